@@ -1,0 +1,2 @@
+//! The `rocinante` command.
+fn main() {}

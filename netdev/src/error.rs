@@ -1,0 +1,58 @@
+//! Why a port could not be opened, and what to do about it.
+
+use crate::port::Backend;
+
+/// Why a port could not be opened.
+#[derive(Debug)]
+pub struct OpenError {
+    /// The backend that was tried.
+    pub backend: Backend,
+    /// What failed, in words: `cannot bind 10.0.0.1:4791`.
+    pub what: String,
+    /// The kernel's answer, where there is one.
+    pub source: Option<std::io::Error>,
+    /// What the user can do: `run with --cap-add NET_RAW, or --netdev udp`.
+    pub hint: String,
+}
+
+impl OpenError {
+    /// An error with the kernel's answer.
+    pub fn os(
+        backend: Backend,
+        what: impl Into<String>,
+        source: std::io::Error,
+        hint: impl Into<String>,
+    ) -> Self {
+        Self { backend, what: what.into(), source: Some(source), hint: hint.into() }
+    }
+
+    /// An error that the kernel had no part in.
+    pub fn plain(backend: Backend, what: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self { backend, what: what.into(), source: None, hint: hint.into() }
+    }
+
+    /// The errno, or 0.
+    #[must_use]
+    pub fn errno(&self) -> i32 {
+        self.source.as_ref().and_then(std::io::Error::raw_os_error).unwrap_or(0)
+    }
+}
+
+impl std::fmt::Display for OpenError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.backend, self.what)?;
+        if let Some(source) = &self.source {
+            write!(f, ": {source}")?;
+        }
+        if !self.hint.is_empty() {
+            write!(f, ": {}", self.hint)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for OpenError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.source.as_ref().map(|e| e as _)
+    }
+}

@@ -1,0 +1,290 @@
+//! The contract between a backend and whoever drives it.
+//!
+//! A [`Port`] moves RoCEv2 datagrams: the bytes from the BTH to the ICRC, which are the payload of a
+//! UDP datagram to port 4791. The port owns the Ethernet, IP and UDP headers; it never looks into the
+//! payload. Because the ICRC covers fields of those headers, the port says which IP identification a
+//! datagram will carry ([`TxSlot::ip_id`]) and what is known of a received one ([`RxIpId`]).
+//!
+//! Everything here is meant to be driven in bursts: `receive` until it returns 0, then
+//! `reserve`/`commit` as often as there is something to send, then one `flush`.
+
+use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
+
+/// The UDP destination port of RoCEv2 (IANA `ri-oce`), in both directions.
+pub const ROCE_PORT: u16 = 4791;
+
+/// Which of the backends a port is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Backend {
+    /// Plain UDP sockets with `UDP_SEGMENT` and `UDP_GRO`; needs no privilege.
+    Udp,
+    /// `AF_PACKET` with `PACKET_VNET_HDR` and a mapped receive ring; needs `CAP_NET_RAW`.
+    Packet,
+    /// `AF_XDP` with our own XDP program; needs `CAP_NET_RAW` and `CAP_BPF`/`CAP_NET_ADMIN`.
+    Xdp,
+    /// The seeded in-memory network.
+    Sim,
+}
+
+impl Backend {
+    /// The name used on the command line and in JSON: `udp`, `packet`, `afxdp`, `sim`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Udp => "udp",
+            Self::Packet => "packet",
+            Self::Xdp => "afxdp",
+            Self::Sim => "sim",
+        }
+    }
+}
+
+impl std::fmt::Display for Backend {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl std::str::FromStr for Backend {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        match name {
+            "udp" => Ok(Self::Udp),
+            "packet" => Ok(Self::Packet),
+            "afxdp" | "xdp" => Ok(Self::Xdp),
+            "sim" => Ok(Self::Sim),
+            other => Err(format!("unknown netdev {other:?}: choose afxdp, packet or udp")),
+        }
+    }
+}
+
+/// What a port can do; constant while it is open.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Which backend this is.
+    pub backend: Backend,
+    /// MTU of the link in bytes, IP header included.
+    pub link_mtu: u32,
+    /// The most datagrams one run (super-packet) may hold; 1 where there is no segmentation offload.
+    pub segments_max: u16,
+    /// The most UDP payload bytes one run may hold.
+    pub run_bytes_max: u32,
+    /// Whether the IPv4 identification of a received datagram is read (`true`) or must be solved
+    /// from the ICRC (`false`).
+    pub ip_id_exact: bool,
+    /// Whether `PathSpec::tos` is honoured per path.
+    pub tos_on_send: bool,
+    /// Whether received datagrams carry their TOS byte.
+    pub tos_on_receive: bool,
+    /// What the receive queue holds before it drops.
+    pub rx_budget: RxBudget,
+}
+
+/// What a receive queue holds before it drops. A peer that keeps its unacknowledged packets within it
+/// cannot overrun the queue.
+///
+/// The cost of a datagram is [`RxBudget::cost`]; the sum of costs stays at or below `bytes`, and the
+/// number of datagrams at or below `datagrams`, whether or not they arrive as super-packets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RxBudget {
+    /// Bytes of kernel memory (`truesize`), or of ring space.
+    pub bytes: u32,
+    /// Datagrams.
+    pub datagrams: u32,
+}
+
+impl RxBudget {
+    /// What a stranger is assumed to have: 16 datagrams of any size.
+    pub const STRANGER: Self = Self { bytes: 16 * 8704, datagrams: 16 };
+
+    /// Upper bound of the kernel memory that one received datagram of `payload` UDP payload bytes
+    /// occupies in a socket's queue (skb, shared info and a power-of-two data buffer).
+    #[must_use]
+    pub const fn cost(payload: u32) -> u32 {
+        // Measured at SO_RCVBUF 212,992 (doubled by the kernel to 425,984): 512 datagrams of 64 B,
+        // 50 of 4 KiB.
+        match payload {
+            0..=192 => 832,
+            193..=448 => 1024,
+            449..=1472 => 2304,
+            1473..=3520 => 4864,
+            _ => 8704,
+        }
+    }
+}
+
+/// A destination: what the port needs to write the headers of a datagram.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct PathSpec {
+    /// Source address; one of the port's own.
+    pub local: IpAddr,
+    /// Destination address, of the same family.
+    pub remote: IpAddr,
+    /// Wanted UDP source port. A backend may use another: see [`Path::src_port`].
+    pub src_port: u16,
+    /// IPv4 TOS or IPv6 traffic class byte: DSCP in the upper six bits, ECN in the lower two.
+    pub tos: u8,
+    /// IPv4 TTL or IPv6 hop limit.
+    pub ttl: u8,
+    /// IPv6 flow label (20 bits); ignored for IPv4.
+    pub flow_label: u32,
+}
+
+/// Index of a path in its port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PathId(pub u32);
+
+/// A registered path: its id and what will really be on the wire.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Path {
+    /// Names the path in [`Port::reserve`].
+    pub id: PathId,
+    /// The UDP source port that its datagrams will carry.
+    pub src_port: u16,
+}
+
+/// Room for one datagram: the UDP payload, from the BTH to the ICRC.
+#[derive(Debug)]
+pub struct TxSlot<'a> {
+    /// Exactly as long as was asked for; its old content is arbitrary.
+    pub buf: &'a mut [u8],
+    /// The IPv4 identification that this datagram will carry on the wire (0 for IPv6). IPv4
+    /// datagrams always go out with DF set, fragment offset 0 and no options.
+    pub ip_id: u16,
+}
+
+/// What is known of the IPv4 identification of a received datagram.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RxIpId {
+    /// Read from the header, with the 16-bit flags-and-fragment-offset field.
+    Exact {
+        /// Identification.
+        id: u16,
+        /// Flags (DF is 0x4000) and fragment offset.
+        flags: u16,
+    },
+    /// A guess: the position in a super-packet, or 0. The truth can be solved from the ICRC.
+    Hint(u16),
+    /// IPv6: there is none.
+    None,
+}
+
+/// One received datagram; borrows the port's buffer.
+#[derive(Debug, Clone, Copy)]
+pub struct RxDatagram<'a> {
+    /// The UDP payload, from the BTH to the ICRC.
+    pub payload: &'a [u8],
+    /// Source address.
+    pub src: IpAddr,
+    /// Destination address.
+    pub dst: IpAddr,
+    /// UDP source port.
+    pub src_port: u16,
+    /// The IPv4 identification as far as it is known.
+    pub ip_id: RxIpId,
+    /// TOS or traffic class byte, where the backend can read it.
+    pub tos: Option<u8>,
+}
+
+/// A run that the kernel refused for good. Its datagrams are lost; the transport recovers them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TxFailure {
+    /// Where it was going.
+    pub path: PathId,
+    /// How many datagrams were in it.
+    pub datagrams: u32,
+    /// The kernel's errno: `EPERM` where a netfilter rule of the own namespace refused it, `ENOBUFS` …
+    pub errno: i32,
+}
+
+/// Counters of a port since it was opened. They only grow.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PortStats {
+    /// Datagrams handed up.
+    pub rx_datagrams: u64,
+    /// UDP payload bytes handed up.
+    pub rx_bytes: u64,
+    /// Super-packets or single datagrams read.
+    pub rx_runs: u64,
+    /// Frames dropped by the kernel because our queue was full, as the kernel counts them.
+    pub rx_queue_drops: u64,
+    /// Frames that were not whole UDP/4791 datagrams to one of our addresses.
+    pub rx_malformed: u64,
+    /// Datagrams the kernel took.
+    pub tx_datagrams: u64,
+    /// UDP payload bytes the kernel took.
+    pub tx_bytes: u64,
+    /// Super-packets or single datagrams the kernel took.
+    pub tx_runs: u64,
+    /// Datagrams in runs that the kernel refused for good.
+    pub tx_failed: u64,
+    /// How often a flush had to stop because the kernel's queue was full.
+    pub tx_blocked: u64,
+    /// Datagrams that went through the guard UDP socket because the neighbour was unknown.
+    pub tx_unresolved: u64,
+}
+
+/// Frames in, frames out.
+///
+/// A port belongs to one thread at a time and never blocks. It allocates only when it is opened and
+/// when paths are added.
+pub trait Port: Send {
+    /// What this port can do.
+    fn capabilities(&self) -> &Capabilities;
+
+    /// The port's own addresses, in GID order.
+    fn addresses(&self) -> &[IpAddr];
+
+    /// Registers a destination. The same spec may be registered more than once.
+    ///
+    /// # Errors
+    /// No route, an address that is not ours, mixed families, or a socket that cannot be made.
+    fn add_path(&mut self, spec: &PathSpec) -> std::io::Result<Path>;
+
+    /// Forgets a destination. Datagrams committed before still go out.
+    fn remove_path(&mut self, path: PathId);
+
+    /// Reads what has arrived, up to about `budget` datagrams (a super-packet is never split), and
+    /// hands each to `sink`. Returns how many there were; fewer than `budget` means that the queue
+    /// was empty. At most a handful of system calls per call, none per datagram.
+    ///
+    /// # Errors
+    /// Only what ends the port's life (the interface is gone); never a peer's doing.
+    fn receive(
+        &mut self,
+        budget: usize,
+        sink: impl FnMut(RxDatagram<'_>),
+    ) -> std::io::Result<usize>
+    where
+        Self: Sized;
+
+    /// Room for a datagram of `len` bytes of UDP payload to `path`, or `None` if there is none until
+    /// the next [`flush`](Self::flush) (or until the kernel drains its queue). A slot that is not committed is
+    /// discarded by the next call. Consecutive slots of one path and one length (the last may be
+    /// shorter) leave as one run where the backend can segment.
+    fn reserve(&mut self, path: PathId, len: usize) -> Option<TxSlot<'_>>;
+
+    /// Accepts the slot last reserved; all its bytes are written.
+    fn commit(&mut self);
+
+    /// Gives everything committed to the kernel. What does not fit stays queued in the port and
+    /// [`wants_write`](Self::wants_write) turns true. Runs refused for good are reported to `failed`.
+    fn flush(&mut self, failed: impl FnMut(TxFailure))
+    where
+        Self: Sized;
+
+    /// Whether committed datagrams wait for the kernel: then wait for `POLLOUT` too.
+    fn wants_write(&self) -> bool;
+
+    /// The descriptor that becomes readable when `receive` has something to do.
+    fn wait_fd(&self) -> BorrowedFd<'_>;
+
+    /// Chores off the fast path: neighbour refresh, link changes. Returns when to call again.
+    fn maintain(&mut self) -> Option<Duration>;
+
+    /// The counters.
+    fn stats(&self) -> PortStats;
+}

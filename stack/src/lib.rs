@@ -1,0 +1,2 @@
+//! The RoCEv2 engine.
+#![forbid(unsafe_code)]
