@@ -1,0 +1,229 @@
+//! The integers of the wire and of the verbs, each with its own type.
+
+use core::fmt;
+
+/// Virtual or real time, in nanoseconds since an arbitrary origin of the caller's.
+///
+/// The engine has no clock: every entry point is told what time it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Time(pub u64);
+
+impl Time {
+    /// The time `nanoseconds` later, saturating.
+    #[must_use]
+    pub const fn after(self, nanoseconds: u64) -> Self {
+        Self(self.0.saturating_add(nanoseconds))
+    }
+
+    /// Nanoseconds from `earlier` to `self`; 0 if `earlier` is later.
+    #[must_use]
+    pub const fn since(self, earlier: Self) -> u64 {
+        self.0.saturating_sub(earlier.0)
+    }
+}
+
+/// A packet sequence number as it stands on the wire: 24 bits, no order of its own.
+///
+/// Order exists only relative to a window: [`Psn::expand`] maps a number to the 64-bit one nearest
+/// to a reference, and those compare as integers do (IBTA volume 1, 9.7.1, packet sequence numbers [M]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Psn(u32);
+
+impl Psn {
+    /// How many there are: 2^24.
+    pub const SPACE: u64 = 1 << 24;
+
+    /// The low 24 bits of `value`.
+    #[must_use]
+    pub const fn new(value: u32) -> Self {
+        Self(value & 0xff_ffff)
+    }
+
+    /// The wire form of an expanded number.
+    #[must_use]
+    pub const fn truncate(expanded: u64) -> Self {
+        #[allow(clippy::cast_possible_truncation)]
+        Self((expanded & 0xff_ffff) as u32)
+    }
+
+    /// The number, below 2^24.
+    #[must_use]
+    pub const fn value(self) -> u32 {
+        self.0
+    }
+
+    /// The 64-bit number with these low 24 bits that is nearest to `reference`; at equal distance (2^23)
+    /// the lower one. `reference` must be at least 2^24, which expanded numbers always are:
+    /// see [`Psn::first`].
+    #[must_use]
+    pub const fn expand(self, reference: u64) -> u64 {
+        let ahead = (self.0 as u64).wrapping_sub(reference) & (Self::SPACE - 1);
+        if ahead < Self::SPACE / 2 { reference + ahead } else { reference + ahead - Self::SPACE }
+    }
+
+    /// The expanded form of a starting PSN: one epoch up, so that smaller numbers exist.
+    #[must_use]
+    pub const fn first(self) -> u64 {
+        Self::SPACE + self.0 as u64
+    }
+}
+
+impl fmt::Display for Psn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "0x{:06x}", self.0)
+    }
+}
+
+/// A queue pair number: 24 bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, PartialOrd, Ord)]
+pub struct Qpn(u32);
+
+impl Qpn {
+    /// The general services interface, QP1.
+    pub const GSI: Self = Self(1);
+    /// The multicast QPN; never a queue pair.
+    pub const MULTICAST: Self = Self(0xff_ffff);
+
+    /// The low 24 bits of `value`.
+    #[must_use]
+    pub const fn new(value: u32) -> Self {
+        Self(value & 0xff_ffff)
+    }
+
+    /// The number, below 2^24.
+    #[must_use]
+    pub const fn value(self) -> u32 {
+        self.0
+    }
+
+    /// The slot that owns it: the upper 8 bits. A slot belongs to one process or shard of the network
+    /// namespace; peers need it to build runs that one owner receives whole.
+    #[must_use]
+    pub const fn slot(self) -> u8 {
+        #[allow(clippy::cast_possible_truncation)]
+        ((self.0 >> 16) as u8)
+    }
+}
+
+impl fmt::Display for Qpn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "0x{:06x}", self.0)
+    }
+}
+
+/// A partition key: 15 bits and, on top, full membership.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Pkey(pub u16);
+
+impl Pkey {
+    /// The default partition, full member.
+    pub const DEFAULT: Self = Self(0xffff);
+
+    /// Whether a packet with `other` may reach a member with `self`: same partition, at least one of
+    /// the two a full member (IBTA volume 1, 10.9.3 [M]; rxe accepts 0x7fff at a full member).
+    #[must_use]
+    pub const fn admits(self, other: Self) -> bool {
+        self.0 & 0x7fff == other.0 & 0x7fff && (self.0 | other.0) & 0x8000 != 0
+    }
+}
+
+/// A local or remote key of a memory region: 24 bits of index and random tag, and the consumer's low 8 bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Key(pub u32);
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "0x{:08x}", self.0)
+    }
+}
+
+/// The path MTU: the most payload bytes of one packet (`enum ibv_mtu`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Mtu {
+    /// 256 bytes.
+    Mtu256,
+    /// 512 bytes.
+    Mtu512,
+    /// 1024 bytes.
+    Mtu1024,
+    /// 2048 bytes.
+    Mtu2048,
+    /// 4096 bytes.
+    Mtu4096,
+}
+
+impl Mtu {
+    /// All of them, ascending.
+    pub const ALL: [Self; 5] =
+        [Self::Mtu256, Self::Mtu512, Self::Mtu1024, Self::Mtu2048, Self::Mtu4096];
+
+    /// In bytes.
+    #[must_use]
+    pub const fn bytes(self) -> u32 {
+        1 << self.shift()
+    }
+
+    /// The binary logarithm of the size in bytes.
+    #[must_use]
+    pub const fn shift(self) -> u32 {
+        8 + self as u32
+    }
+
+    /// From a size in bytes.
+    #[must_use]
+    pub fn from_bytes(bytes: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|mtu| mtu.bytes() == bytes)
+    }
+
+    /// The code of `enum ibv_mtu`: 1 for 256 to 5 for 4096.
+    #[must_use]
+    pub const fn code(self) -> u8 {
+        self as u8 + 1
+    }
+
+    /// The largest that fits a link whose MTU (IP header included) is `link_mtu` bytes, as rxe counts
+    /// (it subtracts 80 bytes of headers): 1024 on 1500, 4096 on 4500 and above. `None` below 336.
+    #[must_use]
+    pub fn for_link(link_mtu: u32) -> Option<Self> {
+        let room = link_mtu.checked_sub(80)?;
+        Self::ALL.into_iter().rev().find(|mtu| mtu.bytes() <= room)
+    }
+}
+
+impl fmt::Display for Mtu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.bytes())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn psn_expands_to_the_nearest_number() {
+        let near = Psn::new(0xff_fffe).first();
+        assert_eq!(Psn::new(0xff_fffe).expand(near), near);
+        assert_eq!(Psn::new(1).expand(near), near + 3);
+        assert_eq!(Psn::new(0xff_fff0).expand(near), near - 14);
+        assert_eq!(Psn::new(0x7f_fffd).expand(near), near + Psn::SPACE / 2 - 1);
+        assert_eq!(Psn::new(0x7f_fffe).expand(near), near - Psn::SPACE / 2);
+        assert_eq!(Psn::truncate(near + 3), Psn::new(1));
+    }
+
+    #[test]
+    fn pkey_needs_one_full_member() {
+        assert!(Pkey::DEFAULT.admits(Pkey(0x7fff)));
+        assert!(!Pkey(0x7fff).admits(Pkey(0x7fff)));
+        assert!(!Pkey::DEFAULT.admits(Pkey(0xfffe)));
+    }
+
+    #[test]
+    fn mtu_follows_the_link_as_rxe_has_it() {
+        assert_eq!(Mtu::for_link(1500), Some(Mtu::Mtu1024));
+        assert_eq!(Mtu::for_link(4500), Some(Mtu::Mtu4096));
+        assert_eq!(Mtu::for_link(300), None);
+        assert_eq!(Mtu::from_bytes(2048).map(Mtu::code), Some(4));
+        assert_eq!(Mtu::Mtu4096.bytes(), 4096);
+    }
+}

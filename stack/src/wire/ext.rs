@@ -1,0 +1,297 @@
+//! The extension headers (IBTA volume 1, 9.2 and 9.3 [M]; `rxe_hdr.h`). All integers are big-endian.
+
+use super::opcode::Ext;
+use crate::types::{Key, Qpn};
+
+fn u32_at(b: &[u8], at: usize) -> u32 {
+    u32::from_be_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]])
+}
+
+fn u64_at(b: &[u8], at: usize) -> u64 {
+    (u64::from(u32_at(b, at)) << 32) | u64::from(u32_at(b, at + 4))
+}
+
+/// RDMA extended transport header: what memory a WRITE or READ addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Reth {
+    /// Virtual address at the responder.
+    pub va: u64,
+    /// Remote key.
+    pub rkey: Key,
+    /// Length of the whole message in bytes.
+    pub len: u32,
+}
+
+impl Reth {
+    /// Length in bytes.
+    pub const LEN: usize = Ext::Reth.size();
+
+    /// Reads the first 16 bytes of `b`.
+    ///
+    /// # Panics
+    /// If there are fewer; packets checked by [`Packet::parse`](super::Packet::parse) have them.
+    #[must_use]
+    pub fn read(b: &[u8]) -> Self {
+        Self { va: u64_at(b, 0), rkey: Key(u32_at(b, 8)), len: u32_at(b, 12) }
+    }
+
+    /// Writes the first 16 bytes of `out`.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub fn write(&self, out: &mut [u8]) {
+        out[0..8].copy_from_slice(&self.va.to_be_bytes());
+        out[8..12].copy_from_slice(&self.rkey.0.to_be_bytes());
+        out[12..16].copy_from_slice(&self.len.to_be_bytes());
+    }
+}
+
+/// Atomic extended transport header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct AtomicEth {
+    /// Virtual address at the responder, a multiple of 8.
+    pub va: u64,
+    /// Remote key.
+    pub rkey: Key,
+    /// The value to swap in, or to add.
+    pub swap_add: u64,
+    /// The value to compare with; ignored by fetch-and-add.
+    pub compare: u64,
+}
+
+impl AtomicEth {
+    /// Length in bytes.
+    pub const LEN: usize = Ext::AtomicEth.size();
+
+    /// Reads the first 28 bytes of `b`.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    #[must_use]
+    pub fn read(b: &[u8]) -> Self {
+        Self {
+            va: u64_at(b, 0),
+            rkey: Key(u32_at(b, 8)),
+            swap_add: u64_at(b, 12),
+            compare: u64_at(b, 20),
+        }
+    }
+
+    /// Writes the first 28 bytes of `out`.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub fn write(&self, out: &mut [u8]) {
+        out[0..8].copy_from_slice(&self.va.to_be_bytes());
+        out[8..12].copy_from_slice(&self.rkey.0.to_be_bytes());
+        out[12..20].copy_from_slice(&self.swap_add.to_be_bytes());
+        out[20..28].copy_from_slice(&self.compare.to_be_bytes());
+    }
+}
+
+/// Datagram extended transport header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Deth {
+    /// Queue key.
+    pub qkey: u32,
+    /// A reserved byte.
+    pub reserved: u8,
+    /// The sender's queue pair.
+    pub src_qpn: Qpn,
+}
+
+impl Deth {
+    /// Length in bytes.
+    pub const LEN: usize = Ext::Deth.size();
+
+    /// Reads the first 8 bytes of `b`.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    #[must_use]
+    pub fn read(b: &[u8]) -> Self {
+        Self { qkey: u32_at(b, 0), reserved: b[4], src_qpn: Qpn::new(u32_at(b, 4)) }
+    }
+
+    /// Writes the first 8 bytes of `out`.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub fn write(&self, out: &mut [u8]) {
+        out[0..4].copy_from_slice(&self.qkey.to_be_bytes());
+        out[4..8].copy_from_slice(&self.src_qpn.value().to_be_bytes());
+        out[4] = self.reserved;
+    }
+}
+
+/// Acknowledge extended transport header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Aeth {
+    /// ACK, RNR NAK or NAK, with its value.
+    pub syndrome: Syndrome,
+    /// Message sequence number: how many messages the responder has completed (24 bits).
+    pub msn: u32,
+}
+
+impl Aeth {
+    /// Length in bytes.
+    pub const LEN: usize = Ext::Aeth.size();
+
+    /// Reads the first 4 bytes of `b`.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    #[must_use]
+    pub fn read(b: &[u8]) -> Self {
+        Self { syndrome: Syndrome(b[0]), msn: u32_at(b, 0) & 0xff_ffff }
+    }
+
+    /// Writes the first 4 bytes of `out`.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub fn write(&self, out: &mut [u8]) {
+        out[0..4].copy_from_slice(&self.msn.to_be_bytes());
+        out[0] = self.syndrome.0;
+    }
+}
+
+/// The syndrome byte of an AETH: a kind in the upper three bits, a value in the lower five.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Syndrome(pub u8);
+
+/// What a [`Syndrome`] means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum AckKind {
+    /// Positive, with a credit code (see [`credits`]); 0x1f means no limit.
+    Ack {
+        /// The 5-bit credit code.
+        credit: u8,
+    },
+    /// The receiver was not ready: try again after the timer (see [`rnr_timer_us`]).
+    RnrNak {
+        /// The 5-bit timer code.
+        timer: u8,
+    },
+    /// Negative.
+    Nak(NakCode),
+    /// A reserved combination: a malformed packet.
+    Reserved,
+}
+
+/// Why a responder refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum NakCode {
+    /// 0x60: a packet is missing before this one.
+    PsnSequenceError,
+    /// 0x61: the request is malformed, or the QP does not allow it.
+    InvalidRequest,
+    /// 0x62: the memory key, range or permission is wrong.
+    RemoteAccessError,
+    /// 0x63: the responder failed at its own side.
+    RemoteOperationalError,
+    /// 0x64: an invalid reliable-datagram request.
+    InvalidRdRequest,
+}
+
+impl Syndrome {
+    /// An ACK without a credit limit, as rxe and SRQs send it.
+    pub const ACK_UNLIMITED: Self = Self(0x1f);
+
+    /// An RNR NAK with a 5-bit timer code.
+    #[must_use]
+    pub const fn rnr(timer: u8) -> Self {
+        Self(0x20 | (timer & 0x1f))
+    }
+
+    /// A NAK.
+    #[must_use]
+    pub const fn nak(code: NakCode) -> Self {
+        Self(0x60 + code as u8)
+    }
+
+    /// What it means.
+    #[must_use]
+    pub const fn kind(self) -> AckKind {
+        let value = self.0 & 0x1f;
+        match self.0 >> 5 {
+            0 => AckKind::Ack { credit: value },
+            1 => AckKind::RnrNak { timer: value },
+            3 => match value {
+                0 => AckKind::Nak(NakCode::PsnSequenceError),
+                1 => AckKind::Nak(NakCode::InvalidRequest),
+                2 => AckKind::Nak(NakCode::RemoteAccessError),
+                3 => AckKind::Nak(NakCode::RemoteOperationalError),
+                4 => AckKind::Nak(NakCode::InvalidRdRequest),
+                _ => AckKind::Reserved,
+            },
+            _ => AckKind::Reserved,
+        }
+    }
+}
+
+/// The receives that a 5-bit credit code grants: 0, 1, 2, 3, 4, 6, 8, 12, 16, 24 … 32768; `None` for 0x1f, no limit.
+#[must_use]
+pub const fn credits(code: u8) -> Option<u32> {
+    match code & 0x1f {
+        0x1f => None,
+        0 => Some(0),
+        1 => Some(1),
+        // From 2 on the codes alternate between 2^k and 1.5 * 2^k.
+        c => Some((2 + (c as u32 & 1)) << ((c - 2) / 2)),
+    }
+}
+
+/// The delay of a 5-bit RNR timer code in microseconds: 0 is 655.36 ms, 1 to 31 rise from 10 µs to 491.52 ms.
+#[must_use]
+pub const fn rnr_timer_us(code: u8) -> u32 {
+    match code & 0x1f {
+        0 => 655_360,
+        1 => 10,
+        2 => 20,
+        3 => 30,
+        // Then 2^k and 1.5 * 2^k hundredths of 2 ms / 3 ms.
+        c => {
+            let unit = if c & 1 == 0 { 40 } else { 60 };
+            unit << ((c - 4) / 2)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rnr_timers_are_the_table_of_the_specification() {
+        // In hundredths of a millisecond, as tshark's value table prints them.
+        let table = [
+            65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768,
+            1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
+        ];
+        for (code, hundredths) in table.into_iter().enumerate() {
+            assert_eq!(rnr_timer_us(u8::try_from(code).unwrap()), hundredths * 10, "code {code}");
+        }
+    }
+
+    #[test]
+    fn credit_codes_alternate() {
+        let expected = [0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128];
+        for (code, count) in expected.into_iter().enumerate() {
+            assert_eq!(credits(u8::try_from(code).unwrap()), Some(count), "code {code}");
+        }
+        assert_eq!(credits(30), Some(32768));
+        assert_eq!(credits(31), None);
+    }
+
+    #[test]
+    fn syndromes_map_to_meanings_and_back() {
+        assert_eq!(Syndrome::nak(NakCode::RemoteAccessError), Syndrome(0x62));
+        assert_eq!(Syndrome(0x2c).kind(), AckKind::RnrNak { timer: 12 });
+        assert_eq!(Syndrome(0x1f).kind(), AckKind::Ack { credit: 31 });
+        assert_eq!(Syndrome(0x60).kind(), AckKind::Nak(NakCode::PsnSequenceError));
+        for reserved in [0x40, 0x5f, 0x65, 0x7f, 0x80, 0xff] {
+            assert_eq!(Syndrome(reserved).kind(), AckKind::Reserved);
+        }
+    }
+}

@@ -1,0 +1,13 @@
+//! The wire: headers as values, one opcode table, the ICRC. Bytes in, value out; nothing half-checked.
+
+pub mod bth;
+pub mod ext;
+pub mod icrc;
+pub mod opcode;
+mod packet;
+
+pub use bth::Bth;
+pub use ext::{AckKind, Aeth, AtomicEth, Deth, NakCode, Reth, Syndrome};
+pub use icrc::{ICRC_LEN, IpFields};
+pub use opcode::{Ext, Opcode, OpcodeInfo, Operation, Place, Service};
+pub use packet::{Packet, WireError};

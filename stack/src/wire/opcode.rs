@@ -1,0 +1,297 @@
+//! The one table of opcodes. Lengths, offsets and roles are derived from it; everything else asks it.
+//!
+//! Values: `include/rdma/ib_pack.h` of Linux; the order of extension headers: IBTA volume 1, 9.2
+//! and the packet formats of the transport chapters [M], checked against captures of rxe.
+
+use core::fmt;
+
+/// The 8-bit BTH opcode: three bits of service, five of operation.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Opcode(pub u8);
+
+/// The transport service an opcode belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Service {
+    /// Reliable connection.
+    Rc,
+    /// Unreliable connection.
+    Uc,
+    /// Unreliable datagram.
+    Ud,
+    /// Congestion notification, which belongs to none.
+    Cnp,
+}
+
+/// What an opcode asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Operation {
+    /// SEND, in all its variants.
+    Send,
+    /// RDMA WRITE, in all its variants.
+    Write,
+    /// RDMA READ request.
+    ReadRequest,
+    /// RDMA READ response.
+    ReadResponse,
+    /// ACK, NAK or RNR NAK, as the AETH says.
+    Acknowledge,
+    /// Response to an atomic.
+    AtomicAcknowledge,
+    /// Compare and swap.
+    CompareSwap,
+    /// Fetch and add.
+    FetchAdd,
+    /// FLUSH (IBA 1.5).
+    Flush,
+    /// ATOMIC WRITE (IBA 1.5).
+    AtomicWrite,
+    /// Congestion notification packet.
+    Notification,
+}
+
+/// Where in its message a packet stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Place {
+    /// First of several.
+    First,
+    /// Neither first nor last.
+    Middle,
+    /// Last of several.
+    Last,
+    /// The whole message.
+    Only,
+}
+
+impl Place {
+    /// Whether a message begins with this packet.
+    #[must_use]
+    pub const fn begins(self) -> bool {
+        matches!(self, Self::First | Self::Only)
+    }
+
+    /// Whether a message ends with this packet.
+    #[must_use]
+    pub const fn ends(self) -> bool {
+        matches!(self, Self::Last | Self::Only)
+    }
+}
+
+/// An extension header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Ext {
+    /// Datagram extended transport header: Q_Key and source QPN.
+    Deth,
+    /// RDMA extended transport header: address, key, length.
+    Reth,
+    /// Atomic extended transport header: address, key, operands.
+    AtomicEth,
+    /// Acknowledge extended transport header: syndrome and MSN.
+    Aeth,
+    /// The original value that an atomic found.
+    AtomicAckEth,
+    /// Immediate data.
+    ImmDt,
+    /// The key to invalidate.
+    Ieth,
+    /// Flush extended transport header: placement type and selectivity.
+    Feth,
+}
+
+impl Ext {
+    /// Its length in bytes.
+    #[must_use]
+    pub const fn size(self) -> usize {
+        match self {
+            Self::Deth | Self::AtomicAckEth => 8,
+            Self::Reth => 16,
+            Self::AtomicEth => 28,
+            Self::Aeth | Self::ImmDt | Self::Ieth | Self::Feth => 4,
+        }
+    }
+
+    const fn bit(self) -> u8 {
+        1 << self as u8
+    }
+}
+
+/// What there is to know of an opcode.
+#[derive(Debug, Clone, Copy)]
+pub struct OpcodeInfo {
+    /// The opcode.
+    pub opcode: Opcode,
+    /// Its name, as `ib_pack.h` has it, without the prefix.
+    pub name: &'static str,
+    /// Its service.
+    pub service: Service,
+    /// What it asks for.
+    pub operation: Operation,
+    /// Where in its message it stands.
+    pub place: Place,
+    /// Its extension headers, in the order in which they follow the BTH.
+    pub extensions: &'static [Ext],
+    /// BTH and extension headers together, in bytes.
+    pub header_len: usize,
+    present: u8,
+}
+
+impl OpcodeInfo {
+    /// Whether the opcode has that extension header.
+    #[must_use]
+    pub const fn has(&self, ext: Ext) -> bool {
+        self.present & ext.bit() != 0
+    }
+
+    /// Offset of an extension header from the start of the BTH.
+    #[must_use]
+    pub const fn offset(&self, ext: Ext) -> Option<usize> {
+        let mut at = super::bth::LEN;
+        let mut i = 0;
+        while i < self.extensions.len() {
+            if self.extensions[i] as u8 == ext as u8 {
+                return Some(at);
+            }
+            at += self.extensions[i].size();
+            i += 1;
+        }
+        None
+    }
+
+    /// Whether the packet may carry payload. FIRST and MIDDLE packets carry exactly one path MTU of it, LAST
+    /// packets 1 byte to one path MTU, ONLY packets 0 bytes to one path MTU.
+    #[must_use]
+    pub const fn has_payload(&self) -> bool {
+        matches!(
+            self.operation,
+            Operation::Send
+                | Operation::Write
+                | Operation::ReadResponse
+                | Operation::AtomicWrite
+                | Operation::Notification
+        )
+    }
+
+    /// Whether a requester sends it (as opposed to a responder).
+    #[must_use]
+    pub const fn is_request(&self) -> bool {
+        !matches!(
+            self.operation,
+            Operation::ReadResponse
+                | Operation::Acknowledge
+                | Operation::AtomicAcknowledge
+                | Operation::Notification
+        )
+    }
+
+    /// Whether its message consumes a receive request at the responder.
+    #[must_use]
+    pub const fn consumes_receive(&self) -> bool {
+        matches!(self.operation, Operation::Send)
+            || (matches!(self.operation, Operation::Write) && self.has(Ext::ImmDt))
+    }
+}
+
+impl Opcode {
+    /// What the table knows of it, or `None` for a reserved opcode or another transport's.
+    #[must_use]
+    pub const fn info(self) -> Option<&'static OpcodeInfo> {
+        match INDEX[self.0 as usize] {
+            NONE => None,
+            at => Some(&TABLE[at as usize]),
+        }
+    }
+
+    /// Every opcode of the table, ascending.
+    pub fn all() -> impl Iterator<Item = &'static OpcodeInfo> {
+        TABLE.iter()
+    }
+}
+
+impl fmt::Debug for Opcode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.info() {
+            Some(info) => write!(f, "{}", info.name),
+            None => write!(f, "0x{:02x}", self.0),
+        }
+    }
+}
+
+macro_rules! opcodes {
+    ($( $value:literal $name:ident $service:ident $operation:ident $place:ident [$($ext:ident)*] )*) => {
+        impl Opcode {
+            $(
+                #[doc = concat!(stringify!($name), ", ", stringify!($value), ".")]
+                pub const $name: Self = Self($value);
+            )*
+        }
+
+        static TABLE: &[OpcodeInfo] = &[$(
+            OpcodeInfo {
+                opcode: Opcode($value),
+                name: stringify!($name),
+                service: Service::$service,
+                operation: Operation::$operation,
+                place: Place::$place,
+                extensions: &[$(Ext::$ext),*],
+                header_len: super::bth::LEN $(+ Ext::$ext.size())*,
+                present: 0 $(| Ext::$ext.bit())*,
+            },
+        )*];
+
+        const NONE: u8 = u8::MAX;
+
+        static INDEX: [u8; 256] = {
+            let mut index = [NONE; 256];
+            let mut at = 0;
+            $(
+                assert!(index[$value] == NONE, "an opcode stands twice in the table");
+                index[$value] = at;
+                at += 1;
+            )*
+            let _ = at;
+            index
+        };
+    };
+}
+
+opcodes! {
+    0x00 RC_SEND_FIRST                      Rc  Send              First  []
+    0x01 RC_SEND_MIDDLE                     Rc  Send              Middle []
+    0x02 RC_SEND_LAST                       Rc  Send              Last   []
+    0x03 RC_SEND_LAST_WITH_IMMEDIATE        Rc  Send              Last   [ImmDt]
+    0x04 RC_SEND_ONLY                       Rc  Send              Only   []
+    0x05 RC_SEND_ONLY_WITH_IMMEDIATE        Rc  Send              Only   [ImmDt]
+    0x06 RC_RDMA_WRITE_FIRST                Rc  Write             First  [Reth]
+    0x07 RC_RDMA_WRITE_MIDDLE               Rc  Write             Middle []
+    0x08 RC_RDMA_WRITE_LAST                 Rc  Write             Last   []
+    0x09 RC_RDMA_WRITE_LAST_WITH_IMMEDIATE  Rc  Write             Last   [ImmDt]
+    0x0a RC_RDMA_WRITE_ONLY                 Rc  Write             Only   [Reth]
+    0x0b RC_RDMA_WRITE_ONLY_WITH_IMMEDIATE  Rc  Write             Only   [Reth ImmDt]
+    0x0c RC_RDMA_READ_REQUEST               Rc  ReadRequest       Only   [Reth]
+    0x0d RC_RDMA_READ_RESPONSE_FIRST        Rc  ReadResponse      First  [Aeth]
+    0x0e RC_RDMA_READ_RESPONSE_MIDDLE       Rc  ReadResponse      Middle []
+    0x0f RC_RDMA_READ_RESPONSE_LAST         Rc  ReadResponse      Last   [Aeth]
+    0x10 RC_RDMA_READ_RESPONSE_ONLY         Rc  ReadResponse      Only   [Aeth]
+    0x11 RC_ACKNOWLEDGE                     Rc  Acknowledge       Only   [Aeth]
+    0x12 RC_ATOMIC_ACKNOWLEDGE              Rc  AtomicAcknowledge Only   [Aeth AtomicAckEth]
+    0x13 RC_COMPARE_SWAP                    Rc  CompareSwap       Only   [AtomicEth]
+    0x14 RC_FETCH_ADD                       Rc  FetchAdd          Only   [AtomicEth]
+    0x16 RC_SEND_LAST_WITH_INVALIDATE       Rc  Send              Last   [Ieth]
+    0x17 RC_SEND_ONLY_WITH_INVALIDATE       Rc  Send              Only   [Ieth]
+    0x1c RC_FLUSH                           Rc  Flush             Only   [Feth Reth]
+    0x1d RC_ATOMIC_WRITE                    Rc  AtomicWrite       Only   [Reth]
+    0x20 UC_SEND_FIRST                      Uc  Send              First  []
+    0x21 UC_SEND_MIDDLE                     Uc  Send              Middle []
+    0x22 UC_SEND_LAST                       Uc  Send              Last   []
+    0x23 UC_SEND_LAST_WITH_IMMEDIATE        Uc  Send              Last   [ImmDt]
+    0x24 UC_SEND_ONLY                       Uc  Send              Only   []
+    0x25 UC_SEND_ONLY_WITH_IMMEDIATE        Uc  Send              Only   [ImmDt]
+    0x26 UC_RDMA_WRITE_FIRST                Uc  Write             First  [Reth]
+    0x27 UC_RDMA_WRITE_MIDDLE               Uc  Write             Middle []
+    0x28 UC_RDMA_WRITE_LAST                 Uc  Write             Last   []
+    0x29 UC_RDMA_WRITE_LAST_WITH_IMMEDIATE  Uc  Write             Last   [ImmDt]
+    0x2a UC_RDMA_WRITE_ONLY                 Uc  Write             Only   [Reth]
+    0x2b UC_RDMA_WRITE_ONLY_WITH_IMMEDIATE  Uc  Write             Only   [Reth ImmDt]
+    0x64 UD_SEND_ONLY                       Ud  Send              Only   [Deth]
+    0x65 UD_SEND_ONLY_WITH_IMMEDIATE        Ud  Send              Only   [Deth ImmDt]
+    0x81 CNP                                Cnp Notification      Only   []
+}
