@@ -1,6 +1,9 @@
 //! Network interfaces and their addresses.
 
+use std::io;
 use std::net::IpAddr;
+
+use crate::rtnl::Rtnl;
 
 /// An interface of the own network namespace, as rtnetlink reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,4 +22,57 @@ pub struct Interface {
     pub loopback: bool,
     /// Addresses in GID order: IPv4 first, then IPv6 (link-local last), each with its prefix length.
     pub addresses: Vec<(IpAddr, u8)>,
+}
+
+impl Interface {
+    /// All interfaces of the calling thread's network namespace, in index order.
+    ///
+    /// # Errors
+    /// No netlink socket can be had, or the kernel refuses to list.
+    pub fn all() -> io::Result<Vec<Self>> {
+        Rtnl::open()?.interfaces()
+    }
+
+    /// The interface of that name.
+    ///
+    /// # Errors
+    /// As [`all`](Self::all); and `NotFound`, naming the interfaces that there are.
+    pub fn by_name(name: &str) -> io::Result<Self> {
+        let all = Self::all()?;
+        let names: Vec<&str> = all.iter().map(|i| i.name.as_str()).collect();
+        let message = format!("no interface {name:?}: there are {}", names.join(", "));
+        all.into_iter().find(|i| i.name == name).ok_or_else(|| not_found(message))
+    }
+
+    /// The interface that has the address. On loopback, all of an IPv4 prefix is local: 127.0.0.2
+    /// is found on the interface that has 127.0.0.1/8.
+    ///
+    /// # Errors
+    /// As [`all`](Self::all); and `NotFound` if no interface has it.
+    pub fn by_address(address: IpAddr) -> io::Result<Self> {
+        let all = Self::all()?;
+        all.iter()
+            .find(|i| i.addresses.iter().any(|(own, _)| *own == address))
+            .or_else(|| all.iter().find(|i| i.loopback && i.covers(address)))
+            .cloned()
+            .ok_or_else(|| {
+                not_found(format!("no interface has the address {address}: see `ip address`"))
+            })
+    }
+
+    /// Whether an IPv4 prefix of this interface contains the address.
+    fn covers(&self, address: IpAddr) -> bool {
+        let IpAddr::V4(address) = address else { return false };
+        self.addresses.iter().any(|(own, prefix_len)| match own {
+            IpAddr::V4(own) => {
+                let mask = u32::MAX.checked_shl(32 - u32::from(*prefix_len)).unwrap_or(0);
+                own.to_bits() & mask == address.to_bits() & mask
+            }
+            IpAddr::V6(_) => false,
+        })
+    }
+}
+
+fn not_found(message: String) -> io::Error {
+    io::Error::new(io::ErrorKind::NotFound, message)
 }

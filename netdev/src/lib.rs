@@ -5,6 +5,9 @@
 pub mod error;
 pub mod iface;
 pub mod port;
+pub mod rtnl;
+#[cfg(test)]
+mod testns;
 
 pub use error::OpenError;
 pub use iface::Interface;

@@ -1,0 +1,222 @@
+//! Links and addresses: `RTM_GETLINK`, `RTM_GETADDR`.
+
+use std::cmp::Reverse;
+use std::io;
+use std::net::IpAddr;
+
+use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressMessage};
+use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkInfo, LinkMessage, LinkXdp};
+
+use super::Rtnl;
+use crate::iface::Interface;
+
+const RTM_NEWLINK: u16 = 16;
+const RTM_GETLINK: u16 = 18;
+const RTM_NEWADDR: u16 = 20;
+const RTM_GETADDR: u16 = 22;
+const MAC_LEN: usize = 6;
+
+/// What is known of a link beside its addresses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Link {
+    /// Interface index.
+    pub index: u32,
+    /// Name, as in `ip link`.
+    pub name: String,
+    /// MTU in bytes, IP header included.
+    pub mtu: u32,
+    /// Ethernet address; zero where the link has none of six bytes.
+    pub mac: [u8; 6],
+    /// Administratively up, and with carrier.
+    pub up: bool,
+    /// The loopback interface.
+    pub loopback: bool,
+    /// Whether frames carry Ethernet headers (`ARPHRD_ETHER`, `ARPHRD_LOOPBACK`).
+    pub ethernet: bool,
+    /// Kind of a virtual link (`veth`, `bridge`, `tun`, …); `None` for hardware and loopback.
+    pub kind: Option<String>,
+    /// Most segments that the link accepts in one super-packet (`IFLA_GSO_MAX_SEGS`).
+    pub gso_segs_max: u32,
+    /// Longest super-packet in bytes (`IFLA_GSO_MAX_SIZE`).
+    pub gso_bytes_max: u32,
+    /// Receive queues.
+    pub rx_queues: u32,
+    /// Transmit queues.
+    pub tx_queues: u32,
+    /// Whether an XDP program is attached, of any mode.
+    pub xdp_attached: bool,
+}
+
+impl Rtnl {
+    /// All links of the namespace, in index order.
+    ///
+    /// # Errors
+    /// Whatever the kernel answers.
+    pub fn links(&mut self) -> io::Result<Vec<Link>> {
+        let found: Vec<LinkMessage> =
+            self.ask(RTM_GETLINK, RTM_NEWLINK, true, &LinkMessage::default())?;
+        let mut links: Vec<Link> = found.iter().map(link_from).collect();
+        links.sort_by_key(|link| link.index);
+        links.dedup_by_key(|link| link.index);
+        Ok(links)
+    }
+
+    /// One link.
+    ///
+    /// # Errors
+    /// `ENODEV` if there is no such link.
+    pub fn link(&mut self, index: u32) -> io::Result<Link> {
+        let mut query = LinkMessage::default();
+        query.header.index = index;
+        let found: Vec<LinkMessage> = self.ask(RTM_GETLINK, RTM_NEWLINK, false, &query)?;
+        found.first().map(link_from).ok_or_else(|| io::Error::from_raw_os_error(libc::ENODEV))
+    }
+
+    /// All interfaces with their addresses, in index order.
+    ///
+    /// An IPv6 address is left out while duplicate address detection runs (unless optimistic) and
+    /// when it failed: nothing could be sent from it.
+    ///
+    /// # Errors
+    /// Whatever the kernel answers.
+    pub fn interfaces(&mut self) -> io::Result<Vec<Interface>> {
+        let links = self.links()?;
+        let addresses: Vec<AddressMessage> =
+            self.ask(RTM_GETADDR, RTM_NEWADDR, true, &AddressMessage::default())?;
+        Ok(links.into_iter().map(|link| with_addresses(link, &addresses)).collect())
+    }
+}
+
+fn link_from(message: &LinkMessage) -> Link {
+    let flags = message.header.flags;
+    let link_type = u16::from(message.header.link_layer_type);
+    let mut link = Link {
+        index: message.header.index,
+        name: String::new(),
+        mtu: 0,
+        mac: [0; 6],
+        up: flags.contains(LinkFlags::Up | LinkFlags::LowerUp),
+        loopback: flags.contains(LinkFlags::Loopback),
+        ethernet: matches!(link_type, libc::ARPHRD_ETHER | libc::ARPHRD_LOOPBACK),
+        kind: None,
+        gso_segs_max: 0xffff,
+        gso_bytes_max: 0x1_0000,
+        rx_queues: 1,
+        tx_queues: 1,
+        xdp_attached: false,
+    };
+    for attribute in &message.attributes {
+        match attribute {
+            LinkAttribute::IfName(name) => link.name.clone_from(name),
+            LinkAttribute::Mtu(mtu) => link.mtu = *mtu,
+            LinkAttribute::Address(bytes) if bytes.len() == MAC_LEN => {
+                link.mac.copy_from_slice(bytes);
+            }
+            LinkAttribute::GsoMaxSegs(n) => link.gso_segs_max = *n,
+            LinkAttribute::GsoMaxSize(n) => link.gso_bytes_max = *n,
+            LinkAttribute::NumRxQueues(n) => link.rx_queues = *n,
+            LinkAttribute::NumTxQueues(n) => link.tx_queues = *n,
+            LinkAttribute::LinkInfo(infos) => link.kind = kind_of(infos),
+            LinkAttribute::Xdp(xdp) => link.xdp_attached = xdp.iter().any(is_attached),
+            _ => {}
+        }
+    }
+    link
+}
+
+fn kind_of(infos: &[LinkInfo]) -> Option<String> {
+    infos.iter().find_map(|info| match info {
+        LinkInfo::Kind(kind) => Some(kind.to_string()),
+        _ => None,
+    })
+}
+
+fn is_attached(xdp: &LinkXdp) -> bool {
+    use netlink_packet_route::link::XdpAttached;
+    matches!(xdp, LinkXdp::Attached(mode) if *mode != XdpAttached::None)
+}
+
+fn with_addresses(link: Link, all: &[AddressMessage]) -> Interface {
+    let mut addresses: Vec<(IpAddr, u8)> =
+        all.iter().filter(|a| a.header.index == link.index).filter_map(address_from).collect();
+    // Stable: within a class the kernel's order, which is the order of creation for IPv4.
+    addresses.sort_by_key(|(address, _)| gid_class(address));
+    let mut seen = Vec::with_capacity(addresses.len());
+    addresses.retain(|(address, _)| {
+        let new = !seen.contains(address);
+        seen.push(*address);
+        new
+    });
+    Interface {
+        name: link.name,
+        index: link.index,
+        mtu: link.mtu,
+        mac: link.mac,
+        up: link.up,
+        loopback: link.loopback,
+        addresses,
+    }
+}
+
+/// IPv4 sorts first, link-local IPv6 last.
+fn gid_class(address: &IpAddr) -> Reverse<u8> {
+    Reverse(match address {
+        IpAddr::V4(_) => 2,
+        IpAddr::V6(a) if a.is_unicast_link_local() => 0,
+        IpAddr::V6(_) => 1,
+    })
+}
+
+fn address_from(message: &AddressMessage) -> Option<(IpAddr, u8)> {
+    let mut flags = u32::from(message.header.flags.bits());
+    let (mut local, mut address) = (None, None);
+    for attribute in &message.attributes {
+        match attribute {
+            AddressAttribute::Local(a) => local = Some(*a),
+            // On a point-to-point link this is the peer's; then IFA_LOCAL is there too.
+            AddressAttribute::Address(a) => address = Some(*a),
+            AddressAttribute::Flags(f) => flags = f.bits(),
+            _ => {}
+        }
+    }
+    let flags = AddressFlags::from_bits_retain(flags);
+    let pending =
+        flags.contains(AddressFlags::Tentative) && !flags.contains(AddressFlags::Optimistic);
+    if pending || flags.contains(AddressFlags::Dadfailed) {
+        return None;
+    }
+    Some((local.or(address)?, message.header.prefix_len))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gid_order_is_ipv4_then_global_then_link_local() {
+        let mut all: Vec<IpAddr> = ["fe80::1", "2001:db8::1", "10.0.0.1", "fd00::1", "10.0.0.2"]
+            .iter()
+            .map(|a| a.parse().expect("an address"))
+            .collect();
+        all.sort_by_key(gid_class);
+        let names: Vec<String> = all.iter().map(ToString::to_string).collect();
+        assert_eq!(names, ["10.0.0.1", "10.0.0.2", "2001:db8::1", "fd00::1", "fe80::1"]);
+    }
+
+    #[test]
+    fn tentative_and_failed_addresses_are_no_gids() {
+        let message = |flags: AddressFlags| {
+            let mut m = AddressMessage::default();
+            m.header.prefix_len = 64;
+            m.attributes.push(AddressAttribute::Address("fd00::1".parse().expect("address")));
+            m.attributes.push(AddressAttribute::Flags(flags));
+            m
+        };
+        assert!(address_from(&message(AddressFlags::Permanent)).is_some());
+        assert!(address_from(&message(AddressFlags::Tentative)).is_none());
+        assert!(
+            address_from(&message(AddressFlags::Tentative | AddressFlags::Optimistic)).is_some()
+        );
+        assert!(address_from(&message(AddressFlags::Dadfailed)).is_none());
+    }
+}

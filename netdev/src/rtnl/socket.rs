@@ -1,0 +1,177 @@
+//! Request and answer over a netlink socket, of whatever protocol.
+
+use std::io;
+use std::net::UdpSocket;
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use netlink_packet_core::{
+    NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NetlinkBuffer,
+};
+use netlink_sys::{Socket, SocketAddr};
+
+/// The kernel answers within the request's own system call; only a lost answer makes us wait.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+/// A dump that changed under the reader is asked for again this often.
+const DUMP_ATTEMPTS: u32 = 5;
+const HEADER_LEN: usize = 16;
+
+/// A netlink socket that speaks to the kernel.
+pub(crate) struct NetlinkSocket {
+    socket: Socket,
+    sequence: u32,
+}
+
+impl std::fmt::Debug for NetlinkSocket {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("NetlinkSocket").field("sequence", &self.sequence).finish_non_exhaustive()
+    }
+}
+
+impl NetlinkSocket {
+    /// Opens a socket of the given `NETLINK_*` protocol, connected to the kernel.
+    pub(crate) fn open(protocol: isize) -> io::Result<Self> {
+        let mut socket = Socket::new(protocol)?;
+        socket.bind_auto()?;
+        socket.connect(&SocketAddr::new(0, 0))?;
+        // SO_RCVTIMEO belongs to the open file, which the clone shares; std has a safe setter.
+        let timer = UdpSocket::from(socket.as_fd().try_clone_to_owned()?);
+        timer.set_read_timeout(Some(ANSWER_TIMEOUT))?;
+        Ok(Self { socket, sequence: 0 })
+    }
+
+    /// Sends one request and hands every answer (type, body) to `each`. With `dump`, all objects are
+    /// asked for, and again if the kernel says that they changed meanwhile: `each` may then see an
+    /// object twice.
+    ///
+    /// # Errors
+    /// The errno with which the kernel refused the request, or `TimedOut`.
+    pub(crate) fn request(
+        &mut self,
+        message_type: u16,
+        dump: bool,
+        body: &[u8],
+        each: &mut dyn FnMut(u16, &[u8]),
+    ) -> io::Result<()> {
+        for _ in 0..DUMP_ATTEMPTS {
+            let flags = NLM_F_REQUEST | if dump { NLM_F_DUMP } else { NLM_F_ACK };
+            self.send(message_type, flags, body)?;
+            if !self.read_answers(each)? {
+                return Ok(());
+            }
+        }
+        Err(io::Error::new(io::ErrorKind::Interrupted, "the kernel's tables keep changing"))
+    }
+
+    fn send(&mut self, message_type: u16, flags: u16, body: &[u8]) -> io::Result<()> {
+        self.sequence = self.sequence.wrapping_add(1);
+        let length = HEADER_LEN + body.len();
+        let mut message = vec![0; length];
+        let mut header = NetlinkBuffer::new(&mut message[..]);
+        header.set_length(u32::try_from(length).map_err(io::Error::other)?);
+        header.set_message_type(message_type);
+        header.set_flags(flags);
+        header.set_sequence_number(self.sequence);
+        header.set_port_number(0);
+        message[HEADER_LEN..].copy_from_slice(body);
+        self.socket.send(&message, 0)?;
+        Ok(())
+    }
+
+    /// Reads up to the end of the answer to the last request; true if a dump was interrupted.
+    fn read_answers(&mut self, each: &mut dyn FnMut(u16, &[u8])) -> io::Result<bool> {
+        let mut interrupted = false;
+        loop {
+            let (datagram, _) = self.socket.recv_from_full().map_err(name_timeout)?;
+            for (header, payload) in Messages(&datagram) {
+                if header.sequence != self.sequence {
+                    continue; // the tail of an answer that an earlier request gave up on
+                }
+                interrupted |= header.flags & NLM_F_DUMP_INTR != 0;
+                match header.kind {
+                    NLMSG_ERROR | NLMSG_DONE => {
+                        return match error_code(payload) {
+                            0 => Ok(interrupted),
+                            errno => Err(io::Error::from_raw_os_error(errno)),
+                        };
+                    }
+                    kind => each(kind, payload),
+                }
+            }
+        }
+    }
+}
+
+fn name_timeout(error: io::Error) -> io::Error {
+    if error.kind() == io::ErrorKind::WouldBlock {
+        return io::Error::new(io::ErrorKind::TimedOut, "the kernel did not answer over netlink");
+    }
+    error
+}
+
+/// The errno at the start of an `NLMSG_ERROR` or `NLMSG_DONE` (negated there); 0 is success.
+fn error_code(payload: &[u8]) -> i32 {
+    payload.first_chunk().map_or(0, |code| i32::from_ne_bytes(*code).saturating_neg())
+}
+
+/// The parts of `struct nlmsghdr` that matter here.
+struct Header {
+    kind: u16,
+    flags: u16,
+    sequence: u32,
+}
+
+/// The messages of one datagram; ends at the first one whose length is wrong.
+struct Messages<'a>(&'a [u8]);
+
+impl<'a> Iterator for Messages<'a> {
+    type Item = (Header, &'a [u8]);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let buffer = NetlinkBuffer::new_checked(self.0).ok()?;
+        let length = buffer.length() as usize;
+        let header = Header {
+            kind: buffer.message_type(),
+            flags: buffer.flags(),
+            sequence: buffer.sequence_number(),
+        };
+        let payload = self.0.get(HEADER_LEN..length)?;
+        self.0 = self.0.get(length.next_multiple_of(4)..).unwrap_or(&[]);
+        Some((header, payload))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(length: u32, kind: u16, body: &[u8]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        bytes.extend_from_slice(&length.to_ne_bytes());
+        bytes.extend_from_slice(&kind.to_ne_bytes());
+        bytes.extend_from_slice(&[0; 10]);
+        bytes.extend_from_slice(body);
+        bytes
+    }
+
+    #[test]
+    fn messages_are_cut_at_four_bytes() {
+        let mut datagram = message(17, 20, &[1, 0, 0, 0]);
+        datagram.extend(message(16, 21, &[]));
+        let got: Vec<_> = Messages(&datagram).map(|(h, p)| (h.kind, p.to_vec())).collect();
+        assert_eq!(got, [(20, vec![1]), (21, vec![])]);
+    }
+
+    #[test]
+    fn a_wrong_length_ends_the_datagram() {
+        assert_eq!(Messages(&message(400, 20, &[0; 4])).count(), 0);
+        assert_eq!(Messages(&message(3, 20, &[0; 4])).count(), 0);
+        assert_eq!(Messages(&[0; 7]).count(), 0);
+    }
+
+    #[test]
+    fn an_error_is_a_negated_errno() {
+        assert_eq!(error_code(&(-19i32).to_ne_bytes()), 19);
+        assert_eq!(error_code(&[]), 0);
+    }
+}

@@ -1,0 +1,122 @@
+//! Network namespaces for tests: without a name, so that nothing is left behind even by a kill -9.
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::MetadataExt;
+use std::process::{Command, Stdio};
+
+/// A network namespace; it ends with the last descriptor, socket or process in it.
+#[derive(Debug)]
+pub(crate) struct NetNs {
+    file: File,
+}
+
+impl NetNs {
+    /// A fresh namespace with loopback up.
+    pub(crate) fn new() -> io::Result<Self> {
+        let file = std::thread::spawn(|| {
+            // SAFETY: takes no pointer; only this thread, which ends here, changes its namespace.
+            if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
+                return Err(io::Error::last_os_error());
+            }
+            File::open("/proc/thread-self/ns/net")
+        })
+        .join()
+        .expect("the thread does not panic")?;
+        let ns = Self { file };
+        ns.sh("ip link set lo up");
+        Ok(ns)
+    }
+
+    /// Runs `f` on a thread of its own inside the namespace; a panic is passed on.
+    pub(crate) fn run<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
+        let work = || {
+            // SAFETY: takes no pointer; only this thread, which ends with `f`, changes its namespace.
+            let entered = unsafe { libc::setns(self.file.as_fd().as_raw_fd(), libc::CLONE_NEWNET) };
+            assert_eq!(entered, 0, "setns: {}", io::Error::last_os_error());
+            f()
+        };
+        std::thread::scope(|scope| match scope.spawn(work).join() {
+            Ok(value) => value,
+            Err(panic) => std::panic::resume_unwind(panic),
+        })
+    }
+
+    /// Runs a shell command inside the namespace and returns its output; panics if it fails.
+    pub(crate) fn sh(&self, command: &str) -> String {
+        let out =
+            self.run(|| Command::new("sh").args(["-ec", command]).stdin(Stdio::null()).output());
+        let out = out.expect("sh starts");
+        let (stdout, stderr) =
+            (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+        assert!(out.status.success(), "`{command}`: {}: {stdout}{stderr}", out.status);
+        stdout.into_owned()
+    }
+
+    /// A path that names the namespace to `ip link … netns PATH`, as long as `self` lives.
+    pub(crate) fn path(&self) -> String {
+        format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd())
+    }
+
+    /// The namespace's inode.
+    pub(crate) fn inode(&self) -> u64 {
+        self.file.metadata().expect("an open file has metadata").ino()
+    }
+}
+
+/// Two namespaces joined by a veth pair, `v0` at both ends with 10.9.0.1/24, fd09::1/64 and
+/// 10.9.0.2/24, fd09::2/64; their MACs are 02:00:00:00:09:01 and :02.
+pub(crate) struct Pair {
+    /// 10.9.0.1
+    pub(crate) a: NetNs,
+    /// 10.9.0.2
+    pub(crate) b: NetNs,
+}
+
+impl Pair {
+    /// Makes the pair, with an MTU of 4200 bytes (path MTU 4096), or says why it cannot.
+    pub(crate) fn new() -> io::Result<Self> {
+        let (a, b) = (NetNs::new()?, NetNs::new()?);
+        a.sh(&format!("ip link add v0 type veth peer name v0 netns {}", b.path()));
+        for (ns, host) in [(&a, 1), (&b, 2)] {
+            ns.sh(&format!(
+                "ip link set v0 address 02:00:00:00:09:0{host} mtu 4200
+                 ip address add 10.9.0.{host}/24 dev v0
+                 ip address add fd09::{host}/64 dev v0 nodad
+                 ip link set v0 up"
+            ));
+        }
+        Ok(Self { a, b })
+    }
+}
+
+/// Says on the real stderr that a test did not run.
+pub(crate) fn skip(name: &str, reason: &dyn std::fmt::Display) {
+    use std::io::Write;
+    let line = format!("SKIPPED {name}: {reason}\n");
+    // The test harness captures the print macros, not a write to descriptor 2.
+    if let Ok(fd) = io::stderr().as_fd().try_clone_to_owned() {
+        let _ = File::from(fd).write_all(line.as_bytes());
+    }
+}
+
+/// The value, or a `SKIPPED` line and a return from the calling test.
+macro_rules! or_skip {
+    ($name:literal, $made:expr) => {
+        match $made {
+            Ok(made) => made,
+            Err(e) => return $crate::testns::skip($name, &e),
+        }
+    };
+}
+pub(crate) use or_skip;
+
+#[test]
+fn namespaces_are_separate() {
+    let pair = or_skip!("namespaces_are_separate", Pair::new());
+    assert_ne!(pair.a.inode(), pair.b.inode());
+    assert!(pair.a.sh("ip -br address show v0").contains("10.9.0.1/24"));
+    assert!(pair.b.sh("ip -br address show v0").contains("10.9.0.2/24"));
+}
