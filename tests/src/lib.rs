@@ -1,1 +1,24 @@
-//! Placeholder until the crate is filled.
+//! What the end-to-end tests share: the network lab, and the rules for tests that cannot run here.
+//!
+//! A test that cannot run is never silently off. It ends by [`skip!`] or one of the `require_…!`
+//! macros, which print one line, `SKIPPED name: reason`, on the real standard error (the test harness
+//! does not swallow it), and append it to the file that the environment variable
+//! `ROCINANTE_TEST_LOG` names, if it is set.
+//!
+//! ```no_run
+//! use rocinante_tests::lab::{Lab, LabConfig};
+//!
+//! fn two_containers_talk() {
+//!     rocinante_tests::require_lab!();
+//!     let lab = Lab::new(&LabConfig::default()).unwrap();
+//!     assert_eq!(lab.containers().len(), 2);
+//! }
+//! # two_containers_talk();
+//! ```
+#![forbid(unsafe_code)]
+
+pub mod need;
+pub mod skip;
+pub mod unique;
+
+pub use rocinante_cli::lab;

@@ -1,0 +1,160 @@
+//! One container: a namespace, its `eth0`, and the other end of that veth in the host's namespace.
+
+use super::child::ChildGuard;
+use super::error::LabError;
+use super::netns::Netns;
+use super::{BRIDGE, LabConfig, tool};
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::process::{Command, Output};
+
+/// A "container": its own network namespace with `lo` and one veth, `eth0`.
+#[derive(Debug)]
+pub struct Container {
+    netns: Netns,
+    host_end: String,
+    ipv4: Ipv4Addr,
+    ipv6: Option<Ipv6Addr>,
+}
+
+impl Container {
+    /// Name of the interface inside the container.
+    pub const DEVICE: &str = "eth0";
+
+    pub(super) fn new(host: &Netns, index: u8, config: &LabConfig) -> Result<Self, LabError> {
+        let netns = Netns::new()?;
+        no_duplicate_address_detection(&netns)?;
+        let host_end = format!("veth{index}");
+        let (number, mtu) = (index + 1, config.mtu.to_string());
+        let mac = format!("02:00:0a:4d:00:{number:02x}");
+        #[rustfmt::skip]
+        tool::ip(host, &["link", "add", &host_end, "mtu", &mtu, "type", "veth",
+                         "peer", "name", Self::DEVICE, "mtu", &mtu, "address", &mac, "netns", &netns.path()])?;
+        tool::ip(host, &["link", "set", &host_end, "addrgenmode", "none", "master", BRIDGE, "up"])?;
+
+        let ipv4 = Ipv4Addr::new(10, 77, 0, number);
+        let ipv6 = config.ipv6.then(|| Ipv6Addr::new(0xfd00, 0x77, 0, 0, 0, 0, 0, number.into()));
+        let on_eth0 = |family: &str, address: String| {
+            let nodad: &[&str] = if family == "-6" { &["nodad"] } else { &[] };
+            let add = [family, "address", "add", &address, "dev", Self::DEVICE];
+            tool::ip(&netns, &[&add, nodad].concat())
+        };
+        on_eth0("-4", format!("{ipv4}/24"))?;
+        if let Some(ipv6) = ipv6 {
+            on_eth0("-6", format!("{ipv6}/64"))?;
+        }
+        tool::ip(&netns, &["link", "set", Self::DEVICE, "up"])?;
+        Ok(Self { netns, host_end, ipv4, ipv6 })
+    }
+
+    /// Its namespace.
+    #[must_use]
+    pub fn netns(&self) -> &Netns {
+        &self.netns
+    }
+
+    /// Its address on the bridge's IPv4 network, a /24.
+    #[must_use]
+    pub fn ipv4(&self) -> Ipv4Addr {
+        self.ipv4
+    }
+
+    /// Its address on the bridge's IPv6 network, a /64, if the lab has IPv6.
+    #[must_use]
+    pub fn ipv6(&self) -> Option<Ipv6Addr> {
+        self.ipv6
+    }
+
+    /// Name of the host's end of its veth, in the host's namespace.
+    #[must_use]
+    pub fn host_end(&self) -> &str {
+        &self.host_end
+    }
+
+    /// As [`Netns::run`].
+    ///
+    /// # Errors
+    /// No right to enter the namespace.
+    pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, LabError> {
+        self.netns.run(work)
+    }
+
+    /// As [`Netns::spawn`].
+    ///
+    /// # Errors
+    /// The program does not exist or cannot be started.
+    pub fn spawn(&self, command: &mut Command) -> Result<ChildGuard, LabError> {
+        self.netns.spawn(command)
+    }
+
+    /// As [`Netns::output`].
+    ///
+    /// # Errors
+    /// The program does not exist or cannot be started.
+    pub fn output(&self, command: &mut Command) -> Result<Output, LabError> {
+        self.netns.output(command)
+    }
+
+    /// Lets UDP super-packets leave `eth0` whole (`true`, the default of a veth), or has the kernel cut
+    /// them into datagrams before the host sees them, so that rules and counters work packet by packet.
+    ///
+    /// # Errors
+    /// No `ethtool`, or a kernel older than 4.18.
+    pub fn set_udp_segmentation(&self, whole: bool) -> Result<(), LabError> {
+        let wanted = if whole { "on" } else { "off" };
+        let change = ["-K", Self::DEVICE, "tx-udp-segmentation", wanted];
+        tool::run(&self.netns, "ethtool", &change)?;
+        // ethtool reports success for some features that it could not change.
+        let features = tool::run(&self.netns, "ethtool", &["-k", Self::DEVICE])?;
+        match feature(&features, "tx-udp-segmentation") {
+            Some(is) if is == wanted => Ok(()),
+            is => Err(LabError::Output {
+                command: format!("ethtool {}", change.join(" ")),
+                problem: format!("tx-udp-segmentation is {}", is.unwrap_or("unknown")),
+            }),
+        }
+    }
+
+    /// What is not up yet, in words.
+    pub(super) fn not_yet_up(&self) -> Result<Vec<String>, LabError> {
+        let mut waiting = Vec::new();
+        let links = tool::ip_json(&self.netns, &["link", "show", "dev", Self::DEVICE])?;
+        if !tool::objects(&links).any(|link| link["operstate"] == "UP") {
+            waiting.push(format!("{} at {} has no carrier", Self::DEVICE, self.ipv4));
+        }
+        let tentative = tool::ip_json(&self.netns, &["-6", "address", "show", "tentative"])?;
+        if tool::objects(&tentative).next().is_some() {
+            waiting.push(format!("IPv6 addresses at {} are tentative", self.ipv4));
+        }
+        Ok(waiting)
+    }
+}
+
+/// Link-local addresses come up at once in interfaces made after this. Where /proc/sys is read-only
+/// they take their second or two, and the lab waits for them.
+fn no_duplicate_address_detection(netns: &Netns) -> Result<(), LabError> {
+    netns.run(|| {
+        for (name, value) in [("accept_dad", "0"), ("dad_transmits", "0")] {
+            let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/default/{name}"), value);
+        }
+    })
+}
+
+/// The state of a feature in the output of `ethtool -k`: `on` or `off`.
+fn feature<'a>(features: &'a str, name: &str) -> Option<&'a str> {
+    features.lines().find_map(|line| {
+        let state = line.trim().strip_prefix(name)?.strip_prefix(':')?;
+        state.split_whitespace().next()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::feature;
+
+    #[test]
+    fn features_are_read_from_ethtool() {
+        let features = "Features for eth0:\ntx-udp_tnl-segmentation: on\ntx-udp-segmentation: off [requested on]\n";
+        assert_eq!(feature(features, "tx-udp-segmentation"), Some("off"));
+        assert_eq!(feature(features, "tx-udp"), None);
+    }
+}

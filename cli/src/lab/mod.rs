@@ -1,0 +1,200 @@
+//! A network of containers in one process: a "host" with a bridge, and N "containers", each with its
+//! own network namespace and a veth `eth0` whose other end is a port of that bridge.
+//!
+//! ```text
+//!  container 0            host                     container 1
+//!  eth0 10.77.0.1/24 ── veth0 ┐ br0 ┌ veth1 ── eth0 10.77.0.2/24
+//!       fd00:77::1/64         └─────┘               fd00:77::2/64
+//! ```
+//!
+//! The namespaces have no names. They exist as long as this process holds their descriptors, or a
+//! process started inside them lives, so nothing is left behind, not even after `kill -9`. The network
+//! of the machine is never touched.
+//!
+//! The host's policy ([`Rule`], [`Shaper`]) is plain `nft` and `tc` on the host's side, and its figures
+//! are read back from the kernel.
+//!
+//! It works as root, and for any user where user namespaces are allowed: call
+//! [`enter_user_namespace`] first thing in `main`. [`Availability`] tells what can be had and why not.
+//!
+//! ```no_run
+//! use rocinante_cli::lab::{Lab, LabConfig, Match};
+//! use std::process::Command;
+//!
+//! let lab = Lab::new(&LabConfig::default())?;
+//! let seen = lab.count(&Match::roce())?;
+//! let mut server = lab.container(1).spawn(Command::new("rocinante").arg("pingpong"))?;
+//! let peer = lab.container(1).ipv4().to_string();
+//! lab.container(0).output(Command::new("rocinante").args(["pingpong", &peer]))?;
+//! server.kill();
+//! println!("the bridge saw {} packets", seen.counter()?.packets);
+//! # Ok::<(), rocinante_cli::lab::LabError>(())
+//! ```
+
+mod availability;
+mod child;
+mod container;
+mod error;
+mod netns;
+mod rules;
+mod shaper;
+mod tool;
+mod userns;
+
+pub use availability::Availability;
+pub use child::{ChildGuard, exit_with_parent, kill_children, kill_children_on_signal};
+pub use container::Container;
+pub use error::LabError;
+pub use netns::Netns;
+pub use rules::{Counter, Match, Rule};
+pub use shaper::{Shaper, ShaperStats, Tbf};
+pub use userns::{Privilege, enter_user_namespace};
+
+use std::time::{Duration, Instant};
+
+/// Name of the bridge in the host's namespace.
+pub const BRIDGE: &str = "br0";
+
+/// How long links may take to come up before [`Lab::new`] gives up.
+const LINKS_UP_MAX: Duration = Duration::from_secs(10);
+
+/// What a [`Lab`] should look like.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LabConfig {
+    /// How many containers, 1 to 250.
+    pub containers: u8,
+    /// MTU in bytes of every link, IP header included. With 9000 a path MTU of 4096 fits.
+    pub mtu: u32,
+    /// Whether the containers also get IPv6 addresses.
+    pub ipv6: bool,
+}
+
+impl Default for LabConfig {
+    /// Two containers, MTU 9000, IPv4 and IPv6.
+    fn default() -> Self {
+        Self { containers: 2, mtu: 9000, ipv6: true }
+    }
+}
+
+/// Containers on a host's bridge. Everything vanishes when it is dropped and no process started in it
+/// is left.
+#[derive(Debug)]
+pub struct Lab {
+    host: Netns,
+    containers: Vec<Container>,
+}
+
+impl Lab {
+    /// Makes the namespaces, joins them, and waits until every link is up and every address usable.
+    ///
+    /// # Errors
+    /// No right to make namespaces, a missing program (`ip`), a kernel without veth or bridge: the
+    /// error says what to do.
+    pub fn new(config: &LabConfig) -> Result<Self, LabError> {
+        let host = Netns::new()?;
+        let mtu = config.mtu.to_string();
+        #[rustfmt::skip]
+        tool::ip(&host, &["link", "add", BRIDGE, "mtu", &mtu, "type", "bridge",
+                          "forward_delay", "0", "stp_state", "0", "mcast_snooping", "0"])?;
+        tool::ip(&host, &["link", "set", BRIDGE, "addrgenmode", "none", "up"])?;
+        let containers = (0..config.containers)
+            .map(|index| Container::new(&host, index, config))
+            .collect::<Result<Vec<_>, _>>()?;
+        let lab = Self { host, containers };
+        lab.wait_until_up()?;
+        Ok(lab)
+    }
+
+    /// The host's namespace: it holds the bridge and the host's ends of the veths.
+    #[must_use]
+    pub fn host(&self) -> &Netns {
+        &self.host
+    }
+
+    /// All containers.
+    #[must_use]
+    pub fn containers(&self) -> &[Container] {
+        &self.containers
+    }
+
+    /// The container at `index`.
+    ///
+    /// # Panics
+    /// If there is no such container.
+    #[must_use]
+    pub fn container(&self, index: usize) -> &Container {
+        &self.containers[index]
+    }
+
+    /// A counter on the host's bridge: counts what matches, and lets it pass.
+    ///
+    /// # Errors
+    /// No `nft`, or a kernel without nftables for bridges.
+    pub fn count(&self, what: &Match) -> Result<Rule, LabError> {
+        Rule::count(&self.host, what)
+    }
+
+    /// A rule on the host's bridge that drops, and counts, everything that matches.
+    ///
+    /// # Errors
+    /// No `nft`, or a kernel without nftables for bridges.
+    pub fn block(&self, what: &Match) -> Result<Rule, LabError> {
+        Rule::block(&self.host, what)
+    }
+
+    /// A rule on the host's bridge that drops, and counts, `percent` of what matches, at random.
+    /// The unit is the kernel's packet (skb): a super-packet is lost or passes as a whole. Switch it
+    /// off by [`Container::set_udp_segmentation`] to lose single datagrams.
+    ///
+    /// # Errors
+    /// No `nft`, or a kernel without nftables for bridges or without `numgen`.
+    pub fn lose(&self, what: &Match, percent: f64) -> Result<Rule, LabError> {
+        Rule::lose(&self.host, what, percent)
+    }
+
+    /// Shapes what the host sends to the container at `index`, by a token bucket on the host's end of
+    /// its veth.
+    ///
+    /// # Errors
+    /// No `tc`, a kernel without `sch_tbf`, or a container that is shaped already.
+    ///
+    /// # Panics
+    /// If there is no such container.
+    pub fn shape(&self, index: usize, tbf: &Tbf) -> Result<Shaper, LabError> {
+        Shaper::new(&self.host, self.container(index).host_end(), tbf)
+    }
+
+    fn wait_until_up(&self) -> Result<(), LabError> {
+        let deadline = Instant::now() + LINKS_UP_MAX;
+        loop {
+            let waiting = self.not_yet_up()?;
+            if waiting.is_empty() {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                return Err(LabError::NotUp { links: waiting });
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// What is not up yet, in words; empty when all is.
+    fn not_yet_up(&self) -> Result<Vec<String>, LabError> {
+        let ports = tool::ip_json(&self.host, &["-d", "link", "show", "master", BRIDGE])?;
+        let forwarding = |name: &str| {
+            tool::objects(&ports).any(|port| {
+                port["ifname"] == name
+                    && port["operstate"] == "UP"
+                    && port["linkinfo"]["info_slave_data"]["state"] == "forwarding"
+            })
+        };
+        let mut waiting = Vec::new();
+        for container in &self.containers {
+            if !forwarding(container.host_end()) {
+                waiting.push(format!("{} is not forwarding", container.host_end()));
+            }
+            waiting.extend(container.not_yet_up()?);
+        }
+        Ok(waiting)
+    }
+}

@@ -1,0 +1,136 @@
+//! What tests may need, each with the reason why it is not to be had.
+
+use crate::lab::{Availability, Privilege};
+use std::path::Path;
+use std::sync::LazyLock;
+
+static AVAILABLE: LazyLock<Availability> = LazyLock::new(Availability::probe);
+
+/// Ends the test by [`skip!`](crate::skip!) unless network namespaces, veths and a bridge can be had.
+#[macro_export]
+macro_rules! require_lab {
+    () => {
+        $crate::require!($crate::need::lab())
+    };
+}
+
+/// Ends the test by [`skip!`](crate::skip!) unless the lab and its nftables rules can be had.
+#[macro_export]
+macro_rules! require_nft {
+    () => {
+        $crate::require!($crate::need::nft())
+    };
+}
+
+/// Ends the test by [`skip!`](crate::skip!) unless the lab and its traffic shaping can be had.
+#[macro_export]
+macro_rules! require_tc {
+    () => {
+        $crate::require!($crate::need::tc())
+    };
+}
+
+/// Ends the test by [`skip!`](crate::skip!) unless the lab and its switch of segmentation offload can
+/// be had.
+#[macro_export]
+macro_rules! require_ethtool {
+    () => {
+        $crate::require!($crate::need::ethtool())
+    };
+}
+
+/// Ends the test by [`skip!`](crate::skip!) unless it runs with root's own capabilities (loading BPF
+/// programs needs them; those of a user namespace do not suffice).
+#[macro_export]
+macro_rules! require_machine_root {
+    () => {
+        $crate::require!($crate::need::machine_root())
+    };
+}
+
+/// Ends the test by [`skip!`](crate::skip!) unless the program is installed.
+#[macro_export]
+macro_rules! require_program {
+    ($program:expr) => {
+        $crate::require!($crate::need::program($program))
+    };
+}
+
+/// Ends the test by [`skip!`](crate::skip!) if the value is an `Err`; its text is the reason.
+#[macro_export]
+macro_rules! require {
+    ($need:expr) => {
+        if let Err(reason) = $need {
+            $crate::skip!("{reason}");
+        }
+    };
+}
+
+/// Namespaces, veths and a bridge.
+///
+/// # Errors
+/// The reason why there are none.
+pub fn lab() -> Result<(), String> {
+    AVAILABLE.lab.clone()
+}
+
+/// Rules on the lab's bridge.
+///
+/// # Errors
+/// The reason why there are none.
+pub fn nft() -> Result<(), String> {
+    AVAILABLE.nft.clone()
+}
+
+/// Shapers in the lab.
+///
+/// # Errors
+/// The reason why there are none.
+pub fn tc() -> Result<(), String> {
+    AVAILABLE.tc.clone()
+}
+
+/// The switch of segmentation offload.
+///
+/// # Errors
+/// The reason why there is none.
+pub fn ethtool() -> Result<(), String> {
+    AVAILABLE.ethtool.clone()
+}
+
+/// Root's own capabilities.
+///
+/// # Errors
+/// What the process is instead.
+pub fn machine_root() -> Result<(), String> {
+    match AVAILABLE.privilege {
+        Some(Privilege::Machine) => Ok(()),
+        Some(Privilege::UserNamespace) => Err("needs root outside of a user namespace".into()),
+        None => Err("needs root".into()),
+    }
+}
+
+/// A program on the search path or among the system's.
+///
+/// # Errors
+/// That it is not installed.
+pub fn program(name: &str) -> Result<(), String> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let system = ["/usr/local/sbin", "/usr/sbin", "/sbin"].map(Into::into);
+    if std::env::split_paths(&path).chain(system).any(|dir| Path::new(&dir).join(name).is_file()) {
+        Ok(())
+    } else {
+        Err(format!("{name} is not installed"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::program;
+
+    #[test]
+    fn programs_are_found_by_name() {
+        assert_eq!(program("sh"), Ok(()));
+        assert_eq!(program("no-such"), Err("no-such is not installed".into()));
+    }
+}

@@ -1,0 +1,60 @@
+//! Addresses and ports that no other test uses at the same time, for tests on loopback.
+//!
+//! In a lab of its own a test needs none of this.
+
+use std::net::{Ipv4Addr, TcpListener};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// A loopback address, 127.64.0.0 to 127.255.255.254, that differs from all others given out by this
+/// process and, as far as process ids differ, by processes that run at the same time. Ports that are
+/// fixed (4791) can be bound on it without clashes.
+#[must_use]
+pub fn loopback() -> Ipv4Addr {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    address(std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// A TCP port on `address` that was free just now.
+///
+/// # Panics
+/// If `address` is not one of the machine's, or has no free port.
+#[must_use]
+pub fn tcp_port(address: Ipv4Addr) -> u16 {
+    let listener = TcpListener::bind((address, 0)).expect("a free port on a local address");
+    listener.local_addr().expect("a bound socket has an address").port()
+}
+
+/// 16 bits of the process id and 6 of the number, in host numbers that end in neither 0 nor 255.
+fn address(pid: u32, number: u32) -> Ipv4Addr {
+    let [_, _, pid_high, pid_low] = pid.to_be_bytes();
+    let [_, _, _, low] = (number % 192).to_be_bytes();
+    Ipv4Addr::new(127, 64 + low, pid_high, if matches!(pid_low, 0 | 255) { 128 } else { pid_low })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::UdpSocket;
+
+    #[test]
+    fn addresses_differ_and_can_be_bound() {
+        let (a, b) = (loopback(), loopback());
+        assert_ne!(a, b);
+        for address in [a, b] {
+            assert!(address.is_loopback());
+            UdpSocket::bind((address, 4791)).unwrap();
+        }
+    }
+
+    #[test]
+    fn neighbouring_processes_do_not_share() {
+        assert_ne!(address(1000, 5), address(1001, 5));
+        assert_ne!(address(0x1_0203, 0).octets()[3], 0);
+    }
+
+    #[test]
+    fn a_port_can_be_bound_afterwards() {
+        let address = loopback();
+        TcpListener::bind((address, tcp_port(address))).unwrap();
+    }
+}
