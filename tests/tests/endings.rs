@@ -1,0 +1,92 @@
+//! However a process with a lab ends, nothing of the lab is left.
+//!
+//! Each test starts this program again, as the holder of a lab, and ends that.
+
+use nix::sys::signal::Signal;
+use rocinante_tests::lab::{ChildGuard, Lab, LabConfig, exit_with_parent, kill_children_on_signal};
+use rocinante_tests::require_lab;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Tells a process started by a test what it is to be.
+const ROLE: &str = "ROCINANTE_TEST_ROLE";
+const SOON: Duration = Duration::from_secs(5);
+
+#[test]
+fn ctrl_c_ends_the_children_and_their_namespaces() {
+    if std::env::var(ROLE).is_ok() {
+        return hold_a_lab();
+    }
+    require_lab!();
+    let (mut holder, worker) = start_holder("ctrl_c_ends_the_children_and_their_namespaces");
+    holder.signal(Signal::SIGINT);
+    assert_eq!(holder.wait(SOON).unwrap().code(), Some(130));
+    assert_ends_soon(worker);
+}
+
+#[test]
+fn after_kill_9_the_children_end_by_themselves() {
+    match std::env::var(ROLE).as_deref() {
+        Ok("worker") => return work(),
+        Ok(_) => return hold_a_lab(),
+        Err(_) => {}
+    }
+    require_lab!();
+    let (mut holder, worker) = start_holder("after_kill_9_the_children_end_by_themselves");
+    holder.kill();
+    assert_ends_soon(worker);
+}
+
+/// Starts `test` of this program as the holder; with it comes the id of the process in its lab.
+fn start_holder(test: &str) -> (ChildGuard, u32) {
+    let mut command = myself(test, "holder");
+    let mut holder = ChildGuard::spawn(command.stdout(Stdio::piped())).unwrap();
+    let stdout = holder.child_mut().stdout.take().unwrap();
+    let worker = BufReader::new(stdout)
+        .lines()
+        .find_map(|line| line.unwrap().strip_prefix("worker ")?.parse().ok())
+        .unwrap();
+    assert!(is_alive(worker));
+    (holder, worker)
+}
+
+fn hold_a_lab() {
+    kill_children_on_signal().unwrap();
+    let lab = Lab::new(&LabConfig::default()).unwrap();
+    let mut command = myself("after_kill_9_the_children_end_by_themselves", "worker");
+    let mut worker = lab.container(0).spawn(command.stdout(Stdio::piped())).unwrap();
+    // The worker has set itself up once it says so.
+    let stdout = worker.child_mut().stdout.take().unwrap();
+    let ready = |line: std::io::Result<String>| line.unwrap().contains("ready");
+    assert!(BufReader::new(stdout).lines().any(ready));
+    println!("\nworker {}", worker.id());
+    worker.wait(Duration::from_secs(60)).unwrap();
+}
+
+fn work() {
+    exit_with_parent();
+    println!("\nready");
+    std::thread::sleep(Duration::from_secs(60));
+}
+
+fn myself(test: &str, role: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", test, "--nocapture"]).env(ROLE, role).stdin(Stdio::null());
+    command
+}
+
+fn assert_ends_soon(pid: u32) {
+    let deadline = Instant::now() + SOON;
+    while is_alive(pid) {
+        assert!(Instant::now() < deadline, "process {pid} outlived its parent");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Whether the process exists and is more than an entry that nobody has reaped.
+fn is_alive(pid: u32) -> bool {
+    let status = Path::new("/proc").join(pid.to_string()).join("status");
+    std::fs::read_to_string(status).is_ok_and(|status| !status.contains("State:\tZ"))
+}
