@@ -3,6 +3,7 @@
 //! Nothing here knows of a queue pair. See [`port`] for the contract that every backend keeps.
 
 pub mod error;
+pub mod headers;
 pub mod iface;
 pub mod port;
 pub mod rtnl;
