@@ -1,0 +1,260 @@
+//! An assembler for the few eBPF instructions that the XDP program needs.
+//!
+//! Encoding: kernel `Documentation/bpf/standardization/instruction-set.rst` and
+//! `include/uapi/linux/bpf.h`. An instruction is eight bytes: opcode, destination and source
+//! register, signed 16-bit offset, signed 32-bit immediate; multi-byte fields have the host's order.
+
+/// A register: `R0` is the return value, `R1`–`R5` are arguments and clobbered by calls, `R6`–`R9`
+/// survive calls, `R10` is the read-only frame pointer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+#[allow(missing_docs, reason = "register names explain themselves")]
+pub(crate) enum Reg {
+    R0 = 0,
+    R1 = 1,
+    R2 = 2,
+    R3 = 3,
+    R4 = 4,
+    R5 = 5,
+    R6 = 6,
+    R10 = 10,
+}
+
+/// Width of a load or store (`BPF_B`, `BPF_H`, `BPF_W`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Size {
+    /// One byte.
+    B = 0x10,
+    /// Two bytes.
+    H = 0x08,
+    /// Four bytes.
+    W = 0x00,
+}
+
+/// The condition of a jump.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Cond {
+    /// Equal.
+    Eq = 0x10,
+    /// Unsigned greater than.
+    Gt = 0x20,
+    /// Any common bit set.
+    Set = 0x40,
+    /// Not equal.
+    Ne = 0x50,
+}
+
+/// Helper functions by their number (`__BPF_FUNC_MAPPER` in `bpf.h`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(i32)]
+pub(crate) enum Helper {
+    /// `void *bpf_map_lookup_elem(map, key)`.
+    MapLookupElem = 1,
+    /// `long bpf_redirect_map(map, key, flags)`.
+    RedirectMap = 51,
+}
+
+/// One instruction, as `struct bpf_insn` has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(C)]
+pub(crate) struct Insn {
+    /// Class, source bit and operation or size and mode.
+    pub(crate) code: u8,
+    /// Destination register and source register, a nibble each.
+    pub(crate) regs: u8,
+    /// Offset of a memory access in bytes or of a jump in instructions.
+    pub(crate) off: i16,
+    /// Immediate.
+    pub(crate) imm: i32,
+}
+
+/// A place to jump to, bound now or later.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Label(usize);
+
+/// Collects instructions and resolves jumps.
+#[derive(Debug, Default)]
+pub(crate) struct Asm {
+    code: Vec<Insn>,
+    labels: Vec<Option<usize>>,
+    jumps: Vec<(usize, Label)>,
+}
+
+// Instruction classes, source bits, modes and operations.
+const LDX_MEM: u8 = 0x61;
+const STX_MEM: u8 = 0x63;
+const ST_MEM: u8 = 0x62;
+const ALU64_MOV_REG: u8 = 0xbf;
+const ALU64_MOV_IMM: u8 = 0xb7;
+const ALU64_ADD_IMM: u8 = 0x07;
+const ALU64_RSH_IMM: u8 = 0x77;
+const JMP_REG: u8 = 0x0d;
+const JMP32_IMM: u8 = 0x06;
+const JMP_ALWAYS: u8 = 0x05;
+const CALL: u8 = 0x85;
+const EXIT: u8 = 0x95;
+const LD_IMM64: u8 = 0x18;
+const PSEUDO_MAP_FD: u8 = 1;
+
+impl Asm {
+    /// A label that [`bind`](Self::bind) places.
+    pub(crate) fn label(&mut self) -> Label {
+        self.labels.push(None);
+        Label(self.labels.len() - 1)
+    }
+
+    /// The next instruction is where `label` points.
+    pub(crate) fn bind(&mut self, label: Label) {
+        assert!(self.labels[label.0].is_none(), "label bound twice");
+        self.labels[label.0] = Some(self.code.len());
+    }
+
+    /// `dst = *(size *)(src + off)`, zero-extended.
+    pub(crate) fn load(&mut self, size: Size, dst: Reg, src: Reg, off: i16) {
+        self.emit(LDX_MEM | size as u8, dst, src as u8, off, 0);
+    }
+
+    /// `*(size *)(dst + off) = src`.
+    pub(crate) fn store(&mut self, size: Size, dst: Reg, off: i16, src: Reg) {
+        self.emit(STX_MEM | size as u8, dst, src as u8, off, 0);
+    }
+
+    /// `*(size *)(dst + off) = imm`.
+    pub(crate) fn store_imm(&mut self, size: Size, dst: Reg, off: i16, imm: i32) {
+        self.emit(ST_MEM | size as u8, dst, 0, off, imm);
+    }
+
+    /// `dst = src`, 64 bits.
+    pub(crate) fn mov(&mut self, dst: Reg, src: Reg) {
+        self.emit(ALU64_MOV_REG, dst, src as u8, 0, 0);
+    }
+
+    /// `dst = imm`, sign-extended.
+    pub(crate) fn mov_imm(&mut self, dst: Reg, imm: i32) {
+        self.emit(ALU64_MOV_IMM, dst, 0, 0, imm);
+    }
+
+    /// `dst += imm`.
+    pub(crate) fn add_imm(&mut self, dst: Reg, imm: i32) {
+        self.emit(ALU64_ADD_IMM, dst, 0, 0, imm);
+    }
+
+    /// `dst >>= imm`, unsigned.
+    pub(crate) fn shift_right_imm(&mut self, dst: Reg, imm: i32) {
+        self.emit(ALU64_RSH_IMM, dst, 0, 0, imm);
+    }
+
+    /// Jumps if the 64-bit registers compare so.
+    pub(crate) fn jump_if(&mut self, cond: Cond, left: Reg, right: Reg, to: Label) {
+        self.jumps.push((self.code.len(), to));
+        self.emit(JMP_REG | cond as u8, left, right as u8, 0, 0);
+    }
+
+    /// Jumps if the lower 32 bits of `left` and `imm` compare so (no sign extension in between).
+    pub(crate) fn jump32_if_imm(&mut self, cond: Cond, left: Reg, imm: u32, to: Label) {
+        self.jumps.push((self.code.len(), to));
+        self.emit(JMP32_IMM | cond as u8, left, 0, 0, imm.cast_signed());
+    }
+
+    /// Jumps.
+    pub(crate) fn jump(&mut self, to: Label) {
+        self.jumps.push((self.code.len(), to));
+        self.emit(JMP_ALWAYS, Reg::R0, 0, 0, 0);
+    }
+
+    /// `dst = map`, by the map's file descriptor; takes two instruction slots.
+    pub(crate) fn load_map(&mut self, dst: Reg, fd: i32) {
+        self.emit(LD_IMM64, dst, PSEUDO_MAP_FD, 0, fd);
+        self.emit(0, Reg::R0, 0, 0, 0);
+    }
+
+    /// Calls a helper.
+    pub(crate) fn call(&mut self, helper: Helper) {
+        self.emit(CALL, Reg::R0, 0, 0, helper as i32);
+    }
+
+    /// Returns `R0`.
+    pub(crate) fn exit(&mut self) {
+        self.emit(EXIT, Reg::R0, 0, 0, 0);
+    }
+
+    /// The program, with all jumps resolved.
+    ///
+    /// # Panics
+    /// On a label that was never bound or is out of reach: a bug in the program's source, which does
+    /// not depend on any input.
+    pub(crate) fn assemble(mut self) -> Vec<Insn> {
+        for (at, label) in self.jumps {
+            let target = self.labels[label.0].expect("unbound label").cast_signed();
+            let distance = target - at.cast_signed() - 1;
+            self.code[at].off = i16::try_from(distance).expect("jump out of reach");
+        }
+        self.code
+    }
+
+    fn emit(&mut self, code: u8, dst: Reg, src: u8, off: i16, imm: i32) {
+        let regs = if cfg!(target_endian = "little") {
+            src << 4 | dst as u8
+        } else {
+            (dst as u8) << 4 | src
+        };
+        self.code.push(Insn { code, regs, off, imm });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn one(build: impl FnOnce(&mut Asm)) -> Insn {
+        let mut asm = Asm::default();
+        build(&mut asm);
+        asm.assemble()[0]
+    }
+
+    // Encodings as `llvm-mc -arch=bpf` documents them in the kernel's instruction-set.rst.
+    #[test]
+    #[cfg(target_endian = "little")]
+    fn instructions_encode_as_the_kernel_documents_them() {
+        let insn = |code, regs, off, imm| Insn { code, regs, off, imm };
+        assert_eq!(one(|a| a.load(Size::W, Reg::R2, Reg::R1, 4)), insn(0x61, 0x12, 4, 0));
+        assert_eq!(one(|a| a.load(Size::H, Reg::R5, Reg::R2, 12)), insn(0x69, 0x25, 12, 0));
+        assert_eq!(one(|a| a.load(Size::B, Reg::R5, Reg::R2, 14)), insn(0x71, 0x25, 14, 0));
+        assert_eq!(one(|a| a.store(Size::W, Reg::R10, -4, Reg::R5)), insn(0x63, 0x5a, -4, 0));
+        assert_eq!(one(|a| a.store_imm(Size::W, Reg::R10, -16, 7)), insn(0x62, 0x0a, -16, 7));
+        assert_eq!(one(|a| a.mov(Reg::R4, Reg::R2)), insn(0xbf, 0x24, 0, 0));
+        assert_eq!(one(|a| a.mov_imm(Reg::R0, 2)), insn(0xb7, 0x00, 0, 2));
+        assert_eq!(one(|a| a.add_imm(Reg::R4, 42)), insn(0x07, 0x04, 0, 42));
+        assert_eq!(one(|a| a.shift_right_imm(Reg::R5, 4)), insn(0x77, 0x05, 0, 4));
+        assert_eq!(one(|a| a.call(Helper::RedirectMap)), insn(0x85, 0, 0, 51));
+        assert_eq!(one(Asm::exit), insn(0x95, 0, 0, 0));
+        assert_eq!(one(|a| a.load_map(Reg::R1, 9)), insn(0x18, 0x11, 0, 9));
+    }
+
+    #[test]
+    fn jumps_count_from_the_next_instruction_in_both_directions() {
+        let mut asm = Asm::default();
+        let (start, end) = (asm.label(), asm.label());
+        asm.bind(start);
+        asm.jump32_if_imm(Cond::Ne, Reg::R5, 0xffff_ffff, end);
+        asm.jump_if(Cond::Gt, Reg::R4, Reg::R3, end);
+        asm.jump(start);
+        asm.bind(end);
+        asm.exit();
+        let code = asm.assemble();
+        assert_eq!((code[0].code, code[0].off, code[0].imm), (0x56, 2, -1));
+        assert_eq!((code[1].code, code[1].off), (0x2d, 1));
+        assert_eq!((code[2].code, code[2].off), (0x05, -3));
+    }
+
+    #[test]
+    #[should_panic(expected = "unbound label")]
+    fn an_unbound_label_is_a_bug() {
+        let mut asm = Asm::default();
+        let nowhere = asm.label();
+        asm.jump(nowhere);
+        asm.assemble();
+    }
+}

@@ -1,0 +1,263 @@
+//! `bpf(2)`: maps, the program, its link and test runs. Layouts: `union bpf_attr` of
+//! `include/uapi/linux/bpf.h`; the kernel takes a prefix of it and treats the rest as zero.
+#![allow(unsafe_code)]
+
+use super::asm::Insn;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+// `enum bpf_cmd`.
+const MAP_CREATE: libc::c_long = 0;
+const MAP_UPDATE_ELEM: libc::c_long = 2;
+const PROG_LOAD: libc::c_long = 5;
+#[cfg(test)]
+const PROG_TEST_RUN: libc::c_long = 10;
+const LINK_CREATE: libc::c_long = 28;
+
+const MAP_TYPE_HASH: u32 = 1;
+const MAP_TYPE_XSKMAP: u32 = 17;
+const PROG_TYPE_XDP: u32 = 6;
+const ATTACH_XDP: u32 = 37;
+/// `BPF_F_XDP_HAS_FRAGS`: the program reads only the linear part and so accepts frames of several
+/// fragments, which a veth needs above an MTU of about 3500.
+const F_XDP_HAS_FRAGS: u32 = 1 << 5;
+/// `XDP_FLAGS_SKB_MODE` and `XDP_FLAGS_DRV_MODE` of `if_link.h`.
+const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
+const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
+
+#[repr(C)]
+struct MapCreate {
+    map_type: u32,
+    key_size: u32,
+    value_size: u32,
+    max_entries: u32,
+    flags: u32,
+    inner_map_fd: u32,
+    numa_node: u32,
+    name: [u8; 16],
+}
+
+#[repr(C)]
+struct MapElem {
+    map_fd: u32,
+    pad: u32,
+    key: u64,
+    value: u64,
+    flags: u64,
+}
+
+#[repr(C)]
+struct ProgLoad {
+    prog_type: u32,
+    insn_cnt: u32,
+    insns: u64,
+    license: u64,
+    log_level: u32,
+    log_size: u32,
+    log_buf: u64,
+    kern_version: u32,
+    prog_flags: u32,
+    name: [u8; 16],
+    ifindex: u32,
+    expected_attach_type: u32,
+}
+
+#[repr(C)]
+struct LinkCreate {
+    prog_fd: u32,
+    target_ifindex: u32,
+    attach_type: u32,
+    flags: u32,
+}
+
+/// A BPF map, shared with the program.
+#[derive(Debug)]
+pub(crate) struct Map {
+    fd: OwnedFd,
+    key_size: usize,
+}
+
+impl Map {
+    /// A hash of `entries` keys of `key_size` bytes to a `u32`.
+    pub(crate) fn hash(name: &str, key_size: usize, entries: u32) -> io::Result<Self> {
+        Self::create(MAP_TYPE_HASH, name, key_size, entries)
+    }
+
+    /// An array of AF_XDP sockets by receive queue.
+    pub(crate) fn sockets(name: &str, entries: u32) -> io::Result<Self> {
+        Self::create(MAP_TYPE_XSKMAP, name, size_of::<u32>(), entries)
+    }
+
+    /// Sets `key` (of the map's key size) to `value`.
+    pub(crate) fn set(&self, key: &[u8], value: u32) -> io::Result<()> {
+        assert_eq!(key.len(), self.key_size, "key size");
+        let attr = MapElem {
+            map_fd: raw(&self.fd),
+            pad: 0,
+            key: key.as_ptr() as u64,
+            value: (&raw const value) as u64,
+            flags: 0,
+        };
+        bpf(MAP_UPDATE_ELEM, &attr).map(|_| ())
+    }
+
+    /// The descriptor, for the program that uses the map.
+    pub(crate) fn raw_fd(&self) -> i32 {
+        self.fd.as_raw_fd()
+    }
+
+    fn create(map_type: u32, map: &str, key_size: usize, entries: u32) -> io::Result<Self> {
+        let attr = MapCreate {
+            map_type,
+            key_size: key_size as u32,
+            value_size: size_of::<u32>() as u32,
+            max_entries: entries,
+            flags: 0,
+            inner_map_fd: 0,
+            numa_node: 0,
+            name: name(map),
+        };
+        Ok(Self { fd: bpf_fd(MAP_CREATE, &attr)?, key_size })
+    }
+}
+
+/// A loaded XDP program.
+#[derive(Debug)]
+pub(crate) struct Program(OwnedFd);
+
+impl Program {
+    /// Loads and verifies. The verifier's words are in the error if it refuses.
+    pub(crate) fn load(prog: &str, code: &[Insn]) -> io::Result<Self> {
+        match Self::load_with_log(prog, code, &mut []) {
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EACCES)) => {
+                let mut log = vec![0; 64 << 10];
+                let again = Self::load_with_log(prog, code, &mut log);
+                again.map_err(|_| {
+                    let text = String::from_utf8_lossy(&log);
+                    let text = text.trim_end_matches(['\0', '\n']);
+                    io::Error::new(error.kind(), format!("{error}; the verifier says: {text}"))
+                })
+            }
+            other => other,
+        }
+    }
+
+    /// Attaches to an interface until the link is dropped or the process ends, however it ends.
+    pub(crate) fn attach(&self, ifindex: u32, generic: bool) -> io::Result<Link> {
+        let attr = LinkCreate {
+            prog_fd: raw(&self.0),
+            target_ifindex: ifindex,
+            attach_type: ATTACH_XDP,
+            flags: if generic { XDP_FLAGS_SKB_MODE } else { XDP_FLAGS_DRV_MODE },
+        };
+        Ok(Link { _fd: bpf_fd(LINK_CREATE, &attr)? })
+    }
+
+    fn load_with_log(prog: &str, code: &[Insn], log: &mut [u8]) -> io::Result<Self> {
+        let attr = ProgLoad {
+            prog_type: PROG_TYPE_XDP,
+            insn_cnt: code.len() as u32,
+            insns: code.as_ptr() as u64,
+            license: c"MIT".as_ptr() as u64,
+            log_level: u32::from(!log.is_empty()),
+            log_size: log.len() as u32,
+            log_buf: if log.is_empty() { 0 } else { log.as_mut_ptr() as u64 },
+            kern_version: 0,
+            prog_flags: F_XDP_HAS_FRAGS,
+            name: name(prog),
+            ifindex: 0,
+            expected_attach_type: ATTACH_XDP,
+        };
+        bpf_fd(PROG_LOAD, &attr).map(Self)
+    }
+}
+
+/// The attachment of a program to an interface; dropping it detaches.
+#[derive(Debug)]
+pub(crate) struct Link {
+    _fd: OwnedFd,
+}
+
+/// The number of a socket or program descriptor as maps and attributes hold it.
+pub(crate) fn fd_value(fd: BorrowedFd<'_>) -> u32 {
+    fd.as_raw_fd().cast_unsigned()
+}
+
+fn raw(fd: &OwnedFd) -> u32 {
+    fd.as_raw_fd().cast_unsigned()
+}
+
+/// An object name of at most 15 bytes.
+fn name(text: &str) -> [u8; 16] {
+    let mut name = [0; 16];
+    for (to, from) in name[..15].iter_mut().zip(text.bytes()) {
+        *to = from;
+    }
+    name
+}
+
+fn bpf_fd<T>(cmd: libc::c_long, attr: &T) -> io::Result<OwnedFd> {
+    let fd = bpf(cmd, attr)?;
+    // SAFETY: the command returned a new descriptor that nobody else owns; bpf(2) makes all of them
+    // close-on-exec.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// `bpf(cmd, attr)`. The attributes' pointers are valid for what the callers above state.
+fn bpf<T>(cmd: libc::c_long, attr: &T) -> io::Result<i32> {
+    // SAFETY: `attr` is a prefix of `union bpf_attr` of the size given; the buffers it points to
+    // live in the callers' frames and have the sizes that the attributes or the map's definition
+    // state. Only the verifier's log and a test run's outputs are written, through pointers that
+    // were made from exclusive borrows.
+    let result =
+        unsafe { libc::syscall(libc::SYS_bpf, cmd, std::ptr::from_ref(attr), size_of::<T>()) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result as i32) }
+}
+
+#[cfg(test)]
+pub(crate) mod test_run {
+    use super::*;
+
+    #[repr(C)]
+    struct TestRun {
+        prog_fd: u32,
+        retval: u32,
+        data_size_in: u32,
+        data_size_out: u32,
+        data_in: u64,
+        data_out: u64,
+        repeat: u32,
+        duration: u32,
+        pad: [u32; 2],
+        ctx: [u64; 2],
+        flags: u32,
+        cpu: u32,
+    }
+
+    impl Program {
+        /// What the program returns for a frame on receive queue 0 (`BPF_PROG_TEST_RUN`).
+        pub(crate) fn test_run(&self, frame: &[u8]) -> io::Result<u32> {
+            let mut attr = TestRun {
+                prog_fd: raw(&self.0),
+                retval: u32::MAX,
+                data_size_in: frame.len() as u32,
+                data_size_out: 0,
+                data_in: frame.as_ptr() as u64,
+                data_out: 0,
+                repeat: 1,
+                duration: 0,
+                pad: [0; 2],
+                ctx: [0; 2],
+                flags: 0,
+                cpu: 0,
+            };
+            // SAFETY: the attributes are a prefix of `union bpf_attr`; the kernel reads
+            // `data_size_in` bytes of the frame and writes `retval`, `duration` and
+            // `data_size_out` back into `attr`, which is borrowed exclusively.
+            let result = unsafe {
+                libc::syscall(libc::SYS_bpf, PROG_TEST_RUN, &raw mut attr, size_of::<TestRun>())
+            };
+            if result < 0 { Err(io::Error::last_os_error()) } else { Ok(attr.retval) }
+        }
+    }
+}

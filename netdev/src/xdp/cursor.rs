@@ -1,0 +1,169 @@
+//! Index arithmetic of a single-producer, single-consumer ring.
+//!
+//! Both indices run freely through all 2³² values; an entry's place is its index modulo the size, a
+//! power of two. The indices' difference is how many entries are filled. One side of a ring owns one
+//! index and sees a possibly stale copy of the other.
+
+/// Both indices of a ring as one side knows them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Cursor {
+    size: u32,
+    produced: u32,
+    consumed: u32,
+}
+
+impl Cursor {
+    /// The cursor of a ring of `size` entries whose indices stand at these values.
+    ///
+    /// # Panics
+    /// Unless `size` is a power of two.
+    pub(crate) fn new(size: u32, produced: u32, consumed: u32) -> Self {
+        assert!(size.is_power_of_two(), "ring size {size} is no power of two");
+        let mut cursor = Self { size, produced: consumed, consumed };
+        cursor.see_produced(produced);
+        cursor
+    }
+
+    /// Entries that the ring holds at most.
+    pub(crate) const fn size(&self) -> u32 {
+        self.size
+    }
+
+    /// Entries that are produced and not consumed.
+    pub(crate) const fn filled(&self) -> u32 {
+        self.produced.wrapping_sub(self.consumed)
+    }
+
+    /// Entries that can be produced.
+    pub(crate) const fn free(&self) -> u32 {
+        self.size - self.filled()
+    }
+
+    /// The producer's index.
+    pub(crate) const fn produced(&self) -> u32 {
+        self.produced
+    }
+
+    /// The consumer's index.
+    pub(crate) const fn consumed(&self) -> u32 {
+        self.consumed
+    }
+
+    /// Where the next entry is to be written.
+    pub(crate) const fn write_place(&self) -> usize {
+        (self.produced & (self.size - 1)) as usize
+    }
+
+    /// Where the entry `ahead` places after the oldest is.
+    pub(crate) const fn read_place(&self, ahead: u32) -> usize {
+        (self.consumed.wrapping_add(ahead) & (self.size - 1)) as usize
+    }
+
+    /// One entry was written at [`write_place`](Self::write_place).
+    pub(crate) fn produce(&mut self) {
+        debug_assert!(self.free() > 0, "ring overrun");
+        self.produced = self.produced.wrapping_add(1);
+    }
+
+    /// The `n` oldest entries were read.
+    pub(crate) fn consume(&mut self, n: u32) {
+        debug_assert!(n <= self.filled(), "ring underrun");
+        self.consumed = self.consumed.wrapping_add(n);
+    }
+
+    /// The other side, the producer, has published this index. An index that no correct producer can
+    /// have reached is ignored: it would make entries appear that were never written.
+    pub(crate) fn see_produced(&mut self, produced: u32) {
+        if produced.wrapping_sub(self.consumed) <= self.size {
+            self.produced = produced;
+        }
+    }
+
+    /// The other side, the consumer, has published this index; see
+    /// [`see_produced`](Self::see_produced).
+    pub(crate) fn see_consumed(&mut self, consumed: u32) {
+        if self.produced.wrapping_sub(consumed) <= self.size {
+            self.consumed = consumed;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::VecDeque;
+
+    /// A small generator (xorshift), so that a failure repeats.
+    struct Random(u64);
+
+    impl Random {
+        fn below(&mut self, n: u32) -> u32 {
+            self.0 ^= self.0 << 13;
+            self.0 ^= self.0 >> 7;
+            self.0 ^= self.0 << 17;
+            (self.0 >> 32) as u32 % n
+        }
+    }
+
+    /// Two cursors that see each other only when told, against a queue that cannot be wrong.
+    #[test]
+    fn two_sides_agree_with_a_queue_across_the_wrap() {
+        for seed in 1..=64 {
+            let mut random = Random(0x9e37_79b9_7f4a_7c15u64.wrapping_mul(seed));
+            let size = 1 << random.below(7);
+            let start = 0u32.wrapping_sub(random.below(300));
+            let mut producer = Cursor::new(size, start, start);
+            let mut consumer = producer;
+            let mut entries = vec![0u32; size as usize];
+            let mut oracle = VecDeque::new();
+            let mut next = 0;
+            for step in 0..2000 {
+                match random.below(4) {
+                    0 => producer.see_consumed(consumer.consumed()),
+                    1 => consumer.see_produced(producer.produced()),
+                    2 => {
+                        let n = random.below(producer.free() + 1);
+                        for _ in 0..n {
+                            entries[producer.write_place()] = next;
+                            oracle.push_back(next);
+                            producer.produce();
+                            next += 1;
+                        }
+                    }
+                    _ => {
+                        let n = random.below(consumer.filled() + 1);
+                        for ahead in 0..n {
+                            let got = entries[consumer.read_place(ahead)];
+                            assert_eq!(oracle.pop_front(), Some(got), "seed {seed} step {step}");
+                        }
+                        consumer.consume(n);
+                    }
+                }
+                assert!(oracle.len() <= size as usize, "seed {seed} step {step}");
+                assert!(consumer.filled() as usize <= oracle.len(), "seed {seed} step {step}");
+                assert!(producer.filled() as usize >= oracle.len(), "seed {seed} step {step}");
+                assert_eq!(producer.free() + producer.filled(), size);
+            }
+        }
+    }
+
+    #[test]
+    fn an_impossible_index_from_the_other_side_is_ignored() {
+        let mut cursor = Cursor::new(8, 4, 0);
+        cursor.see_produced(9);
+        assert_eq!(cursor.filled(), 4);
+        cursor.see_produced(u32::MAX);
+        assert_eq!(cursor.filled(), 4);
+        cursor.see_consumed(5);
+        assert_eq!(cursor.filled(), 4);
+        cursor.see_consumed(4);
+        assert_eq!(cursor.filled(), 0);
+        assert_eq!(Cursor::new(8, 100, 0).filled(), 0);
+    }
+
+    #[test]
+    #[should_panic(expected = "no power of two")]
+    fn a_size_that_is_no_power_of_two_is_refused() {
+        Cursor::new(12, 0, 0);
+    }
+}

@@ -1,0 +1,299 @@
+//! The XDP program: RoCEv2 frames that are ours go to the socket, everything else to the kernel.
+//!
+//! A frame is ours if all of this holds:
+//! - its destination MAC is the interface's (a bridge floods unknown unicast to every port);
+//! - it is IPv4 without options that is no fragment, or IPv6 without extension headers;
+//! - it is UDP to port 4791;
+//! - its destination address is in the map of own addresses.
+//!
+//! Frames that are not ours, and ours on a queue without a socket, get `XDP_PASS`.
+
+use super::asm::{Asm, Cond, Helper, Insn, Label, Reg, Size};
+use crate::port::ROCE_PORT;
+use std::net::IpAddr;
+
+/// `enum xdp_action` of `bpf.h`.
+pub(crate) const XDP_PASS: u32 = 2;
+
+/// Bytes of a key of the address map: an IPv6 address, or an IPv4-mapped one.
+pub(crate) const KEY_LEN: usize = 16;
+
+// `struct xdp_md` of `bpf.h`.
+const CTX_DATA: i16 = 0;
+const CTX_DATA_END: i16 = 4;
+const CTX_RX_QUEUE: i16 = 16;
+
+// Offsets from the start of the frame.
+const ETH_DST: i16 = 0;
+const ETH_TYPE: i16 = 12;
+const IP: i16 = 14;
+const V4_FRAGMENT: i16 = IP + 6;
+const V4_PROTOCOL: i16 = IP + 9;
+const V4_DST: i16 = IP + 16;
+const V4_UDP_DPORT: i16 = IP + 20 + 2;
+const V4_HEADERS: i32 = 14 + 20 + 8;
+const V6_NEXT_HEADER: i16 = IP + 6;
+const V6_DST: i16 = IP + 24;
+const V6_UDP_DPORT: i16 = IP + 40 + 2;
+const V6_HEADERS: i32 = 14 + 40 + 8;
+
+const UDP: u32 = 17;
+/// `MF` and the fragment offset.
+const FRAGMENT_MASK: u16 = 0x3fff;
+
+/// Where the key is built: the 16 bytes below the frame pointer.
+const KEY: i16 = -(KEY_LEN as i16);
+
+/// The key under which an address is in the map.
+pub(crate) fn address_key(address: IpAddr) -> [u8; KEY_LEN] {
+    match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    }
+}
+
+/// Assembles the program for an interface's MAC and two maps, given by their file descriptors: a hash
+/// of own addresses by [`address_key`] and an XSKMAP by receive queue.
+pub(crate) fn program(mac: [u8; 6], addresses_fd: i32, sockets_fd: i32) -> Vec<Insn> {
+    use Reg::{R0, R1, R2, R3, R4, R5, R6, R10};
+    let mut asm = Asm::default();
+    let (pass, v4, lookup) = (asm.label(), asm.label(), asm.label());
+
+    asm.mov(R6, R1);
+    asm.load(Size::W, R2, R1, CTX_DATA);
+    asm.load(Size::W, R3, R1, CTX_DATA_END);
+    require_bytes(&mut asm, V4_HEADERS, pass);
+    require(&mut asm, Size::W, ETH_DST, ne_u32([mac[0], mac[1], mac[2], mac[3]]), pass);
+    require(&mut asm, Size::H, ETH_DST + 4, u32::from(u16::from_ne_bytes([mac[4], mac[5]])), pass);
+    asm.load(Size::H, R5, R2, ETH_TYPE);
+    asm.jump32_if_imm(Cond::Eq, R5, net_u16(0x0800), v4);
+    asm.jump32_if_imm(Cond::Ne, R5, net_u16(0x86dd), pass);
+
+    require_bytes(&mut asm, V6_HEADERS, pass);
+    asm.load(Size::B, R5, R2, IP);
+    asm.shift_right_imm(R5, 4);
+    asm.jump32_if_imm(Cond::Ne, R5, 6, pass);
+    require(&mut asm, Size::B, V6_NEXT_HEADER, UDP, pass);
+    require(&mut asm, Size::H, V6_UDP_DPORT, net_u16(ROCE_PORT), pass);
+    for word in [0, 4, 8, 12] {
+        asm.load(Size::W, R5, R2, V6_DST + word);
+        asm.store(Size::W, R10, KEY + word, R5);
+    }
+    asm.jump(lookup);
+
+    asm.bind(v4);
+    require(&mut asm, Size::B, IP, 0x45, pass);
+    require(&mut asm, Size::B, V4_PROTOCOL, UDP, pass);
+    asm.load(Size::H, R5, R2, V4_FRAGMENT);
+    asm.jump32_if_imm(Cond::Set, R5, net_u16(FRAGMENT_MASK), pass);
+    require(&mut asm, Size::H, V4_UDP_DPORT, net_u16(ROCE_PORT), pass);
+    asm.store_imm(Size::W, R10, KEY, 0);
+    asm.store_imm(Size::W, R10, KEY + 4, 0);
+    asm.store_imm(Size::W, R10, KEY + 8, ne_u32([0, 0, 0xff, 0xff]).cast_signed());
+    asm.load(Size::W, R5, R2, V4_DST);
+    asm.store(Size::W, R10, KEY + 12, R5);
+
+    asm.bind(lookup);
+    asm.load_map(R1, addresses_fd);
+    asm.mov(R2, R10);
+    asm.add_imm(R2, i32::from(KEY));
+    asm.call(Helper::MapLookupElem);
+    asm.mov_imm(R4, 0);
+    asm.jump_if(Cond::Eq, R0, R4, pass);
+    asm.load_map(R1, sockets_fd);
+    asm.load(Size::W, R2, R6, CTX_RX_QUEUE);
+    asm.mov_imm(R3, XDP_PASS.cast_signed());
+    asm.call(Helper::RedirectMap);
+    asm.exit();
+
+    asm.bind(pass);
+    asm.mov_imm(R0, XDP_PASS.cast_signed());
+    asm.exit();
+    asm.assemble()
+}
+
+/// Goes to `pass` unless the frame (R2 to R3) has `len` bytes that can be read.
+fn require_bytes(asm: &mut Asm, len: i32, pass: Label) {
+    asm.mov(Reg::R4, Reg::R2);
+    asm.add_imm(Reg::R4, len);
+    asm.jump_if(Cond::Gt, Reg::R4, Reg::R3, pass);
+}
+
+/// Goes to `pass` unless the field at `off` of the frame (R2) has this value.
+fn require(asm: &mut Asm, size: Size, off: i16, value: u32, pass: Label) {
+    asm.load(size, Reg::R5, Reg::R2, off);
+    asm.jump32_if_imm(Cond::Ne, Reg::R5, value, pass);
+}
+
+/// What a 32-bit load of these bytes gives.
+fn ne_u32(bytes: [u8; 4]) -> u32 {
+    u32::from_ne_bytes(bytes)
+}
+
+/// What a 16-bit load of `value` in network order gives.
+fn net_u16(value: u16) -> u32 {
+    u32::from(value.to_be())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testns;
+    use crate::xdp::bpf::{Map, Program, fd_value};
+    use crate::xdp::socket::Socket;
+    use std::os::fd::AsFd;
+
+    const XDP_REDIRECT: u32 = 4;
+    const MAC: [u8; 6] = [0xfe, 0xdc, 0x02, 0x03, 0xf4, 0xf5];
+    const V4: [u8; 4] = [192, 0, 2, 77];
+    const V6: [u8; 16] = [0xfd, 9, 0, 0, 0, 0, 0, 0, 0xff, 0xee, 0, 0, 0, 0, 0, 1];
+
+    /// The program with an address of each family and a socket on queue 0. The socket need not be
+    /// bound: a test run returns the verdict without carrying it out.
+    struct Loaded {
+        program: Program,
+        sockets: Map,
+        _socket: Socket,
+    }
+
+    fn load() -> std::io::Result<Loaded> {
+        let socket = Socket::new()?;
+        let addresses = Map::hash("test", KEY_LEN, 8)?;
+        let sockets = Map::sockets("test", 1)?;
+        for address in [IpAddr::from(V4), IpAddr::from(V6)] {
+            addresses.set(&address_key(address), 1)?;
+        }
+        sockets.set(&0u32.to_ne_bytes(), fd_value(socket.as_fd()))?;
+        let program = Program::load("test", &program(MAC, addresses.raw_fd(), sockets.raw_fd()))?;
+        Ok(Loaded { program, sockets, _socket: socket })
+    }
+
+    impl Loaded {
+        fn verdict(&self, frame: &[u8]) -> u32 {
+            self.program.test_run(frame).expect("BPF_PROG_TEST_RUN")
+        }
+    }
+
+    fn frame_v4() -> Vec<u8> {
+        let mut frame = MAC.to_vec();
+        frame.extend([2, 0, 0, 0, 0, 1, 0x08, 0x00]);
+        frame.extend([0x45, 2, 0, 44, 0xbe, 0xef, 0x40, 0, 64, 17, 0, 0, 192, 0, 2, 1]);
+        frame.extend(V4);
+        frame.extend([0xc0, 0, 0x12, 0xb7, 0, 24, 0, 0]);
+        frame.extend([0x55; 16]);
+        frame
+    }
+
+    fn frame_v6() -> Vec<u8> {
+        let mut frame = MAC.to_vec();
+        frame.extend([2, 0, 0, 0, 0, 1, 0x86, 0xdd]);
+        frame.extend([0x60, 0, 0, 0, 0, 24, 17, 64]);
+        frame.extend([0xfd, 9, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2]);
+        frame.extend(V6);
+        frame.extend([0xc0, 0, 0x12, 0xb7, 0, 24, 0, 0]);
+        frame.extend([0x55; 16]);
+        frame
+    }
+
+    /// The module's definition of "ours", written out a second time.
+    fn ours(frame: &[u8]) -> bool {
+        let at = |range: std::ops::Range<usize>| frame.get(range).unwrap_or(&[]);
+        let udp = |ip_len: usize| at(14 + ip_len + 2..14 + ip_len + 4) == [0x12, 0xb7];
+        at(0..6) == MAC
+            && match at(12..14) {
+                [0x08, 0x00] => {
+                    frame.len() >= 42
+                        && frame[14] == 0x45
+                        && (frame[20] & 0x3f, frame[21]) == (0, 0)
+                        && frame[23] == 17
+                        && at(30..34) == V4
+                        && udp(20)
+                }
+                [0x86, 0xdd] => {
+                    frame.len() >= 62
+                        && frame[14] >> 4 == 6
+                        && frame[20] == 17
+                        && at(38..54) == V6
+                        && udp(40)
+                }
+                _ => false,
+            }
+    }
+
+    fn changed(frame: &[u8], at: usize, bytes: &[u8]) -> Vec<u8> {
+        let mut frame = frame.to_vec();
+        frame[at..at + bytes.len()].copy_from_slice(bytes);
+        frame
+    }
+
+    #[test]
+    fn named_frames_get_the_right_verdict() {
+        let loaded = testns::or_skip!("named_frames_get_the_right_verdict", load());
+        let (v4, v6) = (frame_v4(), frame_v6());
+        let cases: [(&str, Vec<u8>, u32); 17] = [
+            ("RoCE to us, IPv4", v4.clone(), XDP_REDIRECT),
+            ("RoCE to us, IPv6", v6.clone(), XDP_REDIRECT),
+            ("DF cleared", changed(&v4, 20, &[0]), XDP_REDIRECT),
+            ("any TOS", changed(&v4, 15, &[0xff]), XDP_REDIRECT),
+            ("any traffic class and flow label", changed(&v6, 14, &[0x6f, 0xff]), XDP_REDIRECT),
+            ("another IPv4 address", changed(&v4, 33, &[78]), XDP_PASS),
+            ("another IPv6 address", changed(&v6, 38, &[0xfc]), XDP_PASS),
+            ("another MAC", changed(&v4, 5, &[0xf6]), XDP_PASS),
+            ("broadcast", changed(&v4, 0, &[0xff; 6]), XDP_PASS),
+            ("another port", changed(&v4, 36, &[0x12, 0xb8]), XDP_PASS),
+            ("from, not to, port 4791", changed(&v4, 34, &[0x12, 0xb7, 0xc0, 0]), XDP_PASS),
+            ("first fragment", changed(&v4, 20, &[0x20, 0]), XDP_PASS),
+            ("later fragment", changed(&v4, 20, &[0, 1]), XDP_PASS),
+            ("IPv4 options", changed(&v4, 14, &[0x46]), XDP_PASS),
+            ("TCP", changed(&v4, 23, &[6]), XDP_PASS),
+            ("IPv6 fragment header", changed(&v6, 20, &[44]), XDP_PASS),
+            ("ARP", changed(&v4, 12, &[0x08, 0x06]), XDP_PASS),
+        ];
+        for (name, frame, verdict) in cases {
+            assert_eq!(loaded.verdict(&frame), verdict, "{name}");
+        }
+        let vlan: Vec<u8> =
+            [&v4[..12], &[0x81, 0, 0, 5], &v4[12..]].into_iter().flatten().copied().collect();
+        assert_eq!(loaded.verdict(&vlan), XDP_PASS, "VLAN tag");
+    }
+
+    #[test]
+    fn every_truncation_and_every_changed_bit_agrees_with_the_definition() {
+        let loaded = testns::or_skip!("every_truncation_and_every_changed_bit", load());
+        for frame in [frame_v4(), frame_v6()] {
+            for len in 14..=frame.len() {
+                let cut = &frame[..len];
+                assert_eq!(loaded.verdict(cut) == XDP_REDIRECT, ours(cut), "cut to {len}");
+            }
+            for bit in 0..frame.len() * 8 {
+                let mut flipped = frame.clone();
+                flipped[bit / 8] ^= 1 << (bit % 8);
+                let verdict = loaded.verdict(&flipped);
+                assert_eq!(verdict == XDP_REDIRECT, ours(&flipped), "bit {bit}");
+                assert!(matches!(verdict, XDP_REDIRECT | XDP_PASS), "bit {bit}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_queue_without_a_socket_passes() {
+        let loaded = testns::or_skip!("a_queue_without_a_socket_passes", load());
+        assert_eq!(loaded.verdict(&frame_v4()), XDP_REDIRECT);
+        let Loaded { program, sockets, _socket: socket } = loaded;
+        drop(socket);
+        drop(sockets);
+        // A closed socket leaves the map by itself.
+        assert_eq!(program.test_run(&frame_v4()).unwrap(), XDP_PASS);
+    }
+
+    #[test]
+    fn the_verifier_is_quoted_when_it_refuses() {
+        testns::or_skip!("the_verifier_is_quoted", load());
+        let mut asm = Asm::default();
+        asm.load(Size::W, Reg::R0, Reg::R1, CTX_DATA);
+        asm.load(Size::W, Reg::R0, Reg::R0, 0);
+        asm.exit();
+        let error = Program::load("bad", &asm.assemble()).unwrap_err();
+        assert!(error.to_string().contains("invalid access to packet"), "{error}");
+    }
+}

@@ -1,0 +1,184 @@
+//! The AF_XDP socket: the system calls, and nothing that decides (`if_xdp.h`,
+//! `Documentation/networking/af_xdp.rst`).
+#![allow(unsafe_code)]
+
+use super::mapping::Mapping;
+use super::ring::{CompletionRing, Desc, FillRing, Layout, RxRing, TxRing};
+use super::umem::{CHUNK, Umem};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+/// `XDP_MAX_TX_SKB_BUDGET` of `if_xdp.h` (Linux 6.18): descriptors that one `sendto` sends at most.
+const XDP_MAX_TX_SKB_BUDGET: i32 = 9;
+
+/// An `AF_XDP` socket.
+#[derive(Debug)]
+pub(crate) struct Socket(OwnedFd);
+
+/// The rings of a socket.
+#[derive(Debug)]
+pub(crate) struct Rings {
+    /// Chunks to receive into.
+    pub(crate) fill: FillRing,
+    /// Frames received.
+    pub(crate) rx: RxRing,
+    /// Frames to send.
+    pub(crate) tx: TxRing,
+    /// Chunks sent.
+    pub(crate) completion: CompletionRing,
+}
+
+impl Socket {
+    /// A fresh socket; needs `CAP_NET_RAW`.
+    pub(crate) fn new() -> io::Result<Self> {
+        // SAFETY: no pointers.
+        let fd = unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: a new descriptor that nobody else owns.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    /// Registers the memory. `ENOBUFS` means that it exceeds `RLIMIT_MEMLOCK`.
+    pub(crate) fn register(&self, umem: &Umem) -> io::Result<()> {
+        let (addr, len) = umem.region();
+        let region = libc::xdp_umem_reg {
+            addr,
+            len,
+            chunk_size: CHUNK as u32,
+            headroom: 0,
+            flags: 0,
+            tx_metadata_len: 0,
+        };
+        self.set(libc::SOL_XDP, libc::XDP_UMEM_REG, &region)
+    }
+
+    /// Makes and maps the four rings; fill and RX have `rx` entries, TX and completion `tx`.
+    pub(crate) fn make_rings(&self, rx: u32, tx: u32) -> io::Result<Rings> {
+        self.set(libc::SOL_XDP, libc::XDP_UMEM_FILL_RING, &rx)?;
+        self.set(libc::SOL_XDP, libc::XDP_UMEM_COMPLETION_RING, &tx)?;
+        self.set(libc::SOL_XDP, libc::XDP_RX_RING, &rx)?;
+        self.set(libc::SOL_XDP, libc::XDP_TX_RING, &tx)?;
+        let at: libc::xdp_mmap_offsets = self.get(libc::XDP_MMAP_OFFSETS)?;
+        let map = |offsets: &libc::xdp_ring_offset, size: u32, entry: usize, page: u64| {
+            let layout = Layout {
+                producer: offsets.producer as usize,
+                consumer: offsets.consumer as usize,
+                flags: offsets.flags as usize,
+                entries: offsets.desc as usize,
+                size,
+            };
+            Mapping::of_fd(self.0.as_fd(), page, layout.bytes(entry)).map(|map| (map, layout))
+        };
+        let (addr, desc) = (size_of::<u64>(), size_of::<Desc>());
+        let (fill, fill_at) = map(&at.fr, rx, addr, libc::XDP_UMEM_PGOFF_FILL_RING)?;
+        let (done, done_at) = map(&at.cr, tx, addr, libc::XDP_UMEM_PGOFF_COMPLETION_RING)?;
+        let (rx, rx_at) = map(&at.rx, rx, desc, libc::XDP_PGOFF_RX_RING.cast_unsigned())?;
+        let (tx, tx_at) = map(&at.tx, tx, desc, libc::XDP_PGOFF_TX_RING.cast_unsigned())?;
+        Ok(Rings {
+            fill: FillRing::new(fill, fill_at),
+            rx: RxRing::new(rx, rx_at),
+            tx: TxRing::new(tx, tx_at),
+            completion: CompletionRing::new(done, done_at),
+        })
+    }
+
+    /// Binds to a queue of an interface. The kernel takes zero-copy where the driver has it, and
+    /// copies elsewhere.
+    pub(crate) fn bind(&self, ifindex: u32, queue: u32, flags: u16) -> io::Result<()> {
+        let address = libc::sockaddr_xdp {
+            sxdp_family: libc::AF_XDP as u16,
+            sxdp_flags: flags,
+            sxdp_ifindex: ifindex,
+            sxdp_queue_id: queue,
+            sxdp_shared_umem_fd: 0,
+        };
+        // SAFETY: the address is initialised and its size is given.
+        let result = unsafe {
+            let len = size_of_val(&address) as libc::socklen_t;
+            libc::bind(self.0.as_raw_fd(), (&raw const address).cast(), len)
+        };
+        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    /// Whether the kernel reads and writes the UMEM without copying.
+    pub(crate) fn zero_copy(&self) -> io::Result<bool> {
+        let options: libc::xdp_options = self.get(libc::XDP_OPTIONS)?;
+        Ok(options.flags & libc::XDP_OPTIONS_ZEROCOPY != 0)
+    }
+
+    /// Lets one `sendto` send `budget` descriptors instead of 32. `false` on older kernels.
+    pub(crate) fn set_tx_budget(&self, budget: u32) -> bool {
+        self.set(libc::SOL_XDP, XDP_MAX_TX_SKB_BUDGET, &budget).is_ok()
+    }
+
+    /// Asks for room for `bytes` of frames that are sent and not yet received, beyond
+    /// `net.core.wmem_max` if `force` and the process may. Best effort.
+    pub(crate) fn set_send_buffer(&self, bytes: u32, force: bool) {
+        let forced = force && self.set(libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &bytes).is_ok();
+        if !forced {
+            let _ = self.set(libc::SOL_SOCKET, libc::SO_SNDBUF, &bytes);
+        }
+    }
+
+    /// The kernel's counters since the socket was made.
+    pub(crate) fn statistics(&self) -> io::Result<libc::xdp_statistics> {
+        self.get(libc::XDP_STATISTICS)
+    }
+
+    /// Tells the kernel to send what is in the TX ring.
+    pub(crate) fn kick_send(&self) -> io::Result<()> {
+        // SAFETY: no bytes are given, so the null pointers are not read.
+        let result = unsafe {
+            let (none, flags) = (std::ptr::null(), libc::MSG_DONTWAIT);
+            libc::sendto(self.0.as_raw_fd(), none, 0, flags, std::ptr::null(), 0)
+        };
+        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    /// Tells a driver that the fill ring has chunks again.
+    pub(crate) fn kick_receive(&self) -> io::Result<()> {
+        // SAFETY: no buffer is given, so the null pointers are not written.
+        let result = unsafe {
+            let (none, flags) = (std::ptr::null_mut(), libc::MSG_DONTWAIT);
+            libc::recv(self.0.as_raw_fd(), none, 0, flags)
+        };
+        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    fn set<T>(&self, level: i32, option: i32, value: &T) -> io::Result<()> {
+        // SAFETY: the value is initialised plain data and its size is given.
+        let result = unsafe {
+            let len = size_of::<T>() as libc::socklen_t;
+            let value = std::ptr::from_ref(value).cast();
+            libc::setsockopt(self.0.as_raw_fd(), level, option, value, len)
+        };
+        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    /// Reads an option of level `SOL_XDP`; what an older kernel does not fill stays zero.
+    fn get<T: Plain>(&self, option: i32) -> io::Result<T> {
+        // SAFETY: `T` is plain data, of which all zeroes is a value.
+        let mut value: T = unsafe { std::mem::zeroed() };
+        let mut len = size_of::<T>() as libc::socklen_t;
+        // SAFETY: the kernel writes at most `len` bytes, any of which are a `T`.
+        let result = unsafe {
+            let value = (&raw mut value).cast();
+            libc::getsockopt(self.0.as_raw_fd(), libc::SOL_XDP, option, value, &raw mut len)
+        };
+        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(value) }
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Plain data: any bits are a value.
+trait Plain {}
+impl Plain for libc::xdp_mmap_offsets {}
+impl Plain for libc::xdp_options {}
+impl Plain for libc::xdp_statistics {}

@@ -1,0 +1,127 @@
+//! The UMEM: one piece of memory, cut into chunks, that is shared with the kernel.
+//!
+//! At any time a chunk is either ours or the kernel's. [`Umem`] keeps the book: it gives slices of
+//! our chunks only, a chunk enters a ring only as a [`Lent`], which marks it as the kernel's, and it
+//! becomes ours again only through a [`Returned`], which only a ring can make. So neither a mistake
+//! in the callers nor nonsense from a driver makes two owners of one chunk.
+#![allow(unsafe_code)]
+
+use super::mapping::Mapping;
+use std::io;
+use std::ops::Range;
+
+/// Bytes of a chunk: the most that the kernel takes without huge pages.
+pub(crate) const CHUNK: usize = 4096;
+
+/// A chunk on its way to the kernel: the proof that it was marked as such.
+#[derive(Debug)]
+pub(crate) struct Lent(u64);
+
+impl Lent {
+    /// Offset into the UMEM.
+    pub(crate) const fn addr(&self) -> u64 {
+        self.0
+    }
+}
+
+/// An address that the kernel gave back in a ring.
+#[derive(Debug)]
+pub(crate) struct Returned(u64);
+
+impl Returned {
+    /// For the rings only.
+    pub(super) const fn new(addr: u64) -> Self {
+        Self(addr)
+    }
+}
+
+/// The memory and who owns which chunk of it.
+#[derive(Debug)]
+pub(crate) struct Umem {
+    map: Mapping,
+    lent: Box<[bool]>,
+}
+
+impl Umem {
+    /// Maps `chunks` chunks, all ours.
+    pub(crate) fn new(chunks: u32) -> io::Result<Self> {
+        let map = Mapping::anonymous(chunks as usize * CHUNK)?;
+        Ok(Self { map, lent: vec![false; chunks as usize].into() })
+    }
+
+    /// Address and length, for the kernel.
+    pub(crate) fn region(&self) -> (u64, u64) {
+        (self.map.base().as_ptr() as u64, self.map.len() as u64)
+    }
+
+    /// Gives a chunk to the kernel, or `None` if it is not ours to give.
+    pub(crate) fn lend(&mut self, chunk: u32) -> Option<Lent> {
+        let lent = self.lent.get_mut(chunk as usize)?;
+        (!std::mem::replace(lent, true)).then(|| Lent(u64::from(chunk) * CHUNK as u64))
+    }
+
+    /// Takes a chunk back, wherever in it the address points. `None` if it was not lent.
+    pub(crate) fn reclaim(&mut self, returned: &Returned) -> Option<u32> {
+        let chunk = u32::try_from(returned.0 / CHUNK as u64).ok()?;
+        let lent = self.lent.get_mut(chunk as usize)?;
+        std::mem::replace(lent, false).then_some(chunk)
+    }
+
+    /// Bytes of chunks that are all ours.
+    pub(crate) fn get(&self, range: Range<usize>) -> Option<&[u8]> {
+        self.check(&range)?;
+        // SAFETY: the range lies in the mapping, which lives as long as `self`, and in chunks that
+        // the kernel does not own and so does not write; no `&mut` to them exists while `self` is
+        // borrowed.
+        Some(unsafe {
+            std::slice::from_raw_parts(self.map.base().as_ptr().add(range.start), range.len())
+        })
+    }
+
+    /// Bytes of chunks that are all ours, to write.
+    pub(crate) fn get_mut(&mut self, range: Range<usize>) -> Option<&mut [u8]> {
+        self.check(&range)?;
+        // SAFETY: as in `get`, and `self` is borrowed exclusively.
+        Some(unsafe {
+            std::slice::from_raw_parts_mut(self.map.base().as_ptr().add(range.start), range.len())
+        })
+    }
+
+    fn check(&self, range: &Range<usize>) -> Option<()> {
+        if range.start >= range.end || range.end > self.map.len() {
+            return None;
+        }
+        let chunks = range.start / CHUNK..(range.end - 1) / CHUNK + 1;
+        self.lent[chunks].iter().all(|lent| !lent).then_some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lent_chunk_cannot_be_seen_or_lent_again_until_it_returns() {
+        let mut umem = Umem::new(3).unwrap();
+        umem.get_mut(0..3 * CHUNK).unwrap().fill(7);
+        let lent = umem.lend(1).unwrap();
+        assert_eq!(lent.addr(), 4096);
+        assert!(umem.lend(1).is_none() && umem.lend(3).is_none());
+        assert!(umem.get(CHUNK..CHUNK + 1).is_none());
+        assert!(umem.get(CHUNK - 1..CHUNK + 1).is_none());
+        assert!(umem.get(0..3 * CHUNK).is_none());
+        assert_eq!(umem.get(CHUNK - 1..CHUNK), Some(&[7u8][..]));
+        assert_eq!(umem.reclaim(&Returned::new(4096 + 300)), Some(1));
+        assert!(umem.reclaim(&Returned::new(4096)).is_none());
+        assert!(umem.get(0..3 * CHUNK).is_some());
+    }
+
+    #[test]
+    fn nonsense_addresses_are_refused() {
+        let mut umem = Umem::new(2).unwrap();
+        assert!(umem.reclaim(&Returned::new(u64::MAX)).is_none());
+        assert!(umem.reclaim(&Returned::new(2 * CHUNK as u64)).is_none());
+        assert!(umem.get(0..2 * CHUNK + 1).is_none());
+        assert!(umem.get(5..5).is_none());
+    }
+}
