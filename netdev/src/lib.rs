@@ -3,10 +3,13 @@
 //! Nothing here knows of a queue pair. See [`port`] for the contract that every backend keeps.
 
 pub mod error;
+pub mod fd;
 pub mod headers;
 pub mod iface;
 pub mod port;
 pub mod rtnl;
+pub mod udp;
+pub mod xdp;
 #[cfg(test)]
 mod testns;
 

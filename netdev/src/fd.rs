@@ -1,0 +1,157 @@
+//! Descriptors to wait on: `eventfd(2)` and `epoll(7)`, close-on-exec and non-blocking.
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+
+/// A counter that is readable while it is not zero (`eventfd(2)`).
+#[derive(Debug)]
+pub struct EventFd(File);
+
+impl EventFd {
+    /// A new one, not readable.
+    ///
+    /// # Errors
+    /// No descriptor or no memory left.
+    pub fn new() -> io::Result<Self> {
+        // SAFETY: no pointers; a result that is not negative is a descriptor that nobody else owns.
+        unsafe {
+            let fd = check(libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK))?;
+            Ok(Self(File::from(OwnedFd::from_raw_fd(fd))))
+        }
+    }
+
+    /// Makes it readable.
+    pub fn signal(&self) {
+        // The only error is EAGAIN at 2⁶⁴ − 1: then it is readable already.
+        let _ = (&self.0).write(&1_u64.to_ne_bytes());
+    }
+
+    /// Makes it not readable.
+    pub fn clear(&self) {
+        // The only error is EAGAIN: then it is not readable.
+        let _ = (&self.0).read(&mut [0; 8]);
+    }
+}
+
+impl AsFd for EventFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// A set of descriptors that is itself a descriptor, readable while one of them is ready (`epoll(7)`,
+/// level-triggered).
+#[derive(Debug)]
+pub struct Epoll(OwnedFd);
+
+/// What to wait for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Interest {
+    /// `EPOLLIN`.
+    Read,
+    /// `EPOLLOUT`.
+    Write,
+    /// Both.
+    ReadWrite,
+}
+
+impl Epoll {
+    /// An empty set.
+    ///
+    /// # Errors
+    /// No descriptor or no memory left.
+    pub fn new() -> io::Result<Self> {
+        // SAFETY: no pointers; a result that is not negative is a descriptor that nobody else owns.
+        unsafe {
+            let fd = check(libc::epoll_create1(libc::EPOLL_CLOEXEC))?;
+            Ok(Self(OwnedFd::from_raw_fd(fd)))
+        }
+    }
+
+    /// Adds `fd`. Closing it takes it out.
+    ///
+    /// # Errors
+    /// It is in the set already, cannot be waited on, or no memory is left.
+    pub fn add(&self, fd: impl AsFd, interest: Interest) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_ADD, fd.as_fd(), Some(interest))
+    }
+
+    /// Changes what to wait for.
+    ///
+    /// # Errors
+    /// It is not in the set.
+    pub fn modify(&self, fd: impl AsFd, interest: Interest) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_MOD, fd.as_fd(), Some(interest))
+    }
+
+    /// Takes `fd` out.
+    ///
+    /// # Errors
+    /// It is not in the set.
+    pub fn remove(&self, fd: impl AsFd) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_DEL, fd.as_fd(), None)
+    }
+
+    fn control(&self, op: i32, fd: BorrowedFd<'_>, interest: Option<Interest>) -> io::Result<()> {
+        let events = match interest {
+            None => 0,
+            Some(Interest::Read) => libc::EPOLLIN,
+            Some(Interest::Write) => libc::EPOLLOUT,
+            Some(Interest::ReadWrite) => libc::EPOLLIN | libc::EPOLLOUT,
+        };
+        let fd = fd.as_raw_fd();
+        let mut event = libc::epoll_event { events: events as u32, u64: fd as u64 };
+        // SAFETY: both descriptors are open, and the kernel only reads the event during the call.
+        unsafe { check(libc::epoll_ctl(self.0.as_raw_fd(), op, fd, &raw mut event)) }?;
+        Ok(())
+    }
+}
+
+impl AsFd for Epoll {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Waits until `fd` is readable or `timeout_ms` (−1 = for ever) have passed; returns whether it is.
+///
+/// # Errors
+/// As `poll(2)`, except `EINTR`, which counts as not readable.
+pub fn wait_readable(fd: impl AsFd, timeout_ms: i32) -> io::Result<bool> {
+    let mut poll = libc::pollfd { fd: fd.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one entry, borrowed exclusively for the call.
+    match unsafe { check(libc::poll(&raw mut poll, 1, timeout_ms)) } {
+        Ok(ready) => Ok(ready > 0),
+        Err(e) if e.kind() == io::ErrorKind::Interrupted => Ok(false),
+        Err(e) => Err(e),
+    }
+}
+
+fn check(result: i32) -> io::Result<i32> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_eventfd_in_an_epoll_set_is_readable_between_signal_and_clear() {
+        let event = EventFd::new().unwrap();
+        let set = Epoll::new().unwrap();
+        set.add(&event, Interest::Read).unwrap();
+        assert!(!wait_readable(&set, 0).unwrap());
+        event.signal();
+        event.signal();
+        assert!(wait_readable(&set, 0).unwrap());
+        event.clear();
+        assert!(!wait_readable(&set, 0).unwrap());
+        event.clear();
+        event.signal();
+        set.remove(&event).unwrap();
+        assert!(!wait_readable(&set, 0).unwrap());
+        assert!(set.remove(&event).is_err());
+    }
+}

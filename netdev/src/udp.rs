@@ -1,0 +1,230 @@
+//! Plain UDP sockets: no privilege, `UDP_SEGMENT` out, `UDP_GRO` in.
+//!
+//! Each own address has one socket on UDP/4791 that receives. Datagrams leave from a socket bound to
+//! the path's source port, made when the first path wants it. All are unconnected and never fragment
+//! (`IP_PMTUDISC_DO`), because then Linux writes IPv4 identification 0, and datagram *i* of a
+//! super-packet gets *i* when it is segmented: the sender knows what the ICRC must cover. The receiver
+//! cannot read the identification; it is a hint ([`RxIpId::Hint`](crate::RxIpId::Hint)).
+//!
+//! Datagrams to the port's own addresses go through the kernel's loopback like any other.
+
+mod holder;
+mod paths;
+mod rx;
+mod sockets;
+mod staging;
+mod sys;
+mod tx;
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd as _, BorrowedFd};
+use std::time::Duration;
+
+use crate::PortConfig;
+use crate::error::OpenError;
+use crate::fd::{Epoll, Interest};
+use crate::iface::Interface;
+use crate::port::{
+    Backend, Capabilities, Path, PathId, PathSpec, Port, PortStats, RxBudget, RxDatagram,
+    TxFailure, TxSlot,
+};
+use paths::Paths;
+use rx::Receiver;
+use sockets::Role;
+use staging::{RUN_BYTES_MAX, Staging};
+use sys::{SendScratch, Socket};
+
+/// A port over UDP sockets.
+///
+/// While it is [blocked](Port::wants_write), [`wait_fd`](Port::wait_fd) also becomes readable when the
+/// kernel takes more: there is no need to wait for `POLLOUT`.
+pub struct UdpPort {
+    capabilities: Capabilities,
+    addresses: Vec<IpAddr>,
+    config: PortConfig,
+    paths: Paths,
+    receiver: Receiver,
+    staging: Staging,
+    scratch: SendScratch,
+    /// The socket that the kernel would not take more from.
+    blocked: Option<usize>,
+    epoll: Epoll,
+    tx: TxStats,
+}
+
+/// The sending half of [`PortStats`].
+#[derive(Debug, Clone, Copy, Default)]
+struct TxStats {
+    datagrams: u64,
+    bytes: u64,
+    runs: u64,
+    failed: u64,
+    blocked: u64,
+}
+
+impl UdpPort {
+    /// Opens UDP/4791 on each of `addresses`, which are addresses of `iface` in GID order.
+    ///
+    /// # Errors
+    /// No address, an address that is not of this network namespace, or one whose port 4791 is taken;
+    /// the hint then names the process that has it, as far as `/proc` shows it.
+    pub fn open(
+        iface: &Interface,
+        addresses: &[IpAddr],
+        config: &PortConfig,
+    ) -> Result<Self, OpenError> {
+        Self::open_as(iface, addresses, config, Role::Receive)
+    }
+
+    /// Opens the companion of a port that reads frames elsewhere (`AF_PACKET`, `AF_XDP`).
+    ///
+    /// It owns UDP/4791 on each address, so that the kernel answers nothing with "port unreachable" and
+    /// no other process takes it, but drops all that arrives before it is queued: `receive` always
+    /// returns 0, and `wait_fd` never becomes readable but for sending. Sending works as on a port from
+    /// [`open`](Self::open), through the kernel's routing and neighbour resolution.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_guard(
+        iface: &Interface,
+        addresses: &[IpAddr],
+        config: &PortConfig,
+    ) -> Result<Self, OpenError> {
+        Self::open_as(iface, addresses, config, Role::Guard)
+    }
+
+    fn open_as(
+        iface: &Interface,
+        addresses: &[IpAddr],
+        config: &PortConfig,
+        role: Role,
+    ) -> Result<Self, OpenError> {
+        let Some(&first) = addresses.first() else {
+            return Err(OpenError::plain(
+                Backend::Udp,
+                format!("{} has no address", iface.name),
+                format!("give it one: `ip address add ADDRESS/PREFIX dev {}`", iface.name),
+            ));
+        };
+        let own = addresses
+            .iter()
+            .map(|&address| sockets::open_own(iface, address, config, role))
+            .collect::<Result<Vec<_>, _>>()?;
+        let os = |what: &str, e| OpenError::os(Backend::Udp, what, e, "");
+        let epoll = Epoll::new().map_err(|e| os("cannot make an epoll set", e))?;
+        if role == Role::Receive {
+            for socket in &own {
+                epoll
+                    .add(socket.as_fd(), Interest::Read)
+                    .map_err(|e| os("cannot wait for a UDP socket", e))?;
+            }
+        }
+        let segments_max =
+            if config.no_segmentation { 1 } else { sockets::segments_max(iface, first) };
+        Ok(Self {
+            capabilities: Capabilities {
+                backend: Backend::Udp,
+                link_mtu: iface.mtu,
+                segments_max,
+                run_bytes_max: RUN_BYTES_MAX as u32,
+                ip_id_exact: false,
+                tos_on_send: true,
+                tos_on_receive: true,
+                rx_budget: rx_budget(&own),
+            },
+            receiver: Receiver::new(addresses, role == Role::Receive),
+            paths: Paths::new(iface, addresses, own, segments_max),
+            addresses: addresses.to_vec(),
+            config: config.clone(),
+            staging: Staging::new(),
+            scratch: SendScratch::new(),
+            blocked: None,
+            epoll,
+            tx: TxStats::default(),
+        })
+    }
+}
+
+impl Port for UdpPort {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn addresses(&self) -> &[IpAddr] {
+        &self.addresses
+    }
+
+    fn add_path(&mut self, spec: &PathSpec) -> io::Result<Path> {
+        let path = self.paths.add(spec, &self.config)?;
+        self.receiver.path_added(spec.local);
+        Ok(path)
+    }
+
+    fn remove_path(&mut self, path: PathId) {
+        if let Some(local) = self.paths.remove(path) {
+            self.receiver.path_removed(local);
+        }
+        if self.staging.is_empty() {
+            self.paths.reclaim();
+        }
+    }
+
+    fn receive(&mut self, budget: usize, sink: impl FnMut(RxDatagram<'_>)) -> io::Result<usize> {
+        self.receiver.receive(self.paths.own_sockets(), budget, sink)
+    }
+
+    fn reserve(&mut self, path: PathId, len: usize) -> Option<TxSlot<'_>> {
+        let entry = self.paths.get(path)?;
+        let (buf, index) = self.staging.reserve(path, len, entry.segments_max)?;
+        Some(TxSlot { buf, ip_id: if entry.v6 { 0 } else { index } })
+    }
+
+    fn commit(&mut self) {
+        self.staging.commit();
+    }
+
+    fn flush(&mut self, failed: impl FnMut(TxFailure)) {
+        self.flush_staged(failed);
+    }
+
+    fn wants_write(&self) -> bool {
+        !self.staging.is_empty()
+    }
+
+    fn wait_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    fn maintain(&mut self) -> Option<Duration> {
+        // Routes, neighbours and link changes are the kernel's.
+        None
+    }
+
+    fn stats(&self) -> PortStats {
+        PortStats {
+            tx_datagrams: self.tx.datagrams,
+            tx_bytes: self.tx.bytes,
+            tx_runs: self.tx.runs,
+            tx_failed: self.tx.failed,
+            tx_blocked: self.tx.blocked,
+            ..self.receiver.stats(self.paths.own_sockets())
+        }
+    }
+}
+
+/// What the smallest of the receive queues holds, less an eighth for what is not the peers' (pure
+/// acknowledgements, strangers, the kernel's own rounding).
+fn rx_budget(own: &[Socket]) -> RxBudget {
+    let bytes = own
+        .iter()
+        .filter_map(|s| s.get(libc::SOL_SOCKET, libc::SO_RCVBUF).ok())
+        .filter_map(|bytes| u32::try_from(bytes).ok())
+        .min()
+        .unwrap_or(0);
+    let bytes = bytes - bytes / 8;
+    RxBudget { bytes, datagrams: bytes / RxBudget::cost(0) }
+}
+
+#[cfg(test)]
+mod tests;

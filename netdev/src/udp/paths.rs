@@ -1,0 +1,197 @@
+//! The paths of a port and the sockets that they send from.
+
+use std::io;
+use std::net::IpAddr;
+
+use super::sockets;
+use super::sys::{Dest, Socket};
+use crate::PortConfig;
+use crate::iface::Interface;
+use crate::port::{Path, PathId, PathSpec, ROCE_PORT};
+
+/// What the port needs to know of a path.
+pub(super) struct Entry {
+    pub(super) dest: Dest,
+    /// Index of the socket that it sends from.
+    pub(super) socket: usize,
+    pub(super) v6: bool,
+    /// How many datagrams may leave as one message; 1 once the kernel refused to segment here.
+    pub(super) segments_max: u16,
+    local: IpAddr,
+    live: bool,
+}
+
+/// A socket to send from.
+struct Sender {
+    socket: Socket,
+    local: IpAddr,
+    /// What paths asked for; another than `port` if that was taken.
+    wanted: u16,
+    port: u16,
+    /// Paths that use it. The sockets of the own addresses stay open without any.
+    paths: usize,
+}
+
+/// All paths and all sockets.
+pub(super) struct Paths {
+    iface: Interface,
+    segments_max: u16,
+    /// Sockets of the own addresses first, in their order; these are never `None`.
+    senders: Vec<Option<Sender>>,
+    own: usize,
+    entries: Vec<Entry>,
+    /// Removed, but datagrams may still be on their way.
+    retired: Vec<PathId>,
+    free: Vec<PathId>,
+    ttl_default: [u8; 2],
+}
+
+impl Paths {
+    pub(super) fn new(
+        iface: &Interface,
+        addresses: &[IpAddr],
+        own: Vec<Socket>,
+        segments_max: u16,
+    ) -> Self {
+        let mut ttl_default = [0; 2];
+        for (local, socket) in addresses.iter().zip(&own) {
+            let v6 = local.is_ipv6();
+            ttl_default[usize::from(v6)] = sockets::ttl_default(socket, v6);
+        }
+        let sender = |(socket, &local)| {
+            Some(Sender { socket, local, wanted: ROCE_PORT, port: ROCE_PORT, paths: 0 })
+        };
+        Self {
+            iface: iface.clone(),
+            segments_max,
+            own: own.len(),
+            senders: own.into_iter().zip(addresses).map(sender).collect(),
+            entries: Vec::new(),
+            retired: Vec::new(),
+            free: Vec::new(),
+            ttl_default,
+        }
+    }
+
+    pub(super) fn add(&mut self, spec: &PathSpec, config: &PortConfig) -> io::Result<Path> {
+        let invalid = |what| Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+        let v6 = spec.local.is_ipv6();
+        if v6 != spec.remote.is_ipv6() {
+            return invalid(format!("{} and {} are of two families", spec.local, spec.remote));
+        }
+        if !self.own_senders().any(|s| s.local == spec.local) {
+            return invalid(format!("{} is not an address of this port", spec.local));
+        }
+        sockets::check_route(&self.iface, spec).map_err(|e| {
+            io::Error::new(
+                e.kind(),
+                format!("cannot send from {} to {}: {e}", spec.local, spec.remote),
+            )
+        })?;
+        let socket = self.sender_for(spec, config)?;
+        let entry = Entry {
+            dest: sockets::destination(&self.iface, spec, self.ttl_default[usize::from(v6)]),
+            socket,
+            v6,
+            segments_max: self.segments_max,
+            local: spec.local,
+            live: true,
+        };
+        let sender = self.senders[socket].as_mut().expect("just found or made");
+        sender.paths += 1;
+        let src_port = sender.port;
+        let id = if let Some(id) = self.free.pop() {
+            self.entries[id.0 as usize] = entry;
+            id
+        } else {
+            self.entries.push(entry);
+            PathId(self.entries.len() as u32 - 1)
+        };
+        Ok(Path { id, src_port })
+    }
+
+    /// The socket for a path: one that has the wanted port, a new one, or the own address's.
+    fn sender_for(&mut self, spec: &PathSpec, config: &PortConfig) -> io::Result<usize> {
+        let same = |s: &Option<Sender>| {
+            s.as_ref().is_some_and(|s| s.local == spec.local && s.wanted == spec.src_port)
+        };
+        if let Some(found) = self.senders.iter().position(same) {
+            return Ok(found);
+        }
+        let opened = sockets::open_sender(&self.iface, spec.local, spec.src_port, config);
+        let (socket, port) = match opened {
+            Ok(Some(opened)) => opened,
+            // No port or no descriptor left: UDP/4791 does as well.
+            Ok(None) => return Ok(self.own_of(spec.local)),
+            Err(e) if matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
+                return Ok(self.own_of(spec.local));
+            }
+            Err(e) => return Err(e),
+        };
+        let sender = Sender { socket, local: spec.local, wanted: spec.src_port, port, paths: 0 };
+        if let Some(hole) = self.senders.iter().position(Option::is_none) {
+            self.senders[hole] = Some(sender);
+            return Ok(hole);
+        }
+        self.senders.push(Some(sender));
+        Ok(self.senders.len() - 1)
+    }
+
+    fn own_of(&self, local: IpAddr) -> usize {
+        self.own_senders().position(|s| s.local == local).expect("checked by add")
+    }
+
+    fn own_senders(&self) -> impl Iterator<Item = &Sender> {
+        self.senders[..self.own].iter().flatten()
+    }
+
+    /// The path is not to be used any more; returns its own address, if it was in use.
+    pub(super) fn remove(&mut self, path: PathId) -> Option<IpAddr> {
+        let entry = self.entries.get_mut(path.0 as usize).filter(|e| e.live)?;
+        entry.live = false;
+        self.retired.push(path);
+        Some(entry.local)
+    }
+
+    /// Nothing is on its way any more: closes the sockets that no path uses.
+    pub(super) fn reclaim(&mut self) {
+        while let Some(id) = self.retired.pop() {
+            let index = self.entries[id.0 as usize].socket;
+            if let Some(sender) = &mut self.senders[index] {
+                sender.paths -= 1;
+                if sender.paths == 0 && index >= self.own {
+                    self.senders[index] = None;
+                }
+            }
+            self.free.push(id);
+        }
+    }
+
+    /// A path that may be sent to.
+    pub(super) fn get(&self, path: PathId) -> Option<&Entry> {
+        self.entries.get(path.0 as usize).filter(|e| e.live)
+    }
+
+    /// A path that something is on its way to; it may have been removed since.
+    pub(super) fn entry(&self, path: PathId) -> &Entry {
+        &self.entries[path.0 as usize]
+    }
+
+    pub(super) fn entry_mut(&mut self, path: PathId) -> &mut Entry {
+        &mut self.entries[path.0 as usize]
+    }
+
+    pub(super) fn socket(&self, index: usize) -> &Socket {
+        &self.senders[index].as_ref().expect("open while a path uses it").socket
+    }
+
+    /// The socket of the own address with this index.
+    pub(super) fn own_sockets<'a>(&'a self) -> impl Fn(usize) -> &'a Socket {
+        |i| self.socket(i)
+    }
+
+    /// Whether the socket is that of an own address, which also receives.
+    pub(super) fn is_own(&self, index: usize) -> bool {
+        index < self.own
+    }
+}

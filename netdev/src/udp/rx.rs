@@ -1,0 +1,181 @@
+//! Receiving: bursts of super-packets, cut into datagrams.
+
+use std::cell::Cell;
+use std::io;
+use std::net::IpAddr;
+
+use super::sys::{RECV_MAX, Received, RecvBatch, Socket};
+use crate::port::{PortStats, RxDatagram, RxIpId};
+
+/// How many bytes one system call should bring: what stays in a core's second-level cache until it
+/// is handed up.
+const BURST_BYTES: usize = 256 * 1024;
+/// Every so many calls the sockets are read too that have no path while others have.
+const IDLE_EVERY: u32 = 16;
+
+/// The receive side of a port.
+pub(super) struct Receiver {
+    /// `None` on a guard.
+    batch: Option<RecvBatch>,
+    queues: Vec<Queue>,
+    /// Paths on all queues together.
+    paths: usize,
+    calls: u32,
+    /// Where the next call begins, so that one busy address does not starve the others.
+    first: usize,
+    stats: PortStats,
+}
+
+/// What is known of one own address's socket.
+#[derive(Debug)]
+struct Queue {
+    local: IpAddr,
+    paths: usize,
+    /// Typical bytes of one message in the last burst.
+    message_bytes: usize,
+    /// The kernel's drop counter when it was last read, and its sum beyond 32 bits.
+    drops: Cell<(u32, u64)>,
+}
+
+impl Receiver {
+    pub(super) fn new(addresses: &[IpAddr], receives: bool) -> Self {
+        let queue =
+            |&local: &IpAddr| Queue { local, paths: 0, message_bytes: 0, drops: Cell::new((0, 0)) };
+        Self {
+            batch: receives.then(RecvBatch::new),
+            queues: addresses.iter().map(queue).collect(),
+            paths: 0,
+            calls: 0,
+            first: 0,
+            stats: PortStats::default(),
+        }
+    }
+
+    /// Whether it is not a guard's.
+    pub(super) fn receives(&self) -> bool {
+        self.batch.is_some()
+    }
+
+    pub(super) fn path_added(&mut self, local: IpAddr) {
+        self.paths += 1;
+        self.queues.iter_mut().filter(|q| q.local == local).for_each(|q| q.paths += 1);
+    }
+
+    pub(super) fn path_removed(&mut self, local: IpAddr) {
+        self.paths -= 1;
+        self.queues.iter_mut().filter(|q| q.local == local).for_each(|q| q.paths -= 1);
+    }
+
+    /// Reads from the sockets in use, one per own address and in that order.
+    pub(super) fn receive<'s>(
+        &mut self,
+        sockets: impl Fn(usize) -> &'s Socket,
+        budget: usize,
+        mut sink: impl FnMut(RxDatagram<'_>),
+    ) -> io::Result<usize> {
+        let Some(batch) = &mut self.batch else { return Ok(0) };
+        self.calls = self.calls.wrapping_add(1);
+        let all = self.paths == 0 || self.calls.is_multiple_of(IDLE_EVERY);
+        let count = self.queues.len();
+        let mut total = 0;
+        for i in (self.first..count).chain(0..self.first) {
+            let queue = &mut self.queues[i];
+            if !all && queue.paths == 0 {
+                continue;
+            }
+            let left = budget.saturating_sub(total);
+            total += queue.drain(sockets(i), batch, left, &mut self.stats, &mut sink)?;
+            if total >= budget {
+                self.first = (i + 1) % count;
+                break;
+            }
+        }
+        Ok(total)
+    }
+
+    /// The receiving half of the port's counters.
+    pub(super) fn stats<'s>(&self, sockets: impl Fn(usize) -> &'s Socket) -> PortStats {
+        let mut stats = self.stats;
+        if self.batch.is_some() {
+            for (i, queue) in self.queues.iter().enumerate() {
+                let (last, sum) = queue.drops.get();
+                let now = sockets(i).input_drops();
+                let sum = sum + u64::from(now.wrapping_sub(last));
+                queue.drops.set((now, sum));
+                stats.rx_queue_drops += sum;
+            }
+        }
+        stats
+    }
+}
+
+impl Queue {
+    /// Reads until the queue is empty or `budget` datagrams have come.
+    fn drain(
+        &mut self,
+        socket: &Socket,
+        batch: &mut RecvBatch,
+        budget: usize,
+        stats: &mut PortStats,
+        sink: &mut impl FnMut(RxDatagram<'_>),
+    ) -> io::Result<usize> {
+        let mut total = 0;
+        loop {
+            let fits = BURST_BYTES.checked_div(self.message_bytes).unwrap_or(RECV_MAX);
+            let wanted = fits.min(budget - total).clamp(1, RECV_MAX);
+            let got = batch.recv(socket, wanted)?;
+            let before = stats.rx_bytes;
+            for i in 0..got {
+                total += self.hand_up(&batch.message(i), stats, sink);
+            }
+            if got > 0 {
+                self.message_bytes = ((stats.rx_bytes - before) as usize) / got;
+            }
+            if got < wanted || total >= budget {
+                return Ok(total);
+            }
+        }
+    }
+
+    /// Cuts one message into its datagrams; returns how many.
+    fn hand_up(
+        &self,
+        message: &Received<'_>,
+        stats: &mut PortStats,
+        sink: &mut impl FnMut(RxDatagram<'_>),
+    ) -> usize {
+        if message.truncated {
+            stats.rx_malformed += 1;
+            return 0;
+        }
+        let bytes = message.payload.len();
+        let mut datagram = RxDatagram {
+            payload: message.payload,
+            src: message.src,
+            dst: self.local,
+            src_port: message.src_port,
+            ip_id: if self.local.is_ipv6() { RxIpId::None } else { RxIpId::Hint(0) },
+            tos: message.tos,
+        };
+        stats.rx_runs += 1;
+        stats.rx_bytes += bytes as u64;
+        let segment = message.segment.filter(|&s| s > 0 && s < bytes);
+        let Some(segment) = segment else {
+            sink(datagram);
+            stats.rx_datagrams += 1;
+            return 1;
+        };
+        let mut count = 0;
+        for payload in message.payload.chunks(segment) {
+            datagram.payload = payload;
+            if let RxIpId::Hint(index) = &mut datagram.ip_id {
+                *index = count;
+            }
+            sink(datagram);
+            count = count.wrapping_add(1);
+        }
+        let count = bytes.div_ceil(segment);
+        stats.rx_datagrams += count as u64;
+        count
+    }
+}

@@ -1,0 +1,215 @@
+//! The sockets of a port: one per own address on UDP/4791, and more to send from other source ports.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+
+use super::holder;
+use super::sys::{Dest, Message, SendScratch, SockAddr, Socket, send};
+use crate::PortConfig;
+use crate::error::OpenError;
+use crate::iface::Interface;
+use crate::port::{Backend, PathSpec, ROCE_PORT};
+
+/// Source ports are taken from here up when the wanted one is in use, as RoCEv2 senders do.
+const SRC_PORT_MIN: u16 = 0xC000;
+/// How many other source ports are tried before the datagrams leave from UDP/4791.
+const SRC_PORT_TRIES: u16 = 16;
+
+/// What a socket is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Role {
+    /// Receives and sends.
+    Receive,
+    /// Owns the port, drops what arrives, and sends.
+    Guard,
+    /// Drops what arrives, and sends.
+    Send,
+}
+
+/// Opens the socket of one own address on UDP/4791.
+pub(super) fn open_own(
+    iface: &Interface,
+    address: IpAddr,
+    config: &PortConfig,
+    role: Role,
+) -> Result<Socket, OpenError> {
+    let fail = |what: &str, source: io::Error, hint: String| {
+        OpenError::os(Backend::Udp, format!("cannot {what} {address}:{ROCE_PORT}"), source, hint)
+    };
+    let socket = Socket::new(address.is_ipv6()).map_err(|e| {
+        let hint = match e.raw_os_error() {
+            Some(libc::EMFILE | libc::ENFILE) => "raise the limit of open files (`ulimit -n`)",
+            Some(libc::EAFNOSUPPORT) => "this kernel has no such address family: use the other",
+            _ => "",
+        };
+        fail("make a UDP socket for", e, hint.to_owned())
+    })?;
+    configure(&socket, address.is_ipv6(), config, role).map_err(|e| {
+        fail("configure the UDP socket of", e, "Linux 5.0 or newer is needed".into())
+    })?;
+    socket.bind(&socket_address(iface, address, ROCE_PORT, 0)).map_err(|e| {
+        let hint = match e.raw_os_error() {
+            Some(libc::EADDRINUSE) => holder::hint(address, ROCE_PORT),
+            Some(libc::EADDRNOTAVAIL) => format!(
+                "{address} is not an address of this network namespace, or is still tentative: see \
+                 `ip address show dev {}`",
+                iface.name
+            ),
+            _ => String::new(),
+        };
+        fail("bind", e, hint)
+    })?;
+    Ok(socket)
+}
+
+/// Opens a socket to send from `address` with source port `wanted`, or the next that is free. `None`
+/// means that none is.
+pub(super) fn open_sender(
+    iface: &Interface,
+    address: IpAddr,
+    wanted: u16,
+    config: &PortConfig,
+) -> io::Result<Option<(Socket, u16)>> {
+    let socket = Socket::new(address.is_ipv6())?;
+    configure(&socket, address.is_ipv6(), config, Role::Send)?;
+    let mut port = wanted;
+    for _ in 0..=SRC_PORT_TRIES {
+        match socket.bind(&socket_address(iface, address, port, 0)) {
+            Ok(()) => {
+                let port = socket.local_port()?;
+                return Ok(Some((socket, port)));
+            }
+            Err(e) => match e.raw_os_error() {
+                Some(libc::EADDRINUSE | libc::EACCES) => {
+                    port = port.checked_add(1).unwrap_or(SRC_PORT_MIN).max(SRC_PORT_MIN);
+                }
+                _ => return Err(e),
+            },
+        }
+    }
+    Ok(None)
+}
+
+fn configure(socket: &Socket, v6: bool, config: &PortConfig, role: Role) -> io::Result<()> {
+    if role != Role::Receive {
+        socket.drop_all_input()?;
+    }
+    // Never fragment. For IPv4 this is also what makes the identification known: an unconnected
+    // socket with DF writes 0, and segmentation counts it up.
+    if v6 {
+        socket.set(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 1)?;
+        socket.set(libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO)?;
+        // Lets the flow label of the destination address take effect; 0 leaves it to the kernel.
+        socket.set(libc::IPPROTO_IPV6, libc::IPV6_FLOWINFO_SEND, 1)?;
+    } else {
+        socket.set(libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)?;
+    }
+    buffer(socket, libc::SO_SNDBUF, libc::SO_SNDBUFFORCE, config.tx_buffer_bytes, config)?;
+    if role == Role::Send {
+        return Ok(());
+    }
+    if !config.no_segmentation {
+        // Also on a guard: without it the kernel segments every super-packet for a socket that
+        // drops it.
+        socket.set(libc::SOL_UDP, libc::UDP_GRO, 1)?;
+    }
+    if role == Role::Guard {
+        return Ok(());
+    }
+    buffer(socket, libc::SO_RCVBUF, libc::SO_RCVBUFFORCE, config.rx_buffer_bytes, config)?;
+    if v6 {
+        socket.set(libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1)?;
+        // Peers exist that send checksum 0; the ICRC covers the payload.
+        socket.set(libc::SOL_UDP, libc::UDP_NO_CHECK6_RX, 1)?;
+    } else {
+        socket.set(libc::IPPROTO_IP, libc::IP_RECVTOS, 1)?;
+    }
+    Ok(())
+}
+
+fn buffer(
+    socket: &Socket,
+    option: i32,
+    force: i32,
+    bytes: u32,
+    config: &PortConfig,
+) -> io::Result<()> {
+    // The kernel doubles what it is given.
+    let bytes = i32::try_from(bytes).unwrap_or(i32::MAX).min(i32::MAX / 2);
+    if config.force_buffers && socket.set(libc::SOL_SOCKET, force, bytes).is_ok() {
+        return Ok(());
+    }
+    socket.set(libc::SOL_SOCKET, option, bytes)
+}
+
+/// The kernel's form of an address; link-local ones are of `iface`.
+pub(super) fn socket_address(
+    iface: &Interface,
+    address: IpAddr,
+    port: u16,
+    flow_label: u32,
+) -> SocketAddr {
+    match address {
+        IpAddr::V4(_) => SocketAddr::new(address, port),
+        IpAddr::V6(ip) => {
+            let link_local = ip.is_unicast_link_local() || ip.is_multicast();
+            let scope = if link_local { iface.index } else { 0 };
+            SocketAddr::V6(SocketAddrV6::new(ip, port, flow_label & 0xF_FFFF, scope))
+        }
+    }
+}
+
+/// Asks the kernel whether it would send along this path at all.
+pub(super) fn check_route(iface: &Interface, spec: &PathSpec) -> io::Result<()> {
+    let probe = Socket::new(spec.local.is_ipv6())?;
+    probe.bind(&socket_address(iface, spec.local, 0, 0))?;
+    probe.connect(&socket_address(iface, spec.remote, ROCE_PORT, 0))
+}
+
+/// The destination of a path, for a socket with the default TTL or hop limit `ttl_default`.
+pub(super) fn destination(iface: &Interface, spec: &PathSpec, ttl_default: u8) -> Dest {
+    let name = socket_address(iface, spec.remote, ROCE_PORT, spec.flow_label);
+    Dest {
+        name: SockAddr::new(&name),
+        tos: (spec.tos != 0).then_some(spec.tos),
+        ttl: (spec.ttl != 0 && spec.ttl != ttl_default).then_some(spec.ttl),
+    }
+}
+
+/// The TTL or hop limit that the socket uses by itself.
+pub(super) fn ttl_default(socket: &Socket, v6: bool) -> u8 {
+    let value = if v6 {
+        socket.get(libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS)
+    } else {
+        socket.get(libc::IPPROTO_IP, libc::IP_TTL)
+    };
+    // 0 is never what the kernel uses: "unknown", and every path sets its own.
+    value.ok().and_then(|v| u8::try_from(v).ok()).unwrap_or(0)
+}
+
+/// How many segments the kernel takes per send: 128 since Linux 6.9, 64 before, 1 without
+/// `UDP_SEGMENT` (before 4.18).
+///
+/// Sends one super-packet from `address` to itself, which does not leave the machine.
+pub(super) fn segments_max(iface: &Interface, address: IpAddr) -> u16 {
+    const SEGMENTS: [u16; 2] = [128, 64];
+    const SEGMENT_BYTES: usize = 16;
+    let probe = || -> io::Result<u16> {
+        let socket = Socket::new(address.is_ipv6())?;
+        if socket.get(libc::SOL_UDP, libc::UDP_SEGMENT).is_err() {
+            return Ok(1);
+        }
+        socket.drop_all_input()?;
+        socket.bind(&socket_address(iface, address, 0, 0))?;
+        let itself = socket_address(iface, address, socket.local_port()?, 0);
+        let dest = Dest { name: SockAddr::new(&itself), tos: None, ttl: None };
+        let payload = [0; SEGMENTS[0] as usize * SEGMENT_BYTES];
+        let payload = payload.as_slice();
+        let message = Message { payload, dest: &dest, segment: SEGMENT_BYTES as u16 };
+        send(&socket, &mut SendScratch::new(), std::iter::once(message))?;
+        Ok(SEGMENTS[0])
+    };
+    // Any other reason (a rule that forbids it, say) tells nothing: what does not work then shows
+    // when it is used.
+    probe().unwrap_or(SEGMENTS[1])
+}

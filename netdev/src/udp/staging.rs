@@ -1,0 +1,317 @@
+//! Datagrams on their way to the kernel: one linear arena, cut into runs.
+//!
+//! A run is what one message of `sendmmsg` carries: datagrams of one path, all of the same size but
+//! the last, which may be shorter. They lie end to end, as `UDP_SEGMENT` wants them. The arena is
+//! filled from front to back and starts again at the front once the kernel has taken everything, so
+//! a sender that is not held up works in the same warm memory all the time.
+
+use crate::port::PathId;
+
+/// The most UDP payload bytes in one run.
+///
+/// The kernel would take 65,507, but a device segments in software what is not shorter than its
+/// `gso_max_size`, 65,536 bytes with the Ethernet header, which is slow: leave room for Ethernet, one
+/// VLAN tag, IPv6 and UDP.
+pub(super) const RUN_BYTES_MAX: usize = 65_535 - 14 - 4 - 40 - 8;
+
+/// The most runs that wait for the kernel at once.
+pub(super) const RUNS_MAX: usize = super::sys::SEND_MAX;
+
+/// Room for at least four full runs; a new run starts only where a full one fits.
+const ARENA_BYTES: usize = 5 * 65_536;
+
+/// Runs start on a cache line.
+const RUN_ALIGN: usize = 64;
+
+/// Datagrams that leave as one message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Run {
+    pub(super) path: PathId,
+    /// Size of every datagram but the last.
+    pub(super) segment: u16,
+    /// How many datagrams.
+    pub(super) segments: u16,
+    /// Where the bytes are.
+    start: u32,
+    len: u32,
+    /// Datagram by datagram, because the kernel refused the run with this errno.
+    pub(super) refused: Option<i32>,
+}
+
+impl Run {
+    pub(super) fn bytes(&self) -> usize {
+        self.len as usize
+    }
+
+    /// Size of the first datagram.
+    pub(super) fn first_bytes(&self) -> usize {
+        usize::from(self.segment).min(self.len as usize)
+    }
+
+    fn is_whole(&self) -> bool {
+        self.len == u32::from(self.segment) * u32::from(self.segments)
+    }
+}
+
+#[derive(Debug)]
+struct Reserved {
+    path: PathId,
+    len: u16,
+    joins: bool,
+}
+
+/// The arena and its runs.
+pub(super) struct Staging {
+    arena: Vec<u8>,
+    /// First byte that no run uses.
+    tail: usize,
+    runs: Vec<Run>,
+    /// First run that the kernel has not taken.
+    head: usize,
+    /// Whether the last run may grow.
+    open: bool,
+    reserved: Option<Reserved>,
+}
+
+impl Staging {
+    pub(super) fn new() -> Self {
+        Self {
+            arena: vec![0; ARENA_BYTES],
+            tail: 0,
+            runs: Vec::with_capacity(RUNS_MAX),
+            head: 0,
+            open: false,
+            reserved: None,
+        }
+    }
+
+    /// Room for a datagram in a run of at most `segments_max`, and its index in that run.
+    pub(super) fn reserve(
+        &mut self,
+        path: PathId,
+        len: usize,
+        segments_max: u16,
+    ) -> Option<(&mut [u8], u16)> {
+        self.reserved = None;
+        if len > RUN_BYTES_MAX {
+            return None;
+        }
+        let (at, index) = match self.joinable(path, len, segments_max) {
+            Some(index) => (self.tail, index),
+            None => (self.room_for_a_run()?, 0),
+        };
+        self.reserved = Some(Reserved { path, len: len as u16, joins: index > 0 });
+        Some((&mut self.arena[at..at + len], index))
+    }
+
+    /// The index that the datagram would have in the last run, if that may take it.
+    fn joinable(&self, path: PathId, len: usize, segments_max: u16) -> Option<u16> {
+        let run = self.runs.last().filter(|_| self.open)?;
+        let joins = run.path == path
+            && run.segments < segments_max
+            && run.is_whole()
+            && (1..=usize::from(run.segment)).contains(&len)
+            && run.bytes() + len <= RUN_BYTES_MAX;
+        joins.then_some(run.segments)
+    }
+
+    fn room_for_a_run(&self) -> Option<usize> {
+        let at = self.tail.next_multiple_of(RUN_ALIGN);
+        (self.runs.len() < RUNS_MAX && at + RUN_BYTES_MAX <= self.arena.len()).then_some(at)
+    }
+
+    /// Accepts what was reserved last.
+    pub(super) fn commit(&mut self) {
+        let Some(Reserved { path, len, joins }) = self.reserved.take() else {
+            debug_assert!(false, "commit without reserve");
+            return;
+        };
+        if let Some(run) = self.runs.last_mut().filter(|_| joins) {
+            run.segments += 1;
+            run.len += u32::from(len);
+        } else {
+            self.tail = self.tail.next_multiple_of(RUN_ALIGN);
+            let start = self.tail as u32;
+            let len32 = u32::from(len);
+            self.runs.push(Run {
+                path,
+                segment: len,
+                segments: 1,
+                start,
+                len: len32,
+                refused: None,
+            });
+            self.open = true;
+        }
+        self.tail += usize::from(len);
+    }
+
+    /// Ends the last run: what comes next starts another.
+    pub(super) fn close(&mut self) {
+        self.open = false;
+        self.reserved = None;
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.head == self.runs.len()
+    }
+
+    /// The runs that wait, oldest first.
+    pub(super) fn waiting(&self) -> &[Run] {
+        &self.runs[self.head..]
+    }
+
+    pub(super) fn payload(&self, run: &Run) -> &[u8] {
+        &self.arena[run.start as usize..][..run.bytes()]
+    }
+
+    /// The oldest `count` runs are done with.
+    pub(super) fn pop(&mut self, count: usize) {
+        self.head += count;
+        debug_assert!(self.head <= self.runs.len());
+        if self.is_empty() {
+            self.runs.clear();
+            self.head = 0;
+            self.tail = 0;
+            self.open = false;
+        }
+    }
+
+    /// The oldest run goes on datagram by datagram.
+    pub(super) fn refuse_first(&mut self, errno: i32) {
+        self.runs[self.head].refused = Some(errno);
+    }
+
+    /// The first datagram of the oldest run is done with, and so is the run if that was its last.
+    pub(super) fn pop_datagram(&mut self) {
+        let run = &mut self.runs[self.head];
+        let bytes = run.first_bytes() as u32;
+        run.start += bytes;
+        run.len -= bytes;
+        run.segments -= 1;
+        if run.segments == 0 {
+            self.pop(1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: PathId = PathId(0);
+    const B: PathId = PathId(1);
+
+    fn push(staging: &mut Staging, path: PathId, len: usize) -> Option<u16> {
+        let index = staging.reserve(path, len, 64).map(|(buf, index)| {
+            assert_eq!(buf.len(), len);
+            buf.fill(len as u8);
+            index
+        })?;
+        staging.commit();
+        Some(index)
+    }
+
+    fn shape(staging: &Staging) -> Vec<(u32, u16, u16, usize)> {
+        staging.waiting().iter().map(|r| (r.path.0, r.segment, r.segments, r.bytes())).collect()
+    }
+
+    #[test]
+    fn a_run_ends_at_a_change_of_path_or_size_and_behind_a_short_datagram() {
+        let mut s = Staging::new();
+        let indices: Vec<_> = [(A, 100), (A, 100), (A, 40), (A, 40), (B, 40), (A, 40), (A, 41)]
+            .into_iter()
+            .map(|(path, len)| push(&mut s, path, len).unwrap())
+            .collect();
+        assert_eq!(indices, [0, 1, 2, 0, 0, 0, 0]);
+        assert_eq!(
+            shape(&s),
+            [(0, 100, 3, 240), (0, 40, 1, 40), (1, 40, 1, 40), (0, 40, 1, 40), (0, 41, 1, 41)]
+        );
+        let first = s.waiting()[0];
+        assert_eq!(s.payload(&first), [[100; 200].as_slice(), &[40; 40]].concat());
+    }
+
+    #[test]
+    fn a_run_ends_at_the_segment_limit_and_at_the_byte_limit() {
+        let mut s = Staging::new();
+        for i in 0..65 {
+            assert_eq!(push(&mut s, A, 16), Some(i % 64));
+        }
+        s.close();
+        for i in 0..16 {
+            assert_eq!(push(&mut s, B, 4120), Some(i % 15));
+        }
+        assert_eq!(
+            shape(&s),
+            [(0, 16, 64, 1024), (0, 16, 1, 16), (1, 4120, 15, 61_800), (1, 4120, 1, 4120)]
+        );
+    }
+
+    #[test]
+    fn at_least_four_full_runs_fit_and_popping_makes_room() {
+        let mut s = Staging::new();
+        let mut count = 0;
+        while push(&mut s, A, 4120).is_some() {
+            count += 1;
+        }
+        assert!(count >= 4 * 15, "{count}");
+        let runs = s.waiting().len();
+        s.close();
+        s.pop(runs - 1);
+        assert_eq!(push(&mut s, A, 4120), None);
+        s.pop(1);
+        assert!(s.is_empty());
+        assert_eq!(push(&mut s, A, 4120), Some(0));
+    }
+
+    #[test]
+    fn the_number_of_runs_is_bounded() {
+        let mut s = Staging::new();
+        for i in 0..RUNS_MAX as u32 {
+            assert_eq!(push(&mut s, PathId(i), 64), Some(0));
+        }
+        assert_eq!(push(&mut s, A, 64), None);
+        // The last run still grows.
+        assert_eq!(push(&mut s, PathId(RUNS_MAX as u32 - 1), 64), Some(1));
+    }
+
+    #[test]
+    fn a_slot_that_is_not_committed_leaves_nothing() {
+        let mut s = Staging::new();
+        push(&mut s, A, 100);
+        assert!(s.reserve(A, 100, 64).is_some());
+        assert!(s.reserve(B, 7, 64).is_some());
+        assert_eq!(push(&mut s, A, 100), Some(1));
+        assert_eq!(shape(&s), [(0, 100, 2, 200)]);
+        assert!(s.reserve(A, RUN_BYTES_MAX + 1, 64).is_none());
+    }
+
+    #[test]
+    fn an_empty_datagram_is_a_run_of_its_own() {
+        let mut s = Staging::new();
+        for _ in 0..2 {
+            assert_eq!(push(&mut s, A, 0), Some(0));
+        }
+        assert_eq!(push(&mut s, A, 1), Some(0));
+        assert_eq!(shape(&s), [(0, 0, 1, 0), (0, 0, 1, 0), (0, 1, 1, 1)]);
+    }
+
+    #[test]
+    fn a_refused_run_goes_datagram_by_datagram() {
+        let mut s = Staging::new();
+        for len in [100, 100, 30] {
+            push(&mut s, A, len);
+        }
+        s.close();
+        s.refuse_first(5);
+        let mut sizes = Vec::new();
+        while !s.is_empty() {
+            let run = s.waiting()[0];
+            assert_eq!(run.refused, Some(5));
+            sizes.push((run.segments, s.payload(&run)[..run.first_bytes()].to_vec()));
+            s.pop_datagram();
+        }
+        assert_eq!(sizes, [(3, vec![100; 100]), (2, vec![100; 100]), (1, vec![30; 30])]);
+    }
+}

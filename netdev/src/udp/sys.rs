@@ -1,0 +1,455 @@
+//! The system calls of the UDP port, behind functions that cannot be misused.
+//!
+//! Sources: `udp(7)`, `ip(7)`, `ipv6(7)`, `socket(7)`, `cmsg(3)`, `sendmmsg(2)`, `recvmmsg(2)`,
+//! `include/uapi/linux/udp.h`, `include/uapi/linux/filter.h`, `include/uapi/linux/sock_diag.h`.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::mem::{self, size_of};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+/// The most messages one [`send`] takes.
+pub(crate) const SEND_MAX: usize = 64;
+/// The most messages one [`RecvBatch::recv`] takes.
+pub(crate) const RECV_MAX: usize = 32;
+/// Bytes of one receive slot; a UDP payload is at most 65,507 (IPv4) or 65,527 (IPv6).
+pub(crate) const SLOT_BYTES: usize = 65_536;
+/// Room for the control messages that one datagram can carry in either direction: three ints.
+const CONTROL_BYTES: usize = 96;
+
+/// A socket address of either family, as the kernel wants it.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) union SockAddr {
+    v4: libc::sockaddr_in,
+    v6: libc::sockaddr_in6,
+}
+
+impl SockAddr {
+    pub(crate) fn new(address: &SocketAddr) -> Self {
+        match address {
+            SocketAddr::V4(a) => {
+                // The larger member is zeroed first so that every byte of the union is defined.
+                let mut out = Self::empty();
+                out.v4 = libc::sockaddr_in {
+                    sin_family: libc::AF_INET as libc::sa_family_t,
+                    sin_port: a.port().to_be(),
+                    sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(a.ip().octets()) },
+                    sin_zero: [0; 8],
+                };
+                out
+            }
+            SocketAddr::V6(a) => Self {
+                v6: libc::sockaddr_in6 {
+                    sin6_family: libc::AF_INET6 as libc::sa_family_t,
+                    sin6_port: a.port().to_be(),
+                    sin6_flowinfo: a.flowinfo().to_be(),
+                    sin6_addr: libc::in6_addr { s6_addr: a.ip().octets() },
+                    sin6_scope_id: a.scope_id(),
+                },
+            },
+        }
+    }
+
+    const fn empty() -> Self {
+        // SAFETY: both members are plain C structs for which all zeroes is a value.
+        unsafe { mem::zeroed() }
+    }
+
+    /// Leaves the IPv6 flow label to the kernel; returns whether there was one.
+    pub(crate) fn clear_flow_label(&mut self) -> bool {
+        if self.family() != libc::AF_INET6 {
+            return false;
+        }
+        // SAFETY: every byte of the union is defined, and all bit patterns are values of both members.
+        let had = unsafe { self.v6.sin6_flowinfo } != 0;
+        self.v6.sin6_flowinfo = 0;
+        had
+    }
+
+    fn family(&self) -> i32 {
+        // SAFETY: every byte of the union is defined, and the family is the first field of both members.
+        i32::from(unsafe { self.v4.sin_family })
+    }
+
+    fn len(&self) -> libc::socklen_t {
+        let len = match self.family() {
+            libc::AF_INET6 => size_of::<libc::sockaddr_in6>(),
+            _ => size_of::<libc::sockaddr_in>(),
+        };
+        len as libc::socklen_t
+    }
+
+    /// Address and port.
+    fn decode(&self) -> (IpAddr, u16) {
+        // SAFETY: every byte of the union is defined, and all bit patterns are values of both members.
+        unsafe {
+            if self.family() == libc::AF_INET6 {
+                let a = &self.v6;
+                (IpAddr::V6(Ipv6Addr::from(a.sin6_addr.s6_addr)), u16::from_be(a.sin6_port))
+            } else {
+                let a = &self.v4;
+                let ip = Ipv4Addr::from(a.sin_addr.s_addr.to_ne_bytes());
+                (IpAddr::V4(ip), u16::from_be(a.sin_port))
+            }
+        }
+    }
+}
+
+/// A non-blocking, close-on-exec UDP socket.
+#[derive(Debug)]
+pub(crate) struct Socket(OwnedFd);
+
+impl Socket {
+    pub(crate) fn new(v6: bool) -> io::Result<Self> {
+        let family = if v6 { libc::AF_INET6 } else { libc::AF_INET };
+        let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        // SAFETY: no pointers; a result that is not negative is a descriptor that nobody else owns.
+        unsafe {
+            let fd = check(libc::socket(family, kind, libc::IPPROTO_UDP))?;
+            Ok(Self(OwnedFd::from_raw_fd(fd)))
+        }
+    }
+
+    pub(crate) fn bind(&self, address: &SocketAddr) -> io::Result<()> {
+        let name = SockAddr::new(address);
+        // SAFETY: the pointer is valid for the length given with it during the call.
+        unsafe { check(libc::bind(self.0.as_raw_fd(), (&raw const name).cast(), name.len())) }?;
+        Ok(())
+    }
+
+    pub(crate) fn connect(&self, address: &SocketAddr) -> io::Result<()> {
+        let name = SockAddr::new(address);
+        // SAFETY: the pointer is valid for the length given with it during the call.
+        unsafe { check(libc::connect(self.0.as_raw_fd(), (&raw const name).cast(), name.len())) }?;
+        Ok(())
+    }
+
+    /// The port it is bound to.
+    pub(crate) fn local_port(&self) -> io::Result<u16> {
+        let mut name = SockAddr::empty();
+        let mut len = size_of::<SockAddr>() as libc::socklen_t;
+        // SAFETY: the kernel writes at most `len` bytes, which is the size of `name`.
+        unsafe {
+            check(libc::getsockname(self.0.as_raw_fd(), (&raw mut name).cast(), &raw mut len))
+        }?;
+        Ok(name.decode().1)
+    }
+
+    pub(crate) fn set(&self, level: i32, option: i32, value: i32) -> io::Result<()> {
+        self.set_raw(level, option, &value)
+    }
+
+    fn set_raw<T>(&self, level: i32, option: i32, value: &T) -> io::Result<()> {
+        let len = size_of::<T>() as libc::socklen_t;
+        let value = std::ptr::from_ref(value).cast();
+        // SAFETY: the kernel reads `len` bytes, which is the size of what `value` points to.
+        unsafe { check(libc::setsockopt(self.0.as_raw_fd(), level, option, value, len)) }?;
+        Ok(())
+    }
+
+    pub(crate) fn get(&self, level: i32, option: i32) -> io::Result<i32> {
+        Ok(self.get_words::<1>(level, option)?[0])
+    }
+
+    fn get_words<const N: usize>(&self, level: i32, option: i32) -> io::Result<[i32; N]> {
+        let mut words = [0_i32; N];
+        let mut len = size_of::<[i32; N]>() as libc::socklen_t;
+        let at = words.as_mut_ptr().cast();
+        // SAFETY: the kernel writes at most `len` bytes, which is the size of `words`.
+        unsafe { check(libc::getsockopt(self.0.as_raw_fd(), level, option, at, &raw mut len)) }?;
+        Ok(words)
+    }
+
+    /// Makes the kernel drop all that arrives, before it is queued (`SO_ATTACH_FILTER`).
+    pub(crate) fn drop_all_input(&self) -> io::Result<()> {
+        // One instruction, `ret #0`: keep 0 bytes of the packet.
+        let mut program =
+            [libc::sock_filter { code: (libc::BPF_RET | libc::BPF_K) as u16, jt: 0, jf: 0, k: 0 }];
+        let filter = libc::sock_fprog { len: 1, filter: program.as_mut_ptr() };
+        self.set_raw(libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &filter)
+    }
+
+    /// How many datagrams the kernel dropped because this socket's queue was full (or their
+    /// checksum wrong), modulo 2³²: `SO_MEMINFO`, the field `SK_MEMINFO_DROPS`.
+    pub(crate) fn input_drops(&self) -> u32 {
+        const SK_MEMINFO_DROPS: usize = 8;
+        const SK_MEMINFO_VARS: usize = 9;
+        self.get_words::<SK_MEMINFO_VARS>(libc::SOL_SOCKET, libc::SO_MEMINFO)
+            .map_or(0, |words| words[SK_MEMINFO_DROPS] as u32)
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Where datagrams go, and the control messages that every one of them takes along.
+#[derive(Clone, Copy)]
+pub(crate) struct Dest {
+    pub(crate) name: SockAddr,
+    /// TOS or traffic class, unless it is the socket's own (0).
+    pub(crate) tos: Option<u8>,
+    /// TTL or hop limit, unless it is the socket's own.
+    pub(crate) ttl: Option<u8>,
+}
+
+/// One message: `payload` is cut into datagrams of `segment` bytes unless that is 0.
+pub(crate) struct Message<'a> {
+    pub(crate) payload: &'a [u8],
+    pub(crate) dest: &'a Dest,
+    pub(crate) segment: u16,
+}
+
+/// The arrays that `sendmmsg` wants; filled anew by each [`send`].
+pub(crate) struct SendScratch {
+    headers: Vec<libc::mmsghdr>,
+    vectors: Vec<libc::iovec>,
+    controls: Vec<Control>,
+}
+
+// SAFETY: the raw pointers inside are written and read only within one call of `send`.
+unsafe impl Send for SendScratch {}
+
+impl SendScratch {
+    pub(crate) fn new() -> Self {
+        let null = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+        Self {
+            // SAFETY: all zeroes (null pointers, no lengths) is a value of this plain C struct.
+            headers: vec![unsafe { mem::zeroed() }; SEND_MAX],
+            vectors: vec![null; SEND_MAX],
+            controls: vec![Control([0; CONTROL_BYTES / 8]); SEND_MAX],
+        }
+    }
+}
+
+/// Sends up to [`SEND_MAX`] messages with one system call and returns how many the kernel took, from
+/// the first on. An error is the first message's.
+pub(crate) fn send<'a>(
+    socket: &Socket,
+    scratch: &mut SendScratch,
+    messages: impl Iterator<Item = Message<'a>>,
+) -> io::Result<usize> {
+    let mut count = 0;
+    for message in messages.take(SEND_MAX) {
+        let control = &mut scratch.controls[count];
+        let control_len = control.fill(&message);
+        let vector = &mut scratch.vectors[count];
+        vector.iov_base = message.payload.as_ptr().cast_mut().cast();
+        vector.iov_len = message.payload.len();
+        let header = &mut scratch.headers[count].msg_hdr;
+        header.msg_name = (&raw const message.dest.name).cast_mut().cast();
+        header.msg_namelen = message.dest.name.len();
+        header.msg_iov = &raw mut *vector;
+        header.msg_iovlen = 1;
+        header.msg_control =
+            if control_len == 0 { std::ptr::null_mut() } else { (&raw mut *control).cast() };
+        header.msg_controllen = control_len as _;
+        count += 1;
+    }
+    // SAFETY: the first `count` headers point to names and payloads borrowed for 'a, which outlives
+    // this call, and to vectors and controls in `scratch`, which is borrowed exclusively. The kernel
+    // only reads through them; it writes `msg_len` in the headers.
+    let sent = unsafe {
+        libc::sendmmsg(
+            socket.0.as_raw_fd(),
+            scratch.headers.as_mut_ptr(),
+            count as u32,
+            libc::MSG_DONTWAIT,
+        )
+    };
+    Ok(check(sent)? as usize)
+}
+
+/// A control buffer, aligned for `cmsghdr`.
+#[derive(Clone, Copy)]
+#[repr(C, align(8))]
+struct Control([u64; CONTROL_BYTES / 8]);
+
+impl Control {
+    /// Writes the control messages of `message` and returns their length.
+    fn fill(&mut self, message: &Message<'_>) -> usize {
+        let v6 = message.dest.name.family() == libc::AF_INET6;
+        let mut at = 0;
+        if message.segment != 0 {
+            at = self.put(at, libc::SOL_UDP, libc::UDP_SEGMENT, &message.segment.to_ne_bytes());
+        }
+        let (level, tos, ttl) = if v6 {
+            (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, libc::IPV6_HOPLIMIT)
+        } else {
+            (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_TTL)
+        };
+        if let Some(value) = message.dest.tos {
+            at = self.put(at, level, tos, &i32::from(value).to_ne_bytes());
+        }
+        if let Some(value) = message.dest.ttl {
+            at = self.put(at, level, ttl, &i32::from(value).to_ne_bytes());
+        }
+        at
+    }
+
+    /// Appends one control message of at most 8 bytes at `at` (a multiple of 8).
+    fn put(&mut self, at: usize, level: i32, kind: i32, data: &[u8]) -> usize {
+        // cmsg(3): header { size_t len; int level; int type; }, data, padding to the alignment. On
+        // every 64-bit Linux CMSG_LEN(n) = 16 + n and CMSG_SPACE(n) = 16 + n rounded up to 8.
+        const HEADER: usize = size_of::<libc::cmsghdr>();
+        let word = at / 8;
+        let mut header = [0_u8; 16];
+        header[..8].copy_from_slice(&(HEADER + data.len()).to_ne_bytes());
+        header[8..12].copy_from_slice(&level.to_ne_bytes());
+        header[12..].copy_from_slice(&kind.to_ne_bytes());
+        let mut body = [0_u8; 8];
+        body[..data.len()].copy_from_slice(data);
+        let [h0, h1] = [0, 8].map(|i| {
+            let mut half = [0; 8];
+            half.copy_from_slice(&header[i..i + 8]);
+            u64::from_ne_bytes(half)
+        });
+        self.0[word..word + 3].copy_from_slice(&[h0, h1, u64::from_ne_bytes(body)]);
+        at + HEADER + 8
+    }
+}
+
+const _: () = assert!(
+    size_of::<libc::cmsghdr>() == 16 && size_of::<usize>() == 8,
+    "the control messages are laid out for 64-bit Linux"
+);
+
+/// Receive slots and the arrays that `recvmmsg` wants.
+pub(crate) struct RecvBatch {
+    /// `RECV_MAX` slots of `SLOT_BYTES`; never moved or resized, `vectors` points into it.
+    slots: Vec<u8>,
+    names: Vec<SockAddr>,
+    controls: Vec<Control>,
+    /// Never touched after `new`; the kernel reads it in every `recv`.
+    _vectors: Vec<libc::iovec>,
+    headers: Vec<libc::mmsghdr>,
+    /// How many of the headers the last `recv` filled.
+    filled: usize,
+}
+
+// SAFETY: the raw pointers inside point to heap memory that the same value owns.
+unsafe impl Send for RecvBatch {}
+
+/// One message of a [`RecvBatch`]: a datagram, or several of one flow that the kernel merged.
+pub(crate) struct Received<'a> {
+    pub(crate) payload: &'a [u8],
+    pub(crate) src: IpAddr,
+    pub(crate) src_port: u16,
+    /// Size of each datagram but the last, if there are several.
+    pub(crate) segment: Option<usize>,
+    pub(crate) tos: Option<u8>,
+    /// The slot was too small: the payload is not whole.
+    pub(crate) truncated: bool,
+}
+
+impl RecvBatch {
+    pub(crate) fn new() -> Self {
+        let mut slots = vec![0_u8; RECV_MAX * SLOT_BYTES];
+        let mut names = vec![SockAddr::empty(); RECV_MAX];
+        let mut controls = vec![Control([0; CONTROL_BYTES / 8]); RECV_MAX];
+        let mut vectors: Vec<libc::iovec> = slots
+            .chunks_exact_mut(SLOT_BYTES)
+            .map(|slot| libc::iovec { iov_base: slot.as_mut_ptr().cast(), iov_len: SLOT_BYTES })
+            .collect();
+        let mut headers = Vec::with_capacity(RECV_MAX);
+        for i in 0..RECV_MAX {
+            // SAFETY: all zeroes (null pointers, no lengths) is a value of this plain C struct.
+            let mut header: libc::mmsghdr = unsafe { mem::zeroed() };
+            header.msg_hdr.msg_name = (&raw mut names[i]).cast();
+            header.msg_hdr.msg_iov = &raw mut vectors[i];
+            header.msg_hdr.msg_iovlen = 1;
+            header.msg_hdr.msg_control = (&raw mut controls[i]).cast();
+            headers.push(header);
+        }
+        // `filled` counts all so that the first `recv` sets every length.
+        Self { slots, names, controls, _vectors: vectors, headers, filled: RECV_MAX }
+    }
+
+    /// Reads up to `count` messages with one system call; 0 if there is none.
+    pub(crate) fn recv(&mut self, socket: &Socket, count: usize) -> io::Result<usize> {
+        for header in &mut self.headers[..self.filled] {
+            header.msg_hdr.msg_namelen = size_of::<SockAddr>() as libc::socklen_t;
+            header.msg_hdr.msg_controllen = CONTROL_BYTES as _;
+        }
+        self.filled = 0;
+        let count = count.clamp(1, RECV_MAX);
+        loop {
+            // SAFETY: every header points to one slot, one name and one control buffer of `self`,
+            // each with its true length; `self` is borrowed exclusively for the call.
+            let got = unsafe {
+                libc::recvmmsg(
+                    socket.0.as_raw_fd(),
+                    self.headers.as_mut_ptr(),
+                    count as u32,
+                    libc::MSG_DONTWAIT,
+                    std::ptr::null_mut(),
+                )
+            };
+            match check(got) {
+                Ok(got) => {
+                    self.filled = got as usize;
+                    return Ok(self.filled);
+                }
+                Err(e) => match e.raw_os_error() {
+                    Some(libc::EINTR) => {}
+                    Some(libc::EAGAIN | libc::ENOMEM | libc::ENOBUFS) => return Ok(0),
+                    _ => return Err(e),
+                },
+            }
+        }
+    }
+
+    /// Message `i` of the last [`recv`](Self::recv).
+    pub(crate) fn message(&self, i: usize) -> Received<'_> {
+        assert!(i < self.filled, "message {i} of {}", self.filled);
+        let header = &self.headers[i];
+        let len = (header.msg_len as usize).min(SLOT_BYTES);
+        let at = i * SLOT_BYTES;
+        let (src, src_port) = self.names[i].decode();
+        let mut received = Received {
+            payload: &self.slots[at..at + len],
+            src,
+            src_port,
+            segment: None,
+            tos: None,
+            truncated: header.msg_hdr.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0,
+        };
+        self.controls[i].parse(header.msg_hdr.msg_controllen as usize, &mut received);
+        received
+    }
+}
+
+impl Control {
+    /// Reads the control messages in the first `len` bytes.
+    fn parse(&self, len: usize, into: &mut Received<'_>) {
+        let words = &self.0[..(len / 8).min(self.0.len())];
+        let mut at = 0;
+        while let [size, kind, data, ..] = words[at..] {
+            let kind = kind.to_ne_bytes();
+            let level = i32::from_ne_bytes([kind[0], kind[1], kind[2], kind[3]]);
+            let kind = i32::from_ne_bytes([kind[4], kind[5], kind[6], kind[7]]);
+            let data = data.to_ne_bytes();
+            let int = i32::from_ne_bytes([data[0], data[1], data[2], data[3]]);
+            match (level, kind) {
+                (libc::SOL_UDP, libc::UDP_GRO) => into.segment = usize::try_from(int).ok(),
+                // A single byte, unlike the others.
+                (libc::IPPROTO_IP, libc::IP_TOS) => into.tos = Some(data[0]),
+                (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => into.tos = Some(int as u8),
+                _ => {}
+            }
+            let Ok(size) = usize::try_from(size) else { return };
+            at += size.div_ceil(8).max(2);
+            if at > words.len() {
+                return;
+            }
+        }
+    }
+}
+
+fn check(result: i32) -> io::Result<i32> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}

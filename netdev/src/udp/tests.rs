@@ -1,0 +1,358 @@
+use super::*;
+use crate::fd;
+use crate::port::RxIpId;
+
+/// Addresses 127.x.y.z of this test process alone, so that tests of several processes, which all use
+/// UDP/4791, run side by side.
+fn loopback(n: u8) -> IpAddr {
+    let pid = std::process::id();
+    // 63 × 256 pids apart; the second byte is never 0, where 127.0.0.1 is.
+    let [_, _, high, low] = pid.to_be_bytes();
+    IpAddr::from([127, 64 + (high & 0x3F) + 1, low, n])
+}
+
+fn lo() -> Interface {
+    Interface {
+        name: "lo".into(),
+        index: 1,
+        mtu: 65_536,
+        mac: [0; 6],
+        up: true,
+        loopback: true,
+        addresses: vec![("127.0.0.1".parse().unwrap(), 8)],
+    }
+}
+
+/// What a received datagram was, owned.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Got {
+    payload: Vec<u8>,
+    src: IpAddr,
+    dst: IpAddr,
+    src_port: u16,
+    ip_id: RxIpId,
+    tos: Option<u8>,
+}
+
+fn open(address: IpAddr) -> UdpPort {
+    UdpPort::open(&lo(), &[address], &PortConfig::default()).unwrap()
+}
+
+fn spec(local: IpAddr, remote: IpAddr) -> PathSpec {
+    PathSpec { local, remote, src_port: 0xC123, tos: 0, ttl: 64, flow_label: 0 }
+}
+
+/// Sends datagrams of these sizes, filled with their number; returns the identifications.
+fn send(port: &mut UdpPort, path: PathId, sizes: &[usize]) -> Vec<u16> {
+    let stage = |(i, &len)| {
+        let slot = port.reserve(path, len).expect("room");
+        slot.buf.fill(i as u8);
+        let id = slot.ip_id;
+        port.commit();
+        id
+    };
+    let ids = sizes.iter().enumerate().map(stage).collect();
+    port.flush(|failure| panic!("{failure:?}"));
+    assert!(!port.wants_write());
+    ids
+}
+
+/// Receives until `count` datagrams have come.
+fn receive(port: &mut UdpPort, count: usize) -> Vec<Got> {
+    let mut got = Vec::new();
+    while got.len() < count {
+        assert!(fd::wait_readable(port.wait_fd(), 5_000).unwrap(), "{} of {count}", got.len());
+        let before = got.len();
+        let sink = |d: RxDatagram<'_>| {
+            got.push(Got {
+                payload: d.payload.to_vec(),
+                src: d.src,
+                dst: d.dst,
+                src_port: d.src_port,
+                ip_id: d.ip_id,
+                tos: d.tos,
+            });
+        };
+        let reported = port.receive(64, sink).unwrap();
+        assert_eq!(reported, got.len() - before);
+    }
+    got
+}
+
+#[test]
+fn a_run_arrives_whole_with_the_identifications_of_its_segments() {
+    let (a, b) = (loopback(1), loopback(2));
+    let (mut tx, mut rx) = (open(a), open(b));
+    let path = tx.add_path(&spec(a, b)).unwrap();
+    let sizes = [4120, 4120, 4120, 4120, 100];
+    assert_eq!(send(&mut tx, path.id, &sizes), [0, 1, 2, 3, 4]);
+    for (i, got) in receive(&mut rx, sizes.len()).into_iter().enumerate() {
+        assert_eq!(got.payload, vec![i as u8; sizes[i]]);
+        assert_eq!((got.src, got.dst, got.src_port), (a, b, path.src_port));
+        assert_eq!(got.ip_id, RxIpId::Hint(i as u16));
+        assert_eq!(got.tos, Some(0));
+    }
+    assert_eq!((tx.stats().tx_runs, tx.stats().tx_datagrams), (1, 5));
+    assert_eq!((rx.stats().rx_runs, rx.stats().rx_datagrams), (1, 5));
+    assert_eq!(rx.stats().rx_bytes, 4 * 4120 + 100);
+    assert_eq!(rx.receive(64, |_| panic!("nothing was sent")).unwrap(), 0);
+}
+
+#[test]
+fn mixed_sizes_and_paths_leave_with_one_flush_in_order() {
+    let (a, b, c) = (loopback(3), loopback(4), loopback(5));
+    let (mut tx, mut rx_b, mut rx_c) = (open(a), open(b), open(c));
+    let to_b = tx.add_path(&spec(a, b)).unwrap().id;
+    let to_c = tx.add_path(&spec(a, c)).unwrap().id;
+    let script =
+        [(to_b, 80), (to_b, 80), (to_c, 80), (to_b, 1040), (to_b, 24), (to_b, 24), (to_c, 0)];
+    let mut ids = Vec::new();
+    for (path, len) in script {
+        let slot = tx.reserve(path, len).unwrap();
+        slot.buf.fill(len as u8);
+        ids.push(slot.ip_id);
+        tx.commit();
+    }
+    tx.flush(|failure| panic!("{failure:?}"));
+    assert_eq!(ids, [0, 1, 0, 0, 1, 0, 0]);
+    let lens = |got: Vec<Got>| got.iter().map(|g| g.payload.len()).collect::<Vec<_>>();
+    assert_eq!(lens(receive(&mut rx_b, 5)), [80, 80, 1040, 24, 24]);
+    assert_eq!(lens(receive(&mut rx_c, 2)), [80, 0]);
+    assert_eq!(tx.stats().tx_runs, 5);
+}
+
+#[test]
+fn more_than_one_run_per_flush_and_more_than_one_burst_per_receive() {
+    let (a, b) = (loopback(6), loopback(7));
+    let (mut tx, mut rx) = (open(a), open(b));
+    let path = tx.add_path(&spec(a, b)).unwrap().id;
+    let mut sent = 0_u32;
+    for _ in 0..3 {
+        while let Some(slot) = tx.reserve(path, 4120) {
+            slot.buf[..4].copy_from_slice(&sent.to_be_bytes());
+            tx.commit();
+            sent += 1;
+        }
+        tx.flush(|failure| panic!("{failure:?}"));
+        assert!(!tx.wants_write());
+    }
+    assert!(sent >= 180, "{sent}");
+    for (i, got) in receive(&mut rx, sent as usize).into_iter().enumerate() {
+        assert_eq!(got.payload[..4], (i as u32).to_be_bytes());
+    }
+    assert_eq!(rx.stats().rx_queue_drops, 0);
+}
+
+#[test]
+fn ipv6_has_no_identification_and_carries_the_traffic_class() {
+    let localhost = IpAddr::from([0, 0, 0, 0, 0, 0, 0, 1]);
+    // There is one ::1: wait for other processes' tests to be done with it.
+    let deadline = std::time::Instant::now() + Duration::from_secs(20);
+    let mut port = loop {
+        match UdpPort::open(&lo(), &[localhost], &PortConfig::default()) {
+            Ok(port) => break port,
+            Err(e) if e.errno() == libc::EADDRINUSE && std::time::Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            Err(e) if e.errno() == libc::EADDRNOTAVAIL || e.errno() == libc::EAFNOSUPPORT => {
+                eprintln!("SKIPPED ipv6_has_no_identification_and_carries_the_traffic_class: {e}");
+                return;
+            }
+            Err(e) => panic!("{e}"),
+        }
+    };
+    let wanted = PathSpec { tos: 0x6A, ttl: 3, flow_label: 0x12345, ..spec(localhost, localhost) };
+    let path = port.add_path(&wanted).unwrap();
+    assert_eq!(send(&mut port, path.id, &[300, 300, 300, 20]), [0, 0, 0, 0]);
+    let got = receive(&mut port, 4);
+    assert_eq!(got.iter().map(|g| g.payload.len()).collect::<Vec<_>>(), [300, 300, 300, 20]);
+    for got in got {
+        assert_eq!((got.src, got.dst), (localhost, localhost));
+        assert_eq!((got.ip_id, got.tos), (RxIpId::None, Some(0x6A)));
+        assert_eq!(got.src_port, path.src_port);
+    }
+}
+
+#[test]
+fn tos_is_per_path_and_arrives() {
+    let (a, b) = (loopback(8), loopback(9));
+    let (mut tx, mut rx) = (open(a), open(b));
+    for tos in [0, 2, 0x68, 0xFF] {
+        let path = tx.add_path(&PathSpec { tos, ttl: 17, ..spec(a, b) }).unwrap();
+        send(&mut tx, path.id, &[64, 64]);
+        assert!(receive(&mut rx, 2).iter().all(|got| got.tos == Some(tos)), "{tos}");
+    }
+}
+
+#[test]
+fn a_taken_port_is_explained() {
+    let a = loopback(10);
+    let _first = open(a);
+    let error = UdpPort::open(&lo(), &[a], &PortConfig::default()).err().unwrap();
+    assert_eq!(error.errno(), libc::EADDRINUSE);
+    let text = error.to_string();
+    assert!(text.starts_with(&format!("udp: cannot bind {a}:4791: ")), "{text}");
+    assert!(text.contains(&format!("held by pid {} (", std::process::id())), "{text}");
+}
+
+#[test]
+fn a_port_needs_an_address_of_its_own() {
+    let none = UdpPort::open(&lo(), &[], &PortConfig::default()).err().unwrap();
+    assert!(none.to_string().contains("lo has no address"), "{none}");
+    let foreign = IpAddr::from([192, 0, 2, 1]);
+    let error = UdpPort::open(&lo(), &[foreign], &PortConfig::default()).err().unwrap();
+    assert_eq!(error.errno(), libc::EADDRNOTAVAIL);
+    assert!(error.hint.contains("ip address show dev lo"), "{error}");
+}
+
+#[test]
+fn paths_that_cannot_work_are_refused() {
+    let a = loopback(11);
+    let mut port = open(a);
+    let kind = |port: &mut UdpPort, spec: &PathSpec| port.add_path(spec).err().unwrap().kind();
+    let v6 = IpAddr::from([0, 0, 0, 0, 0, 0, 0, 1]);
+    assert_eq!(kind(&mut port, &spec(a, v6)), io::ErrorKind::InvalidInput);
+    assert_eq!(kind(&mut port, &spec(loopback(12), a)), io::ErrorKind::InvalidInput);
+    // A loopback source reaches nothing outside.
+    let outside = port.add_path(&spec(a, IpAddr::from([192, 0, 2, 1]))).err().unwrap();
+    assert!(outside.to_string().contains("to 192.0.2.1"), "{outside}");
+}
+
+#[test]
+fn a_taken_source_port_is_replaced_and_reported() {
+    let (a, b) = (loopback(13), loopback(14));
+    let (mut tx, mut rx) = (open(a), open(b));
+    let _taken = std::net::UdpSocket::bind((a, 0xC123)).unwrap();
+    let path = tx.add_path(&spec(a, b)).unwrap();
+    assert_eq!(path.src_port, 0xC124);
+    let again = tx.add_path(&spec(a, b)).unwrap();
+    assert_eq!(again.src_port, 0xC124);
+    assert_ne!(path.id, again.id);
+    send(&mut tx, again.id, &[9]);
+    assert_eq!(receive(&mut rx, 1)[0].src_port, 0xC124);
+    // UDP/4791 itself is a source port like any other.
+    let own = tx.add_path(&PathSpec { src_port: 4791, ..spec(a, b) }).unwrap();
+    assert_eq!(own.src_port, 4791);
+    send(&mut tx, own.id, &[9, 9]);
+    assert_eq!(receive(&mut rx, 2)[1].src_port, 4791);
+}
+
+#[test]
+fn a_removed_path_sends_what_was_committed_and_frees_its_source_port() {
+    let (a, b) = (loopback(15), loopback(16));
+    let (mut tx, mut rx) = (open(a), open(b));
+    let first = tx.add_path(&spec(a, b)).unwrap();
+    let second = tx.add_path(&spec(a, b)).unwrap();
+    tx.reserve(first.id, 5).unwrap().buf.fill(5);
+    tx.commit();
+    tx.remove_path(first.id);
+    tx.remove_path(first.id);
+    assert!(tx.reserve(first.id, 5).is_none());
+    tx.flush(|failure| panic!("{failure:?}"));
+    assert_eq!(receive(&mut rx, 1)[0].payload, [5; 5]);
+    assert!(std::net::UdpSocket::bind((a, first.src_port)).is_err(), "the second path uses it");
+    tx.remove_path(second.id);
+    std::net::UdpSocket::bind((a, first.src_port)).unwrap();
+    // Ids are used again.
+    let third = tx.add_path(&spec(a, b)).unwrap();
+    assert!([first.id, second.id].contains(&third.id));
+    send(&mut tx, third.id, &[6]);
+    assert_eq!(receive(&mut rx, 1)[0].payload, [0; 6]);
+}
+
+#[test]
+fn a_guard_owns_the_port_drops_what_comes_and_sends() {
+    let (a, b) = (loopback(17), loopback(18));
+    let mut guard = UdpPort::open_guard(&lo(), &[a], &PortConfig::default()).unwrap();
+    let mut other = open(b);
+    let to_guard = other.add_path(&spec(b, a)).unwrap();
+    send(&mut other, to_guard.id, &[1000; 20]);
+    assert!(!fd::wait_readable(guard.wait_fd(), 20).unwrap());
+    assert_eq!(guard.receive(64, |_| panic!("a guard hands nothing up")).unwrap(), 0);
+    assert_eq!(guard.stats().rx_queue_drops, 0);
+    let to_other = guard.add_path(&spec(a, b)).unwrap();
+    send(&mut guard, to_other.id, &[70, 70]);
+    assert_eq!(receive(&mut other, 2).len(), 2);
+    assert!(UdpPort::open(&lo(), &[a], &PortConfig::default()).is_err());
+}
+
+#[test]
+fn an_address_without_a_path_is_heard_while_another_has_one() {
+    let (a, b, c) = (loopback(19), loopback(20), loopback(21));
+    let mut two = UdpPort::open(&lo(), &[a, b], &PortConfig::default()).unwrap();
+    two.add_path(&spec(a, c)).unwrap();
+    let mut other = open(c);
+    let path = other.add_path(&spec(c, b)).unwrap();
+    send(&mut other, path.id, &[3]);
+    assert_eq!(receive(&mut two, 1)[0].dst, b);
+}
+
+#[test]
+fn without_segmentation_every_datagram_is_its_own_run() {
+    let (a, b) = (loopback(22), loopback(23));
+    let config = PortConfig { no_segmentation: true, ..PortConfig::default() };
+    let mut tx = UdpPort::open(&lo(), &[a], &config).unwrap();
+    assert_eq!(tx.capabilities().segments_max, 1);
+    let mut rx = open(b);
+    let path = tx.add_path(&spec(a, b)).unwrap();
+    assert_eq!(send(&mut tx, path.id, &[50; 40]), [0; 40]);
+    assert!(receive(&mut rx, 40).iter().all(|got| got.ip_id == RxIpId::Hint(0)));
+    assert_eq!(tx.stats().tx_runs, 40);
+}
+
+#[test]
+fn a_run_too_long_for_the_path_fails_once_and_segmentation_stays() {
+    // The payload of one datagram cannot exceed what an IPv4 packet holds on a link of 65,536 bytes,
+    // so nothing here is refused by size; a path whose MTU is too small is tested in a namespace.
+    let (a, b) = (loopback(24), loopback(25));
+    let mut tx = open(a);
+    let path = tx.add_path(&spec(a, b)).unwrap();
+    assert!(tx.reserve(path.id, 65_508).is_none());
+    assert!(tx.reserve(PathId(77), 10).is_none());
+}
+
+#[test]
+fn the_receive_budget_is_what_the_queue_really_holds() {
+    let (a, b) = (loopback(26), loopback(27));
+    let config =
+        PortConfig { rx_buffer_bytes: 212_992, force_buffers: false, ..PortConfig::default() };
+    for payload in [0_u32, 64, 192, 193, 448, 449, 1044, 1472, 1473, 2068, 3520, 3521, 4120, 4200] {
+        // Never read before all is sent: the worst a peer within the budget can do.
+        let mut rx = UdpPort::open(&lo(), &[b], &config).unwrap();
+        let single = PortConfig { no_segmentation: true, ..PortConfig::default() };
+        for tx_config in [single, PortConfig::default()] {
+            let mut tx = UdpPort::open(&lo(), &[a], &tx_config).unwrap();
+            let path = tx.add_path(&spec(a, b)).unwrap().id;
+            let budget = rx.capabilities().rx_budget;
+            assert!(budget.bytes > 300_000 && budget.bytes < 425_984, "{budget:?}");
+            let count = (budget.bytes / RxBudget::cost(payload)).min(budget.datagrams) as usize;
+            for _ in 0..count {
+                if tx.reserve(path, payload as usize).is_none() {
+                    tx.flush(|failure| panic!("{failure:?}"));
+                    tx.reserve(path, payload as usize).unwrap();
+                }
+                tx.commit();
+            }
+            tx.flush(|failure| panic!("{failure:?}"));
+            assert_eq!(receive(&mut rx, count).len(), count);
+            assert_eq!(rx.stats().rx_queue_drops, 0, "{payload}");
+        }
+    }
+}
+
+#[test]
+fn an_overrun_is_counted() {
+    let (a, b) = (loopback(28), loopback(29));
+    let config =
+        PortConfig { rx_buffer_bytes: 20_000, force_buffers: false, ..PortConfig::default() };
+    let mut rx = UdpPort::open(&lo(), &[b], &config).unwrap();
+    let mut tx = open(a);
+    let path = tx.add_path(&spec(a, b)).unwrap();
+    for _ in 0..100 {
+        send(&mut tx, path.id, &[4120]);
+    }
+    let mut count = 0;
+    while rx.receive(64, |_| count += 1).unwrap() > 0 {}
+    assert!(count < 100, "{count}");
+    assert_eq!(rx.stats().rx_queue_drops, 100 - count);
+}

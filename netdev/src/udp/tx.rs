@@ -1,0 +1,147 @@
+//! Sending: runs to the kernel, and what to do with its answers.
+
+use std::io;
+use std::os::fd::AsFd as _;
+
+use super::UdpPort;
+use super::staging::Run;
+use super::sys::{self, Message};
+use crate::fd::Interest;
+use crate::port::{PathId, TxFailure};
+
+impl UdpPort {
+    /// Sends what is staged, oldest first, until all is gone or the kernel takes no more.
+    pub(super) fn flush_staged(&mut self, mut failed: impl FnMut(TxFailure)) {
+        self.staging.close();
+        while let Some(&run) = self.staging.waiting().first() {
+            let result = match run.refused {
+                None => self.send_runs(),
+                Some(errno) => self.send_first_datagram(&run, errno, &mut failed),
+            };
+            let Err(error) = result else { continue };
+            match error.raw_os_error().unwrap_or(libc::EIO) {
+                libc::EINTR => {}
+                libc::EAGAIN => return self.block(self.paths.entry(run.path).socket),
+                errno => self.refused(&run, errno, &mut failed),
+            }
+        }
+        self.unblock();
+        self.paths.reclaim();
+    }
+
+    /// Sends the oldest run and those behind it that leave from the same socket.
+    fn send_runs(&mut self) -> io::Result<()> {
+        let (paths, staging) = (&self.paths, &self.staging);
+        let waiting = staging.waiting();
+        let index = paths.entry(waiting[0].path).socket;
+        let messages = waiting
+            .iter()
+            .map(|run| (run, paths.entry(run.path)))
+            .take_while(|(run, entry)| entry.socket == index && run.refused.is_none())
+            .map(|(run, entry)| Message {
+                payload: staging.payload(run),
+                dest: &entry.dest,
+                segment: if run.segments > 1 { run.segment } else { 0 },
+            });
+        let sent = sys::send(paths.socket(index), &mut self.scratch, messages)?;
+        for run in &waiting[..sent] {
+            self.tx.runs += 1;
+            self.tx.datagrams += u64::from(run.segments);
+            self.tx.bytes += run.bytes() as u64;
+        }
+        self.staging.pop(sent);
+        Ok(())
+    }
+
+    /// Sends the first datagram of a run that the kernel would not segment.
+    fn send_first_datagram(
+        &mut self,
+        run: &Run,
+        errno: i32,
+        failed: &mut impl FnMut(TxFailure),
+    ) -> io::Result<()> {
+        let entry = self.paths.entry(run.path);
+        let bytes = run.first_bytes();
+        let payload = &self.staging.payload(run)[..bytes];
+        let message = Message { payload, dest: &entry.dest, segment: 0 };
+        sys::send(self.paths.socket(entry.socket), &mut self.scratch, std::iter::once(message))?;
+        // So segmentation was to blame, and not this path as such.
+        let v6 = entry.v6;
+        self.paths.entry_mut(run.path).segments_max = 1;
+        self.tx.runs += 1;
+        self.tx.datagrams += 1;
+        self.tx.bytes += bytes as u64;
+        self.staging.pop_datagram();
+        if !v6 && run.segments > 1 {
+            // Single datagrams carry IPv4 identification 0; the others were sealed for 1, 2, ….
+            self.fail(run.path, run.segments - 1, errno, failed);
+        }
+        Ok(())
+    }
+
+    /// The kernel refused the oldest run, or its first datagram, for good.
+    fn refused(&mut self, run: &Run, errno: i32, failed: &mut impl FnMut(TxFailure)) {
+        let entry = self.paths.entry_mut(run.path);
+        if errno == libc::EINVAL && entry.dest.name.clear_flow_label() {
+            // Flow labels are leased exclusively in this namespace (ipv6(7)): do without.
+            return;
+        }
+        if run.refused.is_none() && run.segments > 1 && is_about_segmentation(errno) {
+            self.staging.refuse_first(errno);
+        } else {
+            self.fail(run.path, run.segments, errno, failed);
+        }
+    }
+
+    /// Gives the oldest run up, of which `segments` datagrams are left.
+    fn fail(
+        &mut self,
+        path: PathId,
+        segments: u16,
+        errno: i32,
+        failed: &mut impl FnMut(TxFailure),
+    ) {
+        self.staging.pop(1);
+        self.tx.failed += u64::from(segments);
+        failed(TxFailure { path, datagrams: u32::from(segments), errno });
+    }
+
+    /// The kernel's queue for this socket is full: `wait_fd` tells when it is not.
+    fn block(&mut self, index: usize) {
+        self.tx.blocked += 1;
+        if self.blocked == Some(index) {
+            return;
+        }
+        self.unblock();
+        let fd = self.paths.socket(index).as_fd();
+        let result = if self.in_epoll(index) {
+            self.epoll.modify(fd, Interest::ReadWrite)
+        } else {
+            self.epoll.add(fd, Interest::Write)
+        };
+        // Without memory for it the next flush, at the latest a timer's, tries again.
+        self.blocked = result.is_ok().then_some(index);
+    }
+
+    fn unblock(&mut self) {
+        let Some(index) = self.blocked.take() else { return };
+        let fd = self.paths.socket(index).as_fd();
+        let result = if self.in_epoll(index) {
+            self.epoll.modify(fd, Interest::Read)
+        } else {
+            self.epoll.remove(fd)
+        };
+        debug_assert!(result.is_ok(), "{result:?}");
+    }
+
+    /// Whether the socket is always in the epoll set, because it receives.
+    fn in_epoll(&self, index: usize) -> bool {
+        self.receiver.receives() && self.paths.is_own(index)
+    }
+}
+
+/// Whether the kernel may mean that it cannot segment: no checksum offload on the device (`EIO`), too
+/// many segments or, on older kernels, segments larger than the path's MTU (`EINVAL`), no such option.
+fn is_about_segmentation(errno: i32) -> bool {
+    matches!(errno, libc::EIO | libc::EINVAL | libc::EOPNOTSUPP | libc::ENOPROTOOPT)
+}
