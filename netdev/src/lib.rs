@@ -7,6 +7,7 @@ pub mod fd;
 pub mod headers;
 pub mod iface;
 pub mod port;
+pub mod resolve;
 pub mod rtnl;
 pub mod udp;
 pub mod xdp;

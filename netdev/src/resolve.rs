@@ -1,0 +1,377 @@
+//! From a [`PathSpec`] to the headers on the wire, for the backends that write whole frames.
+//!
+//! Routing and neighbour resolution stay the kernel's. A path whose next hop is in the neighbour
+//! cache is [`Hop::Direct`]: frames leave with the Ethernet address read from the cache. Nobody would
+//! resolve or refresh an entry for raw frames, so a path without a usable entry is [`Hop::Guard`]:
+//! its datagrams leave through an ordinary UDP socket (the *guard*), and the kernel resolves the
+//! neighbour for them. Now and then, when an entry has gone stale or a path was idle, one burst of a
+//! path that could leave directly takes the guard too, so that the kernel checks the entry.
+//!
+//! Looking a path up costs no system call; [`PathTable::maintain`] makes those.
+
+use std::io;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use crate::headers::FrameTemplate;
+use crate::iface::Interface;
+use crate::port::{Path, PathId, PathSpec, Port};
+use crate::rtnl::{Neighbour, NeighbourStatus, Route, RouteKind, RouteQuery, Rtnl};
+
+/// How often entries in use are read again.
+const REFRESH: Duration = Duration::from_secs(1);
+/// How soon a neighbour being resolved is asked for again; doubles up to [`REFRESH`].
+const RESOLVE_FIRST: Duration = Duration::from_millis(1);
+/// After so many refreshes without a datagram, the next burst of a path takes the guard.
+const IDLE_REFRESHES: u32 = 5;
+/// After so many refreshes in use, a path's route is looked up again.
+const ROUTE_REFRESHES: u32 = 10;
+/// IPv4 identifications stay below this. Linux numbers the segments of a UDP super-packet from 0, so
+/// a receiver that cannot read the identification must accept these anyway.
+const IP_ID_END: u16 = 128;
+
+/// How the next datagram of a path leaves. Constant for a path from one
+/// [`flushed`](PathTable::flushed) to the next, unless [`maintain`](PathTable::maintain) ran between.
+#[derive(Debug)]
+pub enum Hop<'a> {
+    /// As a frame with these headers.
+    Direct(&'a FrameTemplate),
+    /// To one of the port's own addresses: it does not leave.
+    Loopback,
+    /// Through the guard, whose path this is.
+    Guard(PathId),
+}
+
+/// The paths of a port that writes whole frames.
+#[derive(Debug)]
+pub struct PathTable {
+    iface: Interface,
+    addresses: Vec<IpAddr>,
+    rtnl: Rtnl,
+    entries: Vec<Option<Entry>>,
+    /// Paths whose current burst takes the guard only to have the neighbour checked.
+    checking: Vec<PathId>,
+    due: Instant,
+    /// The wait before the next look at an unresolved neighbour.
+    backoff: Duration,
+}
+
+#[derive(Debug)]
+struct Entry {
+    spec: PathSpec,
+    src_port: u16,
+    target: Target,
+    /// `None` on loopback, which needs none.
+    guard: Option<PathId>,
+    /// Headers towards the Ethernet address last known.
+    template: Option<FrameTemplate>,
+    /// The next burst takes the guard although there is a template.
+    check: bool,
+    /// Whether a datagram was sent since the last refresh.
+    used: bool,
+    idle_refreshes: u32,
+    route_refreshes: u32,
+    ip_id: u16,
+}
+
+/// What a path leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Target {
+    /// One of the port's own addresses.
+    Own,
+    /// An Ethernet address that needs no resolution: a group, or anyone on the loopback interface.
+    Fixed([u8; 6]),
+    /// A neighbour: the destination itself, or a gateway.
+    Neighbour(IpAddr),
+    /// The route went away; the guard gets the kernel's error for every datagram.
+    Nowhere,
+}
+
+impl PathTable {
+    /// An empty table for a port with these own `addresses` on `iface`, in the calling thread's
+    /// network namespace.
+    ///
+    /// # Errors
+    /// No netlink socket can be had.
+    pub fn open(iface: &Interface, addresses: &[IpAddr]) -> io::Result<Self> {
+        Ok(Self {
+            iface: iface.clone(),
+            addresses: addresses.to_vec(),
+            rtnl: Rtnl::open()?,
+            entries: Vec::new(),
+            checking: Vec::new(),
+            due: Instant::now(),
+            backoff: RESOLVE_FIRST,
+        })
+    }
+
+    /// Adds a path. Its source port is the one that `guard` gives it, because the ICRC covers it and
+    /// a datagram may take either way.
+    ///
+    /// # Errors
+    /// A local address that is not the port's, mixed families, no route, a route that leaves through
+    /// another interface, a broadcast address, or what the guard answers.
+    pub fn add(&mut self, spec: &PathSpec, guard: &mut impl Port) -> io::Result<Path> {
+        let target = self.target(spec)?;
+        let (guard, src_port) = if target == Target::Own {
+            (None, spec.src_port)
+        } else {
+            let path = guard.add_path(spec)?;
+            (Some(path.id), path.src_port)
+        };
+        let mut entry = Entry {
+            spec: *spec,
+            src_port,
+            target,
+            guard,
+            template: None,
+            check: false,
+            used: false,
+            idle_refreshes: 0,
+            route_refreshes: 0,
+            ip_id: 0,
+        };
+        let neighbour = self.neighbour_of(target)?;
+        entry.settle(&self.iface, neighbour);
+        self.backoff = RESOLVE_FIRST;
+        self.due = Instant::now();
+        let free = self.entries.iter().position(Option::is_none);
+        let index = free.unwrap_or(self.entries.len());
+        if free.is_none() {
+            self.entries.push(None);
+            // Room for every path, so that nothing is allocated while sending.
+            self.checking.reserve(self.entries.len());
+        }
+        self.entries[index] = Some(entry);
+        Ok(Path { id: PathId(index as u32), src_port })
+    }
+
+    /// Removes a path; unknown ids are ignored.
+    pub fn remove(&mut self, path: PathId, guard: &mut impl Port) {
+        let Some(entry) = self.entries.get_mut(path.0 as usize).and_then(Option::take) else {
+            return;
+        };
+        if let Some(id) = entry.guard {
+            guard.remove_path(id);
+        }
+    }
+
+    /// How the next datagram of a path leaves; `None` for an unknown path.
+    pub fn hop(&mut self, path: PathId) -> Option<Hop<'_>> {
+        let entry = self.entries.get_mut(path.0 as usize)?.as_mut()?;
+        entry.used = true;
+        match (&entry.template, entry.guard) {
+            (_, None) => Some(Hop::Loopback),
+            (None, Some(guard)) => Some(Hop::Guard(guard)),
+            (Some(_), Some(guard)) if entry.check => {
+                if !self.checking.contains(&path) {
+                    self.checking.push(path);
+                }
+                Some(Hop::Guard(guard))
+            }
+            (Some(template), Some(_)) => Some(Hop::Direct(template)),
+        }
+    }
+
+    /// Call when everything committed was given to the kernel: paths that took the guard only to have
+    /// their neighbour checked leave directly again.
+    pub fn flushed(&mut self) {
+        for path in self.checking.drain(..) {
+            if let Some(Some(entry)) = self.entries.get_mut(path.0 as usize) {
+                entry.check = false;
+            }
+        }
+    }
+
+    /// The spec of a path, with the source port that is really used.
+    #[must_use]
+    pub fn spec(&self, path: PathId) -> Option<(&PathSpec, u16)> {
+        let entry = self.entries.get(path.0 as usize)?.as_ref()?;
+        Some((&entry.spec, entry.src_port))
+    }
+
+    /// The IPv4 identification for the first of `count` frames of a path that leave directly; the
+    /// others get the following ones. Identifications go round below 128.
+    pub fn take_ip_ids(&mut self, path: PathId, count: u16) -> u16 {
+        let Some(Some(entry)) = self.entries.get_mut(path.0 as usize) else { return 0 };
+        if u32::from(entry.ip_id) + u32::from(count) > u32::from(IP_ID_END) {
+            entry.ip_id = 0;
+        }
+        let first = entry.ip_id;
+        entry.ip_id = first.saturating_add(count);
+        first
+    }
+
+    /// The path of this table that has the given path of the guard.
+    #[must_use]
+    pub fn of_guard(&self, guard: PathId) -> Option<PathId> {
+        let has = |entry: &Option<Entry>| entry.as_ref().is_some_and(|e| e.guard == Some(guard));
+        self.entries.iter().position(has).map(|index| PathId(index as u32))
+    }
+
+    /// Reads the neighbour cache, and now and then the routes, for the paths in use. Returns when to
+    /// call again, or `None` if no path needs it before the next is added; a call before that time
+    /// costs no system call.
+    pub fn maintain(&mut self) -> Option<Duration> {
+        let now = Instant::now();
+        if now < self.due {
+            return Some(self.due - now);
+        }
+        let mut known: Vec<(IpAddr, Option<Neighbour>)> = Vec::new();
+        let (mut resolving, mut neighbours) = (false, false);
+        for index in 0..self.entries.len() {
+            let Some(mut entry) = self.entries[index].take() else { continue };
+            if matches!(entry.target, Target::Neighbour(_) | Target::Nowhere) {
+                neighbours = true;
+                // A failure to ask leaves the path as it is; the next call asks again.
+                let _ = self.refresh(&mut entry, &mut known);
+                resolving |= entry.template.is_none();
+            }
+            self.entries[index] = Some(entry);
+        }
+        if !neighbours {
+            return None;
+        }
+        let wait = if resolving { self.backoff } else { REFRESH };
+        self.backoff = if resolving { (self.backoff * 2).min(REFRESH) } else { RESOLVE_FIRST };
+        self.due = now + wait;
+        Some(wait)
+    }
+
+    fn refresh(
+        &mut self,
+        entry: &mut Entry,
+        known: &mut Vec<(IpAddr, Option<Neighbour>)>,
+    ) -> io::Result<()> {
+        if !std::mem::take(&mut entry.used) && entry.template.is_some() {
+            entry.idle_refreshes += 1;
+            entry.check |= entry.idle_refreshes >= IDLE_REFRESHES;
+            return Ok(());
+        }
+        entry.idle_refreshes = 0;
+        entry.route_refreshes += 1;
+        if entry.route_refreshes >= ROUTE_REFRESHES || entry.target == Target::Nowhere {
+            entry.route_refreshes = 0;
+            entry.target = match self.target(&entry.spec) {
+                Ok(target) if target != Target::Own => target,
+                _ => Target::Nowhere,
+            };
+        }
+        let Target::Neighbour(address) = entry.target else {
+            entry.settle(&self.iface, None);
+            return Ok(());
+        };
+        let neighbour = match known.iter().find(|(a, _)| *a == address) {
+            Some((_, neighbour)) => *neighbour,
+            None => {
+                let neighbour = self.rtnl.neighbour(self.iface.index, address)?;
+                known.push((address, neighbour));
+                neighbour
+            }
+        };
+        entry.settle(&self.iface, neighbour);
+        Ok(())
+    }
+
+    fn neighbour_of(&mut self, target: Target) -> io::Result<Option<Neighbour>> {
+        match target {
+            Target::Neighbour(address) => self.rtnl.neighbour(self.iface.index, address),
+            _ => Ok(None),
+        }
+    }
+
+    /// Where the kernel would send a datagram of this path.
+    fn target(&mut self, spec: &PathSpec) -> io::Result<Target> {
+        if !self.addresses.contains(&spec.local) {
+            let message = format!("{} is not an address of this port", spec.local);
+            return Err(io::Error::new(io::ErrorKind::AddrNotAvailable, message));
+        }
+        if spec.local.is_ipv4() != spec.remote.is_ipv4() {
+            let message = format!("{} and {} are of different families", spec.local, spec.remote);
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+        }
+        if self.addresses.contains(&spec.remote) {
+            return Ok(Target::Own);
+        }
+        let route = self.rtnl.route(&RouteQuery {
+            destination: spec.remote,
+            source: Some(spec.local),
+            interface: needs_interface(spec.remote).then_some(self.iface.index),
+            tos: spec.tos,
+            src_port: spec.src_port,
+        })?;
+        self.target_of(spec.remote, &route)
+    }
+
+    fn target_of(&self, remote: IpAddr, route: &Route) -> io::Result<Target> {
+        let unreachable = |what: String| Err(io::Error::new(io::ErrorKind::HostUnreachable, what));
+        if route.interface != self.iface.index {
+            return unreachable(format!(
+                "{remote} is not reached through {} but through interface {}: open that one, or \
+                 use --netdev udp",
+                self.iface.name, route.interface
+            ));
+        }
+        match route.kind {
+            RouteKind::Multicast => Ok(Target::Fixed(group_mac(remote))),
+            RouteKind::Broadcast => unreachable(format!("{remote} is a broadcast address")),
+            _ if self.iface.loopback => Ok(Target::Fixed([0; 6])),
+            RouteKind::Local => unreachable(format!(
+                "{remote} is another address of this machine: open the port with it, or use \
+                 --netdev udp"
+            )),
+            RouteKind::Unicast => Ok(Target::Neighbour(route.gateway.unwrap_or(remote))),
+        }
+    }
+}
+
+impl Entry {
+    /// Takes over what the neighbour cache says.
+    fn settle(&mut self, iface: &Interface, neighbour: Option<Neighbour>) {
+        let mac = match self.target {
+            Target::Own => return,
+            Target::Nowhere => None,
+            Target::Fixed(mac) => Some(mac),
+            Target::Neighbour(_) => match neighbour {
+                Some(Neighbour { status: NeighbourStatus::Unresolved, .. }) | None => None,
+                Some(Neighbour { mac, status }) => {
+                    self.check = status == NeighbourStatus::Stale;
+                    mac
+                }
+            },
+        };
+        let Some(mac) = mac else {
+            self.template = None;
+            self.check = false;
+            return;
+        };
+        if self.template.as_ref().is_none_or(|template| template.dst_mac() != mac) {
+            self.template = FrameTemplate::new(iface.mac, mac, &self.spec, self.src_port);
+        }
+    }
+}
+
+/// Whether a destination means nothing without an interface.
+fn needs_interface(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(a) => a.is_multicast(),
+        IpAddr::V6(a) => a.is_multicast() || a.is_unicast_link_local(),
+    }
+}
+
+/// The Ethernet address of a group: RFC 1112 section 6.4, RFC 2464 section 7.
+fn group_mac(group: IpAddr) -> [u8; 6] {
+    match group {
+        IpAddr::V4(a) => {
+            let [_, b, c, d] = a.octets();
+            [0x01, 0x00, 0x5e, b & 0x7f, c, d]
+        }
+        IpAddr::V6(a) => {
+            let [.., w, x, y, z] = a.octets();
+            [0x33, 0x33, w, x, y, z]
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

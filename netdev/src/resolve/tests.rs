@@ -1,0 +1,229 @@
+use std::os::fd::BorrowedFd;
+
+use super::*;
+use crate::port::{Capabilities, PortStats, RxDatagram, TxFailure, TxSlot};
+use crate::testns::{Pair, or_skip};
+
+/// A guard that only hands out paths.
+#[derive(Default)]
+struct Paths(Vec<PathSpec>);
+
+impl Port for Paths {
+    fn capabilities(&self) -> &Capabilities {
+        unreachable!("a table only adds and removes paths")
+    }
+    fn addresses(&self) -> &[IpAddr] {
+        &[]
+    }
+    fn add_path(&mut self, spec: &PathSpec) -> io::Result<Path> {
+        self.0.push(*spec);
+        Ok(Path { id: PathId(self.0.len() as u32 + 99), src_port: 4791 })
+    }
+    fn remove_path(&mut self, path: PathId) {
+        assert!(path.0 >= 100, "the guard's own id");
+    }
+    fn receive(&mut self, _: usize, _: impl FnMut(RxDatagram<'_>)) -> io::Result<usize> {
+        Ok(0)
+    }
+    fn reserve(&mut self, _: PathId, _: usize) -> Option<TxSlot<'_>> {
+        None
+    }
+    fn commit(&mut self) {}
+    fn flush(&mut self, _: impl FnMut(TxFailure)) {}
+    fn wants_write(&self) -> bool {
+        false
+    }
+    fn wait_fd(&self) -> BorrowedFd<'_> {
+        unreachable!("a table does not wait")
+    }
+    fn maintain(&mut self) -> Option<Duration> {
+        None
+    }
+    fn stats(&self) -> PortStats {
+        PortStats::default()
+    }
+}
+
+fn spec(local: &str, remote: &str) -> PathSpec {
+    PathSpec {
+        local: local.parse().expect("address"),
+        remote: remote.parse().expect("address"),
+        src_port: 0xc001,
+        tos: 0,
+        ttl: 64,
+        flow_label: 0,
+    }
+}
+
+fn open() -> PathTable {
+    let iface = Interface::by_name("v0").expect("v0");
+    let addresses: Vec<IpAddr> = iface.addresses.iter().map(|(a, _)| *a).collect();
+    PathTable::open(&iface, &addresses).expect("netlink")
+}
+
+/// Where the next datagram goes: an Ethernet address, `loopback` or `guard`.
+fn hop(table: &mut PathTable, path: PathId) -> String {
+    match table.hop(path).expect("a path") {
+        Hop::Direct(template) => format!("{:02x}", template.dst_mac()[5]),
+        Hop::Loopback => "loopback".into(),
+        Hop::Guard(_) => "guard".into(),
+    }
+}
+
+/// Maintains as if the time had come and every path had been used.
+fn maintain(table: &mut PathTable) -> Option<Duration> {
+    table.entries.iter_mut().flatten().for_each(|entry| entry.used = true);
+    maintain_idle(table)
+}
+
+/// Maintains as if the time had come.
+fn maintain_idle(table: &mut PathTable) -> Option<Duration> {
+    table.due = Instant::now();
+    table.maintain()
+}
+
+#[test]
+fn a_path_follows_the_neighbour_cache() {
+    let pair = or_skip!("a_path_follows_the_neighbour_cache", Pair::new());
+    for (local, remote) in [("10.9.0.1", "10.9.0.7"), ("fd09::1", "fd09::7")] {
+        let neigh = |what: &str| pair.a.sh(&format!("ip neigh {what}").replace('@', remote));
+        pair.a.run(|| {
+            let (mut table, mut guard) = (open(), Paths::default());
+            let path = table.add(&spec(local, remote), &mut guard).expect("a path");
+            assert_eq!(path.src_port, 4791, "the guard's choice");
+            assert_eq!(hop(&mut table, path.id), "guard", "unknown");
+            let first = maintain(&mut table).expect("unresolved");
+            assert!(maintain(&mut table).expect("unresolved") > first, "it backs off");
+
+            neigh("add @ lladdr 02:00:00:00:00:07 dev v0 nud reachable");
+            maintain(&mut table);
+            assert_eq!(hop(&mut table, path.id), "07", "reachable");
+            assert_eq!(maintain(&mut table), Some(REFRESH));
+
+            neigh("replace @ lladdr 02:00:00:00:00:08 dev v0 nud permanent");
+            maintain(&mut table);
+            assert_eq!(hop(&mut table, path.id), "08", "moved");
+
+            neigh("replace @ lladdr 02:00:00:00:00:08 dev v0 nud stale");
+            maintain(&mut table);
+            assert_eq!(hop(&mut table, path.id), "guard", "stale: this burst asks the kernel");
+            assert_eq!(hop(&mut table, path.id), "guard", "a burst is not split");
+            table.flushed();
+            assert_eq!(hop(&mut table, path.id), "08", "the next burst leaves directly");
+
+            neigh("del @ dev v0");
+            maintain(&mut table);
+            assert_eq!(hop(&mut table, path.id), "guard", "gone");
+        });
+    }
+}
+
+#[test]
+fn an_idle_path_asks_the_kernel_first() {
+    let pair = or_skip!("an_idle_path_asks_the_kernel_first", Pair::new());
+    pair.a.sh("ip neigh add 10.9.0.7 lladdr 02:00:00:00:00:07 dev v0");
+    pair.a.run(|| {
+        let (mut table, mut guard) = (open(), Paths::default());
+        let path = table.add(&spec("10.9.0.1", "10.9.0.7"), &mut guard).expect("a path").id;
+        assert_eq!(hop(&mut table, path), "07");
+        for _ in 0..=IDLE_REFRESHES {
+            maintain_idle(&mut table);
+        }
+        assert_eq!(hop(&mut table, path), "guard");
+        table.flushed();
+        assert_eq!(hop(&mut table, path), "07");
+    });
+}
+
+#[test]
+fn a_path_follows_the_routes() {
+    let pair = or_skip!("a_path_follows_the_routes", Pair::new());
+    pair.a.sh("ip neigh add 10.9.0.8 lladdr 02:00:00:00:00:08 dev v0
+               ip neigh add 10.9.0.9 lladdr 02:00:00:00:00:09 dev v0
+               ip route add 192.0.2.0/24 via 10.9.0.8");
+    pair.a.run(|| {
+        let (mut table, mut guard) = (open(), Paths::default());
+        let path = table.add(&spec("10.9.0.1", "192.0.2.1"), &mut guard).expect("a path").id;
+        let mut later = || {
+            for _ in 0..ROUTE_REFRESHES {
+                maintain(&mut table);
+            }
+            hop(&mut table, path)
+        };
+        assert_eq!(later(), "08");
+        pair.a.sh("ip route replace 192.0.2.0/24 via 10.9.0.9");
+        assert_eq!(later(), "09");
+        pair.a.sh("ip route del 192.0.2.0/24");
+        assert_eq!(later(), "guard");
+        assert_eq!(later(), "guard", "still no route");
+        pair.a.sh("ip route add 192.0.2.0/24 via 10.9.0.8");
+        assert_eq!(later(), "08");
+    });
+}
+
+#[test]
+fn gateways_groups_and_own_addresses() {
+    let pair = or_skip!("gateways_groups_and_own_addresses", Pair::new());
+    pair.a.sh("ip neigh add 10.9.0.9 lladdr 02:00:00:00:00:09 dev v0
+               ip neigh add fd09::9 lladdr 02:00:00:00:00:0a dev v0
+               ip route add 192.0.2.0/24 via 10.9.0.9
+               ip route add 203.0.113.0/24 via inet6 fd09::9 dev v0
+               ip route add 224.0.0.0/4 dev v0
+               ip link add w0 type veth peer name w1; ip link set w0 up; ip link set w1 up
+               ip address add 10.8.0.1/24 dev w0");
+    pair.a.run(|| {
+        let (mut table, mut guard) = (open(), Paths::default());
+        let mut to = |remote: &str| {
+            let path = table.add(&spec("10.9.0.1", remote), &mut guard)?;
+            Ok::<_, io::Error>(hop(&mut table, path.id))
+        };
+        assert_eq!(to("192.0.2.77").expect("a path"), "09", "through the gateway");
+        assert_eq!(to("203.0.113.7").expect("a path"), "0a", "through an IPv6 gateway");
+        assert_eq!(to("239.1.2.3").expect("a path"), "03", "a group");
+        assert_eq!(to("10.9.0.1").expect("a path"), "loopback");
+        for (remote, why) in [
+            ("10.8.0.7", "w0's network"),
+            ("10.8.0.1", "w0's address"),
+            ("10.9.0.255", "broadcast"),
+            ("8.8.8.8", "no route"),
+            ("fd09::9", "families"),
+        ] {
+            to(remote).expect_err(why);
+        }
+        table.add(&spec("10.9.0.5", "10.9.0.9"), &mut guard).expect_err("not our address");
+    });
+}
+
+#[test]
+fn removed_paths_are_unknown_and_their_ids_used_again() {
+    let pair = or_skip!("removed_paths_are_unknown_and_their_ids_used_again", Pair::new());
+    pair.a.run(|| {
+        let (mut table, mut guard) = (open(), Paths::default());
+        let first = table.add(&spec("10.9.0.1", "10.9.0.2"), &mut guard).expect("a path").id;
+        let second = table.add(&spec("10.9.0.1", "10.9.0.3"), &mut guard).expect("a path").id;
+        assert_eq!(table.of_guard(PathId(101)), Some(second));
+        table.remove(first, &mut guard);
+        assert!(table.hop(first).is_none() && table.hop(PathId(77)).is_none());
+        table.remove(first, &mut guard);
+        let third = table.add(&spec("10.9.0.1", "10.9.0.4"), &mut guard).expect("a path").id;
+        assert_eq!(third, first);
+    });
+}
+
+#[test]
+fn identifications_stay_below_the_segment_limit() {
+    let pair = or_skip!("identifications_stay_below_the_segment_limit", Pair::new());
+    pair.a.run(|| {
+        let (mut table, mut guard) = (open(), Paths::default());
+        let path = table.add(&spec("10.9.0.1", "10.9.0.2"), &mut guard).expect("a path").id;
+        assert_eq!([60, 60, 60, 1].map(|n| table.take_ip_ids(path, n)), [0, 60, 0, 60]);
+        assert_eq!([128, 1, 127].map(|n| table.take_ip_ids(path, n)), [0, 0, 1]);
+    });
+}
+
+#[test]
+fn groups_have_their_own_ethernet_addresses() {
+    let mac = |a: &str| group_mac(a.parse().expect("address"));
+    assert_eq!(mac("239.129.2.3"), [1, 0, 0x5e, 1, 2, 3]);
+    assert_eq!(mac("ff02::1:ff00:1234"), [0x33, 0x33, 0xff, 0, 0x12, 0x34]);
+}
