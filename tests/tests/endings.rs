@@ -17,7 +17,11 @@ const SOON: Duration = Duration::from_secs(5);
 #[test]
 fn ctrl_c_ends_the_children_and_their_namespaces() {
     if std::env::var(ROLE).is_ok() {
-        return hold_a_lab();
+        // This one would not end by itself.
+        let mut command = Command::new("sleep");
+        return hold_a_lab(|lab| {
+            lab.container(0).spawn(command.arg("60").stdin(Stdio::null())).unwrap()
+        });
     }
     require_lab!();
     let (mut holder, worker) = start_holder("ctrl_c_ends_the_children_and_their_namespaces");
@@ -30,7 +34,7 @@ fn ctrl_c_ends_the_children_and_their_namespaces() {
 fn after_kill_9_the_children_end_by_themselves() {
     match std::env::var(ROLE).as_deref() {
         Ok("worker") => return work(),
-        Ok(_) => return hold_a_lab(),
+        Ok(_) => return hold_a_lab(start_worker),
         Err(_) => {}
     }
     require_lab!();
@@ -52,17 +56,22 @@ fn start_holder(test: &str) -> (ChildGuard, u32) {
     (holder, worker)
 }
 
-fn hold_a_lab() {
+fn hold_a_lab(start: impl FnOnce(&Lab) -> ChildGuard) {
     kill_children_on_signal().unwrap();
     let lab = Lab::new(&LabConfig::default()).unwrap();
+    let mut worker = start(&lab);
+    println!("\nworker {}", worker.id());
+    worker.wait(Duration::from_secs(60)).unwrap();
+}
+
+fn start_worker(lab: &Lab) -> ChildGuard {
     let mut command = myself("after_kill_9_the_children_end_by_themselves", "worker");
     let mut worker = lab.container(0).spawn(command.stdout(Stdio::piped())).unwrap();
     // The worker has set itself up once it says so.
     let stdout = worker.child_mut().stdout.take().unwrap();
     let ready = |line: std::io::Result<String>| line.unwrap().contains("ready");
     assert!(BufReader::new(stdout).lines().any(ready));
-    println!("\nworker {}", worker.id());
-    worker.wait(Duration::from_secs(60)).unwrap();
+    worker
 }
 
 fn work() {

@@ -1,2 +1,59 @@
-//! The project's chores.
-fn main() {}
+//! The project's chores, so that a bare machine needs nothing but cargo and a linker:
+//! `cargo xtask demo` and `cargo xtask test` do all the set-up they need.
+#![forbid(unsafe_code)]
+
+mod arrows;
+mod command;
+mod demo;
+mod deny;
+mod machine;
+mod setup;
+mod skips;
+mod test;
+mod unsafe_files;
+
+use std::path::Path;
+use std::process::ExitCode;
+
+const USAGE: &str = "\
+cargo xtask COMMAND
+
+  demo [ARGS]          set up the machine, build, and run `rocinante demo ARGS`
+  test [--quick]       set up the machine, and run every check and every test;
+                       --quick leaves out cargo-deny and the demo
+  setup                only set up the machine
+  unsafe-files         list the files with unsafe code, as unsafe-files.txt must have them
+";
+
+fn main() -> ExitCode {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace");
+    if let Err(error) = std::env::set_current_dir(root) {
+        eprintln!("xtask: {}: {error}", root.display());
+        return ExitCode::FAILURE;
+    }
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let done = match args.split_first() {
+        Some((&"demo", rest)) => return demo::run(rest),
+        Some((&"test", [])) => test::run(test::Scope::All),
+        Some((&"test", ["--quick"])) => test::run(test::Scope::Quick),
+        Some((&"setup", [])) => {
+            setup::packages();
+            setup::toolchain()
+        }
+        Some((&"unsafe-files", [])) => unsafe_files::print(),
+        Some((&("help" | "--help" | "-h"), _)) => {
+            print!("{USAGE}");
+            Ok(())
+        }
+        _ => Err(format!("what shall it be?\n\n{USAGE}")),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if error.is_empty() => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("xtask: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

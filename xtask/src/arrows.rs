@@ -1,0 +1,86 @@
+//! The dependency direction: arrows only point down, and `stack` and `netdev` do not know each other.
+
+use crate::command::{self, cargo};
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// Every member of the workspace, with the members it may depend on, tests and examples included.
+const MAY_DEPEND_ON: [(&str, &[&str]); 8] = [
+    ("rocinante-stack", &[]),
+    ("rocinante-netdev", &[]),
+    ("rocinante", &["rocinante-stack", "rocinante-netdev"]),
+    ("rocinante-cli", &["rocinante", "rocinante-stack", "rocinante-netdev"]),
+    ("rocinante-examples", &["rocinante"]),
+    ("rocinante-tests", &["rocinante-cli", "rocinante", "rocinante-stack", "rocinante-netdev"]),
+    ("rocinante-benches", &["rocinante-cli", "rocinante", "rocinante-stack", "rocinante-netdev"]),
+    ("xtask", &[]),
+];
+
+/// Checks every arrow of the workspace.
+///
+/// # Errors
+/// Those that point the wrong way.
+pub(crate) fn check() -> Result<(), String> {
+    let metadata = command::read(&mut cargo(["metadata", "--format-version=1", "--no-deps"]))?;
+    let metadata = serde_json::from_str(&metadata).map_err(|error| error.to_string())?;
+    let wrong = wrong_arrows(&metadata);
+    if wrong.is_empty() {
+        return Ok(());
+    }
+    Err(format!("dependencies against the order of ARCHITECTURE.md: {}", wrong.join("; ")))
+}
+
+fn wrong_arrows(metadata: &Value) -> Vec<String> {
+    let allowed = BTreeMap::from(MAY_DEPEND_ON);
+    let packages = metadata["packages"].as_array().map_or(&[][..], Vec::as_slice);
+    let mut wrong = Vec::new();
+    for package in packages {
+        let name = package["name"].as_str().unwrap_or_default();
+        let Some(below) = allowed.get(name) else {
+            wrong.push(format!("{name} has no place in it yet"));
+            continue;
+        };
+        let dependencies = package["dependencies"].as_array().into_iter().flatten();
+        for on in dependencies.filter_map(|dependency| dependency["name"].as_str()) {
+            let is_member = packages.iter().any(|package| package["name"] == on);
+            if is_member && !below.contains(&on) {
+                wrong.push(format!("{name} -> {on}"));
+            }
+        }
+    }
+    wrong
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn workspace(stack_needs: &str) -> Value {
+        json!({"packages": [
+            {"name": "rocinante-stack", "dependencies": [{"name": stack_needs, "kind": "dev"}]},
+            {"name": "rocinante-netdev", "dependencies": [{"name": "libc", "kind": null}]},
+            {"name": "rocinante", "dependencies": [{"name": "rocinante-stack", "kind": null}]},
+        ]})
+    }
+
+    #[test]
+    fn arrows_point_down() {
+        assert_eq!(wrong_arrows(&workspace("crc32fast")), [""; 0]);
+    }
+
+    #[test]
+    fn neither_up_nor_sideways() {
+        assert_eq!(wrong_arrows(&workspace("rocinante")), ["rocinante-stack -> rocinante"]);
+        assert_eq!(
+            wrong_arrows(&workspace("rocinante-netdev")),
+            ["rocinante-stack -> rocinante-netdev"]
+        );
+    }
+
+    #[test]
+    fn a_new_member_must_be_placed() {
+        let new = json!({"packages": [{"name": "rocinante-new", "dependencies": []}]});
+        assert_eq!(wrong_arrows(&new), ["rocinante-new has no place in it yet"]);
+    }
+}

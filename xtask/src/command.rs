@@ -1,0 +1,111 @@
+//! Running other programs.
+
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Command, Stdio};
+
+/// `cargo ARGS`: the same cargo that runs this program.
+pub(crate) fn cargo<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(args);
+    command
+}
+
+/// Runs a command with its output shown; an error unless it succeeds.
+pub(crate) fn run(command: &mut Command) -> Result<(), String> {
+    let status = command.status().map_err(|error| cannot_start(command, &error))?;
+    if status.success() { Ok(()) } else { Err(format!("{}: {status}", describe(command))) }
+}
+
+/// Runs a command silently; its standard output if it succeeded, else the end of its standard error.
+pub(crate) fn read(command: &mut Command) -> Result<String, String> {
+    let output =
+        command.stdin(Stdio::null()).output().map_err(|error| cannot_start(command, &error))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    let last = stderr.trim().lines().last().unwrap_or_default();
+    Err(format!("{}: {}: {last}", describe(command), output.status))
+}
+
+/// What a command that was shown while it ran has left.
+pub(crate) struct Shown {
+    /// Whether it succeeded.
+    pub(crate) ok: bool,
+    /// The lines of its standard output.
+    pub(crate) stdout: Vec<String>,
+    /// The lines of its standard error.
+    pub(crate) stderr: Vec<String>,
+}
+
+/// Runs a command, shows its output line by line as it comes, and keeps it.
+pub(crate) fn show(command: &mut Command) -> Result<Shown, String> {
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().map_err(|error| cannot_start(command, &error))?;
+    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+    let (stdout, stderr) = std::thread::scope(|scope| {
+        let stderr = scope.spawn(|| pass_on(stderr, std::io::stderr()));
+        (pass_on(stdout, std::io::stdout()), stderr.join().unwrap_or_default())
+    });
+    let status = child.wait().map_err(|error| cannot_start(command, &error))?;
+    Ok(Shown { ok: status.success(), stdout, stderr })
+}
+
+/// Whether a program is on the search path or among the system's own.
+pub(crate) fn is_installed(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let system = ["/usr/local/sbin", "/usr/sbin", "/sbin"].map(Into::into);
+    std::env::split_paths(&path).chain(system).any(|dir| dir.join(program).is_file())
+}
+
+/// The command line, for messages.
+pub(crate) fn describe(command: &Command) -> String {
+    let program = std::path::Path::new(command.get_program()).file_name().unwrap_or_default();
+    std::iter::once(program)
+        .chain(command.get_args())
+        .map(|word| word.to_string_lossy())
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+fn cannot_start(command: &Command, error: &std::io::Error) -> String {
+    format!("cannot run {}: {error}", command.get_program().to_string_lossy())
+}
+
+fn pass_on(from: Option<impl Read>, mut to: impl Write) -> Vec<String> {
+    let mut lines = Vec::new();
+    let Some(from) = from else { return lines };
+    let mut from = BufReader::new(from);
+    let mut line = Vec::new();
+    while from.read_until(b'\n', &mut line).is_ok_and(|len| len > 0) {
+        // Losing our own terminal is no reason to stop.
+        let _ = to.write_all(&line);
+        lines.push(String::from_utf8_lossy(&line).trim_end().to_owned());
+        line.clear();
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_shown_is_kept() {
+        let shown =
+            show(Command::new("sh").args(["-c", "echo one; echo two; echo end >&2; exit 4"]));
+        let shown = shown.unwrap();
+        assert!(!shown.ok);
+        assert_eq!(
+            (shown.stdout, shown.stderr),
+            (vec!["one".into(), "two".into()], vec!["end".into()])
+        );
+    }
+
+    #[test]
+    fn failures_carry_the_last_line() {
+        let error = read(Command::new("sh").args(["-c", "echo a >&2; echo b >&2; exit 1"]));
+        assert!(error.unwrap_err().ends_with("exit status: 1: b"));
+    }
+}

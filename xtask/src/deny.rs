@@ -1,0 +1,25 @@
+//! cargo-deny: licences, sources and bans always; advisories where their database can be reached.
+
+use crate::command;
+use crate::{demo, setup};
+use std::process::Command;
+
+/// Runs cargo-deny; what could not be checked is returned as `name: reason`.
+///
+/// # Errors
+/// Something is denied, or cargo-deny cannot be had.
+pub(crate) fn check() -> Result<Vec<String>, String> {
+    let deny = setup::cargo_deny(&demo::target()?)?;
+    let deny = |args: &[&str]| {
+        let mut command = Command::new(&deny);
+        // As cargo does for its subcommands.
+        command.arg("deny").args(args);
+        command
+    };
+    command::run(&mut deny(&["check", "--hide-inclusion-graph", "bans", "licenses", "sources"]))?;
+    if command::read(&mut deny(&["fetch", "db"])).is_err() {
+        return Ok(vec!["deny::advisories: the advisory database cannot be reached".into()]);
+    }
+    command::run(&mut deny(&["check", "--disable-fetch", "advisories"]))?;
+    Ok(Vec::new())
+}

@@ -1,0 +1,109 @@
+//! What a bare Debian machine lacks, and getting it.
+
+use crate::command::{self, cargo, is_installed};
+use crate::machine;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// A Debian package, and how to tell that what it brings is there.
+type Package = (&'static str, fn() -> bool);
+
+/// The Debian packages that the demo and the tests use.
+const PACKAGES: [Package; 5] = [
+    ("iproute2", || is_installed("ip") && is_installed("tc")),
+    ("nftables", || is_installed("nft")),
+    ("ethtool", || is_installed("ethtool")),
+    ("iperf3", || is_installed("iperf3")),
+    ("python3-scapy", has_scapy),
+];
+
+/// The version that is known to understand our deny.toml.
+const CARGO_DENY: &str = "0.20.2";
+
+/// Installs missing packages as root, and says so; else names them. Never fails: what cannot be had is
+/// told again by whatever needs it.
+pub(crate) fn packages() {
+    let missing: Vec<&str> =
+        PACKAGES.iter().filter(|(_, there)| !there()).map(|&(name, _)| name).collect();
+    if missing.is_empty() {
+        return;
+    }
+    let list = missing.join(" ");
+    if !machine::is_root() || !is_installed("apt-get") {
+        println!("set-up: missing, some parts will not run: {list} (as root: apt install {list})");
+        return;
+    }
+    println!("set-up: installing {list}");
+    if let Err(error) = apt_install(&missing) {
+        println!("set-up: could not install {list}, some parts will not run: {error}");
+    }
+}
+
+/// Adds the parts of the Rust toolchain that the tests use.
+///
+/// # Errors
+/// A part is missing and there is no rustup to add it, or it cannot be downloaded.
+pub(crate) fn toolchain() -> Result<(), String> {
+    for (component, program) in [("rustfmt", "fmt"), ("clippy", "clippy")] {
+        if command::read(&mut cargo([program, "--version"])).is_err() {
+            rustup(&["component", "add", component])?;
+        }
+    }
+    let sysroot = command::read(Command::new("rustc").args(["--print", "sysroot"]))?;
+    if !Path::new(sysroot.trim()).join("lib/rustlib/wasm32-unknown-unknown").is_dir() {
+        rustup(&["target", "add", "wasm32-unknown-unknown"])?;
+    }
+    Ok(())
+}
+
+/// The path of cargo-deny: an installed one, else one built below the target directory.
+///
+/// # Errors
+/// It is not installed and cannot be built.
+pub(crate) fn cargo_deny(target: &Path) -> Result<PathBuf, String> {
+    let tools = target.join("tools");
+    let ours = tools.join("bin/cargo-deny");
+    for candidate in [Path::new("cargo-deny"), &ours] {
+        if command::read(Command::new(candidate).arg("--version")).is_ok() {
+            return Ok(candidate.to_owned());
+        }
+    }
+    println!("set-up: building cargo-deny {CARGO_DENY} into {} (some minutes)", tools.display());
+    let install = ["install", "--quiet", "--locked", "cargo-deny", "--version", CARGO_DENY];
+    command::run(
+        cargo(install)
+            .arg("--root")
+            .arg(&tools)
+            .env("CARGO_TARGET_DIR", tools.join("build"))
+            // It runs once: building it fast matters more than running it fast.
+            .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "0")
+            .env("CARGO_PROFILE_RELEASE_LTO", "off")
+            .env("CARGO_PROFILE_RELEASE_DEBUG", "0")
+            .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "256"),
+    )?;
+    Ok(ours)
+}
+
+fn rustup(args: &[&str]) -> Result<(), String> {
+    println!("set-up: rustup {}", args.join(" "));
+    command::run(Command::new("rustup").args(args))
+}
+
+fn apt_install(packages: &[&str]) -> Result<(), String> {
+    let apt = |args: &[&str]| {
+        let mut command = Command::new("apt-get");
+        command.args(["-qq", "-o", "DPkg::Lock::Timeout=300"]).args(args);
+        command.env("DEBIAN_FRONTEND", "noninteractive").stdin(Stdio::null());
+        command::read(&mut command)
+    };
+    let install = [&["install", "-y", "--no-install-recommends"], packages].concat();
+    // A fresh machine has no package lists.
+    apt(&install).or_else(|_| apt(&["update"]).and_then(|_| apt(&install))).map(drop)
+}
+
+/// Debian's scapy belongs to Debian's python3, which need not be the first on the search path.
+fn has_scapy() -> bool {
+    ["/usr/bin/python3", "python3"].iter().any(|python| {
+        command::read(Command::new(python).args(["-c", "import scapy.contrib.roce"])).is_ok()
+    })
+}

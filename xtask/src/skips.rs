@@ -1,0 +1,101 @@
+//! Tests that could not run, and the committed list of those that may.
+
+use std::fs;
+
+/// The committed list.
+const LIST: &str = "tests/allowed-skips.txt";
+
+/// Marks an entry that counts only where the tests do not run as root.
+const UNPRIVILEGED: &str = "[unprivileged]";
+
+/// The committed list of tests that need not run, each with its reason.
+pub(crate) struct Allowed(Vec<String>);
+
+impl Allowed {
+    /// Reads the committed list.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub(crate) fn read(is_root: bool) -> Result<Self, String> {
+        let list = fs::read_to_string(LIST).map_err(|error| format!("{LIST}: {error}"))?;
+        Ok(Self::parse(&list, is_root))
+    }
+
+    fn parse(list: &str, is_root: bool) -> Self {
+        let entry = |line: &str| match line.trim() {
+            "" => None,
+            line if line.starts_with('#') => None,
+            line => match line.strip_prefix(UNPRIVILEGED) {
+                Some(_) if is_root => None,
+                Some(line) => Some(line.trim().to_owned()),
+                None => Some(line.to_owned()),
+            },
+        };
+        Self(list.lines().filter_map(entry).collect())
+    }
+
+    /// Those of `skips` (`name: reason`) that are not on the list.
+    pub(crate) fn unlisted<'a>(&self, skips: &'a [String]) -> Vec<&'a str> {
+        let listed = |skip: &str| self.0.iter().any(|pattern| matches(pattern, skip));
+        skips.iter().map(String::as_str).filter(|skip| !listed(skip)).collect()
+    }
+}
+
+/// The skips in lines of output or of the log, each once: what follows `SKIPPED`.
+pub(crate) fn found<'a>(lines: impl IntoIterator<Item = &'a str>) -> Vec<String> {
+    let mut skips: Vec<String> = lines
+        .into_iter()
+        .filter_map(|line| line.trim().strip_prefix("SKIPPED "))
+        .filter(|skip| skip.contains(": "))
+        .map(str::to_owned)
+        .collect();
+    skips.sort_unstable();
+    skips.dedup();
+    skips
+}
+
+/// Whether `text` is as `pattern` says; a `*` stands for any text.
+fn matches(pattern: &str, text: &str) -> bool {
+    match pattern.split_once('*') {
+        None => pattern == text,
+        Some((start, rest)) => text.strip_prefix(start).is_some_and(|tail| {
+            tail.char_indices()
+                .map(|(at, _)| at)
+                .chain([tail.len()])
+                .any(|at| matches(rest, &tail[at..]))
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIST: &str = "# comment\n\na::b: no such thing\n[unprivileged] c::*: needs root*\n";
+
+    #[test]
+    fn only_listed_skips_pass() {
+        let skips = found([
+            "SKIPPED a::b: no such thing",
+            "test a::b ... ok",
+            "SKIPPED c::d: needs root outside of a user namespace",
+            "SKIPPED a::b: no such thing",
+            "SKIPPED a::b: another reason",
+        ]);
+        assert_eq!(skips.len(), 3);
+        let unlisted = |is_root| Allowed::parse(LIST, is_root).unlisted(&skips).join(" | ");
+        assert_eq!(unlisted(false), "a::b: another reason");
+        assert_eq!(
+            unlisted(true),
+            "a::b: another reason | c::d: needs root outside of a user namespace"
+        );
+    }
+
+    #[test]
+    fn stars_stand_for_any_text() {
+        assert!(matches("*: needs * installed", "x: needs nft installed"));
+        assert!(matches("a*", "a"));
+        assert!(!matches("a*b", "acc"));
+        assert!(!matches("a", "ab"));
+    }
+}
