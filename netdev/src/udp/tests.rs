@@ -316,7 +316,7 @@ fn the_receive_budget_is_what_the_queue_really_holds() {
     let (a, b) = (loopback(26), loopback(27));
     let config =
         PortConfig { rx_buffer_bytes: 212_992, force_buffers: false, ..PortConfig::default() };
-    for payload in [0_u32, 64, 192, 193, 448, 449, 1044, 1472, 1473, 2068, 3520, 3521, 4120, 4200] {
+    for payload in [0_u32, 64, 160, 161, 608, 609, 1044, 1632, 1633, 2068, 3680, 3681, 4120, 7776] {
         // Never read before all is sent: the worst a peer within the budget can do.
         let mut rx = UdpPort::open(&lo(), &[b], &config).unwrap();
         let single = PortConfig { no_segmentation: true, ..PortConfig::default() };
