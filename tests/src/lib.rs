@@ -17,8 +17,10 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod captures;
 pub mod need;
 pub mod skip;
+pub mod snapshot;
 pub mod unique;
 
 pub use rocinante_cli::lab;
