@@ -118,10 +118,9 @@ fn roce(frame: &[u8]) -> Option<(IpFields, u16, Vec<u8>)> {
                 flags: u16::from_be_bytes([flags[0], flags[1]]),
             }
         }
-        NetSlice::Ipv6(ip) => IpFields::V6 {
-            src: ip.header().source_addr(),
-            dst: ip.header().destination_addr(),
-        },
+        NetSlice::Ipv6(ip) => {
+            IpFields::V6 { src: ip.header().source_addr(), dst: ip.header().destination_addr() }
+        }
         NetSlice::Arp(_) => return None,
     };
     Some((ip, udp.source_port(), udp.payload().to_vec()))

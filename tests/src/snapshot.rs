@@ -54,10 +54,7 @@ mod tests {
     #[test]
     fn the_first_difference_is_named() {
         assert_eq!(first_difference("a\nb\n", "a\nb\n"), None);
-        assert_eq!(
-            first_difference("a\nb\n", "a\nc\n").unwrap(),
-            "line 2\n  was: b\n  is:  c"
-        );
+        assert_eq!(first_difference("a\nb\n", "a\nc\n").unwrap(), "line 2\n  was: b\n  is:  c");
         assert!(first_difference("a\n", "a\nb\n").unwrap().contains("was: (nothing)"));
         assert!(first_difference("a\n", "a").unwrap().contains("line ends"));
     }
