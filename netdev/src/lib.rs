@@ -38,6 +38,9 @@ pub struct PortConfig {
     pub xdp_generic: bool,
     /// The receive queue that `AF_XDP` binds to.
     pub xdp_queue: u32,
+    /// The interface steers all of UDP/4791 to `xdp_queue` (`ethtool -N`), so that `AF_XDP` may be
+    /// used although there are other queues, which it does not read.
+    pub xdp_steered: bool,
     /// Take no segmentation offload even where there is one.
     pub no_segmentation: bool,
 }
@@ -51,6 +54,7 @@ impl Default for PortConfig {
             ring_frames: 256,
             xdp_generic: false,
             xdp_queue: 0,
+            xdp_steered: false,
             no_segmentation: false,
         }
     }

@@ -1,10 +1,358 @@
-//! The `AF_XDP` backend.
+//! `AF_XDP`: frames straight from the driver, through our own XDP program.
+//!
+//! The program ([`prog`]) hands RoCEv2 frames to one of our addresses to the socket and leaves
+//! everything else to the kernel; it detaches when the port is dropped or the process ends. Frames
+//! lie in memory that is shared with the kernel ([`umem`]): what is received is handed up from there,
+//! and what is sent is written there, headers first. A veth copies between that memory and its
+//! socket buffers; a driver with zero-copy support does not.
+//!
+//! Neither the own namespace's netfilter and `tc` rules nor its counters see these frames. On a veth,
+//! the host's rules do.
 
 mod asm;
+mod attach_error;
 mod bpf;
+mod channels;
 mod cursor;
 mod mapping;
+mod open;
 mod prog;
 mod ring;
+mod rx;
 mod socket;
+mod tx;
 mod umem;
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd as _, BorrowedFd};
+use std::time::Duration;
+
+use crate::PortConfig;
+use crate::error::OpenError;
+use crate::fd::{Epoll, Interest};
+use crate::headers::{ETH_LEN, Frame, HEADERS_V6, parse_frame};
+use crate::iface::Interface;
+use crate::port::{
+    Backend, Capabilities, Path, PathId, PathSpec, Port, PortStats, RxBudget, RxDatagram, RxIpId,
+    TxFailure, TxSlot,
+};
+use crate::resolve::{Hop, PathTable};
+use crate::udp::UdpPort;
+use bpf::Link;
+use open::{Opened, RX_CHUNK_BYTES};
+use rx::RxHalf;
+use socket::Socket;
+use tx::TxHalf;
+use umem::Umem;
+
+/// How often [`Port::maintain`] looks whether the interface is still there.
+const LIFE_CHECK: Duration = Duration::from_secs(1);
+
+/// A port over an `AF_XDP` socket.
+///
+/// While it is [blocked](Port::wants_write), [`wait_fd`](Port::wait_fd) also becomes readable when the
+/// kernel takes more: there is no need to wait for `POLLOUT`.
+pub struct XdpPort {
+    capabilities: Capabilities,
+    addresses: Vec<IpAddr>,
+    /// Dropped first: the program leaves the interface before its socket closes.
+    _link: Link,
+    tx: TxHalf,
+    rx: RxHalf,
+    socket: Socket,
+    umem: Umem,
+    zero_copy: bool,
+    paths: PathTable,
+    guard: UdpPort,
+    reserved: Reserved,
+    epoll: Epoll,
+    /// Whether the epoll set waits for the socket to take more.
+    waits_for_write: bool,
+    /// The errno that ended the port's life.
+    dead: Option<i32>,
+    counters: Counters,
+}
+
+/// Where the slot reserved last is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reserved {
+    Nothing,
+    /// In the UMEM, at this offset, a frame of `len` bytes.
+    Frame {
+        path: PathId,
+        at: usize,
+        len: usize,
+    },
+    /// In the guard.
+    Guard,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Counters {
+    rx_datagrams: u64,
+    rx_bytes: u64,
+    rx_malformed: u64,
+    tx_datagrams: u64,
+    tx_bytes: u64,
+    tx_failed: u64,
+    tx_blocked: u64,
+}
+
+impl XdpPort {
+    /// Opens a socket on queue [`PortConfig::xdp_queue`] of an interface, loads the program for
+    /// `addresses` and attaches it, in native mode unless [`PortConfig::xdp_generic`].
+    ///
+    /// [`PortConfig::ring_frames`] is the number of 4096-byte chunks for each direction, rounded up
+    /// to a power of two and down to what `RLIMIT_MEMLOCK` allows. A frame of more than 3840 bytes
+    /// takes two of them.
+    ///
+    /// # Errors
+    /// A missing capability (`CAP_NET_RAW`, `CAP_NET_ADMIN`, `CAP_BPF`), another XDP program or
+    /// AF_XDP socket on the interface, a driver without native XDP or not at this MTU, several
+    /// receive queues, the loopback interface, locked-memory limits, or UDP/4791 in use by another
+    /// process. The hint says what to do.
+    pub fn open(
+        iface: &Interface,
+        addresses: &[IpAddr],
+        config: &PortConfig,
+    ) -> Result<Self, OpenError> {
+        let os = |what: &'static str| move |e| OpenError::os(Backend::Xdp, what, e, "");
+        // The guard comes first: from the first redirected frame on, UDP/4791 is ours.
+        let guard = UdpPort::open_guard(iface, addresses, config)
+            .map_err(|e| OpenError { backend: Backend::Xdp, ..e })?;
+        let paths = PathTable::open(iface, addresses).map_err(os("cannot open rtnetlink"))?;
+        let Opened { link, tx, rx, socket, umem, zero_copy, ring_entries } =
+            open::open(iface, addresses, config)?;
+        let epoll = Epoll::new().map_err(os("cannot make an epoll set"))?;
+        epoll.add(socket.as_fd(), Interest::Read).map_err(os("cannot wait for the socket"))?;
+        epoll.add(guard.wait_fd(), Interest::Read).map_err(os("cannot wait for the guard"))?;
+        let frame_max = tx.slot_bytes().min(iface.mtu as usize + ETH_LEN);
+        Ok(Self {
+            capabilities: Capabilities {
+                backend: Backend::Xdp,
+                link_mtu: iface.mtu,
+                segments_max: 1,
+                run_bytes_max: (frame_max - HEADERS_V6) as u32,
+                ip_id_exact: true,
+                tos_on_send: true,
+                tos_on_receive: true,
+                rx_budget: rx_budget(ring_entries, iface.mtu),
+            },
+            addresses: addresses.to_vec(),
+            _link: link,
+            tx,
+            rx,
+            socket,
+            umem,
+            zero_copy,
+            paths,
+            guard,
+            reserved: Reserved::Nothing,
+            epoll,
+            waits_for_write: false,
+            dead: None,
+            counters: Counters::default(),
+        })
+    }
+
+    /// Whether the driver works on the shared memory without copying.
+    #[must_use]
+    pub fn zero_copy(&self) -> bool {
+        self.zero_copy
+    }
+
+    fn reserve_frame(&mut self, path: PathId, len: usize) -> Option<TxSlot<'_>> {
+        let ip_id = self.paths.take_ip_ids(path, 1);
+        let Some(Hop::Direct(template)) = self.paths.hop(path) else { return None };
+        let header = template.header_len();
+        let frame_len = header + len;
+        if frame_len > self.capabilities.link_mtu as usize + ETH_LEN {
+            return None;
+        }
+        let slot = self.tx.reserve(&mut self.umem)?;
+        let frame = self.umem.get_mut(slot.clone())?.get_mut(..frame_len)?;
+        template.write(frame, len, ip_id);
+        self.reserved = Reserved::Frame { path, at: slot.start, len: frame_len };
+        let ip_id = if template.is_ipv6() { 0 } else { ip_id };
+        Some(TxSlot { buf: &mut frame[header..], ip_id })
+    }
+
+    fn commit_frame(&mut self, path: PathId, at: usize, len: usize) {
+        let Some(Hop::Direct(template)) = self.paths.hop(path) else { return };
+        // Without a checksum an IPv6 datagram would be dropped by most receivers; for IPv4 the ICRC
+        // suffices.
+        if template.is_ipv6()
+            && let Some(frame) = self.umem.get_mut(at..at + len)
+        {
+            template.complete_checksum(frame);
+        }
+        self.counters.tx_datagrams += 1;
+        self.counters.tx_bytes += (len - template.header_len()) as u64;
+        self.tx.send(&mut self.umem, len);
+    }
+
+    fn flush_frames(&mut self) {
+        match self.tx.flush(&mut self.umem, &self.socket) {
+            Ok(flushed) => {
+                self.counters.tx_failed += flushed.refused;
+                self.counters.tx_blocked += u64::from(flushed.blocked);
+            }
+            Err(e) => self.note_error(&e),
+        }
+        if self.tx.is_blocked() != self.waits_for_write {
+            self.waits_for_write = !self.waits_for_write;
+            let interest = if self.waits_for_write { Interest::ReadWrite } else { Interest::Read };
+            // Fails only if the socket is not in the set; it was put there when the port was opened.
+            let _ = self.epoll.modify(self.socket.as_fd(), interest);
+        }
+    }
+
+    /// The interface is gone for good, or was only switched off for a while.
+    fn note_error(&mut self, error: &io::Error) {
+        if matches!(error.raw_os_error(), Some(libc::ENXIO | libc::ENODEV)) {
+            self.dead = error.raw_os_error();
+        }
+    }
+}
+
+impl Port for XdpPort {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn addresses(&self) -> &[IpAddr] {
+        &self.addresses
+    }
+
+    fn add_path(&mut self, spec: &PathSpec) -> io::Result<Path> {
+        self.reserved = Reserved::Nothing;
+        self.paths.add(spec, &mut self.guard)
+    }
+
+    fn remove_path(&mut self, path: PathId) {
+        self.reserved = Reserved::Nothing;
+        self.paths.remove(path, &mut self.guard);
+    }
+
+    fn receive(
+        &mut self,
+        budget: usize,
+        mut sink: impl FnMut(RxDatagram<'_>),
+    ) -> io::Result<usize> {
+        if let Some(errno) = self.dead {
+            return Err(io::Error::from_raw_os_error(errno));
+        }
+        let Self { rx, umem, counters, .. } = self;
+        let frames = rx.receive(umem, budget, |frame| {
+            let Some(frame) = parse_frame(frame) else {
+                counters.rx_malformed += 1;
+                return;
+            };
+            counters.rx_datagrams += 1;
+            counters.rx_bytes += frame.payload.len() as u64;
+            sink(datagram(frame));
+        });
+        if frames > 0 && self.rx.needs_wakeup() {
+            let woken = self.socket.kick_receive();
+            woken.unwrap_or_else(|e| self.note_error(&e));
+        }
+        Ok(frames)
+    }
+
+    fn reserve(&mut self, path: PathId, len: usize) -> Option<TxSlot<'_>> {
+        self.reserved = Reserved::Nothing;
+        match self.paths.hop(path)? {
+            Hop::Direct(_) => self.reserve_frame(path, len),
+            Hop::Loopback => None,
+            Hop::Guard(path) => {
+                let slot = self.guard.reserve(path, len)?;
+                self.reserved = Reserved::Guard;
+                Some(slot)
+            }
+        }
+    }
+
+    fn commit(&mut self) {
+        match std::mem::replace(&mut self.reserved, Reserved::Nothing) {
+            Reserved::Nothing => {}
+            Reserved::Frame { path, at, len } => self.commit_frame(path, at, len),
+            Reserved::Guard => self.guard.commit(),
+        }
+    }
+
+    fn flush(&mut self, mut failed: impl FnMut(TxFailure)) {
+        self.reserved = Reserved::Nothing;
+        self.flush_frames();
+        let paths = &self.paths;
+        self.guard.flush(|failure| {
+            if let Some(path) = paths.of_guard(failure.path) {
+                failed(TxFailure { path, ..failure });
+            }
+        });
+        self.paths.flushed();
+    }
+
+    fn wants_write(&self) -> bool {
+        self.tx.is_blocked() || self.guard.wants_write()
+    }
+
+    fn wait_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    fn maintain(&mut self) -> Option<Duration> {
+        self.reserved = Reserved::Nothing;
+        let alive = self.socket.kick_receive();
+        alive.unwrap_or_else(|e| self.note_error(&e));
+        let waits = [self.paths.maintain(), self.guard.maintain(), Some(LIFE_CHECK)];
+        waits.into_iter().flatten().min()
+    }
+
+    fn stats(&self) -> PortStats {
+        let kernel = self.socket.statistics().ok();
+        let guard = self.guard.stats();
+        let own = &self.counters;
+        let tx_datagrams = own.tx_datagrams - own.tx_failed + guard.tx_datagrams;
+        PortStats {
+            rx_datagrams: own.rx_datagrams,
+            rx_bytes: own.rx_bytes,
+            rx_runs: own.rx_datagrams,
+            rx_queue_drops: kernel.map_or(0, |k| k.rx_dropped + k.rx_ring_full),
+            rx_malformed: own.rx_malformed + self.rx.unusable,
+            tx_datagrams,
+            tx_bytes: own.tx_bytes + guard.tx_bytes,
+            tx_runs: tx_datagrams,
+            tx_failed: own.tx_failed + guard.tx_failed,
+            tx_blocked: own.tx_blocked + guard.tx_blocked,
+            tx_unresolved: guard.tx_datagrams,
+        }
+    }
+}
+
+fn datagram(frame: Frame<'_>) -> RxDatagram<'_> {
+    let headers = frame.headers;
+    RxDatagram {
+        payload: frame.payload,
+        src: headers.src,
+        dst: headers.dst,
+        src_port: headers.src_port,
+        ip_id: headers.ip_id.map_or(RxIpId::None, |(id, flags)| RxIpId::Exact { id, flags }),
+        tos: Some(headers.tos),
+    }
+}
+
+/// What `entries` receive chunks hold, less an eighth for strangers' frames.
+///
+/// Where a frame may take two chunks, the number of datagrams is halved: the budget's bytes alone
+/// would let small datagrams use up the chunks that large ones need. So with `d` datagrams allowed,
+/// `k` of them in two chunks each, `d + k ≤ chunks` holds because the bytes allow `k ≤ d`.
+fn rx_budget(entries: u32, mtu: u32) -> RxBudget {
+    let chunks = entries - entries / 8;
+    let per_frame = (mtu as usize + ETH_LEN).div_ceil(RX_CHUNK_BYTES).min(2) as u32;
+    let datagrams = chunks / per_frame;
+    RxBudget { bytes: datagrams * RxBudget::cost(RX_CHUNK_BYTES as u32), datagrams }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,195 @@
+//! Opening: memory, socket, program, attachment, and what to tell the user when one of them fails.
+
+use super::bpf::{Link, Map, Program, fd_value};
+use super::prog::{KEY_LEN, address_key, program};
+use super::rx::RxHalf;
+use super::socket::Socket;
+use super::tx::TxHalf;
+use super::umem::{CHUNK, Umem};
+use super::{attach_error, channels};
+use crate::PortConfig;
+use crate::error::OpenError;
+use crate::headers::ETH_LEN;
+use crate::iface::Interface;
+use crate::port::Backend;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::AsFd;
+
+/// Bytes of a received frame that fit a chunk: the kernel keeps 256 free (`XDP_PACKET_HEADROOM`).
+pub(super) const RX_CHUNK_BYTES: usize = CHUNK - 256;
+/// Chunks of a TX slot at most: enough for a 4096-byte RoCE payload and all its headers.
+const SLOT_CHUNKS_MAX: usize = 2;
+/// Fewer ring entries than these are of no use, more are refused.
+const RING_MIN: u32 = 64;
+const RING_MAX: u32 = 1 << 15;
+
+const NEEDS_CAPS: &str = "needs CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF in the host's user namespace: \
+     run with --cap-add NET_RAW --cap-add NET_ADMIN --cap-add BPF, or choose --netdev packet or udp";
+
+/// An attached program with its socket. The fields are dropped in this order: the program leaves
+/// the interface first.
+#[derive(Debug)]
+pub(super) struct Opened {
+    /// Keeps the program attached.
+    pub(super) link: Link,
+    /// The sending half.
+    pub(super) tx: TxHalf,
+    /// The receiving half.
+    pub(super) rx: RxHalf,
+    /// The socket.
+    pub(super) socket: Socket,
+    /// The memory of both halves.
+    pub(super) umem: Umem,
+    /// Whether the driver works on the UMEM without copying.
+    pub(super) zero_copy: bool,
+    /// Entries of each ring: chunks for receiving, and as many for sending.
+    pub(super) ring_entries: u32,
+}
+
+/// Opens the socket on a queue of the interface and attaches the program.
+pub(super) fn open(
+    iface: &Interface,
+    addresses: &[IpAddr],
+    config: &PortConfig,
+) -> Result<Opened, OpenError> {
+    check_interface(iface, config)?;
+    let socket = Socket::new().map_err(|e| permission("cannot open an AF_XDP socket", e))?;
+    let (mut umem, ring_entries) = register_memory(&socket, config.ring_frames)?;
+    let rings = socket
+        .make_rings(ring_entries, ring_entries)
+        .map_err(|e| OpenError::os(Backend::Xdp, "cannot make the AF_XDP rings", e, ""))?;
+    socket.set_send_buffer(config.tx_buffer_bytes, config.force_buffers);
+    let (program, sockets) = load_program(iface, addresses, config)?;
+    bind(&socket, iface, config)?;
+    let zero_copy = socket.zero_copy().unwrap_or(false);
+    let frame_bytes = iface.mtu as usize + ETH_LEN;
+    let per_slot = frame_bytes.div_ceil(CHUNK).min(SLOT_CHUNKS_MAX) as u32;
+    let rx = RxHalf::new(rings.rx, rings.fill, ring_entries, &mut umem);
+    let tx = TxHalf::new(&socket, rings.tx, rings.completion, ring_entries, ring_entries, per_slot);
+    sockets
+        .set(&config.xdp_queue.to_ne_bytes(), fd_value(socket.as_fd()))
+        .map_err(|e| permission("cannot put the socket into the XSKMAP", e))?;
+    let link = program
+        .attach(iface.index, config.xdp_generic)
+        .map_err(|e| attach_error::explain(iface, config.xdp_generic, e))?;
+    Ok(Opened { link, tx, rx, socket, umem, zero_copy, ring_entries })
+}
+
+fn check_interface(iface: &Interface, config: &PortConfig) -> Result<(), OpenError> {
+    if iface.loopback {
+        return Err(OpenError::plain(
+            Backend::Xdp,
+            format!("AF_XDP does not work on the loopback interface {}", iface.name),
+            "choose --netdev udp, or another interface",
+        ));
+    }
+    let queues = channels::receive_queues(&iface.name).unwrap_or(1);
+    if config.xdp_queue >= queues {
+        return Err(OpenError::plain(
+            Backend::Xdp,
+            format!("{} has no receive queue {}: it has {queues}", iface.name, config.xdp_queue),
+            "choose a lower queue",
+        ));
+    }
+    if queues > 1 && !config.xdp_steered {
+        let name = &iface.name;
+        return Err(OpenError::plain(
+            Backend::Xdp,
+            format!("{name} spreads what it receives over {queues} queues, AF_XDP reads only one"),
+            format!(
+                "give it one queue: `ethtool -L {name} combined 1` (veth: `ethtool -L {name} rx 1 \
+                 tx 1`), or steer UDP/4791 to one and say so in the configuration, or choose \
+                 --netdev packet"
+            ),
+        ));
+    }
+    Ok(())
+}
+
+/// Registers memory for `wanted` ring entries each way, or as much as `RLIMIT_MEMLOCK` allows.
+fn register_memory(socket: &Socket, wanted: u32) -> Result<(Umem, u32), OpenError> {
+    let mut entries = wanted.clamp(RING_MIN, RING_MAX).next_power_of_two();
+    loop {
+        let umem = Umem::new(2 * entries).map_err(|e| {
+            OpenError::os(Backend::Xdp, "cannot map the packet memory", e, "lower ring_frames")
+        })?;
+        match socket.register(&umem) {
+            Ok(()) => return Ok((umem, entries)),
+            Err(e) if e.raw_os_error() == Some(libc::ENOBUFS) && entries > RING_MIN => {
+                entries /= 2;
+            }
+            Err(e) if e.raw_os_error() == Some(libc::ENOBUFS) => {
+                let kib = 2 * entries as usize * CHUNK / 1024;
+                return Err(OpenError::os(
+                    Backend::Xdp,
+                    format!("cannot lock the {kib} KiB of packet memory"),
+                    e,
+                    "raise the limit (`ulimit -l`, docker run --ulimit memlock=-1), add \
+                     CAP_IPC_LOCK, or choose --netdev packet or udp",
+                ));
+            }
+            Err(e) => return Err(permission("cannot register the packet memory", e)),
+        }
+    }
+}
+
+fn load_program(
+    iface: &Interface,
+    addresses: &[IpAddr],
+    config: &PortConfig,
+) -> Result<(Program, Map), OpenError> {
+    let failed = |e| permission("cannot make a BPF map", e);
+    let own =
+        Map::hash("roce_addresses", KEY_LEN, addresses.len().max(1) as u32).map_err(failed)?;
+    for &address in addresses {
+        own.set(&address_key(address), 1).map_err(failed)?;
+    }
+    let sockets = Map::sockets("roce_sockets", config.xdp_queue + 1).map_err(failed)?;
+    let code = program(iface.mac, own.raw_fd(), sockets.raw_fd());
+    let program = Program::load("roce_redirect", &code)
+        .map_err(|e| permission("cannot load the XDP program", e))?;
+    Ok((program, sockets))
+}
+
+fn bind(socket: &Socket, iface: &Interface, config: &PortConfig) -> Result<(), OpenError> {
+    let bind = |flags| socket.bind(iface.index, config.xdp_queue, flags);
+    let single = libc::XDP_USE_NEED_WAKEUP;
+    let fits_a_chunk = iface.mtu as usize + ETH_LEN <= RX_CHUNK_BYTES;
+    // Neither XDP_ZEROCOPY nor XDP_COPY: the kernel takes the former where the driver has it.
+    let bound = match bind(single | libc::XDP_USE_SG) {
+        // Before Linux 6.6 there is no XDP_USE_SG; without large frames there is no need for it.
+        Err(e) if e.raw_os_error() == Some(libc::EINVAL) && fits_a_chunk => bind(single),
+        other => other,
+    };
+    bound.map_err(|e| {
+        let what = format!("cannot bind to queue {} of {}", config.xdp_queue, iface.name);
+        let hint = match e.raw_os_error() {
+            Some(libc::EBUSY) => {
+                "another AF_XDP socket has this queue: stop its program, or choose --netdev packet \
+                 or udp"
+                    .to_owned()
+            }
+            Some(libc::EINVAL) if !fits_a_chunk => format!(
+                "frames of an MTU of {} need Linux 6.6 or newer for AF_XDP: lower the MTU to 3500, \
+                 or choose --netdev packet or udp",
+                iface.mtu
+            ),
+            _ => "choose --netdev packet or udp".to_owned(),
+        };
+        OpenError::os(Backend::Xdp, what, e, hint)
+    })
+}
+
+/// An error whose usual cause is a missing capability.
+fn permission(what: &str, error: io::Error) -> OpenError {
+    let hint = match error.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES) => NEEDS_CAPS,
+        Some(libc::EAFNOSUPPORT | libc::ENOSYS) => {
+            "this kernel has no AF_XDP (CONFIG_XDP_SOCKETS, CONFIG_BPF_SYSCALL): choose --netdev \
+             packet or udp"
+        }
+        _ => "choose --netdev packet or udp",
+    };
+    OpenError::os(Backend::Xdp, what, error, hint)
+}

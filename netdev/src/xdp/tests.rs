@@ -1,0 +1,410 @@
+//! Two ports on the ends of a veth pair.
+
+use super::*;
+use crate::testns::{NetNs, Pair, or_skip};
+use std::time::Instant;
+
+/// Opens a port on `v0` of a namespace with all its addresses.
+fn open_in(ns: &NetNs, config: &PortConfig) -> Result<XdpPort, OpenError> {
+    ns.run(|| {
+        let iface = Interface::by_name("v0").expect("v0");
+        let addresses: Vec<IpAddr> = iface.addresses.iter().map(|(a, _)| *a).collect();
+        XdpPort::open(&iface, &addresses, config)
+    })
+}
+
+/// The pair with another MTU, or why it cannot be (not root, no AF_XDP).
+fn pair_with(mtu: u32, config: &PortConfig) -> Result<(Pair, XdpPort, XdpPort), String> {
+    let pair = Pair::new().map_err(|e| e.to_string())?;
+    for ns in [&pair.a, &pair.b] {
+        ns.sh(&format!("ip link set v0 mtu {mtu}"));
+    }
+    let a = open_in(&pair.a, config).map_err(|e| e.to_string())?;
+    let b = open_in(&pair.b, config).map_err(|e| e.to_string())?;
+    Ok((pair, a, b))
+}
+
+fn spec(v6: bool, from_a: bool) -> PathSpec {
+    let (a, b) = if v6 { ("fd09::1", "fd09::2") } else { ("10.9.0.1", "10.9.0.2") };
+    let (local, remote) = if from_a { (a, b) } else { (b, a) };
+    PathSpec {
+        local: local.parse().unwrap(),
+        remote: remote.parse().unwrap(),
+        src_port: 0xc0de,
+        tos: 0x6a,
+        ttl: 33,
+        flow_label: 0x1_2345,
+    }
+}
+
+/// What a test keeps of a received datagram.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Got {
+    payload: Vec<u8>,
+    src: IpAddr,
+    dst: IpAddr,
+    src_port: u16,
+    ip_id: RxIpId,
+    tos: Option<u8>,
+}
+
+impl From<RxDatagram<'_>> for Got {
+    fn from(d: RxDatagram<'_>) -> Self {
+        let RxDatagram { payload, src, dst, src_port, ip_id, tos } = d;
+        Self { payload: payload.to_vec(), src, dst, src_port, ip_id, tos }
+    }
+}
+
+/// Receives until `want` datagrams have come or a second has passed.
+fn receive(port: &mut XdpPort, want: usize) -> Vec<Got> {
+    let (mut got, end) = (Vec::new(), Instant::now() + Duration::from_secs(1));
+    while got.len() < want && Instant::now() < end {
+        port.receive(64, |d| got.push(d.into())).unwrap();
+    }
+    got
+}
+
+/// A payload that shows where it was cut or swapped.
+fn pattern(len: usize, seed: u32) -> Vec<u8> {
+    (0..len as u32)
+        .map(|i| (i.wrapping_mul(31) ^ (i >> 8) ^ seed.wrapping_mul(131)) as u8)
+        .collect()
+}
+
+/// Sends and returns the identification that was promised.
+fn send(port: &mut XdpPort, path: PathId, payload: &[u8]) -> u16 {
+    let slot = port.reserve(path, payload.len()).expect("a slot");
+    slot.buf.copy_from_slice(payload);
+    let ip_id = slot.ip_id;
+    port.commit();
+    ip_id
+}
+
+/// Adds a path and waits until it leaves directly.
+fn direct_path(ns: &NetNs, port: &mut XdpPort, peer: &mut XdpPort, spec: &PathSpec) -> PathId {
+    let path = ns.run(|| port.add_path(spec)).unwrap();
+    assert!(path.src_port >= 1024, "the guard's choice");
+    let end = Instant::now() + Duration::from_secs(3);
+    while !matches!(port.paths.hop(path.id), Some(Hop::Direct(_))) {
+        assert!(Instant::now() < end, "the neighbour was never resolved");
+        send(port, path.id, &[1; 16]);
+        port.flush(|failure| panic!("{failure:?}"));
+        std::thread::sleep(Duration::from_millis(2));
+        port.maintain();
+        receive(peer, 1);
+    }
+    path.id
+}
+
+/// Every size both ways, both families: content, addresses and header fields.
+fn round_trips(mtu: u32, sizes: &[usize]) -> Result<(), String> {
+    let (pair, mut a, mut b) = pair_with(mtu, &PortConfig::default())?;
+    assert!(!a.zero_copy(), "veth copies");
+    for v6 in [false, true] {
+        let to_b = direct_path(&pair.a, &mut a, &mut b, &spec(v6, true));
+        let to_a = direct_path(&pair.b, &mut b, &mut a, &spec(v6, false));
+        for &len in sizes {
+            let payload = pattern(len, len as u32);
+            let ip_id = send(&mut a, to_b, &payload);
+            a.flush(|failure| panic!("{failure:?}"));
+            let got = receive(&mut b, 1);
+            assert_eq!(got.len(), 1, "mtu {mtu} v6 {v6} len {len}");
+            assert!(got[0].payload == payload, "mtu {mtu} v6 {v6} len {len}: other bytes");
+            let expected = spec(v6, true);
+            assert_eq!((got[0].src, got[0].dst), (expected.local, expected.remote));
+            assert_eq!((got[0].src_port, got[0].tos), (0xc0de, Some(0x6a)));
+            let exact = RxIpId::Exact { id: ip_id, flags: 0x4000 };
+            assert_eq!(got[0].ip_id, if v6 { RxIpId::None } else { exact });
+
+            send(&mut b, to_a, &got[0].payload);
+            b.flush(|failure| panic!("{failure:?}"));
+            let back = receive(&mut a, 1);
+            assert!(back.len() == 1 && back[0].payload == payload, "mtu {mtu} v6 {v6} len {len}");
+        }
+    }
+    for port in [&a, &b] {
+        let stats = port.stats();
+        assert_eq!((stats.rx_queue_drops, stats.rx_malformed, stats.tx_failed), (0, 0, 0));
+    }
+    Ok(())
+}
+
+#[test]
+fn round_trips_at_mtu_1500() {
+    let sizes = [16, 17, 60, 255, 256, 1000, 1024 + 20, 1452];
+    or_skip!("xdp::round_trips_at_mtu_1500", round_trips(1500, &sizes));
+}
+
+#[test]
+fn round_trips_at_mtu_9000_across_chunks() {
+    // Around the ends of the first chunk of either direction: 3840 bytes received, 4096 sent.
+    let mut sizes: Vec<usize> = (3770..3805).chain(4030..4060).collect();
+    sizes.extend([16, 64, 1024, 2048, 4096, 4112, 4116, 4128, 4200, 7600, 8000]);
+    or_skip!("xdp::round_trips_at_mtu_9000_across_chunks", round_trips(9000, &sizes));
+}
+
+/// Frames of one, two and three chunks in turn, until every chunk has been first, middle and last.
+#[test]
+fn mixed_sizes_survive_many_turns_of_the_rings() {
+    let config = PortConfig { ring_frames: 64, ..PortConfig::default() };
+    let (pair, mut a, mut b) =
+        or_skip!("xdp::mixed_sizes_survive_many_turns_of_the_rings", pair_with(9000, &config));
+    let path = direct_path(&pair.a, &mut a, &mut b, &spec(false, true));
+    let mut seed = 0;
+    for round in 0..400 {
+        let sent: Vec<Vec<u8>> = (0..1 + round % 9)
+            .map(|_| {
+                seed += 1;
+                pattern([64, 4112, 1024, 7900, 3800][seed as usize % 5], seed)
+            })
+            .collect();
+        for payload in &sent {
+            send(&mut a, path, payload);
+        }
+        a.flush(|failure| panic!("{failure:?}"));
+        let got = receive(&mut b, sent.len());
+        assert_eq!(got.len(), sent.len(), "round {round}");
+        for (got, sent) in got.iter().zip(&sent) {
+            assert!(got.payload == *sent, "round {round}: other bytes");
+        }
+    }
+    assert_eq!(b.stats().rx_queue_drops, 0);
+}
+
+#[test]
+fn a_burst_of_2000_within_the_budget_loses_nothing() {
+    let config = PortConfig { ring_frames: 8192, ..PortConfig::default() };
+    let (pair, mut a, mut b) =
+        or_skip!("xdp::a_burst_of_2000_within_the_budget_loses_nothing", pair_with(4200, &config));
+    if a.capabilities().rx_budget.datagrams < 2000 {
+        let why = "RLIMIT_MEMLOCK allows only a smaller budget";
+        return crate::testns::skip("xdp::a_burst_of_2000_within_the_budget_loses_nothing", &why);
+    }
+    let path = direct_path(&pair.a, &mut a, &mut b, &spec(false, true));
+    for len in [64, 4112] {
+        for i in 0..2000 {
+            send(&mut a, path, &pattern(len, i));
+        }
+        let end = Instant::now() + Duration::from_secs(2);
+        a.flush(|failure| panic!("{failure:?}"));
+        while a.wants_write() && Instant::now() < end {
+            a.flush(|failure| panic!("{failure:?}"));
+        }
+        let got = receive(&mut b, 2000);
+        assert_eq!(got.len(), 2000, "len {len}: {:?} {:?}", a.stats(), b.stats());
+        for (i, got) in got.iter().enumerate() {
+            assert!(got.payload == pattern(len, i as u32), "len {len}: datagram {i}");
+        }
+    }
+    assert_eq!(b.stats().rx_queue_drops, 0);
+}
+
+/// The budget is exactly what can be had: nothing within it is lost, whatever the mix of sizes, and
+/// drops beyond it are counted.
+#[test]
+fn the_default_budget_holds_and_overruns_are_counted() {
+    let (pair, mut a, mut b) = or_skip!(
+        "xdp::the_default_budget_holds_and_overruns_are_counted",
+        pair_with(4200, &PortConfig::default())
+    );
+    let budget = b.capabilities().rx_budget;
+    let path = direct_path(&pair.a, &mut a, &mut b, &spec(true, true));
+    for large_in_8 in 0..=8 {
+        let (mut bytes, mut sent) = (0, 0);
+        for i in 0..budget.datagrams {
+            let len = if i % 8 < large_in_8 { 4112 } else { 64 };
+            if bytes + RxBudget::cost(len) > budget.bytes {
+                break;
+            }
+            bytes += RxBudget::cost(len);
+            sent += 1;
+            send(&mut a, path, &pattern(len as usize, i));
+        }
+        a.flush(|failure| panic!("{failure:?}"));
+        assert_eq!(receive(&mut b, sent).len(), sent, "{large_in_8} of 8 large");
+    }
+    assert_eq!(b.stats().rx_queue_drops, 0);
+    for i in 0..600 {
+        send(&mut a, path, &pattern(4112, i));
+        a.flush(|failure| panic!("{failure:?}"));
+    }
+    let (got, drops) = (receive(&mut b, 600).len(), b.stats().rx_queue_drops as usize);
+    assert!(drops > 0, "600 large datagrams do not fit");
+    assert_eq!(got + drops, 600, "{:?}", b.stats());
+}
+
+#[test]
+fn a_cold_neighbour_is_resolved_and_nothing_is_lost() {
+    let (pair, mut a, mut b) = or_skip!(
+        "xdp::a_cold_neighbour_is_resolved_and_nothing_is_lost",
+        pair_with(4200, &PortConfig::default())
+    );
+    for v6 in [false, true] {
+        pair.a.sh("ip neigh flush dev v0");
+        let path = pair.a.run(|| a.add_path(&spec(v6, true))).unwrap().id;
+        assert!(matches!(a.paths.hop(path), Some(Hop::Guard(_))), "cold");
+        let before = a.stats().tx_unresolved;
+        send(&mut a, path, &[42; 333]);
+        a.flush(|failure| panic!("{failure:?}"));
+        let got = receive(&mut b, 1);
+        assert_eq!(got.len(), 1, "the first datagram arrives");
+        assert_eq!(got[0].payload, [42; 333]);
+        assert_eq!(a.stats().tx_unresolved, before + 1);
+        let end = Instant::now() + Duration::from_secs(3);
+        while !matches!(a.paths.hop(path), Some(Hop::Direct(_))) && Instant::now() < end {
+            std::thread::sleep(a.maintain().unwrap().min(Duration::from_millis(5)));
+        }
+        send(&mut a, path, &[43; 4112]);
+        a.flush(|failure| panic!("{failure:?}"));
+        assert_eq!(receive(&mut b, 1)[0].payload, [43; 4112]);
+        assert_eq!(a.stats().tx_unresolved, before + 1, "now it leaves directly");
+    }
+}
+
+/// Whether an XDP program is attached to `v0`.
+fn attached(ns: &NetNs) -> bool {
+    ns.sh("ip -details link show dev v0").contains("prog/xdp")
+}
+
+#[test]
+fn the_program_leaves_the_interface_as_it_was() {
+    let test = "xdp::the_program_leaves_the_interface_as_it_was";
+    let pair = or_skip!("xdp::the_program_leaves_the_interface_as_it_was", Pair::new());
+    let state = |ns: &NetNs| {
+        ns.sh("ip -details link show dev v0; ethtool -k v0 2>/dev/null || echo no ethtool")
+    };
+    let before = [&pair.a, &pair.b].map(state);
+    let (a, b) = match [&pair.a, &pair.b].map(|ns| open_in(ns, &PortConfig::default())) {
+        [Ok(a), Ok(b)] => (a, b),
+        [Err(e), _] | [_, Err(e)] => return crate::testns::skip(test, &e),
+    };
+    assert!(attached(&pair.a) && attached(&pair.b));
+    drop(a);
+    assert!(!attached(&pair.a) && attached(&pair.b));
+    drop(b);
+    assert_eq!([&pair.a, &pair.b].map(state), before);
+    tcp_works(&pair, "10.9.0.2");
+}
+
+/// Sends a megabyte through the kernel from one namespace to the other.
+fn tcp_works(pair: &Pair, to: &str) {
+    use std::io::{Read as _, Write as _};
+    let to: IpAddr = to.parse().unwrap();
+    let listener = pair.b.run(|| std::net::TcpListener::bind((to, 0))).unwrap();
+    let address = listener.local_addr().unwrap();
+    let sent = pattern(1 << 20, 7);
+    std::thread::scope(|scope| {
+        let sending = scope.spawn(|| {
+            let stream = pair.a.run(|| std::net::TcpStream::connect(address));
+            stream.unwrap().write_all(&sent).unwrap();
+        });
+        let mut got = Vec::new();
+        listener.accept().unwrap().0.read_to_end(&mut got).unwrap();
+        assert!(got == sent, "TCP to {to} arrives whole");
+        sending.join().unwrap();
+    });
+}
+
+/// Everything that is not ours still reaches the kernel, and what the program passes (here: to a
+/// socket that is not the port's address) is not answered with "port unreachable".
+#[test]
+fn the_kernel_keeps_its_traffic_and_the_guard_its_silence() {
+    let (pair, mut a, mut b) = or_skip!(
+        "xdp::the_kernel_keeps_its_traffic_and_the_guard_its_silence",
+        pair_with(4200, &PortConfig::default())
+    );
+    tcp_works(&pair, "10.9.0.2");
+    tcp_works(&pair, "fd09::2");
+    let unreachables = |ns: &NetNs| {
+        let snmp = ns.sh("grep ^Icmp: /proc/thread-self/net/snmp");
+        let mut lines = snmp.lines().map(|l| l.split_whitespace().collect::<Vec<_>>());
+        let (names, values) = (lines.next().unwrap(), lines.next().unwrap());
+        let at = names.iter().position(|n| *n == "OutDestUnreachs").unwrap();
+        values[at].parse::<u64>().unwrap()
+    };
+    assert_eq!(unreachables(&pair.b), 0);
+    // A fragmented datagram to port 4791 is not the program's: the kernel gets it.
+    pair.a.run(|| {
+        let socket = std::net::UdpSocket::bind("10.9.0.1:0").unwrap();
+        socket.send_to(&[0; 9000], "10.9.0.2:4791").unwrap();
+        socket.send_to(&[0; 9000], "10.9.0.2:4792").unwrap();
+    });
+    let end = Instant::now() + Duration::from_secs(2);
+    while unreachables(&pair.b) == 0 && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(unreachables(&pair.b), 1, "only for port 4792");
+    assert!(receive_none(&mut b) && receive_none(&mut a));
+}
+
+fn receive_none(port: &mut XdpPort) -> bool {
+    port.receive(64, |d| panic!("{d:?}")).unwrap() == 0
+}
+
+#[test]
+fn wait_fd_is_readable_when_something_has_arrived() {
+    let (pair, mut a, mut b) = or_skip!(
+        "xdp::wait_fd_is_readable_when_something_has_arrived",
+        pair_with(1500, &PortConfig::default())
+    );
+    let path = direct_path(&pair.a, &mut a, &mut b, &spec(false, true));
+    receive(&mut b, 1);
+    assert!(!crate::fd::wait_readable(b.wait_fd(), 0).unwrap());
+    send(&mut a, path, &[9; 99]);
+    a.flush(|failure| panic!("{failure:?}"));
+    assert!(crate::fd::wait_readable(b.wait_fd(), 1000).unwrap());
+    assert_eq!(receive(&mut b, 1).len(), 1);
+    assert!(!crate::fd::wait_readable(b.wait_fd(), 0).unwrap());
+}
+
+#[test]
+fn what_cannot_be_sent_is_refused_and_an_uncommitted_slot_is_not_sent() {
+    let (pair, mut a, mut b) = or_skip!(
+        "xdp::what_cannot_be_sent_is_refused_and_an_uncommitted_slot_is_not_sent",
+        pair_with(1500, &PortConfig::default())
+    );
+    let path = direct_path(&pair.a, &mut a, &mut b, &spec(false, true));
+    receive(&mut b, 1);
+    assert!(a.reserve(path, 1472).is_some(), "fills the MTU");
+    assert!(a.reserve(path, 1473).is_none(), "exceeds the MTU");
+    assert!(a.reserve(PathId(77), 64).is_none(), "no such path");
+    a.commit();
+    a.flush(|failure| panic!("{failure:?}"));
+    let slots = std::iter::from_fn(|| {
+        a.reserve(path, 64).map(|slot| slot.buf.fill(3))?;
+        a.commit();
+        Some(())
+    });
+    assert_eq!(slots.count(), 256, "as many as there are chunks");
+    a.flush(|failure| panic!("{failure:?}"));
+    assert_eq!(receive(&mut b, 256).len(), 256);
+    assert!(a.reserve(path, 64).is_some(), "completions free slots");
+}
+
+#[test]
+fn errors_say_what_to_do() {
+    let (pair, a, _b) =
+        or_skip!("xdp::errors_say_what_to_do", pair_with(4200, &PortConfig::default()));
+    let second = open_in(&pair.a, &PortConfig::default()).err().expect("refused").to_string();
+    assert!(second.contains("4791") || second.contains("AF_XDP"), "{second}");
+    pair.a.run(|| {
+        let lo = Interface::by_name("lo").unwrap();
+        let error = XdpPort::open(&lo, &["127.0.0.1".parse().unwrap()], &PortConfig::default());
+        assert!(error.err().expect("refused").to_string().contains("--netdev udp"));
+    });
+    let config = PortConfig { xdp_queue: 3, ..PortConfig::default() };
+    drop(a);
+    let error = open_in(&pair.a, &config).err().expect("refused").to_string();
+    assert!(error.contains("no receive queue 3"), "{error}");
+}
+
+#[test]
+fn an_interface_that_is_gone_ends_the_port() {
+    let (pair, mut a, _b) = or_skip!(
+        "xdp::an_interface_that_is_gone_ends_the_port",
+        pair_with(1500, &PortConfig::default())
+    );
+    pair.b.sh("ip link del v0");
+    a.maintain();
+    assert!(a.receive(1, |_| ()).is_err());
+}

@@ -1,0 +1,162 @@
+//! The sending half: slots of whole chunks, the TX ring, and the completion ring.
+//!
+//! A slot is one chunk, or two adjacent ones where the link's MTU needs them: what is written to it
+//! is contiguous, and goes out as one or two descriptors. The ring has an entry for every chunk, so
+//! whoever has a slot can also send it.
+
+use super::ring::{CompletionRing, TxRing};
+use super::socket::Socket;
+use super::umem::{CHUNK, Umem};
+use std::io;
+use std::ops::Range;
+
+/// Descriptors that one `sendto` sends on kernels that cannot be told otherwise (`TX_BATCH_SIZE`).
+const CALL_BUDGET_DEFAULT: u32 = 32;
+
+/// The sending half of a socket.
+#[derive(Debug)]
+pub(super) struct TxHalf {
+    ring: TxRing,
+    completion: CompletionRing,
+    /// The first of the chunks that are for sending.
+    base: u32,
+    chunks_per_slot: u32,
+    /// Chunks of each slot that are with the kernel.
+    lent: Box<[u8]>,
+    /// Slots that are free, the latest used last, so that it is used next and is still in the cache.
+    free: Vec<u32>,
+    /// The slot that was reserved last and not sent.
+    current: Option<u32>,
+    /// Descriptors pushed and, for all we know, not taken by the kernel.
+    queued: u32,
+    call_budget: u32,
+    blocked: bool,
+}
+
+/// What became of a flush.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Flushed {
+    /// Frames that the interface refused for good.
+    pub(super) refused: u64,
+    /// Whether frames are left that the kernel did not take.
+    pub(super) blocked: bool,
+}
+
+impl TxHalf {
+    /// Takes the rings over; `base` and `chunks` say which chunks of the UMEM are for sending.
+    pub(super) fn new(
+        socket: &Socket,
+        ring: TxRing,
+        completion: CompletionRing,
+        base: u32,
+        chunks: u32,
+        chunks_per_slot: u32,
+    ) -> Self {
+        let slots = chunks / chunks_per_slot;
+        let raised = socket.set_tx_budget(chunks);
+        Self {
+            ring,
+            completion,
+            base,
+            chunks_per_slot,
+            lent: vec![0; slots as usize].into(),
+            free: (0..slots).rev().collect(),
+            current: None,
+            queued: 0,
+            call_budget: if raised { chunks } else { CALL_BUDGET_DEFAULT },
+            blocked: false,
+        }
+    }
+
+    /// Bytes of a slot.
+    pub(super) fn slot_bytes(&self) -> usize {
+        self.chunks_per_slot as usize * CHUNK
+    }
+
+    /// Where to write the next frame, or `None` if all slots are on their way.
+    pub(super) fn reserve(&mut self, umem: &mut Umem) -> Option<Range<usize>> {
+        if self.current.is_none() {
+            if self.free.is_empty() {
+                self.reap(umem);
+            }
+            self.current = self.free.pop();
+        }
+        let first = (self.base + self.current? * self.chunks_per_slot) as usize * CHUNK;
+        Some(first..first + self.slot_bytes())
+    }
+
+    /// Queues the first `len` bytes of the slot reserved last.
+    pub(super) fn send(&mut self, umem: &mut Umem, len: usize) {
+        let Some(slot) = self.current.take() else { return };
+        let first = self.base + slot * self.chunks_per_slot;
+        let parts = len.div_ceil(CHUNK) as u32;
+        debug_assert!(parts >= 1 && parts <= self.chunks_per_slot);
+        let mut left = len;
+        for part in 0..parts {
+            let bytes = left.min(CHUNK);
+            left -= bytes;
+            // Ours, because the slot was; and there is room, because every chunk has its entry.
+            let Some(chunk) = umem.lend(first + part) else { continue };
+            self.ring.free(1);
+            self.ring.push(chunk, bytes as u32, left > 0);
+            self.lent[slot as usize] += 1;
+            self.queued += 1;
+        }
+    }
+
+    /// Gives everything queued to the kernel.
+    ///
+    /// # Errors
+    /// The interface is down (`ENETDOWN`) or gone (`ENXIO`); what is queued stays so.
+    pub(super) fn flush(&mut self, umem: &mut Umem, socket: &Socket) -> io::Result<Flushed> {
+        let mut flushed = Flushed::default();
+        if self.queued == 0 {
+            return Ok(flushed);
+        }
+        self.ring.publish();
+        let mut calls = self.queued.div_ceil(self.call_budget);
+        while self.ring.needs_wakeup() {
+            match socket.kick_send() {
+                Ok(()) => break,
+                // One frame is lost, the rest is still in the ring.
+                Err(e) if e.raw_os_error() == Some(libc::EBUSY) => flushed.refused += 1,
+                Err(e) if retry(&e) => calls = calls.saturating_sub(1),
+                Err(e) => return Err(e),
+            }
+            let pending = self.ring.pending();
+            if pending == 0 || calls == 0 || flushed.refused > u64::from(self.queued) {
+                flushed.blocked = pending > 0;
+                break;
+            }
+        }
+        self.queued = if flushed.blocked { self.ring.pending() } else { 0 };
+        self.blocked = flushed.blocked;
+        self.reap(umem);
+        Ok(flushed)
+    }
+
+    /// Whether frames wait for the kernel.
+    pub(super) fn is_blocked(&self) -> bool {
+        self.blocked
+    }
+
+    /// Takes back the chunks of frames that are sent.
+    fn reap(&mut self, umem: &mut Umem) {
+        let Self { completion, lent, free, base, chunks_per_slot, .. } = self;
+        completion.drain(|returned| {
+            let Some(chunk) = umem.reclaim(&returned) else { return };
+            let slot = chunk.saturating_sub(*base) / *chunks_per_slot;
+            if let Some(lent) = lent.get_mut(slot as usize).filter(|lent| **lent > 0) {
+                *lent -= 1;
+                if *lent == 0 {
+                    free.push(slot);
+                }
+            }
+        });
+    }
+}
+
+/// The per-call budget is used up, memory is short, or a signal came.
+fn retry(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::ENOBUFS | libc::EINTR))
+}
