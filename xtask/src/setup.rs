@@ -68,7 +68,7 @@ pub(crate) fn cargo_deny(target: &Path) -> Result<PathBuf, String> {
             return Ok(candidate.to_owned());
         }
     }
-    println!("set-up: building cargo-deny {CARGO_DENY} into {} (some minutes)", tools.display());
+    println!("set-up: building cargo-deny {CARGO_DENY} into {} (a minute or two)", tools.display());
     let install = ["install", "--quiet", "--locked", "cargo-deny", "--version", CARGO_DENY];
     command::run(
         cargo(install)
