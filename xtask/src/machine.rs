@@ -3,12 +3,16 @@
 use crate::command;
 use std::process::Command;
 
-/// Whether this process has root's own rights, and not only those of a user namespace.
+/// Whether this process is root, and not only that of a user namespace: it may install packages.
 pub(crate) fn is_root() -> bool {
-    let own =
-        |file: &str| std::fs::read_to_string(format!("/proc/self/{file}")).unwrap_or_default();
-    let everyone = own("uid_map").split_whitespace().eq(["0", "0", "4294967295"]);
-    everyone && effective_uid(&own("status")) == Some(0)
+    ids_are_the_machines() && effective_uid(&own("status")) == Some(0)
+}
+
+/// Whether this process may do everything that tests do: root in a container often may not.
+pub(crate) fn has_all_rights() -> bool {
+    // capabilities(7): CAP_NET_ADMIN is 12, CAP_SYS_ADMIN 21.
+    let needed = 1 << 12 | 1 << 21;
+    ids_are_the_machines() && effective_capabilities(&own("status")) & needed == needed
 }
 
 /// A command prefix that makes an ordinary user root of a user namespace, where that is possible.
@@ -25,15 +29,35 @@ pub(crate) fn triple() -> Result<String, String> {
     host.map(str::to_owned).ok_or_else(|| "rustc -vV names no host".into())
 }
 
+fn own(file: &str) -> String {
+    std::fs::read_to_string(format!("/proc/self/{file}")).unwrap_or_default()
+}
+
+fn ids_are_the_machines() -> bool {
+    own("uid_map").split_whitespace().eq(["0", "0", "4294967295"])
+}
+
 /// The second of the four ids in a `status` file of proc(5).
 fn effective_uid(status: &str) -> Option<u32> {
     let ids = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
     ids.split_whitespace().nth(1)?.parse().ok()
 }
 
+/// The effective set in a `status` file of proc(5).
+fn effective_capabilities(status: &str) -> u64 {
+    let hex = status.lines().find_map(|line| line.strip_prefix("CapEff:")).unwrap_or_default();
+    u64::from_str_radix(hex.trim(), 16).unwrap_or(0)
+}
+
 #[cfg(test)]
 mod tests {
-    use super::effective_uid;
+    use super::{effective_capabilities, effective_uid};
+
+    #[test]
+    fn capabilities_are_read_from_status() {
+        assert_eq!(effective_capabilities("Name:\tx\nCapEff:\t0000000000201000\n"), 0x20_1000);
+        assert_eq!(effective_capabilities("Name:\tx\n"), 0);
+    }
 
     #[test]
     fn the_effective_uid_counts() {

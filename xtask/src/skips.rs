@@ -5,7 +5,7 @@ use std::fs;
 /// The committed list.
 const LIST: &str = "tests/allowed-skips.txt";
 
-/// Marks an entry that counts only where the tests do not run as root.
+/// Marks an entry that counts only where the tests run without root's rights.
 const UNPRIVILEGED: &str = "[unprivileged]";
 
 /// The committed list of tests that need not run, each with its reason.
@@ -16,17 +16,17 @@ impl Allowed {
     ///
     /// # Errors
     /// It cannot be read.
-    pub(crate) fn read(is_root: bool) -> Result<Self, String> {
+    pub(crate) fn read(has_all_rights: bool) -> Result<Self, String> {
         let list = fs::read_to_string(LIST).map_err(|error| format!("{LIST}: {error}"))?;
-        Ok(Self::parse(&list, is_root))
+        Ok(Self::parse(&list, has_all_rights))
     }
 
-    fn parse(list: &str, is_root: bool) -> Self {
+    fn parse(list: &str, has_all_rights: bool) -> Self {
         let entry = |line: &str| match line.trim() {
             "" => None,
             line if line.starts_with('#') => None,
             line => match line.strip_prefix(UNPRIVILEGED) {
-                Some(_) if is_root => None,
+                Some(_) if has_all_rights => None,
                 Some(line) => Some(line.trim().to_owned()),
                 None => Some(line.to_owned()),
             },
@@ -83,7 +83,8 @@ mod tests {
             "SKIPPED a::b: another reason",
         ]);
         assert_eq!(skips.len(), 3);
-        let unlisted = |is_root| Allowed::parse(LIST, is_root).unlisted(&skips).join(" | ");
+        let unlisted =
+            |has_all_rights| Allowed::parse(LIST, has_all_rights).unlisted(&skips).join(" | ");
         assert_eq!(unlisted(false), "a::b: another reason");
         assert_eq!(
             unlisted(true),

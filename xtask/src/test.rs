@@ -55,7 +55,7 @@ impl AddAssign for Outcome {
 pub(crate) fn run(scope: Scope) -> Result<(), String> {
     setup::packages();
     setup::toolchain()?;
-    let allowed = Allowed::read(machine::is_root())?;
+    let allowed = Allowed::read(machine::has_all_rights())?;
     let mut total = Outcome::default();
     let mut broken = Vec::new();
     for (name, what) in steps(scope) {
@@ -146,14 +146,16 @@ fn tests() -> Result<Outcome, String> {
     fs::write(&log, "").map_err(|error| format!("{}: {error}", log.display()))?;
     let mut command = cargo(["test", "--workspace", "--no-fail-fast"]);
     command.env("ROCINANTE_TEST_LOG", &log);
-    if !machine::is_root() {
+    if !machine::has_all_rights() {
         match machine::user_namespace() {
             Some(prefix) => {
-                println!("not root: tests run in a user namespace");
+                println!("not root, or not all of its rights: tests run in a user namespace");
                 let triple = machine::triple()?.to_uppercase().replace('-', "_");
                 command.env(format!("CARGO_TARGET_{triple}_RUNNER"), prefix);
             }
-            None => println!("neither root nor user namespaces: tests of networks cannot run"),
+            None => {
+                println!("neither root's rights nor user namespaces: tests of networks cannot run")
+            }
         }
     }
     let shown = command::show(&mut command)?;
