@@ -154,7 +154,7 @@ fn tests() -> Result<Outcome, String> {
                 command.env(format!("CARGO_TARGET_{triple}_RUNNER"), prefix);
             }
             None => {
-                println!("neither root's rights nor user namespaces: tests of networks cannot run")
+                println!("neither root's rights nor user namespaces: tests of networks cannot run");
             }
         }
     }

@@ -29,7 +29,7 @@ impl Container {
         #[rustfmt::skip]
         tool::ip(host, &["link", "add", &host_end, "mtu", &mtu, "type", "veth",
                          "peer", "name", Self::DEVICE, "mtu", &mtu, "address", &mac, "netns", &netns.path()])?;
-        tool::ip(host, &["link", "set", &host_end, "addrgenmode", "none", "master", BRIDGE, "up"])?;
+        tool::ip(host, &["link", "set", &host_end, "master", BRIDGE, "up"])?;
 
         let ipv4 = Ipv4Addr::new(10, 77, 0, number);
         let ipv6 = config.ipv6.then(|| Ipv6Addr::new(0xfd00, 0x77, 0, 0, 0, 0, 0, number.into()));

@@ -92,11 +92,12 @@ impl Lab {
     /// error says what to do.
     pub fn new(config: &LabConfig) -> Result<Self, LabError> {
         let host = Netns::new()?;
+        no_addresses_by_themselves(&host)?;
         let mtu = config.mtu.to_string();
         #[rustfmt::skip]
         tool::ip(&host, &["link", "add", BRIDGE, "mtu", &mtu, "type", "bridge",
                           "forward_delay", "0", "stp_state", "0", "mcast_snooping", "0"])?;
-        tool::ip(&host, &["link", "set", BRIDGE, "addrgenmode", "none", "up"])?;
+        tool::ip(&host, &["link", "set", BRIDGE, "up"])?;
         let containers = (0..config.containers)
             .map(|index| Container::new(&host, index, config))
             .collect::<Result<Vec<_>, _>>()?;
@@ -197,4 +198,12 @@ impl Lab {
         }
         Ok(waiting)
     }
+}
+
+/// The host's ends get no IPv6 addresses, so that the host itself says nothing on the bridge.
+fn no_addresses_by_themselves(host: &Netns) -> Result<(), LabError> {
+    host.run(|| {
+        // Where /proc/sys is read-only it talks a little, which does no harm.
+        let _ = std::fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1");
+    })
 }
