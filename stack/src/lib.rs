@@ -5,8 +5,27 @@
 //! for `wasm32-unknown-unknown`, which proves the point.
 //!
 //! - [`types`]: the integers of the wire, each with its own type;
-//! - [`wire`]: headers, the opcode table, the ICRC.
+//! - [`wire`]: headers, the opcode table, the ICRC;
+//! - [`mem`]: memory regions, keys, and the proof that an access was checked;
+//! - [`verbs`]: work requests and completions;
+//! - [`Engine`]: the queue pairs, with one file per role in `rc/`.
+
 #![forbid(unsafe_code)]
 
+mod engine;
+mod ingress;
+pub mod mem;
+mod pool;
+mod rc;
+pub mod stats;
+mod timer;
 pub mod types;
+pub mod verbs;
 pub mod wire;
+
+pub use engine::{Engine, EngineConfig, TxSink, TxStop};
+pub use ingress::{Datagram, IpId};
+pub use pool::Budget;
+pub use rc::attr::{ModifyError, PeerAddress, QpAttr, QpInit};
+pub use rc::sq::PostError;
+pub use verbs::Completions;

@@ -137,6 +137,12 @@ impl Aeth {
     /// Length in bytes.
     pub const LEN: usize = Ext::Aeth.size();
 
+    /// An ACK without a credit limit.
+    #[must_use]
+    pub const fn ack(msn: u32) -> Self {
+        Self { syndrome: Syndrome::ACK_UNLIMITED, msn }
+    }
+
     /// Reads the first 4 bytes of `b`.
     ///
     /// # Panics

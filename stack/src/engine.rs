@@ -1,0 +1,452 @@
+//! The engine: all queue pairs of one shard, what they share, and the entry points.
+
+use std::collections::VecDeque;
+
+use crate::ingress::{Datagram, Integrity};
+use crate::mem::Memory;
+use crate::pool::{Budget, PoolId, Pools};
+use crate::rc::attr::{ModifyError, QpAttr, QpInit};
+use crate::rc::sq::PostError;
+use crate::rc::{Qp, Turn};
+use crate::stats::{Counters, Drops};
+use crate::timer::Timers;
+use crate::types::{Key, Pkey, Psn, Qpn, Time};
+use crate::verbs::{Completions, CqId, QpEvent, QpState, RecvWr, SendWr};
+use crate::wire::icrc::Solver;
+use crate::wire::{Operation, Packet, Service, WireError};
+
+/// Where packets go: a slot in a run of datagrams, a frame, an arena.
+pub trait TxSink {
+    /// Room for a packet of `len` bytes, BTH to ICRC, on `path` (as in
+    /// [`PeerAddress::path`](crate::PeerAddress::path)); `None` if there is none now. A slot that is not committed is forgotten.
+    fn reserve(&mut self, path: u32, len: usize) -> Option<&mut [u8]>;
+
+    /// The slot last reserved is complete but for its last four bytes: the sink, which knows the headers
+    /// around it, computes the ICRC and sends it.
+    fn commit(&mut self);
+}
+
+/// What an engine may hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EngineConfig {
+    /// Queue pairs, at most 65,000.
+    pub max_qp: u32,
+    /// The upper 8 bits of every QPN.
+    pub qpn_slot: u8,
+    /// What our own receive queue holds for READ responses and atomic results that we ask for.
+    pub own_budget: Budget,
+    /// The most packets a queue pair has unacknowledged.
+    pub window_max: u32,
+    /// Packets that a queue pair sends before others have their turn.
+    pub quantum: u32,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self {
+            max_qp: 16_384,
+            qpn_slot: 0,
+            own_budget: Budget::STRANGER,
+            window_max: 512,
+            quantum: 64,
+        }
+    }
+}
+
+/// Why [`Engine::poll_transmit`] returned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TxStop {
+    /// There is nothing to send: call again after input, a timeout or a post.
+    Idle,
+    /// The sink has no room: call again when it has.
+    SinkFull,
+    /// The budget is used up: call again soon.
+    Budget,
+}
+
+/// What the queue pairs of an engine share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) config: EngineConfig,
+    pub(crate) pools: Pools,
+    pub(crate) timers: Timers,
+    pub(crate) counters: Counters,
+    pub(crate) drops: Drops,
+    /// Queue pairs with something to send, oldest first.
+    dirty: VecDeque<u32>,
+    /// Queue pairs that a pool has room for again.
+    woken: VecDeque<u32>,
+    events: VecDeque<(Qpn, QpEvent)>,
+}
+
+impl Shared {
+    #[inline]
+    pub(crate) fn enqueue(&mut self, slot: u32, queued: &mut bool) {
+        if !*queued {
+            *queued = true;
+            self.dirty.push_back(slot);
+        }
+    }
+
+    /// Lets the first who waits for room in `pool` try again.
+    #[inline]
+    pub(crate) fn wake(&mut self, pool: PoolId) {
+        if let Some(slot) = self.pools.get(pool).waiters.pop_front() {
+            self.woken.push_back(slot);
+        }
+    }
+
+    pub(crate) fn event(&mut self, qpn: Qpn, event: QpEvent) {
+        self.events.push_back((qpn, event));
+    }
+}
+
+/// Queue pairs and what they share. It never blocks, and knows neither clock nor network.
+///
+/// After each of `handle_datagram`, `handle_timeout`, `post_send` and `modify_qp` there may be something to send
+/// ([`poll_transmit`](Self::poll_transmit)), and the deadline may have moved ([`poll_timeout`](Self::poll_timeout)).
+#[derive(Debug)]
+pub struct Engine {
+    qps: Vec<Option<Box<Qp>>>,
+    free: Vec<u32>,
+    /// Slot of each QPN's lower 16 bits, plus one.
+    index: Box<[u16]>,
+    solver: Solver,
+    shared: Shared,
+}
+
+impl Engine {
+    /// An engine without queue pairs.
+    #[must_use]
+    pub fn new(config: EngineConfig) -> Self {
+        Self {
+            qps: Vec::new(),
+            free: Vec::new(),
+            index: vec![0; 1 << 16].into_boxed_slice(),
+            solver: Solver::default(),
+            shared: Shared {
+                pools: Pools::new(config.own_budget),
+                config: EngineConfig { max_qp: config.max_qp.min(65_000), ..config },
+                timers: Timers::default(),
+                counters: Counters::default(),
+                drops: Drops::default(),
+                dirty: VecDeque::new(),
+                woken: VecDeque::new(),
+                events: VecDeque::new(),
+            },
+        }
+    }
+
+    /// Makes a queue pair in the RESET state; its number is drawn from `random`. `None` if there are as many
+    /// as there may be.
+    pub fn create_qp(&mut self, init: &QpInit, random: u32) -> Option<Qpn> {
+        let live = self.qps.len() - self.free.len();
+        if live >= self.shared.config.max_qp as usize {
+            return None;
+        }
+        #[allow(clippy::cast_possible_truncation)]
+        let mut low = random as u16;
+        // 0 and 1 are the management queue pairs', 0xffff is multicast's.
+        while low < 2 || low == u16::MAX || self.index[usize::from(low)] != 0 {
+            low = low.wrapping_add(0x9e37);
+        }
+        let qpn = Qpn::new(u32::from(self.shared.config.qpn_slot) << 16 | u32::from(low));
+        #[allow(clippy::cast_possible_truncation)]
+        let slot = self.free.pop().unwrap_or(self.qps.len() as u32);
+        if slot as usize == self.qps.len() {
+            self.qps.push(None);
+        }
+        self.qps[slot as usize] = Some(Box::new(Qp::new(qpn, slot, *init)));
+        #[allow(clippy::cast_possible_truncation)]
+        let entry = slot as u16 + 1;
+        self.index[usize::from(low)] = entry;
+        self.shared.timers.reserve(self.qps.len());
+        self.shared.dirty.reserve(self.qps.len());
+        self.shared.woken.reserve(self.qps.len());
+        self.shared.events.reserve(self.qps.len());
+        Some(qpn)
+    }
+
+    /// Destroys a queue pair; work that is outstanding never completes (`ibv_destroy_qp(3)`).
+    ///
+    /// # Errors
+    /// [`ModifyError::UnknownQp`].
+    pub fn destroy_qp(&mut self, qpn: Qpn) -> Result<(), ModifyError> {
+        let slot = self.slot(qpn).ok_or(ModifyError::UnknownQp)?;
+        let Some(mut qp) = self.qps[slot].take() else { return Err(ModifyError::UnknownQp) };
+        let pool = qp.peer_pool();
+        qp.detach(&mut self.shared);
+        #[allow(clippy::cast_possible_truncation)]
+        self.shared.pools.forget(slot as u32);
+        self.shared.wake(pool);
+        self.shared.wake(PoolId::OWN);
+        self.index[usize::from(low_bits(qpn))] = 0;
+        #[allow(clippy::cast_possible_truncation)]
+        self.free.push(slot as u32);
+        self.shared.events.retain(|(of, _)| *of != qpn);
+        Ok(())
+    }
+
+    /// Changes attributes and state of a queue pair (`ibv_modify_qp(3)`). Leaving for ERR flushes its work.
+    ///
+    /// # Errors
+    /// [`ModifyError`]; nothing has changed then.
+    pub fn modify_qp<H: Completions>(
+        &mut self,
+        qpn: Qpn,
+        attr: &QpAttr,
+        host: &mut H,
+    ) -> Result<(), ModifyError> {
+        let slot = self.slot(qpn).ok_or(ModifyError::UnknownQp)?;
+        let qp = self.qps[slot].as_mut().ok_or(ModifyError::UnknownQp)?;
+        qp.modify(attr, &mut self.shared, host)
+    }
+
+    /// State and attributes of a queue pair (`ibv_query_qp(3)`).
+    #[must_use]
+    pub fn query_qp(&self, qpn: Qpn) -> Option<(QpState, QpAttr, QpInit)> {
+        let qp = self.qp(qpn)?;
+        let mut attr = qp.attr;
+        let (next, _, expected) = qp.sequence();
+        if matches!(qp.state, QpState::Rts) {
+            attr.sq_psn = Some(Psn::truncate(next));
+        }
+        if matches!(qp.state, QpState::Rtr | QpState::Rts) {
+            attr.rq_psn = Some(Psn::truncate(expected));
+        }
+        attr.state = Some(qp.state);
+        Some((qp.state, attr, qp.init))
+    }
+
+    /// Appends a send request.
+    ///
+    /// # Errors
+    /// [`PostError`]; nothing has changed then.
+    #[inline]
+    pub fn post_send<H: Completions>(
+        &mut self,
+        qpn: Qpn,
+        wr: &SendWr<'_>,
+        host: &mut H,
+    ) -> Result<(), PostError> {
+        let slot = self.slot(qpn).ok_or(PostError::UnknownQp)?;
+        let qp = self.qps[slot].as_mut().ok_or(PostError::UnknownQp)?;
+        qp.post_send(wr, &mut self.shared, host)
+    }
+
+    /// Appends a receive request.
+    ///
+    /// # Errors
+    /// [`PostError`]; nothing has changed then.
+    #[inline]
+    pub fn post_recv<H: Completions>(
+        &mut self,
+        qpn: Qpn,
+        wr: &RecvWr<'_>,
+        host: &mut H,
+    ) -> Result<(), PostError> {
+        let slot = self.slot(qpn).ok_or(PostError::UnknownQp)?;
+        let qp = self.qps[slot].as_mut().ok_or(PostError::UnknownQp)?;
+        qp.post_recv(wr, &mut self.shared, host)
+    }
+
+    /// Takes one datagram. Bad ones are dropped and counted; nothing a peer sends can do more than break its own queue pair.
+    #[inline]
+    pub fn handle_datagram<H: Memory + Completions>(
+        &mut self,
+        now: Time,
+        datagram: &Datagram<'_>,
+        host: &mut H,
+    ) {
+        let drops = &mut self.shared.drops;
+        let packet = match Packet::parse(datagram.bytes) {
+            Ok(packet) => packet,
+            Err(WireError::UnknownOpcode(_)) => return drops.unknown_opcode += 1,
+            Err(_) => return drops.malformed += 1,
+        };
+        if packet.bth.version != 0 {
+            return drops.version += 1;
+        }
+        let qpn = packet.bth.dest_qpn;
+        let slot = match self.index[usize::from(low_bits(qpn))] {
+            0 => return drops.unknown_qpn += 1,
+            slot => usize::from(slot) - 1,
+        };
+        let Some(qp) = self.qps[slot].as_mut().filter(|qp| qp.qpn == qpn) else {
+            return drops.unknown_qpn += 1;
+        };
+        if !matches!(qp.state, QpState::Rtr | QpState::Rts) {
+            return drops.unknown_qpn += 1;
+        }
+        if !Pkey::DEFAULT.admits(packet.bth.pkey) {
+            return drops.pkey += 1;
+        }
+        if !qp.source.admits(datagram) {
+            return drops.wrong_source += 1;
+        }
+        match qp.source.integrity(datagram, &mut self.solver) {
+            Integrity::Right => {}
+            Integrity::Solved => self.shared.counters.icrc_id_solved += 1,
+            Integrity::Wrong => return drops.icrc += 1,
+        }
+        if packet.info.operation == Operation::Notification {
+            return self.shared.counters.rcvd_cnp += 1;
+        }
+        if packet.info.service != Service::Rc {
+            return drops.wrong_service += 1;
+        }
+        self.shared.counters.rcvd_pkts += 1;
+        self.shared.counters.rcvd_ecn_ce += u64::from(datagram.congested);
+        if packet.info.is_request() {
+            qp.handle_request(&packet, &mut self.shared, host);
+        } else if qp.state == QpState::Rts {
+            qp.handle_response(now, &packet, &mut self.shared, host);
+        } else {
+            self.shared.drops.ghost_response += 1;
+        }
+    }
+
+    /// Does what is due at `now`. Call when [`poll_timeout`](Self::poll_timeout) has come.
+    pub fn handle_timeout<H: Completions>(&mut self, now: Time, host: &mut H) {
+        while let Some((filed, slot)) = self.shared.timers.pop(now) {
+            if let Some(Some(qp)) = self.qps.get_mut(slot as usize) {
+                qp.handle_timer(now, filed, &mut self.shared, host);
+            }
+        }
+    }
+
+    /// When to call [`handle_timeout`](Self::handle_timeout): at this time, or a little earlier for nothing; `None` if
+    /// nothing is due until other input.
+    #[must_use]
+    #[inline]
+    pub fn poll_timeout(&self) -> Option<Time> {
+        self.shared.timers.next()
+    }
+
+    /// Writes up to `budget` packets into `sink`, in turns of the queue pairs that have some.
+    #[inline]
+    pub fn poll_transmit<H: Memory + Completions>(
+        &mut self,
+        now: Time,
+        budget: usize,
+        host: &mut H,
+        sink: &mut impl TxSink,
+    ) -> TxStop {
+        let mut left = budget;
+        loop {
+            self.admit_woken();
+            let Some(slot) = self.shared.dirty.pop_front() else { return TxStop::Idle };
+            let Some(Some(qp)) = self.qps.get_mut(slot as usize) else { continue };
+            if left == 0 {
+                self.shared.dirty.push_front(slot);
+                return TxStop::Budget;
+            }
+            let share = left.min(self.shared.config.quantum as usize);
+            let mut quantum = share;
+            qp.queued = false;
+            let turn = qp.transmit(now, &mut quantum, &mut self.shared, host, sink);
+            left -= share - quantum;
+            match turn {
+                Turn::Idle => {}
+                Turn::Quantum => {
+                    self.shared.enqueue(slot, &mut qp.queued);
+                    continue;
+                }
+                Turn::SinkFull => {
+                    if !qp.queued {
+                        qp.queued = true;
+                        self.shared.dirty.push_front(slot);
+                    }
+                    return TxStop::SinkFull;
+                }
+                Turn::Wait(pool) => {
+                    if !qp.waiting {
+                        qp.waiting = true;
+                        self.shared.pools.get(pool).waiters.push_back(slot);
+                    }
+                    continue;
+                }
+            }
+            // It left room: let another try.
+            let pool = qp.peer_pool();
+            self.shared.wake(pool);
+            self.shared.wake(PoolId::OWN);
+        }
+    }
+
+    /// Whether there may be something to send.
+    #[must_use]
+    #[inline]
+    pub fn wants_transmit(&self) -> bool {
+        !self.shared.dirty.is_empty() || !self.shared.woken.is_empty()
+    }
+
+    /// The next asynchronous event.
+    pub fn poll_event(&mut self) -> Option<(Qpn, QpEvent)> {
+        self.shared.events.pop_front()
+    }
+
+    /// A completion queue overflowed: every queue pair that uses it breaks (`IBV_EVENT_CQ_ERR`).
+    pub fn cq_overflow<H: Completions>(&mut self, cq: CqId, host: &mut H) {
+        for qp in self.qps.iter_mut().flatten() {
+            if (qp.init.send_cq == cq || qp.init.recv_cq == cq) && qp.state != QpState::Err {
+                qp.break_down(&mut self.shared, host);
+                self.shared.event(qp.qpn, QpEvent::Fatal);
+            }
+        }
+    }
+
+    /// Whether a posted request names the region `key`.
+    #[must_use]
+    pub fn uses_key(&self, key: Key) -> bool {
+        self.qps.iter().flatten().any(|qp| qp.uses(key))
+    }
+
+    /// How many queue pairs there are.
+    #[must_use]
+    pub fn qp_count(&self) -> usize {
+        self.qps.len() - self.free.len()
+    }
+
+    /// What the transport did.
+    #[must_use]
+    pub fn counters(&self) -> &Counters {
+        &self.shared.counters
+    }
+
+    /// What was dropped.
+    #[must_use]
+    pub fn drops(&self) -> &Drops {
+        &self.shared.drops
+    }
+
+    /// The configuration.
+    #[must_use]
+    pub fn config(&self) -> &EngineConfig {
+        &self.shared.config
+    }
+
+    fn admit_woken(&mut self) {
+        while let Some(slot) = self.shared.woken.pop_front() {
+            if let Some(Some(qp)) = self.qps.get_mut(slot as usize) {
+                qp.waiting = false;
+                self.shared.enqueue(slot, &mut qp.queued);
+            }
+        }
+    }
+
+    #[inline]
+    fn slot(&self, qpn: Qpn) -> Option<usize> {
+        let slot = usize::from(self.index[usize::from(low_bits(qpn))]).checked_sub(1)?;
+        self.qps[slot].as_ref().filter(|qp| qp.qpn == qpn).map(|_| slot)
+    }
+
+    fn qp(&self, qpn: Qpn) -> Option<&Qp> {
+        self.qps[self.slot(qpn)?].as_deref()
+    }
+}
+
+#[allow(clippy::cast_possible_truncation)]
+fn low_bits(qpn: Qpn) -> u16 {
+    qpn.value() as u16
+}

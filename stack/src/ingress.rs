@@ -1,0 +1,123 @@
+//! What comes in: a datagram, and whether it is from whom it must be and whole.
+
+use core::net::IpAddr;
+
+use crate::rc::attr::PeerAddress;
+use crate::wire::icrc::{DF, IpFields, Solver, Template};
+
+/// A received datagram: the payload of a UDP datagram to port 4791, and what its headers said.
+#[derive(Debug, Clone, Copy)]
+pub struct Datagram<'a> {
+    /// From the BTH to the ICRC.
+    pub bytes: &'a [u8],
+    /// Source address.
+    pub src: IpAddr,
+    /// Destination address.
+    pub dst: IpAddr,
+    /// UDP source port, which the ICRC covers.
+    pub src_port: u16,
+    /// The IPv4 identification, as far as it is known.
+    pub ip_id: IpId,
+    /// Whether the IP header had the ECN mark "congestion experienced".
+    pub congested: bool,
+}
+
+/// What is known of the IPv4 identification and flags, which the ICRC covers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum IpId {
+    /// Read from the header.
+    Exact {
+        /// Identification.
+        id: u16,
+        /// Flags and fragment offset.
+        flags: u16,
+    },
+    /// Likely this, with DF set; to be solved from the ICRC if not.
+    Hint(u16),
+    /// IPv6 has none.
+    None,
+}
+
+/// Who may send to a queue pair, with the headers its packets have.
+#[derive(Debug, Default)]
+pub(crate) struct SourceCheck {
+    addresses: Option<(IpAddr, IpAddr)>,
+    template: Option<(u16, Template)>,
+    /// The identification last solved.
+    last_id: Option<u16>,
+}
+
+/// Identifications below this are those of a segmented run: the most segments a kernel makes of one.
+const SEGMENTS: u16 = 128;
+
+/// How far the identification of a peer with a counter may move between two packets.
+const NEAR: u16 = 1024;
+
+/// The verdict on an ICRC.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Integrity {
+    Right,
+    /// Right for an identification other than the one hinted at.
+    Solved,
+    Wrong,
+}
+
+impl SourceCheck {
+    pub(crate) fn new(peer: &PeerAddress) -> Self {
+        Self { addresses: Some((peer.remote, peer.local)), template: None, last_id: None }
+    }
+
+    /// Whether the datagram comes from the peer and goes to us.
+    #[inline]
+    pub(crate) fn admits(&self, datagram: &Datagram<'_>) -> bool {
+        self.addresses == Some((datagram.src, datagram.dst))
+    }
+
+    /// Checks the ICRC of a datagram that `admits` admitted.
+    #[inline]
+    pub(crate) fn integrity(&mut self, datagram: &Datagram<'_>, solver: &mut Solver) -> Integrity {
+        let template = match &mut self.template {
+            Some((port, template)) if *port == datagram.src_port => template,
+            other => match template_of(datagram) {
+                Some(template) => &mut other.insert((datagram.src_port, template)).1,
+                None => return Integrity::Wrong,
+            },
+        };
+        match datagram.ip_id {
+            IpId::Exact { id, flags } => template.set_id(id, flags),
+            IpId::Hint(id) => template.set_id(id, DF),
+            IpId::None => {}
+        }
+        let bytes = datagram.bytes;
+        let Some(tail) = bytes.last_chunk::<4>() else { return Integrity::Wrong };
+        let found = u32::from_le_bytes(*tail);
+        let computed = template.of(bytes);
+        if computed == found {
+            return Integrity::Right;
+        }
+        if !matches!(datagram.ip_id, IpId::Hint(_)) {
+            return Integrity::Wrong;
+        }
+        let Some((id, flags)) = solver.solve(template, bytes.len(), computed, found) else {
+            return Integrity::Wrong;
+        };
+        if flags != DF && flags != 0 {
+            return Integrity::Wrong;
+        }
+        // Most of the 2^32 solutions mean damage: only a few identifications are plausible.
+        let near = self
+            .last_id
+            .replace(id)
+            .is_some_and(|last| id.wrapping_sub(last) <= NEAR || last.wrapping_sub(id) <= NEAR);
+        if id < SEGMENTS || near { Integrity::Solved } else { Integrity::Wrong }
+    }
+}
+
+fn template_of(datagram: &Datagram<'_>) -> Option<Template> {
+    let ip = match (datagram.src, datagram.dst) {
+        (IpAddr::V4(src), IpAddr::V4(dst)) => IpFields::V4 { src, dst, id: 0, flags: DF },
+        (IpAddr::V6(src), IpAddr::V6(dst)) => IpFields::V6 { src, dst },
+        _ => return None,
+    };
+    Some(Template::new(&ip, datagram.src_port))
+}

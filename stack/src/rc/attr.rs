@@ -1,0 +1,292 @@
+//! Attributes of a queue pair and the table of what each state change needs (`ibv_modify_qp(3)`).
+
+use core::fmt;
+use core::net::IpAddr;
+
+use crate::mem::{Access, PdId};
+use crate::pool::Budget;
+use crate::types::{Mtu, Psn, Qpn};
+use crate::verbs::{CqId, QpState};
+
+/// What a queue pair is made with (`struct ibv_qp_init_attr`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QpInit {
+    /// Protection domain.
+    pub pd: PdId,
+    /// Completion queue of sends.
+    pub send_cq: CqId,
+    /// Completion queue of receives.
+    pub recv_cq: CqId,
+    /// Depth of the send queue.
+    pub max_send_wr: u32,
+    /// Depth of the receive queue.
+    pub max_recv_wr: u32,
+    /// Scatter-gather elements of a send.
+    pub max_send_sge: u32,
+    /// Scatter-gather elements of a receive.
+    pub max_recv_sge: u32,
+    /// Bytes of inline data of a send.
+    pub max_inline_data: u32,
+    /// Whether every send makes a completion.
+    pub sq_sig_all: bool,
+    /// The caller's, handed back through [`Completions`](crate::Completions).
+    pub cookie: u64,
+}
+
+/// Where the peer is: the address vector, with what the caller knows of its receive queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PeerAddress {
+    /// Our address.
+    pub local: IpAddr,
+    /// The peer's.
+    pub remote: IpAddr,
+    /// The caller's name for the path, handed to [`TxSink::reserve`](crate::TxSink::reserve).
+    pub path: u32,
+    /// What the peer's receive queue holds; [`Budget::STRANGER`] if it did not say.
+    pub budget: Budget,
+}
+
+/// Attributes to set (`struct ibv_qp_attr`); the mask is which of them are `Some`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct QpAttr {
+    /// `IBV_QP_STATE`.
+    pub state: Option<QpState>,
+    /// `IBV_QP_PKEY_INDEX`; only index 0 exists.
+    pub pkey_index: Option<u16>,
+    /// `IBV_QP_PORT`; only port 1 exists.
+    pub port: Option<u8>,
+    /// `IBV_QP_ACCESS_FLAGS`: which remote operations the peer may ask for.
+    pub access: Option<Access>,
+    /// `IBV_QP_AV`.
+    pub peer: Option<PeerAddress>,
+    /// `IBV_QP_PATH_MTU`.
+    pub path_mtu: Option<Mtu>,
+    /// `IBV_QP_DEST_QPN`.
+    pub dest_qpn: Option<Qpn>,
+    /// `IBV_QP_RQ_PSN`: the first PSN that the peer will send.
+    pub rq_psn: Option<Psn>,
+    /// `IBV_QP_MAX_DEST_RD_ATOMIC`: READs and atomics that the peer may have outstanding.
+    pub max_dest_rd_atomic: Option<u8>,
+    /// `IBV_QP_MIN_RNR_TIMER`: 5-bit code of the delay asked for when no receive is posted.
+    pub min_rnr_timer: Option<u8>,
+    /// `IBV_QP_SQ_PSN`: the first PSN to send.
+    pub sq_psn: Option<Psn>,
+    /// `IBV_QP_MAX_QP_RD_ATOMIC`: READs and atomics that may be outstanding at the peer.
+    pub max_rd_atomic: Option<u8>,
+    /// `IBV_QP_RETRY_CNT`, 0 to 7: how often a silent peer is asked again.
+    pub retry_cnt: Option<u8>,
+    /// `IBV_QP_RNR_RETRY`, 0 to 7: how often a peer without receives is asked again; 7 is for ever.
+    pub rnr_retry: Option<u8>,
+    /// `IBV_QP_TIMEOUT`, 0 to 31: 4.096 µs · 2^timeout; 0 is never.
+    pub timeout: Option<u8>,
+}
+
+/// Why a queue pair cannot be modified. All of them are `EINVAL`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ModifyError {
+    /// No such queue pair.
+    UnknownQp,
+    /// The states do not follow each other.
+    Transition {
+        /// From here.
+        from: QpState,
+        /// To there.
+        to: QpState,
+    },
+    /// An attribute that the change needs is missing.
+    Missing {
+        /// The change.
+        to: QpState,
+        /// The attribute, as `ibv_modify_qp(3)` names it.
+        attribute: &'static str,
+    },
+    /// An attribute that the change does not take.
+    NotAllowed {
+        /// The change.
+        to: QpState,
+        /// The attribute.
+        attribute: &'static str,
+    },
+    /// A value out of range.
+    Value {
+        /// The attribute.
+        attribute: &'static str,
+        /// What it may be.
+        allowed: &'static str,
+    },
+}
+
+impl fmt::Display for ModifyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::UnknownQp => f.write_str("no such queue pair"),
+            Self::Transition { from, to } => write!(
+                f,
+                "a queue pair cannot go from {from} to {to}: RESET, INIT, RTR, RTS follow each \
+                 other, and ERR and RESET can be reached from everywhere"
+            ),
+            Self::Missing { to, attribute } => write!(f, "the change to {to} needs {attribute}"),
+            Self::NotAllowed { to, attribute } => {
+                write!(f, "the change to {to} does not take {attribute}")
+            }
+            Self::Value { attribute, allowed } => write!(f, "{attribute} must be {allowed}"),
+        }
+    }
+}
+
+impl core::error::Error for ModifyError {}
+
+/// An attribute of the mask, as a bit.
+macro_rules! attributes {
+    ($( $bit:ident = $field:ident $name:literal, )*) => {
+        #[repr(u32)]
+        enum Bit { $( $bit, )* }
+
+        /// Bit and name of every attribute.
+        const NAMES: &[(u32, &str)] = &[$( (1 << Bit::$bit as u32, $name), )*];
+
+        impl QpAttr {
+            fn mask(&self) -> u32 {
+                0 $( | u32::from(self.$field.is_some()) << Bit::$bit as u32 )*
+            }
+        }
+
+        $( #[allow(non_upper_case_globals)] const $bit: u32 = 1 << Bit::$bit as u32; )*
+    };
+}
+
+attributes! {
+    State = state "IBV_QP_STATE",
+    PkeyIndex = pkey_index "IBV_QP_PKEY_INDEX",
+    Port = port "IBV_QP_PORT",
+    AccessFlags = access "IBV_QP_ACCESS_FLAGS",
+    Av = peer "IBV_QP_AV",
+    PathMtu = path_mtu "IBV_QP_PATH_MTU",
+    DestQpn = dest_qpn "IBV_QP_DEST_QPN",
+    RqPsn = rq_psn "IBV_QP_RQ_PSN",
+    MaxDestRdAtomic = max_dest_rd_atomic "IBV_QP_MAX_DEST_RD_ATOMIC",
+    MinRnrTimer = min_rnr_timer "IBV_QP_MIN_RNR_TIMER",
+    SqPsn = sq_psn "IBV_QP_SQ_PSN",
+    MaxRdAtomic = max_rd_atomic "IBV_QP_MAX_QP_RD_ATOMIC",
+    RetryCnt = retry_cnt "IBV_QP_RETRY_CNT",
+    RnrRetry = rnr_retry "IBV_QP_RNR_RETRY",
+    Timeout = timeout "IBV_QP_TIMEOUT",
+}
+
+/// The transitions of an RC queue pair: from, to, what is required, what is optional besides.
+pub(crate) const TRANSITIONS: &[(QpState, QpState, u32, u32)] = &[
+    (QpState::Reset, QpState::Init, State | PkeyIndex | Port | AccessFlags, 0),
+    (QpState::Init, QpState::Init, 0, State | PkeyIndex | Port | AccessFlags),
+    (
+        QpState::Init,
+        QpState::Rtr,
+        State | Av | PathMtu | DestQpn | RqPsn | MaxDestRdAtomic | MinRnrTimer,
+        PkeyIndex | AccessFlags,
+    ),
+    (
+        QpState::Rtr,
+        QpState::Rts,
+        State | SqPsn | MaxRdAtomic | RetryCnt | RnrRetry | Timeout,
+        AccessFlags | MinRnrTimer,
+    ),
+    (QpState::Rts, QpState::Rts, 0, State | AccessFlags | MinRnrTimer),
+];
+
+impl QpAttr {
+    /// The state that the change leads to, if the table has it and every value is in range.
+    pub(crate) fn check(&self, from: QpState) -> Result<QpState, ModifyError> {
+        let to = self.state.unwrap_or(from);
+        self.check_values()?;
+        if self.state.is_some() && matches!(to, QpState::Reset | QpState::Err) {
+            return self.check_mask(to, State, 0).map(|()| to);
+        }
+        let Some((_, _, required, optional)) =
+            TRANSITIONS.iter().find(|row| (row.0, row.1) == (from, to))
+        else {
+            return Err(ModifyError::Transition { from, to });
+        };
+        self.check_mask(to, *required, *optional).map(|()| to)
+    }
+
+    fn check_mask(&self, to: QpState, required: u32, optional: u32) -> Result<(), ModifyError> {
+        let mask = self.mask();
+        for (bit, attribute) in NAMES {
+            if required & bit != 0 && mask & bit == 0 {
+                return Err(ModifyError::Missing { to, attribute });
+            }
+            if mask & bit != 0 && (required | optional) & bit == 0 {
+                return Err(ModifyError::NotAllowed { to, attribute });
+            }
+        }
+        Ok(())
+    }
+
+    fn check_values(&self) -> Result<(), ModifyError> {
+        let small = [
+            (self.min_rnr_timer, "IBV_QP_MIN_RNR_TIMER", 31, "0 to 31"),
+            (self.timeout, "IBV_QP_TIMEOUT", 31, "0 to 31"),
+            (self.retry_cnt, "IBV_QP_RETRY_CNT", 7, "0 to 7"),
+            (self.rnr_retry, "IBV_QP_RNR_RETRY", 7, "0 to 7"),
+            (self.max_rd_atomic, "IBV_QP_MAX_QP_RD_ATOMIC", 128, "0 to 128"),
+            (self.max_dest_rd_atomic, "IBV_QP_MAX_DEST_RD_ATOMIC", 128, "0 to 128"),
+        ];
+        for (value, attribute, max, allowed) in small {
+            if value.is_some_and(|value| value > max) {
+                return Err(ModifyError::Value { attribute, allowed });
+            }
+        }
+        if self.pkey_index.is_some_and(|index| index != 0) {
+            return Err(ModifyError::Value { attribute: "IBV_QP_PKEY_INDEX", allowed: "0" });
+        }
+        if self.port.is_some_and(|port| port != 1) {
+            return Err(ModifyError::Value { attribute: "IBV_QP_PORT", allowed: "1" });
+        }
+        if self.peer.is_some_and(|peer| peer.local.is_ipv4() != peer.remote.is_ipv4()) {
+            return Err(ModifyError::Value {
+                attribute: "IBV_QP_AV",
+                allowed: "two addresses of one family",
+            });
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn init_needs_the_four_attributes_of_the_manual() {
+        let init = QpAttr {
+            state: Some(QpState::Init),
+            pkey_index: Some(0),
+            port: Some(1),
+            access: Some(Access::NONE),
+            ..QpAttr::default()
+        };
+        assert_eq!(init.check(QpState::Reset), Ok(QpState::Init));
+        let without = QpAttr { port: None, ..init };
+        let missing = ModifyError::Missing { to: QpState::Init, attribute: "IBV_QP_PORT" };
+        assert_eq!(without.check(QpState::Reset), Err(missing));
+        let more = QpAttr { timeout: Some(14), ..init };
+        let extra = ModifyError::NotAllowed { to: QpState::Init, attribute: "IBV_QP_TIMEOUT" };
+        assert_eq!(more.check(QpState::Reset), Err(extra));
+        assert!(matches!(init.check(QpState::Rts), Err(ModifyError::Transition { .. })));
+    }
+
+    #[test]
+    fn error_and_reset_can_be_reached_from_everywhere() {
+        for from in [QpState::Reset, QpState::Init, QpState::Rtr, QpState::Rts, QpState::Err] {
+            for to in [QpState::Err, QpState::Reset] {
+                let attr = QpAttr { state: Some(to), ..QpAttr::default() };
+                assert_eq!(attr.check(from), Ok(to));
+            }
+        }
+    }
+
+    #[test]
+    fn values_are_bounded() {
+        let attr = QpAttr { retry_cnt: Some(8), ..QpAttr::default() };
+        assert!(matches!(attr.check(QpState::Rts), Err(ModifyError::Value { .. })));
+    }
+}

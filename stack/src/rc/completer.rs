@@ -1,0 +1,153 @@
+//! The completer: what a response means for the requester. It judges; the queue pair acts.
+
+use crate::verbs::WcStatus;
+use crate::wire::{AckKind, NakCode, Syndrome};
+
+/// What to do about a response.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// Everything before `to` is acknowledged.
+    Advance { to: u64 },
+    /// Everything before `to` is acknowledged; send again from `from` on.
+    Retry { to: u64, from: u64, why: Why },
+    /// Everything before `to` is acknowledged; the peer has no receive for it, wait as the 5-bit code says.
+    RnrWait { to: u64, timer: u8 },
+    /// Everything before `to` is acknowledged; the request at `to` failed.
+    Fatal { to: u64, status: WcStatus },
+    /// Old news.
+    Duplicate,
+    /// It answers nothing that was asked.
+    Ghost,
+    /// A reserved syndrome.
+    BadSyndrome,
+}
+
+/// Why packets are sent again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Why {
+    /// The peer reported a gap.
+    SequenceNak,
+    /// A response overtook one that is missing.
+    Implied,
+}
+
+/// Judges an acknowledgement of `psn` (expanded), given what is unacknowledged (`una..sent`) and the PSN of the
+/// oldest response with data that is still to come.
+///
+/// An acknowledgement covers all before it, except that a READ or atomic is acknowledged only by its own response: one
+/// that is passed over is an implied NAK of it (IBTA volume 1, 9.7.5.1 [M]).
+pub(crate) fn judge(
+    syndrome: Syndrome,
+    psn: u64,
+    una: u64,
+    sent: u64,
+    gate: Option<u64>,
+) -> Verdict {
+    if psn >= sent {
+        return Verdict::Ghost;
+    }
+    if psn < una {
+        return Verdict::Duplicate;
+    }
+    let kind = syndrome.kind();
+    // What a NAK of `psn` acknowledges ends before it, what an ACK acknowledges ends with it.
+    let to = match kind {
+        AckKind::Ack { .. } => psn + 1,
+        _ => psn,
+    };
+    if kind == AckKind::Reserved {
+        return Verdict::BadSyndrome;
+    }
+    if let Some(expected) = gate
+        && expected < to
+    {
+        return Verdict::Retry { to: expected, from: expected, why: Why::Implied };
+    }
+    match kind {
+        AckKind::Ack { .. } => Verdict::Advance { to },
+        AckKind::RnrNak { timer } => Verdict::RnrWait { to, timer },
+        AckKind::Nak(NakCode::PsnSequenceError) => {
+            Verdict::Retry { to, from: to, why: Why::SequenceNak }
+        }
+        AckKind::Nak(NakCode::InvalidRequest | NakCode::InvalidRdRequest) => {
+            Verdict::Fatal { to, status: WcStatus::RemInvReqErr }
+        }
+        AckKind::Nak(NakCode::RemoteAccessError) => {
+            Verdict::Fatal { to, status: WcStatus::RemAccessErr }
+        }
+        AckKind::Nak(NakCode::RemoteOperationalError) => {
+            Verdict::Fatal { to, status: WcStatus::RemOpErr }
+        }
+        AckKind::Reserved => Verdict::BadSyndrome,
+    }
+}
+
+/// What to do about a packet that carries a READ response or an atomic's result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DataVerdict {
+    /// It is the next one expected; everything before it is acknowledged too.
+    Take,
+    /// One before it is missing: send the request again from there on.
+    Retry { from: u64 },
+    /// Old news.
+    Duplicate,
+    /// It answers nothing that was asked.
+    Ghost,
+}
+
+/// Judges a response with data at `psn`; `gate` as for [`judge`].
+pub(crate) fn judge_data(psn: u64, una: u64, sent: u64, gate: Option<u64>) -> DataVerdict {
+    if psn >= sent {
+        return DataVerdict::Ghost;
+    }
+    if psn < una {
+        return DataVerdict::Duplicate;
+    }
+    match gate {
+        Some(expected) if psn == expected => DataVerdict::Take,
+        Some(expected) if psn > expected => DataVerdict::Retry { from: expected },
+        // Between what is acknowledged and the next READ stand other requests: nothing there has data.
+        _ => DataVerdict::Ghost,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn acknowledgements_outside_the_window_change_nothing() {
+        assert_eq!(judge(Syndrome::ACK_UNLIMITED, 20, 10, 20, None), Verdict::Ghost);
+        assert_eq!(judge(Syndrome::ACK_UNLIMITED, 9, 10, 20, None), Verdict::Duplicate);
+        let nak = Syndrome::nak(NakCode::RemoteAccessError);
+        assert_eq!(judge(nak, 9, 10, 20, None), Verdict::Duplicate);
+        assert_eq!(judge(nak, 20, 10, 20, None), Verdict::Ghost);
+    }
+
+    #[test]
+    fn an_ack_that_passes_a_missing_response_is_an_implied_nak_of_it() {
+        let verdict = judge(Syndrome::ACK_UNLIMITED, 15, 10, 20, Some(12));
+        assert_eq!(verdict, Verdict::Retry { to: 12, from: 12, why: Why::Implied });
+        assert_eq!(
+            judge(Syndrome::ACK_UNLIMITED, 11, 10, 20, Some(12)),
+            Verdict::Advance { to: 12 }
+        );
+        assert_eq!(judge_data(12, 10, 20, Some(12)), DataVerdict::Take);
+        assert_eq!(judge_data(13, 10, 20, Some(12)), DataVerdict::Retry { from: 12 });
+        assert_eq!(judge_data(11, 10, 20, Some(12)), DataVerdict::Ghost);
+        assert_eq!(judge_data(9, 10, 20, Some(12)), DataVerdict::Duplicate);
+    }
+
+    #[test]
+    fn an_ack_covers_all_before_it_and_a_nak_all_but_itself() {
+        assert_eq!(judge(Syndrome::ACK_UNLIMITED, 15, 10, 20, None), Verdict::Advance { to: 16 });
+        let nak = Syndrome::nak(NakCode::PsnSequenceError);
+        let expected = Verdict::Retry { to: 15, from: 15, why: Why::SequenceNak };
+        assert_eq!(judge(nak, 15, 10, 20, None), expected);
+        assert_eq!(
+            judge(Syndrome::rnr(12), 15, 10, 20, None),
+            Verdict::RnrWait { to: 15, timer: 12 }
+        );
+        assert_eq!(judge(Syndrome(0x80), 15, 10, 20, None), Verdict::BadSyndrome);
+    }
+}

@@ -1,0 +1,447 @@
+//! The requester: which packet of which request leaves next.
+//!
+//! It decides and keeps the cursors; the queue pair writes the packet and tells it that it left.
+
+use std::collections::VecDeque;
+
+use super::sq::{SendQueue, Wqe};
+use super::window::Window;
+use crate::mem::{PdId, RegionTable};
+use crate::pool::{Budget, Charge, PoolId, Pools};
+use crate::types::{Mtu, Time};
+use crate::verbs::SendOp;
+use crate::wire::{Ext, Opcode};
+
+/// Longest headers of a request packet, with its ICRC: BTH, RETH, immediate.
+const OVERHEAD: u32 = 12 + 16 + 4 + 4;
+
+/// A READ request or an atomic that waits for its response.
+#[derive(Debug, Clone, Copy)]
+struct Outstanding {
+    last: u64,
+    charge: Charge,
+}
+
+/// The packet to send next.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Shape {
+    pub(crate) index: u64,
+    pub(crate) psn: u64,
+    pub(crate) opcode: Opcode,
+    /// Last PSN that the packet asks a response for; `psn` except for READ requests.
+    pub(crate) last: u64,
+    /// Offset of its data in the message.
+    pub(crate) offset: u32,
+    /// Payload bytes, or the length of the READ.
+    pub(crate) len: u32,
+    pub(crate) ack_req: bool,
+    pub(crate) solicited: bool,
+    charge: Charge,
+}
+
+/// What the requester can do now.
+#[derive(Debug)]
+pub(crate) enum Plan {
+    Send(Shape),
+    /// Nothing until an acknowledgement, a response, a timer or a post.
+    Idle,
+    /// Nothing until the pool has room.
+    Wait(PoolId),
+    /// The request under the cursor names memory that is not there.
+    LocalFault,
+}
+
+/// Limits that the connection sets.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    pub(crate) mtu: Mtu,
+    pub(crate) pd: PdId,
+    pub(crate) peer: PoolId,
+    /// Packets of one READ request; a constant of the connection, so that a READ sent again has the same borders.
+    pub(crate) read_packets: u32,
+}
+
+#[derive(Debug)]
+pub(crate) struct Requester {
+    /// Index of the request under the cursor; the queue's tail if all were sent.
+    cur: u64,
+    /// Next PSN to send.
+    nxt: u64,
+    /// First PSN not acknowledged.
+    una: u64,
+    /// One more than the highest PSN ever sent.
+    sent: u64,
+    rd: VecDeque<Outstanding>,
+    max_rd_atomic: usize,
+    pub(crate) window: Window,
+    /// What the packets from `una` to `nxt` are charged with.
+    charged: Charge,
+    ack_asked: u64,
+    /// The PSN from which an overtaken response was asked for again.
+    implied: Option<u64>,
+    /// Set while the peer has no receive.
+    pub(crate) rnr_until: Option<Time>,
+}
+
+impl Requester {
+    pub(crate) fn new() -> Self {
+        Self {
+            cur: 0,
+            nxt: 0,
+            una: 0,
+            sent: 0,
+            rd: VecDeque::new(),
+            max_rd_atomic: 0,
+            window: Window::new(1),
+            charged: Charge::default(),
+            ack_asked: 0,
+            implied: None,
+            rnr_until: None,
+        }
+    }
+
+    /// Starts at `psn` with the request `index`.
+    pub(crate) fn start(&mut self, psn: u64, index: u64, max_rd_atomic: u8, window_max: u32) {
+        self.cur = index;
+        (self.nxt, self.una, self.sent, self.ack_asked) = (psn, psn, psn, psn);
+        self.max_rd_atomic = usize::from(max_rd_atomic);
+        self.rd.clear();
+        self.rd.reserve(self.max_rd_atomic);
+        self.window = Window::new(window_max);
+        self.implied = None;
+        self.rnr_until = None;
+    }
+
+    pub(crate) fn una(&self) -> u64 {
+        self.una
+    }
+
+    pub(crate) fn sent_max(&self) -> u64 {
+        self.sent
+    }
+
+    /// Whether something was sent that is not acknowledged.
+    pub(crate) fn outstanding(&self) -> bool {
+        self.una < self.nxt
+    }
+
+    /// Whether a packet of `psn` would be a retransmission.
+    pub(crate) fn was_sent(&self, psn: u64) -> bool {
+        psn < self.sent
+    }
+
+    /// The next response with data that is still to come for a request that begins before `to`: index of the
+    /// request and PSN. Nothing beyond it can be acknowledged.
+    #[inline]
+    pub(crate) fn gate(&self, sq: &SendQueue, to: u64) -> Option<(u64, u64)> {
+        let mut index = sq.head;
+        while index < sq.tail {
+            let wqe = sq.get(index);
+            if wqe.first >= to {
+                return None;
+            }
+            if wqe.op.has_response() {
+                return Some((index, wqe.first.max(self.una)));
+            }
+            index += 1;
+        }
+        None
+    }
+
+    /// Index of the request under the cursor.
+    pub(crate) fn cursor(&self) -> u64 {
+        self.cur
+    }
+
+    /// What to send next.
+    #[inline]
+    pub(crate) fn plan(
+        &mut self,
+        sq: &SendQueue,
+        limits: &Limits,
+        pools: &mut Pools,
+        regions: &RegionTable,
+    ) -> Plan {
+        if self.cur == sq.tail || self.rnr_until.is_some() {
+            return Plan::Idle;
+        }
+        let wqe = sq.get(self.cur);
+        if self.nxt == wqe.first {
+            if wqe.fence && !self.rd.is_empty() {
+                return Plan::Idle;
+            }
+            if sq.admits(self.cur, limits.pd, regions).is_err() {
+                return Plan::LocalFault;
+            }
+        }
+        if wqe.op.has_response() {
+            self.plan_response(wqe, limits, pools)
+        } else {
+            self.plan_data(wqe, limits, pools, sq)
+        }
+    }
+
+    fn plan_data(&self, wqe: &Wqe, limits: &Limits, pools: &mut Pools, sq: &SendQueue) -> Plan {
+        if self.charged.datagrams >= self.window.packets() {
+            return Plan::Idle;
+        }
+        let psn = self.nxt;
+        let len = wqe.payload(psn, limits.mtu);
+        let charge = Charge::of(1, Budget::cost(len + OVERHEAD));
+        let pool = pools.get(limits.peer);
+        if !pool.admits(charge) {
+            return Plan::Wait(limits.peer);
+        }
+        let (begins, ends) = (psn == wqe.first, psn == wqe.last);
+        // Ask at the end of a message, before the window or the pool closes, and often enough in
+        // between that acknowledgements arrive before that.
+        let interval = u64::from((self.window.packets() / 4).clamp(1, 32));
+        let mut both = charge;
+        both.add(charge);
+        let ack_req = ends
+            || psn - self.ack_asked >= interval
+            || self.charged.datagrams + 1 >= self.window.packets()
+            || !pool.admits(both);
+        debug_assert!(self.cur < sq.tail);
+        Plan::Send(Shape {
+            index: self.cur,
+            psn,
+            opcode: data_opcode(&wqe.op, begins, ends),
+            last: psn,
+            offset: wqe.offset(psn, limits.mtu),
+            len,
+            ack_req,
+            solicited: wqe.solicited && ends,
+            charge,
+        })
+    }
+
+    fn plan_response(&self, wqe: &Wqe, limits: &Limits, pools: &mut Pools) -> Plan {
+        if self.rd.len() >= self.max_rd_atomic {
+            return Plan::Idle;
+        }
+        let psn = self.nxt;
+        let offset = wqe.offset(psn, limits.mtu);
+        let (opcode, last, len) = match wqe.op {
+            SendOp::CompareSwap { .. } => (Opcode::RC_COMPARE_SWAP, psn, 8),
+            SendOp::FetchAdd { .. } => (Opcode::RC_FETCH_ADD, psn, 8),
+            _ => {
+                let piece = (psn - wqe.first) / u64::from(limits.read_packets) + 1;
+                let last = (wqe.first + piece * u64::from(limits.read_packets) - 1).min(wqe.last);
+                let end = wqe.offset(last, limits.mtu) + wqe.payload(last, limits.mtu);
+                (Opcode::RC_RDMA_READ_REQUEST, last, end - offset)
+            }
+        };
+        #[allow(clippy::cast_possible_truncation)]
+        let packets = (last - psn + 1) as u32;
+        let each = Budget::cost(len.min(limits.mtu.bytes()) + OVERHEAD);
+        let charge = Charge::of(packets, each);
+        if !pools.get(PoolId::OWN).admits(charge) {
+            return Plan::Wait(PoolId::OWN);
+        }
+        Plan::Send(Shape {
+            index: self.cur,
+            psn,
+            opcode,
+            last,
+            offset,
+            len,
+            ack_req: true,
+            solicited: false,
+            charge,
+        })
+    }
+
+    /// The packet left: moves the cursor.
+    #[inline]
+    pub(crate) fn sent(
+        &mut self,
+        shape: &Shape,
+        sq: &SendQueue,
+        limits: &Limits,
+        pools: &mut Pools,
+    ) {
+        let wqe = sq.get(shape.index);
+        if wqe.op.has_response() {
+            pools.get(PoolId::OWN).charge(shape.charge);
+            self.rd.push_back(Outstanding { last: shape.last, charge: shape.charge });
+        } else {
+            pools.get(limits.peer).charge(shape.charge);
+            self.charged.add(shape.charge);
+        }
+        if shape.ack_req {
+            self.ack_asked = shape.psn;
+        }
+        self.nxt = shape.last + 1;
+        self.sent = self.sent.max(self.nxt);
+        if self.nxt > wqe.last {
+            self.cur += 1;
+        }
+    }
+
+    /// Everything before `to` is acknowledged. The caller retires the requests; READs and atomics before `to` must be
+    /// answered, or the one at the front partly.
+    #[inline]
+    pub(crate) fn advance(&mut self, to: u64, sq: &SendQueue, limits: &Limits, pools: &mut Pools) {
+        debug_assert!(to > self.una && to <= self.sent);
+        let charge = self.charge_of(sq, self.una, to.min(self.nxt), limits.mtu);
+        self.release(charge, limits, pools);
+        self.window.acknowledged(charge.datagrams);
+        self.una = to;
+        self.implied = None;
+        while let Some(front) = self.rd.front() {
+            if front.last >= to {
+                break;
+            }
+            pools.get(PoolId::OWN).release(front.charge);
+            self.rd.pop_front();
+        }
+        if self.nxt < to {
+            // Acknowledged although about to be sent again.
+            self.nxt = to;
+            self.cur = locate(sq, to);
+        }
+    }
+
+    /// Sends again from `from` on.
+    pub(crate) fn go_back(
+        &mut self,
+        from: u64,
+        sq: &SendQueue,
+        limits: &Limits,
+        pools: &mut Pools,
+    ) {
+        debug_assert!(from >= self.una && from <= self.sent);
+        if from >= self.nxt {
+            return;
+        }
+        let charge = self.charge_of(sq, from, self.nxt, limits.mtu);
+        self.release(charge, limits, pools);
+        while let Some(back) = self.rd.back() {
+            if back.last < from {
+                break;
+            }
+            pools.get(PoolId::OWN).release(back.charge);
+            self.rd.pop_back();
+        }
+        self.nxt = from;
+        self.cur = locate(sq, from);
+        self.ack_asked = from;
+    }
+
+    /// Whether a response that overtook `expected` should make it go back: once, until something arrives.
+    pub(crate) fn implied_nak(&mut self, expected: u64) -> bool {
+        self.implied.replace(expected) != Some(expected)
+    }
+
+    /// A timeout makes any repetition due again.
+    pub(crate) fn forget_implied(&mut self) {
+        self.implied = None;
+    }
+
+    /// Gives back everything that is charged.
+    pub(crate) fn release_all(&mut self, limits: &Limits, pools: &mut Pools) {
+        let charge = self.charged;
+        self.release(charge, limits, pools);
+        for outstanding in self.rd.drain(..) {
+            pools.get(PoolId::OWN).release(outstanding.charge);
+        }
+    }
+
+    #[inline]
+    fn release(&mut self, charge: Charge, limits: &Limits, pools: &mut Pools) {
+        if charge.datagrams > 0 {
+            self.charged.take(charge);
+            pools.get(limits.peer).release(charge);
+        }
+    }
+
+    /// What the packets of SENDs and WRITEs from `from` to before `to` were charged with.
+    #[inline]
+    fn charge_of(&self, sq: &SendQueue, from: u64, to: u64, mtu: Mtu) -> Charge {
+        let mut sum = Charge::default();
+        let (mut index, mut psn) = (locate(sq, from), from);
+        while psn < to && index < sq.tail {
+            let wqe = sq.get(index);
+            let end = (wqe.last + 1).min(to);
+            if !wqe.op.has_response() && psn < end {
+                #[allow(clippy::cast_possible_truncation)]
+                let packets = (end - psn) as u32;
+                let tail = u32::from(end > wqe.last);
+                sum.add(Charge::of(packets - tail, Budget::cost(mtu.bytes() + OVERHEAD)));
+                sum.add(Charge::of(tail, Budget::cost(wqe.payload(wqe.last, mtu) + OVERHEAD)));
+            }
+            psn = end;
+            index += 1;
+        }
+        sum
+    }
+}
+
+/// The request that `psn` belongs to; the tail if none does.
+#[inline]
+fn locate(sq: &SendQueue, psn: u64) -> u64 {
+    if sq.head == sq.tail || psn <= sq.get(sq.head).last {
+        return sq.head;
+    }
+    let (mut low, mut high) = (sq.head, sq.tail);
+    while low < high {
+        let middle = low + (high - low) / 2;
+        if sq.get(middle).last < psn {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    low
+}
+
+fn data_opcode(op: &SendOp, begins: bool, ends: bool) -> Opcode {
+    let imm = matches!(op, SendOp::Send { imm: Some(_) } | SendOp::Write { imm: Some(_), .. });
+    let send = matches!(op, SendOp::Send { .. });
+    match (send, begins, ends, imm) {
+        (true, true, true, false) => Opcode::RC_SEND_ONLY,
+        (true, true, true, true) => Opcode::RC_SEND_ONLY_WITH_IMMEDIATE,
+        (true, true, false, _) => Opcode::RC_SEND_FIRST,
+        (true, false, false, _) => Opcode::RC_SEND_MIDDLE,
+        (true, false, true, false) => Opcode::RC_SEND_LAST,
+        (true, false, true, true) => Opcode::RC_SEND_LAST_WITH_IMMEDIATE,
+        (false, true, true, false) => Opcode::RC_RDMA_WRITE_ONLY,
+        (false, true, true, true) => Opcode::RC_RDMA_WRITE_ONLY_WITH_IMMEDIATE,
+        (false, true, false, _) => Opcode::RC_RDMA_WRITE_FIRST,
+        (false, false, false, _) => Opcode::RC_RDMA_WRITE_MIDDLE,
+        (false, false, true, false) => Opcode::RC_RDMA_WRITE_LAST,
+        (false, false, true, true) => Opcode::RC_RDMA_WRITE_LAST_WITH_IMMEDIATE,
+    }
+}
+
+/// Writes the extension headers of a request after its BTH.
+#[inline]
+pub(crate) fn write_extensions(shape: &Shape, wqe: &Wqe, out: &mut [u8]) {
+    use crate::wire::{AtomicEth, Reth};
+    let Some(info) = shape.opcode.info() else { return };
+    match wqe.op {
+        SendOp::Write { remote, rkey, .. } if info.has(Ext::Reth) => {
+            Reth { va: remote, rkey, len: wqe.len }.write(&mut out[..Reth::LEN]);
+        }
+        SendOp::Read { remote, rkey } => {
+            let va = remote.wrapping_add(u64::from(shape.offset));
+            Reth { va, rkey, len: shape.len }.write(&mut out[..Reth::LEN]);
+        }
+        SendOp::CompareSwap { remote, rkey, compare, swap } => {
+            AtomicEth { va: remote, rkey, swap_add: swap, compare }
+                .write(&mut out[..AtomicEth::LEN]);
+        }
+        SendOp::FetchAdd { remote, rkey, add } => {
+            AtomicEth { va: remote, rkey, swap_add: add, compare: 0 }
+                .write(&mut out[..AtomicEth::LEN]);
+        }
+        _ => {}
+    }
+    if let SendOp::Send { imm: Some(imm) } | SendOp::Write { imm: Some(imm), .. } = wqe.op
+        && info.has(Ext::ImmDt)
+    {
+        let at = if info.has(Ext::Reth) { Reth::LEN } else { 0 };
+        out[at..at + 4].copy_from_slice(&imm);
+    }
+}

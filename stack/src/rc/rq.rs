@@ -1,0 +1,109 @@
+//! The receive queue: where incoming SENDs are placed, and what a WRITE with immediate consumes.
+
+use super::sq::{MESSAGE_MAX, PostError, place};
+use crate::mem::{AccessError, Memory, PdId, Sge};
+use crate::types::Key;
+use crate::verbs::RecvWr;
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Rwqe {
+    wr_id: u64,
+    len: u32,
+    sges: u16,
+}
+
+/// A ring of receive requests; allocated when the queue pair is made.
+#[derive(Debug)]
+pub(crate) struct RecvQueue {
+    wqes: Box<[Rwqe]>,
+    sges: Box<[Sge]>,
+    max_sge: usize,
+    head: u64,
+    tail: u64,
+}
+
+impl RecvQueue {
+    pub(crate) fn new(depth: usize, max_sge: usize) -> Self {
+        Self {
+            wqes: vec![Rwqe::default(); depth].into_boxed_slice(),
+            sges: vec![Sge::default(); depth * max_sge].into_boxed_slice(),
+            max_sge,
+            head: 0,
+            tail: 0,
+        }
+    }
+
+    pub(crate) fn reset(&mut self) {
+        self.head = self.tail;
+    }
+
+    pub(crate) fn len(&self) -> u64 {
+        self.tail - self.head
+    }
+
+    pub(crate) fn push(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
+        if self.len() >= self.wqes.len() as u64 {
+            return Err(PostError::Full);
+        }
+        if wr.sges.len() > self.max_sge {
+            return Err(PostError::TooManySges);
+        }
+        let len: u64 = wr.sges.iter().map(|sge| u64::from(sge.len)).sum();
+        if len > MESSAGE_MAX {
+            return Err(PostError::TooLong);
+        }
+        let slot = self.slot(self.tail);
+        self.sges[slot * self.max_sge..][..wr.sges.len()].copy_from_slice(wr.sges);
+        #[allow(clippy::cast_possible_truncation)]
+        let (len, sges) = (len as u32, wr.sges.len() as u16);
+        self.wqes[slot] = Rwqe { wr_id: wr.wr_id, len, sges };
+        self.tail += 1;
+        Ok(())
+    }
+
+    /// `wr_id` of the oldest request.
+    pub(crate) fn front(&self) -> Option<u64> {
+        (self.head < self.tail).then(|| self.wqes[self.slot(self.head)].wr_id)
+    }
+
+    /// How many bytes the oldest request has room for.
+    pub(crate) fn room(&self) -> u32 {
+        self.wqes[self.slot(self.head)].len
+    }
+
+    /// Retires the oldest request.
+    pub(crate) fn pop(&mut self) {
+        debug_assert!(self.head < self.tail);
+        self.head += 1;
+    }
+
+    /// Places `src` at `offset` of the oldest request's list.
+    #[inline]
+    pub(crate) fn scatter(
+        &self,
+        offset: u32,
+        src: &[u8],
+        pd: PdId,
+        memory: &mut impl Memory,
+    ) -> Result<(), AccessError> {
+        let slot = self.slot(self.head);
+        let list = &self.sges[slot * self.max_sge..][..usize::from(self.wqes[slot].sges)];
+        place(list, offset, src, pd, memory)
+    }
+
+    /// Whether a request names `key`.
+    pub(crate) fn uses(&self, key: Key) -> bool {
+        (self.head..self.tail).any(|index| {
+            let slot = self.slot(index);
+            let sges = usize::from(self.wqes[slot].sges);
+            self.sges[slot * self.max_sge..][..sges].iter().any(|sge| sge.lkey == key)
+        })
+    }
+
+    #[inline]
+    fn slot(&self, index: u64) -> usize {
+        #[allow(clippy::cast_possible_truncation)]
+        let slot = (index % self.wqes.len() as u64) as usize;
+        slot
+    }
+}

@@ -1,0 +1,385 @@
+//! The send queue: immutable work requests in a ring, each with the packet sequence numbers it occupies.
+
+use crate::mem::{AccessError, Checked, Memory, PdId, RegionTable, Sge, Write};
+use crate::types::Mtu;
+use crate::verbs::{SendData, SendOp, SendWr};
+
+/// A posted work request. Nothing in it changes until it is retired: progress is a PSN.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Wqe {
+    pub(crate) wr_id: u64,
+    pub(crate) op: SendOp,
+    /// First PSN, expanded.
+    pub(crate) first: u64,
+    /// Last PSN, expanded; `first` for a message without payload.
+    pub(crate) last: u64,
+    /// Message length in bytes.
+    pub(crate) len: u32,
+    sges: u16,
+    pub(crate) inline: bool,
+    pub(crate) signaled: bool,
+    pub(crate) solicited: bool,
+    pub(crate) fence: bool,
+}
+
+impl Wqe {
+    /// Offset in the message of the packet `psn`.
+    #[inline]
+    pub(crate) fn offset(&self, psn: u64, mtu: Mtu) -> u32 {
+        #[allow(clippy::cast_possible_truncation)]
+        (((psn - self.first) as u32) << mtu.shift())
+    }
+
+    /// Payload bytes of the packet `psn`.
+    #[inline]
+    pub(crate) fn payload(&self, psn: u64, mtu: Mtu) -> u32 {
+        (self.len - self.offset(psn, mtu)).min(mtu.bytes())
+    }
+}
+
+/// Why a work request cannot be posted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PostError {
+    /// No such queue pair.
+    UnknownQp,
+    /// The state does not allow it: receives from INIT on, sends from RTS on (`EINVAL`).
+    State,
+    /// The queue is full (`ENOMEM`).
+    Full,
+    /// More scatter-gather elements than the queue pair was made for (`EINVAL`).
+    TooManySges,
+    /// More inline data than the queue pair was made for (`EINVAL`).
+    InlineTooLong,
+    /// The message is longer than 2^31 bytes (`EINVAL`).
+    TooLong,
+    /// Inline data with an operation that returns data (`EINVAL`).
+    InlineResponse,
+    /// An atomic that is not aligned to eight bytes, or has not room for eight (`EINVAL`).
+    BadAtomic,
+}
+
+impl core::fmt::Display for PostError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(match self {
+            Self::UnknownQp => "no such queue pair",
+            Self::State => {
+                "the queue pair's state does not allow it: receives need INIT, sends need RTS"
+            }
+            Self::Full => "the queue is full: poll its completion queue first, or make it deeper",
+            Self::TooManySges => "more scatter-gather elements than the queue pair was made for",
+            Self::InlineTooLong => "more inline data than the queue pair was made for",
+            Self::TooLong => "the message is longer than 2 GiB",
+            Self::InlineResponse => "READ and atomics cannot be inline",
+            Self::BadAtomic => "an atomic needs an address aligned to 8 and 8 bytes for its result",
+        })
+    }
+}
+
+impl core::error::Error for PostError {}
+
+/// The most bytes of one message: 2^31.
+pub(crate) const MESSAGE_MAX: u64 = 1 << 31;
+
+/// A ring of work requests; allocated when the queue pair is made.
+#[derive(Debug)]
+pub(crate) struct SendQueue {
+    wqes: Box<[Wqe]>,
+    sges: Box<[Sge]>,
+    inline: Box<[u8]>,
+    max_sge: usize,
+    max_inline: usize,
+    /// Index of the oldest request not yet retired.
+    pub(crate) head: u64,
+    /// Index of the next to be posted.
+    pub(crate) tail: u64,
+    /// PSN of the next to be posted, expanded.
+    pub(crate) next_psn: u64,
+}
+
+impl SendQueue {
+    pub(crate) fn new(depth: usize, max_sge: usize, max_inline: usize) -> Self {
+        let empty = Wqe {
+            wr_id: 0,
+            op: SendOp::Send { imm: None },
+            first: 0,
+            last: 0,
+            len: 0,
+            sges: 0,
+            inline: false,
+            signaled: false,
+            solicited: false,
+            fence: false,
+        };
+        Self {
+            wqes: vec![empty; depth].into_boxed_slice(),
+            sges: vec![Sge::default(); depth * max_sge].into_boxed_slice(),
+            inline: vec![0; depth * max_inline].into_boxed_slice(),
+            max_sge,
+            max_inline,
+            head: 0,
+            tail: 0,
+            next_psn: 0,
+        }
+    }
+
+    /// Forgets all work and starts over at `psn`.
+    pub(crate) fn reset(&mut self, psn: u64) {
+        self.head = self.tail;
+        self.next_psn = psn;
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, index: u64) -> &Wqe {
+        &self.wqes[self.slot(index)]
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.head == self.tail
+    }
+
+    /// Whether `post` would find room for `wr`, and the length of its message.
+    pub(crate) fn check(&self, wr: &SendWr<'_>) -> Result<u32, PostError> {
+        if self.tail - self.head >= self.wqes.len() as u64 {
+            return Err(PostError::Full);
+        }
+        let len = match wr.data {
+            SendData::Sges(list) if list.len() > self.max_sge => {
+                return Err(PostError::TooManySges);
+            }
+            SendData::Sges(list) => list.iter().map(|sge| u64::from(sge.len)).sum(),
+            SendData::Inline(_) if wr.op.has_response() => return Err(PostError::InlineResponse),
+            SendData::Inline(bytes) if bytes.len() > self.max_inline => {
+                return Err(PostError::InlineTooLong);
+            }
+            SendData::Inline(bytes) => bytes.len() as u64,
+        };
+        match wr.op {
+            SendOp::CompareSwap { remote, .. } | SendOp::FetchAdd { remote, .. }
+                if remote % 8 != 0 || len < 8 =>
+            {
+                Err(PostError::BadAtomic)
+            }
+            _ if len > MESSAGE_MAX => Err(PostError::TooLong),
+            #[allow(clippy::cast_possible_truncation)]
+            _ if wr.op.is_atomic() => Ok(8),
+            #[allow(clippy::cast_possible_truncation)]
+            _ => Ok(len as u32),
+        }
+    }
+
+    /// Appends a request that `check` admitted with `len`.
+    pub(crate) fn push(&mut self, wr: &SendWr<'_>, len: u32, mtu: Mtu, signal_all: bool) {
+        let packets = u64::from(len.div_ceil(mtu.bytes()).max(1));
+        let slot = self.slot(self.tail);
+        let (sges, inline) = match wr.data {
+            SendData::Sges(list) => {
+                self.sges[slot * self.max_sge..][..list.len()].copy_from_slice(list);
+                (list.len(), false)
+            }
+            SendData::Inline(bytes) => {
+                self.inline[slot * self.max_inline..][..bytes.len()].copy_from_slice(bytes);
+                (0, true)
+            }
+        };
+        self.wqes[slot] = Wqe {
+            wr_id: wr.wr_id,
+            op: wr.op,
+            first: self.next_psn,
+            last: self.next_psn + packets - 1,
+            len,
+            #[allow(clippy::cast_possible_truncation)]
+            sges: sges as u16,
+            inline,
+            signaled: wr.signaled || signal_all,
+            solicited: wr.solicited,
+            fence: wr.fence,
+        };
+        self.next_psn += packets;
+        self.tail += 1;
+    }
+
+    /// Copies `out.len()` bytes of the message at `offset` into `out`.
+    #[inline]
+    pub(crate) fn gather(
+        &self,
+        index: u64,
+        offset: u32,
+        out: &mut [u8],
+        pd: PdId,
+        memory: &impl Memory,
+    ) -> Result<(), AccessError> {
+        let slot = self.slot(index);
+        let wqe = &self.wqes[slot];
+        if wqe.inline {
+            let from = slot * self.max_inline + offset as usize;
+            out.copy_from_slice(&self.inline[from..from + out.len()]);
+            return Ok(());
+        }
+        let list = &self.sges[slot * self.max_sge..][..usize::from(wqe.sges)];
+        let mut out = out;
+        for part in parts(list, offset, out.len()) {
+            let source = memory.regions().local_read(pd, &part)?;
+            let (now, later) = out.split_at_mut(part.len as usize);
+            memory.fetch(source, now);
+            out = later;
+        }
+        Ok(())
+    }
+
+    /// Whether the whole list is registered for what the operation does with it.
+    pub(crate) fn admits(
+        &self,
+        index: u64,
+        pd: PdId,
+        regions: &RegionTable,
+    ) -> Result<(), AccessError> {
+        let slot = self.slot(index);
+        let wqe = &self.wqes[slot];
+        if wqe.inline {
+            return Ok(());
+        }
+        for part in
+            parts(&self.sges[slot * self.max_sge..][..usize::from(wqe.sges)], 0, wqe.len as usize)
+        {
+            if wqe.op.has_response() {
+                regions.local_write(pd, &part)?;
+            } else {
+                regions.local_read(pd, &part)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Places `src` at `offset` of the request's list.
+    #[inline]
+    pub(crate) fn scatter(
+        &self,
+        index: u64,
+        offset: u32,
+        src: &[u8],
+        pd: PdId,
+        memory: &mut impl Memory,
+    ) -> Result<(), AccessError> {
+        let slot = self.slot(index);
+        let list = &self.sges[slot * self.max_sge..][..usize::from(self.wqes[slot].sges)];
+        place(list, offset, src, pd, memory)
+    }
+
+    /// Whether a request not yet retired names `key`.
+    pub(crate) fn uses(&self, key: crate::types::Key) -> bool {
+        (self.head..self.tail).any(|index| {
+            let slot = self.slot(index);
+            let sges = usize::from(self.wqes[slot].sges);
+            self.sges[slot * self.max_sge..][..sges].iter().any(|sge| sge.lkey == key)
+        })
+    }
+
+    #[inline]
+    fn slot(&self, index: u64) -> usize {
+        #[allow(clippy::cast_possible_truncation)]
+        let slot = (index % self.wqes.len() as u64) as usize;
+        slot
+    }
+}
+
+/// Places `src` at `offset` of a scatter list, in ascending order.
+#[inline]
+pub(crate) fn place(
+    list: &[Sge],
+    offset: u32,
+    src: &[u8],
+    pd: PdId,
+    memory: &mut impl Memory,
+) -> Result<(), AccessError> {
+    if let [sge] = list {
+        // The usual case, without the walk.
+        let part = part_of(sge, offset, src.len())?;
+        let target: Checked<Write> = memory.regions().local_write(pd, &part)?;
+        memory.place(target, src);
+        return Ok(());
+    }
+    // Everything is checked before anything is placed.
+    for part in parts(list, offset, src.len()) {
+        memory.regions().local_write(pd, &part)?;
+    }
+    let mut src = src;
+    for part in parts(list, offset, src.len()) {
+        let target = memory.regions().local_write(pd, &part)?;
+        let (now, later) = src.split_at(part.len as usize);
+        memory.place(target, now);
+        src = later;
+    }
+    Ok(())
+}
+
+fn part_of(sge: &Sge, offset: u32, len: usize) -> Result<Sge, AccessError> {
+    let len = u32::try_from(len).map_err(|_| AccessError::Range)?;
+    if offset.checked_add(len).is_none_or(|end| end > sge.len) {
+        return Err(AccessError::Range);
+    }
+    let addr = sge.addr.checked_add(u64::from(offset)).ok_or(AccessError::Range)?;
+    Ok(Sge { addr, len, lkey: sge.lkey })
+}
+
+/// The pieces of a list that hold `len` bytes from `offset` on.
+fn parts(list: &[Sge], offset: u32, len: usize) -> impl Iterator<Item = Sge> {
+    let mut skip = offset;
+    #[allow(clippy::cast_possible_truncation)]
+    let mut left = len as u32;
+    list.iter().filter_map(move |sge| {
+        if skip >= sge.len {
+            skip -= sge.len;
+            return None;
+        }
+        let take = left.min(sge.len - skip);
+        if take == 0 {
+            return None;
+        }
+        let part = Sge { addr: sge.addr.wrapping_add(u64::from(skip)), len: take, lkey: sge.lkey };
+        skip = 0;
+        left -= take;
+        Some(part)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::Key;
+
+    #[test]
+    fn parts_walk_a_list_with_holes() {
+        let sge = |addr, len| Sge { addr, len, lkey: Key(1) };
+        let list = [sge(100, 10), sge(0, 0), sge(200, 5), sge(300, 100)];
+        let walk =
+            |offset, len| parts(&list, offset, len).map(|p| (p.addr, p.len)).collect::<Vec<_>>();
+        assert_eq!(walk(0, 10), [(100, 10)]);
+        assert_eq!(walk(8, 10), [(108, 2), (200, 5), (300, 3)]);
+        assert_eq!(walk(15, 4), [(300, 4)]);
+        assert_eq!(walk(15, 0), []);
+    }
+
+    #[test]
+    fn requests_occupy_consecutive_psns() {
+        let mut sq = SendQueue::new(2, 1, 16);
+        sq.reset(1 << 24);
+        let sge = [Sge { addr: 0, len: 2500, lkey: Key(1) }];
+        let wr = SendWr {
+            wr_id: 1,
+            op: SendOp::Send { imm: None },
+            data: SendData::Sges(&sge),
+            signaled: true,
+            solicited: false,
+            fence: false,
+        };
+        let empty = SendWr { data: SendData::Inline(&[]), ..wr };
+        for wr in [&wr, &empty] {
+            let len = sq.check(wr).unwrap();
+            sq.push(wr, len, Mtu::Mtu1024, false);
+        }
+        assert_eq!((sq.get(0).first, sq.get(0).last), (1 << 24, (1 << 24) + 2));
+        assert_eq!((sq.get(1).first, sq.get(1).last), ((1 << 24) + 3, (1 << 24) + 3));
+        assert_eq!(sq.get(0).payload((1 << 24) + 2, Mtu::Mtu1024), 452);
+        assert_eq!(sq.check(&wr), Err(PostError::Full));
+    }
+}

@@ -1,0 +1,219 @@
+//! What a queue pair puts on the wire: responses first, then requests. A frame is reserved before anything
+//! changes, so that nothing has to be taken back.
+
+use super::Qp;
+use super::requester::{Plan, Shape, write_extensions};
+use super::responder::Response;
+use crate::engine::{Shared, TxSink};
+use crate::mem::Memory;
+use crate::pool::PoolId;
+use crate::types::{Pkey, Psn, Qpn, Time};
+use crate::verbs::{Completions, QpEvent, QpState, WcStatus};
+use crate::wire::{Aeth, Bth, ICRC_LEN, Opcode, Place, bth};
+
+/// How a queue pair's turn ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// Nothing to send now.
+    Idle,
+    /// There is more, but others are waiting.
+    Quantum,
+    /// The sink is full.
+    SinkFull,
+    /// The receiver's pool is full.
+    Wait(PoolId),
+}
+
+impl Qp {
+    /// Sends up to `quantum` packets, which it counts down.
+    #[inline]
+    pub(crate) fn transmit<H: Memory + Completions>(
+        &mut self,
+        now: Time,
+        quantum: &mut usize,
+        shared: &mut Shared,
+        host: &mut H,
+        sink: &mut impl TxSink,
+    ) -> Turn {
+        while self.responder.has_response() {
+            if *quantum == 0 {
+                return Turn::Quantum;
+            }
+            let Some(response) = self.responder.response(self.limits.mtu) else { break };
+            match self.send_response(&response, shared, host, sink) {
+                Sent::Yes => self.responder.responded(&response),
+                Sent::Full => return Turn::SinkFull,
+                Sent::Refused => {
+                    self.responder.read_failed();
+                    shared.event(self.qpn, QpEvent::AccessErr);
+                    self.break_down(shared, host);
+                    continue;
+                }
+            }
+            *quantum -= 1;
+        }
+        if self.state != QpState::Rts {
+            return Turn::Idle;
+        }
+        let turn = self.transmit_requests(quantum, shared, host, sink);
+        if self.requester.outstanding() && self.deadline.due().is_none() {
+            self.arm(now, shared);
+        }
+        turn
+    }
+
+    fn transmit_requests<H: Memory + Completions>(
+        &mut self,
+        quantum: &mut usize,
+        shared: &mut Shared,
+        host: &mut H,
+        sink: &mut impl TxSink,
+    ) -> Turn {
+        loop {
+            let plan =
+                self.requester.plan(&self.sq, &self.limits, &mut shared.pools, host.regions());
+            let shape = match plan {
+                Plan::Send(shape) => shape,
+                Plan::Idle => return Turn::Idle,
+                Plan::Wait(pool) => return Turn::Wait(pool),
+                Plan::LocalFault => return self.local_fault(shared, host),
+            };
+            if *quantum == 0 {
+                return Turn::Quantum;
+            }
+            match self.send_request(&shape, shared, host, sink) {
+                Sent::Yes => {}
+                Sent::Full => return Turn::SinkFull,
+                Sent::Refused => return self.local_fault(shared, host),
+            }
+            self.requester.sent(&shape, &self.sq, &self.limits, &mut shared.pools);
+            *quantum -= 1;
+        }
+    }
+
+    /// The request under the cursor names memory that is not there: it fails once those before it are done.
+    fn local_fault<H: Completions>(&mut self, shared: &mut Shared, host: &mut H) -> Turn {
+        if self.requester.cursor() == self.sq.head {
+            self.fail_head(WcStatus::LocProtErr, shared, host);
+        }
+        Turn::Idle
+    }
+
+    #[inline]
+    fn send_request<H: Memory>(
+        &self,
+        shape: &Shape,
+        shared: &mut Shared,
+        host: &H,
+        sink: &mut impl TxSink,
+    ) -> Sent {
+        let Some(info) = shape.opcode.info() else { return Sent::Refused };
+        let payload = if info.has_payload() { shape.len as usize } else { 0 };
+        let Some(out) = self.frame(info.header_len, payload, sink) else { return Sent::Full };
+        let mut bth = self.header(shape.opcode, shape.psn, payload);
+        bth.ack_req = shape.ack_req;
+        bth.solicited = shape.solicited;
+        out[..bth::LEN].copy_from_slice(&bth.bytes());
+        write_extensions(shape, self.sq.get(shape.index), &mut out[bth::LEN..info.header_len]);
+        let body = &mut out[info.header_len..];
+        let (data, pad) = body[..].split_at_mut(payload);
+        if self.sq.gather(shape.index, shape.offset, data, self.init.pd, host).is_err() {
+            return Sent::Refused;
+        }
+        pad[..usize::from(bth.pad)].fill(0);
+        sink.commit();
+        shared.counters.sent_pkts += 1;
+        shared.counters.sent_bytes += payload as u64;
+        shared.counters.retransmitted_pkts += u64::from(self.requester.was_sent(shape.psn));
+        Sent::Yes
+    }
+
+    #[inline]
+    fn send_response<H: Memory>(
+        &self,
+        response: &Response,
+        shared: &mut Shared,
+        host: &H,
+        sink: &mut impl TxSink,
+    ) -> Sent {
+        let (psn, opcode, aeth, payload) = match *response {
+            Response::Acknowledge { psn, syndrome, msn } => {
+                (psn, Opcode::RC_ACKNOWLEDGE, Aeth { syndrome, msn }, 0)
+            }
+            Response::Atomic { psn, msn, .. } => {
+                (psn, Opcode::RC_ATOMIC_ACKNOWLEDGE, Aeth::ack(msn), 0)
+            }
+            Response::Read { psn, place, at, msn } => {
+                (psn, read_opcode(place), Aeth::ack(msn), at.len as usize)
+            }
+        };
+        let source = match response {
+            Response::Read { at, .. } if at.len > 0 => {
+                match host.regions().remote_read(self.init.pd, at) {
+                    Ok(source) => Some(source),
+                    Err(_) => return Sent::Refused,
+                }
+            }
+            _ => None,
+        };
+        let Some(info) = opcode.info() else { return Sent::Refused };
+        let Some(out) = self.frame(info.header_len, payload, sink) else { return Sent::Full };
+        let bth = self.header(opcode, psn, payload);
+        out[..bth::LEN].copy_from_slice(&bth.bytes());
+        if opcode != Opcode::RC_RDMA_READ_RESPONSE_MIDDLE {
+            aeth.write(&mut out[bth::LEN..bth::LEN + Aeth::LEN]);
+        }
+        if let Response::Atomic { found, .. } = response {
+            out[bth::LEN + Aeth::LEN..info.header_len].copy_from_slice(&found.to_be_bytes());
+        }
+        if let Some(source) = source {
+            let end = info.header_len + payload;
+            host.fetch(source, &mut out[info.header_len..end]);
+            out[end..end + usize::from(bth.pad)].fill(0);
+        }
+        sink.commit();
+        shared.counters.sent_pkts += 1;
+        shared.counters.sent_bytes += payload as u64;
+        shared.counters.sent_acks += u64::from(opcode == Opcode::RC_ACKNOWLEDGE);
+        Sent::Yes
+    }
+
+    #[inline]
+    fn frame<'a>(
+        &self,
+        header: usize,
+        payload: usize,
+        sink: &'a mut impl TxSink,
+    ) -> Option<&'a mut [u8]> {
+        let path = self.peer()?.path;
+        sink.reserve(path, header + payload.next_multiple_of(4) + ICRC_LEN)
+    }
+
+    #[inline]
+    fn header(&self, opcode: Opcode, psn: u64, payload: usize) -> Bth {
+        let dest = self.attr.dest_qpn.unwrap_or(Qpn::MULTICAST);
+        let mut bth = Bth::new(opcode, Pkey::DEFAULT, dest, Psn::truncate(psn));
+        #[allow(clippy::cast_possible_truncation)]
+        let pad = (payload.next_multiple_of(4) - payload) as u8;
+        bth.pad = pad;
+        bth
+    }
+}
+
+/// Whether a packet left.
+enum Sent {
+    Yes,
+    /// The sink has no room.
+    Full,
+    /// The memory is gone.
+    Refused,
+}
+
+fn read_opcode(place: Place) -> Opcode {
+    match place {
+        Place::First => Opcode::RC_RDMA_READ_RESPONSE_FIRST,
+        Place::Middle => Opcode::RC_RDMA_READ_RESPONSE_MIDDLE,
+        Place::Last => Opcode::RC_RDMA_READ_RESPONSE_LAST,
+        Place::Only => Opcode::RC_RDMA_READ_RESPONSE_ONLY,
+    }
+}

@@ -1,0 +1,96 @@
+//! Counters: why packets were dropped, and what the transport did. They only grow.
+
+macro_rules! counters {
+    ($(#[$meta:meta])* $name:ident { $( $(#[$doc:meta])* $field:ident, )* }) => {
+        $(#[$meta])*
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+        pub struct $name {
+            $( $(#[$doc])* pub $field: u64, )*
+        }
+
+        impl $name {
+            /// Name and value of each counter, in order.
+            pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
+                [$( (stringify!($field), self.$field), )*].into_iter()
+            }
+        }
+    };
+}
+
+counters! {
+    /// Packets that were dropped silently, by reason.
+    Drops {
+        /// Not a RoCEv2 packet: truncated, more padding than payload.
+        malformed,
+        /// A reserved opcode, or one of a transport that is not spoken here.
+        unknown_opcode,
+        /// Transport header version other than 0.
+        version,
+        /// No such queue pair, or one that does not receive in its state.
+        unknown_qpn,
+        /// The partition key does not match.
+        pkey,
+        /// Not from the connected peer's address, or not to ours.
+        wrong_source,
+        /// The ICRC is wrong.
+        icrc,
+        /// An opcode of another service than the queue pair's.
+        wrong_service,
+        /// A response that answers nothing: an old or never sent PSN.
+        ghost_response,
+        /// An acknowledgement with a reserved syndrome.
+        bad_syndrome,
+        /// A duplicate READ or atomic whose record is gone or does not match.
+        stale_duplicate,
+        /// A request after a gap, beyond the one that was answered with a NAK.
+        out_of_sequence,
+    }
+}
+
+counters! {
+    /// What the transport did. Names follow the kernel's `hw_counters` where there is one.
+    Counters {
+        /// Packets handed to the sink.
+        sent_pkts,
+        /// Packets accepted by a queue pair.
+        rcvd_pkts,
+        /// Payload bytes sent, retransmissions included.
+        sent_bytes,
+        /// Payload bytes accepted.
+        rcvd_bytes,
+        /// Acknowledgements sent, NAKs left out.
+        sent_acks,
+        /// Requests that arrived again.
+        duplicate_request,
+        /// Requests that arrived after a gap.
+        out_of_seq_request,
+        /// RNR NAKs sent.
+        send_rnr_err,
+        /// RNR NAKs received.
+        rcvd_rnr_err,
+        /// NAKs for a sequence error sent.
+        sent_seq_err,
+        /// NAKs for a sequence error received.
+        rcvd_seq_err,
+        /// Retransmissions because a response was overtaken.
+        implied_nak_seq_err,
+        /// Acknowledgement timeouts.
+        local_ack_timeout_err,
+        /// Queue pairs that gave up on a silent peer.
+        retry_exceeded_err,
+        /// Queue pairs that gave up on a peer without receives.
+        retry_rnr_exceeded_err,
+        /// Packets sent again.
+        retransmitted_pkts,
+        /// Requests refused for a key, range or permission.
+        remote_access_errors,
+        /// Requests refused as invalid.
+        remote_invalid_request,
+        /// Congestion notifications received.
+        rcvd_cnp,
+        /// Packets accepted with a congestion mark.
+        rcvd_ecn_ce,
+        /// Packets whose IP identification was solved from the ICRC.
+        icrc_id_solved,
+    }
+}
