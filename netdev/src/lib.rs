@@ -2,18 +2,23 @@
 //!
 //! Nothing here knows of a queue pair. See [`port`] for the contract that every backend keeps.
 
+pub mod any;
 pub mod error;
 pub mod fd;
 pub mod headers;
 pub mod iface;
+pub mod loopback;
+pub mod packet;
 pub mod port;
 pub mod resolve;
 pub mod rtnl;
+pub mod sim;
 pub mod udp;
 pub mod xdp;
 #[cfg(test)]
 mod testns;
 
+pub use any::AnyPort;
 pub use error::OpenError;
 pub use iface::Interface;
 pub use port::{

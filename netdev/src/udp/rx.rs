@@ -128,9 +128,8 @@ impl Queue {
             for i in 0..got {
                 total += self.hand_up(&batch.message(i), stats, sink);
             }
-            if got > 0 {
-                self.message_bytes = ((stats.rx_bytes - before) as usize) / got;
-            }
+            let bytes = (stats.rx_bytes - before) as usize;
+            self.message_bytes = bytes.checked_div(got).unwrap_or(self.message_bytes);
             if got < wanted || total >= budget {
                 return Ok(total);
             }

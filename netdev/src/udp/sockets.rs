@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::time::Duration;
 
 use super::holder;
 use super::sys::{Dest, Message, SendScratch, SockAddr, Socket, send};
@@ -47,7 +48,7 @@ pub(super) fn open_own(
     configure(&socket, address.is_ipv6(), config, role).map_err(|e| {
         fail("configure the UDP socket of", e, "Linux 5.0 or newer is needed".into())
     })?;
-    socket.bind(&socket_address(iface, address, ROCE_PORT, 0)).map_err(|e| {
+    bind_patiently(&socket, &socket_address(iface, address, ROCE_PORT, 0)).map_err(|e| {
         let hint = match e.raw_os_error() {
             Some(libc::EADDRINUSE) => holder::hint(address, ROCE_PORT),
             Some(libc::EADDRNOTAVAIL) => format!(
@@ -60,6 +61,21 @@ pub(super) fn open_own(
         fail("bind", e, hint)
     })?;
     Ok(socket)
+}
+
+/// Binds, and tries again for some milliseconds if the port is taken: a socket that another thread has
+/// just closed lives on in a child process between fork and exec.
+fn bind_patiently(socket: &Socket, address: &SocketAddr) -> io::Result<()> {
+    const TRIES: u32 = 5;
+    for _ in 1..TRIES {
+        match socket.bind(address) {
+            Err(e) if e.raw_os_error() == Some(libc::EADDRINUSE) => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            result => return result,
+        }
+    }
+    socket.bind(address)
 }
 
 /// Opens a socket to send from `address` with source port `wanted`, or the next that is free. `None`

@@ -418,7 +418,9 @@ impl RecvBatch {
             tos: None,
             truncated: header.msg_hdr.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0,
         };
-        self.controls[i].parse(header.msg_hdr.msg_controllen as usize, &mut received);
+        // An integer of another width with other C libraries.
+        let control_len: usize = header.msg_hdr.msg_controllen as _;
+        self.controls[i].parse(control_len, &mut received);
         received
     }
 }

@@ -313,10 +313,11 @@ fn a_run_too_long_for_the_path_fails_once_and_segmentation_stays() {
 
 #[test]
 fn the_receive_budget_is_what_the_queue_really_holds() {
-    let (a, b) = (loopback(26), loopback(27));
     let config =
         PortConfig { rx_buffer_bytes: 212_992, force_buffers: false, ..PortConfig::default() };
-    for payload in [0_u32, 64, 160, 161, 608, 609, 1044, 1632, 1633, 2068, 3680, 3681, 4120, 7776] {
+    let sizes = [0, 64, 160, 161, 608, 609, 1044, 1632, 1633, 2068, 3680, 3681, 4120, 7776];
+    for (payload, n) in sizes.into_iter().zip(0..) {
+        let (a, b) = (loopback(100 + 2 * n), loopback(101 + 2 * n));
         // Never read before all is sent: the worst a peer within the budget can do.
         let mut rx = UdpPort::open(&lo(), &[b], &config).unwrap();
         let single = PortConfig { no_segmentation: true, ..PortConfig::default() };

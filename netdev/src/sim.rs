@@ -1,0 +1,444 @@
+//! A seeded network in memory, for tests and for measuring what the rest costs.
+//!
+//! [`SimNet`] is the network, a [`SimPort`] a device on it. Datagrams pass between ports as their
+//! links say: late, never, twice, changed, out of order. Time is virtual: it stands still until
+//! [`SimNet::advance_to`] moves it. The same seed and the same calls give the same network, byte for
+//! byte.
+//!
+//! ```
+//! use rocinante_netdev::sim::{LinkConfig, SimConfig, SimNet};
+//! use rocinante_netdev::{PathSpec, Port};
+//! use std::net::IpAddr;
+//! use std::time::Duration;
+//!
+//! let net = SimNet::new(42);
+//! let [a, b] = [[10, 0, 0, 1], [10, 0, 0, 2]].map(IpAddr::from);
+//! let mut alice = net.port(&[a], &SimConfig::default())?;
+//! let mut bob = net.port(&[b], &SimConfig::default())?;
+//! net.set_link(a, b, LinkConfig { delay: Duration::from_micros(5), ..LinkConfig::default() });
+//!
+//! let spec = PathSpec { local: a, remote: b, src_port: 0xC000, tos: 0, ttl: 64, flow_label: 0 };
+//! let path = alice.add_path(&spec)?;
+//! alice.reserve(path.id, 5).unwrap().buf.copy_from_slice(b"hello");
+//! alice.commit();
+//! alice.flush(|failure| panic!("{failure:?}"));
+//!
+//! assert_eq!(bob.receive(64, |_| ())?, 0);
+//! net.advance_to(net.next_event().unwrap());
+//! assert_eq!(net.now(), Duration::from_micros(5));
+//! assert_eq!(bob.receive(64, |d| assert_eq!(d.payload, b"hello"))?, 1);
+//! # Ok::<(), std::io::Error>(())
+//! ```
+
+mod batch;
+mod hub;
+mod link;
+mod rng;
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd as _, BorrowedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+pub use link::{LinkConfig, Rate, SimStats};
+
+use crate::fd::EventFd;
+use crate::port::{
+    Backend, Capabilities, Path, PathId, PathSpec, Port, PortStats, RxBudget, RxDatagram, RxIpId,
+    TxFailure, TxSlot,
+};
+use batch::{Batch, Meta};
+use hub::Hub;
+
+/// Bytes that a port takes between two flushes: what `udp` takes.
+const TX_BYTES: usize = 5 * 65_536;
+/// UDP payload bytes in one run.
+const RUN_BYTES_MAX: u32 = 65_469;
+
+/// The network: a handle, to be cloned at will.
+#[derive(Clone)]
+pub struct SimNet(Arc<Mutex<Hub>>);
+
+/// A look at every datagram before its link gets it; see [`SimNet::set_tap`].
+pub type Tap = Box<dyn FnMut(&TapDatagram<'_>) -> Verdict + Send>;
+
+/// What a [`Tap`] sees.
+#[derive(Debug, Clone, Copy)]
+pub struct TapDatagram<'a> {
+    /// The virtual time.
+    pub now: Duration,
+    /// Source address.
+    pub src: IpAddr,
+    /// Destination address.
+    pub dst: IpAddr,
+    /// UDP payload, from the BTH to the ICRC.
+    pub payload: &'a [u8],
+}
+
+/// What a [`Tap`] decides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// The link decides.
+    Pass,
+    /// It is lost.
+    Drop,
+}
+
+/// What a simulated port knows of the IPv4 identification.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum SimIpId {
+    /// It writes its own, counting up, and reads the received one, as `packet` and `afxdp` do.
+    #[default]
+    Exact,
+    /// Its runs count from 0, and it knows the position in a received run, as `udp` does.
+    Hint,
+    /// Its runs count from 0, and received runs have been segmented on the way: the hint is always 0,
+    /// the truth has to be solved.
+    Solve,
+}
+
+/// How a simulated port behaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SimConfig {
+    /// MTU of its link in bytes, IP header included; longer datagrams fail with `EMSGSIZE`.
+    pub mtu: u32,
+    /// What its receive queue holds before it drops.
+    pub rx_budget: RxBudget,
+    /// The most datagrams in one run.
+    pub segments_max: u16,
+    /// What it knows of the IPv4 identification.
+    pub ip_id: SimIpId,
+}
+
+impl Default for SimConfig {
+    /// MTU 9000, a receive queue of 4 MiB and 4096 datagrams, runs of 64, exact identification.
+    fn default() -> Self {
+        Self {
+            mtu: 9000,
+            rx_budget: RxBudget { bytes: 4 << 20, datagrams: 4096 },
+            segments_max: 64,
+            ip_id: SimIpId::Exact,
+        }
+    }
+}
+
+impl SimNet {
+    /// An empty network at time 0 whose links are perfect.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        Self(Arc::new(Mutex::new(Hub::new(seed))))
+    }
+
+    /// A device with these addresses.
+    ///
+    /// # Errors
+    /// No address, one that another port has, or no descriptor left.
+    pub fn port(&self, addresses: &[IpAddr], config: &SimConfig) -> io::Result<SimPort> {
+        if addresses.is_empty() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "a port needs an address"));
+        }
+        let event = Arc::new(EventFd::new()?);
+        let id = self.hub().attach(addresses, config.rx_budget, Arc::clone(&event))?;
+        Ok(SimPort {
+            capabilities: Capabilities {
+                backend: Backend::Sim,
+                link_mtu: config.mtu,
+                segments_max: config.segments_max.max(1),
+                run_bytes_max: RUN_BYTES_MAX,
+                ip_id_exact: config.ip_id == SimIpId::Exact,
+                tos_on_send: true,
+                tos_on_receive: true,
+                rx_budget: config.rx_budget,
+            },
+            net: self.clone(),
+            id,
+            addresses: addresses.to_vec(),
+            ip_id: config.ip_id,
+            paths: Vec::new(),
+            free: Vec::new(),
+            staging: Batch::new(config.rx_budget),
+            reserved: None,
+            run: None,
+            next_id: 0,
+            too_long: Vec::new(),
+            reading: Batch::new(config.rx_budget),
+            cursor: 0,
+            event,
+            stats: PortStats::default(),
+        })
+    }
+
+    /// How all links behave for which [`set_link`](Self::set_link) was never called.
+    pub fn set_default_link(&self, config: LinkConfig) {
+        self.hub().set_default_link(config);
+    }
+
+    /// How the link from one address to another behaves, in this direction, from now on. What is on
+    /// its way arrives as it would have.
+    pub fn set_link(&self, from: IpAddr, to: IpAddr, config: LinkConfig) {
+        self.hub().set_link(from, to, config);
+    }
+
+    /// Shows every datagram to `tap` before its link gets it; `None` ends that. The tap runs inside
+    /// [`Port::flush`] with the network locked: it must not call it.
+    pub fn set_tap(&self, tap: Option<Tap>) {
+        self.hub().set_tap(tap);
+    }
+
+    /// The virtual time since the network was made.
+    #[must_use]
+    pub fn now(&self) -> Duration {
+        self.hub().now()
+    }
+
+    /// When the next datagram arrives, if any is on its way.
+    #[must_use]
+    pub fn next_event(&self) -> Option<Duration> {
+        self.hub().next_event()
+    }
+
+    /// Moves the clock (never back) and delivers what arrives until then. Go from event to event, and
+    /// let the ports run in between, unless they are to see everything late.
+    pub fn advance_to(&self, now: Duration) {
+        self.hub().advance_to(now);
+    }
+
+    /// How many datagrams are on their way.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.hub().in_flight()
+    }
+
+    /// The counters.
+    #[must_use]
+    pub fn stats(&self) -> SimStats {
+        self.hub().stats
+    }
+
+    fn hub(&self) -> MutexGuard<'_, Hub> {
+        // A panic under the lock is a test's, in its tap: the others go on.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl std::fmt::Debug for SimNet {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let hub = self.hub();
+        f.debug_struct("SimNet").field("now", &hub.now()).field("stats", &hub.stats).finish()
+    }
+}
+
+/// A device on a [`SimNet`].
+///
+/// On a perfect link a flush hands its whole buffer to the receiver: no copy, no allocation, one lock.
+/// [`wait_fd`](Port::wait_fd) costs nothing until it is first called; from then on each arrival at an
+/// empty queue costs a system call.
+pub struct SimPort {
+    capabilities: Capabilities,
+    net: SimNet,
+    id: usize,
+    addresses: Vec<IpAddr>,
+    ip_id: SimIpId,
+    paths: Vec<Option<PathSpec>>,
+    free: Vec<u32>,
+    staging: Batch,
+    reserved: Option<(Meta, usize)>,
+    run: Option<Run>,
+    next_id: u16,
+    too_long: Vec<TxFailure>,
+    reading: Batch,
+    /// The first datagram of `reading` that was not handed up.
+    cursor: usize,
+    event: Arc<EventFd>,
+    stats: PortStats,
+}
+
+/// The run that the next datagram may join.
+#[derive(Debug, Clone, Copy)]
+struct Run {
+    path: PathId,
+    segment: usize,
+    last: usize,
+    segments: u16,
+    bytes: usize,
+}
+
+impl SimPort {
+    /// The position of a datagram in its run.
+    fn index(&self, path: PathId, len: usize) -> u16 {
+        let joins = |run: &Run| {
+            run.path == path
+                && run.last == run.segment
+                && (1..=run.segment).contains(&len)
+                && run.segments < self.capabilities.segments_max
+                && run.bytes + len <= RUN_BYTES_MAX as usize
+        };
+        self.run.as_ref().filter(|run| joins(run)).map_or(0, |run| run.segments)
+    }
+
+    /// Header bytes of a datagram besides its payload, as the MTU counts them.
+    fn ip_and_udp_bytes(address: IpAddr) -> usize {
+        if address.is_ipv4() { 20 + 8 } else { 40 + 8 }
+    }
+
+    /// Hands up what was taken from the hub, up to `budget`.
+    fn hand_up(&mut self, budget: usize, sink: &mut impl FnMut(RxDatagram<'_>)) -> usize {
+        let end = self.reading.len().min(self.cursor.saturating_add(budget));
+        let start = self.cursor;
+        for i in start..end {
+            let (meta, payload) = self.reading.get(i);
+            let ip_id = match (meta.dst, self.ip_id) {
+                (IpAddr::V6(_), _) => RxIpId::None,
+                (_, SimIpId::Exact) => RxIpId::Exact { id: meta.id, flags: 0x4000 },
+                (_, SimIpId::Hint) => RxIpId::Hint(meta.index),
+                (_, SimIpId::Solve) => RxIpId::Hint(0),
+            };
+            self.stats.rx_bytes += payload.len() as u64;
+            self.stats.rx_runs += u64::from(meta.index == 0);
+            sink(RxDatagram {
+                payload,
+                src: meta.src,
+                dst: meta.dst,
+                src_port: meta.src_port,
+                ip_id,
+                tos: Some(meta.tos),
+            });
+        }
+        self.cursor = end;
+        self.stats.rx_datagrams += (end - start) as u64;
+        end - start
+    }
+}
+
+impl Port for SimPort {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn addresses(&self) -> &[IpAddr] {
+        &self.addresses
+    }
+
+    fn add_path(&mut self, spec: &PathSpec) -> io::Result<Path> {
+        let what = if spec.local.is_ipv4() != spec.remote.is_ipv4() {
+            format!("{} and {} are of two families", spec.local, spec.remote)
+        } else if self.addresses.contains(&spec.local) {
+            let free = self.free.pop().unwrap_or_else(|| {
+                self.paths.push(None);
+                self.paths.len() as u32 - 1
+            });
+            self.paths[free as usize] = Some(*spec);
+            return Ok(Path { id: PathId(free), src_port: spec.src_port });
+        } else {
+            format!("{} is not an address of this port", spec.local)
+        };
+        Err(io::Error::new(io::ErrorKind::InvalidInput, what))
+    }
+
+    fn remove_path(&mut self, path: PathId) {
+        let entry = self.paths.get_mut(path.0 as usize);
+        if entry.and_then(Option::take).is_some() {
+            self.free.push(path.0);
+            // A new path with this id must not join its run.
+            self.run = None;
+        }
+    }
+
+    fn receive(
+        &mut self,
+        budget: usize,
+        mut sink: impl FnMut(RxDatagram<'_>),
+    ) -> io::Result<usize> {
+        let mut total = self.hand_up(budget, &mut sink);
+        if self.cursor == self.reading.len() {
+            self.reading.clear();
+            self.cursor = 0;
+            if total < budget && self.net.hub().take(self.id, &mut self.reading) {
+                total += self.hand_up(budget - total, &mut sink);
+            }
+        }
+        Ok(total)
+    }
+
+    fn reserve(&mut self, path: PathId, len: usize) -> Option<TxSlot<'_>> {
+        self.reserved = None;
+        let spec = (*self.paths.get(path.0 as usize)?)?;
+        if self.staging.used() + len > TX_BYTES && !self.staging.is_empty() {
+            return None;
+        }
+        let index = self.index(path, len);
+        let id = match (spec.local, self.ip_id) {
+            (IpAddr::V6(_), _) => 0,
+            (_, SimIpId::Exact) => self.next_id,
+            (_, SimIpId::Hint | SimIpId::Solve) => index,
+        };
+        let PathSpec { local: src, remote: dst, src_port, tos, .. } = spec;
+        let buf = self.staging.reserve(len)?;
+        self.reserved = Some((Meta { src, dst, path, src_port, id, index, tos }, len));
+        Some(TxSlot { buf, ip_id: id })
+    }
+
+    fn commit(&mut self) {
+        let Some((meta, len)) = self.reserved.take() else {
+            debug_assert!(false, "commit without reserve");
+            return;
+        };
+        if len + Self::ip_and_udp_bytes(meta.src) > self.capabilities.link_mtu as usize {
+            let failure = TxFailure { path: meta.path, datagrams: 1, errno: libc::EMSGSIZE };
+            self.too_long.push(failure);
+            return;
+        }
+        self.next_id = self.next_id.wrapping_add(1);
+        self.staging.commit(meta, len);
+        self.stats.tx_runs += u64::from(meta.index == 0);
+        let run = self.run.as_mut().filter(|_| meta.index > 0);
+        if let Some(run) = run {
+            run.last = len;
+            run.segments += 1;
+            run.bytes += len;
+        } else {
+            let path = meta.path;
+            self.run = Some(Run { path, segment: len, last: len, segments: 1, bytes: len });
+        }
+    }
+
+    fn flush(&mut self, failed: impl FnMut(TxFailure)) {
+        self.reserved = None;
+        self.run = None;
+        if !self.staging.is_empty() {
+            self.stats.tx_datagrams += self.staging.len() as u64;
+            self.stats.tx_bytes += self.staging.payload_bytes();
+            self.net.hub().send(&mut self.staging);
+        }
+        self.stats.tx_failed += self.too_long.len() as u64;
+        self.too_long.drain(..).for_each(failed);
+    }
+
+    fn wants_write(&self) -> bool {
+        // A flush always takes everything; what waits for one is not the kernel's to take.
+        false
+    }
+
+    fn wait_fd(&self) -> BorrowedFd<'_> {
+        self.net.hub().arm(self.id, self.cursor < self.reading.len());
+        self.event.as_fd()
+    }
+
+    fn maintain(&mut self) -> Option<Duration> {
+        None
+    }
+
+    fn stats(&self) -> PortStats {
+        PortStats { rx_queue_drops: self.net.hub().drops(self.id), ..self.stats }
+    }
+}
+
+impl Drop for SimPort {
+    fn drop(&mut self) {
+        self.net.hub().detach(self.id);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,295 @@
+//! The middle of the simulated network: addresses, links, what is on its way, and the clock.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+use std::io;
+use std::mem;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::batch::{Batch, Meta};
+use super::link::{Fate, Link, LinkConfig, SimStats};
+use super::rng::Rng;
+use super::{Tap, TapDatagram, Verdict};
+use crate::fd::EventFd;
+use crate::port::RxBudget;
+
+/// Ethernet, IPv4 or IPv6, and UDP: what a rate limiter counts besides the payload.
+const HEADERS: [usize; 2] = [14 + 20 + 8, 14 + 40 + 8];
+
+/// A port as the hub sees it.
+struct Inbox {
+    batch: Batch,
+    event: Arc<EventFd>,
+    /// Whether somebody waits for the event.
+    armed: bool,
+    signalled: bool,
+    /// Datagrams that found it full.
+    drops: u64,
+}
+
+/// A datagram on its way.
+struct Flying {
+    meta: Meta,
+    payload: Vec<u8>,
+}
+
+pub(super) struct Hub {
+    seed: u64,
+    now: Duration,
+    inboxes: Vec<Option<Inbox>>,
+    addresses: HashMap<IpAddr, usize>,
+    links: HashMap<(IpAddr, IpAddr), Link>,
+    default_link: LinkConfig,
+    /// When, in which order among those of one time, and which of `flying`.
+    due: BinaryHeap<Reverse<(Duration, u64, usize)>>,
+    flying: Vec<Flying>,
+    /// Unused entries of `flying`, whose buffers are used again.
+    spare: Vec<usize>,
+    order: u64,
+    tap: Option<Tap>,
+    pub(super) stats: SimStats,
+}
+
+impl Hub {
+    pub(super) fn new(seed: u64) -> Self {
+        Self {
+            seed,
+            now: Duration::ZERO,
+            inboxes: Vec::new(),
+            addresses: HashMap::new(),
+            links: HashMap::new(),
+            default_link: LinkConfig::default(),
+            due: BinaryHeap::new(),
+            flying: Vec::new(),
+            spare: Vec::new(),
+            order: 0,
+            tap: None,
+            stats: SimStats::default(),
+        }
+    }
+
+    pub(super) fn now(&self) -> Duration {
+        self.now
+    }
+
+    pub(super) fn next_event(&self) -> Option<Duration> {
+        self.due.peek().map(|Reverse((due, ..))| *due)
+    }
+
+    pub(super) fn in_flight(&self) -> usize {
+        self.due.len()
+    }
+
+    pub(super) fn set_tap(&mut self, tap: Option<Tap>) {
+        self.tap = tap;
+    }
+
+    pub(super) fn set_default_link(&mut self, config: LinkConfig) {
+        for link in self.links.values_mut().filter(|link| !link.explicit) {
+            link.config = config.clone();
+        }
+        self.default_link = config;
+    }
+
+    pub(super) fn set_link(&mut self, from: IpAddr, to: IpAddr, config: LinkConfig) {
+        let seed = self.seed;
+        let link =
+            self.links.entry((from, to)).or_insert_with(|| new_link(seed, from, to, &config));
+        link.config = config;
+        link.explicit = true;
+    }
+
+    /// Registers a port; returns its number.
+    pub(super) fn attach(
+        &mut self,
+        addresses: &[IpAddr],
+        budget: RxBudget,
+        event: Arc<EventFd>,
+    ) -> io::Result<usize> {
+        if let Some(taken) = addresses.iter().find(|a| self.addresses.contains_key(a)) {
+            let what = format!("{taken} is another simulated port's");
+            return Err(io::Error::new(io::ErrorKind::AddrInUse, what));
+        }
+        let inbox =
+            Inbox { batch: Batch::new(budget), event, armed: false, signalled: false, drops: 0 };
+        let id = self.inboxes.iter().position(Option::is_none).unwrap_or(self.inboxes.len());
+        if id == self.inboxes.len() {
+            self.inboxes.push(Some(inbox));
+        } else {
+            self.inboxes[id] = Some(inbox);
+        }
+        self.addresses.extend(addresses.iter().map(|&a| (a, id)));
+        Ok(id)
+    }
+
+    pub(super) fn detach(&mut self, id: usize) {
+        self.addresses.retain(|_, port| *port != id);
+        self.inboxes[id] = None;
+    }
+
+    /// Exchanges `read`, which is empty, for all that has arrived at a port; false if nothing has.
+    pub(super) fn take(&mut self, id: usize, read: &mut Batch) -> bool {
+        let inbox = self.inboxes[id].as_mut().expect("attached while the port lives");
+        if inbox.batch.is_empty() {
+            // Only now: what was taken before may not all have been handed up.
+            if mem::take(&mut inbox.signalled) {
+                inbox.event.clear();
+            }
+            return false;
+        }
+        mem::swap(&mut inbox.batch, read);
+        true
+    }
+
+    /// From now on a port's event is signalled when something arrives; at once if `pending`.
+    pub(super) fn arm(&mut self, id: usize, pending: bool) {
+        let inbox = self.inboxes[id].as_mut().expect("attached while the port lives");
+        inbox.armed = true;
+        inbox.signal_if(pending || !inbox.batch.is_empty());
+    }
+
+    /// Datagrams that a port's full queue has dropped.
+    pub(super) fn drops(&self, id: usize) -> u64 {
+        self.inboxes[id].as_ref().map_or(0, |inbox| inbox.drops)
+    }
+
+    /// Sends a whole batch and leaves an empty one.
+    pub(super) fn send(&mut self, batch: &mut Batch) {
+        self.stats.sent += batch.len() as u64;
+        if !self.hand_over(batch) {
+            for i in 0..batch.len() {
+                let (meta, payload) = batch.get(i);
+                self.send_one(*meta, payload);
+            }
+        }
+        batch.clear();
+    }
+
+    /// The case of a perfect link and an empty queue: no byte is touched. False if it is another case.
+    fn hand_over(&mut self, batch: &mut Batch) -> bool {
+        let Some((src, dst)) = batch.flow() else { return false };
+        let perfect = match self.links.get(&(src, dst)) {
+            Some(link) => link.config.is_perfect(),
+            None => self.default_link.is_perfect(),
+        };
+        let id = self.addresses.get(&dst);
+        let inbox = id.and_then(|&id| self.inboxes[id].as_mut());
+        let Some(inbox) = inbox.filter(|_| perfect && self.tap.is_none()) else { return false };
+        if !inbox.batch.is_empty() || !inbox.batch.same_size(batch) {
+            return false;
+        }
+        self.stats.delivered += batch.len() as u64;
+        mem::swap(&mut inbox.batch, batch);
+        inbox.signal_if(true);
+        true
+    }
+
+    fn send_one(&mut self, meta: Meta, payload: &[u8]) {
+        if let Some(tap) = &mut self.tap {
+            let seen = TapDatagram { now: self.now, src: meta.src, dst: meta.dst, payload };
+            if tap(&seen) == Verdict::Drop {
+                self.stats.dropped_by_tap += 1;
+                return;
+            }
+        }
+        let (seed, key) = (self.seed, (meta.src, meta.dst));
+        let default = &self.default_link;
+        let link = self.links.entry(key).or_insert_with(|| new_link(seed, key.0, key.1, default));
+        let header = HEADERS[usize::from(meta.dst.is_ipv6())];
+        let fates = link.decide(self.now, payload.len(), header, &mut self.stats);
+        for fate in fates.into_iter().flatten() {
+            let Fate { due, flip: None, len } = fate else {
+                self.launch(meta, payload, &fate);
+                continue;
+            };
+            if due <= self.now {
+                self.deliver(meta, &payload[..len]);
+            } else {
+                self.launch(meta, payload, &fate);
+            }
+        }
+    }
+
+    /// Puts a copy on its way; it arrives when the clock gets there, which may be at once.
+    fn launch(&mut self, meta: Meta, payload: &[u8], fate: &Fate) {
+        let slot = self.spare.pop().unwrap_or_else(|| {
+            self.flying.push(Flying { meta, payload: Vec::new() });
+            self.flying.len() - 1
+        });
+        let flying = &mut self.flying[slot];
+        flying.meta = meta;
+        flying.payload.clear();
+        flying.payload.extend_from_slice(&payload[..fate.len]);
+        if let Some(bit) = fate.flip {
+            flying.payload[bit / 8] ^= 1 << (bit % 8);
+        }
+        self.order += 1;
+        self.due.push(Reverse((fate.due, self.order, slot)));
+        if fate.due <= self.now {
+            self.land();
+        }
+    }
+
+    /// Moves the clock and delivers what is due by then, in order.
+    pub(super) fn advance_to(&mut self, now: Duration) {
+        self.now = self.now.max(now);
+        self.land();
+    }
+
+    fn land(&mut self) {
+        while let Some(&Reverse((due, _, slot))) = self.due.peek() {
+            if due > self.now {
+                break;
+            }
+            self.due.pop();
+            let meta = self.flying[slot].meta;
+            let payload = mem::take(&mut self.flying[slot].payload);
+            self.deliver(meta, &payload);
+            self.flying[slot].payload = payload;
+            self.spare.push(slot);
+        }
+    }
+
+    fn deliver(&mut self, meta: Meta, payload: &[u8]) {
+        let id = self.addresses.get(&meta.dst);
+        let Some(inbox) = id.and_then(|&id| self.inboxes[id].as_mut()) else {
+            self.stats.unroutable += 1;
+            return;
+        };
+        if inbox.batch.push(meta, payload) {
+            self.stats.delivered += 1;
+            inbox.signal_if(true);
+        } else {
+            self.stats.dropped_at_receiver += 1;
+            inbox.drops += 1;
+        }
+    }
+}
+
+impl Inbox {
+    fn signal_if(&mut self, pending: bool) {
+        if self.armed && pending && !self.signalled {
+            self.event.signal();
+            self.signalled = true;
+        }
+    }
+}
+
+fn new_link(seed: u64, from: IpAddr, to: IpAddr, config: &LinkConfig) -> Link {
+    let mut name = [0; 34];
+    for (at, address) in name.chunks_exact_mut(17).zip([from, to]) {
+        match address {
+            IpAddr::V4(ip) => {
+                at[0] = 4;
+                at[1..5].copy_from_slice(&ip.octets());
+            }
+            IpAddr::V6(ip) => {
+                at[0] = 6;
+                at[1..].copy_from_slice(&ip.octets());
+            }
+        }
+    }
+    Link::new(config.clone(), false, Rng::fork(seed, &name))
+}
