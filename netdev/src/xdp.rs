@@ -33,6 +33,7 @@ use crate::error::OpenError;
 use crate::fd::{Epoll, Interest};
 use crate::headers::{ETH_LEN, Frame, HEADERS_V6, parse_frame};
 use crate::iface::Interface;
+use crate::loopback::{LoopHeader, LoopQueue};
 use crate::port::{
     Backend, Capabilities, Path, PathId, PathSpec, Port, PortStats, RxBudget, RxDatagram, RxIpId,
     TxFailure, TxSlot,
@@ -44,7 +45,7 @@ use open::{Opened, RX_CHUNK_BYTES};
 use rx::RxHalf;
 use socket::Socket;
 use tx::TxHalf;
-use umem::Umem;
+use umem::{CHUNK, Umem};
 
 /// How often [`Port::maintain`] looks whether the interface is still there.
 const LIFE_CHECK: Duration = Duration::from_secs(1);
@@ -65,6 +66,10 @@ pub struct XdpPort {
     zero_copy: bool,
     paths: PathTable,
     guard: UdpPort,
+    /// Datagrams to our own addresses: an interface does not receive what it sends.
+    looped: LoopQueue,
+    /// Whether the next `receive` begins with `looped`: they take turns, so that neither starves.
+    looped_first: bool,
     reserved: Reserved,
     epoll: Epoll,
     /// Whether the epoll set waits for the socket to take more.
@@ -86,6 +91,10 @@ enum Reserved {
     },
     /// In the guard.
     Guard,
+    /// In the loopback queue, `len` bytes.
+    Looped {
+        len: usize,
+    },
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -127,6 +136,9 @@ impl XdpPort {
         let epoll = Epoll::new().map_err(os("cannot make an epoll set"))?;
         epoll.add(socket.as_fd(), Interest::Read).map_err(os("cannot wait for the socket"))?;
         epoll.add(guard.wait_fd(), Interest::Read).map_err(os("cannot wait for the guard"))?;
+        let looped = LoopQueue::new(ring_entries as usize * CHUNK, ring_entries as usize)
+            .map_err(os("cannot make the loopback queue"))?;
+        epoll.add(looped.wait_fd(), Interest::Read).map_err(os("cannot wait for loopback"))?;
         let frame_max = tx.slot_bytes().min(iface.mtu as usize + ETH_LEN);
         Ok(Self {
             capabilities: Capabilities {
@@ -148,6 +160,8 @@ impl XdpPort {
             zero_copy,
             paths,
             guard,
+            looped,
+            looped_first: false,
             reserved: Reserved::Nothing,
             epoll,
             waits_for_write: false,
@@ -178,6 +192,19 @@ impl XdpPort {
         Some(TxSlot { buf: &mut frame[header..], ip_id })
     }
 
+    fn reserve_looped(&mut self, path: PathId, len: usize) -> Option<TxSlot<'_>> {
+        if len > self.capabilities.run_bytes_max as usize {
+            return None;
+        }
+        let id = self.paths.take_ip_ids(path, 1);
+        let (spec, src_port) = self.paths.spec(path)?;
+        let header = LoopHeader::new(spec, src_port, id);
+        let ip_id = if spec.local.is_ipv4() { id } else { 0 };
+        let buf = self.looped.reserve(header, len)?;
+        self.reserved = Reserved::Looped { len };
+        Some(TxSlot { buf, ip_id })
+    }
+
     fn commit_frame(&mut self, path: PathId, at: usize, len: usize) {
         let Some(Hop::Direct(template)) = self.paths.hop(path) else { return };
         // Without a checksum an IPv6 datagram would be dropped by most receivers; for IPv4 the ICRC
@@ -190,6 +217,33 @@ impl XdpPort {
         self.counters.tx_datagrams += 1;
         self.counters.tx_bytes += (len - template.header_len()) as u64;
         self.tx.send(&mut self.umem, len);
+    }
+
+    fn receive_frames(&mut self, budget: usize, sink: &mut impl FnMut(RxDatagram<'_>)) -> usize {
+        let Self { rx, umem, counters, .. } = self;
+        let frames = rx.receive(umem, budget, |frame| {
+            let Some(frame) = parse_frame(frame) else {
+                counters.rx_malformed += 1;
+                return;
+            };
+            counters.rx_datagrams += 1;
+            counters.rx_bytes += frame.payload.len() as u64;
+            sink(datagram(frame));
+        });
+        if frames > 0 && self.rx.needs_wakeup() {
+            let woken = self.socket.kick_receive();
+            woken.unwrap_or_else(|e| self.note_error(&e));
+        }
+        frames
+    }
+
+    fn receive_looped(&mut self, budget: usize, sink: &mut impl FnMut(RxDatagram<'_>)) -> usize {
+        let Self { looped, counters, .. } = self;
+        looped.pop(budget, |datagram| {
+            counters.rx_datagrams += 1;
+            counters.rx_bytes += datagram.payload.len() as u64;
+            sink(datagram);
+        })
     }
 
     fn flush_frames(&mut self) {
@@ -243,28 +297,23 @@ impl Port for XdpPort {
         if let Some(errno) = self.dead {
             return Err(io::Error::from_raw_os_error(errno));
         }
-        let Self { rx, umem, counters, .. } = self;
-        let frames = rx.receive(umem, budget, |frame| {
-            let Some(frame) = parse_frame(frame) else {
-                counters.rx_malformed += 1;
-                return;
-            };
-            counters.rx_datagrams += 1;
-            counters.rx_bytes += frame.payload.len() as u64;
-            sink(datagram(frame));
-        });
-        if frames > 0 && self.rx.needs_wakeup() {
-            let woken = self.socket.kick_receive();
-            woken.unwrap_or_else(|e| self.note_error(&e));
+        self.looped_first = !self.looped_first;
+        let mut count = 0;
+        if self.looped_first {
+            count = self.receive_looped(budget, &mut sink);
         }
-        Ok(frames)
+        count += self.receive_frames(budget - count, &mut sink);
+        if !self.looped_first {
+            count += self.receive_looped(budget - count, &mut sink);
+        }
+        Ok(count)
     }
 
     fn reserve(&mut self, path: PathId, len: usize) -> Option<TxSlot<'_>> {
         self.reserved = Reserved::Nothing;
         match self.paths.hop(path)? {
             Hop::Direct(_) => self.reserve_frame(path, len),
-            Hop::Loopback => None,
+            Hop::Loopback => self.reserve_looped(path, len),
             Hop::Guard(path) => {
                 let slot = self.guard.reserve(path, len)?;
                 self.reserved = Reserved::Guard;
@@ -278,6 +327,11 @@ impl Port for XdpPort {
             Reserved::Nothing => {}
             Reserved::Frame { path, at, len } => self.commit_frame(path, at, len),
             Reserved::Guard => self.guard.commit(),
+            Reserved::Looped { len } => {
+                self.counters.tx_datagrams += 1;
+                self.counters.tx_bytes += len as u64;
+                self.looped.commit();
+            }
         }
     }
 
@@ -291,6 +345,7 @@ impl Port for XdpPort {
             }
         });
         self.paths.flushed();
+        self.looped.publish();
     }
 
     fn wants_write(&self) -> bool {
@@ -313,7 +368,7 @@ impl Port for XdpPort {
         let kernel = self.socket.statistics().ok();
         let guard = self.guard.stats();
         let own = &self.counters;
-        let tx_datagrams = own.tx_datagrams - own.tx_failed + guard.tx_datagrams;
+        let tx_datagrams = own.tx_datagrams.saturating_sub(own.tx_failed) + guard.tx_datagrams;
         PortStats {
             rx_datagrams: own.rx_datagrams,
             rx_bytes: own.rx_bytes,

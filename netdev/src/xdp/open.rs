@@ -15,6 +15,7 @@ use crate::port::Backend;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
 
 /// Bytes of a received frame that fit a chunk: the kernel keeps 256 free (`XDP_PACKET_HEADROOM`).
 pub(super) const RX_CHUNK_BYTES: usize = CHUNK - 256;
@@ -23,6 +24,9 @@ const SLOT_CHUNKS_MAX: usize = 2;
 /// Fewer ring entries than these are of no use, more are refused.
 const RING_MIN: u32 = 64;
 const RING_MAX: u32 = 1 << 15;
+
+/// How long to wait for the kernel to free the queue of a closed socket.
+const QUEUE_RELEASE_MAX: Duration = Duration::from_millis(500);
 
 const NEEDS_CAPS: &str = "needs CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF in the host's user namespace: \
      run with --cap-add NET_RAW --cap-add NET_ADMIN --cap-add BPF, or choose --netdev packet or udp";
@@ -153,7 +157,7 @@ fn load_program(
 }
 
 fn bind(socket: &Socket, iface: &Interface, config: &PortConfig) -> Result<(), OpenError> {
-    let bind = |flags| socket.bind(iface.index, config.xdp_queue, flags);
+    let bind = |flags| bind_patiently(socket, iface.index, config.xdp_queue, flags);
     let single = libc::XDP_USE_NEED_WAKEUP;
     let fits_a_chunk = iface.mtu as usize + ETH_LEN <= RX_CHUNK_BYTES;
     // Neither XDP_ZEROCOPY nor XDP_COPY: the kernel takes the former where the driver has it.
@@ -179,6 +183,20 @@ fn bind(socket: &Socket, iface: &Interface, config: &PortConfig) -> Result<(), O
         };
         OpenError::os(Backend::Xdp, what, e, hint)
     })
+}
+
+/// The kernel frees the queue of a socket that was closed (or whose process was killed) a little
+/// later, from a work queue: `EBUSY` is believed only if it stays.
+fn bind_patiently(socket: &Socket, ifindex: u32, queue: u32, flags: u16) -> io::Result<()> {
+    let deadline = Instant::now() + QUEUE_RELEASE_MAX;
+    loop {
+        match socket.bind(ifindex, queue, flags) {
+            Err(e) if e.raw_os_error() == Some(libc::EBUSY) && Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            other => return other,
+        }
+    }
 }
 
 /// An error whose usual cause is a missing capability.

@@ -1,5 +1,8 @@
 //! Two ports on the ends of a veth pair.
 
+mod life;
+mod tap;
+
 use super::*;
 use crate::testns::{NetNs, Pair, or_skip};
 use std::time::Instant;
@@ -339,6 +342,37 @@ fn the_kernel_keeps_its_traffic_and_the_guard_its_silence() {
 
 fn receive_none(port: &mut XdpPort) -> bool {
     port.receive(64, |d| panic!("{d:?}")).unwrap() == 0
+}
+
+#[test]
+fn datagrams_to_the_own_address_come_back() {
+    let (pair, mut a, _b) = or_skip!(
+        "xdp::datagrams_to_the_own_address_come_back",
+        pair_with(4200, &PortConfig::default())
+    );
+    for v6 in [false, true] {
+        let spec = PathSpec { remote: spec(v6, true).local, ..spec(v6, true) };
+        let path = pair.a.run(|| a.add_path(&spec)).unwrap();
+        let ip_id = send(&mut a, path.id, &pattern(4112, 5));
+        send(&mut a, path.id, &[6; 20]);
+        assert!(!crate::fd::wait_readable(a.wait_fd(), 0).unwrap(), "not flushed");
+        a.flush(|failure| panic!("{failure:?}"));
+        assert!(crate::fd::wait_readable(a.wait_fd(), 0).unwrap());
+        let got = receive(&mut a, 2);
+        let exact = RxIpId::Exact { id: ip_id, flags: 0x4000 };
+        let ip_id = if v6 { RxIpId::None } else { exact };
+        let first = Got {
+            payload: pattern(4112, 5),
+            src: spec.local,
+            dst: spec.local,
+            src_port: path.src_port,
+            ip_id,
+            tos: Some(0x6a),
+        };
+        assert_eq!((&got[0], &got[1].payload[..]), (&first, &[6; 20][..]));
+        assert!(receive_none(&mut a));
+    }
+    assert_eq!((a.stats().tx_datagrams, a.stats().rx_datagrams), (4, 4));
 }
 
 #[test]

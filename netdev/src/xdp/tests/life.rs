@@ -1,0 +1,138 @@
+//! What happens without privileges, and when the process is killed.
+#![allow(unsafe_code)]
+
+use super::*;
+use std::process::{Command, Stdio};
+
+const CAP_NET_ADMIN: u32 = 12;
+const CAP_NET_RAW: u32 = 13;
+const CAP_IPC_LOCK: u32 = 14;
+const CAP_SYS_ADMIN: u32 = 21;
+const CAP_BPF: u32 = 39;
+
+/// Takes capabilities from the effective set of the calling thread alone (capset(2)).
+fn drop_capabilities(drop: &[u32]) {
+    let header: [u32; 2] = [0x2008_0522, 0]; // _LINUX_CAPABILITY_VERSION_3, this thread
+    let mut sets = [[0u32; 3]; 2]; // effective, permitted, inheritable; low and high words
+    // SAFETY: capget writes two sets of three words, capset reads them; the header is two words.
+    let (got, set) = unsafe {
+        let got = libc::syscall(libc::SYS_capget, header.as_ptr(), sets.as_mut_ptr());
+        for &cap in drop {
+            sets[cap as usize / 32][0] &= !(1 << (cap % 32));
+        }
+        (got, libc::syscall(libc::SYS_capset, header.as_ptr(), sets.as_ptr()))
+    };
+    assert_eq!((got, set), (0, 0), "capset: {}", io::Error::last_os_error());
+}
+
+/// Opens a port on a thread without some capabilities.
+fn open_without(ns: &NetNs, config: &PortConfig, drop: &[u32]) -> Result<XdpPort, OpenError> {
+    ns.run(|| {
+        let iface = Interface::by_name("v0").expect("v0");
+        let addresses: Vec<IpAddr> = iface.addresses.iter().map(|(a, _)| *a).collect();
+        drop_capabilities(drop);
+        XdpPort::open(&iface, &addresses, config)
+    })
+}
+
+/// A pair on which a port can be opened.
+fn usable_pair() -> Result<Pair, String> {
+    let pair = Pair::new().map_err(|e| e.to_string())?;
+    open_in(&pair.a, &PortConfig::default()).map_err(|e| e.to_string())?;
+    Ok(pair)
+}
+
+#[test]
+fn a_missing_capability_is_named() {
+    let pair = or_skip!("xdp::a_missing_capability_is_named", usable_pair());
+    for drop in [&[CAP_NET_RAW][..], &[CAP_BPF, CAP_SYS_ADMIN], &[CAP_NET_ADMIN, CAP_SYS_ADMIN]] {
+        let error = open_without(&pair.a, &PortConfig::default(), drop).err().expect("refused");
+        let text = error.to_string();
+        assert_eq!(error.errno(), libc::EPERM, "{text}");
+        assert!(text.contains("--cap-add NET_RAW") && text.contains("--netdev packet"), "{text}");
+    }
+    assert!(!attached(&pair.a));
+}
+
+#[test]
+fn memory_shrinks_to_the_limit_where_it_applies() {
+    let pair = or_skip!("xdp::memory_shrinks_to_the_limit_where_it_applies", usable_pair());
+    let config = PortConfig { ring_frames: 1 << 15, ..PortConfig::default() };
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: getrlimit writes one `rlimit`.
+    assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) }, 0);
+    if limit.rlim_cur >= (1 << 15) * 2 * 4096 {
+        let why = "RLIMIT_MEMLOCK is too large to be reached";
+        return crate::testns::skip("xdp::memory_shrinks_to_the_limit_where_it_applies", &why);
+    }
+    match open_without(&pair.a, &config, &[CAP_IPC_LOCK]) {
+        Ok(port) => {
+            let bytes = u64::from(port.umem.region().1 as u32);
+            assert!(bytes <= limit.rlim_cur, "{bytes} of {}", limit.rlim_cur);
+        }
+        Err(error) => {
+            // Other sockets of this user have the rest.
+            let text = error.to_string();
+            assert!(text.contains("memlock") && text.contains("CAP_IPC_LOCK"), "{text}");
+        }
+    }
+}
+
+#[test]
+fn another_program_on_the_interface_is_reported() {
+    let pair = or_skip!("xdp::another_program_on_the_interface_is_reported", usable_pair());
+    pair.a.run(|| {
+        let iface = Interface::by_name("v0").unwrap();
+        let mut asm = asm::Asm::default();
+        asm.mov_imm(asm::Reg::R0, prog::XDP_PASS.cast_signed());
+        asm.exit();
+        let other = bpf::Program::load("other", &asm.assemble()).unwrap();
+        let _attached = other.attach(iface.index, false).unwrap();
+        let error = XdpPort::open(&iface, &["10.9.0.1".parse().unwrap()], &PortConfig::default());
+        let text = error.err().expect("refused").to_string();
+        assert!(text.contains("another XDP program is attached to v0"), "{text}");
+        assert!(text.contains("--netdev packet or udp"), "{text}");
+    });
+    assert!(!attached(&pair.a));
+}
+
+/// The child of the next test: opens a port and waits for its end.
+#[test]
+#[ignore = "run by kill_9_leaves_no_black_hole"]
+fn open_and_wait() {
+    let Ok(namespace) = std::env::var("ROCINANTE_TEST_NETNS") else { return };
+    let file = std::fs::File::open(namespace).unwrap();
+    // SAFETY: takes no pointer; only this thread, which ends with the test, changes its namespace.
+    let entered = unsafe {
+        use std::os::fd::AsRawFd as _;
+        libc::setns(file.as_raw_fd(), libc::CLONE_NEWNET)
+    };
+    assert_eq!(entered, 0);
+    let iface = Interface::by_name("v0").unwrap();
+    let _port = XdpPort::open(&iface, &["10.9.0.1".parse().unwrap()], &PortConfig::default());
+    std::thread::sleep(Duration::from_secs(20));
+}
+
+#[test]
+fn kill_9_leaves_no_black_hole() {
+    let pair = or_skip!("xdp::kill_9_leaves_no_black_hole", usable_pair());
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--ignored", "--exact", "xdp::tests::life::open_and_wait"])
+        .env("ROCINANTE_TEST_NETNS", pair.a.path())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let wait_for = |state: bool| {
+        let end = Instant::now() + Duration::from_secs(5);
+        while attached(&pair.a) != state && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        attached(&pair.a) == state
+    };
+    let came = wait_for(true);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(came, "the child attached");
+    assert!(wait_for(false), "the program went with its process");
+    tcp_works(&pair, "10.9.0.2");
+}
