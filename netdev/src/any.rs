@@ -10,6 +10,7 @@ use crate::port::{
 };
 use crate::sim::SimPort;
 use crate::udp::UdpPort;
+use crate::xdp::XdpPort;
 
 /// A port of any backend.
 ///
@@ -19,6 +20,8 @@ use crate::udp::UdpPort;
 pub enum AnyPort {
     /// UDP sockets.
     Udp(UdpPort),
+    /// `AF_XDP`.
+    Xdp(XdpPort),
     /// The seeded in-memory network.
     Sim(SimPort),
 }
@@ -28,6 +31,7 @@ macro_rules! on {
     ($any:expr, $port:ident => $call:expr) => {
         match $any {
             AnyPort::Udp($port) => $call,
+            AnyPort::Xdp($port) => $call,
             AnyPort::Sim($port) => $call,
         }
     };
@@ -94,7 +98,7 @@ macro_rules! from {
     )+};
 }
 
-from!(Udp(UdpPort), Sim(SimPort));
+from!(Udp(UdpPort), Xdp(XdpPort), Sim(SimPort));
 
 impl std::fmt::Debug for AnyPort {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
