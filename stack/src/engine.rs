@@ -17,13 +17,19 @@ use crate::wire::{Operation, Packet, Service, WireError};
 
 /// Where packets go: a slot in a run of datagrams, a frame, an arena.
 pub trait TxSink {
-    /// Room for a packet of `len` bytes, BTH to ICRC, on `path` (as in
-    /// [`PeerAddress::path`](crate::PeerAddress::path)); `None` if there is none now. A slot that is not committed is forgotten.
-    fn reserve(&mut self, path: u32, len: usize) -> Option<&mut [u8]>;
-
-    /// The slot last reserved is complete but for its last four bytes: the sink, which knows the headers
-    /// around it, computes the ICRC and sends it.
-    fn commit(&mut self);
+    /// Finds room for a packet of `len` bytes, BTH to ICRC, on `path` (as in
+    /// [`PeerAddress::path`](crate::PeerAddress::path)), lets `fill` write all of it but its last four bytes, then
+    /// computes the ICRC, which needs the headers around the packet that only the sink knows, and sends it.
+    /// `Ok(false)` if there is no room now; `fill` was not called then.
+    ///
+    /// # Errors
+    /// What `fill` says; nothing is sent then.
+    fn send<E>(
+        &mut self,
+        path: u32,
+        len: usize,
+        fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
+    ) -> Result<bool, E>;
 }
 
 /// What an engine may hold.

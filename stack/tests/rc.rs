@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{BASE, Pair, Setup};
+use common::{BASE, Pair, Pass, Setup};
 use rocinante_stack::mem::{Access, Sge};
 use rocinante_stack::types::Mtu;
 use rocinante_stack::verbs::{SendOp, WcOpcode, WcStatus};
@@ -12,7 +12,7 @@ fn pattern(len: usize, seed: u8) -> Vec<u8> {
 }
 
 /// Every operation, at sizes around the MTU, over a link that loses what `pass` says.
-fn all_operations(setup: &Setup, pass: impl Fn() -> Box<dyn FnMut(usize, &[u8]) -> bool>) {
+fn all_operations(setup: &Setup, pass: impl Fn() -> Pass) {
     let mtu = setup.mtu.bytes() as usize;
     for len in [0, 1, mtu - 1, mtu, mtu + 1, 10 * mtu + 3, 200_000] {
         let mut pair = Pair::new(setup);

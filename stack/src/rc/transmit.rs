@@ -5,7 +5,7 @@ use super::Qp;
 use super::requester::{Plan, Shape, write_extensions};
 use super::responder::Response;
 use crate::engine::{Shared, TxSink};
-use crate::mem::Memory;
+use crate::mem::{AccessError, Memory};
 use crate::pool::PoolId;
 use crate::types::{Pkey, Psn, Qpn, Time};
 use crate::verbs::{Completions, QpEvent, QpState, WcStatus};
@@ -109,19 +109,19 @@ impl Qp {
     ) -> Sent {
         let Some(info) = shape.opcode.info() else { return Sent::Refused };
         let payload = if info.has_payload() { shape.len as usize } else { 0 };
-        let Some(out) = self.frame(info.header_len, payload, sink) else { return Sent::Full };
         let mut bth = self.header(shape.opcode, shape.psn, payload);
         bth.ack_req = shape.ack_req;
         bth.solicited = shape.solicited;
-        out[..bth::LEN].copy_from_slice(&bth.bytes());
-        write_extensions(shape, self.sq.get(shape.index), &mut out[bth::LEN..info.header_len]);
-        let body = &mut out[info.header_len..];
-        let (data, pad) = body[..].split_at_mut(payload);
-        if self.sq.gather(shape.index, shape.offset, data, self.init.pd, host).is_err() {
-            return Sent::Refused;
+        let sent = self.frame(info.header_len, payload, sink, |out| {
+            out[..bth::LEN].copy_from_slice(&bth.bytes());
+            write_extensions(shape, self.sq.get(shape.index), &mut out[bth::LEN..info.header_len]);
+            let (data, pad) = out[info.header_len..].split_at_mut(payload);
+            pad[..usize::from(bth.pad)].fill(0);
+            self.sq.gather(shape.index, shape.offset, data, self.init.pd, host)
+        });
+        if sent != Sent::Yes {
+            return sent;
         }
-        pad[..usize::from(bth.pad)].fill(0);
-        sink.commit();
         shared.counters.sent_pkts += 1;
         shared.counters.sent_bytes += payload as u64;
         shared.counters.retransmitted_pkts += u64::from(self.requester.was_sent(shape.psn));
@@ -157,21 +157,25 @@ impl Qp {
             _ => None,
         };
         let Some(info) = opcode.info() else { return Sent::Refused };
-        let Some(out) = self.frame(info.header_len, payload, sink) else { return Sent::Full };
         let bth = self.header(opcode, psn, payload);
-        out[..bth::LEN].copy_from_slice(&bth.bytes());
-        if opcode != Opcode::RC_RDMA_READ_RESPONSE_MIDDLE {
-            aeth.write(&mut out[bth::LEN..bth::LEN + Aeth::LEN]);
+        let sent = self.frame(info.header_len, payload, sink, |out| {
+            out[..bth::LEN].copy_from_slice(&bth.bytes());
+            if opcode != Opcode::RC_RDMA_READ_RESPONSE_MIDDLE {
+                aeth.write(&mut out[bth::LEN..bth::LEN + Aeth::LEN]);
+            }
+            if let Response::Atomic { found, .. } = response {
+                out[bth::LEN + Aeth::LEN..info.header_len].copy_from_slice(&found.to_be_bytes());
+            }
+            if let Some(source) = source {
+                let end = info.header_len + payload;
+                host.fetch(source, &mut out[info.header_len..end]);
+                out[end..end + usize::from(bth.pad)].fill(0);
+            }
+            Ok(())
+        });
+        if sent != Sent::Yes {
+            return sent;
         }
-        if let Response::Atomic { found, .. } = response {
-            out[bth::LEN + Aeth::LEN..info.header_len].copy_from_slice(&found.to_be_bytes());
-        }
-        if let Some(source) = source {
-            let end = info.header_len + payload;
-            host.fetch(source, &mut out[info.header_len..end]);
-            out[end..end + usize::from(bth.pad)].fill(0);
-        }
-        sink.commit();
         shared.counters.sent_pkts += 1;
         shared.counters.sent_bytes += payload as u64;
         shared.counters.sent_acks += u64::from(opcode == Opcode::RC_ACKNOWLEDGE);
@@ -179,14 +183,19 @@ impl Qp {
     }
 
     #[inline]
-    fn frame<'a>(
+    fn frame(
         &self,
         header: usize,
         payload: usize,
-        sink: &'a mut impl TxSink,
-    ) -> Option<&'a mut [u8]> {
-        let path = self.peer()?.path;
-        sink.reserve(path, header + payload.next_multiple_of(4) + ICRC_LEN)
+        sink: &mut impl TxSink,
+        fill: impl FnOnce(&mut [u8]) -> Result<(), AccessError>,
+    ) -> Sent {
+        let Some(peer) = self.peer() else { return Sent::Full };
+        match sink.send(peer.path, header + payload.next_multiple_of(4) + ICRC_LEN, fill) {
+            Ok(true) => Sent::Yes,
+            Ok(false) => Sent::Full,
+            Err(_) => Sent::Refused,
+        }
     }
 
     #[inline]
@@ -201,6 +210,7 @@ impl Qp {
 }
 
 /// Whether a packet left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Sent {
     Yes,
     /// The sink has no room.

@@ -90,19 +90,13 @@ impl Completions for Host {
 /// Packets on their way in one direction.
 pub struct Wire {
     pub packets: VecDeque<Vec<u8>>,
-    slot: Vec<u8>,
     template: Template,
     pub room: usize,
 }
 
 impl Wire {
     fn new(src: IpAddr, dst: IpAddr) -> Self {
-        Self {
-            packets: VecDeque::new(),
-            slot: Vec::new(),
-            template: template(src, dst),
-            room: usize::MAX,
-        }
+        Self { packets: VecDeque::new(), template: template(src, dst), room: usize::MAX }
     }
 }
 
@@ -114,19 +108,20 @@ fn template(src: IpAddr, dst: IpAddr) -> Template {
 const PORT: u16 = 0xc001;
 
 impl TxSink for Wire {
-    fn reserve(&mut self, _path: u32, len: usize) -> Option<&mut [u8]> {
+    fn send<E>(
+        &mut self,
+        _path: u32,
+        len: usize,
+        fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
+    ) -> Result<bool, E> {
         if self.packets.len() >= self.room {
-            return None;
+            return Ok(false);
         }
-        self.slot.clear();
-        self.slot.resize(len, 0xee);
-        Some(&mut self.slot)
-    }
-
-    fn commit(&mut self) {
-        let mut packet = self.slot.clone();
+        let mut packet = vec![0xee; len];
+        fill(&mut packet)?;
         self.template.seal(&mut packet);
         self.packets.push_back(packet);
+        Ok(true)
     }
 }
 
@@ -139,12 +134,15 @@ pub struct End {
     pub addr: IpAddr,
 }
 
+/// Decides of each packet whether it arrives: sender, its bytes.
+pub type Pass = Box<dyn FnMut(usize, &[u8]) -> bool>;
+
 /// Two connected ends.
 pub struct Pair {
     pub ends: [End; 2],
     pub now: Time,
     /// Decides of each packet whether it arrives: sender, its bytes.
-    pub pass: Box<dyn FnMut(usize, &[u8]) -> bool>,
+    pub pass: Pass,
     pub delivered: u64,
 }
 
