@@ -1,7 +1,8 @@
 //! What the `rocinante` command is made of, as far as tests and benchmarks share it.
 //!
-//! [`lab`] makes small networks out of network namespaces: containers, the host's bridge between
-//! them, and the host's policy on it.
+//! [`decode`] reads capture files. [`lab`] makes small networks out of network namespaces: containers,
+//! the host's bridge between them, and the host's policy on it.
 #![forbid(unsafe_code)]
 
+pub mod decode;
 pub mod lab;

@@ -1,2 +1,25 @@
-//! The `rocinante` command.
-fn main() {}
+//! The `rocinante` command: a dispatcher; each subcommand is a module of the library.
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use rocinante_cli::decode;
+
+/// RDMA over Converged Ethernet in user space: no RDMA card, no kernel module, no root
+#[derive(Debug, Parser)]
+#[command(name = "rocinante", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Decode(decode::Args),
+}
+
+fn main() -> ExitCode {
+    match Cli::parse().command {
+        Command::Decode(args) => decode::run(&args),
+    }
+}

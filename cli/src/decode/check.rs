@@ -1,0 +1,104 @@
+//! The ICRC verdict on a datagram, and the packets in a super-packet.
+//!
+//! Where segmentation is left to the device, a capture on the sender's side (and behind a veth, or a receiver's
+//! GRO, on the other) holds super-packets: one IP packet of up to 64 KiB in which several RoCEv2 packets stand one behind
+//! the other, all of one length but the last. The file does not say that length. The ICRC does: it is right at
+//! the end of the first packet, for the length that this packet will have on the wire, and nowhere else.
+
+use rocinante_stack::wire::bth;
+use rocinante_stack::wire::icrc::{ICRC_LEN, IpFields, Template};
+
+use super::frame::{Datagram, Obstacle};
+
+/// The shortest packet: a BTH and an ICRC.
+const SHORTEST: usize = bth::LEN + ICRC_LEN;
+
+/// The longest packet that a super-packet is made of: 4096 bytes with the longest headers.
+const LONGEST: usize = bth::LEN + 32 + 4096 + ICRC_LEN;
+
+/// What the ICRC says of a packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is right.
+    Ok,
+    /// It is wrong.
+    Bad {
+        /// The right one.
+        computed: u32,
+        /// The one in the packet.
+        found: u32,
+    },
+    /// It cannot be computed.
+    Unknown(Obstacle),
+}
+
+/// One RoCEv2 packet.
+#[derive(Debug, Clone, Copy)]
+pub struct Piece<'a> {
+    /// Which one it is in its super-packet, from 1; `None` for a datagram of its own.
+    pub index: Option<usize>,
+    /// The bytes from the BTH on, as far as they are in the file.
+    pub captured: &'a [u8],
+    /// Its length, ICRC included; at least that of `captured`.
+    pub len: usize,
+    /// What the ICRC says.
+    pub verdict: Verdict,
+}
+
+/// The packets of a datagram: one, unless it is a super-packet.
+#[must_use]
+pub fn pieces<'a>(datagram: &Datagram<'a>) -> Vec<Piece<'a>> {
+    let template = Template::new(&datagram.ip, datagram.src_port);
+    let whole = Piece {
+        index: None,
+        captured: datagram.captured,
+        len: datagram.len,
+        verdict: match datagram.obstacle {
+            Some(obstacle) => Verdict::Unknown(obstacle),
+            None => verdict(&template, datagram.captured),
+        },
+    };
+    let Verdict::Bad { .. } = whole.verdict else { return vec![whole] };
+    let Some(size) = segment_size(&template, datagram.captured) else { return vec![whole] };
+    let segments = datagram.captured.chunks(size).enumerate();
+    segments
+        .map(|(i, bytes)| Piece {
+            index: Some(i + 1),
+            captured: bytes,
+            len: bytes.len(),
+            verdict: segment_verdict(&template, &datagram.ip, i, bytes),
+        })
+        .collect()
+}
+
+fn verdict(template: &Template, packet: &[u8]) -> Verdict {
+    match packet.last_chunk() {
+        Some(found) if packet.len() >= SHORTEST => {
+            let (computed, found) = (template.of(packet), u32::from_le_bytes(*found));
+            if computed == found { Verdict::Ok } else { Verdict::Bad { computed, found } }
+        }
+        _ => Verdict::Unknown(Obstacle::TooShort),
+    }
+}
+
+/// The length of the first packet, if that is not the whole. Lengths are multiples of four: payload is padded.
+fn segment_size(template: &Template, datagram: &[u8]) -> Option<usize> {
+    let longest = LONGEST.min(datagram.len().checked_sub(SHORTEST)?);
+    (SHORTEST..=longest)
+        .step_by(4)
+        .find(|&size| verdict(template, &datagram[..size]) == Verdict::Ok)
+}
+
+/// Segmentation numbers the packets on from the first one's identification, or leaves it as it is.
+fn segment_verdict(template: &Template, ip: &IpFields, i: usize, segment: &[u8]) -> Verdict {
+    let unchanged = verdict(template, segment);
+    let &IpFields::V4 { id, flags, .. } = ip else { return unchanged };
+    if unchanged == Verdict::Ok {
+        return unchanged;
+    }
+    #[allow(clippy::cast_possible_truncation)]
+    let id = id.wrapping_add(i as u16);
+    let mut numbered = *template;
+    numbered.set_id(id, flags);
+    verdict(&numbered, segment)
+}

@@ -1,0 +1,204 @@
+//! From a captured frame to the RoCEv2 datagram in it.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use etherparse::{
+    EtherType, Ipv6ExtensionSlice, LaxIpv4Slice, LaxIpv6Slice, LaxNetSlice, LaxSlicedPacket,
+    UdpHeaderSlice, ip_number,
+};
+use rocinante_stack::wire::IpFields;
+
+/// The UDP destination port of RoCEv2.
+const ROCE_PORT: u16 = 4791;
+
+/// What kind of header a frame begins with (see tcpdump.org/linktypes.html).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct LinkType(pub u32);
+
+/// A link type that this command does not read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Unsupported(pub LinkType);
+
+impl fmt::Display for Unsupported {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "link type {} is not supported; Ethernet (1), Linux cooked (113, 276), raw IP (101, 228, 229) \
+             and BSD loopback (0, 108) are: capture on an Ethernet interface, or with `tcpdump -i any`",
+            self.0.0
+        )
+    }
+}
+
+/// Why the ICRC of a datagram cannot be computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Obstacle {
+    /// Only a part of the datagram is in the file.
+    Cut,
+    /// The first fragment of an IP datagram; the rest is elsewhere.
+    Fragment,
+    /// IPv4 options, which the formula does not mention.
+    IpOptions,
+    /// IPv6 extension headers or an authentication header, likewise.
+    IpExtensions,
+    /// The IP and UDP headers do not agree on the length.
+    Lengths,
+    /// There is no room for a BTH and an ICRC.
+    TooShort,
+}
+
+impl fmt::Display for Obstacle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Cut => "cut off by the capture's snapshot length",
+            Self::Fragment => "IP fragment",
+            Self::IpOptions => "IP options",
+            Self::IpExtensions => "IP extension headers",
+            Self::Lengths => "IP and UDP lengths differ",
+            Self::TooShort => "too short",
+        })
+    }
+}
+
+/// A UDP datagram to port 4791.
+#[derive(Debug, Clone, Copy)]
+pub struct Datagram<'a> {
+    /// What the ICRC covers of the IP header.
+    pub ip: IpFields,
+    /// UDP source port.
+    pub src_port: u16,
+    /// As much of the UDP payload as is in the file.
+    pub captured: &'a [u8],
+    /// Length of the UDP payload on the wire, at least that of `captured`.
+    pub len: usize,
+    /// Why its ICRC cannot be computed, if that is so.
+    pub obstacle: Option<Obstacle>,
+}
+
+impl Datagram<'_> {
+    /// Source and destination address.
+    #[must_use]
+    pub fn addresses(&self) -> (IpAddr, IpAddr) {
+        match self.ip {
+            IpFields::V4 { src, dst, .. } => (src.into(), dst.into()),
+            IpFields::V6 { src, dst } => (src.into(), dst.into()),
+        }
+    }
+}
+
+/// The RoCEv2 datagram in a frame, if there is one.
+///
+/// # Errors
+/// [`Unsupported`], if the frame cannot be read at all.
+pub fn roce_datagram(link: LinkType, frame: &[u8]) -> Result<Option<Datagram<'_>>, Unsupported> {
+    let net = match link.0 {
+        1 => LaxSlicedPacket::from_ethernet(frame).ok().and_then(|packet| packet.net),
+        // Linux cooked: of 16 or 20 bytes, an Ethernet protocol number at 14 or 0.
+        113 => cooked(frame, 16, 14),
+        276 => cooked(frame, 20, 0),
+        // Raw IP; 12 and 14 are what some systems' DLT_RAW is in files.
+        101 | 228 | 229 | 12 | 14 => raw_ip(frame),
+        // BSD loopback: a four-byte address family, in either byte order; the IP version tells as much.
+        0 | 108 => frame.get(4..).and_then(raw_ip),
+        _ => return Err(Unsupported(link)),
+    };
+    Ok(match net {
+        Some(LaxNetSlice::Ipv4(ip)) => from_ipv4(&ip),
+        Some(LaxNetSlice::Ipv6(ip)) => from_ipv6(&ip),
+        _ => None,
+    })
+}
+
+fn cooked(frame: &[u8], header: usize, protocol: usize) -> Option<LaxNetSlice<'_>> {
+    let (header, rest) = frame.split_at_checked(header)?;
+    let protocol = u16::from_be_bytes([header[protocol], header[protocol + 1]]);
+    LaxSlicedPacket::from_ether_type(EtherType(protocol), rest).net
+}
+
+fn raw_ip(packet: &[u8]) -> Option<LaxNetSlice<'_>> {
+    LaxSlicedPacket::from_ip(packet).ok()?.net
+}
+
+fn from_ipv4<'a>(ip: &LaxIpv4Slice<'a>) -> Option<Datagram<'a>> {
+    let header = ip.header();
+    if header.fragments_offset().value() != 0 {
+        return None;
+    }
+    let flags = &header.slice()[6..8];
+    let fields = IpFields::V4 {
+        src: header.source_addr(),
+        dst: header.destination_addr(),
+        id: header.identification(),
+        flags: u16::from_be_bytes([flags[0], flags[1]]),
+    };
+    let authentication = ip.extensions().auth.map(|header| header.slice().len());
+    let obstacle = if header.more_fragments() {
+        Some(Obstacle::Fragment)
+    } else if !header.options().is_empty() {
+        Some(Obstacle::IpOptions)
+    } else {
+        authentication.map(|_| Obstacle::IpExtensions)
+    };
+    let headers = header.slice().len() + authentication.unwrap_or(0);
+    let payload_len = usize::from(header.total_len()).checked_sub(headers);
+    from_udp(fields, ip.payload().ip_number, ip.payload().payload, payload_len, obstacle)
+}
+
+fn from_ipv6<'a>(ip: &LaxIpv6Slice<'a>) -> Option<Datagram<'a>> {
+    let header = ip.header();
+    let fields = IpFields::V6 { src: header.source_addr(), dst: header.destination_addr() };
+    let mut obstacle = None;
+    for extension in ip.extensions().clone() {
+        obstacle = obstacle.or(Some(Obstacle::IpExtensions));
+        if let Ipv6ExtensionSlice::Fragment(fragment) = extension {
+            if fragment.fragment_offset().value() != 0 {
+                return None;
+            }
+            if fragment.more_fragments() {
+                obstacle = Some(Obstacle::Fragment);
+            }
+        }
+    }
+    let payload_len =
+        usize::from(header.payload_length()).checked_sub(ip.extensions().slice().len());
+    from_udp(fields, ip.payload().ip_number, ip.payload().payload, payload_len, obstacle)
+}
+
+/// `payload_len` is what the IP header says is left for UDP.
+fn from_udp(
+    ip: IpFields,
+    protocol: etherparse::IpNumber,
+    payload: &[u8],
+    payload_len: Option<usize>,
+    obstacle: Option<Obstacle>,
+) -> Option<Datagram<'_>> {
+    if protocol != ip_number::UDP {
+        return None;
+    }
+    let udp = UdpHeaderSlice::from_slice(payload).ok()?;
+    if udp.destination_port() != ROCE_PORT {
+        return None;
+    }
+    let captured = &payload[udp.slice().len()..];
+    let udp_len = usize::from(udp.length());
+    let obstacle = obstacle.or((payload_len != Some(udp_len)).then_some(Obstacle::Lengths));
+    let Some(len) = udp_len.checked_sub(udp.slice().len()) else {
+        // A length that does not even cover the UDP header says nothing: take what is there.
+        return Some(Datagram {
+            ip,
+            src_port: udp.source_port(),
+            captured,
+            len: captured.len(),
+            obstacle,
+        });
+    };
+    let cut = (captured.len() < len).then_some(Obstacle::Cut);
+    Some(Datagram {
+        ip,
+        src_port: udp.source_port(),
+        captured: &captured[..captured.len().min(len)],
+        len,
+        obstacle: obstacle.or(cut),
+    })
+}

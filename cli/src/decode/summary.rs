@@ -1,0 +1,75 @@
+//! What a capture held in all.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use rocinante_stack::wire::Opcode;
+use serde::{Serialize, Serializer};
+
+use super::check::Verdict;
+use super::frame::LinkType;
+use super::line::opcode_name;
+
+/// Counts of a capture. Every RoCEv2 packet counts once under its verdict and once under its opcode.
+#[derive(Debug, Default, Serialize)]
+pub struct Summary {
+    /// Frames in the file.
+    pub packets: u64,
+    /// RoCEv2 packets; several where a frame is a super-packet.
+    pub roce: u64,
+    /// Those whose ICRC is right,
+    pub icrc_ok: u64,
+    /// is wrong,
+    pub icrc_bad: u64,
+    /// or cannot be computed.
+    pub icrc_unknown: u64,
+    /// RoCEv2 packets by opcode; `None` for those that are shorter than a BTH.
+    #[serde(serialize_with = "by_name")]
+    pub by_opcode: BTreeMap<Option<Opcode>, u64>,
+    /// Frames that were not read, by their link type.
+    #[serde(skip)]
+    pub unread: BTreeMap<LinkType, u64>,
+    /// Why reading ended before the end of the file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+impl Summary {
+    /// Counts a RoCEv2 packet.
+    pub fn count(&mut self, opcode: Option<Opcode>, verdict: Verdict) {
+        self.roce += 1;
+        *self.by_opcode.entry(opcode).or_default() += 1;
+        match verdict {
+            Verdict::Ok => self.icrc_ok += 1,
+            Verdict::Bad { .. } => self.icrc_bad += 1,
+            Verdict::Unknown(_) => self.icrc_unknown += 1,
+        }
+    }
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (opcode, count) in &self.by_opcode {
+            writeln!(f, "{count:9}  {}", name(*opcode))?;
+        }
+        for (link, count) in &self.unread {
+            writeln!(f, "{count:9}  not read: link type {}", link.0)?;
+        }
+        write!(
+            f,
+            "{} packets, {} of them RoCEv2: ICRC {} ok, {} bad, {} unknown",
+            self.packets, self.roce, self.icrc_ok, self.icrc_bad, self.icrc_unknown
+        )
+    }
+}
+
+fn name(opcode: Option<Opcode>) -> String {
+    opcode.map_or_else(|| "MALFORMED".to_owned(), opcode_name)
+}
+
+fn by_name<S: Serializer>(
+    counts: &BTreeMap<Option<Opcode>, u64>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(counts.iter().map(|(opcode, count)| (name(*opcode), count)))
+}
