@@ -53,11 +53,18 @@ impl Interface {
         let all = Self::all()?;
         all.iter()
             .find(|i| i.addresses.iter().any(|(own, _)| *own == address))
-            .or_else(|| all.iter().find(|i| i.loopback && i.covers(address)))
+            .or_else(|| all.iter().find(|i| i.has(address)))
             .cloned()
             .ok_or_else(|| {
                 not_found(format!("no interface has the address {address}: see `ip address`"))
             })
+    }
+
+    /// Whether the address is one of this interface's; on loopback, whether an IPv4 prefix has it.
+    #[must_use]
+    pub fn has(&self, address: IpAddr) -> bool {
+        self.addresses.iter().any(|(own, _)| *own == address)
+            || (self.loopback && self.covers(address))
     }
 
     /// Whether an IPv4 prefix of this interface contains the address.

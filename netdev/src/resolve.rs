@@ -190,15 +190,22 @@ impl PathTable {
         Some((&entry.spec, entry.src_port))
     }
 
-    /// The IPv4 identification for the first of `count` frames of a path that leave directly; the
-    /// others get the following ones. Identifications go round below 128.
-    pub fn take_ip_ids(&mut self, path: PathId, count: u16) -> u16 {
+    /// The IPv4 identification that the next frame of a path will carry, such that `room` frames can
+    /// be numbered upwards from it. Identifications go round below 128.
+    pub fn peek_ip_id(&mut self, path: PathId, room: u16) -> u16 {
         let Some(Some(entry)) = self.entries.get_mut(path.0 as usize) else { return 0 };
-        if u32::from(entry.ip_id) + u32::from(count) > u32::from(IP_ID_END) {
+        if u32::from(entry.ip_id) + u32::from(room) > u32::from(IP_ID_END) {
             entry.ip_id = 0;
         }
-        let first = entry.ip_id;
-        entry.ip_id = first.saturating_add(count);
+        entry.ip_id
+    }
+
+    /// As [`peek_ip_id`](Self::peek_ip_id) for `count` frames, and takes these identifications.
+    pub fn take_ip_ids(&mut self, path: PathId, count: u16) -> u16 {
+        let first = self.peek_ip_id(path, count);
+        if let Some(Some(entry)) = self.entries.get_mut(path.0 as usize) {
+            entry.ip_id = first.saturating_add(count);
+        }
         first
     }
 
@@ -236,6 +243,14 @@ impl PathTable {
         self.backoff = if resolving { (self.backoff * 2).min(REFRESH) } else { RESOLVE_FIRST };
         self.due = now + wait;
         Some(wait)
+    }
+
+    /// Whether the interface is still there.
+    pub fn interface_exists(&mut self) -> bool {
+        match self.rtnl.link(self.iface.index) {
+            Err(e) => e.raw_os_error() != Some(libc::ENODEV),
+            Ok(_) => true,
+        }
     }
 
     fn refresh(

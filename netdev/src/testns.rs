@@ -92,6 +92,29 @@ impl Pair {
     }
 }
 
+/// Runs `f` on a thread that lacks a capability (of capabilities(7)).
+pub(crate) fn without_capability<R: Send>(capability: u32, f: impl FnOnce() -> R + Send) -> R {
+    const VERSION_3: u32 = 0x2008_0522;
+    let work = || {
+        let header = [VERSION_3, 0];
+        // Two sets (low and high word) of effective, permitted and inheritable.
+        let mut sets = [0_u32; 6];
+        // SAFETY: the two arrays have the layout of __user_cap_header_struct and two
+        // __user_cap_data_struct, as version 3 wants them; only this thread is changed.
+        let changed = unsafe {
+            let got = libc::syscall(libc::SYS_capget, header.as_ptr(), sets.as_mut_ptr());
+            sets[(capability / 32 * 3) as usize] &= !(1 << (capability % 32));
+            got | libc::syscall(libc::SYS_capset, header.as_ptr(), sets.as_ptr())
+        };
+        assert_eq!(changed, 0, "capset: {}", io::Error::last_os_error());
+        f()
+    };
+    std::thread::scope(|scope| match scope.spawn(work).join() {
+        Ok(value) => value,
+        Err(panic) => std::panic::resume_unwind(panic),
+    })
+}
+
 /// Says on the real stderr that a test did not run.
 pub(crate) fn skip(name: &str, reason: &dyn std::fmt::Display) {
     use std::io::Write;

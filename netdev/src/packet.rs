@@ -1,0 +1,306 @@
+//! `AF_PACKET`: whole frames, in super-packets both ways.
+//!
+//! Out, a run of datagrams leaves as one frame of up to 64 KiB with a virtio header
+//! (`PACKET_VNET_HDR`, `VIRTIO_NET_HDR_GSO_UDP_L4`) that the device or the kernel segments, several
+//! runs by one `sendmmsg(2)`. In, frames are read in place from a ring that the kernel fills
+//! (`TPACKET_V2`), at no system call. It needs `CAP_NET_RAW` only.
+//!
+//! Frames pass the own namespace's `tc` and nft `netdev` egress (the socket does not bypass the
+//! queueing discipline), but none of its other nft hooks, and none of those on receive. On a veth, the
+//! host's rules see all of them. A UDP socket on port 4791 that drops all it gets (the *guard*) keeps
+//! the kernel from answering "port unreachable", and sends for paths whose neighbour is unknown.
+//!
+//! Linux 6.2 is the first that gives UDP super-packets to such sockets.
+
+mod filter;
+mod open;
+mod ring;
+mod rx;
+mod staging;
+mod sys;
+mod tx;
+mod vnet;
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd as _, BorrowedFd};
+use std::time::Duration;
+
+use crate::PortConfig;
+use crate::error::OpenError;
+use crate::fd::{Epoll, Interest};
+use crate::iface::Interface;
+use crate::loopback::{LoopHeader, LoopQueue};
+use crate::port::{
+    Capabilities, Path, PathId, PathSpec, Port, PortStats, RxDatagram, TxFailure, TxSlot,
+};
+use crate::resolve::{Hop, PathTable};
+use crate::udp::UdpPort;
+use ring::Ring;
+use rx::RxCounters;
+use staging::{RunLimits, SEGMENTS_MAX, Staging};
+use sys::{PacketSocket, SendScratch, Transmit};
+use tx::Sender;
+
+/// How often [`Port::maintain`] looks whether the interface is still there.
+const LIFE_CHECK: Duration = Duration::from_secs(1);
+
+/// A port over an `AF_PACKET` socket.
+///
+/// While it is [blocked](Port::wants_write), [`wait_fd`](Port::wait_fd) also becomes readable when the
+/// kernel takes more: there is no need to wait for `POLLOUT`.
+pub struct PacketPort {
+    capabilities: Capabilities,
+    addresses: Vec<IpAddr>,
+    interface: u32,
+    limits: RunLimits,
+    // The ring is unmapped before its socket is closed.
+    ring: Ring,
+    socket: PacketSocket,
+    paths: PathTable,
+    guard: UdpPort,
+    looped: LoopQueue,
+    looped_first: bool,
+    staging: Staging,
+    sender: Sender,
+    scratch: SendScratch,
+    reserved: Reserved,
+    rx: RxCounters,
+    /// Datagrams that went through the guard.
+    unresolved: u64,
+    epoll: Epoll,
+    /// Whether the epoll set waits for the socket to take more.
+    waits_for_write: bool,
+    /// The errno that ended the port's life.
+    dead: Option<i32>,
+}
+
+/// Where the slot reserved last is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reserved {
+    Nothing,
+    Staged,
+    Guard,
+    Looped,
+}
+
+impl PacketPort {
+    /// Opens a port on `iface` for these own `addresses`, in GID order.
+    ///
+    /// # Errors
+    /// No `CAP_NET_RAW`, an interface that is down or not Ethernet, an address that is not of this
+    /// interface, UDP/4791 in use by another process, or a kernel before 6.2.
+    pub fn open(
+        iface: &Interface,
+        addresses: &[IpAddr],
+        config: &PortConfig,
+    ) -> Result<Self, OpenError> {
+        open::open(iface, addresses, config)
+    }
+
+    /// Closes the port's life if the interface is gone.
+    fn check_life(&mut self) {
+        if self.dead.is_none() && !self.paths.interface_exists() {
+            self.dead = Some(libc::ENODEV);
+        }
+    }
+
+    /// Lets the epoll set wait for room exactly while something waits for it.
+    fn watch_writes(&mut self) {
+        let waits = !self.staging.is_empty();
+        if waits != self.waits_for_write {
+            let interest = if waits { Interest::ReadWrite } else { Interest::Read };
+            if self.epoll.modify(self.socket.as_fd(), interest).is_ok() {
+                self.waits_for_write = waits;
+            }
+        }
+    }
+
+    fn receive_frames(&mut self, budget: usize, sink: &mut impl FnMut(RxDatagram<'_>)) -> usize {
+        let mut count = 0;
+        while count < budget {
+            let rx = &mut self.rx;
+            match self.ring.take(|frame| rx::deliver(frame, rx, sink)) {
+                Some(Some(datagrams)) => count += datagrams,
+                Some(None) => self.rx.malformed += 1,
+                None => break,
+            }
+        }
+        count
+    }
+
+    fn receive_looped(&mut self, budget: usize, sink: &mut impl FnMut(RxDatagram<'_>)) -> usize {
+        let rx = &mut self.rx;
+        self.looped.pop(budget, |datagram| {
+            rx.datagrams += 1;
+            rx.runs += 1;
+            rx.bytes += datagram.payload.len() as u64;
+            sink(datagram);
+        })
+    }
+
+    /// A slot in the buffer of runs.
+    fn stage(&mut self, path: PathId, len: usize) -> Option<TxSlot<'_>> {
+        let mut limits = self.limits;
+        limits.datagrams = limits.datagrams.min(self.sender.segments_max());
+        // The borrow checker does not see that a `None` borrows nothing: ask first, then borrow.
+        if self.staging.can_grow(path, len, limits) {
+            let (buf, ip_id) = self.staging.grow(len)?;
+            self.reserved = Reserved::Staged;
+            return Some(TxSlot { buf, ip_id });
+        }
+        let ip_id = self.paths.peek_ip_id(path, SEGMENTS_MAX);
+        let Some(Hop::Direct(template)) = self.paths.hop(path) else { return None };
+        let ip_id = if template.is_ipv6() { 0 } else { ip_id };
+        if len > limits.bytes {
+            return None;
+        }
+        let buf = self.staging.begin(path, len, template, ip_id)?;
+        self.reserved = Reserved::Staged;
+        Some(TxSlot { buf, ip_id })
+    }
+}
+
+impl Port for PacketPort {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn addresses(&self) -> &[IpAddr] {
+        &self.addresses
+    }
+
+    fn add_path(&mut self, spec: &PathSpec) -> io::Result<Path> {
+        self.paths.add(spec, &mut self.guard)
+    }
+
+    fn remove_path(&mut self, path: PathId) {
+        // The id may be given to another path: its datagrams must not join this one's.
+        self.staging.close();
+        self.paths.remove(path, &mut self.guard);
+    }
+
+    fn receive(
+        &mut self,
+        budget: usize,
+        mut sink: impl FnMut(RxDatagram<'_>),
+    ) -> io::Result<usize> {
+        // They take turns to be first, so that neither starves the other.
+        self.looped_first = !self.looped_first && !self.looped.is_empty();
+        let mut count = 0;
+        if self.looped_first {
+            count += self.receive_looped(budget, &mut sink);
+        }
+        count += self.receive_frames(budget.saturating_sub(count), &mut sink);
+        if !self.looped_first && !self.looped.is_empty() {
+            count += self.receive_looped(budget.saturating_sub(count), &mut sink);
+        }
+        match self.dead {
+            Some(errno) if count == 0 => Err(io::Error::from_raw_os_error(errno)),
+            _ => Ok(count),
+        }
+    }
+
+    fn reserve(&mut self, path: PathId, len: usize) -> Option<TxSlot<'_>> {
+        self.staging.discard();
+        self.reserved = Reserved::Nothing;
+        match self.paths.hop(path)? {
+            Hop::Direct(_) => self.stage(path, len),
+            Hop::Guard(id) => {
+                let slot = self.guard.reserve(id, len)?;
+                self.reserved = Reserved::Guard;
+                Some(slot)
+            }
+            Hop::Loopback => {
+                let (spec, src_port) = self.paths.spec(path)?;
+                let header = LoopHeader::new(spec, src_port, 0);
+                let buf = self.looped.reserve(header, len)?;
+                self.reserved = Reserved::Looped;
+                Some(TxSlot { buf, ip_id: 0 })
+            }
+        }
+    }
+
+    fn commit(&mut self) {
+        match std::mem::replace(&mut self.reserved, Reserved::Nothing) {
+            Reserved::Staged => {
+                if let Some(path) = self.staging.commit() {
+                    self.paths.take_ip_ids(path, 1);
+                }
+            }
+            Reserved::Guard => {
+                self.guard.commit();
+                self.unresolved += 1;
+            }
+            Reserved::Looped => {
+                self.looped.commit();
+                self.sender.counters.datagrams += 1;
+                self.sender.counters.runs += 1;
+            }
+            Reserved::Nothing => debug_assert!(false, "commit without reserve"),
+        }
+    }
+
+    fn flush(&mut self, mut failed: impl FnMut(TxFailure)) {
+        self.reserved = Reserved::Nothing;
+        let mut kernel = Transmit { socket: &self.socket, scratch: &mut self.scratch };
+        self.sender.send(&mut kernel, &mut self.staging, &mut failed);
+        let paths = &self.paths;
+        self.guard.flush(|failure| {
+            let path = paths.of_guard(failure.path).unwrap_or(failure.path);
+            failed(TxFailure { path, ..failure });
+        });
+        self.looped.publish();
+        if !self.wants_write() {
+            self.paths.flushed();
+        }
+        self.watch_writes();
+    }
+
+    fn wants_write(&self) -> bool {
+        !self.staging.is_empty() || self.guard.wants_write()
+    }
+
+    fn wait_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    fn maintain(&mut self) -> Option<Duration> {
+        let guard = self.guard.maintain();
+        // What waits for the kernel must not be overtaken by a path that changes its way.
+        let paths =
+            if self.wants_write() { Some(Duration::from_millis(1)) } else { self.paths.maintain() };
+        self.check_life();
+        [guard, paths, Some(LIFE_CHECK)].into_iter().flatten().min()
+    }
+
+    fn stats(&self) -> PortStats {
+        let guard = self.guard.stats();
+        let tx = &self.sender.counters;
+        PortStats {
+            rx_datagrams: self.rx.datagrams,
+            rx_bytes: self.rx.bytes,
+            rx_runs: self.rx.runs,
+            rx_queue_drops: self.rx.drops(&self.socket),
+            rx_malformed: self.rx.malformed,
+            tx_datagrams: tx.datagrams + guard.tx_datagrams,
+            tx_bytes: tx.bytes + guard.tx_bytes,
+            tx_runs: tx.runs + guard.tx_runs,
+            tx_failed: tx.failed + guard.tx_failed,
+            tx_blocked: tx.blocked + guard.tx_blocked,
+            tx_unresolved: self.unresolved,
+        }
+    }
+}
+
+impl std::fmt::Debug for PacketPort {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PacketPort")
+            .field("interface", &self.interface)
+            .field("addresses", &self.addresses)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,212 @@
+//! The classic BPF program that picks our frames: UDP/4791 in IPv4 without options and fragments, or
+//! in IPv6, to one of our addresses, to our Ethernet address or a group.
+//!
+//! A bridge floods frames for unknown Ethernet addresses to everyone: the port alone would take a
+//! neighbour's frames. Sources: `Documentation/networking/filter.rst`, bpf(4).
+
+use std::net::IpAddr;
+
+use libc::sock_filter;
+
+use crate::port::ROCE_PORT;
+
+const LD_WORD: u16 = 0x20; // BPF_LD | BPF_W | BPF_ABS
+const LD_HALF: u16 = 0x28; // BPF_LD | BPF_H | BPF_ABS
+const LD_BYTE: u16 = 0x30; // BPF_LD | BPF_B | BPF_ABS
+const JEQ: u16 = 0x15; // BPF_JMP | BPF_JEQ | BPF_K
+const JSET: u16 = 0x45; // BPF_JMP | BPF_JSET | BPF_K
+const RET: u16 = 0x06; // BPF_RET | BPF_K
+
+const ALL: u32 = u32::MAX;
+const NOTHING: u32 = 0;
+/// `SKF_AD_OFF + SKF_AD_VLAN_TAG_PRESENT`: a tag that was taken off the frame; no traffic of ours.
+const VLAN_TAG_PRESENT: u32 = (libc::SKF_AD_OFF + libc::SKF_AD_VLAN_TAG_PRESENT) as u32;
+
+/// The program for frames to `mac` or a group's Ethernet address, and to one of `addresses`.
+pub(super) fn program(mac: [u8; 6], addresses: &[IpAddr]) -> Vec<sock_filter> {
+    let mut code = Program::default();
+    code.load(LD_WORD, VLAN_TAG_PRESENT);
+    code.require(0);
+    // A group has the lowest bit of the first byte set; else all six bytes must be ours.
+    code.load(LD_BYTE, 0);
+    code.push(JSET, 1, 5, 0);
+    code.load(LD_WORD, 0);
+    code.push(JEQ, u32::from_be_bytes([mac[0], mac[1], mac[2], mac[3]]), 0, 2);
+    code.load(LD_HALF, 4);
+    code.require(u32::from(u16::from_be_bytes([mac[4], mac[5]])));
+    ipv4(&mut code, addresses);
+    ipv6(&mut code, addresses);
+    code.0
+}
+
+fn ipv4(code: &mut Program, addresses: &[IpAddr]) {
+    let mut body = Program::default();
+    body.load(LD_BYTE, 14);
+    body.require(0x45);
+    body.load(LD_HALF, 20);
+    body.push(JSET, 0x3fff, 0, 1); // more fragments, or an offset
+    body.push(RET, NOTHING, 0, 0);
+    body.load(LD_BYTE, 23);
+    body.require(libc::IPPROTO_UDP as u32);
+    body.load(LD_HALF, 36);
+    body.require(u32::from(ROCE_PORT));
+    body.load(LD_WORD, 30);
+    for address in addresses {
+        if let IpAddr::V4(a) = address {
+            body.push(JEQ, a.to_bits(), 0, 1);
+            body.push(RET, ALL, 0, 0);
+        }
+    }
+    body.push(RET, NOTHING, 0, 0);
+    code.branch(0x0800, body);
+}
+
+fn ipv6(code: &mut Program, addresses: &[IpAddr]) {
+    let mut body = Program::default();
+    body.load(LD_BYTE, 20);
+    body.require(libc::IPPROTO_UDP as u32);
+    body.load(LD_HALF, 56);
+    body.require(u32::from(ROCE_PORT));
+    for address in addresses {
+        if let IpAddr::V6(a) = address {
+            // Four words must match, else on to the next address.
+            for (i, word) in a.octets().chunks_exact(4).enumerate() {
+                body.load(LD_WORD, 38 + 4 * i as u32);
+                let to_next = (3 - i as u8) * 2 + 1;
+                let word = u32::from_be_bytes([word[0], word[1], word[2], word[3]]);
+                body.push(JEQ, word, 0, to_next);
+            }
+            body.push(RET, ALL, 0, 0);
+        }
+    }
+    body.push(RET, NOTHING, 0, 0);
+    code.branch(0x86dd, body);
+    code.push(RET, NOTHING, 0, 0);
+}
+
+#[derive(Default)]
+struct Program(Vec<sock_filter>);
+
+impl Program {
+    fn push(&mut self, code: u16, k: u32, jt: u8, jf: u8) {
+        self.0.push(sock_filter { code, jt, jf, k });
+    }
+
+    fn load(&mut self, width: u16, offset: u32) {
+        self.push(width, offset, 0, 0);
+    }
+
+    /// Goes on if the loaded value is `k`, else takes nothing.
+    fn require(&mut self, k: u32) {
+        self.push(JEQ, k, 1, 0);
+        self.push(RET, NOTHING, 0, 0);
+    }
+
+    /// Runs `body`, which returns on every way, if the Ethernet type is `ether_type`.
+    fn branch(&mut self, ether_type: u32, body: Self) {
+        self.load(LD_HALF, 12);
+        self.push(JEQ, ether_type, 1, 0);
+        // Conditional jumps reach 255 instructions only; this one reaches any number.
+        self.push(0x05, body.0.len() as u32, 0, 0); // BPF_JMP | BPF_JA
+        self.0.extend(body.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::headers::FrameTemplate;
+    use crate::port::PathSpec;
+
+    const MAC: [u8; 6] = [2, 0, 0, 0, 9, 1];
+
+    fn own() -> Vec<IpAddr> {
+        // Many, so that jumps are long.
+        (1..=90)
+            .flat_map(|i| [format!("10.9.0.{i}"), format!("fd09::{i}")])
+            .map(|a| a.parse().expect("address"))
+            .collect()
+    }
+
+    /// Runs the program as the kernel would: how much of the frame is taken.
+    fn run(program: &[sock_filter], frame: &[u8], tagged: bool) -> u32 {
+        let (mut pc, mut a) = (0, 0);
+        loop {
+            let f = program[pc];
+            let k = f.k as usize;
+            let byte = |i: usize| frame.get(k + i).map(|b| u32::from(*b));
+            let (mut jump, mut loaded) = (0, Some(a));
+            match f.code {
+                LD_WORD if f.k == VLAN_TAG_PRESENT => loaded = Some(u32::from(tagged)),
+                LD_WORD => loaded = (0..4).try_fold(0, |v, i| Some(v << 8 | byte(i)?)),
+                LD_HALF => loaded = (0..2).try_fold(0, |v, i| Some(v << 8 | byte(i)?)),
+                LD_BYTE => loaded = byte(0),
+                JEQ => jump = usize::from(if a == f.k { f.jt } else { f.jf }),
+                JSET => jump = usize::from(if a & f.k != 0 { f.jt } else { f.jf }),
+                0x05 => jump = k,
+                RET => return f.k,
+                other => panic!("instruction {other:#x}"),
+            }
+            let Some(value) = loaded else { return 0 };
+            a = value;
+            pc += 1 + jump;
+        }
+    }
+
+    fn frame(local: &str, remote: &str, mac: [u8; 6]) -> Vec<u8> {
+        let spec = PathSpec {
+            local: local.parse().expect("address"),
+            remote: remote.parse().expect("address"),
+            src_port: 0,
+            tos: 0,
+            ttl: 64,
+            flow_label: 0,
+        };
+        let template = FrameTemplate::new([2, 9, 9, 9, 9, 9], mac, &spec, 0xc000).expect("family");
+        let mut frame = vec![0; template.header_len() + 20];
+        template.write(&mut frame, 20, 1);
+        frame
+    }
+
+    #[test]
+    fn our_frames_are_taken() {
+        let program = program(MAC, &own());
+        for i in [1, 2, 77, 90] {
+            for (peer, us) in [("10.9.0.99", "10.9.0."), ("fd09::99:1", "fd09::")] {
+                let frame = frame(peer, &format!("{us}{i}"), MAC);
+                assert_eq!(run(&program, &frame, false), ALL, "{us}{i}");
+                assert_eq!(run(&program, &frame, true), 0, "of another VLAN");
+            }
+        }
+        let group = frame("10.9.0.99", "10.9.0.1", [0x33, 0x33, 0, 0, 0, 1]);
+        assert_eq!(run(&program, &group, false), ALL);
+    }
+
+    #[test]
+    fn other_frames_are_not() {
+        let program = program(MAC, &own());
+        let other_mac = [2, 0, 0, 0, 9, 2];
+        assert_eq!(run(&program, &frame("10.9.0.99", "10.9.0.1", other_mac), false), 0);
+        assert_eq!(run(&program, &frame("10.9.0.99", "10.9.0.1", [2, 0, 0, 1, 9, 1]), false), 0);
+        assert_eq!(run(&program, &frame("10.9.0.99", "10.9.0.91", MAC), false), 0);
+        assert_eq!(run(&program, &frame("fd09::99", "fd09::91", MAC), false), 0);
+        assert_eq!(run(&program, &frame("fd09::99", "fd09:1::1", MAC), false), 0);
+        let mut arp = frame("10.9.0.99", "10.9.0.1", MAC);
+        arp[13] = 6;
+        assert_eq!(run(&program, &arp, false), 0);
+        for (at, bit, what) in
+            [(14, 1, "options"), (20, 0x20, "fragment"), (21, 1, "offset"), (23, 1, "protocol")]
+        {
+            let mut damaged = frame("10.9.0.99", "10.9.0.1", MAC);
+            damaged[at] ^= bit;
+            assert_eq!(run(&program, &damaged, false), 0, "{what}");
+        }
+        for (v6, at) in [(false, 37), (true, 57)] {
+            let (peer, us) = if v6 { ("fd09::99", "fd09::1") } else { ("10.9.0.9", "10.9.0.1") };
+            let mut damaged = frame(peer, us, MAC);
+            damaged[at] ^= 1;
+            assert_eq!(run(&program, &damaged, false), 0, "port");
+            assert_eq!(run(&program, &damaged[..at], false), 0, "cut off");
+        }
+    }
+}

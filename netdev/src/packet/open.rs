@@ -1,0 +1,214 @@
+//! Opening the port: what can be wrong, and what to do about it.
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::AsFd as _;
+
+use super::ring::{Layout, Ring};
+use super::rx::RxCounters;
+use super::staging::{RunLimits, SEGMENTS_MAX, Staging};
+use super::sys::{self, PacketSocket, SendScratch};
+use super::tx::Sender;
+use super::{PacketPort, Reserved, filter};
+use crate::PortConfig;
+use crate::error::OpenError;
+use crate::fd::{Epoll, Interest};
+use crate::headers::HEADERS_MAX;
+use crate::iface::Interface;
+use crate::loopback::LoopQueue;
+use crate::port::{Backend, Capabilities, RxBudget};
+use crate::resolve::PathTable;
+use crate::rtnl::{Link, Rtnl};
+use crate::udp::UdpPort;
+
+/// The first Linux whose packet sockets take and give UDP super-packets.
+const KERNEL_MIN: (u32, u32) = (6, 2);
+/// What the loopback queue holds.
+const LOOP_BYTES: usize = 4 << 20;
+const LOOP_DATAGRAMS: usize = 1024;
+/// Puts the payload of a received IPv4 datagram at a multiple of 64 bytes: the kernel puts the IP
+/// header at 90 bytes (headers of the ring, of a link address and of virtio) plus this.
+const RING_RESERVE: i32 = 10;
+
+pub(super) fn open(
+    iface: &Interface,
+    addresses: &[IpAddr],
+    config: &PortConfig,
+) -> Result<PacketPort, OpenError> {
+    check_kernel()?;
+    check_addresses(iface, addresses)?;
+    let link = Rtnl::open()
+        .and_then(|mut rtnl| rtnl.link(iface.index))
+        .map_err(|e| os(format!("cannot read {}", iface.name), e, "see `ip link`"))?;
+    check_link(&link)?;
+    // Before the guard, which anyone may have: the missing capability is the usual reason.
+    let socket = open_socket(iface, config)?;
+    let program = filter::program(iface.mac, addresses);
+    socket.attach_filter(&program).map_err(|e| os("cannot attach a filter", e, ""))?;
+    let guard = UdpPort::open_guard(iface, addresses, config)
+        .map_err(|e| OpenError { backend: Backend::Packet, ..e })?;
+    let ring = Ring::new(&socket, Layout::new(config.ring_frames, sys::page_bytes()))
+        .map_err(|e| os("cannot make the receive ring", e, "fewer ring frames need less memory"))?;
+    socket
+        .bind(iface.index)
+        .map_err(|e| os(format!("cannot bind to {}", iface.name), e, "see `ip link`"))?;
+    let plain = |what: &'static str| move |e: io::Error| os(what, e, "");
+    let looped =
+        LoopQueue::new(LOOP_BYTES, LOOP_DATAGRAMS).map_err(plain("cannot make an eventfd"))?;
+    let epoll = Epoll::new().map_err(plain("cannot make an epoll set"))?;
+    for fd in [socket.as_fd(), crate::port::Port::wait_fd(&guard), looped.wait_fd()] {
+        epoll.add(fd, Interest::Read).map_err(plain("cannot wait for the socket"))?;
+    }
+    let limits = run_limits(&link, config);
+    Ok(PacketPort {
+        capabilities: capabilities(iface, limits, ring.frames()),
+        addresses: addresses.to_vec(),
+        interface: iface.index,
+        limits,
+        ring,
+        socket,
+        paths: PathTable::open(iface, addresses).map_err(plain("cannot open rtnetlink"))?,
+        guard,
+        looped,
+        looped_first: false,
+        staging: Staging::new(),
+        sender: Sender::new(limits.datagrams > 1),
+        scratch: SendScratch::new(),
+        reserved: Reserved::Nothing,
+        rx: RxCounters::default(),
+        unresolved: 0,
+        epoll,
+        waits_for_write: false,
+        dead: None,
+    })
+}
+
+fn os(what: impl Into<String>, error: io::Error, hint: impl Into<String>) -> OpenError {
+    OpenError::os(Backend::Packet, what, error, hint)
+}
+
+fn plain(what: impl Into<String>, hint: impl Into<String>) -> OpenError {
+    OpenError::plain(Backend::Packet, what, hint)
+}
+
+fn check_kernel() -> Result<(), OpenError> {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    match kernel_version(&release) {
+        Some(version) if version < KERNEL_MIN => Err(plain(
+            format!("Linux {} gives packet sockets no UDP super-packets", release.trim()),
+            "needs Linux 6.2 or later: use --netdev udp",
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Major and minor version of `6.18.0-rc1`, if that is what it says.
+fn kernel_version(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+}
+
+fn check_addresses(iface: &Interface, addresses: &[IpAddr]) -> Result<(), OpenError> {
+    if addresses.is_empty() {
+        return Err(plain(
+            format!("{} has no address", iface.name),
+            format!("give it one: `ip address add ADDRESS/PREFIX dev {}`", iface.name),
+        ));
+    }
+    match addresses.iter().find(|address| !iface.has(**address)) {
+        None => Ok(()),
+        Some(address) => Err(plain(
+            format!("{address} is not an address of {}", iface.name),
+            format!("see `ip address show dev {}`", iface.name),
+        )),
+    }
+}
+
+fn check_link(link: &Link) -> Result<(), OpenError> {
+    if !link.ethernet {
+        return Err(plain(
+            format!("{} is not an Ethernet interface", link.name),
+            "use --netdev udp",
+        ));
+    }
+    if !link.up {
+        return Err(plain(
+            format!("{} is down or has no carrier", link.name),
+            format!("`ip link set {} up`, at both ends of a veth", link.name),
+        ));
+    }
+    Ok(())
+}
+
+fn open_socket(iface: &Interface, config: &PortConfig) -> Result<PacketSocket, OpenError> {
+    let socket = PacketSocket::new().map_err(|e| {
+        let hint = match e.raw_os_error() {
+            Some(libc::EPERM | libc::EACCES) => {
+                "needs CAP_NET_RAW: run with --cap-add NET_RAW, or --netdev udp"
+            }
+            _ => "use --netdev udp",
+        };
+        os(format!("cannot open a packet socket on {}", iface.name), e, hint)
+    })?;
+    let options = [
+        (libc::PACKET_VERSION, libc::tpacket_versions::TPACKET_V2 as i32, "PACKET_VERSION"),
+        (libc::PACKET_VNET_HDR, 1, "PACKET_VNET_HDR"),
+        (libc::PACKET_RESERVE, RING_RESERVE, "PACKET_RESERVE"),
+        (libc::PACKET_IGNORE_OUTGOING, 1, "PACKET_IGNORE_OUTGOING"),
+    ];
+    for (option, value, name) in options {
+        socket
+            .set(libc::SOL_PACKET, option, value)
+            .map_err(|e| os(format!("cannot set {name}"), e, "use --netdev udp"))?;
+    }
+    let bytes = i32::try_from(config.tx_buffer_bytes).unwrap_or(i32::MAX);
+    let forced =
+        config.force_buffers && socket.set(libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, bytes).is_ok();
+    if !forced {
+        socket
+            .set(libc::SOL_SOCKET, libc::SO_SNDBUF, bytes)
+            .map_err(|e| os("cannot set SO_SNDBUF", e, ""))?;
+    }
+    Ok(socket)
+}
+
+/// A super-packet must stay below the device's limit with its headers, else the kernel segments it.
+fn run_limits(link: &Link, config: &PortConfig) -> RunLimits {
+    let frame_max = (link.gso_bytes_max as usize).min(65_535);
+    let datagrams = if config.no_segmentation {
+        1
+    } else {
+        SEGMENTS_MAX.min(u16::try_from(link.gso_segs_max).unwrap_or(SEGMENTS_MAX)).max(1)
+    };
+    RunLimits { datagrams, bytes: frame_max.saturating_sub(HEADERS_MAX + 1) }
+}
+
+fn capabilities(iface: &Interface, limits: RunLimits, frames: u32) -> Capabilities {
+    Capabilities {
+        backend: Backend::Packet,
+        link_mtu: iface.mtu,
+        segments_max: limits.datagrams,
+        run_bytes_max: limits.bytes as u32,
+        ip_id_exact: true,
+        tos_on_send: true,
+        tos_on_receive: true,
+        // A slot holds whatever comes, so only their number counts.
+        rx_budget: RxBudget {
+            bytes: frames.saturating_mul(RxBudget::cost(u32::from(u16::MAX))),
+            datagrams: frames,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_compared_as_numbers() {
+        assert_eq!(kernel_version("6.18.44-fc"), Some((6, 18)));
+        assert_eq!(kernel_version("5.4\n"), Some((5, 4)));
+        assert!((6, 18) > KERNEL_MIN && (6, 1) < KERNEL_MIN);
+        assert_eq!(kernel_version("Linux"), None);
+    }
+}

@@ -1,0 +1,123 @@
+//! The receive ring: where its frames lie, and whose turn it is.
+
+use std::io;
+
+use super::sys::{PacketSocket, RingMap};
+use super::vnet::VNET_LEN;
+
+/// Bytes of a slot: a super-packet of 64 KiB with its headers fits. A multiple of 4 KiB.
+const FRAME_BYTES: u32 = 69_632;
+/// Frames per block: just below 1 MiB, since the kernel allocates blocks in powers of two.
+const FRAMES_PER_BLOCK: u32 = 15;
+
+/// Geometry of a ring (`struct tpacket_req`): blocks, each of whole frames and perhaps a rest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Layout {
+    pub(super) frame_bytes: u32,
+    pub(super) block_bytes: u32,
+    pub(super) blocks: u32,
+    frames_per_block: u32,
+}
+
+impl Layout {
+    /// At least `frames` frames (and at least one), in pages of `page_bytes`.
+    pub(super) fn new(frames: u32, page_bytes: u32) -> Self {
+        let frames = frames.clamp(1, 1 << 14);
+        let frames_per_block = frames.min(FRAMES_PER_BLOCK);
+        Self {
+            frame_bytes: FRAME_BYTES,
+            block_bytes: (frames_per_block * FRAME_BYTES).next_multiple_of(page_bytes),
+            blocks: frames.div_ceil(frames_per_block),
+            frames_per_block,
+        }
+    }
+
+    /// How many frames there are. (The kernel would count one more per block if the rest of a block
+    /// had room for it; it has not: a page is smaller than a frame.)
+    pub(super) fn frames(&self) -> u32 {
+        self.blocks * self.frames_per_block
+    }
+
+    /// Length of the mapping.
+    pub(super) fn bytes(&self) -> usize {
+        self.blocks as usize * self.block_bytes as usize
+    }
+
+    /// Where a frame begins in the mapping; the index is taken modulo the number of frames.
+    pub(super) fn offset(&self, index: u32) -> usize {
+        let index = index % self.frames();
+        let block = (index / self.frames_per_block) as usize * self.block_bytes as usize;
+        block + (index % self.frames_per_block) as usize * self.frame_bytes as usize
+    }
+}
+
+/// A frame that the kernel handed over.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RxFrame<'a> {
+    /// The virtio header.
+    pub(super) vnet: &'a [u8; VNET_LEN],
+    /// From the Ethernet header on.
+    pub(super) bytes: &'a [u8],
+    /// Whether nothing was cut off.
+    pub(super) whole: bool,
+}
+
+/// The ring, read in order.
+#[derive(Debug)]
+pub(super) struct Ring {
+    map: RingMap,
+    next: u32,
+}
+
+impl Ring {
+    pub(super) fn new(socket: &PacketSocket, layout: Layout) -> io::Result<Self> {
+        Ok(Self { map: socket.map_ring(layout)?, next: 0 })
+    }
+
+    /// How many frames it holds.
+    pub(super) fn frames(&self) -> u32 {
+        self.map.layout().frames()
+    }
+
+    /// Hands the next frame to `take` and then back to the kernel. `None` if there is no frame;
+    /// `Some(None)` if what the kernel says of it makes no sense.
+    pub(super) fn take<R>(&mut self, take: impl FnOnce(RxFrame<'_>) -> R) -> Option<Option<R>> {
+        if !self.map.is_ours(self.next) {
+            return None;
+        }
+        let taken = self.map.frame(self.next).map(take);
+        self.map.release(self.next);
+        self.next = if self.next + 1 == self.frames() { 0 } else { self.next + 1 };
+        Some(taken)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_do_not_overlap_and_stay_within_their_block() {
+        for (wanted, page) in [(1, 4096), (4, 4096), (15, 4096), (256, 4096), (31, 65536)] {
+            let layout = Layout::new(wanted, page);
+            assert!(layout.frames() >= wanted && layout.frames() < wanted + FRAMES_PER_BLOCK);
+            assert_eq!(layout.block_bytes % page, 0);
+            assert_eq!(layout.block_bytes / layout.frame_bytes, layout.frames_per_block);
+            let mut end = 0;
+            for index in 0..layout.frames() {
+                let start = layout.offset(index);
+                assert!(start >= end && start.is_multiple_of(16));
+                end = start + FRAME_BYTES as usize;
+                let block = layout.block_bytes as usize;
+                assert_eq!(start / block, (end - 1) / block, "within one block");
+            }
+            assert!(end <= layout.bytes());
+        }
+    }
+
+    #[test]
+    fn absurd_sizes_are_clamped() {
+        assert_eq!(Layout::new(0, 4096).frames(), 1);
+        assert!(Layout::new(u32::MAX, 4096).frames() < 20_000);
+    }
+}

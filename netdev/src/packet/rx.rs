@@ -1,0 +1,149 @@
+//! From frames to datagrams.
+
+use std::cell::Cell;
+
+use super::ring::RxFrame;
+use super::sys::PacketSocket;
+use super::vnet::{self, Incoming};
+use crate::headers::parse_frame;
+use crate::port::{RxDatagram, RxIpId};
+
+/// What was received, since the port was opened.
+#[derive(Debug, Default)]
+pub(super) struct RxCounters {
+    pub(super) datagrams: u64,
+    pub(super) bytes: u64,
+    pub(super) runs: u64,
+    pub(super) malformed: u64,
+    /// The kernel's counter starts from 0 again whenever it is read.
+    drops: Cell<u64>,
+}
+
+impl RxCounters {
+    /// Frames that found the ring full.
+    pub(super) fn drops(&self, socket: &PacketSocket) -> u64 {
+        let new = socket.take_drops().unwrap_or(0);
+        self.drops.set(self.drops.get() + u64::from(new));
+        self.drops.get()
+    }
+}
+
+/// Hands the datagrams of a frame to `sink`; returns how many there were.
+pub(super) fn deliver(
+    received: RxFrame<'_>,
+    counters: &mut RxCounters,
+    sink: &mut impl FnMut(RxDatagram<'_>),
+) -> usize {
+    let segment = match vnet::incoming(received.vnet) {
+        _ if !received.whole => None,
+        Incoming::Single => Some(usize::MAX),
+        Incoming::Run(segment) => Some(usize::from(segment)),
+        Incoming::Other => None,
+    };
+    let (Some(segment), Some(frame)) = (segment, parse_frame(received.bytes)) else {
+        counters.malformed += 1;
+        return 0;
+    };
+    let headers = &frame.headers;
+    let mut rest = frame.payload;
+    let mut count = 0;
+    // An empty datagram is one datagram.
+    while count == 0 || !rest.is_empty() {
+        let (payload, next) = rest.split_at(segment.min(rest.len()));
+        rest = next;
+        sink(RxDatagram {
+            payload,
+            src: headers.src,
+            dst: headers.dst,
+            src_port: headers.src_port,
+            ip_id: identification(headers.ip_id, count),
+            tos: Some(headers.tos),
+        });
+        count += 1;
+    }
+    counters.runs += 1;
+    counters.datagrams += count as u64;
+    counters.bytes += frame.payload.len() as u64;
+    count
+}
+
+/// What is known of the identification of datagram `index` of a frame. Segmentation would have counted
+/// up from the frame's; but a run put together by a receiver (GRO) may have had the same in all.
+fn identification(ip: Option<(u16, u16)>, index: usize) -> RxIpId {
+    match ip {
+        None => RxIpId::None,
+        Some((id, flags)) if index == 0 => RxIpId::Exact { id, flags },
+        Some((id, _)) => RxIpId::Hint(id.wrapping_add(index as u16)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::headers::FrameTemplate;
+    use crate::port::PathSpec;
+
+    fn frame(payload: &[u8]) -> Vec<u8> {
+        let spec = PathSpec {
+            local: "10.0.0.1".parse().expect("address"),
+            remote: "10.0.0.2".parse().expect("address"),
+            src_port: 0,
+            tos: 0x2a,
+            ttl: 64,
+            flow_label: 0,
+        };
+        let template = FrameTemplate::new([2; 6], [4; 6], &spec, 49999).expect("one family");
+        let mut frame = vec![0; template.header_len()];
+        template.write(&mut frame, payload.len(), 0xfffe);
+        frame.extend_from_slice(payload);
+        frame
+    }
+
+    fn deliver_to_vec(
+        vnet: [u8; vnet::VNET_LEN],
+        bytes: &[u8],
+        whole: bool,
+    ) -> (Vec<(usize, RxIpId)>, RxCounters) {
+        let mut counters = RxCounters::default();
+        let mut got = Vec::new();
+        let frame = RxFrame { vnet: &vnet, bytes, whole };
+        let count = deliver(frame, &mut counters, &mut |d| {
+            assert_eq!((d.src_port, d.tos), (49999, Some(0x2a)));
+            got.push((d.payload.len(), d.ip_id));
+        });
+        assert_eq!(count, got.len());
+        (got, counters)
+    }
+
+    #[test]
+    fn runs_are_cut_and_their_identifications_counted_up() {
+        let vnet = vnet::outgoing(42, 34, true, Some(100));
+        let (got, counters) = deliver_to_vec(vnet, &frame(&[1; 250]), true);
+        let exact = RxIpId::Exact { id: 0xfffe, flags: 0x4000 };
+        assert_eq!(got, [(100, exact), (100, RxIpId::Hint(0xffff)), (50, RxIpId::Hint(0))]);
+        assert_eq!((counters.datagrams, counters.runs, counters.bytes), (3, 1, 250));
+    }
+
+    #[test]
+    fn an_empty_datagram_is_one() {
+        let vnet = vnet::outgoing(42, 34, false, None);
+        assert_eq!(deliver_to_vec(vnet, &frame(&[]), true).0.len(), 1);
+        let vnet = vnet::outgoing(42, 34, false, Some(9));
+        assert_eq!(deliver_to_vec(vnet, &frame(&[]), true).0.len(), 1);
+    }
+
+    #[test]
+    fn what_is_cut_off_or_of_another_kind_is_counted() {
+        let single = vnet::outgoing(42, 34, false, None);
+        let mut tcp = single;
+        tcp[1] = 1;
+        for (vnet, bytes, whole) in [
+            (single, frame(&[1; 9]), false),
+            (tcp, frame(&[1; 9]), true),
+            (single, frame(&[1; 9])[..50].to_vec(), true),
+        ] {
+            let (got, counters) = deliver_to_vec(vnet, &bytes, whole);
+            assert_eq!((got.len(), counters.malformed, counters.datagrams), (0, 1, 0));
+        }
+    }
+}

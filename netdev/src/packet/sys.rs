@@ -1,0 +1,258 @@
+//! The system calls and the mapped ring of the `AF_PACKET` port, behind functions that cannot be
+//! misused.
+//!
+//! Sources: packet(7), `include/uapi/linux/if_packet.h`,
+//! `Documentation/networking/packet_mmap.rst`.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::mem::size_of;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::ring::{Layout, RxFrame};
+use super::tx::FrameSink;
+use super::vnet::VNET_LEN;
+
+/// The most frames of one [`SendScratch::send`].
+pub(super) const SEND_MAX: usize = 64;
+
+/// A raw, non-blocking, close-on-exec packet socket.
+#[derive(Debug)]
+pub(super) struct PacketSocket(OwnedFd);
+
+impl PacketSocket {
+    /// A socket that receives nothing until it is bound.
+    pub(super) fn new() -> io::Result<Self> {
+        let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        // SAFETY: no pointers; a result that is not negative is a descriptor that nobody else owns.
+        unsafe {
+            let fd = check(libc::socket(libc::AF_PACKET, kind, 0))?;
+            Ok(Self(OwnedFd::from_raw_fd(fd)))
+        }
+    }
+
+    /// Sets an option of type int.
+    pub(super) fn set(&self, level: i32, option: i32, value: i32) -> io::Result<()> {
+        self.set_raw(level, option, &value)
+    }
+
+    /// Takes frames from all protocols of one interface.
+    pub(super) fn bind(&self, interface: u32) -> io::Result<()> {
+        let address = libc::sockaddr_ll {
+            sll_family: libc::AF_PACKET as u16,
+            sll_protocol: (libc::ETH_P_ALL as u16).to_be(),
+            sll_ifindex: i32::try_from(interface).map_err(io::Error::other)?,
+            sll_hatype: 0,
+            sll_pkttype: 0,
+            sll_halen: 0,
+            sll_addr: [0; 8],
+        };
+        let len = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+        // SAFETY: the pointer is valid for the length given with it during the call.
+        unsafe { check(libc::bind(self.raw(), (&raw const address).cast(), len)) }?;
+        Ok(())
+    }
+
+    /// Attaches a classic BPF program that says how much of each frame to take.
+    pub(super) fn attach_filter(&self, program: &[libc::sock_filter]) -> io::Result<()> {
+        let len = u16::try_from(program.len()).map_err(io::Error::other)?;
+        let program = libc::sock_fprog { len, filter: program.as_ptr().cast_mut() };
+        // The kernel copies the program during the call and does not write to it.
+        self.set_raw(libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)
+    }
+
+    /// Frames dropped because the ring was full, since the last call.
+    pub(super) fn take_drops(&self) -> io::Result<u32> {
+        let mut stats = libc::tpacket_stats { tp_packets: 0, tp_drops: 0 };
+        let mut len = size_of::<libc::tpacket_stats>() as libc::socklen_t;
+        // SAFETY: the kernel writes at most `len` bytes to `stats`, which is a plain C struct.
+        unsafe {
+            check(libc::getsockopt(
+                self.raw(),
+                libc::SOL_PACKET,
+                libc::PACKET_STATISTICS,
+                (&raw mut stats).cast(),
+                &raw mut len,
+            ))
+        }?;
+        Ok(stats.tp_drops)
+    }
+
+    /// Makes and maps the receive ring. The headers' version must be set before.
+    pub(super) fn map_ring(&self, layout: Layout) -> io::Result<RingMap> {
+        let request = libc::tpacket_req {
+            tp_block_size: layout.block_bytes,
+            tp_block_nr: layout.blocks,
+            tp_frame_size: layout.frame_bytes,
+            tp_frame_nr: layout.frames(),
+        };
+        self.set_raw(libc::SOL_PACKET, libc::PACKET_RX_RING, &request)?;
+        let len = layout.bytes();
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping, at an address of the kernel's choice, of a ring of just this length.
+        let base = unsafe {
+            libc::mmap(std::ptr::null_mut(), len, protection, libc::MAP_SHARED, self.raw(), 0)
+        };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let map = RingMap { base, layout };
+        // A child of fork must not take frames from its parent's ring.
+        // SAFETY: just the mapping made above, which `map` owns.
+        unsafe { check(libc::madvise(base.as_ptr().cast(), len, libc::MADV_DONTFORK)) }?;
+        Ok(map)
+    }
+
+    fn set_raw<T>(&self, level: i32, option: i32, value: &T) -> io::Result<()> {
+        let len = size_of::<T>() as libc::socklen_t;
+        // SAFETY: the kernel reads `len` bytes of `value`, and what it points to, during the call.
+        unsafe {
+            check(libc::setsockopt(self.raw(), level, option, (&raw const *value).cast(), len))
+        }?;
+        Ok(())
+    }
+
+    fn raw(&self) -> i32 {
+        self.0.as_raw_fd()
+    }
+}
+
+impl AsFd for PacketSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Size of a page of memory.
+pub(super) fn page_bytes() -> u32 {
+    // SAFETY: no pointers.
+    let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    u32::try_from(bytes).ok().filter(|bytes| bytes.is_power_of_two()).unwrap_or(4096)
+}
+
+fn check(result: i32) -> io::Result<i32> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// The mapped receive ring: `TPACKET_V2` frames that the kernel and we own in turn.
+#[derive(Debug)]
+pub(super) struct RingMap {
+    base: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: the mapping is the process's, not a thread's; a frame's content is touched only through
+// `&self`/`&mut self` of its one owner, and its status word is atomic.
+unsafe impl Send for RingMap {}
+
+impl RingMap {
+    pub(super) fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// The frame with this index (below `layout().frames()`) if the kernel has handed it over.
+    ///
+    /// It stays ours, and unchanged, until [`release`](Self::release), which needs `&mut self`.
+    pub(super) fn frame(&self, index: u32) -> Option<RxFrame<'_>> {
+        // SAFETY: the status word is within the mapping and aligned; both sides access it atomically.
+        let status = unsafe { (*self.status(index)).load(Ordering::Acquire) };
+        if status & libc::TP_STATUS_USER == 0 {
+            return None;
+        }
+        // SAFETY: the slot lies within the mapping, and having seen USER with acquire ordering, the
+        // kernel does not write to it until we hand it back.
+        let slot = unsafe {
+            std::slice::from_raw_parts(self.slot(index).as_ptr(), self.layout.frame_bytes as usize)
+        };
+        // SAFETY: `tpacket2_hdr` is a plain C struct at the aligned start of the slot.
+        let header = unsafe { self.slot(index).cast::<libc::tpacket2_hdr>().as_ref() };
+        let mac = usize::from(header.tp_mac);
+        Some(RxFrame {
+            vnet: slot.get(mac.wrapping_sub(VNET_LEN)..mac)?.first_chunk()?,
+            bytes: slot.get(mac..mac.checked_add(header.tp_snaplen as usize)?)?,
+            whole: header.tp_snaplen == header.tp_len,
+        })
+    }
+
+    /// Whether the kernel has handed the frame over, whatever it holds.
+    pub(super) fn is_ours(&self, index: u32) -> bool {
+        // SAFETY: as in `frame`.
+        unsafe { (*self.status(index)).load(Ordering::Acquire) & libc::TP_STATUS_USER != 0 }
+    }
+
+    /// Hands a frame back to the kernel.
+    pub(super) fn release(&mut self, index: u32) {
+        // SAFETY: as in `frame`; no borrow of the slot is alive, because we hold `&mut self`.
+        unsafe { (*self.status(index)).store(libc::TP_STATUS_KERNEL, Ordering::Release) }
+    }
+
+    /// Start of a frame's slot.
+    fn slot(&self, index: u32) -> NonNull<u8> {
+        // SAFETY: `offset` is below the length of the mapping for every index.
+        unsafe { self.base.add(self.layout.offset(index)) }
+    }
+
+    fn status(&self, index: u32) -> *const AtomicU32 {
+        // `tp_status` is the first field, and slots are aligned to TPACKET_ALIGNMENT (16).
+        self.slot(index).as_ptr().cast::<AtomicU32>()
+    }
+}
+
+impl Drop for RingMap {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours alone, and no borrow of it outlives `self`.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.layout.bytes()) };
+    }
+}
+
+/// Message headers, made once.
+pub(super) struct SendScratch {
+    messages: Box<[libc::mmsghdr; SEND_MAX]>,
+    vectors: Box<[[libc::iovec; 2]; SEND_MAX]>,
+}
+
+// SAFETY: the pointers inside are set and used only within one call of `Transmit::send`.
+unsafe impl Send for SendScratch {}
+
+impl SendScratch {
+    pub(super) fn new() -> Self {
+        // SAFETY: both are plain C structs for which all zeroes is a value.
+        unsafe {
+            Self { messages: Box::new(std::mem::zeroed()), vectors: Box::new(std::mem::zeroed()) }
+        }
+    }
+}
+
+/// A socket with what a call of `sendmmsg(2)` needs.
+pub(super) struct Transmit<'a> {
+    pub(super) socket: &'a PacketSocket,
+    pub(super) scratch: &'a mut SendScratch,
+}
+
+impl FrameSink for Transmit<'_> {
+    /// Sends up to [`SEND_MAX`] frames, each from two pieces (virtio header and Ethernet … UDP
+    /// headers first), in one system call.
+    fn send<'a>(&mut self, frames: impl Iterator<Item = [&'a [u8]; 2]>) -> io::Result<usize> {
+        let SendScratch { messages, vectors } = &mut *self.scratch;
+        let mut count = 0;
+        for ((message, vectors), pieces) in messages.iter_mut().zip(vectors.iter_mut()).zip(frames)
+        {
+            for (vector, piece) in vectors.iter_mut().zip(pieces) {
+                vector.iov_base = piece.as_ptr().cast_mut().cast();
+                vector.iov_len = piece.len();
+            }
+            message.msg_hdr.msg_iov = vectors.as_mut_ptr();
+            message.msg_hdr.msg_iovlen = 2;
+            count += 1;
+        }
+        // SAFETY: the first `count` messages point to vectors of live slices ('a outlives the call),
+        // which the kernel only reads; it writes `msg_len` of the messages.
+        let sent = check(unsafe {
+            libc::sendmmsg(self.socket.raw(), messages.as_mut_ptr(), count, libc::MSG_DONTWAIT)
+        })?;
+        Ok(sent as usize)
+    }
+}

@@ -1,0 +1,258 @@
+//! From staged runs to the kernel.
+
+use std::io;
+
+use super::staging::{HeaderBytes, Run, SEGMENTS_MAX, Staging};
+use super::sys::SEND_MAX;
+use super::vnet::VNET_LEN;
+use crate::headers::HEADERS_MAX;
+use crate::port::TxFailure;
+
+/// What was sent, since the port was opened.
+#[derive(Debug, Default)]
+pub(super) struct TxCounters {
+    pub(super) datagrams: u64,
+    pub(super) bytes: u64,
+    pub(super) runs: u64,
+    pub(super) failed: u64,
+    pub(super) blocked: u64,
+}
+
+/// What takes frames: the kernel.
+pub(super) trait FrameSink {
+    /// Takes frames, each from two pieces, in order; returns how many, or why not the first.
+    fn send<'a>(&mut self, frames: impl Iterator<Item = [&'a [u8]; 2]>) -> io::Result<usize>;
+}
+
+/// Gives runs to the kernel.
+pub(super) struct Sender {
+    /// Headers of frames that leave singly.
+    headers: Box<[HeaderBytes]>,
+    segments_max: u16,
+    pub(super) counters: TxCounters,
+}
+
+/// Whether to go on after an error.
+enum Outcome {
+    Again,
+    Blocked,
+}
+
+impl Sender {
+    pub(super) fn new(segmentation: bool) -> Self {
+        Self {
+            headers: vec![[0; VNET_LEN + HEADERS_MAX]; SEND_MAX].into_boxed_slice(),
+            segments_max: if segmentation { SEGMENTS_MAX } else { 1 },
+            counters: TxCounters::default(),
+        }
+    }
+
+    /// The most datagrams that a run may have: 1 once the kernel refused to segment.
+    pub(super) fn segments_max(&self) -> u16 {
+        self.segments_max
+    }
+
+    /// Sends all runs, up to the first that the kernel has no room for now. Those that it refuses for
+    /// good are dropped and reported.
+    pub(super) fn send(
+        &mut self,
+        kernel: &mut impl FrameSink,
+        staging: &mut Staging,
+        failed: &mut impl FnMut(TxFailure),
+    ) {
+        staging.seal();
+        while let Some(run) = staging.front() {
+            let sent = if run.split.is_some() {
+                kernel.send(staging.singles(&mut self.headers))
+            } else {
+                kernel.send(staging.whole())
+            };
+            match sent {
+                Ok(frames) => self.sent(staging, frames),
+                Err(error) => match self.refused(staging, &error, failed) {
+                    Outcome::Again => {}
+                    Outcome::Blocked => return,
+                },
+            }
+        }
+    }
+
+    /// Forgets what the kernel took: whole runs, or frames of a split one.
+    fn sent(&mut self, staging: &mut Staging, frames: usize) {
+        if let Some(Run { split: Some(done), datagrams, bytes, .. }) = staging.front() {
+            *done += frames as u16;
+            self.counters.runs += frames as u64;
+            if *done < *datagrams {
+                return;
+            }
+            self.counters.datagrams += u64::from(*datagrams);
+            self.counters.bytes += *bytes as u64;
+            // Single frames pass where the run did not: there is no segmentation to be had.
+            self.segments_max = 1;
+            staging.pop();
+            return;
+        }
+        for _ in 0..frames {
+            if let Some(run) = staging.front() {
+                self.counters.datagrams += u64::from(run.datagrams);
+                self.counters.bytes += run.bytes as u64;
+            }
+            self.counters.runs += 1;
+            staging.pop();
+        }
+    }
+
+    /// The kernel did not take the first frame.
+    fn refused(
+        &mut self,
+        staging: &mut Staging,
+        error: &io::Error,
+        failed: &mut impl FnMut(TxFailure),
+    ) -> Outcome {
+        let errno = error.raw_os_error().unwrap_or(libc::EIO);
+        match errno {
+            libc::EINTR => return Outcome::Again,
+            libc::EAGAIN => {
+                self.counters.blocked += 1;
+                return Outcome::Blocked;
+            }
+            _ => {}
+        }
+        let Some(run) = staging.front() else { return Outcome::Again };
+        if run.datagrams > 1 && run.split.is_none() && refuses_segmentation(errno) {
+            run.split = Some(0);
+            return Outcome::Again;
+        }
+        // ENOBUFS and the like: dropped on the way (a full queueing discipline). It is not tried again,
+        // because the transport repairs losses, at a pace that it knows to choose.
+        let lost = run.datagrams - run.split.unwrap_or(0);
+        self.counters.failed += u64::from(lost);
+        failed(TxFailure { path: run.path, datagrams: u32::from(lost), errno });
+        staging.pop();
+        Outcome::Again
+    }
+}
+
+/// Whether the run might pass as single frames.
+fn refuses_segmentation(errno: i32) -> bool {
+    matches!(errno, libc::EINVAL | libc::EMSGSIZE | libc::EIO | libc::EOPNOTSUPP)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::headers::{FrameTemplate, parse_frame};
+    use crate::packet::vnet::{self, Incoming};
+    use crate::port::{PathId, PathSpec};
+
+    /// A kernel that answers by script, and takes `room` frames in all.
+    struct Script {
+        answer: fn(Incoming) -> i32,
+        room: usize,
+        taken: Vec<(Incoming, u16, usize)>,
+    }
+
+    impl FrameSink for Script {
+        fn send<'a>(&mut self, frames: impl Iterator<Item = [&'a [u8]; 2]>) -> io::Result<usize> {
+            let mut sent = 0;
+            for [headers, payload] in frames {
+                let (vnet, ethernet) = headers.split_first_chunk().expect("a virtio header");
+                let frame = [ethernet, payload].concat();
+                let parsed = parse_frame(&frame).expect("a valid frame");
+                let kind = vnet::incoming(vnet);
+                let errno = if self.room == 0 { libc::EAGAIN } else { (self.answer)(kind) };
+                if errno != 0 && sent == 0 {
+                    return Err(io::Error::from_raw_os_error(errno));
+                }
+                if errno != 0 {
+                    break;
+                }
+                let (id, _) = parsed.headers.ip_id.expect("IPv4");
+                self.taken.push((kind, id, parsed.payload.len()));
+                self.room -= 1;
+                sent += 1;
+            }
+            Ok(sent)
+        }
+    }
+
+    fn stage(staging: &mut Staging, path: u32, datagrams: usize) {
+        let spec = PathSpec {
+            local: "10.0.0.1".parse().expect("address"),
+            remote: "10.0.0.2".parse().expect("address"),
+            src_port: 0,
+            tos: 0,
+            ttl: 64,
+            flow_label: 0,
+        };
+        let template = FrameTemplate::new([2; 6], [4; 6], &spec, 49152).expect("one family");
+        staging.begin(PathId(path), 100, &template, 10).expect("room");
+        staging.commit();
+        for _ in 1..datagrams {
+            staging.grow(100).expect("room");
+            staging.commit();
+        }
+    }
+
+    fn send(sender: &mut Sender, kernel: &mut Script, staging: &mut Staging) -> Vec<TxFailure> {
+        let mut failures = Vec::new();
+        sender.send(kernel, staging, &mut |failure| failures.push(failure));
+        failures
+    }
+
+    #[test]
+    fn runs_that_the_kernel_does_not_segment_leave_as_single_frames() {
+        let (mut sender, mut staging) = (Sender::new(true), Staging::new());
+        stage(&mut staging, 1, 1);
+        stage(&mut staging, 2, 3);
+        stage(&mut staging, 3, 2);
+        let answer = |kind| if kind == Incoming::Single { 0 } else { libc::EINVAL };
+        let mut kernel = Script { answer, room: 3, taken: Vec::new() };
+        assert_eq!(send(&mut sender, &mut kernel, &mut staging), []);
+        assert!(!staging.is_empty() && sender.counters.blocked == 1, "blocked in mid-run");
+        kernel.room = 100;
+        assert_eq!(send(&mut sender, &mut kernel, &mut staging), []);
+        let ids: Vec<u16> = kernel.taken.iter().map(|(_, id, _)| *id).collect();
+        assert_eq!(ids, [10, 10, 11, 12, 10, 11]);
+        assert!(kernel.taken.iter().all(|(kind, _, len)| (*kind, *len) == (Incoming::Single, 100)));
+        assert_eq!((sender.counters.datagrams, sender.counters.runs), (6, 6));
+        assert_eq!(sender.segments_max(), 1, "it does not try again");
+    }
+
+    #[test]
+    fn what_cannot_be_sent_at_all_is_reported_once_and_dropped() {
+        let (mut sender, mut staging) = (Sender::new(true), Staging::new());
+        stage(&mut staging, 1, 3);
+        stage(&mut staging, 2, 1);
+        let mut kernel = Script { answer: |_| libc::EINVAL, room: 9, taken: Vec::new() };
+        let failures = send(&mut sender, &mut kernel, &mut staging);
+        let want = [(1, 3), (2, 1)].map(|(path, datagrams)| TxFailure {
+            path: PathId(path),
+            datagrams,
+            errno: libc::EINVAL,
+        });
+        assert_eq!(failures, want);
+        assert!(staging.is_empty() && sender.counters.failed == 4);
+        assert_eq!(sender.segments_max(), SEGMENTS_MAX, "segmentation was not to blame");
+    }
+
+    #[test]
+    fn a_full_queue_drops_and_is_not_retried() {
+        let (mut sender, mut staging) = (Sender::new(true), Staging::new());
+        stage(&mut staging, 1, 3);
+        let mut kernel = Script { answer: |_| libc::ENOBUFS, room: 9, taken: Vec::new() };
+        let failures = send(&mut sender, &mut kernel, &mut staging);
+        assert_eq!((failures.len(), failures[0].errno), (1, libc::ENOBUFS));
+        assert!(staging.is_empty());
+    }
+
+    #[test]
+    fn many_runs_leave_in_order() {
+        let (mut sender, mut staging) = (Sender::new(true), Staging::new());
+        (0..150).for_each(|i| stage(&mut staging, i, 1 + i as usize % 3));
+        let mut kernel = Script { answer: |_| 0, room: 1000, taken: Vec::new() };
+        assert_eq!(send(&mut sender, &mut kernel, &mut staging), []);
+        let sizes: Vec<usize> = kernel.taken.iter().map(|(_, _, len)| *len).collect();
+        assert_eq!(sizes, (0..150).map(|i| 100 * (1 + i % 3)).collect::<Vec<_>>());
+    }
+}
