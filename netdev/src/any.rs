@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
+use crate::packet::PacketPort;
 use crate::port::{
     Capabilities, Path, PathId, PathSpec, Port, PortStats, RxDatagram, TxFailure, TxSlot,
 };
@@ -22,6 +23,8 @@ pub enum AnyPort {
     Udp(UdpPort),
     /// `AF_XDP`.
     Xdp(XdpPort),
+    /// `AF_PACKET`.
+    Packet(PacketPort),
     /// The seeded in-memory network.
     Sim(SimPort),
 }
@@ -32,6 +35,7 @@ macro_rules! on {
         match $any {
             AnyPort::Udp($port) => $call,
             AnyPort::Xdp($port) => $call,
+            AnyPort::Packet($port) => $call,
             AnyPort::Sim($port) => $call,
         }
     };
@@ -98,7 +102,7 @@ macro_rules! from {
     )+};
 }
 
-from!(Udp(UdpPort), Xdp(XdpPort), Sim(SimPort));
+from!(Udp(UdpPort), Xdp(XdpPort), Packet(PacketPort), Sim(SimPort));
 
 impl std::fmt::Debug for AnyPort {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
