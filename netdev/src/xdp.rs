@@ -1,8 +1,8 @@
 //! `AF_XDP`: frames straight from the driver, through our own XDP program.
 //!
-//! The program ([`prog`]) hands RoCEv2 frames to one of our addresses to the socket and leaves
+//! The program (`xdp/prog.rs`) hands RoCEv2 frames to one of our addresses to the socket and leaves
 //! everything else to the kernel; it detaches when the port is dropped or the process ends. Frames
-//! lie in memory that is shared with the kernel ([`umem`]): what is received is handed up from there,
+//! lie in memory that is shared with the kernel (`xdp/umem.rs`): what is received is handed up from there,
 //! and what is sent is written there, headers first. A veth copies between that memory and its
 //! socket buffers; a driver with zero-copy support does not.
 //!

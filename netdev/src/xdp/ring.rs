@@ -161,7 +161,7 @@ impl FillRing {
     /// If the ring is full, which cannot be: it is as large as the number of receive chunks.
     pub(crate) fn push(&mut self, chunk: Lent) {
         assert!(self.0.free(1) > 0, "fill ring smaller than the receive chunks");
-        self.0.write(chunk.addr());
+        self.0.write(chunk.into_addr());
     }
 
     /// Shows the kernel what was pushed.
@@ -197,7 +197,7 @@ impl TxRing {
     pub(crate) fn push(&mut self, chunk: Lent, len: u32, continues: bool) {
         assert!(self.0.cursor.free() > 0, "TX ring overrun");
         let options = if continues { libc::XDP_PKT_CONTD } else { 0 };
-        self.0.write(Desc { addr: chunk.addr(), len, options });
+        self.0.write(Desc { addr: chunk.into_addr(), len, options });
     }
 
     /// Shows the kernel what was pushed.

@@ -19,7 +19,7 @@ pub(crate) struct Lent(u64);
 
 impl Lent {
     /// Offset into the UMEM.
-    pub(crate) const fn addr(&self) -> u64 {
+    pub(crate) const fn into_addr(self) -> u64 {
         self.0
     }
 }
@@ -105,7 +105,7 @@ mod tests {
         let mut umem = Umem::new(3).unwrap();
         umem.get_mut(0..3 * CHUNK).unwrap().fill(7);
         let lent = umem.lend(1).unwrap();
-        assert_eq!(lent.addr(), 4096);
+        assert_eq!(lent.into_addr(), 4096);
         assert!(umem.lend(1).is_none() && umem.lend(3).is_none());
         assert!(umem.get(CHUNK..CHUNK + 1).is_none());
         assert!(umem.get(CHUNK - 1..CHUNK + 1).is_none());
