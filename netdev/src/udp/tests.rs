@@ -301,9 +301,7 @@ fn without_segmentation_every_datagram_is_its_own_run() {
 }
 
 #[test]
-fn a_run_too_long_for_the_path_fails_once_and_segmentation_stays() {
-    // The payload of one datagram cannot exceed what an IPv4 packet holds on a link of 65,536 bytes,
-    // so nothing here is refused by size; a path whose MTU is too small is tested in a namespace.
+fn there_is_no_room_for_what_cannot_be_sent() {
     let (a, b) = (loopback(24), loopback(25));
     let mut tx = open(a);
     let path = tx.add_path(&spec(a, b)).unwrap();
@@ -357,3 +355,5 @@ fn an_overrun_is_counted() {
     assert!(count < 100, "{count}");
     assert_eq!(rx.stats().rx_queue_drops, 100 - count);
 }
+
+mod wire;

@@ -1,0 +1,246 @@
+//! Two ports in two namespaces: what is really on the wire, and what the kernel refuses.
+
+use super::*;
+use crate::testns::{NetNs, Pair, or_skip};
+
+const A: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 9, 0, 1));
+const B: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 9, 0, 2));
+
+fn v6(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn v0(ns: &NetNs) -> Interface {
+    ns.run(|| Interface::by_name("v0").unwrap())
+}
+
+/// A port in each namespace, on these addresses.
+fn ports(pair: &Pair, a: IpAddr, b: IpAddr, config: &PortConfig) -> (UdpPort, UdpPort) {
+    let open = |ns: &NetNs, address| {
+        let iface = v0(ns);
+        ns.run(|| UdpPort::open(&iface, &[address], config).unwrap())
+    };
+    (open(&pair.a, a), open(&pair.b, b))
+}
+
+/// Two namespaces, if these programs are there to set them up.
+fn pair_with(programs: &[&str]) -> io::Result<Pair> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let is_there = |name: &str| std::env::split_paths(&path).any(|dir| dir.join(name).exists());
+    match programs.iter().find(|name| !is_there(name)) {
+        Some(name) => Err(io::Error::other(format!("{name} is not installed"))),
+        None => Pair::new(),
+    }
+}
+
+fn path(pair: &Pair, port: &mut UdpPort, spec: &PathSpec) -> PathId {
+    pair.a.run(|| port.add_path(spec).unwrap()).id
+}
+
+/// Stages `count` datagrams of `len` bytes; returns their identifications.
+fn stage(port: &mut UdpPort, path: PathId, count: usize, len: usize) -> Vec<u16> {
+    let stage = |i| {
+        let slot = port.reserve(path, len).expect("room");
+        slot.buf.fill(i as u8);
+        let id = slot.ip_id;
+        port.commit();
+        id
+    };
+    (0..count).map(stage).collect()
+}
+
+fn flush(port: &mut UdpPort) -> Vec<TxFailure> {
+    let mut failures = Vec::new();
+    port.flush(|failure| failures.push(failure));
+    failures
+}
+
+#[test]
+fn the_identification_on_the_wire_is_the_one_in_the_slot() {
+    let pair = or_skip!(
+        "the_identification_on_the_wire_is_the_one_in_the_slot",
+        pair_with(&["nft", "ethtool"])
+    );
+    let (mut a, mut b) = ports(&pair, A, B, &PortConfig::default());
+    let to_b = path(&pair, &mut a, &spec(A, B));
+    // Segmented by the sender's kernel: b sees every datagram with its own header.
+    pair.a.sh("ethtool -K v0 tx-udp-segmentation off");
+    pair.b.sh("nft add table inet t");
+    pair.b.sh("nft add chain inet t c '{ type filter hook prerouting priority 0; }'");
+    for id in 0..6 {
+        let rule = format!("ip id {id} ip frag-off 0x4000 ip ttl 64 udp dport 4791 counter");
+        pair.b.sh(&format!("nft add rule inet t c {rule}"));
+    }
+    assert_eq!(send(&mut a, to_b, &[1040, 1040, 1040, 1040, 70]), [0, 1, 2, 3, 4]);
+    for _ in 0..3 {
+        assert_eq!(send(&mut a, to_b, &[100]), [0]);
+    }
+    let got = receive(&mut b, 8);
+    assert_eq!(got.iter().map(|g| g.payload.len()).sum::<usize>(), 4 * 1040 + 70 + 300);
+    let listing = pair.b.sh("nft list chain inet t c");
+    let packets = |line: &str| line.split_once("packets ")?.1.split(' ').next()?.parse().ok();
+    let counts: Vec<u32> = listing.lines().filter_map(packets).collect();
+    assert_eq!(counts, [4, 1, 1, 1, 1, 0], "{listing}");
+}
+
+#[test]
+fn a_rule_of_the_own_namespace_is_reported() {
+    let pair = or_skip!("a_rule_of_the_own_namespace_is_reported", pair_with(&["nft"]));
+    let (mut a, mut b) = ports(&pair, A, B, &PortConfig::default());
+    let to_b = path(&pair, &mut a, &spec(A, B));
+    pair.a.sh("nft add table inet t");
+    pair.a.sh("nft add chain inet t c '{ type filter hook output priority 0; }'");
+    pair.a.sh("nft add rule inet t c udp length 308 drop");
+    stage(&mut a, to_b, 2, 100);
+    stage(&mut a, to_b, 1, 300);
+    stage(&mut a, to_b, 2, 400);
+    assert_eq!(flush(&mut a), [TxFailure { path: to_b, datagrams: 1, errno: libc::EPERM }]);
+    let lens: Vec<_> = receive(&mut b, 4).iter().map(|g| g.payload.len()).collect();
+    assert_eq!(lens, [100, 100, 400, 400]);
+    assert_eq!((a.stats().tx_failed, a.stats().tx_datagrams), (1, 4));
+}
+
+#[test]
+fn a_path_with_a_small_mtu_fails_and_segmentation_stays() {
+    let pair = or_skip!("a_path_with_a_small_mtu_fails_and_segmentation_stays", pair_with(&[]));
+    let (mut a, mut b) = ports(&pair, A, B, &PortConfig::default());
+    let to_b = path(&pair, &mut a, &spec(A, B));
+    pair.a.sh("ip route add 10.9.0.2/32 dev v0 mtu 1400");
+    stage(&mut a, to_b, 5, 4000);
+    assert_eq!(flush(&mut a), [TxFailure { path: to_b, datagrams: 5, errno: libc::EMSGSIZE }]);
+    pair.a.sh("ip route del 10.9.0.2/32");
+    assert_eq!(stage(&mut a, to_b, 5, 4000), [0, 1, 2, 3, 4]);
+    assert_eq!(flush(&mut a), []);
+    assert_eq!(receive(&mut b, 5).len(), 5);
+    assert_eq!(a.stats().tx_runs, 1);
+}
+
+#[test]
+fn where_the_kernel_does_not_segment_datagrams_leave_singly() {
+    let pair = or_skip!("where_the_kernel_does_not_segment_datagrams_leave_singly", pair_with(&[]));
+    let (mut a, mut b) = ports(&pair, A, B, &PortConfig::default());
+    let to_b = path(&pair, &mut a, &spec(A, B));
+    // More segments than any kernel takes: EINVAL, as from one that takes fewer than thought.
+    a.paths.entry_mut(to_b).segments_max = 300;
+    let ids = stage(&mut a, to_b, 300, 64);
+    assert_eq!(ids, (0..300).collect::<Vec<_>>());
+    stage(&mut a, to_b, 2, 65);
+    // The first of the refused run was sealed for the identification of a single datagram; the run
+    // behind it is one that the kernel takes.
+    assert_eq!(flush(&mut a), [TxFailure { path: to_b, datagrams: 299, errno: libc::EINVAL }]);
+    let got = receive(&mut b, 3);
+    assert_eq!(got.iter().map(|g| g.payload.len()).collect::<Vec<_>>(), [64, 65, 65]);
+    // The path has learnt.
+    assert_eq!(stage(&mut a, to_b, 5, 64), [0; 5]);
+    assert_eq!(flush(&mut a), []);
+    assert_eq!(receive(&mut b, 5).len(), 5);
+    assert_eq!(a.stats().tx_runs, 1 + 1 + 5);
+    // Other paths have nothing to learn.
+    let other = path(&pair, &mut a, &spec(A, B));
+    assert_eq!(stage(&mut a, other, 3, 64), [0, 1, 2]);
+}
+
+#[test]
+fn where_the_kernel_does_not_segment_ipv6_loses_nothing() {
+    let pair = or_skip!("where_the_kernel_does_not_segment_ipv6_loses_nothing", pair_with(&[]));
+    let (a6, b6) = (v6("fd09::1"), v6("fd09::2"));
+    let (mut a, mut b) = ports(&pair, a6, b6, &PortConfig::default());
+    let to_b = path(&pair, &mut a, &spec(a6, b6));
+    // Until the neighbour is known the kernel keeps 212,992 bytes for it, 256 datagrams, and drops the rest.
+    send(&mut a, to_b, &[64]);
+    receive(&mut b, 1);
+    a.paths.entry_mut(to_b).segments_max = 300;
+    stage(&mut a, to_b, 300, 64);
+    assert_eq!(flush(&mut a), []);
+    for (i, got) in receive(&mut b, 300).iter().enumerate() {
+        assert_eq!(got.payload, [i as u8; 64]);
+    }
+    assert_eq!((a.stats().tx_runs, a.stats().tx_datagrams), (301, 301));
+}
+
+#[test]
+fn a_full_queue_blocks_and_the_descriptor_tells_when_it_drains() {
+    let pair =
+        or_skip!("a_full_queue_blocks_and_the_descriptor_tells_when_it_drains", pair_with(&["tc"]));
+    let config =
+        PortConfig { tx_buffer_bytes: 100_000, force_buffers: false, ..PortConfig::default() };
+    let (mut a, mut b) = ports(&pair, A, B, &config);
+    pair.a.sh("tc qdisc add dev v0 root tbf rate 400mbit burst 128kb limit 16mb");
+    // From a socket of its own, and from that of UDP/4791, which is waited on for reading too.
+    for src_port in [0xC123, 4791] {
+        let to_b = path(&pair, &mut a, &PathSpec { src_port, ..spec(A, B) });
+        let blocked = a.stats().tx_blocked;
+        let mut next = 0_u32;
+        let mut received = 0_u32;
+        while next < 900 || a.wants_write() {
+            while let Some(slot) = a.reserve(to_b, 4120).filter(|_| next < 900) {
+                slot.buf[..4].copy_from_slice(&next.to_be_bytes());
+                a.commit();
+                next += 1;
+            }
+            assert_eq!(flush(&mut a), []);
+            if a.wants_write() {
+                assert!(fd::wait_readable(a.wait_fd(), 5_000).unwrap(), "it never drains");
+                assert_eq!(a.receive(10, |_| panic!("nothing was sent to it")).unwrap(), 0);
+            }
+            received += check_order(&mut b, received);
+        }
+        while received < 900 {
+            assert!(fd::wait_readable(b.wait_fd(), 5_000).unwrap(), "{received} of 900");
+            received += check_order(&mut b, received);
+        }
+        assert!(a.stats().tx_blocked > blocked);
+        assert!(!fd::wait_readable(a.wait_fd(), 0).unwrap(), "nothing to wait for is left");
+    }
+    assert_eq!((a.stats().tx_failed, b.stats().rx_queue_drops), (0, 0));
+}
+
+/// Receives what is there, numbered from `first`; returns how many.
+fn check_order(port: &mut UdpPort, first: u32) -> u32 {
+    let mut next = first;
+    let sink = |d: RxDatagram<'_>| {
+        assert_eq!(d.payload[..4], next.to_be_bytes());
+        next += 1;
+    };
+    port.receive(usize::MAX, sink).unwrap() as u32
+}
+
+#[test]
+fn link_local_addresses_work() {
+    let pair = or_skip!("link_local_addresses_work", Pair::new());
+    for (ns, host) in [(&pair.a, 1), (&pair.b, 2)] {
+        ns.sh(&format!("ip address add fe80::{host}/64 dev v0 nodad"));
+    }
+    let (a6, b6) = (v6("fe80::1"), v6("fe80::2"));
+    let (mut a, mut b) = ports(&pair, a6, b6, &PortConfig::default());
+    let to_b = path(&pair, &mut a, &spec(a6, b6));
+    send(&mut a, to_b, &[70, 70, 20]);
+    let got = receive(&mut b, 3);
+    assert!(got.iter().all(|g| (g.src, g.dst) == (a6, b6)), "{got:?}");
+}
+
+#[test]
+fn ipv6_datagrams_without_a_checksum_are_accepted() {
+    const UDP_NO_CHECK6_TX: i32 = 101;
+    let pair = or_skip!("ipv6_datagrams_without_a_checksum_are_accepted", Pair::new());
+    let (a6, b6) = (v6("fd09::1"), v6("fd09::2"));
+    let iface = v0(&pair.b);
+    let mut b = pair.b.run(|| UdpPort::open(&iface, &[b6], &PortConfig::default()).unwrap());
+    let a = pair.a.run(|| Socket::new(true).unwrap());
+    a.set(libc::SOL_UDP, UDP_NO_CHECK6_TX, 1).unwrap();
+    a.bind(&(a6, 0xC000).into()).unwrap();
+    let name = sys::SockAddr::new(&(b6, 4791).into());
+    let dest = sys::Dest { name, tos: None, ttl: None };
+    let message = sys::Message { payload: b"no checksum", dest: &dest, segment: 0 };
+    sys::send(&a, &mut SendScratch::new(), std::iter::once(message)).unwrap();
+    assert_eq!(receive(&mut b, 1)[0].payload, b"no checksum");
+}
+
+#[test]
+fn a_destination_without_a_route_is_refused() {
+    let pair = or_skip!("a_destination_without_a_route_is_refused", Pair::new());
+    let (mut a, _b) = ports(&pair, A, B, &PortConfig::default());
+    let nowhere = spec(A, IpAddr::from([192, 0, 2, 1]));
+    let error = pair.a.run(|| a.add_path(&nowhere).unwrap_err());
+    assert_eq!(error.kind(), io::ErrorKind::NetworkUnreachable, "{error}");
+}
