@@ -131,12 +131,12 @@ impl XdpPort {
         let guard = UdpPort::open_guard(iface, addresses, config)
             .map_err(|e| OpenError { backend: Backend::Xdp, ..e })?;
         let paths = PathTable::open(iface, addresses).map_err(os("cannot open rtnetlink"))?;
-        let Opened { link, tx, rx, socket, umem, zero_copy, ring_entries } =
+        let Opened { link, tx, rx, socket, umem, zero_copy, chunks_each } =
             open::open(iface, addresses, config)?;
         let epoll = Epoll::new().map_err(os("cannot make an epoll set"))?;
         epoll.add(socket.as_fd(), Interest::Read).map_err(os("cannot wait for the socket"))?;
         epoll.add(guard.wait_fd(), Interest::Read).map_err(os("cannot wait for the guard"))?;
-        let looped = LoopQueue::new(ring_entries as usize * CHUNK, ring_entries as usize)
+        let looped = LoopQueue::new(chunks_each as usize * CHUNK, chunks_each as usize)
             .map_err(os("cannot make the loopback queue"))?;
         epoll.add(looped.wait_fd(), Interest::Read).map_err(os("cannot wait for loopback"))?;
         let frame_max = tx.slot_bytes().min(iface.mtu as usize + ETH_LEN);
@@ -149,7 +149,7 @@ impl XdpPort {
                 ip_id_exact: true,
                 tos_on_send: true,
                 tos_on_receive: true,
-                rx_budget: rx_budget(ring_entries, iface.mtu),
+                rx_budget: rx_budget(chunks_each, iface.mtu),
             },
             addresses: addresses.to_vec(),
             _link: link,
@@ -397,13 +397,13 @@ fn datagram(frame: Frame<'_>) -> RxDatagram<'_> {
     }
 }
 
-/// What `entries` receive chunks hold, less an eighth for strangers' frames.
+/// What `chunks` receive chunks hold, less an eighth for strangers' frames.
 ///
 /// Where a frame may take two chunks, the number of datagrams is halved: the budget's bytes alone
 /// would let small datagrams use up the chunks that large ones need. So with `d` datagrams allowed,
 /// `k` of them in two chunks each, `d + k ≤ chunks` holds because the bytes allow `k ≤ d`.
-fn rx_budget(entries: u32, mtu: u32) -> RxBudget {
-    let chunks = entries - entries / 8;
+fn rx_budget(chunks: u32, mtu: u32) -> RxBudget {
+    let chunks = chunks - chunks / 8;
     let per_frame = (mtu as usize + ETH_LEN).div_ceil(RX_CHUNK_BYTES).min(2) as u32;
     let datagrams = chunks / per_frame;
     RxBudget { bytes: datagrams * RxBudget::cost(RX_CHUNK_BYTES as u32), datagrams }

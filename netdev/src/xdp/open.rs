@@ -21,9 +21,9 @@ use std::time::{Duration, Instant};
 pub(super) const RX_CHUNK_BYTES: usize = CHUNK - 256;
 /// Chunks of a TX slot at most: enough for a 4096-byte RoCE payload and all its headers.
 const SLOT_CHUNKS_MAX: usize = 2;
-/// Fewer ring entries than these are of no use, more are refused.
-const RING_MIN: u32 = 64;
-const RING_MAX: u32 = 1 << 15;
+/// Fewer chunks each way than these are of no use, more are not taken.
+const CHUNKS_MIN: u32 = 64;
+const CHUNKS_MAX: u32 = 1 << 15;
 
 /// How long to wait for the kernel to free the queue of a closed socket.
 const QUEUE_RELEASE_MAX: Duration = Duration::from_millis(500);
@@ -47,8 +47,8 @@ pub(super) struct Opened {
     pub(super) umem: Umem,
     /// Whether the driver works on the UMEM without copying.
     pub(super) zero_copy: bool,
-    /// Entries of each ring: chunks for receiving, and as many for sending.
-    pub(super) ring_entries: u32,
+    /// Chunks for receiving, and as many for sending.
+    pub(super) chunks_each: u32,
 }
 
 /// Opens the socket on a queue of the interface and attaches the program.
@@ -59,9 +59,10 @@ pub(super) fn open(
 ) -> Result<Opened, OpenError> {
     check_interface(iface, config)?;
     let socket = Socket::new().map_err(|e| permission("cannot open an AF_XDP socket", e))?;
-    let (mut umem, ring_entries) = register_memory(&socket, config.ring_frames)?;
+    let (mut umem, chunks_each) = register_memory(&socket, config.ring_frames)?;
+    // Twice the entries that chunks could fill: the kernel shows some of its progress late.
     let rings = socket
-        .make_rings(ring_entries, ring_entries)
+        .make_rings(2 * chunks_each)
         .map_err(|e| OpenError::os(Backend::Xdp, "cannot make the AF_XDP rings", e, ""))?;
     socket.set_send_buffer(config.tx_buffer_bytes, config.force_buffers);
     let (program, sockets) = load_program(iface, addresses, config)?;
@@ -69,15 +70,15 @@ pub(super) fn open(
     let zero_copy = socket.zero_copy().unwrap_or(false);
     let frame_bytes = iface.mtu as usize + ETH_LEN;
     let per_slot = frame_bytes.div_ceil(CHUNK).min(SLOT_CHUNKS_MAX) as u32;
-    let rx = RxHalf::new(rings.rx, rings.fill, ring_entries, &mut umem);
-    let tx = TxHalf::new(&socket, rings.tx, rings.completion, ring_entries, ring_entries, per_slot);
+    let rx = RxHalf::new(rings.rx, rings.fill, chunks_each, &mut umem);
+    let tx = TxHalf::new(&socket, rings.tx, rings.completion, chunks_each, chunks_each, per_slot);
     sockets
         .set(&config.xdp_queue.to_ne_bytes(), fd_value(socket.as_fd()))
         .map_err(|e| permission("cannot put the socket into the XSKMAP", e))?;
     let link = program
         .attach(iface.index, config.xdp_generic)
         .map_err(|e| attach_error::explain(iface, config.xdp_generic, e))?;
-    Ok(Opened { link, tx, rx, socket, umem, zero_copy, ring_entries })
+    Ok(Opened { link, tx, rx, socket, umem, zero_copy, chunks_each })
 }
 
 fn check_interface(iface: &Interface, config: &PortConfig) -> Result<(), OpenError> {
@@ -111,20 +112,20 @@ fn check_interface(iface: &Interface, config: &PortConfig) -> Result<(), OpenErr
     Ok(())
 }
 
-/// Registers memory for `wanted` ring entries each way, or as much as `RLIMIT_MEMLOCK` allows.
+/// Registers memory for `wanted` chunks each way, or as much as `RLIMIT_MEMLOCK` allows.
 fn register_memory(socket: &Socket, wanted: u32) -> Result<(Umem, u32), OpenError> {
-    let mut entries = wanted.clamp(RING_MIN, RING_MAX).next_power_of_two();
+    let mut chunks = wanted.clamp(CHUNKS_MIN, CHUNKS_MAX).next_power_of_two();
     loop {
-        let umem = Umem::new(2 * entries).map_err(|e| {
+        let umem = Umem::new(2 * chunks).map_err(|e| {
             OpenError::os(Backend::Xdp, "cannot map the packet memory", e, "lower ring_frames")
         })?;
         match socket.register(&umem) {
-            Ok(()) => return Ok((umem, entries)),
-            Err(e) if e.raw_os_error() == Some(libc::ENOBUFS) && entries > RING_MIN => {
-                entries /= 2;
+            Ok(()) => return Ok((umem, chunks)),
+            Err(e) if e.raw_os_error() == Some(libc::ENOBUFS) && chunks > CHUNKS_MIN => {
+                chunks /= 2;
             }
             Err(e) if e.raw_os_error() == Some(libc::ENOBUFS) => {
-                let kib = 2 * entries as usize * CHUNK / 1024;
+                let kib = 2 * chunks as usize * CHUNK / 1024;
                 return Err(OpenError::os(
                     Backend::Xdp,
                     format!("cannot lock the {kib} KiB of packet memory"),

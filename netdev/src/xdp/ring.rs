@@ -155,12 +155,17 @@ impl FillRing {
         Self(Ring::new(map, layout))
     }
 
+    /// Whether another chunk can be pushed.
+    pub(crate) fn has_room(&mut self) -> bool {
+        self.0.free(1) > 0
+    }
+
     /// Hands a chunk over, not visible to the kernel before [`publish`](Self::publish).
     ///
     /// # Panics
-    /// If the ring is full, which cannot be: it is as large as the number of receive chunks.
+    /// If the ring is full: ask [`has_room`](Self::has_room) first.
     pub(crate) fn push(&mut self, chunk: Lent) {
-        assert!(self.0.free(1) > 0, "fill ring smaller than the receive chunks");
+        assert!(self.0.cursor.free() > 0, "fill ring overrun");
         self.0.write(chunk.into_addr());
     }
 

@@ -15,13 +15,16 @@ use std::ops::Range;
 /// The longest frame that is put together from several chunks; longer ones are dropped.
 const JOINED_MAX: usize = 16 << 10;
 
-/// The receiving half of a socket. Its chunks are the first ones of the UMEM, as many as the fill
-/// ring has entries.
+/// The receiving half of a socket. Its chunks are the first ones of the UMEM.
 #[derive(Debug)]
 pub(super) struct RxHalf {
     ring: RxRing,
     fill: FillRing,
     chunks: u32,
+    /// Chunks that found the fill ring full. It is twice as large as needed, because the kernel
+    /// shows a frame a moment before it shows that the frame's chunk has left the fill ring; so
+    /// nothing should ever wait here.
+    waiting: Vec<u32>,
     scratch: Box<[u8]>,
     /// Frames that were too long or had descriptors that made no sense.
     pub(super) unusable: u64,
@@ -31,7 +34,8 @@ impl RxHalf {
     /// Takes the rings over and gives all receive chunks to the kernel.
     pub(super) fn new(ring: RxRing, fill: FillRing, chunks: u32, umem: &mut Umem) -> Self {
         let scratch = vec![0; JOINED_MAX].into();
-        let mut half = Self { ring, fill, chunks, scratch, unusable: 0 };
+        let waiting = Vec::with_capacity(chunks as usize);
+        let mut half = Self { ring, fill, chunks, waiting, scratch, unusable: 0 };
         (0..chunks).for_each(|chunk| half.refill(umem, chunk));
         half.fill.publish();
         half
@@ -45,6 +49,10 @@ impl RxHalf {
         budget: usize,
         mut each: impl FnMut(&[u8]),
     ) -> usize {
+        for _ in 0..self.waiting.len() {
+            let chunk = self.waiting.swap_remove(0);
+            self.refill(umem, chunk);
+        }
         self.ring.filled();
         let (mut taken, mut frames) = (0, 0);
         while frames < budget {
@@ -120,6 +128,10 @@ impl RxHalf {
     }
 
     fn refill(&mut self, umem: &mut Umem, chunk: u32) {
+        if !self.fill.has_room() {
+            self.waiting.push(chunk);
+            return;
+        }
         // A chunk that is not for receiving, or is the kernel's already, can only be in a
         // descriptor that made no sense.
         if chunk < self.chunks

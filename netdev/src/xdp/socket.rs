@@ -54,14 +54,14 @@ impl Socket {
         self.set(libc::SOL_XDP, libc::XDP_UMEM_REG, &region)
     }
 
-    /// Makes and maps the four rings; fill and RX have `rx` entries, TX and completion `tx`.
-    pub(crate) fn make_rings(&self, rx: u32, tx: u32) -> io::Result<Rings> {
-        self.set(libc::SOL_XDP, libc::XDP_UMEM_FILL_RING, &rx)?;
-        self.set(libc::SOL_XDP, libc::XDP_UMEM_COMPLETION_RING, &tx)?;
-        self.set(libc::SOL_XDP, libc::XDP_RX_RING, &rx)?;
-        self.set(libc::SOL_XDP, libc::XDP_TX_RING, &tx)?;
+    /// Makes and maps the four rings, each of `size` entries.
+    pub(crate) fn make_rings(&self, size: u32) -> io::Result<Rings> {
+        self.set(libc::SOL_XDP, libc::XDP_UMEM_FILL_RING, &size)?;
+        self.set(libc::SOL_XDP, libc::XDP_UMEM_COMPLETION_RING, &size)?;
+        self.set(libc::SOL_XDP, libc::XDP_RX_RING, &size)?;
+        self.set(libc::SOL_XDP, libc::XDP_TX_RING, &size)?;
         let at: libc::xdp_mmap_offsets = self.get(libc::XDP_MMAP_OFFSETS)?;
-        let map = |offsets: &libc::xdp_ring_offset, size: u32, entry: usize, page: u64| {
+        let map = |offsets: &libc::xdp_ring_offset, entry: usize, page: u64| {
             let layout = Layout {
                 producer: offsets.producer as usize,
                 consumer: offsets.consumer as usize,
@@ -72,10 +72,10 @@ impl Socket {
             Mapping::of_fd(self.0.as_fd(), page, layout.bytes(entry)).map(|map| (map, layout))
         };
         let (addr, desc) = (size_of::<u64>(), size_of::<Desc>());
-        let (fill, fill_at) = map(&at.fr, rx, addr, libc::XDP_UMEM_PGOFF_FILL_RING)?;
-        let (done, done_at) = map(&at.cr, tx, addr, libc::XDP_UMEM_PGOFF_COMPLETION_RING)?;
-        let (rx, rx_at) = map(&at.rx, rx, desc, libc::XDP_PGOFF_RX_RING.cast_unsigned())?;
-        let (tx, tx_at) = map(&at.tx, tx, desc, libc::XDP_PGOFF_TX_RING.cast_unsigned())?;
+        let (fill, fill_at) = map(&at.fr, addr, libc::XDP_UMEM_PGOFF_FILL_RING)?;
+        let (done, done_at) = map(&at.cr, addr, libc::XDP_UMEM_PGOFF_COMPLETION_RING)?;
+        let (rx, rx_at) = map(&at.rx, desc, libc::XDP_PGOFF_RX_RING.cast_unsigned())?;
+        let (tx, tx_at) = map(&at.tx, desc, libc::XDP_PGOFF_TX_RING.cast_unsigned())?;
         Ok(Rings {
             fill: FillRing::new(fill, fill_at),
             rx: RxRing::new(rx, rx_at),

@@ -1,8 +1,8 @@
 //! The sending half: slots of whole chunks, the TX ring, and the completion ring.
 //!
 //! A slot is one chunk, or two adjacent ones where the link's MTU needs them: what is written to it
-//! is contiguous, and goes out as one or two descriptors. The ring has an entry for every chunk, so
-//! whoever has a slot can also send it.
+//! is contiguous, and goes out as one or two descriptors. The ring has two entries for every chunk,
+//! because older kernels show completions long before they show what they took from the ring.
 
 use super::ring::{CompletionRing, TxRing};
 use super::socket::Socket;
@@ -76,6 +76,9 @@ impl TxHalf {
     /// Where to write the next frame, or `None` if all slots are on their way.
     pub(super) fn reserve(&mut self, umem: &mut Umem) -> Option<Range<usize>> {
         if self.current.is_none() {
+            if self.ring.free(self.chunks_per_slot) < self.chunks_per_slot {
+                return None;
+            }
             if self.free.is_empty() {
                 self.reap(umem);
             }
@@ -95,9 +98,8 @@ impl TxHalf {
         for part in 0..parts {
             let bytes = left.min(CHUNK);
             left -= bytes;
-            // Ours, because the slot was; and there is room, because every chunk has its entry.
+            // Ours, because the slot was; and there is room, because `reserve` looked.
             let Some(chunk) = umem.lend(first + part) else { continue };
-            self.ring.free(1);
             self.ring.push(chunk, bytes as u32, left > 0);
             self.lent[slot as usize] += 1;
             self.queued += 1;
