@@ -5,6 +5,7 @@ mod tap;
 
 use super::*;
 use crate::testns::{NetNs, Pair, or_skip};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
 /// Opens a port on `v0` of a namespace with all its addresses.
@@ -200,6 +201,67 @@ fn a_burst_of_2000_within_the_budget_loses_nothing() {
         }
     }
     assert_eq!(b.stats().rx_queue_drops, 0);
+}
+
+/// Sender and receiver on two cores: the kernel's progress shows in the rings in any order.
+#[test]
+fn a_sender_on_another_thread_within_the_budget_loses_nothing() {
+    let (pair, mut a, mut b) = or_skip!(
+        "xdp::a_sender_on_another_thread_within_the_budget_loses_nothing",
+        pair_with(4200, &PortConfig::default())
+    );
+    let path = direct_path(&pair.a, &mut a, &mut b, &spec(false, true));
+    receive(&mut b, 1);
+    let window = b.capabilities().rx_budget.datagrams;
+    let total = 20_000;
+    let len_of = |i: u32| if i.is_multiple_of(3) { 4112 } else { 64 + i as usize % 1000 };
+    let received = AtomicU32::new(0);
+    let end = Instant::now() + Duration::from_secs(20);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut next = 0;
+            while next < total && Instant::now() < end {
+                b.receive(32, |d| {
+                    assert!(d.payload == pattern(len_of(next), next), "datagram {next}");
+                    next += 1;
+                })
+                .unwrap();
+                received.store(next, Ordering::Release);
+            }
+        });
+        let mut sent = 0;
+        while sent < total && Instant::now() < end {
+            while sent < total && sent - received.load(Ordering::Acquire) < window {
+                let Some(slot) = a.reserve(path, len_of(sent)) else { break };
+                slot.buf.copy_from_slice(&pattern(len_of(sent), sent));
+                a.commit();
+                sent += 1;
+            }
+            a.flush(|failure| panic!("{failure:?}"));
+        }
+    });
+    assert_eq!(received.into_inner(), total, "{:?} {:?}", a.stats(), b.stats());
+    assert_eq!(b.stats().rx_queue_drops, 0);
+}
+
+/// Kernels before 6.18 send 32 descriptors per call.
+#[test]
+fn one_flush_sends_more_than_one_call_may() {
+    let (pair, mut a, mut b) = or_skip!(
+        "xdp::one_flush_sends_more_than_one_call_may",
+        pair_with(4200, &PortConfig::default())
+    );
+    let path = direct_path(&pair.a, &mut a, &mut b, &spec(false, true));
+    receive(&mut b, 1);
+    a.tx.set_call_budget(&a.socket, 32);
+    for count in [1, 15, 16, 17, 33, 100] {
+        for i in 0..count {
+            send(&mut a, path, &pattern(4112, i));
+        }
+        a.flush(|failure| panic!("{failure:?}"));
+        assert!(!a.wants_write());
+        assert_eq!(receive(&mut b, count as usize).len(), count as usize);
+    }
 }
 
 /// The budget is exactly what can be had: nothing within it is lost, whatever the mix of sizes, and

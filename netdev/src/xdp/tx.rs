@@ -53,8 +53,7 @@ impl TxHalf {
         chunks_per_slot: u32,
     ) -> Self {
         let slots = chunks / chunks_per_slot;
-        let raised = socket.set_tx_budget(chunks);
-        Self {
+        let mut half = Self {
             ring,
             completion,
             base,
@@ -63,8 +62,17 @@ impl TxHalf {
             free: (0..slots).rev().collect(),
             current: None,
             queued: 0,
-            call_budget: if raised { chunks } else { CALL_BUDGET_DEFAULT },
+            call_budget: CALL_BUDGET_DEFAULT,
             blocked: false,
+        };
+        half.set_call_budget(socket, chunks);
+        half
+    }
+
+    /// Lets one `sendto` send `budget` descriptors, where the kernel has the option.
+    pub(super) fn set_call_budget(&mut self, socket: &Socket, budget: u32) {
+        if socket.set_tx_budget(budget) {
+            self.call_budget = budget;
         }
     }
 
