@@ -67,7 +67,9 @@ fn report(args: &Args, out: impl Write) -> Summary {
         Err(error) => Some(format!("{} {error}", args.file.display())),
         Ok(()) => refusal(&summary),
     };
-    let _ = writeln!(out, "{summary}").and_then(|()| out.flush());
+    let nothing_read = summary.error.is_some() && summary.packets == 0;
+    let counts = if nothing_read { Ok(()) } else { writeln!(out, "{summary}") };
+    let _ = counts.and_then(|()| out.flush());
     summary
 }
 

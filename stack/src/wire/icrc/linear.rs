@@ -1,0 +1,140 @@
+//! CRC-32 as the linear map that it is: what a change of a few bytes does to the result, and the way back.
+//!
+//! The CRC of two messages of one length that differ by a pattern differs by an amount that depends on the
+//! pattern and on how many bytes stand behind it, and on nothing else. So a header that changes in
+//! a length and an identification needs no new pass over its bytes: a few look-ups, combined with XOR.
+
+/// The polynomial of CRC-32, bit-reversed: bit 31 is x^0.
+const POLYNOMIAL: u32 = 0xedb8_8320;
+
+/// By the value of a byte, what it adds to the CRC.
+pub(super) type Table = [u32; 256];
+
+/// What a byte adds that has `behind` bytes behind it.
+pub(super) const fn byte(behind: usize) -> Table {
+    let last = last_byte();
+    let mut table = last;
+    let mut zeros = 0;
+    while zeros < behind {
+        let mut value = 0;
+        while value < 256 {
+            table[value] = (table[value] >> 8) ^ last[(table[value] & 0xff) as usize];
+            value += 1;
+        }
+        zeros += 1;
+    }
+    table
+}
+
+const fn last_byte() -> Table {
+    let mut table = [0; 256];
+    let mut value = 0;
+    while value < 256 {
+        #[allow(clippy::cast_possible_truncation)]
+        let mut crc = value as u32;
+        let mut bit = 0;
+        while bit < 8 {
+            crc = times_x(crc);
+            bit += 1;
+        }
+        table[value] = crc;
+        value += 1;
+    }
+    table
+}
+
+/// What a big-endian 16-bit field adds.
+pub(super) struct Field {
+    high: Table,
+    low: Table,
+}
+
+impl Field {
+    /// A field that has `behind` bytes behind it.
+    pub(super) const fn new(behind: usize) -> Self {
+        Self { high: byte(behind + 1), low: byte(behind) }
+    }
+
+    #[inline]
+    pub(super) fn of(&self, value: u16) -> u32 {
+        let [high, low] = value.to_be_bytes();
+        self.high[usize::from(high)] ^ self.low[usize::from(low)]
+    }
+}
+
+/// x^-8, which takes a CRC back by one byte of zeros, squared 0 to 16 times.
+static BACK: [u32; 17] = {
+    // The polynomial is primitive: x has the order 2^32 - 1.
+    let mut back = [power(u32::MAX as u64 - 8); 17];
+    let mut i = 1;
+    while i < back.len() {
+        back[i] = multiply(back[i - 1], back[i - 1]);
+        i += 1;
+    }
+    back
+};
+
+/// The factor that takes a CRC back by `bytes` bytes of zeros, of which there may be 131,071.
+pub(super) fn back(bytes: usize) -> u32 {
+    debug_assert!(bytes >> BACK.len() == 0);
+    let set = BACK.iter().enumerate().filter(|(i, _)| bytes >> i & 1 == 1);
+    set.fold(ONE, |product, (_, power)| multiply(product, *power))
+}
+
+/// x^0.
+const ONE: u32 = 1 << 31;
+
+/// a·b modulo the polynomial.
+pub(super) const fn multiply(a: u32, mut b: u32) -> u32 {
+    let mut product = 0;
+    let mut bit = 32;
+    while bit > 0 {
+        bit -= 1;
+        product ^= b & 0u32.wrapping_sub((a >> bit) & 1);
+        b = times_x(b);
+    }
+    product
+}
+
+const fn times_x(a: u32) -> u32 {
+    (a >> 1) ^ (POLYNOMIAL & 0u32.wrapping_sub(a & 1))
+}
+
+/// x^exponent modulo the polynomial.
+const fn power(mut exponent: u64) -> u32 {
+    let (mut result, mut square) = (ONE, times_x(ONE));
+    while exponent > 0 {
+        if exponent & 1 == 1 {
+            result = multiply(square, result);
+        }
+        square = multiply(square, square);
+        exponent >>= 1;
+    }
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_byte_adds_what_its_crc_differs_by() {
+        for behind in [0, 1, 5, 29, 47] {
+            let table = byte(behind);
+            let zeros = vec![0; behind + 1];
+            for value in 0..=255 {
+                let mut bytes = zeros.clone();
+                bytes[0] = value;
+                let difference = crc32fast::hash(&bytes) ^ crc32fast::hash(&zeros);
+                assert_eq!(table[usize::from(value)], difference, "{value} before {behind}");
+            }
+        }
+    }
+
+    #[test]
+    fn powers_invert() {
+        for bytes in [0, 1, 68, 4125, 65_600] {
+            assert_eq!(multiply(power(8 * bytes), back(bytes.try_into().unwrap())), ONE);
+        }
+    }
+}
