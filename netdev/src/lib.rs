@@ -9,6 +9,7 @@ pub mod headers;
 pub mod iface;
 pub mod loopback;
 pub mod packet;
+pub mod policy;
 pub mod port;
 pub mod resolve;
 pub mod rtnl;

@@ -13,7 +13,7 @@ pub(crate) mod socket;
 
 pub use link::Link;
 pub use neighbour::{Neighbour, NeighbourStatus};
-pub use qdisc::Qdisc;
+pub use qdisc::{FilterHook, Qdisc};
 pub use route::{Route, RouteKind, RouteQuery};
 
 use std::io;
@@ -70,7 +70,7 @@ mod tests {
 
     use super::*;
     use crate::iface::Interface;
-    use crate::testns::{Pair, or_skip};
+    use crate::testns::{Pair, needs, or_skip};
 
     fn ip(address: &str) -> IpAddr {
         address.parse().expect("an address")
@@ -88,7 +88,7 @@ mod tests {
 
     #[test]
     fn interfaces_carry_addresses_in_gid_order() {
-        let pair = or_skip!("interfaces_carry_addresses_in_gid_order", Pair::new());
+        let pair = or_skip!("rtnl::interfaces_carry_addresses_in_gid_order", Pair::new());
         pair.a.sh("ip address add 10.9.1.1/32 dev v0; ip address add 2001:db8::7/64 dev v0");
         pair.a.run(|| {
             let v0 = Interface::by_name("v0").expect("v0");
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn routes_say_where_a_datagram_leaves() {
-        let pair = or_skip!("routes_say_where_a_datagram_leaves", Pair::new());
+        let pair = or_skip!("rtnl::routes_say_where_a_datagram_leaves", Pair::new());
         pair.a.sh("ip route add 192.0.2.0/24 via 10.9.0.2 mtu 1400
                    ip route add prohibit 198.51.100.0/24
                    ip route add 203.0.113.0/24 via inet6 fd09::2 dev v0
@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn neighbours_are_found_one_by_one() {
-        let pair = or_skip!("neighbours_are_found_one_by_one", Pair::new());
+        let pair = or_skip!("rtnl::neighbours_are_found_one_by_one", Pair::new());
         pair.a.sh("ip neigh add 10.9.0.7 lladdr 02:00:00:00:00:07 dev v0
                    ip neigh add fd09::7 lladdr 02:00:00:00:00:08 dev v0 nud stale");
         pair.a.run(|| {
@@ -170,7 +170,10 @@ mod tests {
 
     #[test]
     fn qdiscs_are_listed_per_interface() {
-        let pair = or_skip!("qdiscs_are_listed_per_interface", Pair::new());
+        let pair = or_skip!(
+            "rtnl::qdiscs_are_listed_per_interface",
+            needs(&["tc"]).and_then(|()| Pair::new())
+        );
         pair.a.sh("tc qdisc add dev v0 clsact
                    tc qdisc add dev v0 root tbf rate 100mbit burst 32kb latency 50ms");
         pair.a.run(|| {

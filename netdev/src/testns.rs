@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 /// A network namespace; it ends with the last descriptor, socket or process in it.
@@ -16,6 +17,7 @@ pub(crate) struct NetNs {
 impl NetNs {
     /// A fresh namespace with loopback up.
     pub(crate) fn new() -> io::Result<Self> {
+        needs(&["ip"])?;
         let file = std::thread::spawn(|| {
             // SAFETY: takes no pointer; only this thread, which ends here, changes its namespace.
             if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
@@ -92,6 +94,16 @@ impl Pair {
     }
 }
 
+/// An error if one of these programs is missing.
+pub(crate) fn needs(programs: &[&str]) -> io::Result<()> {
+    let dirs = ["/usr/sbin", "/usr/bin", "/sbin", "/bin", "/usr/local/sbin", "/usr/local/bin"];
+    let found = |program: &str| dirs.iter().any(|d| Path::new(d).join(program).exists());
+    match programs.iter().find(|program| !found(program)) {
+        None => Ok(()),
+        Some(missing) => Err(io::Error::other(format!("needs the program {missing}"))),
+    }
+}
+
 /// Runs `f` on a thread that lacks a capability (of capabilities(7)).
 pub(crate) fn without_capability<R: Send>(capability: u32, f: impl FnOnce() -> R + Send) -> R {
     const VERSION_3: u32 = 0x2008_0522;
@@ -138,7 +150,7 @@ pub(crate) use or_skip;
 
 #[test]
 fn namespaces_are_separate() {
-    let pair = or_skip!("namespaces_are_separate", Pair::new());
+    let pair = or_skip!("testns::namespaces_are_separate", Pair::new());
     assert_ne!(pair.a.inode(), pair.b.inode());
     assert!(pair.a.sh("ip -br address show v0").contains("10.9.0.1/24"));
     assert!(pair.b.sh("ip -br address show v0").contains("10.9.0.2/24"));

@@ -2,7 +2,7 @@ use std::time::Instant;
 
 use super::*;
 use crate::port::{ROCE_PORT, RxBudget, RxIpId};
-use crate::testns::{NetNs, Pair, or_skip, without_capability};
+use crate::testns::{NetNs, Pair, needs, or_skip, without_capability};
 
 /// Of capabilities(7).
 const CAP_NET_RAW: u32 = 13;
@@ -162,7 +162,7 @@ fn sixty_segments_are_one_super_packet() {
 fn segmented_on_the_way_every_frame_carries_the_promised_identification() {
     let pair = or_skip!(
         "packet::segmented_on_the_way_every_frame_carries_the_promised_identification",
-        Pair::new()
+        needs(&["ethtool"]).and_then(|()| Pair::new())
     );
     pair.a.sh("ethtool -K v0 tx-udp-segmentation off");
     let (mut a, mut b) = ports(&pair);
@@ -200,7 +200,10 @@ fn frames_without_segmentation_are_the_same() {
 #[test]
 fn a_udp_socket_takes_what_the_port_sends() {
     // Also the checksums: a socket verifies them where they are not partial.
-    let pair = or_skip!("packet::a_udp_socket_takes_what_the_port_sends", Pair::new());
+    let pair = or_skip!(
+        "packet::a_udp_socket_takes_what_the_port_sends",
+        needs(&["ethtool"]).and_then(|()| Pair::new())
+    );
     pair.a.sh("ethtool -K v0 tx-udp-segmentation off tx off");
     let (mut a, b) = ports(&pair);
     drop(b);
@@ -318,7 +321,10 @@ fn a_neighbours_flooded_frames_are_not_taken() {
 
 #[test]
 fn a_full_queueing_discipline_is_a_failure_at_once() {
-    let pair = or_skip!("packet::a_full_queueing_discipline_is_a_failure_at_once", Pair::new());
+    let pair = or_skip!(
+        "packet::a_full_queueing_discipline_is_a_failure_at_once",
+        needs(&["tc"]).and_then(|()| Pair::new())
+    );
     pair.a.sh("tc qdisc add dev v0 root tbf rate 1mbit burst 70000 limit 140000");
     let (mut a, _b) = ports(&pair);
     let to = path(&pair.a, &mut a, A4, B4);

@@ -84,7 +84,7 @@ fn maintain_idle(table: &mut PathTable) -> Option<Duration> {
 
 #[test]
 fn a_path_follows_the_neighbour_cache() {
-    let pair = or_skip!("a_path_follows_the_neighbour_cache", Pair::new());
+    let pair = or_skip!("resolve::a_path_follows_the_neighbour_cache", Pair::new());
     for (local, remote) in [("10.9.0.1", "10.9.0.7"), ("fd09::1", "fd09::7")] {
         let neigh = |what: &str| pair.a.sh(&format!("ip neigh {what}").replace('@', remote));
         pair.a.run(|| {
@@ -120,7 +120,7 @@ fn a_path_follows_the_neighbour_cache() {
 
 #[test]
 fn an_idle_path_asks_the_kernel_first() {
-    let pair = or_skip!("an_idle_path_asks_the_kernel_first", Pair::new());
+    let pair = or_skip!("resolve::an_idle_path_asks_the_kernel_first", Pair::new());
     pair.a.sh("ip neigh add 10.9.0.7 lladdr 02:00:00:00:00:07 dev v0");
     pair.a.run(|| {
         let (mut table, mut guard) = (open(), Paths::default());
@@ -137,7 +137,7 @@ fn an_idle_path_asks_the_kernel_first() {
 
 #[test]
 fn a_path_follows_the_routes() {
-    let pair = or_skip!("a_path_follows_the_routes", Pair::new());
+    let pair = or_skip!("resolve::a_path_follows_the_routes", Pair::new());
     pair.a.sh("ip neigh add 10.9.0.8 lladdr 02:00:00:00:00:08 dev v0
                ip neigh add 10.9.0.9 lladdr 02:00:00:00:00:09 dev v0
                ip route add 192.0.2.0/24 via 10.9.0.8");
@@ -163,7 +163,7 @@ fn a_path_follows_the_routes() {
 
 #[test]
 fn gateways_groups_and_own_addresses() {
-    let pair = or_skip!("gateways_groups_and_own_addresses", Pair::new());
+    let pair = or_skip!("resolve::gateways_groups_and_own_addresses", Pair::new());
     pair.a.sh("ip neigh add 10.9.0.9 lladdr 02:00:00:00:00:09 dev v0
                ip neigh add fd09::9 lladdr 02:00:00:00:00:0a dev v0
                ip route add 192.0.2.0/24 via 10.9.0.9
@@ -196,7 +196,7 @@ fn gateways_groups_and_own_addresses() {
 
 #[test]
 fn removed_paths_are_unknown_and_their_ids_used_again() {
-    let pair = or_skip!("removed_paths_are_unknown_and_their_ids_used_again", Pair::new());
+    let pair = or_skip!("resolve::removed_paths_are_unknown_and_their_ids_used_again", Pair::new());
     pair.a.run(|| {
         let (mut table, mut guard) = (open(), Paths::default());
         let first = table.add(&spec("10.9.0.1", "10.9.0.2"), &mut guard).expect("a path").id;
@@ -212,7 +212,7 @@ fn removed_paths_are_unknown_and_their_ids_used_again() {
 
 #[test]
 fn identifications_stay_below_the_segment_limit() {
-    let pair = or_skip!("identifications_stay_below_the_segment_limit", Pair::new());
+    let pair = or_skip!("resolve::identifications_stay_below_the_segment_limit", Pair::new());
     pair.a.run(|| {
         let (mut table, mut guard) = (open(), Paths::default());
         let path = table.add(&spec("10.9.0.1", "10.9.0.2"), &mut guard).expect("a path").id;

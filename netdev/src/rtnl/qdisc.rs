@@ -1,14 +1,16 @@
-//! Queueing disciplines: `RTM_GETQDISC`.
+//! Queueing disciplines and filters: `RTM_GETQDISC`, `RTM_GETTFILTER`.
 
 use std::io;
 
 use netlink_packet_core::{DecodeError, NlasIterator, Parseable};
-use netlink_packet_route::tc::{TcHeader, TcMessage};
+use netlink_packet_route::tc::{TcHandle, TcHeader, TcMessage};
 
 use super::Rtnl;
 
 const RTM_NEWQDISC: u16 = 36;
 const RTM_GETQDISC: u16 = 38;
+const RTM_NEWTFILTER: u16 = 44;
+const RTM_GETTFILTER: u16 = 46;
 const TC_HEADER_LEN: usize = 20;
 const TCA_KIND: u16 = 1;
 
@@ -19,14 +21,37 @@ pub struct Qdisc {
     pub kind: String,
 }
 
-/// The header and the kind; the options of a discipline are of no interest, and so a new one cannot
-/// make the message undecodable.
-struct QdiscMessage {
+/// Where filters that act on all of an interface's packets are attached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FilterHook {
+    /// The `ingress` discipline.
+    IngressQdisc,
+    /// The receiving half of `clsact`.
+    ClsactIngress,
+    /// The sending half of `clsact`.
+    ClsactEgress,
+}
+
+impl FilterHook {
+    /// The handle that filters name as their parent (`TC_H_MIN_INGRESS` and so on).
+    fn parent(self) -> TcHandle {
+        let minor = match self {
+            Self::IngressQdisc => 0,
+            Self::ClsactIngress => 0xfff2,
+            Self::ClsactEgress => 0xfff3,
+        };
+        TcHandle { major: 0xffff, minor }
+    }
+}
+
+/// The header and the kind; the options of a discipline or filter are of no interest, and so a new one
+/// cannot make the message undecodable.
+struct KindMessage {
     index: i32,
     kind: String,
 }
 
-impl Parseable<[u8]> for QdiscMessage {
+impl Parseable<[u8]> for KindMessage {
     fn parse(bytes: &[u8]) -> Result<Self, DecodeError> {
         let header = TcHeader::parse(bytes)?;
         for attribute in NlasIterator::new(&bytes[TC_HEADER_LEN..]) {
@@ -48,11 +73,23 @@ impl Rtnl {
     /// Whatever the kernel answers.
     pub fn qdiscs(&mut self, interface: u32) -> io::Result<Vec<Qdisc>> {
         let query = TcMessage::default();
-        let found: Vec<QdiscMessage> = self.ask(RTM_GETQDISC, RTM_NEWQDISC, true, &query)?;
+        let found: Vec<KindMessage> = self.ask(RTM_GETQDISC, RTM_NEWQDISC, true, &query)?;
         Ok(found
             .into_iter()
             .filter(|q| u32::try_from(q.index) == Ok(interface))
             .map(|q| Qdisc { kind: q.kind })
             .collect())
+    }
+
+    /// Whether there are filters at a hook of an interface.
+    ///
+    /// # Errors
+    /// Whatever the kernel answers.
+    pub fn has_filters(&mut self, interface: u32, hook: FilterHook) -> io::Result<bool> {
+        let mut query = TcMessage::default();
+        query.header.index = i32::try_from(interface).map_err(io::Error::other)?;
+        query.header.parent = hook.parent();
+        let found: Vec<KindMessage> = self.ask(RTM_GETTFILTER, RTM_NEWTFILTER, true, &query)?;
+        Ok(!found.is_empty())
     }
 }

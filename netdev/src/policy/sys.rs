@@ -1,0 +1,117 @@
+//! The two system calls of the audit that no library offers.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::mem::size_of;
+use std::os::fd::AsRawFd;
+
+const SO_GET_INFO: i32 = 64; // IPT_SO_GET_INFO, IP6T_SO_GET_INFO
+const SO_GET_ENTRIES: i32 = 65;
+const NAME_LEN: usize = 32;
+/// `struct ipt_get_entries`: name, size, and padding before the entries.
+const GET_ENTRIES_LEN: usize = 40;
+/// A table larger than this is not worth reading.
+const ENTRIES_MAX: u32 = 1 << 20;
+
+/// `struct ipt_getinfo` and `struct ip6t_getinfo`.
+#[derive(Debug, Clone, Default)]
+#[repr(C)]
+pub(super) struct TableInfo {
+    name: [u8; NAME_LEN],
+    /// A bit for each of the five hooks that the table is on.
+    pub(super) valid_hooks: u32,
+    hook_entry: [u32; 5],
+    /// Where each hook's policy is among the entries.
+    pub(super) underflow: [u32; 5],
+    /// Rules, policies, heads of chains and the end mark.
+    pub(super) num_entries: u32,
+    /// Bytes of all entries.
+    pub(super) size: u32,
+}
+
+/// What a legacy table looks like.
+pub(super) fn table_info(socket: &impl AsRawFd, level: i32, table: &str) -> io::Result<TableInfo> {
+    let mut info = TableInfo { name: name(table)?, ..TableInfo::default() };
+    let mut len = size_of::<TableInfo>() as libc::socklen_t;
+    // SAFETY: the kernel reads and writes at most `len` bytes of `info`, which is made of integers.
+    let result = unsafe {
+        let info = (&raw mut info).cast();
+        libc::getsockopt(socket.as_raw_fd(), level, SO_GET_INFO, info, &raw mut len)
+    };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(info) }
+}
+
+/// The entries of a legacy table, `size` bytes.
+pub(super) fn table_entries(
+    socket: &impl AsRawFd,
+    level: i32,
+    table: &str,
+    size: u32,
+) -> io::Result<Vec<u8>> {
+    if size > ENTRIES_MAX {
+        return Err(io::ErrorKind::OutOfMemory.into());
+    }
+    let mut bytes = vec![0; GET_ENTRIES_LEN + size as usize];
+    bytes[..NAME_LEN].copy_from_slice(&name(table)?);
+    bytes[NAME_LEN..NAME_LEN + 4].copy_from_slice(&size.to_ne_bytes());
+    let mut len = bytes.len() as libc::socklen_t;
+    // SAFETY: the kernel reads and writes at most `len` bytes of `bytes`.
+    let result = unsafe {
+        let bytes = bytes.as_mut_ptr().cast();
+        libc::getsockopt(socket.as_raw_fd(), level, SO_GET_ENTRIES, bytes, &raw mut len)
+    };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    bytes.drain(..GET_ENTRIES_LEN);
+    Ok(bytes)
+}
+
+fn name(table: &str) -> io::Result<[u8; NAME_LEN]> {
+    let mut name = [0; NAME_LEN];
+    match name.get_mut(..table.len()) {
+        Some(start) if table.len() < NAME_LEN => start.copy_from_slice(table.as_bytes()),
+        _ => return Err(io::ErrorKind::InvalidInput.into()),
+    }
+    Ok(name)
+}
+
+const BPF_PROG_QUERY: libc::c_long = 16;
+const BPF_TCX_INGRESS: u32 = 46;
+const BPF_TCX_EGRESS: u32 = 47;
+
+/// The `query` member of `union bpf_attr`.
+#[derive(Default)]
+#[repr(C)]
+struct Query {
+    target_ifindex: u32,
+    attach_type: u32,
+    query_flags: u32,
+    attach_flags: u32,
+    prog_ids: u64,
+    prog_cnt: u32,
+    pad: u32,
+    prog_attach_flags: u64,
+    link_ids: u64,
+    link_attach_flags: u64,
+    revision: u64,
+}
+
+/// How many BPF programs are on an interface's tcx hook; 0 also where the kernel has no tcx (before
+/// 6.6).
+pub(super) fn tcx_programs(interface: u32, ingress: bool) -> io::Result<u32> {
+    let attach_type = if ingress { BPF_TCX_INGRESS } else { BPF_TCX_EGRESS };
+    let mut query = Query { target_ifindex: interface, attach_type, ..Query::default() };
+    // SAFETY: the kernel reads and writes at most the given number of bytes of `query`; the pointers
+    // in it are null, with a count of 0.
+    let result =
+        unsafe { libc::syscall(libc::SYS_bpf, BPF_PROG_QUERY, &raw mut query, size_of::<Query>()) };
+    if result == 0 {
+        return Ok(query.prog_cnt);
+    }
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::EINVAL | libc::ENOSYS) => Ok(0),
+        _ => Err(error),
+    }
+}

@@ -1,0 +1,202 @@
+use super::*;
+use crate::testns::{Pair, needs, or_skip, without_capability};
+
+fn audit_in(pair: &Pair) -> Audit {
+    pair.a.run(|| audit(&Interface::by_name("v0").expect("v0")))
+}
+
+/// The audit with only this nft ruleset.
+fn with_nft(pair: &Pair, ruleset: &str) -> Audit {
+    let lines = ruleset.replace('}', "\n}");
+    pair.a.sh(&format!("nft flush ruleset; nft '{lines}'"));
+    audit_in(pair)
+}
+
+fn bypasses(audit: &Audit, backend: Backend) -> bool {
+    matches!(audit.verdict(backend), Verdict::Bypasses(_))
+}
+
+#[test]
+fn without_rules_the_verdict_is_clear() {
+    let pair = or_skip!(
+        "policy::without_rules_the_verdict_is_clear",
+        needs(&["nft", "tc"]).and_then(|()| Pair::new())
+    );
+    let empty = audit_in(&pair);
+    assert_eq!(empty, Audit::default());
+    assert_eq!(empty.verdict(Backend::Xdp), Verdict::Clear);
+    // The default disciplines of hardware are no rules.
+    for qdisc in ["fq_codel", "pfifo", "fq"] {
+        let made = pair.a.run(|| {
+            std::process::Command::new("tc")
+                .args(["qdisc", "replace", "dev", "v0", "root", qdisc])
+                .stderr(std::process::Stdio::null())
+                .status()
+        });
+        if made.is_ok_and(|status| status.success()) {
+            assert_eq!(audit_in(&pair), Audit::default(), "{qdisc}");
+        }
+    }
+}
+
+#[test]
+fn rules_that_cannot_match_are_left_out() {
+    let pair = or_skip!(
+        "policy::rules_that_cannot_match_are_left_out",
+        needs(&["nft", "tc"]).and_then(|()| Pair::new())
+    );
+    for rules in [
+        "",
+        "tcp dport 22 drop",
+        "udp dport 53 drop",
+        "udp dport 1000-2000 drop",
+        "udp dport != 4791 drop",
+        "udp dport < 1024 drop",
+        "ip protocol icmp drop",
+        "meta l4proto != udp drop",
+        "ip daddr 127.0.0.11 udp dport 4791 drop",
+        "ip daddr 127.0.0.0/8 drop",
+        "oifname \"lo\" drop",
+        "oifname \"eth*\" drop",
+        "oif lo drop",
+        "tcp dport 22 jump other",
+    ] {
+        let found = with_nft(
+            &pair,
+            &format!(
+                "table inet t {{ chain other {{ drop; }}
+                   chain c {{ type filter hook output priority 0; {rules}; }} }}"
+            ),
+        );
+        assert_eq!(found, Audit::default(), "{rules}");
+    }
+}
+
+#[test]
+fn rules_that_could_match_are_found() {
+    let pair = or_skip!(
+        "policy::rules_that_could_match_are_found",
+        needs(&["nft", "tc"]).and_then(|()| Pair::new())
+    );
+    for rules in [
+        "drop",
+        "counter",
+        "udp dport 4791 drop",
+        "udp dport 4000-5000 drop",
+        "udp dport != 53 drop",
+        "udp dport { 53, 4791 } drop",
+        "udp dport > 1024 accept",
+        "meta l4proto udp drop",
+        "ip daddr 10.9.0.0/16 drop",
+        "ip6 daddr fd09::/16 drop",
+        "oifname \"v0\" drop",
+        "oifname \"v*\" drop",
+        "oifname != \"lo\" drop",
+        "ct state established accept",
+        "meta mark set 1 tcp dport 22 drop",
+        "udp dport 4791 jump other",
+        "goto other",
+        "limit rate 10/second drop",
+        "udp dport vmap { 4791 : drop }",
+    ] {
+        let found = with_nft(
+            &pair,
+            &format!(
+                "table inet t {{ chain other {{ ip ttl 1 drop; }}
+                   chain c {{ type filter hook output priority 0; {rules}; }} }}"
+            ),
+        );
+        assert!(bypasses(&found, Backend::Packet) && bypasses(&found, Backend::Xdp), "{rules}");
+        assert!(found.rules[0].what.contains("table inet t"), "{found:?}");
+    }
+}
+
+#[test]
+fn each_hook_counts_for_those_that_bypass_it() {
+    let pair = or_skip!(
+        "policy::each_hook_counts_for_those_that_bypass_it",
+        needs(&["nft", "tc"]).and_then(|()| Pair::new())
+    );
+    for (chain, packet, xdp) in [
+        ("table ip t { chain c { type filter hook input priority 0; policy drop; } }", true, true),
+        ("table ip t { chain c { type filter hook prerouting priority 0; drop; } }", true, true),
+        ("table ip6 t { chain c { type filter hook postrouting priority 0; drop; } }", true, true),
+        ("table ip t { chain c { type filter hook forward priority 0; drop; } }", false, false),
+        ("table ip t { chain c { drop; } }", false, false),
+        ("table bridge t { chain c { type filter hook input priority 0; drop; } }", false, false),
+        (
+            "table netdev t { chain c { type filter hook ingress device v0 priority 0; drop; } }",
+            true,
+            true,
+        ),
+        (
+            "table netdev t { chain c { type filter hook egress device v0 priority 0; drop; } }",
+            false,
+            true,
+        ),
+        (
+            "table netdev t { chain c { type filter hook ingress device lo priority 0; drop; } }",
+            false,
+            false,
+        ),
+        (
+            "table inet t { chain c { type filter hook ingress device v0 priority 0; drop; } }",
+            true,
+            true,
+        ),
+    ] {
+        let found = with_nft(&pair, chain);
+        assert_eq!(bypasses(&found, Backend::Packet), packet, "packet: {chain}");
+        assert_eq!(bypasses(&found, Backend::Xdp), xdp, "afxdp: {chain}");
+        assert_eq!(found.verdict(Backend::Udp), Verdict::Clear);
+        assert_eq!(found.unseen, [""; 0]);
+    }
+}
+
+#[test]
+fn tc_filters_and_shapers_are_found() {
+    let pair = or_skip!(
+        "policy::tc_filters_and_shapers_are_found",
+        needs(&["nft", "tc"]).and_then(|()| Pair::new())
+    );
+    pair.a.sh("tc qdisc add dev v0 clsact");
+    assert_eq!(audit_in(&pair), Audit::default(), "clsact alone does nothing");
+    let filter = "protocol ip u32 match ip protocol 17 0xff flowid 1:1";
+    pair.a.sh(&format!("tc filter add dev v0 egress {filter}"));
+    let egress = audit_in(&pair);
+    assert!(!bypasses(&egress, Backend::Packet) && bypasses(&egress, Backend::Xdp));
+    pair.a.sh(&format!("tc filter add dev v0 ingress {filter}"));
+    assert!(bypasses(&audit_in(&pair), Backend::Packet));
+    pair.a.sh("tc qdisc del dev v0 clsact; tc qdisc add dev v0 ingress");
+    assert_eq!(audit_in(&pair), Audit::default());
+    pair.a.sh(&format!("tc filter add dev v0 parent ffff: {filter}"));
+    assert!(bypasses(&audit_in(&pair), Backend::Packet));
+    pair.a.sh("tc qdisc del dev v0 ingress
+               tc qdisc add dev v0 root tbf rate 100mbit burst 32kb latency 50ms");
+    let shaped = audit_in(&pair);
+    assert!(!bypasses(&shaped, Backend::Packet) && bypasses(&shaped, Backend::Xdp));
+    assert!(shaped.rules[0].what.contains("tbf"), "{shaped:?}");
+}
+
+#[test]
+fn what_cannot_be_read_is_unseen() {
+    /// `CAP_NET_ADMIN` of capabilities(7).
+    const NET_ADMIN: u32 = 12;
+    let pair = or_skip!(
+        "policy::what_cannot_be_read_is_unseen",
+        needs(&["nft", "tc"]).and_then(|()| Pair::new())
+    );
+    let blind = || pair.a.run(|| without_capability(NET_ADMIN, audit_in_thread));
+    let found = blind();
+    let Verdict::Unseen(why) = found.verdict(Backend::Packet) else { panic!("{found:?}") };
+    assert!(why[0].contains("nft") && why[0].contains("CAP_NET_ADMIN"), "{why:?}");
+    assert_eq!(found.verdict(Backend::Udp), Verdict::Clear);
+    // A rule that is seen counts more than one that is not: disciplines need no privilege.
+    pair.a.sh("tc qdisc add dev v0 root tbf rate 100mbit burst 32kb latency 50ms");
+    assert!(bypasses(&blind(), Backend::Xdp));
+    assert!(matches!(blind().verdict(Backend::Packet), Verdict::Unseen(_)));
+}
+
+fn audit_in_thread() -> Audit {
+    audit(&Interface::by_name("v0").expect("v0"))
+}
