@@ -48,7 +48,7 @@ use crate::port::{
     Backend, Capabilities, Path, PathId, PathSpec, Port, PortStats, RxBudget, RxDatagram, RxIpId,
     TxFailure, TxSlot,
 };
-use batch::{Batch, Meta};
+use batch::{Batch, Flow, Mark};
 use hub::Hub;
 
 /// Bytes that a port takes between two flushes: what `udp` takes.
@@ -240,10 +240,10 @@ pub struct SimPort {
     id: usize,
     addresses: Vec<IpAddr>,
     ip_id: SimIpId,
-    paths: Vec<Option<PathSpec>>,
+    paths: Vec<Option<Flow>>,
     free: Vec<u32>,
     staging: Batch,
-    reserved: Option<(Meta, usize)>,
+    reserved: Option<Reserved>,
     run: Option<Run>,
     next_id: u16,
     too_long: Vec<TxFailure>,
@@ -252,6 +252,14 @@ pub struct SimPort {
     cursor: usize,
     event: Arc<EventFd>,
     stats: PortStats,
+}
+
+/// A slot that is not committed yet.
+#[derive(Debug, Clone, Copy)]
+struct Reserved {
+    path: PathId,
+    len: usize,
+    mark: Mark,
 }
 
 /// The run that the next datagram may join.
@@ -287,22 +295,22 @@ impl SimPort {
         let end = self.reading.len().min(self.cursor.saturating_add(budget));
         let start = self.cursor;
         for i in start..end {
-            let (meta, payload) = self.reading.get(i);
-            let ip_id = match (meta.dst, self.ip_id) {
+            let (flow, mark, payload) = self.reading.get(i);
+            let ip_id = match (flow.dst, self.ip_id) {
                 (IpAddr::V6(_), _) => RxIpId::None,
-                (_, SimIpId::Exact) => RxIpId::Exact { id: meta.id, flags: 0x4000 },
-                (_, SimIpId::Hint) => RxIpId::Hint(meta.index),
+                (_, SimIpId::Exact) => RxIpId::Exact { id: mark.id, flags: 0x4000 },
+                (_, SimIpId::Hint) => RxIpId::Hint(mark.index),
                 (_, SimIpId::Solve) => RxIpId::Hint(0),
             };
             self.stats.rx_bytes += payload.len() as u64;
-            self.stats.rx_runs += u64::from(meta.index == 0);
+            self.stats.rx_runs += u64::from(mark.index == 0);
             sink(RxDatagram {
                 payload,
-                src: meta.src,
-                dst: meta.dst,
-                src_port: meta.src_port,
+                src: flow.src,
+                dst: flow.dst,
+                src_port: flow.src_port,
                 ip_id,
-                tos: Some(meta.tos),
+                tos: Some(flow.tos),
             });
         }
         self.cursor = end;
@@ -328,8 +336,10 @@ impl Port for SimPort {
                 self.paths.push(None);
                 self.paths.len() as u32 - 1
             });
-            self.paths[free as usize] = Some(*spec);
-            return Ok(Path { id: PathId(free), src_port: spec.src_port });
+            let path = PathId(free);
+            let PathSpec { local: src, remote: dst, src_port, tos, .. } = *spec;
+            self.paths[free as usize] = Some(Flow { path, src_port, tos, src, dst });
+            return Ok(Path { id: path, src_port });
         } else {
             format!("{} is not an address of this port", spec.local)
         };
@@ -342,6 +352,7 @@ impl Port for SimPort {
             self.free.push(path.0);
             // A new path with this id must not join its run.
             self.run = None;
+            self.reserved = None;
         }
     }
 
@@ -363,42 +374,38 @@ impl Port for SimPort {
 
     fn reserve(&mut self, path: PathId, len: usize) -> Option<TxSlot<'_>> {
         self.reserved = None;
-        let spec = (*self.paths.get(path.0 as usize)?)?;
+        let flow = self.paths.get(path.0 as usize)?.as_ref()?;
         if self.staging.used() + len > TX_BYTES && !self.staging.is_empty() {
             return None;
         }
         let index = self.index(path, len);
-        let id = match (spec.local, self.ip_id) {
+        let id = match (flow.src, self.ip_id) {
             (IpAddr::V6(_), _) => 0,
             (_, SimIpId::Exact) => self.next_id,
             (_, SimIpId::Hint | SimIpId::Solve) => index,
         };
-        let PathSpec { local: src, remote: dst, src_port, tos, .. } = spec;
         let buf = self.staging.reserve(len)?;
-        self.reserved = Some((Meta { src, dst, path, src_port, id, index, tos }, len));
+        self.reserved = Some(Reserved { path, len, mark: Mark { id, index } });
         Some(TxSlot { buf, ip_id: id })
     }
 
     fn commit(&mut self) {
-        let Some((meta, len)) = self.reserved.take() else {
-            debug_assert!(false, "commit without reserve");
-            return;
-        };
-        if len + Self::ip_and_udp_bytes(meta.src) > self.capabilities.link_mtu as usize {
-            let failure = TxFailure { path: meta.path, datagrams: 1, errno: libc::EMSGSIZE };
-            self.too_long.push(failure);
+        let reserved = self.reserved.take();
+        debug_assert!(reserved.is_some(), "commit without reserve");
+        let Some(Reserved { path, len, mark }) = reserved else { return };
+        let flow = self.paths[path.0 as usize].as_ref().expect("remove_path discards the slot");
+        if len + Self::ip_and_udp_bytes(flow.src) > self.capabilities.link_mtu as usize {
+            self.too_long.push(TxFailure { path, datagrams: 1, errno: libc::EMSGSIZE });
             return;
         }
         self.next_id = self.next_id.wrapping_add(1);
-        self.staging.commit(meta, len);
-        self.stats.tx_runs += u64::from(meta.index == 0);
-        let run = self.run.as_mut().filter(|_| meta.index > 0);
-        if let Some(run) = run {
+        self.staging.commit(flow, mark, len);
+        self.stats.tx_runs += u64::from(mark.index == 0);
+        if let Some(run) = self.run.as_mut().filter(|_| mark.index > 0) {
             run.last = len;
             run.segments += 1;
             run.bytes += len;
         } else {
-            let path = meta.path;
             self.run = Some(Run { path, segment: len, last: len, segments: 1, bytes: len });
         }
     }

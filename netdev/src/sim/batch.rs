@@ -6,24 +6,32 @@ use crate::port::{PathId, RxBudget};
 
 /// Datagrams start on a cache line.
 const ALIGN: usize = 64;
+/// Room for this many flows is made in advance.
+const FLOWS: usize = 256;
 
-/// What is known of a datagram besides its bytes.
+/// What datagrams of one path have in common.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Meta {
-    pub(super) src: IpAddr,
-    pub(super) dst: IpAddr,
+pub(super) struct Flow {
     pub(super) path: PathId,
     pub(super) src_port: u16,
+    pub(super) tos: u8,
+    pub(super) src: IpAddr,
+    pub(super) dst: IpAddr,
+}
+
+/// What is known of a datagram besides its flow and its bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Mark {
     /// The IPv4 identification it was sealed for.
     pub(super) id: u16,
     /// Its position in its run.
     pub(super) index: u16,
-    pub(super) tos: u8,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Entry {
-    meta: Meta,
+    flow: u32,
+    mark: Mark,
     at: u32,
     len: u32,
 }
@@ -33,11 +41,13 @@ pub(super) struct Batch {
     bytes: Box<[u8]>,
     used: usize,
     entries: Vec<Entry>,
+    /// Neighbours differ.
+    flows: Vec<Flow>,
     datagrams_max: usize,
     /// Sum of [`RxBudget::cost`].
     cost: u64,
     /// Whether all have the same source and destination.
-    one_flow: bool,
+    one_pair: bool,
 }
 
 impl Batch {
@@ -49,9 +59,10 @@ impl Batch {
             bytes: vec![0; budget.bytes as usize].into_boxed_slice(),
             used: 0,
             entries: Vec::with_capacity(datagrams_max),
+            flows: Vec::with_capacity(datagrams_max.min(FLOWS)),
             datagrams_max,
             cost: 0,
-            one_flow: true,
+            one_pair: true,
         }
     }
 
@@ -70,9 +81,10 @@ impl Batch {
 
     pub(super) fn clear(&mut self) {
         self.entries.clear();
+        self.flows.clear();
         self.used = 0;
         self.cost = 0;
-        self.one_flow = true;
+        self.one_pair = true;
     }
 
     /// Room for another datagram, within the budget it was made for.
@@ -85,32 +97,35 @@ impl Batch {
     }
 
     /// Accepts a datagram that was written to the room last reserved.
-    pub(super) fn commit(&mut self, meta: Meta, len: usize) {
-        if let Some(first) = self.entries.first() {
-            self.one_flow &= first.meta.dst == meta.dst && first.meta.src == meta.src;
+    pub(super) fn commit(&mut self, flow: &Flow, mark: Mark, len: usize) {
+        if self.flows.last() != Some(flow) {
+            self.one_pair &=
+                self.flows.last().is_none_or(|last| last.src == flow.src && last.dst == flow.dst);
+            self.flows.push(*flow);
         }
-        self.entries.push(Entry { meta, at: self.used as u32, len: len as u32 });
+        let flow = self.flows.len() as u32 - 1;
+        self.entries.push(Entry { flow, mark, at: self.used as u32, len: len as u32 });
         self.used = (self.used + len).next_multiple_of(ALIGN);
         self.cost += u64::from(RxBudget::cost(len as u32));
     }
 
     /// Copies a datagram in; false if there is no room.
-    pub(super) fn push(&mut self, meta: Meta, payload: &[u8]) -> bool {
+    pub(super) fn push(&mut self, flow: &Flow, mark: Mark, payload: &[u8]) -> bool {
         let Some(room) = self.reserve(payload.len()) else { return false };
         room.copy_from_slice(payload);
-        self.commit(meta, payload.len());
+        self.commit(flow, mark, payload.len());
         true
     }
 
-    pub(super) fn get(&self, i: usize) -> (&Meta, &[u8]) {
-        let Entry { meta, at, len } = &self.entries[i];
-        (meta, &self.bytes[*at as usize..][..*len as usize])
+    pub(super) fn get(&self, i: usize) -> (&Flow, Mark, &[u8]) {
+        let Entry { flow, mark, at, len } = self.entries[i];
+        (&self.flows[flow as usize], mark, &self.bytes[at as usize..][..len as usize])
     }
 
     /// Source and destination, if all datagrams have the same.
-    pub(super) fn flow(&self) -> Option<(IpAddr, IpAddr)> {
-        let first = self.entries.first().filter(|_| self.one_flow)?;
-        Some((first.meta.src, first.meta.dst))
+    pub(super) fn pair(&self) -> Option<(IpAddr, IpAddr)> {
+        let first = self.flows.first().filter(|_| self.one_pair)?;
+        Some((first.src, first.dst))
     }
 
     /// Payload bytes of all datagrams.

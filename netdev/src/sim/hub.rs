@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::batch::{Batch, Meta};
+use super::batch::{Batch, Flow, Mark};
 use super::link::{Fate, Link, LinkConfig, SimStats};
 use super::rng::Rng;
 use super::{Tap, TapDatagram, Verdict};
@@ -31,7 +31,8 @@ struct Inbox {
 
 /// A datagram on its way.
 struct Flying {
-    meta: Meta,
+    flow: Flow,
+    mark: Mark,
     payload: Vec<u8>,
 }
 
@@ -160,8 +161,8 @@ impl Hub {
         self.stats.sent += batch.len() as u64;
         if !self.hand_over(batch) {
             for i in 0..batch.len() {
-                let (meta, payload) = batch.get(i);
-                self.send_one(*meta, payload);
+                let (flow, mark, payload) = batch.get(i);
+                self.send_one(flow, mark, payload);
             }
         }
         batch.clear();
@@ -169,7 +170,7 @@ impl Hub {
 
     /// The case of a perfect link and an empty queue: no byte is touched. False if it is another case.
     fn hand_over(&mut self, batch: &mut Batch) -> bool {
-        let Some((src, dst)) = batch.flow() else { return false };
+        let Some((src, dst)) = batch.pair() else { return false };
         let perfect = match self.links.get(&(src, dst)) {
             Some(link) => link.config.is_perfect(),
             None => self.default_link.is_perfect(),
@@ -186,40 +187,40 @@ impl Hub {
         true
     }
 
-    fn send_one(&mut self, meta: Meta, payload: &[u8]) {
+    fn send_one(&mut self, flow: &Flow, mark: Mark, payload: &[u8]) {
         if let Some(tap) = &mut self.tap {
-            let seen = TapDatagram { now: self.now, src: meta.src, dst: meta.dst, payload };
+            let seen = TapDatagram { now: self.now, src: flow.src, dst: flow.dst, payload };
             if tap(&seen) == Verdict::Drop {
                 self.stats.dropped_by_tap += 1;
                 return;
             }
         }
-        let (seed, key) = (self.seed, (meta.src, meta.dst));
+        let (seed, key) = (self.seed, (flow.src, flow.dst));
         let default = &self.default_link;
         let link = self.links.entry(key).or_insert_with(|| new_link(seed, key.0, key.1, default));
-        let header = HEADERS[usize::from(meta.dst.is_ipv6())];
+        let header = HEADERS[usize::from(flow.dst.is_ipv6())];
         let fates = link.decide(self.now, payload.len(), header, &mut self.stats);
         for fate in fates.into_iter().flatten() {
             let Fate { due, flip: None, len } = fate else {
-                self.launch(meta, payload, &fate);
+                self.launch(flow, mark, payload, &fate);
                 continue;
             };
             if due <= self.now {
-                self.deliver(meta, &payload[..len]);
+                self.deliver(flow, mark, &payload[..len]);
             } else {
-                self.launch(meta, payload, &fate);
+                self.launch(flow, mark, payload, &fate);
             }
         }
     }
 
     /// Puts a copy on its way; it arrives when the clock gets there, which may be at once.
-    fn launch(&mut self, meta: Meta, payload: &[u8], fate: &Fate) {
+    fn launch(&mut self, flow: &Flow, mark: Mark, payload: &[u8], fate: &Fate) {
         let slot = self.spare.pop().unwrap_or_else(|| {
-            self.flying.push(Flying { meta, payload: Vec::new() });
+            self.flying.push(Flying { flow: *flow, mark, payload: Vec::new() });
             self.flying.len() - 1
         });
         let flying = &mut self.flying[slot];
-        flying.meta = meta;
+        (flying.flow, flying.mark) = (*flow, mark);
         flying.payload.clear();
         flying.payload.extend_from_slice(&payload[..fate.len]);
         if let Some(bit) = fate.flip {
@@ -244,21 +245,21 @@ impl Hub {
                 break;
             }
             self.due.pop();
-            let meta = self.flying[slot].meta;
-            let payload = mem::take(&mut self.flying[slot].payload);
-            self.deliver(meta, &payload);
+            let Flying { flow, mark, ref mut payload } = self.flying[slot];
+            let payload = mem::take(payload);
+            self.deliver(&flow, mark, &payload);
             self.flying[slot].payload = payload;
             self.spare.push(slot);
         }
     }
 
-    fn deliver(&mut self, meta: Meta, payload: &[u8]) {
-        let id = self.addresses.get(&meta.dst);
+    fn deliver(&mut self, flow: &Flow, mark: Mark, payload: &[u8]) {
+        let id = self.addresses.get(&flow.dst);
         let Some(inbox) = id.and_then(|&id| self.inboxes[id].as_mut()) else {
             self.stats.unroutable += 1;
             return;
         };
-        if inbox.batch.push(meta, payload) {
+        if inbox.batch.push(flow, mark, payload) {
             self.stats.delivered += 1;
             inbox.signal_if(true);
         } else {
