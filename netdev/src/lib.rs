@@ -3,6 +3,7 @@
 //! Nothing here knows of a queue pair. See [`port`] for the contract that every backend keeps.
 
 pub mod any;
+pub mod auto;
 pub mod error;
 pub mod fd;
 pub mod headers;

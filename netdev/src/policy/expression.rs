@@ -6,9 +6,10 @@
 
 use std::collections::HashMap;
 
-use super::nft::{Attributes, be32, text};
+use super::nft::{be32, text};
 use crate::iface::Interface;
 use crate::port::ROCE_PORT;
+use crate::rtnl::socket::Attributes;
 
 /// Where the datagram is seen.
 #[derive(Debug, Clone, Copy)]

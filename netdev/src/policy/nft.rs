@@ -3,12 +3,10 @@
 use std::collections::{HashMap, HashSet};
 use std::io;
 
-use netlink_packet_core::NlasIterator;
-
 use super::Audit;
 use super::expression::{self, Context, Effect};
 use crate::iface::Interface;
-use crate::rtnl::socket::NetlinkSocket;
+use crate::rtnl::socket::{Attributes, NetlinkSocket};
 
 const NETLINK_NETFILTER: isize = 12;
 const SUBSYS_NFTABLES: u16 = 10 << 8;
@@ -225,21 +223,6 @@ fn rule_from(family: u8, attributes: &[u8]) -> Option<(ChainId, Rule)> {
         }
     }
     Some(((family, table?, chain?), rule))
-}
-
-/// Type and value of each attribute; ends at the first that is broken.
-pub(super) struct Attributes<'a>(pub(super) &'a [u8]);
-
-impl<'a> Iterator for Attributes<'a> {
-    type Item = (u16, &'a [u8]);
-
-    fn next(&mut self) -> Option<Self::Item> {
-        let attribute = NlasIterator::new(self.0).next()?.ok()?;
-        let length = usize::from(attribute.length());
-        let value = self.0.get(4..length)?;
-        self.0 = self.0.get(length.next_multiple_of(4)..).unwrap_or(&[]);
-        Some((attribute.kind(), value))
-    }
 }
 
 /// A string attribute, without the zero at its end.

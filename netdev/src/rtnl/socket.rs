@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use netlink_packet_core::{
     NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NetlinkBuffer,
+    NlasIterator,
 };
 use netlink_sys::{Socket, SocketAddr};
 
@@ -141,6 +142,21 @@ impl<'a> Iterator for Messages<'a> {
     }
 }
 
+/// Type and value of each attribute; ends at the first that is broken.
+pub(crate) struct Attributes<'a>(pub(crate) &'a [u8]);
+
+impl<'a> Iterator for Attributes<'a> {
+    type Item = (u16, &'a [u8]);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let attribute = NlasIterator::new(self.0).next()?.ok()?;
+        let length = usize::from(attribute.length());
+        let value = self.0.get(4..length)?;
+        self.0 = self.0.get(length.next_multiple_of(4)..).unwrap_or(&[]);
+        Some((attribute.kind(), value))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -173,5 +189,14 @@ mod tests {
     fn an_error_is_a_negated_errno() {
         assert_eq!(error_code(&(-19i32).to_ne_bytes()), 19);
         assert_eq!(error_code(&[]), 0);
+    }
+
+    #[test]
+    fn attributes_end_at_the_first_broken_one() {
+        let bytes = [5, 0, 1, 0, 9, 0, 0, 0, 4, 0, 2, 0, 200, 0, 3, 0, 1];
+        let got: Vec<_> = Attributes(&bytes).map(|(kind, v)| (kind, v.to_vec())).collect();
+        assert_eq!(got, [(1, vec![9]), (2, vec![])]);
+        assert_eq!(Attributes(&[3, 0, 1, 0]).count(), 0);
+        assert_eq!(Attributes(&[4, 0]).count(), 0);
     }
 }

@@ -1,0 +1,255 @@
+//! The choice of a backend.
+//!
+//! Without a wish, the best that the process may open *and* that bypasses no rule of its own network
+//! namespace: AF_XDP where the driver has zero-copy, AF_PACKET on a veth, else UDP sockets. Where the
+//! rules cannot be read, UDP. The choice says why, and what else was tried.
+
+mod features;
+
+use std::net::IpAddr;
+
+use crate::PortConfig;
+use crate::any::AnyPort;
+use crate::error::OpenError;
+use crate::iface::Interface;
+use crate::packet::PacketPort;
+use crate::policy::{self, Audit, Verdict};
+use crate::port::Backend;
+use crate::rtnl::Rtnl;
+use crate::udp::UdpPort;
+use crate::xdp::XdpPort;
+
+/// What was chosen, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Choice {
+    /// The backend of the port.
+    pub backend: Backend,
+    /// Why this one, in words that follow its name: `v0 is a veth, and …`.
+    pub reason: String,
+    /// What would have been better, and why it was not taken; best first.
+    pub tried: Vec<(Backend, String)>,
+}
+
+impl std::fmt::Display for Choice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.backend, self.reason)
+    }
+}
+
+/// Opens a port on `iface` for these own `addresses`: of the backend that is wanted, or else of the
+/// best.
+///
+/// A wish is obeyed even if the backend bypasses rules; the reason then says so.
+///
+/// # Errors
+/// The wanted backend cannot be opened; or not even a UDP socket can.
+pub fn choose(
+    iface: &Interface,
+    addresses: &[IpAddr],
+    want: Option<Backend>,
+    config: &PortConfig,
+) -> Result<(AnyPort, Choice), OpenError> {
+    if let Some(backend) = want {
+        let port = open(backend, iface, addresses, config)?;
+        let reason = asked_for(&policy::audit(iface), backend);
+        return Ok((port, Choice { backend, reason, tried: Vec::new() }));
+    }
+    let mut tried = Vec::new();
+    let (best, why) = best_for(iface);
+    if best != Backend::Udp {
+        match open_unless_bypassing(best, iface, addresses, config) {
+            Ok(port) => {
+                let reason = format!("{why}, and it bypasses no rule of this network namespace");
+                return Ok((port, Choice { backend: best, reason, tried }));
+            }
+            Err(obstacle) => tried.push((best, obstacle)),
+        }
+    }
+    let port = open(Backend::Udp, iface, addresses, config)?;
+    let reason = match tried.first() {
+        None => why,
+        Some((backend, obstacle)) => format!("not {backend}, because {obstacle}"),
+    };
+    Ok((port, Choice { backend: Backend::Udp, reason, tried }))
+}
+
+/// The backend that suits the interface best, and why.
+fn best_for(iface: &Interface) -> (Backend, String) {
+    let name = &iface.name;
+    if iface.loopback {
+        return (Backend::Udp, format!("{name} is the loopback interface"));
+    }
+    let link = Rtnl::open().and_then(|mut rtnl| rtnl.link(iface.index));
+    match link.as_ref().map(|link| link.kind.as_deref()) {
+        Ok(Some("veth")) => return (Backend::Packet, format!("{name} is a veth")),
+        Ok(Some(kind)) => return (Backend::Udp, format!("{name} is a {kind}, not a veth")),
+        Ok(None) => {}
+        Err(e) => return (Backend::Udp, format!("{name} cannot be examined ({e})")),
+    }
+    match features::has_zero_copy(iface.index) {
+        Ok(true) => (Backend::Xdp, format!("the driver of {name} has AF_XDP zero-copy")),
+        Ok(false) => (Backend::Udp, format!("the driver of {name} has no AF_XDP zero-copy")),
+        Err(e) => (
+            Backend::Udp,
+            format!("whether the driver of {name} has AF_XDP zero-copy is not known ({e})"),
+        ),
+    }
+}
+
+/// Opens a backend that bypasses hooks, if that bypasses no rule; else says what is in the way.
+fn open_unless_bypassing(
+    backend: Backend,
+    iface: &Interface,
+    addresses: &[IpAddr],
+    config: &PortConfig,
+) -> Result<AnyPort, String> {
+    match policy::audit(iface).verdict(backend) {
+        Verdict::Clear => {}
+        Verdict::Bypasses(rules) => {
+            return Err(format!("it would bypass {}", list(&rules)));
+        }
+        Verdict::Unseen(unseen) => {
+            return Err(format!(
+                "it might bypass rules of this network namespace: {}",
+                list(&unseen)
+            ));
+        }
+    }
+    let port = open(backend, iface, addresses, config).map_err(|e| e.to_string())?;
+    match &port {
+        AnyPort::Xdp(xdp) if !xdp.zero_copy() => {
+            Err(format!("the driver of {} copies after all", iface.name))
+        }
+        _ => Ok(port),
+    }
+}
+
+fn open(
+    backend: Backend,
+    iface: &Interface,
+    addresses: &[IpAddr],
+    config: &PortConfig,
+) -> Result<AnyPort, OpenError> {
+    match backend {
+        Backend::Udp => UdpPort::open(iface, addresses, config).map(AnyPort::from),
+        Backend::Packet => PacketPort::open(iface, addresses, config).map(AnyPort::from),
+        Backend::Xdp => XdpPort::open(iface, addresses, config).map(AnyPort::from),
+        Backend::Sim => Err(OpenError::plain(
+            backend,
+            "the simulator has no interface",
+            "choose afxdp, packet or udp",
+        )),
+    }
+}
+
+/// The reason of a wish, with the rules that it bypasses.
+fn asked_for(audit: &Audit, backend: Backend) -> String {
+    match audit.verdict(backend) {
+        Verdict::Clear => "asked for".to_owned(),
+        Verdict::Bypasses(rules) => format!("asked for; it bypasses {}", list(&rules)),
+        Verdict::Unseen(unseen) => {
+            format!("asked for; it might bypass rules of this network namespace: {}", list(&unseen))
+        }
+    }
+}
+
+/// The first few, and how many more.
+fn list(items: &[String]) -> String {
+    const SHOWN: usize = 3;
+    let mut text = items.iter().take(SHOWN).cloned().collect::<Vec<_>>().join("; ");
+    if items.len() > SHOWN {
+        text.push_str(&format!("; and {} more", items.len() - SHOWN));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testns::{NetNs, Pair, needs, or_skip, without_capability};
+
+    /// `CAP_NET_ADMIN` and `CAP_NET_RAW` of capabilities(7).
+    const NET_ADMIN: u32 = 12;
+    const NET_RAW: u32 = 13;
+
+    fn choose_in_thread(name: &str, want: Option<Backend>) -> Result<Choice, OpenError> {
+        let iface = Interface::by_name(name).expect("the interface");
+        let addresses: Vec<IpAddr> = iface.addresses.iter().map(|(a, _)| *a).collect();
+        choose(&iface, &addresses[..1], want, &PortConfig::default()).map(|(_, choice)| choice)
+    }
+
+    fn choose_in(ns: &NetNs, want: Option<Backend>) -> Choice {
+        ns.run(|| choose_in_thread("v0", want)).expect("a port")
+    }
+
+    #[test]
+    fn a_veth_without_rules_gets_packet() {
+        let pair = or_skip!("auto::a_veth_without_rules_gets_packet", Pair::new());
+        let choice = choose_in(&pair.a, None);
+        assert_eq!((choice.backend, choice.tried.len()), (Backend::Packet, 0), "{choice}");
+        assert!(choice.reason.contains("veth"), "{choice}");
+        let lo = pair.a.run(|| choose_in_thread("lo", None)).expect("a port");
+        assert_eq!(lo.backend, Backend::Udp);
+        assert!(lo.reason.contains("loopback"), "{lo}");
+    }
+
+    #[test]
+    fn a_rule_that_packet_would_bypass_means_udp() {
+        let pair = or_skip!(
+            "auto::a_rule_that_packet_would_bypass_means_udp",
+            needs(&["nft", "tc"]).and_then(|()| Pair::new())
+        );
+        // A shaper binds packet as well.
+        pair.a.sh("tc qdisc add dev v0 root tbf rate 100mbit burst 32kb latency 50ms");
+        assert_eq!(choose_in(&pair.a, None).backend, Backend::Packet);
+        pair.a.sh("nft add table inet t
+                   nft add chain inet t out '{ type filter hook output priority 0; }'
+                   nft add rule inet t out udp dport 4791 drop");
+        let choice = choose_in(&pair.a, None);
+        assert_eq!(choice.backend, Backend::Udp);
+        assert!(choice.reason.contains("chain out of table inet t"), "{choice}");
+        assert_eq!(choice.tried[0].0, Backend::Packet);
+        // A wish is obeyed, but not silently.
+        let choice = choose_in(&pair.a, Some(Backend::Packet));
+        assert_eq!(choice.backend, Backend::Packet);
+        assert!(choice.reason.contains("bypasses nft: rule"), "{choice}");
+    }
+
+    #[test]
+    fn rules_that_cannot_be_seen_mean_udp() {
+        let pair = or_skip!("auto::rules_that_cannot_be_seen_mean_udp", Pair::new());
+        let blind = || without_capability(NET_ADMIN, || choose_in_thread("v0", None));
+        let choice = pair.a.run(blind).expect("a port");
+        assert_eq!(choice.backend, Backend::Udp);
+        assert!(choice.reason.contains("CAP_NET_ADMIN"), "{choice}");
+    }
+
+    #[test]
+    fn without_the_capability_to_open_it_udp_is_taken() {
+        let pair = or_skip!("auto::without_the_capability_to_open_it_udp_is_taken", Pair::new());
+        let lame = |want| move || without_capability(NET_RAW, || choose_in_thread("v0", want));
+        let choice = pair.a.run(lame(None)).expect("a port");
+        assert_eq!(choice.backend, Backend::Udp);
+        assert!(choice.tried[0].1.contains("--cap-add NET_RAW"), "{choice}");
+        let wish = pair.a.run(lame(Some(Backend::Packet))).expect_err("not opened");
+        assert_eq!(wish.backend, Backend::Packet);
+        assert!(pair.a.run(lame(Some(Backend::Sim))).is_err());
+    }
+
+    #[test]
+    fn other_virtual_interfaces_get_udp() {
+        let pair = or_skip!("auto::other_virtual_interfaces_get_udp", Pair::new());
+        pair.a.sh("ip link add b0 type bridge; ip address add 10.7.0.1/24 dev b0
+                   ip link set b0 up");
+        let choice = pair.a.run(|| choose_in_thread("b0", None)).expect("a port");
+        assert_eq!(choice.backend, Backend::Udp);
+        assert!(choice.reason.contains("bridge"), "{choice}");
+    }
+
+    #[test]
+    fn long_lists_are_cut() {
+        let items: Vec<String> = (1..=5).map(|i| i.to_string()).collect();
+        assert_eq!(list(&items), "1; 2; 3; and 2 more");
+        assert_eq!(list(&items[..3]), "1; 2; 3");
+    }
+}
