@@ -1,1 +1,98 @@
-//! Placeholder until the crate is filled.
+//! RDMA verbs in user space, over any network interface.
+//!
+//! A RoCEv2 host channel adapter in software: queue pairs, memory regions and completion queues as `libibverbs` has them, spoken
+//! on the wire as hardware speaks them, without an RDMA card, a kernel module or root.
+//!
+//! ```
+//! use std::time::Duration;
+//! use rocinante::{Access, ConnectOptions, Context, SendData, SendOp, SendWr, WcStatus};
+//!
+//! # let (here, there) = rocinante::doc::addresses();
+//! // Two devices; usually they are in two containers, and `Exchange` carries the endpoints.
+//! let (a, b) = (Context::open(here)?, Context::open(there)?);
+//! let (pd_a, pd_b) = (a.alloc_pd(), b.alloc_pd());
+//! let (cq_a, cq_b) = (a.create_cq(16)?, b.create_cq(16)?);
+//! let (qp_a, qp_b) = (pd_a.qp(&cq_a, &cq_a).build()?, pd_b.qp(&cq_b, &cq_b).build()?);
+//! let (to_b, to_a) = (qp_b.endpoint(), qp_a.endpoint());
+//! let options = ConnectOptions::default();
+//! let qp_a = qp_a.connect(&to_b, &options).map_err(|(_, error)| error)?;
+//! let _qp_b = qp_b.connect(&to_a, &options).map_err(|(_, error)| error)?;
+//!
+//! // b offers memory, a writes into it.
+//! let target = pd_b.allocate(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+//! let source = pd_a.allocate(4096, Access::NONE)?;
+//! source.write(0, b"one-sided");
+//! qp_a.post_send(&[SendWr {
+//!     wr_id: 1,
+//!     op: SendOp::Write { remote: target.address(), rkey: target.rkey(), imm: None },
+//!     data: SendData::Sges(&[source.sge(0, 9)]),
+//!     signaled: true,
+//!     solicited: false,
+//!     fence: false,
+//! }])?;
+//! let wc = cq_a.wait_one(Duration::from_secs(5))?;
+//! assert_eq!(wc.status, WcStatus::Success);
+//! assert_eq!(target.to_vec(0, 9), b"one-sided");
+//! # Ok::<(), rocinante::VerbsError>(())
+//! ```
+//!
+//! - [`Context`], [`OpenOptions`]: a device, which is a network interface and the backend that carries its packets;
+//! - [`Pd`], [`Mr`], [`Access`]: protection domains and memory regions;
+//! - [`Cq`], [`CompChannel`]: completions, polled or waited for;
+//! - [`QpBuilder`], [`PreparedQp`], [`Qp`]: queue pairs;
+//! - [`Exchange`]: a small exchange over TCP that connects two of them.
+//!
+//! Nothing needs a thread of the program's: `post_send` and `poll` drive the device on the spot, and a background thread does while
+//! the program does not.
+
+mod choice;
+mod context;
+mod core;
+mod cq;
+mod error;
+mod event;
+mod exchange;
+mod host;
+mod memory;
+mod mr;
+mod qp;
+mod shard;
+mod wake;
+
+pub use context::{Context, DeviceAttr, DeviceCounters, Limits, NETDEV_VARIABLE, OpenOptions, Pd};
+pub use cq::{CompChannel, Cq, Wc};
+pub use error::VerbsError;
+pub use event::AsyncEvent;
+pub use exchange::{Endpoint, Exchange, Hello, RemoteRegion};
+pub use mr::Mr;
+pub use qp::{
+    ConnectOptions, ModifyAttr, PeerPath, PostListError, PreparedQp, Qp, QpBuilder, QpCaps,
+};
+pub use rocinante_netdev::{
+    AnyPort, Backend, Capabilities, Interface, OpenError, PortConfig, PortStats,
+};
+pub use rocinante_stack::mem::{Access, AccessError, Sge};
+pub use rocinante_stack::stats::{Counters, Drops};
+pub use rocinante_stack::types::{Key, Mtu, Psn, Qpn};
+pub use rocinante_stack::verbs::{
+    QpEvent, QpState, RecvWr, SendData, SendOp, SendWr, WcOpcode, WcStatus,
+};
+pub use rocinante_stack::{Budget, ModifyError, PostError, QpAttr};
+
+/// What examples in the documentation need to run beside each other.
+#[doc(hidden)]
+pub mod doc {
+    use std::net::{IpAddr, Ipv4Addr};
+    use std::sync::atomic::{AtomicU8, Ordering};
+
+    /// Two loopback addresses that nobody else on the machine is likely to use now.
+    pub fn addresses() -> (IpAddr, IpAddr) {
+        static NEXT: AtomicU8 = AtomicU8::new(1);
+        let [_, _, high, low] = std::process::id().to_be_bytes();
+        let address = || {
+            let last = NEXT.fetch_add(1, Ordering::Relaxed).max(1);
+            IpAddr::V4(Ipv4Addr::new(127, high | 128, low, last))
+        };
+        (address(), address())
+    }
+}

@@ -174,6 +174,10 @@ impl Qp {
         self.sq.uses(key) || self.responder.rq.uses(key)
     }
 
+    pub(crate) fn is_busy(&self) -> bool {
+        self.queued || self.requester.outstanding()
+    }
+
     /// PSNs for a status report: next to send, first unacknowledged, expected.
     pub(crate) fn sequence(&self) -> (u64, u64, u64) {
         (self.sq.next_psn, self.requester.una(), self.responder.expected())

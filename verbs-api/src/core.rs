@@ -1,0 +1,222 @@
+//! Who drives the device, and when.
+//!
+//! Whoever calls `post_send` or `poll` drives the shard on the spot. A background thread does it for programs that
+//! do not call: it sleeps on the port, and steps aside while the program drives.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, MutexGuard};
+use rocinante_netdev::Port;
+use rocinante_stack::types::{Qpn, Time};
+use rocinante_stack::verbs::QpEvent;
+
+use crate::qp::QpShared;
+use crate::shard::Shard;
+use crate::wake;
+
+/// The shard and what its drivers need to agree on.
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub(crate) shard: Mutex<Shard>,
+    /// Work was left for whoever holds the lock.
+    doorbell: AtomicBool,
+    /// Queue pairs with work requests that were posted while somebody else held the lock.
+    staged: Mutex<Vec<Arc<QpShared>>>,
+    /// Moves whenever the program drives.
+    epoch: AtomicU64,
+    /// Threads of the program that sleep on the port and drive when it wakes them.
+    waiters: AtomicU32,
+    /// When the background thread will look again, in the shard's time; 0 while it is awake.
+    parked_until: AtomicU64,
+    /// The port's descriptor, for waiting without the lock.
+    port_fd: OwnedFd,
+    kick: OwnedFd,
+    stop: AtomicBool,
+    events: Mutex<VecDeque<(Qpn, QpEvent)>>,
+    event_fd: OwnedFd,
+}
+
+/// How long the background thread looks for more after it found something.
+const SPIN: Duration = Duration::from_micros(30);
+/// How often it looks whether the program still drives.
+const ASIDE: Duration = Duration::from_micros(500);
+
+impl Core {
+    pub(crate) fn new(shard: Shard) -> std::io::Result<Self> {
+        let port_fd = shard.port.wait_fd().try_clone_to_owned()?;
+        Ok(Self {
+            port_fd,
+            shard: Mutex::new(shard),
+            doorbell: AtomicBool::new(false),
+            staged: Mutex::new(Vec::with_capacity(16)),
+            epoch: AtomicU64::new(0),
+            waiters: AtomicU32::new(0),
+            parked_until: AtomicU64::new(0),
+            kick: wake::eventfd()?,
+            stop: AtomicBool::new(false),
+            events: Mutex::new(VecDeque::new()),
+            event_fd: wake::eventfd()?,
+        })
+    }
+
+    /// Drives the shard unless somebody else does.
+    #[inline]
+    pub(crate) fn drive(&self) {
+        self.touch();
+        while let Some(mut shard) = self.shard.try_lock() {
+            self.take_staged(&mut shard);
+            shard.drive();
+            if !self.release(shard) {
+                return;
+            }
+        }
+    }
+
+    /// The program is driving: the background thread may stand aside.
+    #[inline]
+    pub(crate) fn touch(&self) {
+        // Lost increments do no harm: the number only has to move.
+        self.epoch.store(self.epoch.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    }
+
+    /// Unlocks. Returns whether somebody left work meanwhile.
+    #[inline]
+    pub(crate) fn release(&self, mut shard: MutexGuard<'_, Shard>) -> bool {
+        self.collect_events(&mut shard);
+        let due = shard.deadline().map_or(u64::MAX, |due| due.0);
+        drop(shard);
+        fence(Ordering::SeqCst);
+        // The background thread sleeps longer than the engine can wait.
+        if due < self.parked_until.load(Ordering::Relaxed) {
+            self.parked_until.store(0, Ordering::Relaxed);
+            wake::notify(&self.kick);
+        }
+        self.doorbell.load(Ordering::Relaxed)
+    }
+
+    /// Leaves posted work to whoever holds the lock.
+    pub(crate) fn leave(&self, qp: &Arc<QpShared>) {
+        self.staged.lock().push(qp.clone());
+        self.doorbell.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Posts what was left.
+    #[inline]
+    pub(crate) fn take_staged(&self, shard: &mut Shard) {
+        if !self.doorbell.load(Ordering::Acquire) {
+            return;
+        }
+        self.doorbell.store(false, Ordering::SeqCst);
+        loop {
+            let Some(qp) = self.staged.lock().pop() else { return };
+            qp.post_staged(shard);
+        }
+    }
+
+    fn collect_events(&self, shard: &mut Shard) {
+        let Some(first) = shard.poll_event() else { return };
+        let mut events = self.events.lock();
+        events.push_back(first);
+        while let Some(event) = shard.poll_event() {
+            events.push_back(event);
+        }
+        wake::notify(&self.event_fd);
+    }
+
+    pub(crate) fn next_event(&self) -> Option<(Qpn, QpEvent)> {
+        let mut events = self.events.lock();
+        let event = events.pop_front();
+        if events.is_empty() {
+            wake::clear(&self.event_fd);
+        }
+        event
+    }
+
+    pub(crate) fn event_fd(&self) -> BorrowedFd<'_> {
+        self.event_fd.as_fd()
+    }
+
+    /// Sleeps until the port or `fd` has something, or `until`; then drives. For a thread of the program's that waits.
+    pub(crate) fn wait(&self, fd: BorrowedFd<'_>, until: Option<Instant>) {
+        self.waiters.fetch_add(1, Ordering::SeqCst);
+        let mut sleep = until.map(|until| until.saturating_duration_since(Instant::now()));
+        let mut port = None;
+        if let Some(mut shard) = self.shard.try_lock() {
+            self.take_staged(&mut shard);
+            let busy = shard.drive();
+            if !busy {
+                let now = shard.now();
+                if let Some(due) = shard.deadline() {
+                    let due = Duration::from_nanos(due.since(now));
+                    sleep = Some(sleep.map_or(due, |sleep| sleep.min(due)));
+                }
+                port = Some((self.port_fd.as_fd(), shard.port.wants_write()));
+            } else {
+                sleep = Some(Duration::ZERO);
+            }
+            self.collect_events(&mut shard);
+        } else {
+            // Whoever drives will complete what this thread waits for, or leave it to the next.
+            sleep = Some(sleep.unwrap_or(ASIDE).min(ASIDE));
+        }
+        wake::wait(port, fd, sleep);
+        self.waiters.fetch_sub(1, Ordering::SeqCst);
+        self.drive();
+    }
+
+    /// What the background thread does until the device is closed.
+    pub(crate) fn background(&self) {
+        let mut seen = self.epoch.load(Ordering::Relaxed);
+        let mut active_until = Instant::now();
+        while !self.stop.load(Ordering::SeqCst) {
+            let epoch = self.epoch.load(Ordering::Relaxed);
+            if epoch != seen || self.waiters.load(Ordering::SeqCst) > 0 {
+                // The program drives: look again in a while whether it still does.
+                seen = epoch;
+                wake::wait(None, self.kick.as_fd(), Some(ASIDE));
+                wake::clear(&self.kick);
+                continue;
+            }
+            let Some(mut shard) = self.shard.try_lock() else {
+                std::thread::yield_now();
+                continue;
+            };
+            self.take_staged(&mut shard);
+            if shard.drive() {
+                active_until = Instant::now() + SPIN;
+            }
+            self.collect_events(&mut shard);
+            if Instant::now() < active_until {
+                drop(shard);
+                std::hint::spin_loop();
+                continue;
+            }
+            self.park(shard);
+        }
+    }
+
+    fn park(&self, shard: MutexGuard<'_, Shard>) {
+        let (now, due) = (shard.now(), shard.deadline());
+        let port = Some((self.port_fd.as_fd(), shard.port.wants_write()));
+        self.parked_until.store(due.map_or(u64::MAX, |due| due.0), Ordering::SeqCst);
+        drop(shard);
+        fence(Ordering::SeqCst);
+        if !self.doorbell.load(Ordering::Relaxed) && !self.stop.load(Ordering::SeqCst) {
+            let sleep = due.map(|due: Time| Duration::from_nanos(due.since(now)));
+            wake::wait(port, self.kick.as_fd(), sleep);
+        }
+        self.parked_until.store(0, Ordering::SeqCst);
+        wake::clear(&self.kick);
+    }
+
+    /// Ends the background thread.
+    pub(crate) fn shut_down(&self) {
+        self.stop.store(true, Ordering::SeqCst);
+        wake::notify(&self.kick);
+    }
+}

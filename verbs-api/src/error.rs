@@ -1,0 +1,122 @@
+//! What can go wrong in a call, and the errno that a C program would have seen.
+
+use std::fmt;
+use std::io;
+
+use rocinante_netdev::OpenError;
+use rocinante_stack::{ModifyError, PostError};
+
+/// Why a call failed. Nothing has changed then, unless it says so.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum VerbsError {
+    /// A port could not be opened.
+    Open(OpenError),
+    /// No interface has that name or address.
+    NoDevice(String),
+    /// A work request cannot be posted.
+    Post(PostError),
+    /// A queue pair cannot be modified.
+    Modify(ModifyError),
+    /// The object is in use (`EBUSY`).
+    Busy(&'static str),
+    /// A limit of the device is reached (`ENOMEM`).
+    Limit {
+        /// Of what.
+        what: &'static str,
+        /// How many there may be.
+        max: u64,
+    },
+    /// An argument makes no sense (`EINVAL`).
+    Invalid(String),
+    /// The path to the peer cannot be used: no route, wrong address family.
+    Path(io::Error),
+    /// The exchange of connection data failed.
+    Exchange(String),
+    /// The operating system refused.
+    Io(io::Error),
+    /// The time given is over (`ETIMEDOUT`).
+    TimedOut,
+}
+
+impl VerbsError {
+    /// The errno of the matching call in `libibverbs`.
+    #[must_use]
+    pub fn errno(&self) -> i32 {
+        use rustix::io::Errno;
+        match self {
+            Self::Open(error) if error.errno() != 0 => error.errno(),
+            Self::Open(_) | Self::NoDevice(_) => Errno::NODEV.raw_os_error(),
+            Self::Post(PostError::Full) | Self::Limit { .. } => Errno::NOMEM.raw_os_error(),
+            Self::Post(_) | Self::Modify(_) | Self::Invalid(_) => Errno::INVAL.raw_os_error(),
+            Self::Busy(_) => Errno::BUSY.raw_os_error(),
+            Self::Path(error) | Self::Io(error) => {
+                error.raw_os_error().unwrap_or(Errno::IO.raw_os_error())
+            }
+            Self::Exchange(_) => Errno::PROTO.raw_os_error(),
+            Self::TimedOut => Errno::TIMEDOUT.raw_os_error(),
+        }
+    }
+}
+
+impl fmt::Display for VerbsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Open(error) => error.fmt(f),
+            Self::NoDevice(what) => {
+                write!(f, "no interface has {what}: see `rocinante devices` or `ip address`")
+            }
+            Self::Post(error) => error.fmt(f),
+            Self::Modify(error) => error.fmt(f),
+            Self::Busy(why) => write!(f, "in use: {why}"),
+            Self::Limit { what, max } => {
+                write!(f, "the device has {max} {what} at most: raise the limit when opening it")
+            }
+            Self::Invalid(why) => f.write_str(why),
+            Self::Path(error) => write!(
+                f,
+                "no path to the peer: {error}: check `ip route get` and that both sides use the \
+                 same address family"
+            ),
+            Self::Exchange(why) => write!(f, "exchange of connection data: {why}"),
+            Self::Io(error) => error.fmt(f),
+            Self::TimedOut => f.write_str("the time given is over"),
+        }
+    }
+}
+
+impl std::error::Error for VerbsError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Open(error) => Some(error),
+            Self::Post(error) => Some(error),
+            Self::Modify(error) => Some(error),
+            Self::Path(error) | Self::Io(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+impl From<OpenError> for VerbsError {
+    fn from(error: OpenError) -> Self {
+        Self::Open(error)
+    }
+}
+
+impl From<ModifyError> for VerbsError {
+    fn from(error: ModifyError) -> Self {
+        Self::Modify(error)
+    }
+}
+
+impl From<PostError> for VerbsError {
+    fn from(error: PostError) -> Self {
+        Self::Post(error)
+    }
+}
+
+impl From<io::Error> for VerbsError {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}

@@ -1,0 +1,247 @@
+//! A small exchange over TCP that connects two queue pairs.
+//!
+//! Each side sends one line of JSON and reads one: address, QPN, starting PSN, path MTU, what its receive
+//! queue holds, and whatever the program adds, such as the address and key of a region.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use rocinante_stack::Budget;
+use rocinante_stack::types::{Key, Mtu, Psn, Qpn};
+use serde::{Deserialize, Serialize};
+
+use crate::error::VerbsError;
+use crate::mr::Mr;
+
+/// What a peer needs to know of a queue pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Endpoint {
+    /// Its address.
+    pub address: IpAddr,
+    /// Its number.
+    pub qpn: Qpn,
+    /// The first PSN that it will send.
+    pub psn: Psn,
+    /// The largest path MTU that its link takes.
+    pub mtu: Mtu,
+    /// What its receive queue holds.
+    pub budget: Budget,
+}
+
+/// A region that a peer may address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RemoteRegion {
+    /// Address of its first byte.
+    pub address: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// The key.
+    pub rkey: u32,
+}
+
+impl RemoteRegion {
+    /// The key as work requests have it.
+    #[must_use]
+    pub fn key(&self) -> Key {
+        Key(self.rkey)
+    }
+}
+
+impl From<&Mr> for RemoteRegion {
+    fn from(mr: &Mr) -> Self {
+        Self { address: mr.address(), len: mr.len() as u64, rkey: mr.rkey().0 }
+    }
+}
+
+/// What one side tells the other: its queue pairs, its regions, and a note of the program's.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Hello {
+    /// Its queue pairs, in the order in which they are to be connected.
+    pub endpoints: Vec<Endpoint>,
+    /// Regions that the peer may address.
+    pub regions: Vec<RemoteRegion>,
+    /// Whatever the program wants to say.
+    pub note: String,
+}
+
+#[derive(Serialize, Deserialize)]
+struct WireHello {
+    rocinante: u32,
+    endpoints: Vec<WireEndpoint>,
+    regions: Vec<RemoteRegion>,
+    note: String,
+}
+
+#[derive(Serialize, Deserialize)]
+struct WireEndpoint {
+    address: IpAddr,
+    qpn: u32,
+    psn: u32,
+    mtu: u32,
+    budget_bytes: u32,
+    budget_datagrams: u32,
+}
+
+const VERSION: u32 = 1;
+/// The longest line that is read.
+const LINE_MAX: u64 = 4 << 20;
+
+/// A connection over which two programs tell each other of their queue pairs, and wait for each other.
+#[derive(Debug)]
+pub struct Exchange {
+    stream: BufReader<TcpStream>,
+    peer: SocketAddr,
+}
+
+impl Exchange {
+    /// Waits for a peer on `address`.
+    ///
+    /// # Errors
+    /// [`VerbsError::Io`] if the address cannot be bound.
+    pub fn accept(address: SocketAddr) -> Result<Self, VerbsError> {
+        Self::accept_from(&TcpListener::bind(address)?)
+    }
+
+    /// Waits for a peer on a listener.
+    ///
+    /// # Errors
+    /// [`VerbsError::Io`].
+    pub fn accept_from(listener: &TcpListener) -> Result<Self, VerbsError> {
+        let (stream, peer) = listener.accept()?;
+        Self::over(stream, peer)
+    }
+
+    /// Connects to a peer that listens on `address`, and tries again until `patience` is over while nobody does.
+    ///
+    /// # Errors
+    /// [`VerbsError::Exchange`] names the peer and what it answered.
+    pub fn connect(address: SocketAddr, patience: Duration) -> Result<Self, VerbsError> {
+        let deadline = Instant::now() + patience;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match TcpStream::connect_timeout(&address, left.max(Duration::from_millis(10))) {
+                Ok(stream) => return Self::over(stream, address),
+                Err(error) if Instant::now() >= deadline => {
+                    return Err(VerbsError::Exchange(format!(
+                        "cannot connect to {address}: {error}: is the server running there, and does \
+                         the firewall between let TCP port {} through?",
+                        address.port()
+                    )));
+                }
+                Err(_) => std::thread::sleep(Duration::from_millis(20)),
+            }
+        }
+    }
+
+    fn over(stream: TcpStream, peer: SocketAddr) -> Result<Self, VerbsError> {
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(Duration::from_secs(60)))?;
+        Ok(Self { stream: BufReader::new(stream), peer })
+    }
+
+    /// The peer's TCP address.
+    #[must_use]
+    pub fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    /// How long to wait for the peer's next line; `None` for ever.
+    ///
+    /// # Errors
+    /// [`VerbsError::Io`].
+    pub fn set_patience(&self, patience: Option<Duration>) -> Result<(), VerbsError> {
+        Ok(self.stream.get_ref().set_read_timeout(patience)?)
+    }
+
+    /// Says hello and hears the peer's.
+    ///
+    /// # Errors
+    /// [`VerbsError::Exchange`] if the peer is silent, closes, or says something else.
+    pub fn swap(&mut self, hello: &Hello) -> Result<Hello, VerbsError> {
+        let line = serde_json::to_string(&WireHello::from(hello)).map_err(|e| self.bad(&e))?;
+        self.say(&line)?;
+        let heard = self.hear()?;
+        let wire: WireHello = serde_json::from_str(&heard).map_err(|e| self.bad(&e))?;
+        if wire.rocinante != VERSION {
+            return Err(self.bad(&format!("it speaks version {}, not {VERSION}", wire.rocinante)));
+        }
+        wire.hello().map_err(|what| self.bad(&what))
+    }
+
+    /// Waits until the peer has come to the same point.
+    ///
+    /// # Errors
+    /// As [`swap`](Self::swap).
+    pub fn barrier(&mut self, name: &str) -> Result<(), VerbsError> {
+        self.say(name)?;
+        let heard = self.hear()?;
+        if heard != name {
+            return Err(self.bad(&format!("it is at {heard:?}, not at {name:?}")));
+        }
+        Ok(())
+    }
+
+    /// Sends one line.
+    ///
+    /// # Errors
+    /// [`VerbsError::Exchange`] if the peer has closed.
+    pub fn say(&mut self, line: &str) -> Result<(), VerbsError> {
+        let stream = self.stream.get_mut();
+        let sent = stream.write_all(line.as_bytes()).and_then(|()| stream.write_all(b"\n"));
+        sent.map_err(|error| self.bad(&error))
+    }
+
+    /// Reads one line.
+    ///
+    /// # Errors
+    /// As [`swap`](Self::swap).
+    pub fn hear(&mut self) -> Result<String, VerbsError> {
+        let mut line = String::new();
+        let read = (&mut self.stream).take(LINE_MAX).read_line(&mut line);
+        match read {
+            Ok(_) if line.ends_with('\n') => {
+                line.pop();
+                Ok(line)
+            }
+            Ok(_) => Err(self.bad(&"it closed the connection")),
+            Err(error) => Err(self.bad(&error)),
+        }
+    }
+
+    fn bad(&self, what: &dyn std::fmt::Display) -> VerbsError {
+        VerbsError::Exchange(format!("peer {}: {what}", self.peer))
+    }
+}
+
+impl From<&Hello> for WireHello {
+    fn from(hello: &Hello) -> Self {
+        let endpoints = hello.endpoints.iter().map(|endpoint| WireEndpoint {
+            address: endpoint.address,
+            qpn: endpoint.qpn.value(),
+            psn: endpoint.psn.value(),
+            mtu: endpoint.mtu.bytes(),
+            budget_bytes: endpoint.budget.bytes,
+            budget_datagrams: endpoint.budget.datagrams,
+        });
+        Self {
+            rocinante: VERSION,
+            endpoints: endpoints.collect(),
+            regions: hello.regions.clone(),
+            note: hello.note.clone(),
+        }
+    }
+}
+
+impl WireHello {
+    fn hello(self) -> Result<Hello, String> {
+        let endpoints = self.endpoints.into_iter().map(|wire| {
+            let mtu = Mtu::from_bytes(wire.mtu).ok_or(format!("no such path MTU: {}", wire.mtu))?;
+            let budget = Budget { bytes: wire.budget_bytes, datagrams: wire.budget_datagrams };
+            let (qpn, psn) = (Qpn::new(wire.qpn), Psn::new(wire.psn));
+            Ok(Endpoint { address: wire.address, qpn, psn, mtu, budget })
+        });
+        let endpoints = endpoints.collect::<Result<_, String>>()?;
+        Ok(Hello { endpoints, regions: self.regions, note: self.note })
+    }
+}

@@ -1,0 +1,150 @@
+//! The engine's caller as the engine sees it: memory to place in, queues to complete to.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use rocinante_stack::Completions;
+use rocinante_stack::mem::{Atomic, AtomicOp, Checked, Memory, Read, RegionTable, Write};
+use rocinante_stack::verbs::{CqId, Cqe};
+
+use crate::cq::CqShared;
+use crate::memory::Range;
+use crate::qp::QpShared;
+
+/// Regions, completion queues and queue pairs by the numbers that the engine knows.
+#[derive(Debug)]
+pub(crate) struct Host {
+    pub(crate) regions: RegionTable,
+    pub(crate) cqs: Table<Arc<CqShared>>,
+    pub(crate) qps: Table<Arc<QpShared>>,
+    /// Completions since the last [`Host::deliver`].
+    pending: Vec<(CqId, Cqe)>,
+}
+
+/// Completions that are held back at most while a burst is handled, without allocating.
+const PENDING: usize = 8192;
+
+impl Host {
+    pub(crate) fn new(max_mr: usize) -> Self {
+        Self {
+            regions: RegionTable::new(max_mr),
+            cqs: Table::default(),
+            qps: Table::default(),
+            pending: Vec::with_capacity(PENDING),
+        }
+    }
+
+    /// Puts completions into their queues, one lock per queue and burst. `overflow` hears of queues that are full.
+    pub(crate) fn deliver(&mut self, mut overflow: impl FnMut(CqId)) {
+        let mut rest = &self.pending[..];
+        while let Some((cq, _)) = rest.first() {
+            let run = rest.iter().take_while(|(other, _)| other == cq).count();
+            if let Some(shared) = self.cqs.get(cq.0)
+                && !shared.push(rest[..run].iter().map(|(_, cqe)| *cqe))
+            {
+                overflow(*cq);
+            }
+            rest = &rest[run..];
+        }
+        self.pending.clear();
+    }
+
+    pub(crate) fn has_pending(&self) -> bool {
+        !self.pending.is_empty()
+    }
+}
+
+impl Completions for Host {
+    #[inline]
+    fn complete(&mut self, cq: CqId, cqe: Cqe) {
+        self.pending.push((cq, cqe));
+    }
+
+    #[inline]
+    fn send_retired(&mut self, cookie: u64, count: u32) {
+        if let Some(qp) = self.qps.get(cookie as u32) {
+            // One writer: the shard's lock is held.
+            let retired = qp.send_retired.load(Ordering::Relaxed) + u64::from(count);
+            qp.send_retired.store(retired, Ordering::Release);
+        }
+    }
+
+    #[inline]
+    fn recv_retired(&mut self, cookie: u64, count: u32) {
+        if let Some(qp) = self.qps.get(cookie as u32) {
+            let retired = qp.recv_retired.load(Ordering::Relaxed) + u64::from(count);
+            qp.recv_retired.store(retired, Ordering::Release);
+        }
+    }
+}
+
+impl Memory for Host {
+    #[inline]
+    fn regions(&self) -> &RegionTable {
+        &self.regions
+    }
+
+    #[inline]
+    fn place(&mut self, dst: Checked<Write>, src: &[u8]) {
+        let range = Range { address: dst.host(), len: dst.len() as usize };
+        assert_eq!(range.len, src.len());
+        // SAFETY: a `Checked<Write>` exists only for a range inside a registered region with that right, and was made
+        // in this call of the engine, under the shard's lock. A region is removed under the same lock before its memory
+        // is freed (`Mr`), and who registers raw memory promises the same.
+        unsafe { range.store(src) };
+    }
+
+    #[inline]
+    fn fetch(&self, src: Checked<Read>, dst: &mut [u8]) {
+        let range = Range { address: src.host(), len: src.len() as usize };
+        assert_eq!(range.len, dst.len());
+        // SAFETY: as for `place`.
+        unsafe { range.load(dst) };
+    }
+
+    fn atomic(&mut self, at: Checked<Atomic>, op: AtomicOp) -> u64 {
+        let range = Range { address: at.host(), len: at.len() as usize };
+        // SAFETY: as for `place`; `Checked<Atomic>` is eight bytes and aligned.
+        unsafe { range.atomic(op) }
+    }
+}
+
+/// Objects by small numbers.
+#[derive(Debug)]
+pub(crate) struct Table<T> {
+    entries: Vec<Option<T>>,
+    free: Vec<u32>,
+}
+
+impl<T> Default for Table<T> {
+    fn default() -> Self {
+        Self { entries: Vec::new(), free: Vec::new() }
+    }
+}
+
+impl<T> Table<T> {
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len() - self.free.len()
+    }
+
+    pub(crate) fn insert(&mut self, make: impl FnOnce(u32) -> T) -> u32 {
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.entries.push(None);
+            u32::try_from(self.entries.len() - 1).expect("fewer objects than numbers")
+        });
+        self.entries[index as usize] = Some(make(index));
+        index
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, index: u32) -> Option<&T> {
+        self.entries.get(index as usize)?.as_ref()
+    }
+
+    pub(crate) fn remove(&mut self, index: u32) -> Option<T> {
+        let entry = self.entries.get_mut(index as usize)?.take()?;
+        self.free.push(index);
+        Some(entry)
+    }
+}

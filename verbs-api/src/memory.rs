@@ -1,0 +1,176 @@
+//! User memory: buffers, and the only code that dereferences it.
+//!
+//! Registered memory is shared with a peer, as memory under DMA is: the peer may read or write it at any
+//! time, and so may other threads of the program. Nothing here makes a Rust reference to it; all access is by raw copies and
+//! atomics. What a copy sees while somebody writes is any mix of old and new aligned words.
+#![allow(unsafe_code)]
+
+use std::alloc::{self, Layout};
+use std::ptr;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+use rocinante_stack::mem::AtomicOp;
+
+/// Memory that a region owns: zeroed, page-aligned.
+#[derive(Debug)]
+pub(crate) struct Buffer {
+    start: *mut u8,
+    layout: Layout,
+}
+
+// SAFETY: the buffer is plain bytes that this value owns; every access goes through raw copies and atomics.
+unsafe impl Send for Buffer {}
+// SAFETY: as above; shared access never makes references.
+unsafe impl Sync for Buffer {}
+
+/// Alignment of owned buffers.
+const PAGE: usize = 4096;
+
+impl Buffer {
+    /// `len` zero bytes, or `None` if there is no such memory.
+    pub(crate) fn zeroed(len: usize) -> Option<Self> {
+        let layout = Layout::from_size_align(len.max(1), PAGE).ok()?;
+        // SAFETY: the layout's size is at least 1.
+        let start = unsafe { alloc::alloc_zeroed(layout) };
+        (!start.is_null()).then_some(Self { start, layout })
+    }
+
+    pub(crate) fn address(&self) -> u64 {
+        self.start as u64
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: `start` was allocated with this layout and is freed once.
+        unsafe { alloc::dealloc(self.start, self.layout) };
+    }
+}
+
+/// A range of the process's memory for whose validity somebody else answers: the region table admitted it, and a region is
+/// removed from the table before its memory goes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Range {
+    pub(crate) address: u64,
+    pub(crate) len: usize,
+}
+
+impl Range {
+    /// Copies `src` into the range, ascending; the last word comes last and with release, so that who
+    /// sees the last byte sees all of them.
+    ///
+    /// # Safety
+    /// The range must be valid for writes of `src.len()` bytes for the duration of the call.
+    #[inline]
+    pub(crate) unsafe fn store(self, src: &[u8]) {
+        debug_assert_eq!(self.len, src.len());
+        let Some(last) = src.len().checked_sub(1) else { return };
+        let start = self.address as *mut u8;
+        // The bytes from the last word boundary on.
+        let tail = ((self.address + last as u64) & !7).saturating_sub(self.address) as usize;
+        // SAFETY: `tail <= last`, so both ranges are within what the caller vouches for. User memory
+        // and a packet buffer of the port never overlap.
+        unsafe {
+            ptr::copy_nonoverlapping(src.as_ptr(), start, tail);
+            let word = start.add(tail);
+            if let Some(bytes) = src[tail..].first_chunk::<8>()
+                && (word as usize).is_multiple_of(8)
+            {
+                let value = u64::from_ne_bytes(*bytes);
+                AtomicU64::from_ptr(word.cast()).store(value, Ordering::Release);
+            } else {
+                for (i, byte) in src[tail..].iter().enumerate() {
+                    AtomicU8::from_ptr(word.add(i)).store(*byte, Ordering::Release);
+                }
+            }
+        }
+    }
+
+    /// Copies the range into `dst`.
+    ///
+    /// # Safety
+    /// The range must be valid for reads of `dst.len()` bytes for the duration of the call.
+    #[inline]
+    pub(crate) unsafe fn load(self, dst: &mut [u8]) {
+        debug_assert_eq!(self.len, dst.len());
+        // SAFETY: the caller vouches for the range; a packet buffer or the program's own slice does not overlap
+        // registered memory.
+        unsafe { ptr::copy_nonoverlapping(self.address as *const u8, dst.as_mut_ptr(), dst.len()) };
+    }
+
+    /// Performs an atomic on the aligned word of the range, against local threads too.
+    ///
+    /// # Safety
+    /// The range must be 8 bytes, aligned to 8, valid for reads and writes for the duration of the call.
+    pub(crate) unsafe fn atomic(self, op: AtomicOp) -> u64 {
+        debug_assert!(self.len == 8 && self.address.is_multiple_of(8));
+        // SAFETY: the caller vouches for the word; all access to registered memory by this crate is raw or atomic.
+        let word = unsafe { AtomicU64::from_ptr(self.address as *mut u64) };
+        match op {
+            AtomicOp::FetchAdd { add } => word.fetch_add(add, Ordering::SeqCst),
+            AtomicOp::CompareSwap { compare, swap } => word
+                .compare_exchange(compare, swap, Ordering::SeqCst, Ordering::SeqCst)
+                .unwrap_or_else(|found| found),
+        }
+    }
+
+    /// Reads one byte with acquire.
+    ///
+    /// # Safety
+    /// The range must be at least one byte and valid for reads.
+    pub(crate) unsafe fn load_byte(self) -> u8 {
+        debug_assert!(self.len >= 1);
+        // SAFETY: the caller vouches for the byte.
+        unsafe { AtomicU8::from_ptr(self.address as *mut u8) }.load(Ordering::Acquire)
+    }
+
+    /// The aligned word of the range.
+    ///
+    /// # Safety
+    /// As for [`Range::atomic`], and the memory must outlive the reference.
+    pub(crate) unsafe fn word<'a>(self) -> &'a AtomicU64 {
+        debug_assert!(self.len == 8 && self.address.is_multiple_of(8));
+        // SAFETY: the caller vouches for the word; atomics may be shared.
+        unsafe { AtomicU64::from_ptr(self.address as *mut u64) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_alignment_and_length_is_stored_exactly() {
+        let buffer = Buffer::zeroed(256).unwrap();
+        let src: Vec<u8> = (1..=64).collect();
+        for offset in 0..16 {
+            for len in 0..=40 {
+                let whole = Range { address: buffer.address(), len: 128 };
+                // SAFETY: all ranges are inside the buffer.
+                unsafe {
+                    whole.store(&[0xee; 128]);
+                    let range = Range { address: buffer.address() + offset, len };
+                    range.store(&src[..len]);
+                    let mut seen = [0; 128];
+                    whole.load(&mut seen);
+                    let mut expected = [0xee; 128];
+                    expected[offset as usize..][..len].copy_from_slice(&src[..len]);
+                    assert_eq!(seen, expected, "offset {offset} length {len}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn atomics_return_what_they_found() {
+        let buffer = Buffer::zeroed(8).unwrap();
+        let range = Range { address: buffer.address(), len: 8 };
+        // SAFETY: the buffer is page-aligned and has 8 bytes.
+        unsafe {
+            assert_eq!(range.atomic(AtomicOp::FetchAdd { add: 5 }), 0);
+            assert_eq!(range.atomic(AtomicOp::CompareSwap { compare: 4, swap: 9 }), 5);
+            assert_eq!(range.atomic(AtomicOp::CompareSwap { compare: 5, swap: 9 }), 5);
+            assert_eq!(range.word().load(Ordering::SeqCst), 9);
+        }
+    }
+}

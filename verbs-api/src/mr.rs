@@ -1,0 +1,229 @@
+//! Memory regions.
+#![allow(unsafe_code)]
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rocinante_stack::mem::{Access, AccessError, Region, Sge};
+use rocinante_stack::types::Key;
+
+use crate::context::Pd;
+use crate::error::VerbsError;
+use crate::memory::{Buffer, Range};
+
+/// A registered memory region (`struct ibv_mr`).
+///
+/// While it is registered, peers that know its key may read or change it as its flags say, at any time. So it never lends
+/// slices of its memory: use [`read`](Self::read), [`write`](Self::write) and the atomics.
+///
+/// Dropping it deregisters it at once: requests still in flight that name it fail with `LOC_PROT_ERR`, and peers'
+/// with a remote access error. [`deregister`](Self::deregister) refuses instead.
+#[derive(Debug)]
+pub struct Mr {
+    pd: Pd,
+    key: Key,
+    range: Range,
+    access: Access,
+    registered: bool,
+    /// Freed after the region was removed from the table: fields drop after `Drop::drop`.
+    _buffer: Option<Buffer>,
+}
+
+impl Mr {
+    pub(crate) fn allocate(pd: &Pd, len: usize, access: Access) -> Result<Self, VerbsError> {
+        let Some(buffer) = Buffer::zeroed(len) else {
+            return Err(VerbsError::Invalid(format!("there are no {len} bytes of memory")));
+        };
+        let range = Range { address: buffer.address(), len };
+        Self::insert(pd, range, access, Some(buffer))
+    }
+
+    /// # Safety
+    /// As [`Pd::register`].
+    pub(crate) unsafe fn register(
+        pd: &Pd,
+        start: *mut u8,
+        len: usize,
+        access: Access,
+    ) -> Result<Self, VerbsError> {
+        Self::insert(pd, Range { address: start as u64, len }, access, None)
+    }
+
+    fn insert(
+        pd: &Pd,
+        range: Range,
+        access: Access,
+        buffer: Option<Buffer>,
+    ) -> Result<Self, VerbsError> {
+        if access.is_contradictory() {
+            return Err(VerbsError::Invalid(
+                "REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE too (ibv_reg_mr(3))".into(),
+            ));
+        }
+        let random = crate::context::random()?;
+        let region = Region {
+            pd: pd.id(),
+            start: range.address,
+            len: range.len as u64,
+            host: range.address,
+            access,
+        };
+        let ctx = &pd.inner.ctx;
+        let key = ctx.core.shard.lock().host.regions.insert(region, random);
+        let key = key.ok_or(VerbsError::Limit {
+            what: "memory regions",
+            max: u64::from(ctx.limits.max_mr),
+        })?;
+        Ok(Self { pd: pd.clone(), key, range, access, registered: true, _buffer: buffer })
+    }
+
+    /// The key for local use.
+    #[must_use]
+    pub fn lkey(&self) -> Key {
+        self.key
+    }
+
+    /// The key to give to peers.
+    #[must_use]
+    pub fn rkey(&self) -> Key {
+        self.key
+    }
+
+    /// The address of its first byte, by which work requests and peers name it.
+    #[must_use]
+    pub fn address(&self) -> u64 {
+        self.range.address
+    }
+
+    /// Its length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.range.len
+    }
+
+    /// Whether it has no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.range.len == 0
+    }
+
+    /// What it permits.
+    #[must_use]
+    pub fn access(&self) -> Access {
+        self.access
+    }
+
+    /// A scatter-gather element of `len` bytes from `offset` on.
+    ///
+    /// # Panics
+    /// If that is not inside the region.
+    #[must_use]
+    pub fn sge(&self, offset: usize, len: usize) -> Sge {
+        let part = self.part(offset, len);
+        let len = u32::try_from(len).expect("an element is shorter than 4 GiB");
+        Sge { addr: part.address, len, lkey: self.key }
+    }
+
+    /// Copies `out.len()` bytes from `offset` on into `out`. While a peer or another thread writes there, the
+    /// result is a mix of old and new.
+    ///
+    /// # Panics
+    /// If that is not inside the region.
+    pub fn read(&self, offset: usize, out: &mut [u8]) {
+        let part = self.part(offset, out.len());
+        // SAFETY: `part` checked the bounds, and the memory is valid while the region lives.
+        unsafe { part.load(out) };
+    }
+
+    /// A copy of `len` bytes from `offset` on.
+    ///
+    /// # Panics
+    /// If that is not inside the region.
+    #[must_use]
+    pub fn to_vec(&self, offset: usize, len: usize) -> Vec<u8> {
+        let mut out = vec![0; len];
+        self.read(offset, &mut out);
+        out
+    }
+
+    /// Copies `data` to `offset`; who sees the last byte sees all of it.
+    ///
+    /// # Panics
+    /// If that is not inside the region.
+    pub fn write(&self, offset: usize, data: &[u8]) {
+        let part = self.part(offset, data.len());
+        // SAFETY: as for `read`; owned memory is writable, and who registered raw memory answers for it.
+        unsafe { part.store(data) };
+    }
+
+    /// The byte at `offset`, with acquire: everything a peer wrote before it is visible.
+    ///
+    /// # Panics
+    /// If that is not inside the region.
+    #[must_use]
+    pub fn load_byte(&self, offset: usize) -> u8 {
+        // SAFETY: as for `read`.
+        unsafe { self.part(offset, 1).load_byte() }
+    }
+
+    /// The aligned word at `offset`, as the atomic that peers' atomics work on, in the byte order of the host.
+    ///
+    /// # Panics
+    /// If that is not inside the region or its address is not a multiple of 8.
+    #[must_use]
+    pub fn word(&self, offset: usize) -> &AtomicU64 {
+        let part = self.part(offset, 8);
+        assert!(part.address.is_multiple_of(8), "the word at {offset} is not aligned");
+        // SAFETY: as for `read`; the reference lives no longer than the region.
+        unsafe { part.word() }
+    }
+
+    /// The aligned word at `offset`, with acquire.
+    ///
+    /// # Panics
+    /// As [`word`](Self::word).
+    #[must_use]
+    pub fn load_u64(&self, offset: usize) -> u64 {
+        self.word(offset).load(Ordering::Acquire)
+    }
+
+    /// Deregisters it (`ibv_dereg_mr(3)`); its key is refused from now on.
+    ///
+    /// # Errors
+    /// [`VerbsError::Busy`], with the region, while a posted request names it.
+    pub fn deregister(mut self) -> Result<(), (Self, VerbsError)> {
+        let core = &self.pd.inner.ctx.core;
+        let mut shard = core.shard.lock();
+        core.take_staged(&mut shard);
+        if shard.engine.uses_key(self.key) {
+            drop(shard);
+            return Err((self, VerbsError::Busy("a posted work request names the region")));
+        }
+        shard.host.regions.remove(self.key);
+        drop(shard);
+        self.registered = false;
+        Ok(())
+    }
+
+    /// Why an access of a peer through this key would be refused, for diagnosis.
+    ///
+    /// # Errors
+    /// [`AccessError`].
+    pub fn check(&self, address: u64, len: u32, need: Access) -> Result<(), AccessError> {
+        let shard = self.pd.inner.ctx.core.shard.lock();
+        shard.host.regions.check(self.key, self.pd.id(), address, len, need).map(|_| ())
+    }
+
+    fn part(&self, offset: usize, len: usize) -> Range {
+        let inside = offset.checked_add(len).is_some_and(|end| end <= self.range.len);
+        assert!(inside, "{len} bytes at {offset} are not inside a region of {}", self.range.len);
+        Range { address: self.range.address + offset as u64, len }
+    }
+}
+
+impl Drop for Mr {
+    fn drop(&mut self) {
+        if self.registered {
+            self.pd.inner.ctx.core.shard.lock().host.regions.remove(self.key);
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! A shard: an engine, the port that carries its packets, and the loop that drives both.
+
+use std::io;
+use std::net::IpAddr;
+use std::time::Instant;
+
+use rocinante_netdev::{AnyPort, PathId, PathSpec, Port, RxDatagram, RxIpId};
+use rocinante_stack::types::Time;
+use rocinante_stack::verbs::QpEvent;
+use rocinante_stack::wire::icrc::{DF, IpFields, Template};
+use rocinante_stack::{Datagram, Engine, IpId, TxSink, TxStop};
+
+use crate::host::Host;
+
+/// What one thread at a time drives.
+pub(crate) struct Shard {
+    pub(crate) engine: Engine,
+    pub(crate) port: AnyPort,
+    pub(crate) host: Host,
+    paths: Paths,
+    started: Instant,
+    maintain_at: Time,
+    /// Work requests posted since the last transmission.
+    pub(crate) deferred: u32,
+    /// Datagrams that the kernel refused, and its last errno.
+    pub(crate) refused: (u64, i32),
+    /// The port broke: the interface is gone.
+    pub(crate) broken: Option<io::Error>,
+}
+
+impl std::fmt::Debug for Shard {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shard").field("engine", &self.engine).finish_non_exhaustive()
+    }
+}
+
+/// Datagrams read before it is the senders' turn.
+const RX_BURST: usize = 256;
+/// Packets written before it is the receivers' turn.
+const TX_BURST: usize = 256;
+/// Rounds of one call: a caller of `post_send` or `poll_cq` is not kept for ever.
+const ROUNDS: usize = 4;
+
+impl Shard {
+    pub(crate) fn new(engine: Engine, port: AnyPort, host: Host) -> Self {
+        Self {
+            engine,
+            port,
+            host,
+            paths: Paths::default(),
+            started: Instant::now(),
+            maintain_at: Time(0),
+            deferred: 0,
+            refused: (0, 0),
+            broken: None,
+        }
+    }
+
+    pub(crate) fn now(&self) -> Time {
+        let nanoseconds = self.started.elapsed().as_nanos();
+        // Time begins at one second, so that it can be subtracted from.
+        Time(1_000_000_000 + u64::try_from(nanoseconds).unwrap_or(u64::MAX / 2))
+    }
+
+    /// When to drive again if nothing else happens.
+    pub(crate) fn deadline(&self) -> Option<Time> {
+        let engine = self.engine.poll_timeout();
+        // Chores matter only while something is connected.
+        if self.paths.used == 0 {
+            return engine;
+        }
+        Some(engine.map_or(self.maintain_at, |due| due.min(self.maintain_at)))
+    }
+
+    /// Receives, does what is due, sends. Returns whether anything happened.
+    pub(crate) fn drive(&mut self) -> bool {
+        let mut any = false;
+        for _ in 0..ROUNDS {
+            let now = self.now();
+            let received = self.receive(now);
+            if self.engine.poll_timeout().is_some_and(|due| due <= now) {
+                self.engine.handle_timeout(now, &mut self.host);
+            }
+            let sent = self.transmit(now);
+            self.deliver();
+            any |= received > 0 || sent;
+            if received < RX_BURST {
+                break;
+            }
+        }
+        self.chores();
+        any
+    }
+
+    /// Sends what there is to send.
+    pub(crate) fn transmit(&mut self, now: Time) -> bool {
+        self.deferred = 0;
+        if !self.engine.wants_transmit() && !self.port.wants_write() {
+            return false;
+        }
+        loop {
+            let mut sink = Sink { port: &mut self.port, paths: &mut self.paths };
+            let stop = self.engine.poll_transmit(now, TX_BURST, &mut self.host, &mut sink);
+            let refused = &mut self.refused;
+            self.port.flush(|failure| {
+                refused.0 += u64::from(failure.datagrams);
+                refused.1 = failure.errno;
+            });
+            match stop {
+                // A flush may have made room.
+                TxStop::SinkFull if !self.port.wants_write() => {}
+                TxStop::Idle | TxStop::SinkFull | TxStop::Budget => break,
+            }
+        }
+        self.deliver();
+        true
+    }
+
+    fn receive(&mut self, now: Time) -> usize {
+        let (engine, host) = (&mut self.engine, &mut self.host);
+        let received = self.port.receive(RX_BURST, |datagram| {
+            engine.handle_datagram(now, &translate(&datagram), host);
+        });
+        received.unwrap_or_else(|error| {
+            self.broken = Some(error);
+            0
+        })
+    }
+
+    /// Hands completions to their queues.
+    pub(crate) fn deliver(&mut self) {
+        while self.host.has_pending() {
+            let mut full = None;
+            self.host.deliver(|cq| full = Some(cq));
+            if let Some(cq) = full {
+                self.engine.cq_overflow(cq, &mut self.host);
+            }
+        }
+    }
+
+    fn chores(&mut self) {
+        if self.paths.used == 0 {
+            return;
+        }
+        let now = self.now();
+        if now < self.maintain_at {
+            return;
+        }
+        let pause = self.port.maintain().map_or(60_000_000_000, |pause| {
+            u64::try_from(pause.as_nanos()).unwrap_or(u64::MAX).max(1_000_000)
+        });
+        self.maintain_at = now.after(pause);
+    }
+
+    /// Registers a path.
+    pub(crate) fn add_path(&mut self, spec: &PathSpec) -> io::Result<u32> {
+        let path = self.port.add_path(spec)?;
+        let ip = match (spec.local, spec.remote) {
+            (IpAddr::V4(src), IpAddr::V4(dst)) => IpFields::V4 { src, dst, id: 0, flags: DF },
+            (IpAddr::V6(src), IpAddr::V6(dst)) => IpFields::V6 { src, dst },
+            _ => return Err(io::Error::from(io::ErrorKind::InvalidInput)),
+        };
+        self.paths.set(path.id, Some(Template::new(&ip, path.src_port)));
+        self.maintain_at = Time(0);
+        Ok(path.id.0)
+    }
+
+    pub(crate) fn remove_path(&mut self, path: u32) {
+        self.port.remove_path(PathId(path));
+        self.paths.set(PathId(path), None);
+    }
+
+    /// The next asynchronous event of a queue pair.
+    pub(crate) fn poll_event(&mut self) -> Option<(rocinante_stack::types::Qpn, QpEvent)> {
+        self.engine.poll_event()
+    }
+}
+
+/// The ICRC templates of the paths.
+#[derive(Debug, Default)]
+struct Paths {
+    templates: Vec<Option<Template>>,
+    used: usize,
+}
+
+impl Paths {
+    fn set(&mut self, id: PathId, template: Option<Template>) {
+        let at = id.0 as usize;
+        if self.templates.len() <= at {
+            self.templates.resize(at + 1, None);
+        }
+        self.used -= usize::from(self.templates[at].is_some());
+        self.used += usize::from(template.is_some());
+        self.templates[at] = template;
+    }
+}
+
+/// The engine's sink over a port: seals each packet with the ICRC of the headers that the port will write.
+struct Sink<'a> {
+    port: &'a mut AnyPort,
+    paths: &'a mut Paths,
+}
+
+impl TxSink for Sink<'_> {
+    #[inline]
+    fn send<E>(
+        &mut self,
+        path: u32,
+        len: usize,
+        fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
+    ) -> Result<bool, E> {
+        let Some(Some(template)) = self.paths.templates.get_mut(path as usize) else {
+            // The path went while a queue pair still named it: nothing can leave.
+            return Ok(false);
+        };
+        let Some(slot) = self.port.reserve(PathId(path), len) else { return Ok(false) };
+        fill(slot.buf)?;
+        template.set_id(slot.ip_id, DF);
+        template.seal(slot.buf);
+        self.port.commit();
+        Ok(true)
+    }
+}
+
+#[inline]
+fn translate<'a>(datagram: &RxDatagram<'a>) -> Datagram<'a> {
+    const CONGESTION_EXPERIENCED: u8 = 3;
+    Datagram {
+        bytes: datagram.payload,
+        src: datagram.src,
+        dst: datagram.dst,
+        src_port: datagram.src_port,
+        ip_id: match datagram.ip_id {
+            RxIpId::Exact { id, flags } => IpId::Exact { id, flags },
+            RxIpId::Hint(id) => IpId::Hint(id),
+            RxIpId::None => IpId::None,
+        },
+        congested: datagram.tos.is_some_and(|tos| tos & 3 == CONGESTION_EXPERIENCED),
+    }
+}

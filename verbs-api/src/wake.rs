@@ -1,0 +1,47 @@
+//! Event descriptors: how one thread wakes another, and how a program waits for the device in its own loop.
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+
+/// A new event descriptor: non-blocking, closed on exec.
+pub(crate) fn eventfd() -> io::Result<OwnedFd> {
+    Ok(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
+}
+
+/// Makes it readable.
+pub(crate) fn notify(fd: &OwnedFd) {
+    // EAGAIN means that it is readable already, 2^64 - 2 times over.
+    let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
+}
+
+/// Makes it unreadable.
+pub(crate) fn clear(fd: &OwnedFd) {
+    let mut count = [0; 8];
+    let _ = rustix::io::read(fd, &mut count);
+}
+
+/// Waits until `port` is readable (or writable, if `write`), or `other` is readable, or `timeout` is over.
+pub(crate) fn wait(
+    port: Option<(BorrowedFd<'_>, bool)>,
+    other: BorrowedFd<'_>,
+    timeout: Option<Duration>,
+) {
+    let flags = match port {
+        Some((_, true)) => PollFlags::IN | PollFlags::OUT,
+        _ => PollFlags::IN,
+    };
+    let mut fds = [
+        PollFd::from_borrowed_fd(other, PollFlags::IN),
+        PollFd::from_borrowed_fd(port.map_or(other, |(fd, _)| fd), flags),
+    ];
+    let count = if port.is_some() { 2 } else { 1 };
+    let timeout = timeout.map(|timeout| Timespec {
+        tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: timeout.subsec_nanos().into(),
+    });
+    // An interrupted wait is a short one: callers look at their state again anyway.
+    let _ = rustix::event::poll(&mut fds[..count], timeout.as_ref());
+}
