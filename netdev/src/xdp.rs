@@ -20,13 +20,14 @@ mod prog;
 mod ring;
 mod rx;
 mod socket;
+mod timer;
 mod tx;
 mod umem;
 
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd as _, BorrowedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::PortConfig;
 use crate::error::OpenError;
@@ -44,16 +45,22 @@ use bpf::Link;
 use open::{Opened, RX_CHUNK_BYTES};
 use rx::RxHalf;
 use socket::Socket;
+use timer::TimerFd;
 use tx::TxHalf;
 use umem::{CHUNK, Umem};
 
 /// How often [`Port::maintain`] looks whether the interface is still there.
 const LIFE_CHECK: Duration = Duration::from_secs(1);
 
+/// How soon a port that could not send looks again, at first and at last. `POLLOUT` does not tell: an
+/// `AF_XDP` socket reports it while its ring has room, whether or not sent frames come back.
+const RETRY_FIRST: Duration = Duration::from_micros(100);
+const RETRY_LAST: Duration = Duration::from_millis(5);
+
 /// A port over an `AF_XDP` socket.
 ///
-/// While it is [blocked](Port::wants_write), [`wait_fd`](Port::wait_fd) also becomes readable when the
-/// kernel takes more: there is no need to wait for `POLLOUT`.
+/// While it is [blocked](Port::wants_write), [`wait_fd`](Port::wait_fd) also becomes readable when it is
+/// time to flush again: there is no need to wait for `POLLOUT`.
 pub struct XdpPort {
     capabilities: Capabilities,
     addresses: Vec<IpAddr>,
@@ -72,8 +79,10 @@ pub struct XdpPort {
     looped_first: bool,
     reserved: Reserved,
     epoll: Epoll,
-    /// Whether the epoll set waits for the socket to take more.
-    waits_for_write: bool,
+    /// In the epoll set: when to look again whether the kernel takes more.
+    retry: TimerFd,
+    /// When `retry` is due, if it is running, and the time it was set to.
+    retry_at: Option<(Instant, Duration)>,
     /// The errno that ended the port's life.
     dead: Option<i32>,
     counters: Counters,
@@ -139,6 +148,8 @@ impl XdpPort {
         let looped = LoopQueue::new(chunks_each as usize * CHUNK, chunks_each as usize)
             .map_err(os("cannot make the loopback queue"))?;
         epoll.add(looped.wait_fd(), Interest::Read).map_err(os("cannot wait for loopback"))?;
+        let retry = TimerFd::new().map_err(os("cannot make a timer"))?;
+        epoll.add(retry.as_fd(), Interest::Read).map_err(os("cannot wait for a timer"))?;
         let frame_max = tx.slot_bytes().min(iface.mtu as usize + ETH_LEN);
         Ok(Self {
             capabilities: Capabilities {
@@ -164,7 +175,8 @@ impl XdpPort {
             looped_first: false,
             reserved: Reserved::Nothing,
             epoll,
-            waits_for_write: false,
+            retry,
+            retry_at: None,
             dead: None,
             counters: Counters::default(),
         })
@@ -254,11 +266,27 @@ impl XdpPort {
             }
             Err(e) => self.note_error(&e),
         }
-        if self.tx.is_blocked() != self.waits_for_write {
-            self.waits_for_write = !self.waits_for_write;
-            let interest = if self.waits_for_write { Interest::ReadWrite } else { Interest::Read };
-            // Fails only if the socket is not in the set; it was put there when the port was opened.
-            let _ = self.epoll.modify(self.socket.as_fd(), interest);
+        self.schedule_retry();
+    }
+
+    /// Lets `wait_fd` become readable a little later if something waits for the kernel.
+    fn schedule_retry(&mut self) {
+        match (self.tx.is_blocked(), self.retry_at) {
+            (false, None) => {}
+            (false, Some(_)) => {
+                self.retry.set(Duration::ZERO);
+                self.retry_at = None;
+            }
+            (true, last) => {
+                let now = Instant::now();
+                let wait = match last {
+                    None => RETRY_FIRST,
+                    Some((due, _)) if due > now => return,
+                    Some((_, wait)) => RETRY_LAST.min(2 * wait),
+                };
+                self.retry.set(wait);
+                self.retry_at = Some((now + wait, wait));
+            }
         }
     }
 

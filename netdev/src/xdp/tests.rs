@@ -1,11 +1,11 @@
 //! Two ports on the ends of a veth pair.
 
+mod flow;
 mod life;
 mod tap;
 
 use super::*;
 use crate::testns::{NetNs, Pair, or_skip};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
 /// Opens a port on `v0` of a namespace with all its addresses.
@@ -176,129 +176,6 @@ fn mixed_sizes_survive_many_turns_of_the_rings() {
 }
 
 #[test]
-fn a_burst_of_2000_within_the_budget_loses_nothing() {
-    let config = PortConfig { ring_frames: 8192, ..PortConfig::default() };
-    let (pair, mut a, mut b) =
-        or_skip!("xdp::a_burst_of_2000_within_the_budget_loses_nothing", pair_with(4200, &config));
-    if a.capabilities().rx_budget.datagrams < 2000 {
-        let why = "RLIMIT_MEMLOCK allows only a smaller budget";
-        return crate::testns::skip("xdp::a_burst_of_2000_within_the_budget_loses_nothing", &why);
-    }
-    let path = direct_path(&pair.a, &mut a, &mut b, &spec(false, true));
-    for len in [64, 4112] {
-        for i in 0..2000 {
-            send(&mut a, path, &pattern(len, i));
-        }
-        let end = Instant::now() + Duration::from_secs(2);
-        a.flush(|failure| panic!("{failure:?}"));
-        while a.wants_write() && Instant::now() < end {
-            a.flush(|failure| panic!("{failure:?}"));
-        }
-        let got = receive(&mut b, 2000);
-        assert_eq!(got.len(), 2000, "len {len}: {:?} {:?}", a.stats(), b.stats());
-        for (i, got) in got.iter().enumerate() {
-            assert!(got.payload == pattern(len, i as u32), "len {len}: datagram {i}");
-        }
-    }
-    assert_eq!(b.stats().rx_queue_drops, 0);
-}
-
-/// Sender and receiver on two cores: the kernel's progress shows in the rings in any order.
-#[test]
-fn a_sender_on_another_thread_within_the_budget_loses_nothing() {
-    let (pair, mut a, mut b) = or_skip!(
-        "xdp::a_sender_on_another_thread_within_the_budget_loses_nothing",
-        pair_with(4200, &PortConfig::default())
-    );
-    let path = direct_path(&pair.a, &mut a, &mut b, &spec(false, true));
-    receive(&mut b, 1);
-    let window = b.capabilities().rx_budget.datagrams;
-    let total = 20_000;
-    let len_of = |i: u32| if i.is_multiple_of(3) { 4112 } else { 64 + i as usize % 1000 };
-    let received = AtomicU32::new(0);
-    let end = Instant::now() + Duration::from_secs(20);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            let mut next = 0;
-            while next < total && Instant::now() < end {
-                b.receive(32, |d| {
-                    assert!(d.payload == pattern(len_of(next), next), "datagram {next}");
-                    next += 1;
-                })
-                .unwrap();
-                received.store(next, Ordering::Release);
-            }
-        });
-        let mut sent = 0;
-        while sent < total && Instant::now() < end {
-            while sent < total && sent - received.load(Ordering::Acquire) < window {
-                let Some(slot) = a.reserve(path, len_of(sent)) else { break };
-                slot.buf.copy_from_slice(&pattern(len_of(sent), sent));
-                a.commit();
-                sent += 1;
-            }
-            a.flush(|failure| panic!("{failure:?}"));
-        }
-    });
-    assert_eq!(received.into_inner(), total, "{:?} {:?}", a.stats(), b.stats());
-    assert_eq!(b.stats().rx_queue_drops, 0);
-}
-
-/// Kernels before 6.18 send 32 descriptors per call.
-#[test]
-fn one_flush_sends_more_than_one_call_may() {
-    let (pair, mut a, mut b) = or_skip!(
-        "xdp::one_flush_sends_more_than_one_call_may",
-        pair_with(4200, &PortConfig::default())
-    );
-    let path = direct_path(&pair.a, &mut a, &mut b, &spec(false, true));
-    receive(&mut b, 1);
-    a.tx.set_call_budget(&a.socket, 32);
-    for count in [1, 15, 16, 17, 33, 100] {
-        for i in 0..count {
-            send(&mut a, path, &pattern(4112, i));
-        }
-        a.flush(|failure| panic!("{failure:?}"));
-        assert!(!a.wants_write());
-        assert_eq!(receive(&mut b, count as usize).len(), count as usize);
-    }
-}
-
-/// The budget is exactly what can be had: nothing within it is lost, whatever the mix of sizes, and
-/// drops beyond it are counted.
-#[test]
-fn the_default_budget_holds_and_overruns_are_counted() {
-    let (pair, mut a, mut b) = or_skip!(
-        "xdp::the_default_budget_holds_and_overruns_are_counted",
-        pair_with(4200, &PortConfig::default())
-    );
-    let budget = b.capabilities().rx_budget;
-    let path = direct_path(&pair.a, &mut a, &mut b, &spec(true, true));
-    for large_in_8 in 0..=8 {
-        let (mut bytes, mut sent) = (0, 0);
-        for i in 0..budget.datagrams {
-            let len = if i % 8 < large_in_8 { 4112 } else { 64 };
-            if bytes + RxBudget::cost(len) > budget.bytes {
-                break;
-            }
-            bytes += RxBudget::cost(len);
-            sent += 1;
-            send(&mut a, path, &pattern(len as usize, i));
-        }
-        a.flush(|failure| panic!("{failure:?}"));
-        assert_eq!(receive(&mut b, sent).len(), sent, "{large_in_8} of 8 large");
-    }
-    assert_eq!(b.stats().rx_queue_drops, 0);
-    for i in 0..600 {
-        send(&mut a, path, &pattern(4112, i));
-        a.flush(|failure| panic!("{failure:?}"));
-    }
-    let (got, drops) = (receive(&mut b, 600).len(), b.stats().rx_queue_drops as usize);
-    assert!(drops > 0, "600 large datagrams do not fit");
-    assert_eq!(got + drops, 600, "{:?}", b.stats());
-}
-
-#[test]
 fn a_cold_neighbour_is_resolved_and_nothing_is_lost() {
     let (pair, mut a, mut b) = or_skip!(
         "xdp::a_cold_neighbour_is_resolved_and_nothing_is_lost",
@@ -451,30 +328,6 @@ fn wait_fd_is_readable_when_something_has_arrived() {
     assert!(crate::fd::wait_readable(b.wait_fd(), 1000).unwrap());
     assert_eq!(receive(&mut b, 1).len(), 1);
     assert!(!crate::fd::wait_readable(b.wait_fd(), 0).unwrap());
-}
-
-#[test]
-fn what_cannot_be_sent_is_refused_and_an_uncommitted_slot_is_not_sent() {
-    let (pair, mut a, mut b) = or_skip!(
-        "xdp::what_cannot_be_sent_is_refused_and_an_uncommitted_slot_is_not_sent",
-        pair_with(1500, &PortConfig::default())
-    );
-    let path = direct_path(&pair.a, &mut a, &mut b, &spec(false, true));
-    receive(&mut b, 1);
-    assert!(a.reserve(path, 1472).is_some(), "fills the MTU");
-    assert!(a.reserve(path, 1473).is_none(), "exceeds the MTU");
-    assert!(a.reserve(PathId(77), 64).is_none(), "no such path");
-    a.commit();
-    a.flush(|failure| panic!("{failure:?}"));
-    let slots = std::iter::from_fn(|| {
-        a.reserve(path, 64).map(|slot| slot.buf.fill(3))?;
-        a.commit();
-        Some(())
-    });
-    assert_eq!(slots.count(), 256, "as many as there are chunks");
-    a.flush(|failure| panic!("{failure:?}"));
-    assert_eq!(receive(&mut b, 256).len(), 256);
-    assert!(a.reserve(path, 64).is_some(), "completions free slots");
 }
 
 #[test]

@@ -31,6 +31,8 @@ pub(super) struct TxHalf {
     queued: u32,
     call_budget: u32,
     blocked: bool,
+    /// Somebody wanted a slot and there was none.
+    starved: bool,
 }
 
 /// What became of a flush.
@@ -64,6 +66,7 @@ impl TxHalf {
             queued: 0,
             call_budget: CALL_BUDGET_DEFAULT,
             blocked: false,
+            starved: false,
         };
         half.set_call_budget(socket, chunks);
         half
@@ -84,13 +87,12 @@ impl TxHalf {
     /// Where to write the next frame, or `None` if all slots are on their way.
     pub(super) fn reserve(&mut self, umem: &mut Umem) -> Option<Range<usize>> {
         if self.current.is_none() {
-            if self.ring.free(self.chunks_per_slot) < self.chunks_per_slot {
-                return None;
-            }
             if self.free.is_empty() {
                 self.reap(umem);
             }
-            self.current = self.free.pop();
+            let room = self.ring.free(self.chunks_per_slot) >= self.chunks_per_slot;
+            self.current = if room { self.free.pop() } else { None };
+            self.starved |= self.current.is_none();
         }
         let first = (self.base + self.current? * self.chunks_per_slot) as usize * CHUNK;
         Some(first..first + self.slot_bytes())
@@ -121,6 +123,9 @@ impl TxHalf {
     pub(super) fn flush(&mut self, umem: &mut Umem, socket: &Socket) -> io::Result<Flushed> {
         let mut flushed = Flushed::default();
         if self.queued == 0 {
+            if self.starved {
+                self.reap(umem);
+            }
             return Ok(flushed);
         }
         self.ring.publish();
@@ -145,14 +150,14 @@ impl TxHalf {
         Ok(flushed)
     }
 
-    /// Whether frames wait for the kernel.
+    /// Whether frames wait for the kernel, or somebody waits for a frame that the kernel has.
     pub(super) fn is_blocked(&self) -> bool {
-        self.blocked
+        self.blocked || self.starved
     }
 
     /// Takes back the chunks of frames that are sent.
     fn reap(&mut self, umem: &mut Umem) {
-        let Self { completion, lent, free, base, chunks_per_slot, .. } = self;
+        let Self { completion, lent, free, base, chunks_per_slot, starved, .. } = self;
         completion.drain(|returned| {
             let Some(chunk) = umem.reclaim(&returned) else { return };
             let slot = chunk.saturating_sub(*base) / *chunks_per_slot;
@@ -160,6 +165,7 @@ impl TxHalf {
                 *lent -= 1;
                 if *lent == 0 {
                     free.push(slot);
+                    *starved = false;
                 }
             }
         });
