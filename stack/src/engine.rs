@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use crate::ingress::{Datagram, Integrity};
 use crate::mem::Memory;
-use crate::pool::{Budget, PoolId, Pools};
+use crate::pool::{Budget, Pools};
 use crate::rc::attr::{ModifyError, QpAttr, QpInit};
 use crate::rc::sq::PostError;
 use crate::rc::{Qp, Turn};
@@ -80,8 +80,6 @@ pub(crate) struct Shared {
     pub(crate) drops: Drops,
     /// Queue pairs with something to send, oldest first.
     dirty: VecDeque<u32>,
-    /// Queue pairs that a pool has room for again.
-    woken: VecDeque<u32>,
     events: VecDeque<(Qpn, QpEvent)>,
 }
 
@@ -91,14 +89,6 @@ impl Shared {
         if !*queued {
             *queued = true;
             self.dirty.push_back(slot);
-        }
-    }
-
-    /// Lets the first who waits for room in `pool` try again.
-    #[inline]
-    pub(crate) fn wake(&mut self, pool: PoolId) {
-        if let Some(slot) = self.pools.get(pool).waiters.pop_front() {
-            self.woken.push_back(slot);
         }
     }
 
@@ -137,7 +127,6 @@ impl Engine {
                 counters: Counters::default(),
                 drops: Drops::default(),
                 dirty: VecDeque::new(),
-                woken: VecDeque::new(),
                 events: VecDeque::new(),
             },
         }
@@ -168,7 +157,7 @@ impl Engine {
         self.index[usize::from(low)] = entry;
         self.shared.timers.reserve(self.qps.len());
         self.shared.dirty.reserve(self.qps.len());
-        self.shared.woken.reserve(self.qps.len());
+        self.shared.pools.reserve(self.qps.len());
         self.shared.events.reserve(self.qps.len());
         Some(qpn)
     }
@@ -180,15 +169,13 @@ impl Engine {
     pub fn destroy_qp(&mut self, qpn: Qpn) -> Result<(), ModifyError> {
         let slot = self.slot(qpn).ok_or(ModifyError::UnknownQp)?;
         let Some(mut qp) = self.qps[slot].take() else { return Err(ModifyError::UnknownQp) };
-        let pool = qp.peer_pool();
         qp.detach(&mut self.shared);
-        #[allow(clippy::cast_possible_truncation)]
-        self.shared.pools.forget(slot as u32);
-        self.shared.wake(pool);
-        self.shared.wake(PoolId::OWN);
         self.index[usize::from(low_bits(qpn))] = 0;
         #[allow(clippy::cast_possible_truncation)]
-        self.free.push(slot as u32);
+        let slot = slot as u32;
+        self.free.push(slot);
+        self.shared.pools.forget(slot);
+        self.shared.dirty.retain(|dirty| *dirty != slot);
         self.shared.events.retain(|(of, _)| *of != qpn);
         Ok(())
     }
@@ -253,7 +240,7 @@ impl Engine {
     ) -> Result<(), PostError> {
         let slot = self.slot(qpn).ok_or(PostError::UnknownQp)?;
         let qp = self.qps[slot].as_mut().ok_or(PostError::UnknownQp)?;
-        qp.post_recv(wr, &mut self.shared, host)
+        qp.post_recv(wr, host)
     }
 
     /// Takes one datagram. Bad ones are dropped and counted; nothing a peer sends can do more than break its own queue pair.
@@ -314,9 +301,9 @@ impl Engine {
 
     /// Does what is due at `now`. Call when [`poll_timeout`](Self::poll_timeout) has come.
     pub fn handle_timeout<H: Completions>(&mut self, now: Time, host: &mut H) {
-        while let Some((filed, slot)) = self.shared.timers.pop(now) {
+        while let Some(slot) = self.shared.timers.pop(now) {
             if let Some(Some(qp)) = self.qps.get_mut(slot as usize) {
-                qp.handle_timer(now, filed, &mut self.shared, host);
+                qp.handle_timer(now, &mut self.shared, host);
             }
         }
     }
@@ -340,7 +327,7 @@ impl Engine {
     ) -> TxStop {
         let mut left = budget;
         loop {
-            self.admit_woken();
+            self.admit_called();
             let Some(slot) = self.shared.dirty.pop_front() else { return TxStop::Idle };
             let Some(Some(qp)) = self.qps.get_mut(slot as usize) else { continue };
             if left == 0 {
@@ -350,13 +337,17 @@ impl Engine {
             let share = left.min(self.shared.config.quantum as usize);
             let mut quantum = share;
             qp.queued = false;
-            let turn = qp.transmit(now, &mut quantum, &mut self.shared, host, sink);
+            let (turn, progress) = qp.transmit(now, &mut quantum, &mut self.shared, host, sink);
             left -= share - quantum;
+            let pools = &mut self.shared.pools;
             match turn {
-                Turn::Idle => {}
+                Turn::Idle => pools.quit(slot, &mut qp.waiting),
+                Turn::Wait(pool, need) => pools.wait(slot, &mut qp.waiting, pool, need, progress),
                 Turn::Quantum => {
+                    if progress {
+                        pools.quit(slot, &mut qp.waiting);
+                    }
                     self.shared.enqueue(slot, &mut qp.queued);
-                    continue;
                 }
                 Turn::SinkFull => {
                     if !qp.queued {
@@ -365,18 +356,7 @@ impl Engine {
                     }
                     return TxStop::SinkFull;
                 }
-                Turn::Wait(pool) => {
-                    if !qp.waiting {
-                        qp.waiting = true;
-                        self.shared.pools.get(pool).waiters.push_back(slot);
-                    }
-                    continue;
-                }
             }
-            // It left room: let another try.
-            let pool = qp.peer_pool();
-            self.shared.wake(pool);
-            self.shared.wake(PoolId::OWN);
         }
     }
 
@@ -384,7 +364,15 @@ impl Engine {
     #[must_use]
     #[inline]
     pub fn wants_transmit(&self) -> bool {
-        !self.shared.dirty.is_empty() || !self.shared.woken.is_empty()
+        !self.shared.dirty.is_empty() || self.shared.pools.has_called()
+    }
+
+    /// Whether a queue pair has requests that are on their way or about to leave: then the engine will be
+    /// driven again without further posts.
+    #[must_use]
+    #[inline]
+    pub fn is_busy(&self, qpn: Qpn) -> bool {
+        self.qp(qpn).is_some_and(Qp::is_busy)
     }
 
     /// Whether a queue pair has requests that are on their way or about to leave: then the engine will be
@@ -440,10 +428,9 @@ impl Engine {
         &self.shared.config
     }
 
-    fn admit_woken(&mut self) {
-        while let Some(slot) = self.shared.woken.pop_front() {
+    fn admit_called(&mut self) {
+        while let Some(slot) = self.shared.pools.next_called() {
             if let Some(Some(qp)) = self.qps.get_mut(slot as usize) {
-                qp.waiting = false;
                 self.shared.enqueue(slot, &mut qp.queued);
             }
         }

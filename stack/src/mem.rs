@@ -129,7 +129,7 @@ pub enum AccessError {
 /// match too. Capacity is fixed; look-ups do not allocate.
 #[derive(Debug)]
 pub struct RegionTable {
-    /// Open addressing with linear probing; a power of two, at most half full.
+    /// Open addressing with linear probing and no tombstones; a power of two, at most half full.
     slots: Box<[Slot]>,
     used: usize,
     max: usize,
@@ -138,7 +138,6 @@ pub struct RegionTable {
 #[derive(Debug, Clone, Copy)]
 enum Slot {
     Empty,
-    Gone,
     Taken(Key, Region),
 }
 
@@ -191,18 +190,25 @@ impl RegionTable {
         if found != key {
             return None;
         }
-        let mask = self.slots.len() - 1;
-        self.slots[at] = Slot::Gone;
+        self.close_gap(at);
         self.used -= 1;
-        // A chain that ends here may as well be shorter.
-        if matches!(self.slots[(at + 1) & mask], Slot::Empty) {
-            let mut end = at;
-            while matches!(self.slots[end], Slot::Gone) {
-                self.slots[end] = Slot::Empty;
-                end = end.wrapping_sub(1) & mask;
+        Some(region)
+    }
+
+    /// Empties a slot and moves what comes behind it up, so that every chain stays whole.
+    fn close_gap(&mut self, mut gap: usize) {
+        let mask = self.slots.len() - 1;
+        let mut at = gap;
+        loop {
+            at = (at + 1) & mask;
+            let Slot::Taken(key, _) = self.slots[at] else { break };
+            // It may move up if its chain begins at the gap or before.
+            if at.wrapping_sub(self.home(key.0)) & mask >= at.wrapping_sub(gap) & mask {
+                self.slots[gap] = self.slots[at];
+                gap = at;
             }
         }
-        Some(region)
+        self.slots[gap] = Slot::Empty;
     }
 
     /// The region of a key.
@@ -249,14 +255,13 @@ impl RegionTable {
 
     fn find_tag(&self, key: u32) -> Option<usize> {
         let mut at = self.home(key);
-        for _ in 0..self.slots.len() {
+        loop {
             match &self.slots[at] {
                 Slot::Empty => return None,
                 Slot::Taken(found, _) if found.0 >> 8 == key >> 8 => return Some(at),
-                _ => at = (at + 1) & (self.slots.len() - 1),
+                Slot::Taken(..) => at = (at + 1) & (self.slots.len() - 1),
             }
         }
-        None
     }
 }
 
@@ -444,6 +449,26 @@ mod tests {
             assert_eq!(table.get(*key).is_some(), i % 2 == 1);
         }
         assert_eq!(table.len(), 32);
+    }
+
+    #[test]
+    fn churn_leaves_no_trace() {
+        let mut table = RegionTable::new(32);
+        let (mut state, mut live) = (1u32, Vec::new());
+        for _ in 0..20_000 {
+            state = state.wrapping_mul(0x0019_660d).wrapping_add(0x3c6e_f35f);
+            if live.len() == 32 || (state >> 31 == 1 && !live.is_empty()) {
+                let gone: Key = live.swap_remove(state as usize % live.len());
+                assert!(table.remove(gone).is_some());
+                assert!(table.get(gone).is_none());
+            } else {
+                live.push(table.insert(region(0, 64, Access::ALL), state).unwrap());
+            }
+            assert!(live.iter().all(|key| table.get(*key).is_some()));
+            assert_eq!(table.len(), live.len());
+        }
+        live.iter().for_each(|key| assert!(table.remove(*key).is_some()));
+        assert!(table.slots.iter().all(|slot| matches!(slot, Slot::Empty)));
     }
 
     #[test]

@@ -1,91 +1,159 @@
-//! Deadlines of queue pairs: one heap, filed lazily.
+//! Deadlines of queue pairs: one heap with one entry per queue pair, filed lazily.
 //!
 //! A queue pair has at most one deadline that counts, and moves it with every acknowledgement. Moving
-//! it later costs a store: the heap keeps the old time, and whoever pops it files it again.
-
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+//! it later costs a store: the heap keeps the old time, and whoever pops it files it again. Moving it earlier
+//! moves the entry, so that the heap never holds more entries than there are queue pairs.
 
 use crate::types::Time;
 
+/// No time at all: nothing is due, nothing is filed.
+const NEVER: Time = Time(u64::MAX);
+
 /// The deadline of one queue pair, with what the heap knows of it.
-#[derive(Debug, Default, Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Deadline {
-    /// When it is due; `None` if there is none.
-    due: Option<Time>,
-    /// The earliest time under which it is filed.
-    filed: Option<Time>,
+    due: Time,
+    /// The time under which it is filed, never later than `due` if that counts.
+    filed: Time,
+}
+
+impl Default for Deadline {
+    fn default() -> Self {
+        Self { due: NEVER, filed: NEVER }
+    }
+}
+
+impl Deadline {
+    #[inline]
+    pub(crate) fn is_set(&self) -> bool {
+        self.due != NEVER
+    }
+
+    #[inline]
+    pub(crate) fn clear(&mut self) {
+        self.due = NEVER;
+    }
 }
 
 /// All deadlines.
 #[derive(Debug, Default)]
 pub(crate) struct Timers {
-    heap: BinaryHeap<Reverse<(Time, u32)>>,
-}
-
-impl Deadline {
-    pub(crate) fn due(&self) -> Option<Time> {
-        self.due
-    }
-
-    pub(crate) fn clear(&mut self) {
-        self.due = None;
-    }
+    /// A binary heap, earliest first.
+    heap: Vec<(Time, u32)>,
+    /// Where in the heap the entry of each owner is; meaningless for owners without one.
+    places: Vec<u32>,
 }
 
 impl Timers {
-    /// Makes room for `queue_pairs` of them, so that setting one does not allocate.
-    pub(crate) fn reserve(&mut self, queue_pairs: usize) {
-        // A deadline that moves earlier leaves its later entry behind until that pops.
-        self.heap.reserve((queue_pairs * 4).saturating_sub(self.heap.len()));
+    /// Makes room for owners below `owners`, so that setting a deadline does not allocate.
+    pub(crate) fn reserve(&mut self, owners: usize) {
+        if self.places.len() < owners {
+            self.places.resize(owners, 0);
+            self.heap.reserve(owners - self.heap.len());
+        }
     }
 
     /// Sets the deadline of `owner`.
     #[inline]
     pub(crate) fn set(&mut self, owner: u32, deadline: &mut Deadline, due: Time) {
-        deadline.due = Some(due);
-        if deadline.filed.is_none_or(|filed| due < filed) {
-            deadline.filed = Some(due);
-            self.heap.push(Reverse((due, owner)));
+        deadline.due = due;
+        if due < deadline.filed {
+            self.file(owner, deadline, due);
         }
     }
 
     /// When to look again. May be early, never late.
+    #[inline]
     pub(crate) fn next(&self) -> Option<Time> {
-        self.heap.peek().map(|Reverse((at, _))| *at)
+        self.heap.first().map(|(at, _)| *at)
     }
 
     /// Takes an owner whose filed time has come; what is really due is told by [`Timers::settle`].
-    pub(crate) fn pop(&mut self, now: Time) -> Option<(Time, u32)> {
-        match self.heap.peek() {
-            Some(Reverse((at, _))) if *at <= now => self.heap.pop().map(|Reverse(entry)| entry),
-            _ => None,
+    pub(crate) fn pop(&mut self, now: Time) -> Option<u32> {
+        let (at, owner) = *self.heap.first()?;
+        if at > now {
+            return None;
+        }
+        self.take_out(0);
+        Some(owner)
+    }
+
+    /// Whether the owner just popped is due now; if not, files it again.
+    pub(crate) fn settle(&mut self, owner: u32, deadline: &mut Deadline, now: Time) -> bool {
+        deadline.filed = NEVER;
+        let due = deadline.due;
+        if due <= now {
+            deadline.clear();
+            return true;
+        }
+        if deadline.is_set() {
+            self.set(owner, deadline, due);
+        }
+        false
+    }
+
+    /// Forgets the deadline of an owner that goes away.
+    pub(crate) fn remove(&mut self, owner: u32, deadline: &mut Deadline) {
+        if deadline.filed != NEVER {
+            self.take_out(self.places[owner as usize] as usize);
+        }
+        *deadline = Deadline::default();
+    }
+
+    fn file(&mut self, owner: u32, deadline: &mut Deadline, due: Time) {
+        let at = if deadline.filed == NEVER {
+            self.heap.push((due, owner));
+            self.heap.len() - 1
+        } else {
+            let at = self.places[owner as usize] as usize;
+            self.heap[at].0 = due;
+            at
+        };
+        deadline.filed = due;
+        self.rise(at);
+    }
+
+    fn take_out(&mut self, at: usize) {
+        self.heap.swap_remove(at);
+        if at < self.heap.len() {
+            self.sink(at);
+            self.rise(at);
         }
     }
 
-    /// Whether the owner popped at `filed` is due now; if not, files it again.
-    pub(crate) fn settle(
-        &mut self,
-        owner: u32,
-        deadline: &mut Deadline,
-        filed: Time,
-        now: Time,
-    ) -> bool {
-        if deadline.filed != Some(filed) {
-            return false; // a leftover of an entry that was overtaken by an earlier one
+    /// Moves an entry up to where it belongs.
+    fn rise(&mut self, mut at: usize) {
+        while at > 0 && self.heap[at] < self.heap[(at - 1) / 2] {
+            self.heap.swap(at, (at - 1) / 2);
+            self.note(at);
+            at = (at - 1) / 2;
         }
-        deadline.filed = None;
-        match deadline.due {
-            Some(due) if due <= now => {
-                deadline.due = None;
-                true
+        self.note(at);
+    }
+
+    /// Moves an entry down to where it belongs.
+    fn sink(&mut self, mut at: usize) {
+        loop {
+            let left = 2 * at + 1;
+            let Some(mut child) = self.heap.get(left).map(|_| left) else { break };
+            if self.heap.get(left + 1).is_some_and(|right| *right < self.heap[left]) {
+                child = left + 1;
             }
-            Some(due) => {
-                self.set(owner, deadline, due);
-                false
+            if self.heap[at] <= self.heap[child] {
+                break;
             }
-            None => false,
+            self.heap.swap(at, child);
+            self.note(at);
+            at = child;
         }
+        self.note(at);
+    }
+
+    fn note(&mut self, at: usize) {
+        let owner = self.heap[at].1 as usize;
+        #[allow(clippy::cast_possible_truncation)]
+        let place = at as u32;
+        self.places[owner] = place;
     }
 }
 
@@ -93,38 +161,90 @@ impl Timers {
 mod tests {
     use super::*;
 
+    fn timers(owners: usize) -> Timers {
+        let mut timers = Timers::default();
+        timers.reserve(owners);
+        timers
+    }
+
     #[test]
     fn a_deadline_moved_later_fires_once_and_on_time() {
-        let (mut timers, mut deadline) = (Timers::default(), Deadline::default());
+        let (mut timers, mut deadline) = (timers(8), Deadline::default());
         timers.set(7, &mut deadline, Time(10));
         timers.set(7, &mut deadline, Time(30));
         assert_eq!(timers.next(), Some(Time(10)));
-        let (filed, owner) = timers.pop(Time(12)).unwrap();
-        assert!(!timers.settle(owner, &mut deadline, filed, Time(12)));
+        assert_eq!(timers.pop(Time(12)), Some(7));
+        assert!(!timers.settle(7, &mut deadline, Time(12)));
         assert_eq!(timers.next(), Some(Time(30)));
-        let (filed, owner) = timers.pop(Time(30)).unwrap();
-        assert!(timers.settle(owner, &mut deadline, filed, Time(30)));
+        assert_eq!(timers.pop(Time(30)), Some(7));
+        assert!(timers.settle(7, &mut deadline, Time(30)));
         assert_eq!(timers.next(), None);
     }
 
     #[test]
-    fn a_deadline_moved_earlier_fires_early() {
-        let (mut timers, mut deadline) = (Timers::default(), Deadline::default());
+    fn a_deadline_moved_earlier_fires_early_and_leaves_nothing_behind() {
+        let (mut timers, mut deadline) = (timers(2), Deadline::default());
         timers.set(1, &mut deadline, Time(30));
         timers.set(1, &mut deadline, Time(10));
-        let (filed, owner) = timers.pop(Time(10)).unwrap();
-        assert!(timers.settle(owner, &mut deadline, filed, Time(10)));
-        let (filed, owner) = timers.pop(Time(30)).unwrap();
-        assert!(!timers.settle(owner, &mut deadline, filed, Time(30)));
+        assert_eq!(timers.pop(Time(10)), Some(1));
+        assert!(timers.settle(1, &mut deadline, Time(10)));
+        assert_eq!(timers.next(), None);
     }
 
     #[test]
     fn a_cleared_deadline_never_fires() {
-        let (mut timers, mut deadline) = (Timers::default(), Deadline::default());
+        let (mut timers, mut deadline) = (timers(2), Deadline::default());
         timers.set(1, &mut deadline, Time(10));
         deadline.clear();
-        assert_eq!(deadline.due(), None);
-        let (filed, owner) = timers.pop(Time(10)).unwrap();
-        assert!(!timers.settle(owner, &mut deadline, filed, Time(10)));
+        assert!(!deadline.is_set());
+        assert_eq!(timers.pop(Time(10)), Some(1));
+        assert!(!timers.settle(1, &mut deadline, Time(10)));
+        assert_eq!(timers.next(), None);
+    }
+
+    #[test]
+    fn it_agrees_with_a_list_whatever_happens() {
+        const OWNERS: usize = 40;
+        let (mut timers, mut list) = (timers(OWNERS), [Deadline::default(); OWNERS]);
+        let mut due = [None; OWNERS];
+        let (mut state, mut now) = (7u64, 0);
+        for _ in 0..20_000 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let (what, owner, span) =
+                ((state >> 60) & 7, (state >> 33) as usize % OWNERS, (state >> 20) % 100);
+            match what {
+                0..4 => {
+                    #[allow(clippy::cast_possible_truncation)]
+                    timers.set(owner as u32, &mut list[owner], Time(now + span + 1));
+                    due[owner] = Some(now + span + 1);
+                }
+                4 => {
+                    list[owner].clear();
+                    due[owner] = None;
+                }
+                5 => {
+                    #[allow(clippy::cast_possible_truncation)]
+                    timers.remove(owner as u32, &mut list[owner]);
+                    due[owner] = None;
+                }
+                _ => now += span / 10,
+            }
+            let mut fired = Vec::new();
+            while let Some(owner) = timers.pop(Time(now)) {
+                if timers.settle(owner, &mut list[owner as usize], Time(now)) {
+                    fired.push(owner as usize);
+                }
+            }
+            fired.sort_unstable();
+            let expected: Vec<_> =
+                (0..OWNERS).filter(|i| due[*i].is_some_and(|at| at <= now)).collect();
+            assert_eq!(fired, expected);
+            fired.iter().for_each(|owner| due[*owner] = None);
+            assert!(timers.heap.len() <= OWNERS);
+            assert!(
+                timers.next().map(|t| t.0)
+                    <= due.iter().flatten().min().copied().or(Some(u64::MAX))
+            );
+        }
     }
 }

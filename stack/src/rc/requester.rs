@@ -9,17 +9,21 @@ use super::window::Window;
 use crate::mem::{PdId, RegionTable};
 use crate::pool::{Budget, Charge, PoolId, Pools};
 use crate::types::{Mtu, Time};
-use crate::verbs::SendOp;
+use crate::verbs::{SendOp, WcStatus};
 use crate::wire::{Ext, Opcode};
 
-/// Longest headers of a request packet, with its ICRC: BTH, RETH, immediate.
-const OVERHEAD: u32 = 12 + 16 + 4 + 4;
+/// Longest headers of a packet with payload, with its ICRC: BTH, RETH, immediate.
+pub(crate) const OVERHEAD: u32 = 12 + 16 + 4 + 4;
+
+/// What a READ request or an atomic itself costs its receiver.
+const REQUEST: Charge = Charge::of(1, Budget::cost(12 + 28 + 4));
 
 /// A READ request or an atomic that waits for its response.
 #[derive(Debug, Clone, Copy)]
 struct Outstanding {
     last: u64,
-    charge: Charge,
+    /// What its response is charged with, to our own pool.
+    response: Charge,
 }
 
 /// The packet to send next.
@@ -45,15 +49,17 @@ pub(crate) enum Plan {
     Send(Shape),
     /// Nothing until an acknowledgement, a response, a timer or a post.
     Idle,
-    /// Nothing until the pool has room.
-    Wait(PoolId),
-    /// The request under the cursor names memory that is not there.
-    LocalFault,
+    /// Nothing until the pool has room for this.
+    Wait(PoolId, Charge),
+    /// The request under the cursor cannot be executed.
+    Fault(WcStatus),
 }
 
 /// Limits that the connection sets.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
+    /// Who asks the pools.
+    pub(crate) slot: u32,
     pub(crate) mtu: Mtu,
     pub(crate) pd: PdId,
     pub(crate) peer: PoolId,
@@ -134,6 +140,9 @@ impl Requester {
     /// request and PSN. Nothing beyond it can be acknowledged.
     #[inline]
     pub(crate) fn gate(&self, sq: &SendQueue, to: u64) -> Option<(u64, u64)> {
+        if !sq.expects_responses() {
+            return None;
+        }
         let mut index = sq.head;
         while index < sq.tail {
             let wqe = sq.get(index);
@@ -171,7 +180,7 @@ impl Requester {
                 return Plan::Idle;
             }
             if sq.admits(self.cur, limits.pd, regions).is_err() {
-                return Plan::LocalFault;
+                return Plan::Fault(WcStatus::LocProtErr);
             }
         }
         if wqe.op.has_response() {
@@ -189,8 +198,8 @@ impl Requester {
         let len = wqe.payload(psn, limits.mtu);
         let charge = Charge::of(1, Budget::cost(len + OVERHEAD));
         let pool = pools.get(limits.peer);
-        if !pool.admits(charge) {
-            return Plan::Wait(limits.peer);
+        if !pool.admits(limits.slot, charge) {
+            return Plan::Wait(limits.peer, charge);
         }
         let (begins, ends) = (psn == wqe.first, psn == wqe.last);
         // Ask at the end of a message, before the window or the pool closes, and often enough in
@@ -201,7 +210,7 @@ impl Requester {
         let ack_req = ends
             || psn - self.ack_asked >= interval
             || self.charged.datagrams + 1 >= self.window.packets()
-            || !pool.admits(both);
+            || !pool.fits(both);
         debug_assert!(self.cur < sq.tail);
         Plan::Send(Shape {
             index: self.cur,
@@ -218,7 +227,12 @@ impl Requester {
 
     fn plan_response(&self, wqe: &Wqe, limits: &Limits, pools: &mut Pools) -> Plan {
         if self.rd.len() >= self.max_rd_atomic {
-            return Plan::Idle;
+            // Without any allowed it would wait for ever.
+            return if self.max_rd_atomic == 0 {
+                Plan::Fault(WcStatus::LocQpOpErr)
+            } else {
+                Plan::Idle
+            };
         }
         let psn = self.nxt;
         let offset = wqe.offset(psn, limits.mtu);
@@ -236,8 +250,13 @@ impl Requester {
         let packets = (last - psn + 1) as u32;
         let each = Budget::cost(len.min(limits.mtu.bytes()) + OVERHEAD);
         let charge = Charge::of(packets, each);
-        if !pools.get(PoolId::OWN).admits(charge) {
-            return Plan::Wait(PoolId::OWN);
+        if !pools.get(PoolId::OWN).admits(limits.slot, charge) {
+            return Plan::Wait(PoolId::OWN, charge);
+        }
+        // The peer's room is asked for too, but one request a queue pair may always have there: who waited for our own
+        // room would else have to wait again.
+        if !self.rd.is_empty() && !pools.get(limits.peer).fits(REQUEST) {
+            return Plan::Idle;
         }
         Plan::Send(Shape {
             index: self.cur,
@@ -264,7 +283,8 @@ impl Requester {
         let wqe = sq.get(shape.index);
         if wqe.op.has_response() {
             pools.get(PoolId::OWN).charge(shape.charge);
-            self.rd.push_back(Outstanding { last: shape.last, charge: shape.charge });
+            pools.get(limits.peer).charge(REQUEST);
+            self.rd.push_back(Outstanding { last: shape.last, response: shape.charge });
         } else {
             pools.get(limits.peer).charge(shape.charge);
             self.charged.add(shape.charge);
@@ -293,7 +313,7 @@ impl Requester {
             if front.last >= to {
                 break;
             }
-            pools.get(PoolId::OWN).release(front.charge);
+            release_response(front, limits, pools);
             self.rd.pop_front();
         }
         if self.nxt < to {
@@ -321,7 +341,7 @@ impl Requester {
             if back.last < from {
                 break;
             }
-            pools.get(PoolId::OWN).release(back.charge);
+            release_response(back, limits, pools);
             self.rd.pop_back();
         }
         self.nxt = from;
@@ -344,7 +364,7 @@ impl Requester {
         let charge = self.charged;
         self.release(charge, limits, pools);
         for outstanding in self.rd.drain(..) {
-            pools.get(PoolId::OWN).release(outstanding.charge);
+            release_response(&outstanding, limits, pools);
         }
     }
 
@@ -352,7 +372,7 @@ impl Requester {
     fn release(&mut self, charge: Charge, limits: &Limits, pools: &mut Pools) {
         if charge.datagrams > 0 {
             self.charged.take(charge);
-            pools.get(limits.peer).release(charge);
+            pools.release(limits.peer, charge);
         }
     }
 
@@ -376,6 +396,11 @@ impl Requester {
         }
         sum
     }
+}
+
+fn release_response(outstanding: &Outstanding, limits: &Limits, pools: &mut Pools) {
+    pools.release(PoolId::OWN, outstanding.response);
+    pools.release(limits.peer, REQUEST);
 }
 
 /// The request that `psn` belongs to; the tail if none does.

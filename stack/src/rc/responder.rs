@@ -4,36 +4,13 @@
 //! then execution (`rxe_resp.c` has the same pipeline). The responder returns what happened; completions, state changes and
 //! counters are the queue pair's.
 
-use std::collections::VecDeque;
-
+use super::records::{DataResponse, Kind, Records};
 use super::rq::RecvQueue;
+use super::sq::MESSAGE_MAX;
 use crate::mem::{Access, AtomicOp, Memory, PdId, Sge};
 use crate::types::{Key, Mtu};
 use crate::verbs::{WcOpcode, WcStatus};
 use crate::wire::{NakCode, Operation, Packet, Place, Syndrome};
-
-/// A READ or atomic that was accepted: its response, for now and for duplicates.
-#[derive(Debug, Clone, Copy)]
-struct Record {
-    first: u64,
-    last: u64,
-    /// First PSN of the response under way.
-    from: u64,
-    /// Next PSN of the response to send; beyond `until` if all was sent.
-    next: u64,
-    /// Last PSN of the response that is asked for now.
-    until: u64,
-    /// Whether all of it was sent once: from then on it is kept for duplicates only.
-    answered: bool,
-    msn: u32,
-    kind: RecordKind,
-}
-
-#[derive(Debug, Clone, Copy)]
-enum RecordKind {
-    Read { va: u64, rkey: Key, len: u32 },
-    Atomic { found: u64 },
-}
 
 /// Where in a message the responder is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,31 +57,35 @@ pub(crate) enum Outcome {
     Refused { code: NakCode, received: Option<Received> },
 }
 
+/// A NAK that is due: for the request at `psn`, with everything before it acknowledged.
+#[derive(Debug, Clone, Copy)]
+struct Nak {
+    psn: u64,
+    syndrome: Syndrome,
+}
+
 #[derive(Debug)]
 pub(crate) struct Responder {
     /// Expected PSN.
     epsn: u64,
     msn: u32,
     message: Message,
-    /// A NAK for `epsn` is out: silence until it arrives.
+    /// A NAK for `epsn` is due or out: silence until that arrives.
     nak_sent: bool,
-    records: VecDeque<Record>,
-    max_records: usize,
-    /// Index of the first record with something to send.
-    unsent: usize,
+    /// The highest PSN that came too early.
+    gap: u64,
+    records: Records,
     /// An acknowledgement is due.
     ack: bool,
-    nak: Option<Syndrome>,
+    nak: Option<Nak>,
     pub(crate) rq: RecvQueue,
 }
 
 /// The next response to send.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Response {
-    /// A packet of a READ response.
-    Read { psn: u64, place: Place, at: Sge, msn: u32 },
-    /// The result of an atomic.
-    Atomic { psn: u64, found: u64, msn: u32 },
+    /// With data.
+    Data(DataResponse),
     /// An ACK or NAK.
     Acknowledge { psn: u64, syndrome: Syndrome, msn: u32 },
 }
@@ -116,9 +97,8 @@ impl Responder {
             msn: 0,
             message: Message::None,
             nak_sent: false,
-            records: VecDeque::new(),
-            max_records: 0,
-            unsent: 0,
+            gap: 0,
+            records: Records::default(),
             ack: false,
             nak: None,
             rq,
@@ -126,16 +106,12 @@ impl Responder {
     }
 
     pub(crate) fn start(&mut self, psn: u64, max_dest_rd_atomic: u8) {
+        self.stop();
         self.epsn = psn;
         self.msn = 0;
-        self.message = Message::None;
         self.nak_sent = false;
-        self.max_records = usize::from(max_dest_rd_atomic);
-        self.records.clear();
-        self.records.reserve(self.max_records);
-        self.unsent = 0;
-        self.ack = false;
-        self.nak = None;
+        self.gap = 0;
+        self.records.start(usize::from(max_dest_rd_atomic));
     }
 
     pub(crate) fn expected(&self) -> u64 {
@@ -147,10 +123,16 @@ impl Responder {
         matches!(self.message, Message::Send { .. })
     }
 
-    /// Drops what was to be sent, except a NAK that tells the peer why the queue pair broke.
+    /// Drops everything that was to be sent.
     pub(crate) fn stop(&mut self) {
+        self.close();
         self.records.clear();
-        self.unsent = 0;
+        self.nak = None;
+    }
+
+    /// Takes no more requests: what remains to be sent are the responses to earlier requests and the NAK that tells
+    /// the peer why the queue pair broke.
+    pub(crate) fn close(&mut self) {
         self.ack = false;
         self.message = Message::None;
     }
@@ -165,7 +147,7 @@ impl Responder {
     ) -> Outcome {
         let psn = packet.bth.psn.expand(self.epsn);
         if psn > self.epsn {
-            return Outcome::Gap { report: self.report(NakCode::PsnSequenceError) };
+            return self.early(psn);
         }
         if psn < self.epsn {
             return self.duplicate(packet, psn, rights.mtu);
@@ -179,17 +161,30 @@ impl Responder {
         };
         match outcome {
             Ok(received) => {
-                self.nak_sent = false;
-                let respond = self.ack || self.unsent < self.records.len();
-                Outcome::Done { received, respond }
+                self.heard();
+                Outcome::Done { received, respond: self.has_response() }
             }
             Err(Refusal::NotReady) => {
                 // Said each time the expected packet comes; what follows it is dropped in silence.
-                self.nak = Some(Syndrome::rnr(rights.min_rnr_timer));
-                self.nak_sent = true;
+                self.queue_nak(Syndrome::rnr(rights.min_rnr_timer));
                 Outcome::NotReady
             }
             Err(refusal) => self.refuse(refusal),
+        }
+    }
+
+    /// The expected request came and was executed: a NAK that asked for it is answered.
+    #[inline]
+    fn heard(&mut self) {
+        self.nak_sent = false;
+        let Some(nak) = &mut self.nak else { return };
+        // It has not even left.
+        if nak.syndrome == Syndrome::nak(NakCode::PsnSequenceError) && self.gap >= self.epsn {
+            nak.psn = self.epsn;
+            self.nak_sent = true;
+        } else {
+            self.nak = None;
+            self.ack = true;
         }
     }
 
@@ -257,7 +252,7 @@ impl Responder {
         };
         check_length(payload.len(), place, rights.mtu)?;
         let fits = if place.ends() { now == left } else { now < left };
-        if !fits || u64::from(len) > super::sq::MESSAGE_MAX {
+        if !fits || u64::from(len) > MESSAGE_MAX {
             return Err(Refusal::Invalid);
         }
         if len > 0 {
@@ -291,17 +286,19 @@ impl Responder {
         let admitted = self.message == Message::None
             && rights.access.admits(Access::REMOTE_READ)
             && packet.payload().is_empty()
-            && u64::from(reth.len) <= super::sq::MESSAGE_MAX;
+            && u64::from(reth.len) <= MESSAGE_MAX;
         if !admitted {
             return Err(Refusal::Invalid);
         }
-        self.make_room()?;
+        if !self.records.make_room() {
+            return Err(Refusal::Invalid);
+        }
         if reth.len > 0 {
             let whole = Sge { addr: reth.va, len: reth.len, lkey: reth.rkey };
             memory.regions().remote_read(rights.pd, &whole).map_err(|_| Refusal::Access)?;
         }
         let packets = u64::from(reth.len.div_ceil(rights.mtu.bytes()).max(1));
-        let kind = RecordKind::Read { va: reth.va, rkey: reth.rkey, len: reth.len };
+        let kind = Kind::Read { va: reth.va, rkey: reth.rkey, len: reth.len };
         self.record(packets, kind);
         Ok(None)
     }
@@ -320,7 +317,9 @@ impl Responder {
         if !admitted {
             return Err(Refusal::Invalid);
         }
-        self.make_room()?;
+        if !self.records.make_room() {
+            return Err(Refusal::Invalid);
+        }
         let regions = memory.regions();
         let at = regions.remote_atomic(rights.pd, eth.va, eth.rkey).map_err(|_| Refusal::Access)?;
         let op = match packet.info.operation {
@@ -330,41 +329,15 @@ impl Responder {
             _ => AtomicOp::FetchAdd { add: eth.swap_add },
         };
         let found = memory.atomic(at, op);
-        self.record(1, RecordKind::Atomic { found });
+        self.record(1, Kind::Atomic { found });
         Ok(None)
     }
 
-    /// Makes room for one more record: the oldest goes, if it was answered.
-    fn make_room(&mut self) -> Result<(), Refusal> {
-        if self.records.len() < self.max_records {
-            return Ok(());
-        }
-        match self.records.front() {
-            Some(oldest) if oldest.answered => {
-                self.records.pop_front();
-                self.unsent = self.unsent.saturating_sub(1);
-                Ok(())
-            }
-            // More at a time than the peer was told it may have.
-            _ => Err(Refusal::Invalid),
-        }
-    }
-
-    fn record(&mut self, packets: u64, kind: RecordKind) {
-        let (first, last) = (self.epsn, self.epsn + packets - 1);
+    fn record(&mut self, packets: u64, kind: Kind) {
+        let first = self.epsn;
         self.epsn += packets;
         self.finish();
-        let (from, next, until, answered) = (first, first, last, false);
-        self.records.push_back(Record {
-            first,
-            last,
-            from,
-            next,
-            until,
-            answered,
-            msn: self.msn,
-            kind,
-        });
+        self.records.push(first, self.epsn - 1, self.msn, kind);
     }
 
     fn accept(&mut self, packet: &Packet<'_>) {
@@ -399,36 +372,31 @@ impl Responder {
         }
     }
 
+    /// A request after a gap: reported once.
+    fn early(&mut self, psn: u64) -> Outcome {
+        self.gap = self.gap.max(psn);
+        let report = !self.nak_sent;
+        if report {
+            self.queue_nak(Syndrome::nak(NakCode::PsnSequenceError));
+        }
+        Outcome::Gap { report }
+    }
+
     fn duplicate(&mut self, packet: &Packet<'_>, psn: u64, mtu: Mtu) -> Outcome {
-        let operation = packet.info.operation;
-        if matches!(operation, Operation::Send | Operation::Write) {
+        if matches!(packet.info.operation, Operation::Send | Operation::Write) {
             self.ack |= packet.bth.ack_req;
             return Outcome::Duplicate { respond: self.ack };
         }
-        // Newest first: that is what is asked for again.
-        let Some(at) = self.records.iter().rposition(|r| (r.first..=r.last).contains(&psn)) else {
-            return Outcome::Stale;
-        };
-        let record = &mut self.records[at];
-        let until = match (record.kind, operation, packet.reth()) {
-            (RecordKind::Atomic { .. }, Operation::CompareSwap | Operation::FetchAdd, _) => psn,
-            (RecordKind::Read { va, rkey, len }, Operation::ReadRequest, Some(reth)) => {
-                match repeated(record, psn, (va, rkey, len), &reth, mtu) {
-                    Some(until) => until,
-                    None => return Outcome::Stale,
-                }
-            }
-            _ => return Outcome::Stale,
-        };
-        let pending = record.next <= record.until;
-        if pending && record.next <= psn && until <= record.until {
-            // Still to be sent anyway.
-            return Outcome::Duplicate { respond: true };
+        if self.records.repeat(packet, psn, mtu) {
+            Outcome::Duplicate { respond: true }
+        } else {
+            Outcome::Stale
         }
-        record.until = if pending { until.max(record.until) } else { until };
-        (record.from, record.next) = (psn, psn);
-        self.unsent = self.unsent.min(at);
-        Outcome::Duplicate { respond: true }
+    }
+
+    fn queue_nak(&mut self, syndrome: Syndrome) {
+        self.nak = Some(Nak { psn: self.epsn, syndrome });
+        self.nak_sent = true;
     }
 
     fn refuse(&mut self, refusal: Refusal) -> Outcome {
@@ -437,8 +405,7 @@ impl Responder {
             Refusal::Access => (NakCode::RemoteAccessError, None),
             Refusal::Invalid | Refusal::NotReady => (NakCode::InvalidRequest, None),
         };
-        self.nak = Some(Syndrome::nak(code));
-        self.nak_sent = true;
+        self.queue_nak(Syndrome::nak(code));
         let received = status.and_then(|status| {
             let wr_id = self.rq.front()?;
             self.rq.pop();
@@ -454,40 +421,21 @@ impl Responder {
         Outcome::Refused { code, received }
     }
 
-    /// Queues a NAK unless one is out; whether it did.
-    fn report(&mut self, code: NakCode) -> bool {
-        if self.nak_sent {
-            return false;
-        }
-        self.nak = Some(Syndrome::nak(code));
-        self.nak_sent = true;
-        true
-    }
-
     /// Whether there is a response to send.
     #[inline]
     pub(crate) fn has_response(&self) -> bool {
-        self.ack || self.nak.is_some() || self.unsent < self.records.len()
+        self.ack || self.nak.is_some() || self.records.due()
     }
 
     /// The response to send next: READs and atomics in the order of their PSNs, then the acknowledgement, which
     /// therefore never overtakes one of them; a NAK takes the acknowledgement's place.
     #[inline]
     pub(crate) fn response(&mut self, mtu: Mtu) -> Option<Response> {
-        while let Some(record) = self.records.get(self.unsent) {
-            if record.next > record.until {
-                self.unsent += 1;
-                continue;
-            }
-            return Some(match record.kind {
-                RecordKind::Atomic { found } => {
-                    Response::Atomic { psn: record.first, found, msn: record.msn }
-                }
-                RecordKind::Read { va, rkey, len } => read_response(record, va, rkey, len, mtu),
-            });
+        if let Some(data) = self.records.response(mtu) {
+            return Some(Response::Data(data));
         }
         let (psn, syndrome) = match self.nak {
-            Some(syndrome) => (self.epsn, syndrome),
+            Some(nak) => (nak.psn, nak.syndrome),
             None if self.ack => (self.epsn - 1, Syndrome::ACK_UNLIMITED),
             None => return None,
         };
@@ -502,21 +450,18 @@ impl Responder {
                 self.nak = None;
                 self.ack = false;
             }
-            Response::Read { psn, .. } | Response::Atomic { psn, .. } => {
-                if let Some(record) = self.records.get_mut(self.unsent) {
-                    record.next = psn + 1;
-                    record.answered |= *psn == record.last;
-                    self.unsent += usize::from(record.next > record.until);
-                }
+            Response::Data(DataResponse::Read { psn, .. } | DataResponse::Atomic { psn, .. }) => {
+                self.records.sent(*psn);
             }
         }
     }
 
-    /// The memory of a READ under way is gone: it ends with a NAK.
+    /// The memory of the READ under way is gone: it ends with a NAK.
     pub(crate) fn read_failed(&mut self) {
-        self.stop();
-        self.nak = Some(Syndrome::nak(NakCode::RemoteAccessError));
-        self.nak_sent = true;
+        self.close();
+        if let Some(psn) = self.records.fail() {
+            self.nak = Some(Nak { psn, syndrome: Syndrome::nak(NakCode::RemoteAccessError) });
+        }
     }
 }
 
@@ -538,45 +483,4 @@ fn check_length(payload: usize, place: Place, mtu: Mtu) -> Result<(), Refusal> {
         Place::Only => payload <= mtu,
     };
     if right { Ok(()) } else { Err(Refusal::Invalid) }
-}
-
-/// The last PSN that a repeated READ request asks for, if it asks for a part of what `record` answered.
-fn repeated(
-    record: &Record,
-    psn: u64,
-    (va, rkey, len): (u64, Key, u32),
-    reth: &crate::wire::Reth,
-    mtu: Mtu,
-) -> Option<u64> {
-    let skipped = (psn - record.first) << mtu.shift();
-    if reth.rkey != rkey || reth.va != va.wrapping_add(skipped) {
-        return None;
-    }
-    if skipped + u64::from(reth.len) > u64::from(len) {
-        return None;
-    }
-    Some(psn + u64::from(reth.len.div_ceil(mtu.bytes()).max(1)) - 1)
-}
-
-fn read_response(record: &Record, va: u64, rkey: Key, len: u32, mtu: Mtu) -> Response {
-    let psn = record.next;
-    #[allow(clippy::cast_possible_truncation)]
-    let offset = ((psn - record.first) as u32) << mtu.shift();
-    let at = Sge {
-        addr: va.wrapping_add(u64::from(offset)),
-        len: (len - offset).min(mtu.bytes()),
-        lkey: rkey,
-    };
-    // A response that begins in the middle of the READ begins with FIRST (or ONLY) all the same.
-    let place = place_of(psn == record.from, psn == record.until);
-    Response::Read { psn, place, at, msn: record.msn }
-}
-
-fn place_of(begins: bool, ends: bool) -> Place {
-    match (begins, ends) {
-        (true, true) => Place::Only,
-        (true, false) => Place::First,
-        (false, true) => Place::Last,
-        (false, false) => Place::Middle,
-    }
 }

@@ -94,6 +94,8 @@ pub(crate) struct SendQueue {
     pub(crate) tail: u64,
     /// PSN of the next to be posted, expanded.
     pub(crate) next_psn: u64,
+    /// READs and atomics between head and tail.
+    responses: u32,
 }
 
 impl SendQueue {
@@ -119,6 +121,7 @@ impl SendQueue {
             head: 0,
             tail: 0,
             next_psn: 0,
+            responses: 0,
         }
     }
 
@@ -126,6 +129,21 @@ impl SendQueue {
     pub(crate) fn reset(&mut self, psn: u64) {
         self.head = self.tail;
         self.next_psn = psn;
+        self.responses = 0;
+    }
+
+    /// Whether a request between head and tail expects a response with data.
+    #[inline]
+    pub(crate) fn expects_responses(&self) -> bool {
+        self.responses > 0
+    }
+
+    /// Retires the oldest request.
+    #[inline]
+    pub(crate) fn pop(&mut self) {
+        debug_assert!(self.head < self.tail);
+        self.responses -= u32::from(self.get(self.head).op.has_response());
+        self.head += 1;
     }
 
     #[inline]
@@ -195,6 +213,7 @@ impl SendQueue {
             fence: wr.fence,
         };
         self.next_psn += packets;
+        self.responses += u32::from(wr.op.has_response());
         self.tail += 1;
     }
 

@@ -2,11 +2,12 @@
 //! changes, so that nothing has to be taken back.
 
 use super::Qp;
+use super::records::DataResponse;
 use super::requester::{Plan, Shape, write_extensions};
 use super::responder::Response;
 use crate::engine::{Shared, TxSink};
 use crate::mem::{AccessError, Memory};
-use crate::pool::PoolId;
+use crate::pool::{Charge, PoolId};
 use crate::types::{Pkey, Psn, Qpn, Time};
 use crate::verbs::{Completions, QpEvent, QpState, WcStatus};
 use crate::wire::{Aeth, Bth, ICRC_LEN, Opcode, Place, bth};
@@ -20,12 +21,12 @@ pub(crate) enum Turn {
     Quantum,
     /// The sink is full.
     SinkFull,
-    /// The receiver's pool is full.
-    Wait(PoolId),
+    /// The receiver's pool has no room for this.
+    Wait(PoolId, Charge),
 }
 
 impl Qp {
-    /// Sends up to `quantum` packets, which it counts down.
+    /// Sends up to `quantum` packets, which it counts down; says how that ended, and whether a request left.
     #[inline]
     pub(crate) fn transmit<H: Memory + Completions>(
         &mut self,
@@ -34,15 +35,37 @@ impl Qp {
         shared: &mut Shared,
         host: &mut H,
         sink: &mut impl TxSink,
-    ) -> Turn {
+    ) -> (Turn, bool) {
+        if let Some(turn) = self.transmit_responses(quantum, shared, host, sink) {
+            return (turn, false);
+        }
+        if self.state != QpState::Rts {
+            return (Turn::Idle, false);
+        }
+        let before = *quantum;
+        let turn = self.transmit_requests(quantum, shared, host, sink);
+        if self.requester.outstanding() && !self.deadline.is_set() {
+            self.arm(now, shared);
+        }
+        (turn, *quantum < before)
+    }
+
+    /// Sends the responses that are due; `None` if that was all.
+    fn transmit_responses<H: Memory + Completions>(
+        &mut self,
+        quantum: &mut usize,
+        shared: &mut Shared,
+        host: &mut H,
+        sink: &mut impl TxSink,
+    ) -> Option<Turn> {
         while self.responder.has_response() {
             if *quantum == 0 {
-                return Turn::Quantum;
+                return Some(Turn::Quantum);
             }
-            let Some(response) = self.responder.response(self.limits.mtu) else { break };
+            let response = self.responder.response(self.limits.mtu)?;
             match self.send_response(&response, shared, host, sink) {
                 Sent::Yes => self.responder.responded(&response),
-                Sent::Full => return Turn::SinkFull,
+                Sent::Full => return Some(Turn::SinkFull),
                 Sent::Refused => {
                     self.responder.read_failed();
                     shared.event(self.qpn, QpEvent::AccessErr);
@@ -52,14 +75,7 @@ impl Qp {
             }
             *quantum -= 1;
         }
-        if self.state != QpState::Rts {
-            return Turn::Idle;
-        }
-        let turn = self.transmit_requests(quantum, shared, host, sink);
-        if self.requester.outstanding() && self.deadline.due().is_none() {
-            self.arm(now, shared);
-        }
-        turn
+        None
     }
 
     fn transmit_requests<H: Memory + Completions>(
@@ -75,8 +91,8 @@ impl Qp {
             let shape = match plan {
                 Plan::Send(shape) => shape,
                 Plan::Idle => return Turn::Idle,
-                Plan::Wait(pool) => return Turn::Wait(pool),
-                Plan::LocalFault => return self.local_fault(shared, host),
+                Plan::Wait(pool, need) => return Turn::Wait(pool, need),
+                Plan::Fault(status) => return self.local_fault(status, shared, host),
             };
             if *quantum == 0 {
                 return Turn::Quantum;
@@ -84,17 +100,22 @@ impl Qp {
             match self.send_request(&shape, shared, host, sink) {
                 Sent::Yes => {}
                 Sent::Full => return Turn::SinkFull,
-                Sent::Refused => return self.local_fault(shared, host),
+                Sent::Refused => return self.local_fault(WcStatus::LocProtErr, shared, host),
             }
             self.requester.sent(&shape, &self.sq, &self.limits, &mut shared.pools);
             *quantum -= 1;
         }
     }
 
-    /// The request under the cursor names memory that is not there: it fails once those before it are done.
-    fn local_fault<H: Completions>(&mut self, shared: &mut Shared, host: &mut H) -> Turn {
+    /// The request under the cursor cannot be executed: it fails once those before it are done.
+    fn local_fault<H: Completions>(
+        &mut self,
+        status: WcStatus,
+        shared: &mut Shared,
+        host: &mut H,
+    ) -> Turn {
         if self.requester.cursor() == self.sq.head {
-            self.fail_head(WcStatus::LocProtErr, shared, host);
+            self.fail_head(status, shared, host);
         }
         Turn::Idle
     }
@@ -140,15 +161,15 @@ impl Qp {
             Response::Acknowledge { psn, syndrome, msn } => {
                 (psn, Opcode::RC_ACKNOWLEDGE, Aeth { syndrome, msn }, 0)
             }
-            Response::Atomic { psn, msn, .. } => {
+            Response::Data(DataResponse::Atomic { psn, msn, .. }) => {
                 (psn, Opcode::RC_ATOMIC_ACKNOWLEDGE, Aeth::ack(msn), 0)
             }
-            Response::Read { psn, place, at, msn } => {
+            Response::Data(DataResponse::Read { psn, place, at, msn }) => {
                 (psn, read_opcode(place), Aeth::ack(msn), at.len as usize)
             }
         };
         let source = match response {
-            Response::Read { at, .. } if at.len > 0 => {
+            Response::Data(DataResponse::Read { at, .. }) if at.len > 0 => {
                 match host.regions().remote_read(self.init.pd, at) {
                     Ok(source) => Some(source),
                     Err(_) => return Sent::Refused,
@@ -163,7 +184,7 @@ impl Qp {
             if opcode != Opcode::RC_RDMA_READ_RESPONSE_MIDDLE {
                 aeth.write(&mut out[bth::LEN..bth::LEN + Aeth::LEN]);
             }
-            if let Response::Atomic { found, .. } = response {
+            if let Response::Data(DataResponse::Atomic { found, .. }) = response {
                 out[bth::LEN + Aeth::LEN..info.header_len].copy_from_slice(&found.to_be_bytes());
             }
             if let Some(source) = source {
@@ -190,7 +211,7 @@ impl Qp {
         sink: &mut impl TxSink,
         fill: impl FnOnce(&mut [u8]) -> Result<(), AccessError>,
     ) -> Sent {
-        let Some(peer) = self.peer() else { return Sent::Full };
+        let Some(peer) = self.peer() else { return Sent::Refused };
         match sink.send(peer.path, header + payload.next_multiple_of(4) + ICRC_LEN, fill) {
             Ok(true) => Sent::Yes,
             Ok(false) => Sent::Full,

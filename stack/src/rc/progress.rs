@@ -1,0 +1,261 @@
+//! Responses from the peer and the passing of time: what they mean for the requests under way.
+
+use super::Qp;
+use super::completer::{self, DataVerdict, Verdict, Why};
+use crate::engine::Shared;
+use crate::mem::Memory;
+use crate::types::Time;
+use crate::verbs::{Completions, QpState, SendOp, WcStatus};
+use crate::wire::ext::rnr_timer_us;
+use crate::wire::{AckKind, Operation, Packet};
+
+impl Qp {
+    /// A response from the peer.
+    #[inline]
+    pub(crate) fn handle_response<H: Memory + Completions>(
+        &mut self,
+        now: Time,
+        packet: &Packet<'_>,
+        shared: &mut Shared,
+        host: &mut H,
+    ) {
+        let psn = packet.bth.psn.expand(self.requester.una());
+        match packet.info.operation {
+            Operation::Acknowledge => self.handle_ack(now, psn, packet, shared, host),
+            _ => self.handle_data(now, psn, packet, shared, host),
+        }
+    }
+
+    fn handle_ack<H: Completions>(
+        &mut self,
+        now: Time,
+        psn: u64,
+        packet: &Packet<'_>,
+        shared: &mut Shared,
+        host: &mut H,
+    ) {
+        let Some(aeth) = packet.aeth() else { return };
+        let (una, sent) = (self.requester.una(), self.requester.sent_max());
+        let gate = self.requester.gate(&self.sq, psn.saturating_add(1)).map(|(_, at)| at);
+        match completer::judge(aeth.syndrome, psn, una, sent, gate) {
+            Verdict::Advance { to } => self.advance(now, to, shared, host),
+            Verdict::Retry { to, from, why } => {
+                self.advance(now, to, shared, host);
+                self.retry(from, why, shared);
+            }
+            Verdict::RnrWait { to, timer } => {
+                shared.counters.rcvd_rnr_err += 1;
+                self.advance(now, to, shared, host);
+                self.rnr_wait(now, to, timer, shared, host);
+            }
+            Verdict::Fatal { to, status } => {
+                self.advance(now, to, shared, host);
+                self.fail_head(status, shared, host);
+            }
+            Verdict::Duplicate => {}
+            Verdict::Ghost => shared.drops.ghost_response += 1,
+            Verdict::BadSyndrome => shared.drops.bad_syndrome += 1,
+        }
+    }
+
+    fn handle_data<H: Memory + Completions>(
+        &mut self,
+        now: Time,
+        psn: u64,
+        packet: &Packet<'_>,
+        shared: &mut Shared,
+        host: &mut H,
+    ) {
+        if let Some(aeth) = packet.aeth()
+            && !matches!(aeth.syndrome.kind(), AckKind::Ack { .. })
+        {
+            shared.drops.bad_syndrome += 1;
+            return;
+        }
+        let (una, sent) = (self.requester.una(), self.requester.sent_max());
+        let gate = self.requester.gate(&self.sq, psn.saturating_add(1));
+        match completer::judge_data(psn, una, sent, gate.map(|(_, at)| at)) {
+            DataVerdict::Take => {}
+            DataVerdict::Retry { from } => return self.retry(from, Why::Implied, shared),
+            DataVerdict::Duplicate => return,
+            DataVerdict::Ghost => {
+                shared.drops.ghost_response += 1;
+                return;
+            }
+        }
+        let Some((index, _)) = gate else { return };
+        // Everything before the READ is acknowledged by its response.
+        if psn > una {
+            self.advance(now, psn, shared, host);
+        }
+        match self.place_response(index, psn, packet, shared, host) {
+            Ok(()) => self.advance(now, psn + 1, shared, host),
+            Err(status) => self.fail_head(status, shared, host),
+        }
+    }
+
+    fn place_response<H: Memory>(
+        &self,
+        index: u64,
+        psn: u64,
+        packet: &Packet<'_>,
+        shared: &mut Shared,
+        host: &mut H,
+    ) -> Result<(), WcStatus> {
+        let wqe = self.sq.get(index);
+        let pd = self.init.pd;
+        let placed = match (&wqe.op, packet.atomic_ack()) {
+            (SendOp::Read { .. }, None) => {
+                let payload = packet.payload();
+                if payload.len() != wqe.payload(psn, self.limits.mtu) as usize {
+                    return Err(WcStatus::BadRespErr);
+                }
+                shared.counters.rcvd_bytes += payload.len() as u64;
+                let offset = wqe.offset(psn, self.limits.mtu);
+                self.sq.scatter(index, offset, payload, pd, host)
+            }
+            (SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }, Some(found)) => {
+                self.sq.scatter(index, 0, &found.to_ne_bytes(), pd, host)
+            }
+            _ => return Err(WcStatus::BadRespErr),
+        };
+        placed.map_err(|_| WcStatus::LocProtErr)
+    }
+
+    /// Everything before `to` is acknowledged.
+    #[inline]
+    fn advance<H: Completions>(&mut self, now: Time, to: u64, shared: &mut Shared, host: &mut H) {
+        if to <= self.requester.una() {
+            return;
+        }
+        self.requester.advance(to, &self.sq, &self.limits, &mut shared.pools);
+        let mut retired = 0;
+        while !self.sq.is_empty() && self.sq.get(self.sq.head).last < to {
+            let wqe = self.sq.get(self.sq.head);
+            if wqe.signaled {
+                let cqe = self.send_cqe(wqe.wr_id, WcStatus::Success, wqe.op.completion(), wqe.len);
+                host.complete(self.init.send_cq, cqe);
+            }
+            self.sq.pop();
+            retired += 1;
+        }
+        if retired > 0 {
+            host.send_retired(self.init.cookie, retired);
+        }
+        self.retry_left = self.attr.retry_cnt.unwrap_or(0);
+        self.rnr_left = self.attr.rnr_retry.unwrap_or(0);
+        self.requester.rnr_until = None;
+        if self.requester.outstanding() {
+            self.arm(now, shared);
+        } else {
+            self.deadline.clear();
+        }
+        if self.requester.cursor() != self.sq.tail {
+            shared.enqueue(self.slot, &mut self.queued);
+        }
+    }
+
+    fn retry(&mut self, from: u64, why: Why, shared: &mut Shared) {
+        match why {
+            Why::SequenceNak => shared.counters.rcvd_seq_err += 1,
+            Why::Implied if self.requester.implied_nak(from) => {
+                shared.counters.implied_nak_seq_err += 1;
+            }
+            Why::Implied => return,
+        }
+        let sent = self.requester.sent_max();
+        self.requester.window.lost(from, sent);
+        self.requester.go_back(from, &self.sq, &self.limits, &mut shared.pools);
+        // The deadline stays: only progress moves it, so that a peer that complains for ever is given up in time.
+        shared.enqueue(self.slot, &mut self.queued);
+    }
+
+    fn rnr_wait<H: Completions>(
+        &mut self,
+        now: Time,
+        to: u64,
+        timer: u8,
+        shared: &mut Shared,
+        host: &mut H,
+    ) {
+        if self.requester.rnr_until.is_some() || to != self.requester.una() {
+            return;
+        }
+        if self.attr.rnr_retry != Some(7) {
+            if self.rnr_left == 0 {
+                shared.counters.retry_rnr_exceeded_err += 1;
+                return self.fail_head(WcStatus::RnrRetryExcErr, shared, host);
+            }
+            self.rnr_left -= 1;
+        }
+        // It is there, if not ready.
+        self.retry_left = self.attr.retry_cnt.unwrap_or(0);
+        self.requester.go_back(to, &self.sq, &self.limits, &mut shared.pools);
+        let until = now.after(u64::from(rnr_timer_us(timer)) * 1000);
+        self.requester.rnr_until = Some(until);
+        shared.timers.set(self.slot, &mut self.deadline, until);
+    }
+
+    /// Starts the acknowledgement timer over.
+    #[inline]
+    pub(super) fn arm(&mut self, now: Time, shared: &mut Shared) {
+        match self.attr.timeout {
+            None | Some(0) => {}
+            Some(exponent) => {
+                let due = now.after(4096 << exponent);
+                shared.timers.set(self.slot, &mut self.deadline, due);
+            }
+        }
+    }
+
+    /// The heap's entry came up.
+    pub(crate) fn handle_timer<H: Completions>(
+        &mut self,
+        now: Time,
+        shared: &mut Shared,
+        host: &mut H,
+    ) {
+        if !shared.timers.settle(self.slot, &mut self.deadline, now) {
+            return;
+        }
+        if self.requester.rnr_until.take().is_some() {
+            shared.enqueue(self.slot, &mut self.queued);
+            return;
+        }
+        if self.state != QpState::Rts || !self.requester.outstanding() {
+            return;
+        }
+        shared.counters.local_ack_timeout_err += 1;
+        if self.retry_left == 0 {
+            shared.counters.retry_exceeded_err += 1;
+            return self.fail_head(WcStatus::RetryExcErr, shared, host);
+        }
+        self.retry_left -= 1;
+        let (una, sent) = (self.requester.una(), self.requester.sent_max());
+        self.requester.window.timed_out(sent);
+        self.requester.forget_implied();
+        self.requester.go_back(una, &self.sq, &self.limits, &mut shared.pools);
+        // Counts from now, also if nothing can be sent.
+        self.arm(now, shared);
+        shared.enqueue(self.slot, &mut self.queued);
+    }
+
+    /// The oldest request failed, and with it the queue pair.
+    pub(super) fn fail_head<H: Completions>(
+        &mut self,
+        status: WcStatus,
+        shared: &mut Shared,
+        host: &mut H,
+    ) {
+        if self.sq.is_empty() {
+            return;
+        }
+        let wqe = self.sq.get(self.sq.head);
+        let cqe = self.send_cqe(wqe.wr_id, status, wqe.op.completion(), 0);
+        host.complete(self.init.send_cq, cqe);
+        host.send_retired(self.init.cookie, 1);
+        self.sq.pop();
+        self.responder.stop();
+        self.break_down(shared, host);
+    }
+}

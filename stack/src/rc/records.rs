@@ -1,0 +1,184 @@
+//! READs and atomics that a responder accepted: what it owes for them, and what it repeats for duplicates.
+
+use std::collections::VecDeque;
+
+use crate::mem::Sge;
+use crate::types::{Key, Mtu};
+use crate::wire::{Operation, Packet, Place, Reth};
+
+/// A READ or atomic that was accepted: its response, for now and for duplicates.
+#[derive(Debug, Clone, Copy)]
+struct Record {
+    first: u64,
+    last: u64,
+    /// First PSN of the response under way.
+    from: u64,
+    /// Next PSN of the response to send; beyond `until` if all was sent.
+    next: u64,
+    /// Last PSN of the response that is asked for now.
+    until: u64,
+    /// Whether all of it was sent once: from then on it is kept for duplicates only.
+    answered: bool,
+    msn: u32,
+    kind: Kind,
+}
+
+/// What was asked for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Kind {
+    Read { va: u64, rkey: Key, len: u32 },
+    Atomic { found: u64 },
+}
+
+/// A response with data.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum DataResponse {
+    /// A packet of a READ response.
+    Read { psn: u64, place: Place, at: Sge, msn: u32 },
+    /// The result of an atomic.
+    Atomic { psn: u64, found: u64, msn: u32 },
+}
+
+/// The last `max_dest_rd_atomic` of them, oldest first.
+#[derive(Debug, Default)]
+pub(crate) struct Records {
+    list: VecDeque<Record>,
+    max: usize,
+    /// Index of the first with something to send.
+    unsent: usize,
+}
+
+impl Records {
+    /// Starts over, for at most `max`.
+    pub(crate) fn start(&mut self, max: usize) {
+        self.clear();
+        self.list.reserve(max);
+        self.max = max;
+    }
+
+    /// Forgets all of them.
+    pub(crate) fn clear(&mut self) {
+        self.list.clear();
+        self.unsent = 0;
+    }
+
+    /// Whether a response is due.
+    #[inline]
+    pub(crate) fn due(&self) -> bool {
+        self.unsent < self.list.len()
+    }
+
+    /// Makes room for one more: the oldest goes, if it was answered. `false` if the peer asks for more at a time
+    /// than it was told it may.
+    pub(crate) fn make_room(&mut self) -> bool {
+        if self.list.len() < self.max {
+            return true;
+        }
+        let answered = self.list.front().is_some_and(|oldest| oldest.answered);
+        if answered {
+            self.list.pop_front();
+            self.unsent = self.unsent.saturating_sub(1);
+        }
+        answered
+    }
+
+    /// Appends the request that occupies the PSNs `first..=last`; its response is due.
+    pub(crate) fn push(&mut self, first: u64, last: u64, msn: u32, kind: Kind) {
+        debug_assert!(self.list.len() < self.max);
+        let (from, next, until, answered) = (first, first, last, false);
+        self.list.push_back(Record { first, last, from, next, until, answered, msn, kind });
+    }
+
+    /// Repeats the response to a request that came again at `psn`; `false` if its record is gone or does not match.
+    pub(crate) fn repeat(&mut self, packet: &Packet<'_>, psn: u64, mtu: Mtu) -> bool {
+        // Newest first: that is what is asked for again.
+        let Some(at) = self.list.iter().rposition(|r| (r.first..=r.last).contains(&psn)) else {
+            return false;
+        };
+        let record = &mut self.list[at];
+        let until = match (record.kind, packet.info.operation, packet.reth()) {
+            (Kind::Atomic { .. }, Operation::CompareSwap | Operation::FetchAdd, _) => Some(psn),
+            (Kind::Read { .. }, Operation::ReadRequest, Some(reth)) => record.part(psn, &reth, mtu),
+            _ => None,
+        };
+        let Some(until) = until else { return false };
+        let pending = record.next <= record.until;
+        if pending && record.next <= psn && until <= record.until {
+            return true; // It will be sent anyway.
+        }
+        record.until = if pending { until.max(record.until) } else { until };
+        (record.from, record.next) = (psn, psn);
+        self.unsent = self.unsent.min(at);
+        true
+    }
+
+    /// The response to send next, in the order of the PSNs.
+    #[inline]
+    pub(crate) fn response(&mut self, mtu: Mtu) -> Option<DataResponse> {
+        while let Some(record) = self.list.get(self.unsent) {
+            if record.next <= record.until {
+                return Some(record.response(mtu));
+            }
+            self.unsent += 1;
+        }
+        None
+    }
+
+    /// The response at `psn`, which `response` gave, left.
+    #[inline]
+    pub(crate) fn sent(&mut self, psn: u64) {
+        if let Some(record) = self.list.get_mut(self.unsent) {
+            debug_assert_eq!(record.next, psn);
+            record.next = psn + 1;
+            record.answered |= psn == record.last;
+            self.unsent += usize::from(record.next > record.until);
+        }
+    }
+
+    /// The next response cannot be sent, nor any after it: its PSN.
+    pub(crate) fn fail(&mut self) -> Option<u64> {
+        let psn = self.list.get(self.unsent).map(|record| record.next);
+        self.list.truncate(self.unsent);
+        psn
+    }
+}
+
+impl Record {
+    /// The last PSN that a repeated READ request asks for, if it asks for a part of this one.
+    fn part(&self, psn: u64, reth: &Reth, mtu: Mtu) -> Option<u64> {
+        let Kind::Read { va, rkey, len } = self.kind else { return None };
+        let skipped = (psn - self.first) << mtu.shift();
+        let end = skipped + u64::from(reth.len);
+        // It ends where this one ends, or at the border of a packet before.
+        let ends_well = end == u64::from(len)
+            || (end < u64::from(len) && reth.len > 0 && reth.len.is_multiple_of(mtu.bytes()));
+        let matches = reth.rkey == rkey && reth.va == va.wrapping_add(skipped) && ends_well;
+        matches.then(|| psn + u64::from(reth.len.div_ceil(mtu.bytes()).max(1)) - 1)
+    }
+
+    #[inline]
+    fn response(&self, mtu: Mtu) -> DataResponse {
+        let (psn, msn) = (self.next, self.msn);
+        match self.kind {
+            Kind::Atomic { found } => DataResponse::Atomic { psn, found, msn },
+            Kind::Read { va, rkey, len } => {
+                #[allow(clippy::cast_possible_truncation)]
+                let offset = ((psn - self.first) as u32) << mtu.shift();
+                let len = (len - offset).min(mtu.bytes());
+                let at = Sge { addr: va.wrapping_add(u64::from(offset)), len, lkey: rkey };
+                // A response that begins in the middle of the READ begins with FIRST (or ONLY) all the same.
+                let place = place_of(psn == self.from, psn == self.until);
+                DataResponse::Read { psn, place, at, msn }
+            }
+        }
+    }
+}
+
+fn place_of(begins: bool, ends: bool) -> Place {
+    match (begins, ends) {
+        (true, true) => Place::Only,
+        (true, false) => Place::First,
+        (false, true) => Place::Last,
+        (false, false) => Place::Middle,
+    }
+}
