@@ -348,6 +348,39 @@ fn errors_say_what_to_do() {
 }
 
 #[test]
+fn generic_mode_is_used_only_on_request() {
+    let (pair, a, b) = or_skip!(
+        "xdp::generic_mode_is_used_only_on_request",
+        pair_with(4200, &PortConfig::default())
+    );
+    drop((a, b));
+    for ns in [&pair.a, &pair.b] {
+        ns.sh(
+            "ip link add name d0 type bridge; ip address add 10.7.0.1/24 dev d0; ip link set d0 up",
+        );
+    }
+    // A bridge has no native XDP.
+    let error = pair.a.run(|| {
+        let iface = Interface::by_name("d0").unwrap();
+        XdpPort::open(&iface, &["10.7.0.1".parse().unwrap()], &PortConfig::default())
+    });
+    let text = error.err().expect("refused").to_string();
+    assert!(text.contains("no native XDP") && text.contains("--netdev packet"), "{text}");
+    assert!(!pair.a.sh("ip link show dev d0").contains("xdp"));
+
+    let config = PortConfig { xdp_generic: true, ..PortConfig::default() };
+    let mut a = open_in(&pair.a, &config).unwrap();
+    let mut b = open_in(&pair.b, &config).unwrap();
+    assert!(pair.b.sh("ip link show dev v0").contains("xdpgeneric"));
+    let path = direct_path(&pair.a, &mut a, &mut b, &spec(false, true));
+    for len in [16, 1040, 4112] {
+        send(&mut a, path, &pattern(len, 1));
+        a.flush(|failure| panic!("{failure:?}"));
+        assert!(receive(&mut b, 1)[0].payload == pattern(len, 1), "{len}");
+    }
+}
+
+#[test]
 fn an_interface_that_is_gone_ends_the_port() {
     let (pair, mut a, _b) = or_skip!(
         "xdp::an_interface_that_is_gone_ends_the_port",

@@ -89,3 +89,28 @@ fn a_tap_works_at_mtu_1500() {
 fn a_tap_works_at_path_mtu_4096() {
     or_skip!("xdp::a_tap_works_at_path_mtu_4096", both_ways(4200, &[16, 1024, 3800, 4112]));
 }
+
+/// Frames whose lengths lie pass the program, which looks at addresses and ports only.
+#[test]
+fn malformed_datagrams_are_counted_and_their_chunks_come_back() {
+    let (_ns, mut tap, mut port) =
+        or_skip!("xdp::malformed_datagrams_are_counted_and_their_chunks_come_back", open(4200));
+    let peer = FrameTemplate::new(PEER_MAC, TAP_MAC, &spec(false, false), 0xc0de).unwrap();
+    let mut frame = vec![0; peer.header_len() + 4112];
+    peer.write(&mut frame, 4112, 9);
+    let good = frame.clone();
+    frame[38..40].copy_from_slice(&[0xff, 0xff]);
+    for round in 0..1000 {
+        assert_eq!(tap.write(&frame).unwrap(), frame.len());
+        assert!(receive_none_up(&mut port), "round {round}");
+    }
+    assert_eq!(tap.write(&good).unwrap(), good.len());
+    assert_eq!(receive(&mut port, 1).len(), 1);
+    let stats = port.stats();
+    assert_eq!((stats.rx_malformed, stats.rx_datagrams, stats.rx_queue_drops), (1000, 1, 0));
+}
+
+/// Reads one frame, which must not be handed up.
+fn receive_none_up(port: &mut XdpPort) -> bool {
+    port.receive(64, |d| panic!("{d:?}")).unwrap() == 1
+}
