@@ -4,7 +4,9 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use rocinante_netdev::{AnyPort, Backend, Capabilities, Interface, Port, PortConfig, PortStats};
+use rocinante_netdev::{
+    AnyPort, Backend, Capabilities, Interface, Port, PortConfig, PortStats, auto,
+};
 use rocinante_stack::mem::PdId;
 use rocinante_stack::stats::{Counters, Drops};
 use rocinante_stack::types::Mtu;
@@ -183,8 +185,8 @@ impl OpenOptions {
                 self.netdev = Some(name.parse().map_err(VerbsError::Invalid)?);
             }
         }
-        let (port, why) = crate::choice::open(iface, addresses, self.netdev, &self.port)?;
-        Context::start(&self, &iface.name, port, why)
+        let (port, choice) = auto::choose(iface, addresses, self.netdev, &self.port)?;
+        Context::start(&self, &iface.name, port, choice.to_string())
     }
 }
 

@@ -45,7 +45,6 @@
 //! Nothing needs a thread of the program's: `post_send` and `poll` drive the device on the spot, and a background thread does while
 //! the program does not.
 
-mod choice;
 mod context;
 mod core;
 mod cq;
