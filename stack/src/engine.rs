@@ -375,14 +375,6 @@ impl Engine {
         self.qp(qpn).is_some_and(Qp::is_busy)
     }
 
-    /// Whether a queue pair has requests that are on their way or about to leave: then the engine will be
-    /// driven again without further posts.
-    #[must_use]
-    #[inline]
-    pub fn is_busy(&self, qpn: Qpn) -> bool {
-        self.qp(qpn).is_some_and(Qp::is_busy)
-    }
-
     /// The next asynchronous event.
     pub fn poll_event(&mut self) -> Option<(Qpn, QpEvent)> {
         self.shared.events.pop_front()

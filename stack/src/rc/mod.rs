@@ -183,10 +183,6 @@ impl Qp {
         self.queued || self.waiting.is_some() || self.requester.outstanding()
     }
 
-    pub(crate) fn is_busy(&self) -> bool {
-        self.queued || self.requester.outstanding()
-    }
-
     /// PSNs for a status report: next to send, first unacknowledged, expected.
     pub(crate) fn sequence(&self) -> (u64, u64, u64) {
         (self.sq.next_psn, self.requester.una(), self.responder.expected())
