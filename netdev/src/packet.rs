@@ -38,7 +38,7 @@ use crate::resolve::{Hop, PathTable};
 use crate::udp::UdpPort;
 use ring::Ring;
 use rx::RxCounters;
-use staging::{RunLimits, SEGMENTS_MAX, Staging};
+use staging::{IP_IDS_MIN, RunLimits, Staging};
 use sys::{PacketSocket, SendScratch, Transmit};
 use tx::Sender;
 
@@ -149,7 +149,7 @@ impl PacketPort {
             self.reserved = Reserved::Staged;
             return Some(TxSlot { buf, ip_id });
         }
-        let ip_id = self.paths.peek_ip_id(path, SEGMENTS_MAX);
+        let ip_id = self.paths.peek_ip_id(path, IP_IDS_MIN);
         let Some(Hop::Direct(template)) = self.paths.hop(path) else { return None };
         let ip_id = if template.is_ipv6() { 0 } else { ip_id };
         if len > limits.bytes {

@@ -28,7 +28,7 @@ const IDLE_REFRESHES: u32 = 5;
 const ROUTE_REFRESHES: u32 = 10;
 /// IPv4 identifications stay below this. Linux numbers the segments of a UDP super-packet from 0, so
 /// a receiver that cannot read the identification must accept these anyway.
-const IP_ID_END: u16 = 128;
+pub(crate) const IP_ID_END: u16 = 128;
 
 /// How the next datagram of a path leaves. Constant for a path from one
 /// [`flushed`](PathTable::flushed) to the next, unless [`maintain`](PathTable::maintain) ran between.

@@ -6,6 +6,7 @@
 
 use crate::headers::{FrameTemplate, HEADERS_MAX};
 use crate::port::PathId;
+use crate::resolve::IP_ID_END;
 
 use super::vnet::{self, VNET_LEN};
 
@@ -15,8 +16,11 @@ const ARENA_BYTES: usize = 16 * 65_536 + 4096;
 pub(super) const RUNS_MAX: usize = 256;
 /// Payloads begin at multiples of a cache line.
 const ALIGN: usize = 64;
-/// The most datagrams of a run: what every kernel's UDP segmentation takes.
-pub(super) const SEGMENTS_MAX: u16 = 64;
+/// The most datagrams of a run: as many as a UDP socket's since Linux 6.9, so that receivers know
+/// them, and as there are identifications. (Packet sockets have no limit of their own.)
+pub(super) const SEGMENTS_MAX: u16 = IP_ID_END;
+/// A new run finds at least so many identifications; if it would need more, it ends there.
+pub(super) const IP_IDS_MIN: u16 = 64;
 
 /// One super-packet, or one datagram.
 #[derive(Debug, Clone)]
@@ -84,6 +88,7 @@ impl Staging {
         run.path == path
             && len <= run.segment
             && run.datagrams < limits.datagrams
+            && run.ip_id + run.datagrams < IP_ID_END
             && run.bytes + len <= limits.bytes
             && run.start + run.bytes + len <= self.arena.len()
     }
@@ -92,6 +97,7 @@ impl Staging {
     /// identification that the datagram will carry.
     pub(super) fn grow(&mut self, len: usize) -> Option<(&mut [u8], u16)> {
         let run = self.runs.last()?;
+        // An IPv6 run has no identifications, and its first is 0.
         let ip_id = if run.template.is_ipv6() { 0 } else { run.ip_id + run.datagrams };
         let at = run.start + run.bytes;
         self.pending = Some(Pending { len, begins: None });

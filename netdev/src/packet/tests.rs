@@ -152,10 +152,30 @@ fn sixty_segments_are_one_super_packet() {
     assert_eq!(receive(&mut b, 60).len(), 60);
     assert_eq!((a.stats().tx_runs, b.stats().rx_runs), (1, 1));
     // The first knows its identification, the others are told their place.
-    send(&mut a, to.id, &[80; 60]);
+    let ids = send(&mut a, to.id, &[80; 60]);
+    assert_eq!(ids, (60..120).collect::<Vec<_>>());
     let kinds: Vec<bool> =
         receive(&mut b, 60).iter().map(|g| matches!(g.3, RxIpId::Exact { .. })).collect();
     assert_eq!(kinds, [vec![true], vec![false; 59]].concat());
+}
+
+#[test]
+fn identifications_stay_below_128_and_runs_end_there() {
+    let pair = or_skip!("packet::identifications_stay_below_128_and_runs_end_there", Pair::new());
+    let (mut a, mut b) = ports(&pair);
+    let to = path(&pair.a, &mut a, A4, B4);
+    assert_eq!(send(&mut a, to.id, &[80; 50]), (0..50).collect::<Vec<_>>());
+    // A long run is cut where the identifications end, and the next one begins at 0 again.
+    let ids = send(&mut a, to.id, &[80; 200]);
+    assert_eq!(ids, (50..128).chain(0..122).collect::<Vec<_>>());
+    assert_eq!(receive(&mut b, 250).len(), 250);
+    assert_eq!(b.stats().rx_runs, 3);
+    // Too few are left for a run worth having.
+    assert_eq!(send(&mut a, to.id, &[80; 2]), [0, 1]);
+    let six = path(&pair.a, &mut a, A6, B6);
+    assert_eq!(send(&mut a, six.id, &[80; 128]), [0; 128]);
+    assert_eq!(receive(&mut b, 130).len(), 130);
+    assert_eq!(b.stats().rx_runs, 5, "IPv6 has no such limit");
 }
 
 #[test]
