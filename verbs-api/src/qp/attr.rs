@@ -1,0 +1,153 @@
+//! What a queue pair is made with and changed by.
+
+use std::net::IpAddr;
+
+use rocinante_stack::mem::Access;
+use rocinante_stack::types::Mtu;
+use rocinante_stack::verbs::QpState;
+use rocinante_stack::{Budget, PostError, QpAttr};
+
+use crate::error::VerbsError;
+
+/// Depths and sizes of a queue pair (`struct ibv_qp_cap`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QpCaps {
+    /// Depth of the send queue.
+    pub max_send_wr: u32,
+    /// Depth of the receive queue.
+    pub max_recv_wr: u32,
+    /// Scatter-gather elements of a send.
+    pub max_send_sge: u32,
+    /// Scatter-gather elements of a receive.
+    pub max_recv_sge: u32,
+    /// Bytes of inline data of a send.
+    pub max_inline_data: u32,
+}
+
+impl Default for QpCaps {
+    fn default() -> Self {
+        Self {
+            max_send_wr: 128,
+            max_recv_wr: 128,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline_data: 64,
+        }
+    }
+}
+
+/// A request of a list could not be posted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PostListError {
+    /// Index of the first request that was not posted; those before it were (`bad_wr` of `ibv_post_send(3)`).
+    pub index: usize,
+    /// Why.
+    pub error: PostError,
+}
+
+impl std::fmt::Display for PostListError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "work request {}: {}", self.index, self.error)
+    }
+}
+
+impl std::error::Error for PostListError {}
+
+impl From<PostListError> for VerbsError {
+    fn from(error: PostListError) -> Self {
+        Self::Post(error.error)
+    }
+}
+
+/// Where the peer is and how packets to it are marked (`struct ibv_ah_attr`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PeerPath {
+    /// The peer's address.
+    pub remote: IpAddr,
+    /// TOS or traffic class: DSCP in the upper six bits, ECN in the lower two.
+    pub traffic_class: u8,
+    /// TTL or hop limit.
+    pub hop_limit: u8,
+    /// IPv6 flow label, which also decides the UDP source port; 0 lets the queue pairs' numbers decide.
+    pub flow_label: u32,
+    /// What the peer's receive queue holds; [`Budget::STRANGER`] if it did not say.
+    pub budget: Budget,
+}
+
+impl PeerPath {
+    /// A path without marks, hop limit 64.
+    #[must_use]
+    pub const fn new(remote: IpAddr) -> Self {
+        Self { remote, traffic_class: 0, hop_limit: 64, flow_label: 0, budget: Budget::STRANGER }
+    }
+}
+
+/// Attributes to set (`struct ibv_qp_attr` with its mask). [`QpAttr`] says what each means.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ModifyAttr {
+    /// All attributes but the path; leave `peer` empty.
+    pub attr: QpAttr,
+    /// `IBV_QP_AV`.
+    pub path: Option<PeerPath>,
+}
+
+impl ModifyAttr {
+    /// RESET to INIT.
+    #[must_use]
+    pub fn init(access: Access) -> Self {
+        let attr = QpAttr {
+            state: Some(QpState::Init),
+            pkey_index: Some(0),
+            port: Some(1),
+            access: Some(access),
+            ..QpAttr::default()
+        };
+        Self { attr, path: None }
+    }
+
+    /// Any state to `state`, which needs nothing else: RESET or ERR.
+    #[must_use]
+    pub fn state(state: QpState) -> Self {
+        let attr = QpAttr { state: Some(state), ..QpAttr::default() };
+        Self { attr, path: None }
+    }
+}
+
+/// How patient a connection is and how much it may have outstanding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ConnectOptions {
+    /// Path MTU; the smaller of both sides' is taken.
+    pub mtu: Option<Mtu>,
+    /// READs and atomics outstanding at the peer, which must permit as many.
+    pub max_rd_atomic: u8,
+    /// READs and atomics that the peer may have outstanding here.
+    pub max_dest_rd_atomic: u8,
+    /// ACK timeout: 4.096 µs · 2^timeout; 0 is never.
+    pub timeout: u8,
+    /// How often a silent peer is asked again, 0 to 7.
+    pub retry_cnt: u8,
+    /// How often a peer without receives is asked again; 7 is for ever.
+    pub rnr_retry: u8,
+    /// Code of the delay asked for when no receive is posted: 12 is 0.64 ms.
+    pub min_rnr_timer: u8,
+    /// TOS or traffic class.
+    pub traffic_class: u8,
+    /// TTL or hop limit.
+    pub hop_limit: u8,
+}
+
+impl Default for ConnectOptions {
+    fn default() -> Self {
+        Self {
+            mtu: None,
+            max_rd_atomic: 16,
+            max_dest_rd_atomic: 16,
+            timeout: 14,
+            retry_cnt: 7,
+            rnr_retry: 7,
+            min_rnr_timer: 12,
+            traffic_class: 0,
+            hop_limit: 64,
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! How a queue pair comes to be: built, prepared, connected.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use rocinante_stack::QpInit;
+use rocinante_stack::mem::Access;
+use rocinante_stack::types::Psn;
+use rocinante_stack::verbs::RecvWr;
+
+use super::Qp;
+use super::attr::{ConnectOptions, ModifyAttr, PostListError, QpCaps};
+use super::front::QpShared;
+use crate::context::Pd;
+use crate::cq::Cq;
+use crate::error::VerbsError;
+use crate::exchange::Endpoint;
+
+/// Makes queue pairs: see [`Pd::qp`].
+#[derive(Debug, Clone)]
+pub struct QpBuilder {
+    pd: Pd,
+    send_cq: Cq,
+    recv_cq: Cq,
+    caps: QpCaps,
+    access: Access,
+    sq_sig_all: bool,
+    gid_index: usize,
+}
+
+impl QpBuilder {
+    pub(crate) fn new(pd: &Pd, send_cq: &Cq, recv_cq: &Cq) -> Self {
+        Self {
+            pd: pd.clone(),
+            send_cq: send_cq.clone(),
+            recv_cq: recv_cq.clone(),
+            caps: QpCaps::default(),
+            access: Access::ALL,
+            sq_sig_all: false,
+            gid_index: 0,
+        }
+    }
+
+    /// Depths and sizes; 128 requests of one element each and 64 bytes inline unless said otherwise.
+    #[must_use]
+    pub fn caps(mut self, caps: QpCaps) -> Self {
+        self.caps = caps;
+        self
+    }
+
+    /// Depth of the send queue.
+    #[must_use]
+    pub fn max_send_wr(mut self, depth: u32) -> Self {
+        self.caps.max_send_wr = depth;
+        self
+    }
+
+    /// Depth of the receive queue.
+    #[must_use]
+    pub fn max_recv_wr(mut self, depth: u32) -> Self {
+        self.caps.max_recv_wr = depth;
+        self
+    }
+
+    /// Scatter-gather elements of sends and receives.
+    #[must_use]
+    pub fn max_sge(mut self, elements: u32) -> Self {
+        self.caps.max_send_sge = elements;
+        self.caps.max_recv_sge = elements;
+        self
+    }
+
+    /// Bytes of inline data.
+    #[must_use]
+    pub fn max_inline_data(mut self, bytes: u32) -> Self {
+        self.caps.max_inline_data = bytes;
+        self
+    }
+
+    /// What the peer may do (`IBV_QP_ACCESS_FLAGS`); everything unless said otherwise. A region's own flags
+    /// limit it further.
+    #[must_use]
+    pub fn access(mut self, access: Access) -> Self {
+        self.access = access;
+        self
+    }
+
+    /// Whether every send makes a completion (`sq_sig_all`).
+    #[must_use]
+    pub fn signal_all(mut self, all: bool) -> Self {
+        self.sq_sig_all = all;
+        self
+    }
+
+    /// Which of the device's addresses it uses: an index into [`Context::gids`](crate::Context::gids).
+    #[must_use]
+    pub fn gid_index(mut self, index: usize) -> Self {
+        self.gid_index = index;
+        self
+    }
+
+    /// Makes the queue pair in the RESET state, for programs that change its state themselves by [`Qp::modify`].
+    ///
+    /// # Errors
+    /// [`VerbsError::Limit`] or [`VerbsError::Invalid`] where the device's limits are exceeded.
+    pub fn build_reset(self) -> Result<Qp, VerbsError> {
+        let ctx = self.pd.inner.ctx.clone();
+        if !Arc::ptr_eq(&ctx, &self.send_cq.inner.ctx)
+            || !Arc::ptr_eq(&ctx, &self.recv_cq.inner.ctx)
+        {
+            return Err(VerbsError::Invalid(
+                "protection domain and completion queues belong to different devices".into(),
+            ));
+        }
+        ctx.limits.check(&self.caps)?;
+        let Some(local) = ctx.gids().get(self.gid_index).copied() else {
+            return Err(VerbsError::Invalid(format!("there is no GID index {}", self.gid_index)));
+        };
+        let random = crate::context::random()?;
+        let mut guard = ctx.core.shard.lock();
+        let shard = &mut *guard;
+        let mut qpn = None;
+        let cookie = shard.host.qps.insert(|cookie| {
+            let init = self.engine_init(cookie);
+            qpn = shard.engine.create_qp(&init, random);
+            Arc::new(QpShared::new(qpn.unwrap_or_default(), self.caps))
+        });
+        let Some(qpn) = qpn else {
+            shard.host.qps.remove(cookie);
+            return Err(VerbsError::Limit {
+                what: "queue pairs",
+                max: u64::from(shard.engine.config().max_qp),
+            });
+        };
+        let shared = shard.host.qps.get(cookie).expect("just inserted").clone();
+        drop(guard);
+        Ok(Qp {
+            shared,
+            ctx,
+            qpn,
+            cookie,
+            local,
+            path: Mutex::new(None),
+            psn: Psn::new(crate::context::random()?),
+            access: self.access,
+            _pd: self.pd,
+            _cqs: (self.send_cq, self.recv_cq),
+        })
+    }
+
+    /// Makes the queue pair in the INIT state: receives can be posted, and [`PreparedQp::connect`] does the rest.
+    ///
+    /// # Errors
+    /// As [`build_reset`](Self::build_reset).
+    pub fn build(self) -> Result<PreparedQp, VerbsError> {
+        let access = self.access;
+        let qp = self.build_reset()?;
+        qp.modify(&ModifyAttr::init(access))?;
+        Ok(PreparedQp { qp })
+    }
+
+    fn engine_init(&self, cookie: u32) -> QpInit {
+        QpInit {
+            pd: self.pd.id(),
+            send_cq: self.send_cq.id(),
+            recv_cq: self.recv_cq.id(),
+            max_send_wr: self.caps.max_send_wr,
+            max_recv_wr: self.caps.max_recv_wr,
+            max_send_sge: self.caps.max_send_sge,
+            max_recv_sge: self.caps.max_recv_sge,
+            max_inline_data: self.caps.max_inline_data,
+            sq_sig_all: self.sq_sig_all,
+            cookie: u64::from(cookie),
+        }
+    }
+}
+
+/// A queue pair in the INIT state: receives can be posted, nothing can be sent yet.
+#[derive(Debug)]
+pub struct PreparedQp {
+    qp: Qp,
+}
+
+impl PreparedQp {
+    /// What the peer needs to know to connect.
+    #[must_use]
+    pub fn endpoint(&self) -> Endpoint {
+        self.qp.endpoint()
+    }
+
+    /// Posts receives, which a peer may fill as soon as both sides are connected.
+    ///
+    /// # Errors
+    /// As [`Qp::post_recv`].
+    pub fn post_recv(&self, list: &[RecvWr<'_>]) -> Result<(), PostListError> {
+        self.qp.post_recv(list)
+    }
+
+    /// Connects: through RTR to RTS.
+    ///
+    /// # Errors
+    /// The queue pair comes back with the error, in the INIT or the RESET state.
+    pub fn connect(
+        self,
+        peer: &Endpoint,
+        options: &ConnectOptions,
+    ) -> Result<Qp, (Box<Self>, VerbsError)> {
+        match self.qp.connect_to(peer, options) {
+            Ok(()) => Ok(self.qp),
+            Err(error) => Err((Box::new(self), error)),
+        }
+    }
+}

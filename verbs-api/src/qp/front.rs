@@ -1,0 +1,212 @@
+//! The posting side of a queue pair: what is checked before the engine sees a request, and where requests wait
+//! while another thread drives the engine.
+
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use rocinante_stack::PostError;
+use rocinante_stack::mem::Sge;
+use rocinante_stack::types::Qpn;
+use rocinante_stack::verbs::{QpState, RecvWr, SendData, SendOp, SendWr};
+
+use super::attr::QpCaps;
+use crate::shard::Shard;
+
+/// What a queue pair shares between those who post and those who drive.
+#[derive(Debug)]
+pub(crate) struct QpShared {
+    qpn: Qpn,
+    pub(super) front: Mutex<Front>,
+    pub(crate) send_retired: AtomicU64,
+    pub(crate) recv_retired: AtomicU64,
+    state: AtomicU8,
+    caps: QpCaps,
+}
+
+/// The posting side.
+#[derive(Debug, Default)]
+pub(super) struct Front {
+    pub(super) sends: u64,
+    pub(super) recvs: u64,
+    staged: Vec<Staged>,
+    sges: Vec<Sge>,
+    inline: Vec<u8>,
+    /// In the list of queue pairs with staged work.
+    pub(super) listed: bool,
+}
+
+/// A work request that could not be given to the engine at once; its lists are in the arenas of [`Front`].
+#[derive(Debug, Clone, Copy)]
+enum Staged {
+    Send { wr_id: u64, op: SendOp, sges: u32, inline: Option<u32>, flags: [bool; 3] },
+    Recv { wr_id: u64, sges: u32 },
+}
+
+impl QpShared {
+    pub(super) fn new(qpn: Qpn, caps: QpCaps) -> Self {
+        // Requests are staged only while another thread drives: that is worth no more than this.
+        let depth = ((caps.max_send_wr + caps.max_recv_wr) as usize).min(4096);
+        let front = Front {
+            staged: Vec::with_capacity(depth),
+            sges: Vec::with_capacity(depth),
+            ..Front::default()
+        };
+        Self {
+            qpn,
+            front: Mutex::new(front),
+            send_retired: AtomicU64::new(0),
+            recv_retired: AtomicU64::new(0),
+            state: AtomicU8::new(0),
+            caps,
+        }
+    }
+
+    pub(super) fn caps(&self) -> QpCaps {
+        self.caps
+    }
+
+    /// A reset forgets all work without completing it.
+    pub(super) fn forget_posted(&self) {
+        let mut front = self.front.lock();
+        front.clear();
+        self.send_retired.store(front.sends, Ordering::Release);
+        self.recv_retired.store(front.recvs, Ordering::Release);
+    }
+
+    pub(super) fn state(&self) -> QpState {
+        STATES[usize::from(self.state.load(Ordering::Acquire))]
+    }
+
+    pub(super) fn set_state(&self, state: QpState) {
+        let index = STATES.iter().position(|s| *s == state).unwrap_or(0);
+        self.state.store(u8::try_from(index).unwrap_or(0), Ordering::Release);
+    }
+
+    /// Gives staged requests to the engine.
+    pub(crate) fn post_staged(&self, shard: &mut Shard) {
+        self.front.lock().give(self.qpn, shard);
+    }
+
+    pub(super) fn check_send(&self, front: &Front, wr: &SendWr<'_>) -> Result<(), PostError> {
+        match self.state() {
+            QpState::Rts | QpState::Err => {}
+            _ => return Err(PostError::State),
+        }
+        let out = front.sends - self.send_retired.load(Ordering::Acquire);
+        if out >= u64::from(self.caps.max_send_wr) {
+            return Err(PostError::Full);
+        }
+        let (count, len, inline) = match wr.data {
+            SendData::Sges(list) => (list.len(), total(list), 0),
+            SendData::Inline(bytes) => (0, bytes.len() as u64, bytes.len()),
+        };
+        if count > self.caps.max_send_sge as usize {
+            return Err(PostError::TooManySges);
+        }
+        if inline > self.caps.max_inline_data as usize {
+            return Err(PostError::InlineTooLong);
+        }
+        if len > 1 << 31 {
+            return Err(PostError::TooLong);
+        }
+        match (wr.op, wr.data) {
+            (op, SendData::Inline(_)) if op.has_response() => Err(PostError::InlineResponse),
+            (SendOp::CompareSwap { remote, .. } | SendOp::FetchAdd { remote, .. }, _)
+                if remote % 8 != 0 || len < 8 =>
+            {
+                Err(PostError::BadAtomic)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn check_recv(&self, front: &Front, wr: &RecvWr<'_>) -> Result<(), PostError> {
+        if self.state() == QpState::Reset {
+            return Err(PostError::State);
+        }
+        let out = front.recvs - self.recv_retired.load(Ordering::Acquire);
+        if out >= u64::from(self.caps.max_recv_wr) {
+            return Err(PostError::Full);
+        }
+        if wr.sges.len() > self.caps.max_recv_sge as usize {
+            return Err(PostError::TooManySges);
+        }
+        if total(wr.sges) > 1 << 31 {
+            return Err(PostError::TooLong);
+        }
+        Ok(())
+    }
+}
+
+const STATES: [QpState; 5] =
+    [QpState::Reset, QpState::Init, QpState::Rtr, QpState::Rts, QpState::Err];
+
+fn total(list: &[Sge]) -> u64 {
+    list.iter().map(|sge| u64::from(sge.len)).sum()
+}
+
+impl Front {
+    #[allow(clippy::cast_possible_truncation)]
+    pub(super) fn stage_send(&mut self, wr: &SendWr<'_>) {
+        let (sges, inline) = match wr.data {
+            SendData::Sges(list) => {
+                self.sges.extend_from_slice(list);
+                (list.len() as u32, None)
+            }
+            SendData::Inline(bytes) => {
+                self.inline.extend_from_slice(bytes);
+                (0, Some(bytes.len() as u32))
+            }
+        };
+        let flags = [wr.signaled, wr.solicited, wr.fence];
+        self.staged.push(Staged::Send { wr_id: wr.wr_id, op: wr.op, sges, inline, flags });
+    }
+
+    #[allow(clippy::cast_possible_truncation)]
+    pub(super) fn stage_recv(&mut self, wr: &RecvWr<'_>) {
+        self.sges.extend_from_slice(wr.sges);
+        self.staged.push(Staged::Recv { wr_id: wr.wr_id, sges: wr.sges.len() as u32 });
+    }
+
+    /// Gives what is staged to the engine. It was checked when it was posted; an engine that refuses it now has
+    /// been reset meanwhile, and forgets it as a reset does.
+    pub(super) fn give(&mut self, qpn: Qpn, shard: &mut Shard) {
+        self.listed = false;
+        if self.staged.is_empty() {
+            return;
+        }
+        let (mut sge, mut byte) = (0, 0);
+        for staged in &self.staged {
+            match *staged {
+                Staged::Send { wr_id, op, sges, inline, flags } => {
+                    let list = &self.sges[sge..sge + sges as usize];
+                    sge += sges as usize;
+                    let data = match inline {
+                        None => SendData::Sges(list),
+                        Some(len) => {
+                            let bytes = &self.inline[byte..byte + len as usize];
+                            byte += len as usize;
+                            SendData::Inline(bytes)
+                        }
+                    };
+                    let [signaled, solicited, fence] = flags;
+                    let wr = SendWr { wr_id, op, data, signaled, solicited, fence };
+                    let _ = shard.engine.post_send(qpn, &wr, &mut shard.host);
+                }
+                Staged::Recv { wr_id, sges } => {
+                    let list = &self.sges[sge..sge + sges as usize];
+                    sge += sges as usize;
+                    let wr = RecvWr { wr_id, sges: list };
+                    let _ = shard.engine.post_recv(qpn, &wr, &mut shard.host);
+                }
+            }
+        }
+        self.clear();
+    }
+
+    fn clear(&mut self) {
+        self.staged.clear();
+        self.sges.clear();
+        self.inline.clear();
+    }
+}
