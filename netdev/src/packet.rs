@@ -24,7 +24,7 @@ mod vnet;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd as _, BorrowedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::PortConfig;
 use crate::error::OpenError;
@@ -53,6 +53,9 @@ pub struct PacketPort {
     capabilities: Capabilities,
     addresses: Vec<IpAddr>,
     interface: u32,
+    mac: [u8; 6],
+    /// When to look at the interface again.
+    check_due: Instant,
     limits: RunLimits,
     // The ring is unmapped before its socket is closed.
     ring: Ring,
@@ -98,10 +101,18 @@ impl PacketPort {
         open::open(iface, addresses, config)
     }
 
-    /// Closes the port's life if the interface is gone.
-    fn check_life(&mut self) {
-        if self.dead.is_none() && !self.paths.interface_exists() {
-            self.dead = Some(libc::ENODEV);
+    /// Ends the port's life if the interface is gone; follows a change of its Ethernet address.
+    fn check_interface(&mut self) {
+        match self.paths.check_interface() {
+            Ok(mac) if mac != self.mac => {
+                // A new filter replaces the old one.
+                let program = filter::program(mac, &self.addresses);
+                if self.socket.attach_filter(&program).is_ok() {
+                    self.mac = mac;
+                }
+            }
+            Err(e) if e.raw_os_error() == Some(libc::ENODEV) => self.dead = Some(libc::ENODEV),
+            _ => {}
         }
     }
 
@@ -118,7 +129,11 @@ impl PacketPort {
 
     fn receive_frames(&mut self, budget: usize, sink: &mut impl FnMut(RxDatagram<'_>)) -> usize {
         let mut count = 0;
-        while count < budget {
+        // Also frames without a datagram are counted against the budget: garbage must not keep us here.
+        for _ in 0..budget {
+            if count >= budget {
+                break;
+            }
             let rx = &mut self.rx;
             match self.ring.take(|frame| rx::deliver(frame, rx, sink)) {
                 Some(Some(datagrams)) => count += datagrams,
@@ -270,7 +285,10 @@ impl Port for PacketPort {
         // What waits for the kernel must not be overtaken by a path that changes its way.
         let paths =
             if self.wants_write() { Some(Duration::from_millis(1)) } else { self.paths.maintain() };
-        self.check_life();
+        if self.check_due <= Instant::now() {
+            self.check_due = Instant::now() + LIFE_CHECK;
+            self.check_interface();
+        }
         [guard, paths, Some(LIFE_CHECK)].into_iter().flatten().min()
     }
 

@@ -131,7 +131,8 @@ impl PathTable {
             route_refreshes: 0,
             ip_id: 0,
         };
-        let neighbour = self.neighbour_of(target)?;
+        // Without an answer the path begins at the guard; `maintain` asks again.
+        let neighbour = self.neighbour_of(target).unwrap_or(None);
         entry.settle(&self.iface, neighbour);
         self.backoff = RESOLVE_FIRST;
         self.due = Instant::now();
@@ -245,12 +246,21 @@ impl PathTable {
         Some(wait)
     }
 
-    /// Whether the interface is still there.
-    pub fn interface_exists(&mut self) -> bool {
-        match self.rtnl.link(self.iface.index) {
-            Err(e) => e.raw_os_error() != Some(libc::ENODEV),
-            Ok(_) => true,
+    /// Looks at the interface, and takes over a new Ethernet address of its own. Returns that address.
+    ///
+    /// # Errors
+    /// `ENODEV` if the interface is gone; or whatever the kernel answers.
+    pub fn check_interface(&mut self) -> io::Result<[u8; 6]> {
+        let mac = self.rtnl.link(self.iface.index)?.mac;
+        if mac != self.iface.mac {
+            self.iface.mac = mac;
+            for entry in self.entries.iter_mut().flatten() {
+                if let Some(dst) = entry.template.as_ref().map(FrameTemplate::dst_mac) {
+                    entry.template = FrameTemplate::new(mac, dst, &entry.spec, entry.src_port);
+                }
+            }
         }
+        Ok(mac)
     }
 
     fn refresh(

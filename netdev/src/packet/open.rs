@@ -3,6 +3,7 @@
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::AsFd as _;
+use std::time::Instant;
 
 use super::ring::{Layout, Ring};
 use super::rx::RxCounters;
@@ -64,6 +65,8 @@ pub(super) fn open(
         capabilities: capabilities(iface, limits, ring.frames()),
         addresses: addresses.to_vec(),
         interface: iface.index,
+        mac: iface.mac,
+        check_due: Instant::now(),
         limits,
         ring,
         socket,

@@ -1,6 +1,7 @@
 use std::time::Instant;
 
 use super::*;
+use crate::headers::FrameTemplate;
 use crate::port::{ROCE_PORT, RxBudget, RxIpId};
 use crate::testns::{NetNs, Pair, needs, or_skip, without_capability};
 
@@ -404,6 +405,72 @@ fn the_wait_descriptor_sleeps_until_something_arrives() {
 }
 
 #[test]
+fn garbage_is_counted_and_does_not_hold_the_receiver() {
+    let pair = or_skip!("packet::garbage_is_counted_and_does_not_hold_the_receiver", Pair::new());
+    let (a, mut b) = ports(&pair);
+    let mut damaged = Vec::new();
+    for (v6, at) in [(false, 38), (false, 39), (true, 58), (true, 59)] {
+        // A UDP length that does not fit: the filter lets it pass.
+        let (local, remote) = if v6 { (A6, B6) } else { (A4, B4) };
+        let spec = PathSpec {
+            local: ip(local),
+            remote: ip(remote),
+            src_port: 0,
+            tos: 0,
+            ttl: 9,
+            flow_label: 0,
+        };
+        let to = [2, 0, 0, 0, 9, 2];
+        let template = FrameTemplate::new([2; 6], to, &spec, 1).expect("one family");
+        let mut frame = vec![0; template.header_len() + 64];
+        template.write(&mut frame, 64, 0);
+        frame[at] ^= 0x80;
+        damaged.push(frame);
+    }
+    let vnet = vnet::outgoing(0, 0, false, None);
+    let mut scratch = SendScratch::new();
+    let mut kernel = Transmit { socket: &a.socket, scratch: &mut scratch };
+    for _ in 0..10 {
+        let frames = damaged.iter().map(|frame| [&vnet[..], &frame[..]]);
+        assert_eq!(tx::FrameSink::send(&mut kernel, frames).expect("sent"), 4);
+    }
+    assert!(crate::fd::wait_readable(b.wait_fd(), 1000).expect("poll"));
+    assert_eq!(b.receive(16, |_| panic!("garbage")).expect("alive"), 0);
+    assert_eq!(b.stats().rx_malformed, 16, "no more than the budget at once");
+    assert!(crate::fd::wait_readable(b.wait_fd(), 0).expect("poll"), "the rest still waits");
+    while b.stats().rx_malformed < 40 {
+        b.receive(16, |_| panic!("garbage")).expect("alive");
+    }
+    assert!(!crate::fd::wait_readable(b.wait_fd(), 0).expect("poll"));
+}
+
+#[test]
+fn a_new_ethernet_address_is_followed() {
+    let pair = or_skip!("packet::a_new_ethernet_address_is_followed", Pair::new());
+    let (mut a, mut b) = ports(&pair);
+    let to_a = path(&pair.b, &mut b, B4, A4);
+    let to_b = path(&pair.a, &mut a, A4, B4);
+    pair.a.sh("ip link set v0 address 02:00:00:00:09:77");
+    pair.b.sh("ip neigh replace 10.9.0.1 lladdr 02:00:00:00:09:77 dev v0");
+    for port in [&mut a, &mut b] {
+        port.maintain();
+        port.check_interface();
+    }
+    let end = Instant::now() + Duration::from_secs(3);
+    // The sender learns of it with its next look at the neighbour.
+    let mut got = 0;
+    while got == 0 && Instant::now() < end {
+        send(&mut b, to_a.id, &[40]);
+        std::thread::sleep(Duration::from_millis(50));
+        b.maintain();
+        got = drain(&mut a).len();
+    }
+    assert!(got > 0, "frames to the new address are taken");
+    send(&mut a, to_b.id, &[40]);
+    assert_eq!(receive(&mut b, 1).len(), 1);
+}
+
+#[test]
 fn the_end_of_the_interface_ends_the_port() {
     let pair = or_skip!("packet::the_end_of_the_interface_ends_the_port", Pair::new());
     let (mut a, mut b) = ports(&pair);
@@ -414,6 +481,7 @@ fn the_end_of_the_interface_ends_the_port() {
     a.flush(|_| failures += 1);
     assert_eq!(failures, 1);
     for port in [&mut a, &mut b] {
+        port.check_due = Instant::now();
         port.maintain();
         let error = port.receive(1, |_| {}).expect_err("the interface is gone");
         assert_eq!(error.raw_os_error(), Some(libc::ENODEV));
