@@ -2,14 +2,10 @@
 
 mod common;
 
-use common::{BASE, Pair, Pass, Setup};
-use rocinante_stack::mem::{Access, Sge};
+use common::{BASE, Pair, Pass, Setup, pattern};
+use rocinante_stack::mem::Sge;
 use rocinante_stack::types::Mtu;
 use rocinante_stack::verbs::{SendOp, WcOpcode, WcStatus};
-
-fn pattern(len: usize, seed: u8) -> Vec<u8> {
-    (0..len).map(|i| (i as u8).wrapping_mul(31).wrapping_add(seed) ^ (i >> 8) as u8).collect()
-}
 
 /// Every operation, at sizes around the MTU, over a link that loses what `pass` says.
 fn all_operations(setup: &Setup, pass: impl Fn() -> Pass) {
@@ -18,7 +14,7 @@ fn all_operations(setup: &Setup, pass: impl Fn() -> Pass) {
         let mut pair = Pair::new(setup);
         pair.pass = pass();
         let half = setup.arena as u64 / 2;
-        let keys = [0, 1].map(|at| pair.ends[at].host.register(0, setup.arena as u64, Access::ALL));
+        let keys = pair.register();
         let data = pattern(len, 7);
         pair.ends[0].host.arena[..len].copy_from_slice(&data);
         let local = |offset: u64| Sge { addr: BASE + offset, len: len as u32, lkey: keys[0] };

@@ -1,6 +1,12 @@
-//! Two engines, a link between them that loses what a test wants lost, and a virtual clock that jumps to the next
-//! thing to happen.
-#![allow(dead_code, unreachable_pub)]
+//! What the tests of the engine stand on: memory, a wire, connected ends and a virtual clock.
+//!
+//! [`Pair`] joins two engines by a link that loses what a test wants lost; [`Solo`] has one engine, and the test
+//! plays its peer, packet by packet.
+#![allow(dead_code, unreachable_pub, unused_imports)]
+
+mod pair;
+mod solo;
+mod trace;
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr};
@@ -8,12 +14,16 @@ use std::net::{IpAddr, Ipv4Addr};
 use rocinante_stack::mem::{
     Access, Atomic, AtomicOp, Checked, Memory, PdId, Read, Region, RegionTable, Sge, Write,
 };
-use rocinante_stack::types::{Key, Mtu, Psn, Qpn, Time};
-use rocinante_stack::verbs::{CqId, Cqe, QpState, RecvWr, SendData, SendOp, SendWr};
+use rocinante_stack::types::{Key, Mtu, Psn, Qpn};
+use rocinante_stack::verbs::{CqId, Cqe, QpState, WcStatus};
 use rocinante_stack::wire::icrc::{DF, IpFields, Template};
 use rocinante_stack::{
-    Budget, Completions, Datagram, Engine, EngineConfig, IpId, PeerAddress, QpAttr, QpInit, TxSink,
+    Budget, Completions, Engine, EngineConfig, ModifyError, PeerAddress, QpAttr, QpInit, TxSink,
 };
+
+pub use self::pair::{Pair, Pass};
+pub use self::solo::{PEER, Solo, reth, seal};
+pub use self::trace::describe;
 
 /// User memory: one arena, in which regions are ranges.
 pub struct Host {
@@ -27,6 +37,9 @@ pub struct Host {
 /// Where the arena begins in the addresses of work requests.
 pub const BASE: u64 = 0x10_0000;
 
+/// The protection domain of all queue pairs here.
+pub const PD: PdId = PdId(1);
+
 impl Host {
     pub fn new(bytes: usize) -> Self {
         Self {
@@ -39,9 +52,18 @@ impl Host {
     }
 
     pub fn register(&mut self, offset: u64, len: u64, access: Access) -> Key {
-        let region = Region { pd: PdId(1), start: BASE + offset, len, host: offset, access };
+        self.register_in(PD, offset, len, access)
+    }
+
+    pub fn register_in(&mut self, pd: PdId, offset: u64, len: u64, access: Access) -> Key {
+        let region = Region { pd, start: BASE + offset, len, host: offset, access };
         let random = 0x5eed_0000u32.wrapping_add(self.regions.len() as u32 * 0x1357_9b00);
         self.regions.insert(region, random).expect("room in the table")
+    }
+
+    /// `wr_id` and status of what completed since the last call.
+    pub fn completed(&mut self) -> Vec<(u64, WcStatus)> {
+        self.completions.drain(..).map(|cqe| (cqe.wr_id, cqe.status)).collect()
     }
 }
 
@@ -90,22 +112,23 @@ impl Completions for Host {
 /// Packets on their way in one direction.
 pub struct Wire {
     pub packets: VecDeque<Vec<u8>>,
-    template: Template,
+    pub template: Template,
     pub room: usize,
 }
 
+/// The UDP source port of everybody.
+pub const PORT: u16 = 0xc001;
+
 impl Wire {
-    fn new(src: IpAddr, dst: IpAddr) -> Self {
+    pub fn new(src: IpAddr, dst: IpAddr) -> Self {
         Self { packets: VecDeque::new(), template: template(src, dst), room: usize::MAX }
     }
 }
 
-fn template(src: IpAddr, dst: IpAddr) -> Template {
+pub fn template(src: IpAddr, dst: IpAddr) -> Template {
     let (IpAddr::V4(src), IpAddr::V4(dst)) = (src, dst) else { panic!("IPv4 here") };
     Template::new(&IpFields::V4 { src, dst, id: 0, flags: DF }, PORT)
 }
-
-const PORT: u16 = 0xc001;
 
 impl TxSink for Wire {
     fn send<E>(
@@ -130,35 +153,30 @@ pub struct End {
     pub engine: Engine,
     pub host: Host,
     pub out: Wire,
+    /// The first of the queue pairs.
     pub qpn: Qpn,
+    pub qpns: Vec<Qpn>,
     pub addr: IpAddr,
 }
 
-/// Decides of each packet whether it arrives: sender, its bytes.
-pub type Pass = Box<dyn FnMut(usize, &[u8]) -> bool>;
-
-/// Two connected ends.
-pub struct Pair {
-    pub ends: [End; 2],
-    pub now: Time,
-    /// Decides of each packet whether it arrives: sender, its bytes.
-    pub pass: Pass,
-    pub delivered: u64,
-}
-
-/// How a pair is connected.
+/// How ends are connected.
 #[derive(Clone)]
 pub struct Setup {
     pub mtu: Mtu,
+    /// The first PSN of each direction.
     pub psn: [u32; 2],
     pub timeout: u8,
     pub retry_cnt: u8,
     pub rnr_retry: u8,
+    /// READs and atomics that each side asks for.
     pub rd_atomic: u8,
+    /// READs and atomics that each side answers; `rd_atomic` if `None`.
+    pub dest_rd_atomic: Option<u8>,
     pub access: Access,
     pub arena: usize,
     pub depth: u32,
     pub budget: Budget,
+    pub qps: usize,
 }
 
 impl Default for Setup {
@@ -170,154 +188,109 @@ impl Default for Setup {
             retry_cnt: 7,
             rnr_retry: 7,
             rd_atomic: 16,
+            dest_rd_atomic: None,
             access: Access::ALL,
             arena: 1 << 20,
             depth: 64,
             budget: Budget { bytes: 8 << 20, datagrams: 256 },
+            qps: 1,
         }
     }
 }
 
-impl Pair {
-    pub fn new(setup: &Setup) -> Self {
-        let addr = |n| IpAddr::V4(Ipv4Addr::new(10, 0, 0, n));
-        let end = |n: u8| {
-            let config = EngineConfig { own_budget: setup.budget, ..EngineConfig::default() };
-            let mut engine = Engine::new(config);
-            let init = QpInit {
-                pd: PdId(1),
-                send_cq: CqId(0),
-                recv_cq: CqId(0),
-                max_send_wr: setup.depth,
-                max_recv_wr: setup.depth,
-                max_send_sge: 4,
-                max_recv_sge: 4,
-                max_inline_data: 64,
-                sq_sig_all: false,
-                cookie: 0,
-            };
-            let qpn = engine.create_qp(&init, 0x1234 * u32::from(n)).expect("room");
-            let out = Wire::new(addr(n), addr(3 - n));
-            End { engine, host: Host::new(setup.arena), out, qpn, addr: addr(n) }
-        };
-        let mut pair = Self {
-            ends: [end(1), end(2)],
-            now: Time(1_000),
-            pass: Box::new(|_, _| true),
-            delivered: 0,
-        };
-        for at in 0..2 {
-            pair.connect(at, setup);
-        }
-        pair
+impl Setup {
+    /// The smallest MTU and simple PSNs, for tests that read packets.
+    pub fn script() -> Self {
+        Self { mtu: Mtu::Mtu256, psn: [0x10, 0x5000], arena: 64 << 10, ..Self::default() }
+    }
+}
+
+pub fn addr(n: u8) -> IpAddr {
+    IpAddr::V4(Ipv4Addr::new(10, 0, 0, n))
+}
+
+impl End {
+    /// The end number `n` (1 or 2), with its queue pairs in RESET.
+    pub fn new(n: u8, setup: &Setup) -> Self {
+        let config = EngineConfig { own_budget: setup.budget, ..EngineConfig::default() };
+        let mut engine = Engine::new(config);
+        let init = qp_init(setup);
+        let qpns: Vec<_> = (0..setup.qps as u32)
+            .map(|i| engine.create_qp(&init, 0x1234 * u32::from(n) + i).expect("room"))
+            .collect();
+        let (host, out) = (Host::new(setup.arena), Wire::new(addr(n), addr(3 - n)));
+        Self { engine, host, out, qpn: qpns[0], qpns, addr: addr(n) }
     }
 
-    fn connect(&mut self, at: usize, setup: &Setup) {
-        let (dest_qpn, remote) = (self.ends[1 - at].qpn, self.ends[1 - at].addr);
-        let end = &mut self.ends[at];
-        let init = QpAttr {
-            state: Some(QpState::Init),
-            pkey_index: Some(0),
-            port: Some(1),
-            access: Some(setup.access),
-            ..QpAttr::default()
-        };
-        let rtr = QpAttr {
-            state: Some(QpState::Rtr),
-            peer: Some(PeerAddress { local: end.addr, remote, path: 0, budget: setup.budget }),
-            path_mtu: Some(setup.mtu),
-            dest_qpn: Some(dest_qpn),
-            rq_psn: Some(Psn::new(setup.psn[1 - at])),
-            max_dest_rd_atomic: Some(setup.rd_atomic),
-            min_rnr_timer: Some(12),
-            ..QpAttr::default()
-        };
-        let rts = QpAttr {
-            state: Some(QpState::Rts),
-            sq_psn: Some(Psn::new(setup.psn[at])),
-            max_rd_atomic: Some(setup.rd_atomic),
-            retry_cnt: Some(setup.retry_cnt),
-            rnr_retry: Some(setup.rnr_retry),
-            timeout: Some(setup.timeout),
-            ..QpAttr::default()
-        };
-        for attr in [init, rtr, rts] {
-            end.engine.modify_qp(end.qpn, &attr, &mut end.host).expect("a legal change");
+    pub fn modify(&mut self, qpn: Qpn, attr: &QpAttr) -> Result<(), ModifyError> {
+        self.engine.modify_qp(qpn, attr, &mut self.host)
+    }
+
+    /// Takes a queue pair from RESET to RTS; `at` is its side.
+    pub fn connect(&mut self, qpn: Qpn, at: usize, dest: Qpn, setup: &Setup) {
+        for attr in steps(at, self.addr, dest, setup) {
+            self.modify(qpn, &attr).expect("a legal change");
         }
     }
 
-    /// Posts a signaled request.
-    pub fn send(&mut self, at: usize, wr_id: u64, op: SendOp, sges: &[Sge]) {
-        let end = &mut self.ends[at];
-        let data = SendData::Sges(sges);
-        let wr = SendWr { wr_id, op, data, signaled: true, solicited: false, fence: false };
-        end.engine.post_send(end.qpn, &wr, &mut end.host).expect("room in the queue");
+    pub fn state(&self, qpn: Qpn) -> QpState {
+        self.engine.query_qp(qpn).expect("a queue pair").0
     }
+}
 
-    pub fn recv(&mut self, at: usize, wr_id: u64, sges: &[Sge]) {
-        let end = &mut self.ends[at];
-        let wr = RecvWr { wr_id, sges };
-        end.engine.post_recv(end.qpn, &wr, &mut end.host).expect("room in the queue");
+pub fn qp_init(setup: &Setup) -> QpInit {
+    QpInit {
+        pd: PD,
+        send_cq: CqId(0),
+        recv_cq: CqId(0),
+        max_send_wr: setup.depth,
+        max_recv_wr: setup.depth,
+        max_send_sge: 4,
+        max_recv_sge: 4,
+        max_inline_data: 64,
+        sq_sig_all: false,
+        cookie: 0,
     }
+}
 
-    /// Lets `from` send, and delivers what passes.
-    pub fn deliver(&mut self, from: usize) -> bool {
-        let end = &mut self.ends[from];
-        end.engine.poll_transmit(self.now, 1 << 20, &mut end.host, &mut end.out);
-        let (src, dst) = (self.ends[from].addr, self.ends[1 - from].addr);
-        let mut any = false;
-        while let Some(packet) = self.ends[from].out.packets.pop_front() {
-            any = true;
-            if !(self.pass)(from, &packet) {
-                continue;
-            }
-            self.delivered += 1;
-            self.inject(1 - from, src, dst, &packet);
-        }
-        any
-    }
+/// The attributes of INIT, RTR and RTS for the side `at`.
+pub fn steps(at: usize, local: IpAddr, dest: Qpn, setup: &Setup) -> [QpAttr; 3] {
+    let remote = if local == addr(1) { addr(2) } else { addr(1) };
+    let init = QpAttr {
+        state: Some(QpState::Init),
+        pkey_index: Some(0),
+        port: Some(1),
+        access: Some(setup.access),
+        ..QpAttr::default()
+    };
+    let rtr = QpAttr {
+        state: Some(QpState::Rtr),
+        peer: Some(PeerAddress { local, remote, path: 0, budget: setup.budget }),
+        path_mtu: Some(setup.mtu),
+        dest_qpn: Some(dest),
+        rq_psn: Some(Psn::new(setup.psn[1 - at])),
+        max_dest_rd_atomic: Some(setup.dest_rd_atomic.unwrap_or(setup.rd_atomic)),
+        min_rnr_timer: Some(12),
+        ..QpAttr::default()
+    };
+    let rts = QpAttr {
+        state: Some(QpState::Rts),
+        sq_psn: Some(Psn::new(setup.psn[at])),
+        max_rd_atomic: Some(setup.rd_atomic),
+        retry_cnt: Some(setup.retry_cnt),
+        rnr_retry: Some(setup.rnr_retry),
+        timeout: Some(setup.timeout),
+        ..QpAttr::default()
+    };
+    [init, rtr, rts]
+}
 
-    /// Hands a sealed packet to an engine.
-    pub fn inject(&mut self, to: usize, src: IpAddr, dst: IpAddr, packet: &[u8]) {
-        let end = &mut self.ends[to];
-        let datagram = Datagram {
-            bytes: packet,
-            src,
-            dst,
-            src_port: PORT,
-            ip_id: IpId::Exact { id: 0, flags: DF },
-            congested: false,
-        };
-        end.engine.handle_datagram(self.now, &datagram, &mut end.host);
-    }
+/// Bytes that tell where they came from.
+pub fn pattern(len: usize, seed: u8) -> Vec<u8> {
+    (0..len).map(|i| (i as u8).wrapping_mul(31).wrapping_add(seed) ^ (i >> 8) as u8).collect()
+}
 
-    /// Runs until nothing happens any more, or until `done`.
-    pub fn run_until(&mut self, mut done: impl FnMut(&Self) -> bool) {
-        for _ in 0..1_000_000 {
-            if done(self) {
-                return;
-            }
-            let any = self.deliver(0) | self.deliver(1);
-            if any {
-                self.now = self.now.after(1_000);
-                continue;
-            }
-            let next = self.ends.iter().filter_map(|end| end.engine.poll_timeout()).min();
-            let Some(next) = next else { return };
-            self.now = self.now.max(next);
-            let now = self.now;
-            for end in &mut self.ends {
-                end.engine.handle_timeout(now, &mut end.host);
-            }
-        }
-        panic!("it does not end");
-    }
-
-    pub fn run(&mut self) {
-        self.run_until(|_| false);
-    }
-
-    pub fn completions(&mut self, at: usize) -> Vec<Cqe> {
-        std::mem::take(&mut self.ends[at].host.completions)
-    }
+/// A range of the arena.
+pub fn sge(offset: u64, len: u32, lkey: Key) -> Sge {
+    Sge { addr: BASE + offset, len, lkey }
 }

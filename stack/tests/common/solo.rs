@@ -1,0 +1,223 @@
+//! One engine whose peer the test plays. PSNs are relative to the first of their direction.
+
+use std::net::IpAddr;
+
+use rocinante_stack::mem::{Access, Sge};
+use rocinante_stack::types::{Key, Pkey, Psn, Qpn, Time};
+use rocinante_stack::verbs::{QpEvent, QpState, RecvWr, SendData, SendOp, SendWr, WcStatus};
+use rocinante_stack::wire::icrc::DF;
+use rocinante_stack::wire::{Aeth, AtomicEth, Bth, ICRC_LEN, NakCode, Opcode, Reth, Syndrome, bth};
+use rocinante_stack::{Datagram, IpId, PostError, TxStop};
+
+use super::{End, PORT, Setup, addr, describe, template};
+
+/// What the peer's queue pair is called.
+pub const PEER: Qpn = Qpn::new(0x77);
+
+pub struct Solo {
+    pub end: End,
+    pub now: Time,
+    pub setup: Setup,
+    /// The whole arena, with all rights.
+    pub key: Key,
+}
+
+impl Solo {
+    pub fn new(setup: &Setup) -> Self {
+        let mut end = End::new(1, setup);
+        end.connect(end.qpn, 0, PEER, setup);
+        let key = end.host.register(0, setup.arena as u64, Access::ALL);
+        Self { end, now: Time(1_000), setup: setup.clone(), key }
+    }
+
+    pub fn script() -> Self {
+        Self::new(&Setup::script())
+    }
+
+    // ---- our side ----
+
+    /// Posts a signaled request with data of the arena.
+    pub fn post(&mut self, wr_id: u64, op: SendOp, sges: &[Sge]) {
+        let data = SendData::Sges(sges);
+        let wr = SendWr { wr_id, op, data, signaled: true, solicited: false, fence: false };
+        self.post_wr(&wr).expect("a good request");
+    }
+
+    pub fn post_wr(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
+        self.end.engine.post_send(self.end.qpn, wr, &mut self.end.host)
+    }
+
+    pub fn post_recv(&mut self, wr_id: u64, sges: &[Sge]) {
+        self.try_recv(wr_id, sges).expect("a good request");
+    }
+
+    pub fn try_recv(&mut self, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
+        let wr = RecvWr { wr_id, sges };
+        self.end.engine.post_recv(self.end.qpn, &wr, &mut self.end.host)
+    }
+
+    /// A range of the arena.
+    pub fn sge(&self, offset: u64, len: u32) -> Sge {
+        super::sge(offset, len, self.key)
+    }
+
+    /// Posts a SEND of the first `len` bytes of the arena.
+    pub fn send(&mut self, wr_id: u64, len: u32) {
+        self.post(wr_id, SendOp::Send { imm: None }, &[self.sge(0, len)]);
+    }
+
+    /// Posts a READ of `len` bytes to the start of the arena.
+    pub fn read(&mut self, wr_id: u64, len: u32) {
+        self.post(wr_id, SendOp::Read { remote: 0x9000, rkey: Key(0x99) }, &[self.sge(0, len)]);
+    }
+
+    /// Posts a fetch-and-add whose result goes to `offset`.
+    pub fn add(&mut self, wr_id: u64, offset: u64) {
+        let op = SendOp::FetchAdd { remote: 0x9000, rkey: Key(0x99), add: 1 };
+        self.post(wr_id, op, &[self.sge(offset, 8)]);
+    }
+
+    /// What leaves now, raw.
+    pub fn packets(&mut self) -> Vec<Vec<u8>> {
+        let end = &mut self.end;
+        let stop = end.engine.poll_transmit(self.now, 1 << 16, &mut end.host, &mut end.out);
+        assert_ne!(stop, TxStop::Budget);
+        end.out.packets.drain(..).collect()
+    }
+
+    /// What leaves now, described.
+    pub fn sent(&mut self) -> Vec<String> {
+        let first = [self.setup.psn[0], self.setup.psn[1]];
+        self.packets().iter().map(|packet| describe(packet, first)).collect()
+    }
+
+    /// What completed since the last call.
+    pub fn completed(&mut self) -> Vec<(u64, WcStatus)> {
+        self.end.host.completed()
+    }
+
+    pub fn event(&mut self) -> Option<QpEvent> {
+        self.end.engine.poll_event().map(|(_, event)| event)
+    }
+
+    pub fn state(&self) -> QpState {
+        self.end.state(self.end.qpn)
+    }
+
+    /// Lets time pass, in one step.
+    pub fn wait(&mut self, nanoseconds: u64) {
+        self.now = self.now.after(nanoseconds);
+        self.end.engine.handle_timeout(self.now, &mut self.end.host);
+    }
+
+    /// Jumps to the next deadline; how long that took.
+    pub fn wait_for_timer(&mut self) -> Option<u64> {
+        let due = self.end.engine.poll_timeout()?;
+        let passed = due.since(self.now);
+        self.wait(passed);
+        Some(passed)
+    }
+
+    // ---- the peer's side ----
+
+    /// A request to us: headers behind the BTH, payload.
+    pub fn request(&self, opcode: Opcode, psn: i64, rest: &[&[u8]]) -> Vec<u8> {
+        self.packet(opcode, self.setup.psn[1], psn, true, rest)
+    }
+
+    /// A response to us.
+    pub fn response(&self, opcode: Opcode, psn: i64, rest: &[&[u8]]) -> Vec<u8> {
+        self.packet(opcode, self.setup.psn[0], psn, false, rest)
+    }
+
+    fn packet(&self, opcode: Opcode, first: u32, psn: i64, ack: bool, rest: &[&[u8]]) -> Vec<u8> {
+        let psn = Psn::new((i64::from(first) + psn) as u32);
+        let mut header = Bth::new(opcode, Pkey::DEFAULT, self.end.qpn, psn);
+        header.ack_req = ack;
+        let info = opcode.info().expect("an opcode of the table");
+        let body: usize = rest.iter().map(|part| part.len()).sum();
+        let payload = (bth::LEN + body).checked_sub(info.header_len).expect("all headers");
+        header.pad = (payload.next_multiple_of(4) - payload) as u8;
+        let mut packet = header.bytes().to_vec();
+        rest.iter().for_each(|part| packet.extend_from_slice(part));
+        packet.resize(packet.len() + usize::from(header.pad) + ICRC_LEN, 0);
+        seal(&mut packet);
+        packet
+    }
+
+    /// Delivers a sealed packet.
+    pub fn hear(&mut self, packet: &[u8]) {
+        self.hear_from(addr(2), addr(1), IpId::Exact { id: 0, flags: DF }, packet);
+    }
+
+    pub fn hear_from(&mut self, src: IpAddr, dst: IpAddr, ip_id: IpId, packet: &[u8]) {
+        let datagram =
+            Datagram { bytes: packet, src, dst, src_port: PORT, ip_id, congested: false };
+        self.end.engine.handle_datagram(self.now, &datagram, &mut self.end.host);
+    }
+
+    pub fn hear_request(&mut self, opcode: Opcode, psn: i64, rest: &[&[u8]]) {
+        self.hear(&self.request(opcode, psn, rest));
+    }
+
+    pub fn hear_syndrome(&mut self, psn: i64, syndrome: Syndrome) {
+        let packet = self.response(Opcode::RC_ACKNOWLEDGE, psn, &[&aeth(syndrome)]);
+        self.hear(&packet);
+    }
+
+    pub fn hear_ack(&mut self, psn: i64) {
+        self.hear_syndrome(psn, Syndrome::ACK_UNLIMITED);
+    }
+
+    pub fn hear_nak(&mut self, psn: i64, code: NakCode) {
+        self.hear_syndrome(psn, Syndrome::nak(code));
+    }
+
+    pub fn hear_rnr(&mut self, psn: i64, timer: u8) {
+        self.hear_syndrome(psn, Syndrome::rnr(timer));
+    }
+
+    /// A READ response.
+    pub fn hear_data(&mut self, opcode: Opcode, psn: i64, payload: &[u8]) {
+        let middle = opcode == Opcode::RC_RDMA_READ_RESPONSE_MIDDLE;
+        let aeth = if middle { vec![] } else { aeth(Syndrome::ACK_UNLIMITED) };
+        let packet = self.response(opcode, psn, &[&aeth, payload]);
+        self.hear(&packet);
+    }
+
+    /// An atomic's result.
+    pub fn hear_found(&mut self, psn: i64, found: u64) {
+        let rest = [&aeth(Syndrome::ACK_UNLIMITED)[..], &found.to_be_bytes()];
+        let packet = self.response(Opcode::RC_ATOMIC_ACKNOWLEDGE, psn, &rest);
+        self.hear(&packet);
+    }
+
+    /// A RETH for the arena.
+    pub fn reth(&self, offset: u64, len: u32) -> Vec<u8> {
+        reth(super::BASE + offset, self.key, len)
+    }
+
+    /// An AtomicETH for the arena.
+    pub fn atomic_eth(&self, offset: u64, swap_add: u64, compare: u64) -> Vec<u8> {
+        let mut bytes = vec![0; AtomicEth::LEN];
+        AtomicEth { va: super::BASE + offset, rkey: self.key, swap_add, compare }.write(&mut bytes);
+        bytes
+    }
+}
+
+pub fn reth(va: u64, rkey: Key, len: u32) -> Vec<u8> {
+    let mut bytes = vec![0; Reth::LEN];
+    Reth { va, rkey, len }.write(&mut bytes);
+    bytes
+}
+
+fn aeth(syndrome: Syndrome) -> Vec<u8> {
+    let mut bytes = vec![0; Aeth::LEN];
+    Aeth { syndrome, msn: 0 }.write(&mut bytes);
+    bytes
+}
+
+/// Seals a packet from the peer to us.
+pub fn seal(packet: &mut [u8]) {
+    template(addr(2), addr(1)).seal(packet);
+}

@@ -1,0 +1,54 @@
+//! Packets in one short line each, for scripts.
+
+use rocinante_stack::wire::{AckKind, NakCode, Operation, Packet};
+
+/// `OPCODE #psn bytes flags`; requests count from `first[0]`, responses from `first[1]`.
+pub fn describe(bytes: &[u8], first: [u32; 2]) -> String {
+    let packet = Packet::parse(bytes).expect("a packet");
+    let first = first[usize::from(!packet.info.is_request())];
+    let psn = packet.bth.psn.value().wrapping_sub(first) & 0xff_ffff;
+    // Before the first: negative.
+    let psn = if psn >= 0x80_0000 { i64::from(psn) - 0x100_0000 } else { i64::from(psn) };
+    let mut line = match (packet.info.operation, packet.aeth()) {
+        (Operation::Acknowledge, Some(aeth)) => match aeth.syndrome.kind() {
+            AckKind::Ack { .. } => format!("ACK #{psn}"),
+            AckKind::RnrNak { timer } => format!("RNR #{psn} timer {timer}"),
+            AckKind::Nak(code) => format!("NAK #{psn} {}", nak(code)),
+            AckKind::Reserved => format!("? #{psn}"),
+        },
+        _ => format!("{} #{psn}", short(packet.info.name)),
+    };
+    if packet.info.has_payload() {
+        line += &format!(" {}B", packet.payload().len());
+    }
+    if packet.info.operation == Operation::ReadRequest
+        && let Some(reth) = packet.reth()
+    {
+        line += &format!(" @{:x}+{}", reth.va, reth.len);
+    }
+    if let Some(found) = packet.atomic_ack() {
+        line += &format!(" ={found}");
+    }
+    if packet.bth.ack_req && packet.info.has_payload() {
+        line += " ack";
+    }
+    if packet.bth.solicited {
+        line += " se";
+    }
+    line
+}
+
+fn short(name: &str) -> String {
+    let name = name.trim_start_matches("RC_").replace("RDMA_", "").replace("_WITH", "");
+    name.replace("IMMEDIATE", "IMM").replace("RESPONSE_", "").replace("_REQUEST", "")
+}
+
+fn nak(code: NakCode) -> &'static str {
+    match code {
+        NakCode::PsnSequenceError => "sequence",
+        NakCode::InvalidRequest => "invalid",
+        NakCode::RemoteAccessError => "access",
+        NakCode::RemoteOperationalError => "operational",
+        NakCode::InvalidRdRequest => "rd",
+    }
+}

@@ -1,0 +1,424 @@
+//! READs and atomics: implied NAKs, partial retries, duplicates and limits, on both sides.
+
+mod common;
+
+use common::{Setup, Solo, pattern};
+use rocinante_stack::Budget;
+use rocinante_stack::types::Key;
+use rocinante_stack::verbs::{SendData, SendOp, SendWr, WcStatus};
+use rocinante_stack::wire::{NakCode, Opcode, Syndrome};
+
+const TIMEOUT_14: u64 = 4096 << 14;
+use Opcode as Op;
+
+#[test]
+fn a_read_is_placed_packet_by_packet() {
+    let mut solo = Solo::script();
+    solo.read(1, 600);
+    assert_eq!(solo.sent(), ["READ #0 @9000+600"]);
+    let data = pattern(600, 3);
+    solo.hear_data(Op::RC_RDMA_READ_RESPONSE_FIRST, 0, &data[..256]);
+    solo.hear_data(Op::RC_RDMA_READ_RESPONSE_MIDDLE, 1, &data[256..512]);
+    assert!(solo.completed().is_empty());
+    solo.hear_data(Op::RC_RDMA_READ_RESPONSE_LAST, 2, &data[512..]);
+    assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
+    assert_eq!(solo.end.host.arena[..600], data[..]);
+}
+
+#[test]
+fn a_read_of_nothing_takes_one_packet() {
+    let mut solo = Solo::script();
+    solo.read(1, 0);
+    assert_eq!(solo.sent(), ["READ #0 @9000+0"]);
+    solo.hear_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 0, &[]);
+    assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
+}
+
+#[test]
+fn a_response_acknowledges_what_is_before_it() {
+    let mut solo = Solo::script();
+    solo.send(1, 10);
+    solo.read(2, 10);
+    solo.add(3, 64);
+    solo.sent();
+    solo.hear_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 1, &[7; 10]);
+    assert_eq!(solo.completed(), [(1, WcStatus::Success), (2, WcStatus::Success)]);
+    solo.hear_found(2, 0x1122_3344_5566_7788);
+    assert_eq!(solo.completed(), [(3, WcStatus::Success)]);
+    assert_eq!(solo.end.host.arena[64..72], 0x1122_3344_5566_7788u64.to_ne_bytes());
+}
+
+#[test]
+fn an_ack_that_passes_an_unanswered_read_is_an_implied_nak() {
+    let mut solo = Solo::script();
+    solo.read(1, 300);
+    solo.send(2, 10);
+    assert_eq!(solo.sent(), ["READ #0 @9000+300", "SEND_ONLY #2 10B ack"]);
+    solo.hear_ack(2);
+    assert!(solo.completed().is_empty());
+    assert_eq!(solo.sent(), ["READ #0 @9000+300", "SEND_ONLY #2 10B ack"]);
+    // Once only: the next one may have been on its way.
+    solo.hear_ack(2);
+    assert!(solo.sent().is_empty());
+    assert_eq!(solo.end.engine.counters().implied_nak_seq_err, 1);
+    // But a timeout tries again.
+    solo.wait(TIMEOUT_14);
+    assert_eq!(solo.sent().len(), 2);
+    solo.hear_data(Op::RC_RDMA_READ_RESPONSE_FIRST, 0, &[1; 256]);
+    solo.hear_data(Op::RC_RDMA_READ_RESPONSE_LAST, 1, &[2; 44]);
+    solo.hear_ack(2);
+    assert_eq!(solo.completed(), [(1, WcStatus::Success), (2, WcStatus::Success)]);
+}
+
+#[test]
+fn an_atomic_that_was_passed_over_is_asked_for_again() {
+    for code in [None, Some(NakCode::PsnSequenceError), Some(NakCode::RemoteAccessError)] {
+        let mut solo = Solo::script();
+        solo.send(1, 10);
+        solo.add(2, 0);
+        solo.send(3, 10);
+        solo.sent();
+        match code {
+            None => solo.hear_ack(2),
+            Some(code) => solo.hear_nak(2, code),
+        }
+        // What is before the atomic is acknowledged all the same.
+        assert_eq!(solo.completed(), [(1, WcStatus::Success)], "{code:?}");
+        assert_eq!(solo.sent(), ["FETCH_ADD #1", "SEND_ONLY #2 10B ack"]);
+        solo.hear_found(1, 5);
+        assert_eq!(solo.completed(), [(2, WcStatus::Success)]);
+    }
+}
+
+#[test]
+fn a_lost_response_in_mid_read_is_asked_for_from_there_with_the_same_end() {
+    let mut solo = Solo::script();
+    solo.read(1, 1000);
+    solo.sent();
+    let data = pattern(1000, 9);
+    solo.hear_data(Op::RC_RDMA_READ_RESPONSE_FIRST, 0, &data[..256]);
+    // #1 is lost.
+    solo.hear_data(Op::RC_RDMA_READ_RESPONSE_MIDDLE, 2, &data[512..768]);
+    assert_eq!(solo.sent(), ["READ #1 @9100+744"]);
+    solo.hear_data(Op::RC_RDMA_READ_RESPONSE_LAST, 3, &data[768..]);
+    assert!(solo.sent().is_empty());
+    solo.hear_data(Op::RC_RDMA_READ_RESPONSE_FIRST, 1, &data[256..512]);
+    solo.hear_data(Op::RC_RDMA_READ_RESPONSE_MIDDLE, 2, &data[512..768]);
+    solo.hear_data(Op::RC_RDMA_READ_RESPONSE_LAST, 3, &data[768..]);
+    assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
+    assert_eq!(solo.end.host.arena[..1000], data[..]);
+}
+
+#[test]
+fn a_large_read_is_cut_and_retried_with_the_same_borders() {
+    // Our queue holds 8 datagrams, so a READ asks for 4 at a time.
+    let budget = Budget { bytes: 1 << 20, datagrams: 8 };
+    let mut solo = Solo::new(&Setup { budget, ..Setup::script() });
+    solo.read(1, 2560);
+    assert_eq!(solo.sent(), ["READ #0 @9000+1024", "READ #4 @9400+1024"]);
+    for psn in 0..4 {
+        let opcode = match psn {
+            0 => Op::RC_RDMA_READ_RESPONSE_FIRST,
+            3 => Op::RC_RDMA_READ_RESPONSE_LAST,
+            _ => Op::RC_RDMA_READ_RESPONSE_MIDDLE,
+        };
+        assert!(solo.sent().is_empty());
+        solo.hear_data(opcode, psn, &[psn as u8; 256]);
+    }
+    assert_eq!(solo.sent(), ["READ #8 @9800+512"]);
+    solo.hear_data(Op::RC_RDMA_READ_RESPONSE_FIRST, 4, &[4; 256]);
+    solo.wait(TIMEOUT_14);
+    assert_eq!(solo.sent(), ["READ #5 @9500+768", "READ #8 @9800+512"]);
+}
+
+#[test]
+fn a_response_of_the_wrong_length_or_kind_is_a_bad_response() {
+    for (opcode, len) in [
+        (Op::RC_RDMA_READ_RESPONSE_FIRST, 255),
+        (Op::RC_RDMA_READ_RESPONSE_FIRST, 257),
+        (Op::RC_RDMA_READ_RESPONSE_ONLY, 0),
+        (Op::RC_RDMA_READ_RESPONSE_ONLY, 600),
+    ] {
+        let mut solo = Solo::script();
+        solo.read(1, 600);
+        solo.send(2, 10);
+        solo.sent();
+        solo.hear_data(opcode, 0, &vec![1; len]);
+        use WcStatus::{BadRespErr, WrFlushErr};
+        assert_eq!(solo.completed(), [(1, BadRespErr), (2, WrFlushErr)], "{opcode:?} {len}");
+        assert!(solo.end.host.arena.iter().all(|byte| *byte == 0));
+    }
+    let mut solo = Solo::script();
+    solo.read(1, 8);
+    solo.sent();
+    solo.hear_found(0, 7);
+    assert_eq!(solo.completed(), [(1, WcStatus::BadRespErr)]);
+
+    let mut solo = Solo::script();
+    solo.add(1, 0);
+    solo.sent();
+    solo.hear_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 0, &[0; 8]);
+    assert_eq!(solo.completed(), [(1, WcStatus::BadRespErr)]);
+}
+
+#[test]
+fn data_for_a_request_that_has_none_is_a_ghost() {
+    let mut solo = Solo::script();
+    solo.send(1, 10);
+    solo.sent();
+    solo.hear_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 0, &[1; 10]);
+    solo.hear_found(0, 7);
+    solo.hear_found(1, 7);
+    assert_eq!(solo.end.engine.drops().ghost_response, 3);
+    assert!(solo.completed().is_empty());
+}
+
+#[test]
+fn data_with_a_nak_in_its_header_is_ignored() {
+    let mut solo = Solo::script();
+    solo.read(1, 4);
+    solo.sent();
+    let aeth = [Syndrome::nak(NakCode::RemoteAccessError).0, 0, 0, 0];
+    let packet = solo.response(Op::RC_RDMA_READ_RESPONSE_ONLY, 0, &[&aeth, &[1; 4]]);
+    solo.hear(&packet);
+    assert_eq!(solo.end.engine.drops().bad_syndrome, 1);
+    assert!(solo.completed().is_empty());
+}
+
+#[test]
+fn no_more_reads_are_outstanding_than_allowed() {
+    let mut solo = Solo::new(&Setup { rd_atomic: 2, ..Setup::script() });
+    (1..=3).for_each(|id| solo.read(id, 8));
+    solo.add(4, 64);
+    solo.send(5, 8);
+    assert_eq!(solo.sent(), ["READ #0 @9000+8", "READ #1 @9000+8"]);
+    solo.hear_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 0, &[1; 8]);
+    assert_eq!(solo.sent(), ["READ #2 @9000+8"]);
+    solo.hear_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 1, &[1; 8]);
+    assert_eq!(solo.sent(), ["FETCH_ADD #3", "SEND_ONLY #4 8B ack"]);
+}
+
+#[test]
+fn where_no_reads_are_allowed_a_read_is_a_local_error() {
+    let mut solo = Solo::new(&Setup { rd_atomic: 0, ..Setup::script() });
+    solo.send(1, 8);
+    solo.read(2, 8);
+    solo.send(3, 8);
+    assert_eq!(solo.sent(), ["SEND_ONLY #0 8B ack"]);
+    assert!(solo.completed().is_empty());
+    solo.hear_ack(0);
+    assert!(solo.sent().is_empty());
+    use WcStatus::{LocQpOpErr, Success, WrFlushErr};
+    assert_eq!(solo.completed(), [(1, Success), (2, LocQpOpErr), (3, WrFlushErr)]);
+}
+
+#[test]
+fn a_fence_waits_for_reads_and_atomics() {
+    let mut solo = Solo::script();
+    solo.read(1, 8);
+    solo.add(2, 64);
+    let list = [solo.sge(0, 8)];
+    let data = SendData::Sges(&list);
+    let op = SendOp::Send { imm: None };
+    let fenced = SendWr { wr_id: 3, op, data, signaled: true, solicited: false, fence: true };
+    solo.post_wr(&fenced).unwrap();
+    solo.send(4, 8);
+    assert_eq!(solo.sent(), ["READ #0 @9000+8", "FETCH_ADD #1"]);
+    solo.hear_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 0, b"new data");
+    assert!(solo.sent().is_empty());
+    solo.hear_found(1, 3);
+    let packets = solo.packets();
+    assert_eq!(packets.len(), 2);
+    assert_eq!(&packets[0][12..20], b"new data");
+    // A retransmission keeps the order as well.
+    solo.wait(TIMEOUT_14);
+    assert_eq!(solo.sent(), ["SEND_ONLY #2 8B ack", "SEND_ONLY #3 8B ack"]);
+}
+
+// ---- the responder's side ----
+
+/// A responder with `n` READs of 8 bytes answered.
+fn answered(n: i64) -> Solo {
+    let mut solo = Solo::new(&Setup { rd_atomic: 4, ..Setup::script() });
+    for psn in 0..n {
+        solo.end.host.arena[psn as usize * 8] = psn as u8 + 1;
+        let reth = solo.reth(psn as u64 * 8, 8);
+        solo.hear_request(Op::RC_RDMA_READ_REQUEST, psn, &[&reth]);
+        assert_eq!(solo.sent(), [format!("READ_ONLY #{psn} 8B")]);
+    }
+    solo
+}
+
+#[test]
+fn duplicate_sends_and_writes_are_acknowledged_again_and_not_executed_again() {
+    let mut solo = Solo::script();
+    let list = [solo.sge(0, 64)];
+    solo.post_recv(1, &list);
+    solo.hear_request(Op::RC_SEND_ONLY, 0, &[b"first"]);
+    assert_eq!(solo.sent(), ["ACK #0"]);
+    assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
+    solo.post_recv(2, &list);
+    solo.hear_request(Op::RC_SEND_ONLY, 0, &[b"again"]);
+    assert_eq!(solo.sent(), ["ACK #0"]);
+    assert!(solo.completed().is_empty());
+    assert_eq!(&solo.end.host.arena[..5], b"first");
+
+    let reth = solo.reth(100, 5);
+    solo.hear_request(Op::RC_RDMA_WRITE_ONLY, 1, &[&reth, b"first"]);
+    solo.hear_request(Op::RC_RDMA_WRITE_ONLY, 1, &[&reth, b"again"]);
+    // One answer covers both, and both requests.
+    assert_eq!(solo.sent(), ["ACK #1"]);
+    assert_eq!(&solo.end.host.arena[100..105], b"first");
+    assert_eq!(solo.end.engine.counters().duplicate_request, 2);
+}
+
+#[test]
+fn a_duplicate_read_reads_again() {
+    let mut solo = answered(1);
+    solo.end.host.arena[0] = 0x55;
+    let reth = solo.reth(0, 8);
+    solo.hear_request(Op::RC_RDMA_READ_REQUEST, 0, &[&reth]);
+    let packets = solo.packets();
+    assert_eq!((packets.len(), packets[0][16]), (1, 0x55));
+}
+
+#[test]
+fn a_duplicate_atomic_is_replayed_and_not_executed_again() {
+    let mut solo = Solo::script();
+    let add = solo.atomic_eth(0, 5, 0);
+    let swap = solo.atomic_eth(0, 100, 5);
+    solo.hear_request(Op::RC_FETCH_ADD, 0, &[&add]);
+    solo.hear_request(Op::RC_COMPARE_SWAP, 1, &[&swap]);
+    assert_eq!(solo.sent(), ["ATOMIC_ACKNOWLEDGE #0 =0", "ATOMIC_ACKNOWLEDGE #1 =5"]);
+    for _ in 0..3 {
+        solo.hear_request(Op::RC_FETCH_ADD, 0, &[&add]);
+        solo.hear_request(Op::RC_COMPARE_SWAP, 1, &[&swap]);
+        assert_eq!(solo.sent(), ["ATOMIC_ACKNOWLEDGE #0 =0", "ATOMIC_ACKNOWLEDGE #1 =5"]);
+    }
+    assert_eq!(solo.end.host.arena[..8], 100u64.to_ne_bytes());
+}
+
+#[test]
+fn records_are_kept_until_as_many_came_after_them() {
+    let mut solo = answered(6);
+    for psn in 0..6 {
+        let reth = solo.reth(psn as u64 * 8, 8);
+        solo.hear_request(Op::RC_RDMA_READ_REQUEST, psn, &[&reth]);
+        let expected: &[&str] = if psn < 2 { &[] } else { &["x"] };
+        assert_eq!(solo.sent().len(), expected.len(), "PSN {psn}");
+    }
+    assert_eq!(solo.end.engine.drops().stale_duplicate, 2);
+    // Records serve again after they wrapped, and a new one still finds room.
+    let reth = solo.reth(0, 8);
+    solo.hear_request(Op::RC_RDMA_READ_REQUEST, 6, &[&reth]);
+    assert_eq!(solo.sent(), ["READ_ONLY #6 8B"]);
+}
+
+#[test]
+fn a_duplicate_that_does_not_match_its_record_is_dropped() {
+    let mut solo = answered(1);
+    let wrong =
+        [solo.reth(8, 8), solo.reth(0, 9), solo.reth(0, 4), common::reth(common::BASE, Key(1), 8)];
+    for reth in &wrong {
+        solo.hear_request(Op::RC_RDMA_READ_REQUEST, 0, &[reth]);
+    }
+    let eth = solo.atomic_eth(0, 1, 1);
+    solo.hear_request(Op::RC_FETCH_ADD, 0, &[&eth]);
+    assert!(solo.sent().is_empty());
+    assert_eq!(solo.end.engine.drops().stale_duplicate, 5);
+}
+
+#[test]
+fn a_part_of_a_read_can_be_repeated() {
+    let mut solo = Solo::script();
+    let whole = solo.reth(0, 1000);
+    solo.hear_request(Op::RC_RDMA_READ_REQUEST, 0, &[&whole]);
+    let all =
+        ["READ_FIRST #0 256B", "READ_MIDDLE #1 256B", "READ_MIDDLE #2 256B", "READ_LAST #3 232B"];
+    assert_eq!(solo.sent(), all);
+    let rest = solo.reth(512, 488);
+    solo.hear_request(Op::RC_RDMA_READ_REQUEST, 2, &[&rest]);
+    assert_eq!(solo.sent(), ["READ_FIRST #2 256B", "READ_LAST #3 232B"]);
+    let middle = solo.reth(256, 256);
+    solo.hear_request(Op::RC_RDMA_READ_REQUEST, 1, &[&middle]);
+    assert_eq!(solo.sent(), ["READ_ONLY #1 256B"]);
+    let last = solo.reth(768, 232);
+    solo.hear_request(Op::RC_RDMA_READ_REQUEST, 3, &[&last]);
+    assert_eq!(solo.sent(), ["READ_ONLY #3 232B"]);
+}
+
+#[test]
+fn a_duplicate_while_the_ring_is_full_and_the_first_answer_is_under_way() {
+    let mut solo = Solo::new(&Setup { rd_atomic: 2, ..Setup::script() });
+    solo.end.out.room = 1;
+    let reth = [solo.reth(0, 600), solo.reth(600, 8)];
+    solo.hear_request(Op::RC_RDMA_READ_REQUEST, 0, &[&reth[0]]);
+    solo.hear_request(Op::RC_RDMA_READ_REQUEST, 3, &[&reth[1]]);
+    assert_eq!(solo.sent(), ["READ_FIRST #0 256B"]);
+    // Half sent: what was sent is sent again, the rest follows once.
+    solo.hear_request(Op::RC_RDMA_READ_REQUEST, 0, &[&reth[0]]);
+    solo.hear_request(Op::RC_RDMA_READ_REQUEST, 3, &[&reth[1]]);
+    let mut seen = Vec::new();
+    (0..6).for_each(|_| seen.extend(solo.sent()));
+    let all = ["READ_FIRST #0 256B", "READ_MIDDLE #1 256B", "READ_LAST #2 88B", "READ_ONLY #3 8B"];
+    assert_eq!(seen, all);
+}
+
+#[test]
+fn more_reads_than_agreed_are_an_invalid_request_after_the_answers_owed() {
+    let mut solo = Solo::new(&Setup { rd_atomic: 2, ..Setup::script() });
+    for psn in 0..3 {
+        let reth = solo.reth(psn as u64 * 8, 8);
+        solo.hear_request(Op::RC_RDMA_READ_REQUEST, psn, &[&reth]);
+    }
+    assert_eq!(solo.sent(), ["READ_ONLY #0 8B", "READ_ONLY #1 8B", "NAK #2 invalid"]);
+
+    for opcode in [Op::RC_RDMA_READ_REQUEST, Op::RC_FETCH_ADD] {
+        let mut solo = Solo::new(&Setup { rd_atomic: 0, ..Setup::script() });
+        let header =
+            if opcode == Op::RC_FETCH_ADD { solo.atomic_eth(0, 1, 0) } else { solo.reth(0, 8) };
+        solo.hear_request(opcode, 0, &[&header]);
+        assert_eq!(solo.sent(), ["NAK #0 invalid"]);
+        assert_eq!(solo.end.host.arena[..8], [0; 8]);
+    }
+}
+
+#[test]
+fn an_ack_never_overtakes_a_response() {
+    let mut solo = Solo::script();
+    solo.end.out.room = 1;
+    let (read, write, add) = (solo.reth(0, 600), solo.reth(2000, 4), solo.atomic_eth(3000, 1, 0));
+    solo.hear_request(Op::RC_RDMA_WRITE_ONLY, 0, &[&write, &[1; 4]]);
+    solo.hear_request(Op::RC_RDMA_READ_REQUEST, 1, &[&read]);
+    solo.hear_request(Op::RC_RDMA_WRITE_ONLY, 4, &[&write, &[1; 4]]);
+    solo.hear_request(Op::RC_FETCH_ADD, 5, &[&add]);
+    solo.hear_request(Op::RC_RDMA_WRITE_ONLY, 6, &[&write, &[1; 4]]);
+    // After a gap: the NAK waits too.
+    solo.hear_request(Op::RC_RDMA_WRITE_ONLY, 8, &[&write, &[1; 4]]);
+    let mut seen = Vec::new();
+    (0..7).for_each(|_| seen.extend(solo.sent()));
+    let expected = [
+        "READ_FIRST #1 256B",
+        "READ_MIDDLE #2 256B",
+        "READ_LAST #3 88B",
+        "ATOMIC_ACKNOWLEDGE #5 =0",
+        "NAK #7 sequence",
+    ];
+    assert_eq!(seen, expected);
+}
+
+#[test]
+fn a_region_that_goes_away_under_a_read_ends_it_with_a_nak_at_that_packet() {
+    let mut solo = Solo::script();
+    solo.end.out.room = 1;
+    let (read, write) = (solo.reth(0, 600), solo.reth(0, 4));
+    solo.hear_request(Op::RC_RDMA_READ_REQUEST, 0, &[&read]);
+    solo.hear_request(Op::RC_RDMA_WRITE_ONLY, 3, &[&write, &[1; 4]]);
+    assert_eq!(solo.sent(), ["READ_FIRST #0 256B"]);
+    let key = solo.key;
+    solo.end.host.regions.remove(key);
+    assert_eq!(solo.sent(), ["NAK #1 access"]);
+    assert_eq!(solo.event(), Some(rocinante_stack::verbs::QpEvent::AccessErr));
+    assert_eq!(solo.state(), rocinante_stack::verbs::QpState::Err);
+    assert!(solo.sent().is_empty());
+}
