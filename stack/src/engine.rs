@@ -80,12 +80,21 @@ pub(crate) struct Shared {
     pub(crate) drops: Drops,
     /// Queue pairs with something to send, oldest first.
     dirty: VecDeque<u32>,
+    /// One of them has more to send than an acknowledgement.
+    urgent: bool,
     events: VecDeque<(Qpn, QpEvent)>,
 }
 
 impl Shared {
     #[inline]
     pub(crate) fn enqueue(&mut self, slot: u32, queued: &mut bool) {
+        self.urgent = true;
+        self.enqueue_lazily(slot, queued);
+    }
+
+    /// As [`enqueue`](Self::enqueue), for a plain acknowledgement: it may wait for company.
+    #[inline]
+    pub(crate) fn enqueue_lazily(&mut self, slot: u32, queued: &mut bool) {
         if !*queued {
             *queued = true;
             self.dirty.push_back(slot);
@@ -127,6 +136,7 @@ impl Engine {
                 counters: Counters::default(),
                 drops: Drops::default(),
                 dirty: VecDeque::new(),
+                urgent: false,
                 events: VecDeque::new(),
             },
         }
@@ -328,7 +338,10 @@ impl Engine {
         let mut left = budget;
         loop {
             self.admit_called();
-            let Some(slot) = self.shared.dirty.pop_front() else { return TxStop::Idle };
+            let Some(slot) = self.shared.dirty.pop_front() else {
+                self.shared.urgent = false;
+                return TxStop::Idle;
+            };
             let Some(Some(qp)) = self.qps.get_mut(slot as usize) else { continue };
             if left == 0 {
                 self.shared.dirty.push_front(slot);
@@ -358,6 +371,14 @@ impl Engine {
                 }
             }
         }
+    }
+
+    /// Whether something to send should leave at once: anything but plain acknowledgements, which may wait a moment
+    /// for what the program is about to post, and leave with it.
+    #[must_use]
+    #[inline]
+    pub fn wants_transmit_now(&self) -> bool {
+        self.shared.urgent
     }
 
     /// Whether there may be something to send.

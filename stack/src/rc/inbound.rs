@@ -57,8 +57,10 @@ impl Qp {
                 true
             }
         };
-        if respond {
+        if respond && self.responder.has_urgent_response() {
             shared.enqueue(self.slot, &mut self.queued);
+        } else if respond {
+            shared.enqueue_lazily(self.slot, &mut self.queued);
         }
     }
 

@@ -180,7 +180,7 @@ impl Qp {
     }
 
     pub(crate) fn is_busy(&self) -> bool {
-        self.queued || self.waiting.is_some() || self.requester.outstanding()
+        self.requester.outstanding() || self.requester.cursor() != self.sq.tail
     }
 
     /// PSNs for a status report: next to send, first unacknowledged, expected.

@@ -427,6 +427,12 @@ impl Responder {
         self.ack || self.nak.is_some() || self.records.due()
     }
 
+    /// Whether somebody waits for one: anything but a plain acknowledgement.
+    #[inline]
+    pub(crate) fn has_urgent_response(&self) -> bool {
+        self.nak.is_some() || self.records.due()
+    }
+
     /// The response to send next: READs and atomics in the order of their PSNs, then the acknowledgement, which
     /// therefore never overtakes one of them; a NAK takes the acknowledgement's place.
     #[inline]

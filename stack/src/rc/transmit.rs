@@ -1,4 +1,4 @@
-//! What a queue pair puts on the wire: responses first, then requests. A frame is reserved before anything
+//! What a queue pair puts on the wire: responses that somebody waits for, then requests, then a plain acknowledgement. A frame is reserved before anything
 //! changes, so that nothing has to be taken back.
 
 use super::Qp;
@@ -40,14 +40,37 @@ impl Qp {
             return (turn, false);
         }
         if self.state != QpState::Rts {
-            return (Turn::Idle, false);
+            return (self.transmit_acknowledgement(Turn::Idle, shared, host, sink), false);
         }
         let before = *quantum;
         let turn = self.transmit_requests(quantum, shared, host, sink);
         if self.requester.outstanding() && !self.deadline.is_set() {
             self.arm(now, shared);
         }
-        (turn, *quantum < before)
+        let sent = *quantum < before;
+        (self.transmit_acknowledgement(turn, shared, host, sink), sent)
+    }
+
+    /// Sends a plain acknowledgement if one is due: last, because a request is what the peer's program waits for.
+    fn transmit_acknowledgement<H: Memory + Completions>(
+        &mut self,
+        turn: Turn,
+        shared: &mut Shared,
+        host: &mut H,
+        sink: &mut impl TxSink,
+    ) -> Turn {
+        if turn == Turn::SinkFull || !self.responder.has_response() {
+            return turn;
+        }
+        // A failed request may have left something else.
+        let Some(response) = self.responder.response(self.limits.mtu) else { return turn };
+        match self.send_response(&response, shared, host, sink) {
+            Sent::Yes => {
+                self.responder.responded(&response);
+                turn
+            }
+            Sent::Full | Sent::Refused => Turn::SinkFull,
+        }
     }
 
     /// Sends the responses that are due; `None` if that was all.
@@ -58,7 +81,7 @@ impl Qp {
         host: &mut H,
         sink: &mut impl TxSink,
     ) -> Option<Turn> {
-        while self.responder.has_response() {
+        while self.responder.has_urgent_response() {
             if *quantum == 0 {
                 return Some(Turn::Quantum);
             }
