@@ -3,7 +3,7 @@
 //! Each side sends one line of JSON and reads one: address, QPN, starting PSN, path MTU, what its receive
 //! queue holds, and whatever the program adds, such as the address and key of a region.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
@@ -115,7 +115,7 @@ impl Exchange {
     /// Connects to a peer that listens on `address`, and tries again until `patience` is over while nobody does.
     ///
     /// # Errors
-    /// [`VerbsError::Exchange`] names the peer and what it answered.
+    /// [`VerbsError::Exchange`] names the peer, what it answered, and what to do.
     pub fn connect(address: SocketAddr, patience: Duration) -> Result<Self, VerbsError> {
         let deadline = Instant::now() + patience;
         loop {
@@ -123,11 +123,7 @@ impl Exchange {
             match TcpStream::connect_timeout(&address, left.max(Duration::from_millis(10))) {
                 Ok(stream) => return Self::over(stream, address),
                 Err(error) if Instant::now() >= deadline => {
-                    return Err(VerbsError::Exchange(format!(
-                        "cannot connect to {address}: {error}: is the server running there, and does \
-                         the firewall between let TCP port {} through?",
-                        address.port()
-                    )));
+                    return Err(VerbsError::Exchange(cannot_connect(address, &error)));
                 }
                 Err(_) => std::thread::sleep(Duration::from_millis(20)),
             }
@@ -144,6 +140,14 @@ impl Exchange {
     #[must_use]
     pub fn peer(&self) -> SocketAddr {
         self.peer
+    }
+
+    /// The address by which the peer reached us, or from which we reached it.
+    ///
+    /// # Errors
+    /// [`VerbsError::Io`].
+    pub fn local(&self) -> Result<SocketAddr, VerbsError> {
+        Ok(self.stream.get_ref().local_addr()?)
     }
 
     /// How long to wait for the peer's next line; `None` for ever.
@@ -209,9 +213,44 @@ impl Exchange {
         }
     }
 
+    /// Reads one line if the peer has sent something, and does not wait for it otherwise. So a program that is busy
+    /// with its queue pairs notices that the peer has gone.
+    ///
+    /// # Errors
+    /// As [`swap`](Self::swap).
+    pub fn try_hear(&mut self) -> Result<Option<String>, VerbsError> {
+        let stream = self.stream.get_ref();
+        stream.set_nonblocking(true)?;
+        let ready = self.stream.fill_buf().map(|_| ());
+        self.stream.get_ref().set_nonblocking(false)?;
+        match ready {
+            Ok(()) => self.hear().map(Some),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(None),
+            Err(error) => Err(self.bad(&error)),
+        }
+    }
+
     fn bad(&self, what: &dyn std::fmt::Display) -> VerbsError {
         VerbsError::Exchange(format!("peer {}: {what}", self.peer))
     }
+}
+
+/// What to say when there is no connection to `address`.
+fn cannot_connect(address: SocketAddr, error: &io::Error) -> String {
+    let (host, port) = (address.ip(), address.port());
+    let advice = match error.kind() {
+        ErrorKind::ConnectionRefused => format!(
+            "nobody listens on TCP port {port} there: start the server first, and give both the same port"
+        ),
+        ErrorKind::TimedOut | ErrorKind::WouldBlock => format!(
+            "no answer: is {host} the right address, and does the firewall between let TCP port {port} through?"
+        ),
+        ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable => {
+            format!("there is no way to {host}: check the address, and `ip route get {host}`")
+        }
+        _ => format!("is {host} the right address, and is the server running there?"),
+    };
+    format!("cannot connect to {address}: {error}: {advice}")
 }
 
 impl From<&Hello> for WireHello {
