@@ -69,7 +69,7 @@ impl Core {
         self.touch();
         while let Some(mut shard) = self.shard.try_lock() {
             self.take_staged(&mut shard);
-            shard.drive();
+            shard.drive(true);
             if !self.release(shard) {
                 return;
             }
@@ -148,7 +148,7 @@ impl Core {
         let mut port = None;
         if let Some(mut shard) = self.shard.try_lock() {
             self.take_staged(&mut shard);
-            let busy = shard.drive();
+            let busy = shard.drive(false);
             if !busy {
                 let now = shard.now();
                 if let Some(due) = shard.deadline() {
@@ -187,7 +187,7 @@ impl Core {
                 continue;
             };
             self.take_staged(&mut shard);
-            if shard.drive() {
+            if shard.drive(false) {
                 active_until = Instant::now() + SPIN;
             }
             self.collect_events(&mut shard);

@@ -208,7 +208,8 @@ impl Qp {
         if let Some(mut guard) = self.ctx.core.shard.try_lock() {
             let shard = &mut *guard;
             front.give(self.qpn, shard);
-            let urgent = !shard.engine.is_busy(self.qpn);
+            let busy = shard.engine.is_busy(self.qpn);
+            let mut posted = 0;
             for (index, wr) in list.iter().enumerate() {
                 let posted = self
                     .shared
@@ -219,15 +220,11 @@ impl Qp {
                     break;
                 }
                 front.sends += 1;
-                shard.deferred += 1;
+                posted += 1;
             }
             drop(front);
             self.ctx.core.take_staged(shard);
-            if urgent || shard.deferred >= DEFER {
-                let now = shard.now();
-                shard.transmit(now);
-            }
-            shard.deliver();
+            shard.posted(posted, busy);
             if self.ctx.core.release(guard) {
                 self.ctx.core.drive();
             }
@@ -298,10 +295,6 @@ impl Qp {
     /// Destroys the queue pair (`ibv_destroy_qp(3)`); the same as dropping it.
     pub fn destroy(self) {}
 }
-
-/// Requests that are gathered at most before they are sent, while others are on their way and will make the device be
-/// driven again.
-const DEFER: u32 = 32;
 
 impl Drop for Qp {
     fn drop(&mut self) {

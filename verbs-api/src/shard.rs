@@ -21,7 +21,11 @@ pub(crate) struct Shard {
     started: Instant,
     maintain_at: Time,
     /// Work requests posted since the last transmission.
-    pub(crate) deferred: u32,
+    deferred: u32,
+    /// Nothing was posted since the shard was driven.
+    fresh: bool,
+    /// Acknowledgements wait for the program's next call.
+    held: bool,
     /// Datagrams that the kernel refused, and its last errno.
     pub(crate) refused: (u64, i32),
     /// The port broke: the interface is gone.
@@ -38,6 +42,10 @@ impl std::fmt::Debug for Shard {
 const RX_BURST: usize = 256;
 /// Packets written before it is the receivers' turn.
 const TX_BURST: usize = 256;
+/// The most datagrams whose acknowledgement may wait for the program's next call.
+const HELD_MAX: usize = 2;
+/// Requests that are gathered at most before they are sent, while others are on their way.
+const DEFER: u32 = 32;
 /// Rounds of one call: a caller of `post_send` or `poll_cq` is not kept for ever.
 const ROUNDS: usize = 4;
 
@@ -51,6 +59,8 @@ impl Shard {
             started: Instant::now(),
             maintain_at: Time(0),
             deferred: 0,
+            fresh: true,
+            held: false,
             refused: (0, 0),
             broken: None,
         }
@@ -73,22 +83,33 @@ impl Shard {
     }
 
     /// Receives, does what is due, sends. Returns whether anything happened.
-    pub(crate) fn drive(&mut self) -> bool {
+    ///
+    /// With `hold`, plain acknowledgements of a packet or two wait for the next call: the program is about to see
+    /// what arrived, and what it posts in answer leaves first, in the same system call.
+    pub(crate) fn drive(&mut self, hold: bool) -> bool {
         let mut any = false;
-        for _ in 0..ROUNDS {
-            let now = self.now();
+        let mut now = self.now();
+        for round in 0..ROUNDS {
+            if round > 0 {
+                now = self.now();
+            }
             let received = self.receive(now);
             if self.engine.poll_timeout().is_some_and(|due| due <= now) {
                 self.engine.handle_timeout(now, &mut self.host);
             }
-            let sent = self.transmit(now);
+            let few = (1..=HELD_MAX).contains(&received);
+            self.held = hold && few && !self.held && !self.engine.wants_transmit_now();
+            any |= received > 0;
+            if !self.held {
+                any |= self.transmit(now);
+            }
             self.deliver();
-            any |= received > 0 || sent;
             if received < RX_BURST {
                 break;
             }
         }
-        self.chores();
+        self.fresh = true;
+        self.chores(now);
         any
     }
 
@@ -116,6 +137,18 @@ impl Shard {
         true
     }
 
+    /// Sends what was just posted, unless it should wait for company: something is on its way, so that the shard will be
+    /// driven again, and this is not the first request since it last was.
+    pub(crate) fn posted(&mut self, requests: u32, busy: bool) {
+        self.deferred += requests;
+        if !busy || self.fresh || self.deferred >= DEFER {
+            self.fresh = false;
+            let now = self.now();
+            self.transmit(now);
+        }
+        self.deliver();
+    }
+
     fn receive(&mut self, now: Time) -> usize {
         let (engine, host) = (&mut self.engine, &mut self.host);
         let received = self.port.receive(RX_BURST, |datagram| {
@@ -138,12 +171,8 @@ impl Shard {
         }
     }
 
-    fn chores(&mut self) {
-        if self.paths.used == 0 {
-            return;
-        }
-        let now = self.now();
-        if now < self.maintain_at {
+    fn chores(&mut self, now: Time) {
+        if self.paths.used == 0 || now < self.maintain_at {
             return;
         }
         let pause = self.port.maintain().map_or(60_000_000_000, |pause| {
