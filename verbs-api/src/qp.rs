@@ -209,7 +209,7 @@ impl Qp {
             let shard = &mut *guard;
             front.give(self.qpn, shard);
             let busy = shard.engine.is_busy(self.qpn);
-            let mut posted = 0;
+            let mut count = 0;
             for (index, wr) in list.iter().enumerate() {
                 let posted = self
                     .shared
@@ -220,11 +220,11 @@ impl Qp {
                     break;
                 }
                 front.sends += 1;
-                posted += 1;
+                count += 1;
             }
             drop(front);
             self.ctx.core.take_staged(shard);
-            shard.posted(posted, busy);
+            shard.posted(count, busy);
             if self.ctx.core.release(guard) {
                 self.ctx.core.drive();
             }
