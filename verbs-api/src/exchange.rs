@@ -196,6 +196,13 @@ impl Exchange {
         sent.map_err(|error| self.bad(&error))
     }
 
+    /// Tells the peer that this side cannot go on, and why. Whatever the peer waits for then, it gets this as an error.
+    pub fn give_up(&mut self, why: &str) {
+        let why = why.replace('\n', " ");
+        // Whoever does not hear it any more has ended, too.
+        let _ = self.say(&format!("{GAVE_UP}{why}"));
+    }
+
     /// Reads one line.
     ///
     /// # Errors
@@ -206,7 +213,10 @@ impl Exchange {
         match read {
             Ok(_) if line.ends_with('\n') => {
                 line.pop();
-                Ok(line)
+                match line.strip_prefix(GAVE_UP) {
+                    Some(why) => Err(self.bad(&format!("it gave up: {}", printable(why)))),
+                    None => Ok(line),
+                }
             }
             Ok(_) => Err(self.bad(&"it closed the connection")),
             Err(error) => Err(self.bad(&error)),
@@ -233,6 +243,15 @@ impl Exchange {
     fn bad(&self, what: &dyn std::fmt::Display) -> VerbsError {
         VerbsError::Exchange(format!("peer {}: {what}", self.peer))
     }
+}
+
+/// Begins a line that says why the peer cannot go on.
+const GAVE_UP: char = '!';
+
+/// A peer's words, as far as they may go to a terminal.
+fn printable(words: &str) -> String {
+    const CHARS_MAX: usize = 500;
+    words.chars().take(CHARS_MAX).map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
 /// What to say when there is no connection to `address`.
