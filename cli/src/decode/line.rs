@@ -35,6 +35,10 @@ impl<'a> Decoded<'a> {
             error: None,
             piece,
         };
+        if bth.is_none() {
+            decoded.error = (piece.captured.len() == piece.len).then_some(WireError::Truncated);
+            return decoded;
+        }
         let mut filled = piece.captured.to_vec();
         filled.resize(piece.len, 0);
         match Packet::parse(&filled) {
@@ -59,6 +63,9 @@ impl<'a> Decoded<'a> {
     }
 }
 
+/// What stands for the opcode of a packet whose BTH is not in the file.
+pub const NO_BTH: &str = "NO_BTH";
+
 /// The name of an opcode: `RC_SEND_ONLY`, or `0xa4` for one that is not in the table.
 #[must_use]
 pub fn opcode_name(opcode: Opcode) -> String {
@@ -68,7 +75,7 @@ pub fn opcode_name(opcode: Opcode) -> String {
 impl fmt::Display for Decoded<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (&self.bth, self.info) {
-            (None, _) => write!(f, "MALFORMED")?,
+            (None, _) => f.write_str(NO_BTH)?,
             (Some(bth), None) => write!(f, "unknown opcode 0x{:02x}", bth.opcode.0)?,
             (Some(_), Some(info)) => f.write_str(info.name)?,
         }
@@ -84,7 +91,7 @@ impl fmt::Display for Decoded<'_> {
             // Already said.
             (None, Some(WireError::UnknownOpcode(_))) => write!(f, " bytes {}", self.piece.len)?,
             (None, Some(error)) => write!(f, " bytes {} ({error})", self.piece.len)?,
-            (None, None) => {}
+            (None, None) => write!(f, " bytes {}", self.piece.len)?,
         }
         match self.piece.verdict {
             Verdict::Ok => f.write_str(" icrc ok"),

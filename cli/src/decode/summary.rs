@@ -8,7 +8,7 @@ use serde::{Serialize, Serializer};
 
 use super::check::Verdict;
 use super::frame::LinkType;
-use super::line::opcode_name;
+use super::line::{NO_BTH, opcode_name};
 
 /// Counts of a capture. Every RoCEv2 packet counts once under its verdict and once under its opcode.
 #[derive(Debug, Default, Serialize)]
@@ -23,7 +23,7 @@ pub struct Summary {
     pub icrc_bad: u64,
     /// or cannot be computed.
     pub icrc_unknown: u64,
-    /// RoCEv2 packets by opcode; `None` for those that are shorter than a BTH.
+    /// RoCEv2 packets by opcode; `None` for those whose BTH is not in the file.
     #[serde(serialize_with = "by_name")]
     pub by_opcode: BTreeMap<Option<Opcode>, u64>,
     /// Frames that were not read, by their link type.
@@ -64,7 +64,7 @@ impl fmt::Display for Summary {
 }
 
 fn name(opcode: Option<Opcode>) -> String {
-    opcode.map_or_else(|| "MALFORMED".to_owned(), opcode_name)
+    opcode.map_or_else(|| NO_BTH.to_owned(), opcode_name)
 }
 
 fn by_name<S: Serializer>(

@@ -1,0 +1,91 @@
+//! `rocinante decode` from end to end: captures of another implementation, and files of every kind made here.
+
+mod captures;
+mod files;
+mod hostile;
+mod links;
+mod made;
+mod runs;
+
+use std::ffi::OsStr;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use serde_json::Value;
+
+/// What the command did.
+struct Done {
+    status: i32,
+    out: String,
+    err: String,
+}
+
+impl Done {
+    /// The last line of standard output.
+    fn json(&self) -> Value {
+        let line = self.out.lines().last().unwrap_or_else(|| panic!("no output: {}", self.err));
+        serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))
+    }
+
+    /// The lines about packets: not the counts, and not the errors.
+    fn lines(&self) -> Vec<&str> {
+        let text = if self.out.starts_with('{') { &self.err } else { &self.out };
+        text.lines().filter(|line| line.contains(" → ")).collect()
+    }
+}
+
+fn decode(args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Done {
+    let output = command().args(args).output().unwrap();
+    Done {
+        status: output.status.code().expect("an exit status"),
+        out: String::from_utf8(output.stdout).unwrap(),
+        err: String::from_utf8(output.stderr).unwrap(),
+    }
+}
+
+fn command() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rocinante-under-test"));
+    command.arg("decode");
+    command
+}
+
+/// Runs the command over bytes on its standard input.
+fn decode_bytes(bytes: &[u8], args: &[&str]) -> Done {
+    let mut command = command();
+    command.arg("-").args(args);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    let bytes = bytes.to_vec();
+    // The command may end before it has read everything; that is no fault of the test.
+    let writer = std::thread::spawn(move || drop(stdin.write_all(&bytes)));
+    let output = child.wait_with_output().unwrap();
+    writer.join().unwrap();
+    Done {
+        status: output.status.code().expect("an exit status"),
+        out: String::from_utf8(output.stdout).unwrap(),
+        err: String::from_utf8(output.stderr).unwrap(),
+    }
+}
+
+/// A file that is gone when it is dropped.
+struct Temporary(PathBuf);
+
+impl Temporary {
+    fn new(bytes: &[u8]) -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("rocinante-decode-{}-{number}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        std::fs::write(&path, bytes).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
