@@ -3,6 +3,9 @@
 //! `cargo bench -p rocinante-benches --bench wire`. Compare rows of one run only; `memcpy` and `crc32` are the
 //! machine's own speed.
 
+// criterion_group! makes a public function.
+#![allow(missing_docs)]
+
 use std::hint::black_box;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
