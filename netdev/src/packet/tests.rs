@@ -23,8 +23,22 @@ fn open_on(ns: &NetNs, iface: &str, own: &[&str], config: &PortConfig) -> Packet
     ns.run(|| {
         let iface = Interface::by_name(iface).expect("the interface");
         let own: Vec<IpAddr> = own.iter().map(|a| ip(a)).collect();
-        PacketPort::open(&iface, &own, config).expect("a port")
+        once_free(|| PacketPort::open(&iface, &own, config), |e| e.errno()).expect("a port")
     })
+}
+
+/// Tries again for a while where UDP/4791 is in use: between fork and exec, a child of another test has
+/// copies of sockets that were closed here.
+fn once_free<T, E>(open: impl Fn() -> Result<T, E>, errno: impl Fn(&E) -> i32) -> Result<T, E> {
+    let end = Instant::now() + Duration::from_secs(3);
+    loop {
+        match open() {
+            Err(e) if errno(&e) == libc::EADDRINUSE && Instant::now() < end => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            result => return result,
+        }
+    }
 }
 
 /// Ports at both ends, knowing each other's Ethernet address.
@@ -229,8 +243,9 @@ fn a_udp_socket_takes_what_the_port_sends() {
     let (mut a, b) = ports(&pair);
     drop(b);
     for (local, remote) in [(A4, B4), (A6, B6)] {
-        let socket = pair.b.run(|| std::net::UdpSocket::bind((ip(remote), ROCE_PORT)));
-        let socket = socket.expect("a socket");
+        let bind = || std::net::UdpSocket::bind((ip(remote), ROCE_PORT));
+        let errno = |e: &io::Error| e.raw_os_error().unwrap_or(0);
+        let socket = pair.b.run(|| once_free(bind, errno)).expect("a socket");
         socket.set_read_timeout(Some(Duration::from_secs(2))).expect("a timeout");
         let to = path(&pair.a, &mut a, local, remote);
         send(&mut a, to.id, &[501; 3]);
