@@ -8,7 +8,7 @@
 //!
 //! Datagrams to the port's own addresses go through the kernel's loopback like any other.
 
-mod holder;
+pub mod holder;
 mod paths;
 mod rx;
 mod sockets;

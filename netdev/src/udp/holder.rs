@@ -1,11 +1,50 @@
-//! Who holds a UDP port: for the message of a bind that failed.
+//! Who holds a port: for the message of a bind that failed, and for who wants to know.
 
 use std::fmt::Write as _;
 use std::fs;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// The most processes that a hint names.
 const NAMED_MAX: usize = 3;
+
+/// A UDP socket of this network namespace, as the kernel shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HeldSocket {
+    /// What it is bound to.
+    pub address: SocketAddr,
+    /// Bytes of kernel memory in its receive queue.
+    pub queued_bytes: u64,
+    /// Datagrams that the kernel dropped because its receive queue was full (or its filter, or the checksum, refused them).
+    pub drops: u64,
+    /// Id and command of the processes that have it open, as far as they are visible.
+    pub holders: Vec<(u32, String)>,
+}
+
+/// The sockets on UDP `port` in the calling thread's network namespace.
+#[must_use]
+pub fn sockets(port: u16) -> Vec<HeldSocket> {
+    let rows = rows(&UDP).into_iter().filter(|row| row.port == port);
+    rows.map(|row| HeldSocket {
+        address: SocketAddr::new(row.ip, row.port),
+        queued_bytes: row.queued_bytes,
+        drops: row.drops,
+        holders: holders(&[row.inode]),
+    })
+    .collect()
+}
+
+/// Id and command of the processes that listen on TCP `address`:`port`, or keep others from it, as far as they are visible.
+#[must_use]
+pub fn tcp_listeners(address: IpAddr, port: u16) -> Vec<(u32, String)> {
+    /// `TCP_LISTEN` of include/net/tcp_states.h.
+    const LISTEN: u8 = 10;
+    let rows = rows(&["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"]).into_iter();
+    let inodes: Vec<u64> = rows
+        .filter(|row| row.state == LISTEN && row.is_in_the_way(address, port))
+        .map(|row| row.inode)
+        .collect();
+    holders(&inodes)
+}
 
 /// What to do about `EADDRINUSE` for UDP `address`:`port`: names the processes that hold it, as far
 /// as `/proc` shows them.
@@ -35,19 +74,36 @@ pub(super) fn hint(address: IpAddr, port: u16) -> String {
     hint
 }
 
+/// Not /proc/net, which is that of the process's first thread: a thread can be in another namespace.
+const UDP: [&str; 2] = ["/proc/thread-self/net/udp", "/proc/thread-self/net/udp6"];
+
 /// The inodes of the sockets of this network namespace that are in the way of `address`:`port`.
 fn inodes(address: IpAddr, port: u16) -> Vec<u64> {
-    // Not /proc/net, which is that of the process's first thread: a thread can be in another
-    // namespace.
-    ["/proc/thread-self/net/udp", "/proc/thread-self/net/udp6"]
-        .iter()
-        .filter_map(|path| fs::read_to_string(path).ok())
-        .flat_map(|table| {
-            let rows = table.lines().skip(1).filter_map(parse_row);
-            rows.filter(|(ip, p, _)| *p == port && conflicts(*ip, address))
-                .map(|(_, _, inode)| inode)
-                .collect::<Vec<_>>()
-        })
+    let rows = rows(&UDP).into_iter();
+    rows.filter(|row| row.is_in_the_way(address, port)).map(|row| row.inode).collect()
+}
+
+/// A row of a table of sockets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Row {
+    ip: IpAddr,
+    port: u16,
+    state: u8,
+    queued_bytes: u64,
+    inode: u64,
+    drops: u64,
+}
+
+impl Row {
+    fn is_in_the_way(&self, address: IpAddr, port: u16) -> bool {
+        self.port == port && conflicts(self.ip, address)
+    }
+}
+
+fn rows(tables: &[&str]) -> Vec<Row> {
+    let tables = tables.iter().filter_map(|path| fs::read_to_string(path).ok());
+    tables
+        .flat_map(|table| table.lines().skip(1).filter_map(parse_row).collect::<Vec<_>>())
         .collect()
 }
 
@@ -61,12 +117,17 @@ fn conflicts(bound: IpAddr, wanted: IpAddr) -> bool {
     }
 }
 
-/// Local address, local port and inode of a row of /proc/net/udp or udp6: fields 2 and 10 of
-/// `sl local_address rem_address st tx:rx tr:tm->when retrnsmt uid timeout inode …`.
-fn parse_row(row: &str) -> Option<(IpAddr, u16, u64)> {
-    let mut fields = row.split_ascii_whitespace();
-    let (ip, port) = fields.nth(1)?.split_once(':')?;
-    let inode = fields.nth(7)?.parse().ok()?;
+/// A row of /proc/net/udp, udp6, tcp or tcp6: `sl local_address rem_address st tx:rx tr:tm->when retrnsmt uid
+/// timeout inode …`; those of UDP end with `ref pointer drops`.
+fn parse_row(row: &str) -> Option<Row> {
+    let fields: Vec<&str> = row.split_ascii_whitespace().collect();
+    let field = |at: usize| fields.get(at).copied();
+    let (ip, port) = field(1)?.split_once(':')?;
+    let state = u8::from_str_radix(field(3)?, 16).ok()?;
+    let (_, queued) = field(4)?.split_once(':')?;
+    let queued_bytes = u64::from_str_radix(queued, 16).ok()?;
+    let inode = field(9)?.parse().ok()?;
+    let drops = field(12).and_then(|drops| drops.parse().ok()).unwrap_or(0);
     // Each group of 8 digits is a 32-bit word in the machine's byte order.
     let mut bytes = [0_u8; 16];
     let words = ip.len() / 8;
@@ -79,7 +140,8 @@ fn parse_row(row: &str) -> Option<(IpAddr, u16, u64)> {
         32 => IpAddr::V6(Ipv6Addr::from(bytes)),
         _ => return None,
     };
-    Some((ip, u16::from_str_radix(port, 16).ok()?, inode))
+    let port = u16::from_str_radix(port, 16).ok()?;
+    Some(Row { ip, port, state, queued_bytes, inode, drops })
 }
 
 /// Pid and command of the processes that have one of these sockets open.
@@ -132,12 +194,16 @@ mod tests {
 
     #[test]
     fn rows_of_proc_net_udp_are_read() {
-        let v4 = "  512: 0100007F:12B7 00000000:0000 07 00000000:00000000 00:00000000 00000000  \
-                  1000        0 88153 2 000000003d1d1f3b 0";
-        assert_eq!(parse_row(v4), Some((IpAddr::from([127, 0, 0, 1]), 4791, 88153)));
+        let v4 = "  512: 0100007F:12B7 00000000:0000 07 00000000:00000340 00:00000000 00000000  \
+                  1000        0 88153 2 000000003d1d1f3b 7";
+        let row = parse_row(v4).unwrap();
+        assert_eq!((row.ip, row.port), (IpAddr::from([127, 0, 0, 1]), 4791));
+        assert_eq!((row.inode, row.drops, row.queued_bytes), (88153, 7, 0x340));
         let v6 = "  513: 00000000000000000000000001000000:12B7 00000000000000000000000000000000:0000 \
-                  07 00000000:00000000 00:00000000 00000000     0        0 7 2 0000000000000000 0";
-        assert_eq!(parse_row(v6), Some((IpAddr::V6(Ipv6Addr::LOCALHOST), 4791, 7)));
+                  0A 00000000:00000000 00:00000000 00000000     0        0 7 2 0000000000000000 0";
+        let row = parse_row(v6).unwrap();
+        assert_eq!((row.ip, row.port), (IpAddr::V6(Ipv6Addr::LOCALHOST), 4791));
+        assert_eq!((row.inode, row.state), (7, 10));
         for bad in
             ["", "sl", "1: 0100007F 0", "1: zz:1 0 0 0 0 0 0 0 5", "1: é0100007:1 0 0 0 0 0 0 0 5"]
         {
@@ -160,6 +226,19 @@ mod tests {
         let hint = hint(address.ip(), address.port());
         let pid = format!("pid {} (", std::process::id());
         assert!(hint.contains(&pid) && hint.contains("this process"), "{hint}");
+        let held = sockets(address.port());
+        let own = held.iter().find(|held| held.address == address).unwrap();
+        assert!(own.holders.iter().any(|(pid, _)| *pid == std::process::id()), "{own:?}");
         drop(socket);
+    }
+
+    #[test]
+    fn listeners_are_found() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let found = tcp_listeners(address.ip(), address.port());
+        assert!(found.iter().any(|(pid, _)| *pid == std::process::id()), "{found:?}");
+        drop(listener);
+        assert!(tcp_listeners(address.ip(), address.port()).is_empty());
     }
 }
