@@ -44,6 +44,8 @@ pub(crate) struct Core {
 const SPIN: Duration = Duration::from_micros(30);
 /// How often it looks whether the program still drives.
 const ASIDE: Duration = Duration::from_micros(500);
+/// The same while a thread of the program sleeps on the port and nothing happens.
+const ASIDE_MAX: Duration = Duration::from_millis(10);
 
 impl Core {
     pub(crate) fn new(shard: Shard) -> std::io::Result<Self> {
@@ -172,13 +174,15 @@ impl Core {
     /// What the background thread does until the device is closed.
     pub(crate) fn background(&self) {
         let mut seen = self.epoch.load(Ordering::Relaxed);
+        let mut aside = ASIDE;
         let mut active_until = Instant::now();
         while !self.stop.load(Ordering::SeqCst) {
             let epoch = self.epoch.load(Ordering::Relaxed);
             if epoch != seen || self.waiters.load(Ordering::SeqCst) > 0 {
-                // The program drives: look again in a while whether it still does.
+                // The program drives, or sleeps on the port itself: look again in a while whether it still does.
+                aside = if epoch == seen { (aside * 2).min(ASIDE_MAX) } else { ASIDE };
                 seen = epoch;
-                wake::wait(None, self.kick.as_fd(), Some(ASIDE));
+                wake::wait(None, self.kick.as_fd(), Some(aside));
                 wake::clear(&self.kick);
                 continue;
             }
