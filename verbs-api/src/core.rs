@@ -162,6 +162,11 @@ impl Core {
                 sleep = Some(Duration::ZERO);
             }
             self.collect_events(&mut shard);
+            drop(shard);
+            fence(Ordering::SeqCst);
+            if self.doorbell.load(Ordering::Relaxed) {
+                sleep = Some(Duration::ZERO);
+            }
         } else {
             // Whoever drives will complete what this thread waits for, or leave it to the next.
             sleep = Some(sleep.unwrap_or(ASIDE).min(ASIDE));
@@ -178,7 +183,10 @@ impl Core {
         let mut active_until = Instant::now();
         while !self.stop.load(Ordering::SeqCst) {
             let epoch = self.epoch.load(Ordering::Relaxed);
-            if epoch != seen || self.waiters.load(Ordering::SeqCst) > 0 {
+            // Work that was left while this thread held the lock is this thread's.
+            fence(Ordering::SeqCst);
+            let rung = self.doorbell.load(Ordering::Relaxed);
+            if !rung && (epoch != seen || self.waiters.load(Ordering::SeqCst) > 0) {
                 // The program drives, or sleeps on the port itself: look again in a while whether it still does.
                 aside = if epoch == seen { (aside * 2).min(ASIDE_MAX) } else { ASIDE };
                 seen = epoch;
