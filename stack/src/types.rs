@@ -25,7 +25,7 @@ impl Time {
 /// A packet sequence number as it stands on the wire: 24 bits, no order of its own.
 ///
 /// Order exists only relative to a window: [`Psn::expand`] maps a number to the 64-bit one nearest
-/// to a reference, and those compare as integers do (IBTA volume 1, 9.7.1, packet sequence numbers [M]).
+/// to a reference, and those compare as integers do (IBTA volume 1, 9.7.1, packet sequence numbers \[M\]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Psn(u32);
 
@@ -120,7 +120,7 @@ impl Pkey {
     pub const DEFAULT: Self = Self(0xffff);
 
     /// Whether a packet with `other` may reach a member with `self`: same partition, at least one of
-    /// the two a full member (IBTA volume 1, 10.9.3 [M]; rxe accepts 0x7fff at a full member).
+    /// the two a full member (IBTA volume 1, 10.9.3 \[M\]; rxe accepts 0x7fff at a full member).
     #[must_use]
     pub const fn admits(self, other: Self) -> bool {
         self.0 & 0x7fff == other.0 & 0x7fff && (self.0 | other.0) & 0x8000 != 0

@@ -1,4 +1,4 @@
-//! The base transport header (IBTA volume 1, 9.2 [M]; `struct rxe_bth`).
+//! The base transport header (IBTA volume 1, 9.2 \[M\]; `struct rxe_bth`).
 
 use super::opcode::Opcode;
 use crate::types::{Pkey, Psn, Qpn};

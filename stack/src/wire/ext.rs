@@ -1,4 +1,4 @@
-//! The extension headers (IBTA volume 1, 9.2 and 9.3 [M]; `rxe_hdr.h`). All integers are big-endian.
+//! The extension headers (IBTA volume 1, 9.2 and 9.3 \[M\]; `rxe_hdr.h`). All integers are big-endian.
 
 use super::opcode::Ext;
 use crate::types::{Key, Qpn};

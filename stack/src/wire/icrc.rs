@@ -1,4 +1,4 @@
-//! The invariant CRC (IBTA annex A17, RoCEv2 [M]; formula checked against captures of rxe and scapy).
+//! The invariant CRC (IBTA annex A17, RoCEv2 \[M\]; formula checked against captures of rxe and scapy).
 //!
 //! CRC-32 (the Ethernet polynomial) over eight bytes of ones, the IP header, the UDP header, the BTH, all
 //! that follows it, with the fields that routers change set to ones: TOS, TTL and header

@@ -1,7 +1,7 @@
 //! The one table of opcodes. Lengths, offsets and roles are derived from it; everything else asks it.
 //!
 //! Values: `include/rdma/ib_pack.h` of Linux; the order of extension headers: IBTA volume 1, 9.2
-//! and the packet formats of the transport chapters [M], checked against captures of rxe.
+//! and the packet formats of the transport chapters \[M\], checked against captures of rxe.
 
 use core::fmt;
 
