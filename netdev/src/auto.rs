@@ -166,7 +166,7 @@ fn list(items: &[String]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testns::{NetNs, Pair, needs, or_skip, without_capability};
+    use crate::testns::{NetNs, Pair, or_skip, without_capability};
 
     /// `CAP_NET_ADMIN` and `CAP_NET_RAW` of capabilities(7).
     const NET_ADMIN: u32 = 12;
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn a_veth_without_rules_gets_packet() {
-        let pair = or_skip!("auto::a_veth_without_rules_gets_packet", Pair::new());
+        let pair = or_skip!("auto::a_veth_without_rules_gets_packet", Pair::new_seeing());
         let choice = choose_in(&pair.a, None);
         assert_eq!((choice.backend, choice.tried.len()), (Backend::Packet, 0), "{choice}");
         assert!(choice.reason.contains("veth"), "{choice}");
@@ -207,10 +207,7 @@ mod tests {
 
     #[test]
     fn a_rule_that_packet_would_bypass_means_udp() {
-        let pair = or_skip!(
-            "auto::a_rule_that_packet_would_bypass_means_udp",
-            needs(&["nft", "tc"]).and_then(|()| Pair::new())
-        );
+        let pair = or_skip!("auto::a_rule_that_packet_would_bypass_means_udp", Pair::new_seeing());
         // A shaper binds packet as well.
         pair.a.sh("tc qdisc add dev v0 root tbf rate 100mbit burst 32kb latency 50ms");
         assert_eq!(choose_in(&pair.a, None).backend, Backend::Packet);
@@ -238,7 +235,8 @@ mod tests {
 
     #[test]
     fn without_the_capability_to_open_it_udp_is_taken() {
-        let pair = or_skip!("auto::without_the_capability_to_open_it_udp_is_taken", Pair::new());
+        let pair =
+            or_skip!("auto::without_the_capability_to_open_it_udp_is_taken", Pair::new_seeing());
         let lame = |want| move || without_capability(NET_RAW, || choose_in_thread("v0", want));
         let choice = pair.a.run(lame(None)).expect("a port");
         assert_eq!(choice.backend, Backend::Udp);

@@ -40,6 +40,9 @@ pub struct Audit {
     pub unseen: Vec<String>,
 }
 
+/// What reading rules takes, of capabilities(7).
+const ADMIN: &str = "CAP_NET_ADMIN";
+
 /// What a backend would bypass.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
@@ -77,9 +80,10 @@ impl Audit {
         self.rules.push(Rule { what, packet_bypasses });
     }
 
-    fn unseen(&mut self, what: &str, error: &std::io::Error) {
+    /// Notes what could not be read, and the `capability` that it takes.
+    fn unseen(&mut self, what: &str, capability: &str, error: &std::io::Error) {
         let why = match error.raw_os_error() {
-            Some(libc::EPERM | libc::EACCES) => "needs CAP_NET_ADMIN".to_owned(),
+            Some(libc::EPERM | libc::EACCES) => format!("needs {capability}"),
             _ => error.to_string(),
         };
         self.unseen.push(format!("{what} cannot be read ({why})"));

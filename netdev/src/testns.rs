@@ -94,6 +94,18 @@ impl Pair {
     }
 }
 
+impl Pair {
+    /// As [`new`](Self::new), or an error where not all of a namespace's rules can be read: in a user
+    /// namespace of its own, a process sees nft's but not tcx's.
+    pub(crate) fn new_seeing() -> io::Result<Self> {
+        needs(&["nft", "tc"])?;
+        let pair = Self::new()?;
+        let iface = pair.a.run(|| crate::Interface::by_name("v0"))?;
+        let unseen = pair.a.run(|| crate::policy::audit(&iface)).unseen;
+        if unseen.is_empty() { Ok(pair) } else { Err(io::Error::other(unseen.join("; "))) }
+    }
+}
+
 /// An error if one of these programs is missing.
 pub(crate) fn needs(programs: &[&str]) -> io::Result<()> {
     let dirs = ["/usr/sbin", "/usr/bin", "/sbin", "/bin", "/usr/local/sbin", "/usr/local/bin"];

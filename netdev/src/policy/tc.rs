@@ -1,6 +1,6 @@
 //! `tc`: filters on `ingress` and `clsact`, programs on tcx, and disciplines that shape.
 
-use super::{Audit, sys};
+use super::{ADMIN, Audit, sys};
 use crate::iface::Interface;
 use crate::rtnl::{FilterHook, Rtnl};
 
@@ -11,14 +11,19 @@ const PLAIN: [&str; 6] = ["noqueue", "pfifo_fast", "pfifo", "fq_codel", "mq", "f
 pub(super) fn audit(iface: &Interface, audit: &mut Audit) {
     let what = format!("tc on {}", iface.name);
     if let Err(e) = disciplines(iface, audit) {
-        audit.unseen(&what, &e);
+        audit.unseen(&what, ADMIN, &e);
     }
+    let mut unseen = None;
     for (ingress, name) in [(true, "ingress"), (false, "egress")] {
         match sys::tcx_programs(iface.index, ingress) {
             Ok(0) => {}
             Ok(n) => audit.found(format!("tcx: {n} programs on {name} of {}", iface.name), ingress),
-            Err(e) => audit.unseen(&format!("tcx {name} of {}", iface.name), &e),
+            Err(e) => unseen = Some(e),
         }
+    }
+    if let Some(e) = unseen {
+        let what = format!("the tcx programs of {}", iface.name);
+        audit.unseen(&what, "CAP_NET_ADMIN in the host's user namespace", &e);
     }
 }
 

@@ -1,5 +1,5 @@
 use super::*;
-use crate::testns::{Pair, needs, or_skip, without_capability};
+use crate::testns::{Pair, or_skip, without_capability};
 
 fn audit_in(pair: &Pair) -> Audit {
     pair.a.run(|| audit(&Interface::by_name("v0").expect("v0")))
@@ -18,10 +18,7 @@ fn bypasses(audit: &Audit, backend: Backend) -> bool {
 
 #[test]
 fn without_rules_the_verdict_is_clear() {
-    let pair = or_skip!(
-        "policy::without_rules_the_verdict_is_clear",
-        needs(&["nft", "tc"]).and_then(|()| Pair::new())
-    );
+    let pair = or_skip!("policy::without_rules_the_verdict_is_clear", Pair::new_seeing());
     let empty = audit_in(&pair);
     assert_eq!(empty, Audit::default());
     assert_eq!(empty.verdict(Backend::Xdp), Verdict::Clear);
@@ -41,10 +38,7 @@ fn without_rules_the_verdict_is_clear() {
 
 #[test]
 fn rules_that_cannot_match_are_left_out() {
-    let pair = or_skip!(
-        "policy::rules_that_cannot_match_are_left_out",
-        needs(&["nft", "tc"]).and_then(|()| Pair::new())
-    );
+    let pair = or_skip!("policy::rules_that_cannot_match_are_left_out", Pair::new_seeing());
     for rules in [
         "",
         "tcp dport 22 drop",
@@ -74,10 +68,7 @@ fn rules_that_cannot_match_are_left_out() {
 
 #[test]
 fn rules_that_could_match_are_found() {
-    let pair = or_skip!(
-        "policy::rules_that_could_match_are_found",
-        needs(&["nft", "tc"]).and_then(|()| Pair::new())
-    );
+    let pair = or_skip!("policy::rules_that_could_match_are_found", Pair::new_seeing());
     for rules in [
         "drop",
         "counter",
@@ -113,10 +104,7 @@ fn rules_that_could_match_are_found() {
 
 #[test]
 fn each_hook_counts_for_those_that_bypass_it() {
-    let pair = or_skip!(
-        "policy::each_hook_counts_for_those_that_bypass_it",
-        needs(&["nft", "tc"]).and_then(|()| Pair::new())
-    );
+    let pair = or_skip!("policy::each_hook_counts_for_those_that_bypass_it", Pair::new_seeing());
     for (chain, packet, xdp) in [
         ("table ip t { chain c { type filter hook input priority 0; policy drop; } }", true, true),
         ("table ip t { chain c { type filter hook prerouting priority 0; drop; } }", true, true),
@@ -155,10 +143,7 @@ fn each_hook_counts_for_those_that_bypass_it() {
 
 #[test]
 fn tc_filters_and_shapers_are_found() {
-    let pair = or_skip!(
-        "policy::tc_filters_and_shapers_are_found",
-        needs(&["nft", "tc"]).and_then(|()| Pair::new())
-    );
+    let pair = or_skip!("policy::tc_filters_and_shapers_are_found", Pair::new_seeing());
     pair.a.sh("tc qdisc add dev v0 clsact");
     assert_eq!(audit_in(&pair), Audit::default(), "clsact alone does nothing");
     let filter = "protocol ip u32 match ip protocol 17 0xff flowid 1:1";
@@ -182,10 +167,7 @@ fn tc_filters_and_shapers_are_found() {
 fn what_cannot_be_read_is_unseen() {
     /// `CAP_NET_ADMIN` of capabilities(7).
     const NET_ADMIN: u32 = 12;
-    let pair = or_skip!(
-        "policy::what_cannot_be_read_is_unseen",
-        needs(&["nft", "tc"]).and_then(|()| Pair::new())
-    );
+    let pair = or_skip!("policy::what_cannot_be_read_is_unseen", Pair::new_seeing());
     let blind = || pair.a.run(|| without_capability(NET_ADMIN, audit_in_thread));
     let found = blind();
     let Verdict::Unseen(why) = found.verdict(Backend::Packet) else { panic!("{found:?}") };

@@ -6,8 +6,8 @@
 use std::io;
 use std::net::UdpSocket;
 
-use super::Audit;
 use super::sys::{TableInfo, table_entries, table_info};
+use super::{ADMIN, Audit};
 
 /// One of the two families.
 #[derive(Debug, Clone, Copy)]
@@ -49,7 +49,7 @@ pub(super) fn audit(audit: &mut Audit) {
             Ok(names) => names,
             Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
             Err(e) => {
-                audit.unseen(&format!("the tables of {}", family.name), &e);
+                audit.unseen(&format!("the tables of {}", family.name), "root", &e);
                 continue;
             }
         };
@@ -57,7 +57,7 @@ pub(super) fn audit(audit: &mut Audit) {
             match is_pristine(family, table) {
                 Ok(true) => {}
                 Ok(false) => audit.found(format!("{}: rules in table {table}", family.name), true),
-                Err(e) => audit.unseen(&format!("table {table} of {}", family.name), &e),
+                Err(e) => audit.unseen(&format!("table {table} of {}", family.name), ADMIN, &e),
             }
         }
     }
@@ -103,16 +103,18 @@ mod tests {
 
     #[test]
     fn a_fresh_table_is_pristine_and_a_changed_policy_is_seen() {
-        let name = "policy::a_fresh_table_is_pristine_and_a_changed_policy_is_seen";
-        let ns = or_skip!("policy::a_fresh_table_is_pristine", NetNs::new());
+        let ns = or_skip!(
+            "policy::a_fresh_table_is_pristine_and_a_changed_policy_is_seen",
+            NetNs::new()
+        );
         ns.run(|| {
             for family in FAMILIES {
                 let socket = UdpSocket::bind(family.any).expect("a socket");
                 // Asking makes the kernel create the table, if it has it.
-                let info = match table_info(&socket, family.level, "filter") {
-                    Ok(info) => info,
-                    Err(e) => return crate::testns::skip(name, &e),
-                };
+                let info = or_skip!(
+                    "policy::a_fresh_table_is_pristine_and_a_changed_policy_is_seen",
+                    table_info(&socket, family.level, "filter")
+                );
                 let names = std::fs::read_to_string(thread_path(family.names)).expect("names");
                 assert!(names.contains("filter"), "{names:?}");
                 assert!(is_pristine(family, "filter").expect("readable"));
