@@ -18,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 pub mod captures;
+pub mod harness;
 pub mod need;
 pub mod skip;
 pub mod snapshot;

@@ -1,6 +1,7 @@
 //! What tests may need, each with the reason why it is not to be had.
 
 use crate::lab::{Availability, Privilege};
+use rocinante::Backend;
 use std::path::Path;
 use std::sync::LazyLock;
 
@@ -45,6 +46,14 @@ macro_rules! require_ethtool {
 macro_rules! require_machine_root {
     () => {
         $crate::require!($crate::need::machine_root())
+    };
+}
+
+/// Ends the test by [`skip!`](crate::skip!) unless devices with this backend can be opened in the lab.
+#[macro_export]
+macro_rules! require_backend {
+    ($backend:expr) => {
+        $crate::require!($crate::need::backend($backend))
     };
 }
 
@@ -107,6 +116,18 @@ pub fn machine_root() -> Result<(), String> {
         Some(Privilege::Machine) => Ok(()),
         Some(Privilege::UserNamespace) => Err("needs root outside of a user namespace".into()),
         None => Err("needs root".into()),
+    }
+}
+
+/// Devices with this backend in the lab.
+///
+/// # Errors
+/// The reason why there are none.
+pub fn backend(backend: Backend) -> Result<(), String> {
+    lab()?;
+    match backend {
+        Backend::Xdp => machine_root(),
+        _ => Ok(()),
     }
 }
 

@@ -1,0 +1,364 @@
+//! Two devices in two containers of a lab, and queue pairs between them.
+//!
+//! Both live in this process: each device was opened inside its container's namespace, and its sockets stay there. What
+//! needs the namespace afterwards (connecting, which looks up routes) runs inside it too. Queue pairs are connected
+//! directly, without TCP.
+//!
+//! ```no_run
+//! use rocinante::{Access, Backend, SendOp};
+//! use rocinante_tests::harness::{Harness, Setup, wr};
+//!
+//! fn a_write_arrives() {
+//!     rocinante_tests::require_backend!(Backend::Udp);
+//!     let harness = Harness::new(&Setup::new(Backend::Udp));
+//!     let [a, b] = &harness.sides;
+//!     let [qp, _peer] = harness.pair();
+//!     let target = b.pd.allocate(64, Access::ALL).unwrap();
+//!     let source = a.pd.allocate(64, Access::NONE).unwrap();
+//!     let op = SendOp::Write { remote: target.address(), rkey: target.rkey(), imm: None };
+//!     qp.post_send(&[wr(1, op, &[source.sge(0, 64)])]).unwrap();
+//!     a.succeed(1);
+//! }
+//! # a_write_arrives();
+//! ```
+
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use rocinante::{
+    Backend, ConnectOptions, Context, Cq, Limits, Mtu, OpenOptions, Pd, PortConfig, PreparedQp, Qp,
+    QpBuilder, SendData, SendOp, SendWr, Sge, VerbsError, Wc, WcStatus,
+};
+
+use crate::lab::{Lab, LabConfig, Netns};
+
+/// How long anything that must happen may take on a busy machine.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Entries of each side's completion queue.
+pub const CQ_DEPTH: u32 = 4096;
+
+/// Which addresses the devices use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Family {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+/// How the devices are opened and connected.
+#[derive(Debug, Clone)]
+pub struct Setup {
+    /// What carries the packets, on both sides.
+    pub backend: Backend,
+    /// Which addresses they use.
+    pub family: Family,
+    /// How queue pairs are connected, the path MTU included.
+    pub connect: ConnectOptions,
+    /// How the ports are opened.
+    pub port: PortConfig,
+    /// What the devices may hold.
+    pub limits: Limits,
+    /// How many containers the lab has; the devices are in the first two.
+    pub containers: u8,
+    /// Whether super-packets leave the containers whole.
+    pub segmentation: bool,
+    /// Whether background threads drive the devices.
+    pub background: bool,
+}
+
+impl Setup {
+    /// IPv4, the largest path MTU, and the defaults.
+    #[must_use]
+    pub fn new(backend: Backend) -> Self {
+        Self {
+            backend,
+            family: Family::V4,
+            connect: ConnectOptions::default(),
+            port: PortConfig::default(),
+            limits: Limits::default(),
+            containers: 2,
+            segmentation: true,
+            background: true,
+        }
+    }
+
+    /// With this path MTU.
+    #[must_use]
+    pub fn mtu(mut self, mtu: Mtu) -> Self {
+        self.connect.mtu = Some(mtu);
+        self
+    }
+
+    /// With these addresses.
+    #[must_use]
+    pub fn family(mut self, family: Family) -> Self {
+        self.family = family;
+        self
+    }
+
+    /// With receive buffers as a default container has them: `rmem_max` of 212,992 bytes, and no right to exceed it.
+    #[must_use]
+    pub fn small_buffers(mut self) -> Self {
+        self.port.rx_buffer_bytes = 212_992;
+        self.port.tx_buffer_bytes = 212_992;
+        self.port.force_buffers = false;
+        self
+    }
+
+    /// Without super-packets on the wire: the kernel cuts them before they leave the container.
+    #[must_use]
+    pub fn without_segmentation(mut self) -> Self {
+        self.segmentation = false;
+        self
+    }
+}
+
+/// A device in a container, with a protection domain and a completion queue.
+#[derive(Debug)]
+pub struct Side {
+    /// The device.
+    pub ctx: Context,
+    /// A protection domain.
+    pub pd: Pd,
+    /// A completion queue for everything.
+    pub cq: Cq,
+    /// Its address.
+    pub address: IpAddr,
+    netns: Netns,
+}
+
+impl Side {
+    /// Opens the device with `address` in a namespace.
+    ///
+    /// # Panics
+    /// If it cannot be opened.
+    #[must_use]
+    pub fn open(netns: &Netns, address: IpAddr, setup: &Setup) -> Self {
+        let options = OpenOptions::new()
+            .netdev(setup.backend)
+            .port(setup.port.clone())
+            .limits(setup.limits)
+            .background(setup.background);
+        let ctx = netns.run(|| options.open(address)).expect("a namespace");
+        let ctx = ctx.unwrap_or_else(|e| panic!("{} on {address}: {e}", setup.backend));
+        let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(CQ_DEPTH).expect("a completion queue"));
+        Self { ctx, pd, cq, address, netns: netns.clone() }
+    }
+
+    /// Runs `work` on a thread inside the container.
+    ///
+    /// # Panics
+    /// As `work` does.
+    pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        self.netns.run(work).expect("a namespace")
+    }
+
+    /// The container's namespace.
+    #[must_use]
+    pub fn netns(&self) -> &Netns {
+        &self.netns
+    }
+
+    /// A queue pair with queues of 512, four elements and 256 bytes inline, on the side's completion queue.
+    #[must_use]
+    pub fn qp(&self) -> QpBuilder {
+        let qp = self.pd.qp(&self.cq, &self.cq);
+        qp.max_send_wr(512).max_recv_wr(512).max_sge(4).max_inline_data(256)
+    }
+
+    /// The next completion of the side's queue.
+    ///
+    /// # Panics
+    /// If there is none within [`PATIENCE`].
+    #[must_use]
+    pub fn next(&self) -> Wc {
+        next(&self.cq)
+    }
+
+    /// Takes the next completion, which must be the success of `wr_id`.
+    ///
+    /// # Panics
+    /// If it is not.
+    pub fn succeed(&self, wr_id: u64) -> Wc {
+        self.complete(wr_id, WcStatus::Success)
+    }
+
+    /// Takes the next completion, which must be that of `wr_id` with this status.
+    ///
+    /// # Panics
+    /// If it is not.
+    pub fn complete(&self, wr_id: u64, status: WcStatus) -> Wc {
+        let wc = self.next();
+        assert_eq!((wc.wr_id, wc.status), (wr_id, status), "{wc:?}");
+        wc
+    }
+
+    /// Asserts that nothing completes for a while.
+    ///
+    /// # Panics
+    /// If something does.
+    pub fn quiet(&self, pause: Duration) {
+        match self.cq.wait_one(pause) {
+            Err(VerbsError::TimedOut) => {}
+            other => panic!("nothing should complete, but: {other:?}"),
+        }
+    }
+}
+
+/// Two devices in the first two containers of a lab.
+#[derive(Debug)]
+pub struct Harness {
+    /// The devices.
+    pub sides: [Side; 2],
+    /// How they were made.
+    pub setup: Setup,
+    /// Their lab. It goes last.
+    pub lab: Lab,
+}
+
+impl Harness {
+    /// Makes a lab and opens the devices.
+    ///
+    /// # Panics
+    /// If that fails: ask [`require_backend!`](crate::require_backend!) first.
+    #[must_use]
+    pub fn new(setup: &Setup) -> Self {
+        let config = LabConfig { containers: setup.containers, ..LabConfig::default() };
+        let lab = Lab::new(&config).expect("a lab");
+        let sides = [0, 1].map(|index| {
+            if !setup.segmentation {
+                lab.container(index).set_udp_segmentation(false).expect("ethtool");
+            }
+            Side::open(lab.container(index).netns(), address(&lab, index, setup.family), setup)
+        });
+        Self { sides, setup: setup.clone(), lab }
+    }
+
+    /// A connected pair of queue pairs as [`Side::qp`] makes them.
+    ///
+    /// # Panics
+    /// If they cannot be made or connected.
+    #[must_use]
+    pub fn pair(&self) -> [Qp; 2] {
+        let [a, b] = [0, 1].map(|i| self.sides[i].qp().build().expect("a queue pair"));
+        self.connect([a, b])
+    }
+
+    /// Connects two queue pairs, one of each side.
+    ///
+    /// # Panics
+    /// If they cannot be connected.
+    #[must_use]
+    pub fn connect(&self, qps: [PreparedQp; 2]) -> [Qp; 2] {
+        self.connect_with(qps, [&self.setup.connect, &self.setup.connect])
+    }
+
+    /// Connects two queue pairs, one of each side, each with its own options.
+    ///
+    /// # Panics
+    /// If they cannot be connected.
+    #[must_use]
+    pub fn connect_with(&self, qps: [PreparedQp; 2], options: [&ConnectOptions; 2]) -> [Qp; 2] {
+        let ends = [qps[0].endpoint(), qps[1].endpoint()];
+        let [a, b] = qps;
+        // The passive side first, so that nothing arrives before its time.
+        let b = self.sides[1].run(|| b.connect(&ends[0], options[1]));
+        let a = self.sides[0].run(|| a.connect(&ends[1], options[0]));
+        [a, b].map(|qp| qp.map_err(|(_, error)| error).expect("connected"))
+    }
+
+    /// Runs `work` for both sides at the same time, each on a thread inside its container.
+    ///
+    /// # Panics
+    /// As `work` does.
+    pub fn both<T: Send>(&self, work: impl Fn(usize, &Side) -> T + Sync) -> [T; 2] {
+        std::thread::scope(|scope| {
+            let work = &work;
+            let [a, b] = [0, 1].map(|at| {
+                let side = &self.sides[at];
+                scope.spawn(move || side.run(|| work(at, side)))
+            });
+            [a, b].map(|thread| {
+                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            })
+        })
+    }
+}
+
+/// The address of a container.
+///
+/// # Panics
+/// If the lab has no such container, or no IPv6.
+#[must_use]
+pub fn address(lab: &Lab, index: usize, family: Family) -> IpAddr {
+    let container = lab.container(index);
+    match family {
+        Family::V4 => container.ipv4().into(),
+        Family::V6 => container.ipv6().expect("a lab with IPv6").into(),
+    }
+}
+
+/// The next completion of a queue.
+///
+/// # Panics
+/// If there is none within [`PATIENCE`].
+#[must_use]
+pub fn next(cq: &Cq) -> Wc {
+    cq.wait_one(PATIENCE).unwrap_or_else(|error| panic!("no completion: {error}"))
+}
+
+/// A signaled request.
+#[must_use]
+pub fn wr(wr_id: u64, op: SendOp, sges: &[Sge]) -> SendWr<'_> {
+    let data = SendData::Sges(sges);
+    SendWr { wr_id, op, data, signaled: true, solicited: false, fence: false }
+}
+
+/// `len` bytes that differ with `seed` and do not repeat soon.
+#[must_use]
+pub fn pattern(len: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
+        // xorshift64*
+        state ^= state >> 12;
+        state ^= state << 25;
+        state ^= state >> 27;
+        bytes.extend_from_slice(&state.wrapping_mul(0x2545_f491_4f6c_dd1d).to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+/// Asserts that two byte strings are equal, and names the first difference if not.
+///
+/// # Panics
+/// If they are not.
+#[track_caller]
+pub fn assert_same(found: &[u8], expected: &[u8], what: &str) {
+    assert_eq!(found.len(), expected.len(), "{what}: length");
+    if let Some(at) = found.iter().zip(expected).position(|(a, b)| a != b) {
+        let wrong = found.iter().zip(expected).filter(|(a, b)| a != b).count();
+        panic!(
+            "{what}: {wrong} of {} bytes differ, the first at {at}: {:#04x} instead of {:#04x}",
+            found.len(),
+            found[at],
+            expected[at]
+        );
+    }
+}
+
+/// Waits until `done` says yes.
+///
+/// # Panics
+/// If it does not within [`PATIENCE`].
+#[track_caller]
+pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !done() {
+        assert!(Instant::now() < deadline, "not in time: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
