@@ -115,3 +115,62 @@ pub(super) fn tcx_programs(interface: u32, ingress: bool) -> io::Result<u32> {
         _ => Err(error),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::{FromRawFd, OwnedFd};
+
+    use super::*;
+    use crate::iface::Interface;
+    use crate::testns::{Pair, or_skip};
+
+    /// Calls bpf(2) with the given words (of 4 bytes) as attributes, for a descriptor.
+    fn bpf(command: libc::c_long, words: &[u32]) -> io::Result<OwnedFd> {
+        // SAFETY: the kernel reads the given number of bytes; the addresses among them are those of
+        // constants. A result that is not negative is a descriptor that nobody else owns.
+        unsafe {
+            let fd = libc::syscall(libc::SYS_bpf, command, words.as_ptr(), size_of_val(words));
+            if fd < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            Ok(OwnedFd::from_raw_fd(fd as i32))
+        }
+    }
+
+    /// A classifier that passes everything (`TCX_NEXT`), attached while the descriptors live.
+    fn attach_tcx(interface: u32, attach_type: u32) -> io::Result<(OwnedFd, OwnedFd)> {
+        const PROG_LOAD: libc::c_long = 5;
+        const LINK_CREATE: libc::c_long = 28;
+        const SCHED_CLS: u32 = 3;
+        // r0 = -1; exit
+        static CODE: [u64; 2] = [0xffff_ffff_0000_00b7, 0x95];
+        static LICENSE: &[u8] = b"GPL\0";
+        let split = |address: u64| [address as u32, (address >> 32) as u32];
+        let [code, code_high] = split(CODE.as_ptr() as u64);
+        let [license, license_high] = split(LICENSE.as_ptr() as u64);
+        let words = [SCHED_CLS, CODE.len() as u32, code, code_high, license, license_high];
+        let program = bpf(PROG_LOAD, &words)?;
+        let link = bpf(LINK_CREATE, &[program.as_raw_fd() as u32, interface, attach_type, 0])?;
+        Ok((program, link))
+    }
+
+    #[test]
+    fn programs_on_tcx_are_counted() {
+        let pair = or_skip!("policy::programs_on_tcx_are_counted", Pair::new_seeing());
+        pair.a.run(|| {
+            let iface = Interface::by_name("v0").expect("v0");
+            for (ingress, attach_type) in [(true, BPF_TCX_INGRESS), (false, BPF_TCX_EGRESS)] {
+                let count = || tcx_programs(iface.index, ingress).expect("readable");
+                assert_eq!(count(), 0);
+                let attached = attach_tcx(iface.index, attach_type);
+                let attached = or_skip!("policy::programs_on_tcx_are_counted", attached);
+                assert_eq!(count(), 1);
+                let rules = crate::policy::audit(&iface).rules;
+                assert_eq!(rules.len(), 1, "{rules:?}");
+                assert_eq!(rules[0].packet_bypasses, ingress, "egress binds a packet socket");
+                drop(attached);
+                assert_eq!(count(), 0);
+            }
+        });
+    }
+}
