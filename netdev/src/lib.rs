@@ -15,10 +15,10 @@ pub mod port;
 pub mod resolve;
 pub mod rtnl;
 pub mod sim;
-pub mod udp;
-pub mod xdp;
 #[cfg(test)]
 mod testns;
+pub mod udp;
+pub mod xdp;
 
 pub use any::AnyPort;
 pub use error::OpenError;

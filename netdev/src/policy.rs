@@ -81,7 +81,7 @@ impl Audit {
     }
 
     /// Notes what could not be read, and the `capability` that it takes.
-    fn unseen(&mut self, what: &str, capability: &str, error: &std::io::Error) {
+    fn note_unseen(&mut self, what: &str, capability: &str, error: &std::io::Error) {
         let why = match error.raw_os_error() {
             Some(libc::EPERM | libc::EACCES) => format!("needs {capability}"),
             _ => error.to_string(),

@@ -11,7 +11,7 @@ const PLAIN: [&str; 6] = ["noqueue", "pfifo_fast", "pfifo", "fq_codel", "mq", "f
 pub(super) fn audit(iface: &Interface, audit: &mut Audit) {
     let what = format!("tc on {}", iface.name);
     if let Err(e) = disciplines(iface, audit) {
-        audit.unseen(&what, ADMIN, &e);
+        audit.note_unseen(&what, ADMIN, &e);
     }
     let mut unseen = None;
     for (ingress, name) in [(true, "ingress"), (false, "egress")] {
@@ -23,7 +23,7 @@ pub(super) fn audit(iface: &Interface, audit: &mut Audit) {
     }
     if let Some(e) = unseen {
         let what = format!("the tcx programs of {}", iface.name);
-        audit.unseen(&what, "CAP_NET_ADMIN in the host's user namespace", &e);
+        audit.note_unseen(&what, "CAP_NET_ADMIN in the host's user namespace", &e);
     }
 }
 

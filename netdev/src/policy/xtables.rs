@@ -49,7 +49,7 @@ pub(super) fn audit(audit: &mut Audit) {
             Ok(names) => names,
             Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
             Err(e) => {
-                audit.unseen(&format!("the tables of {}", family.name), "root", &e);
+                audit.note_unseen(&format!("the tables of {}", family.name), "root", &e);
                 continue;
             }
         };
@@ -57,7 +57,9 @@ pub(super) fn audit(audit: &mut Audit) {
             match is_pristine(family, table) {
                 Ok(true) => {}
                 Ok(false) => audit.found(format!("{}: rules in table {table}", family.name), true),
-                Err(e) => audit.unseen(&format!("table {table} of {}", family.name), ADMIN, &e),
+                Err(e) => {
+                    audit.note_unseen(&format!("table {table} of {}", family.name), ADMIN, &e)
+                }
             }
         }
     }
