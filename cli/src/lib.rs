@@ -1,8 +1,9 @@
 //! What the `rocinante` command is made of, as far as tests and benchmarks share it.
 //!
-//! [`decode`] reads capture files. [`lab`] makes small networks out of network namespaces: containers,
+//! [`decode`] reads capture files. [`measure`] has the loops behind latencies and bandwidths. [`lab`] makes small networks out of network namespaces: containers,
 //! the host's bridge between them, and the host's policy on it.
 #![forbid(unsafe_code)]
 
 pub mod decode;
 pub mod lab;
+pub mod measure;

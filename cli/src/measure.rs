@@ -1,0 +1,250 @@
+//! The measuring loops of the command line: latency, rate, bandwidth.
+//!
+//! They work on connected queue pairs and spin: a measurement has its core for itself. The half of a region that comes first is what its
+//! owner sends from, the other half is where its peer's data lands; so both sides of a measurement use regions of the same length.
+//!
+//! What the two sides call:
+//!
+//! | measurement | client | server |
+//! |---|---|---|
+//! | latency of WRITE | [`write_latency`] with [`Side::First`] | [`write_latency`] with [`Side::Second`] |
+//! | latency of SEND | [`send_latency`] with [`Side::First`] | [`send_latency`] with [`Side::Second`] |
+//! | latency of READ and atomics | [`round_trips`] | [`serve`] |
+//! | rate, bandwidth of WRITE and READ | [`bulk`] | [`serve`] |
+//! | rate, bandwidth of SEND | [`bulk`] | [`post_receives`], then [`receive_bulk`] |
+
+mod bulk;
+mod latency;
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rocinante::{
+    Context, Cq, Exchange, Mr, PostListError, Qp, RemoteRegion, VerbsError, Wc, WcStatus,
+};
+
+pub use bulk::{Bulk, BulkOp, BulkResult, bulk, post_receives, receive_bulk};
+pub use latency::{RoundTrip, Side, round_trips, send_latency, write_latency};
+
+/// One end of a connection, as a measurement needs it.
+#[derive(Debug, Clone, Copy)]
+pub struct End<'a> {
+    /// The device.
+    pub ctx: &'a Context,
+    /// The connected queue pair.
+    pub qp: &'a Qp,
+    /// Where both its queues complete to. Nothing else may, while a measurement runs.
+    pub cq: &'a Cq,
+    /// The local region.
+    pub mr: &'a Mr,
+    /// The peer's region.
+    pub remote: RemoteRegion,
+    /// How long nothing may happen before the measurement gives up.
+    pub patience: Duration,
+}
+
+/// When a measurement ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Until {
+    /// After so many messages; at least one is sent.
+    Messages(u64),
+    /// After so much time.
+    Time(Duration),
+}
+
+impl Until {
+    /// Whether a message that begins after `elapsed` and is the `number`th (from 1) is the last.
+    fn is_last(self, number: u64, elapsed: Duration) -> bool {
+        match self {
+            Self::Messages(messages) => number >= messages,
+            Self::Time(time) => elapsed >= time,
+        }
+    }
+}
+
+/// Why a measurement could not be finished.
+#[derive(Debug)]
+pub enum MeasureError {
+    /// A call failed.
+    Verbs(VerbsError),
+    /// A request failed.
+    Completion(WcStatus),
+    /// Nothing happened for as long as [`End::patience`].
+    Silence {
+        /// What was waited for.
+        what: &'static str,
+        /// How long.
+        patience: Duration,
+    },
+}
+
+impl fmt::Display for MeasureError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Verbs(error) => error.fmt(f),
+            Self::Completion(status) => write!(f, "a request ended in {status}"),
+            Self::Silence { what, patience } => {
+                write!(f, "no {what} within {} s", patience.as_secs_f64())
+            }
+        }
+    }
+}
+
+impl std::error::Error for MeasureError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Verbs(error) => Some(error),
+            Self::Completion(_) | Self::Silence { .. } => None,
+        }
+    }
+}
+
+impl From<VerbsError> for MeasureError {
+    fn from(error: VerbsError) -> Self {
+        Self::Verbs(error)
+    }
+}
+
+impl From<PostListError> for MeasureError {
+    fn from(error: PostListError) -> Self {
+        Self::Verbs(error.into())
+    }
+}
+
+/// The other side of [`bulk`] and [`round_trips`]: drives the device on this thread until the peer has come to the barrier `name` too.
+///
+/// # Errors
+/// [`VerbsError::Exchange`] as [`Exchange::barrier`].
+pub fn serve(ctx: &Context, exchange: &mut Exchange, name: &str) -> Result<(), VerbsError> {
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| {
+            let result = exchange.barrier(name);
+            done.store(true, Ordering::Release);
+            result
+        });
+        while !done.load(Ordering::Acquire) {
+            ctx.progress();
+            std::hint::spin_loop();
+        }
+        waiter.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+impl End<'_> {
+    /// Where the half of the local region begins in which the peer's data lands.
+    fn landing(&self) -> usize {
+        self.mr.len() / 2
+    }
+
+    /// The address where the half of the peer's region begins in which our data lands.
+    fn remote_landing(&self) -> u64 {
+        self.remote.address + self.remote.len / 2
+    }
+
+    /// Polls until there is a completion, and checks that it is a success.
+    fn wait(&self, what: &'static str) -> Result<Wc, MeasureError> {
+        self.spin(what, || Ok(self.cq.poll_one()?.map(succeeded).transpose()?))
+    }
+
+    /// Calls `look`, which drives the device, until it has something.
+    fn spin<T>(
+        &self,
+        what: &'static str,
+        mut look: impl FnMut() -> Result<Option<T>, MeasureError>,
+    ) -> Result<T, MeasureError> {
+        const LOOKS: u32 = 256;
+        let mut deadline = None;
+        loop {
+            for _ in 0..LOOKS {
+                if let Some(found) = look()? {
+                    return Ok(found);
+                }
+                std::hint::spin_loop();
+            }
+            let now = Instant::now();
+            if now >= *deadline.get_or_insert(now + self.patience) {
+                return Err(MeasureError::Silence { what, patience: self.patience });
+            }
+            // The other side may wait for this core.
+            std::thread::yield_now();
+        }
+    }
+}
+
+fn succeeded(wc: Wc) -> Result<Wc, MeasureError> {
+    if wc.status == WcStatus::Success { Ok(wc) } else { Err(MeasureError::Completion(wc.status)) }
+}
+
+/// Connected pairs for the tests of the loops.
+#[cfg(test)]
+mod pair {
+    use super::*;
+    use rocinante::{Access, Backend, ConnectOptions, OpenOptions, PreparedQp};
+    use std::net::{IpAddr, TcpListener};
+
+    pub(super) struct Owner {
+        ctx: Context,
+        pub(super) cq: Cq,
+        pub(super) mr: Mr,
+        pub(super) qp: Qp,
+    }
+
+    impl Owner {
+        pub(super) fn end(&self, peer: RemoteRegion) -> End<'_> {
+            let Self { ctx, cq, mr, qp } = self;
+            End { ctx, qp, cq, mr, remote: peer, patience: Duration::from_secs(10) }
+        }
+
+        pub(super) fn region(&self) -> RemoteRegion {
+            (&self.mr).into()
+        }
+    }
+
+    struct Half {
+        ctx: Context,
+        cq: Cq,
+        mr: Mr,
+        qp: PreparedQp,
+    }
+
+    fn half(address: IpAddr) -> Half {
+        let ctx = OpenOptions::new().netdev(Backend::Udp).open(address).unwrap();
+        let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(1024).unwrap());
+        let mr = pd.allocate(1 << 20, Access::ALL).unwrap();
+        let qp = pd.qp(&cq, &cq).max_send_wr(256).max_recv_wr(256).build().unwrap();
+        Half { ctx, cq, mr, qp }
+    }
+
+    /// Two connected ends over loopback.
+    pub(super) fn connected() -> [Owner; 2] {
+        let (here, there) = rocinante::doc::addresses();
+        let (a, b) = (half(here), half(there));
+        let (at_a, at_b) = (a.qp.endpoint(), b.qp.endpoint());
+        [(a, at_b), (b, at_a)].map(|(half, peer)| {
+            let Half { ctx, cq, mr, qp } = half;
+            let qp = qp.connect(&peer, &ConnectOptions::default()).unwrap();
+            Owner { ctx, cq, mr, qp }
+        })
+    }
+
+    /// Runs both sides, each on a thread.
+    pub(super) fn both<A: Send, B: Send>(
+        first: impl FnOnce(&End<'_>, &mut Exchange) -> A + Send,
+        second: impl FnOnce(&End<'_>, &mut Exchange) -> B + Send,
+    ) -> (A, B) {
+        let [a, b] = connected();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = listener.local_addr().unwrap();
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| {
+                let mut exchange = Exchange::accept_from(&listener).unwrap();
+                second(&b.end(a.region()), &mut exchange)
+            });
+            let mut exchange = Exchange::connect(at, Duration::from_secs(5)).unwrap();
+            let one = first(&a.end(b.region()), &mut exchange);
+            (one, other.join().unwrap())
+        })
+    }
+}

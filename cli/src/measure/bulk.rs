@@ -1,0 +1,341 @@
+//! Many requests in flight: rate and bandwidth.
+
+use std::time::{Duration, Instant};
+
+use rocinante::{RecvWr, SendData, SendOp, SendWr, Sge, Wc};
+
+use super::{End, MeasureError, Until, succeeded};
+
+/// What is sent in bulk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BulkOp {
+    /// RDMA WRITE.
+    Write,
+    /// RDMA READ.
+    Read,
+    /// SEND; the peer receives by [`receive_bulk`].
+    Send,
+}
+
+/// What [`bulk`] does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bulk {
+    /// With what.
+    pub op: BulkOp,
+    /// Bytes of each message, at most half a region.
+    pub size: usize,
+    /// Requests outstanding per queue pair; at most its send queue's depth.
+    pub depth: usize,
+    /// Requests posted at once.
+    pub list: usize,
+    /// One of so many requests makes a completion; at most the depth.
+    pub signal_every: usize,
+    /// When to post no more; messages count over all queue pairs.
+    pub until: Until,
+}
+
+impl Bulk {
+    /// Large messages: each posted and completed by itself.
+    #[must_use]
+    pub const fn large(op: BulkOp, size: usize, depth: usize, until: Until) -> Self {
+        Self { op, size, depth, list: 1, signal_every: 1, until }
+    }
+
+    /// Small messages, as many as possible: posted in lists of 32, 512 outstanding, one completion for 32.
+    #[must_use]
+    pub const fn small(op: BulkOp, size: usize, until: Until) -> Self {
+        Self { op, size, depth: 512, list: 32, signal_every: 32, until }
+    }
+}
+
+/// What [`bulk`] and [`receive_bulk`] measured.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct BulkResult {
+    /// Messages completed.
+    pub messages: u64,
+    /// Their payload.
+    pub bytes: u64,
+    /// From the first post to the last completion.
+    pub elapsed: Duration,
+}
+
+impl BulkResult {
+    /// 10⁶ messages per second.
+    #[must_use]
+    pub fn mops(&self) -> f64 {
+        self.messages as f64 / self.elapsed.as_secs_f64() / 1e6
+    }
+
+    /// 10⁹ payload bits per second.
+    #[must_use]
+    pub fn gbps(&self) -> f64 {
+        self.bytes as f64 * 8.0 / self.elapsed.as_secs_f64() / 1e9
+    }
+}
+
+/// Keeps requests outstanding on every queue pair of `ends`, which share device, completion queue, region and the peer's region, until
+/// the time comes, then waits for the rest. `observe` hears of the result so far whenever something has completed.
+///
+/// # Errors
+/// A failed request, or silence.
+pub fn bulk(
+    ends: &[End<'_>],
+    what: &Bulk,
+    mut observe: impl FnMut(&BulkResult),
+) -> Result<BulkResult, MeasureError> {
+    let Some(first) = ends.first() else { return Ok(BulkResult::default()) };
+    let places = Places::new(first, what);
+    let mut streams = Stream::all(ends, what);
+    let mut list = Vec::with_capacity(what.list.max(1));
+    let mut result = BulkResult::default();
+    let mut out = [None; 32];
+    let start = Instant::now();
+    loop {
+        for stream in &mut streams {
+            stream.post(what, &places, &mut list)?;
+        }
+        let count = first.spin("completion", || {
+            let count = first.cq.poll(&mut out)?;
+            // While there is room to post, nothing needs to complete first.
+            Ok((count > 0 || streams.iter().any(|s| s.may_post(what))).then_some(count))
+        })?;
+        for wc in out.iter_mut().take(count).filter_map(Option::take) {
+            let wc = succeeded(wc)?;
+            let stream = &mut streams[(wc.wr_id >> NUMBER_BITS) as usize];
+            result.messages += stream.complete(&wc);
+        }
+        result.elapsed = start.elapsed();
+        if count > 0 {
+            result.bytes = result.messages * what.size as u64;
+            observe(&result);
+        }
+        if streams.iter().all(Stream::is_done) {
+            return Ok(result);
+        }
+        if matches!(what.until, Until::Time(time) if result.elapsed >= time) {
+            streams.iter_mut().for_each(Stream::end_soon);
+        }
+    }
+}
+
+/// A `wr_id` is the index of the queue pair and, in these low bits, how many requests it had posted.
+const NUMBER_BITS: u32 = 48;
+
+/// The requests of one queue pair.
+#[derive(Debug)]
+struct Stream<'a> {
+    end: &'a End<'a>,
+    index: u64,
+    posted: u64,
+    completed: u64,
+    /// How many to post in all; the last makes a completion, and carries immediate data if it is a SEND.
+    quota: u64,
+}
+
+impl<'a> Stream<'a> {
+    fn all(ends: &'a [End<'a>], what: &Bulk) -> Vec<Self> {
+        let count = ends.len() as u64;
+        let quota = |index| match what.until {
+            Until::Messages(all) => (all / count + u64::from(index < all % count)).max(1),
+            Until::Time(_) => u64::MAX,
+        };
+        let streams = (0..).zip(ends);
+        streams
+            .map(|(index, end)| Self { end, index, posted: 0, completed: 0, quota: quota(index) })
+            .collect()
+    }
+
+    fn outstanding(&self) -> u64 {
+        self.posted - self.completed
+    }
+
+    /// How many requests may be posted now: as many as a list holds, or as are left.
+    fn room(&self, what: &Bulk) -> u64 {
+        let list = (what.list.clamp(1, what.depth) as u64).min(self.quota - self.posted);
+        if what.depth as u64 - self.outstanding() >= list { list } else { 0 }
+    }
+
+    fn may_post(&self, what: &Bulk) -> bool {
+        self.room(what) > 0
+    }
+
+    fn is_done(&self) -> bool {
+        self.posted == self.quota && self.outstanding() == 0
+    }
+
+    /// The next request is the last.
+    fn end_soon(&mut self) {
+        self.quota = self.quota.min(self.posted + 1);
+    }
+
+    fn post<'p>(
+        &mut self,
+        what: &Bulk,
+        places: &'p Places,
+        list: &mut Vec<SendWr<'p>>,
+    ) -> Result<(), MeasureError> {
+        list.clear();
+        for _ in 0..self.room(what) {
+            self.posted += 1;
+            let last = self.posted == self.quota;
+            let signaled = last || self.posted.is_multiple_of(what.signal_every as u64);
+            list.push(places.request(self.index, self.posted, signaled, last));
+        }
+        if list.is_empty() { Ok(()) } else { Ok(self.end.qp.post_send(list)?) }
+    }
+
+    fn complete(&mut self, wc: &Wc) -> u64 {
+        let number = wc.wr_id & ((1 << NUMBER_BITS) - 1);
+        let new = number - self.completed;
+        self.completed = number;
+        new
+    }
+}
+
+/// Where messages come from and go to.
+struct Places {
+    op: BulkOp,
+    local: Vec<[Sge; 1]>,
+    remote: u64,
+    rkey: rocinante::Key,
+    size: u64,
+}
+
+impl Places {
+    /// Messages in flight use different memory as far as there is some.
+    fn new(end: &End<'_>, what: &Bulk) -> Self {
+        let half = end.mr.len().min(end.remote.len as usize) / 2;
+        let slots = (half / what.size.max(1)).clamp(1, what.depth.max(1));
+        let (local, remote) = match what.op {
+            BulkOp::Read => (end.landing(), end.remote.address),
+            BulkOp::Write | BulkOp::Send => (0, end.remote_landing()),
+        };
+        Self {
+            op: what.op,
+            local: (0..slots).map(|i| [end.mr.sge(local + i * what.size, what.size)]).collect(),
+            remote,
+            rkey: end.remote.key(),
+            size: what.size as u64,
+        }
+    }
+
+    fn request(&self, index: u64, number: u64, signaled: bool, last: bool) -> SendWr<'_> {
+        let slot = number % self.local.len() as u64;
+        let (remote, rkey) = (self.remote + slot * self.size, self.rkey);
+        let op = match self.op {
+            BulkOp::Write => SendOp::Write { remote, rkey, imm: None },
+            BulkOp::Read => SendOp::Read { remote, rkey },
+            BulkOp::Send => SendOp::Send { imm: last.then_some([0; 4]) },
+        };
+        SendWr {
+            wr_id: index << NUMBER_BITS | number,
+            op,
+            data: SendData::Sges(&self.local[slot as usize]),
+            signaled,
+            solicited: false,
+            fence: false,
+        }
+    }
+}
+
+/// Posts `depth` receives of `size` bytes on every queue pair of `ends`, for [`receive_bulk`]. To be called before the peer begins.
+///
+/// # Errors
+/// A receive that cannot be posted.
+pub fn post_receives(ends: &[End<'_>], size: usize, depth: usize) -> Result<(), MeasureError> {
+    for (index, end) in ends.iter().enumerate() {
+        for slot in 0..depth {
+            receive(end, index, slot as u64, size)?;
+        }
+    }
+    Ok(())
+}
+
+fn receive(end: &End<'_>, index: usize, slot: u64, size: usize) -> Result<(), MeasureError> {
+    let slots = (end.mr.len() / 2 / size.max(1)).max(1);
+    let offset = end.landing() + slot as usize % slots * size;
+    let sge = [end.mr.sge(offset, size)];
+    Ok(end.qp.post_recv(&[RecvWr { wr_id: (index as u64) << NUMBER_BITS | slot, sges: &sge }])?)
+}
+
+/// Receives what [`bulk`] sends by [`BulkOp::Send`], until the last message of every queue pair of `ends`.
+///
+/// # Errors
+/// A failed request, or silence.
+pub fn receive_bulk(
+    ends: &[End<'_>],
+    size: usize,
+    mut observe: impl FnMut(&BulkResult),
+) -> Result<BulkResult, MeasureError> {
+    let Some(first) = ends.first() else { return Ok(BulkResult::default()) };
+    let mut result = BulkResult::default();
+    let mut open = ends.len();
+    let mut start = None;
+    let mut out = [None; 32];
+    while open > 0 {
+        let count = first
+            .spin("message", || Ok(Some(first.cq.poll(&mut out)?).filter(|count| *count > 0)))?;
+        let start = *start.get_or_insert_with(Instant::now);
+        for wc in out.iter_mut().take(count).filter_map(Option::take) {
+            let wc = succeeded(wc)?;
+            result.messages += 1;
+            result.bytes += u64::from(wc.byte_len);
+            open -= usize::from(wc.imm.is_some());
+            let (index, slot) = (wc.wr_id >> NUMBER_BITS, wc.wr_id & ((1 << NUMBER_BITS) - 1));
+            receive(&ends[index as usize], index as usize, slot, size)?;
+        }
+        result.elapsed = start.elapsed();
+        observe(&result);
+    }
+    Ok(result)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::pair::{both, connected};
+    use super::*;
+
+    #[test]
+    fn all_messages_complete_whatever_the_lists() {
+        let [a, b] = connected();
+        let end = [a.end(b.region())];
+        for (size, depth, list, signal_every, messages) in
+            [(64, 64, 32, 16, 1000), (64, 7, 3, 2, 50), (0, 16, 16, 5, 17), (4000, 4, 8, 4, 33)]
+        {
+            let until = Until::Messages(messages);
+            let what = Bulk { op: BulkOp::Write, size, depth, list, signal_every, until };
+            let mut last = 0;
+            let result = bulk(&end, &what, |so_far| last = so_far.messages).unwrap();
+            assert_eq!((result.messages, last), (messages, messages), "{what:?}");
+            assert_eq!(result.bytes, result.messages * size as u64);
+        }
+    }
+
+    #[test]
+    fn reads_and_time() {
+        let [a, b] = connected();
+        let until = Until::Time(Duration::from_millis(50));
+        let what = Bulk::large(BulkOp::Read, 10_000, 8, until);
+        let result = bulk(&[a.end(b.region())], &what, |_| ()).unwrap();
+        assert!(result.messages > 1 && result.elapsed >= Duration::from_millis(50), "{result:?}");
+        assert!(result.gbps() > 0.0 && result.mops() > 0.0);
+    }
+
+    #[test]
+    fn sends_are_received() {
+        let (sent, received) = both(
+            |end, exchange| {
+                exchange.barrier("posted").unwrap();
+                let what = Bulk::large(BulkOp::Send, 3000, 16, Until::Messages(200));
+                bulk(std::slice::from_ref(end), &what, |_| ()).unwrap()
+            },
+            |end, exchange| {
+                let ends = std::slice::from_ref(end);
+                post_receives(ends, 3000, 32).unwrap();
+                exchange.barrier("posted").unwrap();
+                receive_bulk(ends, 3000, |_| ()).unwrap()
+            },
+        );
+        assert_eq!((sent.messages, sent.bytes), (received.messages, received.bytes));
+    }
+}

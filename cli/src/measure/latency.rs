@@ -1,0 +1,334 @@
+//! Round trips, one at a time.
+
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+use rocinante::{Exchange, RecvWr, SendData, SendOp, SendWr, WcOpcode};
+
+use super::{End, MeasureError, Until, succeeded};
+
+/// Which side of a ping-pong this is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// Begins, decides when to end, and measures.
+    First,
+    /// Answers.
+    Second,
+}
+
+/// What [`round_trips`] measures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RoundTrip {
+    /// READs of so many bytes.
+    Read(usize),
+    /// Fetch and add.
+    FetchAdd,
+    /// Compare and swap.
+    CompareSwap,
+}
+
+/// A histogram of nanoseconds, exact to three digits, up to a minute.
+fn histogram() -> Histogram<u64> {
+    Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("bounds that make sense")
+}
+
+fn record(histogram: &mut Histogram<u64>, time: Duration) {
+    histogram.saturating_record(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+}
+
+/// What the last byte of a message is: it differs from message to message, and says which is the last.
+const LAST: u8 = 255;
+
+fn mark(number: u64) -> u8 {
+    u8::try_from(number % 254 + 1).unwrap_or(1)
+}
+
+/// Ping-pong of WRITEs of `size` bytes (1 to half the region) between two sides that both poll their memory. Half the round trip of each, in
+/// nanoseconds; the second side's histogram is empty, and its `until` is ignored. They wait for each other before they begin.
+///
+/// # Errors
+/// A failed request, or silence.
+pub fn write_latency(
+    end: &End<'_>,
+    exchange: &mut Exchange,
+    side: Side,
+    size: usize,
+    until: Until,
+) -> Result<Histogram<u64>, MeasureError> {
+    let mut pings = Pings::new(end, size);
+    let mut histogram = histogram();
+    // Nobody's mark is 0.
+    end.mr.write(end.landing() + size - 1, &[0]);
+    exchange.barrier("write latency")?;
+    let mut arrived = 0;
+    if side == Side::Second {
+        for number in 1.. {
+            arrived = pings.await_mark(arrived)?;
+            debug_assert!(arrived == LAST || arrived == mark(number));
+            pings.write(arrived)?;
+            if arrived == LAST {
+                break;
+            }
+        }
+    } else {
+        let start = Instant::now();
+        let mut before = start;
+        for number in 1.. {
+            let last = until.is_last(number, before - start);
+            pings.write(if last { LAST } else { mark(number) })?;
+            arrived = pings.await_mark(arrived)?;
+            let after = Instant::now();
+            record(&mut histogram, (after - before) / 2);
+            before = after;
+            if last {
+                break;
+            }
+        }
+    }
+    pings.finish()?;
+    Ok(histogram)
+}
+
+/// The WRITEs of one side.
+struct Pings<'a> {
+    end: &'a End<'a>,
+    size: usize,
+    inline: bool,
+    posted: u64,
+    unfinished: u64,
+    buffer: Vec<u8>,
+}
+
+/// One of so many WRITEs makes a completion.
+const SIGNAL_EVERY: u64 = 16;
+
+impl<'a> Pings<'a> {
+    fn new(end: &'a End<'a>, size: usize) -> Self {
+        let inline = size <= end.qp.query().2.max_inline_data as usize;
+        Self { end, size, inline, posted: 0, unfinished: 0, buffer: vec![0; size] }
+    }
+
+    fn write(&mut self, mark: u8) -> Result<(), MeasureError> {
+        let end = self.end;
+        let last = self.size - 1;
+        self.buffer[last] = mark;
+        // The message before has arrived, or there would be no reason to send this one: its bytes are free.
+        if !self.inline {
+            end.mr.write(last, &[mark]);
+        }
+        let sge = [end.mr.sge(0, self.size)];
+        let data = if self.inline { SendData::Inline(&self.buffer) } else { SendData::Sges(&sge) };
+        self.posted += 1;
+        let signaled = mark == LAST || self.posted.is_multiple_of(SIGNAL_EVERY);
+        self.unfinished += u64::from(signaled);
+        let op = SendOp::Write { remote: end.remote_landing(), rkey: end.remote.key(), imm: None };
+        let wr = SendWr { wr_id: self.posted, op, data, signaled, solicited: false, fence: false };
+        Ok(end.qp.post_send(&[wr])?)
+    }
+
+    /// Polls memory until the mark is another than `old`.
+    fn await_mark(&mut self, old: u8) -> Result<u8, MeasureError> {
+        let end = self.end;
+        let at = end.landing() + self.size - 1;
+        let unfinished = &mut self.unfinished;
+        end.spin("answer to a WRITE", || {
+            let mark = end.mr.load_byte(at);
+            if mark != old {
+                return Ok(Some(mark));
+            }
+            if *unfinished == 0 {
+                end.ctx.progress();
+            } else if let Some(wc) = end.cq.poll_one()? {
+                succeeded(wc)?;
+                *unfinished -= 1;
+            }
+            Ok(None)
+        })
+    }
+
+    fn finish(mut self) -> Result<(), MeasureError> {
+        while self.unfinished > 0 {
+            self.end.wait("acknowledgement of a WRITE")?;
+            self.unfinished -= 1;
+        }
+        Ok(())
+    }
+}
+
+/// Ping-pong of SENDs of `size` bytes (0 to half the region); both sides poll the completion queue. As [`write_latency`].
+///
+/// The receive queue must be empty.
+///
+/// # Errors
+/// A failed request, or silence.
+pub fn send_latency(
+    end: &End<'_>,
+    exchange: &mut Exchange,
+    side: Side,
+    size: usize,
+    until: Until,
+) -> Result<Histogram<u64>, MeasureError> {
+    let mut histogram = histogram();
+    let inline = size <= end.qp.query().2.max_inline_data as usize;
+    let mut sends = Sends { end, size, inline, unfinished: 0, buffer: end.mr.to_vec(0, size) };
+    sends.receive()?;
+    exchange.barrier("send latency")?;
+    let start = Instant::now();
+    let mut before = start;
+    for number in 1.. {
+        let last = match side {
+            Side::First => {
+                let last = until.is_last(number, before - start);
+                sends.send(number, last)?;
+                sends.await_message()?;
+                let after = Instant::now();
+                record(&mut histogram, (after - before) / 2);
+                before = after;
+                last
+            }
+            Side::Second => {
+                let last = sends.await_message()?;
+                if !last {
+                    // Posted before the answer that asks for the next message.
+                    sends.receive()?;
+                }
+                sends.send(number, last)?;
+                last
+            }
+        };
+        if last {
+            break;
+        }
+        if side == Side::First {
+            sends.receive()?;
+        }
+    }
+    while sends.unfinished > 0 {
+        end.wait("acknowledgement of a SEND")?;
+        sends.unfinished -= 1;
+    }
+    Ok(histogram)
+}
+
+struct Sends<'a> {
+    end: &'a End<'a>,
+    size: usize,
+    inline: bool,
+    unfinished: u64,
+    buffer: Vec<u8>,
+}
+
+impl Sends<'_> {
+    fn receive(&self) -> Result<(), MeasureError> {
+        let sge = [self.end.mr.sge(self.end.landing(), self.size)];
+        Ok(self.end.qp.post_recv(&[RecvWr { wr_id: 0, sges: &sge }])?)
+    }
+
+    /// The last message carries immediate data.
+    fn send(&mut self, number: u64, last: bool) -> Result<(), MeasureError> {
+        let end = self.end;
+        let sge = [end.mr.sge(0, self.size)];
+        let data = if self.inline { SendData::Inline(&self.buffer) } else { SendData::Sges(&sge) };
+        let signaled = last || number.is_multiple_of(SIGNAL_EVERY);
+        self.unfinished += u64::from(signaled);
+        let op = SendOp::Send { imm: last.then_some([0; 4]) };
+        let wr = SendWr { wr_id: number, op, data, signaled, solicited: false, fence: false };
+        Ok(end.qp.post_send(&[wr])?)
+    }
+
+    /// Whether the message that arrives is the last.
+    fn await_message(&mut self) -> Result<bool, MeasureError> {
+        loop {
+            let wc = self.end.wait("answer to a SEND")?;
+            if wc.opcode == WcOpcode::Recv {
+                return Ok(wc.imm.is_some());
+            }
+            self.unfinished -= 1;
+        }
+    }
+}
+
+/// READs or atomics, each posted when the one before is complete: the time of each, in nanoseconds.
+///
+/// # Errors
+/// A failed request, or silence.
+pub fn round_trips(
+    end: &End<'_>,
+    what: RoundTrip,
+    until: Until,
+) -> Result<Histogram<u64>, MeasureError> {
+    let mut histogram = histogram();
+    let (remote, rkey) = (end.remote.address, end.remote.key());
+    let (op, size) = match what {
+        RoundTrip::Read(size) => (SendOp::Read { remote, rkey }, size),
+        RoundTrip::FetchAdd => (SendOp::FetchAdd { remote, rkey, add: 1 }, 8),
+        RoundTrip::CompareSwap => (SendOp::CompareSwap { remote, rkey, compare: 0, swap: 1 }, 8),
+    };
+    let sge = [end.mr.sge(end.landing(), size)];
+    let data = SendData::Sges(&sge);
+    let start = Instant::now();
+    let mut before = start;
+    for number in 1.. {
+        let last = until.is_last(number, before - start);
+        let wr = SendWr { wr_id: number, op, data, signaled: true, solicited: false, fence: false };
+        end.qp.post_send(&[wr])?;
+        end.wait("response")?;
+        let after = Instant::now();
+        record(&mut histogram, after - before);
+        before = after;
+        if last {
+            break;
+        }
+    }
+    Ok(histogram)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::pair::both;
+    use super::*;
+
+    #[test]
+    fn writes_are_answered_one_by_one() {
+        for size in [1, 64, 5000] {
+            let until = Until::Messages(600);
+            let (first, second) = both(
+                |end, exchange| write_latency(end, exchange, Side::First, size, until),
+                |end, exchange| write_latency(end, exchange, Side::Second, size, until),
+            );
+            assert_eq!((first.unwrap().len(), second.unwrap().len()), (600, 0));
+        }
+    }
+
+    #[test]
+    fn sends_are_answered_one_by_one() {
+        for size in [0, 64, 5000] {
+            let until = Until::Messages(100);
+            let (first, second) = both(
+                |end, exchange| send_latency(end, exchange, Side::First, size, until),
+                |end, exchange| send_latency(end, exchange, Side::Second, size, until),
+            );
+            assert_eq!((first.unwrap().len(), second.unwrap().len()), (100, 0));
+        }
+    }
+
+    #[test]
+    fn time_ends_a_measurement() {
+        let time = Duration::from_millis(50);
+        let (histogram, ()) =
+            both(|end, _| round_trips(end, RoundTrip::Read(64), Until::Time(time)), |_, _| ());
+        assert!(histogram.unwrap().len() > 1);
+    }
+
+    #[test]
+    fn atomics_count() {
+        let (value, ()) = both(
+            |end, _| {
+                round_trips(end, RoundTrip::FetchAdd, Until::Messages(5)).unwrap();
+                end.mr.load_u64(end.landing())
+            },
+            |_, _| (),
+        );
+        assert_eq!(value, 4);
+    }
+}
