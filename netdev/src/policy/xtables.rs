@@ -58,7 +58,7 @@ pub(super) fn audit(audit: &mut Audit) {
                 Ok(true) => {}
                 Ok(false) => audit.found(format!("{}: rules in table {table}", family.name), true),
                 Err(e) => {
-                    audit.note_unseen(&format!("table {table} of {}", family.name), ADMIN, &e)
+                    audit.note_unseen(&format!("table {table} of {}", family.name), ADMIN, &e);
                 }
             }
         }
