@@ -1,4 +1,9 @@
-//! What the benchmarks share. The benchmarks themselves are in `benches/`, one file per layer:
+//! What the benchmarks share. The benchmarks of single layers are in `benches/`, one file per layer:
 //!
 //! - `wire`: headers and ICRC, no engine.
-#![forbid(unsafe_code)]
+//!
+//! End to end, each backend beside its ceiling: `cargo run --release -p rocinante-benches --bin e2e`.
+
+pub mod ceiling;
+pub mod e2e;
+pub mod figure;

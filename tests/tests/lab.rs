@@ -1,7 +1,7 @@
 //! The lab itself: containers reach each other over the host's bridge, and the host's policy binds
 //! them. Nothing of RDMA here: plain UDP datagrams, so that a failure is the lab's.
 
-use rocinante_tests::lab::{Container, Lab, LabConfig, Match, Tbf};
+use rocinante_tests::lab::{Container, Lab, LabConfig, Match, Pair, Tbf};
 use rocinante_tests::{require_ethtool, require_lab, require_nft, require_tc};
 use std::io::ErrorKind;
 use std::net::{IpAddr, UdpSocket};
@@ -53,6 +53,18 @@ fn containers_reach_each_other_at_once() {
         // Whole datagrams of almost the MTU, without fragments.
         assert!(arrives(a, b, &[7; 8900]));
         assert!(arrives(b, a, &[9; 64]));
+    }
+}
+
+#[test]
+fn a_pair_is_joined_by_one_veth() {
+    require_lab!();
+    let pair = Pair::new(&LabConfig::default()).unwrap();
+    let [a, b] = pair.containers();
+    let [v4, v6] =
+        [[a.ipv4(), b.ipv4()].map(IpAddr::from), [a, b].map(|c| c.ipv6().unwrap().into())];
+    for [at_a, at_b] in [v4, v6] {
+        assert!(arrives(&socket(a, at_a), &socket(b, at_b), &[7; 8900]));
     }
 }
 

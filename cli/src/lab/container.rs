@@ -24,13 +24,37 @@ impl Container {
         let netns = Netns::new()?;
         no_duplicate_address_detection(&netns)?;
         let host_end = format!("veth{index}");
-        let (number, mtu) = (index + 1, config.mtu.to_string());
-        let mac = format!("02:00:0a:4d:00:{number:02x}");
+        let (mac, mtu) = (mac(index), config.mtu.to_string());
         #[rustfmt::skip]
         tool::ip(host, &["link", "add", &host_end, "mtu", &mtu, "type", "veth",
                          "peer", "name", Self::DEVICE, "mtu", &mtu, "address", &mac, "netns", &netns.path()])?;
         tool::ip(host, &["link", "set", &host_end, "master", BRIDGE, "up"])?;
+        Self::with_addresses(netns, host_end, index, config)
+    }
 
+    /// Two containers with one veth between them.
+    pub(super) fn pair(config: &LabConfig) -> Result<[Self; 2], LabError> {
+        let (first, second) = (Netns::new()?, Netns::new()?);
+        for netns in [&first, &second] {
+            no_duplicate_address_detection(netns)?;
+        }
+        let (macs, mtu) = ([mac(0), mac(1)], config.mtu.to_string());
+        #[rustfmt::skip]
+        tool::ip(&first, &["link", "add", Self::DEVICE, "mtu", &mtu, "address", &macs[0], "type", "veth",
+                           "peer", "name", Self::DEVICE, "mtu", &mtu, "address", &macs[1], "netns", &second.path()])?;
+        let end =
+            |netns, index| Self::with_addresses(netns, Self::DEVICE.to_owned(), index, config);
+        Ok([end(first, 0)?, end(second, 1)?])
+    }
+
+    /// Gives `eth0` its addresses and sets it up.
+    fn with_addresses(
+        netns: Netns,
+        host_end: String,
+        index: u8,
+        config: &LabConfig,
+    ) -> Result<Self, LabError> {
+        let number = index + 1;
         let ipv4 = Ipv4Addr::new(10, 77, 0, number);
         let ipv6 = config.ipv6.then(|| Ipv6Addr::new(0xfd00, 0x77, 0, 0, 0, 0, 0, number.into()));
         let on_eth0 = |family: &str, address: String| {
@@ -64,7 +88,8 @@ impl Container {
         self.ipv6
     }
 
-    /// Name of the host's end of its veth, in the host's namespace.
+    /// Name of the other end of its veth, in the host's namespace; in a [`Pair`](super::Pair), in the
+    /// other container's.
     #[must_use]
     pub fn host_end(&self) -> &str {
         &self.host_end
@@ -127,6 +152,10 @@ impl Container {
         }
         Ok(waiting)
     }
+}
+
+fn mac(index: u8) -> String {
+    format!("02:00:0a:4d:00:{:02x}", index + 1)
 }
 
 /// Link-local addresses come up at once in interfaces made after this. Where /proc/sys is read-only

@@ -7,6 +7,8 @@
 //!       fd00:77::1/64         └─────┘               fd00:77::2/64
 //! ```
 //!
+//! A [`Pair`] is two containers with nothing between them.
+//!
 //! The namespaces have no names. They exist as long as this process holds their descriptors, or a
 //! process started inside them lives, so nothing is left behind, not even after `kill -9`. The network
 //! of the machine is never touched.
@@ -36,6 +38,7 @@ mod child;
 mod container;
 mod error;
 mod netns;
+mod pair;
 mod rules;
 mod shaper;
 mod tool;
@@ -46,6 +49,7 @@ pub use child::{ChildGuard, exit_with_parent, kill_children, kill_children_on_si
 pub use container::Container;
 pub use error::LabError;
 pub use netns::Netns;
+pub use pair::Pair;
 pub use rules::{Counter, Match, Rule};
 pub use shaper::{Shaper, ShaperStats, Tbf};
 pub use userns::{Privilege, enter_user_namespace};
@@ -166,17 +170,7 @@ impl Lab {
     }
 
     fn wait_until_up(&self) -> Result<(), LabError> {
-        let deadline = Instant::now() + LINKS_UP_MAX;
-        loop {
-            let waiting = self.not_yet_up()?;
-            if waiting.is_empty() {
-                return Ok(());
-            }
-            if Instant::now() > deadline {
-                return Err(LabError::NotUp { links: waiting });
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        wait_until_none(|| self.not_yet_up())
     }
 
     /// What is not up yet, in words; empty when all is.
@@ -197,6 +191,23 @@ impl Lab {
             waiting.extend(container.not_yet_up()?);
         }
         Ok(waiting)
+    }
+}
+
+/// Waits until `not_yet_up` names no link any more.
+fn wait_until_none(
+    not_yet_up: impl Fn() -> Result<Vec<String>, LabError>,
+) -> Result<(), LabError> {
+    let deadline = Instant::now() + LINKS_UP_MAX;
+    loop {
+        let waiting = not_yet_up()?;
+        if waiting.is_empty() {
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            return Err(LabError::NotUp { links: waiting });
+        }
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 

@@ -1,0 +1,5 @@
+//! Each backend beside its ceiling: see [`rocinante_benches::e2e`].
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    rocinante_benches::e2e::main()
+}

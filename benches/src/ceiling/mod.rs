@@ -1,0 +1,92 @@
+//! Raw ceilings: what an interface can carry when there is no protocol.
+//!
+//! Each sends packets of the same sizes as a WRITE has, in super-packets where the backend has them, gathers their payload from a
+//! region and copies it into one at the other end, computes the ICRC and checks it. Nothing is acknowledged and nothing sent again: the
+//! receiver counts what has come whole. With the engine they share the ICRC and nothing else.
+
+mod afxdp;
+mod drive;
+mod packet;
+mod sys;
+mod udp;
+mod wire;
+
+use std::io;
+use std::net::Ipv4Addr;
+
+use rocinante_stack::wire::icrc::{DF, IpFields, Template};
+
+pub use afxdp::PortLink;
+pub use drive::{answer, measure};
+pub use packet::PacketLink;
+pub use udp::UdpLink;
+pub use wire::{Arrived, Packet};
+
+/// The UDP destination port of RoCEv2.
+const ROCE_PORT: u16 = 4791;
+/// The UDP source port of the ceilings.
+const SRC_PORT: u16 = 50_000;
+
+/// Two addresses of two interfaces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Flow {
+    /// The own one.
+    pub local: Ipv4Addr,
+    /// The peer's.
+    pub remote: Ipv4Addr,
+}
+
+impl Flow {
+    /// The ICRC template of what is sent.
+    fn outgoing(self, src_port: u16) -> Template {
+        let ip = IpFields::V4 { src: self.local, dst: self.remote, id: 0, flags: DF };
+        Template::new(&ip, src_port)
+    }
+
+    /// The ICRC template of what is received.
+    fn incoming(self, src_port: u16) -> Template {
+        Self { local: self.remote, remote: self.local }.outgoing(src_port)
+    }
+}
+
+/// How much one call of [`Link::send`] takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RunLimits {
+    /// Packets.
+    pub packets: usize,
+    /// Bytes, from the BTHs to the ICRCs.
+    pub bytes: usize,
+}
+
+impl RunLimits {
+    /// A super-packet, with room for Ethernet, IP and UDP headers below the 64 KiB from which a device segments in software.
+    fn super_packet() -> Self {
+        Self { packets: segments_max(), bytes: 65_535 - 14 - 4 - 20 - 8 }
+    }
+}
+
+/// A way to send and to receive.
+pub trait Link {
+    /// How much [`send`](Self::send) takes at once.
+    fn limits(&self) -> RunLimits;
+
+    /// Sends packets of one size, of which the last may be shorter. `false` if there is no room now.
+    ///
+    /// # Errors
+    /// The interface is gone, or never takes such packets.
+    fn send(&mut self, run: &[Packet<'_>]) -> io::Result<bool>;
+
+    /// Hands a burst of what has come to `take`; returns how many datagrams were not whole or not ours.
+    ///
+    /// # Errors
+    /// The interface is gone.
+    fn receive(&mut self, take: impl FnMut(Arrived<'_>)) -> io::Result<u64>;
+}
+
+/// The most datagrams of a super-packet: Linux 6.9 doubled them.
+fn segments_max() -> usize {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|n| n.parse().ok());
+    let version: (u32, u32) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    if version >= (6, 9) { 128 } else { 64 }
+}

@@ -1,0 +1,112 @@
+//! The ceiling of UDP sockets: `UDP_SEGMENT` out, `UDP_GRO` in.
+
+use std::io::{self, IoSlice};
+use std::net::SocketAddrV4;
+
+use rocinante_stack::wire::icrc::Template;
+
+use super::sys::{Name, Slots, Socket};
+use super::{Arrived, Flow, Link, Packet, ROCE_PORT, RunLimits, SRC_PORT};
+
+/// Payloads of at least so many bytes are gathered by the kernel; smaller ones are cheaper to copy.
+const GATHER_MIN: usize = 4096;
+/// The most packets whose payload the kernel gathers: three pieces each.
+const GATHER_PACKETS: usize = 16;
+/// Receive buffer of the socket, in bytes.
+const RECEIVE_BUFFER: i32 = 8 << 20;
+/// Messages read at once: what stays in a second-level cache.
+const BURST: usize = 4;
+
+/// Sockets bound to the two ports, unconnected, that never fragment: so their IPv4 identifications are
+/// 0, and *i* for datagram *i* of a super-packet.
+pub struct UdpLink {
+    sender: Socket,
+    receiver: Socket,
+    to: Name,
+    outgoing: Template,
+    incoming: Template,
+    slots: Slots,
+    staging: Vec<u8>,
+    limits: RunLimits,
+}
+
+impl UdpLink {
+    /// Opens both sockets.
+    ///
+    /// # Errors
+    /// UDP/4791 is taken, or the address is not ours.
+    pub fn open(flow: Flow) -> io::Result<Self> {
+        let (sender, receiver) = (Socket::udp()?, Socket::udp()?);
+        for (socket, port) in [(&sender, SRC_PORT), (&receiver, ROCE_PORT)] {
+            socket.set(libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)?;
+            socket.set(libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, RECEIVE_BUFFER)?;
+            socket.set(libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, RECEIVE_BUFFER)?;
+            socket.bind(SocketAddrV4::new(flow.local, port))?;
+        }
+        receiver.set(libc::SOL_UDP, libc::UDP_GRO, 1)?;
+        let limits = RunLimits::super_packet();
+        Ok(Self {
+            sender,
+            receiver,
+            to: Name::new(SocketAddrV4::new(flow.remote, ROCE_PORT)),
+            outgoing: flow.outgoing(SRC_PORT),
+            incoming: flow.incoming(SRC_PORT),
+            slots: Slots::new(BURST),
+            staging: vec![0; limits.bytes],
+            limits,
+        })
+    }
+
+    fn send_gathered(&mut self, run: &[Packet<'_>], segment: Option<u16>) -> io::Result<bool> {
+        let mut icrcs = [[0; 4]; GATHER_PACKETS];
+        for (id, (icrc, packet)) in icrcs.iter_mut().zip(run).enumerate() {
+            *icrc = packet.icrc(&mut self.outgoing, id as u16);
+        }
+        let mut pieces = [IoSlice::new(&[]); 3 * GATHER_PACKETS];
+        for ((pieces, packet), icrc) in pieces.chunks_exact_mut(3).zip(run).zip(&icrcs) {
+            pieces[0] = IoSlice::new(packet.head());
+            pieces[1] = IoSlice::new(packet.payload);
+            pieces[2] = IoSlice::new(icrc);
+        }
+        self.sender.send(&pieces[..3 * run.len()], Some(&self.to), segment)
+    }
+
+    fn send_copied(&mut self, run: &[Packet<'_>], segment: Option<u16>) -> io::Result<bool> {
+        let mut end = 0;
+        for (id, packet) in run.iter().enumerate() {
+            let buf = &mut self.staging[end..end + packet.len()];
+            packet.write(buf, &mut self.outgoing, id as u16);
+            end += packet.len();
+        }
+        self.sender.send(&[IoSlice::new(&self.staging[..end])], Some(&self.to), segment)
+    }
+}
+
+impl Link for UdpLink {
+    fn limits(&self) -> RunLimits {
+        self.limits
+    }
+
+    fn send(&mut self, run: &[Packet<'_>]) -> io::Result<bool> {
+        let segment = (run.len() > 1).then(|| run[0].len() as u16);
+        if run[0].payload.len() >= GATHER_MIN && run.len() <= GATHER_PACKETS {
+            self.send_gathered(run, segment)
+        } else {
+            self.send_copied(run, segment)
+        }
+    }
+
+    fn receive(&mut self, mut take: impl FnMut(Arrived<'_>)) -> io::Result<u64> {
+        let mut bad = 0;
+        for i in 0..self.slots.receive(&self.receiver)? {
+            let (bytes, segment) = self.slots.message(i);
+            for (id, datagram) in bytes.chunks(segment).enumerate() {
+                match Arrived::parse(datagram, &mut self.incoming, id as u16) {
+                    Some(arrived) => take(arrived),
+                    None => bad += 1,
+                }
+            }
+        }
+        Ok(bad)
+    }
+}

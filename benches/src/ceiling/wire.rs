@@ -1,0 +1,120 @@
+//! What the ceilings send: packets of the same sizes as those of a WRITE.
+
+use rocinante_stack::wire::icrc::{DF, Template};
+
+/// Bytes before the payload of a message's first packet: BTH and RETH.
+pub(super) const FIRST_HEAD: usize = 28;
+/// Bytes before the payload of every other packet: the BTH.
+pub(super) const HEAD: usize = 12;
+/// Bytes behind the payload.
+pub(super) const ICRC: usize = 4;
+
+const FIRST: u8 = 0x06;
+const MIDDLE: u8 = 0x07;
+
+/// A packet to be sent, but for its ICRC.
+#[derive(Debug, Clone, Copy)]
+pub struct Packet<'a> {
+    head: [u8; FIRST_HEAD],
+    head_len: usize,
+    /// The payload.
+    pub payload: &'a [u8],
+}
+
+impl<'a> Packet<'a> {
+    /// Packet number `number` of phase `phase`, which begins a message or does not.
+    #[must_use]
+    pub fn new(phase: u8, number: u32, first: bool, payload: &'a [u8]) -> Self {
+        let mut head = [0; FIRST_HEAD];
+        let [_, psn @ ..] = number.to_be_bytes();
+        head[..5].copy_from_slice(&[if first { FIRST } else { MIDDLE }, 0x40, 0xff, 0xff, 0]);
+        head[7] = phase;
+        head[9..12].copy_from_slice(&psn);
+        Self { head, head_len: if first { FIRST_HEAD } else { HEAD }, payload }
+    }
+
+    /// From the BTH to the ICRC.
+    #[must_use]
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        self.head_len + self.payload.len() + ICRC
+    }
+
+    /// The bytes before the payload.
+    #[must_use]
+    pub fn head(&self) -> &[u8] {
+        &self.head[..self.head_len]
+    }
+
+    /// The ICRC, where the packet's IPv4 identification is `id`.
+    #[must_use]
+    pub fn icrc(&self, template: &mut Template, id: u16) -> [u8; ICRC] {
+        template.set_id(id, DF);
+        let (bth, rest) = self.head().split_first_chunk().expect("a BTH");
+        let mut icrc = template.start(self.len(), bth);
+        icrc.update(rest);
+        icrc.update(self.payload);
+        icrc.finish().to_le_bytes()
+    }
+
+    /// Writes all of it to `buf`, which is exactly as long.
+    pub fn write(&self, buf: &mut [u8], template: &mut Template, id: u16) {
+        let (head, payload) = buf.split_at_mut(self.head_len);
+        head.copy_from_slice(self.head());
+        payload[..self.payload.len()].copy_from_slice(self.payload);
+        template.set_id(id, DF);
+        template.seal(buf);
+    }
+}
+
+/// A packet that has come.
+#[derive(Debug, Clone, Copy)]
+pub struct Arrived<'a> {
+    /// Of which phase.
+    pub phase: u8,
+    /// Its number, modulo 2²⁴.
+    pub number: u32,
+    /// The payload.
+    pub payload: &'a [u8],
+}
+
+impl<'a> Arrived<'a> {
+    /// Reads a datagram, from the BTH to the ICRC; `None` unless it is one of ours with a correct ICRC.
+    #[must_use]
+    pub fn parse(datagram: &'a [u8], template: &mut Template, id: u16) -> Option<Self> {
+        template.set_id(id, DF);
+        let (before, icrc) = datagram.split_last_chunk::<ICRC>()?;
+        if before.len() < HEAD || template.of(datagram).to_le_bytes() != *icrc {
+            return None;
+        }
+        let head = if before[0] == FIRST { FIRST_HEAD } else { HEAD };
+        let number = u32::from_be_bytes([0, before[9], before[10], before[11]]);
+        Some(Self { phase: before[7], number, payload: before.get(head..)? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rocinante_stack::wire::icrc::IpFields;
+
+    #[test]
+    fn what_is_written_is_read() {
+        let ip =
+            IpFields::V4 { src: [10, 0, 0, 1].into(), dst: [10, 0, 0, 2].into(), id: 0, flags: DF };
+        let mut template = Template::new(&ip, 50_000);
+        let payload: Vec<u8> = (0..200).collect();
+        for first in [true, false] {
+            let packet = Packet::new(3, 0x123_4567, first, &payload);
+            let mut buf = vec![0; packet.len()];
+            packet.write(&mut buf, &mut template, 9);
+            assert_eq!(buf.last_chunk(), Some(&packet.icrc(&mut template, 9)));
+            let arrived = Arrived::parse(&buf, &mut template, 9).expect("sealed");
+            assert_eq!((arrived.phase, arrived.number), (3, 0x23_4567));
+            assert_eq!(arrived.payload, payload);
+            assert!(Arrived::parse(&buf, &mut template, 8).is_none());
+            buf[40] ^= 1;
+            assert!(Arrived::parse(&buf, &mut template, 9).is_none());
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! Two containers and the veth between them: the shortest way that packets can go.
+
+use super::container::Container;
+use super::error::LabError;
+use super::{LabConfig, wait_until_none};
+
+/// Two containers joined by one veth, without a host between: `eth0` of each is the other end of the
+/// other's.
+#[derive(Debug)]
+pub struct Pair {
+    containers: [Container; 2],
+}
+
+impl Pair {
+    /// Makes the namespaces, joins them, and waits until the links are up and every address usable. The number of containers in
+    /// `config` does not matter: there are two.
+    ///
+    /// # Errors
+    /// As [`Lab::new`](super::Lab::new).
+    pub fn new(config: &LabConfig) -> Result<Self, LabError> {
+        let pair = Self { containers: Container::pair(config)? };
+        wait_until_none(|| {
+            let waiting = pair.containers.iter().map(Container::not_yet_up);
+            Ok(waiting.collect::<Result<Vec<_>, _>>()?.concat())
+        })?;
+        Ok(pair)
+    }
+
+    /// Both containers.
+    #[must_use]
+    pub fn containers(&self) -> &[Container; 2] {
+        &self.containers
+    }
+}
