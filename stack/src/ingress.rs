@@ -43,8 +43,10 @@ pub enum IpId {
 pub(crate) struct SourceCheck {
     addresses: Option<(IpAddr, IpAddr)>,
     template: Option<(u16, Template)>,
-    /// The identification last solved.
-    last_id: Option<u16>,
+    /// The identification last accepted, and the one last refused: a peer's counter is learnt from two packets that
+    /// agree, and not forgotten over one that is damaged.
+    accepted_id: Option<u16>,
+    refused_id: Option<u16>,
 }
 
 /// Identifications below this are those of a segmented run: the most segments a kernel makes of one.
@@ -64,7 +66,7 @@ pub(crate) enum Integrity {
 
 impl SourceCheck {
     pub(crate) fn new(peer: &PeerAddress) -> Self {
-        Self { addresses: Some((peer.remote, peer.local)), template: None, last_id: None }
+        Self { addresses: Some((peer.remote, peer.local)), ..Self::default() }
     }
 
     /// Whether the datagram comes from the peer and goes to us.
@@ -105,11 +107,16 @@ impl SourceCheck {
             return Integrity::Wrong;
         }
         // Most of the 2^32 solutions mean damage: only a few identifications are plausible.
-        let near = self
-            .last_id
-            .replace(id)
-            .is_some_and(|last| id.wrapping_sub(last) <= NEAR || last.wrapping_sub(id) <= NEAR);
-        if id < SEGMENTS || near { Integrity::Solved } else { Integrity::Wrong }
+        let near = |known: Option<u16>| {
+            known.is_some_and(|last| id.wrapping_sub(last) <= NEAR || last.wrapping_sub(id) <= NEAR)
+        };
+        if id < SEGMENTS || near(self.accepted_id) || near(self.refused_id) {
+            self.accepted_id = Some(id);
+            Integrity::Solved
+        } else {
+            self.refused_id = Some(id);
+            Integrity::Wrong
+        }
     }
 }
 
