@@ -104,9 +104,19 @@ impl Pool {
     /// Whether `charge` fits; an unused pool takes anything, so that nothing waits for ever.
     #[inline]
     pub(crate) fn fits(&self, charge: Charge) -> bool {
-        self.used.datagrams == 0
-            || (self.used.bytes + charge.bytes <= u64::from(self.limit.bytes)
-                && self.used.datagrams + charge.datagrams <= self.limit.datagrams)
+        self.used.datagrams == 0 || self.has_room(charge.bytes, charge.datagrams)
+    }
+
+    /// Whether nothing like `charge` will fit any more once `charge` is charged.
+    #[inline]
+    pub(crate) fn closes_with(&self, charge: Charge) -> bool {
+        !self.has_room(2 * charge.bytes, 2 * charge.datagrams)
+    }
+
+    #[inline]
+    fn has_room(&self, bytes: u64, datagrams: u32) -> bool {
+        self.used.bytes + bytes <= u64::from(self.limit.bytes)
+            && self.used.datagrams + datagrams <= self.limit.datagrams
     }
 
     /// Whether `slot` may charge `charge` now.

@@ -57,12 +57,13 @@ fn only_the_transitions_of_the_table_are_possible() {
         for target in STATES {
             let mut end = in_state(from);
             let qpn = end.qpn;
-            let legal = match (from, target) {
-                (_, QpState::Reset | QpState::Err) => true,
-                (QpState::Reset | QpState::Init, QpState::Init) => true,
-                (QpState::Init, QpState::Rtr) | (QpState::Rtr, QpState::Rts) => true,
-                _ => false,
-            };
+            let legal = matches!(target, QpState::Reset | QpState::Err)
+                || matches!(
+                    (from, target),
+                    (QpState::Reset | QpState::Init, QpState::Init)
+                        | (QpState::Init, QpState::Rtr)
+                        | (QpState::Rtr, QpState::Rts)
+                );
             let result = end.modify(qpn, &step(target));
             if (from, target) == (QpState::Rts, QpState::Rts) {
                 // The row exists, but with other attributes.

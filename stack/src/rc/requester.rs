@@ -202,15 +202,14 @@ impl Requester {
             return Plan::Wait(limits.peer, charge);
         }
         let (begins, ends) = (psn == wqe.first, psn == wqe.last);
-        // Ask at the end of a message, before the window or the pool closes, and often enough in
-        // between that acknowledgements arrive before that.
+        // Ask at the end of a message, before the window or the pool closes, often enough in between that
+        // acknowledgements arrive before that, and where it begins again, so that one packet is progress.
         let interval = u64::from((self.window.packets() / 4).clamp(1, 32));
-        let mut both = charge;
-        both.add(charge);
         let ack_req = ends
+            || (psn == self.una && psn < self.sent)
             || psn - self.ack_asked >= interval
             || self.charged.datagrams + 1 >= self.window.packets()
-            || !pool.fits(both);
+            || pool.closes_with(charge);
         debug_assert!(self.cur < sq.tail);
         Plan::Send(Shape {
             index: self.cur,

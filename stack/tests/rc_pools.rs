@@ -1,0 +1,300 @@
+//! Many queue pairs and one receiver: its room is never exceeded, nobody starves, and nobody who leaves takes room
+//! along. And a sink that is full at any point.
+
+mod common;
+
+use common::{BASE, Pair, Setup, sge};
+use rocinante_stack::types::{Key, Time};
+use rocinante_stack::verbs::{QpState, SendOp, WcStatus};
+use rocinante_stack::wire::{Operation, Packet};
+use rocinante_stack::{Budget, QpAttr};
+
+const QPS: usize = 64;
+
+fn setup(budget: Budget) -> Setup {
+    Setup { budget, qps: QPS, timeout: 20, ..Setup::default() }
+}
+
+fn write(rkey: Key) -> SendOp {
+    SendOp::Write { remote: BASE, rkey, imm: None }
+}
+
+/// What all queue pairs together send while nothing arrives: cost and number of the packets of `kind`.
+fn flood(pair: &mut Pair, from: usize, kind: impl Fn(&Packet<'_>) -> bool) -> (u32, u32) {
+    let end = &mut pair.ends[from];
+    end.engine.poll_transmit(pair.now, 1 << 20, &mut end.host, &mut end.out);
+    let charged = end.out.packets.iter().filter(|bytes| kind(&Packet::parse(bytes).unwrap()));
+    charged.fold((0, 0), |(cost, n), packet| (cost + Budget::cost(packet.len() as u32), n + 1))
+}
+
+fn within(budget: Budget, (cost, datagrams): (u32, u32)) -> bool {
+    cost <= budget.bytes && datagrams <= budget.datagrams
+}
+
+#[test]
+fn writes_of_all_stay_within_the_peers_room_and_nobody_starves() {
+    for (budget, len) in [
+        (Budget { bytes: 425_984, datagrams: 512 }, 3000),
+        (Budget { bytes: 425_984, datagrams: 512 }, 64),
+        (Budget { bytes: 30 * 2304, datagrams: 1000 }, 10_000),
+        (Budget { bytes: 1 << 30, datagrams: 7 }, 2000),
+        (Budget::STRANGER, 50),
+    ] {
+        let mut pair = Pair::new(&setup(budget));
+        let keys = pair.register();
+        let mut posted = [0u64; QPS];
+        let mut done = [0u64; QPS];
+        for round in 0..600 {
+            for qp in 0..QPS {
+                // The first posts all it can, the others little.
+                let depth = if qp == 0 { 60 } else { 2 };
+                while posted[qp] - done[qp] < depth {
+                    pair.send_on(0, qp, qp as u64, write(keys[1]), &[sge(0, len, keys[0])]);
+                    posted[qp] += 1;
+                }
+            }
+            let flight = flood(&mut pair, 0, |_| true);
+            assert!(within(budget, flight), "{flight:?} in round {round} exceeds {budget:?}");
+            assert!(
+                flight.1 >= budget.datagrams.min(budget.bytes / 8448) / 2,
+                "{flight:?}: too timid"
+            );
+            pair.deliver(0);
+            pair.deliver(1);
+            pair.now = pair.now.after(50_000);
+            for cqe in pair.completions(0) {
+                assert_eq!(cqe.status, WcStatus::Success);
+                done[cqe.wr_id as usize] += 1;
+            }
+        }
+        assert_eq!(pair.ends[0].engine.counters().retransmitted_pkts, 0);
+        let (least, most) = (done[1..].iter().min().unwrap(), done[1..].iter().max().unwrap());
+        assert!(*least > 0 && *most <= least * 2, "{budget:?} {len}: {done:?}");
+    }
+}
+
+#[test]
+fn reads_of_all_stay_within_our_own_room() {
+    let budget = Budget { bytes: 100 * 2304, datagrams: 100 };
+    let mut pair = Pair::new(&setup(budget));
+    let keys = pair.register();
+    let mut done = [0u64; QPS];
+    let read = SendOp::Read { remote: BASE, rkey: keys[1] };
+    for qp in 0..QPS {
+        for _ in 0..20 {
+            pair.send_on(0, qp, qp as u64, read, &[sge(0, 20_000, keys[0])]);
+        }
+    }
+    let mut rounds = 0;
+    while done.iter().sum::<u64>() < 20 * QPS as u64 {
+        let requests = flood(&mut pair, 0, |_| true);
+        assert!(requests.1 <= budget.datagrams);
+        pair.deliver(0);
+        let responses =
+            flood(&mut pair, 1, |packet| packet.info.operation == Operation::ReadResponse);
+        assert!(within(budget, responses), "{responses:?} exceeds {budget:?}");
+        pair.deliver(1);
+        pair.now = pair.now.after(50_000);
+        for cqe in pair.completions(0) {
+            assert_eq!(cqe.status, WcStatus::Success);
+            done[cqe.wr_id as usize] += 1;
+        }
+        let (least, most) = (done.iter().min().unwrap(), done.iter().max().unwrap());
+        // A turn takes all the room: five READs, twice before the second gets its own.
+        assert!(*most <= least + 10, "{done:?}");
+        rounds += 1;
+        assert!(rounds < 10_000);
+    }
+}
+
+#[test]
+fn reads_and_writes_share_without_blocking_each_other() {
+    let budget = Budget { bytes: 50 * 2304, datagrams: 50 };
+    let mut pair = Pair::new(&setup(budget));
+    let keys = pair.register();
+    let read = SendOp::Read { remote: BASE, rkey: keys[1] };
+    let add = SendOp::FetchAdd { remote: BASE, rkey: keys[1], add: 1 };
+    for qp in 0..QPS {
+        for n in 0..30 {
+            let (op, len) = match (qp + n) % 3 {
+                0 => (write(keys[1]), 9000),
+                1 => (read, 9000),
+                _ => (add, 8),
+            };
+            pair.send_on(0, qp, 0, op, &[sge(8 * (1 + qp as u64), len, keys[0])]);
+            pair.send_on(1, qp, 0, op_for(op, keys[0]), &[sge(1 << 18, len, keys[1])]);
+        }
+    }
+    pair.run();
+    for at in 0..2 {
+        let cqes = pair.completions(at);
+        assert_eq!(cqes.len(), 30 * QPS);
+        assert!(cqes.iter().all(|cqe| cqe.status == WcStatus::Success));
+    }
+}
+
+fn op_for(op: SendOp, key: Key) -> SendOp {
+    match op {
+        SendOp::Read { remote, .. } => SendOp::Read { remote, rkey: key },
+        SendOp::FetchAdd { remote, add, .. } => SendOp::FetchAdd { remote, rkey: key, add },
+        _ => write(key),
+    }
+}
+
+/// All queue pairs want more than there is room for, and nothing has arrived yet.
+fn crowded() -> (Pair, [Key; 2], Budget) {
+    let budget = Budget { bytes: 1 << 30, datagrams: 10 };
+    let mut pair = Pair::new(&setup(budget));
+    let keys = pair.register();
+    for qp in 0..QPS {
+        pair.send_on(0, qp, qp as u64, write(keys[1]), &[sge(0, 5000, keys[0])]);
+    }
+    assert_eq!(flood(&mut pair, 0, |_| true).1, 10);
+    (pair, keys, budget)
+}
+
+#[test]
+fn who_is_destroyed_or_reset_or_breaks_gives_its_room_and_its_place_to_others() {
+    for leave in 0..3 {
+        let (mut pair, keys, budget) = crowded();
+        let end = &mut pair.ends[0];
+        // Every other one goes, those who hold the room and those who wait for it.
+        for qp in (0..QPS).step_by(2) {
+            let qpn = end.qpns[qp];
+            let to = |state| QpAttr { state: Some(state), ..QpAttr::default() };
+            match leave {
+                0 => end.engine.destroy_qp(qpn).unwrap(),
+                1 => end.modify(qpn, &to(QpState::Reset)).unwrap(),
+                _ => end.modify(qpn, &to(QpState::Err)).unwrap(),
+            }
+        }
+        end.host.completions.clear();
+        pair.run();
+        let mut done: Vec<_> = pair.completions(0).iter().map(|c| (c.wr_id, c.status)).collect();
+        done.sort_by_key(|(id, _)| *id);
+        let expected: Vec<_> =
+            (1..QPS as u64).step_by(2).map(|id| (id, WcStatus::Success)).collect();
+        assert_eq!(done, expected);
+        // All room is there again.
+        pair.send_on(0, 1, 1, write(keys[1]), &[sge(0, 100_000, keys[0])]);
+        assert_eq!(flood(&mut pair, 0, |_| true).1, budget.datagrams);
+    }
+}
+
+#[test]
+fn a_reset_waiter_waits_again_where_it_is_connected_next() {
+    let (mut pair, keys, _) = crowded();
+    // The last one waits; it starts over and waits again, for the same room.
+    let [a, b] = [pair.ends[0].qpns[QPS - 1], pair.ends[1].qpns[QPS - 1]];
+    let setup = setup(Budget { bytes: 1 << 30, datagrams: 10 });
+    for (at, qpn, dest) in [(0, a, b), (1, b, a)] {
+        let reset = QpAttr { state: Some(QpState::Reset), ..QpAttr::default() };
+        pair.ends[at].modify(qpn, &reset).unwrap();
+        pair.ends[at].connect(qpn, at, dest, &setup);
+    }
+    pair.send_on(0, QPS - 1, 1000, write(keys[1]), &[sge(0, 5000, keys[0])]);
+    pair.run();
+    let done = pair.completions(0);
+    assert_eq!(done.len(), QPS);
+    assert!(done.iter().all(|cqe| cqe.status == WcStatus::Success));
+    assert!(done.iter().any(|cqe| cqe.wr_id == 1000));
+}
+
+#[test]
+fn a_peer_that_refuses_one_gives_back_its_room() {
+    let (mut pair, keys, budget) = crowded();
+    pair.run();
+    pair.completions(0);
+    for qp in 0..QPS {
+        let op = SendOp::Write { remote: BASE, rkey: Key(1), imm: None };
+        pair.send_on(
+            0,
+            qp,
+            qp as u64,
+            if qp < 32 { op } else { write(keys[1]) },
+            &[sge(0, 5000, keys[0])],
+        );
+    }
+    pair.run();
+    let done = pair.completions(0);
+    assert_eq!(done.iter().filter(|cqe| cqe.status == WcStatus::RemAccessErr).count(), 32);
+    assert_eq!(done.iter().filter(|cqe| cqe.status == WcStatus::Success).count(), 32);
+    pair.send_on(0, 50, 1, write(keys[1]), &[sge(0, 100_000, keys[0])]);
+    assert_eq!(flood(&mut pair, 0, |_| true).1, budget.datagrams);
+}
+
+#[test]
+fn a_silent_peer_holds_its_room_no_longer_than_the_timeout() {
+    let (mut pair, _, _) = crowded();
+    // The first that hold all room lose their packets; everybody gets through in the end.
+    pair.ends[0].out.packets.clear();
+    pair.run();
+    assert_eq!(pair.completions(0).len(), QPS);
+}
+
+#[test]
+fn a_full_sink_loses_nothing() {
+    for room in [1, 2, 3, 7] {
+        let mut pair = Pair::new(&Setup { timeout: 20, ..Setup::default() });
+        let keys = pair.register();
+        for end in &mut pair.ends {
+            end.out.room = room;
+        }
+        let read = SendOp::Read { remote: BASE, rkey: keys[1] };
+        let add = SendOp::FetchAdd { remote: BASE + 80_000, rkey: keys[1], add: 1 };
+        for n in 0..10 {
+            pair.recv(1, n, &[sge(500_000, 5000, keys[1])]);
+            pair.send(0, n, write(keys[1]), &[sge(0, 5000, keys[0])]);
+            pair.send(0, n, read, &[sge(100_000, 5000, keys[0])]);
+            pair.send(0, n, SendOp::Send { imm: Some([1; 4]) }, &[sge(0, 5000, keys[0])]);
+            pair.send(0, n, add, &[sge(200_000, 8, keys[0])]);
+        }
+        pair.run();
+        assert_eq!(pair.completions(0).len(), 40);
+        assert_eq!(pair.completions(1).len(), 10);
+        let counter = &pair.ends[1].host.arena[80_000..80_008];
+        assert_eq!(counter, 10u64.to_ne_bytes());
+        for end in &pair.ends {
+            assert_eq!(end.engine.counters().retransmitted_pkts, 0);
+            assert_eq!(end.engine.counters().duplicate_request, 0);
+        }
+    }
+}
+
+#[test]
+fn a_closed_sink_costs_no_retries() {
+    let mut pair = Pair::new(&Setup { timeout: 8, retry_cnt: 0, ..Setup::default() });
+    let keys = pair.register();
+    pair.ends[0].out.room = 0;
+    pair.send(0, 1, write(keys[1]), &[sge(0, 5000, keys[0])]);
+    for _ in 0..10 {
+        pair.deliver(0);
+        pair.now = pair.now.after(10_000_000);
+        let (now, end) = (pair.now, &mut pair.ends[0]);
+        end.engine.handle_timeout(now, &mut end.host);
+    }
+    pair.ends[0].out.room = 100;
+    pair.run();
+    assert_eq!(pair.completions(0)[0].status, WcStatus::Success);
+}
+
+#[test]
+fn turns_are_short_and_go_round() {
+    let mut pair = Pair::new(&Setup { qps: 4, arena: 4 << 20, ..Setup::default() });
+    let keys = pair.register();
+    for qp in 0..4 {
+        pair.send_on(0, qp, qp as u64, write(keys[1]), &[sge(0, 1 << 20, keys[0])]);
+    }
+    let end = &mut pair.ends[0];
+    let mut seen = Vec::new();
+    for _ in 0..4 {
+        end.engine.poll_transmit(Time(1000), 64, &mut end.host, &mut end.out);
+        let qpns: Vec<_> = end.out.packets.drain(..).map(|p| p[7]).collect();
+        assert_eq!(qpns.len(), 64);
+        assert!(qpns.iter().all(|qpn| *qpn == qpns[0]));
+        seen.push(qpns[0]);
+    }
+    seen.sort_unstable();
+    seen.dedup();
+    assert_eq!(seen.len(), 4);
+}
