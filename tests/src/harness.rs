@@ -25,8 +25,9 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+pub use rocinante::Backend;
 use rocinante::{
-    Backend, ConnectOptions, Context, Cq, Limits, Mtu, OpenOptions, Pd, PortConfig, PreparedQp, Qp,
+    ConnectOptions, Context, Cq, Limits, Mtu, OpenOptions, Pd, PortConfig, PreparedQp, Qp,
     QpBuilder, SendData, SendOp, SendWr, Sge, VerbsError, Wc, WcStatus,
 };
 
@@ -361,4 +362,31 @@ pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
         assert!(Instant::now() < deadline, "not in time: {what}");
         std::thread::sleep(Duration::from_millis(1));
     }
+}
+
+/// Runs functions that take a [`Backend`] as one test per backend: `on_each_backend!(f, g)` makes the tests `f::udp`,
+/// `f::packet`, `f::afxdp`, `g::udp`, …
+#[macro_export]
+macro_rules! on_each_backend {
+    ($($name:ident),+ $(,)?) => {$(
+        mod $name {
+            #[test]
+            fn udp() {
+                $crate::require_backend!($crate::harness::Backend::Udp);
+                super::$name($crate::harness::Backend::Udp);
+            }
+
+            #[test]
+            fn packet() {
+                $crate::require_backend!($crate::harness::Backend::Packet);
+                super::$name($crate::harness::Backend::Packet);
+            }
+
+            #[test]
+            fn afxdp() {
+                $crate::require_backend!($crate::harness::Backend::Xdp);
+                super::$name($crate::harness::Backend::Xdp);
+            }
+        }
+    )+};
 }
