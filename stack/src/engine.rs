@@ -378,7 +378,7 @@ impl Engine {
     #[must_use]
     #[inline]
     pub fn wants_transmit_now(&self) -> bool {
-        self.shared.urgent
+        self.shared.urgent || self.shared.pools.has_called()
     }
 
     /// Whether there may be something to send.
