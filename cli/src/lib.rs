@@ -5,5 +5,6 @@
 #![forbid(unsafe_code)]
 
 pub mod decode;
+pub mod demo;
 pub mod lab;
 pub mod measure;

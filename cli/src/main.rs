@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use rocinante_cli::decode;
+use rocinante_cli::{decode, demo};
 
 /// RDMA over Converged Ethernet in user space: no RDMA card, no kernel module, no root
 #[derive(Debug, Parser)]
@@ -15,11 +15,16 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Demo(demo::Args),
+    #[command(hide = true)]
+    DemoWorker(demo::WorkerArgs),
     Decode(decode::Args),
 }
 
 fn main() -> ExitCode {
     match Cli::parse().command {
+        Command::Demo(args) => demo::run(&args),
+        Command::DemoWorker(args) => demo::run_worker(&args),
         Command::Decode(args) => decode::run(&args),
     }
 }

@@ -1,0 +1,180 @@
+//! The two processes in the containers, as the demo sees them: orders go out, answers come back in time or not at all.
+
+use std::fmt;
+use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
+use std::process::{ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use super::order::{Answer, Order};
+use super::worker::Side;
+use crate::lab::{ChildGuard, Lab, LabError};
+
+/// What went wrong while a backend was shown.
+#[derive(Debug)]
+pub(super) struct Fault {
+    /// While doing what.
+    phase: String,
+    what: String,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.phase, self.what)
+    }
+}
+
+impl Fault {
+    pub(super) fn new(phase: &str, what: impl fmt::Display) -> Self {
+        Self { phase: phase.to_owned(), what: what.to_string() }
+    }
+}
+
+/// The processes; they end with it.
+pub(super) struct Pair {
+    workers: [Worker; 2],
+    heard: Receiver<(Side, Option<String>)>,
+    /// When the demo must be over.
+    deadline: Instant,
+}
+
+struct Worker {
+    side: Side,
+    orders: ChildStdin,
+    child: ChildGuard,
+}
+
+impl Pair {
+    /// Starts a process in each of the first two containers.
+    pub(super) fn start(lab: &Lab, deadline: Instant) -> Result<Self, LabError> {
+        let (sender, heard) = channel();
+        let start = |side, here: usize, there: usize| {
+            let [address, peer] = [here, there].map(|i| lab.container(i).ipv4().to_string());
+            let name = if side == Side::A { "a" } else { "b" };
+            let mut command = Command::new(own_path());
+            command.args(["demo-worker", "--side", name, "--address", &address, "--peer", &peer]);
+            command.stdin(Stdio::piped()).stdout(Stdio::piped());
+            let mut child = lab.container(here).spawn(&mut command)?;
+            listen(side, &mut child, sender.clone());
+            let orders = child.child_mut().stdin.take().expect("a pipe was asked for");
+            Ok(Worker { side, orders, child })
+        };
+        let workers = [start(Side::A, 0, 1)?, start(Side::B, 1, 0)?];
+        Ok(Self { workers, heard, deadline })
+    }
+
+    /// Both do the same.
+    pub(super) fn both(
+        &mut self,
+        phase: &str,
+        limit: Duration,
+        order: &Order,
+    ) -> Result<[Answer; 2], Fault> {
+        self.each(phase, limit, [Some(order), Some(order)])
+    }
+
+    /// Container a acts and b serves it.
+    pub(super) fn served(
+        &mut self,
+        phase: &str,
+        limit: Duration,
+        order: &Order,
+    ) -> Result<Answer, Fault> {
+        let [answer, _] = self.each(phase, limit, [Some(order), Some(&Order::Serve)])?;
+        Ok(answer)
+    }
+
+    /// Container a acts and b has nothing to do.
+    pub(super) fn first(
+        &mut self,
+        phase: &str,
+        limit: Duration,
+        order: &Order,
+    ) -> Result<Answer, Fault> {
+        let [answer, _] = self.each(phase, limit, [Some(order), None])?;
+        Ok(answer)
+    }
+
+    /// Gives the orders and waits for the answers.
+    fn each(
+        &mut self,
+        phase: &str,
+        limit: Duration,
+        orders: [Option<&Order>; 2],
+    ) -> Result<[Answer; 2], Fault> {
+        let fault = |what: String| Fault::new(phase, what);
+        let mut missing = Vec::new();
+        for (worker, order) in self.workers.iter_mut().zip(orders) {
+            let Some(order) = order else { continue };
+            let line = serde_json::to_string(order).map_err(|error| fault(error.to_string()))?;
+            // A process that has ended is noticed by its silence.
+            let _ = writeln!(worker.orders, "{line}");
+            missing.push(worker.side);
+        }
+        let deadline = (Instant::now() + limit).min(self.deadline);
+        let mut answers = [Answer::Done, Answer::Done];
+        while !missing.is_empty() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let (side, line) = self.heard.recv_timeout(left).map_err(|error| {
+                fault(match error {
+                    RecvTimeoutError::Timeout if deadline == self.deadline => {
+                        "the time for the whole demo is over".to_owned()
+                    }
+                    _ => format!("no answer within {} s from {}", limit.as_secs(), names(&missing)),
+                })
+            })?;
+            let line = line.ok_or_else(|| fault(self.ended(side)))?;
+            let answer = serde_json::from_str(&line).map_err(|error| fault(error.to_string()))?;
+            if let Answer::Failed { why } = answer {
+                return Err(fault(format!("container {}: {why}", name(side))));
+            }
+            answers[side as usize] = answer;
+            missing.retain(|other| *other != side);
+        }
+        Ok(answers)
+    }
+
+    /// In words, how a process ended that should not have.
+    fn ended(&mut self, side: Side) -> String {
+        let worker = &mut self.workers[side as usize];
+        let how = match worker.child.wait(Duration::from_secs(1)) {
+            Ok(status) => status.to_string(),
+            Err(error) => error.to_string(),
+        };
+        format!("the process in container {} ended ({how})", name(side))
+    }
+}
+
+fn name(side: Side) -> &'static str {
+    match side {
+        Side::A => "a",
+        Side::B => "b",
+    }
+}
+
+fn names(sides: &[Side]) -> String {
+    let names: Vec<_> = sides.iter().map(|side| format!("container {}", name(*side))).collect();
+    names.join(" and ")
+}
+
+/// Passes the process's lines on, and `None` at their end.
+fn listen(side: Side, child: &mut ChildGuard, sender: Sender<(Side, Option<String>)>) {
+    let stdout = child.child_mut().stdout.take().expect("a pipe was asked for");
+    std::thread::spawn(move || {
+        let lines = BufReader::new(stdout).lines().map_while(Result::ok);
+        for line in lines.map(Some).chain([None]) {
+            if sender.send((side, line)).is_err() {
+                return;
+            }
+        }
+    });
+}
+
+/// This program, also if its file was replaced meanwhile.
+fn own_path() -> PathBuf {
+    match std::env::current_exe() {
+        Ok(path) if path.exists() => path,
+        _ => "/proc/self/exe".into(),
+    }
+}

@@ -1,0 +1,342 @@
+//! Data moved by every operation, and every byte compared.
+
+use rocinante::{Mr, RecvWr, RemoteRegion, SendData, SendOp, SendWr, Sge, Wc, WcOpcode, WcStatus};
+
+use super::order::ByOp;
+use super::plan::{Message, Plan, Random};
+use super::worker::{PATIENCE, Session, Side};
+
+/// Between messages, where they land.
+const UNTOUCHED: u8 = 0xa5;
+/// Between messages, where they come from.
+const NOT_SENT: u8 = 0x5a;
+/// Requests outstanding.
+const DEPTH: usize = 64;
+/// Receives posted ahead.
+const RECEIVES: usize = 256;
+/// How often each atomic is done.
+const ATOMICS: usize = 2048;
+/// How many words they work on.
+const WORDS: usize = 8;
+
+/// What is verified by [`Verifier::messages`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Send,
+    Write,
+    WriteImm,
+    Read,
+}
+
+/// Runs every operation from container a to container b; both sides call it. What this side has compared.
+///
+/// # Errors
+/// The first thing that is wrong, in words.
+pub(super) fn verify(session: &mut Session, bytes_per_op: u64, seed: u64) -> Result<ByOp, String> {
+    let mut verifier = Verifier { session, done: ByOp::default() };
+    let kinds = [Kind::Send, Kind::Write, Kind::WriteImm, Kind::Read];
+    for (kind, number) in kinds.into_iter().zip(1..) {
+        let mut moved = 0;
+        while moved < bytes_per_op {
+            let seed = Random(seed ^ number ^ (moved << 8)).next();
+            moved += verifier.messages(kind, seed, bytes_per_op - moved)?;
+        }
+    }
+    verifier.fetch_add(seed)?;
+    verifier.compare_swap(seed)?;
+    Ok(verifier.done)
+}
+
+struct Verifier<'a> {
+    session: &'a mut Session,
+    done: ByOp,
+}
+
+/// A request with its data.
+struct Request {
+    op: SendOp,
+    sges: [Sge; 2],
+}
+
+impl Verifier<'_> {
+    /// One area full of messages, or as many as make `wanted` bytes. How many bytes they have.
+    fn messages(&mut self, kind: Kind, seed: u64, wanted: u64) -> Result<u64, String> {
+        let half = self.session.data.len() / 2;
+        let plan = Plan::new(seed, self.session.mtu as usize, half, wanted);
+        let name = format!("{kind:?}");
+        match (self.session.side, kind) {
+            (Side::A, Kind::Read) => {
+                self.fill_landing();
+                self.barrier("go")?;
+                self.post(&name, plan.messages.len(), |this, i| this.read(plan.messages[i]))?;
+                self.barrier("done")?;
+                self.compare(&name, &plan)?;
+                self.done.read += plan.bytes;
+            }
+            (Side::A, _) => {
+                self.session.data.write(0, &plan.image(NOT_SENT));
+                self.barrier("go")?;
+                self.post(&name, plan.messages.len(), |this, i| {
+                    this.outgoing(kind, i, plan.messages[i])
+                })?;
+                self.barrier("done")?;
+            }
+            (Side::B, Kind::Read) => {
+                self.session.data.write(0, &plan.image(NOT_SENT));
+                self.barrier("go")?;
+                self.barrier("done")?;
+            }
+            (Side::B, _) => {
+                self.fill_landing();
+                if kind == Kind::Write {
+                    self.barrier("go")?;
+                } else {
+                    self.receive(kind, &plan)?;
+                }
+                self.barrier("done")?;
+                self.compare(&name, &plan)?;
+                match kind {
+                    Kind::Send => self.done.send += plan.bytes,
+                    Kind::Write => self.done.write += plan.bytes,
+                    _ => self.done.write_imm += plan.bytes,
+                }
+            }
+        }
+        Ok(plan.bytes)
+    }
+
+    /// A SEND or WRITE of a message; every third in two pieces.
+    fn outgoing(&self, kind: Kind, number: usize, message: Message) -> Request {
+        let remote = self.remote();
+        let at = remote.address + remote.len / 2 + message.offset as u64;
+        let imm = Some(immediate(number));
+        let op = match kind {
+            Kind::Send => SendOp::Send { imm: imm.filter(|_| has_immediate(kind, number)) },
+            Kind::Write => SendOp::Write { remote: at, rkey: remote.key(), imm: None },
+            _ => SendOp::Write { remote: at, rkey: remote.key(), imm },
+        };
+        let cut = if number.is_multiple_of(3) { message.len / 3 } else { message.len };
+        let data = &self.session.data;
+        let sges =
+            [data.sge(message.offset, cut), data.sge(message.offset + cut, message.len - cut)];
+        Request { op, sges }
+    }
+
+    fn read(&self, message: Message) -> Request {
+        let remote = self.remote();
+        let op =
+            SendOp::Read { remote: remote.address + message.offset as u64, rkey: remote.key() };
+        let (data, cut) = (&self.session.data, message.len / 2);
+        let at = data.len() / 2 + message.offset;
+        Request { op, sges: [data.sge(at, cut), data.sge(at + cut, message.len - cut)] }
+    }
+
+    /// Receives all messages of the plan, in order, each with its length and immediate data.
+    fn receive(&mut self, kind: Kind, plan: &Plan) -> Result<(), String> {
+        let count = plan.messages.len();
+        for number in 0..count.min(RECEIVES) {
+            self.post_receive(kind, number, plan)?;
+        }
+        self.barrier("go")?;
+        let opcode = match kind {
+            Kind::Send => WcOpcode::Recv,
+            _ => WcOpcode::RecvRdmaWithImm,
+        };
+        for (number, message) in plan.messages.iter().enumerate() {
+            let name = format!("the receive of {kind:?} number {number}");
+            let wc = self.wait(&name)?;
+            let imm = has_immediate(kind, number).then(|| immediate(number));
+            let due = (number as u64, opcode, message.len as u64, imm);
+            let is = (wc.wr_id, wc.opcode, u64::from(wc.byte_len), wc.imm);
+            if is != due {
+                return Err(format!(
+                    "{name} has (wr_id, opcode, length, immediate) {is:?}, not {due:?}"
+                ));
+            }
+            if number + RECEIVES < count {
+                self.post_receive(kind, number + RECEIVES, plan)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn post_receive(&self, kind: Kind, number: usize, plan: &Plan) -> Result<(), String> {
+        let (data, message) = (&self.session.data, plan.messages[number]);
+        let sges = [data.sge(data.len() / 2 + message.offset, message.len)];
+        let sges = if kind == Kind::Send { &sges[..] } else { &[] };
+        let wr = RecvWr { wr_id: number as u64, sges };
+        self.session.qp.post_recv(&[wr]).map_err(|e| format!("receive {number}: {e}"))
+    }
+
+    /// Posts `count` requests, several at a time, and waits for all of them.
+    fn post(
+        &self,
+        name: &str,
+        count: usize,
+        mut make: impl FnMut(&Self, usize) -> Request,
+    ) -> Result<(), String> {
+        const LIST: usize = 8;
+        const SIGNAL_EVERY: usize = 4;
+        let (mut posted, mut completed) = (0, 0);
+        while completed < count {
+            while posted < count && posted - completed + LIST <= DEPTH {
+                let numbers = posted..count.min(posted + LIST);
+                let requests: Vec<_> =
+                    numbers.clone().map(|number| (number, make(self, number))).collect();
+                let list: Vec<_> = requests
+                    .iter()
+                    .map(|(number, request)| SendWr {
+                        wr_id: *number as u64,
+                        op: request.op,
+                        data: SendData::Sges(&request.sges),
+                        signaled: (number + 1).is_multiple_of(SIGNAL_EVERY) || number + 1 == count,
+                        solicited: false,
+                        fence: false,
+                    })
+                    .collect();
+                self.session.qp.post_send(&list).map_err(|e| format!("posting {name}: {e}"))?;
+                posted = numbers.end;
+            }
+            let wc = self.wait(&format!("{name} number {completed} to {}", posted - 1))?;
+            let number = usize::try_from(wc.wr_id).unwrap_or(usize::MAX);
+            if !(completed..posted).contains(&number) {
+                return Err(format!("{name} number {number} completed, but {completed} was due"));
+            }
+            completed = number + 1;
+        }
+        Ok(())
+    }
+
+    /// Adds to words of b's; what it finds there must be the sum of all before.
+    fn fetch_add(&mut self, seed: u64) -> Result<(), String> {
+        let mut model = [seed; WORDS];
+        let mut random = Random(seed);
+        let steps: Vec<_> = (0..ATOMICS)
+            .map(|number| {
+                let (word, add) = (number % WORDS, random.next());
+                let found = model[word];
+                model[word] = found.wrapping_add(add);
+                Step { word, found, atomic: Atomic::Add(add) }
+            })
+            .collect();
+        self.done.faa += self.atomics("FetchAdd", seed, &steps, &model)?;
+        Ok(())
+    }
+
+    /// Swaps words of b's, every third time with a comparison that must fail.
+    fn compare_swap(&mut self, seed: u64) -> Result<(), String> {
+        let mut model = [seed; WORDS];
+        let mut random = Random(!seed);
+        let steps: Vec<_> = (0..ATOMICS)
+            .map(|number| {
+                let (word, swap) = (number % WORDS, random.next());
+                let found = model[word];
+                let compare = if number % 3 == 2 { !found } else { found };
+                if compare == found {
+                    model[word] = swap;
+                }
+                Step { word, found, atomic: Atomic::Swap { compare, swap } }
+            })
+            .collect();
+        self.done.cas += self.atomics("CompareSwap", seed, &steps, &model)?;
+        Ok(())
+    }
+
+    /// Runs the steps on words that begin as `initial` and must end as `model`. The bytes that this side compared.
+    fn atomics(
+        &mut self,
+        name: &str,
+        initial: u64,
+        steps: &[Step],
+        model: &[u64; WORDS],
+    ) -> Result<u64, String> {
+        let base = self.session.data.len() / 2;
+        let word = |data: &Mr, index: usize| data.load_u64(base + 8 * index);
+        let store = |data: &Mr, index: usize, value: u64| {
+            data.write(base + 8 * index, &value.to_ne_bytes());
+        };
+        if self.session.side == Side::B {
+            (0..WORDS).for_each(|index| store(&self.session.data, index, initial));
+            self.barrier("go")?;
+            self.barrier("done")?;
+            for (index, due) in model.iter().enumerate() {
+                let is = word(&self.session.data, index);
+                if is != *due {
+                    return Err(format!("after {name}, word {index} is {is:#x}, not {due:#x}"));
+                }
+            }
+            return Ok(8 * WORDS as u64);
+        }
+        self.barrier("go")?;
+        self.post(name, steps.len(), |this, number| {
+            let (step, region, data) = (&steps[number], this.remote(), &this.session.data);
+            let remote = region.address + region.len / 2 + 8 * step.word as u64;
+            let rkey = region.key();
+            let op = match step.atomic {
+                Atomic::Add(add) => SendOp::FetchAdd { remote, rkey, add },
+                Atomic::Swap { compare, swap } => {
+                    SendOp::CompareSwap { remote, rkey, compare, swap }
+                }
+            };
+            Request { op, sges: [data.sge(base + 8 * number, 8), data.sge(base, 0)] }
+        })?;
+        self.barrier("done")?;
+        for (number, step) in steps.iter().enumerate() {
+            let (is, due) = (word(&self.session.data, number), step.found);
+            if is != due {
+                return Err(format!("{name} number {number} found {is:#x}, not {due:#x}"));
+            }
+        }
+        Ok(8 * steps.len() as u64)
+    }
+
+    fn fill_landing(&self) {
+        let half = self.session.data.len() / 2;
+        self.session.data.write(half, &vec![UNTOUCHED; half]);
+    }
+
+    fn compare(&self, name: &str, plan: &Plan) -> Result<(), String> {
+        let half = self.session.data.len() / 2;
+        let area = self.session.data.to_vec(half, half);
+        plan.compare(&area, UNTOUCHED).map_err(|what| format!("{name}: wrong data: {what}"))
+    }
+
+    fn remote(&self) -> RemoteRegion {
+        self.session.remote_data
+    }
+
+    fn barrier(&mut self, name: &str) -> Result<(), String> {
+        self.session.exchange.barrier(name).map_err(|e| e.to_string())
+    }
+
+    fn wait(&self, what: &str) -> Result<Wc, String> {
+        let wc = self.session.cq.wait_one(PATIENCE).map_err(|e| format!("{what}: {e}"))?;
+        if wc.status == WcStatus::Success {
+            Ok(wc)
+        } else {
+            Err(format!("{what} ended in {}", wc.status))
+        }
+    }
+}
+
+/// An atomic: on which word, and what it must find.
+struct Step {
+    word: usize,
+    found: u64,
+    atomic: Atomic,
+}
+
+enum Atomic {
+    Add(u64),
+    Swap { compare: u64, swap: u64 },
+}
+
+fn immediate(number: usize) -> [u8; 4] {
+    #[allow(clippy::cast_possible_truncation)]
+    (number as u32 ^ 0x5eed_0000).to_be_bytes()
+}
+
+/// Every second SEND is one with immediate data, and every WRITE with immediate.
+fn has_immediate(kind: Kind, number: usize) -> bool {
+    kind == Kind::WriteImm || (kind == Kind::Send && !number.is_multiple_of(2))
+}
