@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 use rocinante_stack::Budget;
 use rocinante_stack::types::{Key, Mtu, Psn, Qpn};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv};
 use serde::{Deserialize, Serialize};
 
 use crate::error::VerbsError;
@@ -240,8 +242,35 @@ impl Exchange {
         }
     }
 
+    /// Something to ask, also from another thread, whether the peer is still there.
+    ///
+    /// # Errors
+    /// [`VerbsError::Io`].
+    pub fn watch(&self) -> Result<PeerWatch, VerbsError> {
+        Ok(PeerWatch { stream: self.stream.get_ref().try_clone()? })
+    }
+
     fn bad(&self, what: &dyn std::fmt::Display) -> VerbsError {
         VerbsError::Exchange(format!("peer {}: {what}", self.peer))
+    }
+}
+
+/// Knows whether the peer of an [`Exchange`] has gone, without reading what it says.
+#[derive(Debug)]
+pub struct PeerWatch {
+    stream: TcpStream,
+}
+
+impl PeerWatch {
+    /// Whether the peer has closed the connection or given up: [`Exchange::hear`] then says so, too.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        let mut next = [0; 1];
+        match recv(&self.stream, &mut next, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+            Ok((0, _)) => true,
+            Ok(_) => char::from(next[0]) == GAVE_UP,
+            Err(error) => error != Errno::WOULDBLOCK && error != Errno::INTR,
+        }
     }
 }
 

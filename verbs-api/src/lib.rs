@@ -62,7 +62,7 @@ pub use context::{Context, DeviceAttr, DeviceCounters, Limits, NETDEV_VARIABLE, 
 pub use cq::{CompChannel, Cq, Wc};
 pub use error::VerbsError;
 pub use event::AsyncEvent;
-pub use exchange::{Endpoint, Exchange, Hello, RemoteRegion};
+pub use exchange::{Endpoint, Exchange, Hello, PeerWatch, RemoteRegion};
 pub use mr::Mr;
 pub use qp::{
     ConnectOptions, ModifyAttr, PeerPath, PostListError, PreparedQp, Qp, QpBuilder, QpCaps,
