@@ -40,7 +40,7 @@ pub struct PeerAddress {
     pub local: IpAddr,
     /// The peer's.
     pub remote: IpAddr,
-    /// The caller's name for the path, handed to [`TxSink::reserve`](crate::TxSink::reserve).
+    /// The caller's name for the path, handed to [`TxSink::send`](crate::TxSink::send).
     pub path: u32,
     /// What the peer's receive queue holds; [`Budget::STRANGER`] if it did not say.
     pub budget: Budget,
