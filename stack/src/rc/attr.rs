@@ -173,7 +173,8 @@ attributes! {
     Timeout = timeout "IBV_QP_TIMEOUT",
 }
 
-/// The transitions of an RC queue pair: from, to, what is required, what is optional besides.
+/// The transitions of an RC queue pair: from, to, what is required, what is optional besides. To RESET and ERR
+/// it can go from everywhere. `transitions.txt` shows the table and draws it.
 pub(crate) const TRANSITIONS: &[(QpState, QpState, u32, u32)] = &[
     (QpState::Reset, QpState::Init, State | PkeyIndex | Port | AccessFlags, 0),
     (QpState::Init, QpState::Init, 0, State | PkeyIndex | Port | AccessFlags),
@@ -282,6 +283,37 @@ mod tests {
                 assert_eq!(attr.check(from), Ok(to));
             }
         }
+    }
+
+    /// The table as text: for people, then for `dot`.
+    fn drawn() -> String {
+        use std::fmt::Write;
+        let names = |mask: u32| {
+            let names = NAMES.iter().filter(|(bit, _)| mask & bit != 0 && *bit != State);
+            let list: Vec<_> = names.map(|(_, name)| name.trim_start_matches("IBV_QP_")).collect();
+            if list.is_empty() { "-".into() } else { list.join(" ") }
+        };
+        let mut text = String::from("from   to     needs; takes besides\n");
+        for (from, to, required, optional) in TRANSITIONS {
+            let (from, to) = (from.to_string(), to.to_string());
+            let (required, optional) = (names(*required), names(*optional));
+            writeln!(text, "{from:6} {to:6} {required}; {optional}").unwrap();
+        }
+        text += "any    RESET  -; -\nany    ERR    -; -\n\ndigraph rc {\n";
+        for (from, to, ..) in TRANSITIONS {
+            writeln!(text, "    {from} -> {to};").unwrap();
+        }
+        for from in ["RESET", "INIT", "RTR", "RTS", "ERR"] {
+            writeln!(text, "    {from} -> RESET [style=dotted];").unwrap();
+            writeln!(text, "    {from} -> ERR [style=dashed];").unwrap();
+        }
+        text + "}\n"
+    }
+
+    #[test]
+    fn the_drawing_shows_the_table() {
+        let drawn = drawn();
+        assert_eq!(include_str!("transitions.txt"), drawn, "transitions.txt should be:\n{drawn}");
     }
 
     #[test]
