@@ -54,7 +54,7 @@ fn at(op: SendOp, remote: u64, rkey: Key) -> SendOp {
 /// Waits for an asynchronous event of a queue pair.
 fn event(side: &Side, qp: &Qp, event: QpEvent) {
     wait_until(&format!("{event:?}"), || {
-        side.ctx.poll_async_event() == Some(AsyncEvent { qpn: qp.qpn(), event })
+        side.ctx.poll_async_event() == Some(AsyncEvent::Qp { qpn: qp.qpn(), event })
     });
 }
 

@@ -353,7 +353,7 @@ impl Context {
     /// The counters.
     #[must_use]
     pub fn counters(&self) -> DeviceCounters {
-        let shard = self.inner.core.shard.lock();
+        let shard = self.inner.core.hold();
         DeviceCounters {
             transport: *shard.engine.counters(),
             drops: *shard.engine.drops(),
@@ -402,7 +402,7 @@ impl Context {
     /// The next asynchronous event, if there is one (`ibv_get_async_event(3)`, without waiting).
     #[must_use]
     pub fn poll_async_event(&self) -> Option<AsyncEvent> {
-        self.inner.core.next_event().map(|(qpn, event)| AsyncEvent { qpn, event })
+        self.inner.core.next_event()
     }
 
     /// A descriptor that is readable while there are asynchronous events.

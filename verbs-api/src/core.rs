@@ -4,6 +4,7 @@
 //! do not call: it sleeps on the port, and steps aside while the program drives.
 
 use std::collections::VecDeque;
+use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
@@ -11,9 +12,9 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
 use rocinante_netdev::Port;
-use rocinante_stack::types::{Qpn, Time};
-use rocinante_stack::verbs::QpEvent;
+use rocinante_stack::types::Time;
 
+use crate::event::AsyncEvent;
 use crate::qp::QpShared;
 use crate::shard::Shard;
 use crate::wake;
@@ -36,7 +37,7 @@ pub(crate) struct Core {
     port_fd: OwnedFd,
     kick: OwnedFd,
     stop: AtomicBool,
-    events: Mutex<VecDeque<(Qpn, QpEvent)>>,
+    events: Mutex<VecDeque<AsyncEvent>>,
     event_fd: OwnedFd,
 }
 
@@ -65,6 +66,11 @@ impl Core {
         })
     }
 
+    /// Locks the shard for something else than driving it.
+    pub(crate) fn hold(&self) -> Held<'_> {
+        Held { core: self, shard: Some(self.shard.lock()) }
+    }
+
     /// Drives the shard unless somebody else does.
     #[inline]
     pub(crate) fn drive(&self) {
@@ -89,7 +95,7 @@ impl Core {
     #[inline]
     pub(crate) fn release(&self, mut shard: MutexGuard<'_, Shard>) -> bool {
         self.collect_events(&mut shard);
-        let due = shard.deadline().map_or(u64::MAX, |due| due.0);
+        let due = shard.needed().map_or(u64::MAX, |due| due.0);
         drop(shard);
         fence(Ordering::SeqCst);
         // The background thread sleeps longer than the engine can wait.
@@ -130,7 +136,7 @@ impl Core {
         wake::notify(&self.event_fd);
     }
 
-    pub(crate) fn next_event(&self) -> Option<(Qpn, QpEvent)> {
+    pub(crate) fn next_event(&self) -> Option<AsyncEvent> {
         let mut events = self.events.lock();
         let event = events.pop_front();
         if events.is_empty() {
@@ -157,7 +163,7 @@ impl Core {
                     let due = Duration::from_nanos(due.since(now));
                     sleep = Some(sleep.map_or(due, |sleep| sleep.min(due)));
                 }
-                port = Some((self.port_fd.as_fd(), shard.port.wants_write()));
+                port = self.watched(&shard);
             } else {
                 sleep = Some(Duration::ZERO);
             }
@@ -192,6 +198,9 @@ impl Core {
                 seen = epoch;
                 wake::wait(None, self.kick.as_fd(), Some(aside));
                 wake::clear(&self.kick);
+                if self.waiters.load(Ordering::SeqCst) > 0 {
+                    self.do_what_is_due();
+                }
                 continue;
             }
             let Some(mut shard) = self.shard.try_lock() else {
@@ -212,9 +221,21 @@ impl Core {
         }
     }
 
+    /// Drives if a deadline has passed: a thread that sleeps on the port knows only those that were set when it fell
+    /// asleep.
+    fn do_what_is_due(&self) {
+        if let Some(mut shard) = self.shard.try_lock()
+            && shard.needed().is_some_and(|due| due <= shard.now())
+        {
+            self.take_staged(&mut shard);
+            shard.drive(false);
+            self.collect_events(&mut shard);
+        }
+    }
+
     fn park(&self, shard: MutexGuard<'_, Shard>) {
         let (now, due) = (shard.now(), shard.deadline());
-        let port = Some((self.port_fd.as_fd(), shard.port.wants_write()));
+        let port = self.watched(&shard);
         self.parked_until.store(due.map_or(u64::MAX, |due| due.0), Ordering::SeqCst);
         drop(shard);
         fence(Ordering::SeqCst);
@@ -226,9 +247,45 @@ impl Core {
         wake::clear(&self.kick);
     }
 
+    /// What to wait for besides: the port's descriptor, and whether it shall take more. A broken port's would be ready
+    /// for ever.
+    fn watched(&self, shard: &Shard) -> Option<(BorrowedFd<'_>, bool)> {
+        shard.broken.is_none().then(|| (self.port_fd.as_fd(), shard.port.wants_write()))
+    }
+
     /// Ends the background thread.
     pub(crate) fn shut_down(&self) {
         self.stop.store(true, Ordering::SeqCst);
         wake::notify(&self.kick);
+    }
+}
+
+/// The locked shard. Who posts meanwhile finds nobody to drive it: that is made up for when it is unlocked.
+pub(crate) struct Held<'a> {
+    core: &'a Core,
+    shard: Option<MutexGuard<'a, Shard>>,
+}
+
+impl Deref for Held<'_> {
+    type Target = Shard;
+
+    fn deref(&self) -> &Shard {
+        self.shard.as_ref().expect("locked until it is dropped")
+    }
+}
+
+impl DerefMut for Held<'_> {
+    fn deref_mut(&mut self) -> &mut Shard {
+        self.shard.as_mut().expect("locked until it is dropped")
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        if let Some(shard) = self.shard.take()
+            && self.core.release(shard)
+        {
+            self.core.drive();
+        }
     }
 }

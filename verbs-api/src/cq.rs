@@ -27,6 +27,15 @@ pub(crate) struct CqShared {
     channel: Option<Arc<ChannelShared>>,
 }
 
+/// What became of completions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pushed {
+    /// They are in the queue.
+    All,
+    /// Some found no room; `news` if that never happened before.
+    Overflow { news: bool },
+}
+
 const DISARMED: u8 = 0;
 const ARMED_SOLICITED: u8 = 1;
 const ARMED: u8 = 2;
@@ -43,8 +52,8 @@ impl CqShared {
         }
     }
 
-    /// Appends completions; `false` if one found no room.
-    pub(crate) fn push(&self, completions: impl Iterator<Item = Cqe>) -> bool {
+    /// Appends completions.
+    pub(crate) fn push(&self, completions: impl Iterator<Item = Cqe>) -> Pushed {
         let mut solicited = false;
         let mut fits = true;
         let mut ring = self.ring.lock();
@@ -57,7 +66,8 @@ impl CqShared {
             ring.push_back(cqe);
         }
         drop(ring);
-        if !fits && !self.overflowed.swap(true, Ordering::Relaxed) {
+        let news = !fits && !self.overflowed.swap(true, Ordering::Relaxed);
+        if news {
             self.announce();
         }
         match self.armed.load(Ordering::SeqCst) {
@@ -65,7 +75,7 @@ impl CqShared {
             ARMED_SOLICITED if solicited => self.announce(),
             _ => {}
         }
-        fits
+        if fits { Pushed::All } else { Pushed::Overflow { news } }
     }
 
     /// Disarms, and tells the channel if it was armed.
@@ -105,7 +115,7 @@ pub(crate) struct CqInner {
 
 impl Drop for CqInner {
     fn drop(&mut self) {
-        self.ctx.core.shard.lock().host.cqs.remove(self.shared.id);
+        self.ctx.core.hold().host.cqs.remove(self.shared.id);
     }
 }
 
@@ -128,7 +138,7 @@ impl Cq {
                 "a completion queue has 1 to {max} entries, not {depth}"
             )));
         }
-        let mut shard = ctx.core.shard.lock();
+        let mut shard = ctx.core.hold();
         if shard.host.cqs.len() >= ctx.limits.max_cq as usize {
             return Err(VerbsError::Limit {
                 what: "completion queues",
@@ -148,6 +158,12 @@ impl Cq {
 
     pub(crate) fn id(&self) -> CqId {
         CqId(self.inner.shared.id)
+    }
+
+    /// Its number among the device's queues, by which asynchronous events name it.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        self.inner.shared.id
     }
 
     /// How many completions it holds at most.

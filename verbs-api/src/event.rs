@@ -3,11 +3,24 @@
 use rocinante_stack::types::Qpn;
 use rocinante_stack::verbs::QpEvent;
 
-/// Something that happened to a queue pair outside its completions (`struct ibv_async_event`).
+/// Something that happened outside the completions (`struct ibv_async_event`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct AsyncEvent {
-    /// The queue pair.
-    pub qpn: Qpn,
-    /// What happened.
-    pub event: QpEvent,
+#[non_exhaustive]
+pub enum AsyncEvent {
+    /// To a queue pair.
+    Qp {
+        /// Which one.
+        qpn: Qpn,
+        /// What.
+        event: QpEvent,
+    },
+    /// A completion queue overflowed (`IBV_EVENT_CQ_ERR`): completions were lost, and every queue pair that completes to it
+    /// is in the error state.
+    CqOverflow {
+        /// Its [`Cq::number`](crate::Cq::number).
+        cq: u32,
+    },
+    /// The interface is gone (`IBV_EVENT_DEVICE_FATAL`): every queue pair is in the error state, and the device is good for
+    /// nothing but being closed.
+    DeviceFatal,
 }

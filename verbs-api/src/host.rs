@@ -6,9 +6,10 @@ use std::sync::atomic::Ordering;
 
 use rocinante_stack::Completions;
 use rocinante_stack::mem::{Atomic, AtomicOp, Checked, Memory, Read, RegionTable, Write};
-use rocinante_stack::verbs::{CqId, Cqe};
+use rocinante_stack::verbs::{CqId, Cqe, QpState};
+use rocinante_stack::{Engine, QpAttr};
 
-use crate::cq::CqShared;
+use crate::cq::{CqShared, Pushed};
 use crate::memory::Range;
 use crate::qp::QpShared;
 
@@ -35,19 +36,31 @@ impl Host {
         }
     }
 
-    /// Puts completions into their queues, one lock per queue and burst. `overflow` hears of queues that are full.
-    pub(crate) fn deliver(&mut self, mut overflow: impl FnMut(CqId)) {
+    /// Puts completions into their queues, one lock per queue and burst. `overflow` hears of queues that are full, and whether
+    /// that is news.
+    pub(crate) fn deliver(&mut self, mut overflow: impl FnMut(CqId, bool)) {
         let mut rest = &self.pending[..];
         while let Some((cq, _)) = rest.first() {
             let run = rest.iter().take_while(|(other, _)| other == cq).count();
-            if let Some(shared) = self.cqs.get(cq.0)
-                && !shared.push(rest[..run].iter().map(|(_, cqe)| *cqe))
-            {
-                overflow(*cq);
+            if let Some(shared) = self.cqs.get(cq.0) {
+                match shared.push(rest[..run].iter().map(|(_, cqe)| *cqe)) {
+                    Pushed::All => {}
+                    Pushed::Overflow { news } => overflow(*cq, news),
+                }
             }
             rest = &rest[run..];
         }
         self.pending.clear();
+    }
+
+    /// Every queue pair goes to the error state.
+    pub(crate) fn break_all(&mut self, engine: &mut Engine) {
+        let qpns: Vec<_> = self.qps.iter().map(|qp| qp.qpn()).collect();
+        let error = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };
+        for qpn in qpns {
+            // The change is allowed from every state.
+            let _ = engine.modify_qp(qpn, &error, self);
+        }
     }
 
     pub(crate) fn has_pending(&self) -> bool {
@@ -140,6 +153,10 @@ impl<T> Table<T> {
     #[inline]
     pub(crate) fn get(&self, index: u32) -> Option<&T> {
         self.entries.get(index as usize)?.as_ref()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
+        self.entries.iter().flatten()
     }
 
     pub(crate) fn remove(&mut self, index: u32) -> Option<T> {

@@ -68,7 +68,7 @@ impl Mr {
             access,
         };
         let ctx = &pd.inner.ctx;
-        let key = ctx.core.shard.lock().host.regions.insert(region, random);
+        let key = ctx.core.hold().host.regions.insert(region, random);
         let key = key.ok_or(VerbsError::Limit {
             what: "memory regions",
             max: u64::from(ctx.limits.max_mr),
@@ -192,8 +192,12 @@ impl Mr {
     /// [`VerbsError::Busy`], with the region, while a posted request names it.
     pub fn deregister(mut self) -> Result<(), (Self, VerbsError)> {
         let core = &self.pd.inner.ctx.core;
-        let mut shard = core.shard.lock();
+        let mut shard = core.hold();
+        // Requests that wait to be posted name regions too.
         core.take_staged(&mut shard);
+        let now = shard.now();
+        shard.transmit(now);
+        shard.deliver();
         if shard.engine.uses_key(self.key) {
             drop(shard);
             return Err((self, VerbsError::Busy("a posted work request names the region")));
@@ -209,7 +213,7 @@ impl Mr {
     /// # Errors
     /// [`AccessError`].
     pub fn check(&self, address: u64, len: u32, need: Access) -> Result<(), AccessError> {
-        let shard = self.pd.inner.ctx.core.shard.lock();
+        let shard = self.pd.inner.ctx.core.hold();
         shard.host.regions.check(self.key, self.pd.id(), address, len, need).map(|_| ())
     }
 
@@ -223,7 +227,7 @@ impl Mr {
 impl Drop for Mr {
     fn drop(&mut self) {
         if self.registered {
-            self.pd.inner.ctx.core.shard.lock().host.regions.remove(self.key);
+            self.pd.inner.ctx.core.hold().host.regions.remove(self.key);
         }
     }
 }

@@ -63,10 +63,12 @@ impl Qp {
     ///
     /// # Errors
     /// [`VerbsError::Modify`] says which attribute is missing, too much or out of range, or that the states do not follow
-    /// each other; [`VerbsError::Path`] that there is no way to the peer.
+    /// each other; [`VerbsError::Path`] that there is no way to the peer; [`VerbsError::Invalid`] that a limit of the
+    /// device is exceeded.
     pub fn modify(&self, change: &ModifyAttr) -> Result<(), VerbsError> {
         let mut attr = change.attr;
-        let mut guard = self.ctx.core.shard.lock();
+        self.check_limits(&attr)?;
+        let mut guard = self.ctx.core.hold();
         self.ctx.core.take_staged(&mut guard);
         let shard = &mut *guard;
         let mut added = None;
@@ -96,11 +98,20 @@ impl Qp {
         let now = shard.now();
         shard.transmit(now);
         shard.deliver();
-        let more = self.ctx.core.release(guard);
-        if more {
-            self.ctx.core.drive();
-        }
         result.map_err(VerbsError::Modify)
+    }
+
+    fn check_limits(&self, attr: &QpAttr) -> Result<(), VerbsError> {
+        let max = self.ctx.limits.max_qp_rd_atom;
+        for (name, wanted) in
+            [("max_rd_atomic", attr.max_rd_atomic), ("max_dest_rd_atomic", attr.max_dest_rd_atomic)]
+        {
+            if wanted.is_some_and(|wanted| u32::from(wanted) > max) {
+                let why = format!("{name} is too large: the device takes {max} at most");
+                return Err(VerbsError::Invalid(why));
+            }
+        }
+        Ok(())
     }
 
     fn path_spec(&self, path: &PeerPath, dest: Option<Qpn>) -> PathSpec {
@@ -166,7 +177,7 @@ impl Qp {
     /// State, attributes and capabilities (`ibv_query_qp(3)`).
     #[must_use]
     pub fn query(&self) -> (QpState, QpAttr, QpCaps) {
-        let shard = self.ctx.core.shard.lock();
+        let shard = self.ctx.core.hold();
         let (state, attr, _) = shard.engine.query_qp(self.qpn).unwrap_or((
             QpState::Err,
             QpAttr::default(),
@@ -298,13 +309,13 @@ impl Qp {
 
 impl Drop for Qp {
     fn drop(&mut self) {
-        let mut shard = self.ctx.core.shard.lock();
+        let mut shard = self.ctx.core.hold();
+        self.shared.forget_staged();
         let gone: Result<(), ModifyError> = shard.engine.destroy_qp(self.qpn);
         debug_assert!(gone.is_ok());
         shard.host.qps.remove(self.cookie);
         if let Some(path) = self.path.lock().take() {
             shard.remove_path(path);
         }
-        let _ = self.ctx.core.release(shard);
     }
 }

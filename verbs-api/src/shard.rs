@@ -6,10 +6,11 @@ use std::time::Instant;
 
 use rocinante_netdev::{AnyPort, PathId, PathSpec, Port, RxDatagram, RxIpId};
 use rocinante_stack::types::Time;
-use rocinante_stack::verbs::QpEvent;
+use rocinante_stack::verbs::CqId;
 use rocinante_stack::wire::icrc::{DF, IpFields, Template};
 use rocinante_stack::{Datagram, Engine, IpId, TxSink, TxStop};
 
+use crate::event::AsyncEvent;
 use crate::host::Host;
 
 /// What one thread at a time drives.
@@ -30,6 +31,8 @@ pub(crate) struct Shard {
     pub(crate) refused: (u64, i32),
     /// The port broke: the interface is gone.
     pub(crate) broken: Option<io::Error>,
+    /// Events that are not the engine's.
+    events: Vec<AsyncEvent>,
 }
 
 impl std::fmt::Debug for Shard {
@@ -63,6 +66,7 @@ impl Shard {
             held: false,
             refused: (0, 0),
             broken: None,
+            events: Vec::new(),
         }
     }
 
@@ -80,6 +84,12 @@ impl Shard {
             return engine;
         }
         Some(engine.map_or(self.maintain_at, |due| due.min(self.maintain_at)))
+    }
+
+    /// When the background thread must drive at the latest if the program does not.
+    pub(crate) fn needed(&self) -> Option<Time> {
+        // What is held waits for the program's next call, which may never come.
+        if self.held { Some(Time(0)) } else { self.deadline() }
     }
 
     /// Receives, does what is due, sends. Returns whether anything happened.
@@ -116,12 +126,15 @@ impl Shard {
     /// Sends what there is to send.
     pub(crate) fn transmit(&mut self, now: Time) -> bool {
         self.deferred = 0;
+        self.held = false;
         if !self.engine.wants_transmit() && !self.port.wants_write() {
             return false;
         }
         loop {
             let mut sink = Sink { port: &mut self.port, paths: &mut self.paths };
+            let before = self.engine.counters().sent_pkts;
             let stop = self.engine.poll_transmit(now, TX_BURST, &mut self.host, &mut sink);
+            let progress = self.engine.counters().sent_pkts != before;
             let refused = &mut self.refused;
             self.port.flush(|failure| {
                 refused.0 += u64::from(failure.datagrams);
@@ -129,7 +142,7 @@ impl Shard {
             });
             match stop {
                 // A flush may have made room.
-                TxStop::SinkFull if !self.port.wants_write() => {}
+                TxStop::SinkFull if progress && !self.port.wants_write() => {}
                 TxStop::Idle | TxStop::SinkFull | TxStop::Budget => break,
             }
         }
@@ -150,22 +163,38 @@ impl Shard {
     }
 
     fn receive(&mut self, now: Time) -> usize {
+        if self.broken.is_some() {
+            return 0;
+        }
         let (engine, host) = (&mut self.engine, &mut self.host);
         let received = self.port.receive(RX_BURST, |datagram| {
             engine.handle_datagram(now, &translate(&datagram), host);
         });
         received.unwrap_or_else(|error| {
-            self.broken = Some(error);
+            self.break_down(error);
             0
         })
+    }
+
+    /// The port is good for nothing any more.
+    fn break_down(&mut self, error: io::Error) {
+        if self.broken.replace(error).is_none() {
+            self.events.push(AsyncEvent::DeviceFatal);
+            self.host.break_all(&mut self.engine);
+        }
     }
 
     /// Hands completions to their queues.
     pub(crate) fn deliver(&mut self) {
         while self.host.has_pending() {
-            let mut full = None;
-            self.host.deliver(|cq| full = Some(cq));
-            if let Some(cq) = full {
+            let mut full: Vec<CqId> = Vec::new();
+            self.host.deliver(|cq, news| {
+                full.push(cq);
+                if news {
+                    self.events.push(AsyncEvent::CqOverflow { cq: cq.0 });
+                }
+            });
+            for cq in full {
                 self.engine.cq_overflow(cq, &mut self.host);
             }
         }
@@ -199,9 +228,12 @@ impl Shard {
         self.paths.set(PathId(path), None);
     }
 
-    /// The next asynchronous event of a queue pair.
-    pub(crate) fn poll_event(&mut self) -> Option<(rocinante_stack::types::Qpn, QpEvent)> {
-        self.engine.poll_event()
+    /// The next asynchronous event.
+    pub(crate) fn poll_event(&mut self) -> Option<AsyncEvent> {
+        if let Some(event) = self.events.pop() {
+            return Some(event);
+        }
+        self.engine.poll_event().map(|(qpn, event)| AsyncEvent::Qp { qpn, event })
     }
 }
 

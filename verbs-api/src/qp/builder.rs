@@ -117,7 +117,7 @@ impl QpBuilder {
             return Err(VerbsError::Invalid(format!("there is no GID index {}", self.gid_index)));
         };
         let random = crate::context::random()?;
-        let mut guard = ctx.core.shard.lock();
+        let mut guard = ctx.core.hold();
         let shard = &mut *guard;
         let mut qpn = None;
         let cookie = shard.host.qps.insert(|cookie| {

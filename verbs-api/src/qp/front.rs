@@ -61,8 +61,17 @@ impl QpShared {
         }
     }
 
+    pub(crate) fn qpn(&self) -> Qpn {
+        self.qpn
+    }
+
     pub(super) fn caps(&self) -> QpCaps {
         self.caps
+    }
+
+    /// The queue pair goes away: what was not given to the engine never will be.
+    pub(super) fn forget_staged(&self) {
+        self.front.lock().clear();
     }
 
     /// A reset forgets all work without completing it.
