@@ -1,0 +1,208 @@
+//! Random loss on the host's bridge: every SEND arrives once and in order, every fetch-and-add is executed once, whatever
+//! the bridge drops, in whole super-packets or datagram by datagram.
+//!
+//! The unit of loss is the kernel's packet. With super-packets one loss takes up to a whole run of datagrams; with
+//! segmentation switched off it takes one datagram.
+
+use std::time::{Duration, Instant};
+
+use rocinante::{Access, Backend, ConnectOptions, Mr, Mtu, Qp, RecvWr, SendOp};
+use rocinante_tests::harness::{Harness, Setup, assert_same, pattern, wr};
+use rocinante_tests::lab::{Match, Rule};
+use rocinante_tests::{require_backend, require_ethtool, require_nft};
+
+/// One test per backend, percentage and unit of loss.
+macro_rules! cells {
+    ($( $name:ident: $backend:ident $percent:literal $whole:literal; )*) => {
+        $(
+            #[test]
+            fn $name() {
+                require_backend!(Backend::$backend);
+                require_nft!();
+                require_ethtool!();
+                run(Backend::$backend, f64::from($percent), $whole);
+            }
+        )*
+
+        const CELLS: &[&str] = &[$( stringify!($name), )*];
+    };
+}
+
+cells! {
+    udp_1_percent_super_packets: Udp 1 true;
+    udp_1_percent_datagrams: Udp 1 false;
+    udp_10_percent_super_packets: Udp 10 true;
+    udp_10_percent_datagrams: Udp 10 false;
+    packet_1_percent_super_packets: Packet 1 true;
+    packet_1_percent_datagrams: Packet 1 false;
+    packet_10_percent_super_packets: Packet 10 true;
+    packet_10_percent_datagrams: Packet 10 false;
+    afxdp_1_percent_super_packets: Xdp 1 true;
+    afxdp_1_percent_datagrams: Xdp 1 false;
+    afxdp_10_percent_super_packets: Xdp 10 true;
+    afxdp_10_percent_datagrams: Xdp 10 false;
+}
+
+#[test]
+fn no_cell_is_missing() {
+    assert_eq!(CELLS.len(), 3 * 2 * 2);
+}
+
+/// The rule must have dropped so many.
+const DROPS_MIN: u64 = 30;
+/// Numbered SENDs that are on their way at once.
+const WINDOW: u64 = 64;
+/// The longest SEND.
+const LONGEST: usize = 40_000;
+/// Rounds between two looks at the rule's counter.
+const ROUND: u64 = 2 * WINDOW;
+/// A run that has not seen enough drops by then would never end.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn run(backend: Backend, percent: f64, whole: bool) {
+    let mut setup = Setup::new(backend).mtu(Mtu::Mtu1024);
+    setup.segmentation = whole;
+    // 4 ms: what is lost at the very end is soon sent again.
+    setup.connect = ConnectOptions { timeout: 10, retry_cnt: 7, ..setup.connect };
+    let harness = Harness::new(&setup);
+    let lose = harness.lab.lose(&Match::roce(), percent).expect("a rule");
+    let [qp, peer] = harness.pair();
+    let mut stream = Stream::new(&harness);
+    let deadline = Instant::now() + PATIENCE;
+    while dropped(&lose) < DROPS_MIN {
+        assert!(Instant::now() < deadline, "{} drops only", dropped(&lose));
+        stream.round(&harness, &qp, &peer);
+    }
+    let drops = dropped(&lose);
+    lose.remove().expect("no rule");
+    // And without loss again.
+    stream.round(&harness, &qp, &peer);
+    stream.finish(&harness);
+    let [a, b] = harness.sides.each_ref().map(|side| side.ctx.counters());
+    let again = a.transport.retransmitted_pkts + b.transport.duplicate_request;
+    assert!(again > 0, "{drops} drops, and nothing was sent again: {a:?} {b:?}");
+    assert_eq!((a.drops.icrc, b.drops.icrc), (0, 0));
+}
+
+fn dropped(rule: &Rule) -> u64 {
+    rule.counter().expect("a counter").packets
+}
+
+/// Numbered SENDs with fetch-and-adds and READs in between.
+struct Stream {
+    source: Mr,
+    results: Mr,
+    target: Mr,
+    counter: Mr,
+    /// SENDs so far.
+    sends: u64,
+    /// Fetch-and-adds so far.
+    adds: u64,
+    bytes: Vec<u8>,
+}
+
+impl Stream {
+    fn new(harness: &Harness) -> Self {
+        let [a, b] = &harness.sides;
+        let bytes = pattern(LONGEST + 1024, 9);
+        let source = a.pd.allocate(bytes.len() + 8 * WINDOW as usize, Access::NONE).unwrap();
+        source.write(0, &bytes);
+        Self {
+            source,
+            results: a.pd.allocate(8 * ROUND as usize, Access::LOCAL_WRITE).unwrap(),
+            target: b.pd.allocate(WINDOW as usize * LONGEST, Access::LOCAL_WRITE).unwrap(),
+            counter: b.pd.allocate(8, Access::ALL).unwrap(),
+            sends: 0,
+            adds: 0,
+            bytes,
+        }
+    }
+
+    /// Where the payload of SEND `number` begins in the source, and how long it is: mostly short, some long.
+    fn payload(number: u64) -> (usize, usize) {
+        let mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
+        let len = match mixed % 8 {
+            0 => LONGEST - (mixed / 8) as usize % 5000,
+            1 | 2 => 1020 + (mixed / 8) as usize % 8,
+            _ => (mixed / 8) as usize % 300,
+        };
+        (number as usize % 1024, len.max(8))
+    }
+
+    fn round(&mut self, harness: &Harness, qp: &Qp, peer: &Qp) {
+        let [a, b] = &harness.sides;
+        let (first, until) = (self.sends, self.sends + ROUND);
+        let first_add = self.adds;
+        for number in first..first + WINDOW {
+            self.receive(peer, number);
+        }
+        let (mut received, mut completed, mut posted) = (first, 0, first);
+        let mut seen_adds = first_add;
+        let expected_completions = 2 * ROUND;
+        while received < until || completed < expected_completions {
+            // As many as there are receives for.
+            while posted < until && posted < received + WINDOW {
+                self.post(qp, posted);
+                posted += 1;
+            }
+            if let Some(wc) = a.cq.poll_one().unwrap() {
+                assert_eq!(wc.status, rocinante::WcStatus::Success, "after {completed}: {wc:?}");
+                if wc.opcode == rocinante::WcOpcode::FetchAdd {
+                    // In order, and each found what the one before it left: none was lost or done twice.
+                    assert_eq!(wc.wr_id, seen_adds);
+                    let at = 8 * (wc.wr_id % ROUND) as usize;
+                    assert_eq!(self.results.load_u64(at), seen_adds, "the value it found");
+                    seen_adds += 1;
+                }
+                completed += 1;
+            }
+            if let Some(wc) = b.cq.poll_one().unwrap() {
+                assert_eq!(wc.status, rocinante::WcStatus::Success);
+                assert_eq!(wc.wr_id, received, "SENDs arrive in order");
+                self.verify(received, wc.byte_len as usize);
+                received += 1;
+                if received + WINDOW <= until {
+                    self.receive(peer, received + WINDOW - 1);
+                }
+            }
+        }
+        self.sends = until;
+        self.adds = seen_adds;
+        assert_eq!(self.counter.load_u64(0), self.adds);
+    }
+
+    fn receive(&self, peer: &Qp, number: u64) {
+        let slot = (number % WINDOW) as usize * LONGEST;
+        let sges = [self.target.sge(slot, LONGEST)];
+        peer.post_recv(&[RecvWr { wr_id: number, sges: &sges }]).unwrap();
+    }
+
+    /// A SEND that says its number, and a fetch-and-add.
+    fn post(&self, qp: &Qp, number: u64) {
+        let (from, len) = Self::payload(number);
+        let label = self.bytes.len() + 8 * (number % WINDOW) as usize;
+        self.source.write(label, &number.to_le_bytes());
+        let sges = [self.source.sge(label, 8), self.source.sge(from, len - 8)];
+        let (remote, rkey) = (self.counter.address(), self.counter.rkey());
+        let add = SendOp::FetchAdd { remote, rkey, add: 1 };
+        let result = [self.results.sge(8 * (number % ROUND) as usize, 8)];
+        let list = [wr(number, SendOp::Send { imm: None }, &sges), wr(number, add, &result)];
+        qp.post_send(&list).unwrap();
+    }
+
+    fn verify(&self, number: u64, len: usize) {
+        let (from, expected) = Self::payload(number);
+        assert_eq!(len, expected, "length of SEND {number}");
+        let slot = (number % WINDOW) as usize * LONGEST;
+        let found = self.target.to_vec(slot, len);
+        assert_eq!(found[..8], number.to_le_bytes(), "the number of SEND {number}");
+        assert_same(&found[8..], &self.bytes[from..from + len - 8], &format!("SEND {number}"));
+    }
+
+    fn finish(&self, harness: &Harness) {
+        assert_eq!(self.sends, self.adds);
+        for side in &harness.sides {
+            side.quiet(Duration::from_millis(5));
+        }
+    }
+}
