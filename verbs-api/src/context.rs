@@ -17,11 +17,8 @@ use crate::cq::{CompChannel, Cq};
 use crate::error::VerbsError;
 use crate::event::AsyncEvent;
 use crate::host::Host;
-use crate::mr::Mr;
 use crate::qp::{QpBuilder, QpCaps};
 use crate::shard::Shard;
-
-use rocinante_stack::mem::Access;
 
 /// What a device may hold at most (`struct ibv_device_attr`); reported by [`Context::query_device`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -427,36 +424,6 @@ pub(crate) struct PdInner {
 impl Pd {
     pub(crate) fn id(&self) -> PdId {
         self.inner.id
-    }
-
-    /// Allocates `len` zero bytes and registers them. The region owns them.
-    ///
-    /// # Errors
-    /// [`VerbsError::Invalid`] for flags that contradict each other or too much memory; [`VerbsError::Limit`] if there
-    /// are too many regions.
-    pub fn allocate(&self, len: usize, access: Access) -> Result<Mr, VerbsError> {
-        Mr::allocate(self, len, access)
-    }
-
-    /// Registers memory of the caller's (`ibv_reg_mr(3)`).
-    ///
-    /// # Safety
-    /// From now until the region is dropped or deregistered, `start` must point to `len` bytes that are valid for reads and,
-    /// with any write or atomic flag, for writes; and the program must access them only as memory that
-    /// others change at any time: through raw pointers, atomics or the region's own methods, never through references
-    /// whose rules a concurrent writer would break.
-    ///
-    /// # Errors
-    /// As [`allocate`](Self::allocate).
-    #[allow(unsafe_code)]
-    pub unsafe fn register(
-        &self,
-        start: *mut u8,
-        len: usize,
-        access: Access,
-    ) -> Result<Mr, VerbsError> {
-        // SAFETY: the caller's promise is passed on.
-        unsafe { Mr::register(self, start, len, access) }
     }
 
     /// Begins to make a queue pair (`ibv_create_qp(3)`).

@@ -10,6 +10,37 @@ use crate::context::Pd;
 use crate::error::VerbsError;
 use crate::memory::{Buffer, Range};
 
+impl Pd {
+    /// Allocates `len` zero bytes and registers them. The region owns them.
+    ///
+    /// # Errors
+    /// [`VerbsError::Invalid`] for flags that contradict each other or too much memory; [`VerbsError::Limit`] if there
+    /// are too many regions.
+    pub fn allocate(&self, len: usize, access: Access) -> Result<Mr, VerbsError> {
+        Mr::allocate(self, len, access)
+    }
+
+    /// Registers memory of the caller's (`ibv_reg_mr(3)`).
+    ///
+    /// # Safety
+    /// From now until the region is dropped or deregistered, `start` must point to `len` bytes that are valid for reads and,
+    /// with any write or atomic flag, for writes; and the program must access them only as memory that
+    /// others change at any time: through raw pointers, atomics or the region's own methods, never through references
+    /// whose rules a concurrent writer would break.
+    ///
+    /// # Errors
+    /// As [`allocate`](Self::allocate).
+    pub unsafe fn register(
+        &self,
+        start: *mut u8,
+        len: usize,
+        access: Access,
+    ) -> Result<Mr, VerbsError> {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { Mr::register(self, start, len, access) }
+    }
+}
+
 /// A registered memory region (`struct ibv_mr`).
 ///
 /// While it is registered, peers that know its key may read or change it as its flags say, at any time. So it never lends
