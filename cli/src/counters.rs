@@ -1,0 +1,52 @@
+//! The counters of a device in this process.
+
+use rocinante::DeviceCounters;
+use serde_json::{Map, Value, json};
+
+/// Those that are not zero, one line each.
+#[must_use]
+pub fn text(counters: &DeviceCounters) -> String {
+    let mut lines = vec!["counters of this process (those that are not 0):".to_owned()];
+    for (group, list) in groups(counters) {
+        let list = list.into_iter().filter(|(_, count)| *count > 0);
+        lines.extend(list.map(|(name, count)| format!("  {group}.{name:<24} {count}")));
+    }
+    lines.join("\n")
+}
+
+/// All of them, by group.
+#[must_use]
+pub fn json(counters: &DeviceCounters) -> Value {
+    let groups = groups(counters).into_iter().map(|(group, list)| {
+        let list: Map<String, Value> =
+            list.into_iter().map(|(name, count)| (name.to_owned(), json!(count))).collect();
+        (group.to_owned(), Value::Object(list))
+    });
+    Value::Object(groups.collect())
+}
+
+type Group = (&'static str, Vec<(&'static str, u64)>);
+
+fn groups(counters: &DeviceCounters) -> [Group; 3] {
+    let port = &counters.port;
+    [
+        ("transport", counters.transport.iter().collect()),
+        ("drops", counters.drops.iter().collect()),
+        (
+            "port",
+            vec![
+                ("rx_datagrams", port.rx_datagrams),
+                ("rx_bytes", port.rx_bytes),
+                ("rx_runs", port.rx_runs),
+                ("rx_queue_drops", port.rx_queue_drops),
+                ("rx_malformed", port.rx_malformed),
+                ("tx_datagrams", port.tx_datagrams),
+                ("tx_bytes", port.tx_bytes),
+                ("tx_runs", port.tx_runs),
+                ("tx_failed", port.tx_failed),
+                ("tx_blocked", port.tx_blocked),
+                ("tx_unresolved", port.tx_unresolved),
+            ],
+        ),
+    ]
+}

@@ -1,0 +1,92 @@
+//! What commands say, where, and how they end.
+//!
+//! Without `--json`, results go to standard output and everything else to standard error. With it, standard output
+//! ends with one JSON object on one line, and everything else goes to standard error. Exit codes: 0 all went well, 1 it did not,
+//! 2 the command line makes no sense.
+
+use std::fmt;
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use rocinante::VerbsError;
+use serde::Serialize;
+
+/// Why a command failed: what happened and what to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Failure {
+    /// The command line contradicts itself.
+    Usage(String),
+    /// Something went wrong.
+    Failed(String),
+}
+
+impl Failure {
+    /// The exit code.
+    #[must_use]
+    pub const fn code(&self) -> u8 {
+        match self {
+            Self::Failed(_) => 1,
+            Self::Usage(_) => 2,
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (Self::Usage(text) | Self::Failed(text)) = self;
+        f.write_str(text)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+impl From<VerbsError> for Failure {
+    fn from(error: VerbsError) -> Self {
+        Self::Failed(error.to_string())
+    }
+}
+
+/// Where a command's results go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Output {
+    /// Standard output is for the JSON object alone.
+    pub json: bool,
+}
+
+impl Output {
+    /// A line of the result.
+    pub fn line(self, text: impl fmt::Display) {
+        // Whoever read our output may have gone; the exit status tells all the same.
+        let _ = if self.json {
+            writeln!(io::stderr(), "{text}")
+        } else {
+            writeln!(io::stdout(), "{text}")
+        };
+    }
+
+    /// A remark that is no result.
+    pub fn note(self, text: impl fmt::Display) {
+        let _ = writeln!(io::stderr(), "{text}");
+    }
+
+    /// Ends the command: the JSON object if one is wanted, the error if there is one, the exit code.
+    #[must_use]
+    pub fn end<T: Serialize>(self, command: &str, result: &Result<T, Failure>) -> ExitCode {
+        #[derive(Serialize)]
+        struct Error<'a> {
+            error: &'a str,
+        }
+        let (line, code) = match result {
+            Ok(value) => (serde_json::to_string(value), ExitCode::SUCCESS),
+            Err(failure) => {
+                self.note(format_args!("rocinante {command}: {failure}"));
+                let (Failure::Usage(error) | Failure::Failed(error)) = failure;
+                (serde_json::to_string(&Error { error }), ExitCode::from(failure.code()))
+            }
+        };
+        if self.json {
+            let _ = writeln!(io::stdout(), "{}", line.expect("results are JSON"));
+        }
+        code
+    }
+}

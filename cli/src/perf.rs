@@ -1,0 +1,160 @@
+//! `rocinante perf`: bandwidth and latency between two processes, as perftest's programs measure them.
+
+pub mod plan;
+pub mod round;
+pub mod table;
+
+use std::process::ExitCode;
+
+use rocinante::Mtu;
+use serde::Serialize;
+
+use crate::counters;
+use crate::output::{Failure, Output};
+use crate::session::{self, NetArgs, Server, Session};
+use plan::{Atomic, Given, Plan, Test};
+use round::Round;
+use table::Row;
+
+/// Measure bandwidth or latency between two processes, like perftest's ib_write_bw and its kin
+///
+/// The server is started with the test alone, the client with the server's name or address as well. What the client is given
+/// holds for both; what the server is given as well must be the same. The client prints the results. The server ends after one client.
+///
+/// Latency is half the round trip for send and write (both sides poll), the whole for read and atomic. Bandwidth counts
+/// payload: Gb/s are 10⁹ bits per second, Mpps 10⁶ messages per second. Its peak is the best stretch of at least 10 ms.
+///
+/// Exit status: 0 if all went well, 1 if it did not, 2 if the command line makes no sense.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// What to measure
+    #[arg(value_enum)]
+    test: Test,
+    #[command(flatten)]
+    net: NetArgs,
+    /// Bytes of each message [default: 65536 for bandwidth, 2 for latency; atomics have 8]
+    #[arg(short, long, value_parser = clap::value_parser!(u32).range(1..=plan::SIZE_MAX))]
+    size: Option<u32>,
+    /// Measure all powers of two from 2 bytes to 8 MiB
+    #[arg(short, long, conflicts_with = "size")]
+    all: bool,
+    /// Messages of each queue pair [default: 1000 for latency, 5000 for bandwidth; with -a, at most 1 GiB of each size]
+    #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    iters: Option<u64>,
+    /// Run for so many seconds (per size) instead of a number of messages
+    #[arg(short = 'D', long, value_name = "SECONDS", conflicts_with = "iters", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    duration: Option<u64>,
+    /// Queue pairs (bandwidth only) [default: 1]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=plan::QPS_MAX))]
+    qps: Option<u32>,
+    /// Path MTU: 256, 512, 1024, 2048 or 4096 [default: the largest that fits both links]
+    #[arg(short, long, value_parser = session::mtu)]
+    mtu: Option<Mtu>,
+    /// Requests outstanding per queue pair (bandwidth only) [default: 128]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=plan::DEPTH_MAX))]
+    tx_depth: Option<u32>,
+    /// Receives posted per queue pair (send-bw only) [default: 512]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=plan::DEPTH_MAX))]
+    rx_depth: Option<u32>,
+    /// Requests posted by one call (bandwidth only) [default: 1]
+    #[arg(short = 'l', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=plan::DEPTH_MAX))]
+    post_list: Option<u32>,
+    /// One completion for so many requests (bandwidth only) [default: 32, at most half of -t]
+    #[arg(short = 'Q', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=plan::DEPTH_MAX))]
+    cq_mod: Option<u32>,
+    /// Which atomic atomic-lat does [default: fetch-add]
+    #[arg(short = 'A', long, value_enum)]
+    atomic: Option<Atomic>,
+    /// Print this process's counters at the end
+    #[arg(long)]
+    counters: bool,
+    /// End standard output with one JSON object on one line; all else goes to standard error
+    #[arg(long)]
+    json: bool,
+}
+
+/// What `--json` prints.
+#[derive(Debug, Serialize)]
+struct Report {
+    test: Test,
+    role: &'static str,
+    netdev: &'static str,
+    #[serde(flatten)]
+    plan: Plan,
+    /// A row per size; the server of one-sided tests measures nothing.
+    results: Vec<Row>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    counters: Option<serde_json::Value>,
+}
+
+/// Runs the command.
+#[must_use]
+pub fn run(args: &Args) -> ExitCode {
+    let out = Output { json: args.json };
+    let command = args.test.command();
+    out.end(&command, &run_side(args, &command, out))
+}
+
+fn run_side(args: &Args, command: &str, out: Output) -> Result<Report, Failure> {
+    let given = args.given();
+    given.check(args.test)?;
+    let (session, plan) = match &args.net.host {
+        None => Server::start(&args.net, out)?.accept::<Plan>(command, &given)?,
+        Some(host) => {
+            let plan = given.plan(args.test);
+            (Session::connect(&args.net, host, command, &plan, out)?, plan)
+        }
+    };
+    session.run(|session| {
+        plan.check(args.test)?;
+        measure(session, args, plan, out)
+    })
+}
+
+impl Args {
+    fn given(&self) -> Given {
+        Given {
+            size: self.size,
+            all: self.all,
+            iters: self.iters,
+            duration: self.duration,
+            qps: self.qps,
+            mtu: self.mtu.map(Mtu::bytes),
+            tx_depth: self.tx_depth,
+            rx_depth: self.rx_depth,
+            post_list: self.post_list,
+            cq_mod: self.cq_mod,
+            atomic: self.atomic,
+        }
+    }
+}
+
+fn measure(session: &mut Session, args: &Args, plan: Plan, out: Output) -> Result<Report, Failure> {
+    let (test, client) = (args.test, args.net.host.is_some());
+    let mut results = Vec::new();
+    for (index, size) in plan.sizes().enumerate() {
+        let round = Round::connect(session, test, &plan, size, client)?;
+        if index == 0 {
+            out.line(round.banner(session));
+            if client || test == Test::SendBw {
+                out.line(table::header(test));
+            }
+        }
+        if let Some(row) = round.measure(session)? {
+            out.line(&row);
+            results.push(row);
+        }
+    }
+    let counters = args.counters.then(|| session.ctx.counters());
+    if let Some(counters) = &counters {
+        out.note(counters::text(counters));
+    }
+    Ok(Report {
+        test,
+        role: if client { "client" } else { "server" },
+        netdev: session.ctx.backend().name(),
+        plan,
+        results,
+        counters: counters.as_ref().map(counters::json),
+    })
+}

@@ -1,0 +1,359 @@
+//! What is measured and how: what a side was given, and what both do.
+
+use std::fmt;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use rocinante::Mtu;
+use serde::{Deserialize, Serialize};
+
+use crate::measure::{Bulk, BulkOp, Until};
+use crate::output::Failure;
+
+/// Bytes of a message at most.
+pub const SIZE_MAX: i64 = 1 << 30;
+/// Queue pairs at most.
+pub const QPS_MAX: i64 = 1024;
+/// Depth of a queue at most.
+pub const DEPTH_MAX: i64 = 16_384;
+/// The sizes of `-a`: 2^1 to 2^23.
+const ALL_SHIFTS: std::ops::RangeInclusive<u32> = 1..=23;
+/// With `-a` and without `-n`, at most so many bytes of each size.
+const ALL_BYTES: u64 = 1 << 30;
+/// Completions of all queue pairs together; the device's queues hold more.
+const COMPLETIONS_MAX: u64 = 1 << 19;
+
+/// What can be measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Test {
+    /// Bandwidth of SEND
+    SendBw,
+    /// Latency of SEND: half the round trip
+    SendLat,
+    /// Bandwidth of RDMA WRITE
+    WriteBw,
+    /// Latency of RDMA WRITE: half the round trip, both sides polling memory
+    WriteLat,
+    /// Bandwidth of RDMA READ
+    ReadBw,
+    /// Latency of RDMA READ
+    ReadLat,
+    /// Latency of atomics
+    AtomicLat,
+}
+
+impl fmt::Display for Test {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::SendBw => "send-bw",
+            Self::SendLat => "send-lat",
+            Self::WriteBw => "write-bw",
+            Self::WriteLat => "write-lat",
+            Self::ReadBw => "read-bw",
+            Self::ReadLat => "read-lat",
+            Self::AtomicLat => "atomic-lat",
+        })
+    }
+}
+
+impl Test {
+    /// What comes after `rocinante`.
+    #[must_use]
+    pub fn command(self) -> String {
+        format!("perf {self}")
+    }
+
+    /// The operation whose bandwidth is measured, unless it is a latency.
+    #[must_use]
+    pub const fn bulk(self) -> Option<BulkOp> {
+        match self {
+            Self::SendBw => Some(BulkOp::Send),
+            Self::WriteBw => Some(BulkOp::Write),
+            Self::ReadBw => Some(BulkOp::Read),
+            Self::SendLat | Self::WriteLat | Self::ReadLat | Self::AtomicLat => None,
+        }
+    }
+}
+
+/// The atomics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Atomic {
+    /// Fetch and add
+    FetchAdd,
+    /// Compare and swap
+    CompareSwap,
+}
+
+/// What a side was given on its command line, by the names there.
+#[derive(Debug, Clone, Default, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Given {
+    /// `-s`.
+    pub size: Option<u32>,
+    /// `-a`.
+    pub all: bool,
+    /// `-n`.
+    pub iters: Option<u64>,
+    /// `-D`.
+    pub duration: Option<u64>,
+    /// `-q`.
+    pub qps: Option<u32>,
+    /// `-m`.
+    pub mtu: Option<u32>,
+    /// `-t`.
+    pub tx_depth: Option<u32>,
+    /// `-r`.
+    pub rx_depth: Option<u32>,
+    /// `-l`.
+    pub post_list: Option<u32>,
+    /// `-Q`.
+    pub cq_mod: Option<u32>,
+    /// `-A`.
+    pub atomic: Option<Atomic>,
+}
+
+impl Given {
+    /// Whether the options suit the test.
+    ///
+    /// # Errors
+    /// One does not.
+    pub fn check(&self, test: Test) -> Result<(), Failure> {
+        let usage = |what: &str| Err(Failure::Usage(what.to_owned()));
+        if test.bulk().is_none() {
+            let given = [
+                ("-q", self.qps.is_some_and(|qps| qps > 1)),
+                ("-t", self.tx_depth.is_some()),
+                ("-l", self.post_list.is_some()),
+                ("-Q", self.cq_mod.is_some()),
+            ];
+            if let Some((option, _)) = given.iter().find(|(_, given)| *given) {
+                return usage(&format!(
+                    "{option} is for bandwidth: {test} has one message at a time"
+                ));
+            }
+        }
+        if test != Test::SendBw && self.rx_depth.is_some() {
+            return usage(&format!("-r is for send-bw: {test} does not queue receives"));
+        }
+        if test == Test::AtomicLat {
+            if self.all || self.size.is_some_and(|size| size != 8) {
+                return usage("an atomic has 8 bytes: leave out -s and -a");
+            }
+        } else if self.atomic.is_some() {
+            return usage("-A is for atomic-lat");
+        }
+        Ok(())
+    }
+
+    /// The plan of a client with these options.
+    #[must_use]
+    pub fn plan(&self, test: Test) -> Plan {
+        let bulk = test.bulk().is_some();
+        let default_size = match test {
+            Test::AtomicLat => 8,
+            _ if bulk => 65_536,
+            _ => 2,
+        };
+        let tx_depth = self.tx_depth.unwrap_or(if bulk { 128 } else { 16 });
+        let iters = match (self.iters, self.duration) {
+            (None, None) => Some(if bulk { 5000 } else { 1000 }),
+            (iters, _) => iters,
+        };
+        Plan {
+            size: self.size.unwrap_or(default_size),
+            all: self.all,
+            iters,
+            limited: self.all && self.iters.is_none(),
+            duration: self.duration,
+            qps: self.qps.unwrap_or(1),
+            mtu: self.mtu,
+            tx_depth,
+            rx_depth: self.rx_depth.unwrap_or(if bulk { 512 } else { 2 }),
+            post_list: self.post_list.unwrap_or(1).min(tx_depth),
+            cq_mod: self.cq_mod.unwrap_or(32).min(tx_depth / 2).max(1),
+            atomic: self.atomic.unwrap_or(Atomic::FetchAdd),
+        }
+    }
+}
+
+/// What both sides do; the client decides it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Plan {
+    size: u32,
+    all: bool,
+    /// Messages of each queue pair; none where a time is given.
+    iters: Option<u64>,
+    /// `iters` are only as many as make 1 GiB.
+    limited: bool,
+    /// Seconds.
+    duration: Option<u64>,
+    /// Queue pairs.
+    pub qps: u32,
+    /// Path MTU, if it matters.
+    pub mtu: Option<u32>,
+    /// Requests outstanding per queue pair.
+    pub tx_depth: u32,
+    /// Receives posted per queue pair.
+    pub rx_depth: u32,
+    post_list: u32,
+    cq_mod: u32,
+    /// Which atomic.
+    pub atomic: Atomic,
+}
+
+impl Plan {
+    /// Whether it can be done; it may have come from a peer.
+    ///
+    /// # Errors
+    /// It cannot: what is out of range.
+    pub fn check(&self, test: Test) -> Result<(), Failure> {
+        let depths = DEPTH_MAX;
+        let ranges = [
+            ("size", self.size, SIZE_MAX),
+            ("qps", self.qps, QPS_MAX),
+            ("tx-depth", self.tx_depth, depths),
+            ("rx-depth", self.rx_depth, depths),
+            ("post-list", self.post_list, i64::from(self.tx_depth)),
+            ("cq-mod", self.cq_mod, i64::from(self.tx_depth)),
+        ];
+        for (name, value, max) in ranges {
+            if value == 0 || i64::from(value) > max {
+                return Err(Failure::Failed(format!("--{name} is {value}: it may be 1 to {max}")));
+            }
+        }
+        if self.completions() > COMPLETIONS_MAX {
+            return Err(Failure::Failed(format!(
+                "{} queue pairs of {} sends and {} receives need a completion queue of {} entries, and it may have \
+                 {COMPLETIONS_MAX}: give smaller -q, -t or -r",
+                self.qps,
+                self.tx_depth,
+                self.rx_depth,
+                self.completions()
+            )));
+        }
+        if self.mtu.is_some() && self.path_mtu().is_none() {
+            return Err(Failure::Failed("a path MTU is 256, 512, 1024, 2048 or 4096".to_owned()));
+        }
+        if self.iters.is_none() == self.duration.is_none() || self.iters == Some(0) {
+            return Err(Failure::Failed("either -n or -D says when to end".to_owned()));
+        }
+        if test == Test::AtomicLat && self.size != 8 {
+            return Err(Failure::Failed("an atomic has 8 bytes".to_owned()));
+        }
+        Ok(())
+    }
+
+    /// Entries of the completion queue that all queue pairs share.
+    #[must_use]
+    pub fn completions(&self) -> u64 {
+        u64::from(self.qps) * (u64::from(self.tx_depth) + u64::from(self.rx_depth))
+    }
+
+    /// The path MTU that is wanted.
+    #[must_use]
+    pub fn path_mtu(&self) -> Option<Mtu> {
+        self.mtu.and_then(Mtu::from_bytes)
+    }
+
+    /// The sizes to measure.
+    pub fn sizes(&self) -> impl Iterator<Item = usize> + use<> {
+        let (all, size) = (self.all, self.size);
+        let powers = ALL_SHIFTS.map(|shift| 1 << shift).filter(move |_| all);
+        powers.chain((!all).then_some(size as usize))
+    }
+
+    /// When to end with messages of `size`, on each queue pair.
+    #[must_use]
+    pub fn until(&self, size: usize) -> Until {
+        match (self.duration, self.iters) {
+            (Some(seconds), _) => Until::Time(Duration::from_secs(seconds)),
+            (None, iters) => {
+                let iters = iters.unwrap_or(1);
+                let limit = if self.limited { ALL_BYTES / size as u64 } else { u64::MAX };
+                Until::Messages(iters.min(limit).max(1))
+            }
+        }
+    }
+
+    /// What is kept outstanding, over all queue pairs.
+    #[must_use]
+    pub fn bulk(&self, op: BulkOp, size: usize) -> Bulk {
+        let until = match self.until(size) {
+            Until::Messages(each) => Until::Messages(each.saturating_mul(self.qps.into())),
+            time @ Until::Time(_) => time,
+        };
+        Bulk {
+            op,
+            size,
+            depth: self.tx_depth as usize,
+            list: self.post_list as usize,
+            signal_every: self.cq_mod as usize,
+            until,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_are_possible_for_every_test() {
+        for test in Test::value_variants() {
+            let given = Given::default();
+            given.check(*test).unwrap();
+            let plan = given.plan(*test);
+            plan.check(*test).unwrap();
+            let sizes: Vec<usize> = plan.sizes().collect();
+            assert_eq!(sizes.len(), 1);
+            let line = serde_json::to_string(&plan).unwrap();
+            assert_eq!(serde_json::from_str::<Plan>(&line).unwrap(), plan);
+        }
+    }
+
+    #[test]
+    fn all_sizes_are_limited_unless_told_otherwise() {
+        let given = Given { all: true, ..Given::default() };
+        let plan = given.plan(Test::WriteBw);
+        let sizes: Vec<usize> = plan.sizes().collect();
+        assert_eq!((sizes.len(), sizes[0], sizes[22]), (23, 2, 8 << 20));
+        assert_eq!(plan.until(64), Until::Messages(5000));
+        assert_eq!(plan.until(8 << 20), Until::Messages(128));
+        let given = Given { iters: Some(777), ..given };
+        assert_eq!(given.plan(Test::WriteBw).until(8 << 20), Until::Messages(777));
+    }
+
+    #[test]
+    fn options_that_do_nothing_are_refused() {
+        let given = Given { tx_depth: Some(4), ..Given::default() };
+        assert!(given.check(Test::WriteBw).is_ok());
+        assert_eq!(given.check(Test::WriteLat).unwrap_err().code(), 2);
+        let given = Given { atomic: Some(Atomic::CompareSwap), ..Given::default() };
+        assert!(given.check(Test::AtomicLat).is_ok() && given.check(Test::ReadLat).is_err());
+        let given = Given { size: Some(16), ..Given::default() };
+        assert!(given.check(Test::AtomicLat).is_err());
+    }
+
+    #[test]
+    fn a_peers_plan_is_checked() {
+        let good = Given::default().plan(Test::WriteBw);
+        let bad: [fn(&mut Plan); 8] = [
+            |plan| plan.size = 0,
+            |plan| plan.size = u32::MAX,
+            |plan| plan.qps = 5000,
+            |plan| plan.cq_mod = plan.tx_depth + 1,
+            |plan| plan.mtu = Some(1500),
+            |plan| plan.duration = Some(1),
+            |plan| plan.iters = None,
+            |plan| (plan.qps, plan.tx_depth) = (1024, 16_384),
+        ];
+        for spoil in bad {
+            let mut plan = good.clone();
+            spoil(&mut plan);
+            assert!(plan.check(Test::WriteBw).is_err(), "{plan:?}");
+        }
+    }
+}

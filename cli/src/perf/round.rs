@@ -1,0 +1,273 @@
+//! One measurement: queue pairs, memory, and who does what.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use rocinante::{Access, ConnectOptions, Context, Cq, Exchange, Hello, Mr, Mtu, Qp, RemoteRegion};
+
+use super::plan::{Atomic, Plan, Test};
+use super::table::{Bandwidth, Latency, Row};
+use crate::measure::{self, BulkOp, BulkResult, End, MeasureError, RoundTrip, Side, Until};
+use crate::output::Failure;
+use crate::session::progress::Progress;
+use crate::session::{self, Session, diagnosis};
+
+/// How long nothing may happen.
+const PATIENCE: Duration = Duration::from_secs(15);
+/// Messages before those that count: caches and predictors learn, and the second side is surely there.
+const WARM_UP: u64 = 100;
+/// Memory that messages in flight share at least, so that they do not all lie in the fastest cache.
+const SPREAD: usize = 4 << 20;
+/// RNR timer code 1: 10 µs. A receive that is late costs no more than it must.
+const RNR_10_US: u8 = 1;
+
+/// Connected queue pairs that share a completion queue and a region.
+pub struct Round<'a> {
+    test: Test,
+    plan: &'a Plan,
+    size: usize,
+    client: bool,
+    ctx: Context,
+    cq: Cq,
+    mr: Mr,
+    qps: Vec<Qp>,
+    remote: RemoteRegion,
+    peer: IpAddr,
+    mtu: Mtu,
+}
+
+impl<'a> Round<'a> {
+    /// Makes and connects them.
+    ///
+    /// # Errors
+    /// Limits, a path MTU that does not fit, a peer that has gone.
+    pub fn connect(
+        session: &mut Session,
+        test: Test,
+        plan: &'a Plan,
+        size: usize,
+        client: bool,
+    ) -> Result<Self, Failure> {
+        let ctx = session.ctx.clone();
+        let pd = ctx.alloc_pd();
+        let cq = ctx.create_cq(u32::try_from(plan.completions()).unwrap_or(u32::MAX))?;
+        let half = match test.bulk() {
+            Some(_) => size.max((size * plan.tx_depth as usize).min(SPREAD)),
+            None => size.max(8),
+        };
+        let mr = pd.allocate(2 * half.next_multiple_of(64), Access::ALL)?;
+        let prepared = (0..plan.qps).map(|_| {
+            let qp = pd.qp(&cq, &cq).max_send_wr(plan.tx_depth).max_recv_wr(plan.rx_depth);
+            qp.build()
+        });
+        let prepared = prepared.collect::<Result<Vec<_>, _>>()?;
+        let hello = Hello {
+            endpoints: prepared.iter().map(rocinante::PreparedQp::endpoint).collect(),
+            regions: vec![(&mr).into()],
+            note: String::new(),
+        };
+        let theirs = session.swap(&hello)?;
+        let remote = theirs.regions[0];
+        if remote.len != mr.len() as u64 {
+            return Err(Failure::Failed(
+                "the peer's region has another length: use the same version on both sides".into(),
+            ));
+        }
+        let wanted = plan.path_mtu();
+        let options =
+            ConnectOptions { mtu: wanted, min_rnr_timer: RNR_10_US, ..ConnectOptions::default() };
+        let pairs = prepared.into_iter().zip(&theirs.endpoints);
+        let qps = pairs.map(|(qp, peer)| session.connect_qp(qp, peer, &options));
+        let qps = qps.collect::<Result<Vec<_>, _>>()?;
+        let first = theirs.endpoints[0];
+        let mtu = wanted.unwrap_or(ctx.query_device().active_mtu.min(first.mtu));
+        let peer = first.address;
+        Ok(Self { test, plan, size, client, ctx, cq, mr, qps, remote, peer, mtu })
+    }
+
+    /// What both sides are about to do, in a few lines.
+    #[must_use]
+    pub fn banner(&self, session: &Session) -> String {
+        let Self { test, plan, mtu, peer, ctx, .. } = self;
+        let (verb, who) = if self.client { ("of", "server") } else { ("served for", "client") };
+        let local = session.ctx.gids();
+        let local = local.first().map_or_else(String::new, ToString::to_string);
+        let what = match test {
+            Test::AtomicLat => match plan.atomic {
+                Atomic::FetchAdd => "atomic-lat (fetch and add)".to_owned(),
+                Atomic::CompareSwap => "atomic-lat (compare and swap)".to_owned(),
+            },
+            _ => test.to_string(),
+        };
+        format!(
+            " {what} {verb} {who} {peer} (TCP {}) from {local} on {}, netdev {}, path MTU {mtu}, {} QP{}, tx depth {}",
+            session.peer(),
+            ctx.name(),
+            ctx.backend(),
+            plan.qps,
+            if plan.qps == 1 { "" } else { "s" },
+            plan.tx_depth,
+        )
+    }
+
+    /// Measures; the server of a one-sided test has nothing to tell.
+    ///
+    /// # Errors
+    /// A failed request, silence, a peer that has gone.
+    pub fn measure(&self, session: &mut Session) -> Result<Option<Row>, Failure> {
+        let ends = self.ends();
+        if self.test == Test::SendBw && !self.client {
+            measure::post_receives(&ends, self.size, self.plan.rx_depth as usize)
+                .map_err(|error| self.failure(&error))?;
+        }
+        session.barrier("ready")?;
+        if !self.client && self.is_passive() {
+            session.exchange.set_patience(None)?;
+            measure::serve(&self.ctx, &mut session.exchange, "finished")?;
+            return Ok(None);
+        }
+        let abandon = || self.qps.iter().for_each(session::abandon);
+        let row = session.watched(
+            |exchange| {
+                let _progress = Progress::start(&self.ctx, &self.label());
+                self.work(&ends, exchange).map_err(|error| self.failure(&error))
+            },
+            abandon,
+        )?;
+        session.barrier(&self.farewell(row.as_ref()))?;
+        Ok(row)
+    }
+
+    /// What both sides say at the end: they must have counted the same.
+    fn farewell(&self, row: Option<&Row>) -> String {
+        match row {
+            Some(Row::Bandwidth(row)) if self.test == Test::SendBw => {
+                format!("finished after {} messages", row.messages)
+            }
+            _ => "finished".to_owned(),
+        }
+    }
+
+    fn is_passive(&self) -> bool {
+        matches!(self.test, Test::WriteBw | Test::ReadBw | Test::ReadLat | Test::AtomicLat)
+    }
+
+    fn label(&self) -> String {
+        format!("{}, {} bytes", self.test, self.size)
+    }
+
+    fn ends(&self) -> Vec<End<'_>> {
+        let end = |qp| End {
+            ctx: &self.ctx,
+            qp,
+            cq: &self.cq,
+            mr: &self.mr,
+            remote: self.remote,
+            patience: PATIENCE,
+        };
+        self.qps.iter().map(end).collect()
+    }
+
+    fn work(&self, ends: &[End<'_>], exchange: &mut Exchange) -> Result<Option<Row>, MeasureError> {
+        match self.test.bulk() {
+            Some(BulkOp::Send) if !self.client => {
+                let mut peak = Peak::default();
+                let result = measure::receive_bulk(ends, self.size, |so_far| peak.observe(so_far))?;
+                Ok(Some(self.bandwidth(&result, &peak)))
+            }
+            Some(op) => {
+                let mut peak = Peak::default();
+                let what = self.plan.bulk(op, self.size);
+                let result = measure::bulk(ends, &what, |so_far| peak.observe(so_far))?;
+                Ok(Some(self.bandwidth(&result, &peak)))
+            }
+            None => {
+                let end = &ends[0];
+                self.latency(end, exchange, Until::Messages(WARM_UP))?;
+                let histogram = self.latency(end, exchange, self.plan.until(self.size))?;
+                Ok(self.client.then(|| Row::Latency(Latency::new(self.size, &histogram))))
+            }
+        }
+    }
+
+    fn latency(
+        &self,
+        end: &End<'_>,
+        exchange: &mut Exchange,
+        until: Until,
+    ) -> Result<hdrhistogram::Histogram<u64>, MeasureError> {
+        let side = if self.client { Side::First } else { Side::Second };
+        match self.test {
+            Test::WriteLat => measure::write_latency(end, exchange, side, self.size, until),
+            Test::ReadLat => measure::round_trips(end, RoundTrip::Read(self.size), until),
+            Test::AtomicLat => {
+                let what = match self.plan.atomic {
+                    Atomic::FetchAdd => RoundTrip::FetchAdd,
+                    Atomic::CompareSwap => RoundTrip::CompareSwap,
+                };
+                measure::round_trips(end, what, until)
+            }
+            _ => measure::send_latency(end, exchange, side, self.size, until),
+        }
+    }
+
+    fn bandwidth(&self, result: &BulkResult, peak: &Peak) -> Row {
+        let gbps = result.gbps();
+        Row::Bandwidth(Bandwidth {
+            bytes: self.size,
+            messages: result.messages,
+            seconds: result.elapsed.as_secs_f64(),
+            gbps_peak: peak.best.max(gbps),
+            gbps,
+            mpps: result.mops(),
+        })
+    }
+
+    fn failure(&self, error: &MeasureError) -> Failure {
+        match error {
+            MeasureError::Completion(status) => diagnosis::of_status(&self.ctx, self.peer, *status),
+            MeasureError::Silence { .. } => Failure::Failed(format!(
+                "{error} from {}: its program hangs or has ended, or the firewall between drops UDP/4791",
+                self.peer
+            )),
+            MeasureError::Verbs(error) => Failure::Failed(error.to_string()),
+        }
+    }
+}
+
+/// The best stretch of a run.
+#[derive(Debug, Default)]
+struct Peak {
+    bytes: u64,
+    at: Duration,
+    best: f64,
+}
+
+impl Peak {
+    /// Shorter stretches are a matter of when completions are polled.
+    const STRETCH: Duration = Duration::from_millis(10);
+
+    fn observe(&mut self, so_far: &BulkResult) {
+        let time = so_far.elapsed - self.at;
+        if time >= Self::STRETCH {
+            let gbps = (so_far.bytes - self.bytes) as f64 * 8.0 / time.as_secs_f64() / 1e9;
+            self.best = self.best.max(gbps);
+            (self.bytes, self.at) = (so_far.bytes, so_far.elapsed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_best_stretch_is_found() {
+        let mut peak = Peak::default();
+        let at = |bytes, ms| BulkResult { messages: 1, bytes, elapsed: Duration::from_millis(ms) };
+        for (bytes, ms) in [(1_000_000, 1), (12_500_000, 10), (37_500_000, 20), (40_000_000, 60)] {
+            peak.observe(&at(bytes, ms));
+        }
+        assert!((peak.best - 20.0).abs() < 1e-9, "{peak:?}");
+    }
+}

@@ -1,0 +1,224 @@
+//! `rocinante pingpong`: one SEND at a time, back and forth, as `ibv_rc_pingpong(1)` does it.
+
+pub mod game;
+pub mod pattern;
+
+use std::fmt;
+use std::net::IpAddr;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use rocinante::{Access, ConnectOptions, Endpoint, Hello, Mtu};
+use serde::{Deserialize, Serialize};
+
+use crate::output::{Failure, Output};
+use crate::session::{self, NetArgs, Server, Session};
+use game::Game;
+
+/// Send a message back and forth over a reliable connection, like ibv_rc_pingpong
+///
+/// The server is started without HOST, the client with the server's name or address. What the client is given holds for
+/// both; what the server is given as well must be the same.
+///
+/// Two terminals on one machine, without privileges: `rocinante pingpong --bind 127.0.0.1`, and
+/// `rocinante pingpong --bind 127.0.0.2 127.0.0.1`.
+///
+/// Exit status: 0 if all went well, 1 if it did not, 2 if the command line makes no sense.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    net: NetArgs,
+    /// Number of exchanges [default: 1000]
+    #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    iters: Option<u64>,
+    /// Bytes of each message [default: 4096]
+    #[arg(short, long, value_parser = clap::value_parser!(u32).range(..=1 << 30))]
+    size: Option<u32>,
+    /// Path MTU: 256, 512, 1024, 2048 or 4096 [default: 1024]
+    #[arg(short, long, value_parser = session::mtu)]
+    mtu: Option<Mtu>,
+    /// Receives posted at a time
+    #[arg(short, long, value_name = "N", default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=16_384))]
+    rx_depth: u32,
+    /// Sleep on completion events instead of polling
+    #[arg(short, long)]
+    events: bool,
+    /// Validate: both sides check every byte of every message
+    #[arg(short = 'c', long)]
+    chk: bool,
+    /// End standard output with one JSON object on one line; all else goes to standard error
+    #[arg(long)]
+    json: bool,
+}
+
+/// What both sides do; the client decides it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Plan {
+    iters: u64,
+    size: u32,
+    mtu: u32,
+    chk: bool,
+}
+
+/// What of it a side was given.
+#[derive(Debug, Serialize)]
+struct Given {
+    iters: Option<u64>,
+    size: Option<u32>,
+    mtu: Option<u32>,
+    chk: bool,
+}
+
+/// The result.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Report {
+    netdev: &'static str,
+    local: Place,
+    remote: Place,
+    size: u32,
+    mtu: u32,
+    iters: u64,
+    /// Both directions together.
+    bytes: u64,
+    seconds: f64,
+    mbit_per_s: f64,
+    us_per_iter: f64,
+    validated: bool,
+}
+
+/// One end, as it is printed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+struct Place {
+    address: IpAddr,
+    qpn: u32,
+    psn: u32,
+}
+
+impl From<&Endpoint> for Place {
+    fn from(endpoint: &Endpoint) -> Self {
+        let Endpoint { address, qpn, psn, .. } = endpoint;
+        Self { address: *address, qpn: qpn.value(), psn: psn.value() }
+    }
+}
+
+impl fmt::Display for Place {
+    /// As `ibv_rc_pingpong` prints it; there are no LIDs on Ethernet.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let gid = match self.address {
+            IpAddr::V4(address) => address.to_ipv6_mapped(),
+            IpAddr::V6(address) => address,
+        };
+        let Self { qpn, psn, .. } = self;
+        write!(f, "LID 0x0000, QPN 0x{qpn:06x}, PSN 0x{psn:06x}, GID {gid}")
+    }
+}
+
+/// Runs the command.
+#[must_use]
+pub fn run(args: &Args) -> ExitCode {
+    let out = Output { json: args.json };
+    out.end("pingpong", &run_side(args, out))
+}
+
+fn run_side(args: &Args, out: Output) -> Result<Report, Failure> {
+    let (session, plan) = match &args.net.host {
+        None => Server::start(&args.net, out)?.accept("pingpong", &args.given())?,
+        Some(host) => {
+            let plan = args.plan();
+            (Session::connect(&args.net, host, "pingpong", &plan, out)?, plan)
+        }
+    };
+    session.run(|session| play(session, args, &plan, out))
+}
+
+impl Args {
+    fn given(&self) -> Given {
+        let Self { iters, size, mtu, chk, .. } = *self;
+        Given { iters, size, mtu: mtu.map(Mtu::bytes), chk }
+    }
+
+    fn plan(&self) -> Plan {
+        Plan {
+            iters: self.iters.unwrap_or(1000),
+            size: self.size.unwrap_or(4096),
+            mtu: self.mtu.unwrap_or(Mtu::Mtu1024).bytes(),
+            chk: self.chk,
+        }
+    }
+}
+
+fn play(session: &mut Session, args: &Args, plan: &Plan, out: Output) -> Result<Report, Failure> {
+    // The plan may be a client's: it is checked like one.
+    let mtu = Mtu::from_bytes(plan.mtu)
+        .ok_or_else(|| Failure::Failed(format!("there is no path MTU of {} bytes", plan.mtu)))?;
+    let ctx = session.ctx.clone();
+    let channel = args.events.then(|| ctx.create_comp_channel()).transpose()?;
+    let cq = match &channel {
+        Some(channel) => ctx.create_cq_with(args.rx_depth + 1, channel)?,
+        None => ctx.create_cq(args.rx_depth + 1)?,
+    };
+    let pd = ctx.alloc_pd();
+    let size = plan.size as usize;
+    let memory = pd.allocate(2 * size.max(1), Access::LOCAL_WRITE)?;
+    let qp = pd.qp(&cq, &cq).max_send_wr(1).max_recv_wr(args.rx_depth).build()?;
+    let local = qp.endpoint();
+    out.line(format_args!("  local address:  {}", Place::from(&local)));
+    let hello = Hello { endpoints: vec![local], ..Hello::default() };
+    let remote = session.swap(&hello)?.endpoints[0];
+    out.line(format_args!("  remote address: {}", Place::from(&remote)));
+    let options = ConnectOptions { mtu: Some(mtu), ..ConnectOptions::default() };
+    let qp = session.connect_qp(qp, &remote, &options)?;
+    let begins = args.net.host.is_some();
+    let chk = plan.chk.then_some(begins);
+    let peer = remote.address;
+    let game = Game { ctx: &ctx, qp: &qp, cq, channel, memory, size, peer, chk };
+    game.post_receives(args.rx_depth)?;
+    session.barrier("ready")?;
+    let time = session
+        .watched(|_| game.play(begins, plan.iters, args.rx_depth), || session::abandon(&qp))?;
+    session.barrier("done")?;
+    let report = report(&ctx, plan, [&local, &remote], time);
+    report.print(out);
+    Ok(report)
+}
+
+fn report(ctx: &rocinante::Context, plan: &Plan, ends: [&Endpoint; 2], time: Duration) -> Report {
+    let bytes = 2 * u64::from(plan.size) * plan.iters;
+    let seconds = time.as_secs_f64();
+    let [local, remote] = ends.map(Place::from);
+    Report {
+        netdev: ctx.backend().name(),
+        local,
+        remote,
+        size: plan.size,
+        mtu: plan.mtu,
+        iters: plan.iters,
+        bytes,
+        seconds,
+        mbit_per_s: bytes as f64 * 8.0 / seconds / 1e6,
+        us_per_iter: seconds * 1e6 / plan.iters as f64,
+        validated: plan.chk,
+    }
+}
+
+impl Report {
+    fn print(&self, out: Output) {
+        let Self { bytes, seconds, mbit_per_s, iters, us_per_iter, .. } = self;
+        out.line(format_args!("{bytes} bytes in {seconds:.2} seconds = {mbit_per_s:.2} Mbit/sec"));
+        out.line(format_args!(
+            "{iters} iters in {seconds:.2} seconds = {us_per_iter:.2} usec/iter"
+        ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_printed_as_ibv_rc_pingpong_does() {
+        let place = Place { address: [10, 0, 0, 1].into(), qpn: 0x11, psn: 0x5b_2c1f };
+        let text = "LID 0x0000, QPN 0x000011, PSN 0x5b2c1f, GID ::ffff:10.0.0.1";
+        assert_eq!(place.to_string(), text);
+    }
+}

@@ -1,0 +1,157 @@
+//! The loop of a ping-pong.
+
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use rocinante::{
+    CompChannel, Context, Cq, Mr, Qp, RecvWr, SendData, SendOp, SendWr, Sge, VerbsError, Wc,
+    WcOpcode, WcStatus,
+};
+
+use super::pattern;
+use crate::output::Failure;
+use crate::session::diagnosis;
+
+/// A connected queue pair and what it works with.
+pub struct Game<'a> {
+    /// The device.
+    pub ctx: &'a Context,
+    /// The connected queue pair.
+    pub qp: &'a Qp,
+    /// Where it completes to.
+    pub cq: Cq,
+    /// What announces completions, if they are slept for.
+    pub channel: Option<CompChannel>,
+    /// First half: what is sent; second half: what is received.
+    pub memory: Mr,
+    /// Bytes of a message.
+    pub size: usize,
+    /// The peer's address.
+    pub peer: IpAddr,
+    /// Whether messages are validated, and then whether this side begins.
+    pub chk: Option<bool>,
+}
+
+/// Polls that find nothing before others get the core for a moment.
+const SPINS: u32 = 2000;
+
+impl Game<'_> {
+    /// Posts `count` receives. All are into the same memory: a message is looked at before the next can come.
+    ///
+    /// # Errors
+    /// The receive queue is full.
+    pub fn post_receives(&self, count: u32) -> Result<(), Failure> {
+        let sge = self.sge(self.memory.len() / 2);
+        let wr = RecvWr { wr_id: 0, sges: &sge };
+        (0..count)
+            .try_for_each(|_| self.qp.post_recv(&[wr]))
+            .map_err(|e| VerbsError::from(e).into())
+    }
+
+    /// Sends `iters` messages and receives as many, each sent when the one before has been answered. How long that took.
+    ///
+    /// # Errors
+    /// A request failed, or a message is not what was sent.
+    pub fn play(&self, begins: bool, iters: u64, rx_depth: u32) -> Result<Duration, Failure> {
+        let (mut sent, mut completed, mut received) = (0, 0, 0);
+        let mut posted = rx_depth;
+        let start = Instant::now();
+        if begins {
+            self.send(sent)?;
+            sent += 1;
+        }
+        while completed < iters || received < iters {
+            let wc = self.next()?;
+            if wc.status != WcStatus::Success {
+                return Err(diagnosis::of_status(self.ctx, self.peer, wc.status));
+            }
+            if wc.opcode == WcOpcode::Recv {
+                self.check(received, &wc)?;
+                received += 1;
+                posted -= 1;
+                if posted <= 1 {
+                    self.post_receives(rx_depth - posted)?;
+                    posted = rx_depth;
+                }
+            } else {
+                completed += 1;
+            }
+            // The next message when the last is on the other side, and its answer here.
+            if completed == sent && received == sent + u64::from(!begins) && sent < iters {
+                self.send(sent)?;
+                sent += 1;
+            }
+        }
+        Ok(start.elapsed())
+    }
+
+    fn send(&self, number: u64) -> Result<(), Failure> {
+        if let Some(begins) = self.chk {
+            let mut message = vec![0; self.size];
+            pattern::fill(&mut message, seed(number, begins));
+            self.memory.write(0, &message);
+        }
+        let sge = self.sge(0);
+        let wr = SendWr {
+            wr_id: number,
+            op: SendOp::Send { imm: None },
+            data: SendData::Sges(&sge),
+            signaled: true,
+            solicited: false,
+            fence: false,
+        };
+        self.qp.post_send(&[wr]).map_err(|error| VerbsError::from(error).into())
+    }
+
+    /// The list for a message at `offset`: empty for an empty message.
+    fn sge(&self, offset: usize) -> Vec<Sge> {
+        if self.size == 0 { Vec::new() } else { vec![self.memory.sge(offset, self.size)] }
+    }
+
+    fn check(&self, number: u64, wc: &Wc) -> Result<(), Failure> {
+        if wc.byte_len as usize != self.size {
+            return Err(Failure::Failed(format!(
+                "message {number} has {} bytes instead of {}",
+                wc.byte_len, self.size
+            )));
+        }
+        let Some(begins) = self.chk else { return Ok(()) };
+        let message = self.memory.to_vec(self.memory.len() / 2, self.size);
+        match pattern::first_difference(&message, seed(number, !begins)) {
+            None => Ok(()),
+            Some(at) => Err(Failure::Failed(format!(
+                "invalid data: byte {at} of message {number} is not what the peer sent"
+            ))),
+        }
+    }
+
+    /// The next completion.
+    fn next(&self) -> Result<Wc, Failure> {
+        let mut spins = 0;
+        loop {
+            if let Some(wc) = self.cq.poll_one()? {
+                return Ok(wc);
+            }
+            match &self.channel {
+                None if spins < SPINS => {
+                    spins += 1;
+                    std::hint::spin_loop();
+                }
+                None => std::thread::yield_now(),
+                Some(channel) => {
+                    self.cq.req_notify(false)?;
+                    // What came before it was armed makes no event.
+                    if let Some(wc) = self.cq.poll_one()? {
+                        return Ok(wc);
+                    }
+                    channel.wait_event(None)?;
+                }
+            }
+        }
+    }
+}
+
+/// Messages of both directions differ.
+fn seed(number: u64, of_first: bool) -> u64 {
+    number * 2 + u64::from(of_first)
+}

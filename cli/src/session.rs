@@ -1,0 +1,354 @@
+//! Two processes of one command: how they find each other, agree on what to do, and tell each other when it goes wrong.
+//!
+//! The server listens on TCP. The client says in one line what it wants, the server accepts or says why not, both swap the
+//! endpoints of their queue pairs ([`Exchange::swap`]), and wait for each other before and after the work. A side that cannot go on says
+//! why ([`Exchange::give_up`]), so that both users see the reason.
+
+pub mod address;
+pub mod agreement;
+pub mod diagnosis;
+pub mod progress;
+
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+use rocinante::{
+    Backend, ConnectOptions, Context, Endpoint, Exchange, Hello, ModifyAttr, Mtu, OpenOptions,
+    PreparedQp, Qp, QpState, VerbsError,
+};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::output::{Failure, Output};
+use agreement::Request;
+
+/// Where the peer is and by what to reach it: options of every command with two sides.
+#[derive(Debug, Clone, clap::Args)]
+pub struct NetArgs {
+    /// Name or address of the server; without it, this is the server
+    pub host: Option<String>,
+    /// Carry the packets by afxdp, packet or udp [default: the variable ROCINANTE_NETDEV, else the best that bypasses no rule]
+    #[arg(long, value_name = "NETDEV", value_parser = netdev)]
+    pub netdev: Option<Netdev>,
+    /// Use the device with this address. The default is, at the client, the address from which HOST is reached; at the
+    /// server, the first one that is not loopback, or the one by which the client comes
+    #[arg(long, value_name = "ADDR")]
+    pub bind: Option<IpAddr>,
+    /// TCP port on which the two sides find each other
+    #[arg(short, long, default_value_t = 18515)]
+    pub port: u16,
+}
+
+/// A wish for a backend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Netdev {
+    /// Choose.
+    Auto,
+    /// This one.
+    Only(Backend),
+}
+
+fn netdev(name: &str) -> Result<Netdev, String> {
+    match name {
+        "auto" => Ok(Netdev::Auto),
+        "sim" => Err("the simulator connects nothing: choose auto, afxdp, packet or udp".into()),
+        name => name.parse().map(Netdev::Only),
+    }
+}
+
+/// A path MTU on the command line.
+///
+/// # Errors
+/// It is none of the five.
+pub fn mtu(text: &str) -> Result<Mtu, String> {
+    let bytes = text.parse().ok();
+    bytes
+        .and_then(Mtu::from_bytes)
+        .ok_or_else(|| "a path MTU is 256, 512, 1024, 2048 or 4096".to_owned())
+}
+
+impl NetArgs {
+    /// Opens the device that has `address`.
+    ///
+    /// # Errors
+    /// There is none, or the backend cannot be had; the text says what to do.
+    pub fn open(&self, address: IpAddr) -> Result<Context, Failure> {
+        let mut options = OpenOptions::new();
+        if let Some(Netdev::Only(backend)) = self.netdev {
+            options = options.netdev(backend);
+        }
+        Ok(options.open(address)?)
+    }
+}
+
+/// How long a client tries to reach a server that is not there yet.
+const CONNECT_PATIENCE: Duration = Duration::from_secs(3);
+/// How long a connection to the server may say nothing.
+const REQUEST_PATIENCE: Duration = Duration::from_secs(5);
+/// How long each side waits for the next line of a peer that has only to answer.
+const LINE_PATIENCE: Duration = Duration::from_secs(20);
+
+/// A server that waits for its client.
+pub struct Server {
+    listener: TcpListener,
+    ctx: Context,
+    net: NetArgs,
+    out: Output,
+}
+
+impl Server {
+    /// Opens the device and listens.
+    ///
+    /// # Errors
+    /// No device, or the TCP port is taken: the text says by whom.
+    pub fn start(net: &NetArgs, out: Output) -> Result<Self, Failure> {
+        let address = match net.bind {
+            Some(address) => address,
+            None => address::first().map_err(VerbsError::from)?,
+        };
+        let ctx = net.open(address)?;
+        let listener = address::listen(net.bind, net.port)?;
+        let why = ctx.query_device().chosen_because;
+        out.note(format_args!("device {} at {address}, {why}", ctx.name()));
+        match net.bind {
+            Some(address) => {
+                out.note(format_args!("waiting for a client on TCP {address} port {}", net.port))
+            }
+            None => out
+                .note(format_args!("waiting for a client on TCP port {}, all addresses", net.port)),
+        }
+        Ok(Self { listener, ctx, net: net.clone(), out })
+    }
+
+    /// The device that is open while no client has come.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        &self.ctx
+    }
+
+    /// Waits for a client of `command` and takes what it wants, unless that contradicts `given`: the options that were
+    /// given here, by their names on the command line. Whoever does not speak our language is sent away.
+    ///
+    /// # Errors
+    /// The client wants something else: it is told so, too.
+    pub fn accept<Plan: DeserializeOwned>(
+        self,
+        command: &str,
+        given: &impl Serialize,
+    ) -> Result<(Session, Plan), Failure> {
+        let (mut exchange, request) = self.next_request()?;
+        let peer = exchange.peer();
+        let plan = agreement::check(command, given, &request).and_then(|()| {
+            serde_json::from_value(request.options).map_err(|error| {
+                format!(
+                    "the client's options are not understood here ({error}): use the same version on both sides"
+                )
+            })
+        });
+        let plan = plan.map_err(|why| refuse(&mut exchange, &why))?;
+        let local = exchange.local()?.ip().to_canonical();
+        let out = self.out;
+        let ctx = self.device_at(local).inspect_err(|failure| {
+            refuse(&mut exchange, &format!("the server cannot serve at {local}: {failure}"));
+        })?;
+        exchange.say(agreement::ACCEPTED)?;
+        out.note(format_args!("client {peer}"));
+        Ok((Session { ctx, exchange }, plan))
+    }
+
+    /// Waits for somebody who asks for something.
+    fn next_request(&self) -> Result<(Exchange, Request), Failure> {
+        loop {
+            let mut exchange = Exchange::accept_from(&self.listener)?;
+            exchange.set_patience(Some(REQUEST_PATIENCE))?;
+            match exchange
+                .hear()
+                .map_err(|e| e.to_string())
+                .and_then(|line| agreement::parse(&line))
+            {
+                Ok(request) => {
+                    exchange.set_patience(Some(LINE_PATIENCE))?;
+                    return Ok((exchange, request));
+                }
+                Err(why) => {
+                    self.out
+                        .note(format_args!("{} is no client of rocinante: {why}", exchange.peer()));
+                    exchange.give_up("this is a rocinante server, and it does not understand that");
+                }
+            }
+        }
+    }
+
+    /// The device for a client that has come to `local`.
+    fn device_at(self, local: IpAddr) -> Result<Context, Failure> {
+        if self.net.bind.is_some() || self.ctx.gids().contains(&local) {
+            return Ok(self.ctx);
+        }
+        drop(self.ctx);
+        let ctx = self.net.open(local)?;
+        let why = ctx.query_device().chosen_because;
+        self.out.note(format_args!(
+            "device {} at {local}, by which the client came, {why}",
+            ctx.name()
+        ));
+        Ok(ctx)
+    }
+}
+
+fn refuse(exchange: &mut Exchange, why: &str) -> Failure {
+    exchange.give_up(why);
+    Failure::Failed(why.to_owned())
+}
+
+/// Breaks a connection, so that whoever waits for a completion gets one: for [`Session::watched`].
+pub fn abandon(qp: &Qp) {
+    // Only a queue pair that does not exist any more cannot go to the error state.
+    let _ = qp.modify(&ModifyAttr::state(QpState::Err));
+}
+
+/// A connection between two processes of one command, and the device of this one.
+#[derive(Debug)]
+pub struct Session {
+    /// The device.
+    pub ctx: Context,
+    /// The connection over TCP.
+    pub exchange: Exchange,
+}
+
+impl Session {
+    /// Reaches the server at `host` and tells it what to do.
+    ///
+    /// # Errors
+    /// No such host, nobody there, no device, or the server refuses: the text says what to do.
+    pub fn connect(
+        net: &NetArgs,
+        host: &str,
+        command: &str,
+        plan: &impl Serialize,
+        out: Output,
+    ) -> Result<Self, Failure> {
+        let server = address::resolve(host, net.port, net.bind)?;
+        let address = match net.bind {
+            Some(address) => address,
+            None => address::towards(server.ip())?,
+        };
+        if address == server.ip() {
+            out.note(format_args!(
+                "{address} is an address of this machine: the server must use another one (--bind at either side), \
+                 or both will want UDP/4791 of the same"
+            ));
+        }
+        let ctx = net.open(address)?;
+        let why = ctx.query_device().chosen_because;
+        out.note(format_args!("device {} at {address}, {why}", ctx.name()));
+        let mut exchange = Exchange::connect(server, CONNECT_PATIENCE)?;
+        exchange.set_patience(Some(LINE_PATIENCE))?;
+        exchange.say(&agreement::request(command, plan))?;
+        agreement::accepted(&exchange.hear()?)?;
+        Ok(Self { ctx, exchange })
+    }
+
+    /// Does `work`; if it fails, the peer is told why.
+    ///
+    /// # Errors
+    /// What `work` says.
+    pub fn run<T>(
+        mut self,
+        work: impl FnOnce(&mut Self) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        work(&mut self).inspect_err(|failure| self.exchange.give_up(&failure.to_string()))
+    }
+
+    /// Swaps endpoints and regions with the peer, which must have as many of each.
+    ///
+    /// # Errors
+    /// The peer is gone, says something else, or its addresses are of another family.
+    pub fn swap(&mut self, hello: &Hello) -> Result<Hello, Failure> {
+        let peer = self.exchange.swap(hello)?;
+        let (ours, theirs) = (hello.endpoints.len(), peer.endpoints.len());
+        if ours != theirs || hello.regions.len() != peer.regions.len() {
+            return Err(Failure::Failed(format!(
+                "the peer has {theirs} queue pairs where this side has {ours}: use the same version on both sides"
+            )));
+        }
+        Ok(peer)
+    }
+
+    /// Connects a queue pair at exactly the path MTU that is wanted, if one is.
+    ///
+    /// # Errors
+    /// A link that does not take the path MTU, no way to the peer.
+    pub fn connect_qp(
+        &self,
+        qp: PreparedQp,
+        peer: &Endpoint,
+        options: &ConnectOptions,
+    ) -> Result<Qp, Failure> {
+        let own = self.ctx.query_device();
+        if let Some(wanted) = options.mtu {
+            let (here, there) = (own.active_mtu, peer.mtu);
+            let link = own.port.link_mtu;
+            if wanted > here {
+                return Err(Failure::Failed(format!(
+                    "path MTU {wanted} does not fit {}, whose link MTU is {link}: give -m {here}, or raise the link's \
+                     with `ip link set {} mtu {}`",
+                    self.ctx.name(),
+                    self.ctx.name(),
+                    wanted.bytes() + 80,
+                )));
+            }
+            if wanted > there {
+                return Err(Failure::Failed(format!(
+                    "path MTU {wanted} does not fit the peer's link: give -m {there}, or raise the MTU of its link"
+                )));
+            }
+        }
+        qp.connect(peer, options).map_err(|(_, error)| error.into())
+    }
+
+    /// Does `work` while another thread watches the peer. If the peer goes or gives up, that thread calls `abandon`, which is to make `work`
+    /// fail; and the error is then the peer's reason.
+    ///
+    /// # Errors
+    /// What `work` says, or why the peer has gone.
+    pub fn watched<T>(
+        &mut self,
+        work: impl FnOnce(&mut Exchange) -> Result<T, Failure>,
+        abandon: impl FnOnce() + Send,
+    ) -> Result<T, Failure> {
+        const PAUSE: Duration = Duration::from_millis(100);
+        let watch = self.exchange.watch()?;
+        let (done, is_done) = channel::<()>();
+        let result = std::thread::scope(|scope| {
+            scope.spawn(move || {
+                while is_done.recv_timeout(PAUSE) == Err(RecvTimeoutError::Timeout) {
+                    if watch.is_gone() {
+                        return abandon();
+                    }
+                }
+            });
+            let result = work(&mut self.exchange);
+            drop(done);
+            result
+        });
+        result.map_err(|failure| self.exchange.try_hear().map_or_else(Failure::from, |_| failure))
+    }
+
+    /// Waits for the peer to come to the same point, however long that takes.
+    ///
+    /// # Errors
+    /// The peer has gone or given up.
+    pub fn barrier(&mut self, name: &str) -> Result<(), Failure> {
+        self.exchange.set_patience(None)?;
+        let met = self.exchange.barrier(name);
+        self.exchange.set_patience(Some(LINE_PATIENCE))?;
+        Ok(met?)
+    }
+
+    /// The peer's address and TCP port.
+    #[must_use]
+    pub fn peer(&self) -> SocketAddr {
+        self.exchange.peer()
+    }
+}

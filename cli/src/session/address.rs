@@ -1,0 +1,152 @@
+//! Which address a side uses where none was given, and what stands in the way of a TCP port.
+
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs, UdpSocket};
+
+use rocinante::Interface;
+use rocinante_netdev::ROCE_PORT;
+use rocinante_netdev::udp::holder;
+
+use crate::output::Failure;
+
+/// The first address of an interface that is up and not loopback; 127.0.0.1 if there is none.
+///
+/// # Errors
+/// The kernel does not list its interfaces.
+pub fn first() -> io::Result<IpAddr> {
+    let interfaces = Interface::all()?;
+    let usable = interfaces.iter().filter(|interface| interface.up && !interface.loopback);
+    let mut addresses =
+        usable.flat_map(|interface| &interface.addresses).map(|(address, _)| *address);
+    Ok(addresses.find(|address| !is_link_local(*address)).unwrap_or(Ipv4Addr::LOCALHOST.into()))
+}
+
+fn is_link_local(address: IpAddr) -> bool {
+    matches!(address, IpAddr::V6(address) if address.is_unicast_link_local())
+}
+
+/// The own address from which packets to `peer` leave.
+///
+/// # Errors
+/// There is no route.
+pub fn towards(peer: IpAddr) -> Result<IpAddr, Failure> {
+    let any: IpAddr = match peer {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    // Connecting a UDP socket sends nothing: it asks the routing table.
+    let asked = UdpSocket::bind((any, 0)).and_then(|socket| {
+        socket.connect((peer, ROCE_PORT))?;
+        socket.local_addr()
+    });
+    asked.map(|local| local.ip()).map_err(|error| {
+        Failure::Failed(format!(
+            "no route to {peer}: {error}: see `ip route get {peer}`, or give --bind"
+        ))
+    })
+}
+
+/// The server's address: one of the family of `bind`, if that is given.
+///
+/// # Errors
+/// No such name, or no such address.
+pub fn resolve(host: &str, port: u16, bind: Option<IpAddr>) -> Result<SocketAddr, Failure> {
+    let failed = |why: String| Failure::Failed(why);
+    let found = (host, port).to_socket_addrs().map_err(|error| {
+        failed(format!(
+            "cannot find {host:?}: {error}: is the name right? An IP address will do as well"
+        ))
+    })?;
+    let found: Vec<SocketAddr> = found.collect();
+    let first = found.first().ok_or_else(|| failed(format!("{host:?} has no address")))?;
+    let Some(bind) = bind else { return Ok(*first) };
+    found.iter().find(|address| address.is_ipv4() == bind.is_ipv4()).copied().ok_or_else(|| {
+        failed(format!(
+            "{host} is {}, which {bind} cannot reach: give both of one family, IPv4 or IPv6",
+            first.ip()
+        ))
+    })
+}
+
+/// Listens on `bind`, or on all addresses of both families.
+///
+/// # Errors
+/// The port is taken, by a process that is named as far as it is visible; or it needs a privilege.
+pub fn listen(bind: Option<IpAddr>, port: u16) -> Result<TcpListener, Failure> {
+    let listener = match bind {
+        Some(address) => TcpListener::bind((address, port)),
+        None => {
+            TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).or_else(|error| match error.kind() {
+                ErrorKind::AddrInUse => Err(error),
+                // A machine without IPv6.
+                _ => TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)),
+            })
+        }
+    };
+    listener.map_err(|error| {
+        let advice = match error.kind() {
+            ErrorKind::AddrInUse => taken(bind, port),
+            ErrorKind::PermissionDenied => {
+                "ports below 1024 need root: give another with -p".to_owned()
+            }
+            _ => "give another address with --bind, or another port with -p".to_owned(),
+        };
+        let place = bind.map_or(String::new(), |address| format!("{address} "));
+        Failure::Failed(format!("cannot listen on TCP {place}port {port}: {error}: {advice}"))
+    })
+}
+
+fn taken(bind: Option<IpAddr>, port: u16) -> String {
+    let wanted = match bind {
+        Some(address) => vec![address],
+        None => vec![Ipv6Addr::UNSPECIFIED.into(), Ipv4Addr::UNSPECIFIED.into()],
+    };
+    let mut holders: Vec<(u32, String)> =
+        wanted.into_iter().flat_map(|address| holder::tcp_listeners(address, port)).collect();
+    holders.sort_unstable();
+    holders.dedup();
+    match holders.first() {
+        Some((pid, command)) => {
+            format!(
+                "pid {pid} ({command}) listens there: stop it, or give both sides another port with -p"
+            )
+        }
+        None => format!(
+            "a process that is not visible from here listens there (`ss -tlpn 'sport = :{port}'` as root shows it): \
+             give both sides another port with -p"
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loopback_is_reached_from_loopback() {
+        assert_eq!(towards([127, 3, 2, 1].into()).unwrap(), IpAddr::from([127, 0, 0, 1]));
+        assert!(first().is_ok());
+    }
+
+    #[test]
+    fn hosts_are_found_in_the_family_of_the_own_address() {
+        let v4 = IpAddr::from([127, 0, 0, 1]);
+        assert_eq!(resolve("127.0.0.9", 7, Some(v4)).unwrap(), "127.0.0.9:7".parse().unwrap());
+        let mixed = resolve("::1", 7, Some(v4)).unwrap_err().to_string();
+        assert!(mixed.contains("one family"), "{mixed}");
+        let unknown = resolve("no such host", 7, None).unwrap_err().to_string();
+        assert!(
+            unknown.contains("no such host") && unknown.contains("is the name right"),
+            "{unknown}"
+        );
+    }
+
+    #[test]
+    fn a_taken_port_names_who_has_it() {
+        let address = IpAddr::from([127, 0, 0, 1]);
+        let first = listen(Some(address), 0).unwrap();
+        let port = first.local_addr().unwrap().port();
+        let error = listen(Some(address), port).unwrap_err().to_string();
+        assert!(error.contains(&format!("pid {}", std::process::id())), "{error}");
+    }
+}

@@ -1,0 +1,100 @@
+//! What a broken connection means, in words that help.
+
+use std::net::IpAddr;
+
+use rocinante::{Context, DeviceCounters, WcStatus};
+
+use crate::output::Failure;
+
+/// Why a request to `peer` ended in `status`, as far as the device's counters tell.
+#[must_use]
+pub fn of_status(ctx: &Context, peer: IpAddr, status: WcStatus) -> Failure {
+    Failure::Failed(format!("{} ({status})", explain(&ctx.counters(), peer, status)))
+}
+
+/// `EPERM` of errno(3): what a rule of the own namespace makes of a send.
+const EPERM: i32 = 1;
+
+fn explain(counters: &DeviceCounters, peer: IpAddr, status: WcStatus) -> String {
+    match status {
+        WcStatus::RetryExcErr => silence(counters, peer),
+        WcStatus::RnrRetryExcErr => {
+            format!("{peer} answers, but posted no receive in time: is its program still running?")
+        }
+        WcStatus::RemAccessErr => format!(
+            "{peer} refused the access: it permits neither this operation nor this range of its memory"
+        ),
+        WcStatus::RemInvReqErr => format!(
+            "{peer} refused the request as invalid: give both sides the same size and options"
+        ),
+        WcStatus::RemOpErr => format!("{peer} could not complete the request"),
+        WcStatus::LocLenErr => {
+            format!(
+                "a message from {peer} was longer than the receive: give both sides the same size"
+            )
+        }
+        WcStatus::WrFlushErr => format!("the connection to {peer} broke, and this request with it"),
+        _ => format!("a request to {peer} failed"),
+    }
+}
+
+/// What is known of a peer that does not answer.
+fn silence(counters: &DeviceCounters, peer: IpAddr) -> String {
+    let (refused, errno) = counters.refused;
+    let dropped: Vec<String> = counters
+        .drops
+        .iter()
+        .filter(|(_, count)| *count > 0)
+        .map(|(reason, count)| format!("{count} for {}", reason.replace('_', " ")))
+        .collect();
+    if refused > 0 && errno == EPERM {
+        format!(
+            "the kernel refused to send {refused} packets to {peer}: a rule of this network namespace forbids it: check \
+             `nft list ruleset` for UDP/4791 in output and postrouting"
+        )
+    } else if counters.port.rx_datagrams == 0 {
+        format!("no reply on UDP/4791 from {peer}: check the firewall between")
+    } else if counters.transport.rcvd_pkts == 0 {
+        format!(
+            "packets on UDP/4791 arrive, but none that the connection to {peer} can use: dropped {}: is there NAT, or another \
+             sender, between?",
+            dropped.join(", ")
+        )
+    } else {
+        format!(
+            "{peer} stopped answering on UDP/4791: its program has ended, or the firewall between lets packets through \
+             in one direction only, or no longer"
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rocinante::{Counters, Drops, PortStats};
+
+    fn counters() -> DeviceCounters {
+        DeviceCounters {
+            transport: Counters::default(),
+            drops: Drops::default(),
+            port: PortStats::default(),
+            refused: (0, 0),
+        }
+    }
+
+    #[test]
+    fn silence_has_a_cause() {
+        let peer = IpAddr::from([10, 0, 0, 2]);
+        let said = |counters: &DeviceCounters| explain(counters, peer, WcStatus::RetryExcErr);
+        let mut c = counters();
+        assert_eq!(said(&c), "no reply on UDP/4791 from 10.0.0.2: check the firewall between");
+        c.refused = (3, EPERM);
+        assert!(said(&c).contains("refused to send 3 packets"), "{}", said(&c));
+        c.refused = (0, 0);
+        c.port.rx_datagrams = 5;
+        c.drops.wrong_source = 5;
+        assert!(said(&c).contains("dropped 5 for wrong source"), "{}", said(&c));
+        c.transport.rcvd_pkts = 9;
+        assert!(said(&c).contains("stopped answering"), "{}", said(&c));
+    }
+}
