@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rocinante::{
-    Context, Cq, Exchange, Mr, PostListError, Qp, RemoteRegion, VerbsError, Wc, WcStatus,
+    Context, Cq, Exchange, Mr, PostListError, Qp, QpState, RemoteRegion, VerbsError, Wc, WcStatus,
 };
 
 pub use bulk::{Bulk, BulkOp, BulkResult, bulk, post_receives, receive_bulk};
@@ -154,7 +154,7 @@ impl End<'_> {
         what: &'static str,
         mut look: impl FnMut() -> Result<Option<T>, MeasureError>,
     ) -> Result<T, MeasureError> {
-        const LOOKS: u32 = 256;
+        const LOOKS: u32 = 64;
         let mut deadline = None;
         loop {
             for _ in 0..LOOKS {
@@ -163,6 +163,9 @@ impl End<'_> {
                 }
                 std::hint::spin_loop();
             }
+            if self.qp.state() == QpState::Err {
+                return Err(MeasureError::Completion(self.why_broken()));
+            }
             let now = Instant::now();
             if now >= *deadline.get_or_insert(now + self.patience) {
                 return Err(MeasureError::Silence { what, patience: self.patience });
@@ -170,6 +173,16 @@ impl End<'_> {
             // The other side may wait for this core.
             std::thread::yield_now();
         }
+    }
+
+    /// The status with which the broken queue pair ended: who waits for memory has not polled for it.
+    fn why_broken(&self) -> WcStatus {
+        while let Ok(Some(wc)) = self.cq.poll_one() {
+            if wc.status != WcStatus::Success {
+                return wc.status;
+            }
+        }
+        WcStatus::WrFlushErr
     }
 }
 

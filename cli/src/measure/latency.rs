@@ -287,6 +287,7 @@ pub fn round_trips(
 mod tests {
     use super::super::pair::both;
     use super::*;
+    use rocinante::{ModifyAttr, QpState, WcStatus};
 
     #[test]
     fn writes_are_answered_one_by_one() {
@@ -330,5 +331,23 @@ mod tests {
             |_, _| (),
         );
         assert_eq!(value, 4);
+    }
+
+    #[test]
+    fn a_connection_that_breaks_ends_a_wait_for_memory() {
+        let (result, ()) = both(
+            |end, exchange| {
+                let start = Instant::now();
+                let result = write_latency(end, exchange, Side::First, 8, Until::Messages(2));
+                assert!(start.elapsed() < end.patience, "by its status, not by its silence");
+                result
+            },
+            |end, exchange| {
+                end.qp.modify(&ModifyAttr::state(QpState::Err)).unwrap();
+                exchange.barrier("write latency").unwrap();
+            },
+        );
+        let error = result.unwrap_err();
+        assert!(matches!(error, MeasureError::Completion(WcStatus::RetryExcErr)), "{error}");
     }
 }
