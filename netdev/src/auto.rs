@@ -14,7 +14,7 @@ use crate::error::OpenError;
 use crate::iface::Interface;
 use crate::packet::PacketPort;
 use crate::policy::{self, Audit, Verdict};
-use crate::port::Backend;
+use crate::port::{Backend, Capabilities, Port as _};
 use crate::rtnl::Rtnl;
 use crate::udp::UdpPort;
 use crate::xdp::XdpPort;
@@ -71,6 +71,29 @@ pub fn choose(
         Some((backend, obstacle)) => format!("not {backend}, because {obstacle}"),
     };
     Ok((port, Choice { backend: Backend::Udp, reason, tried }))
+}
+
+/// What [`choose`] would choose without a wish, and what its port could do, without disturbing anybody: where that is AF_XDP,
+/// nothing is opened, because that would attach a program to the interface, and the capabilities are not known. Others are
+/// opened and closed.
+///
+/// # Errors
+/// Not even a UDP socket can be opened.
+pub fn preview(
+    iface: &Interface,
+    addresses: &[IpAddr],
+    config: &PortConfig,
+) -> Result<(Option<Capabilities>, Choice), OpenError> {
+    if let (Backend::Xdp, why) = best_for(iface)
+        && policy::audit(iface).verdict(Backend::Xdp) == Verdict::Clear
+    {
+        let reason = format!(
+            "{why}, and it bypasses no rule of this network namespace (whether it can be opened shows when a device is used)"
+        );
+        return Ok((None, Choice { backend: Backend::Xdp, reason, tried: Vec::new() }));
+    }
+    let (port, choice) = choose(iface, addresses, None, config)?;
+    Ok((Some(port.capabilities().clone()), choice))
 }
 
 /// The backend that suits the interface best, and why.
@@ -203,6 +226,20 @@ mod tests {
         let lo = pair.a.run(|| choose_in_thread("lo", None)).expect("a port");
         assert_eq!(lo.backend, Backend::Udp);
         assert!(lo.reason.contains("loopback"), "{lo}");
+    }
+
+    #[test]
+    fn a_preview_is_what_would_be_chosen() {
+        let pair = or_skip!("auto::a_preview_is_what_would_be_chosen", Pair::new());
+        for name in ["v0", "lo"] {
+            let (capabilities, choice) = pair.a.run(|| {
+                let iface = Interface::by_name(name).expect("the interface");
+                let address = iface.addresses[0].0;
+                preview(&iface, &[address], &PortConfig::default()).expect("a choice")
+            });
+            assert_eq!(Some(choice.backend), capabilities.map(|c| c.backend), "{choice}");
+            assert_eq!(choice, pair.a.run(|| choose_in_thread(name, None)).expect("a port"));
+        }
     }
 
     #[test]
