@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use rocinante_cli::{decode, demo, perf, pingpong};
+use rocinante_cli::{decode, demo, devices, perf, pingpong};
 
 /// RDMA over Converged Ethernet in user space: no RDMA card, no kernel module, no root
 #[derive(Debug, Parser)]
@@ -18,6 +18,7 @@ enum Command {
     Demo(demo::Args),
     #[command(hide = true)]
     DemoWorker(demo::WorkerArgs),
+    Devices(devices::Args),
     Pingpong(pingpong::Args),
     Perf(perf::Args),
     Decode(decode::Args),
@@ -27,6 +28,7 @@ fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Demo(args) => demo::run(&args),
         Command::DemoWorker(args) => demo::run_worker(&args),
+        Command::Devices(args) => devices::run(&args),
         Command::Pingpong(args) => pingpong::run(&args),
         Command::Perf(args) => perf::run(&args),
         Command::Decode(args) => decode::run(&args),

@@ -145,7 +145,7 @@ impl End<'_> {
 
     /// Polls until there is a completion, and checks that it is a success.
     fn wait(&self, what: &'static str) -> Result<Wc, MeasureError> {
-        self.spin(what, || Ok(self.cq.poll_one()?.map(succeeded).transpose()?))
+        self.spin(what, || self.cq.poll_one()?.map(succeeded).transpose())
     }
 
     /// Calls `look`, which drives the device, until it has something.

@@ -11,6 +11,7 @@ use std::time::Duration;
 use rocinante::{Access, ConnectOptions, Endpoint, Hello, Mtu};
 use serde::{Deserialize, Serialize};
 
+use crate::counters;
 use crate::output::{Failure, Output};
 use crate::session::{self, NetArgs, Server, Session};
 use game::Game;
@@ -46,6 +47,9 @@ pub struct Args {
     /// Validate: both sides check every byte of every message
     #[arg(short = 'c', long)]
     chk: bool,
+    /// Print this process's counters at the end
+    #[arg(long)]
+    counters: bool,
     /// End standard output with one JSON object on one line; all else goes to standard error
     #[arg(long)]
     json: bool,
@@ -84,6 +88,8 @@ pub struct Report {
     mbit_per_s: f64,
     us_per_iter: f64,
     validated: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    counters: Option<serde_json::Value>,
 }
 
 /// One end, as it is printed.
@@ -177,8 +183,13 @@ fn play(session: &mut Session, args: &Args, plan: &Plan, out: Output) -> Result<
     let time = session
         .watched(|_| game.play(begins, plan.iters, args.rx_depth), || session::abandon(&qp))?;
     session.barrier("done")?;
-    let report = report(&ctx, plan, [&local, &remote], time);
+    let mut report = report(&ctx, plan, [&local, &remote], time);
     report.print(out);
+    if args.counters {
+        let counters = ctx.counters();
+        out.note(counters::text(&counters));
+        report.counters = Some(counters::json(&counters));
+    }
     Ok(report)
 }
 
@@ -198,6 +209,7 @@ fn report(ctx: &rocinante::Context, plan: &Plan, ends: [&Endpoint; 2], time: Dur
         mbit_per_s: bytes as f64 * 8.0 / seconds / 1e6,
         us_per_iter: seconds * 1e6 / plan.iters as f64,
         validated: plan.chk,
+        counters: None,
     }
 }
 

@@ -111,13 +111,8 @@ impl Server {
         let listener = address::listen(net.bind, net.port)?;
         let why = ctx.query_device().chosen_because;
         out.note(format_args!("device {} at {address}, {why}", ctx.name()));
-        match net.bind {
-            Some(address) => {
-                out.note(format_args!("waiting for a client on TCP {address} port {}", net.port))
-            }
-            None => out
-                .note(format_args!("waiting for a client on TCP port {}, all addresses", net.port)),
-        }
+        let place = net.bind.map_or("all addresses".to_owned(), |address| address.to_string());
+        out.note(format_args!("waiting for a client on TCP port {} of {place}", net.port));
         Ok(Self { listener, ctx, net: net.clone(), out })
     }
 

@@ -1,0 +1,342 @@
+//! `rocinante devices`: what there is to open, like `ibv_devinfo(1)`.
+
+pub mod kernel;
+
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr};
+use std::process::ExitCode;
+
+use rocinante::{
+    Backend, Capabilities, Interface, Limits, Mtu, NETDEV_VARIABLE, OpenOptions, PortConfig,
+    VerbsError,
+};
+use rocinante_netdev::auto;
+use serde::Serialize;
+
+use crate::output::{Failure, Output};
+use kernel::KernelCounters;
+
+/// Show the devices: every interface that can carry RoCEv2, with its addresses, limits, and the backend that would carry it
+///
+/// To find out, each device is opened for a moment, except where that would be AF_XDP, which attaches a program to the interface.
+///
+/// Exit status: 0 if there is a device, 1 if there is none, 2 if the command line makes no sense.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Only the device of this name
+    name: Option<String>,
+    /// Print what the kernel counts: interfaces, UDP sockets, and who has UDP/4791
+    #[arg(long)]
+    counters: bool,
+    /// End standard output with one JSON object on one line; all else goes to standard error
+    #[arg(long)]
+    json: bool,
+}
+
+/// What `--json` prints.
+#[derive(Debug, Serialize)]
+struct Report {
+    devices: Vec<Device>,
+    unusable: Vec<Unusable>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    counters: Option<KernelCounters>,
+}
+
+/// An interface that can carry RoCEv2.
+#[derive(Debug, Serialize)]
+struct Device {
+    name: String,
+    state: &'static str,
+    mac: String,
+    link_mtu: u32,
+    max_path_mtu: u32,
+    active_path_mtu: u32,
+    gids: Vec<Gid>,
+    /// The backend that would carry it, unless there is none.
+    netdev: Option<&'static str>,
+    /// Why this one, or why none.
+    reason: String,
+    capabilities: Option<PortCapabilities>,
+    limits: DeviceLimits,
+}
+
+/// An entry of the GID table.
+#[derive(Debug, Serialize)]
+struct Gid {
+    index: usize,
+    gid: Ipv6Addr,
+    address: IpAddr,
+    prefix_len: u8,
+}
+
+/// What a port can do.
+#[derive(Debug, Serialize)]
+struct PortCapabilities {
+    segments_max: u16,
+    run_bytes_max: u32,
+    ip_id_exact: bool,
+    tos_on_send: bool,
+    tos_on_receive: bool,
+    rx_budget_bytes: u32,
+    rx_budget_datagrams: u32,
+}
+
+/// The limits of a device that is opened without others.
+#[derive(Debug, Serialize)]
+struct DeviceLimits {
+    max_qp: u32,
+    max_mr: u32,
+    max_cq: u32,
+    max_cqe: u32,
+    max_qp_wr: u32,
+    max_sge: u32,
+    max_inline_data: u32,
+    max_qp_rd_atom: u32,
+}
+
+/// An interface that cannot.
+#[derive(Debug, Serialize)]
+struct Unusable {
+    name: String,
+    why: String,
+}
+
+/// Runs the command.
+#[must_use]
+pub fn run(args: &Args) -> ExitCode {
+    let out = Output { json: args.json };
+    let result = report(args);
+    if let Ok(report) = &result {
+        report.print(out);
+    }
+    out.end("devices", &result)
+}
+
+fn report(args: &Args) -> Result<Report, Failure> {
+    let interfaces = match &args.name {
+        Some(name) => vec![Interface::by_name(name).map_err(VerbsError::from)?],
+        None => Interface::all().map_err(VerbsError::from)?,
+    };
+    let (mut devices, mut unusable) = (Vec::new(), Vec::new());
+    for interface in &interfaces {
+        match Device::examine(interface) {
+            Ok(device) => devices.push(device),
+            Err(why) => unusable.push(Unusable { name: interface.name.clone(), why }),
+        }
+    }
+    if devices.is_empty() {
+        let why: Vec<String> = unusable.iter().map(|u| format!("{}: {}", u.name, u.why)).collect();
+        return Err(Failure::Failed(format!(
+            "no interface can carry RoCEv2: {}: bring one up with `ip link set NAME up` and `ip address add …`",
+            why.join("; ")
+        )));
+    }
+    let counters = args.counters.then(|| KernelCounters::read(&interfaces));
+    Ok(Report { devices, unusable, counters })
+}
+
+impl Device {
+    /// What there is to say of an interface, or why it is no device.
+    fn examine(interface: &Interface) -> Result<Self, String> {
+        if interface.addresses.is_empty() {
+            return Err("it has no address".to_owned());
+        }
+        let active = Mtu::for_link(interface.mtu)
+            .ok_or_else(|| format!("its MTU is {}, and RoCEv2 needs 336", interface.mtu))?;
+        if !interface.up {
+            return Err("it is down, or has no carrier".to_owned());
+        }
+        let (netdev, reason, capabilities) = backend(interface);
+        let gids = interface.addresses.iter().enumerate();
+        Ok(Self {
+            name: interface.name.clone(),
+            state: "PORT_ACTIVE",
+            mac: interface.mac.map(|byte| format!("{byte:02x}")).join(":"),
+            link_mtu: interface.mtu,
+            max_path_mtu: 4096,
+            active_path_mtu: active.bytes(),
+            gids: gids
+                .map(|(index, &(address, prefix_len))| Gid {
+                    index,
+                    gid: gid(address),
+                    address,
+                    prefix_len,
+                })
+                .collect(),
+            netdev: netdev.map(Backend::name),
+            reason,
+            capabilities: capabilities.as_ref().map(PortCapabilities::from),
+            limits: DeviceLimits::from(&Limits::default()),
+        })
+    }
+}
+
+/// The backend that a program without a wish would get, and why; or why it would get none.
+fn backend(interface: &Interface) -> (Option<Backend>, String, Option<Capabilities>) {
+    let wish = std::env::var(NETDEV_VARIABLE).unwrap_or_default();
+    if !wish.is_empty() && wish != "auto" {
+        return wished(interface, &wish);
+    }
+    let addresses: Vec<IpAddr> = interface.addresses.iter().map(|(address, _)| *address).collect();
+    match auto::preview(interface, &addresses, &PortConfig::default()) {
+        Ok((capabilities, choice)) => (Some(choice.backend), choice.reason, capabilities),
+        Err(error) => (None, error.to_string(), None),
+    }
+}
+
+fn wished(interface: &Interface, wish: &str) -> (Option<Backend>, String, Option<Capabilities>) {
+    let backend = match wish.parse() {
+        Ok(backend) => backend,
+        Err(why) => return (None, format!("{NETDEV_VARIABLE}: {why}"), None),
+    };
+    let asked = format!("asked for by {NETDEV_VARIABLE}");
+    if backend == Backend::Xdp {
+        return (Some(backend), asked, None);
+    }
+    let opened = OpenOptions::new().netdev(backend).background(false);
+    match opened.open_interface(&interface.name) {
+        Ok(ctx) => (Some(backend), asked, Some(ctx.query_device().port)),
+        Err(error) => (None, error.to_string(), None),
+    }
+}
+
+fn gid(address: IpAddr) -> Ipv6Addr {
+    match address {
+        IpAddr::V4(address) => address.to_ipv6_mapped(),
+        IpAddr::V6(address) => address,
+    }
+}
+
+impl From<&Capabilities> for PortCapabilities {
+    fn from(port: &Capabilities) -> Self {
+        Self {
+            segments_max: port.segments_max,
+            run_bytes_max: port.run_bytes_max,
+            ip_id_exact: port.ip_id_exact,
+            tos_on_send: port.tos_on_send,
+            tos_on_receive: port.tos_on_receive,
+            rx_budget_bytes: port.rx_budget.bytes,
+            rx_budget_datagrams: port.rx_budget.datagrams,
+        }
+    }
+}
+
+impl From<&Limits> for DeviceLimits {
+    fn from(limits: &Limits) -> Self {
+        let Limits {
+            max_qp,
+            max_mr,
+            max_cq,
+            max_cqe,
+            max_qp_wr,
+            max_sge,
+            max_inline_data,
+            max_qp_rd_atom,
+        } = *limits;
+        Self {
+            max_qp,
+            max_mr,
+            max_cq,
+            max_cqe,
+            max_qp_wr,
+            max_sge,
+            max_inline_data,
+            max_qp_rd_atom,
+        }
+    }
+}
+
+impl Report {
+    fn print(&self, out: Output) {
+        for device in &self.devices {
+            out.line(device);
+        }
+        for Unusable { name, why } in &self.unusable {
+            out.note(format_args!("{name} is no device: {why}"));
+        }
+        if let Some(counters) = &self.counters {
+            out.line(counters);
+        }
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, state, mac, link_mtu, max_path_mtu, active_path_mtu, reason, .. } = self;
+        writeln!(f, "hca_id: {name}")?;
+        let mut row = |key: &str, value: &dyn fmt::Display| writeln!(f, "\t{key:<18}{value}");
+        row("transport:", &"RoCEv2 (UDP/4791), reliable connections, in software")?;
+        row("state:", state)?;
+        row("mac:", mac)?;
+        row("link mtu:", link_mtu)?;
+        row("max path mtu:", max_path_mtu)?;
+        row("active path mtu:", active_path_mtu)?;
+        for Gid { index, gid, prefix_len, address } in &self.gids {
+            row(&format!("GID[{index}]:"), &format_args!("{gid} ({address}/{prefix_len})"))?;
+        }
+        row("netdev:", &format_args!("{}: {reason}", self.netdev.unwrap_or("none")))?;
+        if let Some(port) = &self.capabilities {
+            let (segments, bytes) = (port.segments_max, port.run_bytes_max);
+            row("super-packets:", &format_args!("{segments} packets, {bytes} bytes"))?;
+            let (bytes, datagrams) = (port.rx_budget_bytes, port.rx_budget_datagrams);
+            row("receive queue:", &format_args!("{bytes} bytes, {datagrams} packets"))?;
+        }
+        let limits = &self.limits;
+        for (name, value) in [
+            ("max_qp:", limits.max_qp),
+            ("max_qp_wr:", limits.max_qp_wr),
+            ("max_sge:", limits.max_sge),
+            ("max_inline_data:", limits.max_inline_data),
+            ("max_qp_rd_atom:", limits.max_qp_rd_atom),
+            ("max_cq:", limits.max_cq),
+            ("max_cqe:", limits.max_cqe),
+            ("max_mr:", limits.max_mr),
+        ] {
+            row(name, &value)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn interface() -> Interface {
+        Interface {
+            name: "nosuch0".into(),
+            index: 99,
+            mtu: 1500,
+            mac: [2, 0, 0, 0, 0, 9],
+            up: true,
+            loopback: false,
+            addresses: vec![([192, 0, 2, 77].into(), 24)],
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_a_device_says_why() {
+        for (spoil, word) in [
+            ((|i| i.addresses.clear()) as fn(&mut Interface), "no address"),
+            (|i| i.mtu = 300, "336"),
+            (|i| i.up = false, "down"),
+        ] {
+            let mut interface = interface();
+            spoil(&mut interface);
+            assert!(Device::examine(&interface).unwrap_err().contains(word));
+        }
+    }
+
+    #[test]
+    fn a_device_that_cannot_be_opened_is_listed_with_the_reason() {
+        // The address is not one of this machine's.
+        let device = Device::examine(&interface()).unwrap();
+        assert_eq!((device.netdev, device.active_path_mtu), (None, 1024));
+        let text = device.to_string();
+        assert!(
+            text.contains("hca_id: nosuch0") && text.contains("netdev:           none: "),
+            "{text}"
+        );
+        assert!(text.contains("GID[0]:           ::ffff:192.0.2.77 (192.0.2.77/24)"), "{text}");
+    }
+}

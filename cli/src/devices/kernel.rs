@@ -1,0 +1,212 @@
+//! What the kernel counts for RoCEv2 in this network namespace, whoever carries it.
+//!
+//! The transport's own counters (retransmissions, NAKs, drops by reason) belong to the process that has a device open; no other can read
+//! them.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs;
+use std::net::SocketAddr;
+
+use rocinante::Interface;
+use rocinante_netdev::ROCE_PORT;
+use rocinante_netdev::udp::holder;
+use serde::Serialize;
+
+/// Counters of the kernel's.
+#[derive(Debug, Serialize)]
+pub struct KernelCounters {
+    /// Of each interface: all of its traffic.
+    interfaces: BTreeMap<String, InterfaceCounters>,
+    /// Of all UDP sockets of the namespace, IPv4 and IPv6, by the names in /proc/net/snmp.
+    udp: BTreeMap<String, u64>,
+    /// The sockets on UDP/4791.
+    roce_sockets: Vec<RoceSocket>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+struct InterfaceCounters {
+    rx_bytes: u64,
+    rx_packets: u64,
+    rx_dropped: u64,
+    tx_bytes: u64,
+    tx_packets: u64,
+    tx_dropped: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct RoceSocket {
+    address: SocketAddr,
+    queued_bytes: u64,
+    drops: u64,
+    processes: Vec<Process>,
+}
+
+#[derive(Debug, Serialize)]
+struct Process {
+    pid: u32,
+    command: String,
+}
+
+impl KernelCounters {
+    /// Reads them; those of interfaces only for `interfaces`. What cannot be read is left out.
+    #[must_use]
+    pub fn read(interfaces: &[Interface]) -> Self {
+        // Not /proc/net, which is that of the process's first thread.
+        let read =
+            |name| fs::read_to_string(format!("/proc/thread-self/net/{name}")).unwrap_or_default();
+        let wanted = |name: &str| interfaces.iter().any(|interface| interface.name == name);
+        let mut udp = parse_snmp(&read("snmp"));
+        for (name, count) in parse_snmp6(&read("snmp6")) {
+            *udp.entry(name).or_default() += count;
+        }
+        let sockets = holder::sockets(ROCE_PORT).into_iter();
+        Self {
+            interfaces: parse_dev(&read("dev")).into_iter().filter(|(n, _)| wanted(n)).collect(),
+            udp,
+            roce_sockets: sockets
+                .map(|socket| RoceSocket {
+                    address: socket.address,
+                    queued_bytes: socket.queued_bytes,
+                    drops: socket.drops,
+                    processes: socket
+                        .holders
+                        .into_iter()
+                        .map(|(pid, command)| Process { pid, command })
+                        .collect(),
+                })
+                .collect(),
+        }
+    }
+}
+
+/// /proc/net/dev: after the name, eight columns received and eight sent.
+fn parse_dev(table: &str) -> BTreeMap<String, InterfaceCounters> {
+    let rows = table.lines().filter_map(|row| {
+        let (name, counts) = row.split_once(':')?;
+        let counts: Vec<u64> =
+            counts.split_ascii_whitespace().map_while(|count| count.parse().ok()).collect();
+        let [
+            rx_bytes,
+            rx_packets,
+            _,
+            rx_dropped,
+            _,
+            _,
+            _,
+            _,
+            tx_bytes,
+            tx_packets,
+            _,
+            tx_dropped,
+            ..,
+        ] = *counts.as_slice()
+        else {
+            return None;
+        };
+        let counters = InterfaceCounters {
+            rx_bytes,
+            rx_packets,
+            rx_dropped,
+            tx_bytes,
+            tx_packets,
+            tx_dropped,
+        };
+        Some((name.trim().to_owned(), counters))
+    });
+    rows.collect()
+}
+
+/// The lines `Udp:` of /proc/net/snmp: names, then values.
+fn parse_snmp(table: &str) -> BTreeMap<String, u64> {
+    let mut lines = table.lines().filter_map(|line| line.strip_prefix("Udp:"));
+    let (Some(names), Some(values)) = (lines.next(), lines.next()) else { return BTreeMap::new() };
+    let values = values.split_ascii_whitespace().map(|value| value.parse().unwrap_or(0));
+    names.split_ascii_whitespace().map(str::to_owned).zip(values).collect()
+}
+
+/// /proc/net/snmp6: `Udp6InDatagrams 7`.
+fn parse_snmp6(table: &str) -> Vec<(String, u64)> {
+    let rows = table.lines().filter_map(|row| {
+        let (name, count) = row.strip_prefix("Udp6")?.split_once(char::is_whitespace)?;
+        Some((name.to_owned(), count.trim().parse().ok()?))
+    });
+    rows.collect()
+}
+
+impl fmt::Display for KernelCounters {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "kernel counters of this network namespace")?;
+        for (name, counters) in &self.interfaces {
+            let InterfaceCounters { rx_bytes, rx_packets, rx_dropped, .. } = counters;
+            let InterfaceCounters { tx_bytes, tx_packets, tx_dropped, .. } = counters;
+            writeln!(
+                f,
+                "\t{name}: received {rx_packets} packets, {rx_bytes} bytes, {rx_dropped} dropped"
+            )?;
+            writeln!(
+                f,
+                "\t{name}: sent {tx_packets} packets, {tx_bytes} bytes, {tx_dropped} dropped"
+            )?;
+        }
+        let udp: Vec<String> = self
+            .udp
+            .iter()
+            .filter(|(_, n)| **n > 0)
+            .map(|(name, n)| format!("{name} {n}"))
+            .collect();
+        writeln!(f, "\tUDP, all sockets: {}", udp.join(", "))?;
+        for RoceSocket { address, queued_bytes, drops, processes } in &self.roce_sockets {
+            write!(f, "\tUDP {address}: {queued_bytes} bytes queued, {drops} dropped; held by")?;
+            if processes.is_empty() {
+                write!(f, " a process that is not visible from here, or the kernel")?;
+            }
+            for Process { pid, command } in processes {
+                write!(f, " pid {pid} ({command})")?;
+            }
+            writeln!(f)?;
+        }
+        if self.roce_sockets.is_empty() {
+            writeln!(f, "\tUDP/{ROCE_PORT}: no socket")?;
+        }
+        write!(
+            f,
+            "\tWhat the transport counts (packets sent again, NAKs, drops by reason) belongs to the process that has a device \
+             open: `rocinante perf --counters` and `pingpong --counters` print theirs, a program asks Context::counters."
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_of_the_kernel_are_read() {
+        let dev = "Inter-|   Receive                                                |  Transmit\n \
+                   face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls \
+                   carrier compressed\n    lo:     100       2    0    3    0     0          0         0      400       5    \
+                   0    6    0     0       0          0\n";
+        let parsed = parse_dev(dev);
+        let lo = InterfaceCounters {
+            rx_bytes: 100,
+            rx_packets: 2,
+            rx_dropped: 3,
+            tx_bytes: 400,
+            tx_packets: 5,
+            tx_dropped: 6,
+        };
+        assert_eq!(parsed, BTreeMap::from([("lo".to_owned(), lo)]));
+        let snmp =
+            "Tcp: A B\nTcp: 1 2\nUdp: InDatagrams RcvbufErrors\nUdp: 7 8\nUdpLite: X\nUdpLite: 9\n";
+        assert_eq!(parse_snmp(snmp)["RcvbufErrors"], 8);
+        assert_eq!(
+            parse_snmp6("Ip6InReceives 5\nUdp6InErrors   \t 4\n"),
+            [("InErrors".to_owned(), 4)]
+        );
+        for torn in ["", "Udp: A", "lo: 1 2", "Udp6", "Udp6X"] {
+            assert!(parse_dev(torn).is_empty() && parse_snmp6(torn).is_empty());
+            assert!(parse_snmp(torn).is_empty());
+        }
+    }
+}
