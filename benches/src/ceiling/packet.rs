@@ -21,8 +21,10 @@ const GSO_UDP_L4: u8 = 5;
 const GATHER_MIN: usize = 4096;
 /// The most packets whose payload the kernel gathers: three pieces each.
 const GATHER_PACKETS: usize = 16;
-/// 60 slots: a spinning reader is never so far behind for long.
-const RING_BLOCKS: usize = 4;
+/// 120 slots: a spinning reader is never so far behind, unless something else runs on its core for long.
+const RING_BLOCKS: usize = 8;
+/// Puts UDP payloads in the ring at multiples of 64 bytes, which makes the kernel's copy faster.
+const RING_RESERVE: i32 = 10;
 /// Frames taken in one call.
 const BURST: usize = 4;
 
@@ -51,6 +53,7 @@ impl PacketLink {
         for (option, value) in [
             (libc::PACKET_VERSION, libc::tpacket_versions::TPACKET_V2 as i32),
             (libc::PACKET_VNET_HDR, 1),
+            (libc::PACKET_RESERVE, RING_RESERVE),
             (libc::PACKET_IGNORE_OUTGOING, 1),
         ] {
             socket.set(libc::SOL_PACKET, option, value)?;

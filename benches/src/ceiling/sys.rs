@@ -76,11 +76,11 @@ impl Socket {
         self.bind_raw(&Name::new(address).0)
     }
 
-    /// Takes IPv4 frames of one interface, and sends to it.
+    /// Takes all frames of one interface, before the kernel's own protocols get them, and sends to it.
     pub(super) fn bind_interface(&self, index: u32) -> io::Result<()> {
         self.bind_raw(&libc::sockaddr_ll {
             sll_family: libc::AF_PACKET as u16,
-            sll_protocol: (libc::ETH_P_IP as u16).to_be(),
+            sll_protocol: (libc::ETH_P_ALL as u16).to_be(),
             sll_ifindex: index as i32,
             sll_hatype: 0,
             sll_pkttype: 0,

@@ -13,7 +13,7 @@ const GATHER_MIN: usize = 4096;
 /// The most packets whose payload the kernel gathers: three pieces each.
 const GATHER_PACKETS: usize = 16;
 /// Receive buffer of the socket, in bytes.
-const RECEIVE_BUFFER: i32 = 8 << 20;
+const RECEIVE_BUFFER: i32 = 4 << 20;
 /// Messages read at once: what stays in a second-level cache.
 const BURST: usize = 4;
 

@@ -2,8 +2,11 @@
 
 use std::fs;
 use std::hint::black_box;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
 /// What the figures were measured on.
@@ -47,12 +50,23 @@ pub(super) struct Mode {
     pub crc_ns: f64,
     /// Copy of 4 KiB within the first-level cache, in nanoseconds.
     pub memcpy_ns: f64,
+    /// A cache line from one of the two cores to the other, in nanoseconds.
+    pub handoff_ns: f64,
 }
 
+/// What makes a copy between two cores that share no cache much slower than between two that do.
+const NEAR_NS: f64 = 75.0;
+
 impl Mode {
-    /// That of the core that the calling thread runs on; takes about two milliseconds.
+    /// Whether the two cores share a cache: virtual machines are moved, and most figures with them.
     #[must_use]
-    pub(super) fn now() -> Self {
+    pub(super) fn is_near(&self) -> bool {
+        self.handoff_ns < NEAR_NS
+    }
+
+    /// That of the core that the calling thread runs on, and of its way to `other`; takes a few milliseconds.
+    #[must_use]
+    pub(super) fn now(other: usize) -> Self {
         let source = vec![0x5a_u8; 4096];
         let mut target = vec![0_u8; 4096];
         Self {
@@ -60,8 +74,50 @@ impl Mode {
                 black_box(crc32fast::hash(black_box(&source)));
             }),
             memcpy_ns: fastest(|| black_box(&mut target[..]).copy_from_slice(black_box(&source))),
+            handoff_ns: handoff(other),
         }
     }
+}
+
+/// Keeps the calling thread, and those that it starts, to one core.
+pub(super) fn pin(core: usize) {
+    let mut cores = CpuSet::new();
+    let pinned = cores.set(core).and_then(|()| sched_setaffinity(Pid::from_raw(0), &cores));
+    if let Err(error) = pinned {
+        eprintln!("cannot keep to core {core}: {error}");
+    }
+}
+
+/// Nanoseconds that a store takes to be seen by a thread that spins on core `other`: half the round trip, in the fastest
+/// of some batches.
+fn handoff(other: usize) -> f64 {
+    const BATCH: u32 = 500;
+    const BATCHES: u32 = 20;
+    let line = AtomicU32::new(0);
+    let wait_for = |value: u32| {
+        while line.load(Ordering::Acquire) != value {
+            std::hint::spin_loop();
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            pin(other);
+            for round in 0..BATCHES * BATCH {
+                wait_for(2 * round + 1);
+                line.store(2 * round + 2, Ordering::Release);
+            }
+        });
+        let mut best = Duration::MAX;
+        for batch in 0..BATCHES {
+            let start = Instant::now();
+            for round in batch * BATCH..(batch + 1) * BATCH {
+                line.store(2 * round + 1, Ordering::Release);
+                wait_for(2 * round + 2);
+            }
+            best = best.min(start.elapsed());
+        }
+        best.as_nanos() as f64 / f64::from(2 * BATCH)
+    })
 }
 
 /// Nanoseconds of the fastest of some batches.

@@ -83,10 +83,15 @@ impl Row {
         self.samples.get(&subject)?.figures.get(&figure).copied()
     }
 
-    /// A figure of a subject as a multiple of the ceiling's.
+    /// A figure of a subject as a multiple of the ceiling's, if the machine was the same all the time.
     #[must_use]
     pub(super) fn ratio(&self, subject: Subject, figure: Figure) -> Option<f64> {
-        Some(self.figure(subject, figure)? / self.figure(Subject::Ceiling, figure)?)
+        let pair = [self.samples.get(&subject)?, self.samples.get(&Subject::Ceiling)?];
+        let mut modes = pair.iter().flat_map(|sample| [sample.mode, sample.mode_after]);
+        let first = modes.next()?.is_near();
+        let steady = modes.all(|mode| mode.is_near() == first);
+        let [ours, ceiling] = pair.map(|sample| sample.figures.get(&figure));
+        Some(ours? / ceiling?).filter(|_| steady)
     }
 }
 

@@ -124,6 +124,7 @@ fn job(options: &Options, network: &Network, subject: Subject, netdev: &str, mtu
         local: first.ipv4(),
         remote: second.ipv4(),
         core: 0,
+        peer_core: usize::from(Machine::here().cpus > 1),
         urgent: !options.patient,
         plan: Plan { figures: options.figures(), mtu, seconds: options.seconds() },
     }
@@ -135,7 +136,8 @@ fn pair(options: &Options, network: &Network, sender: &Job) -> Result<String, Bo
         role: Role::Receiver,
         local: sender.remote,
         remote: sender.local,
-        core: usize::from(Machine::here().cpus > 1),
+        core: sender.peer_core,
+        peer_core: sender.core,
         ..sender.clone()
     };
     let seconds = options.seconds() * sender.plan.figures.len() as f64 + 40.0;
@@ -158,6 +160,10 @@ fn pair(options: &Options, network: &Network, sender: &Job) -> Result<String, Bo
     };
     if !output.status.success() {
         return Err(format!("the sender failed ({})", output.status).into());
+    }
+    if sender.subject == Subject::Iperf3 {
+        // It may wait for an earlier attempt's end.
+        return Ok(String::from_utf8(output.stdout)?);
     }
     let status = receiver.wait(Duration::from_secs(10))?;
     if !status.success() {

@@ -29,7 +29,11 @@ pub(super) fn markdown(report: &Report) -> String {
             lines(report, &subjects, row.netdev, row.mtu, &mut out);
         }
     }
-    let _ = writeln!(out, "\nEach cell: smallest / median / largest of the runs.");
+    let _ = writeln!(
+        out,
+        "\nEach cell: smallest / median / largest of the runs; a ratio is of two figures taken one right after the other, and \
+         counts only if the cores were as near to each other all the time."
+    );
     if seen.iter().any(|(netdev, _)| *netdev == "afxdp") {
         let _ = writeln!(out, "The ceiling of afxdp is the backend's own port without an engine.");
     }
@@ -48,7 +52,10 @@ fn header(report: &Report, out: &mut String) {
     let samples = || report.rows.iter().flat_map(|row| row.samples.values());
     let crc = Spread::of(samples().map(|sample| sample.mode.crc_ns).collect());
     let copy = Spread::of(samples().map(|sample| sample.mode.memcpy_ns).collect());
-    let _ = writeln!(out, "4 KiB: CRC-32 {} ns, copy {} ns", cell(crc, 0), cell(copy, 0));
+    let handoff = Spread::of(samples().map(|sample| sample.mode.handoff_ns).collect());
+    let (crc, copy, handoff) = (cell(crc, 0), cell(copy, 0), cell(handoff, 0));
+    let _ =
+        writeln!(out, "4 KiB: CRC-32 {crc} ns, copy {copy} ns; from core to core: {handoff} ns");
     for (index, run) in report.runs.iter().enumerate() {
         let gbps = |value: Option<f64>| value.map_or("–".to_owned(), |v| format!("{v:.1} Gb/s"));
         let verdict =

@@ -6,8 +6,7 @@ use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 use std::time::Duration;
 
-use nix::sched::{CpuSet, sched_setaffinity};
-use nix::unistd::{Pid, setsid};
+use nix::unistd::setsid;
 use rocinante::{Backend, Exchange, Interface, PortConfig};
 use rocinante_netdev::packet::PacketPort;
 use rocinante_netdev::udp::UdpPort;
@@ -15,7 +14,7 @@ use rocinante_netdev::xdp::XdpPort;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::machine::Mode;
+use super::machine::{self, Mode};
 use super::ours::Device;
 use super::tcp;
 use crate::ceiling::{self, Flow, Link, PacketLink, PortLink, UdpLink};
@@ -77,6 +76,8 @@ pub(super) struct Job {
     pub remote: Ipv4Addr,
     /// The core to run on.
     pub core: usize,
+    /// The core that the other runs on.
+    pub peer_core: usize,
     /// Whether to go before everything else that runs on the machine.
     pub urgent: bool,
     /// What to measure, and how long.
@@ -88,8 +89,10 @@ pub(super) struct Job {
 pub(super) struct Sample {
     /// The figures.
     pub figures: Figures,
-    /// The speed of the sender's core before.
+    /// The speed of the machine before.
     pub mode: Mode,
+    /// The speed of the machine afterwards.
+    pub mode_after: Mode,
     /// Counters that explain a figure.
     pub notes: Value,
 }
@@ -108,15 +111,16 @@ impl Job {
         if self.subject == Subject::Iperf3 {
             return Err(self.iperf3().into());
         }
-        let mode = Mode::now();
+        let mode = (self.role == Role::Sender).then(|| Mode::now(self.peer_core));
         let mut exchange = self.exchange()?;
         let (figures, notes) = match self.subject {
             Subject::Ours => self.ours(&mut exchange)?,
             Subject::Tcp => self.tcp(&mut exchange)?,
             _ => (self.raw(&mut exchange)?, Value::Null),
         };
-        if self.role == Role::Sender {
-            println!("{}", serde_json::to_string(&Sample { figures, mode, notes })?);
+        if let Some(mode) = mode {
+            let sample = Sample { figures, mode, mode_after: Mode::now(self.peer_core), notes };
+            println!("{}", serde_json::to_string(&sample)?);
         }
         Ok(())
     }
@@ -127,11 +131,7 @@ impl Job {
         if self.urgent && setsid().is_ok() {
             let _ = std::fs::write("/proc/self/autogroup", "-20");
         }
-        let mut cores = CpuSet::new();
-        let pinned = cores.set(self.core).and_then(|()| sched_setaffinity(Pid::this(), &cores));
-        if let Err(error) = pinned {
-            eprintln!("cannot keep to core {}: {error}", self.core);
-        }
+        machine::pin(self.core);
     }
 
     fn exchange(&self) -> Result<Exchange, Box<dyn Error>> {
