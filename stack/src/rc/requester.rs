@@ -179,7 +179,9 @@ impl Requester {
             if wqe.fence && !self.rd.is_empty() {
                 return Plan::Idle;
             }
-            if sq.admits(self.cur, limits.pd, regions).is_err() {
+            // One packet is checked when it is gathered; of more, none leaves unless all can.
+            let single = wqe.first == wqe.last && !wqe.op.has_response();
+            if !single && sq.admits(self.cur, limits.pd, regions).is_err() {
                 return Plan::Fault(WcStatus::LocProtErr);
             }
         }

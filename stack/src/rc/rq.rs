@@ -12,11 +12,12 @@ struct Rwqe {
     sges: u16,
 }
 
-/// A ring of receive requests; allocated when the queue pair is made.
+/// A ring of receive requests, as long as a power of two; allocated when the queue pair is made.
 #[derive(Debug)]
 pub(crate) struct RecvQueue {
     wqes: Box<[Rwqe]>,
     sges: Box<[Sge]>,
+    depth: u64,
     max_sge: usize,
     head: u64,
     tail: u64,
@@ -24,9 +25,11 @@ pub(crate) struct RecvQueue {
 
 impl RecvQueue {
     pub(crate) fn new(depth: usize, max_sge: usize) -> Self {
+        let slots = depth.next_power_of_two();
         Self {
-            wqes: vec![Rwqe::default(); depth].into_boxed_slice(),
-            sges: vec![Sge::default(); depth * max_sge].into_boxed_slice(),
+            wqes: vec![Rwqe::default(); slots].into_boxed_slice(),
+            sges: vec![Sge::default(); slots * max_sge].into_boxed_slice(),
+            depth: depth as u64,
             max_sge,
             head: 0,
             tail: 0,
@@ -42,7 +45,7 @@ impl RecvQueue {
     }
 
     pub(crate) fn push(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
-        if self.len() >= self.wqes.len() as u64 {
+        if self.len() >= self.depth {
             return Err(PostError::Full);
         }
         if wr.sges.len() > self.max_sge {
@@ -103,7 +106,7 @@ impl RecvQueue {
     #[inline]
     fn slot(&self, index: u64) -> usize {
         #[allow(clippy::cast_possible_truncation)]
-        let slot = (index % self.wqes.len() as u64) as usize;
+        let slot = index as usize & (self.wqes.len() - 1);
         slot
     }
 }

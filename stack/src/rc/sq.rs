@@ -80,12 +80,14 @@ impl core::error::Error for PostError {}
 /// The most bytes of one message: 2^31.
 pub(crate) const MESSAGE_MAX: u64 = 1 << 31;
 
-/// A ring of work requests; allocated when the queue pair is made.
+/// A ring of work requests; allocated when the queue pair is made. It is as long as a power of two, so that an index
+/// becomes a slot by a mask.
 #[derive(Debug)]
 pub(crate) struct SendQueue {
     wqes: Box<[Wqe]>,
     sges: Box<[Sge]>,
     inline: Box<[u8]>,
+    depth: u64,
     max_sge: usize,
     max_inline: usize,
     /// Index of the oldest request not yet retired.
@@ -112,10 +114,12 @@ impl SendQueue {
             solicited: false,
             fence: false,
         };
+        let slots = depth.next_power_of_two();
         Self {
-            wqes: vec![empty; depth].into_boxed_slice(),
-            sges: vec![Sge::default(); depth * max_sge].into_boxed_slice(),
-            inline: vec![0; depth * max_inline].into_boxed_slice(),
+            wqes: vec![empty; slots].into_boxed_slice(),
+            sges: vec![Sge::default(); slots * max_sge].into_boxed_slice(),
+            inline: vec![0; slots * max_inline].into_boxed_slice(),
+            depth: depth as u64,
             max_sge,
             max_inline,
             head: 0,
@@ -157,7 +161,7 @@ impl SendQueue {
 
     /// Whether `post` would find room for `wr`, and the length of its message.
     pub(crate) fn check(&self, wr: &SendWr<'_>) -> Result<u32, PostError> {
-        if self.tail - self.head >= self.wqes.len() as u64 {
+        if self.tail - self.head >= self.depth {
             return Err(PostError::Full);
         }
         let len = match wr.data {
@@ -296,7 +300,7 @@ impl SendQueue {
     #[inline]
     fn slot(&self, index: u64) -> usize {
         #[allow(clippy::cast_possible_truncation)]
-        let slot = (index % self.wqes.len() as u64) as usize;
+        let slot = index as usize & (self.wqes.len() - 1);
         slot
     }
 }

@@ -3,12 +3,20 @@
 use super::opcode::Ext;
 use crate::types::{Key, Qpn};
 
-fn u32_at(b: &[u8], at: usize) -> u32 {
+#[inline]
+fn u32_at<const N: usize>(b: &[u8; N], at: usize) -> u32 {
     u32::from_be_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]])
 }
 
-fn u64_at(b: &[u8], at: usize) -> u64 {
+#[inline]
+fn u64_at<const N: usize>(b: &[u8; N], at: usize) -> u64 {
     (u64::from(u32_at(b, at)) << 32) | u64::from(u32_at(b, at + 4))
+}
+
+/// The first `N` bytes.
+#[inline]
+fn head<const N: usize>(b: &[u8]) -> &[u8; N] {
+    b.first_chunk().expect("a whole header")
 }
 
 /// RDMA extended transport header: what memory a WRITE or READ addresses.
@@ -31,7 +39,9 @@ impl Reth {
     /// # Panics
     /// If there are fewer; packets checked by [`Packet::parse`](super::Packet::parse) have them.
     #[must_use]
+    #[inline]
     pub fn read(b: &[u8]) -> Self {
+        let b: &[u8; Self::LEN] = head(b);
         Self { va: u64_at(b, 0), rkey: Key(u32_at(b, 8)), len: u32_at(b, 12) }
     }
 
@@ -39,7 +49,9 @@ impl Reth {
     ///
     /// # Panics
     /// If there are fewer.
+    #[inline]
     pub fn write(&self, out: &mut [u8]) {
+        let out: &mut [u8; Self::LEN] = out.first_chunk_mut().expect("room for a header");
         out[0..8].copy_from_slice(&self.va.to_be_bytes());
         out[8..12].copy_from_slice(&self.rkey.0.to_be_bytes());
         out[12..16].copy_from_slice(&self.len.to_be_bytes());
@@ -68,7 +80,9 @@ impl AtomicEth {
     /// # Panics
     /// If there are fewer.
     #[must_use]
+    #[inline]
     pub fn read(b: &[u8]) -> Self {
+        let b: &[u8; Self::LEN] = head(b);
         Self {
             va: u64_at(b, 0),
             rkey: Key(u32_at(b, 8)),
@@ -81,7 +95,9 @@ impl AtomicEth {
     ///
     /// # Panics
     /// If there are fewer.
+    #[inline]
     pub fn write(&self, out: &mut [u8]) {
+        let out: &mut [u8; Self::LEN] = out.first_chunk_mut().expect("room for a header");
         out[0..8].copy_from_slice(&self.va.to_be_bytes());
         out[8..12].copy_from_slice(&self.rkey.0.to_be_bytes());
         out[12..20].copy_from_slice(&self.swap_add.to_be_bytes());
@@ -109,7 +125,9 @@ impl Deth {
     /// # Panics
     /// If there are fewer.
     #[must_use]
+    #[inline]
     pub fn read(b: &[u8]) -> Self {
+        let b: &[u8; Self::LEN] = head(b);
         Self { qkey: u32_at(b, 0), reserved: b[4], src_qpn: Qpn::new(u32_at(b, 4)) }
     }
 
@@ -117,7 +135,9 @@ impl Deth {
     ///
     /// # Panics
     /// If there are fewer.
+    #[inline]
     pub fn write(&self, out: &mut [u8]) {
+        let out: &mut [u8; Self::LEN] = out.first_chunk_mut().expect("room for a header");
         out[0..4].copy_from_slice(&self.qkey.to_be_bytes());
         out[4..8].copy_from_slice(&self.src_qpn.value().to_be_bytes());
         out[4] = self.reserved;
@@ -148,7 +168,9 @@ impl Aeth {
     /// # Panics
     /// If there are fewer.
     #[must_use]
+    #[inline]
     pub fn read(b: &[u8]) -> Self {
+        let b: &[u8; Self::LEN] = head(b);
         Self { syndrome: Syndrome(b[0]), msn: u32_at(b, 0) & 0xff_ffff }
     }
 
@@ -156,7 +178,9 @@ impl Aeth {
     ///
     /// # Panics
     /// If there are fewer.
+    #[inline]
     pub fn write(&self, out: &mut [u8]) {
+        let out: &mut [u8; Self::LEN] = out.first_chunk_mut().expect("room for a header");
         out[0..4].copy_from_slice(&self.msn.to_be_bytes());
         out[0] = self.syndrome.0;
     }
