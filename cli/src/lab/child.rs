@@ -3,6 +3,7 @@
 use super::error::LabError;
 use super::tool;
 use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::waitpid;
 use nix::unistd::Pid;
 use std::io::{self, Read};
 use std::process::{Child, Command, ExitStatus, Output};
@@ -141,6 +142,10 @@ pub fn kill_children_on_signal() -> Result<(), ctrlc::Error> {
         let children = registry();
         for &pid in children.iter() {
             send(pid, Signal::SIGKILL);
+        }
+        // When the shell's prompt comes back they are gone, with all that they had.
+        for &pid in children.iter() {
+            let _ = waitpid(Pid::from_raw(pid.cast_signed()), None);
         }
         std::process::exit(130);
     })
