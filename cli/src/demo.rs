@@ -87,13 +87,12 @@ const CONNECT: Order = Order::Connect { mtu: 0, timeout: 14, retry_cnt: 7 };
 #[must_use]
 pub fn run(args: &Args) -> ExitCode {
     let console = Console { to_stderr: args.json };
-    let report = match show(args, &console) {
-        Ok(report) => report,
-        Err(error) => {
-            eprintln!("rocinante demo: {error}");
-            return ExitCode::from(2);
-        }
-    };
+    let report = show(args, &console).unwrap_or_else(|error| {
+        eprintln!("rocinante demo: {error}");
+        let why = error.to_string();
+        let skipped = |name: &&str| Skipped { netdev: (*name).to_owned(), why: why.clone() };
+        Report { skipped: args.netdev.names().iter().map(skipped).collect(), ..Report::default() }
+    });
     if args.json {
         let json = serde_json::to_string(&report).expect("a report is JSON");
         // Whoever read our output may have gone; the exit status tells all the same.
@@ -256,8 +255,8 @@ impl Demo<'_> {
                 figures.latency_us_p50 = rounded(nanos as f64 / 1000.0);
             }
         }
-        let mut bulk = |size, small| {
-            let order = BulkOrder { size, small, warm_millis, millis };
+        let mut bulk = |size, depth, list| {
+            let order = BulkOrder { size, depth, list, warm_millis, millis };
             let phase = format!("{phase}: WRITEs of {size} bytes");
             match pair.served(&phase, LIMIT, &Order::Bulk(order))? {
                 Answer::Bulk { messages, bytes, seconds, .. } if seconds > 0.0 => {
@@ -266,9 +265,9 @@ impl Demo<'_> {
                 other => Err(Fault::new(&phase, format!("nothing was measured: {other:?}"))),
             }
         };
-        figures.rate_mops = rounded(bulk(64, true)?.0);
-        figures.gbps_65536 = rounded(bulk(65_536, false)?.1);
-        figures.gbps_1048576 = rounded(bulk(1 << 20, false)?.1);
+        figures.rate_mops = rounded(bulk(64, 512, 32)?.0);
+        figures.gbps_65536 = rounded(bulk(65_536, 32, 1)?.1);
+        figures.gbps_1048576 = rounded(bulk(1 << 20, 16, 1)?.1);
         Ok(figures)
     }
 }

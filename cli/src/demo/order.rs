@@ -47,8 +47,10 @@ pub(super) enum Order {
 pub(super) struct BulkOrder {
     /// Bytes of each WRITE.
     pub(super) size: usize,
-    /// Whether to go for the number of messages, rather than of bytes.
-    pub(super) small: bool,
+    /// How many are outstanding.
+    pub(super) depth: usize,
+    /// How many are posted at once, and make one completion together.
+    pub(super) list: usize,
     /// How long before the measurement begins.
     pub(super) warm_millis: u64,
     /// How long it takes.
@@ -145,9 +147,13 @@ mod tests {
 
     #[test]
     fn orders_are_one_line() {
-        let order = Order::Bulk(BulkOrder { size: 64, small: true, warm_millis: 1, millis: 2 });
+        let bulk = BulkOrder { size: 64, depth: 8, list: 4, warm_millis: 1, millis: 2 };
+        let order = Order::Bulk(bulk);
         let line = serde_json::to_string(&order).unwrap();
-        assert_eq!(line, r#"{"do":"bulk","size":64,"small":true,"warm_millis":1,"millis":2}"#);
+        assert_eq!(
+            line,
+            r#"{"do":"bulk","size":64,"depth":8,"list":4,"warm_millis":1,"millis":2}"#
+        );
         assert_eq!(serde_json::from_str::<Order>(&line).unwrap(), order);
     }
 

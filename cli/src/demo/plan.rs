@@ -124,9 +124,9 @@ mod tests {
         let plan = Plan::new(7, 1024, 8 << 20, 6 << 20);
         assert!(plan.bytes >= 6 << 20);
         assert_eq!(plan.bytes, plan.messages.iter().map(|m| m.len as u64).sum::<u64>());
-        let ends = plan.messages.iter().map(|m| m.offset + m.len);
+        let mut ends = plan.messages.iter().map(|m| m.offset + m.len);
         assert!(ends.clone().zip(&plan.messages[1..]).all(|(end, next)| end <= next.offset));
-        assert!(ends.last().unwrap() <= 8 << 20);
+        assert!(ends.next_back().unwrap() <= 8 << 20);
         assert!(
             [0, 1, 1023, 1024, 1025, LONGEST]
                 .iter()

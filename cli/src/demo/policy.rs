@@ -150,9 +150,10 @@ fn shaper(
     Ok(())
 }
 
-/// The transfer that is compared with and without the shaper.
+/// The transfer that is compared with and without the shaper. What is outstanding fits the shaper's queue and passes it
+/// within the ACK timeout, so that nothing is lost and nothing is sent twice.
 fn order(warm_millis: u64, millis: u64) -> BulkOrder {
-    BulkOrder { size: MESSAGE, small: false, warm_millis, millis }
+    BulkOrder { size: MESSAGE, depth: 8, list: 1, warm_millis, millis }
 }
 
 struct Measured {

@@ -157,6 +157,9 @@ impl Worker<'_> {
         };
         let qp = prepared.connect(endpoint, options).map_err(|(_, error)| error)?;
         let mtu = qp.query().1.path_mtu.map_or(0, Mtu::bytes);
+        if options.mtu.is_some_and(|wanted| wanted.bytes() != mtu) {
+            return Err(VerbsError::Invalid(format!("the links take a path MTU of {mtu} only")));
+        }
         let (remote_data, remote_bench) = (*remote_data, *remote_bench);
         exchange.barrier("connected")?;
         let side = self.args.side;
@@ -203,11 +206,8 @@ impl Session {
     fn bulk(&mut self, order: &BulkOrder) -> Result<Answer, String> {
         let warm = Duration::from_millis(order.warm_millis);
         let until = Until::Time(warm + Duration::from_millis(order.millis));
-        let what = if order.small {
-            Bulk::small(BulkOp::Write, order.size, until)
-        } else {
-            Bulk::large(BulkOp::Write, order.size, 16, until)
-        };
+        let BulkOrder { size, depth, list, .. } = *order;
+        let what = Bulk { op: BulkOp::Write, size, depth, list, signal_every: list, until };
         let mut window = Window { warm, first: None, last: BulkResult::default() };
         let all = measure::bulk(&[self.end()], &what, |so_far| window.observe(so_far));
         let all = all.map_err(|error| error.to_string())?;
