@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use rocinante::{
     Backend, ConnectOptions, Context, Endpoint, Exchange, Hello, ModifyAttr, Mtu, OpenOptions,
-    PreparedQp, Qp, QpState, VerbsError,
+    PreparedQp, Qp, QpState,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -32,7 +32,7 @@ pub struct NetArgs {
     #[arg(long, value_name = "NETDEV", value_parser = netdev)]
     pub netdev: Option<Netdev>,
     /// Use the device with this address. The default is, at the client, the address from which HOST is reached; at the
-    /// server, the first one that is not loopback, or the one by which the client comes
+    /// server, the one by which the client comes
     #[arg(long, value_name = "ADDR")]
     pub bind: Option<IpAddr>,
     /// TCP port on which the two sides find each other
@@ -69,16 +69,22 @@ pub fn mtu(text: &str) -> Result<Mtu, String> {
 }
 
 impl NetArgs {
-    /// Opens the device that has `address`.
+    /// Opens the device that has `address`, and says which that is and what carries it.
     ///
     /// # Errors
     /// There is none, or the backend cannot be had; the text says what to do.
-    pub fn open(&self, address: IpAddr) -> Result<Context, Failure> {
+    pub fn open(&self, address: IpAddr, out: Output) -> Result<Context, Failure> {
         let mut options = OpenOptions::new();
         if let Some(Netdev::Only(backend)) = self.netdev {
             options = options.netdev(backend);
         }
-        Ok(options.open(address)?)
+        let ctx = options.open(address)?;
+        out.note(format_args!(
+            "device {} at {address}, {}",
+            ctx.name(),
+            ctx.query_device().chosen_because
+        ));
+        Ok(ctx)
     }
 }
 
@@ -92,34 +98,29 @@ const LINE_PATIENCE: Duration = Duration::from_secs(20);
 /// A server that waits for its client.
 pub struct Server {
     listener: TcpListener,
-    ctx: Context,
+    /// Open already where the address was given.
+    ctx: Option<Context>,
     net: NetArgs,
     out: Output,
 }
 
 impl Server {
-    /// Opens the device and listens.
+    /// Opens the device, if its address is given, and listens.
     ///
     /// # Errors
     /// No device, or the TCP port is taken: the text says by whom.
     pub fn start(net: &NetArgs, out: Output) -> Result<Self, Failure> {
-        let address = match net.bind {
-            Some(address) => address,
-            None => address::first().map_err(VerbsError::from)?,
-        };
-        let ctx = net.open(address)?;
+        let ctx = net.bind.map(|address| net.open(address, out)).transpose()?;
         let listener = address::listen(net.bind, net.port)?;
-        let why = ctx.query_device().chosen_because;
-        out.note(format_args!("device {} at {address}, {why}", ctx.name()));
-        let place = net.bind.map_or("all addresses".to_owned(), |address| address.to_string());
-        out.note(format_args!("waiting for a client on TCP port {} of {place}", net.port));
+        match net.bind {
+            Some(address) => out.note(format_args!("waiting for a client on TCP {address} port {}", net.port)),
+            None => out.note(format_args!(
+                "waiting for a client on TCP port {}; the device will be the one with the address by which it comes (--bind \
+                 says another)",
+                net.port
+            )),
+        }
         Ok(Self { listener, ctx, net: net.clone(), out })
-    }
-
-    /// The device that is open while no client has come.
-    #[must_use]
-    pub fn context(&self) -> &Context {
-        &self.ctx
     }
 
     /// Waits for a client of `command` and takes what it wants, unless that contradicts `given`: the options that were
@@ -143,12 +144,14 @@ impl Server {
         });
         let plan = plan.map_err(|why| refuse(&mut exchange, &why))?;
         let local = exchange.local()?.ip().to_canonical();
-        let out = self.out;
-        let ctx = self.device_at(local).inspect_err(|failure| {
-            refuse(&mut exchange, &format!("the server cannot serve at {local}: {failure}"));
-        })?;
+        let ctx = match self.ctx {
+            Some(ctx) => ctx,
+            None => self.net.open(local, self.out).inspect_err(|failure| {
+                exchange.give_up(&format!("the server cannot serve at {local}: {failure}"));
+            })?,
+        };
         exchange.say(agreement::ACCEPTED)?;
-        out.note(format_args!("client {peer}"));
+        self.out.note(format_args!("client {peer}"));
         Ok((Session { ctx, exchange }, plan))
     }
 
@@ -173,21 +176,6 @@ impl Server {
                 }
             }
         }
-    }
-
-    /// The device for a client that has come to `local`.
-    fn device_at(self, local: IpAddr) -> Result<Context, Failure> {
-        if self.net.bind.is_some() || self.ctx.gids().contains(&local) {
-            return Ok(self.ctx);
-        }
-        drop(self.ctx);
-        let ctx = self.net.open(local)?;
-        let why = ctx.query_device().chosen_because;
-        self.out.note(format_args!(
-            "device {} at {local}, by which the client came, {why}",
-            ctx.name()
-        ));
-        Ok(ctx)
     }
 }
 
@@ -234,9 +222,7 @@ impl Session {
                  or both will want UDP/4791 of the same"
             ));
         }
-        let ctx = net.open(address)?;
-        let why = ctx.query_device().chosen_because;
-        out.note(format_args!("device {} at {address}, {why}", ctx.name()));
+        let ctx = net.open(address, out)?;
         let mut exchange = Exchange::connect(server, CONNECT_PATIENCE)?;
         exchange.set_patience(Some(LINE_PATIENCE))?;
         exchange.say(&agreement::request(command, plan))?;

@@ -1,29 +1,12 @@
 //! Which address a side uses where none was given, and what stands in the way of a TCP port.
 
-use std::io::{self, ErrorKind};
+use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs, UdpSocket};
 
-use rocinante::Interface;
 use rocinante_netdev::ROCE_PORT;
 use rocinante_netdev::udp::holder;
 
 use crate::output::Failure;
-
-/// The first address of an interface that is up and not loopback; 127.0.0.1 if there is none.
-///
-/// # Errors
-/// The kernel does not list its interfaces.
-pub fn first() -> io::Result<IpAddr> {
-    let interfaces = Interface::all()?;
-    let usable = interfaces.iter().filter(|interface| interface.up && !interface.loopback);
-    let mut addresses =
-        usable.flat_map(|interface| &interface.addresses).map(|(address, _)| *address);
-    Ok(addresses.find(|address| !is_link_local(*address)).unwrap_or(Ipv4Addr::LOCALHOST.into()))
-}
-
-fn is_link_local(address: IpAddr) -> bool {
-    matches!(address, IpAddr::V6(address) if address.is_unicast_link_local())
-}
 
 /// The own address from which packets to `peer` leave.
 ///
@@ -125,7 +108,6 @@ mod tests {
     #[test]
     fn loopback_is_reached_from_loopback() {
         assert_eq!(towards([127, 3, 2, 1].into()).unwrap(), IpAddr::from([127, 0, 0, 1]));
-        assert!(first().is_ok());
     }
 
     #[test]
