@@ -1,0 +1,166 @@
+//! Every error says what happened and what to do.
+
+use super::{Addresses, Running, rocinante, run, words};
+use rocinante_tests::unique;
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
+use std::time::{Duration, Instant};
+
+#[test]
+fn a_taken_address_names_who_has_it() {
+    let addresses = Addresses::new();
+    let server = addresses.serve("pingpong");
+    let pid = format!("pid {}", server.child.id());
+    let line = format!("pingpong --netdev udp --bind {} -p 18516", addresses.server);
+    let second = run(&format!("{line} --json"));
+    let second = second.failed(1, &["UDP/4791 is held by", &pid, "or use another address"]);
+    assert!(second.json()["error"].as_str().unwrap().contains(&pid), "{}", second.out);
+    // Also for a client that forgot --bind on its server's machine.
+    let line = format!("pingpong --netdev udp --bind {0} {0}", addresses.server);
+    run(&line).failed(1, &[&pid, "the server must use another one"]);
+}
+
+#[test]
+fn a_taken_tcp_port_names_who_has_it() {
+    let address = unique::loopback();
+    let listener = TcpListener::bind((address, 0)).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let pid = format!("pid {}", std::process::id());
+    let server = run(&format!("perf send-lat --netdev udp --bind {address} -p {port}"));
+    server.failed(1, &[&format!("cannot listen on TCP {address} port {port}"), &pid, "-p"]);
+}
+
+#[test]
+fn a_server_that_is_not_there_is_told_from_a_wrong_name() {
+    let addresses = Addresses::new();
+    let words = ["nobody listens on TCP port 18515 there", "start the server first"];
+    addresses.call("pingpong").failed(1, &words);
+    let client = run("perf read-lat no.such.host.invalid");
+    client.failed(1, &["cannot find \"no.such.host.invalid\"", "is the name right"]);
+    let foreign = run(&format!("pingpong --netdev udp --bind 192.0.2.250 {}", addresses.server));
+    foreign.failed(1, &["192.0.2.250", "ip address"]);
+    let mixed = run(&format!("pingpong --bind ::1 {}", addresses.server));
+    mixed.failed(1, &["IPv4 or IPv6"]);
+}
+
+#[test]
+fn another_service_on_the_port_is_no_server() {
+    let addresses = Addresses::new();
+    let listener = TcpListener::bind((addresses.server, 18515)).unwrap();
+    let ssh = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.write_all(b"SSH-2.0-OpenSSH_9.2\r\n").unwrap();
+        // Until the client has gone.
+        let _ = BufReader::new(stream).lines().count();
+    });
+    let client = addresses.call("pingpong");
+    client.failed(1, &["no rocinante server", "SSH-2.0-OpenSSH_9.2", "(-p)"]);
+    ssh.join().unwrap();
+}
+
+/// A peer that says all the right things over TCP and nothing on UDP/4791.
+fn silent_server(address: Ipv4Addr) -> std::thread::JoinHandle<Vec<String>> {
+    let listener = TcpListener::bind((address, 18515)).unwrap();
+    let silence = UdpSocket::bind((address, 4791)).unwrap();
+    std::thread::spawn(move || {
+        let (stream, _) = listener.accept().unwrap();
+        let mut answers = stream.try_clone().unwrap();
+        let mut lines = BufReader::new(stream).lines().map_while(Result::ok);
+        let _request = lines.next().unwrap();
+        answers.write_all(b"accepted\n").unwrap();
+        let mut hello: Value = serde_json::from_str(&lines.next().unwrap()).unwrap();
+        for endpoint in hello["endpoints"].as_array_mut().unwrap() {
+            endpoint["address"] = json!(address);
+            endpoint["qpn"] = json!(17);
+        }
+        answers.write_all(format!("{hello}\n").as_bytes()).unwrap();
+        // Whatever the client waits for has been reached here, too, but for its last words.
+        let mut heard = Vec::new();
+        for line in lines {
+            heard.push(line.clone());
+            if !line.starts_with('!') {
+                answers.write_all(format!("{line}\n").as_bytes()).unwrap();
+            }
+        }
+        drop(silence);
+        heard
+    })
+}
+
+#[test]
+fn a_silent_peer_means_a_firewall() {
+    for command in [
+        "pingpong",
+        "pingpong -e",
+        "perf write-lat",
+        "perf send-bw",
+        "perf read-bw",
+        "perf atomic-lat",
+    ] {
+        let addresses = Addresses::new();
+        let server = silent_server(addresses.server);
+        let start = Instant::now();
+        let client = addresses.call(command);
+        let no_reply = format!(
+            "no reply on UDP/4791 from {}: check the firewall between (RETRY_EXC_ERR)",
+            addresses.server
+        );
+        client.failed(1, &[&no_reply]);
+        assert!(start.elapsed() < Duration::from_secs(30), "{command}");
+        // The peer is told, too.
+        let heard = server.join().unwrap();
+        assert!(heard.last().unwrap().starts_with("!no reply on UDP/4791"), "{heard:?}");
+    }
+}
+
+#[test]
+fn who_is_killed_is_missed_by_the_other() {
+    for test in ["write-lat", "send-lat", "send-bw", "read-bw", "write-bw"] {
+        for server_dies in [true, false] {
+            let addresses = Addresses::new();
+            let command = format!("perf {test}");
+            let server = addresses.serve(&command);
+            let line = addresses.client_line(&format!("{command} -D 60 --json"));
+            let mut client = Running::start(&mut rocinante(words(&line)));
+            client.says(&format!(" {test} "));
+            std::thread::sleep(Duration::from_millis(200));
+            let start = Instant::now();
+            let (mut dead, bereaved) =
+                if server_dies { (server, client) } else { (client, server) };
+            dead.child.kill();
+            let bereaved = bereaved.finish();
+            assert_eq!(bereaved.status, 1, "{test}: {}", bereaved.err);
+            let why = ["closed the connection", "stopped answering", "reset by peer"];
+            assert!(why.iter().any(|why| bereaved.err.contains(why)), "{test}: {}", bereaved.err);
+            let waited = start.elapsed();
+            assert!(waited < Duration::from_secs(10), "{test}: {waited:?}: {}", bereaved.err);
+        }
+    }
+}
+
+#[test]
+fn a_peer_that_speaks_nonsense_is_named() {
+    for nonsense in [
+        "{}",
+        "{\"rocinante\":9,\"endpoints\":[],\"regions\":[],\"note\":\"\"}",
+        "\u{7}",
+        "!\u{1b}[2Jno",
+    ] {
+        let addresses = Addresses::new();
+        let listener = TcpListener::bind((addresses.server, 18515)).unwrap();
+        let server = std::thread::spawn(move || {
+            let (mut stream, _): (TcpStream, _) = listener.accept().unwrap();
+            stream.write_all(format!("accepted\n{nonsense}\n").as_bytes()).unwrap();
+            let _ = BufReader::new(stream).lines().count();
+        });
+        let client = addresses.call("perf write-bw -q 2 -n 5");
+        let client = client.failed(1, &[&format!("peer {}:18515", addresses.server)]);
+        assert!(
+            !client.err.contains('\u{1b}') && !client.err.contains('\u{7}'),
+            "{:?}",
+            client.err
+        );
+        server.join().unwrap();
+    }
+}

@@ -1,0 +1,113 @@
+//! The commands between two containers, each backend, with the host's rules on the way.
+
+use super::{Done, Running, rocinante, words};
+use rocinante_tests::lab::{Container, Lab, LabConfig, Match};
+use rocinante_tests::{require_backend, require_lab, require_nft};
+use std::process::Stdio;
+
+/// Starts a command line in a container.
+fn start(container: &Container, line: &str) -> Running {
+    let mut command = rocinante(words(line));
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    Running::of(container.spawn(&mut command).unwrap())
+}
+
+/// Server in the second container, client in the first, with nothing said of addresses.
+fn between(lab: &Lab, server: &str, client: &str) -> (Done, Done) {
+    let mut server = start(lab.container(1), server);
+    server.says("waiting for a client");
+    let client = start(lab.container(0), &format!("{client} {}", lab.container(1).ipv4()));
+    let client = client.finish();
+    (server.finish(), client)
+}
+
+#[test]
+fn addresses_are_found_by_the_routes() {
+    require_lab!();
+    let lab = Lab::new(&LabConfig::default()).unwrap();
+    let (server, client) = between(&lab, "pingpong", "pingpong -c -n 100 --json");
+    let server = server.succeeded();
+    let client = client.succeeded().json();
+    let [a, b] = [0, 1].map(|i| lab.container(i).ipv4().to_string());
+    assert_eq!(
+        (&client["local"]["address"], &client["remote"]["address"]),
+        (&a.into(), &b.as_str().into())
+    );
+    assert!(server.err.contains(&format!("device eth0 at {b}")), "{}", server.err);
+}
+
+#[test]
+fn ipv6_works_as_well() {
+    require_lab!();
+    let lab = Lab::new(&LabConfig::default()).unwrap();
+    let Some(address) = lab.container(1).ipv6() else {
+        rocinante_tests::skip!("no IPv6 here");
+    };
+    let mut server = start(lab.container(1), "perf write-bw --netdev udp");
+    server.says("waiting for a client");
+    let client = start(lab.container(0), &format!("perf write-bw --netdev udp -n 100 {address}"));
+    client.finish().succeeded();
+    server.finish().succeeded();
+}
+
+fn every_test_over(backend: rocinante::Backend) {
+    let lab = Lab::new(&LabConfig { mtu: 9000, ..LabConfig::default() }).unwrap();
+    for test in
+        ["send-lat", "write-lat", "read-lat", "atomic-lat", "send-bw", "write-bw", "read-bw"]
+    {
+        let command = format!("perf {test} --netdev {backend}");
+        let (server, client) = between(&lab, &command, &format!("{command} -n 200 --json"));
+        server.succeeded();
+        let json = client.succeeded().json();
+        assert_eq!(
+            (&json["netdev"], &json["results"][0]["messages"]),
+            (&backend.name().into(), &200.into())
+        );
+    }
+}
+
+#[test]
+fn every_test_over_udp() {
+    require_backend!(rocinante::Backend::Udp);
+    every_test_over(rocinante::Backend::Udp);
+}
+
+#[test]
+fn every_test_over_packet() {
+    require_backend!(rocinante::Backend::Packet);
+    every_test_over(rocinante::Backend::Packet);
+}
+
+#[test]
+fn every_test_over_afxdp() {
+    require_backend!(rocinante::Backend::Xdp);
+    every_test_over(rocinante::Backend::Xdp);
+}
+
+#[test]
+fn the_hosts_firewall_is_named_and_harms_nobody_once_removed() {
+    require_nft!();
+    let lab = Lab::new(&LabConfig::default()).unwrap();
+    let rule = lab.block(&Match::roce()).unwrap();
+    let (server, client) = between(&lab, "pingpong --netdev udp", "pingpong --netdev udp");
+    let no_reply = format!(
+        "no reply on UDP/4791 from {}: check the firewall between",
+        lab.container(1).ipv4()
+    );
+    client.failed(1, &[&no_reply]);
+    server.failed(1, &["it gave up", &no_reply]);
+    rule.remove().unwrap();
+    let (server, client) = between(&lab, "pingpong --netdev udp", "pingpong --netdev udp");
+    server.succeeded();
+    client.succeeded();
+}
+
+#[test]
+fn a_path_mtu_that_does_not_fit_is_named() {
+    require_lab!();
+    let lab = Lab::new(&LabConfig { mtu: 1500, ..LabConfig::default() }).unwrap();
+    let (server, client) = between(&lab, "pingpong --netdev udp", "pingpong --netdev udp -m 4096");
+    let words = ["path MTU 4096 does not fit eth0, whose link MTU is 1500", "-m 1024"];
+    client.failed(1, &words);
+    server.failed(1, &words);
+}
