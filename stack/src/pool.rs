@@ -119,6 +119,12 @@ impl Pool {
             && self.used.datagrams + datagrams <= self.limit.datagrams
     }
 
+    /// Whether `charge` fits and nobody waits for room.
+    #[inline]
+    pub(crate) fn spares(&self, charge: Charge) -> bool {
+        self.called.is_none() && self.line.is_empty() && self.fits(charge)
+    }
+
     /// Whether `slot` may charge `charge` now.
     #[inline]
     pub(crate) fn admits(&self, slot: u32, charge: Charge) -> bool {

@@ -74,6 +74,35 @@ fn writes_of_all_stay_within_the_peers_room_and_nobody_starves() {
 }
 
 #[test]
+fn acknowledgements_of_all_stay_within_our_own_room() {
+    let (room, own) =
+        (Budget { bytes: 1 << 30, datagrams: 500 }, Budget { bytes: 1 << 20, datagrams: 40 });
+    let mut pair = Pair::new(&Setup { own: Some(own), ..setup(room) });
+    let keys = pair.register();
+    let mut done = 0;
+    for qp in 0..QPS {
+        for _ in 0..60 {
+            pair.send_on(0, qp, qp as u64, write(keys[1]), &[sge(0, 64, keys[0])]);
+        }
+    }
+    let mut fullest = 0;
+    while done < 60 * QPS {
+        // The worst that can happen: each packet that asks is answered on its own.
+        let (_, asked) = flood(&mut pair, 0, |packet| packet.bth.ack_req);
+        fullest = fullest.max(asked);
+        // Who has nothing else on its way may always ask, and so may the last of a queue.
+        assert!(asked <= own.datagrams + 2 * QPS as u32, "{asked} acknowledgements");
+        pair.deliver(0);
+        pair.deliver(1);
+        pair.now = pair.now.after(50_000);
+        done += pair.completions(0).len();
+    }
+    assert!(fullest >= own.datagrams, "{fullest}: too timid");
+    let counters = pair.ends[0].engine.counters();
+    assert_eq!((counters.retransmitted_pkts, counters.local_ack_timeout_err), (0, 0));
+}
+
+#[test]
 fn reads_of_all_stay_within_our_own_room() {
     let budget = Budget { bytes: 100 * 2304, datagrams: 100 };
     let mut pair = Pair::new(&setup(budget));

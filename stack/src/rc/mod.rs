@@ -2,6 +2,7 @@
 //!
 //! The roles never call each other. They return what they found or decided, and the queue pair applies it.
 
+mod asks;
 pub(crate) mod attr;
 mod completer;
 mod inbound;

@@ -4,6 +4,7 @@
 
 use std::collections::VecDeque;
 
+use super::asks::Asks;
 use super::sq::{SendQueue, Wqe};
 use super::window::Window;
 use crate::mem::{PdId, RegionTable};
@@ -83,6 +84,7 @@ pub(crate) struct Requester {
     /// What the packets from `una` to `nxt` are charged with.
     charged: Charge,
     ack_asked: u64,
+    asks: Asks,
     /// The PSN from which an overtaken response was asked for again.
     implied: Option<u64>,
     /// Set while the peer has no receive.
@@ -101,6 +103,7 @@ impl Requester {
             window: Window::new(1),
             charged: Charge::default(),
             ack_asked: 0,
+            asks: Asks::default(),
             implied: None,
             rnr_until: None,
         }
@@ -113,6 +116,7 @@ impl Requester {
         self.max_rd_atomic = usize::from(max_rd_atomic);
         self.rd.clear();
         self.rd.reserve(self.max_rd_atomic);
+        self.asks.start(window_max);
         self.window = Window::new(window_max);
         self.implied = None;
         self.rnr_until = None;
@@ -204,14 +208,14 @@ impl Requester {
             return Plan::Wait(limits.peer, charge);
         }
         let (begins, ends) = (psn == wqe.first, psn == wqe.last);
-        // Ask at the end of a message, before the window or the pool closes, often enough in between that
-        // acknowledgements arrive before that, and where it begins again, so that one packet is progress.
+        // Ask before the window or the pool closes, often enough in between that acknowledgements arrive before that,
+        // where it begins again, so that one packet is progress, and at the end of a message.
         let interval = u64::from((self.window.packets() / 4).clamp(1, 32));
-        let ack_req = ends
-            || (psn == self.una && psn < self.sent)
+        let ack_req = (psn == self.una && psn < self.sent)
             || psn - self.ack_asked >= interval
             || self.charged.datagrams + 1 >= self.window.packets()
-            || pool.closes_with(charge);
+            || pool.closes_with(charge)
+            || (ends && self.asks.should(self.cur + 1 == sq.tail, pools));
         debug_assert!(self.cur < sq.tail);
         Plan::Send(Shape {
             index: self.cur,
@@ -289,6 +293,9 @@ impl Requester {
         } else {
             pools.get(limits.peer).charge(shape.charge);
             self.charged.add(shape.charge);
+            if shape.ack_req {
+                self.asks.asked(shape.psn, pools);
+            }
         }
         if shape.ack_req {
             self.ack_asked = shape.psn;
@@ -307,6 +314,7 @@ impl Requester {
         debug_assert!(to > self.una && to <= self.sent);
         let charge = self.charge_of(sq, self.una, to.min(self.nxt), limits.mtu);
         self.release(charge, limits, pools);
+        self.asks.answered(to, pools);
         self.window.acknowledged(charge.datagrams);
         self.una = to;
         self.implied = None;
@@ -338,6 +346,7 @@ impl Requester {
         }
         let charge = self.charge_of(sq, from, self.nxt, limits.mtu);
         self.release(charge, limits, pools);
+        self.asks.taken_back(from, pools);
         while let Some(back) = self.rd.back() {
             if back.last < from {
                 break;
@@ -364,6 +373,7 @@ impl Requester {
     pub(crate) fn release_all(&mut self, limits: &Limits, pools: &mut Pools) {
         let charge = self.charged;
         self.release(charge, limits, pools);
+        self.asks.taken_back(0, pools);
         for outstanding in self.rd.drain(..) {
             release_response(&outstanding, limits, pools);
         }

@@ -176,6 +176,8 @@ pub struct Setup {
     pub arena: usize,
     pub depth: u32,
     pub budget: Budget,
+    /// What the own receive queue holds for what is asked for, if not the same.
+    pub own: Option<Budget>,
     pub qps: usize,
 }
 
@@ -193,6 +195,7 @@ impl Default for Setup {
             arena: 1 << 20,
             depth: 64,
             budget: Budget { bytes: 8 << 20, datagrams: 256 },
+            own: None,
             qps: 1,
         }
     }
@@ -212,7 +215,10 @@ pub fn addr(n: u8) -> IpAddr {
 impl End {
     /// The end number `n` (1 or 2), with its queue pairs in RESET.
     pub fn new(n: u8, setup: &Setup) -> Self {
-        let config = EngineConfig { own_budget: setup.budget, ..EngineConfig::default() };
+        let config = EngineConfig {
+            own_budget: setup.own.unwrap_or(setup.budget),
+            ..EngineConfig::default()
+        };
         let mut engine = Engine::new(config);
         let init = qp_init(setup);
         let qpns: Vec<_> = (0..setup.qps as u32)
