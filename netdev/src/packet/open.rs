@@ -195,12 +195,15 @@ fn capabilities(iface: &Interface, limits: RunLimits, frames: u32) -> Capabiliti
         ip_id_exact: true,
         tos_on_send: true,
         tos_on_receive: true,
-        // A slot holds whatever comes, so only their number counts.
-        rx_budget: RxBudget {
-            bytes: frames.saturating_mul(RxBudget::cost(u32::from(u16::MAX))),
-            datagrams: frames,
-        },
+        rx_budget: rx_budget(frames),
     }
+}
+
+/// What a ring of `frames` holds, less a quarter for what nobody charges to it (pure acknowledgements, strangers): each takes a
+/// whole slot. A slot holds whatever comes, so only their number counts.
+fn rx_budget(frames: u32) -> RxBudget {
+    let datagrams = frames - frames / 4;
+    RxBudget { bytes: datagrams.saturating_mul(RxBudget::cost(u32::from(u16::MAX))), datagrams }
 }
 
 #[cfg(test)]
