@@ -1,1 +1,68 @@
-//! Placeholder until the crate is filled.
+//! Examples of the verbs API: see `src/bin`. Here is only what they share: their command lines.
+
+use std::net::IpAddr;
+
+/// The TCP port on which the examples find each other.
+pub const PORT: u16 = 18_600;
+
+/// Words of a command line and the options among them, each of which takes a value.
+#[derive(Debug, Default)]
+pub struct Args {
+    /// `--bind`: the own address.
+    pub bind: Option<IpAddr>,
+    /// `--port`: the TCP port.
+    pub port: Option<u16>,
+    /// `--iters`: how often.
+    pub iters: Option<u64>,
+    /// `--size`: how many bytes.
+    pub size: Option<usize>,
+    /// All other words.
+    pub words: Vec<String>,
+}
+
+impl Args {
+    /// Reads the command line, or prints `usage` and ends the process with status 2.
+    #[must_use]
+    pub fn read(usage: &str) -> Self {
+        Self::parse(std::env::args().skip(1)).unwrap_or_else(|why| {
+            eprintln!("{why}\n\n{usage}");
+            std::process::exit(2);
+        })
+    }
+
+    fn parse(mut given: impl Iterator<Item = String>) -> Result<Self, String> {
+        let mut args = Self::default();
+        while let Some(word) = given.next() {
+            let Some(name) = word.strip_prefix("--") else {
+                args.words.push(word);
+                continue;
+            };
+            let value = given.next().ok_or_else(|| format!("{word} needs a value"))?;
+            let bad = |_| format!("{word}: {value:?} makes no sense");
+            match name {
+                "bind" => args.bind = Some(value.parse().map_err(|_| bad(()))?),
+                "port" => args.port = Some(value.parse().map_err(|_| bad(()))?),
+                "iters" => args.iters = Some(value.parse().map_err(|_| bad(()))?),
+                "size" => args.size = Some(value.parse().map_err(|_| bad(()))?),
+                _ => return Err(format!("there is no option {word}")),
+            }
+        }
+        Ok(args)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_and_words_in_any_order() {
+        let args = |line: &str| Args::parse(line.split(' ').map(str::to_owned));
+        let found = args("put --bind 127.0.0.2 127.0.0.1 --size 7 key").unwrap();
+        assert_eq!(found.bind, Some([127, 0, 0, 2].into()));
+        assert_eq!((found.size, found.words.join(" ")), (Some(7), "put 127.0.0.1 key".to_owned()));
+        assert!(
+            args("--size x").is_err() && args("--bind").is_err() && args("--colour red").is_err()
+        );
+    }
+}

@@ -1,0 +1,111 @@
+//! The examples, as the README has them run.
+
+use std::io::{BufRead, BufReader, Read};
+use std::net::Ipv4Addr;
+use std::process::{Child, Command, Output, Stdio};
+
+/// A process that does not outlive its test.
+struct Server {
+    child: Child,
+    stdout: BufReader<std::process::ChildStdout>,
+}
+
+impl Server {
+    fn start(program: &str, args: &[&str], ready: &str) -> Self {
+        let mut command = Command::new(program);
+        let mut child = command.args(args).stdout(Stdio::piped()).spawn().unwrap();
+        let stdout = BufReader::new(child.stdout.take().unwrap());
+        let mut server = Self { child, stdout };
+        server.says(ready);
+        server
+    }
+
+    fn says(&mut self, what: &str) {
+        let mut line = String::new();
+        while !line.contains(what) {
+            line.clear();
+            assert_ne!(self.stdout.read_line(&mut line).unwrap(), 0, "never said {what:?}");
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Two loopback addresses for the test of this number.
+fn addresses(number: u8) -> [String; 2] {
+    let [_, _, high, low] = std::process::id().to_be_bytes();
+    [0, 1].map(|side| Ipv4Addr::new(127, high | 128, low, 2 * number + side + 1).to_string())
+}
+
+fn run(program: &str, args: &[&str]) -> Output {
+    Command::new(program).args(args).output().unwrap()
+}
+
+fn text(output: &Output) -> String {
+    let [out, err] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+    format!("{out}{err}")
+}
+
+#[test]
+fn rc_pingpong_plays() {
+    let program = env!("CARGO_BIN_EXE_rc_pingpong");
+    let [server, client] = addresses(1);
+    for size in ["1", "5000"] {
+        let options = ["--iters", "200", "--size", size];
+        let mut args = vec!["--bind", &server];
+        args.extend(options);
+        let mut serving = Server::start(program, &args, "waiting on TCP port");
+        let mut args = vec!["--bind", &client, &server];
+        args.extend(options);
+        let output = run(program, &args);
+        assert!(output.status.success(), "{}", text(&output));
+        assert!(text(&output).contains("all verified"), "{}", text(&output));
+        serving.says("all verified");
+        assert!(serving.child.wait().unwrap().success());
+        let mut rest = String::new();
+        serving.stdout.read_to_string(&mut rest).unwrap();
+        assert_eq!(rest, "");
+    }
+}
+
+#[test]
+fn kv_store_keeps_what_it_is_given() {
+    let program = env!("CARGO_BIN_EXE_kv_store");
+    let [server, client] = addresses(2);
+    let _serving = Server::start(program, &["serve", "--bind", &server], "slots of");
+    let call = |words: &[&str]| {
+        let mut args = vec![words[0], "--bind", &client, &server];
+        args.extend(&words[1..]);
+        let output = run(program, &args);
+        assert!(output.status.success(), "{}", text(&output));
+        text(&output)
+    };
+    assert_eq!(call(&["get", "colour"]), "there is no \"colour\"\n");
+    assert_eq!(call(&["put", "colour", "red"]), "version 1\n");
+    assert_eq!(call(&["put", "colour", "blue"]), "version 2\n");
+    assert_eq!(call(&["get", "colour"]), "blue\n");
+    let demo = call(&["demo", "--iters", "300"]);
+    assert!(demo.contains("2 x 300 updates under locks, none lost"), "{demo}");
+    assert!(demo.ends_with("all verified\n"), "{demo}");
+    // What the demo did has harmed nobody.
+    assert_eq!(call(&["get", "colour"]), "blue\n");
+}
+
+#[test]
+fn without_sense_they_explain_themselves() {
+    for (program, args) in [
+        (env!("CARGO_BIN_EXE_rc_pingpong"), &["127.0.0.1"][..]),
+        (env!("CARGO_BIN_EXE_rc_pingpong"), &["--bind", "here"]),
+        (env!("CARGO_BIN_EXE_kv_store"), &["get", "--bind", "127.0.0.1"]),
+        (env!("CARGO_BIN_EXE_kv_store"), &["--colour", "red"]),
+    ] {
+        let output = run(program, args);
+        assert_eq!(output.status.code(), Some(2), "{}", text(&output));
+        assert!(text(&output).contains("usage: "), "{}", text(&output));
+    }
+}
