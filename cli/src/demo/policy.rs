@@ -122,7 +122,15 @@ fn shaper(
 
     let shaper = lab.shape(1, &Tbf::mbit(LIMIT_MBPS)).map_err(fault)?;
     // The burst is through after some ten milliseconds, and what was queued before after a hundred.
-    let shaped = bulk(pair, PHASE, &order(1000, 3500))?;
+    let mut shaped = bulk(pair, PHASE, &order(1000, 3500))?;
+    if shaped.mbps < *SHAPED_MBPS.start() {
+        // It cannot be the shaper's doing that less comes through than it lets pass.
+        console.line(format_args!(
+            "    tc tbf:      only {:.1} Mbit/s: is the machine busy? Once more",
+            shaped.mbps
+        ));
+        shaped = bulk(pair, PHASE, &order(1000, 3500))?;
+    }
     let stats = shaper.stats().map_err(fault)?;
     shaper.remove().map_err(fault)?;
     policy.shaped_limit_mbps = LIMIT_MBPS;

@@ -10,6 +10,7 @@ use rocinante::{
     SendData, SendOp, SendWr, VerbsError,
 };
 
+use super::cores;
 use super::order::{Answer, BulkOrder, Order};
 use super::verify;
 use crate::lab::exit_with_parent;
@@ -51,6 +52,7 @@ pub struct WorkerArgs {
 
 /// Obeys until standard input ends.
 pub fn run(args: &WorkerArgs) -> ExitCode {
+    cores::bind(args.side as usize);
     exit_with_parent();
     match obey_all(args) {
         Ok(()) => ExitCode::SUCCESS,
