@@ -357,9 +357,7 @@ impl Engine {
                 Turn::Idle => pools.quit(slot, &mut qp.waiting),
                 Turn::Wait(pool, need) => pools.wait(slot, &mut qp.waiting, pool, need, progress),
                 Turn::Quantum => {
-                    if progress {
-                        pools.quit(slot, &mut qp.waiting);
-                    }
+                    pools.quit(slot, &mut qp.waiting);
                     self.shared.enqueue(slot, &mut qp.queued);
                 }
                 Turn::SinkFull => {

@@ -327,3 +327,39 @@ fn turns_are_short_and_go_round() {
     seen.dedup();
     assert_eq!(seen.len(), 4);
 }
+
+#[test]
+fn who_waits_for_room_that_never_comes_finds_out_whether_the_peer_lives() {
+    let budget = Budget { bytes: 1 << 30, datagrams: 10 };
+    let mut setup = Setup { budget, qps: 2, timeout: 0, ..Setup::default() };
+    let mut pair = Pair::new(&setup);
+    let keys = pair.register();
+    // The second gives up after a while; the first never does.
+    setup.timeout = 8;
+    setup.retry_cnt = 1;
+    for (at, qpn, dest) in [
+        (0, pair.ends[0].qpns[1], pair.ends[1].qpns[1]),
+        (1, pair.ends[1].qpns[1], pair.ends[0].qpns[1]),
+    ] {
+        let reset = QpAttr { state: Some(QpState::Reset), ..QpAttr::default() };
+        pair.ends[at].modify(qpn, &reset).unwrap();
+        pair.ends[at].connect(qpn, at, dest, &setup);
+    }
+    pair.pass = Box::new(|_, _| false);
+    pair.send_on(0, 0, 0, write(keys[1]), &[sge(0, 20_000, keys[0])]);
+    let read = SendOp::Read { remote: BASE, rkey: keys[1] };
+    for op in [write(keys[1]), read] {
+        pair.send_on(0, 1, 1, op, &[sge(0, 5000, keys[0])]);
+    }
+    pair.run();
+    let done: Vec<_> = pair.completions(0).iter().map(|c| (c.wr_id, c.status)).collect();
+    assert_eq!(done, [(1, WcStatus::RetryExcErr), (1, WcStatus::WrFlushErr)]);
+    // And where it does live, the work is done, packet by packet.
+    let (mut pair, keys, _) = crowded();
+    pair.ends[0].out.packets.clear();
+    pair.pass = Box::new(|_, packet| packet[7] != 0x34);
+    for n in 0..3 {
+        pair.send_on(0, 1, 1000 + n, write(keys[1]), &[sge(0, 5000, keys[0])]);
+    }
+    pair.run_until(|pair| pair.ends[0].host.completions.iter().any(|c| c.wr_id == 1002));
+}

@@ -47,6 +47,8 @@ pub(crate) struct Qp {
     requester: Requester,
     responder: Responder,
     deadline: Deadline,
+    /// The deadline is that of a wait for room, not for an answer.
+    waits_for_room: bool,
     retry_left: u8,
     rnr_left: u8,
     established: bool,
@@ -82,6 +84,7 @@ impl Qp {
                 depth(init.max_recv_sge),
             )),
             deadline: Deadline::default(),
+            waits_for_room: false,
             retry_left: 0,
             rnr_left: 0,
             established: false,

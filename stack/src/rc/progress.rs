@@ -199,6 +199,7 @@ impl Qp {
     /// Starts the acknowledgement timer over.
     #[inline]
     pub(super) fn arm(&mut self, now: Time, shared: &mut Shared) {
+        self.waits_for_room = false;
         match self.attr.timeout {
             None | Some(0) => {}
             Some(exponent) => {
@@ -222,7 +223,15 @@ impl Qp {
             shared.enqueue(self.slot, &mut self.queued);
             return;
         }
-        if self.state != QpState::Rts || !self.requester.outstanding() {
+        if self.state != QpState::Rts {
+            return;
+        }
+        if !self.requester.outstanding() {
+            if core::mem::take(&mut self.waits_for_room) {
+                // Others hold the room, and may hold it for ever: ask for a sign of life without.
+                self.requester.overdraft = true;
+                shared.enqueue(self.slot, &mut self.queued);
+            }
             return;
         }
         shared.counters.local_ack_timeout_err += 1;

@@ -89,6 +89,8 @@ pub(crate) struct Requester {
     implied: Option<u64>,
     /// Set while the peer has no receive.
     pub(crate) rnr_until: Option<Time>,
+    /// It waited for room as long as for an answer: one packet may leave without.
+    pub(crate) overdraft: bool,
 }
 
 impl Requester {
@@ -106,6 +108,7 @@ impl Requester {
             asks: Asks::default(),
             implied: None,
             rnr_until: None,
+            overdraft: false,
         }
     }
 
@@ -120,6 +123,7 @@ impl Requester {
         self.window = Window::new(window_max);
         self.implied = None;
         self.rnr_until = None;
+        self.overdraft = false;
     }
 
     pub(crate) fn una(&self) -> u64 {
@@ -204,7 +208,7 @@ impl Requester {
         let len = wqe.payload(psn, limits.mtu);
         let charge = Charge::of(1, Budget::cost(len + OVERHEAD));
         let pool = pools.get(limits.peer);
-        if !pool.admits(limits.slot, charge) {
+        if !pool.admits(limits.slot, charge) && !self.overdraft {
             return Plan::Wait(limits.peer, charge);
         }
         let (begins, ends) = (psn == wqe.first, psn == wqe.last);
@@ -255,7 +259,7 @@ impl Requester {
         let packets = (last - psn + 1) as u32;
         let each = Budget::cost(len.min(limits.mtu.bytes()) + OVERHEAD);
         let charge = Charge::of(packets, each);
-        if !pools.get(PoolId::OWN).admits(limits.slot, charge) {
+        if !pools.get(PoolId::OWN).admits(limits.slot, charge) && !self.overdraft {
             return Plan::Wait(PoolId::OWN, charge);
         }
         // The peer's room is asked for too, but one request a queue pair may always have there: who waited for our own
@@ -300,6 +304,7 @@ impl Requester {
         if shape.ack_req {
             self.ack_asked = shape.psn;
         }
+        self.overdraft = false;
         self.nxt = shape.last + 1;
         self.sent = self.sent.max(self.nxt);
         if self.nxt > wqe.last {

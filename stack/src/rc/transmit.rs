@@ -44,8 +44,15 @@ impl Qp {
         }
         let before = *quantum;
         let turn = self.transmit_requests(quantum, shared, host, sink);
-        if self.requester.outstanding() && !self.deadline.is_set() {
-            self.arm(now, shared);
+        if self.requester.outstanding() {
+            if self.waits_for_room || !self.deadline.is_set() {
+                self.arm(now, shared);
+            }
+        } else if matches!(turn, Turn::Wait(..)) {
+            if !self.deadline.is_set() {
+                self.arm(now, shared);
+            }
+            self.waits_for_room = true;
         }
         let sent = *quantum < before;
         (self.transmit_acknowledgement(turn, shared, host, sink), sent)
