@@ -192,7 +192,8 @@ impl Side {
     /// If it is not.
     pub fn complete(&self, wr_id: u64, status: WcStatus) -> Wc {
         let wc = self.next();
-        assert_eq!((wc.wr_id, wc.status), (wr_id, status), "{wc:?}");
+        let counters = || self.ctx.counters();
+        assert_eq!((wc.wr_id, wc.status), (wr_id, status), "{wc:?}\n{:?}", counters());
         wc
     }
 
