@@ -42,7 +42,14 @@ impl std::error::Error for Failure {}
 
 impl From<VerbsError> for Failure {
     fn from(error: VerbsError) -> Self {
-        Self::Failed(error.to_string())
+        Self::Failed(match error {
+            // What is exchanged is clear to who runs one of two sides.
+            VerbsError::Exchange(why) => why,
+            VerbsError::Open(error) if error.errno() == libc::EADDRINUSE => {
+                format!("{error} with --bind")
+            }
+            error => error.to_string(),
+        })
     }
 }
 

@@ -12,9 +12,6 @@ pub fn of_status(ctx: &Context, peer: IpAddr, status: WcStatus) -> Failure {
     Failure::Failed(format!("{} ({status})", explain(&ctx.counters(), peer, status)))
 }
 
-/// `EPERM` of errno(3): what a rule of the own namespace makes of a send.
-const EPERM: i32 = 1;
-
 fn explain(counters: &DeviceCounters, peer: IpAddr, status: WcStatus) -> String {
     match status {
         WcStatus::RetryExcErr => silence(counters, peer),
@@ -47,7 +44,7 @@ fn silence(counters: &DeviceCounters, peer: IpAddr) -> String {
         .filter(|(_, count)| *count > 0)
         .map(|(reason, count)| format!("{count} for {}", reason.replace('_', " ")))
         .collect();
-    if refused > 0 && errno == EPERM {
+    if refused > 0 && errno == libc::EPERM {
         format!(
             "the kernel refused to send {refused} packets to {peer}: a rule of this network namespace forbids it: check \
              `nft list ruleset` for UDP/4791 in output and postrouting"
@@ -88,7 +85,7 @@ mod tests {
         let said = |counters: &DeviceCounters| explain(counters, peer, WcStatus::RetryExcErr);
         let mut c = counters();
         assert_eq!(said(&c), "no reply on UDP/4791 from 10.0.0.2: check the firewall between");
-        c.refused = (3, EPERM);
+        c.refused = (3, libc::EPERM);
         assert!(said(&c).contains("refused to send 3 packets"), "{}", said(&c));
         c.refused = (0, 0);
         c.port.rx_datagrams = 5;

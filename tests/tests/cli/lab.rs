@@ -66,6 +66,65 @@ fn every_test_over(backend: rocinante::Backend) {
     }
 }
 
+fn second_processes_are_refused(backend: rocinante::Backend) {
+    let lab = Lab::new(&LabConfig::default()).unwrap();
+    let container = lab.container(1);
+    let line = format!("perf send-bw --netdev {backend} --bind {}", container.ipv4());
+    let mut first = start(container, &line);
+    first.says("waiting for a client");
+    let second = start(container, &format!("{line} -p 18516")).finish();
+    second.failed(1, &[&format!("pid {}", first.child.id()), "UDP/4791", "--bind"]);
+    // The first does not mind.
+    let line = format!("perf send-bw --netdev {backend} -n 100 {}", container.ipv4());
+    start(lab.container(0), &line).finish().succeeded();
+    first.finish().succeeded();
+}
+
+#[test]
+fn a_second_process_is_told_of_the_first_udp() {
+    require_backend!(rocinante::Backend::Udp);
+    second_processes_are_refused(rocinante::Backend::Udp);
+}
+
+#[test]
+fn a_second_process_is_told_of_the_first_packet() {
+    require_backend!(rocinante::Backend::Packet);
+    second_processes_are_refused(rocinante::Backend::Packet);
+}
+
+#[test]
+fn a_second_process_is_told_of_the_first_afxdp() {
+    require_backend!(rocinante::Backend::Xdp);
+    second_processes_are_refused(rocinante::Backend::Xdp);
+}
+
+#[test]
+fn a_host_that_is_not_there_is_named() {
+    require_lab!();
+    let lab = Lab::new(&LabConfig::default()).unwrap();
+    let [a, b, c, _] = lab.container(0).ipv4().octets();
+    let nobody = format!("{a}.{b}.{c}.77");
+    let client = start(lab.container(0), &format!("pingpong {nobody}")).finish();
+    client.failed(1, &[&format!("cannot connect to {nobody}:18515"), "address"]);
+    let elsewhere = start(lab.container(0), "pingpong 198.51.100.1").finish();
+    elsewhere.failed(1, &["no route to 198.51.100.1", "ip route get"]);
+}
+
+#[test]
+fn a_rule_of_the_own_namespace_is_named() {
+    require_nft!();
+    let lab = Lab::new(&LabConfig::default()).unwrap();
+    let rules = "add table inet t; add chain inet t out { type filter hook output priority 0; }; add rule inet t out udp \
+                 dport 4791 drop";
+    let done = lab.container(0).output(std::process::Command::new("nft").arg(rules)).unwrap();
+    assert!(done.status.success(), "{done:?}");
+    let (server, client) = between(&lab, "pingpong --netdev udp", "pingpong --netdev udp");
+    let words =
+        ["the kernel refused to send", "a rule of this network namespace", "nft list ruleset"];
+    client.failed(1, &words);
+    server.failed(1, &words);
+}
+
 #[test]
 fn every_test_over_udp() {
     require_backend!(rocinante::Backend::Udp);
