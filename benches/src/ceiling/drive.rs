@@ -64,7 +64,7 @@ pub fn measure(
     exchange: &mut Exchange,
     plan: &Plan,
 ) -> Result<Figures, VerbsError> {
-    let region: Vec<u8> = (0..REGION).map(|i| (i * 31 >> 3) as u8).collect();
+    let region: Vec<u8> = (0..REGION).map(|i| ((i * 31) >> 3) as u8).collect();
     let mut figures = Figures::new();
     for (phase, &figure) in plan.figures.iter().enumerate() {
         exchange.barrier("ready")?;

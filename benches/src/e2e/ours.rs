@@ -43,7 +43,7 @@ impl Device {
         let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(DEPTH)?);
         // One half is sent from, the other written to.
         let mr = pd.allocate(2 * REGION, Access::ALL)?;
-        let pattern: Vec<u8> = (0..2 * REGION).map(|i| (i * 31 >> 3) as u8).collect();
+        let pattern: Vec<u8> = (0..2 * REGION).map(|i| ((i * 31) >> 3) as u8).collect();
         mr.write(0, &pattern);
         let qp = pd.qp(&cq, &cq).max_send_wr(DEPTH).max_inline_data(64).build()?;
         let peer = exchange.swap(&Hello {

@@ -195,9 +195,7 @@ impl Lab {
 }
 
 /// Waits until `not_yet_up` names no link any more.
-fn wait_until_none(
-    not_yet_up: impl Fn() -> Result<Vec<String>, LabError>,
-) -> Result<(), LabError> {
+fn wait_until_none(not_yet_up: impl Fn() -> Result<Vec<String>, LabError>) -> Result<(), LabError> {
     let deadline = Instant::now() + LINKS_UP_MAX;
     loop {
         let waiting = not_yet_up()?;
