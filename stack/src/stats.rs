@@ -80,8 +80,6 @@ counters! {
         retry_exceeded_err,
         /// Queue pairs that gave up on a peer without receives.
         retry_rnr_exceeded_err,
-        /// Packets sent again because an answer was late, before the timeout.
-        tail_probes,
         /// Packets sent again.
         retransmitted_pkts,
         /// Requests refused for a key, range or permission.

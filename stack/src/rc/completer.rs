@@ -29,15 +29,13 @@ pub(crate) enum Why {
     SequenceNak,
     /// A response overtook one that is missing.
     Implied,
-    /// A probe was acknowledged, and nothing behind it.
-    Probe,
 }
 
 /// Judges an acknowledgement of `psn` (expanded), given what is unacknowledged (`una..sent`) and the PSN of the
 /// oldest response with data that is still to come.
 ///
 /// An acknowledgement covers all before it, except that a READ or atomic is acknowledged only by its own response: one
-/// that is passed over is an implied NAK of it (IBTA volume 1, 9.7.5.1 \[M\]).
+/// that is passed over is an implied NAK of it (IBTA volume 1, 9.7.5.1 [M]).
 pub(crate) fn judge(
     syndrome: Syndrome,
     psn: u64,

@@ -6,8 +6,6 @@ mod asks;
 pub(crate) mod attr;
 mod completer;
 mod inbound;
-mod plan;
-mod probe;
 mod progress;
 mod records;
 mod requester;
@@ -18,9 +16,7 @@ mod transmit;
 mod window;
 
 use self::attr::{ModifyError, PeerAddress, QpAttr, QpInit};
-use self::plan::{Limits, OVERHEAD};
-use self::probe::Probe;
-use self::requester::Requester;
+use self::requester::{Limits, OVERHEAD, Requester};
 use self::responder::Responder;
 use self::rq::RecvQueue;
 use self::sq::{PostError, SendQueue};
@@ -28,7 +24,7 @@ use crate::engine::Shared;
 use crate::ingress::SourceCheck;
 use crate::pool::{Budget, PoolId};
 use crate::timer::Deadline;
-use crate::types::{Key, Mtu, Qpn, Time};
+use crate::types::{Key, Mtu, Qpn};
 use crate::verbs::{Completions, Cqe, QpState, RecvWr, SendWr, WcOpcode, WcStatus};
 
 pub(crate) use self::transmit::Turn;
@@ -51,9 +47,6 @@ pub(crate) struct Qp {
     requester: Requester,
     responder: Responder,
     deadline: Deadline,
-    /// When the oldest request should be acknowledged; the deadline may be that of a probe before.
-    answer_due: Time,
-    probe: Probe,
     /// The deadline is that of a wait for room, not for an answer.
     waits_for_room: bool,
     retry_left: u8,
@@ -91,8 +84,6 @@ impl Qp {
                 depth(init.max_recv_sge),
             )),
             deadline: Deadline::default(),
-            answer_due: Time::default(),
-            probe: Probe::default(),
             waits_for_room: false,
             retry_left: 0,
             rnr_left: 0,
@@ -179,7 +170,6 @@ impl Qp {
         let window = budget.datagrams.min(shared.config.window_max);
         let rd = self.attr.max_rd_atomic.unwrap_or(0);
         self.requester.start(psn, self.sq.tail, rd, window);
-        self.probe = Probe::default();
         self.retry_left = self.attr.retry_cnt.unwrap_or(0);
         self.rnr_left = self.attr.rnr_retry.unwrap_or(0);
     }

@@ -129,7 +129,6 @@ impl Qp {
             return;
         }
         self.requester.advance(to, &self.sq, &self.limits, &mut shared.pools);
-        let probe_alone = self.probe.acknowledged(to, now);
         let mut retired = 0;
         while !self.sq.is_empty() && self.sq.get(self.sq.head).last < to {
             let wqe = self.sq.get(self.sq.head);
@@ -154,9 +153,6 @@ impl Qp {
         if self.requester.cursor() != self.sq.tail {
             shared.enqueue(self.slot, &mut self.queued);
         }
-        if probe_alone && self.requester.outstanding() {
-            self.retry(to, Why::Probe, shared);
-        }
     }
 
     fn retry(&mut self, from: u64, why: Why, shared: &mut Shared) {
@@ -166,9 +162,7 @@ impl Qp {
                 shared.counters.implied_nak_seq_err += 1;
             }
             Why::Implied => return,
-            Why::Probe => {}
         }
-        self.probe.forget();
         let sent = self.requester.sent_max();
         self.requester.window.lost(from, sent);
         self.requester.go_back(from, &self.sq, &self.limits, &mut shared.pools);
@@ -196,7 +190,6 @@ impl Qp {
         }
         // It is there, if not ready.
         self.retry_left = self.attr.retry_cnt.unwrap_or(0);
-        self.probe.forget();
         self.requester.go_back(to, &self.sq, &self.limits, &mut shared.pools);
         let until = now.after(u64::from(rnr_timer_us(timer)) * 1000);
         self.requester.rnr_until = Some(until);
@@ -210,29 +203,10 @@ impl Qp {
         match self.attr.timeout {
             None | Some(0) => {}
             Some(exponent) => {
-                self.answer_due = now.after(4096 << exponent);
-                self.file_deadline(now, shared);
+                let due = now.after(4096 << exponent);
+                shared.timers.set(self.slot, &mut self.deadline, due);
             }
         }
-    }
-
-    /// Sets the deadline to that of the answer, or of a probe before.
-    #[inline]
-    fn file_deadline(&mut self, now: Time, shared: &mut Shared) {
-        let probe = self.probe.delay().map_or(self.answer_due, |delay| now.after(delay));
-        let due = self.answer_due.min(probe);
-        shared.timers.set(self.slot, &mut self.deadline, due);
-    }
-
-    /// The answer is later than usual: asks again, at no cost.
-    fn ask_again(&mut self, now: Time, shared: &mut Shared) {
-        if self.requester.outstanding() {
-            shared.counters.tail_probes += 1;
-            self.probe.probed(self.requester.una());
-            self.requester.probe(&self.sq, &self.limits, &mut shared.pools);
-            shared.enqueue(self.slot, &mut self.queued);
-        }
-        self.file_deadline(now, shared);
     }
 
     /// The heap's entry came up.
@@ -252,9 +226,6 @@ impl Qp {
         if self.state != QpState::Rts {
             return;
         }
-        if now < self.answer_due {
-            return self.ask_again(now, shared);
-        }
         if !self.requester.outstanding() {
             if core::mem::take(&mut self.waits_for_room) {
                 // Others hold the room, and may hold it for ever: ask for a sign of life without.
@@ -271,7 +242,6 @@ impl Qp {
         self.retry_left -= 1;
         let (una, sent) = (self.requester.una(), self.requester.sent_max());
         self.requester.window.timed_out(sent);
-        self.probe.forget();
         self.requester.forget_implied();
         self.requester.go_back(una, &self.sq, &self.limits, &mut shared.pools);
         // Counts from now, also if nothing can be sent.

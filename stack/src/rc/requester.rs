@@ -1,51 +1,94 @@
-//! The requester: what is sent, what is acknowledged, and what that is charged with.
+//! The requester: which packet of which request leaves next.
 //!
-//! It decides which packet leaves next ([`plan`](super::plan)) and keeps the cursors; the queue pair writes the packet and
-//! tells it that it left.
+//! It decides and keeps the cursors; the queue pair writes the packet and tells it that it left.
 
 use std::collections::VecDeque;
 
 use super::asks::Asks;
-use super::plan::{Limits, OVERHEAD, Shape};
-use super::sq::SendQueue;
+use super::sq::{SendQueue, Wqe};
 use super::window::Window;
+use crate::mem::{PdId, RegionTable};
 use crate::pool::{Budget, Charge, PoolId, Pools};
 use crate::types::{Mtu, Time};
+use crate::verbs::{SendOp, WcStatus};
+use crate::wire::{Ext, Opcode};
+
+/// Longest headers of a packet with payload, with its ICRC: BTH, RETH, immediate.
+pub(crate) const OVERHEAD: u32 = 12 + 16 + 4 + 4;
 
 /// What a READ request or an atomic itself costs its receiver.
-pub(super) const REQUEST: Charge = Charge::of(1, Budget::cost(12 + 28 + 4));
+const REQUEST: Charge = Charge::of(1, Budget::cost(12 + 28 + 4));
 
 /// A READ request or an atomic that waits for its response.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Outstanding {
+struct Outstanding {
     last: u64,
     /// What its response is charged with, to our own pool.
     response: Charge,
 }
 
+/// The packet to send next.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Shape {
+    pub(crate) index: u64,
+    pub(crate) psn: u64,
+    pub(crate) opcode: Opcode,
+    /// Last PSN that the packet asks a response for; `psn` except for READ requests.
+    pub(crate) last: u64,
+    /// Offset of its data in the message.
+    pub(crate) offset: u32,
+    /// Payload bytes, or the length of the READ.
+    pub(crate) len: u32,
+    pub(crate) ack_req: bool,
+    pub(crate) solicited: bool,
+    charge: Charge,
+}
+
+/// What the requester can do now.
+#[derive(Debug)]
+pub(crate) enum Plan {
+    Send(Shape),
+    /// Nothing until an acknowledgement, a response, a timer or a post.
+    Idle,
+    /// Nothing until the pool has room for this.
+    Wait(PoolId, Charge),
+    /// The request under the cursor cannot be executed.
+    Fault(WcStatus),
+}
+
+/// Limits that the connection sets.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    /// Who asks the pools.
+    pub(crate) slot: u32,
+    pub(crate) mtu: Mtu,
+    pub(crate) pd: PdId,
+    pub(crate) peer: PoolId,
+    /// Packets of one READ request; a constant of the connection, so that a READ sent again has the same borders.
+    pub(crate) read_packets: u32,
+}
+
 #[derive(Debug)]
 pub(crate) struct Requester {
     /// Index of the request under the cursor; the queue's tail if all were sent.
-    pub(super) cur: u64,
+    cur: u64,
     /// Next PSN to send.
-    pub(super) nxt: u64,
+    nxt: u64,
     /// First PSN not acknowledged.
-    pub(super) una: u64,
+    una: u64,
     /// One more than the highest PSN ever sent.
-    pub(super) sent: u64,
-    pub(super) rd: VecDeque<Outstanding>,
-    pub(super) max_rd_atomic: usize,
+    sent: u64,
+    rd: VecDeque<Outstanding>,
+    max_rd_atomic: usize,
     pub(crate) window: Window,
     /// What the packets from `una` to `nxt` are charged with.
-    pub(super) charged: Charge,
-    pub(super) ack_asked: u64,
-    pub(super) asks: Asks,
+    charged: Charge,
+    ack_asked: u64,
+    asks: Asks,
     /// The PSN from which an overtaken response was asked for again.
     implied: Option<u64>,
     /// Set while the peer has no receive.
     pub(crate) rnr_until: Option<Time>,
-    /// The oldest packet shall be repeated.
-    pub(super) probe: bool,
     /// It waited for room as long as for an answer: one packet may leave without.
     pub(crate) overdraft: bool,
 }
@@ -65,7 +108,6 @@ impl Requester {
             asks: Asks::default(),
             implied: None,
             rnr_until: None,
-            probe: false,
             overdraft: false,
         }
     }
@@ -81,7 +123,6 @@ impl Requester {
         self.window = Window::new(window_max);
         self.implied = None;
         self.rnr_until = None;
-        self.probe = false;
         self.overdraft = false;
     }
 
@@ -129,6 +170,116 @@ impl Requester {
         self.cur
     }
 
+    /// What to send next.
+    #[inline]
+    pub(crate) fn plan(
+        &mut self,
+        sq: &SendQueue,
+        limits: &Limits,
+        pools: &mut Pools,
+        regions: &RegionTable,
+    ) -> Plan {
+        if self.cur == sq.tail || self.rnr_until.is_some() {
+            return Plan::Idle;
+        }
+        let wqe = sq.get(self.cur);
+        if self.nxt == wqe.first {
+            if wqe.fence && !self.rd.is_empty() {
+                return Plan::Idle;
+            }
+            // One packet is checked when it is gathered; of more, none leaves unless all can.
+            let single = wqe.first == wqe.last && !wqe.op.has_response();
+            if !single && sq.admits(self.cur, limits.pd, regions).is_err() {
+                return Plan::Fault(WcStatus::LocProtErr);
+            }
+        }
+        if wqe.op.has_response() {
+            self.plan_response(wqe, limits, pools)
+        } else {
+            self.plan_data(wqe, limits, pools, sq)
+        }
+    }
+
+    fn plan_data(&self, wqe: &Wqe, limits: &Limits, pools: &mut Pools, sq: &SendQueue) -> Plan {
+        if self.charged.datagrams >= self.window.packets() {
+            return Plan::Idle;
+        }
+        let psn = self.nxt;
+        let len = wqe.payload(psn, limits.mtu);
+        let charge = Charge::of(1, Budget::cost(len + OVERHEAD));
+        let pool = pools.get(limits.peer);
+        if !pool.admits(limits.slot, charge) && !self.overdraft {
+            return Plan::Wait(limits.peer, charge);
+        }
+        let (begins, ends) = (psn == wqe.first, psn == wqe.last);
+        // Ask before the window or the pool closes, often enough in between that acknowledgements arrive before that,
+        // where it begins again, so that one packet is progress, and at the end of a message.
+        let interval = u64::from((self.window.packets() / 4).clamp(1, 32));
+        let ack_req = (psn == self.una && psn < self.sent)
+            || psn - self.ack_asked >= interval
+            || self.charged.datagrams + 1 >= self.window.packets()
+            || pool.closes_with(charge)
+            || (ends && self.asks.should(self.cur + 1 == sq.tail, pools));
+        debug_assert!(self.cur < sq.tail);
+        Plan::Send(Shape {
+            index: self.cur,
+            psn,
+            opcode: data_opcode(&wqe.op, begins, ends),
+            last: psn,
+            offset: wqe.offset(psn, limits.mtu),
+            len,
+            ack_req,
+            solicited: wqe.solicited && ends,
+            charge,
+        })
+    }
+
+    fn plan_response(&self, wqe: &Wqe, limits: &Limits, pools: &mut Pools) -> Plan {
+        if self.rd.len() >= self.max_rd_atomic {
+            // Without any allowed it would wait for ever.
+            return if self.max_rd_atomic == 0 {
+                Plan::Fault(WcStatus::LocQpOpErr)
+            } else {
+                Plan::Idle
+            };
+        }
+        let psn = self.nxt;
+        let offset = wqe.offset(psn, limits.mtu);
+        let (opcode, last, len) = match wqe.op {
+            SendOp::CompareSwap { .. } => (Opcode::RC_COMPARE_SWAP, psn, 8),
+            SendOp::FetchAdd { .. } => (Opcode::RC_FETCH_ADD, psn, 8),
+            _ => {
+                let piece = (psn - wqe.first) / u64::from(limits.read_packets) + 1;
+                let last = (wqe.first + piece * u64::from(limits.read_packets) - 1).min(wqe.last);
+                let end = wqe.offset(last, limits.mtu) + wqe.payload(last, limits.mtu);
+                (Opcode::RC_RDMA_READ_REQUEST, last, end - offset)
+            }
+        };
+        #[allow(clippy::cast_possible_truncation)]
+        let packets = (last - psn + 1) as u32;
+        let each = Budget::cost(len.min(limits.mtu.bytes()) + OVERHEAD);
+        let charge = Charge::of(packets, each);
+        if !pools.get(PoolId::OWN).admits(limits.slot, charge) && !self.overdraft {
+            return Plan::Wait(PoolId::OWN, charge);
+        }
+        // The peer's room is asked for too, but one request a queue pair may always have there: who waited for our own
+        // room would else have to wait again.
+        if !self.rd.is_empty() && !pools.get(limits.peer).fits(REQUEST) {
+            return Plan::Idle;
+        }
+        Plan::Send(Shape {
+            index: self.cur,
+            psn,
+            opcode,
+            last,
+            offset,
+            len,
+            ack_req: true,
+            solicited: false,
+            charge,
+        })
+    }
+
     /// The packet left: moves the cursor.
     #[inline]
     pub(crate) fn sent(
@@ -138,10 +289,6 @@ impl Requester {
         limits: &Limits,
         pools: &mut Pools,
     ) {
-        if shape.probe {
-            self.probe = false;
-            return;
-        }
         let wqe = sq.get(shape.index);
         if wqe.op.has_response() {
             pools.get(PoolId::OWN).charge(shape.charge);
@@ -176,7 +323,6 @@ impl Requester {
         self.window.acknowledged(charge.datagrams);
         self.una = to;
         self.implied = None;
-        self.probe = false;
         while let Some(front) = self.rd.front() {
             if front.last >= to {
                 break;
@@ -216,22 +362,6 @@ impl Requester {
         self.nxt = from;
         self.cur = locate(sq, from);
         self.ack_asked = from;
-        self.probe = false;
-    }
-
-    /// The oldest packet is to be repeated: once, moving nothing. A READ or an atomic is asked for again, with all that
-    /// follows it.
-    pub(crate) fn probe(&mut self, sq: &SendQueue, limits: &Limits, pools: &mut Pools) {
-        if sq.get(sq.head).op.has_response() {
-            self.go_back(self.una, sq, limits, pools);
-        } else {
-            self.probe = true;
-        }
-    }
-
-    /// The probe cannot be sent.
-    pub(crate) fn give_up_probe(&mut self) {
-        self.probe = false;
     }
 
     /// Whether a response that overtook `expected` should make it go back: once, until something arrives.
@@ -305,4 +435,54 @@ fn locate(sq: &SendQueue, psn: u64) -> u64 {
         }
     }
     low
+}
+
+fn data_opcode(op: &SendOp, begins: bool, ends: bool) -> Opcode {
+    let imm = matches!(op, SendOp::Send { imm: Some(_) } | SendOp::Write { imm: Some(_), .. });
+    let send = matches!(op, SendOp::Send { .. });
+    match (send, begins, ends, imm) {
+        (true, true, true, false) => Opcode::RC_SEND_ONLY,
+        (true, true, true, true) => Opcode::RC_SEND_ONLY_WITH_IMMEDIATE,
+        (true, true, false, _) => Opcode::RC_SEND_FIRST,
+        (true, false, false, _) => Opcode::RC_SEND_MIDDLE,
+        (true, false, true, false) => Opcode::RC_SEND_LAST,
+        (true, false, true, true) => Opcode::RC_SEND_LAST_WITH_IMMEDIATE,
+        (false, true, true, false) => Opcode::RC_RDMA_WRITE_ONLY,
+        (false, true, true, true) => Opcode::RC_RDMA_WRITE_ONLY_WITH_IMMEDIATE,
+        (false, true, false, _) => Opcode::RC_RDMA_WRITE_FIRST,
+        (false, false, false, _) => Opcode::RC_RDMA_WRITE_MIDDLE,
+        (false, false, true, false) => Opcode::RC_RDMA_WRITE_LAST,
+        (false, false, true, true) => Opcode::RC_RDMA_WRITE_LAST_WITH_IMMEDIATE,
+    }
+}
+
+/// Writes the extension headers of a request after its BTH.
+#[inline]
+pub(crate) fn write_extensions(shape: &Shape, wqe: &Wqe, out: &mut [u8]) {
+    use crate::wire::{AtomicEth, Reth};
+    let Some(info) = shape.opcode.info() else { return };
+    match wqe.op {
+        SendOp::Write { remote, rkey, .. } if info.has(Ext::Reth) => {
+            Reth { va: remote, rkey, len: wqe.len }.write(&mut out[..Reth::LEN]);
+        }
+        SendOp::Read { remote, rkey } => {
+            let va = remote.wrapping_add(u64::from(shape.offset));
+            Reth { va, rkey, len: shape.len }.write(&mut out[..Reth::LEN]);
+        }
+        SendOp::CompareSwap { remote, rkey, compare, swap } => {
+            AtomicEth { va: remote, rkey, swap_add: swap, compare }
+                .write(&mut out[..AtomicEth::LEN]);
+        }
+        SendOp::FetchAdd { remote, rkey, add } => {
+            AtomicEth { va: remote, rkey, swap_add: add, compare: 0 }
+                .write(&mut out[..AtomicEth::LEN]);
+        }
+        _ => {}
+    }
+    if let SendOp::Send { imm: Some(imm) } | SendOp::Write { imm: Some(imm), .. } = wqe.op
+        && info.has(Ext::ImmDt)
+    {
+        let at = if info.has(Ext::Reth) { Reth::LEN } else { 0 };
+        out[at..at + 4].copy_from_slice(&imm);
+    }
 }

@@ -2,8 +2,8 @@
 //! changes, so that nothing has to be taken back.
 
 use super::Qp;
-use super::plan::{Plan, Shape, write_extensions};
 use super::records::DataResponse;
+use super::requester::{Plan, Shape, write_extensions};
 use super::responder::Response;
 use crate::engine::{Shared, TxSink};
 use crate::mem::{AccessError, Memory};
@@ -43,7 +43,7 @@ impl Qp {
             return (self.transmit_acknowledgement(Turn::Idle, shared, host, sink), false);
         }
         let before = *quantum;
-        let turn = self.transmit_requests(now, quantum, shared, host, sink);
+        let turn = self.transmit_requests(quantum, shared, host, sink);
         if self.requester.outstanding() {
             if self.waits_for_room || !self.deadline.is_set() {
                 self.arm(now, shared);
@@ -110,7 +110,6 @@ impl Qp {
 
     fn transmit_requests<H: Memory + Completions>(
         &mut self,
-        now: Time,
         quantum: &mut usize,
         shared: &mut Shared,
         host: &mut H,
@@ -133,9 +132,6 @@ impl Qp {
                 Sent::Full => return Turn::SinkFull,
                 Sent::Refused => return self.local_fault(WcStatus::LocProtErr, shared, host),
             }
-            if shape.ack_req && !self.requester.was_sent(shape.psn) {
-                self.probe.sent(shape.last, now);
-            }
             self.requester.sent(&shape, &self.sq, &self.limits, &mut shared.pools);
             *quantum -= 1;
         }
@@ -148,7 +144,6 @@ impl Qp {
         shared: &mut Shared,
         host: &mut H,
     ) -> Turn {
-        self.requester.give_up_probe();
         if self.requester.cursor() == self.sq.head {
             self.fail_head(status, shared, host);
         }
