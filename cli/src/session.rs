@@ -10,6 +10,7 @@ pub mod diagnosis;
 pub mod progress;
 
 use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
@@ -301,10 +302,13 @@ impl Session {
         const PAUSE: Duration = Duration::from_millis(100);
         let watch = self.exchange.watch()?;
         let (done, is_done) = channel::<()>();
+        let gone = AtomicBool::new(false);
+        let gone_is_known = &gone;
         let result = std::thread::scope(|scope| {
             scope.spawn(move || {
                 while is_done.recv_timeout(PAUSE) == Err(RecvTimeoutError::Timeout) {
                     if watch.is_gone() {
+                        gone_is_known.store(true, Ordering::Relaxed);
                         return abandon();
                     }
                 }
@@ -313,7 +317,14 @@ impl Session {
             drop(done);
             result
         });
-        result.map_err(|failure| self.exchange.try_hear().map_or_else(Failure::from, |_| failure))
+        result.map_err(|failure| match self.exchange.try_hear() {
+            Err(why) => Failure::from(why),
+            // It said something before it went.
+            Ok(_) if gone.load(Ordering::Relaxed) => {
+                Failure::Failed(format!("peer {}: it closed the connection", self.peer()))
+            }
+            Ok(_) => failure,
+        })
     }
 
     /// Waits for the peer to come to the same point, however long that takes.
