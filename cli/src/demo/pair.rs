@@ -31,6 +31,9 @@ impl Fault {
     }
 }
 
+/// How long to wait for the other side of a failure.
+const OTHER: Duration = Duration::from_millis(500);
+
 /// The processes; they end with it.
 pub(super) struct Pair {
     workers: [Worker; 2],
@@ -124,15 +127,32 @@ impl Pair {
                     _ => format!("no answer within {} s from {}", limit.as_secs(), names(&missing)),
                 })
             })?;
-            let line = line.ok_or_else(|| fault(self.ended(side)))?;
-            let answer = serde_json::from_str(&line).map_err(|error| fault(error.to_string()))?;
-            if let Answer::Failed { why } = answer {
-                return Err(fault(format!("container {}: {why}", name(side))));
-            }
+            let answer = self.understood(side, line).map_err(|what| {
+                // What the other says of it may be the cause.
+                let other = self.heard.recv_timeout(OTHER);
+                let other = other.map(|(side, line)| self.understood(side, line));
+                fault(match other {
+                    Ok(Err(other)) => format!("{what}; {other}"),
+                    _ => what,
+                })
+            })?;
             answers[side as usize] = answer;
             missing.retain(|other| *other != side);
         }
         Ok(answers)
+    }
+
+    /// The answer in a line.
+    ///
+    /// # Errors
+    /// What went wrong in that container, in words.
+    fn understood(&mut self, side: Side, line: Option<String>) -> Result<Answer, String> {
+        let line = line.ok_or_else(|| self.ended(side))?;
+        match serde_json::from_str(&line) {
+            Ok(Answer::Failed { why }) => Err(format!("container {}: {why}", name(side))),
+            Ok(answer) => Ok(answer),
+            Err(error) => Err(format!("container {}: {error}: {line}", name(side))),
+        }
     }
 
     /// In words, how a process ended that should not have.
