@@ -127,10 +127,17 @@ pub struct Side {
     pub cq: Cq,
     /// Its address.
     pub address: IpAddr,
-    netns: Netns,
+    /// `None` if the whole process is inside.
+    netns: Option<Netns>,
 }
 
 impl Side {
+    /// A device that this process opened in the namespace that it lives in.
+    #[must_use]
+    pub fn of(ctx: Context, pd: Pd, cq: Cq, address: IpAddr) -> Self {
+        Self { ctx, pd, cq, address, netns: None }
+    }
+
     /// Opens the device with `address` in a namespace.
     ///
     /// # Panics
@@ -145,7 +152,7 @@ impl Side {
         let ctx = netns.run(|| options.open(address)).expect("a namespace");
         let ctx = ctx.unwrap_or_else(|e| panic!("{} on {address}: {e}", setup.backend));
         let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(CQ_DEPTH).expect("a completion queue"));
-        Self { ctx, pd, cq, address, netns: netns.clone() }
+        Self { ctx, pd, cq, address, netns: Some(netns.clone()) }
     }
 
     /// Runs `work` on a thread inside the container.
@@ -153,13 +160,10 @@ impl Side {
     /// # Panics
     /// As `work` does.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
-        self.netns.run(work).expect("a namespace")
-    }
-
-    /// The container's namespace.
-    #[must_use]
-    pub fn netns(&self) -> &Netns {
-        &self.netns
+        match &self.netns {
+            Some(netns) => netns.run(work).expect("a namespace"),
+            None => work(),
+        }
     }
 
     /// A queue pair with queues of 512, four elements and 256 bytes inline, on the side's completion queue.
