@@ -8,7 +8,6 @@
 mod link;
 mod neighbour;
 mod qdisc;
-mod query;
 mod route;
 pub(crate) mod socket;
 
