@@ -19,6 +19,7 @@ use rocinante_stack::wire::icrc::{DF, IpFields, Template};
 pub use afxdp::PortLink;
 pub use drive::{answer, measure};
 pub use packet::PacketLink;
+pub use sys::Tally;
 pub use udp::UdpLink;
 pub use wire::{Arrived, Packet};
 

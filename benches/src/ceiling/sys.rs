@@ -4,12 +4,13 @@
 //! `Documentation/networking/packet_mmap.rst`.
 #![allow(unsafe_code)]
 
+use std::fs::File;
 use std::io::{self, IoSlice};
 use std::mem::{self, size_of};
 use std::net::SocketAddrV4;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// A non-blocking socket.
 #[derive(Debug)]
@@ -200,6 +201,54 @@ impl Ring {
         status.store(libc::TP_STATUS_KERNEL, Ordering::Release);
         self.next = (self.next + 1) % (self.blocks * FRAMES_PER_BLOCK);
         true
+    }
+}
+
+/// A number in memory that two processes share: how much the receiver has. It takes the place of acknowledgements, and costs nothing.
+pub struct Tally(&'static AtomicU64);
+
+impl Tally {
+    const BYTES: usize = 4096;
+
+    /// Makes the memory.
+    ///
+    /// # Errors
+    /// No descriptors or memory are left.
+    pub fn file() -> io::Result<File> {
+        let flags = libc::MFD_CLOEXEC;
+        // SAFETY: the name is a C string; a result that is not negative is a descriptor that nobody else owns.
+        let file =
+            unsafe { File::from_raw_fd(check(libc::memfd_create(c"tally".as_ptr(), flags))?) };
+        file.set_len(Self::BYTES as u64)?;
+        Ok(file)
+    }
+
+    /// Maps the memory of `file`, for as long as the process lives.
+    ///
+    /// # Errors
+    /// It is not what [`file`](Self::file) made.
+    pub fn map(file: &File) -> io::Result<Self> {
+        if file.metadata()?.len() != Self::BYTES as u64 {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let (protection, fd) = (libc::PROT_READ | libc::PROT_WRITE, file.as_raw_fd());
+        // SAFETY: a new mapping, at an address of the kernel's choice.
+        let base = unsafe {
+            libc::mmap(ptr::null_mut(), Self::BYTES, protection, libc::MAP_SHARED, fd, 0)
+        };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the page is mapped until the process ends, aligned, and only accessed atomically.
+        Ok(Self(unsafe { AtomicU64::from_ptr(base.cast()) }))
+    }
+
+    pub(super) fn set(&self, value: u64) {
+        self.0.store(value, Ordering::Release);
+    }
+
+    pub(super) fn get(&self) -> u64 {
+        self.0.load(Ordering::Acquire)
     }
 }
 

@@ -1,6 +1,8 @@
 //! The runs: namespaces, and two processes for each measurement.
 
 use std::error::Error;
+use std::os::fd::AsRawFd as _;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -11,6 +13,7 @@ use super::Options;
 use super::machine::Machine;
 use super::report::{Report, Row, Run};
 use super::worker::{Job, Role, Sample, Subject};
+use crate::ceiling::Tally;
 use crate::figure::Plan;
 
 /// The two containers and what joins them.
@@ -125,6 +128,7 @@ fn job(options: &Options, network: &Network, subject: Subject, netdev: &str, mtu
         remote: second.ipv4(),
         core: 0,
         peer_core: usize::from(Machine::here().cpus > 1),
+        tally: PathBuf::new(),
         urgent: !options.patient,
         plan: Plan { figures: options.figures(), mtu, seconds: options.seconds() },
     }
@@ -132,6 +136,10 @@ fn job(options: &Options, network: &Network, subject: Subject, netdev: &str, mtu
 
 /// Runs both processes; what the sender wrote.
 fn pair(options: &Options, network: &Network, sender: &Job) -> Result<String, Box<dyn Error>> {
+    let tally = Tally::file()?;
+    // The workers are of this user and in this mount namespace.
+    let path = format!("/proc/{}/fd/{}", std::process::id(), tally.as_raw_fd());
+    let sender = &Job { tally: path.into(), ..sender.clone() };
     let receiver = Job {
         role: Role::Receiver,
         local: sender.remote,
@@ -140,7 +148,8 @@ fn pair(options: &Options, network: &Network, sender: &Job) -> Result<String, Bo
         peer_core: sender.core,
         ..sender.clone()
     };
-    let seconds = options.seconds() * sender.plan.figures.len() as f64 + 40.0;
+    // A figure may take several tries.
+    let seconds = 5.0 * options.seconds() * sender.plan.figures.len() as f64 + 40.0;
     let limit = Duration::from_secs_f64(seconds);
     let [first, second, ..] = network.containers() else {
         unreachable!("there are two containers")

@@ -1,8 +1,10 @@
 //! One of the two processes of a measurement: pinned to a core, in its own namespace.
 
 use std::error::Error;
+use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
@@ -17,7 +19,7 @@ use serde_json::Value;
 use super::machine::{self, Mode};
 use super::ours::Device;
 use super::tcp;
-use crate::ceiling::{self, Flow, Link, PacketLink, PortLink, UdpLink};
+use crate::ceiling::{self, Flow, Link, PacketLink, PortLink, Tally, UdpLink};
 use crate::figure::{Figures, Plan};
 
 /// Which of the two processes this is.
@@ -78,6 +80,8 @@ pub(super) struct Job {
     pub core: usize,
     /// The core that the other runs on.
     pub peer_core: usize,
+    /// The file that holds the [`Tally`].
+    pub tally: PathBuf,
     /// Whether to go before everything else that runs on the machine.
     pub urgent: bool,
     /// What to measure, and how long.
@@ -197,11 +201,12 @@ impl Job {
         mut link: impl Link,
         exchange: &mut Exchange,
     ) -> Result<Figures, Box<dyn Error>> {
+        let tally = Tally::map(&File::options().read(true).write(true).open(&self.tally)?)?;
         exchange.barrier("open")?;
         let figures = match self.role {
-            Role::Sender => ceiling::measure(&mut link, exchange, &self.plan)?,
+            Role::Sender => ceiling::measure(&mut link, exchange, &tally, &self.plan)?,
             Role::Receiver => {
-                ceiling::answer(&mut link, exchange, &self.plan)?;
+                ceiling::answer(&mut link, exchange, &tally, &self.plan)?;
                 Figures::new()
             }
         };
