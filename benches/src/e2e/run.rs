@@ -134,6 +134,11 @@ fn job(options: &Options, network: &Network, subject: Subject, netdev: &str, mtu
     }
 }
 
+/// What iperf3 says if its server does not listen yet.
+const REFUSED: &[u8] = b"Connection refused";
+/// A second's worth.
+const ATTEMPTS_MAX: u32 = 20;
+
 /// Runs both processes; what the sender wrote.
 fn pair(options: &Options, network: &Network, sender: &Job) -> Result<String, Box<dyn Error>> {
     let tally = Tally::file()?;
@@ -159,9 +164,9 @@ fn pair(options: &Options, network: &Network, sender: &Job) -> Result<String, Bo
     let output = loop {
         let output =
             first.spawn(command(sender)?.stdout(Stdio::piped()))?.wait_with_output(limit)?;
-        // iperf3 does not wait for its server.
-        let again = sender.subject == Subject::Iperf3 && !output.status.success() && attempts < 20;
-        if !again {
+        // iperf3 does not wait for its server, and may report that with success.
+        let refused = output.stdout.windows(REFUSED.len()).any(|text| text == REFUSED);
+        if sender.subject != Subject::Iperf3 || !refused || attempts == ATTEMPTS_MAX {
             break output;
         }
         attempts += 1;
