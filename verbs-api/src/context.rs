@@ -2,23 +2,17 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
-use rocinante_netdev::{
-    AnyPort, Backend, Capabilities, Interface, Port, PortConfig, PortStats, auto,
-};
-use rocinante_stack::mem::PdId;
+use rocinante_netdev::{AnyPort, Backend, Capabilities, Interface, PortConfig, PortStats, auto};
+use rocinante_stack::Budget;
 use rocinante_stack::stats::{Counters, Drops};
 use rocinante_stack::types::Mtu;
-use rocinante_stack::{Budget, Engine, EngineConfig};
 
-use crate::core::Core;
-use crate::cq::{CompChannel, Cq};
+use crate::cq::{CompChannel, Cq, CqKind};
 use crate::error::VerbsError;
 use crate::event::AsyncEvent;
-use crate::host::Host;
 use crate::qp::{QpBuilder, QpCaps};
-use crate::shard::Shard;
+use crate::soft::{self, Settings};
 
 /// What a device may hold at most (`struct ibv_device_attr`); reported by [`Context::query_device`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -166,7 +160,17 @@ impl OpenOptions {
     /// # Errors
     /// [`VerbsError::Io`] if the operating system has no descriptors or threads left.
     pub fn open_port(self, name: &str, port: AnyPort, why: &str) -> Result<Context, VerbsError> {
-        Context::start(&self, name, port, why.to_owned())
+        self.start(name, port, why.to_owned())
+    }
+
+    fn start(&self, name: &str, port: AnyPort, why: String) -> Result<Context, VerbsError> {
+        let settings = Settings {
+            limits: self.limits,
+            window_max: self.window_max.unwrap_or(512),
+            background: !self.no_background,
+        };
+        let device = soft::Device::start(&settings, name, port, why)?;
+        Ok(Context { device: Device::Soft(device) })
     }
 
     fn open_addresses(
@@ -183,48 +187,7 @@ impl OpenOptions {
             }
         }
         let (port, choice) = auto::choose(iface, addresses, self.netdev, &self.port)?;
-        Context::start(&self, &iface.name, port, choice.to_string())
-    }
-}
-
-/// What lives as long as any object of the device.
-pub(crate) struct ContextInner {
-    pub(crate) core: Arc<Core>,
-    pub(crate) limits: Limits,
-    pub(crate) active_mtu: Mtu,
-    /// What peers are told of our receive queue.
-    pub(crate) advertised: Budget,
-    name: String,
-    why: String,
-    capabilities: Capabilities,
-    gids: Vec<IpAddr>,
-    thread: Option<JoinHandle<()>>,
-    pds: std::sync::atomic::AtomicU32,
-}
-
-impl ContextInner {
-    pub(crate) fn gids(&self) -> &[IpAddr] {
-        &self.gids
-    }
-}
-
-impl std::fmt::Debug for ContextInner {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Context")
-            .field("name", &self.name)
-            .field("backend", &self.capabilities.backend)
-            .field("gids", &self.gids)
-            .finish_non_exhaustive()
-    }
-}
-
-impl Drop for ContextInner {
-    fn drop(&mut self) {
-        self.core.shut_down();
-        if let Some(thread) = self.thread.take() {
-            // The thread never panics on purpose; if it did, there is nothing left to save.
-            let _ = thread.join();
-        }
+        self.start(&iface.name, port, choice.to_string())
     }
 }
 
@@ -258,7 +221,47 @@ pub struct DeviceCounters {
 /// are gone.
 #[derive(Debug, Clone)]
 pub struct Context {
-    inner: Arc<ContextInner>,
+    pub(crate) device: Device,
+}
+
+/// A device of one of the providers.
+#[derive(Debug, Clone)]
+pub(crate) enum Device {
+    Soft(Arc<soft::Device>),
+}
+
+impl Device {
+    pub(crate) fn limits(&self) -> &Limits {
+        match self {
+            Self::Soft(device) => &device.limits,
+        }
+    }
+
+    pub(crate) fn gids(&self) -> &[IpAddr] {
+        match self {
+            Self::Soft(device) => &device.gids,
+        }
+    }
+
+    pub(crate) fn active_mtu(&self) -> Mtu {
+        match self {
+            Self::Soft(device) => device.active_mtu,
+        }
+    }
+
+    /// What peers are told of its receive queue.
+    pub(crate) fn advertised(&self) -> Budget {
+        match self {
+            Self::Soft(device) => device.advertised,
+        }
+    }
+
+    /// Whether a completion queue was made of it.
+    pub(crate) fn has(&self, cq: &Cq) -> bool {
+        match (self, &cq.kind) {
+            (Self::Soft(device), CqKind::Soft(cq)) => Arc::ptr_eq(device, cq.device()),
+        }
+    }
 }
 
 impl Context {
@@ -270,100 +273,61 @@ impl Context {
         OpenOptions::new().open(address)
     }
 
-    fn start(
-        options: &OpenOptions,
-        name: &str,
-        port: AnyPort,
-        why: String,
-    ) -> Result<Self, VerbsError> {
-        let capabilities = port.capabilities().clone();
-        let gids = port.addresses().to_vec();
-        let budget = capabilities.rx_budget;
-        let budget = Budget { bytes: budget.bytes, datagrams: budget.datagrams };
-        let active_mtu = Mtu::for_link(capabilities.link_mtu).ok_or_else(|| {
-            VerbsError::Invalid(format!(
-                "{name} has an MTU of {} bytes: RoCE needs 336",
-                capabilities.link_mtu
-            ))
-        })?;
-        let engine = Engine::new(EngineConfig {
-            max_qp: options.limits.max_qp,
-            // Three quarters for what peers send of their own accord, one for what we ask for.
-            own_budget: budget.part(1, 4),
-            window_max: options.window_max.unwrap_or(512),
-            ..EngineConfig::default()
-        });
-        let host = Host::new(options.limits.max_mr as usize);
-        let core = Arc::new(Core::new(Shard::new(engine, port, host))?);
-        let thread = if options.no_background {
-            None
-        } else {
-            let core = core.clone();
-            let thread = std::thread::Builder::new().name(format!("roce-{name}"));
-            Some(thread.spawn(move || core.background())?)
-        };
-        let inner = ContextInner {
-            core,
-            limits: options.limits,
-            active_mtu,
-            advertised: budget.part(3, 4),
-            name: name.to_owned(),
-            why,
-            capabilities,
-            gids,
-            thread,
-            pds: std::sync::atomic::AtomicU32::new(1),
-        };
-        Ok(Self { inner: Arc::new(inner) })
+    pub(crate) fn limits(&self) -> &Limits {
+        self.device.limits()
     }
 
     /// The interface's name.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.inner.name
+        match &self.device {
+            Device::Soft(device) => &device.name,
+        }
     }
 
     /// The backend that carries the packets.
     #[must_use]
     pub fn backend(&self) -> Backend {
-        self.inner.capabilities.backend
+        match &self.device {
+            Device::Soft(device) => device.capabilities.backend,
+        }
     }
 
     /// Its addresses, IPv4 first: the GID table of port 1 (`ibv_query_gid(3)`; an IPv4 address stands for its
     /// IPv4-mapped GID).
     #[must_use]
     pub fn gids(&self) -> &[IpAddr] {
-        &self.inner.gids
+        self.device.gids()
     }
 
     /// What the device can do (`ibv_query_device(3)`, `ibv_query_port(3)`).
     #[must_use]
     pub fn query_device(&self) -> DeviceAttr {
-        DeviceAttr {
-            limits: self.inner.limits,
-            port: self.inner.capabilities.clone(),
-            active_mtu: self.inner.active_mtu,
-            chosen_because: self.inner.why.clone(),
+        match &self.device {
+            Device::Soft(device) => DeviceAttr {
+                limits: device.limits,
+                port: device.capabilities.clone(),
+                active_mtu: device.active_mtu,
+                chosen_because: device.why.clone(),
+            },
         }
     }
 
     /// The counters.
     #[must_use]
     pub fn counters(&self) -> DeviceCounters {
-        let shard = self.inner.core.hold();
-        DeviceCounters {
-            transport: *shard.engine.counters(),
-            drops: *shard.engine.drops(),
-            port: shard.port.stats(),
-            refused: shard.refused,
+        match &self.device {
+            Device::Soft(device) => device.counters(),
         }
     }
 
     /// Makes a protection domain (`ibv_alloc_pd(3)`).
     #[must_use]
     pub fn alloc_pd(&self) -> Pd {
-        let id = self.inner.pds.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        Pd { inner: Arc::new(PdInner { ctx: self.inner.clone(), id: PdId(id) }) }
+        let kind = match &self.device {
+            Device::Soft(device) => PdKind::Soft(soft::Pd::new(device)),
+        };
+        Pd { inner: Arc::new(PdInner { kind, device: self.device.clone() }) }
     }
 
     /// Makes a completion queue of `depth` entries (`ibv_create_cq(3)`).
@@ -371,7 +335,7 @@ impl Context {
     /// # Errors
     /// [`VerbsError::Invalid`] for a depth out of range, [`VerbsError::Limit`] if there are too many.
     pub fn create_cq(&self, depth: u32) -> Result<Cq, VerbsError> {
-        Cq::create(&self.inner, depth, None)
+        Cq::create(self, depth, None)
     }
 
     /// Makes a completion queue whose completions `channel` announces.
@@ -379,7 +343,7 @@ impl Context {
     /// # Errors
     /// As [`create_cq`](Self::create_cq).
     pub fn create_cq_with(&self, depth: u32, channel: &CompChannel) -> Result<Cq, VerbsError> {
-        Cq::create(&self.inner, depth, Some(channel))
+        Cq::create(self, depth, Some(channel))
     }
 
     /// Makes a completion channel (`ibv_create_comp_channel(3)`).
@@ -387,25 +351,31 @@ impl Context {
     /// # Errors
     /// [`VerbsError::Io`] if there are no descriptors left.
     pub fn create_comp_channel(&self) -> Result<CompChannel, VerbsError> {
-        CompChannel::create(&self.inner)
+        CompChannel::create(self)
     }
 
     /// Drives the device on this thread: receives, does what is due, sends. For programs that wait on memory instead of a
     /// completion queue.
     pub fn progress(&self) {
-        self.inner.core.drive();
+        match &self.device {
+            Device::Soft(device) => device.progress(),
+        }
     }
 
     /// The next asynchronous event, if there is one (`ibv_get_async_event(3)`, without waiting).
     #[must_use]
     pub fn poll_async_event(&self) -> Option<AsyncEvent> {
-        self.inner.core.next_event()
+        match &self.device {
+            Device::Soft(device) => device.next_event(),
+        }
     }
 
     /// A descriptor that is readable while there are asynchronous events.
     #[must_use]
     pub fn async_fd(&self) -> std::os::fd::BorrowedFd<'_> {
-        self.inner.core.event_fd()
+        match &self.device {
+            Device::Soft(device) => device.event_fd(),
+        }
     }
 }
 
@@ -417,13 +387,18 @@ pub struct Pd {
 
 #[derive(Debug)]
 pub(crate) struct PdInner {
-    pub(crate) ctx: Arc<ContextInner>,
-    id: PdId,
+    pub(crate) kind: PdKind,
+    device: Device,
+}
+
+#[derive(Debug)]
+pub(crate) enum PdKind {
+    Soft(soft::Pd),
 }
 
 impl Pd {
-    pub(crate) fn id(&self) -> PdId {
-        self.inner.id
+    pub(crate) fn device(&self) -> &Device {
+        &self.inner.device
     }
 
     /// Begins to make a queue pair (`ibv_create_qp(3)`).

@@ -46,16 +46,14 @@
 //! the program does not.
 
 mod context;
-mod core;
 mod cq;
 mod error;
 mod event;
 mod exchange;
-mod host;
 mod memory;
 mod mr;
 mod qp;
-mod shard;
+mod soft;
 mod wake;
 
 pub use context::{Context, DeviceAttr, DeviceCounters, Limits, NETDEV_VARIABLE, OpenOptions, Pd};

@@ -3,12 +3,13 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rocinante_stack::mem::{Access, AccessError, Region, Sge};
+use rocinante_stack::mem::{Access, AccessError, Sge};
 use rocinante_stack::types::Key;
 
-use crate::context::Pd;
+use crate::context::{Pd, PdKind};
 use crate::error::VerbsError;
 use crate::memory::{Buffer, Range};
+use crate::soft;
 
 impl Pd {
     /// Allocates `len` zero bytes and registers them. The region owns them.
@@ -50,13 +51,17 @@ impl Pd {
 /// with a remote access error. [`deregister`](Self::deregister) refuses instead.
 #[derive(Debug)]
 pub struct Mr {
-    pd: Pd,
-    key: Key,
+    kind: MrKind,
     range: Range,
     access: Access,
-    registered: bool,
-    /// Freed after the region was removed from the table: fields drop after `Drop::drop`.
+    /// Freed after the region was deregistered: fields are dropped in this order.
     _buffer: Option<Buffer>,
+    _pd: Pd,
+}
+
+#[derive(Debug)]
+enum MrKind {
+    Soft(soft::Registration),
 }
 
 impl Mr {
@@ -90,33 +95,28 @@ impl Mr {
                 "REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE too (ibv_reg_mr(3))".into(),
             ));
         }
-        let random = crate::context::random()?;
-        let region = Region {
-            pd: pd.id(),
-            start: range.address,
-            len: range.len as u64,
-            host: range.address,
-            access,
+        let kind = match &pd.inner.kind {
+            PdKind::Soft(pd) => MrKind::Soft(soft::Registration::insert(pd, range, access)?),
         };
-        let ctx = &pd.inner.ctx;
-        let key = ctx.core.hold().host.regions.insert(region, random);
-        let key = key.ok_or(VerbsError::Limit {
-            what: "memory regions",
-            max: u64::from(ctx.limits.max_mr),
-        })?;
-        Ok(Self { pd: pd.clone(), key, range, access, registered: true, _buffer: buffer })
+        Ok(Self { kind, range, access, _buffer: buffer, _pd: pd.clone() })
     }
 
     /// The key for local use.
     #[must_use]
+    #[inline]
     pub fn lkey(&self) -> Key {
-        self.key
+        match &self.kind {
+            MrKind::Soft(registration) => registration.key(),
+        }
     }
 
     /// The key to give to peers.
     #[must_use]
+    #[inline]
     pub fn rkey(&self) -> Key {
-        self.key
+        match &self.kind {
+            MrKind::Soft(registration) => registration.key(),
+        }
     }
 
     /// The address of its first byte, by which work requests and peers name it.
@@ -151,7 +151,7 @@ impl Mr {
     pub fn sge(&self, offset: usize, len: usize) -> Sge {
         let part = self.part(offset, len);
         let len = u32::try_from(len).expect("an element is shorter than 4 GiB");
-        Sge { addr: part.address, len, lkey: self.key }
+        Sge { addr: part.address, len, lkey: self.lkey() }
     }
 
     /// Copies `out.len()` bytes from `offset` on into `out`. While a peer or another thread writes there, the
@@ -221,22 +221,13 @@ impl Mr {
     ///
     /// # Errors
     /// [`VerbsError::Busy`], with the region, while a posted request names it.
+    // The region comes back by value, as a protection domain and a completion queue do.
+    #[allow(clippy::result_large_err)]
     pub fn deregister(mut self) -> Result<(), (Self, VerbsError)> {
-        let core = &self.pd.inner.ctx.core;
-        let mut shard = core.hold();
-        // Requests that wait to be posted name regions too.
-        core.take_staged(&mut shard);
-        let now = shard.now();
-        shard.transmit(now);
-        shard.deliver();
-        if shard.engine.uses_key(self.key) {
-            drop(shard);
-            return Err((self, VerbsError::Busy("a posted work request names the region")));
-        }
-        shard.host.regions.remove(self.key);
-        drop(shard);
-        self.registered = false;
-        Ok(())
+        let removed = match &mut self.kind {
+            MrKind::Soft(registration) => registration.remove(),
+        };
+        removed.map_err(|why| (self, why))
     }
 
     /// Why an access of a peer through this key would be refused, for diagnosis.
@@ -244,21 +235,14 @@ impl Mr {
     /// # Errors
     /// [`AccessError`].
     pub fn check(&self, address: u64, len: u32, need: Access) -> Result<(), AccessError> {
-        let shard = self.pd.inner.ctx.core.hold();
-        shard.host.regions.check(self.key, self.pd.id(), address, len, need).map(|_| ())
+        match &self.kind {
+            MrKind::Soft(registration) => registration.check(address, len, need),
+        }
     }
 
     fn part(&self, offset: usize, len: usize) -> Range {
         let inside = offset.checked_add(len).is_some_and(|end| end <= self.range.len);
         assert!(inside, "{len} bytes at {offset} are not inside a region of {}", self.range.len);
         Range { address: self.range.address + offset as u64, len }
-    }
-}
-
-impl Drop for Mr {
-    fn drop(&mut self) {
-        if self.registered {
-            self.pd.inner.ctx.core.hold().host.regions.remove(self.key);
-        }
     }
 }

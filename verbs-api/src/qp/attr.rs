@@ -2,9 +2,9 @@
 
 use std::net::IpAddr;
 
-use rocinante_stack::mem::Access;
+use rocinante_stack::mem::{Access, Sge};
 use rocinante_stack::types::Mtu;
-use rocinante_stack::verbs::QpState;
+use rocinante_stack::verbs::{QpState, RecvWr, SendData, SendOp, SendWr};
 use rocinante_stack::{Budget, PostError, QpAttr};
 
 use crate::error::VerbsError;
@@ -34,6 +34,55 @@ impl Default for QpCaps {
             max_inline_data: 64,
         }
     }
+}
+
+impl QpCaps {
+    /// What can be said of a send request without its queue.
+    #[inline]
+    pub(crate) fn check_send(&self, wr: &SendWr<'_>) -> Result<(), PostError> {
+        let (count, len, inline) = match wr.data {
+            SendData::Sges(list) => (list.len(), total(list), 0),
+            SendData::Inline(bytes) => (0, bytes.len() as u64, bytes.len()),
+        };
+        if count > self.max_send_sge as usize {
+            return Err(PostError::TooManySges);
+        }
+        if inline > self.max_inline_data as usize {
+            return Err(PostError::InlineTooLong);
+        }
+        if len > MESSAGE_MAX {
+            return Err(PostError::TooLong);
+        }
+        match (wr.op, wr.data) {
+            (op, SendData::Inline(_)) if op.has_response() => Err(PostError::InlineResponse),
+            (SendOp::CompareSwap { remote, .. } | SendOp::FetchAdd { remote, .. }, _)
+                if remote % 8 != 0 || len < 8 =>
+            {
+                Err(PostError::BadAtomic)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What can be said of a receive request without its queue.
+    #[inline]
+    pub(crate) fn check_recv(&self, wr: &RecvWr<'_>) -> Result<(), PostError> {
+        if wr.sges.len() > self.max_recv_sge as usize {
+            return Err(PostError::TooManySges);
+        }
+        if total(wr.sges) > MESSAGE_MAX {
+            return Err(PostError::TooLong);
+        }
+        Ok(())
+    }
+}
+
+/// The most bytes of one message.
+const MESSAGE_MAX: u64 = 1 << 31;
+
+#[inline]
+fn total(list: &[Sge]) -> u64 {
+    list.iter().map(|sge| u64::from(sge.len)).sum()
 }
 
 /// A request of a list could not be posted.

@@ -1,20 +1,16 @@
 //! How a queue pair comes to be: built, prepared, connected.
 
-use std::sync::Arc;
-
-use parking_lot::Mutex;
-use rocinante_stack::QpInit;
 use rocinante_stack::mem::Access;
 use rocinante_stack::types::Psn;
 use rocinante_stack::verbs::RecvWr;
 
-use super::Qp;
 use super::attr::{ConnectOptions, ModifyAttr, PostListError, QpCaps};
-use super::front::QpShared;
-use crate::context::Pd;
-use crate::cq::Cq;
+use super::{Qp, QpKind};
+use crate::context::{Pd, PdKind};
+use crate::cq::{Cq, CqKind};
 use crate::error::VerbsError;
 use crate::exchange::Endpoint;
+use crate::soft;
 
 /// Makes queue pairs: see [`Pd::qp`].
 #[derive(Debug, Clone)]
@@ -104,47 +100,30 @@ impl QpBuilder {
     /// # Errors
     /// [`VerbsError::Limit`] or [`VerbsError::Invalid`] where the device's limits are exceeded.
     pub fn build_reset(self) -> Result<Qp, VerbsError> {
-        let ctx = self.pd.inner.ctx.clone();
-        if !Arc::ptr_eq(&ctx, &self.send_cq.inner.ctx)
-            || !Arc::ptr_eq(&ctx, &self.recv_cq.inner.ctx)
-        {
+        let device = self.pd.device();
+        if !device.has(&self.send_cq) || !device.has(&self.recv_cq) {
             return Err(VerbsError::Invalid(
                 "protection domain and completion queues belong to different devices".into(),
             ));
         }
-        ctx.limits.check(&self.caps)?;
-        let Some(local) = ctx.gids().get(self.gid_index).copied() else {
+        device.limits().check(&self.caps)?;
+        let Some(local) = device.gids().get(self.gid_index).copied() else {
             return Err(VerbsError::Invalid(format!("there is no GID index {}", self.gid_index)));
         };
-        let random = crate::context::random()?;
-        let mut guard = ctx.core.hold();
-        let shard = &mut *guard;
-        let mut qpn = None;
-        let cookie = shard.host.qps.insert(|cookie| {
-            let init = self.engine_init(cookie);
-            qpn = shard.engine.create_qp(&init, random);
-            Arc::new(QpShared::new(qpn.unwrap_or_default(), self.caps))
-        });
-        let Some(qpn) = qpn else {
-            shard.host.qps.remove(cookie);
-            return Err(VerbsError::Limit {
-                what: "queue pairs",
-                max: u64::from(shard.engine.config().max_qp),
-            });
+        let kind = match (&self.pd.inner.kind, &self.send_cq.kind, &self.recv_cq.kind) {
+            (PdKind::Soft(pd), CqKind::Soft(send_cq), CqKind::Soft(recv_cq)) => {
+                let (caps, sq_sig_all) = (self.caps, self.sq_sig_all);
+                let attr = soft::QpInitAttr { send_cq, recv_cq, caps, sq_sig_all, local };
+                QpKind::Soft(soft::Qp::create(pd, &attr)?)
+            }
         };
-        let shared = shard.host.qps.get(cookie).expect("just inserted").clone();
-        drop(guard);
         Ok(Qp {
-            shared,
-            ctx,
-            qpn,
-            cookie,
+            kind,
             local,
-            path: Mutex::new(None),
             psn: Psn::new(crate::context::random()?),
             access: self.access,
-            _pd: self.pd,
             _cqs: (self.send_cq, self.recv_cq),
+            pd: self.pd,
         })
     }
 
@@ -157,21 +136,6 @@ impl QpBuilder {
         let qp = self.build_reset()?;
         qp.modify(&ModifyAttr::init(access))?;
         Ok(PreparedQp { qp })
-    }
-
-    fn engine_init(&self, cookie: u32) -> QpInit {
-        QpInit {
-            pd: self.pd.id(),
-            send_cq: self.send_cq.id(),
-            recv_cq: self.recv_cq.id(),
-            max_send_wr: self.caps.max_send_wr,
-            max_recv_wr: self.caps.max_recv_wr,
-            max_send_sge: self.caps.max_send_sge,
-            max_recv_sge: self.caps.max_recv_sge,
-            max_inline_data: self.caps.max_inline_data,
-            sq_sig_all: self.sq_sig_all,
-            cookie: u64::from(cookie),
-        }
     }
 }
 

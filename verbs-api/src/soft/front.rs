@@ -9,8 +9,8 @@ use rocinante_stack::mem::Sge;
 use rocinante_stack::types::Qpn;
 use rocinante_stack::verbs::{QpState, RecvWr, SendData, SendOp, SendWr};
 
-use super::attr::QpCaps;
-use crate::shard::Shard;
+use super::shard::Shard;
+use crate::qp::QpCaps;
 
 /// What a queue pair shares between those who post and those who drive.
 #[derive(Debug)]
@@ -105,28 +105,7 @@ impl QpShared {
         if out >= u64::from(self.caps.max_send_wr) {
             return Err(PostError::Full);
         }
-        let (count, len, inline) = match wr.data {
-            SendData::Sges(list) => (list.len(), total(list), 0),
-            SendData::Inline(bytes) => (0, bytes.len() as u64, bytes.len()),
-        };
-        if count > self.caps.max_send_sge as usize {
-            return Err(PostError::TooManySges);
-        }
-        if inline > self.caps.max_inline_data as usize {
-            return Err(PostError::InlineTooLong);
-        }
-        if len > 1 << 31 {
-            return Err(PostError::TooLong);
-        }
-        match (wr.op, wr.data) {
-            (op, SendData::Inline(_)) if op.has_response() => Err(PostError::InlineResponse),
-            (SendOp::CompareSwap { remote, .. } | SendOp::FetchAdd { remote, .. }, _)
-                if remote % 8 != 0 || len < 8 =>
-            {
-                Err(PostError::BadAtomic)
-            }
-            _ => Ok(()),
-        }
+        self.caps.check_send(wr)
     }
 
     pub(super) fn check_recv(&self, front: &Front, wr: &RecvWr<'_>) -> Result<(), PostError> {
@@ -137,22 +116,12 @@ impl QpShared {
         if out >= u64::from(self.caps.max_recv_wr) {
             return Err(PostError::Full);
         }
-        if wr.sges.len() > self.caps.max_recv_sge as usize {
-            return Err(PostError::TooManySges);
-        }
-        if total(wr.sges) > 1 << 31 {
-            return Err(PostError::TooLong);
-        }
-        Ok(())
+        self.caps.check_recv(wr)
     }
 }
 
 const STATES: [QpState; 5] =
     [QpState::Reset, QpState::Init, QpState::Rtr, QpState::Rts, QpState::Err];
-
-fn total(list: &[Sge]) -> u64 {
-    list.iter().map(|sge| u64::from(sge.len)).sum()
-}
 
 impl Front {
     #[allow(clippy::cast_possible_truncation)]

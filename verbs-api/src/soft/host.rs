@@ -9,9 +9,9 @@ use rocinante_stack::mem::{Atomic, AtomicOp, Checked, Memory, Read, RegionTable,
 use rocinante_stack::verbs::{CqId, Cqe, QpState};
 use rocinante_stack::{Engine, QpAttr};
 
-use crate::cq::{CqShared, Pushed};
+use super::cq::{CqShared, Pushed};
+use super::front::QpShared;
 use crate::memory::Range;
-use crate::qp::QpShared;
 
 /// Regions, completion queues and queue pairs by the numbers that the engine knows.
 #[derive(Debug)]

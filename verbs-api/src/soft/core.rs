@@ -14,9 +14,9 @@ use parking_lot::{Mutex, MutexGuard};
 use rocinante_netdev::Port;
 use rocinante_stack::types::Time;
 
+use super::front::QpShared;
+use super::shard::Shard;
 use crate::event::AsyncEvent;
-use crate::qp::QpShared;
-use crate::shard::Shard;
 use crate::wake;
 
 /// The shard and what its drivers need to agree on.

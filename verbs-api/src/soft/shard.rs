@@ -10,8 +10,8 @@ use rocinante_stack::verbs::CqId;
 use rocinante_stack::wire::icrc::{DF, IpFields, Template};
 use rocinante_stack::{Datagram, Engine, IpId, TxSink, TxStop};
 
+use super::host::Host;
 use crate::event::AsyncEvent;
-use crate::host::Host;
 
 /// What one thread at a time drives.
 pub(crate) struct Shard {

@@ -1,0 +1,251 @@
+//! Queue pairs of the engine.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use rocinante_netdev::PathSpec;
+use rocinante_stack::types::Qpn;
+use rocinante_stack::verbs::{QpState, RecvWr, SendWr};
+use rocinante_stack::{ModifyError, PeerAddress, QpAttr, QpInit};
+
+use super::front::{Front, QpShared};
+use super::{Cq, Device, Pd};
+use crate::error::VerbsError;
+use crate::qp::{ModifyAttr, PeerPath, PostListError, QpCaps};
+
+/// What a queue pair is made with.
+#[derive(Debug)]
+pub(crate) struct QpInitAttr<'a> {
+    pub(crate) send_cq: &'a Cq,
+    pub(crate) recv_cq: &'a Cq,
+    pub(crate) caps: QpCaps,
+    pub(crate) sq_sig_all: bool,
+    /// Its address.
+    pub(crate) local: IpAddr,
+}
+
+/// A queue pair; dropping it destroys it.
+#[derive(Debug)]
+pub(crate) struct Qp {
+    shared: Arc<QpShared>,
+    device: Arc<Device>,
+    qpn: Qpn,
+    cookie: u32,
+    local: IpAddr,
+    path: Mutex<Option<u32>>,
+}
+
+impl Qp {
+    /// Makes one in the RESET state.
+    pub(crate) fn create(pd: &Pd, attr: &QpInitAttr<'_>) -> Result<Self, VerbsError> {
+        let device = pd.device.clone();
+        let random = crate::context::random()?;
+        let mut guard = device.core.hold();
+        let shard = &mut *guard;
+        let mut qpn = None;
+        let cookie = shard.host.qps.insert(|cookie| {
+            qpn = shard.engine.create_qp(&engine_init(pd, attr, cookie), random);
+            Arc::new(QpShared::new(qpn.unwrap_or_default(), attr.caps))
+        });
+        let Some(qpn) = qpn else {
+            shard.host.qps.remove(cookie);
+            return Err(VerbsError::Limit {
+                what: "queue pairs",
+                max: u64::from(shard.engine.config().max_qp),
+            });
+        };
+        let shared = shard.host.qps.get(cookie).expect("just inserted").clone();
+        drop(guard);
+        Ok(Self { shared, device, qpn, cookie, local: attr.local, path: Mutex::new(None) })
+    }
+
+    pub(crate) fn qpn(&self) -> Qpn {
+        self.qpn
+    }
+
+    pub(crate) fn modify(&self, change: &ModifyAttr) -> Result<(), VerbsError> {
+        let mut attr = change.attr;
+        let mut guard = self.device.core.hold();
+        self.device.core.take_staged(&mut guard);
+        let shard = &mut *guard;
+        let mut added = None;
+        if let Some(path) = &change.path {
+            let id =
+                shard.add_path(&self.path_spec(path, attr.dest_qpn)).map_err(VerbsError::Path)?;
+            added = Some(id);
+            let (local, remote, budget) = (self.local, path.remote, path.budget);
+            attr.peer = Some(PeerAddress { local, remote, path: id, budget });
+        }
+        let result = shard.engine.modify_qp(self.qpn, &attr, &mut shard.host);
+        let mut path = self.path.lock();
+        let stale = match &result {
+            Ok(()) if attr.state == Some(QpState::Reset) => path.take(),
+            Ok(()) if added.is_some() => std::mem::replace(&mut *path, added),
+            Ok(()) => None,
+            Err(_) => added,
+        };
+        if let Some(stale) = stale {
+            shard.remove_path(stale);
+        }
+        let state = shard.engine.query_qp(self.qpn).map_or(QpState::Err, |(state, _, _)| state);
+        self.shared.set_state(state);
+        if attr.state == Some(QpState::Reset) && result.is_ok() {
+            self.shared.forget_posted();
+        }
+        let now = shard.now();
+        shard.transmit(now);
+        shard.deliver();
+        result.map_err(VerbsError::Modify)
+    }
+
+    fn path_spec(&self, path: &PeerPath, dest: Option<Qpn>) -> PathSpec {
+        // The port spreads connections over links and queues, and depends on the destination slot, so that a receiver
+        // never merges packets of two owners (the formula of rdma_get_udp_sport in Linux).
+        let dest = dest.unwrap_or_default().value();
+        let label = if path.flow_label == 0 {
+            let product = u64::from(self.qpn.value()) * u64::from(dest);
+            #[allow(clippy::cast_possible_truncation)]
+            let folded = (product ^ (product >> 20) ^ (product >> 40)) as u32;
+            folded & 0xf_ffff
+        } else {
+            path.flow_label & 0xf_ffff
+        };
+        #[allow(clippy::cast_possible_truncation)]
+        let low = ((label & 0x3fff) ^ (label >> 14)) as u16;
+        PathSpec {
+            local: self.local,
+            remote: path.remote,
+            src_port: 0xc000 | low,
+            tos: path.traffic_class,
+            ttl: path.hop_limit,
+            flow_label: path.flow_label,
+        }
+    }
+
+    pub(crate) fn query(&self) -> (QpState, QpAttr, QpCaps) {
+        let shard = self.device.core.hold();
+        let (state, attr) = shard
+            .engine
+            .query_qp(self.qpn)
+            .map_or((QpState::Err, QpAttr::default()), |(state, attr, _)| (state, attr));
+        (state, attr, self.shared.caps())
+    }
+
+    #[inline]
+    pub(crate) fn post_send(&self, list: &[SendWr<'_>]) -> Result<(), PostListError> {
+        self.device.core.touch();
+        let mut front = self.shared.front.lock();
+        let mut failed = None;
+        if let Some(mut guard) = self.device.core.shard.try_lock() {
+            let shard = &mut *guard;
+            front.give(self.qpn, shard);
+            let busy = shard.engine.is_busy(self.qpn);
+            let mut count = 0;
+            for (index, wr) in list.iter().enumerate() {
+                let posted = self
+                    .shared
+                    .check_send(&front, wr)
+                    .and_then(|()| shard.engine.post_send(self.qpn, wr, &mut shard.host));
+                if let Err(error) = posted {
+                    failed = Some(PostListError { index, error });
+                    break;
+                }
+                front.sends += 1;
+                count += 1;
+            }
+            drop(front);
+            self.device.core.take_staged(shard);
+            shard.posted(count, busy);
+            if self.device.core.release(guard) {
+                self.device.core.drive();
+            }
+        } else {
+            for (index, wr) in list.iter().enumerate() {
+                if let Err(error) = self.shared.check_send(&front, wr) {
+                    failed = Some(PostListError { index, error });
+                    break;
+                }
+                front.stage_send(wr);
+                front.sends += 1;
+            }
+            self.leave(front);
+        }
+        failed.map_or(Ok(()), Err)
+    }
+
+    #[inline]
+    pub(crate) fn post_recv(&self, list: &[RecvWr<'_>]) -> Result<(), PostListError> {
+        let mut front = self.shared.front.lock();
+        let mut failed = None;
+        if let Some(mut guard) = self.device.core.shard.try_lock() {
+            let shard = &mut *guard;
+            front.give(self.qpn, shard);
+            for (index, wr) in list.iter().enumerate() {
+                let posted = self
+                    .shared
+                    .check_recv(&front, wr)
+                    .and_then(|()| shard.engine.post_recv(self.qpn, wr, &mut shard.host));
+                if let Err(error) = posted {
+                    failed = Some(PostListError { index, error });
+                    break;
+                }
+                front.recvs += 1;
+            }
+            drop(front);
+            shard.deliver();
+            if self.device.core.release(guard) {
+                self.device.core.drive();
+            }
+        } else {
+            for (index, wr) in list.iter().enumerate() {
+                if let Err(error) = self.shared.check_recv(&front, wr) {
+                    failed = Some(PostListError { index, error });
+                    break;
+                }
+                front.stage_recv(wr);
+                front.recvs += 1;
+            }
+            self.leave(front);
+        }
+        failed.map_or(Ok(()), Err)
+    }
+
+    /// Somebody else drives: leaves the staged requests to them.
+    fn leave(&self, mut front: parking_lot::MutexGuard<'_, Front>) {
+        let listed = std::mem::replace(&mut front.listed, true);
+        drop(front);
+        if !listed {
+            self.device.core.leave(&self.shared);
+        }
+        self.device.core.drive();
+    }
+}
+
+impl Drop for Qp {
+    fn drop(&mut self) {
+        let mut shard = self.device.core.hold();
+        self.shared.forget_staged();
+        let gone: Result<(), ModifyError> = shard.engine.destroy_qp(self.qpn);
+        debug_assert!(gone.is_ok());
+        shard.host.qps.remove(self.cookie);
+        if let Some(path) = self.path.lock().take() {
+            shard.remove_path(path);
+        }
+    }
+}
+
+fn engine_init(pd: &Pd, attr: &QpInitAttr<'_>, cookie: u32) -> QpInit {
+    QpInit {
+        pd: pd.id,
+        send_cq: attr.send_cq.id(),
+        recv_cq: attr.recv_cq.id(),
+        max_send_wr: attr.caps.max_send_wr,
+        max_recv_wr: attr.caps.max_recv_wr,
+        max_send_sge: attr.caps.max_send_sge,
+        max_recv_sge: attr.caps.max_recv_sge,
+        max_inline_data: attr.caps.max_inline_data,
+        sq_sig_all: attr.sq_sig_all,
+        cookie: u64::from(cookie),
+    }
+}
