@@ -8,9 +8,11 @@ use std::net::IpAddr;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use rocinante::{Access, ConnectOptions, Endpoint, Hello, Mtu};
+use rocinante::{Access, ConnectOptions, Context, Endpoint, Hello, Mtu};
 use serde::{Deserialize, Serialize};
 
+use crate::compat::device::DeviceArgs;
+use crate::compat::ibv::{self, Program, Rules};
 use crate::counters;
 use crate::output::{Failure, Output};
 use crate::session::{self, NetArgs, Server, Session};
@@ -24,35 +26,94 @@ use game::Game;
 /// Two terminals on one machine, without privileges: `rocinante pingpong --bind 127.0.0.1`, and
 /// `rocinante pingpong --bind 127.0.0.2 127.0.0.1`.
 ///
+/// With --compat the other side is ibv_rc_pingpong or ibv_srq_pingpong of rdma-core. These agree on nothing: give both sides the same
+/// -s, -n, -m and -q, and the other one a -g.
+///
 /// Exit status: 0 if all went well, 1 if it did not, 2 if the command line makes no sense.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
-    net: NetArgs,
+    pub(crate) net: NetArgs,
     /// Number of exchanges [default: 1000]
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
-    iters: Option<u64>,
+    pub(crate) iters: Option<u64>,
     /// Bytes of each message [default: 4096]
     #[arg(short, long, value_parser = clap::value_parser!(u32).range(..=1 << 30))]
-    size: Option<u32>,
+    pub(crate) size: Option<u32>,
     /// Path MTU: 256, 512, 1024, 2048 or 4096 [default: 1024]
     #[arg(short, long, value_parser = session::mtu)]
-    mtu: Option<Mtu>,
+    pub(crate) mtu: Option<Mtu>,
     /// Receives posted at a time
     #[arg(short, long, value_name = "N", default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=16_384))]
-    rx_depth: u32,
+    pub(crate) rx_depth: u32,
     /// Sleep on completion events instead of polling
     #[arg(short, long)]
-    events: bool,
+    pub(crate) events: bool,
     /// Validate: both sides check every byte of every message
     #[arg(short = 'c', long)]
-    chk: bool,
+    pub(crate) chk: bool,
+    /// Speak with a program of rdma-core's
+    #[arg(long, value_enum, value_name = "PROGRAM")]
+    compat: Option<Program>,
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+    /// With --compat: index of the GID to use (`rocinante devices` shows them) [default: that of the address of the TCP connection]
+    #[arg(short, long, value_name = "INDEX")]
+    pub(crate) gid_idx: Option<usize>,
+    /// With --compat ibv-srq: queue pairs [default: 16]
+    #[arg(short = 'q', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) num_qp: Option<u32>,
+    #[command(flatten)]
+    refused: Refused,
     /// Print this process's counters at the end
     #[arg(long)]
     counters: bool,
     /// End standard output with one JSON object on one line; all else goes to standard error
     #[arg(long)]
     json: bool,
+}
+
+/// Options that users of those programs know and that mean nothing here: named, so that the error can say why.
+#[derive(Debug, clap::Args)]
+struct Refused {
+    #[arg(short = 'l', long = "sl", hide = true)]
+    service_level: Option<u32>,
+    #[arg(short, long, hide = true)]
+    odp: bool,
+    #[arg(short = 'O', long, hide = true)]
+    iodp: bool,
+    #[arg(short = 'P', long, hide = true)]
+    prefetch: bool,
+    #[arg(short, long, hide = true)]
+    ts: bool,
+    #[arg(short = 'j', long, hide = true)]
+    dm: bool,
+    #[arg(short = 'N', long = "new_send", hide = true)]
+    new_send: bool,
+}
+
+impl Refused {
+    /// Whether one was given.
+    fn check(&self) -> Result<(), Failure> {
+        let memory = "memory is always present here";
+        let given = [
+            (
+                self.service_level.is_some_and(|level| level != 0),
+                "-l",
+                "a service level is a VLAN's priority on Ethernet, and the kernel sets that",
+            ),
+            (self.odp, "-o", memory),
+            (self.iodp, "-O", memory),
+            (self.prefetch, "-P", memory),
+            (self.ts, "-t", "completions carry no time stamps of a device"),
+            (self.dm, "-j", "the device has no memory of its own"),
+            (self.new_send, "-N", "there is one way to post"),
+        ];
+        match given.iter().find(|(given, ..)| *given) {
+            Some((_, option, why)) => Err(Failure::Usage(format!("{option}: {why}: leave it out"))),
+            None => Ok(()),
+        }
+    }
 }
 
 /// What both sides do; the client decides it.
@@ -79,6 +140,9 @@ pub struct Report {
     netdev: &'static str,
     local: Place,
     remote: Place,
+    /// Of how many queue pairs these are the first, where the peer's program has several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    qps: Option<usize>,
     size: u32,
     mtu: u32,
     iters: u64,
@@ -93,8 +157,8 @@ pub struct Report {
 }
 
 /// One end, as it is printed.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-struct Place {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Place {
     address: IpAddr,
     qpn: u32,
     psn: u32,
@@ -127,6 +191,16 @@ pub fn run(args: &Args) -> ExitCode {
 }
 
 fn run_side(args: &Args, out: Output) -> Result<Report, Failure> {
+    args.refused.check()?;
+    if let Some(program) = args.compat {
+        return with_program(args, program, out);
+    }
+    if args.device.is_given() || args.gid_idx.is_some() || args.num_qp.is_some() {
+        return Err(Failure::Usage(
+            "-d, -i, -g and -q are for --compat: without it --bind says which address to use"
+                .into(),
+        ));
+    }
     let (session, plan) = match &args.net.host {
         None => Server::start(&args.net, out)?.accept("pingpong", &args.given())?,
         Some(host) => {
@@ -135,6 +209,18 @@ fn run_side(args: &Args, out: Output) -> Result<Report, Failure> {
         }
     };
     session.run(|session| play(session, args, &plan, out))
+}
+
+/// The other side is a program of rdma-core's.
+fn with_program(args: &Args, program: Program, out: Output) -> Result<Report, Failure> {
+    let rules = Rules::new(args, program)?;
+    let outcome = ibv::run(args, &rules, out)?;
+    let plan = Plan { size: rules.size as u32, mtu: rules.mtu.bytes(), ..args.plan() };
+    let ends = [outcome.local[0], outcome.remote[0]];
+    let mut report = report(&outcome.ctx, &plan, ends, outcome.time);
+    report.qps = Some(outcome.local.len()).filter(|count| *count > 1);
+    report.finish(&outcome.ctx, args, out);
+    Ok(report)
 }
 
 impl Args {
@@ -183,24 +269,20 @@ fn play(session: &mut Session, args: &Args, plan: &Plan, out: Output) -> Result<
     let time = session
         .watched(|_| game.play(begins, plan.iters, args.rx_depth), || session::abandon(&qp))?;
     session.barrier("done")?;
-    let mut report = report(&ctx, plan, [&local, &remote], time);
-    report.print(out);
-    if args.counters {
-        let counters = ctx.counters();
-        out.note(counters::text(&counters));
-        report.counters = Some(counters::json(&counters));
-    }
+    let mut report = report(&ctx, plan, [Place::from(&local), Place::from(&remote)], time);
+    report.finish(&ctx, args, out);
     Ok(report)
 }
 
-fn report(ctx: &rocinante::Context, plan: &Plan, ends: [&Endpoint; 2], time: Duration) -> Report {
+fn report(ctx: &Context, plan: &Plan, ends: [Place; 2], time: Duration) -> Report {
     let bytes = 2 * u64::from(plan.size) * plan.iters;
     let seconds = time.as_secs_f64();
-    let [local, remote] = ends.map(Place::from);
+    let [local, remote] = ends;
     Report {
         netdev: ctx.backend().name(),
         local,
         remote,
+        qps: None,
         size: plan.size,
         mtu: plan.mtu,
         iters: plan.iters,
@@ -214,6 +296,15 @@ fn report(ctx: &rocinante::Context, plan: &Plan, ends: [&Endpoint; 2], time: Dur
 }
 
 impl Report {
+    fn finish(&mut self, ctx: &Context, args: &Args, out: Output) {
+        self.print(out);
+        if args.counters {
+            let counters = ctx.counters();
+            out.note(counters::text(&counters));
+            self.counters = Some(counters::json(&counters));
+        }
+    }
+
     fn print(&self, out: Output) {
         let Self { bytes, seconds, mbit_per_s, iters, us_per_iter, .. } = self;
         out.line(format_args!("{bytes} bytes in {seconds:.2} seconds = {mbit_per_s:.2} Mbit/sec"));

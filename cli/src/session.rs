@@ -191,6 +191,38 @@ pub fn abandon(qp: &Qp) {
     let _ = qp.modify(&ModifyAttr::state(QpState::Err));
 }
 
+/// Connects a queue pair at exactly the path MTU that is wanted, if one is.
+///
+/// # Errors
+/// A link that does not take the path MTU, no way to the peer.
+pub fn connect_qp(
+    ctx: &Context,
+    qp: PreparedQp,
+    peer: &Endpoint,
+    options: &ConnectOptions,
+) -> Result<Qp, Failure> {
+    let own = ctx.query_device();
+    if let Some(wanted) = options.mtu {
+        let (here, there) = (own.active_mtu, peer.mtu);
+        let link = own.port.link_mtu;
+        if wanted > here {
+            return Err(Failure::Failed(format!(
+                "path MTU {wanted} does not fit {}, whose link MTU is {link}: give -m {here}, or raise the link's with `ip link \
+                 set {} mtu {}`",
+                ctx.name(),
+                ctx.name(),
+                wanted.bytes() + 80,
+            )));
+        }
+        if wanted > there {
+            return Err(Failure::Failed(format!(
+                "path MTU {wanted} does not fit the peer's link: give -m {there}, or raise the MTU of its link"
+            )));
+        }
+    }
+    qp.connect(peer, options).map_err(|(_, error)| error.into())
+}
+
 /// A connection between two processes of one command, and the device of this one.
 #[derive(Debug)]
 pub struct Session {
@@ -257,36 +289,17 @@ impl Session {
         Ok(peer)
     }
 
-    /// Connects a queue pair at exactly the path MTU that is wanted, if one is.
+    /// As [`connect_qp`], with the session's device.
     ///
     /// # Errors
-    /// A link that does not take the path MTU, no way to the peer.
+    /// As there.
     pub fn connect_qp(
         &self,
         qp: PreparedQp,
         peer: &Endpoint,
         options: &ConnectOptions,
     ) -> Result<Qp, Failure> {
-        let own = self.ctx.query_device();
-        if let Some(wanted) = options.mtu {
-            let (here, there) = (own.active_mtu, peer.mtu);
-            let link = own.port.link_mtu;
-            if wanted > here {
-                return Err(Failure::Failed(format!(
-                    "path MTU {wanted} does not fit {}, whose link MTU is {link}: give -m {here}, or raise the link's \
-                     with `ip link set {} mtu {}`",
-                    self.ctx.name(),
-                    self.ctx.name(),
-                    wanted.bytes() + 80,
-                )));
-            }
-            if wanted > there {
-                return Err(Failure::Failed(format!(
-                    "path MTU {wanted} does not fit the peer's link: give -m {there}, or raise the MTU of its link"
-                )));
-            }
-        }
-        qp.connect(peer, options).map_err(|(_, error)| error.into())
+        connect_qp(&self.ctx, qp, peer, options)
     }
 
     /// Does `work` while another thread watches the peer. If the peer goes or gives up, that thread calls `abandon`, which is to make `work`

@@ -1,0 +1,144 @@
+//! The device, as the users of other programs name it: `-d eth0 -i 1 -g 0`.
+
+use std::net::IpAddr;
+
+use rocinante::{Context, Interface};
+
+use crate::output::{Failure, Output};
+use crate::session::NetArgs;
+
+/// Options of the programs that [`compat`](crate::compat) speaks with.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct DeviceArgs {
+    /// With --compat: the device, which is a network interface (`rocinante devices` lists them)
+    #[arg(short = 'd', long, value_name = "INTERFACE")]
+    pub ib_dev: Option<String>,
+    /// With --compat: the device's port, of which there is one
+    #[arg(short = 'i', long, value_name = "PORT", value_parser = clap::value_parser!(u32).range(1..=1))]
+    pub ib_port: Option<u32>,
+}
+
+impl DeviceArgs {
+    /// Whether any of them was given.
+    #[must_use]
+    pub fn is_given(&self) -> bool {
+        self.ib_dev.is_some() || self.ib_port.is_some()
+    }
+}
+
+/// Which address of the device is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wish {
+    /// The one of the connection over TCP, or the device's first.
+    Any,
+    /// The first global IPv6 address.
+    Ipv6,
+    /// The one with this index in the GID table, which `option` gave.
+    Gid {
+        /// As `rocinante devices` shows it.
+        index: usize,
+        /// `-g` or `-x`.
+        option: &'static str,
+    },
+}
+
+/// Opens the device that is meant. `route` is the own address of the connection over TCP.
+///
+/// # Errors
+/// There is no such device or address; the options contradict each other.
+pub fn open(
+    net: &NetArgs,
+    args: &DeviceArgs,
+    wish: Wish,
+    route: IpAddr,
+    out: Output,
+) -> Result<Context, Failure> {
+    let address = match net.bind {
+        Some(address) => {
+            if args.ib_dev.is_some() || wish != Wish::Any {
+                return Err(Failure::Usage(
+                    "--bind says which address to use: leave out -d, the GID's index and --ipv6"
+                        .into(),
+                ));
+            }
+            address
+        }
+        None if args.ib_dev.is_none() && wish == Wish::Any => route,
+        None => chosen(&interface(args, route)?, wish, route)?,
+    };
+    net.open(address, out)
+}
+
+fn interface(args: &DeviceArgs, route: IpAddr) -> Result<Interface, Failure> {
+    let found = match &args.ib_dev {
+        Some(name) => Interface::by_name(name).map_err(|error| {
+            format!(
+                "there is no device {name:?}: {error}: a device is a network interface here, and `rocinante devices` lists them"
+            )
+        }),
+        None => Interface::by_address(route)
+            .map_err(|error| format!("no interface has {route}: {error}: give one with -d")),
+    };
+    found.map_err(Failure::Failed)
+}
+
+fn chosen(interface: &Interface, wish: Wish, route: IpAddr) -> Result<IpAddr, Failure> {
+    let addresses = || interface.addresses.iter().map(|(address, _)| *address);
+    let name = &interface.name;
+    let found = match wish {
+        Wish::Any => addresses()
+            .find(|address| *address == route)
+            .or_else(|| addresses().next())
+            .ok_or_else(|| format!("{name} has no address: give it one with `ip address add`")),
+        Wish::Ipv6 => addresses()
+            .find(|address| matches!(address, IpAddr::V6(v6) if !v6.is_unicast_link_local()))
+            .ok_or_else(|| format!("{name} has no global IPv6 address: leave out --ipv6, or give it one")),
+        Wish::Gid { index, option } => addresses().nth(index).ok_or_else(|| {
+            format!(
+                "{name} has {} GIDs, and {option} {index} is none of them: `rocinante devices` lists them",
+                interface.addresses.len()
+            )
+        }),
+    };
+    found.map_err(Failure::Failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn eth() -> Interface {
+        let addresses = ["10.0.0.5", "fd00::5", "fe80::5"];
+        Interface {
+            name: "eth7".to_owned(),
+            index: 7,
+            mtu: 1500,
+            mac: [2; 6],
+            up: true,
+            loopback: false,
+            addresses: addresses.iter().map(|text| (text.parse().unwrap(), 64)).collect(),
+        }
+    }
+
+    #[test]
+    fn addresses_are_chosen_as_the_user_names_them() {
+        let [v4, v6, local]: [IpAddr; 3] =
+            ["10.0.0.5", "fd00::5", "fe80::5"].map(|text| text.parse().unwrap());
+        let elsewhere = IpAddr::from([192, 0, 2, 1]);
+        let gid = |index| Wish::Gid { index, option: "-x" };
+        for (wish, route, address) in [
+            (Wish::Any, v6, v6),
+            (Wish::Any, elsewhere, v4),
+            (Wish::Ipv6, v4, v6),
+            (gid(0), v6, v4),
+            (gid(2), v4, local),
+        ] {
+            assert_eq!(chosen(&eth(), wish, route), Ok(address), "{wish:?}");
+        }
+        let why = chosen(&eth(), gid(3), v4).unwrap_err().to_string();
+        assert!(why.contains("-x 3") && why.contains("3 GIDs"), "{why}");
+        let mut bare = eth();
+        bare.addresses.truncate(1);
+        assert!(chosen(&bare, Wish::Ipv6, v4).unwrap_err().to_string().contains("--ipv6"));
+    }
+}

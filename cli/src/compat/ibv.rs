@@ -1,0 +1,371 @@
+//! `rocinante pingpong --compat ibv`: the other side is `ibv_rc_pingpong`, or `ibv_srq_pingpong` with `ibv-srq`.
+//!
+//! Both tell each other where their queue pairs are ([`message`]): the client first, the server when its queue pairs are ready, then the
+//! client says `done` and both close the connection. Nothing else is agreed on: size, number and path MTU must be given to both.
+//! Then SENDs go back and forth ([`game`]), each side sending what it received.
+
+pub mod game;
+pub mod message;
+
+use std::net::IpAddr;
+
+use clap::ValueEnum;
+use rocinante::{
+    Access, Budget, CompChannel, ConnectOptions, Context, Cq, Endpoint, Mr, Mtu, PreparedQp, Psn,
+    Qp, Qpn, RecvWr, VerbsError,
+};
+
+use crate::compat::device::{self, Wish};
+use crate::compat::gid;
+use crate::compat::wire::Wire;
+use crate::output::{Failure, Output};
+use crate::pingpong::{Args, Place};
+use crate::session::{self, address};
+use game::Game;
+use message::Address;
+
+/// Whose exchange is spoken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Program {
+    /// ibv_rc_pingpong: one queue pair
+    Ibv,
+    /// ibv_srq_pingpong: several (-q); the number of exchanges (-n) is of all together
+    IbvSrq,
+}
+
+impl Program {
+    /// Its name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ibv => "ibv_rc_pingpong",
+            Self::IbvSrq => "ibv_srq_pingpong",
+        }
+    }
+
+    /// How many addresses each side tells, whether it has as many queue pairs or not.
+    const fn addresses(self) -> usize {
+        match self {
+            Self::Ibv => 1,
+            Self::IbvSrq => 256,
+        }
+    }
+}
+
+/// Queue pairs unless `-q` says otherwise, and at most, as `ibv_srq_pingpong` has it.
+const QPS: u32 = 16;
+const QPS_MAX: u32 = 255;
+/// What those programs leave free on either side.
+const RD_ATOMIC: u8 = 1;
+/// 0.27 s: the other side may be an emulated machine that has not always a core.
+const TIMEOUT: u8 = 16;
+
+/// What is played, as this side was given it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rules {
+    /// Whose exchange.
+    pub program: Program,
+    /// Whether this side sends first: it is the client.
+    pub begins: bool,
+    /// Queue pairs.
+    pub qps: u32,
+    /// Exchanges, over all queue pairs.
+    pub iters: u64,
+    /// Bytes of a message.
+    pub size: usize,
+    /// Path MTU.
+    pub mtu: Mtu,
+    /// Receives posted at a time, over all queue pairs.
+    pub rx_depth: u32,
+    /// Whether completions are slept for.
+    pub events: bool,
+    /// Whether every byte of every message is compared.
+    pub chk: bool,
+}
+
+impl Rules {
+    /// What the command line says.
+    ///
+    /// # Errors
+    /// It makes no sense.
+    pub fn new(args: &Args, program: Program) -> Result<Self, Failure> {
+        let usage = |why: String| Err(Failure::Usage(why));
+        let qps = match (program, args.num_qp) {
+            (Program::Ibv, Some(1) | None) => 1,
+            (Program::Ibv, Some(_)) => {
+                return usage(
+                    "ibv_rc_pingpong has one queue pair: -q is for --compat ibv-srq".into(),
+                );
+            }
+            (Program::IbvSrq, given) => given.unwrap_or(QPS),
+        };
+        if qps > QPS_MAX {
+            return usage(format!(
+                "ibv_srq_pingpong takes {QPS_MAX} queue pairs at most: -q {qps}"
+            ));
+        }
+        if args.rx_depth < qps {
+            return usage(format!(
+                "-r {} is too small for {qps} queue pairs: each needs a receive",
+                args.rx_depth
+            ));
+        }
+        Ok(Self {
+            program,
+            begins: args.net.host.is_some(),
+            qps,
+            iters: args.iters.unwrap_or(1000),
+            size: args.size.unwrap_or(4096) as usize,
+            mtu: args.mtu.unwrap_or(Mtu::Mtu1024),
+            rx_depth: args.rx_depth,
+            events: args.events,
+            chk: args.chk,
+        })
+    }
+}
+
+/// What came out of it.
+#[derive(Debug)]
+pub struct Outcome {
+    /// The device that was used.
+    pub ctx: Context,
+    /// The own queue pairs.
+    pub local: Vec<Place>,
+    /// The peer's.
+    pub remote: Vec<Place>,
+    /// From the first message to the last.
+    pub time: std::time::Duration,
+}
+
+/// Plays with such a program.
+///
+/// # Errors
+/// The peer says something else, goes, or stays silent; no device; a request fails. The text names the peer and the phase.
+pub fn run(args: &Args, rules: &Rules, out: Output) -> Result<Outcome, Failure> {
+    let mut wire = meet(args, rules, out)?;
+    let wish = args.gid_idx.map_or(Wish::Any, |index| Wish::Gid { index, option: "-g" });
+    let ctx = device::open(&args.net, &args.device, wish, wire.local()?, out)?;
+    let table = Table::lay(&ctx, rules)?;
+    let local: Vec<Place> = table.qps.iter().map(|qp| Place::from(&qp.endpoint())).collect();
+    local.iter().for_each(|place| out.line(format_args!("  local address:  {place}")));
+    table.post_receives(rules)?;
+    let (table, remote) = table.connect(&ctx, rules, &mut wire, out)?;
+    wire.enter("ping-pong");
+    let time = Game::new(&ctx, rules, table, wire).play()?;
+    Ok(Outcome { ctx, local, remote, time })
+}
+
+/// A connection over TCP, on which nothing has been said.
+fn meet(args: &Args, rules: &Rules, out: Output) -> Result<Wire, Failure> {
+    let (port, program) = (args.net.port, rules.program.name());
+    if let Some(host) = &args.net.host {
+        return Wire::connect(host, port, program);
+    }
+    // The packets' address may be of another family than the connection over TCP.
+    let bind = args.net.bind.filter(IpAddr::is_ipv4);
+    let listener = address::listen(bind, port)?;
+    out.note(format_args!("waiting for a client ({program}) on TCP port {port}"));
+    let wire = Wire::accept(&listener)?;
+    out.note(format_args!("client {}", wire.peer()));
+    Ok(wire)
+}
+
+/// Queue pairs that are not connected yet, and what they work with.
+struct Table {
+    cq: Cq,
+    channel: Option<CompChannel>,
+    memory: Mr,
+    qps: Vec<PreparedQp>,
+}
+
+/// As [`Table`], connected.
+#[derive(Debug)]
+pub struct Laid {
+    cq: Cq,
+    channel: Option<CompChannel>,
+    memory: Mr,
+    qps: Vec<Qp>,
+    peer: IpAddr,
+}
+
+impl Table {
+    fn lay(ctx: &Context, rules: &Rules) -> Result<Self, Failure> {
+        let channel = rules.events.then(|| ctx.create_comp_channel()).transpose()?;
+        let each = rules.rx_depth.div_ceil(rules.qps);
+        let depth = rules.qps * (each + 1);
+        let cq = match &channel {
+            Some(channel) => ctx.create_cq_with(depth, channel)?,
+            None => ctx.create_cq(depth)?,
+        };
+        let pd = ctx.alloc_pd();
+        let bytes = game::bytes(rules).max(1);
+        let memory = pd.allocate(bytes, Access::LOCAL_WRITE)?;
+        let build = |_| pd.qp(&cq, &cq).max_send_wr(1).max_recv_wr(each).build();
+        let qps = (0..rules.qps).map(build).collect::<Result<Vec<_>, _>>()?;
+        Ok(Self { cq, channel, memory, qps })
+    }
+
+    fn post_receives(&self, rules: &Rules) -> Result<(), Failure> {
+        for (index, qp) in self.qps.iter().enumerate() {
+            game::clear(rules, &self.memory, index);
+            let sges = game::landing(rules, &self.memory, index);
+            for _ in 0..rules.rx_depth.div_ceil(rules.qps) {
+                let wr = RecvWr { wr_id: game::recv_id(index), sges: &sges };
+                qp.post_recv(&[wr]).map_err(VerbsError::from)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells where the queue pairs are, hears where the peer's are, connects them in between: a server says nothing before it is ready.
+    fn connect(
+        self,
+        ctx: &Context,
+        rules: &Rules,
+        wire: &mut Wire,
+        out: Output,
+    ) -> Result<(Laid, Vec<Place>), Failure> {
+        let Self { cq, channel, memory, qps: prepared } = self;
+        let ends: Vec<Endpoint> = prepared.iter().map(PreparedQp::endpoint).collect();
+        let own = message::all(&ends, rules.program.addresses());
+        wire.enter("telling addresses");
+        if rules.begins {
+            wire.send(&own)?;
+        }
+        let remote = hear(rules, wire, ends[0].address)?;
+        remote.iter().for_each(|end| {
+            out.line(format_args!("  remote address: {}", Place::from(end)));
+        });
+        let options = ConnectOptions {
+            mtu: Some(rules.mtu),
+            max_rd_atomic: RD_ATOMIC,
+            max_dest_rd_atomic: RD_ATOMIC,
+            timeout: TIMEOUT,
+            ..ConnectOptions::default()
+        };
+        let pairs = prepared.into_iter().zip(&remote);
+        let connected = pairs.map(|(qp, peer)| session::connect_qp(ctx, qp, peer, &options));
+        let qps = connected.collect::<Result<Vec<_>, _>>()?;
+        if rules.begins {
+            wire.send(message::DONE)?;
+        } else {
+            wire.send(&own)?;
+            let done = wire.receive::<{ message::DONE.len() }>()?;
+            if done != *message::DONE {
+                return Err(wire.failed("it did not end the exchange with \"done\""));
+            }
+        }
+        let places = remote.iter().map(Place::from).collect();
+        Ok((Laid { cq, channel, memory, qps, peer: remote[0].address }, places))
+    }
+}
+
+/// The peer's queue pairs: as many as this side has.
+fn hear(rules: &Rules, wire: &mut Wire, local: IpAddr) -> Result<Vec<Endpoint>, Failure> {
+    let mut heard = Vec::with_capacity(rules.program.addresses());
+    for _ in 0..rules.program.addresses() {
+        heard.push(wire.receive::<{ message::LEN }>()?);
+    }
+    let mut remote = Vec::with_capacity(rules.qps as usize);
+    for (index, bytes) in heard.iter().take(rules.qps as usize).enumerate() {
+        let parsed = Address::parse(bytes).and_then(|address| address.endpoint(rules.mtu));
+        let end = parsed.map_err(|why| {
+            wire.failed(format_args!("the address of its queue pair {}: {why}", index + 1))
+        })?;
+        gid::same_family(local, end.address, "-g").map_err(|why| wire.failed(why))?;
+        remote.push(end);
+    }
+    Ok(remote)
+}
+
+impl Address {
+    /// What a queue pair is connected to.
+    fn endpoint(&self, mtu: Mtu) -> Result<Endpoint, String> {
+        if self.qpn < 2 {
+            return Err(format!(
+                "{} is no number of one: give both sides the same number of them (-q)",
+                self.qpn
+            ));
+        }
+        Ok(Endpoint {
+            address: gid::address(self.gid, "-g")?,
+            qpn: Qpn::new(self.qpn),
+            psn: Psn::new(self.psn),
+            mtu,
+            budget: Budget::STRANGER,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::compat::wire::pair::connected;
+    use std::io::Write;
+    use std::time::Duration;
+
+    fn rules(program: Program, qps: u32) -> Rules {
+        Rules {
+            program,
+            begins: false,
+            qps,
+            iters: 1,
+            size: 1,
+            mtu: Mtu::Mtu1024,
+            rx_depth: 500,
+            events: false,
+            chk: false,
+        }
+    }
+
+    fn heard(program: Program, qps: u32, words: &[u8]) -> Result<Vec<Endpoint>, String> {
+        let (mut wire, mut other) = connected();
+        wire.enter("telling addresses");
+        wire.set_patience(Duration::from_millis(100));
+        other.write_all(words).unwrap();
+        let local = IpAddr::from([10, 0, 0, 1]);
+        hear(&rules(program, qps), &mut wire, local).map_err(|failure| failure.to_string())
+    }
+
+    const GOOD: &[u8; message::LEN] = b"0000:000011:5b2c1f:00000000000000000000ffff0a000002\0";
+
+    #[test]
+    fn a_peer_is_understood() {
+        let [end] = heard(Program::Ibv, 1, GOOD).unwrap()[..] else { panic!("not one") };
+        assert_eq!(end.address, IpAddr::from([10, 0, 0, 2]));
+        assert_eq!((end.qpn.value(), end.psn.value()), (0x11, 0x5b_2c1f));
+    }
+
+    #[test]
+    fn a_peer_with_fewer_queue_pairs_is_told_apart() {
+        let mut words = GOOD.repeat(2);
+        words.extend(b"0000:000000:000000:00000000000000000000000000000000\0".repeat(254));
+        assert_eq!(heard(Program::IbvSrq, 2, &words).unwrap().len(), 2);
+        let why = heard(Program::IbvSrq, 3, &words).unwrap_err();
+        assert!(why.contains("queue pair 3") && why.contains("-q"), "{why}");
+    }
+
+    #[test]
+    fn bad_peers_are_named_with_the_phase() {
+        let v6 = b"0000:000011:5b2c1f:fd770000000000000000000000000002\0";
+        let local = b"0000:000011:5b2c1f:fe800000000000000000000000000002\0";
+        let none = b"0000:000011:5b2c1f:00000000000000000000000000000000\0";
+        for (words, word) in [
+            (&v6[..], "family"),
+            (&local[..], "link-local"),
+            (&none[..], "-g"),
+            (&GOOD[..20], "20 bytes of a message of 52"),
+            (&[0xff; message::LEN][..], "is no address"),
+            (
+                &b"GET / HTTP/1.1\r\nHost: example.org\r\nUser-Agent: none\r\n\r\n"[..],
+                "is no address",
+            ),
+            (&[][..], "0 bytes"),
+        ] {
+            let why = heard(Program::Ibv, 1, words).unwrap_err();
+            let word = if word == "family" { "both IPv6" } else { word };
+            assert!(why.contains(word), "no {word:?} in: {why}");
+            assert!(why.starts_with("peer 127.0.0.1:") && why.contains("telling addresses"));
+        }
+    }
+}

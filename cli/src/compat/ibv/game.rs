@@ -1,0 +1,253 @@
+//! The loop of a ping-pong with a program of rdma-core's.
+//!
+//! Those programs have one buffer: what arrives is what they send next, on whichever queue pair. So every message of both directions is
+//! the client's first one, and a side that validates can compare every byte of every message with it. The client's message is a
+//! pattern with a zero at the start of each page, because that is what those programs look for themselves.
+
+use std::time::{Duration, Instant};
+
+use rocinante::{
+    Context, Mr, RecvWr, SendData, SendOp, SendWr, Sge, VerbsError, Wc, WcOpcode, WcStatus,
+};
+
+use super::{Laid, Rules};
+use crate::compat::wire::Wire;
+use crate::output::Failure;
+use crate::pingpong::pattern;
+use crate::session::diagnosis;
+
+/// How long nothing may happen.
+const PATIENCE: Duration = Duration::from_secs(15);
+/// How long a side stays when it has finished, so that the peer's last message is acknowledged though that acknowledgement was lost: the peer asks
+/// again after 67 ms.
+const FAREWELL: Duration = Duration::from_millis(200);
+/// Polls that find nothing before others get the core for a moment.
+const SPINS: u32 = 2000;
+/// At the start of each there is a zero in a message that is validated.
+const PAGE: usize = 4096;
+/// What is in the memory where a message is to arrive. A zero would look like a part of one.
+const NOTHING: u8 = 0xa5;
+
+/// Bytes of memory that a game needs.
+#[must_use]
+pub fn bytes(rules: &Rules) -> usize {
+    let areas = if rules.chk { 1 + rules.qps as usize } else { 1 };
+    areas * rules.size
+}
+
+/// Where messages of the queue pair with this index arrive: in what is sent next, as in those programs, unless they are compared.
+#[must_use]
+pub fn landing(rules: &Rules, memory: &Mr, index: usize) -> Vec<Sge> {
+    sges(rules, memory, if rules.chk { 1 + index } else { 0 })
+}
+
+/// Wipes the memory where the next message of a queue pair arrives, if it will be compared. To be called before that can come.
+pub fn clear(rules: &Rules, memory: &Mr, index: usize) {
+    if rules.chk {
+        memory.write((1 + index) * rules.size, &vec![NOTHING; rules.size]);
+    }
+}
+
+fn sges(rules: &Rules, memory: &Mr, area: usize) -> Vec<Sge> {
+    if rules.size == 0 { Vec::new() } else { vec![memory.sge(area * rules.size, rules.size)] }
+}
+
+/// The work request's name for a receive of a queue pair; that of a send is one less.
+#[must_use]
+pub const fn recv_id(index: usize) -> u64 {
+    (index as u64) << 1 | 1
+}
+
+/// What is open on a queue pair.
+#[derive(Debug, Clone, Copy)]
+struct Turn {
+    /// The message sent last is not on the other side yet.
+    sending: bool,
+    /// The peer's message has not come.
+    waiting: bool,
+    /// Receives that are posted.
+    posted: u32,
+}
+
+/// A game that can begin.
+#[derive(Debug)]
+pub struct Game<'a> {
+    ctx: &'a Context,
+    rules: &'a Rules,
+    table: Laid,
+    wire: Wire,
+    turns: Vec<Turn>,
+    /// Receives that each queue pair may have.
+    depth: u32,
+    /// What every message is, once that is known.
+    message: Option<Vec<u8>>,
+}
+
+impl<'a> Game<'a> {
+    /// Makes it. Receives are posted already, and the peer's first message may be there.
+    #[must_use]
+    pub fn new(ctx: &'a Context, rules: &'a Rules, table: Laid, wire: Wire) -> Self {
+        let mut message = vec![0; rules.size];
+        pattern::fill(&mut message, rules.size as u64);
+        message.iter_mut().step_by(PAGE).for_each(|first| *first = 0);
+        let depth = rules.rx_depth.div_ceil(rules.qps);
+        let turn = Turn { sending: false, waiting: true, posted: depth };
+        let turns = vec![turn; table.qps.len()];
+        if rules.begins {
+            table.memory.write(0, &message);
+        }
+        let message = rules.begins.then_some(message);
+        Self { ctx, rules, table, wire, turns, depth, message }
+    }
+
+    /// Plays it to its end: how long that took.
+    ///
+    /// # Errors
+    /// A request fails, a message is not what it should be, the peer stays silent.
+    pub fn play(mut self) -> Result<Duration, Failure> {
+        let iters = self.rules.iters;
+        let (mut sent, mut received) = (0, 0);
+        if let Some(cq) = self.table.channel.is_some().then_some(&self.table.cq) {
+            cq.req_notify(false)?;
+        }
+        let start = Instant::now();
+        if self.rules.begins {
+            (0..self.turns.len()).try_for_each(|index| self.send(index))?;
+        }
+        while sent < iters || received < iters {
+            let wc = self.next()?;
+            if wc.status != WcStatus::Success {
+                let why = diagnosis::of_status(self.ctx, self.table.peer, wc.status);
+                return Err(self.wire.failed(why));
+            }
+            let index = (wc.wr_id >> 1) as usize;
+            if wc.opcode == WcOpcode::Recv {
+                self.check(index, received, &wc)?;
+                received += 1;
+                self.turns[index].waiting = false;
+                self.refill(index)?;
+            } else {
+                sent += 1;
+                self.turns[index].sending = false;
+            }
+            let Turn { sending, waiting, .. } = self.turns[index];
+            if !sending && !waiting && sent < iters {
+                self.send(index)?;
+            }
+        }
+        let time = start.elapsed();
+        self.stay();
+        Ok(time)
+    }
+
+    fn send(&mut self, index: usize) -> Result<(), Failure> {
+        let sges = sges(self.rules, &self.table.memory, 0);
+        let wr = SendWr {
+            wr_id: recv_id(index) - 1,
+            op: SendOp::Send { imm: None },
+            data: SendData::Sges(&sges),
+            signaled: true,
+            solicited: false,
+            fence: false,
+        };
+        self.table.qps[index].post_send(&[wr]).map_err(VerbsError::from)?;
+        self.turns[index].sending = true;
+        self.turns[index].waiting = true;
+        Ok(())
+    }
+
+    /// Posts receives when there is but one left.
+    fn refill(&mut self, index: usize) -> Result<(), Failure> {
+        let turn = &mut self.turns[index];
+        turn.posted -= 1;
+        if turn.posted > 1 {
+            return Ok(());
+        }
+        let sges = landing(self.rules, &self.table.memory, index);
+        let wr = RecvWr { wr_id: recv_id(index), sges: &sges };
+        for _ in turn.posted..self.depth {
+            self.table.qps[index].post_recv(&[wr]).map_err(VerbsError::from)?;
+        }
+        turn.posted = self.depth;
+        Ok(())
+    }
+
+    fn check(&mut self, index: usize, number: u64, wc: &Wc) -> Result<(), Failure> {
+        let size = self.rules.size;
+        if wc.byte_len as usize != size {
+            return Err(self.wire.failed(format_args!(
+                "message {number} has {} bytes instead of {size}: give both sides the same size (-s)",
+                wc.byte_len
+            )));
+        }
+        if !self.rules.chk {
+            return Ok(());
+        }
+        let came = self.table.memory.to_vec((1 + index) * size, size);
+        match &self.message {
+            None => {
+                if let Some(page) = came.iter().step_by(PAGE).position(|first| *first != 0) {
+                    return Err(self.wire.failed(format_args!(
+                        "invalid data in page {page}: it does not begin with a zero: was the peer started with -c, too?"
+                    )));
+                }
+                self.table.memory.write(0, &came);
+                self.message = Some(came);
+            }
+            Some(message) => {
+                let difference = came.iter().zip(message).position(|(is, should)| is != should);
+                if let Some(at) = difference {
+                    return Err(self.wire.failed(format_args!(
+                        "invalid data: byte {at} of message {number} is not what this side sent before"
+                    )));
+                }
+            }
+        }
+        clear(self.rules, &self.table.memory, index);
+        Ok(())
+    }
+
+    /// The next completion.
+    fn next(&self) -> Result<Wc, Failure> {
+        let deadline = Instant::now() + PATIENCE;
+        let silent = || {
+            self.wire.failed(format_args!(
+                "no message within {} s: has its program ended, or was it given other -n or -q?",
+                PATIENCE.as_secs()
+            ))
+        };
+        let mut spins = 0u32;
+        loop {
+            if let Some(wc) = self.table.cq.poll_one()? {
+                return Ok(wc);
+            }
+            spins = spins.saturating_add(1);
+            match &self.table.channel {
+                _ if spins < SPINS && self.table.channel.is_none() => std::hint::spin_loop(),
+                None if Instant::now() >= deadline => return Err(silent()),
+                None => std::thread::yield_now(),
+                Some(channel) => {
+                    self.table.cq.req_notify(false)?;
+                    // What came before it was armed makes no event.
+                    if let Some(wc) = self.table.cq.poll_one()? {
+                        return Ok(wc);
+                    }
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    match channel.wait_event(Some(left)) {
+                        Err(VerbsError::TimedOut) => return Err(silent()),
+                        other => drop(other?),
+                    }
+                }
+            }
+        }
+    }
+
+    /// Answers for a while.
+    fn stay(&self) {
+        let end = Instant::now() + FAREWELL;
+        while Instant::now() < end {
+            self.ctx.progress();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}

@@ -1,0 +1,311 @@
+//! Messages of known length over TCP, within a time, with errors that name the peer and the phase.
+
+use std::fmt;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv};
+
+use crate::output::Failure;
+
+/// How long a peer that has only to answer may take for one message.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+/// How long a client tries to reach a server that is not there yet.
+const CONNECT_PATIENCE: Duration = Duration::from_secs(5);
+
+/// A connection over TCP.
+#[derive(Debug)]
+pub struct Wire {
+    stream: TcpStream,
+    peer: SocketAddr,
+    phase: &'static str,
+    patience: Duration,
+}
+
+impl Wire {
+    /// Reaches a server, by each of its addresses in turn, until one answers or it takes too long.
+    ///
+    /// # Errors
+    /// No such name, or nobody there.
+    pub fn connect(host: &str, port: u16, program: &str) -> Result<Self, Failure> {
+        let found = (host, port).to_socket_addrs().map_err(|error| {
+            Failure::Failed(format!(
+                "cannot find {host:?}: {error}: is the name right? An IP address will do as well"
+            ))
+        })?;
+        let found: Vec<SocketAddr> = found.collect();
+        let deadline = Instant::now() + CONNECT_PATIENCE;
+        loop {
+            let mut last = None;
+            for address in &found {
+                match TcpStream::connect_timeout(address, CONNECT_PATIENCE) {
+                    Ok(stream) => return Self::over(stream, *address),
+                    Err(error) => last = Some((*address, error)),
+                }
+            }
+            let Some((address, error)) = last else {
+                return Err(Failure::Failed(format!("{host:?} has no address")));
+            };
+            if Instant::now() >= deadline {
+                return Err(Failure::Failed(format!(
+                    "cannot connect to {address}: {error}: start {program} there first, give both sides the same port, and let \
+                     TCP port {port} through the firewall between"
+                )));
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Waits for a client.
+    ///
+    /// # Errors
+    /// The operating system refuses.
+    pub fn accept(listener: &TcpListener) -> Result<Self, Failure> {
+        let accepted = listener.accept();
+        let (stream, peer) =
+            accepted.map_err(|error| Failure::Failed(format!("no client can come: {error}")))?;
+        Self::over(stream, peer)
+    }
+
+    fn over(stream: TcpStream, peer: SocketAddr) -> Result<Self, Failure> {
+        let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
+        let wire = Self { stream, peer, phase: "connecting", patience: PATIENCE };
+        let set = wire.stream.set_nodelay(true);
+        set.and_then(|()| wire.stream.set_write_timeout(Some(PATIENCE)))
+            .map_err(|error| wire.failed(error))?;
+        Ok(wire)
+    }
+
+    /// The peer's address and TCP port.
+    #[must_use]
+    pub fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    /// The own address of the connection.
+    ///
+    /// # Errors
+    /// The operating system refuses.
+    pub fn local(&self) -> Result<IpAddr, Failure> {
+        let local = self.stream.local_addr().map_err(|error| self.failed(error))?;
+        Ok(local.ip().to_canonical())
+    }
+
+    /// Says what both sides do from now on, for errors.
+    pub fn enter(&mut self, phase: &'static str) {
+        self.phase = phase;
+    }
+
+    /// How long a message may take from now on.
+    pub fn set_patience(&mut self, patience: Duration) {
+        self.patience = patience;
+    }
+
+    /// What went wrong, with whom, and in which phase.
+    pub fn failed(&self, what: impl fmt::Display) -> Failure {
+        Failure::Failed(format!("peer {}, {}: {what}", self.peer, self.phase))
+    }
+
+    /// Sends a message, as one segment: the programs of others take what one `read` gives them for the whole.
+    ///
+    /// # Errors
+    /// The peer has gone, or does not read.
+    pub fn send(&mut self, message: &[u8]) -> Result<(), Failure> {
+        let sent = self.stream.write_all(message);
+        sent.map_err(|error| match error.kind() {
+            ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => self.closed(),
+            ErrorKind::WouldBlock | ErrorKind::TimedOut => {
+                self.failed("it does not read what it is told")
+            }
+            _ => self.failed(error),
+        })
+    }
+
+    /// Reads a message.
+    ///
+    /// # Errors
+    /// The peer closes the connection, or the message is not complete in time.
+    pub fn receive<const N: usize>(&mut self) -> Result<[u8; N], Failure> {
+        let mut message = [0; N];
+        let deadline = Instant::now() + self.patience;
+        let mut filled = 0;
+        while filled < N {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(self.failed(format_args!(
+                    "it sent {filled} bytes of a message of {N} within {} s",
+                    self.patience.as_secs_f32()
+                )));
+            }
+            let set = self.stream.set_read_timeout(Some(left));
+            set.map_err(|error| self.failed(error))?;
+            match self.stream.read(&mut message[filled..]) {
+                Ok(0) if filled == 0 => return Err(self.closed()),
+                Ok(0) => {
+                    return Err(self.failed(format_args!(
+                        "it closed the connection after {filled} bytes of a message of {N}"
+                    )));
+                }
+                Ok(count) => filled += count,
+                Err(error) => match error.kind() {
+                    ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted => {}
+                    ErrorKind::ConnectionReset => return Err(self.closed()),
+                    _ => return Err(self.failed(error)),
+                },
+            }
+        }
+        Ok(message)
+    }
+
+    /// Whether the peer has said something, or has gone: reading would not wait.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        peek(&self.stream).is_some()
+    }
+
+    /// Something to ask, also from another thread, whether the peer is still there.
+    ///
+    /// # Errors
+    /// The operating system has no descriptors left.
+    pub fn watch(&self) -> Result<Watch, Failure> {
+        let stream = self.stream.try_clone().map_err(|error| self.failed(error))?;
+        Ok(Watch { stream })
+    }
+
+    fn closed(&self) -> Failure {
+        self.failed("it closed the connection: what does it say there?")
+    }
+}
+
+/// Knows whether the peer of a [`Wire`] has gone, without reading what it says.
+#[derive(Debug)]
+pub struct Watch {
+    stream: TcpStream,
+}
+
+impl Watch {
+    /// Whether the peer has closed the connection, and everything it said has been read.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        peek(&self.stream) == Some(false)
+    }
+}
+
+/// Whether there is something to read; `None` if the peer is there and silent.
+fn peek(stream: &TcpStream) -> Option<bool> {
+    let mut next = [0; 1];
+    match recv(stream, &mut next, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+        Ok((count, _)) => Some(count > 0),
+        Err(Errno::WOULDBLOCK | Errno::INTR) => None,
+        Err(_) => Some(false),
+    }
+}
+
+/// A peer's words, as far as they may go to a terminal.
+#[must_use]
+pub fn printable(bytes: &[u8]) -> String {
+    const BYTES_MAX: usize = 120;
+    let shown = bytes.iter().take(BYTES_MAX);
+    shown.map(|byte| if (b' '..=b'~').contains(byte) { char::from(*byte) } else { '?' }).collect()
+}
+
+/// A hexadecimal number as the programs of others write it: digits only.
+///
+/// # Errors
+/// It is none, or too large.
+pub fn hex(text: &str, max: u64) -> Result<u64, String> {
+    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let number = if digits { u64::from_str_radix(text, 16).ok() } else { None };
+    number
+        .filter(|number| *number <= max)
+        .ok_or_else(|| format!("{:?} is no number up to {max:#x}", printable(text.as_bytes())))
+}
+
+/// Two ends of a connection over loopback, for tests of what is said over it.
+#[cfg(test)]
+pub(crate) mod pair {
+    use super::*;
+
+    pub(crate) fn connected() -> (Wire, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let other = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (Wire::accept(&listener).unwrap(), other)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_may_come_in_pieces() {
+        let (mut wire, mut other) = pair::connected();
+        let sender = std::thread::spawn(move || {
+            for piece in ["ab", "c", "def"] {
+                other.write_all(piece.as_bytes()).unwrap();
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            other
+        });
+        assert_eq!(wire.receive::<4>().unwrap(), *b"abcd");
+        assert_eq!(wire.receive::<2>().unwrap(), *b"ef");
+        drop(sender.join().unwrap());
+    }
+
+    #[test]
+    fn whoever_says_half_a_message_is_named_in_time() {
+        let (mut wire, mut other) = pair::connected();
+        wire.enter("telling addresses");
+        wire.set_patience(Duration::from_millis(200));
+        other.write_all(b"xyz").unwrap();
+        let start = Instant::now();
+        let why = wire.receive::<53>().unwrap_err().to_string();
+        assert!(start.elapsed() < Duration::from_secs(2));
+        assert!(why.starts_with("peer 127.0.0.1:") && why.contains("telling addresses"), "{why}");
+        assert!(why.contains("3 bytes of a message of 53"), "{why}");
+        assert!(!wire.is_ready() && !wire.watch().unwrap().is_gone());
+    }
+
+    /// A byte now and then does not prolong it.
+    #[test]
+    fn whoever_drips_is_no_better() {
+        let (mut wire, mut other) = pair::connected();
+        wire.set_patience(Duration::from_millis(300));
+        let dripping = std::thread::spawn(move || {
+            for _ in 0..20 {
+                if other.write_all(b"x").is_err() {
+                    break;
+                }
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        });
+        let start = Instant::now();
+        assert!(wire.receive::<1000>().is_err());
+        assert!(start.elapsed() < Duration::from_millis(900), "{:?}", start.elapsed());
+        drop(wire);
+        dripping.join().unwrap();
+    }
+
+    #[test]
+    fn whoever_goes_is_named() {
+        let (mut wire, mut other) = pair::connected();
+        let watch = wire.watch().unwrap();
+        other.write_all(b"xy").unwrap();
+        drop(other);
+        assert!(wire.is_ready());
+        assert!(!watch.is_gone(), "its last words have not been read");
+        assert!(wire.receive::<4>().unwrap_err().to_string().contains("after 2 bytes"));
+        assert!(watch.is_gone());
+        assert!(wire.receive::<4>().unwrap_err().to_string().contains("closed the connection"));
+    }
+
+    #[test]
+    fn numbers_are_digits_and_nothing_else() {
+        assert_eq!(hex("00ff", 0xff), Ok(255));
+        for text in ["", "+1", "-1", "0x1", " 1", "g", "100", "11111111111111111"] {
+            assert!(hex(text, 0xff).is_err(), "{text}");
+        }
+    }
+}

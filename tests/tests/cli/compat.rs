@@ -1,0 +1,101 @@
+//! The exchanges of other programs, with ourselves on both sides, and with peers that do not keep to them.
+
+use super::{Addresses, Done, both, run};
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+#[test]
+fn pingpong_as_ibv_rc_pingpong() {
+    for options in ["-c -n 30", "-c -n 20 -s 0", "-c -e -n 50 -s 100001 -m 512", "-n 40 -s 7 -r 1"]
+    {
+        let line = format!("pingpong --compat ibv {options}");
+        let (server, client) = both(&line, &line);
+        let (server, client) = (server.succeeded(), client.succeeded());
+        let lines: Vec<&str> = client.out.lines().collect();
+        let [local, remote, bytes, iters] = lines[..] else { panic!("{}", client.out) };
+        assert!(local.starts_with("  local address:  LID 0x0000, QPN 0x"), "{local}");
+        assert!(remote.starts_with("  remote address: LID 0x0000, QPN 0x"), "{remote}");
+        assert!(bytes.ends_with(" Mbit/sec") && iters.ends_with(" usec/iter"), "{}", client.out);
+        let turned =
+            server.out.lines().next().unwrap().replace("local address: ", "remote address:");
+        assert_eq!(turned, remote);
+    }
+}
+
+#[test]
+fn pingpong_as_ibv_srq_pingpong() {
+    let line = "pingpong --compat ibv-srq -c -n 100 -s 3000 -q 5 --json";
+    let (server, client) = both(line, line);
+    for done in [server.succeeded(), client.succeeded()] {
+        let json = done.json();
+        assert_eq!((&json["qps"], &json["validated"]), (&5.into(), &true.into()), "{json}");
+    }
+    let (server, client) = both("pingpong --compat ibv-srq -q 3", "pingpong --compat ibv-srq -q 2");
+    server.failed(1, &["queue pair 3", "-q", "telling addresses"]);
+    client.failed(1, &["telling addresses", "closed the connection"]);
+}
+
+#[test]
+fn options_of_no_meaning_say_why() {
+    for (options, word) in [
+        ("--compat ibv -o", "memory is always present"),
+        ("--compat ibv -l 3", "VLAN"),
+        ("--compat ibv -q 2", "ibv-srq"),
+        ("--compat ibv-srq -q 256", "255"),
+        ("--compat ibv-srq -r 8 -q 9", "-r 8"),
+        ("-g 1", "--compat"),
+        ("-d lo", "--compat"),
+    ] {
+        run(&format!("pingpong {options}")).failed(2, &[word]);
+    }
+}
+
+/// A server meets a client that says this and goes, or stays: what it did, and how long it took.
+fn meets(command: &str, words: &[u8], stays: bool) -> (Done, Duration) {
+    let addresses = Addresses::new();
+    let server = addresses.serve(command);
+    let mut peer = TcpStream::connect((addresses.server, 18515)).unwrap();
+    let start = Instant::now();
+    // A server that has heard enough closes.
+    let _ = peer.write_all(words);
+    let kept = stays.then_some(peer);
+    let done = server.finish();
+    drop(kept);
+    (done, start.elapsed())
+}
+
+#[test]
+fn clients_that_talk_nonsense_are_named() {
+    let http = b"GET / HTTP/1.1\r\nHost: example.org\r\nUser-Agent: none\r\n\r\n";
+    let (done, time) = meets("pingpong --compat ibv", http, true);
+    done.failed(1, &["peer 127.0.0.1:", "telling addresses", "GET / HTTP"]);
+    assert!(time < Duration::from_secs(10), "{time:?}");
+    let (done, _) = meets("pingpong --compat ibv", &http[..9], false);
+    done.failed(1, &["telling addresses", "after 9 bytes of a message of 52"]);
+    let (done, _) = meets("pingpong --compat ibv", &[], false);
+    done.failed(1, &["telling addresses", "closed the connection"]);
+}
+
+#[test]
+fn a_server_that_vanishes_is_named() {
+    let addresses = Addresses::new();
+    let listener = TcpListener::bind((addresses.server, 18515)).unwrap();
+    let there = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut message = [0; 52];
+        stream.read_exact(&mut message).unwrap();
+        // Its own address with another queue pair: nobody answers there.
+        stream.write_all(b"0000:abcdef:123456:00000000000000000000ffff7ffffffe\0").unwrap();
+        let mut done = [0; 5];
+        stream.read_exact(&mut done).unwrap();
+        (message, done)
+    });
+    let start = Instant::now();
+    let done = addresses.call("pingpong --compat ibv -n 3");
+    done.failed(1, &["ping-pong", "127.255.255.254", "RETRY_EXC_ERR"]);
+    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
+    let (message, done) = there.join().unwrap();
+    assert_eq!(&done, b"done\0");
+    assert!(message.starts_with(b"0000:") && message.ends_with(b"\0"));
+}
