@@ -52,6 +52,8 @@ pub struct PathTable {
     /// Paths whose current burst takes the guard only to have the neighbour checked.
     checking: Vec<PathId>,
     due: Instant,
+    /// What this round of refreshing has asked for; kept for its room.
+    known: Vec<(IpAddr, Option<Neighbour>)>,
     /// The wait before the next look at an unresolved neighbour.
     backoff: Duration,
 }
@@ -101,6 +103,7 @@ impl PathTable {
             entries: Vec::new(),
             checking: Vec::new(),
             due: Instant::now(),
+            known: Vec::new(),
             backoff: RESOLVE_FIRST,
         })
     }
@@ -142,6 +145,7 @@ impl PathTable {
             self.entries.push(None);
             // Room for every path, so that nothing is allocated while sending.
             self.checking.reserve(self.entries.len());
+            self.known.reserve(self.entries.len());
         }
         self.entries[index] = Some(entry);
         Ok(Path { id: PathId(index as u32), src_port })
@@ -225,7 +229,8 @@ impl PathTable {
         if now < self.due {
             return Some(self.due - now);
         }
-        let mut known: Vec<(IpAddr, Option<Neighbour>)> = Vec::new();
+        let mut known = std::mem::take(&mut self.known);
+        known.clear();
         let (mut resolving, mut neighbours) = (false, false);
         for index in 0..self.entries.len() {
             let Some(mut entry) = self.entries[index].take() else { continue };
@@ -237,6 +242,7 @@ impl PathTable {
             }
             self.entries[index] = Some(entry);
         }
+        self.known = known;
         if !neighbours {
             return None;
         }
@@ -251,7 +257,7 @@ impl PathTable {
     /// # Errors
     /// `ENODEV` if the interface is gone; or whatever the kernel answers.
     pub fn check_interface(&mut self) -> io::Result<[u8; 6]> {
-        let mac = self.rtnl.link(self.iface.index)?.mac;
+        let mac = self.rtnl.link_mac(self.iface.index)?;
         if mac != self.iface.mac {
             self.iface.mac = mac;
             for entry in self.entries.iter_mut().flatten() {

@@ -8,6 +8,7 @@
 mod link;
 mod neighbour;
 mod qdisc;
+mod query;
 mod route;
 pub(crate) mod socket;
 

@@ -8,6 +8,8 @@ use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressMessa
 use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkInfo, LinkMessage, LinkXdp};
 
 use super::Rtnl;
+use super::query::Query;
+use super::socket::Attributes;
 use crate::iface::Interface;
 
 const RTM_NEWLINK: u16 = 16;
@@ -15,6 +17,10 @@ const RTM_GETLINK: u16 = 18;
 const RTM_NEWADDR: u16 = 20;
 const RTM_GETADDR: u16 = 22;
 const MAC_LEN: usize = 6;
+/// Length of `struct ifinfomsg` (linux/rtnetlink.h).
+const HEADER_LEN: usize = 16;
+/// `RTEXT_FILTER_SKIP_STATS`: counters of every core need not be summed up.
+const SKIP_STATS: u32 = 1 << 3;
 
 /// What is known of a link beside its addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,6 +76,21 @@ impl Rtnl {
         query.header.index = index;
         let found: Vec<LinkMessage> = self.ask(RTM_GETLINK, RTM_NEWLINK, false, &query)?;
         found.first().map(link_from).ok_or_else(|| io::Error::from_raw_os_error(libc::ENODEV))
+    }
+
+    /// The Ethernet address that a link has now; zero where it has none of six bytes. Does not allocate.
+    ///
+    /// # Errors
+    /// `ENODEV` if there is no such link.
+    pub fn link_mac(&mut self, index: u32) -> io::Result<[u8; MAC_LEN]> {
+        let mut header = [0; HEADER_LEN];
+        header[4..8].copy_from_slice(&index.to_ne_bytes());
+        let query = Query::new(&header).attribute(libc::IFLA_EXT_MASK, &SKIP_STATS.to_ne_bytes());
+        self.ask_one(RTM_GETLINK, RTM_NEWLINK, &query, |message| {
+            let mac =
+                Attributes(message.get(HEADER_LEN..)?).find(|(k, _)| *k == libc::IFLA_ADDRESS);
+            Some(mac.and_then(|(_, bytes)| bytes.try_into().ok()).unwrap_or_default())
+        })
     }
 
     /// All interfaces with their addresses, in index order.

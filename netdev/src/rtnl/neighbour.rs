@@ -3,13 +3,12 @@
 use std::io;
 use std::net::IpAddr;
 
-use netlink_packet_route::AddressFamily;
-use netlink_packet_route::neighbour::{NeighbourAttribute, NeighbourMessage, NeighbourState};
-
 use super::Rtnl;
+use super::query::{Query, family};
+use super::socket::Attributes;
 
-const RTM_NEWNEIGH: u16 = 28;
-const RTM_GETNEIGH: u16 = 30;
+/// Length of `struct ndmsg` (linux/neighbour.h).
+const HEADER_LEN: usize = 12;
 
 /// How much an entry is worth.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,36 +33,32 @@ pub struct Neighbour {
 }
 
 impl Rtnl {
-    /// The entry for `address` on an interface, or `None` if there is none.
+    /// The entry for `address` on an interface, or `None` if there is none. Does not allocate.
     ///
     /// # Errors
     /// Whatever the kernel answers, other than that there is no such entry.
     pub fn neighbour(&mut self, interface: u32, address: IpAddr) -> io::Result<Option<Neighbour>> {
-        let mut query = NeighbourMessage::default();
-        query.header.family =
-            if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
-        query.header.ifindex = interface;
-        query.attributes.push(NeighbourAttribute::Destination(address.into()));
-        match self.ask::<_, NeighbourMessage>(RTM_GETNEIGH, RTM_NEWNEIGH, false, &query) {
-            Ok(found) => Ok(found.first().map(neighbour_from)),
+        let mut header = [0; HEADER_LEN];
+        header[0] = family(address).0;
+        header[4..8].copy_from_slice(&interface.to_ne_bytes());
+        let query = Query::new(&header).address(libc::NDA_DST, address);
+        match self.ask_one(libc::RTM_GETNEIGH, libc::RTM_NEWNEIGH, &query, neighbour_from) {
+            Ok(found) => Ok(Some(found)),
             Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(None),
             Err(e) => Err(e),
         }
     }
 }
 
-fn neighbour_from(message: &NeighbourMessage) -> Neighbour {
-    let mac = message.attributes.iter().find_map(|attribute| match attribute {
-        NeighbourAttribute::LinkLayerAddress(bytes) => <[u8; 6]>::try_from(&bytes[..]).ok(),
-        _ => None,
-    });
-    let status = match message.header.state {
-        NeighbourState::Reachable | NeighbourState::Permanent | NeighbourState::Noarp => {
-            NeighbourStatus::Valid
-        }
-        NeighbourState::Stale => NeighbourStatus::Stale,
-        NeighbourState::Delay | NeighbourState::Probe => NeighbourStatus::Probing,
+fn neighbour_from(message: &[u8]) -> Option<Neighbour> {
+    let (header, attributes) = message.split_first_chunk::<HEADER_LEN>()?;
+    let state = u16::from_ne_bytes([header[8], header[9]]);
+    let mac = Attributes(attributes).find(|(kind, _)| *kind == libc::NDA_LLADDR);
+    let status = match state {
+        libc::NUD_REACHABLE | libc::NUD_PERMANENT | libc::NUD_NOARP => NeighbourStatus::Valid,
+        libc::NUD_STALE => NeighbourStatus::Stale,
+        libc::NUD_DELAY | libc::NUD_PROBE => NeighbourStatus::Probing,
         _ => NeighbourStatus::Unresolved,
     };
-    Neighbour { mac, status }
+    Some(Neighbour { mac: mac.and_then(|(_, bytes)| bytes.try_into().ok()), status })
 }

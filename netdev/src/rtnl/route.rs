@@ -3,16 +3,18 @@
 use std::io;
 use std::net::IpAddr;
 
-use netlink_packet_route::AddressFamily;
-use netlink_packet_route::route::{
-    RouteAddress, RouteAttribute, RouteMessage, RouteMetric, RouteType, RouteVia,
-};
-
 use super::Rtnl;
+use super::query::{Query, family, ip, word};
+use super::socket::Attributes;
 use crate::port::ROCE_PORT;
 
-const RTM_NEWROUTE: u16 = 24;
-const RTM_GETROUTE: u16 = 26;
+/// Length of `struct rtmsg` (linux/rtnetlink.h, as are those below).
+const HEADER_LEN: usize = 12;
+const RTA_VIA: u16 = 18;
+const RTA_IP_PROTO: u16 = 27;
+const RTA_SPORT: u16 = 28;
+const RTA_DPORT: u16 = 29;
+const RTAX_MTU: u16 = 2;
 
 /// Which datagram is to be routed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,16 +61,15 @@ pub struct Route {
 }
 
 impl Rtnl {
-    /// Asks where a UDP datagram to port 4791 would leave.
+    /// Asks where a UDP datagram to port 4791 would leave. Does not allocate.
     ///
     /// # Errors
     /// `ENETUNREACH` or `EHOSTUNREACH` without a route, `EACCES` or `EINVAL` where a route or a rule
     /// forbids it, and `EINVAL` if the source address is not local.
     pub fn route(&mut self, query: &RouteQuery) -> io::Result<Route> {
-        let found: Vec<RouteMessage> =
-            self.ask(RTM_GETROUTE, RTM_NEWROUTE, false, &message_for(query))?;
-        let message = found.first().ok_or_else(unreachable)?;
-        route_from(message)
+        self.ask_one(libc::RTM_GETROUTE, libc::RTM_NEWROUTE, &message_for(query), |message| {
+            Some(route_from(message))
+        })?
     }
 }
 
@@ -76,47 +77,47 @@ fn unreachable() -> io::Error {
     io::Error::from_raw_os_error(libc::ENETUNREACH)
 }
 
-fn message_for(query: &RouteQuery) -> RouteMessage {
-    let bits = if query.destination.is_ipv4() { 32 } else { 128 };
-    let mut message = RouteMessage::default();
-    message.header.address_family =
-        if query.destination.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
-    message.header.destination_prefix_length = bits;
+fn message_for(query: &RouteQuery) -> Query {
+    let (family, bits) = family(query.destination);
+    let source_bits = if query.source.is_some() { bits } else { 0 };
+    let mut header = [0; HEADER_LEN];
     // Routes and rules look at the DSCP only; the kernel refuses a lookup with ECN bits.
-    message.header.tos = query.tos & 0xfc;
-    let attributes = &mut message.attributes;
-    attributes.push(RouteAttribute::Destination(query.destination.into()));
+    header[..4].copy_from_slice(&[family, bits, source_bits, query.tos & 0xfc]);
+    let mut message = Query::new(&header).address(libc::RTA_DST, query.destination);
     if let Some(source) = query.source {
-        message.header.source_prefix_length = bits;
-        attributes.push(RouteAttribute::Source(source.into()));
+        message = message.address(libc::RTA_SRC, source);
     }
     if let Some(interface) = query.interface {
-        attributes.push(RouteAttribute::Oif(interface));
+        message = message.attribute(libc::RTA_OIF, &interface.to_ne_bytes());
     }
-    attributes.push(RouteAttribute::IpProto(libc::IPPROTO_UDP as u8));
-    attributes.push(RouteAttribute::Sport(query.src_port));
-    attributes.push(RouteAttribute::Dport(ROCE_PORT));
     message
+        .attribute(RTA_IP_PROTO, &[libc::IPPROTO_UDP as u8])
+        .attribute(RTA_SPORT, &query.src_port.to_be_bytes())
+        .attribute(RTA_DPORT, &ROCE_PORT.to_be_bytes())
 }
 
-fn route_from(message: &RouteMessage) -> io::Result<Route> {
-    let kind = match message.header.kind {
-        RouteType::Unicast | RouteType::Anycast => RouteKind::Unicast,
-        RouteType::Local => RouteKind::Local,
-        RouteType::Broadcast => RouteKind::Broadcast,
-        RouteType::Multicast => RouteKind::Multicast,
-        RouteType::Prohibit => return Err(io::Error::from_raw_os_error(libc::EACCES)),
-        RouteType::BlackHole => return Err(io::Error::from_raw_os_error(libc::EINVAL)),
+fn route_from(message: &[u8]) -> io::Result<Route> {
+    let Some((header, attributes)) = message.split_first_chunk::<HEADER_LEN>() else {
+        return Err(io::Error::from(io::ErrorKind::InvalidData));
+    };
+    let kind = match header[7] {
+        libc::RTN_UNICAST | libc::RTN_ANYCAST => RouteKind::Unicast,
+        libc::RTN_LOCAL => RouteKind::Local,
+        libc::RTN_BROADCAST => RouteKind::Broadcast,
+        libc::RTN_MULTICAST => RouteKind::Multicast,
+        libc::RTN_PROHIBIT => return Err(io::Error::from_raw_os_error(libc::EACCES)),
+        libc::RTN_BLACKHOLE => return Err(io::Error::from_raw_os_error(libc::EINVAL)),
         _ => return Err(unreachable()),
     };
     let mut route = Route { kind, interface: 0, gateway: None, preferred_source: None, mtu: None };
-    for attribute in &message.attributes {
-        match attribute {
-            RouteAttribute::Oif(index) => route.interface = *index,
-            RouteAttribute::Gateway(address) => route.gateway = ip_from(address),
-            RouteAttribute::Via(via) => route.gateway = via_from(via),
-            RouteAttribute::PrefSource(address) => route.preferred_source = ip_from(address),
-            RouteAttribute::Metrics(metrics) => route.mtu = mtu_of(metrics),
+    for (kind, value) in Attributes(attributes) {
+        match kind {
+            libc::RTA_OIF => route.interface = word(value).unwrap_or(0),
+            libc::RTA_GATEWAY => route.gateway = ip(value),
+            // An address family comes first.
+            RTA_VIA => route.gateway = value.get(2..).and_then(ip),
+            libc::RTA_PREFSRC => route.preferred_source = ip(value),
+            libc::RTA_METRICS => route.mtu = mtu_of(value),
             _ => {}
         }
     }
@@ -126,25 +127,6 @@ fn route_from(message: &RouteMessage) -> io::Result<Route> {
     Ok(route)
 }
 
-fn ip_from(address: &RouteAddress) -> Option<IpAddr> {
-    match address {
-        RouteAddress::Inet(a) => Some((*a).into()),
-        RouteAddress::Inet6(a) => Some((*a).into()),
-        _ => None,
-    }
-}
-
-fn via_from(via: &RouteVia) -> Option<IpAddr> {
-    match via {
-        RouteVia::Inet(a) => Some((*a).into()),
-        RouteVia::Inet6(a) => Some((*a).into()),
-        _ => None,
-    }
-}
-
-fn mtu_of(metrics: &[RouteMetric]) -> Option<u32> {
-    metrics.iter().find_map(|metric| match metric {
-        RouteMetric::Mtu(mtu) => Some(*mtu),
-        _ => None,
-    })
+fn mtu_of(metrics: &[u8]) -> Option<u32> {
+    Attributes(metrics).find(|(kind, _)| *kind == RTAX_MTU).and_then(|(_, value)| word(value))
 }

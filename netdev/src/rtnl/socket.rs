@@ -16,11 +16,17 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// A dump that changed under the reader is asked for again this often.
 const DUMP_ATTEMPTS: u32 = 5;
 const HEADER_LEN: usize = 16;
+/// The longest answer to a request for one object that is understood.
+const ANSWER_MAX: usize = 16 * 1024;
+/// The longest request for one object, with its header.
+const REQUEST_MAX: usize = 160;
 
 /// A netlink socket that speaks to the kernel.
 pub(crate) struct NetlinkSocket {
     socket: Socket,
     sequence: u32,
+    /// For answers that are read without allocating.
+    answer: Box<[u8]>,
 }
 
 impl std::fmt::Debug for NetlinkSocket {
@@ -38,7 +44,7 @@ impl NetlinkSocket {
         // SO_RCVTIMEO belongs to the open file, which the clone shares; std has a safe setter.
         let timer = UdpSocket::from(socket.as_fd().try_clone_to_owned()?);
         timer.set_read_timeout(Some(ANSWER_TIMEOUT))?;
-        Ok(Self { socket, sequence: 0 })
+        Ok(Self { socket, sequence: 0, answer: vec![0; ANSWER_MAX].into() })
     }
 
     /// Sends one request and hands every answer (type, body) to `each`. With `dump`, all objects are
@@ -64,18 +70,54 @@ impl NetlinkSocket {
         Err(io::Error::new(io::ErrorKind::Interrupted, "the kernel's tables keep changing"))
     }
 
+    /// Sends one short request for one object and hands the answer (type, body) to `each`, without allocating.
+    ///
+    /// # Errors
+    /// As [`request`](Self::request).
+    pub(crate) fn request_one(
+        &mut self,
+        message_type: u16,
+        body: &[u8],
+        each: &mut dyn FnMut(u16, &[u8]),
+    ) -> io::Result<()> {
+        let mut message = [0; REQUEST_MAX];
+        let Some(message) = message.get_mut(..HEADER_LEN + body.len()) else {
+            return Err(io::Error::from(io::ErrorKind::InvalidInput));
+        };
+        self.send_in(message, message_type, NLM_F_REQUEST | NLM_F_ACK, body)?;
+        loop {
+            let mut room = &mut self.answer[..];
+            let length = self.socket.recv(&mut room, 0).map_err(name_timeout)?;
+            let read = hand_out(&self.answer[..length.min(ANSWER_MAX)], self.sequence, each)?;
+            if read.complete {
+                return Ok(());
+            }
+        }
+    }
+
     fn send(&mut self, message_type: u16, flags: u16, body: &[u8]) -> io::Result<()> {
+        let mut message = vec![0; HEADER_LEN + body.len()];
+        self.send_in(&mut message, message_type, flags, body)
+    }
+
+    /// Sends a request that is put together in `message`, which is just long enough.
+    fn send_in(
+        &mut self,
+        message: &mut [u8],
+        message_type: u16,
+        flags: u16,
+        body: &[u8],
+    ) -> io::Result<()> {
         self.sequence = self.sequence.wrapping_add(1);
-        let length = HEADER_LEN + body.len();
-        let mut message = vec![0; length];
-        let mut header = NetlinkBuffer::new(&mut message[..]);
-        header.set_length(u32::try_from(length).map_err(io::Error::other)?);
+        let length = u32::try_from(message.len()).map_err(io::Error::other)?;
+        let mut header = NetlinkBuffer::new(&mut *message);
+        header.set_length(length);
         header.set_message_type(message_type);
         header.set_flags(flags);
         header.set_sequence_number(self.sequence);
         header.set_port_number(0);
         message[HEADER_LEN..].copy_from_slice(body);
-        self.socket.send(&message, 0)?;
+        self.socket.send(message, 0)?;
         Ok(())
     }
 
@@ -84,23 +126,42 @@ impl NetlinkSocket {
         let mut interrupted = false;
         loop {
             let (datagram, _) = self.socket.recv_from_full().map_err(name_timeout)?;
-            for (header, payload) in Messages(&datagram) {
-                if header.sequence != self.sequence {
-                    continue; // the tail of an answer that an earlier request gave up on
-                }
-                interrupted |= header.flags & NLM_F_DUMP_INTR != 0;
-                match header.kind {
-                    NLMSG_ERROR | NLMSG_DONE => {
-                        return match error_code(payload) {
-                            0 => Ok(interrupted),
-                            errno => Err(io::Error::from_raw_os_error(errno)),
-                        };
-                    }
-                    kind => each(kind, payload),
-                }
+            let read = hand_out(&datagram, self.sequence, each)?;
+            interrupted |= read.interrupted;
+            if read.complete {
+                return Ok(interrupted);
             }
         }
     }
+}
+
+/// What a datagram said beside its objects.
+struct Read {
+    /// It was the last one.
+    complete: bool,
+    /// What is listed changed meanwhile.
+    interrupted: bool,
+}
+
+/// Hands the answers to the request `sequence` to `each`.
+fn hand_out(datagram: &[u8], sequence: u32, each: &mut dyn FnMut(u16, &[u8])) -> io::Result<Read> {
+    let mut read = Read { complete: false, interrupted: false };
+    for (header, payload) in Messages(datagram) {
+        if header.sequence != sequence {
+            continue; // the tail of an answer that an earlier request gave up on
+        }
+        read.interrupted |= header.flags & NLM_F_DUMP_INTR != 0;
+        match header.kind {
+            NLMSG_ERROR | NLMSG_DONE => {
+                return match error_code(payload) {
+                    0 => Ok(Read { complete: true, ..read }),
+                    errno => Err(io::Error::from_raw_os_error(errno)),
+                };
+            }
+            kind => each(kind, payload),
+        }
+    }
+    Ok(read)
 }
 
 fn name_timeout(error: io::Error) -> io::Error {
@@ -129,6 +190,10 @@ impl<'a> Iterator for Messages<'a> {
     type Item = (Header, &'a [u8]);
 
     fn next(&mut self) -> Option<Self::Item> {
+        // The library's error is a text, which would be made at the end of every datagram.
+        if self.0.len() < HEADER_LEN {
+            return None;
+        }
         let buffer = NetlinkBuffer::new_checked(self.0).ok()?;
         let length = buffer.length() as usize;
         let header = Header {
