@@ -33,6 +33,8 @@ pub(crate) struct Core {
     waiters: AtomicU32,
     /// When the background thread will look again, in the shard's time; 0 while it is awake.
     parked_until: AtomicU64,
+    /// The background thread leaves the port to a thread that sleeps on it, until that one wakes it.
+    resting: AtomicBool,
     /// The port's descriptor, for waiting without the lock.
     port_fd: OwnedFd,
     kick: OwnedFd,
@@ -45,7 +47,7 @@ pub(crate) struct Core {
 const SPIN: Duration = Duration::from_micros(30);
 /// How often it looks whether the program still drives.
 const ASIDE: Duration = Duration::from_micros(500);
-/// The same while a thread of the program sleeps on the port and nothing happens.
+/// The same at most while a thread of the program sleeps on the port; if nothing happens for so long, it rests.
 const ASIDE_MAX: Duration = Duration::from_millis(10);
 
 impl Core {
@@ -59,6 +61,7 @@ impl Core {
             epoch: AtomicU64::new(0),
             waiters: AtomicU32::new(0),
             parked_until: AtomicU64::new(0),
+            resting: AtomicBool::new(false),
             kick: wake::eventfd()?,
             stop: AtomicBool::new(false),
             events: Mutex::new(VecDeque::new()),
@@ -178,8 +181,12 @@ impl Core {
             sleep = Some(sleep.unwrap_or(ASIDE).min(ASIDE));
         }
         wake::wait(port, fd, sleep);
-        self.waiters.fetch_sub(1, Ordering::SeqCst);
+        let last = self.waiters.fetch_sub(1, Ordering::SeqCst) == 1;
         self.drive();
+        // Nobody watches the port now.
+        if last && self.resting.swap(false, Ordering::SeqCst) {
+            wake::notify(&self.kick);
+        }
     }
 
     /// What the background thread does until the device is closed.
@@ -196,8 +203,10 @@ impl Core {
                 // The program drives, or sleeps on the port itself: look again in a while whether it still does.
                 aside = if epoch == seen { (aside * 2).min(ASIDE_MAX) } else { ASIDE };
                 seen = epoch;
-                wake::wait(None, self.kick.as_fd(), Some(aside));
-                wake::clear(&self.kick);
+                if aside < ASIDE_MAX || !self.rest() {
+                    wake::wait(None, self.kick.as_fd(), Some(aside));
+                    wake::clear(&self.kick);
+                }
                 if self.waiters.load(Ordering::SeqCst) > 0 {
                     self.do_what_is_due();
                 }
@@ -217,8 +226,19 @@ impl Core {
                 std::hint::spin_loop();
                 continue;
             }
-            self.park(shard);
+            let port = self.watched(&shard);
+            self.park(shard, port, || true);
         }
+    }
+
+    /// Sleeps for as long as a thread of the program sleeps on the port and nothing is due. Returns whether it did: somebody
+    /// may be driving.
+    fn rest(&self) -> bool {
+        let Some(shard) = self.shard.try_lock() else { return false };
+        self.resting.store(true, Ordering::SeqCst);
+        self.park(shard, None, || self.waiters.load(Ordering::SeqCst) > 0);
+        self.resting.store(false, Ordering::SeqCst);
+        true
     }
 
     /// Drives if a deadline has passed: a thread that sleeps on the port knows only those that were set when it fell
@@ -233,13 +253,19 @@ impl Core {
         }
     }
 
-    fn park(&self, shard: MutexGuard<'_, Shard>) {
-        let (now, due) = (shard.now(), shard.deadline());
-        let port = self.watched(&shard);
+    /// Sleeps, if it still `may`, until something is due, or `port` has something, or somebody calls.
+    fn park(
+        &self,
+        shard: MutexGuard<'_, Shard>,
+        port: Option<(BorrowedFd<'_>, bool)>,
+        may: impl FnOnce() -> bool,
+    ) {
+        let (now, due) = (shard.now(), shard.needed());
         self.parked_until.store(due.map_or(u64::MAX, |due| due.0), Ordering::SeqCst);
         drop(shard);
         fence(Ordering::SeqCst);
-        if !self.doorbell.load(Ordering::Relaxed) && !self.stop.load(Ordering::SeqCst) {
+        let awaited = self.doorbell.load(Ordering::Relaxed) || self.stop.load(Ordering::SeqCst);
+        if !awaited && may() {
             let sleep = due.map(|due: Time| Duration::from_nanos(due.since(now)));
             wake::wait(port, self.kick.as_fd(), sleep);
         }

@@ -1,0 +1,96 @@
+//! Idle connected devices cost next to nothing, also while the program sleeps on a channel.
+//!
+//! The only test of its process, because it looks at the processor time of the process's threads.
+
+use std::fs;
+use std::time::Duration;
+
+use rocinante::{Backend, Qp, RecvWr, SendOp};
+use rocinante_tests::harness::{Harness, Setup, next, wr};
+use rocinante_tests::{need, require_lab};
+
+const IDLE: Duration = Duration::from_secs(10);
+/// A thousandth of a core.
+const CPU_MAX: Duration = Duration::from_millis(10);
+/// What the threads of devices are called, in part.
+const BACKGROUND: &str = "roce-";
+
+#[test]
+fn idle_connected_devices_cost_next_to_nothing() {
+    require_lab!();
+    let backends = [Backend::Udp, Backend::Packet, Backend::Xdp];
+    let harnesses: Vec<Harness> = backends
+        .into_iter()
+        .filter(|backend| match need::backend(*backend) {
+            Ok(()) => true,
+            Err(reason) => {
+                let name =
+                    format!("e2e_idle::idle_connected_devices_cost_next_to_nothing {backend}");
+                rocinante_tests::skip::report(&name, &reason);
+                false
+            }
+        })
+        .map(|backend| Harness::new(&Setup::new(backend)))
+        .collect();
+    let pairs: Vec<[Qp; 2]> = harnesses.iter().map(Harness::pair).collect();
+    // They were busy once.
+    for (harness, [qp, peer]) in harnesses.iter().zip(&pairs) {
+        let [a, b] = &harness.sides;
+        for wr_id in 0..100 {
+            peer.post_recv(&[RecvWr { wr_id, sges: &[] }]).unwrap();
+            qp.post_send(&[wr(wr_id, SendOp::Send { imm: None }, &[])]).unwrap();
+            a.succeed(wr_id);
+            assert_eq!(next(&b.cq).wr_id, wr_id);
+        }
+    }
+    std::thread::scope(|scope| {
+        // The program of every first device sleeps on a channel, that of every second does nothing.
+        for harness in &harnesses {
+            let sleeper = std::thread::Builder::new().name("sleeper".into());
+            let sleeper = sleeper.spawn_scoped(scope, move || {
+                let ctx = &harness.sides[0].ctx;
+                let channel = ctx.create_comp_channel().unwrap();
+                let cq = ctx.create_cq_with(16, &channel).unwrap();
+                cq.req_notify(false).unwrap();
+                let limit = IDLE + Duration::from_secs(2);
+                assert!(channel.wait_event(Some(limit)).is_err(), "nothing happens");
+            });
+            sleeper.unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(500));
+        let before = threads();
+        std::thread::sleep(IDLE);
+        let after = threads();
+        let (mut looked_at, mut too_much) = (0, Vec::new());
+        for (tid, name, spent) in &after {
+            if !name.starts_with(BACKGROUND) && name != "sleeper" {
+                continue;
+            }
+            let (_, _, earlier) = before.iter().find(|(id, _, _)| id == tid).expect("no new one");
+            let spent = spent.saturating_sub(*earlier);
+            println!("{name} {tid}: {spent:?} in {IDLE:?}");
+            looked_at += 1;
+            if spent > CPU_MAX {
+                too_much.push(format!("{name} {tid}: {spent:?}"));
+            }
+        }
+        assert_eq!(looked_at, 3 * harnesses.len());
+        assert!(too_much.is_empty(), "in {IDLE:?}: {too_much:?}");
+    });
+}
+
+/// Id, name and processor time of every thread of this process.
+fn threads() -> Vec<(String, String, Duration)> {
+    let tasks = fs::read_dir("/proc/self/task").unwrap().flatten();
+    tasks
+        .filter_map(|task| {
+            let read = |file| fs::read_to_string(task.path().join(file)).ok();
+            // Nanoseconds on a processor, then waiting for one, then how often.
+            let stat = read("schedstat")?;
+            let spent = stat.split_whitespace().next()?.parse().ok()?;
+            let name = read("comm")?.trim().to_owned();
+            let tid = task.file_name().to_string_lossy().into_owned();
+            Some((tid, name, Duration::from_nanos(spent)))
+        })
+        .collect()
+}
