@@ -191,6 +191,7 @@ impl Core {
 
     /// What the background thread does until the device is closed.
     pub(crate) fn background(&self) {
+        prepare_to_block();
         let mut seen = self.epoch.load(Ordering::Relaxed);
         let mut aside = ASIDE;
         let mut active_until = Instant::now();
@@ -284,6 +285,14 @@ impl Core {
         self.stop.store(true, Ordering::SeqCst);
         wake::notify(&self.kick);
     }
+}
+
+/// A thread that waits for a lock for the first time allocates its place in the queue: better now than while packets
+/// flow.
+fn prepare_to_block() {
+    let lock = Mutex::new(());
+    let _held = lock.lock();
+    let _never = lock.try_lock_for(Duration::from_nanos(1));
 }
 
 /// The locked shard. Who posts meanwhile finds nobody to drive it: that is made up for when it is unlocked.
