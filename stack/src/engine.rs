@@ -43,6 +43,9 @@ pub struct EngineConfig {
     pub own_budget: Budget,
     /// The most packets a queue pair has unacknowledged.
     pub window_max: u32,
+    /// Whether acknowledgements tell the peer how many receives are posted, as hardware does; else they set no limit, as those of
+    /// rxe and of shared receive queues.
+    pub advertise_credits: bool,
     /// Packets that a queue pair sends before others have their turn.
     pub quantum: u32,
 }
@@ -54,6 +57,7 @@ impl Default for EngineConfig {
             qpn_slot: 0,
             own_budget: Budget::STRANGER,
             window_max: 512,
+            advertise_credits: false,
             quantum: 64,
         }
     }
@@ -211,10 +215,10 @@ impl Engine {
         let qp = self.qp(qpn)?;
         let mut attr = qp.attr;
         let (next, _, expected) = qp.sequence();
-        if matches!(qp.state, QpState::Rts) {
+        if qp.state.requests() {
             attr.sq_psn = Some(Psn::truncate(next));
         }
-        if matches!(qp.state, QpState::Rtr | QpState::Rts) {
+        if qp.state.receives() {
             attr.rq_psn = Some(Psn::truncate(expected));
         }
         attr.state = Some(qp.state);
@@ -278,7 +282,7 @@ impl Engine {
         let Some(qp) = self.qps[slot].as_mut().filter(|qp| qp.qpn == qpn) else {
             return drops.unknown_qpn += 1;
         };
-        if !matches!(qp.state, QpState::Rtr | QpState::Rts) {
+        if !qp.state.receives() {
             return drops.unknown_qpn += 1;
         }
         if !Pkey::DEFAULT.admits(packet.bth.pkey) {
@@ -302,7 +306,7 @@ impl Engine {
         self.shared.counters.rcvd_ecn_ce += u64::from(datagram.congested);
         if packet.info.is_request() {
             qp.handle_request(&packet, &mut self.shared, host);
-        } else if qp.state == QpState::Rts {
+        } else if qp.state.requests() {
             qp.handle_response(now, &packet, &mut self.shared, host);
         } else {
             self.shared.drops.ghost_response += 1;

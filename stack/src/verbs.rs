@@ -16,8 +16,28 @@ pub enum QpState {
     Rtr,
     /// Ready to send.
     Rts,
+    /// Ready to send, but no request is begun any more: [`QpEvent::SqDrained`] says when those under way are done.
+    Sqd,
     /// Broken: all work is flushed.
     Err,
+}
+
+impl QpState {
+    /// All, in the order of `verbs.h`.
+    pub const ALL: [Self; 6] =
+        [Self::Reset, Self::Init, Self::Rtr, Self::Rts, Self::Sqd, Self::Err];
+
+    /// Whether the peer's packets are taken.
+    #[must_use]
+    pub const fn receives(self) -> bool {
+        matches!(self, Self::Rtr | Self::Rts | Self::Sqd)
+    }
+
+    /// Whether requests are, or were until now, sent: their responses and timeouts matter.
+    #[must_use]
+    pub const fn requests(self) -> bool {
+        matches!(self, Self::Rts | Self::Sqd)
+    }
 }
 
 impl fmt::Display for QpState {
@@ -27,6 +47,7 @@ impl fmt::Display for QpState {
             Self::Init => "INIT",
             Self::Rtr => "RTR",
             Self::Rts => "RTS",
+            Self::Sqd => "SQD",
             Self::Err => "ERR",
         })
     }
@@ -243,6 +264,8 @@ pub struct Cqe {
 pub enum QpEvent {
     /// The first packet arrived while in RTR.
     CommEst,
+    /// In SQD, all requests that were begun are complete (`IBV_EVENT_SQ_DRAINED`).
+    SqDrained,
     /// The QP broke and no completion could say so.
     Fatal,
     /// A request violated the protocol (`IBV_EVENT_QP_REQ_ERR`).

@@ -11,8 +11,7 @@ use rocinante_stack::verbs::{
 use rocinante_stack::wire::{NakCode, Opcode as Op};
 use rocinante_stack::{Engine, EngineConfig, ModifyError, PostError, QpAttr, QpInit};
 
-const STATES: [QpState; 5] =
-    [QpState::Reset, QpState::Init, QpState::Rtr, QpState::Rts, QpState::Err];
+const STATES: [QpState; 6] = QpState::ALL;
 
 /// A queue pair taken to `state`.
 fn in_state(state: QpState) -> End {
@@ -24,13 +23,13 @@ fn in_state(state: QpState) -> End {
         QpState::Reset => 0,
         QpState::Init => 1,
         QpState::Rtr => 2,
-        QpState::Rts | QpState::Err => 3,
+        QpState::Rts | QpState::Sqd | QpState::Err => 3,
     };
     for attr in &all[..upto] {
         end.modify(qpn, attr).expect("a legal change");
     }
-    if state == QpState::Err {
-        end.modify(qpn, &to(QpState::Err)).expect("a legal change");
+    if matches!(state, QpState::Sqd | QpState::Err) {
+        end.modify(qpn, &to(state)).expect("a legal change");
     }
     assert_eq!(end.state(qpn), state);
     end
@@ -63,9 +62,10 @@ fn only_the_transitions_of_the_table_are_possible() {
                     (QpState::Reset | QpState::Init, QpState::Init)
                         | (QpState::Init, QpState::Rtr)
                         | (QpState::Rtr, QpState::Rts)
+                        | (QpState::Rts | QpState::Sqd, QpState::Sqd)
                 );
             let result = end.modify(qpn, &step(target));
-            if (from, target) == (QpState::Rts, QpState::Rts) {
+            if matches!(from, QpState::Rts | QpState::Sqd) && target == QpState::Rts {
                 // The row exists, but with other attributes.
                 let attribute = "IBV_QP_SQ_PSN";
                 assert_eq!(result, Err(ModifyError::NotAllowed { to: target, attribute }));
@@ -201,7 +201,7 @@ fn posting_in_every_state() {
         let (may_send, may_receive) = match state {
             QpState::Reset => (false, false),
             QpState::Init | QpState::Rtr => (false, true),
-            QpState::Rts | QpState::Err => (true, true),
+            QpState::Rts | QpState::Sqd | QpState::Err => (true, true),
         };
         let expected = |may| if may { Ok(()) } else { Err(PostError::State) };
         assert_eq!((sent, received), (expected(may_send), expected(may_receive)), "{state}");
@@ -221,7 +221,7 @@ fn posting_in_every_state() {
 }
 
 #[test]
-fn packets_are_heard_only_in_rtr_and_rts() {
+fn packets_are_heard_only_from_rtr_on() {
     for state in STATES {
         let mut solo = Solo::script();
         solo.end = in_state(state);
@@ -229,7 +229,7 @@ fn packets_are_heard_only_in_rtr_and_rts() {
         solo.end.host.completions.clear();
         let header = common::reth(0, Default::default(), 0);
         solo.hear_request(Op::RC_RDMA_WRITE_ONLY, 0, &[&header]);
-        let hears = matches!(state, QpState::Rtr | QpState::Rts);
+        let hears = matches!(state, QpState::Rtr | QpState::Rts | QpState::Sqd);
         assert_eq!(solo.sent().len(), usize::from(hears), "{state}");
         assert_eq!(solo.end.engine.drops().unknown_qpn, u64::from(!hears));
         let established = (state == QpState::Rtr).then_some(QpEvent::CommEst);

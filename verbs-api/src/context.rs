@@ -86,6 +86,7 @@ pub struct OpenOptions {
     limits: Limits,
     window_max: Option<u32>,
     no_background: bool,
+    advertise_credits: bool,
 }
 
 /// The environment variable that chooses the backend where the program does not: `afxdp`, `packet`, `udp` or `auto`.
@@ -123,6 +124,14 @@ impl OpenOptions {
     #[must_use]
     pub fn window_max(mut self, packets: u32) -> Self {
         self.window_max = Some(packets);
+        self
+    }
+
+    /// Whether acknowledgements tell the peer how many receives are posted, as hardware does; unless said otherwise they set
+    /// no limit, as those of Soft-RoCE, and a peer without a receive is told by RNR NAK.
+    #[must_use]
+    pub fn advertise_credits(mut self, yes: bool) -> Self {
+        self.advertise_credits = yes;
         self
     }
 
@@ -167,6 +176,7 @@ impl OpenOptions {
         let settings = Settings {
             limits: self.limits,
             window_max: self.window_max.unwrap_or(512),
+            advertise_credits: self.advertise_credits,
             background: !self.no_background,
         };
         let device = soft::Device::start(&settings, name, port, why)?;

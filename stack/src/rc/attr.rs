@@ -51,6 +51,8 @@ pub struct PeerAddress {
 pub struct QpAttr {
     /// `IBV_QP_STATE`.
     pub state: Option<QpState>,
+    /// `IBV_QP_EN_SQD_ASYNC_NOTIFY`: whether [`QpEvent::SqDrained`](crate::verbs::QpEvent::SqDrained) is wanted.
+    pub sqd_async_notify: Option<bool>,
     /// `IBV_QP_PKEY_INDEX`; only index 0 exists.
     pub pkey_index: Option<u16>,
     /// `IBV_QP_PORT`; only port 1 exists.
@@ -123,7 +125,7 @@ impl fmt::Display for ModifyError {
             Self::Transition { from, to } => write!(
                 f,
                 "a queue pair cannot go from {from} to {to}: RESET, INIT, RTR, RTS follow each \
-                 other, and ERR and RESET can be reached from everywhere"
+                 other, RTS and SQD alternate, and ERR and RESET can be reached from everywhere"
             ),
             Self::Missing { to, attribute } => write!(f, "the change to {to} needs {attribute}"),
             Self::NotAllowed { to, attribute } => {
@@ -157,6 +159,7 @@ macro_rules! attributes {
 
 attributes! {
     State = state "IBV_QP_STATE",
+    SqdNotify = sqd_async_notify "IBV_QP_EN_SQD_ASYNC_NOTIFY",
     PkeyIndex = pkey_index "IBV_QP_PKEY_INDEX",
     Port = port "IBV_QP_PORT",
     AccessFlags = access "IBV_QP_ACCESS_FLAGS",
@@ -191,6 +194,22 @@ pub(crate) const TRANSITIONS: &[(QpState, QpState, u32, u32)] = &[
         AccessFlags | MinRnrTimer,
     ),
     (QpState::Rts, QpState::Rts, 0, State | AccessFlags | MinRnrTimer),
+    (QpState::Rts, QpState::Sqd, State, SqdNotify),
+    (
+        QpState::Sqd,
+        QpState::Sqd,
+        0,
+        State
+            | PkeyIndex
+            | Port
+            | AccessFlags
+            | MinRnrTimer
+            | MaxRdAtomic
+            | RetryCnt
+            | RnrRetry
+            | Timeout,
+    ),
+    (QpState::Sqd, QpState::Rts, State, AccessFlags | MinRnrTimer),
 ];
 
 impl QpAttr {
@@ -277,7 +296,7 @@ mod tests {
 
     #[test]
     fn error_and_reset_can_be_reached_from_everywhere() {
-        for from in [QpState::Reset, QpState::Init, QpState::Rtr, QpState::Rts, QpState::Err] {
+        for from in QpState::ALL {
             for to in [QpState::Err, QpState::Reset] {
                 let attr = QpAttr { state: Some(to), ..QpAttr::default() };
                 assert_eq!(attr.check(from), Ok(to));
@@ -303,7 +322,7 @@ mod tests {
         for (from, to, ..) in TRANSITIONS {
             writeln!(text, "    {from} -> {to};").unwrap();
         }
-        for from in ["RESET", "INIT", "RTR", "RTS", "ERR"] {
+        for from in QpState::ALL {
             writeln!(text, "    {from} -> RESET [style=dotted];").unwrap();
             writeln!(text, "    {from} -> ERR [style=dashed];").unwrap();
         }

@@ -5,6 +5,7 @@
 mod asks;
 pub(crate) mod attr;
 mod completer;
+mod credits;
 mod inbound;
 mod progress;
 mod records;
@@ -52,6 +53,8 @@ pub(crate) struct Qp {
     retry_left: u8,
     rnr_left: u8,
     established: bool,
+    /// The end of what was begun before SQD is to be reported.
+    drain_wanted: bool,
 }
 
 impl Qp {
@@ -88,6 +91,7 @@ impl Qp {
             retry_left: 0,
             rnr_left: 0,
             established: false,
+            drain_wanted: false,
         }
     }
 
@@ -108,10 +112,16 @@ impl Qp {
                 self.break_down(shared, host);
             }
             QpState::Rtr if from != to => self.ready_to_receive(shared),
-            QpState::Rts if from != to => self.ready_to_send(shared),
+            QpState::Rts if from == QpState::Rtr => self.ready_to_send(shared),
+            QpState::Rts if from == QpState::Sqd => {
+                self.requester.begins = true;
+                shared.enqueue(self.slot, &mut self.queued);
+            }
+            QpState::Sqd => self.drain(attr),
             _ => {}
         }
         self.state = to;
+        self.report_drained(shared);
         Ok(())
     }
 
@@ -119,7 +129,7 @@ impl Qp {
         macro_rules! take {
             ($($field:ident)*) => { $( self.attr.$field = attr.$field.or(self.attr.$field); )* };
         }
-        take!(state pkey_index port access peer path_mtu dest_qpn rq_psn max_dest_rd_atomic
+        take!(state sqd_async_notify pkey_index port access peer path_mtu dest_qpn rq_psn max_dest_rd_atomic
               min_rnr_timer sq_psn max_rd_atomic retry_cnt rnr_retry timeout);
     }
 
@@ -131,6 +141,7 @@ impl Qp {
         self.responder.rq.reset();
         self.responder.stop();
         self.established = false;
+        self.drain_wanted = false;
     }
 
     /// Leaves the pools, their lines and the timers.
@@ -160,7 +171,8 @@ impl Qp {
         };
         self.source = SourceCheck::new(&peer);
         let psn = self.attr.rq_psn.unwrap_or_default().first();
-        self.responder.start(psn, self.attr.max_dest_rd_atomic.unwrap_or(0));
+        let advertise = shared.config.advertise_credits;
+        self.responder.start(psn, self.attr.max_dest_rd_atomic.unwrap_or(0), advertise);
     }
 
     fn ready_to_send(&mut self, shared: &mut Shared) {
@@ -172,6 +184,19 @@ impl Qp {
         self.requester.start(psn, self.sq.tail, rd, window);
         self.retry_left = self.attr.retry_cnt.unwrap_or(0);
         self.rnr_left = self.attr.rnr_retry.unwrap_or(0);
+    }
+
+    /// Begins no request any more; the attributes of those to come may change.
+    fn drain(&mut self, attr: &QpAttr) {
+        self.requester.begins = false;
+        self.drain_wanted |= attr.sqd_async_notify == Some(true);
+        if let Some(max) = attr.max_rd_atomic {
+            self.requester.set_max_rd_atomic(max);
+        }
+        if attr.retry_cnt.is_some() || attr.rnr_retry.is_some() {
+            self.retry_left = self.attr.retry_cnt.unwrap_or(0);
+            self.rnr_left = self.attr.rnr_retry.unwrap_or(0);
+        }
     }
 
     pub(crate) fn peer(&self) -> Option<&PeerAddress> {
@@ -199,11 +224,12 @@ impl Qp {
         host: &mut H,
     ) -> Result<(), PostError> {
         match self.state {
-            QpState::Rts | QpState::Err => {}
+            QpState::Rts | QpState::Sqd | QpState::Err => {}
             _ => return Err(PostError::State),
         }
         let len = self.sq.check(wr)?;
-        self.sq.push(wr, len, self.limits.mtu, self.init.sq_sig_all);
+        let (mtu, read_packets) = (self.limits.mtu, self.limits.read_packets);
+        self.sq.push(wr, len, mtu, read_packets, self.init.sq_sig_all);
         if self.state == QpState::Err {
             self.flush(host);
         } else {

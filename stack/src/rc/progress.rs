@@ -5,9 +5,9 @@ use super::completer::{self, DataVerdict, Verdict, Why};
 use crate::engine::Shared;
 use crate::mem::Memory;
 use crate::types::Time;
-use crate::verbs::{Completions, QpState, SendOp, WcStatus};
+use crate::verbs::{Completions, QpEvent, QpState, SendOp, WcStatus};
 use crate::wire::ext::rnr_timer_us;
-use crate::wire::{AckKind, Operation, Packet};
+use crate::wire::{AckKind, Aeth, Operation, Packet};
 
 impl Qp {
     /// A response from the peer.
@@ -38,13 +38,17 @@ impl Qp {
         let (una, sent) = (self.requester.una(), self.requester.sent_max());
         let gate = self.requester.gate(&self.sq, psn.saturating_add(1)).map(|(_, at)| at);
         match completer::judge(aeth.syndrome, psn, una, sent, gate) {
-            Verdict::Advance { to } => self.advance(now, to, shared, host),
+            Verdict::Advance { to } => {
+                self.requester.credits.hear(aeth);
+                self.advance(now, to, shared, host);
+            }
             Verdict::Retry { to, from, why } => {
                 self.advance(now, to, shared, host);
                 self.retry(from, why, shared);
             }
             Verdict::RnrWait { to, timer } => {
                 shared.counters.rcvd_rnr_err += 1;
+                self.requester.credits.hear(aeth);
                 self.advance(now, to, shared, host);
                 self.rnr_wait(now, to, timer, shared, host);
             }
@@ -52,9 +56,18 @@ impl Qp {
                 self.advance(now, to, shared, host);
                 self.fail_head(status, shared, host);
             }
+            Verdict::Duplicate if psn + 1 == una => self.hear_credits(aeth, shared),
             Verdict::Duplicate => {}
             Verdict::Ghost => shared.drops.ghost_response += 1,
             Verdict::BadSyndrome => shared.drops.bad_syndrome += 1,
+        }
+    }
+
+    /// A responder repeats its last acknowledgement to grant more receives.
+    fn hear_credits(&mut self, aeth: Aeth, shared: &mut Shared) {
+        self.requester.credits.hear(aeth);
+        if self.requester.cursor() != self.sq.tail {
+            shared.enqueue(self.slot, &mut self.queued);
         }
     }
 
@@ -84,6 +97,9 @@ impl Qp {
             }
         }
         let Some((index, _)) = gate else { return };
+        if let Some(aeth) = packet.aeth() {
+            self.requester.credits.hear(aeth);
+        }
         // Everything before the READ is acknowledged by its response.
         if psn > una {
             self.advance(now, psn, shared, host);
@@ -152,6 +168,15 @@ impl Qp {
         }
         if self.requester.cursor() != self.sq.tail {
             shared.enqueue(self.slot, &mut self.queued);
+        }
+        self.report_drained(shared);
+    }
+
+    /// In SQD, says once that all requests that were begun are done.
+    pub(super) fn report_drained(&mut self, shared: &mut Shared) {
+        if self.state == QpState::Sqd && self.requester.is_drained(&self.sq) && self.drain_wanted {
+            self.drain_wanted = false;
+            shared.event(self.qpn, QpEvent::SqDrained);
         }
     }
 
@@ -223,7 +248,7 @@ impl Qp {
             shared.enqueue(self.slot, &mut self.queued);
             return;
         }
-        if self.state != QpState::Rts {
+        if !self.state.requests() {
             return;
         }
         if !self.requester.outstanding() {

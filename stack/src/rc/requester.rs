@@ -5,6 +5,7 @@
 use std::collections::VecDeque;
 
 use super::asks::Asks;
+use super::credits::Credits;
 use super::sq::{SendQueue, Wqe};
 use super::window::Window;
 use crate::mem::{PdId, RegionTable};
@@ -85,8 +86,11 @@ pub(crate) struct Requester {
     charged: Charge,
     ack_asked: u64,
     asks: Asks,
+    pub(crate) credits: Credits,
     /// The PSN from which an overtaken response was asked for again.
     implied: Option<u64>,
+    /// Whether requests that were not begun may be: not in SQD.
+    pub(crate) begins: bool,
     /// Set while the peer has no receive.
     pub(crate) rnr_until: Option<Time>,
     /// It waited for room as long as for an answer: one packet may leave without.
@@ -106,7 +110,9 @@ impl Requester {
             charged: Charge::default(),
             ack_asked: 0,
             asks: Asks::default(),
+            credits: Credits::default(),
             implied: None,
+            begins: true,
             rnr_until: None,
             overdraft: false,
         }
@@ -116,14 +122,26 @@ impl Requester {
     pub(crate) fn start(&mut self, psn: u64, index: u64, max_rd_atomic: u8, window_max: u32) {
         self.cur = index;
         (self.nxt, self.una, self.sent, self.ack_asked) = (psn, psn, psn, psn);
-        self.max_rd_atomic = usize::from(max_rd_atomic);
         self.rd.clear();
-        self.rd.reserve(self.max_rd_atomic);
+        self.set_max_rd_atomic(max_rd_atomic);
+        self.begins = true;
         self.asks.start(window_max);
+        self.credits = Credits::default();
         self.window = Window::new(window_max);
         self.implied = None;
         self.rnr_until = None;
         self.overdraft = false;
+    }
+
+    /// Sets how many READs and atomics may be outstanding.
+    pub(crate) fn set_max_rd_atomic(&mut self, max: u8) {
+        self.max_rd_atomic = usize::from(max);
+        self.rd.reserve(self.max_rd_atomic.saturating_sub(self.rd.len()));
+    }
+
+    /// Whether everything that was begun is acknowledged, to the end of its message.
+    pub(crate) fn is_drained(&self, sq: &SendQueue) -> bool {
+        self.una == self.sent && (sq.is_empty() || sq.get(sq.head).first >= self.sent)
     }
 
     pub(crate) fn una(&self) -> u64 {
@@ -184,6 +202,9 @@ impl Requester {
         }
         let wqe = sq.get(self.cur);
         if self.nxt == wqe.first {
+            if !self.begins && self.nxt >= self.sent {
+                return Plan::Idle;
+            }
             if wqe.fence && !self.rd.is_empty() {
                 return Plan::Idle;
             }
@@ -205,6 +226,11 @@ impl Requester {
             return Plan::Idle;
         }
         let psn = self.nxt;
+        let limited = self.credits.exceeded(wqe);
+        // The first packet goes alone, the others when it has found a receive.
+        if limited && if psn == wqe.first { self.una < psn } else { self.una <= wqe.first } {
+            return Plan::Idle;
+        }
         let len = wqe.payload(psn, limits.mtu);
         let charge = Charge::of(1, Budget::cost(len + OVERHEAD));
         let pool = pools.get(limits.peer);
@@ -219,7 +245,8 @@ impl Requester {
             || psn - self.ack_asked >= interval
             || self.charged.datagrams + 1 >= self.window.packets()
             || pool.closes_with(charge)
-            || (ends && self.asks.should(self.cur + 1 == sq.tail, pools));
+            || (limited && begins)
+            || (ends && self.asks.should(self.is_held_up_behind(sq), pools));
         debug_assert!(self.cur < sq.tail);
         Plan::Send(Shape {
             index: self.cur,
@@ -232,6 +259,13 @@ impl Requester {
             solicited: wqe.solicited && ends,
             charge,
         })
+    }
+
+    /// Whether nothing follows the request under the cursor that could ask for an acknowledgement now.
+    #[inline]
+    fn is_held_up_behind(&self, sq: &SendQueue) -> bool {
+        let next = self.cur + 1;
+        next == sq.tail || self.credits.exceeded(sq.get(next))
     }
 
     fn plan_response(&self, wqe: &Wqe, limits: &Limits, pools: &mut Pools) -> Plan {

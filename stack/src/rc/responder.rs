@@ -10,7 +10,7 @@ use super::sq::MESSAGE_MAX;
 use crate::mem::{Access, AtomicOp, Memory, PdId, Sge};
 use crate::types::{Key, Mtu};
 use crate::verbs::{WcOpcode, WcStatus};
-use crate::wire::{NakCode, Operation, Packet, Place, Syndrome};
+use crate::wire::{Aeth, NakCode, Operation, Packet, Place, Syndrome};
 
 /// Where in a message the responder is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,6 +78,8 @@ pub(crate) struct Responder {
     /// An acknowledgement is due.
     ack: bool,
     nak: Option<Nak>,
+    /// Whether acknowledgements say how many receives are posted.
+    advertise: bool,
     pub(crate) rq: RecvQueue,
 }
 
@@ -101,12 +103,14 @@ impl Responder {
             records: Records::default(),
             ack: false,
             nak: None,
+            advertise: false,
             rq,
         }
     }
 
-    pub(crate) fn start(&mut self, psn: u64, max_dest_rd_atomic: u8) {
+    pub(crate) fn start(&mut self, psn: u64, max_dest_rd_atomic: u8, advertise: bool) {
         self.stop();
+        self.advertise = advertise;
         self.epsn = psn;
         self.msn = 0;
         self.nak_sent = false;
@@ -442,10 +446,21 @@ impl Responder {
         }
         let (psn, syndrome) = match self.nak {
             Some(nak) => (nak.psn, nak.syndrome),
-            None if self.ack => (self.epsn - 1, Syndrome::ACK_UNLIMITED),
+            None if self.ack => (self.epsn - 1, self.ack(self.msn).syndrome),
             None => return None,
         };
         Some(Response::Acknowledge { psn, syndrome, msn: self.msn })
+    }
+
+    /// The AETH of a positive response to the message `msn`.
+    pub(crate) fn ack(&self, msn: u32) -> Aeth {
+        if !self.advertise {
+            return Aeth::ack(msn);
+        }
+        // The limit is a message's number, so an older response grants what has been completed since too.
+        let since = u64::from(self.msn.wrapping_sub(msn) & 0xff_ffff);
+        let free = self.rq.len() - u64::from(self.in_receive());
+        Aeth { syndrome: Syndrome::credits(since + free), msn }
     }
 
     /// `response` left.

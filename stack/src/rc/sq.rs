@@ -13,6 +13,9 @@ pub(crate) struct Wqe {
     pub(crate) first: u64,
     /// Last PSN, expanded; `first` for a message without payload.
     pub(crate) last: u64,
+    /// How many messages the peer has completed once it has completed this: what its AETHs count. A READ that is asked for in
+    /// pieces is as many messages.
+    pub(crate) messages: u64,
     /// Message length in bytes.
     pub(crate) len: u32,
     sges: u16,
@@ -98,6 +101,8 @@ pub(crate) struct SendQueue {
     pub(crate) next_psn: u64,
     /// READs and atomics between head and tail.
     responses: u32,
+    /// Messages posted since the start.
+    messages: u64,
 }
 
 impl SendQueue {
@@ -107,6 +112,7 @@ impl SendQueue {
             op: SendOp::Send { imm: None },
             first: 0,
             last: 0,
+            messages: 0,
             len: 0,
             sges: 0,
             inline: false,
@@ -126,6 +132,7 @@ impl SendQueue {
             tail: 0,
             next_psn: 0,
             responses: 0,
+            messages: 0,
         }
     }
 
@@ -134,6 +141,7 @@ impl SendQueue {
         self.head = self.tail;
         self.next_psn = psn;
         self.responses = 0;
+        self.messages = 0;
     }
 
     /// Whether a request between head and tail expects a response with data.
@@ -190,8 +198,19 @@ impl SendQueue {
     }
 
     /// Appends a request that `check` admitted with `len`.
-    pub(crate) fn push(&mut self, wr: &SendWr<'_>, len: u32, mtu: Mtu, signal_all: bool) {
+    pub(crate) fn push(
+        &mut self,
+        wr: &SendWr<'_>,
+        len: u32,
+        mtu: Mtu,
+        read_packets: u32,
+        signal_all: bool,
+    ) {
         let packets = u64::from(len.div_ceil(mtu.bytes()).max(1));
+        self.messages += match wr.op {
+            SendOp::Read { .. } => packets.div_ceil(u64::from(read_packets)),
+            _ => 1,
+        };
         let slot = self.slot(self.tail);
         let (sges, inline) = match wr.data {
             SendData::Sges(list) => {
@@ -208,6 +227,7 @@ impl SendQueue {
             op: wr.op,
             first: self.next_psn,
             last: self.next_psn + packets - 1,
+            messages: self.messages,
             len,
             #[allow(clippy::cast_possible_truncation)]
             sges: sges as u16,
@@ -398,10 +418,11 @@ mod tests {
         let empty = SendWr { data: SendData::Inline(&[]), ..wr };
         for wr in [&wr, &empty] {
             let len = sq.check(wr).unwrap();
-            sq.push(wr, len, Mtu::Mtu1024, false);
+            sq.push(wr, len, Mtu::Mtu1024, 4, false);
         }
         assert_eq!((sq.get(0).first, sq.get(0).last), (1 << 24, (1 << 24) + 2));
         assert_eq!((sq.get(1).first, sq.get(1).last), ((1 << 24) + 3, (1 << 24) + 3));
+        assert_eq!((sq.get(0).messages, sq.get(1).messages), (1, 2));
         assert_eq!(sq.get(0).payload((1 << 24) + 2, Mtu::Mtu1024), 452);
         assert_eq!(sq.check(&wr), Err(PostError::Full));
     }

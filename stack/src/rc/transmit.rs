@@ -9,7 +9,7 @@ use crate::engine::{Shared, TxSink};
 use crate::mem::{AccessError, Memory};
 use crate::pool::{Charge, PoolId};
 use crate::types::{Pkey, Psn, Qpn, Time};
-use crate::verbs::{Completions, QpEvent, QpState, WcStatus};
+use crate::verbs::{Completions, QpEvent, WcStatus};
 use crate::wire::{Aeth, Bth, ICRC_LEN, Opcode, Place, bth};
 
 /// How a queue pair's turn ended.
@@ -39,7 +39,7 @@ impl Qp {
         if let Some(turn) = self.transmit_responses(quantum, shared, host, sink) {
             return (turn, false);
         }
-        if self.state != QpState::Rts {
+        if !self.state.requests() {
             return (self.transmit_acknowledgement(Turn::Idle, shared, host, sink), false);
         }
         let before = *quantum;
@@ -192,10 +192,10 @@ impl Qp {
                 (psn, Opcode::RC_ACKNOWLEDGE, Aeth { syndrome, msn }, 0)
             }
             Response::Data(DataResponse::Atomic { psn, msn, .. }) => {
-                (psn, Opcode::RC_ATOMIC_ACKNOWLEDGE, Aeth::ack(msn), 0)
+                (psn, Opcode::RC_ATOMIC_ACKNOWLEDGE, self.responder.ack(msn), 0)
             }
             Response::Data(DataResponse::Read { psn, place, at, msn }) => {
-                (psn, read_opcode(place), Aeth::ack(msn), at.len as usize)
+                (psn, read_opcode(place), self.responder.ack(msn), at.len as usize)
             }
         };
         let source = match response {

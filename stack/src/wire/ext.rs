@@ -228,6 +228,13 @@ impl Syndrome {
     /// An ACK without a credit limit, as rxe and SRQs send it.
     pub const ACK_UNLIMITED: Self = Self(0x1f);
 
+    /// An ACK that grants as many receives as a code can say, and no more than there are (see [`credits`]).
+    #[must_use]
+    pub fn credits(receives: u64) -> Self {
+        let granted = |code: &u8| credits(*code).is_some_and(|count| u64::from(count) <= receives);
+        Self((0..0x1f).rev().find(granted).unwrap_or(0))
+    }
+
     /// An RNR NAK with a 5-bit timer code.
     #[must_use]
     pub const fn rnr(timer: u8) -> Self {
@@ -312,6 +319,9 @@ mod tests {
         }
         assert_eq!(credits(30), Some(32768));
         assert_eq!(credits(31), None);
+        for (receives, code) in [(0, 0), (1, 1), (4, 4), (5, 4), (7, 5), (8, 6), (1 << 40, 30)] {
+            assert_eq!(Syndrome::credits(receives), Syndrome(code), "{receives} receives");
+        }
     }
 
     #[test]

@@ -178,6 +178,8 @@ pub struct Setup {
     pub budget: Budget,
     /// What the own receive queue holds for what is asked for, if not the same.
     pub own: Option<Budget>,
+    /// Whether acknowledgements say how many receives are posted.
+    pub advertise: bool,
     pub qps: usize,
 }
 
@@ -196,6 +198,7 @@ impl Default for Setup {
             depth: 64,
             budget: Budget { bytes: 8 << 20, datagrams: 256 },
             own: None,
+            advertise: false,
             qps: 1,
         }
     }
@@ -217,6 +220,7 @@ impl End {
     pub fn new(n: u8, setup: &Setup) -> Self {
         let config = EngineConfig {
             own_budget: setup.own.unwrap_or(setup.budget),
+            advertise_credits: setup.advertise,
             ..EngineConfig::default()
         };
         let mut engine = Engine::new(config);

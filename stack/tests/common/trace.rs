@@ -1,5 +1,6 @@
 //! Packets in one short line each, for scripts.
 
+use rocinante_stack::wire::ext::credits;
 use rocinante_stack::wire::{AckKind, NakCode, Operation, Packet};
 
 /// `OPCODE #psn bytes flags`; requests count from `first[0]`, responses from `first[1]`.
@@ -11,7 +12,10 @@ pub fn describe(bytes: &[u8], first: [u32; 2]) -> String {
     let psn = if psn >= 0x80_0000 { i64::from(psn) - 0x100_0000 } else { i64::from(psn) };
     let mut line = match (packet.info.operation, packet.aeth()) {
         (Operation::Acknowledge, Some(aeth)) => match aeth.syndrome.kind() {
-            AckKind::Ack { .. } => format!("ACK #{psn}"),
+            AckKind::Ack { credit } => match credits(credit) {
+                None => format!("ACK #{psn}"),
+                Some(count) => format!("ACK #{psn} of {} credits {count}", aeth.msn),
+            },
             AckKind::RnrNak { timer } => format!("RNR #{psn} timer {timer}"),
             AckKind::Nak(code) => format!("NAK #{psn} {}", nak(code)),
             AckKind::Reserved => format!("? #{psn}"),

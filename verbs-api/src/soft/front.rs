@@ -83,11 +83,11 @@ impl QpShared {
     }
 
     pub(super) fn state(&self) -> QpState {
-        STATES[usize::from(self.state.load(Ordering::Acquire))]
+        QpState::ALL[usize::from(self.state.load(Ordering::Acquire))]
     }
 
     pub(super) fn set_state(&self, state: QpState) {
-        let index = STATES.iter().position(|s| *s == state).unwrap_or(0);
+        let index = QpState::ALL.iter().position(|s| *s == state).unwrap_or(0);
         self.state.store(u8::try_from(index).unwrap_or(0), Ordering::Release);
     }
 
@@ -98,7 +98,7 @@ impl QpShared {
 
     pub(super) fn check_send(&self, front: &Front, wr: &SendWr<'_>) -> Result<(), PostError> {
         match self.state() {
-            QpState::Rts | QpState::Err => {}
+            QpState::Rts | QpState::Sqd | QpState::Err => {}
             _ => return Err(PostError::State),
         }
         let out = front.sends - self.send_retired.load(Ordering::Acquire);
@@ -120,8 +120,6 @@ impl QpShared {
     }
 }
 
-const STATES: [QpState; 5] =
-    [QpState::Reset, QpState::Init, QpState::Rtr, QpState::Rts, QpState::Err];
 
 impl Front {
     #[allow(clippy::cast_possible_truncation)]

@@ -35,6 +35,7 @@ pub(crate) struct Settings {
     pub(crate) limits: Limits,
     /// The most packets that a queue pair has unacknowledged.
     pub(crate) window_max: u32,
+    pub(crate) advertise_credits: bool,
     /// Whether a thread drives the device while the program does not.
     pub(crate) background: bool,
 }
@@ -97,6 +98,7 @@ impl Device {
             // Three quarters for what peers send of their own accord, one for what we ask for.
             own_budget: budget.part(1, 4),
             window_max: settings.window_max,
+            advertise_credits: settings.advertise_credits,
             ..EngineConfig::default()
         });
         let host = Host::new(settings.limits.max_mr as usize);
