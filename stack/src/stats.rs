@@ -36,7 +36,7 @@ counters! {
         icrc,
         /// An opcode of another service than the queue pair's.
         wrong_service,
-        /// A response that answers nothing: an old or never sent PSN.
+        /// A response that answers nothing: a PSN that was never sent.
         ghost_response,
         /// An acknowledgement with a reserved syndrome.
         bad_syndrome,
@@ -62,6 +62,8 @@ counters! {
         sent_acks,
         /// Requests that arrived again.
         duplicate_request,
+        /// Responses to what had been answered, but for the last acknowledgement again, which may grant credits.
+        duplicate_response,
         /// Requests that arrived after a gap.
         out_of_seq_request,
         /// RNR NAKs sent.

@@ -44,6 +44,7 @@ fn ghost_acks_change_nothing() {
         solo.hear_ack(psn);
         solo.hear_nak(psn, NakCode::RemoteAccessError);
     }
+    assert_eq!(solo.end.engine.counters().duplicate_response, 4);
     assert!(solo.completed().is_empty());
     solo.hear_ack(0);
     assert_eq!(solo.completed(), [(1, WcStatus::Success)]);

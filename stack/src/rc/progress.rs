@@ -57,7 +57,7 @@ impl Qp {
                 self.fail_head(status, shared, host);
             }
             Verdict::Duplicate if psn + 1 == una => self.hear_credits(aeth, shared),
-            Verdict::Duplicate => {}
+            Verdict::Duplicate => shared.counters.duplicate_response += 1,
             Verdict::Ghost => shared.drops.ghost_response += 1,
             Verdict::BadSyndrome => shared.drops.bad_syndrome += 1,
         }
@@ -90,11 +90,8 @@ impl Qp {
         match completer::judge_data(psn, una, sent, gate.map(|(_, at)| at)) {
             DataVerdict::Take => {}
             DataVerdict::Retry { from } => return self.retry(from, Why::Implied, shared),
-            DataVerdict::Duplicate => return,
-            DataVerdict::Ghost => {
-                shared.drops.ghost_response += 1;
-                return;
-            }
+            DataVerdict::Duplicate => return shared.counters.duplicate_response += 1,
+            DataVerdict::Ghost => return shared.drops.ghost_response += 1,
         }
         let Some((index, _)) = gate else { return };
         if let Some(aeth) = packet.aeth() {

@@ -1,0 +1,301 @@
+//! A third container sends what nobody should: malformed, truncated, oversized, forged. It is dropped and counted by reason,
+//! and the connection between the other two does not suffer.
+
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use etherparse::PacketBuilder;
+use rocinante::{Access, Backend, DeviceCounters, Psn, Qp, Qpn, RecvWr, SendOp, WcStatus};
+use rocinante_stack::types::Pkey;
+use rocinante_stack::wire::icrc::{DF, IpFields, Template};
+use rocinante_stack::wire::{Aeth, Bth, Opcode};
+use rocinante_tests::harness::{
+    Family, Harness, PATIENCE, Setup, address, assert_same, pattern, wr,
+};
+use rocinante_tests::on_each_backend;
+use rustix::net::{AddressFamily, SendFlags, SocketType, ipproto, sendto, socket};
+
+on_each_backend!(hostile_packets_over_ipv4, hostile_packets_over_ipv6);
+
+const SRC_PORT: u16 = 0xc123;
+/// Below the segment limit, so that a receiver that cannot read it solves it.
+const IP_ID: u16 = 5;
+
+fn hostile_packets_over_ipv4(backend: Backend) {
+    attack(backend, Family::V4);
+}
+
+fn hostile_packets_over_ipv6(backend: Backend) {
+    attack(backend, Family::V6);
+}
+
+/// Sends whole IP packets from the third container, with whatever source address.
+struct Attacker {
+    socket: OwnedFd,
+    target: IpAddr,
+}
+
+impl Attacker {
+    fn new(harness: &Harness, target: IpAddr) -> Self {
+        let family = if target.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let open = || socket(family, SocketType::RAW, Some(ipproto::RAW));
+        Self { socket: harness.lab.container(2).run(open).unwrap().unwrap(), target }
+    }
+
+    /// A UDP datagram from `src` to UDP/4791 of the target.
+    fn send(&self, src: IpAddr, payload: &[u8]) {
+        let mut packet = Vec::new();
+        match (src, self.target) {
+            (IpAddr::V4(src), IpAddr::V4(dst)) => {
+                let mut header = etherparse::Ipv4Header::new(
+                    0,
+                    64,
+                    etherparse::IpNumber::UDP,
+                    src.octets(),
+                    dst.octets(),
+                )
+                .unwrap();
+                header.identification = IP_ID;
+                header.dont_fragment = true;
+                PacketBuilder::ip(etherparse::IpHeaders::Ipv4(header, Default::default()))
+                    .udp(SRC_PORT, 4791)
+                    .write(&mut packet, payload)
+                    .unwrap();
+            }
+            (IpAddr::V6(src), IpAddr::V6(dst)) => {
+                PacketBuilder::ipv6(src.octets(), dst.octets(), 64)
+                    .udp(SRC_PORT, 4791)
+                    .write(&mut packet, payload)
+                    .unwrap();
+            }
+            _ => panic!("two families"),
+        }
+        // A raw socket names no port.
+        let to = SocketAddr::new(self.target, 0);
+        let sent = sendto(&self.socket, &packet, SendFlags::empty(), &to).unwrap();
+        assert_eq!(sent, packet.len());
+    }
+
+    /// The packet with the ICRC that is right for this source.
+    fn sealed(&self, src: IpAddr, mut packet: Vec<u8>) -> Vec<u8> {
+        let ip = match (src, self.target) {
+            (IpAddr::V4(src), IpAddr::V4(dst)) => IpFields::V4 { src, dst, id: IP_ID, flags: DF },
+            (IpAddr::V6(src), IpAddr::V6(dst)) => IpFields::V6 { src, dst },
+            _ => panic!("two families"),
+        };
+        let mut template = Template::new(&ip, SRC_PORT);
+        template.set_id(IP_ID, DF);
+        template.seal(&mut packet);
+        packet
+    }
+}
+
+/// Headers of zeros but for the BTH, a payload of `len` bytes, and room for the ICRC.
+fn packet(bth: &Bth, len: usize) -> Vec<u8> {
+    let header = bth.opcode.info().map_or(12, |info| info.header_len);
+    let mut bytes = vec![0x5a; header + len + 4];
+    bytes[..header].fill(0);
+    bytes[..12].copy_from_slice(&bth.bytes());
+    bytes
+}
+
+type Count = fn(&DeviceCounters) -> u64;
+
+/// What is sent, from whom, and which counter must see it.
+struct Attack {
+    name: &'static str,
+    src: IpAddr,
+    bytes: Vec<u8>,
+    count: Count,
+}
+
+/// So far from what is expected next that traffic never gets there.
+const FAR: u32 = 1 << 22;
+
+/// Attacks on `qp`, whose peer is `peer`, from `own`.
+fn attacks(attacker: &Attacker, own: IpAddr, peer: IpAddr, qp: &Qp) -> Vec<Attack> {
+    let (qpn, attr) = (qp.qpn(), qp.query().1);
+    let ahead = |psn: Option<Psn>| Psn::new(psn.unwrap().value().wrapping_add(FAR));
+    let behind = |psn: Option<Psn>| Psn::new(psn.unwrap().value().wrapping_sub(FAR));
+    let expected = ahead(attr.rq_psn);
+    let bth = |opcode| Bth::new(opcode, Pkey::DEFAULT, qpn, expected);
+    let send = bth(Opcode::RC_SEND_ONLY);
+    let mut list = Vec::new();
+    let mut add = |name, src, bytes, count: Count| list.push(Attack { name, src, bytes, count });
+    let sealed = |src, bytes| attacker.sealed(src, bytes);
+
+    for len in [0, 1, 11, 12, 15] {
+        add("truncated", peer, packet(&send, 0)[..len].to_vec(), |c| c.drops.malformed);
+    }
+    let write = packet(&bth(Opcode::RC_RDMA_WRITE_ONLY), 0);
+    add("half a RETH", peer, write[..24].to_vec(), |c| c.drops.malformed);
+    let padded = Bth { pad: 3, ..send };
+    let padded = sealed(peer, packet(&padded, 2));
+    add("more padding than payload", peer, padded, |c| c.drops.malformed);
+    for opcode in [0x15, 0x40, 0x7f, 0xa0, 0xff] {
+        let bytes = sealed(peer, packet(&bth(Opcode(opcode)), 64));
+        add("a reserved opcode", peer, bytes, |c| c.drops.unknown_opcode);
+    }
+    let mut other = packet(&send, 64);
+    other[1] |= 0x01;
+    add("another version", peer, sealed(peer, other), |c| c.drops.version);
+    for number in [0, 1, 0xff_ffff, qpn.value() ^ 0x5555] {
+        let other = Bth::new(Opcode::RC_SEND_ONLY, Pkey::DEFAULT, Qpn::new(number), expected);
+        let bytes = sealed(peer, packet(&other, 64));
+        add("another QPN", peer, bytes, |c| c.drops.unknown_qpn);
+    }
+    for pkey in [0x0000, 0x1234, 0xfffe, 0x8001] {
+        let other = Bth::new(Opcode::RC_SEND_ONLY, Pkey(pkey), qpn, expected);
+        add("another P_Key", peer, sealed(peer, packet(&other, 64)), |c| c.drops.pkey);
+    }
+    let all_right = sealed(own, packet(&send, 64));
+    add("from a stranger", own, all_right, |c| c.drops.wrong_source);
+    let bytes = sealed(own, packet(&send, 64));
+    add("sealed for another source", peer, bytes, |c| c.drops.icrc);
+    let mut damaged = sealed(peer, packet(&send, 64));
+    damaged[40] ^= 0x10;
+    add("damaged", peer, damaged, |c| c.drops.icrc);
+    add("oversized and not sealed", peer, packet(&send, 8000), |c| c.drops.icrc);
+    for opcode in [Opcode::UC_SEND_ONLY, Opcode::UD_SEND_ONLY, Opcode(0x2a)] {
+        let bytes = sealed(peer, packet(&bth(opcode), 64));
+        add("another service", peer, bytes, |c| c.drops.wrong_service);
+    }
+    let ack = |psn| {
+        let bth = Bth::new(Opcode::RC_ACKNOWLEDGE, Pkey::DEFAULT, qpn, psn);
+        let mut bytes = packet(&bth, 0);
+        Aeth::ack(1).write(&mut bytes[12..16]);
+        sealed(peer, bytes)
+    };
+    add("an answer to nothing", peer, ack(ahead(attr.sq_psn)), |c| c.drops.ghost_response);
+    let old = ack(behind(attr.sq_psn));
+    add("an answer to what was answered", peer, old, |c| c.transport.duplicate_response);
+    list
+}
+
+/// Each attack until its counter has seen it so often.
+const TIMES: u64 = 5;
+
+fn attack(backend: Backend, family: Family) {
+    let mut setup = Setup::new(backend).family(family);
+    setup.containers = 3;
+    setup.connect.mtu = Some(rocinante::Mtu::Mtu1024);
+    let harness = Harness::new(&setup);
+    let [a, b] = &harness.sides;
+    let [qp, peer] = harness.pair();
+    let own = address(&harness.lab, 2, family);
+    let stop = AtomicBool::new(false);
+    let moved = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        let traffic = scope.spawn(|| traffic(&harness, &qp, &peer, &stop, &moved));
+        let stop_at_the_end = StopOnDrop(&stop);
+        let attacker = Attacker::new(&harness, b.address);
+        for attack in attacks(&attacker, own, a.address, &peer) {
+            let deadline = Instant::now() + PATIENCE;
+            let before = (attack.count)(&b.ctx.counters());
+            while (attack.count)(&b.ctx.counters()) < before + TIMES {
+                assert!(!traffic.is_finished(), "{}: the connection broke", attack.name);
+                assert!(Instant::now() < deadline, "{}: not counted", attack.name);
+                attacker.send(attack.src, &attack.bytes);
+                std::thread::sleep(Duration::from_micros(200));
+            }
+        }
+        noise(&attacker, own, a.address, peer.qpn());
+        forged_but_well_formed(&attacker, a.address, &peer);
+        let before = moved.load(Ordering::Relaxed);
+        while moved.load(Ordering::Relaxed) < before + 20 {
+            assert!(!traffic.is_finished(), "the connection broke");
+            std::thread::yield_now();
+        }
+        drop(stop_at_the_end);
+        traffic.join().unwrap();
+    });
+    let (a, b) = (a.ctx.counters(), b.ctx.counters());
+    println!("{a:#?} {b:#?}");
+    assert_eq!(b.transport.remote_access_errors + b.transport.remote_invalid_request, 0);
+    // Nobody attacked this side.
+    assert_eq!((a.drops.malformed, a.drops.icrc, a.drops.wrong_source), (0, 0, 0));
+}
+
+/// Random bytes, and good packets with random damage, from everybody.
+fn noise(attacker: &Attacker, own: IpAddr, peer: IpAddr, qpn: Qpn) {
+    let random = pattern(1 << 16, 99);
+    let bth = Bth::new(Opcode::RC_RDMA_WRITE_ONLY, Pkey::DEFAULT, qpn, Psn::new(1));
+    for (index, word) in random.chunks_exact(4).take(4000).enumerate() {
+        let word = u32::from_le_bytes(word.try_into().unwrap()) as usize;
+        let src = if index % 2 == 0 { own } else { peer };
+        if index % 3 == 0 {
+            let len = word % 2000;
+            attacker.send(src, &random[word % 60_000..][..len]);
+        } else {
+            let mut bytes = attacker.sealed(src, packet(&bth, word % 1024));
+            let at = (word >> 10) % bytes.len();
+            bytes[at] ^= 1 << (word % 8);
+            attacker.send(src, &bytes);
+        }
+        if index % 16 == 15 {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+}
+
+/// Who can forge the source and knows the QPN still does not know the PSN: what is far off costs at most a repetition.
+fn forged_but_well_formed(attacker: &Attacker, src: IpAddr, peer: &Qp) {
+    for (opcode, ahead) in [
+        (Opcode::RC_SEND_ONLY, 1u32 << 20),
+        (Opcode::RC_RDMA_WRITE_ONLY, 1 << 21),
+        (Opcode::RC_RDMA_READ_REQUEST, 1 << 20),
+        (Opcode::RC_SEND_ONLY, 0u32.wrapping_sub(1 << 20)),
+        (Opcode::RC_RDMA_WRITE_MIDDLE, 0u32.wrapping_sub(1 << 21)),
+        (Opcode::RC_FETCH_ADD, 0u32.wrapping_sub(1 << 20)),
+        (Opcode::RC_RDMA_READ_RESPONSE_ONLY, 1 << 20),
+        (Opcode::RC_ATOMIC_ACKNOWLEDGE, 1 << 20),
+        (Opcode(0x81), 0),
+    ] {
+        for _ in 0..3 {
+            let now = peer.query().1.rq_psn.unwrap().value();
+            let psn = Psn::new(now.wrapping_add(ahead));
+            let bth = Bth::new(opcode, Pkey::DEFAULT, peer.qpn(), psn);
+            let payload = opcode.info().map_or(16, |info| if info.has_payload() { 32 } else { 0 });
+            attacker.send(src, &attacker.sealed(src, packet(&bth, payload)));
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+/// SENDs and WRITEs, every byte compared, until it is told to stop.
+fn traffic(harness: &Harness, qp: &Qp, peer: &Qp, stop: &AtomicBool, moved: &AtomicU64) {
+    const LEN: usize = 20_000;
+    let [a, b] = &harness.sides;
+    let source = a.pd.allocate(LEN, Access::NONE).unwrap();
+    let target = b.pd.allocate(2 * LEN, Access::ALL).unwrap();
+    let mut turn = 0u64;
+    while !stop.load(Ordering::Relaxed) {
+        let bytes = pattern(LEN, turn);
+        source.write(0, &bytes);
+        peer.post_recv(&[RecvWr { wr_id: turn, sges: &[target.sge(0, LEN)] }]).unwrap();
+        let sges = [source.sge(0, LEN)];
+        let remote = target.address() + LEN as u64;
+        let write = SendOp::Write { remote, rkey: target.rkey(), imm: None };
+        let list = [wr(turn, write, &sges), wr(turn, SendOp::Send { imm: None }, &sges)];
+        qp.post_send(&list).unwrap();
+        a.succeed(turn);
+        a.succeed(turn);
+        let received = b.next();
+        assert_eq!((received.wr_id, received.status), (turn, WcStatus::Success));
+        assert_eq!(received.byte_len as usize, LEN);
+        assert_same(&target.to_vec(0, LEN), &bytes, "SEND");
+        assert_same(&target.to_vec(LEN, LEN), &bytes, "WRITE");
+        turn += 1;
+        moved.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+struct StopOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
