@@ -195,7 +195,7 @@ fn wished(interface: &Interface, wish: &str) -> (Option<Backend>, String, Option
     }
     let opened = OpenOptions::new().netdev(backend).background(false);
     match opened.open_interface(&interface.name) {
-        Ok(ctx) => (Some(backend), asked, Some(ctx.query_device().port)),
+        Ok(ctx) => (Some(backend), asked, ctx.query_device().port),
         Err(error) => (None, error.to_string(), None),
     }
 }

@@ -152,7 +152,7 @@ fn measure(session: &mut Session, args: &Args, plan: Plan, out: Output) -> Resul
     Ok(Report {
         test,
         role: if client { "client" } else { "server" },
-        netdev: session.ctx.backend().name(),
+        netdev: session.ctx.provider().name(),
         plan,
         results,
         counters: counters.as_ref().map(counters::json),

@@ -279,7 +279,7 @@ fn report(ctx: &Context, plan: &Plan, ends: [Place; 2], time: Duration) -> Repor
     let seconds = time.as_secs_f64();
     let [local, remote] = ends;
     Report {
-        netdev: ctx.backend().name(),
+        netdev: ctx.provider().name(),
         local,
         remote,
         qps: None,

@@ -32,6 +32,10 @@ pub struct NetArgs {
     /// Carry the packets by afxdp, packet or udp [default: the variable ROCINANTE_NETDEV, else the best that bypasses no rule]
     #[arg(long, value_name = "NETDEV", value_parser = netdev)]
     pub netdev: Option<Netdev>,
+    /// Use this device: an RDMA device of the kernel (mlx5_0, rxe0; "hw" for whichever has the address), or a network interface, for the device
+    /// in software on it [default: the variable ROCINANTE_DEVICE, else the device in software]
+    #[arg(long, value_name = "NAME")]
+    pub device: Option<String>,
     /// Use the device with this address. The default is, at the client, the address from which HOST is reached; at the
     /// server, the one by which the client comes
     #[arg(long, value_name = "ADDR")]
@@ -78,6 +82,9 @@ impl NetArgs {
         let mut options = OpenOptions::new();
         if let Some(Netdev::Only(backend)) = self.netdev {
             options = options.netdev(backend);
+        }
+        if let Some(name) = &self.device {
+            options = options.device(name);
         }
         let ctx = options.open(address)?;
         out.note(format_args!(
@@ -204,15 +211,19 @@ pub fn connect_qp(
     let own = ctx.query_device();
     if let Some(wanted) = options.mtu {
         let (here, there) = (own.active_mtu, peer.mtu);
-        let link = own.port.link_mtu;
         if wanted > here {
-            return Err(Failure::Failed(format!(
-                "path MTU {wanted} does not fit {}, whose link MTU is {link}: give -m {here}, or raise the link's with `ip link \
-                 set {} mtu {}`",
-                ctx.name(),
-                ctx.name(),
-                wanted.bytes() + 80,
-            )));
+            let (name, bytes) = (ctx.name(), wanted.bytes() + 80);
+            return Err(Failure::Failed(match own.port {
+                Some(port) => format!(
+                    "path MTU {wanted} does not fit {name}, whose link MTU is {}: give -m {here}, or raise the link's with `ip link \
+                     set {name} mtu {bytes}`",
+                    port.link_mtu
+                ),
+                None => format!(
+                    "path MTU {wanted} does not fit {name}: give -m {here}, or raise the MTU of its interface (`rdma link` names \
+                     it) to {bytes}"
+                ),
+            }));
         }
         if wanted > there {
             return Err(Failure::Failed(format!(

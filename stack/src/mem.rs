@@ -364,7 +364,8 @@ impl RegionTable {
     }
 }
 
-/// A scatter-gather element: a range of a registered region (`struct ibv_sge`).
+/// A scatter-gather element: a range of a registered region (`struct ibv_sge`, and laid out as that).
+#[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Sge {
     /// Address of the first byte.

@@ -128,6 +128,7 @@ impl Pkey {
 }
 
 /// A local or remote key of a memory region: 24 bits of index and random tag, and the consumer's low 8 bits.
+#[repr(transparent)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Key(pub u32);
 

@@ -174,6 +174,8 @@ pub enum WcStatus {
     LocProtErr = 4,
     /// The QP was in, or went to, the error state before the request was done.
     WrFlushErr = 5,
+    /// A memory window could not be bound; not by the software device.
+    MwBindErr = 6,
     /// The peer's response was not what the request asked for.
     BadRespErr = 7,
     /// The local memory of a receive did not admit the access.
@@ -188,6 +190,14 @@ pub enum WcStatus {
     RetryExcErr = 12,
     /// The peer posted no receive in time.
     RnrRetryExcErr = 13,
+    /// The peer aborted the request; not by the software device.
+    RemAbortErr = 16,
+    /// The device failed; not by the software device.
+    FatalErr = 19,
+    /// A response took too long; not by the software device.
+    RespTimeoutErr = 20,
+    /// Something else failed; not by the software device.
+    GeneralErr = 21,
 }
 
 impl WcStatus {
@@ -200,6 +210,7 @@ impl WcStatus {
             Self::LocQpOpErr => "LOC_QP_OP_ERR",
             Self::LocProtErr => "LOC_PROT_ERR",
             Self::WrFlushErr => "WR_FLUSH_ERR",
+            Self::MwBindErr => "MW_BIND_ERR",
             Self::BadRespErr => "BAD_RESP_ERR",
             Self::LocAccessErr => "LOC_ACCESS_ERR",
             Self::RemInvReqErr => "REM_INV_REQ_ERR",
@@ -207,6 +218,10 @@ impl WcStatus {
             Self::RemOpErr => "REM_OP_ERR",
             Self::RetryExcErr => "RETRY_EXC_ERR",
             Self::RnrRetryExcErr => "RNR_RETRY_EXC_ERR",
+            Self::RemAbortErr => "REM_ABORT_ERR",
+            Self::FatalErr => "FATAL_ERR",
+            Self::RespTimeoutErr => "RESP_TIMEOUT_ERR",
+            Self::GeneralErr => "GENERAL_ERR",
         }
     }
 }

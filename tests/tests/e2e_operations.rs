@@ -103,7 +103,7 @@ fn run(setup: &Setup) {
         let counters = side.ctx.counters();
         let drops: Vec<_> = counters.drops.iter().filter(|(_, count)| *count > 0).collect();
         assert_eq!(drops, [], "nothing was lost or malformed");
-        assert_eq!(side.ctx.backend(), setup.backend);
+        assert_eq!(side.ctx.backend(), Some(setup.backend));
     }
 }
 

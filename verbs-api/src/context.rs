@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use rocinante_netdev::{AnyPort, Backend, Capabilities, Interface, PortConfig, PortStats, auto};
+use rocinante_netdev::{Backend, Capabilities, PortStats};
 use rocinante_stack::Budget;
 use rocinante_stack::stats::{Counters, Drops};
 use rocinante_stack::types::Mtu;
@@ -11,8 +11,10 @@ use rocinante_stack::types::Mtu;
 use crate::cq::{CompChannel, Cq, CqKind};
 use crate::error::VerbsError;
 use crate::event::AsyncEvent;
+use crate::hw::HardwareAttr;
+use crate::open::OpenOptions;
 use crate::qp::{QpBuilder, QpCaps};
-use crate::soft::{self, Settings};
+use crate::{hw, soft};
 
 /// What a device may hold at most (`struct ibv_device_attr`); reported by [`Context::query_device`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,7 +31,7 @@ pub struct Limits {
     pub max_qp_wr: u32,
     /// Scatter-gather elements of a request.
     pub max_sge: u32,
-    /// Bytes of inline data.
+    /// Bytes of inline data; 0 if the device does not say.
     pub max_inline_data: u32,
     /// READs and atomics that a queue pair may have outstanding, in either direction.
     pub max_qp_rd_atom: u32,
@@ -60,7 +62,8 @@ impl Limits {
             ("max_inline_data", caps.max_inline_data, self.max_inline_data),
         ];
         for (name, wanted, max) in checks {
-            if wanted > max {
+            let unknown = name == "max_inline_data" && max == 0;
+            if wanted > max && !unknown {
                 return Err(VerbsError::Invalid(format!(
                     "{name} is {wanted}, the device takes {max} at most"
                 )));
@@ -70,151 +73,48 @@ impl Limits {
     }
 }
 
-/// How a device is opened.
-///
-/// ```no_run
-/// use rocinante::{Backend, OpenOptions};
-///
-/// let ctx = OpenOptions::new().netdev(Backend::Udp).open_interface("eth0")?;
-/// println!("{} on {}", ctx.name(), ctx.backend());
-/// # Ok::<(), rocinante::VerbsError>(())
-/// ```
-#[derive(Debug, Clone, Default)]
-pub struct OpenOptions {
-    netdev: Option<Backend>,
-    port: PortConfig,
-    limits: Limits,
-    window_max: Option<u32>,
-    no_background: bool,
-    advertise_credits: bool,
-}
-
-/// The environment variable that chooses the backend where the program does not: `afxdp`, `packet`, `udp` or `auto`.
-pub const NETDEV_VARIABLE: &str = "ROCINANTE_NETDEV";
-
-impl OpenOptions {
-    /// The defaults: the backend is chosen, buffers are large, a background thread drives the device.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Takes this backend or fails, instead of choosing.
-    #[must_use]
-    pub fn netdev(mut self, backend: Backend) -> Self {
-        self.netdev = Some(backend);
-        self
-    }
-
-    /// How the port is opened: buffer sizes, ring sizes.
-    #[must_use]
-    pub fn port(mut self, config: PortConfig) -> Self {
-        self.port = config;
-        self
-    }
-
-    /// What the device may hold.
-    #[must_use]
-    pub fn limits(mut self, limits: Limits) -> Self {
-        self.limits = limits;
-        self
-    }
-
-    /// The most packets that a queue pair has unacknowledged, 512 unless said otherwise. The peer's receive budget limits it further.
-    #[must_use]
-    pub fn window_max(mut self, packets: u32) -> Self {
-        self.window_max = Some(packets);
-        self
-    }
-
-    /// Whether acknowledgements tell the peer how many receives are posted, as hardware does; unless said otherwise they set
-    /// no limit, as those of Soft-RoCE, and a peer without a receive is told by RNR NAK.
-    #[must_use]
-    pub fn advertise_credits(mut self, yes: bool) -> Self {
-        self.advertise_credits = yes;
-        self
-    }
-
-    /// Whether a background thread drives the device while the program does not call it; it does unless said otherwise.
-    /// Without it, one-sided operations of peers are served only inside `poll`, and nothing is sent again in time.
-    #[must_use]
-    pub fn background(mut self, yes: bool) -> Self {
-        self.no_background = !yes;
-        self
-    }
-
-    /// Opens the device of the interface that has `address`, with that address only.
-    ///
-    /// # Errors
-    /// [`VerbsError::NoDevice`] if there is none; [`VerbsError::Open`] says what the backend lacks and what to do.
-    pub fn open(self, address: IpAddr) -> Result<Context, VerbsError> {
-        let iface = Interface::by_address(address)
-            .map_err(|_| VerbsError::NoDevice(format!("the address {address}")))?;
-        self.open_addresses(&iface, &[address])
-    }
-
-    /// Opens the device of an interface, with all its addresses.
-    ///
-    /// # Errors
-    /// As [`open`](Self::open).
-    pub fn open_interface(self, name: &str) -> Result<Context, VerbsError> {
-        let iface = Interface::by_name(name)
-            .map_err(|_| VerbsError::NoDevice(format!("the name {name:?}")))?;
-        let addresses: Vec<IpAddr> = iface.addresses.iter().map(|(address, _)| *address).collect();
-        self.open_addresses(&iface, &addresses)
-    }
-
-    /// Opens the device over a port made elsewhere, such as one of the simulator's.
-    ///
-    /// # Errors
-    /// [`VerbsError::Io`] if the operating system has no descriptors or threads left.
-    pub fn open_port(self, name: &str, port: AnyPort, why: &str) -> Result<Context, VerbsError> {
-        self.start(name, port, why.to_owned())
-    }
-
-    fn start(&self, name: &str, port: AnyPort, why: String) -> Result<Context, VerbsError> {
-        let settings = Settings {
-            limits: self.limits,
-            window_max: self.window_max.unwrap_or(512),
-            advertise_credits: self.advertise_credits,
-            background: !self.no_background,
-        };
-        let device = soft::Device::start(&settings, name, port, why)?;
-        Ok(Context { device: Device::Soft(device) })
-    }
-
-    fn open_addresses(
-        mut self,
-        iface: &Interface,
-        addresses: &[IpAddr],
-    ) -> Result<Context, VerbsError> {
-        if self.netdev.is_none()
-            && let Some(name) = std::env::var_os(NETDEV_VARIABLE)
-        {
-            let name = name.to_string_lossy();
-            if name != "auto" && !name.is_empty() {
-                self.netdev = Some(name.parse().map_err(VerbsError::Invalid)?);
-            }
-        }
-        let (port, choice) = auto::choose(iface, addresses, self.netdev, &self.port)?;
-        self.start(&iface.name, port, choice.to_string())
-    }
-}
-
 /// What a device can do (`struct ibv_device_attr`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceAttr {
     /// The limits.
     pub limits: Limits,
-    /// What the port can do.
-    pub port: Capabilities,
+    /// What the port of a device in software can do.
+    pub port: Option<Capabilities>,
+    /// What is known only of a device in hardware.
+    pub hardware: Option<HardwareAttr>,
     /// The largest path MTU that fits the link.
     pub active_mtu: Mtu,
-    /// Why this backend was chosen.
+    /// What carries the packets, and why that was chosen.
     pub chosen_because: String,
 }
 
-/// All counters of a device.
+/// What carries the packets of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Provider {
+    /// The device in software, over this backend.
+    Software(Backend),
+    /// A device of the kernel, through `libibverbs`.
+    Hardware,
+}
+
+impl Provider {
+    /// The name used on the command line and in JSON: `udp`, `packet`, `afxdp`, `sim`, `hw`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Software(backend) => backend.name(),
+            Self::Hardware => "hw",
+        }
+    }
+}
+
+impl std::fmt::Display for Provider {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// All counters of a device. Hardware counts for all its users together, and only what its driver shows in `hw_counters`; the rest is 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceCounters {
     /// What the transport did.
@@ -238,24 +138,28 @@ pub struct Context {
 #[derive(Debug, Clone)]
 pub(crate) enum Device {
     Soft(Arc<soft::Device>),
+    Hw(Arc<hw::Device>),
 }
 
 impl Device {
     pub(crate) fn limits(&self) -> &Limits {
         match self {
             Self::Soft(device) => &device.limits,
+            Self::Hw(device) => &device.limits,
         }
     }
 
     pub(crate) fn gids(&self) -> &[IpAddr] {
         match self {
             Self::Soft(device) => &device.gids,
+            Self::Hw(device) => &device.gids,
         }
     }
 
     pub(crate) fn active_mtu(&self) -> Mtu {
         match self {
             Self::Soft(device) => device.active_mtu,
+            Self::Hw(device) => device.active_mtu,
         }
     }
 
@@ -263,6 +167,7 @@ impl Device {
     pub(crate) fn advertised(&self) -> Budget {
         match self {
             Self::Soft(device) => device.advertised,
+            Self::Hw(device) => device.advertised(),
         }
     }
 
@@ -270,6 +175,8 @@ impl Device {
     pub(crate) fn has(&self, cq: &Cq) -> bool {
         match (self, &cq.kind) {
             (Self::Soft(device), CqKind::Soft(cq)) => Arc::ptr_eq(device, cq.device()),
+            (Self::Hw(device), CqKind::Hw(cq)) => Arc::ptr_eq(device, cq.device()),
+            _ => false,
         }
     }
 }
@@ -287,19 +194,38 @@ impl Context {
         self.device.limits()
     }
 
-    /// The interface's name.
+    /// Opens the device of this name: an RDMA device of the kernel, or a network interface: see [`OpenOptions::device`].
+    ///
+    /// # Errors
+    /// As [`OpenOptions::open`].
+    pub fn open_device(name: &str) -> Result<Self, VerbsError> {
+        OpenOptions::new().open_device(name)
+    }
+
+    /// Its name: that of the interface, or of the kernel's RDMA device.
     #[must_use]
     pub fn name(&self) -> &str {
         match &self.device {
             Device::Soft(device) => &device.name,
+            Device::Hw(device) => &device.name,
         }
     }
 
-    /// The backend that carries the packets.
+    /// What carries the packets.
     #[must_use]
-    pub fn backend(&self) -> Backend {
+    pub fn provider(&self) -> Provider {
         match &self.device {
-            Device::Soft(device) => device.capabilities.backend,
+            Device::Soft(device) => Provider::Software(device.capabilities.backend),
+            Device::Hw(_) => Provider::Hardware,
+        }
+    }
+
+    /// The backend that carries the packets, unless hardware does.
+    #[must_use]
+    pub fn backend(&self) -> Option<Backend> {
+        match self.provider() {
+            Provider::Software(backend) => Some(backend),
+            Provider::Hardware => None,
         }
     }
 
@@ -316,9 +242,17 @@ impl Context {
         match &self.device {
             Device::Soft(device) => DeviceAttr {
                 limits: device.limits,
-                port: device.capabilities.clone(),
+                port: Some(device.capabilities.clone()),
+                hardware: None,
                 active_mtu: device.active_mtu,
                 chosen_because: device.why.clone(),
+            },
+            Device::Hw(device) => DeviceAttr {
+                limits: device.limits,
+                port: None,
+                hardware: Some(device.attr.clone()),
+                active_mtu: device.active_mtu,
+                chosen_because: "the kernel's RDMA device, through libibverbs".to_owned(),
             },
         }
     }
@@ -328,14 +262,16 @@ impl Context {
     pub fn counters(&self) -> DeviceCounters {
         match &self.device {
             Device::Soft(device) => device.counters(),
+            Device::Hw(device) => device.counters(),
         }
     }
 
-    /// Makes a protection domain (`ibv_alloc_pd(3)`).
+    /// Makes a protection domain (`ibv_alloc_pd(3)`). If a device in hardware has none left, what is made in the domain says so.
     #[must_use]
     pub fn alloc_pd(&self) -> Pd {
         let kind = match &self.device {
             Device::Soft(device) => PdKind::Soft(soft::Pd::new(device)),
+            Device::Hw(device) => PdKind::Hw(hw::Pd::new(device)),
         };
         Pd { inner: Arc::new(PdInner { kind, device: self.device.clone() }) }
     }
@@ -369,6 +305,8 @@ impl Context {
     pub fn progress(&self) {
         match &self.device {
             Device::Soft(device) => device.progress(),
+            // It drives itself.
+            Device::Hw(_) => {}
         }
     }
 
@@ -377,6 +315,7 @@ impl Context {
     pub fn poll_async_event(&self) -> Option<AsyncEvent> {
         match &self.device {
             Device::Soft(device) => device.next_event(),
+            Device::Hw(device) => device.next_event(),
         }
     }
 
@@ -385,6 +324,7 @@ impl Context {
     pub fn async_fd(&self) -> std::os::fd::BorrowedFd<'_> {
         match &self.device {
             Device::Soft(device) => device.event_fd(),
+            Device::Hw(device) => device.event_fd(),
         }
     }
 }
@@ -404,6 +344,7 @@ pub(crate) struct PdInner {
 #[derive(Debug)]
 pub(crate) enum PdKind {
     Soft(soft::Pd),
+    Hw(hw::Pd),
 }
 
 impl Pd {

@@ -8,7 +8,7 @@ use rocinante_stack::verbs::Cqe;
 
 use crate::context::{Context, Device};
 use crate::error::VerbsError;
-use crate::soft;
+use crate::{hw, soft};
 
 /// A completion (`struct ibv_wc`).
 pub type Wc = Cqe;
@@ -23,6 +23,7 @@ pub struct Cq {
 #[derive(Debug, Clone)]
 pub(crate) enum CqKind {
     Soft(Arc<soft::Cq>),
+    Hw(Arc<hw::Cq>),
 }
 
 impl Cq {
@@ -37,12 +38,22 @@ impl Cq {
                 "a completion queue has 1 to {max} entries, not {depth}"
             )));
         }
-        let kind = match &ctx.device {
-            Device::Soft(device) => {
-                let channel = channel.map(|channel| match &channel.kind {
-                    ChannelKind::Soft(channel) => channel,
-                });
-                CqKind::Soft(soft::Cq::create(device, depth, channel)?)
+        let kind = match (&ctx.device, channel.map(|channel| &channel.kind)) {
+            (Device::Soft(device), None) => CqKind::Soft(soft::Cq::create(device, depth, None)?),
+            (Device::Soft(device), Some(ChannelKind::Soft(channel)))
+                if Arc::ptr_eq(device, channel.device()) =>
+            {
+                CqKind::Soft(soft::Cq::create(device, depth, Some(channel))?)
+            }
+            (Device::Hw(device), None) => CqKind::Hw(hw::Cq::create(device, depth, None)?),
+            (Device::Hw(device), Some(ChannelKind::Hw(channel)))
+                if Arc::ptr_eq(device, channel.device()) =>
+            {
+                CqKind::Hw(hw::Cq::create(device, depth, Some(channel))?)
+            }
+            (_, Some(_)) => {
+                let why = "the completion channel belongs to another device";
+                return Err(VerbsError::Invalid(why.into()));
             }
         };
         Ok(Self { kind })
@@ -53,6 +64,7 @@ impl Cq {
     pub fn number(&self) -> u32 {
         match &self.kind {
             CqKind::Soft(cq) => cq.id().0,
+            CqKind::Hw(cq) => cq.number(),
         }
     }
 
@@ -61,6 +73,7 @@ impl Cq {
     pub fn depth(&self) -> usize {
         match &self.kind {
             CqKind::Soft(cq) => cq.depth(),
+            CqKind::Hw(cq) => cq.depth(),
         }
     }
 
@@ -74,6 +87,7 @@ impl Cq {
     pub fn poll(&self, out: &mut [Option<Wc>]) -> Result<usize, VerbsError> {
         match &self.kind {
             CqKind::Soft(cq) => cq.poll(out),
+            CqKind::Hw(cq) => cq.poll(out),
         }
     }
 
@@ -85,6 +99,7 @@ impl Cq {
     pub fn poll_one(&self) -> Result<Option<Wc>, VerbsError> {
         match &self.kind {
             CqKind::Soft(cq) => cq.poll_one(),
+            CqKind::Hw(cq) => cq.poll_one(),
         }
     }
 
@@ -123,7 +138,8 @@ impl Cq {
                 cq.req_notify(solicited_only);
                 Ok(())
             }
-            CqKind::Soft(_) => {
+            CqKind::Hw(cq) if cq.has_channel() => cq.req_notify(solicited_only),
+            CqKind::Soft(_) | CqKind::Hw(_) => {
                 Err(VerbsError::Invalid("the completion queue has no channel".into()))
             }
         }
@@ -139,6 +155,10 @@ impl Cq {
                 Ok(_) => return Ok(()),
                 Err(cq) => CqKind::Soft(cq),
             },
+            CqKind::Hw(cq) => match Arc::try_unwrap(cq) {
+                Ok(_) => return Ok(()),
+                Err(cq) => CqKind::Hw(cq),
+            },
         };
         let why = VerbsError::Busy("a queue pair or another handle uses the completion queue");
         Err((Self { kind }, why))
@@ -149,6 +169,8 @@ impl PartialEq for Cq {
     fn eq(&self, other: &Self) -> bool {
         match (&self.kind, &other.kind) {
             (CqKind::Soft(a), CqKind::Soft(b)) => Arc::ptr_eq(a, b),
+            (CqKind::Hw(a), CqKind::Hw(b)) => Arc::ptr_eq(a, b),
+            _ => false,
         }
     }
 }
@@ -163,12 +185,14 @@ pub struct CompChannel {
 #[derive(Debug, Clone)]
 enum ChannelKind {
     Soft(soft::Channel),
+    Hw(Arc<hw::Channel>),
 }
 
 impl CompChannel {
     pub(crate) fn create(ctx: &Context) -> Result<Self, VerbsError> {
         let kind = match &ctx.device {
             Device::Soft(device) => ChannelKind::Soft(soft::Channel::create(device)?),
+            Device::Hw(device) => ChannelKind::Hw(hw::Channel::create(device)?),
         };
         Ok(Self { kind })
     }
@@ -178,6 +202,7 @@ impl CompChannel {
     pub fn try_event(&self) -> Option<Cq> {
         let kind = match &self.kind {
             ChannelKind::Soft(channel) => CqKind::Soft(channel.try_event()?),
+            ChannelKind::Hw(channel) => CqKind::Hw(channel.try_event()?),
         };
         Some(Cq { kind })
     }
@@ -198,6 +223,7 @@ impl CompChannel {
             }
             match &self.kind {
                 ChannelKind::Soft(channel) => channel.wait(deadline),
+                ChannelKind::Hw(channel) => channel.wait(deadline),
             }
         }
     }
@@ -207,6 +233,7 @@ impl AsFd for CompChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match &self.kind {
             ChannelKind::Soft(channel) => channel.fd(),
+            ChannelKind::Hw(channel) => channel.fd(),
         }
     }
 }

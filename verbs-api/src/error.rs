@@ -6,6 +6,8 @@ use std::io;
 use rocinante_netdev::OpenError;
 use rocinante_stack::{ModifyError, PostError};
 
+use crate::hw::HardwareError;
+
 /// Why a call failed. Nothing has changed then, unless it says so.
 #[derive(Debug)]
 #[non_exhaustive]
@@ -33,6 +35,8 @@ pub enum VerbsError {
     Path(io::Error),
     /// The exchange of connection data failed.
     Exchange(String),
+    /// The system's RDMA stack refused, or a device of it.
+    Hardware(Box<HardwareError>),
     /// The operating system refused.
     Io(io::Error),
     /// The time given is over (`ETIMEDOUT`).
@@ -53,6 +57,7 @@ impl VerbsError {
             Self::Path(error) | Self::Io(error) => {
                 error.raw_os_error().unwrap_or(Errno::IO.raw_os_error())
             }
+            Self::Hardware(error) => error.errno(),
             Self::Exchange(_) => Errno::PROTO.raw_os_error(),
             Self::TimedOut => Errno::TIMEDOUT.raw_os_error(),
         }
@@ -79,6 +84,7 @@ impl fmt::Display for VerbsError {
                  same address family"
             ),
             Self::Exchange(why) => write!(f, "exchange of connection data: {why}"),
+            Self::Hardware(error) => error.fmt(f),
             Self::Io(error) => error.fmt(f),
             Self::TimedOut => f.write_str("the time given is over"),
         }
@@ -92,6 +98,7 @@ impl std::error::Error for VerbsError {
             Self::Post(error) => Some(error),
             Self::Modify(error) => Some(error),
             Self::Path(error) | Self::Io(error) => Some(error),
+            Self::Hardware(error) => Some(&**error),
             _ => None,
         }
     }

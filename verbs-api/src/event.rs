@@ -23,4 +23,17 @@ pub enum AsyncEvent {
     /// The interface is gone (`IBV_EVENT_DEVICE_FATAL`): every queue pair is in the error state, and the device is good for
     /// nothing but being closed.
     DeviceFatal,
+    /// The port came up (`IBV_EVENT_PORT_ACTIVE`); of hardware only, as are the next.
+    PortActive,
+    /// The port went down (`IBV_EVENT_PORT_ERR`).
+    PortErr,
+    /// The addresses of the port changed (`IBV_EVENT_GID_CHANGE`): open the device again to see them.
+    GidChange,
+    /// Another one.
+    Other {
+        /// Its number in `enum ibv_event_type`.
+        kind: i32,
+        /// Of the queue pair or completion queue that it is about, if it is about one.
+        number: Option<u32>,
+    },
 }

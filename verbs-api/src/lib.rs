@@ -50,18 +50,25 @@ mod cq;
 mod error;
 mod event;
 mod exchange;
+mod hw;
 mod memory;
 mod mr;
+mod open;
 mod qp;
 mod soft;
 mod wake;
 
-pub use context::{Context, DeviceAttr, DeviceCounters, Limits, NETDEV_VARIABLE, OpenOptions, Pd};
+pub use context::{Context, DeviceAttr, DeviceCounters, Limits, Pd, Provider};
 pub use cq::{CompChannel, Cq, Wc};
 pub use error::VerbsError;
 pub use event::AsyncEvent;
 pub use exchange::{Endpoint, Exchange, Hello, PeerWatch, RemoteRegion};
+pub use hw::{
+    Atomics, HardwareAttr, HardwareDevice, HardwareError, HardwareGid, HardwarePort,
+    hardware_devices,
+};
 pub use mr::Mr;
+pub use open::{DEVICE_VARIABLE, NETDEV_VARIABLE, OpenOptions};
 pub use qp::{
     ConnectOptions, ModifyAttr, PeerPath, PostListError, PreparedQp, Qp, QpBuilder, QpCaps,
 };

@@ -9,7 +9,7 @@ use rocinante_stack::types::Key;
 use crate::context::{Pd, PdKind};
 use crate::error::VerbsError;
 use crate::memory::{Buffer, Range};
-use crate::soft;
+use crate::{hw, soft};
 
 impl Pd {
     /// Allocates `len` zero bytes and registers them. The region owns them.
@@ -62,6 +62,7 @@ pub struct Mr {
 #[derive(Debug)]
 enum MrKind {
     Soft(soft::Registration),
+    Hw(hw::Registration),
 }
 
 impl Mr {
@@ -70,7 +71,8 @@ impl Mr {
             return Err(VerbsError::Invalid(format!("there are no {len} bytes of memory")));
         };
         let range = Range { address: buffer.address(), len };
-        Self::insert(pd, range, access, Some(buffer))
+        // SAFETY: the buffer lives as long as the region, and all access to it is by the region's methods.
+        unsafe { Self::insert(pd, range, access, Some(buffer)) }
     }
 
     /// # Safety
@@ -81,10 +83,13 @@ impl Mr {
         len: usize,
         access: Access,
     ) -> Result<Self, VerbsError> {
-        Self::insert(pd, Range { address: start as u64, len }, access, None)
+        // SAFETY: the caller's promise is passed on.
+        unsafe { Self::insert(pd, Range { address: start as u64, len }, access, None) }
     }
 
-    fn insert(
+    /// # Safety
+    /// As [`Pd::register`].
+    unsafe fn insert(
         pd: &Pd,
         range: Range,
         access: Access,
@@ -97,6 +102,10 @@ impl Mr {
         }
         let kind = match &pd.inner.kind {
             PdKind::Soft(pd) => MrKind::Soft(soft::Registration::insert(pd, range, access)?),
+            PdKind::Hw(pd) => {
+                // SAFETY: the caller's promise is passed on.
+                MrKind::Hw(unsafe { hw::Registration::insert(pd, range, access) }?)
+            }
         };
         Ok(Self { kind, range, access, _buffer: buffer, _pd: pd.clone() })
     }
@@ -107,6 +116,7 @@ impl Mr {
     pub fn lkey(&self) -> Key {
         match &self.kind {
             MrKind::Soft(registration) => registration.key(),
+            MrKind::Hw(registration) => registration.lkey(),
         }
     }
 
@@ -116,6 +126,7 @@ impl Mr {
     pub fn rkey(&self) -> Key {
         match &self.kind {
             MrKind::Soft(registration) => registration.key(),
+            MrKind::Hw(registration) => registration.rkey(),
         }
     }
 
@@ -220,23 +231,27 @@ impl Mr {
     /// Deregisters it (`ibv_dereg_mr(3)`); its key is refused from now on.
     ///
     /// # Errors
-    /// [`VerbsError::Busy`], with the region, while a posted request names it.
+    /// [`VerbsError::Busy`], with the region, while a posted request names it. Hardware does not look at what is posted: such
+    /// requests fail, as if the region had been dropped.
     // The region comes back by value, as a protection domain and a completion queue do.
     #[allow(clippy::result_large_err)]
     pub fn deregister(mut self) -> Result<(), (Self, VerbsError)> {
         let removed = match &mut self.kind {
             MrKind::Soft(registration) => registration.remove(),
+            MrKind::Hw(registration) => registration.remove(),
         };
         removed.map_err(|why| (self, why))
     }
 
-    /// Why an access of a peer through this key would be refused, for diagnosis.
+    /// Why an access of a peer through this key would be refused, for diagnosis. Of a device in hardware only range and flags are
+    /// known.
     ///
     /// # Errors
     /// [`AccessError`].
     pub fn check(&self, address: u64, len: u32, need: Access) -> Result<(), AccessError> {
         match &self.kind {
             MrKind::Soft(registration) => registration.check(address, len, need),
+            MrKind::Hw(registration) => registration.check(address, len, need),
         }
     }
 

@@ -2,6 +2,7 @@
 
 mod attr;
 mod builder;
+mod state;
 
 use std::net::IpAddr;
 
@@ -12,11 +13,12 @@ use rocinante_stack::verbs::{QpState, RecvWr, SendWr};
 
 pub use self::attr::{ConnectOptions, ModifyAttr, PeerPath, PostListError, QpCaps};
 pub use self::builder::{PreparedQp, QpBuilder};
+pub(crate) use self::state::StateCell;
 use crate::context::Pd;
 use crate::cq::Cq;
 use crate::error::VerbsError;
 use crate::exchange::Endpoint;
-use crate::soft;
+use crate::{hw, soft};
 
 /// A queue pair. Everything may be called from any thread.
 ///
@@ -35,6 +37,7 @@ pub struct Qp {
 #[derive(Debug)]
 enum QpKind {
     Soft(soft::Qp),
+    Hw(hw::Qp),
 }
 
 impl Qp {
@@ -43,6 +46,7 @@ impl Qp {
     pub fn qpn(&self) -> Qpn {
         match &self.kind {
             QpKind::Soft(qp) => qp.qpn(),
+            QpKind::Hw(qp) => qp.qpn(),
         }
     }
 
@@ -64,11 +68,12 @@ impl Qp {
     /// # Errors
     /// [`VerbsError::Modify`] says which attribute is missing, too much or out of range, or that the states do not follow
     /// each other; [`VerbsError::Path`] that there is no way to the peer; [`VerbsError::Invalid`] that a limit of the
-    /// device is exceeded.
+    /// device is exceeded; [`VerbsError::Hardware`] that the kernel's device refuses.
     pub fn modify(&self, change: &ModifyAttr) -> Result<(), VerbsError> {
         self.check_limits(&change.attr)?;
         match &self.kind {
             QpKind::Soft(qp) => qp.modify(change),
+            QpKind::Hw(qp) => qp.modify(change),
         }
     }
 
@@ -127,6 +132,7 @@ impl Qp {
     pub fn query(&self) -> (QpState, QpAttr, QpCaps) {
         match &self.kind {
             QpKind::Soft(qp) => qp.query(),
+            QpKind::Hw(qp) => qp.query(),
         }
     }
 
@@ -145,6 +151,7 @@ impl Qp {
     pub fn post_send(&self, list: &[SendWr<'_>]) -> Result<(), PostListError> {
         match &self.kind {
             QpKind::Soft(qp) => qp.post_send(list),
+            QpKind::Hw(qp) => qp.post_send(list),
         }
     }
 
@@ -156,6 +163,7 @@ impl Qp {
     pub fn post_recv(&self, list: &[RecvWr<'_>]) -> Result<(), PostListError> {
         match &self.kind {
             QpKind::Soft(qp) => qp.post_recv(list),
+            QpKind::Hw(qp) => qp.post_recv(list),
         }
     }
 

@@ -103,7 +103,7 @@ impl<'a> Round<'a> {
             " {what} {verb} {who} {peer} (TCP {}) from {local} on {}, netdev {}, path MTU {mtu}, {} QP{}, tx depth {}",
             session.peer(),
             ctx.name(),
-            ctx.backend(),
+            ctx.provider(),
             plan.qps,
             if plan.qps == 1 { "" } else { "s" },
             plan.tx_depth,

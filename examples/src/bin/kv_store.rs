@@ -130,7 +130,7 @@ fn serve(address: SocketAddr) -> Result<(), VerbsError> {
     println!(
         "{SLOTS} slots of {SLOT} bytes at {address}, device {} ({})",
         ctx.name(),
-        ctx.backend()
+        ctx.provider()
     );
     for number in 1.. {
         let exchange = Exchange::accept_from(&listener)?;

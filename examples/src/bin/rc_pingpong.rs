@@ -41,7 +41,7 @@ fn run(bind: IpAddr, args: &Args) -> Result<(), VerbsError> {
 
     // A device is a network interface and the backend that carries its packets: here the one with our address.
     let ctx = Context::open(bind)?;
-    println!("device {} ({})", ctx.name(), ctx.backend());
+    println!("device {} ({})", ctx.name(), ctx.provider());
 
     // Regions and queue pairs that may work together are in one protection domain.
     let pd = ctx.alloc_pd();

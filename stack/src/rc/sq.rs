@@ -59,11 +59,14 @@ pub enum PostError {
     InlineResponse,
     /// An atomic that is not aligned to eight bytes, or has not room for eight (`EINVAL`).
     BadAtomic,
+    /// A device in hardware refused it, with this errno; never the software device.
+    Refused(i32),
 }
 
 impl core::fmt::Display for PostError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.write_str(match self {
+            Self::Refused(errno) => return write!(f, "the device refused it: errno {errno}"),
             Self::UnknownQp => "no such queue pair",
             Self::State => {
                 "the queue pair's state does not allow it: receives need INIT, sends need RTS"

@@ -10,7 +10,7 @@ use crate::context::{Pd, PdKind};
 use crate::cq::{Cq, CqKind};
 use crate::error::VerbsError;
 use crate::exchange::Endpoint;
-use crate::soft;
+use crate::{hw, soft};
 
 /// Makes queue pairs: see [`Pd::qp`].
 #[derive(Debug, Clone)]
@@ -102,9 +102,7 @@ impl QpBuilder {
     pub fn build_reset(self) -> Result<Qp, VerbsError> {
         let device = self.pd.device();
         if !device.has(&self.send_cq) || !device.has(&self.recv_cq) {
-            return Err(VerbsError::Invalid(
-                "protection domain and completion queues belong to different devices".into(),
-            ));
+            return Err(foreign());
         }
         device.limits().check(&self.caps)?;
         let Some(local) = device.gids().get(self.gid_index).copied() else {
@@ -116,6 +114,13 @@ impl QpBuilder {
                 let attr = soft::QpInitAttr { send_cq, recv_cq, caps, sq_sig_all, local };
                 QpKind::Soft(soft::Qp::create(pd, &attr)?)
             }
+            (PdKind::Hw(pd), CqKind::Hw(send_cq), CqKind::Hw(recv_cq)) => {
+                let Self { caps, sq_sig_all, gid_index, .. } = self;
+                let attr = hw::QpInitAttr { send_cq, recv_cq, caps, sq_sig_all, gid_index };
+                QpKind::Hw(hw::Qp::create(pd, &attr)?)
+            }
+            // `has` said so.
+            _ => return Err(foreign()),
         };
         Ok(Qp {
             kind,
@@ -137,6 +142,11 @@ impl QpBuilder {
         qp.modify(&ModifyAttr::init(access))?;
         Ok(PreparedQp { qp })
     }
+}
+
+fn foreign() -> VerbsError {
+    let why = "protection domain and completion queues belong to different devices";
+    VerbsError::Invalid(why.into())
 }
 
 /// A queue pair in the INIT state: receives can be posted, nothing can be sent yet.

@@ -227,6 +227,10 @@ impl Channel {
         Ok(Self { device: device.clone(), shared: Arc::new(shared) })
     }
 
+    pub(crate) fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
     /// The queue of the next event, if there is one now.
     pub(crate) fn try_event(&self) -> Option<Arc<Cq>> {
         loop {

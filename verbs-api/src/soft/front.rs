@@ -1,7 +1,7 @@
 //! The posting side of a queue pair: what is checked before the engine sees a request, and where requests wait
 //! while another thread drives the engine.
 
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use rocinante_stack::PostError;
@@ -10,7 +10,7 @@ use rocinante_stack::types::Qpn;
 use rocinante_stack::verbs::{QpState, RecvWr, SendData, SendOp, SendWr};
 
 use super::shard::Shard;
-use crate::qp::QpCaps;
+use crate::qp::{QpCaps, StateCell};
 
 /// What a queue pair shares between those who post and those who drive.
 #[derive(Debug)]
@@ -19,7 +19,7 @@ pub(crate) struct QpShared {
     pub(super) front: Mutex<Front>,
     pub(crate) send_retired: AtomicU64,
     pub(crate) recv_retired: AtomicU64,
-    state: AtomicU8,
+    state: StateCell,
     caps: QpCaps,
 }
 
@@ -56,7 +56,7 @@ impl QpShared {
             front: Mutex::new(front),
             send_retired: AtomicU64::new(0),
             recv_retired: AtomicU64::new(0),
-            state: AtomicU8::new(0),
+            state: StateCell::default(),
             caps,
         }
     }
@@ -82,13 +82,8 @@ impl QpShared {
         self.recv_retired.store(front.recvs, Ordering::Release);
     }
 
-    pub(super) fn state(&self) -> QpState {
-        QpState::ALL[usize::from(self.state.load(Ordering::Acquire))]
-    }
-
     pub(super) fn set_state(&self, state: QpState) {
-        let index = QpState::ALL.iter().position(|s| *s == state).unwrap_or(0);
-        self.state.store(u8::try_from(index).unwrap_or(0), Ordering::Release);
+        self.state.set(state);
     }
 
     /// Gives staged requests to the engine.
@@ -97,7 +92,7 @@ impl QpShared {
     }
 
     pub(super) fn check_send(&self, front: &Front, wr: &SendWr<'_>) -> Result<(), PostError> {
-        match self.state() {
+        match self.state.get() {
             QpState::Rts | QpState::Sqd | QpState::Err => {}
             _ => return Err(PostError::State),
         }
@@ -109,7 +104,7 @@ impl QpShared {
     }
 
     pub(super) fn check_recv(&self, front: &Front, wr: &RecvWr<'_>) -> Result<(), PostError> {
-        if self.state() == QpState::Reset {
+        if self.state.get() == QpState::Reset {
             return Err(PostError::State);
         }
         let out = front.recvs - self.recv_retired.load(Ordering::Acquire);
@@ -119,7 +114,6 @@ impl QpShared {
         self.caps.check_recv(wr)
     }
 }
-
 
 impl Front {
     #[allow(clippy::cast_possible_truncation)]

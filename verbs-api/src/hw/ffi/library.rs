@@ -1,0 +1,73 @@
+//! `libibverbs.so.1`, opened at run time.
+#![allow(unsafe_code)]
+
+use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::sync::OnceLock;
+
+use super::abi::{
+    AsyncEvent, CompChannel, Context, Cq, Device, DeviceAttr, Mr, Pd, PortAttr, Qp, QpAttr,
+    QpInitAttr,
+};
+
+/// The name under which the dynamic linker finds it.
+pub(in crate::hw) const SONAME: &str = "libibverbs.so.1";
+
+macro_rules! library {
+    ($( fn $name:ident($($argument:ty),*) $(-> $result:ty)?; )*) => {
+        /// The functions of the library that are used. It is never closed.
+        #[derive(Debug)]
+        pub(in crate::hw) struct Library {
+            $( pub(super) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?, )*
+        }
+
+        impl Library {
+            fn load() -> Result<Self, String> {
+                // SAFETY: the constructors of the system's libibverbs may run on any thread.
+                let handle = unsafe { libloading::Library::new(SONAME) };
+                let handle = handle.map_err(|error| error.to_string())?;
+                let library = Self {
+                    // SAFETY: the type is that of the function in `verbs.h`, which has not changed since the
+                    // version node IBVERBS_1.1, whose symbols are the default ones.
+                    $( $name: *unsafe { handle.get(stringify!($name)) }.map_err(|error| error.to_string())?, )*
+                };
+                // The functions are called until the process ends.
+                std::mem::forget(handle);
+                Ok(library)
+            }
+        }
+    };
+}
+
+library! {
+    fn ibv_get_device_list(*mut c_int) -> *mut *mut Device;
+    fn ibv_free_device_list(*mut *mut Device);
+    fn ibv_get_device_name(*mut Device) -> *const c_char;
+    fn ibv_open_device(*mut Device) -> *mut Context;
+    fn ibv_close_device(*mut Context) -> c_int;
+    fn ibv_query_device(*mut Context, *mut DeviceAttr) -> c_int;
+    fn ibv_query_port(*mut Context, u8, *mut PortAttr) -> c_int;
+    fn ibv_get_async_event(*mut Context, *mut AsyncEvent) -> c_int;
+    fn ibv_ack_async_event(*mut AsyncEvent);
+    fn ibv_alloc_pd(*mut Context) -> *mut Pd;
+    fn ibv_dealloc_pd(*mut Pd) -> c_int;
+    fn ibv_reg_mr(*mut Pd, *mut c_void, usize, c_int) -> *mut Mr;
+    fn ibv_dereg_mr(*mut Mr) -> c_int;
+    fn ibv_create_comp_channel(*mut Context) -> *mut CompChannel;
+    fn ibv_destroy_comp_channel(*mut CompChannel) -> c_int;
+    fn ibv_get_cq_event(*mut CompChannel, *mut *mut Cq, *mut *mut c_void) -> c_int;
+    fn ibv_ack_cq_events(*mut Cq, c_uint);
+    fn ibv_create_cq(*mut Context, c_int, *mut c_void, *mut CompChannel, c_int) -> *mut Cq;
+    fn ibv_destroy_cq(*mut Cq) -> c_int;
+    fn ibv_create_qp(*mut Pd, *mut QpInitAttr) -> *mut Qp;
+    fn ibv_modify_qp(*mut Qp, *mut QpAttr, c_int) -> c_int;
+    fn ibv_query_qp(*mut Qp, *mut QpAttr, c_int, *mut QpInitAttr) -> c_int;
+    fn ibv_destroy_qp(*mut Qp) -> c_int;
+}
+
+impl Library {
+    /// The library, loaded once; or why it cannot be.
+    pub(in crate::hw) fn get() -> Result<&'static Self, &'static str> {
+        static LIBRARY: OnceLock<Result<Library, String>> = OnceLock::new();
+        LIBRARY.get_or_init(Self::load).as_ref().map_err(String::as_str)
+    }
+}

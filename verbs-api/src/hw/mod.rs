@@ -1,0 +1,261 @@
+//! The hardware provider: devices of the kernel, used through the system's `libibverbs`, which is opened at run time.
+//!
+//! Only `ffi` is unsafe, and `mr` passes its caller's promise on. Its handles own the library's objects; here they are given the meaning of our API.
+
+mod convert;
+mod error;
+mod ffi;
+mod mr;
+mod queue;
+mod sysfs;
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use rocinante_netdev::PortStats;
+use rocinante_stack::Budget;
+use rocinante_stack::stats::{Counters, Drops};
+use rocinante_stack::types::Mtu;
+
+pub use self::error::HardwareError;
+use self::ffi::Library;
+pub(crate) use self::mr::Registration;
+pub(crate) use self::queue::{Channel, Cq, Qp, QpInitAttr};
+pub use self::sysfs::{HardwareDevice, HardwareGid, HardwarePort, hardware_devices};
+use crate::context::{DeviceCounters, Limits};
+use crate::error::VerbsError;
+use crate::event::AsyncEvent;
+
+/// What is known only of a device in hardware (`struct ibv_device_attr`, `struct ibv_port_attr`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HardwareAttr {
+    /// Version of its firmware; empty if it has none.
+    pub firmware: String,
+    /// The node's GUID.
+    pub node_guid: u64,
+    /// IEEE number of the vendor.
+    pub vendor_id: u32,
+    /// The vendor's number of the part.
+    pub vendor_part_id: u32,
+    /// The vendor's number of the version.
+    pub hw_ver: u32,
+    /// Bytes of the largest region.
+    pub max_mr_size: u64,
+    /// How far its atomics are atomic.
+    pub atomics: Atomics,
+    /// The port that is used, by the device's count.
+    pub port: u8,
+    /// The largest path MTU that the port could have.
+    pub max_mtu: Mtu,
+    /// Bytes of the longest message.
+    pub max_msg_sz: u32,
+    /// Where each of [`Context::gids`](crate::Context::gids) is in the device's table.
+    pub gid_indices: Vec<u8>,
+}
+
+/// How far atomics are atomic (`enum ibv_atomic_cap`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Atomics {
+    /// The device has none.
+    None,
+    /// Against other atomics of this device; not against the processor's.
+    Device,
+    /// Against the processor's, too.
+    Global,
+}
+
+/// An open device, and the one of its ports that is used.
+#[derive(Debug)]
+pub(crate) struct Device {
+    context: Arc<ffi::Context>,
+    pub(crate) name: String,
+    pub(crate) limits: Limits,
+    pub(crate) active_mtu: Mtu,
+    pub(crate) gids: Vec<IpAddr>,
+    pub(crate) attr: HardwareAttr,
+}
+
+/// A name on a command line: of a device, with a port behind a colon or not.
+fn split(name: &str) -> (&str, Option<u8>) {
+    let split = name.rsplit_once(':').and_then(|(name, port)| Some((name, port.parse().ok()?)));
+    split.map_or((name, None), |(name, port)| (name, Some(port)))
+}
+
+/// Whether the kernel has such a device.
+pub(crate) fn exists(name: &str) -> bool {
+    name == ANY || hardware_devices().iter().any(|device| device.name == split(name).0)
+}
+
+/// The name that stands for any device.
+pub(crate) const ANY: &str = "hw";
+
+/// There is neither such an RDMA device nor such an interface.
+pub(crate) fn no_device(name: &str) -> VerbsError {
+    error::no_device(name)
+}
+
+/// The device of this name, or any, and a port of it that can be used: the one named, or the first; with the address, if one
+/// is given.
+fn choose<'a>(
+    devices: &'a [HardwareDevice],
+    name: &str,
+    address: Option<IpAddr>,
+) -> Result<(&'a HardwareDevice, &'a HardwarePort), VerbsError> {
+    let (wanted, number) = split(name);
+    let named = |device: &&HardwareDevice| wanted == ANY || device.name == wanted;
+    let candidates: Vec<&HardwareDevice> = devices.iter().filter(named).collect();
+    let [first, ..] = candidates[..] else { return Err(error::no_device(name)) };
+    let ports =
+        candidates.iter().flat_map(|device| device.ports.iter().map(|port| (*device, port)));
+    let usable: Vec<_> = ports
+        .filter(|(_, port)| number.is_none_or(|number| number == port.number))
+        .filter(|(_, port)| port.is_usable())
+        .collect();
+    let has = |port: &HardwarePort, address| port.gids.iter().any(|gid| gid.address == address);
+    match (usable.first(), address) {
+        (None, _) => Err(error::bad_port(first, number)),
+        (Some(found), None) => Ok(*found),
+        (Some(_), Some(address)) => {
+            usable.iter().find(|(_, port)| has(port, address)).copied().ok_or_else(|| {
+                error::no_address((wanted != ANY).then_some(wanted), devices, address)
+            })
+        }
+    }
+}
+
+impl Device {
+    /// Opens the device of this name, or any, with all its addresses or only one.
+    pub(crate) fn open(name: &str, address: Option<IpAddr>) -> Result<Arc<Self>, VerbsError> {
+        let devices = hardware_devices();
+        let (device, port) = choose(&devices, name, address)?;
+        let library = Library::get().map_err(error::no_library)?;
+        let context = Self::open_context(library, device)?;
+        let attr =
+            context.query_device().map_err(|error| error::failed("ibv_query_device", error))?;
+        let port_attr = context
+            .query_port(port.number)
+            .map_err(|error| error::failed("ibv_query_port", error))?;
+        let active_mtu = convert::mtu(port_attr.active_mtu)
+            .ok_or_else(|| error::bad_port(device, Some(port.number)))?;
+        let gids = port.gids.iter().filter(|gid| address.is_none_or(|only| only == gid.address));
+        let (gids, gid_indices) = gids.map(|gid| (gid.address, gid.index)).unzip();
+        Ok(Arc::new(Self {
+            context: Arc::new(context),
+            name: device.name.clone(),
+            limits: convert::limits(&attr),
+            active_mtu,
+            gids,
+            attr: HardwareAttr {
+                gid_indices,
+                ..convert::hardware_attr(&attr, &port_attr, port.number)
+            },
+        }))
+    }
+
+    fn open_context(
+        library: &'static Library,
+        device: &HardwareDevice,
+    ) -> Result<ffi::Context, VerbsError> {
+        match ffi::Context::open(library, &device.name) {
+            Ok(Some(context)) => Ok(context),
+            Ok(None) => Err(error::not_listed(device)),
+            Err(ffi::OpenError::List(error)) => Err(error::cannot_list(error)),
+            Err(ffi::OpenError::Open(error)) => Err(error::cannot_open(device, error)),
+        }
+    }
+
+    /// What peers are told of its receive queue: nothing, so they assume what they assume of strangers.
+    pub(crate) fn advertised(&self) -> Budget {
+        Budget::STRANGER
+    }
+
+    pub(crate) fn counters(&self) -> DeviceCounters {
+        let mut transport = Counters::default();
+        let mut port = PortStats::default();
+        for (name, value) in sysfs::counters(&self.name, self.attr.port) {
+            convert::count(&name, value, &mut transport, &mut port);
+        }
+        DeviceCounters { transport, drops: Drops::default(), port, refused: (0, 0) }
+    }
+
+    pub(crate) fn next_event(&self) -> Option<AsyncEvent> {
+        self.context.next_event().map(convert::event)
+    }
+
+    pub(crate) fn event_fd(&self) -> BorrowedFd<'_> {
+        self.context.async_fd()
+    }
+}
+
+/// A protection domain. If the device has none left, whatever needs it says so.
+#[derive(Debug)]
+pub(crate) struct Pd {
+    raw: Result<Arc<ffi::Pd>, i32>,
+    device: Arc<Device>,
+}
+
+impl Pd {
+    pub(crate) fn new(device: &Arc<Device>) -> Self {
+        let raw = ffi::Pd::alloc(&device.context).map(Arc::new);
+        let raw = raw.map_err(|error| error.raw_os_error().unwrap_or_default());
+        Self { raw, device: device.clone() }
+    }
+
+    fn raw(&self) -> Result<&Arc<ffi::Pd>, VerbsError> {
+        let failed =
+            |errno: &i32| error::locked("ibv_alloc_pd", None, io::Error::from_raw_os_error(*errno));
+        self.raw.as_ref().map_err(failed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device(name: &str, ports: &[(&str, &str, &[[u8; 4]])]) -> HardwareDevice {
+        let port = |(index, (state, link_layer, gids)): (usize, &(&str, &str, &[[u8; 4]]))| {
+            let gids = gids.iter().enumerate().map(|(index, address)| HardwareGid {
+                index: index as u8,
+                address: (*address).into(),
+                interface: None,
+            });
+            HardwarePort {
+                number: index as u8 + 1,
+                state: (*state).to_owned(),
+                link_layer: (*link_layer).to_owned(),
+                gids: gids.collect(),
+            }
+        };
+        let ports = ports.iter().enumerate().map(port).collect();
+        HardwareDevice { name: name.to_owned(), file: None, ports }
+    }
+
+    #[test]
+    fn a_port_is_chosen_by_name_number_and_address() {
+        let (here, there) = ([10, 0, 0, 1], [10, 0, 0, 2]);
+        let devices = [
+            device("ib0", &[("ACTIVE", "InfiniBand", &[here])]),
+            device("mlx5_0", &[("DOWN", "Ethernet", &[here]), ("ACTIVE", "Ethernet", &[here])]),
+            device("rxe0", &[("ACTIVE", "Ethernet", &[there])]),
+        ];
+        let chosen = |name: &str, address: Option<[u8; 4]>| {
+            let chosen = choose(&devices, name, address.map(IpAddr::from));
+            chosen.map(|(device, port)| format!("{} {}", device.name, port.number))
+        };
+        let refused = |name: &str, address| chosen(name, address).unwrap_err().to_string();
+        assert_eq!(chosen("mlx5_0", None).unwrap(), "mlx5_0 2");
+        assert_eq!(chosen("mlx5_0:2", Some(here)).unwrap(), "mlx5_0 2");
+        assert_eq!(chosen(ANY, Some(there)).unwrap(), "rxe0 1");
+        assert_eq!(chosen(ANY, None).unwrap(), "mlx5_0 2");
+        assert!(refused("mlx5_0:1", None).contains("port 1 is Ethernet, DOWN"));
+        assert!(refused("ib0", None).contains("port 1 is InfiniBand, ACTIVE"));
+        assert!(refused("rxe1", None).contains("there is no device \"rxe1\""));
+        let elsewhere = refused("rxe0", Some(here));
+        assert!(elsewhere.contains("rxe0 has 10.0.0.2"), "{elsewhere}");
+        assert!(
+            refused(ANY, Some([9; 4])).contains("no RDMA device has the RoCE v2 address 9.9.9.9")
+        );
+    }
+}

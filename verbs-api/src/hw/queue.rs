@@ -1,0 +1,261 @@
+//! Completion queues, their channels, and queue pairs.
+
+use std::ffi::c_int;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use rocinante_stack::types::Qpn;
+use rocinante_stack::verbs::{Cqe, QpState, RecvWr, SendWr};
+use rocinante_stack::{ModifyError, PostError, QpAttr};
+use rustix::io::Errno;
+
+use super::{Device, Pd, convert, error, ffi};
+use crate::error::VerbsError;
+use crate::qp::{ModifyAttr, PostListError, QpCaps, StateCell};
+use crate::wake;
+
+/// A completion queue.
+#[derive(Debug)]
+pub(crate) struct Cq {
+    raw: Arc<ffi::Cq>,
+    device: Arc<Device>,
+    handle: u32,
+    depth: usize,
+    has_channel: bool,
+}
+
+impl Cq {
+    pub(crate) fn create(
+        device: &Arc<Device>,
+        depth: u32,
+        channel: Option<&Arc<Channel>>,
+    ) -> Result<Arc<Self>, VerbsError> {
+        // The library hands it back with each event of the queue.
+        static NUMBER: AtomicU64 = AtomicU64::new(1);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let events = channel.map(|channel| &channel.raw);
+        let entries = c_int::try_from(depth).unwrap_or(c_int::MAX);
+        let raw = ffi::Cq::create(&device.context, entries, number, events)
+            .map_err(|error| error::locked("ibv_create_cq", None, error))?;
+        let (handle, depth) = raw.handle_and_depth();
+        let has_channel = channel.is_some();
+        let cq = Arc::new(Self {
+            raw: Arc::new(raw),
+            device: device.clone(),
+            handle,
+            depth,
+            has_channel,
+        });
+        if let Some(channel) = channel {
+            channel.queues.lock().push((number, Arc::downgrade(&cq)));
+        }
+        Ok(cq)
+    }
+
+    pub(crate) fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    pub(crate) fn number(&self) -> u32 {
+        self.handle
+    }
+
+    pub(crate) fn depth(&self) -> usize {
+        self.depth
+    }
+
+    #[inline]
+    pub(crate) fn poll(&self, out: &mut [Option<Cqe>]) -> Result<usize, VerbsError> {
+        let room = out.len();
+        let mut slots = out.iter_mut();
+        let polled = self.raw.poll(room, |wc| {
+            if let Some(slot) = slots.next() {
+                *slot = Some(convert::cqe(wc));
+            }
+        });
+        polled.map_err(poll_failed)
+    }
+
+    #[inline]
+    pub(crate) fn poll_one(&self) -> Result<Option<Cqe>, VerbsError> {
+        let mut found = None;
+        self.raw.poll(1, |wc| found = Some(convert::cqe(wc))).map_err(poll_failed)?;
+        Ok(found)
+    }
+
+    pub(crate) fn has_channel(&self) -> bool {
+        self.has_channel
+    }
+
+    pub(crate) fn req_notify(&self, solicited_only: bool) -> Result<(), VerbsError> {
+        let armed = self.raw.req_notify(solicited_only);
+        armed.map_err(|error| error::failed("ibv_req_notify_cq", error))
+    }
+}
+
+#[cold]
+fn poll_failed(error: io::Error) -> VerbsError {
+    error::failed("ibv_poll_cq", error)
+}
+
+/// A completion event channel.
+#[derive(Debug)]
+pub(crate) struct Channel {
+    raw: Arc<ffi::Channel>,
+    device: Arc<Device>,
+    queues: Mutex<Vec<(u64, Weak<Cq>)>>,
+}
+
+impl Channel {
+    pub(crate) fn create(device: &Arc<Device>) -> Result<Arc<Self>, VerbsError> {
+        let raw = ffi::Channel::create(&device.context)
+            .map_err(|error| error::failed("ibv_create_comp_channel", error))?;
+        Ok(Arc::new(Self { raw: Arc::new(raw), device: device.clone(), queues: Mutex::default() }))
+    }
+
+    pub(crate) fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// The queue of the next event, if there is one now.
+    pub(crate) fn try_event(&self) -> Option<Arc<Cq>> {
+        loop {
+            let number = self.raw.next_event()?;
+            let mut queues = self.queues.lock();
+            queues.retain(|(_, queue)| queue.strong_count() > 0);
+            let found = queues.iter().find(|(other, _)| *other == number);
+            if let Some(cq) = found.and_then(|(_, queue)| queue.upgrade()) {
+                return Some(cq);
+            }
+        }
+    }
+
+    /// Sleeps until there is an event, or `until`.
+    pub(crate) fn wait(&self, until: Option<Instant>) {
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        wake::wait(None, self.raw.fd(), left);
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.raw.fd()
+    }
+}
+
+/// What a queue pair is made with.
+#[derive(Debug)]
+pub(crate) struct QpInitAttr<'a> {
+    pub(crate) send_cq: &'a Cq,
+    pub(crate) recv_cq: &'a Cq,
+    pub(crate) caps: QpCaps,
+    pub(crate) sq_sig_all: bool,
+    /// Its address, an index of the device's.
+    pub(crate) gid_index: usize,
+}
+
+/// A queue pair; dropping it destroys it.
+#[derive(Debug)]
+pub(crate) struct Qp {
+    raw: ffi::Qp,
+    device: Arc<Device>,
+    state: StateCell,
+    local: IpAddr,
+    /// Where that is in the device's table.
+    gid_index: u8,
+}
+
+impl Qp {
+    /// Makes one in the RESET state.
+    pub(crate) fn create(pd: &Pd, attr: &QpInitAttr<'_>) -> Result<Self, VerbsError> {
+        let cqs = [&attr.send_cq.raw, &attr.recv_cq.raw];
+        let raw = ffi::Qp::create(pd.raw()?, cqs, attr.caps.into(), attr.sq_sig_all)
+            .map_err(|error| cannot_create(&attr.caps, error))?;
+        let device = pd.device.clone();
+        Ok(Self {
+            raw,
+            state: StateCell::default(),
+            local: device.gids[attr.gid_index],
+            gid_index: device.attr.gid_indices[attr.gid_index],
+            device,
+        })
+    }
+
+    pub(crate) fn qpn(&self) -> Qpn {
+        Qpn::new(self.raw.number())
+    }
+
+    pub(crate) fn modify(&self, change: &ModifyAttr) -> Result<(), VerbsError> {
+        if let Some(path) = &change.path
+            && path.remote.is_ipv4() != self.local.is_ipv4()
+        {
+            let allowed = "two addresses of one family";
+            return Err(ModifyError::Value { attribute: "IBV_QP_AV", allowed }.into());
+        }
+        let port = self.device.attr.port;
+        let path = change.path.map(|path| convert::path(&path, self.gid_index, port));
+        let (mut attr, mask) = convert::qp_attr(&change.attr, path.as_ref(), port);
+        let modified = self.raw.modify(&mut attr, mask);
+        if modified.is_ok()
+            && let Some(state) = change.attr.state
+        {
+            self.state.set(state);
+        }
+        modified.map_err(|error| self.cannot_modify(change, error))
+    }
+
+    pub(crate) fn query(&self) -> (QpState, QpAttr, QpCaps) {
+        let queried = self.raw.query(convert::QUERY_ALL);
+        let (state, attr) = queried.map_or((QpState::Err, QpAttr::default()), |attr| {
+            convert::qp_attr_back(&attr, self.local)
+        });
+        (state, attr, self.raw.caps())
+    }
+
+    #[inline]
+    pub(crate) fn post_send(&self, list: &[SendWr<'_>]) -> Result<(), PostListError> {
+        match self.state.get() {
+            QpState::Rts | QpState::Sqd | QpState::Err => self.raw.post_send(list),
+            _ => wrong_state(list.len()),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn post_recv(&self, list: &[RecvWr<'_>]) -> Result<(), PostListError> {
+        match self.state.get() {
+            QpState::Reset => wrong_state(list.len()),
+            _ => self.raw.post_recv(list),
+        }
+    }
+
+    /// Why the device refuses a change, as far as an errno says it.
+    fn cannot_modify(&self, change: &ModifyAttr, error: io::Error) -> VerbsError {
+        let errno = error.raw_os_error().and_then(|errno| Errno::from_raw_os_error(errno).into());
+        let unreachable = [Errno::TIMEDOUT, Errno::HOSTUNREACH, Errno::NETUNREACH, Errno::NODEV];
+        if change.path.is_some() && errno.is_some_and(|errno| unreachable.contains(&errno)) {
+            return VerbsError::Path(error);
+        }
+        let to = change.attr.state.map_or_else(String::new, |state| format!(" to {state}"));
+        error::failed(
+            &format!("ibv_modify_qp{to} (the queue pair is in {})", self.query().0),
+            error,
+        )
+    }
+}
+
+/// Nothing of a list was posted, if there was anything.
+fn wrong_state(len: usize) -> Result<(), PostListError> {
+    if len == 0 { Ok(()) } else { Err(PostListError { index: 0, error: PostError::State }) }
+}
+
+fn cannot_create(caps: &QpCaps, error: io::Error) -> VerbsError {
+    match error.raw_os_error() {
+        Some(errno) if errno == Errno::NOMEM.raw_os_error() => {
+            error::locked("ibv_create_qp", None, error)
+        }
+        _ => error::refused_caps(caps, error),
+    }
+}

@@ -1,0 +1,200 @@
+//! How devices are found and opened.
+
+use std::net::IpAddr;
+
+use rocinante_netdev::{AnyPort, Backend, Interface, PortConfig, auto};
+
+use crate::context::{Context, Device, Limits};
+use crate::error::VerbsError;
+use crate::hw;
+use crate::soft::{self, Settings};
+
+/// How a device is opened.
+///
+/// ```no_run
+/// use rocinante::{Backend, OpenOptions};
+///
+/// let ctx = OpenOptions::new().netdev(Backend::Udp).open_interface("eth0")?;
+/// println!("{} on {}", ctx.name(), ctx.provider());
+/// # Ok::<(), rocinante::VerbsError>(())
+/// ```
+#[derive(Debug, Clone, Default)]
+pub struct OpenOptions {
+    device: Option<String>,
+    netdev: Option<Backend>,
+    port: PortConfig,
+    limits: Limits,
+    window_max: Option<u32>,
+    no_background: bool,
+    advertise_credits: bool,
+}
+
+/// The environment variable that chooses the backend where the program does not: `afxdp`, `packet`, `udp` or `auto`.
+pub const NETDEV_VARIABLE: &str = "ROCINANTE_NETDEV";
+
+/// The environment variable that chooses the device where the program does not: see [`OpenOptions::device`].
+pub const DEVICE_VARIABLE: &str = "ROCINANTE_DEVICE";
+
+impl OpenOptions {
+    /// The defaults: the backend is chosen, buffers are large, a background thread drives the device.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Takes this device: the name of an RDMA device of the kernel, which is used through the system's `libibverbs` (`mlx5_0`,
+    /// `rxe0`; `mlx5_0:2` is its second port; `hw` is whichever has the address), or else of a network interface, over which
+    /// the device in software runs. Without it, and without the variable `ROCINANTE_DEVICE`, the device is the one in software.
+    #[must_use]
+    pub fn device(mut self, name: &str) -> Self {
+        self.device = Some(name.to_owned());
+        self
+    }
+
+    /// Takes this backend or fails, instead of choosing; only the device in software has one.
+    #[must_use]
+    pub fn netdev(mut self, backend: Backend) -> Self {
+        self.netdev = Some(backend);
+        self
+    }
+
+    /// How the port is opened: buffer sizes, ring sizes; of the device in software, as are the next four.
+    #[must_use]
+    pub fn port(mut self, config: PortConfig) -> Self {
+        self.port = config;
+        self
+    }
+
+    /// What the device may hold.
+    #[must_use]
+    pub fn limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
+    }
+
+    /// The most packets that a queue pair has unacknowledged, 512 unless said otherwise. The peer's receive budget limits it further.
+    #[must_use]
+    pub fn window_max(mut self, packets: u32) -> Self {
+        self.window_max = Some(packets);
+        self
+    }
+
+    /// Whether acknowledgements tell the peer how many receives are posted, as hardware does; unless said otherwise they set
+    /// no limit, as those of Soft-RoCE, and a peer without a receive is told by RNR NAK.
+    #[must_use]
+    pub fn advertise_credits(mut self, yes: bool) -> Self {
+        self.advertise_credits = yes;
+        self
+    }
+
+    /// Whether a background thread drives the device while the program does not call it; it does unless said otherwise.
+    /// Without it, one-sided operations of peers are served only inside `poll`, and nothing is sent again in time.
+    #[must_use]
+    pub fn background(mut self, yes: bool) -> Self {
+        self.no_background = !yes;
+        self
+    }
+
+    /// Opens the device that has `address`, with that address only.
+    ///
+    /// # Errors
+    /// [`VerbsError::NoDevice`] if there is none; [`VerbsError::Open`] and [`VerbsError::Hardware`] say what is lacking and what
+    /// to do.
+    pub fn open(self, address: IpAddr) -> Result<Context, VerbsError> {
+        let iface = match self.wanted() {
+            Some(name) if hw::exists(&name) => return self.open_hardware(&name, Some(address)),
+            Some(name) => Interface::by_name(&name)
+                .map_err(|_| hw::no_device(&name))
+                .and_then(|iface| has_address(iface, address))?,
+            None => Interface::by_address(address)
+                .map_err(|_| VerbsError::NoDevice(format!("the address {address}")))?,
+        };
+        self.open_addresses(&iface, &[address])
+    }
+
+    /// Opens the device of this name, as [`device`](Self::device) has it, with all its addresses.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_device(self, name: &str) -> Result<Context, VerbsError> {
+        if hw::exists(name) {
+            return self.open_hardware(name, None);
+        }
+        if Interface::by_name(name).is_err() {
+            return Err(hw::no_device(name));
+        }
+        self.open_interface(name)
+    }
+
+    /// Opens the device in software of an interface, with all its addresses.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_interface(self, name: &str) -> Result<Context, VerbsError> {
+        let iface = Interface::by_name(name)
+            .map_err(|_| VerbsError::NoDevice(format!("the name {name:?}")))?;
+        let addresses: Vec<IpAddr> = iface.addresses.iter().map(|(address, _)| *address).collect();
+        self.open_addresses(&iface, &addresses)
+    }
+
+    fn wanted(&self) -> Option<String> {
+        let variable = || std::env::var(DEVICE_VARIABLE).ok();
+        self.device.clone().or_else(variable).filter(|name| !name.is_empty())
+    }
+
+    fn open_hardware(self, name: &str, address: Option<IpAddr>) -> Result<Context, VerbsError> {
+        if let Some(backend) = self.netdev {
+            return Err(VerbsError::Invalid(format!(
+                "{name} is an RDMA device of the kernel, which carries its packets by itself: leave {backend} out, or take the \
+                 device in software of an interface"
+            )));
+        }
+        Ok(Context { device: Device::Hw(hw::Device::open(name, address)?) })
+    }
+
+    /// Opens the device over a port made elsewhere, such as one of the simulator's.
+    ///
+    /// # Errors
+    /// [`VerbsError::Io`] if the operating system has no descriptors or threads left.
+    pub fn open_port(self, name: &str, port: AnyPort, why: &str) -> Result<Context, VerbsError> {
+        self.start(name, port, why.to_owned())
+    }
+
+    fn start(&self, name: &str, port: AnyPort, why: String) -> Result<Context, VerbsError> {
+        let settings = Settings {
+            limits: self.limits,
+            window_max: self.window_max.unwrap_or(512),
+            advertise_credits: self.advertise_credits,
+            background: !self.no_background,
+        };
+        let device = soft::Device::start(&settings, name, port, why)?;
+        Ok(Context { device: Device::Soft(device) })
+    }
+
+    fn open_addresses(
+        mut self,
+        iface: &Interface,
+        addresses: &[IpAddr],
+    ) -> Result<Context, VerbsError> {
+        if self.netdev.is_none()
+            && let Some(name) = std::env::var_os(NETDEV_VARIABLE)
+        {
+            let name = name.to_string_lossy();
+            if name != "auto" && !name.is_empty() {
+                self.netdev = Some(name.parse().map_err(VerbsError::Invalid)?);
+            }
+        }
+        let (port, choice) = auto::choose(iface, addresses, self.netdev, &self.port)?;
+        self.start(&iface.name, port, choice.to_string())
+    }
+}
+
+/// The interface, if it has the address.
+fn has_address(iface: Interface, address: IpAddr) -> Result<Interface, VerbsError> {
+    if iface.addresses.iter().any(|(other, _)| *other == address) {
+        return Ok(iface);
+    }
+    let known: Vec<String> = iface.addresses.iter().map(|(other, _)| other.to_string()).collect();
+    let (name, known) = (&iface.name, known.join(", "));
+    Err(VerbsError::Invalid(format!("{name} has not the address {address}: it has {known}")))
+}

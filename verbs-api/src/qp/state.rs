@@ -1,0 +1,22 @@
+//! The state of a queue pair, for those who post.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use rocinante_stack::verbs::QpState;
+
+/// The state as the last change left it; RESET at first. A queue pair that broke since is in ERR, where posting is allowed
+/// as in RTS.
+#[derive(Debug, Default)]
+pub(crate) struct StateCell(AtomicU8);
+
+impl StateCell {
+    #[inline]
+    pub(crate) fn get(&self) -> QpState {
+        QpState::ALL[usize::from(self.0.load(Ordering::Acquire))]
+    }
+
+    pub(crate) fn set(&self, state: QpState) {
+        let index = QpState::ALL.iter().position(|s| *s == state).unwrap_or(0);
+        self.0.store(u8::try_from(index).unwrap_or(0), Ordering::Release);
+    }
+}
