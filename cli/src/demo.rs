@@ -4,7 +4,6 @@
 //! them. A process in each container opens its device and connects a queue pair with the other's; this process tells them
 //! what to do, and changes the host's rules meanwhile.
 
-mod cores;
 mod order;
 mod pair;
 mod plan;

@@ -4,7 +4,9 @@
 //! the host's bridge between them, and the host's policy on it.
 #![forbid(unsafe_code)]
 
+pub mod compare;
 pub mod compat;
+mod cores;
 pub mod counters;
 pub mod decode;
 pub mod demo;

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use rocinante_cli::{decode, demo, devices, perf, pingpong};
+use rocinante_cli::{compare, decode, demo, devices, perf, pingpong};
 
 /// RDMA over Converged Ethernet in user space: no RDMA card, no kernel module, no root
 #[derive(Debug, Parser)]
@@ -22,6 +22,9 @@ enum Command {
     Pingpong(pingpong::Args),
     Perf(perf::Args),
     Decode(decode::Args),
+    Compare(compare::Args),
+    #[command(hide = true)]
+    CompareWorker(compare::WorkerArgs),
 }
 
 fn main() -> ExitCode {
@@ -32,5 +35,7 @@ fn main() -> ExitCode {
         Command::Pingpong(args) => pingpong::run(&args),
         Command::Perf(args) => perf::run(&args),
         Command::Decode(args) => decode::run(&args),
+        Command::Compare(args) => compare::run(&args),
+        Command::CompareWorker(args) => compare::run_worker(&args),
     }
 }

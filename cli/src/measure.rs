@@ -15,6 +15,7 @@
 
 mod bulk;
 mod latency;
+mod spread;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,6 +27,7 @@ use rocinante::{
 
 pub use bulk::{Bulk, BulkOp, BulkResult, bulk, post_receives, receive_bulk};
 pub use latency::{RoundTrip, Side, round_trips, send_latency, write_latency};
+pub use spread::Spread;
 
 /// One end of a connection, as a measurement needs it.
 #[derive(Debug, Clone, Copy)]

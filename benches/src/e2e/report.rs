@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use rocinante_cli::measure::Spread;
 use serde_json::{Value, json};
 
 use super::machine::Machine;
@@ -47,33 +48,6 @@ pub(super) struct Report {
     pub runs: Vec<Run>,
     /// All rows, run by run.
     pub rows: Vec<Row>,
-}
-
-/// Smallest, median and largest of some values.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Spread {
-    /// Smallest.
-    pub min: f64,
-    /// Median.
-    pub median: f64,
-    /// Largest.
-    pub max: f64,
-}
-
-impl Spread {
-    /// Of at least one value.
-    #[must_use]
-    pub(super) fn of(mut values: Vec<f64>) -> Option<Self> {
-        values.sort_by(f64::total_cmp);
-        let (min, max) = (*values.first()?, *values.last()?);
-        let middle = values.len() / 2;
-        let median = if values.len() % 2 == 1 {
-            values[middle]
-        } else {
-            f64::midpoint(values[middle - 1], values[middle])
-        };
-        Some(Self { min, median, max })
-    }
 }
 
 impl Row {
@@ -176,19 +150,5 @@ impl Report {
             }
         }
         object
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_spread_has_a_median() {
-        assert_eq!(Spread::of(vec![]), None);
-        let odd = Spread { min: 1.0, median: 2.0, max: 9.0 };
-        assert_eq!(Spread::of(vec![9.0, 1.0, 2.0]), Some(odd));
-        let even = Spread { min: 1.0, median: 1.5, max: 2.0 };
-        assert_eq!(Spread::of(vec![2.0, 1.0]), Some(even));
     }
 }

@@ -2,7 +2,9 @@
 
 use std::fmt::Write as _;
 
-use super::report::{Report, Spread};
+use rocinante_cli::measure::Spread;
+
+use super::report::Report;
 use super::worker::Subject;
 use crate::figure::Figure;
 

@@ -10,9 +10,9 @@ use rocinante::{
     SendData, SendOp, SendWr, VerbsError,
 };
 
-use super::cores;
 use super::order::{Answer, BulkOrder, Order};
 use super::verify;
+use crate::cores;
 use crate::lab::exit_with_parent;
 use crate::measure::{self, Bulk, BulkOp, BulkResult, End, Until};
 

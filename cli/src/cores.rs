@@ -7,7 +7,7 @@ use nix::unistd::Pid;
 
 /// Binds this process to the core that is `index` (0 or 1) of the pair. Does nothing where there is only one core, or if
 /// the kernel refuses: the scheduler then decides.
-pub(super) fn bind(index: usize) {
+pub(crate) fn bind(index: usize) {
     let this = Pid::from_raw(0);
     let Ok(allowed) = sched_getaffinity(this) else { return };
     let allowed: Vec<usize> =
