@@ -112,7 +112,7 @@ impl Job {
     fn open(&self) -> Result<Context, Failure> {
         let options = OpenOptions::new();
         if let Some(device) = &self.device {
-            return Err(Failure::Failed(format!("{device}: not a device of this provider")));
+            return Ok(options.device(device).open(self.local)?);
         }
         let backend: Backend = match &self.backend {
             Some(name) => name.parse().map_err(Failure::Failed)?,
