@@ -439,3 +439,6 @@ pub(super) fn event(event: ffi::Event) -> AsyncEvent {
         kind => AsyncEvent::Other { kind, number: event.number },
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -176,3 +176,94 @@ impl Cq {
         Ok(total)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use rocinante_stack::verbs::{SendData, SendOp};
+
+    use super::*;
+
+    /// What a provider would see: the number of each request, and its first inline byte.
+    type Seen = Vec<(u64, Option<u8>)>;
+
+    /// Posts `count` requests to a provider that refuses request `full`, if it ever comes to it.
+    fn post(count: u64, full: u64, bad_pointer: bool) -> (Vec<Seen>, Result<(), PostListError>) {
+        let bytes: Vec<u8> = (0..=255).collect();
+        let list: Vec<SendWr<'_>> = (0..count)
+            .map(|wr_id| SendWr {
+                wr_id,
+                op: SendOp::Send { imm: None },
+                data: if wr_id % 2 == 0 {
+                    SendData::Inline(&bytes[wr_id as usize..][..1])
+                } else {
+                    SendData::Sges(&[])
+                },
+                signaled: true,
+                solicited: false,
+                fence: false,
+            })
+            .collect();
+        let translate = |wr: &SendWr<'_>| {
+            if wr.wr_id == 90 {
+                return Err(PostError::BadAtomic);
+            }
+            let (wr, inline) = convert::send_wr(wr);
+            Ok(Entry { wr, inline })
+        };
+        let calls = RefCell::new(Vec::new());
+        let provider = |first: *mut abi::SendWr, bad: &mut *mut abi::SendWr| {
+            let mut seen = Seen::new();
+            let mut next = first;
+            // SAFETY: the chain is what `post_entries` promises.
+            while let Some(wr) = unsafe { next.as_ref() } {
+                if wr.wr_id == full {
+                    *bad = if bad_pointer { ptr::dangling_mut() } else { next };
+                    calls.borrow_mut().push(seen);
+                    return 12;
+                }
+                // SAFETY: as above; a list of one element is inline data.
+                let byte = (wr.num_sge == 1).then(|| unsafe { *((*wr.sg_list).addr as *const u8) });
+                seen.push((wr.wr_id, byte));
+                next = wr.next;
+            }
+            calls.borrow_mut().push(seen);
+            0
+        };
+        let result = post_chains(&list, translate, provider);
+        (calls.into_inner(), result)
+    }
+
+    #[test]
+    fn lists_are_posted_in_order_a_chain_at_a_time() {
+        for count in [0, 1, 31, 32, 33, 70] {
+            let (calls, result) = post(count, u64::MAX, false);
+            assert_eq!(result, Ok(()));
+            assert_eq!(calls.len() as u64, count.div_ceil(CHAIN as u64));
+            let seen: Seen = calls.concat();
+            let expected = (0..count).map(|id| (id, (id % 2 == 0).then_some(id as u8)));
+            assert_eq!(seen, expected.collect::<Seen>());
+        }
+    }
+
+    #[test]
+    fn the_first_request_that_was_not_posted_is_named() {
+        for full in [0, 1, 31, 32, 50] {
+            let (calls, result) = post(70, full, false);
+            let index = full as usize;
+            assert_eq!(result, Err(PostListError { index, error: PostError::Full }));
+            assert_eq!(calls.concat().len(), index);
+        }
+        // What is wrong by itself stops the list, too; what comes before it is posted.
+        let (calls, result) = post(100, u64::MAX, false);
+        assert_eq!(result, Err(PostListError { index: 90, error: PostError::BadAtomic }));
+        assert_eq!(calls.concat().len(), 90);
+    }
+
+    #[test]
+    fn a_provider_that_names_nothing_is_taken_to_have_posted_nothing_of_the_chain() {
+        let (_, result) = post(70, 40, true);
+        assert_eq!(result, Err(PostListError { index: 32, error: PostError::Full }));
+    }
+}
