@@ -1,5 +1,6 @@
 //! `rocinante devices`: what there is to open, like `ibv_devinfo(1)`.
 
+pub mod hardware;
 pub mod kernel;
 
 use std::fmt;
@@ -8,15 +9,17 @@ use std::process::ExitCode;
 
 use rocinante::{
     Backend, Capabilities, Interface, Limits, Mtu, NETDEV_VARIABLE, OpenOptions, PortConfig,
-    VerbsError,
+    VerbsError, hardware_devices,
 };
 use rocinante_netdev::auto;
 use serde::Serialize;
 
 use crate::output::{Failure, Output};
+use hardware::Hardware;
 use kernel::KernelCounters;
 
-/// Show the devices: every interface that can carry RoCEv2, with its addresses, limits, and the backend that would carry it
+/// Show the devices: every interface that can carry RoCEv2, with its addresses, limits, and the backend that would carry it; and
+/// the kernel's own RDMA devices, which --device takes by their names
 ///
 /// To find out, each device is opened for a moment, except where that would be AF_XDP, which attaches a program to the interface.
 ///
@@ -37,6 +40,7 @@ pub struct Args {
 #[derive(Debug, Serialize)]
 struct Report {
     devices: Vec<Device>,
+    hardware: Vec<Hardware>,
     unusable: Vec<Unusable>,
     #[serde(skip_serializing_if = "Option::is_none")]
     counters: Option<KernelCounters>,
@@ -113,10 +117,18 @@ pub fn run(args: &Args) -> ExitCode {
 }
 
 fn report(args: &Args) -> Result<Report, Failure> {
+    let mut known = hardware_devices();
+    known.retain(|device| args.name.as_ref().is_none_or(|name| *name == device.name));
     let interfaces = match &args.name {
-        Some(name) => vec![Interface::by_name(name).map_err(VerbsError::from)?],
-        None => Interface::all().map_err(VerbsError::from)?,
+        Some(name) => Interface::by_name(name).map(|interface| vec![interface]),
+        None => Interface::all(),
     };
+    let interfaces = match interfaces {
+        Ok(interfaces) => interfaces,
+        Err(_) if !known.is_empty() => Vec::new(),
+        Err(error) => return Err(VerbsError::from(error).into()),
+    };
+    let hardware: Vec<Hardware> = known.iter().map(Hardware::examine).collect();
     let (mut devices, mut unusable) = (Vec::new(), Vec::new());
     for interface in &interfaces {
         match Device::examine(interface) {
@@ -124,7 +136,7 @@ fn report(args: &Args) -> Result<Report, Failure> {
             Err(why) => unusable.push(Unusable { name: interface.name.clone(), why }),
         }
     }
-    if devices.is_empty() {
+    if devices.is_empty() && hardware.is_empty() {
         let why: Vec<String> = unusable.iter().map(|u| format!("{}: {}", u.name, u.why)).collect();
         return Err(Failure::Failed(format!(
             "no interface can carry RoCEv2: {}: bring one up with `ip link set NAME up` and `ip address add …`",
@@ -132,7 +144,7 @@ fn report(args: &Args) -> Result<Report, Failure> {
         )));
     }
     let counters = args.counters.then(|| KernelCounters::read(&interfaces));
-    Ok(Report { devices, unusable, counters })
+    Ok(Report { devices, hardware, unusable, counters })
 }
 
 impl Device {
@@ -221,6 +233,29 @@ impl From<&Capabilities> for PortCapabilities {
     }
 }
 
+impl DeviceLimits {
+    /// Writes a row for each.
+    fn rows(&self, row: &mut impl FnMut(&str, &dyn fmt::Display) -> fmt::Result) -> fmt::Result {
+        for (name, value) in [
+            ("max_qp:", self.max_qp),
+            ("max_qp_wr:", self.max_qp_wr),
+            ("max_sge:", self.max_sge),
+            ("max_inline_data:", self.max_inline_data),
+            ("max_qp_rd_atom:", self.max_qp_rd_atom),
+            ("max_cq:", self.max_cq),
+            ("max_cqe:", self.max_cqe),
+            ("max_mr:", self.max_mr),
+        ] {
+            if name == "max_inline_data:" && value == 0 {
+                row(name, &"the device does not say")?;
+            } else {
+                row(name, &value)?;
+            }
+        }
+        Ok(())
+    }
+}
+
 impl From<&Limits> for DeviceLimits {
     fn from(limits: &Limits) -> Self {
         let Limits {
@@ -249,6 +284,9 @@ impl From<&Limits> for DeviceLimits {
 impl Report {
     fn print(&self, out: Output) {
         for device in &self.devices {
+            out.line(device);
+        }
+        for device in &self.hardware {
             out.line(device);
         }
         for Unusable { name, why } in &self.unusable {
@@ -281,20 +319,7 @@ impl fmt::Display for Device {
             let (bytes, datagrams) = (port.rx_budget_bytes, port.rx_budget_datagrams);
             row("receive queue:", &format_args!("{bytes} bytes, {datagrams} packets"))?;
         }
-        let limits = &self.limits;
-        for (name, value) in [
-            ("max_qp:", limits.max_qp),
-            ("max_qp_wr:", limits.max_qp_wr),
-            ("max_sge:", limits.max_sge),
-            ("max_inline_data:", limits.max_inline_data),
-            ("max_qp_rd_atom:", limits.max_qp_rd_atom),
-            ("max_cq:", limits.max_cq),
-            ("max_cqe:", limits.max_cqe),
-            ("max_mr:", limits.max_mr),
-        ] {
-            row(name, &value)?;
-        }
-        Ok(())
+        self.limits.rows(&mut row)
     }
 }
 

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use rocinante::{
     Backend, ConnectOptions, Context, Endpoint, Exchange, Hello, ModifyAttr, Mtu, OpenOptions,
-    PreparedQp, Qp, QpState,
+    PreparedQp, Provider, Qp, QpState,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -263,13 +263,16 @@ impl Session {
             Some(address) => address,
             None => address::towards(server.ip())?,
         };
-        if address == server.ip() {
+        let opened = net.open(address, out);
+        // Hardware has room for both.
+        let shared = opened.as_ref().is_ok_and(|ctx| ctx.provider() == Provider::Hardware);
+        if address == server.ip() && !shared {
             out.note(format_args!(
                 "{address} is an address of this machine: the server must use another one (--bind at either side), \
                  or both will want UDP/4791 of the same"
             ));
         }
-        let ctx = net.open(address, out)?;
+        let ctx = opened?;
         let mut exchange = Exchange::connect(server, CONNECT_PATIENCE)?;
         exchange.set_patience(Some(LINE_PATIENCE))?;
         exchange.say(&agreement::request(command, plan))?;

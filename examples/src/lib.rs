@@ -2,6 +2,8 @@
 
 use std::net::IpAddr;
 
+use rocinante::{Context, OpenOptions, VerbsError};
+
 /// The TCP port on which the examples find each other.
 pub const PORT: u16 = 18_600;
 
@@ -10,6 +12,8 @@ pub const PORT: u16 = 18_600;
 pub struct Args {
     /// `--bind`: the own address.
     pub bind: Option<IpAddr>,
+    /// `--device`: the device that has the address, if not the one in software: see [`OpenOptions::device`].
+    pub device: Option<String>,
     /// `--port`: the TCP port.
     pub port: Option<u16>,
     /// `--iters`: how often.
@@ -30,6 +34,18 @@ impl Args {
         })
     }
 
+    /// Opens the device with `address`.
+    ///
+    /// # Errors
+    /// As [`OpenOptions::open`].
+    pub fn open(&self, address: IpAddr) -> Result<Context, VerbsError> {
+        let options = OpenOptions::new();
+        match &self.device {
+            Some(name) => options.device(name).open(address),
+            None => options.open(address),
+        }
+    }
+
     fn parse(mut given: impl Iterator<Item = String>) -> Result<Self, String> {
         let mut args = Self::default();
         while let Some(word) = given.next() {
@@ -41,6 +57,7 @@ impl Args {
             let bad = |_| format!("{word}: {value:?} makes no sense");
             match name {
                 "bind" => args.bind = Some(value.parse().map_err(|_| bad(()))?),
+                "device" => args.device = Some(value),
                 "port" => args.port = Some(value.parse().map_err(|_| bad(()))?),
                 "iters" => args.iters = Some(value.parse().map_err(|_| bad(()))?),
                 "size" => args.size = Some(value.parse().map_err(|_| bad(()))?),
@@ -58,7 +75,8 @@ mod tests {
     #[test]
     fn options_and_words_in_any_order() {
         let args = |line: &str| Args::parse(line.split(' ').map(str::to_owned));
-        let found = args("put --bind 127.0.0.2 127.0.0.1 --size 7 key").unwrap();
+        let found = args("put --bind 127.0.0.2 --device rxe0 127.0.0.1 --size 7 key").unwrap();
+        assert_eq!(found.device.as_deref(), Some("rxe0"));
         assert_eq!(found.bind, Some([127, 0, 0, 2].into()));
         assert_eq!((found.size, found.words.join(" ")), (Some(7), "put 127.0.0.1 key".to_owned()));
         assert!(

@@ -30,16 +30,18 @@ use rocinante::{
 };
 use rocinante_examples::{Args, PORT};
 
-const USAGE: &str = "usage: kv_store serve --bind ADDRESS [--port P]
-       kv_store put  --bind ADDRESS [--port P] SERVER KEY VALUE
-       kv_store get  --bind ADDRESS [--port P] SERVER KEY
-       kv_store demo --bind ADDRESS [--port P] [--iters N] SERVER";
+const USAGE: &str = "usage: kv_store serve --bind ADDRESS [--device NAME] [--port P]
+       kv_store put  --bind ADDRESS [--device NAME] [--port P] SERVER KEY VALUE
+       kv_store get  --bind ADDRESS [--device NAME] [--port P] SERVER KEY
+       kv_store demo --bind ADDRESS [--device NAME] [--port P] [--iters N] SERVER";
 
 fn main() {
     let args = Args::read(USAGE);
     let words: Vec<&str> = args.words.iter().map(String::as_str).collect();
     let done = match (args.bind, words.as_slice()) {
-        (Some(bind), ["serve"]) => serve(SocketAddr::new(bind, args.port.unwrap_or(PORT))),
+        (Some(bind), ["serve"]) => args
+            .open(bind)
+            .and_then(|ctx| serve(&ctx, SocketAddr::new(bind, args.port.unwrap_or(PORT)))),
         (Some(bind), ["put", server, key, value]) => connect(&args, bind, server)
             .and_then(|store| store.put(key, value.as_bytes()))
             .map(|version| println!("version {version}")),
@@ -120,8 +122,7 @@ fn checksum(bytes: &[u8]) -> u64 {
 }
 
 /// Serves clients for ever: hands out the table and cleans up after those that go.
-fn serve(address: SocketAddr) -> Result<(), VerbsError> {
-    let ctx = Context::open(address.ip())?;
+fn serve(ctx: &Context, address: SocketAddr) -> Result<(), VerbsError> {
     let pd = ctx.alloc_pd();
     let access =
         Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
@@ -207,7 +208,7 @@ struct Store {
 }
 
 fn connect(args: &Args, bind: IpAddr, server: &str) -> Result<Store, VerbsError> {
-    Store::connect(&Context::open(bind)?, args, server)
+    Store::connect(&args.open(bind)?, args, server)
 }
 
 /// How long a client tries to get a lock, or a slot that is whole.
@@ -367,7 +368,7 @@ fn probe(key: &str) -> impl Iterator<Item = usize> {
 /// Verifies the store against itself: three connections at once, and a writer that stops half way.
 fn demo(args: &Args, bind: IpAddr, server: &str) -> Result<(), VerbsError> {
     let iters = args.iters.unwrap_or(2000);
-    let ctx = Context::open(bind)?;
+    let ctx = args.open(bind)?;
     let stores = [(); 3].map(|()| Store::connect(&ctx, args, server));
     let [a, b, reader] = stores;
     let (a, b, reader) = (a?, b?, reader?);
@@ -484,7 +485,7 @@ mod tests {
     fn what_a_client_left_locked_is_freed() {
         let (here, there) = rocinante::doc::addresses();
         let server = SocketAddr::new(there, PORT);
-        std::thread::spawn(move || serve(server));
+        std::thread::spawn(move || serve(&Context::open(there)?, server));
         let ctx = Context::open(here).unwrap();
         let connect = || Store::connect(&ctx, &Args::default(), &there.to_string()).unwrap();
         let (dying, living) = (connect(), connect());

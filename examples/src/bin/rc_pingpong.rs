@@ -15,12 +15,12 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use rocinante::{
-    Access, ConnectOptions, Context, Cq, Endpoint, Exchange, Hello, Mr, Qp, RecvWr, SendData,
-    SendOp, SendWr, VerbsError, WcStatus,
+    Access, ConnectOptions, Cq, Endpoint, Exchange, Hello, Mr, Qp, RecvWr, SendData, SendOp,
+    SendWr, VerbsError, WcStatus,
 };
 use rocinante_examples::{Args, PORT};
 
-const USAGE: &str = "usage: rc_pingpong --bind ADDRESS [--port P] [--iters N] [--size BYTES] [SERVER]
+const USAGE: &str = "usage: rc_pingpong --bind ADDRESS [--device NAME] [--port P] [--iters N] [--size BYTES] [SERVER]
 
 The server is started without SERVER; the client with the server's address. Give both the same --iters and --size.";
 
@@ -39,8 +39,9 @@ fn main() {
 fn run(bind: IpAddr, args: &Args) -> Result<(), VerbsError> {
     let (iters, size) = (args.iters.unwrap_or(1000), args.size.unwrap_or(4096).max(1));
 
-    // A device is a network interface and the backend that carries its packets: here the one with our address.
-    let ctx = Context::open(bind)?;
+    // A device is a network interface and the backend that carries its packets, or one of the kernel's (--device rxe0): here the
+    // one with our address.
+    let ctx = args.open(bind)?;
     println!("device {} ({})", ctx.name(), ctx.provider());
 
     // Regions and queue pairs that may work together are in one protection domain.

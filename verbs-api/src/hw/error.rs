@@ -95,10 +95,7 @@ pub(super) fn not_listed(device: &HardwareDevice) -> VerbsError {
         None => {
             "load the kernel module that serves it to programs: `modprobe ib_uverbs`".to_owned()
         }
-        Some(file) => format!(
-            "its library of user space is missing: install `ibverbs-providers` (Debian, Ubuntu) or `rdma-core` (others); and {} must exist",
-            file.display()
-        ),
+        Some(file) => file_problem(file).map(|(_, advice)| advice).unwrap_or_else(|| "its library of user space is missing: install `ibverbs-providers` (Debian, Ubuntu) or `rdma-core` (others)".to_owned()),
     };
     HardwareError::refused(
         format!("the kernel has the RDMA device {}, but libibverbs does not list it", device.name),
@@ -118,30 +115,34 @@ pub(super) fn cannot_list(error: io::Error) -> VerbsError {
 
 /// The device cannot be opened.
 pub(super) fn cannot_open(device: &HardwareDevice, error: io::Error) -> VerbsError {
-    let advice = device.file.as_deref().map_or_else(String::new, file_advice);
+    // The library tries several ways, and tells how the last one failed.
+    let (error, advice) = match device.file.as_deref().and_then(file_problem) {
+        Some((problem, advice)) => (problem, advice),
+        None => (error, String::new()),
+    };
     HardwareError::refused(format!("cannot open the RDMA device {}", device.name), error, advice)
 }
 
-/// What may be wrong with a device's file.
-fn file_advice(file: &Path) -> String {
+/// What is wrong with a device's file, and what to do.
+fn file_problem(file: &Path) -> Option<(io::Error, String)> {
+    let error = fs::OpenOptions::new().read(true).write(true).open(file).err()?;
     let shown = file.display();
-    let Ok(meta) = fs::metadata(file) else {
-        return format!(
-            "its file {shown} does not exist: in a container pass it in (`docker run --device {shown} …`), else `modprobe ib_uverbs`"
-        );
-    };
-    let opened = fs::OpenOptions::new().read(true).write(true).open(file);
-    let denied = opened.err().is_some_and(|error| error.kind() == io::ErrorKind::PermissionDenied);
-    if denied {
-        let mode = meta.permissions().mode() & 0o777;
-        return format!(
-            "no permission to read and write {shown} (mode {mode:04o}, owner {}:{}): `chmod 0666 {shown}` as root, as the udev rule of \
+    let advice = match (error.kind(), fs::metadata(file)) {
+        (io::ErrorKind::PermissionDenied, Ok(meta)) => format!(
+            "no permission to read and write {shown} (mode {:04o}, owner {}:{}): `chmod 0666 {shown}` as root, as the udev rule of \
              rdma-core does; or join its group; in a container `docker run --device {shown} …`",
+            meta.permissions().mode() & 0o777,
             meta.uid(),
             meta.gid(),
-        );
-    }
-    String::new()
+        ),
+        (io::ErrorKind::NotFound, _) => format!(
+            "its file {shown} does not exist: in a container pass it in (`docker run --device {shown} …`), else `modprobe ib_uverbs`"
+        ),
+        _ => format!(
+            "that is what opening {shown} says: in a container pass it in by `docker run --device {shown} …`"
+        ),
+    };
+    Some((error, advice))
 }
 
 /// A port that cannot carry RoCE v2, or is not up.
@@ -243,7 +244,7 @@ fn memlock_advice(bytes: Option<u64>, limit: Option<u64>, status: &str) -> Strin
     let needed =
         bytes.map_or_else(String::new, |bytes| format!("this needs {bytes} bytes more of it, "));
     format!(
-        "memory for an RDMA device is locked: {needed}{pinned} are locked already, and the limit is {limit} (`ulimit -l` shows KiB): \
+        "memory for an RDMA device is locked: {needed}{pinned} bytes are locked already, and the limit is {limit} (`ulimit -l` shows KiB): \
          raise it by `ulimit -l unlimited` as root before the program starts, `* - memlock unlimited` in /etc/security/limits.conf, \
          LimitMEMLOCK=infinity in a unit of systemd, or `docker run --ulimit memlock=-1 …`"
     )
@@ -267,24 +268,30 @@ mod tests {
     fn a_device_that_the_library_does_not_list_says_what_is_missing() {
         let mut device = HardwareDevice { name: "rxe7".into(), file: None, ports: Vec::new() };
         assert!(not_listed(&device).to_string().contains("modprobe ib_uverbs"));
-        device.file = Some("/dev/infiniband/uverbs7".into());
+        device.file = Some("/dev/infiniband/uverbs-none".into());
+        assert!(not_listed(&device).to_string().contains("docker run --device"));
+        device.file = Some("/dev/null".into());
         assert!(not_listed(&device).to_string().contains("ibverbs-providers"));
     }
 
     #[test]
     fn a_file_that_is_missing_or_closed_says_so() {
-        let missing = file_advice(Path::new("/dev/infiniband/uverbs-none"));
-        assert!(missing.contains("--device /dev/infiniband/uverbs-none"), "{missing}");
-        assert_eq!(file_advice(Path::new("/dev/null")), "");
+        let (error, advice) = file_problem(Path::new("/dev/infiniband/uverbs-none")).unwrap();
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
+        assert!(advice.contains("--device /dev/infiniband/uverbs-none"), "{advice}");
+        assert!(file_problem(Path::new("/dev/null")).is_none());
     }
 
     #[test]
     fn a_limit_of_locked_memory_is_named_unless_it_does_not_bind() {
         let bound = "CapEff:\t0000000000000000\nVmPin:\t      12 kB\n";
         let advice = memlock_advice(Some(4096), Some(65_536), bound);
-        for part in
-            ["4096 bytes more", "12288 are locked", "the limit is 65536", "ulimit -l unlimited"]
-        {
+        for part in [
+            "4096 bytes more",
+            "12288 bytes are locked",
+            "the limit is 65536",
+            "ulimit -l unlimited",
+        ] {
             assert!(advice.contains(part), "{part}: {advice}");
         }
         let free = "CapEff:\t000001ffffffffff\n";

@@ -24,11 +24,11 @@ macro_rules! library {
             fn load() -> Result<Self, String> {
                 // SAFETY: the constructors of the system's libibverbs may run on any thread.
                 let handle = unsafe { libloading::Library::new(SONAME) };
-                let handle = handle.map_err(|error| error.to_string())?;
+                let handle = handle.map_err(|error| reason(&error))?;
                 let library = Self {
                     // SAFETY: the type is that of the function in `verbs.h`, which has not changed since the
                     // version node IBVERBS_1.1, whose symbols are the default ones.
-                    $( $name: *unsafe { handle.get(stringify!($name)) }.map_err(|error| error.to_string())?, )*
+                    $( $name: *unsafe { handle.get(stringify!($name)) }.map_err(|error| reason(&error))?, )*
                 };
                 // The functions are called until the process ends.
                 std::mem::forget(handle);
@@ -62,6 +62,11 @@ library! {
     fn ibv_modify_qp(*mut Qp, *mut QpAttr, c_int) -> c_int;
     fn ibv_query_qp(*mut Qp, *mut QpAttr, c_int, *mut QpInitAttr) -> c_int;
     fn ibv_destroy_qp(*mut Qp) -> c_int;
+}
+
+/// What the dynamic linker says.
+fn reason(error: &libloading::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 impl Library {
