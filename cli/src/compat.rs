@@ -9,4 +9,6 @@
 pub mod device;
 pub mod gid;
 pub mod ibv;
+pub mod perftest;
+pub mod refused;
 pub mod wire;

@@ -12,8 +12,10 @@
 //! | latency of READ and atomics | [`round_trips`] | [`serve`] |
 //! | rate, bandwidth of WRITE and READ | [`bulk`] | [`serve`] |
 //! | rate, bandwidth of SEND | [`bulk`] | [`post_receives`], then [`receive_bulk`] |
+//! | bandwidth in both directions | [`Lanes::flow`] | [`Lanes::flow`] |
 
 mod bulk;
+mod flow;
 mod latency;
 mod spread;
 
@@ -26,6 +28,7 @@ use rocinante::{
 };
 
 pub use bulk::{Bulk, BulkOp, BulkResult, bulk, post_receives, receive_bulk};
+pub use flow::{FlowPlan, Flowed, Lane, Lanes, Receive};
 pub use latency::{RoundTrip, Side, round_trips, send_latency, write_latency};
 pub use spread::Spread;
 
@@ -210,6 +213,10 @@ mod pair {
         pub(super) fn end(&self, peer: RemoteRegion) -> End<'_> {
             let Self { ctx, cq, mr, qp } = self;
             End { ctx, qp, cq, mr, remote: peer, patience: Duration::from_secs(10) }
+        }
+
+        pub(super) fn ctx(&self) -> &Context {
+            &self.ctx
         }
 
         pub(super) fn region(&self) -> RemoteRegion {

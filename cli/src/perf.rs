@@ -6,9 +6,10 @@ pub mod table;
 
 use std::process::ExitCode;
 
-use rocinante::Mtu;
+use rocinante::{Context, Mtu};
 use serde::Serialize;
 
+use crate::compat::perftest::{self, Options, Program};
 use crate::counters;
 use crate::output::{Failure, Output};
 use crate::session::{self, NetArgs, Server, Session};
@@ -29,9 +30,9 @@ use table::Row;
 pub struct Args {
     /// What to measure
     #[arg(value_enum)]
-    test: Test,
+    pub(crate) test: Test,
     #[command(flatten)]
-    net: NetArgs,
+    pub(crate) net: NetArgs,
     /// Bytes of each message [default: 65536 for bandwidth, 2 for latency; atomics have 8]
     #[arg(short, long, value_parser = clap::value_parser!(u32).range(1..=plan::SIZE_MAX))]
     size: Option<u32>,
@@ -45,7 +46,7 @@ pub struct Args {
     #[arg(short = 'D', long, value_name = "SECONDS", conflicts_with = "iters", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     duration: Option<u64>,
     /// Queue pairs (bandwidth only) [default: 1]
-    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=plan::QPS_MAX))]
+    #[arg(short, long, alias = "qp", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=plan::QPS_MAX))]
     qps: Option<u32>,
     /// Path MTU: 256, 512, 1024, 2048 or 4096 [default: the largest that fits both links]
     #[arg(short, long, value_parser = session::mtu)]
@@ -57,14 +58,22 @@ pub struct Args {
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=plan::DEPTH_MAX))]
     rx_depth: Option<u32>,
     /// Requests posted by one call (bandwidth only) [default: 1]
-    #[arg(short = 'l', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=plan::DEPTH_MAX))]
+    #[arg(short = 'l', long, alias = "post_list", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=plan::DEPTH_MAX))]
     post_list: Option<u32>,
     /// One completion for so many requests (bandwidth only) [default: 32, at most half of -t]
     #[arg(short = 'Q', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=plan::DEPTH_MAX))]
     cq_mod: Option<u32>,
-    /// Which atomic atomic-lat does [default: fetch-add]
-    #[arg(short = 'A', long, value_enum)]
+    /// Which atomic atomic-bw and atomic-lat do [default: fetch-add]
+    #[arg(short = 'A', long, value_enum, alias = "atomic_type")]
     atomic: Option<Atomic>,
+    /// In both directions at once (bandwidth only): the sum of both sides is printed
+    #[arg(short, long)]
+    bidirectional: bool,
+    /// Speak with a program of others
+    #[arg(long, value_enum, value_name = "PROGRAM")]
+    compat: Option<Program>,
+    #[command(flatten)]
+    pub(crate) options: Options,
     /// Print this process's counters at the end
     #[arg(long)]
     counters: bool,
@@ -79,6 +88,9 @@ struct Report {
     test: Test,
     role: &'static str,
     netdev: &'static str,
+    /// The version of perftest's exchange that the other side speaks, if it is a program of perftest's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    perftest: Option<String>,
     #[serde(flatten)]
     plan: Plan,
     /// A row per size; the server of one-sided tests measures nothing.
@@ -97,6 +109,10 @@ pub fn run(args: &Args) -> ExitCode {
 
 fn run_side(args: &Args, command: &str, out: Output) -> Result<Report, Failure> {
     let given = args.given();
+    if args.compat.is_some() {
+        return with_perftest(args, &given, out);
+    }
+    args.options.check_absent()?;
     given.check(args.test)?;
     let (session, plan) = match &args.net.host {
         None => Server::start(&args.net, out)?.accept::<Plan>(command, &given)?,
@@ -111,8 +127,40 @@ fn run_side(args: &Args, command: &str, out: Output) -> Result<Report, Failure> 
     })
 }
 
+/// The other side is a program of perftest's.
+fn with_perftest(args: &Args, given: &Given, out: Output) -> Result<Report, Failure> {
+    let outcome = perftest::run(args, given, out)?;
+    let mut plan = given.plan(args.test);
+    plan.mtu = Some(outcome.mtu);
+    (plan.tx_depth, plan.rx_depth) = (outcome.plan.tx_depth, outcome.plan.rx_depth);
+    Ok(args.report(&outcome.ctx, plan, outcome.results, Some(outcome.version), out))
+}
+
 impl Args {
-    fn given(&self) -> Given {
+    fn report(
+        &self,
+        ctx: &Context,
+        plan: Plan,
+        results: Vec<Row>,
+        perftest: Option<String>,
+        out: Output,
+    ) -> Report {
+        let counters = self.counters.then(|| ctx.counters());
+        if let Some(counters) = &counters {
+            out.note(counters::text(counters));
+        }
+        Report {
+            test: self.test,
+            role: if self.net.host.is_some() { "client" } else { "server" },
+            netdev: ctx.provider().name(),
+            perftest,
+            plan,
+            results,
+            counters: counters.as_ref().map(counters::json),
+        }
+    }
+
+    pub(crate) fn given(&self) -> Given {
         Given {
             size: self.size,
             all: self.all,
@@ -125,6 +173,7 @@ impl Args {
             post_list: self.post_list,
             cq_mod: self.cq_mod,
             atomic: self.atomic,
+            bidirectional: self.bidirectional,
         }
     }
 }
@@ -145,16 +194,5 @@ fn measure(session: &mut Session, args: &Args, plan: Plan, out: Output) -> Resul
             results.push(row);
         }
     }
-    let counters = args.counters.then(|| session.ctx.counters());
-    if let Some(counters) = &counters {
-        out.note(counters::text(counters));
-    }
-    Ok(Report {
-        test,
-        role: if client { "client" } else { "server" },
-        netdev: session.ctx.provider().name(),
-        plan,
-        results,
-        counters: counters.as_ref().map(counters::json),
-    })
+    Ok(args.report(&session.ctx, plan, results, None, out))
 }

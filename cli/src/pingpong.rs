@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::compat::device::DeviceArgs;
 use crate::compat::ibv::{self, Program, Rules};
+use crate::compat::refused::{Option_, Refused, Table};
 use crate::counters;
 use crate::output::{Failure, Output};
 use crate::session::{self, NetArgs, Server, Session};
@@ -64,7 +65,7 @@ pub struct Args {
     #[arg(short = 'q', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) num_qp: Option<u32>,
     #[command(flatten)]
-    refused: Refused,
+    refused: Refused<PingPongs>,
     /// Print this process's counters at the end
     #[arg(long)]
     counters: bool,
@@ -73,47 +74,42 @@ pub struct Args {
     json: bool,
 }
 
-/// Options that users of those programs know and that mean nothing here: named, so that the error can say why.
-#[derive(Debug, clap::Args)]
-struct Refused {
-    #[arg(short = 'l', long = "sl", hide = true)]
-    service_level: Option<u32>,
-    #[arg(short, long, hide = true)]
-    odp: bool,
-    #[arg(short = 'O', long, hide = true)]
-    iodp: bool,
-    #[arg(short = 'P', long, hide = true)]
-    prefetch: bool,
-    #[arg(short, long, hide = true)]
-    ts: bool,
-    #[arg(short = 'j', long, hide = true)]
-    dm: bool,
-    #[arg(short = 'N', long = "new_send", hide = true)]
-    new_send: bool,
-}
+/// Of rdma-core's ping-pongs.
+#[derive(Debug)]
+struct PingPongs;
 
-impl Refused {
-    /// Whether one was given.
-    fn check(&self) -> Result<(), Failure> {
-        let memory = "memory is always present here";
-        let given = [
-            (
-                self.service_level.is_some_and(|level| level != 0),
-                "-l",
-                "a service level is a VLAN's priority on Ethernet, and the kernel sets that",
-            ),
-            (self.odp, "-o", memory),
-            (self.iodp, "-O", memory),
-            (self.prefetch, "-P", memory),
-            (self.ts, "-t", "completions carry no time stamps of a device"),
-            (self.dm, "-j", "the device has no memory of its own"),
-            (self.new_send, "-N", "there is one way to post"),
-        ];
-        match given.iter().find(|(given, ..)| *given) {
-            Some((_, option, why)) => Err(Failure::Usage(format!("{option}: {why}: leave it out"))),
-            None => Ok(()),
-        }
-    }
+const MEMORY: &str = "memory is always present here: leave it out";
+
+impl Table for PingPongs {
+    const OPTIONS: &'static [Option_] = &[
+        Option_ {
+            short: Some('l'),
+            long: "sl",
+            value: true,
+            why: "a service level is a VLAN's priority on Ethernet, and the kernel sets that: leave it out",
+        },
+        Option_ { short: Some('o'), long: "odp", value: false, why: MEMORY },
+        Option_ { short: Some('O'), long: "iodp", value: false, why: MEMORY },
+        Option_ { short: Some('P'), long: "prefetch", value: false, why: MEMORY },
+        Option_ {
+            short: Some('t'),
+            long: "ts",
+            value: false,
+            why: "completions carry no time stamps of a device: leave it out",
+        },
+        Option_ {
+            short: Some('j'),
+            long: "dm",
+            value: false,
+            why: "the device has no memory of its own: leave it out",
+        },
+        Option_ {
+            short: Some('N'),
+            long: "new_send",
+            value: false,
+            why: "there is one way to post: leave it out",
+        },
+    ];
 }
 
 /// What both sides do; the client decides it.

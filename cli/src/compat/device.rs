@@ -10,7 +10,7 @@ use crate::session::NetArgs;
 /// Options of the programs that [`compat`](crate::compat) speaks with.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct DeviceArgs {
-    /// With --compat: the device, which is a network interface (`rocinante devices` lists them)
+    /// With --compat: the device, which is a network interface, or an RDMA device of the kernel (`rocinante devices` lists them)
     #[arg(short = 'd', long, value_name = "INTERFACE")]
     pub ib_dev: Option<String>,
     /// With --compat: the device's port, of which there is one
@@ -53,6 +53,15 @@ pub fn open(
     route: IpAddr,
     out: Output,
 ) -> Result<Context, Failure> {
+    if let Some(name) = kernel_device(net, args) {
+        if wish != Wish::Any {
+            return Err(Failure::Usage(format!(
+                "{name} is a device of the kernel: --bind says which of its addresses to use"
+            )));
+        }
+        let net = NetArgs { device: Some(name), ..net.clone() };
+        return net.open(net.bind.unwrap_or(route), out);
+    }
     let address = match net.bind {
         Some(address) => {
             if args.ib_dev.is_some() || wish != Wish::Any {
@@ -67,6 +76,17 @@ pub fn open(
         None => chosen(&interface(args, route)?, wish, route)?,
     };
     net.open(address, out)
+}
+
+/// The device that is meant, if it is no interface.
+fn kernel_device(net: &NetArgs, args: &DeviceArgs) -> Option<String> {
+    if net.device.is_some() {
+        return net.device.clone();
+    }
+    let name = args.ib_dev.as_ref()?;
+    let known = Interface::by_name(name).is_ok();
+    let listed = std::path::Path::new("/sys/class/infiniband").join(name).exists();
+    (!known && listed).then(|| name.clone())
 }
 
 fn interface(args: &DeviceArgs, route: IpAddr) -> Result<Interface, Failure> {

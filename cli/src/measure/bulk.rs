@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use rocinante::{RecvWr, SendData, SendOp, SendWr, Sge, Wc};
+use rocinante::{Key, RecvWr, SendData, SendOp, SendWr, Sge, Wc};
 
 use super::{End, MeasureError, Until, succeeded};
 
@@ -15,6 +15,23 @@ pub enum BulkOp {
     Read,
     /// SEND; the peer receives by [`receive_bulk`].
     Send,
+    /// Fetch and add 1.
+    FetchAdd,
+    /// Compare with 0 and swap with 0.
+    CompareSwap,
+}
+
+impl BulkOp {
+    /// The request; `mark` adds immediate data to a SEND.
+    pub(super) const fn request(self, remote: u64, rkey: Key, mark: bool) -> SendOp {
+        match self {
+            Self::Write => SendOp::Write { remote, rkey, imm: None },
+            Self::Read => SendOp::Read { remote, rkey },
+            Self::Send => SendOp::Send { imm: if mark { Some([0; 4]) } else { None } },
+            Self::FetchAdd => SendOp::FetchAdd { remote, rkey, add: 1 },
+            Self::CompareSwap => SendOp::CompareSwap { remote, rkey, compare: 0, swap: 0 },
+        }
+    }
 }
 
 /// What [`bulk`] does.
@@ -197,7 +214,7 @@ struct Places {
     op: BulkOp,
     local: Vec<[Sge; 1]>,
     remote: u64,
-    rkey: rocinante::Key,
+    rkey: Key,
     size: u64,
 }
 
@@ -207,7 +224,9 @@ impl Places {
         let half = end.mr.len().min(end.remote.len as usize) / 2;
         let slots = (half / what.size.max(1)).clamp(1, what.depth.max(1));
         let (local, remote) = match what.op {
-            BulkOp::Read => (end.landing(), end.remote.address),
+            BulkOp::Read | BulkOp::FetchAdd | BulkOp::CompareSwap => {
+                (end.landing(), end.remote.address)
+            }
             BulkOp::Write | BulkOp::Send => (0, end.remote_landing()),
         };
         Self {
@@ -222,11 +241,7 @@ impl Places {
     fn request(&self, index: u64, number: u64, signaled: bool, last: bool) -> SendWr<'_> {
         let slot = number % self.local.len() as u64;
         let (remote, rkey) = (self.remote + slot * self.size, self.rkey);
-        let op = match self.op {
-            BulkOp::Write => SendOp::Write { remote, rkey, imm: None },
-            BulkOp::Read => SendOp::Read { remote, rkey },
-            BulkOp::Send => SendOp::Send { imm: last.then_some([0; 4]) },
-        };
+        let op = self.op.request(remote, rkey, last);
         SendWr {
             wr_id: index << NUMBER_BITS | number,
             op,

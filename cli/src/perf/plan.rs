@@ -39,6 +39,8 @@ pub enum Test {
     ReadBw,
     /// Latency of RDMA READ
     ReadLat,
+    /// Bandwidth of atomics
+    AtomicBw,
     /// Latency of atomics
     AtomicLat,
 }
@@ -52,6 +54,7 @@ impl fmt::Display for Test {
             Self::WriteLat => "write-lat",
             Self::ReadBw => "read-bw",
             Self::ReadLat => "read-lat",
+            Self::AtomicBw => "atomic-bw",
             Self::AtomicLat => "atomic-lat",
         })
     }
@@ -66,13 +69,41 @@ impl Test {
 
     /// The operation whose bandwidth is measured, unless it is a latency.
     #[must_use]
-    pub const fn bulk(self) -> Option<BulkOp> {
+    pub const fn bulk(self, atomic: Atomic) -> Option<BulkOp> {
         match self {
             Self::SendBw => Some(BulkOp::Send),
             Self::WriteBw => Some(BulkOp::Write),
             Self::ReadBw => Some(BulkOp::Read),
+            Self::AtomicBw => Some(match atomic {
+                Atomic::FetchAdd => BulkOp::FetchAdd,
+                Atomic::CompareSwap => BulkOp::CompareSwap,
+            }),
             Self::SendLat | Self::WriteLat | Self::ReadLat | Self::AtomicLat => None,
         }
+    }
+
+    /// Whether it is a bandwidth.
+    #[must_use]
+    pub const fn is_bandwidth(self) -> bool {
+        self.bulk(Atomic::FetchAdd).is_some()
+    }
+
+    /// Whether messages are received.
+    #[must_use]
+    pub const fn is_send(self) -> bool {
+        matches!(self, Self::SendBw | Self::SendLat)
+    }
+
+    /// Whether the peer's memory is written.
+    #[must_use]
+    pub const fn is_write(self) -> bool {
+        matches!(self, Self::WriteBw | Self::WriteLat)
+    }
+
+    /// Whether it is of atomics.
+    #[must_use]
+    pub const fn is_atomic(self) -> bool {
+        matches!(self, Self::AtomicBw | Self::AtomicLat)
     }
 }
 
@@ -81,8 +112,10 @@ impl Test {
 #[serde(rename_all = "kebab-case")]
 pub enum Atomic {
     /// Fetch and add
+    #[value(alias = "FETCH_AND_ADD")]
     FetchAdd,
     /// Compare and swap
+    #[value(alias = "CMP_AND_SWAP")]
     CompareSwap,
 }
 
@@ -112,6 +145,8 @@ pub struct Given {
     pub cq_mod: Option<u32>,
     /// `-A`.
     pub atomic: Option<Atomic>,
+    /// `-b`.
+    pub bidirectional: bool,
 }
 
 impl Given {
@@ -121,8 +156,9 @@ impl Given {
     /// One does not.
     pub fn check(&self, test: Test) -> Result<(), Failure> {
         let usage = |what: &str| Err(Failure::Usage(what.to_owned()));
-        if test.bulk().is_none() {
+        if !test.is_bandwidth() {
             let given = [
+                ("-b", self.bidirectional),
                 ("-q", self.qps.is_some_and(|qps| qps > 1)),
                 ("-t", self.tx_depth.is_some()),
                 ("-l", self.post_list.is_some()),
@@ -137,12 +173,12 @@ impl Given {
         if test != Test::SendBw && self.rx_depth.is_some() {
             return usage(&format!("-r is for send-bw: {test} does not queue receives"));
         }
-        if test == Test::AtomicLat {
+        if test.is_atomic() {
             if self.all || self.size.is_some_and(|size| size != 8) {
                 return usage("an atomic has 8 bytes: leave out -s and -a");
             }
         } else if self.atomic.is_some() {
-            return usage("-A is for atomic-lat");
+            return usage("-A is for atomic-bw and atomic-lat");
         }
         Ok(())
     }
@@ -150,9 +186,9 @@ impl Given {
     /// The plan of a client with these options.
     #[must_use]
     pub fn plan(&self, test: Test) -> Plan {
-        let bulk = test.bulk().is_some();
+        let bulk = test.is_bandwidth();
         let default_size = match test {
-            Test::AtomicLat => 8,
+            Test::AtomicBw | Test::AtomicLat => 8,
             _ if bulk => 65_536,
             _ => 2,
         };
@@ -174,6 +210,7 @@ impl Given {
             post_list: self.post_list.unwrap_or(1).min(tx_depth),
             cq_mod: self.cq_mod.unwrap_or(32).min(tx_depth / 2).max(1),
             atomic: self.atomic.unwrap_or(Atomic::FetchAdd),
+            bidirectional: self.bidirectional,
         }
     }
 }
@@ -202,6 +239,9 @@ pub struct Plan {
     cq_mod: u32,
     /// Which atomic.
     pub atomic: Atomic,
+    /// In both directions at once.
+    #[serde(default)]
+    pub bidirectional: bool,
 }
 
 impl Plan {
@@ -240,7 +280,10 @@ impl Plan {
         if self.iters.is_none() == self.duration.is_none() || self.iters == Some(0) {
             return Err(Failure::Failed("either -n or -D says when to end".to_owned()));
         }
-        if test == Test::AtomicLat && self.size != 8 {
+        if self.bidirectional && !test.is_bandwidth() {
+            return Err(Failure::Failed("--bidirectional is for bandwidth".to_owned()));
+        }
+        if test.is_atomic() && self.size != 8 {
             return Err(Failure::Failed("an atomic has 8 bytes".to_owned()));
         }
         Ok(())

@@ -7,7 +7,10 @@ use rocinante::{Access, ConnectOptions, Context, Cq, Exchange, Hello, Mr, Mtu, Q
 
 use super::plan::{Atomic, Plan, Test};
 use super::table::{Bandwidth, Latency, Row};
-use crate::measure::{self, BulkOp, BulkResult, End, MeasureError, RoundTrip, Side, Until};
+use crate::measure::{
+    self, BulkOp, BulkResult, End, FlowPlan, Flowed, Lane, Lanes, MeasureError, Receive, RoundTrip,
+    Side, Until,
+};
 use crate::output::Failure;
 use crate::session::progress::Progress;
 use crate::session::{self, Session, diagnosis};
@@ -51,7 +54,7 @@ impl<'a> Round<'a> {
         let ctx = session.ctx.clone();
         let pd = ctx.alloc_pd();
         let cq = ctx.create_cq(u32::try_from(plan.completions()).unwrap_or(u32::MAX))?;
-        let half = match test.bulk() {
+        let half = match test.bulk(plan.atomic) {
             Some(_) => size.max((size * plan.tx_depth as usize).min(SPREAD)),
             None => size.max(8),
         };
@@ -93,12 +96,13 @@ impl<'a> Round<'a> {
         let local = session.ctx.gids();
         let local = local.first().map_or_else(String::new, ToString::to_string);
         let what = match test {
-            Test::AtomicLat => match plan.atomic {
-                Atomic::FetchAdd => "atomic-lat (fetch and add)".to_owned(),
-                Atomic::CompareSwap => "atomic-lat (compare and swap)".to_owned(),
+            Test::AtomicBw | Test::AtomicLat => match plan.atomic {
+                Atomic::FetchAdd => format!("{test} (fetch and add)"),
+                Atomic::CompareSwap => format!("{test} (compare and swap)"),
             },
             _ => test.to_string(),
         };
+        let what = if plan.bidirectional { format!("bidirectional {what}") } else { what };
         format!(
             " {what} {verb} {who} {peer} (TCP {}) from {local} on {}, netdev {}, path MTU {mtu}, {} QP{}, tx depth {}",
             session.peer(),
@@ -116,9 +120,13 @@ impl<'a> Round<'a> {
     /// A failed request, silence, a peer that has gone.
     pub fn measure(&self, session: &mut Session) -> Result<Option<Row>, Failure> {
         let ends = self.ends();
-        if self.test == Test::SendBw && !self.client {
-            measure::post_receives(&ends, self.size, self.plan.rx_depth as usize)
-                .map_err(|error| self.failure(&error))?;
+        if self.test == Test::SendBw {
+            let posted = match self.both_ways() {
+                Some((lanes, what)) => lanes.post_receives(&what),
+                None if self.client => Ok(()),
+                None => measure::post_receives(&ends, self.size, self.plan.rx_depth as usize),
+            };
+            posted.map_err(|error| self.failure(&error))?;
         }
         session.barrier("ready")?;
         if !self.client && self.is_passive() {
@@ -135,13 +143,89 @@ impl<'a> Round<'a> {
             abandon,
         )?;
         session.barrier(&self.farewell(row.as_ref()))?;
-        Ok(row)
+        match row {
+            Some(Row::Bandwidth(row)) if self.plan.bidirectional => {
+                self.sum(session, row).map(Some)
+            }
+            row => Ok(row),
+        }
+    }
+
+    /// What both sides measured at the same time.
+    fn sum(&self, session: &mut Session, row: Bandwidth) -> Result<Row, Failure> {
+        let own = serde_json::to_string(&row).expect("a result is JSON");
+        session.exchange.say(&own)?;
+        let theirs = session.exchange.hear()?;
+        let theirs: Bandwidth = serde_json::from_str(&theirs).map_err(|error| {
+            Failure::Failed(format!(
+                "peer {}: its result is none: {error}: use the same version on both sides",
+                session.peer()
+            ))
+        })?;
+        Ok(Row::Bandwidth(row.and(&theirs)))
+    }
+
+    /// SENDs in both directions.
+    fn both_ways(&self) -> Option<(Lanes<'_>, FlowPlan)> {
+        if self.test != Test::SendBw || !self.plan.bidirectional {
+            return None;
+        }
+        let (half, plan) = (self.mr.len() / 2, self.plan);
+        let lane = |qp| Lane {
+            qp,
+            source: 0,
+            landing: half,
+            remote: self.remote.address,
+            rkey: self.remote.key(),
+        };
+        let lanes = Lanes {
+            ctx: &self.ctx,
+            cqs: std::slice::from_ref(&self.cq),
+            channel: None,
+            mr: &self.mr,
+            lanes: self.qps.iter().map(lane).collect(),
+        };
+        let bulk = plan.bulk(BulkOp::Send, self.size);
+        let what = FlowPlan {
+            op: Some(BulkOp::Send),
+            receive: Receive::Marked,
+            size: self.size,
+            slots: (half / self.size.max(1)).clamp(1, bulk.depth),
+            stride: self.size,
+            depth: bulk.depth,
+            recv_depth: plan.rx_depth as usize,
+            list: bulk.list,
+            signal_every: bulk.signal_every,
+            until: plan.until(self.size),
+            mark_last: true,
+            second: false,
+        };
+        Some((lanes, what))
+    }
+
+    fn send_both_ways(
+        &self,
+        lanes: &Lanes<'_>,
+        what: &FlowPlan,
+    ) -> Result<(BulkResult, Peak), MeasureError> {
+        let result = |so_far: &Flowed| BulkResult {
+            messages: so_far.sent,
+            bytes: so_far.sent * self.size as u64,
+            elapsed: so_far.elapsed,
+        };
+        let mut peak = Peak::default();
+        let idle = |idle| match idle {
+            idle if idle < PATIENCE => Ok(()),
+            _ => Err(MeasureError::Silence { what: "message", patience: PATIENCE }),
+        };
+        let flowed = lanes.flow(what, |so_far| peak.observe(&result(so_far)), idle)?;
+        Ok((result(&flowed), peak))
     }
 
     /// What both sides say at the end: they must have counted the same.
     fn farewell(&self, row: Option<&Row>) -> String {
         match row {
-            Some(Row::Bandwidth(row)) if self.test == Test::SendBw => {
+            Some(Row::Bandwidth(row)) if self.test == Test::SendBw && !self.plan.bidirectional => {
                 format!("finished after {} messages", row.messages)
             }
             _ => "finished".to_owned(),
@@ -149,7 +233,9 @@ impl<'a> Round<'a> {
     }
 
     fn is_passive(&self) -> bool {
-        matches!(self.test, Test::WriteBw | Test::ReadBw | Test::ReadLat | Test::AtomicLat)
+        let one_sided = matches!(self.test, Test::WriteBw | Test::ReadBw | Test::AtomicBw);
+        matches!(self.test, Test::ReadLat | Test::AtomicLat)
+            || one_sided && !self.plan.bidirectional
     }
 
     fn label(&self) -> String {
@@ -169,7 +255,11 @@ impl<'a> Round<'a> {
     }
 
     fn work(&self, ends: &[End<'_>], exchange: &mut Exchange) -> Result<Option<Row>, MeasureError> {
-        match self.test.bulk() {
+        if let Some((lanes, what)) = self.both_ways() {
+            let (result, peak) = self.send_both_ways(&lanes, &what)?;
+            return Ok(Some(self.bandwidth(&result, &peak)));
+        }
+        match self.test.bulk(self.plan.atomic) {
             Some(BulkOp::Send) if !self.client => {
                 let mut peak = Peak::default();
                 let result = measure::receive_bulk(ends, self.size, |so_far| peak.observe(so_far))?;
@@ -237,17 +327,17 @@ impl<'a> Round<'a> {
 
 /// The best stretch of a run.
 #[derive(Debug, Default)]
-struct Peak {
+pub(crate) struct Peak {
     bytes: u64,
     at: Duration,
-    best: f64,
+    pub(crate) best: f64,
 }
 
 impl Peak {
     /// Shorter stretches are a matter of when completions are polled.
     const STRETCH: Duration = Duration::from_millis(10);
 
-    fn observe(&mut self, so_far: &BulkResult) {
+    pub(crate) fn observe(&mut self, so_far: &BulkResult) {
         let time = so_far.elapsed - self.at;
         if time >= Self::STRETCH {
             let gbps = (so_far.bytes - self.bytes) as f64 * 8.0 / time.as_secs_f64() / 1e9;

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use hdrhistogram::Histogram;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::plan::Test;
 
@@ -18,7 +18,7 @@ pub enum Row {
 }
 
 /// A bandwidth.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Bandwidth {
     /// Bytes of each message.
     pub bytes: usize,
@@ -34,19 +34,34 @@ pub struct Bandwidth {
     pub mpps: f64,
 }
 
+impl Bandwidth {
+    /// Both directions together, as perftest adds them.
+    #[must_use]
+    pub fn and(self, other: &Self) -> Self {
+        Self {
+            messages: self.messages.saturating_add(other.messages),
+            seconds: self.seconds.max(other.seconds),
+            gbps_peak: self.gbps_peak + other.gbps_peak,
+            gbps: self.gbps + other.gbps,
+            mpps: self.mpps + other.mpps,
+            ..self
+        }
+    }
+}
+
 /// A latency, in microseconds.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Latency {
-    bytes: usize,
-    messages: u64,
-    us_min: f64,
-    us_p50: f64,
-    us_avg: f64,
-    us_stdev: f64,
-    us_p90: f64,
-    us_p99: f64,
-    us_p99_9: f64,
-    us_max: f64,
+    pub(crate) bytes: usize,
+    pub(crate) messages: u64,
+    pub(crate) us_min: f64,
+    pub(crate) us_p50: f64,
+    pub(crate) us_avg: f64,
+    pub(crate) us_stdev: f64,
+    pub(crate) us_p90: f64,
+    pub(crate) us_p99: f64,
+    pub(crate) us_p99_9: f64,
+    pub(crate) us_max: f64,
 }
 
 impl Latency {
@@ -72,7 +87,7 @@ impl Latency {
 /// The heads of the columns.
 #[must_use]
 pub fn header(test: Test) -> String {
-    if test.bulk().is_some() {
+    if test.is_bandwidth() {
         format!(
             " {:<10} {:<12} {:>13} {:>16} {:>14}",
             "#bytes", "#iterations", "BW peak[Gb/s]", "BW average[Gb/s]", "MsgRate[Mpps]"

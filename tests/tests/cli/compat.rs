@@ -2,7 +2,7 @@
 
 use super::{Addresses, Done, both, run};
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 #[test]
@@ -51,7 +51,7 @@ fn options_of_no_meaning_say_why() {
     }
 }
 
-/// A server meets a client that says this and goes, or stays: what it did, and how long it took.
+/// A server meets a client that says this and no more, and ends the connection unless it stays: what it did, and how long it took.
 fn meets(command: &str, words: &[u8], stays: bool) -> (Done, Duration) {
     let addresses = Addresses::new();
     let server = addresses.serve(command);
@@ -59,9 +59,10 @@ fn meets(command: &str, words: &[u8], stays: bool) -> (Done, Duration) {
     let start = Instant::now();
     // A server that has heard enough closes.
     let _ = peer.write_all(words);
-    let kept = stays.then_some(peer);
+    if !stays {
+        peer.shutdown(Shutdown::Write).unwrap();
+    }
     let done = server.finish();
-    drop(kept);
     (done, start.elapsed())
 }
 
@@ -98,4 +99,91 @@ fn a_server_that_vanishes_is_named() {
     let (message, done) = there.join().unwrap();
     assert_eq!(&done, b"done\0");
     assert!(message.starts_with(b"0000:") && message.ends_with(b"\0"));
+}
+
+#[test]
+fn perf_as_perftest() {
+    for (options, rows) in [
+        ("write-bw -n 100 -s 4000", 1),
+        ("write-bw -n 60 -s 100 -b -q 3 -l 5", 1),
+        ("write-lat -n 50 -s 8", 1),
+        ("send-bw -n 200 -s 5000 -q 2 -m 512", 1),
+        ("send-bw -n 60 -s 300 -b -r 7 -e", 1),
+        ("send-lat -n 50", 1),
+        ("read-bw -n 50 -o 3 -q 2 -b", 1),
+        ("read-lat -n 50 -e", 1),
+        ("atomic-bw -n 100 -q 2", 1),
+        ("atomic-bw -n 100 -b -A CMP_AND_SWAP", 1),
+        ("atomic-lat -n 20", 1),
+        ("write-bw -n 5 -a -b", 23),
+        ("send-bw -n 5 -a", 23),
+        ("write-lat -n 5 -a", 23),
+        ("send-bw -D 2 -f 0 -s 64", 1),
+        ("write-lat -D 2", 1),
+    ] {
+        let line = format!("perf --compat perftest --json {options}");
+        let (server, client) = both(&line, &line);
+        let (server, client) = (server.succeeded(), client.succeeded());
+        let json = client.json();
+        assert_eq!(json["perftest"], "6.06", "{json}");
+        let results = json["results"].as_array().unwrap();
+        assert_eq!(results.len(), rows, "{options}: {json}");
+        assert!(
+            client.err.contains("#bytes") && client.err.contains("#iterations"),
+            "{}",
+            client.err
+        );
+        for row in results {
+            let measured = row["gbps"].as_f64().or(row["us_p50"].as_f64()).unwrap();
+            assert!(measured > 0.0, "{options}: {row}");
+        }
+        let passive = ["read-lat", "atomic-lat"].iter().any(|test| options.starts_with(test));
+        assert!(passive || server.err.matches("\n ").count() > rows, "{}", server.err);
+    }
+}
+
+#[test]
+fn tables_are_perftests() {
+    let line = "perf write-bw --compat perftest -n 20 -s 1000";
+    let (server, client) = both(line, line);
+    for done in [server.succeeded(), client.succeeded()] {
+        let lines: Vec<&str> = done.out.lines().collect();
+        let head = lines.iter().position(|line| line.contains("#bytes")).unwrap();
+        let columns =
+            " #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]";
+        assert_eq!(lines[head], columns);
+        let row: Vec<&str> = lines[head + 1].split_whitespace().collect();
+        assert_eq!((row.len(), &row[..2]), (5, &["1000", "20"][..]), "{}", done.out);
+        assert!(row[3].parse::<f64>().unwrap() > 0.0);
+        assert!(lines[head + 2].starts_with("----"), "{}", done.out);
+    }
+}
+
+#[test]
+fn perftest_servers_name_clients_that_talk_nonsense() {
+    let version = b"6.06\0\0\0\0\0\0\0\0\0\0\0\0";
+    let agreed = [&version[..], &[0, 0, 16, 0, 0, 0, 0, 64], b"3\0"].concat();
+    let server = "perf write-bw --compat perftest";
+    let (done, time) = meets(server, b"GET / HTTP/1.1\r\n", true);
+    done.failed(1, &["peer 127.0.0.1:", "telling versions", "GET / HTTP"]);
+    assert!(time < Duration::from_secs(10), "{time:?}");
+    let (done, _) = meets(server, &[version, &[0xff; 4][..]].concat(), true);
+    done.failed(1, &["agreeing on memory", "as no machine has"]);
+    let (done, _) = meets(server, &agreed, false);
+    done.failed(1, &["telling addresses", "closed the connection"]);
+    let (done, _) = meets(server, &[&agreed, &[b'x'; 108][..]].concat(), true);
+    done.failed(1, &["telling addresses", "is no address", "-q"]);
+    // One that goes when everything is agreed.
+    let keys = b"0000:0010:abcdef:123456:00000001:0000000000001000:00:00:00:00:00:00:00:00:00:00:ff:ff:7f:ff:ff:fe:00000000:\0";
+    let (done, _) = meets(server, &[&agreed[..], keys, keys, keys].concat(), false);
+    done.failed(1, &["measuring", "closed the connection"]);
+    let (done, _) = meets(
+        "perf write-lat --compat perftest",
+        &[&agreed[..], keys, keys, keys, keys].concat(),
+        false,
+    );
+    done.failed(1, &["measuring"]);
+    let unequal = [&agreed[..], keys, keys, keys, keys, &[0xee; 40]].concat();
+    let (done, _) = meets(server, &unequal, true);
+    done.failed(1, &["telling results", "no result", "-q"]);
 }

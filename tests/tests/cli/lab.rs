@@ -116,7 +116,8 @@ fn a_rule_of_the_own_namespace_is_named() {
     let lab = Lab::new(&LabConfig::default()).unwrap();
     let rules = "add table inet t; add chain inet t out { type filter hook output priority 0; }; add rule inet t out udp \
                  dport 4791 drop";
-    lab.container(0).nft(rules).unwrap();
+    let done = lab.container(0).output(std::process::Command::new("nft").arg(rules)).unwrap();
+    assert!(done.status.success(), "{done:?}");
     let (server, client) = between(&lab, "pingpong --netdev udp", "pingpong --netdev udp");
     let words =
         ["the kernel refused to send", "a rule of this network namespace", "nft list ruleset"];

@@ -52,6 +52,28 @@ fn every_bandwidth_counts_all_messages() {
 }
 
 #[test]
+fn both_directions_are_added() {
+    for (test, size) in [("send-bw", 5000), ("write-bw", 5000), ("read-bw", 5000), ("atomic-bw", 8)]
+    {
+        let options = format!("-n 300 -s {size} -q 2 -b --json");
+        let (server, client) =
+            both(&format!("perf {test} --json"), &format!("perf {test} {options}"));
+        let (server, client) = (server.succeeded(), client.succeeded());
+        assert!(client.err.contains(&format!("bidirectional {test}")), "{}", client.err);
+        let (server, client) = (server.json(), client.json());
+        let ([here], [there]) = (rows(&client), rows(&server)) else { panic!("{client} {server}") };
+        assert_eq!((&here["messages"], &here["bytes"]), (&1200.into(), &size.into()));
+        for column in ["messages", "gbps", "mpps", "gbps_peak"] {
+            let [a, b] = [here, there].map(|row| row[column].as_f64().unwrap());
+            assert!(a > 0.0 && (a / b - 1.0).abs() < 1e-9, "{column}: {client} {server}");
+        }
+    }
+    let (server, client) = both("perf send-bw", "perf send-bw -D 1 -s 64 -b");
+    server.succeeded();
+    client.succeeded();
+}
+
+#[test]
 fn every_option_of_a_bandwidth_works() {
     let options = "-n 100 -s 64 -t 8 -l 4 -Q 4 -m 256 --counters";
     let (server, client) =

@@ -1,0 +1,437 @@
+//! `rocinante perf --compat perftest`: the other side is `ib_write_bw` or another of perftest's programs.
+//!
+//! Both agree on little ([`talk`]): pages, cache lines, path MTU. Sizes and numbers must be given to both. Each queue pair tells where it and its
+//! memory is ([`message`]), all of them twice, and once more to meet:
+//!
+//! | | before | for each size | at the end |
+//! |---|---|---|---|
+//! | `send_bw` | | post receives, meet, both work; with `-b` and `-n` both tell results; with `-a` meet | close |
+//! | `write_bw`, `read_bw`, `atomic_bw` | | the client works | meet, both tell results, close |
+//! | the same with `-b` | | meet, both work; with `-a` meet; both tell results | close |
+//! | `send_lat` | | post receives, meet, back and forth | close |
+//! | `write_lat` | meet | back and forth, the server first | |
+//! | `read_lat`, `atomic_lat` | meet | the client works | close |
+
+pub mod bench;
+pub mod latency;
+pub mod message;
+pub mod options;
+pub mod plan;
+pub mod print;
+pub mod talk;
+
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use clap::ValueEnum;
+use rocinante::Context;
+
+use crate::compat::device::{self, Wish};
+use crate::compat::wire::Wire;
+use crate::measure::{BulkResult, Flowed, Receive, Until};
+use crate::output::{Failure, Output};
+use crate::perf::Args;
+use crate::perf::plan::{Given, Test};
+use crate::perf::round::Peak;
+use crate::perf::table::{Bandwidth, Latency, Row};
+use crate::session::address;
+use bench::{Bench, Trouble};
+use message::Report;
+pub use options::Options;
+use plan::Plan;
+use talk::Talk;
+
+/// Whose exchange is spoken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Program {
+    /// perftest's ib_send_bw, ib_write_lat and so on
+    Perftest,
+}
+
+/// How long a side that has written its last stays, so that the peer's last is acknowledged though that acknowledgement was lost.
+const FAREWELL: Duration = Duration::from_millis(200);
+
+/// What came out of it.
+#[derive(Debug)]
+pub struct Outcome {
+    /// What was done.
+    pub plan: Plan,
+    /// The device that was used.
+    pub ctx: Context,
+    /// The peer's version.
+    pub version: String,
+    /// The path MTU.
+    pub mtu: u32,
+    /// A row per size; the server of one-sided tests measures nothing.
+    pub results: Vec<Row>,
+}
+
+/// Measures with such a program.
+///
+/// # Errors
+/// The peer says something else, goes, or stays silent; no device; a request fails. The text names the peer and the phase.
+pub fn run(args: &Args, given: &Given, out: Output) -> Result<Outcome, Failure> {
+    let client = args.net.host.is_some();
+    let plan = Plan::new(args.test, given, &args.options, client)?;
+    let wire = meet(args, out)?;
+    let options = &args.options;
+    let wish = match options.gid_index {
+        Some(index) => Wish::Gid { index, option: "-x" },
+        None if options.ipv6 => Wish::Ipv6,
+        None => Wish::Any,
+    };
+    let ctx = device::open(&args.net, &options.device, wish, wire.local()?, out)?;
+    let mut talk = Talk::new(wire, client);
+    let bench = Bench::connect(ctx.clone(), &plan, &mut talk)?;
+    let run = Run { bench: &bench, plan: &plan, out };
+    run.begin(&talk);
+    let results = match plan.test {
+        Test::SendBw => run.send_bandwidth(talk),
+        Test::WriteBw | Test::ReadBw | Test::AtomicBw if plan.both => run.both_ways(talk),
+        Test::WriteBw | Test::ReadBw | Test::AtomicBw => run.one_way(talk),
+        Test::SendLat | Test::WriteLat | Test::ReadLat | Test::AtomicLat => run.latency(talk),
+    }?;
+    out.line(print::LINE);
+    let (version, mtu) = (bench.terms.version.clone(), bench.terms.mtu.bytes());
+    drop(bench);
+    Ok(Outcome { plan, ctx, version, mtu, results })
+}
+
+/// A connection over TCP, on which nothing has been said.
+fn meet(args: &Args, out: Output) -> Result<Wire, Failure> {
+    let (port, program) =
+        (args.net.port, format!("ib_{}", args.test.to_string().replace('-', "_")));
+    if let Some(host) = &args.net.host {
+        return Wire::connect(host, port, &program);
+    }
+    // The packets' address may be of another family than the connection over TCP, which is IPv4 with these programs.
+    let listener = address::listen(args.net.bind.filter(IpAddr::is_ipv4), port)?;
+    out.note(format_args!("waiting for a client ({program}) on TCP port {port}"));
+    let wire = Wire::accept(&listener)?;
+    out.note(format_args!("client {}", wire.peer()));
+    Ok(wire)
+}
+
+/// A measurement that can begin.
+struct Run<'a> {
+    bench: &'a Bench,
+    plan: &'a Plan,
+    out: Output,
+}
+
+impl Run<'_> {
+    fn begin(&self, talk: &Talk) {
+        let Self { bench, plan, out } = self;
+        let both = if plan.both { "bidirectional " } else { "" };
+        let role = if plan.client { "client" } else { "server" };
+        out.line(print::LINE);
+        out.line(format_args!(
+            " {both}{} as {role}, with perftest {} at {}: {} on {}, {}, path MTU {}, {} QPs, tx depth {}",
+            plan.test,
+            bench.terms.version,
+            talk.wire().peer(),
+            bench.peer,
+            bench.ctx.name(),
+            bench.ctx.provider().name(),
+            bench.terms.mtu,
+            plan.qps,
+            plan.tx_depth,
+        ));
+        for (side, all) in [("local", &bench.own), ("remote", &bench.theirs)] {
+            for keys in all {
+                out.line(format_args!(
+                    " {side} address: LID 0000 QPN {:#06x} PSN {:#08x} RKey {:#010x} VAddr {:#018x}",
+                    keys.qpn, keys.psn, keys.rkey, keys.address
+                ));
+            }
+        }
+        out.line(print::LINE);
+        out.line(print::header(plan));
+    }
+
+    /// The client works; the server waits and prints what it is told.
+    fn one_way(&self, mut talk: Talk) -> Result<Vec<Row>, Failure> {
+        let Self { bench, plan, out } = self;
+        let own = &bench.own[0];
+        let (mut rows, mut last) = (Vec::new(), Report::default());
+        talk.enter("measuring");
+        if plan.client {
+            for size in &plan.sizes {
+                let row = self.bandwidth(&talk, *size)?;
+                last = print::report(plan, &row);
+                out.line(print::bandwidth(plan, &last));
+                rows.push(Row::Bandwidth(row));
+            }
+            talk.enter("telling results");
+        }
+        talk.meet(&bench.ctx, own)?;
+        talk.enter("telling results");
+        let theirs = talk.report(&bench.ctx, &last)?;
+        if !plan.client {
+            self.check_sum(&talk, &theirs)?;
+            out.line(print::bandwidth(plan, &theirs));
+        }
+        talk.close(&bench.ctx, own)?;
+        Ok(rows)
+    }
+
+    /// What a client's additions came to: each once, or none where it swapped.
+    fn check_sum(&self, talk: &Talk, theirs: &Report) -> Result<(), Failure> {
+        let Self { bench, plan, .. } = self;
+        if plan.test != Test::AtomicBw || plan.iters() == 0 {
+            return Ok(());
+        }
+        let expected = theirs.iters.wrapping_mul(plan.qps.into());
+        match bench.landed_sum() {
+            sum if sum == 0 || sum == expected => Ok(()),
+            sum => Err(talk.failed(format_args!(
+                "its {expected} additions came to {sum}: were both sides given -n and the same -q?"
+            ))),
+        }
+    }
+
+    /// Both work.
+    fn both_ways(&self, mut talk: Talk) -> Result<Vec<Row>, Failure> {
+        let (bench, plan) = (self.bench, self.plan);
+        let own = &bench.own[0];
+        let mut rows = Vec::new();
+        for size in &plan.sizes {
+            talk.enter("meeting before a size");
+            talk.meet(&bench.ctx, own)?;
+            talk.enter("measuring");
+            let row = self.bandwidth(&talk, *size)?;
+            if plan.all {
+                talk.meet(&bench.ctx, own)?;
+            }
+            rows.push(Row::Bandwidth(self.sum(&mut talk, &row)?));
+        }
+        talk.close(&bench.ctx, own)?;
+        Ok(rows)
+    }
+
+    /// What both measured at the same time.
+    fn sum(&self, talk: &mut Talk, row: &Bandwidth) -> Result<Bandwidth, Failure> {
+        let plan = self.plan;
+        talk.enter("telling results");
+        let ours = print::report(plan, row);
+        let theirs = talk.report(&self.bench.ctx, &ours)?;
+        let sum = Report {
+            peak: ours.peak + theirs.peak,
+            average: ours.average + theirs.average,
+            rate: ours.rate + theirs.rate,
+            ..ours
+        };
+        self.out.line(print::bandwidth(plan, &sum));
+        let factor = |theirs: f64, ours: f64| if ours > 0.0 { 1.0 + theirs / ours } else { 1.0 };
+        Ok(Bandwidth {
+            gbps_peak: row.gbps_peak * factor(theirs.peak, ours.peak),
+            gbps: row.gbps * factor(theirs.average, ours.average),
+            mpps: sum.rate,
+            ..row.clone()
+        })
+    }
+
+    /// Both sides count.
+    fn send_bandwidth(&self, mut talk: Talk) -> Result<Vec<Row>, Failure> {
+        let Self { bench, plan, out } = self;
+        let own = &bench.own[0];
+        let mut rows = Vec::new();
+        for size in &plan.sizes {
+            let posted = bench.lanes().post_receives(&bench.flow(plan, *size));
+            posted.map_err(|error| bench.failure(&talk, &error.into()))?;
+            talk.enter("meeting before a size");
+            talk.meet(&bench.ctx, own)?;
+            talk.enter("measuring");
+            let mut row = self.bandwidth(&talk, *size)?;
+            if plan.both && plan.iters() > 0 {
+                row = self.sum(&mut talk, &row)?;
+            } else {
+                out.line(print::bandwidth(plan, &print::report(plan, &row)));
+            }
+            rows.push(Row::Bandwidth(row));
+            if plan.all {
+                talk.enter("meeting after a size");
+                talk.meet(&bench.ctx, own)?;
+            }
+        }
+        talk.close(&bench.ctx, own)?;
+        Ok(rows)
+    }
+
+    fn latency(&self, mut talk: Talk) -> Result<Vec<Row>, Failure> {
+        let Self { bench, plan, .. } = self;
+        let own = &bench.own[0];
+        let mut rows = Vec::new();
+        let works = plan.client || plan.test.is_send() || plan.test.is_write();
+        for size in plan.sizes.iter().filter(|_| works) {
+            if plan.test.is_send() {
+                let posted = latency::post_receives(bench, plan, *size);
+                posted.map_err(|error| bench.failure(&talk, &error.into()))?;
+                talk.enter("meeting before a size");
+                talk.meet(&bench.ctx, own)?;
+            }
+            talk.enter("measuring");
+            let measured = latency::measure(bench, plan, *size);
+            let measured = measured.map_err(|trouble| bench.failure(&talk, &trouble))?;
+            let row = Latency::new(*size, &measured.histogram);
+            self.out.line(print::latency(plan, &row, measured.elapsed));
+            rows.push(Row::Latency(row));
+        }
+        if plan.test.is_write() {
+            // These programs go without a word.
+            let end = Instant::now() + FAREWELL;
+            while Instant::now() < end {
+                bench.ctx.progress();
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            return Ok(rows);
+        }
+        talk.enter("measuring");
+        talk.close(&bench.ctx, own)?;
+        Ok(rows)
+    }
+
+    /// Measures a bandwidth.
+    fn bandwidth(&self, talk: &Talk, size: usize) -> Result<Bandwidth, Failure> {
+        let Self { bench, plan, .. } = self;
+        let what = bench.flow(plan, size);
+        let mut sample = Sample::new(plan, &what.receive, what.op.is_some());
+        let flowed =
+            bench.lanes().flow(&what, |so_far| sample.observe(so_far), |idle| bench.idle(idle));
+        let flowed = flowed.map_err(|trouble: Trouble| bench.failure(talk, &trouble))?;
+        Ok(sample.row(size, &flowed))
+    }
+}
+
+/// What of a flow counts: all of it, or with a time what neither margin has.
+#[derive(Debug)]
+struct Sample {
+    window: Option<(Duration, Duration)>,
+    first: Option<(u64, Duration)>,
+    last: (u64, Duration),
+    peak: Peak,
+    sends: bool,
+    /// Whether received messages count beside those that are sent: as perftest counts for a time.
+    both: bool,
+}
+
+impl Sample {
+    fn new(plan: &Plan, receive: &Receive, sends: bool) -> Self {
+        let window = match plan.until {
+            Until::Time(time) => Some((plan.margin, time - plan.margin)),
+            Until::Messages(_) => None,
+        };
+        let both = window.is_some() && *receive != Receive::No;
+        Self { window, first: None, last: (0, Duration::ZERO), peak: Peak::default(), sends, both }
+    }
+
+    fn count(&self, flowed: &Flowed) -> u64 {
+        match (self.sends, self.both) {
+            (true, false) => flowed.sent,
+            (true, true) => flowed.sent + flowed.received,
+            (false, _) => flowed.received,
+        }
+    }
+
+    fn observe(&mut self, flowed: &Flowed) {
+        let now = (self.count(flowed), flowed.elapsed);
+        self.peak.observe(&BulkResult { messages: now.0, bytes: now.0, elapsed: now.1 });
+        if self.window.is_some_and(|(begin, end)| (begin..=end).contains(&now.1)) {
+            self.first.get_or_insert(now);
+            self.last = now;
+        }
+    }
+
+    fn row(&self, bytes: usize, flowed: &Flowed) -> Bandwidth {
+        let ((before, since), (messages, at)) = match (self.window, self.first) {
+            (Some(_), Some(first)) => (first, self.last),
+            _ => ((0, Duration::ZERO), (self.count(flowed), flowed.elapsed)),
+        };
+        let messages = messages - before;
+        let seconds = (at - since).as_secs_f64().max(1e-9);
+        let gbps = messages as f64 * bytes as f64 * 8.0 / seconds / 1e9;
+        // The peak was observed in messages.
+        let gbps_peak = (self.peak.best * bytes as f64).max(gbps);
+        Bandwidth {
+            bytes,
+            messages,
+            seconds,
+            gbps_peak,
+            gbps,
+            mpps: messages as f64 / seconds / 1e6,
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    /// The plan of a server's command line.
+    pub(crate) fn plan(line: &str) -> Result<Plan, Failure> {
+        let words = ["perf"].into_iter().chain(line.split_whitespace());
+        let Line { args } = Line::try_parse_from(words).unwrap();
+        let client = args.net.host.is_some();
+        Plan::new(args.test, &args.given(), &args.options, client)
+    }
+
+    #[test]
+    fn defaults_are_those_of_perftest() {
+        let write = plan("write-bw 10.0.0.2").unwrap();
+        assert_eq!((write.iters(), write.size_max(), write.tx_depth), (5000, 65_536, 128));
+        assert!(write.client && write.cq_mod == 1 && write.inline == 0 && write.peak);
+        let send = plan("send-lat").unwrap();
+        assert_eq!(
+            (send.iters(), send.size_max(), send.tx_depth, send.rx_depth),
+            (1000, 2, 1, 512)
+        );
+        let few = plan("send-bw -n 20").unwrap();
+        assert_eq!((few.tx_depth, few.rx_depth), (20, 20));
+        let timed = plan("read-bw -D 8").unwrap();
+        assert_eq!((timed.iters(), timed.margin), (0, Duration::from_secs(2)));
+        let all = plan("write-bw -a").unwrap();
+        assert_eq!((all.sizes.len(), all.size_max()), (23, 8 << 20));
+        let atomic = plan("atomic-bw -A CMP_AND_SWAP -o 4").unwrap();
+        assert_eq!((atomic.size_max(), atomic.out_reads), (8, 4));
+    }
+
+    #[test]
+    fn what_perftest_does_not_take_is_refused() {
+        for (line, word) in [
+            ("write-bw -a -D 4", "-a"),
+            ("send-bw -e -D 4", "-e"),
+            ("write-lat -e", "memory"),
+            ("write-bw -n 4", "from 5"),
+            ("write-bw -n 10 -l 3", "multiple"),
+            ("write-lat -b", "-b"),
+            ("write-bw -D 4 -f 2", "margin"),
+            ("atomic-bw -s 16", "8 bytes"),
+            ("write-bw -R", "connection manager"),
+        ] {
+            let failure = plan(line).unwrap_err();
+            assert_eq!(failure.code(), 2);
+            assert!(failure.to_string().contains(word), "{line}: {failure}");
+        }
+    }
+
+    #[test]
+    fn margins_do_not_count() {
+        let plan = plan("write-bw -D 8 10.0.0.2").unwrap();
+        let mut sample = Sample::new(&plan, &Receive::No, true);
+        let at =
+            |sent, seconds| Flowed { sent, received: 0, elapsed: Duration::from_secs(seconds) };
+        for (sent, seconds) in [(1000, 1), (1010, 2), (1110, 4), (1210, 6), (9999, 7)] {
+            sample.observe(&at(sent, seconds));
+        }
+        let row = sample.row(1000, &at(9999, 8));
+        assert_eq!((row.messages, row.seconds), (200, 4.0));
+        assert!((row.mpps - 50e-6).abs() < 1e-12);
+    }
+}

@@ -1,0 +1,216 @@
+//! Options that perftest's users know.
+
+use crate::compat::device::DeviceArgs;
+use crate::compat::refused::{Option_, Refused, Table};
+use crate::output::Failure;
+
+/// What `--compat perftest` adds to the options of `perf`.
+#[derive(Debug, clap::Args)]
+pub struct Options {
+    #[command(flatten)]
+    pub(super) device: DeviceArgs,
+    /// With --compat: index of the GID to use (`rocinante devices` shows them) [default: that of the address of the TCP connection]
+    #[arg(short = 'x', long, value_name = "INDEX")]
+    pub(super) gid_index: Option<usize>,
+    /// With --compat: use the device's first global IPv6 address; TCP stays on IPv4
+    #[arg(long)]
+    pub(super) ipv6: bool,
+    /// With --compat: do not ask for the processor's frequency, which nobody does here anyway
+    #[arg(short = 'F', long = "CPU-freq")]
+    pub(super) cpu_freq: bool,
+    /// With --compat: sleep on completion events instead of polling
+    #[arg(short, long)]
+    pub(super) events: bool,
+    /// With --compat: send messages up to this size inline [default: 0 for bandwidth, 64 for latency]
+    #[arg(short = 'I', long = "inline_size", value_name = "BYTES", value_parser = clap::value_parser!(u32).range(..=4096))]
+    pub(super) inline_size: Option<u32>,
+    /// With --compat: READs or atomics outstanding at a time [default: 16]
+    #[arg(short = 'o', long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=128))]
+    pub(super) outs: Option<u8>,
+    /// With --compat: wait 4.096 µs · 2^N for an acknowledgement [default: 16]
+    #[arg(short = 'u', long = "qp-timeout", value_name = "N", value_parser = clap::value_parser!(u8).range(1..=31))]
+    pub(super) qp_timeout: Option<u8>,
+    /// With --compat: do not look for the best stretch
+    #[arg(short = 'N', long)]
+    pub(super) no_peak: bool,
+    /// With --compat and -D: do not count the first and the last seconds [default: a quarter of -D each]
+    #[arg(short = 'f', long, value_name = "SECONDS")]
+    pub(super) margin: Option<u64>,
+    /// With --compat: traffic class of the packets
+    #[arg(long, value_name = "CLASS")]
+    pub(super) tclass: Option<u8>,
+    /// With --compat: print Gb/sec (10⁹ bits) instead of MB/sec (2²⁰ bytes)
+    #[arg(long = "report_gbits", alias = "report-gbits")]
+    pub(super) report_gbits: bool,
+    /// With --compat: the transport, which is RC
+    #[arg(short = 'c', long, value_name = "TYPE")]
+    pub(super) connection: Option<String>,
+    /// With --compat: the service level, which is 0
+    #[arg(short = 'S', long = "sl", value_name = "LEVEL")]
+    pub(super) service_level: Option<u8>,
+    #[command(flatten)]
+    refused: Refused<Perftest>,
+}
+
+/// Of perftest's programs.
+#[derive(Debug)]
+struct Perftest;
+
+const fn option(
+    short: Option<char>,
+    long: &'static str,
+    value: bool,
+    why: &'static str,
+) -> Option_ {
+    Option_ { short, long, value, why }
+}
+
+const CM: &str = "there is no connection manager yet: leave it out at both sides, and the programs connect over TCP";
+const JSON: &str = "--json has all figures";
+const SRQ: &str = "there are no shared receive queues here; the other side may use them";
+const MEMORY: &str = "memory is ordinary memory here";
+const ALWAYS: &str = "there is no end to wait for: give -D with as many seconds as it shall last";
+const RATE: &str = "the host's traffic control shapes what is sent (`tc qdisc`)";
+const UNRELIABLE: &str = "only reliable connections are spoken";
+
+impl Table for Perftest {
+    const OPTIONS: &'static [Option_] = &[
+        option(Some('R'), "rdma_cm", false, CM),
+        option(Some('z'), "comm_rdma_cm", false, CM),
+        option(
+            Some('T'),
+            "tos",
+            true,
+            "it is for connections by rdma_cm: --tclass has the same effect",
+        ),
+        option(Some('g'), "mcg", false, UNRELIABLE),
+        option(Some('M'), "MGID", true, UNRELIABLE),
+        option(Some('O'), "dualport", false, "a device has one port"),
+        option(Some('L'), "latency_gap", true, "round trips follow each other at once"),
+        option(Some('C'), "report-cycles", false, JSON),
+        option(Some('H'), "report-histogram", false, JSON),
+        option(Some('U'), "report-unsorted", false, JSON),
+        option(Some('w'), "limit_bw", true, "compare the figure of --json"),
+        option(Some('y'), "limit_msgrate", true, "compare the figure of --json"),
+        option(None, "out_json", false, JSON),
+        option(None, "cpu_util", false, "`time` and `perf stat` tell it"),
+        option(None, "report-both", false, JSON),
+        option(None, "report_per_port", false, "a device has one port"),
+        option(None, "run_infinitely", false, ALWAYS),
+        option(None, "rate_limit", true, RATE),
+        option(None, "rate_limit_type", true, RATE),
+        option(None, "burst_size", true, RATE),
+        option(None, "use-srq", false, SRQ),
+        option(
+            None,
+            "recv_post_list",
+            true,
+            "receives are posted one by one; the other side may do otherwise",
+        ),
+        option(None, "perform_warm_up", false, "nothing is warmed up before measuring"),
+        option(None, "dont_xchg_versions", false, "the other side must tell its version"),
+        option(None, "flows", true, "each queue pair is a flow: give -q"),
+        option(None, "mr_per_qp", false, "all queue pairs share a region"),
+        option(None, "use_hugepages", false, MEMORY),
+        option(None, "odp", false, MEMORY),
+        option(None, "mmap", true, MEMORY),
+        option(None, "use_cuda", true, MEMORY),
+        option(None, "use_rocm", true, MEMORY),
+    ];
+}
+
+impl Options {
+    /// Without `--compat` none of them means anything.
+    ///
+    /// # Errors
+    /// One was given.
+    pub fn check_absent(&self) -> Result<(), Failure> {
+        let given = [
+            ("-d", self.device.ib_dev.is_some()),
+            ("-i", self.device.ib_port.is_some()),
+            ("-x", self.gid_index.is_some()),
+            ("--ipv6", self.ipv6),
+            ("-F", self.cpu_freq),
+            ("-e", self.events),
+            ("-I", self.inline_size.is_some()),
+            ("-o", self.outs.is_some()),
+            ("-u", self.qp_timeout.is_some()),
+            ("-N", self.no_peak),
+            ("-f", self.margin.is_some()),
+            ("--tclass", self.tclass.is_some()),
+            ("--report_gbits", self.report_gbits),
+            ("-c", self.connection.is_some()),
+            ("-S", self.service_level.is_some()),
+        ];
+        self.refused.check()?;
+        match given.iter().find(|(_, given)| *given) {
+            Some((option, _)) => Err(Failure::Usage(format!(
+                "{option} is for --compat perftest: without it both sides are rocinante's, and --bind says which address to use"
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether they can be meant.
+    ///
+    /// # Errors
+    /// One is for something that there is not.
+    pub fn check(&self) -> Result<(), Failure> {
+        self.refused.check()?;
+        if let Some(kind) = self.connection.as_ref().filter(|kind| *kind != "RC") {
+            return Err(Failure::Usage(format!("-c {kind}: {UNRELIABLE}: give RC at both sides")));
+        }
+        if self.service_level.is_some_and(|level| level != 0) {
+            return Err(Failure::Usage(
+                "-S: a service level is a VLAN's priority on Ethernet, and the kernel sets that: --tclass marks packets".into(),
+            ));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn checked(line: &str) -> Result<(), String> {
+        let line =
+            Line::try_parse_from(line.split_whitespace()).map_err(|error| error.to_string())?;
+        line.options.check().map_err(|failure| failure.to_string())
+    }
+
+    #[test]
+    fn what_is_not_taken_says_why() {
+        for (line, word) in [
+            ("x -R", "connection manager"),
+            ("x --rdma_cm", "-R (--rdma_cm)"),
+            ("x -z", "TCP"),
+            ("x -c UD", "RC"),
+            ("x -S 3", "--tclass"),
+            ("x -w 10", "--json"),
+            ("x --run_infinitely", "-D"),
+            ("x --use-srq", "shared receive queues"),
+            ("x --no-such-option", "unexpected argument"),
+        ] {
+            let why = checked(line).unwrap_err();
+            assert!(why.contains(word), "no {word:?} in: {why}");
+        }
+        assert_eq!(checked("x -F -d eth0 -i 1 -x 0 -c RC -S 0 --report_gbits -u 14 -N -e"), Ok(()));
+    }
+
+    #[test]
+    fn each_needs_compat() {
+        for line in ["x -F", "x -x 1", "x -e", "x -c RC", "x -f 1", "x --ipv6", "x -o 4"] {
+            let options = Line::try_parse_from(line.split_whitespace()).unwrap().options;
+            let why = options.check_absent().unwrap_err().to_string();
+            assert!(why.contains("--compat perftest"), "{why}");
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! What is measured against a perftest program, with the defaults of that program.
+
+use std::time::Duration;
+
+use rocinante::Mtu;
+
+use super::options::Options;
+use crate::measure::{BulkOp, Until};
+use crate::output::Failure;
+use crate::perf::plan::{Atomic, Given, Test};
+
+/// Messages larger than this are completed one by one, unless `-Q` says otherwise.
+const LARGE: u32 = 8192;
+/// The largest message of `-a`.
+const ALL_MAX: u32 = 1 << 23;
+
+/// All of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plan {
+    /// What is measured.
+    pub test: Test,
+    /// Whether this side is the client.
+    pub client: bool,
+    /// In both directions.
+    pub both: bool,
+    /// The sizes of messages, one after the other.
+    pub sizes: Vec<usize>,
+    /// Whether there are all of `-a`: both sides meet after each.
+    pub all: bool,
+    /// When to end, on each queue pair.
+    pub until: Until,
+    /// With a time: what is not counted at its beginning and at its end.
+    pub margin: Duration,
+    /// Queue pairs.
+    pub qps: u32,
+    /// The path MTU, if it matters.
+    pub mtu: Option<Mtu>,
+    /// Requests outstanding per queue pair.
+    pub tx_depth: u32,
+    /// Receives posted per queue pair.
+    pub rx_depth: u32,
+    /// Requests posted at once.
+    pub post_list: u32,
+    /// One of so many requests makes a completion.
+    pub cq_mod: u32,
+    /// Which atomic.
+    pub atomic: Atomic,
+    /// Whether completions are slept for.
+    pub events: bool,
+    /// Messages up to this size are sent inline.
+    pub inline: u32,
+    /// READs and atomics at a time.
+    pub out_reads: u8,
+    /// 4.096 µs · 2^timeout.
+    pub timeout: u8,
+    /// Of the packets.
+    pub traffic_class: u8,
+    /// Whether to look for the best stretch.
+    pub peak: bool,
+    /// Whether to print 10⁹ bits instead of 2²⁰ bytes.
+    pub gbits: bool,
+}
+
+impl Plan {
+    /// What the command line says.
+    ///
+    /// # Errors
+    /// It makes no sense.
+    pub fn new(
+        test: Test,
+        given: &Given,
+        options: &Options,
+        client: bool,
+    ) -> Result<Self, Failure> {
+        options.check()?;
+        given.check(test)?;
+        let until = match (given.iters, given.duration) {
+            (_, Some(seconds)) => Until::Time(Duration::from_secs(seconds)),
+            (Some(iters), None) => Until::Messages(iters),
+            (None, None) => Until::Messages(if test == Test::WriteBw { 5000 } else { 1000 }),
+        };
+        let bulk = test.bulk(Atomic::FetchAdd).is_some();
+        let size = given.size.unwrap_or(match test {
+            Test::AtomicBw | Test::AtomicLat => 8,
+            _ if bulk => 65_536,
+            _ => 2,
+        });
+        let largest = if given.all { ALL_MAX } else { size };
+        let limit = match until {
+            Until::Messages(iters) => u32::try_from(iters).unwrap_or(u32::MAX),
+            Until::Time(_) => u32::MAX,
+        };
+        let tx_depth = given.tx_depth.unwrap_or(if bulk { 128 } else { 1 }).min(limit);
+        let cq_mod = if largest > LARGE && !given.all { 1 } else { 32.min(tx_depth / 2) };
+        let inline = options.inline_size.unwrap_or(if bulk { 0 } else { 64 });
+        let margin = Self::margin(until, options)?;
+        let plan = Self {
+            test,
+            client,
+            both: given.bidirectional,
+            sizes: if given.all {
+                (1..=23).map(|shift| 1 << shift).collect()
+            } else {
+                vec![size as usize]
+            },
+            all: given.all,
+            until,
+            margin,
+            qps: given.qps.unwrap_or(1),
+            mtu: given.mtu.and_then(Mtu::from_bytes),
+            tx_depth,
+            rx_depth: given.rx_depth.unwrap_or(512).min(limit),
+            post_list: given.post_list.unwrap_or(1).min(tx_depth),
+            cq_mod: given.cq_mod.unwrap_or(cq_mod).clamp(1, tx_depth),
+            atomic: given.atomic.unwrap_or(Atomic::FetchAdd),
+            events: options.events,
+            inline: if test.is_send() || test.is_write() { inline } else { 0 },
+            out_reads: options.outs.unwrap_or(16),
+            timeout: options.qp_timeout.unwrap_or(16),
+            traffic_class: options.tclass.unwrap_or(0),
+            peak: !options.no_peak && matches!(until, Until::Messages(_)),
+            gbits: options.report_gbits,
+        };
+        plan.check()?;
+        Ok(plan)
+    }
+
+    fn margin(until: Until, options: &Options) -> Result<Duration, Failure> {
+        let Until::Time(time) = until else { return Ok(Duration::ZERO) };
+        // As perftest: whole seconds.
+        let margin =
+            options.margin.map_or(Duration::from_secs(time.as_secs() / 4), Duration::from_secs);
+        if margin * 2 >= time {
+            return Err(Failure::Usage(format!(
+                "twice the margin of {} s leaves nothing of {} s: give a smaller -f or a larger -D",
+                margin.as_secs(),
+                time.as_secs()
+            )));
+        }
+        Ok(margin)
+    }
+
+    fn check(&self) -> Result<(), Failure> {
+        let usage = |why: &str| Err(Failure::Usage(why.to_owned()));
+        let timed = matches!(self.until, Until::Time(_));
+        if timed && self.all {
+            return usage("perftest's programs do not take -D with -a: give -n, or one size");
+        }
+        if timed && self.events {
+            return usage("perftest's programs do not take -D with -e: leave one out");
+        }
+        if self.events && self.test == Test::WriteLat {
+            return usage("-e: write-lat waits for memory, not for completions");
+        }
+        if let Until::Messages(iters) = self.until {
+            if iters < 5 {
+                return usage("perftest's programs take -n from 5 on");
+            }
+            if !iters.is_multiple_of(u64::from(self.post_list)) {
+                return usage("-n must be a multiple of -l");
+            }
+        }
+        Ok(())
+    }
+
+    /// What this side sends in bulk.
+    #[must_use]
+    pub fn op(&self) -> Option<BulkOp> {
+        self.test.bulk(self.atomic)
+    }
+
+    /// The largest message.
+    #[must_use]
+    pub fn size_max(&self) -> usize {
+        self.sizes.iter().copied().max().unwrap_or(0)
+    }
+
+    /// How many messages of each queue pair, 0 where a time is given.
+    #[must_use]
+    pub fn iters(&self) -> u64 {
+        match self.until {
+            Until::Messages(iters) => iters,
+            Until::Time(_) => 0,
+        }
+    }
+}
