@@ -25,8 +25,9 @@ pub use self::measurement::{WorkerArgs, run_worker};
 /// Measure several providers side by side: latency, message rate, bandwidth, processor time
 ///
 /// Without addresses it joins two network namespaces by a veth and compares the backends of the software device there. With
-/// --local and --remote it works between two addresses of this namespace that reach each other over a wire, and with --devices
-/// also over the RDMA devices of these two addresses.
+/// --local and --remote it works between two addresses of this namespace that reach each other over a wire. With --devices, the
+/// RDMA devices of these two addresses are measured between them, and the software device between two namespaces as without
+/// addresses: Soft-RoCE holds UDP/4791 of all addresses of its namespace.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     /// Providers, the first of which is the baseline: hw, udp, packet, afxdp; all that can be had unless said otherwise
@@ -39,7 +40,7 @@ pub struct Args {
     #[arg(long, requires = "local")]
     remote: Option<IpAddr>,
     /// RDMA devices of the two addresses, for the provider hw
-    #[arg(long, value_delimiter = ',', num_args = 2, requires = "local")]
+    #[arg(long, value_delimiter = ',', requires = "local")]
     devices: Vec<String>,
     /// How often everything is measured
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
@@ -134,20 +135,44 @@ impl Place {
     }
 }
 
+/// Where the providers are measured.
+struct Places {
+    software: Place,
+    /// Of the kernel's devices, if not the same.
+    hardware: Option<Place>,
+}
+
+impl Places {
+    fn new(args: &Args) -> Result<Self, Failure> {
+        let here = match (args.local, args.remote) {
+            (Some(local), Some(remote)) => Some(Place::Here { local, remote }),
+            _ => None,
+        };
+        if args.devices.is_empty()
+            && let Some(software) = here
+        {
+            return Ok(Self { software, hardware: None });
+        }
+        let config = LabConfig { ipv6: false, ..LabConfig::default() };
+        let pair = Pair::new(&config).map_err(|error| Failure::Failed(error.to_string()))?;
+        Ok(Self { software: Place::Made(pair), hardware: here })
+    }
+
+    fn of(&self, provider: Provider) -> &Place {
+        match (&self.hardware, provider) {
+            (Some(hardware), Provider::Hw) => hardware,
+            _ => &self.software,
+        }
+    }
+}
+
 fn compare(args: &Args, output: Output) -> Result<Comparison, Failure> {
     if args.seconds.is_nan() || !(0.01..=60.0).contains(&args.seconds) {
         return Err(Failure::Usage("--seconds must be from 0.01 to 60".into()));
     }
     kill_children_on_signal().map_err(|error| Failure::Failed(error.to_string()))?;
-    let place = match (args.local, args.remote) {
-        (Some(local), Some(remote)) => Place::Here { local, remote },
-        _ => {
-            let config = LabConfig { ipv6: false, ..LabConfig::default() };
-            let pair = Pair::new(&config).map_err(|error| Failure::Failed(error.to_string()))?;
-            Place::Made(pair)
-        }
-    };
     let providers = providers(args)?;
+    let places = Places::new(args)?;
     let mut comparison = Comparison::new(providers.clone());
     for run in 1..=args.runs {
         for &mtu in &args.mtu {
@@ -156,7 +181,7 @@ fn compare(args: &Args, output: Output) -> Result<Comparison, Failure> {
                     continue;
                 }
                 output.note(format_args!("run {run}: {} at path MTU {mtu}", provider.name()));
-                match measure(args, &place, provider, mtu) {
+                match measure(args, places.of(provider), provider, mtu) {
                     Ok(figures) => comparison.add(provider, figures),
                     // What cannot be had is said once; what broke in a later run is an error.
                     Err(Failure::Failed(why)) if run == 1 && args.providers.is_empty() => {

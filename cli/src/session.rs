@@ -29,7 +29,8 @@ use agreement::Request;
 pub struct NetArgs {
     /// Name or address of the server; without it, this is the server
     pub host: Option<String>,
-    /// Carry the packets by afxdp, packet or udp [default: the variable ROCINANTE_NETDEV, else the best that bypasses no rule]
+    /// Carry the packets by afxdp, packet, udp, or auto: the best of them that bypasses no rule [default: the variable
+    /// ROCINANTE_NETDEV, else auto]
     #[arg(long, value_name = "NETDEV", value_parser = netdev)]
     pub netdev: Option<Netdev>,
     /// Use this device: an RDMA device of the kernel (mlx5_0, rxe0; "hw" for whichever has the address), or a network interface, for the device
@@ -58,7 +59,7 @@ fn netdev(name: &str) -> Result<Netdev, String> {
     match name {
         "auto" => Ok(Netdev::Auto),
         "sim" => Err("the simulator connects nothing: choose auto, afxdp, packet or udp".into()),
-        name => name.parse().map(Netdev::Only),
+        name => name.parse().map(Netdev::Only).map_err(|why: String| format!("{why}, or auto")),
     }
 }
 
@@ -80,9 +81,11 @@ impl NetArgs {
     /// There is none, or the backend cannot be had; the text says what to do.
     pub fn open(&self, address: IpAddr, out: Output) -> Result<Context, Failure> {
         let mut options = OpenOptions::new();
-        if let Some(Netdev::Only(backend)) = self.netdev {
-            options = options.netdev(backend);
-        }
+        options = match self.netdev {
+            Some(Netdev::Only(backend)) => options.netdev(backend),
+            Some(Netdev::Auto) => options.netdev_auto(),
+            None => options,
+        };
         if let Some(name) = &self.device {
             options = options.device(name);
         }

@@ -57,6 +57,7 @@ mod open;
 mod qp;
 mod soft;
 mod wake;
+mod wish;
 
 pub use context::{Context, DeviceAttr, DeviceCounters, Limits, Pd, Provider};
 pub use cq::{CompChannel, Cq, Wc};

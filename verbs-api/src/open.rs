@@ -8,6 +8,7 @@ use crate::context::{Context, Device, Limits};
 use crate::error::VerbsError;
 use crate::hw;
 use crate::soft::{self, Settings};
+use crate::wish::Wish;
 
 /// How a device is opened.
 ///
@@ -21,7 +22,7 @@ use crate::soft::{self, Settings};
 #[derive(Debug, Clone, Default)]
 pub struct OpenOptions {
     device: Option<String>,
-    netdev: Option<Backend>,
+    netdev: Wish,
     port: PortConfig,
     limits: Limits,
     window_max: Option<u32>,
@@ -54,7 +55,15 @@ impl OpenOptions {
     /// Takes this backend or fails, instead of choosing; only the device in software has one.
     #[must_use]
     pub fn netdev(mut self, backend: Backend) -> Self {
-        self.netdev = Some(backend);
+        self.netdev = Wish::Only(backend);
+        self
+    }
+
+    /// Takes the best backend that may be opened and bypasses no rule of the network namespace, also where
+    /// [`NETDEV_VARIABLE`] asks for another. Without that variable it is the default.
+    #[must_use]
+    pub fn netdev_auto(mut self) -> Self {
+        self.netdev = Wish::Auto;
         self
     }
 
@@ -143,7 +152,7 @@ impl OpenOptions {
     }
 
     fn open_hardware(self, name: &str, address: Option<IpAddr>) -> Result<Context, VerbsError> {
-        if let Some(backend) = self.netdev {
+        if let Wish::Only(backend) = self.netdev {
             return Err(VerbsError::Invalid(format!(
                 "{name} is an RDMA device of the kernel, which carries its packets by itself: leave {backend} out, or take the \
                  device in software of an interface"
@@ -172,19 +181,12 @@ impl OpenOptions {
     }
 
     fn open_addresses(
-        mut self,
+        self,
         iface: &Interface,
         addresses: &[IpAddr],
     ) -> Result<Context, VerbsError> {
-        if self.netdev.is_none()
-            && let Some(name) = std::env::var_os(NETDEV_VARIABLE)
-        {
-            let name = name.to_string_lossy();
-            if name != "auto" && !name.is_empty() {
-                self.netdev = Some(name.parse().map_err(VerbsError::Invalid)?);
-            }
-        }
-        let (port, choice) = auto::choose(iface, addresses, self.netdev, &self.port)?;
+        let backend = self.netdev.settle(std::env::var_os(NETDEV_VARIABLE).as_deref())?;
+        let (port, choice) = auto::choose(iface, addresses, backend, &self.port)?;
         self.start(&iface.name, port, choice.to_string())
     }
 }

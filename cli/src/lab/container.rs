@@ -119,6 +119,14 @@ impl Container {
         self.netns.output(command)
     }
 
+    /// Feeds a script to `nft` inside the container: rules of its own namespace, beside the host's.
+    ///
+    /// # Errors
+    /// No `nft`, or it refuses the script, with what it said.
+    pub fn nft(&self, script: &str) -> Result<(), LabError> {
+        tool::nft_script(&self.netns, script)
+    }
+
     /// Lets UDP super-packets leave `eth0` whole (`true`, the default of a veth), or has the kernel cut
     /// them into datagrams before the host sees them, so that rules and counters work packet by packet.
     ///

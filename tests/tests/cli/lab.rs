@@ -116,8 +116,7 @@ fn a_rule_of_the_own_namespace_is_named() {
     let lab = Lab::new(&LabConfig::default()).unwrap();
     let rules = "add table inet t; add chain inet t out { type filter hook output priority 0; }; add rule inet t out udp \
                  dport 4791 drop";
-    let done = lab.container(0).output(std::process::Command::new("nft").arg(rules)).unwrap();
-    assert!(done.status.success(), "{done:?}");
+    lab.container(0).nft(rules).unwrap();
     let (server, client) = between(&lab, "pingpong --netdev udp", "pingpong --netdev udp");
     let words =
         ["the kernel refused to send", "a rule of this network namespace", "nft list ruleset"];

@@ -1,6 +1,6 @@
 //! `rocinante pingpong` over loopback.
 
-use super::both;
+use super::{Addresses, Running, both, rocinante, words};
 
 #[test]
 fn lines_are_those_of_ibv_rc_pingpong() {
@@ -50,6 +50,24 @@ fn every_size_arrives_whole_polled_and_by_events() {
         server.succeeded();
         client.succeeded();
     }
+}
+
+#[test]
+fn the_command_line_goes_before_the_variable() {
+    let addresses = Addresses::new();
+    let start = |line: &str| {
+        Running::start(rocinante(words(line)).env(rocinante::NETDEV_VARIABLE, "carrier-pigeon"))
+    };
+    let server = format!("pingpong --bind {}", addresses.server);
+    start(&server).finish().failed(1, &[rocinante::NETDEV_VARIABLE, "carrier-pigeon", "auto"]);
+    let mut server = start(&format!("{server} --netdev auto"));
+    server.says("waiting for a client");
+    let Addresses { server: host, client } = addresses;
+    let client = start(&format!("pingpong -n 10 --json --netdev auto --bind {client} {host}"));
+    let client = client.finish().succeeded();
+    assert!(client.err.contains("loopback"), "{}", client.err);
+    assert_eq!(client.json()["netdev"], "udp");
+    server.finish().succeeded();
 }
 
 #[test]
