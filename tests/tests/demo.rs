@@ -8,6 +8,7 @@ use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{ChildStdout, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
@@ -16,6 +17,7 @@ use std::time::{Duration, Instant};
 
 /// The demo's own limit, and some.
 const LIMIT: Duration = Duration::from_secs(125);
+const NOBODY: u32 = 65534;
 const SOON: Duration = Duration::from_secs(5);
 
 /// A demo takes the machine for itself.
@@ -32,9 +34,14 @@ struct Demo {
     lines: Receiver<String>,
 }
 
+const PROGRAM: &str = env!("CARGO_BIN_EXE_rocinante-under-test");
+
 impl Demo {
     fn start(args: &[&str]) -> Self {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_rocinante-under-test"));
+        Self::start_as(&mut Command::new(PROGRAM), args)
+    }
+
+    fn start_as(command: &mut Command, args: &[&str]) -> Self {
         command.args(["demo", "--json", "--quick"]).args(args).stdin(Stdio::null());
         let mut child =
             ChildGuard::spawn(command.stdout(Stdio::piped()).stderr(Stdio::piped())).unwrap();
@@ -211,6 +218,34 @@ fn a_container_that_hangs_ends_the_demo_in_time() {
     let error = report["backends"][0]["error"].as_str().unwrap();
     assert!(error.contains("measuring at path MTU"), "{error}");
     assert!(!PathBuf::from(format!("/proc/{b}")).exists(), "{b} is left");
+}
+
+#[test]
+fn without_root_it_runs_in_a_user_namespace() {
+    let _alone = alone();
+    // Root gives itself up, with a copy of the program where everybody may run it.
+    let copy = std::env::temp_dir().join(format!("rocinante-demo-{}", std::process::id()));
+    let mut command = Command::new(PROGRAM);
+    if rocinante_tests::need::machine_root().is_ok() {
+        fs::copy(PROGRAM, &copy).unwrap();
+        command = Command::new(&copy);
+        command.current_dir("/").uid(NOBODY).gid(NOBODY);
+    }
+    let (status, stdout) = Demo::start_as(&mut command, &[]).end();
+    let _ = fs::remove_file(&copy);
+    let report: Value = serde_json::from_str(stdout.trim()).unwrap();
+    let skipped = report["skipped"].as_array().unwrap();
+    if report["backends"].as_array().unwrap().is_empty() {
+        rocinante_tests::skip!("{}", skipped[0]["why"].as_str().unwrap());
+    }
+    assert_eq!(status, Some(0), "{report}");
+    let names = |list: &Value| -> Vec<String> {
+        let list = list.as_array().unwrap().iter();
+        list.map(|entry| entry["netdev"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(names(&report["backends"]), ["packet", "udp"]);
+    assert_eq!(names(&report["skipped"]), ["afxdp"]);
+    assert!(skipped[0]["why"].as_str().unwrap().contains("CAP_BPF"), "{report}");
 }
 
 fn processes() -> impl Iterator<Item = u32> {
