@@ -101,3 +101,8 @@ pub mod doc {
         (address(), address())
     }
 }
+
+/// The program in the README compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;
