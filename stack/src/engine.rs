@@ -375,6 +375,14 @@ impl Engine {
         }
     }
 
+    /// What `poll_transmit(now, …)` wrote has left at `left` only, because the caller was held up in between (where many threads
+    /// want the processor, for longer than a timeout): the peer has from then on as long as it was promised.
+    pub fn left_late(&mut self, now: Time, left: Time) {
+        for qp in self.qps.iter_mut().flatten() {
+            qp.left_late(now, left, &mut self.shared);
+        }
+    }
+
     /// Whether something to send should leave at once: anything but plain acknowledgements, which may wait a moment
     /// for what the program is about to post, and leave with it.
     #[must_use]

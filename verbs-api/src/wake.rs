@@ -23,12 +23,13 @@ pub(crate) fn clear(fd: &OwnedFd) {
     let _ = rustix::io::read(fd, &mut count);
 }
 
-/// Waits until `port` is readable (or writable, if `write`), or `other` is readable, or `timeout` is over.
+/// Waits until `port` is readable (or writable, if `write`), or `other` is readable, or `timeout` is over. Returns whether
+/// it was the port or the time, and not only `other`.
 pub(crate) fn wait(
     port: Option<(BorrowedFd<'_>, bool)>,
     other: BorrowedFd<'_>,
     timeout: Option<Duration>,
-) {
+) -> bool {
     let flags = match port {
         Some((_, true)) => PollFlags::IN | PollFlags::OUT,
         _ => PollFlags::IN,
@@ -44,4 +45,5 @@ pub(crate) fn wait(
     });
     // An interrupted wait is a short one: callers look at their state again anyway.
     let _ = rustix::event::poll(&mut fds[..count], timeout.as_ref());
+    fds[0].revents().is_empty() || (count == 2 && !fds[1].revents().is_empty())
 }

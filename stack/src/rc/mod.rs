@@ -48,8 +48,8 @@ pub(crate) struct Qp {
     requester: Requester,
     responder: Responder,
     deadline: Deadline,
-    /// The deadline is that of a wait for room, not for an answer.
-    waits_for_room: bool,
+    /// The deadline is that of a wait for room, not for an answer: nothing has left since it was set.
+    waits_to_send: bool,
     retry_left: u8,
     rnr_left: u8,
     established: bool,
@@ -87,7 +87,7 @@ impl Qp {
                 depth(init.max_recv_sge),
             )),
             deadline: Deadline::default(),
-            waits_for_room: false,
+            waits_to_send: false,
             retry_left: 0,
             rnr_left: 0,
             established: false,

@@ -221,13 +221,26 @@ impl Qp {
     /// Starts the acknowledgement timer over.
     #[inline]
     pub(super) fn arm(&mut self, now: Time, shared: &mut Shared) {
-        self.waits_for_room = false;
-        match self.attr.timeout {
-            None | Some(0) => {}
-            Some(exponent) => {
-                let due = now.after(4096 << exponent);
-                shared.timers.set(self.slot, &mut self.deadline, due);
-            }
+        self.waits_to_send = false;
+        if let Some(timeout) = self.timeout() {
+            shared.timers.set(self.slot, &mut self.deadline, now.after(timeout));
+        }
+    }
+
+    /// The acknowledgement timeout in nanoseconds; `None` if it waits for ever.
+    #[inline]
+    fn timeout(&self) -> Option<u64> {
+        let exponent = self.attr.timeout.filter(|exponent| *exponent > 0)?;
+        Some(4096 << exponent)
+    }
+
+    /// An acknowledgement timer that was started at `now` is started at `left`.
+    pub(crate) fn left_late(&mut self, now: Time, left: Time, shared: &mut Shared) {
+        if let Some(timeout) = self.timeout()
+            && self.requester.rnr_until.is_none()
+            && self.deadline.is(now.after(timeout))
+        {
+            shared.timers.set(self.slot, &mut self.deadline, left.after(timeout));
         }
     }
 
@@ -249,7 +262,7 @@ impl Qp {
             return;
         }
         if !self.requester.outstanding() {
-            if core::mem::take(&mut self.waits_for_room) {
+            if core::mem::take(&mut self.waits_to_send) {
                 // Others hold the room, and may hold it for ever: ask for a sign of life without.
                 self.requester.overdraft = true;
                 shared.enqueue(self.slot, &mut self.queued);
@@ -266,8 +279,9 @@ impl Qp {
         self.requester.window.timed_out(sent);
         self.requester.forget_implied();
         self.requester.go_back(una, &self.sq, &self.limits, &mut shared.pools);
-        // Counts from now, also if nothing can be sent.
+        // Counts from now if nothing can be sent, and else from when it leaves.
         self.arm(now, shared);
+        self.waits_to_send = true;
         shared.enqueue(self.slot, &mut self.queued);
     }
 

@@ -45,14 +45,14 @@ impl Qp {
         let before = *quantum;
         let turn = self.transmit_requests(quantum, shared, host, sink);
         if self.requester.outstanding() {
-            if self.waits_for_room || !self.deadline.is_set() {
+            if self.waits_to_send || !self.deadline.is_set() {
                 self.arm(now, shared);
             }
         } else if matches!(turn, Turn::Wait(..)) {
             if !self.deadline.is_set() {
                 self.arm(now, shared);
             }
-            self.waits_for_room = true;
+            self.waits_to_send = true;
         }
         let sent = *quantum < before;
         (self.transmit_acknowledgement(turn, shared, host, sink), sent)

@@ -31,7 +31,7 @@ pub(crate) struct Core {
     epoch: AtomicU64,
     /// Threads of the program that sleep on the port and drive when it wakes them.
     waiters: AtomicU32,
-    /// When the background thread will look again, in the shard's time; 0 while it is awake.
+    /// When the background thread will look again, in the shard's time; 0 while it is awake or soon will be.
     parked_until: AtomicU64,
     /// The background thread leaves the port to a thread that sleeps on it, until that one wakes it.
     resting: AtomicBool,
@@ -49,6 +49,10 @@ const SPIN: Duration = Duration::from_micros(30);
 const ASIDE: Duration = Duration::from_micros(500);
 /// The same at most while a thread of the program sleeps on the port; if nothing happens for so long, it rests.
 const ASIDE_MAX: Duration = Duration::from_millis(10);
+/// The background thread was not given the processor if it sleeps longer by this.
+const LATE: Duration = Duration::from_micros(500);
+/// For [`Core::parked_until`]: what is held is due before, and nothing else.
+const HELD_ONLY: u64 = 1;
 
 impl Core {
     pub(crate) fn new(shard: Shard) -> std::io::Result<Self> {
@@ -195,24 +199,32 @@ impl Core {
         let mut seen = self.epoch.load(Ordering::Relaxed);
         let mut aside = ASIDE;
         let mut active_until = Instant::now();
+        // It was woken for something, or was not given the processor in time, as the program may not be either: where
+        // many threads want it, who goes to sleep again without a look may sleep for as long as a connection lasts.
+        let mut look = false;
         while !self.stop.load(Ordering::SeqCst) {
             let epoch = self.epoch.load(Ordering::Relaxed);
             // Work that was left while this thread held the lock is this thread's.
             fence(Ordering::SeqCst);
             let rung = self.doorbell.load(Ordering::Relaxed);
             if !rung && (epoch != seen || self.waiters.load(Ordering::SeqCst) > 0) {
+                if std::mem::take(&mut look) {
+                    self.look(false);
+                    continue;
+                }
                 // The program drives, or sleeps on the port itself: look again in a while whether it still does.
                 aside = if epoch == seen { (aside * 2).min(ASIDE_MAX) } else { ASIDE };
                 seen = epoch;
-                if aside < ASIDE_MAX || !self.rest() {
-                    wake::wait(None, self.kick.as_fd(), Some(aside));
-                    wake::clear(&self.kick);
-                }
+                look = match self.rest(aside) {
+                    Some(woken) => woken,
+                    None => self.stand_aside(aside, epoch),
+                };
                 if self.waiters.load(Ordering::SeqCst) > 0 {
-                    self.do_what_is_due();
+                    self.look(true);
                 }
                 continue;
             }
+            look = false;
             let Some(mut shard) = self.shard.try_lock() else {
                 std::thread::yield_now();
                 continue;
@@ -228,25 +240,46 @@ impl Core {
                 continue;
             }
             let port = self.watched(&shard);
-            self.park(shard, port, || true);
+            look = self.park(shard, port, || true);
         }
     }
 
-    /// Sleeps for as long as a thread of the program sleeps on the port and nothing is due. Returns whether it did: somebody
-    /// may be driving.
-    fn rest(&self) -> bool {
-        let Some(shard) = self.shard.try_lock() else { return false };
+    /// Sleeps for as long as a thread of the program sleeps on the port and nothing is due. Returns whether something was; `None` if
+    /// it is too early for that, or somebody drives.
+    fn rest(&self, aside: Duration) -> Option<bool> {
+        if aside < ASIDE_MAX {
+            return None;
+        }
+        let shard = self.shard.try_lock()?;
         self.resting.store(true, Ordering::SeqCst);
-        self.park(shard, None, || self.waiters.load(Ordering::SeqCst) > 0);
+        let woken = self.park(shard, None, || self.waiters.load(Ordering::SeqCst) > 0);
         self.resting.store(false, Ordering::SeqCst);
-        true
+        Some(woken)
     }
 
-    /// Drives if a deadline has passed: a thread that sleeps on the port knows only those that were set when it fell
-    /// asleep.
-    fn do_what_is_due(&self) {
+    /// Sleeps for about `pause`, unless what is held must go. Returns whether it became much longer.
+    fn stand_aside(&self, pause: Duration, epoch: u64) -> bool {
+        let mut pause = pause;
+        if pause > ASIDE {
+            self.parked_until.store(HELD_ONLY, Ordering::SeqCst);
+            fence(Ordering::SeqCst);
+            // Who drove just before that did not see it.
+            if self.epoch.load(Ordering::Relaxed) != epoch {
+                pause = ASIDE;
+            }
+        }
+        let asleep = Instant::now();
+        wake::wait(None, self.kick.as_fd(), Some(pause));
+        self.parked_until.store(0, Ordering::SeqCst);
+        wake::clear(&self.kick);
+        asleep.elapsed() > pause + LATE
+    }
+
+    /// Drives once, in place of the program, or only if a deadline has passed: a thread that sleeps on the port knows only
+    /// those that were set when it fell asleep.
+    fn look(&self, if_due: bool) {
         if let Some(mut shard) = self.shard.try_lock()
-            && shard.needed().is_some_and(|due| due <= shard.now())
+            && (!if_due || shard.needed().is_some_and(|due| due <= shard.now()))
         {
             self.take_staged(&mut shard);
             shard.drive(false);
@@ -254,24 +287,27 @@ impl Core {
         }
     }
 
-    /// Sleeps, if it still `may`, until something is due, or `port` has something, or somebody calls.
+    /// Sleeps, if it still `may`, until something is due, or `port` has something, or somebody calls. Returns whether
+    /// there is something to do: who calls may do it himself.
     fn park(
         &self,
         shard: MutexGuard<'_, Shard>,
         port: Option<(BorrowedFd<'_>, bool)>,
         may: impl FnOnce() -> bool,
-    ) {
+    ) -> bool {
         let (now, due) = (shard.now(), shard.needed());
         self.parked_until.store(due.map_or(u64::MAX, |due| due.0), Ordering::SeqCst);
         drop(shard);
         fence(Ordering::SeqCst);
+        let mut woken = false;
         let awaited = self.doorbell.load(Ordering::Relaxed) || self.stop.load(Ordering::SeqCst);
         if !awaited && may() {
             let sleep = due.map(|due: Time| Duration::from_nanos(due.since(now)));
-            wake::wait(port, self.kick.as_fd(), sleep);
+            woken = wake::wait(port, self.kick.as_fd(), sleep);
         }
         self.parked_until.store(0, Ordering::SeqCst);
         wake::clear(&self.kick);
+        woken
     }
 
     /// What to wait for besides: the port's descriptor, and whether it shall take more. A broken port's would be ready
@@ -322,5 +358,51 @@ impl Drop for Held<'_> {
         {
             self.core.drive();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rocinante_netdev::AnyPort;
+    use rocinante_netdev::sim::{SimConfig, SimNet};
+    use rocinante_stack::{Engine, EngineConfig};
+
+    use super::super::host::Host;
+    use super::*;
+
+    fn core() -> Core {
+        let port = SimNet::new(1).port(&[[10, 0, 0, 1].into()], &SimConfig::default()).unwrap();
+        let engine = Engine::new(EngineConfig::default());
+        Core::new(Shard::new(engine, AnyPort::from(port), Host::new(1))).unwrap()
+    }
+
+    /// The program may not call again for long, and the peer waits.
+    #[test]
+    fn who_stands_aside_for_longer_wakes_for_an_acknowledgement_that_is_held() {
+        const NEVER: Duration = Duration::from_secs(20);
+        let core = core();
+        std::thread::scope(|scope| {
+            let sleeper = scope.spawn(|| {
+                let start = Instant::now();
+                core.stand_aside(NEVER, core.epoch.load(Ordering::Relaxed));
+                start.elapsed()
+            });
+            while core.parked_until.load(Ordering::Relaxed) != HELD_ONLY && !sleeper.is_finished() {
+                std::thread::yield_now();
+            }
+            // What is not held may wait.
+            let mut shard = core.shard.lock();
+            core.touch();
+            core.release(shard);
+            assert_eq!(core.parked_until.load(Ordering::Relaxed), HELD_ONLY);
+            shard = core.shard.lock();
+            shard.held = true;
+            core.release(shard);
+            assert!(sleeper.join().unwrap() < NEVER);
+        });
+        // Who was faster than the sleep is noticed, too.
+        let start = Instant::now();
+        core.stand_aside(NEVER, core.epoch.load(Ordering::Relaxed).wrapping_sub(1));
+        assert!(start.elapsed() < NEVER);
     }
 }

@@ -26,7 +26,9 @@ pub(crate) struct Shard {
     /// Nothing was posted since the shard was driven.
     fresh: bool,
     /// Acknowledgements wait for the program's next call.
-    held: bool,
+    pub(super) held: bool,
+    /// Full bursts read since a deadline passed: what it waits for may be behind them.
+    overdue: u32,
     /// Datagrams that the kernel refused, and its last errno.
     pub(crate) refused: (u64, i32),
     /// The port broke: the interface is gone.
@@ -51,6 +53,11 @@ const HELD_MAX: usize = 2;
 const DEFER: u32 = 32;
 /// Rounds of one call: a caller of `post_send` or `poll_cq` is not kept for ever.
 const ROUNDS: usize = 4;
+/// After so many full bursts everything has been read that had arrived when a deadline passed, and more: no receive queue
+/// holds so many datagrams.
+const OVERDUE_MAX: u32 = 64;
+/// What is sent later than this after the time that the engine was told has been held up: the thread did not run.
+const HELD_UP: u64 = 1_000_000;
 
 impl Shard {
     pub(crate) fn new(engine: Engine, port: AnyPort, host: Host) -> Self {
@@ -64,6 +71,7 @@ impl Shard {
             deferred: 0,
             fresh: true,
             held: false,
+            overdue: 0,
             refused: (0, 0),
             broken: None,
             events: Vec::new(),
@@ -104,9 +112,7 @@ impl Shard {
                 now = self.now();
             }
             let received = self.receive(now);
-            if self.engine.poll_timeout().is_some_and(|due| due <= now) {
-                self.engine.handle_timeout(now, &mut self.host);
-            }
+            self.handle_timeout(now, received < RX_BURST);
             let few = (1..=HELD_MAX).contains(&received);
             self.held = hold && few && !self.held && !self.engine.wants_transmit_now();
             any |= received > 0;
@@ -123,6 +129,20 @@ impl Shard {
         any
     }
 
+    /// Does what is due, unless there is more to read: a thread that did not run for a while finds what it waited for among
+    /// what has arrived meanwhile.
+    fn handle_timeout(&mut self, now: Time, drained: bool) {
+        if self.engine.poll_timeout().is_none_or(|due| due > now) {
+            return;
+        }
+        if drained || self.overdue == OVERDUE_MAX {
+            self.overdue = 0;
+            self.engine.handle_timeout(now, &mut self.host);
+        } else {
+            self.overdue += 1;
+        }
+    }
+
     /// Sends what there is to send.
     pub(crate) fn transmit(&mut self, now: Time) -> bool {
         self.deferred = 0;
@@ -130,6 +150,7 @@ impl Shard {
         if !self.engine.wants_transmit() && !self.port.wants_write() {
             return false;
         }
+        let mut now = now;
         loop {
             let mut sink = Sink { port: &mut self.port, paths: &mut self.paths };
             let before = self.engine.counters().sent_pkts;
@@ -140,6 +161,11 @@ impl Shard {
                 refused.0 += u64::from(failure.datagrams);
                 refused.1 = failure.errno;
             });
+            let left = self.now();
+            if left.since(now) > HELD_UP {
+                self.engine.left_late(now, left);
+            }
+            now = left;
             match stop {
                 // A flush may have made room.
                 TxStop::SinkFull if progress && !self.port.wants_write() => {}

@@ -1,0 +1,162 @@
+//! A host that stands still: its packets leave late, it reads late, or it answers late.
+
+mod common;
+
+use common::{Pair, Setup, Solo, sge};
+use rocinante_stack::types::Time;
+use rocinante_stack::verbs::{SendOp, WcStatus};
+
+const TIMEOUT_14: u64 = 4096 << 14;
+
+/// The requester does not run for three timeouts; the answer came meanwhile, and is read first.
+#[test]
+fn an_answer_that_came_while_the_host_stood_still_is_taken() {
+    let mut solo = Solo::script();
+    solo.send(1, 600);
+    solo.send(2, 10);
+    assert_eq!(solo.sent().len(), 4);
+    solo.now = solo.now.after(3 * TIMEOUT_14);
+    // The whole queue first, then what is due.
+    solo.hear_ack(2);
+    solo.hear_ack(3);
+    solo.wait(0);
+    assert!(solo.sent().is_empty());
+    assert_eq!(solo.completed(), [(1, WcStatus::Success), (2, WcStatus::Success)]);
+    assert_eq!(solo.end.engine.counters().local_ack_timeout_err, 0);
+    // An answer to a part gives the rest as long as ever.
+    solo.send(3, 10);
+    solo.send(4, 10);
+    solo.sent();
+    solo.now = solo.now.after(3 * TIMEOUT_14);
+    solo.hear_ack(4);
+    solo.wait(0);
+    solo.wait(TIMEOUT_14 - 1);
+    assert!(solo.sent().is_empty());
+    solo.wait(1);
+    assert_eq!(solo.sent(), ["SEND_ONLY #5 10B ack"]);
+}
+
+#[test]
+fn the_timeout_counts_from_when_the_packet_left() {
+    let mut solo = Solo::new(&Setup { retry_cnt: 1, ..Setup::script() });
+    solo.send(1, 10);
+    let written = solo.now;
+    assert_eq!(solo.sent().len(), 1);
+    // The host stood still before it handed the packet over.
+    solo.now = written.after(5 * TIMEOUT_14);
+    solo.end.engine.left_late(written, solo.now);
+    solo.wait(0);
+    solo.wait(TIMEOUT_14 - 1);
+    assert!(solo.sent().is_empty());
+    solo.wait(1);
+    // The same for what is sent again.
+    let written = solo.now;
+    assert_eq!(solo.sent(), ["SEND_ONLY #0 10B ack"]);
+    solo.now = written.after(5 * TIMEOUT_14);
+    solo.end.engine.left_late(written, solo.now);
+    solo.wait(TIMEOUT_14 - 1);
+    assert!(solo.completed().is_empty());
+    solo.wait(1);
+    assert_eq!(solo.completed(), [(1, WcStatus::RetryExcErr)]);
+    assert_eq!(solo.end.engine.counters().local_ack_timeout_err, 2);
+}
+
+/// Only what was written then has left late.
+#[test]
+fn what_was_under_way_before_gains_nothing_by_a_late_packet() {
+    let mut solo = Solo::script();
+    solo.send(1, 10);
+    solo.sent();
+    solo.now = solo.now.after(TIMEOUT_14 / 2);
+    let written = solo.now;
+    solo.send(2, 10);
+    assert_eq!(solo.sent(), ["SEND_ONLY #1 10B ack"]);
+    solo.now = solo.now.after(TIMEOUT_14 / 4);
+    solo.end.engine.left_late(written, solo.now);
+    solo.wait(TIMEOUT_14 / 4 - 1);
+    assert!(solo.sent().is_empty());
+    solo.wait(1);
+    assert_eq!(solo.sent().len(), 2);
+}
+
+/// The peer has asked for a pause: that is not the time of a packet.
+#[test]
+fn a_late_packet_does_not_make_a_pause_longer() {
+    let mut solo = Solo::script();
+    solo.wait(TIMEOUT_14);
+    solo.send(1, 10);
+    solo.sent();
+    let now = solo.now;
+    // Code 25 means 61.44 ms, about as long as the timeout.
+    solo.hear_rnr(0, 25);
+    let pause = solo.end.engine.poll_timeout();
+    solo.end.engine.left_late(now, now.after(TIMEOUT_14));
+    solo.end.engine.left_late(Time(now.0 - (TIMEOUT_14 - 61_440_000)), now.after(TIMEOUT_14));
+    assert_eq!(solo.end.engine.poll_timeout(), pause);
+}
+
+/// After a timeout the port has no room for half of another: the peer still has a whole one to answer.
+#[test]
+fn what_is_sent_again_late_is_waited_for_as_long() {
+    let mut solo = Solo::new(&Setup { retry_cnt: 1, ..Setup::script() });
+    solo.send(1, 10);
+    solo.sent();
+    solo.end.out.room = 0;
+    solo.wait(TIMEOUT_14);
+    assert!(solo.sent().is_empty());
+    solo.wait(TIMEOUT_14 / 2);
+    solo.end.out.room = usize::MAX;
+    assert_eq!(solo.sent(), ["SEND_ONLY #0 10B ack"]);
+    solo.wait(TIMEOUT_14 - 1);
+    assert!(solo.completed().is_empty());
+    solo.wait(1);
+    assert_eq!(solo.completed(), [(1, WcStatus::RetryExcErr)]);
+}
+
+/// The responder stands still for two and a half timeouts, again and again: everything it gets then is what it was sent, and
+/// what it was sent again. Atomics are executed once, and the connection survives.
+#[test]
+fn a_responder_that_stands_still_answers_everything_once() {
+    const ATOMICS: u64 = 100;
+    let setup = Setup { depth: 256, ..Setup::default() };
+    let mut pair = Pair::new(&setup);
+    let keys = pair.register();
+    for number in 0..ATOMICS {
+        let op = SendOp::FetchAdd { remote: common::BASE, rkey: keys[1], add: 1 };
+        pair.send(0, number, op, &[sge(64 + 8 * number, 8, keys[0])]);
+        let op = SendOp::Write { remote: common::BASE + 8, rkey: keys[1], imm: None };
+        pair.send(0, 1000 + number, op, &[sge(8192, 3000, keys[0])]);
+    }
+    let mut unread: Vec<Vec<u8>> = Vec::new();
+    for turn in 0..1000 {
+        let end = &mut pair.ends[0];
+        end.engine.poll_transmit(pair.now, 1 << 20, &mut end.host, &mut end.out);
+        unread.extend(end.out.packets.drain(..));
+        if turn % 3 == 2 {
+            // Its turn: it reads all, then it answers.
+            let [src, dst] = [pair.ends[0].addr, pair.ends[1].addr];
+            for packet in unread.drain(..) {
+                pair.inject(1, src, dst, &packet);
+            }
+            pair.deliver(1);
+        }
+        pair.now = pair.now.after(TIMEOUT_14 * 5 / 6);
+        let end = &mut pair.ends[0];
+        end.engine.handle_timeout(pair.now, &mut end.host);
+        if !end.engine.is_busy(end.qpn) {
+            break;
+        }
+    }
+    let completions = pair.completions(0);
+    assert_eq!(completions.len() as u64, 2 * ATOMICS);
+    assert!(completions.iter().all(|wc| wc.status == WcStatus::Success));
+    for number in 0..ATOMICS {
+        let at = 64 + 8 * number as usize;
+        assert_eq!(pair.ends[0].host.arena[at..at + 8], number.to_ne_bytes());
+    }
+    assert_eq!(pair.ends[1].host.arena[..8], ATOMICS.to_ne_bytes());
+    let [requester, responder] = [0, 1].map(|at| *pair.ends[at].engine.counters());
+    assert!(requester.local_ack_timeout_err > 10, "{requester:?}");
+    assert!(responder.duplicate_request > 10, "{responder:?}");
+    assert_eq!(pair.ends[1].engine.drops().stale_duplicate, 0);
+}
