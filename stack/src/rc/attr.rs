@@ -213,8 +213,11 @@ pub(crate) const TRANSITIONS: &[(QpState, QpState, u32, u32)] = &[
 ];
 
 impl QpAttr {
-    /// The state that the change leads to, if the table has it and every value is in range.
-    pub(crate) fn check(&self, from: QpState) -> Result<QpState, ModifyError> {
+    /// The state that the change leads to from `from`, if `ibv_modify_qp(3)` has it for reliable connections.
+    ///
+    /// # Errors
+    /// [`ModifyError`] says which attribute is missing, too much or out of range, or that the states do not follow each other.
+    pub fn check(&self, from: QpState) -> Result<QpState, ModifyError> {
         let to = self.state.unwrap_or(from);
         self.check_values()?;
         if self.state.is_some() && matches!(to, QpState::Reset | QpState::Err) {

@@ -11,12 +11,12 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use rocinante_stack::types::Qpn;
 use rocinante_stack::verbs::{Cqe, QpState, RecvWr, SendWr};
-use rocinante_stack::{ModifyError, PostError, QpAttr};
+use rocinante_stack::{ModifyError, PeerAddress, PostError, QpAttr};
 use rustix::io::Errno;
 
 use super::{Device, Pd, convert, error, ffi};
 use crate::error::VerbsError;
-use crate::qp::{ModifyAttr, PostListError, QpCaps, StateCell};
+use crate::qp::{ModifyAttr, PeerPath, PostListError, QpCaps, StateCell};
 use crate::wake;
 
 /// A completion queue.
@@ -189,12 +189,7 @@ impl Qp {
     }
 
     pub(crate) fn modify(&self, change: &ModifyAttr) -> Result<(), VerbsError> {
-        if let Some(path) = &change.path
-            && path.remote.is_ipv4() != self.local.is_ipv4()
-        {
-            let allowed = "two addresses of one family";
-            return Err(ModifyError::Value { attribute: "IBV_QP_AV", allowed }.into());
-        }
+        self.check(change)?;
         let port = self.device.attr.port;
         let path = change.path.map(|path| convert::path(&path, self.gid_index, port));
         let (mut attr, mask) = convert::qp_attr(&change.attr, path.as_ref(), port);
@@ -205,6 +200,16 @@ impl Qp {
             self.state.set(state);
         }
         modified.map_err(|error| self.cannot_modify(change, error))
+    }
+
+    /// What the device would refuse with no more than an errno.
+    fn check(&self, change: &ModifyAttr) -> Result<(), ModifyError> {
+        let peer = |path: PeerPath| {
+            let (local, remote, budget) = (self.local, path.remote, path.budget);
+            PeerAddress { local, remote, path: 0, budget }
+        };
+        let attr = QpAttr { peer: change.path.map(peer), ..change.attr };
+        attr.check(self.query().0).map(|_| ())
     }
 
     pub(crate) fn query(&self) -> (QpState, QpAttr, QpCaps) {
