@@ -55,7 +55,7 @@ pub struct Mr {
     range: Range,
     access: Access,
     /// Freed after the region was deregistered: fields are dropped in this order.
-    _buffer: Option<Buffer>,
+    buffer: Option<Buffer>,
     _pd: Pd,
 }
 
@@ -107,7 +107,7 @@ impl Mr {
                 MrKind::Hw(unsafe { hw::Registration::insert(pd, range, access) }?)
             }
         };
-        Ok(Self { kind, range, access, _buffer: buffer, _pd: pd.clone() })
+        Ok(Self { kind, range, access, buffer, _pd: pd.clone() })
     }
 
     /// The key for local use.
@@ -259,5 +259,16 @@ impl Mr {
         let inside = offset.checked_add(len).is_some_and(|end| end <= self.range.len);
         assert!(inside, "{len} bytes at {offset} are not inside a region of {}", self.range.len);
         Range { address: self.range.address + offset as u64, len }
+    }
+}
+
+impl Drop for Mr {
+    fn drop(&mut self) {
+        if let MrKind::Hw(registration) = &mut self.kind
+            && registration.remove().is_err()
+        {
+            // The device may still use the memory: it is better lost than used for something else.
+            std::mem::forget(self.buffer.take());
+        }
     }
 }
