@@ -108,13 +108,17 @@ pub fn bulk(
     let mut out = [None; 32];
     let start = Instant::now();
     loop {
-        for stream in &mut streams {
-            stream.post(what, &places, &mut list)?;
+        // In turns until all are full, and only then is anything polled for, as perftest does.
+        let mut room = true;
+        while std::mem::take(&mut room) {
+            for stream in &mut streams {
+                stream.post(what, &places, &mut list)?;
+                room |= stream.may_post(what);
+            }
         }
         let count = first.spin("completion", || {
             let count = first.cq.poll(&mut out)?;
-            // While there is room to post, nothing needs to complete first.
-            Ok((count > 0 || streams.iter().any(|s| s.may_post(what))).then_some(count))
+            Ok((count > 0).then_some(count))
         })?;
         for wc in out.iter_mut().take(count).filter_map(Option::take) {
             let wc = succeeded(wc)?;

@@ -28,6 +28,12 @@ impl Asks {
         nothing_follows || self.psns.is_empty() || pools.get(PoolId::OWN).spares(ACK)
     }
 
+    /// Whether an answer is still to come.
+    #[inline]
+    pub(crate) fn outstanding(&self) -> bool {
+        !self.psns.is_empty()
+    }
+
     #[inline]
     pub(crate) fn asked(&mut self, psn: u64, pools: &mut Pools) {
         self.psns.push_back(psn);

@@ -4,6 +4,7 @@
 
 mod asks;
 pub(crate) mod attr;
+mod company;
 mod completer;
 mod credits;
 mod inbound;

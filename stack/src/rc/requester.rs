@@ -5,6 +5,7 @@
 use std::collections::VecDeque;
 
 use super::asks::Asks;
+use super::company::Company;
 use super::credits::Credits;
 use super::sq::{SendQueue, Wqe};
 use super::window::Window;
@@ -87,6 +88,7 @@ pub(crate) struct Requester {
     ack_asked: u64,
     asks: Asks,
     pub(crate) credits: Credits,
+    pub(crate) company: Company,
     /// The PSN from which an overtaken response was asked for again.
     implied: Option<u64>,
     /// Whether requests that were not begun may be: not in SQD.
@@ -111,6 +113,7 @@ impl Requester {
             ack_asked: 0,
             asks: Asks::default(),
             credits: Credits::default(),
+            company: Company::default(),
             implied: None,
             begins: true,
             rnr_until: None,
@@ -232,6 +235,12 @@ impl Requester {
             return Plan::Idle;
         }
         let len = wqe.payload(psn, limits.mtu);
+        if psn == wqe.first && psn >= self.sent && self.asks.outstanding() {
+            let (queued, under_way) = (sq.next_psn - psn, self.charged.datagrams);
+            if self.company.awaited(len, queued, under_way, self.window.packets()) {
+                return Plan::Idle;
+            }
+        }
         let charge = Charge::of(1, Budget::cost(len + OVERHEAD));
         let pool = pools.get(limits.peer);
         if !pool.admits(limits.slot, charge) && !self.overdraft {
@@ -331,6 +340,7 @@ impl Requester {
         } else {
             pools.get(limits.peer).charge(shape.charge);
             self.charged.add(shape.charge);
+            self.company.sent(shape.len);
             if shape.ack_req {
                 self.asks.asked(shape.psn, pools);
             }

@@ -115,6 +115,7 @@ impl Qp {
         host: &mut H,
         sink: &mut impl TxSink,
     ) -> Turn {
+        self.requester.company.begin();
         loop {
             let plan =
                 self.requester.plan(&self.sq, &self.limits, &mut shared.pools, host.regions());
