@@ -21,8 +21,7 @@ impl Container {
     pub const DEVICE: &str = "eth0";
 
     pub(super) fn new(host: &Netns, index: u8, config: &LabConfig) -> Result<Self, LabError> {
-        let netns = Netns::new()?;
-        no_duplicate_address_detection(&netns)?;
+        let netns = Self::new_netns()?;
         let host_end = format!("veth{index}");
         let (mac, mtu) = (mac(index), config.mtu.to_string());
         #[rustfmt::skip]
@@ -34,10 +33,7 @@ impl Container {
 
     /// Two containers with one veth between them.
     pub(super) fn pair(config: &LabConfig) -> Result<[Self; 2], LabError> {
-        let (first, second) = (Netns::new()?, Netns::new()?);
-        for netns in [&first, &second] {
-            no_duplicate_address_detection(netns)?;
-        }
+        let (first, second) = (Self::new_netns()?, Self::new_netns()?);
         let (macs, mtu) = ([mac(0), mac(1)], config.mtu.to_string());
         #[rustfmt::skip]
         tool::ip(&first, &["link", "add", Self::DEVICE, "mtu", &mtu, "address", &macs[0], "type", "veth",
@@ -57,17 +53,34 @@ impl Container {
         let number = index + 1;
         let ipv4 = Ipv4Addr::new(10, 77, 0, number);
         let ipv6 = config.ipv6.then(|| Ipv6Addr::new(0xfd00, 0x77, 0, 0, 0, 0, 0, number.into()));
+        Self::on_device(netns, host_end, (ipv4, 24), ipv6.map(|address| (address, 64)))
+    }
+
+    /// The container around an `eth0` that is in `netns` already: gives it addresses and sets it up.
+    pub(super) fn on_device(
+        netns: Netns,
+        host_end: String,
+        (ipv4, v4_prefix): (Ipv4Addr, u8),
+        ipv6: Option<(Ipv6Addr, u8)>,
+    ) -> Result<Self, LabError> {
         let on_eth0 = |family: &str, address: String| {
             let nodad: &[&str] = if family == "-6" { &["nodad"] } else { &[] };
             let add = [family, "address", "add", &address, "dev", Self::DEVICE];
             tool::ip(&netns, &[&add, nodad].concat())
         };
-        on_eth0("-4", format!("{ipv4}/24"))?;
-        if let Some(ipv6) = ipv6 {
-            on_eth0("-6", format!("{ipv6}/64"))?;
+        on_eth0("-4", format!("{ipv4}/{v4_prefix}"))?;
+        if let Some((ipv6, prefix)) = ipv6 {
+            on_eth0("-6", format!("{ipv6}/{prefix}"))?;
         }
         tool::ip(&netns, &["link", "set", Self::DEVICE, "up"])?;
-        Ok(Self { netns, host_end, ipv4, ipv6 })
+        Ok(Self { netns, host_end, ipv4, ipv6: ipv6.map(|(address, _)| address) })
+    }
+
+    /// A namespace in which addresses are usable at once.
+    pub(super) fn new_netns() -> Result<Netns, LabError> {
+        let netns = Netns::new()?;
+        no_duplicate_address_detection(&netns)?;
+        Ok(netns)
     }
 
     /// Its namespace.

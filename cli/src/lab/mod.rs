@@ -41,6 +41,7 @@ mod netns;
 mod pair;
 mod rules;
 mod shaper;
+mod tap;
 mod tool;
 mod userns;
 
@@ -175,22 +176,32 @@ impl Lab {
 
     /// What is not up yet, in words; empty when all is.
     fn not_yet_up(&self) -> Result<Vec<String>, LabError> {
-        let ports = tool::ip_json(&self.host, &["-d", "link", "show", "master", BRIDGE])?;
-        let forwarding = |name: &str| {
-            tool::objects(&ports).any(|port| {
-                port["ifname"] == name
-                    && port["operstate"] == "UP"
-                    && port["linkinfo"]["info_slave_data"]["state"] == "forwarding"
-            })
-        };
+        let ports = self.ports()?;
         let mut waiting = Vec::new();
         for container in &self.containers {
-            if !forwarding(container.host_end()) {
+            if !ports.forwarding(container.host_end()) {
                 waiting.push(format!("{} is not forwarding", container.host_end()));
             }
             waiting.extend(container.not_yet_up()?);
         }
         Ok(waiting)
+    }
+
+    fn ports(&self) -> Result<Ports, LabError> {
+        tool::ip_json(&self.host, &["-d", "link", "show", "master", BRIDGE]).map(Ports)
+    }
+}
+
+/// The bridge's ports as `ip -j` lists them.
+struct Ports(serde_json::Value);
+
+impl Ports {
+    fn forwarding(&self, name: &str) -> bool {
+        tool::objects(&self.0).any(|port| {
+            port["ifname"] == name
+                && port["operstate"] == "UP"
+                && port["linkinfo"]["info_slave_data"]["state"] == "forwarding"
+        })
     }
 }
 

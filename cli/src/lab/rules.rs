@@ -27,13 +27,25 @@ impl Match {
     /// Only what comes from `container`.
     #[must_use]
     pub fn from(self, container: &Container) -> Self {
-        self.and(&format!("iifname {:?}", container.host_end()))
+        self.from_port(container.host_end())
     }
 
     /// Only what goes to `container`.
     #[must_use]
     pub fn to(self, container: &Container) -> Self {
-        self.and(&format!("oifname {:?}", container.host_end()))
+        self.to_port(container.host_end())
+    }
+
+    /// Only what comes from the port `name` of the bridge.
+    #[must_use]
+    pub fn from_port(self, name: &str) -> Self {
+        self.and(&format!("iifname {name:?}"))
+    }
+
+    /// Only what goes to the port `name` of the bridge.
+    #[must_use]
+    pub fn to_port(self, name: &str) -> Self {
+        self.and(&format!("oifname {name:?}"))
     }
 
     /// Only what also matches `expression`, as in nft(8): `"@ih,0,8 0x0a"`, `"meta length < 100"`.

@@ -1,0 +1,294 @@
+//! What a scenario asks of a side, be it Rocinante or the system's libibverbs: the verbs as values, so that one scenario
+//! drives either side in either role, here or over TCP.
+
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+
+/// A step that a side is asked to do.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Request {
+    /// Open the device `name` and use its GID for `address`. Must come first.
+    Open {
+        /// As `ibv_devices` lists it; ignored by Rocinante, whose device is the one with the address.
+        name: String,
+        /// One of its addresses.
+        address: IpAddr,
+    },
+    /// Register a zeroed region. Answered by [`Reply::Region`]; regions are numbered from 0.
+    Region {
+        /// Bytes.
+        len: usize,
+        /// Bits of `IBV_ACCESS_*`.
+        access: u32,
+    },
+    /// Fill a range with [`pattern`](super::pattern) of a seed.
+    Fill {
+        /// Which region, from which byte, how many.
+        range: Range,
+        /// Of the pattern.
+        seed: u64,
+    },
+    /// The checksum of a range: [`Reply::Sum`].
+    Sum(Range),
+    /// Store eight bytes in the machine's order.
+    Store {
+        /// Which region and byte.
+        at: Range,
+        /// The value.
+        value: u64,
+    },
+    /// Load eight bytes in the machine's order: [`Reply::Value`].
+    Load(Range),
+    /// Make a queue pair in the INIT state. Answered by [`Reply::Qp`]; queue pairs are numbered from 0.
+    Qp {
+        /// What the peer may do, as bits of `IBV_ACCESS_*`.
+        access: u32,
+        /// Take receives from the shared receive queue.
+        srq: bool,
+    },
+    /// Take a queue pair from RESET to INIT.
+    Prepare {
+        /// Which.
+        qp: usize,
+        /// What the peer may do.
+        access: u32,
+    },
+    /// Make the shared receive queue.
+    Srq {
+        /// Announce when fewer than these receives are left; 0 for never.
+        limit: u32,
+    },
+    /// Take a queue pair to RTR and RTS.
+    Connect {
+        /// Which.
+        qp: usize,
+        /// The peer.
+        peer: Peer,
+        /// How.
+        how: Connection,
+    },
+    /// Change the state of a queue pair and nothing else.
+    Modify {
+        /// Which.
+        qp: usize,
+        /// To this.
+        state: State,
+    },
+    /// The state of a queue pair: [`Reply::State`].
+    Query {
+        /// Which.
+        qp: usize,
+    },
+    /// Destroy a queue pair.
+    Destroy {
+        /// Which.
+        qp: usize,
+    },
+    /// Post send requests.
+    Send {
+        /// Where.
+        qp: usize,
+        /// What.
+        list: Vec<Send>,
+    },
+    /// Post receives, numbered from `first`, one per range.
+    Recv {
+        /// Where; `None` is the shared receive queue.
+        qp: Option<usize>,
+        /// The number of the first.
+        first: u64,
+        /// Their elements.
+        list: Vec<Vec<Range>>,
+    },
+    /// Wait until there are `count` completions, or the time is over: [`Reply::Completions`].
+    Poll {
+        /// How many.
+        count: usize,
+        /// For how long.
+        timeout_ms: u64,
+    },
+    /// Ask for an event of the completion queue.
+    Arm {
+        /// Only for a solicited one.
+        solicited: bool,
+    },
+    /// Wait for an event of the completion queue: [`Reply::Event`].
+    Event {
+        /// For how long.
+        timeout_ms: u64,
+    },
+    /// Wait for an asynchronous event: [`Reply::Async`].
+    Async {
+        /// For how long.
+        timeout_ms: u64,
+    },
+}
+
+/// What a side answers.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Reply {
+    /// Done.
+    Done,
+    /// It could not be done.
+    Failed(String),
+    /// Of [`Request::Region`].
+    Region(Remote),
+    /// Of [`Request::Sum`].
+    Sum(u64),
+    /// Of [`Request::Load`].
+    Value(u64),
+    /// Of [`Request::Qp`].
+    Qp {
+        /// Its number on the wire.
+        qpn: u32,
+    },
+    /// Of [`Request::Query`].
+    State(State),
+    /// Of [`Request::Poll`]: those that there are.
+    Completions(Vec<Completion>),
+    /// Of [`Request::Event`]: whether there was one.
+    Event(bool),
+    /// Of [`Request::Async`]: its name in `verbs.h` without `IBV_EVENT_`, if there was one.
+    Async(Option<String>),
+}
+
+/// Bytes of a region.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Range {
+    /// The region's number.
+    pub region: usize,
+    /// The first byte.
+    pub offset: usize,
+    /// How many.
+    pub len: usize,
+}
+
+/// A region that the peer may address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Remote {
+    /// The address of its first byte.
+    pub address: u64,
+    /// The key.
+    pub rkey: u32,
+}
+
+/// The other end of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Peer {
+    /// Where.
+    pub address: IpAddr,
+    /// Its queue pair.
+    pub qpn: u32,
+    /// The first PSN that it will send.
+    pub psn: u32,
+}
+
+/// How a queue pair is connected (`struct ibv_qp_attr`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Connection {
+    /// Our first PSN.
+    pub psn: u32,
+    /// Path MTU in bytes.
+    pub mtu: u32,
+    /// ACK timeout: 4.096 µs · 2^timeout.
+    pub timeout: u8,
+    /// 0 to 7.
+    pub retry_cnt: u8,
+    /// 0 to 7.
+    pub rnr_retry: u8,
+    /// The code of the delay asked for when no receive is posted.
+    pub min_rnr_timer: u8,
+    /// READs and atomics outstanding in each direction.
+    pub rd_atomic: u8,
+}
+
+/// The state of a queue pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub enum State {
+    Reset,
+    Init,
+    Rtr,
+    Rts,
+    Sqd,
+    Sqe,
+    Err,
+}
+
+/// A send request.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Send {
+    /// Returned in the completion.
+    pub wr_id: u64,
+    /// What to do.
+    pub op: Op,
+    /// With which bytes.
+    pub ranges: Vec<Range>,
+    /// Copy them when posted.
+    pub inline: bool,
+    /// Whether success makes a completion.
+    pub signaled: bool,
+    /// Whether the receiver shall be woken.
+    pub solicited: bool,
+    /// Whether to wait for READs and atomics.
+    pub fence: bool,
+}
+
+/// What a send request does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub enum Op {
+    /// SEND, perhaps with immediate.
+    Send { imm: Option<u32> },
+    /// WRITE, perhaps with immediate.
+    Write { remote: u64, rkey: u32, imm: Option<u32> },
+    /// READ.
+    Read { remote: u64, rkey: u32 },
+    /// Compare and swap.
+    CompareSwap { remote: u64, rkey: u32, compare: u64, swap: u64 },
+    /// Fetch and add.
+    FetchAdd { remote: u64, rkey: u32, add: u64 },
+}
+
+/// A completion.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Completion {
+    /// From the work request.
+    pub wr_id: u64,
+    /// The number of the queue pair on the wire.
+    pub qpn: u32,
+    /// The name in `verbs.h`, without `IBV_WC_`.
+    pub status: String,
+    /// What it was; meaningless unless it succeeded.
+    pub opcode: Opcode,
+    /// Bytes received.
+    pub byte_len: u32,
+    /// Immediate data.
+    pub imm: Option<u32>,
+}
+
+/// What completed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub enum Opcode {
+    Send,
+    Write,
+    Read,
+    CompareSwap,
+    FetchAdd,
+    Recv,
+    RecvWriteImm,
+    Other,
+}
+
+/// Bits of `IBV_ACCESS_*`: `LOCAL_WRITE`.
+pub const LOCAL_WRITE: u32 = 1;
+/// `REMOTE_WRITE`.
+pub const REMOTE_WRITE: u32 = 2;
+/// `REMOTE_READ`.
+pub const REMOTE_READ: u32 = 4;
+/// `REMOTE_ATOMIC`.
+pub const REMOTE_ATOMIC: u32 = 8;
+/// All of them.
+pub const ALL: u32 = 15;

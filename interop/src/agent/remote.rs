@@ -1,0 +1,57 @@
+//! An agent on the other side of a TCP connection.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use super::Agent;
+use super::proto::{Reply, Request};
+use crate::error::{Error, Result};
+
+/// How long an answer may take beyond what was asked to be waited.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A connection to [`serve`](super::serve).
+#[derive(Debug)]
+pub struct Remote {
+    stream: BufReader<TcpStream>,
+}
+
+impl Remote {
+    /// Connects to an agent, and tries again for `patience` while nobody listens.
+    ///
+    /// # Errors
+    /// Nobody listens.
+    pub fn connect(address: SocketAddr, patience: Duration) -> Result<Self> {
+        let deadline = Instant::now() + patience;
+        let stream = loop {
+            match TcpStream::connect_timeout(&address, Duration::from_secs(2)) {
+                Ok(stream) => break stream,
+                Err(error) if Instant::now() > deadline => {
+                    return Err(Error::because(format!("no verbs agent at {address}"), error));
+                }
+                Err(_) => std::thread::sleep(Duration::from_millis(20)),
+            }
+        };
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        Ok(Self { stream: BufReader::new(stream) })
+    }
+
+    fn exchange(&mut self, request: &Request) -> Result<Reply> {
+        let line = serde_json::to_string(request)? + "\n";
+        self.stream.get_mut().write_all(line.as_bytes())?;
+        let mut answer = String::new();
+        if self.stream.read_line(&mut answer)? == 0 {
+            return Err(Error::new("it closed the connection"));
+        }
+        Ok(serde_json::from_str(&answer)?)
+    }
+}
+
+impl Agent for Remote {
+    fn ask(&mut self, request: &Request) -> Reply {
+        self.exchange(request)
+            .unwrap_or_else(|error| Reply::Failed(format!("the verbs agent is lost: {error}")))
+    }
+}

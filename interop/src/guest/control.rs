@@ -1,0 +1,262 @@
+//! How the host tells the guest what to run: lines of JSON over a virtio serial port, whose end on the host is the
+//! virtual machine's standard input and output. [`serve`] is the guest's side.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+use serde::{Deserialize, Serialize};
+
+/// The name of the serial port.
+pub(super) const PORT: &str = "control";
+
+/// The exit code of a command that was killed because its time was over, as `timeout(1)` has it.
+pub const TIMED_OUT: i32 = 124;
+
+/// How long the host may be silent: then it is gone, and the guest ends.
+const SILENCE_MAX: Duration = Duration::from_secs(90);
+
+/// Most bytes of each output that are kept: the last ones.
+const OUTPUT_MAX: usize = 1 << 20;
+
+/// What the host asks for.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Request {
+    /// Run `sh -c command`, and answer [`Reply::Ended`] with the same number.
+    Run { id: u64, command: String, timeout_ms: u64 },
+    /// Kill what runs under this number; it is answered as any end is.
+    Kill { id: u64 },
+    /// The host lives.
+    Alive,
+}
+
+/// What the guest answers.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Reply {
+    /// It is up.
+    Ready {
+        /// `uname -r`.
+        kernel: String,
+    },
+    /// A command has ended.
+    Ended { id: u64, outcome: Outcome },
+}
+
+/// What became of a command.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// Its exit code; 128 and the signal's number if one killed it; [`TIMED_OUT`].
+    pub code: i32,
+    /// What it wrote to its standard output.
+    pub stdout: String,
+    /// What it wrote to its standard error.
+    pub stderr: String,
+}
+
+/// What runs, or is about to.
+type Jobs = Arc<Mutex<BTreeMap<u64, Running>>>;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Running {
+    /// It is not started yet.
+    Soon,
+    /// It shall be killed as soon as it is started.
+    Doomed,
+    /// In this process group.
+    Group(Pid),
+}
+
+/// Serves the host until it falls silent.
+///
+/// # Errors
+/// There is no serial port.
+pub fn serve() -> io::Result<()> {
+    let port = OpenOptions::new().read(true).write(true).open(find_port()?)?;
+    let out = Arc::new(Mutex::new(port.try_clone()?));
+    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease")?.trim().to_owned();
+    say(&out, &Reply::Ready { kernel })?;
+    let heard = Arc::new(Mutex::new(Instant::now()));
+    let last = heard.clone();
+    std::thread::spawn(move || {
+        while lock(&last).elapsed() < SILENCE_MAX {
+            std::thread::sleep(Duration::from_secs(1));
+        }
+        eprintln!("the host is silent: the guest ends");
+        std::process::exit(1);
+    });
+    let jobs = Jobs::default();
+    for line in BufReader::new(port).lines() {
+        let line = line?;
+        *lock(&heard) = Instant::now();
+        match serde_json::from_str(&line) {
+            Ok(Request::Run { id, command, timeout_ms }) => {
+                let (out, jobs) = (out.clone(), jobs.clone());
+                lock(&jobs).insert(id, Running::Soon);
+                let limit = Duration::from_millis(timeout_ms);
+                std::thread::spawn(move || {
+                    let outcome = run(id, &command, limit, &jobs);
+                    let _ = say(&out, &Reply::Ended { id, outcome });
+                });
+            }
+            Ok(Request::Kill { id }) => kill(id, &jobs),
+            Ok(Request::Alive) => {}
+            Err(error) => eprintln!("not understood: {line}: {error}"),
+        }
+    }
+    Ok(())
+}
+
+/// The device file of the serial port, as soon as the kernel has made it.
+fn find_port() -> io::Result<PathBuf> {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        for entry in fs::read_dir("/sys/class/virtio-ports").into_iter().flatten().flatten() {
+            let device = Path::new("/dev").join(entry.file_name());
+            let name = fs::read_to_string(entry.path().join("name")).unwrap_or_default();
+            if name.trim() == PORT && device.exists() {
+                return Ok(device);
+            }
+        }
+        if Instant::now() > deadline {
+            return Err(io::Error::other(format!("there is no virtio serial port {PORT}")));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn say(out: &Mutex<File>, reply: &Reply) -> io::Result<()> {
+    let line = serde_json::to_string(reply)? + "\n";
+    lock(out).write_all(line.as_bytes())
+}
+
+fn kill(id: u64, jobs: &Jobs) {
+    match lock(jobs).get_mut(&id) {
+        Some(Running::Group(group)) => {
+            // It may have ended by itself.
+            let _ = killpg(*group, Signal::SIGKILL);
+        }
+        Some(soon) => *soon = Running::Doomed,
+        None => {}
+    }
+}
+
+fn run(id: u64, command: &str, limit: Duration, jobs: &Jobs) -> Outcome {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", command]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    // A group of its own, so that all of it can be killed.
+    let child = shell.process_group(0).current_dir("/root").spawn();
+    match child {
+        Ok(child) => {
+            let group = Pid::from_raw(child.id().cast_signed());
+            if lock(jobs).insert(id, Running::Group(group)) == Some(Running::Doomed) {
+                kill(id, jobs);
+            }
+            let outcome = attend(child, group, limit);
+            lock(jobs).remove(&id);
+            outcome
+        }
+        Err(error) => {
+            let stderr = format!("cannot start a shell: {error}");
+            Outcome { code: 127, stdout: String::new(), stderr }
+        }
+    }
+}
+
+fn attend(mut child: Child, group: Pid, limit: Duration) -> Outcome {
+    let stdout = child.stdout.take().map(|pipe| std::thread::spawn(|| drain(pipe)));
+    let stderr = child.stderr.take().map(|pipe| std::thread::spawn(|| drain(pipe)));
+    let deadline = Instant::now() + limit;
+    let mut pause = Duration::from_millis(1);
+    let code = loop {
+        match child.try_wait() {
+            Ok(Some(status)) => {
+                break status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
+            }
+            Ok(None) if Instant::now() < deadline => std::thread::sleep(pause),
+            _ => {
+                let _ = killpg(group, Signal::SIGKILL);
+                let _ = child.wait();
+                break TIMED_OUT;
+            }
+        }
+        pause = (pause * 2).min(Duration::from_millis(20));
+    };
+    // What it left behind in the background would keep the pipes open.
+    let _ = killpg(group, Signal::SIGKILL);
+    let text = |reader: Option<std::thread::JoinHandle<Vec<u8>>>| {
+        let bytes = reader.and_then(|reader| reader.join().ok()).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    };
+    Outcome { code, stdout: text(stdout), stderr: text(stderr) }
+}
+
+/// Reads to the end and keeps the last [`OUTPUT_MAX`] bytes.
+fn drain(mut pipe: impl Read) -> Vec<u8> {
+    let mut all = Vec::new();
+    let mut part = [0; 4096];
+    while let Ok(count @ 1..) = pipe.read(&mut part) {
+        all.extend_from_slice(&part[..count]);
+        if all.len() > 2 * OUTPUT_MAX {
+            all.drain(..all.len() - OUTPUT_MAX);
+        }
+    }
+    all
+}
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn quickly(command: &str, limit: Duration) -> Outcome {
+        run(1, command, limit, &Jobs::default())
+    }
+
+    #[test]
+    fn a_command_ends_with_its_code_and_outputs() {
+        let outcome = quickly("echo out; echo err >&2; exit 3", Duration::from_secs(20));
+        assert_eq!(outcome, Outcome { code: 3, stdout: "out\n".into(), stderr: "err\n".into() });
+    }
+
+    #[test]
+    fn a_command_that_takes_too_long_is_killed_with_its_children() {
+        let start = Instant::now();
+        let outcome = quickly("echo begun; sleep 60 & sleep 60", Duration::from_millis(300));
+        assert_eq!((outcome.code, outcome.stdout.as_str()), (TIMED_OUT, "begun\n"));
+        assert!(start.elapsed() < Duration::from_secs(20));
+    }
+
+    #[test]
+    fn a_command_that_is_killed_says_so() {
+        let jobs = Jobs::default();
+        let outcome = std::thread::scope(|scope| {
+            let running = scope.spawn(|| run(7, "sleep 60", Duration::from_secs(60), &jobs));
+            while !matches!(lock(&jobs).get(&7), Some(Running::Group(_))) {
+                std::thread::yield_now();
+            }
+            kill(7, &jobs);
+            running.join().unwrap()
+        });
+        assert_eq!(outcome.code, 128 + 9);
+    }
+
+    #[test]
+    fn a_command_may_be_killed_before_it_is_started() {
+        let jobs = Jobs::default();
+        lock(&jobs).insert(7, Running::Soon);
+        kill(7, &jobs);
+        assert_eq!(run(7, "sleep 60", Duration::from_secs(60), &jobs).code, 128 + 9);
+    }
+}

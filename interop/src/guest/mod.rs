@@ -1,0 +1,376 @@
+//! A small virtual machine with a recent Debian kernel, `rdma_rxe`, perftest and the programs of rdma-core, in a [`Lab`].
+//!
+//! ```text
+//!  container 0                 host                           guest
+//!  eth0 10.77.0.1/24 ── veth0 ┐ br0 ┌ bridged (tap) ────────── rxe0 on eth0 10.77.0.200/24, fd00:77::c8/64
+//!                             └─────┘
+//!  direct container
+//!  eth0 10.78.0.1/24 (the tap itself) ──────────────────────── rxe1 on eth1 10.78.0.2/24, fd00:78::2/64
+//! ```
+//!
+//! It is made of Debian packages ([`Image`]), needs about five seconds to boot where the processor must be emulated, and
+//! is gone with its handle, or with the process, however that ends.
+
+mod apt;
+pub mod control;
+mod cpio;
+mod image;
+mod kernel;
+mod network;
+mod qemu;
+mod tool;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::PathBuf;
+use std::process::ChildStdin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use rocinante_cli::lab::{ChildGuard, Lab};
+
+pub use self::control::Outcome;
+use self::control::{Reply, Request, lock};
+pub use self::image::Image;
+pub use self::network::{Link, Network};
+pub use self::qemu::Accelerator;
+use self::qemu::{Machine, Nic};
+use crate::error::{Error, Result};
+
+/// How long a boot may take before it counts as hung.
+const BOOT_MAX: Duration = Duration::from_secs(40);
+
+/// How often a boot that hangs is begun again.
+const BOOTS_MAX: u32 = 3;
+
+/// What a [`Guest`] should be.
+#[derive(Debug, Clone)]
+pub struct GuestConfig {
+    /// Virtual processors.
+    pub cpus: u8,
+    /// Memory.
+    pub memory_mib: u32,
+    /// The directory that the guest sees, read-only, at `/host`; `rocinante-guest` must be in it.
+    pub programs: PathBuf,
+    /// A directory that the guest sees, and can write, at `/share`.
+    pub share: Option<PathBuf>,
+}
+
+impl GuestConfig {
+    /// Two processors, 768 MiB, and the directory that `rocinante-guest` lies in.
+    #[must_use]
+    pub fn new(programs: impl Into<PathBuf>) -> Self {
+        Self { cpus: 2, memory_mib: 768, programs: programs.into(), share: None }
+    }
+}
+
+/// A running virtual machine. It is killed when this is dropped.
+#[derive(Debug)]
+pub struct Guest {
+    machine: ChildGuard,
+    console: Arc<Mutex<Vec<u8>>>,
+    control: Arc<Control>,
+    kernel: String,
+    accelerator: Accelerator,
+    network: Network,
+}
+
+/// The control channel's end on the host.
+#[derive(Debug)]
+struct Control {
+    to_guest: Mutex<Option<ChildStdin>>,
+    waiting: Mutex<BTreeMap<u64, Sender<Outcome>>>,
+    numbers: AtomicU64,
+}
+
+/// A command that runs in the guest.
+#[derive(Debug)]
+pub struct Job {
+    id: u64,
+    command: String,
+    ended: Receiver<Outcome>,
+    control: Arc<Control>,
+}
+
+impl Guest {
+    /// Boots a guest in `lab`, with its taps, and makes its RDMA devices.
+    ///
+    /// A boot that hangs is killed, which is said on standard error, and begun again, three times at most. KVM is taken if
+    /// a guest boots with it here; whether it does is remembered beside the image.
+    ///
+    /// # Errors
+    /// No QEMU, no `/dev/net/tun`, or a guest that does not boot: with the end of its console.
+    pub fn boot(lab: &Lab, image: &Image, config: &GuestConfig) -> Result<Self> {
+        if !config.programs.join("rocinante-guest").exists() {
+            let programs = config.programs.display();
+            return Err(Error::new(format!("there is no rocinante-guest in {programs}: build it")));
+        }
+        let network = Network::prepare(lab)?;
+        let machine = Machine {
+            image,
+            cpus: config.cpus,
+            memory_mib: config.memory_mib,
+            programs: config.programs.clone(),
+            share: config.share.clone(),
+            nics: network.nics(),
+        };
+        let (accelerator, mut guest) = match try_kvm(lab, image, &machine, &network) {
+            Some(guest) => (Accelerator::Kvm, guest),
+            None => (Accelerator::Tcg, boot_emulated(lab, &machine, &network)?),
+        };
+        guest.accelerator = accelerator;
+        network.join(lab, &guest)?;
+        Ok(guest)
+    }
+
+    fn attempt(
+        lab: &Lab,
+        machine: &Machine<'_>,
+        accelerator: Accelerator,
+        network: &Network,
+    ) -> Result<Self> {
+        let mut child = lab.host().spawn(&mut machine.command(accelerator))?;
+        let (Some(to_guest), Some(from_guest), Some(console_pipe)) = (
+            child.child_mut().stdin.take(),
+            child.child_mut().stdout.take(),
+            child.child_mut().stderr.take(),
+        ) else {
+            return Err(Error::new("the virtual machine has no pipes"));
+        };
+        let control = Arc::new(Control {
+            to_guest: Mutex::new(Some(to_guest)),
+            waiting: Mutex::default(),
+            numbers: AtomicU64::new(1),
+        });
+        let console = Arc::new(Mutex::new(Vec::new()));
+        let (ready, is_ready) = channel();
+        {
+            let (console, control) = (console.clone(), control.clone());
+            std::thread::spawn(move || keep_console(console_pipe, &console));
+            std::thread::spawn(move || control.listen(from_guest, &ready));
+        }
+        let deadline = Instant::now() + BOOT_MAX;
+        let kernel = loop {
+            match is_ready.recv_timeout(Duration::from_millis(50)) {
+                Ok(kernel) => break kernel,
+                Err(_) if child.try_wait()?.is_none() && Instant::now() < deadline => {}
+                Err(_) => {
+                    let what = match child.try_wait()? {
+                        Some(status) => format!("ended ({status})"),
+                        None => format!("is not up after {} s", BOOT_MAX.as_secs()),
+                    };
+                    child.kill();
+                    let tail = console_tail(&console);
+                    return Err(Error::new(format!("the guest {what}; its console: {tail}")));
+                }
+            }
+        };
+        let beats = control.clone();
+        std::thread::spawn(move || {
+            while beats.send(&Request::Alive).is_ok() {
+                std::thread::sleep(Duration::from_secs(5));
+            }
+        });
+        let (accelerator, network) = (Accelerator::Tcg, network.clone());
+        Ok(Self { machine: child, console, control, kernel, accelerator, network })
+    }
+
+    /// Its kernel's release.
+    #[must_use]
+    pub fn kernel(&self) -> &str {
+        &self.kernel
+    }
+
+    /// What executes its instructions.
+    #[must_use]
+    pub fn accelerator(&self) -> Accelerator {
+        self.accelerator
+    }
+
+    /// Its interfaces, and their other ends.
+    #[must_use]
+    pub fn network(&self) -> &Network {
+        &self.network
+    }
+
+    /// The process id of the virtual machine.
+    #[must_use]
+    pub fn id(&self) -> u32 {
+        self.machine.id()
+    }
+
+    /// The end of what its kernel has written.
+    #[must_use]
+    pub fn console(&self) -> String {
+        console_tail(&self.console)
+    }
+
+    /// Runs `sh -c command` in the guest to its end, for `limit` at most.
+    ///
+    /// # Errors
+    /// The guest is gone. That the command fails is no error: see [`Outcome::code`].
+    pub fn run(&self, command: &str, limit: Duration) -> Result<Outcome> {
+        self.start(command, limit)?.wait()
+    }
+
+    /// Runs `sh -c command` in the guest, which must succeed; its standard output.
+    ///
+    /// # Errors
+    /// It failed, or did not end within `limit`: with what it said.
+    pub fn read(&self, command: &str, limit: Duration) -> Result<String> {
+        let outcome = self.run(command, limit)?;
+        if outcome.code == 0 {
+            return Ok(outcome.stdout);
+        }
+        let said = format!("{} {}", outcome.stdout.trim(), outcome.stderr.trim());
+        Err(Error::new(format!("in the guest, {command:?} ended with {}: {said}", outcome.code)))
+    }
+
+    /// Starts `sh -c command` in the guest, where it is killed after `limit`.
+    ///
+    /// # Errors
+    /// The guest is gone.
+    pub fn start(&self, command: &str, limit: Duration) -> Result<Job> {
+        let id = self.control.numbers.fetch_add(1, Ordering::Relaxed);
+        let (end, ended) = channel();
+        lock(&self.control.waiting).insert(id, end);
+        let timeout_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
+        self.control.send(&Request::Run { id, command: command.to_owned(), timeout_ms })?;
+        let (command, control) = (command.to_owned(), self.control.clone());
+        Ok(Job { id, command, ended, control })
+    }
+
+    /// Whether the virtual machine still runs.
+    pub fn is_alive(&mut self) -> bool {
+        self.machine.try_wait().is_ok_and(|status| status.is_none())
+    }
+
+    /// Ends the virtual machine at once: it has nothing that is worth saving.
+    pub fn stop(self) {}
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        // Its heart stops beating.
+        *lock(&self.control.to_guest) = None;
+    }
+}
+
+impl Job {
+    /// Waits for its end.
+    ///
+    /// # Errors
+    /// The guest is gone.
+    pub fn wait(self) -> Result<Outcome> {
+        self.ended.recv().map_err(|_| {
+            Error::new(format!("the guest ended while it ran {:?}", self.command))
+        })
+    }
+
+    /// What became of it, if it has ended.
+    #[must_use]
+    pub fn try_wait(&self) -> Option<Outcome> {
+        self.ended.try_recv().ok()
+    }
+
+    /// Kills it with all its children.
+    ///
+    /// # Errors
+    /// The guest is gone.
+    pub fn kill(self) -> Result<Outcome> {
+        self.control.send(&Request::Kill { id: self.id })?;
+        self.wait()
+    }
+}
+
+impl Control {
+    fn send(&self, request: &Request) -> Result<()> {
+        let line = serde_json::to_string(request)? + "\n";
+        let mut guest = lock(&self.to_guest);
+        let sent = guest.as_mut().map(|pipe| pipe.write_all(line.as_bytes()));
+        match sent {
+            Some(Ok(())) => Ok(()),
+            _ => Err(Error::new("the guest has ended")),
+        }
+    }
+
+    fn listen(&self, from_guest: impl Read, ready: &Sender<String>) {
+        for line in BufReader::new(from_guest).lines().map_while(std::result::Result::ok) {
+            match serde_json::from_str(&line) {
+                Ok(Reply::Ready { kernel }) => {
+                    let _ = ready.send(kernel);
+                }
+                Ok(Reply::Ended { id, outcome }) => {
+                    if let Some(end) = lock(&self.waiting).remove(&id) {
+                        let _ = end.send(outcome);
+                    }
+                }
+                Err(error) => eprintln!("interop: the guest said {line:?}: {error}"),
+            }
+        }
+        // Nobody waits any more for what will never end.
+        *lock(&self.to_guest) = None;
+        lock(&self.waiting).clear();
+    }
+}
+
+/// A guest with KVM, if it is to be had.
+fn try_kvm(lab: &Lab, image: &Image, machine: &Machine<'_>, network: &Network) -> Option<Guest> {
+    fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").ok()?;
+    let note = image.note("kvm-unusable");
+    let host = fs::read_to_string("/proc/version").unwrap_or_default();
+    if fs::read_to_string(&note).is_ok_and(|noted| noted == host) {
+        return None;
+    }
+    match Guest::attempt(lab, machine, Accelerator::Kvm, network) {
+        Ok(guest) => Some(guest),
+        Err(error) => {
+            eprintln!("interop: no guest with KVM here, from now on one is emulated: {error}");
+            // If it cannot be noted it is tried again.
+            let _ = fs::write(&note, host);
+            None
+        }
+    }
+}
+
+fn boot_emulated(lab: &Lab, machine: &Machine<'_>, network: &Network) -> Result<Guest> {
+    let mut attempt = 1;
+    loop {
+        match Guest::attempt(lab, machine, Accelerator::Tcg, network) {
+            Ok(guest) => return Ok(guest),
+            Err(error) if attempt < BOOTS_MAX => {
+                eprintln!("interop: boot {attempt} of {BOOTS_MAX} failed: {error}");
+            }
+            Err(error) => return Err(error),
+        }
+        attempt += 1;
+    }
+}
+
+/// Bytes of the console that are kept.
+const CONSOLE_MAX: usize = 64 << 10;
+
+fn keep_console(mut pipe: impl Read, console: &Mutex<Vec<u8>>) {
+    let mut part = [0; 1024];
+    while let Ok(count @ 1..) = pipe.read(&mut part) {
+        let mut console = lock(console);
+        console.extend_from_slice(&part[..count]);
+        let over = console.len().saturating_sub(CONSOLE_MAX);
+        console.drain(..over);
+    }
+}
+
+fn console_tail(console: &Mutex<Vec<u8>>) -> String {
+    let text = String::from_utf8_lossy(&lock(console)).into_owned();
+    let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    lines[lines.len().saturating_sub(12)..].join(" | ")
+}
+
+impl From<&network::Port> for Nic {
+    fn from(port: &network::Port) -> Self {
+        Self { tap: port.tap.clone(), mac: port.mac.clone() }
+    }
+}

@@ -1,0 +1,9 @@
+//! Real peers for Rocinante: a virtual machine with Linux Soft-RoCE, and the matrix of everything that we do with it.
+#![warn(missing_docs)]
+
+pub mod agent;
+mod error;
+pub mod guest;
+pub mod matrix;
+
+pub use error::{Error, Result};

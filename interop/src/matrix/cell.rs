@@ -1,0 +1,109 @@
+//! The cells of the matrix: every scenario in every setting that makes sense for it, each with a name.
+
+use std::fmt;
+
+use rocinante::Backend;
+
+use super::scenario::{SCENARIOS, Scenario};
+use crate::guest::Link;
+
+/// Who asks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Requester {
+    /// Rocinante asks, the kernel's Soft-RoCE answers.
+    Ours,
+    /// The kernel's Soft-RoCE asks, Rocinante answers.
+    Rxe,
+}
+
+/// Where and how a scenario is run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Setting {
+    /// Who asks.
+    pub requester: Requester,
+    /// How Rocinante's packets are carried.
+    pub backend: Backend,
+    /// Over which link.
+    pub link: Link,
+    /// With IPv6 addresses.
+    pub ipv6: bool,
+    /// Path MTU in bytes.
+    pub mtu: u32,
+}
+
+/// A scenario in a setting.
+#[derive(Clone, Copy)]
+pub struct Cell {
+    /// What.
+    pub scenario: &'static Scenario,
+    /// Where and how.
+    pub setting: Setting,
+}
+
+/// All path MTUs.
+pub const MTUS: [u32; 5] = [256, 512, 1024, 2048, 4096];
+
+const BACKENDS: [Backend; 3] = [Backend::Udp, Backend::Packet, Backend::Xdp];
+
+/// Every cell, in an order in which neighbours share as much as possible.
+#[must_use]
+pub fn all() -> Vec<Cell> {
+    let mut cells = Vec::new();
+    for link in [Link::Veth, Link::Tap] {
+        for backend in BACKENDS {
+            for ipv6 in [false, true] {
+                for requester in [Requester::Ours, Requester::Rxe] {
+                    for mtu in MTUS {
+                        let setting = Setting { requester, backend, link, ipv6, mtu };
+                        let fitting = SCENARIOS.iter().filter(|s| s.fits(&setting));
+                        cells.extend(fitting.map(|scenario| Cell { scenario, setting }));
+                    }
+                }
+            }
+        }
+    }
+    cells
+}
+
+impl Cell {
+    /// Its name: `write_sizes::ours::packet::veth::v4::1024`.
+    #[must_use]
+    pub fn name(&self) -> String {
+        format!("{}::{}", self.scenario.name, self.setting)
+    }
+
+    /// Its properties, by which pairs are covered.
+    #[must_use]
+    pub fn properties(&self) -> [String; 6] {
+        let name = self.name();
+        let mut parts = name.split("::").map(str::to_owned);
+        [(); 6].map(|()| parts.next().unwrap_or_default())
+    }
+}
+
+impl fmt::Display for Setting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let requester = match self.requester {
+            Requester::Ours => "ours",
+            Requester::Rxe => "rxe",
+        };
+        let link = match self.link {
+            Link::Veth => "veth",
+            Link::Tap => "tap",
+        };
+        let family = if self.ipv6 { "v6" } else { "v4" };
+        write!(f, "{requester}::{}::{link}::{family}::{}", self.backend, self.mtu)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn names_are_unique() {
+        let names: BTreeSet<String> = all().iter().map(Cell::name).collect();
+        assert_eq!(names.len(), all().len());
+    }
+}

@@ -1,0 +1,129 @@
+//! What a side refuses, and how both sides see it.
+
+use super::cell::Requester;
+use super::node::{BUFFER, SEND, Step, at, signaled};
+use super::scenario::Session;
+use crate::agent::proto::{LOCAL_WRITE, Op, Opcode, REMOTE_READ, Request, Send, State};
+
+pub(super) fn wrong_key(s: &mut Session<'_>) -> Step {
+    let (remote, rkey) = s.passive.remote(0);
+    refused(s, Op::Write { remote, rkey: rkey ^ 0x55, imm: None }, "REM_ACCESS_ERR")
+}
+
+pub(super) fn out_of_range(s: &mut Session<'_>) -> Step {
+    let op = s.passive.read_from(BUFFER - 8);
+    refused(s, op, "REM_ACCESS_ERR")
+}
+
+/// The region may be read and not written.
+pub(super) fn region_forbids(s: &mut Session<'_>) -> Step {
+    let region = s.passive.region(4096, LOCAL_WRITE | REMOTE_READ)?;
+    let read = Op::Read { remote: region.address, rkey: region.rkey };
+    s.active.perform(9, read, &[at(0, 16)])?;
+    let write = Op::Write { remote: region.address, rkey: region.rkey, imm: None };
+    refused(s, write, "REM_ACCESS_ERR")
+}
+
+/// The region permits everything and the queue pair nothing.
+pub(super) fn queue_pair_forbids(s: &mut Session<'_>) -> Step {
+    let op = s.passive.write_to(0, None);
+    refused(s, op, "REM_INV_REQ_ERR")
+}
+
+/// A request of 16 bytes is refused: it ends in `status`, what follows is flushed, and nothing was changed.
+fn refused(s: &mut Session<'_>, op: Op, status: &str) -> Step {
+    s.active.fill(at(0, 16), 1)?;
+    s.active.post(&[signaled(1, op, &[at(0, 16)]), signaled(2, SEND, &[at(0, 16)])])?;
+    s.active.ends(1, status)?;
+    s.active.ends(2, "WR_FLUSH_ERR")?;
+    let state = s.active.state()?;
+    s.active.expect(&state, &State::Err, "the state")?;
+    s.passive.untouched(at(0, 4096))
+}
+
+/// The message is longer than the receive.
+pub(super) fn message_too_long(s: &mut Session<'_>) -> Step {
+    s.passive.receive(1, &[at(0, 10)])?;
+    s.active.post(&[signaled(1, SEND, &[at(0, 11)])])?;
+    // Soft-RoCE answers with "remote operational error": see the table of its departures.
+    let status = match s.setting.requester {
+        Requester::Ours => "REM_OP_ERR",
+        Requester::Rxe => "REM_INV_REQ_ERR",
+    };
+    s.active.ends(1, status)?;
+    s.passive.ends(1, "LOC_LEN_ERR")?;
+    let state = s.passive.state()?;
+    s.passive.expect(&state, &State::Err, "the state")?;
+    s.passive.untouched(at(10, 4096))
+}
+
+/// An atomic at an odd address. (Soft-RoCE does not let one out.)
+pub(super) fn atomic_misaligned(s: &mut Session<'_>) -> Step {
+    let (remote, rkey) = s.passive.remote(4);
+    s.active.post(&[signaled(1, Op::FetchAdd { remote, rkey, add: 1 }, &[at(0, 8)])])?;
+    s.active.ends(1, "REM_INV_REQ_ERR")?;
+    s.passive.untouched(at(0, 64))
+}
+
+/// The peer's queue pair is in the error state: it is silent, and its receives are flushed.
+pub(super) fn peer_in_error(s: &mut Session<'_>) -> Step {
+    s.passive.receive(7, &[at(0, 64), at(0, 64)])?;
+    s.passive.modify(State::Err)?;
+    s.passive.ends(7, "WR_FLUSH_ERR")?;
+    s.passive.ends(8, "WR_FLUSH_ERR")?;
+    s.active.post(&[signaled(1, SEND, &[at(0, 16)])])?;
+    s.active.ends(1, "RETRY_EXC_ERR").map(drop)
+}
+
+pub(super) fn peer_destroyed(s: &mut Session<'_>) -> Step {
+    let op = s.passive.write_to(0, None);
+    s.active.perform(0, op, &[at(0, 16)])?;
+    s.passive.do_(Request::Destroy { qp: 0 })?;
+    s.active.post(&[signaled(1, op, &[at(0, 16)])])?;
+    s.active.ends(1, "RETRY_EXC_ERR").map(drop)
+}
+
+/// Each side flushes its work when its queue pair is put into the error state.
+pub(super) fn flushed(s: &mut Session<'_>) -> Step {
+    for node in [&mut s.active, &mut s.passive] {
+        node.receive(0, &[at(0, 8), at(8, 8)])?;
+        node.modify(State::Err)?;
+        node.ends(0, "WR_FLUSH_ERR")?;
+        node.ends(1, "WR_FLUSH_ERR")?;
+        node.post(&[Send { signaled: false, ..signaled(5, SEND, &[at(0, 8)]) }])?;
+        node.ends(5, "WR_FLUSH_ERR")?;
+    }
+    Ok(())
+}
+
+/// The queue pairs are reset in use and connected again, with other PSNs.
+pub(super) fn connected_again(s: &mut Session<'_>) -> Step {
+    let len = s.mtu() + 1;
+    for round in 0..3 {
+        s.active.fill(at(0, len), round.into())?;
+        let op = s.passive.write_to(0, None);
+        s.active.perform(0, op, &[at(0, len)])?;
+        s.passive.holds(at(0, len), round.into())?;
+        s.reconnect(0x100 + round)?;
+    }
+    Ok(())
+}
+
+/// The peer's send queue is drained and stopped (SQD), and goes on.
+pub(super) fn peer_drains(s: &mut Session<'_>) -> Step {
+    s.active.fill(at(0, 64), 1)?;
+    let op = s.passive.write_to(0, None);
+    s.active.perform(0, op, &[at(0, 64)])?;
+    s.active.modify(State::Sqd)?;
+    s.active.post(&[signaled(1, s.passive.write_to(128, None), &[at(0, 64)])])?;
+    let found = s.active.poll(1, 100)?;
+    s.active.expect(&found, &vec![], "what completes in SQD")?;
+    s.passive.untouched(at(128, 64))?;
+    // Meanwhile it answers.
+    let op = s.active.read_from(0);
+    s.passive.perform(3, op, &[at(4096, 64)])?;
+    s.passive.holds(at(4096, 64), 1)?;
+    s.active.modify(State::Rts)?;
+    s.active.succeeds(1, Opcode::Write)?;
+    s.passive.holds(at(128, 64), 1)
+}

@@ -1,0 +1,86 @@
+//! What goes wrong on the way, and is mended or given up.
+
+use std::time::Duration;
+
+use super::node::{BUFFER, SEND, Step, at, signaled};
+use super::scenario::Session;
+use crate::agent::proto::{Opcode, State};
+
+const HALF: usize = BUFFER / 2;
+
+/// A receive comes late: the requester waits as it is told, and then succeeds.
+pub(super) fn receiver_not_ready(s: &mut Session<'_>) -> Step {
+    let len = s.mtu() + 1;
+    s.active.fill(at(0, len), 1)?;
+    s.active.post(&[signaled(0, SEND, &[at(0, len)]), signaled(1, SEND, &[at(0, 1)])])?;
+    std::thread::sleep(Duration::from_millis(3));
+    s.passive.receive(0, &[at(HALF, len), at(0, 1)])?;
+    s.active.succeeds(0, Opcode::Send)?;
+    s.active.succeeds(1, Opcode::Send)?;
+    s.passive.received(0, len, None)?;
+    s.passive.received(1, 1, None)?;
+    s.passive.holds(at(HALF, len), 1)
+}
+
+/// A receive never comes.
+pub(super) fn receiver_never_ready(s: &mut Session<'_>) -> Step {
+    s.active.post(&[signaled(0, SEND, &[at(0, 9)]), signaled(1, SEND, &[at(0, 9)])])?;
+    s.active.ends(0, "RNR_RETRY_EXC_ERR")?;
+    s.active.ends(1, "WR_FLUSH_ERR")?;
+    let state = s.active.state()?;
+    s.active.expect(&state, &State::Err, "the state")?;
+    let state = s.passive.state()?;
+    s.passive.expect(&state, &State::Rts, "the state")
+}
+
+pub(super) fn requests_lost(s: &mut Session<'_>) -> Step {
+    with_losses(s, true)
+}
+
+pub(super) fn responses_lost(s: &mut Session<'_>) -> Step {
+    with_losses(s, false)
+}
+
+/// Everything arrives once and in order though packets are lost.
+fn with_losses(s: &mut Session<'_>, requests: bool) -> Step {
+    let len = 6 * s.mtu().min(2048) + 5;
+    let what = s.packets_from(requests);
+    let rule = s.lose(&what, 15.0).map_err(|error| error.to_string())?;
+    for round in 0..12 {
+        s.active.fill(at(0, len), round)?;
+        s.passive.receive(1, &[at(HALF, len)])?;
+        let (write, read) = (s.passive.write_to(0, None), s.passive.read_from(0));
+        s.active.post(&[
+            signaled(0, write, &[at(0, len)]),
+            signaled(1, SEND, &[at(0, len)]),
+            signaled(2, read, &[at(HALF, len)]),
+        ])?;
+        s.active.succeeds(0, Opcode::Write)?;
+        s.active.succeeds(1, Opcode::Send)?;
+        s.active.succeeds(2, Opcode::Read)?;
+        s.passive.received(1, len, None)?;
+        s.passive.holds(at(0, len), round)?;
+        s.passive.holds(at(HALF, len), round)?;
+        s.active.holds(at(HALF, len), round)?;
+        let lost = rule.counter().map_err(|error| error.to_string())?.packets;
+        if round >= 2 && lost >= 3 {
+            return Ok(());
+        }
+    }
+    Err("hardly a packet was lost".into())
+}
+
+/// The peer's answers never come.
+pub(super) fn nobody_answers(s: &mut Session<'_>) -> Step {
+    let what = s.packets_from(false);
+    let rule = s.lose(&what, 100.0).map_err(|error| error.to_string())?;
+    let op = s.passive.write_to(0, None);
+    s.active.post(&[signaled(0, op, &[at(0, 9)]), signaled(1, op, &[at(0, 9)])])?;
+    s.active.ends(0, "RETRY_EXC_ERR")?;
+    s.active.ends(1, "WR_FLUSH_ERR")?;
+    let lost = rule.counter().map_err(|error| error.to_string())?.packets;
+    if lost == 0 {
+        return Err("nothing was lost".into());
+    }
+    Ok(())
+}

@@ -1,0 +1,116 @@
+//! The matrix: every scenario with each side as the requester, on every backend, link, address family and path MTU.
+
+mod cell;
+mod errors;
+mod faults;
+mod node;
+mod operations;
+mod scenario;
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use rocinante_cli::lab::Lab;
+
+pub use self::cell::{Cell, MTUS, Requester, Setting, all};
+pub use self::node::{Node, Step};
+pub use self::scenario::{Plan, SCENARIOS, Scenario, Session};
+use crate::agent::proto::{ALL, Connection, Request, State};
+use crate::agent::{Agent, Remote, Soft};
+use crate::error::Result;
+use crate::guest::{Guest, Job};
+
+/// Where the verbs agent listens inside the guest.
+const AGENT_PORT: u16 = 18_515;
+
+/// A lab with a guest in which the verbs agent runs.
+pub struct Bench {
+    _agent: Job,
+    /// The guest.
+    pub guest: Guest,
+    /// The lab.
+    pub lab: Lab,
+}
+
+impl Bench {
+    /// Starts the agent in a guest.
+    ///
+    /// # Errors
+    /// The guest is gone.
+    pub fn new(lab: Lab, guest: Guest) -> Result<Self> {
+        let command = format!("exec /host/rocinante-guest agent [::]:{AGENT_PORT}");
+        let agent = guest.start(&command, Duration::from_secs(24 * 3600))?;
+        Ok(Self { _agent: agent, guest, lab })
+    }
+
+    /// Runs one cell.
+    ///
+    /// # Errors
+    /// What was otherwise than it should be.
+    pub fn run(&self, cell: &Cell) -> Step {
+        let mut session = self.session(cell)?;
+        cell.scenario.run(&mut session)
+    }
+
+    /// The two sides of a cell, connected.
+    ///
+    /// # Errors
+    /// What one of them says.
+    pub fn session(&self, cell: &Cell) -> Step<Session<'_>> {
+        let setting = cell.setting;
+        let network = self.guest.network();
+        let container = network.container(&self.lab, setting.link);
+        let address = network.address(setting.link, setting.ipv6);
+        let patience = Duration::from_secs(10);
+        let agent = container
+            .run(|| Remote::connect(SocketAddr::new(address, AGENT_PORT), patience))
+            .map_err(|error| error.to_string())?
+            .map_err(|error| error.to_string())?;
+        let theirs: Box<dyn Agent> = Box::new(agent);
+        let theirs = Node::open(theirs, "rxe", network.device(setting.link), address)?;
+        let soft = Soft::new(container.netns(), setting.backend);
+        let own = if setting.ipv6 {
+            container.ipv6().ok_or("the container has no IPv6")?.into()
+        } else {
+            container.ipv4().into()
+        };
+        let ours = Node::open(Box::new(soft), "rocinante", "", own)?;
+        let (active, passive) = match setting.requester {
+            Requester::Ours => (ours, theirs),
+            Requester::Rxe => (theirs, ours),
+        };
+        let plan = cell.scenario.plan(setting.mtu);
+        let (lab, guest) = (&self.lab, &self.guest);
+        let mut session = Session { active, passive, setting, plan, lab, guest };
+        session.connect()?;
+        Ok(session)
+    }
+}
+
+impl Session<'_> {
+    fn connect(&mut self) -> Step {
+        if self.plan.srq {
+            self.passive.do_(Request::Srq { limit: 0 })?;
+        }
+        self.passive.make_qp(self.plan.access, self.plan.srq)?;
+        self.active.make_qp(ALL, false)?;
+        self.join(self.plan.psns)
+    }
+
+    /// Resets both queue pairs and connects them again; who asks begins with `psn`.
+    fn reconnect(&mut self, psn: u32) -> Step {
+        for node in [&mut self.active, &mut self.passive] {
+            node.modify(State::Reset)?;
+            node.do_(Request::Prepare { qp: 0, access: ALL })?;
+        }
+        self.join([psn, psn + 0x1000])
+    }
+
+    fn join(&mut self, [active, passive]: [u32; 2]) -> Step {
+        let how = self.plan.how;
+        let (to_active, to_passive) =
+            (self.active.endpoint(active), self.passive.endpoint(passive));
+        self.passive.connect(to_active, Connection { psn: passive, ..how })?;
+        self.active.connect(to_passive, Connection { psn: active, ..how })
+    }
+}

@@ -1,0 +1,347 @@
+//! One side of a scenario: an agent, and what is asked of it in words that scenarios use.
+
+use std::net::IpAddr;
+
+use crate::agent::proto::{
+    ALL, Completion, Connection, Op, Opcode, Peer, Range, Remote, Reply, Request, Send, State,
+};
+use crate::agent::{Agent, pattern, sum};
+
+/// What steps of scenarios return: the error says which side said what.
+pub type Step<T = ()> = Result<T, String>;
+
+/// How long anything that must happen may take, in milliseconds.
+const PATIENCE_MS: u64 = 20_000;
+
+/// Bytes of the region that every side has.
+pub(super) const BUFFER: usize = 64 << 10;
+
+/// One side, with a device, a region 0 of [`BUFFER`] bytes and full rights, and a queue pair 0.
+pub struct Node {
+    agent: Box<dyn Agent>,
+    name: &'static str,
+    address: IpAddr,
+    buffer: Remote,
+    qpn: u32,
+}
+
+/// `len` bytes of region 0 from `offset`.
+#[must_use]
+pub(super) fn at(offset: usize, len: usize) -> Range {
+    Range { region: 0, offset, len }
+}
+
+/// A signaled request.
+#[must_use]
+pub(super) fn signaled(wr_id: u64, op: Op, ranges: &[Range]) -> Send {
+    let ranges = ranges.to_vec();
+    Send { wr_id, op, ranges, inline: false, signaled: true, solicited: false, fence: false }
+}
+
+/// `SEND`.
+pub(super) const SEND: Op = Op::Send { imm: None };
+
+impl Node {
+    /// Opens the device `device` with `address` on a side called `name`, with its region.
+    ///
+    /// # Errors
+    /// What the side says.
+    pub fn open(
+        agent: Box<dyn Agent>,
+        name: &'static str,
+        device: &str,
+        address: IpAddr,
+    ) -> Step<Self> {
+        let buffer = Remote { address: 0, rkey: 0 };
+        let mut node = Self { agent, name, address, buffer, qpn: 0 };
+        node.do_(Request::Open { name: device.to_owned(), address })?;
+        node.buffer = node.region(BUFFER, ALL)?;
+        Ok(node)
+    }
+
+    /// Which side it is.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Does a step.
+    ///
+    /// # Errors
+    /// What the side says.
+    pub fn ask(&mut self, request: &Request) -> Step<Reply> {
+        match self.agent.ask(request) {
+            Reply::Failed(why) => Err(format!("{}: {why} ({request:?})", self.name)),
+            reply => Ok(reply),
+        }
+    }
+
+    /// Does a step that answers nothing.
+    ///
+    /// # Errors
+    /// As [`ask`](Self::ask).
+    pub fn do_(&mut self, request: Request) -> Step {
+        match self.ask(&request)? {
+            Reply::Done => Ok(()),
+            other => Err(format!("{}: {request:?} was answered {other:?}", self.name)),
+        }
+    }
+
+    /// A region of its own.
+    ///
+    /// # Errors
+    /// As [`ask`](Self::ask).
+    pub fn region(&mut self, len: usize, access: u32) -> Step<Remote> {
+        match self.ask(&Request::Region { len, access })? {
+            Reply::Region(remote) => Ok(remote),
+            other => Err(format!("{}: a region is {other:?}", self.name)),
+        }
+    }
+
+    /// Makes a queue pair; the first one is the queue pair 0 of all other methods.
+    ///
+    /// # Errors
+    /// As [`ask`](Self::ask).
+    pub fn make_qp(&mut self, access: u32, srq: bool) -> Step {
+        match self.ask(&Request::Qp { access, srq })? {
+            Reply::Qp { qpn } => self.qpn = qpn,
+            other => return Err(format!("{}: a queue pair is {other:?}", self.name)),
+        }
+        Ok(())
+    }
+
+    /// What its peer must know to connect, if it begins with `psn`.
+    #[must_use]
+    pub fn endpoint(&self, psn: u32) -> Peer {
+        Peer { address: self.address, qpn: self.qpn, psn }
+    }
+
+    /// Connects queue pair 0.
+    ///
+    /// # Errors
+    /// As [`ask`](Self::ask).
+    pub fn connect(&mut self, peer: Peer, how: Connection) -> Step {
+        self.do_(Request::Connect { qp: 0, peer, how })
+    }
+
+    /// Fills bytes of region 0 with the pattern of `seed`.
+    ///
+    /// # Errors
+    /// As [`ask`](Self::ask).
+    pub fn fill(&mut self, range: Range, seed: u64) -> Step {
+        self.do_(Request::Fill { range, seed })
+    }
+
+    /// Fails unless a range has the pattern of `seed`, from its byte `skip` on.
+    ///
+    /// # Errors
+    /// It has not, or as [`ask`](Self::ask).
+    pub fn holds_part(&mut self, range: Range, seed: u64, skip: usize) -> Step {
+        let wanted = sum(&pattern(skip + range.len, seed)[skip..]);
+        match self.ask(&Request::Sum(range))? {
+            Reply::Sum(found) if found == wanted => Ok(()),
+            _ => Err(format!("{}: {range:?} has not what was sent", self.name)),
+        }
+    }
+
+    /// Fails unless a range has the pattern of `seed`.
+    ///
+    /// # Errors
+    /// As [`holds_part`](Self::holds_part).
+    pub fn holds(&mut self, range: Range, seed: u64) -> Step {
+        self.holds_part(range, seed, 0)
+    }
+
+    /// Fails unless a range is zero.
+    ///
+    /// # Errors
+    /// It is not, or as [`ask`](Self::ask).
+    pub fn untouched(&mut self, range: Range) -> Step {
+        match self.ask(&Request::Sum(range))? {
+            Reply::Sum(found) if found == sum(&vec![0; range.len]) => Ok(()),
+            _ => Err(format!("{}: {range:?} was written to", self.name)),
+        }
+    }
+
+    /// Stores a number in region 0.
+    ///
+    /// # Errors
+    /// As [`ask`](Self::ask).
+    pub fn store(&mut self, offset: usize, value: u64) -> Step {
+        self.do_(Request::Store { at: at(offset, 8), value })
+    }
+
+    /// The number at a place in region 0.
+    ///
+    /// # Errors
+    /// As [`ask`](Self::ask).
+    pub fn load(&mut self, offset: usize) -> Step<u64> {
+        match self.ask(&Request::Load(at(offset, 8)))? {
+            Reply::Value(value) => Ok(value),
+            other => Err(format!("{}: a number is {other:?}", self.name)),
+        }
+    }
+
+    /// Address of a byte of region 0, and its key.
+    #[must_use]
+    pub fn remote(&self, offset: usize) -> (u64, u32) {
+        (self.buffer.address + offset as u64, self.buffer.rkey)
+    }
+
+    /// WRITE to a byte of this side's region 0.
+    #[must_use]
+    pub fn write_to(&self, offset: usize, imm: Option<u32>) -> Op {
+        let (remote, rkey) = self.remote(offset);
+        Op::Write { remote, rkey, imm }
+    }
+
+    /// READ from a byte of this side's region 0.
+    #[must_use]
+    pub fn read_from(&self, offset: usize) -> Op {
+        let (remote, rkey) = self.remote(offset);
+        Op::Read { remote, rkey }
+    }
+
+    /// Posts send requests to queue pair 0.
+    ///
+    /// # Errors
+    /// As [`ask`](Self::ask).
+    pub fn post(&mut self, list: &[Send]) -> Step {
+        self.do_(Request::Send { qp: 0, list: list.to_vec() })
+    }
+
+    /// Posts receives of one element each to queue pair 0, numbered from `first`.
+    ///
+    /// # Errors
+    /// As [`ask`](Self::ask).
+    pub fn receive(&mut self, first: u64, ranges: &[Range]) -> Step {
+        let list = ranges.iter().map(|range| vec![*range]).collect();
+        self.do_(Request::Recv { qp: Some(0), first, list })
+    }
+
+    /// Posts one receive of several elements.
+    ///
+    /// # Errors
+    /// As [`ask`](Self::ask).
+    pub fn receive_scattered(&mut self, wr_id: u64, ranges: &[Range]) -> Step {
+        self.do_(Request::Recv { qp: Some(0), first: wr_id, list: vec![ranges.to_vec()] })
+    }
+
+    /// Waits for `count` completions.
+    ///
+    /// # Errors
+    /// There are fewer in time.
+    pub fn completions(&mut self, count: usize) -> Step<Vec<Completion>> {
+        let found = self.poll(count, PATIENCE_MS)?;
+        if found.len() < count {
+            let state = self.state();
+            return Err(format!("{}: only {found:?} of {count}, in {state:?}", self.name));
+        }
+        Ok(found)
+    }
+
+    /// The completions that there are within `timeout_ms`, `count` at most.
+    ///
+    /// # Errors
+    /// As [`ask`](Self::ask).
+    pub fn poll(&mut self, count: usize, timeout_ms: u64) -> Step<Vec<Completion>> {
+        match self.ask(&Request::Poll { count, timeout_ms })? {
+            Reply::Completions(found) => Ok(found),
+            other => Err(format!("{}: completions are {other:?}", self.name)),
+        }
+    }
+
+    /// Takes the next completion, which must be that of `wr_id` with this status.
+    ///
+    /// # Errors
+    /// It is another.
+    pub fn ends(&mut self, wr_id: u64, status: &str) -> Step<Completion> {
+        let wc = self.completions(1)?.remove(0);
+        if (wc.wr_id, wc.status.as_str()) == (wr_id, status) {
+            return Ok(wc);
+        }
+        Err(format!("{}: request {wr_id} should end in {status}, but: {wc:?}", self.name))
+    }
+
+    /// Takes the next completion, which must be the success of `wr_id`.
+    ///
+    /// # Errors
+    /// It is another.
+    pub fn succeeds(&mut self, wr_id: u64, opcode: Opcode) -> Step {
+        let wc = self.ends(wr_id, "SUCCESS")?;
+        self.expect(&wc.opcode, &opcode, "the opcode")
+    }
+
+    /// Takes the next completion, which must be of the receive `wr_id` with this length and immediate.
+    ///
+    /// # Errors
+    /// It is another.
+    pub fn received(&mut self, wr_id: u64, len: usize, imm: Option<u32>) -> Step {
+        let wc = self.ends(wr_id, "SUCCESS")?;
+        self.expect(&wc.opcode, &Opcode::Recv, "the opcode")?;
+        self.expect(&(wc.byte_len as usize), &len, "the length")?;
+        self.expect(&wc.imm, &imm, "the immediate")
+    }
+
+    /// Posts one request and waits for its success.
+    ///
+    /// # Errors
+    /// It fails.
+    pub fn perform(&mut self, wr_id: u64, op: Op, ranges: &[Range]) -> Step {
+        self.post(&[signaled(wr_id, op, ranges)])?;
+        self.succeeds(wr_id, opcode_of(op))
+    }
+
+    /// Fails unless the two are equal.
+    ///
+    /// # Errors
+    /// They are not.
+    pub fn expect<T: PartialEq + std::fmt::Debug>(&self, found: &T, wanted: &T, what: &str) -> Step {
+        if found == wanted {
+            return Ok(());
+        }
+        Err(format!("{}: {what} is {found:?} instead of {wanted:?}", self.name))
+    }
+
+    /// The state of queue pair 0.
+    ///
+    /// # Errors
+    /// As [`ask`](Self::ask).
+    pub fn state(&mut self) -> Step<State> {
+        match self.ask(&Request::Query { qp: 0 })? {
+            Reply::State(state) => Ok(state),
+            other => Err(format!("{}: the state is {other:?}", self.name)),
+        }
+    }
+
+    /// Changes the state of queue pair 0.
+    ///
+    /// # Errors
+    /// As [`ask`](Self::ask).
+    pub fn modify(&mut self, state: State) -> Step {
+        self.do_(Request::Modify { qp: 0, state })
+    }
+
+    /// Whether there is an event of the completion queue in time.
+    ///
+    /// # Errors
+    /// As [`ask`](Self::ask).
+    pub fn event(&mut self, timeout_ms: u64) -> Step<bool> {
+        match self.ask(&Request::Event { timeout_ms })? {
+            Reply::Event(was) => Ok(was),
+            other => Err(format!("{}: the event is {other:?}", self.name)),
+        }
+    }
+}
+
+/// What the completion of a request is called.
+#[must_use]
+pub(super) fn opcode_of(op: Op) -> Opcode {
+    match op {
+        Op::Send { .. } => Opcode::Send,
+        Op::Write { .. } => Opcode::Write,
+        Op::Read { .. } => Opcode::Read,
+        Op::CompareSwap { .. } => Opcode::CompareSwap,
+        Op::FetchAdd { .. } => Opcode::FetchAdd,
+    }
+}

@@ -1,0 +1,207 @@
+//! What can be asked of two sides, and what each scenario needs.
+
+use rocinante_cli::lab::{Lab, LabError, Match, Rule};
+
+use super::cell::{Requester, Setting};
+use super::node::{Node, Step};
+use super::{errors, faults, operations};
+use crate::agent::proto::{ALL, Connection};
+use crate::guest::{Guest, Link};
+
+/// Two connected sides.
+pub struct Session<'a> {
+    /// Who asks.
+    pub active: Node,
+    /// Who answers.
+    pub passive: Node,
+    /// How and where.
+    pub setting: Setting,
+    /// How they are connected.
+    pub plan: Plan,
+    pub(super) lab: &'a Lab,
+    pub(super) guest: &'a Guest,
+}
+
+/// How the sides of a scenario are connected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Plan {
+    /// Both sides' options, but for the path MTU and PSN.
+    pub how: Connection,
+    /// First PSNs: of who asks, and of who answers.
+    pub psns: [u32; 2],
+    /// What the answering side's queue pair permits.
+    pub access: u32,
+    /// Whether the answering side takes receives from a shared queue.
+    pub srq: bool,
+}
+
+impl Plan {
+    fn usual(mtu: u32) -> Self {
+        Self {
+            how: Connection {
+                psn: 0,
+                mtu,
+                timeout: 15,
+                // With 7 Soft-RoCE would try for ever.
+                retry_cnt: 6,
+                rnr_retry: 6,
+                min_rnr_timer: 12,
+                rd_atomic: 8,
+            },
+            psns: [0x12_3456, 0x65_4321],
+            access: ALL,
+            srq: false,
+        }
+    }
+}
+
+/// A named sequence of steps with what must come of them.
+pub struct Scenario {
+    /// Its name.
+    pub name: &'static str,
+    /// Where it makes sense.
+    pub(super) needs: Needs,
+    /// What it changes of the usual connection.
+    pub(super) plan: fn(&mut Plan),
+    /// The steps.
+    pub(super) run: fn(&mut Session<'_>) -> Step,
+}
+
+/// Where a scenario makes sense.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Needs {
+    /// Everywhere.
+    Nothing,
+    /// Where the host can drop packets.
+    Bridge,
+    /// Where Soft-RoCE answers.
+    RxeAnswers,
+    /// Where Soft-RoCE asks.
+    RxeAsks,
+}
+
+impl Scenario {
+    pub(super) fn fits(&self, setting: &Setting) -> bool {
+        match self.needs {
+            Needs::Nothing => true,
+            Needs::Bridge => setting.link == Link::Veth,
+            Needs::RxeAnswers => setting.requester == Requester::Ours,
+            Needs::RxeAsks => setting.requester == Requester::Rxe,
+        }
+    }
+
+    /// How its sides are connected.
+    #[must_use]
+    pub fn plan(&self, mtu: u32) -> Plan {
+        let mut plan = Plan::usual(mtu);
+        (self.plan)(&mut plan);
+        plan
+    }
+
+    /// Runs it.
+    ///
+    /// # Errors
+    /// What was otherwise than it should be.
+    pub fn run(&self, session: &mut Session<'_>) -> Step {
+        (self.run)(session)
+    }
+}
+
+const fn usual(name: &'static str, run: fn(&mut Session<'_>) -> Step) -> Scenario {
+    Scenario { name, needs: Needs::Nothing, plan: |_| {}, run }
+}
+
+const fn needing(
+    needs: Needs,
+    name: &'static str,
+    plan: fn(&mut Plan),
+    run: fn(&mut Session<'_>) -> Step,
+) -> Scenario {
+    Scenario { name, needs, plan, run }
+}
+
+const fn planned(
+    name: &'static str,
+    plan: fn(&mut Plan),
+    run: fn(&mut Session<'_>) -> Step,
+) -> Scenario {
+    Scenario { name, needs: Needs::Nothing, plan, run }
+}
+
+/// Soon given up.
+fn impatient(plan: &mut Plan) {
+    plan.how.timeout = 12;
+    plan.how.retry_cnt = 2;
+}
+
+/// All scenarios.
+pub static SCENARIOS: [Scenario; 38] = [
+    usual("send_sizes", operations::send_sizes),
+    usual("send_zero", operations::send_zero),
+    usual("send_immediate", operations::send_immediate),
+    usual("send_inline", operations::send_inline),
+    usual("send_scattered", operations::send_scattered),
+    usual("send_solicited", operations::send_solicited),
+    usual("write_sizes", operations::write_sizes),
+    usual("write_zero", operations::write_zero),
+    usual("write_immediate", operations::write_immediate),
+    usual("write_inline", operations::write_inline),
+    usual("write_gathered", operations::write_gathered),
+    usual("read_sizes", operations::read_sizes),
+    usual("read_zero", operations::read_zero),
+    usual("read_scattered", operations::read_scattered),
+    usual("read_many", operations::read_many),
+    usual("compare_swap", operations::compare_swap),
+    usual("fetch_add", operations::fetch_add),
+    usual("mixed", operations::mixed),
+    usual("fence", operations::fence),
+    usual("both_ask", operations::both_ask),
+    planned("psn_wraps", |plan| plan.psns = [0xff_fffd, 0xff_fffe], operations::psn_wraps),
+    needing(Needs::RxeAnswers, "shared_receives", |plan| plan.srq = true, operations::shared_receives),
+    usual("receiver_not_ready", faults::receiver_not_ready),
+    planned("receiver_never_ready", |plan| plan.how.rnr_retry = 2, faults::receiver_never_ready),
+    needing(Needs::Bridge, "requests_lost", |_| {}, faults::requests_lost),
+    needing(Needs::Bridge, "responses_lost", |_| {}, faults::responses_lost),
+    needing(Needs::Bridge, "nobody_answers", impatient, faults::nobody_answers),
+    usual("wrong_key", errors::wrong_key),
+    usual("out_of_range", errors::out_of_range),
+    usual("region_forbids", errors::region_forbids),
+    planned("queue_pair_forbids", |plan| plan.access = 0, errors::queue_pair_forbids),
+    usual("message_too_long", errors::message_too_long),
+    needing(Needs::RxeAnswers, "atomic_misaligned", |_| {}, errors::atomic_misaligned),
+    planned("peer_in_error", impatient, errors::peer_in_error),
+    planned("peer_destroyed", impatient, errors::peer_destroyed),
+    usual("flushed", errors::flushed),
+    usual("connected_again", errors::connected_again),
+    needing(Needs::RxeAsks, "peer_drains", |_| {}, errors::peer_drains),
+];
+
+impl Session<'_> {
+    /// The path MTU.
+    #[must_use]
+    pub fn mtu(&self) -> usize {
+        self.setting.mtu as usize
+    }
+
+    /// Lengths around multiples of the path MTU.
+    #[must_use]
+    pub fn sizes(&self) -> [usize; 7] {
+        let mtu = self.mtu();
+        [1, 3, mtu - 1, mtu, mtu + 1, 2 * mtu, 3 * mtu + 7]
+    }
+
+    /// RoCE packets on the bridge from who asks (`true`), or from who answers.
+    pub(super) fn packets_from(&self, active: bool) -> Match {
+        let ours = active == (self.setting.requester == Requester::Ours);
+        if ours {
+            Match::roce().from(self.lab.container(0))
+        } else {
+            Match::roce().from_port(self.guest.network().tap())
+        }
+    }
+
+    /// Loses some packets on the bridge.
+    pub(super) fn lose(&self, what: &Match, percent: f64) -> Result<Rule, LabError> {
+        self.lab.lose(what, percent)
+    }
+}
