@@ -291,7 +291,7 @@ impl Engine {
         if !qp.source.admits(datagram) {
             return drops.wrong_source += 1;
         }
-        match qp.source.integrity(datagram, &mut self.solver) {
+        match qp.source.integrity(now, datagram, &mut self.solver) {
             Integrity::Right => {}
             Integrity::Solved => self.shared.counters.icrc_id_solved += 1,
             Integrity::Wrong => return drops.icrc += 1,

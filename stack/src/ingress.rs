@@ -3,6 +3,7 @@
 use core::net::IpAddr;
 
 use crate::rc::attr::PeerAddress;
+use crate::types::Time;
 use crate::wire::icrc::{DF, IpFields, Solver, Template};
 
 /// A received datagram: the payload of a UDP datagram to port 4791, and what its headers said.
@@ -43,17 +44,20 @@ pub enum IpId {
 pub(crate) struct SourceCheck {
     addresses: Option<(IpAddr, IpAddr)>,
     template: Option<(u16, Template)>,
-    /// The identification last accepted, and the one last refused: a peer's counter is learnt from two packets that
-    /// agree, and not forgotten over one that is damaged.
-    accepted_id: Option<u16>,
+    /// The identification last accepted, and when; and the one last refused: a peer whose counter has left the window is
+    /// learnt anew from two packets that agree, and not forgotten over one that is damaged.
+    accepted_id: Option<(u16, Time)>,
     refused_id: Option<u16>,
 }
 
 /// Identifications below this are those of a segmented run: the most segments a kernel makes of one.
 const SEGMENTS: u16 = 128;
 
-/// How far the identification of a peer with a counter may move between two packets.
-const NEAR: u16 = 1024;
+/// How far the identification of a peer with a counter may move between two packets; further with time, as Linux adds up to
+/// one for each tick since the last packet, of which there are a thousand a second at most (`ip_idents_reserve`,
+/// net/ipv4/route.c).
+const NEAR: u64 = 1024;
+const TICK_NS: u64 = 1_000_000;
 
 /// The verdict on an ICRC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,7 +81,12 @@ impl SourceCheck {
 
     /// Checks the ICRC of a datagram that `admits` admitted.
     #[inline]
-    pub(crate) fn integrity(&mut self, datagram: &Datagram<'_>, solver: &mut Solver) -> Integrity {
+    pub(crate) fn integrity(
+        &mut self,
+        now: Time,
+        datagram: &Datagram<'_>,
+        solver: &mut Solver,
+    ) -> Integrity {
         let template = match &mut self.template {
             Some((port, template)) if *port == datagram.src_port => template,
             other => match template_of(datagram) {
@@ -94,24 +103,31 @@ impl SourceCheck {
         let Some(tail) = bytes.last_chunk::<4>() else { return Integrity::Wrong };
         let found = u32::from_le_bytes(*tail);
         let computed = template.of(bytes);
+        let IpId::Hint(hint) = datagram.ip_id else {
+            return if computed == found { Integrity::Right } else { Integrity::Wrong };
+        };
         if computed == found {
+            if self.accepted_id.is_none() {
+                self.accepted_id = Some((hint, now));
+            }
             return Integrity::Right;
         }
-        if !matches!(datagram.ip_id, IpId::Hint(_)) {
-            return Integrity::Wrong;
+        match solver.solve(template, bytes.len(), computed, found) {
+            Some((id, flags)) if flags == DF || flags == 0 => self.judge(now, id),
+            _ => Integrity::Wrong,
         }
-        let Some((id, flags)) = solver.solve(template, bytes.len(), computed, found) else {
-            return Integrity::Wrong;
-        };
-        if flags != DF && flags != 0 {
-            return Integrity::Wrong;
-        }
-        // Most of the 2^32 solutions mean damage: only a few identifications are plausible.
-        let near = |known: Option<u16>| {
-            known.is_some_and(|last| id.wrapping_sub(last) <= NEAR || last.wrapping_sub(id) <= NEAR)
-        };
-        if id < SEGMENTS || near(self.accepted_id) || near(self.refused_id) {
-            self.accepted_id = Some(id);
+    }
+
+    /// Whether an identification that would make the ICRC right is the peer's. One does for every damaged packet, so only a
+    /// few are plausible. But the first is accepted as it is: a refusal that is lost is never repeated.
+    fn judge(&mut self, now: Time, id: u16) -> Integrity {
+        let follows = self.accepted_id.is_none_or(|(last, when)| {
+            u64::from(id.wrapping_sub(last)) <= NEAR + now.since(when) / TICK_NS
+                || u64::from(last.wrapping_sub(id)) <= NEAR
+        });
+        let agrees = |last: u16| u64::from(id.wrapping_sub(last).min(last.wrapping_sub(id))) <= NEAR;
+        if id < SEGMENTS || follows || self.refused_id.is_some_and(agrees) {
+            self.accepted_id = Some((id, now));
             Integrity::Solved
         } else {
             self.refused_id = Some(id);
