@@ -149,9 +149,12 @@ impl Drop for Rule {
     }
 }
 
-/// A random match of `percent`, in steps of a thousandth of a percent.
+/// A random match of `percent`, in steps of a thousandth of a percent; of everything, nothing is needed.
 fn one_in(percent: f64) -> String {
     let of_100_000 = (percent.clamp(0.0, 100.0) * 1000.0).round();
+    if of_100_000 >= 100_000.0 {
+        return String::new();
+    }
     format!("numgen random mod 100000 < {of_100_000}")
 }
 
@@ -182,6 +185,6 @@ mod tests {
     fn percentages_become_whole_numbers() {
         assert_eq!(one_in(1.0), "numgen random mod 100000 < 1000");
         assert_eq!(one_in(0.001), "numgen random mod 100000 < 1");
-        assert_eq!(one_in(250.0), "numgen random mod 100000 < 100000");
+        assert_eq!(one_in(250.0), "");
     }
 }

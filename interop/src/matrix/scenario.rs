@@ -135,7 +135,7 @@ fn impatient(plan: &mut Plan) {
 }
 
 /// All scenarios.
-pub static SCENARIOS: [Scenario; 38] = [
+pub static SCENARIOS: [Scenario; 37] = [
     usual("send_sizes", operations::send_sizes),
     usual("send_zero", operations::send_zero),
     usual("send_immediate", operations::send_immediate),
@@ -168,7 +168,6 @@ pub static SCENARIOS: [Scenario; 38] = [
     usual("region_forbids", errors::region_forbids),
     planned("queue_pair_forbids", |plan| plan.access = 0, errors::queue_pair_forbids),
     usual("message_too_long", errors::message_too_long),
-    needing(Needs::RxeAnswers, "atomic_misaligned", |_| {}, errors::atomic_misaligned),
     planned("peer_in_error", impatient, errors::peer_in_error),
     planned("peer_destroyed", impatient, errors::peer_destroyed),
     usual("flushed", errors::flushed),
