@@ -282,6 +282,22 @@ fn a_duplicate_read_reads_again() {
     assert_eq!((packets.len(), packets[0][16]), (1, 0x55));
 }
 
+/// An ACK with the PSN of a READ would be taken for its response by some (Linux rxe), though that may be lost.
+#[test]
+fn an_ack_never_has_the_psn_of_a_read() {
+    let mut solo = Solo::script();
+    let reth = solo.reth(0, 300);
+    solo.hear_request(Op::RC_RDMA_WRITE_ONLY, 0, &[&solo.reth(0, 4), b"data"]);
+    solo.hear_request(Op::RC_RDMA_READ_REQUEST, 1, &[&reth]);
+    // The response acknowledges the WRITE, too.
+    assert_eq!(solo.sent(), ["READ_FIRST #1 256B", "READ_LAST #2 44B"]);
+    solo.hear_request(Op::RC_RDMA_WRITE_ONLY, 0, &[&solo.reth(0, 4), b"data"]);
+    assert_eq!(solo.sent(), ["ACK #0"]);
+    solo.hear_request(Op::RC_RDMA_READ_REQUEST, 1, &[&reth]);
+    solo.hear_request(Op::RC_RDMA_WRITE_ONLY, 3, &[&solo.reth(0, 4), b"more"]);
+    assert_eq!(solo.sent(), ["READ_FIRST #1 256B", "READ_LAST #2 44B", "ACK #3"]);
+}
+
 #[test]
 fn a_duplicate_atomic_is_replayed_and_not_executed_again() {
     let mut solo = Solo::script();

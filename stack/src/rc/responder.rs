@@ -75,8 +75,11 @@ pub(crate) struct Responder {
     /// The highest PSN that came too early.
     gap: u64,
     records: Records,
-    /// An acknowledgement is due.
+    /// An acknowledgement of everything up to `ackable` is due.
     ack: bool,
+    /// The last PSN of a SEND or WRITE that was executed. READs and atomics are acknowledged by their own responses, and
+    /// never by an ACK: some requesters would take it for the response.
+    ackable: u64,
     nak: Option<Nak>,
     /// Whether acknowledgements say how many receives are posted.
     advertise: bool,
@@ -102,6 +105,7 @@ impl Responder {
             gap: 0,
             records: Records::default(),
             ack: false,
+            ackable: 0,
             nak: None,
             advertise: false,
             rq,
@@ -112,6 +116,7 @@ impl Responder {
         self.stop();
         self.advertise = advertise;
         self.epsn = psn;
+        self.ackable = psn - 1;
         self.msn = 0;
         self.nak_sent = false;
         self.gap = 0;
@@ -345,6 +350,7 @@ impl Responder {
     }
 
     fn accept(&mut self, packet: &Packet<'_>) {
+        self.ackable = self.epsn;
         self.epsn += 1;
         self.ack |= packet.bth.ack_req;
     }
@@ -446,7 +452,7 @@ impl Responder {
         }
         let (psn, syndrome) = match self.nak {
             Some(nak) => (nak.psn, nak.syndrome),
-            None if self.ack => (self.epsn - 1, self.ack(self.msn).syndrome),
+            None if self.ack => (self.ackable, self.ack(self.msn).syndrome),
             None => return None,
         };
         Some(Response::Acknowledge { psn, syndrome, msn: self.msn })
@@ -473,6 +479,8 @@ impl Responder {
             }
             Response::Data(DataResponse::Read { psn, .. } | DataResponse::Atomic { psn, .. }) => {
                 self.records.sent(*psn);
+                // It acknowledges all that was before it.
+                self.ack &= *psn < self.ackable;
             }
         }
     }
