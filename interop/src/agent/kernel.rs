@@ -15,7 +15,7 @@ use super::ffi::{
 use super::proto::{
     Completion, Connection, Op, Opcode, Peer, Range, Remote, Reply, Request, Send, State,
 };
-use super::{Agent, CQ_DEPTH, ELEMENTS, INLINE, QUEUE_DEPTH, pattern, sum};
+use super::{Agent, CQ_DEPTH, ELEMENTS, INLINE, QUEUE_DEPTH, difference, pattern};
 
 type Result<T> = std::result::Result<T, String>;
 
@@ -84,7 +84,9 @@ impl Kernel {
             Request::Open { name, address } => self.open(name, *address)?,
             Request::Region { len, access } => return self.register(*len, *access),
             Request::Fill { range, seed } => self.fill(*range, &pattern(range.len, *seed))?,
-            Request::Sum(range) => return Ok(Reply::Sum(sum(&self.bytes(*range)?))),
+            Request::Compare { range, with } => {
+                return Ok(Reply::Difference(difference(&self.bytes(*range)?, *with)));
+            }
             Request::Store { at, value } => self.fill(*at, &value.to_ne_bytes())?,
             Request::Load(at) => {
                 let bytes = self.bytes(Range { len: 8, ..*at })?;

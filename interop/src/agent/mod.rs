@@ -12,7 +12,7 @@ use std::net::{TcpListener, TcpStream};
 
 pub use self::remote::Remote;
 pub use self::soft::Soft;
-use proto::{Reply, Request};
+use proto::{Difference, Reply, Request};
 
 /// A device that does what it is asked.
 pub trait Agent {
@@ -75,10 +75,33 @@ pub fn pattern(len: usize, seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// A checksum that depends on every byte and its place (FNV-1a).
-#[must_use]
-pub fn sum(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, byte| {
-        (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
-    })
+/// How `bytes` differ from the pattern of a seed, from a byte of it on; without a seed, from zeros.
+fn difference(bytes: &[u8], with: Option<(u64, usize)>) -> Option<Difference> {
+    let wanted = match with {
+        Some((seed, skip)) => pattern(skip + bytes.len(), seed).split_off(skip),
+        None => vec![0; bytes.len()],
+    };
+    let mut differing = bytes.iter().zip(&wanted).enumerate().filter(|(_, (is, want))| is != want);
+    let (first, _) = differing.next()?;
+    let mut found = [0; 8];
+    found.iter_mut().zip(&bytes[first..]).for_each(|(to, from)| *to = *from);
+    Some(Difference { first, count: 1 + differing.count(), found })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn differences_are_found() {
+        let mut bytes = pattern(100, 7);
+        assert_eq!(difference(&bytes, Some((7, 0))), None);
+        assert_eq!(difference(&bytes[10..], Some((7, 10))), None);
+        bytes[30] ^= 1;
+        bytes[99] ^= 1;
+        let found = difference(&bytes, Some((7, 0))).unwrap();
+        assert_eq!((found.first, found.count, &found.found[..]), (30, 2, &bytes[30..38]));
+        let found = [1, 0, 0, 0, 0, 0, 0, 0];
+        assert_eq!(difference(&[0, 0, 1], None), Some(Difference { first: 2, count: 1, found }));
+    }
 }

@@ -29,8 +29,13 @@ pub enum Request {
         /// Of the pattern.
         seed: u64,
     },
-    /// The checksum of a range: [`Reply::Sum`].
-    Sum(Range),
+    /// Compare a range with what it should have: [`Reply::Difference`].
+    Compare {
+        /// Which region, from which byte, how many.
+        range: Range,
+        /// [`pattern`](super::pattern) of this seed, from this byte of it on; nothing means zeros.
+        with: Option<(u64, usize)>,
+    },
     /// Store eight bytes in the machine's order.
     Store {
         /// Which region and byte.
@@ -134,8 +139,8 @@ pub enum Reply {
     Failed(String),
     /// Of [`Request::Region`].
     Region(Remote),
-    /// Of [`Request::Sum`].
-    Sum(u64),
+    /// Of [`Request::Compare`], if there is one.
+    Difference(Option<Difference>),
     /// Of [`Request::Load`].
     Value(u64),
     /// Of [`Request::Qp`].
@@ -151,6 +156,17 @@ pub enum Reply {
     Event(bool),
     /// Of [`Request::Async`]: its name in `verbs.h` without `IBV_EVENT_`, if there was one.
     Async(Option<String>),
+}
+
+/// How a range is not what it should be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Difference {
+    /// The first byte that differs.
+    pub first: usize,
+    /// How many do.
+    pub count: usize,
+    /// What there is from the first on: eight bytes, or zeros beyond the end.
+    pub found: [u8; 8],
 }
 
 /// Bytes of a region.

@@ -13,7 +13,7 @@ use rocinante_cli::lab::Netns;
 use super::proto::{
     Completion, Connection, Op, Opcode, Peer, Range, Remote, Reply, Request, Send, State,
 };
-use super::{Agent, CQ_DEPTH, ELEMENTS, INLINE, QUEUE_DEPTH, pattern, sum};
+use super::{Agent, CQ_DEPTH, ELEMENTS, INLINE, QUEUE_DEPTH, difference, pattern};
 
 type Result<T> = std::result::Result<T, String>;
 
@@ -68,8 +68,9 @@ impl Soft {
             Request::Fill { range, seed } => {
                 self.region(range)?.write(range.offset, &pattern(range.len, *seed));
             }
-            Request::Sum(range) => {
-                return Ok(Reply::Sum(sum(&self.region(range)?.to_vec(range.offset, range.len))));
+            Request::Compare { range, with } => {
+                let bytes = self.region(range)?.to_vec(range.offset, range.len);
+                return Ok(Reply::Difference(difference(&bytes, *with)));
             }
             Request::Store { at, value } => {
                 self.region(at)?.write(at.offset, &value.to_ne_bytes());

@@ -116,6 +116,10 @@ pub(super) fn peer_drains(s: &mut Session<'_>) -> Step {
     s.passive.perform(3, op, &[at(4096, 64)])?;
     s.passive.holds(at(4096, 64), 1)?;
     s.active.modify(State::Rts)?;
+    // Soft-RoCE does not always go on by itself: see the table of its departures.
+    s.active.post(&[signaled(2, s.passive.write_to(256, None), &[at(0, 64)])])?;
     s.active.succeeds(1, Opcode::Write)?;
-    s.passive.holds(at(128, 64), 1)
+    s.active.succeeds(2, Opcode::Write)?;
+    s.passive.holds(at(128, 64), 1)?;
+    s.passive.holds(at(256, 64), 1)
 }

@@ -6,6 +6,9 @@ mod faults;
 mod node;
 mod operations;
 mod scenario;
+pub mod subset;
+mod table;
+mod witness;
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -15,6 +18,7 @@ use rocinante_cli::lab::Lab;
 pub use self::cell::{Cell, MTUS, Requester, Setting, all};
 pub use self::node::{Node, Step};
 pub use self::scenario::{Plan, SCENARIOS, Scenario, Session};
+pub use self::table::Table;
 use crate::agent::proto::{ALL, Connection, Request, State};
 use crate::agent::{Agent, Remote, Soft};
 use crate::error::Result;

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use crate::agent::proto::{
     ALL, Completion, Connection, Op, Opcode, Peer, Range, Remote, Reply, Request, Send, State,
 };
-use crate::agent::{Agent, pattern, sum};
+use crate::agent::Agent;
 
 /// What steps of scenarios return: the error says which side said what.
 pub type Step<T = ()> = Result<T, String>;
@@ -63,6 +63,18 @@ impl Node {
     #[must_use]
     pub fn name(&self) -> &'static str {
         self.name
+    }
+
+    /// Its address.
+    #[must_use]
+    pub fn address(&self) -> IpAddr {
+        self.address
+    }
+
+    /// The number of its queue pair 0.
+    #[must_use]
+    pub fn qpn(&self) -> u32 {
+        self.qpn
     }
 
     /// Does a step.
@@ -137,10 +149,17 @@ impl Node {
     /// # Errors
     /// It has not, or as [`ask`](Self::ask).
     pub fn holds_part(&mut self, range: Range, seed: u64, skip: usize) -> Step {
-        let wanted = sum(&pattern(skip + range.len, seed)[skip..]);
-        match self.ask(&Request::Sum(range))? {
-            Reply::Sum(found) if found == wanted => Ok(()),
-            _ => Err(format!("{}: {range:?} has not what was sent", self.name)),
+        self.compare(range, Some((seed, skip)))
+    }
+
+    fn compare(&mut self, range: Range, with: Option<(u64, usize)>) -> Step {
+        match self.ask(&Request::Compare { range, with })? {
+            Reply::Difference(None) => Ok(()),
+            Reply::Difference(Some(how)) => {
+                let wanted = if with.is_some() { "what was sent" } else { "zeros" };
+                Err(format!("{}: {range:?} has not {wanted}: {how:02x?}", self.name))
+            }
+            other => Err(format!("{}: a comparison is {other:?}", self.name)),
         }
     }
 
@@ -157,10 +176,7 @@ impl Node {
     /// # Errors
     /// It is not, or as [`ask`](Self::ask).
     pub fn untouched(&mut self, range: Range) -> Step {
-        match self.ask(&Request::Sum(range))? {
-            Reply::Sum(found) if found == sum(&vec![0; range.len]) => Ok(()),
-            _ => Err(format!("{}: {range:?} was written to", self.name)),
-        }
+        self.compare(range, None)
     }
 
     /// Stores a number in region 0.

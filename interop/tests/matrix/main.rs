@@ -1,41 +1,193 @@
-//! The matrix as named tests: `cargo test -p rocinante-interop --test matrix -- [--all] [FILTER]`.
+//! The matrix as named tests, in one guest that boots once.
+//!
+//! `cargo test -p rocinante-interop --test matrix -- [--whole | --write-subset | --list] [FILTER…]`: without `--whole` only the
+//! committed subset. A cell runs if every FILTER is part of its name. `--times=N` runs everything N times.
 
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use rocinante_cli::lab::{Lab, LabConfig};
-use rocinante_interop::guest::{Guest, GuestConfig, Image};
-use rocinante_interop::matrix::{self, Bench, Cell};
+use rocinante::Backend;
+use rocinante_cli::lab::{Lab, LabConfig, kill_children_on_signal};
+use rocinante_interop::guest::{Guest, GuestConfig, Image, Link};
+use rocinante_interop::matrix::{self, Bench, Cell, Requester, Setting, Table, subset};
+use rocinante_interop::{Error, Result};
+use rocinante_tests::{need, skip};
+
+/// How long the committed subset may take, and the whole matrix.
+const SUBSET_MAX: Duration = Duration::from_secs(10 * 60);
+const WHOLE_MAX: Duration = Duration::from_secs(30 * 60);
+
+/// How often a guest that has died under a cell is replaced.
+const GUESTS_MAX: u32 = 3;
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let filters: Vec<&String> = args.iter().filter(|a| !a.starts_with('-')).collect();
-    let cells: Vec<Cell> = matrix::all()
-        .into_iter()
-        .filter(|cell| {
-            let name = cell.name();
-            filters.iter().all(|f| name.contains(f.as_str()))
-        })
-        .collect();
-    let lab = Lab::new(&LabConfig { containers: 1, ..LabConfig::default() }).unwrap();
-    let image = Image::prepare().unwrap();
-    let programs = Path::new(env!("CARGO_BIN_EXE_rocinante-guest")).parent().unwrap();
-    let guest = Guest::boot(&lab, &image, &GuestConfig::new(programs)).unwrap();
-    let bench = Bench::new(lab, guest).unwrap();
-    let mut failed = 0;
-    for cell in &cells {
-        let start = Instant::now();
-        let result = bench.run(cell);
-        let seconds = start.elapsed().as_secs_f64();
-        match result {
-            Ok(()) => println!("test {} ... ok ({seconds:.2} s)", cell.name()),
-            Err(error) => {
-                failed += 1;
-                println!("test {} ... FAILED ({seconds:.2} s)\n    {error}", cell.name());
+    let has = |flag: &str| args.iter().any(|arg| arg == flag);
+    if has("--write-subset") {
+        return write_subset();
+    }
+    // Other flags are those of the usual harness, which whoever runs all tests may give.
+    let filters: Vec<&str> =
+        args.iter().map(String::as_str).filter(|arg| !arg.starts_with('-')).collect();
+    let cells = match if has("--whole") { Ok(matrix::all()) } else { subset::committed() } {
+        Ok(cells) => cells,
+        Err(error) => return fail(&Error::new(error)),
+    };
+    let mut tests: Vec<Test> = witnesses().into_iter().map(Test::Witness).collect();
+    tests.extend(cells.into_iter().map(Test::Cell));
+    let total = tests.len();
+    let times = args.iter().find_map(|arg| arg.strip_prefix("--times=")?.parse().ok());
+    tests.retain(|test| filters.iter().all(|part| test.name().contains(part)));
+    if has("--list") {
+        tests.iter().for_each(|test| println!("{}: test", test.name()));
+        return ExitCode::SUCCESS;
+    }
+    if let Err(reason) = can_run() {
+        skip::report("interop::matrix", &reason);
+        println!("test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out");
+        return ExitCode::SUCCESS;
+    }
+    // Ctrl-C ends the guest too.
+    if let Err(error) = kill_children_on_signal() {
+        return fail(&Error::because("no handler for Ctrl-C", error));
+    }
+    let limit = if has("--whole") { WHOLE_MAX } else { SUBSET_MAX };
+    match run(&tests, times.unwrap_or(1), total - tests.len(), limit) {
+        Ok(0) => ExitCode::SUCCESS,
+        Ok(_) => ExitCode::FAILURE,
+        Err(error) => fail(&error),
+    }
+}
+
+/// A named test.
+enum Test {
+    /// A cell of the matrix.
+    Cell(Cell),
+    /// What tshark sees in this setting.
+    Witness(Setting),
+}
+
+impl Test {
+    fn name(&self) -> String {
+        match self {
+            Self::Cell(cell) => cell.name(),
+            Self::Witness(setting) => format!("as_tshark_sees_it::{setting}"),
+        }
+    }
+
+    fn run(&self, bench: &Bench) -> std::result::Result<(), String> {
+        match self {
+            Self::Cell(cell) => bench.run(cell),
+            Self::Witness(setting) => {
+                need::program("tshark")?;
+                bench.witness(*setting)
             }
         }
     }
-    println!("{} cells, {failed} failed; {}", cells.len(), bench.guest.console());
-    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Once for each way in which packets are made.
+fn witnesses() -> Vec<Setting> {
+    let mut all = Vec::new();
+    for backend in [Backend::Udp, Backend::Packet, Backend::Xdp] {
+        for ipv6 in [false, true] {
+            let (requester, link) = (Requester::Ours, Link::Veth);
+            all.push(Setting { requester, backend, link, ipv6, mtu: 1024 });
+        }
+    }
+    all
+}
+
+fn fail(error: &Error) -> ExitCode {
+    eprintln!("interop: {error}");
+    println!("test result: FAILED. 0 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out");
+    ExitCode::FAILURE
+}
+
+/// Whether a guest can be had at all.
+fn can_run() -> std::result::Result<(), String> {
+    need::machine_root()?;
+    need::nft()?;
+    need::program("qemu-system-x86_64")?;
+    if !Path::new("/dev/net/tun").exists() {
+        return Err("needs /dev/net/tun (in a container: --device /dev/net/tun)".into());
+    }
+    Ok(())
+}
+
+fn boot() -> Result<Bench> {
+    let start = Instant::now();
+    let lab = Lab::new(&LabConfig { containers: 1, ..LabConfig::default() })?;
+    let image = Image::prepare()?;
+    let programs = Path::new(env!("CARGO_BIN_EXE_rocinante-guest"));
+    let programs = programs.parent().unwrap_or(Path::new("."));
+    let guest = Guest::boot(&lab, &image, &GuestConfig::new(programs))?;
+    let (kernel, accelerator) = (guest.kernel().to_owned(), guest.accelerator());
+    let bench = Bench::new(lab, guest)?;
+    let seconds = start.elapsed().as_secs_f64();
+    println!("guest: Linux {kernel}, {accelerator:?}, up after {seconds:.1} s");
+    Ok(bench)
+}
+
+/// Runs the cells; how many failed.
+fn run(tests: &[Test], times: usize, filtered_out: usize, limit: Duration) -> Result<usize> {
+    let start = Instant::now();
+    println!("running {} tests", tests.len());
+    let mut bench = boot()?;
+    let mut guests = 1;
+    let mut table = Table::default();
+    let mut failures = Vec::new();
+    for test in tests.iter().cycle().take(tests.len() * times) {
+        let begun = Instant::now();
+        let result = if start.elapsed() < limit {
+            test.run(&bench)
+        } else {
+            Err(format!("not run: the time of {} s is over", limit.as_secs()))
+        };
+        let seconds = begun.elapsed().as_secs_f64();
+        let verdict = if result.is_ok() { "ok" } else { "FAILED" };
+        println!("test {} ... {verdict} ({seconds:.2} s)", test.name());
+        if let Test::Cell(cell) = test {
+            table.add(cell, result.is_ok());
+        }
+        if let Err(why) = result {
+            println!("    {why}");
+            failures.push(test.name());
+            if !bench.guest.is_alive() && guests < GUESTS_MAX {
+                println!("the guest has died: {}", bench.guest.console());
+                bench = boot()?;
+                guests += 1;
+            }
+        }
+    }
+    print!("\n{table}");
+    for failure in &failures {
+        println!("failed: {failure}");
+    }
+    let verdict = if failures.is_empty() { "ok" } else { "FAILED" };
+    println!(
+        "test result: {verdict}. {} passed; {} failed; 0 ignored; 0 measured; {filtered_out} filtered out; \
+         finished in {:.2}s",
+        tests.len() * times - failures.len(),
+        failures.len(),
+        start.elapsed().as_secs_f64()
+    );
+    Ok(failures.len())
+}
+
+/// Replaces the committed list.
+fn write_subset() -> ExitCode {
+    let cells = subset::cover();
+    let names: String = cells.iter().map(|cell| cell.name() + "\n").collect();
+    let head = "# Cells of the matrix in which every pair of properties occurs: what `cargo xtask test` runs.\n\
+                # Written by `cargo xtask interop --write-subset`.\n";
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("subset.txt");
+    match std::fs::write(&path, format!("{head}{names}")) {
+        Ok(()) => {
+            println!("{} of {} cells: {}", cells.len(), matrix::all().len(), path.display());
+            ExitCode::SUCCESS
+        }
+        Err(error) => fail(&Error::because(path.display(), error)),
+    }
 }

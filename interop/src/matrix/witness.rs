@@ -1,0 +1,278 @@
+//! What a cell looks like on the wire to a program that is not ours: everything is captured at the guest's tap, decoded by
+//! tshark, and compared with what the verbs asked for.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use rocinante_cli::lab::{ChildGuard, Netns};
+
+use super::Bench;
+use super::cell::{Cell, Requester, Setting};
+use super::node::{Node, SEND, Step, at, signaled};
+use super::scenario::SCENARIOS;
+use crate::agent::proto::Op;
+
+/// The path MTU of the captured connection.
+const MTU: u32 = 1024;
+/// What the counter has before rxe adds to it.
+const COUNTER: u64 = 0x0102_0304_0506_0708;
+
+/// A field of a packet, by tshark's name without `infiniband.`.
+type Fields = BTreeMap<&'static str, u64>;
+
+/// The fields that are looked at.
+#[rustfmt::skip]
+const FIELDS: [&str; 14] = [
+    "bth.opcode", "bth.destqp", "bth.psn", "bth.p_key", "bth.tver", "bth.m", "reth.va", "reth.r_key", "reth.dmalen",
+    "atomiceth.swapdt", "atomiceth.cmpdt", "aeth.syndrome", "aeth.msn", "atomicacketh.origremdt",
+];
+
+/// A capture at the guest's tap. The file is gone when it is dropped.
+struct Capture {
+    tshark: ChildGuard,
+    file: PathBuf,
+}
+
+impl Capture {
+    fn start(host: &Netns, device: &str) -> Step<Self> {
+        let file = format!("rocinante-interop-{}.pcap", std::process::id());
+        let file = std::env::temp_dir().join(file);
+        let mut command = Command::new("tshark");
+        command.args(["-i", device, "-f", "udp port 4791", "-F", "pcap", "-w"]).arg(&file);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut tshark = host.spawn(&mut command).map_err(|error| error.to_string())?;
+        let stderr = tshark.child_mut().stderr.take().ok_or("tshark has no output")?;
+        let mut said = String::new();
+        for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+            if line.contains("Capture started") || line.contains("File:") {
+                // It says this when packets are seen, in all versions since 3.4.
+                return Ok(Self { tshark, file });
+            }
+            said += &line;
+        }
+        Err(format!("tshark does not capture: {said}"))
+    }
+
+    /// Ends it, and returns what tshark sees in it.
+    fn decode(&mut self, from: &Node, packets: usize) -> Step<Vec<(bool, Fields)>> {
+        let deadline = std::time::Instant::now() + Duration::from_secs(10);
+        loop {
+            let seen = self.read(from)?;
+            // What is captured is written after a while.
+            if seen.len() >= packets || std::time::Instant::now() > deadline {
+                self.tshark.signal(Signal::SIGINT);
+                let ended = self.tshark.wait(Duration::from_secs(10));
+                return ended.map_err(|error| error.to_string()).and_then(|_| self.read(from));
+            }
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+
+    fn read(&self, from: &Node) -> Step<Vec<(bool, Fields)>> {
+        let mut command = Command::new("tshark");
+        command.arg("-r").arg(&self.file);
+        // These guess at what SENDs carry and at ports, and stumble.
+        for guess in ["rpcordma", "infiniband.eoib", "tftp"] {
+            command.args(["--disable-protocol", guess]);
+        }
+        command.args(["-n", "-T", "fields", "-E", "separator=|", "-E", "occurrence=f"]);
+        command.args(["-e", "ip.src", "-e", "ipv6.src", "-e", "_ws.malformed"]);
+        for field in FIELDS {
+            command.args(["-e", &format!("infiniband.{field}")]);
+        }
+        let output = command.output().map_err(|error| format!("tshark: {error}"))?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        text.lines().map(|line| parse(line, from)).collect()
+    }
+}
+
+impl Drop for Capture {
+    fn drop(&mut self) {
+        self.tshark.kill();
+        let _ = fs::remove_file(&self.file);
+    }
+}
+
+/// A line of tshark's: whether it is of `from`, and its fields.
+fn parse(line: &str, from: &Node) -> Step<(bool, Fields)> {
+    let mut columns = line.split('|');
+    let mut next = || columns.next().unwrap_or_default().trim().to_owned();
+    let (v4, v6, malformed) = (next(), next(), next());
+    if !malformed.is_empty() {
+        return Err(format!("tshark calls a packet malformed: {line}"));
+    }
+    let source = if v4.is_empty() { v6 } else { v4 };
+    let mut fields = Fields::new();
+    for name in FIELDS {
+        if let Some(value) = number(&next()) {
+            fields.insert(name, value);
+        }
+    }
+    Ok((source == from.address().to_string(), fields))
+}
+
+fn number(text: &str) -> Option<u64> {
+    match text {
+        "" => None,
+        "True" => Some(1),
+        "False" => Some(0),
+        _ => match text.strip_prefix("0x") {
+            Some(digits) => u64::from_str_radix(digits, 16).ok(),
+            None => text.parse().ok(),
+        },
+    }
+}
+
+impl Bench {
+    /// Lets both sides ask the other everything, and compares what tshark sees of Rocinante's packets with what it was
+    /// asked to send: opcode, QPN, PSN, RETH, AtomicETH and AETH, and no malformed packet of either side.
+    ///
+    /// # Errors
+    /// What was otherwise.
+    pub fn witness(&self, setting: Setting) -> Step {
+        let scenario = SCENARIOS.iter().find(|scenario| scenario.name == "psn_wraps");
+        let scenario = scenario.ok_or("there is no scenario with wrapping PSNs")?;
+        let setting = Setting { requester: Requester::Ours, mtu: MTU, ..setting };
+        let mut session = self.session(&Cell { scenario, setting })?;
+        let mut capture = Capture::start(self.lab.host(), self.guest.network().tap())?;
+        let [our_psn, rxe_psn] = session.plan.psns;
+        let (ours, rxe) = (&mut session.active, &mut session.passive);
+        let mut wanted = requests(ours, rxe, our_psn)?;
+        wanted.extend(responses(ours, rxe, rxe_psn)?);
+        for fields in &mut wanted {
+            fields.extend([("bth.destqp", rxe.qpn().into()), ("bth.p_key", 0xffff)]);
+            fields.extend([("bth.tver", 0), ("bth.m", 1)]);
+        }
+        let seen = capture.decode(ours, wanted.len())?;
+        compare(&wanted, seen.into_iter().filter(|(is_ours, _)| *is_ours).map(|(_, f)| f))
+    }
+}
+
+/// Asks rxe everything; the packets that must be seen.
+fn requests(ours: &mut Node, rxe: &mut Node, first: u32) -> Step<Vec<Fields>> {
+    let (va, rkey) = rxe.remote(0x100);
+    let reth = |len: u64| {
+        Fields::from([("reth.va", va), ("reth.r_key", rkey.into()), ("reth.dmalen", len)])
+    };
+    rxe.receive(0, &[at(0x8000, 4096); 3])?;
+    ours.perform(0, Op::Send { imm: Some(0xcafe) }, &[at(0, 2500)])?;
+    ours.perform(1, SEND, &[at(0, 10)])?;
+    ours.perform(2, rxe.write_to(0x100, None), &[at(0, 2100)])?;
+    ours.perform(3, rxe.write_to(0x100, Some(5)), &[at(0, 4)])?;
+    ours.perform(4, rxe.read_from(0x100), &[at(0x4000, 3000)])?;
+    let (remote, compare, swap) = (va, 0x1111_2222_3333_4444, 0x5555_6666_7777_8888);
+    ours.perform(5, Op::CompareSwap { remote, rkey, compare, swap }, &[at(0x4000, 8)])?;
+    ours.perform(6, Op::FetchAdd { remote, rkey, add: 3 }, &[at(0x4000, 8)])?;
+    ours.perform(7, rxe.write_to(0x100, None), &[])?;
+    rxe.completions(3)?;
+    // Opcodes of ib_pack.h, with how many PSNs each takes and what it carries.
+    let atomic = |swap: u64, compare: u64| {
+        let mut fields = reth(0);
+        fields.remove("reth.dmalen");
+        fields.extend([("atomiceth.swapdt", swap), ("atomiceth.cmpdt", compare)]);
+        fields
+    };
+    let nothing = Fields::new;
+    Ok(numbered(
+        first,
+        vec![
+            (0x00, 1, nothing()),
+            (0x01, 1, nothing()),
+            (0x03, 1, nothing()),
+            (0x04, 1, nothing()),
+            (0x06, 1, reth(2100)),
+            (0x07, 1, nothing()),
+            (0x08, 1, nothing()),
+            (0x0b, 1, reth(4)),
+            (0x0c, 3, reth(3000)),
+            (0x13, 1, atomic(swap, compare)),
+            (0x14, 1, atomic(3, 0)),
+            (0x0a, 1, reth(0)),
+        ],
+    ))
+}
+
+/// Lets rxe ask everything, and at last what is refused; the packets that must be seen.
+fn responses(ours: &mut Node, rxe: &mut Node, first: u32) -> Step<Vec<Fields>> {
+    ours.store(0x40, COUNTER)?;
+    let (remote, rkey) = ours.remote(0x40);
+    rxe.perform(0, ours.write_to(0x400, None), &[at(0, 100)])?;
+    rxe.perform(1, ours.read_from(0x400), &[at(0x400, 2500)])?;
+    rxe.perform(2, Op::FetchAdd { remote, rkey, add: 1 }, &[at(0x4000, 8)])?;
+    rxe.post(&[signaled(3, Op::Write { remote, rkey: rkey ^ 1, imm: None }, &[at(0, 8)])])?;
+    rxe.ends(3, "REM_ACCESS_ERR")?;
+    // Without a shared queue, and without a promise of receives: "no limit".
+    let aeth = |syndrome: u64, msn: u64| {
+        Fields::from([("aeth.syndrome", syndrome), ("aeth.msn", msn)])
+    };
+    let mut found = aeth(0x1f, 3);
+    found.insert("atomicacketh.origremdt", COUNTER);
+    Ok(numbered(
+        first,
+        vec![
+            (0x11, 1, aeth(0x1f, 1)),
+            (0x0d, 1, aeth(0x1f, 2)),
+            (0x0e, 1, Fields::new()),
+            (0x0f, 1, aeth(0x1f, 2)),
+            (0x12, 1, found),
+            (0x11, 1, aeth(0x62, 3)),
+        ],
+    ))
+}
+
+/// Gives packets their opcodes and PSNs.
+fn numbered(first: u32, packets: Vec<(u64, u32, Fields)>) -> Vec<Fields> {
+    let mut psn = first;
+    let mut all = Vec::new();
+    for (opcode, count, mut fields) in packets {
+        fields.extend([("bth.opcode", opcode), ("bth.psn", (psn & 0xff_ffff).into())]);
+        all.push(fields);
+        psn += count;
+    }
+    all
+}
+
+/// Every packet that is wanted is seen, in order; what is sent again on a slow machine is seen again.
+fn compare(wanted: &[Fields], seen: impl Iterator<Item = Fields>) -> Step {
+    let mut next = 0;
+    for fields in seen {
+        match wanted.get(next) {
+            Some(wanted) if *wanted == fields => next += 1,
+            _ if wanted[..next].contains(&fields) => {}
+            wanted => {
+                let wanted = wanted.map_or_else(|| "nothing".to_owned(), |w| format!("{w:x?}"));
+                return Err(format!("tshark sees {fields:x?} instead of {wanted}"));
+            }
+        }
+    }
+    match wanted.get(next) {
+        None => Ok(()),
+        Some(missing) => Err(format!("tshark does not see {missing:x?}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_read_as_tshark_prints_them() {
+        assert_eq!(number("0x0000ff"), Some(255));
+        assert_eq!((number("12"), number("True"), number("")), (Some(12), Some(1), None));
+    }
+
+    #[test]
+    fn what_is_sent_again_may_be_seen_again_and_nothing_may_be_missing() {
+        let packets = numbered(0xff_ffff, vec![(4, 1, Fields::new()), (5, 1, Fields::new())]);
+        assert_eq!(packets[1]["bth.psn"], 0);
+        let [a, b] = [packets[0].clone(), packets[1].clone()];
+        assert_eq!(compare(&packets, [a.clone(), a.clone(), b.clone()].into_iter()), Ok(()));
+        assert!(compare(&packets, [a.clone()].into_iter()).is_err());
+        assert!(compare(&packets, [b, a].into_iter()).is_err());
+    }
+}
