@@ -125,7 +125,8 @@ impl SourceCheck {
             u64::from(id.wrapping_sub(last)) <= NEAR + now.since(when) / TICK_NS
                 || u64::from(last.wrapping_sub(id)) <= NEAR
         });
-        let agrees = |last: u16| u64::from(id.wrapping_sub(last).min(last.wrapping_sub(id))) <= NEAR;
+        let agrees =
+            |last: u16| u64::from(id.wrapping_sub(last).min(last.wrapping_sub(id))) <= NEAR;
         if id < SEGMENTS || follows || self.refused_id.is_some_and(agrees) {
             self.accepted_id = Some((id, now));
             Integrity::Solved

@@ -88,7 +88,7 @@ fn the_peer_is_served_in_sqd() {
     assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
     let reth = solo.reth(0, 8);
     solo.hear_request(Op::RC_RDMA_READ_REQUEST, 1, &[&reth]);
-    assert_eq!(solo.sent(), ["READ_ONLY #1 8B", "ACK #1"]);
+    assert_eq!(solo.sent(), ["READ_ONLY #1 8B"]);
 }
 
 #[test]

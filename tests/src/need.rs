@@ -131,6 +131,24 @@ pub fn backend(backend: Backend) -> Result<(), String> {
     }
 }
 
+/// A virtual machine with a tap in the lab, of which the host drops packets.
+///
+/// # Errors
+/// The reason why there is none.
+pub fn guest() -> Result<(), String> {
+    if cfg!(not(target_arch = "x86_64")) {
+        return Err("needs an x86-64 machine".into());
+    }
+    machine_root()?;
+    nft()?;
+    program("qemu-system-x86_64")?;
+    if Path::new("/dev/net/tun").exists() {
+        Ok(())
+    } else {
+        Err("needs /dev/net/tun (in a container: --device /dev/net/tun)".into())
+    }
+}
+
 /// A program on the search path or among the system's.
 ///
 /// # Errors

@@ -5,13 +5,14 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 
 /// Every member of the workspace, with the members it may depend on, tests and examples included.
-const MAY_DEPEND_ON: [(&str, &[&str]); 8] = [
+const MAY_DEPEND_ON: [(&str, &[&str]); 9] = [
     ("rocinante-stack", &[]),
     ("rocinante-netdev", &[]),
     ("rocinante", &["rocinante-stack", "rocinante-netdev"]),
     ("rocinante-cli", &["rocinante", "rocinante-stack", "rocinante-netdev"]),
     ("rocinante-examples", &["rocinante"]),
     ("rocinante-tests", &["rocinante-cli", "rocinante", "rocinante-stack", "rocinante-netdev"]),
+    ("rocinante-interop", &["rocinante-tests", "rocinante-cli", "rocinante"]),
     ("rocinante-benches", &["rocinante-cli", "rocinante", "rocinante-stack", "rocinante-netdev"]),
     ("xtask", &[]),
 ];

@@ -6,6 +6,7 @@ mod arrows;
 mod command;
 mod demo;
 mod deny;
+mod interop;
 mod machine;
 mod setup;
 mod skips;
@@ -21,6 +22,10 @@ cargo xtask COMMAND
   demo [ARGS]          set up the machine, build, and run `rocinante demo ARGS`
   test [--quick]       set up the machine, and run every check and every test;
                        --quick leaves out cargo-deny and the demo
+  interop [--subset] [FILTER...]
+                       boot a virtual machine with Linux Soft-RoCE, and run the matrix of what we do with it: all of it,
+                       or the part that `test` runs; only cells with every FILTER in their names
+                       (--list names them, --times=N repeats them, --write-subset chooses that part anew)
   setup                only set up the machine
   unsafe-files         list the files with unsafe code, as unsafe-files.txt must have them
 ";
@@ -37,6 +42,7 @@ fn main() -> ExitCode {
         Some((&"demo", rest)) => return demo::run(rest),
         Some((&"test", [])) => test::run(test::Scope::All),
         Some((&"test", ["--quick"])) => test::run(test::Scope::Quick),
+        Some((&"interop", rest)) => interop::run(rest),
         Some((&"setup", [])) => {
             setup::packages();
             setup::toolchain()

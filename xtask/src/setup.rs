@@ -9,12 +9,17 @@ use std::process::{Command, Stdio};
 type Package = (&'static str, fn() -> bool);
 
 /// The Debian packages that the demo and the tests use.
-const PACKAGES: [Package; 5] = [
+const PACKAGES: [Package; 9] = [
     ("iproute2", || is_installed("ip") && is_installed("tc")),
     ("nftables", || is_installed("nft")),
     ("ethtool", || is_installed("ethtool")),
     ("iperf3", || is_installed("iperf3")),
     ("python3-scapy", has_scapy),
+    ("tshark", || is_installed("tshark")),
+    // The guest of the interoperability tests, and what unpacks its kernel.
+    ("qemu-system-x86", || is_installed("qemu-system-x86_64")),
+    ("xz-utils", || is_installed("xz")),
+    ("zstd", || is_installed("zstd")),
 ];
 
 /// The version that is known to understand our deny.toml.

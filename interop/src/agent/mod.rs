@@ -1,17 +1,15 @@
 //! The verbs agent: does on a device what a scenario asks, step by step. On the kernel's device it runs inside the guest
 //! and is asked over TCP; on Rocinante's it is in the scenario's own process.
 
-mod ffi;
-mod kernel;
 pub mod proto;
 mod remote;
-mod soft;
+mod verbs;
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 
 pub use self::remote::Remote;
-pub use self::soft::Soft;
+pub use self::verbs::Verbs;
 use proto::{Difference, Reply, Request};
 
 /// A device that does what it is asked.
@@ -20,7 +18,7 @@ pub trait Agent {
     fn ask(&mut self, request: &Request) -> Reply;
 }
 
-/// Entries of each queue of a queue pair, and of the shared receive queue.
+/// Entries of each queue of a queue pair.
 const QUEUE_DEPTH: u32 = 64;
 /// Entries of the completion queue.
 const CQ_DEPTH: u32 = 1024;
@@ -29,18 +27,17 @@ const ELEMENTS: u32 = 4;
 /// Bytes of inline data.
 const INLINE: u32 = 64;
 
-/// Serves scenarios with the devices of the system's libibverbs, each on its own connection to `address`.
+/// Serves scenarios with the kernel's devices, through the system's libibverbs, each on its own connection to `address`.
 ///
 /// # Errors
-/// The address cannot be bound, or there is no libibverbs.
+/// The address cannot be bound.
 pub fn serve(address: &str) -> io::Result<()> {
-    let library = ffi::Library::open().map_err(io::Error::other)?;
     let listener = TcpListener::bind(address)?;
     for stream in listener.incoming() {
         let stream = stream?;
         std::thread::spawn(move || {
             // What goes wrong with a connection is the scenario's to tell.
-            let _ = attend(&stream, &mut kernel::Kernel::new(library));
+            let _ = attend(&stream, &mut Verbs::kernel());
         });
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! What a scenario asks of a side, be it Rocinante or the system's libibverbs: the verbs as values, so that one scenario
+//! What a scenario asks of a side, be its device Rocinante's or the kernel's: the verbs as values, so that one scenario
 //! drives either side in either role, here or over TCP.
 
 use std::net::IpAddr;
@@ -49,8 +49,6 @@ pub enum Request {
     Qp {
         /// What the peer may do, as bits of `IBV_ACCESS_*`.
         access: u32,
-        /// Take receives from the shared receive queue.
-        srq: bool,
     },
     /// Take a queue pair from RESET to INIT.
     Prepare {
@@ -58,11 +56,6 @@ pub enum Request {
         qp: usize,
         /// What the peer may do.
         access: u32,
-    },
-    /// Make the shared receive queue.
-    Srq {
-        /// Announce when fewer than these receives are left; 0 for never.
-        limit: u32,
     },
     /// Take a queue pair to RTR and RTS.
     Connect {
@@ -99,8 +92,8 @@ pub enum Request {
     },
     /// Post receives, numbered from `first`, one per range.
     Recv {
-        /// Where; `None` is the shared receive queue.
-        qp: Option<usize>,
+        /// Where.
+        qp: usize,
         /// The number of the first.
         first: u64,
         /// Their elements.
@@ -228,7 +221,6 @@ pub enum State {
     Rtr,
     Rts,
     Sqd,
-    Sqe,
     Err,
 }
 

@@ -184,10 +184,7 @@ fn add_kernel(unpacked: &Path, image: &Path, tree: &Path) -> Result<()> {
     else {
         return Err(Error::new("the kernel's package has no modules"));
     };
-    kernel::extract(
-        &unpacked.join(format!("boot/vmlinuz-{name}")),
-        &image.join("vmlinux"),
-    )?;
+    kernel::extract(&unpacked.join(format!("boot/vmlinuz-{name}")), &image.join("vmlinux"))?;
     kernel::modules(version, &tree.join("lib/modules").join(name), &WANTED, &NEEDED)
 }
 
@@ -236,7 +233,8 @@ fn add_programs(packages: &Path, tree: &Path) -> Result<()> {
 fn find_rxe_provider(packages: &Path) -> Option<PathBuf> {
     LIBRARY_DIRS.iter().find_map(|dir| {
         let mut providers = fs::read_dir(packages.join(dir).join("libibverbs")).ok()?.flatten();
-        let rxe = providers.find(|entry| entry.file_name().to_string_lossy().starts_with("librxe-"));
+        let rxe =
+            providers.find(|entry| entry.file_name().to_string_lossy().starts_with("librxe-"));
         rxe.map(|entry| entry.path())
     })
 }

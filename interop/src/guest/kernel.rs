@@ -184,7 +184,8 @@ mod tests {
 
     #[test]
     fn modules_say_what_they_need() {
-        let module = b"\x7fELF..\0license=GPL\0alias=rdma-link-rxe\0depends=ib_core,udp-tunnel\0name=x\0";
+        let module =
+            b"\x7fELF..\0license=GPL\0alias=rdma-link-rxe\0depends=ib_core,udp-tunnel\0name=x\0";
         let info = read_info(module);
         assert_eq!(info.depends, ["ib_core", "udp_tunnel"]);
         assert_eq!(info.aliases, ["rdma-link-rxe"]);

@@ -265,9 +265,9 @@ impl Job {
     /// # Errors
     /// The guest is gone.
     pub fn wait(self) -> Result<Outcome> {
-        self.ended.recv().map_err(|_| {
-            Error::new(format!("the guest ended while it ran {:?}", self.command))
-        })
+        self.ended
+            .recv()
+            .map_err(|_| Error::new(format!("the guest ended while it ran {:?}", self.command)))
     }
 
     /// What became of it, if it has ended.

@@ -49,14 +49,31 @@ impl Machine<'_> {
             Accelerator::Kvm => command.args(["-accel", "kvm", "-cpu", "host"]),
             Accelerator::Tcg => command.args(["-accel", "tcg,thread=multi", "-cpu", "max"]),
         };
-        command.args(["-machine", "microvm,rtc=on", "-nodefaults", "-display", "none", "-no-reboot"]);
+        command.args([
+            "-machine",
+            "microvm,rtc=on",
+            "-nodefaults",
+            "-display",
+            "none",
+            "-no-reboot",
+        ]);
         command.args(["-m", &self.memory_mib.to_string(), "-smp", &self.cpus.to_string()]);
         command.arg("-kernel").arg(self.image.kernel());
         command.arg("-initrd").arg(self.image.initrd());
         command.args(["-append", &kernel_command_line(accelerator)]);
-        command.args(["-chardev", "file,id=console,path=/dev/stderr", "-serial", "chardev:console"]);
+        command.args([
+            "-chardev",
+            "file,id=console,path=/dev/stderr",
+            "-serial",
+            "chardev:console",
+        ]);
         command.args(["-global", "virtio-mmio.force-legacy=false", "-device", "virtio-rng-device"]);
-        command.args(["-chardev", "stdio,id=control,signal=off", "-device", "virtio-serial-device"]);
+        command.args([
+            "-chardev",
+            "stdio,id=control,signal=off",
+            "-device",
+            "virtio-serial-device",
+        ]);
         command.args(["-device", &format!("virtserialport,chardev=control,name={PORT}")]);
         directory(&mut command, "host", &self.programs, ",readonly=on");
         if let Some(share) = &self.share {

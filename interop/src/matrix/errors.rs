@@ -70,7 +70,7 @@ pub(super) fn peer_in_error(s: &mut Session<'_>) -> Step {
 pub(super) fn peer_destroyed(s: &mut Session<'_>) -> Step {
     let op = s.passive.write_to(0, None);
     s.active.perform(0, op, &[at(0, 16)])?;
-    s.passive.do_(Request::Destroy { qp: 0 })?;
+    s.passive.do_(&Request::Destroy { qp: 0 })?;
     s.active.post(&[signaled(1, op, &[at(0, 16)])])?;
     s.active.ends(1, "RETRY_EXC_ERR").map(drop)
 }
@@ -101,8 +101,8 @@ pub(super) fn connected_again(s: &mut Session<'_>) -> Step {
     Ok(())
 }
 
-/// The peer's send queue is drained and stopped (SQD), and goes on.
-pub(super) fn peer_drains(s: &mut Session<'_>) -> Step {
+/// The send queue of who asks is drained and stopped (SQD), and goes on.
+pub(super) fn drained(s: &mut Session<'_>) -> Step {
     s.active.fill(at(0, 64), 1)?;
     let op = s.passive.write_to(0, None);
     s.active.perform(0, op, &[at(0, 64)])?;

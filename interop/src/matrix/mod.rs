@@ -20,7 +20,7 @@ pub use self::node::{Node, Step};
 pub use self::scenario::{Plan, SCENARIOS, Scenario, Session};
 pub use self::table::Table;
 use crate::agent::proto::{ALL, Connection, Request, State};
-use crate::agent::{Agent, Remote, Soft};
+use crate::agent::{Agent, Remote, Verbs};
 use crate::error::Result;
 use crate::guest::{Guest, Job};
 
@@ -72,7 +72,7 @@ impl Bench {
             .map_err(|error| error.to_string())?;
         let theirs: Box<dyn Agent> = Box::new(agent);
         let theirs = Node::open(theirs, "rxe", network.device(setting.link), address)?;
-        let soft = Soft::new(container.netns(), setting.backend);
+        let soft = Verbs::soft(container.netns(), setting.backend);
         let own = if setting.ipv6 {
             container.ipv6().ok_or("the container has no IPv6")?.into()
         } else {
@@ -93,11 +93,8 @@ impl Bench {
 
 impl Session<'_> {
     fn connect(&mut self) -> Step {
-        if self.plan.srq {
-            self.passive.do_(Request::Srq { limit: 0 })?;
-        }
-        self.passive.make_qp(self.plan.access, self.plan.srq)?;
-        self.active.make_qp(ALL, false)?;
+        self.passive.make_qp(self.plan.access)?;
+        self.active.make_qp(ALL)?;
         self.join(self.plan.psns)
     }
 
@@ -105,7 +102,7 @@ impl Session<'_> {
     fn reconnect(&mut self, psn: u32) -> Step {
         for node in [&mut self.active, &mut self.passive] {
             node.modify(State::Reset)?;
-            node.do_(Request::Prepare { qp: 0, access: ALL })?;
+            node.do_(&Request::Prepare { qp: 0, access: ALL })?;
         }
         self.join([psn, psn + 0x1000])
     }

@@ -2,10 +2,10 @@
 
 use std::net::IpAddr;
 
+use crate::agent::Agent;
 use crate::agent::proto::{
     ALL, Completion, Connection, Op, Opcode, Peer, Range, Remote, Reply, Request, Send, State,
 };
-use crate::agent::Agent;
 
 /// What steps of scenarios return: the error says which side said what.
 pub type Step<T = ()> = Result<T, String>;
@@ -54,7 +54,7 @@ impl Node {
     ) -> Step<Self> {
         let buffer = Remote { address: 0, rkey: 0 };
         let mut node = Self { agent, name, address, buffer, qpn: 0 };
-        node.do_(Request::Open { name: device.to_owned(), address })?;
+        node.do_(&Request::Open { name: device.to_owned(), address })?;
         node.buffer = node.region(BUFFER, ALL)?;
         Ok(node)
     }
@@ -92,8 +92,8 @@ impl Node {
     ///
     /// # Errors
     /// As [`ask`](Self::ask).
-    pub fn do_(&mut self, request: Request) -> Step {
-        match self.ask(&request)? {
+    pub fn do_(&mut self, request: &Request) -> Step {
+        match self.ask(request)? {
             Reply::Done => Ok(()),
             other => Err(format!("{}: {request:?} was answered {other:?}", self.name)),
         }
@@ -114,8 +114,8 @@ impl Node {
     ///
     /// # Errors
     /// As [`ask`](Self::ask).
-    pub fn make_qp(&mut self, access: u32, srq: bool) -> Step {
-        match self.ask(&Request::Qp { access, srq })? {
+    pub fn make_qp(&mut self, access: u32) -> Step {
+        match self.ask(&Request::Qp { access })? {
             Reply::Qp { qpn } => self.qpn = qpn,
             other => return Err(format!("{}: a queue pair is {other:?}", self.name)),
         }
@@ -133,7 +133,7 @@ impl Node {
     /// # Errors
     /// As [`ask`](Self::ask).
     pub fn connect(&mut self, peer: Peer, how: Connection) -> Step {
-        self.do_(Request::Connect { qp: 0, peer, how })
+        self.do_(&Request::Connect { qp: 0, peer, how })
     }
 
     /// Fills bytes of region 0 with the pattern of `seed`.
@@ -141,7 +141,7 @@ impl Node {
     /// # Errors
     /// As [`ask`](Self::ask).
     pub fn fill(&mut self, range: Range, seed: u64) -> Step {
-        self.do_(Request::Fill { range, seed })
+        self.do_(&Request::Fill { range, seed })
     }
 
     /// Fails unless a range has the pattern of `seed`, from its byte `skip` on.
@@ -184,7 +184,7 @@ impl Node {
     /// # Errors
     /// As [`ask`](Self::ask).
     pub fn store(&mut self, offset: usize, value: u64) -> Step {
-        self.do_(Request::Store { at: at(offset, 8), value })
+        self.do_(&Request::Store { at: at(offset, 8), value })
     }
 
     /// The number at a place in region 0.
@@ -223,7 +223,7 @@ impl Node {
     /// # Errors
     /// As [`ask`](Self::ask).
     pub fn post(&mut self, list: &[Send]) -> Step {
-        self.do_(Request::Send { qp: 0, list: list.to_vec() })
+        self.do_(&Request::Send { qp: 0, list: list.to_vec() })
     }
 
     /// Posts receives of one element each to queue pair 0, numbered from `first`.
@@ -232,7 +232,7 @@ impl Node {
     /// As [`ask`](Self::ask).
     pub fn receive(&mut self, first: u64, ranges: &[Range]) -> Step {
         let list = ranges.iter().map(|range| vec![*range]).collect();
-        self.do_(Request::Recv { qp: Some(0), first, list })
+        self.do_(&Request::Recv { qp: 0, first, list })
     }
 
     /// Posts one receive of several elements.
@@ -240,7 +240,7 @@ impl Node {
     /// # Errors
     /// As [`ask`](Self::ask).
     pub fn receive_scattered(&mut self, wr_id: u64, ranges: &[Range]) -> Step {
-        self.do_(Request::Recv { qp: Some(0), first: wr_id, list: vec![ranges.to_vec()] })
+        self.do_(&Request::Recv { qp: 0, first: wr_id, list: vec![ranges.to_vec()] })
     }
 
     /// Waits for `count` completions.
@@ -312,7 +312,12 @@ impl Node {
     ///
     /// # Errors
     /// They are not.
-    pub fn expect<T: PartialEq + std::fmt::Debug>(&self, found: &T, wanted: &T, what: &str) -> Step {
+    pub fn expect<T: PartialEq + std::fmt::Debug>(
+        &self,
+        found: &T,
+        wanted: &T,
+        what: &str,
+    ) -> Step {
         if found == wanted {
             return Ok(());
         }
@@ -335,7 +340,7 @@ impl Node {
     /// # Errors
     /// As [`ask`](Self::ask).
     pub fn modify(&mut self, state: State) -> Step {
-        self.do_(Request::Modify { qp: 0, state })
+        self.do_(&Request::Modify { qp: 0, state })
     }
 
     /// Whether there is an event of the completion queue in time.

@@ -67,7 +67,7 @@ pub(super) fn send_scattered(s: &mut Session<'_>) -> Step {
 }
 
 pub(super) fn send_solicited(s: &mut Session<'_>) -> Step {
-    s.passive.do_(Request::Arm { solicited: true })?;
+    s.passive.do_(&Request::Arm { solicited: true })?;
     s.passive.receive(0, &[at(0, 8), at(0, 8)])?;
     s.active.perform(0, SEND, &[at(0, 8)])?;
     if s.passive.event(100)? {
@@ -177,9 +177,11 @@ pub(super) fn read_many(s: &mut Session<'_>) -> Step {
 pub(super) fn compare_swap(s: &mut Session<'_>) -> Step {
     s.passive.store(64, 5)?;
     let (remote, rkey) = s.passive.remote(64);
-    for (wr_id, compare, swap, found, after) in
-        [(0, 5, u64::MAX, 5, u64::MAX), (1, 5, 1, u64::MAX, u64::MAX), (2, u64::MAX, 2, u64::MAX, 2)]
-    {
+    for (wr_id, compare, swap, found, after) in [
+        (0, 5, u64::MAX, 5, u64::MAX),
+        (1, 5, 1, u64::MAX, u64::MAX),
+        (2, u64::MAX, 2, u64::MAX, 2),
+    ] {
         s.active.perform(wr_id, Op::CompareSwap { remote, rkey, compare, swap }, &[at(8, 8)])?;
         let was = s.active.load(8)?;
         s.active.expect(&was, &found, "what was found")?;
@@ -207,7 +209,7 @@ pub(super) fn mixed(s: &mut Session<'_>) -> Step {
     s.passive.store(0, 100)?;
     s.passive.fill(at(1024, len), 1)?;
     s.active.fill(at(1024, len), 2)?;
-    s.passive.receive(100, &vec![at(HALF, len); 6])?;
+    s.passive.receive(100, &[at(HALF, len); 6])?;
     let (remote, rkey) = s.passive.remote(0);
     let mut list = Vec::new();
     for round in 0..6 {
@@ -294,20 +296,6 @@ pub(super) fn psn_wraps(s: &mut Session<'_>) -> Step {
         s.passive.holds(at(0, len), round)?;
         s.passive.holds(at(HALF, len), round)?;
         s.active.holds(at(HALF, len), round)?;
-    }
-    Ok(())
-}
-
-/// The peer takes its receives from a shared queue, and hears when few are left.
-pub(super) fn shared_receives(s: &mut Session<'_>) -> Step {
-    let len = s.mtu() + 1;
-    s.active.fill(at(0, len), 3)?;
-    let list = (0..4).map(|n| vec![at(n * 8192, len)]).collect();
-    s.passive.do_(Request::Recv { qp: None, first: 0, list })?;
-    for id in 0..4 {
-        s.active.perform(id, SEND, &[at(0, len)])?;
-        s.passive.received(id, len, None)?;
-        s.passive.holds(at(usize::try_from(id).unwrap_or(0) * 8192, len), 3)?;
     }
     Ok(())
 }

@@ -207,9 +207,8 @@ fn responses(ours: &mut Node, rxe: &mut Node, first: u32) -> Step<Vec<Fields>> {
     rxe.post(&[signaled(3, Op::Write { remote, rkey: rkey ^ 1, imm: None }, &[at(0, 8)])])?;
     rxe.ends(3, "REM_ACCESS_ERR")?;
     // Without a shared queue, and without a promise of receives: "no limit".
-    let aeth = |syndrome: u64, msn: u64| {
-        Fields::from([("aeth.syndrome", syndrome), ("aeth.msn", msn)])
-    };
+    let aeth =
+        |syndrome: u64, msn: u64| Fields::from([("aeth.syndrome", syndrome), ("aeth.msn", msn)]);
     let mut found = aeth(0x1f, 3);
     found.insert("atomicacketh.origremdt", COUNTER);
     Ok(numbered(

@@ -1,4 +1,4 @@
-//! The agent on a device of Rocinante's, in this process.
+//! Does what it is asked with Rocinante's API: on its own devices, and on the kernel's through the system's libibverbs.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -19,9 +19,9 @@ type Result<T> = std::result::Result<T, String>;
 
 /// A device with what was made of it.
 #[derive(Debug)]
-pub struct Soft {
-    netns: Netns,
-    backend: Backend,
+pub struct Verbs {
+    netns: Option<Netns>,
+    backend: Option<Backend>,
     qps: Vec<Option<Qp>>,
     regions: Vec<Mr>,
     opened: Option<Opened>,
@@ -35,29 +35,39 @@ struct Opened {
     ctx: Context,
 }
 
-impl Agent for Soft {
+impl Agent for Verbs {
     fn ask(&mut self, request: &Request) -> Reply {
         self.step(request).unwrap_or_else(Reply::Failed)
     }
 }
 
-impl Soft {
-    /// A device in `netns` that is not open yet.
+impl Verbs {
+    /// Rocinante's device in `netns`, with this backend, that is not open yet.
     #[must_use]
-    pub fn new(netns: &Netns, backend: Backend) -> Self {
-        let netns = netns.clone();
-        Self { netns, backend, qps: vec![], regions: vec![], opened: None }
+    pub fn soft(netns: &Netns, backend: Backend) -> Self {
+        Self { netns: Some(netns.clone()), backend: Some(backend), ..Self::kernel() }
     }
 
-    /// The device, once it is open.
+    /// A device of the kernel's that is not open yet.
     #[must_use]
-    pub fn context(&self) -> Option<&Context> {
-        self.opened.as_ref().map(|opened| &opened.ctx)
+    pub fn kernel() -> Self {
+        Self { netns: None, backend: None, qps: vec![], regions: vec![], opened: None }
+    }
+
+    /// Runs `work` in the namespace of the device.
+    fn inside<T: std::marker::Send>(
+        &self,
+        work: impl FnOnce() -> T + std::marker::Send,
+    ) -> Result<T> {
+        match &self.netns {
+            Some(netns) => netns.run(work).map_err(|error| error.to_string()),
+            None => Ok(work()),
+        }
     }
 
     fn step(&mut self, request: &Request) -> Result<Reply> {
         match request {
-            Request::Open { address, .. } => self.open(*address)?,
+            Request::Open { name, address } => self.open(name, *address)?,
             Request::Region { len, access } => {
                 let region = self.opened()?.pd.allocate(*len, access_of(*access)?);
                 let region = region.map_err(text)?;
@@ -80,17 +90,14 @@ impl Soft {
                 let bytes = bytes.try_into().map_err(|_| "no eight bytes")?;
                 return Ok(Reply::Value(u64::from_ne_bytes(bytes)));
             }
-            Request::Qp { access, srq: false } => return self.create_qp(*access),
+            Request::Qp { access } => return self.create_qp(*access),
             Request::Prepare { qp, access } => {
                 let init = ModifyAttr::init(access_of(*access)?);
                 self.qp(*qp)?.modify(&init).map_err(text)?;
             }
-            Request::Qp { srq: true, .. } | Request::Srq { .. } => {
-                return Err("Rocinante has no shared receive queues".into());
-            }
             Request::Connect { qp, peer, how } => self.connect(*qp, peer, how)?,
             Request::Modify { qp, state } => {
-                let change = ModifyAttr::state(qp_state(*state)?);
+                let change = ModifyAttr::state(qp_state(*state));
                 self.qp(*qp)?.modify(&change).map_err(text)?;
             }
             Request::Query { qp } => return Ok(Reply::State(state_of(self.qp(*qp)?.state()))),
@@ -100,14 +107,13 @@ impl Soft {
             Request::Send { qp, list } => {
                 list.iter().try_for_each(|send| self.post_send(*qp, send))?;
             }
-            Request::Recv { qp: Some(qp), first, list } => {
+            Request::Recv { qp, first, list } => {
                 for (wr_id, ranges) in (*first..).zip(list) {
                     let sges = self.elements(ranges)?;
                     let posted = self.qp(*qp)?.post_recv(&[RecvWr { wr_id, sges: &sges }]);
                     posted.map_err(|error| error.to_string())?;
                 }
             }
-            Request::Recv { qp: None, .. } => return Err("no shared receive queue".into()),
             Request::Poll { count, timeout_ms } => return self.poll(*count, *timeout_ms),
             Request::Arm { solicited } => {
                 self.opened()?.cq.req_notify(*solicited).map_err(text)?;
@@ -142,10 +148,12 @@ impl Soft {
         Ok(region)
     }
 
-    fn open(&mut self, address: IpAddr) -> Result<()> {
-        let options = OpenOptions::new().netdev(self.backend);
-        let ctx = self.netns.run(|| options.open(address)).map_err(|e| e.to_string())?;
-        let ctx = ctx.map_err(text)?;
+    fn open(&mut self, name: &str, address: IpAddr) -> Result<()> {
+        let options = match self.backend {
+            Some(backend) => OpenOptions::new().netdev(backend),
+            None => OpenOptions::new().device(name),
+        };
+        let ctx = self.inside(|| options.open(address))?.map_err(text)?;
         let channel = ctx.create_comp_channel().map_err(text)?;
         let cq = ctx.create_cq_with(CQ_DEPTH, &channel).map_err(text)?;
         self.opened = Some(Opened { cq, channel, pd: ctx.alloc_pd(), ctx });
@@ -186,11 +194,11 @@ impl Soft {
         };
         let qp = self.qp(qp)?;
         // Connecting looks up routes, which are those of the container.
-        let connected = self.netns.run(|| {
+        let connected = self.inside(|| {
             qp.modify(&ModifyAttr { attr: rtr, path: Some(path) })?;
             qp.modify(&ModifyAttr { attr: rts, path: None })
         });
-        connected.map_err(|error| error.to_string())?.map_err(text)
+        connected?.map_err(text)
     }
 
     fn elements(&self, ranges: &[Range]) -> Result<Vec<Sge>> {
@@ -200,7 +208,9 @@ impl Soft {
     fn post_send(&self, qp: usize, send: &Send) -> Result<()> {
         let elements = self.elements(&send.ranges)?;
         let bytes: Result<Vec<Vec<u8>>> = match send.inline {
-            true => send.ranges.iter().map(|r| Ok(self.region(r)?.to_vec(r.offset, r.len))).collect(),
+            true => {
+                send.ranges.iter().map(|r| Ok(self.region(r)?.to_vec(r.offset, r.len))).collect()
+            }
             false => Ok(vec![]),
         };
         let bytes = bytes?.concat();
@@ -286,15 +296,15 @@ fn completion(wc: &Wc) -> Completion {
     }
 }
 
-fn qp_state(state: State) -> Result<QpState> {
-    Ok(match state {
+fn qp_state(state: State) -> QpState {
+    match state {
         State::Reset => QpState::Reset,
         State::Init => QpState::Init,
         State::Rtr => QpState::Rtr,
         State::Rts => QpState::Rts,
+        State::Sqd => QpState::Sqd,
         State::Err => QpState::Err,
-        State::Sqd | State::Sqe => return Err(format!("Rocinante has no state {state:?}")),
-    })
+    }
 }
 
 fn state_of(state: QpState) -> State {
@@ -303,6 +313,7 @@ fn state_of(state: QpState) -> State {
         QpState::Init => State::Init,
         QpState::Rtr => State::Rtr,
         QpState::Rts => State::Rts,
+        QpState::Sqd => State::Sqd,
         QpState::Err => State::Err,
     }
 }
@@ -311,7 +322,9 @@ fn state_of(state: QpState) -> State {
 fn event_name(event: &AsyncEvent) -> String {
     match event {
         AsyncEvent::Qp { event: QpEvent::CommEst, .. } => "communication established".into(),
-        AsyncEvent::Qp { event: QpEvent::Fatal, .. } => "local work queue catastrophic error".into(),
+        AsyncEvent::Qp { event: QpEvent::Fatal, .. } => {
+            "local work queue catastrophic error".into()
+        }
         AsyncEvent::Qp { event: QpEvent::ReqErr, .. } => {
             "invalid request local work queue error".into()
         }
@@ -322,6 +335,8 @@ fn event_name(event: &AsyncEvent) -> String {
     }
 }
 
+/// For `map_err`.
+#[allow(clippy::needless_pass_by_value)]
 fn text(error: VerbsError) -> String {
     error.to_string()
 }
