@@ -10,13 +10,13 @@ const ACK: Charge = Charge::of(1, Budget::cost(12 + 4 + 4));
 
 /// The PSNs that asked and are not answered, ascending.
 #[derive(Debug, Default)]
-pub(crate) struct Asks {
+pub(super) struct Asks {
     psns: VecDeque<u64>,
 }
 
 impl Asks {
     /// Starts over with room for `max`, so that asking does not allocate.
-    pub(crate) fn start(&mut self, max: u32) {
+    pub(super) fn start(&mut self, max: u32) {
         self.psns.clear();
         self.psns.reserve(max as usize);
     }
@@ -24,25 +24,25 @@ impl Asks {
     /// Whether the end of a message should ask: always if nothing else does, or if nothing follows that could; else only
     /// while there is room for the answer. What follows will ask then, and be answered for all before it.
     #[inline]
-    pub(crate) fn should(&self, nothing_follows: bool, pools: &mut Pools) -> bool {
+    pub(super) fn should(&self, nothing_follows: bool, pools: &mut Pools) -> bool {
         nothing_follows || self.psns.is_empty() || pools.get(PoolId::OWN).spares(ACK)
     }
 
     /// Whether an answer is still to come.
     #[inline]
-    pub(crate) fn outstanding(&self) -> bool {
+    pub(super) fn outstanding(&self) -> bool {
         !self.psns.is_empty()
     }
 
     #[inline]
-    pub(crate) fn asked(&mut self, psn: u64, pools: &mut Pools) {
+    pub(super) fn asked(&mut self, psn: u64, pools: &mut Pools) {
         self.psns.push_back(psn);
         pools.get(PoolId::OWN).charge(ACK);
     }
 
     /// Everything before `to` was answered.
     #[inline]
-    pub(crate) fn answered(&mut self, to: u64, pools: &mut Pools) {
+    pub(super) fn answered(&mut self, to: u64, pools: &mut Pools) {
         let mut count = 0;
         while self.psns.front().is_some_and(|psn| *psn < to) {
             self.psns.pop_front();
@@ -52,7 +52,7 @@ impl Asks {
     }
 
     /// Everything from `from` on is sent again, and asks again.
-    pub(crate) fn taken_back(&mut self, from: u64, pools: &mut Pools) {
+    pub(super) fn taken_back(&mut self, from: u64, pools: &mut Pools) {
         let mut count = 0;
         while self.psns.back().is_some_and(|psn| *psn >= from) {
             self.psns.pop_back();

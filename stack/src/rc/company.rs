@@ -13,20 +13,20 @@ const RUN_PACKETS: u32 = 60;
 
 /// How far the run is that is being sent.
 #[derive(Debug, Default)]
-pub(crate) struct Company {
+pub(super) struct Company {
     sent: u32,
 }
 
 impl Company {
     /// Another turn begins, and with it another run.
     #[inline]
-    pub(crate) fn begin(&mut self) {
+    pub(super) fn begin(&mut self) {
         self.sent = 0;
     }
 
     /// A packet of so many bytes of payload left.
     #[inline]
-    pub(crate) fn sent(&mut self, payload: u32) {
+    pub(super) fn sent(&mut self, payload: u32) {
         self.sent += 1;
         if self.sent >= run(payload) {
             self.sent = 0;
@@ -36,7 +36,7 @@ impl Company {
     /// Whether a message, whose first packet has so many bytes of payload, should wait: `queued` packets are to be sent, and of the
     /// `window` so many are `under_way`.
     #[inline]
-    pub(crate) fn awaited(&self, payload: u32, queued: u64, under_way: u32, window: u32) -> bool {
+    pub(super) fn awaited(&self, payload: u32, queued: u64, under_way: u32, window: u32) -> bool {
         let run = run(payload);
         self.sent == 0 && queued < u64::from(run) && under_way >= (2 * run).min(window / 2).max(2)
     }

@@ -5,7 +5,7 @@ use crate::wire::{AckKind, NakCode, Syndrome};
 
 /// What to do about a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(super) enum Verdict {
     /// Everything before `to` is acknowledged.
     Advance { to: u64 },
     /// Everything before `to` is acknowledged; send again from `from` on.
@@ -24,7 +24,7 @@ pub(crate) enum Verdict {
 
 /// Why packets are sent again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Why {
+pub(super) enum Why {
     /// The peer reported a gap.
     SequenceNak,
     /// A response overtook one that is missing.
@@ -36,7 +36,7 @@ pub(crate) enum Why {
 ///
 /// An acknowledgement covers all before it, except that a READ or atomic is acknowledged only by its own response: one
 /// that is passed over is an implied NAK of it (IBTA volume 1, 9.7.5.1 [M]).
-pub(crate) fn judge(
+pub(super) fn judge(
     syndrome: Syndrome,
     psn: u64,
     una: u64,
@@ -84,7 +84,7 @@ pub(crate) fn judge(
 
 /// What to do about a packet that carries a READ response or an atomic's result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum DataVerdict {
+pub(super) enum DataVerdict {
     /// It is the next one expected; everything before it is acknowledged too.
     Take,
     /// One before it is missing: send the request again from there on.
@@ -96,7 +96,7 @@ pub(crate) enum DataVerdict {
 }
 
 /// Judges a response with data at `psn`; `gate` as for [`judge`].
-pub(crate) fn judge_data(psn: u64, una: u64, sent: u64, gate: Option<u64>) -> DataVerdict {
+pub(super) fn judge_data(psn: u64, una: u64, sent: u64, gate: Option<u64>) -> DataVerdict {
     if psn >= sent {
         return DataVerdict::Ghost;
     }

@@ -10,7 +10,7 @@ use crate::wire::{AckKind, Aeth, ext};
 
 /// What the peer grants.
 #[derive(Debug)]
-pub(crate) struct Credits {
+pub(super) struct Credits {
     /// Messages that the peer has completed, of the newest AETH; counted from [`FIRST`], so that one from before the connection is
     /// older.
     completed: u64,
@@ -30,7 +30,7 @@ impl Default for Credits {
 impl Credits {
     /// Takes the AETH of a positive response; or of an RNR NAK, by which a peer that sets limits grants nothing.
     #[inline]
-    pub(crate) fn hear(&mut self, aeth: Aeth) {
+    pub(super) fn hear(&mut self, aeth: Aeth) {
         let credit = match aeth.syndrome.kind() {
             AckKind::Ack { credit } => credit,
             AckKind::RnrNak { .. } if self.limit.is_some() => 0,
@@ -46,7 +46,7 @@ impl Credits {
 
     /// Whether `wqe` is beyond the limit.
     #[inline]
-    pub(crate) fn exceeded(&self, wqe: &Wqe) -> bool {
+    pub(super) fn exceeded(&self, wqe: &Wqe) -> bool {
         let Some(limit) = self.limit else { return false };
         let consumes = matches!(wqe.op, SendOp::Send { .. } | SendOp::Write { imm: Some(_), .. });
         consumes && wqe.messages > limit

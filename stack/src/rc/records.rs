@@ -25,14 +25,14 @@ struct Record {
 
 /// What was asked for.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Kind {
+pub(super) enum Kind {
     Read { va: u64, rkey: Key, len: u32 },
     Atomic { found: u64 },
 }
 
 /// A response with data.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum DataResponse {
+pub(super) enum DataResponse {
     /// A packet of a READ response.
     Read { psn: u64, place: Place, at: Sge, msn: u32 },
     /// The result of an atomic.
@@ -41,7 +41,7 @@ pub(crate) enum DataResponse {
 
 /// The last `max_dest_rd_atomic` of them, oldest first.
 #[derive(Debug, Default)]
-pub(crate) struct Records {
+pub(super) struct Records {
     list: VecDeque<Record>,
     max: usize,
     /// Index of the first with something to send.
@@ -50,27 +50,27 @@ pub(crate) struct Records {
 
 impl Records {
     /// Starts over, for at most `max`.
-    pub(crate) fn start(&mut self, max: usize) {
+    pub(super) fn start(&mut self, max: usize) {
         self.clear();
         self.list.reserve(max);
         self.max = max;
     }
 
     /// Forgets all of them.
-    pub(crate) fn clear(&mut self) {
+    pub(super) fn clear(&mut self) {
         self.list.clear();
         self.unsent = 0;
     }
 
     /// Whether a response is due.
     #[inline]
-    pub(crate) fn due(&self) -> bool {
+    pub(super) fn due(&self) -> bool {
         self.unsent < self.list.len()
     }
 
     /// Makes room for one more: the oldest goes, if it was answered. `false` if the peer asks for more at a time
     /// than it was told it may.
-    pub(crate) fn make_room(&mut self) -> bool {
+    pub(super) fn make_room(&mut self) -> bool {
         if self.list.len() < self.max {
             return true;
         }
@@ -83,14 +83,14 @@ impl Records {
     }
 
     /// Appends the request that occupies the PSNs `first..=last`; its response is due.
-    pub(crate) fn push(&mut self, first: u64, last: u64, msn: u32, kind: Kind) {
+    pub(super) fn push(&mut self, first: u64, last: u64, msn: u32, kind: Kind) {
         debug_assert!(self.list.len() < self.max);
         let (from, next, until, answered) = (first, first, last, false);
         self.list.push_back(Record { first, last, from, next, until, answered, msn, kind });
     }
 
     /// Repeats the response to a request that came again at `psn`; `false` if its record is gone or does not match.
-    pub(crate) fn repeat(&mut self, packet: &Packet<'_>, psn: u64, mtu: Mtu) -> bool {
+    pub(super) fn repeat(&mut self, packet: &Packet<'_>, psn: u64, mtu: Mtu) -> bool {
         // Newest first: that is what is asked for again.
         let Some(at) = self.list.iter().rposition(|r| (r.first..=r.last).contains(&psn)) else {
             return false;
@@ -114,7 +114,7 @@ impl Records {
 
     /// The response to send next, in the order of the PSNs.
     #[inline]
-    pub(crate) fn response(&mut self, mtu: Mtu) -> Option<DataResponse> {
+    pub(super) fn response(&mut self, mtu: Mtu) -> Option<DataResponse> {
         while let Some(record) = self.list.get(self.unsent) {
             if record.next <= record.until {
                 return Some(record.response(mtu));
@@ -126,7 +126,7 @@ impl Records {
 
     /// The response at `psn`, which `response` gave, left.
     #[inline]
-    pub(crate) fn sent(&mut self, psn: u64) {
+    pub(super) fn sent(&mut self, psn: u64) {
         if let Some(record) = self.list.get_mut(self.unsent) {
             debug_assert_eq!(record.next, psn);
             record.next = psn + 1;
@@ -136,7 +136,7 @@ impl Records {
     }
 
     /// The next response cannot be sent, nor any after it: its PSN.
-    pub(crate) fn fail(&mut self) -> Option<u64> {
+    pub(super) fn fail(&mut self) -> Option<u64> {
         let psn = self.list.get(self.unsent).map(|record| record.next);
         self.list.truncate(self.unsent);
         psn

@@ -16,7 +16,7 @@ use crate::verbs::{SendOp, WcStatus};
 use crate::wire::{Ext, Opcode};
 
 /// Longest headers of a packet with payload, with its ICRC: BTH, RETH, immediate.
-pub(crate) const OVERHEAD: u32 = 12 + 16 + 4 + 4;
+pub(super) const OVERHEAD: u32 = 12 + 16 + 4 + 4;
 
 /// What a READ request or an atomic itself costs its receiver.
 const REQUEST: Charge = Charge::of(1, Budget::cost(12 + 28 + 4));
@@ -31,24 +31,24 @@ struct Outstanding {
 
 /// The packet to send next.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Shape {
-    pub(crate) index: u64,
-    pub(crate) psn: u64,
-    pub(crate) opcode: Opcode,
+pub(super) struct Shape {
+    pub(super) index: u64,
+    pub(super) psn: u64,
+    pub(super) opcode: Opcode,
     /// Last PSN that the packet asks a response for; `psn` except for READ requests.
-    pub(crate) last: u64,
+    pub(super) last: u64,
     /// Offset of its data in the message.
-    pub(crate) offset: u32,
+    pub(super) offset: u32,
     /// Payload bytes, or the length of the READ.
-    pub(crate) len: u32,
-    pub(crate) ack_req: bool,
-    pub(crate) solicited: bool,
+    pub(super) len: u32,
+    pub(super) ack_req: bool,
+    pub(super) solicited: bool,
     charge: Charge,
 }
 
 /// What the requester can do now.
 #[derive(Debug)]
-pub(crate) enum Plan {
+pub(super) enum Plan {
     Send(Shape),
     /// Nothing until an acknowledgement, a response, a timer or a post.
     Idle,
@@ -60,18 +60,18 @@ pub(crate) enum Plan {
 
 /// Limits that the connection sets.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Limits {
+pub(super) struct Limits {
     /// Who asks the pools.
-    pub(crate) slot: u32,
-    pub(crate) mtu: Mtu,
-    pub(crate) pd: PdId,
-    pub(crate) peer: PoolId,
+    pub(super) slot: u32,
+    pub(super) mtu: Mtu,
+    pub(super) pd: PdId,
+    pub(super) peer: PoolId,
     /// Packets of one READ request; a constant of the connection, so that a READ sent again has the same borders.
-    pub(crate) read_packets: u32,
+    pub(super) read_packets: u32,
 }
 
 #[derive(Debug)]
-pub(crate) struct Requester {
+pub(super) struct Requester {
     /// Index of the request under the cursor; the queue's tail if all were sent.
     cur: u64,
     /// Next PSN to send.
@@ -82,25 +82,25 @@ pub(crate) struct Requester {
     sent: u64,
     rd: VecDeque<Outstanding>,
     max_rd_atomic: usize,
-    pub(crate) window: Window,
+    pub(super) window: Window,
     /// What the packets from `una` to `nxt` are charged with.
     charged: Charge,
     ack_asked: u64,
     asks: Asks,
-    pub(crate) credits: Credits,
-    pub(crate) company: Company,
+    pub(super) credits: Credits,
+    pub(super) company: Company,
     /// The PSN from which an overtaken response was asked for again.
     implied: Option<u64>,
     /// Whether requests that were not begun may be: not in SQD.
-    pub(crate) begins: bool,
+    pub(super) begins: bool,
     /// Set while the peer has no receive.
-    pub(crate) rnr_until: Option<Time>,
+    pub(super) rnr_until: Option<Time>,
     /// It waited for room as long as for an answer: one packet may leave without.
-    pub(crate) overdraft: bool,
+    pub(super) overdraft: bool,
 }
 
 impl Requester {
-    pub(crate) fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self {
             cur: 0,
             nxt: 0,
@@ -122,7 +122,7 @@ impl Requester {
     }
 
     /// Starts at `psn` with the request `index`.
-    pub(crate) fn start(&mut self, psn: u64, index: u64, max_rd_atomic: u8, window_max: u32) {
+    pub(super) fn start(&mut self, psn: u64, index: u64, max_rd_atomic: u8, window_max: u32) {
         self.cur = index;
         (self.nxt, self.una, self.sent, self.ack_asked) = (psn, psn, psn, psn);
         self.rd.clear();
@@ -137,38 +137,38 @@ impl Requester {
     }
 
     /// Sets how many READs and atomics may be outstanding.
-    pub(crate) fn set_max_rd_atomic(&mut self, max: u8) {
+    pub(super) fn set_max_rd_atomic(&mut self, max: u8) {
         self.max_rd_atomic = usize::from(max);
         self.rd.reserve(self.max_rd_atomic.saturating_sub(self.rd.len()));
     }
 
     /// Whether everything that was begun is acknowledged, to the end of its message.
-    pub(crate) fn is_drained(&self, sq: &SendQueue) -> bool {
+    pub(super) fn is_drained(&self, sq: &SendQueue) -> bool {
         self.una == self.sent && (sq.is_empty() || sq.get(sq.head).first >= self.sent)
     }
 
-    pub(crate) fn una(&self) -> u64 {
+    pub(super) fn una(&self) -> u64 {
         self.una
     }
 
-    pub(crate) fn sent_max(&self) -> u64 {
+    pub(super) fn sent_max(&self) -> u64 {
         self.sent
     }
 
     /// Whether something was sent that is not acknowledged.
-    pub(crate) fn outstanding(&self) -> bool {
+    pub(super) fn outstanding(&self) -> bool {
         self.una < self.nxt
     }
 
     /// Whether a packet of `psn` would be a retransmission.
-    pub(crate) fn was_sent(&self, psn: u64) -> bool {
+    pub(super) fn was_sent(&self, psn: u64) -> bool {
         psn < self.sent
     }
 
     /// The next response with data that is still to come for a request that begins before `to`: index of the
     /// request and PSN. Nothing beyond it can be acknowledged.
     #[inline]
-    pub(crate) fn gate(&self, sq: &SendQueue, to: u64) -> Option<(u64, u64)> {
+    pub(super) fn gate(&self, sq: &SendQueue, to: u64) -> Option<(u64, u64)> {
         if !sq.expects_responses() {
             return None;
         }
@@ -187,13 +187,13 @@ impl Requester {
     }
 
     /// Index of the request under the cursor.
-    pub(crate) fn cursor(&self) -> u64 {
+    pub(super) fn cursor(&self) -> u64 {
         self.cur
     }
 
     /// What to send next.
     #[inline]
-    pub(crate) fn plan(
+    pub(super) fn plan(
         &mut self,
         sq: &SendQueue,
         limits: &Limits,
@@ -325,7 +325,7 @@ impl Requester {
 
     /// The packet left: moves the cursor.
     #[inline]
-    pub(crate) fn sent(
+    pub(super) fn sent(
         &mut self,
         shape: &Shape,
         sq: &SendQueue,
@@ -359,7 +359,7 @@ impl Requester {
     /// Everything before `to` is acknowledged. The caller retires the requests; READs and atomics before `to` must be
     /// answered, or the one at the front partly.
     #[inline]
-    pub(crate) fn advance(&mut self, to: u64, sq: &SendQueue, limits: &Limits, pools: &mut Pools) {
+    pub(super) fn advance(&mut self, to: u64, sq: &SendQueue, limits: &Limits, pools: &mut Pools) {
         debug_assert!(to > self.una && to <= self.sent);
         let charge = self.charge_of(sq, self.una, to.min(self.nxt), limits.mtu);
         self.release(charge, limits, pools);
@@ -382,7 +382,7 @@ impl Requester {
     }
 
     /// Sends again from `from` on.
-    pub(crate) fn go_back(
+    pub(super) fn go_back(
         &mut self,
         from: u64,
         sq: &SendQueue,
@@ -409,17 +409,17 @@ impl Requester {
     }
 
     /// Whether a response that overtook `expected` should make it go back: once, until something arrives.
-    pub(crate) fn implied_nak(&mut self, expected: u64) -> bool {
+    pub(super) fn implied_nak(&mut self, expected: u64) -> bool {
         self.implied.replace(expected) != Some(expected)
     }
 
     /// A timeout makes any repetition due again.
-    pub(crate) fn forget_implied(&mut self) {
+    pub(super) fn forget_implied(&mut self) {
         self.implied = None;
     }
 
     /// Gives back everything that is charged.
-    pub(crate) fn release_all(&mut self, limits: &Limits, pools: &mut Pools) {
+    pub(super) fn release_all(&mut self, limits: &Limits, pools: &mut Pools) {
         let charge = self.charged;
         self.release(charge, limits, pools);
         self.asks.taken_back(0, pools);
@@ -502,7 +502,7 @@ fn data_opcode(op: &SendOp, begins: bool, ends: bool) -> Opcode {
 
 /// Writes the extension headers of a request after its BTH.
 #[inline]
-pub(crate) fn write_extensions(shape: &Shape, wqe: &Wqe, out: &mut [u8]) {
+pub(super) fn write_extensions(shape: &Shape, wqe: &Wqe, out: &mut [u8]) {
     use crate::wire::{AtomicEth, Reth};
     let Some(info) = shape.opcode.info() else { return };
     match wqe.op {

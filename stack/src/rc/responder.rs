@@ -22,27 +22,27 @@ enum Message {
 
 /// What the connection permits.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Rights {
-    pub(crate) pd: PdId,
-    pub(crate) mtu: Mtu,
-    pub(crate) access: Access,
-    pub(crate) min_rnr_timer: u8,
+pub(super) struct Rights {
+    pub(super) pd: PdId,
+    pub(super) mtu: Mtu,
+    pub(super) access: Access,
+    pub(super) min_rnr_timer: u8,
 }
 
 /// A receive that is to be completed.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Received {
-    pub(crate) wr_id: u64,
-    pub(crate) status: WcStatus,
-    pub(crate) opcode: WcOpcode,
-    pub(crate) byte_len: u32,
-    pub(crate) imm: Option<[u8; 4]>,
-    pub(crate) solicited: bool,
+pub(super) struct Received {
+    pub(super) wr_id: u64,
+    pub(super) status: WcStatus,
+    pub(super) opcode: WcOpcode,
+    pub(super) byte_len: u32,
+    pub(super) imm: Option<[u8; 4]>,
+    pub(super) solicited: bool,
 }
 
 /// What became of a request.
 #[derive(Debug)]
-pub(crate) enum Outcome {
+pub(super) enum Outcome {
     /// Executed; a receive may be complete, a response may be due.
     Done { received: Option<Received>, respond: bool },
     /// Seen before; a response may be due again.
@@ -65,7 +65,7 @@ struct Nak {
 }
 
 #[derive(Debug)]
-pub(crate) struct Responder {
+pub(super) struct Responder {
     /// Expected PSN.
     epsn: u64,
     msn: u32,
@@ -83,12 +83,12 @@ pub(crate) struct Responder {
     nak: Option<Nak>,
     /// Whether acknowledgements say how many receives are posted.
     advertise: bool,
-    pub(crate) rq: RecvQueue,
+    pub(super) rq: RecvQueue,
 }
 
 /// The next response to send.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Response {
+pub(super) enum Response {
     /// With data.
     Data(DataResponse),
     /// An ACK or NAK.
@@ -96,7 +96,7 @@ pub(crate) enum Response {
 }
 
 impl Responder {
-    pub(crate) fn new(rq: RecvQueue) -> Self {
+    pub(super) fn new(rq: RecvQueue) -> Self {
         Self {
             epsn: 0,
             msn: 0,
@@ -112,7 +112,7 @@ impl Responder {
         }
     }
 
-    pub(crate) fn start(&mut self, psn: u64, max_dest_rd_atomic: u8, advertise: bool) {
+    pub(super) fn start(&mut self, psn: u64, max_dest_rd_atomic: u8, advertise: bool) {
         self.stop();
         self.advertise = advertise;
         self.epsn = psn;
@@ -123,17 +123,17 @@ impl Responder {
         self.records.start(usize::from(max_dest_rd_atomic));
     }
 
-    pub(crate) fn expected(&self) -> u64 {
+    pub(super) fn expected(&self) -> u64 {
         self.epsn
     }
 
     /// Whether a SEND is half placed in the oldest receive.
-    pub(crate) fn in_receive(&self) -> bool {
+    pub(super) fn in_receive(&self) -> bool {
         matches!(self.message, Message::Send { .. })
     }
 
     /// Drops everything that was to be sent.
-    pub(crate) fn stop(&mut self) {
+    pub(super) fn stop(&mut self) {
         self.close();
         self.records.clear();
         self.nak = None;
@@ -141,14 +141,14 @@ impl Responder {
 
     /// Takes no more requests: what remains to be sent are the responses to earlier requests and the NAK that tells
     /// the peer why the queue pair broke.
-    pub(crate) fn close(&mut self) {
+    pub(super) fn close(&mut self) {
         self.ack = false;
         self.message = Message::None;
     }
 
     /// Takes a request.
     #[inline]
-    pub(crate) fn request(
+    pub(super) fn request(
         &mut self,
         packet: &Packet<'_>,
         rights: &Rights,
@@ -433,20 +433,20 @@ impl Responder {
 
     /// Whether there is a response to send.
     #[inline]
-    pub(crate) fn has_response(&self) -> bool {
+    pub(super) fn has_response(&self) -> bool {
         self.ack || self.nak.is_some() || self.records.due()
     }
 
     /// Whether somebody waits for one: anything but a plain acknowledgement.
     #[inline]
-    pub(crate) fn has_urgent_response(&self) -> bool {
+    pub(super) fn has_urgent_response(&self) -> bool {
         self.nak.is_some() || self.records.due()
     }
 
     /// The response to send next: READs and atomics in the order of their PSNs, then the acknowledgement, which
     /// therefore never overtakes one of them; a NAK takes the acknowledgement's place.
     #[inline]
-    pub(crate) fn response(&mut self, mtu: Mtu) -> Option<Response> {
+    pub(super) fn response(&mut self, mtu: Mtu) -> Option<Response> {
         if let Some(data) = self.records.response(mtu) {
             return Some(Response::Data(data));
         }
@@ -459,7 +459,7 @@ impl Responder {
     }
 
     /// The AETH of a positive response to the message `msn`.
-    pub(crate) fn ack(&self, msn: u32) -> Aeth {
+    pub(super) fn ack(&self, msn: u32) -> Aeth {
         if !self.advertise {
             return Aeth::ack(msn);
         }
@@ -471,7 +471,7 @@ impl Responder {
 
     /// `response` left.
     #[inline]
-    pub(crate) fn responded(&mut self, response: &Response) {
+    pub(super) fn responded(&mut self, response: &Response) {
         match response {
             Response::Acknowledge { .. } => {
                 self.nak = None;
@@ -486,7 +486,7 @@ impl Responder {
     }
 
     /// The memory of the READ under way is gone: it ends with a NAK.
-    pub(crate) fn read_failed(&mut self) {
+    pub(super) fn read_failed(&mut self) {
         self.close();
         if let Some(psn) = self.records.fail() {
             self.nak = Some(Nak { psn, syndrome: Syndrome::nak(NakCode::RemoteAccessError) });

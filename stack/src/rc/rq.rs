@@ -14,7 +14,7 @@ struct Rwqe {
 
 /// A ring of receive requests, as long as a power of two; allocated when the queue pair is made.
 #[derive(Debug)]
-pub(crate) struct RecvQueue {
+pub(super) struct RecvQueue {
     wqes: Box<[Rwqe]>,
     sges: Box<[Sge]>,
     depth: u64,
@@ -24,7 +24,7 @@ pub(crate) struct RecvQueue {
 }
 
 impl RecvQueue {
-    pub(crate) fn new(depth: usize, max_sge: usize) -> Self {
+    pub(super) fn new(depth: usize, max_sge: usize) -> Self {
         let slots = depth.next_power_of_two();
         Self {
             wqes: vec![Rwqe::default(); slots].into_boxed_slice(),
@@ -36,15 +36,15 @@ impl RecvQueue {
         }
     }
 
-    pub(crate) fn reset(&mut self) {
+    pub(super) fn reset(&mut self) {
         self.head = self.tail;
     }
 
-    pub(crate) fn len(&self) -> u64 {
+    pub(super) fn len(&self) -> u64 {
         self.tail - self.head
     }
 
-    pub(crate) fn push(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
+    pub(super) fn push(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
         if self.len() >= self.depth {
             return Err(PostError::Full);
         }
@@ -65,24 +65,24 @@ impl RecvQueue {
     }
 
     /// `wr_id` of the oldest request.
-    pub(crate) fn front(&self) -> Option<u64> {
+    pub(super) fn front(&self) -> Option<u64> {
         (self.head < self.tail).then(|| self.wqes[self.slot(self.head)].wr_id)
     }
 
     /// How many bytes the oldest request has room for.
-    pub(crate) fn room(&self) -> u32 {
+    pub(super) fn room(&self) -> u32 {
         self.wqes[self.slot(self.head)].len
     }
 
     /// Retires the oldest request.
-    pub(crate) fn pop(&mut self) {
+    pub(super) fn pop(&mut self) {
         debug_assert!(self.head < self.tail);
         self.head += 1;
     }
 
     /// Places `src` at `offset` of the oldest request's list.
     #[inline]
-    pub(crate) fn scatter(
+    pub(super) fn scatter(
         &self,
         offset: u32,
         src: &[u8],
@@ -95,7 +95,7 @@ impl RecvQueue {
     }
 
     /// Whether a request names `key`.
-    pub(crate) fn uses(&self, key: Key) -> bool {
+    pub(super) fn uses(&self, key: Key) -> bool {
         (self.head..self.tail).any(|index| {
             let slot = self.slot(index);
             let sges = usize::from(self.wqes[slot].sges);

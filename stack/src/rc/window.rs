@@ -3,7 +3,7 @@
 
 /// A congestion window, in packets.
 #[derive(Debug, Clone)]
-pub(crate) struct Window {
+pub(super) struct Window {
     packets: u32,
     threshold: u32,
     max: u32,
@@ -15,19 +15,19 @@ pub(crate) struct Window {
 const MIN: u32 = 2;
 
 impl Window {
-    pub(crate) fn new(max: u32) -> Self {
+    pub(super) fn new(max: u32) -> Self {
         let max = max.max(MIN);
         Self { packets: max, threshold: max, max, acknowledged: 0, recover: 0 }
     }
 
     #[inline]
-    pub(crate) fn packets(&self) -> u32 {
+    pub(super) fn packets(&self) -> u32 {
         self.packets
     }
 
     /// `packets` were acknowledged.
     #[inline]
-    pub(crate) fn acknowledged(&mut self, packets: u32) {
+    pub(super) fn acknowledged(&mut self, packets: u32) {
         if self.packets >= self.max {
             return;
         }
@@ -44,7 +44,7 @@ impl Window {
     }
 
     /// A packet was lost, with everything below `sent` on its way; `una` is the first not acknowledged.
-    pub(crate) fn lost(&mut self, una: u64, sent: u64) {
+    pub(super) fn lost(&mut self, una: u64, sent: u64) {
         if una < self.recover {
             return;
         }
@@ -55,7 +55,7 @@ impl Window {
     }
 
     /// Nothing came back in time.
-    pub(crate) fn timed_out(&mut self, sent: u64) {
+    pub(super) fn timed_out(&mut self, sent: u64) {
         self.recover = sent;
         self.threshold = (self.packets / 2).max(MIN);
         self.packets = self.packets.min(4 * MIN);
