@@ -5,5 +5,6 @@ pub mod agent;
 mod error;
 pub mod guest;
 pub mod matrix;
+pub mod side_by_side;
 
 pub use error::{Error, Result};

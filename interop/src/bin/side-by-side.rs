@@ -1,0 +1,14 @@
+//! `rocinante compare` in a guest, with Soft-RoCE beside us; arguments go to it.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    match rocinante_interop::side_by_side::run(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("side-by-side: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
