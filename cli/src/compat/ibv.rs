@@ -178,7 +178,7 @@ struct Table {
     qps: Vec<PreparedQp>,
 }
 
-/// As [`Table`], connected.
+/// As `Table`, connected.
 #[derive(Debug)]
 pub struct Laid {
     cq: Cq,

@@ -16,7 +16,7 @@ const PATIENCE_MS: u64 = 20_000;
 /// Bytes of the region that every side has.
 pub(super) const BUFFER: usize = 64 << 10;
 
-/// One side, with a device, a region 0 of [`BUFFER`] bytes and full rights, and a queue pair 0.
+/// One side, with a device, a region 0 of `BUFFER` bytes and full rights, and a queue pair 0.
 pub struct Node {
     agent: Box<dyn Agent>,
     name: &'static str,
