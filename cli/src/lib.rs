@@ -4,6 +4,7 @@
 //! the host's bridge between them, and the host's policy on it.
 #![forbid(unsafe_code)]
 
+pub mod command;
 pub mod compare;
 pub mod compat;
 mod cores;

@@ -4,6 +4,7 @@
 pub mod agent;
 mod error;
 pub mod guest;
+pub mod hardware;
 pub mod matrix;
 pub mod side_by_side;
 

@@ -1,6 +1,9 @@
-//! What runs inside the guest: `control` serves the host's commands, `agent` the host's verbs.
+//! What runs inside the guest: `control` serves the host's commands, `agent` the host's verbs; `check` and `open` try the kernel's device,
+//! and `rocinante` is the command of that name.
 
 use std::process::ExitCode;
+
+use rocinante_interop::hardware::checks;
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -10,7 +13,21 @@ fn main() -> ExitCode {
         ["agent", address] => {
             rocinante_interop::agent::serve(address).map_err(|error| error.to_string())
         }
-        _ => Err("usage: rocinante-guest control | agent ADDRESS:PORT".into()),
+        ["check", "all", device, address] => {
+            parsed(address).and_then(|address| checks::run_all(device, address))
+        }
+        ["check", name, device, address] => {
+            parsed(address).and_then(|address| checks::run(name, device, address))
+        }
+        ["open", device, address, bytes, user] => parsed(address).and_then(|address| {
+            checks::open(device, address, parsed(bytes)?, parsed(user)?)
+        }),
+        ["rocinante", ..] => {
+            return rocinante_cli::command::run(std::env::args_os().skip(1));
+        }
+        _ => Err("usage: rocinante-guest control | agent ADDRESS:PORT | check NAME|all DEVICE ADDRESS | open DEVICE ADDRESS BYTES USER | \
+                  rocinante …"
+            .into()),
     };
     match served {
         Ok(()) => ExitCode::SUCCESS,
@@ -19,4 +36,8 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn parsed<T: std::str::FromStr>(word: &str) -> Result<T, String> {
+    word.parse().map_err(|_| format!("{word:?} makes no sense"))
 }

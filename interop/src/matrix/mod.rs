@@ -13,7 +13,8 @@ mod witness;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use rocinante_cli::lab::Lab;
+use rocinante::Backend;
+use rocinante_cli::lab::{Container, Lab};
 
 pub use self::cell::{Cell, MTUS, Requester, Setting, all};
 pub use self::node::{Node, Step};
@@ -22,7 +23,7 @@ pub use self::table::Table;
 use crate::agent::proto::{ALL, Connection, Request, State};
 use crate::agent::{Agent, Remote, Verbs};
 use crate::error::Result;
-use crate::guest::{Guest, Job};
+use crate::guest::{Guest, Job, Link};
 
 /// Where the verbs agent listens inside the guest.
 const AGENT_PORT: u16 = 18_515;
@@ -64,14 +65,7 @@ impl Bench {
         let setting = cell.setting;
         let network = self.guest.network();
         let container = network.container(&self.lab, setting.link);
-        let address = network.address(setting.link, setting.ipv6);
-        let patience = Duration::from_secs(10);
-        let agent = container
-            .run(|| Remote::connect(SocketAddr::new(address, AGENT_PORT), patience))
-            .map_err(|error| error.to_string())?
-            .map_err(|error| error.to_string())?;
-        let theirs: Box<dyn Agent> = Box::new(agent);
-        let theirs = Node::open(theirs, "rxe", network.device(setting.link), address)?;
+        let theirs = self.kernel_node(container, setting.link, setting.ipv6)?;
         let soft = Verbs::soft(container.netns(), setting.backend);
         let own = if setting.ipv6 {
             container.ipv6().ok_or("the container has no IPv6")?.into()
@@ -88,6 +82,37 @@ impl Bench {
         let mut session = Session { active, passive, setting, plan, lab, guest };
         session.connect()?;
         Ok(session)
+    }
+
+    /// Runs a scenario between two queue pairs of the kernel's device on the bridge, each in a connection of its own to the agent.
+    ///
+    /// # Errors
+    /// What was otherwise than it should be.
+    pub fn run_between_kernels(&self, scenario: &Scenario, ipv6: bool, mtu: u32) -> Step {
+        let link = Link::Veth;
+        let container = self.guest.network().container(&self.lab, link);
+        let active = self.kernel_node(container, link, ipv6)?;
+        let passive = self.kernel_node(container, link, ipv6)?;
+        // Soft-RoCE answers, as if one of ours asked.
+        let (requester, backend) = (Requester::Ours, Backend::Udp);
+        let setting = Setting { requester, backend, link, ipv6, mtu };
+        let (plan, lab, guest) = (scenario.plan(mtu), &self.lab, &self.guest);
+        let mut session = Session { active, passive, setting, plan, lab, guest };
+        session.connect()?;
+        scenario.run(&mut session)
+    }
+
+    /// The kernel's device on `link`, through a new connection to the agent.
+    fn kernel_node(&self, container: &Container, link: Link, ipv6: bool) -> Step<Node> {
+        let network = self.guest.network();
+        let address = network.address(link, ipv6);
+        let patience = Duration::from_secs(10);
+        let agent = container
+            .run(|| Remote::connect(SocketAddr::new(address, AGENT_PORT), patience))
+            .map_err(|error| error.to_string())?
+            .map_err(|error| error.to_string())?;
+        let agent: Box<dyn Agent> = Box::new(agent);
+        Node::open(agent, "rxe", network.device(link), address)
     }
 }
 

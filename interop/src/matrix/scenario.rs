@@ -81,6 +81,12 @@ impl Scenario {
         }
     }
 
+    /// Whether it needs nothing of the network between the sides.
+    #[must_use]
+    pub fn fits_anywhere(&self) -> bool {
+        self.needs == Needs::Nothing
+    }
+
     /// How its sides are connected.
     #[must_use]
     pub fn plan(&self, mtu: u32) -> Plan {

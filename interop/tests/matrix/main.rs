@@ -11,7 +11,7 @@ use rocinante::Backend;
 use rocinante_cli::lab::{Lab, LabConfig, kill_children_on_signal};
 use rocinante_interop::guest::{Guest, GuestConfig, Image, Link};
 use rocinante_interop::matrix::{self, Bench, Cell, Requester, Setting, Table, subset};
-use rocinante_interop::{Error, Result};
+use rocinante_interop::{Error, Result, hardware};
 use rocinante_tests::{need, skip};
 
 /// How long the committed subset may take, and the whole matrix.
@@ -35,6 +35,7 @@ fn main() -> ExitCode {
         Err(error) => return fail(&Error::new(error)),
     };
     let mut tests: Vec<Test> = witnesses().into_iter().map(Test::Witness).collect();
+    tests.extend(hardware::all(has("--whole")).into_iter().map(Test::Hardware));
     tests.extend(cells.into_iter().map(Test::Cell));
     let total = tests.len();
     let times = args.iter().find_map(|arg| arg.strip_prefix("--times=")?.parse().ok());
@@ -66,6 +67,8 @@ enum Test {
     Cell(Cell),
     /// What tshark sees in this setting.
     Witness(Setting),
+    /// The provider `hw` on its own.
+    Hardware(hardware::Cell),
 }
 
 impl Test {
@@ -73,12 +76,14 @@ impl Test {
         match self {
             Self::Cell(cell) => cell.name(),
             Self::Witness(setting) => format!("as_tshark_sees_it::{setting}"),
+            Self::Hardware(cell) => cell.to_string(),
         }
     }
 
     fn run(&self, bench: &Bench) -> std::result::Result<(), String> {
         match self {
             Self::Cell(cell) => bench.run(cell),
+            Self::Hardware(cell) => cell.run(bench),
             Self::Witness(setting) => match need::program("tshark") {
                 Ok(()) => bench.witness(*setting),
                 Err(reason) => {

@@ -1,0 +1,113 @@
+//! The provider `hw` on its own: Rocinante's programs inside the guest, on the kernel's device through libibverbs.
+//!
+//! Every cell of the [matrix](crate::matrix) has this provider at one side already. Here it is at both; its objects are tried where a
+//! wire is not needed ([`checks`]); and what is missing or forbidden must be said (`refusals`).
+
+pub mod checks;
+mod programs;
+mod refusals;
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::guest::Link;
+use crate::matrix::{Bench, SCENARIOS, Scenario, Step};
+use checks::CHECKS;
+use programs::PROGRAMS;
+use refusals::REFUSALS;
+
+/// How long a command in the guest may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A named test of the provider `hw`.
+#[derive(Clone, Copy)]
+pub enum Cell {
+    /// A scenario of the matrix with the kernel's device at both sides.
+    Both {
+        /// Which.
+        scenario: &'static Scenario,
+        /// With IPv6 addresses.
+        ipv6: bool,
+        /// Path MTU in bytes.
+        mtu: u32,
+    },
+    /// One of [`CHECKS`].
+    Check(&'static str),
+    /// One of the commands of `rocinante`.
+    Program(&'static programs::Program),
+    /// Something is missing or forbidden.
+    Refusal(&'static refusals::Refusal),
+}
+
+/// All of them, or those of the committed subset.
+#[must_use]
+pub fn all(whole: bool) -> Vec<Cell> {
+    let mut cells: Vec<Cell> = CHECKS.iter().map(|check| Cell::Check(check.name)).collect();
+    cells.extend(PROGRAMS.iter().map(Cell::Program));
+    cells.extend(REFUSALS.iter().map(Cell::Refusal));
+    let scenarios = SCENARIOS.iter().filter(|scenario| scenario.fits_anywhere());
+    for (number, scenario) in scenarios.enumerate() {
+        for (ipv6, mtu) in [(false, 1024), (true, 4096), (false, 256), (true, 1024)] {
+            // Of the first two one, in turns.
+            let chosen = mtu != 256 && (mtu == 1024) == (number % 2 == 0) && ipv6 == (mtu == 4096);
+            if whole || chosen {
+                cells.push(Cell::Both { scenario, ipv6, mtu });
+            }
+        }
+    }
+    cells
+}
+
+impl fmt::Display for Cell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Both { scenario, ipv6, mtu } => {
+                let family = if *ipv6 { "v6" } else { "v4" };
+                write!(f, "hardware::both::{}::{family}::{mtu}", scenario.name)
+            }
+            Self::Check(name) => write!(f, "hardware::check::{name}"),
+            Self::Program(program) => write!(f, "hardware::program::{}", program.name),
+            Self::Refusal(refusal) => write!(f, "hardware::refusal::{}", refusal.name),
+        }
+    }
+}
+
+impl Cell {
+    /// Runs it.
+    ///
+    /// # Errors
+    /// What was otherwise than it should be.
+    pub fn run(&self, bench: &Bench) -> Step {
+        let network = bench.guest.network();
+        let (device, address) =
+            (network.device(Link::Veth), network.address(Link::Veth, false).to_string());
+        match self {
+            Self::Both { scenario, ipv6, mtu } => bench.run_between_kernels(scenario, *ipv6, *mtu),
+            Self::Check(name) => {
+                let command = format!("/host/rocinante-guest check {name} {device} {address}");
+                bench.guest.read(&command, PATIENCE).map(drop).map_err(|error| error.to_string())
+            }
+            Self::Program(program) => program.run(&bench.guest, device, &address),
+            Self::Refusal(refusal) => refusal.run(&bench.guest, device, &address),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    /// Whoever changes these numbers says why: cells do not vanish.
+    #[test]
+    fn no_cell_is_missing() {
+        let (whole, subset) = (all(true), all(false));
+        let fixed = CHECKS.len() + PROGRAMS.len() + REFUSALS.len();
+        // 33 scenarios that need no bridge.
+        assert_eq!((whole.len(), subset.len()), (fixed + 33 * 4, fixed + 33));
+        assert_eq!((CHECKS.len(), PROGRAMS.len(), REFUSALS.len()), (13, 9, 7));
+        let names: BTreeSet<String> = whole.iter().map(Cell::to_string).collect();
+        assert_eq!(names.len(), whole.len());
+        assert!(subset.iter().all(|cell| names.contains(&cell.to_string())));
+    }
+}
