@@ -125,8 +125,11 @@ impl SourceCheck {
             u64::from(id.wrapping_sub(last)) <= NEAR + now.since(when) / TICK_NS
                 || u64::from(last.wrapping_sub(id)) <= NEAR
         });
-        let agrees =
-            |last: u16| u64::from(id.wrapping_sub(last).min(last.wrapping_sub(id))) <= NEAR;
+        // A counter moves: the same one again is the same damage again.
+        let agrees = |last: u16| {
+            let apart = id.wrapping_sub(last).min(last.wrapping_sub(id));
+            apart > 0 && u64::from(apart) <= NEAR
+        };
         if id < SEGMENTS || follows || self.refused_id.is_some_and(agrees) {
             self.accepted_id = Some((id, now));
             Integrity::Solved

@@ -250,6 +250,16 @@ fn after_a_right_identification_none_far_from_it_is_accepted() {
 }
 
 #[test]
+fn what_was_refused_is_refused_again_unless_the_counter_moved() {
+    let mut solo = Solo::script();
+    assert!(is_accepted(&mut solo, 5, DF));
+    for _ in 0..3 {
+        assert!(!is_accepted(&mut solo, 40_000, DF), "the same damage again");
+    }
+    assert!(is_accepted(&mut solo, 40_001, DF));
+}
+
+#[test]
 fn an_identification_moves_on_with_time() {
     let mut solo = Solo::script();
     assert!(is_accepted(&mut solo, 60_000, DF));
