@@ -168,6 +168,7 @@ impl Run<'_> {
         talk.enter("telling results");
         let theirs = talk.report(&bench.ctx, &last)?;
         if !plan.client {
+            talk.check(&theirs)?;
             self.check_sum(&talk, &theirs)?;
             out.line(print::bandwidth(plan, &theirs));
         }
@@ -181,7 +182,7 @@ impl Run<'_> {
         if plan.test != Test::AtomicBw || plan.iters() == 0 {
             return Ok(());
         }
-        let expected = theirs.iters.wrapping_mul(plan.qps.into());
+        let expected = theirs.iters;
         match bench.landed_sum() {
             sum if sum == 0 || sum == expected => Ok(()),
             sum => Err(talk.failed(format_args!(
@@ -215,6 +216,7 @@ impl Run<'_> {
         talk.enter("telling results");
         let ours = print::report(plan, row);
         let theirs = talk.report(&self.bench.ctx, &ours)?;
+        talk.check(&theirs)?;
         let sum = Report {
             peak: ours.peak + theirs.peak,
             average: ours.average + theirs.average,

@@ -5,6 +5,7 @@ mod errors;
 mod faults;
 mod node;
 mod operations;
+pub mod programs;
 mod scenario;
 pub mod subset;
 mod table;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use super::cell::Cell;
+use super::programs::ProgramCell;
 
 /// Counts by setting: rows are backend, link and address family, columns who asked.
 #[derive(Debug, Default)]
@@ -21,8 +22,20 @@ impl Table {
     /// Adds a cell.
     pub fn add(&mut self, cell: &Cell, passed: bool) {
         let [_, requester, backend, link, family, _] = cell.properties();
-        let row = self.rows.entry(format!("{backend:<7} {link:<5} {family}")).or_default();
-        let count = row.entry(requester).or_default();
+        self.count(format!("{backend:<7} {link:<5} {family}"), requester, passed);
+    }
+
+    /// Adds a program's cell; who asks is the client.
+    pub fn add_program(&mut self, cell: &ProgramCell, passed: bool) {
+        let name = cell.name();
+        let mut parts = name.split("::");
+        let program = parts.next().unwrap_or_default().to_owned();
+        let requester = parts.next().unwrap_or_default().to_owned();
+        self.count(program, requester, passed);
+    }
+
+    fn count(&mut self, row: String, requester: String, passed: bool) {
+        let count = self.rows.entry(row).or_default().entry(requester).or_default();
         count.all += 1;
         count.passed += usize::from(passed);
     }
@@ -33,9 +46,9 @@ impl std::fmt::Display for Table {
         if self.rows.is_empty() {
             return Ok(());
         }
-        writeln!(f, "backend link  IP   Rocinante asks   Soft-RoCE asks")?;
+        writeln!(f, "{:<28}   Rocinante asks   Soft-RoCE asks", "backend link  IP, or program")?;
         for (name, row) in &self.rows {
-            let mut line = name.clone();
+            let mut line = format!("{name:<28}");
             for requester in ["ours", "rxe"] {
                 let Count { passed, all } = row.get(requester).copied().unwrap_or_default();
                 let _ = write!(line, "{:>17}", format!("{passed} of {all}"));

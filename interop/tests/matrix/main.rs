@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use rocinante::Backend;
 use rocinante_cli::lab::{Lab, LabConfig, kill_children_on_signal};
 use rocinante_interop::guest::{Guest, GuestConfig, Image, Link};
+use rocinante_interop::matrix::programs::{self, ProgramCell};
 use rocinante_interop::matrix::{self, Bench, Cell, Requester, Setting, Table, subset};
 use rocinante_interop::{Error, Result, hardware};
 use rocinante_tests::{need, skip};
@@ -37,6 +38,8 @@ fn main() -> ExitCode {
     let mut tests: Vec<Test> = witnesses().into_iter().map(Test::Witness).collect();
     tests.extend(hardware::all(has("--whole")).into_iter().map(Test::Hardware));
     tests.extend(cells.into_iter().map(Test::Cell));
+    let programs = if has("--whole") { programs::all() } else { programs::subset() };
+    tests.extend(programs.into_iter().map(Test::Program));
     let total = tests.len();
     let times = args.iter().find_map(|arg| arg.strip_prefix("--times=")?.parse().ok());
     tests.retain(|test| filters.iter().all(|part| test.name().contains(part)));
@@ -61,10 +64,15 @@ fn main() -> ExitCode {
     }
 }
 
+/// What other programs talk to.
+const OURS: &str = env!("CARGO_BIN_EXE_rocinante-under-interop");
+
 /// A named test.
 enum Test {
     /// A cell of the matrix.
     Cell(Cell),
+    /// A program that nobody here wrote.
+    Program(ProgramCell),
     /// What tshark sees in this setting.
     Witness(Setting),
     /// The provider `hw` on its own.
@@ -75,6 +83,7 @@ impl Test {
     fn name(&self) -> String {
         match self {
             Self::Cell(cell) => cell.name(),
+            Self::Program(cell) => cell.name(),
             Self::Witness(setting) => format!("as_tshark_sees_it::{setting}"),
             Self::Hardware(cell) => cell.to_string(),
         }
@@ -84,6 +93,7 @@ impl Test {
         match self {
             Self::Cell(cell) => bench.run(cell),
             Self::Hardware(cell) => cell.run(bench),
+            Self::Program(cell) => bench.run_program(cell, Path::new(OURS)),
             Self::Witness(setting) => match need::program("tshark") {
                 Ok(()) => bench.witness(*setting),
                 Err(reason) => {
@@ -145,8 +155,10 @@ fn run(tests: &[Test], times: usize, filtered_out: usize, limit: Duration) -> Re
         let seconds = begun.elapsed().as_secs_f64();
         let verdict = if result.is_ok() { "ok" } else { "FAILED" };
         println!("test {} ... {verdict} ({seconds:.2} s)", test.name());
-        if let Test::Cell(cell) = test {
-            table.add(cell, result.is_ok());
+        match test {
+            Test::Cell(cell) => table.add(cell, result.is_ok()),
+            Test::Program(cell) => table.add_program(cell, result.is_ok()),
+            Test::Witness(_) | Test::Hardware(_) => {}
         }
         if let Err(why) = result {
             println!("    {why}");

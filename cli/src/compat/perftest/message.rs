@@ -166,7 +166,7 @@ impl Keys {
 pub struct Report {
     /// Bytes of a message.
     pub size: u64,
-    /// Messages of a queue pair, or of all where a time was given.
+    /// Messages of all queue pairs.
     pub iters: u64,
     /// The best stretch.
     pub peak: f64,

@@ -32,10 +32,11 @@ fn units(plan: &Plan, gbps: f64) -> f64 {
     if plan.gbits { gbps } else { gbps * 1e9 / 8.0 / f64::from(1 << 20) }
 }
 
-/// What the peer is told of a bandwidth. `iters` are those of one queue pair, as those programs count them.
+/// What the peer is told of a bandwidth. `iters` are those of all queue pairs, as those programs count them here.
 #[must_use]
 pub fn report(plan: &Plan, row: &Bandwidth) -> Report {
-    let iters = if plan.iters() == 0 { row.messages } else { plan.iters() };
+    let all = plan.iters().saturating_mul(plan.qps.into());
+    let iters = if all == 0 { row.messages } else { all };
     let peak = if plan.peak { units(plan, row.gbps_peak) } else { 0.0 };
     let average = units(plan, row.gbps);
     Report { size: row.bytes as u64, iters, peak, average, rate: row.mpps }
@@ -107,6 +108,7 @@ mod tests {
         let gb = report(&plan("write-bw -n 9 --report_gbits").unwrap(), &row);
         assert_eq!((gb.peak, gb.average, gb.iters), (16.0, 8.0, 9));
         let mb = report(&plan("write-bw -n 9 -q 3 -N").unwrap(), &row);
+        assert_eq!(mb.iters, 27);
         assert!(mb.peak == 0.0 && (mb.average - 953.674_316).abs() < 1e-3, "{mb:?}");
         assert!(header(&plan("write-bw").unwrap()).contains("BW peak[MB/sec]"));
         assert!(header(&plan("send-lat").unwrap()).contains("t_typical[usec]"));

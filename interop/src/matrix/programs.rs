@@ -1,0 +1,373 @@
+//! Programs that nobody here wrote: rdma-core's ping-pongs and perftest's measurements run in the guest, against
+//! `rocinante pingpong --compat` and `rocinante perf --compat` in a container, over the connections that those programs make themselves.
+
+use std::io::{BufRead, BufReader, Read};
+use std::net::{IpAddr, Ipv6Addr};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rocinante::Backend;
+use rocinante_cli::lab::{ChildGuard, Container};
+
+use super::Bench;
+use super::cell::{MTUS, Requester, Setting};
+use super::node::Step;
+use crate::guest::{Job, Link, Outcome};
+
+/// A program, and how it is run on both sides.
+#[derive(Debug)]
+pub struct Program {
+    /// What the cell is called.
+    pub name: &'static str,
+    /// The guest's command.
+    tool: &'static str,
+    /// Ours.
+    ours: &'static str,
+    /// Options of both.
+    options: &'static str,
+    /// How the guest's command is told its GID.
+    gid: &'static str,
+}
+
+impl Program {
+    /// All sizes take half a minute on an emulated machine: in one setting only.
+    fn is_long(&self) -> bool {
+        self.options.starts_with("-a")
+    }
+}
+
+const fn ibv(
+    name: &'static str,
+    tool: &'static str,
+    ours: &'static str,
+    options: &'static str,
+) -> Program {
+    Program { name, tool, ours, options, gid: "-g" }
+}
+
+const fn perf(
+    name: &'static str,
+    tool: &'static str,
+    ours: &'static str,
+    options: &'static str,
+) -> Program {
+    Program { name, tool, ours, options, gid: "-x" }
+}
+
+/// All of them.
+#[rustfmt::skip]
+pub static PROGRAMS: [Program; 18] = [
+    ibv("ibv_rc_pingpong", "ibv_rc_pingpong", "pingpong --compat ibv", "-c -n 20 -s 10001"),
+    ibv("ibv_rc_pingpong_events", "ibv_rc_pingpong", "pingpong --compat ibv", "-c -e -n 20 -s 64"),
+    ibv("ibv_srq_pingpong", "ibv_srq_pingpong", "pingpong --compat ibv-srq", "-c -n 60 -q 5 -s 5000"),
+    perf("ib_send_bw", "ib_send_bw", "perf send-bw", "-n 40 -q 2 -s 9000"),
+    perf("ib_send_bw_both", "ib_send_bw", "perf send-bw", "-b -n 40 -s 3000"),
+    perf("ib_send_bw_all", "ib_send_bw", "perf send-bw", "-a -n 5"),
+    perf("ib_send_lat", "ib_send_lat", "perf send-lat", "-n 20 -s 600"),
+    perf("ib_write_bw", "ib_write_bw", "perf write-bw", "-n 40 -q 3 -s 9000"),
+    perf("ib_write_bw_both", "ib_write_bw", "perf write-bw", "-b -n 40 -s 3000 -l 4"),
+    perf("ib_write_bw_time", "ib_write_bw", "perf write-bw", "-D 1 -f 0 -s 500"),
+    perf("ib_write_lat", "ib_write_lat", "perf write-lat", "-n 20 -s 600"),
+    perf("ib_write_lat_all", "ib_write_lat", "perf write-lat", "-a -n 5"),
+    perf("ib_read_bw", "ib_read_bw", "perf read-bw", "-n 40 -q 2 -s 9000"),
+    perf("ib_read_bw_both", "ib_read_bw", "perf read-bw", "-b -n 40 -s 3000 -o 4"),
+    perf("ib_read_lat", "ib_read_lat", "perf read-lat", "-n 20 -s 600"),
+    perf("ib_atomic_bw", "ib_atomic_bw", "perf atomic-bw", "-n 40 -q 2"),
+    perf("ib_atomic_bw_swap", "ib_atomic_bw", "perf atomic-bw", "-b -n 40 -A CMP_AND_SWAP"),
+    perf("ib_atomic_lat", "ib_atomic_lat", "perf atomic-lat", "-n 20"),
+];
+
+/// A program in a setting; who asks is the client.
+#[derive(Debug, Clone, Copy)]
+pub struct ProgramCell {
+    /// What.
+    pub program: &'static Program,
+    /// Where and how.
+    pub setting: Setting,
+}
+
+impl ProgramCell {
+    /// Its name: `ib_write_bw::ours::packet::veth::v4::1024`.
+    #[must_use]
+    pub fn name(&self) -> String {
+        format!("{}::{}", self.program.name, self.setting)
+    }
+}
+
+const BACKENDS: [Backend; 3] = [Backend::Udp, Backend::Packet, Backend::Xdp];
+
+/// Every program with either side as the client, on every backend, with IPv4 and IPv6. Links and path MTUs take turns, so that each program
+/// sees each of them with each side as the client.
+#[must_use]
+pub fn all() -> Vec<ProgramCell> {
+    let mut cells = Vec::new();
+    for (p, program) in PROGRAMS.iter().enumerate() {
+        for (r, requester) in [Requester::Ours, Requester::Rxe].into_iter().enumerate() {
+            for (b, backend) in BACKENDS.into_iter().enumerate() {
+                for (f, ipv6) in [false, true].into_iter().enumerate() {
+                    let mtu = MTUS[(p + r + 2 * b + f) % MTUS.len()];
+                    let link = [Link::Veth, Link::Tap][(p + b + f) % 2];
+                    let setting = Setting { requester, backend, link, ipv6, mtu };
+                    if program.is_long() && (backend, ipv6) != (Backend::Packet, false) {
+                        continue;
+                    }
+                    cells.push(ProgramCell { program, setting });
+                }
+            }
+        }
+    }
+    cells
+}
+
+/// The part that every test run takes: every program that is not long twice, with either side as the client.
+#[must_use]
+pub fn subset() -> Vec<ProgramCell> {
+    // Six cells of each program and client follow each other: another one of them each time.
+    let all = all().into_iter().filter(|cell| !cell.program.is_long()).enumerate();
+    all.filter(|(index, _)| index % 6 == (index / 6) % 6).map(|(_, cell)| cell).collect()
+}
+
+/// How long either side may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How long ours may take to notice that the other has failed.
+const ALONE: Duration = Duration::from_secs(20);
+
+impl Bench {
+    /// Runs a program's cell: `ours` is the `rocinante` to run.
+    ///
+    /// # Errors
+    /// One of both fails, or says something else than it should: what both said.
+    pub fn run_program(&self, cell: &ProgramCell, ours: &Path) -> Step {
+        let setting = cell.setting;
+        let network = self.guest.network();
+        let container = network.container(&self.lab, setting.link);
+        let own: IpAddr = if setting.ipv6 {
+            container.ipv6().ok_or("the container has no IPv6")?.into()
+        } else {
+            container.ipv4().into()
+        };
+        let theirs = self.tool(
+            cell,
+            network.device(setting.link),
+            network.address(setting.link, setting.ipv6),
+        )?;
+        // They find each other by IPv4: perftest's programs can nothing else.
+        let (here, there) = (container.ipv4(), network.address(setting.link, false));
+        let port = next_port();
+        let program = cell.program;
+        let line = format!(
+            "{} {} -m {} -p {port} --netdev {} --bind {own} --json",
+            program.ours, program.options, setting.mtu, setting.backend
+        );
+        let compat = if program.gid == "-x" { " --compat perftest" } else { "" };
+        let ours = |host: &str| Ours::start(container, ours, &format!("{line}{compat} {host}"));
+        let theirs = |host: &str| {
+            let command = format!("exec {theirs} -p {port} {host}");
+            self.guest.start(&command, PATIENCE).map_err(|error| error.to_string())
+        };
+        let (ours, theirs) = match setting.requester {
+            Requester::Ours => {
+                let theirs = theirs("")?;
+                (ours(&there.to_string())?.finish(&theirs)?, theirs)
+            }
+            Requester::Rxe => {
+                let mut server = ours("")?;
+                server.says("waiting for a client")?;
+                let theirs = theirs(&here.to_string())?;
+                (server.finish(&theirs)?, theirs)
+            }
+        };
+        let theirs = ours.theirs.map_or_else(|| theirs.wait().map_err(|e| e.to_string()), Ok)?;
+        verdict(cell, &ours.done, &theirs)
+    }
+
+    /// The guest's command, without port and host.
+    fn tool(&self, cell: &ProgramCell, device: &str, address: IpAddr) -> Step<String> {
+        let ProgramCell { program, setting } = cell;
+        let table =
+            format!("cd /sys/class/infiniband/{device}/ports/1/gids && cat 0 1 2 3 4 5 6 7");
+        let table = self.guest.read(&table, Duration::from_secs(10)).map_err(|e| e.to_string())?;
+        let wanted = match address {
+            IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+            IpAddr::V6(v6) => v6,
+        };
+        let gids = table.lines().map(|line| line.trim().parse::<Ipv6Addr>().ok());
+        let index = gids
+            .into_iter()
+            .position(|gid| gid == Some(wanted))
+            .ok_or_else(|| format!("rxe: {device} has no GID for {address}: {table}"))?;
+        let Program { tool, options, gid, .. } = program;
+        Ok(format!("{tool} -d {device} {gid} {index} -m {} {options}", setting.mtu))
+    }
+}
+
+fn next_port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    20_000 + NEXT.fetch_add(1, Ordering::Relaxed) % 10_000
+}
+
+/// Our command while it runs.
+struct Ours {
+    child: ChildGuard,
+    stdout: JoinHandle<String>,
+    lines: Receiver<String>,
+    heard: String,
+}
+
+/// What it did.
+struct Done {
+    code: i32,
+    stdout: String,
+    stderr: String,
+}
+
+/// Both ends, as far as they were waited for.
+struct Ended {
+    done: Done,
+    theirs: Option<Outcome>,
+}
+
+impl Ours {
+    fn start(container: &Container, program: &Path, line: &str) -> Step<Self> {
+        let mut command = Command::new(program);
+        command.args(line.split_whitespace()).stdin(Stdio::null());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = container.spawn(&mut command).map_err(|error| error.to_string())?;
+        let stdout = child.child_mut().stdout.take().ok_or("no standard output")?;
+        let stderr = child.child_mut().stderr.take().ok_or("no standard error")?;
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+                let _ = sender.send(line);
+            }
+        });
+        let stdout = std::thread::spawn(move || {
+            let mut text = String::new();
+            let _ = BufReader::new(stdout).read_to_string(&mut text);
+            text
+        });
+        Ok(Self { child, stdout, lines, heard: String::new() })
+    }
+
+    /// Waits for a line of its standard error.
+    fn says(&mut self, what: &str) -> Step {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.lines.recv_timeout(left) {
+                Ok(line) => {
+                    let found = line.contains(what);
+                    self.heard += &(line + "\n");
+                    if found {
+                        return Ok(());
+                    }
+                }
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
+                    return Err(format!("ours: it never said {what:?}: {}", self.heard));
+                }
+            }
+        }
+    }
+
+    /// Waits for both ends. A server that waits for a client that has failed is not waited for.
+    fn finish(mut self, job: &Job) -> Step<Ended> {
+        let mut deadline = Instant::now() + PATIENCE;
+        let mut theirs: Option<Outcome> = None;
+        let status = loop {
+            if let Some(status) = self.child.try_wait().map_err(|error| error.to_string())? {
+                break status.code().unwrap_or(-1);
+            }
+            if theirs.is_none() {
+                theirs = job.try_wait();
+                if theirs.as_ref().is_some_and(|outcome| outcome.code != 0) {
+                    deadline = deadline.min(Instant::now() + ALONE);
+                }
+            }
+            if Instant::now() > deadline {
+                // Dropping it ends it.
+                break -1;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        let Self { child, stdout, lines, mut heard } = self;
+        drop(child);
+        let stdout = stdout.join().unwrap_or_default();
+        lines.into_iter().for_each(|line| heard += &(line + "\n"));
+        Ok(Ended { done: Done { code: status, stdout, stderr: heard }, theirs })
+    }
+}
+
+/// Both ended well, and both say that they did what they were asked for.
+fn verdict(cell: &ProgramCell, ours: &Done, theirs: &Outcome) -> Step {
+    let both = || {
+        format!(
+            "ours ended with {}: {}{}; theirs with {}: {}{}",
+            ours.code, ours.stdout, ours.stderr, theirs.code, theirs.stdout, theirs.stderr
+        )
+    };
+    if ours.code != 0 || theirs.code != 0 {
+        return Err(both());
+    }
+    let json = ours.stdout.lines().last().and_then(|line| serde_json::from_str(line).ok());
+    let json: serde_json::Value = json.ok_or_else(|| format!("no JSON: {}", both()))?;
+    if json["mtu"] != cell.setting.mtu {
+        return Err(format!("the path MTU is {}: {}", json["mtu"], both()));
+    }
+    let pingpong = cell.program.gid == "-g";
+    let fine = if pingpong {
+        json["validated"] == true && !theirs.stdout.contains("invalid data")
+    } else {
+        json["perftest"].is_string() && (theirs.stdout.contains("#bytes") || is_silent(cell))
+    };
+    if fine { Ok(()) } else { Err(format!("not what it should be: {}", both())) }
+}
+
+/// perftest's servers of latencies of what they take no part in print no table.
+fn is_silent(cell: &ProgramCell) -> bool {
+    let passive = matches!(cell.program.tool, "ib_read_lat" | "ib_atomic_lat");
+    passive && cell.setting.requester == Requester::Ours
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    /// Whoever changes this number says why: cells do not vanish.
+    #[test]
+    fn no_cell_is_missing() {
+        // 16 programs with either side as the client, 3 backends, 2 families; 2 long ones with either side as the client.
+        assert_eq!(all().len(), 16 * 2 * 3 * 2 + 2 * 2);
+        assert_eq!(subset().len(), 16 * 2);
+        let names: BTreeSet<String> = all().iter().map(ProgramCell::name).collect();
+        assert_eq!(names.len(), all().len());
+    }
+
+    #[test]
+    fn every_program_sees_every_path_mtu_and_link() {
+        let seen = |of: fn(&Setting) -> String, cells: &[ProgramCell]| {
+            let pairs = cells
+                .iter()
+                .filter(|cell| !cell.program.is_long())
+                .map(|cell| (cell.program.name, of(&cell.setting)));
+            pairs.collect::<BTreeSet<_>>().len()
+        };
+        assert_eq!(seen(|s| s.mtu.to_string(), &all()), 16 * 5);
+        assert_eq!(seen(|s| format!("{:?} {:?}", s.link, s.requester), &all()), 16 * 4);
+        // The part: all settings occur, though not with each program.
+        let of: [fn(&Setting) -> String; 4] = [
+            |s| s.mtu.to_string(),
+            |s| format!("{:?}", s.link),
+            |s| s.backend.to_string(),
+            |s| s.ipv6.to_string(),
+        ];
+        for (of, count) in of.into_iter().zip([5, 2, 3, 2]) {
+            let seen: BTreeSet<String> = subset().iter().map(|cell| of(&cell.setting)).collect();
+            assert_eq!(seen.len(), count, "{seen:?}");
+        }
+    }
+}
