@@ -34,19 +34,21 @@ pub(super) fn receiver_never_ready(s: &mut Session<'_>) -> Step {
 }
 
 pub(super) fn requests_lost(s: &mut Session<'_>) -> Step {
-    with_losses(s, true)
+    // Not more: Soft-RoCE begins to count anew only when a whole message got through.
+    with_losses(s, true, 6.0)
 }
 
 pub(super) fn responses_lost(s: &mut Session<'_>) -> Step {
-    with_losses(s, false)
+    // More: there are fewer of them, the more so where a READ's leave as one super-packet.
+    with_losses(s, false, 15.0)
 }
 
 /// Everything arrives once and in order though packets are lost.
-fn with_losses(s: &mut Session<'_>, requests: bool) -> Step {
+fn with_losses(s: &mut Session<'_>, requests: bool, percent: f64) -> Step {
     let len = 6 * s.mtu().min(2048) + 5;
     let what = s.packets_from(requests);
-    let rule = s.lose(&what, 15.0).map_err(|error| error.to_string())?;
-    for round in 0..12 {
+    let rule = s.lose(&what, percent).map_err(|error| error.to_string())?;
+    for round in 0..60 {
         s.active.fill(at(0, len), round)?;
         s.passive.receive(1, &[at(HALF, len)])?;
         let (write, read) = (s.passive.write_to(0, None), s.passive.read_from(0));
