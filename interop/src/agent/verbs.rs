@@ -22,6 +22,7 @@ type Result<T> = std::result::Result<T, String>;
 pub struct Verbs {
     netns: Option<Netns>,
     backend: Option<Backend>,
+    credits: bool,
     qps: Vec<Option<Qp>>,
     regions: Vec<Mr>,
     opened: Option<Opened>,
@@ -42,16 +43,24 @@ impl Agent for Verbs {
 }
 
 impl Verbs {
-    /// Rocinante's device in `netns`, with this backend, that is not open yet.
+    /// Rocinante's device in `netns`, with this backend, that is not open yet; with `credits` it tells its peers how many
+    /// receives it has posted.
     #[must_use]
-    pub fn soft(netns: &Netns, backend: Backend) -> Self {
-        Self { netns: Some(netns.clone()), backend: Some(backend), ..Self::kernel() }
+    pub fn soft(netns: &Netns, backend: Backend, credits: bool) -> Self {
+        Self { netns: Some(netns.clone()), backend: Some(backend), credits, ..Self::kernel() }
     }
 
     /// A device of the kernel's that is not open yet.
     #[must_use]
     pub fn kernel() -> Self {
-        Self { netns: None, backend: None, qps: vec![], regions: vec![], opened: None }
+        Self {
+            netns: None,
+            backend: None,
+            credits: false,
+            qps: vec![],
+            regions: vec![],
+            opened: None,
+        }
     }
 
     /// Runs `work` in the namespace of the device.
@@ -150,7 +159,7 @@ impl Verbs {
 
     fn open(&mut self, name: &str, address: IpAddr) -> Result<()> {
         let options = match self.backend {
-            Some(backend) => OpenOptions::new().netdev(backend),
+            Some(backend) => OpenOptions::new().netdev(backend).advertise_credits(self.credits),
             None => OpenOptions::new().device(name),
         };
         let ctx = self.inside(|| options.open(address))?.map_err(text)?;

@@ -80,10 +80,6 @@ enum Running {
 /// # Errors
 /// There is no serial port.
 pub fn serve() -> io::Result<()> {
-    let port = OpenOptions::new().read(true).write(true).open(find_port()?)?;
-    let out = Arc::new(Mutex::new(port.try_clone()?));
-    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease")?.trim().to_owned();
-    say(&out, &Reply::Ready { kernel })?;
     let heard = Arc::new(Mutex::new(Instant::now()));
     let last = heard.clone();
     std::thread::spawn(move || {
@@ -93,6 +89,10 @@ pub fn serve() -> io::Result<()> {
         eprintln!("the host is silent: the guest ends");
         std::process::exit(1);
     });
+    let port = OpenOptions::new().read(true).write(true).open(find_port()?)?;
+    let out = Arc::new(Mutex::new(port.try_clone()?));
+    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease")?.trim().to_owned();
+    say(&out, &Reply::Ready { kernel })?;
     let jobs = Jobs::default();
     for line in BufReader::new(port).lines() {
         let line = line?;

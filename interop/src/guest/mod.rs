@@ -9,7 +9,7 @@
 //! ```
 //!
 //! It is made of Debian packages ([`Image`]), needs about five seconds to boot where the processor must be emulated, and
-//! is gone with its handle, or with the process, however that ends.
+//! is gone with its handle, and with the process, however that ends.
 
 mod apt;
 pub mod control;
@@ -24,13 +24,13 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::PathBuf;
-use std::process::ChildStdin;
+use std::process::{ChildStdin, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use rocinante_cli::lab::{ChildGuard, Lab};
+use rocinante_cli::lab::{ChildGuard, Lab, Netns};
 
 pub use self::control::Outcome;
 use self::control::{Reply, Request, lock};
@@ -38,6 +38,7 @@ pub use self::image::Image;
 pub use self::network::{Link, Network};
 pub use self::qemu::Accelerator;
 use self::qemu::{Machine, Nic};
+use self::tool::Tool;
 use crate::error::{Error, Result};
 
 /// How long a boot may take before it counts as hung.
@@ -76,6 +77,7 @@ pub struct Guest {
     kernel: String,
     accelerator: Accelerator,
     network: Network,
+    _keeper: Sender<()>,
 }
 
 /// The control channel's end on the host.
@@ -108,6 +110,7 @@ impl Guest {
             let programs = config.programs.display();
             return Err(Error::new(format!("there is no rocinante-guest in {programs}: build it")));
         }
+        Tool::new(qemu::PROGRAM).arg("--version").read()?;
         let network = Network::prepare(lab)?;
         let machine = Machine {
             image,
@@ -132,7 +135,7 @@ impl Guest {
         accelerator: Accelerator,
         network: &Network,
     ) -> Result<Self> {
-        let mut child = lab.host().spawn(&mut machine.command(accelerator))?;
+        let (mut child, keeper) = start(lab.host(), &machine.command(accelerator))?;
         let (Some(to_guest), Some(from_guest), Some(console_pipe)) = (
             child.child_mut().stdin.take(),
             child.child_mut().stdout.take(),
@@ -175,7 +178,7 @@ impl Guest {
             }
         });
         let (accelerator, network) = (Accelerator::Tcg, network.clone());
-        Ok(Self { machine: child, console, control, kernel, accelerator, network })
+        Ok(Self { machine: child, console, control, kernel, accelerator, network, _keeper: keeper })
     }
 
     /// Its kernel's release.
@@ -315,6 +318,28 @@ impl Control {
         *lock(&self.to_guest) = None;
         lock(&self.waiting).clear();
     }
+}
+
+/// Starts a command in a namespace such that the kernel kills it when this process ends, however that happens. Linux ties this
+/// to the thread that started it (`PR_SET_PDEATHSIG`), so that thread stays until what is returned is dropped.
+fn start(netns: &Netns, command: &Command) -> Result<(ChildGuard, Sender<()>)> {
+    let mut bound = Command::new("setpriv");
+    bound.args(["--pdeathsig", "KILL", "--"]).arg(command.get_program()).args(command.get_args());
+    bound.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let netns = netns.clone();
+    let (give, given) = channel();
+    let (keeper, released) = channel();
+    std::thread::spawn(move || {
+        let child = match netns.enter() {
+            Ok(()) => ChildGuard::spawn(&mut bound).map_err(Error::from),
+            Err(error) => Err(Error::because("cannot enter the lab's namespace", error)),
+        };
+        let _ = give.send(child);
+        // Until the other end is gone.
+        let _ = released.recv();
+    });
+    let child = given.recv().map_err(|_| Error::new("cannot start the virtual machine"))??;
+    Ok((child, keeper))
 }
 
 /// A guest with KVM, if it is to be had.

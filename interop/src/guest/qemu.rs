@@ -1,7 +1,7 @@
 //! The command line of the virtual machine, and what runs it.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use super::control::PORT;
 use super::image::Image;
@@ -89,7 +89,6 @@ impl Machine<'_> {
             );
             command.args(["-netdev", &tap, "-device", &device]);
         }
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     }
 }

@@ -3,7 +3,7 @@
 use super::cell::Requester;
 use super::node::{BUFFER, SEND, Step, at, signaled};
 use super::scenario::Session;
-use crate::agent::proto::{LOCAL_WRITE, Op, Opcode, REMOTE_READ, Request, Send, State};
+use crate::agent::proto::{LOCAL_WRITE, Op, Opcode, REMOTE_READ, Reply, Request, Send, State};
 
 pub(super) fn wrong_key(s: &mut Session<'_>) -> Step {
     let (remote, rkey) = s.passive.remote(0);
@@ -38,7 +38,17 @@ fn refused(s: &mut Session<'_>, op: Op, status: &str) -> Step {
     s.active.ends(2, "WR_FLUSH_ERR")?;
     let state = s.active.state()?;
     s.active.expect(&state, &State::Err, "the state")?;
-    s.passive.untouched(at(0, 4096))
+    s.passive.untouched(at(0, 4096))?;
+    if s.setting.requester == Requester::Ours {
+        return Ok(());
+    }
+    // Rocinante's program hears of it, too.
+    let event = s.passive.ask(&Request::Async { timeout_ms: 5000 })?;
+    let wanted = match status {
+        "REM_ACCESS_ERR" => "local access violation work queue error",
+        _ => "invalid request local work queue error",
+    };
+    s.passive.expect(&event, &Reply::Async(Some(wanted.into())), "the event")
 }
 
 /// The message is longer than the receive.

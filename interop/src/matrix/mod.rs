@@ -67,7 +67,8 @@ impl Bench {
         let network = self.guest.network();
         let container = network.container(&self.lab, setting.link);
         let theirs = self.kernel_node(container, setting.link, setting.ipv6)?;
-        let soft = Verbs::soft(container.netns(), setting.backend);
+        let plan = cell.scenario.plan(setting.mtu);
+        let soft = Verbs::soft(container.netns(), setting.backend, plan.credits);
         let own = if setting.ipv6 {
             container.ipv6().ok_or("the container has no IPv6")?.into()
         } else {
@@ -78,7 +79,6 @@ impl Bench {
             Requester::Ours => (ours, theirs),
             Requester::Rxe => (theirs, ours),
         };
-        let plan = cell.scenario.plan(setting.mtu);
         let (lab, guest) = (&self.lab, &self.guest);
         let mut session = Session { active, passive, setting, plan, lab, guest };
         session.connect()?;

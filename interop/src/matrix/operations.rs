@@ -299,3 +299,23 @@ pub(super) fn psn_wraps(s: &mut Session<'_>) -> Step {
     }
     Ok(())
 }
+
+/// Rocinante's acknowledgements grant credits, and run out of them: who asks goes on all the same.
+pub(super) fn credits_granted(s: &mut Session<'_>) -> Step {
+    let len = s.mtu() + 1;
+    s.active.fill(at(0, len), 3)?;
+    s.passive.receive(0, &[at(HALF, len); 4])?;
+    let list: Vec<Send> = (0..12).map(|id| signaled(id, SEND, &[at(0, len)])).collect();
+    s.active.post(&list)?;
+    for id in 0..12 {
+        if id % 4 == 3 {
+            // There is none left by now, and the peer knows it.
+            s.passive.receive(id + 1, &[at(HALF, len); 4])?;
+        }
+        s.passive.received(id, len, None)?;
+    }
+    for id in 0..12 {
+        s.active.succeeds(id, Opcode::Send)?;
+    }
+    s.passive.holds(at(HALF, len), 3)
+}

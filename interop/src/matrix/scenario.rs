@@ -31,6 +31,8 @@ pub struct Plan {
     pub psns: [u32; 2],
     /// What the answering side's queue pair permits.
     pub access: u32,
+    /// Whether Rocinante's acknowledgements say how many receives it has posted, as hardware's do.
+    pub credits: bool,
 }
 
 impl Plan {
@@ -42,12 +44,14 @@ impl Plan {
                 timeout: 15,
                 // With 7 Soft-RoCE would try for ever.
                 retry_cnt: 6,
-                rnr_retry: 6,
+                // For ever: how fast receives are posted depends on the machine.
+                rnr_retry: 7,
                 min_rnr_timer: 12,
                 rd_atomic: 8,
             },
             psns: [0x12_3456, 0x65_4321],
             access: ALL,
+            credits: false,
         }
     }
 }
@@ -132,7 +136,7 @@ fn impatient(plan: &mut Plan) {
 }
 
 /// All scenarios.
-pub static SCENARIOS: [Scenario; 36] = [
+pub static SCENARIOS: [Scenario; 37] = [
     usual("send_sizes", operations::send_sizes),
     usual("send_zero", operations::send_zero),
     usual("send_immediate", operations::send_immediate),
@@ -154,6 +158,7 @@ pub static SCENARIOS: [Scenario; 36] = [
     usual("fence", operations::fence),
     usual("both_ask", operations::both_ask),
     planned("psn_wraps", |plan| plan.psns = [0xff_fffd, 0xff_fffe], operations::psn_wraps),
+    planned("credits_granted", |plan| plan.credits = true, operations::credits_granted),
     usual("receiver_not_ready", faults::receiver_not_ready),
     planned("receiver_never_ready", |plan| plan.how.rnr_retry = 2, faults::receiver_never_ready),
     needing(Needs::Bridge, "requests_lost", |_| {}, faults::requests_lost),

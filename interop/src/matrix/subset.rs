@@ -1,6 +1,7 @@
 //! The part of the matrix that every test run takes: few cells in which all pairs of properties occur.
 
-use std::collections::BTreeSet;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::cell::{Cell, all};
 
@@ -30,22 +31,32 @@ pub fn missing(cells: &[Cell]) -> Vec<String> {
     wanted.difference(&covered).map(|(_, a, _, b)| format!("{a} with {b}")).collect()
 }
 
-/// A subset in which every pair of properties occurs: always the cell with the most new pairs next.
+/// A subset in which every pair of properties occurs: always the cell with the most new pairs next, and of several the one
+/// whose properties were chosen least so far.
 #[must_use]
 pub fn cover() -> Vec<Cell> {
     let mut left: Vec<(Cell, Vec<Pair>)> =
         all().into_iter().map(|cell| (cell, pairs(&cell))).collect();
     let mut wanted: BTreeSet<Pair> = left.iter().flat_map(|(_, pairs)| pairs.clone()).collect();
-    let mut chosen = Vec::new();
+    let mut chosen: Vec<Cell> = Vec::new();
+    let mut uses: BTreeMap<String, usize> = BTreeMap::new();
     while !wanted.is_empty() {
         let news = |pairs: &[Pair]| pairs.iter().filter(|pair| wanted.contains(*pair)).count();
         left.retain(|(_, pairs)| news(pairs) > 0);
-        // Of several the first.
-        let best = left.iter().enumerate().rev().max_by_key(|(_, (_, pairs))| news(pairs));
+        let used = |cell: &Cell| -> usize {
+            cell.properties().iter().map(|property| uses.get(property).copied().unwrap_or(0)).sum()
+        };
+        let best = left
+            .iter()
+            .enumerate()
+            .max_by_key(|(at, (cell, pairs))| (news(pairs), Reverse(used(cell)), Reverse(*at)));
         let Some((at, _)) = best else { break };
         let (cell, pairs) = left.swap_remove(at);
         for pair in &pairs {
             wanted.remove(pair);
+        }
+        for property in cell.properties() {
+            *uses.entry(property).or_default() += 1;
         }
         chosen.push(cell);
     }
