@@ -32,31 +32,29 @@ pub fn missing(cells: &[Cell]) -> Vec<String> {
 }
 
 /// A subset in which every pair of properties occurs: always the cell with the most new pairs next, and of several the one
-/// whose properties were chosen least so far.
+/// whose pairs were chosen least so far.
 #[must_use]
 pub fn cover() -> Vec<Cell> {
     let mut left: Vec<(Cell, Vec<Pair>)> =
         all().into_iter().map(|cell| (cell, pairs(&cell))).collect();
     let mut wanted: BTreeSet<Pair> = left.iter().flat_map(|(_, pairs)| pairs.clone()).collect();
     let mut chosen: Vec<Cell> = Vec::new();
-    let mut uses: BTreeMap<String, usize> = BTreeMap::new();
+    let mut uses: BTreeMap<Pair, usize> = BTreeMap::new();
     while !wanted.is_empty() {
         let news = |pairs: &[Pair]| pairs.iter().filter(|pair| wanted.contains(*pair)).count();
         left.retain(|(_, pairs)| news(pairs) > 0);
-        let used = |cell: &Cell| -> usize {
-            cell.properties().iter().map(|property| uses.get(property).copied().unwrap_or(0)).sum()
+        let used = |pairs: &[Pair]| -> usize {
+            pairs.iter().map(|pair| uses.get(pair).copied().unwrap_or(0)).sum()
         };
         let best = left
             .iter()
             .enumerate()
-            .max_by_key(|(at, (cell, pairs))| (news(pairs), Reverse(used(cell)), Reverse(*at)));
+            .max_by_key(|(at, (_, pairs))| (news(pairs), Reverse(used(pairs)), Reverse(*at)));
         let Some((at, _)) = best else { break };
         let (cell, pairs) = left.swap_remove(at);
-        for pair in &pairs {
-            wanted.remove(pair);
-        }
-        for property in cell.properties() {
-            *uses.entry(property).or_default() += 1;
+        for pair in pairs {
+            wanted.remove(&pair);
+            *uses.entry(pair).or_default() += 1;
         }
         chosen.push(cell);
     }
