@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd::{Gid, Uid, setgid, setuid};
@@ -406,11 +406,19 @@ fn counters(ctx: &Context) -> Step {
     let wr = signaled(1, pair.write(), SendData::Sges(&sge));
     pair.a.post_send(&[wr]).map_err(|error| error.to_string())?;
     succeeds(&pair.sent, 1, WcOpcode::RdmaWrite)?;
-    let after = ctx.counters();
-    // Two packets there, and an acknowledgement back.
-    let sent = after.transport.sent_pkts - before.transport.sent_pkts;
-    let received = after.transport.rcvd_pkts - before.transport.rcvd_pkts;
-    ensure(sent >= 3 && received >= 3, || format!("{sent} sent, {received} received"))
+    // The kernel reads a device's counters anew only after a while: 10 ms unless set otherwise ("lifespan").
+    let deadline = Instant::now() + Duration::from_secs(5);
+    loop {
+        let after = ctx.counters();
+        // Two packets there, and an acknowledgement back.
+        let sent = after.transport.sent_pkts - before.transport.sent_pkts;
+        let received = after.transport.rcvd_pkts - before.transport.rcvd_pkts;
+        if sent >= 3 && received >= 3 {
+            return Ok(());
+        }
+        ensure(Instant::now() < deadline, || format!("{sent} sent, {received} received"))?;
+        std::thread::sleep(Duration::from_millis(2));
+    }
 }
 
 /// Four threads with a pair each on one domain, comparing memory.
