@@ -15,6 +15,7 @@
 //! | bandwidth in both directions | [`Lanes::flow`] | [`Lanes::flow`] |
 
 mod bulk;
+mod connected;
 mod flow;
 mod latency;
 mod spread;
@@ -28,6 +29,7 @@ use rocinante::{
 };
 
 pub use bulk::{Bulk, BulkOp, BulkResult, bulk, post_receives, receive_bulk};
+pub use connected::Connected;
 pub use flow::{FlowPlan, Flowed, Lane, Lanes, Receive};
 pub use latency::{RoundTrip, Side, round_trips, send_latency, write_latency};
 pub use spread::Spread;

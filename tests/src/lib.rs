@@ -22,6 +22,7 @@ pub mod harness;
 pub mod need;
 pub mod skip;
 pub mod snapshot;
+pub mod tshark;
 pub mod unique;
 
 pub use rocinante_cli::lab;

@@ -16,6 +16,7 @@ use rocinante_stack::wire::{
     Aeth, AtomicEth, Bth, Deth, Ext, ICRC_LEN, IpFields, Opcode, OpcodeInfo, Operation, Packet,
     Reth, Service, Syndrome,
 };
+use rocinante_tests::tshark::number;
 use rocinante_tests::{require, require_program};
 use serde_json::{Value, json};
 
@@ -274,20 +275,6 @@ fn scapy_has_the_same_opcodes() {
         }
     }
     assert_eq!(compared, 36);
-}
-
-/// Numbers that tshark prints, decimal or hexadecimal, with or without colons.
-fn number(text: &str) -> Option<u64> {
-    let text = text.trim();
-    match text {
-        "" => None,
-        "True" => Some(1),
-        "False" => Some(0),
-        _ => match text.strip_prefix("0x") {
-            Some(digits) => u64::from_str_radix(digits, 16).ok(),
-            None => text.parse().ok(),
-        },
-    }
 }
 
 /// Bytes that tshark prints as hexadecimal digits.

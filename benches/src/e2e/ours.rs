@@ -3,12 +3,9 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
-use rocinante::{
-    Access, Backend, ConnectOptions, Context, Cq, Exchange, Hello, Mr, Mtu, OpenOptions, Qp,
-    RemoteRegion, VerbsError,
-};
+use rocinante::{Backend, Exchange, Mtu, OpenOptions, VerbsError};
 use rocinante_cli::measure::{
-    Bulk, BulkOp, End, MeasureError, Side, Until, bulk, serve, write_latency,
+    Bulk, BulkOp, Connected, End, MeasureError, Side, Until, bulk, serve, write_latency,
 };
 use serde_json::{Value, json};
 
@@ -19,14 +16,8 @@ const DEPTH: u32 = 1024;
 const PATIENCE: Duration = Duration::from_secs(10);
 const WARM_UP: Duration = Duration::from_millis(20);
 
-/// A connected queue pair and what belongs to it.
-pub(super) struct Device {
-    ctx: Context,
-    cq: Cq,
-    mr: Mr,
-    qp: Qp,
-    peer: RemoteRegion,
-}
+/// A connected queue pair.
+pub(super) struct Device(Connected);
 
 impl Device {
     /// Opens the device of `address` and connects it to the one at the other end of `exchange`.
@@ -40,30 +31,12 @@ impl Device {
         exchange: &mut Exchange,
     ) -> Result<Self, VerbsError> {
         let ctx = OpenOptions::new().netdev(backend).open(IpAddr::V4(address))?;
-        let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(DEPTH)?);
-        // One half is sent from, the other written to.
-        let mr = pd.allocate(2 * REGION, Access::ALL)?;
-        let pattern: Vec<u8> = (0..2 * REGION).map(|i| ((i * 31) >> 3) as u8).collect();
-        mr.write(0, &pattern);
-        let qp = pd.qp(&cq, &cq).max_send_wr(DEPTH).max_inline_data(64).build()?;
-        let peer = exchange.swap(&Hello {
-            endpoints: vec![qp.endpoint()],
-            regions: vec![RemoteRegion::from(&mr)],
-            note: String::new(),
-        })?;
-        let (Some(endpoint), Some(region)) = (peer.endpoints.first(), peer.regions.first()) else {
-            return Err(VerbsError::Exchange("the peer has no queue pair".into()));
-        };
         let mtu = u32::try_from(mtu).ok().and_then(Mtu::from_bytes);
-        let options = ConnectOptions { mtu, ..ConnectOptions::default() };
-        let qp = qp.connect(endpoint, &options).map_err(|(_, error)| error)?;
-        exchange.barrier("connected")?;
-        Ok(Self { ctx, cq, mr, qp, peer: *region })
+        Ok(Self(Connected::new(ctx, mtu, DEPTH, REGION, exchange)?))
     }
 
     fn end(&self) -> End<'_> {
-        let Self { ctx, cq, mr, qp, peer } = self;
-        End { ctx, qp, cq, mr, remote: *peer, patience: PATIENCE }
+        self.0.end(PATIENCE)
     }
 
     /// Measures what `plan` says, together with [`answer`](Self::answer) at the other end.
@@ -130,7 +103,7 @@ impl Device {
                     Until::Time(Duration::ZERO),
                 )?;
             } else {
-                serve(&self.ctx, exchange, "done")?;
+                serve(self.0.ctx(), exchange, "done")?;
             }
         }
         Ok(())
@@ -139,7 +112,7 @@ impl Device {
     /// Counters that explain a figure.
     #[must_use]
     pub(super) fn notes(&self) -> Value {
-        let counters = self.ctx.counters();
+        let counters = self.0.ctx().counters();
         let transport: serde_json::Map<String, Value> = counters
             .transport
             .iter()

@@ -6,17 +6,14 @@ use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use rocinante::{
-    Access, Backend, ConnectOptions, Context, Cq, Exchange, Hello, Mr, Mtu, OpenOptions, Qp,
-    RemoteRegion,
-};
+use rocinante::{Backend, Context, Exchange, Mtu, OpenOptions};
 use serde::{Deserialize, Serialize};
 
 use super::figure::{Key, Step, Target};
 use crate::cores;
 use crate::measure::{
-    Bulk, BulkOp, BulkResult, End, MeasureError, RoundTrip, Side, Until, bulk, round_trips, serve,
-    write_latency,
+    Bulk, BulkOp, BulkResult, Connected, End, MeasureError, RoundTrip, Side, Until, bulk,
+    round_trips, serve, write_latency,
 };
 use crate::output::Failure;
 
@@ -95,7 +92,8 @@ impl Job {
             Role::Sender => Exchange::connect(SocketAddr::from((self.remote, PORT)), PATIENCE)?,
         };
         exchange.set_patience(Some(Duration::from_secs_f64(self.limit)))?;
-        let device = Device::connect(ctx, self.mtu, &mut exchange)?;
+        let mtu = Mtu::from_bytes(self.mtu);
+        let device = Device(Connected::new(ctx, mtu, DEPTH, HALF, &mut exchange)?);
         let mut figures = Vec::new();
         for &step in &self.steps {
             exchange.barrier("ready")?;
@@ -160,37 +158,12 @@ impl Job {
     }
 }
 
-/// A connected queue pair and what belongs to it.
-struct Device {
-    ctx: Context,
-    cq: Cq,
-    mr: Mr,
-    qp: Qp,
-    peer: RemoteRegion,
-}
+/// A connected queue pair.
+struct Device(Connected);
 
 impl Device {
-    fn connect(ctx: Context, mtu: u32, exchange: &mut Exchange) -> Result<Self, Failure> {
-        let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(2 * DEPTH)?);
-        let mr = pd.allocate(2 * HALF, Access::ALL)?;
-        let qp = pd.qp(&cq, &cq).max_send_wr(DEPTH).max_inline_data(64).build()?;
-        let peer = exchange.swap(&Hello {
-            endpoints: vec![qp.endpoint()],
-            regions: vec![RemoteRegion::from(&mr)],
-            note: String::new(),
-        })?;
-        let (Some(endpoint), Some(region)) = (peer.endpoints.first(), peer.regions.first()) else {
-            return Err(Failure::Failed("the peer has no queue pair".into()));
-        };
-        let options = ConnectOptions { mtu: Mtu::from_bytes(mtu), ..ConnectOptions::default() };
-        let qp = qp.connect(endpoint, &options).map_err(|(_, error)| error)?;
-        exchange.barrier("connected")?;
-        Ok(Self { ctx, cq, mr, qp, peer: *region })
-    }
-
     fn end(&self) -> End<'_> {
-        let Self { ctx, cq, mr, qp, peer } = self;
-        End { ctx, qp, cq, mr, remote: *peer, patience: PATIENCE }
+        self.0.end(PATIENCE)
     }
 
     /// The result, and the seconds that all processors were busy meanwhile.
@@ -212,7 +185,7 @@ impl Device {
             return Ok(());
         };
         match target {
-            Target::Active => serve(&self.ctx, exchange, "done")?,
+            Target::Active => serve(self.0.ctx(), exchange, "done")?,
             Target::Passive => exchange.barrier("done")?,
         }
         Ok(())

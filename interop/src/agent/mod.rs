@@ -11,6 +11,7 @@ use std::net::{TcpListener, TcpStream};
 pub use self::remote::Remote;
 pub use self::verbs::Verbs;
 use proto::{Difference, Reply, Request};
+use rocinante_tests::harness::pattern;
 
 /// A device that does what it is asked.
 pub trait Agent {
@@ -54,22 +55,6 @@ fn attend(stream: &TcpStream, agent: &mut impl Agent) -> io::Result<()> {
         out.write_all((serde_json::to_string(&reply)? + "\n").as_bytes())?;
     }
     Ok(())
-}
-
-/// `len` bytes that differ with `seed` and do not repeat soon.
-#[must_use]
-pub fn pattern(len: usize, seed: u64) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut bytes = Vec::with_capacity(len + 8);
-    while bytes.len() < len {
-        // xorshift64*
-        state ^= state >> 12;
-        state ^= state << 25;
-        state ^= state >> 27;
-        bytes.extend_from_slice(&state.wrapping_mul(0x2545_f491_4f6c_dd1d).to_le_bytes());
-    }
-    bytes.truncate(len);
-    bytes
 }
 
 /// How `bytes` differ from the pattern of a seed, from a byte of it on; without a seed, from zeros.

@@ -22,7 +22,7 @@ pub enum Request {
         /// Bits of `IBV_ACCESS_*`.
         access: u32,
     },
-    /// Fill a range with [`pattern`](super::pattern) of a seed.
+    /// Fill a range with [`pattern`](rocinante_tests::harness::pattern) of a seed.
     Fill {
         /// Which region, from which byte, how many.
         range: Range,
@@ -33,7 +33,7 @@ pub enum Request {
     Compare {
         /// Which region, from which byte, how many.
         range: Range,
-        /// [`pattern`](super::pattern) of this seed, from this byte of it on; nothing means zeros.
+        /// [`pattern`](rocinante_tests::harness::pattern) of this seed, from this byte of it on; nothing means zeros.
         with: Option<(u64, usize)>,
     },
     /// Store eight bytes in the machine's order.

@@ -13,7 +13,9 @@ use rocinante_cli::lab::Netns;
 use super::proto::{
     Completion, Connection, Op, Opcode, Peer, Range, Remote, Reply, Request, Send, State,
 };
-use super::{Agent, CQ_DEPTH, ELEMENTS, INLINE, QUEUE_DEPTH, difference, pattern};
+use rocinante_tests::harness::pattern;
+
+use super::{Agent, CQ_DEPTH, ELEMENTS, INLINE, QUEUE_DEPTH, difference};
 
 type Result<T> = std::result::Result<T, String>;
 

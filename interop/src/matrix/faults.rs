@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::node::{BUFFER, SEND, Step, at, signaled};
+use super::operations::write_send_read;
 use super::scenario::Session;
 use crate::agent::proto::{Opcode, State};
 
@@ -49,21 +50,7 @@ fn with_losses(s: &mut Session<'_>, requests: bool, percent: f64) -> Step {
     let what = s.packets_from(requests);
     let rule = s.lose(&what, percent).map_err(|error| error.to_string())?;
     for round in 0..60 {
-        s.active.fill(at(0, len), round)?;
-        s.passive.receive(1, &[at(HALF, len)])?;
-        let (write, read) = (s.passive.write_to(0, None), s.passive.read_from(0));
-        s.active.post(&[
-            signaled(0, write, &[at(0, len)]),
-            signaled(1, SEND, &[at(0, len)]),
-            signaled(2, read, &[at(HALF, len)]),
-        ])?;
-        s.active.succeeds(0, Opcode::Write)?;
-        s.active.succeeds(1, Opcode::Send)?;
-        s.active.succeeds(2, Opcode::Read)?;
-        s.passive.received(1, len, None)?;
-        s.passive.holds(at(0, len), round)?;
-        s.passive.holds(at(HALF, len), round)?;
-        s.active.holds(at(HALF, len), round)?;
+        write_send_read(s, len, round, false)?;
         let lost = rule.counter().map_err(|error| error.to_string())?.packets;
         if round >= 2 && lost >= 3 {
             return Ok(());

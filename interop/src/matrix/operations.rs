@@ -281,22 +281,28 @@ pub(super) fn both_ask(s: &mut Session<'_>) -> Step {
 pub(super) fn psn_wraps(s: &mut Session<'_>) -> Step {
     let len = 4 * s.mtu() + 3;
     for round in 0..2 {
-        s.active.fill(at(0, len), round)?;
-        s.passive.receive(1, &[at(HALF, len)])?;
-        let (write, read) = (s.passive.write_to(0, None), s.passive.read_from(0));
-        s.active.post(&[
-            signaled(0, write, &[at(0, len)]),
-            signaled(1, SEND, &[at(0, len)]),
-            Send { fence: true, ..signaled(2, read, &[at(HALF, len)]) },
-        ])?;
-        s.active.succeeds(0, Opcode::Write)?;
-        s.active.succeeds(1, Opcode::Send)?;
-        s.active.succeeds(2, Opcode::Read)?;
-        s.passive.received(1, len, None)?;
-        s.passive.holds(at(0, len), round)?;
-        s.passive.holds(at(HALF, len), round)?;
-        s.active.holds(at(HALF, len), round)?;
+        write_send_read(s, len, round, true)?;
     }
+    Ok(())
+}
+
+/// A WRITE, a SEND and a READ of what the WRITE brought, all bytes of which say the `round`.
+pub(super) fn write_send_read(s: &mut Session<'_>, len: usize, round: u64, fence: bool) -> Step {
+    s.active.fill(at(0, len), round)?;
+    s.passive.receive(1, &[at(HALF, len)])?;
+    let (write, read) = (s.passive.write_to(0, None), s.passive.read_from(0));
+    s.active.post(&[
+        signaled(0, write, &[at(0, len)]),
+        signaled(1, SEND, &[at(0, len)]),
+        Send { fence, ..signaled(2, read, &[at(HALF, len)]) },
+    ])?;
+    s.active.succeeds(0, Opcode::Write)?;
+    s.active.succeeds(1, Opcode::Send)?;
+    s.active.succeeds(2, Opcode::Read)?;
+    s.passive.received(1, len, None)?;
+    s.passive.holds(at(0, len), round)?;
+    s.passive.holds(at(HALF, len), round)?;
+    s.active.holds(at(HALF, len), round)?;
     Ok(())
 }
 

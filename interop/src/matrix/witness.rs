@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use rocinante_cli::lab::{ChildGuard, Netns};
+use rocinante_tests::tshark::number;
 
 use super::Bench;
 use super::cell::{Cell, Requester, Setting};
@@ -114,18 +115,6 @@ fn parse(line: &str, from: &Node) -> Step<(bool, Fields)> {
         }
     }
     Ok((source == from.address().to_string(), fields))
-}
-
-fn number(text: &str) -> Option<u64> {
-    match text {
-        "" => None,
-        "True" => Some(1),
-        "False" => Some(0),
-        _ => match text.strip_prefix("0x") {
-            Some(digits) => u64::from_str_radix(digits, 16).ok(),
-            None => text.parse().ok(),
-        },
-    }
 }
 
 impl Bench {
