@@ -12,7 +12,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 9] = [
     ("rocinante-cli", &["rocinante", "rocinante-stack", "rocinante-netdev"]),
     ("rocinante-examples", &["rocinante"]),
     ("rocinante-tests", &["rocinante-cli", "rocinante", "rocinante-stack", "rocinante-netdev"]),
-    ("rocinante-interop", &["rocinante-tests", "rocinante-cli", "rocinante"]),
+    ("rocinante-interop", &["rocinante-tests", "rocinante-cli", "rocinante-examples", "rocinante"]),
     ("rocinante-benches", &["rocinante-cli", "rocinante", "rocinante-stack", "rocinante-netdev"]),
     ("xtask", &[]),
 ];

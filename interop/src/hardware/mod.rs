@@ -8,12 +8,13 @@ mod programs;
 mod refusals;
 
 use std::fmt;
+use std::path::Path;
 use std::time::Duration;
 
 use crate::guest::Link;
 use crate::matrix::{Bench, SCENARIOS, Scenario, Step};
 use checks::CHECKS;
-use programs::PROGRAMS;
+use programs::{Kernel, PROGRAMS, Side};
 use refusals::REFUSALS;
 
 /// How long a command in the guest may take.
@@ -33,8 +34,13 @@ pub enum Cell {
     },
     /// One of [`CHECKS`].
     Check(&'static str),
-    /// One of the commands of `rocinante`.
-    Program(&'static programs::Program),
+    /// One of the commands of `rocinante` or of the examples.
+    Program {
+        /// Which.
+        program: &'static programs::Program,
+        /// Who has the kernel's device.
+        kernel: Kernel,
+    },
     /// Something is missing or forbidden.
     Refusal(&'static refusals::Refusal),
 }
@@ -43,7 +49,17 @@ pub enum Cell {
 #[must_use]
 pub fn all(whole: bool) -> Vec<Cell> {
     let mut cells: Vec<Cell> = CHECKS.iter().map(|check| Cell::Check(check.name)).collect();
-    cells.extend(PROGRAMS.iter().map(Cell::Program));
+    for (number, program) in PROGRAMS.iter().enumerate() {
+        for kernel in Kernel::ALL {
+            // Of the two with one end in software one, in turns.
+            let turn = [Kernel::Client, Kernel::Server][number % 2];
+            let chosen =
+                kernel == Kernel::Both || program.has_client() && (whole || kernel == turn);
+            if chosen {
+                cells.push(Cell::Program { program, kernel });
+            }
+        }
+    }
     cells.extend(REFUSALS.iter().map(Cell::Refusal));
     let scenarios = SCENARIOS.iter().filter(|scenario| scenario.fits_anywhere());
     for (number, scenario) in scenarios.enumerate() {
@@ -66,28 +82,39 @@ impl fmt::Display for Cell {
                 write!(f, "hardware::both::{}::{family}::{mtu}", scenario.name)
             }
             Self::Check(name) => write!(f, "hardware::check::{name}"),
-            Self::Program(program) => write!(f, "hardware::program::{}", program.name),
+            Self::Program { program, kernel } => {
+                write!(f, "hardware::program::{}::{kernel}", program.name)
+            }
             Self::Refusal(refusal) => write!(f, "hardware::refusal::{}", refusal.name),
         }
     }
 }
 
 impl Cell {
-    /// Runs it.
+    /// Runs it; `programs` is the directory that the guest sees at `/host`.
     ///
     /// # Errors
     /// What was otherwise than it should be.
-    pub fn run(&self, bench: &Bench) -> Step {
+    pub fn run(&self, bench: &Bench, programs: &Path) -> Step {
         let network = bench.guest.network();
-        let (device, address) =
-            (network.device(Link::Veth), network.address(Link::Veth, false).to_string());
+        let (device, ip) = (network.device(Link::Veth), network.address(Link::Veth, false));
+        let address = ip.to_string();
         match self {
             Self::Both { scenario, ipv6, mtu } => bench.run_between_kernels(scenario, *ipv6, *mtu),
             Self::Check(name) => {
                 let command = format!("/host/rocinante-guest check {name} {device} {address}");
                 bench.guest.read(&command, PATIENCE).map(drop).map_err(|error| error.to_string())
             }
-            Self::Program(program) => program.run(&bench.guest, device, &address),
+            Self::Program { program, kernel } => {
+                let container = network.container(&bench.lab, Link::Veth);
+                let guest = || Side::Guest(&bench.guest, device, ip);
+                let soft = || Side::Container(container, programs);
+                match kernel {
+                    Kernel::Both => program.run(&guest(), &guest()),
+                    Kernel::Client => program.run(&soft(), &guest()),
+                    Kernel::Server => program.run(&guest(), &soft()),
+                }
+            }
             Self::Refusal(refusal) => refusal.run(&bench.guest, device, &address),
         }
     }
@@ -102,10 +129,11 @@ mod tests {
     #[test]
     fn no_cell_is_missing() {
         let (whole, subset) = (all(true), all(false));
-        let fixed = CHECKS.len() + PROGRAMS.len() + REFUSALS.len();
-        // 34 scenarios that need no bridge.
-        assert_eq!((whole.len(), subset.len()), (fixed + 34 * 4, fixed + 34));
-        assert_eq!((CHECKS.len(), PROGRAMS.len(), REFUSALS.len()), (13, 9, 7));
+        let fixed = CHECKS.len() + REFUSALS.len();
+        // 34 scenarios that need no bridge; a program with one side, and 10 with two.
+        assert_eq!(whole.len(), fixed + 34 * 4 + 1 + 10 * 3);
+        assert_eq!(subset.len(), fixed + 34 + 1 + 10 * 2);
+        assert_eq!((CHECKS.len(), PROGRAMS.len(), REFUSALS.len()), (13, 11, 7));
         let names: BTreeSet<String> = whole.iter().map(Cell::to_string).collect();
         assert_eq!(names.len(), whole.len());
         assert!(subset.iter().all(|cell| names.contains(&cell.to_string())));

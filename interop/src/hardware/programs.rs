@@ -1,33 +1,61 @@
-//! The commands of `rocinante` inside the guest, with the kernel's device at both ends.
+//! The commands of `rocinante` and the examples on the kernel's device: at both ends inside the guest, and at one end with the device in
+//! software in a container at the other.
 
-use crate::guest::Guest;
+use std::fmt;
+use std::net::IpAddr;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use rocinante_cli::lab::{ChildGuard, Container};
+
+use crate::guest::{Guest, Job, Outcome};
 use crate::matrix::Step;
 
 /// TCP port on which two sides find each other.
 const PORT: u16 = 18_600;
 
-/// A command with two sides, or with one.
+/// The command, and the examples, by the names that both sides' directories of programs have for them.
+const ROCINANTE: &str = "rocinante-guest rocinante";
+const RC_PINGPONG: &str = "rc_pingpong-under-interop";
+const KV_STORE: &str = "kv_store-under-interop";
+
+/// A program with two sides, or with one.
 pub struct Program {
     /// Its name.
     pub(super) name: &'static str,
-    command: &'static str,
-    /// Options of the client; `None` if there is but one side.
-    client: Option<&'static str>,
+    /// What both sides run, before their options.
+    program: &'static str,
+    /// What comes between program and options at the server.
+    server: &'static str,
+    /// The same at the client, and what comes at the end; `None` if there is but one side.
+    client: Option<[&'static str; 2]>,
+    /// The option for the TCP port.
+    port: &'static str,
+    /// Whether the server ends with its client.
+    ends: bool,
     /// What the only side, or the client, must say.
     says: &'static [&'static str],
 }
 
-const fn two(name: &'static str, command: &'static str, client: &'static str) -> Program {
-    Program { name, command, client: Some(client), says: &[] }
+const fn two(name: &'static str, command: &'static str, options: &'static str) -> Program {
+    Program {
+        name,
+        program: ROCINANTE,
+        server: command,
+        client: Some([command, options]),
+        port: "-p",
+        ends: true,
+        says: &[],
+    }
 }
 
 /// All of them.
-pub(super) static PROGRAMS: [Program; 9] = [
+pub(super) static PROGRAMS: [Program; 11] = [
     Program {
         name: "devices",
-        command: "devices",
         client: None,
         says: &["hca_id: rxe0", "PORT_ACTIVE, Ethernet", "GID[", "active path mtu:  4096"],
+        ..two("", "devices", "")
     },
     two("pingpong", "pingpong -c", "-n 100"),
     two("pingpong_events", "pingpong -c -e", "-n 100"),
@@ -37,39 +65,157 @@ pub(super) static PROGRAMS: [Program; 9] = [
     two("write_lat", "perf write-lat", "-n 50"),
     two("send_lat", "perf send-lat", "-n 50"),
     two("atomic_lat", "perf atomic-lat", "-n 50"),
+    Program {
+        program: RC_PINGPONG,
+        port: "--iters 100 --size 5000 --port",
+        says: &["100 messages of 5000 bytes there and back, all verified"],
+        ..two("rc_pingpong", "", "")
+    },
+    Program {
+        program: KV_STORE,
+        server: "serve",
+        client: Some(["demo", "--iters 25"]),
+        port: "--port",
+        ends: false,
+        says: &["2 x 25 updates under locks, none lost", "all verified"],
+        ..two("kv_store", "", "")
+    },
 ];
 
-impl Program {
-    pub(super) fn run(&self, guest: &Guest, device: &str, address: &str) -> Step {
-        let program = format!("/host/rocinante-guest rocinante {}", self.command);
-        let Some(client) = self.client else {
-            return self.check(&read(guest, &program)?);
-        };
-        // The agent has the usual port.
-        let side = format!("{program} --device {device} --bind {address} -p {PORT}");
-        let server = guest.start(&side, super::PATIENCE).map_err(|error| error.to_string())?;
-        let said = read(guest, &format!("{side} {address} {client}"));
-        let served = match &said {
-            Ok(_) => server.wait(),
-            Err(_) => server.kill(),
-        };
-        let served = served.map_err(|error| error.to_string())?;
-        let said = said.map_err(|why| format!("{why}; the server: {}", served.stderr))?;
-        if served.code != 0 {
-            return Err(format!("the server ended with {}: {}", served.code, served.stderr));
+/// Who has the kernel's device; the other has the one in software.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kernel {
+    /// Both.
+    Both,
+    /// The client.
+    Client,
+    /// The server.
+    Server,
+}
+
+impl Kernel {
+    pub(super) const ALL: [Self; 3] = [Self::Both, Self::Client, Self::Server];
+}
+
+impl fmt::Display for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Both => "both",
+            Self::Client => "client",
+            Self::Server => "server",
+        })
+    }
+}
+
+/// A machine, its device, and where its programs are.
+pub(super) enum Side<'a> {
+    /// The guest, with the kernel's device of this name.
+    Guest(&'a Guest, &'a str, IpAddr),
+    /// A container, with the device in software.
+    Container(&'a Container, &'a Path),
+}
+
+/// A program while it runs.
+enum Running {
+    Guest(Job),
+    Container(Box<ChildGuard>),
+}
+
+impl Side<'_> {
+    fn address(&self) -> IpAddr {
+        match self {
+            Self::Guest(_, _, address) => *address,
+            Self::Container(container, _) => container.ipv4().into(),
         }
-        self.check(&said)
     }
 
-    fn check(&self, said: &str) -> Step {
-        match self.says.iter().find(|part| !said.contains(*part)) {
-            None if said.is_empty() => Err("it said nothing".into()),
-            None => Ok(()),
-            Some(part) => Err(format!("{part:?} is not in {said:?}")),
+    fn start(&self, program: &str, line: &str) -> Step<Running> {
+        match self {
+            Self::Guest(guest, _, _) => guest
+                .start(&format!("exec /host/{program} {line}"), super::PATIENCE)
+                .map(Running::Guest)
+                .map_err(|error| error.to_string()),
+            Self::Container(container, programs) => {
+                let mut words = program.split(' ').chain(line.split_whitespace());
+                let mut command = Command::new(programs.join(words.next().unwrap_or_default()));
+                command.args(words).stdin(Stdio::null());
+                command.stdout(Stdio::piped()).stderr(Stdio::piped());
+                let child = container.spawn(&mut command).map_err(|error| error.to_string())?;
+                Ok(Running::Container(Box::new(child)))
+            }
+        }
+    }
+
+    /// What says which device, by which address and over which port the sides find each other.
+    fn options(&self, program: &Program) -> String {
+        let device = match self {
+            Self::Guest(_, device, _) => format!("--device {device} "),
+            Self::Container(..) => String::new(),
+        };
+        format!("{device}--bind {} {} {PORT}", self.address(), program.port)
+    }
+}
+
+impl Running {
+    fn wait(self) -> Step<Outcome> {
+        match self {
+            Self::Guest(job) => job.wait().map_err(|error| error.to_string()),
+            Self::Container(child) => {
+                let output = child.wait_with_output(super::PATIENCE);
+                let output = output.map_err(|error| error.to_string())?;
+                let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+                let code = output.status.code().unwrap_or(-1);
+                Ok(Outcome { code, stdout: text(&output.stdout), stderr: text(&output.stderr) })
+            }
+        }
+    }
+
+    /// Ends it; what it has said.
+    fn kill(self) -> Step<Outcome> {
+        match self {
+            Self::Guest(job) => job.kill().map_err(|error| error.to_string()),
+            Self::Container(mut child) => {
+                child.signal(nix::sys::signal::Signal::SIGKILL);
+                Self::Container(child).wait()
+            }
         }
     }
 }
 
-fn read(guest: &Guest, command: &str) -> Step<String> {
-    guest.read(command, super::PATIENCE).map_err(|error| error.to_string())
+impl Program {
+    /// Whether it has two sides.
+    pub(super) fn has_client(&self) -> bool {
+        self.client.is_some()
+    }
+
+    /// Runs it; a program with one side runs at the client's.
+    pub(super) fn run(&self, server: &Side<'_>, client: &Side<'_>) -> Step {
+        let Some([command, options]) = self.client else {
+            let outcome = client.start(self.program, self.server)?.wait()?;
+            return self.check(&outcome, "");
+        };
+        let line = format!("{} {}", self.server, server.options(self));
+        let serving = server.start(self.program, &line)?;
+        let (own, to) = (client.options(self), server.address());
+        let asked = client.start(self.program, &format!("{command} {own} {to} {options}"))?.wait();
+        let well = asked.as_ref().is_ok_and(|outcome| outcome.code == 0);
+        let served = if self.ends && well { serving.wait() } else { serving.kill() }?;
+        let said = format!("{} {}", served.stdout.trim(), served.stderr.trim());
+        self.check(&asked?, &said)?;
+        if self.ends && served.code != 0 {
+            return Err(format!("the server ended with {}: {said}", served.code));
+        }
+        Ok(())
+    }
+
+    fn check(&self, outcome: &Outcome, server: &str) -> Step {
+        let Outcome { code, stdout, stderr } = outcome;
+        let otherwise = |what: String| Err(format!("{what}: {stdout}{stderr}; server: {server}"));
+        match self.says.iter().find(|part| !stdout.contains(*part)) {
+            _ if *code != 0 => otherwise(format!("it ended with {code}")),
+            None if stdout.is_empty() => otherwise("it said nothing".into()),
+            None => Ok(()),
+            Some(part) => otherwise(format!("it did not say {part:?}")),
+        }
+    }
 }

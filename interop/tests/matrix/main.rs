@@ -67,6 +67,12 @@ fn main() -> ExitCode {
 /// What other programs talk to.
 const OURS: &str = env!("CARGO_BIN_EXE_rocinante-under-interop");
 
+/// Where the programs are: the guest sees it at `/host`.
+fn host_programs() -> &'static Path {
+    let guest = Path::new(env!("CARGO_BIN_EXE_rocinante-guest"));
+    guest.parent().unwrap_or(Path::new("."))
+}
+
 /// A named test.
 enum Test {
     /// A cell of the matrix.
@@ -92,7 +98,7 @@ impl Test {
     fn run(&self, bench: &Bench) -> std::result::Result<(), String> {
         match self {
             Self::Cell(cell) => bench.run(cell),
-            Self::Hardware(cell) => cell.run(bench),
+            Self::Hardware(cell) => cell.run(bench, host_programs()),
             Self::Program(cell) => bench.run_program(cell, Path::new(OURS)),
             Self::Witness(setting) => match need::program("tshark") {
                 Ok(()) => bench.witness(*setting),
@@ -127,9 +133,7 @@ fn boot() -> Result<Bench> {
     let start = Instant::now();
     let lab = Lab::new(&LabConfig { containers: 1, ..LabConfig::default() })?;
     let image = Image::prepare()?;
-    let programs = Path::new(env!("CARGO_BIN_EXE_rocinante-guest"));
-    let programs = programs.parent().unwrap_or(Path::new("."));
-    let guest = Guest::boot(&lab, &image, &GuestConfig::new(programs))?;
+    let guest = Guest::boot(&lab, &image, &GuestConfig::new(host_programs()))?;
     let (kernel, accelerator) = (guest.kernel().to_owned(), guest.accelerator());
     let bench = Bench::new(lab, guest)?;
     let seconds = start.elapsed().as_secs_f64();
