@@ -16,6 +16,7 @@ use rocinante_stack::types::Time;
 
 use super::front::QpShared;
 use super::shard::Shard;
+use super::spin::Spin;
 use crate::event::AsyncEvent;
 use crate::wake;
 
@@ -43,8 +44,6 @@ pub(crate) struct Core {
     event_fd: OwnedFd,
 }
 
-/// How long the background thread looks for more after it found something.
-const SPIN: Duration = Duration::from_micros(30);
 /// How often it looks whether the program still drives.
 const ASIDE: Duration = Duration::from_micros(500);
 /// The same at most while a thread of the program sleeps on the port; if nothing happens for so long, it rests.
@@ -199,6 +198,7 @@ impl Core {
         let mut seen = self.epoch.load(Ordering::Relaxed);
         let mut aside = ASIDE;
         let mut active_until = Instant::now();
+        let mut spin = Spin::new();
         // It was woken for something, or was not given the processor in time, as the program may not be either: where
         // many threads want it, who goes to sleep again without a look may sleep for as long as a connection lasts.
         let mut look = false;
@@ -231,7 +231,7 @@ impl Core {
             };
             self.take_staged(&mut shard);
             if shard.drive(false) {
-                active_until = Instant::now() + SPIN;
+                active_until = Instant::now() + spin.span();
             }
             self.collect_events(&mut shard);
             if Instant::now() < active_until {
@@ -240,7 +240,9 @@ impl Core {
                 continue;
             }
             let port = self.watched(&shard);
+            let asleep = Instant::now();
             look = self.park(shard, port, || true);
+            spin.slept(asleep.elapsed(), look);
         }
     }
 

@@ -7,6 +7,7 @@ mod host;
 mod mr;
 mod qp;
 mod shard;
+mod spin;
 
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
