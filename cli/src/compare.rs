@@ -12,13 +12,14 @@ use std::net::IpAddr;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
-use rocinante::Backend;
+use rocinante::{Backend, Mtu};
 
 use self::figure::{Key, plan};
 use self::measurement::{Job, Role};
 use self::table::Comparison;
 use crate::lab::{ChildGuard, LabConfig, Pair, kill_children_on_signal};
 use crate::output::{Failure, Output};
+use crate::session::mtu;
 
 pub use self::measurement::{WorkerArgs, run_worker};
 
@@ -49,8 +50,8 @@ pub struct Args {
     #[arg(long, default_value_t = 0.3)]
     seconds: f64,
     /// Path MTUs in bytes
-    #[arg(long, value_delimiter = ',', default_values_t = [1024, 4096])]
-    mtu: Vec<u32>,
+    #[arg(long, value_delimiter = ',', default_value = "1024,4096", value_parser = mtu)]
+    mtu: Vec<Mtu>,
     /// Only figures whose name contains this
     #[arg(long)]
     only: Option<String>,
@@ -180,7 +181,11 @@ fn compare(args: &Args, output: Output) -> Result<Comparison, Failure> {
                 if comparison.is_skipped(provider) {
                     continue;
                 }
-                output.note(format_args!("run {run}: {} at path MTU {mtu}", provider.name()));
+                output.note(format_args!(
+                    "run {run}: {} at path MTU {}",
+                    provider.name(),
+                    mtu.bytes()
+                ));
                 match measure(args, places.of(provider), provider, mtu) {
                     Ok(figures) => comparison.add(provider, figures),
                     // What cannot be had is said once; what broke in a later run is an error.
@@ -216,8 +221,9 @@ fn measure(
     args: &Args,
     place: &Place,
     provider: Provider,
-    mtu: u32,
+    mtu: Mtu,
 ) -> Result<Vec<(Key, f64)>, Failure> {
+    let mtu = mtu.bytes();
     let steps = plan(mtu, args.only.as_deref());
     let failed = |error: &dyn std::fmt::Display| {
         Failure::Failed(format!("{} at path MTU {mtu}: {error}", provider.name()))

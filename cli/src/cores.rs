@@ -10,13 +10,21 @@ use nix::unistd::Pid;
 pub(crate) fn bind(index: usize) {
     let this = Pid::from_raw(0);
     let Ok(allowed) = sched_getaffinity(this) else { return };
-    let allowed: Vec<usize> =
+    let mut allowed: Vec<usize> =
         (0..CpuSet::count()).filter(|core| allowed.is_set(*core).unwrap_or(false)).collect();
+    if let Some(turn) = first_of(&allowed, nix::unistd::getppid().as_raw()) {
+        allowed.rotate_left(turn);
+    }
     let Some(pair) = pair(&allowed, siblings) else { return };
     let mut one = CpuSet::new();
     if one.set(pair[index]).is_ok() {
         let _ = sched_setaffinity(this, &one);
     }
+}
+
+/// Where to begin: processes of one parent at the same place, those of others likely elsewhere.
+fn first_of(allowed: &[usize], parent: i32) -> Option<usize> {
+    usize::try_from(parent).ok()?.checked_rem(allowed.len())
 }
 
 /// The first core, and the first that is not another thread of it, as far as there is one.

@@ -58,10 +58,15 @@ pub fn run(args: &[String]) -> Result<()> {
     guest.read(DEVICES, Duration::from_secs(60))?;
     let command = format!(
         "/host/rocinante compare --local 10.66.0.1 --remote 10.66.0.2 --devices sbs_rxe0,sbs_rxe1 {}",
-        args.join(" ")
+        args.iter().map(|arg| quoted(arg)).collect::<Vec<_>>().join(" ")
     );
     let outcome = guest.run(&command, LIMIT)?;
     eprint!("{}", outcome.stderr);
     print!("{}", outcome.stdout);
     if outcome.code == 0 { Ok(()) } else { Err(Error::new("the comparison failed")) }
+}
+
+/// A word that the shell leaves alone.
+fn quoted(word: &str) -> String {
+    format!("'{}'", word.replace('\'', r"'\''"))
 }

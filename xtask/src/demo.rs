@@ -8,7 +8,7 @@ use std::process::{Command, ExitCode};
 
 /// `cargo xtask demo ARGS`: passes on the exit code of `rocinante demo ARGS`.
 pub(crate) fn run(args: &[&str]) -> ExitCode {
-    setup::packages();
+    setup::packages(setup::DEMO);
     let status = build().and_then(|rocinante| {
         Command::new(&rocinante)
             .arg("demo")

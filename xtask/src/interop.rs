@@ -8,7 +8,7 @@ use crate::setup;
 /// # Errors
 /// A cell failed, or the guest cannot be had.
 pub(crate) fn run(args: &[&str]) -> Result<(), String> {
-    setup::packages();
+    setup::packages(setup::TESTS);
     if let Some((&"compare", rest)) = args.split_first() {
         return compare(rest);
     }

@@ -26,6 +26,8 @@ cargo xtask COMMAND
                        boot a virtual machine with Linux Soft-RoCE, and run the matrix of what we do with it: all of it,
                        or the part that `test` runs; only cells with every FILTER in their names
                        (--list names them, --times=N repeats them, --write-subset chooses that part anew)
+  interop compare [ARGS]
+                       in that machine, `rocinante compare ARGS` beside Soft-RoCE
   setup                only set up the machine
   unsafe-files         list the files with unsafe code, as unsafe-files.txt must have them
 ";
@@ -44,7 +46,7 @@ fn main() -> ExitCode {
         Some((&"test", ["--quick"])) => test::run(test::Scope::Quick),
         Some((&"interop", rest)) => interop::run(rest),
         Some((&"setup", [])) => {
-            setup::packages();
+            setup::packages(setup::TESTS);
             setup::toolchain()
         }
         Some((&"unsafe-files", [])) => unsafe_files::print(),

@@ -8,10 +8,16 @@ use std::process::{Command, Stdio};
 /// A Debian package, and how to tell that what it brings is there.
 type Package = (&'static str, fn() -> bool);
 
-/// The Debian packages that the demo and the tests use.
-const PACKAGES: [Package; 9] = [
-    ("iproute2", || is_installed("ip") && is_installed("tc")),
-    ("nftables", || is_installed("nft")),
+const IPROUTE2: Package = ("iproute2", || is_installed("ip") && is_installed("tc"));
+const NFTABLES: Package = ("nftables", || is_installed("nft"));
+
+/// The Debian packages that the demo uses.
+pub(crate) const DEMO: &[Package] = &[IPROUTE2, NFTABLES];
+
+/// Those that the tests use, peers and witnesses among them.
+pub(crate) const TESTS: &[Package] = &[
+    IPROUTE2,
+    NFTABLES,
     ("ethtool", || is_installed("ethtool")),
     ("iperf3", || is_installed("iperf3")),
     ("python3-scapy", has_scapy),
@@ -25,11 +31,11 @@ const PACKAGES: [Package; 9] = [
 /// The version that is known to understand our deny.toml.
 const CARGO_DENY: &str = "0.20.2";
 
-/// Installs missing packages as root, and says so; else names them. Never fails: what cannot be had is
+/// Installs which of these packages are missing, as root, and says so; else names them. Never fails: what cannot be had is
 /// told again by whatever needs it.
-pub(crate) fn packages() {
+pub(crate) fn packages(needed: &[Package]) {
     let missing: Vec<&str> =
-        PACKAGES.iter().filter(|(_, there)| !there()).map(|&(name, _)| name).collect();
+        needed.iter().filter(|(_, there)| !there()).map(|&(name, _)| name).collect();
     if missing.is_empty() {
         return;
     }

@@ -53,7 +53,7 @@ impl AddAssign for Outcome {
 /// # Errors
 /// Anything failed; the text is empty, because all has been said.
 pub(crate) fn run(scope: Scope) -> Result<(), String> {
-    setup::packages();
+    setup::packages(setup::TESTS);
     setup::toolchain()?;
     let allowed = Allowed::read(machine::has_all_rights())?;
     let mut total = Outcome::default();

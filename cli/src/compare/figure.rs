@@ -52,6 +52,14 @@ impl Key {
     }
 }
 
+impl Step {
+    /// What it measures at a path MTU.
+    fn figures(self, mtu: u32) -> impl Iterator<Item = Key> {
+        let one = std::iter::once(Key { mtu, step: self, cpu: false });
+        one.chain(matches!(self, Self::Bandwidth(..)).then_some(Key { mtu, step: self, cpu: true }))
+    }
+}
+
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let cpu = if self.cpu { ", processor time" } else { "" };
@@ -85,8 +93,8 @@ pub(super) fn plan(mtu: u32, only: Option<&str>) -> Vec<Step> {
         steps.extend([4 << 10, 64 << 10, 1 << 20].map(|size| Step::Bandwidth(size, target)));
     }
     let named = |step: &Step| {
-        let name = Key { mtu, step: *step, cpu: false }.to_string();
-        only.is_none_or(|only| name.contains(only))
+        let mut figures = step.figures(mtu);
+        only.is_none_or(|only| figures.any(|key| key.to_string().contains(only)))
     };
     steps.retain(named);
     steps
@@ -101,13 +109,14 @@ mod tests {
         let mut names: Vec<_> = [1024, 4096]
             .into_iter()
             .flat_map(|mtu| plan(mtu, None).into_iter().map(move |step| (mtu, step)))
-            .flat_map(|(mtu, step)| [false, true].map(|cpu| Key { mtu, step, cpu }.to_string()))
+            .flat_map(|(mtu, step)| step.figures(mtu).map(|key| key.to_string()))
             .collect();
         let count = names.len();
-        assert_eq!(count, 2 * 2 * 11);
+        assert_eq!(count, 2 * (11 + 6));
         names.sort();
         names.dedup();
         assert_eq!(names.len(), count);
         assert_eq!(plan(1024, Some("READ")).len(), 2);
+        assert_eq!(plan(1024, Some("processor time")).len(), 6);
     }
 }

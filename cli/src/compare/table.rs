@@ -19,6 +19,9 @@ pub(super) struct Comparison {
     skipped: Vec<(Provider, String)>,
 }
 
+/// Fewer runs have no range to speak of.
+const RUNS_MIN: usize = 3;
+
 /// A provider beside the baseline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -27,7 +30,7 @@ enum Place {
     Ahead,
     /// All runs were worse.
     Behind,
-    /// The ranges overlap.
+    /// The ranges overlap, or there are too few runs.
     Level,
 }
 
@@ -69,15 +72,22 @@ impl Comparison {
         Spread::of(self.figures.get(&key)?.get(&provider)?.clone())
     }
 
-    /// How many times better than the baseline, by the medians, and whether that is beyond doubt.
+    fn runs(&self, key: Key, provider: Provider) -> usize {
+        self.figures.get(&key).and_then(|of| of.get(&provider)).map_or(0, Vec::len)
+    }
+
+    /// How many times better than the baseline, by the medians, and whether that is beyond doubt: a run or two leave it.
     fn relation(&self, key: Key, provider: Provider) -> Option<(f64, Place)> {
-        let (own, base) = (self.spread(key, provider)?, self.spread(key, self.present().next()?)?);
+        let baseline = self.present().next()?;
+        let (own, base) = (self.spread(key, provider)?, self.spread(key, baseline)?);
+        let runs = self.runs(key, provider).min(self.runs(key, baseline));
         let (ratio, better, worse) = if key.rises() {
             (own.median / base.median, own.min > base.max, own.max < base.min)
         } else {
             (base.median / own.median, own.max < base.min, own.min > base.max)
         };
         let place = match (better, worse) {
+            _ if runs < RUNS_MIN => Place::Level,
             (true, _) => Place::Ahead,
             (_, true) => Place::Behind,
             _ => Place::Level,
@@ -128,7 +138,7 @@ impl fmt::Display for Comparison {
         write!(
             f,
             "\nMedian (smallest–largest) of the runs. A ratio says how many times better than {baseline}; \"ahead\" and \"behind\" only if \
-             the ranges do not overlap."
+             the ranges of {RUNS_MIN} runs or more do not overlap."
         )?;
         for (provider, why) in &self.skipped {
             write!(f, "\nSkipped {}: {why}", provider.name())?;
@@ -182,6 +192,10 @@ mod tests {
         assert_eq!(place([[8.0, 9.0, 10.0], [2.0, 3.0, 4.0]]), (3.0, Place::Ahead));
         assert_eq!(place([[8.0, 9.0, 10.0], [2.0, 3.0, 8.0]]), (3.0, Place::Level));
         assert_eq!(place([[2.0, 3.0, 4.0], [8.0, 6.0, 10.0]]).1, Place::Behind);
+        comparison.add(Provider::Hw, vec![(key, 8.0), (key, 9.0)]);
+        comparison.add(Provider::Udp, vec![(key, 2.0), (key, 3.0)]);
+        assert_eq!(comparison.relation(key, Provider::Udp).unwrap().1, Place::Level);
+        let mut comparison = Comparison::new(vec![Provider::Hw, Provider::Udp]);
         assert!(comparison.check().is_err());
         comparison.add(Provider::Hw, vec![(key, 1.0)]);
         comparison.skip(Provider::Udp, "no".into());

@@ -26,7 +26,7 @@ impl Connected {
     /// to the one at the other end of `exchange`; with the largest path MTU if `mtu` is none.
     ///
     /// # Errors
-    /// Limits of the device, or a peer that is silent or has no queue pair.
+    /// Limits of the device, a path MTU that it does not carry, or a peer that is silent or has no queue pair.
     pub fn new(
         ctx: Context,
         mtu: Option<Mtu>,
@@ -49,6 +49,15 @@ impl Connected {
         };
         let options = ConnectOptions { mtu, ..ConnectOptions::default() };
         let qp = qp.connect(endpoint, &options).map_err(|(_, error)| error)?;
+        if let (Some(wanted), Some(has)) = (mtu, qp.query().1.path_mtu)
+            && wanted != has
+        {
+            return Err(VerbsError::Invalid(format!(
+                "the devices agree on a path MTU of {} at most, not {}: raise the MTU of both links (4200 carries 4096)",
+                has.bytes(),
+                wanted.bytes()
+            )));
+        }
         exchange.barrier("connected")?;
         Ok(Self { ctx, cq, mr, qp, peer: *region })
     }

@@ -1,6 +1,7 @@
 //! The commands with two sides, and `devices`, as their users run them.
 
 mod agreement;
+mod compare;
 mod compat;
 mod devices;
 mod errors;
