@@ -96,3 +96,41 @@ counters! {
         icrc_id_solved,
     }
 }
+
+counters! {
+    /// What the connection manager did and dropped.
+    CmCounters {
+        /// Management datagrams handed over for sending.
+        sent,
+        /// Management datagrams received, bad ones included.
+        received,
+        /// Not messages of the communication manager.
+        malformed,
+        /// Messages for connections that there are not, or from another than the peer, or that do not fit the state.
+        stray,
+        /// Messages that arrived again.
+        duplicates,
+        /// Messages sent again because no answer came.
+        repeated,
+        /// Datagrams not sent because too many waited.
+        tx_overflow,
+        /// Connections asked for.
+        connects,
+        /// Requests for connections handed to the program.
+        requests,
+        /// Connections established.
+        established,
+        /// Rejections sent.
+        rejects_sent,
+        /// Requests refused because a backlog was full, or everything.
+        backlog_overflow,
+        /// Rejections received.
+        rejects_received,
+        /// Waits that ended without an answer.
+        timeouts,
+        /// Connections that the peer had forgotten.
+        stale,
+        /// Datagram services resolved for peers.
+        sidr_answered,
+    }
+}

@@ -1,8 +1,10 @@
 //! The wire: headers as values, one opcode table, the ICRC. Bytes in, value out; nothing half-checked.
 
 pub mod bth;
+pub mod cm;
 pub mod ext;
 pub mod icrc;
+pub mod mad;
 pub mod opcode;
 mod packet;
 
@@ -10,4 +12,5 @@ pub use bth::Bth;
 pub use ext::{AckKind, Aeth, AtomicEth, Deth, NakCode, Reth, Syndrome};
 pub use icrc::{ICRC_LEN, IpFields};
 pub use opcode::{Ext, Opcode, OpcodeInfo, Operation, Place, Service};
+pub use mad::{MadBytes, MadError, MadHeader};
 pub use packet::{Packet, WireError};

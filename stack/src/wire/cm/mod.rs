@@ -1,0 +1,187 @@
+//! The messages of the communication manager.
+//!
+//! Offsets and widths are those of Linux' `include/rdma/ibta_vol1_c12.h`, which names the tables of IBTA volume 1, chapter
+//! 12; attribute ids, rejection reasons and lengths of private data those of `include/rdma/ib_cm.h`; all were
+//! compared with captures of rxe. Offsets in the comments count from the end of the MAD header. Fields smaller than a byte stand
+//! most significant bit first. Reserved bits are written as 0 and not read.
+//!
+//! Each message is a value that borrows its private data. What a sender does not fill of it is 0, and a receiver cannot tell how
+//! much was filled: parsed private data always has its full length.
+
+mod answer;
+mod connect;
+mod ip;
+mod sidr;
+
+pub use answer::{Apr, Drep, Dreq, Lap, Mra, Rej, RejReason, Rtu, Subject};
+pub use connect::{Announced, CmPath, Rep, Req, Transport};
+pub use ip::{Gid, IpHeader, IpHeaderError, PortSpace, ServiceId};
+pub use sidr::{SidrRep, SidrReq, SidrStatus};
+
+use super::mad::{MAD_DATA_LEN, MAD_HEADER_LEN, MadBytes, MadError, MadHeader};
+
+/// What follows the MAD header.
+type Data = [u8; MAD_DATA_LEN];
+
+/// A communication id: chosen by one side, and unpredictable. 0 is nobody's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct CommId(pub u32);
+
+/// A 5-bit time as the management of InfiniBand has it: 4.096 µs · 2^code. Returns nanoseconds.
+#[must_use]
+pub const fn code_to_ns(code: u8) -> u64 {
+    4096 << (code & 31)
+}
+
+/// The smallest code whose time is at least `ns` nanoseconds; 31 (2.4 hours) if none is.
+#[must_use]
+pub const fn ns_to_code(ns: u64) -> u8 {
+    let mut code = 0;
+    while code < 31 && code_to_ns(code) < ns {
+        code += 1;
+    }
+    code
+}
+
+/// A message of the communication manager.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Message<'a> {
+    /// Asks for a connection.
+    Req(Req<'a>),
+    /// The answer will take its time.
+    Mra(Mra<'a>),
+    /// No connection.
+    Rej(Rej<'a>),
+    /// Accepts a connection.
+    Rep(Rep<'a>),
+    /// The connection is ready.
+    Rtu(Rtu<'a>),
+    /// Ends a connection.
+    Dreq(Dreq<'a>),
+    /// The connection has ended.
+    Drep(Drep<'a>),
+    /// Asks for the queue pair of a datagram service.
+    SidrReq(SidrReq<'a>),
+    /// The queue pair of a datagram service.
+    SidrRep(SidrRep<'a>),
+    /// Asks for an alternate path.
+    Lap(Lap),
+    /// What became of that.
+    Apr(Apr),
+}
+
+impl<'a> Message<'a> {
+    /// Reads a management datagram.
+    ///
+    /// # Errors
+    /// [`MadError`], if it is not a message of the communication manager. What its fields say is not judged.
+    pub fn parse(bytes: &'a [u8]) -> Result<(MadHeader, Self), MadError> {
+        let Ok(bytes) = <&MadBytes>::try_from(bytes) else {
+            return Err(MadError::Length(bytes.len()));
+        };
+        let (header, data) = bytes.split_first_chunk::<MAD_HEADER_LEN>().expect("shorter");
+        let header = MadHeader::read(header);
+        header.check_cm()?;
+        let data: &Data = data.first_chunk().expect("the rest");
+        let message = match header.attribute {
+            0x10 => Self::Req(Req::read(data)),
+            0x11 => Self::Mra(Mra::read(data)),
+            0x12 => Self::Rej(Rej::read(data)),
+            0x13 => Self::Rep(Rep::read(data)),
+            0x14 => Self::Rtu(Rtu::read(data)),
+            0x15 => Self::Dreq(Dreq::read(data)),
+            0x16 => Self::Drep(Drep::read(data)),
+            0x17 => Self::SidrReq(SidrReq::read(data)),
+            0x18 => Self::SidrRep(SidrRep::read(data)),
+            0x19 => Self::Lap(Lap::read(data)),
+            0x1a => Self::Apr(Apr::read(data)),
+            other => return Err(MadError::Attribute(other)),
+        };
+        Ok((header, message))
+    }
+
+    /// The attribute id.
+    #[must_use]
+    pub const fn attribute(&self) -> u16 {
+        match self {
+            Self::Req(_) => 0x10,
+            Self::Mra(_) => 0x11,
+            Self::Rej(_) => 0x12,
+            Self::Rep(_) => 0x13,
+            Self::Rtu(_) => 0x14,
+            Self::Dreq(_) => 0x15,
+            Self::Drep(_) => 0x16,
+            Self::SidrReq(_) => 0x17,
+            Self::SidrRep(_) => 0x18,
+            Self::Lap(_) => 0x19,
+            Self::Apr(_) => 0x1a,
+        }
+    }
+
+    /// The management datagram with this transaction id. Private data that is too long is cut off.
+    #[must_use]
+    pub fn emit(&self, tid: u64) -> MadBytes {
+        let mut bytes = [0; super::mad::MAD_LEN];
+        bytes[..MAD_HEADER_LEN].copy_from_slice(&MadHeader::cm(self.attribute(), tid).bytes());
+        let data: &mut Data = bytes.last_chunk_mut().expect("longer");
+        match self {
+            Self::Req(message) => message.write(data),
+            Self::Mra(message) => message.write(data),
+            Self::Rej(message) => message.write(data),
+            Self::Rep(message) => message.write(data),
+            Self::Rtu(message) => message.write(data),
+            Self::Dreq(message) => message.write(data),
+            Self::Drep(message) => message.write(data),
+            Self::SidrReq(message) => message.write(data),
+            Self::SidrRep(message) => message.write(data),
+            Self::Lap(message) => message.write(data),
+            Self::Apr(message) => message.write(data),
+        }
+        bytes
+    }
+}
+
+/// Writes private data where it fits.
+fn put(out: &mut [u8], private: &[u8]) {
+    let len = private.len().min(out.len());
+    out[..len].copy_from_slice(&private[..len]);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_and_codes() {
+        assert_eq!(code_to_ns(0), 4096);
+        assert_eq!(code_to_ns(20), 4_294_967_296);
+        assert_eq!(ns_to_code(4096), 0);
+        assert_eq!(ns_to_code(4097), 1);
+        assert_eq!(ns_to_code(u64::MAX), 31);
+        for code in 0..32 {
+            assert_eq!(ns_to_code(code_to_ns(code)), code);
+        }
+    }
+
+    #[test]
+    fn what_is_not_a_message_says_why() {
+        assert_eq!(Message::parse(&[0; 255]), Err(MadError::Length(255)));
+        let rtu = Rtu { local: CommId(1), remote: CommId(2), private: b"" };
+        let mut bytes = Message::Rtu(rtu).emit(3);
+        bytes[17] = 0x1b;
+        assert_eq!(Message::parse(&bytes), Err(MadError::Attribute(0x1b)));
+        bytes[16] = 1;
+        assert_eq!(Message::parse(&bytes), Err(MadError::Attribute(0x11b)));
+    }
+
+    #[test]
+    fn private_data_that_is_too_long_is_cut_off() {
+        let long = [7; 400];
+        let bytes =
+            Message::Rtu(Rtu { local: CommId(1), remote: CommId(2), private: &long }).emit(3);
+        let (header, message) = Message::parse(&bytes).unwrap();
+        assert_eq!(header.tid, 3);
+        let Message::Rtu(rtu) = message else { panic!("{message:?}") };
+        assert_eq!(rtu.private, &long[..Rtu::PRIVATE_LEN]);
+    }
+}

@@ -1,0 +1,441 @@
+//! The messages of the connection manager: as Linux sent them, as tshark reads ours, and as a hostile peer may send them.
+
+use std::fs::File;
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use etherparse::PacketBuilder;
+use pcap_file::pcap::{PcapPacket, PcapWriter};
+use proptest::prelude::*;
+use rocinante_stack::types::{Pkey, Psn, Qpn};
+use rocinante_stack::wire::cm::{
+    Announced, Apr, CmPath, CommId, Drep, Dreq, Gid, IpHeader, Lap, Message, Mra, PortSpace, Rej,
+    RejReason, Rep, Req, Rtu, ServiceId, SidrRep, SidrReq, SidrStatus, Subject, Transport,
+};
+use rocinante_stack::wire::icrc::{IpFields, Template};
+use rocinante_stack::wire::mad::{GSI_PACKET_LEN, GSI_QKEY, MAD_LEN, write_gsi};
+use rocinante_stack::wire::{Opcode, Packet};
+use rocinante_tests::captures::{self, Captured};
+use rocinante_tests::require_program;
+use rocinante_tests::tshark::number;
+
+fn captured() -> Vec<Captured> {
+    let to_gsi = |captured: &Captured| {
+        Packet::parse(&captured.bytes).is_ok_and(|packet| packet.bth.dest_qpn == Qpn::GSI)
+    };
+    captures::all().into_iter().filter(to_gsi).collect()
+}
+
+#[test]
+fn what_linux_sent_is_read_and_written_byte_for_byte() {
+    let mut kinds = [0; 16];
+    for captured in captured() {
+        let packet = Packet::parse(&captured.bytes).unwrap();
+        let deth = packet.deth().unwrap();
+        assert_eq!((packet.bth.opcode, deth.qkey), (Opcode::UD_SEND_ONLY, GSI_QKEY));
+        assert_eq!((deth.src_qpn, captured.bytes.len()), (Qpn::GSI, GSI_PACKET_LEN));
+        let (header, message) = Message::parse(packet.payload()).unwrap();
+        kinds[usize::from(message.attribute() - 0x10)] += 1;
+        let emitted = message.emit(header.tid);
+        assert_eq!(emitted, packet.payload(), "{} #{}", captured.file, captured.number);
+        let mut whole = [0; GSI_PACKET_LEN];
+        write_gsi(&mut whole, packet.bth.psn, &emitted);
+        // Linux' MigReq and AckReq bits differ, and so does the ICRC.
+        assert_eq!(whole[2..8], captured.bytes[2..8]);
+        assert_eq!(whole[9..GSI_PACKET_LEN - 4], captured.bytes[9..GSI_PACKET_LEN - 4]);
+    }
+    // REQ, MRA, REJ, REP, RTU, DREQ, DREP, SIDR_REQ, SIDR_REP.
+    assert_eq!(kinds[..9], [3, 0, 1, 2, 2, 2, 2, 1, 1]);
+}
+
+#[test]
+fn what_linux_meant_is_what_tshark_shows_of_it() {
+    let all = captured();
+    let of = |file: &str, index: usize| {
+        let captured = all.iter().filter(|captured| captured.file == file).nth(index).unwrap();
+        Packet::parse(&captured.bytes).unwrap().payload()
+    };
+    let bytes = of("cm_rping_ipv4", 0);
+    let Ok((header, Message::Req(req))) = Message::parse(bytes) else { panic!("no REQ") };
+    assert_eq!(header.tid, 0x0000_0002_4490_01ae);
+    assert_eq!(req.local, CommId(0xae01_9044));
+    assert_eq!(req.service, ServiceId::of_port(PortSpace::Tcp, 7174));
+    assert_eq!((req.qpn, req.psn), (Qpn::new(0x31), Psn::new(0x26_09d1)));
+    assert_eq!((req.responder_resources, req.initiator_depth), (1, 1));
+    assert_eq!((req.remote_response_timeout, req.local_response_timeout), (20, 20));
+    assert_eq!((req.retry_count, req.rnr_retry, req.max_cm_retries), (7, 7, 15));
+    assert_eq!((req.transport, req.mtu, req.pkey), (Transport::Rc, 3, Pkey::DEFAULT));
+    assert_eq!(req.primary.local_gid.address(), Ipv4Addr::new(10, 77, 0, 2));
+    assert_eq!((req.primary.flow_label, req.primary.rate), (0x3_2fbc, 0));
+    // Linux: source port · 31 + destination port.
+    assert_eq!(req.primary.flow_label, (40330 * 31 + 7174) & 0xf_ffff);
+    assert_eq!((req.primary.hop_limit, req.primary.ack_timeout), (64, 17));
+    assert_eq!((req.alternate, req.announced), (CmPath::default(), None));
+    let (ip, user) = IpHeader::parse(req.private).unwrap();
+    assert_eq!(ip.src, "10.77.0.2:40330".parse().unwrap());
+    assert_eq!((ip.dst, user), (Ipv4Addr::new(10, 77, 0, 3).into(), &[0; 56][..]));
+
+    let Ok((_, Message::Rep(rep))) = Message::parse(of("cm_rping_ipv4", 1)) else { panic!() };
+    assert_eq!((rep.remote, rep.qpn), (req.local, Qpn::new(0x30)));
+    assert_eq!((rep.psn, rep.target_ack_delay, rep.rnr_retry), (Psn::new(0x83_78d3), 15, 7));
+
+    let Ok((_, Message::Req(req))) = Message::parse(of("cm_rping_ipv6", 0)) else { panic!() };
+    let (ip, _) = IpHeader::parse(req.private).unwrap();
+    assert_eq!(ip.dst.to_string(), "fd77::3");
+
+    let bytes = of("cm_reject_no_listener", 1);
+    let Ok((_, Message::Rej(rej))) = Message::parse(bytes) else { panic!() };
+    // Linux: 28 from the port space of rdma_cm, where the module listens to everything.
+    assert!([RejReason::INVALID_SERVICE_ID, RejReason::CONSUMER].contains(&rej.reason));
+    assert_eq!(rej.subject, Subject::Req);
+
+    let Ok((_, Message::SidrReq(ask))) = Message::parse(of("cm_udaddy_sidr", 0)) else { panic!() };
+    let Ok((_, Message::SidrRep(told))) = Message::parse(of("cm_udaddy_sidr", 1)) else { panic!() };
+    assert_eq!(ask.service.port().map(|(space, _)| space), Some(PortSpace::Udp));
+    assert_eq!((ask.request, told.status), (told.request, SidrStatus::SUCCESS));
+    assert_eq!(ask.service, told.service);
+}
+
+fn path(seed: u32) -> CmPath {
+    let wide = [seed; 4].map(|word| word.rotate_left(7).to_be_bytes());
+    let gid = |first: u8| {
+        let mut bytes = [0; 16];
+        bytes.copy_from_slice(wide.as_flattened());
+        bytes[0] = first;
+        Gid(bytes)
+    };
+    CmPath {
+        local_lid: CmPath::PERMISSIVE_LID,
+        remote_lid: seed as u16,
+        local_gid: gid(0xfd),
+        remote_gid: gid(0x20),
+        flow_label: seed & 0xf_ffff,
+        rate: (seed >> 3) as u8 & 0x3f,
+        traffic_class: (seed >> 5) as u8,
+        hop_limit: (seed >> 9) as u8,
+        service_level: (seed >> 13) as u8 & 15,
+        subnet_local: seed & 1 == 1,
+        ack_timeout: (seed >> 17) as u8 & 31,
+    }
+}
+
+fn req(seed: u32, private: &[u8]) -> Req<'_> {
+    Req {
+        local: CommId(seed),
+        service: ServiceId(u64::from(seed) << 32 | u64::from(!seed)),
+        ca_guid: u64::from(seed) * 0x1_0000_0001,
+        announced: None,
+        qkey: seed.rotate_left(3),
+        qpn: Qpn::new(seed.rotate_left(9)),
+        responder_resources: (seed >> 1) as u8,
+        initiator_depth: (seed >> 2) as u8,
+        remote_response_timeout: (seed >> 3) as u8 & 31,
+        transport: [Transport::Rc, Transport::Uc, Transport::Rd, Transport::Extended]
+            [seed as usize & 3],
+        flow_control: seed & 4 != 0,
+        psn: Psn::new(seed.rotate_left(11)),
+        local_response_timeout: (seed >> 8) as u8 & 31,
+        retry_count: (seed >> 4) as u8 & 7,
+        pkey: Pkey(seed as u16),
+        mtu: (seed >> 6) as u8 & 15,
+        rdc_exists: seed & 8 != 0,
+        rnr_retry: (seed >> 7) as u8 & 7,
+        max_cm_retries: (seed >> 9) as u8 & 15,
+        srq: seed & 16 != 0,
+        extended_transport: (seed >> 10) as u8 & 7,
+        primary: path(seed),
+        alternate: path(!seed),
+        private,
+    }
+}
+
+fn rep(seed: u32, private: &[u8]) -> Rep<'_> {
+    Rep {
+        local: CommId(seed),
+        remote: CommId(!seed),
+        qkey: seed.rotate_left(3),
+        qpn: Qpn::new(seed.rotate_left(9)),
+        announced: None,
+        psn: Psn::new(seed.rotate_left(11)),
+        responder_resources: (seed >> 1) as u8,
+        initiator_depth: (seed >> 2) as u8,
+        target_ack_delay: (seed >> 3) as u8 & 31,
+        failover: (seed >> 4) as u8 & 3,
+        flow_control: seed & 4 != 0,
+        rnr_retry: (seed >> 5) as u8 & 7,
+        srq: seed & 8 != 0,
+        ca_guid: u64::from(seed) * 0x1_0000_0001,
+        private,
+    }
+}
+
+/// One of each kind.
+fn messages(seed: u32, private: &[u8]) -> [Message<'_>; 11] {
+    let (local, remote) = (CommId(seed), CommId(seed.rotate_left(16) | 1));
+    let (remote_qpn, service) = (Qpn::new(!seed), ServiceId::of_port(PortSpace::Udp, seed as u16));
+    let subject = [Subject::Req, Subject::Rep, Subject::Other][seed as usize % 3];
+    let reason = RejReason(seed as u16 % 36);
+    let info = &private[..private.len().min(seed as usize % 73)];
+    let status = SidrStatus(seed as u8 % 6);
+    let (request, qpn, qkey) = (seed, Qpn::new(seed), !seed);
+    let service_timeout = seed as u8 & 31;
+    [
+        Message::Req(req(seed, private)),
+        Message::Mra(Mra { local, remote, subject, service_timeout, private }),
+        Message::Rej(Rej { local, remote, subject, reason, info, private }),
+        Message::Rep(rep(seed, private)),
+        Message::Rtu(Rtu { local, remote, private }),
+        Message::Dreq(Dreq { local, remote, remote_qpn, private }),
+        Message::Drep(Drep { local, remote, private }),
+        Message::SidrReq(SidrReq { request, pkey: Pkey(seed as u16), service, private }),
+        Message::SidrRep(SidrRep { request, status, qpn, service, qkey, info, private }),
+        Message::Lap(Lap { local, remote, remote_qpn }),
+        Message::Apr(Apr { local, remote, status: seed as u8 }),
+    ]
+}
+
+/// What the sender filled comes back, followed by zeros.
+fn same_private(sent: &[u8], read: &[u8]) -> bool {
+    let len = sent.len().min(read.len());
+    read[..len] == sent[..len] && read[len..].iter().all(|byte| *byte == 0)
+}
+
+/// The private data, and the message without it.
+fn apart<'a>(message: &Message<'a>) -> (Message<'a>, Option<&'a [u8]>) {
+    let mut bare = *message;
+    let private = match &mut bare {
+        Message::Req(Req { private, .. })
+        | Message::Mra(Mra { private, .. })
+        | Message::Rej(Rej { private, .. })
+        | Message::Rep(Rep { private, .. })
+        | Message::Rtu(Rtu { private, .. })
+        | Message::Dreq(Dreq { private, .. })
+        | Message::Drep(Drep { private, .. })
+        | Message::SidrReq(SidrReq { private, .. })
+        | Message::SidrRep(SidrRep { private, .. }) => Some(std::mem::take(private)),
+        Message::Lap(_) | Message::Apr(_) => None,
+    };
+    (bare, private)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn values_survive_their_bytes(seed: u32, tid: u64, private in prop::collection::vec(any::<u8>(), 0..250)) {
+        for message in messages(seed, &private) {
+            let bytes = message.emit(tid);
+            let (header, read) = Message::parse(&bytes).unwrap();
+            prop_assert_eq!(header.tid, tid);
+            let ((sent, filled), (read, full)) = (apart(&message), apart(&read));
+            prop_assert_eq!(sent, read);
+            prop_assert!(same_private(filled.unwrap_or(&[]), full.unwrap_or(&[])));
+        }
+    }
+
+    #[test]
+    fn any_bytes_are_read_or_refused(mut bytes in prop::collection::vec(any::<u8>(), MAD_LEN), attribute in 0x0eu8..0x1d, header: bool, cut in 0..=MAD_LEN) {
+        if header {
+            bytes[..4].copy_from_slice(&[1, 7, 2, 3]);
+            bytes[16..18].copy_from_slice(&[0, attribute]);
+        }
+        let _ = Message::parse(&bytes[..cut]);
+        if let Ok((header, message)) = Message::parse(&bytes) {
+            let again = message.emit(header.tid);
+            let (_, read) = Message::parse(&again).unwrap();
+            prop_assert_eq!(read, message);
+            if let Message::Req(Req { private, .. }) | Message::SidrReq(SidrReq { private, .. }) = message {
+                if let Ok((header, _)) = IpHeader::parse(private) {
+                    prop_assert_eq!(IpHeader::parse(&header.bytes()).unwrap().0, header);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_budget_stands_where_strangers_do_not_look() {
+    let announced = Some(Announced { bytes: 147_456, datagrams: 384 });
+    let bytes = Message::Req(Req { announced, ..req(7, b"x") }).emit(1);
+    let without = Message::Req(req(7, b"x")).emit(1);
+    let Ok((_, Message::Req(read))) = Message::parse(&bytes) else { panic!() };
+    assert_eq!(read.announced, Some(Announced { bytes: 147_456, datagrams: 384 }));
+    let differing: Vec<_> = (0..MAD_LEN).filter(|at| bytes[*at] != without[*at]).collect();
+    assert_eq!(differing, [24 + 24, 24 + 25, 24 + 26]);
+}
+
+/// What tshark shows of the fields, under these names, and what stands there.
+fn shown(message: &Message<'_>) -> Vec<(&'static str, u64)> {
+    let id = |id: CommId| u64::from(id.0);
+    match message {
+        Message::Req(m) => vec![
+            ("cm.req.serviceid", m.service.0),
+            ("cm.req.localcaguid", m.ca_guid),
+            ("cm.req.localqkey", m.qkey.into()),
+            ("cm.req.localqpn", m.qpn.value().into()),
+            ("cm.req.responderres", m.responder_resources.into()),
+            ("cm.req.initdepth", m.initiator_depth.into()),
+            ("cm.req.remoteresptout", m.remote_response_timeout.into()),
+            ("cm.req.transpsvctype", m.transport as u64),
+            ("cm.req.e2eflowctrl", m.flow_control.into()),
+            ("cm.req.startpsn", m.psn.value().into()),
+            ("cm.req.localresptout", m.local_response_timeout.into()),
+            ("cm.req.retrcount", m.retry_count.into()),
+            ("cm.req.pkey", m.pkey.0.into()),
+            ("cm.req.pppmtu", m.mtu.into()),
+            ("cm.req.rdcexist", m.rdc_exists.into()),
+            ("cm.req.rnrretrcount", m.rnr_retry.into()),
+            ("cm.req.maxcmretr", m.max_cm_retries.into()),
+            ("cm.req.srq", m.srq.into()),
+            ("cm.req.ext_transport", m.extended_transport.into()),
+            ("cm.req.prim_locallid", m.primary.local_lid.into()),
+            ("cm.req.prim_remotelid", m.primary.remote_lid.into()),
+            // Of flow label and packet rate tshark 4.0 shows other bits.
+            ("cm.req.prim_tfcclass", m.primary.traffic_class.into()),
+            ("cm.req.prim_hoplim", m.primary.hop_limit.into()),
+            ("cm.req.prim_sl", m.primary.service_level.into()),
+            ("cm.req.prim_subnetlocal", m.primary.subnet_local.into()),
+            ("cm.req.prim_localacktout", m.primary.ack_timeout.into()),
+        ],
+        Message::Rep(m) => vec![
+            ("cm.rep.remotecommid", id(m.remote)),
+            ("cm.rep.localqkey", m.qkey.into()),
+            ("cm.rep.localqpn", m.qpn.value().into()),
+            ("cm.rep.startpsn", m.psn.value().into()),
+            ("cm.rep.respres", m.responder_resources.into()),
+            ("cm.rep.initdepth", m.initiator_depth.into()),
+            ("cm.rep.tgtackdelay", m.target_ack_delay.into()),
+            ("cm.rep.failoveracc", m.failover.into()),
+            ("cm.rep.e2eflowctrl", m.flow_control.into()),
+            ("cm.rep.rnrretrcount", m.rnr_retry.into()),
+            ("cm.rep.srq", m.srq.into()),
+            ("cm.rep.localcaguid", m.ca_guid),
+        ],
+        Message::Rej(m) => vec![
+            ("cm.rej.localcommid", id(m.local)),
+            ("cm.rej.remotecommid", id(m.remote)),
+            ("cm.rej.msgrej", m.subject as u64),
+            ("cm.rej.rejinfolen", m.info.len() as u64),
+            ("cm.rej.reason", m.reason.0.into()),
+        ],
+        Message::Rtu(m) => {
+            vec![("cm.rtu.localcommid", id(m.local)), ("cm.rtu.remotecommid", id(m.remote))]
+        }
+        Message::Dreq(m) => vec![
+            ("cm.dreq.localcommid", id(m.local)),
+            ("cm.dreq.remotecommid", id(m.remote)),
+            ("cm.req.remoteqpneecn", m.remote_qpn.value().into()),
+        ],
+        Message::Drep(m) => {
+            vec![("cm.drsp.localcommid", id(m.local)), ("cm.drsp.remotecommid", id(m.remote))]
+        }
+        // Of the others tshark shows the header.
+        _ => vec![],
+    }
+}
+
+/// A frame with the message, sealed.
+fn frame(mad: &[u8; MAD_LEN]) -> Vec<u8> {
+    let (src, dst) = (Ipv4Addr::new(10, 77, 0, 2), Ipv4Addr::new(10, 77, 0, 3));
+    let mut packet = [0; GSI_PACKET_LEN];
+    write_gsi(&mut packet, Psn::new(5), mad);
+    Template::new(&IpFields::V4 { src, dst, id: 0, flags: 0x4000 }, 0xc001).seal(&mut packet);
+    let mut frame = Vec::new();
+    PacketBuilder::ethernet2([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2])
+        .ipv4(src.octets(), dst.octets(), 64)
+        .udp(0xc001, 4791)
+        .write(&mut frame, &packet)
+        .unwrap();
+    frame
+}
+
+/// Asks tshark for these fields of each frame, and what it calls them.
+fn ask_tshark(frames: &[Vec<u8>], fields: &[&str]) -> Vec<Vec<String>> {
+    let file = format!("rocinante-cm-{}-{}.pcap", std::process::id(), fields.len());
+    let path: PathBuf = std::env::temp_dir().join(file);
+    let mut writer = PcapWriter::new(File::create(&path).unwrap()).unwrap();
+    for frame in frames {
+        let len = u32::try_from(frame.len()).unwrap();
+        writer.write_packet(&PcapPacket::new(Duration::ZERO, len, frame)).unwrap();
+    }
+    drop(writer);
+    let mut command = Command::new("tshark");
+    command.arg("-r").arg(&path).args(["-n", "-T", "fields", "-E", "separator=|"]);
+    command.args(["-E", "occurrence=f", "-e", "_ws.col.Info"]);
+    for field in fields {
+        command.args(["-e", &format!("infiniband.{field}")]);
+    }
+    let output = command.output().unwrap();
+    let _ = std::fs::remove_file(&path);
+    let text = String::from_utf8(output.stdout).unwrap();
+    let lines: Vec<_> =
+        text.lines().map(|line| line.split('|').map(str::to_owned).collect()).collect();
+    assert_eq!(lines.len(), frames.len(), "{}", String::from_utf8_lossy(&output.stderr));
+    lines
+}
+
+#[test]
+fn tshark_sees_every_field_that_we_wrote() {
+    require_program!("tshark");
+    let names: Vec<&str> = {
+        let mut names = vec!["mad.transactionid", "mad.attributeid", "mad.method", "deth.q_key"];
+        names.extend(messages(1, b"").iter().flat_map(shown).map(|(name, _)| name));
+        names
+    };
+    let titles = [
+        "ConnectRequest",
+        "MsgRcptAck",
+        "ConnectReject",
+        "ConnectReply",
+        "ReadyToUse",
+        "DisconnectRequest",
+        "DisconnectReply",
+        "ServiceIDResReq",
+        "ServiceIDResReqResp",
+        "LoadAlternatePath",
+        "AlternatePathResponse",
+    ];
+    let seeds = [1u32, 0x1234_5678, 0x9e37_79b9, 0xdead_beef, 0x0fed_cba9];
+    let sent: Vec<_> = seeds.iter().flat_map(|seed| messages(*seed, b"private")).collect();
+    let frames: Vec<_> = sent.iter().map(|message| frame(&message.emit(0x1_2345_6789))).collect();
+    let seen = ask_tshark(&frames, &names);
+    for (index, (message, line)) in sent.iter().zip(&seen).enumerate() {
+        let title = format!("CM: {}", titles[index % titles.len()]);
+        assert!(line[0].starts_with(&title), "{title} is {}", line[0]);
+        let column = |wanted: &str| {
+            let at = names.iter().position(|name| *name == wanted).unwrap();
+            number(&line[at + 1])
+        };
+        assert_eq!(column("mad.transactionid"), Some(0x1_2345_6789));
+        assert_eq!(column("mad.attributeid"), Some(message.attribute().into()));
+        assert_eq!((column("mad.method"), column("deth.q_key")), (Some(3), Some(GSI_QKEY.into())));
+        for (name, ours) in shown(message) {
+            assert_eq!(column(name), Some(ours), "{name} of {message:?}");
+        }
+    }
+}
+
+#[test]
+fn tshark_sees_the_addresses_that_we_wrote() {
+    require_program!("tshark");
+    let names =
+        ["cm.req.ip_cm.sip4", "cm.req.ip_cm.dip4", "cm.req.ip_cm.sip6", "cm.req.ip_cm.dip6"];
+    let more = ["cm.req.ip_cm.sport", "cm.req.prim_localgid_ipv4"];
+    let pairs = [("10.77.0.2:40330", "10.77.0.3"), ("[fd77::2]:40331", "fd77::3")];
+    let frames = pairs.map(|(src, dst)| {
+        let header = IpHeader { src: src.parse().unwrap(), dst: dst.parse().unwrap() };
+        let primary = CmPath {
+            local_gid: header.src.ip().into(),
+            remote_gid: header.dst.into(),
+            ..CmPath::default()
+        };
+        let service = ServiceId::of_port(PortSpace::Tcp, 7174);
+        let private = header.bytes();
+        frame(&Message::Req(Req { service, primary, ..req(1, &private) }).emit(1))
+    });
+    let seen = ask_tshark(&frames, &[&names[..], &more[..]].concat());
+    assert_eq!(seen[0][1..7], ["10.77.0.2", "10.77.0.3", "", "", "0x9d8a", "10.77.0.2"]);
+    assert_eq!(seen[1][1..6], ["", "", "fd77::2", "fd77::3", "0x9d8b"]);
+}
