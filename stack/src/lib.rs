@@ -8,10 +8,12 @@
 //! - [`wire`]: headers, the opcode table, the ICRC;
 //! - [`mem`]: memory regions, keys, and the proof that an access was checked;
 //! - [`verbs`]: work requests and completions;
+//! - [`cm`]: the connection manager;
 //! - [`Engine`]: the queue pairs, with one file per role in `rc/`.
 
 #![forbid(unsafe_code)]
 
+pub mod cm;
 mod engine;
 mod ingress;
 pub mod mem;

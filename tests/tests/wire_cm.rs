@@ -246,10 +246,10 @@ proptest! {
             let again = message.emit(header.tid);
             let (_, read) = Message::parse(&again).unwrap();
             prop_assert_eq!(read, message);
-            if let Message::Req(Req { private, .. }) | Message::SidrReq(SidrReq { private, .. }) = message {
-                if let Ok((header, _)) = IpHeader::parse(private) {
-                    prop_assert_eq!(IpHeader::parse(&header.bytes()).unwrap().0, header);
-                }
+            if let Message::Req(Req { private, .. }) | Message::SidrReq(SidrReq { private, .. }) = message
+                && let Ok((header, _)) = IpHeader::parse(private)
+            {
+                prop_assert_eq!(IpHeader::parse(&header.bytes()).unwrap().0, header);
             }
         }
     }

@@ -214,7 +214,8 @@ mod tests {
 
     #[test]
     fn a_header_survives_its_bytes() {
-        let bytes: [u8; MAD_HEADER_LEN] = core::array::from_fn(|i| (i as u8).wrapping_mul(11).wrapping_add(3));
+        let bytes: [u8; MAD_HEADER_LEN] =
+            core::array::from_fn(|i| (i as u8).wrapping_mul(11).wrapping_add(3));
         assert_eq!(MadHeader::read(&bytes).bytes(), bytes);
     }
 

@@ -11,6 +11,6 @@ mod packet;
 pub use bth::Bth;
 pub use ext::{AckKind, Aeth, AtomicEth, Deth, NakCode, Reth, Syndrome};
 pub use icrc::{ICRC_LEN, IpFields};
-pub use opcode::{Ext, Opcode, OpcodeInfo, Operation, Place, Service};
 pub use mad::{MadBytes, MadError, MadHeader};
+pub use opcode::{Ext, Opcode, OpcodeInfo, Operation, Place, Service};
 pub use packet::{Packet, WireError};

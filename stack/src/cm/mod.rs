@@ -1,0 +1,292 @@
+//! The connection manager (IBTA volume 1, chapter 12 \[M\]; behaviour of Linux where captures show it).
+//!
+//! Sans-IO like the engine: management datagrams and the time go in, management datagrams, events and the next deadline come out. It
+//! knows queue pairs by their numbers only; whoever drives it connects them when the events say so.
+//!
+//! - Active: [`connect`](ConnectionManager::connect), then [`CmEvent::Replied`]; bring the queue pair to RTS;
+//!   [`establish`](ConnectionManager::establish).
+//! - Passive: [`listen`](ConnectionManager::listen), then [`CmEvent::Request`]; bring the queue pair to RTS;
+//!   [`accept`](ConnectionManager::accept), then [`CmEvent::Established`].
+//! - Either: [`disconnect`](ConnectionManager::disconnect), then [`CmEvent::Disconnected`], and after a while
+//!   [`CmEvent::Released`]: only then the number of the queue pair may be used for another.
+//!
+//! What a peer can make it hold is bounded: a listener's backlog, the number of connections, the datagrams that wait to be sent. Requests
+//! beyond are refused without leaving anything behind, and what refers to nothing that is known here is answered from
+//! the message alone.
+
+mod calls;
+mod conn;
+mod ids;
+mod receive;
+mod sidr;
+mod timers;
+mod types;
+
+use core::net::IpAddr;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use self::conn::{Conn, State};
+use self::ids::Ids;
+use self::sidr::{Query, Service};
+pub use self::types::{
+    Accept, CmConfig, CmError, CmEvent, ConnId, Connect, Ended, ListenerId, QpSide, QueryId, Reply,
+    Request, Transmit,
+};
+use crate::stats::CmCounters;
+use crate::types::{Qpn, Time};
+use crate::wire::cm::{CommId, Dreq, Message, Rej, RejReason, ServiceId, Subject, code_to_ns};
+use crate::wire::mad::MadBytes;
+
+/// Datagrams that wait to be sent at most.
+const TX_MAX: usize = 4096;
+/// Listeners and datagram services at most, and questions that are open.
+const SERVICES_MAX: usize = 65_536;
+
+/// Somebody who listens.
+#[derive(Debug)]
+struct Listener {
+    id: ListenerId,
+    backlog: usize,
+    /// Requests not yet decided, and accepted connections not yet established.
+    pending: usize,
+}
+
+/// Whose deadline it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Timer {
+    Conn(CommId),
+    Query(QueryId),
+}
+
+/// Where something listens: a service, on one address or on all.
+type Place = (ServiceId, Option<IpAddr>);
+
+/// All connections of a device.
+#[derive(Debug)]
+pub struct ConnectionManager {
+    config: CmConfig,
+    ids: Ids,
+    conns: BTreeMap<CommId, Conn>,
+    /// Requests of peers, by address and communication id of the peer.
+    by_request: BTreeMap<(IpAddr, CommId), CommId>,
+    /// Connections, by address and queue pair of the peer.
+    by_qpn: BTreeMap<(IpAddr, Qpn), CommId>,
+    listeners: BTreeMap<Place, Listener>,
+    services: BTreeMap<Place, Service>,
+    queries: BTreeMap<QueryId, Query>,
+    timers: BTreeSet<(Time, Timer)>,
+    tx: VecDeque<Transmit>,
+    events: VecDeque<CmEvent>,
+    counters: CmCounters,
+}
+
+impl ConnectionManager {
+    /// One without connections.
+    #[must_use]
+    pub fn new(config: CmConfig) -> Self {
+        let config = CmConfig {
+            response_timeout: config.response_timeout.min(31),
+            packet_lifetime: config.packet_lifetime.min(31),
+            max_retries: config.max_retries.min(15),
+            service_timeout: config.service_timeout.min(31),
+            ..config
+        };
+        Self {
+            config,
+            ids: Ids::new(config.key),
+            conns: BTreeMap::new(),
+            by_request: BTreeMap::new(),
+            by_qpn: BTreeMap::new(),
+            listeners: BTreeMap::new(),
+            services: BTreeMap::new(),
+            queries: BTreeMap::new(),
+            timers: BTreeSet::new(),
+            tx: VecDeque::new(),
+            events: VecDeque::new(),
+            counters: CmCounters::default(),
+        }
+    }
+
+    /// The next datagram to send. Call after every other call.
+    pub fn poll_transmit(&mut self) -> Option<Transmit> {
+        self.tx.pop_front()
+    }
+
+    /// Whether there is something to send.
+    #[must_use]
+    pub fn wants_transmit(&self) -> bool {
+        !self.tx.is_empty()
+    }
+
+    /// Puts back a datagram for which there was no room.
+    pub fn put_back(&mut self, transmit: Transmit) {
+        self.tx.push_front(transmit);
+    }
+
+    /// What happened. Call after every other call.
+    pub fn poll_event(&mut self) -> Option<CmEvent> {
+        self.events.pop_front()
+    }
+
+    /// When to call [`handle_timeout`](Self::handle_timeout).
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Time> {
+        self.timers.first().map(|(due, _)| *due)
+    }
+
+    /// How many connections there are, those included that only wait for their release.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.conns.len()
+    }
+
+    /// Whether nothing is known, and nobody listens.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.conns.is_empty()
+            && self.listeners.is_empty()
+            && self.services.is_empty()
+            && self.queries.is_empty()
+    }
+
+    /// What happened so far, in numbers.
+    #[must_use]
+    pub fn counters(&self) -> &CmCounters {
+        &self.counters
+    }
+
+    /// The configuration.
+    #[must_use]
+    pub fn config(&self) -> &CmConfig {
+        &self.config
+    }
+
+    /// How long to wait for an answer before a message is sent again, nanoseconds.
+    fn interval(&self) -> u64 {
+        2 * code_to_ns(self.config.packet_lifetime) + code_to_ns(self.config.response_timeout)
+    }
+
+    /// How long to wait for a program, nanoseconds.
+    fn patience(&self) -> u64 {
+        code_to_ns(self.config.service_timeout)
+    }
+
+    fn send(&mut self, (local, remote): (IpAddr, IpAddr), mad: MadBytes) {
+        if self.tx.len() >= TX_MAX {
+            self.counters.tx_overflow += 1;
+            return;
+        }
+        self.counters.sent += 1;
+        self.tx.push_back(Transmit { local, remote, mad });
+    }
+
+    /// Sends what the connection waits for an answer to, once more.
+    fn send_stored(&mut self, id: CommId) {
+        let Some(conn) = self.conns.get(&id) else { return };
+        if let Some(mad) = &conn.mad {
+            let (addresses, mad) = (conn.addresses, **mad);
+            self.send(addresses, mad);
+        }
+    }
+
+    /// Rejects a message; the connection, if there is one, goes on as it is.
+    fn send_rej(&mut self, addresses: (IpAddr, IpAddr), tid: u64, rej: &Rej<'_>) {
+        self.counters.rejects_sent += 1;
+        self.send(addresses, Message::Rej(*rej).emit(tid));
+    }
+
+    /// Rejects what the peer of a connection said or may still say.
+    fn reject_conn(&mut self, id: CommId, subject: Subject, reason: RejReason, private: &[u8]) {
+        let Some(conn) = self.conns.get(&id) else { return };
+        let guid = self.config.ca_guid.to_be_bytes();
+        // By the GUID a peer finds a connection whose other end it does not know yet.
+        let info: &[u8] = if reason == RejReason::TIMEOUT { &guid } else { &[] };
+        let rej = Rej { local: conn.local, remote: conn.remote, subject, reason, info, private };
+        let (addresses, tid) = (conn.addresses, conn.tid);
+        self.send_rej(addresses, tid, &rej);
+    }
+
+    /// Moves the deadline of a connection.
+    fn set_deadline(&mut self, id: CommId, due: Option<Time>) {
+        let Some(conn) = self.conns.get_mut(&id) else { return };
+        let timer = Timer::Conn(id);
+        if let Some(old) = std::mem::replace(&mut conn.deadline, due) {
+            self.timers.remove(&(old, timer));
+        }
+        if let Some(due) = due {
+            self.timers.insert((due, timer));
+        }
+    }
+
+    /// A new communication id, which nobody has.
+    fn draw_id(&mut self) -> CommId {
+        loop {
+            #[allow(clippy::cast_possible_truncation)]
+            let id = CommId(self.ids.draw() as u32);
+            if id != CommId(0) && !self.conns.contains_key(&id) {
+                return id;
+            }
+        }
+    }
+
+    /// It is nobody's backlog's any more.
+    fn leave_backlog(&mut self, id: CommId) {
+        let Some(listener) = self.conns.get_mut(&id).and_then(|conn| conn.listener.take()) else {
+            return;
+        };
+        if let Some(listener) = self.listeners.values_mut().find(|other| other.id == listener) {
+            listener.pending = listener.pending.saturating_sub(1);
+        }
+    }
+
+    /// Tells the program that the connection is no more, if it has not heard.
+    fn tell(&mut self, id: CommId, event: CmEvent) {
+        if let Some(conn) = self.conns.get_mut(&id)
+            && !std::mem::replace(&mut conn.told, true)
+        {
+            self.events.push_back(event);
+        }
+    }
+
+    /// The connection has ended; its queue pair may still get packets.
+    fn enter_timewait(&mut self, now: Time, id: CommId) {
+        self.leave_backlog(id);
+        let Some(conn) = self.conns.get_mut(&id) else { return };
+        conn.state = State::TimeWait;
+        conn.mad = None;
+        let due = now.after(conn.timewait());
+        self.set_deadline(id, Some(due));
+    }
+
+    /// Forgets a connection.
+    fn remove(&mut self, id: CommId) {
+        self.leave_backlog(id);
+        self.set_deadline(id, None);
+        let Some(conn) = self.conns.remove(&id) else { return };
+        let peer = conn.addresses.1;
+        if self.by_request.get(&(peer, conn.remote)) == Some(&id) {
+            self.by_request.remove(&(peer, conn.remote));
+        }
+        if self.by_qpn.get(&(peer, conn.remote_qpn)) == Some(&id) {
+            self.by_qpn.remove(&(peer, conn.remote_qpn));
+        }
+        self.events.push_back(CmEvent::Released { conn: conn.id(), qpn: conn.qpn });
+    }
+
+    /// Asks the peer to end the connection, until it answers.
+    fn begin_disconnect(&mut self, now: Time, id: CommId, private: &[u8]) {
+        self.leave_backlog(id);
+        #[allow(clippy::cast_possible_truncation)]
+        let unique = u64::from(self.ids.draw() as u32);
+        let (retries, interval) = (self.config.max_retries, self.interval());
+        let Some(conn) = self.conns.get_mut(&id) else { return };
+        conn.tid = unique << 32 | u64::from(id.0);
+        let (local, remote, remote_qpn) = (conn.local, conn.remote, conn.remote_qpn);
+        let dreq = Dreq { local, remote, remote_qpn, private };
+        conn.mad = Some(Box::new(Message::Dreq(dreq).emit(conn.tid)));
+        conn.state = State::DreqSent;
+        conn.retries = retries;
+        self.send_stored(id);
+        self.set_deadline(id, Some(now.after(interval)));
+    }
+}

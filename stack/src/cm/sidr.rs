@@ -1,0 +1,183 @@
+//! Datagram services: which queue pair serves them. Answers are given from a table, so that questions leave nothing behind.
+
+use core::net::IpAddr;
+
+use super::calls::{request_private, with_user};
+use super::{CmError, CmEvent, ConnectionManager, Place, QueryId, SERVICES_MAX, Timer};
+use crate::types::{Pkey, Qpn, Time};
+use crate::wire::cm::{IpHeader, Message, ServiceId, SidrRep, SidrReq, SidrStatus};
+use crate::wire::mad::MadBytes;
+
+/// What is answered to those who ask for a service.
+#[derive(Debug)]
+pub(super) struct Service {
+    qpn: Qpn,
+    qkey: u32,
+    private: Vec<u8>,
+}
+
+/// A question of ours.
+#[derive(Debug)]
+pub(super) struct Query {
+    addresses: (IpAddr, IpAddr),
+    service: ServiceId,
+    tid: u64,
+    mad: Box<MadBytes>,
+    retries: u8,
+    due: Time,
+}
+
+impl ConnectionManager {
+    /// Answers those who ask for `service` on `address`, or on any, with this queue pair.
+    ///
+    /// # Errors
+    /// [`CmError::InUse`], [`CmError::PrivateTooLong`], [`CmError::Full`].
+    pub fn serve(
+        &mut self,
+        service: ServiceId,
+        address: Option<IpAddr>,
+        (qpn, qkey): (Qpn, u32),
+        private: &[u8],
+    ) -> Result<(), CmError> {
+        if private.len() > SidrRep::PRIVATE_LEN {
+            return Err(CmError::PrivateTooLong { max: SidrRep::PRIVATE_LEN });
+        }
+        if self.services.contains_key(&(service, address)) {
+            return Err(CmError::InUse);
+        }
+        if self.services.len() >= SERVICES_MAX {
+            return Err(CmError::Full);
+        }
+        let entry = Service { qpn, qkey, private: private.to_vec() };
+        self.services.insert((service, address), entry);
+        Ok(())
+    }
+
+    /// Answers them no longer.
+    pub fn unserve(&mut self, service: ServiceId, address: Option<IpAddr>) {
+        self.services.remove(&(service, address));
+    }
+
+    /// Asks a peer for the queue pair of a service: [`CmEvent::Resolved`] or [`CmEvent::Unresolved`].
+    ///
+    /// # Errors
+    /// [`CmError::Family`], [`CmError::PrivateTooLong`] (180 bytes where the service has a port), [`CmError::Full`].
+    pub fn resolve(
+        &mut self,
+        now: Time,
+        addresses: (IpAddr, IpAddr),
+        (service, source_port): (ServiceId, u16),
+        private: &[u8],
+    ) -> Result<QueryId, CmError> {
+        let (local, remote) = addresses;
+        if local.is_ipv4() != remote.is_ipv4() {
+            return Err(CmError::Family);
+        }
+        let header = request_private(service, local, source_port, remote);
+        let private = with_user(header, private, SidrReq::PRIVATE_LEN)?;
+        if self.queries.len() >= SERVICES_MAX {
+            return Err(CmError::Full);
+        }
+        let id = loop {
+            #[allow(clippy::cast_possible_truncation)]
+            let id = QueryId(self.ids.draw() as u32);
+            if !self.queries.contains_key(&id) {
+                break id;
+            }
+        };
+        let tid = self.ids.draw() << 32 | u64::from(id.0);
+        let ask = SidrReq { request: id.0, pkey: Pkey::DEFAULT, service, private: &private };
+        let mad = Box::new(Message::SidrReq(ask).emit(tid));
+        let (retries, due) = (self.config.max_retries, now.after(self.interval()));
+        self.send(addresses, *mad);
+        self.queries.insert(id, Query { addresses, service, tid, mad, retries, due });
+        self.timers.insert((due, Timer::Query(id)));
+        Ok(id)
+    }
+
+    /// The answer does not matter any more.
+    pub fn forget_query(&mut self, query: QueryId) {
+        if let Some(it) = self.queries.remove(&query) {
+            self.timers.remove(&(it.due, Timer::Query(query)));
+        }
+    }
+
+    pub(super) fn query_timeout(&mut self, now: Time, id: QueryId) {
+        let due = now.after(self.interval());
+        let Some(query) = self.queries.get_mut(&id) else { return };
+        if query.retries == 0 {
+            self.queries.remove(&id);
+            self.counters.timeouts += 1;
+            self.events.push_back(CmEvent::Unresolved { query: id, status: None });
+            return;
+        }
+        query.retries -= 1;
+        query.due = due;
+        let (addresses, mad) = (query.addresses, *query.mad);
+        self.counters.repeated += 1;
+        self.timers.insert((due, Timer::Query(id)));
+        self.send(addresses, mad);
+    }
+
+    pub(super) fn on_sidr_req(
+        &mut self,
+        (src, dst): (IpAddr, IpAddr),
+        tid: u64,
+        ask: &SidrReq<'_>,
+    ) {
+        let found = match ask.service.port() {
+            Some(_) if IpHeader::parse(ask.private).map(|(header, _)| header.dst) != Ok(dst) => {
+                None
+            }
+            _ => self.service(ask.service, dst),
+        };
+        let (request, service) = (ask.request, ask.service);
+        let nothing = SidrRep {
+            request,
+            status: SidrStatus::UNSUPPORTED,
+            qpn: Qpn::default(),
+            service,
+            qkey: 0,
+            info: &[],
+            private: &[],
+        };
+        let answer = match found.and_then(|place| self.services.get(&place)) {
+            Some(Service { qpn, qkey, private }) => {
+                let (qpn, qkey) = (*qpn, *qkey);
+                SidrRep { status: SidrStatus::SUCCESS, qpn, qkey, private, ..nothing }
+            }
+            None => nothing,
+        };
+        let mad = Message::SidrRep(answer).emit(tid);
+        self.counters.sidr_answered += u64::from(answer.status == SidrStatus::SUCCESS);
+        self.send((dst, src), mad);
+    }
+
+    fn service(&self, service: ServiceId, dst: IpAddr) -> Option<Place> {
+        [(service, Some(dst)), (service, None)]
+            .into_iter()
+            .find(|place| self.services.contains_key(place))
+    }
+
+    pub(super) fn on_sidr_rep(
+        &mut self,
+        (src, dst): (IpAddr, IpAddr),
+        tid: u64,
+        told: &SidrRep<'_>,
+    ) {
+        let id = QueryId(told.request);
+        let ours = |query: &Query| {
+            query.addresses == (dst, src) && query.service == told.service && query.tid == tid
+        };
+        if !self.queries.get(&id).is_some_and(ours) {
+            return self.counters.stray += 1;
+        }
+        self.forget_query(id);
+        self.events.push_back(if told.status == SidrStatus::SUCCESS {
+            let private = told.private.to_vec();
+            CmEvent::Resolved { query: id, qpn: told.qpn, qkey: told.qkey, private }
+        } else {
+            CmEvent::Unresolved { query: id, status: Some(told.status) }
+        });
+    }
+}

@@ -1,0 +1,235 @@
+//! A peer that may say anything.
+
+use rocinante_stack::cm::{Accept, CmEvent};
+use rocinante_stack::types::{Pkey, Qpn};
+use rocinante_stack::wire::cm::{
+    CmPath, CommId, Drep, Dreq, Message, Mra, Rej, RejReason, Rep, Req, Rtu, Subject, Transport,
+};
+use rocinante_stack::wire::mad::MadBytes;
+
+use crate::net::{A, B, Net, address, side as side_of};
+
+/// The REQ that a connection manager sends.
+fn real_req(net: &mut Net) -> MadBytes {
+    net.connect(0x11);
+    net.cm[A].poll_transmit().unwrap().mad
+}
+
+/// What is answered to a REQ that is changed so.
+#[track_caller]
+fn answer_to(change: impl FnOnce(&mut Req<'_>)) -> Option<RejReason> {
+    let mut net = Net::new();
+    net.listen(2);
+    let mad = real_req(&mut net);
+    let Ok((header, Message::Req(mut req))) = Message::parse(&mad) else { panic!() };
+    change(&mut req);
+    let (now, changed) = (net.now, Message::Req(req).emit(header.tid));
+    net.cm[B].handle_mad(now, address(A), address(B), &changed);
+    let answer = net.cm[B].poll_transmit()?;
+    let Ok((again, Message::Rej(rej))) = Message::parse(&answer.mad) else { panic!() };
+    assert_eq!((again.tid, rej.subject, rej.remote), (header.tid, Subject::Req, req.local));
+    assert_eq!((net.cm[B].len(), net.cm[B].poll_event()), (0, None));
+    Some(rej.reason)
+}
+
+#[test]
+fn contradictory_requests_are_rejected_for_what_is_wrong_with_them() {
+    assert_eq!(answer_to(|_| {}), None);
+    assert_eq!(answer_to(|req| req.alternate = CmPath::default()), None);
+    assert_eq!(answer_to(|req| req.local = CommId(0)), None);
+    let reasons = [
+        answer_to(|req| req.transport = Transport::Rd),
+        answer_to(|req| req.qpn = Qpn::GSI),
+        answer_to(|req| req.qpn = Qpn::MULTICAST),
+        answer_to(|req| req.pkey = Pkey(0x8001)),
+        answer_to(|req| req.mtu = 6),
+        answer_to(|req| req.mtu = 0),
+        answer_to(|req| req.primary.local_gid.0[15] = 99),
+        answer_to(|req| req.primary.remote_gid.0[15] = 99),
+        answer_to(|req| req.private = &[0; 92]),
+        answer_to(|req| req.service.0 += 1),
+        answer_to(|req| req.service.0 = 7),
+    ];
+    let expected = [9, 5, 5, 5, 26, 26, 12, 12, 5, 8, 8];
+    assert_eq!(reasons, expected.map(|reason| Some(RejReason(reason))));
+}
+
+#[test]
+fn a_request_again_makes_no_second_connection() {
+    let mut net = Net::new();
+    net.listen(8);
+    let mad = real_req(&mut net);
+    let now = net.now;
+    for _ in 0..100 {
+        net.cm[B].handle_mad(now, address(A), address(B), &mad);
+    }
+    assert!(matches!(net.cm[B].poll_event(), Some(CmEvent::Request { .. })));
+    assert_eq!((net.cm[B].poll_event(), net.cm[B].len()), (None, 1));
+    assert_eq!(net.cm[B].counters().duplicates, 99);
+}
+
+#[test]
+fn a_flood_of_requests_is_bounded() {
+    let mut net = Net::new();
+    net.listen(64);
+    let mad = real_req(&mut net);
+    let Ok((_, Message::Req(req))) = Message::parse(&mad) else { panic!() };
+    for n in 1..20_000u32 {
+        let flood = Req { local: CommId(n), qpn: Qpn::new(n + 10), ..req };
+        let (now, mad) = (net.now, Message::Req(flood).emit(u64::from(n)));
+        net.cm[B].handle_mad(now, address(A), address(B), &mad);
+    }
+    assert_eq!(net.cm[B].len(), 64);
+    assert!(net.cm[B].counters().tx_overflow > 0);
+    let mut waiting = 0;
+    while net.cm[B].poll_transmit().is_some() {
+        waiting += 1;
+    }
+    assert_eq!(waiting, 4096);
+}
+
+/// Who guesses communication ids but is somebody else changes nothing.
+#[test]
+fn a_third_party_that_knows_the_ids_changes_nothing() {
+    let mut net = Net::new();
+    net.listen(1);
+    let (a, b) = net.connected(0x11, 0x22);
+    let (local, remote) = (a.0, b.0);
+    let third = "10.0.0.3".parse().unwrap();
+    let messages = [
+        Message::Dreq(Dreq { local, remote, remote_qpn: Qpn::new(0x22), private: b"" }),
+        Message::Drep(Drep { local, remote, private: b"" }),
+        Message::Rtu(Rtu { local, remote, private: b"" }),
+        Message::Mra(Mra {
+            local,
+            remote,
+            subject: Subject::Rep,
+            service_timeout: 31,
+            private: b"",
+        }),
+        Message::Rej(Rej {
+            local,
+            remote,
+            subject: Subject::Rep,
+            reason: RejReason(10),
+            info: b"",
+            private: b"",
+        }),
+    ];
+    for message in messages {
+        let now = net.now;
+        net.cm[B].handle_mad(now, third, address(B), &message.emit(1));
+        assert_eq!(net.cm[B].poll_event(), None);
+        while let Some(answer) = net.cm[B].poll_transmit() {
+            assert_eq!(answer.remote, third);
+        }
+    }
+    // And the peer itself, of another queue pair.
+    let wrong = Dreq { local, remote, remote_qpn: Qpn::new(0x23), private: b"" };
+    let now = net.now;
+    net.cm[B].handle_mad(now, address(A), address(B), &Message::Dreq(wrong).emit(1));
+    assert_eq!((net.cm[B].poll_event(), net.cm[B].poll_transmit()), (None, None));
+    assert_eq!(net.cm[B].counters().stray, 6);
+}
+
+/// A reply to nothing is rejected, a rejection of nothing is not answered: no two managers talk for ever.
+#[test]
+fn nothing_is_answered_for_ever() {
+    let mut net = Net::new();
+    let (now, ids) = (net.now, (CommId(77), CommId(88)));
+    let (local, remote) = ids;
+    let rep = Rep {
+        local,
+        remote,
+        qkey: 0,
+        qpn: Qpn::new(5),
+        announced: None,
+        psn: Default::default(),
+        responder_resources: 0,
+        initiator_depth: 0,
+        target_ack_delay: 0,
+        failover: 0,
+        flow_control: false,
+        rnr_retry: 0,
+        srq: false,
+        ca_guid: 0,
+        private: b"",
+    };
+    let messages = [
+        Message::Rep(rep),
+        Message::Rtu(Rtu { local, remote, private: b"" }),
+        Message::Dreq(Dreq { local, remote, remote_qpn: Qpn::new(5), private: b"" }),
+    ];
+    for message in messages {
+        net.cm[B].handle_mad(now, address(A), address(B), &message.emit(1));
+        net.run(10_000);
+    }
+    assert_eq!(net.sent(), [(B, "REJ"), (B, "DREP")]);
+    net.assert_nothing_left();
+}
+
+/// Real messages with changed bytes, in any order, to managers in the middle of everything: nothing panics, nothing is left.
+#[test]
+fn damaged_messages_do_no_harm() {
+    for seed in 0..150 {
+        let mut net = Net::with(crate::net::config, seed);
+        net.listen(3);
+        net.connected(0x1000, 0x2000);
+        let mut seen: Vec<(usize, MadBytes)> = Vec::new();
+        for round in 0..60u32 {
+            if net.random(3) == 0 {
+                net.connect(0x100 + round);
+            }
+            // What goes over the wire is taken down, and some of it said again, changed.
+            for side in [A, B] {
+                while let Some(sent) = net.cm[side].poll_transmit() {
+                    let (now, other) = (net.now, 1 - side);
+                    seen.push((side, sent.mad));
+                    net.cm[other].handle_mad(now, address(side), address(other), &sent.mad);
+                }
+            }
+            for _ in 0..if seen.is_empty() { 0 } else { 4 } {
+                let (side, mut mad) = seen[net.random(seen.len() as u64) as usize];
+                for _ in 0..net.random(4) {
+                    let at = net.random(256) as usize;
+                    mad[at] ^= 1 << net.random(8);
+                }
+                // To either side.
+                let to = if net.random(4) == 0 { side } else { 1 - side };
+                let now = net.now;
+                net.cm[to].handle_mad(now, address(1 - to), address(to), &mad);
+            }
+            for side in [A, B] {
+                for event in net.take(side) {
+                    match event {
+                        // Either may have been withdrawn by a damaged message.
+                        CmEvent::Request { conn, .. } if net.random(4) > 0 => {
+                            let (now, side) = (net.now, side_of(0x5000 + round));
+                            let _ = net.cm[B].accept(now, conn, &Accept { side, private: b"" });
+                        }
+                        CmEvent::Replied { conn, .. } => {
+                            let _ = net.cm[A].establish(conn, b"");
+                        }
+                        _ => {}
+                    }
+                }
+            }
+            net.run(50);
+            assert!(net.cm[B].len() < 200);
+        }
+        // Whoever is left goes.
+        for _ in 0..3 {
+            for side in [A, B] {
+                for event in net.take(side) {
+                    if let CmEvent::Established { conn } | CmEvent::Request { conn, .. } = event {
+                        let now = net.now;
+                        net.cm[side].forget(now, conn);
+                    }
+                }
+            }
+            net.run(1_200_000);
+        }
+        let states = [A, B].map(|side| net.cm[side].poll_timeout());
+        assert_eq!(states, [None, None], "seed {seed}");
+    }
+}

@@ -1,0 +1,6 @@
+//! Two connection managers and a wire between them that may lose, repeat and reorder.
+
+mod hostile;
+mod net;
+mod random;
+mod scenarios;

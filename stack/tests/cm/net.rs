@@ -1,0 +1,258 @@
+//! The wire, the clock, and what both sides heard.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use rocinante_stack::cm::{
+    Accept, CmConfig, CmEvent, ConnId, Connect, ConnectionManager, Ended, ListenerId, QpSide,
+    Transmit,
+};
+use rocinante_stack::types::{Mtu, Psn, Qpn, Time};
+use rocinante_stack::wire::cm::{Message, PortSpace, ServiceId, Transport};
+
+/// One side or the other: whoever asks, usually, and whoever listens.
+pub(crate) const A: usize = 0;
+pub(crate) const B: usize = 1;
+
+pub(crate) const MS: u64 = 1_000_000;
+/// How long a datagram is under way.
+pub(crate) const FLIGHT: u64 = MS / 10;
+pub(crate) const SERVICE: ServiceId = ServiceId::of_port(PortSpace::Tcp, 7471);
+
+pub(crate) fn address(side: usize) -> IpAddr {
+    Ipv4Addr::new(10, 0, 0, side as u8 + 1).into()
+}
+
+/// What becomes of datagrams, in hundredths.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Faults {
+    pub(crate) lost: u64,
+    pub(crate) doubled: u64,
+    pub(crate) late: u64,
+}
+
+pub(crate) struct Net {
+    pub(crate) cm: [ConnectionManager; 2],
+    /// What each side heard and has not been asked for.
+    pub(crate) heard: [Vec<CmEvent>; 2],
+    pub(crate) now: Time,
+    pub(crate) faults: Faults,
+    /// Whatever a side sends now is lost.
+    pub(crate) mute: [bool; 2],
+    wire: Vec<(Time, u64, Transmit)>,
+    /// All that was sent: by whom, and what.
+    pub(crate) log: Vec<(usize, &'static str)>,
+    state: u64,
+    sent: u64,
+}
+
+pub(crate) fn config(side: usize) -> CmConfig {
+    CmConfig { key: [side as u64, 7], ca_guid: side as u64 + 100, ..CmConfig::default() }
+}
+
+pub(crate) fn side(qpn: u32) -> QpSide {
+    QpSide {
+        qpn: Qpn::new(qpn),
+        psn: Psn::new(qpn * 7),
+        responder_resources: 4,
+        initiator_depth: 5,
+        rnr_retry: 7,
+        flow_control: false,
+        srq: false,
+        announced: None,
+    }
+}
+
+pub(crate) fn ask(qpn: u32, private: &[u8]) -> Connect<'_> {
+    Connect {
+        local: address(A),
+        remote: address(B),
+        service: SERVICE,
+        source_port: 40_000,
+        side: side(qpn),
+        transport: Transport::Rc,
+        mtu: Mtu::Mtu1024,
+        ack_timeout: 14,
+        retry_count: 7,
+        traffic_class: 0,
+        hop_limit: 64,
+        private,
+    }
+}
+
+impl Net {
+    pub(crate) fn new() -> Self {
+        Self::with(config, 1)
+    }
+
+    pub(crate) fn with(config: impl Fn(usize) -> CmConfig, seed: u64) -> Self {
+        Self {
+            cm: [A, B].map(|side| ConnectionManager::new(config(side))),
+            heard: [Vec::new(), Vec::new()],
+            now: Time(1_000_000_000),
+            faults: Faults::default(),
+            mute: [false; 2],
+            wire: Vec::new(),
+            log: Vec::new(),
+            state: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
+            sent: 0,
+        }
+    }
+
+    pub(crate) fn random(&mut self, below: u64) -> u64 {
+        self.state = self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (self.state >> 33) % below
+    }
+
+    /// Takes what both sides want to send, and what they have to say.
+    pub(crate) fn collect(&mut self) {
+        for side in [A, B] {
+            while let Some(transmit) = self.cm[side].poll_transmit() {
+                self.log.push((side, name(&transmit)));
+                assert_eq!(transmit.local, address(side));
+                self.put_on_wire(side, &transmit);
+            }
+            while let Some(event) = self.cm[side].poll_event() {
+                self.heard[side].push(event);
+            }
+        }
+    }
+
+    fn put_on_wire(&mut self, side: usize, transmit: &Transmit) {
+        if self.mute[side] {
+            return;
+        }
+        let copies = match self.random(100) {
+            roll if roll < self.faults.lost => 0,
+            roll if roll < self.faults.lost + self.faults.doubled => 2,
+            _ => 1,
+        };
+        for _ in 0..copies {
+            let late = self.random(100) < self.faults.late;
+            let delay = if late { self.random(900) * MS } else { 0 };
+            self.sent += 1;
+            self.wire.push((self.now.after(FLIGHT + delay), self.sent, *transmit));
+        }
+    }
+
+    /// Goes to whatever is next, if it is before `until`. Returns whether there was something.
+    pub(crate) fn step(&mut self, until: Time) -> bool {
+        self.collect();
+        let arrival = self.wire.iter().map(|(at, ..)| *at).min();
+        let timer = self.cm.iter().filter_map(ConnectionManager::poll_timeout).min();
+        let Some(next) = [arrival, timer].into_iter().flatten().min().filter(|at| *at <= until)
+        else {
+            self.now = self.now.max(until.min(Time(u64::MAX - 1)));
+            return false;
+        };
+        self.now = self.now.max(next);
+        self.wire.sort_by_key(|(at, order, _)| (*at, *order));
+        while self.wire.first().is_some_and(|(at, ..)| *at <= self.now) {
+            let (_, _, transmit) = self.wire.remove(0);
+            let side = if transmit.remote == address(A) { A } else { B };
+            self.cm[side].handle_mad(self.now, transmit.local, transmit.remote, &transmit.mad);
+        }
+        for cm in &mut self.cm {
+            cm.handle_timeout(self.now);
+        }
+        self.collect();
+        true
+    }
+
+    /// Lets `ms` milliseconds pass.
+    pub(crate) fn run(&mut self, ms: u64) {
+        let until = self.now.after(ms * MS);
+        while self.step(until) {}
+    }
+
+    /// Takes what a side heard.
+    pub(crate) fn take(&mut self, side: usize) -> Vec<CmEvent> {
+        self.collect();
+        std::mem::take(&mut self.heard[side])
+    }
+
+    /// Takes the one thing that a side heard.
+    #[track_caller]
+    pub(crate) fn one(&mut self, side: usize) -> CmEvent {
+        let mut heard = self.take(side);
+        assert_eq!(heard.len(), 1, "{heard:?}");
+        heard.remove(0)
+    }
+
+    /// What was sent since the last call.
+    pub(crate) fn sent(&mut self) -> Vec<(usize, &'static str)> {
+        self.collect();
+        std::mem::take(&mut self.log)
+    }
+
+    pub(crate) fn listen(&mut self, backlog: usize) -> ListenerId {
+        self.cm[B].listen(SERVICE, None, backlog).unwrap()
+    }
+
+    pub(crate) fn connect(&mut self, qpn: u32) -> ConnId {
+        let now = self.now;
+        self.cm[A].connect(now, &ask(qpn, b"hello")).unwrap()
+    }
+
+    pub(crate) fn accept(&mut self, conn: ConnId, qpn: u32) {
+        let (now, accept) = (self.now, Accept { side: side(qpn), private: b"welcome" });
+        self.cm[B].accept(now, conn, &accept).unwrap();
+    }
+
+    /// A request of A's that B has heard.
+    pub(crate) fn asked(&mut self, qpn: u32) -> (ConnId, ConnId) {
+        let a = self.connect(qpn);
+        self.run(1);
+        let CmEvent::Request { conn: b, .. } = self.one(B) else { panic!("no request") };
+        (a, b)
+    }
+
+    /// A connection.
+    pub(crate) fn connected(&mut self, qpn_a: u32, qpn_b: u32) -> (ConnId, ConnId) {
+        let (a, b) = self.asked(qpn_a);
+        self.accept(b, qpn_b);
+        self.run(1);
+        assert!(matches!(self.one(A), CmEvent::Replied { .. }));
+        self.cm[A].establish(a, b"").unwrap();
+        self.run(1);
+        assert_eq!(self.one(B), CmEvent::Established { conn: b });
+        (a, b)
+    }
+
+    /// The peer has died: a new manager is there in its place.
+    pub(crate) fn restart(&mut self, side: usize, key: u64) {
+        let config = CmConfig { key: [key, key], ..config(side) };
+        self.cm[side] = ConnectionManager::new(config);
+        self.heard[side].clear();
+    }
+
+    #[track_caller]
+    pub(crate) fn assert_nothing_left(&self) {
+        for (side, cm) in self.cm.iter().enumerate() {
+            assert_eq!((cm.len(), cm.poll_timeout()), (0, None), "side {side}: {cm:?}");
+        }
+    }
+}
+
+fn name(transmit: &Transmit) -> &'static str {
+    match Message::parse(&transmit.mad).expect("a message of ours").1 {
+        Message::Req(_) => "REQ",
+        Message::Mra(_) => "MRA",
+        Message::Rej(_) => "REJ",
+        Message::Rep(_) => "REP",
+        Message::Rtu(_) => "RTU",
+        Message::Dreq(_) => "DREQ",
+        Message::Drep(_) => "DREP",
+        Message::SidrReq(_) => "SIDR_REQ",
+        Message::SidrRep(_) => "SIDR_REP",
+        Message::Lap(_) => "LAP",
+        Message::Apr(_) => "APR",
+    }
+}
+
+pub(crate) fn disconnected(conn: ConnId, ended: Ended) -> CmEvent {
+    CmEvent::Disconnected { conn, ended }
+}
+
+pub(crate) fn released(conn: ConnId, qpn: u32) -> CmEvent {
+    CmEvent::Released { conn, qpn: Qpn::new(qpn) }
+}

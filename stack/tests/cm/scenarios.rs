@@ -1,0 +1,529 @@
+//! What can happen to a connection, by name.
+
+use rocinante_stack::cm::{Accept, CmError, CmEvent, Connect, ConnectionManager, Ended, QueryId};
+use rocinante_stack::types::{Mtu, Psn, Qpn};
+use rocinante_stack::wire::cm::{
+    Announced, CommId, Lap, Message, PortSpace, RejReason, ServiceId, SidrStatus,
+};
+
+use crate::net::{A, B, Net, SERVICE, address, ask, disconnected, released, side};
+
+/// After this even a peer that is silent for ever has been given up, milliseconds.
+const FOR_EVER: u64 = 200_000;
+
+#[track_caller]
+fn rejection(event: &CmEvent) -> RejReason {
+    let CmEvent::Rejected { reason, .. } = event else { panic!("{event:?}") };
+    *reason
+}
+
+#[test]
+fn connect_and_disconnect() {
+    let mut net = Net::new();
+    let listener = net.listen(1);
+    let a = net.connect(0x11);
+    net.run(1);
+    let CmEvent::Request { listener: of, conn: b, request } = net.one(B) else { panic!() };
+    assert_eq!(of, listener);
+    assert_eq!((request.side.qpn, request.side.psn), (Qpn::new(0x11), Psn::new(0x77)));
+    assert_eq!((request.side.responder_resources, request.side.initiator_depth), (4, 5));
+    assert_eq!((request.local, request.peer), (address(B), "10.0.0.1:40000".parse().unwrap()));
+    assert_eq!((request.mtu, request.ack_timeout, request.retry_count), (Mtu::Mtu1024, 14, 7));
+    assert_eq!((&request.private[..6], request.private.len()), (&b"hello\0"[..], 56));
+    net.accept(b, 0x22);
+    net.run(1);
+    let CmEvent::Replied { conn, reply } = net.one(A) else { panic!() };
+    assert_eq!((conn, reply.side), (a, side(0x22)));
+    assert_eq!((&reply.private[..8], reply.private.len()), (&b"welcome\0"[..], 196));
+    net.cm[A].establish(a, b"").unwrap();
+    net.run(1);
+    assert_eq!(net.one(B), CmEvent::Established { conn: b });
+    assert_eq!(net.sent(), [(A, "REQ"), (B, "REP"), (A, "RTU")]);
+    // Nothing more happens while it lives.
+    net.run(FOR_EVER);
+    assert_eq!((net.take(A), net.take(B), net.sent()), (vec![], vec![], vec![]));
+    let now = net.now;
+    net.cm[A].disconnect(now, a, b"").unwrap();
+    net.run(1);
+    assert_eq!(net.one(A), disconnected(a, Ended::ByUs));
+    assert_eq!(net.one(B), disconnected(b, Ended::ByPeer));
+    assert_eq!(net.sent(), [(A, "DREQ"), (B, "DREP")]);
+    assert_eq!(net.cm[A].disconnect(now, a, b""), Err(CmError::Unknown));
+    // Twice 67 ms after that the numbers of the queue pairs may be used again, and not before.
+    net.run(130);
+    assert_eq!((net.take(A), net.take(B)), (vec![], vec![]));
+    net.run(10);
+    assert_eq!((net.one(A), net.one(B)), (released(a, 0x11), released(b, 0x22)));
+    net.assert_nothing_left();
+}
+
+#[test]
+fn nobody_listens() {
+    let mut net = Net::new();
+    let a = net.connect(0x11);
+    net.run(1);
+    let heard = net.take(A);
+    assert_eq!(rejection(&heard[0]), RejReason::INVALID_SERVICE_ID);
+    assert_eq!(heard[1..], [released(a, 0x11)]);
+    assert_eq!((net.take(B), net.sent()), (vec![], vec![(A, "REQ"), (B, "REJ")]));
+    net.assert_nothing_left();
+}
+
+#[test]
+fn a_listener_on_another_address_does_not_hear() {
+    let mut net = Net::new();
+    net.cm[B].listen(SERVICE, Some("10.9.9.9".parse().unwrap()), 1).unwrap();
+    net.connect(0x11);
+    net.run(1);
+    assert_eq!(rejection(&net.take(A)[0]), RejReason::INVALID_SERVICE_ID);
+    // On its own it does, and before one that hears everything.
+    net.listen(1);
+    let own = net.cm[B].listen(SERVICE, Some(address(B)), 1).unwrap();
+    assert_eq!(net.cm[B].listen(SERVICE, Some(address(B)), 1), Err(CmError::InUse));
+    net.connect(0x11);
+    net.run(1);
+    assert!(matches!(net.one(B), CmEvent::Request { listener, .. } if listener == own));
+}
+
+#[test]
+fn the_program_rejects() {
+    let mut net = Net::new();
+    net.listen(1);
+    let (a, b) = net.asked(0x11);
+    net.cm[B].reject(b, RejReason::CONSUMER, b"not today").unwrap();
+    net.run(1);
+    let heard = net.take(A);
+    let CmEvent::Rejected { conn, reason, private } = &heard[0] else { panic!("{heard:?}") };
+    assert_eq!((*conn, *reason, &private[..10]), (a, RejReason::CONSUMER, &b"not today\0"[..]));
+    assert_eq!(net.one(B), released(b, 0));
+    net.assert_nothing_left();
+    // Its place in the backlog is free again.
+    net.asked(0x11);
+}
+
+#[test]
+fn the_asking_program_rejects_the_reply() {
+    let mut net = Net::new();
+    net.listen(1);
+    let (a, b) = net.asked(0x11);
+    net.accept(b, 0x22);
+    net.run(1);
+    net.take(A);
+    net.cm[A].reject(a, RejReason::CONSUMER, b"").unwrap();
+    net.run(1);
+    assert_eq!(rejection(&net.one(B)), RejReason::CONSUMER);
+    net.run(200);
+    assert_eq!((net.one(A), net.one(B)), (released(a, 0x11), released(b, 0x22)));
+    net.assert_nothing_left();
+}
+
+#[test]
+fn a_peer_that_is_silent_is_given_up() {
+    let mut net = Net::new();
+    net.mute[B] = true;
+    let a = net.connect(0x11);
+    net.run(6_000);
+    assert_eq!(net.take(A), vec![]);
+    net.run(1_000);
+    assert_eq!(net.take(A), vec![CmEvent::TimedOut { conn: a }, released(a, 0x11)]);
+    let requests = net.sent().iter().filter(|sent| **sent == (A, "REQ")).count();
+    assert_eq!(requests, 16);
+    net.assert_nothing_left();
+}
+
+#[test]
+fn a_lost_req_is_sent_again() {
+    let mut net = Net::new();
+    net.listen(1);
+    net.mute[A] = true;
+    net.connect(0x11);
+    net.run(1);
+    net.mute[A] = false;
+    net.run(500);
+    assert!(matches!(net.one(B), CmEvent::Request { .. }));
+}
+
+#[test]
+fn a_lost_rep_is_sent_again() {
+    let mut net = Net::new();
+    net.listen(1);
+    let (_, b) = net.asked(0x11);
+    net.mute[B] = true;
+    net.accept(b, 0x22);
+    net.run(1);
+    net.mute[B] = false;
+    net.run(500);
+    assert!(matches!(net.one(A), CmEvent::Replied { .. }));
+    assert_eq!(net.take(B), vec![]);
+}
+
+#[test]
+fn a_lost_rtu_is_sent_again_when_the_rep_comes_again() {
+    let mut net = Net::new();
+    net.listen(1);
+    let (a, b) = net.asked(0x11);
+    net.accept(b, 0x22);
+    net.run(1);
+    net.take(A);
+    net.mute[A] = true;
+    net.cm[A].establish(a, b"").unwrap();
+    net.run(1);
+    net.mute[A] = false;
+    net.run(500);
+    assert_eq!((net.take(A), net.one(B)), (vec![], CmEvent::Established { conn: b }));
+}
+
+#[test]
+fn a_lost_dreq_and_a_lost_drep_are_made_up_for() {
+    for silent in [A, B] {
+        let mut net = Net::new();
+        net.listen(1);
+        let (a, b) = net.connected(0x11, 0x22);
+        net.mute[silent] = true;
+        let now = net.now;
+        net.cm[A].disconnect(now, a, b"").unwrap();
+        net.run(1);
+        net.mute[silent] = false;
+        net.run(500);
+        assert_eq!(net.take(A)[0], disconnected(a, Ended::ByUs));
+        assert_eq!(net.take(B)[0], disconnected(b, Ended::ByPeer));
+        net.run(500);
+        net.assert_nothing_left();
+    }
+}
+
+#[test]
+fn both_disconnect_at_once() {
+    let mut net = Net::new();
+    net.listen(1);
+    let (a, b) = net.connected(0x11, 0x22);
+    let now = net.now;
+    net.cm[A].disconnect(now, a, b"").unwrap();
+    net.cm[B].disconnect(now, b, b"").unwrap();
+    net.run(500);
+    for (side, conn, qpn) in [(A, a, 0x11), (B, b, 0x22)] {
+        let heard = net.take(side);
+        assert_eq!(heard, [disconnected(conn, Ended::ByPeer), released(conn, qpn)]);
+    }
+    net.assert_nothing_left();
+}
+
+#[test]
+fn a_disconnect_before_the_rtu_ends_both_sides() {
+    let mut net = Net::new();
+    net.listen(1);
+    let (a, b) = net.asked(0x11);
+    net.accept(b, 0x22);
+    net.run(1);
+    net.take(A);
+    let now = net.now;
+    net.cm[B].disconnect(now, b, b"").unwrap();
+    net.run(1);
+    assert_eq!(net.one(A), disconnected(a, Ended::ByPeer));
+    assert_eq!(net.cm[A].establish(a, b""), Err(CmError::Unknown));
+    net.run(500);
+    net.assert_nothing_left();
+}
+
+#[test]
+fn a_program_that_takes_its_time_is_waited_for() {
+    let mut net = Net::new();
+    net.listen(1);
+    let (a, b) = net.asked(0x11);
+    // A minute, with one word to the peer and none back.
+    net.run(60_000);
+    assert_eq!(net.sent(), [(A, "REQ"), (B, "MRA")]);
+    net.accept(b, 0x22);
+    net.run(1);
+    assert!(matches!(net.one(A), CmEvent::Replied { .. }));
+    // So is the asking program, whose peer asks again now and then.
+    net.sent();
+    net.run(30_000);
+    let sent = net.sent();
+    assert!((6..10).contains(&sent.iter().filter(|sent| **sent == (A, "MRA")).count()), "{sent:?}");
+    net.cm[A].establish(a, b"").unwrap();
+    net.run(1);
+    assert_eq!(net.one(B), CmEvent::Established { conn: b });
+}
+
+#[test]
+fn a_listener_that_never_accepts_is_given_up_by_both_sides() {
+    let mut net = Net::new();
+    net.listen(1);
+    let (a, b) = net.asked(0x11);
+    net.run(FOR_EVER);
+    let heard = net.take(A);
+    assert_eq!(rejection(&heard[0]), RejReason::TIMEOUT);
+    assert_eq!(heard[1..], [released(a, 0x11)]);
+    assert_eq!(net.take(B), [CmEvent::TimedOut { conn: b }, released(b, 0)]);
+    net.assert_nothing_left();
+}
+
+#[test]
+fn an_asking_program_that_never_establishes_is_given_up_by_both_sides() {
+    let mut net = Net::new();
+    net.listen(1);
+    let (a, b) = net.asked(0x11);
+    net.accept(b, 0x22);
+    net.run(FOR_EVER);
+    let heard = net.take(A);
+    assert!(matches!(heard[0], CmEvent::Replied { .. }));
+    assert_eq!(heard[1..], [CmEvent::TimedOut { conn: a }, released(a, 0x11)]);
+    assert_eq!(rejection(&net.take(B)[0]), RejReason::TIMEOUT);
+    net.assert_nothing_left();
+}
+
+#[test]
+fn the_asker_changes_its_mind() {
+    let mut net = Net::new();
+    net.listen(1);
+    let (a, b) = net.asked(0x11);
+    let now = net.now;
+    net.cm[A].forget(now, a);
+    net.run(1);
+    assert_eq!(net.one(A), released(a, 0x11));
+    let heard = net.take(B);
+    assert_eq!((rejection(&heard[0]), &heard[1..]), (RejReason::TIMEOUT, &[released(b, 0)][..]));
+    net.assert_nothing_left();
+}
+
+#[test]
+fn a_forgotten_connection_is_disconnected_without_an_event() {
+    let mut net = Net::new();
+    net.listen(1);
+    let (a, b) = net.connected(0x11, 0x22);
+    let now = net.now;
+    net.cm[B].forget(now, b);
+    net.run(500);
+    assert_eq!(net.take(A), [disconnected(a, Ended::ByPeer), released(a, 0x11)]);
+    assert_eq!(net.one(B), released(b, 0x22));
+    net.assert_nothing_left();
+}
+
+#[test]
+fn a_listener_that_goes_rejects_who_waits() {
+    let mut net = Net::new();
+    let listener = net.listen(1);
+    net.asked(0x11);
+    net.cm[B].unlisten(listener);
+    net.run(1);
+    assert_eq!(rejection(&net.take(A)[0]), RejReason::INVALID_SERVICE_ID);
+    net.take(B);
+    net.assert_nothing_left();
+    assert!(net.cm[B].is_empty());
+}
+
+#[test]
+fn a_full_backlog_refuses_and_holds_nothing() {
+    let mut net = Net::new();
+    net.listen(3);
+    for qpn in 0x100..0x200 {
+        net.connect(qpn);
+    }
+    net.run(1);
+    assert_eq!((net.take(B).len(), net.cm[B].len()), (3, 3));
+    assert_eq!(net.cm[B].counters().backlog_overflow, 253);
+    let refused = net.take(A);
+    let refused = refused.iter().filter(|event| matches!(event, CmEvent::Rejected { .. }));
+    assert!(refused.clone().all(|event| rejection(event) == RejReason::NO_RESOURCES));
+    assert_eq!(refused.count(), 253);
+}
+
+#[test]
+fn the_number_of_connections_is_bounded() {
+    let config =
+        |side| rocinante_stack::cm::CmConfig { max_connections: 2, ..crate::net::config(side) };
+    let mut net = Net::with(config, 1);
+    net.listen(10);
+    net.connected(0x11, 0x22);
+    net.connected(0x12, 0x23);
+    let now = net.now;
+    assert_eq!(net.cm[A].connect(now, &ask(0x13, b"")), Err(CmError::Full));
+}
+
+#[test]
+fn a_peer_that_died_and_asks_again_with_the_same_queue_pair_ends_the_old_connection() {
+    let mut net = Net::new();
+    net.listen(4);
+    let (_, b) = net.connected(0x11, 0x22);
+    net.restart(A, 99);
+    let again = net.connect(0x11);
+    net.run(1);
+    // The new one is rejected, the old one ended, and its next attempt succeeds.
+    assert_eq!(rejection(&net.take(A)[0]), RejReason::STALE_CONNECTION);
+    assert_eq!(net.take(B)[0], disconnected(b, Ended::Stale));
+    assert_eq!(net.cm[B].counters().stale, 1);
+    net.run(500);
+    assert_eq!(net.one(B), released(b, 0x22));
+    let _ = again;
+    net.connected(0x11, 0x22);
+}
+
+#[test]
+fn a_peer_that_died_is_told_when_the_old_connection_speaks() {
+    let mut net = Net::new();
+    net.listen(1);
+    let (a, _) = net.connected(0x11, 0x22);
+    net.restart(B, 99);
+    let now = net.now;
+    net.cm[A].disconnect(now, a, b"").unwrap();
+    net.run(1);
+    // It does not know the connection, and says that it is no more.
+    assert_eq!(net.one(A), disconnected(a, Ended::ByUs));
+    net.run(500);
+    net.take(A);
+    net.assert_nothing_left();
+}
+
+#[test]
+fn the_asker_dies_at_each_step() {
+    // After REQ: the reply finds nobody, and that is said.
+    let mut net = Net::new();
+    net.listen(1);
+    let (_, b) = net.asked(0x11);
+    net.restart(A, 99);
+    net.accept(b, 0x22);
+    net.run(1);
+    assert_eq!(rejection(&net.one(B)), RejReason::INVALID_COMM_ID);
+    net.run(500);
+    net.take(B);
+    net.assert_nothing_left();
+    // After REQ, and its address with it: the reply is repeated until it is enough.
+    let mut net = Net::new();
+    net.listen(1);
+    let (_, b) = net.asked(0x11);
+    net.restart(A, 99);
+    net.mute[A] = true;
+    net.accept(b, 0x22);
+    net.run(10_000);
+    assert_eq!(net.take(B), [CmEvent::TimedOut { conn: b }, released(b, 0x22)]);
+    net.assert_nothing_left();
+    // Before the end is answered.
+    let mut net = Net::new();
+    net.listen(1);
+    let (_, b) = net.connected(0x11, 0x22);
+    net.restart(A, 99);
+    net.mute[A] = true;
+    let now = net.now;
+    net.cm[B].disconnect(now, b, b"").unwrap();
+    net.run(10_000);
+    assert_eq!(net.take(B), [disconnected(b, Ended::Unanswered), released(b, 0x22)]);
+    net.assert_nothing_left();
+}
+
+#[test]
+fn the_listener_dies_at_each_step() {
+    // Before it answers.
+    let mut net = Net::new();
+    net.listen(1);
+    net.asked(0x11);
+    net.restart(B, 99);
+    net.run(500);
+    assert_eq!(rejection(&net.take(A)[0]), RejReason::INVALID_SERVICE_ID);
+    // After its reply: the connection is one-sided, and ends when it is ended.
+    let mut net = Net::new();
+    net.listen(1);
+    let (c, d) = net.asked(0x11);
+    net.accept(d, 0x22);
+    net.run(1);
+    net.take(A);
+    net.restart(B, 99);
+    net.cm[A].establish(c, b"").unwrap();
+    net.run(1);
+    let now = net.now;
+    net.cm[A].disconnect(now, c, b"").unwrap();
+    net.run(1);
+    assert_eq!(net.one(A), disconnected(c, Ended::ByUs));
+}
+
+#[test]
+fn budgets_are_told_to_those_who_tell_theirs() {
+    let announced = Some(Announced { bytes: 147_456, datagrams: 384 });
+    for told in [announced, None] {
+        let mut net = Net::new();
+        net.listen(1);
+        let ask = Connect {
+            side: rocinante_stack::cm::QpSide { announced: told, ..side(1 << 8) },
+            ..ask(2, b"")
+        };
+        let now = net.now;
+        net.cm[A].connect(now, &ask).unwrap();
+        net.run(1);
+        let CmEvent::Request { conn, request, .. } = net.one(B) else { panic!() };
+        assert_eq!(request.side.announced, told);
+        let side = rocinante_stack::cm::QpSide { announced, ..side(0x22) };
+        let now = net.now;
+        net.cm[B].accept(now, conn, &Accept { side, private: b"" }).unwrap();
+        net.run(1);
+        let CmEvent::Replied { reply, .. } = net.one(A) else { panic!() };
+        assert_eq!(reply.side.announced, told.and(announced));
+    }
+}
+
+#[test]
+fn one_manager_connects_to_itself() {
+    let mut net = Net::new();
+    let cm = &mut net.cm[A];
+    cm.listen(SERVICE, None, 1).unwrap();
+    let now = net.now;
+    let a = cm.connect(now, &Connect { remote: address(A), ..ask(0x11, b"") }).unwrap();
+    let deliver = |cm: &mut ConnectionManager| {
+        while let Some(sent) = cm.poll_transmit() {
+            cm.handle_mad(now, sent.local, sent.remote, &sent.mad);
+        }
+        std::iter::from_fn(|| cm.poll_event()).collect::<Vec<_>>()
+    };
+    let heard = deliver(cm);
+    let CmEvent::Request { conn: b, .. } = heard[0] else { panic!("{heard:?}") };
+    cm.accept(now, b, &Accept { side: side(0x22), private: b"" }).unwrap();
+    assert!(matches!(deliver(cm)[..], [CmEvent::Replied { .. }]));
+    cm.establish(a, b"").unwrap();
+    assert_eq!(deliver(cm), [CmEvent::Established { conn: b }]);
+    cm.disconnect(now, b, b"").unwrap();
+    assert_eq!(deliver(cm), [disconnected(a, Ended::ByPeer), disconnected(b, Ended::ByUs)]);
+}
+
+#[test]
+fn another_path_is_refused_politely() {
+    let mut net = Net::new();
+    let lap = Lap { local: CommId(5), remote: CommId(6), remote_qpn: Qpn::new(7) };
+    let now = net.now;
+    net.cm[B].handle_mad(now, address(A), address(B), &Message::Lap(lap).emit(9));
+    let answer = net.cm[B].poll_transmit().unwrap();
+    let Ok((header, Message::Apr(apr))) = Message::parse(&answer.mad) else { panic!() };
+    assert_eq!((header.tid, apr.local, apr.remote, apr.status), (9, CommId(6), CommId(5), 1));
+}
+
+const UDP: ServiceId = ServiceId::of_port(PortSpace::Udp, 7174);
+
+fn resolve(net: &mut Net) -> QueryId {
+    let (now, way) = (net.now, (address(A), address(B)));
+    net.cm[A].resolve(now, way, (UDP, 40_000), b"who").unwrap()
+}
+
+#[test]
+fn a_datagram_service_is_resolved() {
+    let mut net = Net::new();
+    net.cm[B].serve(UDP, None, (Qpn::new(0x55), 0x1234), b"here").unwrap();
+    let query = resolve(&mut net);
+    net.run(1);
+    let CmEvent::Resolved { query: of, qpn, qkey, private } = net.one(A) else { panic!() };
+    assert_eq!((of, qpn, qkey, &private[..5]), (query, Qpn::new(0x55), 0x1234, &b"here\0"[..]));
+    assert_eq!(net.take(B), vec![]);
+    net.cm[B].unserve(UDP, None);
+    assert!(net.cm[A].is_empty() && net.cm[B].is_empty());
+    let query = resolve(&mut net);
+    net.run(1);
+    assert_eq!(net.one(A), CmEvent::Unresolved { query, status: Some(SidrStatus::UNSUPPORTED) });
+}
+
+#[test]
+fn a_question_is_repeated_and_given_up() {
+    let mut net = Net::new();
+    net.mute[B] = true;
+    let query = resolve(&mut net);
+    net.run(10_000);
+    assert_eq!(net.one(A), CmEvent::Unresolved { query, status: None });
+    assert_eq!(net.sent().iter().filter(|sent| **sent == (A, "SIDR_REQ")).count(), 16);
+    net.assert_nothing_left();
+}
