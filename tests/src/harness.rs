@@ -1,4 +1,4 @@
-//! Two devices in two containers of a lab, and queue pairs between them.
+//! Two devices in two containers of a lab, and queue pairs between them; or both ends on a device of the kernel: see [`On`].
 //!
 //! Both live in this process: each device was opened inside its container's namespace, and its sockets stay there. What
 //! needs the namespace afterwards (connecting, which looks up routes) runs inside it too. Queue pairs are connected
@@ -39,6 +39,74 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 /// Entries of each side's completion queue.
 pub const CQ_DEPTH: u32 = 4096;
 
+/// What a test of the API runs on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum On {
+    /// The device in software over this backend: two of them, in two containers of a lab.
+    Software(Backend),
+    /// A device of the kernel, opened twice.
+    Kernel(KernelDevice),
+}
+
+impl From<Backend> for On {
+    fn from(backend: Backend) -> Self {
+        Self::Software(backend)
+    }
+}
+
+/// A device of the kernel that tests run on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KernelDevice {
+    /// Its name, as [`OpenOptions::device`] has it.
+    pub name: String,
+    /// Its address.
+    pub address: IpAddr,
+}
+
+/// The environment variable that names the kernel's device that the tests of the API run on, such as `mlx5_0`.
+pub const DEVICE_VARIABLE: &str = "ROCINANTE_TEST_DEVICE";
+
+/// The environment variable with the address of that device.
+pub const ADDRESS_VARIABLE: &str = "ROCINANTE_TEST_ADDRESS";
+
+impl KernelDevice {
+    /// The one that [`DEVICE_VARIABLE`] and [`ADDRESS_VARIABLE`] name; `None` if they are not set.
+    ///
+    /// # Errors
+    /// Only one of them is set, or the address is none.
+    pub fn from_environment() -> Result<Option<Self>, String> {
+        let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+        match (variable(DEVICE_VARIABLE), variable(ADDRESS_VARIABLE)) {
+            (None, None) => Ok(None),
+            (Some(name), Some(address)) => {
+                let bad = |_| format!("{ADDRESS_VARIABLE}: {address:?} is no address");
+                Ok(Some(Self { name, address: address.parse().map_err(bad)? }))
+            }
+            _ => Err(format!("set both: {DEVICE_VARIABLE}=mlx5_0 {ADDRESS_VARIABLE}=10.0.0.5")),
+        }
+    }
+
+    /// Its address of this family: the one given, or the first of the device's that is not only of its link.
+    ///
+    /// # Errors
+    /// It has none, or cannot be opened.
+    pub fn address_of(&self, family: Family) -> Result<IpAddr, String> {
+        let fits = |address: &IpAddr| match address {
+            IpAddr::V4(_) => family == Family::V4,
+            IpAddr::V6(v6) => family == Family::V6 && !v6.is_unicast_link_local(),
+        };
+        if fits(&self.address) {
+            return Ok(self.address);
+        }
+        let ctx = Context::open_device(&self.name).map_err(|error| error.to_string())?;
+        let found = ctx.gids().iter().copied().find(fits);
+        found.ok_or_else(|| format!("{} has no address of the family {family:?}", self.name))
+    }
+}
+
+/// What Soft-RoCE says that its vendor is (`RXE_VENDOR_ID` of Linux).
+const RXE_VENDOR: u32 = 0xff_ffff;
+
 /// Which addresses the devices use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Family {
@@ -51,13 +119,13 @@ pub enum Family {
 /// How the devices are opened and connected.
 #[derive(Debug, Clone)]
 pub struct Setup {
-    /// What carries the packets, on both sides.
-    pub backend: Backend,
+    /// What devices.
+    pub on: On,
     /// Which addresses they use.
     pub family: Family,
     /// How queue pairs are connected, the path MTU included.
     pub connect: ConnectOptions,
-    /// How the ports are opened.
+    /// How the ports are opened; of the device in software, as is all that follows.
     pub port: PortConfig,
     /// What the devices may hold.
     pub limits: Limits,
@@ -72,9 +140,9 @@ pub struct Setup {
 impl Setup {
     /// IPv4, the largest path MTU, and the defaults.
     #[must_use]
-    pub fn new(backend: Backend) -> Self {
+    pub fn new(on: impl Into<On>) -> Self {
         Self {
-            backend,
+            on: on.into(),
             family: Family::V4,
             connect: ConnectOptions::default(),
             port: PortConfig::default(),
@@ -144,15 +212,25 @@ impl Side {
     /// If it cannot be opened.
     #[must_use]
     pub fn open(netns: &Netns, address: IpAddr, setup: &Setup) -> Self {
+        let On::Software(backend) = setup.on else { panic!("a lab is for the device in software") };
         let options = OpenOptions::new()
-            .netdev(setup.backend)
+            .netdev(backend)
             .port(setup.port.clone())
             .limits(setup.limits)
             .background(setup.background);
         let ctx = netns.run(|| options.open(address)).expect("a namespace");
-        let ctx = ctx.unwrap_or_else(|e| panic!("{} on {address}: {e}", setup.backend));
+        let ctx = ctx.unwrap_or_else(|e| panic!("{backend} on {address}: {e}"));
         let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(CQ_DEPTH).expect("a completion queue"));
         Self { ctx, pd, cq, address, netns: Some(netns.clone()) }
+    }
+
+    /// Opens a device of the kernel.
+    fn open_kernels(device: &KernelDevice, family: Family) -> Self {
+        let address = device.address_of(family).unwrap_or_else(|why| panic!("{why}"));
+        let ctx = OpenOptions::new().device(&device.name).open(address);
+        let ctx = ctx.unwrap_or_else(|e| panic!("{} with {address}: {e}", device.name));
+        let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(CQ_DEPTH).expect("a completion queue"));
+        Self { ctx, pd, cq, address, netns: None }
     }
 
     /// Runs `work` on a thread inside the container.
@@ -178,6 +256,7 @@ impl Side {
     /// # Panics
     /// If there is none within [`PATIENCE`].
     #[must_use]
+    #[track_caller]
     pub fn next(&self) -> Wc {
         next(&self.cq)
     }
@@ -186,6 +265,7 @@ impl Side {
     ///
     /// # Panics
     /// If it is not.
+    #[track_caller]
     pub fn succeed(&self, wr_id: u64) -> Wc {
         self.complete(wr_id, WcStatus::Success)
     }
@@ -194,6 +274,7 @@ impl Side {
     ///
     /// # Panics
     /// If it is not.
+    #[track_caller]
     pub fn complete(&self, wr_id: u64, status: WcStatus) -> Wc {
         let wc = self.next();
         let counters = || self.ctx.counters();
@@ -205,6 +286,7 @@ impl Side {
     ///
     /// # Panics
     /// If something does.
+    #[track_caller]
     pub fn quiet(&self, pause: Duration) {
         match self.cq.wait_one(pause) {
             Err(VerbsError::TimedOut) => {}
@@ -213,24 +295,28 @@ impl Side {
     }
 }
 
-/// Two devices in the first two containers of a lab.
+/// Two devices in the first two containers of a lab, or a device of the kernel opened twice.
 #[derive(Debug)]
 pub struct Harness {
     /// The devices.
     pub sides: [Side; 2],
     /// How they were made.
     pub setup: Setup,
-    /// Their lab. It goes last.
-    pub lab: Lab,
+    /// Their lab, if they are in software. It goes last.
+    pub lab: Option<Lab>,
 }
 
 impl Harness {
-    /// Makes a lab and opens the devices.
+    /// Opens the devices; those in software in a lab made for them.
     ///
     /// # Panics
     /// If that fails: ask [`require_backend!`](crate::require_backend!) first.
     #[must_use]
     pub fn new(setup: &Setup) -> Self {
+        if let On::Kernel(device) = &setup.on {
+            let sides = [0, 1].map(|_| Side::open_kernels(device, setup.family));
+            return Self { sides, setup: setup.clone(), lab: None };
+        }
         let config = LabConfig { containers: setup.containers, ..LabConfig::default() };
         let lab = Lab::new(&config).expect("a lab");
         let sides = [0, 1].map(|index| {
@@ -239,7 +325,40 @@ impl Harness {
             }
             Side::open(lab.container(index).netns(), address(&lab, index, setup.family), setup)
         });
-        Self { sides, setup: setup.clone(), lab }
+        Self { sides, setup: setup.clone(), lab: Some(lab) }
+    }
+
+    /// The lab of devices in software.
+    ///
+    /// # Panics
+    /// If the device is the kernel's.
+    #[must_use]
+    pub fn lab(&self) -> &Lab {
+        self.lab.as_ref().expect("only devices in software are in a lab")
+    }
+
+    /// Whether the device is the one in software: it counts all that it does, and says more than verbs ask for.
+    #[must_use]
+    pub fn is_software(&self) -> bool {
+        self.lab.is_some()
+    }
+
+    /// Whether the device is Linux Soft-RoCE. Where that departs from what verbs promise, a test says so by asking this.
+    #[must_use]
+    pub fn is_rxe(&self) -> bool {
+        let hardware = self.sides[0].ctx.query_device().hardware;
+        hardware.is_some_and(|hardware| hardware.vendor_id == RXE_VENDOR)
+    }
+
+    /// How a SEND that is longer than its receive ends: there where it came from, and where it went to (IBTA volume 1, 9.7.5 [M]:
+    /// "invalid request"). Soft-RoCE says "remote operational error", and calls its own receive a `LOC_QP_OP_ERR`.
+    #[must_use]
+    pub fn too_long(&self) -> [WcStatus; 2] {
+        if self.is_rxe() {
+            [WcStatus::RemOpErr, WcStatus::LocQpOpErr]
+        } else {
+            [WcStatus::RemInvReqErr, WcStatus::LocLenErr]
+        }
     }
 
     /// A connected pair of queue pairs as [`Side::qp`] makes them.
@@ -311,8 +430,12 @@ pub fn address(lab: &Lab, index: usize, family: Family) -> IpAddr {
 /// # Panics
 /// If there is none within [`PATIENCE`].
 #[must_use]
+#[track_caller]
 pub fn next(cq: &Cq) -> Wc {
-    cq.wait_one(PATIENCE).unwrap_or_else(|error| panic!("no completion: {error}"))
+    match cq.wait_one(PATIENCE) {
+        Ok(wc) => wc,
+        Err(error) => panic!("no completion: {error}"),
+    }
 }
 
 /// A signaled request.
@@ -369,7 +492,7 @@ pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Runs functions that take a [`Backend`] as one test per backend: `on_each_backend!(f, g)` makes the tests `f::udp`,
+/// Runs functions that take a [`Backend`] or [`On`] as one test per backend: `on_each_backend!(f, g)` makes the tests `f::udp`,
 /// `f::packet`, `f::afxdp`, `g::udp`, …
 #[macro_export]
 macro_rules! on_each_backend {
@@ -378,19 +501,19 @@ macro_rules! on_each_backend {
             #[test]
             fn udp() {
                 $crate::require_backend!($crate::harness::Backend::Udp);
-                super::$name($crate::harness::Backend::Udp);
+                super::$name($crate::harness::Backend::Udp.into());
             }
 
             #[test]
             fn packet() {
                 $crate::require_backend!($crate::harness::Backend::Packet);
-                super::$name($crate::harness::Backend::Packet);
+                super::$name($crate::harness::Backend::Packet.into());
             }
 
             #[test]
             fn afxdp() {
                 $crate::require_backend!($crate::harness::Backend::Xdp);
-                super::$name($crate::harness::Backend::Xdp);
+                super::$name($crate::harness::Backend::Xdp.into());
             }
         }
     )+};

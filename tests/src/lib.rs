@@ -15,7 +15,6 @@
 //! }
 //! # two_containers_talk();
 //! ```
-#![forbid(unsafe_code)]
 
 pub mod captures;
 pub mod harness;
@@ -24,5 +23,6 @@ pub mod skip;
 pub mod snapshot;
 pub mod tshark;
 pub mod unique;
+pub mod verbs;
 
 pub use rocinante_cli::lab;

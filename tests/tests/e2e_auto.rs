@@ -81,7 +81,7 @@ fn what_the_own_namespace_forbids_does_not_leave() {
     let [qp, _peer] = harness.pair();
     let target = b.pd.allocate(64, Access::ALL).unwrap();
     let write = SendOp::Write { remote: target.address(), rkey: target.rkey(), imm: None };
-    let one = harness.lab.container(0);
+    let one = harness.lab().container(0);
     one.nft(&forbid("udp dport 4791")).unwrap();
     qp.post_send(&[wr(1, write, &[])]).unwrap();
     a.complete(1, WcStatus::RetryExcErr);

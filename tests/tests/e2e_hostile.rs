@@ -41,7 +41,7 @@ impl Attacker {
     fn new(harness: &Harness, target: IpAddr) -> Self {
         let family = if target.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let open = || socket(family, SocketType::RAW, Some(ipproto::RAW));
-        Self { socket: harness.lab.container(2).run(open).unwrap().unwrap(), target }
+        Self { socket: harness.lab().container(2).run(open).unwrap().unwrap(), target }
     }
 
     /// A UDP datagram from `src` to UDP/4791 of the target.
@@ -184,7 +184,7 @@ fn attack(backend: Backend, family: Family) {
     let harness = Harness::new(&setup);
     let [a, b] = &harness.sides;
     let [qp, peer] = harness.pair();
-    let own = address(&harness.lab, 2, family);
+    let own = address(harness.lab(), 2, family);
     let stop = AtomicBool::new(false);
     let moved = AtomicU64::new(0);
     std::thread::scope(|scope| {

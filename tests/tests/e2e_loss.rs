@@ -65,7 +65,7 @@ fn run(backend: Backend, percent: f64, whole: bool) {
     // 4 ms: what is lost at the very end is soon sent again.
     setup.connect = ConnectOptions { timeout: 10, retry_cnt: 7, ..setup.connect };
     let harness = Harness::new(&setup);
-    let lose = harness.lab.lose(&Match::roce(), percent).expect("a rule");
+    let lose = harness.lab().lose(&Match::roce(), percent).expect("a rule");
     let [qp, peer] = harness.pair();
     let mut stream = Stream::new(&harness);
     let deadline = Instant::now() + PATIENCE;

@@ -1,4 +1,4 @@
-//! What runs inside the guest: `control` serves the host's commands, `agent` the host's verbs; `check` and `open` try the kernel's device,
+//! What runs inside the guest: `control` serves the host's commands, `agent` the host's verbs; `check`, `open` and `watch` try the kernel's device,
 //! and `rocinante` is the command of that name.
 
 use std::process::ExitCode;
@@ -19,13 +19,15 @@ fn main() -> ExitCode {
         ["check", name, device, address] => {
             parsed(address).and_then(|address| checks::run(name, device, address))
         }
+        ["watch", device, address, seconds] => parsed(address)
+            .and_then(|address| checks::watch(device, address, parsed(seconds)?)),
         ["open", device, address, bytes, user] => parsed(address).and_then(|address| {
             checks::open(device, address, parsed(bytes)?, parsed(user)?)
         }),
         ["rocinante", ..] => {
             return rocinante_cli::command::run(std::env::args_os().skip(1));
         }
-        _ => Err("usage: rocinante-guest control | agent ADDRESS:PORT | check NAME|all DEVICE ADDRESS | open DEVICE ADDRESS BYTES USER | \
+        _ => Err("usage: rocinante-guest control | agent ADDRESS:PORT | check NAME|all DEVICE ADDRESS | open DEVICE ADDRESS BYTES USER | watch DEVICE ADDRESS SECONDS | \
                   rocinante …"
             .into()),
     };

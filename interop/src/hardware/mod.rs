@@ -1,9 +1,10 @@
 //! The provider `hw` on its own: Rocinante's programs inside the guest, on the kernel's device through libibverbs.
 //!
-//! Every cell of the [matrix](crate::matrix) has this provider at one side already. Here it is at both; its objects are tried where a
-//! wire is not needed ([`checks`]); and what is missing or forbidden must be said (`refusals`).
+//! Every cell of the [matrix](crate::matrix) has this provider at one side already. Here it is at both; the tests of the API run
+//! on it ([`rocinante_tests::verbs`]); what only hardware has is tried ([`checks`]); and what is missing or forbidden must be said (`refusals`).
 
 pub mod checks;
+mod events;
 mod programs;
 mod refusals;
 
@@ -11,14 +12,16 @@ use std::fmt;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::guest::Link;
+use crate::guest::{Guest, Link};
 use crate::matrix::{Bench, SCENARIOS, Scenario, Step};
 use checks::CHECKS;
+use rocinante_tests::verbs::{TESTS, Test};
+
 use programs::{Kernel, PROGRAMS, Side};
 use refusals::REFUSALS;
 
 /// How long a command in the guest may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A named test of the provider `hw`.
 #[derive(Clone, Copy)]
@@ -34,6 +37,10 @@ pub enum Cell {
     },
     /// One of [`CHECKS`].
     Check(&'static str),
+    /// One of the tests of the API.
+    Verbs(&'static Test),
+    /// The port goes down and up, and its addresses change.
+    PortEvents,
     /// One of the commands of `rocinante` or of the examples.
     Program {
         /// Which.
@@ -49,6 +56,8 @@ pub enum Cell {
 #[must_use]
 pub fn all(whole: bool) -> Vec<Cell> {
     let mut cells: Vec<Cell> = CHECKS.iter().map(|check| Cell::Check(check.name)).collect();
+    cells.extend(TESTS.iter().map(Cell::Verbs));
+    cells.push(Cell::PortEvents);
     for (number, program) in PROGRAMS.iter().enumerate() {
         for kernel in Kernel::ALL {
             // Of the two with one end in software one, in turns.
@@ -82,6 +91,8 @@ impl fmt::Display for Cell {
                 write!(f, "hardware::both::{}::{family}::{mtu}", scenario.name)
             }
             Self::Check(name) => write!(f, "hardware::check::{name}"),
+            Self::Verbs(test) => write!(f, "hardware::verbs::{}", test.name),
+            Self::PortEvents => f.write_str("hardware::port_events"),
             Self::Program { program, kernel } => {
                 write!(f, "hardware::program::{}::{kernel}", program.name)
             }
@@ -101,10 +112,10 @@ impl Cell {
         let address = ip.to_string();
         match self {
             Self::Both { scenario, ipv6, mtu } => bench.run_between_kernels(scenario, *ipv6, *mtu),
-            Self::Check(name) => {
-                let command = format!("/host/rocinante-guest check {name} {device} {address}");
-                bench.guest.read(&command, PATIENCE).map(drop).map_err(|error| error.to_string())
+            Self::Check(name) | Self::Verbs(Test { name, .. }) => {
+                check(&bench.guest, name, device, &address)
             }
+            Self::PortEvents => events::run(&bench.guest),
             Self::Program { program, kernel } => {
                 let container = network.container(&bench.lab, Link::Veth);
                 let guest = || Side::Guest(&bench.guest, device, ip);
@@ -120,6 +131,14 @@ impl Cell {
     }
 }
 
+/// Runs a check inside the guest. There it can run: so it must not skip itself.
+fn check(guest: &Guest, name: &str, device: &str, address: &str) -> Step {
+    let command = format!("/host/rocinante-guest check {name} {device} {address}");
+    let outcome = guest.run(&command, PATIENCE).map_err(|error| error.to_string())?;
+    let said = outcome.stdout + &outcome.stderr;
+    if outcome.code == 0 && !said.contains("SKIPPED ") { Ok(()) } else { Err(said) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -129,11 +148,11 @@ mod tests {
     #[test]
     fn no_cell_is_missing() {
         let (whole, subset) = (all(true), all(false));
-        let fixed = CHECKS.len() + REFUSALS.len();
+        let fixed = CHECKS.len() + TESTS.len() + REFUSALS.len() + 1;
         // 34 scenarios that need no bridge; a program with one side, and 10 with two.
         assert_eq!(whole.len(), fixed + 34 * 4 + 1 + 10 * 3);
         assert_eq!(subset.len(), fixed + 34 + 1 + 10 * 2);
-        assert_eq!((CHECKS.len(), PROGRAMS.len(), REFUSALS.len()), (13, 11, 7));
+        assert_eq!((CHECKS.len(), PROGRAMS.len(), REFUSALS.len()), (2, 11, 7));
         let names: BTreeSet<String> = whole.iter().map(Cell::to_string).collect();
         assert_eq!(names.len(), whole.len());
         assert!(subset.iter().all(|cell| names.contains(&cell.to_string())));

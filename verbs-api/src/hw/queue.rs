@@ -189,6 +189,9 @@ impl Qp {
     }
 
     pub(crate) fn modify(&self, change: &ModifyAttr) -> Result<(), VerbsError> {
+        if change.path.is_some_and(|path| path.remote.is_ipv4() != self.local.is_ipv4()) {
+            return Err(VerbsError::Path(io::Error::from(io::ErrorKind::InvalidInput)));
+        }
         self.check(change)?;
         let port = self.device.attr.port;
         let path = change.path.map(|path| convert::path(&path, self.gid_index, port));

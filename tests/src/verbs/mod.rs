@@ -1,0 +1,113 @@
+//! The tests of the API that know no difference between the device in software and one of the kernel's: functions of what they
+//! run [`On`].
+//!
+//! `tests/e2e_*.rs` has them with every backend. [`TESTS`] are run on a device of the kernel: on Soft-RoCE in the guest of `interop`, and on
+//! a real card by `ROCINANTE_TEST_DEVICE=mlx5_0 ROCINANTE_TEST_ADDRESS=10.0.0.5 cargo test -p rocinante-tests`.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use crate::harness::{KernelDevice, On};
+
+/// Declares the modules, whose public functions are tests, and lists these.
+macro_rules! tests {
+    ($($module:ident: $($name:ident),+;)+) => {
+        $(
+            #[allow(
+                missing_docs,
+                clippy::needless_pass_by_value,
+                reason = "the name of a test is a sentence, and all tests have one signature"
+            )]
+            pub mod $module;
+        )+
+
+        /// All of them.
+        pub static TESTS: &[Test] = &[$($(
+            Test { name: concat!(stringify!($module), "::", stringify!($name)), run: $module::$name },
+        )+)+];
+    };
+}
+
+tests! {
+    operations: ipv4_256, ipv4_1024, ipv4_4096, ipv6_256, ipv6_1024, ipv6_4096;
+    errors:
+        remote_access_is_checked,
+        what_the_queue_pair_does_not_permit,
+        receives_that_do_not_fit,
+        local_memory_is_checked,
+        without_a_receive_the_sender_waits,
+        without_a_receive_in_time_the_sender_gives_up,
+        a_destroyed_queue_pair_ends_its_peer_only,
+        more_reads_than_the_peer_permits;
+    misuse:
+        posting_needs_the_right_state,
+        a_queue_takes_what_it_was_made_for,
+        room_in_a_queue_comes_back_with_completions,
+        states_follow_each_other_and_attributes_belong_to_them,
+        what_is_in_use_is_not_destroyed,
+        a_completion_queue_that_overflows_breaks_its_queue_pairs,
+        objects_of_two_devices_do_not_mix;
+    memory:
+        the_last_byte_of_a_write_comes_last,
+        sequence_numbers_wrap,
+        a_device_reaches_itself;
+    many:
+        mixed_operations_on_64_queue_pairs,
+        queue_pairs_come_and_go_while_others_work;
+    progress:
+        a_channel_wakes_who_sleeps_on_it,
+        a_channel_wakes_who_polls_its_descriptor,
+        solicited_events_are_for_solicited_sends_and_errors,
+        a_passive_target_serves_everything,
+        several_threads_share_one_queue_pair,
+        asking_questions_loses_no_work,
+        events_are_told;
+    objects:
+        a_queue_pair_tells_its_state_and_attributes,
+        a_region_tells_what_it_permits,
+        a_drained_queue_says_so,
+        channels_and_events_are_waited_for_together;
+    register: the_programs_own_memory_is_reached, what_contradicts_itself_is_not_registered;
+}
+
+/// A test of the API.
+#[derive(Debug)]
+pub struct Test {
+    /// Its name: `errors::local_memory_is_checked`.
+    pub name: &'static str,
+    run: fn(On),
+}
+
+impl Test {
+    /// Runs it on a device of the kernel.
+    ///
+    /// # Errors
+    /// What the panic said with which it ended.
+    pub fn run(&self, device: &KernelDevice) -> Result<(), String> {
+        let on = On::Kernel(device.clone());
+        catch_unwind(AssertUnwindSafe(|| (self.run)(on))).map_err(|panic| {
+            let text = panic.downcast_ref::<String>().cloned();
+            let text = text.or_else(|| Some((*panic.downcast_ref::<&str>()?).to_owned()));
+            text.unwrap_or_else(|| "it panicked".into())
+        })
+    }
+}
+
+/// The test of this name.
+#[must_use]
+pub fn find(name: &str) -> Option<&'static Test> {
+    TESTS.iter().find(|test| test.name == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    /// Whoever changes this number says why: tests do not vanish.
+    #[test]
+    fn no_test_is_missing() {
+        let names: BTreeSet<&str> = TESTS.iter().map(|test| test.name).collect();
+        assert_eq!((names.len(), TESTS.len()), (39, 39));
+        assert!(names.iter().all(|name| find(name).is_some()));
+    }
+}
