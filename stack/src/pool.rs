@@ -90,6 +90,9 @@ impl Charge {
 pub(crate) struct Pool {
     limit: Budget,
     used: Charge,
+    /// Acknowledgements to come; only in our own pool. Every queue pair may await one, so many can be more than there is room
+    /// for: a quarter of it is the most that they take from others.
+    answers: Charge,
     /// Queue pairs that wait for room and what they need, oldest first.
     line: VecDeque<(u32, Charge)>,
     /// The one whose turn it is: it left the line and has not sent yet.
@@ -98,7 +101,13 @@ pub(crate) struct Pool {
 
 impl Pool {
     fn new(limit: Budget) -> Self {
-        Self { limit, used: Charge::default(), line: VecDeque::new(), called: None }
+        Self {
+            limit,
+            used: Charge::default(),
+            answers: Charge::default(),
+            line: VecDeque::new(),
+            called: None,
+        }
     }
 
     /// Whether `charge` fits; an unused pool takes anything, so that nothing waits for ever.
@@ -115,14 +124,23 @@ impl Pool {
 
     #[inline]
     fn has_room(&self, bytes: u64, datagrams: u32) -> bool {
-        self.used.bytes + bytes <= u64::from(self.limit.bytes)
-            && self.used.datagrams + datagrams <= self.limit.datagrams
+        let share = self.limit.part(1, 4);
+        let answers = Charge {
+            bytes: self.answers.bytes.min(u64::from(share.bytes)),
+            datagrams: self.answers.datagrams.min(share.datagrams),
+        };
+        self.used.bytes + answers.bytes + bytes <= u64::from(self.limit.bytes)
+            && self.used.datagrams + answers.datagrams + datagrams <= self.limit.datagrams
     }
 
-    /// Whether `charge` fits and nobody waits for room.
+    /// Whether an answer more fits, and nobody waits for room.
     #[inline]
-    pub(crate) fn spares(&self, charge: Charge) -> bool {
-        self.called.is_none() && self.line.is_empty() && self.fits(charge)
+    fn spares_answer(&self, answer: Charge) -> bool {
+        let (used, limit) = (&self.used, self.limit);
+        let bytes = used.bytes + self.answers.bytes + answer.bytes;
+        let datagrams = used.datagrams + self.answers.datagrams + answer.datagrams;
+        let fits = bytes <= u64::from(limit.bytes) && datagrams <= limit.datagrams;
+        self.called.is_none() && self.line.is_empty() && fits
     }
 
     /// Whether `slot` may charge `charge` now.
@@ -232,6 +250,27 @@ impl Pools {
         pool.used.take(charge);
         if !pool.line.is_empty() {
             self.call(id);
+        }
+    }
+
+    /// Whether our own pool has room for an acknowledgement that nobody needs.
+    #[inline]
+    pub(crate) fn spares_answer(&self, answer: Charge) -> bool {
+        self.own.spares_answer(answer)
+    }
+
+    /// Acknowledgements will come.
+    #[inline]
+    pub(crate) fn expect_answers(&mut self, answers: Charge) {
+        self.own.answers.add(answers);
+    }
+
+    /// They came, or will not come any more.
+    #[inline]
+    pub(crate) fn answered(&mut self, answers: Charge) {
+        self.own.answers.take(answers);
+        if !self.own.line.is_empty() {
+            self.call(PoolId::OWN);
         }
     }
 

@@ -173,3 +173,23 @@ fn a_sender_that_knows_the_receives_repeats_less() {
     let (with, without) = (repeated(true), repeated(false));
     assert!(with * 4 < without, "{with} packets with credits, {without} without");
 }
+
+/// Its first packet left within the limit, without a question; then the limit fell.
+#[test]
+fn a_message_that_was_begun_within_the_limit_is_finished() {
+    let mut solo = Solo::new(&Setup { timeout: 0, ..Setup::script() });
+    solo.send(1, 8);
+    solo.sent();
+    grant(&mut solo, 0, 1, 3);
+    solo.send(2, 8);
+    solo.send(3, 700);
+    solo.end.out.room = 2;
+    assert_eq!(solo.sent(), ["SEND_ONLY #1 8B ack", "SEND_FIRST #2 256B"]);
+    grant(&mut solo, 1, 2, 0);
+    solo.end.out.room = 100;
+    assert_eq!(solo.sent(), ["SEND_FIRST #2 256B ack"]);
+    grant(&mut solo, 2, 2, 0);
+    assert_eq!(solo.sent(), ["SEND_MIDDLE #3 256B", "SEND_LAST #4 188B ack"]);
+    grant(&mut solo, 4, 3, 0);
+    assert_eq!(solo.completed().len(), 3);
+}

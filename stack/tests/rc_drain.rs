@@ -132,3 +132,29 @@ fn a_fence_does_not_begin_a_request_in_sqd() {
     resume(&mut solo);
     assert_eq!(solo.sent(), ["WRITE_ONLY #1 0B ack"]);
 }
+
+#[test]
+fn nobody_is_told_who_did_not_ask_this_time() {
+    let mut solo = Solo::script();
+    solo.send(1, 8);
+    solo.sent();
+    drain(&mut solo, true);
+    resume(&mut solo);
+    solo.hear_ack(0);
+    drain(&mut solo, false);
+    assert_eq!(solo.event(), None);
+}
+
+#[test]
+fn a_read_that_was_begun_survives_that_no_more_are_allowed() {
+    let mut solo = Solo::script();
+    solo.read(1, 8);
+    assert_eq!(solo.sent().len(), 1);
+    let attr = QpAttr { max_rd_atomic: Some(0), ..QpAttr::default() };
+    drain(&mut solo, false);
+    modify(&mut solo, &QpAttr { state: Some(QpState::Sqd), ..attr }).expect("in SQD");
+    solo.wait_for_timer();
+    assert_eq!(solo.sent().len(), 1, "its response was lost");
+    solo.hear_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 0, &[7; 8]);
+    assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
+}

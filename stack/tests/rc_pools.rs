@@ -363,3 +363,78 @@ fn who_waits_for_room_that_never_comes_finds_out_whether_the_peer_lives() {
     }
     pair.run_until(|pair| pair.ends[0].host.completions.iter().any(|c| c.wr_id == 1002));
 }
+
+#[test]
+fn small_messages_of_others_starve_no_read() {
+    const BUSY: usize = 16;
+    let own = Budget { bytes: 1 << 20, datagrams: 8 };
+    // Without a timeout nothing but room can help.
+    let setup = Setup { own: Some(own), qps: BUSY + 1, timeout: 0, ..Setup::default() };
+    let mut pair = Pair::new(&setup);
+    let keys = pair.register();
+    let small = |pair: &mut Pair, qp: usize| {
+        pair.send_on(0, qp, qp as u64, write(keys[1]), &[sge(0, 8, keys[0])]);
+    };
+    (0..BUSY).for_each(|qp| small(&mut pair, qp));
+    pair.deliver(0);
+    let read = SendOp::Read { remote: BASE, rkey: keys[1] };
+    pair.send_on(0, BUSY, BUSY as u64, read, &[sge(0, 4096, keys[0])]);
+    for _ in 0..20 {
+        pair.deliver(1);
+        pair.now = pair.now.after(50_000);
+        let done = pair.completions(0);
+        if done.iter().any(|cqe| cqe.wr_id == BUSY as u64) {
+            return;
+        }
+        // Whoever is answered has the next one ready.
+        done.iter().for_each(|cqe| small(&mut pair, cqe.wr_id as usize));
+        pair.deliver(0);
+    }
+    panic!("the READ never came to its turn");
+}
+
+/// As many WRITEs as nobody else asks for leave, of which the last did not ask.
+fn unasked(setup: &Setup, count: u64) -> common::Solo {
+    let mut solo = common::Solo::new(setup);
+    let list = [solo.sge(0, 8)];
+    (0..count).for_each(|n| solo.post(n, write(Key(0x99)), &list));
+    solo
+}
+
+/// No timer helps, and there is room for one acknowledgement only.
+fn tight() -> Setup {
+    let own = Budget { bytes: 1 << 20, datagrams: 1 };
+    Setup { own: Some(own), timeout: 0, ..Setup::script() }
+}
+
+#[test]
+fn the_end_that_did_not_ask_does_when_what_follows_cannot_be_sent() {
+    let mut solo = unasked(&tight(), 2);
+    let bad = rocinante_stack::mem::Sge { lkey: Key(0xbad), ..solo.sge(0, 600) };
+    solo.post(2, write(Key(0x99)), &[bad]);
+    assert_eq!(solo.sent(), ["WRITE_ONLY #0 8B ack", "WRITE_ONLY #1 8B"]);
+    solo.hear_ack(0);
+    assert_eq!(solo.sent(), ["WRITE_ONLY #1 8B ack"]);
+    solo.hear_ack(1);
+    assert!(solo.sent().is_empty());
+    let done = [(0, WcStatus::Success), (1, WcStatus::Success), (2, WcStatus::LocProtErr)];
+    assert_eq!(solo.completed(), done);
+    assert_eq!(solo.end.engine.poll_timeout(), None, "nothing is awaited in the error state");
+}
+
+#[test]
+fn the_end_that_did_not_ask_does_when_the_queue_is_drained() {
+    let mut solo = unasked(&tight(), 4);
+    solo.end.out.room = 3;
+    assert_eq!(solo.sent(), ["WRITE_ONLY #0 8B ack", "WRITE_ONLY #1 8B", "WRITE_ONLY #2 8B"]);
+    let (qpn, sqd) = (solo.end.qpn, Some(QpState::Sqd));
+    let drain = QpAttr { state: sqd, sqd_async_notify: Some(true), ..QpAttr::default() };
+    solo.end.modify(qpn, &drain).unwrap();
+    solo.end.out.room = 100;
+    assert!(solo.sent().is_empty());
+    solo.hear_ack(0);
+    assert_eq!(solo.sent(), ["WRITE_ONLY #2 8B ack"]);
+    assert_eq!(solo.event(), None);
+    solo.hear_ack(2);
+    assert_eq!(solo.event(), Some(rocinante_stack::verbs::QpEvent::SqDrained));
+}

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use crate::pool::{Budget, Charge, PoolId, Pools};
+use crate::pool::{Budget, Charge, Pools};
 
 /// What an acknowledgement costs us: BTH, AETH, ICRC.
 const ACK: Charge = Charge::of(1, Budget::cost(12 + 4 + 4));
@@ -22,10 +22,11 @@ impl Asks {
     }
 
     /// Whether the end of a message should ask: always if nothing else does, or if nothing follows that could; else only
-    /// while there is room for the answer. What follows will ask then, and be answered for all before it.
+    /// while there is room for the answer. What follows will ask then, and be answered for all before it; if it cannot be sent,
+    /// the last packet is (`Requester::ask_again`).
     #[inline]
     pub(super) fn should(&self, nothing_follows: bool, pools: &mut Pools) -> bool {
-        nothing_follows || self.psns.is_empty() || pools.get(PoolId::OWN).spares(ACK)
+        nothing_follows || self.psns.is_empty() || pools.spares_answer(ACK)
     }
 
     /// Whether an answer is still to come.
@@ -37,7 +38,7 @@ impl Asks {
     #[inline]
     pub(super) fn asked(&mut self, psn: u64, pools: &mut Pools) {
         self.psns.push_back(psn);
-        pools.get(PoolId::OWN).charge(ACK);
+        pools.expect_answers(ACK);
     }
 
     /// Everything before `to` was answered.
@@ -65,7 +66,6 @@ impl Asks {
 #[inline]
 fn release(count: u32, pools: &mut Pools) {
     if count > 0 {
-        pools
-            .release(PoolId::OWN, Charge { bytes: u64::from(count) * ACK.bytes, datagrams: count });
+        pools.answered(Charge { bytes: u64::from(count) * ACK.bytes, datagrams: count });
     }
 }

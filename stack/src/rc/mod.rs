@@ -116,9 +116,13 @@ impl Qp {
             QpState::Rts if from == QpState::Rtr => self.ready_to_send(shared),
             QpState::Rts if from == QpState::Sqd => {
                 self.requester.begins = true;
+                self.drain_wanted = false;
                 shared.enqueue(self.slot, &mut self.queued);
             }
-            QpState::Sqd => self.drain(attr),
+            QpState::Sqd => {
+                self.drain(attr);
+                shared.enqueue(self.slot, &mut self.queued);
+            }
             _ => {}
         }
         self.state = to;
@@ -210,7 +214,8 @@ impl Qp {
     }
 
     pub(crate) fn is_busy(&self) -> bool {
-        self.requester.outstanding() || self.requester.cursor() != self.sq.tail
+        let pending = self.requester.outstanding() || self.requester.cursor() != self.sq.tail;
+        pending && self.state.requests()
     }
 
     /// PSNs for a status report: next to send, first unacknowledged, expected.

@@ -97,6 +97,8 @@ pub(super) struct Requester {
     pub(super) rnr_until: Option<Time>,
     /// It waited for room as long as for an answer: one packet may leave without.
     pub(super) overdraft: bool,
+    /// The next packet asks, whatever it is.
+    solicits: bool,
 }
 
 impl Requester {
@@ -118,6 +120,7 @@ impl Requester {
             begins: true,
             rnr_until: None,
             overdraft: false,
+            solicits: false,
         }
     }
 
@@ -134,6 +137,7 @@ impl Requester {
         self.implied = None;
         self.rnr_until = None;
         self.overdraft = false;
+        self.solicits = false;
     }
 
     /// Sets how many READs and atomics may be outstanding.
@@ -250,7 +254,8 @@ impl Requester {
         // Ask before the window or the pool closes, often enough in between that acknowledgements arrive before that,
         // where it begins again, so that one packet is progress, and at the end of a message.
         let interval = u64::from((self.window.packets() / 4).clamp(1, 32));
-        let ack_req = (psn == self.una && psn < self.sent)
+        let ack_req = self.solicits
+            || (psn == self.una && psn < self.sent)
             || psn - self.ack_asked >= interval
             || self.charged.datagrams + 1 >= self.window.packets()
             || pool.closes_with(charge)
@@ -278,15 +283,17 @@ impl Requester {
     }
 
     fn plan_response(&self, wqe: &Wqe, limits: &Limits, pools: &mut Pools) -> Plan {
-        if self.rd.len() >= self.max_rd_atomic {
+        let psn = self.nxt;
+        // What was begun while more were allowed may be asked for again.
+        let begun = psn < self.sent && self.rd.is_empty();
+        if self.rd.len() >= self.max_rd_atomic && !begun {
             // Without any allowed it would wait for ever.
-            return if self.max_rd_atomic == 0 {
+            return if self.max_rd_atomic == 0 && psn >= self.sent {
                 Plan::Fault(WcStatus::LocQpOpErr)
             } else {
                 Plan::Idle
             };
         }
-        let psn = self.nxt;
         let offset = wqe.offset(psn, limits.mtu);
         let (opcode, last, len) = match wqe.op {
             SendOp::CompareSwap { .. } => (Opcode::RC_COMPARE_SWAP, psn, 8),
@@ -349,6 +356,7 @@ impl Requester {
             self.ack_asked = shape.psn;
         }
         self.overdraft = false;
+        self.solicits = false;
         self.nxt = shape.last + 1;
         self.sent = self.sent.max(self.nxt);
         if self.nxt > wqe.last {
@@ -406,6 +414,19 @@ impl Requester {
         self.nxt = from;
         self.cur = locate(sq, from);
         self.ack_asked = from;
+    }
+
+    /// Takes back the last packet, to send it again and ask for an acknowledgement, if the last ones did not ask and nothing that is to come
+    /// would tell of them: what was to ask in their place cannot be sent.
+    pub(super) fn ask_again(&mut self, sq: &SendQueue, limits: &Limits, pools: &mut Pools) -> bool {
+        let told = self.asks.outstanding() || !self.rd.is_empty() || self.rnr_until.is_some();
+        if told || !self.outstanding() {
+            return false;
+        }
+        // Its room is still its own.
+        (self.solicits, self.overdraft) = (true, true);
+        self.go_back(self.nxt - 1, sq, limits, pools);
+        true
     }
 
     /// Whether a response that overtook `expected` should make it go back: once, until something arrives.

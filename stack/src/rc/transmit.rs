@@ -44,7 +44,9 @@ impl Qp {
         }
         let before = *quantum;
         let turn = self.transmit_requests(quantum, shared, host, sink);
-        if self.requester.outstanding() {
+        if !self.state.requests() {
+            // One of them failed: nothing is awaited any more.
+        } else if self.requester.outstanding() {
             if self.waits_to_send || !self.deadline.is_set() {
                 self.arm(now, shared);
             }
@@ -119,36 +121,44 @@ impl Qp {
         loop {
             let plan =
                 self.requester.plan(&self.sq, &self.limits, &mut shared.pools, host.regions());
-            let shape = match plan {
-                Plan::Send(shape) => shape,
-                Plan::Idle => return Turn::Idle,
+            let fault = match plan {
+                Plan::Send(_) if *quantum == 0 => return Turn::Quantum,
+                Plan::Send(shape) => match self.send_request(&shape, shared, host, sink) {
+                    Sent::Yes => {
+                        self.requester.sent(&shape, &self.sq, &self.limits, &mut shared.pools);
+                        *quantum -= 1;
+                        continue;
+                    }
+                    Sent::Full => return Turn::SinkFull,
+                    Sent::Refused => Some(WcStatus::LocProtErr),
+                },
                 Plan::Wait(pool, need) => return Turn::Wait(pool, need),
-                Plan::Fault(status) => return self.local_fault(status, shared, host),
+                Plan::Idle => None,
+                Plan::Fault(status) => Some(status),
             };
-            if *quantum == 0 {
-                return Turn::Quantum;
+            if let Some(status) = fault
+                && self.local_fault(status, shared, host)
+            {
+                return Turn::Idle;
             }
-            match self.send_request(&shape, shared, host, sink) {
-                Sent::Yes => {}
-                Sent::Full => return Turn::SinkFull,
-                Sent::Refused => return self.local_fault(WcStatus::LocProtErr, shared, host),
+            if !self.requester.ask_again(&self.sq, &self.limits, &mut shared.pools) {
+                return Turn::Idle;
             }
-            self.requester.sent(&shape, &self.sq, &self.limits, &mut shared.pools);
-            *quantum -= 1;
         }
     }
 
-    /// The request under the cursor cannot be executed: it fails once those before it are done.
+    /// The request under the cursor cannot be executed: it fails once those before it are done. Returns whether that was now.
     fn local_fault<H: Completions>(
         &mut self,
         status: WcStatus,
         shared: &mut Shared,
         host: &mut H,
-    ) -> Turn {
-        if self.requester.cursor() == self.sq.head {
+    ) -> bool {
+        let first = self.requester.cursor() == self.sq.head;
+        if first {
             self.fail_head(status, shared, host);
         }
-        Turn::Idle
+        first
     }
 
     #[inline]
