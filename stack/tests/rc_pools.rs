@@ -379,7 +379,14 @@ fn small_messages_of_others_starve_no_read() {
     pair.deliver(0);
     let read = SendOp::Read { remote: BASE, rkey: keys[1] };
     pair.send_on(0, BUSY, BUSY as u64, read, &[sge(0, 4096, keys[0])]);
-    for _ in 0..20 {
+    let mut late = std::collections::VecDeque::new();
+    for _ in 0..50 {
+        // Half of the answers are always still on their way.
+        flood(&mut pair, 1, |_| true);
+        let packets = &mut pair.ends[1].out.packets;
+        late.append(packets);
+        *packets = late;
+        late = packets.split_off(packets.len().div_ceil(2));
         pair.deliver(1);
         pair.now = pair.now.after(50_000);
         let done = pair.completions(0);
