@@ -94,7 +94,8 @@ struct DeviceLimits {
     max_cqe: u32,
     max_qp_wr: u32,
     max_sge: u32,
-    max_inline_data: u32,
+    /// Nothing if the device does not say.
+    max_inline_data: Option<u32>,
     max_qp_rd_atom: u32,
 }
 
@@ -237,19 +238,18 @@ impl DeviceLimits {
     /// Writes a row for each.
     fn rows(&self, row: &mut impl FnMut(&str, &dyn fmt::Display) -> fmt::Result) -> fmt::Result {
         for (name, value) in [
-            ("max_qp:", self.max_qp),
-            ("max_qp_wr:", self.max_qp_wr),
-            ("max_sge:", self.max_sge),
+            ("max_qp:", Some(self.max_qp)),
+            ("max_qp_wr:", Some(self.max_qp_wr)),
+            ("max_sge:", Some(self.max_sge)),
             ("max_inline_data:", self.max_inline_data),
-            ("max_qp_rd_atom:", self.max_qp_rd_atom),
-            ("max_cq:", self.max_cq),
-            ("max_cqe:", self.max_cqe),
-            ("max_mr:", self.max_mr),
+            ("max_qp_rd_atom:", Some(self.max_qp_rd_atom)),
+            ("max_cq:", Some(self.max_cq)),
+            ("max_cqe:", Some(self.max_cqe)),
+            ("max_mr:", Some(self.max_mr)),
         ] {
-            if name == "max_inline_data:" && value == 0 {
-                row(name, &"the device does not say")?;
-            } else {
-                row(name, &value)?;
+            match value {
+                Some(value) => row(name, &value)?,
+                None => row(name, &"the device does not say")?,
             }
         }
         Ok(())
@@ -275,7 +275,7 @@ impl From<&Limits> for DeviceLimits {
             max_cqe,
             max_qp_wr,
             max_sge,
-            max_inline_data,
+            max_inline_data: Some(max_inline_data).filter(|bytes| *bytes != u32::MAX),
             max_qp_rd_atom,
         }
     }

@@ -31,7 +31,7 @@ pub struct Limits {
     pub max_qp_wr: u32,
     /// Scatter-gather elements of a request.
     pub max_sge: u32,
-    /// Bytes of inline data; 0 if the device does not say.
+    /// Bytes of inline data; `u32::MAX` if the device does not say: hardware tells when a queue pair is made.
     pub max_inline_data: u32,
     /// READs and atomics that a queue pair may have outstanding, in either direction.
     pub max_qp_rd_atom: u32,
@@ -62,8 +62,7 @@ impl Limits {
             ("max_inline_data", caps.max_inline_data, self.max_inline_data),
         ];
         for (name, wanted, max) in checks {
-            let unknown = name == "max_inline_data" && max == 0;
-            if wanted > max && !unknown {
+            if wanted > max {
                 return Err(VerbsError::Invalid(format!(
                     "{name} is {wanted}, the device takes {max} at most"
                 )));

@@ -51,6 +51,7 @@ mod error;
 mod event;
 mod exchange;
 mod hw;
+mod listeners;
 mod memory;
 mod mr;
 mod open;

@@ -110,7 +110,7 @@ impl OpenOptions {
     /// [`VerbsError::NoDevice`] if there is none; [`VerbsError::Open`] and [`VerbsError::Hardware`] say what is lacking and what
     /// to do.
     pub fn open(self, address: IpAddr) -> Result<Context, VerbsError> {
-        let iface = match self.wanted() {
+        let iface = match self.wanted()? {
             Some(name) if hw::exists(&name) => return self.open_hardware(&name, Some(address)),
             Some(name) => Interface::by_name(&name)
                 .map_err(|_| hw::no_device(&name))
@@ -146,9 +146,20 @@ impl OpenOptions {
         self.open_addresses(&iface, &addresses)
     }
 
-    fn wanted(&self) -> Option<String> {
-        let variable = || std::env::var(DEVICE_VARIABLE).ok();
-        self.device.clone().or_else(variable).filter(|name| !name.is_empty())
+    fn wanted(&self) -> Result<Option<String>, VerbsError> {
+        let name = match &self.device {
+            Some(name) => Some(name.clone()),
+            None => std::env::var_os(DEVICE_VARIABLE)
+                .map(|name| {
+                    name.into_string().map_err(|name| {
+                        VerbsError::Invalid(format!(
+                            "{DEVICE_VARIABLE}={name:?}: no device has such a name"
+                        ))
+                    })
+                })
+                .transpose()?,
+        };
+        Ok(name.filter(|name| !name.is_empty()))
     }
 
     fn open_hardware(self, name: &str, address: Option<IpAddr>) -> Result<Context, VerbsError> {

@@ -90,7 +90,7 @@ impl From<abi::QpCap> for QpCaps {
     }
 }
 
-/// What a device may hold. It does not say how much inline data it takes: that is 0 here.
+/// What a device may hold. It does not say how much inline data it takes until a queue pair is made.
 pub(super) fn limits(attr: &abi::DeviceAttr) -> Limits {
     let count = |count: c_int| u32::try_from(count).unwrap_or(0);
     Limits {
@@ -100,7 +100,7 @@ pub(super) fn limits(attr: &abi::DeviceAttr) -> Limits {
         max_cqe: count(attr.max_cqe),
         max_qp_wr: count(attr.max_qp_wr),
         max_sge: count(attr.max_sge),
-        max_inline_data: 0,
+        max_inline_data: u32::MAX,
         max_qp_rd_atom: count(attr.max_qp_rd_atom).min(count(attr.max_qp_init_rd_atom)),
     }
 }

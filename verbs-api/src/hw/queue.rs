@@ -4,11 +4,9 @@ use std::ffi::c_int;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Instant;
 
-use parking_lot::Mutex;
 use rocinante_stack::types::Qpn;
 use rocinante_stack::verbs::{Cqe, QpState, RecvWr, SendWr};
 use rocinante_stack::{ModifyError, PeerAddress, PostError, QpAttr};
@@ -16,6 +14,7 @@ use rustix::io::Errno;
 
 use super::{Device, Pd, convert, error, ffi};
 use crate::error::VerbsError;
+use crate::listeners::{Listeners, fresh_number};
 use crate::qp::{ModifyAttr, PeerPath, PostListError, QpCaps, StateCell};
 use crate::wake;
 
@@ -36,8 +35,7 @@ impl Cq {
         channel: Option<&Arc<Channel>>,
     ) -> Result<Arc<Self>, VerbsError> {
         // The library hands it back with each event of the queue.
-        static NUMBER: AtomicU64 = AtomicU64::new(1);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let number = fresh_number();
         let events = channel.map(|channel| &channel.raw);
         let entries = c_int::try_from(depth).unwrap_or(c_int::MAX);
         let raw = ffi::Cq::create(&device.context, entries, number, events)
@@ -52,7 +50,7 @@ impl Cq {
             has_channel,
         });
         if let Some(channel) = channel {
-            channel.queues.lock().push((number, Arc::downgrade(&cq)));
+            channel.queues.add(number, &cq);
         }
         Ok(cq)
     }
@@ -108,14 +106,14 @@ fn poll_failed(error: io::Error) -> VerbsError {
 pub(crate) struct Channel {
     raw: Arc<ffi::Channel>,
     device: Arc<Device>,
-    queues: Mutex<Vec<(u64, Weak<Cq>)>>,
+    queues: Listeners<Cq>,
 }
 
 impl Channel {
     pub(crate) fn create(device: &Arc<Device>) -> Result<Arc<Self>, VerbsError> {
         let raw = ffi::Channel::create(&device.context)
             .map_err(|error| error::failed("ibv_create_comp_channel", error))?;
-        Ok(Arc::new(Self { raw: Arc::new(raw), device: device.clone(), queues: Mutex::default() }))
+        Ok(Arc::new(Self { raw: Arc::new(raw), device: device.clone(), queues: Listeners::new() }))
     }
 
     pub(crate) fn device(&self) -> &Arc<Device> {
@@ -126,10 +124,7 @@ impl Channel {
     pub(crate) fn try_event(&self) -> Option<Arc<Cq>> {
         loop {
             let number = self.raw.next_event()?;
-            let mut queues = self.queues.lock();
-            queues.retain(|(_, queue)| queue.strong_count() > 0);
-            let found = queues.iter().find(|(other, _)| *other == number);
-            if let Some(cq) = found.and_then(|(_, queue)| queue.upgrade()) {
+            if let Some(cq) = self.queues.find(number) {
                 return Some(cq);
             }
         }

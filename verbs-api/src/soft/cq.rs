@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use parking_lot::Mutex;
@@ -11,12 +11,15 @@ use rocinante_stack::verbs::{CqId, Cqe};
 
 use super::Device;
 use crate::error::VerbsError;
+use crate::listeners::{Listeners, fresh_number};
 use crate::wake;
 
 /// A completion queue as the progress sees it.
 #[derive(Debug)]
 pub(crate) struct CqShared {
     id: u32,
+    /// What its channel calls it.
+    number: u64,
     capacity: usize,
     ring: Mutex<VecDeque<Cqe>>,
     armed: AtomicU8,
@@ -41,6 +44,7 @@ impl CqShared {
     pub(crate) fn new(id: u32, capacity: usize, channel: Option<Arc<ChannelShared>>) -> Self {
         Self {
             id,
+            number: fresh_number(),
             capacity,
             ring: Mutex::new(VecDeque::with_capacity(capacity)),
             armed: AtomicU8::new(DISARMED),
@@ -80,7 +84,7 @@ impl CqShared {
         if self.armed.swap(DISARMED, Ordering::SeqCst) != DISARMED
             && let Some(channel) = &self.channel
         {
-            channel.push(self.id);
+            channel.push(self.number);
         }
     }
 
@@ -135,7 +139,7 @@ impl Cq {
         drop(shard);
         let cq = Arc::new(Self { device: device.clone(), shared, _channel: channel.cloned() });
         if let Some(channel) = channel {
-            channel.shared.queues.lock().push((id, Arc::downgrade(&cq)));
+            channel.shared.queues.add(cq.shared.number, &cq);
         }
         Ok(cq)
     }
@@ -199,12 +203,13 @@ impl Cq {
 #[derive(Debug)]
 pub(crate) struct ChannelShared {
     fd: OwnedFd,
-    events: Mutex<VecDeque<u32>>,
-    queues: Mutex<Vec<(u32, Weak<Cq>)>>,
+    /// Numbers of queues.
+    events: Mutex<VecDeque<u64>>,
+    queues: Listeners<Cq>,
 }
 
 impl ChannelShared {
-    fn push(&self, cq: u32) {
+    fn push(&self, cq: u64) {
         self.events.lock().push_back(cq);
         wake::notify(&self.fd);
     }
@@ -222,7 +227,7 @@ impl Channel {
         let shared = ChannelShared {
             fd: wake::eventfd()?,
             events: Mutex::new(VecDeque::with_capacity(64)),
-            queues: Mutex::new(Vec::new()),
+            queues: Listeners::new(),
         };
         Ok(Self { device: device.clone(), shared: Arc::new(shared) })
     }
@@ -234,18 +239,15 @@ impl Channel {
     /// The queue of the next event, if there is one now.
     pub(crate) fn try_event(&self) -> Option<Arc<Cq>> {
         loop {
-            let id = {
+            let number = {
                 let mut events = self.shared.events.lock();
-                let id = events.pop_front();
+                let number = events.pop_front();
                 if events.is_empty() {
                     wake::clear(&self.shared.fd);
                 }
-                id?
+                number?
             };
-            let mut queues = self.shared.queues.lock();
-            queues.retain(|(_, queue)| queue.strong_count() > 0);
-            let found = queues.iter().find(|(other, _)| *other == id);
-            if let Some(cq) = found.and_then(|(_, queue)| queue.upgrade()) {
+            if let Some(cq) = self.shared.queues.find(number) {
                 return Some(cq);
             }
         }

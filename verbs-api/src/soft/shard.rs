@@ -161,11 +161,13 @@ impl Shard {
                 refused.0 += u64::from(failure.datagrams);
                 refused.1 = failure.errno;
             });
-            let left = self.now();
-            if left.since(now) > HELD_UP {
-                self.engine.left_late(now, left);
+            if progress {
+                let left = self.now();
+                if left.since(now) > HELD_UP {
+                    self.engine.left_late(now, left);
+                }
+                now = left;
             }
-            now = left;
             match stop {
                 // A flush may have made room.
                 TxStop::SinkFull if progress && !self.port.wants_write() => {}

@@ -1,0 +1,68 @@
+//! Which completion queues a channel announces, by numbers that are never used again.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+
+/// The queues of a channel. It does not keep them alive.
+#[derive(Debug)]
+pub(crate) struct Listeners<Q> {
+    queues: Mutex<HashMap<u64, Weak<Q>>>,
+}
+
+/// A number for a queue: an event of one that is gone must not reach another.
+pub(crate) fn fresh_number() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+impl<Q> Listeners<Q> {
+    pub(crate) fn new() -> Self {
+        Self { queues: Mutex::new(HashMap::new()) }
+    }
+
+    pub(crate) fn add(&self, number: u64, queue: &Arc<Q>) {
+        let mut queues = self.queues.lock();
+        if queues.len() == queues.capacity() {
+            // Those that are gone make room; each is looked at a few times in all.
+            queues.retain(|_, queue| queue.strong_count() > 0);
+            let live = queues.len();
+            queues.reserve(live.max(4));
+        }
+        queues.insert(number, Arc::downgrade(queue));
+    }
+
+    /// The queue of an event, unless it is gone.
+    pub(crate) fn find(&self, number: u64) -> Option<Arc<Q>> {
+        self.queues.lock().get(&number)?.upgrade()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queues_that_are_gone_take_no_room_and_get_no_events() {
+        let listeners = Listeners::new();
+        let kept: Vec<_> = (0..3)
+            .map(|n| {
+                let (number, queue) = (fresh_number(), Arc::new(n));
+                listeners.add(number, &queue);
+                (number, queue)
+            })
+            .collect();
+        let mut gone = 0;
+        for n in 0..1000 {
+            gone = fresh_number();
+            listeners.add(gone, &Arc::new(n));
+        }
+        assert!(listeners.queues.lock().capacity() <= 32);
+        assert_eq!(listeners.find(gone), None);
+        for (number, queue) in &kept {
+            assert_eq!(listeners.find(*number).as_ref(), Some(queue));
+        }
+    }
+}
