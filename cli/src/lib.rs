@@ -17,4 +17,5 @@ pub mod measure;
 pub mod output;
 pub mod perf;
 pub mod pingpong;
+pub mod quiet;
 pub mod session;

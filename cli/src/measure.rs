@@ -25,9 +25,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rocinante::{
-    Context, Cq, Exchange, Mr, PostListError, Qp, QpState, RemoteRegion, VerbsError, Wc, WcStatus,
+    CompChannel, Context, Cq, Exchange, Mr, PostListError, Qp, QpState, RemoteRegion, VerbsError,
+    Wc, WcStatus,
 };
 
+use crate::quiet::Quiet;
 pub use bulk::{Bulk, BulkOp, BulkResult, bulk, post_receives, receive_bulk};
 pub use connected::Connected;
 pub use flow::{FlowPlan, Flowed, Lane, Lanes, Receive};
@@ -119,15 +121,20 @@ impl From<PostListError> for MeasureError {
     }
 }
 
-/// The other side of [`bulk`] and [`round_trips`]: drives the device on this thread until the peer has come to the barrier `name` too.
+/// How long a side that only answers waits for a packet.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The other side of [`bulk`] and [`round_trips`]: drives the device on this thread until the peer has come to the barrier `name` too, for as long as
+/// packets come.
 ///
 /// # Errors
-/// [`VerbsError::Exchange`] as [`Exchange::barrier`].
+/// [`VerbsError::Exchange`] as [`Exchange::barrier_while`].
 pub fn serve(ctx: &Context, exchange: &mut Exchange, name: &str) -> Result<(), VerbsError> {
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| {
-            let result = exchange.barrier(name);
+            let mut quiet = Quiet::new(ctx, PATIENCE);
+            let result = exchange.barrier_while(name, || quiet.goes_on());
             done.store(true, Ordering::Release);
             result
         });
@@ -190,6 +197,24 @@ impl End<'_> {
             }
         }
         WcStatus::WrFlushErr
+    }
+}
+
+/// Sleeps until one of `cqs` has announced a completion on `channel`, or `patience` is over, unless `look` finds something: what completed after
+/// the last look, and before the queues are armed, makes no event.
+pub(crate) fn sleep<'a, T>(
+    channel: &CompChannel,
+    cqs: impl IntoIterator<Item = &'a Cq>,
+    patience: Duration,
+    look: impl FnOnce() -> Result<Option<T>, MeasureError>,
+) -> Result<Option<T>, MeasureError> {
+    cqs.into_iter().try_for_each(|cq| cq.req_notify(false))?;
+    if let Some(found) = look()? {
+        return Ok(Some(found));
+    }
+    match channel.wait_event(Some(patience)) {
+        Err(VerbsError::TimedOut) => Ok(None),
+        other => Ok(other.map(|_| None)?),
     }
 }
 
@@ -270,5 +295,45 @@ mod pair {
             let one = first(&a.end(b.region()), &mut exchange);
             (one, other.join().unwrap())
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rocinante::{Access, Backend, ConnectOptions, OpenOptions, SendData, SendOp, SendWr};
+
+    /// The last look found nothing, and before the queue is armed, something completes: there will be no event of it.
+    #[test]
+    fn what_completes_between_a_look_and_the_arming_is_not_slept_on() {
+        const NEVER: Duration = Duration::from_secs(30);
+        let (here, _) = rocinante::doc::addresses();
+        let ctx = OpenOptions::new().netdev(Backend::Udp).open(here).unwrap();
+        let channel = ctx.create_comp_channel().unwrap();
+        let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq_with(8, &channel).unwrap());
+        let mr = pd.allocate(64, Access::ALL).unwrap();
+        let [a, b] = [(); 2].map(|()| pd.qp(&cq, &cq).build().unwrap());
+        let (at_a, at_b) = (a.endpoint(), b.endpoint());
+        let options = ConnectOptions::default();
+        let [a, _b] = [(a, at_b), (b, at_a)].map(|(qp, to)| qp.connect(&to, &options).unwrap());
+        assert!(cq.poll_one().unwrap().is_none());
+        let (op, sges) =
+            (SendOp::Write { remote: mr.address(), rkey: mr.rkey(), imm: None }, [mr.sge(0, 64)]);
+        let data = SendData::Sges(&sges);
+        let wr = SendWr { wr_id: 7, op, data, signaled: true, solicited: false, fence: false };
+        a.post_send(&[wr]).unwrap();
+        // The acknowledgement of it is here.
+        while ctx.counters().transport.rcvd_pkts < 2 {
+            ctx.progress();
+        }
+        let start = Instant::now();
+        let found = sleep(&channel, [&cq], NEVER, || Ok(cq.poll_one()?)).unwrap();
+        assert_eq!(found.map(|wc| wc.wr_id), Some(7));
+        assert!(start.elapsed() < NEVER);
+        // And now there is an event for what comes next.
+        a.post_send(&[wr]).unwrap();
+        assert!(sleep(&channel, [&cq], NEVER, || Ok(None::<()>)).unwrap().is_none());
+        assert!(start.elapsed() < NEVER);
+        assert!(cq.poll_one().unwrap().is_some());
     }
 }

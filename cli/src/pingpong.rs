@@ -39,7 +39,7 @@ pub struct Args {
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) iters: Option<u64>,
     /// Bytes of each message [default: 4096]
-    #[arg(short, long, value_parser = clap::value_parser!(u32).range(..=1 << 30))]
+    #[arg(short, long, value_parser = clap::value_parser!(u32).range(..=SIZE_MAX))]
     pub(crate) size: Option<u32>,
     /// Path MTU: 256, 512, 1024, 2048 or 4096 [default: 1024]
     #[arg(short, long, value_parser = session::mtu)]
@@ -73,6 +73,9 @@ pub struct Args {
     #[arg(long)]
     json: bool,
 }
+
+/// Bytes of the longest message.
+const SIZE_MAX: i64 = 1 << 30;
 
 /// Of rdma-core's ping-pongs.
 #[derive(Debug)]
@@ -235,10 +238,19 @@ impl Args {
     }
 }
 
+impl Plan {
+    /// The path MTU, of a plan that may be a client's.
+    fn check(&self) -> Result<Mtu, String> {
+        if i64::from(self.size) > SIZE_MAX || self.iters == 0 {
+            return Err(format!("{} messages of {} bytes make no sense", self.iters, self.size));
+        }
+        Mtu::from_bytes(self.mtu)
+            .ok_or_else(|| format!("there is no path MTU of {} bytes", self.mtu))
+    }
+}
+
 fn play(session: &mut Session, args: &Args, plan: &Plan, out: Output) -> Result<Report, Failure> {
-    // The plan may be a client's: it is checked like one.
-    let mtu = Mtu::from_bytes(plan.mtu)
-        .ok_or_else(|| Failure::Failed(format!("there is no path MTU of {} bytes", plan.mtu)))?;
+    let mtu = plan.check().map_err(|why| session.failed(why))?;
     let ctx = session.ctx.clone();
     let channel = args.events.then(|| ctx.create_comp_channel()).transpose()?;
     let cq = match &channel {
@@ -262,8 +274,14 @@ fn play(session: &mut Session, args: &Args, plan: &Plan, out: Output) -> Result<
     let game = Game { ctx: &ctx, qp: &qp, cq, channel, memory, size, peer, chk };
     game.post_receives(args.rx_depth)?;
     session.barrier("ready")?;
-    let time = session
-        .watched(|_| game.play(begins, plan.iters, args.rx_depth), || session::abandon(&qp))?;
+    session.enter("first message");
+    let time = session.watched(
+        |exchange| {
+            let begun = || exchange.enter("ping-pong");
+            game.play(begins, plan.iters, args.rx_depth, begun)
+        },
+        || session::abandon(&qp),
+    )?;
     session.barrier("done")?;
     let mut report = report(&ctx, plan, [Place::from(&local), Place::from(&remote)], time);
     report.finish(&ctx, args, out);
@@ -271,7 +289,7 @@ fn play(session: &mut Session, args: &Args, plan: &Plan, out: Output) -> Result<
 }
 
 fn report(ctx: &Context, plan: &Plan, ends: [Place; 2], time: Duration) -> Report {
-    let bytes = 2 * u64::from(plan.size) * plan.iters;
+    let bytes = (2 * u64::from(plan.size)).saturating_mul(plan.iters);
     let seconds = time.as_secs_f64();
     let [local, remote] = ends;
     Report {

@@ -22,6 +22,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::output::{Failure, Output};
+use crate::quiet::Quiet;
 use agreement::Request;
 
 /// Where the peer is and by what to reach it: options of every command with two sides.
@@ -162,6 +163,7 @@ impl Server {
             })?,
         };
         exchange.say(agreement::ACCEPTED)?;
+        exchange.enter("making queue pairs");
         self.out.note(format_args!("client {peer}"));
         Ok((Session { ctx, exchange }, plan))
     }
@@ -170,14 +172,15 @@ impl Server {
     fn next_request(&self) -> Result<(Exchange, Request), Failure> {
         loop {
             let mut exchange = Exchange::accept_from(&self.listener)?;
-            exchange.set_patience(Some(REQUEST_PATIENCE))?;
+            exchange.enter("first words");
+            exchange.set_patience(Some(REQUEST_PATIENCE));
             match exchange
                 .hear()
                 .map_err(|e| e.to_string())
                 .and_then(|line| agreement::parse(&line))
             {
                 Ok(request) => {
-                    exchange.set_patience(Some(LINE_PATIENCE))?;
+                    exchange.set_patience(Some(LINE_PATIENCE));
                     return Ok((exchange, request));
                 }
                 Err(why) => {
@@ -192,7 +195,7 @@ impl Server {
 
 fn refuse(exchange: &mut Exchange, why: &str) -> Failure {
     exchange.give_up(why);
-    Failure::Failed(why.to_owned())
+    exchange.error(why).into()
 }
 
 /// Breaks a connection, so that whoever waits for a completion gets one: for [`Session::watched`].
@@ -274,9 +277,11 @@ impl Session {
         }
         let ctx = opened?;
         let mut exchange = Exchange::connect(server, CONNECT_PATIENCE)?;
-        exchange.set_patience(Some(LINE_PATIENCE))?;
+        exchange.set_patience(Some(LINE_PATIENCE));
+        exchange.enter("first words");
         exchange.say(&agreement::request(command, plan))?;
-        agreement::accepted(&exchange.hear()?)?;
+        agreement::accepted(&exchange.hear()?).map_err(|why| exchange.error(why))?;
+        exchange.enter("making queue pairs");
         Ok(Self { ctx, exchange })
     }
 
@@ -288,35 +293,61 @@ impl Session {
         mut self,
         work: impl FnOnce(&mut Self) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
-        work(&mut self).inspect_err(|failure| self.exchange.give_up(&failure.to_string()))
+        work(&mut self).inspect_err(|failure| {
+            let why = failure.to_string();
+            // It knows who it is.
+            let own = format!("peer {}, ", self.peer());
+            self.exchange.give_up(why.strip_prefix(&own).unwrap_or(&why));
+        })
     }
 
-    /// Swaps endpoints and regions with the peer, which must have as many of each.
+    /// Swaps endpoints and regions with the peer, which must have as many of each, and of the same lengths.
     ///
     /// # Errors
     /// The peer is gone, says something else, or its addresses are of another family.
     pub fn swap(&mut self, hello: &Hello) -> Result<Hello, Failure> {
+        self.enter("exchange of endpoints");
         let peer = self.exchange.swap(hello)?;
-        let (ours, theirs) = (hello.endpoints.len(), peer.endpoints.len());
-        if ours != theirs || hello.regions.len() != peer.regions.len() {
-            return Err(Failure::Failed(format!(
-                "the peer has {theirs} queue pairs where this side has {ours}: use the same version on both sides"
-            )));
+        for (what, ours, theirs) in [
+            ("queue pairs", hello.endpoints.len(), peer.endpoints.len()),
+            ("regions", hello.regions.len(), peer.regions.len()),
+        ] {
+            if ours != theirs {
+                return Err(self.failed(format_args!(
+                    "it has {theirs} {what} where this side has {ours}: use the same version on both sides"
+                )));
+            }
         }
+        if hello.regions.iter().zip(&peer.regions).any(|(ours, theirs)| ours.len != theirs.len) {
+            return Err(self.failed(
+                "its region has another length than this side's: use the same version on both sides",
+            ));
+        }
+        self.enter("connecting the queue pairs");
         Ok(peer)
+    }
+
+    /// Says what both sides do from now on, for errors.
+    pub fn enter(&mut self, phase: &str) {
+        self.exchange.enter(phase);
+    }
+
+    /// What went wrong, with whom, and in which phase.
+    pub fn failed(&self, what: impl std::fmt::Display) -> Failure {
+        self.exchange.error(what).into()
     }
 
     /// As [`connect_qp`], with the session's device.
     ///
     /// # Errors
-    /// As there.
+    /// As there; the text names the peer.
     pub fn connect_qp(
         &self,
         qp: PreparedQp,
         peer: &Endpoint,
         options: &ConnectOptions,
     ) -> Result<Qp, Failure> {
-        connect_qp(&self.ctx, qp, peer, options)
+        connect_qp(&self.ctx, qp, peer, options).map_err(|why| self.failed(why))
     }
 
     /// Does `work` while another thread watches the peer. If the peer goes or gives up, that thread calls `abandon`, which is to make `work`
@@ -350,22 +381,18 @@ impl Session {
         result.map_err(|failure| match self.exchange.try_hear() {
             Err(why) => Failure::from(why),
             // It said something before it went.
-            Ok(_) if gone.load(Ordering::Relaxed) => {
-                Failure::Failed(format!("peer {}: it closed the connection", self.peer()))
-            }
-            Ok(_) => failure,
+            Ok(_) if gone.load(Ordering::Relaxed) => self.failed("it closed the connection"),
+            Ok(_) => self.failed(failure),
         })
     }
 
-    /// Waits for the peer to come to the same point, however long that takes.
+    /// Waits for the peer to come to the same point, for as long as it says nothing but packets come.
     ///
     /// # Errors
-    /// The peer has gone or given up.
+    /// The peer has gone, given up, or fallen silent.
     pub fn barrier(&mut self, name: &str) -> Result<(), Failure> {
-        self.exchange.set_patience(None)?;
-        let met = self.exchange.barrier(name);
-        self.exchange.set_patience(Some(LINE_PATIENCE))?;
-        Ok(met?)
+        let mut quiet = Quiet::new(&self.ctx, LINE_PATIENCE);
+        Ok(self.exchange.barrier_while(name, || quiet.goes_on())?)
     }
 
     /// The peer's address and TCP port.

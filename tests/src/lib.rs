@@ -19,6 +19,7 @@
 pub mod captures;
 pub mod harness;
 pub mod need;
+pub mod running;
 pub mod skip;
 pub mod snapshot;
 pub mod tshark;

@@ -3,14 +3,19 @@
 //! Each side sends one line of JSON and reads one: address, QPN, starting PSN, path MTU, what its receive
 //! queue holds, and whatever the program adds, such as the address and key of a region.
 
-use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
+#[cfg(test)]
+mod tests;
+mod wire;
+
+use std::fmt;
+use std::io::{self, BufRead, BufReader, ErrorKind, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use rocinante_stack::Budget;
 use rocinante_stack::types::{Key, Mtu, Psn, Qpn};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, recv};
+use rustix::net::{RecvFlags, recv, sockopt};
 use serde::{Deserialize, Serialize};
 
 use crate::error::VerbsError;
@@ -67,33 +72,23 @@ pub struct Hello {
     pub note: String,
 }
 
-#[derive(Serialize, Deserialize)]
-struct WireHello {
-    rocinante: u32,
-    endpoints: Vec<WireEndpoint>,
-    regions: Vec<RemoteRegion>,
-    note: String,
-}
-
-#[derive(Serialize, Deserialize)]
-struct WireEndpoint {
-    address: IpAddr,
-    qpn: u32,
-    psn: u32,
-    mtu: u32,
-    budget_bytes: u32,
-    budget_datagrams: u32,
-}
-
-const VERSION: u32 = 1;
 /// The longest line that is read.
-const LINE_MAX: u64 = 4 << 20;
+const LINE_MAX: usize = 4 << 20;
+/// How long the peer may take for a line unless [`Exchange::set_patience`] says otherwise, and to read one.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How often a wait that may be given up asks whether to.
+const ASKED: Duration = Duration::from_millis(200);
 
 /// A connection over which two programs tell each other of their queue pairs, and wait for each other.
+///
+/// Every wait has an end, unless [`set_patience`](Self::set_patience) says otherwise, and even then it ends when the peer's machine has gone. Errors
+/// name the peer and what both sides were about to do.
 #[derive(Debug)]
 pub struct Exchange {
     stream: BufReader<TcpStream>,
     peer: SocketAddr,
+    phase: String,
+    patience: Option<Duration>,
 }
 
 impl Exchange {
@@ -134,8 +129,10 @@ impl Exchange {
 
     fn over(stream: TcpStream, peer: SocketAddr) -> Result<Self, VerbsError> {
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(Duration::from_secs(60)))?;
-        Ok(Self { stream: BufReader::new(stream), peer })
+        stream.set_write_timeout(Some(PATIENCE))?;
+        notice_dead_machines(&stream)?;
+        let phase = "exchange".to_owned();
+        Ok(Self { stream: BufReader::new(stream), peer, phase, patience: Some(PATIENCE) })
     }
 
     /// The peer's TCP address.
@@ -152,27 +149,34 @@ impl Exchange {
         Ok(self.stream.get_ref().local_addr()?)
     }
 
-    /// How long to wait for the peer's next line; `None` for ever.
-    ///
-    /// # Errors
-    /// [`VerbsError::Io`].
-    pub fn set_patience(&self, patience: Option<Duration>) -> Result<(), VerbsError> {
-        Ok(self.stream.get_ref().set_read_timeout(patience)?)
+    /// How long the peer may take for its next line, from when it is waited for to its end; `None` for ever. It begins with 60 s.
+    pub fn set_patience(&mut self, patience: Option<Duration>) {
+        self.patience = patience;
+    }
+
+    /// Says what both sides do from now on, for errors. [`swap`](Self::swap) and [`barrier`](Self::barrier) say so themselves.
+    pub fn enter(&mut self, phase: &str) {
+        phase.clone_into(&mut self.phase);
+    }
+
+    /// What went wrong, with the peer and with what both sides were about to do.
+    #[must_use]
+    pub fn error(&self, what: impl fmt::Display) -> VerbsError {
+        VerbsError::Exchange(format!("peer {}, {}: {what}", self.peer, self.phase))
     }
 
     /// Says hello and hears the peer's.
     ///
     /// # Errors
-    /// [`VerbsError::Exchange`] if the peer is silent, closes, or says something else.
+    /// [`VerbsError::Exchange`] if the peer is silent, closes, or says something else: also what no queue pair can be connected to, and addresses of another
+    /// family than those of `hello`.
     pub fn swap(&mut self, hello: &Hello) -> Result<Hello, VerbsError> {
-        let line = serde_json::to_string(&WireHello::from(hello)).map_err(|e| self.bad(&e))?;
-        self.say(&line)?;
-        let heard = self.hear()?;
-        let wire: WireHello = serde_json::from_str(&heard).map_err(|e| self.bad(&e))?;
-        if wire.rocinante != VERSION {
-            return Err(self.bad(&format!("it speaks version {}, not {VERSION}", wire.rocinante)));
-        }
-        wire.hello().map_err(|what| self.bad(&what))
+        self.during("exchange of endpoints", |exchange| {
+            exchange.say(&wire::line(hello))?;
+            let heard = exchange.hear()?;
+            let own = hello.endpoints.first().map(|endpoint| endpoint.address);
+            wire::parse(&heard, own).map_err(|what| exchange.error(printable(&what)))
+        })
     }
 
     /// Waits until the peer has come to the same point.
@@ -180,22 +184,51 @@ impl Exchange {
     /// # Errors
     /// As [`swap`](Self::swap).
     pub fn barrier(&mut self, name: &str) -> Result<(), VerbsError> {
-        self.say(name)?;
-        let heard = self.hear()?;
-        if heard != name {
-            return Err(self.bad(&format!("it is at {heard:?}, not at {name:?}")));
-        }
-        Ok(())
+        self.meet(name, None)
+    }
+
+    /// As [`barrier`](Self::barrier), but for as long as `goes_on` says so, which is asked several times a second: for peers that may be busy
+    /// for however long, while that can be seen.
+    ///
+    /// # Errors
+    /// As [`barrier`](Self::barrier).
+    pub fn barrier_while(
+        &mut self,
+        name: &str,
+        mut goes_on: impl FnMut() -> bool,
+    ) -> Result<(), VerbsError> {
+        self.meet(name, Some(&mut goes_on))
+    }
+
+    fn meet(
+        &mut self,
+        name: &str,
+        goes_on: Option<&mut dyn FnMut() -> bool>,
+    ) -> Result<(), VerbsError> {
+        self.during(&format!("meeting at {name:?}"), |exchange| {
+            exchange.say(name)?;
+            let heard = exchange.line(goes_on)?;
+            if heard != name {
+                let heard = printable(&heard);
+                return Err(exchange.error(format_args!("it is at {heard:?}, not at {name:?}")));
+            }
+            Ok(())
+        })
     }
 
     /// Sends one line.
     ///
     /// # Errors
-    /// [`VerbsError::Exchange`] if the peer has closed.
+    /// [`VerbsError::Exchange`] if the peer has closed, or does not read.
     pub fn say(&mut self, line: &str) -> Result<(), VerbsError> {
         let stream = self.stream.get_mut();
         let sent = stream.write_all(line.as_bytes()).and_then(|()| stream.write_all(b"\n"));
-        sent.map_err(|error| self.bad(&error))
+        sent.map_err(|error| match error.kind() {
+            ErrorKind::WouldBlock | ErrorKind::TimedOut => {
+                self.error("it does not read what it is told")
+            }
+            _ => self.lost(&error),
+        })
     }
 
     /// Tells the peer that this side cannot go on, and why. Whatever the peer waits for then, it gets this as an error.
@@ -210,19 +243,7 @@ impl Exchange {
     /// # Errors
     /// As [`swap`](Self::swap).
     pub fn hear(&mut self) -> Result<String, VerbsError> {
-        let mut line = String::new();
-        let read = (&mut self.stream).take(LINE_MAX).read_line(&mut line);
-        match read {
-            Ok(_) if line.ends_with('\n') => {
-                line.pop();
-                match line.strip_prefix(GAVE_UP) {
-                    Some(why) => Err(self.bad(&format!("it gave up: {}", printable(why)))),
-                    None => Ok(line),
-                }
-            }
-            Ok(_) => Err(self.bad(&"it closed the connection")),
-            Err(error) => Err(self.bad(&error)),
-        }
+        self.line(None)
     }
 
     /// Reads one line if the peer has sent something, and does not wait for it otherwise. So a program that is busy
@@ -237,8 +258,8 @@ impl Exchange {
         self.stream.get_ref().set_nonblocking(false)?;
         match ready {
             Ok(()) => self.hear().map(Some),
-            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(None),
-            Err(error) => Err(self.bad(&error)),
+            Err(error) if is_not_yet(&error) => Ok(None),
+            Err(error) => Err(self.lost(&error)),
         }
     }
 
@@ -250,9 +271,98 @@ impl Exchange {
         Ok(PeerWatch { stream: self.stream.get_ref().try_clone()? })
     }
 
-    fn bad(&self, what: &dyn std::fmt::Display) -> VerbsError {
-        VerbsError::Exchange(format!("peer {}: {what}", self.peer))
+    fn during<T>(
+        &mut self,
+        phase: &str,
+        work: impl FnOnce(&mut Self) -> Result<T, VerbsError>,
+    ) -> Result<T, VerbsError> {
+        let before = std::mem::replace(&mut self.phase, phase.to_owned());
+        let done = work(self);
+        self.phase = before;
+        done
     }
+
+    /// The next line. All of it must come in time: a byte now and then does not prolong it.
+    fn line(
+        &mut self,
+        mut goes_on: Option<&mut dyn FnMut() -> bool>,
+    ) -> Result<String, VerbsError> {
+        let begin = Instant::now();
+        // Who is asked decides.
+        let patience = if goes_on.is_some() { None } else { self.patience };
+        let mut line = Vec::new();
+        while !self.take(&mut line)? {
+            if line.len() > LINE_MAX {
+                return Err(self.error(format_args!("its line is longer than {LINE_MAX} bytes")));
+            }
+            let left = patience.map(|patience| patience.saturating_sub(begin.elapsed()));
+            let given_up = goes_on.as_mut().is_some_and(|goes_on| !goes_on());
+            if given_up || left == Some(Duration::ZERO) {
+                let (said, waited) = (line.len(), begin.elapsed().as_secs_f32());
+                return Err(self.error(match said {
+                    0 => format!("it said nothing within {waited:.0} s: does its program hang?"),
+                    _ => format!("it said {said} bytes of a line within {waited:.0} s"),
+                }));
+            }
+            let wait = if goes_on.is_some() { Some(ASKED) } else { left };
+            self.stream.get_ref().set_read_timeout(wait)?;
+            match self.stream.fill_buf() {
+                Ok([]) if line.is_empty() => return Err(self.error("it closed the connection")),
+                Ok([]) => {
+                    let said = line.len();
+                    return Err(self.error(format_args!(
+                        "it closed the connection after {said} bytes of a line"
+                    )));
+                }
+                Ok(_) => {}
+                Err(error) if is_not_yet(&error) => {}
+                Err(error) => return Err(self.lost(&error)),
+            }
+        }
+        let line = String::from_utf8(line).map_err(|_| self.error("what it says is no text"))?;
+        match line.strip_prefix(GAVE_UP) {
+            Some(why) => Err(self.error(format_args!("it gave up: {}", printable(why)))),
+            None => Ok(line),
+        }
+    }
+
+    /// Moves what was read into `line`, to the line's end if that is there; whether it is.
+    fn take(&mut self, line: &mut Vec<u8>) -> Result<bool, VerbsError> {
+        let read = self.stream.buffer();
+        let end = read.iter().position(|byte| *byte == b'\n');
+        let count = end.unwrap_or(read.len());
+        line.extend_from_slice(&read[..count]);
+        self.stream.consume(count + usize::from(end.is_some()));
+        Ok(end.is_some())
+    }
+
+    fn lost(&self, error: &io::Error) -> VerbsError {
+        match error.kind() {
+            ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => {
+                self.error(format_args!("it closed the connection ({error})"))
+            }
+            ErrorKind::TimedOut => {
+                self.error(format_args!("its machine does not answer any more ({error})"))
+            }
+            _ => self.error(error),
+        }
+    }
+}
+
+/// Whether there is merely nothing to read yet. A connection that the kernel gave up is `TimedOut`.
+fn is_not_yet(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+}
+
+/// Has the kernel ask a silent peer's kernel whether it is still there, and end the connection after half a minute without an answer: a machine that has
+/// lost its power closes nothing.
+fn notice_dead_machines(stream: &TcpStream) -> io::Result<()> {
+    const PAUSE: Duration = Duration::from_secs(5);
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, 2 * PAUSE)?;
+    sockopt::set_tcp_keepintvl(stream, PAUSE)?;
+    sockopt::set_tcp_keepcnt(stream, 4)?;
+    Ok(())
 }
 
 /// Knows whether the peer of an [`Exchange`] has gone, without reading what it says.
@@ -299,36 +409,4 @@ fn cannot_connect(address: SocketAddr, error: &io::Error) -> String {
         _ => format!("is {host} the right address, and is the server running there?"),
     };
     format!("cannot connect to {address}: {error}: {advice}")
-}
-
-impl From<&Hello> for WireHello {
-    fn from(hello: &Hello) -> Self {
-        let endpoints = hello.endpoints.iter().map(|endpoint| WireEndpoint {
-            address: endpoint.address,
-            qpn: endpoint.qpn.value(),
-            psn: endpoint.psn.value(),
-            mtu: endpoint.mtu.bytes(),
-            budget_bytes: endpoint.budget.bytes,
-            budget_datagrams: endpoint.budget.datagrams,
-        });
-        Self {
-            rocinante: VERSION,
-            endpoints: endpoints.collect(),
-            regions: hello.regions.clone(),
-            note: hello.note.clone(),
-        }
-    }
-}
-
-impl WireHello {
-    fn hello(self) -> Result<Hello, String> {
-        let endpoints = self.endpoints.into_iter().map(|wire| {
-            let mtu = Mtu::from_bytes(wire.mtu).ok_or(format!("no such path MTU: {}", wire.mtu))?;
-            let budget = Budget { bytes: wire.budget_bytes, datagrams: wire.budget_datagrams };
-            let (qpn, psn) = (Qpn::new(wire.qpn), Psn::new(wire.psn));
-            Ok(Endpoint { address: wire.address, qpn, psn, mtu, budget })
-        });
-        let endpoints = endpoints.collect::<Result<_, String>>()?;
-        Ok(Hello { endpoints, regions: self.regions, note: self.note })
-    }
 }

@@ -139,11 +139,11 @@ impl Job {
     }
 
     fn exchange(&self) -> Result<Exchange, Box<dyn Error>> {
-        let exchange = match self.role {
+        let mut exchange = match self.role {
             Role::Receiver => Exchange::accept(SocketAddr::from((self.local, PORT)))?,
             Role::Sender => Exchange::connect(SocketAddr::from((self.remote, PORT)), PATIENCE)?,
         };
-        exchange.set_patience(Some(PATIENCE))?;
+        exchange.set_patience(Some(PATIENCE));
         Ok(exchange)
     }
 

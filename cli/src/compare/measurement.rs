@@ -91,7 +91,7 @@ impl Job {
             Role::Receiver => Exchange::accept(SocketAddr::from((self.local, PORT)))?,
             Role::Sender => Exchange::connect(SocketAddr::from((self.remote, PORT)), PATIENCE)?,
         };
-        exchange.set_patience(Some(Duration::from_secs_f64(self.limit)))?;
+        exchange.set_patience(Some(Duration::from_secs_f64(self.limit)));
         let mtu = Mtu::from_bytes(self.mtu);
         let device = Device(Connected::new(ctx, mtu, DEPTH, HALF, &mut exchange)?);
         let mut figures = Vec::new();

@@ -150,7 +150,7 @@ pub fn run(args: &Args, rules: &Rules, out: Output) -> Result<Outcome, Failure> 
     local.iter().for_each(|place| out.line(format_args!("  local address:  {place}")));
     table.post_receives(rules)?;
     let (table, remote) = table.connect(&ctx, rules, &mut wire, out)?;
-    wire.enter("ping-pong");
+    wire.enter("first message");
     let time = Game::new(&ctx, rules, table, wire).play()?;
     Ok(Outcome { ctx, local, remote, time })
 }
@@ -245,7 +245,7 @@ impl Table {
         };
         let pairs = prepared.into_iter().zip(&remote);
         let connected = pairs.map(|(qp, peer)| session::connect_qp(ctx, qp, peer, &options));
-        let qps = connected.collect::<Result<Vec<_>, _>>()?;
+        let qps = connected.collect::<Result<Vec<_>, _>>().map_err(|why| wire.failed(why))?;
         if rules.begins {
             wire.send(message::DONE)?;
         } else {

@@ -6,12 +6,14 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, recv};
+use rustix::net::{RecvFlags, recv, sockopt};
 
 use crate::output::Failure;
 
 /// How long a peer that has only to answer may take for one message.
 pub const PATIENCE: Duration = Duration::from_secs(20);
+/// How long it may take for all messages of a phase together, in patiences: many messages, each of which is just in time, do not prolong it for ever.
+const PHASE: u32 = 3;
 /// How long a client tries to reach a server that is not there yet.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(5);
 
@@ -22,6 +24,8 @@ pub struct Wire {
     peer: SocketAddr,
     phase: &'static str,
     patience: Duration,
+    /// How long this side has waited for messages in this phase.
+    waited: Duration,
 }
 
 impl Wire {
@@ -71,9 +75,11 @@ impl Wire {
 
     fn over(stream: TcpStream, peer: SocketAddr) -> Result<Self, Failure> {
         let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
-        let wire = Self { stream, peer, phase: "connecting", patience: PATIENCE };
+        let (phase, waited) = ("connecting", Duration::ZERO);
+        let wire = Self { stream, peer, phase, patience: PATIENCE, waited };
         let set = wire.stream.set_nodelay(true);
         set.and_then(|()| wire.stream.set_write_timeout(Some(PATIENCE)))
+            .and_then(|()| notice_dead_machines(&wire.stream))
             .map_err(|error| wire.failed(error))?;
         Ok(wire)
     }
@@ -96,6 +102,7 @@ impl Wire {
     /// Says what both sides do from now on, for errors.
     pub fn enter(&mut self, phase: &'static str) {
         self.phase = phase;
+        self.waited = Duration::ZERO;
     }
 
     /// How long a message may take from now on.
@@ -128,20 +135,28 @@ impl Wire {
     /// # Errors
     /// The peer closes the connection, or the message is not complete in time.
     pub fn receive<const N: usize>(&mut self) -> Result<[u8; N], Failure> {
+        let begin = Instant::now();
+        let message = self.message(begin);
+        self.waited += begin.elapsed();
+        message
+    }
+
+    fn message<const N: usize>(&self, begin: Instant) -> Result<[u8; N], Failure> {
         let mut message = [0; N];
-        let deadline = Instant::now() + self.patience;
+        let patience = self.patience.min((self.patience * PHASE).saturating_sub(self.waited));
+        let deadline = begin + patience;
         let mut filled = 0;
         while filled < N {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Err(self.failed(format_args!(
                     "it sent {filled} bytes of a message of {N} within {} s",
-                    self.patience.as_secs_f32()
+                    patience.as_secs_f32()
                 )));
             }
             let set = self.stream.set_read_timeout(Some(left));
             set.map_err(|error| self.failed(error))?;
-            match self.stream.read(&mut message[filled..]) {
+            match (&self.stream).read(&mut message[filled..]) {
                 Ok(0) if filled == 0 => return Err(self.closed()),
                 Ok(0) => {
                     return Err(self.failed(format_args!(
@@ -150,7 +165,10 @@ impl Wire {
                 }
                 Ok(count) => filled += count,
                 Err(error) => match error.kind() {
-                    ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted => {}
+                    ErrorKind::WouldBlock | ErrorKind::Interrupted => {}
+                    ErrorKind::TimedOut => {
+                        return Err(self.failed("its machine does not answer any more"));
+                    }
                     ErrorKind::ConnectionReset => return Err(self.closed()),
                     _ => return Err(self.failed(error)),
                 },
@@ -191,6 +209,17 @@ impl Watch {
     pub fn is_gone(&self) -> bool {
         peek(&self.stream) == Some(false)
     }
+}
+
+/// Has the kernel ask a silent peer's kernel whether it is still there, and end the connection after half a minute without an answer: a machine that has
+/// lost its power closes nothing.
+fn notice_dead_machines(stream: &TcpStream) -> std::io::Result<()> {
+    const PAUSE: Duration = Duration::from_secs(5);
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, 2 * PAUSE)?;
+    sockopt::set_tcp_keepintvl(stream, PAUSE)?;
+    sockopt::set_tcp_keepcnt(stream, 4)?;
+    Ok(())
 }
 
 /// Whether there is something to read; `None` if the peer is there and silent.
@@ -266,6 +295,29 @@ mod tests {
         assert!(why.starts_with("peer 127.0.0.1:") && why.contains("telling addresses"), "{why}");
         assert!(why.contains("3 bytes of a message of 53"), "{why}");
         assert!(!wire.is_ready() && !wire.watch().unwrap().is_gone());
+    }
+
+    /// Messages that are each just in time do not prolong a phase for ever.
+    #[test]
+    fn whoever_dawdles_is_not_waited_for() {
+        let (mut wire, mut other) = pair::connected();
+        wire.set_patience(Duration::from_millis(200));
+        wire.enter("telling addresses");
+        let dawdling = std::thread::spawn(move || {
+            while other.write_all(b"x").is_ok() {
+                std::thread::sleep(Duration::from_millis(40));
+            }
+        });
+        let begin = Instant::now();
+        let mut heard = 0;
+        while wire.receive::<2>().is_ok() {
+            heard += 1;
+        }
+        assert!(heard > 1 && begin.elapsed() < Duration::from_secs(3), "{:?}", begin.elapsed());
+        wire.enter("the next phase");
+        assert!(wire.receive::<1>().is_ok());
+        drop(wire);
+        dawdling.join().unwrap();
     }
 
     /// A byte now and then does not prolong it.

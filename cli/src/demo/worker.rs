@@ -137,7 +137,7 @@ impl Worker<'_> {
             Some(listener) => Exchange::accept_from(listener)?,
             None => Exchange::connect(SocketAddr::new(self.args.peer, PORT), PATIENCE)?,
         };
-        exchange.set_patience(Some(2 * PATIENCE))?;
+        exchange.set_patience(Some(2 * PATIENCE));
         let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(4096)?);
         let prepared = pd
             .qp(&cq, &cq)

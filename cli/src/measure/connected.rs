@@ -45,8 +45,11 @@ impl Connected {
             note: String::new(),
         })?;
         let (Some(endpoint), Some(region)) = (peer.endpoints.first(), peer.regions.first()) else {
-            return Err(VerbsError::Exchange("the peer has no queue pair".into()));
+            return Err(exchange.error("it has no queue pair, or no region"));
         };
+        if region.len != mr.len() as u64 {
+            return Err(exchange.error("its region has another length than this side's"));
+        }
         let options = ConnectOptions { mtu, ..ConnectOptions::default() };
         let qp = qp.connect(endpoint, &options).map_err(|(_, error)| error)?;
         if let (Some(wanted), Some(has)) = (mtu, qp.query().1.path_mtu)

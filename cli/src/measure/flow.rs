@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use rocinante::{
-    CompChannel, Context, Cq, Key, Mr, Qp, RecvWr, SendData, SendWr, Sge, VerbsError, Wc, WcOpcode,
+    CompChannel, Context, Cq, Key, Mr, Qp, RecvWr, SendData, SendWr, Sge, Wc, WcOpcode,
 };
 
 use super::{BulkOp, MeasureError, Until, succeeded};
@@ -166,7 +166,10 @@ impl Lanes<'_> {
                 (last, looks) = (Instant::now(), 0);
             } else if looks.is_multiple_of(64) {
                 idle(last.elapsed())?;
-                self.sleep(plan)?;
+                if self.sleep(plan, || run.look(&mut out))? > 0 {
+                    observe(&run.flowed);
+                    (last, looks) = (Instant::now(), 0);
+                }
             } else {
                 std::hint::spin_loop();
             }
@@ -181,20 +184,21 @@ impl Lanes<'_> {
         self.lanes.iter().map(of).collect()
     }
 
-    /// Lets others have the core, or sleeps until something completes.
-    fn sleep(&self, plan: &FlowPlan) -> Result<(), MeasureError> {
+    /// Lets others have the core, or sleeps until something completes. What `look` found meanwhile.
+    fn sleep(
+        &self,
+        plan: &FlowPlan,
+        look: impl FnOnce() -> Result<usize, MeasureError>,
+    ) -> Result<usize, MeasureError> {
+        // At most until the peer is looked after.
         const NAP: Duration = Duration::from_millis(50);
         let Some(channel) = self.channel.filter(|_| matches!(plan.until, Until::Messages(_)))
         else {
             std::thread::yield_now();
-            return Ok(());
+            return Ok(0);
         };
-        self.cqs.iter().try_for_each(|cq| cq.req_notify(false))?;
-        // What completes before a queue is armed makes no event: so the nap is short.
-        match channel.wait_event(Some(NAP)) {
-            Err(VerbsError::TimedOut) => Ok(()),
-            other => other.map(drop).map_err(MeasureError::from),
-        }
+        let look = || Ok(Some(look()?).filter(|count| *count > 0));
+        Ok(super::sleep(channel, self.cqs, NAP, look)?.unwrap_or(0))
     }
 }
 

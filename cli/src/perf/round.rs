@@ -71,11 +71,6 @@ impl<'a> Round<'a> {
         };
         let theirs = session.swap(&hello)?;
         let remote = theirs.regions[0];
-        if remote.len != mr.len() as u64 {
-            return Err(Failure::Failed(
-                "the peer's region has another length: use the same version on both sides".into(),
-            ));
-        }
         let wanted = plan.path_mtu();
         let options =
             ConnectOptions { mtu: wanted, min_rnr_timer: RNR_10_US, ..ConnectOptions::default() };
@@ -130,10 +125,11 @@ impl<'a> Round<'a> {
         }
         session.barrier("ready")?;
         if !self.client && self.is_passive() {
-            session.exchange.set_patience(None)?;
+            session.enter("measuring");
             measure::serve(&self.ctx, &mut session.exchange, "finished")?;
             return Ok(None);
         }
+        session.enter("measuring");
         let abandon = || self.qps.iter().for_each(session::abandon);
         let row = session.watched(
             |exchange| {
@@ -154,12 +150,12 @@ impl<'a> Round<'a> {
     /// What both sides measured at the same time.
     fn sum(&self, session: &mut Session, row: Bandwidth) -> Result<Row, Failure> {
         let own = serde_json::to_string(&row).expect("a result is JSON");
+        session.enter("telling results");
         session.exchange.say(&own)?;
         let theirs = session.exchange.hear()?;
         let theirs: Bandwidth = serde_json::from_str(&theirs).map_err(|error| {
-            Failure::Failed(format!(
-                "peer {}: its result is none: {error}: use the same version on both sides",
-                session.peer()
+            session.failed(format_args!(
+                "its result is none: {error}: use the same version on both sides"
             ))
         })?;
         Ok(Row::Bandwidth(row.and(&theirs)))
@@ -316,10 +312,9 @@ impl<'a> Round<'a> {
     fn failure(&self, error: &MeasureError) -> Failure {
         match error {
             MeasureError::Completion(status) => diagnosis::of_status(&self.ctx, self.peer, *status),
-            MeasureError::Silence { .. } => Failure::Failed(format!(
-                "{error} from {}: its program hangs or has ended, or the firewall between drops UDP/4791",
-                self.peer
-            )),
+            MeasureError::Silence { patience, .. } => {
+                diagnosis::of_silence(&self.ctx, self.peer, *patience)
+            }
             MeasureError::Verbs(error) => Failure::Failed(error.to_string()),
         }
     }

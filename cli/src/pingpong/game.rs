@@ -32,6 +32,8 @@ pub struct Game<'a> {
     pub chk: Option<bool>,
 }
 
+/// How long nothing may happen.
+const PATIENCE: Duration = Duration::from_secs(15);
 /// Polls that find nothing before others get the core for a moment.
 const SPINS: u32 = 2000;
 
@@ -48,11 +50,19 @@ impl Game<'_> {
             .map_err(|e| VerbsError::from(e).into())
     }
 
-    /// Sends `iters` messages and receives as many, each sent when the one before has been answered. How long that took.
+    /// Sends `iters` messages and receives as many, each sent when the one before has been answered. How long that took. `begun` hears of the
+    /// first that went well.
     ///
     /// # Errors
-    /// A request failed, or a message is not what was sent.
-    pub fn play(&self, begins: bool, iters: u64, rx_depth: u32) -> Result<Duration, Failure> {
+    /// A request failed, a message is not what was sent, or none came.
+    pub fn play(
+        &self,
+        begins: bool,
+        iters: u64,
+        rx_depth: u32,
+        begun: impl FnOnce(),
+    ) -> Result<Duration, Failure> {
+        let mut begun = Some(begun);
         let (mut sent, mut completed, mut received) = (0, 0, 0);
         let mut posted = rx_depth;
         let start = Instant::now();
@@ -64,6 +74,9 @@ impl Game<'_> {
             let wc = self.next()?;
             if wc.status != WcStatus::Success {
                 return Err(diagnosis::of_status(self.ctx, self.peer, wc.status));
+            }
+            if let Some(begun) = begun.take() {
+                begun();
             }
             if wc.opcode == WcOpcode::Recv {
                 self.check(received, &wc)?;
@@ -127,7 +140,9 @@ impl Game<'_> {
 
     /// The next completion.
     fn next(&self) -> Result<Wc, Failure> {
-        let mut spins = 0;
+        let deadline = Instant::now() + PATIENCE;
+        let silent = || diagnosis::of_silence(self.ctx, self.peer, PATIENCE);
+        let mut spins = 0u32;
         loop {
             if let Some(wc) = self.cq.poll_one()? {
                 return Ok(wc);
@@ -137,6 +152,7 @@ impl Game<'_> {
                     spins += 1;
                     std::hint::spin_loop();
                 }
+                None if Instant::now() >= deadline => return Err(silent()),
                 None => std::thread::yield_now(),
                 Some(channel) => {
                     self.cq.req_notify(false)?;
@@ -144,7 +160,11 @@ impl Game<'_> {
                     if let Some(wc) = self.cq.poll_one()? {
                         return Ok(wc);
                     }
-                    channel.wait_event(None)?;
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    match channel.wait_event(Some(left)) {
+                        Err(VerbsError::TimedOut) => return Err(silent()),
+                        other => drop(other?),
+                    }
                 }
             }
         }

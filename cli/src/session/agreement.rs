@@ -6,8 +6,6 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::output::Failure;
-
 /// What the server answers if it agrees.
 pub const ACCEPTED: &str = "accepted";
 
@@ -85,14 +83,14 @@ fn printable(text: &str) -> String {
 ///
 /// # Errors
 /// It answered something that is no answer.
-pub fn accepted(answer: &str) -> Result<(), Failure> {
+pub fn accepted(answer: &str) -> Result<(), String> {
     if answer == ACCEPTED {
         return Ok(());
     }
-    Err(Failure::Failed(format!(
+    Err(format!(
         "whoever listens there is no rocinante server: it answered {:?}: check the port (-p)",
         printable(answer)
-    )))
+    ))
 }
 
 #[cfg(test)]
@@ -140,8 +138,6 @@ mod tests {
         for line in ["", "GET / HTTP/1.1", "{}", "[1]", "{\"rocinante\":1}"] {
             assert!(parse(line).is_err(), "{line}");
         }
-        assert!(
-            accepted("SSH-2.0-OpenSSH\u{7}").unwrap_err().to_string().contains("SSH-2.0-OpenSSH?")
-        );
+        assert!(accepted("SSH-2.0-OpenSSH\u{7}").unwrap_err().contains("SSH-2.0-OpenSSH?"));
     }
 }

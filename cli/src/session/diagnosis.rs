@@ -1,6 +1,7 @@
 //! What a broken connection means, in words that help.
 
 use std::net::IpAddr;
+use std::time::Duration;
 
 use rocinante::{Context, DeviceCounters, WcStatus};
 
@@ -10,6 +11,13 @@ use crate::output::Failure;
 #[must_use]
 pub fn of_status(ctx: &Context, peer: IpAddr, status: WcStatus) -> Failure {
     Failure::Failed(format!("{} ({status})", explain(&ctx.counters(), peer, status)))
+}
+
+/// Why nothing came from `peer` within `patience`, as far as the device's counters tell.
+#[must_use]
+pub fn of_silence(ctx: &Context, peer: IpAddr, patience: Duration) -> Failure {
+    let why = silence(&ctx.counters(), peer);
+    Failure::Failed(format!("nothing came of {peer} within {} s: {why}", patience.as_secs()))
 }
 
 fn explain(counters: &DeviceCounters, peer: IpAddr, status: WcStatus) -> String {
@@ -22,7 +30,7 @@ fn explain(counters: &DeviceCounters, peer: IpAddr, status: WcStatus) -> String 
             "{peer} refused the access: it permits neither this operation nor this range of its memory"
         ),
         WcStatus::RemInvReqErr => format!(
-            "{peer} refused the request as invalid: give both sides the same size and options"
+            "{peer} refused the request as invalid: give both sides the same size, path MTU and options"
         ),
         WcStatus::RemOpErr => format!("{peer} could not complete the request"),
         WcStatus::LocLenErr => {
@@ -30,8 +38,23 @@ fn explain(counters: &DeviceCounters, peer: IpAddr, status: WcStatus) -> String 
                 "a message from {peer} was longer than the receive: give both sides the same size"
             )
         }
-        WcStatus::WrFlushErr => format!("the connection to {peer} broke, and this request with it"),
+        WcStatus::WrFlushErr => broken(counters, peer),
         _ => format!("a request to {peer} failed"),
+    }
+}
+
+/// What is known of a connection that broke while this side waited.
+fn broken(counters: &DeviceCounters, peer: IpAddr) -> String {
+    if counters.transport.remote_invalid_request > 0 {
+        format!(
+            "a request of {peer} was invalid, and ended the connection: give both sides the same size, path MTU and options"
+        )
+    } else if counters.transport.remote_access_errors > 0 {
+        format!(
+            "{peer} asked for an access that this side does not permit, and ended the connection"
+        )
+    } else {
+        format!("the connection to {peer} broke, and this request with it")
     }
 }
 
@@ -93,5 +116,17 @@ mod tests {
         assert!(said(&c).contains("dropped 5 for wrong source"), "{}", said(&c));
         c.transport.rcvd_pkts = 9;
         assert!(said(&c).contains("stopped answering"), "{}", said(&c));
+    }
+
+    #[test]
+    fn a_connection_that_a_peer_broke_says_so() {
+        let peer = IpAddr::from([10, 0, 0, 2]);
+        let said = |counters: &DeviceCounters| explain(counters, peer, WcStatus::WrFlushErr);
+        let mut c = counters();
+        assert!(said(&c).contains("broke"), "{}", said(&c));
+        c.transport.remote_access_errors = 1;
+        assert!(said(&c).contains("does not permit"), "{}", said(&c));
+        c.transport.remote_invalid_request = 1;
+        assert!(said(&c).contains("path MTU"), "{}", said(&c));
     }
 }

@@ -167,7 +167,7 @@ fn attend(
     // Whatever this client does from now on, the device serves without this program.
     let _qp = qp.connect(peer, &options()).map_err(|(_, error)| error)?;
     exchange.barrier("connected")?;
-    exchange.set_patience(None)?;
+    exchange.set_patience(None);
     loop {
         exchange.hear()?;
     }

@@ -94,7 +94,7 @@ fn a_server_that_vanishes_is_named() {
     });
     let start = Instant::now();
     let done = addresses.call("pingpong --compat ibv -n 3");
-    done.failed(1, &["ping-pong", "127.255.255.254", "RETRY_EXC_ERR"]);
+    done.failed(1, &["first message", "127.255.255.254", "RETRY_EXC_ERR"]);
     assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
     let (message, done) = there.join().unwrap();
     assert_eq!(&done, b"done\0");

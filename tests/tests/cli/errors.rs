@@ -110,7 +110,7 @@ fn a_silent_peer_means_a_firewall() {
         assert!(start.elapsed() < Duration::from_secs(30), "{command}");
         // The peer is told, too.
         let heard = server.join().unwrap();
-        assert!(heard.last().unwrap().starts_with("!no reply on UDP/4791"), "{heard:?}");
+        assert!(heard.last().unwrap().contains(": no reply on UDP/4791"), "{heard:?}");
     }
 }
 

@@ -120,6 +120,9 @@ impl<'a> Game<'a> {
                 let why = diagnosis::of_status(self.ctx, self.table.peer, wc.status);
                 return Err(self.wire.failed(why));
             }
+            if sent + received == 0 {
+                self.wire.enter("ping-pong");
+            }
             let index = (wc.wr_id >> 1) as usize;
             if wc.opcode == WcOpcode::Recv {
                 self.check(index, received, &wc)?;
@@ -150,7 +153,8 @@ impl<'a> Game<'a> {
             solicited: false,
             fence: false,
         };
-        self.table.qps[index].post_send(&[wr]).map_err(VerbsError::from)?;
+        let posted = self.table.qps[index].post_send(&[wr]).map_err(VerbsError::from);
+        posted.map_err(|error| self.wire.failed(error))?;
         self.turns[index].sending = true;
         self.turns[index].waiting = true;
         Ok(())
@@ -166,7 +170,8 @@ impl<'a> Game<'a> {
         let sges = landing(self.rules, &self.table.memory, index);
         let wr = RecvWr { wr_id: recv_id(index), sges: &sges };
         for _ in turn.posted..self.depth {
-            self.table.qps[index].post_recv(&[wr]).map_err(VerbsError::from)?;
+            let posted = self.table.qps[index].post_recv(&[wr]).map_err(VerbsError::from);
+            posted.map_err(|error| self.wire.failed(error))?;
         }
         turn.posted = self.depth;
         Ok(())
@@ -211,10 +216,8 @@ impl<'a> Game<'a> {
     fn next(&self) -> Result<Wc, Failure> {
         let deadline = Instant::now() + PATIENCE;
         let silent = || {
-            self.wire.failed(format_args!(
-                "no message within {} s: has its program ended, or was it given other -n or -q?",
-                PATIENCE.as_secs()
-            ))
+            let why = diagnosis::of_silence(self.ctx, self.table.peer, PATIENCE);
+            self.wire.failed(format_args!("{why}; or was it given another -n or -q?"))
         };
         let mut spins = 0u32;
         loop {

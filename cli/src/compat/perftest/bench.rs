@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rocinante::{
     Access, Budget, CompChannel, ConnectOptions, Context, Cq, Endpoint, Key, Mr, Mtu, PreparedQp,
-    Psn, Qp, Qpn,
+    Psn, Qp, QpState, Qpn, WcStatus,
 };
 
 use super::message::Keys;
@@ -107,13 +107,13 @@ impl Bench {
             talk.keys(&own[0])?;
         }
         let theirs = own.iter().map(|own| talk.keys(own)).collect::<Result<Vec<_>, _>>()?;
-        let peer = gid::address(theirs[0].gid, "-x")
-            .and_then(|peer| gid::same_family(local, peer, "-x").map(|()| peer));
-        let peer = peer.map_err(|why| talk.failed(why))?;
+        let ends = theirs.iter().map(|theirs| endpoint(plan, theirs, local, terms.mtu));
+        let ends = ends.collect::<Result<Vec<_>, _>>().map_err(|why| talk.failed(why))?;
+        let peer = ends[0].address;
         let mut qps = Vec::with_capacity(prepared.len());
-        for (qp, theirs) in prepared.into_iter().zip(&theirs) {
-            let end = endpoint(theirs, terms.mtu).map_err(|why| talk.failed(why))?;
-            qps.push(session::connect_qp(&ctx, qp, &end, &options(plan, theirs, terms.mtu))?);
+        for ((qp, theirs), end) in prepared.into_iter().zip(&theirs).zip(&ends) {
+            let connected = session::connect_qp(&ctx, qp, end, &options(plan, theirs, terms.mtu));
+            qps.push(connected.map_err(|why| talk.failed(why))?);
         }
         let watch = talk.wire().watch()?;
         let gone = Cell::new(None);
@@ -210,6 +210,10 @@ impl Bench {
                 patience: PATIENCE,
             }));
         }
+        if self.qps.iter().any(|qp| qp.state() == QpState::Err) {
+            // Who waits for memory has not polled for the reason.
+            return Err(Trouble::Measure(MeasureError::Completion(self.why_broken())));
+        }
         if self.gone.get().is_none() && self.watch.is_gone() {
             self.gone.set(Some(Instant::now()));
         }
@@ -221,6 +225,18 @@ impl Bench {
         }
     }
 
+    /// The status with which a broken queue pair ended.
+    fn why_broken(&self) -> WcStatus {
+        for cq in &self.cqs {
+            while let Ok(Some(wc)) = cq.poll_one() {
+                if wc.status != WcStatus::Success {
+                    return wc.status;
+                }
+            }
+        }
+        WcStatus::WrFlushErr
+    }
+
     /// What to tell the user.
     pub fn failure(&self, talk: &Talk, trouble: &Trouble) -> Failure {
         match trouble {
@@ -228,12 +244,11 @@ impl Bench {
             Trouble::Measure(MeasureError::Completion(status)) => {
                 talk.failed(diagnosis::of_status(&self.ctx, self.peer, *status))
             }
-            Trouble::Measure(MeasureError::Silence { .. }) => talk.failed(format_args!(
-                "nothing came from {} within {} s: has its program ended, or was it given another test, -n or -s?",
-                self.peer,
-                PATIENCE.as_secs()
-            )),
-            Trouble::Measure(MeasureError::Verbs(error)) => Failure::Failed(error.to_string()),
+            Trouble::Measure(MeasureError::Silence { patience, .. }) => {
+                let why = diagnosis::of_silence(&self.ctx, self.peer, *patience);
+                talk.failed(format_args!("{why}; or was it given another test, -n or -s?"))
+            }
+            Trouble::Measure(MeasureError::Verbs(error)) => talk.failed(error),
         }
     }
 }
@@ -250,12 +265,22 @@ fn keys(plan: &Plan, end: &Endpoint, mr: &Mr, area: usize, index: usize) -> Keys
     }
 }
 
-fn endpoint(theirs: &Keys, mtu: Mtu) -> Result<Endpoint, String> {
+/// What a queue pair is connected to, if what the peer told of it can be meant.
+fn endpoint(plan: &Plan, theirs: &Keys, local: IpAddr, mtu: Mtu) -> Result<Endpoint, String> {
     if theirs.qpn < 2 {
         return Err(format!("{} is no number of a queue pair", theirs.qpn));
     }
+    let space = 2 * plan.size_max().max(PAGE as usize) as u64;
+    if !plan.test.is_send() && theirs.address.checked_add(space).is_none() {
+        return Err(format!("its memory at {:#x} has no end", theirs.address));
+    }
+    if plan.test.is_atomic() && !theirs.address.is_multiple_of(8) {
+        return Err(format!("its memory at {:#x} takes no atomics", theirs.address));
+    }
+    let address = gid::address(theirs.gid, "-x")?;
+    gid::same_family(local, address, "-x")?;
     Ok(Endpoint {
-        address: gid::address(theirs.gid, "-x")?,
+        address,
         qpn: Qpn::new(theirs.qpn),
         psn: Psn::new(theirs.psn),
         mtu,

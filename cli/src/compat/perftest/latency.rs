@@ -7,7 +7,7 @@ use rocinante::{Cq, RecvWr, SendData, SendOp, SendWr, VerbsError, Wc, WcStatus};
 
 use super::bench::{Bench, Trouble};
 use super::plan::Plan;
-use crate::measure::{BulkOp, Lane, MeasureError, Until};
+use crate::measure::{self, BulkOp, Lane, MeasureError, Until};
 
 /// What was measured.
 #[derive(Debug)]
@@ -247,24 +247,19 @@ impl Trips<'_> {
                 return Ok(None);
             }
             self.bench.idle(begin.elapsed())?;
-            self.sleep(cq)?;
-        }
-    }
-
-    fn sleep(&self, cq: Option<&Cq>) -> Result<(), MeasureError> {
-        const NAP: Duration = Duration::from_millis(50);
-        let (Some(channel), Some(cq)) = (&self.bench.channel, cq) else {
-            std::thread::yield_now();
-            return Ok(());
-        };
-        cq.req_notify(false)?;
-        // What completes before the queue is armed makes no event: so the nap is short.
-        match channel.wait_event(Some(NAP)) {
-            Err(VerbsError::TimedOut) => Ok(()),
-            other => other.map(drop).map_err(MeasureError::from),
+            let (Some(channel), Some(cq)) = (&self.bench.channel, cq) else {
+                std::thread::yield_now();
+                continue;
+            };
+            let found = measure::sleep(channel, [cq], NAP, || Ok(look(self)?))?;
+            if found.is_some() {
+                return Ok(found);
+            }
         }
     }
 }
 
+/// How long to sleep at most before the peer is looked after.
+const NAP: Duration = Duration::from_millis(50);
 /// What the device takes inline.
 const INLINE_MAX: usize = 4096;

@@ -8,6 +8,7 @@ use rocinante::{Context, Mtu};
 use super::message::{self, Keys, Report};
 use crate::compat::wire::Wire;
 use crate::output::Failure;
+use crate::quiet::Quiet;
 
 /// How long nothing may happen on the network while the peer is waited for.
 pub const PATIENCE: Duration = Duration::from_secs(15);
@@ -119,9 +120,8 @@ impl Talk {
     pub fn serve(&mut self, ctx: &Context) -> Result<(), Failure> {
         const LOOKS: u32 = 256;
         const PAUSE: Duration = Duration::from_millis(200);
-        let mut before = ctx.counters().transport.rcvd_pkts;
-        let mut active = Instant::now();
-        let mut looked = active;
+        let mut quiet = Quiet::new(ctx, PATIENCE);
+        let mut looked = Instant::now();
         while !self.wire.is_ready() {
             for _ in 0..LOOKS {
                 ctx.progress();
@@ -133,14 +133,7 @@ impl Talk {
                 continue;
             }
             looked = now;
-            if ctx.backend().is_none() {
-                // Hardware does not tell this process.
-                continue;
-            }
-            let packets = ctx.counters().transport.rcvd_pkts;
-            if packets != before {
-                (before, active) = (packets, now);
-            } else if now - active > PATIENCE {
+            if !quiet.goes_on() {
                 return Err(self.failed(format_args!(
                     "nothing came from it within {} s, neither packets nor words: has its program stopped?",
                     PATIENCE.as_secs()

@@ -1,0 +1,52 @@
+//! How long nothing has come from the network.
+
+use std::time::{Duration, Instant};
+
+use rocinante::Context;
+
+/// Sees whether packets still come to a device, where that can be seen: in hardware they are not this process's to count.
+#[derive(Debug)]
+pub struct Quiet<'a> {
+    ctx: &'a Context,
+    patience: Duration,
+    packets: u64,
+    since: Instant,
+}
+
+impl<'a> Quiet<'a> {
+    /// From now on.
+    #[must_use]
+    pub fn new(ctx: &'a Context, patience: Duration) -> Self {
+        let packets = ctx.counters().transport.rcvd_pkts;
+        Self { ctx, patience, packets, since: Instant::now() }
+    }
+
+    /// Whether something came within the patience, as far as can be seen. Asking costs a lock: a few times a second will do.
+    #[must_use]
+    pub fn goes_on(&mut self) -> bool {
+        if self.ctx.backend().is_none() {
+            return true;
+        }
+        let packets = self.ctx.counters().transport.rcvd_pkts;
+        if packets != self.packets {
+            (self.packets, self.since) = (packets, Instant::now());
+        }
+        self.since.elapsed() < self.patience
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rocinante::{Backend, OpenOptions};
+
+    #[test]
+    fn silence_ends_patience() {
+        let (here, _) = rocinante::doc::addresses();
+        let ctx = OpenOptions::new().netdev(Backend::Udp).open(here).unwrap();
+        let mut quiet = Quiet::new(&ctx, Duration::from_millis(30));
+        assert!(quiet.goes_on());
+        std::thread::sleep(Duration::from_millis(40));
+        assert!(!quiet.goes_on());
+    }
+}

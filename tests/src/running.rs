@@ -1,0 +1,139 @@
+//! Commands as their users run them, watched from outside.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::lab::ChildGuard;
+
+/// How long any command here may take on a busy machine.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A command that runs.
+#[derive(Debug)]
+pub struct Running {
+    /// The process.
+    pub child: ChildGuard,
+    stdout: JoinHandle<String>,
+    /// Lines of its standard error.
+    lines: Receiver<String>,
+    heard: String,
+}
+
+/// What a command did.
+#[derive(Debug)]
+pub struct Done {
+    /// Its exit status, -1 if a signal ended it.
+    pub status: i32,
+    /// Its standard output.
+    pub out: String,
+    /// Its standard error.
+    pub err: String,
+}
+
+impl Done {
+    /// The last line of standard output, which is to be JSON.
+    ///
+    /// # Panics
+    /// If it is not.
+    #[must_use]
+    pub fn json(&self) -> Value {
+        let line = self.out.lines().last().unwrap_or_else(|| panic!("no output: {}", self.err));
+        serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))
+    }
+
+    /// It went well.
+    ///
+    /// # Panics
+    /// If it did not.
+    #[track_caller]
+    pub fn succeeded(self) -> Self {
+        assert_eq!(self.status, 0, "{}{}", self.out, self.err);
+        self
+    }
+
+    /// It failed with `status`, and said all of `words`.
+    ///
+    /// # Panics
+    /// If it did not.
+    #[track_caller]
+    pub fn failed(self, status: i32, words: &[&str]) -> Self {
+        assert_eq!(self.status, status, "{}{}", self.out, self.err);
+        for word in words {
+            assert!(self.err.contains(word), "no {word:?} in: {}", self.err);
+        }
+        self
+    }
+}
+
+impl Running {
+    /// Starts a command.
+    ///
+    /// # Panics
+    /// If it cannot be started.
+    pub fn start(command: &mut Command) -> Self {
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        Self::of(ChildGuard::spawn(command).unwrap())
+    }
+
+    /// A child whose outputs are pipes.
+    ///
+    /// # Panics
+    /// If they are not.
+    #[must_use]
+    pub fn of(mut child: ChildGuard) -> Self {
+        let mut stdout = child.child_mut().stdout.take().unwrap();
+        let stderr = BufReader::new(child.child_mut().stderr.take().unwrap());
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            for line in stderr.lines().map_while(Result::ok) {
+                let _ = sender.send(line);
+            }
+        });
+        let stdout = std::thread::spawn(move || {
+            let mut text = String::new();
+            let _ = stdout.read_to_string(&mut text);
+            text
+        });
+        Self { child, stdout, lines, heard: String::new() }
+    }
+
+    /// Waits for a line of its standard error.
+    ///
+    /// # Panics
+    /// If it does not come in [`PATIENCE`].
+    #[track_caller]
+    pub fn says(&mut self, what: &str) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let Ok(line) = self.lines.recv_timeout(left) else {
+                panic!("it never said {what:?}: {}", self.heard)
+            };
+            self.heard.push_str(&line);
+            self.heard.push('\n');
+            if line.contains(what) {
+                return;
+            }
+        }
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Panics
+    /// If it does not come in [`PATIENCE`].
+    #[must_use]
+    pub fn finish(mut self) -> Done {
+        let status = self.child.wait(PATIENCE).unwrap().code().unwrap_or(-1);
+        let out = self.stdout.join().unwrap();
+        for line in self.lines {
+            self.heard.push_str(&line);
+            self.heard.push('\n');
+        }
+        Done { status, out, err: self.heard }
+    }
+}

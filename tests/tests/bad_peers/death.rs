@@ -1,0 +1,111 @@
+//! Peers that are killed, and peers that use another path MTU than was agreed on: both are real.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use super::{Addresses, PORT, SLACK, Trial, Victim, call, failed, left_nothing, serve};
+
+/// A command that would go on for long.
+struct Case {
+    command: &'static str,
+    victim: Victim,
+    /// What the victim says; one of these.
+    words: &'static [&'static str],
+    within: Duration,
+}
+
+/// Who is asked again and again, or closes a connection that is watched, is missed soon.
+const SOON: Duration = Duration::from_secs(5);
+/// Who only waits for packets waits for so long.
+const QUIET: Duration = Duration::from_secs(15);
+
+const DEAD: &[&str] = &["closed the connection", "RETRY_EXC_ERR", "within 15 s"];
+
+impl Case {
+    fn run(&self) -> Result<(), String> {
+        let addresses = Addresses::new();
+        let [own, there] = addresses.0;
+        let (victim, mut other);
+        match self.victim {
+            Victim::Client => {
+                other = serve(self.command, there);
+                victim = call(self.command, own, there);
+                other.says("client ");
+            }
+            Victim::Server => {
+                let mut server = serve(self.command, own);
+                other = call(self.command, there, own);
+                server.says("client ");
+                victim = server;
+            }
+        }
+        std::thread::sleep(Duration::from_millis(700));
+        other.child.kill();
+        let begin = Instant::now();
+        let done = victim.finish();
+        let time = begin.elapsed();
+        let name = match self.victim {
+            Victim::Client => SocketAddr::from((there, PORT)).to_string(),
+            // Its port is not known here.
+            Victim::Server => "127.0.0.1:".to_owned(),
+        };
+        if done.status != 1 || !done.err.contains(&format!("peer {name}")) {
+            return Err(format!("status {}, after {time:?}: {}", done.status, done.err));
+        }
+        if !self.words.iter().any(|word| done.err.contains(word)) {
+            return Err(format!("none of {:?} in: {}", self.words, done.err));
+        }
+        if time > self.within + SLACK {
+            return Err(format!("it took {time:?}: {}", done.err));
+        }
+        left_nothing(own)
+    }
+}
+
+pub(super) fn trials() -> Vec<Trial> {
+    let commands = [
+        ("pingpong -n 1000000000 -s 100", SOON),
+        ("pingpong -e -n 1000000000 -s 100", SOON),
+        ("pingpong --compat ibv -n 1000000000 -s 100", QUIET),
+        ("pingpong --compat ibv-srq -e -n 1000000000 -s 100 -q 3", QUIET),
+        ("perf write-bw --compat perftest -D 100", SOON),
+        ("perf send-bw --compat perftest -D 100", SOON),
+        ("perf write-lat --compat perftest -D 100", SOON),
+        ("perf read-lat --compat perftest -e -n 1000000000", SOON),
+        ("perf send-bw -b -D 100", SOON),
+        ("perf atomic-lat -D 100", SOON),
+    ];
+    let mut trials = Vec::new();
+    for (command, within) in commands {
+        for victim in [Victim::Client, Victim::Server] {
+            let case = Case { command, victim, words: DEAD, within };
+            let name = format!("death of the peer of the {victim:?} of {command:?}");
+            trials.push(Trial::new(name, move || case.run()));
+        }
+    }
+    for mtus in [("512", "1024"), ("1024", "512"), ("4096", "256"), ("256", "4096")] {
+        trials.push(Trial::new(format!("-m of {mtus:?}"), move || another_path_mtu(mtus)));
+    }
+    trials
+}
+
+/// The programs of rdma-core do not tell each other their path MTU.
+fn another_path_mtu((server, client): (&str, &str)) -> Result<(), String> {
+    let addresses = Addresses::new();
+    let [own, there] = addresses.0;
+    let line = |mtu: &str| format!("pingpong --compat ibv -n 20 -s 5000 -m {mtu}");
+    let waiting = serve(&line(server), own);
+    let begin = Instant::now();
+    let calling = call(&line(client), there, own);
+    let (server, client) = (waiting.finish(), calling.finish());
+    failed(&client, SocketAddr::from((own, PORT)), &["first message: ", "path MTU"])?;
+    for word in ["peer 127.0.0.1:", "first message: ", "path MTU"] {
+        if server.status != 1 || !server.err.contains(word) {
+            return Err(format!("no {word:?} in: {}", server.err));
+        }
+    }
+    if begin.elapsed() > SOON + SLACK {
+        return Err(format!("it took {:?}", begin.elapsed()));
+    }
+    left_nothing(own)
+}

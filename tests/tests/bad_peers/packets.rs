@@ -1,0 +1,406 @@
+//! Peers with which everything was agreed, and whose packets are not what they should be.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::time::{Duration, Instant};
+
+use rocinante::{Psn, Qpn};
+use rocinante_stack::types::Pkey;
+use rocinante_stack::wire::icrc::{DF, IpFields, Template};
+use rocinante_stack::wire::{Aeth, Bth, NakCode, Opcode, Syndrome};
+use rustix::net::sockopt::{Ipv4PathMtuDiscovery, set_ip_mtu_discover};
+use serde_json::{Value, json};
+
+use super::{Addresses, PORT, SLACK, Trial, call, failed, left_nothing, serve};
+
+/// The peer's packets.
+struct Wire {
+    socket: UdpSocket,
+    template: Template,
+    to: SocketAddr,
+    /// The victim's queue pair.
+    qpn: u32,
+    /// The victim has heard that this side begins with this.
+    psn: u32,
+}
+
+const ROCE: u16 = 4791;
+const QPN: u32 = 0xabcdef;
+const PSN: u32 = 0x123456;
+/// So far from what is expected that nothing gets there.
+const FAR: u32 = 1 << 22;
+
+impl Wire {
+    fn new(own: Ipv4Addr, to: Ipv4Addr, qpn: u32) -> Self {
+        let socket = UdpSocket::bind((own, ROCE)).unwrap();
+        // So that the kernel sends 0 as identification, on which the ICRC depends.
+        set_ip_mtu_discover(&socket, Ipv4PathMtuDiscovery::DO).unwrap();
+        socket.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+        let template = Template::new(&IpFields::V4 { src: own, dst: to, id: 0, flags: DF }, ROCE);
+        Self { socket, template, to: (to, ROCE).into(), qpn, psn: PSN }
+    }
+
+    /// A packet; `header` is what follows the BTH.
+    fn send(&self, opcode: Opcode, psn: u32, header: &[u8], payload: usize, good: bool) {
+        let mut bth = Bth::new(opcode, Pkey::DEFAULT, Qpn::new(self.qpn), Psn::new(psn));
+        bth.ack_req = true;
+        let mut packet = [&bth.bytes(), header, &vec![0x5a; payload], &[0; 4]].concat();
+        self.template.seal(&mut packet);
+        if !good {
+            *packet.last_mut().unwrap() ^= 0x10;
+        }
+        let _ = self.socket.send_to(&packet, self.to);
+    }
+
+    fn respond(&self, psn: u32, syndrome: Syndrome, good: bool) {
+        let mut header = [0; Aeth::LEN];
+        Aeth { syndrome, msn: 1 }.write(&mut header);
+        self.send(Opcode::RC_ACKNOWLEDGE, psn, &header, 0, good);
+    }
+
+    /// The next of the victim's packets, if one comes soon.
+    fn receive(&self) -> Option<Bth> {
+        let mut packet = [0; 9000];
+        let (len, _) = self.socket.recv_from(&mut packet).ok()?;
+        (len >= 16).then(|| Bth::read(packet.first_chunk().unwrap()))
+    }
+}
+
+/// What this side does about each packet, or about none.
+type Conduct = fn(&Wire, Option<&Bth>);
+
+fn answers_with_wrong_icrcs(wire: &Wire, packet: Option<&Bth>) {
+    if let Some(bth) = packet {
+        wire.respond(bth.psn.value(), Syndrome::ACK_UNLIMITED, false);
+    }
+}
+
+fn acknowledges_what_was_not_sent(wire: &Wire, packet: Option<&Bth>) {
+    if let Some(bth) = packet {
+        wire.respond(bth.psn.value().wrapping_add(FAR), Syndrome::ACK_UNLIMITED, true);
+        wire.respond(bth.psn.value().wrapping_sub(FAR), Syndrome::ACK_UNLIMITED, true);
+    }
+}
+
+fn misses_the_same_packet_for_ever(wire: &Wire, packet: Option<&Bth>) {
+    if let Some(bth) = packet {
+        wire.respond(bth.psn.value(), Syndrome::nak(NakCode::PsnSequenceError), true);
+    }
+}
+
+fn is_never_ready(wire: &Wire, packet: Option<&Bth>) {
+    if let Some(bth) = packet {
+        wire.respond(bth.psn.value(), Syndrome::rnr(14), true);
+    }
+}
+
+fn answers_in_reserved_codes(wire: &Wire, packet: Option<&Bth>) {
+    if let Some(bth) = packet {
+        wire.respond(bth.psn.value(), Syndrome(0x4f), true);
+        wire.respond(bth.psn.value(), Syndrome(0x7f), true);
+    }
+}
+
+fn refuses(wire: &Wire, packet: Option<&Bth>) {
+    if let Some(bth) = packet {
+        wire.respond(bth.psn.value(), Syndrome::nak(NakCode::InvalidRequest), true);
+    }
+}
+
+fn reads_too_little(wire: &Wire, packet: Option<&Bth>) {
+    if let Some(bth) = packet {
+        let header = Aeth::ack(1);
+        let mut bytes = [0; Aeth::LEN];
+        header.write(&mut bytes);
+        wire.send(Opcode::RC_RDMA_READ_RESPONSE_ONLY, bth.psn.value(), &bytes, 4, true);
+    }
+}
+
+fn sends_with_wrong_icrcs(wire: &Wire, packet: Option<&Bth>) {
+    if packet.is_none() {
+        wire.send(Opcode::RC_SEND_ONLY, wire.psn, &[], 100, false);
+    }
+}
+
+fn sends_far_ahead(wire: &Wire, packet: Option<&Bth>) {
+    if packet.is_none() {
+        wire.send(Opcode::RC_SEND_ONLY, wire.psn.wrapping_add(FAR), &[], 100, true);
+    }
+}
+
+fn sends_by_another_path_mtu(wire: &Wire, packet: Option<&Bth>) {
+    if packet.is_none() {
+        wire.send(Opcode::RC_SEND_FIRST, wire.psn, &[], 512, true);
+    }
+}
+
+fn sends_more_than_fits(wire: &Wire, packet: Option<&Bth>) {
+    if packet.is_none() {
+        wire.send(Opcode::RC_SEND_ONLY, wire.psn, &[], 1024, true);
+    }
+}
+
+/// How to agree with a victim, up to the first packet: its queue pair, where it is, and a connection that stays.
+#[derive(Debug, Clone, Copy)]
+enum Tongue {
+    Own,
+    Ibv,
+    Perftest,
+}
+
+const VERSION: &[u8; 16] = b"6.06\0\0\0\0\0\0\0\0\0\0\0\0";
+
+impl Tongue {
+    /// As the server of a victim: the number of its queue pair.
+    fn answer(self, stream: &TcpStream, own: Ipv4Addr) -> u32 {
+        let mut out = stream;
+        let gid = u128::from_be_bytes(own.to_ipv6_mapped().octets());
+        match self {
+            Self::Own => {
+                let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
+                let _request = lines.next().unwrap().unwrap();
+                out.write_all(b"accepted\n").unwrap();
+                let mut hello: Value =
+                    serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
+                let end = &mut hello["endpoints"][0];
+                let theirs = end["qpn"].as_u64().unwrap();
+                (end["address"], end["qpn"], end["psn"]) = (json!(own), json!(QPN), json!(PSN));
+                out.write_all(format!("{hello}\n").as_bytes()).unwrap();
+                // Whatever it waits for has been reached here, too.
+                let mut echo = stream.try_clone().unwrap();
+                std::thread::spawn(move || {
+                    for line in lines.map_while(Result::ok) {
+                        if line.starts_with('!') || writeln!(echo, "{line}").is_err() {
+                            return;
+                        }
+                    }
+                });
+                theirs as u32
+            }
+            Self::Ibv => {
+                let theirs = read::<52>(stream);
+                out.write_all(format!("0000:{QPN:06x}:{PSN:06x}:{gid:032x}\0").as_bytes()).unwrap();
+                let _done = read::<5>(stream);
+                number(&theirs[5..11])
+            }
+            Self::Perftest => {
+                out.write_all(&read::<16>(stream)).unwrap();
+                out.write_all(&read::<4>(stream)).unwrap();
+                out.write_all(&read::<4>(stream)).unwrap();
+                out.write_all(&read::<2>(stream)).unwrap();
+                let mut theirs = [0; 108];
+                for _ in 0..3 {
+                    theirs = read::<108>(stream);
+                    out.write_all(&keys(own)).unwrap();
+                }
+                number(&theirs[10..16])
+            }
+        }
+    }
+
+    /// As the client of a victim.
+    fn ask(self, stream: &TcpStream, own: Ipv4Addr) -> u32 {
+        let mut out = stream;
+        let gid = u128::from_be_bytes(own.to_ipv6_mapped().octets());
+        match self {
+            Self::Own => {
+                let options = json!({"iters": 20, "size": 100, "mtu": 1024, "chk": false});
+                let request = json!({"rocinante": 1, "command": "pingpong", "options": options});
+                let end = json!({
+                    "address": own, "qpn": QPN, "psn": PSN, "mtu": 1024,
+                    "budget_bytes": 100_000, "budget_datagrams": 20,
+                });
+                let hello = json!({"rocinante": 1, "endpoints": [end], "regions": [], "note": ""});
+                out.write_all(format!("{request}\n{hello}\nready\n").as_bytes()).unwrap();
+                let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
+                assert_eq!(lines.next().unwrap().unwrap(), "accepted");
+                let theirs: Value = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
+                assert_eq!(lines.next().unwrap().unwrap(), "ready");
+                theirs["endpoints"][0]["qpn"].as_u64().unwrap() as u32
+            }
+            Self::Ibv => {
+                out.write_all(format!("0000:{QPN:06x}:{PSN:06x}:{gid:032x}\0").as_bytes()).unwrap();
+                let theirs = read::<52>(stream);
+                out.write_all(b"done\0").unwrap();
+                number(&theirs[5..11])
+            }
+            Self::Perftest => {
+                out.write_all(VERSION).unwrap();
+                let _ = read::<16>(stream);
+                out.write_all(&[0, 0, 16, 0]).unwrap();
+                let _ = read::<4>(stream);
+                out.write_all(&[0, 0, 0, 64]).unwrap();
+                let _ = read::<4>(stream);
+                out.write_all(b"3\0").unwrap();
+                let _ = read::<2>(stream);
+                let mut theirs = [0; 108];
+                // Twice, once to meet, and once before the size.
+                for _ in 0..4 {
+                    out.write_all(&keys(own)).unwrap();
+                    theirs = read::<108>(stream);
+                }
+                number(&theirs[10..16])
+            }
+        }
+    }
+}
+
+fn read<const N: usize>(mut stream: &TcpStream) -> [u8; N] {
+    let mut bytes = [0; N];
+    stream.read_exact(&mut bytes).unwrap();
+    bytes
+}
+
+fn number(digits: &[u8]) -> u32 {
+    u32::from_str_radix(std::str::from_utf8(digits).unwrap(), 16).unwrap()
+}
+
+fn keys(own: Ipv4Addr) -> Vec<u8> {
+    let gid = own.to_ipv6_mapped().octets().map(|byte| format!("{byte:02x}")).join(":");
+    let keys = format!("0000:0010:{QPN:06x}:{PSN:06x}:00000001:0000000000001000:{gid}:00000000:\0");
+    assert_eq!(keys.len(), 108);
+    keys.into_bytes()
+}
+
+struct Case {
+    name: &'static str,
+    command: &'static str,
+    victim_begins: bool,
+    tongue: Tongue,
+    conduct: Conduct,
+    words: &'static [&'static str],
+    within: Duration,
+}
+
+impl Case {
+    fn run(&self) -> Result<(), String> {
+        let addresses = Addresses::new();
+        let [own, peer] = addresses.0;
+        let (victim, stream, qpn, name);
+        if self.victim_begins {
+            let listener = TcpListener::bind((peer, PORT)).unwrap();
+            victim = call(self.command, own, peer);
+            stream = super::proxy::accept(&listener);
+            qpn = self.tongue.answer(&stream, peer);
+            name = SocketAddr::from((peer, PORT));
+        } else {
+            victim = serve(self.command, own);
+            stream = super::proxy::reach((own, PORT).into());
+            name = stream.local_addr().unwrap();
+            qpn = self.tongue.ask(&stream, peer);
+        }
+        let begin = Instant::now();
+        let wire = Wire::new(peer, own, qpn);
+        let over = std::sync::atomic::AtomicBool::new(false);
+        let done = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                    let packet = wire.receive();
+                    (self.conduct)(&wire, packet.as_ref());
+                }
+            });
+            let done = victim.finish();
+            over.store(true, std::sync::atomic::Ordering::Relaxed);
+            done
+        });
+        let time = begin.elapsed();
+        failed(&done, name, self.words)?;
+        // The address of its packets, too.
+        let address = IpAddr::from(peer).to_string();
+        if !done.err.contains(&address) {
+            return Err(format!("no {address} in: {}", done.err));
+        }
+        if time > self.within + SLACK {
+            return Err(format!("it took {time:?}: {}", done.err));
+        }
+        left_nothing(own)
+    }
+}
+
+/// Eight waits of 67 ms, or of 0.27 s with the programs of others.
+const RETRIES: Duration = Duration::from_secs(5);
+/// How long nothing may happen.
+const QUIET: Duration = Duration::from_secs(15);
+
+const fn case(
+    name: &'static str,
+    conduct: Conduct,
+    within: Duration,
+    words: &'static [&'static str],
+) -> Case {
+    Case {
+        name,
+        command: "pingpong -n 20 -s 100",
+        victim_begins: true,
+        tongue: Tongue::Own,
+        conduct,
+        words,
+        within,
+    }
+}
+
+#[rustfmt::skip]
+fn clients() -> Vec<Case> {
+    let mut all = vec![
+        case("wrong ICRCs", answers_with_wrong_icrcs, RETRIES, &["dropped", "for icrc", "RETRY_EXC_ERR"]),
+        case("ghost ACKs", acknowledges_what_was_not_sent, RETRIES, &["RETRY_EXC_ERR"]),
+        case("misses for ever", misses_the_same_packet_for_ever, QUIET, &[]),
+        case("never ready", is_never_ready, QUIET, &["within 15 s"]),
+        case("reserved codes", answers_in_reserved_codes, RETRIES, &["RETRY_EXC_ERR"]),
+        case("refuses", refuses, RETRIES, &["path MTU", "REM_INV_REQ_ERR"]),
+    ];
+    let perf = all.iter().map(|case| Case {
+        command: "perf send-bw -n 20 -s 100 -m 1024",
+        words: match case.name {
+            "never ready" => &["measuring: ", "within 15 s"],
+            _ => case.words,
+        },
+        ..*case
+    });
+    let perf: Vec<Case> = perf.collect();
+    let others = all.iter().flat_map(|case| [
+        Case { command: "pingpong --compat ibv -n 20 -s 100", tongue: Tongue::Ibv, ..*case },
+        Case { command: "perf write-bw --compat perftest -n 20 -s 100 -m 1024", tongue: Tongue::Perftest, ..*case },
+    ]);
+    let others: Vec<Case> = others.collect();
+    for case in &mut all {
+        case.words = match case.name {
+            "wrong ICRCs" => &["first message: ", "for icrc"],
+            "never ready" => &["first message: ", "within 15 s"],
+            // By whichever limit is reached first.
+            "misses for ever" => &["first message: "],
+            "refuses" => &["first message: ", "path MTU", "REM_INV_REQ_ERR"],
+            _ => &["first message: ", "RETRY_EXC_ERR"],
+        };
+    }
+    all.extend(perf);
+    all.extend(others);
+    let short = case("short READ", reads_too_little, RETRIES, &["measuring: "]);
+    all.push(Case { command: "perf read-lat -n 20 -s 100", ..short });
+    all
+}
+
+#[rustfmt::skip]
+fn servers() -> Vec<Case> {
+    let cases = [
+        case("wrong ICRCs", sends_with_wrong_icrcs, QUIET, &["within 15 s", "for icrc"]),
+        case("far ahead", sends_far_ahead, QUIET, &["within 15 s"]),
+        case("another path MTU", sends_by_another_path_mtu, RETRIES, &["path MTU"]),
+        case("too long", sends_more_than_fits, RETRIES, &["LOC_LEN_ERR", "same size"]),
+    ];
+    let victims = [
+        ("pingpong", Tongue::Own),
+        ("pingpong -e --compat ibv -n 20 -s 100", Tongue::Ibv),
+        ("perf send-bw --compat perftest -n 20 -s 100 -m 1024", Tongue::Perftest),
+    ];
+    let all = cases.iter().flat_map(|case| {
+        victims.iter().map(|(command, tongue)| Case { command, tongue: *tongue, victim_begins: false, ..*case })
+    });
+    all.collect()
+}
+
+pub(super) fn trials() -> Vec<Trial> {
+    let cases = servers().into_iter().chain(clients());
+    let name = |case: &Case| format!("{} ({})", case.name, case.command);
+    cases.map(|case| Trial::new(name(&case), move || case.run())).collect()
+}

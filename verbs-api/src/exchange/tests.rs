@@ -1,0 +1,115 @@
+//! What is said over an exchange, and by whom not.
+
+use super::*;
+use std::io::Read;
+
+fn connected() -> (Exchange, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let other = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let mut exchange = Exchange::accept_from(&listener).unwrap();
+    exchange.set_patience(Some(Duration::from_millis(300)));
+    exchange.enter("first words");
+    (exchange, other)
+}
+
+/// What is said of a peer that says this and stays, in time.
+fn heard(words: &[u8]) -> Result<String, String> {
+    let (mut exchange, mut other) = connected();
+    let words = words.to_vec();
+    let writer = std::thread::spawn(move || {
+        let _ = other.write_all(&words);
+        other
+    });
+    let start = Instant::now();
+    let heard = exchange.hear().map_err(|error| error.to_string());
+    assert!(start.elapsed() < Duration::from_secs(5));
+    drop(exchange);
+    drop(writer.join().unwrap());
+    heard
+}
+
+#[test]
+fn lines_are_heard_one_by_one() {
+    let (mut exchange, mut other) = connected();
+    other.write_all("one\n\nthr\u{e9}\nfo".as_bytes()).unwrap();
+    assert_eq!(exchange.hear().unwrap(), "one");
+    assert_eq!(exchange.try_hear().unwrap().as_deref(), Some(""));
+    assert_eq!(exchange.hear().unwrap(), "thr\u{e9}");
+    other.write_all(b"ur\n").unwrap();
+    assert_eq!(exchange.hear().unwrap(), "four");
+    assert_eq!(exchange.try_hear().unwrap(), None);
+}
+
+#[test]
+fn peers_that_say_no_line_are_named_with_the_phase() {
+    for (words, word) in [
+        (&b""[..], "nothing within"),
+        (b"half a line", "11 bytes of a line within"),
+        (b"\xff\xfe\n", "no text"),
+        (b"!I\x1bcannot\n", "gave up: I?cannot"),
+        (&vec![b'x'; LINE_MAX + 100_000], "longer than"),
+    ] {
+        let why = heard(words).unwrap_err();
+        assert!(why.contains("peer 127.0.0.1:") && why.contains("first words: "), "{why}");
+        assert!(why.contains(word), "no {word:?} in: {why}");
+    }
+}
+
+/// A byte now and then does not prolong it.
+#[test]
+fn whoever_drips_is_no_better() {
+    let (mut exchange, mut other) = connected();
+    let dripping = std::thread::spawn(move || {
+        while other.write_all(b"x").is_ok() {
+            std::thread::sleep(Duration::from_millis(30));
+        }
+    });
+    let start = Instant::now();
+    let why = exchange.barrier("ready").unwrap_err().to_string();
+    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+    assert!(why.contains("meeting at \"ready\": it said"), "{why}");
+    drop(exchange);
+    dripping.join().unwrap();
+}
+
+#[test]
+fn whoever_is_busy_is_waited_for_as_long_as_that_can_be_seen() {
+    let (mut exchange, mut other) = connected();
+    let mut asked = 0;
+    let silent = exchange.barrier_while("done", || {
+        asked += 1;
+        asked < 4
+    });
+    assert!(silent.unwrap_err().to_string().contains("nothing within"));
+    let busy = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(700));
+        other.write_all(b"done\n").unwrap();
+        other
+    });
+    exchange.barrier_while("done", || true).unwrap();
+    drop(busy.join().unwrap());
+    let gone = exchange.barrier_while("done", || true).unwrap_err().to_string();
+    assert!(gone.contains("closed the connection"), "{gone}");
+}
+
+#[test]
+fn whoever_does_not_read_is_named() {
+    let (mut exchange, other) = connected();
+    exchange.stream.get_ref().set_write_timeout(Some(Duration::from_millis(100))).unwrap();
+    let line = "x".repeat(64 << 20);
+    let why = exchange.say(&line).unwrap_err().to_string();
+    assert!(why.contains("does not read"), "{why}");
+    drop(other);
+}
+
+#[test]
+fn a_peer_at_another_point_is_told_apart() {
+    let (mut exchange, mut other) = connected();
+    other.write_all(b"finished\n").unwrap();
+    let why = exchange.barrier("ready").unwrap_err().to_string();
+    assert!(why.contains("it is at \"finished\", not at \"ready\""), "{why}");
+    drop(exchange);
+    let mut said = String::new();
+    other.read_to_string(&mut said).unwrap();
+    assert_eq!(said, "ready\n");
+}

@@ -1,0 +1,190 @@
+//! The line of JSON in which one side tells of its queue pairs, and what is believed of a peer's.
+
+use std::net::IpAddr;
+
+use rocinante_stack::Budget;
+use rocinante_stack::types::{Mtu, Psn, Qpn};
+use serde::{Deserialize, Serialize};
+
+use super::{Endpoint, Hello, RemoteRegion};
+
+const VERSION: u32 = 1;
+/// Queue pair numbers and PSNs have 24 bits.
+const NUMBER_MAX: u32 = 0xff_ffff;
+/// The first two queue pairs are for management: no program has them.
+const QPN_MIN: u32 = 2;
+
+#[derive(Serialize, Deserialize)]
+struct WireHello {
+    rocinante: u32,
+    endpoints: Vec<WireEndpoint>,
+    regions: Vec<RemoteRegion>,
+    note: String,
+}
+
+#[derive(Serialize, Deserialize)]
+struct WireEndpoint {
+    address: IpAddr,
+    qpn: u32,
+    psn: u32,
+    mtu: u32,
+    budget_bytes: u32,
+    budget_datagrams: u32,
+}
+
+/// The line for a hello.
+pub(super) fn line(hello: &Hello) -> String {
+    serde_json::to_string(&WireHello::from(hello)).expect("a hello is JSON")
+}
+
+/// Reads a peer's line; `own` is the address that is to be connected to the peer's.
+pub(super) fn parse(line: &str, own: Option<IpAddr>) -> Result<Hello, String> {
+    let wire: WireHello = serde_json::from_str(line).map_err(|error| error.to_string())?;
+    if wire.rocinante != VERSION {
+        return Err(format!("it speaks version {}, not {VERSION}", wire.rocinante));
+    }
+    let endpoints = wire.endpoints.into_iter().map(|endpoint| endpoint.checked(own));
+    let endpoints = endpoints.collect::<Result<_, String>>()?;
+    for RemoteRegion { address, len, .. } in &wire.regions {
+        if address.checked_add(*len).is_none() {
+            return Err(format!("its region of {len} bytes at {address:#x} has no end"));
+        }
+    }
+    Ok(Hello { endpoints, regions: wire.regions, note: wire.note })
+}
+
+impl WireEndpoint {
+    fn checked(self, own: Option<IpAddr>) -> Result<Endpoint, String> {
+        let Self { address, qpn, psn, mtu, budget_bytes, budget_datagrams } = self;
+        if !(QPN_MIN..=NUMBER_MAX).contains(&qpn) {
+            return Err(format!("{qpn} is no number of a queue pair"));
+        }
+        if psn > NUMBER_MAX {
+            return Err(format!("{psn} is no PSN: those have 24 bits"));
+        }
+        let mtu = Mtu::from_bytes(mtu).ok_or_else(|| format!("no such path MTU: {mtu}"))?;
+        let address = address.to_canonical();
+        let nobodys = match address {
+            IpAddr::V4(v4) => v4.is_unspecified() || v4.is_broadcast() || v4.is_multicast(),
+            IpAddr::V6(v6) => v6.is_unspecified() || v6.is_multicast(),
+        };
+        if nobodys {
+            return Err(format!("{address} is nobody's address"));
+        }
+        if own.is_some_and(|own| own.is_ipv4() != address.is_ipv4()) {
+            return Err(format!(
+                "its address {address} and this side's are of two families: give both IPv4, or both IPv6"
+            ));
+        }
+        let budget = Budget { bytes: budget_bytes, datagrams: budget_datagrams };
+        Ok(Endpoint { address, qpn: Qpn::new(qpn), psn: Psn::new(psn), mtu, budget })
+    }
+}
+
+impl From<&Hello> for WireHello {
+    fn from(hello: &Hello) -> Self {
+        let endpoints = hello.endpoints.iter().map(|endpoint| WireEndpoint {
+            address: endpoint.address,
+            qpn: endpoint.qpn.value(),
+            psn: endpoint.psn.value(),
+            mtu: endpoint.mtu.bytes(),
+            budget_bytes: endpoint.budget.bytes,
+            budget_datagrams: endpoint.budget.datagrams,
+        });
+        Self {
+            rocinante: VERSION,
+            endpoints: endpoints.collect(),
+            regions: hello.regions.clone(),
+            note: hello.note.clone(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    const OWN: Option<IpAddr> = Some(IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1)));
+
+    fn hello() -> Hello {
+        let endpoint = Endpoint {
+            address: [10, 0, 0, 2].into(),
+            qpn: Qpn::new(0xff_fffe),
+            psn: Psn::new(0xff_ffff),
+            mtu: Mtu::Mtu2048,
+            budget: Budget { bytes: 7, datagrams: 3 },
+        };
+        let region = RemoteRegion { address: 4096, len: 64, rkey: u32::MAX };
+        Hello { endpoints: vec![endpoint], regions: vec![region], note: "\u{1b}".into() }
+    }
+
+    #[test]
+    fn what_is_said_is_heard() {
+        assert_eq!(parse(&line(&hello()), OWN), Ok(hello()));
+        assert_eq!(parse(&line(&hello()), None), Ok(hello()));
+    }
+
+    /// The line with one field of an endpoint or a region replaced.
+    fn spoiled(field: &str, value: Value) -> Result<Hello, String> {
+        let mut said: Value = serde_json::from_str(&line(&hello())).unwrap();
+        let place = if said["regions"][0].get(field).is_some() && field != "address" {
+            &mut said["regions"][0]
+        } else {
+            &mut said["endpoints"][0]
+        };
+        place[field] = value;
+        parse(&said.to_string(), OWN)
+    }
+
+    #[test]
+    fn what_nothing_can_be_connected_to_is_refused() {
+        for (field, value, word) in [
+            ("qpn", json!(0), "no number"),
+            ("qpn", json!(1), "no number"),
+            ("qpn", json!(0x0100_0000), "no number"),
+            ("qpn", json!(-1), "invalid value"),
+            ("psn", json!(0x0100_0000), "24 bits"),
+            ("mtu", json!(0), "no such path MTU: 0"),
+            ("mtu", json!(9), "no such path MTU: 9"),
+            ("mtu", json!(999), "no such path MTU: 999"),
+            ("address", json!("0.0.0.0"), "nobody's"),
+            ("address", json!("255.255.255.255"), "nobody's"),
+            ("address", json!("239.1.2.3"), "nobody's"),
+            ("address", json!("::"), "nobody's"),
+            ("address", json!("ff02::1"), "nobody's"),
+            ("address", json!("fd00::2"), "two families"),
+            ("address", json!("10.0.0.256"), "invalid"),
+            ("len", json!(u64::MAX), "no end"),
+            ("rkey", json!(1u64 << 32), "invalid value"),
+            ("budget_bytes", json!(null), "invalid type"),
+        ] {
+            let why = spoiled(field, value.clone()).unwrap_err();
+            assert!(why.contains(word), "{field} {value}: no {word:?} in: {why}");
+        }
+        let mapped = spoiled("address", json!("::ffff:10.0.0.2")).unwrap();
+        assert_eq!(mapped, hello(), "IPv4 in IPv6 is IPv4");
+    }
+
+    #[test]
+    fn other_versions_and_strangers_are_told_apart() {
+        let other = line(&hello()).replace("\"rocinante\":1", "\"rocinante\":2");
+        assert!(parse(&other, OWN).unwrap_err().contains("version 2, not 1"));
+        for stranger in ["", "{}", "[]", "SSH-2.0-OpenSSH", "null", &"[".repeat(100_000)] {
+            assert!(parse(stranger, OWN).is_err(), "{stranger}");
+        }
+    }
+
+    #[test]
+    fn any_damage_is_read_or_refused() {
+        let good = line(&hello());
+        for at in 0..good.len() {
+            for byte in ["", "\"", "0", "9", "-", "e", "{", "]", ",", "\u{0}", "\u{7fff}"] {
+                let text = [&good[..at], byte, &good[at + 1..]].concat();
+                if let Ok(hello) = parse(&text, OWN) {
+                    assert!(hello.endpoints.iter().all(|end| end.qpn.value() >= QPN_MIN), "{text}");
+                }
+            }
+        }
+    }
+}
