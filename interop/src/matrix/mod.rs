@@ -55,7 +55,8 @@ impl Bench {
     /// What was otherwise than it should be.
     pub fn run(&self, cell: &Cell) -> Step {
         let mut session = self.session(cell)?;
-        cell.scenario.run(&mut session)
+        let done = cell.scenario.run(&mut session);
+        done.map_err(|why| format!("{why}; {}", session.standing()))
     }
 
     /// The two sides of a cell, connected.
@@ -100,7 +101,8 @@ impl Bench {
         let (plan, lab, guest) = (scenario.plan(mtu), &self.lab, &self.guest);
         let mut session = Session { active, passive, setting, plan, lab, guest };
         session.connect()?;
-        scenario.run(&mut session)
+        let done = scenario.run(&mut session);
+        done.map_err(|why| format!("{why}; {}", session.standing()))
     }
 
     /// The kernel's device on `link`, through a new connection to the agent.
@@ -131,6 +133,11 @@ impl Session<'_> {
             node.do_(&Request::Prepare { qp: 0, access: ALL })?;
         }
         self.join([psn, psn + 0x1000])
+    }
+
+    /// How both sides stand, for whoever wants to know why a step failed: which of them waits, and which has given up.
+    fn standing(&mut self) -> String {
+        [&mut self.active, &mut self.passive].map(Node::standing).join("; ")
     }
 
     fn join(&mut self, [active, passive]: [u32; 2]) -> Step {

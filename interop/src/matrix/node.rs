@@ -335,6 +335,17 @@ impl Node {
         }
     }
 
+    /// The state of queue pair 0, and the completions that nobody has taken.
+    pub(super) fn standing(&mut self) -> String {
+        const MANY: usize = 64;
+        let state = self.state();
+        let left = self.poll(MANY, 0).map(|left| {
+            let brief = |wc: &Completion| format!("{} {}", wc.wr_id, wc.status);
+            left.iter().map(brief).collect::<Vec<_>>().join(", ")
+        });
+        format!("{} is in {state:?}, with completions {left:?}", self.name)
+    }
+
     /// Changes the state of queue pair 0.
     ///
     /// # Errors
