@@ -52,6 +52,7 @@ impl VerbsError {
             Self::Open(error) if error.errno() != 0 => error.errno(),
             Self::Open(_) | Self::NoDevice(_) => Errno::NODEV.raw_os_error(),
             Self::Post(PostError::Full) | Self::Limit { .. } => Errno::NOMEM.raw_os_error(),
+            Self::Post(PostError::Refused(errno)) => errno.abs(),
             Self::Post(_) | Self::Modify(_) | Self::Invalid(_) => Errno::INVAL.raw_os_error(),
             Self::Busy(_) => Errno::BUSY.raw_os_error(),
             Self::Path(error) | Self::Io(error) => {
@@ -70,6 +71,10 @@ impl fmt::Display for VerbsError {
             Self::Open(error) => error.fmt(f),
             Self::NoDevice(what) => {
                 write!(f, "no interface has {what}: see `rocinante devices` or `ip address`")
+            }
+            Self::Post(PostError::Refused(errno)) => {
+                let error = io::Error::from_raw_os_error(errno.abs());
+                write!(f, "the device refused the request: {error}")
             }
             Self::Post(error) => error.fmt(f),
             Self::Modify(error) => error.fmt(f),

@@ -406,17 +406,23 @@ pub(super) fn wc_opcode(number: c_int) -> Option<WcOpcode> {
 pub(super) fn cqe(wc: &abi::Wc) -> Cqe {
     // Almost all are this one.
     let status = if wc.status == 0 { WcStatus::Success } else { wc_status(wc.status) };
+    // Without success only number, status and queue pair mean anything (ibv_poll_cq(3)).
+    let success = status == WcStatus::Success;
     Cqe {
         wr_id: wc.wr_id,
         status,
-        // Without success the number means nothing.
         opcode: wc_opcode(wc.opcode).unwrap_or(WcOpcode::Send),
-        byte_len: wc.byte_len,
-        imm: (wc.wc_flags & abi::WC_WITH_IMM != 0).then_some(wc.imm_data),
+        byte_len: if success { wc.byte_len } else { 0 },
+        imm: (success && wc.wc_flags & abi::WC_WITH_IMM != 0).then_some(wc.imm_data),
         qpn: Qpn::new(wc.qp_num),
         // Whether the sender asked for an event is the device's secret.
-        solicited: status != WcStatus::Success,
+        solicited: !success,
     }
+}
+
+/// The port that an event is about, if it is about one: others than the device's own are nobody's business.
+pub(super) fn port(event: &ffi::Event) -> Option<u32> {
+    event.number.filter(|_| matches!(event.kind, 9..=13 | 17 | 18))
 }
 
 /// `enum ibv_event_type`.

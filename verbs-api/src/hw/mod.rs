@@ -181,7 +181,12 @@ impl Device {
     }
 
     pub(crate) fn next_event(&self) -> Option<AsyncEvent> {
-        self.context.next_event().map(convert::event)
+        loop {
+            let event = self.context.next_event()?;
+            if convert::port(&event).is_none_or(|port| port == u32::from(self.attr.port)) {
+                return Some(convert::event(event));
+            }
+        }
     }
 
     pub(crate) fn event_fd(&self) -> BorrowedFd<'_> {

@@ -286,9 +286,11 @@ fn completions() {
         solicited: false,
     };
     assert_eq!(cqe(&wc), expected);
-    (wc.status, wc.opcode, wc.wc_flags) = (10, 77, 0);
+    (wc.status, wc.opcode) = (10, 77);
     let failed = cqe(&wc);
-    assert_eq!((failed.status, failed.imm, failed.solicited), (WcStatus::RemAccessErr, None, true));
+    assert!(wc.byte_len > 0 && wc.wc_flags & abi::WC_WITH_IMM != 0, "what must not be shown");
+    let shown = (failed.status, failed.byte_len, failed.imm, failed.solicited);
+    assert_eq!(shown, (WcStatus::RemAccessErr, 0, None, true));
 }
 
 #[test]
@@ -323,6 +325,10 @@ fn asynchronous_events() {
         (13, AsyncEvent::Other { kind: 13, number: None }),
     ] {
         assert_eq!(of(kind, None), expected);
+    }
+    // Those of ports say which.
+    for (kind, number) in [(10, Some(2)), (18, Some(2)), (8, None), (0, None)] {
+        assert_eq!(port(&ffi::Event { kind, number: Some(2) }), number);
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::ffi::{CStr, c_int, c_void};
 use std::io;
-use std::mem::{MaybeUninit, zeroed};
+use std::mem::zeroed;
 use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
@@ -64,7 +64,7 @@ pub(in crate::hw) enum OpenError {
     Open(io::Error),
 }
 
-/// An asynchronous event: `enum ibv_event_type`, and the number of the queue pair or completion queue that it is about.
+/// An asynchronous event: `enum ibv_event_type`, and the number of the queue pair, completion queue or port that it is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::hw) struct Event {
     pub(in crate::hw) kind: c_int,
@@ -121,21 +121,21 @@ impl Context {
 
     /// The next asynchronous event, acknowledged, if there is one now.
     pub(in crate::hw) fn next_event(&self) -> Option<Event> {
-        let mut event = MaybeUninit::uninit();
+        // Of a port's event the library writes a part of the element only.
+        let mut event = abi::AsyncEvent { element: ptr::null_mut(), event_type: 0 };
         // SAFETY: the device is open, and its descriptor does not block.
-        let result = unsafe {
-            (self.library.ibv_get_async_event)(self.pointer.as_ptr(), event.as_mut_ptr())
-        };
+        let result =
+            unsafe { (self.library.ibv_get_async_event)(self.pointer.as_ptr(), &mut event) };
         if result != 0 {
             return None;
         }
         // SAFETY: the call succeeded. Destroying an object waits until its events are acknowledged, so the element is
         // valid until then; which type it has follows from the kind of the event.
         unsafe {
-            let mut event: abi::AsyncEvent = event.assume_init();
             let number = match event.event_type {
                 0 => Some((*event.element.cast::<abi::Cq>()).handle),
                 1..=7 | 16 => Some((*event.element.cast::<abi::Qp>()).qp_num),
+                9..=13 | 17 | 18 => Some(*(&raw const event.element).cast::<u32>()),
                 _ => None,
             };
             let kind = event.event_type;

@@ -149,6 +149,8 @@ impl Cq {
         mut sink: impl FnMut(&abi::Wc),
     ) -> io::Result<usize> {
         let mut burst = [const { MaybeUninit::<abi::Wc>::uninit() }; BURST];
+        // The device fills no more than what belongs to a status.
+        burst[..max.min(BURST)].iter_mut().for_each(|wc| _ = wc.write(abi::Wc::default()));
         let mut total = 0;
         while total < max {
             let room = (max - total).min(BURST);
@@ -165,7 +167,7 @@ impl Cq {
                 }
             };
             for wc in &burst[..count.min(room)] {
-                // SAFETY: the call filled the first `count` entries.
+                // SAFETY: all entries that the call may fill were written before it.
                 sink(unsafe { wc.assume_init_ref() });
             }
             total += count;
