@@ -113,7 +113,7 @@ fn run_side(args: &Args, command: &str, out: Output) -> Result<Report, Failure> 
         return with_perftest(args, &given, out);
     }
     args.options.check_absent()?;
-    given.check(args.test)?;
+    given.check_own(args.test)?;
     let (session, plan) = match &args.net.host {
         None => Server::start(&args.net, out)?.accept::<Plan>(command, &given)?,
         Some(host) => {
@@ -132,7 +132,9 @@ fn with_perftest(args: &Args, given: &Given, out: Output) -> Result<Report, Fail
     let outcome = perftest::run(args, given, out)?;
     let mut plan = given.plan(args.test);
     plan.mtu = Some(outcome.mtu);
-    (plan.tx_depth, plan.rx_depth) = (outcome.plan.tx_depth, outcome.plan.rx_depth);
+    let done = &outcome.plan;
+    let messages = Some(done.iters()).filter(|iters| *iters > 0);
+    plan.done_as(messages, done.cq_mod, [done.tx_depth, done.rx_depth]);
     Ok(args.report(&outcome.ctx, plan, outcome.results, Some(outcome.version), out))
 }
 

@@ -62,6 +62,7 @@ pub fn open(
         let net = NetArgs { device: Some(name), ..net.clone() };
         return net.open(net.bind.unwrap_or(route), out);
     }
+    let named = net.device.as_ref().or(args.ib_dev.as_ref());
     let address = match net.bind {
         Some(address) => {
             if args.ib_dev.is_some() || wish != Wish::Any {
@@ -72,25 +73,26 @@ pub fn open(
             }
             address
         }
-        None if args.ib_dev.is_none() && wish == Wish::Any => route,
-        None => chosen(&interface(args, route)?, wish, route)?,
+        None if named.is_none() && wish == Wish::Any => route,
+        None => chosen(&interface(named, route)?, wish, route)?,
     };
     net.open(address, out)
 }
 
 /// The device that is meant, if it is no interface.
 fn kernel_device(net: &NetArgs, args: &DeviceArgs) -> Option<String> {
-    if net.device.is_some() {
-        return net.device.clone();
+    let name = net.device.as_ref().or(args.ib_dev.as_ref())?;
+    if net.device.is_some() && name == "hw" {
+        return Some(name.clone());
     }
-    let name = args.ib_dev.as_ref()?;
     let known = Interface::by_name(name).is_ok();
     let listed = std::path::Path::new("/sys/class/infiniband").join(name).exists();
-    (!known && listed).then(|| name.clone())
+    // What is neither is left to whoever opens it to complain about.
+    (!known && (listed || net.device.is_some())).then(|| name.clone())
 }
 
-fn interface(args: &DeviceArgs, route: IpAddr) -> Result<Interface, Failure> {
-    let found = match &args.ib_dev {
+fn interface(name: Option<&String>, route: IpAddr) -> Result<Interface, Failure> {
+    let found = match name {
         Some(name) => Interface::by_name(name).map_err(|error| {
             format!(
                 "there is no device {name:?}: {error}: a device is a network interface here, and `rocinante devices` lists them"
@@ -160,5 +162,19 @@ mod tests {
         let mut bare = eth();
         bare.addresses.truncate(1);
         assert!(chosen(&bare, Wish::Ipv6, v4).unwrap_err().to_string().contains("--ipv6"));
+    }
+
+    #[test]
+    fn an_interface_is_no_device_of_the_kernels() {
+        let of = |device: Option<&str>, ib_dev: Option<&str>| {
+            let [device, ib_dev] = [device, ib_dev].map(|name| name.map(str::to_owned));
+            let net = NetArgs { host: None, netdev: None, device, bind: None, port: 1 };
+            kernel_device(&net, &DeviceArgs { ib_dev, ib_port: None })
+        };
+        assert_eq!(of(Some("lo"), None), None);
+        assert_eq!(of(None, Some("lo")), None);
+        assert_eq!(of(None, Some("mlx5_77")), None, "nor is what does not exist");
+        assert_eq!(of(Some("mlx5_77"), None).as_deref(), Some("mlx5_77"), "opening it says so");
+        assert_eq!(of(Some("hw"), None).as_deref(), Some("hw"));
     }
 }

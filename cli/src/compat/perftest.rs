@@ -31,7 +31,7 @@ use crate::compat::wire::Wire;
 use crate::measure::{BulkResult, Flowed, Receive, Until};
 use crate::output::{Failure, Output};
 use crate::perf::Args;
-use crate::perf::plan::{Given, Test};
+use crate::perf::plan::{Atomic, Given, Test};
 use crate::perf::round::Peak;
 use crate::perf::table::{Bandwidth, Latency, Row};
 use crate::session::address;
@@ -176,17 +176,18 @@ impl Run<'_> {
         Ok(rows)
     }
 
-    /// What a client's additions came to: each once, or none where it swapped.
+    /// What a client's additions came to: each once. Swaps leave what is there.
     fn check_sum(&self, talk: &Talk, theirs: &Report) -> Result<(), Failure> {
         let Self { bench, plan, .. } = self;
         if plan.test != Test::AtomicBw || plan.iters() == 0 {
             return Ok(());
         }
-        let expected = theirs.iters;
+        let expected = if plan.atomic == Atomic::FetchAdd { theirs.iters } else { 0 };
         match bench.landed_sum() {
-            sum if sum == 0 || sum == expected => Ok(()),
+            sum if sum == expected => Ok(()),
             sum => Err(talk.failed(format_args!(
-                "its {expected} additions came to {sum}: were both sides given -n and the same -q?"
+                "its {} atomics came to {sum} instead of {expected}: were both sides given -n and the same -q and -A?",
+                theirs.iters
             ))),
         }
     }
@@ -337,11 +338,12 @@ impl Sample {
 
     fn observe(&mut self, flowed: &Flowed) {
         let now = (self.count(flowed), flowed.elapsed);
-        self.peak.observe(&BulkResult { messages: now.0, bytes: now.0, elapsed: now.1 });
-        if self.window.is_some_and(|(begin, end)| (begin..=end).contains(&now.1)) {
-            self.first.get_or_insert(now);
-            self.last = now;
+        if self.window.is_some_and(|(begin, end)| !(begin..=end).contains(&now.1)) {
+            return;
         }
+        self.first.get_or_insert(now);
+        self.last = now;
+        self.peak.observe(&BulkResult { messages: now.0, bytes: now.0, elapsed: now.1 });
     }
 
     fn row(&self, bytes: usize, flowed: &Flowed) -> Bandwidth {

@@ -23,7 +23,7 @@ pub enum BulkOp {
 
 impl BulkOp {
     /// The request; `mark` adds immediate data to a SEND.
-    pub(super) const fn request(self, remote: u64, rkey: Key, mark: bool) -> SendOp {
+    pub(crate) const fn request(self, remote: u64, rkey: Key, mark: bool) -> SendOp {
         match self {
             Self::Write => SendOp::Write { remote, rkey, imm: None },
             Self::Read => SendOp::Read { remote, rkey },

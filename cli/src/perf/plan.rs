@@ -150,7 +150,7 @@ pub struct Given {
 }
 
 impl Given {
-    /// Whether the options suit the test.
+    /// Whether the options suit the test, whoever is at the other side.
     ///
     /// # Errors
     /// One does not.
@@ -170,15 +170,26 @@ impl Given {
                 ));
             }
         }
-        if test != Test::SendBw && self.rx_depth.is_some() {
-            return usage(&format!("-r is for send-bw: {test} does not queue receives"));
-        }
         if test.is_atomic() {
             if self.all || self.size.is_some_and(|size| size != 8) {
                 return usage("an atomic has 8 bytes: leave out -s and -a");
             }
         } else if self.atomic.is_some() {
             return usage("-A is for atomic-bw and atomic-lat");
+        }
+        Ok(())
+    }
+
+    /// Whether they suit it where the other side is ours, too.
+    ///
+    /// # Errors
+    /// One does not.
+    pub fn check_own(&self, test: Test) -> Result<(), Failure> {
+        self.check(test)?;
+        if test != Test::SendBw && self.rx_depth.is_some() {
+            return Err(Failure::Usage(format!(
+                "-r is for send-bw: {test} does not queue receives"
+            )));
         }
         Ok(())
     }
@@ -245,6 +256,12 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// Says what was done with a program of perftest's, by its defaults.
+    pub fn done_as(&mut self, messages: Option<u64>, cq_mod: u32, [tx_depth, rx_depth]: [u32; 2]) {
+        (self.iters, self.limited) = (messages, false);
+        (self.cq_mod, self.tx_depth, self.rx_depth) = (cq_mod, tx_depth, rx_depth);
+    }
+
     /// Whether it can be done; it may have come from a peer.
     ///
     /// # Errors

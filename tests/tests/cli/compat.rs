@@ -1,6 +1,7 @@
 //! The exchanges of other programs, with ourselves on both sides, and with peers that do not keep to them.
 
 use super::{Addresses, Done, both, run};
+use serde_json::Value;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
@@ -34,6 +35,18 @@ fn pingpong_as_ibv_srq_pingpong() {
     let (server, client) = both("pingpong --compat ibv-srq -q 3", "pingpong --compat ibv-srq -q 2");
     server.failed(1, &["queue pair 3", "-q", "telling addresses"]);
     client.failed(1, &["telling addresses", "closed the connection"]);
+}
+
+#[test]
+fn the_report_says_what_was_done() {
+    let line = "perf read-bw --compat perftest -s 64 --json";
+    let (server, client) = both(line, line);
+    let (server, client) = (server.succeeded().json(), client.succeeded().json());
+    assert_eq!(client["results"][0]["messages"], 1000, "{client}");
+    for json in [server, client] {
+        let plan = [&json["iters"], &json["cq-mod"], &json["tx-depth"], &json["limited"]];
+        assert_eq!(plan, [&1000.into(), &32.into(), &128.into(), &Value::from(false)], "{json}");
+    }
 }
 
 #[test]

@@ -8,6 +8,7 @@ use rocinante::{Cq, RecvWr, SendData, SendOp, SendWr, VerbsError, Wc, WcStatus};
 use super::bench::{Bench, Trouble};
 use super::plan::Plan;
 use crate::measure::{self, BulkOp, Lane, MeasureError, Until};
+use crate::perf::plan::Atomic;
 
 /// What was measured.
 #[derive(Debug)]
@@ -39,15 +40,12 @@ struct Trips<'a> {
 /// # Errors
 /// A failed request, silence, a peer that goes.
 pub fn measure(bench: &Bench, plan: &Plan, size: usize) -> Result<Latencies, Trouble> {
-    let op = match plan.op() {
-        Some(op) => op,
-        None if plan.test.is_write() => BulkOp::Write,
-        None if plan.test.is_send() => BulkOp::Send,
-        None if plan.test.is_atomic() => match plan.atomic {
-            crate::perf::plan::Atomic::FetchAdd => BulkOp::FetchAdd,
-            crate::perf::plan::Atomic::CompareSwap => BulkOp::CompareSwap,
-        },
-        None => BulkOp::Read,
+    let op = match plan.atomic {
+        _ if plan.test.is_write() => BulkOp::Write,
+        _ if plan.test.is_send() => BulkOp::Send,
+        _ if !plan.test.is_atomic() => BulkOp::Read,
+        Atomic::FetchAdd => BulkOp::FetchAdd,
+        Atomic::CompareSwap => BulkOp::CompareSwap,
     };
     let answered = matches!(op, BulkOp::Write | BulkOp::Send);
     let histogram =
@@ -170,15 +168,7 @@ impl Trips<'_> {
     fn post(&mut self, op: BulkOp, number: u64, signaled: bool) -> Result<(), Trouble> {
         self.tick();
         let (lane, mr, size) = (&self.lane, &self.bench.mr, self.size);
-        let op = match op {
-            BulkOp::Write => SendOp::Write { remote: lane.remote, rkey: lane.rkey, imm: None },
-            BulkOp::Send => SendOp::Send { imm: None },
-            BulkOp::Read => SendOp::Read { remote: lane.remote, rkey: lane.rkey },
-            BulkOp::FetchAdd => SendOp::FetchAdd { remote: lane.remote, rkey: lane.rkey, add: 1 },
-            BulkOp::CompareSwap => {
-                SendOp::CompareSwap { remote: lane.remote, rkey: lane.rkey, compare: 0, swap: 0 }
-            }
-        };
+        let op = op.request(lane.remote, lane.rkey, false);
         let sges = [mr.sge(lane.source, size)];
         let mut bytes = [0; INLINE_MAX];
         let answered = matches!(op, SendOp::Write { .. } | SendOp::Send { .. });
