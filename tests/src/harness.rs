@@ -225,12 +225,18 @@ impl Side {
     }
 
     /// Opens a device of the kernel.
-    fn open_kernels(device: &KernelDevice, family: Family) -> Self {
+    pub(crate) fn open_kernels(device: &KernelDevice, family: Family) -> Self {
         let address = device.address_of(family).unwrap_or_else(|why| panic!("{why}"));
         let ctx = OpenOptions::new().device(&device.name).open(address);
         let ctx = ctx.unwrap_or_else(|e| panic!("{} with {address}: {e}", device.name));
         let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(CQ_DEPTH).expect("a completion queue"));
         Self { ctx, pd, cq, address, netns: None }
+    }
+
+    /// Whether the device is the one in software.
+    #[must_use]
+    pub fn is_software(&self) -> bool {
+        self.ctx.backend().is_some()
     }
 
     /// Runs `work` on a thread inside the container.
@@ -340,7 +346,7 @@ impl Harness {
     /// Whether the device is the one in software: it counts all that it does, and says more than verbs ask for.
     #[must_use]
     pub fn is_software(&self) -> bool {
-        self.lab.is_some()
+        self.sides[0].is_software()
     }
 
     /// Whether the device is Linux Soft-RoCE. Where that departs from what verbs promise, a test says so by asking this.

@@ -8,9 +8,10 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use rocinante_tests::harness::{ADDRESS_VARIABLE, DEVICE_VARIABLE, KernelDevice};
-use rocinante_tests::verbs::{TESTS, Test};
+use rocinante_tests::verbs::{TESTS, Test, death};
 
 fn main() -> ExitCode {
+    death::be_the_peer_if_asked();
     let args: Vec<String> = std::env::args().skip(1).collect();
     let filters: Vec<&String> = args.iter().filter(|arg| !arg.starts_with('-')).collect();
     let chosen = |test: &&Test| filters.iter().all(|part| test.name.contains(*part));

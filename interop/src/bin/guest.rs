@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use rocinante_interop::hardware::checks;
 
 fn main() -> ExitCode {
+    rocinante_tests::verbs::death::be_the_peer_if_asked();
     let args: Vec<String> = std::env::args().skip(1).collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     let served = match args[..] {

@@ -61,6 +61,7 @@ tests! {
         several_threads_share_one_queue_pair,
         asking_questions_loses_no_work,
         events_are_told;
+    death: a_killed_peer_is_noticed;
     objects:
         a_queue_pair_tells_its_state_and_attributes,
         a_region_tells_what_it_permits,
@@ -107,7 +108,7 @@ mod tests {
     #[test]
     fn no_test_is_missing() {
         let names: BTreeSet<&str> = TESTS.iter().map(|test| test.name).collect();
-        assert_eq!((names.len(), TESTS.len()), (39, 39));
+        assert_eq!((names.len(), TESTS.len()), (40, 40));
         assert!(names.iter().all(|name| find(name).is_some()));
     }
 }
