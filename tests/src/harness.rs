@@ -356,7 +356,7 @@ impl Harness {
         hardware.is_some_and(|hardware| hardware.vendor_id == RXE_VENDOR)
     }
 
-    /// How a SEND that is longer than its receive ends: there where it came from, and where it went to (IBTA volume 1, 9.7.5 [M]:
+    /// How a SEND that is longer than its receive ends: there where it came from, and where it went to (IBTA volume 1, 9.7.5 \[M\]:
     /// "invalid request"). Soft-RoCE says "remote operational error", and calls its own receive a `LOC_QP_OP_ERR`.
     #[must_use]
     pub fn too_long(&self) -> [WcStatus; 2] {
