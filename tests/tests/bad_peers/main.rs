@@ -21,8 +21,6 @@ use rocinante_tests::unique;
 
 /// Of all servers here.
 const PORT: u16 = 18_515;
-/// Of whoever is between a client and a server, at the address of the one who is not the victim.
-const MIDDLE: u16 = 18_516;
 /// What a busy machine needs on top of what a program promises.
 const SLACK: Duration = Duration::from_secs(20);
 /// How many trials run at a time that wait for something that never comes, and of others.
@@ -106,8 +104,10 @@ impl Case {
     fn run(&self) -> Result<(), String> {
         let addresses = Addresses::new();
         let [own, there] = addresses.0;
-        let listener = TcpListener::bind((there, MIDDLE)).unwrap();
-        let to_middle = |command| format!("{command} -p {MIDDLE}");
+        // Whoever is between the two listens at the address of the one who is not the victim.
+        let listener = TcpListener::bind((there, 0)).unwrap();
+        let middle = listener.local_addr().unwrap();
+        let to_middle = |command| format!("{command} -p {}", middle.port());
         let (victim, other, at_victim, at_other, peer);
         match self.victim {
             Victim::Client => {
@@ -115,7 +115,7 @@ impl Case {
                 victim = call(&to_middle(self.commands[0]), own, there);
                 at_victim = proxy::accept(&listener);
                 at_other = proxy::reach((there, PORT).into());
-                peer = SocketAddr::from((there, MIDDLE));
+                peer = middle;
             }
             Victim::Server => {
                 victim = serve(self.commands[0], own);
