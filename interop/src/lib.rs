@@ -2,6 +2,7 @@
 #![warn(missing_docs)]
 
 pub mod agent;
+pub mod card;
 mod error;
 pub mod guest;
 pub mod hardware;

@@ -39,7 +39,7 @@ rdma link add sbs_rxe1 type rxe netdev sbs1
 const LIMIT: Duration = Duration::from_secs(3600);
 
 /// Runs `rocinante compare` in a guest, with Soft-RoCE as the baseline, and prints what it says. `rocinante` and
-/// `rocinante-guest` must lie beside this program.
+/// `rocinante-interop` must lie beside this program.
 ///
 /// # Errors
 /// The guest cannot be had, or the comparison failed.

@@ -18,7 +18,7 @@ fn it_boots_runs_what_it_is_told_and_is_gone() {
     assert!(image.packages().unwrap().contains("perftest"));
     let share = std::env::temp_dir().join(format!("rocinante-share-{}", std::process::id()));
     fs::create_dir_all(&share).unwrap();
-    let programs = Path::new(env!("CARGO_BIN_EXE_rocinante-guest")).parent().unwrap();
+    let programs = Path::new(env!("CARGO_BIN_EXE_rocinante-interop")).parent().unwrap();
     let config = GuestConfig { share: Some(share.clone()), ..GuestConfig::new(programs) };
     let mut guest = Guest::boot(&lab, &image, &config).unwrap();
     eprintln!("Linux {}, {:?}", guest.kernel(), guest.accelerator());

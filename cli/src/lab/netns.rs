@@ -8,6 +8,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::panic::resume_unwind;
+use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::Arc;
 
@@ -31,6 +32,16 @@ impl Netns {
         let netns = Self(Arc::new(fd));
         tool::ip(&netns, &["link", "set", "lo", "up"])?;
         Ok(netns)
+    }
+
+    /// The namespace behind a file: `/run/netns/NAME` (`ip netns`), `/proc/PID/ns/net`.
+    ///
+    /// # Errors
+    /// There is no such file, or no right to open it.
+    pub fn open(path: &Path) -> Result<Self, LabError> {
+        File::open(path)
+            .map(|file| Self(Arc::new(file.into())))
+            .map_err(|source| LabError::Namespace { doing: "open a network namespace", source })
     }
 
     /// Moves the calling thread into this namespace for good. Threads and processes that it starts

@@ -1,6 +1,8 @@
-//! The verbs agent: does on a device what a scenario asks, step by step. On the kernel's device it runs inside the guest
-//! and is asked over TCP; on Rocinante's it is in the scenario's own process.
+//! The verbs agent: does on a device what a scenario asks, step by step. On the kernel's device it runs on the machine that has it, such as
+//! the guest, and is asked over TCP; on Rocinante's it is in the scenario's own process.
 
+mod host;
+pub mod machine;
 pub mod proto;
 mod remote;
 mod verbs;
@@ -8,6 +10,7 @@ mod verbs;
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 
+pub use self::host::Host;
 pub use self::remote::Remote;
 pub use self::verbs::Verbs;
 use proto::{Difference, Reply, Request};
@@ -18,6 +21,9 @@ pub trait Agent {
     /// Does one step.
     fn ask(&mut self, request: &Request) -> Reply;
 }
+
+/// Where agents listen unless they are told otherwise.
+pub const PORT: u16 = 18_515;
 
 /// Entries of each queue of a queue pair.
 const QUEUE_DEPTH: u32 = 64;
@@ -30,15 +36,18 @@ const INLINE: u32 = 64;
 
 /// Serves scenarios with the kernel's devices, through the system's libibverbs, each on its own connection to `address`.
 ///
+/// Who reaches that address may use the devices, and nothing else of the machine.
+///
 /// # Errors
 /// The address cannot be bound.
 pub fn serve(address: &str) -> io::Result<()> {
     let listener = TcpListener::bind(address)?;
+    eprintln!("the verbs agent listens on {}; Ctrl-C ends it", listener.local_addr()?);
     for stream in listener.incoming() {
         let stream = stream?;
         std::thread::spawn(move || {
             // What goes wrong with a connection is the scenario's to tell.
-            let _ = attend(&stream, &mut Verbs::kernel());
+            let _ = attend(&stream, &mut Host::default());
         });
     }
     Ok(())

@@ -5,10 +5,36 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
+use super::machine::{Kind, Machine};
+use crate::guest::Outcome;
+
 /// A step that a side is asked to do.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Request {
-    /// Open the device `name` and use its GID for `address`. Must come first.
+    /// Tell about the machine and the device `name` of it; with its address if it has several: [`Reply::Machine`].
+    Describe {
+        /// As `ibv_devices` lists it; with a port behind a colon if it is not the first that can be used.
+        name: String,
+        /// One of its addresses.
+        address: Option<IpAddr>,
+    },
+    /// Run one of the [checks](crate::hardware::checks) of the kernel's device.
+    Check {
+        /// Which.
+        check: String,
+        /// The device.
+        name: String,
+        /// One of its addresses.
+        address: IpAddr,
+    },
+    /// Start one of the [programs that nobody here wrote](crate::matrix::programs), and kill the one that was started before.
+    Start(Invocation),
+    /// Wait for the end of the program: [`Reply::Ended`].
+    Ended {
+        /// For how long.
+        timeout_ms: u64,
+    },
+    /// Open the device `name` and use its GID for `address`: [`Reply::Opened`]. Must come before all that follow.
     Open {
         /// As `ibv_devices` lists it; ignored by Rocinante, whose device is the one with the address.
         name: String,
@@ -130,6 +156,12 @@ pub enum Reply {
     Done,
     /// It could not be done.
     Failed(String),
+    /// Of [`Request::Describe`].
+    Machine(Box<Machine>),
+    /// Of [`Request::Ended`]: what became of the program, if it has ended.
+    Ended(Option<Outcome>),
+    /// Of [`Request::Open`].
+    Opened(About),
     /// Of [`Request::Region`].
     Region(Remote),
     /// Of [`Request::Compare`], if there is one.
@@ -149,6 +181,38 @@ pub enum Reply {
     Event(bool),
     /// Of [`Request::Async`]: its name in `verbs.h` without `IBV_EVENT_`, if there was one.
     Async(Option<String>),
+}
+
+/// What a scenario must know of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct About {
+    /// Whose it is.
+    pub kind: Kind,
+    /// READs and atomics that a queue pair may have outstanding.
+    pub max_rd_atomic: u8,
+    /// Whether it has atomics.
+    pub atomics: bool,
+    /// Whether requests may carry their data with them.
+    pub inline: bool,
+    /// The largest path MTU that fits the link, in bytes.
+    pub active_mtu: u32,
+}
+
+/// How a program is started.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Invocation {
+    /// The name of one of the [programs](crate::matrix::programs::PROGRAMS); nothing else is run.
+    pub program: String,
+    /// The RDMA device.
+    pub device: String,
+    /// Its address, which tells the index of the GID.
+    pub address: IpAddr,
+    /// Path MTU in bytes.
+    pub mtu: u32,
+    /// TCP port on which the sides find each other.
+    pub port: u16,
+    /// The server; nothing if this is it.
+    pub server: Option<IpAddr>,
 }
 
 /// How a range is not what it should be.

@@ -11,6 +11,9 @@ use crate::error::{Error, Result};
 /// How long an answer may take beyond what was asked to be waited.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// What to do where no agent is.
+const ADVICE: &str = "start it on the machine with the device by `cargo xtask interop agent`, and let TCP through to it";
+
 /// A connection to [`serve`](super::serve).
 #[derive(Debug)]
 pub struct Remote {
@@ -28,7 +31,8 @@ impl Remote {
             match TcpStream::connect_timeout(&address, Duration::from_secs(2)) {
                 Ok(stream) => break stream,
                 Err(error) if Instant::now() > deadline => {
-                    return Err(Error::because(format!("no verbs agent at {address}"), error));
+                    let what = format!("no verbs agent answers at {address}: {error}: {ADVICE}");
+                    return Err(Error::new(what));
                 }
                 Err(_) => std::thread::sleep(Duration::from_millis(20)),
             }

@@ -4,17 +4,18 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use rocinante::{
-    Access, AsyncEvent, Backend, Budget, CompChannel, Context, Cq, Key, ModifyAttr, Mr, Mtu,
-    OpenOptions, Pd, PeerPath, Psn, Qp, QpAttr, QpEvent, QpState, Qpn, RecvWr, SendData, SendOp,
-    SendWr, Sge, VerbsError, Wc, WcOpcode,
+    Access, AsyncEvent, Atomics, Backend, Budget, CompChannel, Context, Cq, Key, ModifyAttr, Mr,
+    Mtu, OpenOptions, Pd, PeerPath, Psn, Qp, QpAttr, QpEvent, QpState, Qpn, RecvWr, SendData,
+    SendOp, SendWr, Sge, VerbsError, Wc, WcOpcode,
 };
 use rocinante_cli::lab::Netns;
 
 use super::proto::{
-    Completion, Connection, Op, Opcode, Peer, Range, Remote, Reply, Request, Send, State,
+    About, Completion, Connection, Op, Opcode, Peer, Range, Remote, Reply, Request, Send, State,
 };
 use rocinante_tests::harness::pattern;
 
+use super::machine::Kind;
 use super::{Agent, CQ_DEPTH, ELEMENTS, INLINE, QUEUE_DEPTH, difference};
 
 type Result<T> = std::result::Result<T, String>;
@@ -28,6 +29,7 @@ pub struct Verbs {
     qps: Vec<Option<Qp>>,
     regions: Vec<Mr>,
     opened: Option<Opened>,
+    about: Option<About>,
 }
 
 #[derive(Debug)]
@@ -44,12 +46,34 @@ impl Agent for Verbs {
     }
 }
 
+impl Opened {
+    fn about(&self) -> About {
+        let attr = self.ctx.query_device();
+        let kind = match &attr.hardware {
+            None => Kind::Rocinante,
+            Some(_) => Kind::of(self.ctx.name()),
+        };
+        // Hardware does not tell how much data a request may carry with it.
+        let carries = || {
+            let builder = self.pd.qp(&self.cq, &self.cq).max_inline_data(INLINE);
+            builder.build_reset().is_ok()
+        };
+        About {
+            kind,
+            max_rd_atomic: u8::try_from(attr.limits.max_qp_rd_atom).unwrap_or(u8::MAX),
+            atomics: attr.hardware.is_none_or(|attr| attr.atomics != Atomics::None),
+            inline: kind != Kind::Device || carries(),
+            active_mtu: attr.active_mtu.bytes(),
+        }
+    }
+}
+
 impl Verbs {
-    /// Rocinante's device in `netns`, with this backend, that is not open yet; with `credits` it tells its peers how many
+    /// Rocinante's device in `netns`, or in the present namespace, with this backend, that is not open yet; with `credits` it tells its peers how many
     /// receives it has posted.
     #[must_use]
-    pub fn soft(netns: &Netns, backend: Backend, credits: bool) -> Self {
-        Self { netns: Some(netns.clone()), backend: Some(backend), credits, ..Self::kernel() }
+    pub fn soft(netns: Option<&Netns>, backend: Backend, credits: bool) -> Self {
+        Self { netns: netns.cloned(), backend: Some(backend), credits, ..Self::kernel() }
     }
 
     /// A device of the kernel's that is not open yet.
@@ -62,6 +86,7 @@ impl Verbs {
             qps: vec![],
             regions: vec![],
             opened: None,
+            about: None,
         }
     }
 
@@ -78,7 +103,13 @@ impl Verbs {
 
     fn step(&mut self, request: &Request) -> Result<Reply> {
         match request {
-            Request::Open { name, address } => self.open(name, *address)?,
+            Request::Describe { .. }
+            | Request::Check { .. }
+            | Request::Start(_)
+            | Request::Ended { .. } => return Err("that is asked of a machine's agent".into()),
+            Request::Open { name, address } => {
+                return self.open(name, *address).map(Reply::Opened);
+            }
             Request::Region { len, access } => {
                 let region = self.opened()?.pd.allocate(*len, access_of(*access)?);
                 let region = region.map_err(text)?;
@@ -159,7 +190,7 @@ impl Verbs {
         Ok(region)
     }
 
-    fn open(&mut self, name: &str, address: IpAddr) -> Result<()> {
+    fn open(&mut self, name: &str, address: IpAddr) -> Result<About> {
         let options = match self.backend {
             Some(backend) => OpenOptions::new().netdev(backend).advertise_credits(self.credits),
             None => OpenOptions::new().device(name),
@@ -167,15 +198,18 @@ impl Verbs {
         let ctx = self.inside(|| options.open(address))?.map_err(text)?;
         let channel = ctx.create_comp_channel().map_err(text)?;
         let cq = ctx.create_cq_with(CQ_DEPTH, &channel).map_err(text)?;
-        self.opened = Some(Opened { cq, channel, pd: ctx.alloc_pd(), ctx });
-        Ok(())
+        let opened = Opened { cq, channel, pd: ctx.alloc_pd(), ctx };
+        let about = opened.about();
+        (self.opened, self.about) = (Some(opened), Some(about));
+        Ok(about)
     }
 
     fn create_qp(&mut self, access: u32) -> Result<Reply> {
         let access = access_of(access)?;
         let Opened { pd, cq, .. } = self.opened()?;
         let builder = pd.qp(cq, cq).max_send_wr(QUEUE_DEPTH).max_recv_wr(QUEUE_DEPTH);
-        let builder = builder.max_sge(ELEMENTS).max_inline_data(INLINE);
+        let inline = if self.about.is_none_or(|about| about.inline) { INLINE } else { 0 };
+        let builder = builder.max_sge(ELEMENTS).max_inline_data(inline);
         let qp = builder.build_reset().map_err(text)?;
         qp.modify(&ModifyAttr::init(access)).map_err(text)?;
         let qpn = qp.qpn().value();

@@ -18,6 +18,6 @@ ip link set lo up
 sysctl -qw net.core.rmem_max=16777216 net.core.wmem_max=16777216 2>/dev/null
 mount -t 9p -o trans=virtio,version=9p2000.L,msize=262144,cache=loose,ro host /host
 mount -t 9p -o trans=virtio,version=9p2000.L,msize=262144,cache=none share /share 2>/dev/null
-/host/rocinante-guest control
+/host/rocinante-interop control
 echo "the control program ended"
 reboot -f

@@ -54,14 +54,14 @@ pub struct GuestConfig {
     pub cpus: u8,
     /// Memory.
     pub memory_mib: u32,
-    /// The directory that the guest sees, read-only, at `/host`; `rocinante-guest` must be in it.
+    /// The directory that the guest sees, read-only, at `/host`; `rocinante-interop` must be in it.
     pub programs: PathBuf,
     /// A directory that the guest sees, and can write, at `/share`.
     pub share: Option<PathBuf>,
 }
 
 impl GuestConfig {
-    /// Two processors, 768 MiB, and the directory that `rocinante-guest` lies in.
+    /// Two processors, 768 MiB, and the directory that `rocinante-interop` lies in.
     #[must_use]
     pub fn new(programs: impl Into<PathBuf>) -> Self {
         Self { cpus: 2, memory_mib: 768, programs: programs.into(), share: None }
@@ -106,9 +106,9 @@ impl Guest {
     /// # Errors
     /// No QEMU, no `/dev/net/tun`, or a guest that does not boot: with the end of its console.
     pub fn boot(lab: &Lab, image: &Image, config: &GuestConfig) -> Result<Self> {
-        if !config.programs.join("rocinante-guest").exists() {
+        if !config.programs.join("rocinante-interop").exists() {
             let programs = config.programs.display();
-            return Err(Error::new(format!("there is no rocinante-guest in {programs}: build it")));
+            return Err(Error::new(format!("there is no rocinante-interop in {programs}: build it")));
         }
         Tool::new(qemu::PROGRAM).arg("--version").read()?;
         let network = Network::prepare(lab)?;

@@ -12,7 +12,8 @@ use rocinante::{
 use rocinante_tests::harness::KernelDevice;
 use rocinante_tests::verbs;
 
-use crate::matrix::Step;
+use crate::agent::machine::Kind;
+use crate::matrix::{Step, cannot};
 
 /// A named check.
 pub struct Check {
@@ -94,22 +95,27 @@ pub fn open(device: &str, address: IpAddr, bytes: usize, user: u32) -> Step {
 fn device(ctx: &Context) -> Step {
     let name = ctx.name().to_owned();
     let address = ctx.gids()[0];
+    let soft_roce = Kind::of(&name) == Kind::SoftRoce;
     ensure(ctx.provider() == Provider::Hardware && ctx.backend().is_none(), || "provider".into())?;
     ensure(ctx.gids().len() == 1, || format!("one address: {:?}", ctx.gids()))?;
     let attr = ctx.query_device();
     let hardware = attr.hardware.clone().ok_or("no attributes of hardware")?;
-    let sane =
-        attr.limits.max_qp > 0 && attr.active_mtu == rocinante::Mtu::Mtu4096 && attr.port.is_none();
-    ensure(sane && hardware.port == 1 && hardware.gid_indices.len() == 1, || format!("{attr:?}"))?;
+    let sane = attr.limits.max_qp > 0 && attr.active_mtu <= hardware.max_mtu && attr.port.is_none();
+    // The guest's link has room for all path MTUs.
+    let sane = sane && (!soft_roce || attr.active_mtu == rocinante::Mtu::Mtu4096);
+    ensure(sane && hardware.port >= 1 && hardware.gid_indices.len() == 1, || format!("{attr:?}"))?;
     // By name with all addresses, by port, by address alone.
     let all = Context::open_device(&name).map_err(text)?;
-    ensure(all.gids().len() >= 2 && all.gids()[0] == address, || format!("{:?}", all.gids()))?;
-    let port = Context::open_device(&format!("{name}:1")).map_err(text)?;
+    let several = !soft_roce || (all.gids().len() >= 2 && all.gids()[0] == address);
+    ensure(several && !all.gids().is_empty(), || format!("{:?}", all.gids()))?;
+    let number = hardware.port;
+    let port = Context::open_device(&format!("{name}:{number}")).map_err(text)?;
     ensure(port.name() == name, || "the port's device".into())?;
     let any = OpenOptions::new().device("hw").open(address).map_err(text)?;
     ensure(any.name() == name && any.gids() == [address], || "whichever has it".into())?;
-    let error = Context::open_device(&format!("{name}:9")).err().ok_or("there is a port 9")?;
-    ensure(error.to_string().contains("port 1 is Ethernet, ACTIVE"), || error.to_string())?;
+    let error = Context::open_device(&format!("{name}:99")).err().ok_or("there is a port 99")?;
+    let shown = format!("port {number} is Ethernet, ACTIVE");
+    ensure(error.to_string().contains(&shown), || error.to_string())?;
     let error = OpenOptions::new().device(&name).netdev(rocinante::Backend::Udp).open(address);
     let error = error.err().ok_or("a backend for hardware")?;
     ensure(matches!(error, VerbsError::Invalid(_)), || error.to_string())
@@ -140,7 +146,16 @@ fn counters(ctx: &Context) -> Step {
         if sent >= 3 && received >= 3 {
             return Ok(());
         }
-        ensure(Instant::now() < deadline, || format!("{sent} sent, {received} received"))?;
+        if Instant::now() >= deadline {
+            let found = format!("{sent} sent, {received} received");
+            // Hardware may count only what its port sees, and not what it loops back; and the counters have a driver's own names.
+            return Err(match Kind::of(ctx.name()) {
+                Kind::Device => {
+                    cannot(format!("what the device sends itself is not counted: {found}"))
+                }
+                Kind::SoftRoce | Kind::Rocinante => found,
+            });
+        }
         std::thread::sleep(Duration::from_millis(2));
     }
 }

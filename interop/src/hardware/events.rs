@@ -11,7 +11,7 @@ pub(super) fn run(guest: &Guest) -> Step {
     // `up` forgets the addresses of IPv6: they are put back.
     let script = format!(
         "IF=$(cat /sys/class/infiniband/{device}/parent); ip -6 -o address show dev $IF scope global >/tmp/addresses; \
-         /host/rocinante-guest watch {device} {address} 3 >/tmp/events 2>&1 & \
+         /host/rocinante-interop watch {device} {address} 3 >/tmp/events 2>&1 & \
          until grep -q listening /tmp/events; do sleep 0.1; done; \
          ip address add 10.78.0.77/24 dev $IF; sleep 0.3; ip address del 10.78.0.77/24 dev $IF; sleep 0.3; \
          ip link set $IF down; sleep 0.3; ip link set $IF up; wait; \

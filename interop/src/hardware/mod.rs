@@ -133,7 +133,7 @@ impl Cell {
 
 /// Runs a check inside the guest. There it can run: so it must not skip itself.
 fn check(guest: &Guest, name: &str, device: &str, address: &str) -> Step {
-    let command = format!("/host/rocinante-guest check {name} {device} {address}");
+    let command = format!("/host/rocinante-interop check {name} {device} {address}");
     let outcome = guest.run(&command, PATIENCE).map_err(|error| error.to_string())?;
     let said = outcome.stdout + &outcome.stderr;
     if outcome.code == 0 && !said.contains("SKIPPED ") { Ok(()) } else { Err(said) }

@@ -15,7 +15,7 @@ use crate::matrix::Step;
 const PORT: u16 = 18_600;
 
 /// The command, and the examples, by the names that both sides' directories of programs have for them.
-const ROCINANTE: &str = "rocinante-guest rocinante";
+const ROCINANTE: &str = "rocinante-interop rocinante";
 const RC_PINGPONG: &str = "rc_pingpong-under-interop";
 const KV_STORE: &str = "kv_store-under-interop";
 

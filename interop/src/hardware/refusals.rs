@@ -10,7 +10,7 @@ pub struct Refusal {
     /// Commands that break it, and those that mend it.
     spoil: &'static str,
     mend: &'static str,
-    /// Of `rocinante-guest open`: the device, the address if it is not the device's, bytes to register, and the user.
+    /// Of `rocinante-interop open`: the device, the address if it is not the device's, bytes to register, and the user.
     device: Option<&'static str>,
     address: Option<&'static str>,
     bytes: usize,
@@ -91,7 +91,7 @@ impl Refusal {
         let (device, address) = (self.device.unwrap_or(device), self.address.unwrap_or(address));
         // The limit of memory is the shell's, and its children's.
         let script = format!(
-            "( {spoil}; /host/rocinante-guest open {device} {address} {bytes} {user} ); code=$?; {mend}; exit $code"
+            "( {spoil}; /host/rocinante-interop open {device} {address} {bytes} {user} ); code=$?; {mend}; exit $code"
         );
         let outcome = guest.run(&script, super::PATIENCE).map_err(|error| error.to_string())?;
         if outcome.code == 0 {

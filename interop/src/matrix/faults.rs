@@ -47,11 +47,10 @@ pub(super) fn responses_lost(s: &mut Session<'_>) -> Step {
 /// Everything arrives once and in order though packets are lost.
 fn with_losses(s: &mut Session<'_>, requests: bool, percent: f64) -> Step {
     let len = 6 * s.mtu().min(2048) + 5;
-    let what = s.packets_from(requests);
-    let rule = s.lose(&what, percent).map_err(|error| error.to_string())?;
+    let rule = s.lose(requests, percent)?;
     for round in 0..60 {
         write_send_read(s, len, round, false)?;
-        let lost = rule.counter().map_err(|error| error.to_string())?.packets;
+        let lost = rule.lost()?;
         if round >= 2 && lost >= 3 {
             return Ok(());
         }
@@ -61,14 +60,12 @@ fn with_losses(s: &mut Session<'_>, requests: bool, percent: f64) -> Step {
 
 /// The peer's answers never come.
 pub(super) fn nobody_answers(s: &mut Session<'_>) -> Step {
-    let what = s.packets_from(false);
-    let rule = s.lose(&what, 100.0).map_err(|error| error.to_string())?;
+    let rule = s.lose(false, 100.0)?;
     let op = s.passive.write_to(0, None);
     s.active.post(&[signaled(0, op, &[at(0, 9)]), signaled(1, op, &[at(0, 9)])])?;
     s.active.ends(0, "RETRY_EXC_ERR")?;
     s.active.ends(1, "WR_FLUSH_ERR")?;
-    let lost = rule.counter().map_err(|error| error.to_string())?.packets;
-    if lost == 0 {
+    if rule.lost()? == 0 {
         return Err("nothing was lost".into());
     }
     Ok(())

@@ -2,9 +2,12 @@
 
 use std::net::IpAddr;
 
+use super::verdict::cannot;
 use crate::agent::Agent;
+use crate::agent::machine::Kind;
 use crate::agent::proto::{
-    ALL, Completion, Connection, Op, Opcode, Peer, Range, Remote, Reply, Request, Send, State,
+    ALL, About, Completion, Connection, Op, Opcode, Peer, REMOTE_ATOMIC, Range, Remote, Reply, Request, Send,
+    State,
 };
 
 /// What steps of scenarios return: the error says which side said what.
@@ -19,7 +22,8 @@ pub(super) const BUFFER: usize = 64 << 10;
 /// One side, with a device, a region 0 of `BUFFER` bytes and full rights, and a queue pair 0.
 pub struct Node {
     agent: Box<dyn Agent>,
-    name: &'static str,
+    name: String,
+    about: About,
     address: IpAddr,
     buffer: Remote,
     qpn: u32,
@@ -47,22 +51,65 @@ impl Node {
     /// # Errors
     /// What the side says.
     pub fn open(
-        agent: Box<dyn Agent>,
-        name: &'static str,
+        mut agent: Box<dyn Agent>,
+        name: &str,
         device: &str,
         address: IpAddr,
     ) -> Step<Self> {
+        let about = match agent.ask(&Request::Open { name: device.to_owned(), address }) {
+            Reply::Opened(about) => about,
+            Reply::Failed(why) => return Err(format!("{name}: {why}")),
+            other => return Err(format!("{name}: opening is {other:?}")),
+        };
         let buffer = Remote { address: 0, rkey: 0 };
-        let mut node = Self { agent, name, address, buffer, qpn: 0 };
-        node.do_(&Request::Open { name: device.to_owned(), address })?;
-        node.buffer = node.region(BUFFER, ALL)?;
+        let mut node = Self { agent, name: name.to_owned(), about, address, buffer, qpn: 0 };
+        node.buffer = node.region(BUFFER, node.full())?;
         Ok(node)
     }
 
     /// Which side it is.
     #[must_use]
-    pub fn name(&self) -> &'static str {
-        self.name
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What its device is.
+    #[must_use]
+    pub fn about(&self) -> &About {
+        &self.about
+    }
+
+    /// Whose its device is, as far as that matters for what may be expected of it.
+    #[must_use]
+    pub fn kind(&self) -> Kind {
+        self.about.kind
+    }
+
+    /// Expects of its device what is expected of any other.
+    pub fn hold_to_the_specification(&mut self) {
+        if self.about.kind == Kind::SoftRoce {
+            self.about.kind = Kind::Device;
+        }
+    }
+
+    /// All rights that its device can grant.
+    #[must_use]
+    pub fn full(&self) -> u32 {
+        if self.about.atomics { ALL } else { ALL & !REMOTE_ATOMIC }
+    }
+
+    /// Puts its send queue into SQD.
+    ///
+    /// # Errors
+    /// As [`ask`](Self::ask); and that the device does not know this state.
+    pub fn stop_sending(&mut self) -> Step {
+        let stopped = self.modify(State::Sqd);
+        match self.kind() {
+            Kind::Device => stopped.map_err(|why| {
+                cannot(format!("the device refuses to drain its send queue (SQD): {why}"))
+            }),
+            Kind::Rocinante | Kind::SoftRoce => stopped,
+        }
     }
 
     /// Its address.

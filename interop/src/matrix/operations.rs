@@ -39,6 +39,7 @@ pub(super) fn send_immediate(s: &mut Session<'_>) -> Step {
 }
 
 pub(super) fn send_inline(s: &mut Session<'_>) -> Step {
+    s.needs_inline()?;
     s.active.fill(at(0, 64), 3)?;
     s.passive.receive(0, &[at(0, 64), at(64, 64)])?;
     let inline = Send { inline: true, ..signaled(0, SEND, &[at(0, 64)]) };
@@ -116,6 +117,7 @@ pub(super) fn write_immediate(s: &mut Session<'_>) -> Step {
 }
 
 pub(super) fn write_inline(s: &mut Session<'_>) -> Step {
+    s.needs_inline()?;
     s.active.fill(at(0, 64), 3)?;
     let op = s.passive.write_to(HALF, None);
     s.active.post(&[Send { inline: true, ..signaled(0, op, &[at(0, 64)]) }])?;
@@ -175,6 +177,7 @@ pub(super) fn read_many(s: &mut Session<'_>) -> Step {
 }
 
 pub(super) fn compare_swap(s: &mut Session<'_>) -> Step {
+    s.needs_atomics()?;
     s.passive.store(64, 5)?;
     let (remote, rkey) = s.passive.remote(64);
     for (wr_id, compare, swap, found, after) in [
@@ -192,6 +195,7 @@ pub(super) fn compare_swap(s: &mut Session<'_>) -> Step {
 }
 
 pub(super) fn fetch_add(s: &mut Session<'_>) -> Step {
+    s.needs_atomics()?;
     s.passive.store(128, u64::MAX - 1)?;
     let (remote, rkey) = s.passive.remote(128);
     for (wr_id, add, found) in [(0, 1, u64::MAX - 1), (1, 3, u64::MAX), (2, 0, 2)] {
@@ -205,6 +209,7 @@ pub(super) fn fetch_add(s: &mut Session<'_>) -> Step {
 
 /// All kinds of requests at once: they complete in order, and each has its effect.
 pub(super) fn mixed(s: &mut Session<'_>) -> Step {
+    s.needs_atomics()?;
     let len = s.mtu() + 1;
     s.passive.store(0, 100)?;
     s.passive.fill(at(1024, len), 1)?;

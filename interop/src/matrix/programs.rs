@@ -1,8 +1,8 @@
-//! Programs that nobody here wrote: rdma-core's ping-pongs and perftest's measurements run in the guest, against
-//! `rocinante pingpong --compat` and `rocinante perf --compat` in a container, over the connections that those programs make themselves.
+//! Programs that nobody here wrote: rdma-core's ping-pongs and perftest's measurements run on the machine with the kernel's device, started by its
+//! agent, against `rocinante pingpong --compat` and `rocinante perf --compat`, over the connections that those programs make themselves.
 
 use std::io::{BufRead, BufReader, Read};
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -11,29 +11,55 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rocinante::Backend;
-use rocinante_cli::lab::{ChildGuard, Container};
+use rocinante_cli::lab::{ChildGuard, Netns};
 
 use super::Bench;
 use super::cell::{MTUS, Requester, Setting};
 use super::node::Step;
-use crate::guest::{Job, Link, Outcome};
+use crate::agent::Agent;
+use crate::agent::proto::{Invocation, Reply, Request};
+use crate::guest::{Link, Outcome};
 
 /// A program, and how it is run on both sides.
 #[derive(Debug)]
 pub struct Program {
     /// What the cell is called.
     pub name: &'static str,
-    /// The guest's command.
+    /// The command on the machine with the device.
     tool: &'static str,
     /// Ours.
     ours: &'static str,
     /// Options of both.
     options: &'static str,
-    /// How the guest's command is told its GID.
+    /// How that command is told its GID.
     gid: &'static str,
 }
 
 impl Program {
+    /// The program of this name.
+    ///
+    /// # Errors
+    /// There is none.
+    pub(crate) fn by_name(name: &str) -> Step<&'static Self> {
+        let program = PROGRAMS.iter().find(|program| program.name == name);
+        program.ok_or_else(|| format!("there is no program {name:?}"))
+    }
+
+    /// The command on the machine with the device.
+    pub(crate) fn tool(&self) -> &'static str {
+        self.tool
+    }
+
+    /// Options of both sides.
+    pub(crate) fn options(&self) -> impl Iterator<Item = &'static str> {
+        self.options.split_whitespace()
+    }
+
+    /// The option by which the command is told the index of its GID.
+    pub(crate) fn gid(&self) -> &'static str {
+        self.gid
+    }
+
     /// All sizes, to 8 MiB, take long on an emulated machine: in one setting only, with the path MTU that has the fewest packets.
     fn is_long(&self) -> bool {
         self.options.starts_with("-a")
@@ -139,9 +165,25 @@ pub fn subset() -> Vec<ProgramCell> {
 }
 
 /// How long either side may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// How long ours may take to notice that the other has failed.
 const ALONE: Duration = Duration::from_secs(20);
+
+/// Where a program's cell is run.
+pub struct Place<'a> {
+    /// Our namespace, if it is not the present one.
+    pub netns: Option<&'a Netns>,
+    /// Our command: the program `rocinante`, and words before its own.
+    pub ours: (&'a Path, &'a [&'a str]),
+    /// Our address.
+    pub own: IpAddr,
+    /// The kernel's device.
+    pub device: &'a str,
+    /// The device's address.
+    pub address: IpAddr,
+    /// Where the two find each other, by IPv4: perftest's programs can nothing else. Ours, and the device's.
+    pub meet: [IpAddr; 2],
+}
 
 impl Bench {
     /// Runs a program's cell: `ours` is the `rocinante` to run.
@@ -157,58 +199,90 @@ impl Bench {
         } else {
             container.ipv4().into()
         };
-        let theirs = self.tool(
-            cell,
-            network.device(setting.link),
-            network.address(setting.link, setting.ipv6),
-        )?;
-        // They find each other by IPv4: perftest's programs can nothing else.
-        let (here, there) = (container.ipv4(), network.address(setting.link, false));
+        let there = network.address(setting.link, false);
+        let place = Place {
+            netns: Some(container.netns()),
+            ours: (ours, &[]),
+            own,
+            device: network.device(setting.link),
+            address: network.address(setting.link, setting.ipv6),
+            meet: [container.ipv4().into(), there],
+        };
+        cell.run(&place, super::agent(container, there)?)
+    }
+}
+
+impl ProgramCell {
+    /// Runs it; `agent` starts the program on the machine with the device.
+    ///
+    /// # Errors
+    /// One of both fails, or says something else than it should: what both said.
+    pub fn run(&self, place: &Place<'_>, agent: Box<dyn Agent>) -> Step {
+        let Self { program, setting } = *self;
         let port = next_port();
-        let program = cell.program;
         let line = format!(
-            "{} {} -m {} -p {port} --netdev {} --bind {own} --json",
-            program.ours, program.options, setting.mtu, setting.backend
+            "{} {} -m {} -p {port} --netdev {} --bind {} --json",
+            program.ours, program.options, setting.mtu, setting.backend, place.own
         );
         let compat = if program.gid == "-x" { " --compat perftest" } else { "" };
-        let ours = |host: &str| Ours::start(container, ours, &format!("{line}{compat} {host}"));
-        let theirs = |host: &str| {
-            let command = format!("exec {theirs} -p {port} {host}");
-            self.guest.start(&command, PATIENCE).map_err(|error| error.to_string())
+        let ours = |host: &str| Ours::start(place, &format!("{line}{compat} {host}"));
+        let invocation = |server: Option<IpAddr>| Invocation {
+            program: program.name.to_owned(),
+            device: place.device.to_owned(),
+            address: place.address,
+            mtu: setting.mtu,
+            port,
+            server,
         };
+        let [here, there] = place.meet;
         let (ours, theirs) = match setting.requester {
             Requester::Ours => {
-                let theirs = theirs("")?;
-                (ours(&there.to_string())?.finish(&theirs)?, theirs)
+                let mut theirs = Theirs::start(agent, invocation(None))?;
+                (ours(&there.to_string())?.finish(&mut theirs)?, theirs)
             }
             Requester::Rxe => {
                 let mut server = ours("")?;
                 server.says("waiting for a client")?;
-                let theirs = theirs(&here.to_string())?;
-                (server.finish(&theirs)?, theirs)
+                let mut theirs = Theirs::start(agent, invocation(Some(here)))?;
+                (server.finish(&mut theirs)?, theirs)
             }
         };
-        let theirs = ours.theirs.map_or_else(|| theirs.wait().map_err(|e| e.to_string()), Ok)?;
-        verdict(cell, &ours.done, &theirs)
+        let Ended { done, theirs: outcome } = ours;
+        let theirs = outcome.map_or_else(|| theirs.wait(), Ok)?;
+        verdict(self, &done, &theirs)
+    }
+}
+
+/// The command on the machine with the device. It is killed when this is dropped.
+struct Theirs {
+    agent: Box<dyn Agent>,
+}
+
+impl Theirs {
+    fn start(mut agent: Box<dyn Agent>, invocation: Invocation) -> Step<Self> {
+        match agent.ask(&Request::Start(invocation)) {
+            Reply::Done => Ok(Self { agent }),
+            Reply::Failed(why) => Err(why),
+            other => Err(format!("a program is {other:?}")),
+        }
     }
 
-    /// The guest's command, without port and host.
-    fn tool(&self, cell: &ProgramCell, device: &str, address: IpAddr) -> Step<String> {
-        let ProgramCell { program, setting } = cell;
-        let table =
-            format!("cd /sys/class/infiniband/{device}/ports/1/gids && cat 0 1 2 3 4 5 6 7");
-        let table = self.guest.read(&table, Duration::from_secs(10)).map_err(|e| e.to_string())?;
-        let wanted = match address {
-            IpAddr::V4(v4) => v4.to_ipv6_mapped(),
-            IpAddr::V6(v6) => v6,
-        };
-        let gids = table.lines().map(|line| line.trim().parse::<Ipv6Addr>().ok());
-        let index = gids
-            .into_iter()
-            .position(|gid| gid == Some(wanted))
-            .ok_or_else(|| format!("rxe: {device} has no GID for {address}: {table}"))?;
-        let Program { tool, options, gid, .. } = program;
-        Ok(format!("{tool} -d {device} {gid} {index} -m {} {options}", setting.mtu))
+    /// What became of it, if it ends in time.
+    fn ended(&mut self, timeout_ms: u64) -> Step<Option<Outcome>> {
+        match self.agent.ask(&Request::Ended { timeout_ms }) {
+            Reply::Ended(outcome) => Ok(outcome),
+            Reply::Failed(why) => Err(why),
+            other => Err(format!("the end of a program is {other:?}")),
+        }
+    }
+
+    fn wait(mut self) -> Step<Outcome> {
+        // The agent kills what takes too long.
+        loop {
+            if let Some(outcome) = self.ended(10_000)? {
+                return Ok(outcome);
+            }
+        }
     }
 }
 
@@ -239,11 +313,16 @@ struct Ended {
 }
 
 impl Ours {
-    fn start(container: &Container, program: &Path, line: &str) -> Step<Self> {
+    fn start(place: &Place<'_>, line: &str) -> Step<Self> {
+        let (program, words) = place.ours;
         let mut command = Command::new(program);
-        command.args(line.split_whitespace()).stdin(Stdio::null());
+        command.args(words).args(line.split_whitespace()).stdin(Stdio::null());
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = container.spawn(&mut command).map_err(|error| error.to_string())?;
+        let child = match place.netns {
+            Some(netns) => netns.spawn(&mut command),
+            None => ChildGuard::spawn(&mut command),
+        };
+        let mut child = child.map_err(|error| error.to_string())?;
         let stdout = child.child_mut().stdout.take().ok_or("no standard output")?;
         let stderr = child.child_mut().stderr.take().ok_or("no standard error")?;
         let (sender, lines) = channel();
@@ -281,7 +360,7 @@ impl Ours {
     }
 
     /// Waits for both ends. A server that waits for a client that has failed is not waited for.
-    fn finish(mut self, job: &Job) -> Step<Ended> {
+    fn finish(mut self, job: &mut Theirs) -> Step<Ended> {
         let mut deadline = Instant::now() + PATIENCE;
         let mut theirs: Option<Outcome> = None;
         let status = loop {
@@ -289,7 +368,7 @@ impl Ours {
                 break status.code().unwrap_or(-1);
             }
             if theirs.is_none() {
-                theirs = job.try_wait();
+                theirs = job.ended(5)?;
                 if theirs.as_ref().is_some_and(|outcome| outcome.code != 0) {
                     deadline = deadline.min(Instant::now() + ALONE);
                 }

@@ -1,12 +1,13 @@
 //! What can be asked of two sides, and what each scenario needs.
 
-use rocinante_cli::lab::{Lab, LabError, Match, Rule};
-
-use super::cell::{Requester, Setting};
+use super::cell::Setting;
 use super::node::{Node, Step};
+use super::verdict::cannot;
+use super::wire::{Losing, Wire};
 use super::{errors, faults, operations};
-use crate::agent::proto::{ALL, Connection};
-use crate::guest::{Guest, Link};
+use crate::agent::machine::Kind;
+use crate::agent::proto::{ALL, Connection, Request, State};
+use crate::guest::Link;
 
 /// Two connected sides.
 pub struct Session<'a> {
@@ -14,12 +15,10 @@ pub struct Session<'a> {
     pub active: Node,
     /// Who answers.
     pub passive: Node,
-    /// How and where.
-    pub setting: Setting,
     /// How they are connected.
     pub plan: Plan,
-    pub(super) lab: &'a Lab,
-    pub(super) guest: &'a Guest,
+    wire: Box<dyn Wire + 'a>,
+    noticed: Vec<String>,
 }
 
 /// How the sides of a scenario are connected.
@@ -42,8 +41,7 @@ impl Plan {
                 psn: 0,
                 mtu,
                 timeout: 15,
-                // With 7 Soft-RoCE would try for ever.
-                retry_cnt: 6,
+                retry_cnt: 7,
                 // For ever: how fast receives are posted depends on the machine.
                 rnr_retry: 7,
                 min_rnr_timer: 12,
@@ -176,11 +174,66 @@ pub static SCENARIOS: [Scenario; 37] = [
     usual("drained", errors::drained),
 ];
 
-impl Session<'_> {
+impl<'a> Session<'a> {
+    /// Connects two sides for `scenario`, with `wire` between them.
+    ///
+    /// # Errors
+    /// What one of them says.
+    pub fn connect(
+        active: Node,
+        passive: Node,
+        wire: impl Wire + 'a,
+        mut plan: Plan,
+    ) -> Step<Self> {
+        for node in [&active, &passive] {
+            plan.how.rd_atomic = plan.how.rd_atomic.min(node.about().max_rd_atomic).max(1);
+            if node.kind() == Kind::SoftRoce {
+                // With 7 it tries for ever: see the table of its departures.
+                plan.how.retry_cnt = plan.how.retry_cnt.min(6);
+            }
+            if plan.how.mtu > node.about().active_mtu {
+                let (name, mtu, max) = (node.name(), plan.how.mtu, node.about().active_mtu);
+                return Err(cannot(format!(
+                    "the link of {name} is too small for a path MTU of {mtu}: {max} fits; `ip link set DEVICE mtu {}` on both sides",
+                    mtu + 104
+                )));
+            }
+        }
+        let (wire, noticed) = (Box::new(wire), vec![]);
+        let mut session = Self { active, passive, plan, wire, noticed };
+        session.passive.make_qp(plan.access & session.passive.full())?;
+        session.active.make_qp(session.active.full())?;
+        session.join(plan.psns)?;
+        Ok(session)
+    }
+
+    /// Resets both queue pairs and connects them again; who asks begins with `psn`.
+    pub(super) fn reconnect(&mut self, psn: u32) -> Step {
+        for node in [&mut self.active, &mut self.passive] {
+            let access = node.full();
+            node.modify(State::Reset)?;
+            node.do_(&Request::Prepare { qp: 0, access })?;
+        }
+        self.join([psn, psn + 0x1000])
+    }
+
+    fn join(&mut self, [active, passive]: [u32; 2]) -> Step {
+        let how = self.plan.how;
+        let (to_active, to_passive) =
+            (self.active.endpoint(active), self.passive.endpoint(passive));
+        self.passive.connect(to_active, Connection { psn: passive, ..how })?;
+        self.active.connect(to_passive, Connection { psn: active, ..how })
+    }
+
+    /// How both sides stand, for whoever wants to know why a step failed: which of them waits, and which has given up.
+    pub fn standing(&mut self) -> String {
+        [&mut self.active, &mut self.passive].map(Node::standing).join("; ")
+    }
+
     /// The path MTU.
     #[must_use]
     pub fn mtu(&self) -> usize {
-        self.setting.mtu as usize
+        self.plan.how.mtu as usize
     }
 
     /// Lengths around multiples of the path MTU.
@@ -190,18 +243,40 @@ impl Session<'_> {
         [1, 3, mtu - 1, mtu, mtu + 1, 2 * mtu, 3 * mtu + 7]
     }
 
-    /// RoCE packets on the bridge from who asks (`true`), or from who answers.
-    pub(super) fn packets_from(&self, active: bool) -> Match {
-        let ours = active == (self.setting.requester == Requester::Ours);
-        if ours {
-            Match::roce().from(self.lab.container(0))
-        } else {
-            Match::roce().from_port(self.guest.network().tap())
+    /// Loses some packets from who asks (`true`), or from who answers.
+    pub(super) fn lose(&self, from_active: bool, percent: f64) -> Step<Box<dyn Losing>> {
+        let (from, to) = match from_active {
+            true => (&self.active, &self.passive),
+            false => (&self.passive, &self.active),
+        };
+        self.wire.lose(from, to, percent)
+    }
+
+    /// Fails if a side has no atomics.
+    pub(super) fn needs_atomics(&self) -> Step {
+        self.needs("atomics", |node| node.about().atomics)
+    }
+
+    /// Fails if a side cannot carry data with its requests.
+    pub(super) fn needs_inline(&self) -> Step {
+        self.needs("inline data", |node| node.about().inline)
+    }
+
+    fn needs(&self, what: &str, has: fn(&Node) -> bool) -> Step {
+        match [&self.active, &self.passive].into_iter().find(|node| !has(node)) {
+            None => Ok(()),
+            Some(node) => Err(cannot(format!("{} has no {what}", node.name()))),
         }
     }
 
-    /// Loses some packets on the bridge.
-    pub(super) fn lose(&self, what: &Match, percent: f64) -> Result<Rule, LabError> {
-        self.lab.lose(what, percent)
+    /// Remembers that a device does otherwise than the specification has it, though the scenario bears it.
+    pub(super) fn notice(&mut self, what: impl Into<String>) {
+        self.noticed.push(what.into());
+    }
+
+    /// What devices did otherwise than the specification has it.
+    #[must_use]
+    pub fn noticed(&self) -> &[String] {
+        &self.noticed
     }
 }

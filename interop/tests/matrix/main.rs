@@ -69,7 +69,7 @@ const OURS: &str = env!("CARGO_BIN_EXE_rocinante-under-interop");
 
 /// Where the programs are: the guest sees it at `/host`.
 fn host_programs() -> &'static Path {
-    let guest = Path::new(env!("CARGO_BIN_EXE_rocinante-guest"));
+    let guest = Path::new(env!("CARGO_BIN_EXE_rocinante-interop"));
     guest.parent().unwrap_or(Path::new("."))
 }
 

@@ -1,0 +1,129 @@
+//! What an agent does for the machine with the kernel's devices: it tells about them, checks them, starts the programs that nobody here
+//! wrote, and leaves all else to [`Verbs`].
+
+use std::io::Read;
+use std::net::IpAddr;
+use std::process::{Command, Stdio};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rocinante::hardware_devices;
+use rocinante_cli::lab::{ChildGuard, LabError};
+
+use super::machine::Machine;
+use super::proto::{Invocation, Reply, Request};
+use super::{Agent, Verbs};
+use crate::guest::Outcome;
+use crate::guest::control::TIMED_OUT;
+use crate::hardware::checks;
+use crate::matrix::cannot;
+use crate::matrix::programs::{PATIENCE, Program};
+
+/// The agent of this machine.
+#[derive(Debug)]
+pub struct Host {
+    verbs: Verbs,
+    running: Option<Running>,
+}
+
+/// A program. It is killed when this is dropped.
+#[derive(Debug)]
+struct Running {
+    child: ChildGuard,
+    stdout: JoinHandle<String>,
+    stderr: JoinHandle<String>,
+    since: Instant,
+}
+
+impl Default for Host {
+    fn default() -> Self {
+        Self { verbs: Verbs::kernel(), running: None }
+    }
+}
+
+impl Agent for Host {
+    fn ask(&mut self, request: &Request) -> Reply {
+        let done = match request {
+            Request::Describe { name, address } => Machine::with_device(name, *address)
+                .map(|machine| Reply::Machine(Box::new(machine))),
+            Request::Check { check, name, address } => {
+                checks::run(check, name, *address).map(|()| Reply::Done)
+            }
+            Request::Start(invocation) => self.start(invocation).map(|()| Reply::Done),
+            Request::Ended { timeout_ms } => {
+                self.ended(Duration::from_millis(*timeout_ms)).map(Reply::Ended)
+            }
+            other => return self.verbs.ask(other),
+        };
+        done.unwrap_or_else(Reply::Failed)
+    }
+}
+
+impl Host {
+    fn start(&mut self, invocation: &Invocation) -> Result<(), String> {
+        self.running = None;
+        let program = Program::by_name(&invocation.program)?;
+        let index = gid_index(&invocation.device, invocation.address)?;
+        let device = invocation.device.split(':').next().unwrap_or_default();
+        let mut command = Command::new(program.tool());
+        command.args(["-d", device, program.gid(), &index.to_string()]);
+        command.args(["-m", &invocation.mtu.to_string(), "-p", &invocation.port.to_string()]);
+        command.args(program.options()).args(invocation.server.map(|server| server.to_string()));
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = ChildGuard::spawn(&mut command).map_err(|error| match error {
+            LabError::Missing { program } => cannot(format!(
+                "{program} is not installed on the device's machine: `apt-get install ibverbs-utils perftest`"
+            )),
+            other => other.to_string(),
+        })?;
+        let outputs = child.child_mut();
+        let (stdout, stderr) = (outputs.stdout.take(), outputs.stderr.take());
+        let (stdout, stderr) = (collect(stdout), collect(stderr));
+        self.running = Some(Running { child, stdout, stderr, since: Instant::now() });
+        Ok(())
+    }
+
+    fn ended(&mut self, patience: Duration) -> Result<Option<Outcome>, String> {
+        let Some(mut running) = self.running.take() else {
+            return Err("no program was started".into());
+        };
+        let deadline = Instant::now() + patience;
+        loop {
+            let status = running.child.try_wait().map_err(|error| error.to_string())?;
+            let late = running.since.elapsed() > PATIENCE;
+            if status.is_some() || late {
+                running.child.kill();
+                let code = status.map_or(TIMED_OUT, |status| status.code().unwrap_or(-1));
+                let stdout = running.stdout.join().unwrap_or_default();
+                let stderr = running.stderr.join().unwrap_or_default();
+                return Ok(Some(Outcome { code, stdout, stderr }));
+            }
+            if Instant::now() > deadline {
+                self.running = Some(running);
+                return Ok(None);
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+/// Reads an output to its end.
+fn collect(output: Option<impl Read + Send + 'static>) -> JoinHandle<String> {
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        if let Some(mut output) = output {
+            // What was read until then is what there is.
+            let _ = output.read_to_end(&mut bytes);
+        }
+        String::from_utf8_lossy(&bytes).into_owned()
+    })
+}
+
+/// Where an address is in the device's table.
+fn gid_index(device: &str, address: IpAddr) -> Result<u8, String> {
+    let name = device.split(':').next().unwrap_or_default();
+    let devices = hardware_devices();
+    let ports = devices.iter().filter(|found| found.name == name).flat_map(|found| &found.ports);
+    let gid = ports.flat_map(|port| &port.gids).find(|gid| gid.address == address);
+    gid.map(|gid| gid.index).ok_or_else(|| format!("{device} has no GID for {address}"))
+}

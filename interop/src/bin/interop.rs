@@ -1,0 +1,83 @@
+//! What runs on a machine with a device of the kernel's, be it the guest: `agent` serves scenarios, `check` tries the device, `control` obeys
+//! the host of the guest; and what runs against such a machine: `device` is the whole matrix, `rocinante` the command of that name.
+
+use std::net::IpAddr;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use rocinante_cli::lab::kill_children_on_signal;
+use rocinante_interop::hardware::checks;
+use rocinante_interop::{agent, card, guest};
+
+/// Rocinante and the RDMA devices of the kernel, tried with each other
+#[derive(Debug, Parser)]
+#[command(name = "rocinante-interop")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Serve scenarios with this machine's RDMA devices; who reaches the address may use them
+    Agent {
+        /// Where to listen
+        #[arg(default_value_t = format!("[::]:{}", agent::PORT))]
+        address: String,
+    },
+    /// Try an RDMA device of this machine by itself
+    Check {
+        /// A check's name, or `all`
+        check: String,
+        /// The device, such as `mlx5_0`
+        device: String,
+        /// One of its addresses
+        address: IpAddr,
+    },
+    Device(card::Args),
+    #[command(hide = true)]
+    Control,
+    #[command(hide = true)]
+    Open {
+        device: String,
+        address: IpAddr,
+        bytes: usize,
+        user: u32,
+    },
+    /// The command `rocinante`
+    Rocinante,
+}
+
+fn main() -> ExitCode {
+    let mut args = std::env::args_os().skip(1).peekable();
+    if args.peek().is_some_and(|word| word == "rocinante") {
+        return rocinante_cli::command::run(args);
+    }
+    let done = match Cli::parse().command {
+        Command::Agent { address } => serve(&address),
+        Command::Check { check, device, address } if check == "all" => {
+            checks::run_all(&device, address)
+        }
+        Command::Check { check, device, address } => checks::run(&check, &device, address),
+        Command::Device(args) => return card::run(&args),
+        Command::Control => guest::control::serve().map_err(|error| error.to_string()),
+        Command::Open { device, address, bytes, user } => {
+            checks::open(&device, address, bytes, user)
+        }
+        Command::Rocinante => Ok(()),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("rocinante-interop: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn serve(address: &str) -> Result<(), String> {
+    kill_children_on_signal().map_err(|error| error.to_string())?;
+    agent::serve(address).map_err(|error| {
+        format!("cannot listen on {address}: {error}: is an agent there already, or is it no address of this machine?")
+    })
+}

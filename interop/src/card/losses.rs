@@ -1,0 +1,189 @@
+//! Losing packets where no bridge of ours lies between the sides: a table of our own, of nftables, at an interface that the packets pass.
+//!
+//! The table belongs to the `nft` that made it (`flags owner`), which ends when its standard input does: so it is gone with what holds
+//! it, and with this process, however that ends.
+
+use std::io::{Read, Write};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use rocinante::Backend;
+use rocinante_cli::lab::{ChildGuard, Netns};
+
+use crate::agent::machine::Kind;
+use crate::matrix::{Losing, Node, Step, Wire, cannot};
+
+/// Where packets are lost.
+#[derive(Debug, Clone)]
+pub(super) struct Place {
+    /// The namespace, if it is not the present one.
+    pub(super) netns: Option<Netns>,
+    /// The interface in it.
+    pub(super) interface: String,
+    /// Whether it is the other end of our veth, and not our own interface.
+    pub(super) beyond: bool,
+}
+
+/// What one backend's packets pass.
+pub(super) struct Rules<'a> {
+    pub(super) place: &'a Place,
+    pub(super) backend: Backend,
+}
+
+/// Two queue pairs of one device: nothing of ours sees their packets.
+pub(super) struct Inside;
+
+/// A table with a rule.
+struct Table {
+    netns: Option<Netns>,
+    name: String,
+    // Its end is the table's.
+    _nft: ChildGuard,
+}
+
+impl Wire for Inside {
+    fn lose(&self, _: &Node, _: &Node, _: f64) -> Step<Box<dyn Losing>> {
+        Err(cannot("between two queue pairs of one device nothing can be lost from outside"))
+    }
+}
+
+impl Wire for Rules<'_> {
+    fn lose(&self, from: &Node, to: &Node, percent: f64) -> Step<Box<dyn Losing>> {
+        let Place { netns, interface, beyond } = self.place;
+        let ours_sends = from.kind() == Kind::Rocinante;
+        let bound = match (self.backend, ours_sends) {
+            _ if *beyond => true,
+            (Backend::Udp, _) | (Backend::Packet, true) => true,
+            _ => false,
+        };
+        if !bound {
+            let does = if ours_sends { "sends" } else { "receives" };
+            return Err(cannot(format!(
+                "no rule on our own interface {interface} binds what {} {does}: run the software side with --netns in a namespace whose \
+                 veth ends in this one, and packets are lost there",
+                self.backend
+            )));
+        }
+        let hook = if ours_sends == *beyond { "ingress" } else { "egress" };
+        let ip = if from.address().is_ipv6() { "ip6" } else { "ip" };
+        let what = format!("{ip} saddr {} {ip} daddr {}", from.address(), to.address());
+        Ok(Box::new(Table::new(netns.clone(), interface, hook, &what, percent)?))
+    }
+}
+
+impl Table {
+    fn new(
+        netns: Option<Netns>,
+        interface: &str,
+        hook: &str,
+        what: &str,
+        percent: f64,
+    ) -> Step<Self> {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("rocinante_interop_{}_{number}", std::process::id());
+        let of_1000 = (percent.clamp(0.0, 100.0) * 10.0).round();
+        let script = format!(
+            "add table netdev {name} {{ flags owner; counter lost {{ }}; chain lose {{ type filter hook {hook} device \"{interface}\" \
+             priority 0; policy accept; meta l4proto udp udp dport 4791 {what} numgen random mod 1000 < {of_1000} \
+             counter name \"lost\" drop; }}; }}\n"
+        );
+        let mut command = Command::new("nft");
+        command.arg("-i").env("LC_ALL", "C").env("PATH", search_path()).stdin(Stdio::piped());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let nft = match &netns {
+            Some(netns) => netns.spawn(&mut command),
+            None => ChildGuard::spawn(&mut command),
+        };
+        let mut nft = nft.map_err(|error| cannot(format!("packets are lost by nft: {error}")))?;
+        // Not taken out: its end would be the end of the table.
+        if let Some(stdin) = nft.child_mut().stdin.as_mut() {
+            stdin.write_all(script.as_bytes()).map_err(|error| format!("nft: {error}"))?;
+        }
+        let mut table = Self { netns, name, _nft: nft };
+        let deadline = Instant::now() + Duration::from_secs(3);
+        while let Err(why) = table.lost() {
+            if Instant::now() > deadline {
+                let said = table.complaint();
+                return Err(cannot(format!("nft makes no table at {interface}: {said}{why}")));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(table)
+    }
+
+    /// What it has said until it is ended.
+    fn complaint(&mut self) -> String {
+        self._nft.kill();
+        let mut said = String::new();
+        let outputs = self._nft.child_mut();
+        if let Some(stderr) = outputs.stderr.as_mut() {
+            let _ = stderr.read_to_string(&mut said);
+        }
+        if let Some(stdout) = outputs.stdout.as_mut() {
+            let _ = stdout.read_to_string(&mut said);
+        }
+        said.lines().next().map_or_else(String::new, |line| format!("{line}; "))
+    }
+}
+
+impl Losing for Table {
+    fn lost(&self) -> Step<u64> {
+        let mut command = Command::new("nft");
+        command.args(["-j", "list", "counter", "netdev", &self.name, "lost"]);
+        command.env("LC_ALL", "C").env("PATH", search_path()).stdin(Stdio::null());
+        let output = match &self.netns {
+            Some(netns) => netns.output(&mut command).map_err(|error| error.to_string())?,
+            None => command.output().map_err(|error| format!("nft: {error}"))?,
+        };
+        let found: Option<u64> = serde_json::from_slice(&output.stdout)
+            .ok()
+            .and_then(|listing: serde_json::Value| counter(&listing));
+        found.ok_or_else(|| {
+            let said = String::from_utf8_lossy(&output.stderr);
+            said.lines().next().unwrap_or("nft shows no counter").to_owned()
+        })
+    }
+}
+
+fn counter(listing: &serde_json::Value) -> Option<u64> {
+    let items = listing["nftables"].as_array()?;
+    items.iter().find_map(|item| item["counter"]["packets"].as_u64())
+}
+
+/// The search path with the directories of system programs, which users often lack.
+fn search_path() -> String {
+    let path = std::env::var("PATH").unwrap_or_default();
+    format!("{path}:/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rocinante_cli::lab::{Lab, LabConfig};
+    use rocinante_tests::{need, require};
+
+    #[test]
+    fn a_table_is_there_as_long_as_it_is_held() {
+        require!(need::nft());
+        let lab = Lab::new(&LabConfig { containers: 1, ..LabConfig::default() }).unwrap();
+        let netns = lab.container(0).netns();
+        let tables = || {
+            let listing = netns.output(Command::new("nft").args(["list", "ruleset"])).unwrap();
+            String::from_utf8_lossy(&listing.stdout).into_owned()
+        };
+        let what = "ip saddr 10.77.0.1 ip daddr 10.77.0.200";
+        let table = Table::new(Some(netns.clone()), "eth0", "egress", what, 6.0).unwrap();
+        assert_eq!(table.lost(), Ok(0));
+        assert!(tables().contains("udp dport 4791 ip saddr 10.77.0.1"), "{}", tables());
+        drop(table);
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while !tables().is_empty() {
+            assert!(Instant::now() < deadline, "{}", tables());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let error = Table::new(Some(netns.clone()), "eth77", "egress", what, 6.0).err().unwrap();
+        assert!(error.contains("eth77"), "{error}");
+    }
+}

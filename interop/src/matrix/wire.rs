@@ -1,0 +1,48 @@
+//! What lies between two sides, and can lose packets.
+
+use rocinante_cli::lab::{Lab, Match, Rule};
+
+use super::node::{Node, Step};
+use crate::agent::machine::Kind;
+
+/// What carries packets between two sides.
+pub trait Wire {
+    /// Loses `percent` of the RoCE packets that one side sends the other, until what is returned is dropped.
+    ///
+    /// # Errors
+    /// They cannot be lost: [`cannot`](super::cannot) says why if that is no fault.
+    fn lose(&self, from: &Node, to: &Node, percent: f64) -> Step<Box<dyn Losing>>;
+}
+
+/// A rule that loses packets; it is gone when this is dropped.
+pub trait Losing {
+    /// How many packets were lost: the kernel's, of which a super-packet is one.
+    ///
+    /// # Errors
+    /// What `nft` says.
+    fn lost(&self) -> Step<u64>;
+}
+
+/// The bridge of a lab, with the first container at one port and a guest at another.
+pub(super) struct Bridge<'a> {
+    pub(super) lab: &'a Lab,
+    /// The guest's port.
+    pub(super) tap: &'a str,
+}
+
+impl Wire for Bridge<'_> {
+    fn lose(&self, from: &Node, _: &Node, percent: f64) -> Step<Box<dyn Losing>> {
+        let what = match from.kind() {
+            Kind::Rocinante => Match::roce().from(self.lab.container(0)),
+            Kind::SoftRoce | Kind::Device => Match::roce().from_port(self.tap),
+        };
+        let rule = self.lab.lose(&what, percent).map_err(|error| error.to_string())?;
+        Ok(Box::new(rule))
+    }
+}
+
+impl Losing for Rule {
+    fn lost(&self) -> Step<u64> {
+        self.counter().map(|counter| counter.packets).map_err(|error| error.to_string())
+    }
+}
