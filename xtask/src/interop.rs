@@ -1,13 +1,22 @@
 //! `cargo xtask interop`: the matrix with a real peer.
 
+use std::path::Path;
+
 use crate::command::{self, cargo};
 use crate::setup;
 
-/// Sets up the machine, builds, and runs what `args` choose of the matrix.
+/// Sets up the machine, builds, and runs what `args` choose of the matrix: with the guest, or with a device of a machine. Files in `args` are
+/// seen from the directory `from`.
 ///
 /// # Errors
-/// A cell failed, or the guest cannot be had.
-pub(crate) fn run(args: &[&str]) -> Result<(), String> {
+/// A cell failed, or the guest or device cannot be had.
+pub(crate) fn run(args: &[&str], from: &Path) -> Result<(), String> {
+    if args.first() == Some(&"agent") {
+        return program(args, from);
+    }
+    if args.iter().any(|arg| *arg == "--device" || arg.starts_with("--device=")) {
+        return program(&[&["device"], args].concat(), from);
+    }
     setup::packages(setup::TESTS);
     if let Some((&"compare", rest)) = args.split_first() {
         return compare(rest);
@@ -19,6 +28,15 @@ pub(crate) fn run(args: &[&str]) -> Result<(), String> {
         command.arg("--whole");
     }
     command::run(command.args(rest))
+}
+
+/// Runs the program that is an agent, or that tries a device, in the directory `from`; it needs neither QEMU nor anything else of ours.
+fn program(args: &[&str], from: &Path) -> Result<(), String> {
+    let root = std::env::current_dir().map_err(|error| error.to_string())?;
+    let manifest = root.join("Cargo.toml");
+    let mut run = cargo(["run", "--release", "--quiet", "--manifest-path"]);
+    run.arg(manifest).args(["-p", "rocinante-interop", "--bin", "rocinante-interop", "--"]);
+    command::run(run.args(args).current_dir(from))
 }
 
 /// Measures Soft-RoCE and Rocinante side by side in the guest; `args` are those of `rocinante compare`.

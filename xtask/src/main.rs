@@ -28,12 +28,17 @@ cargo xtask COMMAND
                        (--list names them, --times=N repeats them, --write-subset chooses that part anew)
   interop compare [ARGS]
                        in that machine, `rocinante compare ARGS` beside Soft-RoCE
+  interop agent [ADDRESS:PORT]
+                       on a machine with an RDMA device of the kernel's: let others try it
+  interop --device NAME [--agent HOST|local] [--ours ADDRESS] ...
+                       the whole matrix with such a device, and a report; `interop --device NAME --help` says more
   setup                only set up the machine
   unsafe-files         list the files with unsafe code, as unsafe-files.txt must have them
 ";
 
 fn main() -> ExitCode {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace");
+    let from = std::env::current_dir().unwrap_or_else(|_| root.to_path_buf());
     if let Err(error) = std::env::set_current_dir(root) {
         eprintln!("xtask: {}: {error}", root.display());
         return ExitCode::FAILURE;
@@ -44,7 +49,7 @@ fn main() -> ExitCode {
         Some((&"demo", rest)) => return demo::run(rest),
         Some((&"test", [])) => test::run(test::Scope::All),
         Some((&"test", ["--quick"])) => test::run(test::Scope::Quick),
-        Some((&"interop", rest)) => interop::run(rest),
+        Some((&"interop", rest)) => interop::run(rest, &from),
         Some((&"setup", [])) => {
             setup::packages(setup::TESTS);
             setup::toolchain()

@@ -9,7 +9,7 @@ use super::proto::{Reply, Request};
 use crate::error::{Error, Result};
 
 /// How long an answer may take beyond what was asked to be waited.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// What to do where no agent is.
 const ADVICE: &str = "start it on the machine with the device by `cargo xtask interop agent`, and let TCP through to it";

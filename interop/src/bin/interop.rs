@@ -1,4 +1,4 @@
-//! What runs on a machine with a device of the kernel's, be it the guest: `agent` serves scenarios, `check` tries the device, `control` obeys
+//! What runs on a machine with a device of the kernel's, be it the guest: `agent` serves scenarios, `check`, `open` and `watch` try the device, `control` obeys
 //! the host of the guest; and what runs against such a machine: `device` is the whole matrix, `rocinante` the command of that name.
 
 use std::net::IpAddr;
@@ -44,6 +44,8 @@ enum Command {
         bytes: usize,
         user: u32,
     },
+    #[command(hide = true)]
+    Watch { device: String, address: IpAddr, seconds: u16 },
     /// The command `rocinante`
     Rocinante,
 }
@@ -64,6 +66,7 @@ fn main() -> ExitCode {
         Command::Open { device, address, bytes, user } => {
             checks::open(&device, address, bytes, user)
         }
+        Command::Watch { device, address, seconds } => checks::watch(&device, address, seconds),
         Command::Rocinante => Ok(()),
     };
     match done {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use rocinante::Backend;
+use rocinante_tests::verbs::TESTS;
 
 use super::losses::{Inside, Rules};
 use super::stage::Stage;
@@ -17,7 +18,7 @@ use crate::matrix::{MTUS, Node, Requester, SCENARIOS, Scenario, Session, Setting
 /// Something to be run.
 #[derive(Clone, Copy)]
 pub(super) enum Cell {
-    /// A check of the device by itself.
+    /// A check of the device by itself, or a test of the API with it at both ends.
     Check(&'static str),
     /// A scenario with the device at both ends.
     Itself { scenario: &'static Scenario, ipv6: bool, mtu: u32 },
@@ -32,7 +33,8 @@ pub(super) const BACKENDS: [Backend; 3] = [Backend::Udp, Backend::Packet, Backen
 
 /// The whole matrix.
 pub(super) fn all() -> Vec<Cell> {
-    let mut cells: Vec<Cell> = CHECKS.iter().map(|check| Cell::Check(check.name)).collect();
+    let names = CHECKS.iter().map(|check| check.name).chain(TESTS.iter().map(|test| test.name));
+    let mut cells: Vec<Cell> = names.map(Cell::Check).collect();
     let families = || [false, true].into_iter().flat_map(|ipv6| MTUS.map(|mtu| (ipv6, mtu)));
     for (ipv6, mtu) in families() {
         cells.extend(SCENARIOS.iter().map(|scenario| Cell::Itself { scenario, ipv6, mtu }));
@@ -143,7 +145,11 @@ impl Cell {
         for what in session.noticed() {
             noticed.entry(what.clone()).or_insert_with(|| self.to_string());
         }
-        result
+        match Verdict::from(result) {
+            Verdict::Failed(why) => Err(format!("{why}; {}", session.standing())),
+            Verdict::NotRun(why) => Err(cannot(why)),
+            Verdict::Passed => Ok(()),
+        }
     }
 }
 
@@ -177,9 +183,9 @@ mod tests {
     #[test]
     fn no_cell_is_missing() {
         let cells = all();
-        // 13 checks; 37 scenarios with 2 families and 5 path MTUs, with the device at both ends, and with either side as the
+        // 2 checks and 39 tests of the API; 37 scenarios with 2 families and 5 path MTUs, with the device at both ends, and with either side as the
         // requester on 3 backends; and the programs of others.
-        assert_eq!(cells.len(), 13 + 37 * 10 + 37 * 10 * 2 * 3 + programs::all().len());
+        assert_eq!(cells.len(), 2 + 39 + 37 * 10 + 37 * 10 * 2 * 3 + programs::all().len());
         let names: BTreeSet<String> = cells.iter().map(Cell::to_string).collect();
         assert_eq!(names.len(), cells.len());
         let rows: BTreeSet<String> = cells.iter().map(Cell::row).collect();

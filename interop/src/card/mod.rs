@@ -52,7 +52,7 @@ pub struct Args {
     /// Only name the cells
     #[arg(long)]
     list: bool,
-    /// Run only cells with all these words in their names
+    /// Run only cells with all these words in their names; A,B is a word that may be A or B
     #[arg(value_name = "FILTER")]
     filters: Vec<String>,
 }
@@ -73,7 +73,8 @@ impl Args {
 
     /// Why a cell is left out, if it is.
     fn leaves_out(&self, name: &str) -> Option<String> {
-        let chosen = self.filters.iter().all(|part| name.contains(part.as_str()));
+        let any = |word: &String| word.split(',').any(|part| name.contains(part));
+        let chosen = self.filters.iter().all(any);
         (!chosen).then(|| format!("left out by the filter `{}`", self.filters.join(" ")))
     }
 }

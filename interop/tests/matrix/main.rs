@@ -3,6 +3,8 @@
 //! `cargo test -p rocinante-interop --test matrix -- [--whole | --write-subset | --list] [FILTER…]`: without `--whole` only the
 //! committed subset. A cell runs if every FILTER is part of its name. `--times=N` runs everything N times.
 
+mod device;
+
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -37,6 +39,7 @@ fn main() -> ExitCode {
     };
     let mut tests: Vec<Test> = witnesses().into_iter().map(Test::Witness).collect();
     tests.extend(hardware::all(has("--whole")).into_iter().map(Test::Hardware));
+    tests.extend(device::CASES.iter().map(Test::Device));
     tests.extend(cells.into_iter().map(Test::Cell));
     let programs = if has("--whole") { programs::all() } else { programs::subset() };
     tests.extend(programs.into_iter().map(Test::Program));
@@ -83,6 +86,8 @@ enum Test {
     Witness(Setting),
     /// The provider `hw` on its own.
     Hardware(hardware::Cell),
+    /// The command for machines with a device, and its report.
+    Device(&'static device::Case),
 }
 
 impl Test {
@@ -92,6 +97,7 @@ impl Test {
             Self::Program(cell) => cell.name(),
             Self::Witness(setting) => format!("as_tshark_sees_it::{setting}"),
             Self::Hardware(cell) => cell.to_string(),
+            Self::Device(case) => format!("device::{}", case.name),
         }
     }
 
@@ -100,6 +106,7 @@ impl Test {
             Self::Cell(cell) => bench.run(cell),
             Self::Hardware(cell) => cell.run(bench, host_programs()),
             Self::Program(cell) => bench.run_program(cell, Path::new(OURS)),
+            Self::Device(case) => case.run(bench),
             Self::Witness(setting) => match need::program("tshark") {
                 Ok(()) => bench.witness(*setting),
                 Err(reason) => {
@@ -162,7 +169,7 @@ fn run(tests: &[Test], times: usize, filtered_out: usize, limit: Duration) -> Re
         match test {
             Test::Cell(cell) => table.add(cell, result.is_ok()),
             Test::Program(cell) => table.add_program(cell, result.is_ok()),
-            Test::Witness(_) | Test::Hardware(_) => {}
+            Test::Witness(_) | Test::Hardware(_) | Test::Device(_) => {}
         }
         if let Err(why) = result {
             println!("    {why}");
