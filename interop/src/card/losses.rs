@@ -83,10 +83,14 @@ impl Table {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let name = format!("rocinante_interop_{}_{number}", std::process::id());
-        let of_1000 = (percent.clamp(0.0, 100.0) * 10.0).round();
+        // Of everything, nothing need be drawn by lot.
+        let lot = match (percent.clamp(0.0, 100.0) * 10.0).round() {
+            1000.0 => String::new(),
+            of_1000 => format!("numgen random mod 1000 < {of_1000}"),
+        };
         let script = format!(
             "add table netdev {name} {{ flags owner; counter lost {{ }}; chain lose {{ type filter hook {hook} device \"{interface}\" \
-             priority 0; policy accept; meta l4proto udp udp dport 4791 {what} numgen random mod 1000 < {of_1000} \
+             priority 0; policy accept; meta l4proto udp udp dport 4791 {what} {lot} \
              counter name \"lost\" drop; }}; }}\n"
         );
         let mut command = Command::new("nft");
@@ -183,7 +187,10 @@ mod tests {
             assert!(Instant::now() < deadline, "{}", tables());
             std::thread::sleep(Duration::from_millis(5));
         }
-        let error = Table::new(Some(netns.clone()), "eth77", "egress", what, 6.0).err().unwrap();
-        assert!(error.contains("eth77"), "{error}");
+        let all = Table::new(Some(netns.clone()), "eth0", "ingress", what, 100.0).unwrap();
+        assert!(!tables().contains("numgen"), "{}", tables());
+        drop(all);
+        let error = Table::new(Some(netns.clone()), "eth0", "sideways", what, 6.0).err().unwrap();
+        assert!(error.contains("no table at eth0: Error: "), "{error}");
     }
 }

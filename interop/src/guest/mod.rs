@@ -108,7 +108,9 @@ impl Guest {
     pub fn boot(lab: &Lab, image: &Image, config: &GuestConfig) -> Result<Self> {
         if !config.programs.join("rocinante-interop").exists() {
             let programs = config.programs.display();
-            return Err(Error::new(format!("there is no rocinante-interop in {programs}: build it")));
+            return Err(Error::new(format!(
+                "there is no rocinante-interop in {programs}: build it"
+            )));
         }
         Tool::new(qemu::PROGRAM).arg("--version").read()?;
         let network = Network::prepare(lab)?;

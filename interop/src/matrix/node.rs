@@ -6,8 +6,8 @@ use super::verdict::cannot;
 use crate::agent::Agent;
 use crate::agent::machine::Kind;
 use crate::agent::proto::{
-    ALL, About, Completion, Connection, Op, Opcode, Peer, REMOTE_ATOMIC, Range, Remote, Reply, Request, Send,
-    State,
+    ALL, About, Completion, Connection, Op, Opcode, Peer, REMOTE_ATOMIC, Range, Remote, Reply,
+    Request, Send, State,
 };
 
 /// What steps of scenarios return: the error says which side said what.
