@@ -45,7 +45,11 @@ enum Command {
         user: u32,
     },
     #[command(hide = true)]
-    Watch { device: String, address: IpAddr, seconds: u16 },
+    Watch {
+        device: String,
+        address: IpAddr,
+        seconds: u16,
+    },
     /// The command `rocinante`
     Rocinante,
 }

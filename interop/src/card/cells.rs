@@ -13,7 +13,9 @@ use crate::agent::proto::{Reply, Request};
 use crate::guest::Link;
 use crate::hardware::checks::CHECKS;
 use crate::matrix::programs::{self, Place, ProgramCell};
-use crate::matrix::{MTUS, Node, Requester, SCENARIOS, Scenario, Session, Setting, Step, cannot};
+use crate::matrix::{
+    MTUS, Node, Requester, SCENARIOS, Scenario, Session, Setting, Step, Verdict, cannot,
+};
 
 /// Something to be run.
 #[derive(Clone, Copy)]
