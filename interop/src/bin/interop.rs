@@ -55,6 +55,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    rocinante_tests::verbs::death::be_the_peer_if_asked();
     let mut args = std::env::args_os().skip(1).peekable();
     if args.peek().is_some_and(|word| word == "rocinante") {
         return rocinante_cli::command::run(args);
