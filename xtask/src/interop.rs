@@ -27,6 +27,8 @@ pub(crate) fn run(args: &[&str], from: &Path) -> Result<(), String> {
     if subset.is_empty() {
         command.arg("--whole");
     }
+    // A filter with a slip of the pen shall not pass.
+    command.arg("--some");
     command::run(command.args(rest))
 }
 

@@ -25,8 +25,8 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::PathBuf;
 use std::process::{ChildStdin, Command, Stdio};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -46,6 +46,9 @@ const BOOT_MAX: Duration = Duration::from_secs(40);
 
 /// How often a boot that hangs is begun again.
 const BOOTS_MAX: u32 = 3;
+
+/// How long after its limit a command is waited for: the guest should have killed it.
+const LATE_MAX: Duration = Duration::from_secs(30);
 
 /// What a [`Guest`] should be.
 #[derive(Debug, Clone)]
@@ -84,6 +87,8 @@ pub struct Guest {
 #[derive(Debug)]
 struct Control {
     to_guest: Mutex<Option<ChildStdin>>,
+    /// Something should have ended long ago.
+    hangs: AtomicBool,
     waiting: Mutex<BTreeMap<u64, Sender<Outcome>>>,
     numbers: AtomicU64,
 }
@@ -95,6 +100,7 @@ pub struct Job {
     command: String,
     ended: Receiver<Outcome>,
     control: Arc<Control>,
+    limit: Duration,
 }
 
 impl Guest {
@@ -147,6 +153,7 @@ impl Guest {
         };
         let control = Arc::new(Control {
             to_guest: Mutex::new(Some(to_guest)),
+            hangs: AtomicBool::new(false),
             waiting: Mutex::default(),
             numbers: AtomicU64::new(1),
         });
@@ -245,11 +252,14 @@ impl Guest {
         let timeout_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
         self.control.send(&Request::Run { id, command: command.to_owned(), timeout_ms })?;
         let (command, control) = (command.to_owned(), self.control.clone());
-        Ok(Job { id, command, ended, control })
+        Ok(Job { id, command, ended, control, limit })
     }
 
-    /// Whether the virtual machine still runs.
+    /// Whether the virtual machine still runs. One that hangs is ended.
     pub fn is_alive(&mut self) -> bool {
+        if self.control.hangs.load(Ordering::Relaxed) {
+            self.machine.kill();
+        }
         self.machine.try_wait().is_ok_and(|status| status.is_none())
     }
 
@@ -268,11 +278,18 @@ impl Job {
     /// Waits for its end.
     ///
     /// # Errors
-    /// The guest is gone.
+    /// The guest is gone, or says nothing of an end long after the limit: then it is ended.
     pub fn wait(self) -> Result<Outcome> {
-        self.ended
-            .recv()
-            .map_err(|_| Error::new(format!("the guest ended while it ran {:?}", self.command)))
+        self.ended.recv_timeout(self.limit.saturating_add(LATE_MAX)).map_err(|error| match error {
+            RecvTimeoutError::Disconnected => {
+                Error::new(format!("the guest ended while it ran {:?}", self.command))
+            }
+            RecvTimeoutError::Timeout => {
+                self.control.hangs.store(true, Ordering::Relaxed);
+                self.control.hang_up();
+                Error::new(format!("the guest hangs: {:?} should have ended", self.command))
+            }
+        })
     }
 
     /// What became of it, if it has ended.
@@ -317,6 +334,11 @@ impl Control {
             }
         }
         // Nobody waits any more for what will never end.
+        self.hang_up();
+    }
+
+    /// Says nothing more, and expects nothing.
+    fn hang_up(&self) {
         *lock(&self.to_guest) = None;
         lock(&self.waiting).clear();
     }
@@ -355,7 +377,10 @@ fn try_kvm(lab: &Lab, image: &Image, machine: &Machine<'_>, network: &Network) -
     match Guest::attempt(lab, machine, Accelerator::Kvm, network) {
         Ok(guest) => Some(guest),
         Err(error) => {
-            eprintln!("interop: no guest with KVM here, from now on one is emulated: {error}");
+            let place = note.display();
+            eprintln!(
+                "interop: no guest with KVM here, from now on one is emulated (until {place} is removed): {error}"
+            );
             // If it cannot be noted it is tried again.
             let _ = fs::write(&note, host);
             None

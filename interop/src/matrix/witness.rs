@@ -59,13 +59,14 @@ impl Capture {
         Err(format!("tshark does not capture: {said}"))
     }
 
-    /// Ends it, and returns what tshark sees in it.
+    /// Ends it when it has so many packets of ours, and returns what tshark sees in it.
     fn decode(&mut self, from: &Node, packets: usize) -> Step<Vec<(bool, Fields)>> {
         let deadline = std::time::Instant::now() + Duration::from_secs(10);
         loop {
             let seen = self.read(from)?;
             // What is captured is written after a while.
-            if seen.len() >= packets || std::time::Instant::now() > deadline {
+            let ours = seen.iter().filter(|(is_ours, _)| *is_ours).count();
+            if ours >= packets || std::time::Instant::now() > deadline {
                 self.tshark.signal(Signal::SIGINT);
                 let ended = self.tshark.wait(Duration::from_secs(10));
                 return ended.map_err(|error| error.to_string()).and_then(|_| self.read(from));

@@ -1,7 +1,7 @@
 //! The matrix as named tests, in one guest that boots once.
 //!
 //! `cargo test -p rocinante-interop --test matrix -- [--whole | --write-subset | --list] [FILTER…]`: without `--whole` only the
-//! committed subset. A cell runs if every FILTER is part of its name. `--times=N` runs everything N times.
+//! committed subset. A cell runs if every FILTER is part of its name; with `--some` there must be one. `--times=N` runs everything N times.
 
 mod device;
 
@@ -30,7 +30,10 @@ fn main() -> ExitCode {
     if has("--write-subset") {
         return write_subset();
     }
-    // Other flags are those of the usual harness, which whoever runs all tests may give.
+    let times = match options(&args) {
+        Ok(times) => times,
+        Err(why) => return fail(&Error::new(why)),
+    };
     let filters: Vec<&str> =
         args.iter().map(String::as_str).filter(|arg| !arg.starts_with('-')).collect();
     let cells = match if has("--whole") { Ok(matrix::all()) } else { subset::committed() } {
@@ -44,10 +47,17 @@ fn main() -> ExitCode {
     let programs = if has("--whole") { programs::all() } else { programs::subset() };
     tests.extend(programs.into_iter().map(Test::Program));
     let total = tests.len();
-    let times = args.iter().find_map(|arg| arg.strip_prefix("--times=")?.parse().ok());
     tests.retain(|test| filters.iter().all(|part| test.name().contains(part)));
     if has("--list") {
         tests.iter().for_each(|test| println!("{}: test", test.name()));
+        return ExitCode::SUCCESS;
+    }
+    if tests.is_empty() && has("--some") {
+        let words = filters.join(" ");
+        return fail(&Error::new(format!("no cell has {words:?} in its name: --list names them")));
+    }
+    if tests.is_empty() {
+        println!("test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; {total} filtered out");
         return ExitCode::SUCCESS;
     }
     if let Err(reason) = need::guest() {
@@ -60,11 +70,32 @@ fn main() -> ExitCode {
         return fail(&Error::because("no handler for Ctrl-C", error));
     }
     let limit = if has("--whole") { WHOLE_MAX } else { SUBSET_MAX };
-    match run(&tests, times.unwrap_or(1), total - tests.len(), limit) {
+    match run(&tests, times as usize, total - tests.len(), limit * times) {
         Ok(0) => ExitCode::SUCCESS,
         Ok(_) => ExitCode::FAILURE,
         Err(error) => fail(&error),
     }
+}
+
+/// How often everything is to run.
+fn options(args: &[String]) -> std::result::Result<u32, String> {
+    const OWN: [&str; 4] = ["--whole", "--write-subset", "--list", "--some"];
+    // Those of the usual harness, which whoever runs all tests may give.
+    const USUAL: [&str; 12] = [
+        "--quiet", "-q", "--nocapture", "--no-capture", "--show-output", "--test-threads", "--color",
+        "--format", "--exact", "--ignored", "--include-ignored", "-Z",
+    ];
+    let mut times = 1;
+    for arg in args.iter().filter(|arg| arg.starts_with('-')) {
+        let (name, value) = arg.split_once('=').unwrap_or((arg, ""));
+        if name == "--times" {
+            let count: Option<u32> = value.parse().ok();
+            times = count.filter(|count| *count > 0).ok_or("--times=N wants a number from 1 on")?;
+        } else if !OWN.contains(&name) && !USUAL.contains(&name) {
+            return Err(format!("there is no option {name}: {} and --times=N are all", OWN.join(", ")));
+        }
+    }
+    Ok(times)
 }
 
 /// What other programs talk to.

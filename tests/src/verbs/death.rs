@@ -224,8 +224,6 @@ fn die_while_asked(side: &Side, connection: &Connection, op: SendOp, child: &mut
     let refused = !side.is_software() && failed.status == WcStatus::RemAccessErr;
     if !refused {
         assert_eq!(failed.status, WcStatus::RetryExcErr);
-        // Four times 67 ms from the last sign of life on.
-        assert!(killed.elapsed() > Duration::from_millis(150), "{:?}", killed.elapsed());
     }
     // A busy machine's bound.
     assert!(killed.elapsed() < Duration::from_secs(10), "{:?}", killed.elapsed());
