@@ -57,7 +57,9 @@ fn main() -> ExitCode {
         return fail(&Error::new(format!("no cell has {words:?} in its name: --list names them")));
     }
     if tests.is_empty() {
-        println!("test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; {total} filtered out");
+        println!(
+            "test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; {total} filtered out"
+        );
         return ExitCode::SUCCESS;
     }
     if let Err(reason) = need::guest() {
@@ -82,8 +84,18 @@ fn options(args: &[String]) -> std::result::Result<u32, String> {
     const OWN: [&str; 4] = ["--whole", "--write-subset", "--list", "--some"];
     // Those of the usual harness, which whoever runs all tests may give.
     const USUAL: [&str; 12] = [
-        "--quiet", "-q", "--nocapture", "--no-capture", "--show-output", "--test-threads", "--color",
-        "--format", "--exact", "--ignored", "--include-ignored", "-Z",
+        "--quiet",
+        "-q",
+        "--nocapture",
+        "--no-capture",
+        "--show-output",
+        "--test-threads",
+        "--color",
+        "--format",
+        "--exact",
+        "--ignored",
+        "--include-ignored",
+        "-Z",
     ];
     let mut times = 1;
     for arg in args.iter().filter(|arg| arg.starts_with('-')) {
@@ -92,7 +104,10 @@ fn options(args: &[String]) -> std::result::Result<u32, String> {
             let count: Option<u32> = value.parse().ok();
             times = count.filter(|count| *count > 0).ok_or("--times=N wants a number from 1 on")?;
         } else if !OWN.contains(&name) && !USUAL.contains(&name) {
-            return Err(format!("there is no option {name}: {} and --times=N are all", OWN.join(", ")));
+            return Err(format!(
+                "there is no option {name}: {} and --times=N are all",
+                OWN.join(", ")
+            ));
         }
     }
     Ok(times)
