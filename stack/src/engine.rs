@@ -1,7 +1,9 @@
 //! The engine: all queue pairs of one shard, what they share, and the entry points.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
+use crate::cm::{CmConfig, ConnectionManager};
+use crate::gsi::Gsi;
 use crate::ingress::{Datagram, Integrity};
 use crate::mem::Memory;
 use crate::pool::{Budget, Pools};
@@ -13,6 +15,7 @@ use crate::timer::Timers;
 use crate::types::{Key, Pkey, Psn, Qpn, Time};
 use crate::verbs::{Completions, CqId, QpEvent, QpState, RecvWr, SendWr};
 use crate::wire::icrc::Solver;
+use crate::wire::mad::{GSI_PACKET_LEN, MadBytes};
 use crate::wire::{Operation, Packet, Service, WireError};
 
 /// Where packets go: a slot in a run of datagrams, a frame, an arena.
@@ -31,6 +34,9 @@ pub trait TxSink {
         fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
     ) -> Result<bool, E>;
 }
+
+/// Queue pairs at most, and numbers of queue pairs that are kept.
+const QPNS: usize = 65_000;
 
 /// What an engine may hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -121,6 +127,9 @@ pub struct Engine {
     /// Slot of each QPN's lower 16 bits, plus one.
     index: Box<[u16]>,
     solver: Solver,
+    gsi: Gsi,
+    /// Lower halves of the numbers that must not be used again yet.
+    kept: BTreeSet<u16>,
     shared: Shared,
 }
 
@@ -133,9 +142,11 @@ impl Engine {
             free: Vec::new(),
             index: vec![0; 1 << 16].into_boxed_slice(),
             solver: Solver::default(),
+            gsi: Gsi::default(),
+            kept: BTreeSet::new(),
             shared: Shared {
                 pools: Pools::new(config.own_budget),
-                config: EngineConfig { max_qp: config.max_qp.min(65_000), ..config },
+                config: EngineConfig { max_qp: config.max_qp.min(QPNS as u32), ..config },
                 timers: Timers::default(),
                 counters: Counters::default(),
                 drops: Drops::default(),
@@ -150,13 +161,17 @@ impl Engine {
     /// as there may be.
     pub fn create_qp(&mut self, init: &QpInit, random: u32) -> Option<Qpn> {
         let live = self.qps.len() - self.free.len();
-        if live >= self.shared.config.max_qp as usize {
+        if live >= self.shared.config.max_qp as usize || live + self.kept.len() >= QPNS {
             return None;
         }
         #[allow(clippy::cast_possible_truncation)]
         let mut low = random as u16;
         // 0 and 1 are the management queue pairs', 0xffff is multicast's.
-        while low < 2 || low == u16::MAX || self.index[usize::from(low)] != 0 {
+        while low < 2
+            || low == u16::MAX
+            || self.index[usize::from(low)] != 0
+            || self.kept.contains(&low)
+        {
             low = low.wrapping_add(0x9e37);
         }
         let qpn = Qpn::new(u32::from(self.shared.config.qpn_slot) << 16 | u32::from(low));
@@ -276,7 +291,10 @@ impl Engine {
         }
         let qpn = packet.bth.dest_qpn;
         let slot = match self.index[usize::from(low_bits(qpn))] {
-            0 => return drops.unknown_qpn += 1,
+            0 => {
+                let counted = (&mut self.shared.counters, drops);
+                return self.gsi.handle(now, &packet, datagram, &mut self.solver, counted);
+            }
             slot => usize::from(slot) - 1,
         };
         let Some(qp) = self.qps[slot].as_mut().filter(|qp| qp.qpn == qpn) else {
@@ -320,6 +338,9 @@ impl Engine {
                 qp.handle_timer(now, &mut self.shared, host);
             }
         }
+        if let Some(cm) = &mut self.gsi.cm {
+            cm.handle_timeout(now);
+        }
     }
 
     /// When to call [`handle_timeout`](Self::handle_timeout): at this time, or a little earlier for nothing; `None` if
@@ -327,7 +348,8 @@ impl Engine {
     #[must_use]
     #[inline]
     pub fn poll_timeout(&self) -> Option<Time> {
-        self.shared.timers.next()
+        let cm = self.gsi.cm.as_ref().and_then(|cm| cm.poll_timeout());
+        [self.shared.timers.next(), cm].into_iter().flatten().min()
     }
 
     /// Writes up to `budget` packets into `sink`, in turns of the queue pairs that have some.
@@ -431,6 +453,40 @@ impl Engine {
     #[must_use]
     pub fn qp_count(&self) -> usize {
         self.qps.len() - self.free.len()
+    }
+
+    /// Opens QP1: from now on management datagrams go to a connection manager.
+    pub fn start_cm(&mut self, config: CmConfig) {
+        self.gsi.cm = Some(Box::new(ConnectionManager::new(config)));
+    }
+
+    /// The connection manager, if it was started. After each call of it: what it wants to send goes through
+    /// [`send_mad`](Self::send_mad).
+    #[inline]
+    pub fn cm(&mut self) -> Option<&mut ConnectionManager> {
+        self.gsi.cm.as_deref_mut()
+    }
+
+    /// Sends a management datagram from QP1 on `path`. Returns whether there was room.
+    pub fn send_mad(&mut self, mad: &MadBytes, path: u32, sink: &mut impl TxSink) -> bool {
+        let sent = sink.send(path, GSI_PACKET_LEN, |out| {
+            self.gsi.write(mad, out);
+            Ok::<(), core::convert::Infallible>(())
+        });
+        let sent = sent.unwrap_or(false);
+        self.shared.counters.sent_pkts += u64::from(sent);
+        sent
+    }
+
+    /// Gives the number of this queue pair to no other until it is released, also when the queue pair is gone: packets for it may
+    /// still be under way.
+    pub fn keep_qpn(&mut self, qpn: Qpn) {
+        self.kept.insert(low_bits(qpn));
+    }
+
+    /// The number may be used again.
+    pub fn release_qpn(&mut self, qpn: Qpn) {
+        self.kept.remove(&low_bits(qpn));
     }
 
     /// What the transport did.

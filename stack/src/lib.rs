@@ -15,6 +15,7 @@
 
 pub mod cm;
 mod engine;
+mod gsi;
 mod ingress;
 pub mod mem;
 mod pool;

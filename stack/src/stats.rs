@@ -44,6 +44,8 @@ counters! {
         stale_duplicate,
         /// A request after a gap, beyond the one that was answered with a NAK.
         out_of_sequence,
+        /// A datagram for QP1 with another queue key than QP1's.
+        gsi_qkey,
     }
 }
 

@@ -141,11 +141,18 @@ fn attacks(attacker: &Attacker, own: IpAddr, peer: IpAddr, qp: &Qp) -> Vec<Attac
     let mut other = packet(&send, 64);
     other[1] |= 0x01;
     add("another version", peer, sealed(peer, other), |c| c.drops.version);
-    for number in [0, 1, 0xff_ffff, qpn.value() ^ 0x5555] {
+    for number in [0, 0xff_ffff, qpn.value() ^ 0x5555] {
         let other = Bth::new(Opcode::RC_SEND_ONLY, Pkey::DEFAULT, Qpn::new(number), expected);
         let bytes = sealed(peer, packet(&other, 64));
         add("another QPN", peer, bytes, |c| c.drops.unknown_qpn);
     }
+    let gsi = |opcode, len| {
+        sealed(peer, packet(&Bth::new(opcode, Pkey::DEFAULT, Qpn::GSI, expected), len))
+    };
+    let request = gsi(Opcode::RC_SEND_ONLY, 256);
+    add("another service to QP1", peer, request, |c| c.drops.wrong_service);
+    let keyless = gsi(Opcode::UD_SEND_ONLY, 256);
+    add("another Q_Key to QP1", own, attacker.sealed(own, keyless), |c| c.drops.gsi_qkey);
     for pkey in [0x0000, 0x1234, 0xfffe, 0x8001] {
         let other = Bth::new(Opcode::RC_SEND_ONLY, Pkey(pkey), qpn, expected);
         add("another P_Key", peer, sealed(peer, packet(&other, 64)), |c| c.drops.pkey);

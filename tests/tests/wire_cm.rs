@@ -9,7 +9,8 @@ use std::time::Duration;
 use etherparse::PacketBuilder;
 use pcap_file::pcap::{PcapPacket, PcapWriter};
 use proptest::prelude::*;
-use rocinante_stack::types::{Pkey, Psn, Qpn};
+use rocinante_stack::cm::{Accept, CmConfig, CmEvent, ConnectionManager, QpSide};
+use rocinante_stack::types::{Mtu, Pkey, Psn, Qpn, Time};
 use rocinante_stack::wire::cm::{
     Announced, Apr, CmPath, CommId, Drep, Dreq, Gid, IpHeader, Lap, Message, Mra, PortSpace, Rej,
     RejReason, Rep, Req, Rtu, ServiceId, SidrRep, SidrReq, SidrStatus, Subject, Transport,
@@ -438,4 +439,52 @@ fn tshark_sees_the_addresses_that_we_wrote() {
     let seen = ask_tshark(&frames, &[&names[..], &more[..]].concat());
     assert_eq!(seen[0][1..7], ["10.77.0.2", "10.77.0.3", "", "", "0x9d8a", "10.77.0.2"]);
     assert_eq!(seen[1][1..6], ["", "", "fd77::2", "fd77::3", "0x9d8b"]);
+}
+
+/// The requests that Linux sent, to a connection manager of ours in the place of the peer.
+#[test]
+fn what_linux_asked_for_is_offered_and_answered() {
+    let now = Time(1_000_000_000);
+    for (file, peer) in [("cm_rping_ipv4", "10.77.0.2"), ("cm_rping_ipv6", "fd77::2")] {
+        let mut cm = ConnectionManager::new(CmConfig::default());
+        let all = captured();
+        let of_file = || all.iter().filter(|captured| captured.file == file);
+        let hear = |cm: &mut ConnectionManager, index: usize| {
+            let captured = of_file().nth(index).unwrap();
+            let (src, dst) = captured.addresses();
+            let packet = Packet::parse(&captured.bytes).unwrap();
+            cm.handle_mad(now, src, dst, packet.payload());
+        };
+        cm.listen(ServiceId::of_port(PortSpace::Tcp, 7174), None, 1).unwrap();
+        hear(&mut cm, 0);
+        let Some(CmEvent::Request { conn, request, .. }) = cm.poll_event() else { panic!() };
+        assert_eq!(request.peer.ip().to_string(), peer);
+        assert_eq!((request.mtu, request.transport), (Mtu::Mtu1024, Transport::Rc));
+        assert_eq!((request.ack_timeout, request.side.announced), (17, None));
+        let side = QpSide {
+            qpn: Qpn::new(0x77),
+            psn: Psn::new(1),
+            responder_resources: 1,
+            initiator_depth: 1,
+            rnr_retry: 7,
+            flow_control: false,
+            srq: false,
+            announced: Some(Announced { bytes: 1 << 20, datagrams: 64 }),
+        };
+        cm.accept(now, conn, &Accept { side, private: b"" }).unwrap();
+        let reply = cm.poll_transmit().unwrap();
+        let Ok((header, Message::Rep(rep))) = Message::parse(&reply.mad) else { panic!() };
+        // A stranger is told nothing that it does not know.
+        assert_eq!((rep.announced, rep.qpn), (None, Qpn::new(0x77)));
+        let asked = Packet::parse(&of_file().next().unwrap().bytes).unwrap();
+        let (first, _) = Message::parse(asked.payload()).unwrap();
+        assert_eq!(header.tid, first.tid);
+        // What follows is for another's connection id, and so for nobody here: only the DREQ is answered.
+        for index in 2..of_file().count() {
+            hear(&mut cm, index);
+        }
+        let answers = std::iter::from_fn(|| cm.poll_transmit()).map(|sent| sent.mad[17]);
+        assert!(answers.eq([0x16]), "a DREP");
+        assert_eq!((cm.poll_event(), cm.len()), (None, 1));
+    }
 }

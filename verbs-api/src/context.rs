@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rocinante_netdev::{Backend, Capabilities, PortStats};
 use rocinante_stack::Budget;
-use rocinante_stack::stats::{Counters, Drops};
+use rocinante_stack::stats::{CmCounters, Counters, Drops};
 use rocinante_stack::types::Mtu;
 
 use crate::cq::{CompChannel, Cq, CqKind};
@@ -262,6 +262,16 @@ impl Context {
         match &self.device {
             Device::Soft(device) => device.counters(),
             Device::Hw(device) => device.counters(),
+        }
+    }
+
+    /// What the connection manager did and dropped; `None` for a device of the kernel, whose connection manager counts elsewhere
+    /// (`/sys/class/infiniband/*/ports/*/cm_*`).
+    #[must_use]
+    pub fn cm_counters(&self) -> Option<CmCounters> {
+        match &self.device {
+            Device::Soft(device) => Some(device.cm_counters()),
+            Device::Hw(_) => None,
         }
     }
 

@@ -6,6 +6,7 @@ use std::io;
 use rocinante_netdev::OpenError;
 use rocinante_stack::{ModifyError, PostError};
 
+use crate::cm::CmFailure;
 use crate::hw::HardwareError;
 
 /// Why a call failed. Nothing has changed then, unless it says so.
@@ -37,6 +38,8 @@ pub enum VerbsError {
     Exchange(String),
     /// The system's RDMA stack refused, or a device of it.
     Hardware(Box<HardwareError>),
+    /// The connection manager or the peer's refused.
+    Cm(CmFailure),
     /// The operating system refused.
     Io(io::Error),
     /// The time given is over (`ETIMEDOUT`).
@@ -60,6 +63,7 @@ impl VerbsError {
             }
             Self::Hardware(error) => error.errno(),
             Self::Exchange(_) => Errno::PROTO.raw_os_error(),
+            Self::Cm(failure) => failure.errno().raw_os_error(),
             Self::TimedOut => Errno::TIMEDOUT.raw_os_error(),
         }
     }
@@ -90,6 +94,7 @@ impl fmt::Display for VerbsError {
             ),
             Self::Exchange(why) => write!(f, "exchange of connection data: {why}"),
             Self::Hardware(error) => error.fmt(f),
+            Self::Cm(failure) => failure.fmt(f),
             Self::Io(error) => error.fmt(f),
             Self::TimedOut => f.write_str("the time given is over"),
         }
@@ -104,6 +109,7 @@ impl std::error::Error for VerbsError {
             Self::Modify(error) => Some(error),
             Self::Path(error) | Self::Io(error) => Some(error),
             Self::Hardware(error) => Some(&**error),
+            Self::Cm(failure) => Some(failure),
             _ => None,
         }
     }

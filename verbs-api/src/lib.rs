@@ -40,11 +40,13 @@
 //! - [`Pd`], [`Mr`], [`Access`]: protection domains and memory regions;
 //! - [`Cq`], [`CompChannel`]: completions, polled or waited for;
 //! - [`QpBuilder`], [`PreparedQp`], [`Qp`]: queue pairs;
+//! - [`cm`]: connections made by the connection manager, as `librdmacm` makes them;
 //! - [`Exchange`]: a small exchange over TCP that connects two of them.
 //!
 //! Nothing needs a thread of the program's: `post_send` and `poll` drive the device on the spot, and a background thread does while
 //! the program does not.
 
+pub mod cm;
 mod context;
 mod cq;
 mod error;
@@ -78,7 +80,7 @@ pub use rocinante_netdev::{
     AnyPort, Backend, Capabilities, Interface, OpenError, PortConfig, PortStats,
 };
 pub use rocinante_stack::mem::{Access, AccessError, Sge};
-pub use rocinante_stack::stats::{Counters, Drops};
+pub use rocinante_stack::stats::{CmCounters, Counters, Drops};
 pub use rocinante_stack::types::{Key, Mtu, Psn, Qpn};
 pub use rocinante_stack::verbs::{
     QpEvent, QpState, RecvWr, SendData, SendOp, SendWr, WcOpcode, WcStatus,

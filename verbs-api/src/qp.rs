@@ -90,6 +90,11 @@ impl Qp {
         Ok(())
     }
 
+    /// The device that it is of.
+    pub(crate) fn device(&self) -> &crate::context::Device {
+        self.pd.device()
+    }
+
     fn connect_to(&self, peer: &Endpoint, options: &ConnectOptions) -> Result<(), VerbsError> {
         let own = self.pd.device().active_mtu();
         let mtu = options.mtu.unwrap_or(own).min(own).min(peer.mtu);

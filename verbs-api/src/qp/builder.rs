@@ -170,6 +170,11 @@ impl PreparedQp {
         self.qp.post_recv(list)
     }
 
+    /// The device that it is of.
+    pub(crate) fn device(&self) -> &crate::context::Device {
+        self.qp.device()
+    }
+
     /// Connects: through RTR to RTS.
     ///
     /// # Errors

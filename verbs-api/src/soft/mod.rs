@@ -1,5 +1,6 @@
 //! The software provider: an engine and a port instead of a card.
 
+mod cm;
 mod core;
 mod cq;
 mod front;
@@ -20,6 +21,7 @@ use rocinante_stack::mem::PdId;
 use rocinante_stack::types::Mtu;
 use rocinante_stack::{Budget, Engine, EngineConfig};
 
+pub(crate) use self::cm::Mailbox;
 use self::core::Core;
 pub(crate) use self::cq::{Channel, Cq};
 use self::host::Host;
@@ -94,7 +96,7 @@ impl Device {
                 capabilities.link_mtu
             ))
         })?;
-        let engine = Engine::new(EngineConfig {
+        let mut engine = Engine::new(EngineConfig {
             max_qp: settings.limits.max_qp,
             // Three quarters for what peers send of their own accord, one for what we ask for.
             own_budget: budget.part(1, 4),
@@ -102,6 +104,7 @@ impl Device {
             advertise_credits: settings.advertise_credits,
             ..EngineConfig::default()
         });
+        engine.start_cm(cm::config(settings.limits.max_qp)?);
         let host = Host::new(settings.limits.max_mr as usize);
         let core = Arc::new(Core::new(Shard::new(engine, port, host))?);
         let thread = if settings.background {

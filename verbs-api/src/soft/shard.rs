@@ -7,9 +7,11 @@ use std::time::Instant;
 use rocinante_netdev::{AnyPort, PathId, PathSpec, Port, RxDatagram, RxIpId};
 use rocinante_stack::types::Time;
 use rocinante_stack::verbs::CqId;
+use rocinante_stack::wire::MadBytes;
 use rocinante_stack::wire::icrc::{DF, IpFields, Template};
 use rocinante_stack::{Datagram, Engine, IpId, TxSink, TxStop};
 
+use super::cm::Post;
 use super::host::Host;
 use crate::event::AsyncEvent;
 
@@ -19,6 +21,8 @@ pub(crate) struct Shard {
     pub(crate) port: AnyPort,
     pub(crate) host: Host,
     paths: Paths,
+    /// What the connection manager sends and says.
+    pub(super) post: Post,
     started: Instant,
     maintain_at: Time,
     /// Work requests posted since the last transmission.
@@ -66,6 +70,7 @@ impl Shard {
             port,
             host,
             paths: Paths::default(),
+            post: Post::default(),
             started: Instant::now(),
             maintain_at: Time(0),
             deferred: 0,
@@ -113,6 +118,7 @@ impl Shard {
             }
             let received = self.receive(now);
             self.handle_timeout(now, received < RX_BURST);
+            self.serve_cm(now);
             let few = (1..=HELD_MAX).contains(&received);
             self.held = hold && few && !self.held && !self.engine.wants_transmit_now();
             any |= received > 0;
@@ -190,6 +196,12 @@ impl Shard {
         self.deliver();
     }
 
+    /// Sends a management datagram on a path. Returns whether there was room.
+    pub(super) fn send_mad(&mut self, mad: &MadBytes, path: u32) -> bool {
+        let mut sink = Sink { port: &mut self.port, paths: &mut self.paths };
+        self.engine.send_mad(mad, path, &mut sink)
+    }
+
     fn receive(&mut self, now: Time) -> usize {
         if self.broken.is_some() {
             return 0;
@@ -232,6 +244,7 @@ impl Shard {
         if self.paths.used == 0 || now < self.maintain_at {
             return;
         }
+        self.tidy_cm_paths(now);
         let pause = self.port.maintain().map_or(60_000_000_000, |pause| {
             u64::try_from(pause.as_nanos()).unwrap_or(u64::MAX).max(1_000_000)
         });

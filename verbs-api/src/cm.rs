@@ -1,0 +1,142 @@
+//! Connections by the connection manager: as `librdmacm` makes them, over the network that the queue pairs use, and with its programs at
+//! the other end.
+//!
+//! ```
+//! use std::net::SocketAddr;
+//! use std::time::Duration;
+//! use rocinante::{Context, ConnectOptions, cm};
+//!
+//! # let (here, there) = rocinante::doc::addresses();
+//! let patience = Duration::from_secs(10);
+//! let server = Context::open(there)?;
+//! let listener = cm::Listener::bind(&server, SocketAddr::new(there, 7471), 16)?;
+//! let server = std::thread::spawn(move || -> Result<_, rocinante::VerbsError> {
+//!     let (pd, cq) = (server.alloc_pd(), server.create_cq(16)?);
+//!     let request = listener.request(Some(patience))?;
+//!     assert_eq!(&request.private_data()[..5], b"hello");
+//!     let qp = pd.qp(&cq, &cq).build()?;
+//!     request.accept(qp, &cm::Params::default().private_data(b"welcome"))?.wait(patience)
+//! });
+//!
+//! let client = Context::open(here)?;
+//! let (pd, cq) = (client.alloc_pd(), client.create_cq(16)?);
+//! let qp = pd.qp(&cq, &cq).build()?;
+//! let params = cm::Params::default().private_data(b"hello");
+//! let connection = cm::connect(qp, SocketAddr::new(there, 7471), &params, patience)?;
+//! assert_eq!(&connection.private_data()[..7], b"welcome");
+//!
+//! // A connection is a queue pair in RTS that knows when the peer ends it.
+//! let at_server = server.join().unwrap()?;
+//! connection.disconnect()?;
+//! at_server.wait_disconnected(patience)?;
+//! # Ok::<(), rocinante::VerbsError>(())
+//! ```
+//!
+//! Nothing here needs a thread: what waits drives the device. A program with a loop of its own sleeps on the descriptors of
+//! [`Listener::fd`], [`Connecting::fd`] and [`Connection::fd`] instead, and calls what does not wait.
+//!
+//! A device of the kernel has its own connection manager, for which there is `librdmacm`; here it is refused.
+
+mod connection;
+mod failure;
+mod listener;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rocinante_stack::Budget;
+use rocinante_stack::cm::QpSide;
+use rocinante_stack::types::Mtu;
+use rocinante_stack::wire::cm::Announced;
+pub use rocinante_stack::wire::cm::RejReason;
+
+pub use self::connection::{Connecting, Connection};
+pub use self::failure::CmFailure;
+pub use self::listener::{Listener, Request};
+use crate::context::Device;
+use crate::error::VerbsError;
+use crate::exchange::Endpoint;
+use crate::qp::{ConnectOptions, PreparedQp};
+use crate::soft;
+
+/// How to connect: what the queue pair is connected with (`struct rdma_conn_param`), and what the peer's program is told.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Params {
+    options: ConnectOptions,
+    private: Vec<u8>,
+}
+
+impl Params {
+    /// Connects with these options. Of READs and atomics each side gets as many as both permit; path MTU, ACK timeout and retry counts are the
+    /// asking side's.
+    #[must_use]
+    pub fn options(mut self, options: ConnectOptions) -> Self {
+        self.options = options;
+        self
+    }
+
+    /// Tells the peer's program this: 56 bytes at most in a request, 196 in its answer. The peer gets zeros behind it, and cannot
+    /// tell how long it was.
+    #[must_use]
+    pub fn private_data(mut self, private: &[u8]) -> Self {
+        self.private = private.to_vec();
+        self
+    }
+}
+
+/// Connects a queue pair to whoever listens on `peer`, and waits for it.
+///
+/// # Errors
+/// [`VerbsError::Cm`] if the peer rejects it, which names the reason; [`VerbsError::TimedOut`] if it is silent, or `patience` is over;
+/// [`VerbsError::Path`] if there is no way to it. The queue pair is gone then.
+pub fn connect(
+    qp: PreparedQp,
+    peer: SocketAddr,
+    params: &Params,
+    patience: Duration,
+) -> Result<Connection, VerbsError> {
+    Connecting::start(qp, peer, params)?.wait(patience)
+}
+
+/// The device, if it has this connection manager.
+fn soft_device(device: &Device) -> Result<&Arc<soft::Device>, VerbsError> {
+    match device {
+        Device::Soft(device) => Ok(device),
+        Device::Hw(_) => Err(VerbsError::Invalid(
+            "a device of the kernel is connected by the kernel's connection manager: use librdmacm, or `Exchange` with this API"
+                .into(),
+        )),
+    }
+}
+
+/// What the peer is told of a queue pair.
+fn side_of(
+    endpoint: &Endpoint,
+    responder_resources: u8,
+    initiator_depth: u8,
+    rnr_retry: u8,
+) -> QpSide {
+    let Budget { bytes, datagrams } = endpoint.budget;
+    QpSide {
+        qpn: endpoint.qpn,
+        psn: endpoint.psn,
+        responder_resources,
+        initiator_depth,
+        rnr_retry,
+        flow_control: false,
+        srq: false,
+        announced: Some(Announced { bytes, datagrams }),
+    }
+}
+
+/// What a queue pair is to be connected to.
+fn endpoint_of(side: &QpSide, peer: SocketAddr, mtu: Mtu) -> Endpoint {
+    let budget = match side.announced {
+        Some(Announced { bytes, datagrams }) if bytes > 0 && datagrams > 0 => {
+            Budget { bytes, datagrams }
+        }
+        _ => Budget::STRANGER,
+    };
+    Endpoint { address: peer.ip(), qpn: side.qpn, psn: side.psn, mtu, budget }
+}

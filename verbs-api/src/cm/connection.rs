@@ -1,0 +1,289 @@
+//! The active side, and what both sides have in the end.
+
+use std::net::SocketAddr;
+use std::ops::Deref;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rocinante_stack::cm::{CmError, CmEvent, ConnId, Connect, Reply};
+use rocinante_stack::types::Mtu;
+use rocinante_stack::verbs::QpState;
+use rocinante_stack::wire::cm::{PortSpace, RejReason, ServiceId, Transport};
+
+use super::failure::CmFailure;
+use super::{Params, endpoint_of, side_of, soft_device};
+use crate::error::VerbsError;
+use crate::qp::{ConnectOptions, ModifyAttr, PreparedQp, Qp};
+use crate::soft::{self, Mailbox};
+
+/// A connection that the connection manager knows: it is given up when this is dropped.
+#[derive(Debug)]
+struct Link {
+    device: Arc<soft::Device>,
+    conn: ConnId,
+    mailbox: Arc<Mailbox>,
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.device.cm_forget(self.conn);
+    }
+}
+
+/// A connection that is being made, by either side. Dropping it gives it up.
+#[derive(Debug)]
+pub struct Connecting {
+    stage: Stage,
+    peer: SocketAddr,
+    private: Vec<u8>,
+    // After the queue pair: the peer is told once that is gone.
+    link: Option<Link>,
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// We asked.
+    Asked(Box<PreparedQp>, ConnectOptions, Mtu),
+    /// We accepted.
+    Accepted(Box<Qp>),
+    /// It is done, or has failed.
+    Done,
+}
+
+impl Connecting {
+    /// Asks whoever listens on `peer` for a connection, and does not wait.
+    ///
+    /// # Errors
+    /// [`VerbsError::Cm`] for too much private data, too many connections, or an address of another family;
+    /// [`VerbsError::Invalid`] for a queue pair of a device of the kernel.
+    pub fn start(qp: PreparedQp, peer: SocketAddr, params: &Params) -> Result<Self, VerbsError> {
+        let device = soft_device(qp.device())?.clone();
+        let endpoint = qp.endpoint();
+        let options = params.options;
+        let mtu = options.mtu.unwrap_or(endpoint.mtu).min(endpoint.mtu);
+        let (serve, ask) = (options.max_dest_rd_atomic, options.max_rd_atomic);
+        #[allow(clippy::cast_possible_truncation)]
+        let source_port = 0x8000 | crate::context::random()? as u16;
+        let ask = Connect {
+            local: endpoint.address,
+            remote: peer.ip(),
+            service: ServiceId::of_port(PortSpace::Tcp, peer.port()),
+            source_port,
+            side: side_of(&endpoint, serve, ask, options.rnr_retry),
+            transport: Transport::Rc,
+            mtu,
+            ack_timeout: options.timeout,
+            retry_count: options.retry_cnt,
+            traffic_class: options.traffic_class,
+            hop_limit: options.hop_limit,
+            private: &params.private,
+        };
+        let (conn, mailbox) = device.cm_connect(&ask)?;
+        Ok(Self {
+            stage: Stage::Asked(Box::new(qp), options, mtu),
+            peer,
+            private: Vec::new(),
+            link: Some(Link { device, conn, mailbox }),
+        })
+    }
+
+    pub(super) fn accepted(
+        (device, conn, mailbox): (Arc<soft::Device>, ConnId, Arc<Mailbox>),
+        qp: Qp,
+        peer: SocketAddr,
+        private: Vec<u8>,
+    ) -> Self {
+        let link = Some(Link { device, conn, mailbox });
+        Self { stage: Stage::Accepted(Box::new(qp)), peer, private, link }
+    }
+
+    /// Goes on as far as that is possible without waiting. The device must be driven meanwhile, by its background thread or
+    /// [`Context::progress`](crate::Context::progress). Once this has returned something, there is nothing more to come.
+    ///
+    /// # Errors
+    /// As [`connect`](super::connect).
+    pub fn try_finish(&mut self) -> Result<Option<Connection>, VerbsError> {
+        while let Some(event) = self.link.as_ref().and_then(|link| link.mailbox.pop()) {
+            let qp = match (event, std::mem::replace(&mut self.stage, Stage::Done)) {
+                (CmEvent::Replied { reply, .. }, Stage::Asked(qp, options, mtu)) => {
+                    self.private.clone_from(&reply.private);
+                    self.finish(*qp, &options, mtu, &reply)?
+                }
+                (CmEvent::Established { .. }, Stage::Accepted(qp)) => *qp,
+                (CmEvent::Rejected { reason, private, .. }, _) => {
+                    let private_data = private;
+                    return Err(VerbsError::Cm(CmFailure::Rejected { reason, private_data }));
+                }
+                (CmEvent::TimedOut { .. }, _) => return Err(VerbsError::TimedOut),
+                (CmEvent::Disconnected { .. }, _) => return Err(VerbsError::Cm(CmFailure::Ended)),
+                (_, stage) => {
+                    self.stage = stage;
+                    continue;
+                }
+            };
+            let Some(link) = self.link.take() else { break };
+            let private = std::mem::take(&mut self.private);
+            return Ok(Some(Connection::new(qp, link, self.peer, private)));
+        }
+        Ok(None)
+    }
+
+    /// The peer has accepted.
+    fn finish(
+        &self,
+        qp: PreparedQp,
+        options: &ConnectOptions,
+        mtu: Mtu,
+        reply: &Reply,
+    ) -> Result<Qp, VerbsError> {
+        let Some(link) = &self.link else { return Err(VerbsError::Cm(CmFailure::Ended)) };
+        let options = ConnectOptions {
+            mtu: Some(mtu),
+            max_rd_atomic: options.max_rd_atomic.min(reply.side.responder_resources),
+            max_dest_rd_atomic: options.max_dest_rd_atomic.min(reply.side.initiator_depth),
+            rnr_retry: reply.side.rnr_retry,
+            ..*options
+        };
+        match qp.connect(&endpoint_of(&reply.side, self.peer, mtu), &options) {
+            Ok(qp) => {
+                link.device.cm_establish(link.conn)?;
+                Ok(qp)
+            }
+            Err((_, error)) => {
+                // Whether the peer still waits for an answer or not, it gets none but this.
+                let _ = link.device.cm_reject(link.conn, RejReason::CONSUMER, &[]);
+                Err(error)
+            }
+        }
+    }
+
+    /// Waits until it is made.
+    ///
+    /// # Errors
+    /// As [`connect`](super::connect).
+    pub fn wait(mut self, patience: Duration) -> Result<Connection, VerbsError> {
+        let deadline = Instant::now() + patience;
+        loop {
+            if let Some(connection) = self.try_finish()? {
+                return Ok(connection);
+            }
+            if Instant::now() >= deadline {
+                return Err(VerbsError::TimedOut);
+            }
+            let Some(link) = &self.link else { return Err(VerbsError::Cm(CmFailure::Ended)) };
+            link.device.cm_wait(&link.mailbox, Some(deadline))?;
+        }
+    }
+
+    /// A descriptor that is readable while [`try_finish`](Self::try_finish) has something to do.
+    ///
+    /// # Errors
+    /// [`VerbsError::Io`] if there are no descriptors left; [`VerbsError::Cm`] once it has finished.
+    pub fn fd(&self) -> Result<BorrowedFd<'_>, VerbsError> {
+        match &self.link {
+            Some(link) => Ok(link.mailbox.fd()?),
+            None => Err(VerbsError::Cm(CmFailure::Ended)),
+        }
+    }
+}
+
+/// A connected queue pair, to be used as one. Dropping it disconnects and destroys it.
+///
+/// When the peer disconnects, the queue pair goes to the error state, so that everything that is posted completes.
+#[derive(Debug)]
+pub struct Connection {
+    qp: Qp,
+    peer: SocketAddr,
+    private: Vec<u8>,
+    ended: AtomicBool,
+    // After the queue pair: the peer is told once that is gone.
+    link: Link,
+}
+
+impl Connection {
+    fn new(qp: Qp, link: Link, peer: SocketAddr, private: Vec<u8>) -> Self {
+        Self { qp, peer, private, ended: AtomicBool::new(false), link }
+    }
+
+    /// The queue pair.
+    #[must_use]
+    pub fn qp(&self) -> &Qp {
+        &self.qp
+    }
+
+    /// The peer's address and port.
+    #[must_use]
+    pub fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    /// What the peer's program said when the connection was made: 56 bytes if it asked, 196 if it accepted, zeros behind what it filled.
+    #[must_use]
+    pub fn private_data(&self) -> &[u8] {
+        &self.private
+    }
+
+    /// Ends the connection (`rdma_disconnect(3)`): the queue pair goes to the error state, what is posted completes, the peer is told,
+    /// and asked again until it answers. Does not wait for that.
+    ///
+    /// # Errors
+    /// As [`Qp::modify`]. That it has ended already is none.
+    pub fn disconnect(&self) -> Result<(), VerbsError> {
+        self.link.device.cm_flush();
+        self.qp.modify(&ModifyAttr::state(QpState::Err))?;
+        match self.link.device.cm_disconnect(self.link.conn) {
+            Ok(()) | Err(CmError::Unknown) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Whether it has ended, whoever ended it. The device must be driven for that to be noticed.
+    #[must_use]
+    pub fn is_disconnected(&self) -> bool {
+        while let Some(event) = self.link.mailbox.pop() {
+            if !matches!(event, CmEvent::Established { .. }) {
+                self.ended.store(true, Ordering::Relaxed);
+            }
+        }
+        self.ended.load(Ordering::Relaxed)
+    }
+
+    /// Waits until it has ended, whoever ended it.
+    ///
+    /// # Errors
+    /// [`VerbsError::TimedOut`] if it has not within `timeout`.
+    pub fn wait_disconnected(&self, timeout: Duration) -> Result<(), VerbsError> {
+        let deadline = Instant::now() + timeout;
+        while !self.is_disconnected() {
+            if Instant::now() >= deadline {
+                return Err(VerbsError::TimedOut);
+            }
+            self.link.device.cm_wait(&self.link.mailbox, Some(deadline))?;
+        }
+        Ok(())
+    }
+
+    /// A descriptor that is readable when it has ended, until [`is_disconnected`](Self::is_disconnected) has said so.
+    ///
+    /// # Errors
+    /// [`VerbsError::Io`] if there are no descriptors left.
+    pub fn fd(&self) -> Result<BorrowedFd<'_>, VerbsError> {
+        Ok(self.link.mailbox.fd()?)
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.link.device.cm_flush();
+    }
+}
+
+impl Deref for Connection {
+    type Target = Qp;
+
+    fn deref(&self) -> &Qp {
+        &self.qp
+    }
+}

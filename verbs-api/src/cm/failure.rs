@@ -1,0 +1,72 @@
+//! Why there is no connection.
+
+use std::fmt;
+
+use rocinante_stack::cm::CmError;
+use rocinante_stack::wire::cm::RejReason;
+use rustix::io::Errno;
+
+use crate::error::VerbsError;
+
+/// Why there is no connection, or no longer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum CmFailure {
+    /// The peer rejected it (`ECONNREFUSED`).
+    Rejected {
+        /// Why.
+        reason: RejReason,
+        /// What its program says: 148 bytes, zeros behind what it filled.
+        private_data: Vec<u8>,
+    },
+    /// The peer gave up, or ended the connection (`ECONNRESET`).
+    Ended,
+    /// The call cannot be done: the port is taken (`EADDRINUSE`), private data is too long, or there are too many connections.
+    Call(CmError),
+}
+
+impl CmFailure {
+    pub(crate) fn errno(&self) -> Errno {
+        match self {
+            Self::Rejected { .. } => Errno::CONNREFUSED,
+            Self::Ended => Errno::CONNRESET,
+            Self::Call(CmError::InUse) => Errno::ADDRINUSE,
+            Self::Call(CmError::Full) => Errno::NOMEM,
+            Self::Call(_) => Errno::INVAL,
+        }
+    }
+}
+
+impl fmt::Display for CmFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Rejected { reason, .. } => {
+                write!(f, "the peer rejects the connection: {reason}")?;
+                match *reason {
+                    RejReason::INVALID_SERVICE_ID => f.write_str(
+                        ": start the server first, and give both sides the same address and port",
+                    ),
+                    RejReason::STALE_CONNECTION => f.write_str(": try again with a new queue pair"),
+                    RejReason::NO_RESOURCES => {
+                        f.write_str(": its backlog is full, try again or raise it")
+                    }
+                    RejReason::INVALID_MTU => f.write_str(": ask for a smaller path MTU"),
+                    _ => Ok(()),
+                }
+            }
+            Self::Ended => f.write_str("the peer has ended the connection"),
+            Self::Call(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for CmFailure {}
+
+impl From<CmError> for VerbsError {
+    fn from(error: CmError) -> Self {
+        Self::Cm(match error {
+            CmError::Unknown => CmFailure::Ended,
+            other => CmFailure::Call(other),
+        })
+    }
+}

@@ -1,0 +1,226 @@
+//! The passive side.
+
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rocinante_stack::cm::{Accept, CmEvent, ConnId, ListenerId, Request as Asked};
+use rocinante_stack::types::Mtu;
+use rocinante_stack::wire::cm::{PortSpace, RejReason, ServiceId, Transport};
+
+use super::connection::Connecting;
+use super::{Params, endpoint_of, side_of, soft_device};
+use crate::context::Context;
+use crate::error::VerbsError;
+use crate::qp::{ConnectOptions, PreparedQp};
+use crate::soft::{self, Mailbox};
+
+/// Listens for connections on a port (`rdma_listen(3)`); dropping it rejects who waits.
+#[derive(Debug)]
+pub struct Listener {
+    device: Arc<soft::Device>,
+    id: ListenerId,
+    mailbox: Arc<Mailbox>,
+    address: SocketAddr,
+}
+
+impl Listener {
+    /// Listens on a port of the device: on one of its addresses, or on all of them if the address is the unspecified one. Of requests that
+    /// are not accepted yet, or not established, there are `backlog` at most; further peers are rejected.
+    ///
+    /// The port is one of `RDMA_PS_TCP`, which has nothing to do with TCP's. It is this device's: another process's device on
+    /// the same address has its own.
+    ///
+    /// # Errors
+    /// [`VerbsError::Cm`] if somebody listens there already; [`VerbsError::Invalid`] for an address that the device has not, port 0,
+    /// or a device of the kernel.
+    pub fn bind(ctx: &Context, address: SocketAddr, backlog: usize) -> Result<Self, VerbsError> {
+        let device = soft_device(&ctx.device)?;
+        let ip = (!address.ip().is_unspecified()).then_some(address.ip());
+        if let Some(ip) = ip.filter(|ip| !device.gids.contains(ip)) {
+            let why = format!("{} has not the address {ip}: see `rocinante devices`", device.name);
+            return Err(VerbsError::Invalid(why));
+        }
+        if address.port() == 0 {
+            return Err(VerbsError::Invalid("port 0 is none: choose one".into()));
+        }
+        let service = ServiceId::of_port(PortSpace::Tcp, address.port());
+        let (id, mailbox) = device.cm_listen(service, ip, backlog)?;
+        Ok(Self { device: device.clone(), id, mailbox, address })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The next request, if there is one now. The device must be driven for one to come, by its background thread or
+    /// [`Context::progress`].
+    #[must_use]
+    pub fn try_request(&self) -> Option<Request> {
+        loop {
+            match self.mailbox.pop()? {
+                CmEvent::Request { conn, request, .. } if request.transport == Transport::Rc => {
+                    let device = self.device.clone();
+                    return Some(Request { device, conn, asked: request, decided: false });
+                }
+                CmEvent::Request { conn, .. } => {
+                    // Whether it hears of it or not, there is no connection.
+                    let _ = self.device.cm_reject(conn, RejReason::INVALID_TRANSPORT_TYPE, &[]);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Waits for the next request.
+    ///
+    /// # Errors
+    /// [`VerbsError::TimedOut`] if there is none within `timeout`; `None` waits for ever.
+    pub fn request(&self, timeout: Option<Duration>) -> Result<Request, VerbsError> {
+        let deadline = timeout.map(|timeout| Instant::now() + timeout);
+        loop {
+            if let Some(request) = self.try_request() {
+                return Ok(request);
+            }
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Err(VerbsError::TimedOut);
+            }
+            self.device.cm_wait(&self.mailbox, deadline)?;
+        }
+    }
+
+    /// A descriptor that is readable while [`try_request`](Self::try_request) has something.
+    ///
+    /// # Errors
+    /// [`VerbsError::Io`] if there are no descriptors left.
+    pub fn fd(&self) -> Result<BorrowedFd<'_>, VerbsError> {
+        Ok(self.mailbox.fd()?)
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.device.cm_unlisten(self.id);
+    }
+}
+
+/// A peer asks for a connection. It is patient for about a minute; dropping the request rejects it.
+#[derive(Debug)]
+pub struct Request {
+    device: Arc<soft::Device>,
+    conn: ConnId,
+    asked: Box<Asked>,
+    decided: bool,
+}
+
+impl Request {
+    /// The peer's address and port.
+    #[must_use]
+    pub fn peer(&self) -> SocketAddr {
+        self.asked.peer
+    }
+
+    /// Our address, to which the request came.
+    #[must_use]
+    pub fn local(&self) -> IpAddr {
+        self.asked.local
+    }
+
+    /// What the peer's program says: 56 bytes, zeros behind what it filled.
+    #[must_use]
+    pub fn private_data(&self) -> &[u8] {
+        &self.asked.private
+    }
+
+    /// The path MTU that the peer asks for; the connection has it, or there is none.
+    #[must_use]
+    pub fn mtu(&self) -> Mtu {
+        self.asked.mtu
+    }
+
+    /// READs and atomics that the peer wants to have outstanding, and those that it serves at a time.
+    #[must_use]
+    pub fn rd_atomic(&self) -> (u8, u8) {
+        (self.asked.side.initiator_depth, self.asked.side.responder_resources)
+    }
+
+    /// Accepts: connects the queue pair and tells the peer. The queue pair's address must be that to which the request came
+    /// ([`QpBuilder::gid_index`](crate::QpBuilder::gid_index)).
+    ///
+    /// # Errors
+    /// [`VerbsError::Cm`] if the peer does not wait any more; [`VerbsError::Invalid`] for a queue pair of another device or address,
+    /// or if the link does not take the path MTU that the peer asks for, which is told so; [`VerbsError::Path`]. The peer is rejected then.
+    pub fn accept(mut self, qp: PreparedQp, params: &Params) -> Result<Connecting, VerbsError> {
+        let endpoint = qp.endpoint();
+        if endpoint.address != self.asked.local {
+            let why = format!(
+                "the request came to {}, the queue pair is of {}: give it that GID index",
+                self.asked.local, endpoint.address
+            );
+            return Err(VerbsError::Invalid(why));
+        }
+        if self.asked.mtu > endpoint.mtu {
+            self.decided = true;
+            self.device.cm_reject(self.conn, RejReason::INVALID_MTU, &[])?;
+            let why = format!(
+                "the peer asks for a path MTU of {}, the link takes {}: raise its MTU or lower the peer's",
+                self.asked.mtu, endpoint.mtu
+            );
+            return Err(VerbsError::Invalid(why));
+        }
+        let options = self.options(&params.options);
+        let peer = endpoint_of(&self.asked.side, self.asked.peer, self.asked.mtu);
+        let qp = qp.connect(&peer, &options).map_err(|(_, error)| error)?;
+        let (serve, ask) = (options.max_dest_rd_atomic, options.max_rd_atomic);
+        let side = side_of(&endpoint, serve, ask, params.options.rnr_retry);
+        let accept = Accept { side, private: &params.private };
+        let mailbox = self.device.cm_accept(self.conn, &accept)?;
+        self.decided = true;
+        let private = std::mem::take(&mut self.asked.private);
+        Ok(Connecting::accepted(
+            (self.device.clone(), self.conn, mailbox),
+            qp,
+            self.asked.peer,
+            private,
+        ))
+    }
+
+    /// What both sides permit.
+    fn options(&self, ours: &ConnectOptions) -> ConnectOptions {
+        let side = &self.asked.side;
+        ConnectOptions {
+            mtu: Some(self.asked.mtu),
+            max_rd_atomic: ours.max_rd_atomic.min(side.responder_resources),
+            max_dest_rd_atomic: ours.max_dest_rd_atomic.min(side.initiator_depth),
+            timeout: if self.asked.ack_timeout == 0 {
+                ours.timeout
+            } else {
+                self.asked.ack_timeout
+            },
+            retry_cnt: self.asked.retry_count,
+            rnr_retry: side.rnr_retry,
+            traffic_class: self.asked.traffic_class,
+            ..*ours
+        }
+    }
+
+    /// Rejects (`rdma_reject(3)`), and tells the peer's program why: 148 bytes at most.
+    ///
+    /// # Errors
+    /// [`VerbsError::Cm`] if that is too much, or the peer does not wait any more.
+    pub fn reject(mut self, private_data: &[u8]) -> Result<(), VerbsError> {
+        self.decided = true;
+        Ok(self.device.cm_reject(self.conn, RejReason::CONSUMER, private_data)?)
+    }
+}
+
+impl Drop for Request {
+    fn drop(&mut self) {
+        if !self.decided {
+            self.device.cm_forget(self.conn);
+        }
+    }
+}

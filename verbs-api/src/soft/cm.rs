@@ -1,0 +1,337 @@
+//! The connection manager on a shard: what it wants to send, and whom its events concern.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use rocinante_netdev::{PathSpec, Port};
+use rocinante_stack::QpAttr;
+use rocinante_stack::cm::{
+    Accept, CmConfig, CmError, CmEvent, ConnId, Connect, ConnectionManager, ListenerId,
+};
+use rocinante_stack::stats::CmCounters;
+use rocinante_stack::types::{Qpn, Time};
+use rocinante_stack::verbs::QpState;
+use rocinante_stack::wire::cm::{RejReason, ServiceId};
+
+use super::Device;
+use super::shard::Shard;
+use crate::error::VerbsError;
+use crate::wake;
+
+/// Events that wait for their owner, and a descriptor for those who want to sleep until there are some.
+#[derive(Debug, Default)]
+pub(crate) struct Mailbox {
+    events: Mutex<VecDeque<CmEvent>>,
+    fd: OnceLock<OwnedFd>,
+}
+
+impl Mailbox {
+    fn push(&self, event: CmEvent) {
+        let mut events = self.events.lock();
+        events.push_back(event);
+        if let Some(fd) = self.fd.get() {
+            wake::notify(fd);
+        }
+    }
+
+    pub(crate) fn pop(&self) -> Option<CmEvent> {
+        let mut events = self.events.lock();
+        let event = events.pop_front();
+        if events.is_empty()
+            && let Some(fd) = self.fd.get()
+        {
+            wake::clear(fd);
+        }
+        event
+    }
+
+    /// A peer does not ask any more.
+    fn withdraw(&self, gone: ConnId) {
+        let of_it =
+            |event: &CmEvent| matches!(event, CmEvent::Request { conn, .. } if *conn == gone);
+        self.events.lock().retain(|event| !of_it(event));
+    }
+
+    /// Readable while there are events. Made when it is first asked for: few connections need one.
+    pub(crate) fn fd(&self) -> io::Result<BorrowedFd<'_>> {
+        if self.fd.get().is_none() {
+            let fd = wake::eventfd()?;
+            let events = self.events.lock();
+            let fd = self.fd.get_or_init(|| fd);
+            if !events.is_empty() {
+                wake::notify(fd);
+            }
+        }
+        Ok(self.fd.get().expect("just made").as_fd())
+    }
+}
+
+/// What the connection manager needs of its shard.
+#[derive(Debug, Default)]
+pub(super) struct Post {
+    /// The ports' paths by which QP1 sends, and when they were last used.
+    paths: BTreeMap<(IpAddr, IpAddr), (u32, Time)>,
+    conns: BTreeMap<ConnId, (Qpn, Arc<Mailbox>)>,
+    listeners: BTreeMap<ListenerId, Arc<Mailbox>>,
+    /// Who was told of a connection that a peer asked for.
+    asked: BTreeMap<ConnId, ListenerId>,
+}
+
+impl Post {
+    /// The connection is no more: nobody shall be asked about it.
+    fn release(&mut self, conn: ConnId) {
+        self.conns.remove(&conn);
+        let listener = self.asked.remove(&conn);
+        if let Some(mailbox) = listener.and_then(|listener| self.listeners.get(&listener)) {
+            mailbox.withdraw(conn);
+        }
+    }
+}
+
+/// Paths of QP1 at most.
+const PATHS_MAX: usize = 256;
+/// One that was not used for so long is given up: 20 s.
+const PATH_IDLE: u64 = 20_000_000_000;
+
+impl Shard {
+    /// The connection manager.
+    fn cm(&mut self) -> &mut ConnectionManager {
+        self.engine.cm().expect("started with the device")
+    }
+
+    /// Hands its events to whom they concern, and its datagrams to the port.
+    pub(super) fn serve_cm(&mut self, now: Time) {
+        let mut any = false;
+        while let Some(event) = self.engine.cm().and_then(ConnectionManager::poll_event) {
+            self.deliver_cm(event);
+            any = true;
+        }
+        if any {
+            self.deliver();
+        }
+        if self.engine.cm().is_some_and(|cm| cm.wants_transmit()) {
+            self.transmit_cm(now);
+        }
+    }
+
+    fn deliver_cm(&mut self, event: CmEvent) {
+        let conn = match &event {
+            CmEvent::Request { listener, conn, .. } => {
+                match self.post.listeners.get(listener) {
+                    Some(mailbox) => {
+                        self.post.asked.insert(*conn, *listener);
+                        mailbox.push(event);
+                    }
+                    // Whoever listened has just gone.
+                    None => {
+                        let (conn, now) = (*conn, self.now());
+                        self.cm().forget(now, conn);
+                    }
+                }
+                return;
+            }
+            CmEvent::Released { conn, qpn } => {
+                self.engine.release_qpn(*qpn);
+                self.post.release(*conn);
+                return;
+            }
+            CmEvent::Resolved { .. } | CmEvent::Unresolved { .. } => return,
+            CmEvent::Disconnected { conn, .. } => {
+                let conn = *conn;
+                if let Some((qpn, _)) = self.post.conns.get(&conn) {
+                    // Nobody answers any more: what is posted completes now.
+                    let error = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };
+                    let qpn = *qpn;
+                    // The queue pair may be gone, or be in the error state.
+                    let _ = self.engine.modify_qp(qpn, &error, &mut self.host);
+                }
+                conn
+            }
+            CmEvent::Replied { conn, .. }
+            | CmEvent::Established { conn }
+            | CmEvent::Rejected { conn, .. }
+            | CmEvent::TimedOut { conn } => *conn,
+        };
+        if let Some((_, mailbox)) = self.post.conns.get(&conn) {
+            mailbox.push(event);
+        }
+    }
+
+    fn transmit_cm(&mut self, now: Time) {
+        while let Some(transmit) = self.engine.cm().and_then(ConnectionManager::poll_transmit) {
+            let way = (transmit.local, transmit.remote);
+            // Without a way to the peer it is lost, as on any network; it is sent again if it matters.
+            let Ok(path) = self.cm_path(now, way) else { continue };
+            if !self.send_mad(&transmit.mad, path) {
+                self.flush();
+                if !self.send_mad(&transmit.mad, path) {
+                    self.cm().put_back(transmit);
+                    break;
+                }
+            }
+        }
+        self.flush();
+    }
+
+    fn cm_path(&mut self, now: Time, (local, remote): (IpAddr, IpAddr)) -> io::Result<u32> {
+        if let Some((path, used)) = self.post.paths.get_mut(&(local, remote)) {
+            *used = now;
+            return Ok(*path);
+        }
+        if self.post.paths.len() >= PATHS_MAX {
+            let oldest = self.post.paths.iter().min_by_key(|(_, (_, used))| *used);
+            if let Some(way) = oldest.map(|(way, _)| *way) {
+                self.drop_cm_path(way);
+            }
+        }
+        let spec = PathSpec { local, remote, src_port: 0xc000, tos: 0, ttl: 64, flow_label: 0 };
+        let path = self.add_path(&spec)?;
+        self.post.paths.insert((local, remote), (path, now));
+        Ok(path)
+    }
+
+    fn drop_cm_path(&mut self, way: (IpAddr, IpAddr)) {
+        if let Some((path, _)) = self.post.paths.remove(&way) {
+            self.flush();
+            self.remove_path(path);
+        }
+    }
+
+    /// Gives up paths that nobody uses, so that an idle device has nothing to look after.
+    pub(super) fn tidy_cm_paths(&mut self, now: Time) {
+        let idle = |(_, (_, used)): &(&_, &(u32, Time))| now.since(*used) > PATH_IDLE;
+        let idle: Vec<_> = self.post.paths.iter().filter(idle).map(|(way, _)| *way).collect();
+        for way in idle {
+            self.drop_cm_path(way);
+        }
+    }
+}
+
+impl Device {
+    /// Does something with the connection manager, and what follows from it.
+    fn with_cm<T>(&self, call: impl FnOnce(&mut ConnectionManager, Time) -> T) -> T {
+        let mut shard = self.core.hold();
+        let now = shard.now();
+        let result = call(shard.cm(), now);
+        shard.serve_cm(now);
+        result
+    }
+
+    pub(crate) fn cm_listen(
+        &self,
+        service: ServiceId,
+        address: Option<IpAddr>,
+        backlog: usize,
+    ) -> Result<(ListenerId, Arc<Mailbox>), CmError> {
+        let mut shard = self.core.hold();
+        let listener = shard.cm().listen(service, address, backlog)?;
+        let mailbox = Arc::new(Mailbox::default());
+        shard.post.listeners.insert(listener, mailbox.clone());
+        Ok((listener, mailbox))
+    }
+
+    pub(crate) fn cm_unlisten(&self, listener: ListenerId) {
+        let mut shard = self.core.hold();
+        shard.post.listeners.remove(&listener);
+        let now = shard.now();
+        shard.cm().unlisten(listener);
+        shard.serve_cm(now);
+    }
+
+    pub(crate) fn cm_connect(&self, ask: &Connect<'_>) -> Result<(ConnId, Arc<Mailbox>), CmError> {
+        let mut shard = self.core.hold();
+        let now = shard.now();
+        let conn = shard.cm().connect(now, ask)?;
+        let mailbox = shard.own(conn, ask.side.qpn);
+        shard.serve_cm(now);
+        Ok((conn, mailbox))
+    }
+
+    pub(crate) fn cm_accept(
+        &self,
+        conn: ConnId,
+        accept: &Accept<'_>,
+    ) -> Result<Arc<Mailbox>, CmError> {
+        let mut shard = self.core.hold();
+        let now = shard.now();
+        shard.cm().accept(now, conn, accept)?;
+        let mailbox = shard.own(conn, accept.side.qpn);
+        shard.serve_cm(now);
+        Ok(mailbox)
+    }
+
+    pub(crate) fn cm_reject(
+        &self,
+        conn: ConnId,
+        reason: RejReason,
+        private: &[u8],
+    ) -> Result<(), CmError> {
+        self.with_cm(|cm, _| cm.reject(conn, reason, private))
+    }
+
+    pub(crate) fn cm_establish(&self, conn: ConnId) -> Result<(), CmError> {
+        self.with_cm(|cm, _| cm.establish(conn, &[]))
+    }
+
+    /// Sends what waits for company: once the queue pair is in the error state the peer would never get it.
+    pub(crate) fn cm_flush(&self) {
+        let mut shard = self.core.hold();
+        self.core.take_staged(&mut shard);
+        let now = shard.now();
+        shard.transmit(now);
+    }
+
+    pub(crate) fn cm_disconnect(&self, conn: ConnId) -> Result<(), CmError> {
+        self.with_cm(|cm, now| cm.disconnect(now, conn, &[]))
+    }
+
+    pub(crate) fn cm_forget(&self, conn: ConnId) {
+        self.with_cm(|cm, now| cm.forget(now, conn));
+    }
+
+    pub(crate) fn cm_counters(&self) -> CmCounters {
+        *self.core.hold().cm().counters()
+    }
+
+    /// Sleeps until the mailbox has something, or `until`, and drives the device meanwhile.
+    pub(crate) fn cm_wait(&self, mailbox: &Mailbox, until: Option<Instant>) -> io::Result<()> {
+        let fd = mailbox.fd()?;
+        self.core.wait(fd, until);
+        Ok(())
+    }
+}
+
+impl Shard {
+    /// The events of the connection have an owner from now on.
+    fn own(&mut self, conn: ConnId, qpn: Qpn) -> Arc<Mailbox> {
+        let mailbox = Arc::new(Mailbox::default());
+        self.post.conns.insert(conn, (qpn, mailbox.clone()));
+        self.engine.keep_qpn(qpn);
+        mailbox
+    }
+
+    fn flush(&mut self) {
+        let refused = &mut self.refused;
+        self.port.flush(|failure| {
+            refused.0 += u64::from(failure.datagrams);
+            refused.1 = failure.errno;
+        });
+    }
+}
+
+/// How a device's connection manager is started.
+pub(super) fn config(max_qp: u32) -> Result<CmConfig, VerbsError> {
+    let mut random = [0; 3];
+    for word in &mut random {
+        let halves = [crate::context::random()?, crate::context::random()?];
+        *word = u64::from(halves[0]) << 32 | u64::from(halves[1]);
+    }
+    let [first, second, ca_guid] = random;
+    let max_connections = max_qp as usize;
+    Ok(CmConfig { key: [first, second], ca_guid, max_connections, ..CmConfig::default() })
+}

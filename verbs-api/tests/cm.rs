@@ -1,0 +1,150 @@
+//! Connections over a network that loses, repeats and reorders; and programs that go at the wrong time.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use rocinante::cm::{self, CmFailure, Connecting, Listener, Params, RejReason};
+use rocinante::{Context, Cq, OpenOptions, Pd, PreparedQp, QpState, VerbsError};
+use rocinante_netdev::AnyPort;
+use rocinante_netdev::sim::{LinkConfig, SimConfig, SimNet, Verdict};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+struct Side {
+    ctx: Context,
+    pd: Pd,
+    cq: Cq,
+}
+
+impl Side {
+    fn open(net: &SimNet, address: IpAddr) -> Self {
+        let port = net.port(&[address], &SimConfig::default()).unwrap();
+        let options = OpenOptions::new();
+        let ctx = options.open_port("sim", AnyPort::from(port), "a test wants it").unwrap();
+        let (cq, pd) = (ctx.create_cq(64).unwrap(), ctx.alloc_pd());
+        Self { ctx, pd, cq }
+    }
+
+    fn qp(&self) -> PreparedQp {
+        self.pd.qp(&self.cq, &self.cq).build().unwrap()
+    }
+}
+
+const fn ip(last: u8) -> IpAddr {
+    IpAddr::V4(Ipv4Addr::new(10, 0, 0, last))
+}
+
+const SERVER: SocketAddr = SocketAddr::new(ip(2), 7471);
+
+fn sides(net: &SimNet) -> [Side; 2] {
+    [Side::open(net, ip(1)), Side::open(net, ip(2))]
+}
+
+#[test]
+fn a_bad_network_only_takes_time() {
+    let net = SimNet::new(7);
+    net.set_default_link(LinkConfig {
+        drop_ppm: 200_000,
+        duplicate_ppm: 200_000,
+        corrupt_ppm: 50_000,
+        ..LinkConfig::default()
+    });
+    let [a, b] = &sides(&net);
+    let listener = Listener::bind(&b.ctx, SERVER, 64).unwrap();
+    const COUNT: usize = 20;
+    std::thread::scope(|scope| {
+        let server = scope.spawn(|| {
+            let accept = |_| {
+                let request = listener.request(Some(PATIENCE)).unwrap();
+                request.accept(b.qp(), &Params::default()).unwrap()
+            };
+            let pending: Vec<_> = (0..COUNT).map(accept).collect();
+            pending.into_iter().map(|it| it.wait(PATIENCE).unwrap()).collect::<Vec<_>>()
+        });
+        let start = |_| Connecting::start(a.qp(), SERVER, &Params::default()).unwrap();
+        let pending: Vec<_> = (0..COUNT).map(start).collect();
+        let mine: Vec<_> = pending.into_iter().map(|it| it.wait(PATIENCE).unwrap()).collect();
+        let theirs = server.join().unwrap();
+        for connection in &mine {
+            connection.disconnect().unwrap();
+        }
+        for connection in mine.iter().chain(&theirs) {
+            connection.wait_disconnected(PATIENCE).unwrap();
+            assert_eq!(connection.state(), QpState::Err);
+        }
+    });
+    let counters = a.ctx.cm_counters().unwrap();
+    assert!(counters.repeated > 0, "{counters:?}");
+    assert!(a.ctx.counters().drops.icrc + b.ctx.counters().drops.icrc > 0);
+}
+
+#[test]
+fn a_peer_that_is_silent_costs_as_long_as_was_allowed() {
+    let net = SimNet::new(1);
+    let [a, _b] = &sides(&net);
+    net.set_tap(Some(Box::new(|_| Verdict::Drop)));
+    let start = Instant::now();
+    let patience = Duration::from_millis(300);
+    let error = cm::connect(a.qp(), SERVER, &Params::default(), patience).unwrap_err();
+    assert!(matches!(error, VerbsError::TimedOut), "{error}");
+    assert!((patience..PATIENCE).contains(&start.elapsed()));
+}
+
+#[test]
+fn a_request_that_is_dropped_is_rejected() {
+    let net = SimNet::new(1);
+    let [a, b] = &sides(&net);
+    let listener = Listener::bind(&b.ctx, "0.0.0.0:7471".parse().unwrap(), 1).unwrap();
+    let asked = Connecting::start(a.qp(), SERVER, &Params::default()).unwrap();
+    drop(listener.request(Some(PATIENCE)).unwrap());
+    let error = asked.wait(PATIENCE).unwrap_err();
+    let VerbsError::Cm(CmFailure::Rejected { reason, .. }) = error else { panic!("{error}") };
+    assert_eq!(reason, RejReason::CONSUMER);
+}
+
+#[test]
+fn who_does_not_wait_any_more_is_not_offered() {
+    let net = SimNet::new(1);
+    let [a, b] = &sides(&net);
+    let listener = Listener::bind(&b.ctx, SERVER, 4).unwrap();
+    let gone = Connecting::start(a.qp(), SERVER, &Params::default()).unwrap();
+    let taken = listener.request(Some(PATIENCE)).unwrap();
+    drop(gone);
+    // It was taken; what the peer said since makes it useless.
+    std::thread::sleep(Duration::from_millis(100));
+    let error = taken.accept(b.qp(), &Params::default()).unwrap_err();
+    assert!(matches!(error, VerbsError::Cm(CmFailure::Ended)), "{error}");
+    // It was not taken.
+    drop(Connecting::start(a.qp(), SERVER, &Params::default()).unwrap());
+    let error = listener.request(Some(Duration::from_millis(300))).unwrap_err();
+    assert!(matches!(error, VerbsError::TimedOut), "{error}");
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let net = SimNet::new(1);
+    let [a, b] = &sides(&net);
+    let listen = |address: &str| Listener::bind(&b.ctx, address.parse().unwrap(), 1);
+    assert!(matches!(listen("10.0.0.9:1"), Err(VerbsError::Invalid(_))));
+    assert!(matches!(listen("10.0.0.2:0"), Err(VerbsError::Invalid(_))));
+    let long = Params::default().private_data(&[1; 57]);
+    let error = Connecting::start(a.qp(), SERVER, &long).unwrap_err();
+    assert!(error.to_string().contains("56 bytes at most"), "{error}");
+    let family = "[fd00::1]:1".parse().unwrap();
+    let error = Connecting::start(a.qp(), family, &Params::default()).unwrap_err();
+    assert!(error.to_string().contains("different families"), "{error}");
+}
+
+#[test]
+fn a_device_connects_to_itself() {
+    let net = SimNet::new(1);
+    let [_, b] = &sides(&net);
+    let listener = Listener::bind(&b.ctx, SERVER, 1).unwrap();
+    let asked = Connecting::start(b.qp(), SERVER, &Params::default()).unwrap();
+    let request = listener.request(Some(PATIENCE)).unwrap();
+    let accepted = request.accept(b.qp(), &Params::default()).unwrap();
+    let asked = asked.wait(PATIENCE).unwrap();
+    let accepted = accepted.wait(PATIENCE).unwrap();
+    drop(accepted);
+    asked.wait_disconnected(PATIENCE).unwrap();
+}
