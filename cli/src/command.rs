@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::{compare, decode, demo, devices, perf, pingpong};
+use crate::{compare, decode, demo, devices, perf, pingpong, rping};
 
 /// RDMA over Converged Ethernet in user space: no RDMA card, no kernel module, no root
 #[derive(Debug, Parser)]
@@ -23,6 +23,7 @@ enum Command {
     Devices(devices::Args),
     Pingpong(pingpong::Args),
     Perf(perf::Args),
+    Rping(rping::Args),
     Decode(decode::Args),
     Compare(compare::Args),
     #[command(hide = true)]
@@ -38,6 +39,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Devices(args) => devices::run(&args),
         Command::Pingpong(args) => pingpong::run(&args),
         Command::Perf(args) => perf::run(&args),
+        Command::Rping(args) => rping::run(&args),
         Command::Decode(args) => decode::run(&args),
         Command::Compare(args) => compare::run(&args),
         Command::CompareWorker(args) => compare::run_worker(&args),

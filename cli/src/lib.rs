@@ -1,6 +1,6 @@
 //! What the `rocinante` command is made of, as far as tests and benchmarks share it.
 //!
-//! [`demo`] shows everything. [`devices`] lists what there is to open. [`pingpong`] and [`perf`] work between two processes that find each other by [`session`]; by [`compat`] the other side may be a program of rdma-core's or perftest's. [`decode`] reads capture files. [`measure`] has the loops behind latencies and bandwidths. [`lab`] makes small networks out of network namespaces: containers,
+//! [`demo`] shows everything. [`devices`] lists what there is to open. [`pingpong`] and [`perf`] work between two processes that find each other by [`session`]; by [`compat`] the other side may be a program of rdma-core's or perftest's. [`rping`] connects by the connection manager. [`decode`] reads capture files. [`measure`] has the loops behind latencies and bandwidths. [`lab`] makes small networks out of network namespaces: containers,
 //! the host's bridge between them, and the host's policy on it.
 #![forbid(unsafe_code)]
 
@@ -18,4 +18,5 @@ pub mod output;
 pub mod perf;
 pub mod pingpong;
 pub mod quiet;
+pub mod rping;
 pub mod session;

@@ -56,7 +56,7 @@ pub enum Netdev {
     Only(Backend),
 }
 
-fn netdev(name: &str) -> Result<Netdev, String> {
+pub(crate) fn netdev(name: &str) -> Result<Netdev, String> {
     match name {
         "auto" => Ok(Netdev::Auto),
         "sim" => Err("the simulator connects nothing: choose auto, afxdp, packet or udp".into()),

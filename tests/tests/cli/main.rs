@@ -8,6 +8,7 @@ mod errors;
 mod lab;
 mod perf;
 mod pingpong;
+mod rping;
 
 use std::net::Ipv4Addr;
 use std::process::{Command, Stdio};

@@ -1,0 +1,182 @@
+//! `rocinante rping`: connects by the connection manager and plays as `rping(1)` of librdmacm does, with such a program or with itself.
+//!
+//! In each round the client advertises a buffer by a SEND of address, key and length; the server READs it, and says go ahead by a SEND; the
+//! client advertises another one; the server WRITEs into it what it has read, and says so.
+
+mod game;
+
+use std::net::{IpAddr, SocketAddr};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use rocinante::cm::{self, Listener, Params, Request};
+use rocinante::{ConnectOptions, Context};
+use serde::Serialize;
+
+use self::game::{Game, SIZE_MAX, SIZE_MIN};
+use crate::output::{Failure, Output};
+use crate::session::{NetArgs, Netdev, address, netdev};
+
+/// Connect by the connection manager and pass a text back and forth by READ and WRITE, like rping
+///
+/// The other side is `rocinante rping` or rping of librdmacm, over any network that RoCE v2 passes.
+///
+/// Two terminals on one machine, without privileges: `rocinante rping -s -a 127.0.0.1`, and
+/// `rocinante rping -c -a 127.0.0.1 -I 127.0.0.2 -C 10 -v`.
+///
+/// Exit status: 0 if all went well, 1 if it did not, 2 if the command line makes no sense.
+#[derive(Debug, clap::Args)]
+#[command(group = clap::ArgGroup::new("role").required(true).args(["server", "client"]))]
+pub struct Args {
+    /// Be the server: wait for a client
+    #[arg(short, long)]
+    server: bool,
+    /// Be the client
+    #[arg(short, long)]
+    client: bool,
+    /// The server's address: at the server, that of the device to use
+    #[arg(short, long, value_name = "ADDR")]
+    address: IpAddr,
+    /// At the client, the address of the device to use [default: the one from which the server is reached]
+    #[arg(short = 'I', long, value_name = "ADDR", requires = "client")]
+    source: Option<IpAddr>,
+    /// The server's port, one of RDMA_PS_TCP
+    #[arg(short, long, default_value_t = 7174, value_parser = clap::value_parser!(u16).range(1..))]
+    port: u16,
+    /// At the client, number of rounds; 0 is for ever
+    #[arg(short = 'C', long, value_name = "N", default_value_t = 0)]
+    count: u64,
+    /// At the client, bytes of the text
+    #[arg(short = 'S', long, value_name = "BYTES", default_value_t = 64, value_parser = clap::value_parser!(u32).range(i64::from(SIZE_MIN)..=i64::from(SIZE_MAX)))]
+    size: u32,
+    /// Print each text
+    #[arg(short, long)]
+    verbose: bool,
+    /// At the client, compare what comes back
+    #[arg(short = 'V', long)]
+    validate: bool,
+    /// At the server, serve any number of clients, also at the same time, until it is killed
+    #[arg(short = 'P', long, requires = "server")]
+    persistent: bool,
+    /// How long the client waits for the connection, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    patience: u64,
+    /// Carry the packets by afxdp, packet, udp, or auto [default: the variable ROCINANTE_NETDEV, else auto]
+    #[arg(long, value_name = "BACKEND", value_parser = netdev)]
+    netdev: Option<Netdev>,
+    /// End standard output with one JSON object on one line; all else goes to standard error
+    #[arg(long)]
+    json: bool,
+}
+
+/// What a side did.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Report {
+    role: &'static str,
+    netdev: &'static str,
+    local: IpAddr,
+    peer: SocketAddr,
+    rounds: u64,
+    size: u32,
+    connect_us: f64,
+    seconds: f64,
+    validated: bool,
+}
+
+/// Runs the command.
+#[must_use]
+pub fn run(args: &Args) -> ExitCode {
+    let out = Output { json: args.json };
+    let result = if args.server { serve(args, out) } else { ask(args, out) };
+    if let Ok(report) = &result {
+        out.note(format_args!(
+            "{} rounds with {} in {:.2} seconds, connected in {:.0} us",
+            report.rounds, report.peer, report.seconds, report.connect_us
+        ));
+    }
+    out.end("rping", &result)
+}
+
+impl Args {
+    fn open(&self, address: IpAddr, out: Output) -> Result<Context, Failure> {
+        let (netdev, bind, port) = (self.netdev, Some(address), self.port);
+        NetArgs { host: None, netdev, device: None, bind, port }.open(address, out)
+    }
+
+    fn report(&self, role: &'static str, game: &Game, connect: Duration) -> Report {
+        Report {
+            role,
+            netdev: game.netdev,
+            local: game.local,
+            peer: game.connection.peer(),
+            rounds: game.rounds,
+            size: game.size,
+            connect_us: connect.as_secs_f64() * 1e6,
+            seconds: game.time.as_secs_f64(),
+            validated: self.validate && self.client,
+        }
+    }
+}
+
+fn ask(args: &Args, out: Output) -> Result<Report, Failure> {
+    let local = args.source.map_or_else(|| address::towards(args.address), Ok)?;
+    let ctx = args.open(local, out)?;
+    let prepared = game::prepare(&ctx, args.size)?;
+    // As rping asks for it.
+    let options = ConnectOptions { max_rd_atomic: 1, max_dest_rd_atomic: 1, ..Default::default() };
+    let params = Params::default().options(options);
+    let server = SocketAddr::new(args.address, args.port);
+    let patience = Duration::from_secs(args.patience);
+    let start = Instant::now();
+    let mut game = prepared
+        .connect(|qp| cm::connect(qp, server, &params, patience))
+        .map_err(|error| failed(server, &error))?;
+    let connect = start.elapsed();
+    game.ask(args.count, args.verbose, args.validate, out)?;
+    game.connection.disconnect()?;
+    // The server is told again until it answers; who ends before that leaves it waiting.
+    let _ = game.connection.wait_disconnected(Duration::from_secs(2));
+    Ok(args.report("client", &game, connect))
+}
+
+fn failed(server: SocketAddr, error: &rocinante::VerbsError) -> Failure {
+    let advice = match error {
+        rocinante::VerbsError::TimedOut => {
+            ": no answer: is it the right address, and does the firewall between let UDP port 4791 through?"
+        }
+        _ => "",
+    };
+    Failure::Failed(format!("cannot connect to {server}: {error}{advice}"))
+}
+
+fn serve(args: &Args, out: Output) -> Result<Report, Failure> {
+    let ctx = args.open(args.address, out)?;
+    let server = SocketAddr::new(args.address, args.port);
+    let listener = Listener::bind(&ctx, server, 128)?;
+    out.note(format_args!("waiting for a client on {server}"));
+    if !args.persistent {
+        let request = listener.request(None)?;
+        return serve_one(&ctx, request, args, out);
+    }
+    std::thread::scope(|scope| {
+        loop {
+            let request = listener.request(None)?;
+            let peer = request.peer();
+            let ctx = &ctx;
+            scope.spawn(move || match serve_one(ctx, request, args, out) {
+                Ok(report) => out.note(format_args!("{} rounds with {peer}", report.rounds)),
+                Err(failure) => out.note(format_args!("client {peer}: {failure}")),
+            });
+        }
+    })
+}
+
+fn serve_one(ctx: &Context, request: Request, args: &Args, out: Output) -> Result<Report, Failure> {
+    let start = Instant::now();
+    let prepared = game::prepare(ctx, SIZE_MAX)?;
+    let patience = Duration::from_secs(args.patience);
+    let mut game = prepared.connect(|qp| request.accept(qp, &Params::default())?.wait(patience))?;
+    let connect = start.elapsed();
+    game.serve(args.verbose, out)?;
+    Ok(args.report("server", &game, connect))
+}

@@ -1,0 +1,296 @@
+//! The rounds of `rping`, of either side.
+
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use rocinante::cm::Connection;
+use rocinante::{
+    Access, CompChannel, Context, Cq, Key, Mr, PreparedQp, RecvWr, SendData, SendOp, SendWr, Sge,
+    VerbsError, Wc, WcOpcode, WcStatus,
+};
+
+use crate::output::{Failure, Output};
+
+/// A text has room for its number, and is no longer than rping's buffer.
+pub(super) const SIZE_MIN: u32 = 26;
+/// The longest text.
+pub(super) const SIZE_MAX: u32 = 64 * 1024 - 1;
+
+/// Address, key and length of a buffer, big-endian (`struct rping_rdma_info`).
+const ADVERT: usize = 16;
+/// Where in the control region what is sent stands, and what is received.
+const OUT: usize = 0;
+const IN: usize = ADVERT;
+
+const RECV: u64 = 1;
+const SEND: u64 = 2;
+const RDMA: u64 = 3;
+
+/// Everything but a connection.
+pub(super) struct Prepared {
+    qp: PreparedQp,
+    parts: Parts,
+}
+
+struct Parts {
+    cq: Cq,
+    channel: CompChannel,
+    /// Adverts, one out and one in.
+    control: Mr,
+    /// Two texts: the client's own, and what comes back.
+    texts: Mr,
+    size: u32,
+    local: IpAddr,
+    netdev: &'static str,
+}
+
+/// A connection and what is played over it.
+pub(super) struct Game {
+    pub(super) connection: Connection,
+    pub(super) rounds: u64,
+    pub(super) time: Duration,
+    pub(super) size: u32,
+    pub(super) local: IpAddr,
+    pub(super) netdev: &'static str,
+    parts: Parts,
+    /// Adverts received and not yet looked for.
+    heard: u32,
+}
+
+/// Makes a queue pair with a receive, and buffers for texts of `size` bytes.
+pub(super) fn prepare(ctx: &Context, size: u32) -> Result<Prepared, Failure> {
+    let pd = ctx.alloc_pd();
+    let channel = ctx.create_comp_channel()?;
+    let cq = ctx.create_cq_with(32, &channel)?;
+    let control = pd.allocate(2 * ADVERT, Access::LOCAL_WRITE)?;
+    let remote = Access::REMOTE_READ | Access::REMOTE_WRITE;
+    let texts = pd.allocate(2 * size as usize, Access::LOCAL_WRITE | remote)?;
+    let qp = pd.qp(&cq, &cq).max_send_wr(16).max_recv_wr(2).build()?;
+    let local = qp.endpoint().address;
+    let netdev = ctx.provider().name();
+    let parts = Parts { cq, channel, control, texts, size, local, netdev };
+    let sges = [parts.control.sge(IN, ADVERT)];
+    qp.post_recv(&[RecvWr { wr_id: RECV, sges: &sges }]).map_err(VerbsError::from)?;
+    Ok(Prepared { qp, parts })
+}
+
+impl Prepared {
+    /// With a connection.
+    pub(super) fn connect(
+        self,
+        connect: impl FnOnce(PreparedQp) -> Result<Connection, VerbsError>,
+    ) -> Result<Game, VerbsError> {
+        let Self { qp, parts } = self;
+        let connection = connect(qp)?;
+        let (size, local, netdev) = (parts.size, parts.local, parts.netdev);
+        let (rounds, time, heard) = (0, Duration::ZERO, 0);
+        Ok(Game { connection, rounds, time, size, local, netdev, parts, heard })
+    }
+}
+
+/// What a peer's buffer is.
+struct Advert {
+    address: u64,
+    rkey: Key,
+    len: u32,
+}
+
+impl Game {
+    /// Plays the client.
+    pub(super) fn ask(
+        &mut self,
+        count: u64,
+        verbose: bool,
+        validate: bool,
+        out: Output,
+    ) -> Result<(), Failure> {
+        let (size, start) = (self.size as usize, Instant::now());
+        while count == 0 || self.rounds < count {
+            let text = text(self.rounds, size);
+            self.parts.texts.write(0, &text);
+            self.advertise(0)?;
+            self.hear()?;
+            self.advertise(size)?;
+            self.hear()?;
+            let back = self.parts.texts.to_vec(size, size);
+            if validate && back != text {
+                let at = back.iter().zip(&text).position(|(a, b)| a != b).unwrap_or(0);
+                return Err(Failure::Failed(format!(
+                    "round {}: what came back differs from byte {at} on",
+                    self.rounds
+                )));
+            }
+            if verbose {
+                out.line(format_args!("ping data: {}", printable(&back)));
+            }
+            self.rounds += 1;
+        }
+        self.time = start.elapsed();
+        Ok(())
+    }
+
+    /// Plays the server, until the client disconnects.
+    pub(super) fn serve(&mut self, verbose: bool, out: Output) -> Result<(), Failure> {
+        let start = Instant::now();
+        loop {
+            let advert = match self.hear() {
+                Ok(advert) => advert,
+                // Between two rounds it may go.
+                Err(_) if self.connection.is_disconnected() => break,
+                Err(failure) => return Err(failure),
+            };
+            let len = advert.len as usize;
+            if !(1..=self.parts.texts.len() / 2).contains(&len) {
+                return Err(Failure::Failed(format!(
+                    "the client's text has {len} bytes: 1 to {SIZE_MAX} make sense"
+                )));
+            }
+            self.size = advert.len;
+            let read = SendOp::Read { remote: advert.address, rkey: advert.rkey };
+            self.rdma(read, self.parts.texts.sge(0, len))?;
+            let text = self.parts.texts.to_vec(0, len);
+            if verbose {
+                out.line(format_args!("server ping data: {}", printable(&text)));
+            }
+            self.send()?;
+            let advert = self.hear()?;
+            // As rping does, up to the zero that ends the text.
+            let back = text.iter().position(|byte| *byte == 0).map_or(len, |at| at + 1);
+            let write = SendOp::Write { remote: advert.address, rkey: advert.rkey, imm: None };
+            self.rdma(write, self.parts.texts.sge(0, back.min(advert.len as usize)))?;
+            self.send()?;
+            self.rounds += 1;
+        }
+        self.time = start.elapsed();
+        Ok(())
+    }
+
+    /// Tells the peer of the text at `offset`.
+    fn advertise(&mut self, offset: usize) -> Result<(), Failure> {
+        let texts = &self.parts.texts;
+        let mut advert = [0; ADVERT];
+        advert[..8].copy_from_slice(&(texts.address() + offset as u64).to_be_bytes());
+        advert[8..12].copy_from_slice(&texts.rkey().0.to_be_bytes());
+        advert[12..].copy_from_slice(&self.size.to_be_bytes());
+        self.parts.control.write(OUT, &advert);
+        self.send()
+    }
+
+    /// Sends what stands in the control region.
+    fn send(&mut self) -> Result<(), Failure> {
+        let sge = self.parts.control.sge(OUT, ADVERT);
+        self.post(SEND, SendOp::Send { imm: None }, sge)
+    }
+
+    /// READs or WRITEs.
+    fn rdma(&mut self, op: SendOp, sge: Sge) -> Result<(), Failure> {
+        self.post(RDMA, op, sge)
+    }
+
+    /// Posts a request and waits until it is done.
+    fn post(&mut self, wr_id: u64, op: SendOp, sge: Sge) -> Result<(), Failure> {
+        let sges = [sge];
+        let data = SendData::Sges(&sges);
+        let wr = SendWr { wr_id, op, data, signaled: true, solicited: false, fence: false };
+        self.connection.post_send(&[wr]).map_err(VerbsError::from)?;
+        while self.complete()?.wr_id != wr_id {}
+        Ok(())
+    }
+
+    /// Waits for the peer's next SEND; its receive is posted again.
+    fn hear(&mut self) -> Result<Advert, Failure> {
+        while self.heard == 0 {
+            self.complete()?;
+        }
+        self.heard -= 1;
+        let bytes = self.parts.control.to_vec(IN, ADVERT);
+        let sges = [self.parts.control.sge(IN, ADVERT)];
+        let receive = RecvWr { wr_id: RECV, sges: &sges };
+        self.connection.post_recv(&[receive]).map_err(VerbsError::from)?;
+        let (address, rest) = bytes.split_first_chunk().expect("16 bytes");
+        let (rkey, len) = rest.split_first_chunk().expect("8 bytes");
+        Ok(Advert {
+            address: u64::from_be_bytes(*address),
+            rkey: Key(u32::from_be_bytes(*rkey)),
+            len: u32::from_be_bytes(*len.first_chunk().expect("4 bytes")),
+        })
+    }
+
+    /// The next completion.
+    fn complete(&mut self) -> Result<Wc, Failure> {
+        let wc = self.next()?;
+        if wc.status == WcStatus::WrFlushErr {
+            let peer = self.connection.peer();
+            // It is said by the connection manager, perhaps in a moment.
+            let _ = self.connection.wait_disconnected(Duration::from_secs(1));
+            return Err(Failure::Failed(format!("{peer} has ended the connection")));
+        }
+        if wc.status != WcStatus::Success {
+            let peer = self.connection.peer();
+            return Err(Failure::Failed(format!(
+                "{}: peer {peer}, round {}",
+                wc.status, self.rounds
+            )));
+        }
+        if wc.opcode == WcOpcode::Recv {
+            if wc.byte_len as usize != ADVERT {
+                return Err(Failure::Failed(format!(
+                    "the peer sent {} bytes, not {ADVERT}: is it rping?",
+                    wc.byte_len
+                )));
+            }
+            self.heard += 1;
+        }
+        Ok(wc)
+    }
+
+    /// Sleeps until there is one.
+    fn next(&self) -> Result<Wc, Failure> {
+        const LOOK: Duration = Duration::from_secs(1);
+        let Parts { cq, channel, .. } = &self.parts;
+        loop {
+            if let Some(wc) = cq.poll_one()? {
+                return Ok(wc);
+            }
+            cq.req_notify(false)?;
+            if let Some(wc) = cq.poll_one()? {
+                return Ok(wc);
+            }
+            match channel.wait_event(Some(LOOK)) {
+                Ok(_) | Err(VerbsError::TimedOut) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+/// The text of a round: its number, then letters from `A` to `z`, a letter later in each round, and a zero.
+fn text(round: u64, size: usize) -> Vec<u8> {
+    let letters = (b'A'..=b'z').cycle().skip((round % 58) as usize);
+    let mut text = format!("rdma-ping-{round}: ").into_bytes();
+    text.truncate(size - 1);
+    text.extend(letters.take(size - 1 - text.len()));
+    text.push(0);
+    text
+}
+
+/// A peer's text, as far as it may go to a terminal.
+fn printable(text: &[u8]) -> String {
+    let text = text.split(|byte| *byte == 0).next().unwrap_or_default();
+    String::from_utf8_lossy(text).chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What `rping -C 2 -S 64 -v` of librdmacm prints.
+    #[test]
+    fn texts_are_those_of_rping() {
+        let shown = |round| printable(&text(round, 64));
+        assert_eq!(shown(0), "rdma-ping-0: ABCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_`abcdefghijklmnopqr");
+        assert_eq!(shown(1), "rdma-ping-1: BCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_`abcdefghijklmnopqrs");
+        assert_eq!(shown(58)[..15], *"rdma-ping-58: A");
+        assert_eq!(text(u64::MAX, SIZE_MIN as usize).len(), SIZE_MIN as usize);
+    }
+}

@@ -1,0 +1,54 @@
+//! `rocinante rping` over loopback.
+
+use super::{Addresses, Running, rocinante, words};
+
+fn start(line: &str) -> Running {
+    Running::start(&mut rocinante(words(line)))
+}
+
+#[test]
+fn texts_go_there_and_come_back() {
+    let Addresses { server, client } = Addresses::new();
+    let mut at_server = start(&format!("rping -s -a {server} -v --json"));
+    at_server.says("waiting for a client");
+    let at_client = start(&format!("rping -c -a {server} -I {client} -C 3 -v -V --json")).finish();
+    let (at_client, at_server) = (at_client.succeeded(), at_server.finish().succeeded());
+    for (done, prefix) in [(&at_client, ""), (&at_server, "server ")] {
+        let line = format!("{prefix}ping data: rdma-ping-2: CDEFGHIJ");
+        assert!(done.err.contains(&line), "{}", done.err);
+        assert_eq!((&done.json()["rounds"], &done.json()["size"]), (&3.into(), &64.into()));
+    }
+    assert_eq!(at_client.json()["validated"], true);
+    assert_eq!(
+        at_server.json()["peer"].as_str().unwrap().split(':').next(),
+        Some(&*client.to_string())
+    );
+}
+
+#[test]
+fn sizes_and_many_clients_of_one_server() {
+    let Addresses { server, client } = Addresses::new();
+    let mut at_server = start(&format!("rping -s -P -a {server} -p 7175"));
+    at_server.says("waiting for a client");
+    for size in [26, 4096, 65_535] {
+        let line = format!("rping -c -a {server} -p 7175 -I {client} -C 20 -S {size} -V --json");
+        let done = start(&line).finish().succeeded();
+        assert_eq!((&done.json()["rounds"], &done.json()["size"]), (&20.into(), &size.into()));
+        at_server.says("20 rounds with");
+    }
+}
+
+#[test]
+fn errors_say_what_to_do() {
+    let Addresses { server, client } = Addresses::new();
+    start("rping -a 127.0.0.1").finish().failed(2, &["--server", "--client"]);
+    start(&format!("rping -s -c -a {server}")).finish().failed(2, &["cannot be used with"]);
+    start("rping -s -a 192.0.2.1").finish().failed(1, &["192.0.2.1", "devices"]);
+    let line = format!("rping -c -a {server} -I {client} --patience 1");
+    start(&line).finish().failed(1, &["cannot connect", "UDP port 4791"]);
+    // Somebody else is there, but does not listen on that port.
+    let mut at_server = start(&format!("rping -s -a {server}"));
+    at_server.says("waiting for a client");
+    let line = format!("rping -c -a {server} -p 9 -I {client}");
+    start(&line).finish().failed(1, &["nobody listens there", "start the server first"]);
+}
