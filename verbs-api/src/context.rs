@@ -288,7 +288,8 @@ impl Context {
     /// Makes a completion queue of `depth` entries (`ibv_create_cq(3)`).
     ///
     /// # Errors
-    /// [`VerbsError::Invalid`] for a depth out of range, [`VerbsError::Limit`] if there are too many.
+    /// [`VerbsError::Invalid`] for a depth out of range, [`VerbsError::Limit`] if there are too many; [`VerbsError::Hardware`] if
+    /// hardware refuses.
     pub fn create_cq(&self, depth: u32) -> Result<Cq, VerbsError> {
         Cq::create(self, depth, None)
     }
@@ -304,7 +305,7 @@ impl Context {
     /// Makes a completion channel (`ibv_create_comp_channel(3)`).
     ///
     /// # Errors
-    /// [`VerbsError::Io`] if there are no descriptors left.
+    /// [`VerbsError::Io`] if there are no descriptors left, or [`VerbsError::Hardware`].
     pub fn create_comp_channel(&self) -> Result<CompChannel, VerbsError> {
         CompChannel::create(self)
     }

@@ -83,6 +83,7 @@ impl Cq {
     /// # Errors
     /// [`VerbsError::Busy`] once the queue has overflowed (`IBV_EVENT_CQ_ERR`): completions were lost, and the queue
     /// pairs that use it are in the error state. What is still in the queue can be taken first.
+    /// [`VerbsError::Hardware`] if hardware cannot read its queue.
     #[inline]
     pub fn poll(&self, out: &mut [Option<Wc>]) -> Result<usize, VerbsError> {
         match &self.kind {
@@ -131,7 +132,7 @@ impl Cq {
     /// solicited or failed one. Completions that are there already make none: poll once after arming.
     ///
     /// # Errors
-    /// [`VerbsError::Invalid`] if the queue has no channel.
+    /// [`VerbsError::Invalid`] if the queue has no channel; [`VerbsError::Hardware`] if hardware refuses.
     pub fn req_notify(&self, solicited_only: bool) -> Result<(), VerbsError> {
         match &self.kind {
             CqKind::Soft(cq) if cq.has_channel() => {
@@ -207,8 +208,8 @@ impl CompChannel {
         Some(Cq { kind })
     }
 
-    /// Waits for the next event (`ibv_get_cq_event(3)`): sleeps on the channel and on the port, and drives the device on this
-    /// thread. Events need no acknowledgement.
+    /// Waits for the next event (`ibv_get_cq_event(3)`): sleeps on the channel and, of a device in software, on the port too, and drives the
+    /// device on this thread. Events need no acknowledgement.
     ///
     /// # Errors
     /// [`VerbsError::TimedOut`] if there is none within `timeout`; `None` waits for ever.

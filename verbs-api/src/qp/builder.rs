@@ -98,7 +98,8 @@ impl QpBuilder {
     /// Makes the queue pair in the RESET state, for programs that change its state themselves by [`Qp::modify`].
     ///
     /// # Errors
-    /// [`VerbsError::Limit`] or [`VerbsError::Invalid`] where the device's limits are exceeded.
+    /// [`VerbsError::Limit`] or [`VerbsError::Invalid`] where the device's limits are exceeded; [`VerbsError::Hardware`] if hardware
+    /// refuses all the same.
     pub fn build_reset(self) -> Result<Qp, VerbsError> {
         let device = self.pd.device();
         if !device.has(&self.send_cq) || !device.has(&self.recv_cq) {

@@ -57,8 +57,8 @@ const HELD_MAX: usize = 2;
 const DEFER: u32 = 32;
 /// Rounds of one call: a caller of `post_send` or `poll_cq` is not kept for ever.
 const ROUNDS: usize = 4;
-/// After so many full bursts everything has been read that had arrived when a deadline passed, and more: no receive queue
-/// holds so many datagrams.
+/// After so many full bursts, what had arrived when a deadline passed has been read, unless a receive queue is far larger than those
+/// that the backends ask for; a deadline is not put off for ever by a peer that floods.
 const OVERDUE_MAX: u32 = 64;
 /// What is sent later than this after the time that the engine was told has been held up: the thread did not run.
 const HELD_UP: u64 = 1_000_000;

@@ -38,7 +38,7 @@ unsafe fn nonblocking(fd: c_int) -> io::Result<()> {
 
 macro_rules! handle {
     ($($name:ident)*) => { $(
-        // SAFETY: the library's objects may be used from any thread (ibv_fork_init(3) and verbs.h: "thread safe"), and what
+        // SAFETY: the library's objects may be used from any thread (ibv_alloc_td(3): "By default all verbs objects are safe for multi-threaded access"), and what
         // a handle reads of them does not change while it lives.
         unsafe impl Send for $name {}
         // SAFETY: as above.
