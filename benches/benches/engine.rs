@@ -16,7 +16,7 @@ use rocinante_stack::mem::{
 };
 use rocinante_stack::types::{Key, Mtu, Psn, Qpn, Time};
 use rocinante_stack::verbs::{
-    CqId, Cqe, QpState, RecvWr, SendData, SendOp, SendWr, WcOpcode, WcStatus,
+    CqId, Cqe, QpState, QpType, RecvWr, SendData, SendOp, SendWr, WcOpcode, WcStatus,
 };
 use rocinante_stack::wire::icrc::{DF, IpFields, Template};
 use rocinante_stack::{
@@ -112,6 +112,7 @@ impl End {
         let config = EngineConfig { own_budget: budget, ..EngineConfig::default() };
         let mut engine = Engine::new(config);
         let init = QpInit {
+            qp_type: QpType::Rc,
             pd: PdId(1),
             send_cq: CqId(0),
             recv_cq: CqId(0),
@@ -260,7 +261,8 @@ fn deliver(now: Time, from: &mut End, to: &mut End) {
             dst: to.addr,
             src_port: PORT,
             ip_id: IpId::Hint((i % SEGMENTS) as u16),
-            congested: false,
+            tos: 0,
+            hop_limit: None,
         };
         to.engine.handle_datagram(now, &datagram, &mut to.host);
         start = end;

@@ -2,21 +2,23 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
+use crate::ah::{Handle, Handles};
+use crate::any::AnyQp;
 use crate::cm::{CmConfig, ConnectionManager};
 use crate::gsi::Gsi;
-use crate::ingress::{Datagram, Integrity};
-use crate::mem::Memory;
+use crate::ingress::{Datagram, Integrity, Strangers};
+use crate::mem::{Memory, PdId};
 use crate::pool::{Budget, Pools};
-use crate::rc::attr::{ModifyError, QpAttr, QpInit};
-use crate::rc::sq::PostError;
-use crate::rc::{Qp, Turn};
+use crate::qp::Turn;
+use crate::qp::attr::{ModifyError, PeerAddress, QpAttr, QpInit};
+use crate::qp::sq::PostError;
 use crate::stats::{Counters, Drops};
 use crate::timer::Timers;
-use crate::types::{Key, Pkey, Psn, Qpn, Time};
-use crate::verbs::{Completions, CqId, QpEvent, QpState, RecvWr, SendWr};
+use crate::types::{Key, Mtu, Pkey, Psn, Qpn, Time};
+use crate::verbs::{AhId, Completions, CqId, QpEvent, QpState, RecvWr, SendWr};
 use crate::wire::icrc::Solver;
 use crate::wire::mad::{GSI_PACKET_LEN, MadBytes};
-use crate::wire::{Operation, Packet, Service, WireError};
+use crate::wire::{Operation, Packet, WireError};
 
 /// Where packets go: a slot in a run of datagrams, a frame, an arena.
 pub trait TxSink {
@@ -47,6 +49,8 @@ pub struct EngineConfig {
     pub qpn_slot: u8,
     /// What our own receive queue holds for READ responses and atomic results that we ask for.
     pub own_budget: Budget,
+    /// The path MTU of datagrams.
+    pub port_mtu: Mtu,
     /// The most packets a queue pair has unacknowledged.
     pub window_max: u32,
     /// Whether acknowledgements tell the peer how many receives are posted, as hardware does; else they set no limit, as those of
@@ -62,6 +66,7 @@ impl Default for EngineConfig {
             max_qp: 16_384,
             qpn_slot: 0,
             own_budget: Budget::STRANGER,
+            port_mtu: Mtu::Mtu4096,
             window_max: 512,
             advertise_credits: false,
             quantum: 64,
@@ -85,6 +90,7 @@ pub enum TxStop {
 pub(crate) struct Shared {
     pub(crate) config: EngineConfig,
     pub(crate) pools: Pools,
+    pub(crate) handles: Handles,
     pub(crate) timers: Timers,
     pub(crate) counters: Counters,
     pub(crate) drops: Drops,
@@ -122,7 +128,7 @@ impl Shared {
 /// ([`poll_transmit`](Self::poll_transmit)), and the deadline may have moved ([`poll_timeout`](Self::poll_timeout)).
 #[derive(Debug)]
 pub struct Engine {
-    qps: Vec<Option<Box<Qp>>>,
+    qps: Vec<Option<AnyQp>>,
     free: Vec<u32>,
     /// Slot of each QPN's lower 16 bits, plus one.
     index: Box<[u16]>,
@@ -130,6 +136,7 @@ pub struct Engine {
     gsi: Gsi,
     /// Lower halves of the numbers that must not be used again yet.
     kept: BTreeSet<u16>,
+    strangers: Strangers,
     shared: Shared,
 }
 
@@ -144,8 +151,10 @@ impl Engine {
             solver: Solver::default(),
             gsi: Gsi::default(),
             kept: BTreeSet::new(),
+            strangers: Strangers::default(),
             shared: Shared {
                 pools: Pools::new(config.own_budget),
+                handles: Handles::default(),
                 config: EngineConfig { max_qp: config.max_qp.min(QPNS as u32), ..config },
                 timers: Timers::default(),
                 counters: Counters::default(),
@@ -180,7 +189,7 @@ impl Engine {
         if slot as usize == self.qps.len() {
             self.qps.push(None);
         }
-        self.qps[slot as usize] = Some(Box::new(Qp::new(qpn, slot, *init)));
+        self.qps[slot as usize] = Some(AnyQp::new(qpn, slot, *init));
         #[allow(clippy::cast_possible_truncation)]
         let entry = slot as u16 + 1;
         self.index[usize::from(low)] = entry;
@@ -209,6 +218,25 @@ impl Engine {
         Ok(())
     }
 
+    /// Makes an address handle of `pd` (`ibv_create_ah(3)`). `None` if there are a million.
+    pub fn create_ah(&mut self, pd: PdId, to: &PeerAddress) -> Option<AhId> {
+        let pool = self.shared.pools.join(to.remote, to.budget, to.budget != Budget::STRANGER);
+        let handle = self.shared.handles.insert(Handle { pd, path: to.path, pool });
+        if handle.is_none() {
+            self.shared.pools.leave(pool);
+        }
+        handle
+    }
+
+    /// Destroys an address handle: a request that names it and has not left fails. Returns whether there was one.
+    pub fn destroy_ah(&mut self, ah: AhId) -> bool {
+        let gone = self.shared.handles.remove(ah);
+        if let Some(handle) = &gone {
+            self.shared.pools.leave(handle.pool);
+        }
+        gone.is_some()
+    }
+
     /// Changes attributes and state of a queue pair (`ibv_modify_qp(3)`). Leaving for ERR flushes its work.
     ///
     /// # Errors
@@ -228,16 +256,17 @@ impl Engine {
     #[must_use]
     pub fn query_qp(&self, qpn: Qpn) -> Option<(QpState, QpAttr, QpInit)> {
         let qp = self.qp(qpn)?;
-        let mut attr = qp.attr;
+        let core = qp.core();
+        let mut attr = core.attr;
         let (next, _, expected) = qp.sequence();
-        if qp.state.requests() {
+        if core.state.requests() {
             attr.sq_psn = Some(Psn::truncate(next));
         }
-        if qp.state.receives() {
+        if core.state.receives() && attr.dest_qpn.is_some() {
             attr.rq_psn = Some(Psn::truncate(expected));
         }
-        attr.state = Some(qp.state);
-        Some((qp.state, attr, qp.init))
+        attr.state = Some(core.state);
+        Some((core.state, attr, core.init))
     }
 
     /// Appends a send request.
@@ -297,19 +326,21 @@ impl Engine {
             }
             slot => usize::from(slot) - 1,
         };
-        let Some(qp) = self.qps[slot].as_mut().filter(|qp| qp.qpn == qpn) else {
+        let Some(qp) = self.qps[slot].as_mut().filter(|qp| qp.core().qpn == qpn) else {
             return drops.unknown_qpn += 1;
         };
-        if !qp.state.receives() {
+        if !qp.core().state.receives() {
             return drops.unknown_qpn += 1;
         }
         if !Pkey::DEFAULT.admits(packet.bth.pkey) {
             return drops.pkey += 1;
         }
-        if !qp.source.admits(datagram) {
-            return drops.wrong_source += 1;
-        }
-        match qp.source.integrity(now, datagram, &mut self.solver) {
+        let integrity = match qp.source() {
+            Some(source) if !source.admits(datagram) => return drops.wrong_source += 1,
+            Some(source) => source.integrity(now, datagram, &mut self.solver),
+            None => self.strangers.integrity(now, datagram, &mut self.solver),
+        };
+        match integrity {
             Integrity::Right => {}
             Integrity::Solved => self.shared.counters.icrc_id_solved += 1,
             Integrity::Wrong => return drops.icrc += 1,
@@ -317,18 +348,12 @@ impl Engine {
         if packet.info.operation == Operation::Notification {
             return self.shared.counters.rcvd_cnp += 1;
         }
-        if packet.info.service != Service::Rc {
+        if packet.info.service != qp.service() {
             return drops.wrong_service += 1;
         }
         self.shared.counters.rcvd_pkts += 1;
-        self.shared.counters.rcvd_ecn_ce += u64::from(datagram.congested);
-        if packet.info.is_request() {
-            qp.handle_request(&packet, &mut self.shared, host);
-        } else if qp.state.requests() {
-            qp.handle_response(now, &packet, &mut self.shared, host);
-        } else {
-            self.shared.drops.ghost_response += 1;
-        }
+        self.shared.counters.rcvd_ecn_ce += u64::from(datagram.is_congested());
+        qp.handle(now, &packet, datagram, &mut self.shared, host);
     }
 
     /// Does what is due at `now`. Call when [`poll_timeout`](Self::poll_timeout) has come.
@@ -375,20 +400,21 @@ impl Engine {
             }
             let share = left.min(self.shared.config.quantum as usize);
             let mut quantum = share;
-            qp.queued = false;
+            qp.core_mut().queued = false;
             let (turn, progress) = qp.transmit(now, &mut quantum, &mut self.shared, host, sink);
             left -= share - quantum;
             let pools = &mut self.shared.pools;
+            let core = qp.core_mut();
             match turn {
-                Turn::Idle => pools.quit(slot, &mut qp.waiting),
-                Turn::Wait(pool, need) => pools.wait(slot, &mut qp.waiting, pool, need, progress),
+                Turn::Idle => pools.quit(slot, &mut core.waiting),
+                Turn::Wait(pool, need) => pools.wait(slot, &mut core.waiting, pool, need, progress),
                 Turn::Quantum => {
-                    pools.quit(slot, &mut qp.waiting);
-                    self.shared.enqueue(slot, &mut qp.queued);
+                    pools.quit(slot, &mut core.waiting);
+                    self.shared.enqueue(slot, &mut core.queued);
                 }
                 Turn::SinkFull => {
-                    if !qp.queued {
-                        qp.queued = true;
+                    if !core.queued {
+                        core.queued = true;
                         self.shared.dirty.push_front(slot);
                     }
                     return TxStop::SinkFull;
@@ -425,7 +451,7 @@ impl Engine {
     #[must_use]
     #[inline]
     pub fn is_busy(&self, qpn: Qpn) -> bool {
-        self.qp(qpn).is_some_and(Qp::is_busy)
+        self.qp(qpn).is_some_and(AnyQp::is_busy)
     }
 
     /// The next asynchronous event.
@@ -436,9 +462,11 @@ impl Engine {
     /// A completion queue overflowed: every queue pair that uses it breaks (`IBV_EVENT_CQ_ERR`).
     pub fn cq_overflow<H: Completions>(&mut self, cq: CqId, host: &mut H) {
         for qp in self.qps.iter_mut().flatten() {
-            if (qp.init.send_cq == cq || qp.init.recv_cq == cq) && qp.state != QpState::Err {
+            let core = qp.core();
+            let uses = core.init.send_cq == cq || core.init.recv_cq == cq;
+            if uses && core.state != QpState::Err {
+                self.shared.event(core.qpn, QpEvent::Fatal);
                 qp.break_down(&mut self.shared, host);
-                self.shared.event(qp.qpn, QpEvent::Fatal);
             }
         }
     }
@@ -446,7 +474,7 @@ impl Engine {
     /// Whether a posted request names the region `key`.
     #[must_use]
     pub fn uses_key(&self, key: Key) -> bool {
-        self.qps.iter().flatten().any(|qp| qp.uses(key))
+        self.qps.iter().flatten().any(|qp| qp.core().uses(key))
     }
 
     /// How many queue pairs there are.
@@ -510,7 +538,7 @@ impl Engine {
     fn admit_called(&mut self) {
         while let Some(slot) = self.shared.pools.next_called() {
             if let Some(Some(qp)) = self.qps.get_mut(slot as usize) {
-                self.shared.enqueue(slot, &mut qp.queued);
+                self.shared.enqueue(slot, &mut qp.core_mut().queued);
             }
         }
     }
@@ -518,11 +546,11 @@ impl Engine {
     #[inline]
     fn slot(&self, qpn: Qpn) -> Option<usize> {
         let slot = usize::from(self.index[usize::from(low_bits(qpn))]).checked_sub(1)?;
-        self.qps[slot].as_ref().filter(|qp| qp.qpn == qpn).map(|_| slot)
+        self.qps[slot].as_ref().filter(|qp| qp.core().qpn == qpn).map(|_| slot)
     }
 
-    fn qp(&self, qpn: Qpn) -> Option<&Qp> {
-        self.qps[self.slot(qpn)?].as_deref()
+    fn qp(&self, qpn: Qpn) -> Option<&AnyQp> {
+        self.qps[self.slot(qpn)?].as_ref()
     }
 }
 

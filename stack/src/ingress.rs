@@ -2,7 +2,7 @@
 
 use core::net::IpAddr;
 
-use crate::rc::attr::PeerAddress;
+use crate::qp::attr::PeerAddress;
 use crate::types::Time;
 use crate::wire::icrc::{DF, IpFields, Solver, Template};
 
@@ -19,8 +19,19 @@ pub struct Datagram<'a> {
     pub src_port: u16,
     /// The IPv4 identification, as far as it is known.
     pub ip_id: IpId,
+    /// The TOS or traffic class byte; 0 if it is not known.
+    pub tos: u8,
+    /// The TTL or hop limit, if it is known.
+    pub hop_limit: Option<u8>,
+}
+
+impl Datagram<'_> {
     /// Whether the IP header had the ECN mark "congestion experienced".
-    pub congested: bool,
+    #[must_use]
+    #[inline]
+    pub const fn is_congested(&self) -> bool {
+        self.tos & 3 == 3
+    }
 }
 
 /// What is known of the IPv4 identification and flags, which the ICRC covers.
@@ -138,6 +149,57 @@ impl SourceCheck {
             Integrity::Wrong
         }
     }
+}
+
+/// Those who send datagrams: anybody may, and what is known of one is kept until another takes its place.
+#[derive(Debug)]
+pub(crate) struct Strangers {
+    checks: Box<[SourceCheck]>,
+}
+
+/// How many are remembered.
+const STRANGERS: usize = 128;
+
+impl Default for Strangers {
+    fn default() -> Self {
+        Self { checks: (0..STRANGERS).map(|_| SourceCheck::default()).collect() }
+    }
+}
+
+impl Strangers {
+    /// Checks the ICRC of a datagram.
+    pub(crate) fn integrity(
+        &mut self,
+        now: Time,
+        datagram: &Datagram<'_>,
+        solver: &mut Solver,
+    ) -> Integrity {
+        let check = &mut self.checks[place(datagram)];
+        if !check.admits(datagram) {
+            *check = SourceCheck {
+                addresses: Some((datagram.src, datagram.dst)),
+                ..SourceCheck::default()
+            };
+        }
+        check.integrity(now, datagram, solver)
+    }
+}
+
+/// Where the sender of a datagram is looked for.
+fn place(datagram: &Datagram<'_>) -> usize {
+    let address = match datagram.src {
+        IpAddr::V4(src) => u64::from(src.to_bits()),
+        IpAddr::V6(src) => {
+            let [high, low] = [src.to_bits() >> 64, src.to_bits()];
+            #[allow(clippy::cast_possible_truncation)]
+            let folded = (high ^ low) as u64;
+            folded
+        }
+    };
+    let hash = (address << 16 ^ u64::from(datagram.src_port)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    #[allow(clippy::cast_possible_truncation)]
+    let place = (hash >> 57) as usize % STRANGERS;
+    place
 }
 
 fn template_of(datagram: &Datagram<'_>) -> Option<Template> {

@@ -9,26 +9,32 @@
 //! - [`mem`]: memory regions, keys, and the proof that an access was checked;
 //! - [`verbs`]: work requests and completions;
 //! - [`cm`]: the connection manager;
-//! - [`Engine`]: the queue pairs, with one file per role in `rc/`.
+//! - [`Engine`]: the queue pairs: what all have in common is in `qp/`, reliable connections in `rc/`, with one file per role, the others in
+//!   `unreliable/`.
 
 #![forbid(unsafe_code)]
 
+mod ah;
+mod any;
 pub mod cm;
 mod engine;
 mod gsi;
 mod ingress;
 pub mod mem;
 mod pool;
+mod qp;
 mod rc;
 pub mod stats;
 mod timer;
 pub mod types;
+mod unreliable;
 pub mod verbs;
 pub mod wire;
 
 pub use engine::{Engine, EngineConfig, TxSink, TxStop};
 pub use ingress::{Datagram, IpId};
 pub use pool::Budget;
-pub use rc::attr::{ModifyError, PeerAddress, QpAttr, QpInit};
-pub use rc::sq::PostError;
+pub use qp::attr::{ModifyError, PeerAddress, QpAttr, QpInit};
+pub use qp::sq::PostError;
+pub use unreliable::grh_addresses;
 pub use verbs::Completions;

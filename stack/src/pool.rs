@@ -4,11 +4,15 @@
 //! share its socket buffer or ring. Before a packet leaves, its cost is charged to the receiver's pool;
 //! the acknowledgement gives it back. READ responses and atomic results are charged to our own pool when they are asked for.
 //!
+//! Packets that nobody acknowledges are paced instead: no more of them in a while than a part of what the receiver holds.
+//!
 //! Who finds no room waits in line. While there is a line, nobody else gets room; its first is called when what it
 //! needs fits, and the next when the first had its turn.
 
 use core::net::IpAddr;
 use std::collections::VecDeque;
+
+use crate::types::Time;
 
 /// What a receive queue holds before it drops: a sum of costs, and a number of datagrams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,7 +101,12 @@ pub(crate) struct Pool {
     line: VecDeque<(u32, Charge)>,
     /// The one whose turn it is: it left the line and has not sent yet.
     called: Option<u32>,
+    /// What was sent without hope of an acknowledgement since when.
+    paced: (Time, Charge),
 }
+
+/// How long a receiver gets for what is sent at once without acknowledgement: the time in which a thread that is awake takes it all.
+const PACE_NS: u64 = 50_000;
 
 impl Pool {
     fn new(limit: Budget) -> Self {
@@ -107,6 +116,7 @@ impl Pool {
             answers: Charge::default(),
             line: VecDeque::new(),
             called: None,
+            paced: Default::default(),
         }
     }
 
@@ -158,6 +168,28 @@ impl Pool {
         self.used.add(charge);
     }
 
+    /// Whether `charge`, which nobody will acknowledge, may leave now; if not, when it may.
+    #[inline]
+    pub(crate) fn pace(&mut self, now: Time, charge: Charge) -> Result<(), Time> {
+        let (since, sent) = &mut self.paced;
+        if now.since(*since) >= PACE_NS || sent.datagrams == 0 {
+            self.paced = (now, Charge::default());
+            return Ok(());
+        }
+        // Half of what it holds, so that a pause that was not noticed does no harm; all that a stranger is assumed to hold.
+        let bytes = (self.limit.bytes / 2).max(Budget::STRANGER.bytes);
+        let datagrams = (self.limit.datagrams / 2).max(Budget::STRANGER.datagrams);
+        let fits = sent.bytes + charge.bytes <= u64::from(bytes)
+            && sent.datagrams + charge.datagrams <= datagrams;
+        if fits { Ok(()) } else { Err(since.after(PACE_NS)) }
+    }
+
+    /// `charge`, which nobody will acknowledge, left.
+    #[inline]
+    pub(crate) fn paced(&mut self, charge: Charge) {
+        self.paced.1.add(charge);
+    }
+
     fn leave(&mut self, slot: u32) {
         if self.called == Some(slot) {
             self.called = None;
@@ -204,8 +236,8 @@ impl Pools {
         Self { own: Pool::new(own), peers: Vec::new(), called: VecDeque::new() }
     }
 
-    /// The pool of a peer, which gets `limit`; counts one more user.
-    pub(crate) fn join(&mut self, peer: IpAddr, limit: Budget) -> PoolId {
+    /// The pool of a peer; counts one more user. It gets `limit` if the peer itself `said` so, or nobody knows better.
+    pub(crate) fn join(&mut self, peer: IpAddr, limit: Budget, said: bool) -> PoolId {
         let known = |(addr, users, _): &(IpAddr, u32, Pool)| *addr == peer && *users > 0;
         let at = self.peers.iter().position(known).unwrap_or_else(|| {
             let fresh = (peer, 0, Pool::new(limit));
@@ -222,7 +254,9 @@ impl Pools {
         });
         let (_, users, pool) = &mut self.peers[at];
         *users += 1;
-        pool.limit = limit;
+        if said {
+            pool.limit = limit;
+        }
         pool.line.reserve((*users as usize).saturating_sub(pool.line.len()));
         #[allow(clippy::cast_possible_truncation)]
         let id = PoolId(at as u32);

@@ -46,6 +46,14 @@ counters! {
         out_of_sequence,
         /// A datagram for QP1 with another queue key than QP1's.
         gsi_qkey,
+        /// A packet of an unreliable connection's message of which another was lost or refused.
+        incomplete,
+        /// A message of an unreliable queue pair for which no receive was posted.
+        no_receive,
+        /// A message of an unreliable queue pair longer than its receive.
+        too_long,
+        /// A datagram with another Q_Key than the queue pair's.
+        qkey,
     }
 }
 
@@ -62,7 +70,7 @@ counters! {
         rcvd_bytes,
         /// Acknowledgements sent, NAKs left out.
         sent_acks,
-        /// Requests that arrived again.
+        /// Requests that arrived again, on an unreliable connection also too late.
         duplicate_request,
         /// Responses to what had been answered, but for the last acknowledgement again, which may grant credits.
         duplicate_response,
@@ -86,9 +94,9 @@ counters! {
         retry_rnr_exceeded_err,
         /// Packets sent again.
         retransmitted_pkts,
-        /// Requests refused for a key, range or permission.
+        /// Requests refused for a key, range or permission; unreliable ones are dropped, and nobody hears of it.
         remote_access_errors,
-        /// Requests refused as invalid.
+        /// Requests refused as invalid; unreliable ones are dropped.
         remote_invalid_request,
         /// Congestion notifications received.
         rcvd_cnp,

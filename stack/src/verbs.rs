@@ -5,6 +5,43 @@ use core::fmt;
 use crate::mem::Sge;
 use crate::types::{Key, Qpn};
 
+/// The transport service of a queue pair (`enum ibv_qp_type`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum QpType {
+    /// Reliable connection: everything arrives, once and in order, or the queue pair breaks.
+    #[default]
+    Rc,
+    /// Unreliable connection: SEND and WRITE without acknowledgement; what is lost is lost with its whole message.
+    Uc,
+    /// Unreliable datagram: messages of one packet, to and from any queue pair that knows the Q_Key.
+    Ud,
+}
+
+impl QpType {
+    /// All, in the order of `verbs.h`.
+    pub const ALL: [Self; 3] = [Self::Rc, Self::Uc, Self::Ud];
+
+    /// Whether a queue pair of this type can be asked for `op`.
+    #[must_use]
+    pub const fn has(self, op: &SendOp) -> bool {
+        match self {
+            Self::Rc => !matches!(op, SendOp::SendTo { .. }),
+            Self::Uc => matches!(op, SendOp::Send { .. } | SendOp::Write { .. }),
+            Self::Ud => matches!(op, SendOp::SendTo { .. }),
+        }
+    }
+}
+
+impl fmt::Display for QpType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Rc => "RC",
+            Self::Uc => "UC",
+            Self::Ud => "UD",
+        })
+    }
+}
+
 /// State of a queue pair (`enum ibv_qp_state`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum QpState {
@@ -18,19 +55,27 @@ pub enum QpState {
     Rts,
     /// Ready to send, but no request is begun any more: [`QpEvent::SqDrained`] says when those under way are done.
     Sqd,
+    /// A send request of an unreliable queue pair failed: sends are flushed until it is RTS again; receives go on.
+    Sqe,
     /// Broken: all work is flushed.
     Err,
 }
 
 impl QpState {
     /// All, in the order of `verbs.h`.
-    pub const ALL: [Self; 6] =
-        [Self::Reset, Self::Init, Self::Rtr, Self::Rts, Self::Sqd, Self::Err];
+    pub const ALL: [Self; 7] =
+        [Self::Reset, Self::Init, Self::Rtr, Self::Rts, Self::Sqd, Self::Sqe, Self::Err];
 
     /// Whether the peer's packets are taken.
     #[must_use]
     pub const fn receives(self) -> bool {
-        matches!(self, Self::Rtr | Self::Rts | Self::Sqd)
+        matches!(self, Self::Rtr | Self::Rts | Self::Sqd | Self::Sqe)
+    }
+
+    /// Whether sends can be posted; in SQE and ERR they are flushed.
+    #[must_use]
+    pub const fn takes_sends(self) -> bool {
+        matches!(self, Self::Rts | Self::Sqd | Self::Sqe | Self::Err)
     }
 
     /// Whether requests are, or were until now, sent: their responses and timeouts matter.
@@ -48,9 +93,25 @@ impl fmt::Display for QpState {
             Self::Rtr => "RTR",
             Self::Rts => "RTS",
             Self::Sqd => "SQD",
+            Self::Sqe => "SQE",
             Self::Err => "ERR",
         })
     }
+}
+
+/// An address handle of the engine's, or of a device's: where datagrams go (`struct ibv_ah`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct AhId(pub u32);
+
+/// The queue pair that a datagram is for (`wr.ud` of `struct ibv_send_wr`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Destination {
+    /// On which port.
+    pub ah: AhId,
+    /// Its number; [`Qpn::MULTICAST`] for those of a group.
+    pub qpn: Qpn,
+    /// Its Q_Key; with the highest bit set, the sender's own is sent instead.
+    pub qkey: u32,
 }
 
 /// What a send work request does (`enum ibv_wr_opcode`).
@@ -58,6 +119,13 @@ impl fmt::Display for QpState {
 pub enum SendOp {
     /// SEND, with immediate data (in network byte order) or without.
     Send {
+        /// Immediate data.
+        imm: Option<[u8; 4]>,
+    },
+    /// SEND of a datagram, with immediate data (in network byte order) or without.
+    SendTo {
+        /// To whom.
+        to: Destination,
         /// Immediate data.
         imm: Option<[u8; 4]>,
     },
@@ -106,6 +174,15 @@ impl SendOp {
         matches!(self, Self::Read { .. } | Self::CompareSwap { .. } | Self::FetchAdd { .. })
     }
 
+    /// Its immediate data.
+    #[must_use]
+    pub const fn immediate(&self) -> Option<[u8; 4]> {
+        match self {
+            Self::Send { imm } | Self::SendTo { imm, .. } | Self::Write { imm, .. } => *imm,
+            Self::Read { .. } | Self::CompareSwap { .. } | Self::FetchAdd { .. } => None,
+        }
+    }
+
     /// Whether it is an atomic.
     #[must_use]
     pub const fn is_atomic(&self) -> bool {
@@ -116,7 +193,7 @@ impl SendOp {
     #[must_use]
     pub const fn completion(&self) -> WcOpcode {
         match self {
-            Self::Send { .. } => WcOpcode::Send,
+            Self::Send { .. } | Self::SendTo { .. } => WcOpcode::Send,
             Self::Write { .. } => WcOpcode::RdmaWrite,
             Self::Read { .. } => WcOpcode::RdmaRead,
             Self::CompareSwap { .. } => WcOpcode::CompSwap,
@@ -270,6 +347,9 @@ pub struct Cqe {
     pub imm: Option<[u8; 4]>,
     /// The local queue pair.
     pub qpn: Qpn,
+    /// The sender of a datagram. Then the first 40 bytes of the receive have its IP header (`IBV_WC_GRH`) and count in `byte_len`: over
+    /// IPv4 in their last 20 bytes, the others being 0.
+    pub src_qp: Option<Qpn>,
     /// Whether an event for solicited completions is due: the sender asked for it, or it is an error.
     pub solicited: bool,
 }

@@ -1,26 +1,36 @@
 //! After warm-up the engine allocates nothing, whatever it is asked to do: a counting allocator watches.
 #![allow(unsafe_code)]
+#![allow(clippy::disallowed_types, reason = "a test counts what its own thread allocates")]
 
 mod common;
 
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::cell::Cell;
 
 use common::{BASE, End, PORT, Setup, addr, sge, template};
 use rocinante_stack::mem::Access;
 use rocinante_stack::types::{Key, Time};
-use rocinante_stack::verbs::{RecvWr, SendData, SendOp, SendWr, WcStatus};
+use rocinante_stack::verbs::{
+    AhId, Destination, QpType, RecvWr, SendData, SendOp, SendWr, WcStatus,
+};
 use rocinante_stack::wire::icrc::{DF, Template};
-use rocinante_stack::{Budget, Datagram, IpId, TxSink};
+use rocinante_stack::{Budget, Datagram, IpId, PeerAddress, TxSink};
 
 struct Counting;
 
-static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+thread_local! {
+    /// Of this thread: other tests run beside this one, and the harness too.
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+fn count() {
+    ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+}
 
 // SAFETY: every call is passed on to the system's allocator unchanged.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        count();
         // SAFETY: the caller's promises are passed on.
         unsafe { System.alloc(layout) }
     }
@@ -31,7 +41,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 
     unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        count();
         // SAFETY: the caller's promises are passed on.
         unsafe { System.realloc(ptr, layout, new_size) }
     }
@@ -80,12 +90,15 @@ struct Quiet {
 impl Quiet {
     fn new() -> Self {
         let budget = Budget { bytes: 1 << 20, datagrams: 40 };
-        let setup = Setup { qps: 3, timeout: 6, rd_atomic: 4, budget, ..Setup::default() };
-        let mut ends = [End::new(1, &setup), End::new(2, &setup)];
+        Self::of(&Setup { qps: 3, timeout: 6, rd_atomic: 4, budget, ..Setup::default() })
+    }
+
+    fn of(setup: &Setup) -> Self {
+        let mut ends = [End::new(1, setup), End::new(2, setup)];
         for i in 0..setup.qps {
             let [a, b] = [ends[0].qpns[i], ends[1].qpns[i]];
-            ends[0].connect(a, 0, b, &setup);
-            ends[1].connect(b, 1, a, &setup);
+            ends[0].connect(a, 0, b, setup);
+            ends[1].connect(b, 1, a, setup);
         }
         let keys = [0, 1].map(|at: usize| {
             ends[at].host.completions.reserve(10_000);
@@ -116,7 +129,8 @@ impl Quiet {
                         dst,
                         src_port: PORT,
                         ip_id: IpId::Exact { id: 0, flags: DF },
-                        congested: false,
+                        tos: 0,
+                        hop_limit: None,
                     };
                     let to = &mut self.ends[1 - from];
                     to.engine.handle_datagram(self.now, &datagram, &mut to.host);
@@ -209,9 +223,9 @@ fn ten_thousand_of_each_operation_allocate_nothing() {
     let measure = |quiet: &mut Quiet, loss, rounds, work: &dyn Fn(&mut Quiet, u32)| {
         quiet.loss = loss;
         work(quiet, 20);
-        let before = ALLOCATIONS.load(Ordering::Relaxed);
+        let before = ALLOCATIONS.get();
         work(quiet, rounds);
-        ALLOCATIONS.load(Ordering::Relaxed) - before
+        ALLOCATIONS.get() - before
     };
     let all = |quiet: &mut Quiet, rounds| quiet.all(rounds);
     assert_eq!(measure(&mut quiet, 0, 10_000 / 3 + 1, &all), 0);
@@ -220,4 +234,63 @@ fn ten_thousand_of_each_operation_allocate_nothing() {
     assert!(quiet.ends[0].engine.counters().local_ack_timeout_err > 0);
     assert_eq!(measure(&mut quiet, 0, 2000, &not_ready), 0, "with receives that come late");
     assert!(quiet.ends[0].engine.counters().rcvd_rnr_err > 1000);
+}
+
+/// Two engines with an unreliable queue pair each, and a handle of the one for the other.
+fn unreliable(qp_type: QpType) -> (Quiet, AhId) {
+    let setup =
+        Setup { qp_type, budget: Budget { bytes: 1 << 20, datagrams: 40 }, ..Setup::default() };
+    let mut quiet = Quiet::of(&setup);
+    let end = &mut quiet.ends[0];
+    let (local, remote, budget) = (end.addr, addr(2), setup.budget);
+    let ah = end.engine.create_ah(common::PD, &PeerAddress { local, remote, path: 0, budget });
+    (quiet, ah.unwrap())
+}
+
+/// Posts `count` requests, with receives for half of them.
+fn lossy(quiet: &mut Quiet, ops: &[(SendOp, u32)], count: u32) {
+    for n in 0..count {
+        let (op, len) = ops[n as usize % ops.len()];
+        let [from, to] = &mut quiet.ends;
+        if n % 2 == 0 {
+            let wr = RecvWr { wr_id: 1, sges: &[sge(20_000, 3100, quiet.keys[1])] };
+            let _ = to.engine.post_recv(to.qpn, &wr, &mut to.host);
+        }
+        let list = [sge(0, len / 2, quiet.keys[0]), sge(10_000, len - len / 2, quiet.keys[0])];
+        let data = SendData::Sges(&list);
+        let wr = SendWr { wr_id: 1, op, data, signaled: true, solicited: false, fence: false };
+        from.engine.post_send(from.qpn, &wr, &mut from.host).unwrap();
+        if n % 16 == 15 {
+            quiet.run();
+        }
+    }
+    quiet.run();
+}
+
+#[test]
+fn ten_thousand_unreliable_messages_allocate_nothing() {
+    for qp_type in [QpType::Uc, QpType::Ud] {
+        let (mut quiet, ah) = unreliable(qp_type);
+        let (remote, rkey, imm) = (BASE + 40_000, quiet.keys[1], Some([1; 4]));
+        let to = Destination { ah, qpn: quiet.ends[1].qpn, qkey: common::QKEY };
+        let ops = match qp_type {
+            QpType::Ud => {
+                vec![(SendOp::SendTo { to, imm }, 900), (SendOp::SendTo { to, imm: None }, 0)]
+            }
+            _ => vec![
+                (SendOp::Send { imm }, 3000),
+                (SendOp::Write { remote, rkey, imm: None }, 3000),
+                (SendOp::Write { remote, rkey, imm }, 60),
+            ],
+        };
+        for loss in [0, 50] {
+            quiet.loss = loss;
+            lossy(&mut quiet, &ops, 200);
+            let before = ALLOCATIONS.get();
+            lossy(&mut quiet, &ops, 10_000);
+            assert_eq!(ALLOCATIONS.get() - before, 0, "{qp_type}, loss {loss}");
+        }
+        assert!(quiet.done > 20_000 && quiet.ends[1].engine.counters().rcvd_bytes > 1 << 20);
+        assert!(quiet.ends[1].engine.drops().no_receive > 100);
+    }
 }

@@ -21,7 +21,7 @@ fn packet() -> [u8; GSI_PACKET_LEN] {
 
 fn hear(solo: &mut Solo, bytes: &[u8], ip_id: IpId) {
     let (src, dst) = (addr(2), addr(1));
-    let datagram = Datagram { bytes, src, dst, src_port: PORT, ip_id, congested: false };
+    let datagram = Datagram { bytes, src, dst, src_port: PORT, ip_id, tos: 0, hop_limit: None };
     solo.end.engine.handle_datagram(solo.now, &datagram, &mut solo.end.host);
 }
 

@@ -150,7 +150,8 @@ fn congestion_is_counted_and_nothing_else() {
         dst: addr(1),
         src_port: PORT,
         ip_id: EXACT,
-        congested: true,
+        tos: 3,
+        hop_limit: None,
     };
     solo.end.engine.handle_datagram(solo.now, &datagram, &mut solo.end.host);
     assert_eq!(solo.end.engine.counters().rcvd_ecn_ce, 1);
@@ -172,7 +173,8 @@ fn the_source_port_may_change_and_is_covered() {
             dst: addr(1),
             src_port: port ^ 1,
             ip_id: EXACT,
-            congested: false,
+            tos: 0,
+            hop_limit: None,
         };
         let (engine, host) = (&mut solo.end.engine, &mut solo.end.host);
         engine.handle_datagram(solo.now, &datagram, host);

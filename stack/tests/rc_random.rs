@@ -386,8 +386,15 @@ impl World {
         for (_, _, to, packet) in due {
             let (src, dst) = (self.ends[1 - to].addr, self.ends[to].addr);
             let ip_id = IpId::Exact { id: 0, flags: DF };
-            let datagram =
-                Datagram { bytes: &packet, src, dst, src_port: PORT, ip_id, congested: false };
+            let datagram = Datagram {
+                bytes: &packet,
+                src,
+                dst,
+                src_port: PORT,
+                ip_id,
+                tos: 0,
+                hop_limit: None,
+            };
             let end = &mut self.ends[to];
             end.engine.handle_datagram(self.now, &datagram, &mut end.host);
         }

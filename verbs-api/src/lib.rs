@@ -39,13 +39,14 @@
 //! - [`Context`], [`OpenOptions`]: a device, which is a network interface and the backend that carries its packets;
 //! - [`Pd`], [`Mr`], [`Access`]: protection domains and memory regions;
 //! - [`Cq`], [`CompChannel`]: completions, polled or waited for;
-//! - [`QpBuilder`], [`PreparedQp`], [`Qp`]: queue pairs;
+//! - [`QpBuilder`], [`PreparedQp`], [`Qp`]: queue pairs; [`Ah`]: where datagrams go;
 //! - [`cm`]: connections made by the connection manager, as `librdmacm` makes them;
 //! - [`Exchange`]: a small exchange over TCP that connects two of them.
 //!
 //! Nothing needs a thread of the program's: `post_send` and `poll` drive the device on the spot, and a background thread does while
 //! the program does not.
 
+mod ah;
 pub mod cm;
 mod context;
 mod cq;
@@ -62,6 +63,7 @@ mod soft;
 mod wake;
 mod wish;
 
+pub use ah::{Ah, GRH_LEN};
 pub use context::{Context, DeviceAttr, DeviceCounters, Limits, Pd, Provider};
 pub use cq::{CompChannel, Cq, Wc};
 pub use error::VerbsError;
@@ -83,7 +85,8 @@ pub use rocinante_stack::mem::{Access, AccessError, Sge};
 pub use rocinante_stack::stats::{CmCounters, Counters, Drops};
 pub use rocinante_stack::types::{Key, Mtu, Psn, Qpn};
 pub use rocinante_stack::verbs::{
-    QpEvent, QpState, RecvWr, SendData, SendOp, SendWr, WcOpcode, WcStatus,
+    AhId, Destination, QpEvent, QpState, QpType, RecvWr, SendData, SendOp, SendWr, WcOpcode,
+    WcStatus,
 };
 pub use rocinante_stack::{Budget, ModifyError, PostError, QpAttr};
 

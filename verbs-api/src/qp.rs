@@ -7,10 +7,10 @@ mod state;
 use std::net::IpAddr;
 
 use rocinante_stack::QpAttr;
-use rocinante_stack::mem::Access;
 use rocinante_stack::types::{Psn, Qpn};
-use rocinante_stack::verbs::{QpState, RecvWr, SendWr};
+use rocinante_stack::verbs::{QpState, QpType, RecvWr, SendWr};
 
+pub(crate) use self::attr::SendRules;
 pub use self::attr::{ConnectOptions, ModifyAttr, PeerPath, PostListError, QpCaps};
 pub use self::builder::{PreparedQp, QpBuilder};
 pub(crate) use self::state::StateCell;
@@ -28,7 +28,9 @@ pub struct Qp {
     kind: QpKind,
     local: IpAddr,
     psn: Psn,
-    access: Access,
+    qp_type: QpType,
+    /// From RESET to INIT.
+    init: ModifyAttr,
     // After the queue pair itself: what it uses must outlive it, and fields are dropped in this order.
     _cqs: (Cq, Cq),
     pd: Pd,
@@ -50,7 +52,13 @@ impl Qp {
         }
     }
 
-    /// What the peer needs to know to connect.
+    /// Its transport service.
+    #[must_use]
+    pub fn qp_type(&self) -> QpType {
+        self.qp_type
+    }
+
+    /// What the peer needs to know to connect, or to send datagrams.
     #[must_use]
     pub fn endpoint(&self) -> Endpoint {
         let device = self.pd.device();
@@ -96,6 +104,12 @@ impl Qp {
     }
 
     fn connect_to(&self, peer: &Endpoint, options: &ConnectOptions) -> Result<(), VerbsError> {
+        if self.qp_type == QpType::Ud {
+            let why =
+                "a queue pair for datagrams has no peer: make it ready instead of connecting it";
+            return Err(VerbsError::Invalid(why.into()));
+        }
+        let reliable = self.qp_type == QpType::Rc;
         let own = self.pd.device().active_mtu();
         let mtu = options.mtu.unwrap_or(own).min(own).min(peer.mtu);
         let rtr = QpAttr {
@@ -103,30 +117,43 @@ impl Qp {
             path_mtu: Some(mtu),
             dest_qpn: Some(peer.qpn),
             rq_psn: Some(peer.psn),
-            max_dest_rd_atomic: Some(options.max_dest_rd_atomic),
-            min_rnr_timer: Some(options.min_rnr_timer),
+            max_dest_rd_atomic: reliable.then_some(options.max_dest_rd_atomic),
+            min_rnr_timer: reliable.then_some(options.min_rnr_timer),
             ..QpAttr::default()
         };
         let path = PeerPath {
-            remote: peer.address,
             traffic_class: options.traffic_class,
             hop_limit: options.hop_limit,
-            flow_label: 0,
-            budget: peer.budget,
+            ..PeerPath::to(peer)
         };
         let rts = QpAttr {
             state: Some(QpState::Rts),
             sq_psn: Some(self.psn),
-            max_rd_atomic: Some(options.max_rd_atomic),
-            retry_cnt: Some(options.retry_cnt),
-            rnr_retry: Some(options.rnr_retry),
-            timeout: Some(options.timeout),
+            max_rd_atomic: reliable.then_some(options.max_rd_atomic),
+            retry_cnt: reliable.then_some(options.retry_cnt),
+            rnr_retry: reliable.then_some(options.rnr_retry),
+            timeout: reliable.then_some(options.timeout),
             ..QpAttr::default()
         };
-        self.modify(&ModifyAttr { attr: rtr, path: Some(path) })?;
+        self.bring_up(&ModifyAttr { attr: rtr, path: Some(path) }, rts)
+    }
+
+    fn make_ready(&self) -> Result<(), VerbsError> {
+        if self.qp_type != QpType::Ud {
+            let why = "only a queue pair for datagrams is ready without a peer: connect it";
+            return Err(VerbsError::Invalid(why.into()));
+        }
+        let to = |state| QpAttr { state: Some(state), ..QpAttr::default() };
+        let rts = QpAttr { sq_psn: Some(self.psn), ..to(QpState::Rts) };
+        self.bring_up(&ModifyAttr { attr: to(QpState::Rtr), path: None }, rts)
+    }
+
+    /// From INIT to RTS, or else to INIT again.
+    fn bring_up(&self, rtr: &ModifyAttr, rts: QpAttr) -> Result<(), VerbsError> {
+        self.modify(rtr)?;
         if let Err(error) = self.modify(&ModifyAttr { attr: rts, path: None }) {
             self.modify(&ModifyAttr::state(QpState::Reset))?;
-            self.modify(&ModifyAttr::init(self.access))?;
+            self.modify(&self.init)?;
             return Err(error);
         }
         Ok(())

@@ -359,6 +359,8 @@ fn state_of(state: QpState) -> State {
         QpState::Rtr => State::Rtr,
         QpState::Rts => State::Rts,
         QpState::Sqd => State::Sqd,
+        // Of no connection that an agent makes.
+        QpState::Sqe => State::Err,
         QpState::Err => State::Err,
     }
 }

@@ -3,7 +3,7 @@
 //! A limit holds for messages that consume a receive, and only for their beginning. Beyond it one message may still be tried at a time: its
 //! first packet, alone and asking for an acknowledgement, which says whether there is a receive and what the limit is now.
 
-use super::sq::Wqe;
+use crate::qp::sq::Wqe;
 use crate::types::Psn;
 use crate::verbs::SendOp;
 use crate::wire::{AckKind, Aeth, ext};

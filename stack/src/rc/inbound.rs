@@ -1,10 +1,11 @@
 //! Requests from the peer: the responder judges and executes them, the queue pair completes, counts and breaks.
 
 use super::Qp;
-use super::responder::{Outcome, Received, Rights};
+use super::responder::Outcome;
 use crate::engine::Shared;
 use crate::mem::{Access, Memory};
-use crate::verbs::{Completions, Cqe, QpEvent, QpState};
+use crate::qp::message::{Received, Rights};
+use crate::verbs::{Completions, QpEvent};
 use crate::wire::{NakCode, Packet};
 
 impl Qp {
@@ -16,21 +17,17 @@ impl Qp {
         shared: &mut Shared,
         host: &mut H,
     ) {
-        if self.state == QpState::Rtr && !self.established {
-            self.established = true;
-            shared.event(self.qpn, QpEvent::CommEst);
-        }
+        self.core.hear(shared);
         let rights = Rights {
-            pd: self.init.pd,
+            pd: self.core.init.pd,
             mtu: self.limits.mtu,
-            access: self.attr.access.unwrap_or(Access::NONE),
-            min_rnr_timer: self.attr.min_rnr_timer.unwrap_or(0),
+            access: self.core.attr.access.unwrap_or(Access::NONE),
         };
-        let respond = match self.responder.request(packet, &rights, host) {
+        let respond = match self.responder.request(packet, &rights, &mut self.core.rq, host) {
             Outcome::Done { received, respond } => {
                 shared.counters.rcvd_bytes += packet.payload().len() as u64;
                 if let Some(received) = received {
-                    self.complete_recv(&received, host);
+                    self.core.complete_recv(&received, host);
                 }
                 respond
             }
@@ -58,9 +55,9 @@ impl Qp {
             }
         };
         if respond && self.responder.has_urgent_response() {
-            shared.enqueue(self.slot, &mut self.queued);
+            shared.enqueue(self.core.slot, &mut self.core.queued);
         } else if respond {
-            shared.enqueue_lazily(self.slot, &mut self.queued);
+            shared.enqueue_lazily(self.core.slot, &mut self.core.queued);
         }
     }
 
@@ -79,26 +76,10 @@ impl Qp {
             QpEvent::ReqErr
         };
         match received {
-            Some(received) => self.complete_recv(&received, host),
+            Some(received) => self.core.complete_recv(&received, host),
             None if self.responder.in_receive() => {}
-            None => shared.event(self.qpn, event),
+            None => shared.event(self.core.qpn, event),
         }
         self.break_down(shared, host);
-    }
-
-    fn complete_recv<H: Completions>(&self, received: &Received, host: &mut H) {
-        host.recv_retired(self.init.cookie, 1);
-        host.complete(
-            self.init.recv_cq,
-            Cqe {
-                wr_id: received.wr_id,
-                status: received.status,
-                opcode: received.opcode,
-                byte_len: received.byte_len,
-                imm: received.imm,
-                qpn: self.qpn,
-                solicited: received.solicited,
-            },
-        );
     }
 }

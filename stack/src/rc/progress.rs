@@ -5,7 +5,7 @@ use super::completer::{self, DataVerdict, Verdict, Why};
 use crate::engine::Shared;
 use crate::mem::Memory;
 use crate::types::Time;
-use crate::verbs::{Completions, QpEvent, QpState, SendOp, WcStatus};
+use crate::verbs::{Completions, SendOp, WcStatus};
 use crate::wire::ext::rnr_timer_us;
 use crate::wire::{AckKind, Aeth, Operation, Packet};
 
@@ -19,6 +19,9 @@ impl Qp {
         shared: &mut Shared,
         host: &mut H,
     ) {
+        if !self.core.state.requests() {
+            return shared.drops.ghost_response += 1;
+        }
         let psn = packet.bth.psn.expand(self.requester.una());
         match packet.info.operation {
             Operation::Acknowledge => self.handle_ack(now, psn, packet, shared, host),
@@ -36,7 +39,7 @@ impl Qp {
     ) {
         let Some(aeth) = packet.aeth() else { return };
         let (una, sent) = (self.requester.una(), self.requester.sent_max());
-        let gate = self.requester.gate(&self.sq, psn.saturating_add(1)).map(|(_, at)| at);
+        let gate = self.requester.gate(&self.core.sq, psn.saturating_add(1)).map(|(_, at)| at);
         match completer::judge(aeth.syndrome, psn, una, sent, gate) {
             Verdict::Advance { to } => {
                 self.requester.credits.hear(aeth);
@@ -66,8 +69,8 @@ impl Qp {
     /// A responder repeats its last acknowledgement to grant more receives.
     fn hear_credits(&mut self, aeth: Aeth, shared: &mut Shared) {
         self.requester.credits.hear(aeth);
-        if self.requester.cursor() != self.sq.tail {
-            shared.enqueue(self.slot, &mut self.queued);
+        if self.requester.cursor() != self.core.sq.tail {
+            shared.enqueue(self.core.slot, &mut self.core.queued);
         }
     }
 
@@ -86,7 +89,7 @@ impl Qp {
             return;
         }
         let (una, sent) = (self.requester.una(), self.requester.sent_max());
-        let gate = self.requester.gate(&self.sq, psn.saturating_add(1));
+        let gate = self.requester.gate(&self.core.sq, psn.saturating_add(1));
         match completer::judge_data(psn, una, sent, gate.map(|(_, at)| at)) {
             DataVerdict::Take => {}
             DataVerdict::Retry { from } => return self.retry(from, Why::Implied, shared),
@@ -115,8 +118,8 @@ impl Qp {
         shared: &mut Shared,
         host: &mut H,
     ) -> Result<(), WcStatus> {
-        let wqe = self.sq.get(index);
-        let pd = self.init.pd;
+        let wqe = self.core.sq.get(index);
+        let pd = self.core.init.pd;
         let placed = match (&wqe.op, packet.atomic_ack()) {
             (SendOp::Read { .. }, None) => {
                 let payload = packet.payload();
@@ -125,10 +128,10 @@ impl Qp {
                 }
                 shared.counters.rcvd_bytes += payload.len() as u64;
                 let offset = wqe.offset(psn, self.limits.mtu);
-                self.sq.scatter(index, offset, payload, pd, host)
+                self.core.sq.scatter(index, offset, payload, pd, host)
             }
             (SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }, Some(found)) => {
-                self.sq.scatter(index, 0, &found.to_ne_bytes(), pd, host)
+                self.core.sq.scatter(index, 0, &found.to_ne_bytes(), pd, host)
             }
             _ => return Err(WcStatus::BadRespErr),
         };
@@ -141,40 +144,33 @@ impl Qp {
         if to <= self.requester.una() {
             return;
         }
-        self.requester.advance(to, &self.sq, &self.limits, &mut shared.pools);
+        self.requester.advance(to, &self.core.sq, &self.limits, &mut shared.pools);
         let mut retired = 0;
-        while !self.sq.is_empty() && self.sq.get(self.sq.head).last < to {
-            let wqe = self.sq.get(self.sq.head);
-            if wqe.signaled {
-                let cqe = self.send_cqe(wqe.wr_id, WcStatus::Success, wqe.op.completion(), wqe.len);
-                host.complete(self.init.send_cq, cqe);
-            }
-            self.sq.pop();
+        while !self.core.sq.is_empty() && self.core.sq.get(self.core.sq.head).last < to {
+            self.core.retire_send(host);
             retired += 1;
         }
         if retired > 0 {
-            host.send_retired(self.init.cookie, retired);
+            host.send_retired(self.core.init.cookie, retired);
         }
-        self.retry_left = self.attr.retry_cnt.unwrap_or(0);
-        self.rnr_left = self.attr.rnr_retry.unwrap_or(0);
+        self.retry_left = self.core.attr.retry_cnt.unwrap_or(0);
+        self.rnr_left = self.core.attr.rnr_retry.unwrap_or(0);
         self.requester.rnr_until = None;
         if self.requester.outstanding() {
             self.arm(now, shared);
         } else {
-            self.deadline.clear();
+            self.core.deadline.clear();
         }
-        if self.requester.cursor() != self.sq.tail {
-            shared.enqueue(self.slot, &mut self.queued);
+        if self.requester.cursor() != self.core.sq.tail {
+            shared.enqueue(self.core.slot, &mut self.core.queued);
         }
         self.report_drained(shared);
     }
 
     /// In SQD, says once that all requests that were begun are done.
     pub(super) fn report_drained(&mut self, shared: &mut Shared) {
-        if self.state == QpState::Sqd && self.requester.is_drained(&self.sq) && self.drain_wanted {
-            self.drain_wanted = false;
-            shared.event(self.qpn, QpEvent::SqDrained);
-        }
+        let drained = self.requester.is_drained(&self.core.sq);
+        self.core.report_drained(drained, shared);
     }
 
     fn retry(&mut self, from: u64, why: Why, shared: &mut Shared) {
@@ -187,9 +183,9 @@ impl Qp {
         }
         let sent = self.requester.sent_max();
         self.requester.window.lost(from, sent);
-        self.requester.go_back(from, &self.sq, &self.limits, &mut shared.pools);
+        self.requester.go_back(from, &self.core.sq, &self.limits, &mut shared.pools);
         // The deadline stays: only progress moves it, so that a peer that complains for ever is given up in time.
-        shared.enqueue(self.slot, &mut self.queued);
+        shared.enqueue(self.core.slot, &mut self.core.queued);
     }
 
     fn rnr_wait<H: Completions>(
@@ -203,7 +199,7 @@ impl Qp {
         if self.requester.rnr_until.is_some() || to != self.requester.una() {
             return;
         }
-        if self.attr.rnr_retry != Some(7) {
+        if self.core.attr.rnr_retry != Some(7) {
             if self.rnr_left == 0 {
                 shared.counters.retry_rnr_exceeded_err += 1;
                 return self.fail_head(WcStatus::RnrRetryExcErr, shared, host);
@@ -211,11 +207,11 @@ impl Qp {
             self.rnr_left -= 1;
         }
         // It is there, if not ready.
-        self.retry_left = self.attr.retry_cnt.unwrap_or(0);
-        self.requester.go_back(to, &self.sq, &self.limits, &mut shared.pools);
+        self.retry_left = self.core.attr.retry_cnt.unwrap_or(0);
+        self.requester.go_back(to, &self.core.sq, &self.limits, &mut shared.pools);
         let until = now.after(u64::from(rnr_timer_us(timer)) * 1000);
         self.requester.rnr_until = Some(until);
-        shared.timers.set(self.slot, &mut self.deadline, until);
+        shared.timers.set(self.core.slot, &mut self.core.deadline, until);
     }
 
     /// Starts the acknowledgement timer over.
@@ -223,14 +219,14 @@ impl Qp {
     pub(super) fn arm(&mut self, now: Time, shared: &mut Shared) {
         self.waits_to_send = false;
         if let Some(timeout) = self.timeout() {
-            shared.timers.set(self.slot, &mut self.deadline, now.after(timeout));
+            shared.timers.set(self.core.slot, &mut self.core.deadline, now.after(timeout));
         }
     }
 
     /// The acknowledgement timeout in nanoseconds; `None` if it waits for ever.
     #[inline]
     fn timeout(&self) -> Option<u64> {
-        let exponent = self.attr.timeout.filter(|exponent| *exponent > 0)?;
+        let exponent = self.core.attr.timeout.filter(|exponent| *exponent > 0)?;
         Some(4096 << exponent)
     }
 
@@ -238,9 +234,9 @@ impl Qp {
     pub(crate) fn left_late(&mut self, now: Time, left: Time, shared: &mut Shared) {
         if let Some(timeout) = self.timeout()
             && self.requester.rnr_until.is_none()
-            && self.deadline.is(now.after(timeout))
+            && self.core.deadline.is(now.after(timeout))
         {
-            shared.timers.set(self.slot, &mut self.deadline, left.after(timeout));
+            shared.timers.set(self.core.slot, &mut self.core.deadline, left.after(timeout));
         }
     }
 
@@ -251,21 +247,21 @@ impl Qp {
         shared: &mut Shared,
         host: &mut H,
     ) {
-        if !shared.timers.settle(self.slot, &mut self.deadline, now) {
+        if !shared.timers.settle(self.core.slot, &mut self.core.deadline, now) {
             return;
         }
         if self.requester.rnr_until.take().is_some() {
-            shared.enqueue(self.slot, &mut self.queued);
+            shared.enqueue(self.core.slot, &mut self.core.queued);
             return;
         }
-        if !self.state.requests() {
+        if !self.core.state.requests() {
             return;
         }
         if !self.requester.outstanding() {
             if core::mem::take(&mut self.waits_to_send) {
                 // Others hold the room, and may hold it for ever: ask for a sign of life without.
                 self.requester.overdraft = true;
-                shared.enqueue(self.slot, &mut self.queued);
+                shared.enqueue(self.core.slot, &mut self.core.queued);
             }
             return;
         }
@@ -278,11 +274,11 @@ impl Qp {
         let (una, sent) = (self.requester.una(), self.requester.sent_max());
         self.requester.window.timed_out(sent);
         self.requester.forget_implied();
-        self.requester.go_back(una, &self.sq, &self.limits, &mut shared.pools);
+        self.requester.go_back(una, &self.core.sq, &self.limits, &mut shared.pools);
         // Counts from now if nothing can be sent, and else from when it leaves.
         self.arm(now, shared);
         self.waits_to_send = true;
-        shared.enqueue(self.slot, &mut self.queued);
+        shared.enqueue(self.core.slot, &mut self.core.queued);
     }
 
     /// The oldest request failed, and with it the queue pair.
@@ -292,14 +288,10 @@ impl Qp {
         shared: &mut Shared,
         host: &mut H,
     ) {
-        if self.sq.is_empty() {
+        if self.core.sq.is_empty() {
             return;
         }
-        let wqe = self.sq.get(self.sq.head);
-        let cqe = self.send_cqe(wqe.wr_id, status, wqe.op.completion(), 0);
-        host.complete(self.init.send_cq, cqe);
-        host.send_retired(self.init.cookie, 1);
-        self.sq.pop();
+        self.core.fail_send(status, host);
         self.responder.stop();
         self.break_down(shared, host);
     }

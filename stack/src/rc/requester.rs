@@ -7,13 +7,14 @@ use std::collections::VecDeque;
 use super::asks::Asks;
 use super::company::Company;
 use super::credits::Credits;
-use super::sq::{SendQueue, Wqe};
 use super::window::Window;
 use crate::mem::{PdId, RegionTable};
 use crate::pool::{Budget, Charge, PoolId, Pools};
+use crate::qp::outbound::{Piece, data_opcode};
+use crate::qp::sq::{SendQueue, Wqe};
 use crate::types::{Mtu, Time};
 use crate::verbs::{SendOp, WcStatus};
-use crate::wire::{Ext, Opcode};
+use crate::wire::Opcode;
 
 /// Longest headers of a packet with payload, with its ICRC: BTH, RETH, immediate.
 pub(super) const OVERHEAD: u32 = 12 + 16 + 4 + 4;
@@ -32,17 +33,9 @@ struct Outstanding {
 /// The packet to send next.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Shape {
-    pub(super) index: u64,
-    pub(super) psn: u64,
-    pub(super) opcode: Opcode,
-    /// Last PSN that the packet asks a response for; `psn` except for READ requests.
-    pub(super) last: u64,
-    /// Offset of its data in the message.
-    pub(super) offset: u32,
-    /// Payload bytes, or the length of the READ.
-    pub(super) len: u32,
-    pub(super) ack_req: bool,
-    pub(super) solicited: bool,
+    pub(super) piece: Piece,
+    /// Last PSN that the packet asks a response for; its own except for READ requests.
+    last: u64,
     charge: Charge,
 }
 
@@ -262,17 +255,16 @@ impl Requester {
             || (limited && begins)
             || (ends && self.asks.should(self.is_held_up_behind(sq), pools));
         debug_assert!(self.cur < sq.tail);
-        Plan::Send(Shape {
+        let piece = Piece {
             index: self.cur,
             psn,
             opcode: data_opcode(&wqe.op, begins, ends),
-            last: psn,
             offset: wqe.offset(psn, limits.mtu),
             len,
             ack_req,
             solicited: wqe.solicited && ends,
-            charge,
-        })
+        };
+        Plan::Send(Shape { piece, last: psn, charge })
     }
 
     /// Whether nothing follows the request under the cursor that could ask for an acknowledgement now.
@@ -317,17 +309,9 @@ impl Requester {
         if !self.rd.is_empty() && !pools.get(limits.peer).fits(REQUEST) {
             return Plan::Idle;
         }
-        Plan::Send(Shape {
-            index: self.cur,
-            psn,
-            opcode,
-            last,
-            offset,
-            len,
-            ack_req: true,
-            solicited: false,
-            charge,
-        })
+        let (index, ack_req, solicited) = (self.cur, true, false);
+        let piece = Piece { index, psn, opcode, offset, len, ack_req, solicited };
+        Plan::Send(Shape { piece, last, charge })
     }
 
     /// The packet left: moves the cursor.
@@ -339,7 +323,8 @@ impl Requester {
         limits: &Limits,
         pools: &mut Pools,
     ) {
-        let wqe = sq.get(shape.index);
+        let piece = &shape.piece;
+        let wqe = sq.get(piece.index);
         if wqe.op.has_response() {
             pools.get(PoolId::OWN).charge(shape.charge);
             pools.get(limits.peer).charge(REQUEST);
@@ -347,13 +332,13 @@ impl Requester {
         } else {
             pools.get(limits.peer).charge(shape.charge);
             self.charged.add(shape.charge);
-            self.company.sent(shape.len);
-            if shape.ack_req {
-                self.asks.asked(shape.psn, pools);
+            self.company.sent(piece.len);
+            if piece.ack_req {
+                self.asks.asked(piece.psn, pools);
             }
         }
-        if shape.ack_req {
-            self.ack_asked = shape.psn;
+        if piece.ack_req {
+            self.ack_asked = piece.psn;
         }
         self.overdraft = false;
         self.solicits = false;
@@ -500,54 +485,4 @@ fn locate(sq: &SendQueue, psn: u64) -> u64 {
         }
     }
     low
-}
-
-fn data_opcode(op: &SendOp, begins: bool, ends: bool) -> Opcode {
-    let imm = matches!(op, SendOp::Send { imm: Some(_) } | SendOp::Write { imm: Some(_), .. });
-    let send = matches!(op, SendOp::Send { .. });
-    match (send, begins, ends, imm) {
-        (true, true, true, false) => Opcode::RC_SEND_ONLY,
-        (true, true, true, true) => Opcode::RC_SEND_ONLY_WITH_IMMEDIATE,
-        (true, true, false, _) => Opcode::RC_SEND_FIRST,
-        (true, false, false, _) => Opcode::RC_SEND_MIDDLE,
-        (true, false, true, false) => Opcode::RC_SEND_LAST,
-        (true, false, true, true) => Opcode::RC_SEND_LAST_WITH_IMMEDIATE,
-        (false, true, true, false) => Opcode::RC_RDMA_WRITE_ONLY,
-        (false, true, true, true) => Opcode::RC_RDMA_WRITE_ONLY_WITH_IMMEDIATE,
-        (false, true, false, _) => Opcode::RC_RDMA_WRITE_FIRST,
-        (false, false, false, _) => Opcode::RC_RDMA_WRITE_MIDDLE,
-        (false, false, true, false) => Opcode::RC_RDMA_WRITE_LAST,
-        (false, false, true, true) => Opcode::RC_RDMA_WRITE_LAST_WITH_IMMEDIATE,
-    }
-}
-
-/// Writes the extension headers of a request after its BTH.
-#[inline]
-pub(super) fn write_extensions(shape: &Shape, wqe: &Wqe, out: &mut [u8]) {
-    use crate::wire::{AtomicEth, Reth};
-    let Some(info) = shape.opcode.info() else { return };
-    match wqe.op {
-        SendOp::Write { remote, rkey, .. } if info.has(Ext::Reth) => {
-            Reth { va: remote, rkey, len: wqe.len }.write(&mut out[..Reth::LEN]);
-        }
-        SendOp::Read { remote, rkey } => {
-            let va = remote.wrapping_add(u64::from(shape.offset));
-            Reth { va, rkey, len: shape.len }.write(&mut out[..Reth::LEN]);
-        }
-        SendOp::CompareSwap { remote, rkey, compare, swap } => {
-            AtomicEth { va: remote, rkey, swap_add: swap, compare }
-                .write(&mut out[..AtomicEth::LEN]);
-        }
-        SendOp::FetchAdd { remote, rkey, add } => {
-            AtomicEth { va: remote, rkey, swap_add: add, compare: 0 }
-                .write(&mut out[..AtomicEth::LEN]);
-        }
-        _ => {}
-    }
-    if let SendOp::Send { imm: Some(imm) } | SendOp::Write { imm: Some(imm), .. } = wqe.op
-        && info.has(Ext::ImmDt)
-    {
-        let at = if info.has(Ext::Reth) { Reth::LEN } else { 0 };
-        out[at..at + 4].copy_from_slice(&imm);
-    }
 }

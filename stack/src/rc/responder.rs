@@ -1,44 +1,15 @@
 //! The responder: checks a request, executes it, and remembers what it owes.
 //!
-//! The order of the checks is the protocol's: PSN, opcode sequence, opcode validity, resources, length, key,
-//! then execution (`rxe_resp.c` has the same pipeline). The responder returns what happened; completions, state changes and
+//! First comes the PSN, then what [`Message`] checks. The responder returns what happened; completions, state changes and
 //! counters are the queue pair's.
 
 use super::records::{DataResponse, Kind, Records};
-use super::rq::RecvQueue;
-use super::sq::MESSAGE_MAX;
-use crate::mem::{Access, AtomicOp, Memory, PdId, Sge};
-use crate::types::{Key, Mtu};
-use crate::verbs::{WcOpcode, WcStatus};
-use crate::wire::{Aeth, NakCode, Operation, Packet, Place, Syndrome};
-
-/// Where in a message the responder is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Message {
-    None,
-    Send { placed: u32 },
-    Write { va: u64, rkey: Key, left: u32, len: u32 },
-}
-
-/// What the connection permits.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Rights {
-    pub(super) pd: PdId,
-    pub(super) mtu: Mtu,
-    pub(super) access: Access,
-    pub(super) min_rnr_timer: u8,
-}
-
-/// A receive that is to be completed.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Received {
-    pub(super) wr_id: u64,
-    pub(super) status: WcStatus,
-    pub(super) opcode: WcOpcode,
-    pub(super) byte_len: u32,
-    pub(super) imm: Option<[u8; 4]>,
-    pub(super) solicited: bool,
-}
+use crate::mem::{Access, AtomicOp, Memory, Sge};
+use crate::qp::message::{Message, Received, Refusal, Rights, failed};
+use crate::qp::rq::RecvQueue;
+use crate::qp::sq::MESSAGE_MAX;
+use crate::types::Mtu;
+use crate::wire::{Aeth, NakCode, Operation, Packet, Syndrome};
 
 /// What became of a request.
 #[derive(Debug)]
@@ -83,7 +54,8 @@ pub(super) struct Responder {
     nak: Option<Nak>,
     /// Whether acknowledgements say how many receives are posted.
     advertise: bool,
-    pub(super) rq: RecvQueue,
+    /// 5-bit code of the delay that is asked for while no receive is posted.
+    pub(super) min_rnr_timer: u8,
 }
 
 /// The next response to send.
@@ -96,7 +68,7 @@ pub(super) enum Response {
 }
 
 impl Responder {
-    pub(super) fn new(rq: RecvQueue) -> Self {
+    pub(super) fn new() -> Self {
         Self {
             epsn: 0,
             msn: 0,
@@ -108,7 +80,7 @@ impl Responder {
             ackable: 0,
             nak: None,
             advertise: false,
-            rq,
+            min_rnr_timer: 0,
         }
     }
 
@@ -129,7 +101,7 @@ impl Responder {
 
     /// Whether a SEND is half placed in the oldest receive.
     pub(super) fn in_receive(&self) -> bool {
-        matches!(self.message, Message::Send { .. })
+        self.message.in_receive()
     }
 
     /// Drops everything that was to be sent.
@@ -152,6 +124,7 @@ impl Responder {
         &mut self,
         packet: &Packet<'_>,
         rights: &Rights,
+        rq: &mut RecvQueue,
         memory: &mut impl Memory,
     ) -> Outcome {
         let psn = packet.bth.psn.expand(self.epsn);
@@ -162,23 +135,29 @@ impl Responder {
             return self.duplicate(packet, psn, rights.mtu);
         }
         let outcome = match packet.info.operation {
-            Operation::Send => self.send(packet, rights, memory),
-            Operation::Write => self.write(packet, rights, memory),
-            Operation::ReadRequest => self.read(packet, rights, memory),
-            Operation::CompareSwap | Operation::FetchAdd => self.atomic(packet, rights, memory),
+            Operation::Send => self.message.send(packet, rights, rq, memory).map(Some),
+            Operation::Write => self.message.write(packet, rights, rq, memory).map(Some),
+            Operation::ReadRequest => self.read(packet, rights, memory).map(|()| None),
+            Operation::CompareSwap | Operation::FetchAdd => {
+                self.atomic(packet, rights, memory).map(|()| None)
+            }
             _ => Err(Refusal::Invalid),
         };
         match outcome {
-            Ok(received) => {
+            Ok(placed) => {
+                if let Some(placed) = &placed {
+                    self.accept(packet, placed.ended);
+                }
                 self.heard();
+                let received = placed.and_then(|placed| placed.received);
                 Outcome::Done { received, respond: self.has_response() }
             }
             Err(Refusal::NotReady) => {
                 // Said each time the expected packet comes; what follows it is dropped in silence.
-                self.queue_nak(Syndrome::rnr(rights.min_rnr_timer));
+                self.queue_nak(Syndrome::rnr(self.min_rnr_timer));
                 Outcome::NotReady
             }
-            Err(refusal) => self.refuse(refusal),
+            Err(refusal) => self.refuse(refusal, rq),
         }
     }
 
@@ -197,100 +176,12 @@ impl Responder {
         }
     }
 
-    fn send(
-        &mut self,
-        packet: &Packet<'_>,
-        rights: &Rights,
-        memory: &mut impl Memory,
-    ) -> Result<Option<Received>, Refusal> {
-        let place = packet.info.place;
-        let placed = match self.message {
-            Message::None if place.begins() => 0,
-            Message::Send { placed } if !place.begins() => placed,
-            _ => return Err(Refusal::Invalid),
-        };
-        let payload = packet.payload();
-        check_length(payload.len(), place, rights.mtu)?;
-        let Some(wr_id) = self.rq.front() else { return Err(Refusal::NotReady) };
-        if payload.len() as u64 + u64::from(placed) > u64::from(self.rq.room()) {
-            return Err(Refusal::Receive(NakCode::InvalidRequest, WcStatus::LocLenErr));
-        }
-        if packet.invalidate().is_some() {
-            // Ordinary regions cannot be invalidated by a peer, and nothing else has a key yet.
-            return Err(Refusal::Access);
-        }
-        self.rq
-            .scatter(placed, payload, rights.pd, memory)
-            .map_err(|_| Refusal::Receive(NakCode::RemoteOperationalError, WcStatus::LocProtErr))?;
-        #[allow(clippy::cast_possible_truncation)]
-        let placed = placed + payload.len() as u32;
-        self.accept(packet);
-        if !place.ends() {
-            self.message = Message::Send { placed };
-            return Ok(None);
-        }
-        Ok(Some(self.receive(packet, wr_id, WcOpcode::Recv, placed)))
-    }
-
-    fn write(
-        &mut self,
-        packet: &Packet<'_>,
-        rights: &Rights,
-        memory: &mut impl Memory,
-    ) -> Result<Option<Received>, Refusal> {
-        let place = packet.info.place;
-        let payload = packet.payload();
-        #[allow(clippy::cast_possible_truncation)]
-        let now = payload.len() as u32;
-        let (va, rkey, left, len) = match (self.message, packet.reth()) {
-            (Message::None, Some(reth)) if place.begins() => {
-                (reth.va, reth.rkey, reth.len, reth.len)
-            }
-            (Message::Write { va, rkey, left, len }, None) if !place.begins() => {
-                (va, rkey, left, len)
-            }
-            _ => return Err(Refusal::Invalid),
-        };
-        if !rights.access.admits(Access::REMOTE_WRITE) {
-            return Err(Refusal::Invalid);
-        }
-        let receive = if packet.info.consumes_receive() {
-            Some(self.rq.front().ok_or(Refusal::NotReady)?)
-        } else {
-            None
-        };
-        check_length(payload.len(), place, rights.mtu)?;
-        let fits = if place.ends() { now == left } else { now < left };
-        if !fits || u64::from(len) > MESSAGE_MAX {
-            return Err(Refusal::Invalid);
-        }
-        if len > 0 {
-            let regions = memory.regions();
-            if place == Place::First {
-                // The whole range, before the first byte is placed.
-                let whole = Sge { addr: va, len, lkey: rkey };
-                regions.remote_write(rights.pd, &whole).map_err(|_| Refusal::Access)?;
-            }
-            let target = Sge { addr: va, len: now, lkey: rkey };
-            let target = regions.remote_write(rights.pd, &target).map_err(|_| Refusal::Access)?;
-            memory.place(target, payload);
-        }
-        self.accept(packet);
-        if !place.ends() {
-            let va = va.wrapping_add(u64::from(now));
-            self.message = Message::Write { va, rkey, left: left - now, len };
-            return Ok(None);
-        }
-        self.finish();
-        Ok(receive.map(|wr_id| self.receive(packet, wr_id, WcOpcode::RecvRdmaWithImm, len)))
-    }
-
     fn read(
         &mut self,
         packet: &Packet<'_>,
         rights: &Rights,
         memory: &impl Memory,
-    ) -> Result<Option<Received>, Refusal> {
+    ) -> Result<(), Refusal> {
         let Some(reth) = packet.reth() else { return Err(Refusal::Invalid) };
         let admitted = self.message == Message::None
             && rights.access.admits(Access::REMOTE_READ)
@@ -309,7 +200,7 @@ impl Responder {
         let packets = u64::from(reth.len.div_ceil(rights.mtu.bytes()).max(1));
         let kind = Kind::Read { va: reth.va, rkey: reth.rkey, len: reth.len };
         self.record(packets, kind);
-        Ok(None)
+        Ok(())
     }
 
     fn atomic(
@@ -317,7 +208,7 @@ impl Responder {
         packet: &Packet<'_>,
         rights: &Rights,
         memory: &mut impl Memory,
-    ) -> Result<Option<Received>, Refusal> {
+    ) -> Result<(), Refusal> {
         let Some(eth) = packet.atomic_eth() else { return Err(Refusal::Invalid) };
         let admitted = self.message == Message::None
             && rights.access.admits(Access::REMOTE_ATOMIC)
@@ -339,7 +230,7 @@ impl Responder {
         };
         let found = memory.atomic(at, op);
         self.record(1, Kind::Atomic { found });
-        Ok(None)
+        Ok(())
     }
 
     fn record(&mut self, packets: u64, kind: Kind) {
@@ -349,37 +240,19 @@ impl Responder {
         self.records.push(first, self.epsn - 1, self.msn, kind);
     }
 
-    fn accept(&mut self, packet: &Packet<'_>) {
+    /// A packet of a SEND or WRITE was placed.
+    #[inline]
+    fn accept(&mut self, packet: &Packet<'_>, ended: bool) {
         self.ackable = self.epsn;
         self.epsn += 1;
         self.ack |= packet.bth.ack_req;
+        if ended {
+            self.finish();
+        }
     }
 
     fn finish(&mut self) {
-        self.message = Message::None;
         self.msn = (self.msn + 1) & 0xff_ffff;
-    }
-
-    /// The oldest receive is done.
-    fn receive(
-        &mut self,
-        packet: &Packet<'_>,
-        wr_id: u64,
-        opcode: WcOpcode,
-        byte_len: u32,
-    ) -> Received {
-        if opcode == WcOpcode::Recv {
-            self.finish();
-        }
-        self.rq.pop();
-        Received {
-            wr_id,
-            status: WcStatus::Success,
-            opcode,
-            byte_len,
-            imm: packet.immediate(),
-            solicited: packet.bth.solicited,
-        }
     }
 
     /// A request after a gap: reported once.
@@ -409,25 +282,14 @@ impl Responder {
         self.nak_sent = true;
     }
 
-    fn refuse(&mut self, refusal: Refusal) -> Outcome {
+    fn refuse(&mut self, refusal: Refusal, rq: &mut RecvQueue) -> Outcome {
         let (code, status) = match refusal {
             Refusal::Receive(code, status) => (code, Some(status)),
             Refusal::Access => (NakCode::RemoteAccessError, None),
             Refusal::Invalid | Refusal::NotReady => (NakCode::InvalidRequest, None),
         };
         self.queue_nak(Syndrome::nak(code));
-        let received = status.and_then(|status| {
-            let wr_id = self.rq.front()?;
-            self.rq.pop();
-            Some(Received {
-                wr_id,
-                status,
-                opcode: WcOpcode::Recv,
-                byte_len: 0,
-                imm: None,
-                solicited: true,
-            })
-        });
+        let received = status.and_then(|status| failed(rq, status));
         Outcome::Refused { code, received }
     }
 
@@ -446,26 +308,26 @@ impl Responder {
     /// The response to send next: READs and atomics in the order of their PSNs, then the acknowledgement, which
     /// therefore never overtakes one of them; a NAK takes the acknowledgement's place.
     #[inline]
-    pub(super) fn response(&mut self, mtu: Mtu) -> Option<Response> {
+    pub(super) fn response(&mut self, mtu: Mtu, rq: &RecvQueue) -> Option<Response> {
         if let Some(data) = self.records.response(mtu) {
             return Some(Response::Data(data));
         }
         let (psn, syndrome) = match self.nak {
             Some(nak) => (nak.psn, nak.syndrome),
-            None if self.ack => (self.ackable, self.ack(self.msn).syndrome),
+            None if self.ack => (self.ackable, self.ack(self.msn, rq).syndrome),
             None => return None,
         };
         Some(Response::Acknowledge { psn, syndrome, msn: self.msn })
     }
 
     /// The AETH of a positive response to the message `msn`.
-    pub(super) fn ack(&self, msn: u32) -> Aeth {
+    pub(super) fn ack(&self, msn: u32, rq: &RecvQueue) -> Aeth {
         if !self.advertise {
             return Aeth::ack(msn);
         }
         // The limit is a message's number, so an older response grants what has been completed since too.
         let since = u64::from(self.msn.wrapping_sub(msn) & 0xff_ffff);
-        let free = self.rq.len() - u64::from(self.in_receive());
+        let free = rq.len() - u64::from(self.in_receive());
         Aeth { syndrome: Syndrome::credits(since + free), msn }
     }
 
@@ -492,24 +354,4 @@ impl Responder {
             self.nak = Some(Nak { psn, syndrome: Syndrome::nak(NakCode::RemoteAccessError) });
         }
     }
-}
-
-/// Why a request is not executed.
-#[derive(Debug, Clone, Copy)]
-enum Refusal {
-    Invalid,
-    Access,
-    NotReady,
-    /// The receive it would consume fails too.
-    Receive(NakCode, WcStatus),
-}
-
-fn check_length(payload: usize, place: Place, mtu: Mtu) -> Result<(), Refusal> {
-    let mtu = mtu.bytes() as usize;
-    let right = match place {
-        Place::First | Place::Middle => payload == mtu,
-        Place::Last => payload > 0 && payload <= mtu,
-        Place::Only => payload <= mtu,
-    };
-    if right { Ok(()) } else { Err(Refusal::Invalid) }
 }

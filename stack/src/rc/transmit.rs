@@ -3,27 +3,15 @@
 
 use super::Qp;
 use super::records::DataResponse;
-use super::requester::{Plan, Shape, write_extensions};
+use super::requester::{Plan, Shape};
 use super::responder::Response;
 use crate::engine::{Shared, TxSink};
-use crate::mem::{AccessError, Memory};
-use crate::pool::{Charge, PoolId};
-use crate::types::{Pkey, Psn, Qpn, Time};
+use crate::mem::Memory;
+use crate::qp::Turn;
+use crate::qp::outbound::{Sent, frame, header};
+use crate::types::Time;
 use crate::verbs::{Completions, QpEvent, WcStatus};
-use crate::wire::{Aeth, Bth, ICRC_LEN, Opcode, Place, bth};
-
-/// How a queue pair's turn ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Turn {
-    /// Nothing to send now.
-    Idle,
-    /// There is more, but others are waiting.
-    Quantum,
-    /// The sink is full.
-    SinkFull,
-    /// The receiver's pool has no room for this.
-    Wait(PoolId, Charge),
-}
+use crate::wire::{Aeth, Opcode, Place, bth};
 
 impl Qp {
     /// Sends up to `quantum` packets, which it counts down; says how that ended, and whether a request left.
@@ -39,19 +27,19 @@ impl Qp {
         if let Some(turn) = self.transmit_responses(quantum, shared, host, sink) {
             return (turn, false);
         }
-        if !self.state.requests() {
+        if !self.core.state.requests() {
             return (self.transmit_acknowledgement(Turn::Idle, shared, host, sink), false);
         }
         let before = *quantum;
         let turn = self.transmit_requests(quantum, shared, host, sink);
-        if !self.state.requests() {
+        if !self.core.state.requests() {
             // One of them failed: nothing is awaited any more.
         } else if self.requester.outstanding() {
-            if self.waits_to_send || !self.deadline.is_set() {
+            if self.waits_to_send || !self.core.deadline.is_set() {
                 self.arm(now, shared);
             }
         } else if matches!(turn, Turn::Wait(..)) {
-            if !self.deadline.is_set() {
+            if !self.core.deadline.is_set() {
                 self.arm(now, shared);
             }
             self.waits_to_send = true;
@@ -72,7 +60,9 @@ impl Qp {
             return turn;
         }
         // A failed request may have left something else.
-        let Some(response) = self.responder.response(self.limits.mtu) else { return turn };
+        let Some(response) = self.responder.response(self.limits.mtu, &self.core.rq) else {
+            return turn;
+        };
         match self.send_response(&response, shared, host, sink) {
             Sent::Yes => {
                 self.responder.responded(&response);
@@ -94,13 +84,13 @@ impl Qp {
             if *quantum == 0 {
                 return Some(Turn::Quantum);
             }
-            let response = self.responder.response(self.limits.mtu)?;
+            let response = self.responder.response(self.limits.mtu, &self.core.rq)?;
             match self.send_response(&response, shared, host, sink) {
                 Sent::Yes => self.responder.responded(&response),
                 Sent::Full => return Some(Turn::SinkFull),
                 Sent::Refused => {
                     self.responder.read_failed();
-                    shared.event(self.qpn, QpEvent::AccessErr);
+                    shared.event(self.core.qpn, QpEvent::AccessErr);
                     self.break_down(shared, host);
                     continue;
                 }
@@ -120,12 +110,13 @@ impl Qp {
         self.requester.company.begin();
         loop {
             let plan =
-                self.requester.plan(&self.sq, &self.limits, &mut shared.pools, host.regions());
+                self.requester.plan(&self.core.sq, &self.limits, &mut shared.pools, host.regions());
             let fault = match plan {
                 Plan::Send(_) if *quantum == 0 => return Turn::Quantum,
                 Plan::Send(shape) => match self.send_request(&shape, shared, host, sink) {
                     Sent::Yes => {
-                        self.requester.sent(&shape, &self.sq, &self.limits, &mut shared.pools);
+                        let (sq, limits) = (&self.core.sq, &self.limits);
+                        self.requester.sent(&shape, sq, limits, &mut shared.pools);
                         *quantum -= 1;
                         continue;
                     }
@@ -141,7 +132,7 @@ impl Qp {
             {
                 return Turn::Idle;
             }
-            if !self.requester.ask_again(&self.sq, &self.limits, &mut shared.pools) {
+            if !self.requester.ask_again(&self.core.sq, &self.limits, &mut shared.pools) {
                 return Turn::Idle;
             }
         }
@@ -154,7 +145,7 @@ impl Qp {
         shared: &mut Shared,
         host: &mut H,
     ) -> bool {
-        let first = self.requester.cursor() == self.sq.head;
+        let first = self.requester.cursor() == self.core.sq.head;
         if first {
             self.fail_head(status, shared, host);
         }
@@ -169,25 +160,11 @@ impl Qp {
         host: &H,
         sink: &mut impl TxSink,
     ) -> Sent {
-        let Some(info) = shape.opcode.info() else { return Sent::Refused };
-        let payload = if info.has_payload() { shape.len as usize } else { 0 };
-        let mut bth = self.header(shape.opcode, shape.psn, payload);
-        bth.ack_req = shape.ack_req;
-        bth.solicited = shape.solicited;
-        let sent = self.frame(info.header_len, payload, sink, |out| {
-            out[..bth::LEN].copy_from_slice(&bth.bytes());
-            write_extensions(shape, self.sq.get(shape.index), &mut out[bth::LEN..info.header_len]);
-            let (data, pad) = out[info.header_len..].split_at_mut(payload);
-            pad[..usize::from(bth.pad)].fill(0);
-            self.sq.gather(shape.index, shape.offset, data, self.init.pd, host)
-        });
-        if sent != Sent::Yes {
-            return sent;
-        }
-        shared.counters.sent_pkts += 1;
-        shared.counters.sent_bytes += payload as u64;
-        shared.counters.retransmitted_pkts += u64::from(self.requester.was_sent(shape.psn));
-        Sent::Yes
+        let Some(to) = self.core.target() else { return Sent::Refused };
+        let sent = self.core.send_piece(&shape.piece, &to, &mut shared.counters, host, sink);
+        let again = sent == Sent::Yes && self.requester.was_sent(shape.piece.psn);
+        shared.counters.retransmitted_pkts += u64::from(again);
+        sent
     }
 
     #[inline]
@@ -203,15 +180,15 @@ impl Qp {
                 (psn, Opcode::RC_ACKNOWLEDGE, Aeth { syndrome, msn }, 0)
             }
             Response::Data(DataResponse::Atomic { psn, msn, .. }) => {
-                (psn, Opcode::RC_ATOMIC_ACKNOWLEDGE, self.responder.ack(msn), 0)
+                (psn, Opcode::RC_ATOMIC_ACKNOWLEDGE, self.responder.ack(msn, &self.core.rq), 0)
             }
             Response::Data(DataResponse::Read { psn, place, at, msn }) => {
-                (psn, read_opcode(place), self.responder.ack(msn), at.len as usize)
+                (psn, read_opcode(place), self.responder.ack(msn, &self.core.rq), at.len as usize)
             }
         };
         let source = match response {
             Response::Data(DataResponse::Read { at, .. }) if at.len > 0 => {
-                match host.regions().remote_read(self.init.pd, at) {
+                match host.regions().remote_read(self.core.init.pd, at) {
                     Ok(source) => Some(source),
                     Err(_) => return Sent::Refused,
                 }
@@ -219,8 +196,9 @@ impl Qp {
             _ => None,
         };
         let Some(info) = opcode.info() else { return Sent::Refused };
-        let bth = self.header(opcode, psn, payload);
-        let sent = self.frame(info.header_len, payload, sink, |out| {
+        let Some(to) = self.core.target() else { return Sent::Refused };
+        let bth = header(opcode, to.qpn, psn, payload);
+        let sent = frame(&to, info.header_len, payload, sink, |out| {
             out[..bth::LEN].copy_from_slice(&bth.bytes());
             if opcode != Opcode::RC_RDMA_READ_RESPONSE_MIDDLE {
                 aeth.write(&mut out[bth::LEN..bth::LEN + Aeth::LEN]);
@@ -243,42 +221,6 @@ impl Qp {
         shared.counters.sent_acks += u64::from(opcode == Opcode::RC_ACKNOWLEDGE);
         Sent::Yes
     }
-
-    #[inline]
-    fn frame(
-        &self,
-        header: usize,
-        payload: usize,
-        sink: &mut impl TxSink,
-        fill: impl FnOnce(&mut [u8]) -> Result<(), AccessError>,
-    ) -> Sent {
-        let Some(peer) = self.peer() else { return Sent::Refused };
-        match sink.send(peer.path, header + payload.next_multiple_of(4) + ICRC_LEN, fill) {
-            Ok(true) => Sent::Yes,
-            Ok(false) => Sent::Full,
-            Err(_) => Sent::Refused,
-        }
-    }
-
-    #[inline]
-    fn header(&self, opcode: Opcode, psn: u64, payload: usize) -> Bth {
-        let dest = self.attr.dest_qpn.unwrap_or(Qpn::MULTICAST);
-        let mut bth = Bth::new(opcode, Pkey::DEFAULT, dest, Psn::truncate(psn));
-        #[allow(clippy::cast_possible_truncation)]
-        let pad = (payload.next_multiple_of(4) - payload) as u8;
-        bth.pad = pad;
-        bth
-    }
-}
-
-/// Whether a packet left.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Sent {
-    Yes,
-    /// The sink has no room.
-    Full,
-    /// The memory is gone.
-    Refused,
 }
 
 fn read_opcode(place: Place) -> Opcode {

@@ -200,6 +200,12 @@ impl Opcode {
         }
     }
 
+    /// The same operation on an unreliable connection, of a SEND or WRITE on a reliable one.
+    #[must_use]
+    pub const fn unreliable(self) -> Self {
+        Self(self.0 & 0x1f | 0x20)
+    }
+
     /// Every opcode of the table, ascending.
     pub fn all() -> impl Iterator<Item = &'static OpcodeInfo> {
         TABLE.iter()

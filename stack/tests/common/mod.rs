@@ -15,7 +15,7 @@ use rocinante_stack::mem::{
     Access, Atomic, AtomicOp, Checked, Memory, PdId, Read, Region, RegionTable, Sge, Write,
 };
 use rocinante_stack::types::{Key, Mtu, Psn, Qpn};
-use rocinante_stack::verbs::{CqId, Cqe, QpState, WcStatus};
+use rocinante_stack::verbs::{CqId, Cqe, QpState, QpType, WcStatus};
 use rocinante_stack::wire::icrc::{DF, IpFields, Template};
 use rocinante_stack::{
     Budget, Completions, Engine, EngineConfig, ModifyError, PeerAddress, QpAttr, QpInit, TxSink,
@@ -162,6 +162,7 @@ pub struct End {
 /// How ends are connected.
 #[derive(Clone)]
 pub struct Setup {
+    pub qp_type: QpType,
     pub mtu: Mtu,
     /// The first PSN of each direction.
     pub psn: [u32; 2],
@@ -186,6 +187,7 @@ pub struct Setup {
 impl Default for Setup {
     fn default() -> Self {
         Self {
+            qp_type: QpType::Rc,
             mtu: Mtu::Mtu1024,
             psn: [0xff_fffa, 0x100],
             timeout: 14,
@@ -221,6 +223,7 @@ impl End {
         let config = EngineConfig {
             own_budget: setup.own.unwrap_or(setup.budget),
             advertise_credits: setup.advertise,
+            port_mtu: setup.mtu,
             ..EngineConfig::default()
         };
         let mut engine = Engine::new(config);
@@ -250,6 +253,7 @@ impl End {
 
 pub fn qp_init(setup: &Setup) -> QpInit {
     QpInit {
+        qp_type: setup.qp_type,
         pd: PD,
         send_cq: CqId(0),
         recv_cq: CqId(0),
@@ -263,33 +267,39 @@ pub fn qp_init(setup: &Setup) -> QpInit {
     }
 }
 
+/// The Q_Key of all queue pairs here.
+pub const QKEY: u32 = 0x1111_1111;
+
 /// The attributes of INIT, RTR and RTS for the side `at`.
 pub fn steps(at: usize, local: IpAddr, dest: Qpn, setup: &Setup) -> [QpAttr; 3] {
     let remote = if local == addr(1) { addr(2) } else { addr(1) };
+    let (rc, ud) = (setup.qp_type == QpType::Rc, setup.qp_type == QpType::Ud);
     let init = QpAttr {
         state: Some(QpState::Init),
         pkey_index: Some(0),
         port: Some(1),
-        access: Some(setup.access),
+        access: (!ud).then_some(setup.access),
+        qkey: ud.then_some(QKEY),
         ..QpAttr::default()
     };
+    let peer = PeerAddress { local, remote, path: 0, budget: setup.budget };
     let rtr = QpAttr {
         state: Some(QpState::Rtr),
-        peer: Some(PeerAddress { local, remote, path: 0, budget: setup.budget }),
-        path_mtu: Some(setup.mtu),
-        dest_qpn: Some(dest),
-        rq_psn: Some(Psn::new(setup.psn[1 - at])),
-        max_dest_rd_atomic: Some(setup.dest_rd_atomic.unwrap_or(setup.rd_atomic)),
-        min_rnr_timer: Some(12),
+        peer: (!ud).then_some(peer),
+        path_mtu: (!ud).then_some(setup.mtu),
+        dest_qpn: (!ud).then_some(dest),
+        rq_psn: (!ud).then_some(Psn::new(setup.psn[1 - at])),
+        max_dest_rd_atomic: rc.then_some(setup.dest_rd_atomic.unwrap_or(setup.rd_atomic)),
+        min_rnr_timer: rc.then_some(12),
         ..QpAttr::default()
     };
     let rts = QpAttr {
         state: Some(QpState::Rts),
         sq_psn: Some(Psn::new(setup.psn[at])),
-        max_rd_atomic: Some(setup.rd_atomic),
-        retry_cnt: Some(setup.retry_cnt),
-        rnr_retry: Some(setup.rnr_retry),
-        timeout: Some(setup.timeout),
+        max_rd_atomic: rc.then_some(setup.rd_atomic),
+        retry_cnt: rc.then_some(setup.retry_cnt),
+        rnr_retry: rc.then_some(setup.rnr_retry),
+        timeout: rc.then_some(setup.timeout),
         ..QpAttr::default()
     };
     [init, rtr, rts]

@@ -85,7 +85,8 @@ impl Pair {
             dst,
             src_port: PORT,
             ip_id: IpId::Exact { id: 0, flags: DF },
-            congested: false,
+            tos: 0,
+            hop_limit: None,
         };
         end.engine.handle_datagram(self.now, &datagram, &mut end.host);
     }

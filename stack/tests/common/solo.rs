@@ -152,7 +152,7 @@ impl Solo {
 
     pub fn hear_from(&mut self, src: IpAddr, dst: IpAddr, ip_id: IpId, packet: &[u8]) {
         let datagram =
-            Datagram { bytes: packet, src, dst, src_port: PORT, ip_id, congested: false };
+            Datagram { bytes: packet, src, dst, src_port: PORT, ip_id, tos: 0, hop_limit: None };
         self.end.engine.handle_datagram(self.now, &datagram, &mut self.end.host);
     }
 

@@ -43,7 +43,11 @@ pub fn describe(bytes: &[u8], first: [u32; 2]) -> String {
 }
 
 fn short(name: &str) -> String {
-    let name = name.trim_start_matches("RC_").replace("RDMA_", "").replace("_WITH", "");
+    let name = name
+        .trim_start_matches("RC_")
+        .trim_start_matches("UC_")
+        .replace("RDMA_", "")
+        .replace("_WITH", "");
     name.replace("IMMEDIATE", "IMM").replace("RESPONSE_", "").replace("_REQUEST", "")
 }
 

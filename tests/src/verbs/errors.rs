@@ -36,7 +36,7 @@ fn at(op: SendOp, remote: u64, rkey: Key) -> SendOp {
         SendOp::CompareSwap { compare, swap, .. } => {
             SendOp::CompareSwap { remote, rkey, compare, swap }
         }
-        SendOp::Send { .. } => op,
+        SendOp::Send { .. } | SendOp::SendTo { .. } => op,
     }
 }
 

@@ -9,7 +9,8 @@ use rocinante_stack::mem::{Access, Sge};
 use rocinante_stack::stats::Counters;
 use rocinante_stack::types::{Key, Mtu, Psn, Qpn};
 use rocinante_stack::verbs::{
-    Cqe, QpEvent, QpState, RecvWr, SendData, SendOp, SendWr, WcOpcode, WcStatus,
+    Cqe, Destination, QpEvent, QpState, QpType, RecvWr, SendData, SendOp, SendWr, WcOpcode,
+    WcStatus,
 };
 use rocinante_stack::{Budget, PeerAddress, PostError, QpAttr};
 use rustix::io::Errno;
@@ -21,12 +22,13 @@ use crate::event::AsyncEvent;
 use crate::qp::{PeerPath, QpCaps};
 
 /// `enum ibv_qp_state`, by number.
-const STATES: [(c_int, QpState); 6] = [
+const STATES: [(c_int, QpState); 7] = [
     (0, QpState::Reset),
     (1, QpState::Init),
     (2, QpState::Rtr),
     (3, QpState::Rts),
     (4, QpState::Sqd),
+    (5, QpState::Sqe),
     (6, QpState::Err),
 ];
 
@@ -38,6 +40,15 @@ pub(super) fn qp_state_number(state: QpState) -> c_int {
 /// `None` for states that our queue pairs are never put into.
 pub(super) fn qp_state(number: c_int) -> Option<QpState> {
     STATES.iter().find(|(other, _)| *other == number).map(|(_, state)| *state)
+}
+
+/// `enum ibv_qp_type`.
+pub(super) fn qp_type_number(qp_type: QpType) -> c_int {
+    match qp_type {
+        QpType::Rc => 2,
+        QpType::Uc => 3,
+        QpType::Ud => 4,
+    }
 }
 
 /// `enum ibv_mtu`: 1 is 256 bytes, 5 is 4096.
@@ -187,6 +198,7 @@ pub(super) fn qp_attr(attr: &QpAttr, path: Option<&abi::AhAttr>, port: u8) -> (a
         pkey_index => pkey_index, PKEY_INDEX, |index| index;
         port => port_num, PORT, |_one| port;
         access => qp_access_flags, ACCESS_FLAGS, |access| access.bits();
+        qkey => qkey, QKEY, |qkey| qkey;
         path_mtu => path_mtu, PATH_MTU, |mtu| mtu_number(mtu);
         dest_qpn => dest_qp_num, DEST_QPN, |qpn| qpn.value();
         rq_psn => rq_psn, RQ_PSN, |psn| psn.value();
@@ -210,6 +222,7 @@ pub(super) const QUERY_ALL: c_int = mask::STATE
     | mask::PKEY_INDEX
     | mask::PORT
     | mask::ACCESS_FLAGS
+    | mask::QKEY
     | mask::AV
     | mask::PATH_MTU
     | mask::DEST_QPN
@@ -224,15 +237,28 @@ pub(super) const QUERY_ALL: c_int = mask::STATE
     | mask::CAP;
 
 /// What a queue pair at `local` says of itself. Attributes that its state has not set yet are left out.
-pub(super) fn qp_attr_back(attr: &abi::QpAttr, local: IpAddr) -> (QpState, QpAttr) {
+pub(super) fn qp_attr_back(
+    attr: &abi::QpAttr,
+    qp_type: QpType,
+    local: IpAddr,
+) -> (QpState, QpAttr) {
     let state = qp_state(attr.qp_state).unwrap_or(QpState::Err);
     let mut out = QpAttr { state: Some(state), ..QpAttr::default() };
-    if state != QpState::Reset {
-        out.pkey_index = Some(attr.pkey_index);
-        out.port = Some(1);
-        out.access = Some(access(attr.qp_access_flags));
+    if state == QpState::Reset {
+        return (state, out);
     }
-    if attr.ah_attr.is_global != 0 && (state.receives() || state == QpState::Err) {
+    out.pkey_index = Some(attr.pkey_index);
+    out.port = Some(1);
+    let (receives, sends) = (state.receives() || state == QpState::Err, state.takes_sends());
+    if sends {
+        out.sq_psn = Some(Psn::new(attr.sq_psn));
+    }
+    if qp_type == QpType::Ud {
+        out.qkey = Some(attr.qkey);
+        return (state, out);
+    }
+    out.access = Some(access(attr.qp_access_flags));
+    if attr.ah_attr.is_global != 0 && receives {
         out.peer = Some(PeerAddress {
             local,
             remote: address(attr.ah_attr.grh.dgid),
@@ -242,11 +268,12 @@ pub(super) fn qp_attr_back(attr: &abi::QpAttr, local: IpAddr) -> (QpState, QpAtt
         out.path_mtu = mtu(attr.path_mtu);
         out.dest_qpn = Some(Qpn::new(attr.dest_qp_num));
         out.rq_psn = Some(Psn::new(attr.rq_psn));
+    }
+    if qp_type == QpType::Rc && out.peer.is_some() {
         out.max_dest_rd_atomic = Some(attr.max_dest_rd_atomic);
         out.min_rnr_timer = Some(attr.min_rnr_timer);
     }
-    if state.requests() || state == QpState::Err {
-        out.sq_psn = Some(Psn::new(attr.sq_psn));
+    if qp_type == QpType::Rc && sends {
         out.max_rd_atomic = Some(attr.max_rd_atomic);
         out.retry_cnt = Some(attr.retry_cnt);
         out.rnr_retry = Some(attr.rnr_retry);
@@ -271,10 +298,10 @@ pub(super) fn path(path: &PeerPath, sgid_index: u8, port: u8) -> abi::AhAttr {
 }
 
 /// A send request as the library wants it, and the element for its inline data, which its list must name then. Both are good as long as
-/// what `wr` borrows.
+/// what `wr` borrows, and as `ah`, the address of the handle of a datagram.
 #[inline]
-pub(super) fn send_wr(wr: &SendWr<'_>) -> (abi::SendWr, Option<Sge>) {
-    let (opcode, imm, remote) = operation(&wr.op);
+pub(super) fn send_wr(wr: &SendWr<'_>, ah: u64) -> (abi::SendWr, Option<Sge>) {
+    let (opcode, imm, remote) = operation(&wr.op, ah);
     let mut flags = 0;
     for (wanted, flag) in [
         (wr.signaled, send_flags::SIGNALED),
@@ -314,15 +341,22 @@ pub(super) fn send_wr(wr: &SendWr<'_>) -> (abi::SendWr, Option<Sge>) {
 
 /// Opcode, immediate data, and the union `wr`.
 #[inline]
-fn operation(op: &SendOp) -> (c_int, [u8; 4], abi::Remote) {
+fn operation(op: &SendOp, ah: u64) -> (c_int, [u8; 4], abi::Remote) {
+    // Two numbers in the place of one.
+    let pair = |first: u32, second: u32| {
+        let (low, high) =
+            if cfg!(target_endian = "little") { (first, second) } else { (second, first) };
+        u64::from(high) << 32 | u64::from(low)
+    };
     // The key of an RDMA operation is in the first four bytes of the second word.
     let rdma = |remote: u64, rkey: u32| abi::Remote {
         remote_addr: remote,
-        compare_add: if cfg!(target_endian = "little") {
-            u64::from(rkey)
-        } else {
-            u64::from(rkey) << 32
-        },
+        compare_add: pair(rkey, 0),
+        ..abi::Remote::default()
+    };
+    let ud = |to: &Destination| abi::Remote {
+        remote_addr: ah,
+        compare_add: pair(to.qpn.value(), to.qkey),
         ..abi::Remote::default()
     };
     match *op {
@@ -330,6 +364,8 @@ fn operation(op: &SendOp) -> (c_int, [u8; 4], abi::Remote) {
         SendOp::Write { remote, rkey, imm: Some(imm) } => (1, imm, rdma(remote, rkey.0)),
         SendOp::Send { imm: None } => (2, [0; 4], abi::Remote::default()),
         SendOp::Send { imm: Some(imm) } => (3, imm, abi::Remote::default()),
+        SendOp::SendTo { to, imm: None } => (2, [0; 4], ud(&to)),
+        SendOp::SendTo { to, imm: Some(imm) } => (3, imm, ud(&to)),
         SendOp::Read { remote, rkey } => (4, [0; 4], rdma(remote, rkey.0)),
         SendOp::CompareSwap { remote, rkey, compare, swap } => {
             let wr = abi::Remote { remote_addr: remote, compare_add: compare, swap, rkey: rkey.0 };
@@ -415,6 +451,8 @@ pub(super) fn cqe(wc: &abi::Wc) -> Cqe {
         byte_len: if success { wc.byte_len } else { 0 },
         imm: (success && wc.wc_flags & abi::WC_WITH_IMM != 0).then_some(wc.imm_data),
         qpn: Qpn::new(wc.qp_num),
+        // Only datagrams have the header.
+        src_qp: (wc.wc_flags & abi::WC_GRH != 0).then(|| Qpn::new(wc.src_qp)),
         // Whether the sender asked for an event is the device's secret.
         solicited: !success,
     }

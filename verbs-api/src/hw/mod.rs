@@ -2,6 +2,7 @@
 //!
 //! Only `ffi` is unsafe, and `mr` passes its caller's promise on. Its handles own the library's objects; here they are given the meaning of our API.
 
+mod ah;
 mod convert;
 mod error;
 mod ffi;
@@ -9,16 +10,20 @@ mod mr;
 mod queue;
 mod sysfs;
 
+use std::collections::HashMap;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
+use parking_lot::RwLock;
 use rocinante_netdev::PortStats;
 use rocinante_stack::Budget;
 use rocinante_stack::stats::{Counters, Drops};
 use rocinante_stack::types::Mtu;
+use rocinante_stack::verbs::AhId;
 
+pub(crate) use self::ah::Ah;
 pub use self::error::HardwareError;
 use self::ffi::Library;
 pub(crate) use self::mr::Registration;
@@ -69,6 +74,8 @@ pub enum Atomics {
 /// An open device, and the one of its ports that is used.
 #[derive(Debug)]
 pub(crate) struct Device {
+    /// Address handles by their numbers. Before the device: they go first.
+    ahs: RwLock<HashMap<AhId, ffi::Ah>>,
     context: Arc<ffi::Context>,
     pub(crate) name: String,
     pub(crate) limits: Limits,
@@ -142,6 +149,7 @@ impl Device {
         let gids = port.gids.iter().filter(|gid| address.is_none_or(|only| only == gid.address));
         let (gids, gid_indices) = gids.map(|gid| (gid.address, gid.index)).unzip();
         Ok(Arc::new(Self {
+            ahs: RwLock::default(),
             context: Arc::new(context),
             name: device.name.clone(),
             limits: convert::limits(&attr),

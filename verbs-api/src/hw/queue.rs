@@ -8,14 +8,14 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rocinante_stack::types::Qpn;
-use rocinante_stack::verbs::{Cqe, QpState, RecvWr, SendWr};
+use rocinante_stack::verbs::{Cqe, QpState, QpType, RecvWr, SendWr};
 use rocinante_stack::{ModifyError, PeerAddress, PostError, QpAttr};
 use rustix::io::Errno;
 
 use super::{Device, Pd, convert, error, ffi};
 use crate::error::VerbsError;
 use crate::listeners::{Listeners, fresh_number};
-use crate::qp::{ModifyAttr, PeerPath, PostListError, QpCaps, StateCell};
+use crate::qp::{ModifyAttr, PeerPath, PostListError, QpCaps, SendRules, StateCell};
 use crate::wake;
 
 /// A completion queue.
@@ -144,6 +144,7 @@ impl Channel {
 /// What a queue pair is made with.
 #[derive(Debug)]
 pub(crate) struct QpInitAttr<'a> {
+    pub(crate) qp_type: QpType,
     pub(crate) send_cq: &'a Cq,
     pub(crate) recv_cq: &'a Cq,
     pub(crate) caps: QpCaps,
@@ -158,6 +159,7 @@ pub(crate) struct Qp {
     raw: ffi::Qp,
     device: Arc<Device>,
     state: StateCell,
+    rules: SendRules,
     local: IpAddr,
     /// Where that is in the device's table.
     gid_index: u8,
@@ -167,12 +169,15 @@ impl Qp {
     /// Makes one in the RESET state.
     pub(crate) fn create(pd: &Pd, attr: &QpInitAttr<'_>) -> Result<Self, VerbsError> {
         let cqs = [&attr.send_cq.raw, &attr.recv_cq.raw];
-        let raw = ffi::Qp::create(pd.raw()?, cqs, attr.caps.into(), attr.sq_sig_all)
+        let qp_type = convert::qp_type_number(attr.qp_type);
+        let raw = ffi::Qp::create(pd.raw()?, cqs, qp_type, attr.caps.into(), attr.sq_sig_all)
             .map_err(|error| cannot_create(&attr.caps, error))?;
         let device = pd.device.clone();
+        let (caps, qp_type, mtu) = (raw.caps(), attr.qp_type, device.active_mtu);
         Ok(Self {
             raw,
             state: StateCell::default(),
+            rules: SendRules { caps, qp_type, mtu },
             local: device.gids[attr.gid_index],
             gid_index: device.attr.gid_indices[attr.gid_index],
             device,
@@ -207,23 +212,25 @@ impl Qp {
             PeerAddress { local, remote, path: 0, budget }
         };
         let attr = QpAttr { peer: change.path.map(peer), ..change.attr };
-        attr.check(self.query().0).map(|_| ())
+        attr.check(self.rules.qp_type, self.query().0).map(|_| ())
     }
 
     pub(crate) fn query(&self) -> (QpState, QpAttr, QpCaps) {
         let queried = self.raw.query(convert::QUERY_ALL);
         let (state, attr) = queried.map_or((QpState::Err, QpAttr::default()), |attr| {
-            convert::qp_attr_back(&attr, self.local)
+            convert::qp_attr_back(&attr, self.rules.qp_type, self.local)
         });
         (state, attr, self.raw.caps())
     }
 
     #[inline]
     pub(crate) fn post_send(&self, list: &[SendWr<'_>]) -> Result<(), PostListError> {
-        match self.state.get() {
-            QpState::Rts | QpState::Sqd | QpState::Err => self.raw.post_send(list),
-            _ => wrong_state(list.len()),
+        if !self.state.get().takes_sends() {
+            return wrong_state(list.len());
         }
+        // While it is read, no handle goes away.
+        let ahs = (self.rules.qp_type == QpType::Ud).then(|| self.device.ahs.read());
+        self.raw.post_send(list, &self.rules, ahs.as_deref())
     }
 
     #[inline]

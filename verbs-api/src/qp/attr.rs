@@ -4,10 +4,11 @@ use std::net::IpAddr;
 
 use rocinante_stack::mem::{Access, Sge};
 use rocinante_stack::types::Mtu;
-use rocinante_stack::verbs::{QpState, RecvWr, SendData, SendOp, SendWr};
+use rocinante_stack::verbs::{QpState, QpType, RecvWr, SendData, SendOp, SendWr};
 use rocinante_stack::{Budget, PostError, QpAttr};
 
 use crate::error::VerbsError;
+use crate::exchange::Endpoint;
 
 /// Depths and sizes of a queue pair (`struct ibv_qp_cap`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,22 +37,36 @@ impl Default for QpCaps {
     }
 }
 
-impl QpCaps {
-    /// What can be said of a send request without its queue.
+/// What can be said of a send request without its queue.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SendRules {
+    pub(crate) caps: QpCaps,
+    pub(crate) qp_type: QpType,
+    /// Of the port: a datagram is no longer.
+    pub(crate) mtu: Mtu,
+}
+
+impl SendRules {
     #[inline]
-    pub(crate) fn check_send(&self, wr: &SendWr<'_>) -> Result<(), PostError> {
+    pub(crate) fn check(&self, wr: &SendWr<'_>) -> Result<(), PostError> {
+        if !self.qp_type.has(&wr.op) {
+            return Err(PostError::Operation);
+        }
         let (count, len, inline) = match wr.data {
             SendData::Sges(list) => (list.len(), total(list), 0),
             SendData::Inline(bytes) => (0, bytes.len() as u64, bytes.len()),
         };
-        if count > self.max_send_sge as usize {
+        if count > self.caps.max_send_sge as usize {
             return Err(PostError::TooManySges);
         }
-        if inline > self.max_inline_data as usize {
+        if inline > self.caps.max_inline_data as usize {
             return Err(PostError::InlineTooLong);
         }
         if len > MESSAGE_MAX {
             return Err(PostError::TooLong);
+        }
+        if self.qp_type == QpType::Ud && len > u64::from(self.mtu.bytes()) {
+            return Err(PostError::BeyondMtu);
         }
         match (wr.op, wr.data) {
             (op, SendData::Inline(_)) if op.has_response() => Err(PostError::InlineResponse),
@@ -63,7 +78,9 @@ impl QpCaps {
             _ => Ok(()),
         }
     }
+}
 
+impl QpCaps {
     /// What can be said of a receive request without its queue.
     #[inline]
     pub(crate) fn check_recv(&self, wr: &RecvWr<'_>) -> Result<(), PostError> {
@@ -129,6 +146,12 @@ impl PeerPath {
     pub const fn new(remote: IpAddr) -> Self {
         Self { remote, traffic_class: 0, hop_limit: 64, flow_label: 0, budget: Budget::STRANGER }
     }
+
+    /// The path to a queue pair that said what its receive queue holds.
+    #[must_use]
+    pub const fn to(peer: &Endpoint) -> Self {
+        Self { budget: peer.budget, ..Self::new(peer.address) }
+    }
 }
 
 /// Attributes to set (`struct ibv_qp_attr` with its mask). [`QpAttr`] says what each means.
@@ -141,7 +164,7 @@ pub struct ModifyAttr {
 }
 
 impl ModifyAttr {
-    /// RESET to INIT.
+    /// RESET to INIT, of a connection.
     #[must_use]
     pub fn init(access: Access) -> Self {
         let attr = QpAttr {
@@ -154,7 +177,20 @@ impl ModifyAttr {
         Self { attr, path: None }
     }
 
-    /// Any state to `state`, which needs nothing else: RESET or ERR.
+    /// RESET to INIT, of a queue pair for datagrams.
+    #[must_use]
+    pub fn init_datagram(qkey: u32) -> Self {
+        let attr = QpAttr {
+            state: Some(QpState::Init),
+            pkey_index: Some(0),
+            port: Some(1),
+            qkey: Some(qkey),
+            ..QpAttr::default()
+        };
+        Self { attr, path: None }
+    }
+
+    /// Any state to `state`, which needs nothing else: RESET or ERR, or RTS from SQD or SQE.
     #[must_use]
     pub fn state(state: QpState) -> Self {
         let attr = QpAttr { state: Some(state), ..QpAttr::default() };

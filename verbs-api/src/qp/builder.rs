@@ -2,7 +2,7 @@
 
 use rocinante_stack::mem::Access;
 use rocinante_stack::types::Psn;
-use rocinante_stack::verbs::RecvWr;
+use rocinante_stack::verbs::{QpType, RecvWr};
 
 use super::attr::{ConnectOptions, ModifyAttr, PostListError, QpCaps};
 use super::{Qp, QpKind};
@@ -18,8 +18,10 @@ pub struct QpBuilder {
     pd: Pd,
     send_cq: Cq,
     recv_cq: Cq,
+    qp_type: QpType,
     caps: QpCaps,
     access: Access,
+    qkey: u32,
     sq_sig_all: bool,
     gid_index: usize,
 }
@@ -30,11 +32,27 @@ impl QpBuilder {
             pd: pd.clone(),
             send_cq: send_cq.clone(),
             recv_cq: recv_cq.clone(),
+            qp_type: QpType::Rc,
             caps: QpCaps::default(),
             access: Access::ALL,
+            qkey: 0x1111_1111,
             sq_sig_all: false,
             gid_index: 0,
         }
+    }
+
+    /// The transport service; a reliable connection unless said otherwise.
+    #[must_use]
+    pub fn qp_type(mut self, qp_type: QpType) -> Self {
+        self.qp_type = qp_type;
+        self
+    }
+
+    /// The Q_Key of a queue pair for datagrams; 0x11111111 unless said otherwise, as many programs have it. It takes only datagrams that carry it.
+    #[must_use]
+    pub fn qkey(mut self, qkey: u32) -> Self {
+        self.qkey = qkey;
+        self
     }
 
     /// Depths and sizes; 128 requests of one element each and 64 bytes inline unless said otherwise.
@@ -111,13 +129,14 @@ impl QpBuilder {
         };
         let kind = match (&self.pd.inner.kind, &self.send_cq.kind, &self.recv_cq.kind) {
             (PdKind::Soft(pd), CqKind::Soft(send_cq), CqKind::Soft(recv_cq)) => {
-                let (caps, sq_sig_all) = (self.caps, self.sq_sig_all);
-                let attr = soft::QpInitAttr { send_cq, recv_cq, caps, sq_sig_all, local };
+                let Self { qp_type, caps, sq_sig_all, .. } = self;
+                let attr = soft::QpInitAttr { qp_type, send_cq, recv_cq, caps, sq_sig_all, local };
                 QpKind::Soft(soft::Qp::create(pd, &attr)?)
             }
             (PdKind::Hw(pd), CqKind::Hw(send_cq), CqKind::Hw(recv_cq)) => {
-                let Self { caps, sq_sig_all, gid_index, .. } = self;
-                let attr = hw::QpInitAttr { send_cq, recv_cq, caps, sq_sig_all, gid_index };
+                let Self { qp_type, caps, sq_sig_all, gid_index, .. } = self;
+                let attr =
+                    hw::QpInitAttr { qp_type, send_cq, recv_cq, caps, sq_sig_all, gid_index };
                 QpKind::Hw(hw::Qp::create(pd, &attr)?)
             }
             // `has` said so.
@@ -127,20 +146,24 @@ impl QpBuilder {
             kind,
             local,
             psn: Psn::new(crate::context::random()?),
-            access: self.access,
+            qp_type: self.qp_type,
+            init: match self.qp_type {
+                QpType::Ud => ModifyAttr::init_datagram(self.qkey),
+                QpType::Rc | QpType::Uc => ModifyAttr::init(self.access),
+            },
             _cqs: (self.send_cq, self.recv_cq),
             pd: self.pd,
         })
     }
 
-    /// Makes the queue pair in the INIT state: receives can be posted, and [`PreparedQp::connect`] does the rest.
+    /// Makes the queue pair in the INIT state: receives can be posted, and [`PreparedQp::connect`] does the rest, or
+    /// [`PreparedQp::ready`] for datagrams.
     ///
     /// # Errors
     /// As [`build_reset`](Self::build_reset).
     pub fn build(self) -> Result<PreparedQp, VerbsError> {
-        let access = self.access;
         let qp = self.build_reset()?;
-        qp.modify(&ModifyAttr::init(access))?;
+        qp.modify(&qp.init)?;
         Ok(PreparedQp { qp })
     }
 }
@@ -176,16 +199,28 @@ impl PreparedQp {
         self.qp.device()
     }
 
-    /// Connects: through RTR to RTS.
+    /// Connects: through RTR to RTS. What the options say of acknowledgements and READs does not matter to an unreliable
+    /// connection.
     ///
     /// # Errors
-    /// The queue pair comes back with the error, in the INIT or the RESET state.
+    /// [`VerbsError::Invalid`] for a queue pair for datagrams. The queue pair comes back with the error, in the INIT or the RESET state.
     pub fn connect(
         self,
         peer: &Endpoint,
         options: &ConnectOptions,
     ) -> Result<Qp, (Box<Self>, VerbsError)> {
         match self.qp.connect_to(peer, options) {
+            Ok(()) => Ok(self.qp),
+            Err(error) => Err((Box::new(self), error)),
+        }
+    }
+
+    /// Makes a queue pair for datagrams ready, which has no peer: through RTR to RTS.
+    ///
+    /// # Errors
+    /// [`VerbsError::Invalid`] for a connection. The queue pair comes back with the error.
+    pub fn ready(self) -> Result<Qp, (Box<Self>, VerbsError)> {
+        match self.qp.make_ready() {
             Ok(()) => Ok(self.qp),
             Err(error) => Err((Box::new(self), error)),
         }

@@ -10,7 +10,7 @@ use rocinante_stack::types::Qpn;
 use rocinante_stack::verbs::{QpState, RecvWr, SendData, SendOp, SendWr};
 
 use super::shard::Shard;
-use crate::qp::{QpCaps, StateCell};
+use crate::qp::{QpCaps, SendRules, StateCell};
 
 /// What a queue pair shares between those who post and those who drive.
 #[derive(Debug)]
@@ -20,7 +20,7 @@ pub(crate) struct QpShared {
     pub(crate) send_retired: AtomicU64,
     pub(crate) recv_retired: AtomicU64,
     state: StateCell,
-    caps: QpCaps,
+    rules: SendRules,
 }
 
 /// The posting side.
@@ -43,7 +43,8 @@ enum Staged {
 }
 
 impl QpShared {
-    pub(super) fn new(qpn: Qpn, caps: QpCaps) -> Self {
+    pub(super) fn new(qpn: Qpn, rules: SendRules) -> Self {
+        let caps = rules.caps;
         // Requests are staged only while another thread drives: that is worth no more than this.
         let depth = ((caps.max_send_wr + caps.max_recv_wr) as usize).min(4096);
         let front = Front {
@@ -57,7 +58,7 @@ impl QpShared {
             send_retired: AtomicU64::new(0),
             recv_retired: AtomicU64::new(0),
             state: StateCell::default(),
-            caps,
+            rules,
         }
     }
 
@@ -66,7 +67,7 @@ impl QpShared {
     }
 
     pub(super) fn caps(&self) -> QpCaps {
-        self.caps
+        self.rules.caps
     }
 
     /// The queue pair goes away: what was not given to the engine never will be.
@@ -92,15 +93,14 @@ impl QpShared {
     }
 
     pub(super) fn check_send(&self, front: &Front, wr: &SendWr<'_>) -> Result<(), PostError> {
-        match self.state.get() {
-            QpState::Rts | QpState::Sqd | QpState::Err => {}
-            _ => return Err(PostError::State),
+        if !self.state.get().takes_sends() {
+            return Err(PostError::State);
         }
         let out = front.sends - self.send_retired.load(Ordering::Acquire);
-        if out >= u64::from(self.caps.max_send_wr) {
+        if out >= u64::from(self.rules.caps.max_send_wr) {
             return Err(PostError::Full);
         }
-        self.caps.check_send(wr)
+        self.rules.check(wr)
     }
 
     pub(super) fn check_recv(&self, front: &Front, wr: &RecvWr<'_>) -> Result<(), PostError> {
@@ -108,10 +108,10 @@ impl QpShared {
             return Err(PostError::State);
         }
         let out = front.recvs - self.recv_retired.load(Ordering::Acquire);
-        if out >= u64::from(self.caps.max_recv_wr) {
+        if out >= u64::from(self.rules.caps.max_recv_wr) {
             return Err(PostError::Full);
         }
-        self.caps.check_recv(wr)
+        self.rules.caps.check_recv(wr)
     }
 }
 

@@ -1,5 +1,6 @@
 //! The software provider: an engine and a port instead of a card.
 
+mod ah;
 mod cm;
 mod core;
 mod cq;
@@ -21,6 +22,7 @@ use rocinante_stack::mem::PdId;
 use rocinante_stack::types::Mtu;
 use rocinante_stack::{Budget, Engine, EngineConfig};
 
+pub(crate) use self::ah::Ah;
 pub(crate) use self::cm::Mailbox;
 use self::core::Core;
 pub(crate) use self::cq::{Channel, Cq};
@@ -100,6 +102,7 @@ impl Device {
             max_qp: settings.limits.max_qp,
             // Three quarters for what peers send of their own accord, one for what we ask for.
             own_budget: budget.part(1, 4),
+            port_mtu: active_mtu,
             window_max: settings.window_max,
             advertise_credits: settings.advertise_credits,
             ..EngineConfig::default()

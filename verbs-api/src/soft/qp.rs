@@ -6,17 +6,18 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use rocinante_netdev::PathSpec;
 use rocinante_stack::types::Qpn;
-use rocinante_stack::verbs::{QpState, RecvWr, SendWr};
+use rocinante_stack::verbs::{QpState, QpType, RecvWr, SendWr};
 use rocinante_stack::{ModifyError, PeerAddress, QpAttr, QpInit};
 
 use super::front::{Front, QpShared};
-use super::{Cq, Device, Pd};
+use super::{Cq, Device, Pd, ah};
 use crate::error::VerbsError;
-use crate::qp::{ModifyAttr, PeerPath, PostListError, QpCaps};
+use crate::qp::{ModifyAttr, PeerPath, PostListError, QpCaps, SendRules};
 
 /// What a queue pair is made with.
 #[derive(Debug)]
 pub(crate) struct QpInitAttr<'a> {
+    pub(crate) qp_type: QpType,
     pub(crate) send_cq: &'a Cq,
     pub(crate) recv_cq: &'a Cq,
     pub(crate) caps: QpCaps,
@@ -46,7 +47,9 @@ impl Qp {
         let mut qpn = None;
         let cookie = shard.host.qps.insert(|cookie| {
             qpn = shard.engine.create_qp(&engine_init(pd, attr, cookie), random);
-            Arc::new(QpShared::new(qpn.unwrap_or_default(), attr.caps))
+            let rules =
+                SendRules { caps: attr.caps, qp_type: attr.qp_type, mtu: device.active_mtu };
+            Arc::new(QpShared::new(qpn.unwrap_or_default(), rules))
         });
         let Some(qpn) = qpn else {
             shard.host.qps.remove(cookie);
@@ -99,28 +102,14 @@ impl Qp {
         result.map_err(VerbsError::Modify)
     }
 
+    /// Connections are spread, and the port depends on the destination slot, so that a receiver never merges packets of
+    /// two owners (the formula of rdma_get_udp_sport in Linux).
     fn path_spec(&self, path: &PeerPath, dest: Option<Qpn>) -> PathSpec {
-        // The port spreads connections over links and queues, and depends on the destination slot, so that a receiver
-        // never merges packets of two owners (the formula of rdma_get_udp_sport in Linux).
         let dest = dest.unwrap_or_default().value();
-        let label = if path.flow_label == 0 {
-            let product = u64::from(self.qpn.value()) * u64::from(dest);
-            #[allow(clippy::cast_possible_truncation)]
-            let folded = (product ^ (product >> 20) ^ (product >> 40)) as u32;
-            folded & 0xf_ffff
-        } else {
-            path.flow_label & 0xf_ffff
-        };
+        let product = u64::from(self.qpn.value()) * u64::from(dest);
         #[allow(clippy::cast_possible_truncation)]
-        let low = ((label & 0x3fff) ^ (label >> 14)) as u16;
-        PathSpec {
-            local: self.local,
-            remote: path.remote,
-            src_port: 0xc000 | low,
-            tos: path.traffic_class,
-            ttl: path.hop_limit,
-            flow_label: path.flow_label,
-        }
+        let folded = (product ^ (product >> 20) ^ (product >> 40)) as u32;
+        ah::spec(self.local, path, folded & 0xf_ffff)
     }
 
     pub(crate) fn query(&self) -> (QpState, QpAttr, QpCaps) {
@@ -237,6 +226,7 @@ impl Drop for Qp {
 
 fn engine_init(pd: &Pd, attr: &QpInitAttr<'_>, cookie: u32) -> QpInit {
     QpInit {
+        qp_type: attr.qp_type,
         pd: pd.id,
         send_cq: attr.send_cq.id(),
         recv_cq: attr.recv_cq.id(),

@@ -326,7 +326,6 @@ impl TxSink for Sink<'_> {
 
 #[inline]
 fn translate<'a>(datagram: &RxDatagram<'a>) -> Datagram<'a> {
-    const CONGESTION_EXPERIENCED: u8 = 3;
     Datagram {
         bytes: datagram.payload,
         src: datagram.src,
@@ -337,6 +336,7 @@ fn translate<'a>(datagram: &RxDatagram<'a>) -> Datagram<'a> {
             RxIpId::Hint(id) => IpId::Hint(id),
             RxIpId::None => IpId::None,
         },
-        congested: datagram.tos.is_some_and(|tos| tos & 3 == CONGESTION_EXPERIENCED),
+        tos: datagram.tos.unwrap_or(0),
+        hop_limit: None,
     }
 }

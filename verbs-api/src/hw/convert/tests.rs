@@ -1,17 +1,21 @@
 //! Every number of `verbs.h` that is used, both ways.
 
+use rocinante_stack::verbs::AhId;
+
 use super::*;
 
 #[test]
 fn states_both_ways() {
     // enum ibv_qp_state
-    let numbers = [0, 1, 2, 3, 4, 6];
+    let numbers = [0, 1, 2, 3, 4, 5, 6];
     for (state, number) in QpState::ALL.into_iter().zip(numbers) {
         assert_eq!(qp_state_number(state), number, "{state}");
         assert_eq!(qp_state(number), Some(state));
     }
-    // SQE, UNKNOWN, and nothing.
-    assert_eq!([5, 7, -1].map(qp_state), [None; 3]);
+    // UNKNOWN, and nothing.
+    assert_eq!([7, -1].map(qp_state), [None; 2]);
+    // enum ibv_qp_type
+    assert_eq!(QpType::ALL.map(qp_type_number), [2, 3, 4]);
 }
 
 #[test]
@@ -75,6 +79,7 @@ fn attributes() -> QpAttr {
         pkey_index: Some(0),
         port: Some(1),
         access: Some(Access::REMOTE_READ),
+        qkey: Some(0x8877_6655),
         peer: None,
         path_mtu: Some(Mtu::Mtu2048),
         dest_qpn: Some(Qpn::new(0x11)),
@@ -105,11 +110,17 @@ fn attributes_both_ways() {
     let (there, mask) = qp_attr(&attributes(), Some(&path), 2);
     assert_eq!(mask | mask::CAP, QUERY_ALL);
     assert_eq!(there.port_num, 2);
-    let (state, back) = qp_attr_back(&there, local);
+    let (state, back) = qp_attr_back(&there, QpType::Rc, local);
     assert_eq!(state, QpState::Rts);
     let found = back.peer.unwrap();
     assert_eq!((found.local, found.remote, found.budget), (local, remote, Budget::STRANGER));
-    assert_eq!(QpAttr { peer: None, ..back }, attributes());
+    assert_eq!(QpAttr { peer: None, ..back }, QpAttr { qkey: None, ..attributes() });
+    let (_, back) = qp_attr_back(&there, QpType::Uc, local);
+    assert_eq!((back.timeout, back.min_rnr_timer, back.qkey), (None, None, None));
+    assert_eq!((back.rq_psn, back.dest_qpn), (attributes().rq_psn, attributes().dest_qpn));
+    let (_, back) = qp_attr_back(&there, QpType::Ud, local);
+    assert_eq!((back.qkey, back.sq_psn), (attributes().qkey, attributes().sq_psn));
+    assert_eq!((back.peer, back.access, back.dest_qpn), (None, None, None));
 }
 
 #[test]
@@ -123,6 +134,7 @@ fn only_what_is_set_is_in_the_mask() {
         (QpAttr { access: Some(Access::NONE), ..QpAttr::default() }, 3),
         (QpAttr { pkey_index: Some(0), ..QpAttr::default() }, 4),
         (QpAttr { port: Some(1), ..QpAttr::default() }, 5),
+        (QpAttr { qkey: Some(0), ..QpAttr::default() }, 6),
         (QpAttr { path_mtu: Some(Mtu::Mtu256), ..QpAttr::default() }, 8),
         (QpAttr { timeout: Some(0), ..QpAttr::default() }, 9),
         (QpAttr { retry_cnt: Some(0), ..QpAttr::default() }, 10),
@@ -145,16 +157,16 @@ fn only_what_is_set_is_in_the_mask() {
 fn a_queue_pair_says_only_what_its_state_has_set() {
     let local = [10, 0, 0, 1].into();
     let mut attr = abi::QpAttr::default();
-    let (state, said) = qp_attr_back(&attr, local);
+    let (state, said) = qp_attr_back(&attr, QpType::Rc, local);
     assert_eq!(state, QpState::Reset);
     assert_eq!(said, QpAttr { state: Some(QpState::Reset), ..QpAttr::default() });
     attr.qp_state = 1;
-    let (_, said) = qp_attr_back(&attr, local);
+    let (_, said) = qp_attr_back(&attr, QpType::Rc, local);
     assert!(said.port == Some(1) && said.peer.is_none() && said.sq_psn.is_none());
     attr.qp_state = 2;
     attr.ah_attr.is_global = 1;
     attr.path_mtu = 3;
-    let (_, said) = qp_attr_back(&attr, local);
+    let (_, said) = qp_attr_back(&attr, QpType::Rc, local);
     assert!(said.path_mtu == Some(Mtu::Mtu1024) && said.sq_psn.is_none());
 }
 
@@ -184,7 +196,7 @@ fn send_requests_in_the_librarys_form() {
     ] {
         let data = SendData::Sges(&sges);
         let wr_of = SendWr { wr_id: 42, op, data, signaled: false, solicited: false, fence: false };
-        let (out, inline) = send_wr(&wr_of);
+        let (out, inline) = send_wr(&wr_of, 0);
         assert_eq!(
             (out.wr_id, out.opcode, out.imm_data, out.wr),
             (42, opcode, imm_data, wr),
@@ -196,6 +208,26 @@ fn send_requests_in_the_librarys_form() {
 }
 
 #[test]
+fn datagrams_in_the_librarys_form() {
+    let to = Destination { ah: AhId(3), qpn: Qpn::new(0x12_3456), qkey: 0x8765_4321 };
+    let mut words = [0; 8];
+    words[..4].copy_from_slice(&0x12_3456u32.to_ne_bytes());
+    words[4..].copy_from_slice(&0x8765_4321u32.to_ne_bytes());
+    let compare_add = u64::from_ne_bytes(words);
+    let ud = abi::Remote { remote_addr: 0x7f00, compare_add, ..abi::Remote::default() };
+    for (imm, opcode, imm_data) in [(None, 2, [0; 4]), (Some([4, 3, 2, 1]), 3, [4, 3, 2, 1])] {
+        let (op, data) = (SendOp::SendTo { to, imm }, SendData::Sges(&[]));
+        let wr = SendWr { wr_id: 1, op, data, signaled: true, solicited: false, fence: false };
+        let (out, _) = send_wr(&wr, 0x7f00);
+        assert_eq!((out.opcode, out.imm_data, out.wr), (opcode, imm_data, ud));
+    }
+    let mut wc = abi::Wc::default();
+    assert_eq!(cqe(&wc).src_qp, None);
+    (wc.src_qp, wc.wc_flags) = (0x99, abi::WC_GRH);
+    assert_eq!(cqe(&wc).src_qp, Some(Qpn::new(0x99)));
+}
+
+#[test]
 fn flags_of_send_requests() {
     // enum ibv_send_flags
     for (index, bit) in [2, 4, 1].into_iter().enumerate() {
@@ -203,7 +235,7 @@ fn flags_of_send_requests() {
         let op = SendOp::Send { imm: None };
         let data = SendData::Inline(&[]);
         let wr = SendWr { wr_id: 0, op, data, signaled: on(0), solicited: on(1), fence: on(2) };
-        let (out, inline) = send_wr(&wr);
+        let (out, inline) = send_wr(&wr, 0);
         // No inline data, no element, no flag for it.
         assert_eq!((out.send_flags, out.num_sge, inline), (bit, 0, None));
     }
@@ -211,7 +243,7 @@ fn flags_of_send_requests() {
     let op = SendOp::Send { imm: None };
     let data = SendData::Inline(&bytes);
     let wr = SendWr { wr_id: 0, op, data, signaled: false, solicited: false, fence: false };
-    let (out, inline) = send_wr(&wr);
+    let (out, inline) = send_wr(&wr, 0);
     assert_eq!((out.send_flags, out.num_sge), (8, 1));
     let sge = Sge { addr: bytes.as_ptr() as u64, len: 3, lkey: Key(0) };
     assert_eq!(inline, Some(sge));
@@ -283,6 +315,7 @@ fn completions() {
         byte_len: 100,
         imm: Some([9, 8, 7, 6]),
         qpn: Qpn::new(0x12_3456),
+        src_qp: None,
         solicited: false,
     };
     assert_eq!(cqe(&wc), expected);

@@ -168,8 +168,11 @@ pub(in crate::hw) struct QpInitAttr {
     pub(in crate::hw) sq_sig_all: c_int,
 }
 
-/// `IBV_QPT_RC`.
-pub(in crate::hw) const QPT_RC: c_int = 2;
+/// `struct ibv_ah`, of which nothing is read.
+#[repr(C)]
+pub(in crate::hw) struct Ah {
+    _context: *mut Context,
+}
 
 /// `struct ibv_global_route`.
 #[repr(C, align(8))]
@@ -203,7 +206,7 @@ pub(in crate::hw) struct QpAttr {
     _cur_qp_state: c_int,
     pub(in crate::hw) path_mtu: c_int,
     _path_mig_state: c_int,
-    _qkey: u32,
+    pub(in crate::hw) qkey: u32,
     pub(in crate::hw) rq_psn: u32,
     pub(in crate::hw) sq_psn: u32,
     pub(in crate::hw) dest_qp_num: u32,
@@ -236,6 +239,7 @@ pub(in crate::hw) mod mask {
     pub(in crate::hw) const ACCESS_FLAGS: c_int = 1 << 3;
     pub(in crate::hw) const PKEY_INDEX: c_int = 1 << 4;
     pub(in crate::hw) const PORT: c_int = 1 << 5;
+    pub(in crate::hw) const QKEY: c_int = 1 << 6;
     pub(in crate::hw) const AV: c_int = 1 << 7;
     pub(in crate::hw) const PATH_MTU: c_int = 1 << 8;
     pub(in crate::hw) const TIMEOUT: c_int = 1 << 9;
@@ -267,7 +271,8 @@ pub(in crate::hw) struct SendWr {
     pub(in crate::hw) unused: [u64; 7],
 }
 
-/// The union `wr` of `struct ibv_send_wr`, as for atomics; `rdma` has its key where `compare_add` is.
+/// The union `wr` of `struct ibv_send_wr`, as for atomics; `rdma` has its key where `compare_add` is, `ud` its handle where the address is, and behind it
+/// the number and the Q_Key of the queue pair.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::hw) struct Remote {
@@ -310,13 +315,16 @@ pub(in crate::hw) struct Wc {
     /// Big-endian.
     pub(in crate::hw) imm_data: [u8; 4],
     pub(in crate::hw) qp_num: u32,
-    _src_qp: u32,
+    pub(in crate::hw) src_qp: u32,
     pub(in crate::hw) wc_flags: c_uint,
     _pkey_index: u16,
     _slid: u16,
     _sl: u8,
     _dlid_path_bits: u8,
 }
+
+/// `IBV_WC_GRH`.
+pub(in crate::hw) const WC_GRH: c_uint = 1;
 
 /// `IBV_WC_WITH_IMM`.
 pub(in crate::hw) const WC_WITH_IMM: c_uint = 1 << 1;
@@ -358,9 +366,9 @@ assert_layout! {
     QpInitAttr: 64 { cap 32 qp_type 52 sq_sig_all 56 }
     GlobalRoute: 24 { flow_label 16 sgid_index 20 }
     AhAttr: 32 { is_global 29 port_num 30 }
-    QpAttr: 144 { rq_psn 20 sq_psn 24 dest_qp_num 28 cap 36 ah_attr 56 pkey_index 120 _rate_limit 136 }
+    QpAttr: 144 { qkey 16 rq_psn 20 sq_psn 24 dest_qp_num 28 cap 36 ah_attr 56 pkey_index 120 _rate_limit 136 }
     SendWr: 128 { next 8 sg_list 16 num_sge 24 opcode 28 send_flags 32 imm_data 36 wr 40 unused 72 }
     RecvWr: 32 { next 8 sg_list 16 num_sge 24 }
-    Wc: 48 { status 8 opcode 12 byte_len 20 imm_data 24 qp_num 28 wc_flags 36 }
+    Wc: 48 { status 8 opcode 12 byte_len 20 imm_data 24 qp_num 28 src_qp 32 wc_flags 36 }
     AsyncEvent: 16 { event_type 8 }
 }

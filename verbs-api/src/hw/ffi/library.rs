@@ -5,8 +5,8 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
 
 use super::abi::{
-    AsyncEvent, CompChannel, Context, Cq, Device, DeviceAttr, Mr, Pd, PortAttr, Qp, QpAttr,
-    QpInitAttr,
+    Ah, AhAttr, AsyncEvent, CompChannel, Context, Cq, Device, DeviceAttr, Mr, Pd, PortAttr, Qp,
+    QpAttr, QpInitAttr,
 };
 
 /// The name under which the dynamic linker finds it.
@@ -58,6 +58,8 @@ library! {
     fn ibv_ack_cq_events(*mut Cq, c_uint);
     fn ibv_create_cq(*mut Context, c_int, *mut c_void, *mut CompChannel, c_int) -> *mut Cq;
     fn ibv_destroy_cq(*mut Cq) -> c_int;
+    fn ibv_create_ah(*mut Pd, *mut AhAttr) -> *mut Ah;
+    fn ibv_destroy_ah(*mut Ah) -> c_int;
     fn ibv_create_qp(*mut Pd, *mut QpInitAttr) -> *mut Qp;
     fn ibv_modify_qp(*mut Qp, *mut QpAttr, c_int) -> c_int;
     fn ibv_query_qp(*mut Qp, *mut QpAttr, c_int, *mut QpInitAttr) -> c_int;

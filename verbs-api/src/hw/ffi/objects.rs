@@ -46,7 +46,7 @@ macro_rules! handle {
     )* };
 }
 
-handle! { Context Pd Mr Channel Cq Qp }
+handle! { Context Pd Mr Channel Cq Ah Qp }
 
 /// An open device.
 #[derive(Debug)]
@@ -341,13 +341,40 @@ impl Drop for Cq {
     }
 }
 
+/// An address handle.
+#[derive(Debug)]
+pub(in crate::hw) struct Ah {
+    pd: Arc<Pd>,
+    pointer: NonNull<abi::Ah>,
+}
+
+impl Ah {
+    pub(in crate::hw) fn create(pd: &Arc<Pd>, attr: &mut abi::AhAttr) -> io::Result<Self> {
+        // SAFETY: the domain exists.
+        let pointer = unsafe { (pd.context.library.ibv_create_ah)(pd.pointer.as_ptr(), attr) };
+        Ok(Self { pd: pd.clone(), pointer: made(pointer)? })
+    }
+
+    /// As requests name it. They are good only while it lives.
+    pub(in crate::hw) fn address(&self) -> u64 {
+        self.pointer.as_ptr() as u64
+    }
+}
+
+impl Drop for Ah {
+    fn drop(&mut self) {
+        // SAFETY: it is destroyed once.
+        unsafe { (self.pd.context.library.ibv_destroy_ah)(self.pointer.as_ptr()) };
+    }
+}
+
 /// A queue pair.
 #[derive(Debug)]
 pub(in crate::hw) struct Qp {
     pd: Arc<Pd>,
     pub(super) pointer: NonNull<abi::Qp>,
     _cqs: [Arc<Cq>; 2],
-    pub(super) caps: QpCaps,
+    caps: QpCaps,
     pub(super) ops: QpOps,
 }
 
@@ -361,10 +388,11 @@ pub(super) struct QpOps {
 }
 
 impl Qp {
-    /// Makes one for reliable connections, with the completion queues of sends and of receives.
+    /// Makes one of a type of `enum ibv_qp_type`, with the completion queues of sends and of receives.
     pub(in crate::hw) fn create(
         pd: &Arc<Pd>,
         cqs: [&Arc<Cq>; 2],
+        qp_type: c_int,
         cap: abi::QpCap,
         sq_sig_all: bool,
     ) -> io::Result<Self> {
@@ -375,7 +403,7 @@ impl Qp {
             recv_cq: cqs[1].pointer.as_ptr(),
             srq: ptr::null_mut(),
             cap,
-            qp_type: abi::QPT_RC,
+            qp_type,
             sq_sig_all: c_int::from(sq_sig_all),
         };
         // SAFETY: domain and queues exist.

@@ -1,6 +1,7 @@
 //! The data path: requests posted and completions taken, without allocation.
 #![allow(unsafe_code)]
 
+use std::collections::HashMap;
 use std::ffi::c_int;
 use std::io;
 use std::mem::MaybeUninit;
@@ -8,12 +9,13 @@ use std::ptr;
 
 use rocinante_stack::PostError;
 use rocinante_stack::mem::Sge;
-use rocinante_stack::verbs::{RecvWr, SendWr};
+use rocinante_stack::verbs::{AhId, RecvWr, SendOp, SendWr};
+use rustix::io::Errno;
 
 use super::abi;
-use super::objects::{Cq, Qp};
+use super::objects::{Ah, Cq, Qp};
 use crate::hw::convert;
-use crate::qp::PostListError;
+use crate::qp::{PostListError, SendRules};
 
 /// Requests handed to the device at once: one doorbell.
 const CHAIN: usize = 32;
@@ -53,15 +55,27 @@ impl Request for abi::RecvWr {
 }
 
 impl Qp {
-    /// Posts send requests in order.
-    pub(in crate::hw) fn post_send(&self, list: &[SendWr<'_>]) -> Result<(), PostListError> {
+    /// Posts send requests in order, to the handles of `ahs` if they are datagrams.
+    pub(in crate::hw) fn post_send(
+        &self,
+        list: &[SendWr<'_>],
+        rules: &SendRules,
+        ahs: Option<&HashMap<AhId, Ah>>,
+    ) -> Result<(), PostListError> {
         let translate = |wr: &SendWr<'_>| {
-            self.caps.check_send(wr)?;
-            let (wr, inline) = convert::send_wr(wr);
+            rules.check(wr)?;
+            let ah = match wr.op {
+                SendOp::SendTo { to, .. } => {
+                    let ah = ahs.and_then(|ahs| ahs.get(&to.ah));
+                    ah.ok_or(PostError::Refused(Errno::INVAL.raw_os_error()))?.address()
+                }
+                _ => 0,
+            };
+            let (wr, inline) = convert::send_wr(wr, ah);
             Ok(Entry { wr, inline })
         };
         // SAFETY: the queue pair exists, and the chain is whole. Its requests name memory by keys, which the device
-        // checks; lists and inline data are read during the call only, and are borrowed for longer.
+        // checks; lists, inline data and address handles are read during the call only, and are borrowed for longer.
         let post =
             |first, bad: &mut _| unsafe { (self.ops.post_send)(self.pointer.as_ptr(), first, bad) };
         post_chains(list, translate, post)
@@ -70,7 +84,7 @@ impl Qp {
     /// Posts receive requests in order.
     pub(in crate::hw) fn post_recv(&self, list: &[RecvWr<'_>]) -> Result<(), PostListError> {
         let translate = |wr: &RecvWr<'_>| {
-            self.caps.check_recv(wr)?;
+            self.caps().check_recv(wr)?;
             Ok(Entry { wr: convert::recv_wr(wr), inline: None })
         };
         // SAFETY: as in `post_send`.
@@ -183,7 +197,7 @@ impl Cq {
 mod tests {
     use std::cell::RefCell;
 
-    use rocinante_stack::verbs::{SendData, SendOp};
+    use rocinante_stack::verbs::SendData;
 
     use super::*;
 
@@ -211,7 +225,7 @@ mod tests {
             if wr.wr_id == 90 {
                 return Err(PostError::BadAtomic);
             }
-            let (wr, inline) = convert::send_wr(wr);
+            let (wr, inline) = convert::send_wr(wr, 0);
             Ok(Entry { wr, inline })
         };
         let calls = RefCell::new(Vec::new());

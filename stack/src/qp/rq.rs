@@ -14,7 +14,7 @@ struct Rwqe {
 
 /// A ring of receive requests, as long as a power of two; allocated when the queue pair is made.
 #[derive(Debug)]
-pub(super) struct RecvQueue {
+pub(crate) struct RecvQueue {
     wqes: Box<[Rwqe]>,
     sges: Box<[Sge]>,
     depth: u64,
@@ -24,7 +24,7 @@ pub(super) struct RecvQueue {
 }
 
 impl RecvQueue {
-    pub(super) fn new(depth: usize, max_sge: usize) -> Self {
+    pub(crate) fn new(depth: usize, max_sge: usize) -> Self {
         let slots = depth.next_power_of_two();
         Self {
             wqes: vec![Rwqe::default(); slots].into_boxed_slice(),
@@ -36,15 +36,15 @@ impl RecvQueue {
         }
     }
 
-    pub(super) fn reset(&mut self) {
+    pub(crate) fn reset(&mut self) {
         self.head = self.tail;
     }
 
-    pub(super) fn len(&self) -> u64 {
+    pub(crate) fn len(&self) -> u64 {
         self.tail - self.head
     }
 
-    pub(super) fn push(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
+    pub(crate) fn push(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
         if self.len() >= self.depth {
             return Err(PostError::Full);
         }
@@ -65,24 +65,24 @@ impl RecvQueue {
     }
 
     /// `wr_id` of the oldest request.
-    pub(super) fn front(&self) -> Option<u64> {
+    pub(crate) fn front(&self) -> Option<u64> {
         (self.head < self.tail).then(|| self.wqes[self.slot(self.head)].wr_id)
     }
 
     /// How many bytes the oldest request has room for.
-    pub(super) fn room(&self) -> u32 {
+    pub(crate) fn room(&self) -> u32 {
         self.wqes[self.slot(self.head)].len
     }
 
     /// Retires the oldest request.
-    pub(super) fn pop(&mut self) {
+    pub(crate) fn pop(&mut self) {
         debug_assert!(self.head < self.tail);
         self.head += 1;
     }
 
     /// Places `src` at `offset` of the oldest request's list.
     #[inline]
-    pub(super) fn scatter(
+    pub(crate) fn scatter(
         &self,
         offset: u32,
         src: &[u8],
@@ -95,7 +95,7 @@ impl RecvQueue {
     }
 
     /// Whether a request names `key`.
-    pub(super) fn uses(&self, key: Key) -> bool {
+    pub(crate) fn uses(&self, key: Key) -> bool {
         (self.head..self.tail).any(|index| {
             let slot = self.slot(index);
             let sges = usize::from(self.wqes[slot].sges);

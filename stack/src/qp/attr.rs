@@ -6,11 +6,13 @@ use core::net::IpAddr;
 use crate::mem::{Access, PdId};
 use crate::pool::Budget;
 use crate::types::{Mtu, Psn, Qpn};
-use crate::verbs::{CqId, QpState};
+use crate::verbs::{CqId, QpState, QpType};
 
 /// What a queue pair is made with (`struct ibv_qp_init_attr`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QpInit {
+    /// Transport service.
+    pub qp_type: QpType,
     /// Protection domain.
     pub pd: PdId,
     /// Completion queue of sends.
@@ -59,6 +61,8 @@ pub struct QpAttr {
     pub port: Option<u8>,
     /// `IBV_QP_ACCESS_FLAGS`: which remote operations the peer may ask for.
     pub access: Option<Access>,
+    /// `IBV_QP_QKEY`: which datagrams are taken.
+    pub qkey: Option<u32>,
     /// `IBV_QP_AV`.
     pub peer: Option<PeerAddress>,
     /// `IBV_QP_PATH_MTU`.
@@ -125,7 +129,7 @@ impl fmt::Display for ModifyError {
             Self::Transition { from, to } => write!(
                 f,
                 "a queue pair cannot go from {from} to {to}: RESET, INIT, RTR, RTS follow each \
-                 other, RTS and SQD alternate, and ERR and RESET can be reached from everywhere"
+                 other, RTS and SQD alternate, SQE goes to RTS, and ERR and RESET can be reached from everywhere"
             ),
             Self::Missing { to, attribute } => write!(f, "the change to {to} needs {attribute}"),
             Self::NotAllowed { to, attribute } => {
@@ -163,6 +167,7 @@ attributes! {
     PkeyIndex = pkey_index "IBV_QP_PKEY_INDEX",
     Port = port "IBV_QP_PORT",
     AccessFlags = access "IBV_QP_ACCESS_FLAGS",
+    Qkey = qkey "IBV_QP_QKEY",
     Av = peer "IBV_QP_AV",
     PathMtu = path_mtu "IBV_QP_PATH_MTU",
     DestQpn = dest_qpn "IBV_QP_DEST_QPN",
@@ -176,9 +181,12 @@ attributes! {
     Timeout = timeout "IBV_QP_TIMEOUT",
 }
 
-/// The transitions of an RC queue pair: from, to, what is required, what is optional besides. To RESET and ERR
-/// it can go from everywhere. `transitions.txt` shows the table and draws it.
-pub(crate) const TRANSITIONS: &[(QpState, QpState, u32, u32)] = &[
+/// From, to, what is required, what is optional besides.
+type Transition = (QpState, QpState, u32, u32);
+
+// To RESET and ERR a queue pair can go from everywhere. `transitions.txt` shows the tables and draws them.
+
+const RC: &[Transition] = &[
     (QpState::Reset, QpState::Init, State | PkeyIndex | Port | AccessFlags, 0),
     (QpState::Init, QpState::Init, 0, State | PkeyIndex | Port | AccessFlags),
     (
@@ -212,19 +220,51 @@ pub(crate) const TRANSITIONS: &[(QpState, QpState, u32, u32)] = &[
     (QpState::Sqd, QpState::Rts, State, AccessFlags | MinRnrTimer),
 ];
 
+const UC: &[Transition] = &[
+    (QpState::Reset, QpState::Init, State | PkeyIndex | Port | AccessFlags, 0),
+    (QpState::Init, QpState::Init, 0, State | PkeyIndex | Port | AccessFlags),
+    (QpState::Init, QpState::Rtr, State | Av | PathMtu | DestQpn | RqPsn, PkeyIndex | AccessFlags),
+    (QpState::Rtr, QpState::Rts, State | SqPsn, AccessFlags),
+    (QpState::Rts, QpState::Rts, 0, State | AccessFlags),
+    (QpState::Rts, QpState::Sqd, State, SqdNotify),
+    (QpState::Sqd, QpState::Sqd, 0, State | PkeyIndex | AccessFlags),
+    (QpState::Sqd, QpState::Rts, State, AccessFlags),
+    (QpState::Sqe, QpState::Rts, State, AccessFlags),
+];
+
+const UD: &[Transition] = &[
+    (QpState::Reset, QpState::Init, State | PkeyIndex | Port | Qkey, 0),
+    (QpState::Init, QpState::Init, 0, State | PkeyIndex | Port | Qkey),
+    (QpState::Init, QpState::Rtr, State, PkeyIndex | Qkey),
+    (QpState::Rtr, QpState::Rts, State | SqPsn, Qkey),
+    (QpState::Rts, QpState::Rts, 0, State | Qkey),
+    (QpState::Rts, QpState::Sqd, State, SqdNotify),
+    (QpState::Sqd, QpState::Sqd, 0, State | PkeyIndex | Qkey),
+    (QpState::Sqd, QpState::Rts, State, Qkey),
+    (QpState::Sqe, QpState::Rts, State, Qkey),
+];
+
+const fn transitions(qp_type: QpType) -> &'static [Transition] {
+    match qp_type {
+        QpType::Rc => RC,
+        QpType::Uc => UC,
+        QpType::Ud => UD,
+    }
+}
+
 impl QpAttr {
-    /// The state that the change leads to from `from`, if `ibv_modify_qp(3)` has it for reliable connections.
+    /// The state that the change leads to from `from`, if `ibv_modify_qp(3)` has it for queue pairs of this type.
     ///
     /// # Errors
     /// [`ModifyError`] says which attribute is missing, too much or out of range, or that the states do not follow each other.
-    pub fn check(&self, from: QpState) -> Result<QpState, ModifyError> {
+    pub fn check(&self, qp_type: QpType, from: QpState) -> Result<QpState, ModifyError> {
         let to = self.state.unwrap_or(from);
         self.check_values()?;
         if self.state.is_some() && matches!(to, QpState::Reset | QpState::Err) {
             return self.check_mask(to, State, 0).map(|()| to);
         }
         let Some((_, _, required, optional)) =
-            TRANSITIONS.iter().find(|row| (row.0, row.1) == (from, to))
+            transitions(qp_type).iter().find(|row| (row.0, row.1) == (from, to))
         else {
             return Err(ModifyError::Transition { from, to });
         };
@@ -287,27 +327,32 @@ mod tests {
             access: Some(Access::NONE),
             ..QpAttr::default()
         };
-        assert_eq!(init.check(QpState::Reset), Ok(QpState::Init));
+        assert_eq!(init.check(QpType::Rc, QpState::Reset), Ok(QpState::Init));
         let without = QpAttr { port: None, ..init };
         let missing = ModifyError::Missing { to: QpState::Init, attribute: "IBV_QP_PORT" };
-        assert_eq!(without.check(QpState::Reset), Err(missing));
+        assert_eq!(without.check(QpType::Rc, QpState::Reset), Err(missing));
         let more = QpAttr { timeout: Some(14), ..init };
         let extra = ModifyError::NotAllowed { to: QpState::Init, attribute: "IBV_QP_TIMEOUT" };
-        assert_eq!(more.check(QpState::Reset), Err(extra));
-        assert!(matches!(init.check(QpState::Rts), Err(ModifyError::Transition { .. })));
+        assert_eq!(more.check(QpType::Rc, QpState::Reset), Err(extra));
+        assert!(matches!(
+            init.check(QpType::Rc, QpState::Rts),
+            Err(ModifyError::Transition { .. })
+        ));
     }
 
     #[test]
     fn error_and_reset_can_be_reached_from_everywhere() {
-        for from in QpState::ALL {
-            for to in [QpState::Err, QpState::Reset] {
-                let attr = QpAttr { state: Some(to), ..QpAttr::default() };
-                assert_eq!(attr.check(from), Ok(to));
+        for qp_type in QpType::ALL {
+            for from in QpState::ALL {
+                for to in [QpState::Err, QpState::Reset] {
+                    let attr = QpAttr { state: Some(to), ..QpAttr::default() };
+                    assert_eq!(attr.check(qp_type, from), Ok(to));
+                }
             }
         }
     }
 
-    /// The table as text: for people, then for `dot`.
+    /// The tables as text: for people, then for `dot`.
     fn drawn() -> String {
         use std::fmt::Write;
         let names = |mask: u32| {
@@ -315,25 +360,36 @@ mod tests {
             let list: Vec<_> = names.map(|(_, name)| name.trim_start_matches("IBV_QP_")).collect();
             if list.is_empty() { "-".into() } else { list.join(" ") }
         };
-        let mut text = String::from("from   to     needs; takes besides\n");
-        for (from, to, required, optional) in TRANSITIONS {
-            let (from, to) = (from.to_string(), to.to_string());
-            let (required, optional) = (names(*required), names(*optional));
-            writeln!(text, "{from:6} {to:6} {required}; {optional}").unwrap();
+        let mut text = String::new();
+        for qp_type in QpType::ALL {
+            writeln!(text, "{qp_type}\nfrom   to     needs; takes besides").unwrap();
+            for (from, to, required, optional) in transitions(qp_type) {
+                let (from, to) = (from.to_string(), to.to_string());
+                let (required, optional) = (names(*required), names(*optional));
+                writeln!(text, "{from:6} {to:6} {required}; {optional}").unwrap();
+            }
+            text += "any    RESET  -; -\nany    ERR    -; -\n\n";
         }
-        text += "any    RESET  -; -\nany    ERR    -; -\n\ndigraph rc {\n";
-        for (from, to, ..) in TRANSITIONS {
-            writeln!(text, "    {from} -> {to};").unwrap();
+        for qp_type in QpType::ALL {
+            writeln!(text, "digraph {qp_type} {{").unwrap();
+            let table = transitions(qp_type);
+            for (from, to, ..) in table {
+                writeln!(text, "    {from} -> {to};").unwrap();
+            }
+            let known = |state: &QpState| {
+                *state == QpState::Err || table.iter().any(|(from, ..)| from == state)
+            };
+            for from in QpState::ALL.iter().filter(|state| known(state)) {
+                writeln!(text, "    {from} -> RESET [style=dotted];").unwrap();
+                writeln!(text, "    {from} -> ERR [style=dashed];").unwrap();
+            }
+            text += "}\n";
         }
-        for from in QpState::ALL {
-            writeln!(text, "    {from} -> RESET [style=dotted];").unwrap();
-            writeln!(text, "    {from} -> ERR [style=dashed];").unwrap();
-        }
-        text + "}\n"
+        text
     }
 
     #[test]
-    fn the_drawing_shows_the_table() {
+    fn the_drawing_shows_the_tables() {
         let drawn = drawn();
         assert_eq!(include_str!("transitions.txt"), drawn, "transitions.txt should be:\n{drawn}");
     }
@@ -341,6 +397,6 @@ mod tests {
     #[test]
     fn values_are_bounded() {
         let attr = QpAttr { retry_cnt: Some(8), ..QpAttr::default() };
-        assert!(matches!(attr.check(QpState::Rts), Err(ModifyError::Value { .. })));
+        assert!(matches!(attr.check(QpType::Rc, QpState::Rts), Err(ModifyError::Value { .. })));
     }
 }

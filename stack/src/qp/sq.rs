@@ -6,36 +6,36 @@ use crate::verbs::{SendData, SendOp, SendWr};
 
 /// A posted work request. Nothing in it changes until it is retired: progress is a PSN.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Wqe {
-    pub(super) wr_id: u64,
-    pub(super) op: SendOp,
+pub(crate) struct Wqe {
+    pub(crate) wr_id: u64,
+    pub(crate) op: SendOp,
     /// First PSN, expanded.
-    pub(super) first: u64,
+    pub(crate) first: u64,
     /// Last PSN, expanded; `first` for a message without payload.
-    pub(super) last: u64,
+    pub(crate) last: u64,
     /// How many messages the peer has completed once it has completed this: what its AETHs count. A READ that is asked for in
     /// pieces is as many messages.
-    pub(super) messages: u64,
+    pub(crate) messages: u64,
     /// Message length in bytes.
-    pub(super) len: u32,
+    pub(crate) len: u32,
     sges: u16,
-    pub(super) inline: bool,
-    pub(super) signaled: bool,
-    pub(super) solicited: bool,
-    pub(super) fence: bool,
+    pub(crate) inline: bool,
+    pub(crate) signaled: bool,
+    pub(crate) solicited: bool,
+    pub(crate) fence: bool,
 }
 
 impl Wqe {
     /// Offset in the message of the packet `psn`.
     #[inline]
-    pub(super) fn offset(&self, psn: u64, mtu: Mtu) -> u32 {
+    pub(crate) fn offset(&self, psn: u64, mtu: Mtu) -> u32 {
         #[allow(clippy::cast_possible_truncation)]
         (((psn - self.first) as u32) << mtu.shift())
     }
 
     /// Payload bytes of the packet `psn`.
     #[inline]
-    pub(super) fn payload(&self, psn: u64, mtu: Mtu) -> u32 {
+    pub(crate) fn payload(&self, psn: u64, mtu: Mtu) -> u32 {
         (self.len - self.offset(psn, mtu)).min(mtu.bytes())
     }
 }
@@ -55,6 +55,10 @@ pub enum PostError {
     InlineTooLong,
     /// The message is longer than 2^31 bytes (`EINVAL`).
     TooLong,
+    /// The queue pair's type does not have the operation (`EINVAL`).
+    Operation,
+    /// The datagram is longer than the path MTU (`EINVAL`).
+    BeyondMtu,
     /// Inline data with an operation that returns data (`EINVAL`).
     InlineResponse,
     /// An atomic that is not aligned to eight bytes, or has not room for eight (`EINVAL`).
@@ -75,6 +79,12 @@ impl core::fmt::Display for PostError {
             Self::TooManySges => "more scatter-gather elements than the queue pair was made for",
             Self::InlineTooLong => "more inline data than the queue pair was made for",
             Self::TooLong => "the message is longer than 2 GiB",
+            Self::Operation => {
+                "the queue pair's type does not have this operation: UC has SEND and WRITE, UD has SendTo, RC all but SendTo"
+            }
+            Self::BeyondMtu => {
+                "the datagram is longer than the path MTU: send several, or use a connected queue pair"
+            }
             Self::InlineResponse => "READ and atomics cannot be inline",
             Self::BadAtomic => "an atomic needs an address aligned to 8 and 8 bytes for its result",
         })
@@ -84,12 +94,12 @@ impl core::fmt::Display for PostError {
 impl core::error::Error for PostError {}
 
 /// The most bytes of one message: 2^31.
-pub(super) const MESSAGE_MAX: u64 = 1 << 31;
+pub(crate) const MESSAGE_MAX: u64 = 1 << 31;
 
 /// A ring of work requests; allocated when the queue pair is made. It is as long as a power of two, so that an index
 /// becomes a slot by a mask.
 #[derive(Debug)]
-pub(super) struct SendQueue {
+pub(crate) struct SendQueue {
     wqes: Box<[Wqe]>,
     sges: Box<[Sge]>,
     inline: Box<[u8]>,
@@ -97,11 +107,11 @@ pub(super) struct SendQueue {
     max_sge: usize,
     max_inline: usize,
     /// Index of the oldest request not yet retired.
-    pub(super) head: u64,
+    pub(crate) head: u64,
     /// Index of the next to be posted.
-    pub(super) tail: u64,
+    pub(crate) tail: u64,
     /// PSN of the next to be posted, expanded.
-    pub(super) next_psn: u64,
+    pub(crate) next_psn: u64,
     /// READs and atomics between head and tail.
     responses: u32,
     /// Messages posted since the start.
@@ -109,7 +119,7 @@ pub(super) struct SendQueue {
 }
 
 impl SendQueue {
-    pub(super) fn new(depth: usize, max_sge: usize, max_inline: usize) -> Self {
+    pub(crate) fn new(depth: usize, max_sge: usize, max_inline: usize) -> Self {
         let empty = Wqe {
             wr_id: 0,
             op: SendOp::Send { imm: None },
@@ -140,7 +150,7 @@ impl SendQueue {
     }
 
     /// Forgets all work and starts over at `psn`.
-    pub(super) fn reset(&mut self, psn: u64) {
+    pub(crate) fn reset(&mut self, psn: u64) {
         self.head = self.tail;
         self.next_psn = psn;
         self.responses = 0;
@@ -149,29 +159,29 @@ impl SendQueue {
 
     /// Whether a request between head and tail expects a response with data.
     #[inline]
-    pub(super) fn expects_responses(&self) -> bool {
+    pub(crate) fn expects_responses(&self) -> bool {
         self.responses > 0
     }
 
     /// Retires the oldest request.
     #[inline]
-    pub(super) fn pop(&mut self) {
+    pub(crate) fn pop(&mut self) {
         debug_assert!(self.head < self.tail);
         self.responses -= u32::from(self.get(self.head).op.has_response());
         self.head += 1;
     }
 
     #[inline]
-    pub(super) fn get(&self, index: u64) -> &Wqe {
+    pub(crate) fn get(&self, index: u64) -> &Wqe {
         &self.wqes[self.slot(index)]
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.head == self.tail
     }
 
     /// Whether `post` would find room for `wr`, and the length of its message.
-    pub(super) fn check(&self, wr: &SendWr<'_>) -> Result<u32, PostError> {
+    pub(crate) fn check(&self, wr: &SendWr<'_>) -> Result<u32, PostError> {
         if self.tail - self.head >= self.depth {
             return Err(PostError::Full);
         }
@@ -201,7 +211,7 @@ impl SendQueue {
     }
 
     /// Appends a request that `check` admitted with `len`.
-    pub(super) fn push(
+    pub(crate) fn push(
         &mut self,
         wr: &SendWr<'_>,
         len: u32,
@@ -246,7 +256,7 @@ impl SendQueue {
 
     /// Copies `out.len()` bytes of the message at `offset` into `out`.
     #[inline]
-    pub(super) fn gather(
+    pub(crate) fn gather(
         &self,
         index: u64,
         offset: u32,
@@ -273,7 +283,7 @@ impl SendQueue {
     }
 
     /// Whether the whole list is registered for what the operation does with it.
-    pub(super) fn admits(
+    pub(crate) fn admits(
         &self,
         index: u64,
         pd: PdId,
@@ -298,7 +308,7 @@ impl SendQueue {
 
     /// Places `src` at `offset` of the request's list.
     #[inline]
-    pub(super) fn scatter(
+    pub(crate) fn scatter(
         &self,
         index: u64,
         offset: u32,
@@ -312,7 +322,7 @@ impl SendQueue {
     }
 
     /// Whether a request not yet retired names `key`.
-    pub(super) fn uses(&self, key: crate::types::Key) -> bool {
+    pub(crate) fn uses(&self, key: crate::types::Key) -> bool {
         (self.head..self.tail).any(|index| {
             let slot = self.slot(index);
             let sges = usize::from(self.wqes[slot].sges);
@@ -330,7 +340,7 @@ impl SendQueue {
 
 /// Places `src` at `offset` of a scatter list, in ascending order.
 #[inline]
-pub(super) fn place(
+pub(crate) fn place(
     list: &[Sge],
     offset: u32,
     src: &[u8],

@@ -1,0 +1,79 @@
+//! Address handles: where datagrams go.
+
+use crate::mem::PdId;
+use crate::pool::PoolId;
+use crate::verbs::AhId;
+
+/// An address handle.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Handle {
+    pub(crate) pd: PdId,
+    /// The caller's name for the path.
+    pub(crate) path: u32,
+    pub(crate) pool: PoolId,
+}
+
+/// All of them. An id is an index and, above it, how often the place was given before: a request that names a handle that is gone never
+/// goes where another one points.
+#[derive(Debug, Default)]
+pub(crate) struct Handles {
+    places: Vec<(u32, Option<Handle>)>,
+    free: Vec<u32>,
+}
+
+const INDEX_BITS: u32 = 20;
+
+impl Handles {
+    /// `None` if there are a million.
+    pub(crate) fn insert(&mut self, handle: Handle) -> Option<AhId> {
+        let index = match self.free.pop() {
+            Some(index) => index,
+            None => {
+                let index = u32::try_from(self.places.len()).ok()?;
+                if index >> INDEX_BITS != 0 {
+                    return None;
+                }
+                self.places.push((0, None));
+                index
+            }
+        };
+        let (generation, place) = &mut self.places[index as usize];
+        *place = Some(handle);
+        Some(AhId(*generation << INDEX_BITS | index))
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, id: AhId) -> Option<&Handle> {
+        let (generation, handle) = self.places.get(index(id))?;
+        handle.as_ref().filter(|_| *generation == id.0 >> INDEX_BITS)
+    }
+
+    pub(crate) fn remove(&mut self, id: AhId) -> Option<Handle> {
+        self.get(id)?;
+        let (generation, handle) = &mut self.places[index(id)];
+        *generation = (*generation + 1) & (u32::MAX >> INDEX_BITS);
+        self.free.push(id.0 & ((1 << INDEX_BITS) - 1));
+        handle.take()
+    }
+}
+
+const fn index(id: AhId) -> usize {
+    (id.0 & ((1 << INDEX_BITS) - 1)) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_id_of_a_handle_that_is_gone_names_no_other() {
+        let handle = |path| Handle { pd: PdId(1), path, pool: PoolId::OWN };
+        let mut handles = Handles::default();
+        let [a, b] = [1, 2].map(|path| handles.insert(handle(path)).unwrap());
+        assert_eq!(handles.remove(a).map(|handle| handle.path), Some(1));
+        let c = handles.insert(handle(3)).unwrap();
+        assert_eq!([a, b, c].map(|id| handles.get(id).map(|h| h.path)), [None, Some(2), Some(3)]);
+        assert!(handles.remove(a).is_none());
+        assert!(handles.get(AhId(u32::MAX)).is_none());
+    }
+}

@@ -1,0 +1,202 @@
+//! A queue pair of any service.
+
+use crate::engine::{Shared, TxSink};
+use crate::ingress::{Datagram, SourceCheck};
+use crate::mem::Memory;
+use crate::qp::attr::{ModifyError, QpAttr, QpInit};
+use crate::qp::sq::PostError;
+use crate::qp::{Core, Turn};
+use crate::types::{Qpn, Time};
+use crate::verbs::{Completions, QpState, QpType, RecvWr, SendWr};
+use crate::wire::{Packet, Service};
+use crate::{rc, unreliable};
+
+/// A queue pair.
+#[derive(Debug)]
+pub(crate) enum AnyQp {
+    Rc(Box<rc::Qp>),
+    Unreliable(Box<unreliable::Qp>),
+}
+
+/// Does the same with either.
+macro_rules! either {
+    ($qp:expr, $name:ident => $body:expr) => {
+        match $qp {
+            AnyQp::Rc($name) => $body,
+            AnyQp::Unreliable($name) => $body,
+        }
+    };
+}
+
+impl AnyQp {
+    pub(crate) fn new(qpn: Qpn, slot: u32, init: QpInit) -> Self {
+        let core = Core::new(qpn, slot, init);
+        match init.qp_type {
+            QpType::Rc => Self::Rc(Box::new(rc::Qp::new(core))),
+            QpType::Uc | QpType::Ud => Self::Unreliable(Box::new(unreliable::Qp::new(core))),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn core(&self) -> &Core {
+        either!(self, qp => &qp.core)
+    }
+
+    #[inline]
+    pub(crate) fn core_mut(&mut self) -> &mut Core {
+        either!(self, qp => &mut qp.core)
+    }
+
+    /// Who may send to it; `None` if anybody may.
+    #[inline]
+    pub(crate) fn source(&mut self) -> Option<&mut SourceCheck> {
+        match self {
+            Self::Rc(qp) => Some(&mut qp.source),
+            Self::Unreliable(qp) => qp.source(),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn service(&self) -> Service {
+        match self {
+            Self::Rc(_) => Service::Rc,
+            Self::Unreliable(qp) => qp.service(),
+        }
+    }
+
+    pub(crate) fn modify<H: Completions>(
+        &mut self,
+        attr: &QpAttr,
+        shared: &mut Shared,
+        host: &mut H,
+    ) -> Result<(), ModifyError> {
+        either!(self, qp => qp.modify(attr, shared, host))
+    }
+
+    /// Leaves what is shared: it goes away.
+    pub(crate) fn detach(&mut self, shared: &mut Shared) {
+        either!(self, qp => qp.detach(shared));
+    }
+
+    /// To the error state, with all work flushed.
+    pub(crate) fn break_down<H: Completions>(&mut self, shared: &mut Shared, host: &mut H) {
+        match self {
+            Self::Rc(qp) => qp.break_down(shared, host),
+            Self::Unreliable(qp) => qp.break_down(host),
+        }
+    }
+
+    /// PSNs for a status report: next to send, first unacknowledged, expected.
+    pub(crate) fn sequence(&self) -> (u64, u64, u64) {
+        either!(self, qp => qp.sequence())
+    }
+
+    /// Whether requests are on their way or about to leave.
+    pub(crate) fn is_busy(&self) -> bool {
+        match self {
+            Self::Rc(qp) => qp.is_busy(),
+            Self::Unreliable(qp) => !qp.core.sq.is_empty(),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn post_send<H: Completions>(
+        &mut self,
+        wr: &SendWr<'_>,
+        shared: &mut Shared,
+        host: &mut H,
+    ) -> Result<(), PostError> {
+        let core = self.core_mut();
+        if !core.state.takes_sends() {
+            return Err(PostError::State);
+        }
+        if !core.init.qp_type.has(&wr.op) {
+            return Err(PostError::Operation);
+        }
+        let len = core.sq.check(wr)?;
+        match self {
+            Self::Rc(qp) => qp.push(wr, len),
+            Self::Unreliable(qp) => {
+                if qp.datagram_max().is_some_and(|max| len > max) {
+                    return Err(PostError::BeyondMtu);
+                }
+                qp.push(wr, len);
+            }
+        }
+        let core = self.core_mut();
+        match core.state {
+            QpState::Err | QpState::Sqe => core.flush_sends(host),
+            _ => shared.enqueue(core.slot, &mut core.queued),
+        }
+        Ok(())
+    }
+
+    pub(crate) fn post_recv<H: Completions>(
+        &mut self,
+        wr: &RecvWr<'_>,
+        host: &mut H,
+    ) -> Result<(), PostError> {
+        let core = self.core_mut();
+        if core.state == QpState::Reset {
+            return Err(PostError::State);
+        }
+        core.rq.push(wr)?;
+        if core.state == QpState::Err {
+            core.flush(host);
+        }
+        Ok(())
+    }
+
+    /// Takes a packet of its service.
+    #[inline]
+    pub(crate) fn handle<H: Memory + Completions>(
+        &mut self,
+        now: Time,
+        packet: &Packet<'_>,
+        datagram: &Datagram<'_>,
+        shared: &mut Shared,
+        host: &mut H,
+    ) {
+        match self {
+            Self::Rc(qp) if packet.info.is_request() => qp.handle_request(packet, shared, host),
+            Self::Rc(qp) => qp.handle_response(now, packet, shared, host),
+            Self::Unreliable(qp) => qp.handle(packet, datagram, shared, host),
+        }
+    }
+
+    /// Its entry among the timers came up.
+    pub(crate) fn handle_timer<H: Completions>(
+        &mut self,
+        now: Time,
+        shared: &mut Shared,
+        host: &mut H,
+    ) {
+        match self {
+            Self::Rc(qp) => qp.handle_timer(now, shared, host),
+            Self::Unreliable(qp) => qp.handle_timer(now, shared),
+        }
+    }
+
+    /// What `transmit` wrote at `now` has left at `left` only.
+    pub(crate) fn left_late(&mut self, now: Time, left: Time, shared: &mut Shared) {
+        if let Self::Rc(qp) = self {
+            qp.left_late(now, left, shared);
+        }
+    }
+
+    /// Sends up to `quantum` packets, which it counts down; says how that ended, and whether a request left.
+    #[inline]
+    pub(crate) fn transmit<H: Memory + Completions>(
+        &mut self,
+        now: Time,
+        quantum: &mut usize,
+        shared: &mut Shared,
+        host: &mut H,
+        sink: &mut impl TxSink,
+    ) -> (Turn, bool) {
+        match self {
+            Self::Rc(qp) => qp.transmit(now, quantum, shared, host, sink),
+            Self::Unreliable(qp) => (qp.transmit(now, quantum, shared, host, sink), true),
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! The message that is coming in on a connection: its packets are checked and placed, one after the other. Which packet is next is decided by the
+//! responder of the service, and so is what becomes of one that is refused.
+//!
+//! The order of the checks is the protocol's: opcode sequence, opcode validity, resources, length, key, then execution
+//! (`rxe_resp.c` has the same pipeline).
+
+use super::rq::RecvQueue;
+use super::sq::MESSAGE_MAX;
+use crate::mem::{Access, Memory, PdId, Sge};
+use crate::types::{Key, Mtu, Qpn};
+use crate::verbs::{WcOpcode, WcStatus};
+use crate::wire::{NakCode, Packet, Place};
+
+/// What the connection permits.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rights {
+    pub(crate) pd: PdId,
+    pub(crate) mtu: Mtu,
+    pub(crate) access: Access,
+}
+
+/// A receive that is to be completed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Received {
+    pub(crate) wr_id: u64,
+    pub(crate) status: WcStatus,
+    pub(crate) opcode: WcOpcode,
+    pub(crate) byte_len: u32,
+    pub(crate) imm: Option<[u8; 4]>,
+    /// The sender of a datagram.
+    pub(crate) src_qp: Option<Qpn>,
+    pub(crate) solicited: bool,
+}
+
+/// Why a request is not executed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Refusal {
+    Invalid,
+    Access,
+    NotReady,
+    /// The receive it would consume fails too.
+    Receive(NakCode, WcStatus),
+}
+
+/// What the packet that was placed did.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Placed {
+    /// The message is complete.
+    pub(crate) ended: bool,
+    /// And so is a receive.
+    pub(crate) received: Option<Received>,
+}
+
+/// How far the message is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Message {
+    /// None is under way.
+    #[default]
+    None,
+    Send {
+        placed: u32,
+    },
+    Write {
+        va: u64,
+        rkey: Key,
+        left: u32,
+        len: u32,
+    },
+}
+
+impl Message {
+    /// Whether a SEND is half placed in the oldest receive.
+    pub(crate) fn in_receive(self) -> bool {
+        matches!(self, Self::Send { .. })
+    }
+
+    /// Takes the next packet of a SEND.
+    #[inline]
+    pub(crate) fn send(
+        &mut self,
+        packet: &Packet<'_>,
+        rights: &Rights,
+        rq: &mut RecvQueue,
+        memory: &mut impl Memory,
+    ) -> Result<Placed, Refusal> {
+        let place = packet.info.place;
+        let placed = match *self {
+            Self::None if place.begins() => 0,
+            Self::Send { placed } if !place.begins() => placed,
+            _ => return Err(Refusal::Invalid),
+        };
+        let payload = packet.payload();
+        check_length(payload.len(), place, rights.mtu)?;
+        let Some(wr_id) = rq.front() else { return Err(Refusal::NotReady) };
+        if payload.len() as u64 + u64::from(placed) > u64::from(rq.room()) {
+            return Err(Refusal::Receive(NakCode::InvalidRequest, WcStatus::LocLenErr));
+        }
+        if packet.invalidate().is_some() {
+            // Ordinary regions cannot be invalidated by a peer, and nothing else has a key yet.
+            return Err(Refusal::Access);
+        }
+        rq.scatter(placed, payload, rights.pd, memory)
+            .map_err(|_| Refusal::Receive(NakCode::RemoteOperationalError, WcStatus::LocProtErr))?;
+        #[allow(clippy::cast_possible_truncation)]
+        let placed = placed + payload.len() as u32;
+        if !place.ends() {
+            *self = Self::Send { placed };
+            return Ok(Placed { ended: false, received: None });
+        }
+        *self = Self::None;
+        rq.pop();
+        Ok(Placed { ended: true, received: Some(received(packet, wr_id, WcOpcode::Recv, placed)) })
+    }
+
+    /// Takes the next packet of a WRITE.
+    #[inline]
+    pub(crate) fn write(
+        &mut self,
+        packet: &Packet<'_>,
+        rights: &Rights,
+        rq: &mut RecvQueue,
+        memory: &mut impl Memory,
+    ) -> Result<Placed, Refusal> {
+        let place = packet.info.place;
+        let payload = packet.payload();
+        #[allow(clippy::cast_possible_truncation)]
+        let now = payload.len() as u32;
+        let (va, rkey, left, len) = match (*self, packet.reth()) {
+            (Self::None, Some(reth)) if place.begins() => (reth.va, reth.rkey, reth.len, reth.len),
+            (Self::Write { va, rkey, left, len }, None) if !place.begins() => (va, rkey, left, len),
+            _ => return Err(Refusal::Invalid),
+        };
+        if !rights.access.admits(Access::REMOTE_WRITE) {
+            return Err(Refusal::Invalid);
+        }
+        let receive = if packet.info.consumes_receive() {
+            Some(rq.front().ok_or(Refusal::NotReady)?)
+        } else {
+            None
+        };
+        check_length(payload.len(), place, rights.mtu)?;
+        let fits = if place.ends() { now == left } else { now < left };
+        if !fits || u64::from(len) > MESSAGE_MAX {
+            return Err(Refusal::Invalid);
+        }
+        if len > 0 {
+            let regions = memory.regions();
+            if place == Place::First {
+                // The whole range, before the first byte is placed.
+                let whole = Sge { addr: va, len, lkey: rkey };
+                regions.remote_write(rights.pd, &whole).map_err(|_| Refusal::Access)?;
+            }
+            let target = Sge { addr: va, len: now, lkey: rkey };
+            let target = regions.remote_write(rights.pd, &target).map_err(|_| Refusal::Access)?;
+            memory.place(target, payload);
+        }
+        if !place.ends() {
+            let va = va.wrapping_add(u64::from(now));
+            *self = Self::Write { va, rkey, left: left - now, len };
+            return Ok(Placed { ended: false, received: None });
+        }
+        *self = Self::None;
+        let received = receive.map(|wr_id| {
+            rq.pop();
+            received(packet, wr_id, WcOpcode::RecvRdmaWithImm, len)
+        });
+        Ok(Placed { ended: true, received })
+    }
+}
+
+/// The oldest receive, with the message that ends with `packet`.
+fn received(packet: &Packet<'_>, wr_id: u64, opcode: WcOpcode, byte_len: u32) -> Received {
+    Received {
+        wr_id,
+        status: WcStatus::Success,
+        opcode,
+        byte_len,
+        imm: packet.immediate(),
+        src_qp: None,
+        solicited: packet.bth.solicited,
+    }
+}
+
+/// The oldest receive fails: takes it from the queue.
+pub(crate) fn failed(rq: &mut RecvQueue, status: WcStatus) -> Option<Received> {
+    let wr_id = rq.front()?;
+    rq.pop();
+    Some(Received {
+        wr_id,
+        status,
+        opcode: WcOpcode::Recv,
+        byte_len: 0,
+        imm: None,
+        src_qp: None,
+        solicited: true,
+    })
+}
+
+fn check_length(payload: usize, place: Place, mtu: Mtu) -> Result<(), Refusal> {
+    let mtu = mtu.bytes() as usize;
+    let right = match place {
+        Place::First | Place::Middle => payload == mtu,
+        Place::Last => payload > 0 && payload <= mtu,
+        Place::Only => payload <= mtu,
+    };
+    if right { Ok(()) } else { Err(Refusal::Invalid) }
+}

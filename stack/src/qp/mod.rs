@@ -1,0 +1,198 @@
+//! What queue pairs of every service have in common: state and attributes, their two queues, how work is completed and flushed.
+
+pub(crate) mod attr;
+pub(crate) mod message;
+pub(crate) mod outbound;
+pub(crate) mod rq;
+pub(crate) mod sq;
+
+use self::attr::{PeerAddress, QpAttr, QpInit};
+use self::message::Received;
+use self::rq::RecvQueue;
+use self::sq::SendQueue;
+use crate::engine::Shared;
+use crate::pool::{Charge, PoolId};
+use crate::timer::Deadline;
+use crate::types::{Key, Qpn};
+use crate::verbs::{Completions, Cqe, QpEvent, QpState, WcOpcode, WcStatus};
+
+/// How a queue pair's turn to send ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// Nothing to send now.
+    Idle,
+    /// There is more, but others are waiting.
+    Quantum,
+    /// The sink is full.
+    SinkFull,
+    /// The receiver's pool has no room for this.
+    Wait(PoolId, Charge),
+}
+
+/// The common part of a queue pair.
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub(crate) qpn: Qpn,
+    pub(crate) init: QpInit,
+    pub(crate) state: QpState,
+    pub(crate) attr: QpAttr,
+    /// In the list of queue pairs with something to send.
+    pub(crate) queued: bool,
+    /// The pool in whose line it waits, or from whose line it was called.
+    pub(crate) waiting: Option<PoolId>,
+    pub(crate) slot: u32,
+    pub(crate) sq: SendQueue,
+    pub(crate) rq: RecvQueue,
+    pub(crate) deadline: Deadline,
+    established: bool,
+    /// The end of what was begun before SQD is to be reported.
+    pub(crate) drain_wanted: bool,
+}
+
+impl Core {
+    pub(crate) fn new(qpn: Qpn, slot: u32, init: QpInit) -> Self {
+        let depth = |wr: u32| wr as usize;
+        Self {
+            qpn,
+            init,
+            state: QpState::Reset,
+            attr: QpAttr::default(),
+            queued: false,
+            waiting: None,
+            slot,
+            sq: SendQueue::new(
+                depth(init.max_send_wr),
+                depth(init.max_send_sge),
+                depth(init.max_inline_data),
+            ),
+            rq: RecvQueue::new(depth(init.max_recv_wr), depth(init.max_recv_sge)),
+            deadline: Deadline::default(),
+            established: false,
+            drain_wanted: false,
+        }
+    }
+
+    /// Takes the attributes that a change sets.
+    pub(crate) fn merge(&mut self, attr: &QpAttr) {
+        macro_rules! take {
+            ($($field:ident)*) => { $( self.attr.$field = attr.$field.or(self.attr.$field); )* };
+        }
+        take!(state sqd_async_notify pkey_index port access qkey peer path_mtu dest_qpn rq_psn
+              max_dest_rd_atomic min_rnr_timer sq_psn max_rd_atomic retry_cnt rnr_retry timeout);
+        self.drain_wanted |= attr.sqd_async_notify == Some(true);
+    }
+
+    /// Back to RESET: all work and all attributes are forgotten.
+    pub(crate) fn reset(&mut self) {
+        self.attr = QpAttr::default();
+        self.sq.reset(0);
+        self.rq.reset();
+        self.established = false;
+        self.drain_wanted = false;
+    }
+
+    pub(crate) fn set_state(&mut self, state: QpState) {
+        self.state = state;
+        self.attr.state = Some(state);
+    }
+
+    pub(crate) fn peer(&self) -> Option<&PeerAddress> {
+        self.attr.peer.as_ref()
+    }
+
+    /// Whether a request in a queue names `key`.
+    pub(crate) fn uses(&self, key: Key) -> bool {
+        self.sq.uses(key) || self.rq.uses(key)
+    }
+
+    /// A packet came from the peer.
+    #[inline]
+    pub(crate) fn hear(&mut self, shared: &mut Shared) {
+        if self.state == QpState::Rtr && !self.established {
+            self.established = true;
+            shared.event(self.qpn, QpEvent::CommEst);
+        }
+    }
+
+    /// In SQD, says once that all requests that were begun are done.
+    pub(crate) fn report_drained(&mut self, drained: bool, shared: &mut Shared) {
+        if self.state == QpState::Sqd && drained && self.drain_wanted {
+            self.drain_wanted = false;
+            shared.event(self.qpn, QpEvent::SqDrained);
+        }
+    }
+
+    /// The oldest send request is done.
+    #[inline]
+    pub(crate) fn retire_send<H: Completions>(&mut self, host: &mut H) {
+        let wqe = self.sq.get(self.sq.head);
+        if wqe.signaled {
+            let cqe = self.cqe(wqe.wr_id, WcStatus::Success, wqe.op.completion(), wqe.len);
+            host.complete(self.init.send_cq, cqe);
+        }
+        self.sq.pop();
+    }
+
+    /// The oldest send request failed.
+    pub(crate) fn fail_send<H: Completions>(&mut self, status: WcStatus, host: &mut H) {
+        let wqe = self.sq.get(self.sq.head);
+        let cqe = self.cqe(wqe.wr_id, status, wqe.op.completion(), 0);
+        host.complete(self.init.send_cq, cqe);
+        host.send_retired(self.init.cookie, 1);
+        self.sq.pop();
+    }
+
+    /// A receive request is done, and was taken from the queue.
+    pub(crate) fn complete_recv<H: Completions>(&self, received: &Received, host: &mut H) {
+        host.recv_retired(self.init.cookie, 1);
+        host.complete(
+            self.init.recv_cq,
+            Cqe {
+                wr_id: received.wr_id,
+                status: received.status,
+                opcode: received.opcode,
+                byte_len: received.byte_len,
+                imm: received.imm,
+                qpn: self.qpn,
+                src_qp: received.src_qp,
+                solicited: received.solicited,
+            },
+        );
+    }
+
+    /// Completes all work with `WR_FLUSH_ERR`.
+    pub(crate) fn flush<H: Completions>(&mut self, host: &mut H) {
+        self.flush_sends(host);
+        let mut receives = 0;
+        while let Some(wr_id) = self.rq.front() {
+            let cqe = self.cqe(wr_id, WcStatus::WrFlushErr, WcOpcode::Recv, 0);
+            host.complete(self.init.recv_cq, cqe);
+            self.rq.pop();
+            receives += 1;
+        }
+        if receives > 0 {
+            host.recv_retired(self.init.cookie, receives);
+        }
+    }
+
+    /// Completes all send requests with `WR_FLUSH_ERR`.
+    pub(crate) fn flush_sends<H: Completions>(&mut self, host: &mut H) {
+        let mut sends = 0;
+        while !self.sq.is_empty() {
+            let wqe = self.sq.get(self.sq.head);
+            let cqe = self.cqe(wqe.wr_id, WcStatus::WrFlushErr, wqe.op.completion(), 0);
+            host.complete(self.init.send_cq, cqe);
+            self.sq.pop();
+            sends += 1;
+        }
+        if sends > 0 {
+            host.send_retired(self.init.cookie, sends);
+        }
+    }
+
+    fn cqe(&self, wr_id: u64, status: WcStatus, opcode: WcOpcode, byte_len: u32) -> Cqe {
+        let solicited = status != WcStatus::Success;
+        let qpn = self.qpn;
+        Cqe { wr_id, status, opcode, byte_len, imm: None, qpn, src_qp: None, solicited }
+    }
+}

@@ -1,0 +1,164 @@
+//! From a send request to its packets: which opcode, which headers, which part of the data. Which packet leaves when is decided
+//! by the requester of the service.
+
+use super::Core;
+use super::sq::Wqe;
+use crate::engine::TxSink;
+use crate::mem::{AccessError, Memory};
+use crate::stats::Counters;
+use crate::types::{Pkey, Psn, Qpn};
+use crate::verbs::SendOp;
+use crate::wire::{AtomicEth, Bth, Deth, Ext, ICRC_LEN, Opcode, Reth, bth};
+
+/// A packet of a request.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Piece {
+    /// Of the request in the send queue.
+    pub(crate) index: u64,
+    pub(crate) psn: u64,
+    pub(crate) opcode: Opcode,
+    /// Offset of its data in the message.
+    pub(crate) offset: u32,
+    /// Payload bytes, or the length of the READ.
+    pub(crate) len: u32,
+    pub(crate) ack_req: bool,
+    pub(crate) solicited: bool,
+}
+
+/// Where a packet goes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Target {
+    pub(crate) path: u32,
+    pub(crate) qpn: Qpn,
+    /// What a datagram says of its sender.
+    pub(crate) deth: Option<Deth>,
+}
+
+/// Whether a packet left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sent {
+    Yes,
+    /// The sink has no room.
+    Full,
+    /// The memory is gone.
+    Refused,
+}
+
+impl Core {
+    /// Where a connected queue pair sends to.
+    #[inline]
+    pub(crate) fn target(&self) -> Option<Target> {
+        let path = self.peer()?.path;
+        Some(Target { path, qpn: self.attr.dest_qpn.unwrap_or(Qpn::MULTICAST), deth: None })
+    }
+
+    /// Sends a packet of a request.
+    #[inline]
+    pub(crate) fn send_piece<H: Memory>(
+        &self,
+        piece: &Piece,
+        to: &Target,
+        counters: &mut Counters,
+        host: &H,
+        sink: &mut impl TxSink,
+    ) -> Sent {
+        let Some(info) = piece.opcode.info() else { return Sent::Refused };
+        let payload = if info.has_payload() { piece.len as usize } else { 0 };
+        let mut bth = header(piece.opcode, to.qpn, piece.psn, payload);
+        bth.ack_req = piece.ack_req;
+        bth.solicited = piece.solicited;
+        let sent = frame(to, info.header_len, payload, sink, |out| {
+            out[..bth::LEN].copy_from_slice(&bth.bytes());
+            let wqe = self.sq.get(piece.index);
+            write_extensions(piece, wqe, to, &mut out[bth::LEN..info.header_len]);
+            let (data, pad) = out[info.header_len..].split_at_mut(payload);
+            pad[..usize::from(bth.pad)].fill(0);
+            self.sq.gather(piece.index, piece.offset, data, self.init.pd, host)
+        });
+        if sent == Sent::Yes {
+            counters.sent_pkts += 1;
+            counters.sent_bytes += payload as u64;
+        }
+        sent
+    }
+}
+
+/// Has a packet written into the sink.
+#[inline]
+pub(crate) fn frame(
+    to: &Target,
+    header: usize,
+    payload: usize,
+    sink: &mut impl TxSink,
+    fill: impl FnOnce(&mut [u8]) -> Result<(), AccessError>,
+) -> Sent {
+    match sink.send(to.path, header + payload.next_multiple_of(4) + ICRC_LEN, fill) {
+        Ok(true) => Sent::Yes,
+        Ok(false) => Sent::Full,
+        Err(_) => Sent::Refused,
+    }
+}
+
+/// The BTH of a packet with `payload` bytes.
+#[inline]
+pub(crate) fn header(opcode: Opcode, dest: Qpn, psn: u64, payload: usize) -> Bth {
+    let mut bth = Bth::new(opcode, Pkey::DEFAULT, dest, Psn::truncate(psn));
+    #[allow(clippy::cast_possible_truncation)]
+    let pad = (payload.next_multiple_of(4) - payload) as u8;
+    bth.pad = pad;
+    bth
+}
+
+/// The opcode on a reliable connection of a packet of a SEND or WRITE.
+pub(crate) fn data_opcode(op: &SendOp, begins: bool, ends: bool) -> Opcode {
+    let imm = op.immediate().is_some();
+    let send = !matches!(op, SendOp::Write { .. });
+    match (send, begins, ends, imm) {
+        (true, true, true, false) => Opcode::RC_SEND_ONLY,
+        (true, true, true, true) => Opcode::RC_SEND_ONLY_WITH_IMMEDIATE,
+        (true, true, false, _) => Opcode::RC_SEND_FIRST,
+        (true, false, false, _) => Opcode::RC_SEND_MIDDLE,
+        (true, false, true, false) => Opcode::RC_SEND_LAST,
+        (true, false, true, true) => Opcode::RC_SEND_LAST_WITH_IMMEDIATE,
+        (false, true, true, false) => Opcode::RC_RDMA_WRITE_ONLY,
+        (false, true, true, true) => Opcode::RC_RDMA_WRITE_ONLY_WITH_IMMEDIATE,
+        (false, true, false, _) => Opcode::RC_RDMA_WRITE_FIRST,
+        (false, false, false, _) => Opcode::RC_RDMA_WRITE_MIDDLE,
+        (false, false, true, false) => Opcode::RC_RDMA_WRITE_LAST,
+        (false, false, true, true) => Opcode::RC_RDMA_WRITE_LAST_WITH_IMMEDIATE,
+    }
+}
+
+/// Writes the extension headers of a request after its BTH.
+#[inline]
+fn write_extensions(piece: &Piece, wqe: &Wqe, to: &Target, out: &mut [u8]) {
+    let Some(info) = piece.opcode.info() else { return };
+    match wqe.op {
+        SendOp::Write { remote, rkey, .. } if info.has(Ext::Reth) => {
+            Reth { va: remote, rkey, len: wqe.len }.write(&mut out[..Reth::LEN]);
+        }
+        SendOp::Read { remote, rkey } => {
+            let va = remote.wrapping_add(u64::from(piece.offset));
+            Reth { va, rkey, len: piece.len }.write(&mut out[..Reth::LEN]);
+        }
+        SendOp::CompareSwap { remote, rkey, compare, swap } => {
+            AtomicEth { va: remote, rkey, swap_add: swap, compare }
+                .write(&mut out[..AtomicEth::LEN]);
+        }
+        SendOp::FetchAdd { remote, rkey, add } => {
+            AtomicEth { va: remote, rkey, swap_add: add, compare: 0 }
+                .write(&mut out[..AtomicEth::LEN]);
+        }
+        _ => {}
+    }
+    if let Some(deth) = to.deth {
+        deth.write(&mut out[..Deth::LEN]);
+    }
+    // It is the last of them.
+    if let Some(imm) = wqe.op.immediate()
+        && info.has(Ext::ImmDt)
+        && let Some(last) = out.last_chunk_mut()
+    {
+        *last = imm;
+    }
+}

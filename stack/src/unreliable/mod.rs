@@ -1,0 +1,171 @@
+//! Queue pairs whose packets nobody acknowledges: the unreliable connection (UC) and the unreliable datagram (UD).
+//!
+//! A request is complete when its last packet has left, so there is no cursor but the next PSN of the oldest request. What UC and
+//! UD do with what comes in differs: [`uc`] puts messages together, [`ud`] takes datagrams from anybody.
+
+mod transmit;
+mod uc;
+mod ud;
+
+use self::uc::Connection;
+pub use self::ud::grh_addresses;
+use crate::engine::Shared;
+use crate::ingress::{Datagram, SourceCheck};
+use crate::mem::Memory;
+use crate::qp::Core;
+use crate::qp::attr::{ModifyError, QpAttr};
+use crate::types::{Mtu, Time};
+use crate::verbs::{Completions, QpState, QpType, SendWr};
+use crate::wire::{Packet, Service};
+
+/// An unreliable queue pair.
+#[derive(Debug)]
+pub(crate) struct Qp {
+    pub(crate) core: Core,
+    /// Of UC, from RTR on.
+    connection: Option<Box<Connection>>,
+    mtu: Mtu,
+    /// Next PSN to send: of the oldest request, or of the next that is posted.
+    next: u64,
+    /// Whether requests that were not begun may be: not in SQD.
+    begins: bool,
+}
+
+impl Qp {
+    pub(crate) fn new(core: Core) -> Self {
+        Self { core, connection: None, mtu: Mtu::Mtu256, next: 0, begins: true }
+    }
+
+    /// Changes attributes and state.
+    pub(crate) fn modify<H: Completions>(
+        &mut self,
+        attr: &QpAttr,
+        shared: &mut Shared,
+        host: &mut H,
+    ) -> Result<(), ModifyError> {
+        let from = self.core.state;
+        let to = attr.check(self.core.init.qp_type, from)?;
+        self.core.merge(attr);
+        match to {
+            QpState::Reset => {
+                self.detach(shared);
+                self.core.reset();
+            }
+            QpState::Err if from != to => self.break_down(host),
+            QpState::Rtr if from != to => self.ready_to_receive(shared),
+            QpState::Rts if from == QpState::Rtr => {
+                self.core.sq.reset(self.core.attr.sq_psn.unwrap_or_default().first());
+                self.go(shared);
+            }
+            QpState::Rts if from != to => self.go(shared),
+            QpState::Sqd => self.begins = false,
+            _ => {}
+        }
+        self.core.set_state(to);
+        self.report_drained(shared);
+        Ok(())
+    }
+
+    fn ready_to_receive(&mut self, shared: &mut Shared) {
+        self.mtu = match self.core.init.qp_type {
+            QpType::Ud => shared.config.port_mtu,
+            _ => self.core.attr.path_mtu.unwrap_or(Mtu::Mtu256),
+        };
+        if let Some(peer) = self.core.attr.peer {
+            let pool = shared.pools.join(peer.remote, peer.budget, true);
+            let psn = self.core.attr.rq_psn.unwrap_or_default().first();
+            self.connection = Some(Box::new(Connection::new(&peer, pool, psn)));
+        }
+    }
+
+    /// Sends what is posted, from the next message on.
+    fn go(&mut self, shared: &mut Shared) {
+        let sq = &self.core.sq;
+        if sq.is_empty() {
+            self.next = sq.next_psn;
+        }
+        self.begins = true;
+        self.core.drain_wanted = false;
+        shared.enqueue(self.core.slot, &mut self.core.queued);
+    }
+
+    /// Leaves the peer's pool and the timers.
+    pub(crate) fn detach(&mut self, shared: &mut Shared) {
+        if let Some(connection) = self.connection.take() {
+            shared.pools.leave(connection.pool);
+        }
+        shared.timers.remove(self.core.slot, &mut self.core.deadline);
+    }
+
+    /// To the error state: all work is flushed.
+    pub(crate) fn break_down<H: Completions>(&mut self, host: &mut H) {
+        self.core.set_state(QpState::Err);
+        self.core.deadline.clear();
+        self.core.flush(host);
+    }
+
+    /// Who may send to it: the peer of a connection; of datagrams, anybody.
+    #[inline]
+    pub(crate) fn source(&mut self) -> Option<&mut SourceCheck> {
+        self.connection.as_mut().map(|connection| &mut connection.source)
+    }
+
+    pub(crate) fn service(&self) -> Service {
+        match self.core.init.qp_type {
+            QpType::Ud => Service::Ud,
+            _ => Service::Uc,
+        }
+    }
+
+    /// PSNs for a status report: next to send, first unacknowledged, expected.
+    pub(crate) fn sequence(&self) -> (u64, u64, u64) {
+        let expected =
+            self.connection.as_ref().map_or(self.next, |connection| connection.expected());
+        (self.core.sq.next_psn, self.next, expected)
+    }
+
+    /// A send request was posted.
+    #[inline]
+    pub(crate) fn push(&mut self, wr: &SendWr<'_>, len: u32) {
+        self.core.sq.push(wr, len, self.mtu, 1, self.core.init.sq_sig_all);
+    }
+
+    /// The most bytes of a message, if it has only one packet.
+    pub(crate) fn datagram_max(&self) -> Option<u32> {
+        (self.core.init.qp_type == QpType::Ud).then(|| self.mtu.bytes())
+    }
+
+    /// Takes a packet.
+    #[inline]
+    pub(crate) fn handle<H: Memory + Completions>(
+        &mut self,
+        packet: &Packet<'_>,
+        datagram: &Datagram<'_>,
+        shared: &mut Shared,
+        host: &mut H,
+    ) {
+        self.core.hear(shared);
+        match self.connection {
+            Some(_) => self.handle_request(packet, shared, host),
+            None => self.handle_datagram(packet, datagram, shared, host),
+        }
+    }
+
+    /// The heap's entry came up: what was paced may leave.
+    pub(crate) fn handle_timer(&mut self, now: Time, shared: &mut Shared) {
+        if shared.timers.settle(self.core.slot, &mut self.core.deadline, now) {
+            shared.enqueue(self.core.slot, &mut self.core.queued);
+        }
+    }
+
+    /// Whether the oldest request was begun and is not done.
+    fn in_message(&self) -> bool {
+        let sq = &self.core.sq;
+        !sq.is_empty() && self.next > sq.get(sq.head).first
+    }
+
+    fn report_drained(&mut self, shared: &mut Shared) {
+        let drained = !self.in_message();
+        self.core.report_drained(drained, shared);
+    }
+}

@@ -1,0 +1,145 @@
+//! What an unreliable queue pair puts on the wire, as far as the sink has room and the receiver's pace allows.
+
+use super::Qp;
+use crate::engine::{Shared, TxSink};
+use crate::mem::Memory;
+use crate::pool::{Budget, Charge, PoolId};
+use crate::qp::Turn;
+use crate::qp::outbound::{Piece, Sent, Target, data_opcode};
+use crate::types::Time;
+use crate::verbs::{Completions, Destination, QpState, SendOp, WcStatus};
+use crate::wire::{Deth, Opcode};
+
+/// Longest headers of a packet, with its ICRC: BTH, RETH, immediate.
+const OVERHEAD: u32 = 12 + 16 + 4 + 4;
+
+impl Qp {
+    /// Sends up to `quantum` packets, which it counts down; says how that ended.
+    #[inline]
+    pub(crate) fn transmit<H: Memory + Completions>(
+        &mut self,
+        now: Time,
+        quantum: &mut usize,
+        shared: &mut Shared,
+        host: &mut H,
+        sink: &mut impl TxSink,
+    ) -> Turn {
+        if !self.core.state.requests() {
+            return Turn::Idle;
+        }
+        let mut retired = 0;
+        let turn = loop {
+            if self.core.sq.is_empty() || (!self.begins && !self.in_message()) {
+                break Turn::Idle;
+            }
+            if *quantum == 0 {
+                break Turn::Quantum;
+            }
+            match self.transmit_one(now, shared, host, sink) {
+                Ok(ended) => retired += u32::from(ended),
+                Err(Stop::SinkFull) => break Turn::SinkFull,
+                Err(Stop::Paced(until)) => {
+                    shared.timers.set(self.core.slot, &mut self.core.deadline, until);
+                    break Turn::Idle;
+                }
+                Err(Stop::Fault) => {
+                    self.local_fault(retired, host);
+                    return Turn::Idle;
+                }
+            }
+            *quantum -= 1;
+        };
+        if retired > 0 {
+            host.send_retired(self.core.init.cookie, retired);
+        }
+        self.report_drained(shared);
+        turn
+    }
+
+    /// Sends the next packet of the oldest request; returns whether that was its last.
+    fn transmit_one<H: Memory + Completions>(
+        &mut self,
+        now: Time,
+        shared: &mut Shared,
+        host: &mut H,
+        sink: &mut impl TxSink,
+    ) -> Result<bool, Stop> {
+        let sq = &self.core.sq;
+        let index = sq.head;
+        let wqe = sq.get(index);
+        let psn = self.next;
+        let (begins, ends) = (psn == wqe.first, psn == wqe.last);
+        // One packet is checked when it is gathered; of more, none leaves unless all can.
+        if begins && !ends && sq.admits(index, self.core.init.pd, host.regions()).is_err() {
+            return Err(Stop::Fault);
+        }
+        let (target, pool) = self.target_of(&wqe.op, shared).ok_or(Stop::Fault)?;
+        let len = wqe.payload(psn, self.mtu);
+        let charge = Charge::of(1, Budget::cost(len + OVERHEAD));
+        shared.pools.get(pool).pace(now, charge).map_err(Stop::Paced)?;
+        let piece = Piece {
+            index,
+            psn,
+            opcode: opcode(&wqe.op, begins, ends),
+            offset: wqe.offset(psn, self.mtu),
+            len,
+            ack_req: false,
+            solicited: wqe.solicited && ends,
+        };
+        match self.core.send_piece(&piece, &target, &mut shared.counters, host, sink) {
+            Sent::Yes => {}
+            Sent::Full => return Err(Stop::SinkFull),
+            Sent::Refused => return Err(Stop::Fault),
+        }
+        shared.pools.get(pool).paced(charge);
+        self.next += 1;
+        if ends {
+            self.core.retire_send(host);
+        }
+        Ok(ends)
+    }
+
+    fn target_of(&self, op: &SendOp, shared: &Shared) -> Option<(Target, PoolId)> {
+        let SendOp::SendTo { to, .. } = op else {
+            return Some((self.core.target()?, self.connection.as_ref()?.pool));
+        };
+        let handle = shared.handles.get(to.ah).filter(|handle| handle.pd == self.core.init.pd)?;
+        let qkey = self.qkey_for(to);
+        let deth = Some(Deth { qkey, reserved: 0, src_qpn: self.core.qpn });
+        Some((Target { path: handle.path, qpn: to.qpn, deth }, handle.pool))
+    }
+
+    /// The Q_Key that a datagram carries: a controlled one, which has the highest bit set, is the queue pair's, so that only who may give it one can
+    /// send it (IBTA volume 1, 10.2.5 [M]; `rxe_req.c` does the same).
+    fn qkey_for(&self, to: &Destination) -> u32 {
+        if to.qkey & 0x8000_0000 != 0 { self.core.attr.qkey.unwrap_or(0) } else { to.qkey }
+    }
+
+    /// The oldest request cannot be executed: it fails, those behind it are flushed, and none is sent until the queue pair is RTS
+    /// again. What comes in goes on.
+    fn local_fault<H: Completions>(&mut self, retired: u32, host: &mut H) {
+        if retired > 0 {
+            host.send_retired(self.core.init.cookie, retired);
+        }
+        self.core.set_state(QpState::Sqe);
+        self.core.fail_send(WcStatus::LocProtErr, host);
+        self.core.flush_sends(host);
+    }
+}
+
+/// Why the next packet does not leave.
+#[derive(Debug, Clone, Copy)]
+enum Stop {
+    SinkFull,
+    /// The receiver shall get some time first.
+    Paced(Time),
+    Fault,
+}
+
+fn opcode(op: &SendOp, begins: bool, ends: bool) -> Opcode {
+    match op {
+        SendOp::SendTo { imm: None, .. } => Opcode::UD_SEND_ONLY,
+        SendOp::SendTo { imm: Some(_), .. } => Opcode::UD_SEND_ONLY_WITH_IMMEDIATE,
+        _ => data_opcode(op, begins, ends).unreliable(),
+    }
+}

@@ -1,0 +1,131 @@
+//! The responder of an unreliable connection (IBTA volume 1, 9.8.2 \[M\]; `rxe_resp.c`).
+//!
+//! It answers nothing. A message of which a packet is missing, or is refused, is dropped as a whole, which only the counters tell; the
+//! receive that it had begun to fill is the next message's.
+
+use super::Qp;
+use crate::engine::Shared;
+use crate::ingress::SourceCheck;
+use crate::mem::{Access, Memory};
+use crate::pool::PoolId;
+use crate::qp::attr::PeerAddress;
+use crate::qp::message::{Message, Placed, Refusal, Rights, failed};
+use crate::qp::rq::RecvQueue;
+use crate::verbs::{Completions, WcStatus};
+use crate::wire::{Operation, Packet};
+
+/// A packet behind the expected one by less than this was overtaken, or is a duplicate: it is dropped. Further behind, the peer has begun
+/// anew.
+const LATE: u64 = 1024;
+
+/// Where the peer is, and how far its messages are.
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) source: SourceCheck,
+    pub(super) pool: PoolId,
+    /// Expected PSN.
+    epsn: u64,
+    message: Message,
+}
+
+/// What became of a packet.
+#[derive(Debug)]
+enum Outcome {
+    Placed(Placed),
+    /// It came too late, or again.
+    Late,
+    /// Its message is incomplete.
+    Incomplete,
+    Refused(Refusal),
+}
+
+impl Connection {
+    pub(super) fn new(peer: &PeerAddress, pool: PoolId, psn: u64) -> Self {
+        Self { source: SourceCheck::new(peer), pool, epsn: psn, message: Message::None }
+    }
+
+    pub(super) fn expected(&self) -> u64 {
+        self.epsn
+    }
+
+    /// Takes a request; returns also whether packets before it are missing.
+    fn request(
+        &mut self,
+        packet: &Packet<'_>,
+        rights: &Rights,
+        rq: &mut RecvQueue,
+        memory: &mut impl Memory,
+    ) -> (Outcome, bool) {
+        let psn = packet.bth.psn.expand(self.epsn);
+        if psn < self.epsn && self.epsn - psn < LATE {
+            return (Outcome::Late, false);
+        }
+        let gap = psn != self.epsn;
+        // One epoch up at least, so that smaller numbers exist.
+        self.epsn = packet.bth.psn.first() + 1;
+        if gap || packet.info.place.begins() {
+            // What was under way can no more become whole.
+            self.message = Message::None;
+        }
+        if self.message == Message::None && !packet.info.place.begins() {
+            return (Outcome::Incomplete, gap);
+        }
+        let placed = match packet.info.operation {
+            Operation::Send => self.message.send(packet, rights, rq, memory),
+            Operation::Write => self.message.write(packet, rights, rq, memory),
+            _ => Err(Refusal::Invalid),
+        };
+        match placed {
+            Ok(placed) => (Outcome::Placed(placed), gap),
+            Err(refusal) => {
+                self.message = Message::None;
+                (Outcome::Refused(refusal), gap)
+            }
+        }
+    }
+}
+
+impl Qp {
+    /// A packet from the peer.
+    #[inline]
+    pub(super) fn handle_request<H: Memory + Completions>(
+        &mut self,
+        packet: &Packet<'_>,
+        shared: &mut Shared,
+        host: &mut H,
+    ) {
+        let Some(connection) = &mut self.connection else { return };
+        let rights = Rights {
+            pd: self.core.init.pd,
+            mtu: self.mtu,
+            access: self.core.attr.access.unwrap_or(Access::NONE),
+        };
+        let (outcome, gap) = connection.request(packet, &rights, &mut self.core.rq, host);
+        shared.counters.out_of_seq_request += u64::from(gap);
+        match outcome {
+            Outcome::Placed(placed) => {
+                shared.counters.rcvd_bytes += packet.payload().len() as u64;
+                if let Some(received) = placed.received {
+                    self.core.complete_recv(&received, host);
+                }
+            }
+            Outcome::Late => shared.counters.duplicate_request += 1,
+            Outcome::Incomplete => shared.drops.incomplete += 1,
+            Outcome::Refused(Refusal::Invalid) => shared.counters.remote_invalid_request += 1,
+            Outcome::Refused(Refusal::Access) => shared.counters.remote_access_errors += 1,
+            Outcome::Refused(Refusal::NotReady) => shared.drops.no_receive += 1,
+            Outcome::Refused(Refusal::Receive(_, WcStatus::LocLenErr)) => {
+                shared.drops.too_long += 1;
+            }
+            Outcome::Refused(Refusal::Receive(_, status)) => self.fail_receive(status, host),
+        }
+    }
+
+    /// The oldest receive cannot be placed in, which is our program's mistake: it fails, and the queue pair with it.
+    pub(super) fn fail_receive<H: Completions>(&mut self, status: WcStatus, host: &mut H) {
+        if let Some(received) = failed(&mut self.core.rq, status) {
+            self.core.complete_recv(&received, host);
+        }
+        self.break_down(host);
+    }
+}

@@ -1,0 +1,303 @@
+//! Unreliable connections and datagrams between two containers, on every backend, over IPv4 and IPv6. What may be lost is sent again by
+//! the tests, which compare every byte of what arrives.
+
+use std::time::Duration;
+
+use rocinante::{
+    Access, Backend, Destination, GRH_LEN, Mr, Mtu, PeerPath, PostError, Qp, QpState, QpType, Qpn,
+    RecvWr, SendData, SendOp, SendWr, Wc, WcOpcode, WcStatus,
+};
+use rocinante_tests::harness::{
+    Family, Harness, Setup, Side, assert_same, pattern, wait_until, wr,
+};
+use rocinante_tests::{on_each_backend, require_backend};
+
+const IMM: [u8; 4] = [0xde, 0xad, 0xbe, 0xef];
+const QKEY: u32 = 0x2222_3333;
+/// How long a message that may be lost is waited for.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+macro_rules! cells {
+    ($($name:ident: $backend:ident $family:ident;)*) => { $(
+        mod $name {
+            #[test]
+            fn connections() {
+                super::require_backend!(super::Backend::$backend);
+                super::connections(super::Backend::$backend, super::Family::$family);
+            }
+
+            #[test]
+            fn datagrams() {
+                super::require_backend!(super::Backend::$backend);
+                super::datagrams(super::Backend::$backend, super::Family::$family);
+            }
+        }
+    )* };
+}
+
+cells! {
+    udp_ipv4: Udp V4;
+    udp_ipv6: Udp V6;
+    packet_ipv4: Packet V4;
+    packet_ipv6: Packet V6;
+    afxdp_ipv4: Xdp V4;
+    afxdp_ipv6: Xdp V6;
+}
+
+fn uc_pair(harness: &Harness) -> [Qp; 2] {
+    let make = |side: &Side| side.qp().qp_type(QpType::Uc).build().unwrap();
+    harness.connect([make(&harness.sides[0]), make(&harness.sides[1])])
+}
+
+fn connections(backend: Backend, family: Family) {
+    let harness = Harness::new(&Setup::new(backend).family(family).mtu(Mtu::Mtu1024));
+    let qps = uc_pair(&harness);
+    assert_eq!(qps[0].qp_type(), QpType::Uc);
+    let [a, b] = &harness.sides;
+    let source = a.pd.allocate(1 << 17, Access::NONE).unwrap();
+    let target = b.pd.allocate(1 << 17, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
+    for (index, len) in [0, 1, 1023, 1024, 1025, 30_000].into_iter().enumerate() {
+        for kind in 0..4 {
+            let seed = (4 * index + kind) as u64;
+            let bytes = pattern(len, seed + 1);
+            source.write(3, &bytes);
+            target.write(0, &pattern(len + 64, !seed));
+            let (remote, rkey) = (target.address() + 7, target.rkey());
+            let op = match kind {
+                0 => SendOp::Send { imm: None },
+                1 => SendOp::Send { imm: Some(IMM) },
+                2 => SendOp::Write { remote, rkey, imm: Some(IMM) },
+                _ => SendOp::Write { remote, rkey, imm: None },
+            };
+            let sges = [source.sge(3, len / 3), source.sge(3 + len / 3, len - len / 3)];
+            if kind < 3 {
+                let list = if kind == 2 { vec![] } else { vec![target.sge(7, len)] };
+                qps[1].post_recv(&[RecvWr { wr_id: seed, sges: &list }]).unwrap();
+                let wc = until_it_arrives(&harness, &qps[0], wr(1000, op, &sges));
+                let opcode = if kind == 2 { WcOpcode::RecvRdmaWithImm } else { WcOpcode::Recv };
+                assert_eq!((wc.wr_id, wc.opcode, wc.byte_len as usize), (seed, opcode, len));
+                assert_eq!((wc.imm, wc.src_qp), (op.immediate(), None));
+            } else {
+                // Nobody says when it is there.
+                wait_until("the WRITE", || {
+                    qps[0].post_send(&[wr(1000, op, &sges)]).unwrap();
+                    a.succeed(1000);
+                    std::thread::sleep(Duration::from_millis(2));
+                    target.to_vec(7, len) == bytes
+                });
+            }
+            assert_same(&target.to_vec(7, len), &bytes, &format!("kind {kind}, {len} bytes"));
+            assert_same(&target.to_vec(0, 7), &pattern(len + 64, !seed)[..7], "before it");
+            let after = &pattern(len + 64, !seed)[7 + len..];
+            assert_same(&target.to_vec(7 + len, 57), after, "behind it");
+        }
+    }
+    // Nothing was ever acknowledged.
+    for side in &harness.sides {
+        let counters = side.ctx.counters().transport;
+        assert_eq!((counters.sent_acks, counters.retransmitted_pkts), (0, 0));
+        assert_eq!((counters.sent_seq_err, counters.send_rnr_err), (0, 0));
+    }
+}
+
+/// Sends until the other side completes a receive.
+fn until_it_arrives(harness: &Harness, qp: &Qp, request: SendWr<'_>) -> Wc {
+    let [a, b] = &harness.sides;
+    for _ in 0..40 {
+        qp.post_send(&[request]).unwrap();
+        a.succeed(request.wr_id);
+        if let Ok(wc) = b.cq.wait_one(PATIENCE) {
+            assert_eq!(wc.status, WcStatus::Success, "{wc:?}");
+            return wc;
+        }
+    }
+    panic!("it never arrives: {:?}", b.ctx.counters());
+}
+
+/// A queue pair for datagrams.
+fn ready(side: &Side) -> Qp {
+    let qp = side.qp().qp_type(QpType::Ud).qkey(QKEY).build().unwrap();
+    qp.ready().map_err(|(_, error)| error).unwrap()
+}
+
+fn grh(mr: &Mr) -> [u8; GRH_LEN] {
+    mr.to_vec(0, GRH_LEN).try_into().unwrap()
+}
+
+fn datagrams(backend: Backend, family: Family) {
+    let harness = Harness::new(&Setup::new(backend).family(family));
+    let [a, b] = &harness.sides;
+    let qps = [ready(a), ready(b)];
+    let there = qps[1].endpoint();
+    let mtu = a.ctx.query_device().active_mtu.bytes() as usize;
+    let ah = a.run(|| a.pd.create_ah(0, &PeerPath::to(&there))).unwrap();
+    let regions = [a, b].map(|side| side.pd.allocate(8192, Access::LOCAL_WRITE).unwrap());
+    for (seed, len) in [0, 1, 9, mtu - 1, mtu].into_iter().enumerate() {
+        let bytes = pattern(len, seed as u64 + 1);
+        regions[0].write(0, &bytes);
+        let imm = (seed % 2 == 0).then_some(IMM);
+        let recv = RecvWr { wr_id: 7, sges: &[regions[1].sge(0, GRH_LEN + mtu)] };
+        qps[1].post_recv(&[recv]).unwrap();
+        let list = [regions[0].sge(0, len)];
+        let op = SendOp::SendTo { to: ah.to(there.qpn, QKEY), imm };
+        let wc = until_it_arrives(&harness, &qps[0], wr(1, op, &list));
+        assert_eq!((wc.wr_id, wc.opcode, wc.imm), (7, WcOpcode::Recv, imm));
+        assert_eq!((wc.byte_len as usize, wc.src_qp), (GRH_LEN + len, Some(qps[0].qpn())));
+        assert_same(&regions[1].to_vec(GRH_LEN, len), &bytes, "the datagram");
+        answer(&harness, &qps, &regions, &wc);
+    }
+    drop(ah);
+    let list = [regions[0].sge(0, mtu + 1)];
+    let to = Destination { ah: Default::default(), qpn: there.qpn, qkey: QKEY };
+    let beyond = qps[0].post_send(&[wr(1, SendOp::SendTo { to, imm: None }, &list)]).unwrap_err();
+    assert_eq!((beyond.index, beyond.error), (0, PostError::BeyondMtu));
+}
+
+/// The other side answers what it got, to where it came from.
+fn answer(harness: &Harness, qps: &[Qp; 2], regions: &[Mr; 2], wc: &Wc) {
+    let [a, b] = &harness.sides;
+    let ah = b.run(|| b.pd.create_ah_from_wc(wc, &grh(&regions[1]))).unwrap();
+    let recv = RecvWr { wr_id: 8, sges: &[regions[0].sge(0, 100)] };
+    qps[0].post_recv(&[recv]).unwrap();
+    let op = SendOp::SendTo { to: ah.to(wc.src_qp.unwrap(), QKEY), imm: None };
+    let data = SendData::Inline(b"an answer");
+    for _ in 0..40 {
+        let wr = SendWr { wr_id: 2, op, data, signaled: true, solicited: true, fence: false };
+        qps[1].post_send(&[wr]).unwrap();
+        b.succeed(2);
+        if let Ok(wc) = a.cq.wait_one(PATIENCE) {
+            assert_eq!((wc.wr_id, wc.src_qp), (8, Some(qps[1].qpn())));
+            assert_eq!(regions[0].to_vec(GRH_LEN, 9), b"an answer");
+            return;
+        }
+    }
+    panic!("the answer never arrives: {:?}", a.ctx.counters());
+}
+
+on_each_backend!(
+    what_a_receiver_does_not_want_is_counted,
+    a_handle_that_is_gone_fails_the_request,
+    a_device_talks_to_itself,
+);
+
+fn what_a_receiver_does_not_want_is_counted(backend: Backend) {
+    let harness = Harness::new(&Setup::new(backend));
+    let [a, b] = &harness.sides;
+    let qps = [ready(a), ready(b)];
+    let there = qps[1].endpoint();
+    let ah = a.run(|| a.pd.create_ah(0, &PeerPath::to(&there))).unwrap();
+    let mr = b.pd.allocate(4096, Access::LOCAL_WRITE).unwrap();
+    let send = |qpn: Qpn, qkey, len| {
+        let bytes = [7; 200];
+        let op = SendOp::SendTo { to: ah.to(qpn, qkey), imm: None };
+        let data = SendData::Inline(&bytes[..len]);
+        let wr = SendWr { wr_id: 1, op, data, signaled: true, solicited: false, fence: false };
+        qps[0].post_send(&[wr]).unwrap();
+        a.succeed(1);
+    };
+    let drops = || b.ctx.counters().drops;
+    // Each is repeated until it has come: a lost one is no news here.
+    qps[1].post_recv(&[RecvWr { wr_id: 5, sges: &[mr.sge(0, 100)] }]).unwrap();
+    wait_until("another Q_Key", || {
+        send(there.qpn, QKEY ^ 1, 8);
+        drops().qkey > 0
+    });
+    wait_until("too long", || {
+        send(there.qpn, QKEY, 61);
+        drops().too_long > 0
+    });
+    wait_until("nobody", || {
+        send(Qpn::new(there.qpn.value() ^ 0x1000), QKEY, 8);
+        drops().unknown_qpn > 0
+    });
+    assert_eq!(b.cq.poll_one().unwrap(), None);
+    assert_eq!(mr.to_vec(0, 4096), [0; 4096]);
+    wait_until("the receive is still there", || {
+        send(there.qpn, QKEY, 60);
+        b.cq.poll_one().unwrap().is_some_and(|wc| (wc.wr_id, wc.byte_len) == (5, 100))
+    });
+    wait_until("no receive", || {
+        send(there.qpn, QKEY, 8);
+        drops().no_receive > 0
+    });
+    assert_eq!(qps[1].state(), QpState::Rts);
+}
+
+fn a_handle_that_is_gone_fails_the_request(backend: Backend) {
+    let harness = Harness::new(&Setup::new(backend));
+    let [a, b] = &harness.sides;
+    let qp = ready(a);
+    let ah = a.run(|| a.pd.create_ah(0, &PeerPath::new(b.address))).unwrap();
+    let to = ah.to(Qpn::new(0x77), QKEY);
+    let send = |wr_id| {
+        qp.post_send(&[wr(wr_id, SendOp::SendTo { to, imm: None }, &[])]).unwrap();
+    };
+    send(1);
+    drop(ah);
+    a.succeed(1);
+    send(2);
+    a.complete(2, WcStatus::LocProtErr);
+    assert_eq!(qp.state(), QpState::Sqe);
+    send(3);
+    a.complete(3, WcStatus::WrFlushErr);
+    qp.modify(&rocinante::ModifyAttr::state(QpState::Rts)).unwrap();
+    let ah = a.run(|| a.pd.create_ah(0, &PeerPath::new(b.address))).unwrap();
+    let to = ah.to(Qpn::new(0x77), QKEY);
+    qp.post_send(&[wr(4, SendOp::SendTo { to, imm: None }, &[])]).unwrap();
+    a.succeed(4);
+    // A domain of another family, and an index that is not there.
+    assert!(a.pd.create_ah(0, &PeerPath::new("fd00::1".parse().unwrap())).is_err());
+    assert!(a.pd.create_ah(99, &PeerPath::new(b.address)).is_err());
+}
+
+fn a_device_talks_to_itself(backend: Backend) {
+    let harness = Harness::new(&Setup::new(backend));
+    let [a, _] = &harness.sides;
+    let qps = [ready(a), ready(a)];
+    let ah = a.run(|| a.pd.create_ah(0, &PeerPath::new(a.address))).unwrap();
+    let mr = a.pd.allocate(4096, Access::LOCAL_WRITE).unwrap();
+    qps[1].post_recv(&[RecvWr { wr_id: 5, sges: &[mr.sge(0, 100)] }]).unwrap();
+    let op = SendOp::SendTo { to: ah.to(qps[1].qpn(), QKEY), imm: Some(IMM) };
+    let data = SendData::Inline(b"hello");
+    let wr = SendWr { wr_id: 1, op, data, signaled: true, solicited: false, fence: false };
+    qps[0].post_send(&[wr]).unwrap();
+    let mut ids = [a.next(), a.next()].map(|wc| (wc.wr_id, wc.status));
+    ids.sort_unstable_by_key(|(id, _)| *id);
+    assert_eq!(ids, [(1, WcStatus::Success), (5, WcStatus::Success)]);
+    assert_eq!(mr.to_vec(GRH_LEN, 5), b"hello");
+}
+
+/// What the program does wrong is said at once.
+#[test]
+fn misuse_is_named() {
+    require_backend!(Backend::Udp);
+    let harness = Harness::new(&Setup::new(Backend::Udp));
+    let [a, b] = &harness.sides;
+    let datagrams = a.qp().qp_type(QpType::Ud).build().unwrap();
+    let peer = b.qp().build().unwrap().endpoint();
+    let (datagrams, error) = datagrams.connect(&peer, &Default::default()).unwrap_err();
+    assert!(error.to_string().contains("has no peer"), "{error}");
+    let qp = datagrams.ready().map_err(|(_, error)| error).unwrap();
+    let refused = qp.post_send(&[wr(1, SendOp::Send { imm: None }, &[])]).unwrap_err();
+    assert!(refused.to_string().contains("SendTo"), "{refused}");
+    let (_, error) = a.qp().build().unwrap().ready().unwrap_err();
+    assert!(error.to_string().contains("connect it"), "{error}");
+    let wc = Wc { src_qp: None, ..some_wc() };
+    let error = a.pd.create_ah_from_wc(&wc, &[0; GRH_LEN]).unwrap_err();
+    assert!(error.to_string().contains("header of a datagram"), "{error}");
+    let wc = Wc { src_qp: Some(Qpn::new(1)), ..wc };
+    assert!(a.pd.create_ah_from_wc(&wc, &[0; GRH_LEN]).is_err());
+}
+
+fn some_wc() -> Wc {
+    Wc {
+        wr_id: 0,
+        status: WcStatus::Success,
+        opcode: WcOpcode::Recv,
+        byte_len: 40,
+        imm: None,
+        qpn: Qpn::new(2),
+        src_qp: None,
+        solicited: false,
+    }
+}

@@ -1,0 +1,88 @@
+//! Address handles: where datagrams go.
+
+use rocinante_stack::grh_addresses;
+use rocinante_stack::types::Qpn;
+use rocinante_stack::verbs::{AhId, Destination};
+
+use crate::context::{Pd, PdKind};
+use crate::cq::Wc;
+use crate::error::VerbsError;
+use crate::qp::PeerPath;
+use crate::{hw, soft};
+
+/// Bytes that come before the payload in the receive of a datagram: its IP header, over IPv4 in the last 20 of them.
+pub const GRH_LEN: usize = 40;
+
+/// An address handle (`struct ibv_ah`): a port to which a queue pair of type UD can send. It must live until the requests that name it are complete;
+/// those that have not left when it is dropped fail.
+#[derive(Debug)]
+pub struct Ah {
+    kind: AhKind,
+    _pd: Pd,
+}
+
+#[derive(Debug)]
+enum AhKind {
+    Soft(soft::Ah),
+    Hw(hw::Ah),
+}
+
+impl Ah {
+    /// What work requests name it by.
+    #[must_use]
+    pub fn id(&self) -> AhId {
+        match &self.kind {
+            AhKind::Soft(ah) => ah.id(),
+            AhKind::Hw(ah) => ah.id(),
+        }
+    }
+
+    /// A queue pair there.
+    #[must_use]
+    pub fn to(&self, qpn: Qpn, qkey: u32) -> Destination {
+        Destination { ah: self.id(), qpn, qkey }
+    }
+}
+
+impl Pd {
+    /// Makes an address handle (`ibv_create_ah(3)`) for datagrams along `path`, from the device's address `gid_index`: an
+    /// index into [`Context::gids`](crate::Context::gids).
+    ///
+    /// # Errors
+    /// [`VerbsError::Invalid`] if there is no such index, [`VerbsError::Path`] if there is no way, [`VerbsError::Limit`] if there are
+    /// too many.
+    pub fn create_ah(&self, gid_index: usize, path: &PeerPath) -> Result<Ah, VerbsError> {
+        let Some(local) = self.device().gids().get(gid_index).copied() else {
+            return Err(VerbsError::Invalid(format!("there is no GID index {gid_index}")));
+        };
+        if local.is_ipv4() != path.remote.is_ipv4() {
+            let why = std::io::Error::from(std::io::ErrorKind::InvalidInput);
+            return Err(VerbsError::Path(why));
+        }
+        let kind = match &self.inner.kind {
+            PdKind::Soft(pd) => AhKind::Soft(soft::Ah::create(pd, local, path)?),
+            PdKind::Hw(pd) => AhKind::Hw(hw::Ah::create(pd, gid_index, path)?),
+        };
+        Ok(Ah { kind, _pd: self.clone() })
+    }
+
+    /// Makes an address handle for the answer to a datagram (`ibv_create_ah_from_wc(3)`): `grh` are the first 40 bytes of the
+    /// receive that `wc` completed. Whom to answer says [`Wc::src_qp`](crate::Wc::src_qp).
+    ///
+    /// # Errors
+    /// [`VerbsError::Invalid`] if that is no datagram's completion or header; else as [`create_ah`](Self::create_ah).
+    pub fn create_ah_from_wc(&self, wc: &Wc, grh: &[u8; GRH_LEN]) -> Result<Ah, VerbsError> {
+        let header = wc.src_qp.and_then(|_| grh_addresses(grh));
+        let Some((remote, local)) = header else {
+            let why = "the receive does not begin with the header of a datagram";
+            return Err(VerbsError::Invalid(why.into()));
+        };
+        let gids = self.device().gids();
+        // A datagram to a group is answered from the first address of its family.
+        let found = gids
+            .iter()
+            .position(|gid| *gid == local)
+            .or_else(|| gids.iter().position(|gid| gid.is_ipv4() == local.is_ipv4()));
+        self.create_ah(found.unwrap_or(0), &PeerPath::new(remote))
+    }
+}
