@@ -488,3 +488,22 @@ fn what_linux_asked_for_is_offered_and_answered() {
         assert_eq!((cm.poll_event(), cm.len()), (None, 1));
     }
 }
+
+/// A starting PSN is the one that the receiver of the message begins with, not its sender.
+#[test]
+fn starting_psns_are_those_that_the_other_side_sends_first() {
+    for file in ["cm_rping_ipv4", "cm_rping_ipv6"] {
+        let all = captures::all();
+        let mut of_file = all.iter().filter(|captured| captured.file == file);
+        let mut next = || Packet::parse(&of_file.next().unwrap().bytes).unwrap();
+        let Ok((_, Message::Req(req))) = Message::parse(next().payload()) else { panic!() };
+        let Ok((_, Message::Rep(rep))) = Message::parse(next().payload()) else { panic!() };
+        let first_to = |qpn: Qpn| {
+            let to = |packet: &Packet<'_>| packet.bth.dest_qpn == qpn && packet.info.is_request();
+            let of_file = all.iter().filter(|captured| captured.file == file);
+            let packets = of_file.map(|captured| Packet::parse(&captured.bytes).unwrap());
+            packets.filter(to).map(|packet| packet.bth.psn).next()
+        };
+        assert_eq!((first_to(rep.qpn), first_to(req.qpn)), (Some(rep.psn), Some(req.psn)));
+    }
+}

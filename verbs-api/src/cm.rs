@@ -48,6 +48,7 @@ use std::time::Duration;
 use rocinante_stack::Budget;
 use rocinante_stack::cm::QpSide;
 use rocinante_stack::types::Mtu;
+use rocinante_stack::verbs::QpType;
 use rocinante_stack::wire::cm::Announced;
 pub use rocinante_stack::wire::cm::RejReason;
 
@@ -108,6 +109,15 @@ fn soft_device(device: &Device) -> Result<&Arc<soft::Device>, VerbsError> {
                 .into(),
         )),
     }
+}
+
+/// Other services are not connected here yet.
+fn check_reliable(qp: &PreparedQp) -> Result<(), VerbsError> {
+    if qp.qp_type() == QpType::Rc {
+        return Ok(());
+    }
+    let why = "the connection manager connects reliable connections only: use `Exchange` for this queue pair";
+    Err(VerbsError::Invalid(why.into()))
 }
 
 /// What the peer is told of a queue pair.

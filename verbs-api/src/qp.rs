@@ -103,7 +103,13 @@ impl Qp {
         self.pd.device()
     }
 
-    fn connect_to(&self, peer: &Endpoint, options: &ConnectOptions) -> Result<(), VerbsError> {
+    /// Through RTR to RTS; `psns` are the first that is sent and the first that is received.
+    fn connect_to(
+        &self,
+        peer: &Endpoint,
+        psns: (Psn, Psn),
+        options: &ConnectOptions,
+    ) -> Result<(), VerbsError> {
         if self.qp_type == QpType::Ud {
             let why =
                 "a queue pair for datagrams has no peer: make it ready instead of connecting it";
@@ -116,7 +122,7 @@ impl Qp {
             state: Some(QpState::Rtr),
             path_mtu: Some(mtu),
             dest_qpn: Some(peer.qpn),
-            rq_psn: Some(peer.psn),
+            rq_psn: Some(psns.1),
             max_dest_rd_atomic: reliable.then_some(options.max_dest_rd_atomic),
             min_rnr_timer: reliable.then_some(options.min_rnr_timer),
             ..QpAttr::default()
@@ -128,7 +134,7 @@ impl Qp {
         };
         let rts = QpAttr {
             state: Some(QpState::Rts),
-            sq_psn: Some(self.psn),
+            sq_psn: Some(psns.0),
             max_rd_atomic: reliable.then_some(options.max_rd_atomic),
             retry_cnt: reliable.then_some(options.retry_cnt),
             rnr_retry: reliable.then_some(options.rnr_retry),

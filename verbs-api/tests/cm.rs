@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use rocinante::cm::{self, CmFailure, Connecting, Listener, Params, RejReason};
-use rocinante::{Context, Cq, OpenOptions, Pd, PreparedQp, QpState, VerbsError};
+use rocinante::{Context, Cq, OpenOptions, Pd, PreparedQp, QpState, QpType, VerbsError};
 use rocinante_netdev::AnyPort;
 use rocinante_netdev::sim::{LinkConfig, SimConfig, SimNet, Verdict};
 
@@ -111,7 +111,11 @@ fn who_does_not_wait_any_more_is_not_offered() {
     let taken = listener.request(Some(PATIENCE)).unwrap();
     drop(gone);
     // It was taken; what the peer said since makes it useless.
-    std::thread::sleep(Duration::from_millis(100));
+    let deadline = Instant::now() + PATIENCE;
+    while b.ctx.cm_counters().unwrap().rejects_received == 0 {
+        assert!(Instant::now() < deadline, "the rejection never came");
+        b.ctx.progress();
+    }
     let error = taken.accept(b.qp(), &Params::default()).unwrap_err();
     assert!(matches!(error, VerbsError::Cm(CmFailure::Ended)), "{error}");
     // It was not taken.
@@ -130,6 +134,9 @@ fn what_makes_no_sense_is_refused() {
     let long = Params::default().private_data(&[1; 57]);
     let error = Connecting::start(a.qp(), SERVER, &long).unwrap_err();
     assert!(error.to_string().contains("56 bytes at most"), "{error}");
+    let datagrams = a.pd.qp(&a.cq, &a.cq).qp_type(QpType::Ud).build().unwrap();
+    let error = Connecting::start(datagrams, SERVER, &Params::default()).unwrap_err();
+    assert!(error.to_string().contains("reliable connections only"), "{error}");
     let family = "[fd00::1]:1".parse().unwrap();
     let error = Connecting::start(a.qp(), family, &Params::default()).unwrap_err();
     assert!(error.to_string().contains("different families"), "{error}");

@@ -59,7 +59,7 @@ pub struct QueryId(pub u32);
 pub struct QpSide {
     /// Its number.
     pub qpn: Qpn,
-    /// The first PSN that it will send.
+    /// The PSN that it expects first, with which the other side shall begin.
     pub psn: Psn,
     /// READs and atomics that it serves at a time.
     pub responder_resources: u8,

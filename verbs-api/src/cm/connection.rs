@@ -13,7 +13,7 @@ use rocinante_stack::verbs::QpState;
 use rocinante_stack::wire::cm::{PortSpace, RejReason, ServiceId, Transport};
 
 use super::failure::CmFailure;
-use super::{Params, endpoint_of, side_of, soft_device};
+use super::{Params, check_reliable, endpoint_of, side_of, soft_device};
 use crate::error::VerbsError;
 use crate::qp::{ConnectOptions, ModifyAttr, PreparedQp, Qp};
 use crate::soft::{self, Mailbox};
@@ -60,6 +60,7 @@ impl Connecting {
     /// [`VerbsError::Invalid`] for a queue pair of a device of the kernel.
     pub fn start(qp: PreparedQp, peer: SocketAddr, params: &Params) -> Result<Self, VerbsError> {
         let device = soft_device(qp.device())?.clone();
+        check_reliable(&qp)?;
         let endpoint = qp.endpoint();
         let options = params.options;
         let mtu = options.mtu.unwrap_or(endpoint.mtu).min(endpoint.mtu);
@@ -146,7 +147,7 @@ impl Connecting {
             rnr_retry: reply.side.rnr_retry,
             ..*options
         };
-        match qp.connect(&endpoint_of(&reply.side, self.peer, mtu), &options) {
+        match qp.connect_by_cm(&endpoint_of(&reply.side, self.peer, mtu), &options) {
             Ok(qp) => {
                 link.device.cm_establish(link.conn)?;
                 Ok(qp)

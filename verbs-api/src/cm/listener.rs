@@ -10,7 +10,7 @@ use rocinante_stack::types::Mtu;
 use rocinante_stack::wire::cm::{PortSpace, RejReason, ServiceId, Transport};
 
 use super::connection::Connecting;
-use super::{Params, endpoint_of, side_of, soft_device};
+use super::{Params, check_reliable, endpoint_of, side_of, soft_device};
 use crate::context::Context;
 use crate::error::VerbsError;
 use crate::qp::{ConnectOptions, PreparedQp};
@@ -154,6 +154,7 @@ impl Request {
     /// [`VerbsError::Cm`] if the peer does not wait any more; [`VerbsError::Invalid`] for a queue pair of another device or address,
     /// or if the link does not take the path MTU that the peer asks for, which is told so; [`VerbsError::Path`]. The peer is rejected then.
     pub fn accept(mut self, qp: PreparedQp, params: &Params) -> Result<Connecting, VerbsError> {
+        check_reliable(&qp)?;
         let endpoint = qp.endpoint();
         if endpoint.address != self.asked.local {
             let why = format!(
@@ -173,7 +174,7 @@ impl Request {
         }
         let options = self.options(&params.options);
         let peer = endpoint_of(&self.asked.side, self.asked.peer, self.asked.mtu);
-        let qp = qp.connect(&peer, &options).map_err(|(_, error)| error)?;
+        let qp = qp.connect_by_cm(&peer, &options).map_err(|(_, error)| error)?;
         let (serve, ask) = (options.max_dest_rd_atomic, options.max_rd_atomic);
         let side = side_of(&endpoint, serve, ask, params.options.rnr_retry);
         let accept = Accept { side, private: &params.private };

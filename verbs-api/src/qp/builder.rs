@@ -194,6 +194,11 @@ impl PreparedQp {
         self.qp.post_recv(list)
     }
 
+    /// Its transport service.
+    pub(crate) fn qp_type(&self) -> QpType {
+        self.qp.qp_type()
+    }
+
     /// The device that it is of.
     pub(crate) fn device(&self) -> &crate::context::Device {
         self.qp.device()
@@ -209,7 +214,28 @@ impl PreparedQp {
         peer: &Endpoint,
         options: &ConnectOptions,
     ) -> Result<Qp, (Box<Self>, VerbsError)> {
-        match self.qp.connect_to(peer, options) {
+        let psns = (self.qp.psn, peer.psn);
+        self.connect_by(peer, psns, options)
+    }
+
+    /// As [`connect`](Self::connect), where each side has told the PSN that it wants to receive first, as the connection manager
+    /// does, and not the one that it will send first.
+    pub(crate) fn connect_by_cm(
+        self,
+        peer: &Endpoint,
+        options: &ConnectOptions,
+    ) -> Result<Qp, (Box<Self>, VerbsError)> {
+        let psns = (peer.psn, self.qp.psn);
+        self.connect_by(peer, psns, options)
+    }
+
+    fn connect_by(
+        self,
+        peer: &Endpoint,
+        psns: (Psn, Psn),
+        options: &ConnectOptions,
+    ) -> Result<Qp, (Box<Self>, VerbsError)> {
+        match self.qp.connect_to(peer, psns, options) {
             Ok(()) => Ok(self.qp),
             Err(error) => Err((Box::new(self), error)),
         }

@@ -196,7 +196,7 @@ pub struct Req<'a> {
     pub transport: Transport,
     /// Whether its acknowledgements carry credits.
     pub flow_control: bool,
-    /// The first PSN that it will send.
+    /// The PSN with which the receiver of the message shall begin to send: what the sender expects first (captures of Linux).
     pub psn: Psn,
     /// Within what time it will answer itself: 4.096 µs · 2^code.
     pub local_response_timeout: u8,
@@ -311,7 +311,7 @@ pub struct Rep<'a> {
     pub qpn: Qpn,
     /// What its receive queue holds, if it says so.
     pub announced: Option<Announced>,
-    /// The first PSN that it will send.
+    /// The PSN with which the receiver of the message shall begin to send: what the sender expects first (captures of Linux).
     pub psn: Psn,
     /// READs and atomics that it serves at a time.
     pub responder_resources: u8,
