@@ -27,7 +27,7 @@ use game::Game;
 /// Two terminals on one machine, without privileges: `rocinante pingpong --bind 127.0.0.1`, and
 /// `rocinante pingpong --bind 127.0.0.2 127.0.0.1`.
 ///
-/// With --compat the other side is ibv_rc_pingpong or ibv_srq_pingpong of rdma-core. These agree on nothing: give both sides the same
+/// With --compat the other side is ibv_{rc,uc,ud,srq}_pingpong of rdma-core. These agree on nothing: give both sides the same
 /// -s, -n, -m and -q, and the other one a -g.
 ///
 /// Exit status: 0 if all went well, 1 if it did not, 2 if the command line makes no sense.

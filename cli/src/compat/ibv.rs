@@ -1,4 +1,4 @@
-//! `rocinante pingpong --compat ibv`: the other side is `ibv_rc_pingpong`, or `ibv_srq_pingpong` with `ibv-srq`.
+//! `rocinante pingpong --compat ibv`: the other side is `ibv_rc_pingpong`, or another of rdma-core's ping-pongs with `ibv-uc`, `ibv-ud`, `ibv-srq`.
 //!
 //! Both tell each other where their queue pairs are ([`message`]): the client first, the server when its queue pairs are ready, then the
 //! client says `done` and both close the connection. Nothing else is agreed on: size, number and path MTU must be given to both.
@@ -11,8 +11,8 @@ use std::net::IpAddr;
 
 use clap::ValueEnum;
 use rocinante::{
-    Access, Budget, CompChannel, ConnectOptions, Context, Cq, Endpoint, Mr, Mtu, PreparedQp, Psn,
-    Qp, Qpn, RecvWr, VerbsError,
+    Access, Ah, Budget, CompChannel, ConnectOptions, Context, Cq, Endpoint, GRH_LEN, Mr, Mtu, Pd,
+    PeerPath, PreparedQp, Psn, Qp, QpType, Qpn, RecvWr, SendOp, VerbsError,
 };
 
 use crate::compat::device::{self, Wish};
@@ -29,6 +29,10 @@ use message::Address;
 pub enum Program {
     /// ibv_rc_pingpong: one queue pair
     Ibv,
+    /// ibv_uc_pingpong: an unreliable connection
+    IbvUc,
+    /// ibv_ud_pingpong: datagrams, no longer than the path MTU of the link
+    IbvUd,
     /// ibv_srq_pingpong: several (-q); the number of exchanges (-n) is of all together
     IbvSrq,
 }
@@ -39,6 +43,8 @@ impl Program {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Ibv => "ibv_rc_pingpong",
+            Self::IbvUc => "ibv_uc_pingpong",
+            Self::IbvUd => "ibv_ud_pingpong",
             Self::IbvSrq => "ibv_srq_pingpong",
         }
     }
@@ -46,8 +52,32 @@ impl Program {
     /// How many addresses each side tells, whether it has as many queue pairs or not.
     const fn addresses(self) -> usize {
         match self {
-            Self::Ibv => 1,
+            Self::Ibv | Self::IbvUc | Self::IbvUd => 1,
             Self::IbvSrq => 256,
+        }
+    }
+
+    const fn qp_type(self) -> QpType {
+        match self {
+            Self::Ibv | Self::IbvSrq => QpType::Rc,
+            Self::IbvUc => QpType::Uc,
+            Self::IbvUd => QpType::Ud,
+        }
+    }
+
+    /// What comes before a message in the memory of a receive.
+    const fn head(self) -> usize {
+        match self {
+            Self::IbvUd => GRH_LEN,
+            Self::Ibv | Self::IbvUc | Self::IbvSrq => 0,
+        }
+    }
+
+    /// Bytes of a message unless `-s` says otherwise.
+    const fn size(self) -> u32 {
+        match self {
+            Self::IbvUd => 1024,
+            Self::Ibv | Self::IbvUc | Self::IbvSrq => 4096,
         }
     }
 }
@@ -57,6 +87,8 @@ const QPS: u32 = 16;
 const QPS_MAX: u32 = 255;
 /// What those programs leave free on either side.
 const RD_ATOMIC: u8 = 1;
+/// The Q_Key of both sides.
+const QKEY: u32 = 0x1111_1111;
 /// 0.27 s: the other side may be an emulated machine that has not always a core.
 const TIMEOUT: u8 = 16;
 
@@ -91,13 +123,12 @@ impl Rules {
     pub fn new(args: &Args, program: Program) -> Result<Self, Failure> {
         let usage = |why: String| Err(Failure::Usage(why));
         let qps = match (program, args.num_qp) {
-            (Program::Ibv, Some(1) | None) => 1,
-            (Program::Ibv, Some(_)) => {
-                return usage(
-                    "ibv_rc_pingpong has one queue pair: -q is for --compat ibv-srq".into(),
-                );
-            }
             (Program::IbvSrq, given) => given.unwrap_or(QPS),
+            (_, Some(1) | None) => 1,
+            (one, Some(_)) => {
+                let name = one.name();
+                return usage(format!("{name} has one queue pair: -q is for --compat ibv-srq"));
+            }
         };
         if qps > QPS_MAX {
             return usage(format!(
@@ -115,7 +146,7 @@ impl Rules {
             begins: args.net.host.is_some(),
             qps,
             iters: args.iters.unwrap_or(1000),
-            size: args.size.unwrap_or(4096) as usize,
+            size: args.size.unwrap_or(program.size()) as usize,
             mtu: args.mtu.unwrap_or(Mtu::Mtu1024),
             rx_depth: args.rx_depth,
             events: args.events,
@@ -172,6 +203,7 @@ fn meet(args: &Args, rules: &Rules, out: Output) -> Result<Wire, Failure> {
 
 /// Queue pairs that are not connected yet, and what they work with.
 struct Table {
+    pd: Pd,
     cq: Cq,
     channel: Option<CompChannel>,
     memory: Mr,
@@ -185,7 +217,19 @@ pub struct Laid {
     channel: Option<CompChannel>,
     memory: Mr,
     qps: Vec<Qp>,
+    /// Where each sends to, if it is not connected.
+    ahs: Vec<(Ah, Qpn)>,
     peer: IpAddr,
+}
+
+impl Laid {
+    /// What sends a message on the queue pair with this index.
+    fn send_op(&self, index: usize) -> SendOp {
+        match self.ahs.get(index) {
+            None => SendOp::Send { imm: None },
+            Some((ah, qpn)) => SendOp::SendTo { to: ah.to(*qpn, QKEY), imm: None },
+        }
+    }
 }
 
 impl Table {
@@ -200,9 +244,17 @@ impl Table {
         let pd = ctx.alloc_pd();
         let bytes = game::bytes(rules).max(1);
         let memory = pd.allocate(bytes, Access::LOCAL_WRITE)?;
-        let build = |_| pd.qp(&cq, &cq).max_send_wr(1).max_recv_wr(each).build();
+        let (qp_type, longest) = (rules.program.qp_type(), ctx.query_device().active_mtu);
+        if qp_type == QpType::Ud && rules.size > longest.bytes() as usize {
+            let size = rules.size;
+            return Err(Failure::Usage(format!(
+                "-s {size}: a datagram has {longest} bytes at most on this link"
+            )));
+        }
+        let qp = || pd.qp(&cq, &cq).qp_type(qp_type).qkey(QKEY);
+        let build = |_| qp().max_send_wr(1).max_recv_wr(each).build();
         let qps = (0..rules.qps).map(build).collect::<Result<Vec<_>, _>>()?;
-        Ok(Self { cq, channel, memory, qps })
+        Ok(Self { pd, cq, channel, memory, qps })
     }
 
     fn post_receives(&self, rules: &Rules) -> Result<(), Failure> {
@@ -225,7 +277,7 @@ impl Table {
         wire: &mut Wire,
         out: Output,
     ) -> Result<(Laid, Vec<Place>), Failure> {
-        let Self { cq, channel, memory, qps: prepared } = self;
+        let Self { pd, cq, channel, memory, qps: prepared } = self;
         let ends: Vec<Endpoint> = prepared.iter().map(PreparedQp::endpoint).collect();
         let own = message::all(&ends, rules.program.addresses());
         wire.enter("telling addresses");
@@ -244,7 +296,16 @@ impl Table {
             ..ConnectOptions::default()
         };
         let pairs = prepared.into_iter().zip(&remote);
-        let connected = pairs.map(|(qp, peer)| session::connect_qp(ctx, qp, peer, &options));
+        let mut ahs = Vec::new();
+        let connected = pairs.map(|(qp, peer)| {
+            if rules.program.qp_type() != QpType::Ud {
+                return session::connect_qp(ctx, qp, peer, &options);
+            }
+            let local = qp.endpoint().address;
+            let gid_index = ctx.gids().iter().position(|gid| *gid == local).unwrap_or(0);
+            ahs.push((pd.create_ah(gid_index, &PeerPath::to(peer))?, peer.qpn));
+            Ok(qp.ready().map_err(|(_, error)| error)?)
+        });
         let qps = connected.collect::<Result<Vec<_>, _>>().map_err(|why| wire.failed(why))?;
         if rules.begins {
             wire.send(message::DONE)?;
@@ -256,7 +317,7 @@ impl Table {
             }
         }
         let places = remote.iter().map(Place::from).collect();
-        Ok((Laid { cq, channel, memory, qps, peer: remote[0].address }, places))
+        Ok((Laid { cq, channel, memory, qps, ahs, peer: remote[0].address }, places))
     }
 }
 

@@ -69,7 +69,11 @@ impl Host {
         let device = invocation.device.split(':').next().unwrap_or_default();
         let mut command = Command::new(program.tool());
         command.args(["-d", device, program.gid(), &index.to_string()]);
-        command.args(["-m", &invocation.mtu.to_string(), "-p", &invocation.port.to_string()]);
+        command.args(["-p", &invocation.port.to_string()]);
+        // Datagrams have the link's path MTU.
+        if program.tool() != "ibv_ud_pingpong" {
+            command.args(["-m", &invocation.mtu.to_string()]);
+        }
         command.args(program.options()).args(invocation.server.map(|server| server.to_string()));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = ChildGuard::spawn(&mut command).map_err(|error| match error {

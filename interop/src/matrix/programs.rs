@@ -86,9 +86,11 @@ const fn perf(
 
 /// All of them.
 #[rustfmt::skip]
-pub static PROGRAMS: [Program; 23] = [
+pub static PROGRAMS: [Program; 25] = [
     ibv("ibv_rc_pingpong", "ibv_rc_pingpong", "pingpong --compat ibv", "-c -n 20 -s 10001"),
     ibv("ibv_rc_pingpong_events", "ibv_rc_pingpong", "pingpong --compat ibv", "-c -e -n 20 -s 64"),
+    ibv("ibv_uc_pingpong", "ibv_uc_pingpong", "pingpong --compat ibv-uc", "-c -n 20 -s 3000"),
+    ibv("ibv_ud_pingpong", "ibv_ud_pingpong", "pingpong --compat ibv-ud", "-c -n 20 -s 200"),
     ibv("ibv_srq_pingpong", "ibv_srq_pingpong", "pingpong --compat ibv-srq", "-c -n 60 -q 5 -s 5000"),
     perf("ib_send_bw", "ib_send_bw", "perf send-bw", "-n 40 -q 2 -s 9000"),
     perf("ib_send_bw_both", "ib_send_bw", "perf send-bw", "-b -n 40 -s 3000"),
@@ -435,9 +437,9 @@ mod tests {
     /// Whoever changes this number says why: cells do not vanish.
     #[test]
     fn no_cell_is_missing() {
-        // 17 programs with either side as the client, 3 backends, 2 families; 6 long ones with either side as the client.
-        assert_eq!(all().len(), 17 * 2 * 3 * 2 + 6 * 2);
-        assert_eq!(subset().len(), 17 * 2);
+        // 19 programs with either side as the client, 3 backends, 2 families; 6 long ones with either side as the client.
+        assert_eq!(all().len(), 19 * 2 * 3 * 2 + 6 * 2);
+        assert_eq!(subset().len(), 19 * 2);
         let names: BTreeSet<String> = all().iter().map(ProgramCell::name).collect();
         assert_eq!(names.len(), all().len());
     }
@@ -451,8 +453,8 @@ mod tests {
                 .map(|cell| (cell.program.name, of(&cell.setting)));
             pairs.collect::<BTreeSet<_>>().len()
         };
-        assert_eq!(seen(|s| s.mtu.to_string(), &all()), 17 * 5);
-        assert_eq!(seen(|s| format!("{:?} {:?}", s.link, s.requester), &all()), 17 * 4);
+        assert_eq!(seen(|s| s.mtu.to_string(), &all()), 19 * 5);
+        assert_eq!(seen(|s| format!("{:?} {:?}", s.link, s.requester), &all()), 19 * 4);
         // The part: all settings occur, though not with each program.
         let of: [fn(&Setting) -> String; 4] = [
             |s| s.mtu.to_string(),

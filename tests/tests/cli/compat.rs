@@ -25,6 +25,28 @@ fn pingpong_as_ibv_rc_pingpong() {
 }
 
 #[test]
+fn pingpong_as_ibv_uc_pingpong_and_ibv_ud_pingpong() {
+    // Without anything between them nothing is lost.
+    for options in [
+        "ibv-uc -c -n 30",
+        "ibv-uc -c -e -n 20 -s 9001 -m 512",
+        "ibv-uc -n 20 -s 0",
+        "ibv-ud -c -n 30",
+        "ibv-ud -c -e -n 20 -s 1000",
+        "ibv-ud -n 20 -s 0 -r 1",
+    ] {
+        let line = format!("pingpong --compat {options}");
+        let (server, client) = both(&line, &line);
+        server.succeeded();
+        client.succeeded();
+    }
+    let line = "pingpong --compat ibv-ud -s 5000";
+    let (server, client) = both(line, line);
+    client.failed(2, &["-s 5000", "4096 bytes"]);
+    drop(server);
+}
+
+#[test]
 fn pingpong_as_ibv_srq_pingpong() {
     let line = "pingpong --compat ibv-srq -c -n 100 -s 3000 -q 5 --json";
     let (server, client) = both(line, line);
@@ -55,6 +77,7 @@ fn options_of_no_meaning_say_why() {
         ("--compat ibv -o", "memory is always present"),
         ("--compat ibv -l 3", "VLAN"),
         ("--compat ibv -q 2", "ibv-srq"),
+        ("--compat ibv-ud -q 2", "ibv_ud_pingpong has one"),
         ("--compat ibv-srq -q 256", "255"),
         ("--compat ibv-srq -r 8 -q 9", "-r 8"),
         ("-g 1", "--compat"),

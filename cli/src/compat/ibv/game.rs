@@ -6,9 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use rocinante::{
-    Context, Mr, RecvWr, SendData, SendOp, SendWr, Sge, VerbsError, Wc, WcOpcode, WcStatus,
-};
+use rocinante::{Context, Mr, RecvWr, SendData, SendWr, Sge, VerbsError, Wc, WcOpcode, WcStatus};
 
 use super::{Laid, Rules};
 use crate::compat::wire::Wire;
@@ -32,24 +30,36 @@ const NOTHING: u8 = 0xa5;
 #[must_use]
 pub fn bytes(rules: &Rules) -> usize {
     let areas = if rules.chk { 1 + rules.qps as usize } else { 1 };
-    areas * rules.size
+    areas * area_len(rules)
+}
+
+/// Bytes of an area: what comes before a message, and the message.
+fn area_len(rules: &Rules) -> usize {
+    rules.program.head() + rules.size
+}
+
+/// Where the message of an area begins.
+fn message_at(rules: &Rules, area: usize) -> usize {
+    area * area_len(rules) + rules.program.head()
 }
 
 /// Where messages of the queue pair with this index arrive: in what is sent next, as in those programs, unless they are compared.
 #[must_use]
 pub fn landing(rules: &Rules, memory: &Mr, index: usize) -> Vec<Sge> {
-    sges(rules, memory, if rules.chk { 1 + index } else { 0 })
+    let (area, len) = (if rules.chk { 1 + index } else { 0 }, area_len(rules));
+    if len == 0 { Vec::new() } else { vec![memory.sge(area * len, len)] }
 }
 
 /// Wipes the memory where the next message of a queue pair arrives, if it will be compared. To be called before that can come.
 pub fn clear(rules: &Rules, memory: &Mr, index: usize) {
     if rules.chk {
-        memory.write((1 + index) * rules.size, &vec![NOTHING; rules.size]);
+        memory.write(message_at(rules, 1 + index), &vec![NOTHING; rules.size]);
     }
 }
 
-fn sges(rules: &Rules, memory: &Mr, area: usize) -> Vec<Sge> {
-    if rules.size == 0 { Vec::new() } else { vec![memory.sge(area * rules.size, rules.size)] }
+/// The message that is sent.
+fn sges(rules: &Rules, memory: &Mr) -> Vec<Sge> {
+    if rules.size == 0 { Vec::new() } else { vec![memory.sge(message_at(rules, 0), rules.size)] }
 }
 
 /// The work request's name for a receive of a queue pair; that of a send is one less.
@@ -94,7 +104,7 @@ impl<'a> Game<'a> {
         let turn = Turn { sending: false, waiting: true, posted: depth };
         let turns = vec![turn; table.qps.len()];
         if rules.begins {
-            table.memory.write(0, &message);
+            table.memory.write(message_at(rules, 0), &message);
         }
         let message = rules.begins.then_some(message);
         Self { ctx, rules, table, wire, turns, depth, message }
@@ -144,10 +154,10 @@ impl<'a> Game<'a> {
     }
 
     fn send(&mut self, index: usize) -> Result<(), Failure> {
-        let sges = sges(self.rules, &self.table.memory, 0);
+        let sges = sges(self.rules, &self.table.memory);
         let wr = SendWr {
             wr_id: recv_id(index) - 1,
-            op: SendOp::Send { imm: None },
+            op: self.table.send_op(index),
             data: SendData::Sges(&sges),
             signaled: true,
             solicited: false,
@@ -179,16 +189,16 @@ impl<'a> Game<'a> {
 
     fn check(&mut self, index: usize, number: u64, wc: &Wc) -> Result<(), Failure> {
         let size = self.rules.size;
-        if wc.byte_len as usize != size {
+        let came = (wc.byte_len as usize).saturating_sub(self.rules.program.head());
+        if came != size {
             return Err(self.wire.failed(format_args!(
-                "message {number} has {} bytes instead of {size}: give both sides the same size (-s)",
-                wc.byte_len
+                "message {number} has {came} bytes instead of {size}: give both sides the same size (-s)"
             )));
         }
         if !self.rules.chk {
             return Ok(());
         }
-        let came = self.table.memory.to_vec((1 + index) * size, size);
+        let came = self.table.memory.to_vec(message_at(self.rules, 1 + index), size);
         match &self.message {
             None => {
                 if let Some(page) = came.iter().step_by(PAGE).position(|first| *first != 0) {
@@ -196,7 +206,7 @@ impl<'a> Game<'a> {
                         "invalid data in page {page}: it does not begin with a zero: was the peer started with -c, too?"
                     )));
                 }
-                self.table.memory.write(0, &came);
+                self.table.memory.write(message_at(self.rules, 0), &came);
                 self.message = Some(came);
             }
             Some(message) => {
