@@ -114,8 +114,10 @@ impl Place<'_> {
             }
             std::thread::sleep(Duration::from_millis(100));
         };
-        self.theirs_went_well(&outcome, "ping data: rdma-ping-4: EFGHIJ");
         let (status, out, err) = server.finish();
+        let said = format!("{out}{err}");
+        assert!(outcome.code == 0, "{}: {outcome:?}; ours: {status} {said}", self.describe());
+        self.theirs_went_well(&outcome, "ping data: rdma-ping-4: EFGHIJ");
         assert_eq!(status, 0, "{}: {err}", self.describe());
         assert!(out.contains("\"rounds\":5") && err.contains("rdma-ping-4: EFGH"), "{out}{err}");
     }
