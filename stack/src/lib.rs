@@ -24,6 +24,7 @@ pub mod mem;
 mod pool;
 mod qp;
 mod rc;
+mod shared;
 pub mod stats;
 mod timer;
 pub mod types;
