@@ -1,4 +1,4 @@
-//! The matrix as named tests, in one guest that boots once.
+//! The matrix as named tests, in one guest that boots once; the whole of it in two that share the work.
 //!
 //! `cargo test -p rocinante-interop --test matrix -- [--whole | --write-subset | --list] [FILTER…]`: without `--whole` only the
 //! committed subset. A cell runs if every FILTER is part of its name; with `--some` there must be one. `--times=N` runs everything N times.
@@ -7,6 +7,9 @@ mod device;
 
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
 use rocinante::Backend;
@@ -20,6 +23,9 @@ use rocinante_tests::{need, skip};
 /// How long the committed subset may take, and the whole matrix.
 const SUBSET_MAX: Duration = Duration::from_secs(10 * 60);
 const WHOLE_MAX: Duration = Duration::from_secs(30 * 60);
+
+/// From so many tests on two guests share them, where there are two processors.
+const MANY: usize = 1000;
 
 /// How often a guest that has died under a cell is replaced.
 const GUESTS_MAX: u32 = 3;
@@ -196,50 +202,90 @@ fn boot() -> Result<Bench> {
 
 /// Runs the cells; how many failed.
 fn run(tests: &[Test], times: usize, filtered_out: usize, limit: Duration) -> Result<usize> {
-    let start = Instant::now();
+    let (start, total) = (Instant::now(), tests.len() * times);
     println!("running {} tests", tests.len());
-    let mut bench = boot()?;
-    let mut guests = 1;
-    let mut table = Table::default();
-    let mut failures = Vec::new();
-    for test in tests.iter().cycle().take(tests.len() * times) {
-        let begun = Instant::now();
-        let result = if start.elapsed() < limit {
-            test.run(&bench)
-        } else {
-            Err(format!("not run: the time of {} s is over", limit.as_secs()))
-        };
-        let seconds = begun.elapsed().as_secs_f64();
+    // Made once, before several guests want it.
+    Image::prepare()?;
+    let guests = if total > MANY { parallelism().min(2) } else { 1 };
+    let (next, outcomes) = (AtomicUsize::new(0), Mutex::new(Outcomes::default()));
+    let attend = || -> Result<()> {
+        let mut bench = boot()?;
+        let mut boots = 1;
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            if index >= total {
+                return Ok(());
+            }
+            let test = &tests[index % tests.len()];
+            let begun = Instant::now();
+            let result = if start.elapsed() < limit {
+                test.run(&bench)
+            } else {
+                Err(format!("not run: the time of {} s is over", limit.as_secs()))
+            };
+            let failed = result.is_err();
+            lock(&outcomes).add(test, begun.elapsed(), result);
+            if failed && !bench.guest.is_alive() {
+                println!("the guest has died: {}", bench.guest.console());
+                if boots == GUESTS_MAX {
+                    return Err(Error::new(format!("{boots} guests have died")));
+                }
+                bench = boot()?;
+                boots += 1;
+            }
+        }
+    };
+    let attended: Vec<Result<()>> = std::thread::scope(|scope| {
+        let attendants: Vec<_> = (0..guests).map(|_| scope.spawn(attend)).collect();
+        let ended = attendants.into_iter().map(ScopedJoinHandle::join);
+        ended.map(|end| end.unwrap_or_else(|_| Err(Error::new("a test has panicked")))).collect()
+    });
+    let outcomes = outcomes.into_inner().unwrap_or_else(PoisonError::into_inner);
+    print!("\n{}", outcomes.table);
+    for failure in &outcomes.failures {
+        println!("failed: {failure}");
+    }
+    attended.into_iter().collect::<Result<()>>()?;
+    let failed = outcomes.failures.len();
+    let verdict = if failed == 0 { "ok" } else { "FAILED" };
+    println!(
+        "test result: {verdict}. {} passed; {failed} failed; 0 ignored; 0 measured; {filtered_out} filtered out; \
+         finished in {:.2}s",
+        total - failed,
+        start.elapsed().as_secs_f64()
+    );
+    Ok(failed)
+}
+
+/// What became of the tests.
+#[derive(Default)]
+struct Outcomes {
+    table: Table,
+    failures: Vec<String>,
+}
+
+impl Outcomes {
+    fn add(&mut self, test: &Test, time: Duration, result: std::result::Result<(), String>) {
         let verdict = if result.is_ok() { "ok" } else { "FAILED" };
-        println!("test {} ... {verdict} ({seconds:.2} s)", test.name());
+        println!("test {} ... {verdict} ({:.2} s)", test.name(), time.as_secs_f64());
         match test {
-            Test::Cell(cell) => table.add(cell, result.is_ok()),
-            Test::Program(cell) => table.add_program(cell, result.is_ok()),
+            Test::Cell(cell) => self.table.add(cell, result.is_ok()),
+            Test::Program(cell) => self.table.add_program(cell, result.is_ok()),
             Test::Witness(_) | Test::Hardware(_) | Test::Device(_) => {}
         }
         if let Err(why) = result {
             println!("    {why}");
-            failures.push(test.name());
-            if !bench.guest.is_alive() && guests < GUESTS_MAX {
-                println!("the guest has died: {}", bench.guest.console());
-                bench = boot()?;
-                guests += 1;
-            }
+            self.failures.push(test.name());
         }
     }
-    print!("\n{table}");
-    for failure in &failures {
-        println!("failed: {failure}");
-    }
-    let verdict = if failures.is_empty() { "ok" } else { "FAILED" };
-    println!(
-        "test result: {verdict}. {} passed; {} failed; 0 ignored; 0 measured; {filtered_out} filtered out; \
-         finished in {:.2}s",
-        tests.len() * times - failures.len(),
-        failures.len(),
-        start.elapsed().as_secs_f64()
-    );
-    Ok(failures.len())
+}
+
+fn parallelism() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Replaces the committed list.
