@@ -109,14 +109,15 @@ impl Cq {
     /// # Errors
     /// [`VerbsError::TimedOut`] after `timeout`; as [`poll`](Self::poll).
     pub fn wait_one(&self, timeout: Duration) -> Result<Wc, VerbsError> {
-        let deadline = Instant::now() + timeout;
+        let deadline = Instant::now().checked_add(timeout);
         let mut spins = 0u32;
         loop {
             if let Some(wc) = self.poll_one()? {
                 return Ok(wc);
             }
             spins += 1;
-            if spins.is_multiple_of(64) && Instant::now() >= deadline {
+            let late = || deadline.is_some_and(|deadline| Instant::now() >= deadline);
+            if spins.is_multiple_of(64) && late() {
                 return Err(VerbsError::TimedOut);
             }
             if spins > 100_000 {
@@ -214,7 +215,7 @@ impl CompChannel {
     /// # Errors
     /// [`VerbsError::TimedOut`] if there is none within `timeout`; `None` waits for ever.
     pub fn wait_event(&self, timeout: Option<Duration>) -> Result<Cq, VerbsError> {
-        let deadline = timeout.map(|timeout| Instant::now() + timeout);
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
             if let Some(cq) = self.try_event() {
                 return Ok(cq);

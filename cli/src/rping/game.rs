@@ -55,6 +55,8 @@ pub(super) struct Game {
     parts: Parts,
     /// Adverts received and not yet looked for.
     heard: u32,
+    /// The peer has ended the connection.
+    gone: bool,
 }
 
 /// Makes a queue pair with a receive, and buffers for texts of `size` bytes.
@@ -84,7 +86,7 @@ impl Prepared {
         let connection = connect(qp)?;
         let (size, local, netdev) = (parts.size, parts.local, parts.netdev);
         let (rounds, time, heard) = (0, Duration::ZERO, 0);
-        Ok(Game { connection, rounds, time, size, local, netdev, parts, heard })
+        Ok(Game { connection, rounds, time, size, local, netdev, parts, heard, gone: false })
     }
 }
 
@@ -136,7 +138,7 @@ impl Game {
             let advert = match self.hear() {
                 Ok(advert) => advert,
                 // Between two rounds it may go.
-                Err(_) if self.connection.is_disconnected() => break,
+                Err(_) if self.gone => break,
                 Err(failure) => return Err(failure),
             };
             let len = advert.len as usize;
@@ -220,6 +222,7 @@ impl Game {
     fn complete(&mut self) -> Result<Wc, Failure> {
         let wc = self.next()?;
         if wc.status == WcStatus::WrFlushErr {
+            self.gone = true;
             let peer = self.connection.peer();
             // It is said by the connection manager, perhaps in a moment.
             let _ = self.connection.wait_disconnected(Duration::from_secs(1));

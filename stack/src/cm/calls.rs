@@ -36,11 +36,13 @@ impl ConnectionManager {
         Ok(id)
     }
 
-    /// Listens no longer. Who waits for a decision is rejected.
-    pub fn unlisten(&mut self, listener: ListenerId) {
+    /// Listens no longer. Of those who wait for a decision, the ones of which the program has not `heard` are rejected.
+    pub fn unlisten(&mut self, listener: ListenerId, heard: impl Fn(ConnId) -> bool) {
         self.listeners.retain(|_, other| other.id != listener);
-        let waits =
-            |conn: &&Conn| conn.listener == Some(listener) && conn.state == State::ReqReceived;
+        let waits = |conn: &&Conn| {
+            let waits = conn.state == State::ReqReceived && conn.listener == Some(listener);
+            waits && !heard(conn.id())
+        };
         let waiting: Vec<_> = self.conns.values().filter(waits).map(|conn| conn.local).collect();
         for id in waiting {
             self.reject_conn(id, Subject::Req, RejReason::INVALID_SERVICE_ID, &[]);
@@ -77,6 +79,7 @@ impl ConnectionManager {
                 tid,
                 qpn: ask.side.qpn,
                 remote_qpn: Qpn::default(),
+                remote_guid: 0,
                 listener: None,
                 mad: Some(Box::new(mad)),
                 retries: self.config.max_retries,

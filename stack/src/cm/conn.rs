@@ -54,6 +54,8 @@ pub(super) struct Conn {
     pub(super) qpn: Qpn,
     /// 0 while it is not known.
     pub(super) remote_qpn: Qpn,
+    /// The peer's channel adapter; a number that only those know who saw its REQ or REP.
+    pub(super) remote_guid: u64,
     /// In whose backlog it is.
     pub(super) listener: Option<ListenerId>,
     /// What is sent again.
@@ -66,16 +68,19 @@ pub(super) struct Conn {
     pub(super) announces: bool,
 }
 
-/// The longest that a queue pair's number is kept, a code: 17 s.
-const TIMEWAIT_MAX: u8 = 22;
+/// The longest ACK timeout that counts, a code: 17 s.
+const ACK_TIMEOUT_MAX: u8 = 22;
+/// The shortest: 67 ms, as long as packets live on any network of ours.
+const ACK_TIMEOUT_MIN: u8 = 14;
 
 impl Conn {
     pub(super) fn id(&self) -> ConnId {
         ConnId(self.local)
     }
 
-    /// How long packets may still be under way: twice the ACK timeout, nanoseconds.
+    /// How long packets may still be under way: twice the ACK timeout, nanoseconds. 0 means that nobody waits for one; a peer that names
+    /// a short one makes nobody forget too soon.
     pub(super) fn timewait(&self) -> u64 {
-        2 * code_to_ns(self.ack_timeout.min(TIMEWAIT_MAX))
+        2 * code_to_ns(self.ack_timeout.clamp(ACK_TIMEOUT_MIN, ACK_TIMEOUT_MAX))
     }
 }

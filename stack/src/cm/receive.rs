@@ -53,7 +53,7 @@ impl ConnectionManager {
             Err(reason) => {
                 self.refuse((src, dst), tid, (CommId(0), req.local), Subject::Req, reason);
                 if let Some(id) = stale.filter(|_| reason == RejReason::STALE_CONNECTION) {
-                    self.end_stale(now, id);
+                    self.end_stale(now, id, req.ca_guid);
                 }
             }
         }
@@ -146,6 +146,7 @@ impl ConnectionManager {
             tid,
             qpn: Qpn::default(),
             remote_qpn: req.qpn,
+            remote_guid: req.ca_guid,
             listener: Some(listener),
             mad: None,
             retries: 0,
@@ -261,7 +262,7 @@ impl ConnectionManager {
             self.reject_conn(id, Subject::Rep, reason, &[]);
             self.tell(id, CmEvent::Rejected { conn: ConnId(id), reason, private: Vec::new() });
             self.remove(id);
-            return self.end_stale(now, stale);
+            return self.end_stale(now, stale, rep.ca_guid);
         }
         self.take_reply(now, id, way.0, rep);
     }
@@ -271,7 +272,7 @@ impl ConnectionManager {
         let wait = code_to_ns(self.config.response_timeout).min(self.patience()) / 2;
         let Some(conn) = self.conns.get_mut(&id) else { return };
         (conn.state, conn.mra, conn.mad) = (State::RepReceived, false, None);
-        conn.remote_qpn = rep.qpn;
+        (conn.remote_qpn, conn.remote_guid) = (rep.qpn, rep.ca_guid);
         self.by_qpn.insert((peer, rep.qpn), id);
         self.set_deadline(id, Some(now.after(wait)));
         let reply = Box::new(Reply {
@@ -367,10 +368,13 @@ impl ConnectionManager {
         self.send_rej((dst, src), tid, &rej);
     }
 
-    /// The peer's queue pair is in another connection now, or wants to be: it has forgotten this one.
-    fn end_stale(&mut self, now: Time, id: CommId) {
+    /// The peer's queue pair is in another connection now, or wants to be: it has forgotten this one, if it is the same peer. An address can be
+    /// forged and queue pairs' numbers be tried, but the number of its adapter is not told to others.
+    fn end_stale(&mut self, now: Time, id: CommId, guid: u64) {
+        let Some(conn) = self.conns.get(&id).filter(|conn| conn.remote_guid == guid) else {
+            return self.counters.stray += 1;
+        };
         self.counters.stale += 1;
-        let Some(conn) = self.conns.get(&id) else { return };
         let ended = CmEvent::Disconnected { conn: ConnId(id), ended: Ended::Stale };
         let withdrawn = CmEvent::Rejected {
             conn: ConnId(id),

@@ -144,9 +144,11 @@ impl Qp {
         shared: &mut Shared,
         host: &mut H,
     ) {
-        self.core.hear(shared);
         match self.connection {
-            Some(_) => self.handle_request(packet, shared, host),
+            Some(_) => {
+                self.core.hear(shared);
+                self.handle_request(packet, shared, host);
+            }
             None => self.handle_datagram(packet, datagram, shared, host),
         }
     }

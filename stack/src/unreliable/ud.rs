@@ -34,6 +34,7 @@ impl Qp {
         if self.core.attr.qkey != Some(deth.qkey) {
             return shared.drops.qkey += 1;
         }
+        self.core.hear(shared);
         let payload = packet.payload();
         let rq = &mut self.core.rq;
         let Some(wr_id) = rq.front() else { return shared.drops.no_receive += 1 };
@@ -118,14 +119,15 @@ fn checksum(header: &[u8]) -> u16 {
 /// Whence and whereto the datagram came whose receive begins with these 40 bytes; `None` if they are no IP header.
 #[must_use]
 pub fn grh_addresses(grh: &[u8; GRH_LEN]) -> Option<(IpAddr, IpAddr)> {
-    if grh[0] >> 4 == 6 {
-        let address = |at: usize| Some(Ipv6Addr::from(*grh[at..].first_chunk::<16>()?).into());
-        return Some((address(8)?, address(24)?));
-    }
     let header = &grh[GRH_LEN - IPV4_LEN..];
-    if header[0] != 0x45 || checksum(header) != 0 {
+    // Before IPv4 there may be anything, such as what an earlier datagram left there; a right checksum is no accident.
+    if header[0] == 0x45 && checksum(header) == 0 {
+        let address = |at: usize| Some(Ipv4Addr::from(*header[at..].first_chunk::<4>()?).into());
+        return Some((address(12)?, address(16)?));
+    }
+    if grh[0] >> 4 != 6 {
         return None;
     }
-    let address = |at: usize| Some(Ipv4Addr::from(*header[at..].first_chunk::<4>()?).into());
-    Some((address(12)?, address(16)?))
+    let address = |at: usize| Some(Ipv6Addr::from(*grh[at..].first_chunk::<16>()?).into());
+    Some((address(8)?, address(24)?))
 }

@@ -233,3 +233,30 @@ fn damaged_messages_do_no_harm() {
         assert_eq!(states, [None, None], "seed {seed}");
     }
 }
+
+#[test]
+fn who_forges_an_address_and_tries_queue_pairs_ends_nothing() {
+    let mut net = Net::new();
+    net.listen(4);
+    let mad = real_req(&mut net);
+    let Ok((header, Message::Req(req))) = Message::parse(&mad) else { panic!() };
+    let mut net = Net::new();
+    net.listen(4);
+    net.connected(0x1000, 0x2000);
+    let known = net.cm[B].counters().established;
+    // A's address and its queue pair, but not its adapter.
+    let forged = Req { local: CommId(77), qpn: Qpn::new(0x1000), ca_guid: req.ca_guid ^ 1, ..req };
+    let now = net.now;
+    net.cm[B].handle_mad(now, address(A), address(B), &Message::Req(forged).emit(header.tid));
+    let answer = net.cm[B].poll_transmit().expect("a rejection");
+    let Ok((_, Message::Rej(rej))) = Message::parse(&answer.mad) else { panic!() };
+    assert_eq!(rej.reason, RejReason::STALE_CONNECTION);
+    assert_eq!((net.cm[B].poll_transmit(), net.cm[B].poll_event()), (None, None));
+    let counters = net.cm[B].counters();
+    assert_eq!((counters.stale, counters.stray, counters.established), (0, 1, known));
+    // Who has it, has begun anew.
+    let again = Req { ca_guid: req.ca_guid, ..forged };
+    net.cm[B].handle_mad(now, address(A), address(B), &Message::Req(again).emit(header.tid));
+    assert_eq!(net.cm[B].counters().stale, 1);
+    assert!(matches!(net.cm[B].poll_event(), Some(CmEvent::Disconnected { .. })));
+}

@@ -305,7 +305,7 @@ fn a_listener_that_goes_rejects_who_waits() {
     let mut net = Net::new();
     let listener = net.listen(1);
     net.asked(0x11);
-    net.cm[B].unlisten(listener);
+    net.cm[B].unlisten(listener, |_| false);
     net.run(1);
     assert_eq!(rejection(&net.take(A)[0]), RejReason::INVALID_SERVICE_ID);
     net.take(B);

@@ -165,16 +165,16 @@ impl Connecting {
     /// # Errors
     /// As [`connect`](super::connect).
     pub fn wait(mut self, patience: Duration) -> Result<Connection, VerbsError> {
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now().checked_add(patience);
         loop {
             if let Some(connection) = self.try_finish()? {
                 return Ok(connection);
             }
-            if Instant::now() >= deadline {
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return Err(VerbsError::TimedOut);
             }
             let Some(link) = &self.link else { return Err(VerbsError::Cm(CmFailure::Ended)) };
-            link.device.cm_wait(&link.mailbox, Some(deadline))?;
+            link.device.cm_wait(&link.mailbox, deadline)?;
         }
     }
 
@@ -227,7 +227,8 @@ impl Connection {
     }
 
     /// Ends the connection (`rdma_disconnect(3)`): the queue pair goes to the error state, what is posted completes, the peer is told,
-    /// and asked again until it answers. Does not wait for that.
+    /// and asked again until it answers, as long as the device is open. Does not wait for that: who is about to leave calls
+    /// [`wait_disconnected`](Self::wait_disconnected) first, or a peer that did not hear it stays connected to nobody.
     ///
     /// # Errors
     /// As [`Qp::modify`]. That it has ended already is none.
@@ -256,17 +257,17 @@ impl Connection {
     /// # Errors
     /// [`VerbsError::TimedOut`] if it has not within `timeout`.
     pub fn wait_disconnected(&self, timeout: Duration) -> Result<(), VerbsError> {
-        let deadline = Instant::now() + timeout;
+        let deadline = Instant::now().checked_add(timeout);
         while !self.is_disconnected() {
-            if Instant::now() >= deadline {
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return Err(VerbsError::TimedOut);
             }
-            self.link.device.cm_wait(&self.link.mailbox, Some(deadline))?;
+            self.link.device.cm_wait(&self.link.mailbox, deadline)?;
         }
         Ok(())
     }
 
-    /// A descriptor that is readable when it has ended, until [`is_disconnected`](Self::is_disconnected) has said so.
+    /// A descriptor that is readable once it has ended, from then on.
     ///
     /// # Errors
     /// [`VerbsError::Io`] if there are no descriptors left.

@@ -29,8 +29,7 @@ impl Listener {
     /// Listens on a port of the device: on one of its addresses, or on all of them if the address is the unspecified one. Of requests that
     /// are not accepted yet, or not established, there are `backlog` at most; further peers are rejected.
     ///
-    /// The port is one of `RDMA_PS_TCP`, which has nothing to do with TCP's. It is this device's: another process's device on
-    /// the same address has its own.
+    /// The port is one of `RDMA_PS_TCP`, which has nothing to do with TCP's, and it is this device's.
     ///
     /// # Errors
     /// [`VerbsError::Cm`] if somebody listens there already; [`VerbsError::Invalid`] for an address that the device has not, port 0,
@@ -80,7 +79,7 @@ impl Listener {
     /// # Errors
     /// [`VerbsError::TimedOut`] if there is none within `timeout`; `None` waits for ever.
     pub fn request(&self, timeout: Option<Duration>) -> Result<Request, VerbsError> {
-        let deadline = timeout.map(|timeout| Instant::now() + timeout);
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
             if let Some(request) = self.try_request() {
                 return Ok(request);
@@ -155,6 +154,10 @@ impl Request {
     /// or if the link does not take the path MTU that the peer asks for, which is told so; [`VerbsError::Path`]. The peer is rejected then.
     pub fn accept(mut self, qp: PreparedQp, params: &Params) -> Result<Connecting, VerbsError> {
         check_reliable(&qp)?;
+        if !Arc::ptr_eq(soft_device(qp.device())?, &self.device) {
+            let why = "the queue pair is another device's: make it on the one that listens";
+            return Err(VerbsError::Invalid(why.into()));
+        }
         let endpoint = qp.endpoint();
         if endpoint.address != self.asked.local {
             let why = format!(

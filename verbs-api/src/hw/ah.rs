@@ -43,6 +43,8 @@ impl Ah {
 
 impl Drop for Ah {
     fn drop(&mut self) {
-        self.device.ahs.write().remove(&self.id);
+        // Destroyed after the lock is given back: that is a call into the kernel.
+        let gone = self.device.ahs.write().remove(&self.id);
+        drop(gone);
     }
 }

@@ -437,6 +437,9 @@ pub(super) fn wc_opcode(number: c_int) -> Option<WcOpcode> {
     })
 }
 
+/// `IBV_WC_RECV`.
+const WC_RECV: c_int = 128;
+
 /// A completion.
 #[inline]
 pub(super) fn cqe(wc: &abi::Wc) -> Cqe {
@@ -451,8 +454,9 @@ pub(super) fn cqe(wc: &abi::Wc) -> Cqe {
         byte_len: if success { wc.byte_len } else { 0 },
         imm: (success && wc.wc_flags & abi::WC_WITH_IMM != 0).then_some(wc.imm_data),
         qpn: Qpn::new(wc.qp_num),
-        // Only datagrams have the header.
-        src_qp: (wc.wc_flags & abi::WC_GRH != 0).then(|| Qpn::new(wc.src_qp)),
+        // Soft-RoCE says of every receive that it has the header: whose receives are datagrams the queue knows.
+        src_qp: (success && wc.opcode == WC_RECV && wc.wc_flags & abi::WC_GRH != 0)
+            .then(|| Qpn::new(wc.src_qp)),
         // Whether the sender asked for an event is the device's secret.
         solicited: !success,
     }

@@ -5,6 +5,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use rocinante_stack::types::Qpn;
@@ -26,6 +27,8 @@ pub(crate) struct Cq {
     handle: u32,
     depth: usize,
     has_channel: bool,
+    /// Receives of datagrams complete here: who sent them is told.
+    datagrams: AtomicBool,
 }
 
 impl Cq {
@@ -48,6 +51,7 @@ impl Cq {
             handle,
             depth,
             has_channel,
+            datagrams: AtomicBool::new(false),
         });
         if let Some(channel) = channel {
             channel.queues.add(number, &cq);
@@ -73,7 +77,7 @@ impl Cq {
         let mut slots = out.iter_mut();
         let polled = self.raw.poll(room, |wc| {
             if let Some(slot) = slots.next() {
-                *slot = Some(convert::cqe(wc));
+                *slot = Some(self.cqe(wc));
             }
         });
         polled.map_err(poll_failed)
@@ -82,8 +86,17 @@ impl Cq {
     #[inline]
     pub(crate) fn poll_one(&self) -> Result<Option<Cqe>, VerbsError> {
         let mut found = None;
-        self.raw.poll(1, |wc| found = Some(convert::cqe(wc))).map_err(poll_failed)?;
+        self.raw.poll(1, |wc| found = Some(self.cqe(wc))).map_err(poll_failed)?;
         Ok(found)
+    }
+
+    #[inline]
+    fn cqe(&self, wc: &ffi::abi::Wc) -> Cqe {
+        let mut cqe = convert::cqe(wc);
+        if !self.datagrams.load(Ordering::Relaxed) {
+            cqe.src_qp = None;
+        }
+        cqe
     }
 
     pub(crate) fn has_channel(&self) -> bool {
@@ -172,6 +185,9 @@ impl Qp {
         let qp_type = convert::qp_type_number(attr.qp_type);
         let raw = ffi::Qp::create(pd.raw()?, cqs, qp_type, attr.caps.into(), attr.sq_sig_all)
             .map_err(|error| cannot_create(&attr.caps, error))?;
+        if attr.qp_type == QpType::Ud {
+            attr.recv_cq.datagrams.store(true, Ordering::Relaxed);
+        }
         let device = pd.device.clone();
         let (caps, qp_type, mtu) = (raw.caps(), attr.qp_type, device.active_mtu);
         Ok(Self {

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -27,6 +28,8 @@ use crate::wake;
 #[derive(Debug, Default)]
 pub(crate) struct Mailbox {
     events: Mutex<VecDeque<CmEvent>>,
+    /// Its last event was taken: the descriptor stays readable, for all who sleep on it. Changed under the lock of the events.
+    over: AtomicBool,
     fd: OnceLock<OwnedFd>,
 }
 
@@ -42,12 +45,21 @@ impl Mailbox {
     pub(crate) fn pop(&self) -> Option<CmEvent> {
         let mut events = self.events.lock();
         let event = events.pop_front();
+        if event.as_ref().is_some_and(is_last) {
+            self.over.store(true, Ordering::Relaxed);
+        }
         if events.is_empty()
+            && !self.over.load(Ordering::Relaxed)
             && let Some(fd) = self.fd.get()
         {
             wake::clear(fd);
         }
         event
+    }
+
+    fn has_request(&self, of: ConnId) -> bool {
+        let of_it = |event: &CmEvent| matches!(event, CmEvent::Request { conn, .. } if *conn == of);
+        self.events.lock().iter().any(of_it)
     }
 
     /// A peer does not ask any more.
@@ -57,13 +69,13 @@ impl Mailbox {
         self.events.lock().retain(|event| !of_it(event));
     }
 
-    /// Readable while there are events. Made when it is first asked for: few connections need one.
+    /// Readable while there are events, and once the connection is over. Made when it is first asked for: few connections need one.
     pub(crate) fn fd(&self) -> io::Result<BorrowedFd<'_>> {
         if self.fd.get().is_none() {
             let fd = wake::eventfd()?;
             let events = self.events.lock();
             let fd = self.fd.get_or_init(|| fd);
-            if !events.is_empty() {
+            if !events.is_empty() || self.over.load(Ordering::Relaxed) {
                 wake::notify(fd);
             }
         }
@@ -71,11 +83,21 @@ impl Mailbox {
     }
 }
 
+/// Whether nothing more comes of a connection.
+fn is_last(event: &CmEvent) -> bool {
+    matches!(
+        event,
+        CmEvent::Disconnected { .. } | CmEvent::Rejected { .. } | CmEvent::TimedOut { .. }
+    )
+}
+
 /// What the connection manager needs of its shard.
 #[derive(Debug, Default)]
 pub(super) struct Post {
     /// The ports' paths by which QP1 sends, and when they were last used.
     paths: BTreeMap<(IpAddr, IpAddr), (u32, Time)>,
+    /// How many more may be made.
+    fresh: Allowance,
     conns: BTreeMap<ConnId, (Qpn, Arc<Mailbox>)>,
     listeners: BTreeMap<ListenerId, Arc<Mailbox>>,
     /// Who was told of a connection that a peer asked for.
@@ -90,6 +112,38 @@ impl Post {
         if let Some(mailbox) = listener.and_then(|listener| self.listeners.get(&listener)) {
             mailbox.withdraw(conn);
         }
+    }
+}
+
+/// How many paths QP1 may make: each asks the kernel for a route, and whoever forges addresses could have it asked all the time.
+#[derive(Debug)]
+struct Allowance {
+    left: u32,
+    /// Since when it has grown.
+    since: Time,
+}
+
+impl Default for Allowance {
+    fn default() -> Self {
+        Self { left: Self::MAX, since: Time(0) }
+    }
+}
+
+impl Allowance {
+    const MAX: u32 = 64;
+    /// It grows by one in so many nanoseconds: 10 ms.
+    const GROWTH: u64 = 10_000_000;
+
+    fn take(&mut self, now: Time) -> bool {
+        let grown = now.since(self.since) / Self::GROWTH;
+        if grown > 0 {
+            self.left =
+                Self::MAX.min(self.left.saturating_add(u32::try_from(grown).unwrap_or(u32::MAX)));
+            self.since = now;
+        }
+        let granted = self.left > 0;
+        self.left = self.left.saturating_sub(1);
+        granted
     }
 }
 
@@ -183,6 +237,9 @@ impl Shard {
             *used = now;
             return Ok(*path);
         }
+        if !self.post.fresh.take(now) {
+            return Err(io::ErrorKind::QuotaExceeded.into());
+        }
         if self.post.paths.len() >= PATHS_MAX {
             let oldest = self.post.paths.iter().min_by_key(|(_, (_, used))| *used);
             if let Some(way) = oldest.map(|(way, _)| *way) {
@@ -237,9 +294,11 @@ impl Device {
 
     pub(crate) fn cm_unlisten(&self, listener: ListenerId) {
         let mut shard = self.core.hold();
-        shard.post.listeners.remove(&listener);
+        let mailbox = shard.post.listeners.remove(&listener);
         let now = shard.now();
-        shard.cm().unlisten(listener);
+        // What the program has taken is still its to decide.
+        let heard = |conn| mailbox.as_ref().is_none_or(|mailbox| !mailbox.has_request(conn));
+        shard.cm().unlisten(listener, heard);
         shard.serve_cm(now);
     }
 
@@ -334,4 +393,20 @@ pub(super) fn config(max_qp: u32) -> Result<CmConfig, VerbsError> {
     let [first, second, ca_guid] = random;
     let max_connections = max_qp as usize;
     Ok(CmConfig { key: [first, second], ca_guid, max_connections, ..CmConfig::default() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_used_up_comes_back_slowly() {
+        let mut fresh = Allowance::default();
+        let at = |ms: u64| Time(ms * 1_000_000);
+        let granted = |fresh: &mut Allowance, ms| (0..1000).filter(|_| fresh.take(at(ms))).count();
+        assert_eq!(granted(&mut fresh, 1000), 64);
+        assert_eq!(granted(&mut fresh, 1005), 0);
+        assert_eq!(granted(&mut fresh, 1030), 3);
+        assert_eq!(granted(&mut fresh, 60_000), 64);
+    }
 }

@@ -223,8 +223,13 @@ fn datagrams_in_the_librarys_form() {
     }
     let mut wc = abi::Wc::default();
     assert_eq!(cqe(&wc).src_qp, None);
-    (wc.src_qp, wc.wc_flags) = (0x99, abi::WC_GRH);
+    (wc.src_qp, wc.wc_flags, wc.opcode) = (0x99, abi::WC_GRH, 128);
     assert_eq!(cqe(&wc).src_qp, Some(Qpn::new(0x99)));
+    // A failed receive, and what is no receive.
+    for (status, opcode) in [(5, 128), (0, 0)] {
+        (wc.status, wc.opcode) = (status, opcode);
+        assert_eq!(cqe(&wc).src_qp, None);
+    }
 }
 
 #[test]
