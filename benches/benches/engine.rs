@@ -116,6 +116,7 @@ impl End {
             pd: PdId(1),
             send_cq: CqId(0),
             recv_cq: CqId(0),
+            srq: None,
             max_send_wr: 256,
             max_recv_wr: 256,
             max_send_sge: 1,

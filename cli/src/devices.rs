@@ -97,6 +97,9 @@ struct DeviceLimits {
     /// Nothing if the device does not say.
     max_inline_data: Option<u32>,
     max_qp_rd_atom: u32,
+    max_srq: u32,
+    max_srq_wr: u32,
+    max_srq_sge: u32,
 }
 
 /// An interface that cannot.
@@ -243,6 +246,9 @@ impl DeviceLimits {
             ("max_sge:", Some(self.max_sge)),
             ("max_inline_data:", self.max_inline_data),
             ("max_qp_rd_atom:", Some(self.max_qp_rd_atom)),
+            ("max_srq:", Some(self.max_srq)),
+            ("max_srq_wr:", Some(self.max_srq_wr)),
+            ("max_srq_sge:", Some(self.max_srq_sge)),
             ("max_cq:", Some(self.max_cq)),
             ("max_cqe:", Some(self.max_cqe)),
             ("max_mr:", Some(self.max_mr)),
@@ -267,6 +273,9 @@ impl From<&Limits> for DeviceLimits {
             max_sge,
             max_inline_data,
             max_qp_rd_atom,
+            max_srq,
+            max_srq_wr,
+            max_srq_sge,
         } = *limits;
         Self {
             max_qp,
@@ -277,6 +286,9 @@ impl From<&Limits> for DeviceLimits {
             max_sge,
             max_inline_data: Some(max_inline_data).filter(|bytes| *bytes != u32::MAX),
             max_qp_rd_atom,
+            max_srq,
+            max_srq_wr,
+            max_srq_sge,
         }
     }
 }

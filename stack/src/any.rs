@@ -3,10 +3,10 @@
 use crate::engine::{Shared, TxSink};
 use crate::ingress::{Datagram, SourceCheck};
 use crate::mem::Memory;
-use crate::qp::attr::{ModifyError, QpAttr, QpInit};
+use crate::qp::attr::{ModifyError, QpAttr};
 use crate::qp::sq::PostError;
 use crate::qp::{Core, Turn};
-use crate::types::{Qpn, Time};
+use crate::types::Time;
 use crate::verbs::{Completions, QpState, QpType, RecvWr, SendWr};
 use crate::wire::{Packet, Service};
 use crate::{rc, unreliable};
@@ -29,9 +29,8 @@ macro_rules! either {
 }
 
 impl AnyQp {
-    pub(crate) fn new(qpn: Qpn, slot: u32, init: QpInit) -> Self {
-        let core = Core::new(qpn, slot, init);
-        match init.qp_type {
+    pub(crate) fn new(core: Core) -> Self {
+        match core.init.qp_type {
             QpType::Rc => Self::Rc(Box::new(rc::Qp::new(core))),
             QpType::Uc | QpType::Ud => Self::Unreliable(Box::new(unreliable::Qp::new(core))),
         }
@@ -82,7 +81,7 @@ impl AnyQp {
     pub(crate) fn break_down<H: Completions>(&mut self, shared: &mut Shared, host: &mut H) {
         match self {
             Self::Rc(qp) => qp.break_down(shared, host),
-            Self::Unreliable(qp) => qp.break_down(host),
+            Self::Unreliable(qp) => qp.break_down(shared, host),
         }
     }
 
@@ -134,15 +133,19 @@ impl AnyQp {
     pub(crate) fn post_recv<H: Completions>(
         &mut self,
         wr: &RecvWr<'_>,
+        shared: &mut Shared,
         host: &mut H,
     ) -> Result<(), PostError> {
         let core = self.core_mut();
+        if core.init.srq.is_some() {
+            return Err(PostError::Shared);
+        }
         if core.state == QpState::Reset {
             return Err(PostError::State);
         }
         core.rq.push(wr)?;
         if core.state == QpState::Err {
-            core.flush(host);
+            core.flush(shared, host);
         }
         Ok(())
     }

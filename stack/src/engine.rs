@@ -9,11 +9,12 @@ use crate::gsi::Gsi;
 use crate::ingress::{Datagram, Integrity, Strangers};
 use crate::mem::{Memory, PdId};
 use crate::pool::{Budget, Pools};
-use crate::qp::Turn;
 use crate::qp::attr::{ModifyError, PeerAddress, QpAttr, QpInit};
 use crate::qp::sq::PostError;
+use crate::qp::{Core, Turn};
 pub use crate::shared::EngineConfig;
 pub(crate) use crate::shared::Shared;
+use crate::srq::Srqs;
 use crate::stats::{Counters, Drops};
 use crate::timer::Timers;
 use crate::types::{Key, Pkey, Psn, Qpn, Time};
@@ -68,7 +69,7 @@ pub struct Engine {
     /// Lower halves of the numbers that must not be used again yet.
     kept: BTreeSet<u16>,
     strangers: Strangers,
-    shared: Shared,
+    pub(crate) shared: Shared,
 }
 
 impl Engine {
@@ -87,6 +88,7 @@ impl Engine {
                 pools: Pools::new(config.own_budget),
                 handles: Handles::default(),
                 config: EngineConfig { max_qp: config.max_qp.min(QPNS as u32), ..config },
+                srqs: Srqs::default(),
                 timers: Timers::default(),
                 counters: Counters::default(),
                 drops: Drops::default(),
@@ -98,12 +100,16 @@ impl Engine {
     }
 
     /// Makes a queue pair in the RESET state; its number is drawn from `random`. `None` if there are as many
-    /// as there may be.
+    /// as there may be, or no such shared receive queue.
     pub fn create_qp(&mut self, init: &QpInit, random: u32) -> Option<Qpn> {
         let live = self.qps.len() - self.free.len();
         if live >= self.shared.config.max_qp as usize || live + self.kept.len() >= QPNS {
             return None;
         }
+        let receives = match init.srq {
+            Some(srq) => Some(self.shared.srqs.join(srq)?),
+            None => None,
+        };
         #[allow(clippy::cast_possible_truncation)]
         let mut low = random as u16;
         // 0 and 1 are the management queue pairs', 0xffff is multicast's.
@@ -120,14 +126,15 @@ impl Engine {
         if slot as usize == self.qps.len() {
             self.qps.push(None);
         }
-        self.qps[slot as usize] = Some(AnyQp::new(qpn, slot, *init));
+        self.qps[slot as usize] = Some(AnyQp::new(Core::new(qpn, slot, *init, receives)));
         #[allow(clippy::cast_possible_truncation)]
         let entry = slot as u16 + 1;
         self.index[usize::from(low)] = entry;
         self.shared.timers.reserve(self.qps.len());
         self.shared.dirty.reserve(self.qps.len());
         self.shared.pools.reserve(self.qps.len());
-        self.shared.events.reserve(self.qps.len());
+        // Each may be established, drained, and broken with a shared receive queue, before anybody asks.
+        self.shared.events.reserve(2 * self.qps.len());
         Some(qpn)
     }
 
@@ -139,6 +146,9 @@ impl Engine {
         let slot = self.slot(qpn).ok_or(ModifyError::UnknownQp)?;
         let Some(mut qp) = self.qps[slot].take() else { return Err(ModifyError::UnknownQp) };
         qp.detach(&mut self.shared);
+        if let Some(srq) = qp.core().init.srq {
+            self.shared.srqs.leave(srq);
+        }
         self.index[usize::from(low_bits(qpn))] = 0;
         #[allow(clippy::cast_possible_truncation)]
         let slot = slot as u32;
@@ -229,7 +239,7 @@ impl Engine {
     ) -> Result<(), PostError> {
         let slot = self.slot(qpn).ok_or(PostError::UnknownQp)?;
         let qp = self.qps[slot].as_mut().ok_or(PostError::UnknownQp)?;
-        qp.post_recv(wr, host)
+        qp.post_recv(wr, &mut self.shared, host)
     }
 
     /// Takes one datagram. Bad ones are dropped and counted; nothing a peer sends can do more than break its own queue pair.
@@ -405,7 +415,7 @@ impl Engine {
     /// Whether a posted request names the region `key`.
     #[must_use]
     pub fn uses_key(&self, key: Key) -> bool {
-        self.qps.iter().flatten().any(|qp| qp.core().uses(key))
+        self.qps.iter().flatten().any(|qp| qp.core().uses(key)) || self.shared.srqs.uses(key)
     }
 
     /// How many queue pairs there are.

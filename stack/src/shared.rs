@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use crate::ah::Handles;
 use crate::pool::{Budget, Pools};
+use crate::srq::Srqs;
 use crate::stats::{Counters, Drops};
 use crate::timer::Timers;
 use crate::types::{Mtu, Qpn};
@@ -49,6 +50,7 @@ pub(crate) struct Shared {
     pub(crate) config: EngineConfig,
     pub(crate) pools: Pools,
     pub(crate) handles: Handles,
+    pub(crate) srqs: Srqs,
     pub(crate) timers: Timers,
     pub(crate) counters: Counters,
     pub(crate) drops: Drops,

@@ -332,6 +332,10 @@ pub enum WcOpcode {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct CqId(pub u32);
 
+/// A shared receive queue of an engine's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct SrqId(pub u32);
+
 /// A completion (`struct ibv_wc`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cqe {
@@ -367,6 +371,9 @@ pub enum QpEvent {
     ReqErr,
     /// A request violated a protection (`IBV_EVENT_QP_ACCESS_ERR`).
     AccessErr,
+    /// It broke, and takes nothing more from its shared receive queue; what it had taken is completed
+    /// (`IBV_EVENT_QP_LAST_WQE_REACHED`).
+    LastWqeReached,
 }
 
 /// Where completions go, and who hears of room in the queues.
@@ -378,6 +385,6 @@ pub trait Completions {
     /// `count` send requests of the QP whose owner's cookie this is were retired.
     fn send_retired(&mut self, cookie: u64, count: u32);
 
-    /// `count` receive requests were retired.
+    /// `count` receive requests of its own queue were retired; of a shared receive queue's nobody is told.
     fn recv_retired(&mut self, cookie: u64, count: u32);
 }

@@ -14,7 +14,7 @@ use rocinante_stack::verbs::{
     AhId, Destination, QpType, RecvWr, SendData, SendOp, SendWr, WcStatus,
 };
 use rocinante_stack::wire::icrc::{DF, Template};
-use rocinante_stack::{Budget, Datagram, IpId, PeerAddress, TxSink};
+use rocinante_stack::{Budget, Datagram, IpId, PeerAddress, SrqChange, TxSink};
 
 struct Counting;
 
@@ -293,4 +293,39 @@ fn ten_thousand_unreliable_messages_allocate_nothing() {
         assert!(quiet.done > 20_000 && quiet.ends[1].engine.counters().rcvd_bytes > 1 << 20);
         assert!(quiet.ends[1].engine.drops().no_receive > 100);
     }
+}
+
+/// Posts `count` messages over all queue pairs, with a shared receive each, the limit told again and again.
+fn shared(quiet: &mut Quiet, count: u32) {
+    for n in 0..count {
+        let [from, to] = &mut quiet.ends;
+        to.share(1, &[sge(20_000, 3100, quiet.keys[1])]).unwrap();
+        let list = [sge(0, n % 3000, quiet.keys[0])];
+        let (op, data) = (SendOp::Send { imm: None }, SendData::Sges(&list));
+        let wr = SendWr { wr_id: 1, op, data, signaled: true, solicited: false, fence: false };
+        let qpn = from.qpns[n as usize % 3];
+        from.engine.post_send(qpn, &wr, &mut from.host).unwrap();
+        if n % 16 == 15 {
+            let change = SrqChange { srq_limit: Some(16), max_wr: None };
+            to.engine.modify_srq(to.srq.unwrap(), &change).unwrap();
+            quiet.run();
+            assert_eq!(quiet.ends[1].engine.poll_srq_event(), quiet.ends[1].srq);
+        }
+    }
+    quiet.run();
+}
+
+#[test]
+fn ten_thousand_messages_to_a_shared_receive_queue_allocate_nothing() {
+    let budget = Budget { bytes: 1 << 20, datagrams: 40 };
+    let setup = Setup { qps: 3, timeout: 6, budget, srq: Some(64), ..Setup::default() };
+    let mut quiet = Quiet::of(&setup);
+    for loss in [0, 50] {
+        quiet.loss = loss;
+        shared(&mut quiet, 320);
+        let before = ALLOCATIONS.get();
+        shared(&mut quiet, 10_000);
+        assert_eq!(ALLOCATIONS.get() - before, 0, "loss {loss}");
+    }
+    assert!(quiet.done > 20_000);
 }

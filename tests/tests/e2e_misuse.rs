@@ -78,6 +78,9 @@ fn limits_are_reported_and_kept() {
         max_qp_wr: 600,
         max_sge: 5,
         max_inline_data: 300,
+        max_srq: 2,
+        max_srq_wr: 700,
+        max_srq_sge: 6,
         max_qp_rd_atom: 8,
     };
     let harness = Harness::new(&setup);
@@ -95,6 +98,13 @@ fn limits_are_reported_and_kept() {
     drop(cq);
     invalid(a.ctx.create_cq(5001).unwrap_err());
     invalid(a.ctx.create_cq(0).unwrap_err());
+
+    let srqs = [700, 1].map(|depth| a.pd.create_srq(depth, 6).unwrap());
+    limit(a.pd.create_srq(1, 1).unwrap_err());
+    drop(srqs);
+    invalid(a.pd.create_srq(701, 1).unwrap_err());
+    invalid(a.pd.create_srq(0, 1).unwrap_err());
+    invalid(a.pd.create_srq(1, 7).unwrap_err());
 
     let qps: Vec<_> = (0..3).map(|_| a.qp().build().unwrap()).collect();
     limit(a.qp().build().unwrap_err());

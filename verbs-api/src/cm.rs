@@ -126,6 +126,7 @@ fn side_of(
     responder_resources: u8,
     initiator_depth: u8,
     rnr_retry: u8,
+    has_srq: bool,
 ) -> QpSide {
     let Budget { bytes, datagrams } = endpoint.budget;
     QpSide {
@@ -135,7 +136,7 @@ fn side_of(
         initiator_depth,
         rnr_retry,
         flow_control: false,
-        srq: false,
+        srq: has_srq,
         announced: Some(Announced { bytes, datagrams }),
     }
 }

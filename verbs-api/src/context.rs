@@ -33,6 +33,12 @@ pub struct Limits {
     pub max_sge: u32,
     /// Bytes of inline data; `u32::MAX` if the device does not say: hardware tells when a queue pair is made.
     pub max_inline_data: u32,
+    /// Shared receive queues.
+    pub max_srq: u32,
+    /// Depth of a shared receive queue.
+    pub max_srq_wr: u32,
+    /// Scatter-gather elements of a shared receive.
+    pub max_srq_sge: u32,
     /// READs and atomics that a queue pair may have outstanding, in either direction.
     pub max_qp_rd_atom: u32,
 }
@@ -47,6 +53,9 @@ impl Default for Limits {
             max_qp_wr: 1 << 16,
             max_sge: 32,
             max_inline_data: 4096,
+            max_srq: 4096,
+            max_srq_wr: 1 << 16,
+            max_srq_sge: 32,
             max_qp_rd_atom: 128,
         }
     }

@@ -20,6 +20,16 @@ pub enum AsyncEvent {
         /// Its [`Cq::number`](crate::Cq::number).
         cq: u32,
     },
+    /// Fewer receives are left in a shared receive queue than its limit (`IBV_EVENT_SRQ_LIMIT_REACHED`), which is 0 again.
+    SrqLimitReached {
+        /// Its [`Srq::number`](crate::Srq::number).
+        srq: u32,
+    },
+    /// A shared receive queue broke (`IBV_EVENT_SRQ_ERR`); of hardware only.
+    SrqErr {
+        /// Its [`Srq::number`](crate::Srq::number).
+        srq: u32,
+    },
     /// The interface is gone (`IBV_EVENT_DEVICE_FATAL`): every queue pair is in the error state, and the device is good for
     /// nothing but being closed.
     DeviceFatal,

@@ -39,7 +39,7 @@
 //! - [`Context`], [`OpenOptions`]: a device, which is a network interface and the backend that carries its packets;
 //! - [`Pd`], [`Mr`], [`Access`]: protection domains and memory regions;
 //! - [`Cq`], [`CompChannel`]: completions, polled or waited for;
-//! - [`QpBuilder`], [`PreparedQp`], [`Qp`]: queue pairs; [`Ah`]: where datagrams go;
+//! - [`QpBuilder`], [`PreparedQp`], [`Qp`]: queue pairs; [`Ah`]: where datagrams go; [`Srq`]: receives that they share;
 //! - [`cm`]: connections made by the connection manager, as `librdmacm` makes them;
 //! - [`Exchange`]: a small exchange over TCP that connects two of them.
 //!
@@ -60,6 +60,7 @@ mod mr;
 mod open;
 mod qp;
 mod soft;
+mod srq;
 mod wake;
 mod wish;
 
@@ -88,7 +89,8 @@ pub use rocinante_stack::verbs::{
     AhId, Destination, QpEvent, QpState, QpType, RecvWr, SendData, SendOp, SendWr, WcOpcode,
     WcStatus,
 };
-pub use rocinante_stack::{Budget, ModifyError, PostError, QpAttr};
+pub use rocinante_stack::{Budget, ModifyError, PostError, QpAttr, SrqAttr, SrqChange};
+pub use srq::Srq;
 
 /// What examples in the documentation need to run beside each other.
 #[doc(hidden)]

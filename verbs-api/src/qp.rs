@@ -6,9 +6,9 @@ mod state;
 
 use std::net::IpAddr;
 
-use rocinante_stack::QpAttr;
 use rocinante_stack::types::{Psn, Qpn};
 use rocinante_stack::verbs::{QpState, QpType, RecvWr, SendWr};
+use rocinante_stack::{PostError, QpAttr};
 
 pub(crate) use self::attr::SendRules;
 pub use self::attr::{ConnectOptions, ModifyAttr, PeerPath, PostListError, QpCaps};
@@ -18,6 +18,7 @@ use crate::context::Pd;
 use crate::cq::Cq;
 use crate::error::VerbsError;
 use crate::exchange::Endpoint;
+use crate::srq::Srq;
 use crate::{hw, soft};
 
 /// A queue pair. Everything may be called from any thread.
@@ -32,6 +33,7 @@ pub struct Qp {
     /// From RESET to INIT.
     init: ModifyAttr,
     // After the queue pair itself: what it uses must outlive it, and fields are dropped in this order.
+    srq: Option<Srq>,
     _cqs: (Cq, Cq),
     pd: Pd,
 }
@@ -196,13 +198,23 @@ impl Qp {
     /// Posts receive requests in order (`ibv_post_recv(3)`).
     ///
     /// # Errors
-    /// [`PostListError`] names the first request that was not posted; those before it were.
+    /// [`PostListError`] names the first request that was not posted; those before it were. A queue pair with a shared receive queue
+    /// takes none: see [`Srq::post_recv`].
     #[inline]
     pub fn post_recv(&self, list: &[RecvWr<'_>]) -> Result<(), PostListError> {
+        if self.srq.is_some() && !list.is_empty() {
+            return Err(PostListError { index: 0, error: PostError::Shared });
+        }
         match &self.kind {
             QpKind::Soft(qp) => qp.post_recv(list),
             QpKind::Hw(qp) => qp.post_recv(list),
         }
+    }
+
+    /// The shared receive queue that it was made with.
+    #[must_use]
+    pub fn srq(&self) -> Option<&Srq> {
+        self.srq.as_ref()
     }
 
     /// Destroys the queue pair (`ibv_destroy_qp(3)`); the same as dropping it.

@@ -378,6 +378,8 @@ fn event_name(event: &AsyncEvent) -> String {
         AsyncEvent::Qp { event: QpEvent::AccessErr, .. } => {
             "local access violation work queue error".into()
         }
+        AsyncEvent::Qp { event: QpEvent::LastWqeReached, .. } => "last WQE reached".into(),
+        AsyncEvent::SrqLimitReached { .. } => "SRQ limit reached".into(),
         other => format!("{other:?}"),
     }
 }

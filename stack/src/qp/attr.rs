@@ -6,7 +6,7 @@ use core::net::IpAddr;
 use crate::mem::{Access, PdId};
 use crate::pool::Budget;
 use crate::types::{Mtu, Psn, Qpn};
-use crate::verbs::{CqId, QpState, QpType};
+use crate::verbs::{CqId, QpState, QpType, SrqId};
 
 /// What a queue pair is made with (`struct ibv_qp_init_attr`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,6 +19,8 @@ pub struct QpInit {
     pub send_cq: CqId,
     /// Completion queue of receives.
     pub recv_cq: CqId,
+    /// The shared receive queue that takes the place of its own, whose depth and elements mean nothing then.
+    pub srq: Option<SrqId>,
     /// Depth of the send queue.
     pub max_send_wr: u32,
     /// Depth of the receive queue.

@@ -4,9 +4,9 @@
 //! The order of the checks is the protocol's: opcode sequence, opcode validity, resources, length, key, then execution
 //! (`rxe_resp.c` has the same pipeline).
 
-use super::rq::RecvQueue;
 use super::sq::MESSAGE_MAX;
 use crate::mem::{Access, Memory, PdId, Sge};
+use crate::srq::Receives;
 use crate::types::{Key, Mtu, Qpn};
 use crate::verbs::{WcOpcode, WcStatus};
 use crate::wire::{NakCode, Packet, Place};
@@ -15,6 +15,8 @@ use crate::wire::{NakCode, Packet, Place};
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rights {
     pub(crate) pd: PdId,
+    /// The domain of its receives.
+    pub(crate) recv_pd: PdId,
     pub(crate) mtu: Mtu,
     pub(crate) access: Access,
 }
@@ -80,7 +82,7 @@ impl Message {
         &mut self,
         packet: &Packet<'_>,
         rights: &Rights,
-        rq: &mut RecvQueue,
+        receives: &mut Receives<'_>,
         memory: &mut impl Memory,
     ) -> Result<Placed, Refusal> {
         let place = packet.info.place;
@@ -91,15 +93,16 @@ impl Message {
         };
         let payload = packet.payload();
         check_length(payload.len(), place, rights.mtu)?;
-        let Some(wr_id) = rq.front() else { return Err(Refusal::NotReady) };
-        if payload.len() as u64 + u64::from(placed) > u64::from(rq.room()) {
+        let Some(wr_id) = receives.front() else { return Err(Refusal::NotReady) };
+        if payload.len() as u64 + u64::from(placed) > u64::from(receives.room()) {
             return Err(Refusal::Receive(NakCode::InvalidRequest, WcStatus::LocLenErr));
         }
         if packet.invalidate().is_some() {
             // Ordinary regions cannot be invalidated by a peer, and nothing else has a key yet.
             return Err(Refusal::Access);
         }
-        rq.scatter(placed, payload, rights.pd, memory)
+        receives
+            .scatter(placed, payload, rights.recv_pd, memory)
             .map_err(|_| Refusal::Receive(NakCode::RemoteOperationalError, WcStatus::LocProtErr))?;
         #[allow(clippy::cast_possible_truncation)]
         let placed = placed + payload.len() as u32;
@@ -108,7 +111,7 @@ impl Message {
             return Ok(Placed { ended: false, received: None });
         }
         *self = Self::None;
-        rq.pop();
+        receives.pop();
         Ok(Placed { ended: true, received: Some(received(packet, wr_id, WcOpcode::Recv, placed)) })
     }
 
@@ -118,7 +121,7 @@ impl Message {
         &mut self,
         packet: &Packet<'_>,
         rights: &Rights,
-        rq: &mut RecvQueue,
+        receives: &mut Receives<'_>,
         memory: &mut impl Memory,
     ) -> Result<Placed, Refusal> {
         let place = packet.info.place;
@@ -134,7 +137,7 @@ impl Message {
             return Err(Refusal::Invalid);
         }
         let receive = if packet.info.consumes_receive() {
-            Some(rq.front().ok_or(Refusal::NotReady)?)
+            Some(receives.front().ok_or(Refusal::NotReady)?)
         } else {
             None
         };
@@ -161,7 +164,7 @@ impl Message {
         }
         *self = Self::None;
         let received = receive.map(|wr_id| {
-            rq.pop();
+            receives.pop();
             received(packet, wr_id, WcOpcode::RecvRdmaWithImm, len)
         });
         Ok(Placed { ended: true, received })
@@ -182,9 +185,9 @@ fn received(packet: &Packet<'_>, wr_id: u64, opcode: WcOpcode, byte_len: u32) ->
 }
 
 /// The oldest receive fails: takes it from the queue.
-pub(crate) fn failed(rq: &mut RecvQueue, status: WcStatus) -> Option<Received> {
-    let wr_id = rq.front()?;
-    rq.pop();
+pub(crate) fn failed(receives: &mut Receives<'_>, status: WcStatus) -> Option<Received> {
+    let wr_id = receives.front()?;
+    receives.pop();
     Some(Received {
         wr_id,
         status,

@@ -11,7 +11,9 @@ use self::message::Received;
 use self::rq::RecvQueue;
 use self::sq::SendQueue;
 use crate::engine::Shared;
+use crate::mem::PdId;
 use crate::pool::{Charge, PoolId};
+use crate::srq::{Receives, Srqs};
 use crate::timer::Deadline;
 use crate::types::{Key, Qpn};
 use crate::verbs::{Completions, Cqe, QpEvent, QpState, WcOpcode, WcStatus};
@@ -42,16 +44,29 @@ pub(crate) struct Core {
     pub(crate) waiting: Option<PoolId>,
     pub(crate) slot: u32,
     pub(crate) sq: SendQueue,
+    /// Receives; with a shared receive queue, the one that it took from there.
     pub(crate) rq: RecvQueue,
+    /// The domain of the receives.
+    pub(crate) recv_pd: PdId,
     pub(crate) deadline: Deadline,
     established: bool,
+    /// That it takes no more from its shared receive queue was told.
+    ended: bool,
     /// The end of what was begun before SQD is to be reported.
     pub(crate) drain_wanted: bool,
 }
 
 impl Core {
-    pub(crate) fn new(qpn: Qpn, slot: u32, init: QpInit) -> Self {
+    /// `shared` is the domain of its shared receive queue, and a queue for what it takes from there.
+    pub(crate) fn new(
+        qpn: Qpn,
+        slot: u32,
+        init: QpInit,
+        shared: Option<(PdId, RecvQueue)>,
+    ) -> Self {
         let depth = |wr: u32| wr as usize;
+        let own = || (init.pd, RecvQueue::new(depth(init.max_recv_wr), depth(init.max_recv_sge)));
+        let (recv_pd, rq) = shared.unwrap_or_else(own);
         Self {
             qpn,
             init,
@@ -65,9 +80,11 @@ impl Core {
                 depth(init.max_send_sge),
                 depth(init.max_inline_data),
             ),
-            rq: RecvQueue::new(depth(init.max_recv_wr), depth(init.max_recv_sge)),
+            rq,
+            recv_pd,
             deadline: Deadline::default(),
             established: false,
+            ended: false,
             drain_wanted: false,
         }
     }
@@ -88,6 +105,7 @@ impl Core {
         self.sq.reset(0);
         self.rq.reset();
         self.established = false;
+        self.ended = false;
         self.drain_wanted = false;
     }
 
@@ -98,6 +116,20 @@ impl Core {
 
     pub(crate) fn peer(&self) -> Option<&PeerAddress> {
         self.attr.peer.as_ref()
+    }
+
+    /// Where its next receive is.
+    #[inline]
+    pub(crate) fn receives<'a>(&'a mut self, srqs: &'a mut Srqs) -> Receives<'a> {
+        let shared = self.init.srq.map(|id| (srqs, id));
+        Receives { own: &mut self.rq, shared }
+    }
+
+    /// What it took from a shared receive queue and did not complete goes back.
+    pub(crate) fn give_back(&mut self, srqs: &mut Srqs) {
+        if let Some(srq) = self.init.srq {
+            srqs.give_back(srq, &mut self.rq);
+        }
     }
 
     /// Whether a request in a queue names `key`.
@@ -144,7 +176,9 @@ impl Core {
 
     /// A receive request is done, and was taken from the queue.
     pub(crate) fn complete_recv<H: Completions>(&self, received: &Received, host: &mut H) {
-        host.recv_retired(self.init.cookie, 1);
+        if self.init.srq.is_none() {
+            host.recv_retired(self.init.cookie, 1);
+        }
         host.complete(
             self.init.recv_cq,
             Cqe {
@@ -160,8 +194,8 @@ impl Core {
         );
     }
 
-    /// Completes all work with `WR_FLUSH_ERR`.
-    pub(crate) fn flush<H: Completions>(&mut self, host: &mut H) {
+    /// Completes all work with `WR_FLUSH_ERR`. Of a shared receive queue that is what it had taken, and then there will be no more.
+    pub(crate) fn flush<H: Completions>(&mut self, shared: &mut Shared, host: &mut H) {
         self.flush_sends(host);
         let mut receives = 0;
         while let Some(wr_id) = self.rq.front() {
@@ -170,7 +204,12 @@ impl Core {
             self.rq.pop();
             receives += 1;
         }
-        if receives > 0 {
+        if let Some(srq) = self.init.srq {
+            (0..receives).for_each(|_| shared.srqs.complete(srq));
+            if !std::mem::replace(&mut self.ended, true) {
+                shared.event(self.qpn, QpEvent::LastWqeReached);
+            }
+        } else if receives > 0 {
             host.recv_retired(self.init.cookie, receives);
         }
     }

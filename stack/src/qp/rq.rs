@@ -12,6 +12,9 @@ struct Rwqe {
     sges: u16,
 }
 
+/// Indices begin here, so that there are smaller ones for what is handed back: fewer than this are outstanding.
+const FIRST: u64 = 1 << 32;
+
 /// A ring of receive requests, as long as a power of two; allocated when the queue pair is made.
 #[derive(Debug)]
 pub(crate) struct RecvQueue {
@@ -31,13 +34,21 @@ impl RecvQueue {
             sges: vec![Sge::default(); slots * max_sge].into_boxed_slice(),
             depth: depth as u64,
             max_sge,
-            head: 0,
-            tail: 0,
+            head: FIRST,
+            tail: FIRST,
         }
     }
 
     pub(crate) fn reset(&mut self) {
         self.head = self.tail;
+    }
+
+    pub(crate) fn depth(&self) -> u64 {
+        self.depth
+    }
+
+    pub(crate) fn max_sge(&self) -> usize {
+        self.max_sge
     }
 
     pub(crate) fn len(&self) -> u64 {
@@ -78,6 +89,43 @@ impl RecvQueue {
     pub(crate) fn pop(&mut self) {
         debug_assert!(self.head < self.tail);
         self.head += 1;
+    }
+
+    /// The oldest request becomes the newest of `to`, which has room for it.
+    #[inline]
+    pub(crate) fn hand_over(&mut self, to: &mut Self) {
+        debug_assert!(to.len() < to.depth);
+        to.put(to.tail, self);
+        to.tail += 1;
+        self.head += 1;
+    }
+
+    /// The oldest request becomes the oldest of `to` again, whence it came.
+    pub(crate) fn hand_back(&mut self, to: &mut Self) {
+        debug_assert!(to.len() < to.depth);
+        to.head -= 1;
+        to.put(to.head, self);
+        self.head += 1;
+    }
+
+    /// Copies the oldest request of `from` to the place `index`.
+    #[inline]
+    fn put(&mut self, index: u64, from: &Self) {
+        let (slot, source) = (self.slot(index), from.slot(from.head));
+        let wqe = from.wqes[source];
+        let list = &from.sges[source * from.max_sge..][..usize::from(wqe.sges)];
+        self.sges[slot * self.max_sge..][..list.len()].copy_from_slice(list);
+        self.wqes[slot] = wqe;
+    }
+
+    /// As deep as this, with what it holds.
+    pub(crate) fn resize(&mut self, depth: u64) {
+        #[allow(clippy::cast_possible_truncation)]
+        let mut resized = Self::new(depth as usize, self.max_sge);
+        while self.len() > 0 {
+            self.hand_over(&mut resized);
+        }
+        *self = resized;
     }
 
     /// Places `src` at `offset` of the oldest request's list.

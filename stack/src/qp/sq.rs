@@ -57,6 +57,8 @@ pub enum PostError {
     TooLong,
     /// The queue pair's type does not have the operation (`EINVAL`).
     Operation,
+    /// The queue pair has a shared receive queue, and none of its own (`EINVAL`).
+    Shared,
     /// The datagram is longer than the path MTU (`EINVAL`).
     BeyondMtu,
     /// Inline data with an operation that returns data (`EINVAL`).
@@ -81,6 +83,9 @@ impl core::fmt::Display for PostError {
             Self::TooLong => "the message is longer than 2 GiB",
             Self::Operation => {
                 "the queue pair's type does not have this operation: UC has SEND and WRITE, UD has SendTo, RC all but SendTo"
+            }
+            Self::Shared => {
+                "the queue pair takes its receives from a shared receive queue: post them there"
             }
             Self::BeyondMtu => {
                 "the datagram is longer than the path MTU: send several, or use a connected queue pair"

@@ -20,10 +20,12 @@ impl Qp {
         self.core.hear(shared);
         let rights = Rights {
             pd: self.core.init.pd,
+            recv_pd: self.core.recv_pd,
             mtu: self.limits.mtu,
             access: self.core.attr.access.unwrap_or(Access::NONE),
         };
-        let respond = match self.responder.request(packet, &rights, &mut self.core.rq, host) {
+        let mut receives = self.core.receives(&mut shared.srqs);
+        let respond = match self.responder.request(packet, &rights, &mut receives, host) {
             Outcome::Done { received, respond } => {
                 shared.counters.rcvd_bytes += packet.payload().len() as u64;
                 if let Some(received) = received {

@@ -101,8 +101,9 @@ impl Qp {
         self.responder.stop();
     }
 
-    /// Leaves the pools, their lines and the timers.
+    /// Leaves the pools, their lines, the timers, and what it holds of a shared receive queue.
     pub(crate) fn detach(&mut self, shared: &mut Shared) {
+        self.core.give_back(&mut shared.srqs);
         self.requester.release_all(&self.limits, &mut shared.pools);
         shared.pools.quit(self.core.slot, &mut self.core.waiting);
         if self.limits.peer != PoolId::OWN {
@@ -128,7 +129,8 @@ impl Qp {
         };
         self.source = SourceCheck::new(&peer);
         let psn = self.core.attr.rq_psn.unwrap_or_default().first();
-        let advertise = shared.config.advertise_credits;
+        // What is shared can be promised to nobody.
+        let advertise = shared.config.advertise_credits && self.core.init.srq.is_none();
         self.responder.start(psn, self.core.attr.max_dest_rd_atomic.unwrap_or(0), advertise);
     }
 
@@ -174,7 +176,7 @@ impl Qp {
         self.requester.rnr_until = None;
         self.core.deadline.clear();
         self.responder.close();
-        self.core.flush(host);
+        self.core.flush(shared, host);
     }
 
     /// A send request was posted.

@@ -8,6 +8,7 @@ use crate::mem::{Access, AtomicOp, Memory, Sge};
 use crate::qp::message::{Message, Received, Refusal, Rights, failed};
 use crate::qp::rq::RecvQueue;
 use crate::qp::sq::MESSAGE_MAX;
+use crate::srq::Receives;
 use crate::types::Mtu;
 use crate::wire::{Aeth, NakCode, Operation, Packet, Syndrome};
 
@@ -124,7 +125,7 @@ impl Responder {
         &mut self,
         packet: &Packet<'_>,
         rights: &Rights,
-        rq: &mut RecvQueue,
+        receives: &mut Receives<'_>,
         memory: &mut impl Memory,
     ) -> Outcome {
         let psn = packet.bth.psn.expand(self.epsn);
@@ -135,8 +136,8 @@ impl Responder {
             return self.duplicate(packet, psn, rights.mtu);
         }
         let outcome = match packet.info.operation {
-            Operation::Send => self.message.send(packet, rights, rq, memory).map(Some),
-            Operation::Write => self.message.write(packet, rights, rq, memory).map(Some),
+            Operation::Send => self.message.send(packet, rights, receives, memory).map(Some),
+            Operation::Write => self.message.write(packet, rights, receives, memory).map(Some),
             Operation::ReadRequest => self.read(packet, rights, memory).map(|()| None),
             Operation::CompareSwap | Operation::FetchAdd => {
                 self.atomic(packet, rights, memory).map(|()| None)
@@ -157,7 +158,7 @@ impl Responder {
                 self.queue_nak(Syndrome::rnr(self.min_rnr_timer));
                 Outcome::NotReady
             }
-            Err(refusal) => self.refuse(refusal, rq),
+            Err(refusal) => self.refuse(refusal, receives),
         }
     }
 
@@ -282,14 +283,14 @@ impl Responder {
         self.nak_sent = true;
     }
 
-    fn refuse(&mut self, refusal: Refusal, rq: &mut RecvQueue) -> Outcome {
+    fn refuse(&mut self, refusal: Refusal, receives: &mut Receives<'_>) -> Outcome {
         let (code, status) = match refusal {
             Refusal::Receive(code, status) => (code, Some(status)),
             Refusal::Access => (NakCode::RemoteAccessError, None),
             Refusal::Invalid | Refusal::NotReady => (NakCode::InvalidRequest, None),
         };
         self.queue_nak(Syndrome::nak(code));
-        let received = status.and_then(|status| failed(rq, status));
+        let received = status.and_then(|status| failed(receives, status));
         Outcome::Refused { code, received }
     }
 

@@ -51,7 +51,7 @@ impl Qp {
                 self.detach(shared);
                 self.core.reset();
             }
-            QpState::Err if from != to => self.break_down(host),
+            QpState::Err if from != to => self.break_down(shared, host),
             QpState::Rtr if from != to => self.ready_to_receive(shared),
             QpState::Rts if from == QpState::Rtr => {
                 self.core.sq.reset(self.core.attr.sq_psn.unwrap_or_default().first());
@@ -89,8 +89,9 @@ impl Qp {
         shared.enqueue(self.core.slot, &mut self.core.queued);
     }
 
-    /// Leaves the peer's pool and the timers.
+    /// Leaves the peer's pool, the timers, and what it holds of a shared receive queue.
     pub(crate) fn detach(&mut self, shared: &mut Shared) {
+        self.core.give_back(&mut shared.srqs);
         if let Some(connection) = self.connection.take() {
             shared.pools.leave(connection.pool);
         }
@@ -98,10 +99,10 @@ impl Qp {
     }
 
     /// To the error state: all work is flushed.
-    pub(crate) fn break_down<H: Completions>(&mut self, host: &mut H) {
+    pub(crate) fn break_down<H: Completions>(&mut self, shared: &mut Shared, host: &mut H) {
         self.core.set_state(QpState::Err);
         self.core.deadline.clear();
-        self.core.flush(host);
+        self.core.flush(shared, host);
     }
 
     /// Who may send to it: the peer of a connection; of datagrams, anybody.

@@ -10,7 +10,7 @@ use crate::mem::{Access, Memory};
 use crate::pool::PoolId;
 use crate::qp::attr::PeerAddress;
 use crate::qp::message::{Message, Placed, Refusal, Rights, failed};
-use crate::qp::rq::RecvQueue;
+use crate::srq::Receives;
 use crate::verbs::{Completions, WcStatus};
 use crate::wire::{Operation, Packet};
 
@@ -53,7 +53,7 @@ impl Connection {
         &mut self,
         packet: &Packet<'_>,
         rights: &Rights,
-        rq: &mut RecvQueue,
+        receives: &mut Receives<'_>,
         memory: &mut impl Memory,
     ) -> (Outcome, bool) {
         let psn = packet.bth.psn.expand(self.epsn);
@@ -71,8 +71,8 @@ impl Connection {
             return (Outcome::Incomplete, gap);
         }
         let placed = match packet.info.operation {
-            Operation::Send => self.message.send(packet, rights, rq, memory),
-            Operation::Write => self.message.write(packet, rights, rq, memory),
+            Operation::Send => self.message.send(packet, rights, receives, memory),
+            Operation::Write => self.message.write(packet, rights, receives, memory),
             _ => Err(Refusal::Invalid),
         };
         match placed {
@@ -97,10 +97,12 @@ impl Qp {
         let Some(connection) = &mut self.connection else { return };
         let rights = Rights {
             pd: self.core.init.pd,
+            recv_pd: self.core.recv_pd,
             mtu: self.mtu,
             access: self.core.attr.access.unwrap_or(Access::NONE),
         };
-        let (outcome, gap) = connection.request(packet, &rights, &mut self.core.rq, host);
+        let mut receives = self.core.receives(&mut shared.srqs);
+        let (outcome, gap) = connection.request(packet, &rights, &mut receives, host);
         shared.counters.out_of_seq_request += u64::from(gap);
         match outcome {
             Outcome::Placed(placed) => {
@@ -117,15 +119,22 @@ impl Qp {
             Outcome::Refused(Refusal::Receive(_, WcStatus::LocLenErr)) => {
                 shared.drops.too_long += 1;
             }
-            Outcome::Refused(Refusal::Receive(_, status)) => self.fail_receive(status, host),
+            Outcome::Refused(Refusal::Receive(_, status)) => {
+                self.fail_receive(status, shared, host);
+            }
         }
     }
 
     /// The oldest receive cannot be placed in, which is our program's mistake: it fails, and the queue pair with it.
-    pub(super) fn fail_receive<H: Completions>(&mut self, status: WcStatus, host: &mut H) {
-        if let Some(received) = failed(&mut self.core.rq, status) {
+    pub(super) fn fail_receive<H: Completions>(
+        &mut self,
+        status: WcStatus,
+        shared: &mut Shared,
+        host: &mut H,
+    ) {
+        if let Some(received) = failed(&mut self.core.receives(&mut shared.srqs), status) {
             self.core.complete_recv(&received, host);
         }
-        self.break_down(host);
+        self.break_down(shared, host);
     }
 }

@@ -36,22 +36,22 @@ impl Qp {
         }
         self.core.hear(shared);
         let payload = packet.payload();
-        let rq = &mut self.core.rq;
-        let Some(wr_id) = rq.front() else { return shared.drops.no_receive += 1 };
+        let pd = self.core.recv_pd;
+        let mut receives = self.core.receives(&mut shared.srqs);
+        let Some(wr_id) = receives.front() else { return shared.drops.no_receive += 1 };
         let len = GRH_LEN + payload.len();
-        if len > rq.room() as usize {
+        if len > receives.room() as usize {
             return shared.drops.too_long += 1;
         }
-        let pd = self.core.init.pd;
         let grh = ip_header(datagram);
         #[allow(clippy::cast_possible_truncation)]
-        let placed = rq
+        let placed = receives
             .scatter(0, &grh, pd, host)
-            .and_then(|()| rq.scatter(GRH_LEN as u32, payload, pd, host));
+            .and_then(|()| receives.scatter(GRH_LEN as u32, payload, pd, host));
         if placed.is_err() {
-            return self.fail_receive(WcStatus::LocProtErr, host);
+            return self.fail_receive(WcStatus::LocProtErr, shared, host);
         }
-        rq.pop();
+        receives.pop();
         shared.counters.rcvd_bytes += payload.len() as u64;
         let received = Received {
             wr_id,

@@ -15,10 +15,11 @@ use rocinante_stack::mem::{
     Access, Atomic, AtomicOp, Checked, Memory, PdId, Read, Region, RegionTable, Sge, Write,
 };
 use rocinante_stack::types::{Key, Mtu, Psn, Qpn};
-use rocinante_stack::verbs::{CqId, Cqe, QpState, QpType, WcStatus};
+use rocinante_stack::verbs::{CqId, Cqe, QpState, QpType, RecvWr, SrqId, WcStatus};
 use rocinante_stack::wire::icrc::{DF, IpFields, Template};
 use rocinante_stack::{
-    Budget, Completions, Engine, EngineConfig, ModifyError, PeerAddress, QpAttr, QpInit, TxSink,
+    Budget, Completions, Engine, EngineConfig, ModifyError, PeerAddress, PostError, QpAttr, QpInit,
+    SrqInit, TxSink,
 };
 
 pub use self::pair::{Pair, Pass};
@@ -156,6 +157,8 @@ pub struct End {
     /// The first of the queue pairs.
     pub qpn: Qpn,
     pub qpns: Vec<Qpn>,
+    /// The shared receive queue of all of them, if that was wanted.
+    pub srq: Option<SrqId>,
     pub addr: IpAddr,
 }
 
@@ -181,6 +184,8 @@ pub struct Setup {
     pub own: Option<Budget>,
     /// Whether acknowledgements say how many receives are posted.
     pub advertise: bool,
+    /// The depth of a shared receive queue, if there is one.
+    pub srq: Option<u32>,
     pub qps: usize,
 }
 
@@ -201,6 +206,7 @@ impl Default for Setup {
             budget: Budget { bytes: 8 << 20, datagrams: 256 },
             own: None,
             advertise: false,
+            srq: None,
             qps: 1,
         }
     }
@@ -220,6 +226,24 @@ pub fn addr(n: u8) -> IpAddr {
 impl End {
     /// The end number `n` (1 or 2), with its queue pairs in RESET.
     pub fn new(n: u8, setup: &Setup) -> Self {
+        Self::of(n, setup, |engine| {
+            let srq = setup.srq.map(|max_wr| {
+                let srq = SrqInit { pd: PD, max_wr, max_sge: 4 };
+                engine.create_srq(&srq).expect("a depth")
+            });
+            let init = QpInit { srq, ..qp_init(setup) };
+            let numbers = (0..setup.qps as u32).map(|i| 0x1234 * u32::from(n) + i);
+            let qpns = numbers.map(|random| engine.create_qp(&init, random).expect("room"));
+            (srq, qpns.collect())
+        })
+    }
+
+    /// The same with queue pairs that `make` makes.
+    pub fn of(
+        n: u8,
+        setup: &Setup,
+        make: impl FnOnce(&mut Engine) -> (Option<SrqId>, Vec<Qpn>),
+    ) -> Self {
         let config = EngineConfig {
             own_budget: setup.own.unwrap_or(setup.budget),
             advertise_credits: setup.advertise,
@@ -227,12 +251,9 @@ impl End {
             ..EngineConfig::default()
         };
         let mut engine = Engine::new(config);
-        let init = qp_init(setup);
-        let qpns: Vec<_> = (0..setup.qps as u32)
-            .map(|i| engine.create_qp(&init, 0x1234 * u32::from(n) + i).expect("room"))
-            .collect();
+        let (srq, qpns) = make(&mut engine);
         let (host, out) = (Host::new(setup.arena), Wire::new(addr(n), addr(3 - n)));
-        Self { engine, host, out, qpn: qpns[0], qpns, addr: addr(n) }
+        Self { engine, host, out, qpn: qpns[0], qpns, srq, addr: addr(n) }
     }
 
     pub fn modify(&mut self, qpn: Qpn, attr: &QpAttr) -> Result<(), ModifyError> {
@@ -246,6 +267,11 @@ impl End {
         }
     }
 
+    /// Posts a receive to the shared queue.
+    pub fn share(&mut self, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
+        self.engine.post_srq_recv(self.srq.expect("a shared queue"), &RecvWr { wr_id, sges })
+    }
+
     pub fn state(&self, qpn: Qpn) -> QpState {
         self.engine.query_qp(qpn).expect("a queue pair").0
     }
@@ -257,6 +283,7 @@ pub fn qp_init(setup: &Setup) -> QpInit {
         pd: PD,
         send_cq: CqId(0),
         recv_cq: CqId(0),
+        srq: None,
         max_send_wr: setup.depth,
         max_recv_wr: setup.depth,
         max_send_sge: 4,

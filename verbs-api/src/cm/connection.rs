@@ -72,7 +72,7 @@ impl Connecting {
             remote: peer.ip(),
             service: ServiceId::of_port(PortSpace::Tcp, peer.port()),
             source_port,
-            side: side_of(&endpoint, serve, ask, options.rnr_retry),
+            side: side_of(&endpoint, serve, ask, options.rnr_retry, qp.srq().is_some()),
             transport: Transport::Rc,
             mtu,
             ack_timeout: options.timeout,

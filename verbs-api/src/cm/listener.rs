@@ -179,7 +179,7 @@ impl Request {
         let peer = endpoint_of(&self.asked.side, self.asked.peer, self.asked.mtu);
         let qp = qp.connect_by_cm(&peer, &options).map_err(|(_, error)| error)?;
         let (serve, ask) = (options.max_dest_rd_atomic, options.max_rd_atomic);
-        let side = side_of(&endpoint, serve, ask, params.options.rnr_retry);
+        let side = side_of(&endpoint, serve, ask, params.options.rnr_retry, qp.srq().is_some());
         let accept = Accept { side, private: &params.private };
         let mailbox = self.device.cm_accept(self.conn, &accept)?;
         self.decided = true;

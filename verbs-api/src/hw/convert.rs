@@ -112,6 +112,9 @@ pub(super) fn limits(attr: &abi::DeviceAttr) -> Limits {
         max_qp_wr: count(attr.max_qp_wr),
         max_sge: count(attr.max_sge),
         max_inline_data: u32::MAX,
+        max_srq: count(attr.max_srq),
+        max_srq_wr: count(attr.max_srq_wr),
+        max_srq_sge: count(attr.max_srq_sge),
         max_qp_rd_atom: count(attr.max_qp_rd_atom).min(count(attr.max_qp_init_rd_atom)),
     }
 }
@@ -483,6 +486,9 @@ pub(super) fn event(event: ffi::Event) -> AsyncEvent {
         8 => AsyncEvent::DeviceFatal,
         9 => AsyncEvent::PortActive,
         10 => AsyncEvent::PortErr,
+        14 => AsyncEvent::SrqErr { srq: event.number.unwrap_or_default() },
+        15 => AsyncEvent::SrqLimitReached { srq: event.number.unwrap_or_default() },
+        16 => of_qp(event.number, QpEvent::LastWqeReached),
         18 => AsyncEvent::GidChange,
         kind => AsyncEvent::Other { kind, number: event.number },
     }

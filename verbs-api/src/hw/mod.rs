@@ -8,6 +8,7 @@ mod error;
 mod ffi;
 mod mr;
 mod queue;
+mod srq;
 mod sysfs;
 
 use std::collections::HashMap;
@@ -28,6 +29,7 @@ pub use self::error::HardwareError;
 use self::ffi::Library;
 pub(crate) use self::mr::Registration;
 pub(crate) use self::queue::{Channel, Cq, Qp, QpInitAttr};
+pub(crate) use self::srq::Srq;
 pub use self::sysfs::{HardwareDevice, HardwareGid, HardwarePort, hardware_devices};
 use crate::context::{DeviceCounters, Limits};
 use crate::error::VerbsError;

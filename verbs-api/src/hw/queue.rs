@@ -13,7 +13,7 @@ use rocinante_stack::verbs::{Cqe, QpState, QpType, RecvWr, SendWr};
 use rocinante_stack::{ModifyError, PeerAddress, PostError, QpAttr};
 use rustix::io::Errno;
 
-use super::{Device, Pd, convert, error, ffi};
+use super::{Device, Pd, Srq, convert, error, ffi};
 use crate::error::VerbsError;
 use crate::listeners::{Listeners, fresh_number};
 use crate::qp::{ModifyAttr, PeerPath, PostListError, QpCaps, SendRules, StateCell};
@@ -160,6 +160,7 @@ pub(crate) struct QpInitAttr<'a> {
     pub(crate) qp_type: QpType,
     pub(crate) send_cq: &'a Cq,
     pub(crate) recv_cq: &'a Cq,
+    pub(crate) srq: Option<&'a Srq>,
     pub(crate) caps: QpCaps,
     pub(crate) sq_sig_all: bool,
     /// Its address, an index of the device's.
@@ -183,7 +184,8 @@ impl Qp {
     pub(crate) fn create(pd: &Pd, attr: &QpInitAttr<'_>) -> Result<Self, VerbsError> {
         let cqs = [&attr.send_cq.raw, &attr.recv_cq.raw];
         let qp_type = convert::qp_type_number(attr.qp_type);
-        let raw = ffi::Qp::create(pd.raw()?, cqs, qp_type, attr.caps.into(), attr.sq_sig_all)
+        let srq = attr.srq.map(Srq::raw);
+        let raw = ffi::Qp::create(pd.raw()?, cqs, srq, qp_type, attr.caps.into(), attr.sq_sig_all)
             .map_err(|error| cannot_create(&attr.caps, error))?;
         if attr.qp_type == QpType::Ud {
             attr.recv_cq.datagrams.store(true, Ordering::Relaxed);

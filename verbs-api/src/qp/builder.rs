@@ -10,6 +10,7 @@ use crate::context::{Pd, PdKind};
 use crate::cq::{Cq, CqKind};
 use crate::error::VerbsError;
 use crate::exchange::Endpoint;
+use crate::srq::{Srq, SrqKind};
 use crate::{hw, soft};
 
 /// Makes queue pairs: see [`Pd::qp`].
@@ -18,6 +19,7 @@ pub struct QpBuilder {
     pd: Pd,
     send_cq: Cq,
     recv_cq: Cq,
+    srq: Option<Srq>,
     qp_type: QpType,
     caps: QpCaps,
     access: Access,
@@ -32,6 +34,7 @@ impl QpBuilder {
             pd: pd.clone(),
             send_cq: send_cq.clone(),
             recv_cq: recv_cq.clone(),
+            srq: None,
             qp_type: QpType::Rc,
             caps: QpCaps::default(),
             access: Access::ALL,
@@ -45,6 +48,13 @@ impl QpBuilder {
     #[must_use]
     pub fn qp_type(mut self, qp_type: QpType) -> Self {
         self.qp_type = qp_type;
+        self
+    }
+
+    /// Takes its receives from a shared receive queue: it has none of its own, and what is said of their number and elements means nothing.
+    #[must_use]
+    pub fn srq(mut self, srq: &Srq) -> Self {
+        self.srq = Some(srq.clone());
         self
     }
 
@@ -118,9 +128,16 @@ impl QpBuilder {
     /// # Errors
     /// [`VerbsError::Limit`] or [`VerbsError::Invalid`] where the device's limits are exceeded; [`VerbsError::Hardware`] if hardware
     /// refuses all the same.
-    pub fn build_reset(self) -> Result<Qp, VerbsError> {
+    pub fn build_reset(mut self) -> Result<Qp, VerbsError> {
+        if self.srq.is_some() {
+            (self.caps.max_recv_wr, self.caps.max_recv_sge) = (0, 0);
+        }
         let device = self.pd.device();
-        if !device.has(&self.send_cq) || !device.has(&self.recv_cq) {
+        let alien = |srq: &Srq| !srq.is_of(device);
+        if !device.has(&self.send_cq)
+            || !device.has(&self.recv_cq)
+            || self.srq.as_ref().is_some_and(alien)
+        {
             return Err(foreign());
         }
         device.limits().check(&self.caps)?;
@@ -130,13 +147,22 @@ impl QpBuilder {
         let kind = match (&self.pd.inner.kind, &self.send_cq.kind, &self.recv_cq.kind) {
             (PdKind::Soft(pd), CqKind::Soft(send_cq), CqKind::Soft(recv_cq)) => {
                 let Self { qp_type, caps, sq_sig_all, .. } = self;
-                let attr = soft::QpInitAttr { qp_type, send_cq, recv_cq, caps, sq_sig_all, local };
+                let srq = self.srq.as_ref().and_then(|srq| match srq.kind() {
+                    SrqKind::Soft(srq) => Some(srq.id()),
+                    SrqKind::Hw(_) => None,
+                });
+                let attr =
+                    soft::QpInitAttr { qp_type, send_cq, recv_cq, srq, caps, sq_sig_all, local };
                 QpKind::Soft(soft::Qp::create(pd, &attr)?)
             }
             (PdKind::Hw(pd), CqKind::Hw(send_cq), CqKind::Hw(recv_cq)) => {
                 let Self { qp_type, caps, sq_sig_all, gid_index, .. } = self;
+                let srq = self.srq.as_ref().and_then(|srq| match srq.kind() {
+                    SrqKind::Hw(srq) => Some(srq),
+                    SrqKind::Soft(_) => None,
+                });
                 let attr =
-                    hw::QpInitAttr { qp_type, send_cq, recv_cq, caps, sq_sig_all, gid_index };
+                    hw::QpInitAttr { qp_type, send_cq, recv_cq, srq, caps, sq_sig_all, gid_index };
                 QpKind::Hw(hw::Qp::create(pd, &attr)?)
             }
             // `has` said so.
@@ -151,6 +177,7 @@ impl QpBuilder {
                 QpType::Ud => ModifyAttr::init_datagram(self.qkey),
                 QpType::Rc | QpType::Uc => ModifyAttr::init(self.access),
             },
+            srq: self.srq,
             _cqs: (self.send_cq, self.recv_cq),
             pd: self.pd,
         })
@@ -169,7 +196,8 @@ impl QpBuilder {
 }
 
 fn foreign() -> VerbsError {
-    let why = "protection domain and completion queues belong to different devices";
+    let why =
+        "protection domain, completion queues and shared receive queue belong to different devices";
     VerbsError::Invalid(why.into())
 }
 
@@ -184,6 +212,12 @@ impl PreparedQp {
     #[must_use]
     pub fn endpoint(&self) -> Endpoint {
         self.qp.endpoint()
+    }
+
+    /// The shared receive queue that it was made with.
+    #[must_use]
+    pub fn srq(&self) -> Option<&Srq> {
+        self.qp.srq()
     }
 
     /// Posts receives, which a peer may fill as soon as both sides are connected.

@@ -151,6 +151,15 @@ impl Core {
         event
     }
 
+    /// Nobody shall hear of them any more.
+    pub(crate) fn forget_events(&self, gone: impl Fn(&AsyncEvent) -> bool) {
+        let mut events = self.events.lock();
+        events.retain(|event| !gone(event));
+        if events.is_empty() {
+            wake::clear(&self.event_fd);
+        }
+    }
+
     pub(crate) fn event_fd(&self) -> BorrowedFd<'_> {
         self.event_fd.as_fd()
     }

@@ -10,6 +10,7 @@ mod mr;
 mod qp;
 mod shard;
 mod spin;
+mod srq;
 
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
@@ -30,6 +31,7 @@ use self::host::Host;
 pub(crate) use self::mr::Registration;
 pub(crate) use self::qp::{Qp, QpInitAttr};
 use self::shard::Shard;
+pub(crate) use self::srq::Srq;
 use crate::context::{DeviceCounters, Limits};
 use crate::error::VerbsError;
 use crate::event::AsyncEvent;

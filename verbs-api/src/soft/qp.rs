@@ -6,7 +6,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use rocinante_netdev::PathSpec;
 use rocinante_stack::types::Qpn;
-use rocinante_stack::verbs::{QpState, QpType, RecvWr, SendWr};
+use rocinante_stack::verbs::{QpState, QpType, RecvWr, SendWr, SrqId};
 use rocinante_stack::{ModifyError, PeerAddress, QpAttr, QpInit};
 
 use super::front::{Front, QpShared};
@@ -20,6 +20,8 @@ pub(crate) struct QpInitAttr<'a> {
     pub(crate) qp_type: QpType,
     pub(crate) send_cq: &'a Cq,
     pub(crate) recv_cq: &'a Cq,
+    /// The shared receive queue in place of its own.
+    pub(crate) srq: Option<SrqId>,
     pub(crate) caps: QpCaps,
     pub(crate) sq_sig_all: bool,
     /// Its address.
@@ -230,6 +232,7 @@ fn engine_init(pd: &Pd, attr: &QpInitAttr<'_>, cookie: u32) -> QpInit {
         pd: pd.id,
         send_cq: attr.send_cq.id(),
         recv_cq: attr.recv_cq.id(),
+        srq: attr.srq,
         max_send_wr: attr.caps.max_send_wr,
         max_recv_wr: attr.caps.max_recv_wr,
         max_send_sge: attr.caps.max_send_sge,

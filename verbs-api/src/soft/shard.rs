@@ -274,7 +274,11 @@ impl Shard {
         if let Some(event) = self.events.pop() {
             return Some(event);
         }
-        self.engine.poll_event().map(|(qpn, event)| AsyncEvent::Qp { qpn, event })
+        let of_qp = self.engine.poll_event().map(|(qpn, event)| AsyncEvent::Qp { qpn, event });
+        of_qp.or_else(|| {
+            let srq = self.engine.poll_srq_event()?;
+            Some(AsyncEvent::SrqLimitReached { srq: srq.0 })
+        })
     }
 }
 

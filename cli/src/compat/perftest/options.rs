@@ -67,7 +67,7 @@ const fn option(
 
 const CM: &str = "there is no connection manager yet: leave it out at both sides, and the programs connect over TCP";
 const JSON: &str = "--json has all figures";
-const SRQ: &str = "there are no shared receive queues here; the other side may use them";
+const SRQ: &str = "shared receive queues are not used on this side; the other may use them";
 const MEMORY: &str = "memory is ordinary memory here";
 const ALWAYS: &str = "there is no end to wait for: give -D with as many seconds as it shall last";
 const RATE: &str = "the host's traffic control shapes what is sent (`tc qdisc`)";

@@ -351,7 +351,10 @@ fn asynchronous_events() {
         (3, qp(QpEvent::AccessErr)),
         (4, qp(QpEvent::CommEst)),
         (5, qp(QpEvent::SqDrained)),
-        (16, AsyncEvent::Other { kind: 16, number: Some(5) }),
+        (6, AsyncEvent::Other { kind: 6, number: Some(5) }),
+        (14, AsyncEvent::SrqErr { srq: 5 }),
+        (15, AsyncEvent::SrqLimitReached { srq: 5 }),
+        (16, qp(QpEvent::LastWqeReached)),
     ] {
         assert_eq!(of(kind, Some(5)), expected);
     }

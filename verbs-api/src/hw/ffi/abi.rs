@@ -37,7 +37,10 @@ pub(in crate::hw) struct ContextOps {
     _before_poll: [*const c_void; 11],
     pub(in crate::hw) poll_cq: Option<unsafe extern "C" fn(*mut Cq, c_int, *mut Wc) -> c_int>,
     pub(in crate::hw) req_notify_cq: Option<unsafe extern "C" fn(*mut Cq, c_int) -> c_int>,
-    _before_post: [*const c_void; 12],
+    _before_post_srq: [*const c_void; 7],
+    pub(in crate::hw) post_srq_recv:
+        Option<unsafe extern "C" fn(*mut Srq, *mut RecvWr, *mut *mut RecvWr) -> c_int>,
+    _before_post: [*const c_void; 4],
     pub(in crate::hw) post_send:
         Option<unsafe extern "C" fn(*mut Qp, *mut SendWr, *mut *mut SendWr) -> c_int>,
     pub(in crate::hw) post_recv:
@@ -75,6 +78,36 @@ pub(in crate::hw) struct Cq {
     pub(in crate::hw) cqe: c_int,
 }
 
+/// `struct ibv_srq`, up to what is read of it.
+#[repr(C)]
+pub(in crate::hw) struct Srq {
+    pub(in crate::hw) context: *mut Context,
+    _srq_context: *mut c_void,
+    _pd: *mut Pd,
+    pub(in crate::hw) handle: u32,
+}
+
+/// `struct ibv_srq_attr`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(in crate::hw) struct SrqAttr {
+    pub(in crate::hw) max_wr: u32,
+    pub(in crate::hw) max_sge: u32,
+    pub(in crate::hw) srq_limit: u32,
+}
+
+/// `struct ibv_srq_init_attr`.
+#[repr(C)]
+pub(in crate::hw) struct SrqInitAttr {
+    pub(in crate::hw) srq_context: *mut c_void,
+    pub(in crate::hw) attr: SrqAttr,
+}
+
+/// Bits of `enum ibv_srq_attr_mask`.
+pub(in crate::hw) const SRQ_MAX_WR: c_int = 1;
+/// As above.
+pub(in crate::hw) const SRQ_LIMIT: c_int = 1 << 1;
+
 /// `struct ibv_qp`, up to what is read of it.
 #[repr(C)]
 pub(in crate::hw) struct Qp {
@@ -83,7 +116,7 @@ pub(in crate::hw) struct Qp {
     _pd: *mut Pd,
     _send_cq: *mut Cq,
     _recv_cq: *mut Cq,
-    _srq: *mut c_void,
+    _srq: *mut Srq,
     _handle: u32,
     pub(in crate::hw) qp_num: u32,
 }
@@ -115,7 +148,10 @@ pub(in crate::hw) struct DeviceAttr {
     pub(in crate::hw) max_qp_init_rd_atom: c_int,
     _max_ee_init_rd_atom: c_int,
     pub(in crate::hw) atomic_cap: c_int,
-    _unused: [c_int; 14],
+    _unused: [c_int; 11],
+    pub(in crate::hw) max_srq: c_int,
+    pub(in crate::hw) max_srq_wr: c_int,
+    pub(in crate::hw) max_srq_sge: c_int,
     _max_pkeys: u16,
     _local_ca_ack_delay: u8,
     pub(in crate::hw) phys_port_cnt: u8,
@@ -162,7 +198,7 @@ pub(in crate::hw) struct QpInitAttr {
     pub(in crate::hw) qp_context: *mut c_void,
     pub(in crate::hw) send_cq: *mut Cq,
     pub(in crate::hw) recv_cq: *mut Cq,
-    pub(in crate::hw) srq: *mut c_void,
+    pub(in crate::hw) srq: *mut Srq,
     pub(in crate::hw) cap: QpCap,
     pub(in crate::hw) qp_type: c_int,
     pub(in crate::hw) sq_sig_all: c_int,
@@ -355,13 +391,15 @@ macro_rules! assert_layout {
 #[cfg(target_pointer_width = "64")]
 assert_layout! {
     Sge: 16 { addr 0 len 8 lkey 12 }
-    ContextOps: 256 { poll_cq 88 req_notify_cq 96 post_send 200 post_recv 208 }
+    ContextOps: 256 { poll_cq 88 req_notify_cq 96 post_srq_recv 160 post_send 200 post_recv 208 }
     Context: 272 { ops 8 cmd_fd 264 async_fd 268 }
     Mr: 48 { lkey 36 rkey 40 }
     CompChannel: 16 { fd 8 }
     Cq: 32 { context 0 cq_context 16 handle 24 cqe 28 }
+    Srq: 32 { context 0 handle 24 }
+    SrqInitAttr: 24 { attr 8 }
     Qp: 56 { context 0 qp_num 52 }
-    DeviceAttr: 360 { node_guid 64 max_mr_size 80 max_qp 108 atomic_cap 164 phys_port_cnt 227 _reserve 232 }
+    DeviceAttr: 360 { node_guid 64 max_mr_size 80 max_qp 108 atomic_cap 164 max_srq 212 phys_port_cnt 227 _reserve 232 }
     PortAttr: 184 { max_msg_sz 20 active_width 43 active_speed 44 link_layer 46 _port_cap_flags2 48 }
     QpInitAttr: 64 { cap 32 qp_type 52 sq_sig_all 56 }
     GlobalRoute: 24 { flow_label 16 sgid_index 20 }

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 use super::abi::{
     Ah, AhAttr, AsyncEvent, CompChannel, Context, Cq, Device, DeviceAttr, Mr, Pd, PortAttr, Qp,
-    QpAttr, QpInitAttr,
+    QpAttr, QpInitAttr, Srq, SrqAttr, SrqInitAttr,
 };
 
 /// The name under which the dynamic linker finds it.
@@ -60,6 +60,10 @@ library! {
     fn ibv_destroy_cq(*mut Cq) -> c_int;
     fn ibv_create_ah(*mut Pd, *mut AhAttr) -> *mut Ah;
     fn ibv_destroy_ah(*mut Ah) -> c_int;
+    fn ibv_create_srq(*mut Pd, *mut SrqInitAttr) -> *mut Srq;
+    fn ibv_modify_srq(*mut Srq, *mut SrqAttr, c_int) -> c_int;
+    fn ibv_query_srq(*mut Srq, *mut SrqAttr) -> c_int;
+    fn ibv_destroy_srq(*mut Srq) -> c_int;
     fn ibv_create_qp(*mut Pd, *mut QpInitAttr) -> *mut Qp;
     fn ibv_modify_qp(*mut Qp, *mut QpAttr, c_int) -> c_int;
     fn ibv_query_qp(*mut Qp, *mut QpAttr, c_int, *mut QpInitAttr) -> c_int;

@@ -9,4 +9,4 @@ mod objects;
 mod post;
 
 pub(super) use self::library::{Library, SONAME};
-pub(super) use self::objects::{Ah, Channel, Context, Cq, Event, Mr, OpenError, Pd, Qp};
+pub(super) use self::objects::{Ah, Channel, Context, Cq, Event, Mr, OpenError, Pd, Qp, Srq};

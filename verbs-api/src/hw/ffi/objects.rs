@@ -46,7 +46,7 @@ macro_rules! handle {
     )* };
 }
 
-handle! { Context Pd Mr Channel Cq Ah Qp }
+handle! { Context Pd Mr Channel Cq Ah Srq Qp }
 
 /// An open device.
 #[derive(Debug)]
@@ -64,7 +64,7 @@ pub(in crate::hw) enum OpenError {
     Open(io::Error),
 }
 
-/// An asynchronous event: `enum ibv_event_type`, and the number of the queue pair, completion queue or port that it is about.
+/// An asynchronous event: `enum ibv_event_type`, and the number of the queue pair, completion queue, shared receive queue or port that it is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::hw) struct Event {
     pub(in crate::hw) kind: c_int,
@@ -134,6 +134,7 @@ impl Context {
         unsafe {
             let number = match event.event_type {
                 0 => Some((*event.element.cast::<abi::Cq>()).handle),
+                14 | 15 => Some((*event.element.cast::<abi::Srq>()).handle),
                 1..=7 | 16 => Some((*event.element.cast::<abi::Qp>()).qp_num),
                 9..=13 | 17 | 18 => Some(*(&raw const event.element).cast::<u32>()),
                 _ => None,
@@ -368,12 +369,67 @@ impl Drop for Ah {
     }
 }
 
+/// A shared receive queue.
+#[derive(Debug)]
+pub(in crate::hw) struct Srq {
+    pd: Arc<Pd>,
+    pub(super) pointer: NonNull<abi::Srq>,
+    pub(super) max_sge: usize,
+    pub(super) post_recv:
+        unsafe extern "C" fn(*mut abi::Srq, *mut abi::RecvWr, *mut *mut abi::RecvWr) -> c_int,
+}
+
+impl Srq {
+    pub(in crate::hw) fn create(pd: &Arc<Pd>, attr: abi::SrqAttr) -> io::Result<Self> {
+        let context = &pd.context;
+        let mut init = abi::SrqInitAttr { srq_context: ptr::null_mut(), attr };
+        // SAFETY: the domain exists.
+        let pointer =
+            made(unsafe { (context.library.ibv_create_srq)(pd.pointer.as_ptr(), &mut init) })?;
+        // SAFETY: the device is open, and its operations do not change.
+        let Some(post_recv) = (unsafe { (*context.pointer.as_ptr()).ops.post_srq_recv }) else {
+            // SAFETY: it was just made, and nothing uses it.
+            unsafe { (context.library.ibv_destroy_srq)(pointer.as_ptr()) };
+            return Err(io::ErrorKind::Unsupported.into());
+        };
+        // The library says what it really made: at least what was asked for.
+        let max_sge = init.attr.max_sge as usize;
+        Ok(Self { pd: pd.clone(), pointer, max_sge, post_recv })
+    }
+
+    /// By which asynchronous events name it.
+    pub(in crate::hw) fn handle(&self) -> u32 {
+        // SAFETY: the queue exists.
+        unsafe { (*self.pointer.as_ptr()).handle }
+    }
+
+    pub(in crate::hw) fn modify(&self, attr: &mut abi::SrqAttr, mask: c_int) -> io::Result<()> {
+        // SAFETY: the queue exists.
+        done(unsafe { (self.pd.context.library.ibv_modify_srq)(self.pointer.as_ptr(), attr, mask) })
+    }
+
+    pub(in crate::hw) fn query(&self) -> io::Result<abi::SrqAttr> {
+        let mut attr = abi::SrqAttr::default();
+        // SAFETY: the queue exists.
+        done(unsafe { (self.pd.context.library.ibv_query_srq)(self.pointer.as_ptr(), &mut attr) })?;
+        Ok(attr)
+    }
+}
+
+impl Drop for Srq {
+    fn drop(&mut self) {
+        // SAFETY: every queue pair that uses it holds an `Arc` of this, so none is left.
+        unsafe { (self.pd.context.library.ibv_destroy_srq)(self.pointer.as_ptr()) };
+    }
+}
+
 /// A queue pair.
 #[derive(Debug)]
 pub(in crate::hw) struct Qp {
     pd: Arc<Pd>,
     pub(super) pointer: NonNull<abi::Qp>,
     _cqs: [Arc<Cq>; 2],
+    _srq: Option<Arc<Srq>>,
     caps: QpCaps,
     pub(super) ops: QpOps,
 }
@@ -392,6 +448,7 @@ impl Qp {
     pub(in crate::hw) fn create(
         pd: &Arc<Pd>,
         cqs: [&Arc<Cq>; 2],
+        srq: Option<&Arc<Srq>>,
         qp_type: c_int,
         cap: abi::QpCap,
         sq_sig_all: bool,
@@ -401,12 +458,12 @@ impl Qp {
             qp_context: ptr::null_mut(),
             send_cq: cqs[0].pointer.as_ptr(),
             recv_cq: cqs[1].pointer.as_ptr(),
-            srq: ptr::null_mut(),
+            srq: srq.map_or(ptr::null_mut(), |srq| srq.pointer.as_ptr()),
             cap,
             qp_type,
             sq_sig_all: c_int::from(sq_sig_all),
         };
-        // SAFETY: domain and queues exist.
+        // SAFETY: domain and queues exist, also the shared one.
         let pointer =
             made(unsafe { (context.library.ibv_create_qp)(pd.pointer.as_ptr(), &mut init) })?;
         // SAFETY: the device is open, and its operations do not change.
@@ -420,6 +477,7 @@ impl Qp {
             pd: pd.clone(),
             pointer,
             _cqs: cqs.map(Arc::clone),
+            _srq: srq.cloned(),
             caps: init.cap.into(),
             ops: QpOps { post_send, post_recv },
         })

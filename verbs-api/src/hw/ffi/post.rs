@@ -13,7 +13,7 @@ use rocinante_stack::verbs::{AhId, RecvWr, SendOp, SendWr};
 use rustix::io::Errno;
 
 use super::abi;
-use super::objects::{Ah, Cq, Qp};
+use super::objects::{Ah, Cq, Qp, Srq};
 use crate::hw::convert;
 use crate::qp::{PostListError, SendRules};
 
@@ -90,6 +90,22 @@ impl Qp {
         // SAFETY: as in `post_send`.
         let post =
             |first, bad: &mut _| unsafe { (self.ops.post_recv)(self.pointer.as_ptr(), first, bad) };
+        post_chains(list, translate, post)
+    }
+}
+
+impl Srq {
+    /// Posts receive requests in order.
+    pub(in crate::hw) fn post_recv(&self, list: &[RecvWr<'_>]) -> Result<(), PostListError> {
+        let translate = |wr: &RecvWr<'_>| {
+            if wr.sges.len() > self.max_sge {
+                return Err(PostError::TooManySges);
+            }
+            Ok(Entry { wr: convert::recv_wr(wr), inline: None })
+        };
+        // SAFETY: as in `Qp::post_send`.
+        let post =
+            |first, bad: &mut _| unsafe { (self.post_recv)(self.pointer.as_ptr(), first, bad) };
         post_chains(list, translate, post)
     }
 }

@@ -1,0 +1,317 @@
+//! Shared receive queues: receives that whichever queue pair needs one takes.
+//!
+//! A queue pair takes a receive when a message begins to fill it, into its own queue, which has room for one: from there on everything is as
+//! for receives of its own. What it has taken and not completed when it is reset or destroyed comes back; what it has taken when it breaks is
+//! flushed, by it. Receives that nobody took stay (`ibv_create_srq(3)`).
+
+use core::fmt;
+use std::collections::VecDeque;
+
+use crate::engine::Engine;
+use crate::mem::{AccessError, Memory, PdId};
+use crate::qp::rq::RecvQueue;
+use crate::qp::sq::PostError;
+use crate::types::Key;
+use crate::verbs::{RecvWr, SrqId};
+
+/// What a shared receive queue is made with (`struct ibv_srq_init_attr`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SrqInit {
+    /// Protection domain, in which the memory of its receives must be, whatever that of a queue pair.
+    pub pd: PdId,
+    /// Depth, at least 1.
+    pub max_wr: u32,
+    /// Scatter-gather elements of a receive.
+    pub max_sge: u32,
+}
+
+/// Attributes to change (`ibv_modify_srq(3)`); the mask is which of them are `Some`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SrqChange {
+    /// `IBV_SRQ_MAX_WR`: another depth.
+    pub max_wr: Option<u32>,
+    /// `IBV_SRQ_LIMIT`: once a message wants a receive and fewer than so many remain after it, there is one event, and the limit is
+    /// 0 again. 0 wants none.
+    pub srq_limit: Option<u32>,
+}
+
+/// Attributes of a shared receive queue (`struct ibv_srq_attr`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SrqAttr {
+    /// Depth.
+    pub max_wr: u32,
+    /// Scatter-gather elements of a receive.
+    pub max_sge: u32,
+    /// The limit whose event is due, or 0.
+    pub srq_limit: u32,
+}
+
+/// Why a shared receive queue cannot be changed or destroyed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SrqError {
+    /// No such queue (`EINVAL`).
+    Unknown,
+    /// Queue pairs use it (`EBUSY`).
+    InUse,
+    /// The depth is 0, or less than what is posted (`EINVAL`).
+    Depth,
+    /// The limit is above the depth (`EINVAL`).
+    Limit,
+}
+
+impl fmt::Display for SrqError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Unknown => "no such shared receive queue",
+            Self::InUse => "queue pairs use the shared receive queue: destroy them first",
+            Self::Depth => "the depth must be at least 1, and at least what is posted",
+            Self::Limit => "srq_limit must not exceed the depth",
+        })
+    }
+}
+
+impl core::error::Error for SrqError {}
+
+#[derive(Debug)]
+struct Srq {
+    pd: PdId,
+    queue: RecvQueue,
+    /// Receives that queue pairs have taken and not completed: their places are kept.
+    taken: u64,
+    limit: u32,
+    users: u32,
+}
+
+/// All of them, by their numbers.
+#[derive(Debug, Default)]
+pub(crate) struct Srqs {
+    places: Vec<Option<Srq>>,
+    /// Those whose limit was reached.
+    events: VecDeque<SrqId>,
+}
+
+impl Srqs {
+    fn get(&self, id: SrqId) -> Option<&Srq> {
+        self.places.get(id.0 as usize)?.as_ref()
+    }
+
+    fn get_mut(&mut self, id: SrqId) -> Option<&mut Srq> {
+        self.places.get_mut(id.0 as usize)?.as_mut()
+    }
+
+    /// A queue pair will use it: its domain, and a queue for what the queue pair takes.
+    pub(crate) fn join(&mut self, id: SrqId) -> Option<(PdId, RecvQueue)> {
+        let srq = self.get_mut(id)?;
+        srq.users += 1;
+        Some((srq.pd, RecvQueue::new(1, srq.queue.max_sge())))
+    }
+
+    /// A queue pair that used it goes away.
+    pub(crate) fn leave(&mut self, id: SrqId) {
+        if let Some(srq) = self.get_mut(id) {
+            srq.users -= 1;
+        }
+    }
+
+    /// A message wants a receive, of which `remain` will be there: says so if that is fewer than wanted.
+    #[inline]
+    fn watch(&mut self, id: SrqId, remain: u64) {
+        let Some(srq) = self.get_mut(id) else { return };
+        if srq.limit > 0 && remain < u64::from(srq.limit) {
+            srq.limit = 0;
+            self.events.push_back(id);
+        }
+    }
+
+    /// The oldest receive goes to `own`.
+    #[inline]
+    fn take(&mut self, id: SrqId, own: &mut RecvQueue) {
+        let Some(srq) = self.get_mut(id).filter(|srq| srq.queue.len() > 0) else { return };
+        srq.queue.hand_over(own);
+        srq.taken += 1;
+        let remain = srq.queue.len();
+        self.watch(id, remain);
+    }
+
+    /// A receive that was taken is done.
+    #[inline]
+    pub(crate) fn complete(&mut self, id: SrqId) {
+        if let Some(srq) = self.get_mut(id) {
+            srq.taken -= 1;
+        }
+    }
+
+    /// A receive that was taken will not be completed: it is the oldest again.
+    pub(crate) fn give_back(&mut self, id: SrqId, own: &mut RecvQueue) {
+        if let Some(srq) = self.get_mut(id).filter(|_| own.len() > 0) {
+            own.hand_back(&mut srq.queue);
+            srq.taken -= 1;
+        }
+    }
+
+    /// Whether a receive that nobody took names the region `key`.
+    pub(crate) fn uses(&self, key: Key) -> bool {
+        self.places.iter().flatten().any(|srq| srq.queue.uses(key))
+    }
+
+    fn reserve_events(&mut self) {
+        let room = (2 * self.places.len()).saturating_sub(self.events.len());
+        self.events.reserve(room);
+    }
+}
+
+/// Where a queue pair finds receives: its own queue, and the shared one behind it.
+#[derive(Debug)]
+pub(crate) struct Receives<'a> {
+    pub(crate) own: &'a mut RecvQueue,
+    pub(crate) shared: Option<(&'a mut Srqs, SrqId)>,
+}
+
+impl Receives<'_> {
+    /// `wr_id` of the receive that is next. That there is none is what the limit of a shared queue warns of.
+    #[inline]
+    pub(crate) fn front(&mut self) -> Option<u64> {
+        let own = self.own.front();
+        if own.is_some() {
+            return own;
+        }
+        let (srqs, id) = self.shared.as_mut()?;
+        let front = srqs.get(*id)?.queue.front();
+        if front.is_none() {
+            srqs.watch(*id, 0);
+        }
+        front
+    }
+
+    /// How many bytes that has room for.
+    #[inline]
+    pub(crate) fn room(&self) -> u32 {
+        let shared = || {
+            let (srqs, id) = self.shared.as_ref()?;
+            Some(srqs.get(*id)?.queue.room())
+        };
+        if self.own.len() > 0 { self.own.room() } else { shared().unwrap_or(0) }
+    }
+
+    #[inline]
+    fn take(&mut self) {
+        if self.own.len() == 0
+            && let Some((srqs, id)) = &mut self.shared
+        {
+            srqs.take(*id, self.own);
+        }
+    }
+
+    /// Places `src` at `offset` of its list, which is in the domain `pd`.
+    #[inline]
+    pub(crate) fn scatter(
+        &mut self,
+        offset: u32,
+        src: &[u8],
+        pd: PdId,
+        memory: &mut impl Memory,
+    ) -> Result<(), AccessError> {
+        self.take();
+        self.own.scatter(offset, src, pd, memory)
+    }
+
+    /// Retires it.
+    #[inline]
+    pub(crate) fn pop(&mut self) {
+        self.take();
+        self.own.pop();
+        if let Some((srqs, id)) = &mut self.shared {
+            srqs.complete(*id);
+        }
+    }
+}
+
+/// Shared receive queues. Their numbers are given again after they are destroyed.
+impl Engine {
+    /// Makes a shared receive queue (`ibv_create_srq(3)`); `None` if it would have no depth.
+    pub fn create_srq(&mut self, init: &SrqInit) -> Option<SrqId> {
+        if init.max_wr == 0 {
+            return None;
+        }
+        let srqs = &mut self.shared.srqs;
+        let free = srqs.places.iter().position(Option::is_none);
+        let index = free.unwrap_or(srqs.places.len());
+        if index == srqs.places.len() {
+            srqs.places.push(None);
+        }
+        let queue = RecvQueue::new(init.max_wr as usize, init.max_sge as usize);
+        srqs.places[index] = Some(Srq { pd: init.pd, queue, taken: 0, limit: 0, users: 0 });
+        srqs.reserve_events();
+        u32::try_from(index).ok().map(SrqId)
+    }
+
+    /// Changes depth or limit (`ibv_modify_srq(3)`).
+    ///
+    /// # Errors
+    /// [`SrqError`]; nothing has changed then.
+    pub fn modify_srq(&mut self, id: SrqId, change: &SrqChange) -> Result<(), SrqError> {
+        let srqs = &mut self.shared.srqs;
+        let srq = srqs.get_mut(id).ok_or(SrqError::Unknown)?;
+        let depth = change.max_wr.map_or(srq.queue.depth(), u64::from);
+        if depth == 0 || depth < srq.queue.len() + srq.taken {
+            return Err(SrqError::Depth);
+        }
+        if u64::from(change.srq_limit.unwrap_or(srq.limit)) > depth {
+            return Err(SrqError::Limit);
+        }
+        if depth != srq.queue.depth() {
+            srq.queue.resize(depth);
+        }
+        srq.limit = change.srq_limit.unwrap_or(srq.limit);
+        srqs.reserve_events();
+        Ok(())
+    }
+
+    /// Its attributes (`ibv_query_srq(3)`).
+    #[must_use]
+    pub fn query_srq(&self, id: SrqId) -> Option<SrqAttr> {
+        let srq = self.shared.srqs.get(id)?;
+        #[allow(clippy::cast_possible_truncation)]
+        let (max_wr, max_sge) = (srq.queue.depth() as u32, srq.queue.max_sge() as u32);
+        Some(SrqAttr { max_wr, max_sge, srq_limit: srq.limit })
+    }
+
+    /// Appends a receive request.
+    ///
+    /// # Errors
+    /// [`PostError`]; nothing has changed then.
+    #[inline]
+    pub fn post_srq_recv(&mut self, id: SrqId, wr: &RecvWr<'_>) -> Result<(), PostError> {
+        let srq = self.shared.srqs.get_mut(id).ok_or(PostError::UnknownQp)?;
+        if srq.queue.len() + srq.taken >= srq.queue.depth() {
+            return Err(PostError::Full);
+        }
+        srq.queue.push(wr)
+    }
+
+    /// Destroys a shared receive queue; what is posted never completes (`ibv_destroy_srq(3)`).
+    ///
+    /// # Errors
+    /// [`SrqError::InUse`] while a queue pair uses it, [`SrqError::Unknown`].
+    pub fn destroy_srq(&mut self, id: SrqId) -> Result<(), SrqError> {
+        let srqs = &mut self.shared.srqs;
+        let srq = srqs.get(id).ok_or(SrqError::Unknown)?;
+        if srq.users > 0 {
+            return Err(SrqError::InUse);
+        }
+        srqs.places[id.0 as usize] = None;
+        srqs.events.retain(|of| *of != id);
+        Ok(())
+    }
+
+    /// How many shared receive queues there are.
+    #[must_use]
+    pub fn srq_count(&self) -> usize {
+        self.shared.srqs.places.iter().flatten().count()
+    }
+
+    /// The next shared receive queue whose limit was reached (`IBV_EVENT_SRQ_LIMIT_REACHED`).
+    pub fn poll_srq_event(&mut self) -> Option<SrqId> {
+        self.shared.srqs.events.pop_front()
+    }
+}

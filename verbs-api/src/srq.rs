@@ -1,0 +1,184 @@
+//! Shared receive queues: receives that whichever queue pair needs one takes.
+
+use std::sync::Arc;
+
+use rocinante_stack::SrqAttr;
+use rocinante_stack::SrqChange;
+use rocinante_stack::verbs::RecvWr;
+
+use crate::context::{Device, Pd, PdKind};
+use crate::error::VerbsError;
+use crate::qp::PostListError;
+use crate::{hw, soft};
+
+/// A shared receive queue (`struct ibv_srq`): queue pairs that are made with it take their receives from there, the oldest first, and have none
+/// of their own. Cheap to clone; it lives until the last clone and the last queue pair that uses it are gone.
+///
+/// When a queue pair breaks, what it had taken is flushed, by it; the rest stays. Then comes
+/// [`QpEvent::LastWqeReached`](crate::QpEvent::LastWqeReached): only after it the queue pair has completed all that it ever took.
+///
+/// ```
+/// use std::time::Duration;
+/// use rocinante::{Access, ConnectOptions, Context, RecvWr, SendData, SendOp, SendWr};
+///
+/// # let (here, there) = rocinante::doc::addresses();
+/// let (a, b) = (Context::open(here)?, Context::open(there)?);
+/// let (pd_a, pd_b) = (a.alloc_pd(), b.alloc_pd());
+/// let (cq_a, cq_b) = (a.create_cq(16)?, b.create_cq(16)?);
+/// // Ten clients would need no more than one queue's receives.
+/// let srq = pd_b.create_srq(64, 1)?;
+/// let (qp_a, qp_b) = (pd_a.qp(&cq_a, &cq_a).build()?, pd_b.qp(&cq_b, &cq_b).srq(&srq).build()?);
+/// let (to_b, to_a) = (qp_b.endpoint(), qp_a.endpoint());
+/// let options = ConnectOptions::default();
+/// let qp_a = qp_a.connect(&to_b, &options).map_err(|(_, error)| error)?;
+/// let qp_b = qp_b.connect(&to_a, &options).map_err(|(_, error)| error)?;
+///
+/// let buffers = pd_b.allocate(64 * 1024, Access::LOCAL_WRITE)?;
+/// for wr_id in 0..64 {
+///     srq.post_recv(&[RecvWr { wr_id, sges: &[buffers.sge(wr_id as usize * 1024, 1024)] }])?;
+/// }
+/// // Say so when fewer than 16 are left.
+/// srq.arm(16)?;
+/// qp_a.post_send(&[SendWr {
+///     wr_id: 1,
+///     op: SendOp::Send { imm: None },
+///     data: SendData::Inline(b"to whom it concerns"),
+///     signaled: true,
+///     solicited: false,
+///     fence: false,
+/// }])?;
+/// let wc = cq_b.wait_one(Duration::from_secs(5))?;
+/// assert_eq!((wc.wr_id, wc.qpn), (0, qp_b.qpn()));
+/// assert_eq!(buffers.to_vec(0, 19), b"to whom it concerns");
+/// # Ok::<(), rocinante::VerbsError>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Srq {
+    inner: Arc<SrqInner>,
+}
+
+#[derive(Debug)]
+struct SrqInner {
+    kind: SrqKind,
+    // After the queue, which it must outlive.
+    pd: Pd,
+}
+
+#[derive(Debug)]
+pub(crate) enum SrqKind {
+    Soft(soft::Srq),
+    Hw(hw::Srq),
+}
+
+impl Pd {
+    /// Makes a shared receive queue for `max_wr` receives of `max_sge` elements at most (`ibv_create_srq(3)`). What its receives name must be in
+    /// this domain.
+    ///
+    /// # Errors
+    /// [`VerbsError::Invalid`] where a limit of the device is exceeded, [`VerbsError::Limit`] if there are too many,
+    /// [`VerbsError::Hardware`] if the kernel's device refuses.
+    pub fn create_srq(&self, max_wr: u32, max_sge: u32) -> Result<Srq, VerbsError> {
+        let limits = self.device().limits();
+        for (name, wanted, least, most) in
+            [("max_wr", max_wr, 1, limits.max_srq_wr), ("max_sge", max_sge, 0, limits.max_srq_sge)]
+        {
+            if !(least..=most).contains(&wanted) {
+                return Err(VerbsError::Invalid(format!(
+                    "{name} of a shared receive queue is {wanted}, the device takes {least} to {most}"
+                )));
+            }
+        }
+        let kind = match &self.inner.kind {
+            PdKind::Soft(pd) => SrqKind::Soft(soft::Srq::create(pd, max_wr, max_sge)?),
+            PdKind::Hw(pd) => SrqKind::Hw(hw::Srq::create(pd, max_wr, max_sge)?),
+        };
+        Ok(Srq { inner: Arc::new(SrqInner { kind, pd: self.clone() }) })
+    }
+}
+
+impl Srq {
+    pub(crate) fn kind(&self) -> &SrqKind {
+        &self.inner.kind
+    }
+
+    /// Whether it was made of `device`.
+    pub(crate) fn is_of(&self, device: &Device) -> bool {
+        match (self.inner.pd.device(), device) {
+            (Device::Soft(own), Device::Soft(other)) => Arc::ptr_eq(own, other),
+            (Device::Hw(own), Device::Hw(other)) => Arc::ptr_eq(own, other),
+            _ => false,
+        }
+    }
+
+    /// Its number among the device's, by which asynchronous events name it.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        match self.kind() {
+            SrqKind::Soft(srq) => srq.id().0,
+            SrqKind::Hw(srq) => srq.number(),
+        }
+    }
+
+    /// Posts receive requests in order (`ibv_post_srq_recv(3)`).
+    ///
+    /// # Errors
+    /// [`PostListError`] names the first request that was not posted; those before it were.
+    #[inline]
+    pub fn post_recv(&self, list: &[RecvWr<'_>]) -> Result<(), PostListError> {
+        match self.kind() {
+            SrqKind::Soft(srq) => srq.post_recv(list),
+            SrqKind::Hw(srq) => srq.post_recv(list),
+        }
+    }
+
+    /// Changes depth or limit (`ibv_modify_srq(3)`). Not every device in hardware can change the depth.
+    ///
+    /// # Errors
+    /// [`VerbsError::Invalid`] if the depth is 0, above the device's or less than what is posted, or the limit above the depth;
+    /// [`VerbsError::Hardware`] if the kernel's device refuses.
+    pub fn modify(&self, change: &SrqChange) -> Result<(), VerbsError> {
+        let most = self.inner.pd.device().limits().max_srq_wr;
+        if change.max_wr.is_some_and(|depth| depth > most) {
+            let why = format!("max_wr is too large: the device takes {most} at most");
+            return Err(VerbsError::Invalid(why));
+        }
+        match self.kind() {
+            SrqKind::Soft(srq) => srq.modify(change),
+            SrqKind::Hw(srq) => srq.modify(change),
+        }
+    }
+
+    /// Asks for one event, [`AsyncEvent::SrqLimitReached`](crate::AsyncEvent::SrqLimitReached), once fewer than `srq_limit` receives are
+    /// left; 0 wants none. A message has to come for it: that few were posted, or were left before, says nothing.
+    ///
+    /// # Errors
+    /// As [`modify`](Self::modify).
+    pub fn arm(&self, srq_limit: u32) -> Result<(), VerbsError> {
+        self.modify(&SrqChange { srq_limit: Some(srq_limit), max_wr: None })
+    }
+
+    /// Its attributes (`ibv_query_srq(3)`); the limit is 0 unless its event is still due.
+    ///
+    /// # Errors
+    /// [`VerbsError::Hardware`] if the kernel's device refuses.
+    pub fn query(&self) -> Result<SrqAttr, VerbsError> {
+        match self.kind() {
+            SrqKind::Soft(srq) => Ok(srq.query()),
+            SrqKind::Hw(srq) => srq.query(),
+        }
+    }
+
+    /// Destroys it (`ibv_destroy_srq(3)`); what is posted never completes.
+    ///
+    /// # Errors
+    /// [`VerbsError::Busy`], with the queue, while a queue pair or another clone uses it.
+    pub fn destroy(self) -> Result<(), (Self, VerbsError)> {
+        match Arc::try_unwrap(self.inner) {
+            Ok(_) => Ok(()),
+            Err(inner) => {
+                let why = "a queue pair or another handle uses the shared receive queue";
+                Err((Self { inner }, VerbsError::Busy(why)))
+            }
+        }
+    }
+}
