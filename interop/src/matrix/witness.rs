@@ -6,6 +6,7 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
@@ -41,7 +42,9 @@ struct Capture {
 
 impl Capture {
     fn start(host: &Netns, device: &str) -> Step<Self> {
-        let file = format!("rocinante-interop-{}.pcap", std::process::id());
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let file = format!("rocinante-interop-{}-{number}.pcap", std::process::id());
         let file = std::env::temp_dir().join(file);
         let mut command = Command::new("tshark");
         command.args(["-i", device, "-f", "udp port 4791", "-F", "pcap", "-w"]).arg(&file);
@@ -63,9 +66,9 @@ impl Capture {
     fn decode(&mut self, from: &Node, packets: usize) -> Step<Vec<(bool, Fields)>> {
         let deadline = std::time::Instant::now() + Duration::from_secs(10);
         loop {
-            let seen = self.read(from)?;
-            // What is captured is written after a while.
-            let ours = seen.iter().filter(|(is_ours, _)| *is_ours).count();
+            // What is captured is written after a while, and the last packet perhaps in part.
+            let ours =
+                self.read(from).map_or(0, |seen| seen.iter().filter(|(ours, _)| *ours).count());
             if ours >= packets || std::time::Instant::now() > deadline {
                 self.tshark.signal(Signal::SIGINT);
                 let ended = self.tshark.wait(Duration::from_secs(10));
