@@ -94,8 +94,8 @@ impl Charge {
 pub(crate) struct Pool {
     limit: Budget,
     used: Charge,
-    /// Acknowledgements to come; only in our own pool. Every queue pair may await one, so many can be more than there is room
-    /// for: a quarter of it is the most that they take from others.
+    /// Acknowledgements to come; only in our own pool. Every queue pair may await one, so there can be more than there is room
+    /// for, and responses wait: what is on its way must never overrun our receive queue.
     answers: Charge,
     /// Queue pairs that wait for room and what they need, oldest first.
     line: VecDeque<(u32, Charge)>,
@@ -123,7 +123,8 @@ impl Pool {
     /// Whether `charge` fits; an unused pool takes anything, so that nothing waits for ever.
     #[inline]
     pub(crate) fn fits(&self, charge: Charge) -> bool {
-        self.used.datagrams == 0 || self.has_room(charge.bytes, charge.datagrams)
+        self.used.datagrams + self.answers.datagrams == 0
+            || self.has_room(charge.bytes, charge.datagrams)
     }
 
     /// Whether nothing like `charge` will fit any more once `charge` is charged.
@@ -134,22 +135,14 @@ impl Pool {
 
     #[inline]
     fn has_room(&self, bytes: u64, datagrams: u32) -> bool {
-        let share = self.limit.part(1, 4);
-        let answers = Charge {
-            bytes: self.answers.bytes.min(u64::from(share.bytes)),
-            datagrams: self.answers.datagrams.min(share.datagrams),
-        };
-        self.used.bytes + answers.bytes + bytes <= u64::from(self.limit.bytes)
-            && self.used.datagrams + answers.datagrams + datagrams <= self.limit.datagrams
+        self.used.bytes + self.answers.bytes + bytes <= u64::from(self.limit.bytes)
+            && self.used.datagrams + self.answers.datagrams + datagrams <= self.limit.datagrams
     }
 
     /// Whether an answer more fits, and nobody waits for room.
     #[inline]
     fn spares_answer(&self, answer: Charge) -> bool {
-        let (used, limit) = (&self.used, self.limit);
-        let bytes = used.bytes + self.answers.bytes + answer.bytes;
-        let datagrams = used.datagrams + self.answers.datagrams + answer.datagrams;
-        let fits = bytes <= u64::from(limit.bytes) && datagrams <= limit.datagrams;
+        let fits = self.has_room(answer.bytes, answer.datagrams);
         self.called.is_none() && self.line.is_empty() && fits
     }
 

@@ -364,42 +364,6 @@ fn who_waits_for_room_that_never_comes_finds_out_whether_the_peer_lives() {
     pair.run_until(|pair| pair.ends[0].host.completions.iter().any(|c| c.wr_id == 1002));
 }
 
-#[test]
-fn small_messages_of_others_starve_no_read() {
-    const BUSY: usize = 16;
-    let own = Budget { bytes: 1 << 20, datagrams: 8 };
-    // Without a timeout nothing but room can help.
-    let setup = Setup { own: Some(own), qps: BUSY + 1, timeout: 0, ..Setup::default() };
-    let mut pair = Pair::new(&setup);
-    let keys = pair.register();
-    let small = |pair: &mut Pair, qp: usize| {
-        pair.send_on(0, qp, qp as u64, write(keys[1]), &[sge(0, 8, keys[0])]);
-    };
-    (0..BUSY).for_each(|qp| small(&mut pair, qp));
-    pair.deliver(0);
-    let read = SendOp::Read { remote: BASE, rkey: keys[1] };
-    pair.send_on(0, BUSY, BUSY as u64, read, &[sge(0, 4096, keys[0])]);
-    let mut late = std::collections::VecDeque::new();
-    for _ in 0..50 {
-        // Half of the answers are always still on their way.
-        flood(&mut pair, 1, |_| true);
-        let packets = &mut pair.ends[1].out.packets;
-        late.append(packets);
-        *packets = late;
-        late = packets.split_off(packets.len().div_ceil(2));
-        pair.deliver(1);
-        pair.now = pair.now.after(50_000);
-        let done = pair.completions(0);
-        if done.iter().any(|cqe| cqe.wr_id == BUSY as u64) {
-            return;
-        }
-        // Whoever is answered has the next one ready.
-        done.iter().for_each(|cqe| small(&mut pair, cqe.wr_id as usize));
-        pair.deliver(0);
-    }
-    panic!("the READ never came to its turn");
-}
-
 /// As many WRITEs as nobody else asks for leave, of which the last did not ask.
 fn unasked(setup: &Setup, count: u64) -> common::Solo {
     let mut solo = common::Solo::new(setup);
