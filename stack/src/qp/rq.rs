@@ -137,18 +137,19 @@ impl RecvQueue {
         pd: PdId,
         memory: &mut impl Memory,
     ) -> Result<(), AccessError> {
-        let slot = self.slot(self.head);
-        let list = &self.sges[slot * self.max_sge..][..usize::from(self.wqes[slot].sges)];
-        place(list, offset, src, pd, memory)
+        place(self.list(self.head), offset, src, pd, memory)
     }
 
     /// Whether a request names `key`.
     pub(crate) fn uses(&self, key: Key) -> bool {
-        (self.head..self.tail).any(|index| {
-            let slot = self.slot(index);
-            let sges = usize::from(self.wqes[slot].sges);
-            self.sges[slot * self.max_sge..][..sges].iter().any(|sge| sge.lkey == key)
-        })
+        (self.head..self.tail).any(|index| self.list(index).iter().any(|sge| sge.lkey == key))
+    }
+
+    /// Where the data of a request is.
+    #[inline]
+    fn list(&self, index: u64) -> &[Sge] {
+        let slot = self.slot(index);
+        &self.sges[slot * self.max_sge..][..usize::from(self.wqes[slot].sges)]
     }
 
     #[inline]
