@@ -209,8 +209,9 @@ fn die_while_asked(side: &Side, connection: &Connection, op: SendOp, child: &mut
         connection.qp.post_send(&[wr(next, op, &sges)]).unwrap();
         next += 1;
     }
-    child.kill();
+    // Its last sign of life comes later.
     let killed = Instant::now();
+    child.kill();
     let mut done = 20;
     let failed = loop {
         let wc = side.next();
@@ -224,6 +225,8 @@ fn die_while_asked(side: &Side, connection: &Connection, op: SendOp, child: &mut
     let refused = !side.is_software() && failed.status == WcStatus::RemAccessErr;
     if !refused {
         assert_eq!(failed.status, WcStatus::RetryExcErr);
+        // Four times 67 ms.
+        assert!(killed.elapsed() > Duration::from_millis(150), "{:?}", killed.elapsed());
     }
     // A busy machine's bound.
     assert!(killed.elapsed() < Duration::from_secs(10), "{:?}", killed.elapsed());
