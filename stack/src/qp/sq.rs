@@ -276,9 +276,8 @@ impl SendQueue {
             out.copy_from_slice(&self.inline[from..from + out.len()]);
             return Ok(());
         }
-        let list = &self.sges[slot * self.max_sge..][..usize::from(wqe.sges)];
         let mut out = out;
-        for part in parts(list, offset, out.len()) {
+        for part in parts(self.list(index), offset, out.len()) {
             let source = memory.regions().local_read(pd, &part)?;
             let (now, later) = out.split_at_mut(part.len as usize);
             memory.fetch(source, now);
@@ -294,14 +293,11 @@ impl SendQueue {
         pd: PdId,
         regions: &RegionTable,
     ) -> Result<(), AccessError> {
-        let slot = self.slot(index);
-        let wqe = &self.wqes[slot];
+        let wqe = &self.wqes[self.slot(index)];
         if wqe.inline {
             return Ok(());
         }
-        for part in
-            parts(&self.sges[slot * self.max_sge..][..usize::from(wqe.sges)], 0, wqe.len as usize)
-        {
+        for part in parts(self.list(index), 0, wqe.len as usize) {
             if wqe.op.has_response() {
                 regions.local_write(pd, &part)?;
             } else {
