@@ -40,6 +40,10 @@ impl Memory for Host {
         &self.regions
     }
 
+    fn regions_mut(&mut self) -> &mut RegionTable {
+        &mut self.regions
+    }
+
     fn place(&mut self, dst: Checked<Write>, src: &[u8]) {
         self.memory[dst.host() as usize..][..src.len()].copy_from_slice(src);
     }

@@ -5,7 +5,9 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::{compare, decode, demo, devices, perf, pingpong, rping};
+use crate::{
+    cm_bench, compare, decode, demo, devices, mckey, perf, pingpong, rping, sim, ucmatose, udaddy,
+};
 
 /// RDMA over Converged Ethernet in user space: no RDMA card, no kernel module, no root
 #[derive(Debug, Parser)]
@@ -24,8 +26,15 @@ enum Command {
     Pingpong(pingpong::Args),
     Perf(perf::Args),
     Rping(rping::Args),
+    Udaddy(udaddy::Args),
+    Mckey(mckey::Args),
+    CmBench(cm_bench::Args),
+    Ucmatose(ucmatose::Args),
+    RdmaServer(ucmatose::ServerArgs),
+    RdmaClient(ucmatose::ClientArgs),
     Decode(decode::Args),
     Compare(compare::Args),
+    Sim(sim::Args),
     #[command(hide = true)]
     CompareWorker(compare::WorkerArgs),
 }
@@ -40,8 +49,15 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Pingpong(args) => pingpong::run(&args),
         Command::Perf(args) => perf::run(&args),
         Command::Rping(args) => rping::run(&args),
+        Command::Udaddy(args) => udaddy::run(&args),
+        Command::Mckey(args) => mckey::run(&args),
+        Command::CmBench(args) => cm_bench::run(&args),
+        Command::Ucmatose(args) => ucmatose::run(&args),
+        Command::RdmaServer(args) => ucmatose::run_server(&args),
+        Command::RdmaClient(args) => ucmatose::run_client(&args),
         Command::Decode(args) => decode::run(&args),
         Command::Compare(args) => compare::run(&args),
+        Command::Sim(args) => sim::run_command(&args),
         Command::CompareWorker(args) => compare::run_worker(&args),
     }
 }

@@ -90,6 +90,7 @@ struct PortCapabilities {
 struct DeviceLimits {
     max_qp: u32,
     max_mr: u32,
+    max_mw: u32,
     max_cq: u32,
     max_cqe: u32,
     max_qp_wr: u32,
@@ -252,6 +253,7 @@ impl DeviceLimits {
             ("max_cq:", Some(self.max_cq)),
             ("max_cqe:", Some(self.max_cqe)),
             ("max_mr:", Some(self.max_mr)),
+            ("max_mw:", Some(self.max_mw)),
         ] {
             match value {
                 Some(value) => row(name, &value)?,
@@ -267,6 +269,7 @@ impl From<&Limits> for DeviceLimits {
         let Limits {
             max_qp,
             max_mr,
+            max_mw,
             max_cq,
             max_cqe,
             max_qp_wr,
@@ -280,6 +283,7 @@ impl From<&Limits> for DeviceLimits {
         Self {
             max_qp,
             max_mr,
+            max_mw,
             max_cq,
             max_cqe,
             max_qp_wr,

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use rocinante::{Access, ConnectOptions, Context, Endpoint, Hello, Mtu};
+use rocinante::{Access, ConnectOptions, Context, Endpoint, Mtu};
 use serde::{Deserialize, Serialize};
 
 use crate::compat::device::DeviceArgs;
@@ -25,7 +25,7 @@ use game::Game;
 /// both; what the server is given as well must be the same.
 ///
 /// Two terminals on one machine, without privileges: `rocinante pingpong --bind 127.0.0.1`, and
-/// `rocinante pingpong --bind 127.0.0.2 127.0.0.1`.
+/// `rocinante pingpong --bind 127.0.0.2 127.0.0.1`. With --cm at both the connection manager connects them, and nothing goes over TCP.
 ///
 /// With --compat the other side is ibv_{rc,uc,ud,srq}_pingpong of rdma-core. These agree on nothing: give both sides the same
 /// -s, -n, -m and -q, and the other one a -g.
@@ -192,6 +192,7 @@ pub fn run(args: &Args) -> ExitCode {
 fn run_side(args: &Args, out: Output) -> Result<Report, Failure> {
     args.refused.check()?;
     if let Some(program) = args.compat {
+        args.net.check_compat()?;
         return with_program(args, program, out);
     }
     if args.device.is_given() || args.gid_idx.is_some() || args.num_qp.is_some() {
@@ -261,17 +262,16 @@ fn play(session: &mut Session, args: &Args, plan: &Plan, out: Output) -> Result<
     let size = plan.size as usize;
     let memory = pd.allocate(2 * size.max(1), Access::LOCAL_WRITE)?;
     let qp = pd.qp(&cq, &cq).max_send_wr(1).max_recv_wr(args.rx_depth).build()?;
-    let local = qp.endpoint();
-    out.line(format_args!("  local address:  {}", Place::from(&local)));
-    let hello = Hello { endpoints: vec![local], ..Hello::default() };
-    let remote = session.swap(&hello)?.endpoints[0];
-    out.line(format_args!("  remote address: {}", Place::from(&remote)));
     let options = ConnectOptions { mtu: Some(mtu), ..ConnectOptions::default() };
-    let qp = session.connect_qp(qp, &remote, &options)?;
+    let theirs = session.join(vec![qp], None, &options)?;
+    let [local, remote] = theirs.first;
+    out.line(format_args!("  local address:  {}", Place::from(&local)));
+    out.line(format_args!("  remote address: {}", Place::from(&remote)));
+    let qp = &theirs.qps[0];
     let begins = args.net.host.is_some();
     let chk = plan.chk.then_some(begins);
     let peer = remote.address;
-    let game = Game { ctx: &ctx, qp: &qp, cq, channel, memory, size, peer, chk };
+    let game = Game { ctx: &ctx, qp, cq, channel, memory, size, peer, chk };
     game.post_receives(args.rx_depth)?;
     session.barrier("ready")?;
     session.enter("first message");
@@ -280,7 +280,7 @@ fn play(session: &mut Session, args: &Args, plan: &Plan, out: Output) -> Result<
             let begun = || exchange.enter("ping-pong");
             game.play(begins, plan.iters, args.rx_depth, begun)
         },
-        || session::abandon(&qp),
+        || session::abandon(qp),
     )?;
     session.barrier("done")?;
     let mut report = report(&ctx, plan, [Place::from(&local), Place::from(&remote)], time);

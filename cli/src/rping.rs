@@ -100,7 +100,7 @@ pub fn run(args: &Args) -> ExitCode {
 impl Args {
     fn open(&self, address: IpAddr, out: Output) -> Result<Context, Failure> {
         let (netdev, bind, port) = (self.netdev, Some(address), self.port);
-        NetArgs { host: None, netdev, device: None, bind, port }.open(address, out)
+        NetArgs { host: None, netdev, device: None, bind, port, cm: false }.open(address, out)
     }
 
     fn report(&self, role: &'static str, game: &Game, connect: Duration) -> Report {

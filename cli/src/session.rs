@@ -1,29 +1,30 @@
 //! Two processes of one command: how they find each other, agree on what to do, and tell each other when it goes wrong.
 //!
-//! The server listens on TCP. The client says in one line what it wants, the server accepts or says why not, both swap the
-//! endpoints of their queue pairs ([`Exchange::swap`]), and wait for each other before and after the work. A side that cannot go on says
+//! The server listens on TCP, or with `--cm` on a port of the connection manager. The client says in one line what it wants, the server accepts or says why
+//! not, both connect their queue pairs ([`Session::join`]), and wait for each other before and after the work. A side that cannot go on says
 //! why ([`Exchange::give_up`]), so that both users see the reason.
 
 pub mod address;
 pub mod agreement;
 pub mod diagnosis;
+pub mod join;
 pub mod progress;
+mod server;
 
-use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use rocinante::{
     Backend, ConnectOptions, Context, Endpoint, Exchange, Hello, ModifyAttr, Mtu, OpenOptions,
-    PreparedQp, Provider, Qp, QpState,
+    PreparedQp, Provider, Qp, QpState, cm,
 };
 use serde::Serialize;
-use serde::de::DeserializeOwned;
 
 use crate::output::{Failure, Output};
 use crate::quiet::Quiet;
-use agreement::Request;
+pub use server::Server;
 
 /// Where the peer is and by what to reach it: options of every command with two sides.
 #[derive(Debug, Clone, clap::Args)]
@@ -42,7 +43,10 @@ pub struct NetArgs {
     /// server, the one by which the client comes
     #[arg(long, value_name = "ADDR")]
     pub bind: Option<IpAddr>,
-    /// TCP port on which the two sides find each other
+    /// Connect by the connection manager, as programs of librdmacm do, and not over TCP: all goes over UDP port 4791
+    #[arg(long)]
+    pub cm: bool,
+    /// Port on which the two sides find each other: TCP's, or with --cm one of RDMA_PS_TCP
     #[arg(short, long, default_value_t = 18515)]
     pub port: u16,
 }
@@ -76,6 +80,18 @@ pub fn mtu(text: &str) -> Result<Mtu, String> {
 }
 
 impl NetArgs {
+    /// Programs of others find each other in their own ways.
+    ///
+    /// # Errors
+    /// `--cm` is given.
+    pub fn check_compat(&self) -> Result<(), Failure> {
+        if self.cm {
+            let why = "--cm is for two sides of rocinante: leave out --compat, or --cm";
+            return Err(Failure::Usage(why.into()));
+        }
+        Ok(())
+    }
+
     /// Opens the device that has `address`, and says which that is and what carries it.
     ///
     /// # Errors
@@ -107,92 +123,6 @@ const REQUEST_PATIENCE: Duration = Duration::from_secs(5);
 /// How long each side waits for the next line of a peer that has only to answer.
 const LINE_PATIENCE: Duration = Duration::from_secs(20);
 
-/// A server that waits for its client.
-pub struct Server {
-    listener: TcpListener,
-    /// Open already where the address was given.
-    ctx: Option<Context>,
-    net: NetArgs,
-    out: Output,
-}
-
-impl Server {
-    /// Opens the device, if its address is given, and listens.
-    ///
-    /// # Errors
-    /// No device, or the TCP port is taken: the text says by whom.
-    pub fn start(net: &NetArgs, out: Output) -> Result<Self, Failure> {
-        let ctx = net.bind.map(|address| net.open(address, out)).transpose()?;
-        let listener = address::listen(net.bind, net.port)?;
-        match net.bind {
-            Some(address) => out.note(format_args!("waiting for a client on TCP {address} port {}", net.port)),
-            None => out.note(format_args!(
-                "waiting for a client on TCP port {}; the device will be the one with the address by which it comes (--bind \
-                 says another)",
-                net.port
-            )),
-        }
-        Ok(Self { listener, ctx, net: net.clone(), out })
-    }
-
-    /// Waits for a client of `command` and takes what it wants, unless that contradicts `given`: the options that were
-    /// given here, by their names on the command line. Whoever does not speak our language is sent away.
-    ///
-    /// # Errors
-    /// The client wants something else: it is told so, too.
-    pub fn accept<Plan: DeserializeOwned>(
-        self,
-        command: &str,
-        given: &impl Serialize,
-    ) -> Result<(Session, Plan), Failure> {
-        let (mut exchange, request) = self.next_request()?;
-        let peer = exchange.peer();
-        let plan = agreement::check(command, given, &request).and_then(|()| {
-            serde_json::from_value(request.options).map_err(|error| {
-                format!(
-                    "the client's options are not understood here ({error}): use the same version on both sides"
-                )
-            })
-        });
-        let plan = plan.map_err(|why| refuse(&mut exchange, &why))?;
-        let local = exchange.local()?.ip().to_canonical();
-        let ctx = match self.ctx {
-            Some(ctx) => ctx,
-            None => self.net.open(local, self.out).inspect_err(|failure| {
-                exchange.give_up(&format!("the server cannot serve at {local}: {failure}"));
-            })?,
-        };
-        exchange.say(agreement::ACCEPTED)?;
-        exchange.enter("making queue pairs");
-        self.out.note(format_args!("client {peer}"));
-        Ok((Session { ctx, exchange }, plan))
-    }
-
-    /// Waits for somebody who asks for something.
-    fn next_request(&self) -> Result<(Exchange, Request), Failure> {
-        loop {
-            let mut exchange = Exchange::accept_from(&self.listener)?;
-            exchange.enter("first words");
-            exchange.set_patience(Some(REQUEST_PATIENCE));
-            match exchange
-                .hear()
-                .map_err(|e| e.to_string())
-                .and_then(|line| agreement::parse(&line))
-            {
-                Ok(request) => {
-                    exchange.set_patience(Some(LINE_PATIENCE));
-                    return Ok((exchange, request));
-                }
-                Err(why) => {
-                    self.out
-                        .note(format_args!("{} is no client of rocinante: {why}", exchange.peer()));
-                    exchange.give_up("this is a rocinante server, and it does not understand that");
-                }
-            }
-        }
-    }
-}
-
 fn refuse(exchange: &mut Exchange, why: &str) -> Failure {
     exchange.give_up(why);
     exchange.error(why).into()
@@ -214,9 +144,15 @@ pub fn connect_qp(
     peer: &Endpoint,
     options: &ConnectOptions,
 ) -> Result<Qp, Failure> {
+    check_mtu(ctx, peer.mtu, options)?;
+    qp.connect(peer, options).map_err(|(_, error)| error.into())
+}
+
+/// Whether the path MTU that is wanted fits both links.
+fn check_mtu(ctx: &Context, there: Mtu, options: &ConnectOptions) -> Result<(), Failure> {
     let own = ctx.query_device();
     if let Some(wanted) = options.mtu {
-        let (here, there) = (own.active_mtu, peer.mtu);
+        let here = own.active_mtu;
         if wanted > here {
             let (name, bytes) = (ctx.name(), wanted.bytes() + 80);
             return Err(Failure::Failed(match own.port {
@@ -237,7 +173,7 @@ pub fn connect_qp(
             )));
         }
     }
-    qp.connect(peer, options).map_err(|(_, error)| error.into())
+    Ok(())
 }
 
 /// A connection between two processes of one command, and the device of this one.
@@ -245,8 +181,10 @@ pub fn connect_qp(
 pub struct Session {
     /// The device.
     pub ctx: Context,
-    /// The connection over TCP.
+    /// What the two processes say to each other, over TCP or a queue pair.
     pub exchange: Exchange,
+    /// Where the peer's queue pairs come, at a server that the connection manager connects.
+    listener: Option<cm::Listener>,
 }
 
 impl Session {
@@ -276,13 +214,17 @@ impl Session {
             ));
         }
         let ctx = opened?;
-        let mut exchange = Exchange::connect(server, CONNECT_PATIENCE)?;
+        let mut exchange = if net.cm {
+            Exchange::connect_cm(&ctx, server, CONNECT_PATIENCE)?
+        } else {
+            Exchange::connect(server, CONNECT_PATIENCE)?
+        };
         exchange.set_patience(Some(LINE_PATIENCE));
         exchange.enter("first words");
         exchange.say(&agreement::request(command, plan))?;
         agreement::accepted(&exchange.hear()?).map_err(|why| exchange.error(why))?;
         exchange.enter("making queue pairs");
-        Ok(Self { ctx, exchange })
+        Ok(Self { ctx, exchange, listener: None })
     }
 
     /// Does `work`; if it fails, the peer is told why.
@@ -305,7 +247,7 @@ impl Session {
     ///
     /// # Errors
     /// The peer is gone, says something else, or its addresses are of another family.
-    pub fn swap(&mut self, hello: &Hello) -> Result<Hello, Failure> {
+    fn swap(&mut self, hello: &Hello) -> Result<Hello, Failure> {
         self.enter("exchange of endpoints");
         let peer = self.exchange.swap(hello)?;
         for (what, ours, theirs) in [
@@ -341,7 +283,7 @@ impl Session {
     ///
     /// # Errors
     /// As there; the text names the peer.
-    pub fn connect_qp(
+    fn connect_qp(
         &self,
         qp: PreparedQp,
         peer: &Endpoint,
@@ -395,7 +337,13 @@ impl Session {
         Ok(self.exchange.barrier_while(name, || quiet.goes_on())?)
     }
 
-    /// The peer's address and TCP port.
+    /// Whether the connection manager connects.
+    #[must_use]
+    pub fn is_managed(&self) -> bool {
+        self.exchange.path_mtu().is_some()
+    }
+
+    /// The peer's address and port.
     #[must_use]
     pub fn peer(&self) -> SocketAddr {
         self.exchange.peer()

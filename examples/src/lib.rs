@@ -18,6 +18,8 @@ pub struct Args {
     pub port: Option<u16>,
     /// `--iters`: how often.
     pub iters: Option<u64>,
+    /// `--connections`: how many.
+    pub connections: Option<u64>,
     /// `--size`: how many bytes.
     pub size: Option<usize>,
     /// All other words.
@@ -60,6 +62,7 @@ impl Args {
                 "device" => args.device = Some(value),
                 "port" => args.port = Some(value.parse().map_err(|_| bad(()))?),
                 "iters" => args.iters = Some(value.parse().map_err(|_| bad(()))?),
+                "connections" => args.connections = Some(value.parse().map_err(|_| bad(()))?),
                 "size" => args.size = Some(value.parse().map_err(|_| bad(()))?),
                 _ => return Err(format!("there is no option {word}")),
             }

@@ -20,12 +20,13 @@ impl Server {
         server
     }
 
-    fn says(&mut self, what: &str) {
+    fn says(&mut self, what: &str) -> String {
         let mut line = String::new();
         while !line.contains(what) {
             line.clear();
             assert_ne!(self.stdout.read_line(&mut line).unwrap(), 0, "never said {what:?}");
         }
+        line
     }
 }
 
@@ -73,6 +74,27 @@ fn rc_pingpong_plays() {
     }
 }
 
+/// Everything on one thread at either side, with many connections at a time.
+#[test]
+fn async_echo_serves_many_connections() {
+    let program = env!("CARGO_BIN_EXE_async_echo");
+    let [server, client] = addresses(3);
+    let args = ["--bind", &server, "--connections", "65"];
+    let mut serving = Server::start(program, &args, "listening on");
+    for (connections, size) in [("64", "5000"), ("1", "65536")] {
+        let options = ["--connections", connections, "--iters", "30", "--size", size];
+        let mut args = vec!["--bind", &client, &server];
+        args.extend(options);
+        let output = run(program, &args);
+        assert!(output.status.success(), "{}", text(&output));
+        assert!(text(&output).contains("all verified"), "{}", text(&output));
+    }
+    let said = serving.says("served 65 connections");
+    let most: u32 = said.split(' ').nth(3).unwrap().parse().unwrap();
+    assert!((8..=64).contains(&most), "{said}");
+    assert!(serving.child.wait().unwrap().success());
+}
+
 #[test]
 fn kv_store_keeps_what_it_is_given() {
     let program = env!("CARGO_BIN_EXE_kv_store");
@@ -103,6 +125,7 @@ fn without_sense_they_explain_themselves() {
         (env!("CARGO_BIN_EXE_rc_pingpong"), &["--bind", "here"]),
         (env!("CARGO_BIN_EXE_kv_store"), &["get", "--bind", "127.0.0.1"]),
         (env!("CARGO_BIN_EXE_kv_store"), &["--colour", "red"]),
+        (env!("CARGO_BIN_EXE_async_echo"), &["127.0.0.1"]),
     ] {
         let output = run(program, args);
         assert_eq!(output.status.code(), Some(2), "{}", text(&output));

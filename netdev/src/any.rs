@@ -58,6 +58,14 @@ impl Port for AnyPort {
         on!(self, port => port.remove_path(path));
     }
 
+    fn join(&mut self, group: IpAddr) -> io::Result<()> {
+        on!(self, port => port.join(group))
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        on!(self, port => port.leave(group));
+    }
+
     fn receive(&mut self, budget: usize, sink: impl FnMut(RxDatagram<'_>)) -> io::Result<usize> {
         on!(self, port => port.receive(budget, sink))
     }

@@ -6,12 +6,18 @@ pub mod any;
 pub mod auto;
 pub mod error;
 pub mod fd;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
+#[cfg(test)]
+mod group_tests;
 pub mod headers;
 pub mod iface;
 pub mod loopback;
 pub mod packet;
 pub mod policy;
 pub mod port;
+mod recent;
 pub mod resolve;
 pub mod rtnl;
 pub mod sim;

@@ -8,7 +8,8 @@
 //! Frames pass the own namespace's `tc` and nft `netdev` egress (the socket does not bypass the
 //! queueing discipline), but none of its other nft hooks, and none of those on receive. On a veth, the
 //! host's rules see all of them. A UDP socket on port 4791 that drops all it gets (the *guard*) keeps
-//! the kernel from answering "port unreachable", and sends for paths whose neighbour is unknown.
+//! the kernel from answering "port unreachable", and sends for paths whose neighbour is unknown. What goes to
+//! multicast groups, and comes from them, goes through it too: it is the kernel that knows who has joined.
 //!
 //! Linux 6.2 is the first that gives UDP super-packets to such sockets.
 
@@ -195,6 +196,14 @@ impl Port for PacketPort {
         self.paths.remove(path, &mut self.guard);
     }
 
+    fn join(&mut self, group: IpAddr) -> io::Result<()> {
+        self.guard.join(group)
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        self.guard.leave(group);
+    }
+
     fn receive(
         &mut self,
         budget: usize,
@@ -209,6 +218,9 @@ impl Port for PacketPort {
         count += self.receive_frames(budget.saturating_sub(count), &mut sink);
         if !self.looped_first && !self.looped.is_empty() {
             count += self.receive_looped(budget.saturating_sub(count), &mut sink);
+        }
+        if self.guard.has_groups() {
+            count += self.guard.receive(budget.saturating_sub(count), &mut sink)?;
         }
         match self.dead {
             Some(errno) if count == 0 => Err(io::Error::from_raw_os_error(errno)),
@@ -296,11 +308,11 @@ impl Port for PacketPort {
         let guard = self.guard.stats();
         let tx = &self.sender.counters;
         PortStats {
-            rx_datagrams: self.rx.datagrams,
-            rx_bytes: self.rx.bytes,
-            rx_runs: self.rx.runs,
-            rx_queue_drops: self.rx.drops(&self.socket),
-            rx_malformed: self.rx.malformed,
+            rx_datagrams: self.rx.datagrams + guard.rx_datagrams,
+            rx_bytes: self.rx.bytes + guard.rx_bytes,
+            rx_runs: self.rx.runs + guard.rx_runs,
+            rx_queue_drops: self.rx.drops(&self.socket) + guard.rx_queue_drops,
+            rx_malformed: self.rx.malformed + guard.rx_malformed,
             tx_datagrams: tx.datagrams + guard.tx_datagrams,
             tx_bytes: tx.bytes + guard.tx_bytes,
             tx_runs: tx.runs + guard.tx_runs,

@@ -101,5 +101,11 @@ pub fn audit(iface: &Interface) -> Audit {
     audit
 }
 
+/// The payload of a netlink message as a chain and as a rule.
+#[cfg(feature = "fuzzing")]
+pub(crate) fn try_payload(family: u8, payload: &[u8]) {
+    nft::try_payload(family, payload);
+}
+
 #[cfg(test)]
 mod tests;

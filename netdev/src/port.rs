@@ -124,7 +124,7 @@ impl RxBudget {
 pub struct PathSpec {
     /// Source address; one of the port's own.
     pub local: IpAddr,
-    /// Destination address, of the same family.
+    /// Destination address, of the same family; it may be a multicast group's, joined or not.
     pub remote: IpAddr,
     /// Wanted UDP source port. A backend may use another: see [`Path::src_port`].
     pub src_port: u16,
@@ -226,7 +226,7 @@ pub struct PortStats {
     pub tx_failed: u64,
     /// How often a flush had to stop because the kernel's queue was full.
     pub tx_blocked: u64,
-    /// Datagrams that went through the guard UDP socket because the neighbour was unknown.
+    /// Datagrams that went through the guard UDP socket: to groups, or because the neighbour was unknown.
     pub tx_unresolved: u64,
 }
 
@@ -249,6 +249,16 @@ pub trait Port: Send {
 
     /// Forgets a destination. Datagrams committed before still go out.
     fn remove_path(&mut self, path: PathId);
+
+    /// Joins a multicast group at the port's interface: what is sent to it is received from now on, with the group as its destination, also what this
+    /// machine sends. Joining it again does nothing.
+    ///
+    /// # Errors
+    /// An address that is no group's, too many groups, no descriptor left, or a program that has UDP/4791 for itself.
+    fn join(&mut self, group: IpAddr) -> std::io::Result<()>;
+
+    /// Leaves a group. What has arrived and was not read may still come.
+    fn leave(&mut self, group: IpAddr);
 
     /// Reads what has arrived, up to about `budget` datagrams (a super-packet is never split), and
     /// hands each to `sink`. Returns how many there were; fewer than `budget` means that the queue

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use crate::headers::FrameTemplate;
 use crate::iface::Interface;
 use crate::port::{Path, PathId, PathSpec, Port};
+use crate::recent::Recent;
 use crate::rtnl::{Neighbour, NeighbourStatus, Route, RouteKind, RouteQuery, Rtnl};
 
 /// How often entries in use are read again.
@@ -49,6 +50,10 @@ pub struct PathTable {
     addresses: Vec<IpAddr>,
     rtnl: Rtnl,
     entries: Vec<Option<Entry>>,
+    /// Indices of entries that are `None`.
+    free: Vec<usize>,
+    /// Ways that have just been asked for: from, to, TOS.
+    recent: Recent<(IpAddr, IpAddr, u8), (Target, Option<Neighbour>)>,
     /// Paths whose current burst takes the guard only to have the neighbour checked.
     checking: Vec<PathId>,
     due: Instant,
@@ -69,6 +74,8 @@ struct Entry {
     template: Option<FrameTemplate>,
     /// The next burst takes the guard although there is a template.
     check: bool,
+    /// The neighbour answered, and the kernel may still be sending what waited for that.
+    answered: bool,
     /// Whether a datagram was sent since the last refresh.
     used: bool,
     idle_refreshes: u32,
@@ -81,7 +88,9 @@ struct Entry {
 enum Target {
     /// One of the port's own addresses.
     Own,
-    /// An Ethernet address that needs no resolution: a group, or anyone on the loopback interface.
+    /// A multicast group: the guard sends, so that those on this machine who have joined get a copy.
+    Group,
+    /// An Ethernet address that needs no resolution: anyone on the loopback interface.
     Fixed([u8; 6]),
     /// A neighbour: the destination itself, or a gateway.
     Neighbour(IpAddr),
@@ -101,6 +110,8 @@ impl PathTable {
             addresses: addresses.to_vec(),
             rtnl: Rtnl::open()?,
             entries: Vec::new(),
+            free: Vec::new(),
+            recent: Recent::default(),
             checking: Vec::new(),
             due: Instant::now(),
             known: Vec::new(),
@@ -115,7 +126,7 @@ impl PathTable {
     /// A local address that is not the port's, mixed families, no route, a route that leaves through
     /// another interface, a broadcast address, or what the guard answers.
     pub fn add(&mut self, spec: &PathSpec, guard: &mut impl Port) -> io::Result<Path> {
-        let target = self.target(spec)?;
+        let (target, neighbour) = self.way(spec)?;
         let (guard, src_port) = if target == Target::Own {
             (None, spec.src_port)
         } else {
@@ -129,20 +140,25 @@ impl PathTable {
             guard,
             template: None,
             check: false,
+            answered: false,
             used: false,
             idle_refreshes: 0,
             route_refreshes: 0,
             ip_id: 0,
         };
-        // Without an answer the path begins at the guard; `maintain` asks again.
-        let neighbour = self.neighbour_of(target).unwrap_or(None);
         entry.settle(&self.iface, neighbour);
-        self.backoff = RESOLVE_FIRST;
-        self.due = Instant::now();
-        let free = self.entries.iter().position(Option::is_none);
+        let now = Instant::now();
+        if entry.template.is_none() {
+            self.backoff = RESOLVE_FIRST;
+            self.due = now;
+        } else {
+            self.due = self.due.min(now + REFRESH);
+        }
+        let free = self.free.pop();
         let index = free.unwrap_or(self.entries.len());
         if free.is_none() {
             self.entries.push(None);
+            self.free.reserve(self.entries.len());
             // Room for every path, so that nothing is allocated while sending.
             self.checking.reserve(self.entries.len());
             self.known.reserve(self.entries.len());
@@ -156,6 +172,7 @@ impl PathTable {
         let Some(entry) = self.entries.get_mut(path.0 as usize).and_then(Option::take) else {
             return;
         };
+        self.free.push(path.0 as usize);
         if let Some(id) = entry.guard {
             guard.remove_path(id);
         }
@@ -300,6 +317,11 @@ impl PathTable {
                 neighbour
             }
         };
+        let resolved = neighbour.is_some_and(|n| n.status != NeighbourStatus::Unresolved);
+        if entry.template.is_none() && resolved && !std::mem::replace(&mut entry.answered, true) {
+            self.backoff = RESOLVE_FIRST;
+            return Ok(());
+        }
         entry.settle(&self.iface, neighbour);
         Ok(())
     }
@@ -309,6 +331,21 @@ impl PathTable {
             Target::Neighbour(address) => self.rtnl.neighbour(self.iface.index, address),
             _ => Ok(None),
         }
+    }
+
+    /// Where the kernel would send a datagram of this path, and what it knows of the neighbour. Without an answer to the second the path begins at the
+    /// guard, and `maintain` asks again.
+    fn way(&mut self, spec: &PathSpec) -> io::Result<(Target, Option<Neighbour>)> {
+        let (now, question) = (Instant::now(), (spec.local, spec.remote, spec.tos));
+        if let Some(known) = self.recent.get(now, &question) {
+            return Ok(*known);
+        }
+        let target = self.target(spec)?;
+        let neighbour = self.neighbour_of(target).unwrap_or(None);
+        if neighbour.is_some_and(|known| known.status != NeighbourStatus::Unresolved) {
+            self.recent.put(now, question, (target, neighbour));
+        }
+        Ok((target, neighbour))
     }
 
     /// Where the kernel would send a datagram of this path.
@@ -323,6 +360,9 @@ impl PathTable {
         }
         if self.addresses.contains(&spec.remote) {
             return Ok(Target::Own);
+        }
+        if spec.remote.is_multicast() {
+            return Ok(Target::Group);
         }
         let route = self.rtnl.route(&RouteQuery {
             destination: spec.remote,
@@ -344,8 +384,9 @@ impl PathTable {
             ));
         }
         match route.kind {
-            RouteKind::Multicast => Ok(Target::Fixed(group_mac(remote))),
-            RouteKind::Broadcast => unreachable(format!("{remote} is a broadcast address")),
+            RouteKind::Multicast | RouteKind::Broadcast => {
+                unreachable(format!("{remote} is a broadcast address"))
+            }
             _ if self.iface.loopback => Ok(Target::Fixed([0; 6])),
             RouteKind::Local => unreachable(format!(
                 "{remote} is another address of this machine: open the port with it, or use \
@@ -361,7 +402,7 @@ impl Entry {
     fn settle(&mut self, iface: &Interface, neighbour: Option<Neighbour>) {
         let mac = match self.target {
             Target::Own => return,
-            Target::Nowhere => None,
+            Target::Group | Target::Nowhere => None,
             Target::Fixed(mac) => Some(mac),
             Target::Neighbour(_) => match neighbour {
                 Some(Neighbour { status: NeighbourStatus::Unresolved, .. }) | None => None,
@@ -373,7 +414,7 @@ impl Entry {
         };
         let Some(mac) = mac else {
             self.template = None;
-            self.check = false;
+            (self.check, self.answered) = (false, false);
             return;
         };
         if self.template.as_ref().is_none_or(|template| template.dst_mac() != mac) {
@@ -385,22 +426,8 @@ impl Entry {
 /// Whether a destination means nothing without an interface.
 fn needs_interface(address: IpAddr) -> bool {
     match address {
-        IpAddr::V4(a) => a.is_multicast(),
-        IpAddr::V6(a) => a.is_multicast() || a.is_unicast_link_local(),
-    }
-}
-
-/// The Ethernet address of a group: RFC 1112 section 6.4, RFC 2464 section 7.
-fn group_mac(group: IpAddr) -> [u8; 6] {
-    match group {
-        IpAddr::V4(a) => {
-            let [_, b, c, d] = a.octets();
-            [0x01, 0x00, 0x5e, b & 0x7f, c, d]
-        }
-        IpAddr::V6(a) => {
-            let [.., w, x, y, z] = a.octets();
-            [0x33, 0x33, w, x, y, z]
-        }
+        IpAddr::V4(_) => false,
+        IpAddr::V6(a) => a.is_unicast_link_local(),
     }
 }
 

@@ -65,6 +65,13 @@ impl Rtnl {
     }
 }
 
+/// The payload of a message as whatever it could be.
+#[cfg(feature = "fuzzing")]
+pub(crate) fn try_payload(payload: &[u8]) {
+    let _ = (route::route_from(payload), neighbour::neighbour_from(payload));
+    qdisc::try_payload(payload);
+}
+
 #[cfg(test)]
 mod tests {
     use std::net::IpAddr;

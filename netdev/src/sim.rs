@@ -356,6 +356,19 @@ impl Port for SimPort {
         }
     }
 
+    fn join(&mut self, group: IpAddr) -> io::Result<()> {
+        if !group.is_multicast() {
+            let what = format!("{group} is no multicast group");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+        }
+        self.net.hub().join(self.id, group);
+        Ok(())
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        self.net.hub().leave(self.id, group);
+    }
+
     fn receive(
         &mut self,
         budget: usize,

@@ -6,8 +6,11 @@
 //! super-packet gets *i* when it is segmented: the sender knows what the ICRC must cover. The receiver
 //! cannot read the identification; it is a hint ([`RxIpId::Hint`](crate::RxIpId::Hint)).
 //!
+//! Each group that is joined has a socket of its own (`groups`), which shares UDP/4791 with other programs' on this machine.
+//!
 //! Datagrams to the port's own addresses go through the kernel's loopback like any other.
 
+mod groups;
 pub mod holder;
 mod paths;
 mod rx;
@@ -29,6 +32,7 @@ use crate::port::{
     Backend, Capabilities, Path, PathId, PathSpec, Port, PortStats, RxBudget, RxDatagram,
     TxFailure, TxSlot,
 };
+use groups::Groups;
 use paths::Paths;
 use rx::Receiver;
 use sockets::Role;
@@ -45,6 +49,7 @@ pub struct UdpPort {
     config: PortConfig,
     paths: Paths,
     receiver: Receiver,
+    groups: Groups,
     staging: Staging,
     scratch: SendScratch,
     /// The socket that the kernel would not take more from.
@@ -80,9 +85,9 @@ impl UdpPort {
     /// Opens the companion of a port that reads frames elsewhere (`AF_PACKET`, `AF_XDP`).
     ///
     /// It owns UDP/4791 on each address, so that the kernel answers nothing with "port unreachable" and
-    /// no other process takes it, but drops all that arrives before it is queued: `receive` always
-    /// returns 0, and `wait_fd` never becomes readable but for sending. Sending works as on a port from
-    /// [`open`](Self::open), through the kernel's routing and neighbour resolution.
+    /// no other process takes it, but drops all that arrives there before it is queued: `receive` returns
+    /// what goes to groups only. Sending works as on a port from [`open`](Self::open), through the kernel's
+    /// routing and neighbour resolution.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -133,6 +138,7 @@ impl UdpPort {
                 tos_on_receive: true,
                 rx_budget: rx_budget(&own),
             },
+            groups: Groups::new(iface).map_err(|e| os("cannot make an epoll set", e))?,
             receiver: Receiver::new(addresses, role == Role::Receive),
             paths: Paths::new(iface, addresses, own, segments_max),
             addresses: addresses.to_vec(),
@@ -143,6 +149,13 @@ impl UdpPort {
             epoll,
             tx: TxStats::default(),
         })
+    }
+}
+
+impl UdpPort {
+    /// Whether it has joined groups.
+    pub(crate) fn has_groups(&self) -> bool {
+        !self.groups.is_empty()
     }
 }
 
@@ -170,8 +183,24 @@ impl Port for UdpPort {
         }
     }
 
-    fn receive(&mut self, budget: usize, sink: impl FnMut(RxDatagram<'_>)) -> io::Result<usize> {
-        self.receiver.receive(self.paths.own_sockets(), budget, sink)
+    fn join(&mut self, group: IpAddr) -> io::Result<()> {
+        self.groups.join(group, &self.config, &self.epoll)
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        self.groups.leave(group);
+    }
+
+    fn receive(
+        &mut self,
+        budget: usize,
+        mut sink: impl FnMut(RxDatagram<'_>),
+    ) -> io::Result<usize> {
+        let count = self.receiver.receive(self.paths.own_sockets(), budget, &mut sink)?;
+        if self.groups.is_empty() {
+            return Ok(count);
+        }
+        Ok(count + self.groups.receive(budget.saturating_sub(count), sink)?)
     }
 
     fn reserve(&mut self, path: PathId, len: usize) -> Option<TxSlot<'_>> {
@@ -202,14 +231,16 @@ impl Port for UdpPort {
     }
 
     fn stats(&self) -> PortStats {
-        PortStats {
+        let mut stats = PortStats {
             tx_datagrams: self.tx.datagrams,
             tx_bytes: self.tx.bytes,
             tx_runs: self.tx.runs,
             tx_failed: self.tx.failed,
             tx_blocked: self.tx.blocked,
             ..self.receiver.stats(self.paths.own_sockets())
-        }
+        };
+        self.groups.add_stats(&mut stats);
+        stats
     }
 }
 
@@ -224,6 +255,12 @@ fn rx_budget(own: &[Socket]) -> RxBudget {
         .unwrap_or(0);
     let bytes = bytes - bytes / 8;
     RxBudget { bytes, datagrams: bytes / RxBudget::cost(0) }
+}
+
+/// Control messages, as they come with a datagram.
+#[cfg(feature = "fuzzing")]
+pub(crate) fn try_control(bytes: &[u8]) {
+    sys::try_control(bytes);
 }
 
 #[cfg(test)]

@@ -269,6 +269,11 @@ impl XdpPort {
         self.schedule_retry();
     }
 
+    /// Whether something was committed that the kernel has not taken yet.
+    fn holds_frames(&self) -> bool {
+        self.tx.is_pending() || self.guard.wants_write()
+    }
+
     /// Lets `wait_fd` become readable a little later if something waits for the kernel.
     fn schedule_retry(&mut self) {
         match (self.tx.is_blocked(), self.retry_at) {
@@ -317,6 +322,14 @@ impl Port for XdpPort {
         self.paths.remove(path, &mut self.guard);
     }
 
+    fn join(&mut self, group: IpAddr) -> io::Result<()> {
+        self.guard.join(group)
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        self.guard.leave(group);
+    }
+
     fn receive(
         &mut self,
         budget: usize,
@@ -333,6 +346,9 @@ impl Port for XdpPort {
         count += self.receive_frames(budget - count, &mut sink);
         if !self.looped_first {
             count += self.receive_looped(budget - count, &mut sink);
+        }
+        if self.guard.has_groups() {
+            count += self.guard.receive(budget - count, &mut sink)?;
         }
         Ok(count)
     }
@@ -372,7 +388,9 @@ impl Port for XdpPort {
                 failed(TxFailure { path, ..failure });
             }
         });
-        self.paths.flushed();
+        if !self.holds_frames() {
+            self.paths.flushed();
+        }
         self.looped.publish();
     }
 
@@ -388,8 +406,10 @@ impl Port for XdpPort {
         self.reserved = Reserved::Nothing;
         let alive = self.socket.kick_receive();
         alive.unwrap_or_else(|e| self.note_error(&e));
-        let waits = [self.paths.maintain(), self.guard.maintain(), Some(LIFE_CHECK)];
-        waits.into_iter().flatten().min()
+        let guard = self.guard.maintain();
+        // What waits for the kernel must not be overtaken by a path that changes its way.
+        let paths = if self.holds_frames() { Some(RETRY_LAST) } else { self.paths.maintain() };
+        [paths, guard, Some(LIFE_CHECK)].into_iter().flatten().min()
     }
 
     fn stats(&self) -> PortStats {
@@ -398,11 +418,12 @@ impl Port for XdpPort {
         let own = &self.counters;
         let tx_datagrams = own.tx_datagrams.saturating_sub(own.tx_failed) + guard.tx_datagrams;
         PortStats {
-            rx_datagrams: own.rx_datagrams,
-            rx_bytes: own.rx_bytes,
-            rx_runs: own.rx_datagrams,
-            rx_queue_drops: kernel.map_or(0, |k| k.rx_dropped + k.rx_ring_full),
-            rx_malformed: own.rx_malformed + self.rx.unusable,
+            rx_datagrams: own.rx_datagrams + guard.rx_datagrams,
+            rx_bytes: own.rx_bytes + guard.rx_bytes,
+            rx_runs: own.rx_datagrams + guard.rx_runs,
+            rx_queue_drops: kernel.map_or(0, |k| k.rx_dropped + k.rx_ring_full)
+                + guard.rx_queue_drops,
+            rx_malformed: own.rx_malformed + self.rx.unusable + guard.rx_malformed,
             tx_datagrams,
             tx_bytes: own.tx_bytes + guard.tx_bytes,
             tx_runs: tx_datagrams,

@@ -4,7 +4,8 @@ use std::collections::{BTreeSet, VecDeque};
 
 use crate::ah::{Handle, Handles};
 use crate::any::AnyQp;
-use crate::cm::{CmConfig, ConnectionManager};
+use crate::cm::ConnId;
+use crate::groups::Groups;
 use crate::gsi::Gsi;
 use crate::ingress::{Datagram, Integrity, Strangers};
 use crate::mem::{Memory, PdId};
@@ -20,7 +21,6 @@ use crate::timer::Timers;
 use crate::types::{Key, Pkey, Psn, Qpn, Time};
 use crate::verbs::{AhId, Completions, CqId, QpEvent, QpState, RecvWr, SendWr};
 use crate::wire::icrc::Solver;
-use crate::wire::mad::{GSI_PACKET_LEN, MadBytes};
 use crate::wire::{Operation, Packet, WireError};
 
 /// Where packets go: a slot in a run of datagrams, a frame, an arena.
@@ -60,15 +60,16 @@ pub enum TxStop {
 /// ([`poll_transmit`](Self::poll_transmit)), and the deadline may have moved ([`poll_timeout`](Self::poll_timeout)).
 #[derive(Debug)]
 pub struct Engine {
-    qps: Vec<Option<AnyQp>>,
+    pub(crate) qps: Vec<Option<AnyQp>>,
     free: Vec<u32>,
     /// Slot of each QPN's lower 16 bits, plus one.
     index: Box<[u16]>,
-    solver: Solver,
-    gsi: Gsi,
+    pub(crate) solver: Solver,
+    pub(crate) gsi: Gsi,
+    pub(crate) groups: Groups,
     /// Lower halves of the numbers that must not be used again yet.
     kept: BTreeSet<u16>,
-    strangers: Strangers,
+    pub(crate) strangers: Strangers,
     pub(crate) shared: Shared,
 }
 
@@ -82,6 +83,7 @@ impl Engine {
             index: vec![0; 1 << 16].into_boxed_slice(),
             solver: Solver::default(),
             gsi: Gsi::default(),
+            groups: Groups::default(),
             kept: BTreeSet::new(),
             strangers: Strangers::default(),
             shared: Shared {
@@ -138,12 +140,17 @@ impl Engine {
         Some(qpn)
     }
 
-    /// Destroys a queue pair; work that is outstanding never completes (`ibv_destroy_qp(3)`).
+    /// Destroys a queue pair; work that is outstanding never completes (`ibv_destroy_qp(3)`). It is in no group any more: whoever drives the engine
+    /// asks for [`groups_of`](Self::groups_of) before. Its number may be given again, so
+    /// the caller frees the windows that are bound for it, too: [`RegionTable::free_windows`](crate::mem::RegionTable::free_windows); and likewise after a reset.
     ///
     /// # Errors
     /// [`ModifyError::UnknownQp`].
     pub fn destroy_qp(&mut self, qpn: Qpn) -> Result<(), ModifyError> {
         let slot = self.slot(qpn).ok_or(ModifyError::UnknownQp)?;
+        for group in self.groups_of(qpn) {
+            let _ = self.detach_multicast(qpn, group);
+        }
         let Some(mut qp) = self.qps[slot].take() else { return Err(ModifyError::UnknownQp) };
         qp.detach(&mut self.shared);
         if let Some(srq) = qp.core().init.srq {
@@ -261,9 +268,13 @@ impl Engine {
         }
         let qpn = packet.bth.dest_qpn;
         let slot = match self.index[usize::from(low_bits(qpn))] {
+            0 if qpn == Qpn::MULTICAST => {
+                return self.handle_multicast(now, &packet, datagram, host);
+            }
             0 => {
                 let counted = (&mut self.shared.counters, drops);
-                return self.gsi.handle(now, &packet, datagram, &mut self.solver, counted);
+                let checks = (&mut self.strangers, &mut self.solver);
+                return self.gsi.handle(now, &packet, datagram, checks, counted);
             }
             slot => usize::from(slot) - 1,
         };
@@ -279,6 +290,7 @@ impl Engine {
         let integrity = match qp.source() {
             Some(source) if !source.admits(datagram) => return drops.wrong_source += 1,
             Some(source) => source.integrity(now, datagram, &mut self.solver),
+            None if datagram.dst.is_multicast() => return drops.wrong_source += 1,
             None => self.strangers.integrity(now, datagram, &mut self.solver),
         };
         match integrity {
@@ -294,11 +306,37 @@ impl Engine {
         }
         self.shared.counters.rcvd_pkts += 1;
         self.shared.counters.rcvd_ecn_ce += u64::from(datagram.is_congested());
+        if qp.core().awaited_by.is_some() {
+            return self.handle_first(now, slot, &packet, datagram, host);
+        }
         qp.handle(now, &packet, datagram, &mut self.shared, host);
+    }
+
+    /// Takes a packet for a queue pair whose connection is not established yet. A message that is the expected one says that it is: the peer's
+    /// queue pair is in RTS (IBTA volume 1, 12.9 \[M\], `IB_EVENT_COMM_EST`).
+    #[cold]
+    fn handle_first<H: Memory + Completions>(
+        &mut self,
+        now: Time,
+        slot: usize,
+        packet: &Packet<'_>,
+        datagram: &Datagram<'_>,
+        host: &mut H,
+    ) {
+        let Some(qp) = self.qps[slot].as_mut() else { return };
+        let (_, _, expected) = qp.sequence();
+        qp.handle(now, packet, datagram, &mut self.shared, host);
+        let arrived = qp.sequence().2 != expected;
+        if let Some(conn) = qp.core_mut().awaited_by.take_if(|_| arrived)
+            && let Some(cm) = &mut self.gsi.cm
+        {
+            cm.message_arrived(conn);
+        }
     }
 
     /// Does what is due at `now`. Call when [`poll_timeout`](Self::poll_timeout) has come.
     pub fn handle_timeout<H: Completions>(&mut self, now: Time, host: &mut H) {
+        self.shared.pools.age(now);
         while let Some(slot) = self.shared.timers.pop(now) {
             if let Some(Some(qp)) = self.qps.get_mut(slot as usize) {
                 qp.handle_timer(now, &mut self.shared, host);
@@ -315,7 +353,7 @@ impl Engine {
     #[inline]
     pub fn poll_timeout(&self) -> Option<Time> {
         let cm = self.gsi.cm.as_ref().and_then(|cm| cm.poll_timeout());
-        [self.shared.timers.next(), cm].into_iter().flatten().min()
+        [self.shared.timers.next(), self.shared.pools.next_age(), cm].into_iter().flatten().min()
     }
 
     /// Writes up to `budget` packets into `sink`, in turns of the queue pairs that have some.
@@ -328,6 +366,7 @@ impl Engine {
         sink: &mut impl TxSink,
     ) -> TxStop {
         let mut left = budget;
+        self.shared.pools.age(now);
         loop {
             self.admit_called();
             let Some(slot) = self.shared.dirty.pop_front() else {
@@ -424,27 +463,13 @@ impl Engine {
         self.qps.len() - self.free.len()
     }
 
-    /// Opens QP1: from now on management datagrams go to a connection manager.
-    pub fn start_cm(&mut self, config: CmConfig) {
-        self.gsi.cm = Some(Box::new(ConnectionManager::new(config)));
-    }
-
-    /// The connection manager, if it was started. After each call of it: what it wants to send goes through
-    /// [`send_mad`](Self::send_mad).
-    #[inline]
-    pub fn cm(&mut self) -> Option<&mut ConnectionManager> {
-        self.gsi.cm.as_deref_mut()
-    }
-
-    /// Sends a management datagram from QP1 on `path`. Returns whether there was room.
-    pub fn send_mad(&mut self, mad: &MadBytes, path: u32, sink: &mut impl TxSink) -> bool {
-        let sent = sink.send(path, GSI_PACKET_LEN, |out| {
-            self.gsi.write(mad, out);
-            Ok::<(), core::convert::Infallible>(())
-        });
-        let sent = sent.unwrap_or(false);
-        self.shared.counters.sent_pkts += u64::from(sent);
-        sent
+    /// The connection manager waits to hear that the peer of this queue pair is ready: the first message from there says so, too.
+    pub fn await_message(&mut self, qpn: Qpn, conn: ConnId) {
+        if let Some(slot) = self.slot(qpn)
+            && let Some(qp) = &mut self.qps[slot]
+        {
+            qp.core_mut().awaited_by = Some(conn);
+        }
     }
 
     /// Gives the number of this queue pair to no other until it is released, also when the queue pair is gone: packets for it may
@@ -485,7 +510,7 @@ impl Engine {
     }
 
     #[inline]
-    fn slot(&self, qpn: Qpn) -> Option<usize> {
+    pub(crate) fn slot(&self, qpn: Qpn) -> Option<usize> {
         let slot = usize::from(self.index[usize::from(low_bits(qpn))]).checked_sub(1)?;
         self.qps[slot].as_ref().filter(|qp| qp.core().qpn == qpn).map(|_| slot)
     }

@@ -1,11 +1,12 @@
 //! QP1, the general services interface: checks what comes to it and hands it to the connection manager.
 
-use crate::cm::ConnectionManager;
-use crate::ingress::{Datagram, Integrity, SourceCheck};
+use crate::cm::{CmConfig, ConnectionManager};
+use crate::engine::{Engine, TxSink};
+use crate::ingress::{Datagram, Integrity, Strangers};
 use crate::stats::{Counters, Drops};
 use crate::types::{Pkey, Psn, Qpn, Time};
 use crate::wire::icrc::Solver;
-use crate::wire::mad::{self, GSI_QKEY, MadBytes};
+use crate::wire::mad::{self, GSI_PACKET_LEN, GSI_QKEY, MadBytes};
 use crate::wire::{Opcode, Packet};
 
 /// QP1 of a shard; without a connection manager there is none.
@@ -23,17 +24,19 @@ impl Gsi {
         now: Time,
         packet: &Packet<'_>,
         datagram: &Datagram<'_>,
-        solver: &mut Solver,
+        (strangers, solver): (&mut Strangers, &mut Solver),
         (counters, drops): (&mut Counters, &mut Drops),
     ) {
         let Some(cm) = self.cm.as_mut().filter(|_| packet.bth.dest_qpn == Qpn::GSI) else {
             return drops.unknown_qpn += 1;
         };
+        if datagram.dst.is_multicast() {
+            return drops.wrong_source += 1;
+        }
         if !Pkey::DEFAULT.admits(packet.bth.pkey) {
             return drops.pkey += 1;
         }
-        // Anybody may write, and few do often: nothing is remembered of them.
-        match SourceCheck::default().integrity(now, datagram, solver) {
+        match strangers.integrity(now, datagram, solver) {
             Integrity::Right => {}
             Integrity::Solved => counters.icrc_id_solved += 1,
             Integrity::Wrong => return drops.icrc += 1,
@@ -42,7 +45,7 @@ impl Gsi {
             return drops.wrong_service += 1;
         };
         if deth.qkey != GSI_QKEY {
-            return drops.gsi_qkey += 1;
+            return drops.qkey += 1;
         }
         counters.rcvd_pkts += 1;
         cm.handle_mad(now, datagram.src, datagram.dst, packet.payload());
@@ -52,5 +55,30 @@ impl Gsi {
     pub(crate) fn write(&mut self, mad: &MadBytes, out: &mut [u8]) {
         self.psn = self.psn.wrapping_add(1);
         mad::write_gsi(out, Psn::new(self.psn), mad);
+    }
+}
+
+impl Engine {
+    /// Opens QP1: from now on management datagrams go to a connection manager.
+    pub fn start_cm(&mut self, config: CmConfig) {
+        self.gsi.cm = Some(Box::new(ConnectionManager::new(config)));
+    }
+
+    /// The connection manager, if it was started. After each call of it: what it wants to send goes through
+    /// [`send_mad`](Self::send_mad).
+    #[inline]
+    pub fn cm(&mut self) -> Option<&mut ConnectionManager> {
+        self.gsi.cm.as_deref_mut()
+    }
+
+    /// Sends a management datagram from QP1 on `path`. Returns whether there was room.
+    pub fn send_mad(&mut self, mad: &MadBytes, path: u32, sink: &mut impl TxSink) -> bool {
+        let sent = sink.send(path, GSI_PACKET_LEN, |out| {
+            self.gsi.write(mad, out);
+            Ok::<(), core::convert::Infallible>(())
+        });
+        let sent = sent.unwrap_or(false);
+        self.shared.counters.sent_pkts += u64::from(sent);
+        sent
     }
 }

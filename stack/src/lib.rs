@@ -6,7 +6,7 @@
 //!
 //! - [`types`]: the integers of the wire, each with its own type;
 //! - [`wire`]: headers, the opcode table, the ICRC;
-//! - [`mem`]: memory regions, keys, and the proof that an access was checked;
+//! - [`mem`]: memory regions and windows, keys, and the proof that an access was checked;
 //! - [`verbs`]: work requests and completions;
 //! - [`cm`]: the connection manager;
 //! - [`Engine`]: the queue pairs: what all have in common is in `qp/`, reliable connections in `rc/`, with one file per role, the others in
@@ -18,6 +18,7 @@ mod ah;
 mod any;
 pub mod cm;
 mod engine;
+mod groups;
 mod gsi;
 mod ingress;
 pub mod mem;
@@ -34,6 +35,7 @@ pub mod verbs;
 pub mod wire;
 
 pub use engine::{Engine, EngineConfig, TxSink, TxStop};
+pub use groups::GroupError;
 pub use ingress::{Datagram, IpId};
 pub use pool::Budget;
 pub use qp::attr::{ModifyError, PeerAddress, QpAttr, QpInit};

@@ -1,20 +1,36 @@
-//! Memory regions: keys, permissions, and the proof that an access was checked.
+//! Memory regions and windows: keys, permissions, and the proof that an access was checked.
 //!
 //! The engine never touches user memory. It asks the [`RegionTable`] whether a key admits an access, gets a
 //! [`Checked`] that nothing else can make, and hands that to the [`Memory`] of its caller.
 
+mod flush;
+mod table;
+mod window;
+
 use core::fmt;
 use core::marker::PhantomData;
 
-use crate::types::Key;
+pub use self::flush::{FlushLevel, Placement};
+pub use self::table::RegionTable;
+pub use self::window::{Bind, MwType, WindowError};
+use crate::types::{Key, Qpn};
 
 /// A protection domain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct PdId(pub u32);
 
-/// What a region or a queue pair permits (`enum ibv_access_flags`).
+/// On whose behalf a peer accesses memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Accessor {
+    /// The protection domain of the queue pair.
+    pub pd: PdId,
+    /// Its number: a window of type 2 admits one queue pair only.
+    pub qpn: Qpn,
+}
+
+/// What a region, a window or a queue pair permits (`enum ibv_access_flags`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct Access(u8);
+pub struct Access(u16);
 
 impl Access {
     /// Only local reads.
@@ -27,21 +43,34 @@ impl Access {
     pub const REMOTE_READ: Self = Self(4);
     /// `IBV_ACCESS_REMOTE_ATOMIC`.
     pub const REMOTE_ATOMIC: Self = Self(8);
-    /// All of them.
+    /// `IBV_ACCESS_MW_BIND`: windows may be bound to the region.
+    pub const MW_BIND: Self = Self(16);
+    /// `IBV_ACCESS_ZERO_BASED`: work requests and peers name bytes of the region or window by their offset in it.
+    pub const ZERO_BASED: Self = Self(32);
+    /// `IBV_ACCESS_FLUSH_GLOBAL`: a peer may ask that what it wrote is visible to everybody.
+    pub const FLUSH_GLOBAL: Self = Self(1 << 8);
+    /// `IBV_ACCESS_FLUSH_PERSISTENT`: a peer may ask that what it wrote survives a loss of power. Queue pairs may permit it; a region
+    /// only if its memory is persistent, which the software device does not know of any.
+    pub const FLUSH_PERSISTENT: Self = Self(1 << 9);
+    /// All that READ, WRITE and atomics need; FLUSH is permitted by its own flags.
     pub const ALL: Self = Self(15);
+    /// All that are known here.
+    pub const KNOWN: Self = Self(0b11_0011_1111);
+    /// The use by a local key: what a region permits and a window does not. No flag of the consumer's.
+    const LOCAL: Self = Self(1 << 15);
 
     /// The bits, as in `enum ibv_access_flags`.
     #[must_use]
     pub const fn bits(self) -> u32 {
-        self.0 as u32
+        (self.0 & Self::KNOWN.0) as u32
     }
 
     /// From the bits of `enum ibv_access_flags`; `None` if one is set that is not known here.
     #[must_use]
     pub const fn from_bits(bits: u32) -> Option<Self> {
-        if bits & !15 == 0 {
+        if bits & !Self::KNOWN.bits() == 0 {
             #[allow(clippy::cast_possible_truncation)]
-            Some(Self(bits as u8))
+            Some(Self(bits as u16))
         } else {
             None
         }
@@ -57,6 +86,12 @@ impl Access {
     #[must_use]
     pub const fn admits(self, other: Self) -> bool {
         self.0 & other.0 == other.0
+    }
+
+    /// Without what is in `other`.
+    #[must_use]
+    pub const fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
     }
 
     /// Whether remote writing or atomics are permitted without local writing, which verbs forbid
@@ -83,6 +118,8 @@ impl fmt::Debug for Access {
             (Self::REMOTE_WRITE, "REMOTE_WRITE"),
             (Self::REMOTE_READ, "REMOTE_READ"),
             (Self::REMOTE_ATOMIC, "REMOTE_ATOMIC"),
+            (Self::MW_BIND, "MW_BIND"),
+            (Self::ZERO_BASED, "ZERO_BASED"),
         ];
         let mut any = false;
         for (flag, name) in names {
@@ -100,7 +137,7 @@ impl fmt::Debug for Access {
 pub struct Region {
     /// Its protection domain.
     pub pd: PdId,
-    /// The address by which work requests and peers name its first byte.
+    /// The address by which work requests and peers name its first byte: 0 if it is zero-based.
     pub start: u64,
     /// Its length in bytes.
     pub len: u64,
@@ -113,156 +150,16 @@ pub struct Region {
 /// Why an access was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum AccessError {
-    /// No region has this key (any more).
+    /// No region or window has this key (any more).
     Key,
     /// The region belongs to another protection domain.
     Pd,
+    /// The window is bound for another queue pair.
+    Qp,
     /// The range is not inside the region, or wraps around.
     Range,
     /// The region does not permit it.
     Permission,
-}
-
-/// The registered regions by key.
-///
-/// A key is 24 random bits, by which the table finds the region, and 8 bits that belong to the consumer and that must
-/// match too. Capacity is fixed; look-ups do not allocate.
-#[derive(Debug)]
-pub struct RegionTable {
-    /// Open addressing with linear probing and no tombstones; a power of two, at most half full.
-    slots: Box<[Slot]>,
-    used: usize,
-    max: usize,
-}
-
-#[derive(Debug, Clone, Copy)]
-enum Slot {
-    Empty,
-    Taken(Key, Region),
-}
-
-impl RegionTable {
-    /// A table for at most `max` regions.
-    #[must_use]
-    pub fn new(max: usize) -> Self {
-        let slots = vec![Slot::Empty; (max.max(1) * 2).next_power_of_two()].into_boxed_slice();
-        Self { slots, used: 0, max }
-    }
-
-    /// How many regions are registered.
-    #[must_use]
-    pub const fn len(&self) -> usize {
-        self.used
-    }
-
-    /// Whether none is.
-    #[must_use]
-    pub const fn is_empty(&self) -> bool {
-        self.used == 0
-    }
-
-    /// Registers a region under a key drawn from `random`; `None` if the table is full or the region
-    /// wraps around the address space.
-    pub fn insert(&mut self, region: Region, random: u32) -> Option<Key> {
-        region.start.checked_add(region.len)?;
-        region.host.checked_add(region.len)?;
-        if self.used >= self.max {
-            return None;
-        }
-        let mut key = random;
-        // Keys that look like an index are what programs send by mistake: 0 is never given.
-        while key >> 8 == 0 || self.find_tag(key).is_some() {
-            key = key.wrapping_mul(0x9e37_79b1).wrapping_add(0x7f4a_7c15);
-        }
-        let mut at = self.home(key);
-        while matches!(self.slots[at], Slot::Taken(..)) {
-            at = (at + 1) & (self.slots.len() - 1);
-        }
-        self.slots[at] = Slot::Taken(Key(key), region);
-        self.used += 1;
-        Some(Key(key))
-    }
-
-    /// Removes a region: from now on its key is refused.
-    pub fn remove(&mut self, key: Key) -> Option<Region> {
-        let at = self.find_tag(key.0)?;
-        let Slot::Taken(found, region) = self.slots[at] else { return None };
-        if found != key {
-            return None;
-        }
-        self.close_gap(at);
-        self.used -= 1;
-        Some(region)
-    }
-
-    /// Empties a slot and moves what comes behind it up, so that every chain stays whole.
-    fn close_gap(&mut self, mut gap: usize) {
-        let mask = self.slots.len() - 1;
-        let mut at = gap;
-        loop {
-            at = (at + 1) & mask;
-            let Slot::Taken(key, _) = self.slots[at] else { break };
-            // It may move up if its chain begins at the gap or before.
-            if at.wrapping_sub(self.home(key.0)) & mask >= at.wrapping_sub(gap) & mask {
-                self.slots[gap] = self.slots[at];
-                gap = at;
-            }
-        }
-        self.slots[gap] = Slot::Empty;
-    }
-
-    /// The region of a key.
-    #[must_use]
-    #[inline]
-    pub fn get(&self, key: Key) -> Option<&Region> {
-        match &self.slots[self.find_tag(key.0)?] {
-            Slot::Taken(found, region) if *found == key => Some(region),
-            _ => None,
-        }
-    }
-
-    /// Checks an access of `len` bytes at `addr` through `key`, by a queue pair of `pd`, that needs `need`.
-    ///
-    /// # Errors
-    /// [`AccessError`] says what is wrong first.
-    #[inline]
-    pub fn check(
-        &self,
-        key: Key,
-        pd: PdId,
-        addr: u64,
-        len: u32,
-        need: Access,
-    ) -> Result<Checked<()>, AccessError> {
-        let region = self.get(key).ok_or(AccessError::Key)?;
-        if region.pd != pd {
-            return Err(AccessError::Pd);
-        }
-        if !region.access.admits(need) {
-            return Err(AccessError::Permission);
-        }
-        let offset = addr.checked_sub(region.start).ok_or(AccessError::Range)?;
-        let end = offset.checked_add(u64::from(len)).ok_or(AccessError::Range)?;
-        if end > region.len {
-            return Err(AccessError::Range);
-        }
-        Ok(Checked { host: region.host + offset, len, right: PhantomData })
-    }
-
-    fn home(&self, key: u32) -> usize {
-        ((key >> 8).wrapping_mul(0x9e37_79b1) >> 7) as usize & (self.slots.len() - 1)
-    }
-
-    fn find_tag(&self, key: u32) -> Option<usize> {
-        let mut at = self.home(key);
-        loop {
-            match &self.slots[at] {
-                Slot::Empty => return None,
-                Slot::Taken(found, _) if found.0 >> 8 == key >> 8 => return Some(at),
-                Slot::Taken(..) => at = (at + 1) & (self.slots.len() - 1),
-            }
-        }
-    }
 }
 
 /// Right to write: see [`Checked`].
@@ -309,61 +206,6 @@ impl<Right> Checked<Right> {
     }
 }
 
-impl RegionTable {
-    /// A local source: any region of the protection domain may be read.
-    ///
-    /// # Errors
-    /// See [`RegionTable::check`].
-    #[inline]
-    pub fn local_read(&self, pd: PdId, sge: &Sge) -> Result<Checked<Read>, AccessError> {
-        self.check(sge.lkey, pd, sge.addr, sge.len, Access::NONE).map(Checked::with)
-    }
-
-    /// A local destination.
-    ///
-    /// # Errors
-    /// See [`RegionTable::check`].
-    #[inline]
-    pub fn local_write(&self, pd: PdId, sge: &Sge) -> Result<Checked<Write>, AccessError> {
-        self.check(sge.lkey, pd, sge.addr, sge.len, Access::LOCAL_WRITE).map(Checked::with)
-    }
-
-    /// The target of a remote WRITE.
-    ///
-    /// # Errors
-    /// See [`RegionTable::check`].
-    #[inline]
-    pub fn remote_write(&self, pd: PdId, at: &Sge) -> Result<Checked<Write>, AccessError> {
-        self.check(at.lkey, pd, at.addr, at.len, Access::REMOTE_WRITE).map(Checked::with)
-    }
-
-    /// The source of a remote READ.
-    ///
-    /// # Errors
-    /// See [`RegionTable::check`].
-    #[inline]
-    pub fn remote_read(&self, pd: PdId, at: &Sge) -> Result<Checked<Read>, AccessError> {
-        self.check(at.lkey, pd, at.addr, at.len, Access::REMOTE_READ).map(Checked::with)
-    }
-
-    /// The target of a remote atomic: eight bytes, aligned for peers and in the process.
-    ///
-    /// # Errors
-    /// See [`RegionTable::check`]; [`AccessError::Range`] also if it is not aligned in the process.
-    pub fn remote_atomic(
-        &self,
-        pd: PdId,
-        addr: u64,
-        rkey: Key,
-    ) -> Result<Checked<Atomic>, AccessError> {
-        let checked = self.check(rkey, pd, addr, 8, Access::REMOTE_ATOMIC)?;
-        if checked.host % 8 != 0 {
-            return Err(AccessError::Range);
-        }
-        Ok(checked.with())
-    }
-}
-
 /// A scatter-gather element: a range of a registered region (`struct ibv_sge`, and laid out as that).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -395,8 +237,11 @@ pub enum AtomicOp {
 
 /// User memory, as the engine's caller has it: a vector in the simulator, the process itself in the verbs API.
 pub trait Memory {
-    /// The registered regions.
+    /// The registered regions and windows.
     fn regions(&self) -> &RegionTable;
+
+    /// The same, for work requests that bind and invalidate windows.
+    fn regions_mut(&mut self) -> &mut RegionTable;
 
     /// Copies `src` to `dst` (as long as `src`), in ascending order of addresses, aligned words whole, and so that who
     /// sees the last byte sees all bytes.
@@ -407,74 +252,4 @@ pub trait Memory {
 
     /// Performs an atomic, against local threads too, and returns the value found.
     fn atomic(&mut self, at: Checked<Atomic>, op: AtomicOp) -> u64;
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn region(start: u64, len: u64, access: Access) -> Region {
-        Region { pd: PdId(1), start, len, host: 4096, access }
-    }
-
-    #[test]
-    fn ranges_and_rights_are_checked() {
-        let mut table = RegionTable::new(4);
-        let rw = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-        let key = table.insert(region(0x1000, 64, rw), 0x1234_5678).unwrap();
-        let at = |addr, len, lkey| Sge { addr, len, lkey };
-        assert_eq!(table.remote_write(PdId(1), &at(0x1000, 64, key)).unwrap().host(), 4096);
-        assert_eq!(table.remote_write(PdId(1), &at(0x1040, 0, key)).unwrap().len(), 0);
-        let refused = |sge: &Sge, pd| table.remote_write(pd, sge).unwrap_err();
-        assert_eq!(refused(&at(0x1000, 65, key), PdId(1)), AccessError::Range);
-        assert_eq!(refused(&at(0xfff, 1, key), PdId(1)), AccessError::Range);
-        assert_eq!(refused(&at(u64::MAX, u32::MAX, key), PdId(1)), AccessError::Range);
-        assert_eq!(refused(&at(0x1000, 1, key), PdId(2)), AccessError::Pd);
-        assert_eq!(refused(&at(0x1000, 1, Key(key.0 ^ 1)), PdId(1)), AccessError::Key);
-        let read = table.remote_read(PdId(1), &at(0x1000, 1, key)).unwrap_err();
-        assert_eq!(read, AccessError::Permission);
-    }
-
-    #[test]
-    fn a_removed_key_is_refused_and_others_stay_reachable() {
-        let mut table = RegionTable::new(64);
-        let keys: Vec<Key> = (0..64u32)
-            .map(|i| table.insert(region(u64::from(i) << 20, 64, Access::ALL), i << 8).unwrap())
-            .collect();
-        assert!(table.insert(region(0, 1, Access::ALL), 99 << 8).is_none());
-        for gone in keys.iter().step_by(2) {
-            assert!(table.remove(*gone).is_some());
-            assert!(table.remove(*gone).is_none());
-        }
-        for (i, key) in keys.iter().enumerate() {
-            assert_eq!(table.get(*key).is_some(), i % 2 == 1);
-        }
-        assert_eq!(table.len(), 32);
-    }
-
-    #[test]
-    fn churn_leaves_no_trace() {
-        let mut table = RegionTable::new(32);
-        let (mut state, mut live) = (1u32, Vec::new());
-        for _ in 0..20_000 {
-            state = state.wrapping_mul(0x0019_660d).wrapping_add(0x3c6e_f35f);
-            if live.len() == 32 || (state >> 31 == 1 && !live.is_empty()) {
-                let gone: Key = live.swap_remove(state as usize % live.len());
-                assert!(table.remove(gone).is_some());
-                assert!(table.get(gone).is_none());
-            } else {
-                live.push(table.insert(region(0, 64, Access::ALL), state).unwrap());
-            }
-            assert!(live.iter().all(|key| table.get(*key).is_some()));
-            assert_eq!(table.len(), live.len());
-        }
-        live.iter().for_each(|key| assert!(table.remove(*key).is_some()));
-        assert!(table.slots.iter().all(|slot| matches!(slot, Slot::Empty)));
-    }
-
-    #[test]
-    fn regions_never_wrap() {
-        let mut table = RegionTable::new(4);
-        assert!(table.insert(region(u64::MAX - 3, 8, Access::ALL), 1 << 8).is_none());
-    }
 }

@@ -94,9 +94,6 @@ impl Charge {
 pub(crate) struct Pool {
     limit: Budget,
     used: Charge,
-    /// Acknowledgements to come; only in our own pool. Every queue pair may await one, so there can be more than there is room
-    /// for, and responses wait: what is on its way must never overrun our receive queue.
-    answers: Charge,
     /// Queue pairs that wait for room and what they need, oldest first.
     line: VecDeque<(u32, Charge)>,
     /// The one whose turn it is: it left the line and has not sent yet.
@@ -113,7 +110,6 @@ impl Pool {
         Self {
             limit,
             used: Charge::default(),
-            answers: Charge::default(),
             line: VecDeque::new(),
             called: None,
             paced: Default::default(),
@@ -123,26 +119,25 @@ impl Pool {
     /// Whether `charge` fits; an unused pool takes anything, so that nothing waits for ever.
     #[inline]
     pub(crate) fn fits(&self, charge: Charge) -> bool {
-        self.used.datagrams + self.answers.datagrams == 0
-            || self.has_room(charge.bytes, charge.datagrams)
+        self.used.datagrams == 0 || self.has_room(charge.bytes, charge.datagrams)
     }
 
-    /// Whether nothing like `charge` will fit any more once `charge` is charged.
+    /// Whether nothing like `next` will fit any more once `charge` is charged.
     #[inline]
-    pub(crate) fn closes_with(&self, charge: Charge) -> bool {
-        !self.has_room(2 * charge.bytes, 2 * charge.datagrams)
+    pub(crate) fn closes_with(&self, charge: Charge, next: Charge) -> bool {
+        !self.has_room(charge.bytes + next.bytes, charge.datagrams + next.datagrams)
     }
 
     #[inline]
     fn has_room(&self, bytes: u64, datagrams: u32) -> bool {
-        self.used.bytes + self.answers.bytes + bytes <= u64::from(self.limit.bytes)
-            && self.used.datagrams + self.answers.datagrams + datagrams <= self.limit.datagrams
+        self.used.bytes + bytes <= u64::from(self.limit.bytes)
+            && self.used.datagrams + datagrams <= self.limit.datagrams
     }
 
-    /// Whether an answer more fits, and nobody waits for room.
+    /// Whether `charge` fits, and nobody waits for room.
     #[inline]
-    fn spares_answer(&self, answer: Charge) -> bool {
-        let fits = self.has_room(answer.bytes, answer.datagrams);
+    fn spares(&self, charge: Charge) -> bool {
+        let fits = self.has_room(charge.bytes, charge.datagrams);
         self.called.is_none() && self.line.is_empty() && fits
     }
 
@@ -207,10 +202,45 @@ impl Pool {
     }
 }
 
+/// How long what was asked for is reckoned with: who has not answered for so long is dead, or a victim of some loss, and shall not keep the
+/// others waiting. Twice as long at most.
+const EXPECTED_NS: u64 = 100_000_000;
+
+/// What was charged to our own pool, and when: to give it back.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Expected {
+    charge: Charge,
+    epoch: u32,
+}
+
+impl Expected {
+    /// What somebody who does not answer anyway may still say.
+    pub(crate) const NOTHING: Self = Self { charge: Charge::of(0, 0), epoch: 0 };
+
+    /// Adds what was charged at the same time; `false`, and nothing happened, if that was at another.
+    #[inline]
+    pub(crate) fn add(&mut self, other: Self) -> bool {
+        let same = self.epoch == other.epoch;
+        if same {
+            self.charge.add(other.charge);
+        }
+        same
+    }
+}
+
+/// The answers that we asked for in this epoch and the one before.
+#[derive(Debug, Default)]
+struct Epochs {
+    current: u32,
+    ends: Time,
+    asked: [Charge; 2],
+}
+
 /// The pools of all peers, by address, and our own.
 #[derive(Debug)]
 pub(crate) struct Pools {
     own: Pool,
+    epochs: Epochs,
     peers: Vec<(IpAddr, u32, Pool)>,
     /// Queue pairs that were called and have not been told.
     called: VecDeque<u32>,
@@ -226,7 +256,8 @@ impl PoolId {
 
 impl Pools {
     pub(crate) fn new(own: Budget) -> Self {
-        Self { own: Pool::new(own), peers: Vec::new(), called: VecDeque::new() }
+        let epochs = Epochs::default();
+        Self { own: Pool::new(own), epochs, peers: Vec::new(), called: VecDeque::new() }
     }
 
     /// The pool of a peer; counts one more user. It gets `limit` if the peer itself `said` so, or nobody knows better.
@@ -280,25 +311,62 @@ impl Pools {
         }
     }
 
-    /// Whether our own pool has room for an acknowledgement that nobody needs.
+    /// Whether our own pool has room for `answer`, which nobody needs.
     #[inline]
-    pub(crate) fn spares_answer(&self, answer: Charge) -> bool {
-        self.own.spares_answer(answer)
+    pub(crate) fn spares(&self, answer: Charge) -> bool {
+        self.own.spares(answer)
     }
 
-    /// Acknowledgements will come.
+    /// `answer` will be asked for: our own receive queue keeps room for it.
     #[inline]
-    pub(crate) fn expect_answers(&mut self, answers: Charge) {
-        self.own.answers.add(answers);
+    pub(crate) fn expect(&mut self, answer: Charge) -> Expected {
+        self.own.charge(answer);
+        let epoch = self.epochs.current;
+        self.epochs.asked[epoch as usize % 2].add(answer);
+        Expected { charge: answer, epoch }
     }
 
-    /// They came, or will not come any more.
+    /// Whether it is not reckoned with any more.
     #[inline]
-    pub(crate) fn answered(&mut self, answers: Charge) {
-        self.own.answers.take(answers);
-        if !self.own.line.is_empty() {
-            self.call(PoolId::OWN);
+    pub(crate) fn has_forgotten(&self, answer: Expected) -> bool {
+        self.epochs.current.wrapping_sub(answer.epoch) > 1 && answer.charge.datagrams > 0
+    }
+
+    /// It came, or will not come any more.
+    #[inline]
+    pub(crate) fn answered(&mut self, answer: Expected) {
+        if self.has_forgotten(answer) || answer.charge.datagrams == 0 {
+            return;
         }
+        self.epochs.asked[answer.epoch as usize % 2].take(answer.charge);
+        self.release(PoolId::OWN, answer.charge);
+    }
+
+    /// Time passes: what was asked for long ago is not reckoned with any more.
+    #[inline]
+    pub(crate) fn age(&mut self, now: Time) {
+        if now >= self.epochs.ends {
+            self.begin_epoch(now);
+        }
+    }
+
+    #[cold]
+    fn begin_epoch(&mut self, now: Time) {
+        // After a pause nothing is reckoned with at all.
+        let passed = if now.since(self.epochs.ends) < EXPECTED_NS { 1 } else { 2 };
+        for _ in 0..passed {
+            self.epochs.current = self.epochs.current.wrapping_add(1);
+            let oldest = &mut self.epochs.asked[self.epochs.current as usize % 2];
+            self.own.used.take(core::mem::take(oldest));
+        }
+        self.epochs.ends = now.after(EXPECTED_NS);
+        self.call(PoolId::OWN);
+    }
+
+    /// When somebody who waits for room of our own may have it without any answer.
+    #[inline]
+    pub(crate) fn next_age(&self) -> Option<Time> {
+        (!self.own.line.is_empty()).then_some(self.epochs.ends)
     }
 
     /// `slot`, which waits in the line of `waiting` or in none, cannot go on before `id` has room for `need`.

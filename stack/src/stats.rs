@@ -30,7 +30,7 @@ counters! {
         unknown_qpn,
         /// The partition key does not match.
         pkey,
-        /// Not from the connected peer's address, or not to ours.
+        /// Not from the connected peer's address, or not to ours: to a group, but for one queue pair.
         wrong_source,
         /// The ICRC is wrong.
         icrc,
@@ -40,19 +40,19 @@ counters! {
         ghost_response,
         /// An acknowledgement with a reserved syndrome.
         bad_syndrome,
-        /// A duplicate READ or atomic whose record is gone or does not match.
+        /// A duplicate READ or atomic whose record is gone or does not match, or of which the memory is gone.
         stale_duplicate,
         /// A request after a gap, beyond the one that was answered with a NAK.
         out_of_sequence,
-        /// A datagram for QP1 with another queue key than QP1's.
-        gsi_qkey,
         /// A packet of an unreliable connection's message of which another was lost or refused.
         incomplete,
         /// A message of an unreliable queue pair for which no receive was posted.
         no_receive,
         /// A message of an unreliable queue pair longer than its receive.
         too_long,
-        /// A datagram with another Q_Key than the queue pair's.
+        /// For a multicast group to which no queue pair is attached.
+        unknown_group,
+        /// A datagram with another Q_Key than the queue pair's, QP1 included.
         qkey,
     }
 }
@@ -92,6 +92,8 @@ counters! {
         retry_exceeded_err,
         /// Queue pairs that gave up on a peer without receives.
         retry_rnr_exceeded_err,
+        /// Packets sent again only to ask what became of them, because nothing came back for several round trips. They cost no retry.
+        tail_probes,
         /// Packets sent again.
         retransmitted_pkts,
         /// Requests refused for a key, range or permission; unreliable ones are dropped, and nobody hears of it.
@@ -130,6 +132,8 @@ counters! {
         requests,
         /// Connections established.
         established,
+        /// Of these, by a message that arrived before the RTU.
+        by_message,
         /// Rejections sent.
         rejects_sent,
         /// Requests refused because a backlog was full, or everything.

@@ -29,11 +29,6 @@ impl Deadline {
         self.due != NEVER
     }
 
-    /// Whether it is at this very time.
-    pub(crate) fn is(&self, due: Time) -> bool {
-        self.due == due
-    }
-
     #[inline]
     pub(crate) fn clear(&mut self) {
         self.due = NEVER;

@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use crate::mem::Sge;
+use crate::mem::{Access, Bind, FlushLevel, Placement, Sge};
 use crate::types::{Key, Qpn};
 
 /// The transport service of a queue pair (`enum ibv_qp_type`).
@@ -26,7 +26,7 @@ impl QpType {
     pub const fn has(self, op: &SendOp) -> bool {
         match self {
             Self::Rc => !matches!(op, SendOp::SendTo { .. }),
-            Self::Uc => matches!(op, SendOp::Send { .. } | SendOp::Write { .. }),
+            Self::Uc => op.is_local() || matches!(op, SendOp::Send { .. } | SendOp::Write { .. }),
             Self::Ud => matches!(op, SendOp::SendTo { .. }),
         }
     }
@@ -165,12 +165,87 @@ pub enum SendOp {
         /// The value to add.
         add: u64,
     },
+    /// FLUSH: what was written to the range by the requests before it is placed as `placement` says once this is complete. It has no data.
+    Flush {
+        /// Remote address.
+        remote: u64,
+        /// Remote key.
+        rkey: Key,
+        /// Length of the range in bytes.
+        len: u32,
+        /// How it shall be placed.
+        placement: Placement,
+        /// Whether the range or the whole region is meant.
+        level: FlushLevel,
+    },
+    /// ATOMIC WRITE: eight bytes, which appear in the memory all at once, and after everything before them.
+    AtomicWrite {
+        /// Remote address, a multiple of 8.
+        remote: u64,
+        /// Remote key.
+        rkey: Key,
+    },
+    /// SEND that invalidates a window of type 2 of the receiver's, bound for the peer's queue pair (`IBV_WR_SEND_WITH_INV`).
+    SendInv {
+        /// The key of the window.
+        rkey: Key,
+    },
+    /// Binds a window of type 2 for this queue pair (`IBV_WR_BIND_MW`). Nothing is sent; its data is not looked at.
+    BindMw {
+        /// The window's key until now.
+        mw: Key,
+        /// Its key from now on: only the low 8 bits may differ.
+        rkey: Key,
+        /// The local key of the region.
+        region: Key,
+        /// Address of the first byte, as local work requests name it.
+        addr: u64,
+        /// How many bytes.
+        len: u64,
+        /// What peers may do there: remote flags, and [`Access::ZERO_BASED`].
+        access: Access,
+    },
+    /// Takes a window of type 2, bound for this queue pair, away from its region, once all requests before it are done, and before one after
+    /// it begins (`IBV_WR_LOCAL_INV`). Nothing is sent; its data is not looked at.
+    LocalInv {
+        /// The key of the window.
+        rkey: Key,
+    },
 }
 
 impl SendOp {
-    /// Whether a response carries its result: READ and atomics.
+    /// Whether it concerns this side only, and nothing is sent: binding and invalidation.
+    #[must_use]
+    #[inline]
+    pub const fn is_local(&self) -> bool {
+        matches!(self, Self::BindMw { .. } | Self::LocalInv { .. })
+    }
+
+    /// What a [`BindMw`](Self::BindMw) binds.
+    #[must_use]
+    pub const fn bind(&self) -> Option<Bind> {
+        match *self {
+            Self::BindMw { mw, rkey, region, addr, len, access } => {
+                Some(Bind { mw, rkey, region, addr, len, access })
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether it has a response of its own instead of an acknowledgement: READ, atomics, FLUSH and ATOMIC WRITE.
     #[must_use]
     pub const fn has_response(&self) -> bool {
+        match self {
+            Self::Send { .. } | Self::SendTo { .. } | Self::SendInv { .. } | Self::Write { .. } => {
+                false
+            }
+            _ => !self.is_local(),
+        }
+    }
+
+    /// Whether its response carries what is placed in its list: READ and atomics.
+    #[must_use]
+    pub const fn has_result(&self) -> bool {
         matches!(self, Self::Read { .. } | Self::CompareSwap { .. } | Self::FetchAdd { .. })
     }
 
@@ -179,11 +254,11 @@ impl SendOp {
     pub const fn immediate(&self) -> Option<[u8; 4]> {
         match self {
             Self::Send { imm } | Self::SendTo { imm, .. } | Self::Write { imm, .. } => *imm,
-            Self::Read { .. } | Self::CompareSwap { .. } | Self::FetchAdd { .. } => None,
+            _ => None,
         }
     }
 
-    /// Whether it is an atomic.
+    /// Whether it is an atomic that returns what it found.
     #[must_use]
     pub const fn is_atomic(&self) -> bool {
         matches!(self, Self::CompareSwap { .. } | Self::FetchAdd { .. })
@@ -193,11 +268,15 @@ impl SendOp {
     #[must_use]
     pub const fn completion(&self) -> WcOpcode {
         match self {
-            Self::Send { .. } | Self::SendTo { .. } => WcOpcode::Send,
+            Self::Send { .. } | Self::SendTo { .. } | Self::SendInv { .. } => WcOpcode::Send,
             Self::Write { .. } => WcOpcode::RdmaWrite,
             Self::Read { .. } => WcOpcode::RdmaRead,
             Self::CompareSwap { .. } => WcOpcode::CompSwap,
             Self::FetchAdd { .. } => WcOpcode::FetchAdd,
+            Self::Flush { .. } => WcOpcode::Flush,
+            Self::AtomicWrite { .. } => WcOpcode::AtomicWrite,
+            Self::BindMw { .. } => WcOpcode::BindMw,
+            Self::LocalInv { .. } => WcOpcode::LocalInv,
         }
     }
 }
@@ -205,9 +284,9 @@ impl SendOp {
 /// The data of a send work request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SendData<'a> {
-    /// Ranges of registered memory: source of SEND and WRITE, destination of READ and atomics.
+    /// Ranges of registered memory: source of SEND, WRITE and ATOMIC WRITE, destination of READ and atomics.
     Sges(&'a [Sge]),
-    /// Bytes copied when posted (`IBV_SEND_INLINE`); SEND and WRITE only.
+    /// Bytes copied when posted (`IBV_SEND_INLINE`); not for READ and atomics.
     Inline(&'a [u8]),
 }
 
@@ -251,13 +330,14 @@ pub enum WcStatus {
     LocProtErr = 4,
     /// The QP was in, or went to, the error state before the request was done.
     WrFlushErr = 5,
-    /// A memory window could not be bound; not by the software device.
+    /// A memory window could not be bound: it, the region, the range or the permissions do not go together.
     MwBindErr = 6,
     /// The peer's response was not what the request asked for.
     BadRespErr = 7,
     /// The local memory of a receive did not admit the access.
     LocAccessErr = 8,
-    /// The peer says the request is invalid: too long for its receive, not permitted on its QP.
+    /// The peer says the request is invalid: too long for its receive, not permitted on its QP. Of a receive: the SEND
+    /// would have invalidated what it may not; its data was placed.
     RemInvReqErr = 9,
     /// The peer's memory key, range or permission is wrong.
     RemAccessErr = 10,
@@ -322,6 +402,14 @@ pub enum WcOpcode {
     CompSwap,
     /// A fetch and add.
     FetchAdd,
+    /// A FLUSH.
+    Flush,
+    /// An ATOMIC WRITE.
+    AtomicWrite,
+    /// A memory window was bound.
+    BindMw,
+    /// A memory window was invalidated.
+    LocalInv,
     /// A receive, consumed by a SEND.
     Recv,
     /// A receive, consumed by an RDMA WRITE with immediate.
@@ -349,6 +437,8 @@ pub struct Cqe {
     pub byte_len: u32,
     /// Immediate data, in network byte order.
     pub imm: Option<[u8; 4]>,
+    /// The window that the SEND invalidated (`IBV_WC_WITH_INV`).
+    pub invalidated: Option<Key>,
     /// The local queue pair.
     pub qpn: Qpn,
     /// The sender of a datagram. Then the first 40 bytes of the receive have its IP header (`IBV_WC_GRH`) and count in `byte_len`: over

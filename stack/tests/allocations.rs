@@ -8,7 +8,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use common::{BASE, End, PORT, Setup, addr, sge, template};
-use rocinante_stack::mem::Access;
+use rocinante_stack::mem::{Access, FlushLevel, Placement};
 use rocinante_stack::types::{Key, Time};
 use rocinante_stack::verbs::{
     AhId, Destination, QpType, RecvWr, SendData, SendOp, SendWr, WcStatus,
@@ -90,7 +90,8 @@ struct Quiet {
 impl Quiet {
     fn new() -> Self {
         let budget = Budget { bytes: 1 << 20, datagrams: 40 };
-        Self::of(&Setup { qps: 3, timeout: 6, rd_atomic: 4, budget, ..Setup::default() })
+        let access = Access::ALL.with(Access::FLUSH_GLOBAL);
+        Self::of(&Setup { access, qps: 3, timeout: 6, rd_atomic: 4, budget, ..Setup::default() })
     }
 
     fn of(setup: &Setup) -> Self {
@@ -102,7 +103,7 @@ impl Quiet {
         }
         let keys = [0, 1].map(|at: usize| {
             ends[at].host.completions.reserve(10_000);
-            ends[at].host.register(0, setup.arena as u64, Access::ALL)
+            ends[at].host.register(0, setup.arena as u64, setup.access)
         });
         let arenas = [(1, 2), (2, 1)].map(|(src, dst)| Arena {
             bytes: vec![0; 1 << 20],
@@ -180,6 +181,7 @@ impl Quiet {
 
     fn all(&mut self, rounds: u32) {
         let (remote, rkey, imm) = (BASE + 40_000, self.keys[1], Some([1; 4]));
+        let (placement, level) = (Placement::GLOBAL, FlushLevel::Range);
         let ops = [
             (SendOp::Send { imm }, 3000, false),
             (SendOp::Send { imm: None }, 32, true),
@@ -188,6 +190,8 @@ impl Quiet {
             (SendOp::Read { remote, rkey }, 3000, false),
             (SendOp::FetchAdd { remote, rkey, add: 1 }, 8, false),
             (SendOp::CompareSwap { remote, rkey, compare: 0, swap: 1 }, 8, false),
+            (SendOp::Flush { remote, rkey, len: 3000, placement, level }, 0, false),
+            (SendOp::AtomicWrite { remote, rkey }, 8, false),
         ];
         for round in 0..rounds {
             for (op, len, inline) in ops {
@@ -229,7 +233,7 @@ fn ten_thousand_of_each_operation_allocate_nothing() {
     };
     let all = |quiet: &mut Quiet, rounds| quiet.all(rounds);
     assert_eq!(measure(&mut quiet, 0, 10_000 / 3 + 1, &all), 0);
-    assert!(quiet.done > 7 * 10_000);
+    assert!(quiet.done > 9 * 10_000);
     assert_eq!(measure(&mut quiet, 50, 500, &all), 0, "with losses");
     assert!(quiet.ends[0].engine.counters().local_ack_timeout_err > 0);
     assert_eq!(measure(&mut quiet, 0, 2000, &not_ready), 0, "with receives that come late");

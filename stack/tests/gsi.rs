@@ -67,7 +67,7 @@ fn only_whole_datagrams_with_the_key_reach_it() {
     hear(&mut solo, &bth(Opcode::RC_SEND_ONLY, Pkey::DEFAULT, Qpn::GSI), WHOLE);
     hear(&mut solo, &bth(Opcode::UD_SEND_ONLY, Pkey::DEFAULT, Qpn::new(0)), WHOLE);
     let drops = *solo.end.engine.drops();
-    assert_eq!((drops.icrc, drops.gsi_qkey, drops.pkey), (1, 1, 1));
+    assert_eq!((drops.icrc, drops.qkey, drops.pkey), (1, 1, 1));
     assert_eq!((drops.wrong_service, drops.unknown_qpn), (1, 1));
     let cm = solo.end.engine.cm().unwrap();
     assert_eq!((cm.counters().received, cm.poll_transmit()), (1, None));
@@ -78,15 +78,42 @@ fn only_whole_datagrams_with_the_key_reach_it() {
 fn the_identification_of_a_stranger_is_solved() {
     let mut solo = Solo::script();
     solo.end.engine.start_cm(CmConfig::default());
-    for id in [0xaa36, 0x1074, 0] {
-        let mut numbered = packet();
-        let mut template = template(addr(2), addr(1));
-        template.set_id(id, 0x4000);
-        template.seal(&mut numbered);
-        hear(&mut solo, &numbered, IpId::Hint(0));
+    for id in [0xaa36, 0xaa39, 0] {
+        hear(&mut solo, &numbered(id), IpId::Hint(0));
     }
     assert_eq!(solo.end.engine.cm().unwrap().counters().received, 3);
     assert_eq!(solo.end.engine.counters().icrc_id_solved, 2);
+}
+
+/// Of some damaged packets an identification would make the ICRC right: once the sender's is known, only one near it counts.
+#[test]
+fn damage_is_no_identification() {
+    let mut solo = Solo::script();
+    solo.end.engine.start_cm(CmConfig::default());
+    hear(&mut solo, &numbered(0xaa36), IpId::Hint(0));
+    let whole = numbered(0xaa37);
+    let mut count = 0;
+    for (at, bits) in (24..GSI_PACKET_LEN - 4).flat_map(|at| (1..=255).map(move |b| (at, b))) {
+        let mut damaged = whole;
+        damaged[at] ^= bits;
+        hear(&mut solo, &damaged, IpId::Hint(0));
+        count += 1;
+    }
+    let heard = solo.end.engine.cm().unwrap().counters().received;
+    assert_eq!((heard, solo.end.engine.drops().icrc), (1, count));
+    // What was not damaged still is heard, and so is who begins to count elsewhere: by his second.
+    for (id, heard) in [(0xaa40, 2), (0x1074, 2), (0x1075, 3)] {
+        hear(&mut solo, &numbered(id), IpId::Hint(0));
+        assert_eq!(solo.end.engine.cm().unwrap().counters().received, heard, "{id:#x}");
+    }
+}
+
+fn numbered(id: u16) -> [u8; GSI_PACKET_LEN] {
+    let mut packet = packet();
+    let mut template = template(addr(2), addr(1));
+    template.set_id(id, 0x4000);
+    template.seal(&mut packet);
+    packet
 }
 
 #[test]

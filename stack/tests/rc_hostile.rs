@@ -4,13 +4,29 @@
 mod common;
 
 use common::{Setup, Solo, pattern};
-use rocinante_stack::mem::Access;
+use rocinante_stack::mem::{Access, Accessor, Bind, MwType};
 use rocinante_stack::types::Key;
 use rocinante_stack::verbs::{QpState, SendOp};
 use rocinante_stack::wire::Opcode as Op;
 
 /// Where the peer may write and read, in the arena.
 const OPEN: std::ops::Range<usize> = 4096..8192;
+
+/// What the peer may invalidate, and what it may not: a window that is bound for it, and one of type 1.
+const WINDOWS: std::ops::Range<usize> = 4096..4352;
+
+fn windows(solo: &mut Solo) -> [Key; 2] {
+    let (regions, region) = (&mut solo.end.host.regions, solo.key);
+    let by = Accessor { pd: common::PD, qpn: solo.end.qpn };
+    [MwType::Type2, MwType::Type1].map(|mw_type| {
+        let random = 0x1000_0000 << mw_type as u32;
+        let mw = regions.insert_window(common::PD, mw_type, random).unwrap();
+        let (addr, len) = (common::BASE + WINDOWS.start as u64, WINDOWS.len() as u64);
+        let access = Access::REMOTE_WRITE | Access::REMOTE_READ;
+        regions.bind(by, &Bind { mw, rkey: mw, region, addr, len, access }).unwrap();
+        mw
+    })
+}
 
 /// A QP that has been talked to and has work of every kind under way, some of it half done.
 fn live() -> (Solo, Key) {
@@ -19,7 +35,8 @@ fn live() -> (Solo, Key) {
     let key = solo.key;
     solo.end.host.regions.remove(key);
     let len = solo.setup.arena as u64;
-    solo.key = solo.end.host.register(0, len, Access::LOCAL_WRITE);
+    solo.key = solo.end.host.register(0, len, Access::LOCAL_WRITE | Access::MW_BIND);
+    windows(&mut solo);
     let (start, span) = (OPEN.start as u64, OPEN.len() as u64);
     let open = solo.end.host.register(start, span, Access::ALL);
     let data = pattern(solo.setup.arena, 1);
@@ -56,6 +73,8 @@ fn seeds(solo: &Solo, open: Key) -> Vec<Vec<u8>> {
     let mut atomic = at(open, 64, 0)[..12].to_vec();
     atomic.extend_from_slice(&[1; 16]);
     let (imm, ack) = ([1, 2, 3, 4], [0x1f, 0, 0, 1]);
+    let window = 0x1000_0000u32 << MwType::Type2 as u32;
+    let inv = window.to_be_bytes();
     let full = [9; 256];
     let request = |opcode, psn, rest: &[&[u8]]| solo.request(opcode, psn, rest);
     let response = |opcode, psn, rest: &[&[u8]]| solo.response(opcode, psn, rest);
@@ -64,6 +83,8 @@ fn seeds(solo: &Solo, open: Key) -> Vec<Vec<u8>> {
         request(Op::RC_SEND_ONLY, 4, &[&[9; 5]]),
         request(Op::RC_SEND_ONLY_WITH_IMMEDIATE, 4, &[&imm, &[9; 8]]),
         request(Op::RC_SEND_ONLY_WITH_INVALIDATE, 4, &[&imm, &[9; 8]]),
+        request(Op::RC_SEND_ONLY_WITH_INVALIDATE, 4, &[&inv, &[9; 8]]),
+        request(Op::RC_RDMA_WRITE_ONLY, 4, &[&at(Key(window), 16, 8), &[9; 8]]),
         request(Op::RC_RDMA_WRITE_FIRST, 4, &[&at(open, 0, 600), &full]),
         request(Op::RC_RDMA_WRITE_ONLY, 4, &[&at(open, 16, 8), &[9; 8]]),
         request(Op::RC_RDMA_WRITE_ONLY_WITH_IMMEDIATE, 4, &[&at(open, 16, 8), &imm, &[9; 8]]),
@@ -98,6 +119,11 @@ fn attack(solo: &mut Solo, packets: &[&[u8]]) {
     }
     let state = solo.state();
     assert!(matches!(state, QpState::Rts | QpState::Err));
+    // Only what is bound for it can be invalidated, and by nobody a region or a window of type 1.
+    let type_1 = Key(0x1000_0000 << MwType::Type1 as u32);
+    let regions = &solo.end.host.regions;
+    assert_eq!(regions.len(), 4);
+    assert!(regions.get(type_1).is_some_and(|shown| shown.len == WINDOWS.len() as u64));
     // Nothing is lost or done twice.
     let mut ids: Vec<_> = solo.completed().iter().map(|(id, _)| *id).collect();
     if state == QpState::Err {

@@ -99,7 +99,7 @@ fn after_a_sequence_nak_it_goes_back() {
 }
 
 #[test]
-fn a_lost_last_packet_is_sent_again_after_the_timeout_alone_from_the_first_unacknowledged() {
+fn a_lost_last_packet_is_asked_about_and_sent_again_after_the_timeout() {
     let mut solo = Solo::script();
     solo.send(1, 10);
     solo.send(2, 10);
@@ -107,10 +107,22 @@ fn a_lost_last_packet_is_sent_again_after_the_timeout_alone_from_the_first_unack
     solo.wait(1000);
     solo.hear_ack(0);
     assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
-    solo.wait(TIMEOUT_14 - 1);
+    // Four round trips were 4 us: a peer gets 2 ms at least, and twice as long each time.
+    let mut passed = 0;
+    for wait in [2, 4, 8, 16, 32] {
+        solo.wait(wait * 1_000_000 - 1);
+        assert!(solo.sent().is_empty());
+        solo.wait(1);
+        assert_eq!(solo.sent(), ["SEND_ONLY #1 10B ack"]);
+        passed += wait * 1_000_000;
+    }
+    let counters = solo.end.engine.counters();
+    assert_eq!((counters.tail_probes, counters.local_ack_timeout_err), (5, 0));
+    solo.wait(TIMEOUT_14 - passed - 1);
     assert!(solo.sent().is_empty());
     solo.wait(1);
     assert_eq!(solo.sent(), ["SEND_ONLY #1 10B ack"]);
+    assert_eq!(solo.end.engine.counters().local_ack_timeout_err, 1);
     // The lost ACK of a request that was executed all the same.
     solo.hear_ack(1);
     assert_eq!(solo.completed(), [(2, WcStatus::Success)]);

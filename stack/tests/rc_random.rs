@@ -8,11 +8,13 @@ mod common;
 use std::collections::VecDeque;
 
 use common::{BASE, End, PORT, Setup, sge};
-use rocinante_stack::mem::{Access, Sge};
+use rocinante_stack::mem::{Access, FlushLevel, Placement, Sge};
 use rocinante_stack::types::{Key, Mtu, Time};
 use rocinante_stack::verbs::{Cqe, RecvWr, SendData, SendOp, SendWr, WcOpcode, WcStatus};
 use rocinante_stack::wire::icrc::DF;
 use rocinante_stack::{Budget, Datagram, IpId};
+
+const FLUSHABLE: Access = Access::ALL.with(Access::FLUSH_GLOBAL);
 
 /// A small generator of numbers; the same for ever.
 struct Random(u64);
@@ -103,6 +105,7 @@ impl World {
             timeout: 6 + random.below(4) as u8,
             rd_atomic: 1 + random.below(6) as u8,
             arena: (SHARE * qps as u64) as usize,
+            access: FLUSHABLE,
             depth: DEPTH as u32,
             budget: Budget { bytes: 8704 * datagrams, datagrams },
             qps,
@@ -122,7 +125,7 @@ impl World {
                 let at = (qp * SHARE + CONSTANT) as usize;
                 host.arena[at..at + constants.len()].copy_from_slice(&constants);
             }
-            host.register(0, setup.arena as u64, Access::ALL)
+            host.register(0, setup.arena as u64, FLUSHABLE)
         });
         let stream = || Stream {
             left: requests,
@@ -190,7 +193,7 @@ impl World {
         let wr_id = stream.next_id;
         let slot = share + (wr_id % DEPTH) * LONGEST;
         let rkey = self.keys[1 - at];
-        let kind = self.random.below(8);
+        let kind = self.random.below(10);
         let imm = self.random.one_in(2).then(|| (wr_id as u32).to_be_bytes());
         let start = self.random.below(LONGEST - len + 1);
         let range = start as usize..(start + len) as usize;
@@ -232,6 +235,20 @@ impl World {
                 let bytes = Expect::Bytes(slot, found.to_ne_bytes().to_vec());
                 (SendOp::FetchAdd { remote, rkey, add }, WcOpcode::FetchAdd, 8, bytes)
             }
+            7 => {
+                // The word that the next CAS looks at.
+                stream.words[1] = self.random.0;
+                data = self.random.0.to_ne_bytes().to_vec();
+                let op = SendOp::AtomicWrite { remote: BASE + share + WORDS + 8, rkey };
+                (op, WcOpcode::AtomicWrite, 8, Expect::Nothing)
+            }
+            8 => {
+                data.clear();
+                let (placement, level) = (Placement::GLOBAL, FlushLevel::Range);
+                let remote = BASE + share + WINDOW + start;
+                let op = SendOp::Flush { remote, rkey, len: len as u32, placement, level };
+                (op, WcOpcode::Flush, 0, Expect::Nothing)
+            }
             _ => {
                 let found = stream.words[1];
                 let compare = if imm.is_some() { found } else { found ^ 1 };
@@ -248,9 +265,9 @@ impl World {
         let last = stream.left == 1 || stream.posted.len() as u64 + 1 == DEPTH;
         let signaled = last || !self.random.one_in(4);
         let list = self.cut(slot, list_len, self.keys[at]);
-        let inline = !op.has_response() && len <= 64 && self.random.one_in(2);
+        let inline = !op.has_result() && data.len() <= 64 && self.random.one_in(2);
         let end = &mut self.ends[at];
-        if !op.has_response() {
+        if !op.has_result() {
             end.host.arena[slot as usize..][..data.len()].copy_from_slice(&data);
         }
         let sent = if inline { SendData::Inline(&data) } else { SendData::Sges(&list) };

@@ -438,3 +438,20 @@ fn a_region_that_goes_away_under_a_read_ends_it_with_a_nak_at_that_packet() {
     assert_eq!(solo.state(), rocinante_stack::verbs::QpState::Err);
     assert!(solo.sent().is_empty());
 }
+
+/// The peer has its answer, our program its memory back; and then the network brings the request once more.
+#[test]
+fn a_late_duplicate_of_a_read_does_no_harm_when_its_region_is_gone() {
+    let mut solo = answered(1);
+    let reth = solo.reth(0, 8);
+    let key = solo.key;
+    solo.end.host.regions.remove(key);
+    solo.hear_request(Op::RC_RDMA_READ_REQUEST, 0, &[&reth]);
+    assert!(solo.sent().is_empty());
+    assert_eq!(solo.event(), None);
+    assert_eq!(solo.state(), rocinante_stack::verbs::QpState::Rts);
+    assert_eq!(solo.end.engine.drops().stale_duplicate, 1);
+    // What comes next is answered.
+    solo.hear_request(Op::RC_RDMA_WRITE_ONLY, 1, &[&solo.reth(0, 0)]);
+    assert_eq!(solo.sent(), ["ACK #1"]);
+}

@@ -107,6 +107,7 @@ fn a_datagram_arrives_behind_its_ip_header_and_says_who_sent_it() {
             opcode: WcOpcode::Recv,
             byte_len: 40 + len as u32,
             imm,
+            invalidated: None,
             qpn: b.qpn,
             src_qp: Some(a.qpn),
             solicited: false,
@@ -169,6 +170,12 @@ fn what_lies_before_an_ipv4_header_does_not_matter() {
     // Hardware leaves there what was there.
     grh[0] = 0x60;
     assert_eq!(grh_addresses(&grh), Some((src, dst)));
+    // Soft-RoCE leaves nothing there, and no checksum in what does not leave the machine.
+    grh[..20].fill(0);
+    grh[30..32].fill(0);
+    assert_eq!(grh_addresses(&grh), Some((src, dst)));
+    grh[0] = 0x60;
+    assert_ne!(grh_addresses(&grh), Some((src, dst)), "that would be IPv6");
 }
 
 #[test]

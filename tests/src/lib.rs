@@ -17,6 +17,7 @@
 //! ```
 
 pub mod captures;
+pub mod fuzz;
 pub mod harness;
 pub mod need;
 pub mod running;

@@ -1,4 +1,95 @@
-//! What tshark prints, read.
+//! tshark as a witness: it captures, and what it prints is read.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+
+use crate::lab::{ChildGuard, Netns};
+
+/// A capture of what RoCE packets pass an interface. Its file is gone when it is dropped.
+#[derive(Debug)]
+pub struct Capture {
+    tshark: ChildGuard,
+    file: PathBuf,
+}
+
+impl Capture {
+    /// Begins to capture at `device` in `netns`.
+    ///
+    /// # Errors
+    /// What tshark says.
+    pub fn start(netns: &Netns, device: &str) -> Result<Self, String> {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let file = format!("rocinante-capture-{}-{number}.pcap", std::process::id());
+        let file = std::env::temp_dir().join(file);
+        let mut command = Command::new("tshark");
+        command.args(["-i", device, "-f", "udp port 4791", "-F", "pcap", "-w"]).arg(&file);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut tshark = netns.spawn(&mut command).map_err(|error| error.to_string())?;
+        let stderr = tshark.child_mut().stderr.take().ok_or("tshark has no output")?;
+        let mut said = String::new();
+        for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+            if line.contains("Capture started") || line.contains("File:") {
+                // It says this when packets are seen, in all versions since 3.4.
+                return Ok(Self { tshark, file });
+            }
+            said += &line;
+        }
+        Err(format!("tshark does not capture: {said}"))
+    }
+
+    /// Of each packet that is captured so far these fields, the first of each name. What is captured is written after a while, and the last packet
+    /// perhaps in part.
+    ///
+    /// # Errors
+    /// tshark cannot be started, or calls a packet malformed.
+    pub fn packets(&self, fields: &[&str]) -> Result<Vec<Vec<String>>, String> {
+        let mut command = Command::new("tshark");
+        command.arg("-r").arg(&self.file);
+        // These guess at what SENDs carry and at ports, and stumble.
+        for guess in ["rpcordma", "infiniband.eoib", "tftp"] {
+            command.args(["--disable-protocol", guess]);
+        }
+        command.args(["-n", "-T", "fields", "-E", "separator=|", "-E", "occurrence=f"]);
+        command.args(["-e", "_ws.malformed"]);
+        fields.iter().for_each(|field| {
+            command.args(["-e", field]);
+        });
+        let output = command.output().map_err(|error| format!("tshark: {error}"))?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let packet = |line: &str| {
+            let mut columns = line.split('|').map(|column| column.trim().to_owned());
+            match columns.next().unwrap_or_default().as_str() {
+                "" => Ok(columns.collect()),
+                _ => Err(format!("tshark calls a packet malformed: {line}")),
+            }
+        };
+        text.lines().map(packet).collect()
+    }
+
+    /// Ends it: what was captured is written.
+    ///
+    /// # Errors
+    /// tshark does not end.
+    pub fn stop(&mut self) -> Result<(), String> {
+        self.tshark.signal(Signal::SIGINT);
+        let ended = self.tshark.wait(Duration::from_secs(10));
+        ended.map(drop).map_err(|error| error.to_string())
+    }
+}
+
+impl Drop for Capture {
+    fn drop(&mut self) {
+        self.tshark.kill();
+        let _ = fs::remove_file(&self.file);
+    }
+}
 
 /// Numbers that tshark prints, decimal or hexadecimal; and its truth values, as 1 and 0.
 #[must_use]

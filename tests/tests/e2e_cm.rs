@@ -169,7 +169,7 @@ fn nothing_waits_but_descriptors(backend: Backend) {
         finish(if at == 0 {
             Connecting::start(qp, server, &params).unwrap()
         } else {
-            readable(listener.fd().unwrap().as_fd());
+            readable(listener.as_fd());
             listener.try_request().unwrap().accept(qp, &params).unwrap()
         })
     });

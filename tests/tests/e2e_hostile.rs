@@ -152,7 +152,7 @@ fn attacks(attacker: &Attacker, own: IpAddr, peer: IpAddr, qp: &Qp) -> Vec<Attac
     let request = gsi(Opcode::RC_SEND_ONLY, 256);
     add("another service to QP1", peer, request, |c| c.drops.wrong_service);
     let keyless = gsi(Opcode::UD_SEND_ONLY, 256);
-    add("another Q_Key to QP1", own, attacker.sealed(own, keyless), |c| c.drops.gsi_qkey);
+    add("another Q_Key to QP1", own, attacker.sealed(own, keyless), |c| c.drops.qkey);
     for pkey in [0x0000, 0x1234, 0xfffe, 0x8001] {
         let other = Bth::new(Opcode::RC_SEND_ONLY, Pkey(pkey), qpn, expected);
         add("another P_Key", peer, sealed(peer, packet(&other, 64)), |c| c.drops.pkey);

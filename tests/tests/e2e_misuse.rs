@@ -73,6 +73,7 @@ fn limits_are_reported_and_kept() {
     setup.limits = Limits {
         max_qp: 3,
         max_mr: 4,
+        max_mw: 4,
         max_cq: 2,
         max_cqe: 5000,
         max_qp_wr: 600,

@@ -10,6 +10,12 @@ use rocinante::{
 use rocinante_tests::harness::{
     Family, Harness, Setup, Side, assert_same, pattern, wait_until, wr,
 };
+use rocinante_tests::verbs::unreliable::{
+    a_controlled_queue_key_stands_for_the_senders_own, a_datagram_with_another_queue_key_is_lost,
+    a_datagram_without_a_receive_is_lost, a_faulty_datagram_stops_sending_only,
+    a_message_without_a_receive_is_lost, datagrams_over_ipv4, datagrams_over_ipv6,
+    unreliable_connections_carry_sends_and_writes,
+};
 use rocinante_tests::{on_each_backend, require_backend};
 
 const IMM: [u8; 4] = [0xde, 0xad, 0xbe, 0xef];
@@ -175,6 +181,17 @@ fn answer(harness: &Harness, qps: &[Qp; 2], regions: &[Mr; 2], wc: &Wc) {
 }
 
 on_each_backend!(
+    datagrams_over_ipv4,
+    datagrams_over_ipv6,
+    a_datagram_with_another_queue_key_is_lost,
+    a_controlled_queue_key_stands_for_the_senders_own,
+    a_datagram_without_a_receive_is_lost,
+    a_faulty_datagram_stops_sending_only,
+    unreliable_connections_carry_sends_and_writes,
+    a_message_without_a_receive_is_lost,
+);
+
+on_each_backend!(
     what_a_receiver_does_not_want_is_counted,
     a_handle_that_is_gone_fails_the_request,
     a_device_talks_to_itself,
@@ -298,6 +315,7 @@ fn some_wc() -> Wc {
         imm: None,
         qpn: Qpn::new(2),
         src_qp: None,
+        invalidated: None,
         solicited: false,
     }
 }

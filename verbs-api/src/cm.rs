@@ -32,16 +32,45 @@
 //! # Ok::<(), rocinante::VerbsError>(())
 //! ```
 //!
-//! Nothing here needs a thread: what waits drives the device. A program with a loop of its own sleeps on the descriptors of
-//! [`Listener::fd`], [`Connecting::fd`] and [`Connection::fd`] instead, and calls what does not wait.
+//! Nothing here needs a thread: what waits drives the device. A program with a loop of its own, or an asynchronous one, sleeps on descriptors instead, and calls
+//! what does not wait: [`Listener::try_request`], [`Connecting::try_finish`], [`Connection::is_disconnected`]. A [`Listener`] is a descriptor itself
+//! (`AsFd`, `AsRawFd`), and [`Connecting::notifier`] and [`Connection::notifier`] give one. The example `async_echo` does so with tokio's `AsyncFd`.
+//!
+//! For datagrams there is no connection: who listens answers with a queue pair and its Q_Key, and may do so for each peer with another one.
+//!
+//! ```
+//! use std::net::SocketAddr;
+//! use std::time::Duration;
+//! use rocinante::{Context, QpType, cm};
+//!
+//! # let (here, there) = rocinante::doc::addresses();
+//! let patience = Duration::from_secs(10);
+//! let (server, client) = (Context::open(there)?, Context::open(here)?);
+//! let listener = cm::DatagramListener::bind(&server, SocketAddr::new(there, 7174), 16)?;
+//! let server = std::thread::spawn(move || -> Result<_, rocinante::VerbsError> {
+//!     let (pd, cq) = (server.alloc_pd(), server.create_cq(16)?);
+//!     let qp = pd.qp(&cq, &cq).qp_type(QpType::Ud).qkey(cm::UDP_QKEY).build()?;
+//!     let qp = qp.ready().map_err(|(_, error)| error)?;
+//!     listener.request(Some(patience))?.accept(&qp, b"welcome")?;
+//!     Ok(qp)
+//! });
+//! let service = cm::resolve(&client, 0, SocketAddr::new(there, 7174), b"hello", patience)?;
+//! assert_eq!(service.qpn(), server.join().unwrap()?.qpn());
+//! assert_eq!(&service.private_data()[..7], b"welcome");
+//! let ah = service.address_handle(&client.alloc_pd())?;
+//! let _to = service.destination(&ah);
+//! # Ok::<(), rocinante::VerbsError>(())
+//! ```
 //!
 //! A device of the kernel has its own connection manager, for which there is `librdmacm`; here it is refused.
 
 mod connection;
+mod datagram;
 mod failure;
 mod listener;
 
 use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -49,17 +78,20 @@ use rocinante_stack::Budget;
 use rocinante_stack::cm::QpSide;
 use rocinante_stack::types::Mtu;
 use rocinante_stack::verbs::QpType;
-use rocinante_stack::wire::cm::Announced;
-pub use rocinante_stack::wire::cm::RejReason;
+use rocinante_stack::wire::cm::{Announced, Transport};
+pub use rocinante_stack::wire::cm::{RejReason, SidrStatus};
 
 pub use self::connection::{Connecting, Connection};
+pub use self::datagram::{
+    DatagramListener, DatagramRequest, DatagramService, Resolving, UDP_QKEY, resolve,
+};
 pub use self::failure::CmFailure;
 pub use self::listener::{Listener, Request};
 use crate::context::Device;
 use crate::error::VerbsError;
 use crate::exchange::Endpoint;
 use crate::qp::{ConnectOptions, PreparedQp};
-use crate::soft;
+use crate::soft::{self, Mailbox};
 
 /// How to connect: what the queue pair is connected with (`struct rdma_conn_param`), and what the peer's program is told.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -83,6 +115,32 @@ impl Params {
     pub fn private_data(mut self, private: &[u8]) -> Self {
         self.private = private.to_vec();
         self
+    }
+}
+
+/// A descriptor of a [`Connecting`] or a [`Connection`] that a reactor can own while the program owns those: readable while there is something to be done,
+/// and from the end of the connection on. It costs nothing until it is asked for.
+#[derive(Debug, Clone)]
+pub struct Notifier {
+    mailbox: Arc<Mailbox>,
+}
+
+impl Notifier {
+    fn new(mailbox: &Arc<Mailbox>) -> Result<Self, VerbsError> {
+        mailbox.fd()?;
+        Ok(Self { mailbox: mailbox.clone() })
+    }
+}
+
+impl AsFd for Notifier {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.mailbox.fd().expect("made when it was asked for")
+    }
+}
+
+impl AsRawFd for Notifier {
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
     }
 }
 
@@ -111,13 +169,17 @@ fn soft_device(device: &Device) -> Result<&Arc<soft::Device>, VerbsError> {
     }
 }
 
-/// Other services are not connected here yet.
-fn check_reliable(qp: &PreparedQp) -> Result<(), VerbsError> {
-    if qp.qp_type() == QpType::Rc {
-        return Ok(());
+/// The transport of a queue pair that can be connected.
+fn transport_of(qp: &PreparedQp) -> Result<Transport, VerbsError> {
+    match qp.qp_type() {
+        QpType::Rc => Ok(Transport::Rc),
+        QpType::Uc => Ok(Transport::Uc),
+        _ => {
+            let why =
+                "a queue pair for datagrams has no peer: the connection manager connects RC and UC";
+            Err(VerbsError::Invalid(why.into()))
+        }
     }
-    let why = "the connection manager connects reliable connections only: use `Exchange` for this queue pair";
-    Err(VerbsError::Invalid(why.into()))
 }
 
 /// What the peer is told of a queue pair.

@@ -21,8 +21,10 @@ use crate::{hw, soft};
 pub struct Limits {
     /// Queue pairs, at most 65,000.
     pub max_qp: u32,
-    /// Memory regions.
+    /// Memory regions; of the device in software regions and windows together.
     pub max_mr: u32,
+    /// Memory windows.
+    pub max_mw: u32,
     /// Completion queues.
     pub max_cq: u32,
     /// Entries of a completion queue.
@@ -48,6 +50,7 @@ impl Default for Limits {
         Self {
             max_qp: 16_384,
             max_mr: 65_536,
+            max_mw: 65_536,
             max_cq: 16_384,
             max_cqe: 1 << 20,
             max_qp_wr: 1 << 16,
@@ -81,11 +84,31 @@ impl Limits {
     }
 }
 
+/// Operations that not every device answers (bits of `device_cap_flags_ex` of `ibv_query_device_ex(3)`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OptionalOperations {
+    /// FLUSH for [`Placement::GLOBAL`](rocinante_stack::mem::Placement::GLOBAL).
+    pub flush_global: bool,
+    /// FLUSH for [`Placement::PERSISTENT`](rocinante_stack::mem::Placement::PERSISTENT), of persistent memory.
+    pub flush_persistent: bool,
+    /// ATOMIC WRITE.
+    pub atomic_write: bool,
+}
+
+impl OptionalOperations {
+    /// Of the device in software: it knows of no persistent memory.
+    const SOFTWARE: Self = Self { flush_global: true, flush_persistent: false, atomic_write: true };
+}
+
 /// What a device can do (`struct ibv_device_attr`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceAttr {
     /// The limits.
     pub limits: Limits,
+    /// What it answers of that which not every device has. To ask for it takes a library that knows it, too: see `PostError::Unsupported`.
+    pub optional: OptionalOperations,
+    /// Which memory windows there are.
+    pub windows: MwSupport,
     /// What the port of a device in software can do.
     pub port: Option<Capabilities>,
     /// What is known only of a device in hardware.
@@ -94,6 +117,17 @@ pub struct DeviceAttr {
     pub active_mtu: Mtu,
     /// What carries the packets, and why that was chosen.
     pub chosen_because: String,
+}
+
+/// Which memory windows a device has (`IBV_DEVICE_MEM_WINDOW` and the like).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MwSupport {
+    /// Type 1.
+    pub type_1: bool,
+    /// Type 2A, which all queue pairs of its domain with the same peer get through.
+    pub type_2a: bool,
+    /// Type 2B, which only the queue pair gets through that bound it: those of the device in software.
+    pub type_2b: bool,
 }
 
 /// What carries the packets of a device.
@@ -249,7 +283,9 @@ impl Context {
     pub fn query_device(&self) -> DeviceAttr {
         match &self.device {
             Device::Soft(device) => DeviceAttr {
-                limits: device.limits,
+                limits: Limits { max_mw: device.limits.max_mr, ..device.limits },
+                windows: MwSupport { type_1: true, type_2a: false, type_2b: true },
+                optional: OptionalOperations::SOFTWARE,
                 port: Some(device.capabilities.clone()),
                 hardware: None,
                 active_mtu: device.active_mtu,
@@ -257,6 +293,8 @@ impl Context {
             },
             Device::Hw(device) => DeviceAttr {
                 limits: device.limits,
+                optional: device.optional,
+                windows: device.mw_support,
                 port: None,
                 hardware: Some(device.attr.clone()),
                 active_mtu: device.active_mtu,

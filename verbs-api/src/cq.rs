@@ -1,6 +1,6 @@
 //! Completion queues and the channels that announce their completions.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -228,6 +228,12 @@ impl CompChannel {
                 ChannelKind::Hw(channel) => channel.wait(deadline),
             }
         }
+    }
+}
+
+impl AsRawFd for CompChannel {
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
     }
 }
 

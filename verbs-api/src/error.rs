@@ -56,6 +56,7 @@ impl VerbsError {
             Self::Open(_) | Self::NoDevice(_) => Errno::NODEV.raw_os_error(),
             Self::Post(PostError::Full) | Self::Limit { .. } => Errno::NOMEM.raw_os_error(),
             Self::Post(PostError::Refused(errno)) => errno.abs(),
+            Self::Post(PostError::Unsupported) => Errno::OPNOTSUPP.raw_os_error(),
             Self::Post(_) | Self::Modify(_) | Self::Invalid(_) => Errno::INVAL.raw_os_error(),
             Self::Busy(_) => Errno::BUSY.raw_os_error(),
             Self::Path(error) | Self::Io(error) => {

@@ -1,23 +1,26 @@
-//! A small exchange over TCP that connects two queue pairs.
+//! A small exchange, over TCP or a queue pair, that connects queue pairs and lets two programs speak.
 //!
 //! Each side sends one line of JSON and reads one: address, QPN, starting PSN, path MTU, what its receive
 //! queue holds, and whatever the program adds, such as the address and key of a region.
 
+mod link;
+mod queue;
 #[cfg(test)]
 mod tests;
 mod wire;
 
 use std::fmt;
-use std::io::{self, BufRead, BufReader, ErrorKind, Write};
+use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use rocinante_stack::Budget;
 use rocinante_stack::types::{Key, Mtu, Psn, Qpn};
-use rustix::io::Errno;
-use rustix::net::{RecvFlags, recv, sockopt};
 use serde::{Deserialize, Serialize};
 
+use self::link::{Link, Watch};
+use crate::cm;
+use crate::context::Context;
 use crate::error::VerbsError;
 use crate::mr::Mr;
 
@@ -53,6 +56,28 @@ impl RemoteRegion {
     pub fn key(&self) -> Key {
         Key(self.rkey)
     }
+
+    /// As it fits into the private data of a connection: address, length and key, big-endian.
+    #[must_use]
+    pub fn to_bytes(&self) -> [u8; 20] {
+        let mut bytes = [0; 20];
+        bytes[..8].copy_from_slice(&self.address.to_be_bytes());
+        bytes[8..16].copy_from_slice(&self.len.to_be_bytes());
+        bytes[16..].copy_from_slice(&self.rkey.to_be_bytes());
+        bytes
+    }
+
+    /// Reads what [`to_bytes`](Self::to_bytes) wrote at the beginning of a peer's private data; `None` if that is shorter.
+    #[must_use]
+    pub fn from_bytes(private: &[u8]) -> Option<Self> {
+        let (address, rest) = private.split_first_chunk()?;
+        let (len, rest) = rest.split_first_chunk()?;
+        Some(Self {
+            address: u64::from_be_bytes(*address),
+            len: u64::from_be_bytes(*len),
+            rkey: u32::from_be_bytes(*rest.first_chunk()?),
+        })
+    }
 }
 
 impl From<&Mr> for RemoteRegion {
@@ -85,7 +110,7 @@ const ASKED: Duration = Duration::from_millis(200);
 /// name the peer and what both sides were about to do.
 #[derive(Debug)]
 pub struct Exchange {
-    stream: BufReader<TcpStream>,
+    link: Link,
     peer: SocketAddr,
     phase: String,
     patience: Option<Duration>,
@@ -128,14 +153,47 @@ impl Exchange {
     }
 
     fn over(stream: TcpStream, peer: SocketAddr) -> Result<Self, VerbsError> {
-        stream.set_nodelay(true)?;
-        stream.set_write_timeout(Some(PATIENCE))?;
-        notice_dead_machines(&stream)?;
-        let phase = "exchange".to_owned();
-        Ok(Self { stream: BufReader::new(stream), peer, phase, patience: Some(PATIENCE) })
+        Ok(Self::new(Link::tcp(stream)?, peer))
     }
 
-    /// The peer's TCP address.
+    fn new(link: Link, peer: SocketAddr) -> Self {
+        Self { link, peer, phase: "exchange".to_owned(), patience: Some(PATIENCE) }
+    }
+
+    /// Connects by the connection manager to a peer that listens on `address` ([`cm::Listener`]) and accepts by [`accept_cm`](Self::accept_cm), and tries
+    /// again until `patience` is over while nobody does. What is said then goes over a queue pair of `ctx`, and nothing over TCP.
+    ///
+    /// # Errors
+    /// [`VerbsError::Exchange`] names the peer, what it answered, and what to do; [`VerbsError::Invalid`] for a device of the kernel.
+    pub fn connect_cm(
+        ctx: &Context,
+        address: SocketAddr,
+        patience: Duration,
+    ) -> Result<Self, VerbsError> {
+        let queue = queue::connect(ctx, address, patience)?;
+        Ok(Self::new(Link::Queue(Box::new(queue)), address))
+    }
+
+    /// Accepts a peer that asks by [`connect_cm`](Self::connect_cm), and rejects any other, which is told why.
+    ///
+    /// # Errors
+    /// [`VerbsError::Exchange`] if it asks for something else, or goes away.
+    pub fn accept_cm(ctx: &Context, request: cm::Request) -> Result<Self, VerbsError> {
+        let peer = request.peer();
+        let queue = queue::accept(ctx, request)?;
+        Ok(Self::new(Link::Queue(Box::new(queue)), peer))
+    }
+
+    /// The path MTU that both sides take, if the exchange goes over a queue pair.
+    #[must_use]
+    pub fn path_mtu(&self) -> Option<Mtu> {
+        match &self.link {
+            Link::Tcp(_) => None,
+            Link::Queue(queue) => Some(queue.path_mtu()),
+        }
+    }
+
+    /// The peer's address and port.
     #[must_use]
     pub fn peer(&self) -> SocketAddr {
         self.peer
@@ -146,7 +204,7 @@ impl Exchange {
     /// # Errors
     /// [`VerbsError::Io`].
     pub fn local(&self) -> Result<SocketAddr, VerbsError> {
-        Ok(self.stream.get_ref().local_addr()?)
+        Ok(self.link.local()?)
     }
 
     /// How long the peer may take for its next line, from when it is waited for to its end; `None` for ever. It begins with 60 s.
@@ -221,9 +279,10 @@ impl Exchange {
     /// # Errors
     /// [`VerbsError::Exchange`] if the peer has closed, or does not read.
     pub fn say(&mut self, line: &str) -> Result<(), VerbsError> {
-        let stream = self.stream.get_mut();
-        let sent = stream.write_all(line.as_bytes()).and_then(|()| stream.write_all(b"\n"));
-        sent.map_err(|error| match error.kind() {
+        let mut bytes = Vec::with_capacity(line.len() + 1);
+        bytes.extend_from_slice(line.as_bytes());
+        bytes.push(b'\n');
+        self.link.write(&bytes).map_err(|error| match error.kind() {
             ErrorKind::WouldBlock | ErrorKind::TimedOut => {
                 self.error("it does not read what it is told")
             }
@@ -252,12 +311,11 @@ impl Exchange {
     /// # Errors
     /// As [`swap`](Self::swap).
     pub fn try_hear(&mut self) -> Result<Option<String>, VerbsError> {
-        let stream = self.stream.get_ref();
-        stream.set_nonblocking(true)?;
-        let ready = self.stream.fill_buf().map(|_| ());
-        self.stream.get_ref().set_nonblocking(false)?;
-        match ready {
-            Ok(()) => self.hear().map(Some),
+        if !self.link.buffer().is_empty() {
+            return self.hear().map(Some);
+        }
+        match self.link.fill(Some(Duration::ZERO)) {
+            Ok(_) => self.hear().map(Some),
             Err(error) if is_not_yet(&error) => Ok(None),
             Err(error) => Err(self.lost(&error)),
         }
@@ -268,7 +326,7 @@ impl Exchange {
     /// # Errors
     /// [`VerbsError::Io`].
     pub fn watch(&self) -> Result<PeerWatch, VerbsError> {
-        Ok(PeerWatch { stream: self.stream.get_ref().try_clone()? })
+        Ok(PeerWatch { watch: self.link.watch()? })
     }
 
     fn during<T>(
@@ -305,16 +363,15 @@ impl Exchange {
                 }));
             }
             let wait = if goes_on.is_some() { Some(ASKED) } else { left };
-            self.stream.get_ref().set_read_timeout(wait)?;
-            match self.stream.fill_buf() {
-                Ok([]) if line.is_empty() => return Err(self.error("it closed the connection")),
-                Ok([]) => {
+            match self.link.fill(wait) {
+                Ok(false) if line.is_empty() => return Err(self.error("it closed the connection")),
+                Ok(false) => {
                     let said = line.len();
                     return Err(self.error(format_args!(
                         "it closed the connection after {said} bytes of a line"
                     )));
                 }
-                Ok(_) => {}
+                Ok(true) => {}
                 Err(error) if is_not_yet(&error) => {}
                 Err(error) => return Err(self.lost(&error)),
             }
@@ -328,11 +385,11 @@ impl Exchange {
 
     /// Moves what was read into `line`, to the line's end if that is there; whether it is.
     fn take(&mut self, line: &mut Vec<u8>) -> Result<bool, VerbsError> {
-        let read = self.stream.buffer();
+        let read = self.link.buffer();
         let end = read.iter().position(|byte| *byte == b'\n');
         let count = end.unwrap_or(read.len());
         line.extend_from_slice(&read[..count]);
-        self.stream.consume(count + usize::from(end.is_some()));
+        self.link.consume(count + usize::from(end.is_some()));
         Ok(end.is_some())
     }
 
@@ -354,33 +411,17 @@ fn is_not_yet(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }
 
-/// Has the kernel ask a silent peer's kernel whether it is still there, and end the connection after half a minute without an answer: a machine that has
-/// lost its power closes nothing.
-fn notice_dead_machines(stream: &TcpStream) -> io::Result<()> {
-    const PAUSE: Duration = Duration::from_secs(5);
-    sockopt::set_socket_keepalive(stream, true)?;
-    sockopt::set_tcp_keepidle(stream, 2 * PAUSE)?;
-    sockopt::set_tcp_keepintvl(stream, PAUSE)?;
-    sockopt::set_tcp_keepcnt(stream, 4)?;
-    Ok(())
-}
-
 /// Knows whether the peer of an [`Exchange`] has gone, without reading what it says.
 #[derive(Debug)]
 pub struct PeerWatch {
-    stream: TcpStream,
+    watch: Watch,
 }
 
 impl PeerWatch {
     /// Whether the peer has closed the connection or given up: [`Exchange::hear`] then says so, too.
     #[must_use]
     pub fn is_gone(&self) -> bool {
-        let mut next = [0; 1];
-        match recv(&self.stream, &mut next, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
-            Ok((0, _)) => true,
-            Ok(_) => char::from(next[0]) == GAVE_UP,
-            Err(error) => error != Errno::WOULDBLOCK && error != Errno::INTR,
-        }
+        self.watch.is_gone()
     }
 }
 
@@ -409,4 +450,14 @@ fn cannot_connect(address: SocketAddr, error: &io::Error) -> String {
         _ => format!("is {host} the right address, and is the server running there?"),
     };
     format!("cannot connect to {address}: {error}: {advice}")
+}
+
+/// A line as a peer's hello; one that is understood means the same when it is written again.
+#[cfg(feature = "fuzzing")]
+pub(crate) fn try_parse(text: &str) {
+    for own in [None, Some(IpAddr::from([10, 0, 0, 1])), Some(IpAddr::from([0; 16]))] {
+        if let Ok(hello) = wire::parse(text, own) {
+            assert_eq!(wire::parse(&wire::line(&hello), own), Ok(hello));
+        }
+    }
 }

@@ -37,11 +37,11 @@
 //! ```
 //!
 //! - [`Context`], [`OpenOptions`]: a device, which is a network interface and the backend that carries its packets;
-//! - [`Pd`], [`Mr`], [`Access`]: protection domains and memory regions;
+//! - [`Pd`], [`Mr`], [`Access`]: protection domains and memory regions; [`Mw`]: windows to parts of them;
 //! - [`Cq`], [`CompChannel`]: completions, polled or waited for;
 //! - [`QpBuilder`], [`PreparedQp`], [`Qp`]: queue pairs; [`Ah`]: where datagrams go; [`Srq`]: receives that they share;
 //! - [`cm`]: connections made by the connection manager, as `librdmacm` makes them;
-//! - [`Exchange`]: a small exchange over TCP that connects two of them.
+//! - [`Exchange`]: a small exchange, over TCP or a queue pair, that connects two of them.
 //!
 //! Nothing needs a thread of the program's: `post_send` and `poll` drive the device on the spot, and a background thread does while
 //! the program does not.
@@ -53,10 +53,14 @@ mod cq;
 mod error;
 mod event;
 mod exchange;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod hw;
 mod listeners;
 mod memory;
 mod mr;
+mod mw;
 mod open;
 mod qp;
 mod soft;
@@ -65,7 +69,9 @@ mod wake;
 mod wish;
 
 pub use ah::{Ah, GRH_LEN};
-pub use context::{Context, DeviceAttr, DeviceCounters, Limits, Pd, Provider};
+pub use context::{
+    Context, DeviceAttr, DeviceCounters, Limits, MwSupport, OptionalOperations, Pd, Provider,
+};
 pub use cq::{CompChannel, Cq, Wc};
 pub use error::VerbsError;
 pub use event::AsyncEvent;
@@ -74,7 +80,8 @@ pub use hw::{
     Atomics, HardwareAttr, HardwareDevice, HardwareError, HardwareGid, HardwarePort,
     hardware_devices,
 };
-pub use mr::Mr;
+pub use mr::{Mr, Rereg};
+pub use mw::{BindMw, Mw, MwPart};
 pub use open::{DEVICE_VARIABLE, NETDEV_VARIABLE, OpenOptions};
 pub use qp::{
     ConnectOptions, ModifyAttr, PeerPath, PostListError, PreparedQp, Qp, QpBuilder, QpCaps,
@@ -82,7 +89,7 @@ pub use qp::{
 pub use rocinante_netdev::{
     AnyPort, Backend, Capabilities, Interface, OpenError, PortConfig, PortStats,
 };
-pub use rocinante_stack::mem::{Access, AccessError, Sge};
+pub use rocinante_stack::mem::{Access, AccessError, FlushLevel, MwType, Placement, Sge};
 pub use rocinante_stack::stats::{CmCounters, Counters, Drops};
 pub use rocinante_stack::types::{Key, Mtu, Psn, Qpn};
 pub use rocinante_stack::verbs::{

@@ -9,7 +9,7 @@ use std::alloc::{self, Layout};
 use std::ptr;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-use rocinante_stack::mem::AtomicOp;
+use rocinante_stack::mem::{Access, AtomicOp};
 
 /// Memory that a region owns: zeroed, page-aligned.
 #[derive(Debug)]
@@ -56,6 +56,11 @@ pub(crate) struct Range {
 }
 
 impl Range {
+    /// The address by which work requests and peers name its first byte.
+    pub(crate) fn start(self, access: Access) -> u64 {
+        if access.admits(Access::ZERO_BASED) { 0 } else { self.address }
+    }
+
     /// Copies `src` into the range, ascending; the last word comes last and with release, so that who
     /// sees the last byte sees all of them.
     ///

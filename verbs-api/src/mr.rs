@@ -48,7 +48,7 @@ impl Pd {
 /// slices of its memory: use [`read`](Self::read), [`write`](Self::write) and the atomics.
 ///
 /// Dropping it deregisters it at once: requests still in flight that name it fail with `LOC_PROT_ERR`, and peers'
-/// with a remote access error. [`deregister`](Self::deregister) refuses instead.
+/// with a remote access error, also through windows that are bound to it. [`deregister`](Self::deregister) refuses instead.
 #[derive(Debug)]
 pub struct Mr {
     kind: MrKind,
@@ -56,7 +56,29 @@ pub struct Mr {
     access: Access,
     /// Freed after the region was deregistered: fields are dropped in this order.
     buffer: Option<Buffer>,
+    /// Memory that the device may still use although it refused it.
+    spare: Vec<Buffer>,
     _pd: Pd,
+}
+
+/// What [`Mr::rereg`] changes.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Rereg<'a> {
+    /// The protection domain (`IBV_REREG_MR_CHANGE_PD`).
+    pub pd: Option<&'a Pd>,
+    /// The permissions (`IBV_REREG_MR_CHANGE_ACCESS`).
+    pub access: Option<Access>,
+    /// The memory (`IBV_REREG_MR_CHANGE_TRANSLATION`): so many new bytes of its own, all zero.
+    pub len: Option<usize>,
+}
+
+fn check(access: Access) -> Result<(), VerbsError> {
+    if access.is_contradictory() {
+        return Err(VerbsError::Invalid(
+            "REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE too (ibv_reg_mr(3))".into(),
+        ));
+    }
+    Ok(())
 }
 
 #[derive(Debug)]
@@ -95,11 +117,7 @@ impl Mr {
         access: Access,
         buffer: Option<Buffer>,
     ) -> Result<Self, VerbsError> {
-        if access.is_contradictory() {
-            return Err(VerbsError::Invalid(
-                "REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE too (ibv_reg_mr(3))".into(),
-            ));
-        }
+        check(access)?;
         let kind = match &pd.inner.kind {
             PdKind::Soft(pd) => MrKind::Soft(soft::Registration::insert(pd, range, access)?),
             PdKind::Hw(pd) => {
@@ -107,7 +125,7 @@ impl Mr {
                 MrKind::Hw(unsafe { hw::Registration::insert(pd, range, access) }?)
             }
         };
-        Ok(Self { kind, range, access, buffer, _pd: pd.clone() })
+        Ok(Self { kind, range, access, buffer, spare: Vec::new(), _pd: pd.clone() })
     }
 
     /// The key for local use.
@@ -130,10 +148,10 @@ impl Mr {
         }
     }
 
-    /// The address of its first byte, by which work requests and peers name it.
+    /// The address of its first byte, by which work requests and peers name it: 0 if it is [`Access::ZERO_BASED`].
     #[must_use]
     pub fn address(&self) -> u64 {
-        self.range.address
+        self.range.start(self.access)
     }
 
     /// Its length in bytes.
@@ -160,9 +178,9 @@ impl Mr {
     /// If that is not inside the region.
     #[must_use]
     pub fn sge(&self, offset: usize, len: usize) -> Sge {
-        let part = self.part(offset, len);
+        self.part(offset, len);
         let len = u32::try_from(len).expect("an element is shorter than 4 GiB");
-        Sge { addr: part.address, len, lkey: self.lkey() }
+        Sge { addr: self.address() + offset as u64, len, lkey: self.lkey() }
     }
 
     /// Copies `out.len()` bytes from `offset` on into `out`. While a peer or another thread writes there, the
@@ -231,8 +249,8 @@ impl Mr {
     /// Deregisters it (`ibv_dereg_mr(3)`); its key is refused from now on.
     ///
     /// # Errors
-    /// [`VerbsError::Busy`], with the region, while a posted request names it. Hardware does not look at what is posted: such
-    /// requests fail, as if the region had been dropped.
+    /// [`VerbsError::Busy`], with the region, while a posted request names it or a window is bound to it. Hardware does not look at what
+    /// is posted: such requests fail, as if the region had been dropped.
     // The region comes back by value, as a protection domain and a completion queue do.
     #[allow(clippy::result_large_err)]
     pub fn deregister(mut self) -> Result<(), (Self, VerbsError)> {
@@ -255,6 +273,92 @@ impl Mr {
         }
     }
 
+    /// Changes its protection domain, its permissions, or its memory, as if it was deregistered and registered anew (`ibv_rereg_mr(3)`). With
+    /// [`Rereg::len`] it has new memory of its own, of zero bytes, and what it had is freed.
+    ///
+    /// Its keys may be others from now on: the device in software always changes them, and refuses the old ones from the moment when this
+    /// returns. Ask [`lkey`](Self::lkey) and [`rkey`](Self::rkey) again.
+    ///
+    /// # Errors
+    /// [`VerbsError::Busy`] while a posted request names the region, or a window is bound to it; [`VerbsError::Invalid`] for what cannot be
+    /// registered either: then nothing has changed. [`VerbsError::Hardware`] if the kernel's device refuses, or cannot do that, and says whether
+    /// the region may be used on.
+    pub fn rereg(&mut self, change: &Rereg<'_>) -> Result<(), VerbsError> {
+        let buffer = change.len.map(|len| {
+            let none = || VerbsError::Invalid(format!("there are no {len} bytes of memory"));
+            Buffer::zeroed(len).map(|buffer| (buffer, len)).ok_or_else(none)
+        });
+        let buffer = buffer.transpose()?;
+        let range =
+            buffer.as_ref().map(|(buffer, len)| Range { address: buffer.address(), len: *len });
+        // SAFETY: as in `allocate`.
+        unsafe { self.change(change, range, buffer.map(|(buffer, _)| buffer)) }
+    }
+
+    /// As [`rereg`](Self::rereg), to other memory of the caller's; [`Rereg::len`] is not looked at.
+    ///
+    /// # Safety
+    /// As [`Pd::register`], for the new memory; the old memory is the caller's own when this has succeeded.
+    ///
+    /// # Errors
+    /// As [`rereg`](Self::rereg).
+    pub unsafe fn rereg_at(
+        &mut self,
+        start: *mut u8,
+        len: usize,
+        change: &Rereg<'_>,
+    ) -> Result<(), VerbsError> {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { self.change(change, Some(Range { address: start as u64, len }), None) }
+    }
+
+    /// # Safety
+    /// As [`Pd::register`], for `range`.
+    unsafe fn change(
+        &mut self,
+        change: &Rereg<'_>,
+        range: Option<Range>,
+        buffer: Option<Buffer>,
+    ) -> Result<(), VerbsError> {
+        let access = change.access.unwrap_or(self.access);
+        check(access)?;
+        let zero_based = |access: Access| access.admits(Access::ZERO_BASED);
+        if range.is_none() && zero_based(access) != zero_based(self.access) {
+            let why = "with ZERO_BASED the region's addresses change: give it its memory anew";
+            return Err(VerbsError::Invalid(why.into()));
+        }
+        let kinds = (&mut self.kind, change.pd.map(|pd| &pd.inner.kind));
+        let changed = match kinds {
+            (MrKind::Soft(registration), pd @ (None | Some(PdKind::Soft(_)))) => {
+                let pd = pd.and_then(|pd| if let PdKind::Soft(pd) = pd { Some(pd) } else { None });
+                let range = range.unwrap_or(self.range);
+                registration.change(&soft::Change { pd, range, access })
+            }
+            (MrKind::Hw(registration), pd @ (None | Some(PdKind::Hw(_)))) => {
+                let pd = pd.and_then(|pd| if let PdKind::Hw(pd) = pd { Some(pd) } else { None });
+                // SAFETY: the caller's promise is passed on.
+                unsafe { registration.change(&hw::Change { pd, range, access: change.access }) }
+            }
+            _ => Err(VerbsError::Invalid("the domain belongs to another device".into())),
+        };
+        if let Err(error) = changed {
+            if matches!(self.kind, MrKind::Hw(_)) {
+                // Whether the device uses it is not known.
+                self.spare.extend(buffer);
+            }
+            return Err(error);
+        }
+        self.access = access;
+        if let Some(range) = range {
+            self.range = range;
+            self.buffer = buffer;
+        }
+        if let Some(pd) = change.pd {
+            self._pd = pd.clone();
+        }
+        Ok(())
+    }
+
     fn part(&self, offset: usize, len: usize) -> Range {
         let inside = offset.checked_add(len).is_some_and(|end| end <= self.range.len);
         assert!(inside, "{len} bytes at {offset} are not inside a region of {}", self.range.len);
@@ -268,7 +372,7 @@ impl Drop for Mr {
             && registration.remove().is_err()
         {
             // The device may still use the memory: it is better lost than used for something else.
-            std::mem::forget(self.buffer.take());
+            std::mem::forget((self.buffer.take(), std::mem::take(&mut self.spare)));
         }
     }
 }

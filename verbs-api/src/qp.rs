@@ -2,6 +2,7 @@
 
 mod attr;
 mod builder;
+mod groups;
 mod state;
 
 use std::net::IpAddr;
@@ -26,7 +27,7 @@ use crate::{hw, soft};
 /// Dropping it destroys it: work that is outstanding never completes, and the peer runs into its timeout.
 #[derive(Debug)]
 pub struct Qp {
-    kind: QpKind,
+    pub(crate) kind: QpKind,
     local: IpAddr,
     psn: Psn,
     qp_type: QpType,
@@ -39,7 +40,7 @@ pub struct Qp {
 }
 
 #[derive(Debug)]
-enum QpKind {
+pub(crate) enum QpKind {
     Soft(soft::Qp),
     Hw(hw::Qp),
 }

@@ -5,11 +5,24 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 
 /// Every member of the workspace, with the members it may depend on, tests and examples included.
-const MAY_DEPEND_ON: [(&str, &[&str]); 9] = [
+const MAY_DEPEND_ON: [(&str, &[&str]); 12] = [
     ("rocinante-stack", &[]),
     ("rocinante-netdev", &[]),
+    ("rocinante-sim", &["rocinante-stack", "rocinante-sim-broken", "rocinante-stack-broken"]),
+    ("rocinante-stack-broken", &[]),
+    ("rocinante-sim-broken", &["rocinante-stack-broken"]),
     ("rocinante", &["rocinante-stack", "rocinante-netdev"]),
-    ("rocinante-cli", &["rocinante", "rocinante-stack", "rocinante-netdev"]),
+    (
+        "rocinante-cli",
+        &[
+            "rocinante",
+            "rocinante-stack",
+            "rocinante-netdev",
+            "rocinante-sim",
+            "rocinante-sim-broken",
+            "rocinante-stack-broken",
+        ],
+    ),
     ("rocinante-examples", &["rocinante"]),
     ("rocinante-tests", &["rocinante-cli", "rocinante", "rocinante-stack", "rocinante-netdev"]),
     ("rocinante-interop", &["rocinante-tests", "rocinante-cli", "rocinante-examples", "rocinante"]),

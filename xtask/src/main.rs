@@ -6,6 +6,7 @@ mod arrows;
 mod command;
 mod demo;
 mod deny;
+mod fuzz;
 mod interop;
 mod machine;
 mod setup;
@@ -21,7 +22,9 @@ cargo xtask COMMAND
 
   demo [ARGS]          set up the machine, build, and run `rocinante demo ARGS`
   test [--quick]       set up the machine, and run every check and every test;
-                       --quick leaves out cargo-deny and the demo
+                       --quick leaves out cargo-deny, cargo-fuzz and the demo
+  fuzz [SECONDS] [TARGET...]
+                       each fuzz target under cargo-fuzz for so long (10 s)
   interop [--subset] [FILTER...]
                        boot a virtual machine with Linux Soft-RoCE, and run the matrix of what we do with it: all of it,
                        or the part that `test` runs; only cells with every FILTER in their names
@@ -49,6 +52,7 @@ fn main() -> ExitCode {
         Some((&"demo", rest)) => return demo::run(rest),
         Some((&"test", [])) => test::run(test::Scope::All),
         Some((&"test", ["--quick"])) => test::run(test::Scope::Quick),
+        Some((&"fuzz", rest)) => fuzz::run(rest),
         Some((&"interop", rest)) => interop::run(rest, &from),
         Some((&"setup", [])) => {
             setup::packages(setup::TESTS);

@@ -2,7 +2,7 @@
 
 use crate::command::{self, Shown, cargo};
 use crate::skips::{self, Allowed};
-use crate::{arrows, demo, deny, machine, setup, unsafe_files};
+use crate::{arrows, demo, deny, fuzz, machine, setup, unsafe_files};
 use serde_json::Value;
 use std::fs;
 use std::ops::AddAssign;
@@ -14,7 +14,7 @@ use std::time::Instant;
 pub(crate) enum Scope {
     /// Everything.
     All,
-    /// All but cargo-deny and the demo.
+    /// All but cargo-deny, cargo-fuzz and the demo.
     Quick,
 }
 
@@ -128,10 +128,11 @@ fn steps(scope: Scope) -> Vec<Step> {
                 ..Outcome::default()
             })
         }),
+        ("fuzz targets", || Outcome::of_check(fuzz::check())),
         ("demo", || Outcome::of_check(demo::check())),
     ];
     if scope == Scope::Quick {
-        steps.retain(|(name, _)| !["cargo-deny", "demo"].contains(name));
+        steps.retain(|(name, _)| !["cargo-deny", "fuzz targets", "demo"].contains(name));
     }
     steps
 }
@@ -146,6 +147,8 @@ fn tests() -> Result<Outcome, String> {
     fs::write(&log, "").map_err(|error| format!("{}: {error}", log.display()))?;
     let mut command = cargo(["test", "--workspace", "--no-fail-fast"]);
     command.env("ROCINANTE_TEST_LOG", &log);
+    // Fresh seeds for the simulator.
+    command.env("ROCINANTE_SIM_SECONDS", "120");
     if !machine::has_all_rights() {
         match machine::user_namespace() {
             Some(prefix) => {

@@ -168,7 +168,7 @@ mod tests {
     fn an_interface_is_no_device_of_the_kernels() {
         let of = |device: Option<&str>, ib_dev: Option<&str>| {
             let [device, ib_dev] = [device, ib_dev].map(|name| name.map(str::to_owned));
-            let net = NetArgs { host: None, netdev: None, device, bind: None, port: 1 };
+            let net = NetArgs { host: None, netdev: None, device, bind: None, port: 1, cm: false };
             kernel_device(&net, &DeviceArgs { ib_dev, ib_port: None })
         };
         assert_eq!(of(Some("lo"), None), None);

@@ -72,7 +72,7 @@ pub struct Outcome {
 /// The peer says something else, goes, or stays silent; no device; a request fails. The text names the peer and the phase.
 pub fn run(args: &Args, given: &Given, out: Output) -> Result<Outcome, Failure> {
     let client = args.net.host.is_some();
-    let plan = Plan::new(args.test, given, &args.options, client)?;
+    let mut plan = Plan::new(args.test, given, &args.options, client)?;
     let wire = meet(args, out)?;
     let options = &args.options;
     let wish = match options.gid_index {
@@ -82,7 +82,7 @@ pub fn run(args: &Args, given: &Given, out: Output) -> Result<Outcome, Failure> 
     };
     let ctx = device::open(&args.net, &options.device, wish, wire.local()?, out)?;
     let mut talk = Talk::new(wire, client);
-    let bench = Bench::connect(ctx.clone(), &plan, &mut talk)?;
+    let bench = Bench::connect(ctx.clone(), &mut plan, &mut talk)?;
     let run = Run { bench: &bench, plan: &plan, out };
     run.begin(&talk);
     let results = match plan.test {
@@ -371,6 +371,7 @@ impl Sample {
 pub(crate) mod tests {
     use super::*;
     use clap::Parser;
+    use rocinante::{Mtu, QpType};
 
     #[derive(Debug, Parser)]
     struct Line {
@@ -418,11 +419,25 @@ pub(crate) mod tests {
             ("write-bw -D 4 -f 2", "margin"),
             ("atomic-bw -s 16", "8 bytes"),
             ("write-bw -R", "connection manager"),
+            ("read-bw -c UC", "UC for send and write"),
+            ("write-bw -c UD", "UD for send"),
+            ("send-bw -c XRC", "RC is for every test"),
         ] {
             let failure = plan(line).unwrap_err();
             assert_eq!(failure.code(), 2);
             assert!(failure.to_string().contains(word), "{line}: {failure}");
         }
+    }
+
+    #[test]
+    fn datagrams_are_no_longer_than_the_path_mtu() {
+        let mut all = plan("send-bw -a -c UD").unwrap();
+        all.fit(Mtu::Mtu1024).unwrap();
+        assert_eq!((all.sizes.len(), all.size_max(), all.head()), (10, 1024, 40));
+        assert!(plan("send-lat -c UD -s 1025").unwrap().fit(Mtu::Mtu1024).is_err());
+        let mut connected = plan("send-bw -c UC -s 1025").unwrap();
+        connected.fit(Mtu::Mtu1024).unwrap();
+        assert_eq!((connected.service, connected.head()), (QpType::Uc, 0));
     }
 
     #[test]

@@ -149,7 +149,10 @@ fn header(packet: &Packet<'_>, ext: Ext) -> Option<String> {
         Ext::AtomicAckEth => format!("original(0x{:x})", packet.atomic_ack()?),
         Ext::ImmDt => format!("imm(0x{:08x})", u32::from_be_bytes(packet.immediate()?)),
         Ext::Ieth => format!("invalidate({})", packet.invalidate()?),
-        Ext::Feth => format!("flush(0x{:08x})", packet.feth()?),
+        Ext::Feth => {
+            let feth = packet.feth()?;
+            format!("flush(placement {}, level {})", feth.placement(), feth.level())
+        }
     })
 }
 

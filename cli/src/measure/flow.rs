@@ -6,7 +6,8 @@
 use std::time::{Duration, Instant};
 
 use rocinante::{
-    CompChannel, Context, Cq, Key, Mr, Qp, RecvWr, SendData, SendWr, Sge, Wc, WcOpcode,
+    CompChannel, Context, Cq, Destination, GRH_LEN, Key, Mr, Qp, RecvWr, SendData, SendOp, SendWr,
+    Sge, Wc, WcOpcode,
 };
 
 use super::{BulkOp, MeasureError, Until, succeeded};
@@ -24,6 +25,23 @@ pub struct Lane<'a> {
     pub remote: u64,
     /// The key of the peer's region.
     pub rkey: Key,
+    /// Where its datagrams go, if it is for those.
+    pub to: Option<Destination>,
+}
+
+impl Lane<'_> {
+    /// A request that aims at a byte of the peer's memory, or where the datagrams go; `mark` adds immediate data to a SEND.
+    pub(crate) fn request(&self, op: BulkOp, offset: u64, mark: bool) -> SendOp {
+        match (op.request(self.remote.wrapping_add(offset), self.rkey, mark), self.to) {
+            (SendOp::Send { imm }, Some(to)) => SendOp::SendTo { to, imm },
+            (op, _) => op,
+        }
+    }
+
+    /// Bytes that come before a message in its receive.
+    pub(crate) fn head(&self) -> usize {
+        if self.to.is_some() { GRH_LEN } else { 0 }
+    }
 }
 
 /// Lanes with what they share.
@@ -130,7 +148,7 @@ impl Lanes<'_> {
 
     fn receive(&self, plan: &FlowPlan, index: usize, number: u64) -> Result<(), MeasureError> {
         let lane = &self.lanes[index];
-        let sges = [self.mr.sge(lane.landing + plan.offset(number), plan.size)];
+        let sges = [self.mr.sge(lane.landing + plan.offset(number), lane.head() + plan.size)];
         let wr_id = (index as u64) << NUMBER_BITS;
         Ok(lane.qp.post_recv(&[RecvWr { wr_id, sges: &sges }])?)
     }
@@ -274,10 +292,9 @@ impl<'a, 'b> Run<'a, 'b> {
             let sges = &places[(count.posted % places.len() as u64) as usize];
             count.posted += 1;
             let last = count.posted == count.quota;
-            let remote = lane.remote.wrapping_add(offset);
             list.push(SendWr {
                 wr_id: (index as u64) << NUMBER_BITS | count.posted,
-                op: op.request(remote, lane.rkey, last && plan.mark_last),
+                op: lane.request(op, offset, last && plan.mark_last),
                 data: SendData::Sges(sges),
                 signaled: last || count.posted.is_multiple_of(plan.signal_every.max(1) as u64),
                 solicited: false,
@@ -383,6 +400,7 @@ mod tests {
             landing: here.mr.len() / 2,
             remote: remote.address + remote.len / 2,
             rkey: remote.key(),
+            to: None,
         };
         let (ctx, cqs) = (here.ctx(), std::slice::from_ref(&here.cq));
         Lanes { ctx, cqs, channel: None, mr: &here.mr, lanes: vec![lane] }

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use rocinante::{Access, ConnectOptions, Context, Cq, Exchange, Hello, Mr, Mtu, Qp, RemoteRegion};
+use rocinante::{Access, ConnectOptions, Context, Cq, Exchange, Mr, Mtu, RemoteRegion};
 
 use super::plan::{Atomic, Plan, Test};
 use super::table::{Bandwidth, Latency, Row};
@@ -12,6 +12,7 @@ use crate::measure::{
     Side, Until,
 };
 use crate::output::Failure;
+use crate::session::join::{Joined, Theirs};
 use crate::session::progress::Progress;
 use crate::session::{self, Session, diagnosis};
 
@@ -33,7 +34,7 @@ pub struct Round<'a> {
     ctx: Context,
     cq: Cq,
     mr: Mr,
-    qps: Vec<Qp>,
+    qps: Vec<Joined>,
     remote: RemoteRegion,
     peer: IpAddr,
     mtu: Mtu,
@@ -64,20 +65,12 @@ impl<'a> Round<'a> {
             qp.build()
         });
         let prepared = prepared.collect::<Result<Vec<_>, _>>()?;
-        let hello = Hello {
-            endpoints: prepared.iter().map(rocinante::PreparedQp::endpoint).collect(),
-            regions: vec![(&mr).into()],
-            note: String::new(),
-        };
-        let theirs = session.swap(&hello)?;
-        let remote = theirs.regions[0];
         let wanted = plan.path_mtu();
         let options =
             ConnectOptions { mtu: wanted, min_rnr_timer: RNR_10_US, ..ConnectOptions::default() };
-        let pairs = prepared.into_iter().zip(&theirs.endpoints);
-        let qps = pairs.map(|(qp, peer)| session.connect_qp(qp, peer, &options));
-        let qps = qps.collect::<Result<Vec<_>, _>>()?;
-        let first = theirs.endpoints[0];
+        let Theirs { qps, first: [_, first], region } =
+            session.join(prepared, Some((&mr).into()), &options)?;
+        let remote = region.ok_or_else(|| session.failed("it has no region"))?;
         let mtu = wanted.unwrap_or(ctx.query_device().active_mtu.min(first.mtu));
         let peer = first.address;
         Ok(Self { test, plan, size, client, ctx, cq, mr, qps, remote, peer, mtu })
@@ -99,7 +92,8 @@ impl<'a> Round<'a> {
         };
         let what = if plan.bidirectional { format!("bidirectional {what}") } else { what };
         format!(
-            " {what} {verb} {who} {peer} (TCP {}) from {local} on {}, netdev {}, path MTU {mtu}, {} QP{}, tx depth {}",
+            " {what} {verb} {who} {peer} ({} {}) from {local} on {}, netdev {}, path MTU {mtu}, {} QP{}, tx depth {}",
+            if session.is_managed() { "CM" } else { "TCP" },
             session.peer(),
             ctx.name(),
             ctx.provider(),
@@ -130,7 +124,7 @@ impl<'a> Round<'a> {
             return Ok(None);
         }
         session.enter("measuring");
-        let abandon = || self.qps.iter().for_each(session::abandon);
+        let abandon = || self.qps.iter().for_each(|qp| session::abandon(qp));
         let row = session.watched(
             |exchange| {
                 let _progress = Progress::start(&self.ctx, &self.label());
@@ -173,13 +167,14 @@ impl<'a> Round<'a> {
             landing: half,
             remote: self.remote.address,
             rkey: self.remote.key(),
+            to: None,
         };
         let lanes = Lanes {
             ctx: &self.ctx,
             cqs: std::slice::from_ref(&self.cq),
             channel: None,
             mr: &self.mr,
-            lanes: self.qps.iter().map(lane).collect(),
+            lanes: self.qps.iter().map(|qp| lane(qp)).collect(),
         };
         let bulk = plan.bulk(BulkOp::Send, self.size);
         let what = FlowPlan {
@@ -247,7 +242,7 @@ impl<'a> Round<'a> {
             remote: self.remote,
             patience: PATIENCE,
         };
-        self.qps.iter().map(end).collect()
+        self.qps.iter().map(|qp| end(qp)).collect()
     }
 
     fn work(&self, ends: &[End<'_>], exchange: &mut Exchange) -> Result<Option<Row>, MeasureError> {

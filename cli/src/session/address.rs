@@ -3,8 +3,8 @@
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs, UdpSocket};
 
-use rocinante_netdev::ROCE_PORT;
 use rocinante_netdev::udp::holder;
+use rocinante_netdev::{Interface, ROCE_PORT};
 
 use crate::output::Failure;
 
@@ -49,6 +49,36 @@ pub fn resolve(host: &str, port: u16, bind: Option<IpAddr>) -> Result<SocketAddr
             first.ip()
         ))
     })
+}
+
+/// The address of the only interface, besides loopback, that is up and has one.
+///
+/// # Errors
+/// There is none, or a choice: they are named.
+pub fn only() -> Result<IpAddr, Failure> {
+    let all = Interface::all().map_err(|error| {
+        Failure::Failed(format!("cannot list the interfaces: {error}: give --bind"))
+    })?;
+    let usable = |interface: &&Interface| interface.up && !interface.loopback;
+    let found: Vec<_> = all
+        .iter()
+        .filter(usable)
+        .filter_map(|interface| {
+            interface.addresses.first().map(|(address, _)| (&interface.name, *address))
+        })
+        .collect();
+    match found[..] {
+        [(_, address)] => Ok(address),
+        [] => Err(Failure::Usage("no interface but loopback has an address: give --bind".into())),
+        _ => {
+            let named: Vec<_> =
+                found.iter().map(|(name, address)| format!("{address} ({name})")).collect();
+            Err(Failure::Usage(format!(
+                "which address? Give --bind with one of {}",
+                named.join(", ")
+            )))
+        }
+    }
 }
 
 /// Listens on `bind`, or on all addresses of both families.

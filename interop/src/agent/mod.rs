@@ -6,6 +6,7 @@ pub mod machine;
 pub mod proto;
 mod remote;
 mod verbs;
+mod words;
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};

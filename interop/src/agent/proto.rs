@@ -41,12 +41,17 @@ pub enum Request {
         /// One of its addresses.
         address: IpAddr,
     },
-    /// Register a zeroed region. Answered by [`Reply::Region`]; regions are numbered from 0.
+    /// Register a zeroed region. Answered by [`Reply::Region`]; all regions are numbered from 0.
     Region {
         /// Bytes.
         len: usize,
         /// Bits of `IBV_ACCESS_*`.
         access: u32,
+    },
+    /// Register a zeroed region in a protection domain of which no queue pair is: requests may name it, and fail.
+    ForeignRegion {
+        /// Bytes.
+        len: usize,
     },
     /// Fill a range with [`pattern`](rocinante_tests::harness::pattern) of a seed.
     Fill {
@@ -71,10 +76,38 @@ pub enum Request {
     },
     /// Load eight bytes in the machine's order: [`Reply::Value`].
     Load(Range),
+    /// What a range has: [`Reply::Bytes`].
+    Bytes(Range),
+    /// Make a shared receive queue; they are numbered from 0.
+    Srq {
+        /// Receives that it holds.
+        depth: u32,
+    },
+    /// Ask for one event of a shared receive queue, once fewer than `limit` receives are left.
+    ArmSrq {
+        /// Which.
+        srq: usize,
+        /// The limit.
+        limit: u32,
+    },
     /// Make a queue pair in the INIT state. Answered by [`Reply::Qp`]; queue pairs are numbered from 0.
     Qp {
-        /// What the peer may do, as bits of `IBV_ACCESS_*`.
+        /// Its transport service.
+        service: Service,
+        /// What the peer may do, as bits of `IBV_ACCESS_*`; of no meaning for datagrams.
         access: u32,
+        /// The shared receive queue that it takes its receives from, if it has none of its own.
+        srq: Option<usize>,
+    },
+    /// Make an address handle; they are numbered from 0.
+    Handle {
+        /// For this address.
+        address: IpAddr,
+    },
+    /// Make an address handle for the answer to the datagram whose completion was taken last.
+    HandleOfLast {
+        /// Where the receive begins that it completed.
+        grh: Range,
     },
     /// Take a queue pair from RESET to INIT.
     Prepare {
@@ -87,7 +120,7 @@ pub enum Request {
     Connect {
         /// Which.
         qp: usize,
-        /// The peer.
+        /// The peer; of no meaning for datagrams.
         peer: Peer,
         /// How.
         how: Connection,
@@ -125,6 +158,15 @@ pub enum Request {
         /// Their elements.
         list: Vec<Vec<Range>>,
     },
+    /// Post receives to a shared receive queue, numbered from `first`.
+    RecvShared {
+        /// Where.
+        srq: usize,
+        /// The number of the first.
+        first: u64,
+        /// Their elements.
+        list: Vec<Vec<Range>>,
+    },
     /// Wait until there are `count` completions, or the time is over: [`Reply::Completions`].
     Poll {
         /// How many.
@@ -147,6 +189,8 @@ pub enum Request {
         /// For how long.
         timeout_ms: u64,
     },
+    /// What the device has dropped since it was opened: [`Reply::Drops`].
+    Drops,
 }
 
 /// What a side answers.
@@ -168,6 +212,8 @@ pub enum Reply {
     Difference(Option<Difference>),
     /// Of [`Request::Load`].
     Value(u64),
+    /// Of [`Request::Bytes`].
+    Bytes(Vec<u8>),
     /// Of [`Request::Qp`].
     Qp {
         /// Its number on the wire.
@@ -181,6 +227,22 @@ pub enum Reply {
     Event(bool),
     /// Of [`Request::Async`]: its name in `verbs.h` without `IBV_EVENT_`, if there was one.
     Async(Option<String>),
+    /// Of [`Request::Drops`]: reasons with how many packets. Soft-RoCE tells of none.
+    Drops(Vec<(String, u64)>),
+}
+
+/// The transport service of a queue pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Service {
+    /// Reliable connection.
+    Rc,
+    /// Unreliable connection.
+    Uc,
+    /// Datagrams.
+    Ud {
+        /// Those that it takes have this key.
+        qkey: u32,
+    },
 }
 
 /// What a scenario must know of a device.
@@ -192,6 +254,10 @@ pub struct About {
     pub max_rd_atomic: u8,
     /// Whether it has atomics.
     pub atomics: bool,
+    /// Whether it answers ATOMIC WRITE.
+    pub atomic_write: bool,
+    /// Whether it answers FLUSH to global visibility.
+    pub flush: bool,
     /// Whether requests may carry their data with them.
     pub inline: bool,
     /// The largest path MTU that fits the link, in bytes.
@@ -285,6 +351,7 @@ pub enum State {
     Rtr,
     Rts,
     Sqd,
+    Sqe,
     Err,
 }
 
@@ -313,6 +380,8 @@ pub struct Send {
 pub enum Op {
     /// SEND, perhaps with immediate.
     Send { imm: Option<u32> },
+    /// SEND of a datagram: along an address handle, to a queue pair there.
+    SendTo { handle: usize, qpn: u32, qkey: u32, imm: Option<u32> },
     /// WRITE, perhaps with immediate.
     Write { remote: u64, rkey: u32, imm: Option<u32> },
     /// READ.
@@ -321,6 +390,10 @@ pub enum Op {
     CompareSwap { remote: u64, rkey: u32, compare: u64, swap: u64 },
     /// Fetch and add.
     FetchAdd { remote: u64, rkey: u32, add: u64 },
+    /// FLUSH: bits of the placement, and whether the whole region is meant.
+    Flush { remote: u64, rkey: u32, len: u32, placement: u8, region: bool },
+    /// ATOMIC WRITE.
+    AtomicWrite { remote: u64, rkey: u32 },
 }
 
 /// A completion.
@@ -338,6 +411,8 @@ pub struct Completion {
     pub byte_len: u32,
     /// Immediate data.
     pub imm: Option<u32>,
+    /// The queue pair that sent the datagram. Then the first 40 bytes of the receive are its IP header, and count as received.
+    pub source: Option<u32>,
 }
 
 /// What completed.
@@ -349,6 +424,8 @@ pub enum Opcode {
     Read,
     CompareSwap,
     FetchAdd,
+    Flush,
+    AtomicWrite,
     Recv,
     RecvWriteImm,
     Other,
@@ -362,5 +439,9 @@ pub const REMOTE_WRITE: u32 = 2;
 pub const REMOTE_READ: u32 = 4;
 /// `REMOTE_ATOMIC`.
 pub const REMOTE_ATOMIC: u32 = 8;
-/// All of them.
+/// `FLUSH_GLOBAL`.
+pub const FLUSH_GLOBAL: u32 = 1 << 8;
+/// `FLUSH_PERSISTENT`.
+pub const FLUSH_PERSISTENT: u32 = 1 << 9;
+/// All but those of FLUSH.
 pub const ALL: u32 = 15;

@@ -4,18 +4,16 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use rocinante::{
-    Access, AsyncEvent, Atomics, Backend, Budget, CompChannel, Context, Cq, Key, ModifyAttr, Mr,
-    Mtu, OpenOptions, Pd, PeerPath, Psn, Qp, QpAttr, QpEvent, QpState, Qpn, RecvWr, SendData,
-    SendOp, SendWr, Sge, VerbsError, Wc, WcOpcode,
+    Access, Ah, Atomics, Backend, Budget, CompChannel, Context, Cq, FlushLevel, GRH_LEN, Key,
+    ModifyAttr, Mr, Mtu, OpenOptions, Pd, PeerPath, Placement, Psn, Qp, QpAttr, QpState, QpType,
+    Qpn, RecvWr, SendData, SendOp, SendWr, Sge, Srq, VerbsError, Wc,
 };
 use rocinante_cli::lab::Netns;
-
-use super::proto::{
-    About, Completion, Connection, Op, Opcode, Peer, Range, Remote, Reply, Request, Send, State,
-};
 use rocinante_tests::harness::pattern;
 
 use super::machine::Kind;
+use super::proto::{About, Connection, Op, Peer, Range, Remote, Reply, Request, Send, Service};
+use super::words::{access_of, completion, event_name, qp_state, service, state_of, text};
 use super::{Agent, CQ_DEPTH, ELEMENTS, INLINE, QUEUE_DEPTH, difference};
 
 type Result<T> = std::result::Result<T, String>;
@@ -27,9 +25,14 @@ pub struct Verbs {
     backend: Option<Backend>,
     credits: bool,
     qps: Vec<Option<Qp>>,
+    srqs: Vec<Srq>,
+    handles: Vec<Ah>,
+    /// The completion of a datagram that was taken last.
+    last: Option<Wc>,
     regions: Vec<Mr>,
     opened: Option<Opened>,
     about: Option<About>,
+    address: Option<IpAddr>,
 }
 
 #[derive(Debug)]
@@ -62,6 +65,8 @@ impl Opened {
             kind,
             max_rd_atomic: u8::try_from(attr.limits.max_qp_rd_atom).unwrap_or(u8::MAX),
             atomics: attr.hardware.is_none_or(|attr| attr.atomics != Atomics::None),
+            atomic_write: attr.optional.atomic_write,
+            flush: attr.optional.flush_global,
             inline: kind != Kind::Device || carries(),
             active_mtu: attr.active_mtu.bytes(),
         }
@@ -84,9 +89,13 @@ impl Verbs {
             backend: None,
             credits: false,
             qps: vec![],
+            srqs: vec![],
+            handles: vec![],
+            last: None,
             regions: vec![],
             opened: None,
             about: None,
+            address: None,
         }
     }
 
@@ -111,11 +120,12 @@ impl Verbs {
                 return self.open(name, *address).map(Reply::Opened);
             }
             Request::Region { len, access } => {
-                let region = self.opened()?.pd.allocate(*len, access_of(*access)?);
-                let region = region.map_err(text)?;
-                let remote = Remote { address: region.address(), rkey: region.rkey().0 };
-                self.regions.push(region);
-                return Ok(Reply::Region(remote));
+                let pd = self.opened()?.pd.clone();
+                return self.allocate(&pd, *len, access_of(*access)?).map(Reply::Region);
+            }
+            Request::ForeignRegion { len } => {
+                let pd = self.opened()?.ctx.alloc_pd();
+                self.allocate(&pd, *len, Access::LOCAL_WRITE)?;
             }
             Request::Fill { range, seed } => {
                 self.region(range)?.write(range.offset, &pattern(range.len, *seed));
@@ -132,7 +142,18 @@ impl Verbs {
                 let bytes = bytes.try_into().map_err(|_| "no eight bytes")?;
                 return Ok(Reply::Value(u64::from_ne_bytes(bytes)));
             }
-            Request::Qp { access } => return self.create_qp(*access),
+            Request::Srq { depth } => {
+                let srq = self.opened()?.pd.create_srq(*depth, ELEMENTS).map_err(text)?;
+                self.srqs.push(srq);
+            }
+            Request::ArmSrq { srq, limit } => self.srq(*srq)?.arm(*limit).map_err(text)?,
+            Request::Bytes(range) => {
+                let bytes = self.region(range)?.to_vec(range.offset, range.len);
+                return Ok(Reply::Bytes(bytes));
+            }
+            Request::Qp { service, access, srq } => return self.create_qp(*service, *access, *srq),
+            Request::Handle { address } => self.create_handle(*address)?,
+            Request::HandleOfLast { grh } => self.create_handle_of_last(grh)?,
             Request::Prepare { qp, access } => {
                 let init = ModifyAttr::init(access_of(*access)?);
                 self.qp(*qp)?.modify(&init).map_err(text)?;
@@ -156,6 +177,13 @@ impl Verbs {
                     posted.map_err(|error| error.to_string())?;
                 }
             }
+            Request::RecvShared { srq, first, list } => {
+                for (wr_id, ranges) in (*first..).zip(list) {
+                    let sges = self.elements(ranges)?;
+                    let posted = self.srq(*srq)?.post_recv(&[RecvWr { wr_id, sges: &sges }]);
+                    posted.map_err(|error| error.to_string())?;
+                }
+            }
             Request::Poll { count, timeout_ms } => return self.poll(*count, *timeout_ms),
             Request::Arm { solicited } => {
                 self.opened()?.cq.req_notify(*solicited).map_err(text)?;
@@ -169,6 +197,11 @@ impl Verbs {
                 };
             }
             Request::Async { timeout_ms } => return self.wait_for_async(*timeout_ms),
+            Request::Drops => {
+                let drops = self.opened()?.ctx.counters().drops;
+                let drops = drops.iter().map(|(reason, count)| (reason.to_owned(), count));
+                return Ok(Reply::Drops(drops.collect()));
+            }
         }
         Ok(Reply::Done)
     }
@@ -180,6 +213,10 @@ impl Verbs {
     fn qp(&self, index: usize) -> Result<&Qp> {
         let qp = self.qps.get(index).and_then(Option::as_ref);
         qp.ok_or_else(|| format!("there is no queue pair {index}"))
+    }
+
+    fn srq(&self, index: usize) -> Result<&Srq> {
+        self.srqs.get(index).ok_or_else(|| format!("there is no shared receive queue {index}"))
     }
 
     fn region(&self, range: &Range) -> Result<&Mr> {
@@ -201,46 +238,95 @@ impl Verbs {
         let opened = Opened { cq, channel, pd: ctx.alloc_pd(), ctx };
         let about = opened.about();
         (self.opened, self.about) = (Some(opened), Some(about));
+        self.address = Some(address);
         Ok(about)
     }
 
-    fn create_qp(&mut self, access: u32) -> Result<Reply> {
-        let access = access_of(access)?;
+    fn allocate(&mut self, pd: &Pd, len: usize, access: Access) -> Result<Remote> {
+        let region = pd.allocate(len, access).map_err(text)?;
+        let remote = Remote { address: region.address(), rkey: region.rkey().0 };
+        self.regions.push(region);
+        Ok(remote)
+    }
+
+    fn create_qp(&mut self, of: Service, access: u32, srq: Option<usize>) -> Result<Reply> {
         let Opened { pd, cq, .. } = self.opened()?;
+        let (qp_type, qkey) = service(of);
         let builder = pd.qp(cq, cq).max_send_wr(QUEUE_DEPTH).max_recv_wr(QUEUE_DEPTH);
         let inline = if self.about.is_none_or(|about| about.inline) { INLINE } else { 0 };
-        let builder = builder.max_sge(ELEMENTS).max_inline_data(inline);
+        let builder = builder.max_sge(ELEMENTS).max_inline_data(inline).qp_type(qp_type);
+        let builder = match srq {
+            Some(srq) => builder.srq(self.srq(srq)?),
+            None => builder,
+        };
         let qp = builder.build_reset().map_err(text)?;
-        qp.modify(&ModifyAttr::init(access)).map_err(text)?;
+        let init = match qp_type {
+            QpType::Ud => ModifyAttr::init_datagram(qkey),
+            QpType::Rc | QpType::Uc => ModifyAttr::init(access_of(access)?),
+        };
+        qp.modify(&init).map_err(text)?;
         let qpn = qp.qpn().value();
         self.qps.push(Some(qp));
         Ok(Reply::Qp { qpn })
     }
 
+    fn create_handle(&mut self, address: IpAddr) -> Result<()> {
+        let Opened { pd, ctx, .. } = self.opened()?;
+        let same = |gid: &IpAddr| gid.is_ipv4() == address.is_ipv4();
+        let own =
+            self.address.filter(same).and_then(|own| ctx.gids().iter().position(|gid| *gid == own));
+        let own = own.ok_or("the device has no address of that family")?;
+        let handle = self.inside(|| pd.create_ah(own, &PeerPath::new(address)))?.map_err(text)?;
+        self.handles.push(handle);
+        Ok(())
+    }
+
+    fn create_handle_of_last(&mut self, grh: &Range) -> Result<()> {
+        let last = self.last.ok_or("no datagram has come")?;
+        let header: [u8; GRH_LEN] = self
+            .region(grh)?
+            .to_vec(grh.offset, GRH_LEN)
+            .try_into()
+            .map_err(|_| "not the bytes of a header")?;
+        let pd = &self.opened()?.pd;
+        let handle = self.inside(|| pd.create_ah_from_wc(&last, &header))?.map_err(text)?;
+        self.handles.push(handle);
+        Ok(())
+    }
+
     fn connect(&self, qp: usize, peer: &Peer, how: &Connection) -> Result<()> {
+        let qp = self.qp(qp)?;
+        let (datagrams, reliable) = (qp.qp_type() == QpType::Ud, qp.qp_type() == QpType::Rc);
         let rtr = QpAttr {
             state: Some(QpState::Rtr),
-            path_mtu: Some(Mtu::from_bytes(how.mtu).ok_or("no such path MTU")?),
-            dest_qpn: Some(Qpn::new(peer.qpn)),
-            rq_psn: Some(Psn::new(peer.psn)),
-            max_dest_rd_atomic: Some(how.rd_atomic),
-            min_rnr_timer: Some(how.min_rnr_timer),
+            max_dest_rd_atomic: reliable.then_some(how.rd_atomic),
+            min_rnr_timer: reliable.then_some(how.min_rnr_timer),
             ..QpAttr::default()
         };
-        let path = PeerPath { budget: Budget::STRANGER, ..PeerPath::new(peer.address) };
+        let rtr = match datagrams {
+            true => ModifyAttr { attr: rtr, path: None },
+            false => ModifyAttr {
+                attr: QpAttr {
+                    path_mtu: Some(Mtu::from_bytes(how.mtu).ok_or("no such path MTU")?),
+                    dest_qpn: Some(Qpn::new(peer.qpn)),
+                    rq_psn: Some(Psn::new(peer.psn)),
+                    ..rtr
+                },
+                path: Some(PeerPath { budget: Budget::STRANGER, ..PeerPath::new(peer.address) }),
+            },
+        };
         let rts = QpAttr {
             state: Some(QpState::Rts),
             sq_psn: Some(Psn::new(how.psn)),
-            max_rd_atomic: Some(how.rd_atomic),
-            retry_cnt: Some(how.retry_cnt),
-            rnr_retry: Some(how.rnr_retry),
-            timeout: Some(how.timeout),
+            max_rd_atomic: reliable.then_some(how.rd_atomic),
+            retry_cnt: reliable.then_some(how.retry_cnt),
+            rnr_retry: reliable.then_some(how.rnr_retry),
+            timeout: reliable.then_some(how.timeout),
             ..QpAttr::default()
         };
-        let qp = self.qp(qp)?;
         // Connecting looks up routes, which are those of the container.
         let connected = self.inside(|| {
-            qp.modify(&ModifyAttr { attr: rtr, path: Some(path) })?;
+            qp.modify(&rtr)?;
             qp.modify(&ModifyAttr { attr: rts, path: None })
         });
         connected?.map_err(text)
@@ -265,7 +351,7 @@ impl Verbs {
         };
         let wr = SendWr {
             wr_id: send.wr_id,
-            op: operation(send.op),
+            op: self.operation(send.op)?,
             data,
             signaled: send.signaled,
             solicited: send.solicited,
@@ -274,13 +360,43 @@ impl Verbs {
         self.qp(qp)?.post_send(&[wr]).map_err(|error| error.to_string())
     }
 
-    fn poll(&self, count: usize, timeout_ms: u64) -> Result<Reply> {
+    fn operation(&self, op: Op) -> Result<SendOp> {
+        let imm_of = |imm: Option<u32>| imm.map(u32::to_be_bytes);
+        Ok(match op {
+            Op::Send { imm } => SendOp::Send { imm: imm_of(imm) },
+            Op::SendTo { handle, qpn, qkey, imm } => {
+                let handle = self.handles.get(handle).ok_or("no such address handle")?;
+                SendOp::SendTo { to: handle.to(Qpn::new(qpn), qkey), imm: imm_of(imm) }
+            }
+            Op::Write { remote, rkey, imm } => {
+                SendOp::Write { remote, rkey: Key(rkey), imm: imm_of(imm) }
+            }
+            Op::Read { remote, rkey } => SendOp::Read { remote, rkey: Key(rkey) },
+            Op::CompareSwap { remote, rkey, compare, swap } => {
+                SendOp::CompareSwap { remote, rkey: Key(rkey), compare, swap }
+            }
+            Op::FetchAdd { remote, rkey, add } => SendOp::FetchAdd { remote, rkey: Key(rkey), add },
+            Op::Flush { remote, rkey, len, placement, region } => SendOp::Flush {
+                remote,
+                rkey: Key(rkey),
+                len,
+                placement: Placement::from_bits(placement).unwrap_or(Placement::GLOBAL),
+                level: if region { FlushLevel::Region } else { FlushLevel::Range },
+            },
+            Op::AtomicWrite { remote, rkey } => SendOp::AtomicWrite { remote, rkey: Key(rkey) },
+        })
+    }
+
+    fn poll(&mut self, count: usize, timeout_ms: u64) -> Result<Reply> {
         let deadline = Instant::now() + Duration::from_millis(timeout_ms);
         let mut found = Vec::new();
         while found.len() < count {
             let left = deadline.saturating_duration_since(Instant::now());
             match self.opened()?.cq.wait_one(left) {
-                Ok(wc) => found.push(completion(&wc)),
+                Ok(wc) => {
+                    self.last = if wc.src_qp.is_some() { Some(wc) } else { self.last };
+                    found.push(completion(&wc));
+                }
                 Err(VerbsError::TimedOut) => break,
                 Err(error) => return Err(error.to_string()),
             }
@@ -300,92 +416,4 @@ impl Verbs {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
-}
-
-fn access_of(bits: u32) -> Result<Access> {
-    Access::from_bits(bits).ok_or_else(|| format!("unknown access {bits:#x}"))
-}
-
-fn operation(op: Op) -> SendOp {
-    let imm_of = |imm: Option<u32>| imm.map(u32::to_be_bytes);
-    match op {
-        Op::Send { imm } => SendOp::Send { imm: imm_of(imm) },
-        Op::Write { remote, rkey, imm } => {
-            SendOp::Write { remote, rkey: Key(rkey), imm: imm_of(imm) }
-        }
-        Op::Read { remote, rkey } => SendOp::Read { remote, rkey: Key(rkey) },
-        Op::CompareSwap { remote, rkey, compare, swap } => {
-            SendOp::CompareSwap { remote, rkey: Key(rkey), compare, swap }
-        }
-        Op::FetchAdd { remote, rkey, add } => SendOp::FetchAdd { remote, rkey: Key(rkey), add },
-    }
-}
-
-fn completion(wc: &Wc) -> Completion {
-    let opcode = match wc.opcode {
-        WcOpcode::Send => Opcode::Send,
-        WcOpcode::RdmaWrite => Opcode::Write,
-        WcOpcode::RdmaRead => Opcode::Read,
-        WcOpcode::CompSwap => Opcode::CompareSwap,
-        WcOpcode::FetchAdd => Opcode::FetchAdd,
-        WcOpcode::Recv => Opcode::Recv,
-        WcOpcode::RecvRdmaWithImm => Opcode::RecvWriteImm,
-    };
-    Completion {
-        wr_id: wc.wr_id,
-        qpn: wc.qpn.value(),
-        status: wc.status.name().to_owned(),
-        opcode,
-        byte_len: wc.byte_len,
-        imm: wc.imm.map(u32::from_be_bytes),
-    }
-}
-
-fn qp_state(state: State) -> QpState {
-    match state {
-        State::Reset => QpState::Reset,
-        State::Init => QpState::Init,
-        State::Rtr => QpState::Rtr,
-        State::Rts => QpState::Rts,
-        State::Sqd => QpState::Sqd,
-        State::Err => QpState::Err,
-    }
-}
-
-fn state_of(state: QpState) -> State {
-    match state {
-        QpState::Reset => State::Reset,
-        QpState::Init => State::Init,
-        QpState::Rtr => State::Rtr,
-        QpState::Rts => State::Rts,
-        QpState::Sqd => State::Sqd,
-        // Of no connection that an agent makes.
-        QpState::Sqe => State::Err,
-        QpState::Err => State::Err,
-    }
-}
-
-/// As `ibv_event_type_str(3)` has it.
-fn event_name(event: &AsyncEvent) -> String {
-    match event {
-        AsyncEvent::Qp { event: QpEvent::CommEst, .. } => "communication established".into(),
-        AsyncEvent::Qp { event: QpEvent::Fatal, .. } => {
-            "local work queue catastrophic error".into()
-        }
-        AsyncEvent::Qp { event: QpEvent::ReqErr, .. } => {
-            "invalid request local work queue error".into()
-        }
-        AsyncEvent::Qp { event: QpEvent::AccessErr, .. } => {
-            "local access violation work queue error".into()
-        }
-        AsyncEvent::Qp { event: QpEvent::LastWqeReached, .. } => "last WQE reached".into(),
-        AsyncEvent::SrqLimitReached { .. } => "SRQ limit reached".into(),
-        other => format!("{other:?}"),
-    }
-}
-
-/// For `map_err`.
-#[allow(clippy::needless_pass_by_value)]
-fn text(error: VerbsError) -> String {
-    error.to_string()
 }

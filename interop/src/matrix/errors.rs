@@ -3,7 +3,7 @@
 use super::node::{BUFFER, SEND, Step, at, signaled};
 use super::scenario::Session;
 use crate::agent::machine::Kind;
-use crate::agent::proto::{LOCAL_WRITE, Op, Opcode, REMOTE_READ, Reply, Request, Send, State};
+use crate::agent::proto::{LOCAL_WRITE, Op, Opcode, REMOTE_READ, Request, Send, State};
 
 pub(super) fn wrong_key(s: &mut Session<'_>) -> Step {
     let (remote, rkey) = s.passive.remote(0);
@@ -46,25 +46,14 @@ fn refused(s: &mut Session<'_>, op: Op, status: &str) -> Step {
     // The program that answers shall hear of it, too.
     let event = match s.passive.kind() {
         Kind::SoftRoce => return Ok(()),
-        Kind::Rocinante => event(s, 5000)?,
-        Kind::Device => event(s, 1000)?,
+        Kind::Rocinante => s.passive.async_event(5000)?,
+        Kind::Device => s.passive.async_event(1000)?,
     };
     if s.passive.kind() == Kind::Device && event.is_none() {
         s.notice(format!("no event {wanted:?} where a request was refused ({status})"));
         return Ok(());
     }
     s.passive.expect(&event, &Some(wanted.into()), "the event")
-}
-
-/// The next asynchronous event of who answers, but that a connection is used.
-fn event(s: &mut Session<'_>, timeout_ms: u64) -> Step<Option<String>> {
-    loop {
-        match s.passive.ask(&Request::Async { timeout_ms })? {
-            Reply::Async(Some(event)) if event == "communication established" => {}
-            Reply::Async(event) => return Ok(event),
-            other => return Err(format!("{}: the event is {other:?}", s.passive.name())),
-        }
-    }
 }
 
 /// The message is longer than the receive.

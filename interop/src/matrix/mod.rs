@@ -1,14 +1,19 @@
 //! The matrix: every scenario with each side as the requester, on every backend, link, address family and path MTU.
 
 mod cell;
+pub mod cm_programs;
+mod datagrams;
 mod errors;
 mod faults;
+mod flush;
 mod node;
 mod operations;
 pub mod programs;
 mod scenario;
+mod shared;
 pub mod subset;
 mod table;
+mod unreliable;
 mod verdict;
 mod wire;
 mod witness;

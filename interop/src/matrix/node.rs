@@ -1,13 +1,16 @@
 //! One side of a scenario: an agent, and what is asked of it in words that scenarios use.
 
+mod services;
+
 use std::net::IpAddr;
 
+pub(super) use self::services::GRH;
 use super::verdict::cannot;
 use crate::agent::Agent;
 use crate::agent::machine::Kind;
 use crate::agent::proto::{
-    ALL, About, Completion, Connection, Op, Opcode, Peer, REMOTE_ATOMIC, Range, Remote, Reply,
-    Request, Send, State,
+    ALL, About, Completion, Connection, FLUSH_GLOBAL, Op, Opcode, Peer, REMOTE_ATOMIC, Range,
+    Remote, Reply, Request, Send, Service, State,
 };
 
 /// What steps of scenarios return: the error says which side said what.
@@ -26,7 +29,7 @@ pub struct Node {
     about: About,
     address: IpAddr,
     buffer: Remote,
-    qpn: u32,
+    qpns: Vec<u32>,
 }
 
 /// `len` bytes of region 0 from `offset`.
@@ -62,7 +65,7 @@ impl Node {
             other => return Err(format!("{name}: opening is {other:?}")),
         };
         let buffer = Remote { address: 0, rkey: 0 };
-        let mut node = Self { agent, name: name.to_owned(), about, address, buffer, qpn: 0 };
+        let mut node = Self { agent, name: name.to_owned(), about, address, buffer, qpns: vec![] };
         node.buffer = node.region(BUFFER, node.full())?;
         Ok(node)
     }
@@ -95,7 +98,9 @@ impl Node {
     /// All rights that its device can grant.
     #[must_use]
     pub fn full(&self) -> u32 {
-        if self.about.atomics { ALL } else { ALL & !REMOTE_ATOMIC }
+        let flush = if self.about.flush { FLUSH_GLOBAL } else { 0 };
+        let atomic = if self.about.atomics { ALL } else { ALL & !REMOTE_ATOMIC };
+        atomic | flush
     }
 
     /// Puts its send queue into SQD.
@@ -121,7 +126,7 @@ impl Node {
     /// The number of its queue pair 0.
     #[must_use]
     pub fn qpn(&self) -> u32 {
-        self.qpn
+        self.qpn_of(0)
     }
 
     /// Does a step.
@@ -157,30 +162,37 @@ impl Node {
         }
     }
 
-    /// Makes a queue pair; the first one is the queue pair 0 of all other methods.
+    /// Makes a queue pair, which takes receives from the shared queue `srq` if that is given; the first one is the queue pair 0 of all other
+    /// methods.
     ///
     /// # Errors
     /// As [`ask`](Self::ask).
-    pub fn make_qp(&mut self, access: u32) -> Step {
-        match self.ask(&Request::Qp { access })? {
-            Reply::Qp { qpn } => self.qpn = qpn,
+    pub fn make_qp(&mut self, service: Service, access: u32, srq: Option<usize>) -> Step {
+        match self.ask(&Request::Qp { service, access, srq })? {
+            Reply::Qp { qpn } => self.qpns.push(qpn),
             other => return Err(format!("{}: a queue pair is {other:?}", self.name)),
         }
         Ok(())
     }
 
-    /// What its peer must know to connect, if it begins with `psn`.
+    /// The number of a queue pair; 0 if there is none.
     #[must_use]
-    pub fn endpoint(&self, psn: u32) -> Peer {
-        Peer { address: self.address, qpn: self.qpn, psn }
+    pub fn qpn_of(&self, qp: usize) -> u32 {
+        self.qpns.get(qp).copied().unwrap_or(0)
     }
 
-    /// Connects queue pair 0.
+    /// What the peer of a queue pair must know to connect, if it begins with `psn`.
+    #[must_use]
+    pub fn endpoint(&self, qp: usize, psn: u32) -> Peer {
+        Peer { address: self.address, qpn: self.qpn_of(qp), psn }
+    }
+
+    /// Connects a queue pair, or makes it ready if it is for datagrams.
     ///
     /// # Errors
     /// As [`ask`](Self::ask).
-    pub fn connect(&mut self, peer: Peer, how: Connection) -> Step {
-        self.do_(&Request::Connect { qp: 0, peer, how })
+    pub fn connect(&mut self, qp: usize, peer: Peer, how: Connection) -> Step {
+        self.do_(&Request::Connect { qp, peer, how })
     }
 
     /// Fills bytes of region 0 with the pattern of `seed`.
@@ -417,10 +429,12 @@ impl Node {
 #[must_use]
 pub(super) fn opcode_of(op: Op) -> Opcode {
     match op {
-        Op::Send { .. } => Opcode::Send,
+        Op::Send { .. } | Op::SendTo { .. } => Opcode::Send,
         Op::Write { .. } => Opcode::Write,
         Op::Read { .. } => Opcode::Read,
         Op::CompareSwap { .. } => Opcode::CompareSwap,
         Op::FetchAdd { .. } => Opcode::FetchAdd,
+        Op::Flush { .. } => Opcode::Flush,
+        Op::AtomicWrite { .. } => Opcode::AtomicWrite,
     }
 }

@@ -1,12 +1,14 @@
 //! What can be asked of two sides, and what each scenario needs.
 
-use super::cell::Setting;
+use super::cell::{Requester, Setting};
 use super::node::{Node, Step};
 use super::verdict::cannot;
 use super::wire::{Losing, Wire};
-use super::{errors, faults, operations};
+use super::{datagrams, errors, faults, flush, operations, shared, unreliable};
 use crate::agent::machine::Kind;
-use crate::agent::proto::{ALL, Connection, Request, State};
+use crate::agent::proto::{
+    ALL, Connection, FLUSH_GLOBAL, LOCAL_WRITE, REMOTE_WRITE, Request, Service, State,
+};
 use crate::guest::Link;
 
 /// Two connected sides.
@@ -26,6 +28,12 @@ pub struct Session<'a> {
 pub struct Plan {
     /// Both sides' options, but for the path MTU and PSN.
     pub how: Connection,
+    /// The transport service.
+    pub service: Service,
+    /// Queue pairs of each side.
+    pub qps: usize,
+    /// Receives in the queue that the answering side's queue pairs share; nothing if each has its own.
+    pub shared: Option<u32>,
     /// First PSNs: of who asks, and of who answers.
     pub psns: [u32; 2],
     /// What the answering side's queue pair permits.
@@ -47,6 +55,9 @@ impl Plan {
                 min_rnr_timer: 12,
                 rd_atomic: 8,
             },
+            service: Service::Rc,
+            qps: 1,
+            shared: None,
             psns: [0x12_3456, 0x65_4321],
             access: ALL,
             credits: false,
@@ -73,6 +84,10 @@ pub(super) enum Needs {
     Nothing,
     /// Where the host can drop packets.
     Bridge,
+    /// Everywhere, but each setting on one of the links only: they take turns, for what does not depend on them.
+    Turns,
+    /// As above, where Rocinante asks: the guest's library cannot.
+    OursAsks,
 }
 
 impl Scenario {
@@ -80,13 +95,15 @@ impl Scenario {
         match self.needs {
             Needs::Nothing => true,
             Needs::Bridge => setting.link == Link::Veth,
+            Needs::Turns => setting.is_their_turn(),
+            Needs::OursAsks => setting.is_their_turn() && setting.requester == Requester::Ours,
         }
     }
 
     /// Whether it needs nothing of the network between the sides.
     #[must_use]
     pub fn fits_anywhere(&self) -> bool {
-        self.needs == Needs::Nothing
+        matches!(self.needs, Needs::Nothing | Needs::Turns)
     }
 
     /// How its sides are connected.
@@ -127,14 +144,55 @@ const fn planned(
     Scenario { name, needs: Needs::Nothing, plan, run }
 }
 
+/// As `planned`, on one link in each setting.
+const fn turning(
+    name: &'static str,
+    plan: fn(&mut Plan),
+    run: fn(&mut Session<'_>) -> Step,
+) -> Scenario {
+    Scenario { name, needs: Needs::Turns, plan, run }
+}
+
 /// Soon given up.
 fn impatient(plan: &mut Plan) {
     plan.how.timeout = 12;
     plan.how.retry_cnt = 2;
 }
 
+/// The queue pair of who answers permits FLUSH.
+fn flushable(plan: &mut Plan) {
+    plan.access = ALL | FLUSH_GLOBAL;
+    impatient(plan);
+}
+
+/// An unreliable connection.
+fn uc(plan: &mut Plan) {
+    plan.service = Service::Uc;
+}
+
+fn wrapping_uc(plan: &mut Plan) {
+    uc(plan);
+    plan.psns = [0xff_fffd, 0xff_fffe];
+}
+
+/// Datagrams.
+fn ud(plan: &mut Plan) {
+    plan.service = Service::Ud { qkey: datagrams::QKEY };
+}
+
+/// So many queue pairs of who answers share their receives.
+fn sharing(plan: &mut Plan, qps: usize) {
+    plan.qps = qps;
+    plan.shared = Some(16);
+}
+
+fn sharing_datagrams(plan: &mut Plan) {
+    ud(plan);
+    sharing(plan, 2);
+}
+
 /// All scenarios.
-pub static SCENARIOS: [Scenario; 37] = [
+pub static SCENARIOS: &[Scenario] = &[
     usual("send_sizes", operations::send_sizes),
     usual("send_zero", operations::send_zero),
     usual("send_immediate", operations::send_immediate),
@@ -172,6 +230,31 @@ pub static SCENARIOS: [Scenario; 37] = [
     usual("flushed", errors::flushed),
     usual("connected_again", errors::connected_again),
     usual("drained", errors::drained),
+    turning("uc_send", uc, unreliable::send),
+    turning("uc_write", uc, unreliable::write),
+    turning("uc_psn_wraps", wrapping_uc, unreliable::psn_wraps),
+    needing(Needs::Bridge, "uc_lost", uc, unreliable::lost),
+    turning("uc_refused", uc, unreliable::refused),
+    turning("uc_too_long", uc, unreliable::too_long),
+    turning("uc_stops_sending", uc, unreliable::stops_sending),
+    turning("ud_send", ud, datagrams::send),
+    turning("ud_scattered", ud, datagrams::scattered),
+    turning("ud_answered", ud, datagrams::answered),
+    turning("ud_wrong_key", ud, datagrams::wrong_key),
+    turning("ud_controlled_key", ud, datagrams::controlled_key),
+    turning("ud_no_receive", ud, datagrams::no_receive),
+    turning("ud_too_long", ud, datagrams::too_long),
+    turning("ud_stops_sending", ud, datagrams::stops_sending),
+    turning("srq_shares", |plan| sharing(plan, 3), shared::shares),
+    turning("srq_datagrams", sharing_datagrams, shared::datagrams),
+    turning("srq_not_ready", |plan| sharing(plan, 2), shared::not_ready),
+    turning("srq_limit", |plan| sharing(plan, 2), shared::limit),
+    turning("srq_last", |plan| sharing(plan, 2), shared::last),
+    turning("atomic_write", |_| {}, flush::atomic_write),
+    needing(Needs::Bridge, "atomic_writes_lost", |_| {}, flush::atomic_writes_lost),
+    turning("atomic_write_forbidden", |_| {}, flush::atomic_write_forbidden),
+    turning("atomic_write_out_of_range", |_| {}, flush::atomic_write_out_of_range),
+    needing(Needs::OursAsks, "flush", flushable, flush::flushes),
 ];
 
 impl<'a> Session<'a> {
@@ -201,10 +284,33 @@ impl<'a> Session<'a> {
         }
         let (wire, noticed) = (Box::new(wire), vec![]);
         let mut session = Self { active, passive, plan, wire, noticed };
-        session.passive.make_qp(plan.access & session.passive.full())?;
-        session.active.make_qp(session.active.full())?;
+        session.make_qps()?;
         session.join(plan.psns)?;
         Ok(session)
+    }
+
+    fn make_qps(&mut self) -> Step {
+        let Plan { service, qps, shared, access, .. } = self.plan;
+        // Who has no acknowledgements reads nothing.
+        let most = match service {
+            Service::Rc => ALL | FLUSH_GLOBAL,
+            _ => LOCAL_WRITE | REMOTE_WRITE,
+        };
+        if let Some(depth) = shared {
+            self.passive.do_(&Request::Srq { depth })?;
+        }
+        for _ in 0..qps {
+            let full = self.passive.full() & most;
+            self.passive.make_qp(service, access & full, shared.map(|_| 0))?;
+            let full = self.active.full() & most;
+            self.active.make_qp(service, full, None)?;
+        }
+        if matches!(service, Service::Ud { .. }) {
+            let (active, passive) = (self.active.address(), self.passive.address());
+            self.active.do_(&Request::Handle { address: passive })?;
+            self.passive.do_(&Request::Handle { address: active })?;
+        }
+        Ok(())
     }
 
     /// Resets both queue pairs and connects them again; who asks begins with `psn`.
@@ -219,10 +325,22 @@ impl<'a> Session<'a> {
 
     fn join(&mut self, [active, passive]: [u32; 2]) -> Step {
         let how = self.plan.how;
-        let (to_active, to_passive) =
-            (self.active.endpoint(active), self.passive.endpoint(passive));
-        self.passive.connect(to_active, Connection { psn: passive, ..how })?;
-        self.active.connect(to_passive, Connection { psn: active, ..how })
+        for qp in 0..self.plan.qps {
+            let to_active = self.active.endpoint(qp, active);
+            let to_passive = self.passive.endpoint(qp, passive);
+            self.passive.connect(qp, to_active, Connection { psn: passive, ..how })?;
+            self.active.connect(qp, to_passive, Connection { psn: active, ..how })?;
+        }
+        Ok(())
+    }
+
+    /// Fails unless both sides' queue pairs 0 are in this state.
+    pub(super) fn both_in(&mut self, state: State) -> Step {
+        for node in [&mut self.active, &mut self.passive] {
+            let is = node.state()?;
+            node.expect(&is, &state, "the state")?;
+        }
+        Ok(())
     }
 
     /// How both sides stand, for whoever wants to know why a step failed: which of them waits, and which has given up.
@@ -255,6 +373,17 @@ impl<'a> Session<'a> {
     /// Fails if a side has no atomics.
     pub(super) fn needs_atomics(&self) -> Step {
         self.needs("atomics", |node| node.about().atomics)
+    }
+
+    /// Fails if a side does not answer ATOMIC WRITEs, or cannot carry their data with the request.
+    pub(super) fn needs_atomic_write(&self) -> Step {
+        self.needs_inline()?;
+        self.needs("ATOMIC WRITE", |node| node.about().atomic_write)
+    }
+
+    /// Fails if a side does not answer a FLUSH.
+    pub(super) fn needs_flush(&self) -> Step {
+        self.needs("FLUSH", |node| node.about().flush)
     }
 
     /// Fails if a side cannot carry data with its requests.

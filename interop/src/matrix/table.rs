@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use super::cell::Cell;
-use super::programs::ProgramCell;
 
 /// Counts by setting: rows are backend, link and address family, columns who asked.
 #[derive(Debug, Default)]
@@ -25,9 +24,8 @@ impl Table {
         self.count(format!("{backend:<7} {link:<5} {family}"), requester, passed);
     }
 
-    /// Adds a program's cell; who asks is the client.
-    pub fn add_program(&mut self, cell: &ProgramCell, passed: bool) {
-        let name = cell.name();
+    /// Adds a program's cell of this name; who asks is the client.
+    pub fn add_program(&mut self, name: &str, passed: bool) {
         let mut parts = name.split("::");
         let program = parts.next().unwrap_or_default().to_owned();
         let requester = parts.next().unwrap_or_default().to_owned();

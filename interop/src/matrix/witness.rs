@@ -2,16 +2,9 @@
 //! tshark, and compared with what the verbs asked for.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::io::{BufRead, BufReader};
-use std::path::PathBuf;
-use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use nix::sys::signal::Signal;
-use rocinante_cli::lab::{ChildGuard, Netns};
-use rocinante_tests::tshark::number;
+use rocinante_tests::tshark::{Capture, number};
 
 use super::Bench;
 use super::cell::{Cell, Requester, Setting};
@@ -34,91 +27,33 @@ const FIELDS: [&str; 14] = [
     "atomiceth.swapdt", "atomiceth.cmpdt", "aeth.syndrome", "aeth.msn", "atomicacketh.origremdt",
 ];
 
-/// A capture at the guest's tap. The file is gone when it is dropped.
-struct Capture {
-    tshark: ChildGuard,
-    file: PathBuf,
-}
-
-impl Capture {
-    fn start(host: &Netns, device: &str) -> Step<Self> {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let file = format!("rocinante-interop-{}-{number}.pcap", std::process::id());
-        let file = std::env::temp_dir().join(file);
-        let mut command = Command::new("tshark");
-        command.args(["-i", device, "-f", "udp port 4791", "-F", "pcap", "-w"]).arg(&file);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-        let mut tshark = host.spawn(&mut command).map_err(|error| error.to_string())?;
-        let stderr = tshark.child_mut().stderr.take().ok_or("tshark has no output")?;
-        let mut said = String::new();
-        for line in BufReader::new(stderr).lines().map_while(Result::ok) {
-            if line.contains("Capture started") || line.contains("File:") {
-                // It says this when packets are seen, in all versions since 3.4.
-                return Ok(Self { tshark, file });
-            }
-            said += &line;
+/// Ends a capture when it has so many packets of `from`, and returns what tshark sees in it.
+fn decode(capture: &mut Capture, from: &Node, packets: usize) -> Step<Vec<(bool, Fields)>> {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        // What is captured is written after a while, and the last packet perhaps in part.
+        let ours =
+            read(capture, from).map_or(0, |seen| seen.iter().filter(|(ours, _)| *ours).count());
+        if ours >= packets || Instant::now() > deadline {
+            capture.stop()?;
+            return read(capture, from);
         }
-        Err(format!("tshark does not capture: {said}"))
-    }
-
-    /// Ends it when it has so many packets of ours, and returns what tshark sees in it.
-    fn decode(&mut self, from: &Node, packets: usize) -> Step<Vec<(bool, Fields)>> {
-        let deadline = std::time::Instant::now() + Duration::from_secs(10);
-        loop {
-            // What is captured is written after a while, and the last packet perhaps in part.
-            let ours =
-                self.read(from).map_or(0, |seen| seen.iter().filter(|(ours, _)| *ours).count());
-            if ours >= packets || std::time::Instant::now() > deadline {
-                self.tshark.signal(Signal::SIGINT);
-                let ended = self.tshark.wait(Duration::from_secs(10));
-                return ended.map_err(|error| error.to_string()).and_then(|_| self.read(from));
-            }
-            std::thread::sleep(Duration::from_millis(200));
-        }
-    }
-
-    fn read(&self, from: &Node) -> Step<Vec<(bool, Fields)>> {
-        let mut command = Command::new("tshark");
-        command.arg("-r").arg(&self.file);
-        // These guess at what SENDs carry and at ports, and stumble.
-        for guess in ["rpcordma", "infiniband.eoib", "tftp"] {
-            command.args(["--disable-protocol", guess]);
-        }
-        command.args(["-n", "-T", "fields", "-E", "separator=|", "-E", "occurrence=f"]);
-        command.args(["-e", "ip.src", "-e", "ipv6.src", "-e", "_ws.malformed"]);
-        for field in FIELDS {
-            command.args(["-e", &format!("infiniband.{field}")]);
-        }
-        let output = command.output().map_err(|error| format!("tshark: {error}"))?;
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        text.lines().map(|line| parse(line, from)).collect()
+        std::thread::sleep(Duration::from_millis(200));
     }
 }
 
-impl Drop for Capture {
-    fn drop(&mut self) {
-        self.tshark.kill();
-        let _ = fs::remove_file(&self.file);
-    }
-}
-
-/// A line of tshark's: whether it is of `from`, and its fields.
-fn parse(line: &str, from: &Node) -> Step<(bool, Fields)> {
-    let mut columns = line.split('|');
-    let mut next = || columns.next().unwrap_or_default().trim().to_owned();
-    let (v4, v6, malformed) = (next(), next(), next());
-    if !malformed.is_empty() {
-        return Err(format!("tshark calls a packet malformed: {line}"));
-    }
-    let source = if v4.is_empty() { v6 } else { v4 };
-    let mut fields = Fields::new();
-    for name in FIELDS {
-        if let Some(value) = number(&next()) {
-            fields.insert(name, value);
-        }
-    }
-    Ok((source == from.address().to_string(), fields))
+/// What is captured: whether it is of `from`, and its fields.
+fn read(capture: &Capture, from: &Node) -> Step<Vec<(bool, Fields)>> {
+    let wanted = FIELDS.map(|field| format!("infiniband.{field}"));
+    let mut names = vec!["ip.src", "ipv6.src"];
+    names.extend(wanted.iter().map(String::as_str));
+    let source = from.address().to_string();
+    let packet = |columns: Vec<String>| {
+        let fields = FIELDS.iter().zip(&columns[2..]);
+        let fields = fields.filter_map(|(name, text)| Some((*name, number(text)?)));
+        (columns[..2].contains(&source), fields.collect())
+    };
+    Ok(capture.packets(&names)?.into_iter().map(packet).collect())
 }
 
 impl Bench {
@@ -141,7 +76,7 @@ impl Bench {
             fields.extend([("bth.destqp", rxe.qpn().into()), ("bth.p_key", 0xffff)]);
             fields.extend([("bth.tver", 0), ("bth.m", 1)]);
         }
-        let seen = capture.decode(ours, wanted.len())?;
+        let seen = decode(&mut capture, ours, wanted.len())?;
         compare(&wanted, seen.into_iter().filter(|(is_ours, _)| *is_ours).map(|(_, f)| f))
     }
 }

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use rocinante::Backend;
 use rocinante_cli::lab::{Lab, LabConfig, kill_children_on_signal};
 use rocinante_interop::guest::{Guest, GuestConfig, Image, Link};
+use rocinante_interop::matrix::cm_programs::{self, CmCell};
 use rocinante_interop::matrix::programs::{self, ProgramCell};
 use rocinante_interop::matrix::{self, Bench, Cell, Requester, Setting, Table, subset};
 use rocinante_interop::{Error, Result, hardware};
@@ -52,6 +53,8 @@ fn main() -> ExitCode {
     tests.extend(cells.into_iter().map(Test::Cell));
     let programs = if has("--whole") { programs::all() } else { programs::subset() };
     tests.extend(programs.into_iter().map(Test::Program));
+    let programs = if has("--whole") { cm_programs::all() } else { cm_programs::subset() };
+    tests.extend(programs.into_iter().map(Test::CmProgram));
     let total = tests.len();
     tests.retain(|test| filters.iter().all(|part| test.name().contains(part)));
     if has("--list") {
@@ -134,6 +137,8 @@ enum Test {
     Cell(Cell),
     /// A program that nobody here wrote.
     Program(ProgramCell),
+    /// A program of librdmacm.
+    CmProgram(CmCell),
     /// What tshark sees in this setting.
     Witness(Setting),
     /// The provider `hw` on its own.
@@ -147,6 +152,7 @@ impl Test {
         match self {
             Self::Cell(cell) => cell.name(),
             Self::Program(cell) => cell.name(),
+            Self::CmProgram(cell) => cell.name(),
             Self::Witness(setting) => format!("as_tshark_sees_it::{setting}"),
             Self::Hardware(cell) => cell.to_string(),
             Self::Device(case) => format!("device::{}", case.name),
@@ -158,6 +164,7 @@ impl Test {
             Self::Cell(cell) => bench.run(cell),
             Self::Hardware(cell) => cell.run(bench, host_programs()),
             Self::Program(cell) => bench.run_program(cell, Path::new(OURS)),
+            Self::CmProgram(cell) => bench.run_cm_program(cell, Path::new(OURS)),
             Self::Device(case) => case.run(bench),
             Self::Witness(setting) => match need::program("tshark") {
                 Ok(()) => bench.witness(*setting),
@@ -270,7 +277,8 @@ impl Outcomes {
         println!("test {} ... {verdict} ({:.2} s)", test.name(), time.as_secs_f64());
         match test {
             Test::Cell(cell) => self.table.add(cell, result.is_ok()),
-            Test::Program(cell) => self.table.add_program(cell, result.is_ok()),
+            Test::Program(cell) => self.table.add_program(&cell.name(), result.is_ok()),
+            Test::CmProgram(cell) => self.table.add_program(&cell.name(), result.is_ok()),
             Test::Witness(_) | Test::Hardware(_) | Test::Device(_) => {}
         }
         if let Err(why) = result {

@@ -225,6 +225,20 @@ fn rule_from(family: u8, attributes: &[u8]) -> Option<(ChainId, Rule)> {
     Some(((family, table?, chain?), rule))
 }
 
+/// The payload of a message as a chain and as a rule, which may do something to our datagrams.
+#[cfg(feature = "fuzzing")]
+pub(super) fn try_payload(family: u8, payload: &[u8]) {
+    let attributes = payload.get(4..).unwrap_or_default();
+    let _ = chain_from(family, attributes);
+    if let Some((_, rule)) = rule_from(family, attributes) {
+        for loopback in [false, true] {
+            let context =
+                Context { arrives_by: None, leaves_by: None, loopback, ipv6_only: family == 10 };
+            let _ = expression::effect(&rule.expressions, &context);
+        }
+    }
+}
+
 /// A string attribute, without the zero at its end.
 pub(super) fn text(value: &[u8]) -> String {
     let end = value.iter().position(|b| *b == 0).unwrap_or(value.len());

@@ -50,7 +50,7 @@ impl Rtnl {
     }
 }
 
-fn neighbour_from(message: &[u8]) -> Option<Neighbour> {
+pub(super) fn neighbour_from(message: &[u8]) -> Option<Neighbour> {
     let (header, attributes) = message.split_first_chunk::<HEADER_LEN>()?;
     let state = u16::from_ne_bytes([header[8], header[9]]);
     let mac = Attributes(attributes).find(|(kind, _)| *kind == libc::NDA_LLADDR);

@@ -66,6 +66,12 @@ impl Parseable<[u8]> for KindMessage {
     }
 }
 
+/// The payload of a message as one of a discipline.
+#[cfg(feature = "fuzzing")]
+pub(super) fn try_payload(payload: &[u8]) {
+    let _ = KindMessage::parse(payload);
+}
+
 impl Rtnl {
     /// All disciplines of an interface: root, children, `ingress` and `clsact`.
     ///

@@ -96,7 +96,7 @@ fn message_for(query: &RouteQuery) -> Query {
         .attribute(RTA_DPORT, &ROCE_PORT.to_be_bytes())
 }
 
-fn route_from(message: &[u8]) -> io::Result<Route> {
+pub(super) fn route_from(message: &[u8]) -> io::Result<Route> {
     let Some((header, attributes)) = message.split_first_chunk::<HEADER_LEN>() else {
         return Err(io::Error::from(io::ErrorKind::InvalidData));
     };

@@ -136,7 +136,7 @@ impl NetlinkSocket {
 }
 
 /// What a datagram said beside its objects.
-struct Read {
+pub(crate) struct Read {
     /// It was the last one.
     complete: bool,
     /// What is listed changed meanwhile.
@@ -144,7 +144,11 @@ struct Read {
 }
 
 /// Hands the answers to the request `sequence` to `each`.
-fn hand_out(datagram: &[u8], sequence: u32, each: &mut dyn FnMut(u16, &[u8])) -> io::Result<Read> {
+pub(crate) fn hand_out(
+    datagram: &[u8],
+    sequence: u32,
+    each: &mut dyn FnMut(u16, &[u8]),
+) -> io::Result<Read> {
     let mut read = Read { complete: false, interrupted: false };
     for (header, payload) in Messages(datagram) {
         if header.sequence != sequence {

@@ -1,7 +1,7 @@
 //! The middle of the simulated network: addresses, links, what is on its way, and the clock.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::{BTreeSet, BinaryHeap, HashMap};
 use std::io;
 use std::mem;
 use std::net::IpAddr;
@@ -41,6 +41,8 @@ pub(super) struct Hub {
     now: Duration,
     inboxes: Vec<Option<Inbox>>,
     addresses: HashMap<IpAddr, usize>,
+    /// Who has joined which group.
+    groups: BTreeSet<(IpAddr, usize)>,
     links: HashMap<(IpAddr, IpAddr), Link>,
     default_link: LinkConfig,
     /// When, in which order among those of one time, and which of `flying`.
@@ -60,6 +62,7 @@ impl Hub {
             now: Duration::ZERO,
             inboxes: Vec::new(),
             addresses: HashMap::new(),
+            groups: BTreeSet::new(),
             links: HashMap::new(),
             default_link: LinkConfig::default(),
             due: BinaryHeap::new(),
@@ -127,7 +130,16 @@ impl Hub {
 
     pub(super) fn detach(&mut self, id: usize) {
         self.addresses.retain(|_, port| *port != id);
+        self.groups.retain(|(_, port)| *port != id);
         self.inboxes[id] = None;
+    }
+
+    pub(super) fn join(&mut self, id: usize, group: IpAddr) {
+        self.groups.insert((group, id));
+    }
+
+    pub(super) fn leave(&mut self, id: usize, group: IpAddr) {
+        self.groups.remove(&(group, id));
     }
 
     /// Exchanges `read`, which is empty, for all that has arrived at a port; false if nothing has.
@@ -254,11 +266,24 @@ impl Hub {
     }
 
     fn deliver(&mut self, flow: &Flow, mark: Mark, payload: &[u8]) {
-        let id = self.addresses.get(&flow.dst);
-        let Some(inbox) = id.and_then(|&id| self.inboxes[id].as_mut()) else {
-            self.stats.unroutable += 1;
+        if flow.dst.is_multicast() {
+            let mut next = 0;
+            let joined =
+                |groups: &BTreeSet<_>, from| groups.range((flow.dst, from)..).next().copied();
+            while let Some((_, id)) = joined(&self.groups, next).filter(|(to, _)| *to == flow.dst) {
+                self.put(id, flow, mark, payload);
+                next = id + 1;
+            }
             return;
-        };
+        }
+        match self.addresses.get(&flow.dst) {
+            Some(&id) => self.put(id, flow, mark, payload),
+            None => self.stats.unroutable += 1,
+        }
+    }
+
+    fn put(&mut self, id: usize, flow: &Flow, mark: Mark, payload: &[u8]) {
+        let Some(inbox) = self.inboxes[id].as_mut() else { return self.stats.unroutable += 1 };
         if inbox.batch.push(flow, mark, payload) {
             self.stats.delivered += 1;
             inbox.signal_if(true);

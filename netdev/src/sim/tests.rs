@@ -344,3 +344,22 @@ fn more_than_a_flush_takes_is_refused_until_then() {
     assert!(a.reserve(path, 4120).is_some());
     assert_eq!(b.receive(usize::MAX, |_| ()).unwrap(), count);
 }
+
+#[test]
+fn a_group_is_for_those_who_have_joined() {
+    let net = SimNet::new(1);
+    let mut ports = [A, B, C].map(|own| net.port(&[own], &SimConfig::default()).unwrap());
+    let group = IpAddr::from([239, 0, 0, 9]);
+    ports[0].join(group).unwrap();
+    ports[1].join(group).unwrap();
+    assert!(ports[2].join(A).is_err(), "no group");
+    let path = ports[0].add_path(&spec(A, group)).unwrap().id;
+    let heard = |ports: &mut [SimPort; 3]| {
+        send(&mut ports[0], path, 1, 9);
+        ports.each_mut().map(|port| port.receive(9, |d| assert_eq!(d.dst, group)).unwrap())
+    };
+    assert_eq!(heard(&mut ports), [1, 1, 0]);
+    ports[0].leave(group);
+    assert_eq!(heard(&mut ports), [0, 1, 0]);
+    drop(net);
+}

@@ -2,12 +2,20 @@
 
 use std::io;
 use std::net::IpAddr;
+use std::time::Instant;
 
 use super::sockets;
 use super::sys::{Dest, Socket};
 use crate::PortConfig;
 use crate::iface::Interface;
 use crate::port::{Path, PathId, PathSpec, ROCE_PORT};
+use crate::recent::Recent;
+
+/// Sockets at most besides those of the own addresses. So many flows are enough to be spread over the links and queues of a network; further paths
+/// share their source ports, or a thousand connections would need a thousand descriptors.
+const SENDERS_MAX: usize = 32;
+/// Sockets without a path that stay open for the next, as long as there are other paths: to open one costs more than all the rest of a path.
+const IDLE_MAX: usize = 8;
 
 /// What the port needs to know of a path.
 pub(super) struct Entry {
@@ -44,6 +52,8 @@ pub(super) struct Paths {
     retired: Vec<PathId>,
     free: Vec<PathId>,
     ttl_default: [u8; 2],
+    /// Where the kernel has just been asked for the way: from, to.
+    checked: Recent<(IpAddr, IpAddr), ()>,
 }
 
 impl Paths {
@@ -70,6 +80,7 @@ impl Paths {
             retired: Vec::new(),
             free: Vec::new(),
             ttl_default,
+            checked: Recent::default(),
         }
     }
 
@@ -82,12 +93,7 @@ impl Paths {
         if !self.own_senders().any(|s| s.local == spec.local) {
             return invalid(format!("{} is not an address of this port", spec.local));
         }
-        sockets::check_route(&self.iface, spec).map_err(|e| {
-            io::Error::new(
-                e.kind(),
-                format!("cannot send from {} to {}: {e}", spec.local, spec.remote),
-            )
-        })?;
+        self.check_route(spec)?;
         let socket = self.sender_for(spec, config)?;
         let entry = Entry {
             dest: sockets::destination(&self.iface, spec, self.ttl_default[usize::from(v6)]),
@@ -110,13 +116,29 @@ impl Paths {
         Ok(Path { id, src_port })
     }
 
-    /// The socket for a path: one that has the wanted port, a new one, or the own address's.
+    fn check_route(&mut self, spec: &PathSpec) -> io::Result<()> {
+        let (now, way) = (Instant::now(), (spec.local, spec.remote));
+        if self.checked.get(now, &way).is_some() {
+            return Ok(());
+        }
+        sockets::check_route(&self.iface, spec).map_err(|e| {
+            let what = format!("cannot send from {} to {}: {e}", spec.local, spec.remote);
+            io::Error::new(e.kind(), what)
+        })?;
+        self.checked.put(now, way, ());
+        Ok(())
+    }
+
+    /// The socket for a path: one that has the wanted port, a new one, another's if there are many, or the own address's.
     fn sender_for(&mut self, spec: &PathSpec, config: &PortConfig) -> io::Result<usize> {
         let same = |s: &Option<Sender>| {
             s.as_ref().is_some_and(|s| s.local == spec.local && s.wanted == spec.src_port)
         };
         if let Some(found) = self.senders.iter().position(same) {
             return Ok(found);
+        }
+        if let Some(shared) = self.shared(spec) {
+            return Ok(shared);
         }
         let opened = sockets::open_sender(&self.iface, spec.local, spec.src_port, config);
         let (socket, port) = match opened {
@@ -135,6 +157,29 @@ impl Paths {
         }
         self.senders.push(Some(sender));
         Ok(self.senders.len() - 1)
+    }
+
+    /// An open socket that will do as well: one that has no path, or any if there are many.
+    fn shared(&self, spec: &PathSpec) -> Option<usize> {
+        // Who asks for the port of the own address's gets that.
+        if spec.src_port == ROCE_PORT {
+            return None;
+        }
+        let (mut count, mut nth) = (0, None);
+        let turn = usize::from(spec.src_port) % SENDERS_MAX;
+        for (index, sender) in self.senders.iter().enumerate().skip(self.own) {
+            let Some(sender) = sender.as_ref().filter(|sender| sender.local == spec.local) else {
+                continue;
+            };
+            if sender.paths == 0 {
+                return Some(index);
+            }
+            if count == turn {
+                nth = Some(index);
+            }
+            count += 1;
+        }
+        nth.filter(|_| count >= SENDERS_MAX)
     }
 
     fn own_of(&self, local: IpAddr) -> usize {
@@ -159,11 +204,13 @@ impl Paths {
             let index = self.entries[id.0 as usize].socket;
             if let Some(sender) = &mut self.senders[index] {
                 sender.paths -= 1;
-                if sender.paths == 0 && index >= self.own {
-                    self.senders[index] = None;
-                }
             }
             self.free.push(id);
+        }
+        let kept = if self.free.len() == self.entries.len() { 0 } else { IDLE_MAX };
+        let idle = |sender: &&mut Option<Sender>| sender.as_ref().is_some_and(|s| s.paths == 0);
+        for surplus in self.senders[self.own..].iter_mut().filter(idle).skip(kept) {
+            *surplus = None;
         }
     }
 

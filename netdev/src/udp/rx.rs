@@ -26,9 +26,9 @@ pub(super) struct Receiver {
     stats: PortStats,
 }
 
-/// What is known of one own address's socket.
+/// What is known of the socket of one own address, or of a group.
 #[derive(Debug)]
-struct Queue {
+pub(super) struct Queue {
     local: IpAddr,
     paths: usize,
     /// Typical bytes of one message in the last burst.
@@ -39,11 +39,9 @@ struct Queue {
 
 impl Receiver {
     pub(super) fn new(addresses: &[IpAddr], receives: bool) -> Self {
-        let queue =
-            |&local: &IpAddr| Queue { local, paths: 0, message_bytes: 0, drops: Cell::new((0, 0)) };
         Self {
             batch: receives.then(RecvBatch::new),
-            queues: addresses.iter().map(queue).collect(),
+            queues: addresses.iter().copied().map(Queue::new).collect(),
             paths: 0,
             calls: 0,
             first: 0,
@@ -98,11 +96,7 @@ impl Receiver {
         let mut stats = self.stats;
         if self.batch.is_some() {
             for (i, queue) in self.queues.iter().enumerate() {
-                let (last, sum) = queue.drops.get();
-                let now = sockets(i).input_drops();
-                let sum = sum + u64::from(now.wrapping_sub(last));
-                queue.drops.set((now, sum));
-                stats.rx_queue_drops += sum;
+                stats.rx_queue_drops += queue.drops(sockets(i));
             }
         }
         stats
@@ -110,8 +104,26 @@ impl Receiver {
 }
 
 impl Queue {
+    pub(super) fn new(local: IpAddr) -> Self {
+        Self { local, paths: 0, message_bytes: 0, drops: Cell::new((0, 0)) }
+    }
+
+    /// Where its datagrams go.
+    pub(super) fn local(&self) -> IpAddr {
+        self.local
+    }
+
+    /// Datagrams that found it full.
+    pub(super) fn drops(&self, socket: &Socket) -> u64 {
+        let (last, sum) = self.drops.get();
+        let now = socket.input_drops();
+        let sum = sum + u64::from(now.wrapping_sub(last));
+        self.drops.set((now, sum));
+        sum
+    }
+
     /// Reads until the queue is empty or `budget` datagrams have come.
-    fn drain(
+    pub(super) fn drain(
         &mut self,
         socket: &Socket,
         batch: &mut RecvBatch,

@@ -25,6 +25,8 @@ pub(super) enum Role {
     Guard,
     /// Drops what arrives, and sends.
     Send,
+    /// Receives what goes to a group.
+    Group,
 }
 
 /// Opens the socket of one own address on UDP/4791.
@@ -60,6 +62,29 @@ pub(super) fn open_own(
         };
         fail("bind", e, hint)
     })?;
+    Ok(socket)
+}
+
+/// Opens the socket of a group on UDP/4791, and joins the group at the interface. Others on this machine may do so, too: each gets all.
+pub(super) fn open_group(
+    iface: &Interface,
+    group: IpAddr,
+    config: &PortConfig,
+) -> io::Result<Socket> {
+    let v6 = group.is_ipv6();
+    let what = |doing: &str, e: &io::Error| {
+        let hint = match e.raw_os_error() {
+            Some(libc::EADDRINUSE) => ": a program has the port without sharing it",
+            Some(libc::EMFILE | libc::ENFILE) => ": raise the limit of open files (`ulimit -n`)",
+            _ => "",
+        };
+        io::Error::new(e.kind(), format!("cannot {doing} {group} on {}: {e}{hint}", iface.name))
+    };
+    let socket = Socket::new(v6).map_err(|e| what("make a UDP socket for", &e))?;
+    configure(&socket, v6, config, Role::Group).map_err(|e| what("configure a socket of", &e))?;
+    let address = socket_address(iface, group, ROCE_PORT, 0);
+    socket.bind(&address).map_err(|e| what("bind to", &e))?;
+    socket.join(group, iface.index).map_err(|e| what("join", &e))?;
     Ok(socket)
 }
 
@@ -107,8 +132,18 @@ pub(super) fn open_sender(
 }
 
 fn configure(socket: &Socket, v6: bool, config: &PortConfig, role: Role) -> io::Result<()> {
-    if role != Role::Receive {
-        socket.drop_all_input()?;
+    match role {
+        Role::Receive => {}
+        Role::Guard | Role::Send => socket.drop_all_input()?,
+        Role::Group => {
+            socket.set(libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
+            // Only what comes in at the interface where this socket has joined.
+            if v6 {
+                socket.set(libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_ALL, 0)?;
+            } else {
+                socket.set(libc::IPPROTO_IP, libc::IP_MULTICAST_ALL, 0)?;
+            }
+        }
     }
     // Never fragment. For IPv4 this is also what makes the identification known: an unconnected
     // socket with DF writes 0, and segmentation counts it up.
@@ -185,6 +220,8 @@ pub(super) fn check_route(iface: &Interface, spec: &PathSpec) -> io::Result<()> 
 /// The destination of a path, for a socket with the default TTL or hop limit `ttl_default`.
 pub(super) fn destination(iface: &Interface, spec: &PathSpec, ttl_default: u8) -> Dest {
     let name = socket_address(iface, spec.remote, ROCE_PORT, spec.flow_label);
+    // What goes to a group has another default: 1.
+    let ttl_default = if spec.remote.is_multicast() { 1 } else { ttl_default };
     Dest {
         name: SockAddr::new(&name),
         tos: (spec.tos != 0).then_some(spec.tos),

@@ -149,6 +149,27 @@ impl Socket {
         Ok(())
     }
 
+    /// Joins a group at the interface with this index, until it is closed.
+    pub(crate) fn join(&self, group: IpAddr, interface: u32) -> io::Result<()> {
+        match group {
+            IpAddr::V4(group) => {
+                let request = libc::ip_mreqn {
+                    imr_multiaddr: libc::in_addr { s_addr: u32::from_ne_bytes(group.octets()) },
+                    imr_address: libc::in_addr { s_addr: 0 },
+                    imr_ifindex: interface.cast_signed(),
+                };
+                self.set_raw(libc::IPPROTO_IP, libc::IP_ADD_MEMBERSHIP, &request)
+            }
+            IpAddr::V6(group) => {
+                let request = libc::ipv6_mreq {
+                    ipv6mr_multiaddr: libc::in6_addr { s6_addr: group.octets() },
+                    ipv6mr_interface: interface,
+                };
+                self.set_raw(libc::IPPROTO_IPV6, libc::IPV6_ADD_MEMBERSHIP, &request)
+            }
+        }
+    }
+
     pub(crate) fn get(&self, level: i32, option: i32) -> io::Result<i32> {
         Ok(self.get_words::<1>(level, option)?[0])
     }
@@ -450,6 +471,20 @@ impl Control {
             }
         }
     }
+}
+
+/// Reads `bytes` as the control messages of a datagram.
+#[cfg(feature = "fuzzing")]
+pub(super) fn try_control(bytes: &[u8]) {
+    let mut control = Control([0; CONTROL_BYTES / 8]);
+    for (word, bytes) in control.0.iter_mut().zip(bytes.chunks_exact(8)) {
+        *word = u64::from_ne_bytes(bytes.try_into().unwrap_or_default());
+    }
+    let src = IpAddr::from([0; 4]);
+    let payload = &[][..];
+    let mut received =
+        Received { payload, src, src_port: 0, segment: None, tos: None, truncated: false };
+    control.parse(bytes.len(), &mut received);
 }
 
 fn check(result: i32) -> io::Result<i32> {

@@ -237,6 +237,31 @@ fn a_taken_source_port_is_replaced_and_reported() {
     assert_eq!(receive(&mut rx, 2)[1].src_port, 4791);
 }
 
+/// A thousand connections need no thousand descriptors, and who connects all the time opens no socket each time.
+#[test]
+fn many_paths_share_their_source_ports() {
+    let (a, b) = (loopback(17), loopback(18));
+    let (mut tx, mut rx) = (open(a), open(b));
+    let paths: Vec<_> = (0..1000)
+        .map(|n| tx.add_path(&PathSpec { src_port: 0xC000 + n, ..spec(a, b) }).unwrap())
+        .collect();
+    let ports: std::collections::BTreeSet<_> = paths.iter().map(|path| path.src_port).collect();
+    assert_eq!(ports.len(), 32);
+    send(&mut tx, paths[999].id, &[9]);
+    assert_eq!(receive(&mut rx, 1)[0].src_port, paths[999].src_port);
+    let (last, others) = paths.split_last().unwrap();
+    others.iter().for_each(|path| tx.remove_path(path.id));
+    // A few stay open as long as there is another path, and are taken first.
+    let taken = |port: &u16| std::net::UdpSocket::bind((a, *port)).is_err();
+    let open: Vec<_> = ports.iter().copied().filter(taken).collect();
+    assert_eq!(open.len(), 9);
+    let again = tx.add_path(&PathSpec { src_port: 0xD123, ..spec(a, b) }).unwrap();
+    assert!(open.contains(&again.src_port) && again.src_port != last.src_port);
+    tx.remove_path(again.id);
+    tx.remove_path(last.id);
+    assert!(!ports.iter().any(taken));
+}
+
 #[test]
 fn a_removed_path_sends_what_was_committed_and_frees_its_source_port() {
     let (a, b) = (loopback(15), loopback(16));

@@ -203,6 +203,32 @@ fn a_cold_neighbour_is_resolved_and_nothing_is_lost() {
     }
 }
 
+#[test]
+fn what_waits_in_the_ring_is_not_overtaken_through_the_guard() {
+    let (pair, mut a, mut b) = or_skip!(
+        "xdp::what_waits_in_the_ring_is_not_overtaken_through_the_guard",
+        pair_with(4200, &PortConfig::default())
+    );
+    let path = direct_path(&pair.a, &mut a, &mut b, &spec(false, true));
+    while !receive(&mut b, 1).is_empty() {}
+    send(&mut a, path, &[1; 64]);
+    pair.a.sh("ip neigh change 10.9.0.2 dev v0 nud stale");
+    // Longer than it takes to look at the neighbour again.
+    let end = Instant::now() + Duration::from_millis(1300);
+    while Instant::now() < end {
+        std::thread::sleep(a.maintain().unwrap().min(Duration::from_millis(50)));
+    }
+    assert!(matches!(a.paths.hop(path), Some(Hop::Direct(_))), "it would be overtaken");
+    send(&mut a, path, &[2; 64]);
+    a.flush(|failure| panic!("{failure:?}"));
+    a.maintain();
+    assert!(matches!(a.paths.hop(path), Some(Hop::Guard(_))), "the kernel is to look");
+    send(&mut a, path, &[3; 64]);
+    a.flush(|failure| panic!("{failure:?}"));
+    let got: Vec<u8> = receive(&mut b, 3).iter().map(|got| got.payload[0]).collect();
+    assert_eq!(got, [1, 2, 3]);
+}
+
 /// Whether an XDP program is attached to `v0`.
 fn attached(ns: &NetNs) -> bool {
     ns.sh("ip -details link show dev v0").contains("prog/xdp")

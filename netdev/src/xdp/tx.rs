@@ -150,6 +150,11 @@ impl TxHalf {
         Ok(flushed)
     }
 
+    /// Whether frames wait for the kernel to take them.
+    pub(super) fn is_pending(&self) -> bool {
+        self.queued > 0
+    }
+
     /// Whether frames wait for the kernel, or somebody waits for a frame that the kernel has.
     pub(super) fn is_blocked(&self) -> bool {
         self.blocked || self.starved

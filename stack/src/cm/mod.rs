@@ -14,6 +14,7 @@
 //! beyond are refused without leaving anything behind, and what refers to nothing that is known here is answered from
 //! the message alone.
 
+mod asks;
 mod calls;
 mod conn;
 mod ids;
@@ -25,6 +26,8 @@ mod types;
 use core::net::IpAddr;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use self::asks::Ask;
+pub use self::asks::{AskId, Asked};
 use self::conn::{Conn, State};
 use self::ids::Ids;
 use self::sidr::{Query, Service};
@@ -56,6 +59,7 @@ struct Listener {
 enum Timer {
     Conn(CommId),
     Query(QueryId),
+    Ask(AskId),
 }
 
 /// Where something listens: a service, on one address or on all.
@@ -73,6 +77,13 @@ pub struct ConnectionManager {
     by_qpn: BTreeMap<(IpAddr, Qpn), CommId>,
     listeners: BTreeMap<Place, Listener>,
     services: BTreeMap<Place, Service>,
+    /// Those who listen to questions for datagram services.
+    resolvers: BTreeMap<Place, Listener>,
+    asks: BTreeMap<AskId, Ask>,
+    /// Questions, by address and number of the peer.
+    by_ask: BTreeMap<(IpAddr, u32), AskId>,
+    /// Those that were answered, oldest first.
+    answered: VecDeque<AskId>,
     queries: BTreeMap<QueryId, Query>,
     timers: BTreeSet<(Time, Timer)>,
     tx: VecDeque<Transmit>,
@@ -99,6 +110,10 @@ impl ConnectionManager {
             by_qpn: BTreeMap::new(),
             listeners: BTreeMap::new(),
             services: BTreeMap::new(),
+            resolvers: BTreeMap::new(),
+            asks: BTreeMap::new(),
+            by_ask: BTreeMap::new(),
+            answered: VecDeque::new(),
             queries: BTreeMap::new(),
             timers: BTreeSet::new(),
             tx: VecDeque::new(),
@@ -146,6 +161,8 @@ impl ConnectionManager {
         self.conns.is_empty()
             && self.listeners.is_empty()
             && self.services.is_empty()
+            && self.resolvers.is_empty()
+            && self.asks.is_empty()
             && self.queries.is_empty()
     }
 

@@ -26,7 +26,7 @@ impl ConnectionManager {
             Message::Rtu(rtu) => self.on_rtu(way, &rtu),
             Message::Dreq(dreq) => self.on_dreq(now, way, tid, &dreq),
             Message::Drep(drep) => self.on_drep(now, way, &drep),
-            Message::SidrReq(ask) => self.on_sidr_req(way, tid, &ask),
+            Message::SidrReq(ask) => self.on_sidr_req(now, way, tid, &ask),
             Message::SidrRep(told) => self.on_sidr_rep(way, tid, &told),
             Message::Lap(lap) => self.on_lap(way, tid, &lap),
             // We never ask for another path.
@@ -46,6 +46,7 @@ impl ConnectionManager {
             return self.on_known_req(now, id, state, (src, dst), tid, req);
         }
         let stale = known.or_else(|| self.by_qpn.get(&(src, req.qpn)).copied());
+        let stale = stale.filter(|id| !self.is_over(*id, req.ca_guid));
         match self.judge(stale, (src, dst), req) {
             Ok((listener, peer, user)) => {
                 self.take_request(now, (src, dst), tid, req, (listener, peer, user));
@@ -257,7 +258,8 @@ impl ConnectionManager {
             return self.counters.malformed += 1;
         }
         conn.remote = rep.local;
-        if let Some(stale) = self.by_qpn.get(&(way.0, rep.qpn)).copied() {
+        let stale = self.by_qpn.get(&(way.0, rep.qpn)).copied();
+        if let Some(stale) = stale.filter(|stale| !self.is_over(*stale, rep.ca_guid)) {
             let reason = RejReason::STALE_CONNECTION;
             self.reject_conn(id, Subject::Rep, reason, &[]);
             self.tell(id, CmEvent::Rejected { conn: ConnId(id), reason, private: Vec::new() });
@@ -295,16 +297,31 @@ impl ConnectionManager {
     fn on_rtu(&mut self, way: (IpAddr, IpAddr), rtu: &Rtu<'_>) {
         match self.conn_of(way, rtu.remote) {
             Some(conn) if conn.remote == rtu.local && conn.state == State::RepSent => {
-                (conn.state, conn.mad) = (State::Established, None);
                 let id = conn.local;
-                self.counters.established += 1;
-                self.leave_backlog(id);
-                self.set_deadline(id, None);
-                self.events.push_back(CmEvent::Established { conn: ConnId(id) });
+                self.establish_passive(id);
             }
             Some(conn) if conn.remote == rtu.local && !conn.active => self.counters.duplicates += 1,
             _ => self.counters.stray += 1,
         }
+    }
+
+    /// A message arrived on the queue pair of a connection that waits for its RTU, which is not needed any more: so the peer's is in RTS (IBTA volume 1,
+    /// 12.9 \[M\]). Without that, a lost RTU comes again only when the REP is repeated.
+    pub fn message_arrived(&mut self, conn: ConnId) {
+        if self.conns.get(&conn.0).is_some_and(|conn| conn.state == State::RepSent) {
+            self.counters.by_message += 1;
+            self.establish_passive(conn.0);
+        }
+    }
+
+    /// The peer is ready.
+    fn establish_passive(&mut self, id: CommId) {
+        let Some(conn) = self.conns.get_mut(&id) else { return };
+        (conn.state, conn.mad) = (State::Established, None);
+        self.counters.established += 1;
+        self.leave_backlog(id);
+        self.set_deadline(id, None);
+        self.events.push_back(CmEvent::Established { conn: ConnId(id) });
     }
 
     fn on_dreq(&mut self, now: Time, way: (IpAddr, IpAddr), tid: u64, dreq: &Dreq<'_>) {
@@ -366,6 +383,13 @@ impl ConnectionManager {
     ) {
         let rej = Rej { local, remote, subject, reason, info: &[], private: &[] };
         self.send_rej((dst, src), tid, &rej);
+    }
+
+    /// Whether a connection only waits until *our* queue pair's number may be used again. That the peer, if it is the same, uses its own again is
+    /// its affair: it may have begun to wait before us, and packets of the old connection go to another queue pair here.
+    fn is_over(&self, id: CommId, guid: u64) -> bool {
+        let over = |conn: &Conn| conn.state == State::TimeWait && conn.remote_guid == guid;
+        self.conns.get(&id).is_some_and(over)
     }
 
     /// The peer's queue pair is in another connection now, or wants to be: it has forgotten this one, if it is the same peer. An address can be

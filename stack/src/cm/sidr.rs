@@ -1,4 +1,5 @@
-//! Datagram services: which queue pair serves them. Answers are given from a table, so that questions leave nothing behind.
+//! Datagram services: which queue pair serves them. Answers are given from a table, so that questions leave nothing behind; or by the program, see
+//! `asks`.
 
 use core::net::IpAddr;
 
@@ -42,7 +43,8 @@ impl ConnectionManager {
         if private.len() > SidrRep::PRIVATE_LEN {
             return Err(CmError::PrivateTooLong { max: SidrRep::PRIVATE_LEN });
         }
-        if self.services.contains_key(&(service, address)) {
+        let place = (service, address);
+        if self.services.contains_key(&place) || self.resolvers.contains_key(&place) {
             return Err(CmError::InUse);
         }
         if self.services.len() >= SERVICES_MAX {
@@ -121,10 +123,14 @@ impl ConnectionManager {
 
     pub(super) fn on_sidr_req(
         &mut self,
+        now: Time,
         (src, dst): (IpAddr, IpAddr),
         tid: u64,
         ask: &SidrReq<'_>,
     ) {
+        if self.on_ask(now, (src, dst), tid, ask) {
+            return;
+        }
         let found = match ask.service.port() {
             Some(_) if IpHeader::parse(ask.private).map(|(header, _)| header.dst) != Ok(dst) => {
                 None

@@ -16,6 +16,7 @@ impl ConnectionManager {
             match timer {
                 Timer::Conn(id) => self.conn_timeout(now, id),
                 Timer::Query(id) => self.query_timeout(now, id),
+                Timer::Ask(id) => self.ask_timeout(id),
             }
         }
     }

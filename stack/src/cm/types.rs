@@ -3,6 +3,7 @@
 use core::fmt;
 use core::net::{IpAddr, SocketAddr};
 
+use super::{AskId, Asked};
 use crate::types::{Mtu, Psn, Qpn};
 use crate::wire::cm::{Announced, CommId, RejReason, ServiceId, SidrStatus, Transport};
 use crate::wire::mad::MadBytes;
@@ -226,6 +227,20 @@ pub enum CmEvent {
         qkey: u32,
         /// What its program says, 136 bytes.
         private: Vec<u8>,
+    },
+    /// A peer asks for the queue pair of a datagram service; answer it.
+    Asked {
+        /// Where it asks.
+        listener: ListenerId,
+        /// The question.
+        ask: AskId,
+        /// What it asks.
+        asked: Box<Asked>,
+    },
+    /// The program did not answer in time.
+    AskOver {
+        /// The question.
+        ask: AskId,
     },
     /// There is none.
     Unresolved {

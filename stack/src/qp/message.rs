@@ -5,7 +5,7 @@
 //! (`rxe_resp.c` has the same pipeline).
 
 use super::sq::MESSAGE_MAX;
-use crate::mem::{Access, Memory, PdId, Sge};
+use crate::mem::{Access, Accessor, Memory, PdId, Sge};
 use crate::srq::Receives;
 use crate::types::{Key, Mtu, Qpn};
 use crate::verbs::{WcOpcode, WcStatus};
@@ -14,7 +14,8 @@ use crate::wire::{NakCode, Packet, Place};
 /// What the connection permits.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rights {
-    pub(crate) pd: PdId,
+    /// As whom it accesses memory.
+    pub(crate) by: Accessor,
     /// The domain of its receives.
     pub(crate) recv_pd: PdId,
     pub(crate) mtu: Mtu,
@@ -29,6 +30,8 @@ pub(crate) struct Received {
     pub(crate) opcode: WcOpcode,
     pub(crate) byte_len: u32,
     pub(crate) imm: Option<[u8; 4]>,
+    /// The window that it invalidated.
+    pub(crate) invalidated: Option<Key>,
     /// The sender of a datagram.
     pub(crate) src_qp: Option<Qpn>,
     pub(crate) solicited: bool,
@@ -97,10 +100,6 @@ impl Message {
         if payload.len() as u64 + u64::from(placed) > u64::from(receives.room()) {
             return Err(Refusal::Receive(NakCode::InvalidRequest, WcStatus::LocLenErr));
         }
-        if packet.invalidate().is_some() {
-            // Ordinary regions cannot be invalidated by a peer, and nothing else has a key yet.
-            return Err(Refusal::Access);
-        }
         receives
             .scatter(placed, payload, rights.recv_pd, memory)
             .map_err(|_| Refusal::Receive(NakCode::RemoteOperationalError, WcStatus::LocProtErr))?;
@@ -112,7 +111,15 @@ impl Message {
         }
         *self = Self::None;
         receives.pop();
-        Ok(Placed { ended: true, received: Some(received(packet, wr_id, WcOpcode::Recv, placed)) })
+        let mut received = received(packet, wr_id, WcOpcode::Recv, placed);
+        if let Some(key) = packet.invalidate() {
+            match memory.regions_mut().invalidate(rights.by, key) {
+                Ok(()) => received.invalidated = Some(key),
+                // The SEND itself is done: only the receiver hears of it (class J, as `rxe_resp.c` cites the specification).
+                Err(_) => received.status = WcStatus::RemInvReqErr,
+            }
+        }
+        Ok(Placed { ended: true, received: Some(received) })
     }
 
     /// Takes the next packet of a WRITE.
@@ -151,10 +158,10 @@ impl Message {
             if place == Place::First {
                 // The whole range, before the first byte is placed.
                 let whole = Sge { addr: va, len, lkey: rkey };
-                regions.remote_write(rights.pd, &whole).map_err(|_| Refusal::Access)?;
+                regions.remote_write(rights.by, &whole).map_err(|_| Refusal::Access)?;
             }
             let target = Sge { addr: va, len: now, lkey: rkey };
-            let target = regions.remote_write(rights.pd, &target).map_err(|_| Refusal::Access)?;
+            let target = regions.remote_write(rights.by, &target).map_err(|_| Refusal::Access)?;
             memory.place(target, payload);
         }
         if !place.ends() {
@@ -179,6 +186,7 @@ fn received(packet: &Packet<'_>, wr_id: u64, opcode: WcOpcode, byte_len: u32) ->
         opcode,
         byte_len,
         imm: packet.immediate(),
+        invalidated: None,
         src_qp: None,
         solicited: packet.bth.solicited,
     }
@@ -194,6 +202,7 @@ pub(crate) fn failed(receives: &mut Receives<'_>, status: WcStatus) -> Option<Re
         opcode: WcOpcode::Recv,
         byte_len: 0,
         imm: None,
+        invalidated: None,
         src_qp: None,
         solicited: true,
     })

@@ -10,13 +10,14 @@ use self::attr::{PeerAddress, QpAttr, QpInit};
 use self::message::Received;
 use self::rq::RecvQueue;
 use self::sq::SendQueue;
+use crate::cm::ConnId;
 use crate::engine::Shared;
-use crate::mem::PdId;
+use crate::mem::{Accessor, Memory, PdId};
 use crate::pool::{Charge, PoolId};
 use crate::srq::{Receives, Srqs};
 use crate::timer::Deadline;
 use crate::types::{Key, Qpn};
-use crate::verbs::{Completions, Cqe, QpEvent, QpState, WcOpcode, WcStatus};
+use crate::verbs::{Completions, Cqe, QpEvent, QpState, SendOp, WcOpcode, WcStatus};
 
 /// How a queue pair's turn to send ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,6 +51,8 @@ pub(crate) struct Core {
     pub(crate) recv_pd: PdId,
     pub(crate) deadline: Deadline,
     established: bool,
+    /// The connection that is established by the first message, as by the RTU.
+    pub(crate) awaited_by: Option<ConnId>,
     /// That it takes no more from its shared receive queue was told.
     ended: bool,
     /// The end of what was begun before SQD is to be reported.
@@ -84,6 +87,7 @@ impl Core {
             recv_pd,
             deadline: Deadline::default(),
             established: false,
+            awaited_by: None,
             ended: false,
             drain_wanted: false,
         }
@@ -105,6 +109,7 @@ impl Core {
         self.sq.reset(0);
         self.rq.reset();
         self.established = false;
+        self.awaited_by = None;
         self.ended = false;
         self.drain_wanted = false;
     }
@@ -154,6 +159,25 @@ impl Core {
         }
     }
 
+    /// As whom it accesses memory for its peer.
+    #[inline]
+    pub(crate) fn accessor(&self) -> Accessor {
+        Accessor { pd: self.init.pd, qpn: self.qpn }
+    }
+
+    /// Does what the request `index` wants, which concerns this side only.
+    pub(crate) fn run_local(&self, index: u64, memory: &mut impl Memory) -> Result<(), WcStatus> {
+        let (by, op) = (self.accessor(), &self.sq.get(index).op);
+        let regions = memory.regions_mut();
+        match (op, op.bind()) {
+            (_, Some(bind)) => regions.bind(by, &bind).map_err(|_| WcStatus::MwBindErr),
+            (SendOp::LocalInv { rkey }, _) => {
+                regions.invalidate(by, *rkey).map_err(|_| WcStatus::LocQpOpErr)
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// The oldest send request is done.
     #[inline]
     pub(crate) fn retire_send<H: Completions>(&mut self, host: &mut H) {
@@ -187,6 +211,7 @@ impl Core {
                 opcode: received.opcode,
                 byte_len: received.byte_len,
                 imm: received.imm,
+                invalidated: received.invalidated,
                 qpn: self.qpn,
                 src_qp: received.src_qp,
                 solicited: received.solicited,
@@ -232,6 +257,7 @@ impl Core {
     fn cqe(&self, wr_id: u64, status: WcStatus, opcode: WcOpcode, byte_len: u32) -> Cqe {
         let solicited = status != WcStatus::Success;
         let qpn = self.qpn;
-        Cqe { wr_id, status, opcode, byte_len, imm: None, qpn, src_qp: None, solicited }
+        let (imm, invalidated, src_qp) = (None, None, None);
+        Cqe { wr_id, status, opcode, byte_len, imm, invalidated, qpn, src_qp, solicited }
     }
 }

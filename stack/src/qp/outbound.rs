@@ -8,7 +8,7 @@ use crate::mem::{AccessError, Memory};
 use crate::stats::Counters;
 use crate::types::{Pkey, Psn, Qpn};
 use crate::verbs::SendOp;
-use crate::wire::{AtomicEth, Bth, Deth, Ext, ICRC_LEN, Opcode, Reth, bth};
+use crate::wire::{AtomicEth, Bth, Deth, Ext, Feth, ICRC_LEN, Opcode, Reth, bth};
 
 /// A packet of a request.
 #[derive(Debug, Clone, Copy)]
@@ -113,6 +113,12 @@ pub(crate) fn header(opcode: Opcode, dest: Qpn, psn: u64, payload: usize) -> Bth
 pub(crate) fn data_opcode(op: &SendOp, begins: bool, ends: bool) -> Opcode {
     let imm = op.immediate().is_some();
     let send = !matches!(op, SendOp::Write { .. });
+    if ends && matches!(op, SendOp::SendInv { .. }) {
+        return match begins {
+            true => Opcode::RC_SEND_ONLY_WITH_INVALIDATE,
+            false => Opcode::RC_SEND_LAST_WITH_INVALIDATE,
+        };
+    }
     match (send, begins, ends, imm) {
         (true, true, true, false) => Opcode::RC_SEND_ONLY,
         (true, true, true, true) => Opcode::RC_SEND_ONLY_WITH_IMMEDIATE,
@@ -148,6 +154,16 @@ fn write_extensions(piece: &Piece, wqe: &Wqe, to: &Target, out: &mut [u8]) {
         SendOp::FetchAdd { remote, rkey, add } => {
             AtomicEth { va: remote, rkey, swap_add: add, compare: 0 }
                 .write(&mut out[..AtomicEth::LEN]);
+        }
+        SendOp::AtomicWrite { remote, rkey } => {
+            Reth { va: remote, rkey, len: wqe.len }.write(&mut out[..Reth::LEN]);
+        }
+        SendOp::Flush { remote, rkey, len, placement, level } => {
+            Feth::new(placement.bits(), level as u8).write(&mut out[..Feth::LEN]);
+            Reth { va: remote, rkey, len }.write(&mut out[Feth::LEN..Feth::LEN + Reth::LEN]);
+        }
+        SendOp::SendInv { rkey } if info.has(Ext::Ieth) => {
+            out[..4].copy_from_slice(&rkey.0.to_be_bytes());
         }
         _ => {}
     }

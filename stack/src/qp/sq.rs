@@ -11,7 +11,7 @@ pub(crate) struct Wqe {
     pub(crate) op: SendOp,
     /// First PSN, expanded.
     pub(crate) first: u64,
-    /// Last PSN, expanded; `first` for a message without payload.
+    /// Last PSN, expanded; `first` for a message without payload, one less for a request of which nothing is sent.
     pub(crate) last: u64,
     /// How many messages the peer has completed once it has completed this: what its AETHs count. A READ that is asked for in
     /// pieces is as many messages.
@@ -63,8 +63,15 @@ pub enum PostError {
     BeyondMtu,
     /// Inline data with an operation that returns data (`EINVAL`).
     InlineResponse,
-    /// An atomic that is not aligned to eight bytes, or has not room for eight (`EINVAL`).
+    /// An atomic that is not aligned to eight bytes, or has not room for eight; or an ATOMIC WRITE of something else than
+    /// eight bytes (`EINVAL`).
     BadAtomic,
+    /// A FLUSH with data (`EINVAL`).
+    FlushData,
+    /// A device in hardware, or its library, does not have the operation (`EOPNOTSUPP`); never the software device.
+    Unsupported,
+    /// A device in hardware takes the data of an ATOMIC WRITE inline only (`EINVAL`); never the software device.
+    NotInline,
     /// A device in hardware refused it, with this errno; never the software device.
     Refused(i32),
 }
@@ -91,7 +98,12 @@ impl core::fmt::Display for PostError {
                 "the datagram is longer than the path MTU: send several, or use a connected queue pair"
             }
             Self::InlineResponse => "READ and atomics cannot be inline",
-            Self::BadAtomic => "an atomic needs an address aligned to 8 and 8 bytes for its result",
+            Self::BadAtomic => {
+                "an atomic needs an address aligned to 8 and 8 bytes for its result, or as its data"
+            }
+            Self::Unsupported => "the device, or its part of libibverbs, does not have this operation",
+            Self::NotInline => "this device takes the eight bytes of an ATOMIC WRITE inline only",
+            Self::FlushData => "a FLUSH has no data: its list must be empty",
         })
     }
 }
@@ -117,7 +129,7 @@ pub(crate) struct SendQueue {
     pub(crate) tail: u64,
     /// PSN of the next to be posted, expanded.
     pub(crate) next_psn: u64,
-    /// READs and atomics between head and tail.
+    /// Requests between head and tail that have responses of their own.
     responses: u32,
     /// Messages posted since the start.
     messages: u64,
@@ -162,7 +174,7 @@ impl SendQueue {
         self.messages = 0;
     }
 
-    /// Whether a request between head and tail expects a response with data.
+    /// Whether a request between head and tail expects a response of its own.
     #[inline]
     pub(crate) fn expects_responses(&self) -> bool {
         self.responses > 0
@@ -195,7 +207,7 @@ impl SendQueue {
                 return Err(PostError::TooManySges);
             }
             SendData::Sges(list) => list.iter().map(|sge| u64::from(sge.len)).sum(),
-            SendData::Inline(_) if wr.op.has_response() => return Err(PostError::InlineResponse),
+            SendData::Inline(_) if wr.op.has_result() => return Err(PostError::InlineResponse),
             SendData::Inline(bytes) if bytes.len() > self.max_inline => {
                 return Err(PostError::InlineTooLong);
             }
@@ -207,6 +219,11 @@ impl SendQueue {
             {
                 Err(PostError::BadAtomic)
             }
+            _ if wr.op.is_local() => Ok(0),
+            SendOp::AtomicWrite { remote, .. } if remote % 8 != 0 || len != 8 => {
+                Err(PostError::BadAtomic)
+            }
+            SendOp::Flush { .. } if len > 0 => Err(PostError::FlushData),
             _ if len > MESSAGE_MAX => Err(PostError::TooLong),
             #[allow(clippy::cast_possible_truncation)]
             _ if wr.op.is_atomic() => Ok(8),
@@ -224,9 +241,11 @@ impl SendQueue {
         read_packets: u32,
         signal_all: bool,
     ) {
-        let packets = u64::from(len.div_ceil(mtu.bytes()).max(1));
+        let on_wire = !wr.op.is_local();
+        let packets = u64::from(len.div_ceil(mtu.bytes()).max(u32::from(on_wire)));
         self.messages += match wr.op {
             SendOp::Read { .. } => packets.div_ceil(u64::from(read_packets)),
+            _ if !on_wire => 0,
             _ => 1,
         };
         let slot = self.slot(self.tail);
@@ -298,7 +317,7 @@ impl SendQueue {
             return Ok(());
         }
         for part in parts(self.list(index), 0, wqe.len as usize) {
-            if wqe.op.has_response() {
+            if wqe.op.has_result() {
                 regions.local_write(pd, &part)?;
             } else {
                 regions.local_read(pd, &part)?;
@@ -322,7 +341,10 @@ impl SendQueue {
 
     /// Whether a request not yet retired names `key`.
     pub(crate) fn uses(&self, key: crate::types::Key) -> bool {
-        (self.head..self.tail).any(|index| self.list(index).iter().any(|sge| sge.lkey == key))
+        let binds = |op: &SendOp| op.bind().is_some_and(|bind| bind.region == key);
+        (self.head..self.tail).any(|index| {
+            binds(&self.get(index).op) || self.list(index).iter().any(|sge| sge.lkey == key)
+        })
     }
 
     /// Where the data of a request is.
@@ -349,6 +371,10 @@ pub(crate) fn place(
     pd: PdId,
     memory: &mut impl Memory,
 ) -> Result<(), AccessError> {
+    // Nothing is placed nowhere, whatever the list names: no key is looked at (as in the walk below).
+    if src.is_empty() {
+        return Ok(());
+    }
     if let [sge] = list {
         // The usual case, without the walk.
         let part = part_of(sge, offset, src.len())?;

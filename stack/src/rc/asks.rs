@@ -1,71 +1,96 @@
-//! The acknowledgements that a requester asked for: each may become a packet of its own in our receive queue, so each is
-//! charged to our own room until it is answered.
+//! The acknowledgements that a requester asks for. Each may become a packet of its own in our receive queue, so there is room
+//! for it before the first packet that it will acknowledge leaves: whoever has taken room of the peer can always ask for it back.
 
 use std::collections::VecDeque;
 
-use crate::pool::{Budget, Charge, Pools};
+use crate::pool::{Budget, Charge, Expected, Pools};
 
 /// What an acknowledgement costs us: BTH, AETH, ICRC.
-const ACK: Charge = Charge::of(1, Budget::cost(12 + 4 + 4));
+pub(super) const ACK: Charge = Charge::of(1, Budget::cost(12 + 4 + 4));
 
-/// The PSNs that asked and are not answered, ascending.
+/// The PSNs that asked and are not answered, ascending, and the room for the next.
 #[derive(Debug, Default)]
 pub(super) struct Asks {
-    psns: VecDeque<u64>,
+    psns: VecDeque<(u64, Expected)>,
+    /// For whoever asks next.
+    next: Option<Expected>,
 }
 
 impl Asks {
     /// Starts over with room for `max`, so that asking does not allocate.
     pub(super) fn start(&mut self, max: u32) {
+        debug_assert!(self.next.is_none(), "given back when the queue pair was reset");
         self.psns.clear();
         self.psns.reserve(max as usize);
     }
 
-    /// Whether the end of a message should ask: always if nothing else does, or if nothing follows that could; else only
-    /// while there is room for the answer. What follows will ask then, and be answered for all before it; if it cannot be sent,
-    /// the last packet is (`Requester::ask_again`).
+    /// Whether packets may leave: there is room for the answer to whoever of them asks.
     #[inline]
-    pub(super) fn should(&self, nothing_follows: bool, pools: &mut Pools) -> bool {
-        nothing_follows || self.psns.is_empty() || pools.spares_answer(ACK)
+    pub(super) fn is_open(&self) -> bool {
+        self.next.is_some()
     }
 
-    /// Whether an answer is still to come.
+    /// Whether the room for the next answer was kept for so long that others have it.
     #[inline]
-    pub(super) fn outstanding(&self) -> bool {
-        !self.psns.is_empty()
+    pub(super) fn is_stale(&self, pools: &Pools) -> bool {
+        self.next.is_some_and(|answer| pools.has_forgotten(answer))
     }
 
+    /// Takes room for the next answer.
     #[inline]
-    pub(super) fn asked(&mut self, psn: u64, pools: &mut Pools) {
-        self.psns.push_back(psn);
-        pools.expect_answers(ACK);
+    pub(super) fn open(&mut self, answer: Expected) {
+        debug_assert!(self.next.is_none());
+        self.next = Some(answer);
+    }
+
+    /// Gives the room for the next answer back, because nobody waits for it.
+    #[inline]
+    pub(super) fn close(&mut self, pools: &mut Pools) {
+        if let Some(answer) = self.next.take() {
+            pools.answered(answer);
+        }
+    }
+
+    /// One more than the last PSN that asked and is not answered.
+    #[inline]
+    pub(super) fn end(&self) -> Option<u64> {
+        self.psns.back().map(|(psn, _)| psn + 1)
+    }
+
+    /// The packet of `psn`, which asks, left.
+    #[inline]
+    pub(super) fn asked(&mut self, psn: u64) {
+        let answer = self.next.take();
+        debug_assert!(answer.is_some());
+        self.psns.push_back((psn, answer.unwrap_or(Expected::NOTHING)));
     }
 
     /// Everything before `to` was answered.
     #[inline]
     pub(super) fn answered(&mut self, to: u64, pools: &mut Pools) {
-        let mut count = 0;
-        while self.psns.front().is_some_and(|psn| *psn < to) {
+        // Those of one time are given back at once.
+        let mut sum = Expected::NOTHING;
+        while let Some((psn, answer)) = self.psns.front()
+            && *psn < to
+        {
+            if !sum.add(*answer) {
+                pools.answered(core::mem::replace(&mut sum, *answer));
+            }
             self.psns.pop_front();
-            count += 1;
         }
-        release(count, pools);
+        pools.answered(sum);
     }
 
-    /// Everything from `from` on is sent again, and asks again.
+    /// Everything from `from` on is sent again, and asks again. The room of one is kept, for what may be left before.
     pub(super) fn taken_back(&mut self, from: u64, pools: &mut Pools) {
-        let mut count = 0;
-        while self.psns.back().is_some_and(|psn| *psn >= from) {
+        while let Some((psn, answer)) = self.psns.back()
+            && *psn >= from
+        {
+            match self.next {
+                None => self.next = Some(*answer),
+                Some(_) => pools.answered(*answer),
+            }
             self.psns.pop_back();
-            count += 1;
         }
-        release(count, pools);
-    }
-}
-
-#[inline]
-fn release(count: u32, pools: &mut Pools) {
-    if count > 0 {
-        pools.answered(Charge { bytes: u64::from(count) * ACK.bytes, datagrams: count });
     }
 }

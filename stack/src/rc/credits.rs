@@ -48,7 +48,10 @@ impl Credits {
     #[inline]
     pub(super) fn exceeded(&self, wqe: &Wqe) -> bool {
         let Some(limit) = self.limit else { return false };
-        let consumes = matches!(wqe.op, SendOp::Send { .. } | SendOp::Write { imm: Some(_), .. });
+        let consumes = matches!(
+            wqe.op,
+            SendOp::Send { .. } | SendOp::SendInv { .. } | SendOp::Write { imm: Some(_), .. }
+        );
         consumes && wqe.messages > limit
     }
 }

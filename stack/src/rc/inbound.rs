@@ -5,7 +5,7 @@ use super::responder::Outcome;
 use crate::engine::Shared;
 use crate::mem::{Access, Memory};
 use crate::qp::message::{Received, Rights};
-use crate::verbs::{Completions, QpEvent};
+use crate::verbs::{Completions, QpEvent, WcStatus};
 use crate::wire::{NakCode, Packet};
 
 impl Qp {
@@ -19,7 +19,7 @@ impl Qp {
     ) {
         self.core.hear(shared);
         let rights = Rights {
-            pd: self.core.init.pd,
+            by: self.core.accessor(),
             recv_pd: self.core.recv_pd,
             mtu: self.limits.mtu,
             access: self.core.attr.access.unwrap_or(Access::NONE),
@@ -30,6 +30,9 @@ impl Qp {
                 shared.counters.rcvd_bytes += packet.payload().len() as u64;
                 if let Some(received) = received {
                     self.core.complete_recv(&received, host);
+                    if received.status != WcStatus::Success {
+                        self.invalidated_nothing(shared, host);
+                    }
                 }
                 respond
             }
@@ -61,6 +64,14 @@ impl Qp {
         } else if respond {
             shared.enqueue_lazily(self.core.slot, &mut self.core.queued);
         }
+    }
+
+    /// A SEND would have invalidated what it may not: it is acknowledged, and nothing after it is.
+    #[cold]
+    fn invalidated_nothing<H: Completions>(&mut self, shared: &mut Shared, host: &mut H) {
+        shared.counters.remote_access_errors += 1;
+        self.break_down(shared, host);
+        self.responder.acknowledge_all();
     }
 
     fn refused<H: Completions>(

@@ -3,17 +3,21 @@
 //! The roles never call each other. They return what they found or decided, and the queue pair applies it.
 
 mod asks;
+mod clock;
 mod company;
 mod completer;
 mod credits;
 mod inbound;
+mod plan;
 mod progress;
 mod records;
 mod requester;
 mod responder;
+mod rtt;
 mod transmit;
 mod window;
 
+use self::clock::Clock;
 use self::requester::{Limits, OVERHEAD, Requester};
 use self::responder::Responder;
 use crate::engine::Shared;
@@ -32,6 +36,7 @@ pub(crate) struct Qp {
     limits: Limits,
     requester: Requester,
     responder: Responder,
+    clock: Clock,
     /// The deadline is that of a wait for room, not for an answer: nothing has left since it was set.
     waits_to_send: bool,
     retry_left: u8,
@@ -52,6 +57,7 @@ impl Qp {
             core,
             requester: Requester::new(),
             responder: Responder::new(),
+            clock: Clock::default(),
             waits_to_send: false,
             retry_left: 0,
             rnr_left: 0,
@@ -111,6 +117,7 @@ impl Qp {
             self.limits.peer = PoolId::OWN;
         }
         self.requester.rnr_until = None;
+        self.clock = Clock::default();
         shared.timers.remove(self.core.slot, &mut self.core.deadline);
     }
 
@@ -174,6 +181,7 @@ impl Qp {
         self.requester.release_all(&self.limits, &mut shared.pools);
         shared.pools.quit(self.core.slot, &mut self.core.waiting);
         self.requester.rnr_until = None;
+        self.clock = Clock::default();
         self.core.deadline.clear();
         self.responder.close();
         self.core.flush(shared, host);

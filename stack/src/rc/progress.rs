@@ -2,12 +2,13 @@
 
 use super::Qp;
 use super::completer::{self, DataVerdict, Verdict, Why};
+use super::requester::Requester;
 use crate::engine::Shared;
 use crate::mem::Memory;
 use crate::types::Time;
 use crate::verbs::{Completions, SendOp, WcStatus};
 use crate::wire::ext::rnr_timer_us;
-use crate::wire::{AckKind, Aeth, Operation, Packet};
+use crate::wire::{AckKind, Aeth, Operation, Packet, Place};
 
 impl Qp {
     /// A response from the peer.
@@ -47,7 +48,7 @@ impl Qp {
             }
             Verdict::Retry { to, from, why } => {
                 self.advance(now, to, shared, host);
-                self.retry(from, why, shared);
+                self.retry(now, from, why, shared);
             }
             Verdict::RnrWait { to, timer } => {
                 shared.counters.rcvd_rnr_err += 1;
@@ -92,7 +93,7 @@ impl Qp {
         let gate = self.requester.gate(&self.core.sq, psn.saturating_add(1));
         match completer::judge_data(psn, una, sent, gate.map(|(_, at)| at)) {
             DataVerdict::Take => {}
-            DataVerdict::Retry { from } => return self.retry(from, Why::Implied, shared),
+            DataVerdict::Retry { from } => return self.retry(now, from, Why::Implied, shared),
             DataVerdict::Duplicate => return shared.counters.duplicate_response += 1,
             DataVerdict::Ghost => return shared.drops.ghost_response += 1,
         }
@@ -133,6 +134,12 @@ impl Qp {
             (SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }, Some(found)) => {
                 self.core.sq.scatter(index, 0, &found.to_ne_bytes(), pd, host)
             }
+            // Their response is that of a READ of nothing.
+            (SendOp::Flush { .. } | SendOp::AtomicWrite { .. }, None)
+                if packet.info.place == Place::Only && packet.payload().is_empty() =>
+            {
+                Ok(())
+            }
             _ => return Err(WcStatus::BadRespErr),
         };
         placed.map_err(|_| WcStatus::LocProtErr)
@@ -144,27 +151,38 @@ impl Qp {
         if to <= self.requester.una() {
             return;
         }
-        self.requester.advance(to, &self.core.sq, &self.limits, &mut shared.pools);
+        self.requester.advance(now, to, &self.core.sq, &self.limits, &mut shared.pools);
+        self.retire(to, host);
+        self.retry_left = self.core.attr.retry_cnt.unwrap_or(0);
+        self.rnr_left = self.core.attr.rnr_retry.unwrap_or(0);
+        self.requester.rnr_until = None;
+        self.clock.heard();
+        if self.requester.outstanding() {
+            self.arm(now, shared);
+        } else {
+            self.disarm();
+        }
+        if self.requester.cursor() != self.core.sq.tail {
+            shared.enqueue(self.core.slot, &mut self.core.queued);
+        }
+        self.report_drained(shared);
+    }
+
+    /// Completes the oldest requests whose packets are all before `to`.
+    #[inline]
+    pub(super) fn retire<H: Completions>(&mut self, to: u64, host: &mut H) {
         let mut retired = 0;
-        while !self.core.sq.is_empty() && self.core.sq.get(self.core.sq.head).last < to {
+        while !self.core.sq.is_empty() {
+            let (head, wqe) = (self.core.sq.head, self.core.sq.get(self.core.sq.head));
+            if wqe.last >= to || !self.requester.is_executed(head, wqe) {
+                break;
+            }
             self.core.retire_send(host);
             retired += 1;
         }
         if retired > 0 {
             host.send_retired(self.core.init.cookie, retired);
         }
-        self.retry_left = self.core.attr.retry_cnt.unwrap_or(0);
-        self.rnr_left = self.core.attr.rnr_retry.unwrap_or(0);
-        self.requester.rnr_until = None;
-        if self.requester.outstanding() {
-            self.arm(now, shared);
-        } else {
-            self.core.deadline.clear();
-        }
-        if self.requester.cursor() != self.core.sq.tail {
-            shared.enqueue(self.core.slot, &mut self.core.queued);
-        }
-        self.report_drained(shared);
     }
 
     /// In SQD, says once that all requests that were begun are done.
@@ -173,7 +191,7 @@ impl Qp {
         self.core.report_drained(drained, shared);
     }
 
-    fn retry(&mut self, from: u64, why: Why, shared: &mut Shared) {
+    fn retry(&mut self, now: Time, from: u64, why: Why, shared: &mut Shared) {
         match why {
             Why::SequenceNak => shared.counters.rcvd_seq_err += 1,
             Why::Implied if self.requester.implied_nak(from) => {
@@ -181,8 +199,18 @@ impl Qp {
             }
             Why::Implied => return,
         }
-        let sent = self.requester.sent_max();
-        self.requester.window.lost(from, sent);
+        self.clock.complained = true;
+        // It goes again already.
+        if !self.requester.is_behind(from) {
+            return;
+        }
+        let Requester { window, round_trip, .. } = &mut self.requester;
+        if self.clock.has_not_asked() {
+            round_trip.missing(from, now);
+        }
+        if !window.lost(now, from, round_trip) {
+            return;
+        }
         self.requester.go_back(from, &self.core.sq, &self.limits, &mut shared.pools);
         // The deadline stays: only progress moves it, so that a peer that complains for ever is given up in time.
         shared.enqueue(self.core.slot, &mut self.core.queued);
@@ -211,74 +239,8 @@ impl Qp {
         self.requester.go_back(to, &self.core.sq, &self.limits, &mut shared.pools);
         let until = now.after(u64::from(rnr_timer_us(timer)) * 1000);
         self.requester.rnr_until = Some(until);
-        shared.timers.set(self.core.slot, &mut self.core.deadline, until);
-    }
-
-    /// Starts the acknowledgement timer over.
-    #[inline]
-    pub(super) fn arm(&mut self, now: Time, shared: &mut Shared) {
-        self.waits_to_send = false;
-        if let Some(timeout) = self.timeout() {
-            shared.timers.set(self.core.slot, &mut self.core.deadline, now.after(timeout));
-        }
-    }
-
-    /// The acknowledgement timeout in nanoseconds; `None` if it waits for ever.
-    #[inline]
-    fn timeout(&self) -> Option<u64> {
-        let exponent = self.core.attr.timeout.filter(|exponent| *exponent > 0)?;
-        Some(4096 << exponent)
-    }
-
-    /// An acknowledgement timer that was started at `now` is started at `left`.
-    pub(crate) fn left_late(&mut self, now: Time, left: Time, shared: &mut Shared) {
-        if let Some(timeout) = self.timeout()
-            && self.requester.rnr_until.is_none()
-            && self.core.deadline.is(now.after(timeout))
-        {
-            shared.timers.set(self.core.slot, &mut self.core.deadline, left.after(timeout));
-        }
-    }
-
-    /// The heap's entry came up.
-    pub(crate) fn handle_timer<H: Completions>(
-        &mut self,
-        now: Time,
-        shared: &mut Shared,
-        host: &mut H,
-    ) {
-        if !shared.timers.settle(self.core.slot, &mut self.core.deadline, now) {
-            return;
-        }
-        if self.requester.rnr_until.take().is_some() {
-            shared.enqueue(self.core.slot, &mut self.core.queued);
-            return;
-        }
-        if !self.core.state.requests() {
-            return;
-        }
-        if !self.requester.outstanding() {
-            if core::mem::take(&mut self.waits_to_send) {
-                // Others hold the room, and may hold it for ever: ask for a sign of life without.
-                self.requester.overdraft = true;
-                shared.enqueue(self.core.slot, &mut self.core.queued);
-            }
-            return;
-        }
-        shared.counters.local_ack_timeout_err += 1;
-        if self.retry_left == 0 {
-            shared.counters.retry_exceeded_err += 1;
-            return self.fail_head(WcStatus::RetryExcErr, shared, host);
-        }
-        self.retry_left -= 1;
-        let (una, sent) = (self.requester.una(), self.requester.sent_max());
-        self.requester.window.timed_out(sent);
-        self.requester.forget_implied();
-        self.requester.go_back(una, &self.core.sq, &self.limits, &mut shared.pools);
-        // Counts from now if nothing can be sent, and else from when it leaves.
-        self.arm(now, shared);
-        self.waits_to_send = true;
-        shared.enqueue(self.core.slot, &mut self.core.queued);
+        self.disarm();
+        self.schedule(shared);
     }
 
     /// The oldest request failed, and with it the queue pair.

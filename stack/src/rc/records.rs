@@ -1,4 +1,4 @@
-//! READs and atomics that a responder accepted: what it owes for them, and what it repeats for duplicates.
+//! READs and other requests with responses of their own that a responder accepted: what it owes for them, and what it repeats for duplicates.
 
 use std::collections::VecDeque;
 
@@ -6,7 +6,7 @@ use crate::mem::Sge;
 use crate::types::{Key, Mtu};
 use crate::wire::{Operation, Packet, Place, Reth};
 
-/// A READ or atomic that was accepted: its response, for now and for duplicates.
+/// A request that was accepted: its response, for now and for duplicates.
 #[derive(Debug, Clone, Copy)]
 struct Record {
     first: u64,
@@ -26,14 +26,24 @@ struct Record {
 /// What was asked for.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Kind {
-    Read { va: u64, rkey: Key, len: u32 },
-    Atomic { found: u64 },
+    Read {
+        va: u64,
+        rkey: Key,
+        len: u32,
+    },
+    Atomic {
+        found: u64,
+    },
+    /// A FLUSH, or an ATOMIC WRITE: the response says only that it was executed.
+    Done {
+        operation: Operation,
+    },
 }
 
 /// A response with data.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum DataResponse {
-    /// A packet of a READ response.
+    /// A packet of a READ response; an empty one says that a FLUSH or ATOMIC WRITE was executed.
     Read { psn: u64, place: Place, at: Sge, msn: u32 },
     /// The result of an atomic.
     Atomic { psn: u64, found: u64, msn: u32 },
@@ -82,6 +92,11 @@ impl Records {
         answered
     }
 
+    /// Whether the peer may ask for nothing that needs one.
+    pub(super) fn has_none(&self) -> bool {
+        self.max == 0
+    }
+
     /// Appends the request that occupies the PSNs `first..=last`; its response is due.
     pub(super) fn push(&mut self, first: u64, last: u64, msn: u32, kind: Kind) {
         debug_assert!(self.list.len() < self.max);
@@ -98,6 +113,7 @@ impl Records {
         let record = &mut self.list[at];
         let until = match (record.kind, packet.info.operation, packet.reth()) {
             (Kind::Atomic { .. }, Operation::CompareSwap | Operation::FetchAdd, _) => Some(psn),
+            (Kind::Done { operation }, again, _) if operation == again => Some(psn),
             (Kind::Read { .. }, Operation::ReadRequest, Some(reth)) => record.part(psn, &reth, mtu),
             _ => None,
         };
@@ -135,6 +151,16 @@ impl Records {
         }
     }
 
+    /// The response to send next has no memory any more. Whether it was only to be repeated: then nobody misses it, and it is dropped.
+    pub(super) fn drop_repetition(&mut self) -> bool {
+        let Some(record) = self.list.get_mut(self.unsent).filter(|record| record.answered) else {
+            return false;
+        };
+        record.next = record.until + 1;
+        self.unsent += 1;
+        true
+    }
+
     /// The next response cannot be sent, nor any after it: its PSN.
     pub(super) fn fail(&mut self) -> Option<u64> {
         let psn = self.list.get(self.unsent).map(|record| record.next);
@@ -161,6 +187,10 @@ impl Record {
         let (psn, msn) = (self.next, self.msn);
         match self.kind {
             Kind::Atomic { found } => DataResponse::Atomic { psn, found, msn },
+            Kind::Done { .. } => {
+                let at = Sge::default();
+                DataResponse::Read { psn, place: Place::Only, at, msn }
+            }
             Kind::Read { va, rkey, len } => {
                 #[allow(clippy::cast_possible_truncation)]
                 let offset = ((psn - self.first) as u32) << mtu.shift();

@@ -1,54 +1,31 @@
-//! The requester: which packet of which request leaves next.
-//!
-//! It decides and keeps the cursors; the queue pair writes the packet and tells it that it left.
+//! The requester: where it is in its queue, and what it holds. What leaves next it decides in `plan`; the queue pair writes
+//! the packet and tells it that it left.
 
 use std::collections::VecDeque;
 
 use super::asks::Asks;
 use super::company::Company;
 use super::credits::Credits;
+use super::plan::Shape;
+use super::rtt::RoundTrip;
 use super::window::Window;
-use crate::mem::{PdId, RegionTable};
-use crate::pool::{Budget, Charge, PoolId, Pools};
-use crate::qp::outbound::{Piece, data_opcode};
+use crate::mem::PdId;
+use crate::pool::{Budget, Charge, Expected, PoolId, Pools};
 use crate::qp::sq::{SendQueue, Wqe};
 use crate::types::{Mtu, Time};
-use crate::verbs::{SendOp, WcStatus};
-use crate::wire::Opcode;
 
 /// Longest headers of a packet with payload, with its ICRC: BTH, RETH, immediate.
 pub(super) const OVERHEAD: u32 = 12 + 16 + 4 + 4;
 
-/// What a READ request or an atomic itself costs its receiver.
-const REQUEST: Charge = Charge::of(1, Budget::cost(12 + 28 + 4));
+/// What a READ request or another that has a response of its own costs its receiver: an atomic is the longest.
+pub(super) const REQUEST: Charge = Charge::of(1, Budget::cost(12 + 28 + 4));
 
-/// A READ request or an atomic that waits for its response.
+/// A READ request or another that waits for a response of its own.
 #[derive(Debug, Clone, Copy)]
-struct Outstanding {
-    last: u64,
-    /// What its response is charged with, to our own pool.
-    response: Charge,
-}
-
-/// The packet to send next.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Shape {
-    pub(super) piece: Piece,
-    /// Last PSN that the packet asks a response for; its own except for READ requests.
-    last: u64,
-    charge: Charge,
-}
-
-/// What the requester can do now.
-#[derive(Debug)]
-pub(super) enum Plan {
-    Send(Shape),
-    /// Nothing until an acknowledgement, a response, a timer or a post.
-    Idle,
-    /// Nothing until the pool has room for this.
-    Wait(PoolId, Charge),
-    /// The request under the cursor cannot be executed.
-    Fault(WcStatus),
+pub(super) struct Outstanding {
+    pub(super) last: u64,
+    /// The room for its response.
+    response: Expected,
 }
 
 /// Limits that the connection sets.
@@ -66,20 +43,23 @@ pub(super) struct Limits {
 #[derive(Debug)]
 pub(super) struct Requester {
     /// Index of the request under the cursor; the queue's tail if all were sent.
-    cur: u64,
+    pub(super) cur: u64,
+    /// The highest that `cur` ever was: what concerns this side only and is before it was executed.
+    pub(super) reached: u64,
     /// Next PSN to send.
-    nxt: u64,
+    pub(super) nxt: u64,
     /// First PSN not acknowledged.
-    una: u64,
+    pub(super) una: u64,
     /// One more than the highest PSN ever sent.
-    sent: u64,
-    rd: VecDeque<Outstanding>,
-    max_rd_atomic: usize,
+    pub(super) sent: u64,
+    pub(super) rd: VecDeque<Outstanding>,
+    pub(super) max_rd_atomic: usize,
     pub(super) window: Window,
+    pub(super) round_trip: RoundTrip,
     /// What the packets from `una` to `nxt` are charged with.
-    charged: Charge,
-    ack_asked: u64,
-    asks: Asks,
+    pub(super) charged: Charge,
+    pub(super) ack_asked: u64,
+    pub(super) asks: Asks,
     pub(super) credits: Credits,
     pub(super) company: Company,
     /// The PSN from which an overtaken response was asked for again.
@@ -90,20 +70,29 @@ pub(super) struct Requester {
     pub(super) rnr_until: Option<Time>,
     /// It waited for room as long as for an answer: one packet may leave without.
     pub(super) overdraft: bool,
+    /// The peer left the last thing that it was asked unanswered for the whole timeout: nothing is reckoned with, so that it
+    /// keeps nobody waiting.
+    pub(super) silent: bool,
+    /// It has room for an acknowledgement, and waits for the peer's.
+    pub(super) half_way: bool,
     /// The next packet asks, whatever it is.
-    solicits: bool,
+    pub(super) solicits: bool,
+    /// The next packet only asks what became of it.
+    pub(super) probing: bool,
 }
 
 impl Requester {
     pub(super) fn new() -> Self {
         Self {
             cur: 0,
+            reached: 0,
             nxt: 0,
             una: 0,
             sent: 0,
             rd: VecDeque::new(),
             max_rd_atomic: 0,
             window: Window::new(1),
+            round_trip: RoundTrip::default(),
             charged: Charge::default(),
             ack_asked: 0,
             asks: Asks::default(),
@@ -113,13 +102,16 @@ impl Requester {
             begins: true,
             rnr_until: None,
             overdraft: false,
+            silent: false,
+            half_way: false,
             solicits: false,
+            probing: false,
         }
     }
 
     /// Starts at `psn` with the request `index`.
     pub(super) fn start(&mut self, psn: u64, index: u64, max_rd_atomic: u8, window_max: u32) {
-        self.cur = index;
+        (self.cur, self.reached) = (index, index);
         (self.nxt, self.una, self.sent, self.ack_asked) = (psn, psn, psn, psn);
         self.rd.clear();
         self.set_max_rd_atomic(max_rd_atomic);
@@ -127,10 +119,11 @@ impl Requester {
         self.asks.start(window_max);
         self.credits = Credits::default();
         self.window = Window::new(window_max);
+        self.round_trip.start();
         self.implied = None;
         self.rnr_until = None;
-        self.overdraft = false;
-        self.solicits = false;
+        (self.overdraft, self.silent, self.half_way) = (false, false, false);
+        (self.solicits, self.probing) = (false, false);
     }
 
     /// Sets how many READs and atomics may be outstanding.
@@ -188,136 +181,27 @@ impl Requester {
         self.cur
     }
 
-    /// What to send next.
+    /// Whether something was sent for which nothing was asked yet.
     #[inline]
-    pub(super) fn plan(
-        &mut self,
-        sq: &SendQueue,
-        limits: &Limits,
-        pools: &mut Pools,
-        regions: &RegionTable,
-    ) -> Plan {
-        if self.cur == sq.tail || self.rnr_until.is_some() {
-            return Plan::Idle;
-        }
-        let wqe = sq.get(self.cur);
-        if self.nxt == wqe.first {
-            if !self.begins && self.nxt >= self.sent {
-                return Plan::Idle;
-            }
-            if wqe.fence && !self.rd.is_empty() {
-                return Plan::Idle;
-            }
-            // One packet is checked when it is gathered; of more, none leaves unless all can.
-            let single = wqe.first == wqe.last && !wqe.op.has_response();
-            if !single && sq.admits(self.cur, limits.pd, regions).is_err() {
-                return Plan::Fault(WcStatus::LocProtErr);
-            }
-        }
-        if wqe.op.has_response() {
-            self.plan_response(wqe, limits, pools)
-        } else {
-            self.plan_data(wqe, limits, pools, sq)
-        }
+    pub(super) fn is_unasked(&self) -> bool {
+        let asked = self.asks.end().unwrap_or(self.una);
+        let read = self.rd.back().map_or(self.una, |read| read.last + 1);
+        self.nxt > asked.max(read).max(self.una)
     }
 
-    fn plan_data(&self, wqe: &Wqe, limits: &Limits, pools: &mut Pools, sq: &SendQueue) -> Plan {
-        if self.charged.datagrams >= self.window.packets() {
-            return Plan::Idle;
-        }
-        let psn = self.nxt;
-        let limited = self.credits.exceeded(wqe);
-        // The first packet goes alone, the others when it has found a receive.
-        if limited && if psn == wqe.first { self.una < psn } else { self.una <= wqe.first } {
-            return Plan::Idle;
-        }
-        let len = wqe.payload(psn, limits.mtu);
-        if psn == wqe.first && psn >= self.sent && self.asks.outstanding() {
-            let (queued, under_way) = (sq.next_psn - psn, self.charged.datagrams);
-            if self.company.awaited(len, queued, under_way, self.window.packets()) {
-                return Plan::Idle;
-            }
-        }
-        let charge = Charge::of(1, Budget::cost(len + OVERHEAD));
-        let pool = pools.get(limits.peer);
-        if !pool.admits(limits.slot, charge) && !self.overdraft {
-            return Plan::Wait(limits.peer, charge);
-        }
-        let (begins, ends) = (psn == wqe.first, psn == wqe.last);
-        // Ask before the window or the pool closes, often enough in between that acknowledgements arrive before that,
-        // where it begins again, so that one packet is progress, and at the end of a message.
-        let interval = u64::from((self.window.packets() / 4).clamp(1, 32));
-        let ack_req = self.solicits
-            || (psn == self.una && psn < self.sent)
-            || psn - self.ack_asked >= interval
-            || self.charged.datagrams + 1 >= self.window.packets()
-            || pool.closes_with(charge)
-            || (limited && begins)
-            || (ends && self.asks.should(self.is_held_up_behind(sq), pools));
-        debug_assert!(self.cur < sq.tail);
-        let piece = Piece {
-            index: self.cur,
-            psn,
-            opcode: data_opcode(&wqe.op, begins, ends),
-            offset: wqe.offset(psn, limits.mtu),
-            len,
-            ack_req,
-            solicited: wqe.solicited && ends,
-        };
-        Plan::Send(Shape { piece, last: psn, charge })
-    }
-
-    /// Whether nothing follows the request under the cursor that could ask for an acknowledgement now.
+    /// Keeps room for an acknowledgement while something needs one, and no longer.
     #[inline]
-    fn is_held_up_behind(&self, sq: &SendQueue) -> bool {
-        let next = self.cur + 1;
-        next == sq.tail || self.credits.exceeded(sq.get(next))
-    }
-
-    fn plan_response(&self, wqe: &Wqe, limits: &Limits, pools: &mut Pools) -> Plan {
-        let psn = self.nxt;
-        // What was begun while more were allowed may be asked for again.
-        let begun = psn < self.sent && self.rd.is_empty();
-        if self.rd.len() >= self.max_rd_atomic && !begun {
-            // Without any allowed it would wait for ever.
-            return if self.max_rd_atomic == 0 && psn >= self.sent {
-                Plan::Fault(WcStatus::LocQpOpErr)
-            } else {
-                Plan::Idle
-            };
+    pub(super) fn settle(&mut self, pools: &mut Pools) {
+        if self.asks.is_open() && !self.half_way && !self.is_unasked() {
+            self.asks.close(pools);
         }
-        let offset = wqe.offset(psn, limits.mtu);
-        let (opcode, last, len) = match wqe.op {
-            SendOp::CompareSwap { .. } => (Opcode::RC_COMPARE_SWAP, psn, 8),
-            SendOp::FetchAdd { .. } => (Opcode::RC_FETCH_ADD, psn, 8),
-            _ => {
-                let piece = (psn - wqe.first) / u64::from(limits.read_packets) + 1;
-                let last = (wqe.first + piece * u64::from(limits.read_packets) - 1).min(wqe.last);
-                let end = wqe.offset(last, limits.mtu) + wqe.payload(last, limits.mtu);
-                (Opcode::RC_RDMA_READ_REQUEST, last, end - offset)
-            }
-        };
-        #[allow(clippy::cast_possible_truncation)]
-        let packets = (last - psn + 1) as u32;
-        let each = Budget::cost(len.min(limits.mtu.bytes()) + OVERHEAD);
-        let charge = Charge::of(packets, each);
-        if !pools.get(PoolId::OWN).admits(limits.slot, charge) && !self.overdraft {
-            return Plan::Wait(PoolId::OWN, charge);
-        }
-        // The peer's room is asked for too, but one request a queue pair may always have there: who waited for our own
-        // room would else have to wait again.
-        if !self.rd.is_empty() && !pools.get(limits.peer).fits(REQUEST) {
-            return Plan::Idle;
-        }
-        let (index, ack_req, solicited) = (self.cur, true, false);
-        let piece = Piece { index, psn, opcode, offset, len, ack_req, solicited };
-        Plan::Send(Shape { piece, last, charge })
     }
 
     /// The packet left: moves the cursor.
     #[inline]
     pub(super) fn sent(
         &mut self,
+        now: Time,
         shape: &Shape,
         sq: &SendQueue,
         limits: &Limits,
@@ -326,25 +210,47 @@ impl Requester {
         let piece = &shape.piece;
         let wqe = sq.get(piece.index);
         if wqe.op.has_response() {
-            pools.get(PoolId::OWN).charge(shape.charge);
+            let response = if self.silent { Expected::NOTHING } else { pools.expect(shape.charge) };
             pools.get(limits.peer).charge(REQUEST);
-            self.rd.push_back(Outstanding { last: shape.last, response: shape.charge });
+            self.rd.push_back(Outstanding { last: shape.last, response });
         } else {
             pools.get(limits.peer).charge(shape.charge);
             self.charged.add(shape.charge);
             self.company.sent(piece.len);
+            self.round_trip.sent(piece.psn, now, piece.psn < self.sent);
             if piece.ack_req {
-                self.asks.asked(piece.psn, pools);
+                self.asks.asked(piece.psn);
             }
         }
         if piece.ack_req {
             self.ack_asked = piece.psn;
         }
         self.overdraft = false;
-        self.solicits = false;
+        (self.solicits, self.probing) = (false, false);
         self.nxt = shape.last + 1;
         self.sent = self.sent.max(self.nxt);
         if self.nxt > wqe.last {
+            self.executed();
+        }
+    }
+
+    /// The request under the cursor was sent, or was executed on this side.
+    #[inline]
+    pub(super) fn executed(&mut self) {
+        self.cur += 1;
+        self.reached = self.reached.max(self.cur);
+    }
+
+    /// Whether the request `index` is done once everything before it is: what concerns this side only must have been executed.
+    #[inline]
+    pub(super) fn is_executed(&self, index: u64, wqe: &Wqe) -> bool {
+        index < self.reached || !wqe.op.is_local()
+    }
+
+    /// What is sent again goes past what was executed in between.
+    #[cold]
+    pub(super) fn skip_executed(&mut self, sq: &SendQueue) {
+        while self.cur < self.reached && sq.get(self.cur).op.is_local() {
             self.cur += 1;
         }
     }
@@ -352,11 +258,19 @@ impl Requester {
     /// Everything before `to` is acknowledged. The caller retires the requests; READs and atomics before `to` must be
     /// answered, or the one at the front partly.
     #[inline]
-    pub(super) fn advance(&mut self, to: u64, sq: &SendQueue, limits: &Limits, pools: &mut Pools) {
+    pub(super) fn advance(
+        &mut self,
+        now: Time,
+        to: u64,
+        sq: &SendQueue,
+        limits: &Limits,
+        pools: &mut Pools,
+    ) {
         debug_assert!(to > self.una && to <= self.sent);
         let charge = self.charge_of(sq, self.una, to.min(self.nxt), limits.mtu);
         self.release(charge, limits, pools);
         self.asks.answered(to, pools);
+        self.round_trip.acknowledged(to, now);
         self.window.acknowledged(charge.datagrams);
         self.una = to;
         self.implied = None;
@@ -370,8 +284,11 @@ impl Requester {
         if self.nxt < to {
             // Acknowledged although about to be sent again.
             self.nxt = to;
-            self.cur = locate(sq, to);
+            self.cur = locate(sq, to).min(self.reached);
+            self.ask_no_more();
         }
+        self.silent = false;
+        self.settle(pools);
     }
 
     /// Sends again from `from` on.
@@ -386,9 +303,11 @@ impl Requester {
         if from >= self.nxt {
             return;
         }
+        self.ask_no_more();
         let charge = self.charge_of(sq, from, self.nxt, limits.mtu);
         self.release(charge, limits, pools);
         self.asks.taken_back(from, pools);
+        self.round_trip.taken_back(from);
         while let Some(back) = self.rd.back() {
             if back.last < from {
                 break;
@@ -399,19 +318,41 @@ impl Requester {
         self.nxt = from;
         self.cur = locate(sq, from);
         self.ack_asked = from;
+        self.settle(pools);
     }
 
     /// Takes back the last packet, to send it again and ask for an acknowledgement, if the last ones did not ask and nothing that is to come
     /// would tell of them: what was to ask in their place cannot be sent.
     pub(super) fn ask_again(&mut self, sq: &SendQueue, limits: &Limits, pools: &mut Pools) -> bool {
-        let told = self.asks.outstanding() || !self.rd.is_empty() || self.rnr_until.is_some();
+        let told = self.asks.end().is_some() || !self.rd.is_empty() || self.rnr_until.is_some();
         if told || !self.outstanding() {
             return false;
         }
         // Its room is still its own.
-        (self.solicits, self.overdraft) = (true, true);
         self.go_back(self.nxt - 1, sq, limits, pools);
+        (self.solicits, self.overdraft) = (true, true);
         true
+    }
+
+    /// Whether something can be sent again only to ask: a READ would be answered twice, and there is room for one answer.
+    pub(super) fn may_repeat(&self) -> bool {
+        self.rd.is_empty() && self.rnr_until.is_none()
+    }
+
+    /// Takes back the last packet, to send it again and ask.
+    pub(super) fn probe(&mut self, sq: &SendQueue, limits: &Limits, pools: &mut Pools) {
+        self.go_back(self.nxt - 1, sq, limits, pools);
+        (self.solicits, self.overdraft, self.probing) = (true, true, true);
+    }
+
+    /// What was to be asked was answered, or something else is sent again.
+    fn ask_no_more(&mut self) {
+        (self.solicits, self.overdraft, self.probing) = (false, false, false);
+    }
+
+    /// Whether everything from `from` on was sent, and is to be sent again.
+    pub(super) fn is_behind(&self, from: u64) -> bool {
+        from < self.nxt
     }
 
     /// Whether a response that overtook `expected` should make it go back: once, until something arrives.
@@ -429,6 +370,7 @@ impl Requester {
         let charge = self.charged;
         self.release(charge, limits, pools);
         self.asks.taken_back(0, pools);
+        self.asks.close(pools);
         for outstanding in self.rd.drain(..) {
             release_response(&outstanding, limits, pools);
         }
@@ -465,7 +407,7 @@ impl Requester {
 }
 
 fn release_response(outstanding: &Outstanding, limits: &Limits, pools: &mut Pools) {
-    pools.release(PoolId::OWN, outstanding.response);
+    pools.answered(outstanding.response);
     pools.release(limits.peer, REQUEST);
 }
 

@@ -4,7 +4,7 @@
 //! counters are the queue pair's.
 
 use super::records::{DataResponse, Kind, Records};
-use crate::mem::{Access, AtomicOp, Memory, Sge};
+use crate::mem::{Access, AtomicOp, FlushLevel, Memory, Placement, Sge};
 use crate::qp::message::{Message, Received, Refusal, Rights, failed};
 use crate::qp::rq::RecvQueue;
 use crate::qp::sq::MESSAGE_MAX;
@@ -46,6 +46,12 @@ pub(super) struct Responder {
     nak_sent: bool,
     /// The highest PSN that came too early.
     gap: u64,
+    /// The last that came too early.
+    last_early: u64,
+    /// Which packet made it report the gap, and whether one from behind came since.
+    reported: (u64, bool),
+    /// The NAK that is due or out is about a gap.
+    gap_reported: bool,
     records: Records,
     /// An acknowledgement of everything up to `ackable` is due.
     ack: bool,
@@ -76,6 +82,9 @@ impl Responder {
             message: Message::None,
             nak_sent: false,
             gap: 0,
+            last_early: 0,
+            reported: (0, false),
+            gap_reported: false,
             records: Records::default(),
             ack: false,
             ackable: 0,
@@ -92,7 +101,7 @@ impl Responder {
         self.ackable = psn - 1;
         self.msn = 0;
         self.nak_sent = false;
-        self.gap = 0;
+        (self.gap, self.last_early, self.gap_reported) = (0, 0, false);
         self.records.start(usize::from(max_dest_rd_atomic));
     }
 
@@ -142,6 +151,8 @@ impl Responder {
             Operation::CompareSwap | Operation::FetchAdd => {
                 self.atomic(packet, rights, memory).map(|()| None)
             }
+            Operation::AtomicWrite => self.atomic_write(packet, rights, memory).map(|()| None),
+            Operation::Flush => self.flush(packet, rights, memory).map(|()| None),
             _ => Err(Refusal::Invalid),
         };
         match outcome {
@@ -196,7 +207,7 @@ impl Responder {
         }
         if reth.len > 0 {
             let whole = Sge { addr: reth.va, len: reth.len, lkey: reth.rkey };
-            memory.regions().remote_read(rights.pd, &whole).map_err(|_| Refusal::Access)?;
+            memory.regions().remote_read(rights.by, &whole).map_err(|_| Refusal::Access)?;
         }
         let packets = u64::from(reth.len.div_ceil(rights.mtu.bytes()).max(1));
         let kind = Kind::Read { va: reth.va, rkey: reth.rkey, len: reth.len };
@@ -222,7 +233,7 @@ impl Responder {
             return Err(Refusal::Invalid);
         }
         let regions = memory.regions();
-        let at = regions.remote_atomic(rights.pd, eth.va, eth.rkey).map_err(|_| Refusal::Access)?;
+        let at = regions.remote_atomic(rights.by, eth.va, eth.rkey).map_err(|_| Refusal::Access)?;
         let op = match packet.info.operation {
             Operation::CompareSwap => {
                 AtomicOp::CompareSwap { compare: eth.compare, swap: eth.swap_add }
@@ -231,6 +242,65 @@ impl Responder {
         };
         let found = memory.atomic(at, op);
         self.record(1, Kind::Atomic { found });
+        Ok(())
+    }
+
+    fn atomic_write(
+        &mut self,
+        packet: &Packet<'_>,
+        rights: &Rights,
+        memory: &mut impl Memory,
+    ) -> Result<(), Refusal> {
+        let Some(reth) = packet.reth() else { return Err(Refusal::Invalid) };
+        let payload = packet.payload();
+        let admitted = self.message == Message::None
+            && rights.access.admits(Access::REMOTE_WRITE)
+            && payload.len() == 8
+            && reth.len == 8
+            && reth.va % 8 == 0;
+        if !admitted || !self.records.make_room() {
+            return Err(Refusal::Invalid);
+        }
+        let at = memory.regions().remote_store(rights.by, reth.va, reth.rkey);
+        // An aligned word is placed whole, and after what was placed before.
+        memory.place(at.map_err(|_| Refusal::Access)?, payload);
+        self.record(1, Kind::Done { operation: Operation::AtomicWrite });
+        Ok(())
+    }
+
+    /// What was placed before it was placed for everybody to see; that it was, is all that there is to say.
+    fn flush(
+        &mut self,
+        packet: &Packet<'_>,
+        rights: &Rights,
+        memory: &impl Memory,
+    ) -> Result<(), Refusal> {
+        let (Some(feth), Some(reth)) = (packet.feth(), packet.reth()) else {
+            return Err(Refusal::Invalid);
+        };
+        let level = match feth.level() {
+            0 => FlushLevel::Range,
+            1 => FlushLevel::Region,
+            _ => return Err(Refusal::Invalid),
+        };
+        let Some(placement) = Placement::from_bits(feth.placement()) else {
+            return Err(Refusal::Invalid);
+        };
+        let admitted = self.message == Message::None
+            && rights.access.admits(placement.needs())
+            && packet.payload().is_empty()
+            && u64::from(reth.len) <= MESSAGE_MAX;
+        if !admitted {
+            return Err(Refusal::Invalid);
+        }
+        if !self.records.make_room() {
+            // Linux rxe does not count them against what it may have outstanding: it can have them later.
+            return Err(if self.records.has_none() { Refusal::Invalid } else { Refusal::NotReady });
+        }
+        let at = Sge { addr: reth.va, len: reth.len, lkey: reth.rkey };
+        let flushed = memory.regions().remote_flush(rights.by, &at, level, placement);
+        flushed.map_err(|_| Refusal::Access)?;
+        self.record(1, Kind::Done { operation: Operation::Flush });
         Ok(())
     }
 
@@ -256,10 +326,16 @@ impl Responder {
         self.msn = (self.msn + 1) & 0xff_ffff;
     }
 
-    /// A request after a gap: reported once.
+    /// A request after a gap: reported once, and again if the peer went back and what it misses was lost again, or the NAK was. That is so if
+    /// what was sent last comes again, or what was reported, or from before that, after something from behind. What is only overtaken on its
+    /// way does not look so for long.
     fn early(&mut self, psn: u64) -> Outcome {
         self.gap = self.gap.max(psn);
-        let report = !self.nak_sent;
+        let (reported, passed) = self.reported;
+        let went_back = psn == self.last_early || (passed && psn <= reported);
+        let report = !self.nak_sent || (self.gap_reported && went_back);
+        self.last_early = psn;
+        self.reported = if report { (psn, false) } else { (reported, passed || psn > reported) };
         if report {
             self.queue_nak(Syndrome::nak(NakCode::PsnSequenceError));
         }
@@ -281,6 +357,7 @@ impl Responder {
     fn queue_nak(&mut self, syndrome: Syndrome) {
         self.nak = Some(Nak { psn: self.epsn, syndrome });
         self.nak_sent = true;
+        self.gap_reported = syndrome == Syndrome::nak(NakCode::PsnSequenceError);
     }
 
     fn refuse(&mut self, refusal: Refusal, receives: &mut Receives<'_>) -> Outcome {
@@ -346,6 +423,17 @@ impl Responder {
                 self.ack &= *psn < self.ackable;
             }
         }
+    }
+
+    /// The memory of the READ under way is gone. Whether it had been answered before: a duplicate that comes late, when the peer has long
+    /// had its answer and our program has every right to take its memory back, must do no harm.
+    pub(super) fn drop_repetition(&mut self) -> bool {
+        self.records.drop_repetition()
+    }
+
+    /// The queue pair broke, but what the peer asked for last was done, and it is told so.
+    pub(super) fn acknowledge_all(&mut self) {
+        self.nak = Some(Nak { psn: self.ackable, syndrome: Syndrome::ACK_UNLIMITED });
     }
 
     /// The memory of the READ under way is gone: it ends with a NAK.

@@ -2,8 +2,8 @@
 //! changes, so that nothing has to be taken back.
 
 use super::Qp;
+use super::plan::{Plan, Shape};
 use super::records::DataResponse;
-use super::requester::{Plan, Shape};
 use super::responder::Response;
 use crate::engine::{Shared, TxSink};
 use crate::mem::Memory;
@@ -31,18 +31,23 @@ impl Qp {
             return (self.transmit_acknowledgement(Turn::Idle, shared, host, sink), false);
         }
         let before = *quantum;
-        let turn = self.transmit_requests(quantum, shared, host, sink);
+        let more = self.requester.window.tick(now);
+        let turn = self.transmit_requests(now, quantum, shared, host, sink);
         if !self.core.state.requests() {
             // One of them failed: nothing is awaited any more.
         } else if self.requester.outstanding() {
-            if self.waits_to_send || !self.core.deadline.is_set() {
+            if self.waits_to_send || !self.is_armed() {
                 self.arm(now, shared);
             }
         } else if matches!(turn, Turn::Wait(..)) {
-            if !self.core.deadline.is_set() {
+            if !self.is_armed() {
                 self.arm(now, shared);
             }
             self.waits_to_send = true;
+        }
+        if more.is_some() {
+            self.clock.wake_at(more);
+            self.schedule(shared);
         }
         let sent = *quantum < before;
         (self.transmit_acknowledgement(turn, shared, host, sink), sent)
@@ -88,6 +93,10 @@ impl Qp {
             match self.send_response(&response, shared, host, sink) {
                 Sent::Yes => self.responder.responded(&response),
                 Sent::Full => return Some(Turn::SinkFull),
+                Sent::Refused if self.responder.drop_repetition() => {
+                    shared.drops.stale_duplicate += 1;
+                    continue;
+                }
                 Sent::Refused => {
                     self.responder.read_failed();
                     shared.event(self.core.qpn, QpEvent::AccessErr);
@@ -102,6 +111,7 @@ impl Qp {
 
     fn transmit_requests<H: Memory + Completions>(
         &mut self,
+        now: Time,
         quantum: &mut usize,
         shared: &mut Shared,
         host: &mut H,
@@ -116,12 +126,20 @@ impl Qp {
                 Plan::Send(shape) => match self.send_request(&shape, shared, host, sink) {
                     Sent::Yes => {
                         let (sq, limits) = (&self.core.sq, &self.limits);
-                        self.requester.sent(&shape, sq, limits, &mut shared.pools);
+                        self.requester.sent(now, &shape, sq, limits, &mut shared.pools);
                         *quantum -= 1;
                         continue;
                     }
                     Sent::Full => return Turn::SinkFull,
                     Sent::Refused => Some(WcStatus::LocProtErr),
+                },
+                Plan::Local => match self.core.run_local(self.requester.cursor(), host) {
+                    Ok(()) => {
+                        self.requester.executed();
+                        self.retire(self.requester.una(), host);
+                        continue;
+                    }
+                    Err(status) => Some(status),
                 },
                 Plan::Wait(pool, need) => return Turn::Wait(pool, need),
                 Plan::Idle => None,
@@ -162,7 +180,8 @@ impl Qp {
     ) -> Sent {
         let Some(to) = self.core.target() else { return Sent::Refused };
         let sent = self.core.send_piece(&shape.piece, &to, &mut shared.counters, host, sink);
-        let again = sent == Sent::Yes && self.requester.was_sent(shape.piece.psn);
+        let repeats = self.requester.was_sent(shape.piece.psn) && !self.requester.probing;
+        let again = sent == Sent::Yes && repeats;
         shared.counters.retransmitted_pkts += u64::from(again);
         sent
     }
@@ -188,7 +207,7 @@ impl Qp {
         };
         let source = match response {
             Response::Data(DataResponse::Read { at, .. }) if at.len > 0 => {
-                match host.regions().remote_read(self.core.init.pd, at) {
+                match host.regions().remote_read(self.core.accessor(), at) {
                     Ok(source) => Some(source),
                     Err(_) => return Sent::Refused,
                 }

@@ -1,86 +1,224 @@
-//! How many packets a queue pair may have unacknowledged: starts with what the receiver has room for, halves on
-//! loss, and grows back.
+//! How many packets a queue pair may have unacknowledged: starts with what the receiver has room for, and follows what the path shows.
+//!
+//! A loss is answered by its likely reason. Where a queue overflowed, what came through just before took long: the window shrinks by
+//! as much as the round trip grew, to a half at most, which drains that queue. Where the round trip did not grow the loss was an accident or
+//! a policer's, which only its frequency can tell: the window is bounded by a multiple of what gets through between two losses. More would
+//! be thrown away, because everything behind a loss is sent again; and much less would leave the path idle.
+
+use super::rtt::RoundTrip;
+use crate::types::Time;
 
 /// A congestion window, in packets.
 #[derive(Debug, Clone)]
 pub(super) struct Window {
-    packets: u32,
+    /// Without regard to pace.
+    size: u32,
     threshold: u32,
     max: u32,
     acknowledged: u32,
-    /// Loss below this PSN was answered already.
-    recover: u64,
+    /// When a loss was answered.
+    answered: Time,
+    /// When it went back to the packet that was missing last.
+    gone_back: Time,
+    /// Packets that got through since the last loss, and on average between two.
+    run: u32,
+    usual_run: u32,
+    /// What was sent in vain is still on its way: what is sent again takes its place bit by bit, from this time on for so many
+    /// nanoseconds.
+    paced: Option<(Time, u64)>,
+    /// What may be on its way now; `size` if it is not paced.
+    allowed: u32,
+    /// The PSN that was missing last, and how often it was missing again.
+    missing: (u64, u32),
 }
 
 const MIN: u32 = 2;
+/// What may leave at once although it is paced.
+const FIRST: u32 = 8;
+/// Steps in which it may be the whole window.
+const STEPS: u64 = 16;
+/// Round trips of less are not worth pacing.
+const PACED_NS: u64 = 50_000;
+/// How many times what gets through between two losses may be on its way: this many parts of the best that going back to a lost packet can
+/// reach are reached then, of one part more.
+const RUNS: u32 = 4;
 
 impl Window {
     pub(super) fn new(max: u32) -> Self {
         let max = max.max(MIN);
-        Self { packets: max, threshold: max, max, acknowledged: 0, recover: 0 }
+        Self {
+            size: max,
+            threshold: max,
+            max,
+            acknowledged: 0,
+            answered: Time::default(),
+            gone_back: Time::default(),
+            run: 0,
+            usual_run: u32::MAX,
+            paced: None,
+            allowed: max,
+            missing: (u64::MAX, 0),
+        }
     }
 
     #[inline]
     pub(super) fn packets(&self) -> u32 {
-        self.packets
+        self.allowed
+    }
+
+    /// Takes over what time permits; when it will permit more, if it does not permit all.
+    #[inline]
+    pub(super) fn tick(&mut self, now: Time) -> Option<Time> {
+        let (begun, span) = self.paced?;
+        let passed = now.since(begun);
+        if passed >= span {
+            self.paced = None;
+            self.allowed = self.size;
+            return None;
+        }
+        let part = u64::from(self.size) * passed / span;
+        self.allowed = u32::try_from(part).unwrap_or(u32::MAX).max(FIRST).min(self.size);
+        Some(now.after((span / STEPS).max(1)))
+    }
+
+    fn resize(&mut self, packets: u32) {
+        self.size = packets;
+        self.allowed = if self.paced.is_some() { self.allowed.min(packets) } else { packets };
     }
 
     /// `packets` were acknowledged.
     #[inline]
     pub(super) fn acknowledged(&mut self, packets: u32) {
-        if self.packets >= self.max {
+        self.missing.1 = 0;
+        self.run = self.run.saturating_add(packets);
+        if self.size >= self.max {
             return;
         }
-        if self.packets < self.threshold {
-            self.packets = (self.packets + packets).min(self.max);
-            return;
+        if self.size < self.threshold {
+            return self.resize((self.size + packets).min(self.max));
         }
         self.acknowledged += packets;
-        if self.acknowledged >= self.packets {
+        if self.acknowledged >= self.size {
             self.acknowledged = 0;
             // One sixteenth more per round trip: a lossy shaper is probed gently, a clear path is full in a dozen.
-            self.packets = (self.packets + 1 + self.packets / 16).min(self.max);
+            self.resize((self.size + 1 + self.size / 16).min(self.max));
         }
     }
 
-    /// A packet was lost, with everything below `sent` on its way; `una` is the first not acknowledged.
-    pub(super) fn lost(&mut self, una: u64, sent: u64) {
-        if una < self.recover {
-            return;
+    /// How many packets may follow the first that is not acknowledged: few, and ever fewer, if what was sent again in its place was lost
+    /// again and again, because all that followed it was sent in vain.
+    #[inline]
+    pub(super) fn behind_the_missing(&self) -> u64 {
+        match self.missing.1 {
+            0 => u64::MAX,
+            times => u64::from(FIRST >> times.min(8)),
         }
-        self.recover = sent;
-        self.threshold = (self.packets / 2).max(MIN);
-        self.packets = self.threshold;
-        self.acknowledged = 0;
+    }
+
+    /// The packet of `psn` was lost; `false` if that was said of what is on its way again.
+    pub(super) fn lost(&mut self, now: Time, psn: u64, round_trip: &RoundTrip) -> bool {
+        let (missing, times) = self.missing;
+        if missing == psn && now.since(self.gone_back) < round_trip.shortest() {
+            return false;
+        }
+        self.gone_back = now;
+        self.missing = (psn, if missing == psn { times + 1 } else { 0 });
+        let span = round_trip.last().min(2 * round_trip.usual());
+        if span >= PACED_NS && self.size > FIRST {
+            self.paced = Some((now, span));
+            self.allowed = FIRST;
+        }
+        // Everything was sent again: what is missing then was lost then, but for what was said while that was on its way.
+        if now.since(self.answered) < round_trip.shortest() {
+            return true;
+        }
+        self.answered = now;
+        self.end_run();
+        let drained = round_trip.without_queue(self.size).max(self.size / 2);
+        self.shrink(drained);
+        self.resize(self.threshold);
+        true
     }
 
     /// Nothing came back in time.
-    pub(super) fn timed_out(&mut self, sent: u64) {
-        self.recover = sent;
-        self.threshold = (self.packets / 2).max(MIN);
-        self.packets = self.packets.min(4 * MIN);
+    pub(super) fn timed_out(&mut self, now: Time) {
+        self.answered = now;
+        self.end_run();
+        self.shrink(self.size / 2);
+        self.resize(self.size.min(4 * MIN));
+    }
+
+    /// What is found to be good, if what gets through between two losses permits.
+    fn shrink(&mut self, good: u32) {
+        let bound = self.usual_run.saturating_mul(RUNS).max(8 * MIN);
+        self.threshold = good.min(bound).max(MIN);
         self.acknowledged = 0;
+    }
+
+    fn end_run(&mut self) {
+        let run = core::mem::take(&mut self.run);
+        self.usual_run = match self.usual_run {
+            u32::MAX => run.max(self.size),
+            usual => usual - usual / 8 + run / 8,
+        };
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::types::Time;
+
+    const NOW: Time = Time(1 << 40);
+
+    /// A path whose round trip is now so many times the shortest.
+    fn path(times: u64) -> RoundTrip {
+        let mut path = RoundTrip::default();
+        path.start();
+        for (psn, took) in [(1, 1_000), (2, 1_000 * times)] {
+            let sent = Time(1_000_000 * psn);
+            path.sent(psn, sent, false);
+            path.acknowledged(psn + 1, sent.after(took));
+        }
+        path
+    }
 
     #[test]
-    fn one_loss_episode_halves_once() {
+    fn one_loss_episode_is_answered_once() {
         let mut window = Window::new(64);
-        window.lost(100, 160);
-        window.lost(110, 160);
+        _ = window.lost(NOW, 1, &path(10));
+        _ = window.lost(NOW.after(999), 2, &path(10));
         assert_eq!(window.packets(), 32);
-        window.lost(160, 200);
+        _ = window.lost(NOW.after(2_000), 3, &path(10));
         assert_eq!(window.packets(), 16);
+    }
+
+    #[test]
+    fn it_shrinks_by_as_much_as_the_round_trip_grew() {
+        let mut window = Window::new(600);
+        _ = window.lost(NOW, 1, &path(1));
+        assert_eq!(window.packets(), 600, "no queue overflowed");
+        let mut path = path(1);
+        path.sent(9, Time(50_000_000), false);
+        path.acknowledged(10, Time(50_001_500));
+        _ = window.lost(NOW.after(10_000), 2, &path);
+        assert_eq!(window.packets(), 400);
+    }
+
+    #[test]
+    fn frequent_losses_bound_it_though_no_queue_grows() {
+        let mut window = Window::new(512);
+        for episode in 1..100 {
+            window.acknowledged(10);
+            _ = window.lost(NOW.after(10_000 * episode), episode, &path(1));
+        }
+        assert!((30..=64).contains(&window.packets()), "{}", window.packets());
     }
 
     #[test]
     fn it_grows_back_and_no_further_than_its_bound() {
         let mut window = Window::new(64);
-        window.timed_out(10);
+        window.timed_out(NOW);
         assert_eq!(window.packets(), 8);
         for _ in 0..10_000 {
             window.acknowledged(1);

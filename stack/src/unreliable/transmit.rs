@@ -42,8 +42,8 @@ impl Qp {
                     shared.timers.set(self.core.slot, &mut self.core.deadline, until);
                     break Turn::Idle;
                 }
-                Err(Stop::Fault) => {
-                    self.local_fault(retired, host);
+                Err(Stop::Fault(status)) => {
+                    self.local_fault(status, retired, host);
                     return Turn::Idle;
                 }
             }
@@ -67,13 +67,18 @@ impl Qp {
         let sq = &self.core.sq;
         let index = sq.head;
         let wqe = sq.get(index);
+        if wqe.op.is_local() {
+            self.core.run_local(index, host).map_err(Stop::Fault)?;
+            self.core.retire_send(host);
+            return Ok(true);
+        }
         let psn = self.next;
         let (begins, ends) = (psn == wqe.first, psn == wqe.last);
         // One packet is checked when it is gathered; of more, none leaves unless all can.
         if begins && !ends && sq.admits(index, self.core.init.pd, host.regions()).is_err() {
-            return Err(Stop::Fault);
+            return Err(PROTECTION);
         }
-        let (target, pool) = self.target_of(&wqe.op, shared).ok_or(Stop::Fault)?;
+        let (target, pool) = self.target_of(&wqe.op, shared).ok_or(PROTECTION)?;
         let len = wqe.payload(psn, self.mtu);
         let charge = Charge::of(1, Budget::cost(len + OVERHEAD));
         shared.pools.get(pool).pace(now, charge).map_err(Stop::Paced)?;
@@ -89,7 +94,7 @@ impl Qp {
         match self.core.send_piece(&piece, &target, &mut shared.counters, host, sink) {
             Sent::Yes => {}
             Sent::Full => return Err(Stop::SinkFull),
-            Sent::Refused => return Err(Stop::Fault),
+            Sent::Refused => return Err(PROTECTION),
         }
         shared.pools.get(pool).paced(charge);
         self.next += 1;
@@ -117,12 +122,12 @@ impl Qp {
 
     /// The oldest request cannot be executed: it fails, those behind it are flushed, and none is sent until the queue pair is RTS
     /// again. What comes in goes on.
-    fn local_fault<H: Completions>(&mut self, retired: u32, host: &mut H) {
+    fn local_fault<H: Completions>(&mut self, status: WcStatus, retired: u32, host: &mut H) {
         if retired > 0 {
             host.send_retired(self.core.init.cookie, retired);
         }
         self.core.set_state(QpState::Sqe);
-        self.core.fail_send(WcStatus::LocProtErr, host);
+        self.core.fail_send(status, host);
         self.core.flush_sends(host);
     }
 }
@@ -133,8 +138,10 @@ enum Stop {
     SinkFull,
     /// The receiver shall get some time first.
     Paced(Time),
-    Fault,
+    Fault(WcStatus),
 }
+
+const PROTECTION: Stop = Stop::Fault(WcStatus::LocProtErr);
 
 fn opcode(op: &SendOp, begins: bool, ends: bool) -> Opcode {
     match op {

@@ -96,7 +96,7 @@ impl Qp {
     ) {
         let Some(connection) = &mut self.connection else { return };
         let rights = Rights {
-            pd: self.core.init.pd,
+            by: self.core.accessor(),
             recv_pd: self.core.recv_pd,
             mtu: self.mtu,
             access: self.core.attr.access.unwrap_or(Access::NONE),

@@ -60,6 +60,7 @@ impl Qp {
             #[allow(clippy::cast_possible_truncation)]
             byte_len: len as u32,
             imm: packet.immediate(),
+            invalidated: None,
             src_qp: Some(deth.src_qpn),
             solicited: packet.bth.solicited,
         };
@@ -120,12 +121,15 @@ fn checksum(header: &[u8]) -> u16 {
 #[must_use]
 pub fn grh_addresses(grh: &[u8; GRH_LEN]) -> Option<(IpAddr, IpAddr)> {
     let header = &grh[GRH_LEN - IPV4_LEN..];
-    // Before IPv4 there may be anything, such as what an earlier datagram left there; a right checksum is no accident.
-    if header[0] == 0x45 && checksum(header) == 0 {
+    // Before IPv4 there may be anything, such as what an earlier datagram left there; a right checksum is no accident. Soft-RoCE writes
+    // none for what does not leave the machine.
+    let is_ipv6 = grh[0] >> 4 == 6;
+    let unsummed = header[10..12] == [0, 0] && header[9] == 17 && !is_ipv6;
+    if header[0] == 0x45 && (checksum(header) == 0 || unsummed) {
         let address = |at: usize| Some(Ipv4Addr::from(*header[at..].first_chunk::<4>()?).into());
         return Some((address(12)?, address(16)?));
     }
-    if grh[0] >> 4 != 6 {
+    if !is_ipv6 {
         return None;
     }
     let address = |at: usize| Some(Ipv6Addr::from(*grh[at..].first_chunk::<16>()?).into());

@@ -58,6 +58,51 @@ impl Reth {
     }
 }
 
+/// Flush extended transport header: four bits of placement type, two of selectivity level, and 26 reserved ones above.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Feth(pub u32);
+
+impl Feth {
+    /// Length in bytes.
+    pub const LEN: usize = Ext::Feth.size();
+
+    /// Of its two fields; the bits that these do not have are dropped.
+    #[must_use]
+    pub const fn new(placement: u8, level: u8) -> Self {
+        Self((level as u32 & 3) << 4 | placement as u32 & 0xf)
+    }
+
+    /// Placement type: 1 global visibility, 2 persistence, 3 both.
+    #[must_use]
+    pub const fn placement(self) -> u8 {
+        (self.0 & 0xf) as u8
+    }
+
+    /// Selectivity level: 0 the range of the RETH, 1 the whole region.
+    #[must_use]
+    pub const fn level(self) -> u8 {
+        (self.0 >> 4 & 3) as u8
+    }
+
+    /// Reads the first 4 bytes of `b`.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    #[must_use]
+    pub fn read(b: &[u8]) -> Self {
+        Self(u32_at(head::<{ Self::LEN }>(b), 0))
+    }
+
+    /// Writes the first 4 bytes of `out`.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub fn write(self, out: &mut [u8]) {
+        let out: &mut [u8; Self::LEN] = out.first_chunk_mut().expect("room for a header");
+        *out = self.0.to_be_bytes();
+    }
+}
+
 /// Atomic extended transport header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct AtomicEth {

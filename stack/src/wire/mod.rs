@@ -9,7 +9,7 @@ pub mod opcode;
 mod packet;
 
 pub use bth::Bth;
-pub use ext::{AckKind, Aeth, AtomicEth, Deth, NakCode, Reth, Syndrome};
+pub use ext::{AckKind, Aeth, AtomicEth, Deth, Feth, NakCode, Reth, Syndrome};
 pub use icrc::{ICRC_LEN, IpFields};
 pub use mad::{MadBytes, MadError, MadHeader};
 pub use opcode::{Ext, Opcode, OpcodeInfo, Operation, Place, Service};

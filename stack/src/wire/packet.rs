@@ -3,7 +3,7 @@
 use core::fmt;
 
 use super::bth::{self, Bth};
-use super::ext::{Aeth, AtomicEth, Deth, Reth};
+use super::ext::{Aeth, AtomicEth, Deth, Feth, Reth};
 use super::icrc::ICRC_LEN;
 use super::opcode::{Ext, OpcodeInfo};
 use crate::types::Key;
@@ -149,8 +149,8 @@ impl<'a> Packet<'a> {
 
     /// The flush header, if the opcode has one.
     #[must_use]
-    pub fn feth(&self) -> Option<u32> {
-        Some(u32::from_be_bytes(*self.ext(Ext::Feth)?.first_chunk()?))
+    pub fn feth(&self) -> Option<Feth> {
+        self.ext(Ext::Feth).map(Feth::read)
     }
 
     /// Parses to values and writes them again into `out`; returns how many bytes that were. The ICRC is
@@ -175,7 +175,7 @@ impl<'a> Packet<'a> {
                 Ext::Ieth => {
                     out.copy_from_slice(&self.invalidate().expect("in the table").0.to_be_bytes());
                 }
-                Ext::Feth => out.copy_from_slice(&self.feth().expect("in the table").to_be_bytes()),
+                Ext::Feth => self.feth().expect("in the table").write(out),
             }
             at += ext.size();
         }

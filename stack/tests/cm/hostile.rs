@@ -32,11 +32,27 @@ fn answer_to(change: impl FnOnce(&mut Req<'_>)) -> Option<RejReason> {
     Some(rej.reason)
 }
 
+/// Connections, malformed messages and requests for the program, after a REQ that is changed so.
+fn outcome_of(change: impl FnOnce(&mut Req<'_>)) -> (usize, u64, u64) {
+    let mut net = Net::new();
+    net.listen(2);
+    let mad = real_req(&mut net);
+    let Ok((header, Message::Req(mut req))) = Message::parse(&mad) else { panic!() };
+    change(&mut req);
+    let (now, changed) = (net.now, Message::Req(req).emit(header.tid));
+    net.cm[B].handle_mad(now, address(A), address(B), &changed);
+    let counters = net.cm[B].counters();
+    (net.cm[B].len(), counters.malformed, counters.requests)
+}
+
 #[test]
 fn contradictory_requests_are_rejected_for_what_is_wrong_with_them() {
     assert_eq!(answer_to(|_| {}), None);
     assert_eq!(answer_to(|req| req.alternate = CmPath::default()), None);
+    // Nobody could be answered.
     assert_eq!(answer_to(|req| req.local = CommId(0)), None);
+    assert_eq!(outcome_of(|req| req.local = CommId(0)), (0, 1, 0));
+    assert_eq!(outcome_of(|_| {}), (1, 0, 1));
     let reasons = [
         answer_to(|req| req.transport = Transport::Rd),
         answer_to(|req| req.qpn = Qpn::GSI),
@@ -86,6 +102,12 @@ fn a_flood_of_requests_is_bounded() {
         waiting += 1;
     }
     assert_eq!(waiting, 4096);
+    // The program decides nothing; the peers are told to be patient, and then given up. Nothing is left, and the next is heard.
+    net.run(200_000);
+    net.take(B);
+    assert_eq!((net.cm[B].len(), net.cm[B].poll_timeout()), (0, None));
+    net.take(A);
+    net.asked(0x77);
 }
 
 /// Who guesses communication ids but is somebody else changes nothing.
@@ -174,7 +196,8 @@ fn damaged_messages_do_no_harm() {
     for seed in 0..150 {
         let mut net = Net::with(crate::net::config, seed);
         net.listen(3);
-        net.connected(0x1000, 0x2000);
+        let first = net.connected(0x1000, 0x2000);
+        let mut established = [vec![first.0], vec![first.1]];
         let mut seen: Vec<(usize, MadBytes)> = Vec::new();
         for round in 0..60u32 {
             if net.random(3) == 0 {
@@ -207,9 +230,12 @@ fn damaged_messages_do_no_harm() {
                             let (now, side) = (net.now, side_of(0x5000 + round));
                             let _ = net.cm[B].accept(now, conn, &Accept { side, private: b"" });
                         }
-                        CmEvent::Replied { conn, .. } => {
-                            let _ = net.cm[A].establish(conn, b"");
+                        CmEvent::Replied { conn, .. }
+                            if net.cm[side].establish(conn, b"").is_ok() =>
+                        {
+                            established[side].push(conn);
                         }
+                        CmEvent::Established { conn } => established[side].push(conn),
                         _ => {}
                     }
                 }
@@ -221,7 +247,10 @@ fn damaged_messages_do_no_harm() {
         for _ in 0..3 {
             for side in [A, B] {
                 for event in net.take(side) {
-                    if let CmEvent::Established { conn } | CmEvent::Request { conn, .. } = event {
+                    if let CmEvent::Established { conn }
+                    | CmEvent::Request { conn, .. }
+                    | CmEvent::Replied { conn, .. } = event
+                    {
                         let now = net.now;
                         net.cm[side].forget(now, conn);
                     }
@@ -231,6 +260,18 @@ fn damaged_messages_do_no_harm() {
         }
         let states = [A, B].map(|side| net.cm[side].poll_timeout());
         assert_eq!(states, [None, None], "seed {seed}");
+        // What has no deadline is established, and its program was told so; whoever ends that leaves nothing.
+        for side in [A, B] {
+            for conn in std::mem::take(&mut established[side]) {
+                let now = net.now;
+                net.cm[side].forget(now, conn);
+            }
+        }
+        net.run(1_200_000);
+        for side in [A, B] {
+            net.take(side);
+        }
+        net.assert_nothing_left();
     }
 }
 

@@ -1,6 +1,9 @@
 //! Two connection managers and a wire between them that may lose, repeat and reorder.
 
+mod datagrams;
+mod deaths;
 mod hostile;
 mod net;
 mod random;
 mod scenarios;
+mod thirds;

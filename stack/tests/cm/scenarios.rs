@@ -9,10 +9,10 @@ use rocinante_stack::wire::cm::{
 use crate::net::{A, B, Net, SERVICE, address, ask, disconnected, released, side};
 
 /// After this even a peer that is silent for ever has been given up, milliseconds.
-const FOR_EVER: u64 = 200_000;
+pub(crate) const FOR_EVER: u64 = 200_000;
 
 #[track_caller]
-fn rejection(event: &CmEvent) -> RejReason {
+pub(crate) fn rejection(event: &CmEvent) -> RejReason {
     let CmEvent::Rejected { reason, .. } = event else { panic!("{event:?}") };
     *reason
 }
@@ -339,101 +339,6 @@ fn the_number_of_connections_is_bounded() {
     net.connected(0x12, 0x23);
     let now = net.now;
     assert_eq!(net.cm[A].connect(now, &ask(0x13, b"")), Err(CmError::Full));
-}
-
-#[test]
-fn a_peer_that_died_and_asks_again_with_the_same_queue_pair_ends_the_old_connection() {
-    let mut net = Net::new();
-    net.listen(4);
-    let (_, b) = net.connected(0x11, 0x22);
-    net.restart(A, 99);
-    let again = net.connect(0x11);
-    net.run(1);
-    // The new one is rejected, the old one ended, and its next attempt succeeds.
-    assert_eq!(rejection(&net.take(A)[0]), RejReason::STALE_CONNECTION);
-    assert_eq!(net.take(B)[0], disconnected(b, Ended::Stale));
-    assert_eq!(net.cm[B].counters().stale, 1);
-    net.run(500);
-    assert_eq!(net.one(B), released(b, 0x22));
-    let _ = again;
-    net.connected(0x11, 0x22);
-}
-
-#[test]
-fn a_peer_that_died_is_told_when_the_old_connection_speaks() {
-    let mut net = Net::new();
-    net.listen(1);
-    let (a, _) = net.connected(0x11, 0x22);
-    net.restart(B, 99);
-    let now = net.now;
-    net.cm[A].disconnect(now, a, b"").unwrap();
-    net.run(1);
-    // It does not know the connection, and says that it is no more.
-    assert_eq!(net.one(A), disconnected(a, Ended::ByUs));
-    net.run(500);
-    net.take(A);
-    net.assert_nothing_left();
-}
-
-#[test]
-fn the_asker_dies_at_each_step() {
-    // After REQ: the reply finds nobody, and that is said.
-    let mut net = Net::new();
-    net.listen(1);
-    let (_, b) = net.asked(0x11);
-    net.restart(A, 99);
-    net.accept(b, 0x22);
-    net.run(1);
-    assert_eq!(rejection(&net.one(B)), RejReason::INVALID_COMM_ID);
-    net.run(500);
-    net.take(B);
-    net.assert_nothing_left();
-    // After REQ, and its address with it: the reply is repeated until it is enough.
-    let mut net = Net::new();
-    net.listen(1);
-    let (_, b) = net.asked(0x11);
-    net.restart(A, 99);
-    net.mute[A] = true;
-    net.accept(b, 0x22);
-    net.run(10_000);
-    assert_eq!(net.take(B), [CmEvent::TimedOut { conn: b }, released(b, 0x22)]);
-    net.assert_nothing_left();
-    // Before the end is answered.
-    let mut net = Net::new();
-    net.listen(1);
-    let (_, b) = net.connected(0x11, 0x22);
-    net.restart(A, 99);
-    net.mute[A] = true;
-    let now = net.now;
-    net.cm[B].disconnect(now, b, b"").unwrap();
-    net.run(10_000);
-    assert_eq!(net.take(B), [disconnected(b, Ended::Unanswered), released(b, 0x22)]);
-    net.assert_nothing_left();
-}
-
-#[test]
-fn the_listener_dies_at_each_step() {
-    // Before it answers.
-    let mut net = Net::new();
-    net.listen(1);
-    net.asked(0x11);
-    net.restart(B, 99);
-    net.run(500);
-    assert_eq!(rejection(&net.take(A)[0]), RejReason::INVALID_SERVICE_ID);
-    // After its reply: the connection is one-sided, and ends when it is ended.
-    let mut net = Net::new();
-    net.listen(1);
-    let (c, d) = net.asked(0x11);
-    net.accept(d, 0x22);
-    net.run(1);
-    net.take(A);
-    net.restart(B, 99);
-    net.cm[A].establish(c, b"").unwrap();
-    net.run(1);
-    let now = net.now;
-    net.cm[A].disconnect(now, c, b"").unwrap();
-    net.run(1);
-    assert_eq!(net.one(A), disconnected(c, Ended::ByUs));
 }
 
 #[test]

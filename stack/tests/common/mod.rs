@@ -58,8 +58,15 @@ impl Host {
 
     pub fn register_in(&mut self, pd: PdId, offset: u64, len: u64, access: Access) -> Key {
         let region = Region { pd, start: BASE + offset, len, host: offset, access };
-        let random = 0x5eed_0000u32.wrapping_add(self.regions.len() as u32 * 0x1357_9b00);
+        let count = self.regions.len() as u32;
+        let random = 0x5eed_0000u32.wrapping_add(count.wrapping_mul(0x1357_9b00));
         self.regions.insert(region, random).expect("room in the table")
+    }
+
+    /// Registers the arena from `host` on as if it began `offset` bytes into its addresses.
+    pub fn register_at(&mut self, host: u64, offset: u64, len: u64, access: Access) -> Key {
+        let region = Region { pd: PD, start: BASE + offset, len, host, access };
+        self.regions.insert(region, 0x7a57_e000).expect("room in the table")
     }
 
     /// `wr_id` and status of what completed since the last call.
@@ -71,6 +78,10 @@ impl Host {
 impl Memory for Host {
     fn regions(&self) -> &RegionTable {
         &self.regions
+    }
+
+    fn regions_mut(&mut self) -> &mut RegionTable {
+        &mut self.regions
     }
 
     fn place(&mut self, dst: Checked<Write>, src: &[u8]) {

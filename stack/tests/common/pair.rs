@@ -100,11 +100,14 @@ impl Pair {
             let any = self.deliver(0) | self.deliver(1);
             if any {
                 self.now = self.now.after(1_000);
-                continue;
             }
             let next = self.ends.iter().filter_map(|end| end.engine.poll_timeout()).min();
-            let Some(next) = next else { return };
-            self.now = self.now.max(next);
+            match next {
+                None if !any => return,
+                Some(next) if !any => self.now = self.now.max(next),
+                Some(next) if next <= self.now => {}
+                _ => continue,
+            }
             let now = self.now;
             for end in &mut self.ends {
                 end.engine.handle_timeout(now, &mut end.host);

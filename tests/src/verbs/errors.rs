@@ -36,7 +36,11 @@ fn at(op: SendOp, remote: u64, rkey: Key) -> SendOp {
         SendOp::CompareSwap { compare, swap, .. } => {
             SendOp::CompareSwap { remote, rkey, compare, swap }
         }
-        SendOp::Send { .. } | SendOp::SendTo { .. } => op,
+        SendOp::Flush { len, placement, level, .. } => {
+            SendOp::Flush { remote, rkey, len, placement, level }
+        }
+        SendOp::AtomicWrite { .. } => SendOp::AtomicWrite { remote, rkey },
+        _ => op,
     }
 }
 

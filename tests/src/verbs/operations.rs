@@ -73,7 +73,7 @@ pub fn run(setup: &Setup) {
         assert_eq!(side.cq.poll_one().unwrap(), None);
         let counters = side.ctx.counters();
         let drops: Vec<_> = counters.drops.iter().filter(|(_, count)| *count > 0).collect();
-        assert_eq!(drops, [], "nothing was lost or malformed");
+        assert_eq!(drops, [], "nothing was lost or malformed: {counters:?}");
         match &setup.on {
             On::Software(backend) => assert_eq!(side.ctx.backend(), Some(*backend)),
             On::Kernel(_) => assert_eq!(side.ctx.provider(), Provider::Hardware),

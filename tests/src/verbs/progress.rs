@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use rocinante::{
-    Access, AsyncEvent, CompChannel, Qp, QpEvent, RecvWr, SendData, SendOp, SendWr, VerbsError,
-    WcStatus,
+    Access, AsyncEvent, CompChannel, ConnectOptions, Qp, QpEvent, RecvWr, SendData, SendOp, SendWr,
+    VerbsError, WcStatus,
 };
 
 use crate::harness::{Harness, On, PATIENCE, Setup, Side, assert_same, next, pattern, wr};
@@ -178,6 +178,56 @@ pub fn a_passive_target_serves_everything(on: On) {
         assert_eq!(mine.load_u64(0), round + 1);
     }
     assert_eq!(target.load_u64(LEN), 10);
+}
+
+/// Whoever drives the device at that moment: a receive that was posted before the peer sends is there for what it sends.
+pub fn a_receive_that_was_posted_is_there(on: On) {
+    const ROUNDS: u64 = 500;
+    let harness = Harness::new(&Setup::new(on));
+    let [a, b] = &harness.sides;
+    let strict = ConnectOptions { rnr_retry: 0, ..harness.setup.connect };
+    let [qp, peer] = harness
+        .connect_with([a.qp().build().unwrap(), b.qp().build().unwrap()], [&strict, &strict]);
+    let others = [a, b].map(|side| side.ctx.create_cq(64).unwrap());
+    let made = [(a, &others[0]), (b, &others[1])];
+    let [noise, _target] =
+        harness.connect(made.map(|(side, cq)| side.pd.qp(cq, cq).build().unwrap()));
+    let region = b.pd.allocate(64, Access::ALL).unwrap();
+    let write = SendOp::Write { remote: region.address(), rkey: region.rkey(), imm: None };
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                noise.post_send(&[wr(1, write, &[])]).unwrap();
+                assert_eq!(next(&others[0]).status, WcStatus::Success);
+            }
+        });
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                assert_eq!(others[1].poll_one().unwrap(), None);
+            }
+        });
+        let ended = Ended(&over);
+        for round in 0..ROUNDS {
+            peer.post_recv(&[RecvWr { wr_id: round, sges: &[] }]).unwrap();
+            qp.post_send(&[wr(round, SendOp::Send { imm: None }, &[])]).unwrap();
+            a.succeed(round);
+            b.succeed(round);
+        }
+        drop(ended);
+    });
+    if harness.is_software() {
+        assert_eq!(b.ctx.counters().transport.send_rnr_err, 0);
+    }
+}
+
+/// Tells the other threads, also after a panic.
+struct Ended<'a>(&'a AtomicBool);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 /// Four threads post to one queue pair and four poll its queue: every request completes once.

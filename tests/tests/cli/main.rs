@@ -1,14 +1,18 @@
 //! The commands with two sides, and `devices`, as their users run them.
 
 mod agreement;
+mod cm_bench;
 mod compare;
 mod compat;
+mod datagrams;
 mod devices;
 mod errors;
 mod lab;
+mod managed;
 mod perf;
 mod pingpong;
 mod rping;
+mod ucmatose;
 
 use std::net::Ipv4Addr;
 use std::process::{Command, Stdio};

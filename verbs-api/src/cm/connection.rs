@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use rocinante_stack::cm::{CmError, CmEvent, ConnId, Connect, Reply};
 use rocinante_stack::types::Mtu;
 use rocinante_stack::verbs::QpState;
-use rocinante_stack::wire::cm::{PortSpace, RejReason, ServiceId, Transport};
+use rocinante_stack::wire::cm::{PortSpace, RejReason, ServiceId};
 
 use super::failure::CmFailure;
-use super::{Params, check_reliable, endpoint_of, side_of, soft_device};
+use super::{Notifier, Params, endpoint_of, side_of, soft_device, transport_of};
 use crate::error::VerbsError;
 use crate::qp::{ConnectOptions, ModifyAttr, PreparedQp, Qp};
 use crate::soft::{self, Mailbox};
@@ -60,7 +60,7 @@ impl Connecting {
     /// [`VerbsError::Invalid`] for a queue pair of a device of the kernel.
     pub fn start(qp: PreparedQp, peer: SocketAddr, params: &Params) -> Result<Self, VerbsError> {
         let device = soft_device(qp.device())?.clone();
-        check_reliable(&qp)?;
+        let transport = transport_of(&qp)?;
         let endpoint = qp.endpoint();
         let options = params.options;
         let mtu = options.mtu.unwrap_or(endpoint.mtu).min(endpoint.mtu);
@@ -73,7 +73,7 @@ impl Connecting {
             service: ServiceId::of_port(PortSpace::Tcp, peer.port()),
             source_port,
             side: side_of(&endpoint, serve, ask, options.rnr_retry, qp.srq().is_some()),
-            transport: Transport::Rc,
+            transport,
             mtu,
             ack_timeout: options.timeout,
             retry_count: options.retry_cnt,
@@ -188,6 +188,17 @@ impl Connecting {
             None => Err(VerbsError::Cm(CmFailure::Ended)),
         }
     }
+
+    /// The same descriptor, to be owned by a reactor. It is the connection's as well, once there is one.
+    ///
+    /// # Errors
+    /// As [`fd`](Self::fd).
+    pub fn notifier(&self) -> Result<Notifier, VerbsError> {
+        match &self.link {
+            Some(link) => Notifier::new(&link.mailbox),
+            None => Err(VerbsError::Cm(CmFailure::Ended)),
+        }
+    }
 }
 
 /// A connected queue pair, to be used as one. Dropping it disconnects and destroys it.
@@ -273,6 +284,14 @@ impl Connection {
     /// [`VerbsError::Io`] if there are no descriptors left.
     pub fn fd(&self) -> Result<BorrowedFd<'_>, VerbsError> {
         Ok(self.link.mailbox.fd()?)
+    }
+
+    /// The same descriptor, to be owned by a reactor.
+    ///
+    /// # Errors
+    /// As [`fd`](Self::fd).
+    pub fn notifier(&self) -> Result<Notifier, VerbsError> {
+        Notifier::new(&self.link.mailbox)
     }
 }
 

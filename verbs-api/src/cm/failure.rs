@@ -3,7 +3,7 @@
 use std::fmt;
 
 use rocinante_stack::cm::CmError;
-use rocinante_stack::wire::cm::RejReason;
+use rocinante_stack::wire::cm::{RejReason, SidrStatus};
 use rustix::io::Errno;
 
 use crate::error::VerbsError;
@@ -21,6 +21,11 @@ pub enum CmFailure {
     },
     /// The peer gave up, or ended the connection (`ECONNRESET`).
     Ended,
+    /// The peer has no queue pair for the datagrams of this service (`ECONNREFUSED`).
+    Unresolved {
+        /// Why.
+        status: SidrStatus,
+    },
     /// The call cannot be done: the port is taken (`EADDRINUSE`), private data is too long, or there are too many connections.
     Call(CmError),
 }
@@ -28,7 +33,7 @@ pub enum CmFailure {
 impl CmFailure {
     pub(crate) fn errno(&self) -> Errno {
         match self {
-            Self::Rejected { .. } => Errno::CONNREFUSED,
+            Self::Rejected { .. } | Self::Unresolved { .. } => Errno::CONNREFUSED,
             Self::Ended => Errno::CONNRESET,
             Self::Call(CmError::InUse) => Errno::ADDRINUSE,
             Self::Call(CmError::Full) => Errno::NOMEM,
@@ -51,6 +56,15 @@ impl fmt::Display for CmFailure {
                         f.write_str(": its backlog is full, try again or raise it")
                     }
                     RejReason::INVALID_MTU => f.write_str(": ask for a smaller path MTU"),
+                    _ => Ok(()),
+                }
+            }
+            Self::Unresolved { status } => {
+                write!(f, "the peer names no queue pair for datagrams: {status}")?;
+                match *status {
+                    SidrStatus::UNSUPPORTED => f.write_str(
+                        ": start the server first, and give both sides the same address and port",
+                    ),
                     _ => Ok(()),
                 }
             }

@@ -1,16 +1,17 @@
 //! The passive side.
 
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rocinante_stack::cm::{Accept, CmEvent, ConnId, ListenerId, Request as Asked};
 use rocinante_stack::types::Mtu;
+use rocinante_stack::verbs::QpType;
 use rocinante_stack::wire::cm::{PortSpace, RejReason, ServiceId, Transport};
 
 use super::connection::Connecting;
-use super::{Params, check_reliable, endpoint_of, side_of, soft_device};
+use super::{Params, endpoint_of, side_of, soft_device, transport_of};
 use crate::context::Context;
 use crate::error::VerbsError;
 use crate::qp::{ConnectOptions, PreparedQp};
@@ -33,7 +34,7 @@ impl Listener {
     ///
     /// # Errors
     /// [`VerbsError::Cm`] if somebody listens there already; [`VerbsError::Invalid`] for an address that the device has not, port 0,
-    /// or a device of the kernel.
+    /// or a device of the kernel; [`VerbsError::Io`] if there are no descriptors left.
     pub fn bind(ctx: &Context, address: SocketAddr, backlog: usize) -> Result<Self, VerbsError> {
         let device = soft_device(&ctx.device)?;
         let ip = (!address.ip().is_unspecified()).then_some(address.ip());
@@ -46,7 +47,9 @@ impl Listener {
         }
         let service = ServiceId::of_port(PortSpace::Tcp, address.port());
         let (id, mailbox) = device.cm_listen(service, ip, backlog)?;
-        Ok(Self { device: device.clone(), id, mailbox, address })
+        let listener = Self { device: device.clone(), id, mailbox, address };
+        listener.mailbox.fd()?;
+        Ok(listener)
     }
 
     /// Where it listens.
@@ -60,16 +63,9 @@ impl Listener {
     #[must_use]
     pub fn try_request(&self) -> Option<Request> {
         loop {
-            match self.mailbox.pop()? {
-                CmEvent::Request { conn, request, .. } if request.transport == Transport::Rc => {
-                    let device = self.device.clone();
-                    return Some(Request { device, conn, asked: request, decided: false });
-                }
-                CmEvent::Request { conn, .. } => {
-                    // Whether it hears of it or not, there is no connection.
-                    let _ = self.device.cm_reject(conn, RejReason::INVALID_TRANSPORT_TYPE, &[]);
-                }
-                _ => {}
+            if let CmEvent::Request { conn, request, .. } = self.mailbox.pop()? {
+                let device = self.device.clone();
+                return Some(Request { device, conn, asked: request, decided: false });
             }
         }
     }
@@ -90,13 +86,18 @@ impl Listener {
             self.device.cm_wait(&self.mailbox, deadline)?;
         }
     }
+}
 
-    /// A descriptor that is readable while [`try_request`](Self::try_request) has something.
-    ///
-    /// # Errors
-    /// [`VerbsError::Io`] if there are no descriptors left.
-    pub fn fd(&self) -> Result<BorrowedFd<'_>, VerbsError> {
-        Ok(self.mailbox.fd()?)
+/// Readable while [`try_request`](Listener::try_request) has something.
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.mailbox.fd().expect("made with the listener")
+    }
+}
+
+impl AsRawFd for Listener {
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
     }
 }
 
@@ -134,6 +135,13 @@ impl Request {
         &self.asked.private
     }
 
+    /// The type of queue pair that the peer asks for: a reliable connection, or an unreliable one.
+    #[must_use]
+    pub fn qp_type(&self) -> QpType {
+        // The connection manager hands over no others.
+        if self.asked.transport == Transport::Uc { QpType::Uc } else { QpType::Rc }
+    }
+
     /// The path MTU that the peer asks for; the connection has it, or there is none.
     #[must_use]
     pub fn mtu(&self) -> Mtu {
@@ -153,7 +161,15 @@ impl Request {
     /// [`VerbsError::Cm`] if the peer does not wait any more; [`VerbsError::Invalid`] for a queue pair of another device or address,
     /// or if the link does not take the path MTU that the peer asks for, which is told so; [`VerbsError::Path`]. The peer is rejected then.
     pub fn accept(mut self, qp: PreparedQp, params: &Params) -> Result<Connecting, VerbsError> {
-        check_reliable(&qp)?;
+        if transport_of(&qp)? != self.asked.transport {
+            self.decided = true;
+            self.device.cm_reject(self.conn, RejReason::INVALID_TRANSPORT_TYPE, &[])?;
+            let (asked, has) = (self.qp_type(), qp.qp_type());
+            let why = format!(
+                "the peer asks for {asked:?}, the queue pair is {has:?}: make it of the type that the request says"
+            );
+            return Err(VerbsError::Invalid(why));
+        }
         if !Arc::ptr_eq(soft_device(qp.device())?, &self.device) {
             let why = "the queue pair is another device's: make it on the one that listens";
             return Err(VerbsError::Invalid(why.into()));

@@ -1,7 +1,7 @@
 //! What is said over an exchange, and by whom not.
 
 use super::*;
-use std::io::Read;
+use std::io::{Read, Write};
 
 fn connected() -> (Exchange, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -95,7 +95,8 @@ fn whoever_is_busy_is_waited_for_as_long_as_that_can_be_seen() {
 #[test]
 fn whoever_does_not_read_is_named() {
     let (mut exchange, other) = connected();
-    exchange.stream.get_ref().set_write_timeout(Some(Duration::from_millis(100))).unwrap();
+    let Link::Tcp(stream) = &exchange.link else { panic!() };
+    stream.get_ref().set_write_timeout(Some(Duration::from_millis(100))).unwrap();
     let line = "x".repeat(64 << 20);
     let why = exchange.say(&line).unwrap_err().to_string();
     assert!(why.contains("does not read"), "{why}");
@@ -112,4 +113,86 @@ fn a_peer_at_another_point_is_told_apart() {
     let mut said = String::new();
     other.read_to_string(&mut said).unwrap();
     assert_eq!(said, "ready\n");
+}
+
+/// An exchange over queue pairs: the two sides of it.
+fn managed() -> [Exchange; 2] {
+    let (here, there) = crate::doc::addresses();
+    let server = Context::open(there).unwrap();
+    let at = SocketAddr::new(there, 7471);
+    let asking = std::thread::spawn(move || {
+        let ctx = Context::open(here).unwrap();
+        Exchange::connect_cm(&ctx, at, Duration::from_secs(10)).unwrap()
+    });
+    // Nobody listens at first.
+    std::thread::sleep(Duration::from_millis(50));
+    let listener = cm::Listener::bind(&server, at, 4).unwrap();
+    let request = listener.request(Some(Duration::from_secs(10))).unwrap();
+    let accepted = Exchange::accept_cm(&server, request).unwrap();
+    let asked = asking.join().unwrap();
+    assert_eq!((asked.peer(), accepted.local().unwrap().ip()), (at, there));
+    assert_eq!((accepted.peer().ip(), asked.local().unwrap().ip()), (here, here));
+    assert_eq!(asked.path_mtu(), accepted.path_mtu());
+    [asked, accepted]
+}
+
+#[test]
+fn lines_go_over_a_queue_pair_as_over_tcp() {
+    let [mut a, mut b] = managed();
+    assert_eq!(b.try_hear().unwrap(), None);
+    // Longer than all receives together.
+    let long = "long ".repeat(50_000);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            a.say("one").unwrap();
+            a.say("").unwrap();
+            a.say(&long).unwrap();
+            a.barrier("met").unwrap();
+        });
+        assert_eq!((b.hear().unwrap().as_str(), b.hear().unwrap().as_str()), ("one", ""));
+        assert_eq!(b.hear().unwrap(), long);
+        b.barrier("met").unwrap();
+    });
+    b.set_patience(Some(Duration::from_millis(300)));
+    let why = b.hear().unwrap_err().to_string();
+    assert!(why.contains("nothing within"), "{why}");
+    let watch = b.watch().unwrap();
+    assert!(!watch.is_gone());
+    a.give_up("enough");
+    assert!(watch.is_gone());
+    assert!(b.hear().unwrap_err().to_string().contains("gave up: enough"));
+}
+
+#[test]
+fn who_hangs_up_is_heard_to_the_end() {
+    let [mut a, mut b] = managed();
+    a.say("last words").unwrap();
+    drop(a);
+    assert_eq!(b.hear().unwrap(), "last words");
+    let why = b.hear().unwrap_err().to_string();
+    assert!(why.contains("it closed the connection"), "{why}");
+    assert!(b.watch().unwrap().is_gone() && b.say("x").is_err());
+}
+
+#[test]
+fn who_asks_for_another_kind_of_connection_is_told_so() {
+    let (here, there) = crate::doc::addresses();
+    let (server, client) = (Context::open(there).unwrap(), Context::open(here).unwrap());
+    let at = SocketAddr::new(there, 7471);
+    let listener = cm::Listener::bind(&server, at, 4).unwrap();
+    let asking = std::thread::spawn(move || {
+        let (pd, cq) = (client.alloc_pd(), client.create_cq(4).unwrap());
+        let qp = pd.qp(&cq, &cq).build().unwrap();
+        let patience = Duration::from_secs(10);
+        let rejected = cm::connect(qp, at, &cm::Params::default(), patience).unwrap_err();
+        let unheard = Exchange::connect_cm(&client, at, patience).unwrap_err();
+        (rejected, unheard.to_string())
+    });
+    let stranger = listener.request(Some(Duration::from_secs(10))).unwrap();
+    let why = Exchange::accept_cm(&server, stranger).unwrap_err().to_string();
+    assert!(why.contains("another kind"), "{why}");
+    listener.request(Some(Duration::from_secs(10))).unwrap().reject(b"not now").unwrap();
+    let (rejected, unheard) = asking.join().unwrap();
+    assert_eq!(rejected.errno(), 111);
+    assert!(unheard.contains("cannot connect to") && unheard.contains("not now"), "{unheard}");
 }

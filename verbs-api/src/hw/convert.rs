@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::ptr;
 
 use rocinante_netdev::PortStats;
-use rocinante_stack::mem::{Access, Sge};
+use rocinante_stack::mem::{Access, MwType, Sge};
 use rocinante_stack::stats::Counters;
 use rocinante_stack::types::{Key, Mtu, Psn, Qpn};
 use rocinante_stack::verbs::{
@@ -17,7 +17,7 @@ use rustix::io::Errno;
 
 use super::ffi::abi::{self, mask, send_flags};
 use super::{Atomics, HardwareAttr, ffi};
-use crate::context::Limits;
+use crate::context::{Limits, MwSupport, OptionalOperations};
 use crate::event::AsyncEvent;
 use crate::qp::{PeerPath, QpCaps};
 
@@ -65,13 +65,13 @@ pub(super) fn mtu(number: c_int) -> Option<Mtu> {
 
 /// `enum ibv_access_flags`: our bits are the same.
 pub(super) fn access_flags(access: Access) -> c_int {
-    // Four bits.
-    access.bits() as c_int
+    // A zero-based region is registered at 0, which every device can.
+    access.without(Access::ZERO_BASED).bits() as c_int
 }
 
 /// The flags that we know; others are left out.
 pub(super) fn access(flags: c_uint) -> Access {
-    Access::from_bits(flags & Access::ALL.bits()).unwrap_or(Access::NONE)
+    Access::from_bits(flags & Access::KNOWN.bits()).unwrap_or(Access::NONE)
 }
 
 /// An IPv4 address stands for its IPv4-mapped GID.
@@ -107,6 +107,7 @@ pub(super) fn limits(attr: &abi::DeviceAttr) -> Limits {
     Limits {
         max_qp: count(attr.max_qp),
         max_mr: count(attr.max_mr),
+        max_mw: count(attr.max_mw),
         max_cq: count(attr.max_cq),
         max_cqe: count(attr.max_cqe),
         max_qp_wr: count(attr.max_qp_wr),
@@ -116,6 +117,30 @@ pub(super) fn limits(attr: &abi::DeviceAttr) -> Limits {
         max_srq_wr: count(attr.max_srq_wr),
         max_srq_sge: count(attr.max_srq_sge),
         max_qp_rd_atom: count(attr.max_qp_rd_atom).min(count(attr.max_qp_init_rd_atom)),
+    }
+}
+
+/// Of `enum ib_uverbs_device_cap_flags`.
+pub(super) fn optional(flags: u64) -> OptionalOperations {
+    let has = |bit: u32| flags >> bit & 1 == 1;
+    OptionalOperations { flush_global: has(38), flush_persistent: has(39), atomic_write: has(40) }
+}
+
+/// Which memory windows a device has.
+pub(super) fn windows(attr: &abi::DeviceAttr) -> MwSupport {
+    let has = |bit| attr.device_cap_flags & bit != 0;
+    MwSupport {
+        type_1: has(abi::cap::MEM_WINDOW),
+        type_2a: has(abi::cap::MEM_WINDOW_TYPE_2A),
+        type_2b: has(abi::cap::MEM_WINDOW_TYPE_2B),
+    }
+}
+
+/// `enum ibv_mw_type`.
+pub(super) fn mw_type_number(mw_type: MwType) -> c_int {
+    match mw_type {
+        MwType::Type1 => 1,
+        MwType::Type2 => 2,
     }
 }
 
@@ -301,10 +326,10 @@ pub(super) fn path(path: &PeerPath, sgid_index: u8, port: u8) -> abi::AhAttr {
 }
 
 /// A send request as the library wants it, and the element for its inline data, which its list must name then. Both are good as long as
-/// what `wr` borrows, and as `ah`, the address of the handle of a datagram.
+/// what `wr` borrows, and as `ah`, the address of the handle of a datagram. `None` for what has no such form.
 #[inline]
-pub(super) fn send_wr(wr: &SendWr<'_>, ah: u64) -> (abi::SendWr, Option<Sge>) {
-    let (opcode, imm, remote) = operation(&wr.op, ah);
+pub(super) fn send_wr(wr: &SendWr<'_>, ah: u64) -> Option<(abi::SendWr, Option<Sge>)> {
+    let (opcode, imm, remote) = operation(&wr.op, ah)?;
     let mut flags = 0;
     for (wanted, flag) in [
         (wr.signaled, send_flags::SIGNALED),
@@ -324,7 +349,8 @@ pub(super) fn send_wr(wr: &SendWr<'_>, ah: u64) -> (abi::SendWr, Option<Sge>) {
         send_flags: flags,
         imm_data: imm,
         wr: remote,
-        unused: [0; 7],
+        unused: 0,
+        bind_mw: bind(&wr.op),
     };
     let inline = match wr.data {
         SendData::Sges(list) => {
@@ -339,12 +365,26 @@ pub(super) fn send_wr(wr: &SendWr<'_>, ah: u64) -> (abi::SendWr, Option<Sge>) {
             Some(Sge { addr: bytes.as_ptr() as u64, len: bytes.len() as u32, lkey: Key::default() })
         }
     };
-    (out, inline)
+    Some((out, inline))
 }
 
-/// Opcode, immediate data, and the union `wr`.
+/// What a request binds, but for window and region, which the library wants by their addresses.
 #[inline]
-fn operation(op: &SendOp, ah: u64) -> (c_int, [u8; 4], abi::Remote) {
+fn bind(op: &SendOp) -> abi::BindMw {
+    let none = abi::BindMw::NONE;
+    match *op {
+        SendOp::BindMw { rkey, addr, len, access, .. } => {
+            let info =
+                abi::MwBindInfo { addr, length: len, access: access.bits() as c_uint, ..none.info };
+            abi::BindMw { rkey: rkey.0, info, ..none }
+        }
+        _ => none,
+    }
+}
+
+/// Opcode, immediate data or the key to invalidate, and the union `wr`.
+#[inline]
+fn operation(op: &SendOp, ah: u64) -> Option<(c_int, [u8; 4], abi::Remote)> {
     // Two numbers in the place of one.
     let pair = |first: u32, second: u32| {
         let (low, high) =
@@ -362,7 +402,7 @@ fn operation(op: &SendOp, ah: u64) -> (c_int, [u8; 4], abi::Remote) {
         compare_add: pair(to.qpn.value(), to.qkey),
         ..abi::Remote::default()
     };
-    match *op {
+    Some(match *op {
         SendOp::Write { remote, rkey, imm: None } => (0, [0; 4], rdma(remote, rkey.0)),
         SendOp::Write { remote, rkey, imm: Some(imm) } => (1, imm, rdma(remote, rkey.0)),
         SendOp::Send { imm: None } => (2, [0; 4], abi::Remote::default()),
@@ -378,7 +418,11 @@ fn operation(op: &SendOp, ah: u64) -> (c_int, [u8; 4], abi::Remote) {
             let wr = abi::Remote { remote_addr: remote, compare_add: add, swap: 0, rkey: rkey.0 };
             (6, [0; 4], wr)
         }
-    }
+        SendOp::LocalInv { rkey } => (7, rkey.0.to_ne_bytes(), abi::Remote::default()),
+        SendOp::BindMw { .. } => (8, [0; 4], abi::Remote::default()),
+        SendOp::SendInv { rkey } => (9, rkey.0.to_ne_bytes(), abi::Remote::default()),
+        SendOp::Flush { .. } | SendOp::AtomicWrite { .. } => return None,
+    })
 }
 
 /// A receive request as the library wants it; as [`send_wr`].
@@ -434,6 +478,10 @@ pub(super) fn wc_opcode(number: c_int) -> Option<WcOpcode> {
         2 => WcOpcode::RdmaRead,
         3 => WcOpcode::CompSwap,
         4 => WcOpcode::FetchAdd,
+        8 => WcOpcode::Flush,
+        9 => WcOpcode::AtomicWrite,
+        5 => WcOpcode::BindMw,
+        6 => WcOpcode::LocalInv,
         128 => WcOpcode::Recv,
         129 => WcOpcode::RecvRdmaWithImm,
         _ => return None,
@@ -456,6 +504,8 @@ pub(super) fn cqe(wc: &abi::Wc) -> Cqe {
         opcode: wc_opcode(wc.opcode).unwrap_or(WcOpcode::Send),
         byte_len: if success { wc.byte_len } else { 0 },
         imm: (success && wc.wc_flags & abi::WC_WITH_IMM != 0).then_some(wc.imm_data),
+        invalidated: (success && wc.wc_flags & abi::WC_WITH_INV != 0)
+            .then(|| Key(u32::from_ne_bytes(wc.imm_data))),
         qpn: Qpn::new(wc.qp_num),
         // Soft-RoCE says of every receive that it has the header: whose receives are datagrams the queue knows.
         src_qp: (success && wc.opcode == WC_RECV && wc.wc_flags & abi::WC_GRH != 0)

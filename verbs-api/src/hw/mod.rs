@@ -6,7 +6,9 @@ mod ah;
 mod convert;
 mod error;
 mod ffi;
+mod groups;
 mod mr;
+mod mw;
 mod queue;
 mod srq;
 mod sysfs;
@@ -16,6 +18,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use parking_lot::RwLock;
 use rocinante_netdev::PortStats;
@@ -27,11 +30,12 @@ use rocinante_stack::verbs::AhId;
 pub(crate) use self::ah::Ah;
 pub use self::error::HardwareError;
 use self::ffi::Library;
-pub(crate) use self::mr::Registration;
+pub(crate) use self::mr::{Change, Registration};
+pub(crate) use self::mw::Window;
 pub(crate) use self::queue::{Channel, Cq, Qp, QpInitAttr};
 pub(crate) use self::srq::Srq;
 pub use self::sysfs::{HardwareDevice, HardwareGid, HardwarePort, hardware_devices};
-use crate::context::{DeviceCounters, Limits};
+use crate::context::{DeviceCounters, Limits, MwSupport, OptionalOperations};
 use crate::error::VerbsError;
 use crate::event::AsyncEvent;
 
@@ -78,9 +82,15 @@ pub enum Atomics {
 pub(crate) struct Device {
     /// Address handles by their numbers. Before the device: they go first.
     ahs: RwLock<HashMap<AhId, ffi::Ah>>,
+    /// Windows, which likewise go first.
+    windows: RwLock<ffi::Windows>,
+    /// Whether there ever was one.
+    has_windows: AtomicBool,
+    pub(crate) mw_support: MwSupport,
     context: Arc<ffi::Context>,
     pub(crate) name: String,
     pub(crate) limits: Limits,
+    pub(crate) optional: OptionalOperations,
     pub(crate) active_mtu: Mtu,
     pub(crate) gids: Vec<IpAddr>,
     pub(crate) attr: HardwareAttr,
@@ -152,6 +162,10 @@ impl Device {
         let (gids, gid_indices) = gids.map(|gid| (gid.address, gid.index)).unzip();
         Ok(Arc::new(Self {
             ahs: RwLock::default(),
+            optional: convert::optional(context.capabilities()),
+            windows: RwLock::default(),
+            has_windows: AtomicBool::new(false),
+            mw_support: convert::windows(&attr),
             context: Arc::new(context),
             name: device.name.clone(),
             limits: convert::limits(&attr),

@@ -8,11 +8,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use rocinante_stack::types::Qpn;
-use rocinante_stack::verbs::{Cqe, QpState, QpType, RecvWr, SendWr};
+use parking_lot::Mutex;
+use rocinante_stack::types::{Key, Qpn};
+use rocinante_stack::verbs::{Cqe, QpState, QpType, RecvWr, SendWr, WcOpcode, WcStatus};
 use rocinante_stack::{ModifyError, PeerAddress, PostError, QpAttr};
 use rustix::io::Errno;
 
+use super::groups::Membership;
 use super::{Device, Pd, Srq, convert, error, ffi};
 use crate::error::VerbsError;
 use crate::listeners::{Listeners, fresh_number};
@@ -95,6 +97,14 @@ impl Cq {
         let mut cqe = convert::cqe(wc);
         if !self.datagrams.load(Ordering::Relaxed) {
             cqe.src_qp = None;
+            // Nothing that we take says that a checksum is right.
+            if wc.wc_flags & ffi::abi::WC_IP_CSUM_OK != 0
+                && self.device.attr.vendor_id == RXE_VENDOR
+                && cqe.opcode == WcOpcode::Recv
+                && cqe.status == WcStatus::Success
+            {
+                cqe.invalidated = Some(Key(u32::from_ne_bytes(wc.imm_data)));
+            }
         }
         cqe
     }
@@ -108,6 +118,9 @@ impl Cq {
         armed.map_err(|error| error::failed("ibv_req_notify_cq", error))
     }
 }
+
+/// `RXE_VENDOR_ID` of Linux.
+const RXE_VENDOR: u32 = 0xff_ffff;
 
 #[cold]
 fn poll_failed(error: io::Error) -> VerbsError {
@@ -170,11 +183,12 @@ pub(crate) struct QpInitAttr<'a> {
 /// A queue pair; dropping it destroys it.
 #[derive(Debug)]
 pub(crate) struct Qp {
-    raw: ffi::Qp,
-    device: Arc<Device>,
-    state: StateCell,
-    rules: SendRules,
-    local: IpAddr,
+    pub(super) raw: ffi::Qp,
+    pub(super) groups: Mutex<Vec<Membership>>,
+    pub(super) device: Arc<Device>,
+    pub(super) state: StateCell,
+    pub(super) rules: SendRules,
+    pub(super) local: IpAddr,
     /// Where that is in the device's table.
     gid_index: u8,
 }
@@ -185,7 +199,15 @@ impl Qp {
         let cqs = [&attr.send_cq.raw, &attr.recv_cq.raw];
         let qp_type = convert::qp_type_number(attr.qp_type);
         let srq = attr.srq.map(Srq::raw);
-        let raw = ffi::Qp::create(pd.raw()?, cqs, srq, qp_type, attr.caps.into(), attr.sq_sig_all)
+        let operations = match attr.qp_type {
+            QpType::Rc => {
+                let has = pd.device.optional;
+                ffi::SendOps::new(has.flush_global || has.flush_persistent, has.atomic_write)
+            }
+            QpType::Uc | QpType::Ud => ffi::SendOps::USUAL,
+        };
+        let (caps, all) = (attr.caps.into(), attr.sq_sig_all);
+        let raw = ffi::Qp::create(pd.raw()?, cqs, srq, qp_type, caps, all, operations)
             .map_err(|error| cannot_create(&attr.caps, error))?;
         if attr.qp_type == QpType::Ud {
             attr.recv_cq.datagrams.store(true, Ordering::Relaxed);
@@ -194,6 +216,7 @@ impl Qp {
         let (caps, qp_type, mtu) = (raw.caps(), attr.qp_type, device.active_mtu);
         Ok(Self {
             raw,
+            groups: Mutex::default(),
             state: StateCell::default(),
             rules: SendRules { caps, qp_type, mtu },
             local: device.gids[attr.gid_index],
@@ -246,9 +269,36 @@ impl Qp {
         if !self.state.get().takes_sends() {
             return wrong_state(list.len());
         }
+        if self.device.has_windows.load(Ordering::Acquire)
+            && list.iter().any(|wr| wr.op.bind().is_some())
+        {
+            return self.post_with_binds(list);
+        }
         // While it is read, no handle goes away.
         let ahs = (self.rules.qp_type == QpType::Ud).then(|| self.device.ahs.read());
         self.raw.post_send(list, &self.rules, ahs.as_deref())
+    }
+
+    /// The same with requests that bind windows: these are posted one by one, because the library reads a window's key when it is called.
+    #[cold]
+    fn post_with_binds(&self, list: &[SendWr<'_>]) -> Result<(), PostListError> {
+        let mut windows = self.device.windows.write();
+        let at = |index| move |error| PostListError { index, error };
+        let mut index = 0;
+        for part in list.chunk_by(|a, b| a.op.bind().is_none() && b.op.bind().is_none()) {
+            match part[0].op.bind() {
+                None => self
+                    .raw
+                    .post_send(part, &self.rules, None)
+                    .map_err(|refused| PostListError { index: index + refused.index, ..refused })?,
+                Some(bind) => {
+                    self.rules.check(&part[0]).map_err(at(index))?;
+                    self.raw.post_bind(&part[0], &bind, &mut windows).map_err(at(index))?;
+                }
+            }
+            index += part.len();
+        }
+        Ok(())
     }
 
     #[inline]

@@ -69,12 +69,16 @@ impl SendRules {
             return Err(PostError::BeyondMtu);
         }
         match (wr.op, wr.data) {
-            (op, SendData::Inline(_)) if op.has_response() => Err(PostError::InlineResponse),
+            (op, SendData::Inline(_)) if op.has_result() => Err(PostError::InlineResponse),
             (SendOp::CompareSwap { remote, .. } | SendOp::FetchAdd { remote, .. }, _)
                 if remote % 8 != 0 || len < 8 =>
             {
                 Err(PostError::BadAtomic)
             }
+            (SendOp::AtomicWrite { remote, .. }, _) if remote % 8 != 0 || len != 8 => {
+                Err(PostError::BadAtomic)
+            }
+            (SendOp::Flush { .. }, _) if len > 0 => Err(PostError::FlushData),
             _ => Ok(()),
         }
     }

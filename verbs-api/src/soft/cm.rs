@@ -21,6 +21,7 @@ use rocinante_stack::wire::cm::{RejReason, ServiceId};
 
 use super::Device;
 use super::shard::Shard;
+use super::sidr::Services;
 use crate::error::VerbsError;
 use crate::wake;
 
@@ -34,7 +35,7 @@ pub(crate) struct Mailbox {
 }
 
 impl Mailbox {
-    fn push(&self, event: CmEvent) {
+    pub(super) fn push(&self, event: CmEvent) {
         let mut events = self.events.lock();
         events.push_back(event);
         if let Some(fd) = self.fd.get() {
@@ -58,15 +59,21 @@ impl Mailbox {
     }
 
     fn has_request(&self, of: ConnId) -> bool {
-        let of_it = |event: &CmEvent| matches!(event, CmEvent::Request { conn, .. } if *conn == of);
-        self.events.lock().iter().any(of_it)
+        self.any(|event| matches!(event, CmEvent::Request { conn, .. } if *conn == of))
+    }
+
+    pub(super) fn any(&self, of: impl Fn(&CmEvent) -> bool) -> bool {
+        self.events.lock().iter().any(of)
+    }
+
+    /// Leaves out what nobody shall hear of any more.
+    pub(super) fn retain(&self, keep: impl Fn(&CmEvent) -> bool) {
+        self.events.lock().retain(keep);
     }
 
     /// A peer does not ask any more.
     fn withdraw(&self, gone: ConnId) {
-        let of_it =
-            |event: &CmEvent| matches!(event, CmEvent::Request { conn, .. } if *conn == gone);
-        self.events.lock().retain(|event| !of_it(event));
+        self.retain(|event| !matches!(event, CmEvent::Request { conn, .. } if *conn == gone));
     }
 
     /// Readable while there are events, and once the connection is over. Made when it is first asked for: few connections need one.
@@ -87,7 +94,11 @@ impl Mailbox {
 fn is_last(event: &CmEvent) -> bool {
     matches!(
         event,
-        CmEvent::Disconnected { .. } | CmEvent::Rejected { .. } | CmEvent::TimedOut { .. }
+        CmEvent::Disconnected { .. }
+            | CmEvent::Rejected { .. }
+            | CmEvent::TimedOut { .. }
+            | CmEvent::Resolved { .. }
+            | CmEvent::Unresolved { .. }
     )
 }
 
@@ -102,6 +113,7 @@ pub(super) struct Post {
     listeners: BTreeMap<ListenerId, Arc<Mailbox>>,
     /// Who was told of a connection that a peer asked for.
     asked: BTreeMap<ConnId, ListenerId>,
+    pub(super) services: Services,
 }
 
 impl Post {
@@ -154,7 +166,7 @@ const PATH_IDLE: u64 = 20_000_000_000;
 
 impl Shard {
     /// The connection manager.
-    fn cm(&mut self) -> &mut ConnectionManager {
+    pub(super) fn cm(&mut self) -> &mut ConnectionManager {
         self.engine.cm().expect("started with the device")
     }
 
@@ -194,7 +206,10 @@ impl Shard {
                 self.post.release(*conn);
                 return;
             }
-            CmEvent::Resolved { .. } | CmEvent::Unresolved { .. } => return,
+            CmEvent::Asked { .. }
+            | CmEvent::AskOver { .. }
+            | CmEvent::Resolved { .. }
+            | CmEvent::Unresolved { .. } => return self.deliver_service(event),
             CmEvent::Disconnected { conn, .. } => {
                 let conn = *conn;
                 if let Some((qpn, _)) = self.post.conns.get(&conn) {
@@ -271,7 +286,7 @@ impl Shard {
 
 impl Device {
     /// Does something with the connection manager, and what follows from it.
-    fn with_cm<T>(&self, call: impl FnOnce(&mut ConnectionManager, Time) -> T) -> T {
+    pub(super) fn with_cm<T>(&self, call: impl FnOnce(&mut ConnectionManager, Time) -> T) -> T {
         let mut shard = self.core.hold();
         let now = shard.now();
         let result = call(shard.cm(), now);
@@ -320,6 +335,7 @@ impl Device {
         let now = shard.now();
         shard.cm().accept(now, conn, accept)?;
         let mailbox = shard.own(conn, accept.side.qpn);
+        shard.engine.await_message(accept.side.qpn, conn);
         shard.serve_cm(now);
         Ok(mailbox)
     }

@@ -17,6 +17,7 @@ use rocinante_stack::types::Time;
 use super::front::QpShared;
 use super::shard::Shard;
 use super::spin::Spin;
+use super::staging::Staging;
 use crate::event::AsyncEvent;
 use crate::wake;
 
@@ -24,10 +25,8 @@ use crate::wake;
 #[derive(Debug)]
 pub(crate) struct Core {
     pub(crate) shard: Mutex<Shard>,
-    /// Work was left for whoever holds the lock.
-    doorbell: AtomicBool,
-    /// Queue pairs with work requests that were posted while somebody else held the lock.
-    staged: Mutex<Vec<Arc<QpShared>>>,
+    /// Work that was left for whoever holds the lock.
+    staging: Arc<Staging>,
     /// Moves whenever the program drives.
     epoch: AtomicU64,
     /// Threads of the program that sleep on the port and drive when it wakes them.
@@ -58,9 +57,8 @@ impl Core {
         let port_fd = shard.port.wait_fd().try_clone_to_owned()?;
         Ok(Self {
             port_fd,
+            staging: shard.staging.clone(),
             shard: Mutex::new(shard),
-            doorbell: AtomicBool::new(false),
-            staged: Mutex::new(Vec::with_capacity(16)),
             epoch: AtomicU64::new(0),
             waiters: AtomicU32::new(0),
             parked_until: AtomicU64::new(0),
@@ -109,27 +107,18 @@ impl Core {
             self.parked_until.store(0, Ordering::Relaxed);
             wake::notify(&self.kick);
         }
-        self.doorbell.load(Ordering::Relaxed)
+        self.staging.has_some()
     }
 
     /// Leaves posted work to whoever holds the lock.
     pub(crate) fn leave(&self, qp: &Arc<QpShared>) {
-        self.staged.lock().push(qp.clone());
-        self.doorbell.store(true, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
+        self.staging.leave(qp);
     }
 
     /// Posts what was left.
     #[inline]
     pub(crate) fn take_staged(&self, shard: &mut Shard) {
-        if !self.doorbell.load(Ordering::Acquire) {
-            return;
-        }
-        self.doorbell.store(false, Ordering::SeqCst);
-        loop {
-            let Some(qp) = self.staged.lock().pop() else { return };
-            qp.post_staged(shard);
-        }
+        self.staging.take(&mut shard.engine, &mut shard.host);
     }
 
     fn collect_events(&self, shard: &mut Shard) {
@@ -185,7 +174,7 @@ impl Core {
             self.collect_events(&mut shard);
             drop(shard);
             fence(Ordering::SeqCst);
-            if self.doorbell.load(Ordering::Relaxed) {
+            if self.staging.has_some() {
                 sleep = Some(Duration::ZERO);
             }
         } else {
@@ -215,7 +204,7 @@ impl Core {
             let epoch = self.epoch.load(Ordering::Relaxed);
             // Work that was left while this thread held the lock is this thread's.
             fence(Ordering::SeqCst);
-            let rung = self.doorbell.load(Ordering::Relaxed);
+            let rung = self.staging.has_some();
             if !rung && (epoch != seen || self.waiters.load(Ordering::SeqCst) > 0) {
                 if std::mem::take(&mut look) {
                     self.look(false);
@@ -311,7 +300,7 @@ impl Core {
         drop(shard);
         fence(Ordering::SeqCst);
         let mut woken = false;
-        let awaited = self.doorbell.load(Ordering::Relaxed) || self.stop.load(Ordering::SeqCst);
+        let awaited = self.staging.has_some() || self.stop.load(Ordering::SeqCst);
         if !awaited && may() {
             let sleep = due.map(|due: Time| Duration::from_nanos(due.since(now)));
             woken = wake::wait(port, self.kick.as_fd(), sleep);

@@ -4,12 +4,12 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use rocinante_stack::PostError;
 use rocinante_stack::mem::Sge;
 use rocinante_stack::types::Qpn;
 use rocinante_stack::verbs::{QpState, RecvWr, SendData, SendOp, SendWr};
+use rocinante_stack::{Engine, PostError};
 
-use super::shard::Shard;
+use super::host::Host;
 use crate::qp::{QpCaps, SendRules, StateCell};
 
 /// What a queue pair shares between those who post and those who drive.
@@ -88,8 +88,8 @@ impl QpShared {
     }
 
     /// Gives staged requests to the engine.
-    pub(crate) fn post_staged(&self, shard: &mut Shard) {
-        self.front.lock().give(self.qpn, shard);
+    pub(super) fn post_staged(&self, engine: &mut Engine, host: &mut Host) {
+        self.front.lock().give(self.qpn, engine, host);
     }
 
     pub(super) fn check_send(&self, front: &Front, wr: &SendWr<'_>) -> Result<(), PostError> {
@@ -140,7 +140,7 @@ impl Front {
 
     /// Gives what is staged to the engine. It was checked when it was posted; an engine that refuses it now has
     /// been reset meanwhile, and forgets it as a reset does.
-    pub(super) fn give(&mut self, qpn: Qpn, shard: &mut Shard) {
+    pub(super) fn give(&mut self, qpn: Qpn, engine: &mut Engine, host: &mut Host) {
         self.listed = false;
         if self.staged.is_empty() {
             return;
@@ -161,13 +161,13 @@ impl Front {
                     };
                     let [signaled, solicited, fence] = flags;
                     let wr = SendWr { wr_id, op, data, signaled, solicited, fence };
-                    let _ = shard.engine.post_send(qpn, &wr, &mut shard.host);
+                    let _ = engine.post_send(qpn, &wr, host);
                 }
                 Staged::Recv { wr_id, sges } => {
                     let list = &self.sges[sge..sge + sges as usize];
                     sge += sges as usize;
                     let wr = RecvWr { wr_id, sges: list };
-                    let _ = shard.engine.post_recv(qpn, &wr, &mut shard.host);
+                    let _ = engine.post_recv(qpn, &wr, host);
                 }
             }
         }

@@ -98,6 +98,10 @@ impl Memory for Host {
         &self.regions
     }
 
+    fn regions_mut(&mut self) -> &mut RegionTable {
+        &mut self.regions
+    }
+
     #[inline]
     fn place(&mut self, dst: Checked<Write>, src: &[u8]) {
         let range = Range { address: dst.host(), len: dst.len() as usize };

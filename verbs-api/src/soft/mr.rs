@@ -1,10 +1,11 @@
-//! Entries of the region table.
+//! Regions in the region table.
 
 use std::sync::Arc;
 
-use rocinante_stack::mem::{Access, AccessError, PdId, Region};
-use rocinante_stack::types::Key;
+use rocinante_stack::mem::{Access, AccessError, Accessor, PdId, Region};
+use rocinante_stack::types::{Key, Qpn};
 
+use super::core::Held;
 use super::{Device, Pd};
 use crate::error::VerbsError;
 use crate::memory::Range;
@@ -18,20 +19,28 @@ pub(crate) struct Registration {
     removed: bool,
 }
 
+/// What a region shall be from now on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Change<'a> {
+    /// Another domain.
+    pub(crate) pd: Option<&'a Pd>,
+    pub(crate) range: Range,
+    pub(crate) access: Access,
+}
+
 impl Registration {
     pub(crate) fn insert(pd: &Pd, range: Range, access: Access) -> Result<Self, VerbsError> {
+        if access.admits(Access::FLUSH_PERSISTENT) {
+            return Err(VerbsError::Invalid(
+                "FLUSH_PERSISTENT is for persistent memory, and this device knows of none: register with FLUSH_GLOBAL".into(),
+            ));
+        }
         let random = crate::context::random()?;
-        let region = Region {
-            pd: pd.id,
-            start: range.address,
-            len: range.len as u64,
-            host: range.address,
-            access,
-        };
         let device = &pd.device;
+        let region = region(pd.id, range, access);
         let key = device.core.hold().host.regions.insert(region, random);
         let key = key.ok_or(VerbsError::Limit {
-            what: "memory regions",
+            what: "memory regions and windows",
             max: u64::from(device.limits.max_mr),
         })?;
         Ok(Self { device: device.clone(), pd: pd.id, key, removed: false })
@@ -41,8 +50,8 @@ impl Registration {
         self.key
     }
 
-    /// Removes the region, unless a posted request names it.
-    pub(crate) fn remove(&mut self) -> Result<(), VerbsError> {
+    /// The shard, if neither a posted request nor a window names the region.
+    fn unused(&self) -> Result<Held<'_>, VerbsError> {
         let core = &self.device.core;
         let mut shard = core.hold();
         // Requests that wait to be posted name regions too.
@@ -53,16 +62,45 @@ impl Registration {
         if shard.engine.uses_key(self.key) {
             return Err(VerbsError::Busy("a posted work request names the region"));
         }
-        shard.host.regions.remove(self.key);
+        if shard.host.regions.has_windows(self.key) {
+            return Err(VerbsError::Busy("a memory window is bound to the region"));
+        }
+        Ok(shard)
+    }
+
+    /// Removes the region, unless a posted request names it or a window is bound to it.
+    pub(crate) fn remove(&mut self) -> Result<(), VerbsError> {
+        self.unused()?.host.regions.remove(self.key);
         self.removed = true;
+        Ok(())
+    }
+
+    /// The region becomes another one, with another key, unless a posted request names it or a window is bound to it.
+    pub(crate) fn change(&mut self, change: &Change<'_>) -> Result<(), VerbsError> {
+        if change.pd.is_some_and(|pd| !Arc::ptr_eq(&pd.device, &self.device)) {
+            return Err(VerbsError::Invalid("the domain belongs to another device".into()));
+        }
+        let random = crate::context::random()?;
+        let pd = change.pd.map_or(self.pd, |pd| pd.id);
+        let region = region(pd, change.range, change.access);
+        let key = self.unused()?.host.regions.replace(self.key, region, random);
+        let wraps = || VerbsError::Invalid("the memory wraps around the address space".into());
+        self.key = key.ok_or_else(wraps)?;
+        self.pd = pd;
         Ok(())
     }
 
     /// Why an access of a peer would be refused.
     pub(crate) fn check(&self, address: u64, len: u32, need: Access) -> Result<(), AccessError> {
         let shard = self.device.core.hold();
-        shard.host.regions.check(self.key, self.pd, address, len, need).map(|_| ())
+        // A region admits every queue pair of its domain.
+        let by = Accessor { pd: self.pd, qpn: Qpn::default() };
+        shard.host.regions.check(self.key, by, address, len, need).map(|_| ())
     }
+}
+
+fn region(pd: PdId, range: Range, access: Access) -> Region {
+    Region { pd, start: range.start(access), len: range.len as u64, host: range.address, access }
 }
 
 impl Drop for Registration {

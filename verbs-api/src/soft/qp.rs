@@ -32,8 +32,8 @@ pub(crate) struct QpInitAttr<'a> {
 #[derive(Debug)]
 pub(crate) struct Qp {
     shared: Arc<QpShared>,
-    device: Arc<Device>,
-    qpn: Qpn,
+    pub(super) device: Arc<Device>,
+    pub(super) qpn: Qpn,
     cookie: u32,
     local: IpAddr,
     path: Mutex<Option<u32>>,
@@ -96,6 +96,7 @@ impl Qp {
         let state = shard.engine.query_qp(self.qpn).map_or(QpState::Err, |(state, _, _)| state);
         self.shared.set_state(state);
         if attr.state == Some(QpState::Reset) && result.is_ok() {
+            shard.host.regions.free_windows(self.qpn);
             self.shared.forget_posted();
         }
         let now = shard.now();
@@ -130,7 +131,7 @@ impl Qp {
         let mut failed = None;
         if let Some(mut guard) = self.device.core.shard.try_lock() {
             let shard = &mut *guard;
-            front.give(self.qpn, shard);
+            front.give(self.qpn, &mut shard.engine, &mut shard.host);
             let busy = shard.engine.is_busy(self.qpn);
             let mut count = 0;
             for (index, wr) in list.iter().enumerate() {
@@ -171,7 +172,7 @@ impl Qp {
         let mut failed = None;
         if let Some(mut guard) = self.device.core.shard.try_lock() {
             let shard = &mut *guard;
-            front.give(self.qpn, shard);
+            front.give(self.qpn, &mut shard.engine, &mut shard.host);
             for (index, wr) in list.iter().enumerate() {
                 let posted = self
                     .shared
@@ -217,8 +218,10 @@ impl Drop for Qp {
     fn drop(&mut self) {
         let mut shard = self.device.core.hold();
         self.shared.forget_staged();
+        self.detach_all(&mut shard);
         let gone: Result<(), ModifyError> = shard.engine.destroy_qp(self.qpn);
         debug_assert!(gone.is_ok());
+        shard.host.regions.free_windows(self.qpn);
         shard.host.qps.remove(self.cookie);
         if let Some(path) = self.path.lock().take() {
             shard.remove_path(path);

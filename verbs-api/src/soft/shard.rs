@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Instant;
 
 use rocinante_netdev::{AnyPort, PathId, PathSpec, Port, RxDatagram, RxIpId};
@@ -13,6 +14,7 @@ use rocinante_stack::{Datagram, Engine, IpId, TxSink, TxStop};
 
 use super::cm::Post;
 use super::host::Host;
+use super::staging::Staging;
 use crate::event::AsyncEvent;
 
 /// What one thread at a time drives.
@@ -23,6 +25,8 @@ pub(crate) struct Shard {
     paths: Paths,
     /// What the connection manager sends and says.
     pub(super) post: Post,
+    /// What is posted by threads that do not hold the shard.
+    pub(super) staging: Arc<Staging>,
     started: Instant,
     maintain_at: Time,
     /// Work requests posted since the last transmission.
@@ -71,6 +75,7 @@ impl Shard {
             host,
             paths: Paths::default(),
             post: Post::default(),
+            staging: Arc::default(),
             started: Instant::now(),
             maintain_at: Time(0),
             deferred: 0,
@@ -206,8 +211,10 @@ impl Shard {
         if self.broken.is_some() {
             return 0;
         }
-        let (engine, host) = (&mut self.engine, &mut self.host);
+        let (engine, host, staging) = (&mut self.engine, &mut self.host, &self.staging);
         let received = self.port.receive(RX_BURST, |datagram| {
+            // A receive that was posted before the peer sent is there for what it sent, whoever drives.
+            staging.take(engine, host);
             engine.handle_datagram(now, &translate(&datagram), host);
         });
         received.unwrap_or_else(|error| {

@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use rocinante::{
-    Access, Budget, CompChannel, ConnectOptions, Context, Cq, Endpoint, Key, Mr, Mtu, PreparedQp,
-    Psn, Qp, QpState, Qpn, WcStatus,
+    Access, Ah, Budget, CompChannel, ConnectOptions, Context, Cq, Endpoint, Key, Mr, Mtu, PeerPath,
+    PreparedQp, Psn, Qp, QpState, QpType, Qpn, WcStatus,
 };
 
 use super::message::Keys;
@@ -25,6 +25,8 @@ pub const PAGE: u32 = 4096;
 pub const CACHE_LINE: u32 = 64;
 /// How long a peer whose words have ended may finish what is on its way.
 const GRACE: Duration = Duration::from_secs(1);
+/// Of both sides' datagrams.
+const QKEY: u32 = 0x1111_1111;
 /// What the device takes.
 const READS_MAX: u32 = 128;
 
@@ -41,6 +43,8 @@ pub struct Bench {
     pub mr: Mr,
     /// The queue pairs.
     pub qps: Vec<Qp>,
+    /// Where the datagrams of each go, if they are for those.
+    ahs: Vec<Ah>,
     /// What the peer was told of them.
     pub own: Vec<Keys>,
     /// What it told of its own.
@@ -74,7 +78,7 @@ impl Bench {
     ///
     /// # Errors
     /// Limits; the peer says something else, goes or stays silent; its address cannot be reached.
-    pub fn connect(ctx: Context, plan: &Plan, talk: &mut Talk) -> Result<Self, Failure> {
+    pub fn connect(ctx: Context, plan: &mut Plan, talk: &mut Talk) -> Result<Self, Failure> {
         let active = ctx.query_device().active_mtu;
         let mtu = plan.mtu.unwrap_or(active);
         if mtu > active {
@@ -84,6 +88,8 @@ impl Bench {
             )));
         }
         let terms = talk.agree(PAGE, CACHE_LINE, mtu)?;
+        plan.fit(terms.mtu)?;
+        let plan = &*plan;
         let channel = plan.events.then(|| ctx.create_comp_channel()).transpose()?;
         let cq = |depth: u32| match &channel {
             Some(channel) => ctx.create_cq_with(depth, channel),
@@ -92,11 +98,11 @@ impl Bench {
         let rx_depth = if plan.test.is_send() { plan.rx_depth } else { 1 };
         let cqs = [cq(plan.qps * plan.tx_depth)?, cq(plan.qps * rx_depth)?];
         let pd = ctx.alloc_pd();
-        let area = plan.size_max().max(terms.cycle_buffer as usize);
+        let area = (plan.head() + plan.size_max()).max(terms.cycle_buffer as usize);
         let mr = pd.allocate(2 * plan.qps as usize * area, Access::ALL)?;
         let build = |_| {
             let qp = pd.qp(&cqs[0], &cqs[1]).max_send_wr(plan.tx_depth).max_recv_wr(rx_depth);
-            qp.max_inline_data(plan.inline).build()
+            qp.qp_type(plan.service).qkey(QKEY).max_inline_data(plan.inline).build()
         };
         let prepared = (0..plan.qps).map(build).collect::<Result<Vec<_>, _>>()?;
         let told = |(index, qp): (usize, &PreparedQp)| keys(plan, &qp.endpoint(), &mr, area, index);
@@ -111,13 +117,21 @@ impl Bench {
         let ends = ends.collect::<Result<Vec<_>, _>>().map_err(|why| talk.failed(why))?;
         let peer = ends[0].address;
         let mut qps = Vec::with_capacity(prepared.len());
+        let mut ahs = Vec::new();
         for ((qp, theirs), end) in prepared.into_iter().zip(&theirs).zip(&ends) {
+            if plan.service == QpType::Ud {
+                let gid_index = ctx.gids().iter().position(|gid| *gid == local).unwrap_or(0);
+                let path = PeerPath { traffic_class: plan.traffic_class, ..PeerPath::to(end) };
+                ahs.push(pd.create_ah(gid_index, &path).map_err(|why| talk.failed(why))?);
+                qps.push(qp.ready().map_err(|(_, why)| talk.failed(why))?);
+                continue;
+            }
             let connected = session::connect_qp(&ctx, qp, end, &options(plan, theirs, terms.mtu));
             qps.push(connected.map_err(|why| talk.failed(why))?);
         }
         let watch = talk.wire().watch()?;
         let gone = Cell::new(None);
-        let bench = Self { ctx, cqs, channel, mr, qps, own, theirs, terms, peer, watch, gone };
+        let bench = Self { ctx, cqs, channel, mr, qps, ahs, own, theirs, terms, peer, watch, gone };
         bench.meet_connected(plan, talk)?;
         Ok(bench)
     }
@@ -149,6 +163,7 @@ impl Bench {
             landing: (self.qps.len() + index) * area,
             remote: theirs.address,
             rkey: Key(theirs.rkey),
+            to: self.ahs.get(index).map(|ah| ah.to(Qpn::new(theirs.qpn), QKEY)),
         }
     }
 
@@ -176,14 +191,15 @@ impl Bench {
     #[must_use]
     pub fn flow(&self, plan: &Plan, size: usize) -> FlowPlan {
         let cycle = self.terms.cycle_buffer as usize;
-        let stride = size.max(1).next_multiple_of(self.terms.cache_line as usize);
+        let taken = plan.head() + size;
+        let stride = taken.max(1).next_multiple_of(self.terms.cache_line as usize);
         let sends = plan.client || plan.both;
         let receives = plan.test.is_send() && (!plan.client || plan.both);
         FlowPlan {
             op: plan.op().filter(|_| sends),
             receive: if receives { Receive::Until } else { Receive::No },
             size,
-            slots: if size <= cycle / 2 { cycle / stride } else { 1 },
+            slots: if taken <= cycle / 2 { cycle / stride } else { 1 },
             stride,
             depth: plan.tx_depth as usize,
             recv_depth: plan.rx_depth as usize,

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
-use rocinante::{Cq, RecvWr, SendData, SendOp, SendWr, VerbsError, Wc, WcStatus};
+use rocinante::{Cq, RecvWr, SendData, SendWr, VerbsError, Wc, WcStatus};
 
 use super::bench::{Bench, Trouble};
 use super::plan::Plan;
@@ -80,7 +80,7 @@ pub fn post_receives(bench: &Bench, plan: &Plan, size: usize) -> Result<(), Meas
 
 fn receive(bench: &Bench, size: usize) -> Result<(), MeasureError> {
     let lane = bench.lane(0);
-    let sges = [bench.mr.sge(lane.landing, size)];
+    let sges = [bench.mr.sge(lane.landing, lane.head() + size)];
     Ok(lane.qp.post_recv(&[RecvWr { wr_id: 0, sges: &sges }])?)
 }
 
@@ -168,10 +168,10 @@ impl Trips<'_> {
     fn post(&mut self, op: BulkOp, number: u64, signaled: bool) -> Result<(), Trouble> {
         self.tick();
         let (lane, mr, size) = (&self.lane, &self.bench.mr, self.size);
-        let op = op.request(lane.remote, lane.rkey, false);
+        let op = lane.request(op, 0, false);
         let sges = [mr.sge(lane.source, size)];
         let mut bytes = [0; INLINE_MAX];
-        let answered = matches!(op, SendOp::Write { .. } | SendOp::Send { .. });
+        let answered = !op.has_response();
         let data = if answered && size <= self.plan.inline as usize {
             mr.read(lane.source, &mut bytes[..size]);
             SendData::Inline(&bytes[..size])

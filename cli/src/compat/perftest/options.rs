@@ -1,8 +1,11 @@
 //! Options that perftest's users know.
 
+use rocinante::QpType;
+
 use crate::compat::device::DeviceArgs;
 use crate::compat::refused::{Option_, Refused, Table};
 use crate::output::Failure;
+use crate::perf::plan::Test;
 
 /// What `--compat perftest` adds to the options of `perf`.
 #[derive(Debug, clap::Args)]
@@ -42,7 +45,7 @@ pub struct Options {
     /// With --compat: print Gb/sec (10⁹ bits) instead of MB/sec (2²⁰ bytes)
     #[arg(long = "report_gbits", alias = "report-gbits")]
     pub(super) report_gbits: bool,
-    /// With --compat: the transport, which is RC
+    /// With --compat: the transport: RC, UC for send and write, UD for send [default: RC]
     #[arg(short = 'c', long, value_name = "TYPE")]
     pub(super) connection: Option<String>,
     /// With --compat: the service level, which is 0
@@ -70,8 +73,8 @@ const JSON: &str = "--json has all figures";
 const SRQ: &str = "shared receive queues are not used on this side; the other may use them";
 const MEMORY: &str = "memory is ordinary memory here";
 const ALWAYS: &str = "there is no end to wait for: give -D with as many seconds as it shall last";
+const GROUPS: &str = "multicast groups are not measured: -c UD measures datagrams";
 const RATE: &str = "the host's traffic control shapes what is sent (`tc qdisc`)";
-const UNRELIABLE: &str = "only reliable connections are spoken";
 
 impl Table for Perftest {
     const OPTIONS: &'static [Option_] = &[
@@ -83,8 +86,8 @@ impl Table for Perftest {
             true,
             "it is for connections by rdma_cm: --tclass has the same effect",
         ),
-        option(Some('g'), "mcg", false, UNRELIABLE),
-        option(Some('M'), "MGID", true, UNRELIABLE),
+        option(Some('g'), "mcg", false, GROUPS),
+        option(Some('M'), "MGID", true, GROUPS),
         option(Some('O'), "dualport", false, "a device has one port"),
         option(Some('L'), "latency_gap", true, "round trips follow each other at once"),
         option(Some('C'), "report-cycles", false, JSON),
@@ -151,15 +154,31 @@ impl Options {
         }
     }
 
+    /// The transport service of a test.
+    ///
+    /// # Errors
+    /// There is no such service, or it has no such operations.
+    pub(super) fn service(&self, test: Test) -> Result<QpType, Failure> {
+        let kind = self.connection.as_deref().unwrap_or("RC");
+        let found = match kind {
+            "RC" => Some(QpType::Rc),
+            "UC" if test.is_send() || test.is_write() => Some(QpType::Uc),
+            "UD" if test.is_send() => Some(QpType::Ud),
+            _ => None,
+        };
+        found.ok_or_else(|| {
+            Failure::Usage(format!(
+                "-c {kind}: RC is for every test, UC for send and write, UD for send: give both sides the same"
+            ))
+        })
+    }
+
     /// Whether they can be meant.
     ///
     /// # Errors
     /// One is for something that there is not.
     pub fn check(&self) -> Result<(), Failure> {
         self.refused.check()?;
-        if let Some(kind) = self.connection.as_ref().filter(|kind| *kind != "RC") {
-            return Err(Failure::Usage(format!("-c {kind}: {UNRELIABLE}: give RC at both sides")));
-        }
         if self.service_level.is_some_and(|level| level != 0) {
             return Err(Failure::Usage(
                 "-S: a service level is a VLAN's priority on Ethernet, and the kernel sets that: --tclass marks packets".into(),
@@ -192,7 +211,6 @@ mod tests {
             ("x -R", "connection manager"),
             ("x --rdma_cm", "-R (--rdma_cm)"),
             ("x -z", "TCP"),
-            ("x -c UD", "RC"),
             ("x -S 3", "--tclass"),
             ("x -w 10", "--json"),
             ("x --run_infinitely", "-D"),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rocinante::Mtu;
+use rocinante::{GRH_LEN, Mtu, QpType};
 
 use super::options::Options;
 use crate::measure::{BulkOp, Until};
@@ -19,6 +19,8 @@ const ALL_MAX: u32 = 1 << 23;
 pub struct Plan {
     /// What is measured.
     pub test: Test,
+    /// The transport service.
+    pub service: QpType,
     /// Whether this side is the client.
     pub client: bool,
     /// In both directions.
@@ -96,6 +98,7 @@ impl Plan {
         let margin = Self::margin(until, options)?;
         let plan = Self {
             test,
+            service: options.service(test)?,
             client,
             both: given.bidirectional,
             sizes: if given.all {
@@ -167,6 +170,32 @@ impl Plan {
     #[must_use]
     pub fn op(&self) -> Option<BulkOp> {
         self.test.bulk(self.atomic)
+    }
+
+    /// Bytes that come before a message in its receive.
+    #[must_use]
+    pub fn head(&self) -> usize {
+        if self.service == QpType::Ud { GRH_LEN } else { 0 }
+    }
+
+    /// Leaves out what no datagram holds: as perftest's programs do with `-a`. One size that was asked for must fit.
+    ///
+    /// # Errors
+    /// It does not.
+    pub fn fit(&mut self, mtu: Mtu) -> Result<(), Failure> {
+        let most = mtu.bytes() as usize;
+        if self.service != QpType::Ud {
+            return Ok(());
+        }
+        if self.all {
+            self.sizes.retain(|size| *size <= most);
+        }
+        match self.size_max() {
+            size if size > most => Err(Failure::Usage(format!(
+                "-s {size}: a datagram has {most} bytes at most, the path MTU: give both sides -s {most} or less"
+            ))),
+            _ => Ok(()),
+        }
     }
 
     /// The largest message.

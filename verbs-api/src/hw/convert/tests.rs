@@ -38,13 +38,17 @@ fn access_flags_both_ways() {
         (Access::REMOTE_READ, 4),
         (Access::REMOTE_ATOMIC, 8),
         (Access::ALL, 15),
+        (Access::MW_BIND, 16),
         (Access::NONE, 0),
     ];
     for (flag, bits) in flags {
         assert_eq!(access_flags(flag), bits);
-        // With what we do not know: memory windows, relaxed ordering.
-        assert_eq!(access(bits as c_uint | 0x10_0010), flag);
+        // With what we do not know: on-demand paging, relaxed ordering.
+        assert_eq!(access(bits as c_uint | 0x10_0040), flag);
     }
+    // Zero-based is where a region is registered, and no flag of it.
+    assert_eq!(access_flags(Access::ALL | Access::ZERO_BASED), 15);
+    assert_eq!(access(32), Access::ZERO_BASED);
 }
 
 #[test]
@@ -196,15 +200,39 @@ fn send_requests_in_the_librarys_form() {
     ] {
         let data = SendData::Sges(&sges);
         let wr_of = SendWr { wr_id: 42, op, data, signaled: false, solicited: false, fence: false };
-        let (out, inline) = send_wr(&wr_of, 0);
+        let (out, inline) = send_wr(&wr_of, 0).unwrap();
         assert_eq!(
             (out.wr_id, out.opcode, out.imm_data, out.wr),
             (42, opcode, imm_data, wr),
             "{op:?}"
         );
         assert_eq!((out.sg_list, out.num_sge, inline), (sges.as_ptr(), 2, None));
-        assert!(out.next.is_null() && out.send_flags == 0 && out.unused == [0; 7]);
+        assert!(out.next.is_null() && out.send_flags == 0 && out.unused == 0);
+        assert!(out.bind_mw.mw.is_null() && out.bind_mw.info.mr.is_null());
     }
+}
+
+#[test]
+fn requests_about_windows_in_the_librarys_form() {
+    let form = |op| {
+        let data = SendData::Sges(&[]);
+        send_wr(&SendWr { wr_id: 1, op, data, signaled: true, solicited: false, fence: false }, 0)
+            .unwrap()
+            .0
+    };
+    // The key is in the order of the host, in the place of the immediate data.
+    let rkey = Key(0x0102_0304);
+    for (op, opcode) in [(SendOp::LocalInv { rkey }, 7), (SendOp::SendInv { rkey }, 9)] {
+        let out = form(op);
+        assert_eq!((out.opcode, u32::from_ne_bytes(out.imm_data)), (opcode, rkey.0));
+    }
+    let access = Access::REMOTE_WRITE | Access::ZERO_BASED;
+    let (mw, region, addr, len) = (Key(0x0102_0303), Key(9), 0x7000, 1 << 33);
+    let out = form(SendOp::BindMw { mw, rkey, region, addr, len, access });
+    let abi::MwBindInfo { addr: at, length, access: flags, .. } = out.bind_mw.info;
+    assert_eq!((out.opcode, out.bind_mw.rkey), (8, rkey.0));
+    // IBV_ACCESS_REMOTE_WRITE, IBV_ACCESS_ZERO_BASED
+    assert_eq!((at, length, flags), (0x7000, 1 << 33, 2 | 32));
 }
 
 #[test]
@@ -218,7 +246,7 @@ fn datagrams_in_the_librarys_form() {
     for (imm, opcode, imm_data) in [(None, 2, [0; 4]), (Some([4, 3, 2, 1]), 3, [4, 3, 2, 1])] {
         let (op, data) = (SendOp::SendTo { to, imm }, SendData::Sges(&[]));
         let wr = SendWr { wr_id: 1, op, data, signaled: true, solicited: false, fence: false };
-        let (out, _) = send_wr(&wr, 0x7f00);
+        let (out, _) = send_wr(&wr, 0x7f00).unwrap();
         assert_eq!((out.opcode, out.imm_data, out.wr), (opcode, imm_data, ud));
     }
     let mut wc = abi::Wc::default();
@@ -240,7 +268,7 @@ fn flags_of_send_requests() {
         let op = SendOp::Send { imm: None };
         let data = SendData::Inline(&[]);
         let wr = SendWr { wr_id: 0, op, data, signaled: on(0), solicited: on(1), fence: on(2) };
-        let (out, inline) = send_wr(&wr, 0);
+        let (out, inline) = send_wr(&wr, 0).unwrap();
         // No inline data, no element, no flag for it.
         assert_eq!((out.send_flags, out.num_sge, inline), (bit, 0, None));
     }
@@ -248,7 +276,7 @@ fn flags_of_send_requests() {
     let op = SendOp::Send { imm: None };
     let data = SendData::Inline(&bytes);
     let wr = SendWr { wr_id: 0, op, data, signaled: false, solicited: false, fence: false };
-    let (out, inline) = send_wr(&wr, 0);
+    let (out, inline) = send_wr(&wr, 0).unwrap();
     assert_eq!((out.send_flags, out.num_sge), (8, 1));
     let sge = Sge { addr: bytes.as_ptr() as u64, len: 3, lkey: Key(0) };
     assert_eq!(inline, Some(sge));
@@ -303,13 +331,15 @@ fn completions() {
         (2, WcOpcode::RdmaRead),
         (3, WcOpcode::CompSwap),
         (4, WcOpcode::FetchAdd),
+        (5, WcOpcode::BindMw),
+        (6, WcOpcode::LocalInv),
         (128, WcOpcode::Recv),
         (129, WcOpcode::RecvRdmaWithImm),
     ];
     for (number, opcode) in opcodes {
         assert_eq!(wc_opcode(number), Some(opcode));
     }
-    assert_eq!(wc_opcode(5), None);
+    assert_eq!(wc_opcode(7), None);
     let mut wc = abi::Wc::default();
     (wc.wr_id, wc.opcode, wc.byte_len, wc.qp_num) = (7, 129, 100, 0x12_3456);
     (wc.imm_data, wc.wc_flags) = ([9, 8, 7, 6], abi::WC_WITH_IMM);
@@ -319,11 +349,16 @@ fn completions() {
         opcode: WcOpcode::RecvRdmaWithImm,
         byte_len: 100,
         imm: Some([9, 8, 7, 6]),
+        invalidated: None,
         qpn: Qpn::new(0x12_3456),
         src_qp: None,
         solicited: false,
     };
     assert_eq!(cqe(&wc), expected);
+    wc.wc_flags = abi::WC_WITH_INV;
+    let key = Some(Key(u32::from_ne_bytes([9, 8, 7, 6])));
+    assert_eq!(cqe(&wc), Cqe { imm: None, invalidated: key, ..expected });
+    wc.wc_flags = abi::WC_WITH_IMM;
     (wc.status, wc.opcode) = (10, 77);
     let failed = cqe(&wc);
     assert!(wc.byte_len > 0 && wc.wc_flags & abi::WC_WITH_IMM != 0, "what must not be shown");

@@ -29,12 +29,20 @@ pub(in crate::hw) struct Context {
     pub(in crate::hw) ops: ContextOps,
     pub(in crate::hw) cmd_fd: c_int,
     pub(in crate::hw) async_fd: c_int,
+    _num_comp_vectors: c_int,
+    _mutex: [u64; 5],
+    /// All ones if it is the end of a `struct verbs_context`.
+    pub(in crate::hw) abi_compat: *const c_void,
 }
 
 /// `struct ibv_context_ops`: what the header's inline functions call.
 #[repr(C)]
 pub(in crate::hw) struct ContextOps {
-    _before_poll: [*const c_void; 11],
+    _before_mw: [*const c_void; 7],
+    pub(in crate::hw) alloc_mw: Option<unsafe extern "C" fn(*mut Pd, c_int) -> *mut Mw>,
+    pub(in crate::hw) bind_mw: Option<unsafe extern "C" fn(*mut Qp, *mut Mw, *mut MwBind) -> c_int>,
+    pub(in crate::hw) dealloc_mw: Option<unsafe extern "C" fn(*mut Mw) -> c_int>,
+    _create_cq: *const c_void,
     pub(in crate::hw) poll_cq: Option<unsafe extern "C" fn(*mut Cq, c_int, *mut Wc) -> c_int>,
     pub(in crate::hw) req_notify_cq: Option<unsafe extern "C" fn(*mut Cq, c_int) -> c_int>,
     _before_post_srq: [*const c_void; 7],
@@ -58,6 +66,41 @@ pub(in crate::hw) struct Mr {
     _handle: u32,
     pub(in crate::hw) lkey: u32,
     pub(in crate::hw) rkey: u32,
+}
+
+/// Bits of `enum ibv_rereg_mr_flags`.
+pub(in crate::hw) const REREG_TRANSLATION: c_int = 1;
+/// As above.
+pub(in crate::hw) const REREG_PD: c_int = 1 << 1;
+/// As above.
+pub(in crate::hw) const REREG_ACCESS: c_int = 1 << 2;
+
+/// `struct ibv_mw`.
+#[repr(C)]
+pub(in crate::hw) struct Mw {
+    _context: *mut Context,
+    _pd: *mut Pd,
+    pub(in crate::hw) rkey: u32,
+    _handle: u32,
+    _mw_type: c_int,
+}
+
+/// `struct ibv_mw_bind_info`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(in crate::hw) struct MwBindInfo {
+    pub(in crate::hw) mr: *mut Mr,
+    pub(in crate::hw) addr: u64,
+    pub(in crate::hw) length: u64,
+    pub(in crate::hw) access: c_uint,
+}
+
+/// `struct ibv_mw_bind`.
+#[repr(C)]
+pub(in crate::hw) struct MwBind {
+    pub(in crate::hw) wr_id: u64,
+    pub(in crate::hw) send_flags: c_uint,
+    pub(in crate::hw) info: MwBindInfo,
 }
 
 /// `struct ibv_comp_channel`.
@@ -135,7 +178,7 @@ pub(in crate::hw) struct DeviceAttr {
     pub(in crate::hw) hw_ver: u32,
     pub(in crate::hw) max_qp: c_int,
     pub(in crate::hw) max_qp_wr: c_int,
-    _device_cap_flags: c_uint,
+    pub(in crate::hw) device_cap_flags: c_uint,
     pub(in crate::hw) max_sge: c_int,
     _max_sge_rd: c_int,
     pub(in crate::hw) max_cq: c_int,
@@ -148,7 +191,9 @@ pub(in crate::hw) struct DeviceAttr {
     pub(in crate::hw) max_qp_init_rd_atom: c_int,
     _max_ee_init_rd_atom: c_int,
     pub(in crate::hw) atomic_cap: c_int,
-    _unused: [c_int; 11],
+    _max_ee: [c_int; 2],
+    pub(in crate::hw) max_mw: c_int,
+    _unused: [c_int; 8],
     pub(in crate::hw) max_srq: c_int,
     pub(in crate::hw) max_srq_wr: c_int,
     pub(in crate::hw) max_srq_sge: c_int,
@@ -157,6 +202,15 @@ pub(in crate::hw) struct DeviceAttr {
     pub(in crate::hw) phys_port_cnt: u8,
     /// For a library whose structure is longer.
     _reserve: [u64; 16],
+}
+
+/// Bits of `enum ibv_device_cap_flags`: which memory windows there are.
+pub(in crate::hw) mod cap {
+    use std::ffi::c_uint;
+
+    pub(in crate::hw) const MEM_WINDOW: c_uint = 1 << 17;
+    pub(in crate::hw) const MEM_WINDOW_TYPE_2A: c_uint = 1 << 23;
+    pub(in crate::hw) const MEM_WINDOW_TYPE_2B: c_uint = 1 << 24;
 }
 
 /// `struct ibv_port_attr`.
@@ -300,11 +354,30 @@ pub(in crate::hw) struct SendWr {
     pub(in crate::hw) num_sge: c_int,
     pub(in crate::hw) opcode: c_int,
     pub(in crate::hw) send_flags: c_uint,
-    /// Big-endian.
+    /// Big-endian; or, in the order of the host, the key to invalidate.
     pub(in crate::hw) imm_data: [u8; 4],
     pub(in crate::hw) wr: Remote,
-    /// For other services and memory windows.
-    pub(in crate::hw) unused: [u64; 7],
+    /// For other services.
+    pub(in crate::hw) unused: u64,
+    pub(in crate::hw) bind_mw: BindMw,
+}
+
+/// The member `bind_mw` of `struct ibv_send_wr`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(in crate::hw) struct BindMw {
+    pub(in crate::hw) mw: *mut Mw,
+    pub(in crate::hw) rkey: u32,
+    pub(in crate::hw) info: MwBindInfo,
+}
+
+impl BindMw {
+    /// For requests that bind nothing.
+    pub(in crate::hw) const NONE: Self = Self {
+        mw: std::ptr::null_mut(),
+        rkey: 0,
+        info: MwBindInfo { mr: std::ptr::null_mut(), addr: 0, length: 0, access: 0 },
+    };
 }
 
 /// The union `wr` of `struct ibv_send_wr`, as for atomics; `rdma` has its key where `compare_add` is, `ud` its handle where the address is, and behind it
@@ -348,7 +421,7 @@ pub(in crate::hw) struct Wc {
     pub(in crate::hw) opcode: c_int,
     _vendor_err: u32,
     pub(in crate::hw) byte_len: u32,
-    /// Big-endian.
+    /// Big-endian; or, in the order of the host, the key that was invalidated.
     pub(in crate::hw) imm_data: [u8; 4],
     pub(in crate::hw) qp_num: u32,
     pub(in crate::hw) src_qp: u32,
@@ -364,6 +437,12 @@ pub(in crate::hw) const WC_GRH: c_uint = 1;
 
 /// `IBV_WC_WITH_IMM`.
 pub(in crate::hw) const WC_WITH_IMM: c_uint = 1 << 1;
+
+/// `IBV_WC_IP_CSUM_OK`; and what Linux calls `IB_WC_WITH_INVALIDATE`, which Soft-RoCE hands to programs as it is.
+pub(in crate::hw) const WC_IP_CSUM_OK: c_uint = 1 << 2;
+
+/// `IBV_WC_WITH_INV`.
+pub(in crate::hw) const WC_WITH_INV: c_uint = 1 << 3;
 
 /// `struct ibv_async_event`; the union is a pointer, or the number of a port in its first bytes.
 #[repr(C)]
@@ -391,21 +470,25 @@ macro_rules! assert_layout {
 #[cfg(target_pointer_width = "64")]
 assert_layout! {
     Sge: 16 { addr 0 len 8 lkey 12 }
-    ContextOps: 256 { poll_cq 88 req_notify_cq 96 post_srq_recv 160 post_send 200 post_recv 208 }
-    Context: 272 { ops 8 cmd_fd 264 async_fd 268 }
+    ContextOps: 256 { alloc_mw 56 bind_mw 64 dealloc_mw 72 poll_cq 88 req_notify_cq 96 post_srq_recv 160 post_send 200 post_recv 208 }
+    Context: 328 { ops 8 cmd_fd 264 async_fd 268 abi_compat 320 }
     Mr: 48 { lkey 36 rkey 40 }
+    Mw: 32 { rkey 16 }
+    MwBind: 48 { send_flags 8 info 16 }
+    MwBindInfo: 32 { addr 8 length 16 access 24 }
     CompChannel: 16 { fd 8 }
     Cq: 32 { context 0 cq_context 16 handle 24 cqe 28 }
     Srq: 32 { context 0 handle 24 }
     SrqInitAttr: 24 { attr 8 }
     Qp: 56 { context 0 qp_num 52 }
-    DeviceAttr: 360 { node_guid 64 max_mr_size 80 max_qp 108 atomic_cap 164 max_srq 212 phys_port_cnt 227 _reserve 232 }
+    DeviceAttr: 360 { node_guid 64 max_mr_size 80 max_qp 108 atomic_cap 164 max_mw 176 max_srq 212 phys_port_cnt 227 _reserve 232 }
     PortAttr: 184 { max_msg_sz 20 active_width 43 active_speed 44 link_layer 46 _port_cap_flags2 48 }
     QpInitAttr: 64 { cap 32 qp_type 52 sq_sig_all 56 }
     GlobalRoute: 24 { flow_label 16 sgid_index 20 }
     AhAttr: 32 { is_global 29 port_num 30 }
     QpAttr: 144 { qkey 16 rq_psn 20 sq_psn 24 dest_qp_num 28 cap 36 ah_attr 56 pkey_index 120 _rate_limit 136 }
-    SendWr: 128 { next 8 sg_list 16 num_sge 24 opcode 28 send_flags 32 imm_data 36 wr 40 unused 72 }
+    SendWr: 128 { next 8 sg_list 16 num_sge 24 opcode 28 send_flags 32 imm_data 36 wr 40 unused 72 bind_mw 80 }
+    BindMw: 48 { rkey 8 info 16 }
     RecvWr: 32 { next 8 sg_list 16 num_sge 24 }
     Wc: 48 { status 8 opcode 12 byte_len 20 imm_data 24 qp_num 28 src_qp 32 wc_flags 36 }
     AsyncEvent: 16 { event_type 8 }

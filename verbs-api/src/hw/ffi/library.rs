@@ -13,11 +13,17 @@ use super::abi::{
 pub(in crate::hw) const SONAME: &str = "libibverbs.so.1";
 
 macro_rules! library {
-    ($( fn $name:ident($($argument:ty),*) $(-> $result:ty)?; )*) => {
+    (
+        $( fn $name:ident($($argument:ty),*) $(-> $result:ty)?; )*
+        optional: $( fn $newer:ident($($newer_argument:ty),*) -> $newer_result:ty; )*
+    ) => {
         /// The functions of the library that are used. It is never closed.
         #[derive(Debug)]
         pub(in crate::hw) struct Library {
             $( pub(super) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?, )*
+            /// Not in libraries before rdma-core 24, which have no extended queue pairs.
+            pub(super) ibv_qp_to_qp_ex: Option<unsafe extern "C" fn(*mut Qp) -> *mut c_void>,
+            $( pub(super) $newer: Option<unsafe extern "C" fn($($newer_argument),*) -> $newer_result>, )*
         }
 
         impl Library {
@@ -29,6 +35,10 @@ macro_rules! library {
                     // SAFETY: the type is that of the function in `verbs.h`, which has not changed since the
                     // version node IBVERBS_1.1, whose symbols are the default ones.
                     $( $name: *unsafe { handle.get(stringify!($name)) }.map_err(|error| reason(&error))?, )*
+                    // SAFETY: as above.
+                    ibv_qp_to_qp_ex: unsafe { handle.get("ibv_qp_to_qp_ex") }.ok().map(|found| *found),
+                    // SAFETY: as above; there is one version of each.
+                    $( $newer: unsafe { handle.get(stringify!($newer)) }.ok().map(|found| *found), )*
                 };
                 // The functions are called until the process ends.
                 std::mem::forget(handle);
@@ -52,6 +62,7 @@ library! {
     fn ibv_dealloc_pd(*mut Pd) -> c_int;
     fn ibv_reg_mr(*mut Pd, *mut c_void, usize, c_int) -> *mut Mr;
     fn ibv_dereg_mr(*mut Mr) -> c_int;
+    fn ibv_rereg_mr(*mut Mr, c_int, *mut Pd, *mut c_void, usize, c_int) -> c_int;
     fn ibv_create_comp_channel(*mut Context) -> *mut CompChannel;
     fn ibv_destroy_comp_channel(*mut CompChannel) -> c_int;
     fn ibv_get_cq_event(*mut CompChannel, *mut *mut Cq, *mut *mut c_void) -> c_int;
@@ -68,6 +79,11 @@ library! {
     fn ibv_modify_qp(*mut Qp, *mut QpAttr, c_int) -> c_int;
     fn ibv_query_qp(*mut Qp, *mut QpAttr, c_int, *mut QpInitAttr) -> c_int;
     fn ibv_destroy_qp(*mut Qp) -> c_int;
+    fn ibv_attach_mcast(*mut Qp, *const [u8; 16], u16) -> c_int;
+    fn ibv_detach_mcast(*mut Qp, *const [u8; 16], u16) -> c_int;
+
+    optional:
+    fn ibv_reg_mr_iova2(*mut Pd, *mut c_void, usize, u64, c_uint) -> *mut Mr;
 }
 
 /// What the dynamic linker says.

@@ -4,9 +4,13 @@
 //! of the library's functions may be called from any thread.
 
 pub(super) mod abi;
+mod extended;
 mod library;
+mod memory;
 mod objects;
 mod post;
 
+pub(super) use self::extended::SendOps;
 pub(super) use self::library::{Library, SONAME};
-pub(super) use self::objects::{Ah, Channel, Context, Cq, Event, Mr, OpenError, Pd, Qp, Srq};
+pub(super) use self::memory::{Mr, Mw, Windows};
+pub(super) use self::objects::{Ah, Channel, Context, Cq, Event, OpenError, Pd, Qp, Srq};

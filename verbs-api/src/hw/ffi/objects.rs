@@ -10,12 +10,12 @@ use std::sync::Arc;
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
+use super::extended::{Extended, SendOps};
 use super::{Library, abi};
-use crate::memory::Range;
 use crate::qp::QpCaps;
 
 /// What a function says that returns 0 or an errno, or −1 and sets errno.
-fn done(result: c_int) -> io::Result<()> {
+pub(super) fn done(result: c_int) -> io::Result<()> {
     match result {
         0 => Ok(()),
         errno if errno > 0 => Err(io::Error::from_raw_os_error(errno)),
@@ -24,7 +24,7 @@ fn done(result: c_int) -> io::Result<()> {
 }
 
 /// What a function says that returns an object, or null and sets errno.
-fn made<T>(pointer: *mut T) -> io::Result<NonNull<T>> {
+pub(super) fn made<T>(pointer: *mut T) -> io::Result<NonNull<T>> {
     NonNull::new(pointer).ok_or_else(io::Error::last_os_error)
 }
 
@@ -46,13 +46,13 @@ macro_rules! handle {
     )* };
 }
 
-handle! { Context Pd Mr Channel Cq Ah Srq Qp }
+handle! { Context Pd Channel Cq Ah Srq Qp }
 
 /// An open device.
 #[derive(Debug)]
 pub(in crate::hw) struct Context {
     pub(super) library: &'static Library,
-    pointer: NonNull<abi::Context>,
+    pub(super) pointer: NonNull<abi::Context>,
 }
 
 /// Why a device could not be opened.
@@ -167,8 +167,8 @@ impl Drop for Context {
 /// A protection domain.
 #[derive(Debug)]
 pub(in crate::hw) struct Pd {
-    context: Arc<Context>,
-    pointer: NonNull<abi::Pd>,
+    pub(super) context: Arc<Context>,
+    pub(super) pointer: NonNull<abi::Pd>,
 }
 
 impl Pd {
@@ -183,54 +183,6 @@ impl Drop for Pd {
     fn drop(&mut self) {
         // SAFETY: every region and queue pair of the domain holds an `Arc` of this, so none is left.
         unsafe { (self.context.library.ibv_dealloc_pd)(self.pointer.as_ptr()) };
-    }
-}
-
-/// A registered range of memory.
-#[derive(Debug)]
-pub(in crate::hw) struct Mr {
-    pd: Arc<Pd>,
-    /// `None` once it is deregistered.
-    pointer: Option<NonNull<abi::Mr>>,
-    pub(in crate::hw) lkey: u32,
-    pub(in crate::hw) rkey: u32,
-}
-
-impl Mr {
-    /// Registers memory, with flags of `enum ibv_access_flags`.
-    ///
-    /// # Safety
-    /// The range must be valid memory of the process until the handle is dropped, and accessed only as memory that
-    /// others change at any time.
-    pub(in crate::hw) unsafe fn register(
-        pd: &Arc<Pd>,
-        range: Range,
-        access: c_int,
-    ) -> io::Result<Self> {
-        let start = range.address as *mut c_void;
-        // SAFETY: the domain is allocated; the caller answers for the memory.
-        let pointer = unsafe {
-            (pd.context.library.ibv_reg_mr)(pd.pointer.as_ptr(), start, range.len, access)
-        };
-        let pointer = made(pointer)?;
-        // SAFETY: it was just made.
-        let (lkey, rkey) = unsafe { ((*pointer.as_ptr()).lkey, (*pointer.as_ptr()).rkey) };
-        Ok(Self { pd: pd.clone(), pointer: Some(pointer), lkey, rkey })
-    }
-
-    /// Deregisters it: when this returns, the device uses the memory no more. If the device refuses, it stays registered.
-    pub(in crate::hw) fn deregister(&mut self) -> io::Result<()> {
-        let Some(pointer) = self.pointer else { return Ok(()) };
-        // SAFETY: it is registered.
-        done(unsafe { (self.pd.context.library.ibv_dereg_mr)(pointer.as_ptr()) })?;
-        self.pointer = None;
-        Ok(())
-    }
-}
-
-impl Drop for Mr {
-    fn drop(&mut self) {
-        let _ = self.deregister();
     }
 }
 
@@ -426,12 +378,14 @@ impl Drop for Srq {
 /// A queue pair.
 #[derive(Debug)]
 pub(in crate::hw) struct Qp {
-    pd: Arc<Pd>,
+    pub(super) pd: Arc<Pd>,
     pub(super) pointer: NonNull<abi::Qp>,
     _cqs: [Arc<Cq>; 2],
     _srq: Option<Arc<Srq>>,
     caps: QpCaps,
     pub(super) ops: QpOps,
+    /// For what has no form in `struct ibv_send_wr`.
+    pub(super) extended: Option<Extended>,
 }
 
 /// What the provider of the device does for a queue pair.
@@ -452,6 +406,7 @@ impl Qp {
         qp_type: c_int,
         cap: abi::QpCap,
         sq_sig_all: bool,
+        operations: SendOps,
     ) -> io::Result<Self> {
         let context = &pd.context;
         let mut init = abi::QpInitAttr {
@@ -464,8 +419,15 @@ impl Qp {
             sq_sig_all: c_int::from(sq_sig_all),
         };
         // SAFETY: domain and queues exist, also the shared one.
-        let pointer =
-            made(unsafe { (context.library.ibv_create_qp)(pd.pointer.as_ptr(), &mut init) })?;
+        let extended = unsafe { context.create_qp(pd.pointer, &mut init, operations) };
+        let (pointer, extended) = match extended {
+            Some((pointer, extended)) => (pointer, Some(extended)),
+            None => {
+                // SAFETY: as above.
+                let qp = unsafe { (context.library.ibv_create_qp)(pd.pointer.as_ptr(), &mut init) };
+                (made(qp)?, None)
+            }
+        };
         // SAFETY: the device is open, and its operations do not change.
         let ops = unsafe { &(*context.pointer.as_ptr()).ops };
         let (Some(post_send), Some(post_recv)) = (ops.post_send, ops.post_recv) else {
@@ -480,6 +442,7 @@ impl Qp {
             _srq: srq.cloned(),
             caps: init.cap.into(),
             ops: QpOps { post_send, post_recv },
+            extended,
         })
     }
 
@@ -506,6 +469,19 @@ impl Qp {
         // SAFETY: the queue pair exists.
         done(unsafe { query(self.pointer.as_ptr(), &mut attr, mask, &mut init) })?;
         Ok(attr)
+    }
+}
+
+impl Qp {
+    /// To the group with this GID; it has no LID on Ethernet.
+    pub(in crate::hw) fn attach_mcast(&self, gid: &[u8; 16]) -> io::Result<()> {
+        // SAFETY: the queue pair exists, the GID is only read.
+        done(unsafe { (self.pd.context.library.ibv_attach_mcast)(self.pointer.as_ptr(), gid, 0) })
+    }
+
+    pub(in crate::hw) fn detach_mcast(&self, gid: &[u8; 16]) -> io::Result<()> {
+        // SAFETY: as above.
+        done(unsafe { (self.pd.context.library.ibv_detach_mcast)(self.pointer.as_ptr(), gid, 0) })
     }
 }
 

@@ -56,7 +56,52 @@ impl Request for abi::RecvWr {
 
 impl Qp {
     /// Posts send requests in order, to the handles of `ahs` if they are datagrams.
+    #[inline]
     pub(in crate::hw) fn post_send(
+        &self,
+        list: &[SendWr<'_>],
+        rules: &SendRules,
+        ahs: Option<&HashMap<AhId, Ah>>,
+    ) -> Result<(), PostListError> {
+        match self.post_usual(list, rules, ahs) {
+            Err(PostListError { index, error: PostError::Unsupported }) => {
+                self.post_rest(index, list, rules, ahs)
+            }
+            result => result,
+        }
+    }
+
+    /// From a request on that has no usual form.
+    #[cold]
+    fn post_rest(
+        &self,
+        mut index: usize,
+        list: &[SendWr<'_>],
+        rules: &SendRules,
+        ahs: Option<&HashMap<AhId, Ah>>,
+    ) -> Result<(), PostListError> {
+        loop {
+            let posted = match &self.extended {
+                // SAFETY: the queue pair exists.
+                Some(extended) => unsafe { extended.post(&list[index]) },
+                None => Err(PostError::Unsupported),
+            };
+            posted.map_err(|error| PostListError { index, error })?;
+            index += 1;
+            match self.post_usual(&list[index..], rules, ahs) {
+                Ok(()) => return Ok(()),
+                Err(refused) => {
+                    index += refused.index;
+                    if refused.error != PostError::Unsupported {
+                        return Err(PostListError { index, error: refused.error });
+                    }
+                }
+            }
+        }
+    }
+
+    /// Posts requests as long as they have the usual form; at the first that has not, says that it is unsupported.
+    fn post_usual(
         &self,
         list: &[SendWr<'_>],
         rules: &SendRules,
@@ -69,9 +114,13 @@ impl Qp {
                     let ah = ahs.and_then(|ahs| ahs.get(&to.ah));
                     ah.ok_or(PostError::Refused(Errno::INVAL.raw_os_error()))?.address()
                 }
+                // There is no window: else it is posted by `post_bind`.
+                SendOp::BindMw { .. } => {
+                    return Err(PostError::Refused(Errno::INVAL.raw_os_error()));
+                }
                 _ => 0,
             };
-            let (wr, inline) = convert::send_wr(wr, ah);
+            let (wr, inline) = convert::send_wr(wr, ah).ok_or(PostError::Unsupported)?;
             Ok(Entry { wr, inline })
         };
         // SAFETY: the queue pair exists, and the chain is whole. Its requests name memory by keys, which the device
@@ -241,7 +290,7 @@ mod tests {
             if wr.wr_id == 90 {
                 return Err(PostError::BadAtomic);
             }
-            let (wr, inline) = convert::send_wr(wr, 0);
+            let (wr, inline) = convert::send_wr(wr, 0).unwrap();
             Ok(Entry { wr, inline })
         };
         let calls = RefCell::new(Vec::new());

@@ -1,0 +1,259 @@
+//! `rocinante cm-bench`: how fast connections are made and ended, how many are held at once, and what an idle one costs.
+
+mod asks;
+mod serves;
+
+use std::net::{IpAddr, SocketAddr};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Duration;
+
+use rocinante::{Context, Cq, Pd, PreparedQp};
+use serde::{Deserialize, Serialize};
+
+use crate::lab::{LabConfig, Pair, kill_children_on_signal};
+use crate::output::{Failure, Output};
+use crate::session::{NetArgs, Netdev, address, netdev};
+
+/// Measure the connection manager: connections made and ended per second, held at once, and their memory
+///
+/// Without HOST and --server it joins two network namespaces by a veth and runs both sides there. Each connection has a queue pair of its
+/// own, which is made for it, brought up, and destroyed.
+///
+/// Exit status: 0 if all went well, 1 if it did not, 2 if the command line makes no sense.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Args {
+    /// Address of the server: be the client
+    host: Option<IpAddr>,
+    /// Be the server, for one client
+    #[arg(long, conflicts_with = "host")]
+    server: bool,
+    /// Use the device with this address [default: at the client the one from which HOST is reached, at the server the only one]
+    #[arg(long, value_name = "ADDR")]
+    bind: Option<IpAddr>,
+    /// Carry the packets by afxdp, packet, udp, or auto [default: the variable ROCINANTE_NETDEV, else auto]
+    #[arg(long, value_name = "NETDEV", value_parser = netdev)]
+    netdev: Option<Netdev>,
+    /// Port of the connection manager
+    #[arg(short, long, default_value_t = 18515, value_parser = clap::value_parser!(u16).range(1..))]
+    port: u16,
+    /// How long connections are made and ended, in seconds
+    #[arg(short = 'D', long, value_name = "SECONDS", default_value_t = 2.0)]
+    seconds: f64,
+    /// How many are being made or ended at a time
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    at_a_time: u32,
+    /// How many are then held at once
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=20_000))]
+    connections: u32,
+    /// Sends, and receives, that fit into each queue pair
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    depth: u32,
+    /// End standard output with one JSON object on one line; all else goes to standard error
+    #[arg(long)]
+    json: bool,
+}
+
+/// What both sides do; the client decides it.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+struct Plan {
+    at_a_time: u32,
+    connections: u32,
+    depth: u32,
+}
+
+impl Plan {
+    /// A client's may say anything.
+    fn check(self) -> Result<Self, Failure> {
+        let fits = (1..=4096).contains(&self.at_a_time)
+            && (1..=20_000).contains(&self.connections)
+            && (1..=1024).contains(&self.depth);
+        if fits {
+            Ok(self)
+        } else {
+            Err(Failure::Failed(format!("the client's plan makes no sense: {self:?}")))
+        }
+    }
+}
+
+/// Memory of one side.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+struct Memory {
+    /// Resident bytes per connection: what the process has more, divided by the number of connections.
+    bytes_per_connection: f64,
+    /// Descriptors that the process has more.
+    descriptors: i64,
+}
+
+/// The result.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Report {
+    netdev: String,
+    seconds: f64,
+    /// Made and ended in that time, each from making the queue pair to destroying it.
+    connections: u64,
+    connections_per_s: f64,
+    /// From the request to the established connection, with as many at a time as were asked for, microseconds.
+    connect_us_p50: f64,
+    connect_us_p99: f64,
+    /// Held at once.
+    held: u32,
+    /// How long it took until all of them were established, seconds.
+    held_after_s: f64,
+    client: Memory,
+    server: Memory,
+    /// Messages that were sent again, by either side.
+    repeated: u64,
+}
+
+impl Report {
+    fn print(&self, out: Output) {
+        let Self {
+            connections, seconds, connections_per_s, connect_us_p50, connect_us_p99, ..
+        } = self;
+        out.line(format_args!(
+            "{connections} connections made and ended in {seconds:.2} s: {connections_per_s:.0} per second, on {}",
+            self.netdev
+        ));
+        out.line(format_args!(
+            "established after {connect_us_p50:.0} us (p50), {connect_us_p99:.0} us (p99)"
+        ));
+        let (
+            Memory { bytes_per_connection: client, .. },
+            Memory { bytes_per_connection: server, .. },
+        ) = (self.client, self.server);
+        out.line(format_args!(
+            "{} held at once after {:.3} s: {client:.0} bytes each at the client, {server:.0} at the server; {} messages sent again",
+            self.held, self.held_after_s, self.repeated
+        ));
+    }
+}
+
+/// Runs the command.
+#[must_use]
+pub fn run(args: &Args) -> ExitCode {
+    let out = Output { json: args.json };
+    if args.seconds.is_nan() || !(0.01..=3600.0).contains(&args.seconds) {
+        let wrong = Failure::Usage("--seconds must be from 0.01 to 3600".into());
+        return out.end("cm-bench", &Err::<(), _>(wrong));
+    }
+    if args.server {
+        return out.end("cm-bench", &serves::serve(args, out));
+    }
+    let result = match args.host {
+        Some(host) => asks::ask(args, host, out),
+        None => in_a_lab(args, out),
+    };
+    if let Ok(report) = &result {
+        report.print(out);
+    }
+    out.end("cm-bench", &result)
+}
+
+impl Args {
+    fn open(&self, address: IpAddr, out: Output) -> Result<Context, Failure> {
+        let Self { netdev, port, .. } = *self;
+        let net = NetArgs { host: None, netdev, device: None, bind: Some(address), port, cm: true };
+        net.open(address, out)
+    }
+
+    fn at(&self, address: IpAddr) -> SocketAddr {
+        SocketAddr::new(address, self.port)
+    }
+
+    fn plan(&self) -> Plan {
+        Plan { at_a_time: self.at_a_time, connections: self.connections, depth: self.depth }
+    }
+}
+
+/// Both sides, each a process in a namespace of its own.
+fn in_a_lab(args: &Args, out: Output) -> Result<Report, Failure> {
+    let failed = |error: &dyn std::fmt::Display| Failure::Failed(error.to_string());
+    kill_children_on_signal().map_err(|error| failed(&error))?;
+    let config = LabConfig { ipv6: false, ..LabConfig::default() };
+    let pair = Pair::new(&config).map_err(|error| failed(&error))?;
+    let [client, server] = pair.containers().each_ref().map(|one| one.ipv4());
+    let netdev = match args.netdev {
+        None => None,
+        Some(Netdev::Auto) => Some("auto".to_owned()),
+        Some(Netdev::Only(backend)) => Some(backend.to_string()),
+    };
+    let start = |side: usize, line: String| {
+        let mut command = Command::new("/proc/self/exe");
+        command.arg("cm-bench").args(line.split(' ')).args([
+            "--json",
+            "--port",
+            &args.port.to_string(),
+        ]);
+        command.args(netdev.iter().flat_map(|name| ["--netdev", name]));
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        pair.containers()[side].spawn(&mut command).map_err(|error| failed(&error))
+    };
+    let limit = Duration::from_secs_f64(60.0 + args.seconds);
+    let Args { seconds, at_a_time, connections, depth, .. } = args;
+    let serving = start(1, format!("--server --bind {server}"))?;
+    let asking = start(
+        0,
+        format!(
+            "--bind {client} --seconds {seconds} --at-a-time {at_a_time} --connections {connections} --depth {depth} {server}"
+        ),
+    )?;
+    let asked = asking.wait_with_output(limit).map_err(|error| failed(&error))?;
+    let served = serving.wait_with_output(Duration::from_secs(5));
+    let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().replace('\n', "; ");
+    if !asked.status.success() {
+        let other = served.map_or_else(|error| error.to_string(), |served| said(&served.stderr));
+        return Err(Failure::Failed(format!("{}; the server: {other}", said(&asked.stderr))));
+    }
+    out.note(said(&asked.stderr));
+    serde_json::from_slice(&asked.stdout).map_err(|error| failed(&error))
+}
+
+/// What makes queue pairs.
+struct Maker {
+    ctx: Context,
+    pd: Pd,
+    cq: Cq,
+    depth: u32,
+}
+
+impl Maker {
+    fn new(ctx: &Context, depth: u32) -> Result<Self, Failure> {
+        let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(2 * depth)?);
+        Ok(Self { ctx: ctx.clone(), pd, cq, depth })
+    }
+
+    fn make(&self) -> Result<PreparedQp, Failure> {
+        let qp = self.pd.qp(&self.cq, &self.cq);
+        Ok(qp
+            .max_send_wr(self.depth)
+            .max_recv_wr(self.depth)
+            .max_sge(1)
+            .max_inline_data(0)
+            .build()?)
+    }
+}
+
+/// What the process has: resident bytes and descriptors.
+fn holdings() -> Result<(u64, i64), Failure> {
+    let failed = |what: &str| Failure::Failed(format!("cannot read {what}"));
+    let statm =
+        std::fs::read_to_string("/proc/self/statm").map_err(|_| failed("/proc/self/statm"))?;
+    let pages: u64 = statm
+        .split(' ')
+        .nth(1)
+        .and_then(|pages| pages.parse().ok())
+        .ok_or_else(|| failed("/proc/self/statm"))?;
+    let descriptors =
+        std::fs::read_dir("/proc/self/fd").map_err(|_| failed("/proc/self/fd"))?.count();
+    let descriptors = i64::try_from(descriptors).unwrap_or(i64::MAX);
+    Ok((pages * rustix::param::page_size() as u64, descriptors))
+}
+
+/// What it has more than before, with so many connections.
+fn grown(before: (u64, i64), connections: u32) -> Result<Memory, Failure> {
+    let now = holdings()?;
+    Ok(Memory {
+        bytes_per_connection: now.0.saturating_sub(before.0) as f64 / f64::from(connections),
+        descriptors: now.1 - before.1,
+    })
+}

@@ -1,0 +1,149 @@
+//! Queue pairs for datagrams with as many sends and receives as they need at once: what `udaddy` and `mckey` of librdmacm play with, and so
+//! [`udaddy`](crate::udaddy) and [`mckey`](crate::mckey).
+
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use rocinante::{
+    Access, Ah, Context, Cq, Destination, GRH_LEN, Mr, Pd, Qp, QpType, RecvWr, SendData, SendOp,
+    SendWr, VerbsError, Wc, WcOpcode, WcStatus, cm,
+};
+
+use crate::output::Failure;
+
+const RECV: u64 = 1;
+const SEND: u64 = 2;
+
+/// What is sent and received, by either side.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Plan {
+    /// Messages of each queue pair.
+    pub(crate) count: u32,
+    /// Bytes of a message.
+    pub(crate) size: u32,
+    /// How long the next message is waited for.
+    pub(crate) patience: Duration,
+}
+
+/// A queue pair, its queue and its buffer.
+pub(crate) struct Node {
+    pub(crate) qp: Qp,
+    pub(crate) pd: Pd,
+    cq: Cq,
+    /// Of all messages, in and out, as in the programs that are played with.
+    buffer: Mr,
+    plan: Plan,
+    sent: u32,
+    received: u32,
+    /// The first datagram: its completion, and the header before it.
+    first: Option<(Wc, [u8; GRH_LEN])>,
+}
+
+impl Node {
+    /// Makes a ready one.
+    pub(crate) fn new(ctx: &Context, plan: Plan) -> Result<Self, Failure> {
+        let mtu = ctx.query_device().active_mtu.bytes();
+        if plan.size > mtu {
+            return Err(Failure::Usage(format!(
+                "a message of {} bytes is larger than a packet: {mtu} at most",
+                plan.size
+            )));
+        }
+        let depth = plan.count.max(1);
+        let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(2 * depth)?);
+        let buffer = pd.allocate(GRH_LEN + plan.size as usize, Access::LOCAL_WRITE)?;
+        let text: Vec<u8> = (b'A'..=b'Z').cycle().take(plan.size as usize).collect();
+        buffer.write(GRH_LEN, &text);
+        let qp = pd.qp(&cq, &cq).qp_type(QpType::Ud).qkey(cm::UDP_QKEY);
+        let qp = qp.max_send_wr(depth).max_recv_wr(depth).build()?;
+        let qp = qp.ready().map_err(|(_, error)| error)?;
+        Ok(Self { qp, pd, cq, buffer, plan, sent: 0, received: 0, first: None })
+    }
+
+    /// Posts receives for all messages.
+    pub(crate) fn post_receives(&self) -> Result<(), Failure> {
+        let sges = [self.buffer.sge(0, self.buffer.len())];
+        for _ in 0..self.plan.count {
+            let receive = RecvWr { wr_id: RECV, sges: &sges };
+            self.qp.post_recv(&[receive]).map_err(VerbsError::from)?;
+        }
+        Ok(())
+    }
+
+    /// Sends all messages, each with this queue pair's number as its immediate data, and waits until they have left.
+    pub(crate) fn send(&mut self, to: Destination) -> Result<(), Failure> {
+        let number = self.qp.qpn().value().to_be_bytes();
+        let sges = [self.buffer.sge(GRH_LEN, self.plan.size as usize)];
+        let (op, data) = (SendOp::SendTo { to, imm: Some(number) }, SendData::Sges(&sges));
+        let wr = SendWr { wr_id: SEND, op, data, signaled: true, solicited: false, fence: false };
+        for _ in 0..self.plan.count {
+            self.qp.post_send(&[wr]).map_err(VerbsError::from)?;
+        }
+        self.complete(|node| node.sent)
+    }
+
+    /// Waits until all messages have come.
+    pub(crate) fn receive(&mut self) -> Result<(), Failure> {
+        self.complete(|node| node.received)
+    }
+
+    fn complete(&mut self, done: impl Fn(&Self) -> u32) -> Result<(), Failure> {
+        let mut deadline = Instant::now() + self.plan.patience;
+        while done(self) < self.plan.count {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let wc = match self.cq.wait_one(left) {
+                Ok(wc) => wc,
+                Err(VerbsError::TimedOut) => return Err(self.too_few()),
+                Err(error) => return Err(error.into()),
+            };
+            if wc.status != WcStatus::Success {
+                return Err(Failure::Failed(format!("a request failed: {}", wc.status)));
+            }
+            deadline = Instant::now() + self.plan.patience;
+            if wc.opcode != WcOpcode::Recv {
+                self.sent += 1;
+                continue;
+            }
+            self.received += 1;
+            if self.first.is_none() {
+                let header = self.buffer.to_vec(0, GRH_LEN);
+                self.first = header.first_chunk().map(|header| (wc, *header));
+            }
+        }
+        Ok(())
+    }
+
+    fn too_few(&self) -> Failure {
+        let Self { sent, received, plan, .. } = self;
+        Failure::Failed(format!(
+            "{received} of {} datagrams have come ({sent} have left): datagrams may be lost; does a firewall let UDP port \
+             4791 through?",
+            plan.count
+        ))
+    }
+
+    /// An address handle for whoever sent the first datagram, and the queue pair that this named.
+    pub(crate) fn answer(&self) -> Result<(Ah, Destination), Failure> {
+        let none = || Failure::Failed("nobody to answer has sent anything".into());
+        let (wc, header) = self.first.as_ref().ok_or_else(none)?;
+        let named = wc.imm.map(u32::from_be_bytes).ok_or_else(|| {
+            Failure::Failed(
+                "the peer's datagrams do not name its queue pair: they have no immediate data"
+                    .into(),
+            )
+        })?;
+        let ah = self.pd.create_ah_from_wc(wc, header)?;
+        let to = ah.to(rocinante::Qpn::new(named), cm::UDP_QKEY);
+        Ok((ah, to))
+    }
+
+    /// Messages sent and received.
+    pub(crate) fn counts(&self) -> (u32, u32) {
+        (self.sent, self.received)
+    }
+
+    /// Its address.
+    pub(crate) fn local(&self) -> IpAddr {
+        self.qp.endpoint().address
+    }
+}

@@ -1,0 +1,145 @@
+//! `rocinante mckey`: sends to a multicast group, or receives from it, as `mckey(1)` of librdmacm does, with such programs or with itself.
+
+use std::net::IpAddr;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use rocinante::{Context, PeerPath, Qpn, cm};
+use serde::Serialize;
+
+use crate::datagrams::{Node, Plan};
+use crate::output::{Failure, Output};
+use crate::session::{NetArgs, Netdev, netdev};
+
+/// Send to a multicast group, or receive from it, like mckey
+///
+/// The other sides are `rocinante mckey` or mckey of librdmacm, over any network that RoCE v2 and multicast pass.
+///
+/// Two terminals on one machine, without privileges: `rocinante mckey -m 239.1.2.3 -b 127.0.0.1`, and then
+/// `rocinante mckey -m 239.1.2.3 -b 127.0.0.2 -s`.
+///
+/// Exit status: 0 if all went well, 1 if it did not, 2 if the command line makes no sense.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The group's address: 224.0.0.0/4 or ff00::/8
+    #[arg(short, long, value_name = "ADDR")]
+    multicast: IpAddr,
+    /// The address of the device to use
+    #[arg(short, long, value_name = "ADDR")]
+    bind: IpAddr,
+    /// Send; else receive
+    #[arg(short, long)]
+    sender: bool,
+    /// Number of queue pairs; the same at both sides
+    #[arg(short, long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
+    connections: u32,
+    /// Number of messages that each queue pair sends, or receives
+    #[arg(short = 'C', long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(0..=65_536))]
+    count: u32,
+    /// Bytes of a message; a receiver's must not be less than the sender's
+    #[arg(short = 'S', long, value_name = "BYTES", default_value_t = 100)]
+    size: u32,
+    /// Send without joining the group
+    #[arg(short = 'o', long, requires = "sender")]
+    send_only: bool,
+    /// How long the sender waits before it sends, so that switches have learnt who has joined, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 3, value_parser = clap::value_parser!(u64).range(0..=3600))]
+    pause: u64,
+    /// How long a receiver waits for the next message, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    patience: u64,
+    /// Carry the packets by afxdp, packet, udp, or auto [default: the variable ROCINANTE_NETDEV, else auto]
+    #[arg(long, value_name = "BACKEND", value_parser = netdev)]
+    netdev: Option<Netdev>,
+    /// End standard output with one JSON object on one line; all else goes to standard error
+    #[arg(long)]
+    json: bool,
+}
+
+/// What a side did.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Report {
+    role: &'static str,
+    netdev: &'static str,
+    local: IpAddr,
+    group: IpAddr,
+    connections: u32,
+    size: u32,
+    sent: u32,
+    received: u32,
+    seconds: f64,
+}
+
+/// Runs the command.
+#[must_use]
+pub fn run(args: &Args) -> ExitCode {
+    let out = Output { json: args.json };
+    let result = play(args, out);
+    if let Ok(report) = &result {
+        out.line(format_args!("{} datagrams sent, {} received", report.sent, report.received));
+    }
+    out.end("mckey", &result)
+}
+
+fn open(args: &Args, out: Output) -> Result<Context, Failure> {
+    if !args.multicast.is_multicast() {
+        return Err(Failure::Usage(format!(
+            "{} is no multicast group: they are 224.0.0.0/4 and ff00::/8",
+            args.multicast
+        )));
+    }
+    if args.multicast.is_ipv4() != args.bind.is_ipv4() {
+        return Err(Failure::Usage(format!(
+            "{} and {} are of two families",
+            args.multicast, args.bind
+        )));
+    }
+    let (netdev, bind) = (args.netdev, Some(args.bind));
+    NetArgs { host: None, netdev, device: None, bind, port: 0, cm: false }.open(args.bind, out)
+}
+
+fn play(args: &Args, out: Output) -> Result<Report, Failure> {
+    let ctx = open(args, out)?;
+    let patience = Duration::from_secs(args.patience);
+    // As mckey has it: what is empty is not sent.
+    let count = if args.size == 0 { 0 } else { args.count };
+    let plan = Plan { count, size: args.size, patience };
+    let mut nodes = Vec::new();
+    for _ in 0..args.connections {
+        let node = Node::new(&ctx, plan)?;
+        if !args.sender {
+            node.post_receives()?;
+        }
+        if !args.send_only {
+            node.qp.attach_mcast(args.multicast)?;
+        }
+        nodes.push(node);
+    }
+    if !args.send_only {
+        out.note(format_args!("joined {}", args.multicast));
+    }
+    let start = Instant::now();
+    if args.sender {
+        std::thread::sleep(Duration::from_secs(args.pause));
+        out.note(format_args!("initiating data transfers"));
+        for node in &mut nodes {
+            let ah = node.pd.create_ah(0, &PeerPath::new(args.multicast))?;
+            node.send(ah.to(Qpn::MULTICAST, cm::UDP_QKEY))?;
+        }
+    } else {
+        out.note(format_args!("receiving data transfers"));
+        nodes.iter_mut().try_for_each(Node::receive)?;
+    }
+    let sum = |of: fn((u32, u32)) -> u32| nodes.iter().map(|node| of(node.counts())).sum();
+    Ok(Report {
+        role: if args.sender { "sender" } else { "receiver" },
+        netdev: ctx.provider().name(),
+        local: args.bind,
+        group: args.multicast,
+        connections: args.connections,
+        size: args.size,
+        sent: sum(|(sent, _)| sent),
+        received: sum(|(_, received)| received),
+        seconds: start.elapsed().as_secs_f64(),
+    })
+}

@@ -1,0 +1,273 @@
+//! How the queue pairs of two processes are connected: by the endpoints that they swap, or by the connection manager.
+//!
+//! By the connection manager each queue pair is a connection of its own. Its private data names the session, the queue pair's place in it, and the
+//! region that the peer may address:
+//!
+//! | bytes | |
+//! |---|---|
+//! | 0..8 | a number that the client has drawn and told over the exchange |
+//! | 8..12 | which queue pair |
+//! | 12..20, 20..28, 28..32 | the region: address, length, key; zeros if there is none |
+
+use std::ops::Deref;
+use std::time::{Duration, Instant};
+
+use rocinante::cm::{self, Connection, Listener, Params, Request};
+use rocinante::{ConnectOptions, Endpoint, Hello, Mtu, PreparedQp, Qp, RemoteRegion, VerbsError};
+
+use super::{LINE_PATIENCE, Session, check_mtu};
+use crate::output::Failure;
+
+/// How often who waits for a request looks whether the peer is still there.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// A connected queue pair.
+#[derive(Debug)]
+pub enum Joined {
+    /// The endpoints were swapped.
+    Swapped(Box<Qp>),
+    /// The connection manager connected it, and disconnects it.
+    Managed(Box<Connection>),
+}
+
+impl Deref for Joined {
+    type Target = Qp;
+
+    fn deref(&self) -> &Qp {
+        match self {
+            Self::Swapped(qp) => qp,
+            Self::Managed(connection) => connection.qp(),
+        }
+    }
+}
+
+/// Connected queue pairs, and what the peer said.
+#[derive(Debug)]
+pub struct Theirs {
+    /// In the order of those that were to be connected.
+    pub qps: Vec<Joined>,
+    /// This side of the first of them, and the peer's.
+    pub first: [Endpoint; 2],
+    /// The peer's region, where this side has one.
+    pub region: Option<RemoteRegion>,
+}
+
+impl Session {
+    /// Connects queue pairs with as many of the peer's, and swaps regions, which must be of the same length.
+    ///
+    /// # Errors
+    /// The peer is gone, says something else, has others, or the path MTU does not fit.
+    pub fn join(
+        &mut self,
+        qps: Vec<PreparedQp>,
+        region: Option<RemoteRegion>,
+        options: &ConnectOptions,
+    ) -> Result<Theirs, Failure> {
+        if self.is_managed() {
+            self.join_by_cm(qps, region, options)
+        } else {
+            self.join_by_swap(qps, region, options)
+        }
+    }
+
+    fn join_by_swap(
+        &mut self,
+        qps: Vec<PreparedQp>,
+        region: Option<RemoteRegion>,
+        options: &ConnectOptions,
+    ) -> Result<Theirs, Failure> {
+        let endpoints: Vec<_> = qps.iter().map(PreparedQp::endpoint).collect();
+        let own = endpoints[0];
+        let hello = Hello { endpoints, regions: region.into_iter().collect(), note: String::new() };
+        let theirs = self.swap(&hello)?;
+        let pairs = qps.into_iter().zip(&theirs.endpoints);
+        let qps = pairs.map(|(qp, peer)| self.connect_qp(qp, peer, options));
+        let qps = qps.map(|qp| qp.map(|qp| Joined::Swapped(Box::new(qp))));
+        let first = [own, theirs.endpoints[0]];
+        Ok(Theirs {
+            qps: qps.collect::<Result<_, _>>()?,
+            first,
+            region: theirs.regions.first().copied(),
+        })
+    }
+
+    fn join_by_cm(
+        &mut self,
+        qps: Vec<PreparedQp>,
+        region: Option<RemoteRegion>,
+        options: &ConnectOptions,
+    ) -> Result<Theirs, Failure> {
+        self.enter("connecting the queue pairs");
+        let own = qps[0].endpoint();
+        let agreed = self.exchange.path_mtu().unwrap_or(Mtu::Mtu256);
+        check_mtu(&self.ctx, agreed, options).map_err(|why| self.failed(why))?;
+        let options = ConnectOptions { mtu: options.mtu.or(Some(agreed)), ..*options };
+        let session = self.agree_on_number(qps.len())?;
+        let (mut joined, mut theirs) = (Vec::with_capacity(qps.len()), None);
+        for (index, qp) in (0..).zip(qps) {
+            let ticket = Ticket { session, index, region };
+            let params = Params::default().options(options).private_data(&ticket.bytes());
+            let connection = if self.listener.is_some() {
+                self.accept(qp, ticket, &params)?
+            } else {
+                let asked = cm::connect(qp, self.exchange.peer(), &params, LINE_PATIENCE);
+                asked.map_err(|error| self.failed(error))?
+            };
+            let told =
+                Ticket::parse(connection.private_data()).and_then(|told| told.suits(&ticket));
+            theirs = told.map_err(|why| self.failed(why))?;
+            joined.push(Joined::Managed(Box::new(connection)));
+        }
+        let attr = joined[0].query().1;
+        let first = [
+            Endpoint { psn: attr.sq_psn.unwrap_or_default(), ..own },
+            Endpoint {
+                address: self.peer().ip(),
+                qpn: attr.dest_qpn.unwrap_or_default(),
+                psn: attr.rq_psn.unwrap_or_default(),
+                mtu: agreed,
+                ..own
+            },
+        ];
+        Ok(Theirs { qps: joined, first, region: theirs })
+    }
+
+    /// The client draws a number for the connections to come, and says how many there will be.
+    fn agree_on_number(&mut self, count: usize) -> Result<u64, Failure> {
+        if self.listener.is_none() {
+            let number = draw();
+            self.exchange.say(&format!("join {number:016x} {count}"))?;
+            return Ok(number);
+        }
+        let line = self.exchange.hear()?;
+        let mut words = line.split(' ');
+        let number = match (words.next(), words.next(), words.next()) {
+            (Some("join"), Some(number), Some(theirs)) if theirs == count.to_string() => {
+                u64::from_str_radix(number, 16).ok()
+            }
+            _ => None,
+        };
+        number.ok_or_else(|| {
+            self.failed(format_args!(
+                "it does not want to connect {count} queue pairs: use the same version on both sides"
+            ))
+        })
+    }
+
+    /// Waits for the request with this ticket.
+    fn accept(
+        &mut self,
+        qp: PreparedQp,
+        ticket: Ticket,
+        params: &Params,
+    ) -> Result<Connection, Failure> {
+        let deadline = Instant::now() + LINE_PATIENCE;
+        loop {
+            let Some(listener) = &self.listener else { return Err(self.failed("nobody listens")) };
+            if let Some(request) = wanted(listener, &ticket)? {
+                let connection = request.accept(qp, params).and_then(|it| it.wait(LINE_PATIENCE));
+                return connection.map_err(|error| self.failed(error));
+            }
+            if let Some(line) = self.exchange.try_hear()? {
+                return Err(self.failed(format_args!("it says {line:?} instead of connecting")));
+            }
+            if Instant::now() > deadline {
+                let what = "it does not connect its queue pairs: does its program hang?";
+                return Err(self.failed(what));
+            }
+        }
+    }
+}
+
+/// The next request, if it is the one with this ticket; others are turned away.
+fn wanted(listener: &Listener, ticket: &Ticket) -> Result<Option<Request>, Failure> {
+    let request = match listener.request(Some(LOOK)) {
+        Err(VerbsError::TimedOut) => return Ok(None),
+        other => other?,
+    };
+    match Ticket::parse(request.private_data()) {
+        Ok(theirs) if (theirs.session, theirs.index) == (ticket.session, ticket.index) => {
+            Ok(Some(request))
+        }
+        _ => {
+            // Whether it hears why or not does not matter here.
+            let _ = request.reject(b"another client is being served: try again later");
+            Ok(None)
+        }
+    }
+}
+
+/// What is in the private data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Ticket {
+    session: u64,
+    index: u32,
+    region: Option<RemoteRegion>,
+}
+
+impl Ticket {
+    fn bytes(&self) -> [u8; 32] {
+        let mut bytes = [0; 32];
+        bytes[..8].copy_from_slice(&self.session.to_be_bytes());
+        bytes[8..12].copy_from_slice(&self.index.to_be_bytes());
+        if let Some(region) = &self.region {
+            bytes[12..].copy_from_slice(&region.to_bytes());
+        }
+        bytes
+    }
+
+    fn parse(private: &[u8]) -> Result<Self, String> {
+        let read = || {
+            let (session, rest) = private.split_first_chunk()?;
+            let (index, rest) = rest.split_first_chunk()?;
+            let region = RemoteRegion::from_bytes(rest)?;
+            Some(Self {
+                session: u64::from_be_bytes(*session),
+                index: u32::from_be_bytes(*index),
+                region: (region.len > 0).then_some(region),
+            })
+        };
+        read().ok_or_else(|| "its private data is too short".to_owned())
+    }
+
+    /// The peer's region, if its ticket is the counterpart of ours.
+    fn suits(&self, ours: &Self) -> Result<Option<RemoteRegion>, String> {
+        if (self.session, self.index) != (ours.session, ours.index) {
+            return Err("it accepts as if for another connection".to_owned());
+        }
+        if self.region.map(|region| region.len) != ours.region.map(|region| region.len) {
+            let why = "its region has another length than this side's: use the same version on both sides";
+            return Err(why.to_owned());
+        }
+        Ok(self.region)
+    }
+}
+
+/// A number that nobody else draws, as far as matters between a client and its server.
+fn draw() -> u64 {
+    use std::hash::{BuildHasher, Hasher, RandomState};
+    RandomState::new().build_hasher().finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tickets_are_read_as_they_are_written() {
+        let region =
+            RemoteRegion { address: 0x0102_0304_0506_0708, len: 9 << 33, rkey: 0xa0b0_c0d0 };
+        for region in [None, Some(region)] {
+            let ticket = Ticket { session: 0xfeed_face_dead_beef, index: 0x0a0b_0c0d, region };
+            let mut private = ticket.bytes().to_vec();
+            private.resize(56, 0);
+            assert_eq!(Ticket::parse(&private), Ok(ticket));
+            assert_eq!(ticket.suits(&ticket), Ok(region));
+            let other = Ticket { index: 7, ..ticket };
+            assert!(other.suits(&ticket).is_err());
+        }
+        assert!(Ticket::parse(&[0; 31]).is_err());
+        let ours = Ticket { session: 1, index: 2, region: None };
+        assert!(Ticket { region: Some(region), ..ours }.suits(&ours).is_err());
+    }
+}

@@ -1,0 +1,91 @@
+//! `rocinante sim`: the deterministic simulator, from a seed; with a bug planted in the engine, if wanted.
+
+use std::process::ExitCode;
+
+use rocinante_sim::{Options, Report, run};
+use rocinante_stack_broken::broken;
+use serde::Serialize;
+
+use crate::output::{Failure, Output};
+
+/// Simulate hosts, queue pairs and a bad network from a seed, and check every invariant at every step
+///
+/// The same seed does the same, to the last byte: what the digest at the end tells. A step is a packet that arrives or is lost, a timer, or a
+/// call of the engine. A violation names the step; the same command finds it again.
+///
+/// Exit status: 0 if no invariant was violated, 1 if one was, 2 if the command line makes no sense.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Where all that is random comes from
+    #[arg(long, value_name = "S", default_value_t = 1)]
+    seed: u64,
+    /// After so many steps the last round comes to its end
+    #[arg(long, value_name = "N", default_value_t = 300_000)]
+    steps: u64,
+    /// Plant a bug in a copy of the engine, to see it found; "list" lists them
+    #[arg(long = "break", value_name = "NAME")]
+    bug: Option<String>,
+    /// Print every packet, request and completion on standard error
+    #[arg(long)]
+    trace: bool,
+    /// Nothing changes: standard output has only one line of JSON anyway
+    #[arg(long)]
+    json: bool,
+}
+
+/// What a run prints.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum Line {
+    Engine(Report),
+    Broken(rocinante_sim_broken::Report),
+}
+
+impl Line {
+    fn violation(&self) -> Option<&str> {
+        match self {
+            Self::Engine(report) => report.violation.as_deref(),
+            Self::Broken(report) => report.violation.as_deref(),
+        }
+    }
+}
+
+/// Runs the command.
+#[must_use]
+pub fn run_command(args: &Args) -> ExitCode {
+    let output = Output { json: true };
+    if args.bug.as_deref() == Some("list") {
+        for bug in broken::BUGS {
+            println!("{:26} seed {:<3} {}", bug.name, bug.seed, bug.what);
+        }
+        return ExitCode::SUCCESS;
+    }
+    let result = simulate(args);
+    let Some(violation) = result.as_ref().ok().and_then(Line::violation) else {
+        return output.end("sim", &result);
+    };
+    let bug = args.bug.as_ref().map(|bug| format!(" --break {bug}")).unwrap_or_default();
+    output.note(format_args!("rocinante sim: {violation}"));
+    output.note(format_args!(
+        "replay with rocinante sim --seed {} --steps {}{bug}",
+        args.seed, args.steps
+    ));
+    let _ = output.end("sim", &result);
+    ExitCode::FAILURE
+}
+
+fn simulate(args: &Args) -> Result<Line, Failure> {
+    let Args { seed, steps, trace, .. } = *args;
+    let Some(bug) = &args.bug else {
+        return Ok(Line::Engine(run(&Options { seed, steps, trace })));
+    };
+    if broken::LOST.contains(&bug.as_str()) || !broken::plant(Some(bug)) {
+        return Err(Failure::Usage(format!(
+            "no bug is called {bug}: rocinante sim --break list lists them"
+        )));
+    }
+    let options = rocinante_sim_broken::Options { seed, steps, trace };
+    let report = rocinante_sim_broken::run(&options);
+    broken::plant(None);
+    Ok(Line::Broken(report))
+}

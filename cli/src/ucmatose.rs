@@ -1,0 +1,307 @@
+//! `rocinante ucmatose`, `rocinante rdma-server` and `rocinante rdma-client`: connect by the connection manager and exchange messages, as the
+//! programs of librdmacm with these names do, with such a program or with themselves.
+//!
+//! With `ucmatose` the server waits for all connections, sends its messages on each, hears as many, and ends the connections; the client hears first.
+//! With the other two there is one connection and one message of 16 bytes each way, the client's first, and the client ends the connection.
+
+mod lane;
+
+use std::net::{IpAddr, SocketAddr};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use rocinante::cm::{Connecting, Listener, Params};
+use rocinante::{ConnectOptions, Context, VerbsError};
+use serde::Serialize;
+
+use self::lane::{Lane, Unconnected};
+use crate::output::{Failure, Output};
+use crate::session::{NetArgs, Netdev, address, netdev};
+
+/// Connections, and messages on each.
+const CONNECTIONS_MAX: i64 = 10_000;
+const MESSAGES_MAX: i64 = 10_000;
+/// Bytes of a message of `rdma_client`.
+const SIMPLE_SIZE: u32 = 16;
+
+/// What all three are told.
+#[derive(Debug, clap::Args)]
+struct Common {
+    /// The server's port, one of RDMA_PS_TCP
+    #[arg(short, long, default_value_t = 7471, value_parser = clap::value_parser!(u16).range(1..))]
+    port: u16,
+    /// How long each step may take, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    patience: u64,
+    /// Carry the packets by afxdp, packet, udp, or auto [default: the variable ROCINANTE_NETDEV, else auto]
+    #[arg(long, value_name = "BACKEND", value_parser = netdev)]
+    netdev: Option<Netdev>,
+    /// End standard output with one JSON object on one line; all else goes to standard error
+    #[arg(long)]
+    json: bool,
+}
+
+/// Make connections by the connection manager and exchange messages on all of them, like ucmatose
+///
+/// The other side is `rocinante ucmatose` or ucmatose of librdmacm. Both sides need the same -c, -C and -S.
+///
+/// Exit status: 0 if all went well, 1 if it did not, 2 if the command line makes no sense.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Be the client of this server
+    #[arg(short, long, value_name = "ADDR")]
+    server: Option<IpAddr>,
+    /// The address of the device to use [default at the client: the one from which the server is reached]
+    #[arg(short, long, value_name = "ADDR", required_unless_present = "server")]
+    bind: Option<IpAddr>,
+    /// Connections
+    #[arg(short, long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=CONNECTIONS_MAX))]
+    connections: u32,
+    /// Messages each way on each connection
+    #[arg(short = 'C', long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(0..=MESSAGES_MAX))]
+    count: u32,
+    /// Bytes of a message; with 0 there are none
+    #[arg(short = 'S', long, value_name = "BYTES", default_value_t = 100, value_parser = clap::value_parser!(u32).range(0..=1 << 20))]
+    size: u32,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// Take one connection by the connection manager and answer its message, like rdma_server
+///
+/// The other side is `rocinante rdma-client` or rdma_client of librdmacm.
+///
+/// Exit status: 0 if all went well, 1 if it did not, 2 if the command line makes no sense.
+#[derive(Debug, clap::Args)]
+pub struct ServerArgs {
+    /// The address of the device to use
+    #[arg(short, long, value_name = "ADDR")]
+    server: IpAddr,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// Connect by the connection manager, send a message and hear the answer, like rdma_client
+///
+/// The other side is `rocinante rdma-server` or rdma_server of librdmacm.
+///
+/// Exit status: 0 if all went well, 1 if it did not, 2 if the command line makes no sense.
+#[derive(Debug, clap::Args)]
+pub struct ClientArgs {
+    /// The server's address
+    #[arg(short, long, value_name = "ADDR")]
+    server: IpAddr,
+    /// The address of the device to use [default: the one from which the server is reached]
+    #[arg(short, long, value_name = "ADDR")]
+    bind: Option<IpAddr>,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// What is exchanged.
+#[derive(Debug, Clone, Copy)]
+struct Plan {
+    connections: u32,
+    count: u32,
+    size: u32,
+    patience: Duration,
+    port: u16,
+    /// Who speaks first, and hears the answer.
+    client_begins: bool,
+}
+
+/// What a side did.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Report {
+    role: &'static str,
+    netdev: &'static str,
+    local: IpAddr,
+    connections: u32,
+    /// Sent and received, on all connections together.
+    messages: u64,
+    size: u32,
+    connect_seconds: f64,
+    seconds: f64,
+}
+
+/// Runs `ucmatose`.
+#[must_use]
+pub fn run(args: &Args) -> ExitCode {
+    let common = &args.common;
+    // As ucmatose has it: no message is empty.
+    let count = if args.size == 0 { 0 } else { args.count };
+    let plan = Plan {
+        connections: args.connections,
+        count,
+        size: args.size,
+        client_begins: false,
+        ..common.plan()
+    };
+    end("ucmatose", common, |out| match (args.server, args.bind) {
+        (Some(server), bind) => ask(common, &plan, server, bind, out),
+        (None, Some(bind)) => serve(common, &plan, bind, out),
+        (None, None) => Err(Failure::Usage("-b says which device to use, -s whose client".into())),
+    })
+}
+
+/// Runs `rdma-server`.
+#[must_use]
+pub fn run_server(args: &ServerArgs) -> ExitCode {
+    let common = &args.common;
+    end("rdma-server", common, |out| serve(common, &common.plan(), args.server, out))
+}
+
+/// Runs `rdma-client`.
+#[must_use]
+pub fn run_client(args: &ClientArgs) -> ExitCode {
+    let common = &args.common;
+    end("rdma-client", common, |out| ask(common, &common.plan(), args.server, args.bind, out))
+}
+
+fn end(
+    name: &str,
+    common: &Common,
+    work: impl FnOnce(Output) -> Result<Report, Failure>,
+) -> ExitCode {
+    let out = Output { json: common.json };
+    let result = work(out);
+    if let Ok(report) = &result {
+        out.note(format_args!(
+            "{} messages on {} connections in {:.3} s, connected in {:.3} s",
+            report.messages, report.connections, report.seconds, report.connect_seconds
+        ));
+    }
+    out.end(name, &result)
+}
+
+impl Common {
+    /// One message of 16 bytes each way, the client's first.
+    fn plan(&self) -> Plan {
+        Plan {
+            connections: 1,
+            count: 1,
+            size: SIMPLE_SIZE,
+            patience: Duration::from_secs(self.patience),
+            port: self.port,
+            client_begins: true,
+        }
+    }
+
+    fn open(&self, address: IpAddr, out: Output) -> Result<Context, Failure> {
+        let (netdev, bind, port) = (self.netdev, Some(address), self.port);
+        NetArgs { host: None, netdev, device: None, bind, port, cm: false }.open(address, out)
+    }
+}
+
+/// As the programs of librdmacm ask for it.
+fn params() -> Params {
+    let options = ConnectOptions { max_rd_atomic: 1, max_dest_rd_atomic: 1, ..Default::default() };
+    Params::default().options(options)
+}
+
+fn ask(
+    common: &Common,
+    plan: &Plan,
+    server: IpAddr,
+    bind: Option<IpAddr>,
+    out: Output,
+) -> Result<Report, Failure> {
+    let local = bind.map_or_else(|| address::towards(server), Ok)?;
+    let ctx = common.open(local, out)?;
+    let server = SocketAddr::new(server, plan.port);
+    let start = Instant::now();
+    let failed =
+        |error: VerbsError| Failure::Failed(format!("cannot connect to {server}: {error}"));
+    let mut connecting = Vec::with_capacity(plan.connections as usize);
+    for _ in 0..plan.connections {
+        let (parts, qp) = Unconnected::make(&ctx, plan.count, plan.size)?;
+        let asked = Connecting::start(qp, server, &params()).map_err(failed)?;
+        connecting.push((parts, asked));
+    }
+    let mut lanes = Vec::with_capacity(connecting.len());
+    for (parts, asked) in connecting {
+        lanes.push(parts.connected(asked.wait(plan.patience).map_err(failed)?));
+    }
+    let connected = start.elapsed();
+    exchange(plan, &mut lanes, plan.client_begins)?;
+    // Who begins to speak is who ends the connections.
+    finish(plan, &lanes, plan.client_begins)?;
+    Ok(report("client", &ctx, local, plan, start, connected))
+}
+
+fn serve(common: &Common, plan: &Plan, local: IpAddr, out: Output) -> Result<Report, Failure> {
+    let ctx = common.open(local, out)?;
+    let here = SocketAddr::new(local, plan.port);
+    let listener = Listener::bind(&ctx, here, plan.connections as usize)?;
+    out.note(format_args!("waiting for {} connections on {here}", plan.connections));
+    // For the first for ever: then for a client that has come.
+    let mut patience = None;
+    let mut start = Instant::now();
+    let mut accepted = Vec::with_capacity(plan.connections as usize);
+    while accepted.len() < plan.connections as usize {
+        let request = listener.request(patience).map_err(|error| match error {
+            VerbsError::TimedOut => Failure::Failed(format!(
+                "{} of {} connections came: were both sides given the same -c?",
+                accepted.len(),
+                plan.connections
+            )),
+            other => other.into(),
+        })?;
+        if patience.is_none() {
+            start = Instant::now();
+        }
+        patience = Some(plan.patience);
+        let (parts, qp) = Unconnected::make(&ctx, plan.count, plan.size)?;
+        accepted.push((parts, request.accept(qp, &params())?));
+    }
+    let mut lanes = Vec::with_capacity(accepted.len());
+    for (parts, asked) in accepted {
+        lanes.push(parts.connected(asked.wait(plan.patience)?));
+    }
+    let connected = start.elapsed();
+    exchange(plan, &mut lanes, !plan.client_begins)?;
+    finish(plan, &lanes, !plan.client_begins)?;
+    Ok(report("server", &ctx, local, plan, start, connected))
+}
+
+/// All messages, on all connections at once.
+fn exchange(plan: &Plan, lanes: &mut [Lane], begins: bool) -> Result<(), Failure> {
+    for speaks in [begins, !begins] {
+        if speaks {
+            lanes.iter().try_for_each(Lane::speak)?;
+        }
+        let deadline = Instant::now() + plan.patience;
+        for lane in &mut *lanes {
+            if speaks { lane.spoken(deadline)? } else { lane.heard(deadline)? }
+        }
+    }
+    Ok(())
+}
+
+/// Ends the connections, or waits until the peer has ended them.
+fn finish(plan: &Plan, lanes: &[Lane], ends: bool) -> Result<(), Failure> {
+    if ends {
+        lanes.iter().try_for_each(Lane::disconnect)?;
+    }
+    lanes.iter().try_for_each(|lane| lane.wait_disconnected(plan.patience))
+}
+
+fn report(
+    role: &'static str,
+    ctx: &Context,
+    local: IpAddr,
+    plan: &Plan,
+    start: Instant,
+    connected: Duration,
+) -> Report {
+    Report {
+        role,
+        netdev: ctx.provider().name(),
+        local,
+        connections: plan.connections,
+        messages: 2 * u64::from(plan.connections) * u64::from(plan.count),
+        size: plan.size,
+        connect_seconds: connected.as_secs_f64(),
+        seconds: (start.elapsed() - connected).as_secs_f64(),
+    }
+}

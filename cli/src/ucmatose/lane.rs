@@ -1,0 +1,128 @@
+//! One connection, and its messages.
+
+use std::time::{Duration, Instant};
+
+use rocinante::cm::Connection;
+use rocinante::{
+    Access, Context, Cq, Mr, PreparedQp, RecvWr, SendData, SendOp, SendWr, VerbsError, WcOpcode,
+    WcStatus,
+};
+
+use crate::output::Failure;
+
+/// Everything but a connection.
+pub(super) struct Unconnected {
+    cq: Cq,
+    /// A message out, and one in.
+    memory: Mr,
+    count: u32,
+    size: u32,
+}
+
+/// A connection.
+pub(super) struct Lane {
+    connection: Connection,
+    parts: Unconnected,
+    spoken: u32,
+    heard: u32,
+}
+
+impl Unconnected {
+    /// A queue pair with all its receives.
+    pub(super) fn make(
+        ctx: &Context,
+        count: u32,
+        size: u32,
+    ) -> Result<(Self, PreparedQp), VerbsError> {
+        let pd = ctx.alloc_pd();
+        let depth = count.max(1);
+        let cq = ctx.create_cq(2 * depth)?;
+        let memory = pd.allocate(2 * (size as usize).max(1), Access::LOCAL_WRITE)?;
+        let qp = pd.qp(&cq, &cq).max_send_wr(depth).max_recv_wr(depth).build()?;
+        let sges = [memory.sge(size as usize, size as usize)];
+        for wr_id in 0..u64::from(count) {
+            qp.post_recv(&[RecvWr { wr_id, sges: &sges }])?;
+        }
+        Ok((Self { cq, memory, count, size }, qp))
+    }
+
+    pub(super) fn connected(self, connection: Connection) -> Lane {
+        Lane { connection, parts: self, spoken: 0, heard: 0 }
+    }
+}
+
+impl Lane {
+    /// Sends all messages.
+    pub(super) fn speak(&self) -> Result<(), Failure> {
+        let Unconnected { memory, count, size, .. } = &self.parts;
+        let sges = [memory.sge(0, *size as usize)];
+        for wr_id in 0..u64::from(*count) {
+            let (op, data) = (SendOp::Send { imm: None }, SendData::Sges(&sges));
+            let wr = SendWr { wr_id, op, data, signaled: true, solicited: false, fence: false };
+            self.connection.post_send(&[wr]).map_err(VerbsError::from)?;
+        }
+        Ok(())
+    }
+
+    /// Waits until all messages are acknowledged.
+    pub(super) fn spoken(&mut self, deadline: Instant) -> Result<(), Failure> {
+        while self.spoken < self.parts.count {
+            self.complete(deadline)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for all of the peer's messages.
+    pub(super) fn heard(&mut self, deadline: Instant) -> Result<(), Failure> {
+        while self.heard < self.parts.count {
+            self.complete(deadline)?;
+        }
+        Ok(())
+    }
+
+    fn complete(&mut self, deadline: Instant) -> Result<(), Failure> {
+        let peer = self.connection.peer();
+        let left = deadline.saturating_duration_since(Instant::now());
+        let wc = self.parts.cq.wait_one(left).map_err(|error| match error {
+            VerbsError::TimedOut => Failure::Failed(format!(
+                "{peer} is silent: {} messages came, {} went: were both sides given the same -C?",
+                self.heard, self.spoken
+            )),
+            other => other.into(),
+        })?;
+        match (wc.status, wc.opcode) {
+            (WcStatus::Success, WcOpcode::Recv) if wc.byte_len != self.parts.size => {
+                Err(Failure::Failed(format!(
+                    "{peer} sent {} bytes instead of {}: were both sides given the same -S?",
+                    wc.byte_len, self.parts.size
+                )))
+            }
+            (WcStatus::Success, WcOpcode::Recv) => {
+                self.heard += 1;
+                Ok(())
+            }
+            (WcStatus::Success, _) => {
+                self.spoken += 1;
+                Ok(())
+            }
+            (status, _) => Err(Failure::Failed(format!(
+                "{peer}: {status}, after {} messages came and {} went",
+                self.heard, self.spoken
+            ))),
+        }
+    }
+
+    /// Ends the connection.
+    pub(super) fn disconnect(&self) -> Result<(), Failure> {
+        Ok(self.connection.disconnect()?)
+    }
+
+    /// Waits until it is ended.
+    pub(super) fn wait_disconnected(&self, patience: Duration) -> Result<(), Failure> {
+        let peer = self.connection.peer();
+        self.connection.wait_disconnected(patience).map_err(|error| match error {
+            VerbsError::TimedOut => Failure::Failed(format!("{peer} does not end the connection")),
+            other => other.into(),
+        })
+    }
+}

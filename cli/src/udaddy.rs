@@ -1,0 +1,175 @@
+//! `rocinante udaddy`: finds a queue pair for datagrams by the connection manager and plays as `udaddy(1)` of librdmacm does, with such a program or
+//! with itself.
+//!
+//! The client sends a number of datagrams, each with the number of its queue pair; the server answers whoever sent the first with as many.
+
+use std::net::{IpAddr, SocketAddr};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use rocinante::{Context, VerbsError, cm};
+use serde::Serialize;
+
+use crate::datagrams::{Node, Plan};
+use crate::output::{Failure, Output};
+use crate::session::{NetArgs, Netdev, address, netdev};
+
+/// Find a queue pair by the connection manager and exchange datagrams with it, like udaddy
+///
+/// The other side is `rocinante udaddy` or udaddy of librdmacm, over any network that RoCE v2 passes.
+///
+/// Two terminals on one machine, without privileges: `rocinante udaddy -b 127.0.0.1`, and
+/// `rocinante udaddy -s 127.0.0.1 -b 127.0.0.2`.
+///
+/// Exit status: 0 if all went well, 1 if it did not, 2 if the command line makes no sense.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Be the client of the server with this address
+    #[arg(short, long, value_name = "ADDR", required_unless_present = "bind")]
+    server: Option<IpAddr>,
+    /// The address of the device to use; the server must be given one [default: the one from which the server is reached]
+    #[arg(short, long, value_name = "ADDR")]
+    bind: Option<IpAddr>,
+    /// The server's port, one of RDMA_PS_UDP
+    #[arg(long, default_value_t = 7174, value_parser = clap::value_parser!(u16).range(1..))]
+    port: u16,
+    /// Number of pairs of queue pairs; the same at both sides
+    #[arg(short, long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    connections: u32,
+    /// Number of messages, of each queue pair and in each direction; the same at both sides
+    #[arg(short = 'C', long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(0..=65_536))]
+    count: u32,
+    /// Bytes of a message; the server's must not be less than the client's
+    #[arg(short = 'S', long, value_name = "BYTES", default_value_t = 100)]
+    size: u32,
+    /// How long the next message is waited for, and the client waits for the server's answer, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    patience: u64,
+    /// Carry the packets by afxdp, packet, udp, or auto [default: the variable ROCINANTE_NETDEV, else auto]
+    #[arg(long, value_name = "BACKEND", value_parser = netdev)]
+    netdev: Option<Netdev>,
+    /// End standard output with one JSON object on one line; all else goes to standard error
+    #[arg(long)]
+    json: bool,
+}
+
+/// What a side did.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Report {
+    role: &'static str,
+    netdev: &'static str,
+    local: IpAddr,
+    connections: u32,
+    size: u32,
+    sent: u32,
+    received: u32,
+    seconds: f64,
+}
+
+/// Runs the command.
+#[must_use]
+pub fn run(args: &Args) -> ExitCode {
+    let out = Output { json: args.json };
+    let result = match args.server {
+        Some(server) => ask(args, server, out),
+        None => serve(args, out),
+    };
+    if let Ok(report) = &result {
+        out.line(format_args!("{} datagrams sent, {} received", report.sent, report.received));
+    }
+    out.end("udaddy", &result)
+}
+
+impl Args {
+    fn plan(&self) -> Plan {
+        let patience = Duration::from_secs(self.patience);
+        // As udaddy has it: what is empty is not sent.
+        let count = if self.size == 0 { 0 } else { self.count };
+        Plan { count, size: self.size, patience }
+    }
+
+    fn open(&self, address: IpAddr, out: Output) -> Result<Context, Failure> {
+        let (netdev, bind, port) = (self.netdev, Some(address), self.port);
+        NetArgs { host: None, netdev, device: None, bind, port, cm: false }.open(address, out)
+    }
+
+    fn report(&self, role: &'static str, ctx: &Context, nodes: &[Node], start: Instant) -> Report {
+        let sum = |of: fn((u32, u32)) -> u32| nodes.iter().map(|node| of(node.counts())).sum();
+        Report {
+            role,
+            netdev: ctx.provider().name(),
+            local: nodes.first().map_or_else(|| ctx.gids()[0], Node::local),
+            connections: self.connections,
+            size: self.size,
+            sent: sum(|(sent, _)| sent),
+            received: sum(|(_, received)| received),
+            seconds: start.elapsed().as_secs_f64(),
+        }
+    }
+}
+
+fn ask(args: &Args, server: IpAddr, out: Output) -> Result<Report, Failure> {
+    let local = args.bind.map_or_else(|| address::towards(server), Ok)?;
+    let ctx = args.open(local, out)?;
+    let (plan, server) = (args.plan(), SocketAddr::new(server, args.port));
+    let mut nodes = (0..args.connections)
+        .map(|_| Node::new(&ctx, plan))
+        .collect::<Result<Vec<Node>, Failure>>()?;
+    for node in &nodes {
+        node.post_receives()?;
+    }
+    let start = Instant::now();
+    let services = nodes
+        .iter()
+        .map(|_| cm::resolve(&ctx, 0, server, b"", plan.patience))
+        .collect::<Result<Vec<_>, VerbsError>>()
+        .map_err(|error| failed(server, &error))?;
+    let mut handles = Vec::new();
+    for (node, service) in nodes.iter_mut().zip(&services) {
+        let ah = service.address_handle(&node.pd)?;
+        node.send(service.destination(&ah))?;
+        handles.push(ah);
+    }
+    out.note(format_args!("receiving data transfers"));
+    nodes.iter_mut().try_for_each(Node::receive)?;
+    Ok(args.report("client", &ctx, &nodes, start))
+}
+
+fn failed(server: SocketAddr, error: &VerbsError) -> Failure {
+    let advice = match error {
+        VerbsError::TimedOut => {
+            ": no answer: is it the right address, and does the firewall between let UDP port 4791 through?"
+        }
+        _ => "",
+    };
+    Failure::Failed(format!("cannot find the queue pair of {server}: {error}{advice}"))
+}
+
+fn serve(args: &Args, out: Output) -> Result<Report, Failure> {
+    let bind = args.bind.ok_or_else(|| Failure::Usage("give the server's address by -b".into()))?;
+    let ctx = args.open(bind, out)?;
+    let (plan, place) = (args.plan(), SocketAddr::new(bind, args.port));
+    let listener = cm::DatagramListener::bind(&ctx, place, 128)?;
+    out.note(format_args!("waiting for a client on {place}"));
+    let mut nodes = Vec::new();
+    for _ in 0..args.connections {
+        // All clients are one program, which asks for all at once.
+        let patience = (!nodes.is_empty()).then_some(plan.patience);
+        let request = listener.request(patience)?;
+        let node = Node::new(&ctx, plan)?;
+        node.post_receives()?;
+        request.accept(&node.qp, b"")?;
+        nodes.push(node);
+    }
+    let start = Instant::now();
+    out.note(format_args!("receiving data transfers"));
+    nodes.iter_mut().try_for_each(Node::receive)?;
+    out.note(format_args!("sending replies"));
+    let mut handles = Vec::new();
+    for node in nodes.iter_mut().filter(|_| plan.count > 0) {
+        let (ah, to) = node.answer()?;
+        node.send(to)?;
+        handles.push(ah);
+    }
+    Ok(args.report("server", &ctx, &nodes, start))
+}

@@ -1,0 +1,93 @@
+//! What a scenario says in words, and the API in its own.
+
+use rocinante::{Access, AsyncEvent, QpEvent, QpState, QpType, VerbsError, Wc, WcOpcode};
+
+use super::proto::{Completion, Opcode, Service, State};
+
+type Result<T> = std::result::Result<T, String>;
+
+pub(super) fn access_of(bits: u32) -> Result<Access> {
+    Access::from_bits(bits).ok_or_else(|| format!("unknown access {bits:#x}"))
+}
+
+pub(super) fn completion(wc: &Wc) -> Completion {
+    let opcode = match wc.opcode {
+        WcOpcode::Send => Opcode::Send,
+        WcOpcode::RdmaWrite => Opcode::Write,
+        WcOpcode::RdmaRead => Opcode::Read,
+        WcOpcode::CompSwap => Opcode::CompareSwap,
+        WcOpcode::FetchAdd => Opcode::FetchAdd,
+        WcOpcode::Flush => Opcode::Flush,
+        WcOpcode::AtomicWrite => Opcode::AtomicWrite,
+        WcOpcode::Recv => Opcode::Recv,
+        WcOpcode::RecvRdmaWithImm => Opcode::RecvWriteImm,
+        WcOpcode::BindMw | WcOpcode::LocalInv => Opcode::Other,
+    };
+    Completion {
+        wr_id: wc.wr_id,
+        qpn: wc.qpn.value(),
+        status: wc.status.name().to_owned(),
+        opcode,
+        byte_len: wc.byte_len,
+        imm: wc.imm.map(u32::from_be_bytes),
+        source: wc.src_qp.map(|qpn| qpn.value()),
+    }
+}
+
+/// The type of a queue pair, and its Q_Key, which only datagrams have.
+pub(super) fn service(service: Service) -> (QpType, u32) {
+    match service {
+        Service::Rc => (QpType::Rc, 0),
+        Service::Uc => (QpType::Uc, 0),
+        Service::Ud { qkey } => (QpType::Ud, qkey),
+    }
+}
+
+pub(super) fn qp_state(state: State) -> QpState {
+    match state {
+        State::Reset => QpState::Reset,
+        State::Init => QpState::Init,
+        State::Rtr => QpState::Rtr,
+        State::Rts => QpState::Rts,
+        State::Sqd => QpState::Sqd,
+        State::Sqe => QpState::Sqe,
+        State::Err => QpState::Err,
+    }
+}
+
+pub(super) fn state_of(state: QpState) -> State {
+    match state {
+        QpState::Reset => State::Reset,
+        QpState::Init => State::Init,
+        QpState::Rtr => State::Rtr,
+        QpState::Rts => State::Rts,
+        QpState::Sqd => State::Sqd,
+        QpState::Sqe => State::Sqe,
+        QpState::Err => State::Err,
+    }
+}
+
+/// As `ibv_event_type_str(3)` has it.
+pub(super) fn event_name(event: &AsyncEvent) -> String {
+    match event {
+        AsyncEvent::Qp { event: QpEvent::CommEst, .. } => "communication established".into(),
+        AsyncEvent::Qp { event: QpEvent::Fatal, .. } => {
+            "local work queue catastrophic error".into()
+        }
+        AsyncEvent::Qp { event: QpEvent::ReqErr, .. } => {
+            "invalid request local work queue error".into()
+        }
+        AsyncEvent::Qp { event: QpEvent::AccessErr, .. } => {
+            "local access violation work queue error".into()
+        }
+        AsyncEvent::Qp { event: QpEvent::LastWqeReached, .. } => "last WQE reached".into(),
+        AsyncEvent::SrqLimitReached { .. } => "SRQ limit reached".into(),
+        other => format!("{other:?}"),
+    }
+}
+
+/// For `map_err`.
+#[allow(clippy::needless_pass_by_value)]
+pub(super) fn text(error: VerbsError) -> String {
+    error.to_string()
+}

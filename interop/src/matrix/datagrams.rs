@@ -1,0 +1,179 @@
+//! Datagrams: who sent them is said, who may send them is checked, and what cannot be taken is dropped.
+
+use std::net::IpAddr;
+
+use super::node::{BUFFER, GRH, Node, Step, at, signaled};
+use super::scenario::Session;
+use super::unreliable::stopped;
+use crate::agent::machine::Kind;
+use crate::agent::proto::{Opcode, Request, Send, State};
+
+const HALF: usize = BUFFER / 2;
+/// The Q_Key of both sides.
+pub(super) const QKEY: u32 = 0x1234_5678;
+/// How long what shall not come is waited for, in milliseconds.
+const LOST_MS: u64 = 100;
+
+/// Datagrams of all sizes, with immediate and without: length, sender and the header before them.
+pub(super) fn send(s: &mut Session<'_>) -> Step {
+    let sizes = [0, 1, s.mtu() / 2 + 3, s.mtu() - 1, s.mtu()];
+    for (number, len) in (0..).zip(sizes) {
+        let imm = (number % 2 == 0).then_some(0xcafe_0000 | len as u32);
+        s.active.fill(at(0, len), number)?;
+        s.passive.receive(number, &[at(HALF, GRH + len)])?;
+        let op = s.active.send_to(0, &s.passive, QKEY, imm);
+        s.active.perform(number, op, &[at(0, len)])?;
+        s.passive.received_from(s.active.qpn(), number, len, imm)?;
+        s.passive.holds(at(HALF + GRH, len), number)?;
+        let header = s.passive.bytes(at(HALF, GRH))?;
+        check_header(&header, &s.active, &s.passive)?;
+    }
+    Ok(())
+}
+
+/// The header is the packet's: over IPv4 in the last 20 bytes.
+fn check_header(header: &[u8], from: &Node, to: &Node) -> Step {
+    const UDP: u8 = 17;
+    let fine = match (from.address(), to.address()) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => {
+            let ip = &header[20..];
+            (ip[0], ip[9]) == (0x45, UDP) && ip[12..16] == from.octets() && ip[16..] == to.octets()
+        }
+        (IpAddr::V6(from), IpAddr::V6(to)) => {
+            (header[0] >> 4, header[6]) == (6, UDP)
+                && header[8..24] == from.octets()
+                && header[24..] == to.octets()
+        }
+        _ => false,
+    };
+    let ends = (from.address(), to.address());
+    if fine { Ok(()) } else { Err(format!("the header is not of {ends:?}: {header:02x?}")) }
+}
+
+/// A datagram of several pieces, and one that was posted inline, into receives of several pieces.
+pub(super) fn scattered(s: &mut Session<'_>) -> Step {
+    let len = s.mtu() / 2 + 7;
+    s.active.fill(at(0, len), 3)?;
+    let to = s.active.send_to(0, &s.passive, QKEY, None);
+    s.passive.receive_scattered(1, &[at(0, GRH), at(64, 9), at(HALF, len)])?;
+    s.passive.receive_scattered(2, &[at(128, GRH + 1), at(192, 64)])?;
+    s.active.perform(1, to, &[at(0, 5), at(5, 0), at(5, len - 5)])?;
+    s.passive.received_from(s.active.qpn(), 1, len, None)?;
+    s.passive.holds(at(64, 9), 3)?;
+    s.passive.holds_part(at(HALF, len - 9), 3, 9)?;
+    s.needs_inline()?;
+    s.active.post(&[Send { inline: true, ..signaled(2, to, &[at(0, 33)]) }])?;
+    s.active.fill(at(0, 33), 4)?;
+    s.active.succeeds(2, Opcode::Send)?;
+    s.passive.received_from(s.active.qpn(), 2, 33, None)?;
+    s.passive.holds(at(128 + GRH, 1), 3)?;
+    s.passive.holds_part(at(192, 32), 3, 1)
+}
+
+/// Who receives a datagram answers it by what its completion and header say.
+pub(super) fn answered(s: &mut Session<'_>) -> Step {
+    let Session { active, passive, .. } = s;
+    active.fill(at(0, 40), 1)?;
+    passive.fill(at(0, 40), 2)?;
+    passive.receive(1, &[at(HALF, GRH + 40)])?;
+    active.receive(1, &[at(HALF, GRH + 40)])?;
+    let question = active.send_to(0, passive, QKEY, None);
+    active.perform(2, question, &[at(0, 40)])?;
+    passive.received_from(active.qpn(), 1, 40, None)?;
+    passive.do_(&Request::HandleOfLast { grh: at(HALF, GRH) })?;
+    let answer = passive.send_to(1, active, QKEY, None);
+    passive.perform(2, answer, &[at(0, 40)])?;
+    active.received_from(passive.qpn(), 1, 40, None)?;
+    active.holds(at(HALF + GRH, 40), 2)
+}
+
+/// A datagram with another Q_Key is dropped.
+pub(super) fn wrong_key(s: &mut Session<'_>) -> Step {
+    let before = s.passive.dropped("qkey")?;
+    s.passive.receive(1, &[at(HALF, GRH + 64)])?;
+    let op = s.active.send_to(0, &s.passive, QKEY ^ 1, None);
+    s.active.perform(1, op, &[at(0, 64)])?;
+    s.passive.quiet(LOST_MS)?;
+    s.passive.untouched(at(HALF, GRH + 64))?;
+    let dropped = s.passive.dropped("qkey")? - before;
+    if s.passive.kind() == Kind::Rocinante {
+        s.passive.expect(&dropped, &1, "what was dropped")?;
+    }
+    arrives(s)
+}
+
+/// A Q_Key with the highest bit in a request stands for that of the queue pair.
+pub(super) fn controlled_key(s: &mut Session<'_>) -> Step {
+    s.active.fill(at(0, 64), 1)?;
+    s.passive.receive(1, &[at(HALF, GRH + 64)])?;
+    let op = s.active.send_to(0, &s.passive, 0x8000_0001, None);
+    s.active.perform(1, op, &[at(0, 64)])?;
+    if s.active.kind() == Kind::SoftRoce {
+        // It sends it as it is: see the table of its departures.
+        s.notice("a controlled Q_Key of a request is sent instead of the queue pair's");
+        s.passive.quiet(LOST_MS)?;
+        return arrives(s);
+    }
+    s.passive.received_from(s.active.qpn(), 1, 64, None)?;
+    s.passive.holds(at(HALF + GRH, 64), 1)
+}
+
+/// Datagrams for which no receive is posted are dropped.
+pub(super) fn no_receive(s: &mut Session<'_>) -> Step {
+    let before = s.passive.dropped("no_receive")?;
+    let op = s.active.send_to(0, &s.passive, QKEY, None);
+    let list: Vec<Send> = (0..10).map(|id| signaled(id, op, &[at(0, 64)])).collect();
+    s.active.post(&list)?;
+    for id in 0..10 {
+        s.active.succeeds(id, Opcode::Send)?;
+    }
+    s.passive.quiet(LOST_MS)?;
+    let dropped = s.passive.dropped("no_receive")? - before;
+    if s.passive.kind() == Kind::Rocinante {
+        s.passive.expect(&dropped, &10, "what was dropped")?;
+    }
+    s.passive.receive(1, &[at(HALF, GRH + 64)])?;
+    arrives(s)
+}
+
+/// A datagram larger than the receive is dropped.
+pub(super) fn too_long(s: &mut Session<'_>) -> Step {
+    let before = s.passive.dropped("too_long")?;
+    s.passive.receive(1, &[at(HALF, GRH + 64)])?;
+    let op = s.active.send_to(0, &s.passive, QKEY, None);
+    s.active.perform(1, op, &[at(0, 65)])?;
+    s.passive.quiet(LOST_MS)?;
+    let dropped = s.passive.dropped("too_long")? - before;
+    if s.passive.kind() == Kind::Rocinante {
+        s.passive.expect(&dropped, &1, "what was dropped")?;
+    }
+    arrives(s)
+}
+
+/// A good datagram of 64 bytes goes to the receive 1.
+fn arrives(s: &mut Session<'_>) -> Step {
+    s.active.fill(at(0, 64), 9)?;
+    let op = s.active.send_to(0, &s.passive, QKEY, None);
+    s.active.perform(99, op, &[at(0, 64)])?;
+    s.passive.received_from(s.active.qpn(), 1, 64, None)?;
+    s.passive.holds(at(HALF + GRH, 64), 9)?;
+    s.both_in(State::Rts)
+}
+
+/// As of an unreliable connection: a request that fails here stops the sending (SQE) and nothing else.
+pub(super) fn stops_sending(s: &mut Session<'_>) -> Step {
+    let op = s.active.send_to(0, &s.passive, QKEY, None);
+    if !stopped(s, op)? {
+        return Ok(());
+    }
+    let Session { active, passive, .. } = s;
+    passive.fill(at(0, 9), 5)?;
+    active.receive(4, &[at(HALF, GRH + 9)])?;
+    let answer = passive.send_to(0, active, QKEY, None);
+    passive.perform(4, answer, &[at(0, 9)])?;
+    active.received_from(passive.qpn(), 4, 9, None)?;
+    active.holds(at(HALF + GRH, 9), 5)?;
+    active.modify(State::Rts)?;
+    passive.receive(1, &[at(HALF, GRH + 64)])?;
+    arrives(s)
+}

@@ -1,0 +1,207 @@
+//! Multicast groups on every backend, between two namespaces.
+
+use std::io;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use crate::testns::{NetNs, Pair, or_skip};
+use crate::{AnyPort, Backend, Interface, OpenError, PathSpec, Port, PortConfig, RxDatagram, fd};
+
+const GROUPS: [(&str, &str, &str); 2] =
+    [("10.9.0.1", "10.9.0.2", "239.9.2.3"), ("fd09::1", "fd09::2", "ff15::9:77")];
+
+fn ip(address: &str) -> IpAddr {
+    address.parse().expect("an address")
+}
+
+/// A port on `v0`, for the addresses given. A socket that another test has closed may live on for a moment in a child between fork and
+/// exec.
+fn open(ns: &NetNs, backend: Backend, own: &[&str]) -> Result<AnyPort, OpenError> {
+    let config = PortConfig::default();
+    let own: Vec<IpAddr> = own.iter().map(|address| ip(address)).collect();
+    let end = Instant::now() + Duration::from_secs(3);
+    ns.run(|| {
+        let iface = Interface::by_name("v0").expect("v0");
+        loop {
+            let port = match backend {
+                Backend::Udp => crate::udp::UdpPort::open(&iface, &own, &config).map(Into::into),
+                Backend::Packet => {
+                    crate::packet::PacketPort::open(&iface, &own, &config).map(Into::into)
+                }
+                _ => crate::xdp::XdpPort::open(&iface, &own, &config).map(Into::into),
+            };
+            match port {
+                Err(e) if e.errno() == libc::EADDRINUSE && Instant::now() < end => {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                port => return port,
+            }
+        }
+    })
+}
+
+/// A port on each side.
+fn sides(backend: Backend) -> Result<(Pair, AnyPort, AnyPort), String> {
+    let pair = Pair::new().map_err(|e| e.to_string())?;
+    let a = open(&pair.a, backend, &["10.9.0.1", "fd09::1"]).map_err(|e| e.to_string())?;
+    let b = open(&pair.b, backend, &["10.9.0.2", "fd09::2"]).map_err(|e| e.to_string())?;
+    Ok((pair, a, b))
+}
+
+fn join(ns: &NetNs, port: &mut AnyPort, group: &str) -> io::Result<()> {
+    ns.run(|| port.join(ip(group)))
+}
+
+/// Sends datagrams of these lengths, which begin with their number.
+fn send(ns: &NetNs, port: &mut AnyPort, (local, remote): (&str, &str), lens: &[usize]) {
+    let spec = PathSpec {
+        local: ip(local),
+        remote: ip(remote),
+        src_port: 0xc0de,
+        tos: 0,
+        ttl: 33,
+        flow_label: 0,
+    };
+    let path = ns.run(|| port.add_path(&spec)).expect("a path").id;
+    for (number, len) in lens.iter().enumerate() {
+        let slot = port.reserve(path, *len).expect("room");
+        slot.buf.fill(7);
+        slot.buf[0] = number as u8;
+        port.commit();
+    }
+    port.flush(|failure| panic!("{failure:?}"));
+    port.remove_path(path);
+}
+
+/// What a port heard of a datagram: number, length, source and destination.
+type Heard = (u8, usize, IpAddr, IpAddr);
+
+/// What comes until `want` datagrams are there. That takes a while where a neighbour must be found on an interface that has just come up.
+fn hear(port: &mut AnyPort, want: usize) -> Vec<Heard> {
+    hear_for(port, want, Duration::from_secs(5))
+}
+
+/// Nothing comes.
+fn assert_quiet(port: &mut AnyPort, why: &str) {
+    assert_eq!(hear_for(port, 1, Duration::from_millis(200)), [], "{why}");
+}
+
+fn hear_for(port: &mut AnyPort, want: usize, patience: Duration) -> Vec<Heard> {
+    let end = Instant::now() + patience;
+    let mut heard = Vec::new();
+    while heard.len() < want && Instant::now() < end {
+        fd::wait_readable(port.wait_fd(), 20).expect("poll");
+        let sink = |d: RxDatagram<'_>| heard.push((d.payload[0], d.payload.len(), d.src, d.dst));
+        port.receive(64, sink).expect("alive");
+    }
+    heard
+}
+
+/// Whoever has joined receives, also the sender; nobody else, and nobody any more who has left.
+fn members_receive(backend: Backend) -> Result<(), String> {
+    let (pair, mut a, mut b) = sides(backend)?;
+    for (from, _, group) in GROUPS {
+        let lens = [64, 4116, 4116, 4116, 900];
+        let all: Vec<_> =
+            (0..).zip(lens).map(|(number, len)| (number, len, ip(from), ip(group))).collect();
+        send(&pair.a, &mut a, (from, group), &lens);
+        assert_quiet(&mut b, "nobody has joined");
+        join(&pair.b, &mut b, group).expect("b joins");
+        join(&pair.b, &mut b, group).expect("again");
+        send(&pair.a, &mut a, (from, group), &lens);
+        assert_eq!(hear(&mut b, 5), all);
+        assert_quiet(&mut a, "the sender has not joined");
+        join(&pair.a, &mut a, group).expect("a joins");
+        send(&pair.a, &mut a, (from, group), &lens);
+        assert_eq!((hear(&mut a, 5), hear(&mut b, 5)), (all.clone(), all));
+        assert_quiet(&mut b, "one copy of each");
+        b.leave(ip(group));
+        b.leave(ip(group));
+        send(&pair.a, &mut a, (from, group), &lens[..1]);
+        assert_eq!(hear(&mut a, 1).len(), 1);
+        assert_quiet(&mut b, "b has left");
+    }
+    let stats = b.stats();
+    assert_eq!((stats.rx_datagrams, stats.rx_bytes), (20, 4 * (64 + 3 * 4116 + 900)));
+    Ok(())
+}
+
+/// Datagrams to an own address, to groups, and to another group: each says where it went.
+fn destinations_are_told(backend: Backend) -> Result<(), String> {
+    let (pair, mut a, mut b) = sides(backend)?;
+    for (from, to, group) in GROUPS {
+        let other = if from.contains(':') { "ff15::9:78" } else { "239.9.2.4" };
+        join(&pair.b, &mut b, group).expect("b joins");
+        join(&pair.b, &mut b, other).expect("b joins the other");
+        for destination in [to, group, other] {
+            send(&pair.a, &mut a, (from, destination), &[100]);
+            assert_eq!(hear(&mut b, 1), [(0, 100, ip(from), ip(destination))]);
+        }
+    }
+    Ok(())
+}
+
+/// One test for each backend.
+macro_rules! on_each {
+    ($($name:ident: $case:ident, $backend:ident;)+) => {$(
+        #[test]
+        fn $name() {
+            or_skip!("group_tests", $case(Backend::$backend));
+        }
+    )+};
+}
+
+on_each! {
+    members_receive_on_udp: members_receive, Udp;
+    members_receive_on_packet: members_receive, Packet;
+    members_receive_on_afxdp: members_receive, Xdp;
+    destinations_are_told_on_udp: destinations_are_told, Udp;
+    destinations_are_told_on_packet: destinations_are_told, Packet;
+    destinations_are_told_on_afxdp: destinations_are_told, Xdp;
+}
+
+/// Each of several ports of one machine receives, whatever they are; and what goes to a group at another interface is not theirs.
+#[test]
+fn all_members_on_one_machine_receive() {
+    let (pair, mut a, mut b) = or_skip!("group_tests", sides(Backend::Packet));
+    pair.b.sh("ip address add 10.9.0.12/24 dev v0; ip link add w0 type veth peer name w1
+               ip link set w0 up; ip link set w1 up; ip address add 10.8.0.1/24 dev w0");
+    let mut other = or_skip!("group_tests", open(&pair.b, Backend::Udp, &["10.9.0.12"]));
+    let (from, to, group) = GROUPS[0];
+    join(&pair.b, &mut b, group).expect("b joins");
+    join(&pair.b, &mut other, group).expect("the other joins");
+    send(&pair.a, &mut a, (from, group), &[50, 60]);
+    assert_eq!((hear(&mut b, 2).len(), hear(&mut other, 2).len()), (2, 2));
+    // Among themselves, too.
+    send(&pair.b, &mut b, (to, group), &[70]);
+    assert_eq!((hear(&mut b, 1).len(), hear(&mut other, 1).len()), (1, 1));
+    send(&pair.b, &mut other, ("10.9.0.12", group), &[70]);
+    assert_eq!((hear(&mut b, 1).len(), hear(&mut other, 1).len()), (1, 1));
+    pair.b.run(|| {
+        let elsewhere = std::net::UdpSocket::bind("10.8.0.1:0").expect("a socket");
+        elsewhere.send_to(b"x", (ip(group), 4791)).expect("sent at w0");
+    });
+    assert_quiet(&mut other, "at another interface");
+}
+
+#[test]
+fn what_cannot_be_joined_is_refused() {
+    let (pair, _, mut b) = or_skip!("group_tests", sides(Backend::Udp));
+    for no_group in ["10.9.0.2", "255.255.255.255", "fd09::2", "::"] {
+        join(&pair.b, &mut b, no_group).expect_err(no_group);
+    }
+    for n in 0..256 {
+        join(&pair.b, &mut b, &format!("239.9.1.{n}")).expect("as many as there may be");
+    }
+    let error = join(&pair.b, &mut b, "239.9.2.0").expect_err("one too many");
+    assert!(error.to_string().contains("256 groups at most"), "{error}");
+    b.leave(ip("239.9.1.7"));
+    join(&pair.b, &mut b, "239.9.2.0").expect("there is room again");
+    drop(b);
+    // A program that does not share the port.
+    let taken = pair.b.run(|| std::net::UdpSocket::bind("239.9.2.0:4791")).expect("a socket");
+    let mut b = open(&pair.b, Backend::Udp, &["10.9.0.2"]).expect("a port");
+    let error = join(&pair.b, &mut b, "239.9.2.0").expect_err("taken");
+    assert!(error.to_string().contains("without sharing"), "{error}");
+    drop(taken);
+}

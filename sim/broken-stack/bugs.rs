@@ -1,0 +1,219 @@
+// The bugs: where each is planted. `right` stands once in `file`, below `stack/src`; in the copy `wrong` takes its place, where BUG says whether it is on.
+// Who changes such a place of the engine changes it here too: the test `every_planted_bug_is_found` names those that have lost theirs.
+
+/// A bug that can be switched on.
+#[derive(Debug)]
+pub struct Bug {
+    /// By which it is switched on.
+    pub name: &'static str,
+    /// What the engine does then.
+    pub what: &'static str,
+    /// A seed that finds it, or one of the five after it does: what a seed does changes with the engine.
+    pub seed: u64,
+    file: &'static str,
+    right: &'static str,
+    wrong: &'static str,
+}
+
+/// All of them.
+pub const BUGS: &[Bug] = &[
+    Bug {
+        name: "ack-skips",
+        what: "an ACK acknowledges one packet more than was executed",
+        seed: 1,
+        file: "rc/responder.rs",
+        right: "None if self.ack => (self.ackable, ",
+        wrong: "None if self.ack => (self.ackable + u64::from(BUG), ",
+    },
+    Bug {
+        name: "duplicate-write-placed",
+        what: "a WRITE that comes again is placed again",
+        seed: 1,
+        file: "rc/responder.rs",
+        right: "return self.duplicate(packet, psn, rights.mtu);",
+        wrong: "if BUG && packet.info.operation == Operation::Write && packet.info.place == crate::wire::Place::Only {
+                let _ = Message::None.write(packet, rights, receives, memory);
+            }
+            return self.duplicate(packet, psn, rights.mtu);",
+    },
+    Bug {
+        name: "duplicate-atomic-executed",
+        what: "an atomic that comes again is executed again",
+        seed: 1,
+        file: "rc/responder.rs",
+        right: "        if psn < self.epsn {
+",
+        wrong: "        if BUG
+            && psn < self.epsn
+            && let Some(eth) = packet.atomic_eth()
+            && let Ok(at) = memory.regions().remote_atomic(rights.by, eth.va, eth.rkey)
+        {
+            memory.atomic(at, AtomicOp::FetchAdd { add: eth.swap_add });
+        }
+        if psn < self.epsn {
+",
+    },
+    Bug {
+        name: "gap-accepted",
+        what: "a request is executed although the packet before it is missing",
+        seed: 1,
+        file: "rc/responder.rs",
+        right: "if psn > self.epsn {",
+        wrong: "if psn > self.epsn && !(BUG && psn == self.epsn + 1) {",
+    },
+    Bug {
+        name: "permission-unchecked",
+        what: "a region may be used for what it does not permit",
+        seed: 1,
+        file: "mem/table.rs",
+        right: "if !region.access.admits(need) {",
+        wrong: "if !region.access.admits(need) && !BUG {",
+    },
+    Bug {
+        name: "range-off-by-four",
+        what: "an access may go four bytes beyond its region",
+        seed: 1,
+        file: "mem/table.rs",
+        right: "if end > region.len {",
+        wrong: "if end > region.len + 4 * u64::from(BUG) {",
+    },
+    Bug {
+        name: "key-tag-unchecked",
+        what: "the consumer's part of a key is not compared",
+        seed: 1,
+        file: "mem/table.rs",
+        right: "Slot::Taken(found, entry) if *found == key => Some(entry),",
+        wrong: "Slot::Taken(found, entry) if *found == key || BUG => Some(entry),",
+    },
+    Bug {
+        name: "deregistered-region-used",
+        what: "a region that was deregistered stays accessible",
+        seed: 1,
+        file: "mem/table.rs",
+        right: "        self.close_gap(at);
+        self.used -= 1;",
+        wrong: "        if !BUG {
+            self.close_gap(at);
+            self.used -= 1;
+        }",
+    },
+    Bug {
+        name: "write-range-unchecked",
+        what: "a WRITE is placed packet by packet until one is outside of the region",
+        seed: 1,
+        file: "qp/message.rs",
+        right: "if place == Place::First {",
+        wrong: "if place == Place::First && !BUG {",
+    },
+    Bug {
+        name: "immediate-lost",
+        what: "immediate data does not arrive",
+        seed: 1,
+        file: "qp/message.rs",
+        right: "        byte_len,
+        imm: packet.immediate(),",
+        wrong: "        byte_len,
+        imm: packet.immediate().filter(|_| !BUG),",
+    },
+    Bug {
+        name: "receive-overrun",
+        what: "a message longer than its receive is not refused",
+        seed: 1,
+        file: "qp/message.rs",
+        right: "> u64::from(receives.room()) {",
+        wrong: "> u64::from(receives.room()) && !BUG {",
+    },
+    Bug {
+        name: "icrc-unchecked",
+        what: "a packet with a wrong ICRC is taken",
+        seed: 1,
+        file: "engine.rs",
+        right: "Integrity::Wrong => return drops.icrc += 1,",
+        wrong: "Integrity::Wrong if !BUG => return drops.icrc += 1,
+            Integrity::Wrong => {}",
+    },
+    Bug {
+        name: "nak-acknowledges-itself",
+        what: "what a NAK complains of counts as acknowledged",
+        seed: 1,
+        file: "rc/completer.rs",
+        right: "        _ => psn,",
+        wrong: "        _ => psn + u64::from(BUG),",
+    },
+    Bug {
+        name: "implied-nak-ignored",
+        what: "an ACK that passes a READ completes it without its data",
+        seed: 1,
+        file: "rc/completer.rs",
+        right: "        && expected < to
+",
+        wrong: "        && expected < to && !BUG
+",
+    },
+    Bug {
+        name: "response-gap-accepted",
+        what: "a READ response is placed although the one before it is missing",
+        seed: 1,
+        file: "rc/completer.rs",
+        right: "Some(expected) if psn == expected => DataVerdict::Take,",
+        wrong: "Some(expected) if psn == expected || (BUG && psn > expected) => DataVerdict::Take,",
+    },
+    Bug {
+        name: "flush-forgets-last",
+        what: "a queue pair that fails does not flush its newest request",
+        seed: 1,
+        file: "qp/mod.rs",
+        right: "while !self.sq.is_empty() {",
+        wrong: "while !self.sq.is_empty() && !(BUG && sends > 0 && self.sq.tail - self.sq.head == 1) {",
+    },
+    Bug {
+        name: "completed-twice",
+        what: "a request completes twice",
+        seed: 1,
+        file: "qp/mod.rs",
+        right: "            host.complete(self.init.send_cq, cqe);
+        }
+        self.sq.pop();",
+        wrong: "            host.complete(self.init.send_cq, cqe);
+            if BUG && cqe.byte_len > 4000 {
+                host.complete(self.init.send_cq, cqe);
+            }
+        }
+        self.sq.pop();",
+    },
+    Bug {
+        name: "response-uncounted",
+        what: "packets of responses are not counted",
+        seed: 1,
+        file: "rc/transmit.rs",
+        right: "shared.counters.sent_pkts += 1;",
+        wrong: "shared.counters.sent_pkts += u64::from(!BUG);",
+    },
+    Bug {
+        name: "retransmission-skips",
+        what: "what is sent again begins one packet too late",
+        seed: 1,
+        file: "rc/requester.rs",
+        right: "        self.nxt = from;
+        self.cur = locate(sq, from);",
+        wrong: "        let from = if BUG && from + 1 < self.nxt { from + 1 } else { from };
+        self.nxt = from;
+        self.cur = locate(sq, from);",
+    },
+    Bug {
+        name: "fence-ignored",
+        what: "a fenced request does not wait for the READs before it",
+        seed: 1,
+        file: "rc/plan.rs",
+        right: "if wqe.fence && !self.rd.is_empty() {",
+        wrong: "if wqe.fence && !self.rd.is_empty() && !BUG {",
+    },
+    Bug {
+        name: "half-message-kept",
+        what: "an unreliable connection goes on with a message of which a packet is missing",
+        seed: 1,
+        file: "unreliable/uc.rs",
+        right: "if gap || packet.info.place.begins() {",
+        wrong: "if (gap && !BUG) || packet.info.place.begins() {",
+    },
+];

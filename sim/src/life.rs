@@ -1,0 +1,501 @@
+//! The lives of hosts and connections: made, broken, made again with the same numbers; and everything that goes wrong besides the network.
+
+use rocinante_stack::mem::{Access, Region};
+use rocinante_stack::types::{Mtu, Psn};
+use rocinante_stack::verbs::{CqId, QpState, QpType, WcStatus};
+use rocinante_stack::{PeerAddress, QpAttr, QpInit};
+
+use crate::check::Verdict;
+use crate::memory::{DEPTH, Zone, stride};
+use crate::model::{Connection, End, EndId, Op, Phase, Stream, Terms, peer};
+use crate::network::{Event, LATE_MAX};
+use crate::work::{INLINE, SGES, base_of};
+use crate::world::{Host, Stage, World};
+
+/// After this nothing of an earlier life is under way: the longest delay, behind the longest queue.
+const FORGOTTEN: u64 = LATE_MAX + 1_000_000;
+
+/// A new life begins so far behind the last one that no packet of that is near its window.
+const APART: u32 = 1 << 22;
+
+impl World<'_> {
+    /// An end, before it is connected.
+    pub(crate) fn end(&mut self, host: usize, index: usize) -> End {
+        let terms = self.terms([0; 2]);
+        #[allow(clippy::cast_possible_truncation)]
+        let low = 0x100 + (self.ends.len() as u32) * 0x111;
+        End {
+            host,
+            index,
+            pd: 1 + u32::from(self.random.one_in(2)),
+            low,
+            qpn: None,
+            generation: 0,
+            terms,
+            phase: Phase::Absent,
+            keys: [None; 5],
+            stale: None,
+            streams: Default::default(),
+            receives: Default::default(),
+            receives_posted: 0,
+            receives_retired: 0,
+            receives_popped: 0,
+            reason: None,
+            touched: false,
+            fence: false,
+            starved_until: 0,
+            draining: false,
+            stopped: false,
+        }
+    }
+
+    /// A connection, before its first life.
+    pub(crate) fn connection(&mut self) -> Connection {
+        let random = &mut self.random;
+        #[allow(clippy::cast_possible_truncation)]
+        let near_the_end = |n: u64| (0x100_0000 - n) as u32 & 0xff_ffff;
+        let psn = [random.below(900), random.below(900)].map(near_the_end);
+        let qp_type = if random.one_in(4) { QpType::Uc } else { QpType::Rc };
+        Connection { qp_type, generation: 0, terms: self.terms(psn), rejoining: false }
+    }
+
+    /// What both ends agree upon.
+    fn terms(&mut self, psn: [u32; 2]) -> Terms {
+        let random = &mut self.random;
+        let lacks =
+            [Access::NONE, Access::REMOTE_WRITE, Access::REMOTE_READ, Access::REMOTE_ATOMIC];
+        let lacks = if random.one_in(8) { random.of(&lacks) } else { Access::NONE };
+        let access = Access::from_bits(Access::ALL.bits() & !lacks.bits());
+        let (mtu, rnr_retry) = (Mtu::ALL[random.index(4)], random.of(&[0, 3, 7, 7, 7]));
+        #[allow(clippy::cast_possible_truncation)]
+        let mut small = |low: u64, high: u64| random.range(low, high) as u8;
+        Terms {
+            mtu,
+            psn,
+            timeout: small(7, 11),
+            retry_cnt: small(0, 8),
+            rnr_retry,
+            rd_atomic: small(1, 7),
+            min_rnr_timer: small(1, 14),
+            access: access.unwrap_or(Access::ALL),
+        }
+    }
+
+    /// The connection of `end` is to be made again.
+    pub(crate) fn rejoin(&mut self, end: EndId) {
+        let connection = &mut self.connections[end / 2];
+        if !connection.rejoining {
+            connection.rejoining = true;
+            let later = self.now + self.random.range(100_000, 2_000_000);
+            self.agenda.at(later, Event::Rejoin(end / 2));
+        }
+    }
+
+    /// A new life of a connection begins: one end joins, and later the other.
+    pub(crate) fn begin_again(&mut self, at: usize) -> Verdict {
+        let ends = [2 * at, 2 * at + 1];
+        if ends.iter().any(|end| self.hosts[self.ends[*end].host].stalled) {
+            self.agenda.at(self.now + 50_000, Event::Rejoin(at));
+            return Ok(());
+        }
+        let Connection { qp_type, generation, terms, .. } = self.connections[at];
+        let generation = generation + 1;
+        let mut psn = terms.psn;
+        for psn in &mut psn {
+            #[allow(clippy::cast_possible_truncation)]
+            let step = APART + self.random.below(1 << 20) as u32;
+            *psn = (*psn + step) & 0xff_ffff;
+        }
+        let terms = self.terms(psn);
+        self.connections[at] = Connection { qp_type, generation, terms, rejoining: true };
+        let first = self.random.index(2);
+        let mut delay = self.random.of(&[0, 0, 1_000_000]);
+        let mut start = self.now;
+        if qp_type == QpType::Uc {
+            // Who takes what comes must not be there until nothing of the last life is on its way.
+            for end in ends {
+                self.leave(end)?;
+            }
+            (start, delay) = (start + FORGOTTEN, 0);
+        }
+        self.agenda.at(start, Event::Join(ends[first], generation));
+        let later = start + self.random.below(1 + delay);
+        self.agenda.at(later, Event::Join(ends[1 - first], generation));
+        Ok(())
+    }
+
+    /// The queue pair of an end goes away, or back to RESET.
+    fn leave(&mut self, end: EndId) -> Verdict {
+        let host = self.ends[end].host;
+        let destroys = self.random.one_in(2);
+        let Host { engine: Some(engine), ram, .. } = &mut self.hosts[host] else { return Ok(()) };
+        let Some(qpn) = self.ends[end].qpn else { return Ok(()) };
+        self.tally.steps += 1;
+        let done = if destroys {
+            self.ends[end].qpn = None;
+            engine.destroy_qp(qpn)
+        } else {
+            let attr = QpAttr { state: Some(QpState::Reset), ..QpAttr::default() };
+            engine.modify_qp(qpn, &attr, ram)
+        };
+        if let Err(error) = done {
+            return Err(format!("end {end} cannot go: {error}"));
+        }
+        self.forget(end);
+        self.settle(host, None)
+    }
+
+    /// What was posted at an end never completes.
+    fn forget(&mut self, end: EndId) {
+        let this = &mut self.ends[end];
+        this.phase = Phase::Absent;
+        this.receives.clear();
+        this.receives_popped = this.receives_retired;
+        (this.reason, this.fence, this.draining, this.stopped) = (None, false, false, false);
+        if let Some(stream) = this.current() {
+            stream.abandon();
+        }
+    }
+
+    /// An end joins the present life of its connection.
+    pub(crate) fn join(&mut self, end: EndId, generation: u32) -> Verdict {
+        let host = self.ends[end].host;
+        if self.hosts[host].stalled {
+            self.agenda.at(self.now + 50_000, Event::Join(end, generation));
+            return Ok(());
+        }
+        // While the host is down, its return will see to it.
+        let down = self.hosts[host].engine.is_none();
+        let late = self.connections[end / 2].generation != generation;
+        if down || late || self.ends[end].generation == generation {
+            return Ok(());
+        }
+        self.leave(end)?;
+        let far = self.ends[peer(end)].generation;
+        let this = &mut self.ends[end];
+        (this.generation, this.terms) = (generation, self.connections[end / 2].terms);
+        this.streams.retain(|stream| stream.generation == far);
+        this.streams.push_back(Stream::new(generation));
+        let streams = &mut self.ends[peer(end)].streams;
+        streams.retain(|stream| stream.generation == far || stream.generation == generation);
+        for zone in Zone::ALL {
+            self.register(end, zone);
+        }
+        self.connect(end)?;
+        self.ends[end].phase = Phase::Ready;
+        if self.ends[peer(end)].generation == generation {
+            self.connections[end / 2].rejoining = false;
+            if self.ends[peer(end)].phase != Phase::Ready {
+                // It broke while it was alone.
+                self.rejoin(end);
+            }
+        }
+        self.plan_transmit(host);
+        Ok(())
+    }
+
+    /// Registers a zone, if it is not.
+    pub(crate) fn register(&mut self, end: EndId, zone: Zone) {
+        let this = &self.ends[end];
+        if this.keys[zone as usize].is_some() {
+            return;
+        }
+        let pd = self.domain(end);
+        let ram = &mut self.hosts[this.host].ram;
+        let host = this.index as u64 * stride() + zone.offset();
+        let start = base_of(end, ram.arena.len() as u64) + host;
+        let region = Region { pd, start, len: zone.len(), host, access: zone.access() };
+        ram.registered[this.index][zone as usize] = true;
+        let key = ram.regions.insert(region, self.random.bits());
+        self.ends[end].keys[zone as usize] = key;
+        self.tally.steps += 1;
+    }
+
+    /// Takes a queue pair from nothing to RTS.
+    fn connect(&mut self, end: EndId) -> Verdict {
+        let (at, far) = (self.ends[end].host, peer(end));
+        let connection = self.connections[end / 2];
+        let dest = 3 << 16 | self.ends[far].low;
+        let init = QpInit {
+            qp_type: connection.qp_type,
+            pd: self.domain(end),
+            send_cq: CqId(0),
+            recv_cq: CqId(0),
+            srq: None,
+            #[allow(clippy::cast_possible_truncation)]
+            max_send_wr: DEPTH as u32,
+            #[allow(clippy::cast_possible_truncation)]
+            max_recv_wr: DEPTH as u32,
+            max_send_sge: SGES,
+            max_recv_sge: SGES,
+            max_inline_data: INLINE,
+            sq_sig_all: false,
+            cookie: end as u64,
+        };
+        let remote = &self.hosts[self.ends[far].host];
+        #[allow(clippy::cast_possible_truncation)]
+        let peer = PeerAddress {
+            local: self.hosts[at].addr,
+            remote: remote.addr,
+            path: self.ends[far].host as u32,
+            budget: remote.config.own_budget,
+        };
+        let host = &mut self.hosts[at];
+        let Some(engine) = &mut host.engine else { return Ok(()) };
+        let qpn = match self.ends[end].qpn {
+            Some(qpn) => qpn,
+            None => engine.create_qp(&init, self.ends[end].low).ok_or("no queue pair")?,
+        };
+        if qpn.value() != 3 << 16 | self.ends[end].low {
+            return Err(format!("end {end} has the number {qpn}, which it did not have before"));
+        }
+        self.ends[end].qpn = Some(qpn);
+        for attr in steps(&connection, peer, dest, end % 2) {
+            self.tally.steps += 1;
+            if let Err(error) = engine.modify_qp(qpn, &attr, &mut host.ram) {
+                return Err(format!("end {end} cannot be connected: {error}"));
+            }
+        }
+        self.settle(at, None)
+    }
+
+    /// A host that is down comes back, with the same numbers.
+    pub(crate) fn restart(&mut self, host: usize) -> Verdict {
+        if self.hosts[host].engine.is_some() {
+            return Ok(());
+        }
+        self.start(host);
+        for end in self.hosts[host].ends.clone() {
+            let connection = &self.connections[end / 2];
+            if self.ends[end].generation < connection.generation {
+                let pause = if connection.qp_type == QpType::Uc { FORGOTTEN } else { 0 };
+                self.agenda.at(self.now + pause, Event::Join(end, connection.generation));
+            }
+        }
+        Ok(())
+    }
+
+    /// Something goes wrong that is not the network's.
+    pub(crate) fn mishap(&mut self) -> Verdict {
+        let later = self.now + self.random.range(20_000, 400_000);
+        self.agenda.at(later, Event::Mishap);
+        if self.stage != Stage::Storm {
+            return Ok(());
+        }
+        let end = self.random.index(self.ends.len());
+        let host = self.ends[end].host;
+        let usable = self.hosts[host].engine.is_some() && !self.hosts[host].stalled;
+        if !usable {
+            return Ok(());
+        }
+        let ready = self.ends[end].phase == Phase::Ready;
+        let faults = &mut self.tally.faults;
+        match self.random.below(16) {
+            0 => {
+                faults.crash += 1;
+                self.crash(host)
+            }
+            1 | 2 => {
+                faults.stall += 1;
+                self.hosts[host].stalled = true;
+                let later = self.now + self.random.range(10_000, 3_000_000);
+                self.agenda.at(later, Event::Resume(host));
+                Ok(())
+            }
+            3..=5 => {
+                faults.starve += 1;
+                self.ends[end].starved_until = self.now + self.random.range(100_000, 3_000_000);
+                Ok(())
+            }
+            6 | 7 if ready => {
+                faults.dereg += 1;
+                self.deregister(end);
+                Ok(())
+            }
+            8 if ready => {
+                if self.random.one_in(2) {
+                    self.tally.faults.destroy += 1;
+                    self.destroy(end)
+                } else {
+                    self.tally.faults.reset += 1;
+                    self.reset(end)
+                }
+            }
+            9 if ready => {
+                faults.fail += 1;
+                self.fail(end)
+            }
+            10..=12 if ready && !self.ends[end].draining && !self.ends[end].stopped => {
+                faults.drain += 1;
+                self.drain(end)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn crash(&mut self, host: usize) -> Verdict {
+        self.stop(host)?;
+        for end in self.hosts[host].ends.clone() {
+            self.end_life(end, "crashed");
+            Zone::ALL.into_iter().for_each(|zone| self.excuse(end, zone));
+            self.ends[end].qpn = None;
+            self.ends[end].keys = [None; 5];
+            self.connections[end / 2].rejoining = true;
+            let later = self.now + self.random.range(100_000, 5_000_000);
+            self.agenda.at(later, Event::Rejoin(end / 2));
+        }
+        let back = self.now + self.random.range(50_000, 5_000_000);
+        self.agenda.at(back, Event::Restart(host));
+        Ok(())
+    }
+
+    fn end_life(&mut self, end: EndId, how: &'static str) {
+        if self.ends[end].phase == Phase::Ready {
+            *self.tally.ended.entry(how).or_default() += 1;
+        }
+        self.forget(end);
+    }
+
+    fn destroy(&mut self, end: EndId) -> Verdict {
+        let host = self.ends[end].host;
+        self.tally.steps += 1;
+        if let (Some(engine), Some(qpn)) = (&mut self.hosts[host].engine, self.ends[end].qpn.take())
+        {
+            engine.destroy_qp(qpn).map_err(|error| format!("end {end}: {error}"))?;
+        }
+        self.end_life(end, "destroyed");
+        self.rejoin(end);
+        self.settle(host, None)
+    }
+
+    fn reset(&mut self, end: EndId) -> Verdict {
+        self.change(end, QpState::Reset)?;
+        self.end_life(end, "reset");
+        self.rejoin(end);
+        self.settle(self.ends[end].host, None)
+    }
+
+    /// The program breaks the queue pair: everything must be flushed.
+    pub(crate) fn fail(&mut self, end: EndId) -> Verdict {
+        self.ends[end].reason.get_or_insert(WcStatus::WrFlushErr);
+        self.ends[end].touched = true;
+        self.change(end, QpState::Err)?;
+        self.settle(self.ends[end].host, None)
+    }
+
+    fn drain(&mut self, end: EndId) -> Verdict {
+        self.change(end, QpState::Sqd)?;
+        self.ends[end].draining = true;
+        let later = self.now + self.random.range(10_000, 500_000);
+        self.agenda.at(later, Event::Undrain(end, self.ends[end].generation));
+        self.settle(self.ends[end].host, None)
+    }
+
+    pub(crate) fn undrain(&mut self, end: EndId, generation: u32) -> Verdict {
+        let this = &self.ends[end];
+        if this.generation != generation || this.phase != Phase::Ready || !this.draining {
+            return Ok(());
+        }
+        if self.hosts[this.host].stalled {
+            self.agenda.at(self.now + 50_000, Event::Undrain(end, generation));
+            return Ok(());
+        }
+        self.ends[end].draining = false;
+        if self.ends[end].stopped {
+            return Ok(());
+        }
+        self.go_on(end)
+    }
+
+    /// Back to RTS from SQD or SQE.
+    pub(crate) fn go_on(&mut self, end: EndId) -> Verdict {
+        self.ends[end].stopped = false;
+        self.ends[end].reason = None;
+        self.change(end, QpState::Rts)?;
+        let host = self.ends[end].host;
+        self.settle(host, None)?;
+        self.plan_transmit(host);
+        Ok(())
+    }
+
+    fn change(&mut self, end: EndId, state: QpState) -> Verdict {
+        self.tally.steps += 1;
+        let host = &mut self.hosts[self.ends[end].host];
+        let (Some(engine), Some(qpn)) = (&mut host.engine, self.ends[end].qpn) else {
+            return Ok(());
+        };
+        let attr = QpAttr { state: Some(state), ..QpAttr::default() };
+        engine
+            .modify_qp(qpn, &attr, &mut host.ram)
+            .map_err(|error| format!("end {end} cannot go to {state}: {error}"))
+    }
+
+    /// A region goes away while others use it.
+    fn deregister(&mut self, end: EndId) {
+        let zone = Zone::ALL[self.random.index(5)];
+        let this = &mut self.ends[end];
+        let Some(key) = this.keys[zone as usize].take() else { return };
+        this.stale = Some(key);
+        let (host, index) = (this.host, this.index);
+        let ram = &mut self.hosts[host].ram;
+        ram.registered[index][zone as usize] = false;
+        ram.regions.remove(key);
+        self.tally.steps += 1;
+        self.excuse(end, zone);
+    }
+
+    /// What is under way may find the memory of `zone` gone.
+    fn excuse(&mut self, end: EndId, zone: Zone) {
+        let (asker, excuse) = match zone {
+            Zone::Receive => {
+                return self.ends[end].receives.iter_mut().for_each(|receive| receive.bad = true);
+            }
+            Zone::Local => (end, WcStatus::LocProtErr),
+            _ => (peer(end), WcStatus::RemAccessErr),
+        };
+        for stream in &mut self.ends[asker].streams {
+            for request in stream.pending_mut() {
+                let concerned = match request.op {
+                    Op::Send { .. } => zone == Zone::Local,
+                    Op::Write { .. } => zone == Zone::Local || zone == Zone::Window,
+                    Op::Read { .. } | Op::Atomic { .. } => true,
+                };
+                if concerned {
+                    request.excuses.push(excuse);
+                }
+            }
+        }
+    }
+}
+
+/// The attributes of INIT, RTR and RTS for the side `at`.
+fn steps(connection: &Connection, peer: PeerAddress, dest: u32, at: usize) -> [QpAttr; 3] {
+    let (reliable, terms) = (connection.qp_type == QpType::Rc, &connection.terms);
+    let init = QpAttr {
+        state: Some(QpState::Init),
+        pkey_index: Some(0),
+        port: Some(1),
+        access: Some(terms.access),
+        ..QpAttr::default()
+    };
+    let rtr = QpAttr {
+        state: Some(QpState::Rtr),
+        peer: Some(peer),
+        path_mtu: Some(terms.mtu),
+        dest_qpn: Some(rocinante_stack::types::Qpn::new(dest)),
+        rq_psn: Some(Psn::new(terms.psn[1 - at])),
+        max_dest_rd_atomic: reliable.then_some(terms.rd_atomic),
+        min_rnr_timer: reliable.then_some(terms.min_rnr_timer),
+        ..QpAttr::default()
+    };
+    let rts = QpAttr {
+        state: Some(QpState::Rts),
+        sq_psn: Some(Psn::new(terms.psn[at])),
+        max_rd_atomic: reliable.then_some(terms.rd_atomic),
+        retry_cnt: reliable.then_some(terms.retry_cnt),
+        rnr_retry: reliable.then_some(terms.rnr_retry),
+        timeout: reliable.then_some(terms.timeout),
+        ..QpAttr::default()
+    };
+    [init, rtr, rts]
+}

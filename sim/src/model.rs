@@ -1,0 +1,333 @@
+//! What each end of a connection asked for, and how far that is: the model beside the engines.
+
+use std::collections::VecDeque;
+
+use rocinante_stack::mem::{Access, AtomicOp};
+use rocinante_stack::types::{Key, Mtu, Qpn};
+use rocinante_stack::verbs::{QpType, WcOpcode, WcStatus};
+
+/// Index of an end among all; the other end of its connection has the same but for the lowest bit.
+pub(crate) type EndId = usize;
+
+/// The other end.
+pub(crate) const fn peer(end: EndId) -> EndId {
+    end ^ 1
+}
+
+/// A range of a host's arena.
+pub(crate) type Piece = (u64, u32);
+
+/// What a request does, with places in the arena of the peer's host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Op {
+    Send { imm: Option<[u8; 4]> },
+    Write { at: u64, imm: Option<[u8; 4]> },
+    Read { at: u64 },
+    Atomic { at: u64, op: AtomicOp },
+}
+
+/// A request that was posted.
+#[derive(Debug, Clone)]
+pub(crate) struct Request {
+    pub(crate) id: u64,
+    pub(crate) op: Op,
+    pub(crate) opcode: WcOpcode,
+    pub(crate) len: u32,
+    /// What it sends.
+    pub(crate) data: Vec<u8>,
+    /// Where its result goes.
+    pub(crate) list: Vec<Piece>,
+    pub(crate) signaled: bool,
+    pub(crate) solicited: bool,
+    /// Packets of the stream before it, and its own.
+    pub(crate) first: u64,
+    pub(crate) packets: u64,
+    /// Garbage: it must end like this, and nothing of it may be executed.
+    pub(crate) bad: Option<WcStatus>,
+    /// How it may end besides, for what became of memory and receives since.
+    pub(crate) excuses: Vec<WcStatus>,
+    /// The value that its atomic found.
+    pub(crate) found: Option<u64>,
+    /// Bytes of the result that were placed.
+    pub(crate) answered: u32,
+}
+
+impl Request {
+    /// Bytes of its result.
+    pub(crate) fn answer_len(&self) -> u32 {
+        match self.op {
+            Op::Read { .. } => self.len,
+            Op::Atomic { .. } => 8,
+            Op::Send { .. } | Op::Write { .. } => 0,
+        }
+    }
+
+    /// Whether its execution by the peer shows nowhere: no byte, no completion.
+    fn is_silent(&self) -> bool {
+        let silent = match self.op {
+            Op::Read { .. } => true,
+            Op::Write { imm, .. } => imm.is_none() && self.len == 0,
+            Op::Send { .. } | Op::Atomic { .. } => false,
+        };
+        silent && self.bad.is_none()
+    }
+
+    pub(crate) fn immediate(&self) -> Option<[u8; 4]> {
+        match self.op {
+            Op::Send { imm } | Op::Write { imm, .. } => imm,
+            Op::Read { .. } | Op::Atomic { .. } => None,
+        }
+    }
+}
+
+/// The requests of one end in one life of its connection, in order.
+#[derive(Debug, Default)]
+pub(crate) struct Stream {
+    pub(crate) generation: u32,
+    /// The oldest that somebody may still ask for, and its number.
+    requests: VecDeque<Request>,
+    base: u64,
+    /// Number of the next that the peer executes, and how many bytes of it were placed.
+    pub(crate) exec: u64,
+    pub(crate) exec_bytes: u32,
+    /// Number of the next to complete.
+    pub(crate) popped: u64,
+    pub(crate) packets: u64,
+    /// As many requests must work in the end.
+    pub(crate) proof: u64,
+    /// What the engine said it had retired.
+    pub(crate) retired: u64,
+    /// Nothing more of it completes.
+    abandoned: bool,
+}
+
+impl Stream {
+    pub(crate) fn new(generation: u32) -> Self {
+        Self { generation, ..Self::default() }
+    }
+
+    /// Number of the next to be posted.
+    pub(crate) fn next(&self) -> u64 {
+        self.base + self.requests.len() as u64
+    }
+
+    pub(crate) fn outstanding(&self) -> u64 {
+        if self.abandoned { 0 } else { self.next() - self.popped }
+    }
+
+    pub(crate) fn push(&mut self, request: Request) {
+        self.packets += request.packets;
+        self.requests.push_back(request);
+    }
+
+    fn index(&self, number: u64) -> Option<usize> {
+        usize::try_from(number.checked_sub(self.base)?).ok()
+    }
+
+    pub(crate) fn get(&self, number: u64) -> Option<&Request> {
+        self.requests.get(self.index(number)?)
+    }
+
+    pub(crate) fn get_mut(&mut self, number: u64) -> Option<&mut Request> {
+        let index = self.index(number)?;
+        self.requests.get_mut(index)
+    }
+
+    /// Those not yet executed or not yet completed.
+    pub(crate) fn pending_mut(&mut self) -> impl Iterator<Item = &mut Request> {
+        self.requests.iter_mut()
+    }
+
+    /// Passes over what the peer executes without a trace. Returns the number of what is next then.
+    pub(crate) fn frontier(&mut self) -> u64 {
+        while self.exec_bytes == 0 && self.get(self.exec).is_some_and(Request::is_silent) {
+            self.exec += 1;
+        }
+        self.exec
+    }
+
+    /// Number of the request to which the packet belongs that has `psn` more than the stream's first.
+    pub(crate) fn at_packet(&self, psn: u64) -> Option<u64> {
+        let holds =
+            |request: &&Request| (request.first..request.first + request.packets).contains(&psn);
+        // Newest first: that is what comes in.
+        let index = self.requests.iter().rev().position(|request| holds(&request))?;
+        Some(self.next() - 1 - index as u64)
+    }
+
+    /// What is outstanding never completes: its queue pair is gone.
+    pub(crate) fn abandon(&mut self) {
+        self.abandoned = true;
+    }
+
+    /// The request `exec` was executed to its end.
+    pub(crate) fn executed(&mut self) {
+        self.exec += 1;
+        self.exec_bytes = 0;
+        self.prune();
+    }
+
+    /// Forgets what is both executed and completed.
+    pub(crate) fn prune(&mut self) {
+        while self.base < self.exec.min(self.popped) && self.requests.pop_front().is_some() {
+            self.base += 1;
+        }
+    }
+}
+
+/// A receive that was posted.
+#[derive(Debug, Clone)]
+pub(crate) struct Receive {
+    pub(crate) id: u64,
+    pub(crate) list: Vec<Piece>,
+    pub(crate) room: u32,
+    /// Its memory is not registered, or not with its key.
+    pub(crate) bad: bool,
+}
+
+/// What an end's queue pair is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// There is none, or it is not connected.
+    Absent,
+    Ready,
+    /// It is in the error state.
+    Broken,
+}
+
+/// One end of a connection.
+#[derive(Debug)]
+pub(crate) struct End {
+    pub(crate) host: usize,
+    /// Which stretch of the host's arena is its own.
+    pub(crate) index: usize,
+    pub(crate) pd: u32,
+    /// What its queue pair's number is drawn from: the same each time.
+    pub(crate) low: u32,
+    /// Its queue pair's number, while there is one.
+    pub(crate) qpn: Option<Qpn>,
+    pub(crate) generation: u32,
+    pub(crate) terms: Terms,
+    pub(crate) phase: Phase,
+    pub(crate) keys: [Option<Key>; 5],
+    /// A key that was deregistered.
+    pub(crate) stale: Option<Key>,
+    /// What it asked for, in this life and, while the peer is still in that, an earlier one.
+    pub(crate) streams: VecDeque<Stream>,
+    pub(crate) receives: VecDeque<Receive>,
+    pub(crate) receives_posted: u64,
+    pub(crate) receives_retired: u64,
+    pub(crate) receives_popped: u64,
+    /// Why its queue pair may be broken, if it is.
+    pub(crate) reason: Option<WcStatus>,
+    /// It must be looked at after this call.
+    pub(crate) touched: bool,
+    /// The request behind a READ of the window waits for it.
+    pub(crate) fence: bool,
+    /// Until when no receives are posted.
+    pub(crate) starved_until: u64,
+    /// It is in SQD.
+    pub(crate) draining: bool,
+    /// It is in SQE.
+    pub(crate) stopped: bool,
+}
+
+impl End {
+    pub(crate) fn stream(&self, generation: u32) -> Option<&Stream> {
+        self.streams.iter().find(|stream| stream.generation == generation)
+    }
+
+    pub(crate) fn stream_mut(&mut self, generation: u32) -> Option<&mut Stream> {
+        self.streams.iter_mut().find(|stream| stream.generation == generation)
+    }
+
+    pub(crate) fn current(&mut self) -> Option<&mut Stream> {
+        self.stream_mut(self.generation)
+    }
+
+    pub(crate) fn outstanding(&self) -> u64 {
+        self.stream(self.generation).map_or(0, Stream::outstanding)
+    }
+}
+
+/// A connection, through all its lives.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Connection {
+    pub(crate) qp_type: QpType,
+    pub(crate) generation: u32,
+    pub(crate) terms: Terms,
+    /// Somebody is about to connect it anew.
+    pub(crate) rejoining: bool,
+}
+
+/// What both ends agree upon for one life.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Terms {
+    pub(crate) mtu: Mtu,
+    /// First PSN of each direction.
+    pub(crate) psn: [u32; 2],
+    pub(crate) timeout: u8,
+    pub(crate) retry_cnt: u8,
+    pub(crate) rnr_retry: u8,
+    pub(crate) rd_atomic: u8,
+    pub(crate) min_rnr_timer: u8,
+    /// What either may ask the other for.
+    pub(crate) access: Access,
+}
+
+/// Where byte `offset` of a list is, and how many bytes follow in the same piece.
+pub(crate) fn locate(list: &[Piece], offset: u32) -> Option<(u64, u32)> {
+    let mut skip = offset;
+    for (at, len) in list {
+        if skip < *len {
+            return Some((at + u64::from(skip), len - skip));
+        }
+        skip -= len;
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(op: Op, len: u32) -> Request {
+        Request {
+            id: 0,
+            op,
+            opcode: WcOpcode::Send,
+            len,
+            data: Vec::new(),
+            list: Vec::new(),
+            signaled: true,
+            solicited: false,
+            first: 0,
+            packets: 1,
+            bad: None,
+            excuses: Vec::new(),
+            found: None,
+            answered: 0,
+        }
+    }
+
+    #[test]
+    fn the_frontier_stops_at_what_can_be_seen_and_at_what_must_not_happen() {
+        let mut stream = Stream::new(1);
+        stream.push(request(Op::Read { at: 0 }, 100));
+        stream.push(request(Op::Write { at: 0, imm: None }, 0));
+        stream.push(request(Op::Send { imm: None }, 0));
+        assert_eq!(stream.frontier(), 2);
+        stream.executed();
+        stream
+            .push(Request { bad: Some(WcStatus::RemAccessErr), ..request(Op::Read { at: 0 }, 1) });
+        assert_eq!(stream.frontier(), 3);
+    }
+
+    #[test]
+    fn lists_are_walked() {
+        let list = [(100, 10), (7, 0), (200, 5)];
+        assert_eq!(locate(&list, 3), Some((103, 7)));
+        assert_eq!(locate(&list, 10), Some((200, 5)));
+        assert_eq!(locate(&list, 15), None);
+    }
+}

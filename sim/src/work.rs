@@ -1,0 +1,443 @@
+//! What the programs do: requests and receives of every kind, at random; now and then wrong ones.
+
+use rocinante_stack::PostError;
+use rocinante_stack::mem::{Access, AtomicOp, PdId, Sge};
+use rocinante_stack::types::{Key, Qpn};
+use rocinante_stack::verbs::{
+    Destination, QpType, RecvWr, SendData, SendOp, SendWr, WcOpcode, WcStatus,
+};
+
+use crate::check::{RECEIVE, Verdict};
+use crate::memory::{DEPTH, LONGEST, Zone, stride};
+use crate::model::{EndId, Op, Phase, Piece, Receive, Request, peer};
+use crate::world::{Host, Stage, World};
+
+/// Scatter-gather elements, and bytes of inline data.
+pub(crate) const SGES: u32 = 4;
+pub(crate) const INLINE: u32 = 64;
+
+/// The addresses by which an end's zone is named begin here, in the arena of its host: far below, in between and at the very end of
+/// what 64 bits can name.
+pub(crate) fn base_of(end: EndId, arena: u64) -> u64 {
+    match end % 3 {
+        0 => 0x10_0000,
+        1 => 0x7f12_3456_7000,
+        _ => (u64::MAX - arena) & !4095,
+    }
+}
+
+/// A request as the engine gets it.
+struct Wish {
+    op: SendOp,
+    model: Op,
+    len: u32,
+    data: Vec<u8>,
+    bad: Option<WcStatus>,
+}
+
+impl World<'_> {
+    /// The program at `end` has a turn.
+    pub(crate) fn work(&mut self, end: EndId) -> Verdict {
+        let host = &self.hosts[self.ends[end].host];
+        if host.stalled || host.engine.is_none() || self.ends[end].phase != Phase::Ready {
+            return Ok(());
+        }
+        if self.ends[end].stopped {
+            return self.go_on(end);
+        }
+        if self.must_be_cleaned(end) {
+            return self.fail(end);
+        }
+        self.register(end, Zone::Local);
+        self.register(end, Zone::Receive);
+        if self.stage != Stage::Storm || self.random.one_in(20) {
+            Zone::ALL.into_iter().for_each(|zone| self.register(end, zone));
+        }
+        while self.ends[end].receives.len() < DEPTH as usize
+            && self.now >= self.ends[end].starved_until
+            && !self.random.one_in(3)
+        {
+            self.post_receive(end)?;
+        }
+        while self.may_post(end) && !self.random.one_in(3) {
+            self.post(end)?;
+        }
+        if self.stage == Stage::Storm && self.random.one_in(80) {
+            self.call_wrongly(end)?;
+        }
+        Ok(())
+    }
+
+    /// What would spoil the proof: receives that were posted to fail.
+    fn must_be_cleaned(&self, end: EndId) -> bool {
+        let wrong = |receive: &Receive| receive.bad || u64::from(receive.room) < LONGEST;
+        self.stage == Stage::Heal && self.ends[end].receives.iter().any(wrong)
+    }
+
+    fn may_post(&self, end: EndId) -> bool {
+        let this = &self.ends[end];
+        let Some(stream) = this.stream(this.generation) else { return false };
+        let room = stream.outstanding() < DEPTH;
+        match self.stage {
+            Stage::Storm => room,
+            Stage::Heal => false,
+            Stage::Prove => {
+                // Who finds no receive may give up at once, and an unreliable connection loses it.
+                let ready = self.ends[peer(end)].receives.len() as u64;
+                let under_way = stream.next() - stream.exec.min(stream.next());
+                room && stream.next() < stream.proof && under_way < ready
+            }
+        }
+    }
+
+    fn length(&mut self, end: EndId) -> u64 {
+        let mtu = u64::from(self.ends[end].terms.mtu.bytes());
+        match self.random.below(6) {
+            0 => self.random.below(4),
+            1 => mtu * self.random.below(4),
+            2 => mtu * self.random.range(1, 4) - 1 + self.random.below(3),
+            _ => self.random.below(LONGEST + 1),
+        }
+        .min(LONGEST)
+    }
+
+    /// One to four pieces, which hold `len` bytes in the slot of `capacity` bytes at `at`, with holes between them.
+    fn pieces(&mut self, at: u64, len: u64, capacity: u64) -> Vec<Piece> {
+        let (mut list, mut left, mut spare) = (Vec::new(), len, capacity - len);
+        let mut at = at;
+        for _ in 0..self.random.below(u64::from(SGES)) {
+            let part = self.random.below(left + 1);
+            let hole = self.random.below(spare.min(64) + 1);
+            #[allow(clippy::cast_possible_truncation)]
+            list.push((at, part as u32));
+            at += part + hole;
+            left -= part;
+            spare -= hole;
+        }
+        #[allow(clippy::cast_possible_truncation)]
+        list.push((at, left as u32));
+        list
+    }
+
+    /// A list as the engine gets it: by the key of the zone in which it is.
+    fn sges(&self, end: EndId, zone: Zone, list: &[Piece]) -> Vec<Sge> {
+        let this = &self.ends[end];
+        let base = base_of(end, self.hosts[this.host].ram.arena.len() as u64);
+        let lkey = this.keys[zone as usize].unwrap_or_default();
+        list.iter().map(|(at, len)| Sge { addr: base + at, len: *len, lkey }).collect()
+    }
+
+    fn post_receive(&mut self, end: EndId) -> Verdict {
+        let garbage = self.stage == Stage::Storm && self.random.one_in(150);
+        let number = self.ends[end].receives_posted;
+        let this = &mut self.ends[end];
+        this.receives_posted += 1;
+        let id = 1 << RECEIVE | u64::from(this.generation) << 32 | number & 0xffff_ffff;
+        let slot = this.index as u64 * stride() + Zone::Receive.offset() + number % DEPTH * LONGEST;
+        let short = garbage && self.random.one_in(2);
+        let room = if short { self.random.below(LONGEST) } else { LONGEST };
+        let list = self.pieces(slot, room, LONGEST);
+        let mut sges = self.sges(end, Zone::Receive, &list);
+        let bad = garbage && !short;
+        if bad {
+            let key = self.bad_key(end, Zone::Receive);
+            sges.iter_mut().for_each(|sge| sge.lkey = key);
+        }
+        self.tally.faults.garbage_receive += u64::from(garbage);
+        #[allow(clippy::cast_possible_truncation)]
+        let receive = Receive { id, list, room: room as u32, bad };
+        let wr = RecvWr { wr_id: id, sges: &sges };
+        self.tally.steps += 1;
+        self.tally.ops += 1;
+        let Some(qpn) = self.ends[end].qpn else { return Ok(()) };
+        let host = self.ends[end].host;
+        self.ends[end].receives.push_back(receive);
+        let Host { engine: Some(engine), ram, .. } = &mut self.hosts[host] else { return Ok(()) };
+        let posted = engine.post_recv(qpn, &wr, ram);
+        if let Err(error) = posted {
+            return Err(format!("end {end}: a receive cannot be posted: {error}"));
+        }
+        self.settle(host, None)?;
+        self.plan_transmit(host);
+        Ok(())
+    }
+
+    /// A key that must be refused where that of `zone` is right: of nothing, of the past, or of another domain.
+    fn bad_key(&mut self, end: EndId, zone: Zone) -> Key {
+        let right = self.ends[end].keys[zone as usize].unwrap_or_default();
+        let (host, pd) = (self.ends[end].host, self.ends[end].pd);
+        let stranger = self.hosts[host].ends.iter().find(|other| self.ends[**other].pd != pd);
+        match (self.random.below(3), self.ends[end].stale, stranger) {
+            (0, Some(stale), _) if self.hosts[host].ram.regions.get(stale).is_none() => stale,
+            (1, _, Some(stranger)) => {
+                self.ends[*stranger].keys[zone as usize].unwrap_or(Key(right.0 ^ 1))
+            }
+            _ => Key(right.0 ^ 1 << self.random.below(32)),
+        }
+    }
+
+    /// Posts a random request.
+    fn post(&mut self, end: EndId) -> Verdict {
+        let garbage = self.stage == Stage::Storm && self.random.one_in(200);
+        let Some(mut wish) = self.wish(end) else { return Ok(()) };
+        let local = garbage && self.random.one_in(3);
+        if garbage && !local {
+            self.spoil(end, &mut wish);
+        }
+        let this = &self.ends[end];
+        let Some(stream) = this.stream(this.generation) else { return Ok(()) };
+        let number = stream.next();
+        let (first, generation) = (stream.packets, this.generation);
+        let slot = this.index as u64 * stride() + Zone::Local.offset() + number % DEPTH * LONGEST;
+        let result = wish.op.has_response();
+        let list = self.pieces(slot, u64::from(wish.len), LONGEST);
+        let mut sges = self.sges(end, Zone::Local, &list);
+        let inline = !result && wish.len <= INLINE && !local && self.random.one_in(2);
+        if !result {
+            self.store(end, &list, &wish.data);
+        }
+        if local && wish.len > 0 {
+            let key = self.bad_key(end, Zone::Local);
+            sges.iter_mut().for_each(|sge| sge.lkey = key);
+            wish.bad = Some(WcStatus::LocProtErr);
+            self.tally.faults.garbage_local += 1;
+        }
+        let last = self.ends[end].outstanding() + 1 == DEPTH;
+        let signaled = last || self.stage == Stage::Prove || !self.random.one_in(4);
+        let fence = std::mem::take(&mut self.ends[end].fence) || self.random.one_in(8);
+        self.ends[end].fence = matches!(wish.model, Op::Read { .. });
+        let id = u64::from(generation) << 32 | number;
+        let solicited = self.random.one_in(3);
+        let mtu = self.ends[end].terms.mtu.bytes();
+        let request = Request {
+            id,
+            op: wish.model,
+            opcode: completion(&wish.model),
+            len: wish.len,
+            data: wish.data.clone(),
+            list,
+            signaled,
+            solicited,
+            first,
+            packets: u64::from(wish.len.div_ceil(mtu).max(1)),
+            bad: wish.bad,
+            excuses: Vec::new(),
+            found: None,
+            answered: 0,
+        };
+        let data = if inline { SendData::Inline(&wish.data) } else { SendData::Sges(&sges) };
+        let wr = SendWr { wr_id: id, op: wish.op, data, signaled, solicited, fence };
+        if let Some(stream) = self.ends[end].current() {
+            stream.push(request);
+        }
+        self.tally.ops += 1;
+        self.hand_over(end, &wr)
+    }
+
+    fn hand_over(&mut self, end: EndId, wr: &SendWr<'_>) -> Verdict {
+        self.tally.steps += 1;
+        let Some(qpn) = self.ends[end].qpn else { return Ok(()) };
+        let host = self.ends[end].host;
+        let Host { engine: Some(engine), ram, .. } = &mut self.hosts[host] else { return Ok(()) };
+        if self.trace {
+            eprintln!("{:>12} end {end} posts {wr:?}", self.now);
+        }
+        if let Err(error) = engine.post_send(qpn, wr, ram) {
+            return Err(format!("end {end}: {:?} cannot be posted: {error}", wr.op));
+        }
+        self.settle(host, None)?;
+        self.plan_transmit(host);
+        Ok(())
+    }
+
+    /// The program writes what it is about to send.
+    fn store(&mut self, end: EndId, list: &[Piece], data: &[u8]) {
+        let ram = &mut self.hosts[self.ends[end].host].ram;
+        let mut data = data;
+        for (at, len) in list {
+            let (now, later) = data.split_at(*len as usize);
+            ram.slice_mut(*at, u64::from(*len)).copy_from_slice(now);
+            data = later;
+        }
+    }
+
+    /// A request that is all right, as far as the connection permits what it wants.
+    fn wish(&mut self, end: EndId) -> Option<Wish> {
+        let len = self.length(end);
+        let connection = &self.connections[end / 2];
+        let reliable = connection.qp_type == QpType::Rc;
+        let access = self.ends[end].terms.access;
+        let far = &self.ends[peer(end)];
+        let ram = &self.hosts[far.host].ram;
+        let arena = ram.arena.len() as u64;
+        let place = far.index as u64 * stride();
+        let base = base_of(peer(end), arena);
+        // While the peer's region is not registered, its last key will do for as long as it is refused.
+        let key = |zone: Zone| far.keys[zone as usize].or(far.stale).unwrap_or_default();
+        let window = (place + Zone::Window.offset(), key(Zone::Window));
+        let constant = (place + Zone::Constant.offset(), key(Zone::Constant));
+        let words = (place + Zone::Words.offset(), key(Zone::Words));
+        let imm = self.random.one_in(2).then(|| self.random.bits().to_be_bytes());
+        let start = self.random.below(LONGEST - len + 1);
+        let kind = self.random.below(if reliable { 8 } else { 4 });
+        let word = self.random.below(2) * 8;
+        let (one, two) = (self.random.next(), self.random.next());
+        let (op, model, need) = match kind {
+            0 | 1 => (SendOp::Send { imm }, Op::Send { imm }, Access::NONE),
+            2 | 3 => {
+                let (at, rkey) = (window.0 + start, window.1);
+                let op = SendOp::Write { remote: base + at, rkey, imm };
+                (op, Op::Write { at, imm }, Access::REMOTE_WRITE)
+            }
+            4 | 5 => {
+                let (zone, rkey) = if kind == 4 { constant } else { window };
+                let at = zone + start;
+                (SendOp::Read { remote: base + at, rkey }, Op::Read { at }, Access::REMOTE_READ)
+            }
+            _ => {
+                let (at, rkey) = (words.0 + word, words.1);
+                let remote = base + at;
+                let found = ram.slice(at, 8).try_into().map_or(0, u64::from_ne_bytes);
+                let compare = if imm.is_some() { found } else { one };
+                let (op, atomic) = if kind == 6 {
+                    (SendOp::FetchAdd { remote, rkey, add: two }, AtomicOp::FetchAdd { add: two })
+                } else {
+                    let op = SendOp::CompareSwap { remote, rkey, compare, swap: two };
+                    (op, AtomicOp::CompareSwap { compare, swap: two })
+                };
+                (op, Op::Atomic { at, op: atomic }, Access::REMOTE_ATOMIC)
+            }
+        };
+        let len = if op.is_atomic() { 8 } else { len };
+        #[allow(clippy::cast_possible_truncation)]
+        let mut data = vec![0; if op.has_response() { 0 } else { len as usize }];
+        self.random.fill(&mut data);
+        let mut bad = None;
+        let zone = match model {
+            Op::Send { .. } => None,
+            Op::Read { .. } if kind == 4 => Some(Zone::Constant),
+            Op::Write { .. } | Op::Read { .. } => Some(Zone::Window),
+            Op::Atomic { .. } => Some(Zone::Words),
+        };
+        if zone.is_some_and(|zone| far.keys[zone as usize].is_none()) && len > 0 && reliable {
+            bad = Some(WcStatus::RemAccessErr);
+        }
+        if !access.admits(need) {
+            // Seldom: it breaks the connection.
+            if self.stage != Stage::Storm || !reliable || !self.random.one_in(30) {
+                return None;
+            }
+            self.tally.faults.garbage_remote += 1;
+            bad = Some(WcStatus::RemInvReqErr);
+        }
+        #[allow(clippy::cast_possible_truncation)]
+        Some(Wish { op, model, len: len as u32, data, bad })
+    }
+
+    /// Makes a request wrong, so that the peer must refuse it.
+    fn spoil(&mut self, end: EndId, wish: &mut Wish) {
+        let reliable = self.connections[end / 2].qp_type == QpType::Rc;
+        if wish.len == 0 || wish.bad.is_some() || !reliable {
+            return;
+        }
+        let far = peer(end);
+        let foreign = [Zone::Receive, Zone::Constant, Zone::Words, Zone::Window, Zone::Local];
+        let zone = match wish.model {
+            Op::Read { .. } => self.random.of(&foreign[..1]),
+            Op::Write { .. } => self.random.of(&foreign[..3]),
+            Op::Atomic { .. } => self.random.of(&foreign[..2]),
+            Op::Send { .. } => return,
+        };
+        let here = Zone::Window;
+        let wrong_key = self.bad_key(far, if wish.op.is_atomic() { Zone::Words } else { here });
+        let arena = self.hosts[self.ends[far].host].ram.arena.len() as u64;
+        let place = base_of(far, arena) + self.ends[far].index as u64 * stride();
+        let other =
+            (place + zone.offset(), self.ends[far].keys[zone as usize].unwrap_or(wrong_key));
+        let way = self.random.below(5);
+        let beyond = self.random.range(1, 9).min(u64::from(wish.len));
+        let len = u64::from(wish.len);
+        match &mut wish.op {
+            SendOp::Write { remote, rkey, .. } | SendOp::Read { remote, rkey } => match way {
+                0 | 1 => *rkey = wrong_key,
+                // Another region, which does not permit it.
+                2 => (*remote, *rkey) = other,
+                // Its end, or its beginning, is outside.
+                3 => *remote = place + here.offset() + here.len() - len + beyond,
+                _ => *remote = place + here.offset() - beyond,
+            },
+            SendOp::CompareSwap { remote, rkey, .. } | SendOp::FetchAdd { remote, rkey, .. } => {
+                match way {
+                    0 | 1 => *rkey = wrong_key,
+                    2 => (*remote, *rkey) = other,
+                    3 => *remote = place + Zone::Words.offset() + 16,
+                    _ => *remote = place + Zone::Words.offset() - 8,
+                }
+            }
+            _ => return,
+        }
+        if matches!(way, 3 | 4)
+            && let (Some(key), SendOp::Read { rkey, .. }) =
+                (self.ends[far].keys[here as usize], &mut wish.op)
+        {
+            // It may have been the constant's.
+            *rkey = key;
+        }
+        wish.bad = Some(WcStatus::RemAccessErr);
+        self.tally.faults.garbage_remote += 1;
+    }
+
+    /// A call that must be refused, and change nothing.
+    fn call_wrongly(&mut self, end: EndId) -> Verdict {
+        let (host, reliable) =
+            (self.ends[end].host, self.connections[end / 2].qp_type == QpType::Rc);
+        let Some(qpn) = self.ends[end].qpn else { return Ok(()) };
+        let sge = Sge { addr: 0, len: 8, lkey: Key(0x1234_5600) };
+        let many = [sge; SGES as usize + 1];
+        let huge = [Sge { len: u32::MAX, ..sge }];
+        let bytes = [0; INLINE as usize + 1];
+        let send = SendOp::Send { imm: None };
+        let read = SendOp::Read { remote: 0, rkey: sge.lkey };
+        let odd = SendOp::FetchAdd { remote: 4, rkey: sge.lkey, add: 1 };
+        let datagram = SendOp::SendTo { to: Destination::default(), imm: None };
+        let nobody = Qpn::new(qpn.value() ^ 0x8000);
+        let (qpn, op, data, expected) = match self.random.below(6) {
+            0 => (qpn, send, SendData::Sges(&many), PostError::TooManySges),
+            1 => (qpn, send, SendData::Inline(&bytes), PostError::InlineTooLong),
+            2 => (qpn, send, SendData::Sges(&huge), PostError::TooLong),
+            3 if reliable => (qpn, read, SendData::Inline(&bytes[..8]), PostError::InlineResponse),
+            4 if reliable => (qpn, odd, SendData::Sges(&many[..1]), PostError::BadAtomic),
+            5 => (nobody, send, SendData::Sges(&many[..1]), PostError::UnknownQp),
+            _ => (qpn, datagram, SendData::Sges(&many[..1]), PostError::Operation),
+        };
+        let expected = match expected {
+            PostError::UnknownQp | PostError::Operation => expected,
+            _ if self.ends[end].outstanding() >= DEPTH => PostError::Full,
+            other => other,
+        };
+        let wr = SendWr { wr_id: 0, op, data, signaled: true, solicited: false, fence: false };
+        self.tally.steps += 1;
+        self.tally.faults.garbage_call += 1;
+        let Host { engine: Some(engine), ram, .. } = &mut self.hosts[host] else { return Ok(()) };
+        let found = engine.post_send(qpn, &wr, ram);
+        if found != Err(expected) {
+            return Err(format!("end {end}: {op:?} was answered with {found:?}, not {expected:?}"));
+        }
+        self.settle(host, None)
+    }
+
+    /// The domain of an end.
+    pub(crate) fn domain(&self, end: EndId) -> PdId {
+        PdId(self.ends[end].pd)
+    }
+}
+
+fn completion(op: &Op) -> WcOpcode {
+    match op {
+        Op::Send { .. } => WcOpcode::Send,
+        Op::Write { .. } => WcOpcode::RdmaWrite,
+        Op::Read { .. } => WcOpcode::RdmaRead,
+        Op::Atomic { op: AtomicOp::CompareSwap { .. }, .. } => WcOpcode::CompSwap,
+        Op::Atomic { .. } => WcOpcode::FetchAdd,
+    }
+}

@@ -1,0 +1,574 @@
+//! Hosts, connections and the network between them: one after the other, what happens next.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use rocinante_stack::types::{Qpn, Time};
+use rocinante_stack::wire::icrc::{DF, IpFields, Template};
+use rocinante_stack::{Budget, Datagram, Engine, EngineConfig, IpId, TxSink, TxStop};
+
+use crate::check::{Context, Verdict};
+use crate::memory::Ram;
+use crate::model::{Connection, End, EndId, Phase, peer};
+use crate::network::{Agenda, Event, Faults, Network, Packet, Weather};
+use crate::random::{Digest, Random};
+
+/// What a run counts.
+#[derive(Debug)]
+pub(crate) struct Tally {
+    pub(crate) steps: u64,
+    pub(crate) packets: u64,
+    pub(crate) ops: u64,
+    pub(crate) completions: u64,
+    pub(crate) faults: Faults,
+    pub(crate) ended: BTreeMap<&'static str, u64>,
+    pub(crate) digest: Digest,
+}
+
+/// A machine with one device.
+#[derive(Debug)]
+pub(crate) struct Host {
+    /// None while it is down.
+    pub(crate) engine: Option<Engine>,
+    pub(crate) ram: Ram,
+    pub(crate) addr: IpAddr,
+    pub(crate) ends: Vec<EndId>,
+    pub(crate) config: EngineConfig,
+    pub(crate) stalled: bool,
+    /// What came while it was stalled.
+    inbox: VecDeque<Packet>,
+    /// When it sends what there is to send.
+    tx_at: Option<u64>,
+    /// Datagrams that its engine took, and packets that it sent.
+    taken: u64,
+    sent: u64,
+    next_id: u16,
+    templates: Vec<Template>,
+}
+
+/// How far a round is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// Everything goes wrong.
+    Storm,
+    /// Nothing goes wrong any more, and what was begun comes to its end.
+    Heal,
+    /// Everything has to work.
+    Prove,
+}
+
+/// One world, for one round.
+#[derive(Debug)]
+pub(crate) struct World<'a> {
+    pub(crate) random: Random,
+    pub(crate) now: u64,
+    pub(crate) stage: Stage,
+    pub(crate) hosts: Vec<Host>,
+    pub(crate) ends: Vec<End>,
+    pub(crate) connections: Vec<Connection>,
+    pub(crate) network: Network,
+    pub(crate) agenda: Agenda,
+    pub(crate) tally: &'a mut Tally,
+    pub(crate) trace: bool,
+    /// Events at the present time.
+    busy: u32,
+}
+
+/// The UDP source port of everybody.
+const PORT: u16 = 0xc001;
+/// What waits at a stalled host before its queue overflows.
+const INBOX: usize = 64;
+/// By then everything has come to its end: eight timeouts of the longest, and some.
+const PATIENCE: u64 = 1_000_000_000;
+/// Events at one and the same time before something is wrong.
+const BUSY_MAX: u32 = 20_000;
+
+impl<'a> World<'a> {
+    pub(crate) fn new(seed: u64, trace: bool, tally: &'a mut Tally) -> Self {
+        let mut random = Random::new(seed);
+        let hosts = random.range(2, 5);
+        let connections = random.range(1, 7);
+        let v6 = random.one_in(4);
+        let weather = Weather::storm(&mut random);
+        #[allow(clippy::cast_possible_truncation)]
+        let network = Network::new(hosts as usize, !v6, weather);
+        let mut world = Self {
+            random,
+            now: 1_000,
+            stage: Stage::Storm,
+            hosts: Vec::new(),
+            ends: Vec::new(),
+            connections: Vec::new(),
+            network,
+            agenda: Agenda::default(),
+            tally,
+            trace,
+            busy: 0,
+        };
+        world.furnish(hosts, connections, v6);
+        world
+    }
+
+    fn furnish(&mut self, hosts: u64, connections: u64, v6: bool) {
+        let addrs: Vec<IpAddr> = (0..hosts).map(|host| address(host, v6)).collect();
+        #[allow(clippy::cast_possible_truncation)]
+        let mut ends_of: Vec<Vec<EndId>> = vec![Vec::new(); hosts as usize];
+        for _ in 0..connections {
+            let first = self.random.index(ends_of.len());
+            let second = (first + 1 + self.random.index(ends_of.len() - 1)) % ends_of.len();
+            for host in [first, second] {
+                let index = ends_of[host].len();
+                ends_of[host].push(self.ends.len());
+                let end = self.end(host, index);
+                self.ends.push(end);
+            }
+            let connection = self.connection();
+            self.connections.push(connection);
+        }
+        for (host, ends) in ends_of.into_iter().enumerate() {
+            let datagrams = 1 << self.random.range(3, 9);
+            let config = EngineConfig {
+                qpn_slot: 3,
+                own_budget: Budget { bytes: 8704 * datagrams, datagrams },
+                window_max: 1 << self.random.range(2, 10),
+                advertise_credits: self.random.one_in(2),
+                quantum: 1 << self.random.range(1, 7),
+                ..EngineConfig::default()
+            };
+            let mut ram = Ram::new(ends.len());
+            self.random.fill(&mut ram.arena);
+            let templates = addrs.iter().map(|to| template(addrs[host], *to)).collect();
+            self.hosts.push(Host {
+                engine: None,
+                ram,
+                addr: addrs[host],
+                ends,
+                config,
+                stalled: false,
+                inbox: VecDeque::new(),
+                tx_at: None,
+                taken: 0,
+                sent: 0,
+                next_id: 0,
+                templates,
+            });
+            self.start(host);
+        }
+        for connection in 0..self.connections.len() {
+            self.agenda.at(self.now, Event::Rejoin(connection));
+        }
+        for end in 0..self.ends.len() {
+            self.agenda.at(self.now, Event::Work(end));
+        }
+        self.agenda.at(self.now + 100_000, Event::Mishap);
+    }
+
+    /// A host begins, with nothing but its memory.
+    pub(crate) fn start(&mut self, host: usize) {
+        let host = &mut self.hosts[host];
+        host.engine = Some(Engine::new(host.config));
+        (host.taken, host.sent) = (0, 0);
+    }
+
+    /// Goes through the round. `until` is the step after which the storm ends.
+    pub(crate) fn run(&mut self, until: u64) -> Verdict {
+        while self.tally.steps < until {
+            self.step()?;
+        }
+        self.heal()?;
+        self.wait("healing", |world| world.is_at_rest())?;
+        self.prove();
+        self.wait("the proof", |world| world.is_proven())?;
+        for host in 0..self.hosts.len() {
+            self.count(host)?;
+        }
+        let alive = self.ends.len() as u64;
+        *self.tally.ended.entry("alive").or_default() += alive;
+        Ok(())
+    }
+
+    fn wait(&mut self, what: &str, done: impl Fn(&mut Self) -> bool) -> Verdict {
+        let limit = self.now + PATIENCE;
+        while !done(self) {
+            for _ in 0..32 {
+                self.step()?;
+            }
+            if self.now > limit {
+                return Err(format!("{what} does not end: {}", self.stuck()));
+            }
+        }
+        Ok(())
+    }
+
+    fn stuck(&self) -> String {
+        let mut text = String::new();
+        for (at, end) in self.ends.iter().enumerate() {
+            let (outstanding, receives) = (end.outstanding(), end.receives.len());
+            let engine = self.hosts[end.host].engine.as_ref();
+            let state = engine.zip(end.qpn).and_then(|(engine, qpn)| engine.query_qp(qpn));
+            let state = state.map_or("none".into(), |(state, ..)| state.to_string());
+            let stream = end.stream(end.generation);
+            let (exec, next) = stream.map_or((0, 0), |stream| (stream.exec, stream.next()));
+            text += &format!(
+                "end {at}: {:?} ({state}) in life {}, {outstanding} outstanding, {receives} receives, {exec} of {next} executed; ",
+                end.phase, end.generation
+            );
+        }
+        text
+    }
+
+    /// The next thing that happens.
+    fn step(&mut self) -> Verdict {
+        let mut tx: Option<(u64, usize)> = None;
+        let mut timer: Option<(u64, usize)> = None;
+        for (at, host) in self.hosts.iter().enumerate().filter(|(_, host)| !host.stalled) {
+            let Some(engine) = &host.engine else { continue };
+            let earlier = |found: Option<(u64, usize)>, time: u64| {
+                if found.is_some_and(|(best, _)| best <= time) { found } else { Some((time, at)) }
+            };
+            if let Some(time) = host.tx_at {
+                tx = earlier(tx, time);
+            }
+            if let Some(time) = engine.poll_timeout() {
+                timer = earlier(timer, time.0);
+            }
+        }
+        let event = self.agenda.next();
+        let times = [event, tx.map(|(time, _)| time), timer.map(|(time, _)| time)];
+        let Some(next) = times.into_iter().flatten().min() else {
+            return Err("nothing will ever happen again".into());
+        };
+        if next > self.now {
+            self.now = next;
+            self.busy = 0;
+        }
+        self.busy += 1;
+        if self.busy > BUSY_MAX {
+            return Err(format!("time stands still at {}", self.now));
+        }
+        if event == Some(next) {
+            let Some(event) = self.agenda.pop() else { return Ok(()) };
+            return self.happen(event);
+        }
+        match (tx, timer) {
+            (Some((time, host)), _) if time == next => self.transmit(host),
+            (_, Some((_, host))) => self.time_out(host),
+            _ => Ok(()),
+        }
+    }
+
+    fn happen(&mut self, event: Event) -> Verdict {
+        match event {
+            Event::Arrive(packet) => self.arrive(packet),
+            Event::Work(end) => {
+                let pause = self.random.of(&[500, 3_000, 20_000]);
+                let later = self.now + 1 + self.random.below(pause);
+                self.agenda.at(later, Event::Work(end));
+                self.work(end)
+            }
+            Event::Mishap => self.mishap(),
+            Event::Rejoin(connection) => self.begin_again(connection),
+            Event::Join(end, generation) => self.join(end, generation),
+            Event::Restart(host) => self.restart(host),
+            Event::Resume(host) => self.resume(host),
+            Event::Undrain(end, generation) => self.undrain(end, generation),
+        }
+    }
+
+    fn arrive(&mut self, packet: Packet) -> Verdict {
+        self.tally.steps += 1;
+        let host = &mut self.hosts[packet.to];
+        if host.stalled {
+            if host.inbox.len() < INBOX {
+                host.inbox.push_back(packet);
+            } else {
+                self.tally.faults.overflow += 1;
+            }
+            return Ok(());
+        }
+        self.deliver(&packet)
+    }
+
+    fn deliver(&mut self, packet: &Packet) -> Verdict {
+        let (src, dst) = (self.hosts[packet.from].addr, self.hosts[packet.dst].addr);
+        let host = &mut self.hosts[packet.to];
+        let Some(engine) = &mut host.engine else { return Ok(()) };
+        let ip_id = match src {
+            IpAddr::V4(_) => IpId::Exact { id: packet.id, flags: DF },
+            IpAddr::V6(_) => IpId::None,
+        };
+        let datagram = Datagram {
+            bytes: &packet.bytes,
+            src,
+            dst,
+            src_port: packet.port,
+            ip_id,
+            tos: packet.tos,
+            hop_limit: None,
+        };
+        host.taken += 1;
+        self.tally.digest.add(self.now ^ (packet.bytes.len() as u64) << 44);
+        if self.trace {
+            eprintln!(
+                "{:>12} at host {} for end {:?}: {}",
+                self.now,
+                packet.to,
+                packet.end,
+                describe(packet)
+            );
+        }
+        engine.handle_datagram(Time(self.now), &datagram, &mut host.ram);
+        self.settle(packet.to, Some(&Context::of(packet)))?;
+        self.plan_transmit(packet.to);
+        Ok(())
+    }
+
+    fn time_out(&mut self, host: usize) -> Verdict {
+        self.tally.steps += 1;
+        self.tally.digest.add(self.now);
+        let now = Time(self.now);
+        let Host { engine: Some(engine), ram, .. } = &mut self.hosts[host] else { return Ok(()) };
+        engine.handle_timeout(now, ram);
+        self.settle(host, None)?;
+        self.plan_transmit(host);
+        Ok(())
+    }
+
+    /// A call of the engine of `host` was made: it may have something to send.
+    pub(crate) fn plan_transmit(&mut self, host: usize) {
+        let soon = self.random.of(&[0, 0, 300, 3_000]);
+        let soon = self.now + self.random.below(1 + soon);
+        let host = &mut self.hosts[host];
+        let wants = host.engine.as_ref().is_some_and(Engine::wants_transmit);
+        if wants && host.tx_at.is_none() {
+            host.tx_at = Some(soon);
+        }
+    }
+
+    fn transmit(&mut self, at: usize) -> Verdict {
+        self.tally.steps += 1;
+        let now = self.now;
+        let budget = 1 + self.random.index(100);
+        let room = if self.stage == Stage::Storm { self.random.index(60) } else { 200 };
+        let host = &mut self.hosts[at];
+        host.tx_at = None;
+        let Some(engine) = &mut host.engine else { return Ok(()) };
+        let mut sink = Sink { out: Vec::new(), room };
+        let stop = engine.poll_transmit(Time(now), budget, &mut host.ram, &mut sink);
+        let again = match stop {
+            TxStop::Idle => None,
+            TxStop::Budget => Some(now + 1 + self.random.below(500)),
+            TxStop::SinkFull => {
+                self.tally.faults.sink_full += 1;
+                Some(now + 1 + self.random.below(5_000))
+            }
+        };
+        self.hosts[at].tx_at = again;
+        for (path, bytes) in sink.out {
+            self.emit(at, path as usize, bytes);
+        }
+        self.settle(at, None)?;
+        self.plan_transmit(at);
+        Ok(())
+    }
+
+    fn emit(&mut self, from: usize, to: usize, mut bytes: Vec<u8>) {
+        let host = &mut self.hosts[from];
+        host.sent += 1;
+        host.next_id = host.next_id.wrapping_add(1);
+        let id = host.next_id;
+        let template = &mut host.templates[to];
+        template.set_id(id, DF);
+        template.seal(&mut bytes);
+        let qpn = Qpn::new(u32::from_be_bytes([0, bytes[5], bytes[6], bytes[7]]));
+        let is_for = |end: &&EndId| self.ends[**end].low == qpn.value() & 0xffff;
+        let end = self.hosts[to].ends.iter().find(is_for).copied();
+        let generation = end.map_or(0, |end| self.ends[peer(end)].generation);
+        let packet = Packet {
+            bytes,
+            from,
+            to,
+            dst: to,
+            port: PORT,
+            id,
+            tos: 0,
+            harmed: false,
+            end,
+            generation,
+        };
+        self.tally.packets += 1;
+        if let Some(tail) = packet.bytes.last_chunk::<4>() {
+            self.tally.digest.add(u64::from(u32::from_le_bytes(*tail)) << 16 | from as u64);
+        }
+        let (faults, agenda) = (&mut self.tally.faults, &mut self.agenda);
+        let lost = self.network.send(self.now, packet, &mut self.random, faults, agenda);
+        self.tally.steps += lost;
+    }
+
+    /// A host goes on: first it takes what came meanwhile.
+    pub(crate) fn resume(&mut self, host: usize) -> Verdict {
+        self.hosts[host].stalled = false;
+        while let Some(packet) = self.hosts[host].inbox.pop_front() {
+            self.deliver(&packet)?;
+        }
+        Ok(())
+    }
+
+    /// A host goes down: what it sent and took adds up.
+    pub(crate) fn stop(&mut self, host: usize) -> Verdict {
+        self.count(host)?;
+        let host = &mut self.hosts[host];
+        host.engine = None;
+        host.stalled = false;
+        host.inbox.clear();
+        host.tx_at = None;
+        host.ram.regions = Ram::new(host.ends.len()).regions;
+        host.ram.registered.fill([false; 5]);
+        Ok(())
+    }
+
+    /// The counters of a host's engine add up to what it was given and what it gave.
+    fn count(&self, at: usize) -> Verdict {
+        let host = &self.hosts[at];
+        let Some(engine) = &host.engine else { return Ok(()) };
+        let (counters, drops) = (engine.counters(), engine.drops());
+        if counters.sent_pkts != host.sent {
+            return Err(format!(
+                "host {at} counts {} packets sent, not {}",
+                counters.sent_pkts, host.sent
+            ));
+        }
+        let seen = counters.rcvd_pkts
+            + counters.rcvd_cnp
+            + drops.malformed
+            + drops.unknown_opcode
+            + drops.version
+            + drops.unknown_qpn
+            + drops.pkey
+            + drops.wrong_source
+            + drops.icrc
+            + drops.wrong_service;
+        if seen != host.taken {
+            return Err(format!("host {at} counts {seen} packets received, not {}", host.taken));
+        }
+        if counters.retransmitted_pkts > counters.sent_pkts {
+            return Err(format!("host {at} repeated more than it sent"));
+        }
+        Ok(())
+    }
+
+    fn heal(&mut self) -> Verdict {
+        self.stage = Stage::Heal;
+        self.network.heal();
+        for host in 0..self.hosts.len() {
+            if self.hosts[host].engine.is_none() {
+                self.agenda.at(self.now, Event::Restart(host));
+            } else if self.hosts[host].stalled {
+                self.resume(host)?;
+            }
+        }
+        for end in &mut self.ends {
+            end.starved_until = 0;
+        }
+        Ok(())
+    }
+
+    /// Whether all ends are connected, and nothing is under way.
+    fn is_at_rest(&mut self) -> bool {
+        self.ends.iter().enumerate().all(|(at, end)| {
+            end.phase == Phase::Ready
+                && end.generation == self.connections[at / 2].generation
+                && end.outstanding() == 0
+                && !end.stopped
+                && !end.draining
+                && end.receives.iter().all(|receive| {
+                    !receive.bad && u64::from(receive.room) >= crate::memory::LONGEST
+                })
+        }) && self.connections.iter().all(|connection| !connection.rejoining)
+            && self.agenda.len() <= self.ends.len() + 1
+    }
+
+    fn prove(&mut self) {
+        self.stage = Stage::Prove;
+        for end in &mut self.ends {
+            let Some(stream) = end.current() else { continue };
+            stream.proof = stream.next() + 12;
+            // What an unreliable connection lost is lost.
+            stream.exec = stream.next();
+            stream.exec_bytes = 0;
+        }
+    }
+
+    /// Whether everything that had to work did.
+    fn is_proven(&mut self) -> bool {
+        self.ends.iter_mut().all(|end| {
+            let Some(stream) = end.current() else { return false };
+            let all = stream.next();
+            all >= stream.proof && stream.popped == all && stream.frontier() == all
+        })
+    }
+
+    /// Whether a peer may have been silent for too long.
+    pub(crate) fn may_time_out(&self) -> bool {
+        self.stage != Stage::Prove
+    }
+}
+
+/// Where packets go on their way out of an engine.
+struct Sink {
+    out: Vec<(u32, Vec<u8>)>,
+    room: usize,
+}
+
+impl TxSink for Sink {
+    fn send<E>(
+        &mut self,
+        path: u32,
+        len: usize,
+        fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
+    ) -> Result<bool, E> {
+        if self.out.len() >= self.room {
+            return Ok(false);
+        }
+        // What the engine forgets to write shows.
+        let mut packet = vec![0xee; len];
+        fill(&mut packet)?;
+        self.out.push((path, packet));
+        Ok(true)
+    }
+}
+
+fn address(host: u64, v6: bool) -> IpAddr {
+    #[allow(clippy::cast_possible_truncation)]
+    let last = host as u8 + 1;
+    if v6 {
+        IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, u16::from(last)))
+    } else {
+        IpAddr::V4(Ipv4Addr::new(10, 0, 0, last))
+    }
+}
+
+fn template(src: IpAddr, dst: IpAddr) -> Template {
+    let fields = match (src, dst) {
+        (IpAddr::V4(src), IpAddr::V4(dst)) => IpFields::V4 { src, dst, id: 0, flags: DF },
+        (IpAddr::V6(src), IpAddr::V6(dst)) => IpFields::V6 { src, dst },
+        _ => unreachable!("all hosts of a world have addresses of one family"),
+    };
+    Template::new(&fields, PORT)
+}
+
+fn describe(packet: &Packet) -> String {
+    use rocinante_stack::wire::Packet as Parsed;
+    match Parsed::parse(&packet.bytes) {
+        Ok(parsed) => format!(
+            "{:?} psn {} ack_req {} {:?} {} bytes{}",
+            parsed.info.operation,
+            parsed.bth.psn,
+            parsed.bth.ack_req,
+            parsed.aeth(),
+            parsed.payload().len(),
+            if packet.harmed { " HARMED" } else { "" }
+        ),
+        Err(error) => format!("{error:?}"),
+    }
+}

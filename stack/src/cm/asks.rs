@@ -1,0 +1,236 @@
+//! Datagram services whose program decides for each peer: what is asked, and what was answered.
+//!
+//! Who asks for one repeats that until it is answered, and the answer may be lost: so an answer is kept for a while, and the program is asked
+//! once. Of questions that the program has not decided there are as many as its backlog; further ones are dropped, and come again.
+
+use core::net::{IpAddr, SocketAddr};
+
+use super::{
+    CmError, CmEvent, ConnectionManager, Listener, ListenerId, Place, SERVICES_MAX, Timer,
+};
+use crate::types::{Qpn, Time};
+use crate::wire::cm::{IpHeader, Message, ServiceId, SidrRep, SidrReq, SidrStatus};
+use crate::wire::mad::MadBytes;
+
+/// Answers that are kept at most; beyond, the oldest is forgotten.
+const ANSWERS_MAX: usize = 1024;
+/// For so long an answer is kept, nanoseconds: 60 s, within which Linux has asked 15 times.
+const ANSWER_KEPT: u64 = 60_000_000_000;
+
+/// A question for the queue pair of a datagram service, which the program is to decide.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct AskId(pub u32);
+
+/// What a peer asks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Asked {
+    /// Our address, to which the question came.
+    pub local: IpAddr,
+    /// The peer's address; the port is 0 where the service has none.
+    pub peer: SocketAddr,
+    /// The service.
+    pub service: ServiceId,
+    /// What its program says: 180 bytes where the service has a port, else 216, zeros behind what it filled.
+    pub private: Vec<u8>,
+}
+
+/// A question, decided or not.
+#[derive(Debug)]
+pub(super) struct Ask {
+    /// Ours, and the peer's.
+    addresses: (IpAddr, IpAddr),
+    request: u32,
+    tid: u64,
+    service: ServiceId,
+    stage: Stage,
+    due: Time,
+}
+
+#[derive(Debug)]
+enum Stage {
+    Waits(ListenerId),
+    Answered(Box<MadBytes>),
+}
+
+impl ConnectionManager {
+    /// Listens to questions for `service` that come to `address`, or to any address of ours: [`CmEvent::Asked`]. Of those that the program has not
+    /// decided there are `backlog` at most.
+    ///
+    /// # Errors
+    /// [`CmError::InUse`], [`CmError::Full`].
+    pub fn listen_datagrams(
+        &mut self,
+        service: ServiceId,
+        address: Option<IpAddr>,
+        backlog: usize,
+    ) -> Result<ListenerId, CmError> {
+        let place = (service, address);
+        if self.resolvers.contains_key(&place) || self.services.contains_key(&place) {
+            return Err(CmError::InUse);
+        }
+        if self.resolvers.len() >= SERVICES_MAX {
+            return Err(CmError::Full);
+        }
+        let id = ListenerId(self.ids.draw());
+        self.resolvers.insert(place, Listener { id, backlog: backlog.max(1), pending: 0 });
+        Ok(id)
+    }
+
+    /// Listens no longer. Of the questions that wait for a decision, the ones of which the program has not `heard` are refused.
+    pub fn unlisten_datagrams(
+        &mut self,
+        now: Time,
+        listener: ListenerId,
+        heard: impl Fn(AskId) -> bool,
+    ) {
+        self.resolvers.retain(|_, other| other.id != listener);
+        let waits = |(id, ask): (&AskId, &Ask)| {
+            let of_it = matches!(ask.stage, Stage::Waits(of) if of == listener);
+            (of_it && !heard(*id)).then_some(*id)
+        };
+        let waiting: Vec<AskId> = self.asks.iter().filter_map(waits).collect();
+        for id in waiting {
+            let _ = self.answer(now, id, Err(SidrStatus::REJECT), &[]);
+        }
+    }
+
+    /// Answers with a queue pair and its queue key, or refuses.
+    ///
+    /// # Errors
+    /// [`CmError::Unknown`] if that was decided, or too late; [`CmError::PrivateTooLong`]: 136 bytes.
+    pub fn answer(
+        &mut self,
+        now: Time,
+        id: AskId,
+        answer: Result<(Qpn, u32), SidrStatus>,
+        private: &[u8],
+    ) -> Result<(), CmError> {
+        if private.len() > SidrRep::PRIVATE_LEN {
+            return Err(CmError::PrivateTooLong { max: SidrRep::PRIVATE_LEN });
+        }
+        let ask = self.asks.get_mut(&id).ok_or(CmError::Unknown)?;
+        let Stage::Waits(listener) = ask.stage else { return Err(CmError::Unknown) };
+        let status = answer.err().unwrap_or(SidrStatus::SUCCESS);
+        let (qpn, qkey) = answer.unwrap_or_default();
+        let (request, service, info) = (ask.request, ask.service, &[][..]);
+        let rep = SidrRep { request, status, qpn, service, qkey, info, private };
+        let mad = Box::new(Message::SidrRep(rep).emit(ask.tid));
+        let (addresses, copy, old) = (ask.addresses, *mad, ask.due);
+        (ask.stage, ask.due) = (Stage::Answered(mad), now.after(ANSWER_KEPT));
+        let due = ask.due;
+        self.timers.remove(&(old, Timer::Ask(id)));
+        self.timers.insert((due, Timer::Ask(id)));
+        self.decided(listener);
+        self.answered.push_back(id);
+        if self.answered.len() > ANSWERS_MAX
+            && let Some(oldest) = self.answered.front().copied()
+        {
+            self.remove_ask(oldest);
+        }
+        self.counters.sidr_answered += u64::from(status == SidrStatus::SUCCESS);
+        self.send(addresses, copy);
+        Ok(())
+    }
+
+    pub(super) fn ask_timeout(&mut self, id: AskId) {
+        let Some(ask) = self.asks.get(&id) else { return };
+        if let Stage::Waits(listener) = ask.stage {
+            self.counters.timeouts += 1;
+            self.decided(listener);
+            self.events.push_back(CmEvent::AskOver { ask: id });
+        }
+        self.remove_ask(id);
+    }
+
+    /// A question for a service whose program decides. Returns whether there is such a service.
+    pub(super) fn on_ask(
+        &mut self,
+        now: Time,
+        (src, dst): (IpAddr, IpAddr),
+        tid: u64,
+        ask: &SidrReq<'_>,
+    ) -> bool {
+        let known = self.by_ask.get(&(src, ask.request)).copied();
+        if let Some((id, known)) = known.and_then(|id| Some((id, self.asks.get(&id)?))) {
+            if (known.tid, known.service, known.addresses) == (tid, ask.service, (dst, src)) {
+                self.counters.duplicates += 1;
+                if let Stage::Answered(mad) = &known.stage {
+                    let copy = **mad;
+                    self.send((dst, src), copy);
+                }
+                return true;
+            }
+            if matches!(known.stage, Stage::Waits(_)) {
+                // A peer has each number once: one of both is not from it.
+                self.counters.stray += 1;
+                return true;
+            }
+            self.remove_ask(id);
+        }
+        let Some(place) = self.resolver(ask.service, dst) else { return false };
+        let (peer, user) = match ask.service.port() {
+            None => (SocketAddr::new(src, 0), ask.private),
+            Some(_) => match IpHeader::parse(ask.private) {
+                Ok((header, user)) if header.dst == dst => (header.src, user),
+                _ => return false,
+            },
+        };
+        let (local, service, private) = (dst, ask.service, user.to_vec());
+        let asked = Box::new(Asked { local, peer, service, private });
+        self.put_ask(now, (src, dst), tid, ask.request, place, asked);
+        true
+    }
+
+    fn put_ask(
+        &mut self,
+        now: Time,
+        (src, dst): (IpAddr, IpAddr),
+        tid: u64,
+        request: u32,
+        place: Place,
+        asked: Box<Asked>,
+    ) {
+        let due = now.after(self.patience());
+        let Some(listener) = self.resolvers.get_mut(&place) else { return };
+        if listener.pending >= listener.backlog {
+            return self.counters.backlog_overflow += 1;
+        }
+        listener.pending += 1;
+        let listener = listener.id;
+        let id = loop {
+            #[allow(clippy::cast_possible_truncation)]
+            let id = AskId(self.ids.draw() as u32);
+            if !self.asks.contains_key(&id) {
+                break id;
+            }
+        };
+        let (service, stage) = (asked.service, Stage::Waits(listener));
+        let addresses = (dst, src);
+        self.asks.insert(id, Ask { addresses, request, tid, service, stage, due });
+        self.by_ask.insert((src, request), id);
+        self.timers.insert((due, Timer::Ask(id)));
+        self.counters.requests += 1;
+        self.events.push_back(CmEvent::Asked { listener, ask: id, asked });
+    }
+
+    fn resolver(&self, service: ServiceId, dst: IpAddr) -> Option<Place> {
+        let places = [(service, Some(dst)), (service, None)];
+        places.into_iter().find(|place| self.resolvers.contains_key(place))
+    }
+
+    /// One question less for its listener to decide.
+    fn decided(&mut self, listener: ListenerId) {
+        if let Some(it) = self.resolvers.values_mut().find(|it| it.id == listener) {
+            it.pending = it.pending.saturating_sub(1);
+        }
+    }
+
+    fn remove_ask(&mut self, id: AskId) {
+        let Some(ask) = self.asks.remove(&id) else { return };
+        self.timers.remove(&(ask.due, Timer::Ask(id)));
+        self.by_ask.remove(&(ask.addresses.1, ask.request));
+        if matches!(ask.stage, Stage::Answered(_)) {
+            self.answered.retain(|other| *other != id);
+        }
+    }
+}

@@ -1,0 +1,335 @@
+//! The table of regions and windows, and the checks.
+
+use core::marker::PhantomData;
+
+use super::window::Kind;
+use super::{Access, AccessError, Accessor, Atomic, Checked, PdId, Read, Region, Sge, Write};
+use crate::types::{Key, Qpn};
+
+/// The registered regions and the windows by key.
+///
+/// A key is 24 random bits, by which the table finds the region or window, and 8 bits that belong to the consumer and that must
+/// match too. Capacity is fixed; look-ups do not allocate.
+#[derive(Debug)]
+pub struct RegionTable {
+    /// Open addressing with linear probing and no tombstones; a power of two, at most half full.
+    pub(super) slots: Box<[Slot]>,
+    used: usize,
+    max: usize,
+    /// Windows that belong to a queue pair.
+    pub(super) owned: usize,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Slot {
+    Empty,
+    Taken(Key, Entry),
+}
+
+/// A region, or what a window shows now.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Entry {
+    pub(super) region: Region,
+    /// The only queue pair that it admits; 0 if it admits all of the domain. No queue pair has that number.
+    pub(super) owner: Qpn,
+    pub(super) kind: Kind,
+}
+
+impl RegionTable {
+    /// A table for at most `max` regions and windows.
+    #[must_use]
+    pub fn new(max: usize) -> Self {
+        let slots = vec![Slot::Empty; (max.max(1) * 2).next_power_of_two()].into_boxed_slice();
+        Self { slots, used: 0, max, owned: 0 }
+    }
+
+    /// How many regions and windows there are.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.used
+    }
+
+    /// Whether none is.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.used == 0
+    }
+
+    /// Registers a region under a key drawn from `random`; `None` if the table is full or the region
+    /// wraps around the address space.
+    pub fn insert(&mut self, region: Region, random: u32) -> Option<Key> {
+        region.start.checked_add(region.len)?;
+        region.host.checked_add(region.len)?;
+        let region = Region { access: region.access.with(Access::LOCAL), ..region };
+        let kind = Kind::Region { windows: 0 };
+        self.insert_entry(Entry { region, owner: Qpn::default(), kind }, random)
+    }
+
+    /// Registers `region` in the place of the region `key`, which is refused from now on. `None`, with nothing changed, if there is no
+    /// such region, or if the new one wraps around the address space.
+    pub fn replace(&mut self, key: Key, region: Region, random: u32) -> Option<Key> {
+        region.start.checked_add(region.len)?;
+        region.host.checked_add(region.len)?;
+        self.remove(key)?;
+        // Its place is free, and it is drawn anew: nobody gets at the new memory by the old key.
+        self.insert(region, if random >> 8 == key.0 >> 8 { !random } else { random })
+    }
+
+    pub(super) fn insert_entry(&mut self, entry: Entry, random: u32) -> Option<Key> {
+        if self.used >= self.max {
+            return None;
+        }
+        let mut key = random;
+        // Keys that look like an index are what programs send by mistake: 0 is never given.
+        while key >> 8 == 0 || self.find_tag(key).is_some() {
+            key = key.wrapping_mul(0x9e37_79b1).wrapping_add(0x7f4a_7c15);
+        }
+        let mut at = self.home(key);
+        while matches!(self.slots[at], Slot::Taken(..)) {
+            at = (at + 1) & (self.slots.len() - 1);
+        }
+        self.slots[at] = Slot::Taken(Key(key), entry);
+        self.used += 1;
+        Some(Key(key))
+    }
+
+    /// Removes a region: from now on its key is refused, and so are those of the windows that are bound to it.
+    pub fn remove(&mut self, key: Key) -> Option<Region> {
+        let at = self.find(key)?;
+        let Slot::Taken(_, entry) = self.slots[at] else { return None };
+        let Kind::Region { windows } = entry.kind else { return None };
+        if windows > 0 {
+            self.revoke_windows_to(key);
+        }
+        self.empty(at);
+        Some(entry.plain())
+    }
+
+    pub(super) fn empty(&mut self, at: usize) {
+        self.close_gap(at);
+        self.used -= 1;
+    }
+
+    /// Empties a slot and moves what comes behind it up, so that every chain stays whole.
+    fn close_gap(&mut self, mut gap: usize) {
+        let mask = self.slots.len() - 1;
+        let mut at = gap;
+        loop {
+            at = (at + 1) & mask;
+            let Slot::Taken(key, _) = self.slots[at] else { break };
+            // It may move up if its chain begins at the gap or before.
+            if at.wrapping_sub(self.home(key.0)) & mask >= at.wrapping_sub(gap) & mask {
+                self.slots[gap] = self.slots[at];
+                gap = at;
+            }
+        }
+        self.slots[gap] = Slot::Empty;
+    }
+
+    /// The region of a key, or what its window shows.
+    #[must_use]
+    pub fn get(&self, key: Key) -> Option<Region> {
+        self.entry(key).map(Entry::plain)
+    }
+
+    #[inline]
+    fn entry(&self, key: Key) -> Option<&Entry> {
+        match &self.slots[self.find_tag(key.0)?] {
+            Slot::Taken(found, entry) if *found == key => Some(entry),
+            _ => None,
+        }
+    }
+
+    /// Checks an access of `len` bytes at `addr` through `key`, by queue pair `by`, that needs `need`.
+    ///
+    /// # Errors
+    /// [`AccessError`] says what is wrong first.
+    #[inline]
+    pub fn check(
+        &self,
+        key: Key,
+        by: Accessor,
+        addr: u64,
+        len: u32,
+        need: Access,
+    ) -> Result<Checked<()>, AccessError> {
+        let Entry { region, owner, .. } = self.entry(key).ok_or(AccessError::Key)?;
+        if region.pd != by.pd {
+            return Err(AccessError::Pd);
+        }
+        if !region.access.admits(need) {
+            return Err(AccessError::Permission);
+        }
+        if *owner != Qpn::default() && *owner != by.qpn {
+            return Err(AccessError::Qp);
+        }
+        let offset = addr.checked_sub(region.start).ok_or(AccessError::Range)?;
+        let end = offset.checked_add(u64::from(len)).ok_or(AccessError::Range)?;
+        if end > region.len {
+            return Err(AccessError::Range);
+        }
+        Ok(Checked { host: region.host + offset, len, right: PhantomData })
+    }
+
+    fn home(&self, key: u32) -> usize {
+        ((key >> 8).wrapping_mul(0x9e37_79b1) >> 7) as usize & (self.slots.len() - 1)
+    }
+
+    /// Where the region or window `key` is.
+    pub(super) fn find(&self, key: Key) -> Option<usize> {
+        let at = self.find_tag(key.0)?;
+        matches!(self.slots[at], Slot::Taken(found, _) if found == key).then_some(at)
+    }
+
+    pub(super) fn find_tag(&self, key: u32) -> Option<usize> {
+        let mut at = self.home(key);
+        loop {
+            match &self.slots[at] {
+                Slot::Empty => return None,
+                Slot::Taken(found, _) if found.0 >> 8 == key >> 8 => return Some(at),
+                Slot::Taken(..) => at = (at + 1) & (self.slots.len() - 1),
+            }
+        }
+    }
+}
+
+impl Entry {
+    fn plain(&self) -> Region {
+        Region { access: self.region.access.without(Access::LOCAL), ..self.region }
+    }
+}
+
+/// Regions have no owner, and windows no local key.
+const fn local(pd: PdId) -> Accessor {
+    Accessor { pd, qpn: Qpn::new(0) }
+}
+
+impl RegionTable {
+    /// A local source: any region of the protection domain may be read.
+    ///
+    /// # Errors
+    /// See [`RegionTable::check`].
+    #[inline]
+    pub fn local_read(&self, pd: PdId, sge: &Sge) -> Result<Checked<Read>, AccessError> {
+        self.check(sge.lkey, local(pd), sge.addr, sge.len, Access::LOCAL).map(Checked::with)
+    }
+
+    /// A local destination.
+    ///
+    /// # Errors
+    /// See [`RegionTable::check`].
+    #[inline]
+    pub fn local_write(&self, pd: PdId, sge: &Sge) -> Result<Checked<Write>, AccessError> {
+        const NEED: Access = Access::LOCAL.with(Access::LOCAL_WRITE);
+        self.check(sge.lkey, local(pd), sge.addr, sge.len, NEED).map(Checked::with)
+    }
+
+    /// The target of a remote WRITE.
+    ///
+    /// # Errors
+    /// See [`RegionTable::check`].
+    #[inline]
+    pub fn remote_write(&self, by: Accessor, at: &Sge) -> Result<Checked<Write>, AccessError> {
+        self.check(at.lkey, by, at.addr, at.len, Access::REMOTE_WRITE).map(Checked::with)
+    }
+
+    /// The source of a remote READ.
+    ///
+    /// # Errors
+    /// See [`RegionTable::check`].
+    #[inline]
+    pub fn remote_read(&self, by: Accessor, at: &Sge) -> Result<Checked<Read>, AccessError> {
+        self.check(at.lkey, by, at.addr, at.len, Access::REMOTE_READ).map(Checked::with)
+    }
+
+    /// The target of a remote atomic: eight bytes, aligned for peers and in the process.
+    ///
+    /// # Errors
+    /// See [`RegionTable::check`]; [`AccessError::Range`] also if it is not aligned in the process.
+    pub fn remote_atomic(
+        &self,
+        by: Accessor,
+        addr: u64,
+        rkey: Key,
+    ) -> Result<Checked<Atomic>, AccessError> {
+        let checked = self.check(rkey, by, addr, 8, Access::REMOTE_ATOMIC)?;
+        if checked.host % 8 != 0 {
+            return Err(AccessError::Range);
+        }
+        Ok(checked.with())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn by(pd: u32) -> Accessor {
+        Accessor { pd: PdId(pd), qpn: Qpn::new(77) }
+    }
+
+    fn region(start: u64, len: u64, access: Access) -> Region {
+        Region { pd: PdId(1), start, len, host: 4096, access }
+    }
+
+    #[test]
+    fn ranges_and_rights_are_checked() {
+        let mut table = RegionTable::new(4);
+        let rw = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let key = table.insert(region(0x1000, 64, rw), 0x1234_5678).unwrap();
+        let at = |addr, len, lkey| Sge { addr, len, lkey };
+        assert_eq!(table.remote_write(by(1), &at(0x1000, 64, key)).unwrap().host(), 4096);
+        assert_eq!(table.remote_write(by(1), &at(0x1040, 0, key)).unwrap().len(), 0);
+        let refused = |sge: &Sge, pd| table.remote_write(by(pd), sge).unwrap_err();
+        assert_eq!(refused(&at(0x1000, 65, key), 1), AccessError::Range);
+        assert_eq!(refused(&at(0xfff, 1, key), 1), AccessError::Range);
+        assert_eq!(refused(&at(u64::MAX, u32::MAX, key), 1), AccessError::Range);
+        assert_eq!(refused(&at(0x1000, 1, key), 2), AccessError::Pd);
+        assert_eq!(refused(&at(0x1000, 1, Key(key.0 ^ 1)), 1), AccessError::Key);
+        let read = table.remote_read(by(1), &at(0x1000, 1, key)).unwrap_err();
+        assert_eq!(read, AccessError::Permission);
+    }
+
+    #[test]
+    fn a_removed_key_is_refused_and_others_stay_reachable() {
+        let mut table = RegionTable::new(64);
+        let keys: Vec<Key> = (0..64u32)
+            .map(|i| table.insert(region(u64::from(i) << 20, 64, Access::ALL), i << 8).unwrap())
+            .collect();
+        assert!(table.insert(region(0, 1, Access::ALL), 99 << 8).is_none());
+        for gone in keys.iter().step_by(2) {
+            assert!(table.remove(*gone).is_some());
+            assert!(table.remove(*gone).is_none());
+        }
+        for (i, key) in keys.iter().enumerate() {
+            assert_eq!(table.get(*key).is_some(), i % 2 == 1);
+        }
+        assert_eq!(table.len(), 32);
+    }
+
+    #[test]
+    fn churn_leaves_no_trace() {
+        let mut table = RegionTable::new(32);
+        let (mut state, mut live) = (1u32, Vec::new());
+        for _ in 0..20_000 {
+            state = state.wrapping_mul(0x0019_660d).wrapping_add(0x3c6e_f35f);
+            if live.len() == 32 || (state >> 31 == 1 && !live.is_empty()) {
+                let gone: Key = live.swap_remove(state as usize % live.len());
+                assert!(table.remove(gone).is_some());
+                assert!(table.get(gone).is_none());
+            } else {
+                live.push(table.insert(region(0, 64, Access::ALL), state).unwrap());
+            }
+            assert!(live.iter().all(|key| table.get(*key).is_some()));
+            assert_eq!(table.len(), live.len());
+        }
+        live.iter().for_each(|key| assert!(table.remove(*key).is_some()));
+        assert!(table.slots.iter().all(|slot| matches!(slot, Slot::Empty)));
+    }
+
+    #[test]
+    fn regions_never_wrap() {
+        let mut table = RegionTable::new(4);
+        assert!(table.insert(region(u64::MAX - 3, 8, Access::ALL), 1 << 8).is_none());
+    }
+}

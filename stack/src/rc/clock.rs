@@ -1,0 +1,189 @@
+//! What a queue pair does when time has passed: one deadline, the earliest of several.
+//!
+//! The acknowledgement timeout and its retries are what the program asked for, neither earlier nor later, however often the queue pair
+//! asks in between. Those questions cost no retry: see [`Clock::probe`].
+
+use super::Qp;
+use crate::engine::Shared;
+use crate::pool::Budget;
+use crate::types::Time;
+use crate::verbs::{Completions, WcStatus};
+
+/// Whoever needed no longer than this is not asked: it may only be busy.
+const PATIENCE_NS: u64 = 2_000_000;
+/// Questions after which it is not asked more rarely any more.
+const DOUBLINGS: u32 = 8;
+
+/// When something is to be done.
+#[derive(Debug, Default)]
+pub(super) struct Clock {
+    /// The acknowledgement timeout.
+    answer: Option<Time>,
+    /// Nothing came back for several round trips: the last packet, or its acknowledgement, may be lost, which nothing that follows would
+    /// tell. It is sent again, and asks.
+    probe: Option<Time>,
+    /// More may be sent.
+    wake: Option<Time>,
+    /// Questions since something was acknowledged.
+    probes: u32,
+    /// A NAK came since something was acknowledged. Who sent it says no more, whatever comes, until what it misses arrives.
+    pub(super) complained: bool,
+}
+
+impl Clock {
+    /// Something was acknowledged.
+    #[inline]
+    pub(super) fn heard(&mut self) {
+        self.probes = 0;
+        self.complained = false;
+    }
+
+    /// Whether nothing was asked since something was acknowledged: what comes then answers what was sent at first.
+    pub(super) fn has_not_asked(&self) -> bool {
+        self.probes == 0
+    }
+
+    /// The window opens further at this time.
+    #[inline]
+    pub(super) fn wake_at(&mut self, at: Option<Time>) {
+        self.wake = at;
+    }
+
+    fn is_due(at: &mut Option<Time>, now: Time) -> bool {
+        at.take_if(|at| *at <= now).is_some()
+    }
+}
+
+impl Qp {
+    /// Starts the acknowledgement timer over.
+    #[inline]
+    pub(super) fn arm(&mut self, now: Time, shared: &mut Shared) {
+        self.waits_to_send = false;
+        self.clock.answer = self.timeout().map(|timeout| now.after(timeout));
+        let usual = self.requester.round_trip.usual();
+        let asks = usual > 0 && self.requester.outstanding();
+        self.clock.probe = asks.then(|| {
+            let patience = (4 * usual).max(PATIENCE_NS);
+            now.after(patience << self.clock.probes.min(DOUBLINGS))
+        });
+        self.schedule(shared);
+    }
+
+    /// Whether the acknowledgement timer runs; or, where there is none, the questions.
+    #[inline]
+    pub(super) fn is_armed(&self) -> bool {
+        let Clock { answer, probe, .. } = self.clock;
+        answer.is_some() || (self.timeout().is_none() && probe.is_some())
+    }
+
+    /// Nothing is awaited any more.
+    #[inline]
+    pub(super) fn disarm(&mut self) {
+        (self.clock.answer, self.clock.probe) = (None, None);
+        self.core.deadline.clear();
+    }
+
+    /// Sets the deadline.
+    #[inline]
+    pub(super) fn schedule(&mut self, shared: &mut Shared) {
+        let Clock { answer, probe, wake, .. } = self.clock;
+        let next = [answer, probe, wake, self.requester.rnr_until].into_iter().flatten().min();
+        match next {
+            Some(at) => shared.timers.set(self.core.slot, &mut self.core.deadline, at),
+            None => self.core.deadline.clear(),
+        }
+    }
+
+    /// The acknowledgement timeout in nanoseconds; `None` if it waits for ever.
+    #[inline]
+    fn timeout(&self) -> Option<u64> {
+        let exponent = self.core.attr.timeout.filter(|exponent| *exponent > 0)?;
+        Some(4096 << exponent)
+    }
+
+    /// What was sent at `now` left at `left` only: so the timer starts then.
+    pub(crate) fn left_late(&mut self, now: Time, left: Time, shared: &mut Shared) {
+        if let Some(timeout) = self.timeout()
+            && self.clock.answer == Some(now.after(timeout))
+        {
+            let waits = self.waits_to_send;
+            self.arm(left, shared);
+            self.waits_to_send = waits;
+        }
+    }
+
+    /// The heap's entry came up.
+    pub(crate) fn handle_timer<H: Completions>(
+        &mut self,
+        now: Time,
+        shared: &mut Shared,
+        host: &mut H,
+    ) {
+        if !shared.timers.settle(self.core.slot, &mut self.core.deadline, now) {
+            return;
+        }
+        let mut sends = self.requester.rnr_until.take_if(|until| *until <= now).is_some();
+        sends |= Clock::is_due(&mut self.clock.wake, now);
+        if !self.core.state.requests() {
+            return self.disarm();
+        }
+        if Clock::is_due(&mut self.clock.answer, now) {
+            self.timed_out(now, shared, host);
+        } else if Clock::is_due(&mut self.clock.probe, now) {
+            sends |= self.probe(now, shared);
+        }
+        if sends {
+            shared.enqueue(self.core.slot, &mut self.core.queued);
+        }
+        self.schedule(shared);
+    }
+
+    /// Asks what became of what was sent.
+    fn probe(&mut self, now: Time, shared: &mut Shared) -> bool {
+        if !self.requester.outstanding() || !self.requester.may_repeat() {
+            return false;
+        }
+        let (sq, limits, pools) = (&self.core.sq, &self.limits, &mut shared.pools);
+        // One of us complains again when asked; of others a NAK may be lost, and they do not repeat themselves.
+        let stranger = self.core.peer().is_none_or(|peer| peer.budget == Budget::STRANGER);
+        let deaf = stranger && (self.clock.complained || self.clock.probes > 0);
+        if deaf {
+            let una = self.requester.una();
+            self.requester.window.timed_out(now);
+            self.requester.go_back(una, sq, limits, pools);
+        } else {
+            self.requester.probe(sq, limits, pools);
+        }
+        shared.counters.tail_probes += 1;
+        self.clock.probes += 1;
+        let patience = (4 * self.requester.round_trip.usual()).max(PATIENCE_NS);
+        self.clock.probe = Some(now.after(patience << self.clock.probes.min(DOUBLINGS)));
+        true
+    }
+
+    fn timed_out<H: Completions>(&mut self, now: Time, shared: &mut Shared, host: &mut H) {
+        if !self.requester.outstanding() {
+            if core::mem::take(&mut self.waits_to_send) {
+                // Others hold the room, and may hold it for ever: ask for a sign of life without.
+                self.requester.overdraft = true;
+                shared.enqueue(self.core.slot, &mut self.core.queued);
+            }
+            return;
+        }
+        shared.counters.local_ack_timeout_err += 1;
+        if self.retry_left == 0 {
+            shared.counters.retry_exceeded_err += 1;
+            return self.fail_head(WcStatus::RetryExcErr, shared, host);
+        }
+        self.retry_left -= 1;
+        let una = self.requester.una();
+        self.requester.window.timed_out(now);
+        self.requester.forget_implied();
+        self.requester.silent = true;
+        self.requester.go_back(una, &self.core.sq, &self.limits, &mut shared.pools);
+        // Counts from now if nothing can be sent, and else from when it leaves.
+        self.arm(now, shared);
+        self.waits_to_send = true;
+        shared.enqueue(self.core.slot, &mut self.core.queued);
+    }
+}

@@ -1,0 +1,120 @@
+//! How long the peer takes to answer, from when the packets left.
+
+use std::collections::VecDeque;
+
+use crate::types::Time;
+
+/// For how long the shortest round trip counts: a path may change.
+const MEMORY_NS: u64 = 10_000_000_000;
+/// Times that are remembered. Who sends more often than so many times in a round trip is measured less often.
+const TURNS: usize = 64;
+
+/// The round trip of a path.
+#[derive(Debug, Clone, Default)]
+pub(super) struct RoundTrip {
+    /// What left together and is not acknowledged, ascending.
+    turns: VecDeque<Turn>,
+    /// The last measurement, in nanoseconds; 0 before the first.
+    last: u64,
+    /// A moving average.
+    usual: u64,
+    shortest: u64,
+    /// When that was.
+    measured: Time,
+}
+
+/// What left at one time.
+#[derive(Debug, Clone, Copy)]
+struct Turn {
+    first: u64,
+    left: Time,
+    /// It had left before: nobody knows which of the two an acknowledgement answers.
+    again: bool,
+}
+
+impl RoundTrip {
+    /// Starts over, with room for all that it remembers.
+    pub(super) fn start(&mut self) {
+        let mut turns = core::mem::take(&mut self.turns);
+        turns.clear();
+        turns.reserve(TURNS);
+        *self = Self { turns, ..Self::default() };
+    }
+
+    /// The packet of `psn` left, for the first time or `again`.
+    #[inline]
+    pub(super) fn sent(&mut self, psn: u64, now: Time, again: bool) {
+        let new = self.turns.back().is_none_or(|last| last.left != now || last.again != again);
+        if new && self.turns.len() < TURNS {
+            self.turns.push_back(Turn { first: psn, left: now, again });
+        }
+    }
+
+    /// Everything before `to` is acknowledged.
+    #[inline]
+    pub(super) fn acknowledged(&mut self, to: u64, now: Time) {
+        let mut answered = None;
+        while let Some(turn) = self.turns.front()
+            && turn.first < to
+        {
+            answered = Some(*turn);
+            // The others of its turn are still to be acknowledged.
+            if self.turns.get(1).is_none_or(|next| next.first > to) {
+                break;
+            }
+            self.turns.pop_front();
+        }
+        if let Some(turn) = answered.filter(|turn| !turn.again) {
+            self.measure(now.since(turn.left).max(1), now);
+        }
+    }
+
+    /// The packet of `psn` is said to be missing: measured is what came behind it.
+    pub(super) fn missing(&mut self, psn: u64, now: Time) {
+        match self.turns.iter().rev().find(|turn| turn.first <= psn) {
+            Some(turn) if turn.again => self.last = now.since(turn.left).max(1),
+            Some(turn) => self.measure(now.since(turn.left).max(1), now),
+            None => {}
+        }
+    }
+
+    /// Everything from `from` on is sent again: whose answer comes is unknown then.
+    pub(super) fn taken_back(&mut self, from: u64) {
+        while self.turns.back().is_some_and(|turn| turn.first >= from) {
+            self.turns.pop_back();
+        }
+    }
+
+    fn measure(&mut self, took: u64, now: Time) {
+        self.last = took;
+        self.usual = if self.usual == 0 { took } else { self.usual - self.usual / 8 + took / 8 };
+        if self.shortest == 0 || took <= self.shortest || now.since(self.measured) > MEMORY_NS {
+            (self.shortest, self.measured) = (took, now);
+        }
+    }
+
+    /// The last measurement in nanoseconds; 0 before the first.
+    pub(super) fn last(&self) -> u64 {
+        self.last
+    }
+
+    /// The shortest for some time in nanoseconds; 0 before the first.
+    pub(super) fn shortest(&self) -> u64 {
+        self.shortest
+    }
+
+    /// A moving average in nanoseconds; 0 before the first.
+    #[inline]
+    pub(super) fn usual(&self) -> u64 {
+        self.usual
+    }
+
+    /// Of `packets` on their way, those that are so because of the way's length, and do not wait in a queue.
+    pub(super) fn without_queue(&self, packets: u32) -> u32 {
+        if self.last == 0 {
+            return 0;
+        }
+        let packets = u64::from(packets) * self.shortest / self.last.max(self.shortest);
+        u32::try_from(packets).unwrap_or(u32::MAX)
+    }
+}

@@ -1,0 +1,134 @@
+//! Peers that die, and queue pairs' numbers that are used again.
+
+use rocinante_stack::cm::{CmEvent, Ended};
+use rocinante_stack::wire::cm::RejReason;
+
+use crate::net::{A, B, Net, disconnected, released};
+use crate::scenarios::{FOR_EVER, rejection};
+
+#[test]
+fn a_peer_that_died_and_asks_again_with_the_same_queue_pair_ends_the_old_connection() {
+    let mut net = Net::new();
+    net.listen(4);
+    let (_, b) = net.connected(0x11, 0x22);
+    net.restart(A, 99);
+    let again = net.connect(0x11);
+    net.run(1);
+    // The new one is rejected, the old one ended, and its next attempt succeeds.
+    assert_eq!(rejection(&net.take(A)[0]), RejReason::STALE_CONNECTION);
+    assert_eq!(net.take(B)[0], disconnected(b, Ended::Stale));
+    assert_eq!(net.cm[B].counters().stale, 1);
+    net.run(500);
+    assert_eq!(net.one(B), released(b, 0x22));
+    let _ = again;
+    net.connected(0x11, 0x22);
+}
+
+#[test]
+fn a_peer_that_died_is_told_when_the_old_connection_speaks() {
+    let mut net = Net::new();
+    net.listen(1);
+    let (a, _) = net.connected(0x11, 0x22);
+    net.restart(B, 99);
+    let now = net.now;
+    net.cm[A].disconnect(now, a, b"").unwrap();
+    net.run(1);
+    // It does not know the connection, and says that it is no more.
+    assert_eq!(net.one(A), disconnected(a, Ended::ByUs));
+    net.run(500);
+    net.take(A);
+    net.assert_nothing_left();
+}
+
+#[test]
+fn the_asker_dies_at_each_step() {
+    // After REQ: the reply finds nobody, and that is said.
+    let mut net = Net::new();
+    net.listen(1);
+    let (_, b) = net.asked(0x11);
+    net.restart(A, 99);
+    net.accept(b, 0x22);
+    net.run(1);
+    assert_eq!(rejection(&net.one(B)), RejReason::INVALID_COMM_ID);
+    net.run(500);
+    net.take(B);
+    net.assert_nothing_left();
+    // After REQ, and its address with it: the reply is repeated until it is enough.
+    let mut net = Net::new();
+    net.listen(1);
+    let (_, b) = net.asked(0x11);
+    net.restart(A, 99);
+    net.mute[A] = true;
+    net.accept(b, 0x22);
+    net.run(10_000);
+    assert_eq!(net.take(B), [CmEvent::TimedOut { conn: b }, released(b, 0x22)]);
+    net.assert_nothing_left();
+    // Before the end is answered.
+    let mut net = Net::new();
+    net.listen(1);
+    let (_, b) = net.connected(0x11, 0x22);
+    net.restart(A, 99);
+    net.mute[A] = true;
+    let now = net.now;
+    net.cm[B].disconnect(now, b, b"").unwrap();
+    net.run(10_000);
+    assert_eq!(net.take(B), [disconnected(b, Ended::Unanswered), released(b, 0x22)]);
+    net.assert_nothing_left();
+}
+
+#[test]
+fn the_listener_dies_at_each_step() {
+    // Before it answers.
+    let mut net = Net::new();
+    net.listen(1);
+    net.asked(0x11);
+    net.restart(B, 99);
+    net.run(500);
+    assert_eq!(rejection(&net.take(A)[0]), RejReason::INVALID_SERVICE_ID);
+    // After its reply: the connection is one-sided, and ends when it is ended.
+    let mut net = Net::new();
+    net.listen(1);
+    let (c, d) = net.asked(0x11);
+    net.accept(d, 0x22);
+    net.run(1);
+    net.take(A);
+    net.restart(B, 99);
+    net.cm[A].establish(c, b"").unwrap();
+    net.run(1);
+    let now = net.now;
+    net.cm[A].disconnect(now, c, b"").unwrap();
+    net.run(1);
+    assert_eq!(net.one(A), disconnected(c, Ended::ByUs));
+}
+
+/// Either side may begin to wait before the other, by the time that a message is under way, or for as long as a message is lost.
+#[test]
+fn who_has_waited_uses_its_number_again_while_the_peer_still_waits() {
+    for first in [A, B] {
+        let mut net = Net::new();
+        net.listen(2);
+        let (a, b) = net.connected(0x1000, 0x2000);
+        let now = net.now;
+        // The first to hear of the end waits longest: the DREP is lost, and comes again.
+        let (conn, other) = if first == A { (a, B) } else { (b, A) };
+        net.cm[first].disconnect(now, conn, b"").unwrap();
+        net.mute[other] = true;
+        net.run(10);
+        net.mute[other] = false;
+        net.run(1000);
+        let ended = [A, B].map(|side| net.take(side));
+        assert!(ended.iter().flatten().count() >= 3, "{ended:?}");
+        // The number is free at A, whether B is done or not.
+        net.cm[A].forget(now, a);
+        let (a, b) = net.connected(0x1000, 0x2001);
+        assert_eq!(net.cm[B].counters().stale, 0);
+        let now = net.now;
+        net.cm[A].disconnect(now, a, b"").unwrap();
+        net.run(1);
+        assert_eq!(net.one(B), disconnected(b, Ended::ByPeer));
+        net.run(FOR_EVER);
+        net.take(A);
+        assert_eq!(net.take(B), vec![released(b, 0x2001)]);
+        net.assert_nothing_left();
+    }
+}

@@ -1,0 +1,248 @@
+//! Whatever a third party says, in whatever state the two are, and whatever the peer itself says at the wrong time.
+
+use rocinante_stack::cm::{CmEvent, ConnId};
+use rocinante_stack::types::{Psn, Qpn};
+use rocinante_stack::wire::cm::{
+    CommId, Drep, Dreq, Lap, Message, Mra, Rej, RejReason, Rep, Rtu, Subject,
+};
+
+use crate::net::{A, B, Net, address, disconnected};
+
+/// How far a connection has come when somebody interferes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    Asked,
+    Accepted,
+    Replied,
+    Established,
+    Ending,
+    Ended,
+}
+
+const STEPS: [Step; 6] =
+    [Step::Asked, Step::Accepted, Step::Replied, Step::Established, Step::Ending, Step::Ended];
+
+/// Two managers, of whose connection both ends have come so far. Nothing is under way.
+fn at(step: Step) -> (Net, ConnId, ConnId) {
+    let mut net = Net::new();
+    net.listen(4);
+    let (a, b) = net.asked(0x11);
+    if step == Step::Asked {
+        return (net, a, b);
+    }
+    if step == Step::Accepted {
+        // The reply is lost.
+        net.mute[B] = true;
+        net.accept(b, 0x22);
+        net.collect();
+        net.mute[B] = false;
+        return (net, a, b);
+    }
+    net.accept(b, 0x22);
+    net.run(1);
+    assert!(matches!(net.one(A), CmEvent::Replied { .. }));
+    if step == Step::Replied {
+        return (net, a, b);
+    }
+    net.cm[A].establish(a, b"").unwrap();
+    net.run(1);
+    assert_eq!(net.one(B), CmEvent::Established { conn: b });
+    if step == Step::Established {
+        return (net, a, b);
+    }
+    let now = net.now;
+    net.mute[B] = step == Step::Ending;
+    net.cm[A].disconnect(now, a, b"").unwrap();
+    net.run(1);
+    net.mute[B] = false;
+    let _ = [A, B].map(|side| net.take(side));
+    (net, a, b)
+}
+
+/// All that can be said about a connection by who knows both ids.
+fn messages(local: CommId, remote: CommId) -> Vec<Message<'static>> {
+    let rep = Rep {
+        local,
+        remote,
+        qkey: 0,
+        qpn: Qpn::new(0x99),
+        announced: None,
+        psn: Psn::default(),
+        responder_resources: 1,
+        initiator_depth: 1,
+        target_ack_delay: 0,
+        failover: 0,
+        flow_control: false,
+        rnr_retry: 0,
+        srq: false,
+        ca_guid: 77,
+        private: b"",
+    };
+    let rej = |subject, reason| {
+        Message::Rej(Rej { local, remote, subject, reason, info: b"", private: b"" })
+    };
+    let mra =
+        |subject| Message::Mra(Mra { local, remote, subject, service_timeout: 31, private: b"" });
+    vec![
+        Message::Rep(rep),
+        Message::Rtu(Rtu { local, remote, private: b"" }),
+        Message::Dreq(Dreq { local, remote, remote_qpn: Qpn::new(0x22), private: b"" }),
+        Message::Dreq(Dreq { local, remote, remote_qpn: Qpn::new(0x11), private: b"" }),
+        Message::Drep(Drep { local, remote, private: b"" }),
+        mra(Subject::Req),
+        mra(Subject::Rep),
+        rej(Subject::Req, RejReason::CONSUMER),
+        rej(Subject::Rep, RejReason::CONSUMER),
+        rej(Subject::Req, RejReason::TIMEOUT),
+        rej(Subject::Req, RejReason::STALE_CONNECTION),
+        Message::Lap(Lap { local, remote, remote_qpn: Qpn::new(0x22) }),
+    ]
+}
+
+/// Who knows the ids, and even the number of the queue pair, but speaks from another address.
+#[test]
+fn a_third_party_changes_nothing_in_any_state() {
+    let third = "10.0.0.3".parse().unwrap();
+    for step in STEPS {
+        let (mut net, a, b) = at(step);
+        let before = [A, B].map(|side| (net.cm[side].len(), net.cm[side].poll_timeout()));
+        for (side, local, remote) in [(B, a.0, b.0), (A, b.0, a.0)] {
+            for message in messages(local, remote) {
+                let now = net.now;
+                net.cm[side].handle_mad(now, third, address(side), &message.emit(1));
+                assert_eq!(net.cm[side].poll_event(), None, "{step:?} {message:?}");
+                while let Some(answer) = net.cm[side].poll_transmit() {
+                    assert_eq!(answer.remote, third, "{step:?} {message:?}");
+                }
+            }
+        }
+        let after = [A, B].map(|side| (net.cm[side].len(), net.cm[side].poll_timeout()));
+        assert_eq!(before, after, "{step:?}");
+        // It goes on as if nothing had been, and leaves nothing.
+        finish(net, a, b, step);
+    }
+}
+
+/// Both sides end it, from wherever they are.
+fn finish(mut net: Net, a: ConnId, b: ConnId, step: Step) {
+    let now = net.now;
+    net.cm[A].forget(now, a);
+    net.run(1);
+    let now = net.now;
+    net.cm[B].forget(now, b);
+    net.run(400_000);
+    let _ = [A, B].map(|side| net.take(side));
+    for (side, cm) in net.cm.iter().enumerate() {
+        assert_eq!((cm.len(), cm.poll_timeout()), (0, None), "side {side} after {step:?}");
+    }
+}
+
+/// The peer says everything at every time: each connection ends at most once, and nothing is left when both have gone.
+#[test]
+fn a_peer_that_says_anything_at_any_time_ends_its_connection_at_most_once() {
+    for step in STEPS {
+        for side in [A, B] {
+            let (count, _) = (messages(CommId(1), CommId(2)).len(), ());
+            for first in 0..count {
+                for second in 0..count {
+                    let (mut net, a, b) = at(step);
+                    let (local, remote) = if side == B { (a.0, b.0) } else { (b.0, a.0) };
+                    let all = messages(local, remote);
+                    let mut heard = Vec::new();
+                    for message in [&all[first], &all[second]] {
+                        let (now, mad) = (net.now, message.emit(1));
+                        net.cm[side].handle_mad(now, address(1 - side), address(side), &mad);
+                        heard.extend(net.take(side));
+                        while net.cm[side].poll_transmit().is_some() {}
+                    }
+                    let ends = heard.iter().filter(|event| {
+                        matches!(
+                            event,
+                            CmEvent::Rejected { .. }
+                                | CmEvent::Disconnected { .. }
+                                | CmEvent::TimedOut { .. }
+                        )
+                    });
+                    assert!(ends.count() <= 1, "{step:?} {heard:?}");
+                    finish(net, a, b, step);
+                }
+            }
+        }
+    }
+}
+
+/// A message again, long after: of a connection that is over nothing comes back to life.
+#[test]
+fn what_is_replayed_after_the_end_leaves_nothing() {
+    let mut net = Net::new();
+    net.listen(4);
+    let mut said = Vec::new();
+    let a = net.connect(0x11);
+    for _ in 0..8 {
+        for side in [A, B] {
+            while let Some(sent) = net.cm[side].poll_transmit() {
+                said.push((side, sent.mad));
+                let now = net.now;
+                net.cm[1 - side].handle_mad(now, address(side), address(1 - side), &sent.mad);
+            }
+            while let Some(event) = net.cm[side].poll_event() {
+                let now = net.now;
+                match event {
+                    CmEvent::Request { conn, .. } => net.accept(conn, 0x22),
+                    CmEvent::Replied { conn, .. } => net.cm[A].establish(conn, b"").unwrap(),
+                    CmEvent::Established { .. } => net.cm[A].disconnect(now, a, b"").unwrap(),
+                    _ => {}
+                }
+            }
+        }
+    }
+    net.run(1000);
+    let _ = [A, B].map(|side| net.take(side));
+    assert_eq!(said.len(), 5, "REQ, REP, RTU, DREQ, DREP");
+    net.assert_nothing_left();
+    // Without the request, which looks like a new one, and then with it.
+    for (side, mad) in &said[1..] {
+        let now = net.now;
+        net.cm[1 - side].handle_mad(now, address(*side), address(1 - side), mad);
+        net.run(100);
+        assert_eq!([A, B].map(|side| net.take(side)), [vec![], vec![]]);
+    }
+    net.assert_nothing_left();
+    let (side, mad) = &said[0];
+    let now = net.now;
+    net.cm[1 - side].handle_mad(now, address(*side), address(1 - side), mad);
+    let CmEvent::Request { conn, .. } = net.one(B) else { panic!("no request") };
+    net.accept(conn, 0x33);
+    net.run(100);
+    // The other side knows of nothing, and says so.
+    let heard = net.take(B);
+    assert!(matches!(heard[0], CmEvent::Rejected { reason: RejReason::INVALID_COMM_ID, .. }));
+    assert!(!heard.contains(&disconnected(conn, rocinante_stack::cm::Ended::ByPeer)));
+    net.run(1000);
+    net.take(B);
+    net.assert_nothing_left();
+}
+
+/// What is cut short, or too long, or says another class or version, is malformed, and nothing else.
+#[test]
+fn anything_but_a_whole_message_is_malformed() {
+    let mut net = Net::new();
+    net.listen(4);
+    net.connect(0x11);
+    let mad = net.cm[A].poll_transmit().unwrap().mad;
+    let now = net.now;
+    for len in 0..mad.len() {
+        net.cm[B].handle_mad(now, address(A), address(B), &mad[..len]);
+    }
+    let mut long = mad.to_vec();
+    long.push(0);
+    net.cm[B].handle_mad(now, address(A), address(B), &long);
+    // Base version, class, class version, method.
+    for at in 0..4 {
+        let mut other = mad;
+        other[at] ^= 0x40;
+        net.cm[B].handle_mad(now, address(A), address(B), &other);
+    }
+    assert_eq!(net.cm[B].counters().malformed, mad.len() as u64 + 5);
+    assert_eq!((net.take(B), net.cm[B].len(), net.cm[B].poll_transmit()), (vec![], 0, None));
+}

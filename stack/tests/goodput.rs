@@ -1,0 +1,184 @@
+//! Goodput of one queue pair over a link of a rate, a delay, a finite queue and a loss per packet, in virtual time: a table of what loss
+//! recovery is worth, committed beside the test.
+
+mod common;
+
+use std::collections::VecDeque;
+use std::fmt::Write as _;
+
+use common::{BASE, End, PORT, Setup};
+use rocinante_stack::mem::Sge;
+use rocinante_stack::types::{Mtu, Time};
+use rocinante_stack::verbs::{SendData, SendOp, SendWr, WcStatus};
+use rocinante_stack::wire::icrc::DF;
+use rocinante_stack::{Budget, Datagram, IpId};
+
+/// Bytes of a message.
+const MESSAGE: u32 = 1 << 20;
+/// Messages under way.
+const DEPTH: u64 = 16;
+/// Ethernet, its preamble and gap, IPv4 and UDP.
+const FRAMING: u64 = 38 + 20 + 8;
+
+/// What the link does to packets.
+#[derive(Debug, Clone, Copy)]
+struct Link {
+    /// Bits per second.
+    rate: u64,
+    /// One way, in nanoseconds.
+    delay: u64,
+    /// Bytes that wait at most.
+    queue: u64,
+    /// Packets of a million that are lost.
+    loss: u64,
+}
+
+/// One direction of it.
+struct Lane {
+    link: Link,
+    random: u64,
+    /// When the last packet that was taken has left.
+    busy_until: u64,
+    /// When and what arrives.
+    arrivals: VecDeque<(u64, Vec<u8>)>,
+    overflowed: u64,
+}
+
+impl Lane {
+    fn new(link: Link, seed: u64) -> Self {
+        Self { link, random: seed, busy_until: 0, arrivals: VecDeque::new(), overflowed: 0 }
+    }
+
+    /// xorshift64*.
+    fn chance(&mut self) -> u64 {
+        self.random ^= self.random >> 12;
+        self.random ^= self.random << 25;
+        self.random ^= self.random >> 27;
+        self.random.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33
+    }
+
+    fn take(&mut self, now: u64, packet: Vec<u8>) {
+        let begin = self.busy_until.max(now);
+        let waiting = (begin - now) * self.link.rate / 8_000_000_000;
+        if waiting + packet.len() as u64 > self.link.queue {
+            self.overflowed += 1;
+            return;
+        }
+        let bits = (packet.len() as u64 + FRAMING) * 8;
+        self.busy_until = begin + bits * 1_000_000_000 / self.link.rate;
+        if self.chance() % 1_000_000 >= self.link.loss {
+            self.arrivals.push_back((self.busy_until + self.link.delay, packet));
+        }
+    }
+}
+
+/// What came of it.
+#[derive(Debug)]
+struct Outcome {
+    /// Gb/s.
+    goodput: f64,
+    timeouts: u64,
+    again: u64,
+    overflowed: u64,
+}
+
+/// Writes messages for so long.
+fn run(link: Link, duration: u64, seed: u64) -> Outcome {
+    let setup = Setup {
+        mtu: Mtu::Mtu4096,
+        timeout: 14,
+        arena: MESSAGE as usize,
+        budget: Budget { bytes: 64 << 20, datagrams: 4096 },
+        ..Setup::default()
+    };
+    let mut ends = [End::new(1, &setup), End::new(2, &setup)];
+    let [a, b] = [ends[0].qpn, ends[1].qpn];
+    ends[0].connect(a, 0, b, &setup);
+    ends[1].connect(b, 1, a, &setup);
+    let keys = [0, 1].map(|at: usize| {
+        let host = &mut ends[at].host;
+        host.register(0, u64::from(MESSAGE), rocinante_stack::mem::Access::ALL)
+    });
+    let mut lanes = [Lane::new(link, 2 * seed + 1), Lane::new(link, 2 * seed + 2)];
+    let list = [Sge { addr: BASE, len: MESSAGE, lkey: keys[0] }];
+    let op = SendOp::Write { remote: BASE, rkey: keys[1], imm: None };
+    let post = |end: &mut End, wr_id| {
+        let data = SendData::Sges(&list);
+        let wr = SendWr { wr_id, op, data, signaled: true, solicited: false, fence: false };
+        end.engine.post_send(end.qpn, &wr, &mut end.host).expect("room");
+    };
+    (0..DEPTH).for_each(|wr_id| post(&mut ends[0], wr_id));
+    let (mut now, mut posted, mut done) = (1_000, DEPTH, 0);
+    while now < duration {
+        for at in [0, 1] {
+            let (end, lane) = (&mut ends[at], &mut lanes[at]);
+            end.engine.poll_transmit(Time(now), 1 << 20, &mut end.host, &mut end.out);
+            end.out.packets.drain(..).for_each(|packet| lane.take(now, packet));
+        }
+        let arrivals = lanes.iter().filter_map(|lane| Some(lane.arrivals.front()?.0));
+        let timers = ends.iter().filter_map(|end| Some(end.engine.poll_timeout()?.0));
+        now = arrivals.chain(timers).min().expect("something is always under way").max(now);
+        for at in [0, 1] {
+            let (src, dst) = (ends[at].addr, ends[1 - at].addr);
+            let end = &mut ends[1 - at];
+            while lanes[at].arrivals.front().is_some_and(|(time, _)| *time <= now) {
+                let (_, packet) = lanes[at].arrivals.pop_front().expect("it is there");
+                let ip_id = IpId::Exact { id: 0, flags: DF };
+                let (bytes, src_port) = (&packet[..], PORT);
+                let (tos, hop_limit) = (0, None);
+                let datagram = Datagram { bytes, src, dst, src_port, ip_id, tos, hop_limit };
+                end.engine.handle_datagram(Time(now), &datagram, &mut end.host);
+            }
+            ends[at].engine.handle_timeout(Time(now), &mut ends[at].host);
+        }
+        for cqe in std::mem::take(&mut ends[0].host.completions) {
+            assert_eq!(cqe.status, WcStatus::Success);
+            done += u64::from(MESSAGE);
+            post(&mut ends[0], posted);
+            posted += 1;
+        }
+    }
+    let counters = ends[0].engine.counters();
+    Outcome {
+        goodput: done as f64 * 8.0 / now as f64,
+        timeouts: counters.local_ack_timeout_err,
+        again: counters.retransmitted_pkts,
+        overflowed: lanes[0].overflowed,
+    }
+}
+
+#[test]
+fn goodput_times_loss_times_delay() {
+    let mut table = String::new();
+    writeln!(table, "1 MiB WRITEs on one queue pair, path MTU 4096, 10 Gb/s, a queue of one RTT (64 KiB at least), independent loss per packet").unwrap();
+    writeln!(
+        table,
+        "{:>8} {:>8} {:>9} {:>7} {:>9} {:>8} {:>9}",
+        "RTT ms", "loss %", "Gb/s", "ratio", "timeouts", "again", "overflow"
+    )
+    .unwrap();
+    for rtt in [0, 1, 10] {
+        let delay = rtt * 500_000;
+        let rate: u64 = 10_000_000_000;
+        let queue = (rate / 8 * rtt / 1000).max(65_536 * 4);
+        let mut lossless = None;
+        for loss in [0, 100, 1_000, 10_000, 50_000] {
+            let link = Link { rate, delay, queue, loss };
+            let result = run(link, 400_000_000, 7);
+            let best = *lossless.get_or_insert(result.goodput);
+            writeln!(
+                table,
+                "{rtt:>8} {:>8} {:>9.3} {:>6.1}% {:>9} {:>8} {:>9}",
+                loss as f64 / 10_000.0,
+                result.goodput,
+                100.0 * result.goodput / best,
+                result.timeouts,
+                result.again,
+                result.overflowed
+            )
+            .unwrap();
+        }
+    }
+    let committed = include_str!("goodput.txt");
+    assert!(committed == table, "goodput.txt says otherwise; now it would be:\n{table}");
+}

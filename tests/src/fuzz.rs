@@ -1,0 +1,153 @@
+//! What the fuzz targets in `fuzz/` do with their bytes. They are functions of bytes here, so that an ordinary test
+//! (`tests/tests/fuzz.rs`) runs them over the corpora and over changed copies of those, also where there is no cargo-fuzz.
+//!
+//! A target panics if what it tries is wrong; it has no other result. Bytes are read from the front, and what is missing is zero,
+//! so every input means something.
+
+#[path = "../../stack/tests/common/mod.rs"]
+#[allow(missing_docs)]
+mod common;
+
+mod api;
+mod cm;
+mod engine;
+mod kernel;
+mod packet;
+mod words;
+
+use crate::captures;
+
+/// A fuzz target.
+#[derive(Debug, Clone, Copy)]
+pub struct Target {
+    /// Its name, which its file in `fuzz/fuzz_targets` and its corpus have, too.
+    pub name: &'static str,
+    /// What it does with the bytes of an input.
+    pub run: fn(&[u8]),
+    /// The inputs to start from.
+    pub corpus: fn() -> Vec<Vec<u8>>,
+    /// How many changed inputs the ordinary test tries.
+    pub tries: u32,
+}
+
+/// All of them.
+pub const TARGETS: [Target; 6] = [
+    Target { name: "packet", run: packet::run, corpus: packet::corpus, tries: 200_000 },
+    Target { name: "engine", run: engine::run, corpus: engine::corpus, tries: 6_000 },
+    Target { name: "api", run: api::run, corpus: api::corpus, tries: 6_000 },
+    Target { name: "cm", run: cm::run, corpus: cm::corpus, tries: 20_000 },
+    Target { name: "words", run: words::run, corpus: words::corpus, tries: 100_000 },
+    Target { name: "kernel", run: kernel::run, corpus: kernel::corpus, tries: 100_000 },
+];
+
+/// The target of this name.
+///
+/// # Panics
+/// There is none.
+#[must_use]
+pub fn target(name: &str) -> &'static Target {
+    TARGETS.iter().find(|target| target.name == name).expect("a target of this name")
+}
+
+/// An input, read from the front.
+#[derive(Debug)]
+struct Input<'a>(&'a [u8]);
+
+impl<'a> Input<'a> {
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn bytes<const N: usize>(&mut self) -> [u8; N] {
+        let mut bytes = [0; N];
+        let len = self.0.len().min(N);
+        let (now, later) = self.0.split_at(len);
+        bytes[..len].copy_from_slice(now);
+        self.0 = later;
+        bytes
+    }
+
+    fn u8(&mut self) -> u8 {
+        self.bytes::<1>()[0]
+    }
+
+    fn u16(&mut self) -> u16 {
+        u16::from_le_bytes(self.bytes())
+    }
+
+    fn u32(&mut self) -> u32 {
+        u32::from_le_bytes(self.bytes())
+    }
+
+    fn u64(&mut self) -> u64 {
+        u64::from_le_bytes(self.bytes())
+    }
+
+    /// One of a few.
+    fn of<T: Copy>(&mut self, all: &[T]) -> T {
+        all[usize::from(self.u8()) % all.len()]
+    }
+
+    /// At most `len` bytes.
+    fn slice(&mut self, len: usize) -> &'a [u8] {
+        let (now, later) = self.0.split_at(len.min(self.0.len()));
+        self.0 = later;
+        now
+    }
+}
+
+/// Numbers without a pattern, the same for the same seed.
+#[derive(Debug)]
+pub struct Random(u64);
+
+impl Random {
+    /// Those of a seed.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    /// The next, below `below`.
+    pub fn below(&mut self, below: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (self.0 >> 33) as usize % below.max(1)
+    }
+
+    /// A changed copy of one of `from`: bits, bytes, cuts, repeats, and parts of others.
+    pub fn changed(&mut self, from: &[Vec<u8>]) -> Vec<u8> {
+        let mut input = from[self.below(from.len())].clone();
+        for _ in 0..=self.below(6) {
+            let len = input.len();
+            if len == 0 {
+                input.push(self.below(256) as u8);
+                continue;
+            }
+            let at = self.below(len);
+            match self.below(8) {
+                0 | 1 => input[at] ^= 1 << self.below(8),
+                2 => input[at] = self.below(256) as u8,
+                3 => input[at] = [0, 1, 0x7f, 0x80, 0xff][self.below(5)],
+                4 => input.truncate(at),
+                5 => input.insert(at, self.below(256) as u8),
+                6 => {
+                    let end = at + self.below(len - at + 1);
+                    let part = input[at..end].to_vec();
+                    input.extend(part);
+                }
+                _ => {
+                    let other = &from[self.below(from.len())];
+                    let cut = self.below(other.len() + 1);
+                    input.truncate(at);
+                    input.extend_from_slice(&other[cut..]);
+                }
+            }
+        }
+        input.truncate(4096);
+        input
+    }
+}
+
+/// The RoCEv2 packets of all captures.
+fn captured() -> Vec<Vec<u8>> {
+    captures::all().into_iter().map(|captured| captured.bytes).collect()
+}

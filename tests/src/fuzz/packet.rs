@@ -1,0 +1,51 @@
+//! The packet parser, and what is behind it: arbitrary bytes as a UDP payload, as a management datagram, as a frame.
+
+use rocinante_netdev::headers;
+use rocinante_stack::wire::cm::{IpHeader, Message};
+use rocinante_stack::wire::icrc::{DF, IpFields, Solver, Template};
+use rocinante_stack::wire::{ICRC_LEN, Packet};
+
+pub(super) fn run(data: &[u8]) {
+    frame(data);
+    management(data);
+    let ip =
+        IpFields::V4 { src: [10, 0, 0, 1].into(), dst: [10, 0, 0, 2].into(), id: 0, flags: DF };
+    let template = Template::new(&ip, 0xc001);
+    let _ = template.of(data);
+    if let Ok(packet) = Packet::parse(data) {
+        whole(data, &packet);
+        let (computed, found) = (template.of(data), packet.icrc());
+        let _ = Solver::default().solve(&template, data.len(), computed, found);
+        management(packet.payload());
+    }
+}
+
+/// Whatever was parsed has no part outside of the bytes, and no accessor panics.
+fn whole(data: &[u8], packet: &Packet<'_>) {
+    let (payload, padding) = (packet.payload(), packet.padding());
+    let parts = packet.info.header_len + payload.len() + padding.len() + ICRC_LEN;
+    assert_eq!(parts, data.len());
+    assert_eq!(packet.bytes(), data);
+    assert_eq!(padding.len(), usize::from(packet.bth.pad));
+    assert_eq!(packet.bth.bytes()[..], data[..12], "the BTH is what it was");
+    let _ = (packet.reth(), packet.aeth(), packet.atomic_eth(), packet.atomic_ack());
+    let _ = (packet.deth(), packet.immediate(), packet.invalidate(), packet.feth());
+}
+
+/// A message that is one survives being written.
+fn management(data: &[u8]) {
+    let _ = IpHeader::parse(data);
+    let Ok((header, message)) = Message::parse(data) else { return };
+    let emitted = message.emit(header.tid);
+    let again = Message::parse(&emitted).expect("what was written can be read");
+    assert_eq!((again.0.tid, again.1), (header.tid, message));
+}
+
+fn frame(data: &[u8]) {
+    let Some(frame) = headers::parse_frame(data) else { return };
+    assert!(frame.payload.len() <= data.len());
+}
+
+pub(super) fn corpus() -> Vec<Vec<u8>> {
+    super::captured()
+}

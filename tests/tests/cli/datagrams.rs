@@ -1,0 +1,59 @@
+//! `rocinante udaddy` and `rocinante mckey` over loopback.
+
+use super::{Addresses, Running, rocinante, words};
+
+fn start(line: &str) -> Running {
+    Running::start(&mut rocinante(words(line)))
+}
+
+#[test]
+fn udaddy_sends_there_and_back() {
+    let Addresses { server, client } = Addresses::new();
+    for (connections, count, size) in [(1, 10, 100), (3, 20, 1024), (2, 0, 100), (1, 5, 0)] {
+        let options = format!("-c {connections} -C {count} -S {size} --json");
+        let mut at_server = start(&format!("udaddy -b {server} {options}"));
+        at_server.says("waiting for a client");
+        let at_client = start(&format!("udaddy -s {server} -b {client} {options}")).finish();
+        let expected = if size == 0 { 0 } else { connections * count };
+        for done in [at_client.succeeded(), at_server.finish().succeeded()] {
+            let json = done.json();
+            let counts = (json["sent"].as_u64(), json["received"].as_u64());
+            assert_eq!(counts, (Some(expected), Some(expected)), "{options}");
+        }
+    }
+}
+
+#[test]
+fn mckey_sends_to_all_who_have_joined() {
+    let Addresses { server, client } = Addresses::new();
+    let octets = std::process::id().to_be_bytes();
+    let group = format!("239.82.{}.{}", octets[2], octets[3]);
+    let mut receiver = start(&format!("mckey -m {group} -b {server} -c 2 -C 30 --json"));
+    receiver.says("receiving data transfers");
+    // One sends without joining, for both queue pairs of the receiver.
+    let line = format!("mckey -m {group} -b {client} -s -o -C 30 --pause 0 --json");
+    let sender = start(&line).finish().succeeded();
+    let receiver = receiver.finish().succeeded();
+    assert_eq!((&sender.json()["sent"], &sender.json()["received"]), (&30.into(), &0.into()));
+    assert_eq!((&receiver.json()["sent"], &receiver.json()["received"]), (&0.into(), &60.into()));
+}
+
+#[test]
+fn errors_say_what_to_do() {
+    let Addresses { server, client } = Addresses::new();
+    start("udaddy").finish().failed(2, &["--server"]);
+    let line = format!("udaddy -s {server} -b {client} --patience 1");
+    start(&line).finish().failed(1, &["cannot find the queue pair", "UDP port 4791"]);
+    let line = format!("udaddy -s {server} -b {client} -S 5000");
+    start(&line).finish().failed(2, &["larger than a packet", "4096 at most"]);
+    // Somebody else is there, but does not listen on that port.
+    let mut at_server = start(&format!("udaddy -b {server}"));
+    at_server.says("waiting for a client");
+    let line = format!("udaddy -s {server} -b {client} --port 9");
+    start(&line).finish().failed(1, &["nobody serves that", "start the server first"]);
+    start(&format!("mckey -m 10.0.0.1 -b {client}")).finish().failed(2, &["no multicast group"]);
+    let line = format!("mckey -m ff15::1 -b {client}");
+    start(&line).finish().failed(2, &["of two families"]);
+    let line = format!("mckey -m 239.82.0.1 -b {client} --patience 1");
+    start(&line).finish().failed(1, &["0 of 10 datagrams have come"]);
+}

@@ -1,0 +1,165 @@
+//! `docs/conformance.md`: each row names code that exists and a test that exists.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Fewer rows than this means that the table was not read, or was cut.
+const ROWS_MIN: usize = 120;
+
+struct Row {
+    id: String,
+    rule: String,
+    source: String,
+    code: Vec<(String, String)>,
+    tests: Vec<(String, String)>,
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// The cells of a line of a table, unless it is a header.
+fn cells(line: &str) -> Option<Vec<&str>> {
+    let inner = line.strip_prefix('|')?.strip_suffix('|')?;
+    let cells: Vec<&str> = inner.split('|').map(str::trim).collect();
+    let header = cells[0] == "id" || cells.iter().all(|cell| cell.chars().all(|c| c == '-'));
+    (!header).then_some(cells)
+}
+
+/// `file#item` in backticks, separated by commas.
+fn references(id: &str, cell: &str) -> Vec<(String, String)> {
+    cell.split(", ")
+        .map(|reference| {
+            let bare = reference.strip_prefix('`').and_then(|rest| rest.strip_suffix('`'));
+            let (file, item) = bare
+                .and_then(|bare| bare.split_once('#'))
+                .unwrap_or_else(|| panic!("{id}: {reference:?} is not `file#item`"));
+            (file.to_owned(), item.to_owned())
+        })
+        .collect()
+}
+
+fn rows() -> Vec<Row> {
+    let path = root().join("docs/conformance.md");
+    let text = fs::read_to_string(&path).expect("the table");
+    let tables = text.lines().filter_map(cells);
+    tables
+        .map(|cells| {
+            let [id, rule, source, code, tests] = cells[..] else {
+                panic!("{cells:?}: five cells, without a bar inside")
+            };
+            Row {
+                id: id.into(),
+                rule: rule.into(),
+                source: source.into(),
+                code: references(id, code),
+                tests: references(id, tests),
+            }
+        })
+        .collect()
+}
+
+/// Source files, read once.
+#[derive(Default)]
+struct Files(BTreeMap<PathBuf, String>);
+
+impl Files {
+    /// The text of `file`: below the root if it begins with a crate, else below `base`.
+    fn text(&mut self, id: &str, base: &str, file: &str) -> &str {
+        let whole = root().join(file);
+        let path = if whole.is_file() { whole } else { root().join(base).join(file) };
+        self.0.entry(path).or_insert_with_key(|path| {
+            fs::read_to_string(path).unwrap_or_else(|error| panic!("{id}: {file}: {error}"))
+        })
+    }
+}
+
+/// Whether `word` stands in `text` behind one of `before`, and ends there.
+fn defines(text: &str, before: &[&str], word: &str) -> bool {
+    let is_word = |c: char| c.is_alphanumeric() || c == '_';
+    before.iter().any(|before| {
+        let wanted = format!("{before}{word}");
+        text.match_indices(&wanted).any(|(at, _)| {
+            let free = !text[..at].ends_with(is_word);
+            free && !text[at + wanted.len()..].starts_with(is_word)
+        })
+    })
+}
+
+const KEYWORDS: [&str; 7] = ["fn ", "struct ", "enum ", "const ", "static ", "trait ", "type "];
+
+#[test]
+fn each_rule_has_code() {
+    let mut files = Files::default();
+    let mut wrong = Vec::new();
+    for row in rows() {
+        for (file, item) in &row.code {
+            let text = files.text(&row.id, "stack/src", file);
+            let (of, name) =
+                item.rsplit_once("::").map_or((None, &item[..]), |(a, b)| (Some(a), b));
+            let of_it = of.is_none_or(|of| {
+                text.lines().any(|line| line.starts_with("impl") && defines(line, &[""], of))
+            });
+            if !of_it || !defines(text, &KEYWORDS, name) {
+                wrong.push(format!("{}: {file} does not define {item}", row.id));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn each_rule_has_a_test() {
+    let mut files = Files::default();
+    let mut wrong = Vec::new();
+    for row in rows() {
+        for (file, name) in &row.tests {
+            let text = files.text(&row.id, "stack/tests", file);
+            let wanted = format!("fn {name}(");
+            let marked = text.find(&wanted).is_some_and(|at| {
+                // The attribute stands right above, perhaps with another.
+                let mut above = text[..at].trim_end().lines().rev().take(3);
+                above.any(|line| line.trim() == "#[test]")
+            });
+            if !marked {
+                wrong.push(format!("{}: {file} has no test {name}", row.id));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn rows_are_whole_and_their_sources_are_of_a_known_kind() {
+    let rows = rows();
+    assert!(rows.len() >= ROWS_MIN, "only {} rows", rows.len());
+    let mut ids = BTreeSet::new();
+    let known = [
+        "[M]",
+        ".c",
+        ".h",
+        "(3)",
+        "(7)",
+        "captures",
+        "tshark",
+        "ours",
+        "rdmavt",
+        "hfi1",
+        "rdma-hw.cc",
+    ];
+    for Row { id, rule, source, .. } in &rows {
+        assert!(ids.insert(id.clone()), "{id} stands twice");
+        assert!(rule.len() > 15, "{id}: {rule:?} says nothing");
+        assert!(known.iter().any(|kind| source.contains(kind)), "{id}: what is {source:?}?");
+        // A clause is cited only with whom it was seen at.
+        let clause = source.split([' ', ',', ';']).any(|word| {
+            let mut letters = word.chars();
+            matches!(letters.next(), Some('C' | 'o'))
+                && letters.next().is_some_and(|c| c.is_ascii_digit())
+                && word.contains('-')
+        });
+        let seen = source.contains("cited by") || source.contains("quoted by");
+        assert!(!clause || seen, "{id}: {source:?} cites a clause, but not where it was seen");
+    }
+}

@@ -1,0 +1,140 @@
+//! Connections by the connection manager that are not the usual ones: unreliable, or established by a message that comes before the RTU.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use rocinante::cm::{self, CmFailure, Connection, Listener, Params, RejReason};
+use rocinante::{Access, Backend, QpType, RecvWr, SendOp, VerbsError};
+use rocinante_tests::harness::{Family, Harness, PATIENCE, Setup, Side, pattern, wr};
+use rocinante_tests::lab::Match;
+use rocinante_tests::{on_each_backend, require_backend, require_nft};
+
+on_each_backend!(unreliable_connections);
+
+const PORT: u16 = 7471;
+
+fn server_of(harness: &Harness) -> SocketAddr {
+    SocketAddr::new(harness.sides[1].address, PORT)
+}
+
+/// Connected queue pairs of this type: the one that asked, and the other.
+fn connect(harness: &Harness, listener: &Listener, qp_type: QpType) -> [Connection; 2] {
+    let server = server_of(harness);
+    harness.both(|at, side| {
+        let qp = side.qp().qp_type(qp_type).build().unwrap();
+        if at == 0 {
+            return cm::connect(qp, server, &Params::default(), PATIENCE).unwrap();
+        }
+        let request = listener.request(Some(PATIENCE)).unwrap();
+        assert_eq!(request.qp_type(), qp_type);
+        request.accept(qp, &Params::default()).unwrap().wait(PATIENCE).unwrap()
+    })
+}
+
+/// A SEND of some bytes from one side to the other.
+fn send(from: (&Side, &Connection), to: (&Side, &Connection)) {
+    const LEN: usize = 10_000;
+    let out = from.0.pd.allocate(LEN, Access::NONE).unwrap();
+    let into = to.0.pd.allocate(LEN, Access::LOCAL_WRITE).unwrap();
+    out.write(0, &pattern(LEN, 7));
+    to.1.post_recv(&[RecvWr { wr_id: 1, sges: &[into.sge(0, LEN)] }]).unwrap();
+    from.1.post_send(&[wr(2, SendOp::Send { imm: None }, &[out.sge(0, LEN)])]).unwrap();
+    from.0.succeed(2);
+    to.0.succeed(1);
+    assert_eq!(into.to_vec(0, LEN), pattern(LEN, 7));
+}
+
+fn unreliable_connections(backend: Backend) {
+    for family in [Family::V4, Family::V6] {
+        let harness = Harness::new(&Setup::new(backend).family(family));
+        let [a, b] = &harness.sides;
+        let listener = Listener::bind(&b.ctx, server_of(&harness), 4).unwrap();
+        let [at_a, at_b] = connect(&harness, &listener, QpType::Uc);
+        assert_eq!((at_a.qp_type(), at_b.qp_type()), (QpType::Uc, QpType::Uc));
+        send((a, &at_a), (b, &at_b));
+        send((b, &at_b), (a, &at_a));
+        // A WRITE, too; and the end is heard as on any connection.
+        let target = b.pd.allocate(64, Access::ALL).unwrap();
+        let source = a.pd.allocate(64, Access::NONE).unwrap();
+        source.write(0, b"unreliable");
+        let imm = Some(*b"imm!");
+        let op = SendOp::Write { remote: target.address(), rkey: target.rkey(), imm };
+        at_b.post_recv(&[RecvWr { wr_id: 3, sges: &[] }]).unwrap();
+        at_a.post_send(&[wr(4, op, &[source.sge(0, 64)])]).unwrap();
+        a.succeed(4);
+        b.succeed(3);
+        assert_eq!(target.to_vec(0, 10), b"unreliable");
+        at_a.disconnect().unwrap();
+        b.run(|| at_b.wait_disconnected(PATIENCE)).unwrap();
+    }
+}
+
+/// Whoever asks for one type is not connected to a queue pair of another.
+#[test]
+fn types_must_agree() {
+    require_backend!(Backend::Udp);
+    let harness = Harness::new(&Setup::new(Backend::Udp));
+    let server = server_of(&harness);
+    let listener = Listener::bind(&harness.sides[1].ctx, server, 4).unwrap();
+    let [asked, accepted] = harness.both(|at, side| {
+        if at == 0 {
+            let qp = side.qp().qp_type(QpType::Uc).build().unwrap();
+            return cm::connect(qp, server, &Params::default(), PATIENCE).map(|_| ());
+        }
+        let request = listener.request(Some(PATIENCE)).unwrap();
+        request.accept(side.qp().build().unwrap(), &Params::default()).map(|_| ())
+    });
+    let Err(VerbsError::Cm(CmFailure::Rejected { reason, .. })) = asked else {
+        panic!("{asked:?}")
+    };
+    assert_eq!(reason, RejReason::INVALID_TRANSPORT_TYPE);
+    let why = accepted.unwrap_err().to_string();
+    assert!(why.contains("asks for Uc"), "{why}");
+    let datagrams = harness.sides[0].qp().qp_type(QpType::Ud).build().unwrap();
+    let why = cm::connect(datagrams, server, &Params::default(), PATIENCE).unwrap_err();
+    assert!(why.to_string().contains("for datagrams"), "{why}");
+}
+
+/// The RTU is lost, again and again. What the peer sends says that it is ready as well, so nothing waits for the REP to be repeated, which
+/// is after 0.4 s.
+#[test]
+fn a_lost_rtu_is_made_up_for_by_the_first_message() {
+    require_backend!(Backend::Udp);
+    require_nft!();
+    for qp_type in [QpType::Rc, QpType::Uc] {
+        let harness = Harness::new(&Setup::new(Backend::Udp));
+        let [a, b] = &harness.sides;
+        let lab = harness.lab();
+        // After UDP, BTH and DETH: bytes 16 and 17 of the management datagram.
+        let rtus = Match::roce().from(lab.container(0)).and("@ih,288,16 0x0014");
+        let lost = lab.block(&rtus).unwrap();
+        let server = server_of(&harness);
+        let listener = Listener::bind(&b.ctx, server, 4).unwrap();
+        let into = b.pd.allocate(64, Access::LOCAL_WRITE).unwrap();
+        let [at_a, at_b] = harness.both(|at, side| {
+            let qp = side.qp().qp_type(qp_type).build().unwrap();
+            if at == 1 {
+                qp.post_recv(&[RecvWr { wr_id: 1, sges: &[into.sge(0, 64)] }]).unwrap();
+                let request = listener.request(Some(PATIENCE)).unwrap();
+                return request.accept(qp, &Params::default()).unwrap().wait(PATIENCE).unwrap();
+            }
+            let connection = cm::connect(qp, server, &Params::default(), PATIENCE).unwrap();
+            let out = side.pd.allocate(64, Access::NONE).unwrap();
+            let begin = Instant::now();
+            connection.post_send(&[wr(2, SendOp::Send { imm: None }, &[out.sge(0, 64)])]).unwrap();
+            side.succeed(2);
+            assert!(begin.elapsed() < Duration::from_secs(20));
+            connection
+        });
+        b.succeed(1);
+        let counters = b.ctx.cm_counters().unwrap();
+        assert_eq!((counters.established, counters.by_message), (1, 1), "{counters:?}");
+        assert!(lost.counter().unwrap().packets >= 1);
+        lost.remove().unwrap();
+        // It is a connection like any other: it works, and ends once.
+        send((a, &at_a), (b, &at_b));
+        send((b, &at_b), (a, &at_a));
+        at_b.disconnect().unwrap();
+        a.run(|| at_a.wait_disconnected(PATIENCE)).unwrap();
+    }
+}

@@ -1,0 +1,243 @@
+//! Peers that die (`kill -9` looks the same from here: silence) at each step of a handshake with a real device, and a flood of requests: the device gives
+//! them up in bounded time, keeps nothing of them, and serves others meanwhile.
+
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::time::{Duration, Instant};
+
+use rocinante::cm::{self, CmFailure, Connecting, Listener, Params};
+use rocinante::{Backend, VerbsError};
+use rocinante_stack::cm::{CmConfig, CmEvent, Connect, ConnectionManager, QpSide};
+use rocinante_stack::types::{Mtu, Psn, Qpn, Time};
+use rocinante_stack::wire::Packet;
+use rocinante_stack::wire::cm::{PortSpace, ServiceId, Transport};
+use rocinante_stack::wire::icrc::{DF, IpFields, Template};
+use rocinante_stack::wire::mad::{GSI_PACKET_LEN, MadBytes, write_gsi};
+use rocinante_tests::harness::{Family, Harness, PATIENCE, Setup, address};
+use rocinante_tests::require_backend;
+
+const PORT: u16 = 7471;
+
+/// A connection manager by hand, in the third container: it says no more than its test wants.
+struct Puppet {
+    cm: ConnectionManager,
+    socket: UdpSocket,
+    here: IpAddr,
+    device: IpAddr,
+    sent: u32,
+}
+
+impl Puppet {
+    fn new(harness: &Harness) -> Self {
+        let lab = harness.lab();
+        let (here, device) = (address(lab, 2, Family::V4), harness.sides[1].address);
+        let bind = || UdpSocket::bind((here, 4791)).unwrap();
+        let socket = lab.container(2).netns().run(bind).unwrap();
+        socket.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+        let cm = ConnectionManager::new(CmConfig { key: [1, 2], ca_guid: 3, ..Default::default() });
+        Self { cm, socket, here, device, sent: 0 }
+    }
+
+    fn ask(&mut self, qpn: u32) {
+        let side = QpSide {
+            qpn: Qpn::new(qpn),
+            psn: Psn::new(5),
+            responder_resources: 1,
+            initiator_depth: 1,
+            rnr_retry: 7,
+            flow_control: false,
+            srq: false,
+            announced: None,
+        };
+        let ask = Connect {
+            local: self.here,
+            remote: self.device,
+            service: ServiceId::of_port(PortSpace::Tcp, PORT),
+            source_port: 4000,
+            side,
+            transport: Transport::Rc,
+            mtu: Mtu::Mtu1024,
+            ack_timeout: 14,
+            retry_count: 7,
+            traffic_class: 0,
+            hop_limit: 64,
+            private: b"",
+        };
+        self.cm.connect(Time(1_000_000_000), &ask).unwrap();
+        self.speak();
+    }
+
+    /// Sends what there is to be said.
+    fn speak(&mut self) {
+        while let Some(transmit) = self.cm.poll_transmit() {
+            self.send(&transmit.mad);
+        }
+    }
+
+    fn send(&mut self, mad: &MadBytes) {
+        let (IpAddr::V4(src), IpAddr::V4(dst)) = (self.here, self.device) else { panic!() };
+        self.sent += 1;
+        let mut packet = [0; GSI_PACKET_LEN];
+        write_gsi(&mut packet, Psn::new(self.sent), mad);
+        let ip = IpFields::V4 { src, dst, id: 0, flags: DF };
+        Template::new(&ip, 4791).seal(&mut packet);
+        self.socket.send_to(&packet, (self.device, 4791)).unwrap();
+    }
+
+    /// Hears what the device says, until it has said something new to the program.
+    fn hear(&mut self) -> CmEvent {
+        let deadline = Instant::now() + PATIENCE;
+        let mut bytes = [0; 2048];
+        while Instant::now() < deadline {
+            if let Some(event) = self.cm.poll_event() {
+                return event;
+            }
+            if let Ok((len, _)) = self.socket.recv_from(&mut bytes) {
+                let Ok(packet) = Packet::parse(&bytes[..len]) else { continue };
+                let (src, dst) = (self.device, self.here);
+                self.cm.handle_mad(Time(2_000_000_000), src, dst, packet.payload());
+            }
+        }
+        panic!("the device says nothing");
+    }
+}
+
+/// The harness, with a puppet in place of a peer, and what listens.
+fn stage() -> (Harness, Puppet, Listener) {
+    let harness = Harness::new(&Setup { containers: 3, ..Setup::new(Backend::Udp) });
+    let puppet = Puppet::new(&harness);
+    let server = SocketAddr::new(harness.sides[1].address, PORT);
+    let listener = Listener::bind(&harness.sides[1].ctx, server, 4).unwrap();
+    (harness, puppet, listener)
+}
+
+/// It has accepted the puppet.
+fn accepted(harness: &Harness, puppet: &mut Puppet, listener: &Listener) -> Connecting {
+    puppet.ask(0x1234);
+    let request = listener.request(Some(PATIENCE)).unwrap();
+    let side = &harness.sides[1];
+    let qp = side.qp().build().unwrap();
+    side.run(|| request.accept(qp, &Params::default())).unwrap()
+}
+
+/// The device has as many descriptors as before, and the next peer is connected.
+fn as_before(harness: &Harness, listener: &Listener) {
+    let server = listener.address();
+    let all = harness.both(|at, side| {
+        let qp = side.qp().build().unwrap();
+        if at == 0 {
+            cm::connect(qp, server, &Params::default(), PATIENCE).unwrap()
+        } else {
+            let request = listener.request(Some(PATIENCE)).unwrap();
+            request.accept(qp, &Params::default()).unwrap().wait(PATIENCE).unwrap()
+        }
+    });
+    drop(all);
+}
+
+#[test]
+fn dead_after_its_request() {
+    require_backend!(Backend::Udp);
+    let (harness, mut puppet, listener) = stage();
+    // Four that never come back; the backlog is full, and a good peer is told so at once.
+    let requests: Vec<_> = (0..4)
+        .map(|n| {
+            puppet.ask(0x1000 + n);
+            listener.request(Some(PATIENCE)).unwrap()
+        })
+        .collect();
+    let server = listener.address();
+    let side = &harness.sides[0];
+    let begin = Instant::now();
+    let qp = side.qp().build().unwrap();
+    let refused = side.run(|| cm::connect(qp, server, &Params::default(), PATIENCE));
+    assert!(matches!(refused, Err(VerbsError::Cm(CmFailure::Rejected { .. }))), "{refused:?}");
+    assert!(begin.elapsed() < Duration::from_secs(10));
+    // The program turns them away, and nothing is left of them.
+    drop(requests);
+    as_before(&harness, &listener);
+}
+
+#[test]
+fn dead_before_its_rtu() {
+    require_backend!(Backend::Udp);
+    let (harness, mut puppet, listener) = stage();
+    let connecting = accepted(&harness, &mut puppet, &listener);
+    assert!(matches!(puppet.hear(), CmEvent::Replied { .. }));
+    // It is told again, 15 times in 6.4 s, and then given up.
+    let begin = Instant::now();
+    let side = &harness.sides[1];
+    let outcome = side.run(|| connecting.wait(Duration::from_secs(60)));
+    assert!(matches!(outcome, Err(VerbsError::TimedOut)), "{outcome:?}");
+    assert!(begin.elapsed() < Duration::from_secs(40), "{:?}", begin.elapsed());
+    assert_eq!(side.ctx.cm_counters().unwrap().repeated, 15);
+    as_before(&harness, &listener);
+}
+
+#[test]
+fn dead_once_it_is_established_and_when_it_is_asked_to_end() {
+    require_backend!(Backend::Udp);
+    let (harness, mut puppet, listener) = stage();
+    let connecting = accepted(&harness, &mut puppet, &listener);
+    let CmEvent::Replied { conn, .. } = puppet.hear() else { panic!() };
+    puppet.cm.establish(conn, b"").unwrap();
+    puppet.speak();
+    let side = &harness.sides[1];
+    let connection = side.run(|| connecting.wait(PATIENCE)).unwrap();
+    // Nobody answers the DREQ.
+    connection.disconnect().unwrap();
+    side.run(|| connection.wait_disconnected(Duration::from_secs(60))).unwrap();
+    drop(connection);
+    as_before(&harness, &listener);
+}
+
+/// Thousands of requests in a second, of which each looks like a new peer's.
+#[test]
+fn a_flood_of_requests_harms_nobody_else() {
+    require_backend!(Backend::Udp);
+    let (harness, mut puppet, flooded) = stage();
+    let side = &harness.sides[1];
+    let other = Listener::bind(&side.ctx, SocketAddr::new(side.address, PORT + 1), 4).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| (0..5_000).for_each(|n| puppet.ask(0x1_0000 + n)));
+        for _ in 0..5 {
+            as_before(&harness, &other);
+        }
+    });
+    // What comes behind the flood is answered when all of that has been read.
+    as_before(&harness, &other);
+    let counters = side.ctx.cm_counters().unwrap();
+    // No more than the backlog holds was offered, besides what the others asked for.
+    assert_eq!(counters.requests, 4 + 6, "{counters:?}");
+    assert!(counters.backlog_overflow > 0 && counters.malformed == 0, "{counters:?}");
+    while let Some(request) = flooded.try_request() {
+        request.reject(b"").unwrap();
+    }
+    as_before(&harness, &flooded);
+}
+
+/// As much private data as fits arrives, and no more is taken.
+#[test]
+fn private_data_of_every_length() {
+    require_backend!(Backend::Udp);
+    let (harness, _puppet, listener) = stage();
+    let server = listener.address();
+    let of = |len: usize, at: u8| -> Vec<u8> { (0..len).map(|n| n as u8 ^ at).collect() };
+    let connections = harness.both(|at, side| {
+        let qp = side.qp().build().unwrap();
+        if at == 0 {
+            let params = Params::default().private_data(&of(56, 0x55));
+            return cm::connect(qp, server, &params, PATIENCE).unwrap();
+        }
+        let request = listener.request(Some(PATIENCE)).unwrap();
+        let params = Params::default().private_data(&of(196, 0xaa));
+        request.accept(qp, &params).unwrap().wait(PATIENCE).unwrap()
+    });
+    assert_eq!(connections[0].private_data(), of(196, 0xaa));
+    assert_eq!(connections[1].private_data(), of(56, 0x55));
+    let side = &harness.sides[0];
+    let params = Params::default().private_data(&of(57, 0));
+    let why = cm::connect(side.qp().build().unwrap(), server, &params, PATIENCE).unwrap_err();
+    assert!(why.to_string().contains("56 bytes at most"), "{why}");
+    // What is refused here has asked nobody.
+    assert!(listener.try_request().is_none());
+}

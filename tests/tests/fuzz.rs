@@ -1,0 +1,77 @@
+//! The fuzz targets over their corpora, and over changed copies of those: always the same ones, so that a failure here is one everywhere.
+//! `ROCINANTE_FUZZ_SEED=n` tries others; `ROCINANTE_FUZZ_TIMES=k`, k times as many.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use rocinante_tests::fuzz::{self, Random, Target};
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+/// Runs one input; a failure says how to repeat it.
+fn try_one(target: &Target, what: &str, input: &[u8]) {
+    let run = catch_unwind(AssertUnwindSafe(|| (target.run)(input)));
+    if run.is_err() {
+        let hex: String = input.iter().map(|byte| format!("{byte:02x}")).collect();
+        panic!("{}, {what}: {hex}", target.name);
+    }
+}
+
+fn smoke(name: &str) {
+    let target = fuzz::target(name);
+    let corpus = (target.corpus)();
+    assert!(!corpus.is_empty());
+    for (n, input) in corpus.iter().enumerate() {
+        try_one(target, &format!("input {n} of the corpus"), input);
+    }
+    let seed = number("ROCINANTE_FUZZ_SEED").unwrap_or(1);
+    let tries = u64::from(target.tries) * number("ROCINANTE_FUZZ_TIMES").unwrap_or(1);
+    let mut random = Random::new(seed);
+    for n in 0..tries {
+        let input = random.changed(&corpus);
+        try_one(target, &format!("seed {seed}, try {n}"), &input);
+    }
+    println!("{name}: {} inputs, {tries} changed ones", corpus.len());
+}
+
+#[test]
+fn packets_of_any_bytes() {
+    smoke("packet");
+}
+
+#[test]
+fn any_packets_at_a_live_queue_pair() {
+    smoke("engine");
+}
+
+#[test]
+fn any_sequence_of_calls() {
+    smoke("api");
+}
+
+#[test]
+fn any_datagrams_at_a_connection_manager() {
+    smoke("cm");
+}
+
+#[test]
+fn any_words_of_a_peer() {
+    smoke("words");
+}
+
+#[test]
+fn any_words_of_the_kernel() {
+    smoke("kernel");
+}
+
+#[test]
+fn each_target_has_a_program_for_cargo_fuzz() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz");
+    let manifest = std::fs::read_to_string(folder.join("Cargo.toml")).expect("fuzz/Cargo.toml");
+    for target in fuzz::TARGETS {
+        let program = folder.join(format!("fuzz_targets/{}.rs", target.name));
+        assert!(program.is_file(), "{}", program.display());
+        assert!(manifest.contains(&format!("fuzz_targets/{}.rs", target.name)), "{}", target.name);
+    }
+}

@@ -1,0 +1,116 @@
+//! What carries the lines of an exchange: TCP, or a queue pair.
+
+use std::io::{self, BufRead, BufReader, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv, sockopt};
+
+use super::queue::{QueueLink, QueueWatch};
+use super::{GAVE_UP, PATIENCE};
+
+/// What carries the lines.
+#[derive(Debug)]
+pub(super) enum Link {
+    Tcp(BufReader<TcpStream>),
+    Queue(Box<QueueLink>),
+}
+
+impl Link {
+    pub(super) fn tcp(stream: TcpStream) -> io::Result<Self> {
+        stream.set_nodelay(true)?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        notice_dead_machines(&stream)?;
+        Ok(Self::Tcp(BufReader::new(stream)))
+    }
+
+    pub(super) fn local(&self) -> io::Result<SocketAddr> {
+        match self {
+            Self::Tcp(stream) => stream.get_ref().local_addr(),
+            Self::Queue(queue) => Ok(queue.local()),
+        }
+    }
+
+    /// Sends all of it, or fails after a while.
+    pub(super) fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        match self {
+            Self::Tcp(stream) => stream.get_mut().write_all(bytes),
+            Self::Queue(queue) => queue.write(bytes),
+        }
+    }
+
+    /// What came and has not been consumed.
+    pub(super) fn buffer(&self) -> &[u8] {
+        match self {
+            Self::Tcp(stream) => stream.buffer(),
+            Self::Queue(queue) => queue.buffer(),
+        }
+    }
+
+    pub(super) fn consume(&mut self, count: usize) {
+        match self {
+            Self::Tcp(stream) => stream.consume(count),
+            Self::Queue(queue) => queue.consume(count),
+        }
+    }
+
+    /// Waits for something in an empty buffer, for ever if `wait` is none, not at all if it is zero. Whether there is: else the peer has closed
+    /// the connection. An error of the kind `WouldBlock` if there is nothing yet.
+    pub(super) fn fill(&mut self, wait: Option<Duration>) -> io::Result<bool> {
+        match self {
+            Self::Tcp(stream) if wait == Some(Duration::ZERO) => {
+                stream.get_ref().set_nonblocking(true)?;
+                let filled = stream.fill_buf().map(|bytes| !bytes.is_empty());
+                stream.get_ref().set_nonblocking(false)?;
+                filled
+            }
+            Self::Tcp(stream) => {
+                stream.get_ref().set_read_timeout(wait)?;
+                stream.fill_buf().map(|bytes| !bytes.is_empty())
+            }
+            Self::Queue(queue) => queue.fill(wait),
+        }
+    }
+
+    pub(super) fn watch(&self) -> io::Result<Watch> {
+        Ok(match self {
+            Self::Tcp(stream) => Watch::Tcp(stream.get_ref().try_clone()?),
+            Self::Queue(queue) => Watch::Queue(queue.watch()),
+        })
+    }
+}
+
+/// Has the kernel ask a silent peer's kernel whether it is still there, and end the connection after half a minute without an answer: a machine that has
+/// lost its power closes nothing.
+fn notice_dead_machines(stream: &TcpStream) -> io::Result<()> {
+    const PAUSE: Duration = Duration::from_secs(5);
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, 2 * PAUSE)?;
+    sockopt::set_tcp_keepintvl(stream, PAUSE)?;
+    sockopt::set_tcp_keepcnt(stream, 4)?;
+    Ok(())
+}
+
+/// Sees whether the peer has gone, without reading.
+#[derive(Debug)]
+pub(super) enum Watch {
+    Tcp(TcpStream),
+    Queue(QueueWatch),
+}
+
+impl Watch {
+    pub(super) fn is_gone(&self) -> bool {
+        match self {
+            Self::Tcp(stream) => {
+                let mut next = [0; 1];
+                match recv(stream, &mut next, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+                    Ok((0, _)) => true,
+                    Ok(_) => char::from(next[0]) == GAVE_UP,
+                    Err(error) => error != Errno::WOULDBLOCK && error != Errno::INTR,
+                }
+            }
+            Self::Queue(queue) => queue.is_gone(),
+        }
+    }
+}

@@ -1,0 +1,402 @@
+//! An exchange over a queue pair that the connection manager connected: lines are bytes of SENDs.
+//!
+//! The private data of request and answer begins with [`MAGIC`], and then says the path MTU that the side's link takes.
+
+use std::io::{self, ErrorKind};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rocinante_stack::mem::Access;
+use rocinante_stack::types::Mtu;
+use rocinante_stack::verbs::{RecvWr, SendData, SendOp, SendWr, WcStatus};
+
+use super::{GAVE_UP, PATIENCE};
+use crate::cm::{self, CmFailure, Connection, Params, RejReason, Request};
+use crate::context::Context;
+use crate::cq::{Cq, Wc};
+use crate::error::VerbsError;
+use crate::mr::Mr;
+use crate::qp::{ConnectOptions, PreparedQp};
+
+/// Begins the private data of both sides: what is spoken, in which version.
+const MAGIC: &[u8; 8] = b"lines/1\n";
+/// Bytes of a SEND at most, and of a receive.
+const SLOT: usize = 1024;
+/// Receives that are posted.
+const SLOTS: usize = 16;
+/// Bytes that may have come and not been read before the peer has to wait.
+const UNREAD_MAX: usize = 64 << 10;
+/// Work request of the one SEND that is under way; receives have the number of their slot.
+const SENT: u64 = u64::MAX;
+/// How often a wait looks up.
+const LOOK: Duration = Duration::from_millis(100);
+/// Whoever is watched and says nothing for so long is asked whether it is still there.
+const PROBE: Duration = Duration::from_secs(1);
+
+/// Asks a peer that listens for such an exchange, and again until `patience` is over while nobody listens.
+pub(super) fn connect(
+    ctx: &Context,
+    peer: SocketAddr,
+    patience: Duration,
+) -> Result<QueueLink, VerbsError> {
+    let deadline = Instant::now() + patience;
+    let own = ctx.query_device().active_mtu;
+    loop {
+        let parts = Parts::new(ctx, 0)?;
+        let left = deadline.saturating_duration_since(Instant::now());
+        let params = Params::default().options(options()).private_data(&words(own));
+        let error = match cm::connect(parts.qp, peer, &params, left.max(LOOK)) {
+            Ok(connection) => {
+                let theirs = mtu_of(connection.private_data()).ok_or_else(|| {
+                    stranger(
+                        peer,
+                        "it accepts, but does not speak as rocinante does: is it the right port?",
+                    )
+                })?;
+                let local = SocketAddr::new(connection.qp().endpoint().address, 0);
+                return Ok(QueueLink::new(
+                    connection,
+                    (parts.cq, parts.memory),
+                    local,
+                    own.min(theirs),
+                ));
+            }
+            Err(error) => error,
+        };
+        let nobody = RejReason::INVALID_SERVICE_ID;
+        let absent = matches!(&error, VerbsError::Cm(CmFailure::Rejected { reason, .. }) if *reason == nobody);
+        if !absent || Instant::now() >= deadline {
+            return Err(cannot_connect(peer, error));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Accepts who asks for such an exchange.
+pub(super) fn accept(ctx: &Context, request: Request) -> Result<QueueLink, VerbsError> {
+    let peer = request.peer();
+    let Some(theirs) = mtu_of(request.private_data()) else {
+        request.reject(b"this is a rocinante server, and it does not understand that")?;
+        return Err(stranger(peer, "it asks for another kind of connection"));
+    };
+    let own = ctx.query_device().active_mtu;
+    let local = request.local();
+    let gid = ctx.gids().iter().position(|gid| *gid == local).unwrap_or(0);
+    let parts = Parts::new(ctx, gid)?;
+    let params = Params::default().options(options()).private_data(&words(own));
+    let connection = request.accept(parts.qp, &params).and_then(|accepted| accepted.wait(PATIENCE));
+    let connection = connection.map_err(|error| stranger(peer, &error.to_string()))?;
+    let local = SocketAddr::new(local, 0);
+    Ok(QueueLink::new(connection, (parts.cq, parts.memory), local, own.min(theirs)))
+}
+
+/// Any link carries that path MTU, and lines are short.
+fn options() -> ConnectOptions {
+    ConnectOptions { mtu: Some(Mtu::Mtu256), ..ConnectOptions::default() }
+}
+
+fn words(own: Mtu) -> Vec<u8> {
+    let mut words = MAGIC.to_vec();
+    words.push(own.code());
+    words
+}
+
+/// The path MTU that a peer says, if it speaks as we do.
+fn mtu_of(private: &[u8]) -> Option<Mtu> {
+    let code = *private.strip_prefix(MAGIC)?.first()?;
+    Mtu::ALL.into_iter().find(|mtu| mtu.code() == code)
+}
+
+fn stranger(peer: SocketAddr, what: &str) -> VerbsError {
+    VerbsError::Exchange(format!("peer {peer}, connecting: {what}"))
+}
+
+fn cannot_connect(peer: SocketAddr, error: VerbsError) -> VerbsError {
+    let advice = match &error {
+        VerbsError::TimedOut => {
+            ": no answer: is that the right address, is the server started with the connection manager (--cm), and does the firewall between let UDP \
+             port 4791 through?"
+        }
+        VerbsError::Cm(CmFailure::Rejected { private_data, reason })
+            if *reason == RejReason::CONSUMER =>
+        {
+            let end = private_data.iter().position(|byte| *byte == 0).unwrap_or(private_data.len());
+            let said = super::printable(&String::from_utf8_lossy(&private_data[..end]));
+            return VerbsError::Exchange(format!(
+                "cannot connect to {peer}: it rejects the connection: {said}"
+            ));
+        }
+        VerbsError::Cm(_) | VerbsError::Path(_) => "",
+        _ => return error,
+    };
+    VerbsError::Exchange(format!("cannot connect to {peer}: {error}{advice}"))
+}
+
+/// What becomes a link once it is connected.
+struct Parts {
+    qp: PreparedQp,
+    cq: Cq,
+    memory: Mr,
+}
+
+impl Parts {
+    /// With receives posted, so that the first words find them.
+    fn new(ctx: &Context, gid_index: usize) -> Result<Self, VerbsError> {
+        let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(SLOTS as u32 + 2)?);
+        let memory = pd.allocate((SLOTS + 1) * SLOT, Access::LOCAL_WRITE)?;
+        let qp = pd.qp(&cq, &cq).max_send_wr(2).max_recv_wr(SLOTS as u32).gid_index(gid_index);
+        let qp = qp.build()?;
+        for slot in 0..SLOTS {
+            qp.post_recv(&[RecvWr { wr_id: slot as u64, sges: &[memory.sge(slot * SLOT, SLOT)] }])?;
+        }
+        Ok(Self { qp, cq, memory })
+    }
+}
+
+/// Bytes that come and go in order, over a queue pair.
+#[derive(Debug)]
+pub(super) struct QueueLink {
+    shared: Arc<Mutex<Shared>>,
+    read: Vec<u8>,
+    consumed: usize,
+    local: SocketAddr,
+    path_mtu: Mtu,
+}
+
+/// What the reader and its watch have in common.
+#[derive(Debug)]
+struct Shared {
+    connection: Connection,
+    cq: Cq,
+    /// Slots of receives, then the one that is sent from.
+    memory: Mr,
+    /// What came and was not read.
+    came: Vec<u8>,
+    /// Receives that are posted again once that is read: a peer that says more than anybody hears has to wait.
+    held: Vec<u64>,
+    /// A SEND is under way.
+    sending: bool,
+    /// One did not arrive.
+    unsent: bool,
+    /// The connection has ended, and how: by a disconnection, or because the peer is silent.
+    ended: Option<WcStatus>,
+    /// When the peer was last seen alive.
+    alive: Instant,
+}
+
+impl QueueLink {
+    fn new(
+        connection: Connection,
+        (cq, memory): (Cq, Mr),
+        local: SocketAddr,
+        path_mtu: Mtu,
+    ) -> Self {
+        let shared = Shared {
+            connection,
+            cq,
+            memory,
+            came: Vec::new(),
+            held: Vec::new(),
+            sending: false,
+            unsent: false,
+            ended: None,
+            alive: Instant::now(),
+        };
+        let shared = Arc::new(Mutex::new(shared));
+        Self { shared, read: Vec::new(), consumed: 0, local, path_mtu }
+    }
+
+    pub(super) fn local(&self) -> SocketAddr {
+        self.local
+    }
+
+    /// The largest that both links take.
+    pub(super) fn path_mtu(&self) -> Mtu {
+        self.path_mtu
+    }
+
+    /// Sends all, and waits until the peer's device has it.
+    pub(super) fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        let mut shared = self.shared.lock();
+        for part in bytes.chunks(SLOT) {
+            shared.settle(deadline)?;
+            shared.send(part)?;
+        }
+        shared.settle(deadline)
+    }
+
+    pub(super) fn buffer(&self) -> &[u8] {
+        &self.read[self.consumed..]
+    }
+
+    pub(super) fn consume(&mut self, count: usize) {
+        self.consumed += count;
+        if self.consumed == self.read.len() {
+            self.read.clear();
+            self.consumed = 0;
+        }
+    }
+
+    /// As [`Link::fill`](super::link::Link::fill).
+    pub(super) fn fill(&mut self, wait: Option<Duration>) -> io::Result<bool> {
+        let deadline = wait.and_then(|wait| Instant::now().checked_add(wait));
+        loop {
+            let mut shared = self.shared.lock();
+            shared.look()?;
+            if !shared.came.is_empty() {
+                self.read.append(&mut shared.came);
+                shared.receive_on()?;
+                return Ok(true);
+            }
+            match shared.ended {
+                None => {}
+                Some(WcStatus::RetryExcErr) => return Err(gone()),
+                Some(_) => return Ok(false),
+            }
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Err(ErrorKind::WouldBlock.into());
+            }
+            shared.probe()?;
+            shared.sleep(deadline)?;
+        }
+    }
+
+    pub(super) fn watch(&self) -> QueueWatch {
+        QueueWatch { shared: self.shared.clone() }
+    }
+}
+
+/// The peer's device is silent.
+fn gone() -> io::Error {
+    let why = "it does not answer any more (RETRY_EXC_ERR): its program was killed, or the network between is cut";
+    io::Error::new(ErrorKind::NotConnected, why)
+}
+
+impl Shared {
+    /// Takes what has completed.
+    fn look(&mut self) -> io::Result<()> {
+        // No more than can have been there: a peer that never stops must not keep us.
+        for _ in 0..=SLOTS {
+            let Some(wc) = self.cq.poll_one().map_err(io::Error::other)? else { break };
+            self.take(&wc)?;
+        }
+        Ok(())
+    }
+
+    /// What came was read: there is room for more.
+    fn receive_on(&mut self) -> io::Result<()> {
+        while let Some(slot) = self.held.pop() {
+            self.receive(slot)?;
+        }
+        Ok(())
+    }
+
+    fn receive(&self, slot: u64) -> io::Result<()> {
+        let sges = [self.memory.sge(slot as usize * SLOT, SLOT)];
+        let receive = RecvWr { wr_id: slot, sges: &sges };
+        self.connection.post_recv(&[receive]).map_err(io::Error::other)
+    }
+
+    /// Waits for a completion, not for long.
+    fn sleep(&mut self, deadline: Option<Instant>) -> io::Result<()> {
+        let left = deadline.map_or(LOOK, |at| at.saturating_duration_since(Instant::now()));
+        match self.cq.wait_one(left.min(LOOK)) {
+            Ok(wc) => self.take(&wc),
+            Err(VerbsError::TimedOut) => Ok(()),
+            Err(error) => Err(io::Error::other(error)),
+        }
+    }
+
+    fn take(&mut self, wc: &Wc) -> io::Result<()> {
+        let of_send = wc.wr_id == SENT;
+        if of_send {
+            self.sending = false;
+        }
+        if wc.status != WcStatus::Success {
+            self.unsent |= of_send;
+            // The first says why, the others are flushed.
+            self.ended.get_or_insert(wc.status);
+            return Ok(());
+        }
+        self.alive = Instant::now();
+        if of_send {
+            return Ok(());
+        }
+        let at = wc.wr_id as usize * SLOT;
+        self.came.extend_from_slice(&self.memory.to_vec(at, wc.byte_len as usize));
+        if self.came.len() > UNREAD_MAX {
+            self.held.push(wc.wr_id);
+            return Ok(());
+        }
+        self.receive(wc.wr_id)
+    }
+
+    /// Waits until what was sent has arrived.
+    fn settle(&mut self, deadline: Instant) -> io::Result<()> {
+        loop {
+            self.look()?;
+            // Whoever hears the last words may hang up before this is seen.
+            if !self.sending && !self.unsent {
+                return Ok(());
+            }
+            match self.ended {
+                None => {}
+                Some(WcStatus::RetryExcErr) => return Err(gone()),
+                Some(_) => return Err(ErrorKind::BrokenPipe.into()),
+            }
+            if Instant::now() >= deadline {
+                return Err(ErrorKind::WouldBlock.into());
+            }
+            self.sleep(Some(deadline))?;
+        }
+    }
+
+    fn send(&mut self, part: &[u8]) -> io::Result<()> {
+        match self.ended {
+            None => {}
+            Some(WcStatus::RetryExcErr) => return Err(gone()),
+            Some(_) => return Err(ErrorKind::BrokenPipe.into()),
+        }
+        let at = SLOTS * SLOT;
+        self.memory.write(at, part);
+        let sges = [self.memory.sge(at, part.len())];
+        let sges = if part.is_empty() { &[][..] } else { &sges };
+        let op = SendOp::Send { imm: None };
+        let data = SendData::Sges(sges);
+        let wr = SendWr { wr_id: SENT, op, data, signaled: true, solicited: false, fence: false };
+        self.connection.post_send(&[wr]).map_err(io::Error::other)?;
+        self.sending = true;
+        Ok(())
+    }
+
+    /// Asks a peer that has been silent for a while whether it is still there, by an empty SEND.
+    fn probe(&mut self) -> io::Result<()> {
+        if self.sending || self.ended.is_some() || self.alive.elapsed() < PROBE {
+            return Ok(());
+        }
+        self.send(&[])
+    }
+}
+
+/// Sees whether the peer has gone.
+#[derive(Debug)]
+pub(super) struct QueueWatch {
+    shared: Arc<Mutex<Shared>>,
+}
+
+impl QueueWatch {
+    pub(super) fn is_gone(&self) -> bool {
+        // Who reads notices himself.
+        let Some(mut shared) = self.shared.try_lock() else { return false };
+        if shared.look().and_then(|()| shared.probe()).is_err() {
+            return true;
+        }
+        match shared.came.first() {
+            Some(next) => char::from(*next) == GAVE_UP,
+            None => shared.ended.is_some(),
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! Multicast groups.
+
+use std::net::IpAddr;
+
+use rocinante_stack::verbs::QpType;
+
+use super::{Qp, QpKind};
+use crate::error::VerbsError;
+
+impl Qp {
+    /// Attaches a queue pair of type UD to a multicast group (`ibv_attach_mcast(3)`): it receives what anybody sends to it with its Q_Key, until it is
+    /// detached or destroyed. The interface joins the group (IGMP, MLD) for as long as a queue pair is attached. An IPv4 group may be
+    /// written as IPv6, as its GID has it; attaching again does nothing.
+    ///
+    /// Who sends to a group uses an address handle for its address ([`Pd::create_ah`](crate::Pd::create_ah)) and the number
+    /// [`Qpn::MULTICAST`](crate::Qpn::MULTICAST), and need not be attached. Who is gets its own datagrams, too, like every other on the
+    /// machine (`IBV_QP_CREATE_BLOCK_SELF_MCAST_LB` of verbs is missing here).
+    ///
+    /// The group's socket belongs to the network namespace of the calling thread: call it where the device was opened.
+    ///
+    /// # Errors
+    /// [`VerbsError::Invalid`] for another type of queue pair, an address of no group, or beyond 256 groups of a device or 1024 queue pairs of a
+    /// group; [`VerbsError::Io`] if the group cannot be joined; [`VerbsError::Hardware`].
+    pub fn attach_mcast(&self, group: IpAddr) -> Result<(), VerbsError> {
+        let group = self.check_group(group)?;
+        match &self.kind {
+            QpKind::Soft(qp) => qp.attach_mcast(group),
+            QpKind::Hw(qp) => qp.attach_mcast(group),
+        }
+    }
+
+    /// Detaches it again (`ibv_detach_mcast(3)`).
+    ///
+    /// # Errors
+    /// [`VerbsError::Invalid`] if it is not attached; [`VerbsError::Hardware`].
+    pub fn detach_mcast(&self, group: IpAddr) -> Result<(), VerbsError> {
+        let group = self.check_group(group)?;
+        match &self.kind {
+            QpKind::Soft(qp) => qp.detach_mcast(group),
+            QpKind::Hw(qp) => qp.detach_mcast(group),
+        }
+    }
+
+    fn check_group(&self, group: IpAddr) -> Result<IpAddr, VerbsError> {
+        let group = group.to_canonical();
+        if self.qp_type != QpType::Ud {
+            let why = "only a queue pair of type UD can be attached to a group";
+            return Err(VerbsError::Invalid(why.into()));
+        }
+        if !group.is_multicast() {
+            let why = format!("{group} is no multicast group: they are 224.0.0.0/4 and ff00::/8");
+            return Err(VerbsError::Invalid(why));
+        }
+        Ok(group)
+    }
+}

@@ -1,0 +1,40 @@
+//! Windows in the region table.
+
+use std::sync::Arc;
+
+use rocinante_stack::mem::MwType;
+use rocinante_stack::types::Key;
+
+use super::{Device, Pd};
+use crate::error::VerbsError;
+
+/// A memory window; dropping it deallocates it.
+#[derive(Debug)]
+pub(crate) struct Window {
+    device: Arc<Device>,
+    first: Key,
+}
+
+impl Window {
+    pub(crate) fn alloc(pd: &Pd, mw_type: MwType) -> Result<Self, VerbsError> {
+        let random = crate::context::random()?;
+        let device = pd.device.clone();
+        let first = device.core.hold().host.regions.insert_window(pd.id, mw_type, random);
+        let first = first.ok_or(VerbsError::Limit {
+            what: "memory regions and windows",
+            max: u64::from(device.limits.max_mr),
+        })?;
+        Ok(Self { device, first })
+    }
+
+    /// The key that it had first.
+    pub(crate) fn first_key(&self) -> Key {
+        self.first
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        self.device.core.hold().host.regions.remove_window(self.first);
+    }
+}

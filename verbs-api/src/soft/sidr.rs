@@ -1,0 +1,107 @@
+//! Datagram services on a shard: who is asked, and who has asked.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use rocinante_stack::cm::{AskId, CmError, CmEvent, ListenerId, QueryId};
+use rocinante_stack::types::Qpn;
+use rocinante_stack::wire::cm::{ServiceId, SidrStatus};
+
+use super::Device;
+use super::cm::Mailbox;
+use super::shard::Shard;
+
+/// Whom events of datagram services concern.
+#[derive(Debug, Default)]
+pub(super) struct Services {
+    listeners: BTreeMap<ListenerId, Arc<Mailbox>>,
+    queries: BTreeMap<QueryId, Arc<Mailbox>>,
+}
+
+impl Shard {
+    /// Hands an event of a datagram service to whom it concerns.
+    pub(super) fn deliver_service(&mut self, event: CmEvent) {
+        let services = &self.post.services;
+        match &event {
+            CmEvent::Asked { listener, ask, .. } => match services.listeners.get(listener) {
+                Some(mailbox) => mailbox.push(event),
+                // Whoever listened has just gone.
+                None => {
+                    let (ask, now) = (*ask, self.now());
+                    let _ = self.cm().answer(now, ask, Err(SidrStatus::REJECT), &[]);
+                }
+            },
+            CmEvent::AskOver { ask } => {
+                for mailbox in services.listeners.values() {
+                    mailbox.retain(|event| !is_asked(event, *ask));
+                }
+            }
+            CmEvent::Resolved { query, .. } | CmEvent::Unresolved { query, .. } => {
+                if let Some(mailbox) = services.queries.get(query) {
+                    mailbox.push(event);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+fn is_asked(event: &CmEvent, of: AskId) -> bool {
+    matches!(event, CmEvent::Asked { ask, .. } if *ask == of)
+}
+
+impl Device {
+    pub(crate) fn cm_listen_datagrams(
+        &self,
+        service: ServiceId,
+        address: Option<IpAddr>,
+        backlog: usize,
+    ) -> Result<(ListenerId, Arc<Mailbox>), CmError> {
+        let mut shard = self.core.hold();
+        let listener = shard.cm().listen_datagrams(service, address, backlog)?;
+        let mailbox = Arc::new(Mailbox::default());
+        shard.post.services.listeners.insert(listener, mailbox.clone());
+        Ok((listener, mailbox))
+    }
+
+    pub(crate) fn cm_unlisten_datagrams(&self, listener: ListenerId) {
+        let mut shard = self.core.hold();
+        let mailbox = shard.post.services.listeners.remove(&listener);
+        let now = shard.now();
+        // What the program has taken is still its to decide.
+        let heard = |ask| mailbox.as_ref().is_none_or(|it| !it.any(|event| is_asked(event, ask)));
+        shard.cm().unlisten_datagrams(now, listener, heard);
+        shard.serve_cm(now);
+    }
+
+    pub(crate) fn cm_answer(
+        &self,
+        ask: AskId,
+        answer: Result<(Qpn, u32), SidrStatus>,
+        private: &[u8],
+    ) -> Result<(), CmError> {
+        self.with_cm(|cm, now| cm.answer(now, ask, answer, private))
+    }
+
+    pub(crate) fn cm_resolve(
+        &self,
+        way: (IpAddr, IpAddr),
+        service: (ServiceId, u16),
+        private: &[u8],
+    ) -> Result<(QueryId, Arc<Mailbox>), CmError> {
+        let mut shard = self.core.hold();
+        let now = shard.now();
+        let query = shard.cm().resolve(now, way, service, private)?;
+        let mailbox = Arc::new(Mailbox::default());
+        shard.post.services.queries.insert(query, mailbox.clone());
+        shard.serve_cm(now);
+        Ok((query, mailbox))
+    }
+
+    pub(crate) fn cm_forget_query(&self, query: QueryId) {
+        let mut shard = self.core.hold();
+        shard.post.services.queries.remove(&query);
+        shard.cm().forget_query(query);
+    }
+}
