@@ -317,8 +317,8 @@ impl PathTable {
                 neighbour
             }
         };
-        let resolved = neighbour.is_some_and(|n| n.status != NeighbourStatus::Unresolved);
-        if entry.template.is_none() && resolved && !std::mem::replace(&mut entry.answered, true) {
+        let usable = is_usable(neighbour);
+        if entry.template.is_none() && usable && !std::mem::replace(&mut entry.answered, true) {
             self.backoff = RESOLVE_FIRST;
             return Ok(());
         }
@@ -341,8 +341,14 @@ impl PathTable {
             return Ok(*known);
         }
         let target = self.target(spec)?;
-        let neighbour = self.neighbour_of(target).unwrap_or(None);
-        if neighbour.is_some_and(|known| known.status != NeighbourStatus::Unresolved) {
+        let mut neighbour = self.neighbour_of(target).unwrap_or(None);
+        if let (Target::Neighbour(address), false) = (target, is_usable(neighbour)) {
+            // What waits for an answer at the kernel is overtaken by what is sent when the answer has
+            // come: it is asked for before there is anything to send. On one machine it is there at once.
+            let solicited = self.rtnl.solicit(self.iface.index, address);
+            neighbour = solicited.and_then(|()| self.neighbour_of(target)).unwrap_or(None);
+        }
+        if is_usable(neighbour) {
             self.recent.put(now, question, (target, neighbour));
         }
         Ok((target, neighbour))
@@ -421,6 +427,11 @@ impl Entry {
             self.template = FrameTemplate::new(iface.mac, mac, &self.spec, self.src_port);
         }
     }
+}
+
+/// Whether frames may be sent to this entry of the neighbour cache.
+fn is_usable(neighbour: Option<Neighbour>) -> bool {
+    neighbour.is_some_and(|known| known.status != NeighbourStatus::Unresolved)
 }
 
 /// Whether a destination means nothing without an interface.

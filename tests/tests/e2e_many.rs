@@ -71,6 +71,7 @@ fn never_overrun(backend: Backend, count: usize, load: Load, whole: bool) {
     let ends = [0, 1].map(|at| qps.iter().map(|pair| &pair[at]).collect::<Vec<_>>());
     let regions =
         harness.sides.each_ref().map(|side| side.pd.allocate(2 * CHUNK, Access::ALL).unwrap());
+    know_each_other(&harness, &qps[0], &regions);
     let still_busy = AtomicU64::new(2);
     let moved = harness.both(|at, side| {
         let moved = keep_busy(&ends[at], &side.cq, &regions[at], &regions[1 - at], load);
@@ -87,6 +88,17 @@ fn never_overrun(backend: Backend, count: usize, load: Load, whole: bool) {
         assert_eq!(counters.port.rx_queue_drops, 0);
         assert_eq!(counters.port.rx_malformed, 0);
         assert_eq!(counters.transport.retransmitted_pkts, 0);
+    }
+}
+
+/// One message each way, for the neighbours to be resolved: what the kernel holds until then is sent when the answer comes, beside what is
+/// sent at that moment, and may be overtaken by it.
+fn know_each_other(harness: &Harness, qps: &[Qp; 2], regions: &[Mr; 2]) {
+    for (at, side) in harness.sides.iter().enumerate() {
+        let (address, rkey) = (regions[1 - at].address(), regions[1 - at].rkey());
+        let op = SendOp::Write { remote: address, rkey, imm: None };
+        qps[at].post_send(&[wr(0, op, &[regions[at].sge(0, 1)])]).unwrap();
+        side.succeed(0);
     }
 }
 

@@ -267,6 +267,12 @@ fn a_cold_neighbour_is_resolved_by_the_kernel() {
         let mut a = open_on(&pair.a, "v0", &[A4, A6], &config);
         let mut b = open_on(&pair.b, "v0", &[B4, B6], &config);
         let to = path(&pair.a, &mut a, local, remote);
+        pair.a.sh("ip neigh flush dev v0");
+        let end = Instant::now() + Duration::from_secs(20);
+        while !matches!(a.paths.hop(to.id), Some(Hop::Guard(_))) {
+            assert!(Instant::now() < end, "it is still thought to be known");
+            std::thread::sleep(a.maintain().expect("paths").min(Duration::from_millis(50)));
+        }
         send(&mut a, to.id, &[300; 5]);
         assert_eq!(a.stats().tx_unresolved, 5, "{remote}");
         let got = receive(&mut b, 5);

@@ -99,7 +99,7 @@ fn a_path_follows_the_neighbour_cache() {
             let first = maintain(&mut table).expect("unresolved");
             assert!(maintain(&mut table).expect("unresolved") > first, "it backs off");
 
-            neigh("add @ lladdr 02:00:00:00:00:07 dev v0 nud reachable");
+            neigh("replace @ lladdr 02:00:00:00:00:07 dev v0 nud reachable");
             maintain(&mut table);
             assert_eq!(
                 hop(&mut table, path.id),
@@ -124,6 +124,22 @@ fn a_path_follows_the_neighbour_cache() {
             neigh("del @ dev v0");
             maintain(&mut table);
             assert_eq!(hop(&mut table, path.id), "guard", "gone");
+        });
+    }
+}
+
+#[test]
+fn a_new_path_has_its_neighbour_resolved() {
+    let pair = or_skip!("resolve::a_new_path_has_its_neighbour_resolved", Pair::new());
+    for (local, remote) in [("10.9.0.1", "10.9.0.2"), ("fd09::1", "fd09::2")] {
+        pair.a.run(|| {
+            let (mut table, mut guard) = (open(), Paths::default());
+            let path = table.add(&spec(local, remote), &mut guard).expect("a path").id;
+            let until = Instant::now() + Duration::from_secs(20);
+            while hop(&mut table, path) == "guard" {
+                assert!(Instant::now() < until, "nothing was sent, and nobody asked for {remote}");
+                maintain(&mut table);
+            }
         });
     }
 }

@@ -3,6 +3,8 @@
 use std::io;
 use std::net::IpAddr;
 
+use netlink_packet_core::NLM_F_CREATE;
+
 use super::Rtnl;
 use super::query::{Query, family};
 use super::socket::Attributes;
@@ -38,16 +40,30 @@ impl Rtnl {
     /// # Errors
     /// Whatever the kernel answers, other than that there is no such entry.
     pub fn neighbour(&mut self, interface: u32, address: IpAddr) -> io::Result<Option<Neighbour>> {
-        let mut header = [0; HEADER_LEN];
-        header[0] = family(address).0;
-        header[4..8].copy_from_slice(&interface.to_ne_bytes());
-        let query = Query::new(&header).address(libc::NDA_DST, address);
+        let query = named(interface, address, 0);
         match self.ask_one(libc::RTM_GETNEIGH, libc::RTM_NEWNEIGH, &query, neighbour_from) {
             Ok(found) => Ok(Some(found)),
             Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(None),
             Err(e) => Err(e),
         }
     }
+
+    /// Has the kernel resolve `address` as if it had something to send there (`NTF_USE`), without waiting for the answer. Does not allocate.
+    ///
+    /// # Errors
+    /// `EPERM` without CAP_NET_ADMIN, or whatever else the kernel answers.
+    pub fn solicit(&mut self, interface: u32, address: IpAddr) -> io::Result<()> {
+        self.tell(libc::RTM_NEWNEIGH, NLM_F_CREATE, &named(interface, address, libc::NTF_USE))
+    }
+}
+
+/// A `struct ndmsg` with these flags (`NTF_*`), and which entry it is about.
+fn named(interface: u32, address: IpAddr, flags: u8) -> Query {
+    let mut header = [0; HEADER_LEN];
+    header[0] = family(address).0;
+    header[4..8].copy_from_slice(&interface.to_ne_bytes());
+    header[10] = flags;
+    Query::new(&header).address(libc::NDA_DST, address)
 }
 
 pub(super) fn neighbour_from(message: &[u8]) -> Option<Neighbour> {

@@ -55,12 +55,17 @@ impl Rtnl {
     ) -> io::Result<T> {
         let mut found = None;
         let body = &query.bytes[..query.len];
-        self.socket.request_one(request, body, &mut |kind, payload| {
+        self.socket.request_one(request, 0, body, &mut |kind, payload| {
             if kind == answer && found.is_none() {
                 found = understand(payload);
             }
         })?;
         found.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
+    }
+
+    /// Sends one request with these flags (`NLM_F_*`) that is answered by nothing but success or an error.
+    pub(super) fn tell(&mut self, request: u16, flags: u16, query: &Query) -> io::Result<()> {
+        self.socket.request_one(request, flags, &query.bytes[..query.len], &mut |_, _| {})
     }
 }
 

@@ -70,13 +70,15 @@ impl NetlinkSocket {
         Err(io::Error::new(io::ErrorKind::Interrupted, "the kernel's tables keep changing"))
     }
 
-    /// Sends one short request for one object and hands the answer (type, body) to `each`, without allocating.
+    /// Sends one short request for one object, with `flags` beside the usual ones, and hands the answer (type, body) to `each`,
+    /// without allocating.
     ///
     /// # Errors
     /// As [`request`](Self::request).
     pub(crate) fn request_one(
         &mut self,
         message_type: u16,
+        flags: u16,
         body: &[u8],
         each: &mut dyn FnMut(u16, &[u8]),
     ) -> io::Result<()> {
@@ -84,7 +86,7 @@ impl NetlinkSocket {
         let Some(message) = message.get_mut(..HEADER_LEN + body.len()) else {
             return Err(io::Error::from(io::ErrorKind::InvalidInput));
         };
-        self.send_in(message, message_type, NLM_F_REQUEST | NLM_F_ACK, body)?;
+        self.send_in(message, message_type, NLM_F_REQUEST | NLM_F_ACK | flags, body)?;
         loop {
             let mut room = &mut self.answer[..];
             let length = self.socket.recv(&mut room, 0).map_err(name_timeout)?;
