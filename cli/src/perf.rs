@@ -110,7 +110,6 @@ pub fn run(args: &Args) -> ExitCode {
 fn run_side(args: &Args, command: &str, out: Output) -> Result<Report, Failure> {
     let given = args.given();
     if args.compat.is_some() {
-        args.net.check_compat()?;
         return with_perftest(args, &given, out);
     }
     args.options.check_absent()?;

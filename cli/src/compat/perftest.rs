@@ -11,9 +11,13 @@
 //! | `send_lat` | | post receives, meet, back and forth | close |
 //! | `write_lat` | meet | back and forth, the server first | |
 //! | `read_lat`, `atomic_lat` | meet | the client works | close |
+//!
+//! All that goes over TCP, or with `-z` and `-R` over a queue pair that the connection manager connects (`managed`).
 
 pub mod bench;
+mod connect;
 pub mod latency;
+mod managed;
 pub mod message;
 pub mod options;
 pub mod plan;
@@ -38,7 +42,7 @@ use crate::session::address;
 use bench::{Bench, Trouble};
 use message::Report;
 pub use options::Options;
-use plan::Plan;
+use plan::{Managed, Plan};
 use talk::Talk;
 
 /// Whose exchange is spoken.
@@ -71,18 +75,21 @@ pub struct Outcome {
 /// # Errors
 /// The peer says something else, goes, or stays silent; no device; a request fails. The text names the peer and the phase.
 pub fn run(args: &Args, given: &Given, out: Output) -> Result<Outcome, Failure> {
-    let client = args.net.host.is_some();
-    let mut plan = Plan::new(args.test, given, &args.options, client)?;
-    let wire = meet(args, out)?;
-    let options = &args.options;
-    let wish = match options.gid_index {
+    let mut plan = Plan::new(args.test, given, &args.options, &args.net)?;
+    let wish = match args.options.gid_index {
         Some(index) => Wish::Gid { index, option: "-x" },
-        None if options.ipv6 => Wish::Ipv6,
+        None if args.options.ipv6 => Wish::Ipv6,
         None => Wish::Any,
     };
-    let ctx = device::open(&args.net, &options.device, wish, wire.local()?, out)?;
-    let mut talk = Talk::new(wire, client);
-    let bench = Bench::connect(ctx.clone(), &mut plan, &mut talk)?;
+    let (ctx, wire, side) = if plan.managed == Managed::Nothing {
+        let wire = meet(args, out)?;
+        (device::open(&args.net, &args.options.device, wish, wire.local()?, out)?, wire, None)
+    } else {
+        let (ctx, wire, side) = managed::meet(args, &plan, wish, out)?;
+        (ctx, wire, Some(side).filter(|_| plan.managed == Managed::All))
+    };
+    let mut talk = Talk::new(wire, plan.client);
+    let bench = Bench::connect(ctx.clone(), &mut plan, &mut talk, side)?;
     let run = Run { bench: &bench, plan: &plan, out };
     run.begin(&talk);
     let results = match plan.test {
@@ -93,14 +100,13 @@ pub fn run(args: &Args, given: &Given, out: Output) -> Result<Outcome, Failure> 
     }?;
     out.line(print::LINE);
     let (version, mtu) = (bench.terms.version.clone(), bench.terms.mtu.bytes());
-    drop(bench);
+    bench.end(&plan);
     Ok(Outcome { plan, ctx, version, mtu, results })
 }
 
 /// A connection over TCP, on which nothing has been said.
 fn meet(args: &Args, out: Output) -> Result<Wire, Failure> {
-    let (port, program) =
-        (args.net.port, format!("ib_{}", args.test.to_string().replace('-', "_")));
+    let (port, program) = (args.net.port, program(args.test));
     if let Some(host) = &args.net.host {
         return Wire::connect(host, port, &program);
     }
@@ -110,6 +116,11 @@ fn meet(args: &Args, out: Output) -> Result<Wire, Failure> {
     let wire = Wire::accept(&listener)?;
     out.note(format_args!("client {}", wire.peer()));
     Ok(wire)
+}
+
+/// The name of perftest's program.
+fn program(test: Test) -> String {
+    format!("ib_{}", test.to_string().replace('-', "_"))
 }
 
 /// A measurement that can begin.
@@ -383,8 +394,7 @@ pub(crate) mod tests {
     pub(crate) fn plan(line: &str) -> Result<Plan, Failure> {
         let words = ["perf"].into_iter().chain(line.split_whitespace());
         let Line { args } = Line::try_parse_from(words).unwrap();
-        let client = args.net.host.is_some();
-        Plan::new(args.test, &args.given(), &args.options, client)
+        Plan::new(args.test, &args.given(), &args.options, &args.net)
     }
 
     #[test]
@@ -418,7 +428,8 @@ pub(crate) mod tests {
             ("write-lat -b", "-b"),
             ("write-bw -D 4 -f 2", "margin"),
             ("atomic-bw -s 16", "8 bytes"),
-            ("write-bw -R", "connection manager"),
+            ("write-bw -R -c UC", "connect no UC"),
+            ("write-bw -z -T 4", "--tclass"),
             ("read-bw -c UC", "UC for send and write"),
             ("write-bw -c UD", "UD for send"),
             ("send-bw -c XRC", "RC is for every test"),

@@ -1,13 +1,16 @@
-//! Messages of known length over TCP, within a time, with errors that name the peer and the phase.
+//! Messages of known length over TCP or a queue pair, within a time, with errors that name the peer and the phase.
 
 use std::fmt;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rocinante::cm::Connection;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv, sockopt};
 
+use super::queue::Queue;
 use crate::output::Failure;
 
 /// How long a peer that has only to answer may take for one message.
@@ -17,15 +20,22 @@ const PHASE: u32 = 3;
 /// How long a client tries to reach a server that is not there yet.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(5);
 
-/// A connection over TCP.
+/// A connection over which messages go.
 #[derive(Debug)]
 pub struct Wire {
-    stream: TcpStream,
+    link: Link,
     peer: SocketAddr,
     phase: &'static str,
     patience: Duration,
     /// How long this side has waited for messages in this phase.
     waited: Duration,
+}
+
+/// What carries them.
+#[derive(Debug)]
+enum Link {
+    Tcp(TcpStream),
+    Queue(Box<Queue>),
 }
 
 impl Wire {
@@ -74,17 +84,35 @@ impl Wire {
     }
 
     fn over(stream: TcpStream, peer: SocketAddr) -> Result<Self, Failure> {
-        let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
-        let (phase, waited) = ("connecting", Duration::ZERO);
-        let wire = Self { stream, peer, phase, patience: PATIENCE, waited };
-        let set = wire.stream.set_nodelay(true);
-        set.and_then(|()| wire.stream.set_write_timeout(Some(PATIENCE)))
-            .and_then(|()| notice_dead_machines(&wire.stream))
-            .map_err(|error| wire.failed(error))?;
+        let set = stream.set_nodelay(true);
+        let set = set
+            .and_then(|()| stream.set_write_timeout(Some(PATIENCE)))
+            .and_then(|()| notice_dead_machines(&stream));
+        let wire = Self::new(Link::Tcp(stream), peer);
+        set.map_err(|error| wire.failed(error))?;
         Ok(wire)
     }
 
-    /// The peer's address and TCP port.
+    /// Over a queue pair.
+    #[must_use]
+    pub fn over_queue(queue: Queue) -> Self {
+        let peer = queue.connection().peer();
+        Self::new(Link::Queue(Box::new(queue)), peer)
+    }
+
+    fn new(link: Link, peer: SocketAddr) -> Self {
+        let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
+        let (phase, waited) = ("connecting", Duration::ZERO);
+        Self { link, peer, phase, patience: PATIENCE, waited }
+    }
+
+    /// Whether the connection manager made it: each message is a SEND then.
+    #[must_use]
+    pub fn is_managed(&self) -> bool {
+        matches!(self.link, Link::Queue(_))
+    }
+
+    /// The peer's address and port.
     #[must_use]
     pub fn peer(&self) -> SocketAddr {
         self.peer
@@ -95,8 +123,13 @@ impl Wire {
     /// # Errors
     /// The operating system refuses.
     pub fn local(&self) -> Result<IpAddr, Failure> {
-        let local = self.stream.local_addr().map_err(|error| self.failed(error))?;
-        Ok(local.ip().to_canonical())
+        match &self.link {
+            Link::Tcp(stream) => {
+                let local = stream.local_addr().map_err(|error| self.failed(error))?;
+                Ok(local.ip().to_canonical())
+            }
+            Link::Queue(queue) => Ok(queue.local()),
+        }
     }
 
     /// Says what both sides do from now on, for errors.
@@ -120,7 +153,10 @@ impl Wire {
     /// # Errors
     /// The peer has gone, or does not read.
     pub fn send(&mut self, message: &[u8]) -> Result<(), Failure> {
-        let sent = self.stream.write_all(message);
+        let sent = match &mut self.link {
+            Link::Tcp(stream) => stream.write_all(message),
+            Link::Queue(queue) => queue.send(message, Instant::now() + self.patience),
+        };
         sent.map_err(|error| match error.kind() {
             ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => self.closed(),
             ErrorKind::WouldBlock | ErrorKind::TimedOut => {
@@ -141,22 +177,42 @@ impl Wire {
         message
     }
 
-    fn message<const N: usize>(&self, begin: Instant) -> Result<[u8; N], Failure> {
-        let mut message = [0; N];
+    fn message<const N: usize>(&mut self, begin: Instant) -> Result<[u8; N], Failure> {
         let patience = self.patience.min((self.patience * PHASE).saturating_sub(self.waited));
+        let mut message = [0; N];
+        let received = match &mut self.link {
+            Link::Tcp(_) => return self.pieces(message, begin, patience),
+            Link::Queue(queue) => queue.receive(&mut message, begin + patience),
+        };
+        match received {
+            Ok(Some(bytes)) if bytes == N => Ok(message),
+            Ok(Some(bytes)) => Err(self.failed(format_args!(
+                "it sent {bytes} bytes, not a message of {N}: were both sides given the same test and options?"
+            ))),
+            Ok(None) => Err(self.closed()),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Err(self.late(0, N, patience)),
+            Err(error) => Err(self.failed(error)),
+        }
+    }
+
+    /// Reads a message from a stream.
+    fn pieces<const N: usize>(
+        &self,
+        mut message: [u8; N],
+        begin: Instant,
+        patience: Duration,
+    ) -> Result<[u8; N], Failure> {
+        let Link::Tcp(stream) = &self.link else { return Err(self.closed()) };
         let deadline = begin + patience;
         let mut filled = 0;
         while filled < N {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(self.failed(format_args!(
-                    "it sent {filled} bytes of a message of {N} within {} s",
-                    patience.as_secs_f32()
-                )));
+                return Err(self.late(filled, N, patience));
             }
-            let set = self.stream.set_read_timeout(Some(left));
+            let set = stream.set_read_timeout(Some(left));
             set.map_err(|error| self.failed(error))?;
-            match (&self.stream).read(&mut message[filled..]) {
+            match (&*stream).read(&mut message[filled..]) {
                 Ok(0) if filled == 0 => return Err(self.closed()),
                 Ok(0) => {
                     return Err(self.failed(format_args!(
@@ -177,10 +233,21 @@ impl Wire {
         Ok(message)
     }
 
+    fn late(&self, filled: usize, all: usize, patience: Duration) -> Failure {
+        self.failed(format_args!(
+            "it sent {filled} bytes of a message of {all} within {} s",
+            patience.as_secs_f32()
+        ))
+    }
+
     /// Whether the peer has said something, or has gone: reading would not wait.
     #[must_use]
-    pub fn is_ready(&self) -> bool {
-        peek(&self.stream).is_some()
+    pub fn is_ready(&mut self) -> bool {
+        match &mut self.link {
+            Link::Tcp(stream) => peek(stream).is_some(),
+            // Reading says what is wrong.
+            Link::Queue(queue) => queue.is_ready().unwrap_or(true),
+        }
     }
 
     /// Something to ask, also from another thread, whether the peer is still there.
@@ -188,8 +255,13 @@ impl Wire {
     /// # Errors
     /// The operating system has no descriptors left.
     pub fn watch(&self) -> Result<Watch, Failure> {
-        let stream = self.stream.try_clone().map_err(|error| self.failed(error))?;
-        Ok(Watch { stream })
+        match &self.link {
+            Link::Tcp(stream) => {
+                let stream = stream.try_clone().map_err(|error| self.failed(error))?;
+                Ok(Watch::Tcp(stream))
+            }
+            Link::Queue(queue) => Ok(Watch::Connection(queue.connection().clone())),
+        }
     }
 
     fn closed(&self) -> Failure {
@@ -199,15 +271,21 @@ impl Wire {
 
 /// Knows whether the peer of a [`Wire`] has gone, without reading what it says.
 #[derive(Debug)]
-pub struct Watch {
-    stream: TcpStream,
+pub enum Watch {
+    /// Over TCP.
+    Tcp(TcpStream),
+    /// Over a queue pair.
+    Connection(Arc<Connection>),
 }
 
 impl Watch {
     /// Whether the peer has closed the connection, and everything it said has been read.
     #[must_use]
     pub fn is_gone(&self) -> bool {
-        peek(&self.stream) == Some(false)
+        match self {
+            Self::Tcp(stream) => peek(stream) == Some(false),
+            Self::Connection(connection) => connection.is_disconnected(),
+        }
     }
 }
 
@@ -351,6 +429,40 @@ mod tests {
         assert!(wire.receive::<4>().unwrap_err().to_string().contains("after 2 bytes"));
         assert!(watch.is_gone());
         assert!(wire.receive::<4>().unwrap_err().to_string().contains("closed the connection"));
+    }
+
+    #[test]
+    fn over_queue_pairs_messages_are_whole() {
+        let [mut client, mut server] =
+            crate::compat::queue::pair::connected().map(Wire::over_queue);
+        assert!(client.is_managed() && client.peer().port() == 18515);
+        assert_eq!(server.peer().ip(), client.local().unwrap());
+        for number in 0..20u8 {
+            client.send(&[number; 16]).unwrap();
+            assert_eq!(server.receive::<16>().unwrap(), [number; 16]);
+            server.send(&[number; 2]).unwrap();
+            assert_eq!(client.receive::<2>().unwrap(), [number; 2]);
+        }
+        server.enter("telling versions");
+        client.send(b"abcde").unwrap();
+        let why = server.receive::<16>().unwrap_err().to_string();
+        assert!(why.contains("telling versions: it sent 5 bytes, not a message of 16"), "{why}");
+        // Who says nothing is late; who goes is heard to the end.
+        assert!(!server.is_ready() && !server.watch().unwrap().is_gone());
+        server.set_patience(Duration::from_millis(50));
+        let why = server.receive::<16>().unwrap_err().to_string();
+        assert!(why.contains("0 bytes of a message of 16"), "{why}");
+        client.send(b"bye").unwrap();
+        drop(client);
+        server.set_patience(PATIENCE);
+        assert_eq!(server.receive::<3>().unwrap(), *b"bye");
+        let why = server.receive::<3>().unwrap_err().to_string();
+        assert!(why.contains("closed the connection"), "{why}");
+        // The last work requests may be back before the connection manager has said why.
+        let Watch::Connection(connection) = server.watch().unwrap() else { panic!("it is none") };
+        connection.wait_disconnected(PATIENCE).unwrap();
+        assert!(server.is_ready() && server.watch().unwrap().is_gone());
+        assert!(server.send(b"bye").unwrap_err().to_string().contains("closed the connection"));
     }
 
     #[test]

@@ -6,8 +6,8 @@
 use std::time::{Duration, Instant};
 
 use rocinante::{
-    CompChannel, Context, Cq, Destination, GRH_LEN, Key, Mr, Qp, RecvWr, SendData, SendOp, SendWr,
-    Sge, Wc, WcOpcode,
+    CompChannel, Context, Cq, Destination, GRH_LEN, Key, Mr, Qp, QpType, RecvWr, SendData, SendOp,
+    SendWr, Sge, Wc, WcOpcode,
 };
 
 use super::{BulkOp, MeasureError, Until, succeeded};
@@ -40,7 +40,7 @@ impl Lane<'_> {
 
     /// Bytes that come before a message in its receive.
     pub(crate) fn head(&self) -> usize {
-        if self.to.is_some() { GRH_LEN } else { 0 }
+        if self.qp.qp_type() == QpType::Ud { GRH_LEN } else { 0 }
     }
 }
 

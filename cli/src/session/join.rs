@@ -24,10 +24,21 @@ const LOOK: Duration = Duration::from_millis(200);
 /// A connected queue pair.
 #[derive(Debug)]
 pub enum Joined {
-    /// The endpoints were swapped.
-    Swapped(Box<Qp>),
+    /// The endpoints were swapped, or it is for datagrams.
+    Plain(Box<Qp>),
     /// The connection manager connected it, and disconnects it.
     Managed(Box<Connection>),
+}
+
+impl Joined {
+    /// The connection, if the connection manager made it.
+    #[must_use]
+    pub fn managed(&self) -> Option<&Connection> {
+        match self {
+            Self::Plain(_) => None,
+            Self::Managed(connection) => Some(connection),
+        }
+    }
 }
 
 impl Deref for Joined {
@@ -35,7 +46,7 @@ impl Deref for Joined {
 
     fn deref(&self) -> &Qp {
         match self {
-            Self::Swapped(qp) => qp,
+            Self::Plain(qp) => qp,
             Self::Managed(connection) => connection.qp(),
         }
     }
@@ -82,7 +93,7 @@ impl Session {
         let theirs = self.swap(&hello)?;
         let pairs = qps.into_iter().zip(&theirs.endpoints);
         let qps = pairs.map(|(qp, peer)| self.connect_qp(qp, peer, options));
-        let qps = qps.map(|qp| qp.map(|qp| Joined::Swapped(Box::new(qp))));
+        let qps = qps.map(|qp| qp.map(|qp| Joined::Plain(Box::new(qp))));
         let first = [own, theirs.endpoints[0]];
         Ok(Theirs {
             qps: qps.collect::<Result<_, _>>()?,

@@ -1,4 +1,4 @@
-//! What peers say over TCP before there is a connection: our own exchange, rdma-core's ping-pongs', perftest's.
+//! What peers say before there is a connection: our own exchange, rdma-core's ping-pongs', perftest's.
 //!
 //! What is understood is written again, and means the same.
 
@@ -28,6 +28,10 @@ pub(super) fn run(data: &[u8]) {
             if let Ok(keys) = Keys::parse(&message) {
                 let again = Keys::parse(&keys.message()).expect("what was written can be read");
                 assert_eq!(again.message(), keys.message());
+            }
+            let binary = message.first_chunk().expect("the text is longer");
+            if let Ok(keys) = Keys::parse_binary(binary) {
+                assert_eq!(Keys::parse_binary(&keys.binary()), Ok(keys));
             }
         }
         4 => {
@@ -65,6 +69,7 @@ pub(super) fn corpus() -> Vec<Vec<u8>> {
         with(0, b"{}"),
         with(2, address),
         with(3, keys),
+        with(3, &[0; 108]),
         with(4, b"6.10\0"),
         with(4, b"5.70\0"),
         with(5, &[0, 0, 0, 5]),

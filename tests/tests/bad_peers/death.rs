@@ -47,7 +47,9 @@ impl Case {
         let name = match self.victim {
             Victim::Client => SocketAddr::from((there, PORT)).to_string(),
             // Its port is not known here; over TCP it comes from anywhere.
-            Victim::Server if self.command.contains("--cm") => format!("{there}:"),
+            Victim::Server if ["--cm", "-R"].iter().any(|word| self.command.contains(word)) => {
+                format!("{there}:")
+            }
             Victim::Server => "127.0.0.1:".to_owned(),
         };
         if done.status != 1 || !done.err.contains(&format!("peer {name}")) {
@@ -73,6 +75,9 @@ pub(super) fn trials() -> Vec<Trial> {
         ("perf send-bw --compat perftest -D 100", SOON),
         ("perf write-lat --compat perftest -D 100", SOON),
         ("perf read-lat --compat perftest -e -n 1000000000", SOON),
+        ("perf write-bw --compat perftest -R -D 100", QUIET),
+        ("perf send-bw --compat perftest -R -b -D 100 -q 2", SOON),
+        ("perf send-lat --compat perftest -R -c UD -n 1000000000", QUIET),
         ("perf send-bw -b -D 100", SOON),
         ("perf atomic-lat -D 100", SOON),
         ("pingpong --cm -n 1000000000 -s 100", SOON),

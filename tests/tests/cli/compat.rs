@@ -157,25 +157,28 @@ fn perf_as_perftest() {
         ("send-bw -D 2 -f 0 -s 64", 1),
         ("write-lat -D 2", 1),
     ] {
-        let line = format!("perf --compat perftest --json {options}");
-        let (server, client) = both(&line, &line);
-        let (server, client) = (server.succeeded(), client.succeeded());
-        let json = client.json();
-        assert_eq!(json["perftest"], "6.06", "{json}");
-        let results = json["results"].as_array().unwrap();
-        assert_eq!(results.len(), rows, "{options}: {json}");
-        assert!(
-            client.err.contains("#bytes") && client.err.contains("#iterations"),
-            "{}",
-            client.err
-        );
-        for row in results {
-            let measured = row["gbps"].as_f64().or(row["us_p50"].as_f64()).unwrap();
-            assert!(measured > 0.0, "{options}: {row}");
-        }
-        let passive = ["read-lat", "atomic-lat"].iter().any(|test| options.starts_with(test));
-        assert!(passive || server.err.matches("\n ").count() > rows, "{}", server.err);
+        measures(options, rows);
     }
+}
+
+/// Both sides as perftest's programs, one of which passes the time in latencies of what it takes no part in.
+#[track_caller]
+pub(super) fn measures(options: &str, rows: usize) -> Value {
+    let line = format!("perf --compat perftest --json {options}");
+    let (server, client) = both(&line, &line);
+    let (server, client) = (server.succeeded(), client.succeeded());
+    let json = client.json();
+    assert_eq!(json["perftest"], "6.06", "{json}");
+    let results = json["results"].as_array().unwrap();
+    assert_eq!(results.len(), rows, "{options}: {json}");
+    assert!(client.err.contains("#bytes") && client.err.contains("#iterations"), "{}", client.err);
+    for row in results {
+        let measured = row["gbps"].as_f64().or(row["us_p50"].as_f64()).unwrap();
+        assert!(measured > 0.0, "{options}: {row}");
+    }
+    let passive = ["read-lat", "atomic-lat"].iter().any(|test| options.starts_with(test));
+    assert!(passive || server.err.matches("\n ").count() > rows, "{}", server.err);
+    json
 }
 
 #[test]

@@ -43,11 +43,18 @@ fn ipv6_works_as_well() {
     let Some(address) = lab.container(1).ipv6() else {
         rocinante_tests::skip!("no IPv6 here");
     };
-    let mut server = start(lab.container(1), "perf write-bw --netdev udp");
-    server.says("waiting for a client");
-    let client = start(lab.container(0), &format!("perf write-bw --netdev udp -n 100 {address}"));
-    client.finish().succeeded();
-    server.finish().succeeded();
+    let managed = "perf send-lat --compat perftest --netdev udp -n 20 -R";
+    for (line, [there, here]) in [
+        ("perf write-bw --netdev udp -n 100", ["", ""]),
+        (managed, [" --ipv6 -d eth0", ""]),
+        (&format!("{managed} -c UD"), [" --ipv6 -d eth0", " -d eth0 --ipv6"]),
+    ] {
+        let mut server = start(lab.container(1), &format!("{line}{there}"));
+        server.says("waiting for a client");
+        let client = start(lab.container(0), &format!("{line}{here} {address}"));
+        client.finish().succeeded();
+        server.finish().succeeded();
+    }
 }
 
 fn every_test_over(backend: rocinante::Backend) {

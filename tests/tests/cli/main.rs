@@ -10,6 +10,7 @@ mod errors;
 mod lab;
 mod managed;
 mod perf;
+mod perftest_cm;
 mod pingpong;
 mod rping;
 mod ucmatose;

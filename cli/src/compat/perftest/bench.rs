@@ -5,19 +5,18 @@ use std::cell::Cell;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use rocinante::{
-    Access, Ah, Budget, CompChannel, ConnectOptions, Context, Cq, Endpoint, Key, Mr, Mtu, PeerPath,
-    PreparedQp, Psn, Qp, QpState, QpType, Qpn, WcStatus,
-};
+use rocinante::{CompChannel, Context, Cq, Key, Mr, QpState, WcStatus};
 
+use super::connect::{Connected, Parts, Target};
+use super::managed::Side;
 use super::message::Keys;
 use super::plan::Plan;
 use super::talk::{PATIENCE, Talk, Terms};
-use crate::compat::gid;
 use crate::compat::wire::Watch;
 use crate::measure::{FlowPlan, Lane, Lanes, MeasureError, Receive};
 use crate::output::Failure;
-use crate::session::{self, diagnosis};
+use crate::session::diagnosis;
+use crate::session::join::Joined;
 
 /// Bytes of a page of memory here, as the peer is told: the messages of a queue pair take so many in turn.
 pub const PAGE: u32 = 4096;
@@ -25,10 +24,8 @@ pub const PAGE: u32 = 4096;
 pub const CACHE_LINE: u32 = 64;
 /// How long a peer whose words have ended may finish what is on its way.
 const GRACE: Duration = Duration::from_secs(1);
-/// Of both sides' datagrams.
-const QKEY: u32 = 0x1111_1111;
-/// What the device takes.
-const READS_MAX: u32 = 128;
+/// How long the end of all connections may take.
+const FAREWELL: Duration = Duration::from_secs(2);
 
 /// All of it.
 #[derive(Debug)]
@@ -42,9 +39,9 @@ pub struct Bench {
     /// The region.
     pub mr: Mr,
     /// The queue pairs.
-    pub qps: Vec<Qp>,
-    /// Where the datagrams of each go, if they are for those.
-    ahs: Vec<Ah>,
+    pub qps: Vec<Joined>,
+    /// Where the datagrams of each go, if they are for those and send any.
+    targets: Vec<Target>,
     /// What the peer was told of them.
     pub own: Vec<Keys>,
     /// What it told of its own.
@@ -74,11 +71,16 @@ impl From<MeasureError> for Trouble {
 }
 
 impl Bench {
-    /// Makes queue pairs, tells of them, connects them.
+    /// Makes queue pairs, tells of them, connects them: by the connection manager if there is a side of it.
     ///
     /// # Errors
     /// Limits; the peer says something else, goes or stays silent; its address cannot be reached.
-    pub fn connect(ctx: Context, plan: &mut Plan, talk: &mut Talk) -> Result<Self, Failure> {
+    pub(super) fn connect(
+        ctx: Context,
+        plan: &mut Plan,
+        talk: &mut Talk,
+        side: Option<Side>,
+    ) -> Result<Self, Failure> {
         let active = ctx.query_device().active_mtu;
         let mtu = plan.mtu.unwrap_or(active);
         if mtu > active {
@@ -87,51 +89,20 @@ impl Bench {
                 ctx.name()
             )));
         }
-        let terms = talk.agree(PAGE, CACHE_LINE, mtu)?;
+        let mut terms = talk.agree(PAGE, CACHE_LINE, mtu)?;
         plan.fit(terms.mtu)?;
-        let plan = &*plan;
-        let channel = plan.events.then(|| ctx.create_comp_channel()).transpose()?;
-        let cq = |depth: u32| match &channel {
-            Some(channel) => ctx.create_cq_with(depth, channel),
-            None => ctx.create_cq(depth),
+        let parts = Parts::new(ctx, plan, &terms)?;
+        let connected = match side {
+            Some(side) => parts.manage(side, plan, talk, &terms),
+            None => parts.swap(plan, talk, &terms),
         };
-        let rx_depth = if plan.test.is_send() { plan.rx_depth } else { 1 };
-        let cqs = [cq(plan.qps * plan.tx_depth)?, cq(plan.qps * rx_depth)?];
-        let pd = ctx.alloc_pd();
-        let area = (plan.head() + plan.size_max()).max(terms.cycle_buffer as usize);
-        let mr = pd.allocate(2 * plan.qps as usize * area, Access::ALL)?;
-        let build = |_| {
-            let qp = pd.qp(&cqs[0], &cqs[1]).max_send_wr(plan.tx_depth).max_recv_wr(rx_depth);
-            qp.qp_type(plan.service).qkey(QKEY).max_inline_data(plan.inline).build()
-        };
-        let prepared = (0..plan.qps).map(build).collect::<Result<Vec<_>, _>>()?;
-        let told = |(index, qp): (usize, &PreparedQp)| keys(plan, &qp.endpoint(), &mr, area, index);
-        let own: Vec<Keys> = prepared.iter().enumerate().map(told).collect();
-        let local = prepared[0].endpoint().address;
-        talk.enter("telling addresses (both sides need the same test and the same -q)");
-        if !plan.test.is_bandwidth() && !plan.test.is_send() {
-            talk.keys(&own[0])?;
-        }
-        let theirs = own.iter().map(|own| talk.keys(own)).collect::<Result<Vec<_>, _>>()?;
-        let ends = theirs.iter().map(|theirs| endpoint(plan, theirs, local, terms.mtu));
-        let ends = ends.collect::<Result<Vec<_>, _>>().map_err(|why| talk.failed(why))?;
-        let peer = ends[0].address;
-        let mut qps = Vec::with_capacity(prepared.len());
-        let mut ahs = Vec::new();
-        for ((qp, theirs), end) in prepared.into_iter().zip(&theirs).zip(&ends) {
-            if plan.service == QpType::Ud {
-                let gid_index = ctx.gids().iter().position(|gid| *gid == local).unwrap_or(0);
-                let path = PeerPath { traffic_class: plan.traffic_class, ..PeerPath::to(end) };
-                ahs.push(pd.create_ah(gid_index, &path).map_err(|why| talk.failed(why))?);
-                qps.push(qp.ready().map_err(|(_, why)| talk.failed(why))?);
-                continue;
-            }
-            let connected = session::connect_qp(&ctx, qp, end, &options(plan, theirs, terms.mtu));
-            qps.push(connected.map_err(|why| talk.failed(why))?);
-        }
+        let Connected { qps, targets, own, theirs, peer, mtu } = connected?;
+        terms.mtu = mtu;
         let watch = talk.wire().watch()?;
+        let Parts { ctx, cqs, channel, mr, .. } = parts;
         let gone = Cell::new(None);
-        let bench = Self { ctx, cqs, channel, mr, qps, ahs, own, theirs, terms, peer, watch, gone };
+        let bench =
+            Self { ctx, cqs, channel, mr, qps, targets, own, theirs, terms, peer, watch, gone };
         bench.meet_connected(plan, talk)?;
         Ok(bench)
     }
@@ -163,7 +134,7 @@ impl Bench {
             landing: (self.qps.len() + index) * area,
             remote: theirs.address,
             rkey: Key(theirs.rkey),
-            to: self.ahs.get(index).map(|ah| ah.to(Qpn::new(theirs.qpn), QKEY)),
+            to: self.targets.get(index).map(Target::to),
         }
     }
 
@@ -241,6 +212,20 @@ impl Bench {
         }
     }
 
+    /// Ends the connections that the connection manager made: the client asks for that, and perftest's waits until the server has answered.
+    pub fn end(self, plan: &Plan) {
+        let deadline = Instant::now() + FAREWELL;
+        let managed = || self.qps.iter().filter_map(Joined::managed);
+        // Who has gone is told no more.
+        if plan.client {
+            managed().for_each(|connection| drop(connection.disconnect()));
+        }
+        for connection in managed() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let _ = connection.wait_disconnected(left);
+        }
+    }
+
     /// The status with which a broken queue pair ended.
     fn why_broken(&self) -> WcStatus {
         for cq in &self.cqs {
@@ -266,51 +251,5 @@ impl Bench {
             }
             Trouble::Measure(MeasureError::Verbs(error)) => talk.failed(error),
         }
-    }
-}
-
-/// What the peer is told of a queue pair.
-fn keys(plan: &Plan, end: &Endpoint, mr: &Mr, area: usize, index: usize) -> Keys {
-    Keys {
-        out_reads: plan.out_reads.into(),
-        qpn: end.qpn.value(),
-        psn: end.psn.value(),
-        rkey: mr.rkey().0,
-        address: mr.address() + ((plan.qps as usize + index) * area) as u64,
-        gid: gid::of(end.address),
-    }
-}
-
-/// What a queue pair is connected to, if what the peer told of it can be meant.
-fn endpoint(plan: &Plan, theirs: &Keys, local: IpAddr, mtu: Mtu) -> Result<Endpoint, String> {
-    if theirs.qpn < 2 {
-        return Err(format!("{} is no number of a queue pair", theirs.qpn));
-    }
-    let space = 2 * plan.size_max().max(PAGE as usize) as u64;
-    if !plan.test.is_send() && theirs.address.checked_add(space).is_none() {
-        return Err(format!("its memory at {:#x} has no end", theirs.address));
-    }
-    if plan.test.is_atomic() && !theirs.address.is_multiple_of(8) {
-        return Err(format!("its memory at {:#x} takes no atomics", theirs.address));
-    }
-    let address = gid::address(theirs.gid, "-x")?;
-    gid::same_family(local, address, "-x")?;
-    Ok(Endpoint {
-        address,
-        qpn: Qpn::new(theirs.qpn),
-        psn: Psn::new(theirs.psn),
-        mtu,
-        budget: Budget::STRANGER,
-    })
-}
-
-fn options(plan: &Plan, theirs: &Keys, mtu: Mtu) -> ConnectOptions {
-    ConnectOptions {
-        mtu: Some(mtu),
-        max_rd_atomic: theirs.out_reads.clamp(1, READS_MAX) as u8,
-        max_dest_rd_atomic: plan.out_reads,
-        timeout: plan.timeout,
-        traffic_class: plan.traffic_class,
-        ..ConnectOptions::default()
     }
 }

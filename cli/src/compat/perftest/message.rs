@@ -1,6 +1,14 @@
-//! What perftest's programs tell each other over TCP, byte by byte.
+//! What perftest's programs tell each other, byte by byte.
 //!
-//! Texts end with zeros, numbers are big-endian. Every message is told by both sides, the client first.
+//! Texts end with zeros, numbers are big-endian. Every message is told by both sides, the client first. What is told of a queue pair is a text over
+//! TCP, and over a queue pair a C structure:
+//!
+//! | bytes | |
+//! |---|---|
+//! | 0..4, 4..8, 8..12, 12..16, 16..20 | LID, READs and atomics at a time, QPN, PSN, key |
+//! | 20..24 | whatever was in the memory there |
+//! | 24..32, 32..48 | address, GID |
+//! | 48..52, 52..56 | number of a shared receive queue, index of the GID: nobody reads them |
 
 use std::str;
 
@@ -14,9 +22,11 @@ pub const VERSION_LEN: usize = 16;
 pub const VERSION: &[u8; VERSION_LEN] = b"6.06\0\0\0\0\0\0\0\0\0\0\0\0";
 /// Bytes of a path MTU.
 pub const MTU_LEN: usize = 2;
-/// Bytes of what is told of a queue pair.
+/// Bytes of what is told of a queue pair, as a text.
 pub const KEYS_LEN: usize = 108;
-/// What each side says before it closes.
+/// The same, as a structure.
+pub const BINARY_LEN: usize = 56;
+/// What each side says over TCP before it closes.
 pub const DONE: &[u8; 5] = b"done\0";
 
 /// Older versions tell each other other things.
@@ -97,7 +107,7 @@ pub fn mtu(message: [u8; MTU_LEN]) -> Result<Mtu, String> {
 }
 
 /// A queue pair and the memory behind it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Keys {
     /// How many READs and atomics it takes at a time.
     pub out_reads: u32,
@@ -157,6 +167,39 @@ impl Keys {
             rkey: number(rkey, u32::MAX.into())? as u32,
             address: number(address, u64::MAX)?,
             gid,
+        })
+    }
+
+    /// The message as a structure.
+    #[must_use]
+    pub fn binary(&self) -> [u8; BINARY_LEN] {
+        let Self { out_reads, qpn, psn, rkey, address, gid } = self;
+        let mut message = [0; BINARY_LEN];
+        for (index, number) in [0, *out_reads, *qpn, *psn, *rkey].into_iter().enumerate() {
+            message[index * 4..][..4].copy_from_slice(&number.to_be_bytes());
+        }
+        message[24..32].copy_from_slice(&address.to_be_bytes());
+        message[32..48].copy_from_slice(gid);
+        message
+    }
+
+    /// Reads such a message.
+    ///
+    /// # Errors
+    /// A number is larger than it can be.
+    pub fn parse_binary(message: &[u8; BINARY_LEN]) -> Result<Self, String> {
+        let part = |at: usize| <[u8; 4]>::try_from(&message[at..at + 4]).expect("four bytes");
+        let number = |at: usize, max: u32, what: &str| match u32::from_be_bytes(part(at)) {
+            number if number <= max => Ok(number),
+            number => Err(format!("{number:#x} is no {what}")),
+        };
+        Ok(Self {
+            out_reads: number(4, 0xffff, "number of READs")?,
+            qpn: number(8, 0xff_ffff, "number of a queue pair")?,
+            psn: number(12, 0xff_ffff, "PSN")?,
+            rkey: number(16, u32::MAX, "key")?,
+            address: u64::from_be_bytes(message[24..32].try_into().expect("eight bytes")),
+            gid: message[32..48].try_into().expect("sixteen bytes"),
         })
     }
 }
@@ -232,6 +275,29 @@ mod tests {
     }
 
     #[test]
+    fn a_structure_holds_the_same_keys() {
+        let mut binary = keys().binary();
+        assert_eq!(
+            binary[..24],
+            [
+                0, 0, 0, 0, 0, 0, 0, 0x80, 0, 0, 0, 0x12, 0, 0x5b, 0x2c, 0x1f, 0, 0, 0x0d, 0x25, 0,
+                0, 0, 0
+            ]
+        );
+        assert_eq!(binary[24..32], [0, 0, 0x7f, 0x3b, 0x8c, 0, 0x10, 0]);
+        assert_eq!(binary[32..], [&gid::of([10, 77, 0, 2].into())[..], &[0; 8]].concat());
+        // Of a structure whose holes and last numbers hold anything.
+        binary[20..24].fill(0xee);
+        binary[48..].fill(0xee);
+        assert_eq!(Keys::parse_binary(&binary), Ok(keys()));
+        for (at, what) in [(4, "READs"), (8, "queue pair"), (12, "PSN")] {
+            let mut wrong = binary;
+            wrong[at] = 1;
+            assert!(Keys::parse_binary(&wrong).unwrap_err().contains(what));
+        }
+    }
+
+    #[test]
     fn what_are_no_keys_is_refused() {
         for (at, byte) in [
             (0, b'x'),
@@ -298,6 +364,9 @@ mod tests {
         fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), KEYS_LEN)) {
             let message: [u8; KEYS_LEN] = bytes.try_into().unwrap();
             let _ = Keys::parse(&message);
+            if let Ok(keys) = Keys::parse_binary(message.first_chunk().unwrap()) {
+                prop_assert_eq!(Keys::parse_binary(&keys.binary()), Ok(keys));
+            }
             let _ = version(message.first_chunk().unwrap());
             let _ = (cycle_buffer(*message.first_chunk().unwrap()), cache_line(*message.first_chunk().unwrap()));
             let _ = mtu(*message.first_chunk().unwrap());

@@ -2,6 +2,7 @@
 
 use rocinante::QpType;
 
+use super::plan::Managed;
 use crate::compat::device::DeviceArgs;
 use crate::compat::refused::{Option_, Refused, Table};
 use crate::output::Failure;
@@ -48,6 +49,15 @@ pub struct Options {
     /// With --compat: the transport: RC, UC for send and write, UD for send [default: RC]
     #[arg(short = 'c', long, value_name = "TYPE")]
     pub(super) connection: Option<String>,
+    /// With --compat: connect by the connection manager, as --cm does without: what both sides tell each other goes over a queue pair, too
+    #[arg(short = 'R', long = "rdma_cm", alias = "rdma-cm")]
+    pub(super) rdma_cm: bool,
+    /// With --compat: tell each other everything over a queue pair that the connection manager connects, but connect the others as without
+    #[arg(short = 'z', long = "comm_rdma_cm", alias = "com_rdma_cm")]
+    pub(super) comm_rdma_cm: bool,
+    /// With --compat and -R: type of service of the packets, as --tclass
+    #[arg(short = 'T', long, value_name = "TOS")]
+    pub(super) tos: Option<u8>,
     /// With --compat: the service level, which is 0
     #[arg(short = 'S', long = "sl", value_name = "LEVEL")]
     pub(super) service_level: Option<u8>,
@@ -68,7 +78,6 @@ const fn option(
     Option_ { short, long, value, why }
 }
 
-const CM: &str = "there is no connection manager yet: leave it out at both sides, and the programs connect over TCP";
 const JSON: &str = "--json has all figures";
 const SRQ: &str = "shared receive queues are not used on this side; the other may use them";
 const MEMORY: &str = "memory is ordinary memory here";
@@ -78,14 +87,6 @@ const RATE: &str = "the host's traffic control shapes what is sent (`tc qdisc`)"
 
 impl Table for Perftest {
     const OPTIONS: &'static [Option_] = &[
-        option(Some('R'), "rdma_cm", false, CM),
-        option(Some('z'), "comm_rdma_cm", false, CM),
-        option(
-            Some('T'),
-            "tos",
-            true,
-            "it is for connections by rdma_cm: --tclass has the same effect",
-        ),
         option(Some('g'), "mcg", false, GROUPS),
         option(Some('M'), "MGID", true, GROUPS),
         option(Some('O'), "dualport", false, "a device has one port"),
@@ -143,14 +144,28 @@ impl Options {
             ("--tclass", self.tclass.is_some()),
             ("--report_gbits", self.report_gbits),
             ("-c", self.connection.is_some()),
+            ("-T", self.tos.is_some()),
             ("-S", self.service_level.is_some()),
         ];
         self.refused.check()?;
+        if self.rdma_cm || self.comm_rdma_cm {
+            let why = "-R and -z are for --compat perftest: without it --cm has the connection manager connect";
+            return Err(Failure::Usage(why.into()));
+        }
         match given.iter().find(|(_, given)| *given) {
             Some((option, _)) => Err(Failure::Usage(format!(
                 "{option} is for --compat perftest: without it both sides are rocinante's, and --bind says which address to use"
             ))),
             None => Ok(()),
+        }
+    }
+
+    /// What the connection manager connects; `cm` is `--cm`.
+    pub(super) fn managed(&self, cm: bool) -> Managed {
+        match (self.rdma_cm || cm, self.comm_rdma_cm) {
+            (true, _) => Managed::All,
+            (false, true) => Managed::Words,
+            (false, false) => Managed::Nothing,
         }
     }
 
@@ -208,9 +223,6 @@ mod tests {
     #[test]
     fn what_is_not_taken_says_why() {
         for (line, word) in [
-            ("x -R", "connection manager"),
-            ("x --rdma_cm", "-R (--rdma_cm)"),
-            ("x -z", "TCP"),
             ("x -S 3", "--tclass"),
             ("x -w 10", "--json"),
             ("x --run_infinitely", "-D"),
@@ -220,12 +232,17 @@ mod tests {
             let why = checked(line).unwrap_err();
             assert!(why.contains(word), "no {word:?} in: {why}");
         }
-        assert_eq!(checked("x -F -d eth0 -i 1 -x 0 -c RC -S 0 --report_gbits -u 14 -N -e"), Ok(()));
+        assert_eq!(
+            checked("x -F -d eth0 -i 1 -x 0 -c RC -S 0 --report_gbits -u 14 -N -e -R -z -T 4"),
+            Ok(())
+        );
     }
 
     #[test]
     fn each_needs_compat() {
-        for line in ["x -F", "x -x 1", "x -e", "x -c RC", "x -f 1", "x --ipv6", "x -o 4"] {
+        for line in
+            ["x -F", "x -x 1", "x -e", "x -c RC", "x -f 1", "x --ipv6", "x -o 4", "x -R", "x -z"]
+        {
             let options = Line::try_parse_from(line.split_whitespace()).unwrap().options;
             let why = options.check_absent().unwrap_err().to_string();
             assert!(why.contains("--compat perftest"), "{why}");

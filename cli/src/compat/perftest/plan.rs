@@ -8,11 +8,23 @@ use super::options::Options;
 use crate::measure::{BulkOp, Until};
 use crate::output::Failure;
 use crate::perf::plan::{Atomic, Given, Test};
+use crate::session::NetArgs;
 
 /// Messages larger than this are completed one by one, unless `-Q` says otherwise.
 const LARGE: u32 = 8192;
 /// The largest message of `-a`.
 const ALL_MAX: u32 = 1 << 23;
+
+/// What the connection manager connects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Managed {
+    /// Nothing.
+    Nothing,
+    /// A queue pair over which both sides talk (`-z`).
+    Words,
+    /// That, and those of the measurement (`-R`).
+    All,
+}
 
 /// All of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,6 +33,8 @@ pub struct Plan {
     pub test: Test,
     /// The transport service.
     pub service: QpType,
+    /// What the connection manager connects.
+    pub managed: Managed,
     /// Whether this side is the client.
     pub client: bool,
     /// In both directions.
@@ -72,7 +86,7 @@ impl Plan {
         test: Test,
         given: &Given,
         options: &Options,
-        client: bool,
+        net: &NetArgs,
     ) -> Result<Self, Failure> {
         options.check()?;
         given.check(test)?;
@@ -99,7 +113,8 @@ impl Plan {
         let plan = Self {
             test,
             service: options.service(test)?,
-            client,
+            managed: options.managed(net.cm),
+            client: net.host.is_some(),
             both: given.bidirectional,
             sizes: if given.all {
                 (1..=23).map(|shift| 1 << shift).collect()
@@ -120,10 +135,16 @@ impl Plan {
             inline: if test.is_send() || test.is_write() { inline } else { 0 },
             out_reads: options.outs.unwrap_or(16),
             timeout: options.qp_timeout.unwrap_or(16),
-            traffic_class: options.tclass.unwrap_or(0),
+            traffic_class: options.tclass.or(options.tos).unwrap_or(0),
             peak: !options.no_peak && matches!(until, Until::Messages(_)),
             gbits: options.report_gbits,
         };
+        if plan.managed != Managed::All && options.tos.is_some() {
+            return Err(Failure::Usage(
+                "-T (--tos) is for connections by rdma_cm (-R): --tclass has the same effect"
+                    .into(),
+            ));
+        }
         plan.check()?;
         Ok(plan)
     }
@@ -146,6 +167,11 @@ impl Plan {
     fn check(&self) -> Result<(), Failure> {
         let usage = |why: &str| Err(Failure::Usage(why.to_owned()));
         let timed = matches!(self.until, Until::Time(_));
+        if self.managed == Managed::All && self.service == QpType::Uc {
+            return usage(
+                "perftest's programs connect no UC by the connection manager: leave out -R at both sides, or -c UC",
+            );
+        }
         if timed && self.all {
             return usage("perftest's programs do not take -D with -a: give -n, or one size");
         }

@@ -17,7 +17,7 @@ pub const PATIENCE: Duration = Duration::from_secs(15);
 const SIZE_MAX: u64 = 1 << 31;
 const ITERS_MAX: u64 = 1 << 48;
 
-/// A connection over TCP to a perftest program.
+/// A connection to a perftest program, over TCP or a queue pair.
 #[derive(Debug)]
 pub struct Talk {
     wire: Wire,
@@ -107,10 +107,36 @@ impl Talk {
     /// # Errors
     /// As [`swap`](Self::swap); the peer says something else.
     pub fn keys(&mut self, own: &Keys) -> Result<Keys, Failure> {
-        let theirs = self.swap(&own.message())?;
-        Keys::parse(&theirs).map_err(|why| {
-            self.failed(format_args!("{why}: were both sides given the same test and the same -q?"))
-        })
+        const ADVICE: &str = "were both sides given the same test and the same -q?";
+        if self.client {
+            self.tell(own)?;
+            return self.hear(ADVICE);
+        }
+        let theirs = self.hear(ADVICE)?;
+        self.tell(own)?;
+        Ok(theirs)
+    }
+
+    fn tell(&mut self, own: &Keys) -> Result<(), Failure> {
+        if self.wire.is_managed() {
+            return self.wire.send(&own.binary());
+        }
+        self.wire.send(&own.message())
+    }
+
+    fn hear(&mut self, advice: &str) -> Result<Keys, Failure> {
+        let theirs = if self.wire.is_managed() {
+            Keys::parse_binary(&self.wire.receive()?)
+        } else {
+            Keys::parse(&self.wire.receive()?)
+        };
+        theirs.map_err(|why| self.failed(format_args!("{why}: {advice}")))
+    }
+
+    /// Whether the peer has said something that was not read.
+    #[must_use]
+    pub fn has_heard(&mut self) -> bool {
+        self.wire.is_ready()
     }
 
     /// Waits until the peer says something, and serves it meanwhile, as long as anything happens on the network, where that can be seen.
@@ -149,21 +175,17 @@ impl Talk {
     /// As [`serve`](Self::serve) and [`keys`](Self::keys).
     pub fn meet(&mut self, ctx: &Context, own: &Keys) -> Result<(), Failure> {
         if self.client {
-            self.wire.send(&own.message())?;
+            self.tell(own)?;
             self.serve(ctx)?;
-            return self.parsed();
+            return self.heard();
         }
         self.serve(ctx)?;
-        self.parsed()?;
-        self.wire.send(&own.message())
+        self.heard()?;
+        self.tell(own)
     }
 
-    fn parsed(&mut self) -> Result<(), Failure> {
-        let theirs = self.wire.receive()?;
-        let parsed = Keys::parse(&theirs).map(drop);
-        parsed.map_err(|why| {
-            self.failed(format_args!("{why}: were both sides given the same test and options?"))
-        })
+    fn heard(&mut self) -> Result<(), Failure> {
+        self.hear("were both sides given the same test and options?").map(drop)
     }
 
     /// Tells what this side measured and hears what the peer did, who may be busy with the network still.
@@ -205,11 +227,23 @@ impl Talk {
     /// # Errors
     /// As [`meet`](Self::meet).
     pub fn close(mut self, ctx: &Context, own: &Keys) -> Result<(), Failure> {
+        const SOON: Duration = Duration::from_secs(1);
         self.enter("closing");
+        if self.wire.is_managed() {
+            if self.client {
+                return self.meet(ctx, own);
+            }
+            self.serve(ctx)?;
+            self.heard()?;
+            // Whoever has heard it may be gone before its acknowledgement is here.
+            self.wire.set_patience(SOON);
+            let _ = self.tell(own);
+            return Ok(());
+        }
         self.meet(ctx, own)?;
         // Whoever has closed already has heard enough.
         let _ = self.wire.send(message::DONE);
-        self.wire.set_patience(Duration::from_secs(1));
+        self.wire.set_patience(SOON);
         let _ = self.wire.receive::<{ message::DONE.len() }>();
         Ok(())
     }

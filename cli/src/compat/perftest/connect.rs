@@ -1,0 +1,243 @@
+//! How queue pairs are made, and connected with a perftest program's: by what both sides tell each other, or with `-R` by the connection manager.
+
+use std::net::IpAddr;
+
+use rocinante::{
+    Access, Ah, Budget, CompChannel, ConnectOptions, Context, Cq, Destination, Endpoint, Mr, Mtu,
+    Pd, PeerPath, PreparedQp, Psn, Qp, QpType, Qpn, VerbsError, cm,
+};
+
+use super::bench::PAGE;
+use super::managed::Side;
+use super::message::Keys;
+use super::plan::{Managed, Plan};
+use super::talk::{Talk, Terms};
+use crate::compat::gid;
+use crate::compat::queue::gid_index;
+use crate::output::Failure;
+use crate::session::join::Joined;
+use crate::session::{self};
+
+/// Of both sides' datagrams, unless the connection manager connects.
+const QKEY: u32 = 0x1111_1111;
+/// What the device takes.
+const READS_MAX: u32 = 128;
+
+/// What queue pairs are made of.
+pub(super) struct Parts {
+    pub(super) ctx: Context,
+    /// Where sends complete, and where receives do.
+    pub(super) cqs: [Cq; 2],
+    pub(super) channel: Option<CompChannel>,
+    pub(super) pd: Pd,
+    /// First what each queue pair sends from, then where each queue pair's messages land.
+    pub(super) mr: Mr,
+    rx_depth: u32,
+}
+
+/// Queue pairs that can be used.
+pub(super) struct Connected {
+    pub(super) qps: Vec<Joined>,
+    /// Where the datagrams of each go, if it is for those and sends any.
+    pub(super) targets: Vec<Target>,
+    /// What the peer was told of them.
+    pub(super) own: Vec<Keys>,
+    /// What it told of its own.
+    pub(super) theirs: Vec<Keys>,
+    /// The address of its packets.
+    pub(super) peer: IpAddr,
+    pub(super) mtu: Mtu,
+}
+
+/// Where datagrams go.
+#[derive(Debug)]
+pub(super) struct Target {
+    pub(super) ah: Ah,
+    pub(super) qpn: Qpn,
+    pub(super) qkey: u32,
+}
+
+impl Target {
+    pub(super) fn to(&self) -> Destination {
+        self.ah.to(self.qpn, self.qkey)
+    }
+}
+
+impl Parts {
+    pub(super) fn new(ctx: Context, plan: &Plan, terms: &Terms) -> Result<Self, Failure> {
+        let channel = plan.events.then(|| ctx.create_comp_channel()).transpose()?;
+        let cq = |depth: u32| match &channel {
+            Some(channel) => ctx.create_cq_with(depth, channel),
+            None => ctx.create_cq(depth),
+        };
+        let rx_depth = if plan.test.is_send() { plan.rx_depth } else { 1 };
+        let cqs = [cq(plan.qps * plan.tx_depth)?, cq(plan.qps * rx_depth)?];
+        let pd = ctx.alloc_pd();
+        let area = (plan.head() + plan.size_max()).max(terms.cycle_buffer as usize);
+        let mr = pd.allocate(2 * plan.qps as usize * area, Access::ALL)?;
+        Ok(Self { ctx, cqs, channel, pd, mr, rx_depth })
+    }
+
+    /// A queue pair.
+    pub(super) fn build(&self, plan: &Plan, local: IpAddr) -> Result<PreparedQp, VerbsError> {
+        let qkey = if plan.managed == Managed::All { cm::UDP_QKEY } else { QKEY };
+        let qp = self.pd.qp(&self.cqs[0], &self.cqs[1]).gid_index(gid_index(&self.ctx, local));
+        let qp = qp.max_send_wr(plan.tx_depth).max_recv_wr(self.rx_depth);
+        qp.qp_type(plan.service).qkey(qkey).max_inline_data(plan.inline).build()
+    }
+
+    /// Where in the region the messages of a queue pair land.
+    pub(super) fn landing(&self, plan: &Plan, index: usize) -> usize {
+        self.mr.len() / 2 + index * (self.mr.len() / 2 / plan.qps as usize)
+    }
+
+    /// What the peer is told of a queue pair.
+    fn keys(&self, plan: &Plan, end: &Endpoint, index: usize) -> Keys {
+        Keys {
+            out_reads: plan.out_reads.into(),
+            qpn: end.qpn.value(),
+            psn: end.psn.value(),
+            rkey: self.mr.rkey().0,
+            address: self.mr.address() + self.landing(plan, index) as u64,
+            gid: gid::of(end.address),
+        }
+    }
+
+    /// An address handle for the peer's datagrams.
+    pub(super) fn target(
+        &self,
+        plan: &Plan,
+        local: IpAddr,
+        path: PeerPath,
+    ) -> Result<Ah, VerbsError> {
+        let path = PeerPath { traffic_class: plan.traffic_class, ..path };
+        self.pd.create_ah(gid_index(&self.ctx, local), &path)
+    }
+
+    /// Tells of queue pairs, and connects them to those that the peer tells of.
+    pub(super) fn swap(
+        &self,
+        plan: &Plan,
+        talk: &mut Talk,
+        terms: &Terms,
+    ) -> Result<Connected, Failure> {
+        let local = self.ctx.gids()[0];
+        let built = (0..plan.qps).map(|_| self.build(plan, local));
+        let prepared = built.collect::<Result<Vec<_>, _>>()?;
+        let own = prepared.iter().enumerate();
+        let own: Vec<Keys> = own.map(|(at, qp)| self.keys(plan, &qp.endpoint(), at)).collect();
+        let theirs = tell(plan, &own, talk)?;
+        let ends = theirs.iter().map(|theirs| endpoint(theirs, local, terms.mtu));
+        let ends = ends.collect::<Result<Vec<_>, _>>().map_err(|why| talk.failed(why))?;
+        let peer = ends[0].address;
+        let (mut qps, mut targets) = (Vec::with_capacity(prepared.len()), Vec::new());
+        for ((qp, theirs), end) in prepared.into_iter().zip(&theirs).zip(&ends) {
+            let qp = if plan.service == QpType::Ud {
+                let ah = self.target(plan, local, PeerPath::to(end));
+                let ah = ah.map_err(|why| talk.failed(why))?;
+                targets.push(Target { ah, qpn: end.qpn, qkey: QKEY });
+                qp.ready().map_err(|(_, why)| talk.failed(why))?
+            } else {
+                let options = options(plan, theirs.out_reads, terms.mtu);
+                let connected = session::connect_qp(&self.ctx, qp, end, &options);
+                connected.map_err(|why| talk.failed(why))?
+            };
+            qps.push(Joined::Plain(Box::new(qp)));
+        }
+        Ok(Connected { qps, targets, own, theirs, peer, mtu: terms.mtu })
+    }
+
+    /// Connects queue pairs by the connection manager, and tells of them then.
+    pub(super) fn manage(
+        &self,
+        side: Side,
+        plan: &Plan,
+        talk: &mut Talk,
+        terms: &Terms,
+    ) -> Result<Connected, Failure> {
+        // Both meet before it and after it, and have nothing to tell yet.
+        talk.enter("connecting queue pairs (both sides need the same -q and -c)");
+        talk.keys(&Keys::default())?;
+        let (mut qps, mut targets) = (Vec::with_capacity(plan.qps as usize), Vec::new());
+        for index in 0..plan.qps as usize {
+            let (qp, target) = if plan.service == QpType::Ud {
+                side.find(self, plan, talk, index)?
+            } else {
+                (side.connect(self, plan, talk, &self.offer(plan, terms.mtu))?, None)
+            };
+            qps.push(qp);
+            targets.extend(target);
+        }
+        // Whoever comes later finds nobody listening.
+        drop(side);
+        talk.keys(&Keys::default())?;
+        let told = |(index, qp): (usize, &Joined)| self.keys(plan, &Qp::endpoint(qp), index);
+        let own: Vec<Keys> = qps.iter().enumerate().map(told).collect();
+        let theirs = tell(plan, &own, talk)?;
+        // Who asked for the connection has decided.
+        let mtu = qps[0].query().1.path_mtu.unwrap_or(terms.mtu);
+        let peer = talk.wire().peer().ip();
+        Ok(Connected { qps, targets, own, theirs, peer, mtu })
+    }
+
+    /// What the connection manager is told. perftest's server asks for as many READs at a time as its own device takes, whatever the client
+    /// offers to serve: so that is all there is.
+    fn offer(&self, plan: &Plan, mtu: Mtu) -> ConnectOptions {
+        let serves = self.ctx.query_device().limits.max_qp_rd_atom;
+        ConnectOptions {
+            max_dest_rd_atomic: serves.min(READS_MAX) as u8,
+            ..options(plan, plan.out_reads.into(), mtu)
+        }
+    }
+}
+
+/// Both tell of all queue pairs.
+fn tell(plan: &Plan, own: &[Keys], talk: &mut Talk) -> Result<Vec<Keys>, Failure> {
+    talk.enter("telling addresses (both sides need the same test and the same -q)");
+    if !plan.test.is_bandwidth() && !plan.test.is_send() {
+        talk.keys(&own[0])?;
+    }
+    let theirs = own.iter().map(|own| talk.keys(own)).collect::<Result<Vec<_>, _>>()?;
+    let suited = theirs.iter().try_for_each(|theirs| suits(plan, theirs));
+    suited.map_err(|why| talk.failed(why))?;
+    Ok(theirs)
+}
+
+/// Whether what the peer told of its memory can be meant.
+fn suits(plan: &Plan, theirs: &Keys) -> Result<(), String> {
+    let space = 2 * plan.size_max().max(PAGE as usize) as u64;
+    if !plan.test.is_send() && theirs.address.checked_add(space).is_none() {
+        return Err(format!("its memory at {:#x} has no end", theirs.address));
+    }
+    if plan.test.is_atomic() && !theirs.address.is_multiple_of(8) {
+        return Err(format!("its memory at {:#x} takes no atomics", theirs.address));
+    }
+    Ok(())
+}
+
+/// What a queue pair is connected to, if what the peer told of it can be meant.
+fn endpoint(theirs: &Keys, local: IpAddr, mtu: Mtu) -> Result<Endpoint, String> {
+    if theirs.qpn < 2 {
+        return Err(format!("{} is no number of a queue pair", theirs.qpn));
+    }
+    let address = gid::address(theirs.gid, "-x")?;
+    gid::same_family(local, address, "-x")?;
+    Ok(Endpoint {
+        address,
+        qpn: Qpn::new(theirs.qpn),
+        psn: Psn::new(theirs.psn),
+        mtu,
+        budget: Budget::STRANGER,
+    })
+}
+
+fn options(plan: &Plan, their_reads: u32, mtu: Mtu) -> ConnectOptions {
+    ConnectOptions {
+        mtu: Some(mtu),
+        max_rd_atomic: their_reads.clamp(1, READS_MAX) as u8,
+        max_dest_rd_atomic: plan.out_reads,
+        timeout: plan.timeout,
+        traffic_class: plan.traffic_class,
+        ..ConnectOptions::default()
+    }
+}

@@ -1,0 +1,297 @@
+//! `-z`, with which both sides talk over a queue pair that the connection manager connects, and `-R`, with which it connects those of the measurement, too.
+//!
+//! With `-R` the server listens on one port for both. Once the control queue pair is connected and all is agreed, the client asks for one connection for each
+//! queue pair, in their order, or with `-c UD` on the same port of `RDMA_PS_UDP` for the number of the server's queue pair. A server that sends
+//! datagrams, too, learns the number of the client's by a first one, whose immediate data it is. perftest's server begins to listen for those only when both have met,
+//! so a client asks again; perftest's client does not, so our server listens all the time.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use rocinante::cm::{self, CmFailure, DatagramListener, Listener, Params, RejReason, Request};
+use rocinante::{
+    ConnectOptions, Context, PeerPath, Qp, QpType, Qpn, RecvWr, SendData, SendOp, SendWr,
+    VerbsError, Wc, WcStatus,
+};
+
+use super::connect::{Parts, Target};
+use super::plan::{Managed, Plan};
+use super::talk::Talk;
+use crate::compat::device::{self, Wish};
+use crate::compat::queue::{Queue, ask_again};
+use crate::compat::wire::{PATIENCE, Wire, printable};
+use crate::output::{Failure, Output};
+use crate::perf::Args;
+use crate::session::address;
+use crate::session::join::Joined;
+
+/// Requests that wait.
+const BACKLOG: usize = 128;
+/// How long a client asks again while nobody listens, and a server waits for one that does not go on.
+const ABSENCE: Duration = Duration::from_secs(5);
+/// How often who waits for a request looks whether the peer goes on without.
+const LOOK: Duration = Duration::from_millis(100);
+/// Bytes of a datagram that tells a number; it has that as immediate data, too.
+const NUMBER_LEN: usize = 4;
+
+/// Where the connections come from.
+pub(super) enum Side {
+    /// This side asks there.
+    Asks(SocketAddr),
+    /// This side listens, and with `-c UD` for datagrams, too.
+    Listens(Listener, Option<DatagramListener>),
+}
+
+/// Opens the device, and meets the peer there.
+///
+/// # Errors
+/// No device, a port that is taken, nobody there.
+pub(super) fn meet(
+    args: &Args,
+    plan: &Plan,
+    wish: Wish,
+    out: Output,
+) -> Result<(Context, Wire, Side), Failure> {
+    match &args.net.host {
+        Some(host) => ask(args, host, wish, out),
+        None => listen(args, plan, wish, out),
+    }
+}
+
+fn ask(args: &Args, host: &str, wish: Wish, out: Output) -> Result<(Context, Wire, Side), Failure> {
+    let server = address::resolve(host, args.net.port, args.net.bind)?;
+    let route = args.net.bind.map_or_else(|| address::towards(server.ip()), Ok)?;
+    let ctx = device::open(&args.net, &args.options.device, wish, route, out)?;
+    let own = ctx.gids()[0];
+    if own.is_ipv4() != server.is_ipv4() {
+        return Err(Failure::Usage(format!(
+            "{own} cannot reach {server}: by the connection manager (-R, -z) the packets go between the two addresses: give both of one family"
+        )));
+    }
+    let deadline = Instant::now() + ABSENCE;
+    let queue = ask_again(deadline, || Queue::connect(&ctx, server, PATIENCE));
+    let queue = queue.map_err(|error| cannot_connect(server, &error))?;
+    Ok((ctx, Wire::over_queue(queue), Side::Asks(server)))
+}
+
+fn cannot_connect(server: SocketAddr, error: &VerbsError) -> Failure {
+    let advice = match error {
+        VerbsError::TimedOut => {
+            ": no answer: is it the right address, was it given -R or -z as well, and does the firewall between let UDP port 4791 through?"
+        }
+        VerbsError::Cm(CmFailure::Rejected { reason, .. })
+            if *reason == RejReason::INVALID_SERVICE_ID =>
+        {
+            ", and -R or -z"
+        }
+        _ => "",
+    };
+    Failure::Failed(format!("cannot connect to {server}: {}{advice}", said(error)))
+}
+
+/// What went wrong, and what the peer's program says of it.
+fn said(error: &VerbsError) -> String {
+    let words = match error {
+        VerbsError::Cm(CmFailure::Rejected { private_data, .. }) => &private_data[..],
+        _ => &[],
+    };
+    let end = words.iter().position(|byte| *byte == 0).unwrap_or(words.len());
+    if end == 0 {
+        return error.to_string();
+    }
+    format!("{error}: it says {:?}", printable(&words[..end]))
+}
+
+fn listen(
+    args: &Args,
+    plan: &Plan,
+    wish: Wish,
+    out: Output,
+) -> Result<(Context, Wire, Side), Failure> {
+    let named = args.net.device.is_some() || args.options.device.ib_dev.is_some();
+    let route = match args.net.bind {
+        Some(address) => address,
+        None if named => Ipv4Addr::UNSPECIFIED.into(),
+        None => address::only()?,
+    };
+    let ctx = device::open(&args.net, &args.options.device, wish, route, out)?;
+    let place = SocketAddr::new(ctx.gids()[0], args.net.port);
+    let listener = Listener::bind(&ctx, place, BACKLOG)?;
+    let datagrams = plan.managed == Managed::All && plan.service == QpType::Ud;
+    let datagrams = datagrams.then(|| DatagramListener::bind(&ctx, place, BACKLOG)).transpose()?;
+    out.note(format_args!(
+        "waiting for a client ({} {}) on {} port {} of the connection manager",
+        super::program(args.test),
+        if plan.managed == Managed::All { "-R" } else { "-z" },
+        place.ip(),
+        place.port()
+    ));
+    let wire = loop {
+        match first(&ctx, listener.request(None)?) {
+            Ok(queue) => break Wire::over_queue(queue),
+            Err((peer, why)) => out.note(format_args!("{peer} is no client: {why}")),
+        }
+    };
+    out.note(format_args!("client {}", wire.peer()));
+    Ok((ctx, wire, Side::Listens(listener, datagrams)))
+}
+
+/// Accepts who asks as perftest's programs do.
+fn first(ctx: &Context, request: Request) -> Result<Queue, (SocketAddr, String)> {
+    let peer = request.peer();
+    let failed = |error: VerbsError| (peer, error.to_string());
+    let is_silent = request.private_data().iter().all(|byte| *byte == 0);
+    if request.qp_type() != QpType::Rc || !is_silent {
+        request.reject(b"this is a perftest server (--compat perftest -R)").map_err(failed)?;
+        return Err((peer, "it asks for another kind of connection".to_owned()));
+    }
+    Queue::accept(ctx, request, ABSENCE).map_err(failed)
+}
+
+impl Side {
+    /// Connects a queue pair.
+    ///
+    /// # Errors
+    /// The peer has no such queue pair, is silent, or goes on without.
+    pub(super) fn connect(
+        &self,
+        parts: &Parts,
+        plan: &Plan,
+        talk: &mut Talk,
+        options: &ConnectOptions,
+    ) -> Result<Joined, Failure> {
+        let params = Params::default().options(*options);
+        let connection = match self {
+            Self::Asks(server) => {
+                let local = parts.ctx.gids()[0];
+                let ask = || cm::connect(parts.build(plan, local)?, *server, &params, PATIENCE);
+                ask_again(Instant::now() + ABSENCE, ask)
+            }
+            Self::Listens(listener, _) => {
+                let next = |wait| listener.request(Some(wait));
+                let request = awaited(talk, next, Request::peer, Request::reject)?;
+                parts.build(plan, request.local()).and_then(|qp| {
+                    request.accept(qp, &params).and_then(|accepted| accepted.wait(PATIENCE))
+                })
+            }
+        };
+        let connection = connection.map_err(|why| talk.failed(said(&why)))?;
+        Ok(Joined::Managed(Box::new(connection)))
+    }
+
+    /// Finds a queue pair for datagrams, and where its own datagrams go if it sends any.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    pub(super) fn find(
+        &self,
+        parts: &Parts,
+        plan: &Plan,
+        talk: &mut Talk,
+        index: usize,
+    ) -> Result<(Joined, Option<Target>), Failure> {
+        let found = match self {
+            Self::Asks(server) => resolve(parts, plan, *server),
+            Self::Listens(_, None) => {
+                Err(Failure::Failed("nobody listens for datagrams".to_owned()))
+            }
+            Self::Listens(connections, Some(datagrams)) => {
+                let next = |wait| {
+                    if let Some(other) = connections.try_request() {
+                        // It goes then, or asks as it should.
+                        let _ = other.reject(b"this side has -c UD");
+                    }
+                    datagrams.request(Some(wait))
+                };
+                let request =
+                    awaited(talk, next, cm::DatagramRequest::peer, cm::DatagramRequest::reject)?;
+                name(parts, plan, request, index)
+            }
+        };
+        let (qp, target) = found.map_err(|why| talk.failed(why))?;
+        Ok((Joined::Plain(Box::new(qp)), target))
+    }
+}
+
+/// The client's next request. Those of others are turned away.
+fn awaited<T>(
+    talk: &mut Talk,
+    next: impl Fn(Duration) -> Result<T, VerbsError>,
+    peer: impl Fn(&T) -> SocketAddr,
+    refuse: impl Fn(T, &[u8]) -> Result<(), VerbsError>,
+) -> Result<T, Failure> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match next(LOOK) {
+            Ok(request) if peer(&request).ip() == talk.wire().peer().ip() => return Ok(request),
+            // Whether it hears why or not does not matter here.
+            Ok(request) => drop(refuse(request, b"another client is being served")),
+            Err(VerbsError::TimedOut) => {}
+            Err(error) => return Err(talk.failed(error)),
+        }
+        if talk.has_heard() || Instant::now() > deadline {
+            return Err(talk.failed(
+                "it does not connect as many queue pairs as this side has, of this type: were both sides given the same -q and -c?",
+            ));
+        }
+    }
+}
+
+/// Whether the server sends datagrams, too, and must be told where to.
+fn is_answered(plan: &Plan) -> bool {
+    plan.both || !plan.test.is_bandwidth()
+}
+
+type Found = Result<(Qp, Option<Target>), Failure>;
+
+/// The client asks for a queue pair of the server's, and tells it its own.
+fn resolve(parts: &Parts, plan: &Plan, server: SocketAddr) -> Found {
+    let local = parts.ctx.gids()[0];
+    let qp = parts.build(plan, local)?.ready().map_err(|(_, error)| error)?;
+    let ask = || cm::resolve(&parts.ctx, 0, server, b"", PATIENCE);
+    let service = ask_again(Instant::now() + ABSENCE, ask)?;
+    let ah = parts.target(plan, local, PeerPath::new(server.ip()))?;
+    let target = Target { ah, qpn: service.qpn(), qkey: service.qkey() };
+    if is_answered(plan) {
+        let imm = Some(qp.qpn().value().to_be_bytes());
+        let op = SendOp::SendTo { to: target.to(), imm };
+        let sges = [parts.mr.sge(0, NUMBER_LEN)];
+        let data = SendData::Sges(&sges);
+        let wr = SendWr { wr_id: 0, op, data, signaled: true, solicited: false, fence: false };
+        qp.post_send(&[wr]).map_err(VerbsError::from)?;
+        completed(parts.cqs[0].wait_one(PATIENCE))?;
+    }
+    Ok((qp, Some(target)))
+}
+
+/// The server names a queue pair, and hears of the client's.
+fn name(parts: &Parts, plan: &Plan, request: cm::DatagramRequest, index: usize) -> Found {
+    let (local, peer) = (request.local(), request.peer().ip());
+    let qp = parts.build(plan, local)?.ready().map_err(|(_, error)| error)?;
+    if !is_answered(plan) {
+        request.accept(&qp, b"")?;
+        return Ok((qp, None));
+    }
+    let sges = [parts.mr.sge(parts.landing(plan, index), plan.head() + NUMBER_LEN)];
+    qp.post_recv(&[RecvWr { wr_id: 0, sges: &sges }]).map_err(VerbsError::from)?;
+    request.accept(&qp, b"")?;
+    let wc = completed(parts.cqs[1].wait_one(PATIENCE))?;
+    let Some(number) = wc.imm.map(u32::from_be_bytes) else {
+        let why = "its first datagram does not tell its queue pair's number: were both sides given the same test and -b?";
+        return Err(Failure::Failed(why.to_owned()));
+    };
+    let ah = parts.target(plan, local, PeerPath::new(peer))?;
+    Ok((qp, Some(Target { ah, qpn: Qpn::new(number & 0xff_ffff), qkey: cm::UDP_QKEY })))
+}
+
+fn completed(wc: Result<Wc, VerbsError>) -> Result<Wc, Failure> {
+    match wc {
+        Ok(wc) if wc.status == WcStatus::Success => Ok(wc),
+        Ok(wc) => Err(Failure::Failed(format!("the first datagram ended in {}", wc.status))),
+        Err(VerbsError::TimedOut) => Err(Failure::Failed(format!(
+            "it did not tell its queue pair's number within {} s: were both sides given the same test and -b?",
+            PATIENCE.as_secs()
+        ))),
+        Err(error) => Err(error.into()),
+    }
+}
