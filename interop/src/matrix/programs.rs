@@ -64,6 +64,17 @@ impl Program {
     fn is_long(&self) -> bool {
         self.options.starts_with("-a")
     }
+
+    /// The connection manager connects them (`-R`), or what they talk over (`-z`). perftest 4.5 does that over IPv4 only, and `rdma_cm` with the link's path MTU.
+    fn is_managed(&self) -> bool {
+        self.options().any(|option| matches!(option, "-R" | "-z"))
+    }
+
+    /// Whether it is run on this backend with this address family.
+    fn is_run(&self, backend: Backend, ipv6: bool) -> bool {
+        let once = (backend, ipv6) == (Backend::Packet, false);
+        (once || !self.is_long()) && !(ipv6 && self.is_managed())
+    }
 }
 
 const fn ibv(
@@ -86,7 +97,7 @@ const fn perf(
 
 /// All of them.
 #[rustfmt::skip]
-pub static PROGRAMS: [Program; 31] = [
+pub static PROGRAMS: [Program; 42] = [
     ibv("ibv_rc_pingpong", "ibv_rc_pingpong", "pingpong --compat ibv", "-c -n 20 -s 10001"),
     ibv("ibv_rc_pingpong_events", "ibv_rc_pingpong", "pingpong --compat ibv", "-c -e -n 20 -s 64"),
     ibv("ibv_uc_pingpong", "ibv_uc_pingpong", "pingpong --compat ibv-uc", "-c -n 20 -s 3000"),
@@ -118,6 +129,17 @@ pub static PROGRAMS: [Program; 31] = [
     perf("ib_atomic_bw", "ib_atomic_bw", "perf atomic-bw", "-n 40 -q 2"),
     perf("ib_atomic_bw_swap", "ib_atomic_bw", "perf atomic-bw", "-b -n 40 -A CMP_AND_SWAP"),
     perf("ib_atomic_lat", "ib_atomic_lat", "perf atomic-lat", "-n 20"),
+    perf("ib_send_bw_cm", "ib_send_bw", "perf send-bw", "-R -n 40 -q 2 -s 9000"),
+    perf("ib_send_bw_ud_cm", "ib_send_bw", "perf send-bw", "-R -c UD -n 40 -q 2 -s 200"),
+    perf("ib_send_lat_cm", "ib_send_lat", "perf send-lat", "-R -n 20 -s 600"),
+    perf("ib_send_lat_ud_cm", "ib_send_lat", "perf send-lat", "-R -c UD -n 20 -s 200"),
+    perf("ib_write_bw_cm", "ib_write_bw", "perf write-bw", "-R -n 40 -q 3 -s 9000"),
+    perf("ib_write_bw_words_cm", "ib_write_bw", "perf write-bw", "-z -n 40 -q 2 -s 9000"),
+    perf("ib_write_lat_cm", "ib_write_lat", "perf write-lat", "-R -n 20 -s 600"),
+    perf("ib_read_bw_cm", "ib_read_bw", "perf read-bw", "-R -b -n 40 -s 3000"),
+    perf("ib_read_lat_cm", "ib_read_lat", "perf read-lat", "-R -n 20 -s 600"),
+    perf("ib_atomic_bw_cm", "ib_atomic_bw", "perf atomic-bw", "-R -n 40 -q 2"),
+    perf("ib_atomic_lat_cm", "ib_atomic_lat", "perf atomic-lat", "-R -n 20"),
 ];
 
 /// A program in a setting; who asks is the client.
@@ -139,7 +161,7 @@ impl ProgramCell {
 
 const BACKENDS: [Backend; 3] = [Backend::Udp, Backend::Packet, Backend::Xdp];
 
-/// Every program with either side as the client, on every backend, with IPv4 and IPv6. Links and path MTUs take turns, so that each program
+/// Every program with either side as the client, on every backend, with IPv4 and, unless the connection manager connects, IPv6. Links and path MTUs take turns, so that each program
 /// sees each of them with each side as the client.
 #[must_use]
 pub fn all() -> Vec<ProgramCell> {
@@ -150,13 +172,12 @@ pub fn all() -> Vec<ProgramCell> {
                 for (f, ipv6) in [false, true].into_iter().enumerate() {
                     let mtu = MTUS[(p + r + 2 * b + f) % MTUS.len()];
                     let link = [Link::Veth, Link::Tap][(p + b + f) % 2];
-                    let (link, mtu) =
-                        if program.is_long() { (Link::Veth, 4096) } else { (link, mtu) };
+                    let link = if program.is_long() { Link::Veth } else { link };
+                    let mtu = if program.is_long() || program.is_managed() { 4096 } else { mtu };
                     let setting = Setting { requester, backend, link, ipv6, mtu };
-                    if program.is_long() && (backend, ipv6) != (Backend::Packet, false) {
-                        continue;
+                    if program.is_run(backend, ipv6) {
+                        cells.push(ProgramCell { program, setting });
                     }
-                    cells.push(ProgramCell { program, setting });
                 }
             }
         }
@@ -164,12 +185,17 @@ pub fn all() -> Vec<ProgramCell> {
     cells
 }
 
-/// The part that every test run takes: every program that is not long twice, with either side as the client.
+/// The part that every test run takes: every program that is not long twice, with either side as the client; of those that the connection manager connects
+/// one for each client and backend.
 #[must_use]
 pub fn subset() -> Vec<ProgramCell> {
+    let short = all().into_iter().filter(|cell| !cell.program.is_long());
+    let (managed, others): (Vec<_>, Vec<_>) = short.partition(|cell| cell.program.is_managed());
     // Six cells of each program and client follow each other: another one of them each time.
-    let all = all().into_iter().filter(|cell| !cell.program.is_long()).enumerate();
-    all.filter(|(index, _)| index % 6 == (index / 6) % 6).map(|(_, cell)| cell).collect()
+    let others = others.into_iter().enumerate();
+    let others = others.filter(|(index, _)| index % 6 == (index / 6) % 6).map(|(_, cell)| cell);
+    // Six cells of each program: another program and another one of them each time.
+    others.chain(managed.into_iter().step_by(11)).collect()
 }
 
 /// How long either side may take.
@@ -461,9 +487,10 @@ mod tests {
     /// Whoever changes this number says why: cells do not vanish.
     #[test]
     fn no_cell_is_missing() {
-        // 25 programs with either side as the client, 3 backends, 2 families; 6 long ones with either side as the client.
-        assert_eq!(all().len(), 25 * 2 * 3 * 2 + 6 * 2);
-        assert_eq!(subset().len(), 25 * 2);
+        // 25 programs with either side as the client, 3 backends, 2 families; 6 long ones with either side as the client; 11 that the connection manager
+        // connects with either side as the client, 3 backends.
+        assert_eq!(all().len(), 25 * 2 * 3 * 2 + 6 * 2 + 11 * 2 * 3);
+        assert_eq!(subset().len(), 25 * 2 + 2 * 3);
         let names: BTreeSet<String> = all().iter().map(ProgramCell::name).collect();
         assert_eq!(names.len(), all().len());
     }
@@ -473,12 +500,20 @@ mod tests {
         let seen = |of: fn(&Setting) -> String, cells: &[ProgramCell]| {
             let pairs = cells
                 .iter()
-                .filter(|cell| !cell.program.is_long())
+                .filter(|cell| !cell.program.is_long() && !cell.program.is_managed())
                 .map(|cell| (cell.program.name, of(&cell.setting)));
             pairs.collect::<BTreeSet<_>>().len()
         };
         assert_eq!(seen(|s| s.mtu.to_string(), &all()), 25 * 5);
         assert_eq!(seen(|s| format!("{:?} {:?}", s.link, s.requester), &all()), 25 * 4);
+        let managed: Vec<_> =
+            subset().into_iter().filter(|cell| cell.program.is_managed()).collect();
+        let clients: BTreeSet<String> = managed
+            .iter()
+            .map(|cell| format!("{:?} {}", cell.setting.requester, cell.setting.backend))
+            .collect();
+        let programs: BTreeSet<&str> = managed.iter().map(|cell| cell.program.name).collect();
+        assert_eq!((managed.len(), clients.len(), programs.len()), (6, 6, 6));
         // The part: all settings occur, though not with each program.
         let of: [fn(&Setting) -> String; 4] = [
             |s| s.mtu.to_string(),
