@@ -216,4 +216,12 @@ pub const BUGS: &[Bug] = &[
         right: "if gap || packet.info.place.begins() {",
         wrong: "if (gap && !BUG) || packet.info.place.begins() {",
     },
+    Bug {
+        name: "repair-other-bytes",
+        what: "a packet that goes again alone carries the bytes of the one before it",
+        seed: 1,
+        file: "rc/repair.rs",
+        right: "offset: wqe.offset(psn, limits.mtu),",
+        wrong: "offset: wqe.offset(if BUG { psn.saturating_sub(1).max(wqe.first) } else { psn }, limits.mtu),",
+    },
 ];

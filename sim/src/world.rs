@@ -133,6 +133,7 @@ impl<'a> World<'a> {
                 window_max: 1 << self.random.range(2, 10),
                 advertise_credits: self.random.one_in(2),
                 quantum: 1 << self.random.range(1, 7),
+                held_packets_max: self.random.of(&[0, 2, 64, 2048]),
                 ..EngineConfig::default()
             };
             let mut ram = Ram::new(ends.len());

@@ -13,6 +13,7 @@ use crate::pool::{Budget, Pools};
 use crate::qp::attr::{ModifyError, PeerAddress, QpAttr, QpInit};
 use crate::qp::sq::PostError;
 use crate::qp::{Core, Turn};
+use crate::rc::held::Store;
 pub use crate::shared::EngineConfig;
 pub(crate) use crate::shared::Shared;
 use crate::srq::Srqs;
@@ -91,6 +92,7 @@ impl Engine {
                 handles: Handles::default(),
                 config: EngineConfig { max_qp: config.max_qp.min(QPNS as u32), ..config },
                 srqs: Srqs::default(),
+                store: Store::new(config.held_packets_max),
                 timers: Timers::default(),
                 counters: Counters::default(),
                 drops: Drops::default(),

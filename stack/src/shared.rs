@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use crate::ah::Handles;
 use crate::pool::{Budget, Pools};
+use crate::rc::held::Store;
 use crate::srq::Srqs;
 use crate::stats::{Counters, Drops};
 use crate::timer::Timers;
@@ -26,6 +27,10 @@ pub struct EngineConfig {
     /// Whether acknowledgements tell the peer how many receives are posted, as hardware does; else they set no limit, as those of
     /// rxe and of shared receive queues.
     pub advertise_credits: bool,
+    /// Packets that came too early and are held until what is missing before them comes (selective repeat), of all queue pairs whose peers
+    /// announced a budget: 4136 bytes each, allocated when it is needed. With 0 they are dropped, as the specification has it, and everything
+    /// behind a loss is sent again.
+    pub held_packets_max: u32,
     /// Packets that a queue pair sends before others have their turn.
     pub quantum: u32,
 }
@@ -39,6 +44,7 @@ impl Default for EngineConfig {
             port_mtu: Mtu::Mtu4096,
             window_max: 512,
             advertise_credits: false,
+            held_packets_max: 2048,
             quantum: 64,
         }
     }
@@ -51,6 +57,8 @@ pub(crate) struct Shared {
     pub(crate) pools: Pools,
     pub(crate) handles: Handles,
     pub(crate) srqs: Srqs,
+    /// Memory for what came too early.
+    pub(crate) store: Store,
     pub(crate) timers: Timers,
     pub(crate) counters: Counters,
     pub(crate) drops: Drops,

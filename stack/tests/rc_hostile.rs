@@ -30,7 +30,7 @@ fn windows(solo: &mut Solo) -> [Key; 2] {
 
 /// A QP that has been talked to and has work of every kind under way, some of it half done.
 fn live() -> (Solo, Key) {
-    let mut solo = Solo::script();
+    let mut solo = Solo::new(&Setup { held: 8, ..Setup::script() });
     // The arena's key is for local use; the peer gets a window of it.
     let key = solo.key;
     solo.end.host.regions.remove(key);

@@ -108,6 +108,7 @@ impl World {
             access: FLUSHABLE,
             depth: DEPTH as u32,
             budget: Budget { bytes: 8704 * datagrams, datagrams },
+            held: [0, 3, 2048][random.below(3) as usize],
             qps,
             ..Setup::default()
         };

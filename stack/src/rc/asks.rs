@@ -57,6 +57,11 @@ impl Asks {
         self.psns.back().map(|(psn, _)| psn + 1)
     }
 
+    /// Whether the packet of `psn` asked and is not answered.
+    pub(super) fn has(&self, psn: u64) -> bool {
+        self.psns.binary_search_by_key(&psn, |(psn, _)| *psn).is_ok()
+    }
+
     /// The packet of `psn`, which asks, left.
     #[inline]
     pub(super) fn asked(&mut self, psn: u64) {

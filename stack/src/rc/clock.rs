@@ -144,10 +144,13 @@ impl Qp {
             return false;
         }
         let (sq, limits, pools) = (&self.core.sq, &self.limits, &mut shared.pools);
+        let repairs = self.requester.repair_all();
         // One of us complains again when asked; of others a NAK may be lost, and they do not repeat themselves.
         let stranger = self.core.peer().is_none_or(|peer| peer.budget == Budget::STRANGER);
         let deaf = stranger && (self.clock.complained || self.clock.probes > 0);
-        if deaf {
+        if repairs {
+            // What is missing asks as well.
+        } else if deaf {
             let una = self.requester.una();
             self.requester.window.timed_out(now);
             self.requester.go_back(una, sq, limits, pools);

@@ -18,6 +18,50 @@ impl Qp {
         host: &mut H,
     ) {
         self.core.hear(shared);
+        self.take_request(packet, shared, host);
+        if !self.held.is_empty() {
+            self.take_held(shared, host);
+        }
+    }
+
+    /// Executes what was held, up to the next that is missing.
+    #[cold]
+    fn take_held<H: Memory + Completions>(&mut self, shared: &mut Shared, host: &mut H) {
+        let mut taken = false;
+        while let Some(block) = self.held.take(self.responder.expected(), &mut shared.store) {
+            if let Ok(packet) = Packet::parse(block.bytes()) {
+                self.take_request(&packet, shared, host);
+            }
+            shared.store.give_back(block);
+            taken = true;
+        }
+        let gap = taken && self.core.state.receives() && self.held.is_behind_a_gap();
+        if gap && self.responder.report_next_gap() {
+            shared.counters.sent_seq_err += 1;
+            shared.enqueue(self.core.slot, &mut self.core.queued);
+        }
+    }
+
+    /// A request after a gap is held, if it can be; returns whether the peer should hear of it.
+    #[cold]
+    fn hold(&mut self, packet: &Packet<'_>, psn: u64, report: bool, shared: &mut Shared) -> bool {
+        let hold = self.limits.selective && self.responder.reports_gaps();
+        let expected = self.responder.expected();
+        let held = hold.then(|| self.held.hold(packet, expected, psn, &mut shared.store)).flatten();
+        shared.counters.out_of_seq_request += 1;
+        shared.drops.out_of_sequence += u64::from(held.is_none() && !report);
+        let report = report || held.is_some_and(|news| news && self.responder.report_gap());
+        shared.counters.sent_seq_err += u64::from(report);
+        report
+    }
+
+    #[inline]
+    fn take_request<H: Memory + Completions>(
+        &mut self,
+        packet: &Packet<'_>,
+        shared: &mut Shared,
+        host: &mut H,
+    ) {
         let rights = Rights {
             by: self.core.accessor(),
             recv_pd: self.core.recv_pd,
@@ -44,14 +88,11 @@ impl Qp {
                 shared.drops.stale_duplicate += 1;
                 false
             }
-            Outcome::Gap { report } => {
-                shared.counters.out_of_seq_request += 1;
-                shared.counters.sent_seq_err += u64::from(report);
-                shared.drops.out_of_sequence += u64::from(!report);
-                report
-            }
+            Outcome::Gap { psn, report } => self.hold(packet, psn, report, shared),
             Outcome::NotReady => {
                 shared.counters.send_rnr_err += 1;
+                // It is sent again, with all that follows.
+                self.held.clear(&mut shared.store);
                 true
             }
             Outcome::Refused { code, received } => {

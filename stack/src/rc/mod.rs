@@ -7,10 +7,12 @@ mod clock;
 mod company;
 mod completer;
 mod credits;
+pub(crate) mod held;
 mod inbound;
 mod plan;
 mod progress;
 mod records;
+mod repair;
 mod requester;
 mod responder;
 mod rtt;
@@ -18,6 +20,7 @@ mod transmit;
 mod window;
 
 use self::clock::Clock;
+use self::held::Held;
 use self::requester::{Limits, OVERHEAD, Requester};
 use self::responder::Responder;
 use crate::engine::Shared;
@@ -36,6 +39,7 @@ pub(crate) struct Qp {
     limits: Limits,
     requester: Requester,
     responder: Responder,
+    held: Held,
     clock: Clock,
     /// The deadline is that of a wait for room, not for an answer: nothing has left since it was set.
     waits_to_send: bool,
@@ -53,10 +57,12 @@ impl Qp {
                 pd: core.init.pd,
                 peer: PoolId::OWN,
                 read_packets: 1,
+                selective: false,
             },
             core,
             requester: Requester::new(),
             responder: Responder::new(),
+            held: Held::default(),
             clock: Clock::default(),
             waits_to_send: false,
             retry_left: 0,
@@ -111,6 +117,7 @@ impl Qp {
     pub(crate) fn detach(&mut self, shared: &mut Shared) {
         self.core.give_back(&mut shared.srqs);
         self.requester.release_all(&self.limits, &mut shared.pools);
+        self.held.clear(&mut shared.store);
         shared.pools.quit(self.core.slot, &mut self.core.waiting);
         if self.limits.peer != PoolId::OWN {
             shared.pools.leave(self.limits.peer);
@@ -133,6 +140,7 @@ impl Qp {
             pd: self.core.init.pd,
             peer: shared.pools.join(peer.remote, peer.budget, true),
             read_packets: (61_440 / mtu.bytes()).min(60).min(half).max(1),
+            selective: shared.config.held_packets_max > 0 && peer.budget != Budget::STRANGER,
         };
         self.source = SourceCheck::new(&peer);
         let psn = self.core.attr.rq_psn.unwrap_or_default().first();
@@ -179,6 +187,7 @@ impl Qp {
     pub(crate) fn break_down<H: Completions>(&mut self, shared: &mut Shared, host: &mut H) {
         self.core.set_state(QpState::Err);
         self.requester.release_all(&self.limits, &mut shared.pools);
+        self.held.clear(&mut shared.store);
         shared.pools.quit(self.core.slot, &mut self.core.waiting);
         self.requester.rnr_until = None;
         self.clock = Clock::default();

@@ -1,6 +1,7 @@
 //! What leaves next: the requester's decisions. Nothing changes here but what is kept in line and in hand.
 
 use super::asks::ACK;
+use super::held::SPAN;
 use super::requester::{Limits, OVERHEAD, REQUEST, Requester};
 use crate::mem::RegionTable;
 use crate::pool::{Budget, Charge, Expected, PoolId, Pools};
@@ -23,6 +24,8 @@ pub(super) struct Shape {
 #[derive(Debug)]
 pub(super) enum Plan {
     Send(Shape),
+    /// This again, alone.
+    Repair(Piece),
     /// The request under the cursor concerns this side only, and may be executed.
     Local,
     /// Nothing until an acknowledgement, a response, a timer or a post.
@@ -69,10 +72,19 @@ impl Requester {
         if self.cur < self.reached {
             self.skip_executed(sq);
         }
+        if self.repairs > 0
+            && let Some(piece) = self.next_repair(sq, limits)
+        {
+            return Plan::Repair(piece);
+        }
         if self.cur == sq.tail || self.rnr_until.is_some() {
             return Plan::Idle;
         }
         if self.nxt - self.una > self.window.behind_the_missing() && !self.solicits {
+            return Plan::Idle;
+        }
+        // The peer would not hold more.
+        if self.nxt - self.una >= SPAN && self.is_repairing() {
             return Plan::Idle;
         }
         let wqe = sq.get(self.cur);

@@ -48,7 +48,13 @@ impl Qp {
             }
             Verdict::Retry { to, from, why } => {
                 self.advance(now, to, shared, host);
-                self.retry(now, from, why, shared);
+                let report = packet.payload();
+                let selective = self.limits.selective && !report.is_empty();
+                if why == Why::SequenceNak && selective && self.requester.can_repair() {
+                    self.repair(now, from, report, shared);
+                } else {
+                    self.retry(now, from, why, shared);
+                }
             }
             Verdict::RnrWait { to, timer } => {
                 shared.counters.rcvd_rnr_err += 1;
@@ -213,6 +219,22 @@ impl Qp {
         }
         self.requester.go_back(from, &self.core.sq, &self.limits, &mut shared.pools);
         // The deadline stays: only progress moves it, so that a peer that complains for ever is given up in time.
+        shared.enqueue(self.core.slot, &mut self.core.queued);
+    }
+
+    /// The peer misses the packet of `from`, and `report` says what it holds of those behind.
+    fn repair(&mut self, now: Time, from: u64, report: &[u8], shared: &mut Shared) {
+        shared.counters.rcvd_seq_err += 1;
+        self.clock.complained = true;
+        if from != self.requester.una() || !self.requester.is_behind(from) {
+            return;
+        }
+        let (sq, limits, pools) = (&self.core.sq, &self.limits, &mut shared.pools);
+        if self.requester.hear_report(now, report, sq, limits, pools) {
+            let Requester { window, round_trip, .. } = &mut self.requester;
+            window.lost_one(now, round_trip);
+        }
+        // The deadline stays, as above.
         shared.enqueue(self.core.slot, &mut self.core.queued);
     }
 

@@ -7,6 +7,7 @@ use super::asks::Asks;
 use super::company::Company;
 use super::credits::Credits;
 use super::plan::Shape;
+use super::repair::Repair;
 use super::rtt::RoundTrip;
 use super::window::Window;
 use crate::mem::PdId;
@@ -38,6 +39,8 @@ pub(super) struct Limits {
     pub(super) peer: PoolId,
     /// Packets of one READ request; a constant of the connection, so that a READ sent again has the same borders.
     pub(super) read_packets: u32,
+    /// Whether the peer is one of us, and what comes too early is held.
+    pub(super) selective: bool,
 }
 
 #[derive(Debug)]
@@ -62,6 +65,10 @@ pub(super) struct Requester {
     pub(super) asks: Asks,
     pub(super) credits: Credits,
     pub(super) company: Company,
+    /// Selective repeat; `None` before the first gap.
+    pub(super) repair: Option<Box<Repair>>,
+    /// Packets that are to go again alone.
+    pub(super) repairs: usize,
     /// The PSN from which an overtaken response was asked for again.
     implied: Option<u64>,
     /// Whether requests that were not begun may be: not in SQD.
@@ -98,6 +105,8 @@ impl Requester {
             asks: Asks::default(),
             credits: Credits::default(),
             company: Company::default(),
+            repair: None,
+            repairs: 0,
             implied: None,
             begins: true,
             rnr_until: None,
@@ -120,6 +129,7 @@ impl Requester {
         self.credits = Credits::default();
         self.window = Window::new(window_max);
         self.round_trip.start();
+        (self.repair, self.repairs) = (None, 0);
         self.implied = None;
         self.rnr_until = None;
         (self.overdraft, self.silent, self.half_way) = (false, false, false);
@@ -174,6 +184,11 @@ impl Requester {
             index += 1;
         }
         None
+    }
+
+    /// Index of the request that a PSN belongs to.
+    pub(super) fn index_of(&self, sq: &SendQueue, psn: u64) -> u64 {
+        locate(sq, psn)
     }
 
     /// Index of the request under the cursor.
@@ -267,10 +282,16 @@ impl Requester {
         pools: &mut Pools,
     ) {
         debug_assert!(to > self.una && to <= self.sent);
-        let charge = self.charge_of(sq, self.una, to.min(self.nxt), limits.mtu);
+        let mut charge = self.charge_of(sq, self.una, to.min(self.nxt), limits.mtu);
+        let repairing = self.is_repairing();
+        if repairing {
+            charge.take(self.uncharged(sq, self.una, to.min(self.nxt), limits));
+            self.repaired_until(self.una, to);
+        }
         self.release(charge, limits, pools);
         self.asks.answered(to, pools);
-        self.round_trip.acknowledged(to, now);
+        // What waited for something to be repaired says nothing about the path.
+        self.round_trip.acknowledged(to, now, !repairing);
         self.window.acknowledged(charge.datagrams);
         self.una = to;
         self.implied = None;
@@ -304,7 +325,11 @@ impl Requester {
             return;
         }
         self.ask_no_more();
-        let charge = self.charge_of(sq, from, self.nxt, limits.mtu);
+        let mut charge = self.charge_of(sq, from, self.nxt, limits.mtu);
+        if self.is_repairing() {
+            charge.take(self.uncharged(sq, from, self.nxt, limits));
+            self.repair_no_more(from);
+        }
         self.release(charge, limits, pools);
         self.asks.taken_back(from, pools);
         self.round_trip.taken_back(from);
@@ -369,6 +394,7 @@ impl Requester {
     pub(super) fn release_all(&mut self, limits: &Limits, pools: &mut Pools) {
         let charge = self.charged;
         self.release(charge, limits, pools);
+        (self.repair, self.repairs) = (None, 0);
         self.asks.taken_back(0, pools);
         self.asks.close(pools);
         for outstanding in self.rd.drain(..) {
@@ -377,7 +403,7 @@ impl Requester {
     }
 
     #[inline]
-    fn release(&mut self, charge: Charge, limits: &Limits, pools: &mut Pools) {
+    pub(super) fn release(&mut self, charge: Charge, limits: &Limits, pools: &mut Pools) {
         if charge.datagrams > 0 {
             self.charged.take(charge);
             pools.release(limits.peer, charge);
@@ -386,7 +412,7 @@ impl Requester {
 
     /// What the packets of SENDs and WRITEs from `from` to before `to` were charged with.
     #[inline]
-    fn charge_of(&self, sq: &SendQueue, from: u64, to: u64, mtu: Mtu) -> Charge {
+    pub(super) fn charge_of(&self, sq: &SendQueue, from: u64, to: u64, mtu: Mtu) -> Charge {
         let mut sum = Charge::default();
         let (mut index, mut psn) = (locate(sq, from), from);
         while psn < to && index < sq.tail {

@@ -22,7 +22,7 @@ pub(super) enum Outcome {
     /// A duplicate that cannot be answered any more.
     Stale,
     /// After a gap; `report` if that is news to the peer.
-    Gap { report: bool },
+    Gap { psn: u64, report: bool },
     /// No receive was posted.
     NotReady,
     /// Refused for good: the NAK is queued, the queue pair must break.
@@ -339,7 +339,23 @@ impl Responder {
         if report {
             self.queue_nak(Syndrome::nak(NakCode::PsnSequenceError));
         }
-        Outcome::Gap { report }
+        Outcome::Gap { psn, report }
+    }
+
+    /// Whether something was missing when it was last said what is expected; not if there was no receive.
+    pub(super) fn reports_gaps(&self) -> bool {
+        self.gap_reported || !self.nak_sent
+    }
+
+    /// Says (again) what is missing.
+    pub(super) fn report_gap(&mut self) -> bool {
+        self.queue_nak(Syndrome::nak(NakCode::PsnSequenceError));
+        true
+    }
+
+    /// What was missing has come; says what is missing next, if something that came too early is still to be executed.
+    pub(super) fn report_next_gap(&mut self) -> bool {
+        self.gap >= self.epsn && !self.nak_sent && self.report_gap()
     }
 
     fn duplicate(&mut self, packet: &Packet<'_>, psn: u64, mtu: Mtu) -> Outcome {

@@ -50,9 +50,9 @@ impl RoundTrip {
         }
     }
 
-    /// Everything before `to` is acknowledged.
+    /// Everything before `to` is acknowledged; `measured` if that took as long as the path takes.
     #[inline]
-    pub(super) fn acknowledged(&mut self, to: u64, now: Time) {
+    pub(super) fn acknowledged(&mut self, to: u64, now: Time, measured: bool) {
         let mut answered = None;
         while let Some(turn) = self.turns.front()
             && turn.first < to
@@ -64,7 +64,7 @@ impl RoundTrip {
             }
             self.turns.pop_front();
         }
-        if let Some(turn) = answered.filter(|turn| !turn.again) {
+        if let Some(turn) = answered.filter(|turn| measured && !turn.again) {
             self.measure(now.since(turn.left).max(1), now);
         }
     }

@@ -8,10 +8,10 @@ use super::responder::Response;
 use crate::engine::{Shared, TxSink};
 use crate::mem::Memory;
 use crate::qp::Turn;
-use crate::qp::outbound::{Sent, frame, header};
+use crate::qp::outbound::{Piece, Sent, frame, header};
 use crate::types::Time;
 use crate::verbs::{Completions, QpEvent, WcStatus};
-use crate::wire::{Aeth, Opcode, Place, bth};
+use crate::wire::{Aeth, NakCode, Opcode, Place, Syndrome, bth};
 
 impl Qp {
     /// Sends up to `quantum` packets, which it counts down; says how that ended, and whether a request left.
@@ -70,7 +70,7 @@ impl Qp {
         };
         match self.send_response(&response, shared, host, sink) {
             Sent::Yes => {
-                self.responder.responded(&response);
+                self.responded(&response);
                 turn
             }
             Sent::Full | Sent::Refused => Turn::SinkFull,
@@ -91,7 +91,7 @@ impl Qp {
             }
             let response = self.responder.response(self.limits.mtu, &self.core.rq)?;
             match self.send_response(&response, shared, host, sink) {
-                Sent::Yes => self.responder.responded(&response),
+                Sent::Yes => self.responded(&response),
                 Sent::Full => return Some(Turn::SinkFull),
                 Sent::Refused if self.responder.drop_repetition() => {
                     shared.drops.stale_duplicate += 1;
@@ -107,6 +107,14 @@ impl Qp {
             *quantum -= 1;
         }
         None
+    }
+
+    #[inline]
+    fn responded(&mut self, response: &Response) {
+        self.responder.responded(response);
+        if matches!(response, Response::Acknowledge { .. }) {
+            self.held.reported();
+        }
     }
 
     fn transmit_requests<H: Memory + Completions>(
@@ -132,6 +140,14 @@ impl Qp {
                     }
                     Sent::Full => return Turn::SinkFull,
                     Sent::Refused => Some(WcStatus::LocProtErr),
+                },
+                Plan::Repair(_) if *quantum == 0 => return Turn::Quantum,
+                Plan::Repair(piece) => match self.send_repair(now, &piece, shared, host, sink) {
+                    Sent::Full => return Turn::SinkFull,
+                    _ => {
+                        *quantum -= 1;
+                        continue;
+                    }
                 },
                 Plan::Local => match self.core.run_local(self.requester.cursor(), host) {
                     Ok(()) => {
@@ -186,6 +202,32 @@ impl Qp {
         sent
     }
 
+    #[cold]
+    fn send_repair<H: Memory>(
+        &mut self,
+        now: Time,
+        piece: &Piece,
+        shared: &mut Shared,
+        host: &H,
+        sink: &mut impl TxSink,
+    ) -> Sent {
+        let Some(to) = self.core.target() else { return Sent::Refused };
+        let sent = self.core.send_piece(piece, &to, &mut shared.counters, host, sink);
+        match sent {
+            Sent::Yes => {
+                shared.counters.retransmitted_pkts += 1;
+                self.requester.repaired(now, piece.psn);
+            }
+            Sent::Full => {}
+            // Its memory is gone: the request fails when it is the oldest.
+            Sent::Refused => {
+                let (una, pools) = (self.requester.una(), &mut shared.pools);
+                self.requester.go_back(una, &self.core.sq, &self.limits, pools);
+            }
+        }
+        sent
+    }
+
     #[inline]
     fn send_response<H: Memory>(
         &self,
@@ -196,7 +238,9 @@ impl Qp {
     ) -> Sent {
         let (psn, opcode, aeth, payload) = match *response {
             Response::Acknowledge { psn, syndrome, msn } => {
-                (psn, Opcode::RC_ACKNOWLEDGE, Aeth { syndrome, msn }, 0)
+                let missing = syndrome == Syndrome::nak(NakCode::PsnSequenceError);
+                let report = if missing { self.held.report_len(psn) } else { 0 };
+                (psn, Opcode::RC_ACKNOWLEDGE, Aeth { syndrome, msn }, report)
             }
             Response::Data(DataResponse::Atomic { psn, msn, .. }) => {
                 (psn, Opcode::RC_ATOMIC_ACKNOWLEDGE, self.responder.ack(msn, &self.core.rq), 0)
@@ -225,6 +269,9 @@ impl Qp {
             if let Response::Data(DataResponse::Atomic { found, .. }) = response {
                 out[bth::LEN + Aeth::LEN..info.header_len].copy_from_slice(&found.to_be_bytes());
             }
+            if opcode == Opcode::RC_ACKNOWLEDGE && payload > 0 {
+                self.held.report(&mut out[info.header_len..info.header_len + payload]);
+            }
             if let Some(source) = source {
                 let end = info.header_len + payload;
                 host.fetch(source, &mut out[info.header_len..end]);
@@ -236,8 +283,9 @@ impl Qp {
             return sent;
         }
         shared.counters.sent_pkts += 1;
-        shared.counters.sent_bytes += payload as u64;
-        shared.counters.sent_acks += u64::from(opcode == Opcode::RC_ACKNOWLEDGE);
+        let acknowledges = opcode == Opcode::RC_ACKNOWLEDGE;
+        shared.counters.sent_acks += u64::from(acknowledges);
+        shared.counters.sent_bytes += if acknowledges { 0 } else { payload as u64 };
         Sent::Yes
     }
 }

@@ -140,6 +140,18 @@ impl Window {
         true
     }
 
+    /// Something was lost that goes again alone: nothing else is thrown away with it, however often that happens.
+    pub(super) fn lost_one(&mut self, now: Time, round_trip: &RoundTrip) {
+        if now.since(self.answered) < round_trip.shortest() {
+            return;
+        }
+        self.answered = now;
+        self.end_run();
+        self.threshold = round_trip.without_queue(self.size).max(self.size / 2).max(MIN);
+        self.acknowledged = 0;
+        self.resize(self.threshold);
+    }
+
     /// Nothing came back in time.
     pub(super) fn timed_out(&mut self, now: Time) {
         self.answered = now;
@@ -178,7 +190,7 @@ mod tests {
         for (psn, took) in [(1, 1_000), (2, 1_000 * times)] {
             let sent = Time(1_000_000 * psn);
             path.sent(psn, sent, false);
-            path.acknowledged(psn + 1, sent.after(took));
+            path.acknowledged(psn + 1, sent.after(took), true);
         }
         path
     }
@@ -200,7 +212,7 @@ mod tests {
         assert_eq!(window.packets(), 600, "no queue overflowed");
         let mut path = path(1);
         path.sent(9, Time(50_000_000), false);
-        path.acknowledged(10, Time(50_001_500));
+        path.acknowledged(10, Time(50_001_500), true);
         _ = window.lost(NOW.after(10_000), 2, &path);
         assert_eq!(window.packets(), 400);
     }

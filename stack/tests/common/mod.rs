@@ -195,6 +195,8 @@ pub struct Setup {
     pub own: Option<Budget>,
     /// Whether acknowledgements say how many receives are posted.
     pub advertise: bool,
+    /// Packets that came too early and are held, for selective repeat; without, the scripts read as the specification has it.
+    pub held: u32,
     /// The depth of a shared receive queue, if there is one.
     pub srq: Option<u32>,
     pub qps: usize,
@@ -217,6 +219,7 @@ impl Default for Setup {
             budget: Budget { bytes: 8 << 20, datagrams: 256 },
             own: None,
             advertise: false,
+            held: 0,
             srq: None,
             qps: 1,
         }
@@ -259,6 +262,7 @@ impl End {
             own_budget: setup.own.unwrap_or(setup.budget),
             advertise_credits: setup.advertise,
             port_mtu: setup.mtu,
+            held_packets_max: setup.held,
             ..EngineConfig::default()
         };
         let mut engine = Engine::new(config);

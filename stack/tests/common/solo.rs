@@ -173,6 +173,15 @@ impl Solo {
         self.hear_syndrome(psn, Syndrome::nak(code));
     }
 
+    /// The peer misses `psn`, and holds those of `held`.
+    pub fn hear_gap(&mut self, psn: i64, held: &[i64]) {
+        let mut report = vec![0; 4 * (held.iter().max().unwrap_or(&psn) - psn + 32) as usize / 32];
+        held.iter().for_each(|held| report[(held - psn) as usize / 8] |= 1 << ((held - psn) % 8));
+        let nak = aeth(Syndrome::nak(NakCode::PsnSequenceError));
+        let packet = self.response(Opcode::RC_ACKNOWLEDGE, psn, &[&nak, &report]);
+        self.hear(&packet);
+    }
+
     pub fn hear_rnr(&mut self, psn: i64, timer: u8) {
         self.hear_syndrome(psn, Syndrome::rnr(timer));
     }

@@ -25,6 +25,11 @@ pub fn describe(bytes: &[u8], first: [u32; 2]) -> String {
     if packet.info.has_payload() {
         line += &format!(" {}B", packet.payload().len());
     }
+    if packet.info.operation == Operation::Acknowledge && !packet.payload().is_empty() {
+        let bits = packet.payload().iter().flat_map(|byte| (0..8).map(move |bit| byte >> bit & 1));
+        let held = (psn..).zip(bits).filter(|(_, bit)| *bit == 1).map(|(psn, _)| psn);
+        line += &format!(" holds {:?}", held.collect::<Vec<_>>());
+    }
     if packet.info.operation == Operation::ReadRequest
         && let Some(reth) = packet.reth()
     {

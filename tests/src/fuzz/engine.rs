@@ -33,8 +33,15 @@ impl Victim {
         let qp_type = [QpType::Rc, QpType::Rc, QpType::Uc, QpType::Ud][usize::from(kind) % 4];
         let budget = Budget { bytes: 1 << 16, datagrams: 16 };
         let advertise = kind & 4 != 0;
-        let setup =
-            Setup { qp_type, budget, advertise, rd_atomic: 4, depth: 16, ..Setup::script() };
+        let setup = Setup {
+            qp_type,
+            budget,
+            advertise,
+            held: 8,
+            rd_atomic: 4,
+            depth: 16,
+            ..Setup::script()
+        };
         let mut solo = Solo::new(&setup);
         solo.end.host.regions.remove(solo.key);
         let len = setup.arena as u64;

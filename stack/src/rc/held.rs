@@ -1,0 +1,188 @@
+//! Requests that came too early. Between two of us they are held until what is missing before them comes, and are then executed in order; the
+//! NAK that reports the gap carries which they are, so that only what is missing is sent again.
+//!
+//! The report is the payload of the NAK, which has none otherwise: a bitmap whose bit `i % 8` of byte `i / 8` stands for PSN + `i`, with the
+//! PSN of the NAK; a multiple of four bytes, 128 at most. It goes to a peer that announced a [`Budget`](crate::Budget), and to nobody else.
+
+use std::collections::VecDeque;
+
+use crate::wire::{Operation, Packet};
+
+/// PSNs after the first that is missing which are held, and the bits of a report.
+pub(super) const SPAN: u64 = 1024;
+/// So many that were held are worth a report, if nothing else is.
+const NEWS: u32 = 32;
+/// The longest packet: BTH, RETH, immediate data, payload, ICRC.
+const BLOCK: usize = 12 + 16 + 4 + 4096 + 4;
+
+/// A packet that is held.
+#[derive(Debug)]
+pub(crate) struct Block {
+    bytes: Box<[u8]>,
+    len: usize,
+}
+
+impl Block {
+    /// The packet, from its BTH to its ICRC.
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+/// The memory for packets that are held, of all queue pairs. It is allocated as it is needed, and kept.
+#[derive(Debug)]
+pub(crate) struct Store {
+    free: Vec<Block>,
+    /// What may still be allocated.
+    left: u32,
+}
+
+impl Store {
+    /// Memory for `max` packets.
+    pub(crate) fn new(max: u32) -> Self {
+        Self { free: Vec::new(), left: max }
+    }
+
+    fn unused(&self) -> u32 {
+        self.left.saturating_add(u32::try_from(self.free.len()).unwrap_or(u32::MAX))
+    }
+
+    fn copy(&mut self, packet: &[u8]) -> Option<Block> {
+        if packet.len() > BLOCK {
+            return None;
+        }
+        let mut block = match self.free.pop() {
+            Some(block) => block,
+            None => {
+                self.left = self.left.checked_sub(1)?;
+                Block { bytes: vec![0; BLOCK].into(), len: 0 }
+            }
+        };
+        block.bytes[..packet.len()].copy_from_slice(packet);
+        block.len = packet.len();
+        Some(block)
+    }
+
+    /// Takes a packet back that is executed.
+    pub(super) fn give_back(&mut self, block: Block) {
+        self.free.push(block);
+    }
+}
+
+/// What a queue pair holds.
+#[derive(Debug, Default)]
+pub(super) struct Held {
+    /// From the expected PSN on.
+    places: VecDeque<Option<Block>>,
+    /// The PSN of the first place.
+    first: u64,
+    count: u32,
+    /// Those that no report told of.
+    news: u32,
+    /// Something was dropped for want of memory.
+    overflowed: bool,
+}
+
+impl Held {
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Holds the packet of `psn`, which came while `expected` was expected. `None` if it is dropped; else whether the peer should hear of it.
+    pub(super) fn hold(
+        &mut self,
+        packet: &Packet<'_>,
+        expected: u64,
+        psn: u64,
+        store: &mut Store,
+    ) -> Option<bool> {
+        let data = matches!(packet.info.operation, Operation::Send | Operation::Write);
+        if !data || psn - expected >= SPAN {
+            return None;
+        }
+        self.align(expected, store);
+        #[allow(clippy::cast_possible_truncation)]
+        let at = (psn - expected) as usize;
+        let next = self.places.len();
+        let asked = packet.bth.ack_req;
+        if self.places.get(at).is_some_and(Option::is_some) {
+            return Some(asked);
+        }
+        // Each queue pair leaves as much as it has to the others.
+        let room = self.count < store.unused();
+        let Some(block) = room.then(|| store.copy(packet.bytes())).flatten() else {
+            self.overflowed = true;
+            return None;
+        };
+        while self.places.len() <= at {
+            self.places.push_back(None);
+        }
+        self.places[at] = Some(block);
+        self.count += 1;
+        self.news += 1;
+        // After another gap, or so many without one.
+        Some(asked || at > next || self.news >= NEWS)
+    }
+
+    /// Takes out the packet of the PSN that is expected now.
+    pub(super) fn take(&mut self, expected: u64, store: &mut Store) -> Option<Block> {
+        self.align(expected, store);
+        let block = self.places.front_mut()?.take()?;
+        self.count -= 1;
+        Some(block)
+    }
+
+    /// Gives everything back.
+    pub(super) fn clear(&mut self, store: &mut Store) {
+        if !self.is_empty() {
+            for block in self.places.drain(..).flatten() {
+                store.give_back(block);
+            }
+        }
+        self.places.clear();
+        (self.count, self.news, self.overflowed) = (0, 0, false);
+    }
+
+    /// Whether something came too early that is still to be executed, or was dropped meanwhile.
+    pub(super) fn is_behind_a_gap(&mut self) -> bool {
+        core::mem::take(&mut self.overflowed) || !self.is_empty()
+    }
+
+    /// Bytes of a report in a NAK of `psn`; 0 if there is nothing to tell.
+    pub(super) fn report_len(&self, psn: u64) -> usize {
+        if self.is_empty() || self.first != psn {
+            return 0;
+        }
+        self.places.len().div_ceil(32) * 4
+    }
+
+    /// Writes the report.
+    pub(super) fn report(&self, out: &mut [u8]) {
+        out.fill(0);
+        for (at, place) in self.places.iter().enumerate() {
+            out[at / 8] |= u8::from(place.is_some()) << (at % 8);
+        }
+    }
+
+    /// It was told what is held.
+    pub(super) fn reported(&mut self) {
+        self.news = 0;
+    }
+
+    /// `expected` is the first place.
+    fn align(&mut self, expected: u64, store: &mut Store) {
+        while self.first < expected
+            && let Some(place) = self.places.pop_front()
+        {
+            self.first += 1;
+            if let Some(block) = place {
+                self.count -= 1;
+                store.give_back(block);
+            }
+        }
+        if self.places.is_empty() {
+            self.first = expected;
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! Selective repeat: what the peer holds of what was sent, and what of it is missing and goes again, alone. See [`held`](super::held) for how
+//! it is told.
+//!
+//! What is held is charged no more: the peer's receive queue has room for something else. What went again and is still missing goes once
+//! more when what left after it has arrived, and no sooner than after a round trip.
+//!
+//! Requests that wait for a response of their own are not repeated so: while one is under way, a gap is answered by going back.
+
+use std::collections::VecDeque;
+
+use super::held::SPAN;
+use super::requester::{Limits, Requester};
+use crate::pool::{Charge, Pools};
+use crate::qp::outbound::{Piece, data_opcode};
+use crate::qp::sq::SendQueue;
+use crate::types::Time;
+
+/// What is known of packets behind the first that is not acknowledged.
+#[derive(Debug, Default)]
+pub(super) struct Repair {
+    /// A bit for each PSN that the peer holds, at PSN modulo [`SPAN`].
+    held: Bits,
+    /// One more than the highest PSN that is held.
+    end: u64,
+    /// Those before `end` that are not, ascending.
+    missing: VecDeque<Missing>,
+    /// When the last packet that arrived after it had been missing had left.
+    arrived: Time,
+}
+
+#[derive(Debug)]
+struct Bits([u64; (SPAN / 64) as usize]);
+
+impl Default for Bits {
+    fn default() -> Self {
+        Self([0; (SPAN / 64) as usize])
+    }
+}
+
+impl Bits {
+    fn has(&self, psn: u64) -> bool {
+        self.0[(psn % SPAN / 64) as usize] & (1 << (psn % 64)) != 0
+    }
+
+    fn set(&mut self, psn: u64) {
+        self.0[(psn % SPAN / 64) as usize] |= 1 << (psn % 64);
+    }
+
+    fn clear(&mut self, psn: u64) {
+        self.0[(psn % SPAN / 64) as usize] &= !(1 << (psn % 64));
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Missing {
+    psn: u64,
+    again: Option<Again>,
+}
+
+/// How it went again.
+#[derive(Debug, Clone, Copy)]
+struct Again {
+    /// What has this PSN, or a higher one, left later.
+    before: u64,
+    at: Time,
+}
+
+impl Repair {
+    fn is_idle(&self) -> bool {
+        self.missing.is_empty() && self.end == 0
+    }
+
+    fn has(&self, psn: u64) -> bool {
+        psn < self.end && self.held.has(psn)
+    }
+
+    /// Everything before `to` has arrived; `from` is where that began before.
+    fn arrived(&mut self, from: u64, to: u64) {
+        for psn in from..to.min(self.end) {
+            self.held.clear(psn);
+        }
+        while let Some(missing) = self.missing.front()
+            && missing.psn < to
+        {
+            let left = missing.again.map_or(Time::default(), |again| again.at);
+            self.arrived = self.arrived.max(left);
+            self.missing.pop_front();
+        }
+        if to >= self.end {
+            self.end = 0;
+        }
+    }
+
+    /// Finds out what is missing, now that more is held, from the former `end` on; and what went again in vain, which takes no less than
+    /// `patience` to know. Returns whether there is anything new.
+    fn judge(&mut self, end: u64, now: Time, patience: u64) -> bool {
+        let Self { held, missing, arrived, .. } = self;
+        missing.retain(|missing| {
+            let is_here = held.has(missing.psn);
+            if let Some(again) = missing.again.filter(|_| is_here) {
+                *arrived = (*arrived).max(again.at);
+            }
+            !is_here
+        });
+        let mut lost = false;
+        for missing in missing.iter_mut() {
+            let passed = |again: Again| {
+                let overtaken = self.end > again.before || *arrived > again.at;
+                overtaken && now.since(again.at) >= patience
+            };
+            if missing.again.is_some_and(passed) {
+                missing.again = None;
+                lost = true;
+            }
+        }
+        let known = missing.len();
+        let new = (end..self.end).filter(|psn| !held.has(*psn));
+        missing.extend(new.map(|psn| Missing { psn, again: None }));
+        lost || missing.len() > known
+    }
+
+    /// Everything from `from` on is sent again.
+    fn forget(&mut self, from: u64, una: u64) {
+        for psn in from..self.end {
+            self.held.clear(psn);
+        }
+        self.missing.retain(|missing| missing.psn < from);
+        self.end = if from <= una { 0 } else { self.end.min(from) };
+    }
+
+    /// Ranges of PSNs from `from` to before `to` that are held.
+    fn runs(&self, from: u64, to: u64) -> impl Iterator<Item = (u64, u64)> {
+        let (mut at, to) = (from, to.min(self.end));
+        core::iter::from_fn(move || {
+            let first = (at..to).find(|psn| self.held.has(*psn))?;
+            at = (first..to).find(|psn| !self.held.has(*psn)).unwrap_or(to);
+            Some((first, at))
+        })
+    }
+}
+
+impl Requester {
+    /// Whether some of what follows the first that is missing is known to have arrived, or to be missing.
+    #[inline]
+    pub(super) fn is_repairing(&self) -> bool {
+        self.repair.as_ref().is_some_and(|repair| !repair.is_idle())
+    }
+
+    /// Whether a gap can be repaired, and not only be answered by going back.
+    pub(super) fn can_repair(&self) -> bool {
+        self.rd.is_empty() && self.rnr_until.is_none()
+    }
+
+    /// The peer misses the first that is not acknowledged, and holds what `report` says. Returns whether something was lost of which that
+    /// was not known.
+    pub(super) fn hear_report(
+        &mut self,
+        now: Time,
+        report: &[u8],
+        sq: &SendQueue,
+        limits: &Limits,
+        pools: &mut Pools,
+    ) -> bool {
+        let (una, nxt) = (self.una, self.nxt);
+        let mut repair = self.repair.take().unwrap_or_default();
+        let mut arrived = Charge::default();
+        let end = repair.end.max(una);
+        let told = (una..nxt.min(una + SPAN)).zip(bits(report));
+        for (psn, _) in told.filter(|(_, held)| *held) {
+            if !repair.has(psn) {
+                arrived.add(self.charge_of(sq, psn, psn + 1, limits.mtu));
+                repair.held.set(psn);
+                repair.end = repair.end.max(psn + 1);
+            }
+        }
+        if repair.end > end {
+            self.round_trip.acknowledged(repair.end, now, true);
+        }
+        let lost = repair.judge(end, now, self.round_trip.shortest());
+        self.repairs = due(&repair);
+        self.repair = Some(repair);
+        self.release(arrived, limits, pools);
+        self.window.acknowledged(arrived.datagrams);
+        lost
+    }
+
+    /// Everything that is missing goes again; `false` if nothing is known to be.
+    pub(super) fn repair_all(&mut self) -> bool {
+        let Some(repair) = &mut self.repair else { return false };
+        repair.missing.iter_mut().for_each(|missing| missing.again = None);
+        self.repairs = due(repair);
+        self.repairs > 0
+    }
+
+    /// The next packet that goes again alone.
+    pub(super) fn next_repair(&self, sq: &SendQueue, limits: &Limits) -> Option<Piece> {
+        let missing = self.repair.as_ref()?.missing.iter();
+        let psn = missing.into_iter().find(|missing| missing.again.is_none())?.psn;
+        let index = self.index_of(sq, psn);
+        let wqe = sq.get(index);
+        let (begins, ends) = (psn == wqe.first, psn == wqe.last);
+        Some(Piece {
+            index,
+            psn,
+            opcode: data_opcode(&wqe.op, begins, ends),
+            offset: wqe.offset(psn, limits.mtu),
+            len: wqe.payload(psn, limits.mtu),
+            // There is room for the answer since it left first.
+            ack_req: self.asks.has(psn),
+            solicited: wqe.solicited && ends,
+        })
+    }
+
+    /// It left.
+    pub(super) fn repaired(&mut self, now: Time, psn: u64) {
+        let Some(repair) = &mut self.repair else { return };
+        let again = Again { before: self.nxt, at: now };
+        for missing in repair.missing.iter_mut().filter(|missing| missing.psn == psn) {
+            missing.again = Some(again);
+        }
+        self.repairs = due(repair);
+    }
+
+    /// What is not charged of what was sent from `from` to before `to`, because the peer holds it.
+    pub(super) fn uncharged(&self, sq: &SendQueue, from: u64, to: u64, limits: &Limits) -> Charge {
+        let mut sum = Charge::default();
+        if let Some(repair) = &self.repair {
+            for (from, to) in repair.runs(from, to) {
+                sum.add(self.charge_of(sq, from, to, limits.mtu));
+            }
+        }
+        sum
+    }
+
+    /// Everything before `to` is acknowledged; up to now that was `from`.
+    #[cold]
+    pub(super) fn repaired_until(&mut self, from: u64, to: u64) {
+        if let Some(repair) = &mut self.repair {
+            repair.arrived(from, to);
+            self.repairs = due(repair);
+        }
+    }
+
+    /// Everything from `from` on is sent again.
+    #[cold]
+    pub(super) fn repair_no_more(&mut self, from: u64) {
+        if let Some(repair) = &mut self.repair {
+            repair.forget(from, self.una);
+            self.repairs = due(repair);
+        }
+    }
+}
+
+/// How many packets are to go again.
+fn due(repair: &Repair) -> usize {
+    repair.missing.iter().filter(|missing| missing.again.is_none()).count()
+}
+
+/// The bits of a report.
+fn bits(report: &[u8]) -> impl Iterator<Item = bool> {
+    report.iter().flat_map(|byte| (0..8).map(move |bit| byte & (1 << bit) != 0))
+}

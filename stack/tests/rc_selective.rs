@@ -1,0 +1,278 @@
+//! Selective repeat between two Rocinantes: what came too early is held and told of, and only what is missing goes again. The encoding is
+//! documented in `stack/src/rc/held.rs`.
+
+mod common;
+
+use common::{BASE, Pair, Setup, Solo, pattern, sge};
+use rocinante_stack::verbs::{SendOp, WcStatus};
+use rocinante_stack::wire::{NakCode, Opcode as Op, Syndrome};
+use rocinante_stack::{Budget, EngineConfig};
+
+const TIMEOUT_14: u64 = 4096 << 14;
+
+fn setup() -> Setup {
+    Setup { held: EngineConfig::default().held_packets_max, ..Setup::script() }
+}
+
+fn solo() -> Solo {
+    Solo::new(&setup())
+}
+
+/// A WRITE of one packet, whose first byte is `byte`, to `256 * byte`.
+fn hear_write(solo: &mut Solo, psn: i64, byte: u8) {
+    let header = solo.reth(256 * u64::from(byte), 1);
+    solo.hear_request(Op::RC_RDMA_WRITE_ONLY, psn, &[&header, &[byte]]);
+}
+
+fn written(solo: &Solo) -> Vec<u8> {
+    (1..=9).filter(|byte| solo.end.host.arena[256 * usize::from(*byte)] == *byte).collect()
+}
+
+// ---- the receiver ----
+
+#[test]
+fn what_came_too_early_is_held_told_of_and_placed_in_order() {
+    let mut solo = solo();
+    hear_write(&mut solo, 0, 1);
+    hear_write(&mut solo, 2, 3);
+    hear_write(&mut solo, 4, 5);
+    assert_eq!(solo.sent(), ["NAK #1 sequence holds [2, 4]"]);
+    assert_eq!(written(&solo), [1], "nothing after the gap is placed");
+    hear_write(&mut solo, 1, 2);
+    assert_eq!(written(&solo), [1, 2, 3]);
+    assert_eq!(solo.sent(), ["NAK #3 sequence holds [4]"], "the next gap");
+    hear_write(&mut solo, 3, 4);
+    assert_eq!(written(&solo), [1, 2, 3, 4, 5]);
+    assert_eq!(solo.sent(), ["ACK #4"]);
+    let counters = solo.end.engine.counters();
+    assert_eq!((counters.out_of_seq_request, counters.duplicate_request), (2, 0));
+    assert_eq!(solo.end.engine.drops().out_of_sequence, 0);
+}
+
+#[test]
+fn what_is_held_already_is_not_held_twice_and_keeps_its_first_bytes() {
+    let mut solo = solo();
+    hear_write(&mut solo, 1, 2);
+    solo.sent();
+    let header = solo.reth(512, 1);
+    solo.hear_request(Op::RC_RDMA_WRITE_ONLY, 1, &[&header, &[99]]);
+    assert_eq!(solo.sent(), ["NAK #0 sequence holds [1]"], "it asked");
+    hear_write(&mut solo, 0, 1);
+    assert_eq!(written(&solo), [1, 2]);
+}
+
+#[test]
+fn a_stranger_hears_nothing_of_it() {
+    let mut solo = Solo::new(&Setup { budget: Budget::STRANGER, ..setup() });
+    hear_write(&mut solo, 1, 2);
+    assert_eq!(solo.sent(), ["NAK #0 sequence"]);
+    hear_write(&mut solo, 0, 1);
+    assert_eq!(written(&solo), [1], "it is to be sent again");
+    // And what it says beyond the specification is not heard.
+    (1..=4).for_each(|id| solo.send(id, 10));
+    solo.sent();
+    solo.hear_gap(0, &[1, 2, 3]);
+    assert_eq!(solo.sent().len(), 4);
+}
+
+#[test]
+fn without_a_receive_everything_behind_is_to_come_again() {
+    let mut solo = solo();
+    solo.hear_request(Op::RC_SEND_ONLY, 1, &[&[1]]);
+    hear_write(&mut solo, 2, 3);
+    solo.sent();
+    hear_write(&mut solo, 0, 1);
+    assert_eq!(solo.sent(), ["RNR #1 timer 12"]);
+    hear_write(&mut solo, 2, 3);
+    assert!(solo.sent().is_empty(), "silence until the SEND comes");
+    assert_eq!(written(&solo), [1]);
+    let list = [solo.sge(0, 8)];
+    solo.post_recv(7, &list);
+    solo.hear_request(Op::RC_SEND_ONLY, 1, &[&[1]]);
+    assert_eq!(solo.completed(), [(7, WcStatus::Success)]);
+    assert_eq!(written(&solo), [1], "#2 was not held");
+}
+
+#[test]
+fn what_is_refused_when_its_turn_comes_breaks_the_connection_then() {
+    let mut solo = solo();
+    let mut header = solo.reth(0, 1);
+    header[8] ^= 0xff; // another key
+    solo.hear_request(Op::RC_RDMA_WRITE_ONLY, 1, &[&header, &[1]]);
+    hear_write(&mut solo, 2, 3);
+    assert_eq!(solo.sent(), ["NAK #0 sequence holds [1, 2]"]);
+    hear_write(&mut solo, 0, 1);
+    assert_eq!(solo.sent(), ["NAK #1 access"]);
+    assert_eq!(written(&solo), [1]);
+}
+
+#[test]
+fn memory_is_bounded_and_what_found_none_is_asked_for_again() {
+    let mut solo = Solo::new(&Setup { held: 4, ..setup() });
+    for psn in 1..=5 {
+        hear_write(&mut solo, psn, psn as u8 + 1);
+    }
+    // Each queue pair leaves as much as it has to the others.
+    assert_eq!(solo.sent(), ["NAK #0 sequence holds [1, 2]"]);
+    hear_write(&mut solo, 0, 1);
+    assert_eq!(written(&solo), [1, 2, 3]);
+    assert_eq!(solo.sent(), ["NAK #3 sequence"]);
+    for psn in 3..=5 {
+        hear_write(&mut solo, psn, psn as u8 + 1);
+    }
+    assert_eq!(written(&solo), [1, 2, 3, 4, 5, 6]);
+}
+
+#[test]
+fn what_lies_too_far_ahead_is_dropped() {
+    let mut solo = solo();
+    hear_write(&mut solo, 1023, 2);
+    hear_write(&mut solo, 1024, 3);
+    hear_write(&mut solo, 400_000, 4);
+    let sent = solo.packets();
+    assert_eq!(sent.len(), 1);
+    assert_eq!(sent[0].len(), 12 + 4 + 128 + 4, "BTH, AETH, 1024 bits, ICRC");
+    assert_eq!(solo.end.engine.drops().out_of_sequence, 2);
+}
+
+// ---- the requester ----
+
+#[test]
+fn only_what_is_missing_goes_again() {
+    let mut solo = solo();
+    (1..=6).for_each(|id| solo.send(id, 10));
+    assert_eq!(solo.sent().len(), 6);
+    solo.hear_gap(1, &[2, 4]);
+    assert_eq!(solo.completed(), [(1, WcStatus::Success)], "it acknowledges what is before");
+    assert_eq!(solo.sent(), ["SEND_ONLY #1 10B ack", "SEND_ONLY #3 10B ack"]);
+    assert_eq!(solo.end.engine.counters().retransmitted_pkts, 2);
+    solo.hear_gap(1, &[2, 4]);
+    assert!(solo.sent().is_empty(), "they are on their way");
+    solo.hear_ack(5);
+    let rest: Vec<_> = (2..=6).map(|id| (id, WcStatus::Success)).collect();
+    assert_eq!(solo.completed(), rest);
+}
+
+#[test]
+fn a_repeated_packet_keeps_its_place_in_the_message_and_its_question() {
+    let mut solo = solo();
+    solo.post(
+        1,
+        SendOp::Write { remote: 0x9000, rkey: rocinante_stack::types::Key(9), imm: None },
+        &[solo.sge(0, 700)],
+    );
+    solo.send(2, 10);
+    let first = solo.sent();
+    assert_eq!(first.len(), 4);
+    solo.hear_gap(0, &[3]);
+    assert_eq!(solo.sent(), first[..3]);
+    solo.hear_gap(2, &[3]);
+    assert!(solo.sent().is_empty());
+    solo.hear_ack(3);
+    assert_eq!(solo.completed(), [(1, WcStatus::Success), (2, WcStatus::Success)]);
+}
+
+#[test]
+fn what_went_again_in_vain_goes_once_more_when_what_left_later_has_arrived() {
+    let mut solo = solo();
+    (1..=3).for_each(|id| solo.send(id, 10));
+    solo.sent();
+    solo.wait(10_000);
+    solo.hear_gap(0, &[1]);
+    assert_eq!(solo.sent(), ["SEND_ONLY #0 10B ack"]);
+    (4..=6).for_each(|id| solo.send(id, 10));
+    assert_eq!(solo.sent().len(), 3);
+    solo.wait(10_000);
+    solo.hear_gap(0, &[1, 2]);
+    assert!(solo.sent().is_empty(), "those left before it went again");
+    solo.hear_gap(0, &[1, 2, 3]);
+    assert_eq!(solo.sent(), ["SEND_ONLY #0 10B ack"], "#3 left after it");
+    solo.hear_gap(0, &[1, 2, 3, 4]);
+    assert!(solo.sent().is_empty(), "no sooner than after a round trip");
+}
+
+#[test]
+fn an_acknowledgement_that_nobody_can_have_sent_is_not_believed() {
+    let mut solo = solo();
+    (1..=3).for_each(|id| solo.send(id, 10));
+    solo.sent();
+    solo.hear_gap(0, &[0, 1, 2, 3, 500, 1000]);
+    assert!(solo.completed().is_empty(), "held is not executed");
+    solo.hear_gap(7, &[8]);
+    assert_eq!(solo.end.engine.drops().ghost_response, 1);
+    solo.wait(TIMEOUT_14);
+    assert_eq!(solo.sent().len(), 3, "whoever lies is asked for everything again");
+    solo.hear_ack(2);
+    assert_eq!(solo.completed().len(), 3);
+}
+
+#[test]
+fn a_plain_nak_goes_back_and_forgets_what_was_held() {
+    let mut solo = solo();
+    (1..=5).for_each(|id| solo.send(id, 10));
+    solo.sent();
+    solo.hear_gap(0, &[2, 3]);
+    assert_eq!(solo.sent().len(), 2);
+    solo.wait(10_000_000);
+    solo.hear_nak(1, NakCode::PsnSequenceError);
+    assert_eq!(solo.sent().len(), 4, "#1 to #4");
+    solo.hear_syndrome(4, Syndrome::ACK_UNLIMITED);
+    assert_eq!(solo.completed().len(), 5);
+}
+
+#[test]
+fn a_gap_while_a_read_is_under_way_is_answered_by_going_back() {
+    let mut solo = solo();
+    solo.send(1, 10);
+    solo.read(2, 100);
+    solo.send(3, 10);
+    solo.sent();
+    solo.hear_gap(0, &[2]);
+    assert_eq!(solo.sent().len(), 3);
+}
+
+#[test]
+fn what_is_missing_is_asked_for_when_nothing_comes_back() {
+    let mut solo = solo();
+    solo.send(1, 10);
+    solo.sent();
+    solo.wait(10_000);
+    solo.hear_ack(0);
+    (2..=4).for_each(|id| solo.send(id, 10));
+    solo.sent();
+    solo.wait(10_000);
+    solo.hear_gap(1, &[2]);
+    assert_eq!(solo.sent(), ["SEND_ONLY #1 10B ack"]);
+    let passed = solo.wait_for_timer().expect("a question");
+    assert!(passed < TIMEOUT_14);
+    assert_eq!(solo.sent(), ["SEND_ONLY #1 10B ack"], "and not the last packet");
+    assert_eq!(solo.end.engine.counters().local_ack_timeout_err, 0);
+}
+
+// ---- both ----
+
+#[test]
+fn every_pattern_of_losses_in_a_message_is_repaired_with_as_many_packets() {
+    for lost in 0u32..256 {
+        let mut pair = Pair::new(&setup());
+        let keys = pair.register();
+        let data = pattern(2048, lost as u8);
+        pair.ends[0].host.arena[..2048].copy_from_slice(&data);
+        let op = SendOp::Write { remote: BASE + 4096, rkey: keys[1], imm: None };
+        pair.send(0, 1, op, &[sge(0, 2048, keys[0])]);
+        let mut index = 0;
+        pair.pass = Box::new(move |from, _| {
+            index += u32::from(from == 0);
+            from == 1 || index > 8 || lost & (1 << (index - 1)) == 0
+        });
+        pair.run();
+        assert_eq!(pair.ends[0].host.completed(), [(1, WcStatus::Success)], "{lost:#b}");
+        assert_eq!(pair.ends[1].host.arena[4096..6144], data[..], "{lost:#b}");
+        // A lost tail is asked for by a timeout, after which everything that is not acknowledged goes again.
+        let again = pair.ends[0].engine.counters().retransmitted_pkts;
+        let tail = lost & 0x80 != 0;
+        if !tail {
+            assert_eq!(again, u64::from(lost.count_ones()), "{lost:#b}");
+        }
+    }
+}
