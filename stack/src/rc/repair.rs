@@ -24,6 +24,8 @@ pub(super) struct Repair {
     end: u64,
     /// Those before `end` that are not, ascending.
     missing: VecDeque<Missing>,
+    /// Of those, the first of which that may be due: what goes again goes in order.
+    next: usize,
     /// When the last packet that arrived after it had been missing had left.
     arrived: Time,
 }
@@ -70,6 +72,12 @@ impl Repair {
         self.missing.is_empty() && self.end == 0
     }
 
+    /// Which goes again next.
+    fn due(&self) -> Option<usize> {
+        let due = |at: &usize| self.missing[*at].again.is_none();
+        (self.next..self.missing.len()).find(due)
+    }
+
     fn has(&self, psn: u64) -> bool {
         psn < self.end && self.held.has(psn)
     }
@@ -85,6 +93,7 @@ impl Repair {
             let left = missing.again.map_or(Time::default(), |again| again.at);
             self.arrived = self.arrived.max(left);
             self.missing.pop_front();
+            self.next = self.next.saturating_sub(1);
         }
         if to >= self.end {
             self.end = 0;
@@ -113,6 +122,7 @@ impl Repair {
                 lost = true;
             }
         }
+        self.next = 0;
         let known = missing.len();
         let new = (end..self.end).filter(|psn| !held.has(*psn));
         missing.extend(new.map(|psn| Missing { psn, again: None }));
@@ -125,6 +135,7 @@ impl Repair {
             self.held.clear(psn);
         }
         self.missing.retain(|missing| missing.psn < from);
+        self.next = 0;
         self.end = if from <= una { 0 } else { self.end.min(from) };
     }
 
@@ -188,14 +199,15 @@ impl Requester {
     pub(super) fn repair_all(&mut self) -> bool {
         let Some(repair) = &mut self.repair else { return false };
         repair.missing.iter_mut().for_each(|missing| missing.again = None);
+        repair.next = 0;
         self.repairs = due(repair);
         self.repairs > 0
     }
 
     /// The next packet that goes again alone.
     pub(super) fn next_repair(&self, sq: &SendQueue, limits: &Limits) -> Option<Piece> {
-        let missing = self.repair.as_ref()?.missing.iter();
-        let psn = missing.into_iter().find(|missing| missing.again.is_none())?.psn;
+        let repair = self.repair.as_ref()?;
+        let psn = repair.missing.get(repair.due()?)?.psn;
         let index = self.index_of(sq, psn);
         let wqe = sq.get(index);
         let (begins, ends) = (psn == wqe.first, psn == wqe.last);
@@ -212,13 +224,13 @@ impl Requester {
     }
 
     /// It left.
-    pub(super) fn repaired(&mut self, now: Time, psn: u64) {
+    pub(super) fn repaired(&mut self, now: Time) {
         let Some(repair) = &mut self.repair else { return };
-        let again = Again { before: self.nxt, at: now };
-        for missing in repair.missing.iter_mut().filter(|missing| missing.psn == psn) {
-            missing.again = Some(again);
+        if let Some(at) = repair.due() {
+            repair.missing[at].again = Some(Again { before: self.nxt, at: now });
+            repair.next = at + 1;
+            self.repairs -= 1;
         }
-        self.repairs = due(repair);
     }
 
     /// What is not charged of what was sent from `from` to before `to`, because the peer holds it.

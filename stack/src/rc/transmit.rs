@@ -216,7 +216,7 @@ impl Qp {
         match sent {
             Sent::Yes => {
                 shared.counters.retransmitted_pkts += 1;
-                self.requester.repaired(now, piece.psn);
+                self.requester.repaired(now);
             }
             Sent::Full => {}
             // Its memory is gone: the request fails when it is the oldest.
