@@ -85,6 +85,23 @@ impl AnyQp {
         }
     }
 
+    /// A packet came that was marked on its way.
+    #[cold]
+    pub(crate) fn marked(&mut self, now: Time, shared: &mut Shared) {
+        shared.counters.rcvd_ecn_ce += 1;
+        if let Self::Rc(qp) = self {
+            qp.marked(now, shared);
+        }
+    }
+
+    /// Packets of ours were marked on their way. What nobody acknowledges has no window to shrink.
+    #[cold]
+    pub(crate) fn notified(&mut self, now: Time) {
+        if let Self::Rc(qp) = self {
+            qp.notified(now);
+        }
+    }
+
     /// PSNs for a status report: next to send, first unacknowledged, expected.
     pub(crate) fn sequence(&self) -> (u64, u64, u64) {
         either!(self, qp => qp.sequence())

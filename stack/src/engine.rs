@@ -301,13 +301,16 @@ impl Engine {
             Integrity::Wrong => return drops.icrc += 1,
         }
         if packet.info.operation == Operation::Notification {
-            return self.shared.counters.rcvd_cnp += 1;
+            self.shared.counters.rcvd_cnp += 1;
+            return qp.notified(now);
         }
         if packet.info.service != qp.service() {
             return drops.wrong_service += 1;
         }
         self.shared.counters.rcvd_pkts += 1;
-        self.shared.counters.rcvd_ecn_ce += u64::from(datagram.is_congested());
+        if datagram.is_congested() {
+            qp.marked(now, &mut self.shared);
+        }
         if qp.core().awaited_by.is_some() {
             return self.handle_first(now, slot, &packet, datagram, host);
         }

@@ -100,6 +100,8 @@ counters! {
         remote_access_errors,
         /// Requests refused as invalid; unreliable ones are dropped.
         remote_invalid_request,
+        /// Congestion notifications sent.
+        sent_cnp,
         /// Congestion notifications received.
         rcvd_cnp,
         /// Packets accepted with a congestion mark.

@@ -20,6 +20,9 @@ const DEPTH: u64 = 16;
 /// Ethernet, its preamble and gap, IPv4 and UDP.
 const FRAMING: u64 = 38 + 20 + 8;
 
+/// When a window that began as large as the receiver has found its size, in nanoseconds.
+const SETTLED: u64 = 20_000_000;
+
 /// What the link does to packets.
 #[derive(Debug, Clone, Copy)]
 struct Link {
@@ -31,6 +34,8 @@ struct Link {
     queue: u64,
     /// Packets of a million that are lost.
     loss: u64,
+    /// Bytes waiting beyond which packets are marked.
+    marks: u64,
 }
 
 /// One direction of it.
@@ -39,14 +44,23 @@ struct Lane {
     random: u64,
     /// When the last packet that was taken has left.
     busy_until: u64,
-    /// When and what arrives.
-    arrivals: VecDeque<(u64, Vec<u8>)>,
+    /// When and what arrives, and its TOS.
+    arrivals: VecDeque<(u64, Vec<u8>, u8)>,
     overflowed: u64,
+    /// The most bytes that waited, when it had settled.
+    longest: u64,
 }
 
 impl Lane {
     fn new(link: Link, seed: u64) -> Self {
-        Self { link, random: seed, busy_until: 0, arrivals: VecDeque::new(), overflowed: 0 }
+        Self {
+            link,
+            random: seed,
+            busy_until: 0,
+            arrivals: VecDeque::new(),
+            overflowed: 0,
+            longest: 0,
+        }
     }
 
     /// xorshift64*.
@@ -64,10 +78,14 @@ impl Lane {
             self.overflowed += 1;
             return;
         }
+        if now > SETTLED {
+            self.longest = self.longest.max(waiting);
+        }
         let bits = (packet.len() as u64 + FRAMING) * 8;
         self.busy_until = begin + bits * 1_000_000_000 / self.link.rate;
         if self.chance() % 1_000_000 >= self.link.loss {
-            self.arrivals.push_back((self.busy_until + self.link.delay, packet));
+            let tos = if waiting > self.link.marks { 3 } else { 2 };
+            self.arrivals.push_back((self.busy_until + self.link.delay, packet, tos));
         }
     }
 }
@@ -80,6 +98,9 @@ struct Outcome {
     timeouts: u64,
     again: u64,
     overflowed: u64,
+    /// The longest queue when it had settled, in bytes.
+    longest: u64,
+    notified: u64,
 }
 
 /// Writes messages for so long.
@@ -122,11 +143,11 @@ fn run(link: Link, held: u32, duration: u64, seed: u64) -> Outcome {
         for at in [0, 1] {
             let (src, dst) = (ends[at].addr, ends[1 - at].addr);
             let end = &mut ends[1 - at];
-            while lanes[at].arrivals.front().is_some_and(|(time, _)| *time <= now) {
-                let (_, packet) = lanes[at].arrivals.pop_front().expect("it is there");
+            while lanes[at].arrivals.front().is_some_and(|(time, ..)| *time <= now) {
+                let (_, packet, tos) = lanes[at].arrivals.pop_front().expect("it is there");
                 let ip_id = IpId::Exact { id: 0, flags: DF };
                 let (bytes, src_port) = (&packet[..], PORT);
-                let (tos, hop_limit) = (0, None);
+                let hop_limit = None;
                 let datagram = Datagram { bytes, src, dst, src_port, ip_id, tos, hop_limit };
                 end.engine.handle_datagram(Time(now), &datagram, &mut end.host);
             }
@@ -146,6 +167,8 @@ fn run(link: Link, held: u32, duration: u64, seed: u64) -> Outcome {
         timeouts: counters.local_ack_timeout_err,
         again: counters.retransmitted_pkts,
         overflowed: lanes[0].overflowed,
+        longest: lanes[0].longest,
+        notified: counters.rcvd_cnp,
     }
 }
 
@@ -169,7 +192,7 @@ fn goodput_times_loss_times_delay() {
         let queue = (rate / 8 * rtt / 1000).max(65_536 * 4);
         let mut lossless = None;
         for loss in [0, 100, 1_000, 10_000, 50_000] {
-            let link = Link { rate, delay, queue, loss };
+            let link = Link { rate, delay, queue, loss, marks: u64::MAX };
             let result = run(link, held, 400_000_000, 7);
             let best = *lossless.get_or_insert(result.goodput);
             writeln!(
@@ -187,4 +210,19 @@ fn goodput_times_loss_times_delay() {
     }
     let committed = include_str!("goodput.txt");
     assert!(committed == table, "goodput.txt says otherwise; now it would be:\n{table}");
+}
+
+/// A switch that marks what waits behind 200 KB, with room for a megabyte: the queue stays short, and the path stays full. Without marks the window grows
+/// until the queue overflows.
+#[test]
+fn marks_keep_the_queue_short() {
+    let link = |marks| {
+        let (rate, delay, queue) = (10_000_000_000, 50_000, 1 << 20);
+        Link { rate, delay, queue, loss: 0, marks }
+    };
+    let [marked, unmarked] = [200_000, u64::MAX].map(|marks| run(link(marks), 0, 400_000_000, 7));
+    assert!(unmarked.longest > 1_000_000 && unmarked.notified == 0, "{unmarked:?}");
+    assert!(marked.notified > 10 && marked.longest < 400_000, "{marked:?}");
+    assert!(marked.goodput > 0.95 * unmarked.goodput, "{marked:?} {unmarked:?}");
+    eprintln!("{marked:?} {unmarked:?}");
 }

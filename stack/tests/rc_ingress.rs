@@ -5,11 +5,11 @@ mod common;
 
 use std::net::IpAddr;
 
-use common::{PORT, Setup, Solo, addr, reth};
+use common::{PEER, PORT, Setup, Solo, addr, reth};
 use rocinante_stack::stats::Drops;
 use rocinante_stack::verbs::{QpState, WcStatus};
 use rocinante_stack::wire::icrc::{DF, IpFields, Template};
-use rocinante_stack::wire::{Bth, Opcode as Op, bth};
+use rocinante_stack::wire::{Bth, Opcode as Op, Packet, bth};
 use rocinante_stack::{Datagram, IpId};
 
 const EXACT: IpId = IpId::Exact { id: 0, flags: DF };
@@ -138,7 +138,7 @@ fn truncated_packets_are_malformed_or_damaged() {
 }
 
 #[test]
-fn congestion_is_counted_and_nothing_else() {
+fn congestion_is_told_of_and_ends_nothing() {
     let mut solo = Solo::script();
     let packet = solo.request(Op::CNP, 0, &[&[0; 16]]);
     solo.hear(&packet);
@@ -155,7 +155,13 @@ fn congestion_is_counted_and_nothing_else() {
     };
     solo.end.engine.handle_datagram(solo.now, &datagram, &mut solo.end.host);
     assert_eq!(solo.end.engine.counters().rcvd_ecn_ce, 1);
-    assert_eq!(solo.sent(), ["ACK #0"]);
+    let sent = solo.packets();
+    assert_eq!(sent.len(), 2);
+    let cnp = Packet::parse(&sent[0]).expect("a packet");
+    assert_eq!((cnp.bth.opcode, cnp.bth.becn, cnp.bth.psn.value()), (Op::CNP, true, 0));
+    assert_eq!((cnp.bth.dest_qpn, cnp.payload()), (PEER, &[0; 16][..]));
+    assert_eq!(Packet::parse(&sent[1]).expect("a packet").bth.opcode, Op::RC_ACKNOWLEDGE);
+    assert_eq!(solo.end.engine.counters().sent_cnp, 1);
 }
 
 #[test]

@@ -7,9 +7,9 @@
 use std::time::{Duration, Instant};
 
 use rocinante::{Access, Backend, ConnectOptions, Mr, Mtu, Qp, RecvWr, SendOp};
-use rocinante_tests::harness::{Harness, Setup, assert_same, pattern, wr};
+use rocinante_tests::harness::{Harness, Setup, Side, assert_same, pattern, wr};
 use rocinante_tests::lab::{Match, Rule};
-use rocinante_tests::{require_backend, require_ethtool, require_nft};
+use rocinante_tests::{on_each_backend, require_backend, require_ethtool, require_nft};
 
 /// One test per backend, percentage and unit of loss.
 macro_rules! cells {
@@ -41,6 +41,31 @@ cells! {
     afxdp_1_percent_datagrams: Xdp 1 false;
     afxdp_10_percent_super_packets: Xdp 10 true;
     afxdp_10_percent_datagrams: Xdp 10 false;
+}
+
+on_each_backend!(congestion_is_told_to_who_causes_it);
+
+/// Marked as a congested switch would mark it; such a program is told of, and everything arrives.
+fn congestion_is_told_to_who_causes_it(backend: Backend) {
+    let mut setup = Setup::new(backend);
+    setup.connect.traffic_class = 3;
+    let harness = Harness::new(&setup);
+    let [qp, _peer] = harness.pair();
+    let [a, b] = &harness.sides;
+    let (mine, theirs) = (mapped(a, 1 << 20), mapped(b, 1 << 20));
+    let op = SendOp::Write { remote: theirs.address(), rkey: theirs.rkey(), imm: None };
+    for round in 0..20 {
+        qp.post_send(&[wr(round, op, &[mine.sge(0, 1 << 20)])]).unwrap();
+        a.succeed(round);
+    }
+    let [told, teller] = [a, b].map(|side| side.ctx.counters().transport);
+    assert!(teller.rcvd_ecn_ce > 5000 && teller.sent_cnp > 0, "{teller:?}");
+    assert!(teller.sent_cnp < teller.rcvd_ecn_ce / 4, "in turns: {teller:?}");
+    assert!(told.rcvd_cnp > 0, "{told:?}");
+}
+
+fn mapped(side: &Side, len: usize) -> Mr {
+    side.pd.allocate(len, Access::ALL).unwrap()
 }
 
 #[test]

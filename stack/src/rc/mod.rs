@@ -6,6 +6,7 @@ mod asks;
 mod clock;
 mod company;
 mod completer;
+mod congestion;
 mod credits;
 pub(crate) mod held;
 mod inbound;
@@ -20,6 +21,7 @@ mod transmit;
 mod window;
 
 use self::clock::Clock;
+use self::congestion::{Notifier, Reaction};
 use self::held::Held;
 use self::requester::{Limits, OVERHEAD, Requester};
 use self::responder::Responder;
@@ -28,7 +30,7 @@ use crate::ingress::SourceCheck;
 use crate::pool::{Budget, PoolId};
 use crate::qp::Core;
 use crate::qp::attr::{ModifyError, QpAttr};
-use crate::types::Mtu;
+use crate::types::{Mtu, Time};
 use crate::verbs::{Completions, QpState, SendWr};
 
 /// A queue pair of a reliable connection.
@@ -40,6 +42,8 @@ pub(crate) struct Qp {
     requester: Requester,
     responder: Responder,
     held: Held,
+    notifier: Notifier,
+    reaction: Reaction,
     clock: Clock,
     /// The deadline is that of a wait for room, not for an answer: nothing has left since it was set.
     waits_to_send: bool,
@@ -63,6 +67,8 @@ impl Qp {
             requester: Requester::new(),
             responder: Responder::new(),
             held: Held::default(),
+            notifier: Notifier::default(),
+            reaction: Reaction::new(),
             clock: Clock::default(),
             waits_to_send: false,
             retry_left: 0,
@@ -124,6 +130,7 @@ impl Qp {
             self.limits.peer = PoolId::OWN;
         }
         self.requester.rnr_until = None;
+        (self.notifier, self.reaction) = (Notifier::default(), Reaction::new());
         self.clock = Clock::default();
         shared.timers.remove(self.core.slot, &mut self.core.deadline);
     }
@@ -194,6 +201,23 @@ impl Qp {
         self.core.deadline.clear();
         self.responder.close();
         self.core.flush(shared, host);
+    }
+
+    /// A packet came that was marked on its way: its sender is told.
+    #[cold]
+    pub(crate) fn marked(&mut self, now: Time, shared: &mut Shared) {
+        if self.notifier.marked(now) {
+            shared.enqueue(self.core.slot, &mut self.core.queued);
+        }
+    }
+
+    /// The peer says that packets of ours are marked on their way.
+    #[cold]
+    pub(crate) fn notified(&mut self, now: Time) {
+        let Requester { window, round_trip, .. } = &mut self.requester;
+        if let Some(left) = self.reaction.notified(now, round_trip.usual(), window.size()) {
+            window.congested(left);
+        }
     }
 
     /// A send request was posted.

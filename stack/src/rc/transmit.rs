@@ -13,6 +13,9 @@ use crate::types::Time;
 use crate::verbs::{Completions, QpEvent, WcStatus};
 use crate::wire::{Aeth, NakCode, Opcode, Place, Syndrome, bth};
 
+/// Bytes behind the BTH of a notification, all zero.
+const CNP_RESERVED: usize = 16;
+
 impl Qp {
     /// Sends up to `quantum` packets, which it counts down; says how that ended, and whether a request left.
     #[inline]
@@ -24,6 +27,12 @@ impl Qp {
         host: &mut H,
         sink: &mut impl TxSink,
     ) -> (Turn, bool) {
+        if self.notifier.due && self.core.state.receives() {
+            match self.send_notification(shared, sink) {
+                Sent::Full => return (Turn::SinkFull, false),
+                _ => self.notifier.due = false,
+            }
+        }
         if let Some(turn) = self.transmit_responses(quantum, shared, host, sink) {
             return (turn, false);
         }
@@ -199,6 +208,22 @@ impl Qp {
         let repeats = self.requester.was_sent(shape.piece.psn) && !self.requester.probing;
         let again = sent == Sent::Yes && repeats;
         shared.counters.retransmitted_pkts += u64::from(again);
+        sent
+    }
+
+    /// Tells the peer that its packets are marked on their way.
+    #[cold]
+    fn send_notification(&self, shared: &mut Shared, sink: &mut impl TxSink) -> Sent {
+        let Some(to) = self.core.target() else { return Sent::Refused };
+        let mut bth = header(Opcode::CNP, to.qpn, 0, 0);
+        bth.becn = true;
+        let sent = frame(&to, bth::LEN, CNP_RESERVED, sink, |out| {
+            out.fill(0);
+            out[..bth::LEN].copy_from_slice(&bth.bytes());
+            Ok(())
+        });
+        shared.counters.sent_pkts += u64::from(sent == Sent::Yes);
+        shared.counters.sent_cnp += u64::from(sent == Sent::Yes);
         sent
     }
 

@@ -152,6 +152,18 @@ impl Window {
         self.resize(self.threshold);
     }
 
+    /// Without regard to pace.
+    pub(super) fn size(&self) -> u32 {
+        self.size
+    }
+
+    /// The path is congested: so many packets are left of it, and it grows from there.
+    pub(super) fn congested(&mut self, left: u32) {
+        self.threshold = left.max(MIN);
+        self.acknowledged = 0;
+        self.resize(self.threshold);
+    }
+
     /// Nothing came back in time.
     pub(super) fn timed_out(&mut self, now: Time) {
         self.answered = now;

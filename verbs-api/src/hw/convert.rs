@@ -201,6 +201,7 @@ pub(super) fn count(name: &str, value: u64, transport: &mut Counters, port: &mut
         "retry_exceeded_err" => &mut transport.retry_exceeded_err,
         "retry_rnr_exceeded_err" | "rnr_nak_retry_err" => &mut transport.retry_rnr_exceeded_err,
         "resp_remote_access_errors" => &mut transport.remote_access_errors,
+        "np_cnp_sent" => &mut transport.sent_cnp,
         "rp_cnp_handled" => &mut transport.rcvd_cnp,
         "np_ecn_marked_roce_packets" => &mut transport.rcvd_ecn_ce,
         _ => return,

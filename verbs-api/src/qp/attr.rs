@@ -134,7 +134,8 @@ impl From<PostListError> for VerbsError {
 pub struct PeerPath {
     /// The peer's address.
     pub remote: IpAddr,
-    /// TOS or traffic class: DSCP in the upper six bits, ECN in the lower two.
+    /// TOS or traffic class: DSCP in the upper six bits, ECN in the lower two. With 2, ECT(0), congested switches may mark the packets; the
+    /// peer then says so (CNP), and less is sent.
     pub traffic_class: u8,
     /// TTL or hop limit.
     pub hop_limit: u8,

@@ -1,0 +1,95 @@
+//! Congestion notifications (annex A17 of the InfiniBand specification \[M\]; Zhu et al., "Congestion Control for Large-Scale RDMA
+//! Deployments", 2015): who receives marked packets says so, and who hears it sends less.
+//!
+//! Switches mark what is marked as capable of it: with ECT(0) in the traffic class (2), which is the program's to set.
+
+use crate::types::Time;
+
+/// No more than one notification in this time, as DCQCN has it.
+const PACE_NS: u64 = 50_000;
+/// The unit of [`Reaction::share`].
+const ONE: u32 = 1 << 16;
+/// How much of the share a round trip is.
+const GAIN: u32 = 16;
+
+/// The notifications of a receiver.
+#[derive(Debug, Default)]
+pub(super) struct Notifier {
+    pub(super) due: bool,
+    last: Option<Time>,
+}
+
+impl Notifier {
+    /// A marked packet came; returns whether that is to be said.
+    pub(super) fn marked(&mut self, now: Time) -> bool {
+        if self.last.is_some_and(|last| now.since(last) < PACE_NS) {
+            return false;
+        }
+        (self.due, self.last) = (true, Some(now));
+        true
+    }
+}
+
+/// What a sender makes of them. The window takes the place of the rate, and its own growth that of DCQCN's recovery: it shrinks by half of the
+/// share of round trips in which there were notifications, a moving average.
+#[derive(Debug)]
+pub(super) struct Reaction {
+    share: u32,
+    /// When the share was brought up to date.
+    at: Time,
+}
+
+impl Reaction {
+    pub(super) fn new() -> Self {
+        Self { share: ONE, at: Time::default() }
+    }
+
+    /// A notification came; what remains of a window of so many packets. At most once in a `round_trip`.
+    pub(super) fn notified(&mut self, now: Time, round_trip: u64, window: u32) -> Option<u32> {
+        let period = round_trip.max(PACE_NS);
+        let periods = now.since(self.at) / period;
+        if periods == 0 {
+            return None;
+        }
+        // Those without are forgotten after as many as matter.
+        for _ in 1..periods.min(16 * u64::from(GAIN)) {
+            self.share -= self.share / GAIN;
+        }
+        self.share += (ONE - self.share) / GAIN;
+        self.at = now;
+        let cut = u64::from(window) * u64::from(self.share) / u64::from(2 * ONE);
+        Some(window - u32::try_from(cut).unwrap_or(window))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Time = Time(1 << 40);
+
+    #[test]
+    fn marks_are_answered_no_more_than_once_in_50_us() {
+        let mut notifier = Notifier::default();
+        assert!(notifier.marked(NOW));
+        assert!(!notifier.marked(NOW.after(PACE_NS - 1)));
+        assert!(notifier.marked(NOW.after(PACE_NS)));
+    }
+
+    #[test]
+    fn a_first_notification_halves_and_rare_ones_hardly_matter() {
+        let mut reaction = Reaction::new();
+        // The first comes after a long time without: it is as if it were the first ever.
+        reaction.at = NOW;
+        assert_eq!(reaction.notified(NOW.after(100_000), 100_000, 1000), Some(500));
+        assert_eq!(reaction.notified(NOW.after(199_999), 100_000, 1000), None, "one round trip");
+        let later = NOW.after(100_000_000);
+        let rare = reaction.notified(later, 100_000, 1000).expect("another round trip");
+        assert!((960..=970).contains(&rare), "{rare}");
+        let mut last = rare;
+        for trip in 1..100 {
+            last = reaction.notified(later.after(100_000 * trip), 100_000, 1000).expect("each");
+        }
+        assert!((500..=505).contains(&last), "marks in each round trip halve: {last}");
+    }
+}
