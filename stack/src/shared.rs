@@ -28,7 +28,7 @@ pub struct EngineConfig {
     /// rxe and of shared receive queues.
     pub advertise_credits: bool,
     /// Packets that came too early and are held until what is missing before them comes (selective repeat), of all queue pairs whose peers
-    /// announced a budget: 4136 bytes each, allocated when it is needed. With 0 they are dropped, as the specification has it, and everything
+    /// announced a budget: 4132 bytes each, allocated when it is needed. With 0 they are dropped, as the specification has it, and everything
     /// behind a loss is sent again.
     pub held_packets_max: u32,
     /// Packets that a queue pair sends before others have their turn.

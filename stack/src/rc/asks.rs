@@ -1,5 +1,6 @@
 //! The acknowledgements that a requester asks for. Each may become a packet of its own in our receive queue, so there is room
-//! for it before the first packet that it will acknowledge leaves: whoever has taken room of the peer can always ask for it back.
+//! for it before the first packet that it will acknowledge leaves: whoever has taken room of the peer can always ask for it back. A NAK for a
+//! gap comes without having been asked for; there are few.
 
 use std::collections::VecDeque;
 

@@ -62,10 +62,10 @@ impl Qp {
         self.clock.answer = self.timeout().map(|timeout| now.after(timeout));
         let usual = self.requester.round_trip.usual();
         let asks = usual > 0 && self.requester.outstanding();
-        self.clock.probe = asks.then(|| {
-            let patience = (4 * usual).max(PATIENCE_NS);
-            now.after(patience << self.clock.probes.min(DOUBLINGS))
-        });
+        self.clock.probe = None;
+        if asks {
+            self.put_off_probe(now);
+        }
         self.schedule(shared);
     }
 
@@ -140,16 +140,19 @@ impl Qp {
 
     /// Asks what became of what was sent.
     fn probe(&mut self, now: Time, shared: &mut Shared) -> bool {
-        if !self.requester.outstanding() || !self.requester.may_repeat() {
+        if !self.requester.outstanding() || self.requester.rnr_until.is_some() {
+            return false;
+        }
+        let repairs = self.requester.repair_all();
+        if !repairs && !self.requester.may_repeat() {
             return false;
         }
         let (sq, limits, pools) = (&self.core.sq, &self.limits, &mut shared.pools);
-        let repairs = self.requester.repair_all();
         // One of us complains again when asked; of others a NAK may be lost, and they do not repeat themselves.
         let stranger = self.core.peer().is_none_or(|peer| peer.budget == Budget::STRANGER);
         let deaf = stranger && (self.clock.complained || self.clock.probes > 0);
         if repairs {
-            // What is missing asks as well.
+            // What is missing asks in the place of the last packet.
         } else if deaf {
             let una = self.requester.una();
             self.requester.window.timed_out(now);
@@ -159,9 +162,14 @@ impl Qp {
         }
         shared.counters.tail_probes += 1;
         self.clock.probes += 1;
+        self.put_off_probe(now);
+        true
+    }
+
+    /// Nothing is asked for a while: something was heard, or was asked just now.
+    pub(super) fn put_off_probe(&mut self, now: Time) {
         let patience = (4 * self.requester.round_trip.usual()).max(PATIENCE_NS);
         self.clock.probe = Some(now.after(patience << self.clock.probes.min(DOUBLINGS)));
-        true
     }
 
     fn timed_out<H: Completions>(&mut self, now: Time, shared: &mut Shared, host: &mut H) {

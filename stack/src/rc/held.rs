@@ -12,8 +12,13 @@ use crate::wire::{Operation, Packet};
 pub(super) const SPAN: u64 = 1024;
 /// So many that were held are worth a report, if nothing else is.
 const NEWS: u32 = 32;
+/// And fewer, where something else is missing before them.
+const GAP_NEWS: u32 = 8;
 /// The longest packet: BTH, RETH, immediate data, payload, ICRC.
 const BLOCK: usize = 12 + 16 + 4 + 4096 + 4;
+
+/// Places for which a queue pair keeps the memory when it holds nothing.
+const PLACES_KEPT: usize = 64;
 
 /// A packet that is held.
 #[derive(Debug)]
@@ -69,6 +74,15 @@ impl Store {
     }
 }
 
+/// What became of a packet that came too early.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Hold {
+    /// Else it was dropped.
+    pub(super) held: bool,
+    /// Whether the peer should hear of it.
+    pub(super) news: bool,
+}
+
 /// What a queue pair holds.
 #[derive(Debug, Default)]
 pub(super) struct Held {
@@ -79,7 +93,7 @@ pub(super) struct Held {
     count: u32,
     /// Those that no report told of.
     news: u32,
-    /// Something was dropped for want of memory.
+    /// Something was dropped, for want of memory or because it is not held.
     overflowed: bool,
 }
 
@@ -89,31 +103,30 @@ impl Held {
         self.count == 0
     }
 
-    /// Holds the packet of `psn`, which came while `expected` was expected. `None` if it is dropped; else whether the peer should hear of it.
+    /// Holds the packet of `psn`, which came while `expected` was expected.
     pub(super) fn hold(
         &mut self,
         packet: &Packet<'_>,
         expected: u64,
         psn: u64,
         store: &mut Store,
-    ) -> Option<bool> {
+    ) -> Hold {
+        self.align(expected, store);
         let data = matches!(packet.info.operation, Operation::Send | Operation::Write);
         if !data || psn - expected >= SPAN {
-            return None;
+            return self.drop_one();
         }
-        self.align(expected, store);
         #[allow(clippy::cast_possible_truncation)]
         let at = (psn - expected) as usize;
         let next = self.places.len();
         let asked = packet.bth.ack_req;
         if self.places.get(at).is_some_and(Option::is_some) {
-            return Some(asked);
+            return Hold { held: true, news: asked };
         }
         // Each queue pair leaves as much as it has to the others.
         let room = self.count < store.unused();
         let Some(block) = room.then(|| store.copy(packet.bytes())).flatten() else {
-            self.overflowed = true;
-            return None;
+            return self.drop_one();
         };
         while self.places.len() <= at {
             self.places.push_back(None);
@@ -121,8 +134,13 @@ impl Held {
         self.places[at] = Some(block);
         self.count += 1;
         self.news += 1;
-        // After another gap, or so many without one.
-        Some(asked || at > next || self.news >= NEWS)
+        let another_gap = at > next && self.news >= GAP_NEWS;
+        Hold { held: true, news: asked || next == 0 || another_gap || self.news >= NEWS }
+    }
+
+    /// The first that is dropped is told of: what was sent in its place may have been lost, too.
+    fn drop_one(&mut self) -> Hold {
+        Hold { held: false, news: !core::mem::replace(&mut self.overflowed, true) }
     }
 
     /// Takes out the packet of the PSN that is expected now.
@@ -142,6 +160,7 @@ impl Held {
         }
         self.places.clear();
         (self.count, self.news, self.overflowed) = (0, 0, false);
+        self.places.shrink_to(PLACES_KEPT);
     }
 
     /// Whether something came too early that is still to be executed, or was dropped meanwhile.

@@ -1,6 +1,7 @@
 //! Requests from the peer: the responder judges and executes them, the queue pair completes, counts and breaks.
 
 use super::Qp;
+use super::held::Hold;
 use super::responder::Outcome;
 use crate::engine::Shared;
 use crate::mem::{Access, Memory};
@@ -47,10 +48,11 @@ impl Qp {
     fn hold(&mut self, packet: &Packet<'_>, psn: u64, report: bool, shared: &mut Shared) -> bool {
         let hold = self.limits.selective && self.responder.reports_gaps();
         let expected = self.responder.expected();
-        let held = hold.then(|| self.held.hold(packet, expected, psn, &mut shared.store)).flatten();
+        let hold = hold.then(|| self.held.hold(packet, expected, psn, &mut shared.store));
+        let Hold { held, news } = hold.unwrap_or(Hold { held: false, news: false });
         shared.counters.out_of_seq_request += 1;
-        shared.drops.out_of_sequence += u64::from(held.is_none() && !report);
-        let report = report || held.is_some_and(|news| news && self.responder.report_gap());
+        let report = report || (news && self.responder.report_gap());
+        shared.drops.out_of_sequence += u64::from(!held && !report);
         shared.counters.sent_seq_err += u64::from(report);
         report
     }

@@ -72,7 +72,7 @@ impl Requester {
         if self.cur < self.reached {
             self.skip_executed(sq);
         }
-        if self.repairs > 0
+        if self.may_repair()
             && let Some(piece) = self.next_repair(sq, limits)
         {
             return Plan::Repair(piece);

@@ -50,7 +50,7 @@ impl Qp {
                 self.advance(now, to, shared, host);
                 let report = packet.payload();
                 let selective = self.limits.selective && !report.is_empty();
-                if why == Why::SequenceNak && selective && self.requester.can_repair() {
+                if why == Why::SequenceNak && selective {
                     self.repair(now, from, report, shared);
                 } else {
                     self.retry(now, from, why, shared);
@@ -224,17 +224,29 @@ impl Qp {
 
     /// The peer misses the packet of `from`, and `report` says what it holds of those behind.
     fn repair(&mut self, now: Time, from: u64, report: &[u8], shared: &mut Shared) {
+        let (sq, limits, pools) = (&self.core.sq, &self.limits, &mut shared.pools);
+        let news = match self.requester.is_behind(from) {
+            true => self.requester.hear_report(now, report, sq, limits, pools),
+            false => None,
+        };
+        let Requester { window, round_trip, .. } = &mut self.requester;
+        let Some(news) = news else {
+            // It says so of each packet that asks: those that left before it was heard first are old news.
+            if !window.has_gone_back(from, now, round_trip.last()) {
+                self.retry(now, from, Why::SequenceNak, shared);
+            }
+            return;
+        };
         shared.counters.rcvd_seq_err += 1;
         self.clock.complained = true;
-        if from != self.requester.una() || !self.requester.is_behind(from) {
-            return;
-        }
-        let (sq, limits, pools) = (&self.core.sq, &self.limits, &mut shared.pools);
-        if self.requester.hear_report(now, report, sq, limits, pools) {
-            let Requester { window, round_trip, .. } = &mut self.requester;
+        if news.lost {
             window.lost_one(now, round_trip);
         }
+        if news.arrived {
+            self.put_off_probe(now);
+        }
         // The deadline stays, as above.
+        self.schedule(shared);
         shared.enqueue(self.core.slot, &mut self.core.queued);
     }
 

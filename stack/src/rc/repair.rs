@@ -4,7 +4,8 @@
 //! What is held is charged no more: the peer's receive queue has room for something else. What went again and is still missing goes once
 //! more when what left after it has arrived, and no sooner than after a round trip.
 //!
-//! Requests that wait for a response of their own are not repeated so: while one is under way, a gap is answered by going back.
+//! Requests that wait for a response of their own are not repeated so, and nothing behind them: what is missing there is sent again with all that
+//! follows.
 
 use std::collections::VecDeque;
 
@@ -20,7 +21,7 @@ use crate::types::Time;
 pub(super) struct Repair {
     /// A bit for each PSN that the peer holds, at PSN modulo [`SPAN`].
     held: Bits,
-    /// One more than the highest PSN that is held.
+    /// Up to here it is known what is held and what is missing; 0 if nothing is held.
     end: u64,
     /// Those before `end` that are not, ascending.
     missing: VecDeque<Missing>,
@@ -28,6 +29,15 @@ pub(super) struct Repair {
     next: usize,
     /// When the last packet that arrived after it had been missing had left.
     arrived: Time,
+}
+
+/// What a report said that was not known.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct News {
+    /// Something is lost.
+    pub(super) lost: bool,
+    /// Something is held.
+    pub(super) arrived: bool,
 }
 
 #[derive(Debug)]
@@ -82,8 +92,9 @@ impl Repair {
         psn < self.end && self.held.has(psn)
     }
 
-    /// Everything before `to` has arrived; `from` is where that began before.
-    fn arrived(&mut self, from: u64, to: u64) {
+    /// Everything before `to` has arrived; `from` is where that began before. Returns how many of them were to go again.
+    fn arrived(&mut self, from: u64, to: u64) -> usize {
+        let mut due = 0;
         for psn in from..to.min(self.end) {
             self.held.clear(psn);
         }
@@ -91,6 +102,7 @@ impl Repair {
             && missing.psn < to
         {
             let left = missing.again.map_or(Time::default(), |again| again.at);
+            due += usize::from(missing.again.is_none());
             self.arrived = self.arrived.max(left);
             self.missing.pop_front();
             self.next = self.next.saturating_sub(1);
@@ -98,6 +110,7 @@ impl Repair {
         if to >= self.end {
             self.end = 0;
         }
+        due
     }
 
     /// Finds out what is missing, now that more is held, from the former `end` on; and what went again in vain, which takes no less than
@@ -157,13 +170,8 @@ impl Requester {
         self.repair.as_ref().is_some_and(|repair| !repair.is_idle())
     }
 
-    /// Whether a gap can be repaired, and not only be answered by going back.
-    pub(super) fn can_repair(&self) -> bool {
-        self.rd.is_empty() && self.rnr_until.is_none()
-    }
-
-    /// The peer misses the first that is not acknowledged, and holds what `report` says. Returns whether something was lost of which that
-    /// was not known.
+    /// The peer misses the first that is not acknowledged, and holds what `report` says. `None` if that cannot be so, or is nothing that can be
+    /// repaired alone.
     pub(super) fn hear_report(
         &mut self,
         now: Time,
@@ -171,12 +179,13 @@ impl Requester {
         sq: &SendQueue,
         limits: &Limits,
         pools: &mut Pools,
-    ) -> bool {
-        let (una, nxt) = (self.una, self.nxt);
+    ) -> Option<News> {
+        let una = self.una;
+        let behind = self.gate(sq, self.nxt).map_or(self.nxt, |(_, at)| at).min(una + SPAN);
         let mut repair = self.repair.take().unwrap_or_default();
         let mut arrived = Charge::default();
         let end = repair.end.max(una);
-        let told = (una..nxt.min(una + SPAN)).zip(bits(report));
+        let told = (una..behind).zip(bits(report)).skip(1);
         for (psn, _) in told.filter(|(_, held)| *held) {
             if !repair.has(psn) {
                 arrived.add(self.charge_of(sq, psn, psn + 1, limits.mtu));
@@ -189,10 +198,11 @@ impl Requester {
         }
         let lost = repair.judge(end, now, self.round_trip.shortest());
         self.repairs = due(&repair);
+        let credible = repair.missing.front().is_some_and(|missing| missing.psn == una);
         self.repair = Some(repair);
         self.release(arrived, limits, pools);
         self.window.acknowledged(arrived.datagrams);
-        lost
+        credible.then_some(News { lost, arrived: arrived.datagrams > 0 })
     }
 
     /// Everything that is missing goes again; `false` if nothing is known to be.
@@ -201,7 +211,16 @@ impl Requester {
         repair.missing.iter_mut().for_each(|missing| missing.again = None);
         repair.next = 0;
         self.repairs = due(repair);
-        self.repairs > 0
+        self.repair_asks = self.repairs > 0;
+        self.repair_asks
+    }
+
+    /// Whether one may go again now: what is lost is not on its way, and takes no more of the window than anything else.
+    #[inline]
+    pub(super) fn may_repair(&self) -> bool {
+        let lost = u32::try_from(self.repairs).unwrap_or(u32::MAX);
+        let under_way = self.charged.datagrams.saturating_sub(lost);
+        self.repairs > 0 && (under_way < self.window.packets() || self.repair_asks)
     }
 
     /// The next packet that goes again alone.
@@ -217,8 +236,8 @@ impl Requester {
             opcode: data_opcode(&wqe.op, begins, ends),
             offset: wqe.offset(psn, limits.mtu),
             len: wqe.payload(psn, limits.mtu),
-            // There is room for the answer since it left first.
-            ack_req: self.asks.has(psn),
+            // There is room for the answer since it left first, but for that to a probe.
+            ack_req: self.asks.has(psn) || self.repair_asks,
             solicited: wqe.solicited && ends,
         })
     }
@@ -230,6 +249,7 @@ impl Requester {
             repair.missing[at].again = Some(Again { before: self.nxt, at: now });
             repair.next = at + 1;
             self.repairs -= 1;
+            self.repair_asks = false;
         }
     }
 
@@ -248,8 +268,7 @@ impl Requester {
     #[cold]
     pub(super) fn repaired_until(&mut self, from: u64, to: u64) {
         if let Some(repair) = &mut self.repair {
-            repair.arrived(from, to);
-            self.repairs = due(repair);
+            self.repairs -= repair.arrived(from, to);
         }
     }
 
@@ -259,6 +278,7 @@ impl Requester {
         if let Some(repair) = &mut self.repair {
             repair.forget(from, self.una);
             self.repairs = due(repair);
+            self.repair_asks = false;
         }
     }
 }

@@ -69,6 +69,8 @@ pub(super) struct Requester {
     pub(super) repair: Option<Box<Repair>>,
     /// Packets that are to go again alone.
     pub(super) repairs: usize,
+    /// The next of them asks, whether or not it did when it left first.
+    pub(super) repair_asks: bool,
     /// The PSN from which an overtaken response was asked for again.
     implied: Option<u64>,
     /// Whether requests that were not begun may be: not in SQD.
@@ -107,6 +109,7 @@ impl Requester {
             company: Company::default(),
             repair: None,
             repairs: 0,
+            repair_asks: false,
             implied: None,
             begins: true,
             rnr_until: None,
@@ -129,7 +132,7 @@ impl Requester {
         self.credits = Credits::default();
         self.window = Window::new(window_max);
         self.round_trip.start();
-        (self.repair, self.repairs) = (None, 0);
+        (self.repair, self.repairs, self.repair_asks) = (None, 0, false);
         self.implied = None;
         self.rnr_until = None;
         (self.overdraft, self.silent, self.half_way) = (false, false, false);
@@ -394,7 +397,7 @@ impl Requester {
     pub(super) fn release_all(&mut self, limits: &Limits, pools: &mut Pools) {
         let charge = self.charged;
         self.release(charge, limits, pools);
-        (self.repair, self.repairs) = (None, 0);
+        (self.repair, self.repairs, self.repair_asks) = (None, 0, false);
         self.asks.taken_back(0, pools);
         self.asks.close(pools);
         for outstanding in self.rd.drain(..) {

@@ -115,6 +115,11 @@ impl Window {
         }
     }
 
+    /// Whether `psn` was missing before, so lately that what was sent again in its place cannot have been heard of.
+    pub(super) fn has_gone_back(&self, psn: u64, now: Time, round_trip: u64) -> bool {
+        self.missing.0 == psn && now.since(self.gone_back) < round_trip
+    }
+
     /// The packet of `psn` was lost; `false` if that was said of what is on its way again.
     pub(super) fn lost(&mut self, now: Time, psn: u64, round_trip: &RoundTrip) -> bool {
         let (missing, times) = self.missing;

@@ -141,7 +141,8 @@ pub struct PeerPath {
     pub hop_limit: u8,
     /// IPv6 flow label, which also decides the UDP source port; 0 lets the queue pairs' numbers decide.
     pub flow_label: u32,
-    /// What the peer's receive queue holds; [`Budget::STRANGER`] if it did not say.
+    /// What the peer's receive queue holds, in its own words: only Rocinante says so, and is then told of gaps in a way that others do not
+    /// understand. [`Budget::STRANGER`] if it did not say.
     pub budget: Budget,
 }
 
