@@ -1,10 +1,13 @@
 //! What a scenario asks of a side, be its device Rocinante's or the kernel's: the verbs as values, so that one scenario
 //! drives either side in either role, here or over TCP.
 
+mod work;
+
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
+pub use self::work::*;
 use super::machine::{Kind, Machine};
 use crate::guest::Outcome;
 
@@ -48,10 +51,45 @@ pub enum Request {
         /// Bits of `IBV_ACCESS_*`.
         access: u32,
     },
+    /// Register a region anew: [`Reply::Region`].
+    Rereg {
+        /// Which.
+        region: usize,
+        /// With these bits of `IBV_ACCESS_*`, if they shall change.
+        access: Option<u32>,
+        /// With so many bytes of other memory, if it shall change; they are zero.
+        len: Option<usize>,
+    },
+    /// Allocate a memory window, which is bound to nothing; they are numbered from 0.
+    Window {
+        /// Its type.
+        mw_type: MwType,
+    },
+    /// Bind a window: of type 1 by `ibv_bind_mw`, of type 2 by a work request. Answered by [`Reply::Region`], as soon as it is posted: the
+    /// address by which peers name its first byte, and the new key.
+    Bind {
+        /// The queue pair to whose send queue the request goes.
+        qp: usize,
+        /// Returned in the completion.
+        wr_id: u64,
+        /// Which.
+        window: usize,
+        /// To this, which need not be inside the region.
+        range: Range,
+        /// What peers may do, as bits of `IBV_ACCESS_*`; and [`ZERO_BASED`].
+        access: u32,
+    },
+    /// Deallocate a window.
+    FreeWindow {
+        /// Which.
+        window: usize,
+    },
     /// Register a zeroed region in a protection domain of which no queue pair is: requests may name it, and fail.
     ForeignRegion {
         /// Bytes.
         len: usize,
+        /// Bits of `IBV_ACCESS_*`.
+        access: u32,
     },
     /// Fill a range with [`pattern`](rocinante_tests::harness::pattern) of a seed.
     Fill {
@@ -108,6 +146,20 @@ pub enum Request {
     HandleOfLast {
         /// Where the receive begins that it completed.
         grh: Range,
+    },
+    /// Attach a queue pair for datagrams to a multicast group.
+    Attach {
+        /// Which.
+        qp: usize,
+        /// The group.
+        group: IpAddr,
+    },
+    /// Detach it again.
+    Detach {
+        /// Which.
+        qp: usize,
+        /// The group.
+        group: IpAddr,
     },
     /// Take a queue pair from RESET to INIT.
     Prepare {
@@ -206,7 +258,7 @@ pub enum Reply {
     Ended(Option<Outcome>),
     /// Of [`Request::Open`].
     Opened(About),
-    /// Of [`Request::Region`].
+    /// Of [`Request::Region`], [`Request::Rereg`] and [`Request::Bind`].
     Region(Remote),
     /// Of [`Request::Compare`], if there is one.
     Difference(Option<Difference>),
@@ -245,6 +297,15 @@ pub enum Service {
     },
 }
 
+/// The type of a memory window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MwType {
+    /// Bound by `ibv_bind_mw`, for all queue pairs of its protection domain.
+    Type1,
+    /// Bound by a work request, for its queue pair.
+    Type2,
+}
+
 /// What a scenario must know of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct About {
@@ -258,6 +319,8 @@ pub struct About {
     pub atomic_write: bool,
     /// Whether it answers FLUSH to global visibility.
     pub flush: bool,
+    /// Whether it has memory windows of type 1, and of type 2.
+    pub windows: [bool; 2],
     /// Whether requests may carry their data with them.
     pub inline: bool,
     /// The largest path MTU that fits the link, in bytes.
@@ -354,94 +417,3 @@ pub enum State {
     Sqe,
     Err,
 }
-
-/// A send request.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Send {
-    /// Returned in the completion.
-    pub wr_id: u64,
-    /// What to do.
-    pub op: Op,
-    /// With which bytes.
-    pub ranges: Vec<Range>,
-    /// Copy them when posted.
-    pub inline: bool,
-    /// Whether success makes a completion.
-    pub signaled: bool,
-    /// Whether the receiver shall be woken.
-    pub solicited: bool,
-    /// Whether to wait for READs and atomics.
-    pub fence: bool,
-}
-
-/// What a send request does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(missing_docs)]
-pub enum Op {
-    /// SEND, perhaps with immediate.
-    Send { imm: Option<u32> },
-    /// SEND of a datagram: along an address handle, to a queue pair there.
-    SendTo { handle: usize, qpn: u32, qkey: u32, imm: Option<u32> },
-    /// WRITE, perhaps with immediate.
-    Write { remote: u64, rkey: u32, imm: Option<u32> },
-    /// READ.
-    Read { remote: u64, rkey: u32 },
-    /// Compare and swap.
-    CompareSwap { remote: u64, rkey: u32, compare: u64, swap: u64 },
-    /// Fetch and add.
-    FetchAdd { remote: u64, rkey: u32, add: u64 },
-    /// FLUSH: bits of the placement, and whether the whole region is meant.
-    Flush { remote: u64, rkey: u32, len: u32, placement: u8, region: bool },
-    /// ATOMIC WRITE.
-    AtomicWrite { remote: u64, rkey: u32 },
-}
-
-/// A completion.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Completion {
-    /// From the work request.
-    pub wr_id: u64,
-    /// The number of the queue pair on the wire.
-    pub qpn: u32,
-    /// The name in `verbs.h`, without `IBV_WC_`.
-    pub status: String,
-    /// What it was; meaningless unless it succeeded.
-    pub opcode: Opcode,
-    /// Bytes received.
-    pub byte_len: u32,
-    /// Immediate data.
-    pub imm: Option<u32>,
-    /// The queue pair that sent the datagram. Then the first 40 bytes of the receive are its IP header, and count as received.
-    pub source: Option<u32>,
-}
-
-/// What completed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(missing_docs)]
-pub enum Opcode {
-    Send,
-    Write,
-    Read,
-    CompareSwap,
-    FetchAdd,
-    Flush,
-    AtomicWrite,
-    Recv,
-    RecvWriteImm,
-    Other,
-}
-
-/// Bits of `IBV_ACCESS_*`: `LOCAL_WRITE`.
-pub const LOCAL_WRITE: u32 = 1;
-/// `REMOTE_WRITE`.
-pub const REMOTE_WRITE: u32 = 2;
-/// `REMOTE_READ`.
-pub const REMOTE_READ: u32 = 4;
-/// `REMOTE_ATOMIC`.
-pub const REMOTE_ATOMIC: u32 = 8;
-/// `FLUSH_GLOBAL`.
-pub const FLUSH_GLOBAL: u32 = 1 << 8;
-/// `FLUSH_PERSISTENT`.
-pub const FLUSH_PERSISTENT: u32 = 1 << 9;
-/// All but those of FLUSH.
-pub const ALL: u32 = 15;

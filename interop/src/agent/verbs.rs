@@ -1,12 +1,14 @@
 //! Does what it is asked with Rocinante's API: on its own devices, and on the kernel's through the system's libibverbs.
 
+mod windows;
+
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use rocinante::{
     Access, Ah, Atomics, Backend, Budget, CompChannel, Context, Cq, FlushLevel, GRH_LEN, Key,
-    ModifyAttr, Mr, Mtu, OpenOptions, Pd, PeerPath, Placement, Psn, Qp, QpAttr, QpState, QpType,
-    Qpn, RecvWr, SendData, SendOp, SendWr, Sge, Srq, VerbsError, Wc,
+    ModifyAttr, Mr, Mtu, Mw, OpenOptions, Pd, PeerPath, Placement, Psn, Qp, QpAttr, QpState,
+    QpType, Qpn, RecvWr, SendData, SendOp, SendWr, Sge, Srq, VerbsError, Wc,
 };
 use rocinante_cli::lab::Netns;
 use rocinante_tests::harness::pattern;
@@ -29,6 +31,8 @@ pub struct Verbs {
     handles: Vec<Ah>,
     /// The completion of a datagram that was taken last.
     last: Option<Wc>,
+    /// Deallocated before the regions to which they are bound.
+    windows: Vec<Option<Mw>>,
     regions: Vec<Mr>,
     opened: Option<Opened>,
     about: Option<About>,
@@ -66,6 +70,7 @@ impl Opened {
             max_rd_atomic: u8::try_from(attr.limits.max_qp_rd_atom).unwrap_or(u8::MAX),
             atomics: attr.hardware.is_none_or(|attr| attr.atomics != Atomics::None),
             atomic_write: attr.optional.atomic_write,
+            windows: [attr.windows.type_1, attr.windows.type_2a || attr.windows.type_2b],
             flush: attr.optional.flush_global,
             inline: kind != Kind::Device || carries(),
             active_mtu: attr.active_mtu.bytes(),
@@ -92,6 +97,7 @@ impl Verbs {
             srqs: vec![],
             handles: vec![],
             last: None,
+            windows: vec![],
             regions: vec![],
             opened: None,
             about: None,
@@ -123,9 +129,17 @@ impl Verbs {
                 let pd = self.opened()?.pd.clone();
                 return self.allocate(&pd, *len, access_of(*access)?).map(Reply::Region);
             }
-            Request::ForeignRegion { len } => {
+            Request::Rereg { region, access, len } => {
+                return self.rereg(*region, *access, *len).map(Reply::Region);
+            }
+            Request::Window { mw_type } => self.allocate_window(*mw_type)?,
+            Request::Bind { qp, wr_id, window, range, access } => {
+                return self.bind(*qp, *wr_id, *window, range, *access).map(Reply::Region);
+            }
+            Request::FreeWindow { window } => self.free_window(*window)?,
+            Request::ForeignRegion { len, access } => {
                 let pd = self.opened()?.ctx.alloc_pd();
-                self.allocate(&pd, *len, Access::LOCAL_WRITE)?;
+                self.allocate(&pd, *len, access_of(*access)?)?;
             }
             Request::Fill { range, seed } => {
                 self.region(range)?.write(range.offset, &pattern(range.len, *seed));
@@ -154,6 +168,12 @@ impl Verbs {
             Request::Qp { service, access, srq } => return self.create_qp(*service, *access, *srq),
             Request::Handle { address } => self.create_handle(*address)?,
             Request::HandleOfLast { grh } => self.create_handle_of_last(grh)?,
+            Request::Attach { qp, group } => {
+                // The group's socket is the container's.
+                let qp = self.qp(*qp)?;
+                self.inside(|| qp.attach_mcast(*group))?.map_err(text)?;
+            }
+            Request::Detach { qp, group } => self.qp(*qp)?.detach_mcast(*group).map_err(text)?,
             Request::Prepare { qp, access } => {
                 let init = ModifyAttr::init(access_of(*access)?);
                 self.qp(*qp)?.modify(&init).map_err(text)?;
@@ -364,6 +384,8 @@ impl Verbs {
         let imm_of = |imm: Option<u32>| imm.map(u32::to_be_bytes);
         Ok(match op {
             Op::Send { imm } => SendOp::Send { imm: imm_of(imm) },
+            Op::SendInv { rkey } => SendOp::SendInv { rkey: Key(rkey) },
+            Op::LocalInv { rkey } => SendOp::LocalInv { rkey: Key(rkey) },
             Op::SendTo { handle, qpn, qkey, imm } => {
                 let handle = self.handles.get(handle).ok_or("no such address handle")?;
                 SendOp::SendTo { to: handle.to(Qpn::new(qpn), qkey), imm: imm_of(imm) }

@@ -1,8 +1,8 @@
 //! What a scenario says in words, and the API in its own.
 
-use rocinante::{Access, AsyncEvent, QpEvent, QpState, QpType, VerbsError, Wc, WcOpcode};
+use rocinante::{Access, AsyncEvent, MwType, QpEvent, QpState, QpType, VerbsError, Wc, WcOpcode};
 
-use super::proto::{Completion, Opcode, Service, State};
+use super::proto::{self, Completion, Opcode, Service, State};
 
 type Result<T> = std::result::Result<T, String>;
 
@@ -21,7 +21,8 @@ pub(super) fn completion(wc: &Wc) -> Completion {
         WcOpcode::AtomicWrite => Opcode::AtomicWrite,
         WcOpcode::Recv => Opcode::Recv,
         WcOpcode::RecvRdmaWithImm => Opcode::RecvWriteImm,
-        WcOpcode::BindMw | WcOpcode::LocalInv => Opcode::Other,
+        WcOpcode::BindMw => Opcode::BindMw,
+        WcOpcode::LocalInv => Opcode::LocalInv,
     };
     Completion {
         wr_id: wc.wr_id,
@@ -30,6 +31,7 @@ pub(super) fn completion(wc: &Wc) -> Completion {
         opcode,
         byte_len: wc.byte_len,
         imm: wc.imm.map(u32::from_be_bytes),
+        invalidated: wc.invalidated.map(|key| key.0),
         source: wc.src_qp.map(|qpn| qpn.value()),
     }
 }
@@ -40,6 +42,13 @@ pub(super) fn service(service: Service) -> (QpType, u32) {
         Service::Rc => (QpType::Rc, 0),
         Service::Uc => (QpType::Uc, 0),
         Service::Ud { qkey } => (QpType::Ud, qkey),
+    }
+}
+
+pub(super) fn mw_type(mw_type: proto::MwType) -> MwType {
+    match mw_type {
+        proto::MwType::Type1 => MwType::Type1,
+        proto::MwType::Type2 => MwType::Type2,
     }
 }
 

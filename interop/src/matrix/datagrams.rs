@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use super::node::{BUFFER, GRH, Node, Step, at, signaled};
+use super::node::{BUFFER, GRH, Step, at, signaled};
 use super::scenario::Session;
 use super::unreliable::stopped;
 use crate::agent::machine::Kind;
@@ -12,7 +12,7 @@ const HALF: usize = BUFFER / 2;
 /// The Q_Key of both sides.
 pub(super) const QKEY: u32 = 0x1234_5678;
 /// How long what shall not come is waited for, in milliseconds.
-const LOST_MS: u64 = 100;
+pub(super) const LOST_MS: u64 = 100;
 
 /// Datagrams of all sizes, with immediate and without: length, sender and the header before them.
 pub(super) fn send(s: &mut Session<'_>) -> Step {
@@ -26,15 +26,16 @@ pub(super) fn send(s: &mut Session<'_>) -> Step {
         s.passive.received_from(s.active.qpn(), number, len, imm)?;
         s.passive.holds(at(HALF + GRH, len), number)?;
         let header = s.passive.bytes(at(HALF, GRH))?;
-        check_header(&header, &s.active, &s.passive)?;
+        check_header(&header, s.active.address(), s.passive.address())?;
     }
     Ok(())
 }
 
 /// The header is the packet's: over IPv4 in the last 20 bytes.
-fn check_header(header: &[u8], from: &Node, to: &Node) -> Step {
+pub(super) fn check_header(header: &[u8], from: IpAddr, to: IpAddr) -> Step {
     const UDP: u8 = 17;
-    let fine = match (from.address(), to.address()) {
+    let ends = (from, to);
+    let fine = match ends {
         (IpAddr::V4(from), IpAddr::V4(to)) => {
             let ip = &header[20..];
             (ip[0], ip[9]) == (0x45, UDP) && ip[12..16] == from.octets() && ip[16..] == to.octets()
@@ -46,7 +47,6 @@ fn check_header(header: &[u8], from: &Node, to: &Node) -> Step {
         }
         _ => false,
     };
-    let ends = (from.address(), to.address());
     if fine { Ok(()) } else { Err(format!("the header is not of {ends:?}: {header:02x?}")) }
 }
 

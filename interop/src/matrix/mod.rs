@@ -6,6 +6,7 @@ mod datagrams;
 mod errors;
 mod faults;
 mod flush;
+mod multicast;
 mod node;
 mod operations;
 pub mod programs;
@@ -15,6 +16,7 @@ pub mod subset;
 mod table;
 mod unreliable;
 mod verdict;
+mod windows;
 mod wire;
 mod witness;
 

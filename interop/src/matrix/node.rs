@@ -1,6 +1,7 @@
 //! One side of a scenario: an agent, and what is asked of it in words that scenarios use.
 
 mod services;
+mod windows;
 
 use std::net::IpAddr;
 
@@ -156,10 +157,7 @@ impl Node {
     /// # Errors
     /// As [`ask`](Self::ask).
     pub fn region(&mut self, len: usize, access: u32) -> Step<Remote> {
-        match self.ask(&Request::Region { len, access })? {
-            Reply::Region(remote) => Ok(remote),
-            other => Err(format!("{}: a region is {other:?}", self.name)),
-        }
+        self.remote_of(&Request::Region { len, access })
     }
 
     /// Makes a queue pair, which takes receives from the shared queue `srq` if that is given; the first one is the queue pair 0 of all other
@@ -282,7 +280,7 @@ impl Node {
     /// # Errors
     /// As [`ask`](Self::ask).
     pub fn post(&mut self, list: &[Send]) -> Step {
-        self.do_(&Request::Send { qp: 0, list: list.to_vec() })
+        self.post_on(0, list)
     }
 
     /// Posts receives of one element each to queue pair 0, numbered from `first`.
@@ -290,8 +288,7 @@ impl Node {
     /// # Errors
     /// As [`ask`](Self::ask).
     pub fn receive(&mut self, first: u64, ranges: &[Range]) -> Step {
-        let list = ranges.iter().map(|range| vec![*range]).collect();
-        self.do_(&Request::Recv { qp: 0, first, list })
+        self.receive_on(0, first, ranges)
     }
 
     /// Posts one receive of several elements.
@@ -355,6 +352,7 @@ impl Node {
         let wc = self.ends(wr_id, "SUCCESS")?;
         self.expect(&wc.opcode, &Opcode::Recv, "the opcode")?;
         self.expect(&(wc.byte_len as usize), &len, "the length")?;
+        self.expect(&wc.invalidated, &None, "the invalidated key")?;
         self.expect(&wc.imm, &imm, "the immediate")
     }
 
@@ -388,10 +386,7 @@ impl Node {
     /// # Errors
     /// As [`ask`](Self::ask).
     pub fn state(&mut self) -> Step<State> {
-        match self.ask(&Request::Query { qp: 0 })? {
-            Reply::State(state) => Ok(state),
-            other => Err(format!("{}: the state is {other:?}", self.name)),
-        }
+        self.state_of(0)
     }
 
     /// The state of queue pair 0, and the completions that nobody has taken.
@@ -429,7 +424,8 @@ impl Node {
 #[must_use]
 pub(super) fn opcode_of(op: Op) -> Opcode {
     match op {
-        Op::Send { .. } | Op::SendTo { .. } => Opcode::Send,
+        Op::Send { .. } | Op::SendTo { .. } | Op::SendInv { .. } => Opcode::Send,
+        Op::LocalInv { .. } => Opcode::LocalInv,
         Op::Write { .. } => Opcode::Write,
         Op::Read { .. } => Opcode::Read,
         Op::CompareSwap { .. } => Opcode::CompareSwap,

@@ -4,7 +4,7 @@ use super::cell::{Requester, Setting};
 use super::node::{Node, Step};
 use super::verdict::cannot;
 use super::wire::{Losing, Wire};
-use super::{datagrams, errors, faults, flush, operations, shared, unreliable};
+use super::{datagrams, errors, faults, flush, multicast, operations, shared, unreliable, windows};
 use crate::agent::machine::Kind;
 use crate::agent::proto::{
     ALL, Connection, FLUSH_GLOBAL, LOCAL_WRITE, REMOTE_WRITE, Request, Service, State,
@@ -180,6 +180,11 @@ fn ud(plan: &mut Plan) {
     plan.service = Service::Ud { qkey: datagrams::QKEY };
 }
 
+fn members(plan: &mut Plan) {
+    ud(plan);
+    plan.qps = 3;
+}
+
 /// So many queue pairs of who answers share their receives.
 fn sharing(plan: &mut Plan, qps: usize) {
     plan.qps = qps;
@@ -255,6 +260,19 @@ pub static SCENARIOS: &[Scenario] = &[
     turning("atomic_write_forbidden", |_| {}, flush::atomic_write_forbidden),
     turning("atomic_write_out_of_range", |_| {}, flush::atomic_write_out_of_range),
     needing(Needs::OursAsks, "flush", flushable, flush::flushes),
+    turning("mw_type_1", |plan| plan.qps = 3, windows::type_1),
+    turning("mw_type_2", |plan| plan.qps = 3, windows::type_2),
+    turning("mw_range", |plan| plan.qps = 5, windows::range),
+    turning("mw_zero_based", |_| {}, windows::zero_based),
+    turning("mw_forbids", |plan| plan.qps = 3, windows::forbids),
+    turning("mw_of_another", |plan| plan.qps = 3, windows::of_another),
+    turning("mw_unbindable", |plan| plan.qps = 9, windows::unbindable),
+    turning("send_invalidates", |_| {}, windows::send_invalidates),
+    turning("send_invalidates_nothing", |plan| plan.qps = 4, windows::send_invalidates_nothing),
+    needing(Needs::Bridge, "invalidations_lost", |_| {}, windows::lost),
+    turning("reregistered", |plan| plan.qps = 3, windows::reregistered),
+    turning("mcast_members", members, multicast::reaches_members),
+    turning("mcast_others", ud, multicast::others_are_not_heard),
 ];
 
 impl<'a> Session<'a> {
@@ -384,6 +402,11 @@ impl<'a> Session<'a> {
     /// Fails if a side does not answer a FLUSH.
     pub(super) fn needs_flush(&self) -> Step {
         self.needs("FLUSH", |node| node.about().flush)
+    }
+
+    /// Fails if a side has not both types of memory windows.
+    pub(super) fn needs_windows(&self) -> Step {
+        self.needs("memory windows", |node| node.about().windows == [true; 2])
     }
 
     /// Fails if a side cannot carry data with its requests.

@@ -1,14 +1,12 @@
 //! Unreliable connections: what arrives arrives whole, and what does not is lost without a word.
 
+use super::datagrams::LOST_MS;
 use super::node::{BUFFER, SEND, Step, at, signaled};
 use super::scenario::Session;
 use crate::agent::machine::Kind;
-use crate::agent::proto::{Op, Opcode, Range, Request, State};
+use crate::agent::proto::{LOCAL_WRITE, Op, Opcode, Range, Request, State};
 
 const HALF: usize = BUFFER / 2;
-
-/// How long what shall not come is waited for, in milliseconds.
-const LOST_MS: u64 = 100;
 
 /// SENDs of all sizes, with immediate and without.
 pub(super) fn send(s: &mut Session<'_>) -> Step {
@@ -156,7 +154,7 @@ pub(super) fn stops_sending(s: &mut Session<'_>) -> Step {
 
 /// A request `op` that may not use its memory fails, as does what comes behind it: whether the sending has stopped, and nothing else.
 pub(super) fn stopped(s: &mut Session<'_>, op: Op) -> Step<bool> {
-    s.active.do_(&Request::ForeignRegion { len: 64 })?;
+    s.active.do_(&Request::ForeignRegion { len: 64, access: LOCAL_WRITE })?;
     let foreign = Range { region: 1, offset: 0, len: 9 };
     s.active.perform(1, op, &[at(0, 9)])?;
     s.active.post(&[signaled(2, op, &[foreign]), signaled(3, op, &[at(0, 9)])])?;

@@ -10,7 +10,7 @@ use super::Bench;
 use super::cell::{Cell, Requester, Setting};
 use super::node::{Node, SEND, Step, at, signaled};
 use super::scenario::SCENARIOS;
-use crate::agent::proto::Op;
+use crate::agent::proto::{LOCAL_WRITE, MW_BIND, MwType, Op, REMOTE_WRITE, Range};
 
 /// The path MTU of the captured connection.
 const MTU: u32 = 1024;
@@ -22,9 +22,10 @@ type Fields = BTreeMap<&'static str, u64>;
 
 /// The fields that are looked at.
 #[rustfmt::skip]
-const FIELDS: [&str; 14] = [
+const FIELDS: [&str; 15] = [
     "bth.opcode", "bth.destqp", "bth.psn", "bth.p_key", "bth.tver", "bth.m", "reth.va", "reth.r_key", "reth.dmalen",
     "atomiceth.swapdt", "atomiceth.cmpdt", "aeth.syndrome", "aeth.msn", "atomicacketh.origremdt",
+    "ieth",
 ];
 
 /// Ends a capture when it has so many packets of `from`, and returns what tshark sees in it.
@@ -50,15 +51,23 @@ fn read(capture: &Capture, from: &Node) -> Step<Vec<(bool, Fields)>> {
     let source = from.address().to_string();
     let packet = |columns: Vec<String>| {
         let fields = FIELDS.iter().zip(&columns[2..]);
-        let fields = fields.filter_map(|(name, text)| Some((*name, number(text)?)));
+        let fields = fields.filter_map(|(name, text)| Some((*name, value(name, text)?)));
         (columns[..2].contains(&source), fields.collect())
     };
     Ok(capture.packets(&names)?.into_iter().map(packet).collect())
 }
 
+/// What tshark prints of a field: for IETH its bytes, for others a number.
+fn value(name: &str, text: &str) -> Option<u64> {
+    match name {
+        "ieth" => u64::from_str_radix(&text.replace(':', ""), 16).ok(),
+        _ => number(text),
+    }
+}
+
 impl Bench {
     /// Lets both sides ask the other everything, and compares what tshark sees of Rocinante's packets with what it was
-    /// asked to send: opcode, QPN, PSN, RETH, AtomicETH and AETH, and no malformed packet of either side.
+    /// asked to send: opcode, QPN, PSN, RETH, AtomicETH, AETH and IETH, and no malformed packet of either side.
     ///
     /// # Errors
     /// What was otherwise.
@@ -98,6 +107,20 @@ fn requests(ours: &mut Node, rxe: &mut Node, first: u32) -> Step<Vec<Fields>> {
     ours.perform(6, Op::FetchAdd { remote, rkey, add: 3 }, &[at(0x4000, 8)])?;
     ours.perform(7, rxe.write_to(0x100, None), &[])?;
     rxe.completions(3)?;
+    // Two windows, which two SENDs take away: of several packets, and of one.
+    rxe.region(4096, LOCAL_WRITE | MW_BIND)?;
+    let keys = [(0, 8, 1500), (1, 9, 20)].map(|(window, wr_id, len)| -> Step<u32> {
+        rxe.window(MwType::Type2)?;
+        let part = Range { region: 1, offset: 0, len: 64 };
+        let rkey = rxe.bind(0, window, part, REMOTE_WRITE)?.rkey;
+        rxe.receive(wr_id, &[at(0x8000, 4096)])?;
+        ours.perform(wr_id, Op::SendInv { rkey }, &[at(0, len)])?;
+        let wc = rxe.ends(wr_id, "SUCCESS")?;
+        rxe.expect(&wc.invalidated, &Some(rkey), "the invalidated key").map(|()| rkey)
+    });
+    let [first_key, second_key] = keys;
+    let (first_key, second_key) = (first_key?, second_key?);
+    let ieth = |rkey: u32| Fields::from([("ieth", rkey.into())]);
     // Opcodes of ib_pack.h, with how many PSNs each takes and what it carries.
     let atomic = |swap: u64, compare: u64| {
         let mut fields = reth(0);
@@ -121,6 +144,9 @@ fn requests(ours: &mut Node, rxe: &mut Node, first: u32) -> Step<Vec<Fields>> {
             (0x13, 1, atomic(swap, compare)),
             (0x14, 1, atomic(3, 0)),
             (0x0a, 1, reth(0)),
+            (0x00, 1, nothing()),
+            (0x16, 1, ieth(first_key)),
+            (0x17, 1, ieth(second_key)),
         ],
     ))
 }
@@ -191,6 +217,12 @@ mod tests {
     fn numbers_are_read_as_tshark_prints_them() {
         assert_eq!(number("0x0000ff"), Some(255));
         assert_eq!((number("12"), number("True"), number("")), (Some(12), Some(1), None));
+    }
+
+    #[test]
+    fn a_key_is_read_as_tshark_prints_it() {
+        assert_eq!(value("ieth", "00:00:12:fe"), Some(0x12fe));
+        assert_eq!((value("ieth", "000012fe"), value("ieth", "")), (Some(0x12fe), None));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What datagrams, several queue pairs and shared receive queues need of a side.
 
 use super::{Node, Step};
-use crate::agent::proto::{Completion, Op, Opcode, Range, Reply, Request, Send};
+use crate::agent::proto::{Completion, Op, Opcode, Range, Reply, Request, Send, State};
 
 /// Bytes before a datagram in its receive.
 pub(in crate::matrix) const GRH: usize = 40;
@@ -19,6 +19,26 @@ impl Node {
     /// As [`ask`](Self::ask).
     pub fn post_on(&mut self, qp: usize, list: &[Send]) -> Step {
         self.do_(&Request::Send { qp, list: list.to_vec() })
+    }
+
+    /// Posts receives of one element each to a queue pair, numbered from `first`.
+    ///
+    /// # Errors
+    /// As [`ask`](Self::ask).
+    pub fn receive_on(&mut self, qp: usize, first: u64, ranges: &[Range]) -> Step {
+        let list = ranges.iter().map(|range| vec![*range]).collect();
+        self.do_(&Request::Recv { qp, first, list })
+    }
+
+    /// The state of a queue pair.
+    ///
+    /// # Errors
+    /// As [`ask`](Self::ask).
+    pub fn state_of(&mut self, qp: usize) -> Step<State> {
+        match self.ask(&Request::Query { qp })? {
+            Reply::State(state) => Ok(state),
+            other => Err(format!("{}: the state is {other:?}", self.name())),
+        }
     }
 
     /// Posts receives of one element each to the shared receive queue 0, numbered from `first`.

@@ -1,0 +1,107 @@
+//! What is posted, and what completes.
+
+use serde::{Deserialize, Serialize};
+
+use super::Range;
+
+/// A send request.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Send {
+    /// Returned in the completion.
+    pub wr_id: u64,
+    /// What to do.
+    pub op: Op,
+    /// With which bytes.
+    pub ranges: Vec<Range>,
+    /// Copy them when posted.
+    pub inline: bool,
+    /// Whether success makes a completion.
+    pub signaled: bool,
+    /// Whether the receiver shall be woken.
+    pub solicited: bool,
+    /// Whether to wait for READs and atomics.
+    pub fence: bool,
+}
+
+/// What a send request does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub enum Op {
+    /// SEND, perhaps with immediate.
+    Send { imm: Option<u32> },
+    /// SEND that takes a window of the receiver's away.
+    SendInv { rkey: u32 },
+    /// Take an own window away from what it is bound to.
+    LocalInv { rkey: u32 },
+    /// SEND of a datagram: along an address handle, to a queue pair there.
+    SendTo { handle: usize, qpn: u32, qkey: u32, imm: Option<u32> },
+    /// WRITE, perhaps with immediate.
+    Write { remote: u64, rkey: u32, imm: Option<u32> },
+    /// READ.
+    Read { remote: u64, rkey: u32 },
+    /// Compare and swap.
+    CompareSwap { remote: u64, rkey: u32, compare: u64, swap: u64 },
+    /// Fetch and add.
+    FetchAdd { remote: u64, rkey: u32, add: u64 },
+    /// FLUSH: bits of the placement, and whether the whole region is meant.
+    Flush { remote: u64, rkey: u32, len: u32, placement: u8, region: bool },
+    /// ATOMIC WRITE.
+    AtomicWrite { remote: u64, rkey: u32 },
+}
+
+/// A completion.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Completion {
+    /// From the work request.
+    pub wr_id: u64,
+    /// The number of the queue pair on the wire.
+    pub qpn: u32,
+    /// The name in `verbs.h`, without `IBV_WC_`.
+    pub status: String,
+    /// What it was; meaningless unless it succeeded.
+    pub opcode: Opcode,
+    /// Bytes received.
+    pub byte_len: u32,
+    /// Immediate data.
+    pub imm: Option<u32>,
+    /// The key that the SEND took away (`IBV_WC_WITH_INV`).
+    pub invalidated: Option<u32>,
+    /// The queue pair that sent the datagram. Then the first 40 bytes of the receive are its IP header, and count as received.
+    pub source: Option<u32>,
+}
+
+/// What completed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub enum Opcode {
+    Send,
+    Write,
+    Read,
+    CompareSwap,
+    FetchAdd,
+    Flush,
+    AtomicWrite,
+    Recv,
+    RecvWriteImm,
+    BindMw,
+    LocalInv,
+}
+
+/// Bits of `IBV_ACCESS_*`: `LOCAL_WRITE`.
+pub const LOCAL_WRITE: u32 = 1;
+/// `REMOTE_WRITE`.
+pub const REMOTE_WRITE: u32 = 2;
+/// `REMOTE_READ`.
+pub const REMOTE_READ: u32 = 4;
+/// `REMOTE_ATOMIC`.
+pub const REMOTE_ATOMIC: u32 = 8;
+/// `MW_BIND`.
+pub const MW_BIND: u32 = 16;
+/// `ZERO_BASED`.
+pub const ZERO_BASED: u32 = 32;
+/// `FLUSH_GLOBAL`.
+pub const FLUSH_GLOBAL: u32 = 1 << 8;
+/// `FLUSH_PERSISTENT`.
+pub const FLUSH_PERSISTENT: u32 = 1 << 9;
+/// All but those of windows and FLUSH.
+pub const ALL: u32 = 15;

@@ -1,0 +1,59 @@
+//! Memory windows, and regions that are registered anew.
+
+use rocinante::{BindMw, MwPart, MwType, Rereg, SendData, SendWr};
+
+use super::super::proto::{self, Range, Remote};
+use super::super::words::{access_of, mw_type, text};
+use super::{Mw, Result, Verbs};
+
+impl Verbs {
+    pub(super) fn rereg(
+        &mut self,
+        region: usize,
+        access: Option<u32>,
+        len: Option<usize>,
+    ) -> Result<Remote> {
+        let access = access.map(access_of).transpose()?;
+        let region = self.regions.get_mut(region).ok_or("no such region")?;
+        region.rereg(&Rereg { pd: None, access, len }).map_err(text)?;
+        Ok(Remote { address: region.address(), rkey: region.rkey().0 })
+    }
+
+    pub(super) fn allocate_window(&mut self, of: proto::MwType) -> Result<()> {
+        let window = self.opened()?.pd.alloc_mw(mw_type(of)).map_err(text)?;
+        self.windows.push(Some(window));
+        Ok(())
+    }
+
+    pub(super) fn free_window(&mut self, window: usize) -> Result<()> {
+        let window = self.windows.get_mut(window).and_then(Option::take);
+        window.ok_or("no such window").map(Mw::dealloc).map_err(str::to_owned)
+    }
+
+    pub(super) fn bind(
+        &self,
+        qp: usize,
+        wr_id: u64,
+        window: usize,
+        range: &Range,
+        access: u32,
+    ) -> Result<Remote> {
+        let qp = self.qp(qp)?;
+        let mw = self.windows.get(window).and_then(Option::as_ref).ok_or("no such window")?;
+        let mr = self.regions.get(range.region).ok_or("no such region")?;
+        let access = access_of(access)?;
+        let part = MwPart { mr, offset: range.offset, len: range.len, access };
+        match mw.mw_type() {
+            MwType::Type1 => {
+                let bind = BindMw { wr_id, part, signaled: true, fence: false };
+                qp.bind_mw(mw, &bind).map_err(text)?;
+            }
+            MwType::Type2 => {
+                let (op, data) = (mw.bind(&part), SendData::Sges(&[]));
+                let wr = SendWr { wr_id, op, data, signaled: true, solicited: false, fence: false };
+                qp.post_send(&[wr]).map_err(|error| error.to_string())?;
+            }
+        }
+        Ok(Remote { address: part.address(), rkey: mw.rkey().0 })
+    }
+}

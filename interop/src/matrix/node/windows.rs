@@ -1,0 +1,49 @@
+//! What memory windows need of a side.
+
+use super::{Node, Step};
+use crate::agent::proto::{MwType, Opcode, Range, Remote, Reply, Request};
+
+impl Node {
+    /// Allocates a window; the scenario counts them from 0.
+    ///
+    /// # Errors
+    /// As [`ask`](Self::ask).
+    pub fn window(&mut self, mw_type: MwType) -> Step {
+        self.do_(&Request::Window { mw_type })
+    }
+
+    /// Posts the request 90 that binds a window to the send queue of a queue pair.
+    ///
+    /// # Errors
+    /// As [`ask`](Self::ask).
+    pub fn post_bind(
+        &mut self,
+        qp: usize,
+        window: usize,
+        range: Range,
+        access: u32,
+    ) -> Step<Remote> {
+        self.remote_of(&Request::Bind { qp, wr_id: 90, window, range, access })
+    }
+
+    /// Binds a window by a queue pair, and waits until that is done: how peers name its first byte.
+    ///
+    /// # Errors
+    /// It is not bound.
+    pub fn bind(&mut self, qp: usize, window: usize, range: Range, access: u32) -> Step<Remote> {
+        let shown = self.post_bind(qp, window, range, access)?;
+        self.succeeds(90, Opcode::BindMw)?;
+        Ok(shown)
+    }
+
+    /// Does a step that is answered by where something is.
+    ///
+    /// # Errors
+    /// As [`ask`](Self::ask).
+    pub fn remote_of(&mut self, request: &Request) -> Step<Remote> {
+        match self.ask(request)? {
+            Reply::Region(remote) => Ok(remote),
+            other => Err(format!("{}: {request:?} was answered {other:?}", self.name())),
+        }
+    }
+}
