@@ -24,13 +24,13 @@ const PACKAGES: [&str; 14] = [
 
 /// The programs that the guest has besides busybox's, with the libraries that they need.
 #[rustfmt::skip]
-const PROGRAMS: [&str; 33] = [
+const PROGRAMS: [&str; 34] = [
     "dash",
     "ip", "tc", "ss", "bridge", "rdma", "ethtool", "nft",
     "ibv_devices", "ibv_devinfo", "ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong", "ibv_srq_pingpong", "ibv_asyncwatch",
     "rping", "ucmatose", "udaddy", "mckey", "rdma_server", "rdma_client", "rstream", "cmtime",
     "ib_send_bw", "ib_send_lat", "ib_write_bw", "ib_write_lat", "ib_read_bw", "ib_read_lat", "ib_atomic_bw", "ib_atomic_lat",
-    "taskset", "prlimit",
+    "taskset", "prlimit", "chrt",
 ];
 
 /// Libraries that programs open at run time, or that programs from outside need.

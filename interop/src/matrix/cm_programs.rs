@@ -1,19 +1,21 @@
 //! Programs of librdmacm in the guest, over the kernel's `rdma_cm` and Soft-RoCE, and ours of the same names: connected by the connection
 //! manager, with either side as the client.
 
+mod mckey;
+mod place;
+
 use std::net::IpAddr;
 use std::path::Path;
-use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rocinante::Backend;
-use rocinante_cli::lab::{ChildGuard, Netns};
 
 use super::Bench;
 use super::cell::{Requester, Setting};
 use super::node::Step;
-use crate::guest::{Link, Outcome};
+use crate::guest::Link;
+use place::Place;
 
 /// A program as both sides are told to run it: `{here}` is the own address, `{there}` the other's, `{port}` a port of RDMA_PS_TCP.
 #[derive(Debug)]
@@ -31,7 +33,7 @@ pub struct CmProgram {
 }
 
 /// All of them.
-pub static CM_PROGRAMS: [CmProgram; 3] = [
+pub static CM_PROGRAMS: [CmProgram; 4] = [
     CmProgram {
         name: "rping",
         theirs: [
@@ -59,6 +61,16 @@ pub static CM_PROGRAMS: [CmProgram; 3] = [
         done: "\"messages\":160",
     },
     CmProgram {
+        name: "udaddy",
+        theirs: ["udaddy -b {here} -c 2 -C 20 -S 900", "udaddy -s {there} -c 2 -C 20 -S 900"],
+        ours: [
+            "udaddy -b {here} -c 2 -C 20 -S 900",
+            "udaddy -s {there} -b {here} -c 2 -C 20 -S 900 --patience 8",
+        ],
+        say: ["return status 0", "return status 0"],
+        done: "\"sent\":40,\"received\":40",
+    },
+    CmProgram {
         name: "rdma_server",
         theirs: ["rdma_server -s {here} -p {port}", "rdma_client -s {there} -p {port}"],
         ours: ["rdma-server -s {here} -p {port}", "rdma-client -s {there} -b {here} -p {port}"],
@@ -67,11 +79,23 @@ pub static CM_PROGRAMS: [CmProgram; 3] = [
     },
 ];
 
+/// What is run.
+#[derive(Debug, Clone, Copy)]
+enum What {
+    /// A program at both sides.
+    Program(&'static CmProgram),
+    /// We ask for a connection where nobody listens.
+    NobodyListens,
+    /// We ask for a datagram service that nobody offers.
+    NobodyServes,
+    /// Who asks sends to a multicast group, the other has joined it.
+    Mckey,
+}
+
 /// A program in a setting; who asks is the client. The path MTU is the link's, as `rdma_cm` has it.
 #[derive(Debug, Clone, Copy)]
 pub struct CmCell {
-    /// What; or nothing where nobody listens, and we ask.
-    program: Option<&'static CmProgram>,
+    what: What,
     /// Where and how.
     pub setting: Setting,
 }
@@ -80,28 +104,47 @@ impl CmCell {
     /// Its name: `cm_ucmatose::ours::packet::veth::v4::4096`.
     #[must_use]
     pub fn name(&self) -> String {
-        let name = self.program.map_or("nobody_listens", |program| program.name);
-        format!("cm_{name}::{}", self.setting)
+        format!("cm_{}::{}", self.what.name(), self.setting)
     }
 }
 
-/// Every program with either side as the client, on every backend, with IPv4 and IPv6; and a port where nobody listens. Links take turns.
+impl What {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Program(program) => program.name,
+            Self::NobodyListens => "nobody_listens",
+            Self::NobodyServes => "nobody_serves",
+            Self::Mckey => "mckey",
+        }
+    }
+
+    fn fits(self, requester: Requester, ipv6: bool) -> bool {
+        match self {
+            Self::Program(_) => true,
+            Self::NobodyListens | Self::NobodyServes => requester == Requester::Ours,
+            // Linux joins no IPv6 group for RoCE v2 (`cma_iboe_join_multicast`: ENOTSUPP).
+            Self::Mckey => !ipv6,
+        }
+    }
+}
+
+/// Every program with either side as the client, on every backend, with IPv4 and IPv6; and ports where nobody listens, or serves. Links take
+/// turns.
 #[must_use]
 pub fn all() -> Vec<CmCell> {
     let mut cells = Vec::new();
-    let programs = CM_PROGRAMS.iter().map(Some).chain([None]);
-    for (p, program) in programs.enumerate() {
+    let others = [What::NobodyListens, What::NobodyServes, What::Mckey];
+    for (p, what) in CM_PROGRAMS.iter().map(What::Program).chain(others).enumerate() {
         for (r, requester) in [Requester::Ours, Requester::Rxe].into_iter().enumerate() {
-            if program.is_none() && requester == Requester::Rxe {
-                continue;
-            }
             for (b, backend) in
                 [Backend::Udp, Backend::Packet, Backend::Xdp].into_iter().enumerate()
             {
                 for (f, ipv6) in [false, true].into_iter().enumerate() {
-                    let link = [Link::Veth, Link::Tap][(p + r + b + f) % 2];
-                    let setting = Setting { requester, backend, link, ipv6, mtu: 4096 };
-                    cells.push(CmCell { program, setting });
+                    if what.fits(requester, ipv6) {
+                        let link = [Link::Veth, Link::Tap][(p + r + b + f) % 2];
+                        let setting = Setting { requester, backend, link, ipv6, mtu: 4096 };
+                        cells.push(CmCell { what, setting });
+                    }
                 }
             }
         }
@@ -136,117 +179,22 @@ impl Bench {
         let place = Place {
             bench: self,
             netns: container.netns(),
+            device: network.device(setting.link),
             program: ours,
             backend: setting.backend,
             here,
             there: network.address(setting.link, setting.ipv6),
             port: 20_000 + NEXT.fetch_add(1, Ordering::Relaxed) % 10_000,
         };
-        match (cell.program, setting.requester) {
-            (None, _) => place.nobody_listens(),
-            (Some(program), Requester::Ours) => place.we_ask(program),
-            (Some(program), Requester::Rxe) => place.they_ask(program),
+        match (cell.what, setting.requester) {
+            (What::Program(program), Requester::Ours) => place.we_ask(program),
+            (What::Program(program), Requester::Rxe) => place.they_ask(program),
+            (What::NobodyListens, _) => place.nobody_listens(),
+            (What::NobodyServes, _) => place.nobody_serves(),
+            (What::Mckey, Requester::Ours) => place.we_send(),
+            (What::Mckey, Requester::Rxe) => place.they_send(),
         }
     }
-}
-
-/// Where both sides are.
-struct Place<'a> {
-    bench: &'a Bench,
-    netns: &'a Netns,
-    program: &'a Path,
-    backend: Backend,
-    here: IpAddr,
-    there: IpAddr,
-    port: u16,
-}
-
-/// A command of ours that runs.
-struct Running(ChildGuard);
-
-impl Running {
-    /// What became of it.
-    fn finish(self) -> Step<Outcome> {
-        let output = self.0.wait_with_output(PATIENCE).map_err(|error| format!("ours: {error}"))?;
-        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-        let code = output.status.code().unwrap_or(-1);
-        Ok(Outcome { code, stdout: text(output.stdout), stderr: text(output.stderr) })
-    }
-}
-
-impl Place<'_> {
-    fn run(&self, line: &str) -> Step<Running> {
-        let mut command = Command::new(self.program);
-        command.args(self.filled(line, self.here, self.there).split_whitespace());
-        command.args(["--netdev", &self.backend.to_string(), "--json"]);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        self.netns.spawn(&mut command).map(Running).map_err(|error| error.to_string())
-    }
-
-    fn filled(&self, line: &str, here: IpAddr, there: IpAddr) -> String {
-        line.replace("{here}", &here.to_string())
-            .replace("{there}", &there.to_string())
-            .replace("{port}", &self.port.to_string())
-    }
-
-    fn nobody_listens(&self) -> Step {
-        let ours = self.run(CM_PROGRAMS[0].ours[1])?.finish()?;
-        let said = ours.stderr.contains("rejects the connection");
-        if ours.code == 1 && said { Ok(()) } else { Err(format!("not rejected: {ours:?}")) }
-    }
-
-    fn we_ask(&self, program: &CmProgram) -> Step {
-        let line = self.filled(program.theirs[0], self.there, self.here);
-        let server = self.bench.guest.start(&line, PATIENCE).map_err(|error| error.to_string())?;
-        // Before it listens it rejects.
-        let deadline = Instant::now() + PATIENCE;
-        let ours = loop {
-            let ours = self.run(program.ours[1])?.finish()?;
-            if ours.code == 0
-                || !ours.stderr.contains("rejects the connection")
-                || Instant::now() > deadline
-            {
-                break ours;
-            }
-            std::thread::sleep(Duration::from_millis(50));
-        };
-        if ours.code != 0 {
-            return Err(format!("ours: {ours:?}"));
-        }
-        let theirs = server.wait().map_err(|error| error.to_string())?;
-        verdict(program, 0, &ours, &theirs)
-    }
-
-    fn they_ask(&self, program: &CmProgram) -> Step {
-        let server = self.run(program.ours[0])?;
-        let line = self.filled(program.theirs[1], self.there, self.here);
-        // Before ours listens it rejects.
-        let deadline = Instant::now() + PATIENCE;
-        let theirs = loop {
-            let theirs =
-                self.bench.guest.run(&line, PATIENCE).map_err(|error| error.to_string())?;
-            let rejected = (theirs.stdout.clone() + &theirs.stderr).to_lowercase();
-            let early = rejected.contains("reject") || rejected.contains("refused");
-            if !early || Instant::now() > deadline {
-                break theirs;
-            }
-            std::thread::sleep(Duration::from_millis(50));
-        };
-        if !theirs.stdout.contains(program.say[1]) {
-            return Err(format!("theirs: {theirs:?}"));
-        }
-        let ours = server.finish()?;
-        verdict(program, 1, &ours, &theirs)
-    }
-}
-
-/// Both ended well, and both say what they did. `role` is the other program's: 0 is the server.
-fn verdict(program: &CmProgram, role: usize, ours: &Outcome, theirs: &Outcome) -> Step {
-    // rping's server ends with an error of its own when the client goes.
-    let fine = ours.code == 0
-        && ours.stdout.contains(program.done)
-        && theirs.stdout.contains(program.say[role]);
-    if fine { Ok(()) } else { Err(format!("ours: {ours:?}; theirs: {theirs:?}")) }
 }
 
 #[cfg(test)]
@@ -257,9 +205,10 @@ mod tests {
     /// Whoever changes these numbers says why: cells do not vanish.
     #[test]
     fn no_cell_is_missing() {
-        // Three programs with either side as the client, 3 backends, 2 families; and nobody, whom only we ask.
-        assert_eq!(all().len(), 3 * 2 * 3 * 2 + 3 * 2);
-        assert_eq!(subset().len(), 3 * 2 * 2 + 2);
+        // Four programs with either side as the client, 3 backends, 2 families; twice nobody, whom only we ask; and multicast with either side as
+        // the sender, over IPv4.
+        assert_eq!(all().len(), 4 * 2 * 3 * 2 + 2 * 3 * 2 + 2 * 3);
+        assert_eq!(subset().len(), 4 * 2 * 2 + 2 * 2 + 2);
         let names: BTreeSet<String> = all().iter().map(CmCell::name).collect();
         assert_eq!(names.len(), all().len());
         let of = |of: fn(&Setting) -> String| {

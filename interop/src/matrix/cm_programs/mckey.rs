@@ -1,0 +1,110 @@
+//! `mckey` of librdmacm in the guest, and ours: either sends to a group that the other has joined.
+//!
+//! Theirs destroys its address handle and its queue pair as soon as it has posted, so what has not left until then never does: that
+//! was all, or all but one, in each of six runs with 200. So it is held up until the kernel has sent; and the device's counter says how many have
+//! left: so many must come.
+
+use std::time::{Duration, Instant};
+
+use super::place::Place;
+use crate::matrix::node::Step;
+
+/// Datagrams that ours sends, and theirs waits for.
+const FROM_US: usize = 25;
+/// Datagrams that theirs is told to send: Soft-RoCE lets go of 64 before it waits.
+const FROM_THEM: usize = 40;
+/// How long ours waits for the next one, in seconds: theirs joins, pauses for three, and sends all at once.
+const PATIENCE_S: u64 = 12;
+
+impl Place<'_> {
+    /// A group that no other cell of this guest uses.
+    fn group(&self) -> [u8; 4] {
+        let [high, low] = self.port.to_be_bytes();
+        [239, 81, high & 0x7f, low]
+    }
+
+    pub(super) fn we_send(&self) -> Step {
+        let group = self.group();
+        let name = std::net::Ipv4Addr::from(group);
+        let line = format!("mckey -m {name} -b {} -C {FROM_US} -S 700", self.there);
+        let receiver = self.start(&line)?;
+        self.until("the guest joins", || self.guest_has_joined(group))?;
+        let line = format!("mckey -m {name} -b {{here}} -s -C {FROM_US} -S 700 --pause 1");
+        let ours = self.run(&line)?.finish()?;
+        let theirs = receiver.wait().map_err(|error| error.to_string())?;
+        let all = format!("\"sent\":{FROM_US},\"received\":0");
+        let fine = (ours.code, theirs.code) == (0, 0)
+            && ours.stdout.contains(&all)
+            && theirs.stdout.contains("data transfers complete");
+        if fine { Ok(()) } else { Err(format!("ours: {ours:?}; theirs: {theirs:?}")) }
+    }
+
+    pub(super) fn they_send(&self) -> Step {
+        let group = self.group();
+        let name = std::net::Ipv4Addr::from(group);
+        let options = format!("-C {FROM_THEM} -S 700 --patience {PATIENCE_S}");
+        let receiver = self.run(&format!("mckey -m {name} -b {{here}} {options}"))?;
+        self.until("ours joins", || self.have_joined(group))?;
+        let before = self.sent()?;
+        let there = self.there;
+        let line = format!("mckey -m {name} -b {there} -s -C {FROM_THEM} -S 700");
+        let line = yielding(&line);
+        let theirs = self.guest(&line)?;
+        let sent = self.sent()? - before;
+        let ours = receiver.finish()?;
+        let came = match sent {
+            0 => false,
+            FROM_THEM => {
+                ours.code == 0 && ours.stdout.contains(&format!("\"sent\":0,\"received\":{sent}"))
+            }
+            _ => ours.stderr.contains(&format!(": {sent} of {FROM_THEM} datagrams have come")),
+        };
+        let fine = theirs.code == 0 && theirs.stdout.contains("data transfers complete") && came;
+        let all = || format!("{sent} packets have left; ours: {ours:?}; theirs: {theirs:?}");
+        if fine { Ok(()) } else { Err(all()) }
+    }
+
+    /// Packets that the guest's device has sent.
+    fn sent(&self) -> Step<usize> {
+        let counter =
+            format!("cat /sys/class/infiniband/{}/ports/1/hw_counters/sent_pkts", self.device);
+        let said = self.guest(&counter)?;
+        said.stdout.trim().parse().map_err(|_| format!("no counter: {said:?}"))
+    }
+
+    fn guest_has_joined(&self, group: [u8; 4]) -> Step<bool> {
+        Ok(names(&self.guest("cat /proc/net/igmp")?.stdout, group))
+    }
+
+    fn have_joined(&self, group: [u8; 4]) -> Step<bool> {
+        let groups = self.netns.run(|| std::fs::read_to_string("/proc/thread-self/net/igmp"));
+        let groups =
+            groups.map_err(|error| error.to_string())?.map_err(|error| error.to_string())?;
+        Ok(names(&groups, group))
+    }
+
+    fn until(&self, what: &str, mut done: impl FnMut() -> Step<bool>) -> Step {
+        let deadline = Instant::now() + super::PATIENCE;
+        while !done()? {
+            if Instant::now() > deadline {
+                return Err(format!("{what}: not in time"));
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Ok(())
+    }
+}
+
+/// A command of the guest's that gives way to whatever sends for it in the kernel: that is kept on the same processor (Soft-RoCE sends from an
+/// unbound work queue), and goes first.
+fn yielding(line: &str) -> String {
+    const MASK: &str = "/sys/devices/virtual/workqueue/cpumask";
+    format!(
+        "old=$(cat {MASK}) && echo 1 > {MASK} && taskset 1 chrt --idle 0 {line}; code=$?; echo $old > {MASK}; exit $code"
+    )
+}
+
+/// Whether a group is in the kernel's list, which has them in the machine's order.
+fn names(igmp: &str, group: [u8; 4]) -> bool {
+    igmp.contains(&format!("{:08X}", u32::from_ne_bytes(group)))
+}
