@@ -1,6 +1,6 @@
 //! `rocinante mckey`: sends to a multicast group, or receives from it, as `mckey(1)` of librdmacm does, with such programs or with itself.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -22,8 +22,11 @@ use crate::session::{NetArgs, Netdev, netdev};
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The group's address: 224.0.0.0/4 or ff00::/8
-    #[arg(short, long, value_name = "ADDR")]
-    multicast: IpAddr,
+    #[arg(short, long, value_name = "ADDR", required_unless_present = "unmapped")]
+    multicast: Option<IpAddr>,
+    /// The group's GID instead: of an IPv6 group its address, of an IPv4 group the address as ::ffff:239.1.2.3
+    #[arg(short = 'M', long, value_name = "GID", conflicts_with = "multicast")]
+    unmapped: Option<Ipv6Addr>,
     /// The address of the device to use
     #[arg(short, long, value_name = "ADDR")]
     bind: IpAddr,
@@ -81,24 +84,30 @@ pub fn run(args: &Args) -> ExitCode {
     out.end("mckey", &result)
 }
 
+impl Args {
+    /// The group.
+    fn group(&self) -> Result<IpAddr, Failure> {
+        let named = self.multicast.or(self.unmapped.map(|gid| gid.to_canonical()));
+        let group = named.ok_or_else(|| Failure::Usage("give a group, by -m or -M".into()))?;
+        if !group.is_multicast() {
+            return Err(Failure::Usage(format!(
+                "{group} is no multicast group: they are 224.0.0.0/4 and ff00::/8"
+            )));
+        }
+        if group.is_ipv4() != self.bind.is_ipv4() {
+            return Err(Failure::Usage(format!("{group} and {} are of two families", self.bind)));
+        }
+        Ok(group)
+    }
+}
+
 fn open(args: &Args, out: Output) -> Result<Context, Failure> {
-    if !args.multicast.is_multicast() {
-        return Err(Failure::Usage(format!(
-            "{} is no multicast group: they are 224.0.0.0/4 and ff00::/8",
-            args.multicast
-        )));
-    }
-    if args.multicast.is_ipv4() != args.bind.is_ipv4() {
-        return Err(Failure::Usage(format!(
-            "{} and {} are of two families",
-            args.multicast, args.bind
-        )));
-    }
     let (netdev, bind) = (args.netdev, Some(args.bind));
     NetArgs { host: None, netdev, device: None, bind, port: 0, cm: false }.open(args.bind, out)
 }
 
 fn play(args: &Args, out: Output) -> Result<Report, Failure> {
+    let group = args.group()?;
     let ctx = open(args, out)?;
     let patience = Duration::from_secs(args.patience);
     // As mckey has it: what is empty is not sent.
@@ -111,19 +120,19 @@ fn play(args: &Args, out: Output) -> Result<Report, Failure> {
             node.post_receives()?;
         }
         if !args.send_only {
-            node.qp.attach_mcast(args.multicast)?;
+            node.qp.attach_mcast(group)?;
         }
         nodes.push(node);
     }
     if !args.send_only {
-        out.note(format_args!("joined {}", args.multicast));
+        out.note(format_args!("joined {group}"));
     }
     let start = Instant::now();
     if args.sender {
         std::thread::sleep(Duration::from_secs(args.pause));
         out.note(format_args!("initiating data transfers"));
         for node in &mut nodes {
-            let ah = node.pd.create_ah(0, &PeerPath::new(args.multicast))?;
+            let ah = node.pd.create_ah(0, &PeerPath::new(group))?;
             node.send(ah.to(Qpn::MULTICAST, cm::UDP_QKEY))?;
         }
     } else {
@@ -135,7 +144,7 @@ fn play(args: &Args, out: Output) -> Result<Report, Failure> {
         role: if args.sender { "sender" } else { "receiver" },
         netdev: ctx.provider().name(),
         local: args.bind,
-        group: args.multicast,
+        group,
         connections: args.connections,
         size: args.size,
         sent: sum(|(sent, _)| sent),

@@ -1,4 +1,11 @@
-//! `rocinante udaddy` and `rocinante mckey` over loopback.
+//! `rocinante udaddy` and `rocinante mckey` over loopback, and `mckey` between containers.
+
+use std::net::IpAddr;
+use std::process::Stdio;
+
+use rocinante::Backend;
+use rocinante_tests::lab::{Lab, LabConfig};
+use rocinante_tests::{require_backend, require_lab};
 
 use super::{Addresses, Running, rocinante, words};
 
@@ -38,6 +45,62 @@ fn mckey_sends_to_all_who_have_joined() {
     assert_eq!((&receiver.json()["sent"], &receiver.json()["received"]), (&0.into(), &60.into()));
 }
 
+/// By its address at one side and its GID at the other, with either family; who has not joined hears nothing.
+fn groups_are_joined(backend: Backend) {
+    let lab = Lab::new(&LabConfig { containers: 3, ..LabConfig::default() }).unwrap();
+    let within = |container: usize, line: &str| {
+        let mut command = rocinante(words(&format!("mckey {line} --netdev {backend} --json")));
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        Running::of(lab.container(container).spawn(&mut command).unwrap())
+    };
+    let local = |container: usize, ipv6: bool| -> Option<IpAddr> {
+        let container = lab.container(container);
+        if ipv6 { container.ipv6().map(IpAddr::from) } else { Some(container.ipv4().into()) }
+    };
+    for (ipv6, group, gid, other) in [
+        (true, "ff15::82:1", "ff15::82:1", "ff15::82:2"),
+        (false, "239.82.0.1", "::ffff:239.82.0.1", "239.82.0.2"),
+    ] {
+        let (Some(first), Some(second), Some(sender)) =
+            (local(0, ipv6), local(1, ipv6), local(2, ipv6))
+        else {
+            rocinante_tests::skip!("no IPv6 here");
+        };
+        let receiver = format!("-m {group} -b {first} -c 2 -C 20 -S 500");
+        let mut receivers = [
+            within(0, &receiver),
+            within(1, &format!("-m {other} -b {second} -C 20 -S 500 --patience 1")),
+        ];
+        receivers.iter_mut().for_each(|receiver| receiver.says("receiving data transfers"));
+        let line = format!("-M {gid} -b {sender} -s -C 20 -S 500 --pause 0");
+        let sent = within(2, &line).finish().succeeded().json();
+        assert_eq!((&sent["sent"], &sent["group"]), (&20.into(), &group.into()));
+        let [member, stranger] = receivers.map(Running::finish);
+        assert_eq!(member.succeeded().json()["received"], 40);
+        stranger.failed(1, &["0 of 20 datagrams have come"]);
+    }
+}
+
+#[test]
+fn groups_are_joined_by_udp() {
+    require_lab!();
+    groups_are_joined(Backend::Udp);
+}
+
+#[test]
+fn groups_are_joined_by_packet() {
+    require_lab!();
+    require_backend!(Backend::Packet);
+    groups_are_joined(Backend::Packet);
+}
+
+#[test]
+fn groups_are_joined_by_afxdp() {
+    require_lab!();
+    require_backend!(Backend::Xdp);
+    groups_are_joined(Backend::Xdp);
+}
+
 #[test]
 fn errors_say_what_to_do() {
     let Addresses { server, client } = Addresses::new();
@@ -54,6 +117,13 @@ fn errors_say_what_to_do() {
     start(&format!("mckey -m 10.0.0.1 -b {client}")).finish().failed(2, &["no multicast group"]);
     let line = format!("mckey -m ff15::1 -b {client}");
     start(&line).finish().failed(2, &["of two families"]);
+    let line = format!("mckey -M ff15::1 -b {client}");
+    start(&line).finish().failed(2, &["of two families"]);
+    let line = format!("mckey -M 239.82.0.1 -b {client}");
+    start(&line).finish().failed(2, &["--unmapped", "invalid IPv6 address"]);
+    start(&format!("mckey -b {client}")).finish().failed(2, &["--multicast"]);
+    let line = format!("mckey -m 239.82.0.1 -M ff15::1 -b {client}");
+    start(&line).finish().failed(2, &["cannot be used with"]);
     let line = format!("mckey -m 239.82.0.1 -b {client} --patience 1");
     start(&line).finish().failed(1, &["0 of 10 datagrams have come"]);
 }
