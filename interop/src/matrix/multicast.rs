@@ -33,7 +33,8 @@ fn to(handle: usize, qkey: u32, imm: Option<u32>) -> Op {
 }
 
 /// A queue pair joins the first group, of which the asking side's address handle 1 is, and hears something of it, which takes its receive
-/// `wr_id`: an interface may take its time to let the group through, so the first datagrams may be lost.
+/// `wr_id`: an interface may take its time to let the group through, so the first datagrams may be lost (the guest's programs its filter later, by
+/// `virtnet_rx_mode_work`).
 fn join(s: &mut Session<'_>, qp: usize, wr_id: u64) -> Step {
     let [group, ..] = groups(s);
     s.passive.do_(&Request::Attach { qp, group })?;
