@@ -26,7 +26,10 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 12] = [
     ("rocinante-examples", &["rocinante"]),
     ("rocinante-tests", &["rocinante-cli", "rocinante", "rocinante-stack", "rocinante-netdev"]),
     ("rocinante-interop", &["rocinante-tests", "rocinante-cli", "rocinante-examples", "rocinante"]),
-    ("rocinante-benches", &["rocinante-cli", "rocinante", "rocinante-stack", "rocinante-netdev"]),
+    (
+        "rocinante-benches",
+        &["rocinante-tests", "rocinante-cli", "rocinante", "rocinante-stack", "rocinante-netdev"],
+    ),
     ("xtask", &[]),
 ];
 
