@@ -130,13 +130,24 @@ fn nothing_waits_but_descriptors(backend: Backend) {
     let [a, b] = &harness.sides;
     let server = server_of(&harness);
     let listener = DatagramListener::bind(&b.ctx, server, 2).unwrap();
-    assert!(!readable(listener.fd().unwrap(), Duration::from_millis(50)));
+    assert!(!readable(listener.as_fd(), Duration::from_millis(50)));
     let mut asking = Resolving::start(&a.ctx, 0, server, b"").unwrap();
+    let owned = asking.notifier().unwrap();
     assert!(asking.try_finish().unwrap().is_none());
-    assert!(readable(listener.fd().unwrap(), PATIENCE));
+    assert!(readable(listener.as_fd(), PATIENCE));
+    assert!(!readable(owned.as_fd(), Duration::ZERO), "nobody has answered");
     let qp = ready(b, UDP_QKEY);
     listener.try_request().expect("a question").accept(&qp, b"").unwrap();
-    assert!(!readable(listener.fd().unwrap(), Duration::ZERO));
-    assert!(readable(asking.fd().unwrap(), PATIENCE));
+    assert!(!readable(listener.as_fd(), Duration::ZERO));
+    assert!(readable(owned.as_fd(), PATIENCE) && readable(asking.fd().unwrap(), Duration::ZERO));
     assert_eq!(asking.try_finish().unwrap().map(|service| service.qpn()), Some(qp.qpn()));
+    // Whoever owns the descriptor learns that nothing more comes, also when the question is gone.
+    drop(asking);
+    assert!(readable(owned.as_fd(), Duration::ZERO));
+    // A reactor may ask for it only when the answer has come.
+    let late = Resolving::start(&a.ctx, 0, server, b"").unwrap();
+    listener.request(Some(PATIENCE)).unwrap().reject(b"").unwrap();
+    assert!(readable(late.notifier().unwrap().as_fd(), PATIENCE));
+    let late = late.wait(PATIENCE);
+    assert!(matches!(late, Err(VerbsError::Cm(CmFailure::Unresolved { .. }))), "{late:?}");
 }

@@ -34,7 +34,7 @@
 //!
 //! Nothing here needs a thread: what waits drives the device. A program with a loop of its own, or an asynchronous one, sleeps on descriptors instead, and calls
 //! what does not wait: [`Listener::try_request`], [`Connecting::try_finish`], [`Connection::is_disconnected`]. A [`Listener`] is a descriptor itself
-//! (`AsFd`, `AsRawFd`), and [`Connecting::notifier`] and [`Connection::notifier`] give one. The example `async_echo` does so with tokio's `AsyncFd`.
+//! (`AsFd`, `AsRawFd`), and [`Connecting::notifier`] and [`Connection::notifier`] give one; so it is with [`DatagramListener`] and [`Resolving`]. The example `async_echo` does so with tokio's `AsyncFd`.
 //!
 //! For datagrams there is no connection: who listens answers with a queue pair and its Q_Key, and may do so for each peer with another one.
 //!
@@ -67,10 +67,10 @@
 mod connection;
 mod datagram;
 mod failure;
+mod inbox;
 mod listener;
 
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -86,12 +86,13 @@ pub use self::datagram::{
     DatagramListener, DatagramRequest, DatagramService, Resolving, UDP_QKEY, resolve,
 };
 pub use self::failure::CmFailure;
+pub use self::inbox::Notifier;
 pub use self::listener::{Listener, Request};
 use crate::context::Device;
 use crate::error::VerbsError;
 use crate::exchange::Endpoint;
 use crate::qp::{ConnectOptions, PreparedQp};
-use crate::soft::{self, Mailbox};
+use crate::soft;
 
 /// How to connect: what the queue pair is connected with (`struct rdma_conn_param`), and what the peer's program is told.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -115,32 +116,6 @@ impl Params {
     pub fn private_data(mut self, private: &[u8]) -> Self {
         self.private = private.to_vec();
         self
-    }
-}
-
-/// A descriptor of a [`Connecting`] or a [`Connection`] that a reactor can own while the program owns those: readable while there is something to be done,
-/// and from the end of the connection on. It costs nothing until it is asked for.
-#[derive(Debug, Clone)]
-pub struct Notifier {
-    mailbox: Arc<Mailbox>,
-}
-
-impl Notifier {
-    fn new(mailbox: &Arc<Mailbox>) -> Result<Self, VerbsError> {
-        mailbox.fd()?;
-        Ok(Self { mailbox: mailbox.clone() })
-    }
-}
-
-impl AsFd for Notifier {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.mailbox.fd().expect("made when it was asked for")
-    }
-}
-
-impl AsRawFd for Notifier {
-    fn as_raw_fd(&self) -> RawFd {
-        self.as_fd().as_raw_fd()
     }
 }
 

@@ -3,9 +3,8 @@
 use std::net::SocketAddr;
 use std::ops::Deref;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rocinante_stack::cm::{CmError, CmEvent, ConnId, Connect, Reply};
 use rocinante_stack::types::Mtu;
@@ -13,22 +12,21 @@ use rocinante_stack::verbs::QpState;
 use rocinante_stack::wire::cm::{PortSpace, RejReason, ServiceId};
 
 use super::failure::CmFailure;
-use super::{Notifier, Params, endpoint_of, side_of, soft_device, transport_of};
+use super::inbox::{Inbox, Notifier};
+use super::{Params, endpoint_of, side_of, soft_device, transport_of};
 use crate::error::VerbsError;
 use crate::qp::{ConnectOptions, ModifyAttr, PreparedQp, Qp};
-use crate::soft::{self, Mailbox};
 
 /// A connection that the connection manager knows: it is given up when this is dropped.
 #[derive(Debug)]
 struct Link {
-    device: Arc<soft::Device>,
+    inbox: Inbox,
     conn: ConnId,
-    mailbox: Arc<Mailbox>,
 }
 
 impl Drop for Link {
     fn drop(&mut self) {
-        self.device.cm_forget(self.conn);
+        self.inbox.device.cm_forget(self.conn);
     }
 }
 
@@ -86,17 +84,17 @@ impl Connecting {
             stage: Stage::Asked(Box::new(qp), options, mtu),
             peer,
             private: Vec::new(),
-            link: Some(Link { device, conn, mailbox }),
+            link: Some(Link { inbox: Inbox::new(device, mailbox), conn }),
         })
     }
 
     pub(super) fn accepted(
-        (device, conn, mailbox): (Arc<soft::Device>, ConnId, Arc<Mailbox>),
+        (inbox, conn): (Inbox, ConnId),
         qp: Qp,
         peer: SocketAddr,
         private: Vec<u8>,
     ) -> Self {
-        let link = Some(Link { device, conn, mailbox });
+        let link = Some(Link { inbox, conn });
         Self { stage: Stage::Accepted(Box::new(qp)), peer, private, link }
     }
 
@@ -106,7 +104,7 @@ impl Connecting {
     /// # Errors
     /// As [`connect`](super::connect).
     pub fn try_finish(&mut self) -> Result<Option<Connection>, VerbsError> {
-        while let Some(event) = self.link.as_ref().and_then(|link| link.mailbox.pop()) {
+        while let Some(event) = self.link.as_ref().and_then(|link| link.inbox.pop()) {
             let qp = match (event, std::mem::replace(&mut self.stage, Stage::Done)) {
                 (CmEvent::Replied { reply, .. }, Stage::Asked(qp, options, mtu)) => {
                     self.private.clone_from(&reply.private);
@@ -149,12 +147,12 @@ impl Connecting {
         };
         match qp.connect_by_cm(&endpoint_of(&reply.side, self.peer, mtu), &options) {
             Ok(qp) => {
-                link.device.cm_establish(link.conn)?;
+                link.inbox.device.cm_establish(link.conn)?;
                 Ok(qp)
             }
             Err((_, error)) => {
                 // Whether the peer still waits for an answer or not, it gets none but this.
-                let _ = link.device.cm_reject(link.conn, RejReason::CONSUMER, &[]);
+                let _ = link.inbox.device.cm_reject(link.conn, RejReason::CONSUMER, &[]);
                 Err(error)
             }
         }
@@ -165,17 +163,9 @@ impl Connecting {
     /// # Errors
     /// As [`connect`](super::connect).
     pub fn wait(mut self, patience: Duration) -> Result<Connection, VerbsError> {
-        let deadline = Instant::now().checked_add(patience);
-        loop {
-            if let Some(connection) = self.try_finish()? {
-                return Ok(connection);
-            }
-            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                return Err(VerbsError::TimedOut);
-            }
-            let Some(link) = &self.link else { return Err(VerbsError::Cm(CmFailure::Ended)) };
-            link.device.cm_wait(&link.mailbox, deadline)?;
-        }
+        let Some(link) = &self.link else { return Err(VerbsError::Cm(CmFailure::Ended)) };
+        let inbox = link.inbox.clone();
+        inbox.wait(Some(patience), || self.try_finish())
     }
 
     /// A descriptor that is readable while [`try_finish`](Self::try_finish) has something to do.
@@ -184,7 +174,7 @@ impl Connecting {
     /// [`VerbsError::Io`] if there are no descriptors left; [`VerbsError::Cm`] once it has finished.
     pub fn fd(&self) -> Result<BorrowedFd<'_>, VerbsError> {
         match &self.link {
-            Some(link) => Ok(link.mailbox.fd()?),
+            Some(link) => link.inbox.fd(),
             None => Err(VerbsError::Cm(CmFailure::Ended)),
         }
     }
@@ -195,7 +185,7 @@ impl Connecting {
     /// As [`fd`](Self::fd).
     pub fn notifier(&self) -> Result<Notifier, VerbsError> {
         match &self.link {
-            Some(link) => Notifier::new(&link.mailbox),
+            Some(link) => link.inbox.notifier(),
             None => Err(VerbsError::Cm(CmFailure::Ended)),
         }
     }
@@ -244,9 +234,9 @@ impl Connection {
     /// # Errors
     /// As [`Qp::modify`]. That it has ended already is none.
     pub fn disconnect(&self) -> Result<(), VerbsError> {
-        self.link.device.cm_flush();
+        self.link.inbox.device.cm_flush();
         self.qp.modify(&ModifyAttr::state(QpState::Err))?;
-        match self.link.device.cm_disconnect(self.link.conn) {
+        match self.link.inbox.device.cm_disconnect(self.link.conn) {
             Ok(()) | Err(CmError::Unknown) => Ok(()),
             Err(error) => Err(error.into()),
         }
@@ -255,7 +245,7 @@ impl Connection {
     /// Whether it has ended, whoever ended it. The device must be driven for that to be noticed.
     #[must_use]
     pub fn is_disconnected(&self) -> bool {
-        while let Some(event) = self.link.mailbox.pop() {
+        while let Some(event) = self.link.inbox.pop() {
             if !matches!(event, CmEvent::Established { .. }) {
                 self.ended.store(true, Ordering::Relaxed);
             }
@@ -268,14 +258,8 @@ impl Connection {
     /// # Errors
     /// [`VerbsError::TimedOut`] if it has not within `timeout`.
     pub fn wait_disconnected(&self, timeout: Duration) -> Result<(), VerbsError> {
-        let deadline = Instant::now().checked_add(timeout);
-        while !self.is_disconnected() {
-            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                return Err(VerbsError::TimedOut);
-            }
-            self.link.device.cm_wait(&self.link.mailbox, deadline)?;
-        }
-        Ok(())
+        let ended = || Ok(self.is_disconnected().then_some(()));
+        self.link.inbox.wait(Some(timeout), ended)
     }
 
     /// A descriptor that is readable once it has ended, from then on.
@@ -283,7 +267,7 @@ impl Connection {
     /// # Errors
     /// [`VerbsError::Io`] if there are no descriptors left.
     pub fn fd(&self) -> Result<BorrowedFd<'_>, VerbsError> {
-        Ok(self.link.mailbox.fd()?)
+        self.link.inbox.fd()
     }
 
     /// The same descriptor, to be owned by a reactor.
@@ -291,13 +275,13 @@ impl Connection {
     /// # Errors
     /// As [`fd`](Self::fd).
     pub fn notifier(&self) -> Result<Notifier, VerbsError> {
-        Notifier::new(&self.link.mailbox)
+        self.link.inbox.notifier()
     }
 }
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        self.link.device.cm_flush();
+        self.link.inbox.device.cm_flush();
     }
 }
 

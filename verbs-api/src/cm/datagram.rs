@@ -1,21 +1,22 @@
 //! Datagram services: who has a queue pair for datagrams, and how it is reached.
 
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rocinante_stack::cm::{AskId, Asked, CmEvent, ListenerId, QueryId};
 use rocinante_stack::types::Qpn;
 use rocinante_stack::verbs::{Destination, QpType};
 use rocinante_stack::wire::cm::{PortSpace, ServiceId, SidrStatus};
 
+use super::inbox::{Inbox, Notifier, place};
 use super::{CmFailure, soft_device};
 use crate::ah::Ah;
 use crate::context::{Context, Pd};
 use crate::error::VerbsError;
 use crate::qp::{PeerPath, Qp};
-use crate::soft::{self, Mailbox};
+use crate::soft;
 
 /// The Q_Key that programs of `librdmacm` use for datagrams and multicast unless they say otherwise (`RDMA_UDP_QKEY`).
 pub const UDP_QKEY: u32 = 0x0123_4567;
@@ -23,9 +24,8 @@ pub const UDP_QKEY: u32 = 0x0123_4567;
 /// Listens on a port to those who ask for a queue pair for datagrams (`rdma_listen(3)` with `RDMA_PS_UDP`); dropping it refuses who waits.
 #[derive(Debug)]
 pub struct DatagramListener {
-    device: Arc<soft::Device>,
+    inbox: Inbox,
     id: ListenerId,
-    mailbox: Arc<Mailbox>,
     address: SocketAddr,
 }
 
@@ -38,18 +38,11 @@ impl DatagramListener {
     /// # Errors
     /// As [`Listener::bind`](super::Listener::bind).
     pub fn bind(ctx: &Context, address: SocketAddr, backlog: usize) -> Result<Self, VerbsError> {
-        let device = soft_device(&ctx.device)?;
-        let ip = (!address.ip().is_unspecified()).then_some(address.ip());
-        if let Some(ip) = ip.filter(|ip| !device.gids.contains(ip)) {
-            let why = format!("{} has not the address {ip}: see `rocinante devices`", device.name);
-            return Err(VerbsError::Invalid(why));
-        }
-        if address.port() == 0 {
-            return Err(VerbsError::Invalid("port 0 is none: choose one".into()));
-        }
-        let service = ServiceId::of_port(PortSpace::Udp, address.port());
-        let (id, mailbox) = device.cm_listen_datagrams(service, ip, backlog)?;
-        Ok(Self { device: device.clone(), id, mailbox, address })
+        let (device, place) = place(ctx, PortSpace::Udp, address, backlog)?;
+        let (id, mailbox) = device.cm_listen_datagrams(&place)?;
+        let listener = Self { inbox: Inbox::new(device, mailbox), id, address };
+        listener.inbox.fd()?;
+        Ok(listener)
     }
 
     /// Where it listens.
@@ -63,8 +56,8 @@ impl DatagramListener {
     #[must_use]
     pub fn try_request(&self) -> Option<DatagramRequest> {
         loop {
-            if let CmEvent::Asked { ask, asked, .. } = self.mailbox.pop()? {
-                let device = self.device.clone();
+            if let CmEvent::Asked { ask, asked, .. } = self.inbox.pop()? {
+                let device = self.inbox.device.clone();
                 return Some(DatagramRequest { device, ask, asked, decided: false });
             }
         }
@@ -75,30 +68,26 @@ impl DatagramListener {
     /// # Errors
     /// [`VerbsError::TimedOut`] if there is none within `timeout`; `None` waits for ever.
     pub fn request(&self, timeout: Option<Duration>) -> Result<DatagramRequest, VerbsError> {
-        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        loop {
-            if let Some(request) = self.try_request() {
-                return Ok(request);
-            }
-            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                return Err(VerbsError::TimedOut);
-            }
-            self.device.cm_wait(&self.mailbox, deadline)?;
-        }
+        self.inbox.wait(timeout, || Ok(self.try_request()))
     }
+}
 
-    /// A descriptor that is readable while [`try_request`](Self::try_request) has something.
-    ///
-    /// # Errors
-    /// [`VerbsError::Io`] if there are no descriptors left.
-    pub fn fd(&self) -> Result<BorrowedFd<'_>, VerbsError> {
-        Ok(self.mailbox.fd()?)
+/// Readable while [`try_request`](DatagramListener::try_request) has something.
+impl AsFd for DatagramListener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.inbox.fd().expect("made with the listener")
+    }
+}
+
+impl AsRawFd for DatagramListener {
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
     }
 }
 
 impl Drop for DatagramListener {
     fn drop(&mut self) {
-        self.device.cm_unlisten_datagrams(self.id);
+        self.inbox.device.cm_unlisten_datagrams(self.id);
     }
 }
 
@@ -233,9 +222,8 @@ impl DatagramService {
 /// A service that is being asked for. Dropping it gives it up.
 #[derive(Debug)]
 pub struct Resolving {
-    device: Arc<soft::Device>,
+    inbox: Inbox,
     query: QueryId,
-    mailbox: Arc<Mailbox>,
     gid_index: usize,
     peer: SocketAddr,
 }
@@ -262,7 +250,7 @@ impl Resolving {
         let service = ServiceId::of_port(PortSpace::Udp, peer.port());
         let way = (local, peer.ip());
         let (query, mailbox) = device.cm_resolve(way, (service, source_port), private_data)?;
-        Ok(Self { device, query, mailbox, gid_index, peer })
+        Ok(Self { inbox: Inbox::new(device, mailbox), query, gid_index, peer })
     }
 
     /// The answer, if it is there. The device must be driven meanwhile, by its background thread or [`Context::progress`]. Once this has returned
@@ -271,7 +259,7 @@ impl Resolving {
     /// # Errors
     /// As [`resolve`].
     pub fn try_finish(&mut self) -> Result<Option<DatagramService>, VerbsError> {
-        match self.mailbox.pop() {
+        match self.inbox.pop() {
             Some(CmEvent::Resolved { qpn, qkey, private, .. }) => {
                 let (gid_index, peer) = (self.gid_index, self.peer);
                 Ok(Some(DatagramService { gid_index, peer, qpn, qkey, private }))
@@ -289,16 +277,8 @@ impl Resolving {
     /// # Errors
     /// As [`resolve`].
     pub fn wait(mut self, patience: Duration) -> Result<DatagramService, VerbsError> {
-        let deadline = Instant::now().checked_add(patience);
-        loop {
-            if let Some(service) = self.try_finish()? {
-                return Ok(service);
-            }
-            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                return Err(VerbsError::TimedOut);
-            }
-            self.device.cm_wait(&self.mailbox, deadline)?;
-        }
+        let inbox = self.inbox.clone();
+        inbox.wait(Some(patience), || self.try_finish())
     }
 
     /// A descriptor that is readable while [`try_finish`](Self::try_finish) has something to do.
@@ -306,13 +286,21 @@ impl Resolving {
     /// # Errors
     /// [`VerbsError::Io`] if there are no descriptors left.
     pub fn fd(&self) -> Result<BorrowedFd<'_>, VerbsError> {
-        Ok(self.mailbox.fd()?)
+        self.inbox.fd()
+    }
+
+    /// The same descriptor, to be owned by a reactor.
+    ///
+    /// # Errors
+    /// As [`fd`](Self::fd).
+    pub fn notifier(&self) -> Result<Notifier, VerbsError> {
+        self.inbox.notifier()
     }
 }
 
 impl Drop for Resolving {
     fn drop(&mut self) {
-        self.device.cm_forget_query(self.query);
+        self.inbox.device.cm_forget_query(self.query);
     }
 }
 

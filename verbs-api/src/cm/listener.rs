@@ -3,26 +3,26 @@
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rocinante_stack::cm::{Accept, CmEvent, ConnId, ListenerId, Request as Asked};
 use rocinante_stack::types::Mtu;
 use rocinante_stack::verbs::QpType;
-use rocinante_stack::wire::cm::{PortSpace, RejReason, ServiceId, Transport};
+use rocinante_stack::wire::cm::{PortSpace, RejReason, Transport};
 
 use super::connection::Connecting;
+use super::inbox::{Inbox, place};
 use super::{Params, endpoint_of, side_of, soft_device, transport_of};
 use crate::context::Context;
 use crate::error::VerbsError;
 use crate::qp::{ConnectOptions, PreparedQp};
-use crate::soft::{self, Mailbox};
+use crate::soft;
 
 /// Listens for connections on a port (`rdma_listen(3)`); dropping it rejects who waits.
 #[derive(Debug)]
 pub struct Listener {
-    device: Arc<soft::Device>,
+    inbox: Inbox,
     id: ListenerId,
-    mailbox: Arc<Mailbox>,
     address: SocketAddr,
 }
 
@@ -36,19 +36,10 @@ impl Listener {
     /// [`VerbsError::Cm`] if somebody listens there already; [`VerbsError::Invalid`] for an address that the device has not, port 0,
     /// or a device of the kernel; [`VerbsError::Io`] if there are no descriptors left.
     pub fn bind(ctx: &Context, address: SocketAddr, backlog: usize) -> Result<Self, VerbsError> {
-        let device = soft_device(&ctx.device)?;
-        let ip = (!address.ip().is_unspecified()).then_some(address.ip());
-        if let Some(ip) = ip.filter(|ip| !device.gids.contains(ip)) {
-            let why = format!("{} has not the address {ip}: see `rocinante devices`", device.name);
-            return Err(VerbsError::Invalid(why));
-        }
-        if address.port() == 0 {
-            return Err(VerbsError::Invalid("port 0 is none: choose one".into()));
-        }
-        let service = ServiceId::of_port(PortSpace::Tcp, address.port());
-        let (id, mailbox) = device.cm_listen(service, ip, backlog)?;
-        let listener = Self { device: device.clone(), id, mailbox, address };
-        listener.mailbox.fd()?;
+        let (device, place) = place(ctx, PortSpace::Tcp, address, backlog)?;
+        let (id, mailbox) = device.cm_listen(&place)?;
+        let listener = Self { inbox: Inbox::new(device, mailbox), id, address };
+        listener.inbox.fd()?;
         Ok(listener)
     }
 
@@ -63,8 +54,8 @@ impl Listener {
     #[must_use]
     pub fn try_request(&self) -> Option<Request> {
         loop {
-            if let CmEvent::Request { conn, request, .. } = self.mailbox.pop()? {
-                let device = self.device.clone();
+            if let CmEvent::Request { conn, request, .. } = self.inbox.pop()? {
+                let device = self.inbox.device.clone();
                 return Some(Request { device, conn, asked: request, decided: false });
             }
         }
@@ -75,23 +66,14 @@ impl Listener {
     /// # Errors
     /// [`VerbsError::TimedOut`] if there is none within `timeout`; `None` waits for ever.
     pub fn request(&self, timeout: Option<Duration>) -> Result<Request, VerbsError> {
-        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        loop {
-            if let Some(request) = self.try_request() {
-                return Ok(request);
-            }
-            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                return Err(VerbsError::TimedOut);
-            }
-            self.device.cm_wait(&self.mailbox, deadline)?;
-        }
+        self.inbox.wait(timeout, || Ok(self.try_request()))
     }
 }
 
 /// Readable while [`try_request`](Listener::try_request) has something.
 impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.mailbox.fd().expect("made with the listener")
+        self.inbox.fd().expect("made with the listener")
     }
 }
 
@@ -103,7 +85,7 @@ impl AsRawFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        self.device.cm_unlisten(self.id);
+        self.inbox.device.cm_unlisten(self.id);
     }
 }
 
@@ -200,12 +182,8 @@ impl Request {
         let mailbox = self.device.cm_accept(self.conn, &accept)?;
         self.decided = true;
         let private = std::mem::take(&mut self.asked.private);
-        Ok(Connecting::accepted(
-            (self.device.clone(), self.conn, mailbox),
-            qp,
-            self.asked.peer,
-            private,
-        ))
+        let inbox = Inbox::new(self.device.clone(), mailbox);
+        Ok(Connecting::accepted((inbox, self.conn), qp, self.asked.peer, private))
     }
 
     /// What both sides permit.

@@ -25,6 +25,16 @@ use super::sidr::Services;
 use crate::error::VerbsError;
 use crate::wake;
 
+/// Where and how a program listens.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Place {
+    pub(crate) service: ServiceId,
+    /// Of the device's addresses this one, or all of them.
+    pub(crate) address: Option<IpAddr>,
+    /// Who may wait for an answer at a time.
+    pub(crate) backlog: usize,
+}
+
 /// Events that wait for their owner, and a descriptor for those who want to sleep until there are some.
 #[derive(Debug, Default)]
 pub(crate) struct Mailbox {
@@ -294,14 +304,9 @@ impl Device {
         result
     }
 
-    pub(crate) fn cm_listen(
-        &self,
-        service: ServiceId,
-        address: Option<IpAddr>,
-        backlog: usize,
-    ) -> Result<(ListenerId, Arc<Mailbox>), CmError> {
+    pub(crate) fn cm_listen(&self, at: &Place) -> Result<(ListenerId, Arc<Mailbox>), CmError> {
         let mut shard = self.core.hold();
-        let listener = shard.cm().listen(service, address, backlog)?;
+        let listener = shard.cm().listen(at.service, at.address, at.backlog)?;
         let mailbox = Arc::new(Mailbox::default());
         shard.post.listeners.insert(listener, mailbox.clone());
         Ok((listener, mailbox))

@@ -9,7 +9,7 @@ use rocinante_stack::types::Qpn;
 use rocinante_stack::wire::cm::{ServiceId, SidrStatus};
 
 use super::Device;
-use super::cm::Mailbox;
+use super::cm::{Mailbox, Place};
 use super::shard::Shard;
 
 /// Whom events of datagram services concern.
@@ -54,12 +54,10 @@ fn is_asked(event: &CmEvent, of: AskId) -> bool {
 impl Device {
     pub(crate) fn cm_listen_datagrams(
         &self,
-        service: ServiceId,
-        address: Option<IpAddr>,
-        backlog: usize,
+        at: &Place,
     ) -> Result<(ListenerId, Arc<Mailbox>), CmError> {
         let mut shard = self.core.hold();
-        let listener = shard.cm().listen_datagrams(service, address, backlog)?;
+        let listener = shard.cm().listen_datagrams(at.service, at.address, at.backlog)?;
         let mailbox = Arc::new(Mailbox::default());
         shard.post.services.listeners.insert(listener, mailbox.clone());
         Ok((listener, mailbox))

@@ -1,0 +1,98 @@
+//! What all that the connection manager tells something to has in common: a place where it arrives, and ways to wait for it.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rocinante_stack::cm::CmEvent;
+use rocinante_stack::wire::cm::{PortSpace, ServiceId};
+
+use super::soft_device;
+use crate::context::Context;
+use crate::error::VerbsError;
+use crate::soft::{self, Mailbox, Place};
+
+/// What the connection manager of a device says about one listener, connection or question.
+#[derive(Debug, Clone)]
+pub(super) struct Inbox {
+    pub(super) device: Arc<soft::Device>,
+    mailbox: Arc<Mailbox>,
+}
+
+impl Inbox {
+    pub(super) fn new(device: Arc<soft::Device>, mailbox: Arc<Mailbox>) -> Self {
+        Self { device, mailbox }
+    }
+
+    pub(super) fn pop(&self) -> Option<CmEvent> {
+        self.mailbox.pop()
+    }
+
+    /// Drives the device until `look` finds something. `None` waits for ever.
+    pub(super) fn wait<T>(
+        &self,
+        patience: Option<Duration>,
+        mut look: impl FnMut() -> Result<Option<T>, VerbsError>,
+    ) -> Result<T, VerbsError> {
+        let deadline = patience.and_then(|patience| Instant::now().checked_add(patience));
+        loop {
+            if let Some(found) = look()? {
+                return Ok(found);
+            }
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Err(VerbsError::TimedOut);
+            }
+            self.device.cm_wait(&self.mailbox, deadline)?;
+        }
+    }
+
+    /// Readable while there is something to look at, and from the end of what it is about. Made when it is first asked for.
+    pub(super) fn fd(&self) -> Result<BorrowedFd<'_>, VerbsError> {
+        Ok(self.mailbox.fd()?)
+    }
+
+    pub(super) fn notifier(&self) -> Result<Notifier, VerbsError> {
+        self.fd()?;
+        Ok(Notifier { mailbox: self.mailbox.clone() })
+    }
+}
+
+/// A descriptor of a [`Connecting`](super::Connecting), a [`Connection`](super::Connection) or a [`Resolving`](super::Resolving) that a reactor can own while the
+/// program owns those: readable while there is something to be done, and from the end on. It costs nothing until it is asked for.
+#[derive(Debug, Clone)]
+pub struct Notifier {
+    mailbox: Arc<Mailbox>,
+}
+
+impl AsFd for Notifier {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.mailbox.fd().expect("made when it was asked for")
+    }
+}
+
+impl AsRawFd for Notifier {
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
+    }
+}
+
+/// The device that is to listen, and where.
+pub(super) fn place(
+    ctx: &Context,
+    space: PortSpace,
+    address: SocketAddr,
+    backlog: usize,
+) -> Result<(Arc<soft::Device>, Place), VerbsError> {
+    let device = soft_device(&ctx.device)?;
+    let ip = (!address.ip().is_unspecified()).then_some(address.ip());
+    if let Some(ip) = ip.filter(|ip| !device.gids.contains(ip)) {
+        let why = format!("{} has not the address {ip}: see `rocinante devices`", device.name);
+        return Err(VerbsError::Invalid(why));
+    }
+    if address.port() == 0 {
+        return Err(VerbsError::Invalid("port 0 is none: choose one".into()));
+    }
+    let service = ServiceId::of_port(space, address.port());
+    Ok((device.clone(), Place { service, address: ip, backlog }))
+}
