@@ -488,6 +488,12 @@ impl Engine {
         self.kept.remove(&low_bits(qpn));
     }
 
+    /// How many numbers are kept.
+    #[must_use]
+    pub fn kept_qpns(&self) -> usize {
+        self.kept.len()
+    }
+
     /// What the transport did.
     #[must_use]
     pub fn counters(&self) -> &Counters {

@@ -16,6 +16,7 @@
 //! # two_containers_talk();
 //! ```
 
+pub mod alone;
 pub mod captures;
 pub mod fuzz;
 pub mod harness;

@@ -5,14 +5,14 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use rocinante::cm::{self, CmFailure, Connecting, Listener, Params};
-use rocinante::{Backend, VerbsError};
+use rocinante::{Access, Backend, RecvWr, VerbsError};
 use rocinante_stack::cm::{CmConfig, CmEvent, Connect, ConnectionManager, QpSide};
-use rocinante_stack::types::{Mtu, Psn, Qpn, Time};
-use rocinante_stack::wire::Packet;
+use rocinante_stack::types::{Mtu, Pkey, Psn, Qpn, Time};
 use rocinante_stack::wire::cm::{PortSpace, ServiceId, Transport};
 use rocinante_stack::wire::icrc::{DF, IpFields, Template};
 use rocinante_stack::wire::mad::{GSI_PACKET_LEN, MadBytes, write_gsi};
-use rocinante_tests::harness::{Family, Harness, PATIENCE, Setup, address};
+use rocinante_stack::wire::{Bth, Opcode, Packet};
+use rocinante_tests::harness::{Family, Harness, PATIENCE, Setup, address, wait_until};
 use rocinante_tests::require_backend;
 
 const PORT: u16 = 7471;
@@ -37,7 +37,13 @@ impl Puppet {
         Self { cm, socket, here, device, sent: 0 }
     }
 
+    /// Asks the device for a connection.
     fn ask(&mut self, qpn: u32) {
+        self.connect(qpn);
+        self.speak();
+    }
+
+    fn connect(&mut self, qpn: u32) {
         let side = QpSide {
             qpn: Qpn::new(qpn),
             psn: Psn::new(5),
@@ -63,7 +69,6 @@ impl Puppet {
             private: b"",
         };
         self.cm.connect(Time(1_000_000_000), &ask).unwrap();
-        self.speak();
     }
 
     /// Sends what there is to be said.
@@ -74,13 +79,23 @@ impl Puppet {
     }
 
     fn send(&mut self, mad: &MadBytes) {
-        let (IpAddr::V4(src), IpAddr::V4(dst)) = (self.here, self.device) else { panic!() };
+        let mut packet = self.gsi(mad);
+        self.send_packet(&mut packet);
+    }
+
+    fn gsi(&mut self, mad: &MadBytes) -> [u8; GSI_PACKET_LEN] {
         self.sent += 1;
         let mut packet = [0; GSI_PACKET_LEN];
         write_gsi(&mut packet, Psn::new(self.sent), mad);
+        packet
+    }
+
+    /// With the right ICRC.
+    fn send_packet(&self, packet: &mut [u8]) {
+        let (IpAddr::V4(src), IpAddr::V4(dst)) = (self.here, self.device) else { panic!() };
         let ip = IpFields::V4 { src, dst, id: 0, flags: DF };
-        Template::new(&ip, 4791).seal(&mut packet);
-        self.socket.send_to(&packet, (self.device, 4791)).unwrap();
+        Template::new(&ip, 4791).seal(packet);
+        self.socket.send_to(packet, (self.device, 4791)).unwrap();
     }
 
     /// Hears what the device says, until it has said something new to the program.
@@ -213,6 +228,52 @@ fn a_flood_of_requests_harms_nobody_else() {
         request.reject(b"").unwrap();
     }
     as_before(&harness, &flooded);
+}
+
+/// What is of another partition is counted, and nothing else: not answered, and not shown to the program. The same packets with our P_Key are.
+#[test]
+fn another_partition_is_not_answered() {
+    require_backend!(Backend::Udp);
+    let (harness, mut puppet, listener) = stage();
+    let side = &harness.sides[1];
+    let dropped_without_a_word = |puppet: &Puppet, packet: &mut [u8]| {
+        let before = side.ctx.counters();
+        for (at, pkey) in [0x8001u16, 0x7ffe, 0].into_iter().enumerate() {
+            packet[2..4].copy_from_slice(&pkey.to_be_bytes());
+            puppet.send_packet(packet);
+            let dropped = before.drops.pkey + at as u64 + 1;
+            wait_until("it is counted", || side.ctx.counters().drops.pkey == dropped);
+        }
+        assert_eq!(side.ctx.counters().port.tx_datagrams, before.port.tx_datagrams);
+        packet[2..4].copy_from_slice(&Pkey::DEFAULT.0.to_be_bytes());
+        puppet.send_packet(packet);
+    };
+    // A request.
+    puppet.connect(0x1234);
+    let req = puppet.cm.poll_transmit().unwrap().mad;
+    let mut req = puppet.gsi(&req);
+    dropped_without_a_word(&puppet, &mut req);
+    let request = listener.request(Some(PATIENCE)).unwrap();
+    assert_eq!(side.ctx.cm_counters().unwrap().requests, 1);
+    // A message on the connection.
+    let qp = side.qp().build().unwrap();
+    let into = side.pd.allocate(64, Access::LOCAL_WRITE).unwrap();
+    qp.post_recv(&[RecvWr { wr_id: 9, sges: &[into.sge(0, 64)] }]).unwrap();
+    let connecting = side.run(|| request.accept(qp, &Params::default())).unwrap();
+    let CmEvent::Replied { conn, reply } = puppet.hear() else { panic!() };
+    puppet.cm.establish(conn, b"").unwrap();
+    puppet.speak();
+    let connection = side.run(|| connecting.wait(PATIENCE)).unwrap();
+    let bth = Bth {
+        ack_req: true,
+        ..Bth::new(Opcode::RC_SEND_ONLY, Pkey::DEFAULT, reply.side.qpn, reply.side.psn)
+    };
+    let mut send = [0x5a; 12 + 64 + 4];
+    send[..12].copy_from_slice(&bth.bytes());
+    dropped_without_a_word(&puppet, &mut send);
+    side.succeed(9);
+    assert_eq!(into.to_vec(0, 64), [0x5a; 64]);
+    drop(connection);
 }
 
 /// As much private data as fits arrives, and no more is taken.

@@ -14,6 +14,7 @@ use crate::event::AsyncEvent;
 use crate::hw::HardwareAttr;
 use crate::open::OpenOptions;
 use crate::qp::{QpBuilder, QpCaps};
+use crate::resources::Resources;
 use crate::{hw, soft};
 
 /// What a device may hold at most (`struct ibv_device_attr`); reported by [`Context::query_device`].
@@ -318,6 +319,15 @@ impl Context {
     pub fn cm_counters(&self) -> Option<CmCounters> {
         match &self.device {
             Device::Soft(device) => Some(device.cm_counters()),
+            Device::Hw(_) => None,
+        }
+    }
+
+    /// How much of the device is in use, by all of the process that share this context; `None` for a device of the kernel, which `rdma resource show` knows.
+    #[must_use]
+    pub fn resources(&self) -> Option<Resources> {
+        match &self.device {
+            Device::Soft(device) => Some(device.resources()),
             Device::Hw(_) => None,
         }
     }

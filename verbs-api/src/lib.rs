@@ -63,6 +63,7 @@ mod mr;
 mod mw;
 mod open;
 mod qp;
+mod resources;
 mod soft;
 mod srq;
 mod wake;
@@ -86,6 +87,7 @@ pub use open::{DEVICE_VARIABLE, NETDEV_VARIABLE, OpenOptions};
 pub use qp::{
     ConnectOptions, ModifyAttr, PeerPath, PostListError, PreparedQp, Qp, QpBuilder, QpCaps,
 };
+pub use resources::Resources;
 pub use rocinante_netdev::{
     AnyPort, Backend, Capabilities, Interface, OpenError, PortConfig, PortStats,
 };

@@ -127,6 +127,11 @@ pub(super) struct Post {
 }
 
 impl Post {
+    /// How many paths QP1 has.
+    pub(super) fn paths(&self) -> usize {
+        self.paths.len()
+    }
+
     /// The connection is no more: nobody shall be asked about it.
     fn release(&mut self, conn: ConnId) {
         self.conns.remove(&conn);
@@ -284,13 +289,14 @@ impl Shard {
         }
     }
 
-    /// Gives up paths that nobody uses, so that an idle device has nothing to look after.
-    pub(super) fn tidy_cm_paths(&mut self, now: Time) {
-        let idle = |(_, (_, used)): &(&_, &(u32, Time))| now.since(*used) > PATH_IDLE;
+    /// Gives up paths that nobody uses, so that an idle device has nothing to look after. Returns the time until the next may be given up, nanoseconds.
+    pub(super) fn tidy_cm_paths(&mut self, now: Time) -> Option<u64> {
+        let idle = |(_, (_, used)): &(&_, &(u32, Time))| now.since(*used) >= PATH_IDLE;
         let idle: Vec<_> = self.post.paths.iter().filter(idle).map(|(way, _)| *way).collect();
         for way in idle {
             self.drop_cm_path(way);
         }
+        self.post.paths.values().map(|(_, used)| PATH_IDLE - now.since(*used)).min()
     }
 }
 

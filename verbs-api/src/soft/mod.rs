@@ -40,6 +40,7 @@ pub(crate) use self::srq::Srq;
 use crate::context::{DeviceCounters, Limits};
 use crate::error::VerbsError;
 use crate::event::AsyncEvent;
+use crate::resources::Resources;
 
 /// How a device is started.
 #[derive(Debug, Clone, Copy)]
@@ -145,6 +146,17 @@ impl Device {
             drops: *shard.engine.drops(),
             port: shard.port.stats(),
             refused: shard.refused,
+        }
+    }
+
+    pub(crate) fn resources(&self) -> Resources {
+        let mut shard = self.core.hold();
+        Resources {
+            qps: shard.engine.qp_count(),
+            kept_qpns: shard.engine.kept_qpns(),
+            mrs: shard.host.regions.len(),
+            connections: shard.cm().len(),
+            paths: shard.paths_of_queue_pairs(),
         }
     }
 

@@ -251,10 +251,11 @@ impl Shard {
         if self.paths.used == 0 || now < self.maintain_at {
             return;
         }
-        self.tidy_cm_paths(now);
+        let until_idle = self.tidy_cm_paths(now).unwrap_or(u64::MAX);
         let pause = self.port.maintain().map_or(60_000_000_000, |pause| {
             u64::try_from(pause.as_nanos()).unwrap_or(u64::MAX).max(1_000_000)
         });
+        let pause = pause.min(until_idle);
         self.maintain_at = now.after(pause);
     }
 
@@ -274,6 +275,11 @@ impl Shard {
     pub(crate) fn remove_path(&mut self, path: u32) {
         self.port.remove_path(PathId(path));
         self.paths.set(PathId(path), None);
+    }
+
+    /// How many paths there are but those of QP1.
+    pub(super) fn paths_of_queue_pairs(&self) -> usize {
+        self.paths.used - self.post.paths()
     }
 
     /// The next asynchronous event.

@@ -1,0 +1,67 @@
+//! Tests that count what their process holds: each runs in a process in which nothing else does.
+
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use rocinante::{Context, Resources};
+
+use crate::lab::{ChildGuard, exit_with_parent};
+
+/// Set in a process that runs one test only.
+const ALONE: &str = "ROCINANTE_TEST_ALONE";
+
+/// Runs `work` in a process of its own: this program again, with only the test of this name. Returns once that has ended.
+///
+/// # Panics
+/// If it fails there, or does not end within `limit`.
+pub fn alone(test: &str, limit: Duration, work: impl FnOnce()) {
+    if std::env::var_os(ALONE).is_some() {
+        exit_with_parent();
+        return work();
+    }
+    let mut child = ChildGuard::spawn(myself(test).env(ALONE, "1")).unwrap();
+    let status = child.wait(limit).unwrap();
+    assert!(status.success(), "{test}, alone: {status}");
+}
+
+/// The command that runs one test of this program.
+#[must_use]
+pub fn myself(test: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", test, "--nocapture"]).stdin(Stdio::null());
+    command
+}
+
+/// What a process holds: of the kernel's and of its devices'.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Held {
+    /// Open file descriptors.
+    pub descriptors: usize,
+    /// Of each device.
+    pub resources: Vec<Resources>,
+}
+
+impl Held {
+    /// Now, by the whole process and these devices in software.
+    ///
+    /// # Panics
+    /// If a device is the kernel's.
+    #[must_use]
+    pub fn now(devices: &[&Context]) -> Self {
+        let resources = devices.iter().map(|ctx| ctx.resources().expect("in software"));
+        // One of them is that of the directory itself, each time.
+        let descriptors = std::fs::read_dir("/proc/self/fd").unwrap().count();
+        Self { descriptors, resources: resources.collect() }
+    }
+}
+
+/// Resident memory of this process, bytes.
+///
+/// # Panics
+/// If `/proc` does not say.
+#[must_use]
+pub fn resident_bytes() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    1024 * line.trim().trim_end_matches("kB").trim().parse::<usize>().unwrap()
+}
