@@ -185,21 +185,29 @@ impl Strangers {
     }
 }
 
-/// Where the sender of a datagram is looked for.
+/// Where the sender of a datagram is looked for: one that sends to two of our addresses is two, each with a count of its own.
 fn place(datagram: &Datagram<'_>) -> usize {
-    let address = match datagram.src {
-        IpAddr::V4(src) => u64::from(src.to_bits()),
-        IpAddr::V6(src) => {
-            let [high, low] = [src.to_bits() >> 64, src.to_bits()];
+    let hash = spread(folded(datagram.dst)) ^ folded(datagram.src) << 16;
+    #[allow(clippy::cast_possible_truncation)]
+    let place = (spread(hash ^ u64::from(datagram.src_port)) >> 57) as usize % STRANGERS;
+    place
+}
+
+fn folded(address: IpAddr) -> u64 {
+    match address {
+        IpAddr::V4(v4) => u64::from(v4.to_bits()),
+        IpAddr::V6(v6) => {
+            let [high, low] = [v6.to_bits() >> 64, v6.to_bits()];
             #[allow(clippy::cast_possible_truncation)]
             let folded = (high ^ low) as u64;
             folded
         }
-    };
-    let hash = (address << 16 ^ u64::from(datagram.src_port)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    #[allow(clippy::cast_possible_truncation)]
-    let place = (hash >> 57) as usize % STRANGERS;
-    place
+    }
+}
+
+/// The high bits depend on all bits.
+const fn spread(word: u64) -> u64 {
+    word.wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
 fn template_of(datagram: &Datagram<'_>) -> Option<Template> {
@@ -209,4 +217,57 @@ fn template_of(datagram: &Datagram<'_>) -> Option<Template> {
         _ => return None,
     };
     Some(Template::new(&ip, datagram.src_port))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A packet with the ICRC that is right for this identification, which the receiver cannot read.
+    fn sealed(id: u16, dst: &str) -> (Vec<u8>, [IpAddr; 2]) {
+        let [src, dst] = ["10.0.0.9", dst].map(|address| address.parse().unwrap());
+        let (IpAddr::V4(from), IpAddr::V4(to)) = (src, dst) else { panic!("IPv4") };
+        let mut bytes = vec![0x5a; 64];
+        let ip = IpFields::V4 { src: from, dst: to, id, flags: DF };
+        Template::new(&ip, 4000).seal(&mut bytes);
+        (bytes, [src, dst])
+    }
+
+    #[test]
+    fn who_sends_to_two_of_our_addresses_is_remembered_for_each() {
+        let (mut strangers, mut solver) = (Strangers::default(), Solver::default());
+        let mut hear = |id, dst| {
+            let (bytes, [src, dst]) = sealed(id, dst);
+            let ip_id = IpId::Hint(0);
+            let (tos, hop_limit) = (0, None);
+            let datagram =
+                Datagram { bytes: &bytes, src, dst, src_port: 4000, ip_id, tos, hop_limit };
+            strangers.integrity(Time(1), &datagram, &mut solver)
+        };
+        // The first of each is taken for what it is; then only what follows.
+        assert_eq!(hear(20_000, "10.0.0.1"), Integrity::Solved);
+        assert_eq!(hear(40_000, "10.0.0.2"), Integrity::Solved);
+        for _ in 0..3 {
+            assert_eq!(hear(50_000, "10.0.0.1"), Integrity::Wrong, "it was forgotten");
+            assert_eq!(hear(60_000, "10.0.0.2"), Integrity::Wrong, "it was forgotten");
+        }
+        assert_eq!(hear(20_001, "10.0.0.1"), Integrity::Solved);
+        assert_eq!(hear(40_001, "10.0.0.2"), Integrity::Solved);
+    }
+
+    /// 128 places: with chance alone each is taken by 64 of 8,192 senders.
+    #[test]
+    fn senders_are_spread() {
+        let mut taken = [0; STRANGERS];
+        let pairs = (0..64u8).flat_map(|src| (0..8u8).map(move |dst| (src, dst)));
+        for (src, dst) in pairs {
+            for src_port in 0xc000..0xc010 {
+                let (src, dst) = (IpAddr::from([10, 0, 0, src]), IpAddr::from([10, 0, 1, dst]));
+                let (ip_id, tos, hop_limit) = (IpId::None, 0, None);
+                let datagram = Datagram { bytes: &[], src, dst, src_port, ip_id, tos, hop_limit };
+                taken[place(&datagram)] += 1;
+            }
+        }
+        assert!(taken.iter().all(|count| (20..160).contains(count)), "{taken:?}");
+    }
 }
