@@ -35,7 +35,7 @@ use crate::loopback::{LoopHeader, LoopQueue};
 use crate::port::{
     Capabilities, Path, PathId, PathSpec, Port, PortStats, RxDatagram, TxFailure, TxSlot,
 };
-use crate::resolve::{Hop, PathTable};
+use crate::resolve::{Hop, PathTable, Sent};
 use crate::udp::UdpPort;
 use ring::Ring;
 use rx::RxCounters;
@@ -278,9 +278,8 @@ impl Port for PacketPort {
             failed(TxFailure { path, ..failure });
         });
         self.looped.publish();
-        if !self.wants_write() {
-            self.paths.flushed();
-        }
+        let Self { paths, staging, guard, .. } = self;
+        paths.flushed(|sent| holds(staging, guard, sent));
         self.watch_writes();
     }
 
@@ -294,9 +293,8 @@ impl Port for PacketPort {
 
     fn maintain(&mut self) -> Option<Duration> {
         let guard = self.guard.maintain();
-        // What waits for the kernel must not be overtaken by a path that changes its way.
-        let paths =
-            if self.wants_write() { Some(Duration::from_millis(1)) } else { self.paths.maintain() };
+        let Self { paths, staging, guard: through, .. } = self;
+        let paths = paths.maintain(|sent| holds(staging, through, sent));
         if self.check_due <= Instant::now() {
             self.check_due = Instant::now() + LIFE_CHECK;
             self.check_interface();
@@ -321,6 +319,11 @@ impl Port for PacketPort {
             tx_unresolved: self.unresolved,
         }
     }
+}
+
+/// Whether something of a path waits for the kernel.
+fn holds(staging: &Staging, guard: &UdpPort, sent: &Sent) -> bool {
+    staging.holds(sent.path) || sent.guard.is_some_and(|path| guard.holds(path))
 }
 
 impl std::fmt::Debug for PacketPort {

@@ -7,6 +7,9 @@
 //! neighbour for them. Now and then, when an entry has gone stale or a path was idle, one burst of a
 //! path that could leave directly takes the guard too, so that the kernel checks the entry.
 //!
+//! A path whose frames still wait for the kernel changes its way only when those are gone, and takes no others until then: they would be overtaken. What
+//! waits on other paths does not matter, so a port that always has something to send looks at its neighbours like any other.
+//!
 //! Looking a path up costs no system call; [`PathTable::maintain`] makes those.
 
 use std::io;
@@ -56,6 +59,8 @@ pub struct PathTable {
     recent: Recent<(IpAddr, IpAddr, u8), (Target, Option<Neighbour>)>,
     /// Paths whose current burst takes the guard only to have the neighbour checked.
     checking: Vec<PathId>,
+    /// Paths that will leave another way when what they sent is gone.
+    turning: Vec<PathId>,
     due: Instant,
     /// What this round of refreshing has asked for; kept for its room.
     known: Vec<(IpAddr, Option<Neighbour>)>,
@@ -76,11 +81,32 @@ struct Entry {
     check: bool,
     /// The neighbour answered, and the kernel may still be sending what waited for that.
     answered: bool,
+    /// What the port calls the last frame that left directly.
+    last: u64,
+    /// What the neighbour cache says, which is to be taken over when nothing waits any more.
+    turn: Option<Turn>,
     /// Whether a datagram was sent since the last refresh.
     used: bool,
     idle_refreshes: u32,
     route_refreshes: u32,
     ip_id: u16,
+}
+
+/// A change of way that waits.
+#[derive(Debug, Clone, Copy)]
+struct Turn {
+    neighbour: Option<Neighbour>,
+}
+
+/// By what a port finds the frames of a path among those that wait for the kernel.
+#[derive(Debug, Clone, Copy)]
+pub struct Sent {
+    /// The path.
+    pub path: PathId,
+    /// That of the guard; `None` on loopback.
+    pub guard: Option<PathId>,
+    /// What [`PathTable::sent`] was told last; 0 if it never was.
+    pub last: u64,
 }
 
 /// What a path leads to.
@@ -113,6 +139,7 @@ impl PathTable {
             free: Vec::new(),
             recent: Recent::default(),
             checking: Vec::new(),
+            turning: Vec::new(),
             due: Instant::now(),
             known: Vec::new(),
             backoff: RESOLVE_FIRST,
@@ -141,6 +168,8 @@ impl PathTable {
             template: None,
             check: false,
             answered: false,
+            last: 0,
+            turn: None,
             used: false,
             idle_refreshes: 0,
             route_refreshes: 0,
@@ -161,6 +190,7 @@ impl PathTable {
             self.free.reserve(self.entries.len());
             // Room for every path, so that nothing is allocated while sending.
             self.checking.reserve(self.entries.len());
+            self.turning.reserve(self.entries.len());
             self.known.reserve(self.entries.len());
         }
         self.entries[index] = Some(entry);
@@ -178,10 +208,13 @@ impl PathTable {
         }
     }
 
-    /// How the next datagram of a path leaves; `None` for an unknown path.
+    /// How the next datagram of a path leaves; `None` for an unknown path, and for one whose earlier datagrams must be gone before.
     pub fn hop(&mut self, path: PathId) -> Option<Hop<'_>> {
         let entry = self.entries.get_mut(path.0 as usize)?.as_mut()?;
         entry.used = true;
+        if entry.turn.is_some() {
+            return None;
+        }
         match (&entry.template, entry.guard) {
             (_, None) => Some(Hop::Loopback),
             (None, Some(guard)) => Some(Hop::Guard(guard)),
@@ -195,14 +228,39 @@ impl PathTable {
         }
     }
 
-    /// Call when everything committed was given to the kernel: paths that took the guard only to have
-    /// their neighbour checked leave directly again.
-    pub fn flushed(&mut self) {
-        for path in self.checking.drain(..) {
-            if let Some(Some(entry)) = self.entries.get_mut(path.0 as usize) {
-                entry.check = false;
-            }
+    /// A frame of a path was committed, which the port calls so.
+    pub fn sent(&mut self, path: PathId, last: u64) {
+        if let Some(Some(entry)) = self.entries.get_mut(path.0 as usize) {
+            entry.last = last;
         }
+    }
+
+    /// Call when the kernel was given what it takes: paths that took the guard only to have their neighbour checked leave directly again, and those that were
+    /// to change their way do so, unless something of theirs still `waits`.
+    pub fn flushed(&mut self, waits: impl Fn(&Sent) -> bool) {
+        let Self { entries, checking, turning, iface, .. } = self;
+        let mut gone = |path: &PathId, act: &mut dyn FnMut(&mut Entry)| {
+            let Some(Some(entry)) = entries.get_mut(path.0 as usize) else { return true };
+            let gone = !waits(&entry.sent(*path));
+            if gone {
+                act(entry);
+            }
+            gone
+        };
+        checking.retain(|path| !gone(path, &mut |entry| entry.check = false));
+        turning.retain(|path| {
+            !gone(path, &mut |entry| {
+                if let Some(turn) = entry.turn.take() {
+                    entry.settle(iface, turn.neighbour);
+                }
+            })
+        });
+    }
+
+    /// Whether paths wait for a [`flushed`](Self::flushed) to change their way.
+    #[must_use]
+    pub fn is_turning(&self) -> bool {
+        !self.turning.is_empty()
     }
 
     /// The spec of a path, with the source port that is really used.
@@ -240,8 +298,8 @@ impl PathTable {
 
     /// Reads the neighbour cache, and now and then the routes, for the paths in use. Returns when to
     /// call again, or `None` if no path needs it before the next is added; a call before that time
-    /// costs no system call.
-    pub fn maintain(&mut self) -> Option<Duration> {
+    /// costs no system call. `waits` says whether frames of a path have not been taken by the kernel.
+    pub fn maintain(&mut self, waits: impl Fn(&Sent) -> bool) -> Option<Duration> {
         let now = Instant::now();
         if now < self.due {
             return Some(self.due - now);
@@ -254,7 +312,11 @@ impl PathTable {
             if matches!(entry.target, Target::Neighbour(_) | Target::Nowhere) {
                 neighbours = true;
                 // A failure to ask leaves the path as it is; the next call asks again.
-                let _ = self.refresh(&mut entry, &mut known);
+                let (path, waits) = (PathId(index as u32), &waits);
+                let asked = self.neighbour_for(&mut entry, path, waits, &mut known);
+                if let Ok(Some(turn)) = asked {
+                    self.turn(&mut entry, path, turn, waits);
+                }
                 resolving |= entry.template.is_none();
             }
             self.entries[index] = Some(entry);
@@ -286,15 +348,29 @@ impl PathTable {
         Ok(mac)
     }
 
-    fn refresh(
+    /// Takes over what the neighbour cache says, now or when nothing waits any more.
+    fn turn(&mut self, entry: &mut Entry, path: PathId, turn: Turn, waits: impl Fn(&Sent) -> bool) {
+        if entry.turn.is_none() && !(entry.turns(turn) && waits(&entry.sent(path))) {
+            return entry.settle(&self.iface, turn.neighbour);
+        }
+        if entry.turn.replace(turn).is_none() {
+            self.turning.push(path);
+        }
+    }
+
+    /// What the neighbour cache says of a path's next hop, if that is to be taken over.
+    fn neighbour_for(
         &mut self,
         entry: &mut Entry,
+        path: PathId,
+        waits: impl Fn(&Sent) -> bool,
         known: &mut Vec<(IpAddr, Option<Neighbour>)>,
-    ) -> io::Result<()> {
+    ) -> io::Result<Option<Turn>> {
         if !std::mem::take(&mut entry.used) && entry.template.is_some() {
             entry.idle_refreshes += 1;
-            entry.check |= entry.idle_refreshes >= IDLE_REFRESHES;
-            return Ok(());
+            let idle = entry.idle_refreshes >= IDLE_REFRESHES && !waits(&entry.sent(path));
+            entry.check |= idle;
+            return Ok(None);
         }
         entry.idle_refreshes = 0;
         entry.route_refreshes += 1;
@@ -306,8 +382,7 @@ impl PathTable {
             };
         }
         let Target::Neighbour(address) = entry.target else {
-            entry.settle(&self.iface, None);
-            return Ok(());
+            return Ok(Some(Turn { neighbour: None }));
         };
         let neighbour = match known.iter().find(|(a, _)| *a == address) {
             Some((_, neighbour)) => *neighbour,
@@ -320,10 +395,9 @@ impl PathTable {
         let usable = is_usable(neighbour);
         if entry.template.is_none() && usable && !std::mem::replace(&mut entry.answered, true) {
             self.backoff = RESOLVE_FIRST;
-            return Ok(());
+            return Ok(None);
         }
-        entry.settle(&self.iface, neighbour);
-        Ok(())
+        Ok(Some(Turn { neighbour }))
     }
 
     fn neighbour_of(&mut self, target: Target) -> io::Result<Option<Neighbour>> {
@@ -404,25 +478,39 @@ impl PathTable {
 }
 
 impl Entry {
+    fn sent(&self, path: PathId) -> Sent {
+        Sent { path, guard: self.guard, last: self.last }
+    }
+
+    /// The Ethernet address of the next hop, and whether the kernel is to check it.
+    fn next_hop(&self, neighbour: Option<Neighbour>) -> Option<([u8; 6], bool)> {
+        match self.target {
+            Target::Own | Target::Group | Target::Nowhere => None,
+            Target::Fixed(mac) => Some((mac, self.check)),
+            Target::Neighbour(_) => {
+                let Neighbour { mac, status } = neighbour.filter(|_| is_usable(neighbour))?;
+                Some((mac?, status == NeighbourStatus::Stale))
+            }
+        }
+    }
+
+    /// Whether a change is one between frames and the guard.
+    fn turns(&self, to: Turn) -> bool {
+        let direct = self.template.is_some() && !self.check;
+        direct != matches!(self.next_hop(to.neighbour), Some((_, false)))
+    }
+
     /// Takes over what the neighbour cache says.
     fn settle(&mut self, iface: &Interface, neighbour: Option<Neighbour>) {
-        let mac = match self.target {
-            Target::Own => return,
-            Target::Group | Target::Nowhere => None,
-            Target::Fixed(mac) => Some(mac),
-            Target::Neighbour(_) => match neighbour {
-                Some(Neighbour { status: NeighbourStatus::Unresolved, .. }) | None => None,
-                Some(Neighbour { mac, status }) => {
-                    self.check = status == NeighbourStatus::Stale;
-                    mac
-                }
-            },
-        };
-        let Some(mac) = mac else {
+        if self.target == Target::Own {
+            return;
+        }
+        let Some((mac, check)) = self.next_hop(neighbour) else {
             self.template = None;
             (self.check, self.answered) = (false, false);
             return;
         };
+        self.check = check;
         if self.template.as_ref().is_none_or(|template| template.dst_mac() != mac) {
             self.template = FrameTemplate::new(iface.mac, mac, &self.spec, self.src_port);
         }

@@ -153,6 +153,11 @@ impl UdpPort {
 }
 
 impl UdpPort {
+    /// Whether datagrams of a path wait for the kernel.
+    pub(crate) fn holds(&self, path: PathId) -> bool {
+        self.staging.waiting().iter().any(|run| run.path == path)
+    }
+
     /// Whether it has joined groups.
     pub(crate) fn has_groups(&self) -> bool {
         !self.groups.is_empty()

@@ -39,7 +39,7 @@ use crate::port::{
     Backend, Capabilities, Path, PathId, PathSpec, Port, PortStats, RxBudget, RxDatagram, RxIpId,
     TxFailure, TxSlot,
 };
-use crate::resolve::{Hop, PathTable};
+use crate::resolve::{Hop, PathTable, Sent};
 use crate::udp::UdpPort;
 use bpf::Link;
 use open::{Opened, RX_CHUNK_BYTES};
@@ -229,6 +229,7 @@ impl XdpPort {
         self.counters.tx_datagrams += 1;
         self.counters.tx_bytes += (len - template.header_len()) as u64;
         self.tx.send(&mut self.umem, len);
+        self.paths.sent(path, self.tx.last());
     }
 
     fn receive_frames(&mut self, budget: usize, sink: &mut impl FnMut(RxDatagram<'_>)) -> usize {
@@ -266,17 +267,11 @@ impl XdpPort {
             }
             Err(e) => self.note_error(&e),
         }
-        self.schedule_retry();
-    }
-
-    /// Whether something was committed that the kernel has not taken yet.
-    fn holds_frames(&self) -> bool {
-        self.tx.is_pending() || self.guard.wants_write()
     }
 
     /// Lets `wait_fd` become readable a little later if something waits for the kernel.
     fn schedule_retry(&mut self) {
-        match (self.tx.is_blocked(), self.retry_at) {
+        match (self.tx.is_blocked() || self.paths.is_turning(), self.retry_at) {
             (false, None) => {}
             (false, Some(_)) => {
                 self.retry.set(Duration::ZERO);
@@ -388,14 +383,14 @@ impl Port for XdpPort {
                 failed(TxFailure { path, ..failure });
             }
         });
-        if !self.holds_frames() {
-            self.paths.flushed();
-        }
+        let Self { paths, tx, guard, .. } = self;
+        paths.flushed(|sent| holds(tx, guard, sent));
+        self.schedule_retry();
         self.looped.publish();
     }
 
     fn wants_write(&self) -> bool {
-        self.tx.is_blocked() || self.guard.wants_write()
+        self.tx.is_blocked() || self.guard.wants_write() || self.paths.is_turning()
     }
 
     fn wait_fd(&self) -> BorrowedFd<'_> {
@@ -407,8 +402,9 @@ impl Port for XdpPort {
         let alive = self.socket.kick_receive();
         alive.unwrap_or_else(|e| self.note_error(&e));
         let guard = self.guard.maintain();
-        // What waits for the kernel must not be overtaken by a path that changes its way.
-        let paths = if self.holds_frames() { Some(RETRY_LAST) } else { self.paths.maintain() };
+        let Self { paths, tx, guard: through, .. } = self;
+        let paths = paths.maintain(|sent| holds(tx, through, sent));
+        self.schedule_retry();
         [paths, guard, Some(LIFE_CHECK)].into_iter().flatten().min()
     }
 
@@ -432,6 +428,11 @@ impl Port for XdpPort {
             tx_unresolved: guard.tx_datagrams,
         }
     }
+}
+
+/// Whether something of a path waits for the kernel.
+fn holds(tx: &TxHalf, guard: &UdpPort, sent: &Sent) -> bool {
+    tx.holds(sent.last) || sent.guard.is_some_and(|path| guard.holds(path))
 }
 
 fn datagram(frame: Frame<'_>) -> RxDatagram<'_> {

@@ -159,6 +159,11 @@ impl Staging {
         self.first == self.runs.len()
     }
 
+    /// Whether runs of a path are not gone.
+    pub(super) fn holds(&self, path: PathId) -> bool {
+        self.runs[self.first..].iter().any(|run| run.path == path)
+    }
+
     /// Writes the headers of all runs that have none yet.
     pub(super) fn seal(&mut self) {
         self.open = false;

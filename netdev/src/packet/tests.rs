@@ -290,6 +290,45 @@ fn a_cold_neighbour_is_resolved_by_the_kernel() {
 }
 
 #[test]
+fn what_waits_is_not_overtaken_and_keeps_no_other_path_from_looking() {
+    let pair = or_skip!(
+        "packet::what_waits_is_not_overtaken_and_keeps_no_other_path_from_looking",
+        Pair::new()
+    );
+    let (mut a, mut b) = ports(&pair);
+    // What both know of each other settles before.
+    let [held, other] = [(A4, B4), (A6, B6)].map(|(from, to)| path(&pair.a, &mut a, from, to).id);
+    let turned = |a: &mut PacketPort, path| {
+        let end = Instant::now() + Duration::from_secs(20);
+        while !matches!(a.paths.hop(path), Some(Hop::Guard(_))) {
+            assert!(Instant::now() < end, "it never looked");
+            std::thread::sleep(a.maintain().expect("paths").min(Duration::from_millis(50)));
+        }
+    };
+    let direct = |a: &mut PacketPort, path| {
+        let end = Instant::now() + Duration::from_secs(20);
+        while !matches!(a.paths.hop(path), Some(Hop::Direct(_))) {
+            assert!(Instant::now() < end, "never resolved");
+            std::thread::sleep(a.maintain().expect("paths").min(Duration::from_millis(50)));
+            a.flush(|failure| panic!("{failure:?}"));
+        }
+    };
+    direct(&mut a, held);
+    direct(&mut a, other);
+    commit(&mut a, held, &[1]);
+    pair.a.sh("ip neigh change 10.9.0.2 dev v0 nud stale
+               ip neigh change fd09::2 dev v0 nud stale");
+    turned(&mut a, other);
+    assert!(a.reserve(held, 2).is_none() && a.wants_write(), "it would be overtaken");
+    a.flush(|failure| panic!("{failure:?}"));
+    assert!(matches!(a.paths.hop(held), Some(Hop::Guard(_))), "the kernel is to look");
+    send(&mut a, held, &[2]);
+    send(&mut a, held, &[3]);
+    let lens: Vec<usize> = receive(&mut b, 3).iter().map(|got| got.0.len()).collect();
+    assert_eq!(lens, [1, 2, 3]);
+}
+
+#[test]
 fn an_unreachable_neighbour_costs_datagrams_and_nothing_else() {
     let pair =
         or_skip!("packet::an_unreachable_neighbour_costs_datagrams_and_nothing_else", Pair::new());

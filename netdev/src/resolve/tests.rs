@@ -82,8 +82,13 @@ fn maintain(table: &mut PathTable) -> Option<Duration> {
 
 /// Maintains as if the time had come.
 fn maintain_idle(table: &mut PathTable) -> Option<Duration> {
+    maintain_while(table, |_| false)
+}
+
+/// The same, while frames of some paths wait for the kernel.
+fn maintain_while(table: &mut PathTable, waits: impl Fn(&Sent) -> bool) -> Option<Duration> {
     table.due = Instant::now();
-    table.maintain()
+    table.maintain(waits)
 }
 
 #[test]
@@ -118,7 +123,7 @@ fn a_path_follows_the_neighbour_cache() {
             maintain(&mut table);
             assert_eq!(hop(&mut table, path.id), "guard", "stale: this burst asks the kernel");
             assert_eq!(hop(&mut table, path.id), "guard", "a burst is not split");
-            table.flushed();
+            table.flushed(|_| false);
             assert_eq!(hop(&mut table, path.id), "08", "the next burst leaves directly");
 
             neigh("del @ dev v0");
@@ -145,6 +150,66 @@ fn a_new_path_has_its_neighbour_resolved() {
 }
 
 #[test]
+fn a_path_turns_when_its_own_frames_are_gone_whatever_waits_on_others() {
+    let pair = or_skip!(
+        "resolve::a_path_turns_when_its_own_frames_are_gone_whatever_waits_on_others",
+        Pair::new()
+    );
+    let neigh = |what: &str| {
+        for host in [7, 8] {
+            pair.a.sh(&format!("ip neigh {what}").replace('@', &format!("10.9.0.{host}")));
+        }
+    };
+    neigh("add @ lladdr 02:00:00:00:00:07 dev v0 nud permanent");
+    pair.a.run(|| {
+        let (mut table, mut guard) = (open(), Paths::default());
+        let [busy, idle] = ["10.9.0.7", "10.9.0.8"]
+            .map(|remote| table.add(&spec("10.9.0.1", remote), &mut guard).expect("a path").id);
+        table.sent(busy, 5);
+        let waits = |sent: &Sent| {
+            assert_eq!(sent.last, if sent.path == busy { 5 } else { 0 });
+            assert!(sent.guard.is_some_and(|path| path.0 >= 100), "the guard's own id");
+            sent.path == busy
+        };
+        // Another address at the end of the same way is taken over at once.
+        neigh("replace @ lladdr 02:00:00:00:00:09 dev v0 nud permanent");
+        table.entries.iter_mut().flatten().for_each(|entry| entry.used = true);
+        maintain_while(&mut table, waits);
+        assert_eq!((hop(&mut table, busy), hop(&mut table, idle)), ("09".into(), "09".into()));
+
+        neigh("del @ dev v0");
+        maintain_while(&mut table, waits);
+        assert_eq!(hop(&mut table, idle), "guard", "nothing of it waits");
+        assert!(table.hop(busy).is_none() && table.is_turning(), "it would be overtaken");
+        table.flushed(waits);
+        assert!(table.hop(busy).is_none(), "something of it still waits");
+        // What is known when it turns counts.
+        neigh("add @ lladdr 02:00:00:00:00:0a dev v0 nud permanent");
+        maintain_while(&mut table, waits);
+        table.flushed(|_| false);
+        assert_eq!(hop(&mut table, busy), "0a");
+        assert!(!table.is_turning());
+
+        // Nothing of it was sent since, but what was sent before has not left: it is not asked to check.
+        for _ in 0..=2 * IDLE_REFRESHES {
+            maintain_while(&mut table, waits);
+        }
+        assert_eq!(hop(&mut table, busy), "0a");
+        // It takes the guard for a burst, and goes on directly only when that is gone.
+        neigh("replace @ lladdr 02:00:00:00:00:0a dev v0 nud stale");
+        maintain(&mut table);
+        assert_eq!(hop(&mut table, busy), "guard");
+        table.flushed(waits);
+        assert_eq!(hop(&mut table, busy), "guard");
+        table.flushed(|_| false);
+        assert_eq!(hop(&mut table, busy), "0a");
+        table.remove(busy, &mut guard);
+        table.flushed(|_| false);
+        assert!(table.hop(busy).is_none());
+    });
+}
+
+#[test]
 fn an_idle_path_asks_the_kernel_first() {
     let pair = or_skip!("resolve::an_idle_path_asks_the_kernel_first", Pair::new());
     pair.a.sh("ip neigh add 10.9.0.7 lladdr 02:00:00:00:00:07 dev v0");
@@ -156,7 +221,7 @@ fn an_idle_path_asks_the_kernel_first() {
             maintain_idle(&mut table);
         }
         assert_eq!(hop(&mut table, path), "guard");
-        table.flushed();
+        table.flushed(|_| false);
         assert_eq!(hop(&mut table, path), "07");
     });
 }

@@ -222,15 +222,36 @@ fn what_waits_in_the_ring_is_not_overtaken_through_the_guard() {
     while Instant::now() < end {
         std::thread::sleep(a.maintain().unwrap().min(Duration::from_millis(50)));
     }
-    assert!(matches!(a.paths.hop(path), Some(Hop::Direct(_))), "it would be overtaken");
+    assert!(a.reserve(path, 64).is_none() && a.wants_write(), "it would be overtaken");
+    a.flush(|failure| panic!("{failure:?}"));
+    assert!(matches!(a.paths.hop(path), Some(Hop::Guard(_))), "the kernel is to look");
     send(&mut a, path, &[2; 64]);
     a.flush(|failure| panic!("{failure:?}"));
-    a.maintain();
-    assert!(matches!(a.paths.hop(path), Some(Hop::Guard(_))), "the kernel is to look");
+    assert!(matches!(a.paths.hop(path), Some(Hop::Direct(_))) && !a.wants_write());
     send(&mut a, path, &[3; 64]);
     a.flush(|failure| panic!("{failure:?}"));
     let got: Vec<u8> = receive(&mut b, 3).iter().map(|got| got.payload[0]).collect();
     assert_eq!(got, [1, 2, 3]);
+}
+
+#[test]
+fn what_waits_on_one_path_does_not_keep_another_from_looking() {
+    let (pair, mut a, mut b) = or_skip!(
+        "xdp::what_waits_on_one_path_does_not_keep_another_from_looking",
+        pair_with(4200, &PortConfig::default())
+    );
+    let [path, other] =
+        [false, true].map(|v6| direct_path(&pair.a, &mut a, &mut b, &spec(v6, true)));
+    while !receive(&mut b, 1).is_empty() {}
+    send(&mut a, other, &[1; 64]);
+    pair.a.sh("ip neigh change 10.9.0.2 dev v0 nud stale");
+    let end = Instant::now() + Duration::from_secs(20);
+    while !matches!(a.paths.hop(path), Some(Hop::Guard(_))) {
+        assert!(Instant::now() < end, "it never looked");
+        std::thread::sleep(a.maintain().unwrap().min(Duration::from_millis(50)));
+    }
+    a.flush(|failure| panic!("{failure:?}"));
+    assert_eq!(receive(&mut b, 1).len(), 1);
 }
 
 /// Whether an XDP program is attached to `v0`.

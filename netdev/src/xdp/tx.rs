@@ -29,6 +29,8 @@ pub(super) struct TxHalf {
     current: Option<u32>,
     /// Descriptors pushed and, for all we know, not taken by the kernel.
     queued: u32,
+    /// Descriptors ever pushed.
+    pushed: u64,
     call_budget: u32,
     blocked: bool,
     /// Somebody wanted a slot and there was none.
@@ -64,6 +66,7 @@ impl TxHalf {
             free: (0..slots).rev().collect(),
             current: None,
             queued: 0,
+            pushed: 0,
             call_budget: CALL_BUDGET_DEFAULT,
             blocked: false,
             starved: false,
@@ -113,6 +116,7 @@ impl TxHalf {
             self.ring.push(chunk, bytes as u32, left > 0);
             self.lent[slot as usize] += 1;
             self.queued += 1;
+            self.pushed += 1;
         }
     }
 
@@ -150,9 +154,14 @@ impl TxHalf {
         Ok(flushed)
     }
 
-    /// Whether frames wait for the kernel to take them.
-    pub(super) fn is_pending(&self) -> bool {
-        self.queued > 0
+    /// What the frame is called that was sent last: its last descriptor's number, from 1.
+    pub(super) fn last(&self) -> u64 {
+        self.pushed
+    }
+
+    /// Whether a frame waits for the kernel to take it.
+    pub(super) fn holds(&self, frame: u64) -> bool {
+        frame > self.pushed - u64::from(self.queued)
     }
 
     /// Whether frames wait for the kernel, or somebody waits for a frame that the kernel has.
