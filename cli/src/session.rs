@@ -7,6 +7,7 @@
 pub mod address;
 pub mod agreement;
 pub mod diagnosis;
+mod door;
 pub mod join;
 pub mod progress;
 mod server;
@@ -18,10 +19,11 @@ use std::time::Duration;
 
 use rocinante::{
     Backend, ConnectOptions, Context, Endpoint, Exchange, Hello, ModifyAttr, Mtu, OpenOptions,
-    PreparedQp, Provider, Qp, QpState, cm,
+    PreparedQp, Provider, Qp, QpState,
 };
 use serde::Serialize;
 
+use self::door::Door;
 use crate::output::{Failure, Output};
 use crate::quiet::Quiet;
 pub use server::Server;
@@ -184,7 +186,7 @@ pub struct Session {
     /// What the two processes say to each other, over TCP or a queue pair.
     pub exchange: Exchange,
     /// Where the peer's queue pairs come, at a server that the connection manager connects.
-    listener: Option<cm::Listener>,
+    door: Option<Door>,
 }
 
 impl Session {
@@ -224,7 +226,7 @@ impl Session {
         exchange.say(&agreement::request(command, plan))?;
         agreement::accepted(&exchange.hear()?).map_err(|why| exchange.error(why))?;
         exchange.enter("making queue pairs");
-        Ok(Self { ctx, exchange, listener: None })
+        Ok(Self { ctx, exchange, door: None })
     }
 
     /// Does `work`; if it fails, the peer is told why.

@@ -184,6 +184,12 @@ impl Exchange {
         Ok(Self::new(Link::Queue(Box::new(queue)), peer))
     }
 
+    /// Whether a request is one of [`connect_cm`](Self::connect_cm), to be accepted by [`accept_cm`](Self::accept_cm).
+    #[must_use]
+    pub fn is_asked_for_by(request: &cm::Request) -> bool {
+        queue::is_asked_for_by(request)
+    }
+
     /// The path MTU that both sides take, if the exchange goes over a queue pair.
     #[must_use]
     pub fn path_mtu(&self) -> Option<Mtu> {

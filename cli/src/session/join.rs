@@ -12,9 +12,10 @@
 use std::ops::Deref;
 use std::time::{Duration, Instant};
 
-use rocinante::cm::{self, Connection, Listener, Params, Request};
-use rocinante::{ConnectOptions, Endpoint, Hello, Mtu, PreparedQp, Qp, RemoteRegion, VerbsError};
+use rocinante::cm::{self, Connection, Params, Request};
+use rocinante::{ConnectOptions, Endpoint, Hello, Mtu, PreparedQp, Qp, RemoteRegion};
 
+use super::door::{Door, turn_away};
 use super::{LINE_PATIENCE, Session, check_mtu};
 use crate::output::Failure;
 
@@ -118,7 +119,7 @@ impl Session {
         for (index, qp) in (0..).zip(qps) {
             let ticket = Ticket { session, index, region };
             let params = Params::default().options(options).private_data(&ticket.bytes());
-            let connection = if self.listener.is_some() {
+            let connection = if self.door.is_some() {
                 self.accept(qp, ticket, &params)?
             } else {
                 let asked = cm::connect(qp, self.exchange.peer(), &params, LINE_PATIENCE);
@@ -145,7 +146,7 @@ impl Session {
 
     /// The client draws a number for the connections to come, and says how many there will be.
     fn agree_on_number(&mut self, count: usize) -> Result<u64, Failure> {
-        if self.listener.is_none() {
+        if self.door.is_none() {
             let number = draw();
             self.exchange.say(&format!("join {number:016x} {count}"))?;
             return Ok(number);
@@ -174,8 +175,8 @@ impl Session {
     ) -> Result<Connection, Failure> {
         let deadline = Instant::now() + LINE_PATIENCE;
         loop {
-            let Some(listener) = &self.listener else { return Err(self.failed("nobody listens")) };
-            if let Some(request) = wanted(listener, &ticket)? {
+            let Some(door) = &self.door else { return Err(self.failed("nobody listens")) };
+            if let Some(request) = wanted(door, &ticket) {
                 let connection = request.accept(qp, params).and_then(|it| it.wait(LINE_PATIENCE));
                 return connection.map_err(|error| self.failed(error));
             }
@@ -191,19 +192,15 @@ impl Session {
 }
 
 /// The next request, if it is the one with this ticket; others are turned away.
-fn wanted(listener: &Listener, ticket: &Ticket) -> Result<Option<Request>, Failure> {
-    let request = match listener.request(Some(LOOK)) {
-        Err(VerbsError::TimedOut) => return Ok(None),
-        other => other?,
-    };
+fn wanted(door: &Door, ticket: &Ticket) -> Option<Request> {
+    let request = door.request(LOOK)?;
     match Ticket::parse(request.private_data()) {
         Ok(theirs) if (theirs.session, theirs.index) == (ticket.session, ticket.index) => {
-            Ok(Some(request))
+            Some(request)
         }
         _ => {
-            // Whether it hears why or not does not matter here.
-            let _ = request.reject(b"another client is being served: try again later");
-            Ok(None)
+            turn_away(request);
+            None
         }
     }
 }

@@ -7,6 +7,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::agreement::{self, Request};
+use super::door::Door;
 use super::{LINE_PATIENCE, NetArgs, REQUEST_PATIENCE, Session, address, refuse};
 use crate::output::{Failure, Output};
 
@@ -92,11 +93,11 @@ impl Server {
         exchange.say(agreement::ACCEPTED)?;
         exchange.enter("making queue pairs");
         self.out.note(format_args!("client {peer}"));
-        let listener = match self.listener {
+        let door = match self.listener {
             Waits::Tcp(_) => None,
-            Waits::Cm(listener) => Some(listener),
+            Waits::Cm(listener) => Some(Door::new(listener).map_err(VerbsError::Io)?),
         };
-        Ok((Session { ctx, exchange, listener }, plan))
+        Ok((Session { ctx, exchange, door }, plan))
     }
 
     /// Waits for somebody who asks for something.

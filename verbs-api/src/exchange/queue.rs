@@ -92,6 +92,11 @@ pub(super) fn accept(ctx: &Context, request: Request) -> Result<QueueLink, Verbs
     Ok(QueueLink::new(connection, (parts.cq, parts.memory), local, own.min(theirs)))
 }
 
+/// Whether somebody asks for such an exchange.
+pub(super) fn is_asked_for_by(request: &Request) -> bool {
+    mtu_of(request.private_data()).is_some()
+}
+
 /// Any link carries that path MTU, and lines are short.
 fn options() -> ConnectOptions {
     ConnectOptions { mtu: Some(Mtu::Mtu256), ..ConnectOptions::default() }

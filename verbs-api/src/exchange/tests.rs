@@ -189,9 +189,12 @@ fn who_asks_for_another_kind_of_connection_is_told_so() {
         (rejected, unheard.to_string())
     });
     let stranger = listener.request(Some(Duration::from_secs(10))).unwrap();
+    assert!(!Exchange::is_asked_for_by(&stranger));
     let why = Exchange::accept_cm(&server, stranger).unwrap_err().to_string();
     assert!(why.contains("another kind"), "{why}");
-    listener.request(Some(Duration::from_secs(10))).unwrap().reject(b"not now").unwrap();
+    let asks = listener.request(Some(Duration::from_secs(10))).unwrap();
+    assert!(Exchange::is_asked_for_by(&asks));
+    asks.reject(b"not now").unwrap();
     let (rejected, unheard) = asking.join().unwrap();
     assert_eq!(rejected.errno(), 111);
     assert!(unheard.contains("cannot connect to") && unheard.contains("not now"), "{unheard}");
