@@ -385,10 +385,12 @@ impl ConnectionManager {
         self.send_rej((dst, src), tid, &rej);
     }
 
-    /// Whether a connection only waits until *our* queue pair's number may be used again. That the peer, if it is the same, uses its own again is
-    /// its affair: it may have begun to wait before us, and packets of the old connection go to another queue pair here.
+    /// Whether a connection only waits for its end to be answered, or until *our* queue pair's number may be used again. That the peer, if it is the same, uses its own
+    /// again is its affair: it may have begun to wait before us, its answer may have been lost, and packets of the old connection go to another queue pair here.
     fn is_over(&self, id: CommId, guid: u64) -> bool {
-        let over = |conn: &Conn| conn.state == State::TimeWait && conn.remote_guid == guid;
+        let over = |conn: &Conn| {
+            matches!(conn.state, State::DreqSent | State::TimeWait) && conn.remote_guid == guid
+        };
         self.conns.get(&id).is_some_and(over)
     }
 

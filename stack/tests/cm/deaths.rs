@@ -132,3 +132,31 @@ fn who_has_waited_uses_its_number_again_while_the_peer_still_waits() {
         net.assert_nothing_left();
     }
 }
+
+/// The answer to a DREQ is lost, and its sender has waited before the DREQ comes again: whose was not answered lets its number in as well.
+#[test]
+fn who_has_waited_uses_its_number_again_while_the_peer_still_asks_for_the_end() {
+    for first in [A, B] {
+        let mut net = Net::new();
+        net.listen(2);
+        let (a, b) = net.connected(0x1000, 0x2000);
+        let (asks, answers) = if first == A { (a, B) } else { (b, A) };
+        let now = net.now;
+        net.cm[first].disconnect(now, asks, b"").unwrap();
+        net.mute[answers] = true;
+        net.run(200);
+        net.mute[answers] = false;
+        let ended = net.take(answers);
+        assert!(matches!(ended[..], [_, CmEvent::Released { .. }]), "{ended:?}");
+        assert_eq!(net.take(first), vec![], "it still asks");
+        // The side that is done uses its number again, the other has a new one.
+        let numbers = if first == A { (0x1001, 0x2000) } else { (0x1000, 0x2001) };
+        net.connected(numbers.0, numbers.1);
+        assert_eq!([A, B].map(|side| net.cm[side].counters().stale), [0, 0]);
+        // The end is answered by who knows of it no more.
+        net.run(1000);
+        let number = if first == A { 0x1000 } else { 0x2000 };
+        assert_eq!(net.take(first), vec![disconnected(asks, Ended::ByUs), released(asks, number)]);
+        assert_eq!(net.take(answers), vec![]);
+    }
+}
