@@ -16,6 +16,8 @@ use crate::session::{NetArgs, Netdev, address, netdev};
 
 /// Measure the connection manager: connections made and ended per second, held at once, and their memory
 ///
+/// First as many as are asked for are made and held, for their memory; then connections are made and ended.
+///
 /// Without HOST and --server it joins two network namespaces by a veth and runs both sides there. Each connection has a queue pair of its
 /// own, which is made for it, brought up, and destroyed.
 ///
@@ -42,7 +44,7 @@ pub struct Args {
     /// How many are being made or ended at a time
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=4096))]
     at_a_time: u32,
-    /// How many are then held at once
+    /// How many are held at once
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=20_000))]
     connections: u32,
     /// Sends, and receives, that fit into each queue pair
@@ -78,7 +80,7 @@ impl Plan {
 /// Memory of one side.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 struct Memory {
-    /// Resident bytes per connection: what the process has more, divided by the number of connections.
+    /// Resident bytes per connection: what the process has more than before its first, divided by the number of connections.
     bytes_per_connection: f64,
     /// Descriptors that the process has more.
     descriptors: i64,
@@ -92,7 +94,7 @@ struct Report {
     /// Made and ended in that time, each from making the queue pair to destroying it.
     connections: u64,
     connections_per_s: f64,
-    /// From the request to the established connection, with as many at a time as were asked for, microseconds.
+    /// From before the request is sent to the established connection, with as many at a time as were asked for, microseconds.
     connect_us_p50: f64,
     connect_us_p99: f64,
     /// Held at once.
@@ -165,6 +167,9 @@ impl Args {
     }
 }
 
+/// How long the server may take to end when the client has: it may wait for words of a client that is gone.
+const ENDS_AFTER: Duration = Duration::from_secs(30);
+
 /// Both sides, each a process in a namespace of its own.
 fn in_a_lab(args: &Args, out: Output) -> Result<Report, Failure> {
     let failed = |error: &dyn std::fmt::Display| Failure::Failed(error.to_string());
@@ -198,11 +203,21 @@ fn in_a_lab(args: &Args, out: Output) -> Result<Report, Failure> {
         ),
     )?;
     let asked = asking.wait_with_output(limit).map_err(|error| failed(&error))?;
-    let served = serving.wait_with_output(Duration::from_secs(5));
+    let served = serving.wait_with_output(ENDS_AFTER);
     let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().replace('\n', "; ");
-    if !asked.status.success() {
-        let other = served.map_or_else(|error| error.to_string(), |served| said(&served.stderr));
-        return Err(Failure::Failed(format!("{}; the server: {other}", said(&asked.stderr))));
+    let server = match served {
+        Ok(served) if served.status.success() => None,
+        Ok(served) => Some(format!("{}: {}", served.status, said(&served.stderr))),
+        Err(error) => Some(error.to_string()),
+    };
+    match (asked.status.success(), server) {
+        (true, None) => {}
+        (true, Some(other)) => return Err(Failure::Failed(format!("the server: {other}"))),
+        (false, other) => {
+            let other = other.unwrap_or_else(|| "has ended well".into());
+            let why = format!("{}; the server: {other}", said(&asked.stderr));
+            return Err(Failure::Failed(why));
+        }
     }
     out.note(said(&asked.stderr));
     serde_json::from_slice(&asked.stdout).map_err(|error| failed(&error))

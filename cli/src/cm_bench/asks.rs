@@ -27,8 +27,8 @@ pub(super) fn ask(args: &Args, host: IpAddr, out: Output) -> Result<Report, Fail
     let plan = args.plan();
     exchange.say(&serde_json::to_string(&plan).expect("a plan is JSON"))?;
     let asker = Asker { server, maker: Maker::new(&ctx, plan.depth)? };
-    let rate = asker.make_and_end(Duration::from_secs_f64(args.seconds), args.at_a_time)?;
-    exchange.barrier("made and ended")?;
+    // Before any connection: what others have left behind would be used again, and not seen.
+    exchange.barrier("ready")?;
     let before = holdings()?;
     let start = Instant::now();
     let held = asker.hold(args.connections, args.at_a_time)?;
@@ -39,9 +39,13 @@ pub(super) fn ask(args: &Args, host: IpAddr, out: Output) -> Result<Report, Fail
     let server: Memory = serde_json::from_str(&memory).map_err(|error| {
         exchange.error(format_args!("what it says of its memory is none: {error}"))
     })?;
-    let repeated: u64 = exchange.hear()?.parse().unwrap_or(0);
     drop(held);
     exchange.barrier("released")?;
+    let rate = asker.make_and_end(Duration::from_secs_f64(args.seconds), args.at_a_time)?;
+    exchange.barrier("made and ended")?;
+    let repeated: u64 = exchange.hear()?.parse().map_err(|error| {
+        exchange.error(format_args!("what it says of its repetitions is none: {error}"))
+    })?;
     let of_ours = ctx.cm_counters().map_or(0, |counters| counters.repeated);
     let us = |quantile| rate.latency.value_at_quantile(quantile) as f64 / 1e3;
     Ok(Report {
@@ -72,8 +76,10 @@ struct Rate {
 }
 
 impl Asker {
-    fn start(&self) -> Result<Connecting, Failure> {
-        Ok(Connecting::start(self.maker.make()?, self.server, &Params::default())?)
+    /// Asks for a connection, and says when.
+    fn start(&self) -> Result<(Connecting, Instant), Failure> {
+        let (qp, now) = (self.maker.make()?, Instant::now());
+        Ok((Connecting::start(qp, self.server, &Params::default())?, now))
     }
 
     /// Makes connections, and ends each as soon as it is there, for as long as `time`; then until the last has ended.
@@ -86,7 +92,7 @@ impl Asker {
         loop {
             let more = begin.elapsed() < time;
             while more && making.len() + ending.len() < at_a_time as usize {
-                making.push((self.start()?, Instant::now()));
+                making.push(self.start()?);
             }
             if making.is_empty() && ending.is_empty() {
                 return Ok(Rate { count, elapsed: last - begin, latency });
@@ -121,7 +127,7 @@ impl Asker {
         let mut last = Instant::now();
         while held.len() < count as usize {
             while making.len() < at_a_time as usize && held.len() + making.len() < count as usize {
-                making.push_back(self.start()?);
+                making.push_back(self.start()?.0);
             }
             self.maker.ctx.progress();
             while let Some(connecting) = making.front_mut() {

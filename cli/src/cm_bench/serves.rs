@@ -37,20 +37,22 @@ pub(super) fn serve(args: &Args, out: Output) -> Result<(), Failure> {
         making: Vec::new(),
         made: Vec::new(),
     };
-    server.until(&mut exchange, "made and ended")?;
-    server.until_there_are(0)?;
+    server.until(&mut exchange, "ready")?;
     let before = holdings()?;
-    exchange.say("made and ended")?;
+    exchange.say("ready")?;
     server.until(&mut exchange, "held")?;
     server.until_there_are(plan.connections as usize)?;
     let memory = grown(before, plan.connections)?;
-    let repeated = ctx.cm_counters().map_or(0, |counters| counters.repeated);
     exchange.say("held")?;
     exchange.say(&serde_json::to_string(&memory).expect("figures are JSON"))?;
-    exchange.say(&repeated.to_string())?;
     server.until(&mut exchange, "released")?;
     server.until_there_are(0)?;
-    Ok(exchange.say("released")?)
+    exchange.say("released")?;
+    server.until(&mut exchange, "made and ended")?;
+    server.until_there_are(0)?;
+    exchange.say("made and ended")?;
+    let repeated = ctx.cm_counters().map_or(0, |counters| counters.repeated);
+    Ok(exchange.say(&repeated.to_string())?)
 }
 
 struct Server {
