@@ -48,7 +48,7 @@ impl Capture {
     /// perhaps in part.
     ///
     /// # Errors
-    /// tshark cannot be started, or calls a packet malformed.
+    /// tshark cannot be started or fails, as it does while the last packet is written in part; or it calls a packet malformed.
     pub fn packets(&self, fields: &[&str]) -> Result<Vec<Vec<String>>, String> {
         let mut command = Command::new("tshark");
         command.arg("-r").arg(&self.file);
@@ -62,6 +62,10 @@ impl Capture {
             command.args(["-e", field]);
         });
         let output = command.output().map_err(|error| format!("tshark: {error}"))?;
+        if !output.status.success() {
+            let said = String::from_utf8_lossy(&output.stderr);
+            return Err(format!("tshark, {}: {said}", output.status));
+        }
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         let packet = |line: &str| {
             let mut columns = line.split('|').map(|column| column.trim().to_owned());
@@ -76,11 +80,11 @@ impl Capture {
     /// Ends it: what was captured is written.
     ///
     /// # Errors
-    /// tshark does not end.
+    /// tshark does not end, or ends in an error.
     pub fn stop(&mut self) -> Result<(), String> {
         self.tshark.signal(Signal::SIGINT);
-        let ended = self.tshark.wait(Duration::from_secs(10));
-        ended.map(drop).map_err(|error| error.to_string())
+        let ended = self.tshark.wait(Duration::from_secs(30)).map_err(|error| error.to_string())?;
+        ended.success().then_some(()).ok_or_else(|| format!("the capturing tshark, {ended}"))
     }
 }
 

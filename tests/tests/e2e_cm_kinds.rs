@@ -1,7 +1,6 @@
 //! Connections by the connection manager that are not the usual ones: unreliable, or established by a message that comes before the RTU.
 
 use std::net::SocketAddr;
-use std::time::{Duration, Instant};
 
 use rocinante::cm::{self, CmFailure, Connection, Listener, Params, RejReason};
 use rocinante::{Access, Backend, QpType, RecvWr, SendOp, VerbsError};
@@ -120,13 +119,12 @@ fn a_lost_rtu_is_made_up_for_by_the_first_message() {
             }
             let connection = cm::connect(qp, server, &Params::default(), PATIENCE).unwrap();
             let out = side.pd.allocate(64, Access::NONE).unwrap();
-            let begin = Instant::now();
             connection.post_send(&[wr(2, SendOp::Send { imm: None }, &[out.sge(0, 64)])]).unwrap();
             side.succeed(2);
-            assert!(begin.elapsed() < Duration::from_secs(20));
             connection
         });
         b.succeed(1);
+        // No RTU comes, however often: without the message the connection would be given up after 6.4 s.
         let counters = b.ctx.cm_counters().unwrap();
         assert_eq!((counters.established, counters.by_message), (1, 1), "{counters:?}");
         assert!(lost.counter().unwrap().packets >= 1);
