@@ -61,6 +61,9 @@ pub struct Args {
     /// How long the client waits for the connection, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=3600))]
     patience: u64,
+    /// RDMA device of the kernel's, such as mlx5_0 or rxe0 [default: the variable ROCINANTE_DEVICE, else the device in software]
+    #[arg(long, value_name = "NAME")]
+    device: Option<String>,
     /// Carry the packets by afxdp, packet, udp, or auto [default: the variable ROCINANTE_NETDEV, else auto]
     #[arg(long, value_name = "BACKEND", value_parser = netdev)]
     netdev: Option<Netdev>,
@@ -100,7 +103,8 @@ pub fn run(args: &Args) -> ExitCode {
 impl Args {
     fn open(&self, address: IpAddr, out: Output) -> Result<Context, Failure> {
         let (netdev, bind, port) = (self.netdev, Some(address), self.port);
-        NetArgs { host: None, netdev, device: None, bind, port, cm: false }.open(address, out)
+        let device = self.device.clone();
+        NetArgs { host: None, netdev, device, bind, port, cm: false }.open(address, out)
     }
 
     fn report(&self, role: &'static str, game: &Game, connect: Duration) -> Report {

@@ -4,30 +4,14 @@ use std::net::SocketAddr;
 
 use rocinante::cm::{self, CmFailure, Connection, Listener, Params, RejReason};
 use rocinante::{Access, Backend, QpType, RecvWr, SendOp, VerbsError};
-use rocinante_tests::harness::{Family, Harness, PATIENCE, Setup, Side, pattern, wr};
+use rocinante_tests::harness::{Harness, PATIENCE, Setup, Side, pattern, wr};
 use rocinante_tests::lab::Match;
-use rocinante_tests::{on_each_backend, require_backend, require_nft};
-
-on_each_backend!(unreliable_connections);
+use rocinante_tests::{require_backend, require_nft};
 
 const PORT: u16 = 7471;
 
 fn server_of(harness: &Harness) -> SocketAddr {
     SocketAddr::new(harness.sides[1].address, PORT)
-}
-
-/// Connected queue pairs of this type: the one that asked, and the other.
-fn connect(harness: &Harness, listener: &Listener, qp_type: QpType) -> [Connection; 2] {
-    let server = server_of(harness);
-    harness.both(|at, side| {
-        let qp = side.qp().qp_type(qp_type).build().unwrap();
-        if at == 0 {
-            return cm::connect(qp, server, &Params::default(), PATIENCE).unwrap();
-        }
-        let request = listener.request(Some(PATIENCE)).unwrap();
-        assert_eq!(request.qp_type(), qp_type);
-        request.accept(qp, &Params::default()).unwrap().wait(PATIENCE).unwrap()
-    })
 }
 
 /// A SEND of some bytes from one side to the other.
@@ -41,31 +25,6 @@ fn send(from: (&Side, &Connection), to: (&Side, &Connection)) {
     from.0.succeed(2);
     to.0.succeed(1);
     assert_eq!(into.to_vec(0, LEN), pattern(LEN, 7));
-}
-
-fn unreliable_connections(backend: Backend) {
-    for family in [Family::V4, Family::V6] {
-        let harness = Harness::new(&Setup::new(backend).family(family));
-        let [a, b] = &harness.sides;
-        let listener = Listener::bind(&b.ctx, server_of(&harness), 4).unwrap();
-        let [at_a, at_b] = connect(&harness, &listener, QpType::Uc);
-        assert_eq!((at_a.qp_type(), at_b.qp_type()), (QpType::Uc, QpType::Uc));
-        send((a, &at_a), (b, &at_b));
-        send((b, &at_b), (a, &at_a));
-        // A WRITE, too; and the end is heard as on any connection.
-        let target = b.pd.allocate(64, Access::ALL).unwrap();
-        let source = a.pd.allocate(64, Access::NONE).unwrap();
-        source.write(0, b"unreliable");
-        let imm = Some(*b"imm!");
-        let op = SendOp::Write { remote: target.address(), rkey: target.rkey(), imm };
-        at_b.post_recv(&[RecvWr { wr_id: 3, sges: &[] }]).unwrap();
-        at_a.post_send(&[wr(4, op, &[source.sge(0, 64)])]).unwrap();
-        a.succeed(4);
-        b.succeed(3);
-        assert_eq!(target.to_vec(0, 10), b"unreliable");
-        at_a.disconnect().unwrap();
-        b.run(|| at_b.wait_disconnected(PATIENCE)).unwrap();
-    }
 }
 
 /// Whoever asks for one type is not connected to a queue pair of another.

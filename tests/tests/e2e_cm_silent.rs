@@ -275,30 +275,3 @@ fn another_partition_is_not_answered() {
     assert_eq!(into.to_vec(0, 64), [0x5a; 64]);
     drop(connection);
 }
-
-/// As much private data as fits arrives, and no more is taken.
-#[test]
-fn private_data_of_every_length() {
-    require_backend!(Backend::Udp);
-    let (harness, _puppet, listener) = stage();
-    let server = listener.address();
-    let of = |len: usize, at: u8| -> Vec<u8> { (0..len).map(|n| n as u8 ^ at).collect() };
-    let connections = harness.both(|at, side| {
-        let qp = side.qp().build().unwrap();
-        if at == 0 {
-            let params = Params::default().private_data(&of(56, 0x55));
-            return cm::connect(qp, server, &params, PATIENCE).unwrap();
-        }
-        let request = listener.request(Some(PATIENCE)).unwrap();
-        let params = Params::default().private_data(&of(196, 0xaa));
-        request.accept(qp, &params).unwrap().wait(PATIENCE).unwrap()
-    });
-    assert_eq!(connections[0].private_data(), of(196, 0xaa));
-    assert_eq!(connections[1].private_data(), of(56, 0x55));
-    let side = &harness.sides[0];
-    let params = Params::default().private_data(&of(57, 0));
-    let why = cm::connect(side.qp().build().unwrap(), server, &params, PATIENCE).unwrap_err();
-    assert!(why.to_string().contains("56 bytes at most"), "{why}");
-    // What is refused here has asked nobody.
-    assert!(listener.try_request().is_none());
-}

@@ -62,16 +62,20 @@
 //! # Ok::<(), rocinante::VerbsError>(())
 //! ```
 //!
-//! A device of the kernel has its own connection manager, for which there is `librdmacm`; here it is refused.
+//! Queue pairs of the kernel's devices are connected by the kernel's connection manager, through the system's `librdmacm`, which is opened with the first call (Debian and
+//! Ubuntu: `apt-get install librdmacm1`). What happens is the same, but for what that does not let programs say: whoever is rejected hears
+//! [`RejReason::CONSUMER`], also where a backlog is full or queue pairs do not fit; a datagram service has no other Q_Key than [`UDP_QKEY`]; and the kernel adds
+//! to the ACK timeout that it tells peers what its device needs. Addresses of a link only (`fe80::`) are not listened to.
 
 mod connection;
 mod datagram;
 mod failure;
 mod inbox;
 mod listener;
+mod mailbox;
+mod manager;
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use rocinante_stack::Budget;
@@ -88,11 +92,11 @@ pub use self::datagram::{
 pub use self::failure::CmFailure;
 pub use self::inbox::Notifier;
 pub use self::listener::{Listener, Request};
-use crate::context::Device;
+pub(crate) use self::mailbox::Mailbox;
+pub(crate) use self::manager::{Chosen, Manager, Place};
 use crate::error::VerbsError;
 use crate::exchange::Endpoint;
 use crate::qp::{ConnectOptions, PreparedQp};
-use crate::soft;
 
 /// How to connect: what the queue pair is connected with (`struct rdma_conn_param`), and what the peer's program is told.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -131,17 +135,6 @@ pub fn connect(
     patience: Duration,
 ) -> Result<Connection, VerbsError> {
     Connecting::start(qp, peer, params)?.wait(patience)
-}
-
-/// The device, if it has this connection manager.
-fn soft_device(device: &Device) -> Result<&Arc<soft::Device>, VerbsError> {
-    match device {
-        Device::Soft(device) => Ok(device),
-        Device::Hw(_) => Err(VerbsError::Invalid(
-            "a device of the kernel is connected by the kernel's connection manager: use librdmacm, or `Exchange` with this API"
-                .into(),
-        )),
-    }
 }
 
 /// The transport of a queue pair that can be connected.

@@ -185,6 +185,22 @@ pub(crate) enum Device {
 }
 
 impl Device {
+    pub(crate) fn name(&self) -> &str {
+        match self {
+            Self::Soft(device) => &device.name,
+            Self::Hw(device) => &device.name,
+        }
+    }
+
+    /// Whether it is the same, opened once.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Soft(device), Self::Soft(other)) => Arc::ptr_eq(device, other),
+            (Self::Hw(device), Self::Hw(other)) => Arc::ptr_eq(device, other),
+            _ => false,
+        }
+    }
+
     pub(crate) fn limits(&self) -> &Limits {
         match self {
             Self::Soft(device) => &device.limits,
@@ -248,10 +264,7 @@ impl Context {
     /// Its name: that of the interface, or of the kernel's RDMA device.
     #[must_use]
     pub fn name(&self) -> &str {
-        match &self.device {
-            Device::Soft(device) => &device.name,
-            Device::Hw(device) => &device.name,
-        }
+        self.device.name()
     }
 
     /// What carries the packets.

@@ -164,7 +164,7 @@ impl Exchange {
     /// again until `patience` is over while nobody does. What is said then goes over a queue pair of `ctx`, and nothing over TCP.
     ///
     /// # Errors
-    /// [`VerbsError::Exchange`] names the peer, what it answered, and what to do; [`VerbsError::Invalid`] for a device of the kernel.
+    /// [`VerbsError::Exchange`] names the peer, what it answered, and what to do.
     pub fn connect_cm(
         ctx: &Context,
         address: SocketAddr,

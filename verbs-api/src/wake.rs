@@ -19,8 +19,13 @@ pub(crate) fn notify(fd: &OwnedFd) {
 
 /// Makes it unreadable.
 pub(crate) fn clear(fd: &OwnedFd) {
+    take(fd);
+}
+
+/// Whether it is readable; if so, no longer.
+pub(crate) fn take(fd: &OwnedFd) -> bool {
     let mut count = [0; 8];
-    let _ = rustix::io::read(fd, &mut count);
+    rustix::io::read(fd, &mut count).is_ok()
 }
 
 /// Waits until `port` is readable (or writable, if `write`), or `other` is readable, or `timeout` is over. Returns whether

@@ -43,6 +43,8 @@ enum Command {
         address: IpAddr,
         bytes: usize,
         user: u32,
+        #[arg(long)]
+        listen: bool,
     },
     #[command(hide = true)]
     Watch {
@@ -68,8 +70,8 @@ fn main() -> ExitCode {
         Command::Check { check, device, address } => checks::run(&check, &device, address),
         Command::Device(args) => return card::run(&args),
         Command::Control => guest::control::serve().map_err(|error| error.to_string()),
-        Command::Open { device, address, bytes, user } => {
-            checks::open(&device, address, bytes, user)
+        Command::Open { device, address, bytes, user, listen } => {
+            checks::open(&device, address, bytes, user, listen)
         }
         Command::Watch { device, address, seconds } => checks::watch(&device, address, seconds),
         Command::Rocinante => Ok(()),

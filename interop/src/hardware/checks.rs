@@ -1,13 +1,13 @@
 //! What only hardware has, tried inside the guest; and all tests of the API by their names.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd::{Gid, Uid, setgid, setuid};
 use rocinante::{
     Access, ConnectOptions, Context, OpenOptions, Provider, SendData, SendOp, SendWr, VerbsError,
-    WcStatus,
+    WcStatus, cm,
 };
 use rocinante_tests::harness::KernelDevice;
 use rocinante_tests::verbs;
@@ -79,17 +79,21 @@ pub fn watch(device: &str, address: IpAddr, seconds: u16) -> Step {
     Ok(())
 }
 
-/// Opens a device as a user of this number, and registers so many bytes.
+/// Opens a device as a user of this number, registers so many bytes, and listens for connections if it shall.
 ///
 /// # Errors
 /// What the device or the kernel says.
-pub fn open(device: &str, address: IpAddr, bytes: usize, user: u32) -> Step {
+pub fn open(device: &str, address: IpAddr, bytes: usize, user: u32, listen: bool) -> Step {
     if user != 0 {
         setgid(Gid::from_raw(user)).map_err(|error| error.to_string())?;
         setuid(Uid::from_raw(user)).map_err(|error| error.to_string())?;
     }
     let ctx = OpenOptions::new().device(device).open(address).map_err(text)?;
-    ctx.alloc_pd().allocate(bytes, Access::LOCAL_WRITE).map(drop).map_err(text)
+    let _region = ctx.alloc_pd().allocate(bytes, Access::LOCAL_WRITE).map_err(text)?;
+    if listen {
+        cm::Listener::bind(&ctx, SocketAddr::new(address, 7471), 1).map_err(text)?;
+    }
+    Ok(())
 }
 
 fn device(ctx: &Context) -> Step {

@@ -150,10 +150,10 @@ mod tests {
         let (whole, subset) = (all(true), all(false));
         let fixed = CHECKS.len() + TESTS.len() + REFUSALS.len() + 1;
         let scenarios = SCENARIOS.iter().filter(|scenario| scenario.fits_anywhere()).count();
-        // The scenarios that need no bridge; a program with one side, and 10 with two.
-        assert_eq!(whole.len(), fixed + scenarios * 4 + 1 + 10 * 3);
-        assert_eq!(subset.len(), fixed + scenarios + 1 + 10 * 2);
-        assert_eq!((CHECKS.len(), PROGRAMS.len(), REFUSALS.len()), (2, 11, 7));
+        // The scenarios that need no bridge; a program with one side, and 14 with two.
+        assert_eq!(whole.len(), fixed + scenarios * 4 + 1 + 14 * 3);
+        assert_eq!(subset.len(), fixed + scenarios + 1 + 14 * 2);
+        assert_eq!((CHECKS.len(), PROGRAMS.len(), REFUSALS.len()), (2, 15, 9));
         let names: BTreeSet<String> = whole.iter().map(Cell::to_string).collect();
         assert_eq!(names.len(), whole.len());
         assert!(subset.iter().all(|cell| names.contains(&cell.to_string())));

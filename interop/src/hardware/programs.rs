@@ -5,6 +5,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use rocinante_cli::lab::{ChildGuard, Container};
 
@@ -29,12 +30,23 @@ pub struct Program {
     server: &'static str,
     /// The same at the client, and what comes at the end; `None` if there is but one side.
     client: Option<[&'static str; 2]>,
-    /// The option for the TCP port.
+    /// The option for the port: TCP's, or the connection manager's.
     port: &'static str,
+    /// How addresses are named.
+    names: Names,
     /// Whether the server ends with its client.
     ends: bool,
     /// What the only side, or the client, must say.
     says: &'static [&'static str],
+}
+
+/// How a program is told addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Names {
+    /// The own one by `--bind`, the server's by itself.
+    Bind,
+    /// As rping: the server's by `-a`, a client's own by `-I`.
+    Rping,
 }
 
 const fn two(name: &'static str, command: &'static str, options: &'static str) -> Program {
@@ -44,13 +56,14 @@ const fn two(name: &'static str, command: &'static str, options: &'static str) -
         server: command,
         client: Some([command, options]),
         port: "-p",
+        names: Names::Bind,
         ends: true,
         says: &[],
     }
 }
 
 /// All of them.
-pub(super) static PROGRAMS: [Program; 11] = [
+pub(super) static PROGRAMS: [Program; 15] = [
     Program {
         name: "devices",
         client: None,
@@ -59,6 +72,16 @@ pub(super) static PROGRAMS: [Program; 11] = [
     },
     two("pingpong", "pingpong -c", "-n 100"),
     two("pingpong_events", "pingpong -c -e", "-n 100"),
+    two("pingpong_cm", "pingpong --cm -c", "-n 100"),
+    two("write_bw_cm", "perf write-bw --cm", "-n 200 -s 8192 -q 2"),
+    two("send_lat_cm", "perf send-lat --cm", "-n 50"),
+    Program {
+        server: "rping -s",
+        client: Some(["rping -c -V -C 5", "-S 3000 --json"]),
+        names: Names::Rping,
+        says: &["\"rounds\":5", "\"validated\":true"],
+        ..two("rping", "", "")
+    },
     two("write_bw", "perf write-bw", "-n 200 -s 8192 -q 2"),
     two("read_bw", "perf read-bw", "-n 200 -s 8192 -q 2"),
     two("send_bw", "perf send-bw", "-n 200 -s 64 -l 8 -Q 8"),
@@ -146,13 +169,20 @@ impl Side<'_> {
         }
     }
 
-    /// What says which device, by which address and over which port the sides find each other.
-    fn options(&self, program: &Program) -> String {
+    /// What says which device, by which address and over which port the sides find each other; at a client also where the server is.
+    fn options(&self, program: &Program, server: Option<IpAddr>) -> String {
         let device = match self {
-            Self::Guest(_, device, _) => format!("--device {device} "),
+            Self::Guest(_, device, _) => format!("--device {device}"),
             Self::Container(..) => String::new(),
         };
-        format!("{device}--bind {} {} {PORT}", self.address(), program.port)
+        let (own, port) = (self.address(), program.port);
+        let addresses = match (program.names, server) {
+            (Names::Bind, None) => format!("--bind {own} {port} {PORT}"),
+            (Names::Bind, Some(server)) => format!("--bind {own} {port} {PORT} {server}"),
+            (Names::Rping, None) => format!("-a {own} {port} {PORT}"),
+            (Names::Rping, Some(server)) => format!("-a {server} -I {own} {port} {PORT}"),
+        };
+        format!("{device} {addresses}")
     }
 }
 
@@ -194,10 +224,20 @@ impl Program {
             let outcome = client.start(self.program, self.server)?.wait()?;
             return self.check(&outcome, "");
         };
-        let line = format!("{} {}", self.server, server.options(self));
+        let line = format!("{} {}", self.server, server.options(self, None));
         let serving = server.start(self.program, &line)?;
-        let (own, to) = (client.options(self), server.address());
-        let asked = client.start(self.program, &format!("{command} {own} {to} {options}"))?.wait();
+        let own = client.options(self, Some(server.address()));
+        let line = format!("{command} {own} {options}");
+        let deadline = Instant::now() + super::PATIENCE;
+        let asked = loop {
+            let asked = client.start(self.program, &line)?.wait();
+            // A server that does not listen yet rejects.
+            let early = |outcome: &Outcome| outcome.stderr.contains("nobody listens there");
+            if !asked.as_ref().is_ok_and(early) || Instant::now() > deadline {
+                break asked;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        };
         let well = asked.as_ref().is_ok_and(|outcome| outcome.code == 0);
         let served = if self.ends && well { serving.wait() } else { serving.kill() }?;
         let said = format!("{} {}", served.stdout.trim(), served.stderr.trim());

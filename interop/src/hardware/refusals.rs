@@ -15,6 +15,8 @@ pub struct Refusal {
     address: Option<&'static str>,
     bytes: usize,
     user: u32,
+    /// Whether it is to listen, too.
+    listen: bool,
     /// What the error must contain.
     says: &'static [&'static str],
 }
@@ -29,16 +31,38 @@ const USUAL: Refusal = Refusal {
     address: None,
     bytes: 4096,
     user: 0,
+    listen: false,
     says: &[],
 };
 
 /// All of them.
-pub(super) static REFUSALS: [Refusal; 7] = [
+pub(super) static REFUSALS: [Refusal; 9] = [
     Refusal {
         name: "no_library",
         spoil: "for f in $(find /lib /usr/lib -name 'libibverbs.so.1*'); do mv $f $f.away; done",
         mend: "for f in $(find /lib /usr/lib -name 'libibverbs.so.1*.away'); do mv $f ${f%.away}; done",
         says: &["libibverbs.so.1", "apt-get install libibverbs1 ibverbs-providers", "dnf install"],
+        ..USUAL
+    },
+    Refusal {
+        name: "no_cm_library",
+        spoil: "for f in $(find /lib /usr/lib -name 'librdmacm.so.1*'); do mv $f $f.away; done",
+        mend: "for f in $(find /lib /usr/lib -name 'librdmacm.so.1*.away'); do mv $f ${f%.away}; done",
+        listen: true,
+        says: &["librdmacm.so.1", "apt-get install librdmacm1", "dnf install librdmacm"],
+        ..USUAL
+    },
+    Refusal {
+        name: "no_cm_file",
+        spoil: "mv /dev/infiniband/rdma_cm /tmp/rdma_cm.away",
+        mend: "mv /tmp/rdma_cm.away /dev/infiniband/rdma_cm",
+        listen: true,
+        says: &[
+            "/dev/infiniband/rdma_cm",
+            "does not exist",
+            "docker run --device",
+            "modprobe rdma_ucm",
+        ],
         ..USUAL
     },
     Refusal {
@@ -88,10 +112,11 @@ pub(super) static REFUSALS: [Refusal; 7] = [
 impl Refusal {
     pub(super) fn run(&self, guest: &Guest, device: &str, address: &str) -> Step {
         let Self { spoil, mend, bytes, user, .. } = self;
+        let listen = if self.listen { "--listen" } else { "" };
         let (device, address) = (self.device.unwrap_or(device), self.address.unwrap_or(address));
         // The limit of memory is the shell's, and its children's.
         let script = format!(
-            "( {spoil}; /host/rocinante-interop open {device} {address} {bytes} {user} ); code=$?; {mend}; exit $code"
+            "( {spoil}; /host/rocinante-interop open {device} {address} {bytes} {user} {listen} ); code=$?; {mend}; exit $code"
         );
         let outcome = guest.run(&script, super::PATIENCE).map_err(|error| error.to_string())?;
         if outcome.code == 0 {

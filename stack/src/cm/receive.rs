@@ -111,7 +111,8 @@ impl ConnectionManager {
             },
         };
         let full = self.conns.len() >= self.config.max_connections;
-        let place = [(req.service, Some(dst)), (req.service, None)]
+        let service = req.service.listened();
+        let place = [(service, Some(dst)), (service, None)]
             .into_iter()
             .find(|place| self.listeners.contains_key(place))
             .ok_or(RejReason::INVALID_SERVICE_ID)?;

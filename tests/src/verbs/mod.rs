@@ -4,7 +4,11 @@
 //! `tests/e2e_*.rs` has them with every backend. [`TESTS`] are run on a device of the kernel: on Soft-RoCE in the guest of `interop`, and on
 //! a real card by `ROCINANTE_TEST_DEVICE=mlx5_0 ROCINANTE_TEST_ADDRESS=10.0.0.5 cargo test -p rocinante-tests`.
 
+use std::os::fd::BorrowedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::harness::{KernelDevice, On};
 
@@ -109,6 +113,30 @@ tests! {
         an_atomic_write_is_whole_and_behind_what_is_before,
         what_was_written_is_flushed,
         what_may_not_be_flushed_is_refused;
+    cm:
+        ipv4_connects_exchanges_and_disconnects,
+        ipv6_connects_exchanges_and_disconnects,
+        who_is_not_wanted_hears_why,
+        nothing_waits_but_descriptors,
+        who_never_looks_is_told_by_completions,
+        unreliable_connections,
+        private_data_of_every_length,
+        many_connections_one_after_the_other,
+        a_listener_goes_while_a_peer_waits,
+        patience_ends,
+        the_asking_side_chooses_the_path_mtu;
+    services:
+        a_service_is_found_and_used_over_ipv4,
+        a_service_is_found_and_used_over_ipv6,
+        who_is_not_wanted_hears_why,
+        nothing_waits_but_descriptors;
+}
+
+/// Whether there is something to read within this time.
+fn readable(fd: BorrowedFd<'_>, patience: Duration) -> bool {
+    let timeout = Timespec::try_from(patience).expect("no longer than a century");
+    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+    poll(&mut fds, Some(&timeout)).expect("poll") > 0
 }
 
 /// A test of the API.
@@ -149,7 +177,7 @@ mod tests {
     #[test]
     fn no_test_is_missing() {
         let names: BTreeSet<&str> = TESTS.iter().map(|test| test.name).collect();
-        assert_eq!((names.len(), TESTS.len()), (76, 76));
+        assert_eq!((names.len(), TESTS.len()), (91, 91));
         assert!(names.iter().all(|name| find(name).is_some()));
     }
 }

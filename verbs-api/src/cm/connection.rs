@@ -6,14 +6,14 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use rocinante_stack::cm::{CmError, CmEvent, ConnId, Connect, Reply};
+use rocinante_stack::cm::{CmEvent, ConnId, Connect, Reply};
 use rocinante_stack::types::Mtu;
 use rocinante_stack::verbs::QpState;
-use rocinante_stack::wire::cm::{PortSpace, RejReason, ServiceId};
+use rocinante_stack::wire::cm::{PortSpace, RejReason, ServiceId, Transport};
 
 use super::failure::CmFailure;
 use super::inbox::{Inbox, Notifier};
-use super::{Params, endpoint_of, side_of, soft_device, transport_of};
+use super::{Params, endpoint_of, side_of, transport_of};
 use crate::error::VerbsError;
 use crate::qp::{ConnectOptions, ModifyAttr, PreparedQp, Qp};
 
@@ -26,7 +26,7 @@ struct Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        self.inbox.device.cm_forget(self.conn);
+        self.inbox.manager.forget(self.conn);
     }
 }
 
@@ -55,10 +55,12 @@ impl Connecting {
     ///
     /// # Errors
     /// [`VerbsError::Cm`] for too much private data, too many connections, or an address of another family;
-    /// [`VerbsError::Invalid`] for a queue pair of a device of the kernel.
+    /// [`VerbsError::Invalid`] for a queue pair for datagrams; [`VerbsError::Hardware`] if the kernel's connection manager cannot be used.
     pub fn start(qp: PreparedQp, peer: SocketAddr, params: &Params) -> Result<Self, VerbsError> {
-        let device = soft_device(qp.device())?.clone();
+        let manager = qp.device().manager();
         let transport = transport_of(&qp)?;
+        // Of the kernel's connection manager, `RDMA_PS_TCP` has reliable connections only.
+        let space = if transport == Transport::Uc { PortSpace::Ib } else { PortSpace::Tcp };
         let endpoint = qp.endpoint();
         let options = params.options;
         let mtu = options.mtu.unwrap_or(endpoint.mtu).min(endpoint.mtu);
@@ -68,7 +70,7 @@ impl Connecting {
         let ask = Connect {
             local: endpoint.address,
             remote: peer.ip(),
-            service: ServiceId::of_port(PortSpace::Tcp, peer.port()),
+            service: ServiceId::of_port(space, peer.port()),
             source_port,
             side: side_of(&endpoint, serve, ask, options.rnr_retry, qp.srq().is_some()),
             transport,
@@ -79,12 +81,12 @@ impl Connecting {
             hop_limit: options.hop_limit,
             private: &params.private,
         };
-        let (conn, mailbox) = device.cm_connect(&ask)?;
+        let (conn, mailbox) = manager.connect(&ask, qp.qp())?;
         Ok(Self {
             stage: Stage::Asked(Box::new(qp), options, mtu),
             peer,
             private: Vec::new(),
-            link: Some(Link { inbox: Inbox::new(device, mailbox), conn }),
+            link: Some(Link { inbox: Inbox::new(manager, mailbox), conn }),
         })
     }
 
@@ -104,7 +106,7 @@ impl Connecting {
     /// # Errors
     /// As [`connect`](super::connect).
     pub fn try_finish(&mut self) -> Result<Option<Connection>, VerbsError> {
-        while let Some(event) = self.link.as_ref().and_then(|link| link.inbox.pop()) {
+        while let Some(event) = self.event()? {
             let qp = match (event, std::mem::replace(&mut self.stage, Stage::Done)) {
                 (CmEvent::Replied { reply, .. }, Stage::Asked(qp, options, mtu)) => {
                     self.private.clone_from(&reply.private);
@@ -129,6 +131,10 @@ impl Connecting {
         Ok(None)
     }
 
+    fn event(&self) -> Result<Option<CmEvent>, VerbsError> {
+        self.link.as_ref().map_or(Ok(None), |link| link.inbox.pop())
+    }
+
     /// The peer has accepted.
     fn finish(
         &self,
@@ -138,6 +144,8 @@ impl Connecting {
         reply: &Reply,
     ) -> Result<Qp, VerbsError> {
         let Some(link) = &self.link else { return Err(VerbsError::Cm(CmFailure::Ended)) };
+        let chosen = link.inbox.manager.chosen(link.conn);
+        let mtu = chosen.map_or(mtu, |chosen| chosen.mtu);
         let options = ConnectOptions {
             mtu: Some(mtu),
             max_rd_atomic: options.max_rd_atomic.min(reply.side.responder_resources),
@@ -145,14 +153,15 @@ impl Connecting {
             rnr_retry: reply.side.rnr_retry,
             ..*options
         };
-        match qp.connect_by_cm(&endpoint_of(&reply.side, self.peer, mtu), &options) {
+        let (peer, ours) = (endpoint_of(&reply.side, self.peer, mtu), chosen.map(|it| it.psn));
+        match qp.connect_by_cm(&peer, ours, &options) {
             Ok(qp) => {
-                link.inbox.device.cm_establish(link.conn)?;
+                link.inbox.manager.establish(link.conn)?;
                 Ok(qp)
             }
             Err((_, error)) => {
                 // Whether the peer still waits for an answer or not, it gets none but this.
-                let _ = link.inbox.device.cm_reject(link.conn, RejReason::CONSUMER, &[]);
+                let _ = link.inbox.manager.reject(link.conn, RejReason::CONSUMER, &[]);
                 Err(error)
             }
         }
@@ -234,19 +243,17 @@ impl Connection {
     /// # Errors
     /// As [`Qp::modify`]. That it has ended already is none.
     pub fn disconnect(&self) -> Result<(), VerbsError> {
-        self.link.inbox.device.cm_flush();
+        self.link.inbox.manager.flush();
         self.qp.modify(&ModifyAttr::state(QpState::Err))?;
-        match self.link.inbox.device.cm_disconnect(self.link.conn) {
-            Ok(()) | Err(CmError::Unknown) => Ok(()),
-            Err(error) => Err(error.into()),
-        }
+        self.link.inbox.manager.disconnect(self.link.conn)
     }
 
     /// Whether it has ended, whoever ended it. The device must be driven for that to be noticed.
     #[must_use]
     pub fn is_disconnected(&self) -> bool {
-        while let Some(event) = self.link.inbox.pop() {
-            if !matches!(event, CmEvent::Established { .. }) {
+        // That nothing more will come is an end, too.
+        while let Some(event) = self.link.inbox.pop().transpose() {
+            if !matches!(event, Ok(CmEvent::Established { .. })) {
                 self.ended.store(true, Ordering::Relaxed);
             }
         }
@@ -281,7 +288,7 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        self.link.inbox.device.cm_flush();
+        self.link.inbox.manager.flush();
     }
 }
 

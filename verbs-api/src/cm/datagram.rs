@@ -8,15 +8,14 @@ use std::time::Duration;
 use rocinante_stack::cm::{AskId, Asked, CmEvent, ListenerId, QueryId};
 use rocinante_stack::types::Qpn;
 use rocinante_stack::verbs::{Destination, QpType};
-use rocinante_stack::wire::cm::{PortSpace, ServiceId, SidrStatus};
+use rocinante_stack::wire::cm::SidrStatus;
 
-use super::inbox::{Inbox, Notifier, place};
-use super::{CmFailure, soft_device};
+use super::inbox::{Inbox, Notifier};
+use super::{CmFailure, Manager, Place};
 use crate::ah::Ah;
-use crate::context::{Context, Pd};
+use crate::context::{Context, Device, Pd};
 use crate::error::VerbsError;
 use crate::qp::{PeerPath, Qp};
-use crate::soft;
 
 /// The Q_Key that programs of `librdmacm` use for datagrams and multicast unless they say otherwise (`RDMA_UDP_QKEY`).
 pub const UDP_QKEY: u32 = 0x0123_4567;
@@ -24,6 +23,7 @@ pub const UDP_QKEY: u32 = 0x0123_4567;
 /// Listens on a port to those who ask for a queue pair for datagrams (`rdma_listen(3)` with `RDMA_PS_UDP`); dropping it refuses who waits.
 #[derive(Debug)]
 pub struct DatagramListener {
+    device: Device,
     inbox: Inbox,
     id: ListenerId,
     address: SocketAddr,
@@ -38,9 +38,11 @@ impl DatagramListener {
     /// # Errors
     /// As [`Listener::bind`](super::Listener::bind).
     pub fn bind(ctx: &Context, address: SocketAddr, backlog: usize) -> Result<Self, VerbsError> {
-        let (device, place) = place(ctx, PortSpace::Udp, address, backlog)?;
-        let (id, mailbox) = device.cm_listen_datagrams(&place)?;
-        let listener = Self { inbox: Inbox::new(device, mailbox), id, address };
+        let place = Place::of(&ctx.device, address, backlog)?;
+        let manager = ctx.device.manager();
+        let (id, mailbox) = manager.listen_datagrams(place)?;
+        let (device, inbox) = (ctx.device.clone(), Inbox::new(manager, mailbox));
+        let listener = Self { device, inbox, id, address };
         listener.inbox.fd()?;
         Ok(listener)
     }
@@ -56,9 +58,10 @@ impl DatagramListener {
     #[must_use]
     pub fn try_request(&self) -> Option<DatagramRequest> {
         loop {
-            if let CmEvent::Asked { ask, asked, .. } = self.inbox.pop()? {
-                let device = self.inbox.device.clone();
-                return Some(DatagramRequest { device, ask, asked, decided: false });
+            // A listener's mailbox does not fail.
+            if let CmEvent::Asked { ask, asked, .. } = self.inbox.pop().ok()?? {
+                let (device, manager) = (self.device.clone(), self.inbox.manager.clone());
+                return Some(DatagramRequest { device, manager, ask, asked, decided: false });
             }
         }
     }
@@ -87,14 +90,15 @@ impl AsRawFd for DatagramListener {
 
 impl Drop for DatagramListener {
     fn drop(&mut self) {
-        self.inbox.device.cm_unlisten_datagrams(self.id);
+        self.inbox.manager.unlisten_datagrams(self.id);
     }
 }
 
 /// A peer asks for a queue pair to which it can send datagrams. It asks again for some seconds; dropping the request refuses it.
 #[derive(Debug)]
 pub struct DatagramRequest {
-    device: Arc<soft::Device>,
+    device: Device,
+    manager: Arc<dyn Manager>,
     ask: AskId,
     asked: Box<Asked>,
     decided: bool,
@@ -130,7 +134,7 @@ impl DatagramRequest {
         if qp.qp_type() != QpType::Ud {
             return invalid("only a queue pair of type UD takes datagrams".into());
         }
-        if !Arc::ptr_eq(soft_device(qp.device())?, &self.device) {
+        if !self.device.is(qp.device()) {
             return invalid(
                 "the queue pair is another device's: make it on the one that listens".into(),
             );
@@ -145,7 +149,7 @@ impl DatagramRequest {
         let Some(qkey) = attr.qkey.filter(|_| state.receives()) else {
             return invalid(format!("the queue pair is in {state}: make it ready"));
         };
-        self.device.cm_answer(self.ask, Ok((qp.qpn(), qkey)), private_data)?;
+        self.manager.answer(self.ask, Ok((qp.qpn(), qkey)), private_data)?;
         self.decided = true;
         Ok(())
     }
@@ -156,7 +160,7 @@ impl DatagramRequest {
     /// [`VerbsError::Cm`] if that is too much, or the peer does not wait any more.
     pub fn reject(mut self, private_data: &[u8]) -> Result<(), VerbsError> {
         self.decided = true;
-        Ok(self.device.cm_answer(self.ask, Err(SidrStatus::REJECT), private_data)?)
+        self.manager.answer(self.ask, Err(SidrStatus::REJECT), private_data)
     }
 }
 
@@ -164,7 +168,7 @@ impl Drop for DatagramRequest {
     fn drop(&mut self) {
         if !self.decided {
             // Whether the peer still waits or not.
-            let _ = self.device.cm_answer(self.ask, Err(SidrStatus::REJECT), &[]);
+            let _ = self.manager.answer(self.ask, Err(SidrStatus::REJECT), &[]);
         }
     }
 }
@@ -233,24 +237,20 @@ impl Resolving {
     /// at most.
     ///
     /// # Errors
-    /// [`VerbsError::Cm`] for too much private data, too many questions, or an address of another family; [`VerbsError::Invalid`] for an index that the device has not, or
-    /// a device of the kernel.
+    /// [`VerbsError::Cm`] for too much private data, too many questions, or an address of another family; [`VerbsError::Invalid`] for an index that the device has not;
+    /// [`VerbsError::Hardware`] if the kernel's connection manager cannot be used.
     pub fn start(
         ctx: &Context,
         gid_index: usize,
         peer: SocketAddr,
         private_data: &[u8],
     ) -> Result<Self, VerbsError> {
-        let device = soft_device(&ctx.device)?.clone();
-        let Some(local) = device.gids.get(gid_index).copied() else {
+        let Some(local) = ctx.gids().get(gid_index).copied() else {
             return Err(VerbsError::Invalid(format!("there is no GID index {gid_index}")));
         };
-        #[allow(clippy::cast_possible_truncation)]
-        let source_port = 0x8000 | crate::context::random()? as u16;
-        let service = ServiceId::of_port(PortSpace::Udp, peer.port());
-        let way = (local, peer.ip());
-        let (query, mailbox) = device.cm_resolve(way, (service, source_port), private_data)?;
-        Ok(Self { inbox: Inbox::new(device, mailbox), query, gid_index, peer })
+        let manager = ctx.device.manager();
+        let (query, mailbox) = manager.resolve(local, peer, private_data)?;
+        Ok(Self { inbox: Inbox::new(manager, mailbox), query, gid_index, peer })
     }
 
     /// The answer, if it is there. The device must be driven meanwhile, by its background thread or [`Context::progress`]. Once this has returned
@@ -259,7 +259,7 @@ impl Resolving {
     /// # Errors
     /// As [`resolve`].
     pub fn try_finish(&mut self) -> Result<Option<DatagramService>, VerbsError> {
-        match self.inbox.pop() {
+        match self.inbox.pop()? {
             Some(CmEvent::Resolved { qpn, qkey, private, .. }) => {
                 let (gid_index, peer) = (self.gid_index, self.peer);
                 Ok(Some(DatagramService { gid_index, peer, qpn, qkey, private }))
@@ -300,7 +300,7 @@ impl Resolving {
 
 impl Drop for Resolving {
     fn drop(&mut self) {
-        self.inbox.device.cm_forget_query(self.query);
+        self.inbox.manager.forget_query(self.query);
     }
 }
 

@@ -1,31 +1,31 @@
 //! What all that the connection manager tells something to has in common: a place where it arrives, and ways to wait for it.
 
-use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rocinante_stack::cm::CmEvent;
-use rocinante_stack::wire::cm::{PortSpace, ServiceId};
 
-use super::soft_device;
-use crate::context::Context;
+use super::{Mailbox, Manager};
 use crate::error::VerbsError;
-use crate::soft::{self, Mailbox, Place};
 
 /// What the connection manager of a device says about one listener, connection or question.
 #[derive(Debug, Clone)]
 pub(super) struct Inbox {
-    pub(super) device: Arc<soft::Device>,
+    pub(super) manager: Arc<dyn Manager>,
     mailbox: Arc<Mailbox>,
 }
 
 impl Inbox {
-    pub(super) fn new(device: Arc<soft::Device>, mailbox: Arc<Mailbox>) -> Self {
-        Self { device, mailbox }
+    pub(super) fn new(manager: Arc<dyn Manager>, mailbox: Arc<Mailbox>) -> Self {
+        Self { manager, mailbox }
     }
 
-    pub(super) fn pop(&self) -> Option<CmEvent> {
+    /// The next event, if there is one.
+    ///
+    /// # Errors
+    /// Why there will be none.
+    pub(super) fn pop(&self) -> Result<Option<CmEvent>, VerbsError> {
         self.mailbox.pop()
     }
 
@@ -43,7 +43,7 @@ impl Inbox {
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return Err(VerbsError::TimedOut);
             }
-            self.device.cm_wait(&self.mailbox, deadline)?;
+            self.manager.wait(&self.mailbox, deadline)?;
         }
     }
 
@@ -75,24 +75,4 @@ impl AsRawFd for Notifier {
     fn as_raw_fd(&self) -> RawFd {
         self.as_fd().as_raw_fd()
     }
-}
-
-/// The device that is to listen, and where.
-pub(super) fn place(
-    ctx: &Context,
-    space: PortSpace,
-    address: SocketAddr,
-    backlog: usize,
-) -> Result<(Arc<soft::Device>, Place), VerbsError> {
-    let device = soft_device(&ctx.device)?;
-    let ip = (!address.ip().is_unspecified()).then_some(address.ip());
-    if let Some(ip) = ip.filter(|ip| !device.gids.contains(ip)) {
-        let why = format!("{} has not the address {ip}: see `rocinante devices`", device.name);
-        return Err(VerbsError::Invalid(why));
-    }
-    if address.port() == 0 {
-        return Err(VerbsError::Invalid("port 0 is none: choose one".into()));
-    }
-    let service = ServiceId::of_port(space, address.port());
-    Ok((device.clone(), Place { service, address: ip, backlog }))
 }

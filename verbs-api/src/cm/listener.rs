@@ -8,19 +8,19 @@ use std::time::Duration;
 use rocinante_stack::cm::{Accept, CmEvent, ConnId, ListenerId, Request as Asked};
 use rocinante_stack::types::Mtu;
 use rocinante_stack::verbs::QpType;
-use rocinante_stack::wire::cm::{PortSpace, RejReason, Transport};
+use rocinante_stack::wire::cm::{RejReason, Transport};
 
 use super::connection::Connecting;
-use super::inbox::{Inbox, place};
-use super::{Params, endpoint_of, side_of, soft_device, transport_of};
-use crate::context::Context;
+use super::inbox::Inbox;
+use super::{Manager, Params, Place, endpoint_of, side_of, transport_of};
+use crate::context::{Context, Device};
 use crate::error::VerbsError;
 use crate::qp::{ConnectOptions, PreparedQp};
-use crate::soft;
 
 /// Listens for connections on a port (`rdma_listen(3)`); dropping it rejects who waits.
 #[derive(Debug)]
 pub struct Listener {
+    device: Device,
     inbox: Inbox,
     id: ListenerId,
     address: SocketAddr,
@@ -33,12 +33,14 @@ impl Listener {
     /// The port is one of `RDMA_PS_TCP`, which has nothing to do with TCP's, and it is this device's.
     ///
     /// # Errors
-    /// [`VerbsError::Cm`] if somebody listens there already; [`VerbsError::Invalid`] for an address that the device has not, port 0,
-    /// or a device of the kernel; [`VerbsError::Io`] if there are no descriptors left.
+    /// [`VerbsError::Cm`] if somebody listens there already; [`VerbsError::Invalid`] for an address that the device has not, or port 0;
+    /// [`VerbsError::Hardware`] if the kernel's connection manager cannot be used; [`VerbsError::Io`] if there are no descriptors left.
     pub fn bind(ctx: &Context, address: SocketAddr, backlog: usize) -> Result<Self, VerbsError> {
-        let (device, place) = place(ctx, PortSpace::Tcp, address, backlog)?;
-        let (id, mailbox) = device.cm_listen(&place)?;
-        let listener = Self { inbox: Inbox::new(device, mailbox), id, address };
+        let place = Place::of(&ctx.device, address, backlog)?;
+        let manager = ctx.device.manager();
+        let (id, mailbox) = manager.listen(place)?;
+        let (device, inbox) = (ctx.device.clone(), Inbox::new(manager, mailbox));
+        let listener = Self { device, inbox, id, address };
         listener.inbox.fd()?;
         Ok(listener)
     }
@@ -54,9 +56,10 @@ impl Listener {
     #[must_use]
     pub fn try_request(&self) -> Option<Request> {
         loop {
-            if let CmEvent::Request { conn, request, .. } = self.inbox.pop()? {
-                let device = self.inbox.device.clone();
-                return Some(Request { device, conn, asked: request, decided: false });
+            // A listener's mailbox does not fail.
+            if let CmEvent::Request { conn, request, .. } = self.inbox.pop().ok()?? {
+                let (device, manager) = (self.device.clone(), self.inbox.manager.clone());
+                return Some(Request { device, manager, conn, asked: request, decided: false });
             }
         }
     }
@@ -85,14 +88,15 @@ impl AsRawFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        self.inbox.device.cm_unlisten(self.id);
+        self.inbox.manager.unlisten(self.id);
     }
 }
 
 /// A peer asks for a connection. It is patient for about a minute; dropping the request rejects it.
 #[derive(Debug)]
 pub struct Request {
-    device: Arc<soft::Device>,
+    device: Device,
+    manager: Arc<dyn Manager>,
     conn: ConnId,
     asked: Box<Asked>,
     decided: bool,
@@ -145,14 +149,14 @@ impl Request {
     pub fn accept(mut self, qp: PreparedQp, params: &Params) -> Result<Connecting, VerbsError> {
         if transport_of(&qp)? != self.asked.transport {
             self.decided = true;
-            self.device.cm_reject(self.conn, RejReason::INVALID_TRANSPORT_TYPE, &[])?;
+            self.manager.reject(self.conn, RejReason::INVALID_TRANSPORT_TYPE, &[])?;
             let (asked, has) = (self.qp_type(), qp.qp_type());
             let why = format!(
                 "the peer asks for {asked:?}, the queue pair is {has:?}: make it of the type that the request says"
             );
             return Err(VerbsError::Invalid(why));
         }
-        if !Arc::ptr_eq(soft_device(qp.device())?, &self.device) {
+        if !self.device.is(qp.device()) {
             let why = "the queue pair is another device's: make it on the one that listens";
             return Err(VerbsError::Invalid(why.into()));
         }
@@ -166,7 +170,7 @@ impl Request {
         }
         if self.asked.mtu > endpoint.mtu {
             self.decided = true;
-            self.device.cm_reject(self.conn, RejReason::INVALID_MTU, &[])?;
+            self.manager.reject(self.conn, RejReason::INVALID_MTU, &[])?;
             let why = format!(
                 "the peer asks for a path MTU of {}, the link takes {}: raise its MTU or lower the peer's",
                 self.asked.mtu, endpoint.mtu
@@ -175,14 +179,15 @@ impl Request {
         }
         let options = self.options(&params.options);
         let peer = endpoint_of(&self.asked.side, self.asked.peer, self.asked.mtu);
-        let qp = qp.connect_by_cm(&peer, &options).map_err(|(_, error)| error)?;
+        let ours = self.manager.chosen(self.conn).map(|chosen| chosen.psn);
+        let qp = qp.connect_by_cm(&peer, ours, &options).map_err(|(_, error)| error)?;
         let (serve, ask) = (options.max_dest_rd_atomic, options.max_rd_atomic);
         let side = side_of(&endpoint, serve, ask, params.options.rnr_retry, qp.srq().is_some());
         let accept = Accept { side, private: &params.private };
-        let mailbox = self.device.cm_accept(self.conn, &accept)?;
+        let mailbox = self.manager.accept(self.conn, &accept, &qp)?;
         self.decided = true;
         let private = std::mem::take(&mut self.asked.private);
-        let inbox = Inbox::new(self.device.clone(), mailbox);
+        let inbox = Inbox::new(self.manager.clone(), mailbox);
         Ok(Connecting::accepted((inbox, self.conn), qp, self.asked.peer, private))
     }
 
@@ -211,14 +216,14 @@ impl Request {
     /// [`VerbsError::Cm`] if that is too much, or the peer does not wait any more.
     pub fn reject(mut self, private_data: &[u8]) -> Result<(), VerbsError> {
         self.decided = true;
-        Ok(self.device.cm_reject(self.conn, RejReason::CONSUMER, private_data)?)
+        self.manager.reject(self.conn, RejReason::CONSUMER, private_data)
     }
 }
 
 impl Drop for Request {
     fn drop(&mut self) {
         if !self.decided {
-            self.device.cm_forget(self.conn);
+            self.manager.forget(self.conn);
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::fs;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
@@ -68,6 +68,57 @@ pub(super) fn no_library(why: &str) -> VerbsError {
     )
 }
 
+/// The library of the connection manager cannot be loaded.
+pub(super) fn no_cm_library(why: &str) -> VerbsError {
+    HardwareError::refused(
+        format!(
+            "queue pairs of the kernel's devices are connected through {}, which cannot be loaded",
+            ffi::rdmacm::SONAME
+        ),
+        io::Error::new(io::ErrorKind::NotFound, why.to_owned()),
+        "install it: `apt-get install librdmacm1` (Debian, Ubuntu), `dnf install librdmacm` (Fedora, RHEL), `apk add rdma-core` (Alpine)",
+    )
+}
+
+/// The kernel's connection manager cannot be opened.
+pub(super) fn no_cm(error: io::Error) -> VerbsError {
+    let problem = problem_with(Path::new("/dev/infiniband/rdma_cm"), "rdma_ucm");
+    let (error, advice) = problem.unwrap_or((error, String::new()));
+    HardwareError::refused("cannot open the kernel's connection manager", error, advice)
+}
+
+/// An address of the device cannot be used with the connection manager.
+pub(super) fn cannot_bind(address: SocketAddr, error: io::Error) -> VerbsError {
+    let advice = match address.ip() {
+        IpAddr::V6(ip) if ip.is_unicast_link_local() => {
+            "it is an address of a link only: use another of the device's (`rocinante devices`)"
+        }
+        _ => "has the device's interface this address still (`ip address`)?",
+    };
+    HardwareError::refused(format!("the kernel's connection manager at {address}"), error, advice)
+}
+
+/// The kernel's connection manager takes another device for the address.
+pub(super) fn another_device(
+    (name, port): &(String, u8),
+    address: IpAddr,
+    other: Option<(String, u8)>,
+) -> VerbsError {
+    let other = other.map_or("none".to_owned(), |(name, port)| format!("{name}, port {port}"));
+    HardwareError::refused(
+        format!(
+            "the kernel's connection manager takes another device than {name}, port {port}, for {address}: {other}"
+        ),
+        Errno::NODEV,
+        "give the devices different addresses, or open that one",
+    )
+}
+
+/// The kernel finds no way to a peer.
+pub(super) fn no_way(error: io::Error) -> VerbsError {
+    VerbsError::Path(error)
+}
+
 /// There is no device of that name.
 pub(super) fn no_device(name: &str) -> VerbsError {
     let interfaces: Vec<String> =
@@ -125,6 +176,11 @@ pub(super) fn cannot_open(device: &HardwareDevice, error: io::Error) -> VerbsErr
 
 /// What is wrong with a device's file, and what to do.
 fn file_problem(file: &Path) -> Option<(io::Error, String)> {
+    problem_with(file, "ib_uverbs")
+}
+
+/// What is wrong with a file that a module of the kernel serves, and what to do.
+fn problem_with(file: &Path, module: &str) -> Option<(io::Error, String)> {
     let error = fs::OpenOptions::new().read(true).write(true).open(file).err()?;
     let shown = file.display();
     let advice = match (error.kind(), fs::metadata(file)) {
@@ -136,7 +192,7 @@ fn file_problem(file: &Path) -> Option<(io::Error, String)> {
             meta.gid(),
         ),
         (io::ErrorKind::NotFound, _) => format!(
-            "its file {shown} does not exist: in a container pass it in (`docker run --device {shown} …`), else `modprobe ib_uverbs`"
+            "its file {shown} does not exist: in a container pass it in (`docker run --device {shown} …`), else `modprobe {module}`"
         ),
         _ => format!(
             "that is what opening {shown} says: in a container pass it in by `docker run --device {shown} …`"

@@ -1,8 +1,10 @@
-//! The hardware provider: devices of the kernel, used through the system's `libibverbs`, which is opened at run time.
+//! The hardware provider: devices of the kernel, used through the system's `libibverbs`, and connected through its `librdmacm`, which are opened at
+//! run time.
 //!
 //! Only `ffi` is unsafe, and `mr` passes its caller's promise on. Its handles own the library's objects; here they are given the meaning of our API.
 
 mod ah;
+mod cm;
 mod convert;
 mod error;
 mod ffi;
@@ -20,7 +22,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use rocinante_netdev::PortStats;
 use rocinante_stack::Budget;
 use rocinante_stack::stats::{Counters, Drops};
@@ -80,6 +82,8 @@ pub enum Atomics {
 /// An open device, and the one of its ports that is used.
 #[derive(Debug)]
 pub(crate) struct Device {
+    /// The connection manager, once it is used. Before the device: it goes first.
+    cm: Mutex<Option<cm::Cm>>,
     /// Address handles by their numbers. Before the device: they go first.
     ahs: RwLock<HashMap<AhId, ffi::Ah>>,
     /// Windows, which likewise go first.
@@ -161,6 +165,7 @@ impl Device {
         let gids = port.gids.iter().filter(|gid| address.is_none_or(|only| only == gid.address));
         let (gids, gid_indices) = gids.map(|gid| (gid.address, gid.index)).unzip();
         Ok(Arc::new(Self {
+            cm: Mutex::default(),
             ahs: RwLock::default(),
             optional: convert::optional(context.capabilities()),
             windows: RwLock::default(),

@@ -183,7 +183,8 @@ pub(crate) struct QpInitAttr<'a> {
 /// A queue pair; dropping it destroys it.
 #[derive(Debug)]
 pub(crate) struct Qp {
-    pub(super) raw: ffi::Qp,
+    /// Shared with the connection manager, which breaks it when the peer ends the connection.
+    pub(super) raw: Arc<ffi::Qp>,
     pub(super) groups: Mutex<Vec<Membership>>,
     pub(super) device: Arc<Device>,
     pub(super) state: StateCell,
@@ -215,7 +216,7 @@ impl Qp {
         let device = pd.device.clone();
         let (caps, qp_type, mtu) = (raw.caps(), attr.qp_type, device.active_mtu);
         Ok(Self {
-            raw,
+            raw: Arc::new(raw),
             groups: Mutex::default(),
             state: StateCell::default(),
             rules: SendRules { caps, qp_type, mtu },

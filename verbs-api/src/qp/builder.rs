@@ -228,6 +228,11 @@ impl PreparedQp {
         self.qp.post_recv(list)
     }
 
+    /// The queue pair, which is not ready yet.
+    pub(crate) fn qp(&self) -> &Qp {
+        &self.qp
+    }
+
     /// Its transport service.
     pub(crate) fn qp_type(&self) -> QpType {
         self.qp.qp_type()
@@ -253,13 +258,14 @@ impl PreparedQp {
     }
 
     /// As [`connect`](Self::connect), where each side has told the PSN that it wants to receive first, as the connection manager
-    /// does, and not the one that it will send first.
+    /// does, and not the one that it will send first: `ours`, if that is not the queue pair's own.
     pub(crate) fn connect_by_cm(
         self,
         peer: &Endpoint,
+        ours: Option<Psn>,
         options: &ConnectOptions,
     ) -> Result<Qp, (Box<Self>, VerbsError)> {
-        let psns = (peer.psn, self.qp.psn);
+        let psns = (peer.psn, ours.unwrap_or(self.qp.psn));
         self.connect_by(peer, psns, options)
     }
 

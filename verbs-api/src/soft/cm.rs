@@ -1,116 +1,28 @@
 //! The connection manager on a shard: what it wants to send, and whom its events concern.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::io;
-use std::net::IpAddr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Instant;
 
-use parking_lot::Mutex;
 use rocinante_netdev::{PathSpec, Port};
 use rocinante_stack::QpAttr;
 use rocinante_stack::cm::{
-    Accept, CmConfig, CmError, CmEvent, ConnId, Connect, ConnectionManager, ListenerId,
+    Accept, AskId, CmConfig, CmError, CmEvent, ConnId, Connect, ConnectionManager, ListenerId,
+    QueryId,
 };
 use rocinante_stack::stats::CmCounters;
 use rocinante_stack::types::{Qpn, Time};
 use rocinante_stack::verbs::QpState;
-use rocinante_stack::wire::cm::{RejReason, ServiceId};
+use rocinante_stack::wire::cm::{PortSpace, RejReason, ServiceId, SidrStatus};
 
 use super::Device;
 use super::shard::Shard;
 use super::sidr::Services;
+use crate::cm::{Chosen, Mailbox, Manager, Place};
 use crate::error::VerbsError;
-use crate::wake;
-
-/// Where and how a program listens.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Place {
-    pub(crate) service: ServiceId,
-    /// Of the device's addresses this one, or all of them.
-    pub(crate) address: Option<IpAddr>,
-    /// Who may wait for an answer at a time.
-    pub(crate) backlog: usize,
-}
-
-/// Events that wait for their owner, and a descriptor for those who want to sleep until there are some.
-#[derive(Debug, Default)]
-pub(crate) struct Mailbox {
-    events: Mutex<VecDeque<CmEvent>>,
-    /// Its last event was taken: the descriptor stays readable, for all who sleep on it. Changed under the lock of the events.
-    over: AtomicBool,
-    fd: OnceLock<OwnedFd>,
-}
-
-impl Mailbox {
-    pub(super) fn push(&self, event: CmEvent) {
-        let mut events = self.events.lock();
-        events.push_back(event);
-        if let Some(fd) = self.fd.get() {
-            wake::notify(fd);
-        }
-    }
-
-    pub(crate) fn pop(&self) -> Option<CmEvent> {
-        let mut events = self.events.lock();
-        let event = events.pop_front();
-        if event.as_ref().is_some_and(is_last) {
-            self.over.store(true, Ordering::Relaxed);
-        }
-        if events.is_empty()
-            && !self.over.load(Ordering::Relaxed)
-            && let Some(fd) = self.fd.get()
-        {
-            wake::clear(fd);
-        }
-        event
-    }
-
-    fn has_request(&self, of: ConnId) -> bool {
-        self.any(|event| matches!(event, CmEvent::Request { conn, .. } if *conn == of))
-    }
-
-    pub(super) fn any(&self, of: impl Fn(&CmEvent) -> bool) -> bool {
-        self.events.lock().iter().any(of)
-    }
-
-    /// Leaves out what nobody shall hear of any more.
-    pub(super) fn retain(&self, keep: impl Fn(&CmEvent) -> bool) {
-        self.events.lock().retain(keep);
-    }
-
-    /// A peer does not ask any more.
-    fn withdraw(&self, gone: ConnId) {
-        self.retain(|event| !matches!(event, CmEvent::Request { conn, .. } if *conn == gone));
-    }
-
-    /// Readable while there are events, and once the connection is over. Made when it is first asked for: few connections need one.
-    pub(crate) fn fd(&self) -> io::Result<BorrowedFd<'_>> {
-        if self.fd.get().is_none() {
-            let fd = wake::eventfd()?;
-            let events = self.events.lock();
-            let fd = self.fd.get_or_init(|| fd);
-            if !events.is_empty() || self.over.load(Ordering::Relaxed) {
-                wake::notify(fd);
-            }
-        }
-        Ok(self.fd.get().expect("just made").as_fd())
-    }
-}
-
-/// Whether nothing more comes of a connection.
-fn is_last(event: &CmEvent) -> bool {
-    matches!(
-        event,
-        CmEvent::Disconnected { .. }
-            | CmEvent::Rejected { .. }
-            | CmEvent::TimedOut { .. }
-            | CmEvent::Resolved { .. }
-            | CmEvent::Unresolved { .. }
-    )
-}
+use crate::qp::Qp;
 
 /// What the connection manager needs of its shard.
 #[derive(Debug, Default)]
@@ -310,15 +222,22 @@ impl Device {
         result
     }
 
-    pub(crate) fn cm_listen(&self, at: &Place) -> Result<(ListenerId, Arc<Mailbox>), CmError> {
+    pub(crate) fn cm_counters(&self) -> CmCounters {
+        *self.core.hold().cm().counters()
+    }
+}
+
+impl Manager for Device {
+    fn listen(&self, place: Place) -> Result<(ListenerId, Arc<Mailbox>), VerbsError> {
+        let service = ServiceId::of_port(PortSpace::Tcp, place.port);
         let mut shard = self.core.hold();
-        let listener = shard.cm().listen(at.service, at.address, at.backlog)?;
+        let listener = shard.cm().listen(service, place.address, place.backlog)?;
         let mailbox = Arc::new(Mailbox::default());
         shard.post.listeners.insert(listener, mailbox.clone());
         Ok((listener, mailbox))
     }
 
-    pub(crate) fn cm_unlisten(&self, listener: ListenerId) {
+    fn unlisten(&self, listener: ListenerId) {
         let mut shard = self.core.hold();
         let mailbox = shard.post.listeners.remove(&listener);
         let now = shard.now();
@@ -328,7 +247,7 @@ impl Device {
         shard.serve_cm(now);
     }
 
-    pub(crate) fn cm_connect(&self, ask: &Connect<'_>) -> Result<(ConnId, Arc<Mailbox>), CmError> {
+    fn connect(&self, ask: &Connect<'_>, _qp: &Qp) -> Result<(ConnId, Arc<Mailbox>), VerbsError> {
         let mut shard = self.core.hold();
         let now = shard.now();
         let conn = shard.cm().connect(now, ask)?;
@@ -337,11 +256,16 @@ impl Device {
         Ok((conn, mailbox))
     }
 
-    pub(crate) fn cm_accept(
+    fn chosen(&self, _conn: ConnId) -> Option<Chosen> {
+        None
+    }
+
+    fn accept(
         &self,
         conn: ConnId,
         accept: &Accept<'_>,
-    ) -> Result<Arc<Mailbox>, CmError> {
+        _qp: &Qp,
+    ) -> Result<Arc<Mailbox>, VerbsError> {
         let mut shard = self.core.hold();
         let now = shard.now();
         shard.cm().accept(now, conn, accept)?;
@@ -351,41 +275,63 @@ impl Device {
         Ok(mailbox)
     }
 
-    pub(crate) fn cm_reject(
-        &self,
-        conn: ConnId,
-        reason: RejReason,
-        private: &[u8],
-    ) -> Result<(), CmError> {
-        self.with_cm(|cm, _| cm.reject(conn, reason, private))
+    fn reject(&self, conn: ConnId, reason: RejReason, private: &[u8]) -> Result<(), VerbsError> {
+        Ok(self.with_cm(|cm, _| cm.reject(conn, reason, private))?)
     }
 
-    pub(crate) fn cm_establish(&self, conn: ConnId) -> Result<(), CmError> {
-        self.with_cm(|cm, _| cm.establish(conn, &[]))
+    fn establish(&self, conn: ConnId) -> Result<(), VerbsError> {
+        Ok(self.with_cm(|cm, _| cm.establish(conn, &[]))?)
     }
 
-    /// Sends what waits for company: once the queue pair is in the error state the peer would never get it.
-    pub(crate) fn cm_flush(&self) {
+    fn flush(&self) {
         let mut shard = self.core.hold();
         self.core.take_staged(&mut shard);
         let now = shard.now();
         shard.transmit(now);
     }
 
-    pub(crate) fn cm_disconnect(&self, conn: ConnId) -> Result<(), CmError> {
-        self.with_cm(|cm, now| cm.disconnect(now, conn, &[]))
+    fn disconnect(&self, conn: ConnId) -> Result<(), VerbsError> {
+        match self.with_cm(|cm, now| cm.disconnect(now, conn, &[])) {
+            Ok(()) | Err(CmError::Unknown) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
     }
 
-    pub(crate) fn cm_forget(&self, conn: ConnId) {
+    fn forget(&self, conn: ConnId) {
         self.with_cm(|cm, now| cm.forget(now, conn));
     }
 
-    pub(crate) fn cm_counters(&self) -> CmCounters {
-        *self.core.hold().cm().counters()
+    fn listen_datagrams(&self, place: Place) -> Result<(ListenerId, Arc<Mailbox>), VerbsError> {
+        Ok(self.cm_listen_datagrams(place)?)
     }
 
-    /// Sleeps until the mailbox has something, or `until`, and drives the device meanwhile.
-    pub(crate) fn cm_wait(&self, mailbox: &Mailbox, until: Option<Instant>) -> io::Result<()> {
+    fn unlisten_datagrams(&self, listener: ListenerId) {
+        self.cm_unlisten_datagrams(listener);
+    }
+
+    fn answer(
+        &self,
+        ask: AskId,
+        answer: Result<(Qpn, u32), SidrStatus>,
+        private: &[u8],
+    ) -> Result<(), VerbsError> {
+        Ok(self.with_cm(|cm, now| cm.answer(now, ask, answer, private))?)
+    }
+
+    fn resolve(
+        &self,
+        local: IpAddr,
+        peer: SocketAddr,
+        private: &[u8],
+    ) -> Result<(QueryId, Arc<Mailbox>), VerbsError> {
+        self.cm_resolve(local, peer, private)
+    }
+
+    fn forget_query(&self, query: QueryId) {
+        self.cm_forget_query(query);
+    }
+
+    fn wait(&self, mailbox: &Mailbox, until: Option<Instant>) -> io::Result<()> {
         let fd = mailbox.fd()?;
         self.core.wait(fd, until);
         Ok(())

@@ -28,7 +28,6 @@ use rocinante_stack::types::Mtu;
 use rocinante_stack::{Budget, Engine, EngineConfig};
 
 pub(crate) use self::ah::Ah;
-pub(crate) use self::cm::{Mailbox, Place};
 use self::core::Core;
 pub(crate) use self::cq::{Channel, Cq};
 use self::host::Host;

@@ -1,16 +1,16 @@
 //! Datagram services on a shard: who is asked, and who has asked.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use rocinante_stack::cm::{AskId, CmError, CmEvent, ListenerId, QueryId};
-use rocinante_stack::types::Qpn;
-use rocinante_stack::wire::cm::{ServiceId, SidrStatus};
+use rocinante_stack::wire::cm::{PortSpace, ServiceId, SidrStatus};
 
 use super::Device;
-use super::cm::{Mailbox, Place};
 use super::shard::Shard;
+use crate::cm::{Mailbox, Place};
+use crate::error::VerbsError;
 
 /// Whom events of datagram services concern.
 #[derive(Debug, Default)]
@@ -52,18 +52,19 @@ fn is_asked(event: &CmEvent, of: AskId) -> bool {
 }
 
 impl Device {
-    pub(crate) fn cm_listen_datagrams(
+    pub(super) fn cm_listen_datagrams(
         &self,
-        at: &Place,
+        place: Place,
     ) -> Result<(ListenerId, Arc<Mailbox>), CmError> {
+        let service = ServiceId::of_port(PortSpace::Udp, place.port);
         let mut shard = self.core.hold();
-        let listener = shard.cm().listen_datagrams(at.service, at.address, at.backlog)?;
+        let listener = shard.cm().listen_datagrams(service, place.address, place.backlog)?;
         let mailbox = Arc::new(Mailbox::default());
         shard.post.services.listeners.insert(listener, mailbox.clone());
         Ok((listener, mailbox))
     }
 
-    pub(crate) fn cm_unlisten_datagrams(&self, listener: ListenerId) {
+    pub(super) fn cm_unlisten_datagrams(&self, listener: ListenerId) {
         let mut shard = self.core.hold();
         let mailbox = shard.post.services.listeners.remove(&listener);
         let now = shard.now();
@@ -73,31 +74,26 @@ impl Device {
         shard.serve_cm(now);
     }
 
-    pub(crate) fn cm_answer(
+    pub(super) fn cm_resolve(
         &self,
-        ask: AskId,
-        answer: Result<(Qpn, u32), SidrStatus>,
+        local: IpAddr,
+        peer: SocketAddr,
         private: &[u8],
-    ) -> Result<(), CmError> {
-        self.with_cm(|cm, now| cm.answer(now, ask, answer, private))
-    }
-
-    pub(crate) fn cm_resolve(
-        &self,
-        way: (IpAddr, IpAddr),
-        service: (ServiceId, u16),
-        private: &[u8],
-    ) -> Result<(QueryId, Arc<Mailbox>), CmError> {
+    ) -> Result<(QueryId, Arc<Mailbox>), VerbsError> {
+        let service = ServiceId::of_port(PortSpace::Udp, peer.port());
+        #[allow(clippy::cast_possible_truncation)]
+        let source_port = 0x8000 | crate::context::random()? as u16;
         let mut shard = self.core.hold();
         let now = shard.now();
-        let query = shard.cm().resolve(now, way, service, private)?;
+        let way = (local, peer.ip());
+        let query = shard.cm().resolve(now, way, (service, source_port), private)?;
         let mailbox = Arc::new(Mailbox::default());
         shard.post.services.queries.insert(query, mailbox.clone());
         shard.serve_cm(now);
         Ok((query, mailbox))
     }
 
-    pub(crate) fn cm_forget_query(&self, query: QueryId) {
+    pub(super) fn cm_forget_query(&self, query: QueryId) {
         let mut shard = self.core.hold();
         shard.post.services.queries.remove(&query);
         shard.cm().forget_query(query);

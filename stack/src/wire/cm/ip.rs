@@ -39,6 +39,8 @@ pub enum PortSpace {
     Tcp,
     /// `RDMA_PS_UDP`: datagrams.
     Udp,
+    /// `RDMA_PS_IB`: any service; the kernel's connection manager has unreliable connections nowhere else.
+    Ib,
 }
 
 impl PortSpace {
@@ -48,6 +50,7 @@ impl PortSpace {
         match self {
             Self::Tcp => 0x0106,
             Self::Udp => 0x0111,
+            Self::Ib => 0x013f,
         }
     }
 }
@@ -64,6 +67,16 @@ impl ServiceId {
         Self((space.number() as u64) << 16 | port as u64)
     }
 
+    /// Where somebody listens for it: whoever listens to a port of [`PortSpace::Tcp`] is asked by the same port of [`PortSpace::Ib`], too, because Linux has
+    /// unreliable connections only there (`ucma_get_qp_type` of `drivers/infiniband/core/ucma.c`).
+    #[must_use]
+    pub const fn listened(self) -> Self {
+        match self.port() {
+            Some((PortSpace::Ib, port)) => Self::of_port(PortSpace::Tcp, port),
+            _ => self,
+        }
+    }
+
     /// Port space and port, if it is one of `rdma_cm` that is known here.
     #[must_use]
     pub const fn port(self) -> Option<(PortSpace, u16)> {
@@ -72,6 +85,7 @@ impl ServiceId {
         match self.0 >> 16 {
             0x0106 => Some((PortSpace::Tcp, port)),
             0x0111 => Some((PortSpace::Udp, port)),
+            0x013f => Some((PortSpace::Ib, port)),
             _ => None,
         }
     }
@@ -80,7 +94,7 @@ impl ServiceId {
 impl fmt::Display for ServiceId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.port() {
-            Some((PortSpace::Tcp, port)) => write!(f, "port {port}"),
+            Some((PortSpace::Tcp | PortSpace::Ib, port)) => write!(f, "port {port}"),
             Some((PortSpace::Udp, port)) => write!(f, "datagram port {port}"),
             None => write!(f, "0x{:016x}", self.0),
         }
@@ -196,6 +210,11 @@ mod tests {
         assert_eq!(id.port(), Some((PortSpace::Tcp, 7471)));
         assert_eq!(ServiceId(0x0000_0000_0111_1c37).port(), Some((PortSpace::Udp, 7223)));
         assert_eq!(ServiceId(0x0100_0000_0106_1d2f).port(), None);
+        // Who listens for reliable connections is asked for unreliable ones, too.
+        assert_eq!(ServiceId(0x0000_0000_013f_1d2f).listened(), id);
+        for other in [id, ServiceId(0x0000_0000_0111_1c37), ServiceId(7)] {
+            assert_eq!(other.listened(), other);
+        }
     }
 
     #[test]

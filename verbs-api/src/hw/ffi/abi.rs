@@ -6,7 +6,6 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
-use std::mem::{offset_of, size_of};
 
 use rocinante_stack::mem::Sge;
 
@@ -320,6 +319,13 @@ pub(in crate::hw) struct QpAttr {
     _rate_limit: u32,
 }
 
+impl QpAttr {
+    /// For this state of `enum ibv_qp_state`.
+    pub(in crate::hw) fn to(state: c_int) -> Self {
+        Self { qp_state: state, ..Self::default() }
+    }
+}
+
 /// Bits of `enum ibv_qp_attr_mask`.
 pub(in crate::hw) mod mask {
     use std::ffi::c_int;
@@ -456,15 +462,17 @@ macro_rules! assert_layout {
     ($($name:ty: $size:literal { $($field:ident $offset:literal)* })*) => {
         const _: () = {
             $(
-                assert!(size_of::<$name>() == $size, concat!(stringify!($name), " has another size"));
+                assert!(std::mem::size_of::<$name>() == $size, concat!(stringify!($name), " has another size"));
                 $(assert!(
-                    offset_of!($name, $field) == $offset,
+                    std::mem::offset_of!($name, $field) == $offset,
                     concat!(stringify!($name), ".", stringify!($field), " is elsewhere"),
                 );)*
             )*
         };
     };
 }
+
+pub(super) use assert_layout;
 
 // On the 64-bit systems that there are; what is only read has no size of its own.
 #[cfg(target_pointer_width = "64")]

@@ -2,7 +2,6 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
-use std::sync::OnceLock;
 
 use super::abi::{
     Ah, AhAttr, AsyncEvent, CompChannel, Context, Cq, Device, DeviceAttr, Mr, Pd, PortAttr, Qp,
@@ -12,8 +11,10 @@ use super::abi::{
 /// The name under which the dynamic linker finds it.
 pub(in crate::hw) const SONAME: &str = "libibverbs.so.1";
 
+/// Declares the functions of a library that are used, those that older versions lack behind `optional:`. It is opened when it is first needed, and never closed.
 macro_rules! library {
     (
+        $soname:expr;
         $( fn $name:ident($($argument:ty),*) $(-> $result:ty)?; )*
         optional: $( fn $newer:ident($($newer_argument:ty),*) -> $newer_result:ty; )*
     ) => {
@@ -21,34 +22,41 @@ macro_rules! library {
         #[derive(Debug)]
         pub(in crate::hw) struct Library {
             $( pub(super) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?, )*
-            /// Not in libraries before rdma-core 24, which have no extended queue pairs.
-            pub(super) ibv_qp_to_qp_ex: Option<unsafe extern "C" fn(*mut Qp) -> *mut c_void>,
             $( pub(super) $newer: Option<unsafe extern "C" fn($($newer_argument),*) -> $newer_result>, )*
         }
 
         impl Library {
             fn load() -> Result<Self, String> {
-                // SAFETY: the constructors of the system's libibverbs may run on any thread.
-                let handle = unsafe { libloading::Library::new(SONAME) };
+                let reason = $crate::hw::ffi::library::reason;
+                // SAFETY: the constructors of the system's RDMA libraries may run on any thread.
+                let handle = unsafe { libloading::Library::new($soname) };
                 let handle = handle.map_err(|error| reason(&error))?;
                 let library = Self {
-                    // SAFETY: the type is that of the function in `verbs.h`, which has not changed since the
-                    // version node IBVERBS_1.1, whose symbols are the default ones.
+                    // SAFETY: the type is that of the function in the library's header, of which there is one version, or which has
+                    // not changed since the version node IBVERBS_1.1, whose symbols are the default ones.
                     $( $name: *unsafe { handle.get(stringify!($name)) }.map_err(|error| reason(&error))?, )*
                     // SAFETY: as above.
-                    ibv_qp_to_qp_ex: unsafe { handle.get("ibv_qp_to_qp_ex") }.ok().map(|found| *found),
-                    // SAFETY: as above; there is one version of each.
                     $( $newer: unsafe { handle.get(stringify!($newer)) }.ok().map(|found| *found), )*
                 };
                 // The functions are called until the process ends.
                 std::mem::forget(handle);
                 Ok(library)
             }
+
+            /// The library, loaded once; or why it cannot be.
+            pub(in crate::hw) fn get() -> Result<&'static Self, &'static str> {
+                static LIBRARY: std::sync::OnceLock<Result<Library, String>> =
+                    std::sync::OnceLock::new();
+                LIBRARY.get_or_init(Self::load).as_ref().map_err(String::as_str)
+            }
         }
     };
 }
 
+pub(super) use library;
+
 library! {
+    SONAME;
     fn ibv_get_device_list(*mut c_int) -> *mut *mut Device;
     fn ibv_free_device_list(*mut *mut Device);
     fn ibv_get_device_name(*mut Device) -> *const c_char;
@@ -83,18 +91,11 @@ library! {
     fn ibv_detach_mcast(*mut Qp, *const [u8; 16], u16) -> c_int;
 
     optional:
+    fn ibv_qp_to_qp_ex(*mut Qp) -> *mut c_void;
     fn ibv_reg_mr_iova2(*mut Pd, *mut c_void, usize, u64, c_uint) -> *mut Mr;
 }
 
 /// What the dynamic linker says.
-fn reason(error: &libloading::Error) -> String {
+pub(super) fn reason(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
-}
-
-impl Library {
-    /// The library, loaded once; or why it cannot be.
-    pub(in crate::hw) fn get() -> Result<&'static Self, &'static str> {
-        static LIBRARY: OnceLock<Result<Library, String>> = OnceLock::new();
-        LIBRARY.get_or_init(Self::load).as_ref().map_err(String::as_str)
-    }
 }

@@ -1,7 +1,7 @@
-//! Everything unsafe about the system's `libibverbs`: loading it, and handles that own its objects.
+//! Everything unsafe about the system's `libibverbs` and `librdmacm`: loading them, and handles that own their objects.
 //!
 //! A handle keeps what it depends on alive, so that objects go in the order in which the library wants it. All
-//! of the library's functions may be called from any thread.
+//! of the libraries' functions may be called from any thread.
 
 pub(super) mod abi;
 mod extended;
@@ -9,6 +9,7 @@ mod library;
 mod memory;
 mod objects;
 mod post;
+pub(super) mod rdmacm;
 
 pub(super) use self::extended::SendOps;
 pub(super) use self::library::{Library, SONAME};

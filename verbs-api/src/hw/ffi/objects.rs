@@ -30,7 +30,7 @@ pub(super) fn made<T>(pointer: *mut T) -> io::Result<NonNull<T>> {
 
 /// # Safety
 /// `fd` must stay open for the lifetime that the caller gives it.
-unsafe fn nonblocking(fd: c_int) -> io::Result<()> {
+pub(super) unsafe fn nonblocking(fd: c_int) -> io::Result<()> {
     // SAFETY: passed on; it is not used after this function.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
     Ok(fcntl_setfl(fd, fcntl_getfl(fd)? | OFlags::NONBLOCK)?)

@@ -1,0 +1,120 @@
+//! Where what happens to a connection, or comes to a listener, waits for the program.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+use rocinante_stack::cm::{CmEvent, ConnId};
+
+use crate::error::VerbsError;
+use crate::wake;
+
+/// Events that wait for their owner, and a descriptor for those who want to sleep until there are some.
+#[derive(Debug, Default)]
+pub(crate) struct Mailbox {
+    /// What happened; or why nothing more will.
+    events: Mutex<VecDeque<Result<CmEvent, VerbsError>>>,
+    /// Its last event was taken: the descriptor stays readable, for all who sleep on it. Changed under the lock of the events.
+    over: AtomicBool,
+    fd: OnceLock<OwnedFd>,
+}
+
+impl Mailbox {
+    pub(crate) fn push(&self, event: CmEvent) {
+        self.put(Ok(event));
+    }
+
+    /// Nothing more comes, and this is why.
+    pub(crate) fn fail(&self, why: VerbsError) {
+        self.put(Err(why));
+    }
+
+    fn put(&self, event: Result<CmEvent, VerbsError>) {
+        let mut events = self.events.lock();
+        events.push_back(event);
+        if let Some(fd) = self.fd.get() {
+            wake::notify(fd);
+        }
+    }
+
+    /// The next event, if there is one.
+    ///
+    /// # Errors
+    /// Why there will be none.
+    pub(crate) fn pop(&self) -> Result<Option<CmEvent>, VerbsError> {
+        let mut events = self.events.lock();
+        let event = events.pop_front();
+        if event.as_ref().is_some_and(is_last) {
+            self.over.store(true, Ordering::Relaxed);
+        }
+        if events.is_empty()
+            && !self.over.load(Ordering::Relaxed)
+            && let Some(fd) = self.fd.get()
+        {
+            wake::clear(fd);
+        }
+        event.transpose()
+    }
+
+    /// How many events wait.
+    pub(crate) fn len(&self) -> usize {
+        self.events.lock().len()
+    }
+
+    /// The connections and questions that a listener's program has not taken yet.
+    pub(crate) fn numbers(&self) -> Vec<u32> {
+        let number = |event: &CmEvent| match event {
+            CmEvent::Request { conn, .. } => Some(conn.0.0),
+            CmEvent::Asked { ask, .. } => Some(ask.0),
+            _ => None,
+        };
+        self.events.lock().iter().flatten().filter_map(number).collect()
+    }
+
+    pub(crate) fn has_request(&self, of: ConnId) -> bool {
+        self.any(|event| matches!(event, CmEvent::Request { conn, .. } if *conn == of))
+    }
+
+    pub(crate) fn any(&self, of: impl Fn(&CmEvent) -> bool) -> bool {
+        self.events.lock().iter().flatten().any(of)
+    }
+
+    /// Leaves out what nobody shall hear of any more.
+    pub(crate) fn retain(&self, keep: impl Fn(&CmEvent) -> bool) {
+        self.events.lock().retain(|event| event.as_ref().map_or(true, &keep));
+    }
+
+    /// A peer does not ask any more.
+    pub(crate) fn withdraw(&self, gone: ConnId) {
+        self.retain(|event| !matches!(event, CmEvent::Request { conn, .. } if *conn == gone));
+    }
+
+    /// Readable while there are events, and once the connection is over. Made when it is first asked for: few connections need one.
+    pub(crate) fn fd(&self) -> io::Result<BorrowedFd<'_>> {
+        if self.fd.get().is_none() {
+            let fd = wake::eventfd()?;
+            let events = self.events.lock();
+            let fd = self.fd.get_or_init(|| fd);
+            if !events.is_empty() || self.over.load(Ordering::Relaxed) {
+                wake::notify(fd);
+            }
+        }
+        Ok(self.fd.get().expect("just made").as_fd())
+    }
+}
+
+/// Whether nothing more comes of a connection.
+fn is_last(event: &Result<CmEvent, VerbsError>) -> bool {
+    matches!(
+        event,
+        Err(_)
+            | Ok(CmEvent::Disconnected { .. }
+                | CmEvent::Rejected { .. }
+                | CmEvent::TimedOut { .. }
+                | CmEvent::Resolved { .. }
+                | CmEvent::Unresolved { .. })
+    )
+}

@@ -1,0 +1,345 @@
+//! What the kernel tells.
+
+use std::io;
+use std::mem;
+
+use rocinante_stack::cm::{Asked, CmEvent, Ended, QpSide, Reply, Request};
+use rocinante_stack::types::{Mtu, Psn, Qpn};
+use rocinante_stack::verbs::QpState;
+use rocinante_stack::wire::cm::{PortSpace, RejReason, ServiceId, SidrStatus, Transport};
+use rustix::io::Errno;
+
+use super::super::ffi::abi::{QpAttr, mask};
+use super::super::ffi::rdmacm::{Event, Id, Param, Path, event};
+use super::super::{convert, error};
+use super::{Conn, Query, Shared, Stage, Table, ask_id, conn_id, listener_id, query_id};
+use crate::cm::Chosen;
+use crate::error::VerbsError;
+use crate::wake;
+
+/// How long the kernel may look for the way, in milliseconds.
+const FINDING: i32 = 5000;
+
+/// What is no longer needed: it is dropped when the table is not locked any more, because destroying an identifier is a call into the kernel.
+#[derive(Default)]
+struct Gone {
+    _conn: Option<Conn>,
+    _query: Option<Query>,
+    _id: Option<Id>,
+}
+
+impl From<Option<Conn>> for Gone {
+    fn from(conn: Option<Conn>) -> Self {
+        Self { _conn: conn, ..Self::default() }
+    }
+}
+
+impl From<Option<Query>> for Gone {
+    fn from(query: Option<Query>) -> Self {
+        Self { _query: query, ..Self::default() }
+    }
+}
+
+impl From<Option<Id>> for Gone {
+    fn from(id: Option<Id>) -> Self {
+        Self { _id: id, ..Self::default() }
+    }
+}
+
+impl Shared {
+    /// Takes events until it is told to stop.
+    pub(super) fn serve(&self) {
+        use std::os::fd::AsFd;
+        loop {
+            wake::wait(Some((self.channel.fd(), false)), self.stop.as_fd(), None);
+            if wake::take(&self.stop) {
+                return;
+            }
+            loop {
+                match self.channel.next_event() {
+                    Ok(Some(event)) => {
+                        let gone = self.handle(event);
+                        drop(gone);
+                    }
+                    Ok(None) => break,
+                    Err(error) if error.raw_os_error() == Some(Errno::INTR.raw_os_error()) => {}
+                    Err(error) => return self.fail(&error),
+                }
+            }
+        }
+    }
+
+    /// The kernel tells nothing any more.
+    fn fail(&self, why: &io::Error) {
+        let table = mem::take(&mut *self.table.lock());
+        let again = || io::Error::from_raw_os_error(why.raw_os_error().unwrap_or_default());
+        for mailbox in table.conns.values().map(|conn| &conn.mailbox) {
+            mailbox.fail(error::failed("rdma_get_cm_event", again()));
+        }
+        for mailbox in table.queries.values().map(|query| &query.mailbox) {
+            mailbox.fail(error::failed("rdma_get_cm_event", again()));
+        }
+    }
+
+    fn handle(&self, event: Event) -> Gone {
+        let Ok(number) = u32::try_from(event.number) else { return Gone::default() };
+        let mut table = self.table.lock();
+        if event.kind == event::CONNECT_REQUEST {
+            self.requested(&mut table, number, event).into()
+        } else if table.conns.contains_key(&number) {
+            self.of_conn(&mut table, number, event).into()
+        } else if table.queries.contains_key(&number) {
+            self.of_query(&mut table, number, event).into()
+        } else if event.kind == event::DEVICE_REMOVAL {
+            // Of what listens, or waits for an answer.
+            table.listeners.remove(&number);
+            table.asks.remove(&number).into()
+        } else {
+            Gone::default()
+        }
+    }
+
+    /// A peer asks. Returns its identifier if it is to be dropped, which tells the peer.
+    fn requested(&self, table: &mut Table, listener: u32, event: Event) -> Option<Id> {
+        let id = event.id?;
+        let (local, peer) = id.addresses()?;
+        let Some(listening) = table.listeners.get(&listener) else { return Some(id) };
+        let (mailbox, backlog) = (listening.mailbox.clone(), listening.backlog);
+        if self.check(&id, local.ip()).is_err() {
+            return Some(id);
+        }
+        if id.is_datagrams() {
+            if mailbox.len() >= backlog {
+                return Some(id);
+            }
+            let number = table.number();
+            id.set_number(number.into());
+            let service = ServiceId::of_port(PortSpace::Udp, local.port());
+            let asked = Asked { local: local.ip(), peer, service, private: event.private };
+            table.asks.insert(number, id);
+            let (listener, ask) = (listener_id(listener), ask_id(number));
+            mailbox.push(CmEvent::Asked { listener, ask, asked: Box::new(asked) });
+            return None;
+        }
+        let Ok(agreed) = Agreed::of(&id) else { return Some(id) };
+        if table.waiting(listener) >= backlog {
+            return Some(id);
+        }
+        let number = table.number();
+        id.set_number(number.into());
+        let transport = if id.is_unreliable() { Transport::Uc } else { Transport::Rc };
+        let request = Request {
+            local: local.ip(),
+            peer,
+            service: ServiceId::of_port(PortSpace::Tcp, local.port()),
+            side: agreed.side(&event.param),
+            transport,
+            mtu: agreed.mtu,
+            ack_timeout: agreed.timeout,
+            retry_count: agreed.retry_count,
+            traffic_class: agreed.traffic_class,
+            private: event.private,
+        };
+        let stage = Stage::Requested(listener);
+        let chosen = Some(agreed.chosen());
+        let conn = Conn { id, stage, mailbox, qp: std::sync::Weak::new(), chosen };
+        let mailbox = conn.mailbox.clone();
+        table.conns.insert(number, conn);
+        let (listener, conn) = (listener_id(listener), conn_id(number));
+        mailbox.push(CmEvent::Request { listener, conn, request: Box::new(request) });
+        None
+    }
+
+    /// Returns the connection if it is over.
+    fn of_conn(&self, table: &mut Table, number: u32, event: Event) -> Option<Conn> {
+        let conn = table.conns.get_mut(&number)?;
+        let id = conn_id(number);
+        let over: Result<CmEvent, VerbsError> = match event.kind {
+            event::ADDR_RESOLVED => match conn.find_route() {
+                Ok(()) => return None,
+                Err(error) => Err(error),
+            },
+            event::ROUTE_RESOLVED => match conn.ask() {
+                Ok(()) => return None,
+                Err(error) => Err(error::failed("rdma_connect", error)),
+            },
+            event::CONNECT_RESPONSE => match Agreed::of(&conn.id) {
+                Ok(agreed) => {
+                    conn.stage = Stage::Replied;
+                    conn.chosen = Some(agreed.chosen());
+                    let side = agreed.side(&event.param);
+                    let reply = Reply { side, target_ack_delay: 0, private: event.private };
+                    conn.mailbox.push(CmEvent::Replied { conn: id, reply: Box::new(reply) });
+                    return None;
+                }
+                Err(error) => Err(error::failed("rdma_init_qp_attr", error)),
+            },
+            event::ESTABLISHED => {
+                if matches!(conn.stage, Stage::Accepted(_)) {
+                    conn.stage = Stage::Established;
+                    conn.mailbox.push(CmEvent::Established { conn: id });
+                }
+                return None;
+            }
+            event::REJECTED => {
+                let reason = RejReason(u16::try_from(event.status).unwrap_or(0));
+                Ok(CmEvent::Rejected { conn: id, reason, private: event.private })
+            }
+            event::DISCONNECTED => {
+                conn.end();
+                Ok(CmEvent::Disconnected { conn: id, ended: Ended::ByPeer })
+            }
+            event::ADDR_ERROR | event::ROUTE_ERROR | event::CONNECT_ERROR | event::UNREACHABLE => {
+                failure(event.status).map(|()| CmEvent::TimedOut { conn: id })
+            }
+            event::DEVICE_REMOVAL => Err(error::failed("the device", Errno::NODEV.into())),
+            _ => return None,
+        };
+        if matches!(conn.stage, Stage::Requested(_)) {
+            // Nobody has to decide any more; whoever has taken it hears when deciding.
+            conn.mailbox.withdraw(id);
+        } else {
+            match over {
+                Ok(event) => conn.mailbox.push(event),
+                Err(why) => conn.mailbox.fail(why),
+            }
+        }
+        table.conns.remove(&number)
+    }
+
+    /// Returns the query if it is over.
+    fn of_query(&self, table: &mut Table, number: u32, event: Event) -> Option<Query> {
+        let query = table.queries.get(&number)?;
+        let id = query_id(number);
+        let over = match event.kind {
+            event::ADDR_RESOLVED => match find_route(&query.id, None) {
+                Ok(()) => return None,
+                Err(error) => Err(error),
+            },
+            event::ROUTE_RESOLVED => match query.ask() {
+                Ok(()) => return None,
+                Err(error) => Err(error::failed("rdma_connect", error)),
+            },
+            event::ESTABLISHED => {
+                let Param { qp_num, qkey, .. } = event.param;
+                let (qpn, private) = (Qpn::new(qp_num), event.private);
+                Ok(CmEvent::Resolved { query: id, qpn, qkey, private })
+            }
+            // What the peer says is positive.
+            event::UNREACHABLE if event.status > 0 => {
+                let status = u8::try_from(event.status).ok().map(SidrStatus);
+                Ok(CmEvent::Unresolved { query: id, status })
+            }
+            event::ADDR_ERROR | event::ROUTE_ERROR | event::CONNECT_ERROR | event::UNREACHABLE => {
+                failure(event.status).map(|()| CmEvent::Unresolved { query: id, status: None })
+            }
+            event::DEVICE_REMOVAL => Err(error::failed("the device", Errno::NODEV.into())),
+            _ => return None,
+        };
+        match over {
+            Ok(event) => query.mailbox.push(event),
+            Err(why) => query.mailbox.fail(why),
+        }
+        table.queries.remove(&number)
+    }
+}
+
+/// Takes this path, or lets the kernel find one.
+fn find_route(id: &Id, path: Option<&Path>) -> Result<(), VerbsError> {
+    match path {
+        None => id.resolve_route(FINDING).map_err(error::no_way),
+        Some(path) => id.set_path(path).map_err(|why| error::failed("rdma_set_option", why)),
+    }
+}
+
+impl Conn {
+    fn find_route(&self) -> Result<(), VerbsError> {
+        let Stage::Finding(question) = &self.stage else { return Ok(()) };
+        find_route(&self.id, question.path.as_ref())
+    }
+
+    /// Asks the peer, to which there is a way now.
+    fn ask(&mut self) -> io::Result<()> {
+        match mem::replace(&mut self.stage, Stage::Asked) {
+            Stage::Finding(question) => self.id.connect(&question.terms, &question.private),
+            stage => {
+                self.stage = stage;
+                Ok(())
+            }
+        }
+    }
+
+    /// It has ended: the peer hears that we know, and what is posted completes.
+    fn end(&self) {
+        // It is gone anyway.
+        let _ = self.id.disconnect();
+        if let Some(qp) = self.qp.upgrade() {
+            let mut attr = QpAttr::to(convert::qp_state_number(QpState::Err));
+            // It may be in that state already.
+            let _ = qp.modify(&mut attr, mask::STATE);
+        }
+    }
+}
+
+impl Query {
+    fn ask(&self) -> io::Result<()> {
+        self.id.connect(&self.question.terms, &self.question.private)
+    }
+}
+
+/// What both sides' queue pairs are to be connected with, as the kernel has agreed with the peer.
+struct Agreed {
+    dest_qpn: Qpn,
+    rq_psn: Psn,
+    sq_psn: Psn,
+    mtu: Mtu,
+    timeout: u8,
+    retry_count: u8,
+    rnr_retry: u8,
+    traffic_class: u8,
+}
+
+impl Agreed {
+    fn of(id: &Id) -> io::Result<Self> {
+        let rtr = id.init_qp_attr(convert::qp_state_number(QpState::Rtr))?;
+        let rts = id.init_qp_attr(convert::qp_state_number(QpState::Rts))?;
+        let mtu = convert::mtu(rtr.path_mtu).ok_or(io::ErrorKind::InvalidData)?;
+        Ok(Self {
+            dest_qpn: Qpn::new(rtr.dest_qp_num),
+            rq_psn: Psn::new(rtr.rq_psn),
+            sq_psn: Psn::new(rts.sq_psn),
+            mtu,
+            timeout: rts.timeout,
+            retry_count: rts.retry_cnt,
+            rnr_retry: rts.rnr_retry,
+            traffic_class: rtr.ah_attr.grh.traffic_class,
+        })
+    }
+
+    fn chosen(&self) -> Chosen {
+        Chosen { psn: self.rq_psn, mtu: self.mtu }
+    }
+
+    /// The peer's side. An event says of READs and atomics what our side may do.
+    fn side(&self, param: &Param) -> QpSide {
+        QpSide {
+            qpn: self.dest_qpn,
+            psn: self.sq_psn,
+            responder_resources: param.initiator_depth,
+            initiator_depth: param.responder_resources,
+            rnr_retry: self.rnr_retry,
+            flow_control: false,
+            srq: param.srq,
+            announced: None,
+        }
+    }
+}
+
+/// Whether a peer is only silent, or why there is no way to it.
+fn failure(status: i32) -> Result<(), VerbsError> {
+    let errno = status.saturating_abs();
+    if errno == Errno::TIMEDOUT.raw_os_error() {
+        return Ok(());
+    }
+    Err(error::no_way(io::Error::from_raw_os_error(errno)))
+}

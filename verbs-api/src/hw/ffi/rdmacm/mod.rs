@@ -1,0 +1,385 @@
+//! Event channels and identifiers of `librdmacm`.
+//!
+//! The queue pairs are ours, made through `libibverbs` on a context of our own: the kernel connects numbers, and
+//! [`Id::init_qp_attr`] says what they have to be connected with.
+#![allow(unsafe_code)]
+
+mod abi;
+
+use std::ffi::{CStr, c_int, c_void};
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+pub(in crate::hw) use self::abi::{Library, OPTION_ID_ACK_TIMEOUT, OPTION_ID_TOS, SONAME, event};
+use super::abi::QpAttr;
+use super::objects::{done, made, nonblocking};
+
+/// Where events come; and by it the kernel knows the identifiers, which are gone when it is closed.
+#[derive(Debug)]
+pub(in crate::hw) struct EventChannel {
+    library: &'static Library,
+    pointer: NonNull<abi::EventChannel>,
+}
+
+// SAFETY: the library's functions may be called from any thread; an event is taken and acknowledged by one.
+unsafe impl Send for EventChannel {}
+// SAFETY: as above.
+unsafe impl Sync for EventChannel {}
+
+/// What happened to an identifier.
+#[derive(Debug)]
+pub(in crate::hw) struct Event {
+    /// One of [`event`].
+    pub(in crate::hw) kind: c_int,
+    /// An errno, negative; or why a peer has rejected.
+    pub(in crate::hw) status: c_int,
+    /// The number of the identifier; of a request, that of the one which listens.
+    pub(in crate::hw) number: u64,
+    /// Of the peer; what it means depends on the event.
+    pub(in crate::hw) param: Param,
+    /// What the peer's program says.
+    pub(in crate::hw) private: Vec<u8>,
+    /// Of a request.
+    pub(in crate::hw) id: Option<Id>,
+}
+
+/// A path to a peer.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::hw) struct Path {
+    /// GIDs.
+    pub(in crate::hw) local: [u8; 16],
+    pub(in crate::hw) remote: [u8; 16],
+    /// `enum ibv_mtu`.
+    pub(in crate::hw) mtu: c_int,
+    /// How long a packet is under way at most: 4.096 µs · 2^lifetime.
+    pub(in crate::hw) lifetime: u8,
+    pub(in crate::hw) traffic_class: u8,
+    pub(in crate::hw) hop_limit: u8,
+}
+
+/// What a peer is told of a queue pair of ours.
+#[derive(Debug, Clone, Copy, Default)]
+pub(in crate::hw) struct Terms {
+    pub(in crate::hw) qp_num: u32,
+    pub(in crate::hw) responder_resources: u8,
+    pub(in crate::hw) initiator_depth: u8,
+    pub(in crate::hw) retry_count: u8,
+    pub(in crate::hw) rnr_retry_count: u8,
+    pub(in crate::hw) srq: bool,
+}
+
+impl Terms {
+    /// With private data, of which no more than 255 bytes are told; it must live as long as this is used.
+    fn with(&self, private: &[u8]) -> abi::ConnParam {
+        abi::ConnParam {
+            private_data: private.as_ptr().cast(),
+            private_data_len: u8::try_from(private.len()).unwrap_or(u8::MAX),
+            responder_resources: self.responder_resources,
+            initiator_depth: self.initiator_depth,
+            flow_control: 0,
+            retry_count: self.retry_count,
+            rnr_retry_count: self.rnr_retry_count,
+            srq: u8::from(self.srq),
+            qp_num: self.qp_num,
+        }
+    }
+}
+
+/// What an event says of the peer.
+#[derive(Debug, Clone, Copy, Default)]
+pub(in crate::hw) struct Param {
+    pub(in crate::hw) responder_resources: u8,
+    pub(in crate::hw) initiator_depth: u8,
+    pub(in crate::hw) srq: bool,
+    pub(in crate::hw) qp_num: u32,
+    /// Of a datagram service.
+    pub(in crate::hw) qkey: u32,
+}
+
+impl EventChannel {
+    pub(in crate::hw) fn create(library: &'static Library) -> io::Result<Self> {
+        // SAFETY: the function takes nothing.
+        let pointer = made(unsafe { (library.rdma_create_event_channel)() })?;
+        let channel = Self { library, pointer };
+        // SAFETY: the descriptor is open as long as the channel.
+        unsafe { nonblocking((*channel.pointer.as_ptr()).fd) }?;
+        Ok(channel)
+    }
+
+    /// Readable while there are events.
+    pub(in crate::hw) fn fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: it is open as long as the channel.
+        unsafe { BorrowedFd::borrow_raw((*self.pointer.as_ptr()).fd) }
+    }
+
+    /// The next event, acknowledged, if there is one now. Only one thread may do this.
+    pub(in crate::hw) fn next_event(self: &Arc<Self>) -> io::Result<Option<Event>> {
+        let mut pointer = ptr::null_mut();
+        // SAFETY: the channel is open, and does not block.
+        let got =
+            done(unsafe { (self.library.rdma_get_cm_event)(self.pointer.as_ptr(), &mut pointer) });
+        match got {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+            got => got?,
+        }
+        // SAFETY: the call succeeded; until the event is acknowledged it and its identifiers exist. Both parts of the union are
+        // numbers and begin with the private data, which is as long as it says.
+        let event = unsafe {
+            let raw = &*pointer;
+            let asks = raw.event == event::CONNECT_REQUEST;
+            let of = if asks { raw.listen_id } else { raw.id };
+            let conn = &raw.param.conn;
+            let private = match (conn.private_data.is_null(), conn.private_data_len) {
+                (false, len) => {
+                    std::slice::from_raw_parts(conn.private_data.cast::<u8>(), len.into()).to_vec()
+                }
+                (true, _) => Vec::new(),
+            };
+            let param = if (*raw.id).qp_type == DATAGRAMS {
+                let abi::UdParam { qp_num, qkey, .. } = raw.param.ud;
+                Param { qp_num, qkey, ..Param::default() }
+            } else {
+                Param {
+                    responder_resources: conn.responder_resources,
+                    initiator_depth: conn.initiator_depth,
+                    srq: conn.srq != 0,
+                    qp_num: conn.qp_num,
+                    qkey: 0,
+                }
+            };
+            let id = NonNull::new(raw.id).filter(|_| asks);
+            Event {
+                kind: raw.event,
+                status: raw.status,
+                number: (*of).context as u64,
+                param,
+                private,
+                id: id.map(|pointer| Id { channel: self.clone(), pointer }),
+            }
+        };
+        // SAFETY: it was not acknowledged before.
+        unsafe { (self.library.rdma_ack_cm_event)(pointer) };
+        Ok(Some(event))
+    }
+}
+
+impl Drop for EventChannel {
+    fn drop(&mut self) {
+        // SAFETY: every identifier holds an `Arc` of this, so none is left; all events are acknowledged.
+        unsafe { (self.library.rdma_destroy_event_channel)(self.pointer.as_ptr()) };
+    }
+}
+
+/// `IBV_QPT_UC`.
+const UNRELIABLE: c_int = 3;
+/// `IBV_QPT_UD`.
+const DATAGRAMS: c_int = 4;
+
+/// What an identifier is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::hw) enum Service {
+    /// Reliable connections: `RDMA_PS_TCP`.
+    Reliable,
+    /// Unreliable connections: `RDMA_PS_IB`, because `RDMA_PS_TCP` has but reliable ones.
+    Unreliable,
+    /// Datagrams: `RDMA_PS_UDP`.
+    Datagrams,
+}
+
+/// An identifier (`struct rdma_cm_id`). Dropping it destroys it, for which the events that were taken must be acknowledged; it tells a peer that waits.
+#[derive(Debug)]
+pub(in crate::hw) struct Id {
+    channel: Arc<EventChannel>,
+    pointer: NonNull<abi::CmId>,
+}
+
+// SAFETY: the library's functions may be called from any thread; what is read of an identifier is written before the event that tells of it.
+unsafe impl Send for Id {}
+
+impl Id {
+    /// Makes one that has an address of ours; its events say `number`.
+    pub(in crate::hw) fn bind(
+        channel: &Arc<EventChannel>,
+        number: u64,
+        service: Service,
+        address: SocketAddr,
+    ) -> io::Result<Self> {
+        let library = channel.library;
+        let mut address = abi::SockAddr::new(address);
+        let mut pointer = ptr::null_mut();
+        let (space, end) = match service {
+            Service::Reliable => (abi::port_space::TCP, None),
+            Service::Datagrams => (abi::port_space::UDP, None),
+            Service::Unreliable => (abi::port_space::IB, Some(UNRELIABLE)),
+        };
+        let Some(qp_type) = end else {
+            // SAFETY: the channel is open; the number is never followed as a pointer.
+            done(unsafe {
+                let number = number as *mut c_void;
+                (library.rdma_create_id)(channel.pointer.as_ptr(), &mut pointer, number, space)
+            })?;
+            let id = Self { channel: channel.clone(), pointer: made(pointer)? };
+            // SAFETY: the identifier exists, and the address is as long as its family says.
+            done(unsafe { (library.rdma_bind_addr)(id.pointer.as_ptr(), &mut address) })?;
+            return Ok(id);
+        };
+        // Of other types an identifier is made by this call only, with a channel of its own.
+        let mut info = abi::AddrInfo {
+            flags: abi::RAI_PASSIVE,
+            family: 0,
+            qp_type,
+            port_space: space,
+            src_len: address.len(),
+            dst_len: 0,
+            src_addr: &mut address,
+            dst_addr: ptr::null_mut(),
+            canonnames: [ptr::null_mut(); 2],
+            route_len: 0,
+            route: ptr::null_mut(),
+            connect_len: 0,
+            connect: ptr::null_mut(),
+            next: ptr::null_mut(),
+        };
+        let none = ptr::null_mut();
+        // SAFETY: the structure and its address live until the call returns; there is no queue pair, and no domain for it.
+        done(unsafe { (library.rdma_create_ep)(&mut pointer, &mut info, none, none) })?;
+        let id = Self { channel: channel.clone(), pointer: made(pointer)? };
+        id.set_number(number);
+        // SAFETY: identifier and channel exist.
+        done(unsafe { (library.rdma_migrate_id)(id.pointer.as_ptr(), channel.pointer.as_ptr()) })?;
+        Ok(id)
+    }
+
+    /// Its events say this from now on.
+    pub(in crate::hw) fn set_number(&self, number: u64) {
+        // SAFETY: the identifier exists. The member is the program's; it is read by whoever takes events, who has none of this identifier now.
+        unsafe { (*self.pointer.as_ptr()).context = number as *mut c_void };
+    }
+
+    /// The name of the device that it is bound to, and the port.
+    pub(in crate::hw) fn device(&self) -> Option<(String, u8)> {
+        // SAFETY: the identifier exists; a device to which it is bound is open as long as that.
+        unsafe {
+            let id = self.pointer.as_ptr();
+            let context = NonNull::new((*id).verbs)?.as_ptr();
+            let name = (*abi::head((*context).device)).name.as_ptr();
+            Some((CStr::from_ptr(name).to_string_lossy().into_owned(), (*id).port_num))
+        }
+    }
+
+    /// Its own address, and the peer's.
+    pub(in crate::hw) fn addresses(&self) -> Option<(SocketAddr, SocketAddr)> {
+        // SAFETY: the identifier exists.
+        let (local, peer) =
+            unsafe { ((*self.pointer.as_ptr()).src_addr, (*self.pointer.as_ptr()).dst_addr) };
+        Some((abi::address(&local)?, abi::address(&peer)?))
+    }
+
+    pub(in crate::hw) fn is_datagrams(&self) -> bool {
+        self.qp_type() == DATAGRAMS
+    }
+
+    pub(in crate::hw) fn is_unreliable(&self) -> bool {
+        self.qp_type() == UNRELIABLE
+    }
+
+    fn qp_type(&self) -> c_int {
+        // SAFETY: the identifier exists.
+        unsafe { (*self.pointer.as_ptr()).qp_type }
+    }
+
+    pub(in crate::hw) fn listen(&self, backlog: usize) -> io::Result<()> {
+        let backlog = c_int::try_from(backlog).unwrap_or(c_int::MAX);
+        // SAFETY: the identifier exists.
+        done(unsafe { (self.channel.library.rdma_listen)(self.pointer.as_ptr(), backlog) })
+    }
+
+    /// Finds out where the peer is.
+    pub(in crate::hw) fn resolve_addr(
+        &self,
+        peer: SocketAddr,
+        timeout_ms: c_int,
+    ) -> io::Result<()> {
+        let mut peer = abi::SockAddr::new(peer);
+        let resolve = self.channel.library.rdma_resolve_addr;
+        // SAFETY: the identifier exists and has an address; the peer's is as long as its family says.
+        done(unsafe { resolve(self.pointer.as_ptr(), ptr::null_mut(), &mut peer, timeout_ms) })
+    }
+
+    /// Finds the path to the peer.
+    pub(in crate::hw) fn resolve_route(&self, timeout_ms: c_int) -> io::Result<()> {
+        let resolve = self.channel.library.rdma_resolve_route;
+        // SAFETY: the identifier exists, and is bound to a device.
+        done(unsafe { resolve(self.pointer.as_ptr(), timeout_ms) })
+    }
+
+    /// Sets an option that is a byte.
+    pub(in crate::hw) fn set_option(&self, name: c_int, mut value: u8) -> io::Result<()> {
+        let value = (&raw mut value).cast::<c_void>();
+        let set = self.channel.library.rdma_set_option;
+        // SAFETY: the identifier exists, and the value is read before the call returns.
+        done(unsafe { set(self.pointer.as_ptr(), abi::OPTION_ID, name, value, 1) })
+    }
+
+    /// Takes this path to the peer, instead of having one found; the event is the same.
+    pub(in crate::hw) fn set_path(&self, path: &Path) -> io::Result<()> {
+        let mut data = abi::PathData::new(path);
+        let (value, set) = ((&raw mut data).cast::<c_void>(), self.channel.library.rdma_set_option);
+        let (level, name, len) = (abi::OPTION_IB, abi::OPTION_IB_PATH, size_of_val(&data));
+        // SAFETY: the identifier exists, and the value is read before the call returns.
+        done(unsafe { set(self.pointer.as_ptr(), level, name, value, len) })
+    }
+
+    /// Asks for a connection, or for a datagram service.
+    pub(in crate::hw) fn connect(&self, terms: &Terms, private: &[u8]) -> io::Result<()> {
+        let mut param = terms.with(private);
+        // SAFETY: the identifier exists and is bound to a device; the private data is read before the call returns.
+        done(unsafe { (self.channel.library.rdma_connect)(self.pointer.as_ptr(), &mut param) })
+    }
+
+    /// Accepts what was asked.
+    pub(in crate::hw) fn accept(&self, terms: &Terms, private: &[u8]) -> io::Result<()> {
+        let mut param = terms.with(private);
+        // SAFETY: as above; whoever was asked is bound to a device.
+        done(unsafe { (self.channel.library.rdma_accept)(self.pointer.as_ptr(), &mut param) })
+    }
+
+    pub(in crate::hw) fn reject(&self, private: &[u8]) -> io::Result<()> {
+        let len = u8::try_from(private.len()).unwrap_or(u8::MAX);
+        let reject = self.channel.library.rdma_reject;
+        // SAFETY: the identifier exists; no more than `len` bytes are read.
+        done(unsafe { reject(self.pointer.as_ptr(), private.as_ptr().cast(), len) })
+    }
+
+    pub(in crate::hw) fn establish(&self) -> io::Result<()> {
+        // SAFETY: the identifier exists, and has no queue pair of the library's.
+        done(unsafe { (self.channel.library.rdma_establish)(self.pointer.as_ptr()) })
+    }
+
+    /// Ends the connection, or answers the peer who has.
+    pub(in crate::hw) fn disconnect(&self) -> io::Result<()> {
+        // SAFETY: the identifier exists.
+        done(unsafe { (self.channel.library.rdma_disconnect)(self.pointer.as_ptr()) })
+    }
+
+    /// What a queue pair has to be brought to this state with (`enum ibv_qp_state`).
+    pub(in crate::hw) fn init_qp_attr(&self, state: c_int) -> io::Result<QpAttr> {
+        let mut attr = QpAttr::to(state);
+        let mut mask = 0;
+        let init = self.channel.library.rdma_init_qp_attr;
+        // SAFETY: the identifier exists.
+        done(unsafe { init(self.pointer.as_ptr(), &mut attr, &mut mask) })?;
+        Ok(attr)
+    }
+}
+
+impl Drop for Id {
+    fn drop(&mut self) {
+        // SAFETY: it is destroyed once. The call waits until the events that were taken are acknowledged, which they are as soon as
+        // they have been read.
+        unsafe { (self.channel.library.rdma_destroy_id)(self.pointer.as_ptr()) };
+    }
+}
