@@ -64,7 +64,8 @@
 //!
 //! Queue pairs of the kernel's devices are connected by the kernel's connection manager, through the system's `librdmacm`, which is opened with the first call (Debian and
 //! Ubuntu: `apt-get install librdmacm1`). What happens is the same, but for what that does not let programs say: whoever is rejected hears
-//! [`RejReason::CONSUMER`], also where a backlog is full or queue pairs do not fit; a datagram service has no other Q_Key than [`UDP_QKEY`]; and the kernel adds
+//! [`RejReason::CONSUMER`], also where a backlog is full or queue pairs do not fit; a datagram service has no other Q_Key than [`UDP_QKEY`], and refuses
+//! what is beyond its backlog; and the kernel adds
 //! to the ACK timeout that it tells peers what its device needs. Addresses of a link only (`fe80::`) are not listened to.
 
 mod connection;

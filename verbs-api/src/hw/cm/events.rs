@@ -21,30 +21,7 @@ use crate::wake;
 const FINDING: i32 = 5000;
 
 /// What is no longer needed: it is dropped when the table is not locked any more, because destroying an identifier is a call into the kernel.
-#[derive(Default)]
-struct Gone {
-    _conn: Option<Conn>,
-    _query: Option<Query>,
-    _id: Option<Id>,
-}
-
-impl From<Option<Conn>> for Gone {
-    fn from(conn: Option<Conn>) -> Self {
-        Self { _conn: conn, ..Self::default() }
-    }
-}
-
-impl From<Option<Query>> for Gone {
-    fn from(query: Option<Query>) -> Self {
-        Self { _query: query, ..Self::default() }
-    }
-}
-
-impl From<Option<Id>> for Gone {
-    fn from(id: Option<Id>) -> Self {
-        Self { _id: id, ..Self::default() }
-    }
-}
+type Gone = (Option<Conn>, Option<Query>, Option<Id>);
 
 impl Shared {
     /// Takes events until it is told to stop.
@@ -57,10 +34,7 @@ impl Shared {
             }
             loop {
                 match self.channel.next_event() {
-                    Ok(Some(event)) => {
-                        let gone = self.handle(event);
-                        drop(gone);
-                    }
+                    Ok(Some(event)) => drop(self.handle(event)),
                     Ok(None) => break,
                     Err(error) if error.raw_os_error() == Some(Errno::INTR.raw_os_error()) => {}
                     Err(error) => return self.fail(&error),
@@ -82,20 +56,20 @@ impl Shared {
     }
 
     fn handle(&self, event: Event) -> Gone {
-        let Ok(number) = u32::try_from(event.number) else { return Gone::default() };
+        let Ok(number) = u32::try_from(event.number) else { return (None, None, event.id) };
         let mut table = self.table.lock();
         if event.kind == event::CONNECT_REQUEST {
-            self.requested(&mut table, number, event).into()
+            (None, None, self.requested(&mut table, number, event))
         } else if table.conns.contains_key(&number) {
-            self.of_conn(&mut table, number, event).into()
+            (of_conn(&mut table, number, event), None, None)
         } else if table.queries.contains_key(&number) {
-            self.of_query(&mut table, number, event).into()
+            (None, of_query(&mut table, number, event), None)
         } else if event.kind == event::DEVICE_REMOVAL {
             // Of what listens, or waits for an answer.
             table.listeners.remove(&number);
-            table.asks.remove(&number).into()
+            (None, None, table.asks.remove(&number))
         } else {
-            Gone::default()
+            (None, None, None)
         }
     }
 
@@ -149,99 +123,99 @@ impl Shared {
         mailbox.push(CmEvent::Request { listener, conn, request: Box::new(request) });
         None
     }
+}
 
-    /// Returns the connection if it is over.
-    fn of_conn(&self, table: &mut Table, number: u32, event: Event) -> Option<Conn> {
-        let conn = table.conns.get_mut(&number)?;
-        let id = conn_id(number);
-        let over: Result<CmEvent, VerbsError> = match event.kind {
-            event::ADDR_RESOLVED => match conn.find_route() {
-                Ok(()) => return None,
-                Err(error) => Err(error),
-            },
-            event::ROUTE_RESOLVED => match conn.ask() {
-                Ok(()) => return None,
-                Err(error) => Err(error::failed("rdma_connect", error)),
-            },
-            event::CONNECT_RESPONSE => match Agreed::of(&conn.id) {
-                Ok(agreed) => {
-                    conn.stage = Stage::Replied;
-                    conn.chosen = Some(agreed.chosen());
-                    let side = agreed.side(&event.param);
-                    let reply = Reply { side, target_ack_delay: 0, private: event.private };
-                    conn.mailbox.push(CmEvent::Replied { conn: id, reply: Box::new(reply) });
-                    return None;
-                }
-                Err(error) => Err(error::failed("rdma_init_qp_attr", error)),
-            },
-            event::ESTABLISHED => {
-                if matches!(conn.stage, Stage::Accepted(_)) {
-                    conn.stage = Stage::Established;
-                    conn.mailbox.push(CmEvent::Established { conn: id });
-                }
+/// Returns the connection if it is over.
+fn of_conn(table: &mut Table, number: u32, event: Event) -> Option<Conn> {
+    let conn = table.conns.get_mut(&number)?;
+    let id = conn_id(number);
+    let over: Result<CmEvent, VerbsError> = match event.kind {
+        event::ADDR_RESOLVED => match conn.find_route() {
+            Ok(()) => return None,
+            Err(error) => Err(error),
+        },
+        event::ROUTE_RESOLVED => match conn.ask() {
+            Ok(()) => return None,
+            Err(error) => Err(error::failed("rdma_connect", error)),
+        },
+        event::CONNECT_RESPONSE => match Agreed::of(&conn.id) {
+            Ok(agreed) => {
+                conn.stage = Stage::Replied;
+                conn.chosen = Some(agreed.chosen());
+                let side = agreed.side(&event.param);
+                let reply = Reply { side, target_ack_delay: 0, private: event.private };
+                conn.mailbox.push(CmEvent::Replied { conn: id, reply: Box::new(reply) });
                 return None;
             }
-            event::REJECTED => {
-                let reason = RejReason(u16::try_from(event.status).unwrap_or(0));
-                Ok(CmEvent::Rejected { conn: id, reason, private: event.private })
+            Err(error) => Err(error::failed("rdma_init_qp_attr", error)),
+        },
+        event::ESTABLISHED => {
+            if matches!(conn.stage, Stage::Accepted(_)) {
+                conn.stage = Stage::Established;
+                conn.mailbox.push(CmEvent::Established { conn: id });
             }
-            event::DISCONNECTED => {
-                conn.end();
-                Ok(CmEvent::Disconnected { conn: id, ended: Ended::ByPeer })
-            }
-            event::ADDR_ERROR | event::ROUTE_ERROR | event::CONNECT_ERROR | event::UNREACHABLE => {
-                failure(event.status).map(|()| CmEvent::TimedOut { conn: id })
-            }
-            event::DEVICE_REMOVAL => Err(error::failed("the device", Errno::NODEV.into())),
-            _ => return None,
-        };
-        if matches!(conn.stage, Stage::Requested(_)) {
-            // Nobody has to decide any more; whoever has taken it hears when deciding.
-            conn.mailbox.withdraw(id);
-        } else {
-            match over {
-                Ok(event) => conn.mailbox.push(event),
-                Err(why) => conn.mailbox.fail(why),
-            }
+            return None;
         }
-        table.conns.remove(&number)
-    }
-
-    /// Returns the query if it is over.
-    fn of_query(&self, table: &mut Table, number: u32, event: Event) -> Option<Query> {
-        let query = table.queries.get(&number)?;
-        let id = query_id(number);
-        let over = match event.kind {
-            event::ADDR_RESOLVED => match find_route(&query.id, None) {
-                Ok(()) => return None,
-                Err(error) => Err(error),
-            },
-            event::ROUTE_RESOLVED => match query.ask() {
-                Ok(()) => return None,
-                Err(error) => Err(error::failed("rdma_connect", error)),
-            },
-            event::ESTABLISHED => {
-                let Param { qp_num, qkey, .. } = event.param;
-                let (qpn, private) = (Qpn::new(qp_num), event.private);
-                Ok(CmEvent::Resolved { query: id, qpn, qkey, private })
-            }
-            // What the peer says is positive.
-            event::UNREACHABLE if event.status > 0 => {
-                let status = u8::try_from(event.status).ok().map(SidrStatus);
-                Ok(CmEvent::Unresolved { query: id, status })
-            }
-            event::ADDR_ERROR | event::ROUTE_ERROR | event::CONNECT_ERROR | event::UNREACHABLE => {
-                failure(event.status).map(|()| CmEvent::Unresolved { query: id, status: None })
-            }
-            event::DEVICE_REMOVAL => Err(error::failed("the device", Errno::NODEV.into())),
-            _ => return None,
-        };
+        event::REJECTED => {
+            let reason = RejReason(u16::try_from(event.status).unwrap_or(0));
+            Ok(CmEvent::Rejected { conn: id, reason, private: event.private })
+        }
+        event::DISCONNECTED => {
+            conn.end();
+            Ok(CmEvent::Disconnected { conn: id, ended: Ended::ByPeer })
+        }
+        event::ADDR_ERROR | event::ROUTE_ERROR | event::CONNECT_ERROR | event::UNREACHABLE => {
+            failure(event.status).map(|()| CmEvent::TimedOut { conn: id })
+        }
+        event::DEVICE_REMOVAL => Err(error::failed("the device", Errno::NODEV.into())),
+        _ => return None,
+    };
+    if matches!(conn.stage, Stage::Requested(_)) {
+        // Nobody has to decide any more; whoever has taken it hears when deciding.
+        conn.mailbox.withdraw(id);
+    } else {
         match over {
-            Ok(event) => query.mailbox.push(event),
-            Err(why) => query.mailbox.fail(why),
+            Ok(event) => conn.mailbox.push(event),
+            Err(why) => conn.mailbox.fail(why),
         }
-        table.queries.remove(&number)
     }
+    table.conns.remove(&number)
+}
+
+/// Returns the query if it is over.
+fn of_query(table: &mut Table, number: u32, event: Event) -> Option<Query> {
+    let query = table.queries.get(&number)?;
+    let id = query_id(number);
+    let over = match event.kind {
+        event::ADDR_RESOLVED => match find_route(&query.id, None) {
+            Ok(()) => return None,
+            Err(error) => Err(error),
+        },
+        event::ROUTE_RESOLVED => match query.ask() {
+            Ok(()) => return None,
+            Err(error) => Err(error::failed("rdma_connect", error)),
+        },
+        event::ESTABLISHED => {
+            let Param { qp_num, qkey, .. } = event.param;
+            let (qpn, private) = (Qpn::new(qp_num), event.private);
+            Ok(CmEvent::Resolved { query: id, qpn, qkey, private })
+        }
+        // What the peer says is positive.
+        event::UNREACHABLE if event.status > 0 => {
+            let status = u8::try_from(event.status).ok().map(SidrStatus);
+            Ok(CmEvent::Unresolved { query: id, status })
+        }
+        event::ADDR_ERROR | event::ROUTE_ERROR | event::CONNECT_ERROR | event::UNREACHABLE => {
+            failure(event.status).map(|()| CmEvent::Unresolved { query: id, status: None })
+        }
+        event::DEVICE_REMOVAL => Err(error::failed("the device", Errno::NODEV.into())),
+        _ => return None,
+    };
+    match over {
+        Ok(event) => query.mailbox.push(event),
+        Err(why) => query.mailbox.fail(why),
+    }
+    table.queries.remove(&number)
 }
 
 /// Takes this path, or lets the kernel find one.
