@@ -14,7 +14,7 @@ use rocinante_stack::verbs::{RecvWr, SendData, SendOp, SendWr, WcStatus};
 
 use super::{GAVE_UP, PATIENCE};
 use crate::cm::{self, CmFailure, Connection, Params, RejReason, Request};
-use crate::context::Context;
+use crate::context::{Context, Provider};
 use crate::cq::{Cq, Wc};
 use crate::error::VerbsError;
 use crate::mr::Mr;
@@ -32,6 +32,8 @@ const UNREAD_MAX: usize = 64 << 10;
 const SENT: u64 = u64::MAX;
 /// How often a wait looks up.
 const LOOK: Duration = Duration::from_millis(100);
+/// The kernel's connection manager repeats a request only after more than 4 s, also one that was lost because the peer was not there yet: so it is asked anew before.
+const ANEW: Duration = Duration::from_secs(1);
 /// Whoever is watched and says nothing for so long is asked whether it is still there.
 const PROBE: Duration = Duration::from_secs(1);
 
@@ -43,9 +45,11 @@ pub(super) fn connect(
 ) -> Result<QueueLink, VerbsError> {
     let deadline = Instant::now() + patience;
     let own = ctx.query_device().active_mtu;
+    let kernels = ctx.provider() == Provider::Hardware;
     loop {
         let parts = Parts::new(ctx, 0)?;
         let left = deadline.saturating_duration_since(Instant::now());
+        let left = if kernels { left.min(ANEW) } else { left };
         let params = Params::default().options(options()).private_data(&words(own));
         let error = match cm::connect(parts.qp, peer, &params, left.max(LOOK)) {
             Ok(connection) => {
@@ -67,7 +71,8 @@ pub(super) fn connect(
         };
         let nobody = RejReason::INVALID_SERVICE_ID;
         let absent = matches!(&error, VerbsError::Cm(CmFailure::Rejected { reason, .. }) if *reason == nobody);
-        if !absent || Instant::now() >= deadline {
+        let lost = kernels && matches!(error, VerbsError::TimedOut);
+        if !(absent || lost) || Instant::now() >= deadline {
             return Err(cannot_connect(peer, error));
         }
         std::thread::sleep(Duration::from_millis(20));
