@@ -9,7 +9,7 @@ use rocinante::{
     Access, Budget, ConnectOptions, Mtu, QpState, QpType, RecvWr, SendOp, VerbsError, WcStatus,
 };
 
-use super::readable;
+use super::{families, readable};
 use crate::harness::{Family, Harness, On, PATIENCE, Setup, Side, pattern, wait_until, wr};
 
 const PORT: u16 = 7471;
@@ -19,6 +19,9 @@ pub fn ipv4_connects_exchanges_and_disconnects(on: On) {
 }
 
 pub fn ipv6_connects_exchanges_and_disconnects(on: On) {
+    if let On::Kernel(device) = &on {
+        crate::require!(device.address_of(Family::V6));
+    }
     connect_exchange_disconnect(&Setup::new(on).family(Family::V6));
 }
 
@@ -206,7 +209,7 @@ pub fn who_never_looks_is_told_by_completions(on: On) {
 }
 
 pub fn unreliable_connections(on: On) {
-    for family in [Family::V4, Family::V6] {
+    for family in families(&on) {
         let harness = Harness::new(&Setup::new(on.clone()).family(family));
         let [a, b] = &harness.sides;
         let listener = listen(&harness, 4);
@@ -350,7 +353,7 @@ pub fn patience_ends(on: On) {
 
 /// Also where it asks for less than the links take.
 pub fn the_asking_side_chooses_the_path_mtu(on: On) {
-    for family in [Family::V4, Family::V6] {
+    for family in families(&on) {
         let harness = Harness::new(&Setup::new(on.clone()).family(family));
         let listener = listen(&harness, 1);
         let [a, b] = harness.both(|at, side| {

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rocinante::{Access, ModifyAttr, Mr, Mtu, PeerPath, Psn, Qp, QpAttr, QpState, RecvWr, SendOp};
 
-use crate::harness::{Family, Harness, On, PATIENCE, Setup, Side, assert_same, pattern, wr};
+use crate::harness::{Harness, On, PATIENCE, Setup, Side, assert_same, pattern, wr};
 
 /// A reader spins on the last byte, without calling verbs, and then compares all the others at once.
 pub fn the_last_byte_of_a_write_comes_last(on: On) {
@@ -204,13 +204,7 @@ fn both(side: &Side, wr_ids: [u64; 2]) {
 }
 
 pub fn a_device_reaches_itself(on: On) {
-    for family in [Family::V4, Family::V6] {
-        if let On::Kernel(device) = &on
-            && let Err(reason) = device.address_of(family)
-        {
-            assert_eq!(family, Family::V6, "{reason}");
-            continue;
-        }
+    for family in super::families(&on) {
         let harness = Harness::new(&Setup::new(on.clone()).family(family));
         let [a, _] = &harness.sides;
         let prepared = [0, 1].map(|_| a.qp().build().unwrap());

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::harness::{KernelDevice, On};
+use crate::harness::{Family, KernelDevice, On};
 
 /// Declares the modules, whose public functions are tests, and lists these.
 macro_rules! tests {
@@ -130,6 +130,15 @@ tests! {
         a_service_is_found_and_used_over_ipv6,
         who_is_not_wanted_hears_why,
         nothing_waits_but_descriptors;
+}
+
+/// The families of which there are addresses: a card may have none of IPv6.
+fn families(on: &On) -> Vec<Family> {
+    let has = |family: &Family| match on {
+        On::Software(_) => true,
+        On::Kernel(device) => *family == Family::V4 || device.address_of(*family).is_ok(),
+    };
+    [Family::V4, Family::V6].into_iter().filter(has).collect()
 }
 
 /// Whether there is something to read within this time.

@@ -16,6 +16,9 @@ pub fn a_service_is_found_and_used_over_ipv4(on: On) {
 }
 
 pub fn a_service_is_found_and_used_over_ipv6(on: On) {
+    if let On::Kernel(device) = &on {
+        crate::require!(device.address_of(Family::V6));
+    }
     find_and_use(&Setup::new(on).family(Family::V6));
 }
 
