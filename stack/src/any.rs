@@ -11,6 +11,18 @@ use crate::verbs::{Completions, QpState, QpType, RecvWr, SendWr};
 use crate::wire::{Packet, Service};
 use crate::{rc, unreliable};
 
+/// Whether a queue pair is at work, so that what is posted may wait for company.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Busy {
+    /// Nothing is on its way: what is posted leaves at once.
+    No,
+    /// Requests are on their way or about to leave: the engine will be driven again without further posts.
+    Answered,
+    /// Several packets that nobody answers left just now. Who is about to post more should, and until this time may, drive the engine for
+    /// all of them at once; nothing else will.
+    Until(Time),
+}
+
 /// A queue pair.
 #[derive(Debug)]
 pub(crate) enum AnyQp {
@@ -108,10 +120,11 @@ impl AnyQp {
     }
 
     /// Whether requests are on their way or about to leave.
-    pub(crate) fn is_busy(&self) -> bool {
+    pub(crate) fn busy(&self) -> Busy {
         match self {
-            Self::Rc(qp) => qp.is_busy(),
-            Self::Unreliable(qp) => !qp.core.sq.is_empty(),
+            Self::Rc(qp) if qp.is_busy() => Busy::Answered,
+            Self::Rc(_) => Busy::No,
+            Self::Unreliable(qp) => qp.busy(),
         }
     }
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use crate::ah::{Handle, Handles};
-use crate::any::AnyQp;
+use crate::any::{AnyQp, Busy};
 use crate::cm::ConnId;
 use crate::groups::Groups;
 use crate::gsi::Gsi;
@@ -431,12 +431,11 @@ impl Engine {
         !self.shared.dirty.is_empty() || self.shared.pools.has_called()
     }
 
-    /// Whether a queue pair has requests that are on their way or about to leave: then the engine will be
-    /// driven again without further posts.
+    /// Whether what is posted to a queue pair may wait for company.
     #[must_use]
     #[inline]
-    pub fn is_busy(&self, qpn: Qpn) -> bool {
-        self.qp(qpn).is_some_and(AnyQp::is_busy)
+    pub fn busy(&self, qpn: Qpn) -> Busy {
+        self.qp(qpn).map_or(Busy::No, AnyQp::busy)
     }
 
     /// The next asynchronous event.

@@ -22,6 +22,7 @@ mod groups;
 mod gsi;
 mod ingress;
 pub mod mem;
+mod pace;
 mod pool;
 mod qp;
 mod rc;
@@ -34,6 +35,7 @@ mod unreliable;
 pub mod verbs;
 pub mod wire;
 
+pub use any::Busy;
 pub use engine::{Engine, EngineConfig, TxSink, TxStop};
 pub use groups::GroupError;
 pub use ingress::{Datagram, IpId};

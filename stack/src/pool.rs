@@ -4,7 +4,7 @@
 //! share its socket buffer or ring. Before a packet leaves, its cost is charged to the receiver's pool;
 //! the acknowledgement gives it back. READ responses and atomic results are charged to our own pool when they are asked for.
 //!
-//! Packets that nobody acknowledges are paced instead: no more of them in a while than a part of what the receiver holds.
+//! Packets that nobody acknowledges are paced instead ([`Pace`]).
 //!
 //! Who finds no room waits in line. While there is a line, nobody else gets room; its first is called when what it
 //! needs fits, and the next when the first had its turn.
@@ -12,6 +12,7 @@
 use core::net::IpAddr;
 use std::collections::VecDeque;
 
+use crate::pace::Pace;
 use crate::types::Time;
 
 /// What a receive queue holds before it drops: a sum of costs, and a number of datagrams.
@@ -98,12 +99,9 @@ pub(crate) struct Pool {
     line: VecDeque<(u32, Charge)>,
     /// The one whose turn it is: it left the line and has not sent yet.
     called: Option<u32>,
-    /// What was sent without hope of an acknowledgement since when.
-    paced: (Time, Charge),
+    /// What was sent without hope of an acknowledgement.
+    paced: Pace,
 }
-
-/// How long a receiver gets for what is sent at once without acknowledgement: the time in which a thread that is awake takes it all.
-const PACE_NS: u64 = 50_000;
 
 impl Pool {
     fn new(limit: Budget) -> Self {
@@ -112,7 +110,7 @@ impl Pool {
             used: Charge::default(),
             line: VecDeque::new(),
             called: None,
-            paced: Default::default(),
+            paced: Pace::default(),
         }
     }
 
@@ -159,23 +157,13 @@ impl Pool {
     /// Whether `charge`, which nobody will acknowledge, may leave now; if not, when it may.
     #[inline]
     pub(crate) fn pace(&mut self, now: Time, charge: Charge) -> Result<(), Time> {
-        let (since, sent) = &mut self.paced;
-        if now.since(*since) >= PACE_NS || sent.datagrams == 0 {
-            self.paced = (now, Charge::default());
-            return Ok(());
-        }
-        // Half of what it holds, so that a pause that was not noticed does no harm; all that a stranger is assumed to hold.
-        let bytes = (self.limit.bytes / 2).max(Budget::STRANGER.bytes);
-        let datagrams = (self.limit.datagrams / 2).max(Budget::STRANGER.datagrams);
-        let fits = sent.bytes + charge.bytes <= u64::from(bytes)
-            && sent.datagrams + charge.datagrams <= datagrams;
-        if fits { Ok(()) } else { Err(since.after(PACE_NS)) }
+        self.paced.admit(now, charge, self.limit)
     }
 
-    /// `charge`, which nobody will acknowledge, left.
+    /// A packet of `charge` with so many bytes of payload, which nobody will acknowledge, left.
     #[inline]
-    pub(crate) fn paced(&mut self, charge: Charge) {
-        self.paced.1.add(charge);
+    pub(crate) fn paced(&mut self, charge: Charge, payload: u32) {
+        self.paced.left(charge, payload);
     }
 
     fn leave(&mut self, slot: u32) {

@@ -3,6 +3,7 @@
 mod common;
 
 use common::{Pair, Setup, Solo, sge};
+use rocinante_stack::Busy;
 use rocinante_stack::types::Time;
 use rocinante_stack::verbs::{SendOp, WcStatus};
 
@@ -143,7 +144,7 @@ fn a_responder_that_stands_still_answers_everything_once() {
         pair.now = pair.now.after(TIMEOUT_14 * 5 / 6);
         let end = &mut pair.ends[0];
         end.engine.handle_timeout(pair.now, &mut end.host);
-        if !end.engine.is_busy(end.qpn) {
+        if end.engine.busy(end.qpn) == Busy::No {
             break;
         }
     }

@@ -195,7 +195,35 @@ on_each_backend!(
     what_a_receiver_does_not_want_is_counted,
     a_handle_that_is_gone_fails_the_request,
     a_device_talks_to_itself,
+    what_waits_for_company_leaves_though_nobody_polls,
 );
+
+/// Datagrams that follow upon each other may wait for more of them: not for ever, if the program turns to something else. Each that is
+/// lost on the way may be sent again, so only silence fails.
+fn what_waits_for_company_leaves_though_nobody_polls(backend: Backend) {
+    const COUNT: usize = 9;
+    let harness = Harness::new(&Setup::new(backend));
+    let [a, b] = &harness.sides;
+    let qps = [ready(a), ready(b)];
+    let ah = a.run(|| a.pd.create_ah(0, &PeerPath::to(&qps[1].endpoint()))).unwrap();
+    let mr = b.pd.allocate(100, Access::LOCAL_WRITE).unwrap();
+    let to = ah.to(qps[1].qpn(), QKEY);
+    let arrived = || {
+        for _ in 0..COUNT {
+            qps[1].post_recv(&[RecvWr { wr_id: 5, sges: &[mr.sge(0, 100)] }]).unwrap();
+        }
+        for _ in 0..COUNT {
+            let op = SendOp::SendTo { to, imm: None };
+            let data = SendData::Inline(b"one of many");
+            // Not signaled, so there is nothing to poll for.
+            let wr = SendWr { wr_id: 1, op, data, signaled: false, solicited: false, fence: false };
+            qps[0].post_send(&[wr]).unwrap();
+        }
+        // The receiver alone is driven.
+        (0..COUNT).all(|_| b.cq.wait_one(PATIENCE).is_ok())
+    };
+    assert!((0..10).any(|_| arrived()), "{:?} {:?}", a.ctx.counters(), b.ctx.counters());
+}
 
 fn what_a_receiver_does_not_want_is_counted(backend: Backend) {
     let harness = Harness::new(&Setup::new(backend));

@@ -9,6 +9,7 @@ mod ud;
 
 use self::uc::Connection;
 pub use self::ud::grh_addresses;
+use crate::any::Busy;
 use crate::engine::Shared;
 use crate::ingress::{Datagram, SourceCheck};
 use crate::mem::Memory;
@@ -29,11 +30,39 @@ pub(crate) struct Qp {
     next: u64,
     /// Whether requests that were not begun may be: not in SQD.
     begins: bool,
+    recent: Recent,
+}
+
+/// What left lately.
+#[derive(Debug, Default)]
+struct Recent {
+    last: Time,
+    packets: usize,
+}
+
+/// How long packets may wait for company.
+const COMPANY_NS: u64 = 50_000;
+
+impl Recent {
+    fn left(&mut self, now: Time, packets: usize) {
+        if now.since(self.last) > COMPANY_NS {
+            self.packets = 0;
+        }
+        self.last = now;
+        self.packets = self.packets.saturating_add(packets);
+    }
 }
 
 impl Qp {
     pub(crate) fn new(core: Core) -> Self {
-        Self { core, connection: None, mtu: Mtu::Mtu256, next: 0, begins: true }
+        Self {
+            core,
+            connection: None,
+            mtu: Mtu::Mtu256,
+            next: 0,
+            begins: true,
+            recent: Recent::default(),
+        }
     }
 
     /// Changes attributes and state.
@@ -115,6 +144,15 @@ impl Qp {
         match self.core.init.qp_type {
             QpType::Ud => Service::Ud,
             _ => Service::Uc,
+        }
+    }
+
+    /// Whether what is posted may wait for company. Who sends one datagram, and no more before it is answered, has none to wait for.
+    pub(crate) fn busy(&self) -> Busy {
+        match self.recent {
+            _ if !self.core.sq.is_empty() && self.core.state.requests() => Busy::Answered,
+            Recent { last, packets: 2.. } => Busy::Until(last.after(COMPANY_NS)),
+            _ => Busy::No,
         }
     }
 

@@ -27,7 +27,7 @@ impl Qp {
         if !self.core.state.requests() {
             return Turn::Idle;
         }
-        let mut retired = 0;
+        let (mut retired, before) = (0, *quantum);
         let turn = loop {
             if self.core.sq.is_empty() || (!self.begins && !self.in_message()) {
                 break Turn::Idle;
@@ -51,6 +51,9 @@ impl Qp {
         };
         if retired > 0 {
             host.send_retired(self.core.init.cookie, retired);
+        }
+        if *quantum < before {
+            self.recent.left(now, before - *quantum);
         }
         self.report_drained(shared);
         turn
@@ -96,7 +99,7 @@ impl Qp {
             Sent::Full => return Err(Stop::SinkFull),
             Sent::Refused => return Err(PROTECTION),
         }
-        shared.pools.get(pool).paced(charge);
+        shared.pools.get(pool).paced(charge, len);
         self.next += 1;
         if ends {
             self.core.retire_send(host);

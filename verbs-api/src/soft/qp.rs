@@ -132,7 +132,7 @@ impl Qp {
         if let Some(mut guard) = self.device.core.shard.try_lock() {
             let shard = &mut *guard;
             front.give(self.qpn, &mut shard.engine, &mut shard.host);
-            let busy = shard.engine.is_busy(self.qpn);
+            let busy = shard.engine.busy(self.qpn);
             let mut count = 0;
             for (index, wr) in list.iter().enumerate() {
                 let posted = self

@@ -10,7 +10,7 @@ use rocinante_stack::types::Time;
 use rocinante_stack::verbs::CqId;
 use rocinante_stack::wire::MadBytes;
 use rocinante_stack::wire::icrc::{DF, IpFields, Template};
-use rocinante_stack::{Datagram, Engine, IpId, TxSink, TxStop};
+use rocinante_stack::{Busy, Datagram, Engine, IpId, TxSink, TxStop};
 
 use super::cm::Post;
 use super::host::Host;
@@ -31,6 +31,8 @@ pub(crate) struct Shard {
     maintain_at: Time,
     /// Work requests posted since the last transmission.
     deferred: u32,
+    /// Until when at the latest they are, where nothing else makes sure of it.
+    company_until: Option<Time>,
     /// Nothing was posted since the shard was driven.
     fresh: bool,
     /// Acknowledgements wait for the program's next call.
@@ -79,6 +81,7 @@ impl Shard {
             started: Instant::now(),
             maintain_at: Time(0),
             deferred: 0,
+            company_until: None,
             fresh: true,
             held: false,
             overdue: 0,
@@ -96,7 +99,7 @@ impl Shard {
 
     /// When to drive again if nothing else happens.
     pub(crate) fn deadline(&self) -> Option<Time> {
-        let engine = self.engine.poll_timeout();
+        let engine = [self.engine.poll_timeout(), self.company_until].into_iter().flatten().min();
         // Chores matter only while something is connected.
         if self.paths.used == 0 {
             return engine;
@@ -117,11 +120,17 @@ impl Shard {
     pub(crate) fn drive(&mut self, hold: bool) -> bool {
         let mut any = false;
         let mut now = self.now();
+        if self.company_until.is_some() {
+            // The program posts no more for now.
+            any |= self.transmit(now);
+        }
         for round in 0..ROUNDS {
             if round > 0 {
                 now = self.now();
             }
             let received = self.receive(now);
+            // Who sees completions may post receives before more comes.
+            let news = self.host.has_pending();
             self.handle_timeout(now, received < RX_BURST);
             self.serve_cm(now);
             let few = (1..=HELD_MAX).contains(&received);
@@ -131,7 +140,7 @@ impl Shard {
                 any |= self.transmit(now);
             }
             self.deliver();
-            if received < RX_BURST {
+            if received < RX_BURST || news {
                 break;
             }
         }
@@ -157,6 +166,7 @@ impl Shard {
     /// Sends what there is to send.
     pub(crate) fn transmit(&mut self, now: Time) -> bool {
         self.deferred = 0;
+        self.company_until = None;
         self.held = false;
         if !self.engine.wants_transmit() && !self.port.wants_write() {
             return false;
@@ -191,9 +201,19 @@ impl Shard {
 
     /// Sends what was just posted, unless it should wait for company: something is on its way, so that the shard will be
     /// driven again, and this is not the first request since it last was.
-    pub(crate) fn posted(&mut self, requests: u32, busy: bool) {
+    ///
+    /// What nobody answers waits whether it is the first or not, but only for a while.
+    pub(crate) fn posted(&mut self, requests: u32, busy: Busy) {
         self.deferred += requests;
-        if !busy || self.fresh || self.deferred >= DEFER {
+        let waits = self.deferred < DEFER
+            && match busy {
+                Busy::No => false,
+                Busy::Answered => !self.fresh,
+                Busy::Until(time) => self.now() < time,
+            };
+        if let (true, Busy::Until(time)) = (waits, busy) {
+            self.company_until = Some(time);
+        } else if !waits {
             self.fresh = false;
             let now = self.now();
             self.transmit(now);
