@@ -32,7 +32,7 @@ use rocinante::{
 use crate::quiet::Quiet;
 pub use bulk::{Bulk, BulkOp, BulkResult, bulk, post_receives, receive_bulk};
 pub use connected::Connected;
-pub use flow::{FlowPlan, Flowed, Lane, Lanes, Receive};
+pub use flow::{FlowPlan, Flowed, Idle, Lane, Lanes, Receive};
 pub use latency::{RoundTrip, Side, round_trips, send_latency, write_latency};
 pub use spread::Spread;
 

@@ -89,6 +89,9 @@ pub fn run(args: &Args, given: &Given, out: Output) -> Result<Outcome, Failure> 
         (ctx, wire, Some(side).filter(|_| plan.managed == Managed::All))
     };
     let mut talk = Talk::new(wire, plan.client);
+    if plan.loses() {
+        talk.expect_losses();
+    }
     let bench = Bench::connect(ctx.clone(), &mut plan, &mut talk, side)?;
     let run = Run { bench: &bench, plan: &plan, out };
     run.begin(&talk);
@@ -310,10 +313,20 @@ impl Run<'_> {
         let Self { bench, plan, .. } = self;
         let what = bench.flow(plan, size);
         let mut sample = Sample::new(plan, &what.receive, what.op.is_some());
+        let observe = |so_far: &Flowed| sample.observe(so_far);
         let flowed =
-            bench.lanes().flow(&what, |so_far| sample.observe(so_far), |idle| bench.idle(idle));
+            bench.lanes().flow(&what, observe, |so_far, idle| bench.idle_flow(plan, so_far, idle));
         let flowed = flowed.map_err(|trouble: Trouble| bench.failure(talk, &trouble))?;
-        Ok(sample.row(size, &flowed))
+        let mut row = sample.row(size, &flowed);
+        if plan.loses() && what.receive == Receive::Until && plan.iters() > 0 {
+            let all = plan.iters().saturating_mul(plan.qps.into());
+            let lost = all.saturating_sub(flowed.received);
+            row.lost = Some(lost);
+            if lost > 0 {
+                self.out.note(format_args!("{lost} of {all} messages were lost on their way here"));
+            }
+        }
+        Ok(row)
     }
 }
 
@@ -374,6 +387,7 @@ impl Sample {
             gbps_peak,
             gbps,
             mpps: messages as f64 / seconds / 1e6,
+            lost: None,
         }
     }
 }
@@ -455,8 +469,11 @@ pub(crate) mod tests {
     fn margins_do_not_count() {
         let plan = plan("write-bw -D 8 10.0.0.2").unwrap();
         let mut sample = Sample::new(&plan, &Receive::No, true);
-        let at =
-            |sent, seconds| Flowed { sent, received: 0, elapsed: Duration::from_secs(seconds) };
+        let at = |sent, seconds| Flowed {
+            sent,
+            elapsed: Duration::from_secs(seconds),
+            ..Flowed::default()
+        };
         for (sent, seconds) in [(1000, 1), (1010, 2), (1110, 4), (1210, 6), (9999, 7)] {
             sample.observe(&at(sent, seconds));
         }

@@ -287,6 +287,15 @@ impl Watch {
             Self::Connection(connection) => connection.is_disconnected(),
         }
     }
+
+    /// Whether the peer has said something that has not been read, where that can be seen: over TCP.
+    #[must_use]
+    pub fn has_said(&self) -> bool {
+        match self {
+            Self::Tcp(stream) => peek(stream) == Some(true),
+            Self::Connection(_) => false,
+        }
+    }
 }
 
 /// Has the kernel ask a silent peer's kernel whether it is still there, and end the connection after half a minute without an answer: a machine that has

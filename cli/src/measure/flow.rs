@@ -6,8 +6,8 @@
 use std::time::{Duration, Instant};
 
 use rocinante::{
-    CompChannel, Context, Cq, Destination, GRH_LEN, Key, Mr, Qp, QpType, RecvWr, SendData, SendOp,
-    SendWr, Sge, Wc, WcOpcode,
+    CompChannel, Context, Cq, Destination, GRH_LEN, Key, Mr, PostError, PostListError, Qp, QpType,
+    RecvWr, SendData, SendOp, SendWr, Sge, Wc, WcOpcode,
 };
 
 use super::{BulkOp, MeasureError, Until, succeeded};
@@ -68,6 +68,8 @@ pub struct FlowPlan {
     pub receive: Receive,
     /// Bytes of each message.
     pub size: usize,
+    /// Bytes that each receive takes of messages: this size, or more where what is left of one flow may serve another.
+    pub room: usize,
     /// Places that messages of a lane take in turn.
     pub slots: usize,
     /// Bytes from one place to the next.
@@ -99,6 +101,15 @@ pub enum Receive {
     Marked,
 }
 
+/// What happens while nothing completes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Idle {
+    /// It will.
+    Wait,
+    /// The messages that did not come are lost: the flow ends with those that did.
+    End,
+}
+
 /// How far a flow has come.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Flowed {
@@ -106,6 +117,8 @@ pub struct Flowed {
     pub sent: u64,
     /// Messages received.
     pub received: u64,
+    /// Whether nothing is left to send.
+    pub all_sent: bool,
     /// Since the first was posted or received.
     pub elapsed: Duration,
 }
@@ -135,26 +148,32 @@ struct Run<'a, 'b> {
 }
 
 impl Lanes<'_> {
-    /// Posts the receives with which a flow begins. To be called before the peer sends.
+    /// Posts the receives with which a flow begins. To be called before the peer sends. Those that a flow before it left, because messages were
+    /// lost, serve this one: a queue that is full is full enough.
     ///
     /// # Errors
     /// A receive that cannot be posted.
     pub fn post_receives(&self, plan: &FlowPlan) -> Result<(), MeasureError> {
         for index in 0..self.lanes.len() {
-            (0..plan.first_receives()).try_for_each(|number| self.receive(plan, index, number))?;
+            for number in 0..plan.first_receives() {
+                match self.receive(plan, index, number) {
+                    Err(full) if full.error == PostError::Full => break,
+                    posted => posted?,
+                }
+            }
         }
         Ok(())
     }
 
-    fn receive(&self, plan: &FlowPlan, index: usize, number: u64) -> Result<(), MeasureError> {
+    fn receive(&self, plan: &FlowPlan, index: usize, number: u64) -> Result<(), PostListError> {
         let lane = &self.lanes[index];
-        let sges = [self.mr.sge(lane.landing + plan.offset(number), lane.head() + plan.size)];
+        let sges = [self.mr.sge(lane.landing + plan.offset(number), lane.head() + plan.room)];
         let wr_id = (index as u64) << NUMBER_BITS;
-        Ok(lane.qp.post_recv(&[RecvWr { wr_id, sges: &sges }])?)
+        lane.qp.post_recv(&[RecvWr { wr_id, sges: &sges }])
     }
 
-    /// Runs a flow, after [`post_receives`](Self::post_receives). `observe` hears how far it is whenever something has completed; `idle` is called,
-    /// with the time since that happened, when nothing has, and may give up.
+    /// Runs a flow, after [`post_receives`](Self::post_receives). `observe` hears how far it is whenever something has completed; `idle` is asked,
+    /// with the time since that happened, when nothing has, and may end it or give up.
     ///
     /// # Errors
     /// A failed request, or what `idle` says.
@@ -162,7 +181,7 @@ impl Lanes<'_> {
         &self,
         plan: &FlowPlan,
         mut observe: impl FnMut(&Flowed),
-        mut idle: impl FnMut(Duration) -> Result<(), E>,
+        mut idle: impl FnMut(&Flowed, Duration) -> Result<Idle, E>,
     ) -> Result<Flowed, E> {
         let places = self.places(plan);
         let mut list = Vec::with_capacity(plan.list.max(1));
@@ -183,7 +202,9 @@ impl Lanes<'_> {
             if count > 0 {
                 (last, looks) = (Instant::now(), 0);
             } else if looks.is_multiple_of(64) {
-                idle(last.elapsed())?;
+                if idle(&run.flowed, last.elapsed())? == Idle::End {
+                    return Ok(run.flowed);
+                }
                 if self.sleep(plan, || run.look(&mut out))? > 0 {
                     observe(&run.flowed);
                     (last, looks) = (Instant::now(), 0);
@@ -358,145 +379,16 @@ impl<'a, 'b> Run<'a, 'b> {
             let ends = |count: &mut Count| count.quota = count.quota.min(count.posted + 1);
             self.counts.iter_mut().filter(|_| self.plan.op.is_some()).for_each(ends);
         }
-        self.counts.iter().all(|count| {
-            let sent = count.posted == count.quota && count.completed == count.quota;
-            let received = match self.plan.receive {
-                Receive::No => true,
-                Receive::Until => count.received >= self.plan.messages(),
-                Receive::Marked => count.marked,
-            };
-            sent && received
-        })
+        let sent = |count: &Count| count.posted == count.quota && count.completed == count.quota;
+        self.flowed.all_sent = self.counts.iter().all(sent);
+        let received = |count: &Count| match self.plan.receive {
+            Receive::No => true,
+            Receive::Until => count.received >= self.plan.messages(),
+            Receive::Marked => count.marked,
+        };
+        self.flowed.all_sent && self.counts.iter().all(received)
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::pair::{Owner, connected};
-    use super::*;
-
-    fn plan(op: Option<BulkOp>, receive: Receive, until: Until) -> FlowPlan {
-        FlowPlan {
-            op,
-            receive,
-            size: 300,
-            slots: 12,
-            stride: 320,
-            depth: 16,
-            recv_depth: 24,
-            list: 1,
-            signal_every: 4,
-            until,
-            mark_last: false,
-            second: false,
-        }
-    }
-
-    fn lanes<'a>(here: &'a Owner, there: &Owner) -> Lanes<'a> {
-        let remote = there.region();
-        let lane = Lane {
-            qp: &here.qp,
-            source: 0,
-            landing: here.mr.len() / 2,
-            remote: remote.address + remote.len / 2,
-            rkey: remote.key(),
-            to: None,
-        };
-        let (ctx, cqs) = (here.ctx(), std::slice::from_ref(&here.cq));
-        Lanes { ctx, cqs, channel: None, mr: &here.mr, lanes: vec![lane] }
-    }
-
-    fn patient(idle: Duration) -> Result<(), MeasureError> {
-        let patience = Duration::from_secs(10);
-        if idle < patience {
-            Ok(())
-        } else {
-            Err(MeasureError::Silence { what: "anything", patience })
-        }
-    }
-
-    /// Both sides, each on a thread, with receives posted on both before either begins.
-    fn both(a: &FlowPlan, b: &FlowPlan) -> (Flowed, Flowed) {
-        let [first, second] = connected();
-        let (ours, theirs) = (lanes(&first, &second), lanes(&second, &first));
-        ours.post_receives(a).unwrap();
-        theirs.post_receives(b).unwrap();
-        std::thread::scope(|scope| {
-            let other = scope.spawn(|| theirs.flow(b, |_| (), patient).unwrap());
-            (ours.flow(a, |_| (), patient).unwrap(), other.join().unwrap())
-        })
-    }
-
-    #[test]
-    fn sends_cross_each_other() {
-        let first = plan(Some(BulkOp::Send), Receive::Until, Until::Messages(1001));
-        let second = FlowPlan { second: true, list: 5, ..first };
-        let (a, b) = both(&first, &second);
-        assert_eq!((a.sent, a.received), (1001, 1001));
-        assert_eq!((b.sent, b.received), (1001, 1001));
-    }
-
-    #[test]
-    fn time_ends_a_flow_by_a_mark_or_at_once() {
-        let until = Until::Time(Duration::from_millis(80));
-        let marked =
-            FlowPlan { mark_last: true, ..plan(Some(BulkOp::Send), Receive::Marked, until) };
-        let (a, b) = both(&marked, &marked);
-        assert_eq!((a.sent, b.sent), (b.received, a.received));
-        let once = plan(Some(BulkOp::Send), Receive::No, until);
-        let (a, b) = both(&once, &plan(None, Receive::Until, until));
-        assert!(a.elapsed >= Duration::from_millis(80) && a.sent > 0 && b.received > 0);
-        assert!(b.elapsed >= Duration::from_millis(80) && b.sent == 0);
-    }
-
-    #[test]
-    fn atomics_reach_their_places() {
-        let [a, b] = connected();
-        let ours = lanes(&a, &b);
-        let until = Until::Messages(100);
-        let what = FlowPlan {
-            size: 8,
-            slots: 7,
-            stride: 64,
-            ..plan(Some(BulkOp::FetchAdd), Receive::No, until)
-        };
-        let flowed = ours.flow(&what, |_| (), patient).unwrap();
-        assert_eq!(flowed.sent, 100);
-        let half = b.mr.len() / 2;
-        let counts: Vec<u64> = (0..8).map(|slot| b.mr.load_u64(half + slot * 64)).collect();
-        assert_eq!(counts, [15, 15, 14, 14, 14, 14, 14, 0]);
-    }
-
-    #[test]
-    fn reads_and_writes_flow_with_nobody_at_the_other_end() {
-        let [a, b] = connected();
-        let ours = lanes(&a, &b);
-        for op in [BulkOp::Read, BulkOp::Write, BulkOp::CompareSwap] {
-            let size = if op == BulkOp::CompareSwap { 8 } else { 300 };
-            let what = FlowPlan { size, ..plan(Some(op), Receive::No, Until::Messages(77)) };
-            let mut seen = 0;
-            let flowed = ours.flow(&what, |so_far| seen = so_far.sent, patient).unwrap();
-            assert_eq!((flowed.sent, seen), (77, 77));
-        }
-    }
-
-    #[test]
-    fn whoever_waits_may_give_up() {
-        let [a, b] = connected();
-        let ours = lanes(&a, &b);
-        let what = plan(None, Receive::Until, Until::Messages(1));
-        let error = ours.flow(
-            &what,
-            |_| (),
-            |idle| {
-                let patience = Duration::from_millis(50);
-                if idle < patience {
-                    Ok(())
-                } else {
-                    Err(MeasureError::Silence { what: "message", patience })
-                }
-            },
-        );
-        assert!(matches!(error, Err(MeasureError::Silence { .. })));
-    }
-}
+mod tests;

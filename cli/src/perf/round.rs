@@ -8,8 +8,8 @@ use rocinante::{Access, ConnectOptions, Context, Cq, Exchange, Mr, Mtu, RemoteRe
 use super::plan::{Atomic, Plan, Test};
 use super::table::{Bandwidth, Latency, Row};
 use crate::measure::{
-    self, BulkOp, BulkResult, End, FlowPlan, Flowed, Lane, Lanes, MeasureError, Receive, RoundTrip,
-    Side, Until,
+    self, BulkOp, BulkResult, End, FlowPlan, Flowed, Idle, Lane, Lanes, MeasureError, Receive,
+    RoundTrip, Side, Until,
 };
 use crate::output::Failure;
 use crate::session::join::{Joined, Theirs};
@@ -181,6 +181,7 @@ impl<'a> Round<'a> {
             op: Some(BulkOp::Send),
             receive: Receive::Marked,
             size: self.size,
+            room: self.size,
             slots: (half / self.size.max(1)).clamp(1, bulk.depth),
             stride: self.size,
             depth: bulk.depth,
@@ -205,8 +206,8 @@ impl<'a> Round<'a> {
             elapsed: so_far.elapsed,
         };
         let mut peak = Peak::default();
-        let idle = |idle| match idle {
-            idle if idle < PATIENCE => Ok(()),
+        let idle = |_: &Flowed, idle| match idle {
+            idle if idle < PATIENCE => Ok(Idle::Wait),
             _ => Err(MeasureError::Silence { what: "message", patience: PATIENCE }),
         };
         let flowed = lanes.flow(what, |so_far| peak.observe(&result(so_far)), idle)?;
@@ -301,6 +302,7 @@ impl<'a> Round<'a> {
             gbps_peak: peak.best.max(gbps),
             gbps,
             mpps: result.mops(),
+            lost: None,
         })
     }
 

@@ -32,6 +32,9 @@ pub struct Bandwidth {
     pub gbps: f64,
     /// 10⁶ messages per second.
     pub mpps: f64,
+    /// Messages that did not arrive, over all queue pairs, where they may be lost and this side knows how many there were.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lost: Option<u64>,
 }
 
 impl Bandwidth {
@@ -44,6 +47,7 @@ impl Bandwidth {
             gbps_peak: self.gbps_peak + other.gbps_peak,
             gbps: self.gbps + other.gbps,
             mpps: self.mpps + other.mpps,
+            lost: self.lost.zip(other.lost).map(|(a, b)| a.saturating_add(b)),
             ..self
         }
     }
@@ -105,8 +109,15 @@ impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Bandwidth(row) => {
-                let Bandwidth { bytes, messages, gbps_peak, gbps, mpps, .. } = row;
-                write!(f, " {bytes:<10} {messages:<12} {gbps_peak:>13.2} {gbps:>16.2} {mpps:>14.6}")
+                let Bandwidth { bytes, messages, gbps_peak, gbps, mpps, lost, .. } = row;
+                write!(
+                    f,
+                    " {bytes:<10} {messages:<12} {gbps_peak:>13.2} {gbps:>16.2} {mpps:>14.6}"
+                )?;
+                match lost {
+                    Some(lost) => write!(f, "   lost {lost}"),
+                    None => Ok(()),
+                }
             }
             Self::Latency(row) => {
                 write!(f, " {:<10} {:<12}", row.bytes, row.messages)?;
@@ -141,7 +152,9 @@ mod tests {
         let row = Row::Latency(latency).to_string();
         assert_eq!(row.chars().count(), header(Test::WriteLat).chars().count(), "{row}");
         let (bytes, messages) = (65_536, 5000);
-        let row = Bandwidth { bytes, messages, seconds: 1.0, gbps_peak: 9.0, gbps: 8.5, mpps: 0.1 };
+        let lost = None;
+        let row =
+            Bandwidth { bytes, messages, seconds: 1.0, gbps_peak: 9.0, gbps: 8.5, mpps: 0.1, lost };
         let row = Row::Bandwidth(row).to_string();
         assert_eq!(row.chars().count(), header(Test::WriteBw).chars().count(), "{row}");
     }

@@ -181,6 +181,36 @@ pub(super) fn measures(options: &str, rows: usize) -> Value {
     json
 }
 
+/// Five receives are too few for runs of dozens of messages. Each side says what it misses, and both end well.
+#[test]
+fn what_is_lost_on_the_way_is_counted() {
+    for (options, sizes, both_ways) in [
+        ("-c UD -s 64 -n 2000", 1, false),
+        ("-c UC -s 64 -n 2000 -q 2", 1, false),
+        ("-c UD -n 300 -a", 8, false),
+        ("-c UC -s 64 -n 500 -b", 1, true),
+    ] {
+        let line = format!("perf send-bw --compat perftest --json -r 5 {options}");
+        let (server, client) = both(&line, &line);
+        let (server, client) = (server.succeeded(), client.succeeded());
+        let rows = server.json()["results"].as_array().unwrap().clone();
+        assert!(rows.len() >= sizes, "{options}: {rows:?}");
+        assert_eq!(client.json()["results"].as_array().unwrap().len(), rows.len());
+        let words = options.split_whitespace();
+        let count = words.clone().skip_while(|word| *word != "-n").nth(1).unwrap();
+        let qps = if words.clone().any(|word| word == "-q") { 2 } else { 1 };
+        let all = count.parse::<u64>().unwrap() * qps;
+        for row in &rows {
+            let (messages, lost) = (row["messages"].as_u64().unwrap(), row["lost"].as_u64());
+            let lost = lost.unwrap_or_else(|| panic!("{options}: {row}"));
+            assert!(lost > 0 && lost < all, "{options}: {row}");
+            // In both directions a row is of what was sent.
+            assert!(both_ways || messages + lost == all, "{options}: {row}");
+        }
+        assert!(server.err.contains(" messages were lost on their way here"), "{}", server.err);
+    }
+}
+
 #[test]
 fn tables_are_perftests() {
     let line = "perf write-bw --compat perftest -n 20 -s 1000";

@@ -13,7 +13,7 @@ use super::message::Keys;
 use super::plan::Plan;
 use super::talk::{PATIENCE, Talk, Terms};
 use crate::compat::wire::Watch;
-use crate::measure::{FlowPlan, Lane, Lanes, MeasureError, Receive};
+use crate::measure::{FlowPlan, Flowed, Idle, Lane, Lanes, MeasureError, Receive, Until};
 use crate::output::Failure;
 use crate::session::diagnosis;
 use crate::session::join::Joined;
@@ -26,6 +26,10 @@ pub const CACHE_LINE: u32 = 64;
 const GRACE: Duration = Duration::from_secs(1);
 /// How long the end of all connections may take.
 const FAREWELL: Duration = Duration::from_secs(2);
+/// Once the peer says that it has sent everything, what has not come after so much silence is lost.
+const LOST_AFTER_WORDS: Duration = Duration::from_millis(200);
+/// The same if it says nothing, because it waits as well.
+const LOST: Duration = Duration::from_secs(5);
 
 /// All of it.
 #[derive(Debug)]
@@ -170,7 +174,13 @@ impl Bench {
             op: plan.op().filter(|_| sends),
             receive: if receives { Receive::Until } else { Receive::No },
             size,
-            slots: if taken <= cycle / 2 { cycle / stride } else { 1 },
+            // A receive that is left because a message was lost takes one of a later size.
+            room: if plan.loses() { plan.size_max() } else { size },
+            slots: if taken <= cycle / 2 && !(plan.loses() && plan.all) {
+                cycle / stride
+            } else {
+                1
+            },
             stride,
             depth: plan.tx_depth as usize,
             recv_depth: plan.rx_depth as usize,
@@ -180,6 +190,21 @@ impl Bench {
             mark_last: false,
             second: plan.test.is_send() && plan.both && !plan.client,
         }
+    }
+
+    /// Called while nothing happens in a flow: where messages may be lost, those that have not come in time are.
+    ///
+    /// # Errors
+    /// As [`idle`](Self::idle).
+    pub fn idle_flow(&self, plan: &Plan, so_far: &Flowed, idle: Duration) -> Result<Idle, Trouble> {
+        let timed = matches!(plan.until, Until::Time(_));
+        if plan.loses() && !timed && so_far.all_sent && so_far.received > 0 {
+            let patience = if self.watch.has_said() { LOST_AFTER_WORDS } else { LOST };
+            if idle >= patience {
+                return Ok(Idle::End);
+            }
+        }
+        self.idle(idle).map(|()| Idle::Wait)
     }
 
     /// Called while nothing happens: gives up when that takes too long, or when the peer's words have ended and with them its packets.

@@ -204,6 +204,12 @@ impl Plan {
         if self.service == QpType::Ud { GRH_LEN } else { 0 }
     }
 
+    /// Whether messages may be lost.
+    #[must_use]
+    pub fn loses(&self) -> bool {
+        self.service != QpType::Rc
+    }
+
     /// Leaves out what no datagram holds: as perftest's programs do with `-a`. One size that was asked for must fit.
     ///
     /// # Errors

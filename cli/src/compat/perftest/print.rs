@@ -36,7 +36,8 @@ fn units(plan: &Plan, gbps: f64) -> f64 {
 #[must_use]
 pub fn report(plan: &Plan, row: &Bandwidth) -> Report {
     let all = plan.iters().saturating_mul(plan.qps.into());
-    let iters = if all == 0 { row.messages } else { all };
+    let whole = all > 0 && row.lost.unwrap_or(0) == 0;
+    let iters = if whole { all } else { row.messages };
     let peak = if plan.peak { units(plan, row.gbps_peak) } else { 0.0 };
     let average = units(plan, row.gbps);
     Report { size: row.bytes as u64, iters, peak, average, rate: row.mpps }
@@ -104,6 +105,7 @@ mod tests {
             gbps_peak: 16.0,
             gbps: 8.0,
             mpps: 1.0,
+            lost: None,
         };
         let gb = report(&plan("write-bw -n 9 --report_gbits").unwrap(), &row);
         assert_eq!((gb.peak, gb.average, gb.iters), (16.0, 8.0, 9));

@@ -13,6 +13,9 @@ use crate::quiet::Quiet;
 /// How long nothing may happen on the network while the peer is waited for.
 pub const PATIENCE: Duration = Duration::from_secs(15);
 
+/// The same where messages may be lost: perftest's programs notice that nothing comes any more after one minute to two.
+const PATIENCE_WITH_LOSSES: Duration = Duration::from_secs(130);
+
 /// Larger than any message, and than any number of them: a report with more is none.
 const SIZE_MAX: u64 = 1 << 31;
 const ITERS_MAX: u64 = 1 << 48;
@@ -22,6 +25,8 @@ const ITERS_MAX: u64 = 1 << 48;
 pub struct Talk {
     wire: Wire,
     client: bool,
+    /// The peer may be waiting for messages that were lost.
+    loses: bool,
 }
 
 /// What both sides know of each other before they make queue pairs.
@@ -41,7 +46,27 @@ impl Talk {
     /// Over a connection on which nothing has been said.
     #[must_use]
     pub fn new(wire: Wire, client: bool) -> Self {
-        Self { wire, client }
+        Self { wire, client, loses: false }
+    }
+
+    /// From now on messages may be lost.
+    pub fn expect_losses(&mut self) {
+        self.loses = true;
+    }
+
+    /// How long nothing may happen on the network while the peer is waited for.
+    fn patience(&self) -> Duration {
+        if self.loses { PATIENCE_WITH_LOSSES } else { PATIENCE }
+    }
+
+    /// Why nothing more is heard, if messages may have been lost.
+    fn doubt(&self, failure: Failure) -> Failure {
+        if !self.loses {
+            return failure;
+        }
+        Failure::Failed(format!(
+            "{failure}; if messages were lost on their way there, perftest's program has waited for them for two minutes, and then given up"
+        ))
     }
 
     /// The connection.
@@ -146,7 +171,8 @@ impl Talk {
     pub fn serve(&mut self, ctx: &Context) -> Result<(), Failure> {
         const LOOKS: u32 = 256;
         const PAUSE: Duration = Duration::from_millis(200);
-        let mut quiet = Quiet::new(ctx, PATIENCE);
+        let patience = self.patience();
+        let mut quiet = Quiet::new(ctx, patience);
         let mut looked = Instant::now();
         while !self.wire.is_ready() {
             for _ in 0..LOOKS {
@@ -162,7 +188,7 @@ impl Talk {
             if !quiet.goes_on() {
                 return Err(self.failed(format_args!(
                     "nothing came from it within {} s, neither packets nor words: has its program stopped?",
-                    PATIENCE.as_secs()
+                    patience.as_secs()
                 )));
             }
         }
@@ -177,7 +203,7 @@ impl Talk {
         if self.client {
             self.tell(own)?;
             self.serve(ctx)?;
-            return self.heard();
+            return self.heard().map_err(|failure| self.doubt(failure));
         }
         self.serve(ctx)?;
         self.heard()?;

@@ -1,0 +1,131 @@
+//! Flows over loopback.
+
+use super::super::pair::{Owner, connected};
+use super::*;
+
+fn plan(op: Option<BulkOp>, receive: Receive, until: Until) -> FlowPlan {
+    FlowPlan {
+        op,
+        receive,
+        size: 300,
+        room: 300,
+        slots: 12,
+        stride: 320,
+        depth: 16,
+        recv_depth: 24,
+        list: 1,
+        signal_every: 4,
+        until,
+        mark_last: false,
+        second: false,
+    }
+}
+
+fn lanes<'a>(here: &'a Owner, there: &Owner) -> Lanes<'a> {
+    let remote = there.region();
+    let lane = Lane {
+        qp: &here.qp,
+        source: 0,
+        landing: here.mr.len() / 2,
+        remote: remote.address + remote.len / 2,
+        rkey: remote.key(),
+        to: None,
+    };
+    let (ctx, cqs) = (here.ctx(), std::slice::from_ref(&here.cq));
+    Lanes { ctx, cqs, channel: None, mr: &here.mr, lanes: vec![lane] }
+}
+
+fn patient(_: &Flowed, idle: Duration) -> Result<Idle, MeasureError> {
+    let patience = Duration::from_secs(10);
+    if idle < patience {
+        Ok(Idle::Wait)
+    } else {
+        Err(MeasureError::Silence { what: "anything", patience })
+    }
+}
+
+/// Both sides, each on a thread, with receives posted on both before either begins.
+fn both(a: &FlowPlan, b: &FlowPlan) -> (Flowed, Flowed) {
+    let [first, second] = connected();
+    let (ours, theirs) = (lanes(&first, &second), lanes(&second, &first));
+    ours.post_receives(a).unwrap();
+    theirs.post_receives(b).unwrap();
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| theirs.flow(b, |_| (), patient).unwrap());
+        (ours.flow(a, |_| (), patient).unwrap(), other.join().unwrap())
+    })
+}
+
+#[test]
+fn sends_cross_each_other() {
+    let first = plan(Some(BulkOp::Send), Receive::Until, Until::Messages(1001));
+    let second = FlowPlan { second: true, list: 5, ..first };
+    let (a, b) = both(&first, &second);
+    assert_eq!((a.sent, a.received), (1001, 1001));
+    assert_eq!((b.sent, b.received), (1001, 1001));
+}
+
+#[test]
+fn time_ends_a_flow_by_a_mark_or_at_once() {
+    let until = Until::Time(Duration::from_millis(80));
+    let marked = FlowPlan { mark_last: true, ..plan(Some(BulkOp::Send), Receive::Marked, until) };
+    let (a, b) = both(&marked, &marked);
+    assert_eq!((a.sent, b.sent), (b.received, a.received));
+    let once = plan(Some(BulkOp::Send), Receive::No, until);
+    let (a, b) = both(&once, &plan(None, Receive::Until, until));
+    assert!(a.elapsed >= Duration::from_millis(80) && a.sent > 0 && b.received > 0);
+    assert!(b.elapsed >= Duration::from_millis(80) && b.sent == 0);
+}
+
+#[test]
+fn atomics_reach_their_places() {
+    let [a, b] = connected();
+    let ours = lanes(&a, &b);
+    let until = Until::Messages(100);
+    let what = FlowPlan {
+        size: 8,
+        room: 8,
+        slots: 7,
+        stride: 64,
+        ..plan(Some(BulkOp::FetchAdd), Receive::No, until)
+    };
+    let flowed = ours.flow(&what, |_| (), patient).unwrap();
+    assert_eq!(flowed.sent, 100);
+    let half = b.mr.len() / 2;
+    let counts: Vec<u64> = (0..8).map(|slot| b.mr.load_u64(half + slot * 64)).collect();
+    assert_eq!(counts, [15, 15, 14, 14, 14, 14, 14, 0]);
+}
+
+#[test]
+fn reads_and_writes_flow_with_nobody_at_the_other_end() {
+    let [a, b] = connected();
+    let ours = lanes(&a, &b);
+    for op in [BulkOp::Read, BulkOp::Write, BulkOp::CompareSwap] {
+        let size = if op == BulkOp::CompareSwap { 8 } else { 300 };
+        let what =
+            FlowPlan { size, room: size, ..plan(Some(op), Receive::No, Until::Messages(77)) };
+        let mut seen = 0;
+        let flowed = ours.flow(&what, |so_far| seen = so_far.sent, patient).unwrap();
+        assert_eq!((flowed.sent, seen), (77, 77));
+    }
+}
+
+#[test]
+fn whoever_waits_may_give_up() {
+    let [a, b] = connected();
+    let ours = lanes(&a, &b);
+    let what = plan(None, Receive::Until, Until::Messages(1));
+    let error = ours.flow(
+        &what,
+        |_| (),
+        |_, idle| {
+            let patience = Duration::from_millis(50);
+            if idle < patience {
+                Ok(Idle::Wait)
+            } else {
+                Err(MeasureError::Silence { what: "message", patience })
+            }
+        },
+    );
+    assert!(matches!(error, Err(MeasureError::Silence { .. })));
+}
