@@ -14,10 +14,11 @@ use crate::types::Time;
 /// Linux's own RDMA in software have no such queue.
 const STRANGER: Budget = Budget { bytes: 212_992, datagrams: 212_992 / Budget::cost(0) };
 
-/// How long a receiver is given for a packet, and for 1,024 bytes of its payload. It is half as much again to twice what it was measured to need: 3.1, 2.0 and 1.2 million
-/// packets of 64, 1,024 and 4,096 bytes in a second between two of ours, with a processor each, over a veth and UDP sockets.
-const PACKET_NS: u64 = 500;
-const KIB_NS: u64 = 220;
+/// How long a receiver is given for a packet, and for 1,024 bytes of its payload: twice to two and a half times what it was measured to need, since its processor has
+/// other things to do, too: 3.1, 2.0 and 1.2 million packets of 64, 1,024 and 4,096 bytes in a second between two of ours, with a processor each, over a veth and UDP
+/// sockets.
+const PACKET_NS: u64 = 800;
+const KIB_NS: u64 = 300;
 
 /// The account of one receiver.
 #[derive(Debug, Default)]
@@ -120,7 +121,7 @@ mod tests {
 
     #[test]
     fn the_rate_is_one_that_a_receiver_in_software_takes() {
-        for (payload, each_ns) in [(0, 500), (64, 513), (1024, 720), (4096, 1380)] {
+        for (payload, each_ns) in [(0, 800), (64, 818), (1024, 1100), (4096, 2000)] {
             for limit in [Budget::STRANGER, Budget { bytes: 8 << 20, datagrams: 10_000 }] {
                 let mut pace = Pace::default();
                 sent(&mut pace, limit, payload, MS, 100 * MS);

@@ -39,7 +39,7 @@ fn post(solo: &mut Solo, op: SendOp, count: usize, len: u32) {
 #[test]
 fn at_once_leaves_half_of_a_queue_and_then_runs_at_a_rate() {
     for qp_type in [QpType::Ud, QpType::Uc] {
-        for (len, at_once, each_ns) in [(64, 128, 513), (1024, 46, 720)] {
+        for (len, at_once, each_ns) in [(64, 128, 818), (1024, 46, 1100)] {
             let (mut solo, op) = sender(qp_type);
             post(&mut solo, op, 1000, len);
             assert_eq!(solo.packets().len(), at_once, "{qp_type:?} of {len} bytes");
