@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use rocinante::{
-    Access, Backend, Destination, GRH_LEN, Mr, Mtu, PeerPath, PostError, Qp, QpState, QpType, Qpn,
-    RecvWr, SendData, SendOp, SendWr, Wc, WcOpcode, WcStatus,
+    Access, Backend, Destination, GRH_LEN, ModifyAttr, Mr, Mtu, PeerPath, PostError, Qp, QpState,
+    QpType, Qpn, RecvWr, SendData, SendOp, SendWr, Wc, WcOpcode, WcStatus,
 };
 use rocinante_tests::harness::{
     Family, Harness, Setup, Side, assert_same, pattern, wait_until, wr,
@@ -181,6 +181,7 @@ fn answer(harness: &Harness, qps: &[Qp; 2], regions: &[Mr; 2], wc: &Wc) {
 }
 
 on_each_backend!(
+    what_was_posted_leaves_before_its_queue_pair_goes,
     datagrams_over_ipv4,
     datagrams_over_ipv6,
     a_datagram_with_another_queue_key_is_lost,
@@ -310,6 +311,31 @@ fn a_device_talks_to_itself(backend: Backend) {
     ids.sort_unstable_by_key(|(id, _)| *id);
     assert_eq!(ids, [(1, WcStatus::Success), (5, WcStatus::Success)]);
     assert_eq!(mr.to_vec(GRH_LEN, 5), b"hello");
+}
+
+/// Though each but the first waited for company.
+fn what_was_posted_leaves_before_its_queue_pair_goes(backend: Backend) {
+    const COUNT: u64 = 20;
+    let harness = Harness::new(&Setup::new(backend));
+    let b = &harness.sides[1];
+    for by_state in [false, true] {
+        let [qp, peer] = uc_pair(&harness);
+        for id in 0..COUNT {
+            peer.post_recv(&[RecvWr { wr_id: id, sges: &[] }]).unwrap();
+        }
+        for id in 0..COUNT {
+            let send = SendOp::Send { imm: None };
+            let wr = SendWr { signaled: false, ..wr(id, send, &[]) };
+            qp.post_send(&[wr]).unwrap();
+        }
+        if by_state {
+            qp.modify(&ModifyAttr::state(QpState::Err)).unwrap();
+        }
+        drop(qp);
+        for id in 0..COUNT {
+            b.succeed(id);
+        }
+    }
 }
 
 /// What the program does wrong is said at once.

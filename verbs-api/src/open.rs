@@ -97,7 +97,8 @@ impl OpenOptions {
     }
 
     /// Whether a background thread drives the device while the program does not call it; it does unless said otherwise.
-    /// Without it, one-sided operations of peers are served only inside `poll`, and nothing is sent again in time.
+    /// Without it, one-sided operations of peers are served only inside `poll`, nothing is sent again in time, and of several datagrams that are
+    /// posted one after the other the last may leave only then.
     #[must_use]
     pub fn background(mut self, yes: bool) -> Self {
         self.no_background = !yes;

@@ -12,7 +12,7 @@ use std::net::IpAddr;
 use clap::ValueEnum;
 use rocinante::{
     Access, Ah, Budget, CompChannel, ConnectOptions, Context, Cq, Endpoint, GRH_LEN, Mr, Mtu, Pd,
-    PeerPath, PreparedQp, Psn, Qp, QpType, Qpn, RecvWr, SendOp, VerbsError,
+    PeerPath, PreparedQp, Psn, Qp, QpType, Qpn, RecvWr, SendOp, Srq, VerbsError,
 };
 
 use crate::compat::device::{self, Wish};
@@ -116,6 +116,21 @@ pub struct Rules {
 }
 
 impl Rules {
+    /// Whether the queue pairs share their receives.
+    const fn shares(&self) -> bool {
+        matches!(self.program, Program::IbvSrq)
+    }
+
+    /// Whatever a receive belongs to: the queue pairs, or, where these share them, each receive by itself.
+    const fn seats(&self) -> usize {
+        (if self.shares() { self.rx_depth } else { self.qps }) as usize
+    }
+
+    /// Receives of a seat.
+    const fn each(&self) -> u32 {
+        if self.shares() { 1 } else { self.rx_depth.div_ceil(self.qps) }
+    }
+
     /// What the command line says.
     ///
     /// # Errors
@@ -207,6 +222,7 @@ struct Table {
     cq: Cq,
     channel: Option<CompChannel>,
     memory: Mr,
+    srq: Option<Srq>,
     qps: Vec<PreparedQp>,
 }
 
@@ -216,6 +232,7 @@ pub struct Laid {
     cq: Cq,
     channel: Option<CompChannel>,
     memory: Mr,
+    srq: Option<Srq>,
     qps: Vec<Qp>,
     /// Where each sends to, if it is not connected.
     ahs: Vec<(Ah, Qpn)>,
@@ -223,6 +240,20 @@ pub struct Laid {
 }
 
 impl Laid {
+    /// Posts a receive of a seat.
+    fn post_recv(&self, wr: &RecvWr<'_>, seat: usize) -> Result<(), VerbsError> {
+        let posted = match &self.srq {
+            Some(srq) => srq.post_recv(std::slice::from_ref(wr)),
+            None => self.qps[seat].post_recv(std::slice::from_ref(wr)),
+        };
+        posted.map_err(VerbsError::from)
+    }
+
+    /// The index of the queue pair that a completion is of.
+    fn qp_of(&self, qpn: Qpn) -> Option<usize> {
+        self.qps.iter().position(|qp| qp.qpn() == qpn)
+    }
+
     /// What sends a message on the queue pair with this index.
     fn send_op(&self, index: usize) -> SendOp {
         match self.ahs.get(index) {
@@ -235,8 +266,8 @@ impl Laid {
 impl Table {
     fn lay(ctx: &Context, rules: &Rules) -> Result<Self, Failure> {
         let channel = rules.events.then(|| ctx.create_comp_channel()).transpose()?;
-        let each = rules.rx_depth.div_ceil(rules.qps);
-        let depth = rules.qps * (each + 1);
+        let each = rules.each();
+        let depth = rules.qps + rules.rx_depth.max(rules.qps * each);
         let cq = match &channel {
             Some(channel) => ctx.create_cq_with(depth, channel)?,
             None => ctx.create_cq(depth)?,
@@ -251,19 +282,29 @@ impl Table {
                 "-s {size}: a datagram has {longest} bytes at most on this link"
             )));
         }
-        let qp = || pd.qp(&cq, &cq).qp_type(qp_type).qkey(QKEY);
-        let build = |_| qp().max_send_wr(1).max_recv_wr(each).build();
+        let srq = rules.shares().then(|| pd.create_srq(rules.rx_depth, 1)).transpose()?;
+        let build = |_| {
+            let qp = pd.qp(&cq, &cq).qp_type(qp_type).qkey(QKEY).max_send_wr(1);
+            match &srq {
+                Some(srq) => qp.srq(srq).build(),
+                None => qp.max_recv_wr(each).build(),
+            }
+        };
         let qps = (0..rules.qps).map(build).collect::<Result<Vec<_>, _>>()?;
-        Ok(Self { pd, cq, channel, memory, qps })
+        Ok(Self { pd, cq, channel, memory, srq, qps })
     }
 
     fn post_receives(&self, rules: &Rules) -> Result<(), Failure> {
-        for (index, qp) in self.qps.iter().enumerate() {
-            game::clear(rules, &self.memory, index);
-            let sges = game::landing(rules, &self.memory, index);
-            for _ in 0..rules.rx_depth.div_ceil(rules.qps) {
-                let wr = RecvWr { wr_id: game::recv_id(index), sges: &sges };
-                qp.post_recv(&[wr]).map_err(VerbsError::from)?;
+        for seat in 0..rules.seats() {
+            game::clear(rules, &self.memory, seat);
+            let sges = game::landing(rules, &self.memory, seat);
+            for _ in 0..rules.each() {
+                let wr = RecvWr { wr_id: game::recv_id(seat), sges: &sges };
+                let posted = match &self.srq {
+                    Some(srq) => srq.post_recv(&[wr]),
+                    None => self.qps[seat].post_recv(&[wr]),
+                };
+                posted.map_err(VerbsError::from)?;
             }
         }
         Ok(())
@@ -277,7 +318,7 @@ impl Table {
         wire: &mut Wire,
         out: Output,
     ) -> Result<(Laid, Vec<Place>), Failure> {
-        let Self { pd, cq, channel, memory, qps: prepared } = self;
+        let Self { pd, cq, channel, memory, srq, qps: prepared } = self;
         let ends: Vec<Endpoint> = prepared.iter().map(PreparedQp::endpoint).collect();
         let own = message::all(&ends, rules.program.addresses());
         wire.enter("telling addresses");
@@ -317,7 +358,7 @@ impl Table {
             }
         }
         let places = remote.iter().map(Place::from).collect();
-        Ok((Laid { cq, channel, memory, qps, ahs, peer: remote[0].address }, places))
+        Ok((Laid { cq, channel, memory, srq, qps, ahs, peer: remote[0].address }, places))
     }
 }
 

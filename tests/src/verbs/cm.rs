@@ -94,14 +94,16 @@ fn exchange(at: usize, side: &Side, connection: &Connection) {
     let out = side.pd.allocate(LEN, Access::NONE).unwrap();
     let into = side.pd.allocate(LEN, Access::LOCAL_WRITE).unwrap();
     out.write(0, &pattern(LEN, at as u64));
-    connection.post_recv(&[RecvWr { wr_id: 1, sges: &[into.sge(0, LEN)] }]).unwrap();
+    // The second is for the end. Whoever has heard the peer knows that both have it posted, and may end the connection: Soft-RoCE flushes no
+    // receive that is posted after that.
+    let list = [into.sge(0, LEN)];
+    let receives = [RecvWr { wr_id: 1, sges: &list }, RecvWr { wr_id: 99, sges: &[] }];
+    connection.post_recv(&receives).unwrap();
     connection.post_send(&[wr(2, SendOp::Send { imm: None }, &[out.sge(0, LEN)])]).unwrap();
     let mut done = [side.next(), side.next()];
     done.sort_by_key(|wc| wc.wr_id);
     assert_eq!(done.map(|wc| (wc.wr_id, wc.status)), [1, 2].map(|id| (id, WcStatus::Success)));
     assert_eq!(into.to_vec(0, LEN), pattern(LEN, 1 - at as u64));
-    // For the end. Both have it posted before either ends the connection, or it would be refused or flushed alike.
-    connection.post_recv(&[RecvWr { wr_id: 99, sges: &[] }]).unwrap();
 }
 
 /// Asks from the first side, for reliable connections.

@@ -74,6 +74,7 @@ impl Qp {
         let mut guard = self.device.core.hold();
         self.device.core.take_staged(&mut guard);
         let shard = &mut *guard;
+        shard.send_waiting();
         let mut added = None;
         if let Some(path) = &change.path {
             let id =
@@ -218,6 +219,7 @@ impl Drop for Qp {
     fn drop(&mut self) {
         let mut shard = self.device.core.hold();
         self.shared.forget_staged();
+        shard.send_waiting();
         self.detach_all(&mut shard);
         let gone: Result<(), ModifyError> = shard.engine.destroy_qp(self.qpn);
         debug_assert!(gone.is_ok());

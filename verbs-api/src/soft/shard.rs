@@ -109,8 +109,17 @@ impl Shard {
 
     /// When the background thread must drive at the latest if the program does not.
     pub(crate) fn needed(&self) -> Option<Time> {
-        // What is held waits for the program's next call, which may never come.
-        if self.held { Some(Time(0)) } else { self.deadline() }
+        // What is held, or waits for company, waits for the program's next call, which may never come.
+        let waits = self.held || self.company_until.is_some();
+        if waits { Some(Time(0)) } else { self.deadline() }
+    }
+
+    /// Sends what waits for company: the queue pair that posted it is about to change.
+    pub(super) fn send_waiting(&mut self) {
+        if self.company_until.is_some() {
+            let now = self.now();
+            self.transmit(now);
+        }
     }
 
     /// Receives, does what is due, sends. Returns whether anything happened.
@@ -212,7 +221,7 @@ impl Shard {
                 Busy::Until(time) => self.now() < time,
             };
         if let (true, Busy::Until(time)) = (waits, busy) {
-            self.company_until = Some(time);
+            self.company_until = Some(self.company_until.map_or(time, |until| until.min(time)));
         } else if !waits {
             self.fresh = false;
             let now = self.now();

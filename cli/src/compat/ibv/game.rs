@@ -29,7 +29,7 @@ const NOTHING: u8 = 0xa5;
 /// Bytes of memory that a game needs.
 #[must_use]
 pub fn bytes(rules: &Rules) -> usize {
-    let areas = if rules.chk { 1 + rules.qps as usize } else { 1 };
+    let areas = if rules.chk { 1 + rules.seats() } else { 1 };
     areas * area_len(rules)
 }
 
@@ -43,17 +43,17 @@ fn message_at(rules: &Rules, area: usize) -> usize {
     area * area_len(rules) + rules.program.head()
 }
 
-/// Where messages of the queue pair with this index arrive: in what is sent next, as in those programs, unless they are compared.
+/// Where messages of a seat arrive: in what is sent next, as in those programs, unless they are compared.
 #[must_use]
-pub fn landing(rules: &Rules, memory: &Mr, index: usize) -> Vec<Sge> {
-    let (area, len) = (if rules.chk { 1 + index } else { 0 }, area_len(rules));
+pub fn landing(rules: &Rules, memory: &Mr, seat: usize) -> Vec<Sge> {
+    let (area, len) = (if rules.chk { 1 + seat } else { 0 }, area_len(rules));
     if len == 0 { Vec::new() } else { vec![memory.sge(area * len, len)] }
 }
 
-/// Wipes the memory where the next message of a queue pair arrives, if it will be compared. To be called before that can come.
-pub fn clear(rules: &Rules, memory: &Mr, index: usize) {
+/// Wipes the memory where the next message of a seat arrives, if it will be compared. To be called before that can come.
+pub fn clear(rules: &Rules, memory: &Mr, seat: usize) {
     if rules.chk {
-        memory.write(message_at(rules, 1 + index), &vec![NOTHING; rules.size]);
+        memory.write(message_at(rules, 1 + seat), &vec![NOTHING; rules.size]);
     }
 }
 
@@ -62,10 +62,15 @@ fn sges(rules: &Rules, memory: &Mr) -> Vec<Sge> {
     if rules.size == 0 { Vec::new() } else { vec![memory.sge(message_at(rules, 0), rules.size)] }
 }
 
-/// The work request's name for a receive of a queue pair; that of a send is one less.
+/// The work request's name for a receive of a seat.
 #[must_use]
-pub const fn recv_id(index: usize) -> u64 {
-    (index as u64) << 1 | 1
+pub const fn recv_id(seat: usize) -> u64 {
+    (seat as u64) << 1 | 1
+}
+
+/// That for a send of a queue pair.
+const fn send_id(index: usize) -> u64 {
+    (index as u64) << 1
 }
 
 /// What is open on a queue pair.
@@ -75,8 +80,6 @@ struct Turn {
     sending: bool,
     /// The peer's message has not come.
     waiting: bool,
-    /// Receives that are posted.
-    posted: u32,
 }
 
 /// A game that can begin.
@@ -87,8 +90,8 @@ pub struct Game<'a> {
     table: Laid,
     wire: Wire,
     turns: Vec<Turn>,
-    /// Receives that each queue pair may have.
-    depth: u32,
+    /// Receives that are posted, by seat.
+    posted: Vec<u32>,
     /// What every message is, once that is known.
     message: Option<Vec<u8>>,
 }
@@ -100,14 +103,13 @@ impl<'a> Game<'a> {
         let mut message = vec![0; rules.size];
         pattern::fill(&mut message, rules.size as u64);
         message.iter_mut().step_by(PAGE).for_each(|first| *first = 0);
-        let depth = rules.rx_depth.div_ceil(rules.qps);
-        let turn = Turn { sending: false, waiting: true, posted: depth };
-        let turns = vec![turn; table.qps.len()];
+        let turns = vec![Turn { sending: false, waiting: true }; table.qps.len()];
+        let posted = vec![rules.each(); rules.seats()];
         if rules.begins {
             table.memory.write(message_at(rules, 0), &message);
         }
         let message = rules.begins.then_some(message);
-        Self { ctx, rules, table, wire, turns, depth, message }
+        Self { ctx, rules, table, wire, turns, posted, message }
     }
 
     /// Plays it to its end: how long that took.
@@ -133,12 +135,13 @@ impl<'a> Game<'a> {
             if sent + received == 0 {
                 self.wire.enter("ping-pong");
             }
-            let index = (wc.wr_id >> 1) as usize;
+            let place = (wc.wr_id >> 1) as usize;
+            let index = if wc.opcode == WcOpcode::Recv { self.of(&wc)? } else { place };
             if wc.opcode == WcOpcode::Recv {
-                self.check(index, received, &wc)?;
+                self.check(place, received, &wc)?;
                 received += 1;
                 self.turns[index].waiting = false;
-                self.refill(index)?;
+                self.refill(place)?;
             } else {
                 sent += 1;
                 self.turns[index].sending = false;
@@ -156,7 +159,7 @@ impl<'a> Game<'a> {
     fn send(&mut self, index: usize) -> Result<(), Failure> {
         let sges = sges(self.rules, &self.table.memory);
         let wr = SendWr {
-            wr_id: recv_id(index) - 1,
+            wr_id: send_id(index),
             op: self.table.send_op(index),
             data: SendData::Sges(&sges),
             signaled: true,
@@ -170,24 +173,32 @@ impl<'a> Game<'a> {
         Ok(())
     }
 
+    /// The queue pair that a message came to.
+    fn of(&self, wc: &Wc) -> Result<usize, Failure> {
+        let index = self.table.qp_of(wc.qpn);
+        index.ok_or_else(|| {
+            self.wire.failed("a message came to a queue pair that is not of this game")
+        })
+    }
+
     /// Posts receives when there is but one left.
-    fn refill(&mut self, index: usize) -> Result<(), Failure> {
-        let turn = &mut self.turns[index];
-        turn.posted -= 1;
-        if turn.posted > 1 {
+    fn refill(&mut self, seat: usize) -> Result<(), Failure> {
+        let (posted, each) = (&mut self.posted[seat], self.rules.each());
+        *posted -= 1;
+        if *posted > 1 {
             return Ok(());
         }
-        let sges = landing(self.rules, &self.table.memory, index);
-        let wr = RecvWr { wr_id: recv_id(index), sges: &sges };
-        for _ in turn.posted..self.depth {
-            let posted = self.table.qps[index].post_recv(&[wr]).map_err(VerbsError::from);
+        let sges = landing(self.rules, &self.table.memory, seat);
+        let wr = RecvWr { wr_id: recv_id(seat), sges: &sges };
+        for _ in *posted..each {
+            let posted = self.table.post_recv(&wr, seat);
             posted.map_err(|error| self.wire.failed(error))?;
         }
-        turn.posted = self.depth;
+        *posted = each;
         Ok(())
     }
 
-    fn check(&mut self, index: usize, number: u64, wc: &Wc) -> Result<(), Failure> {
+    fn check(&mut self, seat: usize, number: u64, wc: &Wc) -> Result<(), Failure> {
         let size = self.rules.size;
         let came = (wc.byte_len as usize).saturating_sub(self.rules.program.head());
         if came != size {
@@ -198,7 +209,7 @@ impl<'a> Game<'a> {
         if !self.rules.chk {
             return Ok(());
         }
-        let came = self.table.memory.to_vec(message_at(self.rules, 1 + index), size);
+        let came = self.table.memory.to_vec(message_at(self.rules, 1 + seat), size);
         match &self.message {
             None => {
                 if let Some(page) = came.iter().step_by(PAGE).position(|first| *first != 0) {
@@ -218,7 +229,7 @@ impl<'a> Game<'a> {
                 }
             }
         }
-        clear(self.rules, &self.table.memory, index);
+        clear(self.rules, &self.table.memory, seat);
         Ok(())
     }
 

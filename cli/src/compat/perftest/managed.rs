@@ -289,7 +289,7 @@ fn completed(wc: Result<Wc, VerbsError>) -> Result<Wc, Failure> {
         Ok(wc) if wc.status == WcStatus::Success => Ok(wc),
         Ok(wc) => Err(Failure::Failed(format!("the first datagram ended in {}", wc.status))),
         Err(VerbsError::TimedOut) => Err(Failure::Failed(format!(
-            "it did not tell its queue pair's number within {} s: were both sides given the same test and -b?",
+            "it did not tell its queue pair's number within {} s: were both sides given the same test and -b? Or the datagram was lost: begin again",
             PATIENCE.as_secs()
         ))),
         Err(error) => Err(error.into()),
