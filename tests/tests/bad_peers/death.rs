@@ -19,7 +19,11 @@ const SOON: Duration = Duration::from_secs(5);
 /// Who only waits for packets waits for so long.
 const QUIET: Duration = Duration::from_secs(15);
 
+/// Who waits for words that come over a queue pair, which nobody closes for the dead, waits for so long. On a busy machine a peer may die so early.
+const SPEECHLESS: Duration = Duration::from_secs(20);
+
 const DEAD: &[&str] = &["closed the connection", "RETRY_EXC_ERR", "within 15 s"];
+const EARLY: &str = "within 20 s";
 
 impl Case {
     fn run(&self) -> Result<(), String> {
@@ -55,10 +59,11 @@ impl Case {
         if done.status != 1 || !done.err.contains(&format!("peer {name}")) {
             return Err(format!("status {}, after {time:?}: {}", done.status, done.err));
         }
-        if !self.words.iter().any(|word| done.err.contains(word)) {
+        let early = self.command.contains("-R") && done.err.contains(EARLY);
+        if !early && !self.words.iter().any(|word| done.err.contains(word)) {
             return Err(format!("none of {:?} in: {}", self.words, done.err));
         }
-        if time > self.within + SLACK {
+        if time > SLACK + if early { SPEECHLESS } else { self.within } {
             return Err(format!("it took {time:?}: {}", done.err));
         }
         left_nothing(own)
