@@ -11,14 +11,21 @@ fn write(rkey: Key) -> SendOp {
     SendOp::Write { remote: BASE, rkey, imm: None }
 }
 
+/// Lets everything leave and every timer come, for 100 s at most.
+fn until_something_completes(solo: &mut Solo) {
+    let start = solo.now;
+    while solo.end.host.completions.is_empty() && solo.now.since(start) < 100_000_000_000 {
+        solo.sent();
+        if solo.wait_for_timer().is_none() {
+            break;
+        }
+    }
+}
+
 #[test]
 fn a_full_sink_at_the_timeout_does_not_stop_the_clock() {
     let mut solo = Solo::new(&Setup { retry_cnt: 1, ..Setup::script() });
-    solo.send(1, 10);
-    solo.sent();
-    solo.wait(1000);
-    solo.hear_ack(0);
-    solo.completed();
+    solo.know_round_trip(1000);
     solo.send(2, 10);
     solo.sent();
     solo.end.out.room = 0;
@@ -27,24 +34,14 @@ fn a_full_sink_at_the_timeout_does_not_stop_the_clock() {
     solo.wait(TIMEOUT_14);
     solo.sent();
     solo.end.out.room = usize::MAX;
-    let start = solo.now;
-    while solo.end.host.completions.is_empty() && solo.now.since(start) < 100_000_000_000 {
-        solo.sent();
-        if solo.wait_for_timer().is_none() {
-            break;
-        }
-    }
+    until_something_completes(&mut solo);
     assert_eq!(solo.completed(), [(2, WcStatus::RetryExcErr)]);
 }
 
 #[test]
 fn a_nak_right_before_the_timeout_does_not_stop_the_clock() {
     let mut solo = Solo::new(&Setup { retry_cnt: 1, ..Setup::script() });
-    solo.send(1, 10);
-    solo.sent();
-    solo.wait(1000);
-    solo.hear_ack(0);
-    solo.completed();
+    solo.know_round_trip(1000);
     solo.send(2, 10);
     solo.send(3, 10);
     solo.sent();
@@ -58,13 +55,7 @@ fn a_nak_right_before_the_timeout_does_not_stop_the_clock() {
     solo.sent();
     solo.hear_nak(1, NakCode::PsnSequenceError);
     solo.wait(1);
-    let start = solo.now;
-    while solo.end.host.completions.is_empty() && solo.now.since(start) < 100_000_000_000 {
-        solo.sent();
-        if solo.wait_for_timer().is_none() {
-            break;
-        }
-    }
+    until_something_completes(&mut solo);
     assert_eq!(solo.completed()[0], (2, WcStatus::RetryExcErr));
 }
 

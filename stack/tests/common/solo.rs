@@ -66,6 +66,15 @@ impl Solo {
         self.post(wr_id, SendOp::Send { imm: None }, &[self.sge(0, len)]);
     }
 
+    /// Sends a first message, `wr_id` 1, which is acknowledged after so many nanoseconds: the round trip is known.
+    pub fn know_round_trip(&mut self, nanoseconds: u64) {
+        self.send(1, 10);
+        self.sent();
+        self.wait(nanoseconds);
+        self.hear_ack(0);
+        assert_eq!(self.completed(), [(1, WcStatus::Success)]);
+    }
+
     /// Posts a READ of `len` bytes to the start of the arena.
     pub fn read(&mut self, wr_id: u64, len: u32) {
         self.post(wr_id, SendOp::Read { remote: 0x9000, rkey: Key(0x99) }, &[self.sge(0, len)]);
