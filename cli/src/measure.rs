@@ -191,13 +191,25 @@ impl End<'_> {
 
     /// The status with which the broken queue pair ended: who waits for memory has not polled for it.
     fn why_broken(&self) -> WcStatus {
-        while let Ok(Some(wc)) = self.cq.poll_one() {
-            if wc.status != WcStatus::Success {
+        cause(WcStatus::WrFlushErr, [self.cq])
+    }
+}
+
+/// Why a request ended in `status`: what was flushed fell with another request, and that one's completion may lie in any of `cqs`. Sends and receives
+/// that complete to queues of their own are seen in any order: a look into the second may end what the first had nothing of a moment before.
+pub(crate) fn cause<'a>(status: WcStatus, cqs: impl IntoIterator<Item = &'a Cq>) -> WcStatus {
+    let says_why = |status| !matches!(status, WcStatus::Success | WcStatus::WrFlushErr);
+    if says_why(status) {
+        return status;
+    }
+    for cq in cqs {
+        while let Ok(Some(wc)) = cq.poll_one() {
+            if says_why(wc.status) {
                 return wc.status;
             }
         }
-        WcStatus::WrFlushErr
     }
+    WcStatus::WrFlushErr
 }
 
 /// Sleeps until one of `cqs` has announced a completion on `channel`, or `patience` is over, unless `look` finds something: what completed after

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use rocinante::{
     CompChannel, Context, Cq, Destination, GRH_LEN, Key, Mr, PostError, PostListError, Qp, QpType,
-    RecvWr, SendData, SendOp, SendWr, Sge, Wc, WcOpcode,
+    RecvWr, SendData, SendOp, SendWr, Sge, Wc, WcOpcode, WcStatus,
 };
 
-use super::{BulkOp, MeasureError, Until, succeeded};
+use super::{BulkOp, MeasureError, Until};
 
 /// A queue pair and where its messages come from and go to.
 #[derive(Debug, Clone, Copy)]
@@ -332,7 +332,11 @@ impl<'a, 'b> Run<'a, 'b> {
             let count = cq.poll(out).map_err(MeasureError::from)?;
             found += count;
             for wc in out.iter_mut().take(count).filter_map(Option::take) {
-                self.complete(&succeeded(wc)?)?;
+                if wc.status != WcStatus::Success {
+                    let status = super::cause(wc.status, self.lanes.cqs);
+                    return Err(MeasureError::Completion(status));
+                }
+                self.complete(&wc)?;
             }
         }
         if let Some(start) = self.start.filter(|_| found > 0 || self.time().is_some()) {

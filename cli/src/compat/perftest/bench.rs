@@ -13,7 +13,7 @@ use super::message::Keys;
 use super::plan::Plan;
 use super::talk::{PATIENCE, Talk, Terms};
 use crate::compat::wire::Watch;
-use crate::measure::{FlowPlan, Flowed, Idle, Lane, Lanes, MeasureError, Receive, Until};
+use crate::measure::{self, FlowPlan, Flowed, Idle, Lane, Lanes, MeasureError, Receive, Until};
 use crate::output::Failure;
 use crate::session::diagnosis;
 use crate::session::join::Joined;
@@ -224,7 +224,7 @@ impl Bench {
         }
         if self.qps.iter().any(|qp| qp.state() == QpState::Err) {
             // Who waits for memory has not polled for the reason.
-            return Err(Trouble::Measure(MeasureError::Completion(self.why_broken())));
+            return Err(self.broken(WcStatus::WrFlushErr));
         }
         if self.gone.get().is_none() && self.watch.is_gone() {
             self.gone.set(Some(Instant::now()));
@@ -235,6 +235,11 @@ impl Bench {
             }
             _ => Ok(()),
         }
+    }
+
+    /// A request ended in `status`.
+    pub fn broken(&self, status: WcStatus) -> Trouble {
+        Trouble::Measure(MeasureError::Completion(measure::cause(status, &self.cqs)))
     }
 
     /// Ends the connections that the connection manager made: the client asks for that, and perftest's waits until the server has answered.
@@ -249,18 +254,6 @@ impl Bench {
             let left = deadline.saturating_duration_since(Instant::now());
             let _ = connection.wait_disconnected(left);
         }
-    }
-
-    /// The status with which a broken queue pair ended.
-    fn why_broken(&self) -> WcStatus {
-        for cq in &self.cqs {
-            while let Ok(Some(wc)) = cq.poll_one() {
-                if wc.status != WcStatus::Success {
-                    return wc.status;
-                }
-            }
-        }
-        WcStatus::WrFlushErr
     }
 
     /// What to tell the user.

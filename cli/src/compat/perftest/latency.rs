@@ -209,7 +209,7 @@ impl Trips<'_> {
         let Some(wc): Option<Wc> = found else { return Ok(None) };
         match wc.status {
             WcStatus::Success => Ok(Some(())),
-            status => Err(MeasureError::Completion(status).into()),
+            status => Err(bench.broken(status)),
         }
     }
 

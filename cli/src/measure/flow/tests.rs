@@ -2,6 +2,7 @@
 
 use super::super::pair::{Owner, connected};
 use super::*;
+use rocinante::{Access, Backend, ConnectOptions, OpenOptions, RemoteRegion};
 
 fn plan(op: Option<BulkOp>, receive: Receive, until: Until) -> FlowPlan {
     FlowPlan {
@@ -128,4 +129,40 @@ fn whoever_waits_may_give_up() {
         },
     );
     assert!(matches!(error, Err(MeasureError::Silence { .. })));
+}
+
+/// Which look into a queue ends the connection is left to chance.
+#[test]
+fn a_flush_is_told_by_its_cause_in_the_other_queue() {
+    (0..16).for_each(|_| a_flow_that_breaks());
+}
+
+fn a_flow_that_breaks() {
+    let (here, there) = rocinante::doc::addresses();
+    let open = |address| OpenOptions::new().netdev(Backend::Udp).open(address).unwrap();
+    let (ctx, peer) = (open(here), open(there));
+    let half = |ctx: &Context| {
+        let (pd, cqs) = (ctx.alloc_pd(), [(); 2].map(|()| ctx.create_cq(64).unwrap()));
+        let mr = pd.allocate(1 << 16, Access::ALL).unwrap();
+        let qp = pd.qp(&cqs[1], &cqs[0]).max_send_wr(16).max_recv_wr(24).build().unwrap();
+        (cqs, mr, qp)
+    };
+    let ((cqs, mr, qp), (_, remote, gone)) = (half(&ctx), half(&peer));
+    let retry = ConnectOptions { timeout: 10, retry_cnt: 1, ..ConnectOptions::default() };
+    let qp = qp.connect(&gone.endpoint(), &retry).unwrap();
+    let remote: RemoteRegion = (&remote).into();
+    drop((gone, peer));
+    let lane = Lane {
+        qp: &qp,
+        source: 0,
+        landing: mr.len() / 2,
+        remote: remote.address,
+        rkey: remote.key(),
+        to: None,
+    };
+    let lanes = Lanes { ctx: &ctx, cqs: &cqs, channel: None, mr: &mr, lanes: vec![lane] };
+    let what = plan(Some(BulkOp::Send), Receive::Until, Until::Messages(100));
+    lanes.post_receives(&what).unwrap();
+    let error = lanes.flow(&what, |_| (), patient).unwrap_err();
+    assert!(matches!(error, MeasureError::Completion(WcStatus::RetryExcErr)), "{error}");
 }
