@@ -16,7 +16,8 @@ use super::{Agent, Verbs};
 use crate::guest::Outcome;
 use crate::guest::control::TIMED_OUT;
 use crate::matrix::cannot;
-use crate::matrix::programs::{PATIENCE, Program};
+use crate::matrix::ours::PATIENCE;
+use crate::matrix::programs::Program;
 
 /// How long a check may take; whoever asks waits longer.
 const CHECK_MAX: Duration = Duration::from_secs(100);

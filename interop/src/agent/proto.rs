@@ -243,6 +243,8 @@ pub enum Request {
     },
     /// What the device has dropped since it was opened: [`Reply::Drops`].
     Drops,
+    /// What the device has counted, for whoever looks for what went wrong: [`Reply::Counters`].
+    Counters,
 }
 
 /// What a side answers.
@@ -281,6 +283,8 @@ pub enum Reply {
     Async(Option<String>),
     /// Of [`Request::Drops`]: reasons with how many packets. Soft-RoCE tells of none.
     Drops(Vec<(String, u64)>),
+    /// Of [`Request::Counters`]: those that are not zero, as the device calls them.
+    Counters(String),
 }
 
 /// The transport service of a queue pair.

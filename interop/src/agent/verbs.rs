@@ -222,6 +222,7 @@ impl Verbs {
                 let drops = drops.iter().map(|(reason, count)| (reason.to_owned(), count));
                 return Ok(Reply::Drops(drops.collect()));
             }
+            Request::Counters => return Ok(Reply::Counters(counters(&self.opened()?.ctx))),
         }
         Ok(Reply::Done)
     }
@@ -438,4 +439,22 @@ impl Verbs {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
+}
+
+/// What a device has counted: a kernel's as its driver shows it.
+fn counters(ctx: &Context) -> String {
+    let folder = format!("/sys/class/infiniband/{}/ports/1/hw_counters", ctx.name());
+    let Ok(files) = std::fs::read_dir(folder) else {
+        let all = format!("{:?}", ctx.counters());
+        let counted = all.split(", ").filter(|word| !word.ends_with(": 0"));
+        return counted.collect::<Vec<_>>().join(", ");
+    };
+    let read = |file: std::fs::DirEntry| {
+        let value = std::fs::read_to_string(file.path()).ok()?;
+        let value = value.trim();
+        (value != "0").then(|| format!("{}: {value}", file.file_name().to_string_lossy()))
+    };
+    let mut all: Vec<String> = files.flatten().filter_map(read).collect();
+    all.sort();
+    all.join(", ")
 }

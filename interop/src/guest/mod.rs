@@ -220,6 +220,12 @@ impl Guest {
         console_tail(&self.console)
     }
 
+    /// What its kernel said as it broke, in lines, or its last lines.
+    #[must_use]
+    pub fn last_words(&self) -> String {
+        last_words(&String::from_utf8_lossy(&lock(&self.console)))
+    }
+
     /// Runs `sh -c command` in the guest to its end, for `limit` at most.
     ///
     /// # Errors
@@ -416,9 +422,24 @@ fn keep_console(mut pipe: impl Read, console: &Mutex<Vec<u8>>) {
 }
 
 fn console_tail(console: &Mutex<Vec<u8>>) -> String {
-    let text = String::from_utf8_lossy(&lock(console)).into_owned();
+    tail(&String::from_utf8_lossy(&lock(console))).join(" | ")
+}
+
+/// The last lines of a console.
+fn tail(text: &str) -> Vec<&str> {
     let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    lines[lines.len().saturating_sub(12)..].join(" | ")
+    lines[lines.len().saturating_sub(12)..].to_vec()
+}
+
+/// What a console says from the line on with which a kernel begins to break, or its last lines.
+fn last_words(text: &str) -> String {
+    const SIGNS: [&str; 5] =
+        ["BUG:", "Oops", "general protection fault", "Kernel panic", "cut here"];
+    let breaks = |line: &str| SIGNS.iter().any(|sign| line.contains(sign));
+    match text.lines().position(breaks) {
+        Some(first) => text.lines().skip(first).take(200).collect::<Vec<_>>().join("\n"),
+        None => tail(text).join("\n"),
+    }
 }
 
 impl From<&network::Port> for Nic {

@@ -7,7 +7,6 @@ mod place;
 use std::net::IpAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicU16, Ordering};
-use std::time::Duration;
 
 use rocinante::Backend;
 
@@ -158,9 +157,6 @@ pub fn subset() -> Vec<CmCell> {
     let all = all().into_iter().enumerate();
     all.filter(|(index, _)| (index % 6) % 3 == (index / 6) % 3).map(|(_, cell)| cell).collect()
 }
-
-/// How long either side may take.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 impl Bench {
     /// Runs a cell: `ours` is the `rocinante` to run.

@@ -9,6 +9,7 @@ mod flush;
 mod multicast;
 mod node;
 mod operations;
+pub(crate) mod ours;
 pub mod programs;
 mod scenario;
 mod shared;

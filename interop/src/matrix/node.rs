@@ -389,7 +389,7 @@ impl Node {
         self.state_of(0)
     }
 
-    /// The state of queue pair 0, and the completions that nobody has taken.
+    /// The state of queue pair 0, the completions that nobody has taken, and what the device has counted.
     pub(super) fn standing(&mut self) -> String {
         const MANY: usize = 64;
         let state = self.state();
@@ -397,7 +397,11 @@ impl Node {
             let brief = |wc: &Completion| format!("{} {}", wc.wr_id, wc.status);
             left.iter().map(brief).collect::<Vec<_>>().join(", ")
         });
-        format!("{} is in {state:?}, with completions {left:?}", self.name)
+        let counters = self.ask(&Request::Counters);
+        format!(
+            "{} is in {state:?}, with completions {left:?}, and counted {counters:?}",
+            self.name
+        )
     }
 
     /// Changes the state of queue pair 0.

@@ -1,21 +1,19 @@
 //! Programs that nobody here wrote: rdma-core's ping-pongs and perftest's measurements run on the machine with the kernel's device, started by its
 //! agent, against `rocinante pingpong --compat` and `rocinante perf --compat`, over the connections that those programs make themselves.
 
-use std::io::{BufRead, BufReader, Read};
 use std::net::IpAddr;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::atomic::{AtomicU16, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rocinante::Backend;
-use rocinante_cli::lab::{ChildGuard, Netns};
+use rocinante_cli::lab::Netns;
 
 use super::Bench;
 use super::cell::{MTUS, Requester, Setting};
 use super::node::Step;
+use super::ours::{Ours, PATIENCE};
 use crate::agent::Agent;
 use crate::agent::proto::{Invocation, Reply, Request};
 use crate::guest::{Link, Outcome};
@@ -198,8 +196,6 @@ pub fn subset() -> Vec<ProgramCell> {
     others.chain(managed.into_iter().step_by(11)).collect()
 }
 
-/// How long either side may take.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// How long ours may take to notice that the other has failed.
 const ALONE: Duration = Duration::from_secs(20);
 
@@ -277,7 +273,12 @@ impl ProgramCell {
             program.ours, program.options, setting.mtu, setting.backend, place.own
         );
         let compat = if program.gid == "-x" { " --compat perftest" } else { "" };
-        let ours = |host: &str| Ours::start(place, &format!("{line}{compat} {host}"));
+        let ours = |host: &str| {
+            let (ours, words) = place.ours;
+            let mut command = Command::new(ours);
+            command.args(words).args(format!("{line}{compat} {host}").split_whitespace());
+            Ours::start(place.netns, &mut command)
+        };
         let invocation = |server: Option<IpAddr>| Invocation {
             program: program.name.to_owned(),
             device: place.device.to_owned(),
@@ -290,18 +291,18 @@ impl ProgramCell {
         let (ours, theirs) = match setting.requester {
             Requester::Ours => {
                 let mut theirs = Theirs::start(agent, invocation(None))?;
-                (ours(&there.to_string())?.finish(&mut theirs)?, theirs)
+                (finish(ours(&there.to_string())?, &mut theirs)?, theirs)
             }
             Requester::Rxe => {
                 let mut server = ours("")?;
                 server.says("waiting for a client")?;
                 let mut theirs = Theirs::start(agent, invocation(Some(here)))?;
-                (server.finish(&mut theirs)?, theirs)
+                (finish(server, &mut theirs)?, theirs)
             }
         };
-        let Ended { done, theirs: outcome } = ours;
+        let Ended { ours, theirs: outcome } = ours;
         let theirs = outcome.map_or_else(|| theirs.wait(), Ok)?;
-        verdict(self, &done, &theirs)
+        verdict(self, &ours, &theirs)
     }
 }
 
@@ -343,104 +344,36 @@ fn next_port() -> u16 {
     20_000 + NEXT.fetch_add(1, Ordering::Relaxed) % 10_000
 }
 
-/// Our command while it runs.
-struct Ours {
-    child: ChildGuard,
-    stdout: JoinHandle<String>,
-    lines: Receiver<String>,
-    heard: String,
-}
-
-/// What it did.
-struct Done {
-    code: i32,
-    stdout: String,
-    stderr: String,
-}
-
 /// Both ends, as far as they were waited for.
 struct Ended {
-    done: Done,
+    ours: Outcome,
     theirs: Option<Outcome>,
 }
 
-impl Ours {
-    fn start(place: &Place<'_>, line: &str) -> Step<Self> {
-        let (program, words) = place.ours;
-        let mut command = Command::new(program);
-        command.args(words).args(line.split_whitespace()).stdin(Stdio::null());
-        command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        let child = match place.netns {
-            Some(netns) => netns.spawn(&mut command),
-            None => ChildGuard::spawn(&mut command),
-        };
-        let mut child = child.map_err(|error| error.to_string())?;
-        let stdout = child.child_mut().stdout.take().ok_or("no standard output")?;
-        let stderr = child.child_mut().stderr.take().ok_or("no standard error")?;
-        let (sender, lines) = channel();
-        std::thread::spawn(move || {
-            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
-                let _ = sender.send(line);
-            }
-        });
-        let stdout = std::thread::spawn(move || {
-            let mut text = String::new();
-            let _ = BufReader::new(stdout).read_to_string(&mut text);
-            text
-        });
-        Ok(Self { child, stdout, lines, heard: String::new() })
-    }
-
-    /// Waits for a line of its standard error.
-    fn says(&mut self, what: &str) -> Step {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            match self.lines.recv_timeout(left) {
-                Ok(line) => {
-                    let found = line.contains(what);
-                    self.heard += &(line + "\n");
-                    if found {
-                        return Ok(());
-                    }
-                }
-                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
-                    return Err(format!("ours: it never said {what:?}: {}", self.heard));
-                }
+/// Waits for both ends. A server that waits for a client that has failed is not waited for.
+fn finish(mut ours: Ours, job: &mut Theirs) -> Step<Ended> {
+    let mut deadline = Instant::now() + PATIENCE;
+    let mut theirs: Option<Outcome> = None;
+    let code = loop {
+        if let Some(code) = ours.ended()? {
+            break code;
+        }
+        if theirs.is_none() {
+            theirs = job.ended(5)?;
+            if theirs.as_ref().is_some_and(|outcome| outcome.code != 0) {
+                deadline = deadline.min(Instant::now() + ALONE);
             }
         }
-    }
-
-    /// Waits for both ends. A server that waits for a client that has failed is not waited for.
-    fn finish(mut self, job: &mut Theirs) -> Step<Ended> {
-        let mut deadline = Instant::now() + PATIENCE;
-        let mut theirs: Option<Outcome> = None;
-        let status = loop {
-            if let Some(status) = self.child.try_wait().map_err(|error| error.to_string())? {
-                break status.code().unwrap_or(-1);
-            }
-            if theirs.is_none() {
-                theirs = job.ended(5)?;
-                if theirs.as_ref().is_some_and(|outcome| outcome.code != 0) {
-                    deadline = deadline.min(Instant::now() + ALONE);
-                }
-            }
-            if Instant::now() > deadline {
-                // Dropping it ends it.
-                break -1;
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        };
-        let Self { child, stdout, lines, mut heard } = self;
-        drop(child);
-        let stdout = stdout.join().unwrap_or_default();
-        lines.into_iter().for_each(|line| heard += &(line + "\n"));
-        Ok(Ended { done: Done { code: status, stdout, stderr: heard }, theirs })
-    }
+        if Instant::now() > deadline {
+            break -1;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    Ok(Ended { ours: ours.outcome(code), theirs })
 }
 
 /// Both ended well, and both say that they did what they were asked for.
-fn verdict(cell: &ProgramCell, ours: &Done, theirs: &Outcome) -> Step {
+fn verdict(cell: &ProgramCell, ours: &Outcome, theirs: &Outcome) -> Step {
     let both = || {
         format!(
             "ours ended with {}: {}{}; theirs with {}: {}{}",

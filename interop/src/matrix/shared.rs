@@ -3,7 +3,7 @@
 use super::datagrams::QKEY;
 use super::node::{BUFFER, GRH, SEND, Step, at, signaled};
 use super::scenario::Session;
-use crate::agent::proto::{Op, Opcode, Request, Send, State};
+use crate::agent::proto::{Completion, Op, Opcode, Request, Send, State};
 
 const HALF: usize = BUFFER / 2;
 /// Bytes of a receive.
@@ -52,22 +52,32 @@ pub(super) fn datagrams(s: &mut Session<'_>) -> Step {
     Ok(())
 }
 
-/// Without receives whoever sends reliably waits until there are some.
+/// Without receives whoever sends reliably waits until there are some. Which of two queue pairs is first is their affair, also where each has
+/// its own processor: one takes the first receive, the other is done sooner.
 pub(super) fn not_ready(s: &mut Session<'_>) -> Step {
     for qp in 0..2 {
         s.active.post_on(qp, &[signaled(qp as u64, SEND, &[at(0, 9)])])?;
     }
     s.active.quiet(20)?;
     s.passive.receive_shared(0, &[at(HALF, 9), at(HALF, 9)])?;
-    let mut qpns = vec![];
-    for id in 0..2 {
-        qpns.push(s.passive.ends(id, "SUCCESS")?.qpn);
-        s.active.completions(1)?;
-    }
-    qpns.sort_unstable();
-    let mut wanted = [0, 1].map(|qp| s.passive.qpn_of(qp));
-    wanted.sort_unstable();
-    s.passive.expect(&qpns, &wanted.to_vec(), "the queue pairs")
+    let both = vec![(0, "SUCCESS"), (1, "SUCCESS")];
+    let came = s.passive.completions(2)?;
+    let qpns = sorted(came.iter().map(|wc| wc.qpn).collect());
+    let wanted = sorted([0, 1].map(|qp| s.passive.qpn_of(qp)).to_vec());
+    s.passive.expect(&qpns, &wanted, "the queue pairs")?;
+    s.passive.expect(&ends(&came), &both, "the receives")?;
+    let sent = s.active.completions(2)?;
+    s.active.expect(&ends(&sent), &both, "the requests")
+}
+
+/// Which requests ended, and how.
+fn ends(completions: &[Completion]) -> Vec<(u64, &str)> {
+    sorted(completions.iter().map(|wc| (wc.wr_id, wc.status.as_str())).collect())
+}
+
+fn sorted<T: Ord>(mut list: Vec<T>) -> Vec<T> {
+    list.sort_unstable();
+    list
 }
 
 /// That few receives are left is told once.

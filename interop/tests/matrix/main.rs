@@ -225,21 +225,29 @@ fn run(tests: &[Test], times: usize, filtered_out: usize, limit: Duration) -> Re
             }
             let test = &tests[index % tests.len()];
             let begun = Instant::now();
-            let result = if start.elapsed() < limit {
-                test.run(&bench)
-            } else {
-                Err(format!("not run: the time of {} s is over", limit.as_secs()))
-            };
-            let failed = result.is_err();
-            lock(&outcomes).add(test, begun.elapsed(), result);
-            if failed && !bench.guest.is_alive() {
-                println!("the guest has died: {}", bench.guest.console());
+            let mut once_more = true;
+            let result = loop {
+                let result = if start.elapsed() < limit {
+                    test.run(&bench)
+                } else {
+                    Err(format!("not run: the time of {} s is over", limit.as_secs()))
+                };
+                if result.is_ok() || bench.guest.is_alive() {
+                    break result;
+                }
+                println!("{}: the guest has died: {}", test.name(), bench.guest.last_words());
                 if boots == GUESTS_MAX {
                     return Err(Error::new(format!("{boots} guests have died")));
                 }
                 bench = boot()?;
                 boots += 1;
-            }
+                // A kernel that breaks once is its own affair; one that breaks again breaks by this.
+                if !std::mem::take(&mut once_more) {
+                    break result;
+                }
+                println!("{}: once more, in another guest", test.name());
+            };
+            lock(&outcomes).add(test, begun.elapsed(), result);
         }
     };
     let attended: Vec<Result<()>> = std::thread::scope(|scope| {

@@ -4,8 +4,6 @@
 //! was all, or all but one, in each of six runs with 200. So it is held up until the kernel has sent; and the device's counter says how many have
 //! left: so many must come.
 
-use std::time::{Duration, Instant};
-
 use super::place::Place;
 use crate::matrix::node::Step;
 
@@ -81,17 +79,6 @@ impl Place<'_> {
         let groups =
             groups.map_err(|error| error.to_string())?.map_err(|error| error.to_string())?;
         Ok(names(&groups, group))
-    }
-
-    fn until(&self, what: &str, mut done: impl FnMut() -> Step<bool>) -> Step {
-        let deadline = Instant::now() + super::PATIENCE;
-        while !done()? {
-            if Instant::now() > deadline {
-                return Err(format!("{what}: not in time"));
-            }
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        Ok(())
     }
 }
 

@@ -2,16 +2,17 @@
 
 use std::net::IpAddr;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use rocinante::Backend;
-use rocinante_cli::lab::{ChildGuard, Netns};
+use rocinante_cli::lab::Netns;
 
-use super::{CM_PROGRAMS, CmProgram, PATIENCE};
+use super::{CM_PROGRAMS, CmProgram};
 use crate::guest::{Job, Outcome};
 use crate::matrix::Bench;
 use crate::matrix::node::Step;
+use crate::matrix::ours::{Ours, PATIENCE};
 
 /// Where both sides are.
 pub(super) struct Place<'a> {
@@ -26,26 +27,12 @@ pub(super) struct Place<'a> {
     pub(super) port: u16,
 }
 
-/// A command of ours that runs.
-pub(super) struct Running(ChildGuard);
-
-impl Running {
-    /// What became of it.
-    pub(super) fn finish(self) -> Step<Outcome> {
-        let output = self.0.wait_with_output(PATIENCE).map_err(|error| format!("ours: {error}"))?;
-        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-        let code = output.status.code().unwrap_or(-1);
-        Ok(Outcome { code, stdout: text(output.stdout), stderr: text(output.stderr) })
-    }
-}
-
 impl Place<'_> {
-    pub(super) fn run(&self, line: &str) -> Step<Running> {
+    pub(super) fn run(&self, line: &str) -> Step<Ours> {
         let mut command = Command::new(self.program);
         command.args(self.filled(line, self.here, self.there).split_whitespace());
         command.args(["--netdev", &self.backend.to_string(), "--json"]);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        self.netns.spawn(&mut command).map(Running).map_err(|error| error.to_string())
+        Ours::start(Some(self.netns), &mut command)
     }
 
     fn filled(&self, line: &str, here: IpAddr, there: IpAddr) -> String {
@@ -81,42 +68,46 @@ impl Place<'_> {
 
     pub(super) fn we_ask(&self, program: &CmProgram) -> Step {
         let server = self.start(&self.filled(program.theirs[0], self.there, self.here))?;
-        // Before it listens it rejects.
-        let ours = again(&["rejects the connection", "nobody serves that"], || {
-            self.run(program.ours[1])?.finish()
-        })?;
-        if ours.code != 0 {
-            return Err(format!("ours: {ours:?}"));
-        }
+        self.until("theirs listens", || self.guest_listens(program))?;
+        let ours = self.run(program.ours[1])?.finish()?;
         let theirs = server.wait().map_err(|error| error.to_string())?;
         verdict(program, 0, &ours, &theirs)
     }
 
     pub(super) fn they_ask(&self, program: &CmProgram) -> Step {
-        let server = self.run(program.ours[0])?;
-        let line = self.filled(program.theirs[1], self.there, self.here);
-        // Before ours listens it rejects.
-        let theirs = again(&["reject", "refused", "unreachable"], || self.guest(&line))?;
-        if !theirs.stdout.contains(program.say[1]) {
-            return Err(format!("theirs: {theirs:?}"));
-        }
+        let mut server = self.run(program.ours[0])?;
+        server.says("waiting for ")?;
+        let theirs = self.guest(&self.filled(program.theirs[1], self.there, self.here))?;
         let ours = server.finish()?;
         verdict(program, 1, &ours, &theirs)
     }
-}
 
-/// Runs a client again as long as it says one of `early`, because the server does not listen yet.
-fn again(early: &[&str], mut client: impl FnMut() -> Step<Outcome>) -> Step<Outcome> {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        let outcome = client()?;
-        let said = (outcome.stdout.clone() + &outcome.stderr).to_lowercase();
-        if !early.iter().any(|words| said.contains(words)) || Instant::now() > deadline {
-            return Ok(outcome);
+    /// Whether the kernel of the guest knows of a listener at the program's port.
+    fn guest_listens(&self, program: &CmProgram) -> Step<bool> {
+        let port = if program.theirs[0].contains("{port}") { self.port } else { UDADDY_PORT };
+        let ids = self.guest("rdma resource show cm_id")?;
+        let listener = |line: &str| {
+            let at_port =
+                |word: &str| word.rsplit_once(':').is_some_and(|(_, at)| at == port.to_string());
+            line.contains("state LISTEN") && line.split_whitespace().any(at_port)
+        };
+        Ok(ids.stdout.lines().any(listener))
+    }
+
+    pub(super) fn until(&self, what: &str, mut done: impl FnMut() -> Step<bool>) -> Step {
+        let deadline = Instant::now() + PATIENCE;
+        while !done()? {
+            if Instant::now() > deadline {
+                return Err(format!("{what}: not in time"));
+            }
+            std::thread::sleep(Duration::from_millis(50));
         }
-        std::thread::sleep(Duration::from_millis(50));
+        Ok(())
     }
 }
+
+/// udaddy's own: it can be told none.
+const UDADDY_PORT: u16 = 7174;
 
 /// Both ended well, and both say what they did. `role` is the other program's: 0 is the server.
 fn verdict(program: &CmProgram, role: usize, ours: &Outcome, theirs: &Outcome) -> Step {

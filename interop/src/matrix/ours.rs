@@ -1,0 +1,97 @@
+//! A command of ours while it runs.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rocinante_cli::lab::{ChildGuard, Netns};
+
+use super::node::Step;
+use crate::guest::Outcome;
+
+/// How long it may take until it says something, or ends.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A command of ours, with what it says read as it says it. It is killed when this is dropped.
+pub(super) struct Ours {
+    child: ChildGuard,
+    stdout: JoinHandle<String>,
+    lines: Receiver<String>,
+    heard: String,
+}
+
+impl Ours {
+    /// Starts it, in a network namespace or in this one.
+    pub(super) fn start(netns: Option<&Netns>, command: &mut Command) -> Step<Self> {
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = match netns {
+            Some(netns) => netns.spawn(command),
+            None => ChildGuard::spawn(command),
+        };
+        let mut child = child.map_err(|error| error.to_string())?;
+        let stdout = child.child_mut().stdout.take().ok_or("no standard output")?;
+        let stderr = child.child_mut().stderr.take().ok_or("no standard error")?;
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+                let _ = sender.send(line);
+            }
+        });
+        let stdout = std::thread::spawn(move || {
+            let mut text = String::new();
+            let _ = BufReader::new(stdout).read_to_string(&mut text);
+            text
+        });
+        Ok(Self { child, stdout, lines, heard: String::new() })
+    }
+
+    /// Waits for a line of its standard error.
+    pub(super) fn says(&mut self, what: &str) -> Step {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.lines.recv_timeout(left) {
+                Ok(line) => {
+                    let found = line.contains(what);
+                    self.heard += &(line + "\n");
+                    if found {
+                        return Ok(());
+                    }
+                }
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
+                    return Err(format!("ours: it never said {what:?}: {}", self.heard));
+                }
+            }
+        }
+    }
+
+    /// Its exit code, if it has ended.
+    pub(super) fn ended(&mut self) -> Step<Option<i32>> {
+        let status = self.child.try_wait().map_err(|error| error.to_string())?;
+        Ok(status.map(|status| status.code().unwrap_or(-1)))
+    }
+
+    /// Ends it, if it has not ended with `code`, and says all that it said.
+    pub(super) fn outcome(self, code: i32) -> Outcome {
+        let Self { child, stdout, lines, mut heard } = self;
+        drop(child);
+        let stdout = stdout.join().unwrap_or_default();
+        lines.into_iter().for_each(|line| heard += &(line + "\n"));
+        Outcome { code, stdout, stderr: heard }
+    }
+
+    /// Waits for its end, and kills what does not come to it.
+    pub(super) fn finish(mut self) -> Step<Outcome> {
+        let deadline = Instant::now() + PATIENCE;
+        while Instant::now() < deadline {
+            if let Some(code) = self.ended()? {
+                return Ok(self.outcome(code));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let Outcome { stdout, stderr, .. } = self.outcome(-1);
+        Err(format!("ours: not within {} s: {stdout}{stderr}", PATIENCE.as_secs()))
+    }
+}
