@@ -224,7 +224,7 @@ fn a_flood_of_requests_harms_nobody_else() {
     // No more than the backlog holds was offered, besides what the others asked for.
     assert_eq!(counters.requests, 4 + 6, "{counters:?}");
     assert!(counters.backlog_overflow > 0 && counters.malformed == 0, "{counters:?}");
-    while let Some(request) = flooded.try_request() {
+    while let Some(request) = flooded.try_request().unwrap() {
         request.reject(b"").unwrap();
     }
     as_before(&harness, &flooded);

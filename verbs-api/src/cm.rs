@@ -94,7 +94,7 @@ pub use self::failure::CmFailure;
 pub use self::inbox::Notifier;
 pub use self::listener::{Listener, Request};
 pub(crate) use self::mailbox::Mailbox;
-pub(crate) use self::manager::{Chosen, Manager, Place};
+pub(crate) use self::manager::{Chosen, ListensTo, Manager, Place};
 use crate::error::VerbsError;
 use crate::exchange::Endpoint;
 use crate::qp::{ConnectOptions, PreparedQp};

@@ -120,10 +120,16 @@ impl Mw {
         self.mw_type
     }
 
-    /// The key for peers: of the last binding that was asked for, good once that is complete.
+    /// The key for peers: of the last binding that was asked for, good once that is complete. If it is not done, see [`set_rkey`](Self::set_rkey).
     #[must_use]
     pub fn rkey(&self) -> Key {
         Key(self.rkey.load(Ordering::Acquire))
+    }
+
+    /// Says which key the window has (as programs write `ibv_mw::rkey`). To be called with the key of before when a binding of type 2 that was asked for
+    /// is not done: it was not posted, it failed, or it was flushed. The next one counts from there; devices refuse to bind by any other key.
+    pub fn set_rkey(&self, rkey: Key) {
+        self.rkey.store(rkey.0, Ordering::Release);
     }
 
     /// The request that binds a window of type 2 to `part`, under the next key, which [`rkey`](Self::rkey) returns from now on. The requests are to be

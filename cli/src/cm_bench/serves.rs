@@ -110,7 +110,7 @@ impl Server {
     fn round(&mut self) -> Result<bool, Failure> {
         self.maker.ctx.progress();
         let before = (self.making.len(), self.made.len());
-        while let Some(request) = self.listener.try_request() {
+        while let Some(request) = self.listener.try_request()? {
             self.making.push(request.accept(self.maker.make()?, &Params::default())?);
         }
         let mut at = 0;

@@ -56,7 +56,13 @@ pub(super) fn turn_away(request: Request) {
 
 fn keep(listener: &Listener, ends: &UnixStream, passes: &SyncSender<Request>) {
     while wait(listener.as_fd(), ends.as_fd()) {
-        while let Some(request) = listener.try_request() {
+        loop {
+            let request = match listener.try_request() {
+                Ok(Some(request)) => request,
+                Ok(None) => break,
+                // Nobody will come.
+                Err(_) => return,
+            };
             let other = Exchange::is_asked_for_by(&request);
             let passed = if other { Err(request) } else { passes.try_send(request).map_err(back) };
             passed.unwrap_or_else(turn_away);

@@ -98,7 +98,7 @@ async fn serve(ctx: Context, address: SocketAddr, count: Option<u64>) -> Result<
     let mut serving = JoinSet::new();
     let mut accepted = 0;
     while count.is_none_or(|count| accepted < count) {
-        let request = when_ready(&listener, |listener| Ok(listener.try_request())).await?;
+        let request = when_ready(&listener, |listener| listener.try_request()).await?;
         accepted += 1;
         let (ctx, alive, most) = (ctx.clone(), alive.clone(), most.clone());
         serving.spawn_local(async move {

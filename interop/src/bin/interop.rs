@@ -52,6 +52,11 @@ enum Command {
         address: IpAddr,
         seconds: u16,
     },
+    #[command(hide = true)]
+    Gone {
+        device: String,
+        address: IpAddr,
+    },
     /// The command `rocinante`
     Rocinante,
 }
@@ -74,6 +79,7 @@ fn main() -> ExitCode {
             checks::open(&device, address, bytes, user, listen)
         }
         Command::Watch { device, address, seconds } => checks::watch(&device, address, seconds),
+        Command::Gone { device, address } => checks::gone(&device, address),
         Command::Rocinante => Ok(()),
     };
     match done {

@@ -79,6 +79,23 @@ pub fn watch(device: &str, address: IpAddr, seconds: u16) -> Step {
     Ok(())
 }
 
+/// Listens for connections, says so, and waits until the device is gone.
+///
+/// # Errors
+/// The listener does not hear of it, or hears it once only.
+pub fn gone(device: &str, address: IpAddr) -> Step {
+    const PATIENCE: Duration = Duration::from_secs(30);
+    let ctx = OpenOptions::new().device(device).open(address).map_err(text)?;
+    let listener = cm::Listener::bind(&ctx, SocketAddr::new(address, 7471), 1).map_err(text)?;
+    println!("listening on {device}");
+    for patience in [PATIENCE, Duration::ZERO] {
+        let why = listener.request(Some(patience)).err().ok_or("somebody asks")?;
+        ensure(why.errno() == nix::Error::ENODEV as i32, || text(why))?;
+    }
+    println!("{device} is gone");
+    Ok(())
+}
+
 /// Opens a device as a user of this number, registers so many bytes, and listens for connections if it shall.
 ///
 /// # Errors

@@ -4,7 +4,7 @@ use crate::guest::{Guest, Link};
 use crate::matrix::Step;
 
 /// The port of the device on the tap goes down, up, and gets and loses an address, while a program listens.
-pub(super) fn run(guest: &Guest) -> Step {
+pub(super) fn of_port(guest: &Guest) -> Step {
     let network = guest.network();
     let device = network.device(Link::Tap);
     let address = network.address(Link::Tap, false);
@@ -25,4 +25,14 @@ pub(super) fn run(guest: &Guest) -> Step {
     } else {
         Err(format!("another order: {said}"))
     }
+}
+
+/// A device is removed while a program listens for connections.
+pub(super) fn removal(guest: &Guest) -> Step {
+    let script = "ip link add gone0 type dummy; ip link set gone0 up; ip address add 10.99.0.1/24 dev gone0; \
+        rdma link add gone type rxe netdev gone0; \
+        /host/rocinante-interop gone gone 10.99.0.1 >/tmp/gone 2>&1 & \
+        until grep -q . /tmp/gone; do sleep 0.1; done; rdma link delete gone; wait; ip link delete gone0; cat /tmp/gone";
+    let said = guest.read(script, super::PATIENCE).map_err(|error| error.to_string())?;
+    if said.contains("gone is gone") { Ok(()) } else { Err(said) }
 }

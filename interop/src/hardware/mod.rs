@@ -41,6 +41,8 @@ pub enum Cell {
     Verbs(&'static Test),
     /// The port goes down and up, and its addresses change.
     PortEvents,
+    /// The device is removed.
+    Removal,
     /// One of the commands of `rocinante` or of the examples.
     Program {
         /// Which.
@@ -57,7 +59,7 @@ pub enum Cell {
 pub fn all(whole: bool) -> Vec<Cell> {
     let mut cells: Vec<Cell> = CHECKS.iter().map(|check| Cell::Check(check.name)).collect();
     cells.extend(TESTS.iter().map(Cell::Verbs));
-    cells.push(Cell::PortEvents);
+    cells.extend([Cell::PortEvents, Cell::Removal]);
     for (number, program) in PROGRAMS.iter().enumerate() {
         for kernel in Kernel::ALL {
             // Of the two with one end in software one, in turns.
@@ -93,6 +95,7 @@ impl fmt::Display for Cell {
             Self::Check(name) => write!(f, "hardware::check::{name}"),
             Self::Verbs(test) => write!(f, "hardware::verbs::{}", test.name),
             Self::PortEvents => f.write_str("hardware::port_events"),
+            Self::Removal => f.write_str("hardware::removal"),
             Self::Program { program, kernel } => {
                 write!(f, "hardware::program::{}::{kernel}", program.name)
             }
@@ -115,7 +118,8 @@ impl Cell {
             Self::Check(name) | Self::Verbs(Test { name, .. }) => {
                 check(&bench.guest, name, device, &address)
             }
-            Self::PortEvents => events::run(&bench.guest),
+            Self::PortEvents => events::of_port(&bench.guest),
+            Self::Removal => events::removal(&bench.guest),
             Self::Program { program, kernel } => {
                 let container = network.container(&bench.lab, Link::Veth);
                 let guest = || Side::Guest(&bench.guest, device, ip);
@@ -148,7 +152,7 @@ mod tests {
     #[test]
     fn no_cell_is_missing() {
         let (whole, subset) = (all(true), all(false));
-        let fixed = CHECKS.len() + TESTS.len() + REFUSALS.len() + 1;
+        let fixed = CHECKS.len() + TESTS.len() + REFUSALS.len() + 2;
         let scenarios = SCENARIOS.iter().filter(|scenario| scenario.fits_anywhere()).count();
         // The scenarios that need no bridge; a program with one side, and 14 with two.
         assert_eq!(whole.len(), fixed + scenarios * 4 + 1 + 14 * 3);

@@ -168,7 +168,7 @@ pub fn nothing_waits_but_descriptors(on: On) {
     let harness = Harness::new(&Setup::new(on));
     let listener = listen(&harness, 1);
     assert!(!readable(listener.as_fd(), Duration::from_millis(20)));
-    assert!(listener.try_request().is_none());
+    assert!(listener.try_request().unwrap().is_none());
     let finish = |mut connecting: Connecting| loop {
         assert!(readable(connecting.fd().unwrap(), PATIENCE));
         if let Some(connection) = connecting.try_finish().unwrap() {
@@ -182,7 +182,7 @@ pub fn nothing_waits_but_descriptors(on: On) {
             Connecting::start(qp, listener.address(), &params).unwrap()
         } else {
             assert!(readable(listener.as_fd(), PATIENCE));
-            listener.try_request().unwrap().accept(qp, &params).unwrap()
+            listener.try_request().unwrap().unwrap().accept(qp, &params).unwrap()
         })
     });
     assert!(!a.is_disconnected() && !b.is_disconnected());
@@ -271,7 +271,7 @@ pub fn private_data_of_every_length(on: On) {
     let why = cm::connect(side.qp().build().unwrap(), server, &params, PATIENCE).unwrap_err();
     assert!(why.to_string().contains("56 bytes at most"), "{why}");
     // What is refused here has asked nobody.
-    assert!(listener.try_request().is_none());
+    assert!(listener.try_request().unwrap().is_none());
 }
 
 /// Every connection is another, and nothing is left of it.

@@ -134,7 +134,7 @@ pub fn nothing_waits_but_descriptors(on: On) {
     assert!(readable(listener.as_fd(), PATIENCE));
     assert!(!readable(owned.as_fd(), Duration::ZERO), "nobody has answered");
     let qp = ready(b, UDP_QKEY);
-    listener.try_request().expect("a question").accept(&qp, b"").unwrap();
+    listener.try_request().unwrap().expect("a question").accept(&qp, b"").unwrap();
     assert!(!readable(listener.as_fd(), Duration::ZERO));
     assert!(readable(owned.as_fd(), PATIENCE) && readable(asking.fd().unwrap(), Duration::ZERO));
     assert_eq!(asking.try_finish().unwrap().map(|service| service.qpn()), Some(qp.qpn()));

@@ -273,6 +273,9 @@ pub fn what_cannot_be_bound(on: On) {
         (mw.bind(part), mw)
     });
     let mut requests: Vec<_> = requests.collect();
+    let first = ends.window();
+    let unbound = first.rkey();
+    requests.push((first.bind(&MwPart { len: SIZE + 2, ..good }), first));
     // Of another domain than the queue pair's, without a window, of a region that is no more.
     let mw = elsewhere.alloc_mw(MwType::Type2).unwrap();
     requests.push((mw.bind(&MwPart { mr: &foreign, ..good }), mw));
@@ -298,10 +301,12 @@ pub fn what_cannot_be_bound(on: On) {
             }
         }
     }
-    // Bound once, it must be invalidated before it is bound again.
+    // Whose binding has failed has its key of before, and can be bound. Once that is done, it must be invalidated before it is bound again.
     let [qp, peer] = ends.harness.pair();
-    let mw = ends.window();
-    let rkey = ends.bind(&peer, &mw, &good);
+    let (_, mw) = &requests[parts.len()];
+    assert_ne!(mw.rkey(), unbound);
+    mw.set_rkey(unbound);
+    let rkey = ends.bind(&peer, mw, &good);
     ends.write(&qp, rkey, good.address(), 64);
     peer.post_send(&[wr(1, mw.bind(&good), &[])]).unwrap();
     ends.fails(1, WcStatus::MwBindErr);

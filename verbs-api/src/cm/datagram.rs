@@ -5,13 +5,13 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rocinante_stack::cm::{AskId, Asked, CmEvent, ListenerId, QueryId};
+use rocinante_stack::cm::{AskId, Asked, CmEvent, QueryId};
 use rocinante_stack::types::Qpn;
 use rocinante_stack::verbs::{Destination, QpType};
 use rocinante_stack::wire::cm::SidrStatus;
 
-use super::inbox::{Inbox, Notifier};
-use super::{CmFailure, Manager, Place};
+use super::inbox::{Inbox, Notifier, Port};
+use super::{CmFailure, ListensTo, Manager};
 use crate::ah::Ah;
 use crate::context::{Context, Device, Pd};
 use crate::error::VerbsError;
@@ -22,12 +22,7 @@ pub const UDP_QKEY: u32 = 0x0123_4567;
 
 /// Listens on a port to those who ask for a queue pair for datagrams (`rdma_listen(3)` with `RDMA_PS_UDP`); dropping it refuses who waits.
 #[derive(Debug)]
-pub struct DatagramListener {
-    device: Device,
-    inbox: Inbox,
-    id: ListenerId,
-    address: SocketAddr,
-}
+pub struct DatagramListener(Port);
 
 impl DatagramListener {
     /// Listens on a port of the device: on one of its addresses, or on all of them if the address is the unspecified one. Of questions that are not
@@ -38,47 +33,44 @@ impl DatagramListener {
     /// # Errors
     /// As [`Listener::bind`](super::Listener::bind).
     pub fn bind(ctx: &Context, address: SocketAddr, backlog: usize) -> Result<Self, VerbsError> {
-        let place = Place::of(&ctx.device, address, backlog)?;
-        let manager = ctx.device.manager();
-        let (id, mailbox) = manager.listen_datagrams(place)?;
-        let (device, inbox) = (ctx.device.clone(), Inbox::new(manager, mailbox));
-        let listener = Self { device, inbox, id, address };
-        listener.inbox.fd()?;
-        Ok(listener)
+        Port::bind(ctx, address, backlog, ListensTo::Datagrams).map(Self)
     }
 
     /// Where it listens.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
-        self.address
+        self.0.address
     }
 
     /// The next request, if there is one now. The device must be driven for one to come, by its background thread or
     /// [`Context::progress`].
-    #[must_use]
-    pub fn try_request(&self) -> Option<DatagramRequest> {
-        loop {
-            // A listener's mailbox does not fail.
-            if let CmEvent::Asked { ask, asked, .. } = self.inbox.pop().ok()?? {
-                let (device, manager) = (self.device.clone(), self.inbox.manager.clone());
-                return Some(DatagramRequest { device, manager, ask, asked, decided: false });
+    ///
+    /// # Errors
+    /// [`VerbsError::Hardware`] if nobody will come any more, because the kernel's device is gone or its connection manager has failed; then
+    /// [`VerbsError::Io`] whenever it is asked again.
+    pub fn try_request(&self) -> Result<Option<DatagramRequest>, VerbsError> {
+        self.0.next(|event| match event {
+            CmEvent::Asked { ask, asked, .. } => {
+                let (device, manager) = (self.0.device.clone(), self.0.inbox.manager.clone());
+                Some(DatagramRequest { device, manager, ask, asked, decided: false })
             }
-        }
+            _ => None,
+        })
     }
 
     /// Waits for the next request.
     ///
     /// # Errors
-    /// [`VerbsError::TimedOut`] if there is none within `timeout`; `None` waits for ever.
+    /// [`VerbsError::TimedOut`] if there is none within `timeout`; `None` waits for ever. As [`try_request`](Self::try_request).
     pub fn request(&self, timeout: Option<Duration>) -> Result<DatagramRequest, VerbsError> {
-        self.inbox.wait(timeout, || Ok(self.try_request()))
+        self.0.inbox.wait(timeout, || self.try_request())
     }
 }
 
-/// Readable while [`try_request`](DatagramListener::try_request) has something.
+/// Readable while [`try_request`](DatagramListener::try_request) has something, or an error.
 impl AsFd for DatagramListener {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.inbox.fd().expect("made with the listener")
+        self.0.as_fd()
     }
 }
 
@@ -87,13 +79,6 @@ impl AsRawFd for DatagramListener {
         self.as_fd().as_raw_fd()
     }
 }
-
-impl Drop for DatagramListener {
-    fn drop(&mut self) {
-        self.inbox.manager.unlisten_datagrams(self.id);
-    }
-}
-
 /// A peer asks for a queue pair to which it can send datagrams. It asks again for some seconds; dropping the request refuses it.
 #[derive(Debug)]
 pub struct DatagramRequest {

@@ -1,12 +1,14 @@
 //! What all that the connection manager tells something to has in common: a place where it arrives, and ways to wait for it.
 
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rocinante_stack::cm::CmEvent;
+use rocinante_stack::cm::{CmEvent, ListenerId};
 
-use super::{Mailbox, Manager};
+use super::{ListensTo, Mailbox, Manager, Place};
+use crate::context::{Context, Device};
 use crate::error::VerbsError;
 
 /// What the connection manager of a device says about one listener, connection or question.
@@ -74,5 +76,58 @@ impl AsFd for Notifier {
 impl AsRawFd for Notifier {
     fn as_raw_fd(&self) -> RawFd {
         self.as_fd().as_raw_fd()
+    }
+}
+
+/// A listener, whatever it listens to.
+#[derive(Debug)]
+pub(super) struct Port {
+    pub(super) device: Device,
+    pub(super) inbox: Inbox,
+    pub(super) address: SocketAddr,
+    id: ListenerId,
+    to: ListensTo,
+}
+
+impl Port {
+    /// Listens at the address, and has a descriptor from the beginning.
+    pub(super) fn bind(
+        ctx: &Context,
+        address: SocketAddr,
+        backlog: usize,
+        to: ListensTo,
+    ) -> Result<Self, VerbsError> {
+        let place = Place::of(&ctx.device, address, backlog)?;
+        let manager = ctx.device.manager();
+        let (id, mailbox) = manager.listen(place, to)?;
+        let (device, inbox) = (ctx.device.clone(), Inbox::new(manager, mailbox));
+        let port = Self { device, inbox, address, id, to };
+        port.inbox.fd()?;
+        Ok(port)
+    }
+
+    /// The next event of which `of` makes something, if there is one now.
+    pub(super) fn next<T>(
+        &self,
+        of: impl Fn(CmEvent) -> Option<T>,
+    ) -> Result<Option<T>, VerbsError> {
+        while let Some(event) = self.inbox.pop()? {
+            if let Some(found) = of(event) {
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl AsFd for Port {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.inbox.fd().expect("made with the listener")
+    }
+}
+
+impl Drop for Port {
+    fn drop(&mut self) {
+        self.inbox.manager.unlisten(self.id, self.to);
     }
 }

@@ -5,26 +5,21 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rocinante_stack::cm::{Accept, CmEvent, ConnId, ListenerId, Request as Asked};
+use rocinante_stack::cm::{Accept, CmEvent, ConnId, Request as Asked};
 use rocinante_stack::types::Mtu;
 use rocinante_stack::verbs::QpType;
 use rocinante_stack::wire::cm::{RejReason, Transport};
 
 use super::connection::Connecting;
-use super::inbox::Inbox;
-use super::{Manager, Params, Place, endpoint_of, side_of, transport_of};
+use super::inbox::{Inbox, Port};
+use super::{ListensTo, Manager, Params, endpoint_of, side_of, transport_of};
 use crate::context::{Context, Device};
 use crate::error::VerbsError;
 use crate::qp::{ConnectOptions, PreparedQp};
 
 /// Listens for connections on a port (`rdma_listen(3)`); dropping it rejects who waits.
 #[derive(Debug)]
-pub struct Listener {
-    device: Device,
-    inbox: Inbox,
-    id: ListenerId,
-    address: SocketAddr,
-}
+pub struct Listener(Port);
 
 impl Listener {
     /// Listens on a port of the device: on one of its addresses, or on all of them if the address is the unspecified one. Of requests that
@@ -36,47 +31,44 @@ impl Listener {
     /// [`VerbsError::Cm`] if somebody listens there already; [`VerbsError::Invalid`] for an address that the device has not, or port 0;
     /// [`VerbsError::Hardware`] if the kernel's connection manager cannot be used; [`VerbsError::Io`] if there are no descriptors left.
     pub fn bind(ctx: &Context, address: SocketAddr, backlog: usize) -> Result<Self, VerbsError> {
-        let place = Place::of(&ctx.device, address, backlog)?;
-        let manager = ctx.device.manager();
-        let (id, mailbox) = manager.listen(place)?;
-        let (device, inbox) = (ctx.device.clone(), Inbox::new(manager, mailbox));
-        let listener = Self { device, inbox, id, address };
-        listener.inbox.fd()?;
-        Ok(listener)
+        Port::bind(ctx, address, backlog, ListensTo::Connections).map(Self)
     }
 
     /// Where it listens.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
-        self.address
+        self.0.address
     }
 
     /// The next request, if there is one now. The device must be driven for one to come, by its background thread or
     /// [`Context::progress`].
-    #[must_use]
-    pub fn try_request(&self) -> Option<Request> {
-        loop {
-            // A listener's mailbox does not fail.
-            if let CmEvent::Request { conn, request, .. } = self.inbox.pop().ok()?? {
-                let (device, manager) = (self.device.clone(), self.inbox.manager.clone());
-                return Some(Request { device, manager, conn, asked: request, decided: false });
+    ///
+    /// # Errors
+    /// [`VerbsError::Hardware`] if nobody will come any more, because the kernel's device is gone or its connection manager has failed; then
+    /// [`VerbsError::Io`] whenever it is asked again.
+    pub fn try_request(&self) -> Result<Option<Request>, VerbsError> {
+        self.0.next(|event| match event {
+            CmEvent::Request { conn, request, .. } => {
+                let (device, manager) = (self.0.device.clone(), self.0.inbox.manager.clone());
+                Some(Request { device, manager, conn, asked: request, decided: false })
             }
-        }
+            _ => None,
+        })
     }
 
     /// Waits for the next request.
     ///
     /// # Errors
-    /// [`VerbsError::TimedOut`] if there is none within `timeout`; `None` waits for ever.
+    /// [`VerbsError::TimedOut`] if there is none within `timeout`; `None` waits for ever. As [`try_request`](Self::try_request).
     pub fn request(&self, timeout: Option<Duration>) -> Result<Request, VerbsError> {
-        self.inbox.wait(timeout, || Ok(self.try_request()))
+        self.0.inbox.wait(timeout, || self.try_request())
     }
 }
 
-/// Readable while [`try_request`](Listener::try_request) has something.
+/// Readable while [`try_request`](Listener::try_request) has something, or an error.
 impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.inbox.fd().expect("made with the listener")
+        self.0.as_fd()
     }
 }
 
@@ -85,13 +77,6 @@ impl AsRawFd for Listener {
         self.as_fd().as_raw_fd()
     }
 }
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        self.inbox.manager.unlisten(self.id);
-    }
-}
-
 /// A peer asks for a connection. It is patient for about a minute; dropping the request rejects it.
 #[derive(Debug)]
 pub struct Request {

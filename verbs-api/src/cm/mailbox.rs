@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use parking_lot::Mutex;
 use rocinante_stack::cm::{CmEvent, ConnId};
@@ -19,6 +19,8 @@ pub(crate) struct Mailbox {
     events: Mutex<VecDeque<Result<CmEvent, VerbsError>>>,
     /// Its last event was taken: the descriptor stays readable, for all who sleep on it. Changed under the lock of the events.
     over: AtomicBool,
+    /// The errno for whoever asks again after having heard why nothing more comes; or 0.
+    failed: AtomicI32,
     fd: OnceLock<OwnedFd>,
 }
 
@@ -47,6 +49,13 @@ impl Mailbox {
     pub(crate) fn pop(&self) -> Result<Option<CmEvent>, VerbsError> {
         let mut events = self.events.lock();
         let event = events.pop_front();
+        if let Some(Err(why)) = &event {
+            self.failed.store(why.errno(), Ordering::Relaxed);
+        }
+        let failed = self.failed.load(Ordering::Relaxed);
+        if event.is_none() && failed != 0 {
+            return Err(VerbsError::Io(io::Error::from_raw_os_error(failed)));
+        }
         if event.as_ref().is_some_and(is_last) {
             self.over.store(true, Ordering::Relaxed);
         }

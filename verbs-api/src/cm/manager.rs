@@ -17,11 +17,12 @@ use crate::qp::Qp;
 
 /// Makes connections, and tells what becomes of them in mailboxes.
 pub(crate) trait Manager: fmt::Debug + Send + Sync {
-    /// Listens for connections to a port, at one of the device's addresses or at all of them.
-    fn listen(&self, place: Place) -> Result<(ListenerId, Arc<Mailbox>), VerbsError>;
+    /// Listens to those who come to a port, at one of the device's addresses or at all of them.
+    fn listen(&self, place: Place, to: ListensTo)
+    -> Result<(ListenerId, Arc<Mailbox>), VerbsError>;
 
     /// Listens no longer; rejects what the program has not taken.
-    fn unlisten(&self, listener: ListenerId);
+    fn unlisten(&self, listener: ListenerId, to: ListensTo);
 
     /// Asks a peer to be connected with the queue pair.
     fn connect(&self, ask: &Connect<'_>, qp: &Qp) -> Result<(ConnId, Arc<Mailbox>), VerbsError>;
@@ -51,12 +52,6 @@ pub(crate) trait Manager: fmt::Debug + Send + Sync {
 
     /// The program is not interested any more: what is under way is rejected or disconnected.
     fn forget(&self, conn: ConnId);
-
-    /// Listens to questions for a datagram service.
-    fn listen_datagrams(&self, place: Place) -> Result<(ListenerId, Arc<Mailbox>), VerbsError>;
-
-    /// Listens no longer; refuses what the program has not taken.
-    fn unlisten_datagrams(&self, listener: ListenerId);
 
     /// Answers a question with a queue pair and its Q_Key, or refuses.
     fn answer(
@@ -97,6 +92,15 @@ pub(crate) struct Place {
     pub(crate) address: Option<IpAddr>,
     pub(crate) port: u16,
     pub(crate) backlog: usize,
+}
+
+/// What those who come to a listener want.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ListensTo {
+    /// A connection.
+    Connections,
+    /// A queue pair for datagrams.
+    Datagrams,
 }
 
 impl Place {

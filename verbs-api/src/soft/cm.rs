@@ -20,7 +20,7 @@ use rocinante_stack::wire::cm::{PortSpace, RejReason, ServiceId, SidrStatus};
 use super::Device;
 use super::shard::Shard;
 use super::sidr::Services;
-use crate::cm::{Chosen, Mailbox, Manager, Place};
+use crate::cm::{Chosen, ListensTo, Mailbox, Manager, Place};
 use crate::error::VerbsError;
 use crate::qp::Qp;
 
@@ -228,7 +228,14 @@ impl Device {
 }
 
 impl Manager for Device {
-    fn listen(&self, place: Place) -> Result<(ListenerId, Arc<Mailbox>), VerbsError> {
+    fn listen(
+        &self,
+        place: Place,
+        to: ListensTo,
+    ) -> Result<(ListenerId, Arc<Mailbox>), VerbsError> {
+        if to == ListensTo::Datagrams {
+            return Ok(self.cm_listen_datagrams(place)?);
+        }
         let service = ServiceId::of_port(PortSpace::Tcp, place.port);
         let mut shard = self.core.hold();
         let listener = shard.cm().listen(service, place.address, place.backlog)?;
@@ -237,7 +244,10 @@ impl Manager for Device {
         Ok((listener, mailbox))
     }
 
-    fn unlisten(&self, listener: ListenerId) {
+    fn unlisten(&self, listener: ListenerId, to: ListensTo) {
+        if to == ListensTo::Datagrams {
+            return self.cm_unlisten_datagrams(listener);
+        }
         let mut shard = self.core.hold();
         let mailbox = shard.post.listeners.remove(&listener);
         let now = shard.now();
@@ -299,14 +309,6 @@ impl Manager for Device {
 
     fn forget(&self, conn: ConnId) {
         self.with_cm(|cm, now| cm.forget(now, conn));
-    }
-
-    fn listen_datagrams(&self, place: Place) -> Result<(ListenerId, Arc<Mailbox>), VerbsError> {
-        Ok(self.cm_listen_datagrams(place)?)
-    }
-
-    fn unlisten_datagrams(&self, listener: ListenerId) {
-        self.cm_unlisten_datagrams(listener);
     }
 
     fn answer(

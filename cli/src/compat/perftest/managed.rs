@@ -197,7 +197,7 @@ impl Side {
             }
             Self::Listens(connections, Some(datagrams)) => {
                 let next = |wait| {
-                    if let Some(other) = connections.try_request() {
+                    if let Some(other) = connections.try_request()? {
                         // It goes then, or asks as it should.
                         let _ = other.reject(b"this side has -c UD");
                     }

@@ -15,7 +15,7 @@ use super::super::{Device, convert, error, ffi};
 use super::{
     Conn, Listening, Query, Question, Shared, Stage, conn_id, listener_id, number_of, query_id,
 };
-use crate::cm::{Chosen, Mailbox, Manager, Place, UDP_QKEY};
+use crate::cm::{Chosen, ListensTo, Mailbox, Manager, Place, UDP_QKEY};
 use crate::error::VerbsError;
 use crate::qp::{Qp, QpKind};
 use crate::wake;
@@ -36,12 +36,30 @@ mod room {
 }
 
 impl Manager for Device {
-    fn listen(&self, place: Place) -> Result<(ListenerId, Arc<Mailbox>), VerbsError> {
-        self.listen_to(&[Service::Reliable, Service::Unreliable], place)
+    fn listen(
+        &self,
+        place: Place,
+        to: ListensTo,
+    ) -> Result<(ListenerId, Arc<Mailbox>), VerbsError> {
+        match to {
+            ListensTo::Connections => {
+                self.listen_to(&[Service::Reliable, Service::Unreliable], place)
+            }
+            ListensTo::Datagrams => self.listen_to(&[Service::Datagrams], place),
+        }
     }
 
-    fn unlisten(&self, listener: ListenerId) {
-        self.unlisten_to(listener);
+    /// What the program has taken is still its to decide; the rest is rejected by being dropped.
+    fn unlisten(&self, listener: ListenerId, _to: ListensTo) {
+        let Ok(cm) = self.cm() else { return };
+        let mut table = cm.table.lock();
+        let Some(gone) = table.listeners.remove(&number_of(listener)) else { return };
+        let requests = gone.mailbox.numbers();
+        let conns: Vec<_> =
+            requests.iter().filter_map(|number| table.conns.remove(number)).collect();
+        let asks: Vec<_> = requests.iter().filter_map(|number| table.asks.remove(number)).collect();
+        drop(table);
+        drop((gone, conns, asks));
     }
 
     fn connect(&self, ask: &Connect<'_>, qp: &Qp) -> Result<(ConnId, Arc<Mailbox>), VerbsError> {
@@ -151,14 +169,6 @@ impl Manager for Device {
         drop(gone);
     }
 
-    fn listen_datagrams(&self, place: Place) -> Result<(ListenerId, Arc<Mailbox>), VerbsError> {
-        self.listen_to(&[Service::Datagrams], place)
-    }
-
-    fn unlisten_datagrams(&self, listener: ListenerId) {
-        self.unlisten_to(listener);
-    }
-
     fn answer(
         &self,
         ask: AskId,
@@ -243,19 +253,6 @@ impl Device {
         let backlog = place.backlog.max(1);
         table.listeners.insert(number, Listening { _ids: ids, mailbox: mailbox.clone(), backlog });
         Ok((listener_id(number), mailbox))
-    }
-
-    /// What the program has taken is still its to decide; the rest is rejected by being dropped.
-    fn unlisten_to(&self, listener: ListenerId) {
-        let Ok(cm) = self.cm() else { return };
-        let mut table = cm.table.lock();
-        let Some(gone) = table.listeners.remove(&number_of(listener)) else { return };
-        let requests = gone.mailbox.numbers();
-        let conns: Vec<_> =
-            requests.iter().filter_map(|number| table.conns.remove(number)).collect();
-        let asks: Vec<_> = requests.iter().filter_map(|number| table.asks.remove(number)).collect();
-        drop(table);
-        drop((gone, conns, asks));
     }
 }
 

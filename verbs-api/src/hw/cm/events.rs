@@ -2,6 +2,7 @@
 
 use std::io;
 use std::mem;
+use std::sync::atomic::Ordering;
 
 use rocinante_stack::cm::{Asked, CmEvent, Ended, QpSide, Reply, Request};
 use rocinante_stack::types::{Mtu, Psn, Qpn};
@@ -12,7 +13,7 @@ use rustix::io::Errno;
 use super::super::ffi::abi::{QpAttr, mask};
 use super::super::ffi::rdmacm::{Event, Id, Param, Path, event};
 use super::super::{convert, error};
-use super::{Conn, Query, Shared, Stage, Table, ask_id, conn_id, listener_id, query_id};
+use super::{Conn, Listening, Query, Shared, Stage, Table, ask_id, conn_id, listener_id, query_id};
 use crate::cm::Chosen;
 use crate::error::VerbsError;
 use crate::wake;
@@ -21,7 +22,20 @@ use crate::wake;
 const FINDING: i32 = 5000;
 
 /// What is no longer needed: it is dropped when the table is not locked any more, because destroying an identifier is a call into the kernel.
-type Gone = (Option<Conn>, Option<Query>, Option<Id>);
+#[derive(Debug)]
+enum Gone {
+    Nothing,
+    Conn { _conn: Conn },
+    Query { _query: Query },
+    Id { _id: Id },
+    Listening { _listening: Listening },
+}
+
+impl From<Option<Id>> for Gone {
+    fn from(id: Option<Id>) -> Self {
+        id.map_or(Self::Nothing, |id| Self::Id { _id: id })
+    }
+}
 
 impl Shared {
     /// Takes events until it is told to stop.
@@ -45,31 +59,35 @@ impl Shared {
 
     /// The kernel tells nothing any more.
     fn fail(&self, why: &io::Error) {
+        self.dead.store(true, Ordering::Release);
         let table = mem::take(&mut *self.table.lock());
-        let again = || io::Error::from_raw_os_error(why.raw_os_error().unwrap_or_default());
-        for mailbox in table.conns.values().map(|conn| &conn.mailbox) {
-            mailbox.fail(error::failed("rdma_get_cm_event", again()));
-        }
-        for mailbox in table.queries.values().map(|query| &query.mailbox) {
-            mailbox.fail(error::failed("rdma_get_cm_event", again()));
+        let mailboxes = table.conns.values().map(|conn| &conn.mailbox);
+        let mailboxes = mailboxes.chain(table.queries.values().map(|query| &query.mailbox));
+        for mailbox in mailboxes.chain(table.listeners.values().map(|one| &one.mailbox)) {
+            let again = io::Error::from_raw_os_error(why.raw_os_error().unwrap_or_default());
+            mailbox.fail(error::failed("rdma_get_cm_event", again));
         }
     }
 
     fn handle(&self, event: Event) -> Gone {
-        let Ok(number) = u32::try_from(event.number) else { return (None, None, event.id) };
+        let Ok(number) = u32::try_from(event.number) else { return event.id.into() };
         let mut table = self.table.lock();
         if event.kind == event::CONNECT_REQUEST {
-            (None, None, self.requested(&mut table, number, event))
+            self.requested(&mut table, number, event).into()
         } else if table.conns.contains_key(&number) {
-            (of_conn(&mut table, number, event), None, None)
+            let gone = of_conn(&mut table, number, event);
+            gone.map_or(Gone::Nothing, |conn| Gone::Conn { _conn: conn })
         } else if table.queries.contains_key(&number) {
-            (None, of_query(&mut table, number, event), None)
-        } else if event.kind == event::DEVICE_REMOVAL {
-            // Of what listens, or waits for an answer.
-            table.listeners.remove(&number);
-            (None, None, table.asks.remove(&number))
+            let gone = of_query(&mut table, number, event);
+            gone.map_or(Gone::Nothing, |query| Gone::Query { _query: query })
+        } else if event.kind != event::DEVICE_REMOVAL {
+            Gone::Nothing
+        } else if let Some(listening) = table.listeners.remove(&number) {
+            listening.mailbox.fail(removed());
+            Gone::Listening { _listening: listening }
         } else {
-            (None, None, None)
+            // Of what waits for an answer.
+            table.asks.remove(&number).into()
         }
     }
 
@@ -125,6 +143,11 @@ impl Shared {
     }
 }
 
+/// The kernel has no such device any more.
+fn removed() -> VerbsError {
+    error::failed("the device", Errno::NODEV.into())
+}
+
 /// Returns the connection if it is over.
 fn of_conn(table: &mut Table, number: u32, event: Event) -> Option<Conn> {
     let conn = table.conns.get_mut(&number)?;
@@ -167,7 +190,7 @@ fn of_conn(table: &mut Table, number: u32, event: Event) -> Option<Conn> {
         event::ADDR_ERROR | event::ROUTE_ERROR | event::CONNECT_ERROR | event::UNREACHABLE => {
             failure(event.status).map(|()| CmEvent::TimedOut { conn: id })
         }
-        event::DEVICE_REMOVAL => Err(error::failed("the device", Errno::NODEV.into())),
+        event::DEVICE_REMOVAL => Err(removed()),
         _ => return None,
     };
     if matches!(conn.stage, Stage::Requested(_)) {
@@ -208,7 +231,7 @@ fn of_query(table: &mut Table, number: u32, event: Event) -> Option<Query> {
         event::ADDR_ERROR | event::ROUTE_ERROR | event::CONNECT_ERROR | event::UNREACHABLE => {
             failure(event.status).map(|()| CmEvent::Unresolved { query: id, status: None })
         }
-        event::DEVICE_REMOVAL => Err(error::failed("the device", Errno::NODEV.into())),
+        event::DEVICE_REMOVAL => Err(removed()),
         _ => return None,
     };
     match over {

@@ -9,6 +9,7 @@ mod events;
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 
@@ -39,6 +40,8 @@ struct Shared {
     /// The device's name, and the port.
     place: (String, u8),
     table: Mutex<Table>,
+    /// The thread has ended because the kernel tells nothing any more.
+    dead: AtomicBool,
 }
 
 /// Everything under way, by number.
@@ -144,6 +147,7 @@ impl Cm {
             stop: wake::eventfd()?,
             place,
             table: Mutex::default(),
+            dead: AtomicBool::new(false),
         });
         let thread = std::thread::Builder::new().name(format!("rdma-cm-{}", shared.place.0));
         let events = shared.clone();
@@ -166,10 +170,12 @@ impl Drop for Cm {
 }
 
 impl Device {
-    /// The connection manager, begun with the first call.
+    /// The connection manager, begun with the first call, and anew when it has died.
     fn cm(&self) -> Result<Arc<Shared>, VerbsError> {
         let mut cm = self.cm.lock();
-        if let Some(cm) = &*cm {
+        if let Some(cm) = &*cm
+            && !cm.shared.dead.load(Ordering::Acquire)
+        {
             return Ok(cm.shared.clone());
         }
         let started = Cm::start((self.name.clone(), self.attr.port))?;
