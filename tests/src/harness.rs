@@ -499,27 +499,33 @@ pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
 }
 
 /// Runs functions that take a [`Backend`] or [`On`] as one test per backend: `on_each_backend!(f, g)` makes the tests `f::udp`,
-/// `f::packet`, `f::afxdp`, `g::udp`, …
+/// `f::packet`, `f::afxdp`, `g::udp`, …; `on_each_backend!(windows::*)` those of all tests that [`verbs`](crate::verbs) lists for that module.
 #[macro_export]
 macro_rules! on_each_backend {
-    ($($name:ident),+ $(,)?) => {$(
+    ($module:ident::*) => {
+        $crate::$module!();
+    };
+    ($($name:ident),+ $(,)?) => {
+        $crate::on_each_backend!($(super::$name as $name),+);
+    };
+    ($($function:path as $name:ident),+) => {$(
         mod $name {
             #[test]
             fn udp() {
                 $crate::require_backend!($crate::harness::Backend::Udp);
-                super::$name($crate::harness::Backend::Udp.into());
+                $function($crate::harness::Backend::Udp.into());
             }
 
             #[test]
             fn packet() {
                 $crate::require_backend!($crate::harness::Backend::Packet);
-                super::$name($crate::harness::Backend::Packet.into());
+                $function($crate::harness::Backend::Packet.into());
             }
 
             #[test]
             fn afxdp() {
                 $crate::require_backend!($crate::harness::Backend::Xdp);
-                super::$name($crate::harness::Backend::Xdp.into());
+                $function($crate::harness::Backend::Xdp.into());
             }
         }
     )+};

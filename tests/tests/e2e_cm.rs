@@ -5,28 +5,9 @@ use std::net::SocketAddr;
 use rocinante::Backend;
 use rocinante::cm::{Connecting, Listener, Params};
 use rocinante_tests::harness::{Harness, PATIENCE, Setup};
-use rocinante_tests::verbs::cm::{
-    a_listener_goes_while_a_peer_waits, ipv4_connects_exchanges_and_disconnects,
-    ipv6_connects_exchanges_and_disconnects, many_connections_one_after_the_other,
-    nothing_waits_but_descriptors, patience_ends, private_data_of_every_length,
-    the_asking_side_chooses_the_path_mtu, unreliable_connections, who_is_not_wanted_hears_why,
-    who_never_looks_is_told_by_completions,
-};
 use rocinante_tests::{on_each_backend, require_backend};
 
-on_each_backend!(
-    ipv4_connects_exchanges_and_disconnects,
-    ipv6_connects_exchanges_and_disconnects,
-    who_is_not_wanted_hears_why,
-    nothing_waits_but_descriptors,
-    who_never_looks_is_told_by_completions,
-    unreliable_connections,
-    private_data_of_every_length,
-    many_connections_one_after_the_other,
-    a_listener_goes_while_a_peer_waits,
-    patience_ends,
-    the_asking_side_chooses_the_path_mtu,
-);
+on_each_backend!(cm::*);
 
 const PORT: u16 = 7471;
 

@@ -5,12 +5,9 @@ use std::time::{Duration, Instant};
 
 use rocinante::{Access, Backend, Cq, Mr, Qp, SendOp, WcStatus};
 use rocinante_tests::harness::{Harness, Setup, next, wr};
-use rocinante_tests::verbs::many::{
-    mixed_operations_on_64_queue_pairs, queue_pairs_come_and_go_while_others_work,
-};
 use rocinante_tests::{on_each_backend, require_backend, require_ethtool};
 
-on_each_backend!(mixed_operations_on_64_queue_pairs, queue_pairs_come_and_go_while_others_work);
+on_each_backend!(many::*);
 
 /// One test per backend, number of queue pairs, kind of load, and whether super-packets leave the containers whole.
 macro_rules! never_overrun {

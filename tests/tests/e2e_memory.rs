@@ -3,16 +3,9 @@
 use rocinante::{Access, Backend, SendOp};
 use rocinante_tests::harness::{Harness, Setup, assert_same, pattern, wr};
 use rocinante_tests::on_each_backend;
-use rocinante_tests::verbs::memory::{
-    a_device_reaches_itself, sequence_numbers_wrap, the_last_byte_of_a_write_comes_last,
-};
 
-on_each_backend!(
-    the_last_byte_of_a_write_comes_last,
-    sequence_numbers_wrap,
-    a_device_reaches_itself,
-    two_addresses_of_one_device_reach_each_other,
-);
+on_each_backend!(memory::*);
+on_each_backend!(two_addresses_of_one_device_reach_each_other);
 
 fn two_addresses_of_one_device_reach_each_other(backend: Backend) {
     let harness = Harness::new(&Setup::new(backend));

@@ -5,25 +5,10 @@ use std::time::Duration;
 use rocinante::{Access, Backend, SendOp};
 use rocinante_tests::harness::{Harness, PATIENCE, Setup, next, wait_until, wr};
 use rocinante_tests::lab::Match;
-use rocinante_tests::verbs::progress::{
-    a_channel_wakes_who_polls_its_descriptor, a_channel_wakes_who_sleeps_on_it,
-    a_passive_target_serves_everything, a_receive_that_was_posted_is_there,
-    asking_questions_loses_no_work, events_are_told, several_threads_share_one_queue_pair,
-    solicited_events_are_for_solicited_sends_and_errors,
-};
 use rocinante_tests::{on_each_backend, require_nft};
 
-on_each_backend!(
-    a_channel_wakes_who_sleeps_on_it,
-    a_channel_wakes_who_polls_its_descriptor,
-    solicited_events_are_for_solicited_sends_and_errors,
-    a_passive_target_serves_everything,
-    a_receive_that_was_posted_is_there,
-    several_threads_share_one_queue_pair,
-    a_sleeper_keeps_the_time_of_others,
-    asking_questions_loses_no_work,
-    events_are_told,
-);
+on_each_backend!(progress::*);
+on_each_backend!(a_sleeper_keeps_the_time_of_others);
 
 /// One thread sleeps on a channel; another posts meanwhile, and what it sends is lost: somebody must send it again.
 fn a_sleeper_keeps_the_time_of_others(backend: Backend) {

@@ -10,12 +10,6 @@ use rocinante::{
 use rocinante_tests::harness::{
     Family, Harness, Setup, Side, assert_same, pattern, wait_until, wr,
 };
-use rocinante_tests::verbs::unreliable::{
-    a_controlled_queue_key_stands_for_the_senders_own, a_datagram_with_another_queue_key_is_lost,
-    a_datagram_without_a_receive_is_lost, a_faulty_datagram_stops_sending_only,
-    a_message_without_a_receive_is_lost, datagrams_over_ipv4, datagrams_over_ipv6,
-    unreliable_connections_carry_sends_and_writes,
-};
 use rocinante_tests::{on_each_backend, require_backend};
 
 const IMM: [u8; 4] = [0xde, 0xad, 0xbe, 0xef];
@@ -180,17 +174,8 @@ fn answer(harness: &Harness, qps: &[Qp; 2], regions: &[Mr; 2], wc: &Wc) {
     panic!("the answer never arrives: {:?}", a.ctx.counters());
 }
 
-on_each_backend!(
-    what_was_posted_leaves_before_its_queue_pair_goes,
-    datagrams_over_ipv4,
-    datagrams_over_ipv6,
-    a_datagram_with_another_queue_key_is_lost,
-    a_controlled_queue_key_stands_for_the_senders_own,
-    a_datagram_without_a_receive_is_lost,
-    a_faulty_datagram_stops_sending_only,
-    unreliable_connections_carry_sends_and_writes,
-    a_message_without_a_receive_is_lost,
-);
+on_each_backend!(unreliable::*);
+on_each_backend!(what_was_posted_leaves_before_its_queue_pair_goes);
 
 on_each_backend!(
     what_a_receiver_does_not_want_is_counted,

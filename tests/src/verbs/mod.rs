@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::harness::{Family, KernelDevice, On};
 
-/// Declares the modules, whose public functions are tests, and lists these.
+/// Declares the modules, whose public functions are tests, and lists these; [`on_each_backend!`](crate::on_each_backend) runs those of a module.
 macro_rules! tests {
     ($($module:ident: $($name:ident),+;)+) => {
         $(
@@ -22,6 +22,14 @@ macro_rules! tests {
                 reason = "the name of a test is a sentence, and all tests have one signature"
             )]
             pub mod $module;
+
+            #[doc(hidden)]
+            #[macro_export]
+            macro_rules! $module {
+                () => {
+                    $crate::on_each_backend!($($crate::verbs::$module::$name as $name),+);
+                };
+            }
         )+
 
         /// All of them.
