@@ -253,3 +253,19 @@ pub trait Memory {
     /// Performs an atomic, against local threads too, and returns the value found.
     fn atomic(&mut self, at: Checked<Atomic>, op: AtomicOp) -> u64;
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_that_are_known_are_taken_and_others_refused() {
+        for bit in 0..32 {
+            let known = Access::KNOWN.bits() & 1 << bit != 0;
+            let access = Access::from_bits(1 << bit);
+            assert_eq!(access.map(Access::bits), known.then_some(1 << bit), "bit {bit}");
+            assert_eq!(Access::from_bits(1 << bit | 1).is_some(), known, "bit {bit} and another");
+        }
+        assert_eq!(Access::from_bits(0).map(Access::bits), Some(0));
+    }
+}

@@ -424,3 +424,6 @@ impl Pools {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

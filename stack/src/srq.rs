@@ -113,11 +113,11 @@ impl Srqs {
         }
     }
 
-    /// A message wants a receive, of which `remain` will be there: says so if that is fewer than wanted.
+    /// A message wants a receive, of which `remain` will be there: says so if that is fewer than wanted; none is no limit.
     #[inline]
     fn watch(&mut self, id: SrqId, remain: u64) {
         let Some(srq) = self.get_mut(id) else { return };
-        if srq.limit > 0 && remain < u64::from(srq.limit) {
+        if remain < u64::from(srq.limit) {
             srq.limit = 0;
             self.events.push_back(id);
         }

@@ -3,11 +3,11 @@
 mod common;
 
 use common::{PORT, Solo, addr, template};
-use rocinante_stack::cm::{CmConfig, CmEvent};
-use rocinante_stack::types::{Pkey, Psn, Qpn};
-use rocinante_stack::wire::cm::{CommId, Dreq, Message, PortSpace, ServiceId};
+use rocinante_stack::cm::{Accept, CmConfig, CmEvent, ConnId, Connect, ConnectionManager, QpSide};
+use rocinante_stack::types::{Mtu, Pkey, Psn, Qpn};
+use rocinante_stack::wire::cm::{CommId, Dreq, Message, PortSpace, ServiceId, Transport};
 use rocinante_stack::wire::mad::{GSI_PACKET_LEN, write_gsi};
-use rocinante_stack::wire::{Bth, Opcode};
+use rocinante_stack::wire::{Bth, Opcode, Packet};
 use rocinante_stack::{Datagram, IpId};
 
 /// A message for a connection that is not known: it is answered.
@@ -162,4 +162,88 @@ fn a_number_that_is_kept_is_not_used_again() {
     solo.end.engine.destroy_qp(other).unwrap();
     solo.end.engine.release_qpn(qpn);
     assert_eq!(solo.end.engine.create_qp(&init, qpn.value()), Some(qpn));
+}
+
+#[test]
+fn what_it_sends_is_numbered_and_counted() {
+    let mut solo = Solo::script();
+    let mad = Message::parse(Packet::parse(&packet()).unwrap().payload()).unwrap().1.emit(3);
+    for psn in 1..=3 {
+        assert!(solo.end.engine.send_mad(&mad, 0, &mut solo.end.out));
+        let sent = solo.end.out.packets.pop_front().unwrap();
+        let sent = Packet::parse(&sent).unwrap();
+        assert_eq!((sent.bth.psn, sent.bth.dest_qpn), (Psn::new(psn), Qpn::GSI));
+        assert_eq!(sent.payload(), mad);
+    }
+    assert_eq!(solo.end.engine.counters().sent_pkts, 3);
+    // Without room nothing is counted.
+    solo.end.out.room = 0;
+    assert!(!solo.end.engine.send_mad(&mad, 0, &mut solo.end.out));
+    assert_eq!(solo.end.engine.counters().sent_pkts, 3);
+}
+
+/// A connection that was accepted, for the queue pair of `solo`, and whose RTU does not come.
+fn accepted(solo: &mut Solo) -> ConnId {
+    let service = ServiceId::of_port(PortSpace::Tcp, 7);
+    let side = QpSide {
+        qpn: common::PEER,
+        psn: Psn::new(1),
+        responder_resources: 1,
+        initiator_depth: 1,
+        rnr_retry: 7,
+        flow_control: false,
+        srq: false,
+        announced: None,
+    };
+    let ask = Connect {
+        local: addr(2),
+        remote: addr(1),
+        service,
+        source_port: 9,
+        side,
+        transport: Transport::Rc,
+        mtu: Mtu::Mtu256,
+        ack_timeout: 14,
+        retry_count: 7,
+        traffic_class: 0,
+        hop_limit: 64,
+        private: b"",
+    };
+    let mut peer = ConnectionManager::new(CmConfig { key: [1, 2], ..CmConfig::default() });
+    peer.connect(solo.now, &ask).unwrap();
+    let asked = peer.poll_transmit().unwrap();
+    solo.end.engine.start_cm(CmConfig::default());
+    let cm = solo.end.engine.cm().unwrap();
+    cm.listen(service, None, 1).unwrap();
+    cm.handle_mad(solo.now, addr(2), addr(1), &asked.mad);
+    let Some(CmEvent::Request { conn, .. }) = cm.poll_event() else { panic!("no request") };
+    let side = QpSide { qpn: solo.end.qpn, ..side };
+    cm.accept(solo.now, conn, &Accept { side, private: b"" }).unwrap();
+    conn
+}
+
+/// The RTU may be lost: the first message on the queue pair says what it would have said. No other packet does.
+#[test]
+fn the_first_message_says_that_the_peer_is_ready() {
+    let mut solo = Solo::script();
+    let conn = accepted(&mut solo);
+    let qpn = solo.end.qpn;
+    solo.end.engine.await_message(qpn, conn);
+    solo.hear_request(Opcode::RC_RDMA_WRITE_ONLY, 1, &[&solo.reth(0, 4), &[1; 4]]);
+    assert_eq!(solo.end.engine.cm().unwrap().poll_event(), None, "it is not the expected one");
+    for psn in 0..2 {
+        solo.hear_request(Opcode::RC_RDMA_WRITE_ONLY, psn, &[&solo.reth(0, 4), &[1; 4]]);
+    }
+    let cm = solo.end.engine.cm().unwrap();
+    assert_eq!(cm.poll_event(), Some(CmEvent::Established { conn }));
+    assert_eq!((cm.poll_event(), cm.counters().by_message), (None, 1));
+}
+
+#[test]
+fn nobody_else_is_awaited() {
+    let mut solo = Solo::script();
+    let conn = accepted(&mut solo);
+    solo.end.engine.await_message(Qpn::new(0xabcd), conn);
+    solo.hear_request(Opcode::RC_RDMA_WRITE_ONLY, 0, &[&solo.reth(0, 4), &[1; 4]]);
+    assert_eq!(solo.end.engine.cm().unwrap().poll_event(), None);
 }

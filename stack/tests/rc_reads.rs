@@ -6,7 +6,7 @@ use common::{Setup, Solo, pattern};
 use rocinante_stack::Budget;
 use rocinante_stack::types::Key;
 use rocinante_stack::verbs::{SendData, SendOp, SendWr, WcStatus};
-use rocinante_stack::wire::{NakCode, Opcode, Syndrome};
+use rocinante_stack::wire::{NakCode, Opcode, Packet, Syndrome};
 
 const TIMEOUT_14: u64 = 4096 << 14;
 use Opcode as Op;
@@ -129,6 +129,26 @@ fn a_large_read_is_cut_and_retried_with_the_same_borders() {
     solo.hear_data(Op::RC_RDMA_READ_RESPONSE_FIRST, 4, &[4; 256]);
     solo.wait(TIMEOUT_14);
     assert_eq!(solo.sent(), ["READ #5 @9500+768", "READ #8 @9800+512"]);
+}
+
+/// So many packets each READ of `packets` asks for at once, if our own queue holds `own`.
+fn pieces(own: Budget, packets: u32) -> Vec<u32> {
+    let setup = Setup { own: Some(own), arena: 1 << 20, ..Setup::script() };
+    let mut solo = Solo::new(&setup);
+    solo.read(1, packets * 256);
+    let sent = solo.packets();
+    let asked = sent.iter().map(|sent| Packet::parse(sent).unwrap().reth().unwrap().len / 256);
+    asked.collect()
+}
+
+#[test]
+fn a_read_asks_for_half_of_our_room_and_for_one_super_packet() {
+    let wide = Budget { bytes: 8 << 20, datagrams: 4096 };
+    assert_eq!(pieces(wide, 130), [60, 60, 10]);
+    // A response of 256 bytes costs 1,280: this is room for nine.
+    assert_eq!(pieces(Budget { bytes: 9 * 1280, ..wide }, 4), [4]);
+    assert_eq!(pieces(Budget { bytes: 9 * 1280, ..wide }, 6)[0], 4);
+    assert_eq!(pieces(Budget { datagrams: 1, ..wide }, 2)[0], 1, "something must be asked for");
 }
 
 #[test]

@@ -3,9 +3,9 @@
 mod common;
 
 use common::{Pair, Setup, Solo, sge};
-use rocinante_stack::Busy;
 use rocinante_stack::types::Time;
-use rocinante_stack::verbs::{SendOp, WcStatus};
+use rocinante_stack::verbs::{QpState, SendOp, WcStatus};
+use rocinante_stack::{Busy, QpAttr};
 
 const TIMEOUT_14: u64 = 4096 << 14;
 
@@ -160,4 +160,23 @@ fn a_responder_that_stands_still_answers_everything_once() {
     assert!(requester.local_ack_timeout_err > 10, "{requester:?}");
     assert!(responder.duplicate_request > 10, "{responder:?}");
     assert_eq!(pair.ends[1].engine.drops().stale_duplicate, 0);
+}
+
+#[test]
+fn a_queue_pair_is_busy_while_requests_wait_for_room_or_an_answer() {
+    let mut solo = Solo::script();
+    let busy = |solo: &Solo| solo.end.engine.busy(solo.end.qpn);
+    assert_eq!(busy(&solo), Busy::No);
+    solo.send(1, 10);
+    assert_eq!(busy(&solo), Busy::Answered, "it is about to leave");
+    solo.sent();
+    assert_eq!(busy(&solo), Busy::Answered, "it is on its way");
+    solo.hear_ack(0);
+    assert_eq!(busy(&solo), Busy::No);
+    // What is posted to a broken queue pair is not under way.
+    solo.send(2, 10);
+    let qpn = solo.end.qpn;
+    let broken = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };
+    solo.end.modify(qpn, &broken).unwrap();
+    assert_eq!(busy(&solo), Busy::No);
 }

@@ -226,12 +226,16 @@ fn what_is_refused_takes_no_receive() {
 }
 
 /// Half a message, then `away` with its queue pair: the receive is the oldest again.
-fn comes_back(away: impl Fn(&mut End, Qpn)) {
-    let setup = Setup { srq: Some(3), qps: 2, ..Setup::script() };
+fn comes_back(qp_type: QpType, away: impl Fn(&mut End, Qpn)) {
+    let setup = Setup { qp_type, srq: Some(3), qps: 2, ..Setup::script() };
+    let [first, only] = match qp_type {
+        QpType::Rc => [Op::RC_SEND_FIRST, Op::RC_SEND_ONLY],
+        _ => [Op::UC_SEND_FIRST, Op::UC_SEND_ONLY],
+    };
     let mut solo = Solo::new(&setup);
     let other = solo.end.qpns[1];
     share(&mut solo.end, 1..=3, solo.key);
-    solo.hear_request(Op::RC_SEND_FIRST, 0, &[&[7; 256]]);
+    solo.hear_request(first, 0, &[&[7; 256]]);
     // Its place is kept for it.
     assert_eq!(solo.end.share(4, &[]), Err(PostError::Full));
     let qpn = solo.end.qpn;
@@ -240,7 +244,7 @@ fn comes_back(away: impl Fn(&mut End, Qpn)) {
     solo.end.qpn = other;
     solo.end.connect(other, 0, PEER, &setup);
     for psn in 0..3 {
-        solo.hear_request(Op::RC_SEND_ONLY, psn, &[&[7; 8]]);
+        solo.hear_request(only, psn, &[&[7; 8]]);
     }
     let all: Vec<_> = (1..=3).map(|wr_id| (wr_id, WcStatus::Success)).collect();
     assert_eq!(solo.completed(), all);
@@ -249,8 +253,10 @@ fn comes_back(away: impl Fn(&mut End, Qpn)) {
 
 #[test]
 fn a_receive_comes_back_from_a_queue_pair_that_is_reset_or_destroyed() {
-    comes_back(|end, qpn| end.modify(qpn, &to(QpState::Reset)).unwrap());
-    comes_back(|end, qpn| end.engine.destroy_qp(qpn).unwrap());
+    for qp_type in [QpType::Rc, QpType::Uc] {
+        comes_back(qp_type, |end, qpn| end.modify(qpn, &to(QpState::Reset)).unwrap());
+        comes_back(qp_type, |end, qpn| end.engine.destroy_qp(qpn).unwrap());
+    }
 }
 
 #[test]
@@ -264,7 +270,9 @@ fn what_is_in_use_is_not_destroyed() {
         assert_eq!(end.engine.destroy_srq(srq), Err(SrqError::InUse));
         end.engine.destroy_qp(qpn).unwrap();
     }
+    assert_eq!(end.engine.srq_count(), 1);
     assert_eq!(end.engine.destroy_srq(srq), Ok(()));
+    assert_eq!(end.engine.srq_count(), 0);
     assert_eq!(end.engine.destroy_srq(srq), Err(SrqError::Unknown));
     assert_eq!(end.share(1, &[]), Err(PostError::UnknownQp));
     assert_eq!(end.engine.query_srq(srq), None);

@@ -9,6 +9,7 @@ mod deny;
 mod fuzz;
 mod interop;
 mod machine;
+mod mutants;
 mod setup;
 mod skips;
 mod test;
@@ -25,6 +26,9 @@ cargo xtask COMMAND
                        --quick leaves out cargo-deny, cargo-fuzz and the demo
   fuzz [SECONDS] [TARGET...]
                        each fuzz target under cargo-fuzz for so long (10 s)
+  mutants [SHARD/OF] [ARGS]
+                       change the engine in every way that cargo-mutants (ARGS are its own) knows, or in a part of them, and tell which
+                       changes no test notices: docs/proof.md
   interop [--subset] [FILTER...]
                        boot a virtual machine with Linux Soft-RoCE, and run the matrix of what we do with it: all of it,
                        or the part that `test` runs; only cells with every FILTER in their names
@@ -53,6 +57,7 @@ fn main() -> ExitCode {
         Some((&"test", [])) => test::run(test::Scope::All),
         Some((&"test", ["--quick"])) => test::run(test::Scope::Quick),
         Some((&"fuzz", rest)) => fuzz::run(rest),
+        Some((&"mutants", rest)) => mutants::run(rest),
         Some((&"interop", rest)) => interop::run(rest, &from),
         Some((&"setup", [])) => {
             setup::packages(setup::TESTS);
