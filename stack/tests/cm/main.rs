@@ -3,6 +3,7 @@
 mod datagrams;
 mod deaths;
 mod hostile;
+mod messages;
 mod net;
 mod random;
 mod scenarios;

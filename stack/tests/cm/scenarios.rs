@@ -314,6 +314,22 @@ fn a_listener_that_goes_rejects_who_waits() {
 }
 
 #[test]
+fn a_listener_that_goes_leaves_those_of_others_and_whom_the_program_knows() {
+    let mut net = Net::new();
+    let stays = net.cm[B].listen(SERVICE, Some(address(B)), 1).unwrap();
+    net.asked(0x11);
+    let goes = net.listen(2);
+    net.cm[B].unlisten(goes, |_| false);
+    assert_eq!((net.cm[B].len(), net.sent().len()), (1, 1), "it was another's");
+    net.cm[B].unlisten(stays, |_| true);
+    assert_eq!((net.cm[B].len(), net.sent().len()), (1, 0), "the program will decide");
+    // And nobody else is heard.
+    net.connect(0x12);
+    net.run(1);
+    assert_eq!(rejection(&net.take(A)[0]), RejReason::INVALID_SERVICE_ID);
+}
+
+#[test]
 fn a_full_backlog_refuses_and_holds_nothing() {
     let mut net = Net::new();
     net.listen(3);
@@ -431,39 +447,4 @@ fn a_question_is_repeated_and_given_up() {
     assert_eq!(net.one(A), CmEvent::Unresolved { query, status: None });
     assert_eq!(net.sent().iter().filter(|sent| **sent == (A, "SIDR_REQ")).count(), 16);
     net.assert_nothing_left();
-}
-
-#[test]
-fn what_found_no_room_is_still_to_be_sent() {
-    let mut net = Net::new();
-    assert!(!net.cm[A].wants_transmit());
-    for qpn in [0x11, 0x12] {
-        net.connect(qpn);
-    }
-    let first = net.cm[A].poll_transmit().unwrap();
-    net.cm[A].put_back(first);
-    assert!(net.cm[A].wants_transmit());
-    assert_eq!(net.cm[A].poll_transmit(), Some(first), "the oldest is the first again");
-    assert!(net.cm[A].wants_transmit() && net.cm[A].poll_transmit().is_some());
-    assert!(!net.cm[A].wants_transmit());
-    assert_eq!(net.cm[A].counters().sent, 2);
-}
-
-/// An answer names its question by the transaction: who asks for two things asks in two.
-#[test]
-fn each_question_is_a_transaction_of_its_own() {
-    let mut net = Net::new();
-    net.listen(2);
-    let (a, _) = net.connected(0x11, 0x22);
-    let now = net.now;
-    net.cm[A].disconnect(now, a, b"").unwrap();
-    let end = net.cm[A].poll_transmit().unwrap();
-    net.connect(0x12);
-    let ask = net.cm[A].poll_transmit().unwrap();
-    let [end, ask] = [&end, &ask].map(|sent| Message::parse(&sent.mad).unwrap());
-    let (Message::Dreq(dreq), Message::Req(req)) = (end.1, ask.1) else { panic!() };
-    for (tid, id) in [(end.0.tid, dreq.local), (ask.0.tid, req.local)] {
-        assert_eq!(tid as u32, id.0, "it ends with the number of the connection");
-        assert_ne!(tid >> 32, 0, "and begins with one that nobody knows");
-    }
 }

@@ -246,3 +246,26 @@ fn anything_but_a_whole_message_is_malformed() {
     assert_eq!(net.cm[B].counters().malformed, mad.len() as u64 + 5);
     assert_eq!((net.take(B), net.cm[B].len(), net.cm[B].poll_transmit()), (vec![], 0, None));
 }
+
+/// A word of patience counts if it is for what was said, and once.
+#[test]
+fn patience_is_for_what_was_said() {
+    for (step, side, right) in [(Step::Asked, A, Subject::Req), (Step::Accepted, B, Subject::Rep)] {
+        for subject in [Subject::Req, Subject::Rep, Subject::Other] {
+            let (mut net, a, b) = at(step);
+            let (here, there) = if side == A { (a, b) } else { (b, a) };
+            let (local, remote) = (there.0, here.0);
+            let before = (net.cm[side].poll_timeout(), net.cm[side].counters().stray);
+            let mra = Mra { local, remote, subject, service_timeout: 20, private: b"" };
+            let (now, mad) = (net.now, Message::Mra(mra).emit(1));
+            let mut hear = || {
+                net.cm[side].handle_mad(now, address(1 - side), address(side), &mad);
+                (net.cm[side].poll_timeout(), net.cm[side].counters().stray)
+            };
+            let first = hear();
+            assert_eq!(first.0 > before.0, subject == right, "{step:?} {subject:?}");
+            assert_eq!(first.1 - before.1, u64::from(subject != right));
+            assert_eq!(hear(), (first.0, first.1 + 1), "once");
+        }
+    }
+}

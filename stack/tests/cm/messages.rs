@@ -1,0 +1,71 @@
+//! What is sent: its transactions, what fits into it, and what becomes of it where there is no room.
+
+use rocinante_stack::cm::{Accept, CmError, CmEvent};
+use rocinante_stack::types::Qpn;
+use rocinante_stack::wire::cm::{Message, PortSpace, RejReason, ServiceId};
+
+use crate::net::{A, B, Net, address, ask, side};
+
+const UDP: ServiceId = ServiceId::of_port(PortSpace::Udp, 7174);
+
+#[test]
+fn what_does_not_fit_into_a_message_is_refused() {
+    let mut net = Net::new();
+    let place = (Qpn::new(0x55), 0x1234);
+    let too_long = |max| Err(CmError::PrivateTooLong { max });
+    assert_eq!(net.cm[B].serve(UDP, None, place, &[1; 137]), too_long(136));
+    assert_eq!(net.cm[B].serve(UDP, None, place, &[1; 136]), Ok(()));
+    let (now, way) = (net.now, (address(A), address(B)));
+    assert!(net.cm[A].resolve(now, way, (UDP, 40_000), &[1; 181]).is_err());
+    net.cm[A].resolve(now, way, (UDP, 40_000), &[1; 180]).unwrap();
+    net.run(1);
+    assert!(matches!(net.one(A), CmEvent::Resolved { private, .. } if private[..] == [1; 136]));
+    assert_eq!(
+        net.cm[A].connect(now, &ask(0x11, &[1; 57])),
+        Err(CmError::PrivateTooLong { max: 56 })
+    );
+    net.listen(1);
+    net.cm[A].connect(now, &ask(0x11, &[1; 56])).unwrap();
+    net.run(1);
+    let CmEvent::Request { conn, request, .. } = net.one(B) else { panic!() };
+    assert_eq!(request.private[..], [1; 56]);
+    let accept = Accept { side: side(0x22), private: &[1; 197] };
+    assert_eq!(net.cm[B].accept(now, conn, &accept), too_long(196));
+    assert_eq!(net.cm[B].reject(conn, RejReason::CONSUMER, &[1; 149]), too_long(148));
+    net.cm[B].accept(now, conn, &Accept { private: &[1; 196], ..accept }).unwrap();
+}
+
+#[test]
+fn what_found_no_room_is_still_to_be_sent() {
+    let mut net = Net::new();
+    assert!(!net.cm[A].wants_transmit());
+    for qpn in [0x11, 0x12] {
+        net.connect(qpn);
+    }
+    let first = net.cm[A].poll_transmit().unwrap();
+    net.cm[A].put_back(first);
+    assert!(net.cm[A].wants_transmit());
+    assert_eq!(net.cm[A].poll_transmit(), Some(first), "the oldest is the first again");
+    assert!(net.cm[A].wants_transmit() && net.cm[A].poll_transmit().is_some());
+    assert!(!net.cm[A].wants_transmit());
+    assert_eq!(net.cm[A].counters().sent, 2);
+}
+
+/// An answer names its question by the transaction: who asks for two things asks in two.
+#[test]
+fn each_question_is_a_transaction_of_its_own() {
+    let mut net = Net::new();
+    net.listen(2);
+    let (a, _) = net.connected(0x11, 0x22);
+    let now = net.now;
+    net.cm[A].disconnect(now, a, b"").unwrap();
+    let end = net.cm[A].poll_transmit().unwrap();
+    net.connect(0x12);
+    let ask = net.cm[A].poll_transmit().unwrap();
+    let [end, ask] = [&end, &ask].map(|sent| Message::parse(&sent.mad).unwrap());
+    let (Message::Dreq(dreq), Message::Req(req)) = (end.1, ask.1) else { panic!() };
+    for (tid, id) in [(end.0.tid, dreq.local), (ask.0.tid, req.local)] {
+        assert_eq!(tid as u32, id.0, "it ends with the number of the connection");
+        assert_ne!(tid >> 32, 0, "and begins with one that nobody knows");
+    }
+}
