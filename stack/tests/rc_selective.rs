@@ -47,6 +47,7 @@ fn what_came_too_early_is_held_told_of_and_placed_in_order() {
     assert_eq!(solo.sent(), ["ACK #4"]);
     let counters = solo.end.engine.counters();
     assert_eq!((counters.out_of_seq_request, counters.duplicate_request), (2, 0));
+    assert_eq!(counters.sent_seq_err, 3, "each gap, and the next when the one before it closed");
     assert_eq!(solo.end.engine.drops().out_of_sequence, 0);
 }
 
@@ -122,6 +123,18 @@ fn memory_is_bounded_and_what_found_none_is_asked_for_again() {
         hear_write(&mut solo, psn, psn as u8 + 1);
     }
     assert_eq!(written(&solo), [1, 2, 3, 4, 5, 6]);
+}
+
+#[test]
+fn memory_is_used_again() {
+    let mut solo = Solo::new(&Setup { held: 1, ..setup() });
+    for psn in (0..40).step_by(2) {
+        hear_write(&mut solo, psn + 1, 2);
+        assert_eq!(solo.sent(), [format!("NAK #{psn} sequence holds [{}]", psn + 1)]);
+        hear_write(&mut solo, psn, 1);
+        assert_eq!(solo.sent(), [format!("ACK #{}", psn + 1)]);
+    }
+    assert_eq!(solo.end.engine.counters().sent_seq_err, 20);
 }
 
 #[test]
