@@ -118,3 +118,46 @@ impl RoundTrip {
         u32::try_from(packets).unwrap_or(u32::MAX)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sent(turns: &[(u64, u64, bool)]) -> RoundTrip {
+        let mut round_trip = RoundTrip::default();
+        round_trip.start();
+        turns.iter().for_each(|(psn, at, again)| round_trip.sent(*psn, Time(*at), *again));
+        round_trip
+    }
+
+    #[test]
+    fn an_answer_is_measured_from_when_the_last_packet_it_answers_left() {
+        let mut round_trip = sent(&[(10, 1000, false), (20, 2000, false)]);
+        round_trip.acknowledged(15, Time(5000), true);
+        assert_eq!(round_trip.last(), 4000);
+        round_trip.acknowledged(25, Time(5000), true);
+        assert_eq!(round_trip.last(), 3000);
+    }
+
+    #[test]
+    fn what_is_missing_is_measured_from_when_it_left() {
+        let mut round_trip = sent(&[(10, 1000, false), (20, 2000, false)]);
+        round_trip.missing(15, Time(5000));
+        assert_eq!(round_trip.last(), 4000);
+        round_trip.missing(20, Time(5000));
+        assert_eq!(round_trip.last(), 3000);
+        round_trip.missing(9, Time(9000));
+        assert_eq!(round_trip.last(), 3000, "that left long before");
+    }
+
+    #[test]
+    fn starting_over_forgets_everything_but_the_room() {
+        let mut round_trip = sent(&[(10, 1000, false)]);
+        let room = round_trip.turns.capacity();
+        assert!(room >= TURNS);
+        round_trip.start();
+        assert_eq!((round_trip.turns.len(), round_trip.turns.capacity()), (0, room));
+        round_trip.missing(10, Time(5000));
+        assert_eq!(round_trip.last(), 0);
+    }
+}
