@@ -268,4 +268,10 @@ mod tests {
         }
         assert_eq!(Access::from_bits(0).map(Access::bits), Some(0));
     }
+
+    #[test]
+    fn a_range_is_empty_if_it_has_no_bytes() {
+        let checked = |len| Checked::<Read> { host: 1, len, right: PhantomData };
+        assert_eq!([0, 1].map(|len| checked(len).is_empty()), [true, false]);
+    }
 }
