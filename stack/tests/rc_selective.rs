@@ -254,6 +254,25 @@ fn what_is_missing_is_asked_for_when_nothing_comes_back() {
     assert_eq!(solo.end.engine.counters().local_ack_timeout_err, 0);
 }
 
+/// A report puts off the question what else has arrived if something has since the one before, and not if it says the same again.
+#[test]
+fn only_news_put_off_the_question() {
+    for (held, asks) in [(&[2][..], true), (&[2, 3], false)] {
+        let mut solo = solo();
+        solo.know_round_trip(100_000);
+        (2..=5).for_each(|id| solo.send(id, 10));
+        solo.sent();
+        solo.hear_gap(1, &[2]);
+        assert_eq!(solo.sent().len(), 1, "what is missing goes again");
+        let due = solo.end.engine.poll_timeout().unwrap().since(solo.now);
+        solo.wait(due / 2);
+        solo.hear_gap(1, held);
+        assert!(solo.sent().is_empty());
+        solo.wait(due - due / 2);
+        assert_eq!(!solo.sent().is_empty(), asks, "holds {held:?}");
+    }
+}
+
 /// What leaves when the next timer that matters is due.
 fn next_sent(solo: &mut Solo) -> Vec<String> {
     loop {
