@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{BASE, Pair, Setup, Solo, pattern, sge};
+use common::{BASE, Pair, Setup, Solo, pattern, seal, sge};
 use rocinante_stack::types::Key;
 use rocinante_stack::verbs::{SendOp, WcStatus};
 use rocinante_stack::wire::{NakCode, Opcode as Op, Syndrome};
@@ -123,6 +123,22 @@ fn memory_is_bounded_and_what_found_none_is_asked_for_again() {
         hear_write(&mut solo, psn, psn as u8 + 1);
     }
     assert_eq!(written(&solo), [1, 2, 3, 4, 5, 6]);
+}
+
+#[test]
+fn a_gap_is_told_of_at_once_another_after_eight_packets_and_the_rest_by_thirty_two() {
+    let mut solo = solo();
+    let mut is_told = |psn: &i64| {
+        let header = solo.reth(0, 1);
+        let mut packet = solo.request(Op::RC_RDMA_WRITE_ONLY, *psn, &[&header, &[1]]);
+        packet[8] &= 0x7f; // It does not ask.
+        seal(&mut packet);
+        solo.hear(&packet);
+        !solo.sent().is_empty()
+    };
+    let come = [1].into_iter().chain(3..=9).chain(11..=80);
+    let told: Vec<i64> = come.filter(|psn| is_told(psn)).collect();
+    assert_eq!(told, [1, 11, 43, 75]);
 }
 
 #[test]
