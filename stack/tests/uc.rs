@@ -169,6 +169,22 @@ fn a_new_message_ends_an_unfinished_one() {
 }
 
 #[test]
+fn query_says_what_is_expected_and_what_leaves_next() {
+    let mut solo = script();
+    let numbers = |solo: &Solo| {
+        let (_, attr, _) = solo.end.engine.query_qp(solo.end.qpn).unwrap();
+        [attr.sq_psn, attr.rq_psn].map(|psn| psn.unwrap().value())
+    };
+    let [sent, expected] = solo.setup.psn;
+    assert_eq!(numbers(&solo), [sent, expected]);
+    solo.send(1, 600);
+    solo.sent();
+    solo.hear_request(Op::UC_SEND_ONLY, 0, &[&[1; 8]]);
+    solo.hear_request(Op::UC_SEND_ONLY, 4, &[&[1; 8]]);
+    assert_eq!(numbers(&solo), [sent + 3, expected + 5]);
+}
+
+#[test]
 fn what_comes_again_or_too_late_is_dropped() {
     let mut solo = script();
     for wr_id in 0..4 {
