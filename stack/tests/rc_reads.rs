@@ -4,7 +4,7 @@ mod common;
 
 use common::{Setup, Solo, pattern};
 use rocinante_stack::Budget;
-use rocinante_stack::types::Key;
+use rocinante_stack::types::{Key, Mtu};
 use rocinante_stack::verbs::{SendData, SendOp, SendWr, WcStatus};
 use rocinante_stack::wire::{NakCode, Opcode, Packet, Syndrome};
 
@@ -132,23 +132,27 @@ fn a_large_read_is_cut_and_retried_with_the_same_borders() {
 }
 
 /// So many packets each READ of `packets` asks for at once, if our own queue holds `own`.
-fn pieces(own: Budget, packets: u32) -> Vec<u32> {
-    let setup = Setup { own: Some(own), arena: 1 << 20, ..Setup::script() };
+fn pieces(mtu: Mtu, own: Budget, packets: u32) -> Vec<u32> {
+    let setup = Setup { mtu, own: Some(own), arena: 1 << 20, ..Setup::script() };
     let mut solo = Solo::new(&setup);
-    solo.read(1, packets * 256);
+    solo.read(1, packets * mtu.bytes());
     let sent = solo.packets();
-    let asked = sent.iter().map(|sent| Packet::parse(sent).unwrap().reth().unwrap().len / 256);
-    asked.collect()
+    let asked = sent.iter().map(|sent| Packet::parse(sent).unwrap().reth().unwrap().len);
+    asked.map(|len| len / mtu.bytes()).collect()
 }
 
 #[test]
 fn a_read_asks_for_half_of_our_room_and_for_one_super_packet() {
     let wide = Budget { bytes: 8 << 20, datagrams: 4096 };
-    assert_eq!(pieces(wide, 130), [60, 60, 10]);
-    // A response of 256 bytes costs 1,280: this is room for nine.
-    assert_eq!(pieces(Budget { bytes: 9 * 1280, ..wide }, 4), [4]);
-    assert_eq!(pieces(Budget { bytes: 9 * 1280, ..wide }, 6)[0], 4);
-    assert_eq!(pieces(Budget { datagrams: 1, ..wide }, 2)[0], 1, "something must be asked for");
+    assert_eq!(pieces(Mtu::Mtu256, wide, 130), [60, 60, 10]);
+    // A response of 256 or of 512 bytes costs 1,280: this is room for nine.
+    for mtu in [Mtu::Mtu256, Mtu::Mtu512] {
+        let nine = Budget { bytes: 9 * 1280, ..wide };
+        assert_eq!(pieces(mtu, nine, 4), [4], "{mtu:?}");
+        assert_eq!(pieces(mtu, nine, 6)[0], 4, "{mtu:?}");
+    }
+    let one = Budget { datagrams: 1, ..wide };
+    assert_eq!(pieces(Mtu::Mtu256, one, 2)[0], 1, "something must be asked for");
 }
 
 #[test]

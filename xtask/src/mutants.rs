@@ -139,7 +139,7 @@ fn pass(
     command.args(["-c", &limited, "sh"]).arg(cargo::<&str>([]).get_program());
     command.args(["mutants", "--in-place", "--no-shuffle", "--colors", "never", "-d"]);
     command.arg(home.join("tree")).arg("-o").arg(&out);
-    command.args(["--build-timeout", "300", "--timeout", &patience_s.to_string()]).args(wanted);
+    command.args(["--build-timeout", "120", "--timeout", &patience_s.to_string()]).args(wanted);
     // To end with the first failure is an option of the test program that is not stable, but works with the stable one.
     command.args(["--", "--lib", "--", "-Zunstable-options", "--fail-fast"]).args(tests);
     command.env("RUSTC_BOOTSTRAP", "1").env("CARGO_TARGET_DIR", home.join("build"));
