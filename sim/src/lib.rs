@@ -17,12 +17,16 @@
 
 #![forbid(unsafe_code)]
 
+mod asked;
 mod check;
 mod life;
 mod memory;
+mod mishap;
 mod model;
 mod network;
 mod random;
+mod served;
+mod traffic;
 mod work;
 mod world;
 

@@ -7,10 +7,10 @@ use rocinante_stack::{PeerAddress, QpAttr, QpInit};
 
 use crate::check::Verdict;
 use crate::memory::{DEPTH, Zone, stride};
-use crate::model::{Connection, End, EndId, Op, Phase, Stream, Terms, peer};
+use crate::model::{Connection, End, EndId, Phase, Stream, Terms, peer};
 use crate::network::{Event, LATE_MAX};
 use crate::work::{INLINE, SGES, base_of};
-use crate::world::{Host, Stage, World};
+use crate::world::{Host, World};
 
 /// After this nothing of an earlier life is under way: the longest delay, behind the longest queue.
 const FORGOTTEN: u64 = LATE_MAX + 1_000_000;
@@ -125,7 +125,7 @@ impl World<'_> {
     }
 
     /// The queue pair of an end goes away, or back to RESET.
-    fn leave(&mut self, end: EndId) -> Verdict {
+    pub(crate) fn leave(&mut self, end: EndId) -> Verdict {
         let host = self.ends[end].host;
         let destroys = self.random.one_in(2);
         let Host { engine: Some(engine), ram, .. } = &mut self.hosts[host] else { return Ok(()) };
@@ -146,7 +146,7 @@ impl World<'_> {
     }
 
     /// What was posted at an end never completes.
-    fn forget(&mut self, end: EndId) {
+    pub(crate) fn forget(&mut self, end: EndId) {
         let this = &mut self.ends[end];
         this.phase = Phase::Absent;
         this.receives.clear();
@@ -275,88 +275,14 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Something goes wrong that is not the network's.
-    pub(crate) fn mishap(&mut self) -> Verdict {
-        let later = self.now + self.random.range(20_000, 400_000);
-        self.agenda.at(later, Event::Mishap);
-        if self.stage != Stage::Storm {
-            return Ok(());
-        }
-        let end = self.random.index(self.ends.len());
-        let host = self.ends[end].host;
-        let usable = self.hosts[host].engine.is_some() && !self.hosts[host].stalled;
-        if !usable {
-            return Ok(());
-        }
-        let ready = self.ends[end].phase == Phase::Ready;
-        let faults = &mut self.tally.faults;
-        match self.random.below(16) {
-            0 => {
-                faults.crash += 1;
-                self.crash(host)
-            }
-            1 | 2 => {
-                faults.stall += 1;
-                self.hosts[host].stalled = true;
-                let later = self.now + self.random.range(10_000, 3_000_000);
-                self.agenda.at(later, Event::Resume(host));
-                Ok(())
-            }
-            3..=5 => {
-                faults.starve += 1;
-                self.ends[end].starved_until = self.now + self.random.range(100_000, 3_000_000);
-                Ok(())
-            }
-            6 | 7 if ready => {
-                faults.dereg += 1;
-                self.deregister(end);
-                Ok(())
-            }
-            8 if ready => {
-                if self.random.one_in(2) {
-                    self.tally.faults.destroy += 1;
-                    self.destroy(end)
-                } else {
-                    self.tally.faults.reset += 1;
-                    self.reset(end)
-                }
-            }
-            9 if ready => {
-                faults.fail += 1;
-                self.fail(end)
-            }
-            10..=12 if ready && !self.ends[end].draining && !self.ends[end].stopped => {
-                faults.drain += 1;
-                self.drain(end)
-            }
-            _ => Ok(()),
-        }
-    }
-
-    fn crash(&mut self, host: usize) -> Verdict {
-        self.stop(host)?;
-        for end in self.hosts[host].ends.clone() {
-            self.end_life(end, "crashed");
-            Zone::ALL.into_iter().for_each(|zone| self.excuse(end, zone));
-            self.ends[end].qpn = None;
-            self.ends[end].keys = [None; 5];
-            self.connections[end / 2].rejoining = true;
-            let later = self.now + self.random.range(100_000, 5_000_000);
-            self.agenda.at(later, Event::Rejoin(end / 2));
-        }
-        let back = self.now + self.random.range(50_000, 5_000_000);
-        self.agenda.at(back, Event::Restart(host));
-        Ok(())
-    }
-
-    fn end_life(&mut self, end: EndId, how: &'static str) {
+    pub(crate) fn end_life(&mut self, end: EndId, how: &'static str) {
         if self.ends[end].phase == Phase::Ready {
             *self.tally.ended.entry(how).or_default() += 1;
         }
         self.forget(end);
     }
 
-    fn destroy(&mut self, end: EndId) -> Verdict {
+    pub(crate) fn destroy(&mut self, end: EndId) -> Verdict {
         let host = self.ends[end].host;
         self.tally.steps += 1;
         if let (Some(engine), Some(qpn)) = (&mut self.hosts[host].engine, self.ends[end].qpn.take())
@@ -368,7 +294,7 @@ impl World<'_> {
         self.settle(host, None)
     }
 
-    fn reset(&mut self, end: EndId) -> Verdict {
+    pub(crate) fn reset(&mut self, end: EndId) -> Verdict {
         self.change(end, QpState::Reset)?;
         self.end_life(end, "reset");
         self.rejoin(end);
@@ -383,30 +309,6 @@ impl World<'_> {
         self.settle(self.ends[end].host, None)
     }
 
-    fn drain(&mut self, end: EndId) -> Verdict {
-        self.change(end, QpState::Sqd)?;
-        self.ends[end].draining = true;
-        let later = self.now + self.random.range(10_000, 500_000);
-        self.agenda.at(later, Event::Undrain(end, self.ends[end].generation));
-        self.settle(self.ends[end].host, None)
-    }
-
-    pub(crate) fn undrain(&mut self, end: EndId, generation: u32) -> Verdict {
-        let this = &self.ends[end];
-        if this.generation != generation || this.phase != Phase::Ready || !this.draining {
-            return Ok(());
-        }
-        if self.hosts[this.host].stalled {
-            self.agenda.at(self.now + 50_000, Event::Undrain(end, generation));
-            return Ok(());
-        }
-        self.ends[end].draining = false;
-        if self.ends[end].stopped {
-            return Ok(());
-        }
-        self.go_on(end)
-    }
-
     /// Back to RTS from SQD or SQE.
     pub(crate) fn go_on(&mut self, end: EndId) -> Verdict {
         self.ends[end].stopped = false;
@@ -418,7 +320,7 @@ impl World<'_> {
         Ok(())
     }
 
-    fn change(&mut self, end: EndId, state: QpState) -> Verdict {
+    pub(crate) fn change(&mut self, end: EndId, state: QpState) -> Verdict {
         self.tally.steps += 1;
         let host = &mut self.hosts[self.ends[end].host];
         let (Some(engine), Some(qpn)) = (&mut host.engine, self.ends[end].qpn) else {
@@ -428,43 +330,6 @@ impl World<'_> {
         engine
             .modify_qp(qpn, &attr, &mut host.ram)
             .map_err(|error| format!("end {end} cannot go to {state}: {error}"))
-    }
-
-    /// A region goes away while others use it.
-    fn deregister(&mut self, end: EndId) {
-        let zone = Zone::ALL[self.random.index(5)];
-        let this = &mut self.ends[end];
-        let Some(key) = this.keys[zone as usize].take() else { return };
-        this.stale = Some(key);
-        let (host, index) = (this.host, this.index);
-        let ram = &mut self.hosts[host].ram;
-        ram.registered[index][zone as usize] = false;
-        ram.regions.remove(key);
-        self.tally.steps += 1;
-        self.excuse(end, zone);
-    }
-
-    /// What is under way may find the memory of `zone` gone.
-    fn excuse(&mut self, end: EndId, zone: Zone) {
-        let (asker, excuse) = match zone {
-            Zone::Receive => {
-                return self.ends[end].receives.iter_mut().for_each(|receive| receive.bad = true);
-            }
-            Zone::Local => (end, WcStatus::LocProtErr),
-            _ => (peer(end), WcStatus::RemAccessErr),
-        };
-        for stream in &mut self.ends[asker].streams {
-            for request in stream.pending_mut() {
-                let concerned = match request.op {
-                    Op::Send { .. } => zone == Zone::Local,
-                    Op::Write { .. } => zone == Zone::Local || zone == Zone::Window,
-                    Op::Read { .. } | Op::Atomic { .. } => true,
-                };
-                if concerned {
-                    request.excuses.push(excuse);
-                }
-            }
-        }
     }
 }
 

@@ -1,17 +1,17 @@
 //! Hosts, connections and the network between them: one after the other, what happens next.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 
-use rocinante_stack::types::{Qpn, Time};
-use rocinante_stack::wire::icrc::{DF, IpFields, Template};
-use rocinante_stack::{Budget, Datagram, Engine, EngineConfig, IpId, TxSink, TxStop};
+use rocinante_stack::wire::icrc::Template;
+use rocinante_stack::{Budget, Engine, EngineConfig};
 
-use crate::check::{Context, Verdict};
+use crate::check::Verdict;
 use crate::memory::Ram;
-use crate::model::{Connection, End, EndId, Phase, peer};
+use crate::model::{Connection, End, EndId, Phase};
 use crate::network::{Agenda, Event, Faults, Network, Packet, Weather};
 use crate::random::{Digest, Random};
+use crate::traffic::{address, template};
 
 /// What a run counts.
 #[derive(Debug)]
@@ -36,14 +36,14 @@ pub(crate) struct Host {
     pub(crate) config: EngineConfig,
     pub(crate) stalled: bool,
     /// What came while it was stalled.
-    inbox: VecDeque<Packet>,
+    pub(crate) inbox: VecDeque<Packet>,
     /// When it sends what there is to send.
-    tx_at: Option<u64>,
+    pub(crate) tx_at: Option<u64>,
     /// Datagrams that its engine took, and packets that it sent.
-    taken: u64,
-    sent: u64,
-    next_id: u16,
-    templates: Vec<Template>,
+    pub(crate) taken: u64,
+    pub(crate) sent: u64,
+    pub(crate) next_id: u16,
+    pub(crate) templates: Vec<Template>,
 }
 
 /// How far a round is.
@@ -75,9 +75,9 @@ pub(crate) struct World<'a> {
 }
 
 /// The UDP source port of everybody.
-const PORT: u16 = 0xc001;
+pub(crate) const PORT: u16 = 0xc001;
 /// What waits at a stalled host before its queue overflows.
-const INBOX: usize = 64;
+pub(crate) const INBOX: usize = 64;
 /// By then everything has come to its end: eight timeouts of the longest, and some.
 const PATIENCE: u64 = 1_000_000_000;
 /// Events at one and the same time before something is wrong.
@@ -276,145 +276,6 @@ impl<'a> World<'a> {
         }
     }
 
-    fn arrive(&mut self, packet: Packet) -> Verdict {
-        self.tally.steps += 1;
-        let host = &mut self.hosts[packet.to];
-        if host.stalled {
-            if host.inbox.len() < INBOX {
-                host.inbox.push_back(packet);
-            } else {
-                self.tally.faults.overflow += 1;
-            }
-            return Ok(());
-        }
-        self.deliver(&packet)
-    }
-
-    fn deliver(&mut self, packet: &Packet) -> Verdict {
-        let (src, dst) = (self.hosts[packet.from].addr, self.hosts[packet.dst].addr);
-        let host = &mut self.hosts[packet.to];
-        let Some(engine) = &mut host.engine else { return Ok(()) };
-        let ip_id = match src {
-            IpAddr::V4(_) => IpId::Exact { id: packet.id, flags: DF },
-            IpAddr::V6(_) => IpId::None,
-        };
-        let datagram = Datagram {
-            bytes: &packet.bytes,
-            src,
-            dst,
-            src_port: packet.port,
-            ip_id,
-            tos: packet.tos,
-            hop_limit: None,
-        };
-        host.taken += 1;
-        self.tally.digest.add(self.now ^ (packet.bytes.len() as u64) << 44);
-        if self.trace {
-            eprintln!(
-                "{:>12} at host {} for end {:?}: {}",
-                self.now,
-                packet.to,
-                packet.end,
-                describe(packet)
-            );
-        }
-        engine.handle_datagram(Time(self.now), &datagram, &mut host.ram);
-        self.settle(packet.to, Some(&Context::of(packet)))?;
-        self.plan_transmit(packet.to);
-        Ok(())
-    }
-
-    fn time_out(&mut self, host: usize) -> Verdict {
-        self.tally.steps += 1;
-        self.tally.digest.add(self.now);
-        let now = Time(self.now);
-        let Host { engine: Some(engine), ram, .. } = &mut self.hosts[host] else { return Ok(()) };
-        engine.handle_timeout(now, ram);
-        self.settle(host, None)?;
-        self.plan_transmit(host);
-        Ok(())
-    }
-
-    /// A call of the engine of `host` was made: it may have something to send.
-    pub(crate) fn plan_transmit(&mut self, host: usize) {
-        let soon = self.random.of(&[0, 0, 300, 3_000]);
-        let soon = self.now + self.random.below(1 + soon);
-        let host = &mut self.hosts[host];
-        let wants = host.engine.as_ref().is_some_and(Engine::wants_transmit);
-        if wants && host.tx_at.is_none() {
-            host.tx_at = Some(soon);
-        }
-    }
-
-    fn transmit(&mut self, at: usize) -> Verdict {
-        self.tally.steps += 1;
-        let now = self.now;
-        let budget = 1 + self.random.index(100);
-        let room = if self.stage == Stage::Storm { self.random.index(60) } else { 200 };
-        let host = &mut self.hosts[at];
-        host.tx_at = None;
-        let Some(engine) = &mut host.engine else { return Ok(()) };
-        let mut sink = Sink { out: Vec::new(), room };
-        let stop = engine.poll_transmit(Time(now), budget, &mut host.ram, &mut sink);
-        let again = match stop {
-            TxStop::Idle => None,
-            TxStop::Budget => Some(now + 1 + self.random.below(500)),
-            TxStop::SinkFull => {
-                self.tally.faults.sink_full += 1;
-                Some(now + 1 + self.random.below(5_000))
-            }
-        };
-        self.hosts[at].tx_at = again;
-        for (path, bytes) in sink.out {
-            self.emit(at, path as usize, bytes);
-        }
-        self.settle(at, None)?;
-        self.plan_transmit(at);
-        Ok(())
-    }
-
-    fn emit(&mut self, from: usize, to: usize, mut bytes: Vec<u8>) {
-        let host = &mut self.hosts[from];
-        host.sent += 1;
-        host.next_id = host.next_id.wrapping_add(1);
-        let id = host.next_id;
-        let template = &mut host.templates[to];
-        template.set_id(id, DF);
-        template.seal(&mut bytes);
-        let qpn = Qpn::new(u32::from_be_bytes([0, bytes[5], bytes[6], bytes[7]]));
-        let is_for = |end: &&EndId| self.ends[**end].low == qpn.value() & 0xffff;
-        let end = self.hosts[to].ends.iter().find(is_for).copied();
-        let generation = end.map_or(0, |end| self.ends[peer(end)].generation);
-        let packet = Packet {
-            bytes,
-            from,
-            to,
-            dst: to,
-            port: PORT,
-            id,
-            tos: 0,
-            harmed: false,
-            end,
-            generation,
-        };
-        self.tally.packets += 1;
-        if let Some(tail) = packet.bytes.last_chunk::<4>() {
-            self.tally.digest.add(u64::from(u32::from_le_bytes(*tail)) << 16 | from as u64);
-        }
-        let (faults, agenda) = (&mut self.tally.faults, &mut self.agenda);
-        let lost = self.network.send(self.now, packet, &mut self.random, faults, agenda);
-        self.tally.steps += lost;
-    }
-
-    /// A host goes on: first it takes what came meanwhile.
-    pub(crate) fn resume(&mut self, host: usize) -> Verdict {
-        self.hosts[host].stalled = false;
-        while let Some(packet) = self.hosts[host].inbox.pop_front() {
-            self.deliver(&packet)?;
-        }
-        Ok(())
-    }
-
     /// A host goes down: what it sent and took adds up.
     pub(crate) fn stop(&mut self, host: usize) -> Verdict {
         self.count(host)?;
@@ -512,64 +373,5 @@ impl<'a> World<'a> {
     /// Whether a peer may have been silent for too long.
     pub(crate) fn may_time_out(&self) -> bool {
         self.stage != Stage::Prove
-    }
-}
-
-/// Where packets go on their way out of an engine.
-struct Sink {
-    out: Vec<(u32, Vec<u8>)>,
-    room: usize,
-}
-
-impl TxSink for Sink {
-    fn send<E>(
-        &mut self,
-        path: u32,
-        len: usize,
-        fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
-    ) -> Result<bool, E> {
-        if self.out.len() >= self.room {
-            return Ok(false);
-        }
-        // What the engine forgets to write shows.
-        let mut packet = vec![0xee; len];
-        fill(&mut packet)?;
-        self.out.push((path, packet));
-        Ok(true)
-    }
-}
-
-fn address(host: u64, v6: bool) -> IpAddr {
-    #[allow(clippy::cast_possible_truncation)]
-    let last = host as u8 + 1;
-    if v6 {
-        IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, u16::from(last)))
-    } else {
-        IpAddr::V4(Ipv4Addr::new(10, 0, 0, last))
-    }
-}
-
-fn template(src: IpAddr, dst: IpAddr) -> Template {
-    let fields = match (src, dst) {
-        (IpAddr::V4(src), IpAddr::V4(dst)) => IpFields::V4 { src, dst, id: 0, flags: DF },
-        (IpAddr::V6(src), IpAddr::V6(dst)) => IpFields::V6 { src, dst },
-        _ => unreachable!("all hosts of a world have addresses of one family"),
-    };
-    Template::new(&fields, PORT)
-}
-
-fn describe(packet: &Packet) -> String {
-    use rocinante_stack::wire::Packet as Parsed;
-    match Parsed::parse(&packet.bytes) {
-        Ok(parsed) => format!(
-            "{:?} psn {} ack_req {} {:?} {} bytes{}",
-            parsed.info.operation,
-            parsed.bth.psn,
-            parsed.bth.ack_req,
-            parsed.aeth(),
-            parsed.payload().len(),
-            if packet.harmed { " HARMED" } else { "" }
-        ),
-        Err(error) => format!("{error:?}"),
     }
 }

@@ -1,0 +1,146 @@
+//! What goes wrong besides the network.
+
+use rocinante_stack::verbs::{QpState, WcStatus};
+
+use crate::check::Verdict;
+use crate::memory::Zone;
+use crate::model::{EndId, Op, Phase, peer};
+use crate::network::Event;
+use crate::world::{Stage, World};
+
+impl World<'_> {
+    /// Something goes wrong that is not the network's.
+    pub(crate) fn mishap(&mut self) -> Verdict {
+        let later = self.now + self.random.range(20_000, 400_000);
+        self.agenda.at(later, Event::Mishap);
+        if self.stage != Stage::Storm {
+            return Ok(());
+        }
+        let end = self.random.index(self.ends.len());
+        let host = self.ends[end].host;
+        let usable = self.hosts[host].engine.is_some() && !self.hosts[host].stalled;
+        if !usable {
+            return Ok(());
+        }
+        let ready = self.ends[end].phase == Phase::Ready;
+        let faults = &mut self.tally.faults;
+        match self.random.below(16) {
+            0 => {
+                faults.crash += 1;
+                self.crash(host)
+            }
+            1 | 2 => {
+                faults.stall += 1;
+                self.hosts[host].stalled = true;
+                let later = self.now + self.random.range(10_000, 3_000_000);
+                self.agenda.at(later, Event::Resume(host));
+                Ok(())
+            }
+            3..=5 => {
+                faults.starve += 1;
+                self.ends[end].starved_until = self.now + self.random.range(100_000, 3_000_000);
+                Ok(())
+            }
+            6 | 7 if ready => {
+                faults.dereg += 1;
+                self.deregister(end);
+                Ok(())
+            }
+            8 if ready => {
+                if self.random.one_in(2) {
+                    self.tally.faults.destroy += 1;
+                    self.destroy(end)
+                } else {
+                    self.tally.faults.reset += 1;
+                    self.reset(end)
+                }
+            }
+            9 if ready => {
+                faults.fail += 1;
+                self.fail(end)
+            }
+            10..=12 if ready && !self.ends[end].draining && !self.ends[end].stopped => {
+                faults.drain += 1;
+                self.drain(end)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(crate) fn crash(&mut self, host: usize) -> Verdict {
+        self.stop(host)?;
+        for end in self.hosts[host].ends.clone() {
+            self.end_life(end, "crashed");
+            Zone::ALL.into_iter().for_each(|zone| self.excuse(end, zone));
+            self.ends[end].qpn = None;
+            self.ends[end].keys = [None; 5];
+            self.connections[end / 2].rejoining = true;
+            let later = self.now + self.random.range(100_000, 5_000_000);
+            self.agenda.at(later, Event::Rejoin(end / 2));
+        }
+        let back = self.now + self.random.range(50_000, 5_000_000);
+        self.agenda.at(back, Event::Restart(host));
+        Ok(())
+    }
+
+    /// A region goes away while others use it.
+    pub(crate) fn deregister(&mut self, end: EndId) {
+        let zone = Zone::ALL[self.random.index(5)];
+        let this = &mut self.ends[end];
+        let Some(key) = this.keys[zone as usize].take() else { return };
+        this.stale = Some(key);
+        let (host, index) = (this.host, this.index);
+        let ram = &mut self.hosts[host].ram;
+        ram.registered[index][zone as usize] = false;
+        ram.regions.remove(key);
+        self.tally.steps += 1;
+        self.excuse(end, zone);
+    }
+
+    /// What is under way may find the memory of `zone` gone.
+    pub(crate) fn excuse(&mut self, end: EndId, zone: Zone) {
+        let (asker, excuse) = match zone {
+            Zone::Receive => {
+                return self.ends[end].receives.iter_mut().for_each(|receive| receive.bad = true);
+            }
+            Zone::Local => (end, WcStatus::LocProtErr),
+            _ => (peer(end), WcStatus::RemAccessErr),
+        };
+        for stream in &mut self.ends[asker].streams {
+            for request in stream.pending_mut() {
+                let concerned = match request.op {
+                    Op::Send { .. } => zone == Zone::Local,
+                    Op::Write { .. } => zone == Zone::Local || zone == Zone::Window,
+                    Op::Read { .. } | Op::Atomic { .. } => true,
+                };
+                if concerned {
+                    request.excuses.push(excuse);
+                }
+            }
+        }
+    }
+
+    pub(crate) fn drain(&mut self, end: EndId) -> Verdict {
+        self.change(end, QpState::Sqd)?;
+        self.ends[end].draining = true;
+        let later = self.now + self.random.range(10_000, 500_000);
+        self.agenda.at(later, Event::Undrain(end, self.ends[end].generation));
+        self.settle(self.ends[end].host, None)
+    }
+
+    pub(crate) fn undrain(&mut self, end: EndId, generation: u32) -> Verdict {
+        let this = &self.ends[end];
+        if this.generation != generation || this.phase != Phase::Ready || !this.draining {
+            return Ok(());
+        }
+        if self.hosts[this.host].stalled {
+            self.agenda.at(self.now + 50_000, Event::Undrain(end, generation));
+            return Ok(());
+        }
+        self.ends[end].draining = false;
+        if self.ends[end].stopped {
+            return Ok(());
+        }
+        self.go_on(end)
+    }
+}

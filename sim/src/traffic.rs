@@ -1,0 +1,212 @@
+//! Packets on their way out of an engine, through the network and into another.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use rocinante_stack::types::{Qpn, Time};
+use rocinante_stack::wire::icrc::{DF, IpFields, Template};
+use rocinante_stack::{Datagram, Engine, IpId, TxSink, TxStop};
+
+use crate::check::{Context, Verdict};
+use crate::model::{EndId, peer};
+use crate::network::Packet;
+use crate::world::{Host, INBOX, PORT, Stage, World};
+
+impl World<'_> {
+    pub(crate) fn arrive(&mut self, packet: Packet) -> Verdict {
+        self.tally.steps += 1;
+        let host = &mut self.hosts[packet.to];
+        if host.stalled {
+            if host.inbox.len() < INBOX {
+                host.inbox.push_back(packet);
+            } else {
+                self.tally.faults.overflow += 1;
+            }
+            return Ok(());
+        }
+        self.deliver(&packet)
+    }
+
+    pub(crate) fn deliver(&mut self, packet: &Packet) -> Verdict {
+        let (src, dst) = (self.hosts[packet.from].addr, self.hosts[packet.dst].addr);
+        let host = &mut self.hosts[packet.to];
+        let Some(engine) = &mut host.engine else { return Ok(()) };
+        let ip_id = match src {
+            IpAddr::V4(_) => IpId::Exact { id: packet.id, flags: DF },
+            IpAddr::V6(_) => IpId::None,
+        };
+        let datagram = Datagram {
+            bytes: &packet.bytes,
+            src,
+            dst,
+            src_port: packet.port,
+            ip_id,
+            tos: packet.tos,
+            hop_limit: None,
+        };
+        host.taken += 1;
+        self.tally.digest.add(self.now ^ (packet.bytes.len() as u64) << 44);
+        if self.trace {
+            eprintln!(
+                "{:>12} at host {} for end {:?}: {}",
+                self.now,
+                packet.to,
+                packet.end,
+                describe(packet)
+            );
+        }
+        engine.handle_datagram(Time(self.now), &datagram, &mut host.ram);
+        self.settle(packet.to, Some(&Context::of(packet)))?;
+        self.plan_transmit(packet.to);
+        Ok(())
+    }
+
+    /// A host goes on: first it takes what came meanwhile.
+    pub(crate) fn resume(&mut self, host: usize) -> Verdict {
+        self.hosts[host].stalled = false;
+        while let Some(packet) = self.hosts[host].inbox.pop_front() {
+            self.deliver(&packet)?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn time_out(&mut self, host: usize) -> Verdict {
+        self.tally.steps += 1;
+        self.tally.digest.add(self.now);
+        let now = Time(self.now);
+        let Host { engine: Some(engine), ram, .. } = &mut self.hosts[host] else { return Ok(()) };
+        engine.handle_timeout(now, ram);
+        self.settle(host, None)?;
+        self.plan_transmit(host);
+        Ok(())
+    }
+
+    /// A call of the engine of `host` was made: it may have something to send.
+    pub(crate) fn plan_transmit(&mut self, host: usize) {
+        let soon = self.random.of(&[0, 0, 300, 3_000]);
+        let soon = self.now + self.random.below(1 + soon);
+        let host = &mut self.hosts[host];
+        let wants = host.engine.as_ref().is_some_and(Engine::wants_transmit);
+        if wants && host.tx_at.is_none() {
+            host.tx_at = Some(soon);
+        }
+    }
+
+    pub(crate) fn transmit(&mut self, at: usize) -> Verdict {
+        self.tally.steps += 1;
+        let now = self.now;
+        let budget = 1 + self.random.index(100);
+        let room = if self.stage == Stage::Storm { self.random.index(60) } else { 200 };
+        let host = &mut self.hosts[at];
+        host.tx_at = None;
+        let Some(engine) = &mut host.engine else { return Ok(()) };
+        let mut sink = Sink { out: Vec::new(), room };
+        let stop = engine.poll_transmit(Time(now), budget, &mut host.ram, &mut sink);
+        let again = match stop {
+            TxStop::Idle => None,
+            TxStop::Budget => Some(now + 1 + self.random.below(500)),
+            TxStop::SinkFull => {
+                self.tally.faults.sink_full += 1;
+                Some(now + 1 + self.random.below(5_000))
+            }
+        };
+        self.hosts[at].tx_at = again;
+        for (path, bytes) in sink.out {
+            self.emit(at, path as usize, bytes);
+        }
+        self.settle(at, None)?;
+        self.plan_transmit(at);
+        Ok(())
+    }
+
+    pub(crate) fn emit(&mut self, from: usize, to: usize, mut bytes: Vec<u8>) {
+        let host = &mut self.hosts[from];
+        host.sent += 1;
+        host.next_id = host.next_id.wrapping_add(1);
+        let id = host.next_id;
+        let template = &mut host.templates[to];
+        template.set_id(id, DF);
+        template.seal(&mut bytes);
+        let qpn = Qpn::new(u32::from_be_bytes([0, bytes[5], bytes[6], bytes[7]]));
+        let is_for = |end: &&EndId| self.ends[**end].low == qpn.value() & 0xffff;
+        let end = self.hosts[to].ends.iter().find(is_for).copied();
+        let generation = end.map_or(0, |end| self.ends[peer(end)].generation);
+        let packet = Packet {
+            bytes,
+            from,
+            to,
+            dst: to,
+            port: PORT,
+            id,
+            tos: 0,
+            harmed: false,
+            end,
+            generation,
+        };
+        self.tally.packets += 1;
+        if let Some(tail) = packet.bytes.last_chunk::<4>() {
+            self.tally.digest.add(u64::from(u32::from_le_bytes(*tail)) << 16 | from as u64);
+        }
+        let (faults, agenda) = (&mut self.tally.faults, &mut self.agenda);
+        let lost = self.network.send(self.now, packet, &mut self.random, faults, agenda);
+        self.tally.steps += lost;
+    }
+}
+
+/// Where packets go on their way out of an engine.
+struct Sink {
+    out: Vec<(u32, Vec<u8>)>,
+    room: usize,
+}
+
+impl TxSink for Sink {
+    fn send<E>(
+        &mut self,
+        path: u32,
+        len: usize,
+        fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
+    ) -> Result<bool, E> {
+        if self.out.len() >= self.room {
+            return Ok(false);
+        }
+        // What the engine forgets to write shows.
+        let mut packet = vec![0xee; len];
+        fill(&mut packet)?;
+        self.out.push((path, packet));
+        Ok(true)
+    }
+}
+
+pub(crate) fn address(host: u64, v6: bool) -> IpAddr {
+    #[allow(clippy::cast_possible_truncation)]
+    let last = host as u8 + 1;
+    if v6 {
+        IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, u16::from(last)))
+    } else {
+        IpAddr::V4(Ipv4Addr::new(10, 0, 0, last))
+    }
+}
+
+pub(crate) fn template(src: IpAddr, dst: IpAddr) -> Template {
+    let fields = match (src, dst) {
+        (IpAddr::V4(src), IpAddr::V4(dst)) => IpFields::V4 { src, dst, id: 0, flags: DF },
+        (IpAddr::V6(src), IpAddr::V6(dst)) => IpFields::V6 { src, dst },
+        _ => unreachable!("all hosts of a world have addresses of one family"),
+    };
+    Template::new(&fields, PORT)
+}
+
+pub(crate) fn describe(packet: &Packet) -> String {
+    use rocinante_stack::wire::Packet as Parsed;
+    match Parsed::parse(&packet.bytes) {
+        Ok(parsed) => format!(
+            "{:?} psn {} ack_req {} {:?} {} bytes{}",
+            parsed.info.operation,
+            parsed.bth.psn,
+            parsed.bth.ack_req,
+            parsed.aeth(),
+            parsed.payload().len(),
+            if packet.harmed { " HARMED" } else { "" }
+        ),
+        Err(error) => format!("{error:?}"),
+    }
+}
