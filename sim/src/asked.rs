@@ -98,6 +98,14 @@ impl World<'_> {
         if request.bad.is_some() {
             return Err(format!("end {end}: request {number}, which must fail, succeeded"));
         }
+        if matches!(request.op, Op::Datagram { .. }) {
+            if stream.left <= number {
+                return Err(format!("end {end}: datagram {number} is done, and never left"));
+            }
+            stream.exec = number + 1;
+            stream.prune();
+            return Ok(());
+        }
         if !reliable {
             return Ok(());
         }
@@ -120,7 +128,7 @@ impl World<'_> {
 
     pub(crate) fn failed(&mut self, end: EndId, number: u64, status: WcStatus) -> Verdict {
         let mut general = Vec::new();
-        if self.may_time_out() {
+        if self.may_time_out() && self.connections[end / 2].qp_type == QpType::Rc {
             general.push(WcStatus::RetryExcErr);
             if self.ends[end].terms.rnr_retry < 7 {
                 general.push(WcStatus::RnrRetryExcErr);

@@ -1,10 +1,11 @@
 //! The invariants: whatever an engine does is compared with what the model expects, at once.
 
-use rocinante_stack::verbs::{Cqe, QpEvent, QpState, WcStatus};
+use rocinante_stack::verbs::{CqId, Cqe, QpEvent, QpState, WcStatus};
 
 use crate::memory::{Effect, Zone, owner};
 use crate::model::{EndId, Phase};
 use crate::network::Packet;
+use crate::receives::Owner;
 use crate::world::World;
 
 /// Whether all is as it must be; or what is not.
@@ -12,25 +13,29 @@ pub(crate) type Verdict = Result<(), String>;
 
 /// The packet that is being handled.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Context {
+pub(crate) struct Context<'a> {
+    pub(crate) packet: &'a Packet,
     pub(crate) harmed: bool,
     pub(crate) psn: u32,
     pub(crate) generation: u32,
+    /// The end that it is for.
+    pub(crate) to: Option<EndId>,
 }
 
-impl Context {
-    pub(crate) fn of(packet: &Packet) -> Self {
+impl<'a> Context<'a> {
+    pub(crate) fn of(packet: &'a Packet) -> Self {
         let psn = packet
             .bytes
             .get(9..12)
             .map_or(0, |psn| u32::from(psn[0]) << 16 | u32::from(psn[1]) << 8 | u32::from(psn[2]));
-        Self { harmed: packet.harmed, psn, generation: packet.generation }
+        let (harmed, generation, to) = (packet.harmed, packet.generation, packet.end);
+        Self { packet, harmed, psn, generation, to }
     }
 }
 
 impl World<'_> {
     /// Judges what the engine of `host` did in the call that just returned.
-    pub(crate) fn settle(&mut self, host: usize, context: Option<&Context>) -> Verdict {
+    pub(crate) fn settle(&mut self, host: usize, context: Option<&Context<'_>>) -> Verdict {
         let ram = &mut self.hosts[host].ram;
         if let Some(wrong) = ram.wrong.get_mut().take() {
             return Err(wrong);
@@ -59,29 +64,36 @@ impl World<'_> {
         host: usize,
         effect: &Effect,
         bytes: &[u8],
-        context: Option<&Context>,
+        context: Option<&Context<'_>>,
     ) -> Verdict {
         match *effect {
             Effect::Place { len: 0, .. } => Ok(()),
             Effect::Place { at, from, len } => {
-                let (end, zone) = self.owner(host, at, len as u64)?;
+                let (owner, zone) = self.owner(host, at, len as u64)?;
+                let end = match (owner, context.and_then(|context| context.to)) {
+                    (Owner::End(end), _) => end,
+                    (Owner::Shared(at), Some(end)) if self.ends[end].srq == Some(at) => end,
+                    (Owner::Shared(_), to) => {
+                        return Err(format!("{to:?} filled a receive of another's queue"));
+                    }
+                };
                 let bytes = &bytes[from..from + len];
                 self.tally.digest.add(at ^ (len as u64) << 40);
                 match zone {
                     Zone::Local => self.answered(end, at, bytes),
+                    Zone::Receive if self.is_datagram(end) => {
+                        self.delivered(end, at, bytes, context)
+                    }
                     Zone::Receive => self.filled(end, at, bytes, context),
                     Zone::Window => self.written(end, at, bytes, context),
                     Zone::Constant | Zone::Words => Err(format!("{zone:?} was written")),
                 }
             }
-            Effect::Atomic { at, op, found } => {
-                let (end, zone) = self.owner(host, at, 8)?;
-                if zone != Zone::Words {
-                    return Err(format!("an atomic in {zone:?}"));
-                }
-                self.calculated(end, at, op, found)
-            }
-            Effect::Complete(cqe) => self.completed(host, &cqe, context),
+            Effect::Atomic { at, op, found } => match self.owner(host, at, 8)? {
+                (Owner::End(end), Zone::Words) => self.calculated(end, at, op, found),
+                (_, zone) => Err(format!("an atomic in {zone:?}")),
+            },
+            Effect::Complete(cq, cqe) => self.completed(host, cq, &cqe, context),
             Effect::SendRetired { cookie, count } => {
                 let end = self.end_of(cookie)?;
                 let stream = self.ends[end].current().ok_or("retired nothing that is known")?;
@@ -90,6 +102,9 @@ impl World<'_> {
             }
             Effect::RecvRetired { cookie, count } => {
                 let end = self.end_of(cookie)?;
+                if self.ends[end].srq.is_some() {
+                    return Err(format!("end {end}: {count} receives retired that are shared"));
+                }
                 self.ends[end].receives_retired += u64::from(count);
                 self.ends[end].touched = true;
                 Ok(())
@@ -104,12 +119,21 @@ impl World<'_> {
             .ok_or_else(|| format!("the cookie {cookie} is nobody's"))
     }
 
-    fn owner(&self, host: usize, at: u64, len: u64) -> Result<(EndId, Zone), String> {
+    fn owner(&self, host: usize, at: u64, len: u64) -> Result<(Owner, Zone), String> {
         let (index, zone, _) = owner(at, len).ok_or_else(|| format!("{at:#x} is nobody's"))?;
-        self.hosts[host].ends.get(index).map(|end| (*end, zone)).ok_or_else(|| "nobody's".into())
+        let host = &self.hosts[host];
+        let end = host.ends.get(index).copied().map(Owner::End);
+        let shared = || host.srqs.iter().position(|srq| srq.index == index).map(Owner::Shared);
+        end.or_else(shared).map(|owner| (owner, zone)).ok_or_else(|| "nobody's".into())
     }
 
-    fn completed(&mut self, host: usize, cqe: &Cqe, context: Option<&Context>) -> Verdict {
+    fn completed(
+        &mut self,
+        host: usize,
+        cq: CqId,
+        cqe: &Cqe,
+        context: Option<&Context<'_>>,
+    ) -> Verdict {
         self.tally.completions += 1;
         self.tally
             .digest
@@ -124,18 +148,20 @@ impl World<'_> {
         if self.trace {
             eprintln!("{:>12} end {end}: {cqe:?}", self.now);
         }
-        if cqe.wr_id >> RECEIVE & 1 == 1 {
-            self.received(end, cqe, context)
-        } else {
-            self.sent(end, cqe)
+        let receives = cqe.wr_id >> RECEIVE & 1 == 1;
+        if cq != queue_of(end, receives) {
+            return Err(format!("end {end}: {cqe:?} in another's completion queue, {cq:?}"));
         }
+        if receives { self.received(end, cqe, context) } else { self.sent(end, cqe) }
     }
 
     /// Asynchronous events.
     fn events(&mut self, host: usize) -> Verdict {
         loop {
             let Some(engine) = &mut self.hosts[host].engine else { return Ok(()) };
-            let Some((qpn, event)) = engine.poll_event() else { return Ok(()) };
+            let Some((qpn, event)) = engine.poll_event() else {
+                return self.limit_events(host);
+            };
             let of = |end: &&EndId| self.ends[**end].qpn == Some(qpn);
             let Some(end) = self.hosts[host].ends.iter().find(of).copied() else {
                 return Err(format!("{event:?} of {qpn}, which is not there"));
@@ -145,6 +171,12 @@ impl World<'_> {
             match event {
                 QpEvent::AccessErr => self.refused(end, WcStatus::RemAccessErr)?,
                 QpEvent::ReqErr => self.refused(end, WcStatus::RemInvReqErr)?,
+                QpEvent::LastWqeReached
+                    if self.ends[end].srq.is_some() && !self.ends[end].last_reached =>
+                {
+                    self.ends[end].last_reached = true;
+                }
+                QpEvent::Fatal if self.ends[end].overrun => self.ends[end].overrun = false,
                 QpEvent::Fatal | QpEvent::LastWqeReached => {
                     return Err(format!("end {end}: {event:?} for no reason"));
                 }
@@ -181,14 +213,20 @@ impl World<'_> {
         let Some((state, ..)) = this.qpn.and_then(|qpn| engine.query_qp(qpn)) else {
             return Ok(());
         };
+        if this.overrun || (this.last_reached && state != QpState::Err) {
+            return Err(format!("end {end} is {state}, and its events say something else"));
+        }
         if !matches!(state, QpState::Err | QpState::Sqe) {
             return Ok(());
         }
-        if this.outstanding() > 0 || (state == QpState::Err && !this.receives.is_empty()) {
+        if state == QpState::Err && this.srq.is_some() && !this.last_reached {
+            return Err(format!("end {end} broke, and did not say that it takes no more receives"));
+        }
+        if this.outstanding() > 0 || (state == QpState::Err && this.receives_held() > 0) {
             return Err(format!(
                 "end {end} is {state}, but {} requests and {} receives are not flushed",
                 this.outstanding(),
-                this.receives.len()
+                this.receives_held()
             ));
         }
         let Some(reason) = this.reason else {
@@ -203,6 +241,11 @@ impl World<'_> {
         }
         Ok(())
     }
+}
+
+/// The completion queue in which an end's requests, or its receives, complete.
+pub(crate) const fn queue_of(end: EndId, receives: bool) -> CqId {
+    CqId((end as u32 >> 1 & 1) << 1 | receives as u32)
 }
 
 /// The bit of `wr_id` by which receives are told from sends.

@@ -19,12 +19,14 @@
 
 mod asked;
 mod check;
+mod datagram;
 mod life;
 mod memory;
 mod mishap;
 mod model;
 mod network;
 mod random;
+mod receives;
 mod served;
 mod traffic;
 mod work;

@@ -2,12 +2,12 @@
 
 use rocinante_stack::mem::{Access, Region};
 use rocinante_stack::types::{Mtu, Psn};
-use rocinante_stack::verbs::{CqId, QpState, QpType, WcStatus};
+use rocinante_stack::verbs::{QpState, QpType, WcStatus};
 use rocinante_stack::{PeerAddress, QpAttr, QpInit};
 
-use crate::check::Verdict;
+use crate::check::{Verdict, queue_of};
 use crate::memory::{DEPTH, Zone, stride};
-use crate::model::{Connection, End, EndId, Phase, Stream, Terms, peer};
+use crate::model::{Connection, End, EndId, Letters, Phase, Stream, Terms, peer};
 use crate::network::{Event, LATE_MAX};
 use crate::work::{INLINE, SGES, base_of};
 use crate::world::{Host, World};
@@ -40,6 +40,11 @@ impl World<'_> {
             receives_posted: 0,
             receives_retired: 0,
             receives_popped: 0,
+            srq: None,
+            taken: None,
+            last_reached: false,
+            overrun: false,
+            letters: Letters::default(),
             reason: None,
             touched: false,
             fence: false,
@@ -55,7 +60,8 @@ impl World<'_> {
         #[allow(clippy::cast_possible_truncation)]
         let near_the_end = |n: u64| (0x100_0000 - n) as u32 & 0xff_ffff;
         let psn = [random.below(900), random.below(900)].map(near_the_end);
-        let qp_type = if random.one_in(4) { QpType::Uc } else { QpType::Rc };
+        let types = [QpType::Rc, QpType::Rc, QpType::Rc, QpType::Uc, QpType::Ud];
+        let qp_type = random.of(&types);
         Connection { qp_type, generation: 0, terms: self.terms(psn), rejoining: false }
     }
 
@@ -78,6 +84,7 @@ impl World<'_> {
             rd_atomic: small(1, 7),
             min_rnr_timer: small(1, 14),
             access: access.unwrap_or(Access::ALL),
+            qkey: [random.bits(), random.bits()],
         }
     }
 
@@ -147,11 +154,13 @@ impl World<'_> {
 
     /// What was posted at an end never completes.
     pub(crate) fn forget(&mut self, end: EndId) {
+        self.give_back(end);
         let this = &mut self.ends[end];
         this.phase = Phase::Absent;
         this.receives.clear();
         this.receives_popped = this.receives_retired;
         (this.reason, this.fence, this.draining, this.stopped) = (None, false, false, false);
+        (this.last_reached, this.overrun) = (false, false);
         if let Some(stream) = this.current() {
             stream.abandon();
         }
@@ -216,12 +225,13 @@ impl World<'_> {
         let (at, far) = (self.ends[end].host, peer(end));
         let connection = self.connections[end / 2];
         let dest = 3 << 16 | self.ends[far].low;
+        let srq = self.ends[end].srq.and_then(|srq| self.hosts[at].srqs[srq].id);
         let init = QpInit {
             qp_type: connection.qp_type,
             pd: self.domain(end),
-            send_cq: CqId(0),
-            recv_cq: CqId(0),
-            srq: None,
+            send_cq: queue_of(end, false),
+            recv_cq: queue_of(end, true),
+            srq,
             #[allow(clippy::cast_possible_truncation)]
             max_send_wr: DEPTH as u32,
             #[allow(clippy::cast_possible_truncation)]
@@ -250,7 +260,11 @@ impl World<'_> {
             return Err(format!("end {end} has the number {qpn}, which it did not have before"));
         }
         self.ends[end].qpn = Some(qpn);
-        for attr in steps(&connection, peer, dest, end % 2) {
+        let steps = match connection.qp_type {
+            QpType::Ud => datagram_steps(&connection.terms, end % 2),
+            _ => steps(&connection, peer, dest, end % 2),
+        };
+        for attr in steps {
             self.tally.steps += 1;
             if let Err(error) = engine.modify_qp(qpn, &attr, &mut host.ram) {
                 return Err(format!("end {end} cannot be connected: {error}"));
@@ -264,7 +278,7 @@ impl World<'_> {
         if self.hosts[host].engine.is_some() {
             return Ok(());
         }
-        self.start(host);
+        self.start(host)?;
         for end in self.hosts[host].ends.clone() {
             let connection = &self.connections[end / 2];
             if self.ends[end].generation < connection.generation {
@@ -331,6 +345,21 @@ impl World<'_> {
             .modify_qp(qpn, &attr, &mut host.ram)
             .map_err(|error| format!("end {end} cannot go to {state}: {error}"))
     }
+}
+
+/// The attributes of INIT, RTR and RTS of a queue pair of datagrams, for the side `at`.
+fn datagram_steps(terms: &Terms, at: usize) -> [QpAttr; 3] {
+    let init = QpAttr {
+        state: Some(QpState::Init),
+        pkey_index: Some(0),
+        port: Some(1),
+        qkey: Some(terms.qkey[at]),
+        ..QpAttr::default()
+    };
+    let rtr = QpAttr { state: Some(QpState::Rtr), ..QpAttr::default() };
+    let psn = Some(Psn::new(terms.psn[at]));
+    let rts = QpAttr { state: Some(QpState::Rts), sq_psn: psn, ..QpAttr::default() };
+    [init, rtr, rts]
 }
 
 /// The attributes of INIT, RTR and RTS for the side `at`.

@@ -91,7 +91,7 @@ pub(crate) enum Effect {
         op: AtomicOp,
         found: u64,
     },
-    Complete(Cqe),
+    Complete(CqId, Cqe),
     SendRetired {
         cookie: u64,
         count: u32,
@@ -215,8 +215,8 @@ impl Memory for Ram {
 }
 
 impl Completions for Ram {
-    fn complete(&mut self, _cq: CqId, cqe: Cqe) {
-        self.effects.push(Effect::Complete(cqe));
+    fn complete(&mut self, cq: CqId, cqe: Cqe) {
+        self.effects.push(Effect::Complete(cq, cqe));
     }
 
     fn send_retired(&mut self, cookie: u64, count: u32) {

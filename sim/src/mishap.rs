@@ -2,11 +2,11 @@
 
 use rocinante_stack::verbs::{QpState, WcStatus};
 
-use crate::check::Verdict;
+use crate::check::{Verdict, queue_of};
 use crate::memory::Zone;
 use crate::model::{EndId, Op, Phase, peer};
 use crate::network::Event;
-use crate::world::{Stage, World};
+use crate::world::{Host, Stage, World};
 
 impl World<'_> {
     /// Something goes wrong that is not the network's.
@@ -23,8 +23,9 @@ impl World<'_> {
             return Ok(());
         }
         let ready = self.ends[end].phase == Phase::Ready;
+        let is_datagram = self.is_datagram(end);
         let faults = &mut self.tally.faults;
-        match self.random.below(16) {
+        match self.random.below(21) {
             0 => {
                 faults.crash += 1;
                 self.crash(host)
@@ -63,8 +64,50 @@ impl World<'_> {
                 faults.drain += 1;
                 self.drain(end)
             }
+            13 | 14 if is_datagram => {
+                faults.drop_handle += 1;
+                self.drop_handle(end)
+            }
+            15 if ready => self.overrun(end),
+            16 | 17 => self.spoil_shared(host),
             _ => Ok(()),
         }
+    }
+
+    /// A completion queue of the host of `end` overflows: whoever uses it breaks, and says so.
+    fn overrun(&mut self, end: EndId) -> Verdict {
+        let host = self.ends[end].host;
+        let cq = queue_of(end, self.random.one_in(2));
+        for at in 0..self.hosts[host].ends.len() {
+            let other = self.hosts[host].ends[at];
+            let uses = [false, true].map(|receives| queue_of(other, receives)).contains(&cq);
+            if uses && self.ends[other].phase == Phase::Ready {
+                let this = &mut self.ends[other];
+                this.reason.get_or_insert(WcStatus::FatalErr);
+                (this.overrun, this.touched) = (true, true);
+            }
+        }
+        self.tally.faults.cq_overflow += 1;
+        self.tally.steps += 1;
+        let Host { engine: Some(engine), ram, .. } = &mut self.hosts[host] else { return Ok(()) };
+        engine.cq_overflow(cq, ram);
+        self.settle(host, None)
+    }
+
+    /// A shared receive queue of the host is given up, or its memory is deregistered.
+    fn spoil_shared(&mut self, host: usize) -> Verdict {
+        let count = self.hosts[host].srqs.len();
+        if count == 0 {
+            return Ok(());
+        }
+        let at = self.random.index(count);
+        if self.random.one_in(4) {
+            self.tally.faults.renew += 1;
+            return self.renew(host, at);
+        }
+        self.tally.faults.dereg += 1;
+        self.deregister_shared(host, at);
+        Ok(())
     }
 
     pub(crate) fn crash(&mut self, host: usize) -> Verdict {
@@ -109,7 +152,7 @@ impl World<'_> {
         for stream in &mut self.ends[asker].streams {
             for request in stream.pending_mut() {
                 let concerned = match request.op {
-                    Op::Send { .. } => zone == Zone::Local,
+                    Op::Send { .. } | Op::Datagram { .. } => zone == Zone::Local,
                     Op::Write { .. } => zone == Zone::Local || zone == Zone::Window,
                     Op::Read { .. } | Op::Atomic { .. } => true,
                 };

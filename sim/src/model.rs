@@ -4,7 +4,9 @@ use std::collections::VecDeque;
 
 use rocinante_stack::mem::{Access, AtomicOp};
 use rocinante_stack::types::{Key, Mtu, Qpn};
-use rocinante_stack::verbs::{QpType, WcOpcode, WcStatus};
+use rocinante_stack::verbs::{AhId, QpType, WcOpcode, WcStatus};
+
+use crate::memory::LONGEST;
 
 /// Index of an end among all; the other end of its connection has the same but for the lowest bit.
 pub(crate) type EndId = usize;
@@ -20,10 +22,26 @@ pub(crate) type Piece = (u64, u32);
 /// What a request does, with places in the arena of the peer's host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Op {
-    Send { imm: Option<[u8; 4]> },
-    Write { at: u64, imm: Option<[u8; 4]> },
-    Read { at: u64 },
-    Atomic { at: u64, op: AtomicOp },
+    Send {
+        imm: Option<[u8; 4]>,
+    },
+    /// A datagram, with the Q_Key that it carries.
+    Datagram {
+        to: EndId,
+        qkey: u32,
+        imm: Option<[u8; 4]>,
+    },
+    Write {
+        at: u64,
+        imm: Option<[u8; 4]>,
+    },
+    Read {
+        at: u64,
+    },
+    Atomic {
+        at: u64,
+        op: AtomicOp,
+    },
 }
 
 /// A request that was posted.
@@ -58,7 +76,7 @@ impl Request {
         match self.op {
             Op::Read { .. } => self.len,
             Op::Atomic { .. } => 8,
-            Op::Send { .. } | Op::Write { .. } => 0,
+            Op::Send { .. } | Op::Datagram { .. } | Op::Write { .. } => 0,
         }
     }
 
@@ -67,14 +85,14 @@ impl Request {
         let silent = match self.op {
             Op::Read { .. } => true,
             Op::Write { imm, .. } => imm.is_none() && self.len == 0,
-            Op::Send { .. } | Op::Atomic { .. } => false,
+            Op::Send { .. } | Op::Datagram { .. } | Op::Atomic { .. } => false,
         };
         silent && self.bad.is_none()
     }
 
     pub(crate) fn immediate(&self) -> Option<[u8; 4]> {
         match self.op {
-            Op::Send { imm } | Op::Write { imm, .. } => imm,
+            Op::Send { imm } | Op::Datagram { imm, .. } | Op::Write { imm, .. } => imm,
             Op::Read { .. } | Op::Atomic { .. } => None,
         }
     }
@@ -92,6 +110,8 @@ pub(crate) struct Stream {
     pub(crate) exec_bytes: u32,
     /// Number of the next to complete.
     pub(crate) popped: u64,
+    /// Number of the next datagram to leave.
+    pub(crate) left: u64,
     pub(crate) packets: u64,
     /// As many requests must work in the end.
     pub(crate) proof: u64,
@@ -183,6 +203,15 @@ pub(crate) struct Receive {
     pub(crate) room: u32,
     /// Its memory is not registered, or not with its key.
     pub(crate) bad: bool,
+    /// Its place in a shared queue's zone.
+    pub(crate) slot: u64,
+}
+
+impl Receive {
+    /// Whether it cannot hold any message.
+    pub(crate) fn is_spoilt(&self) -> bool {
+        self.bad || u64::from(self.room) < LONGEST
+    }
 }
 
 /// What an end's queue pair is.
@@ -218,6 +247,14 @@ pub(crate) struct End {
     pub(crate) receives_posted: u64,
     pub(crate) receives_retired: u64,
     pub(crate) receives_popped: u64,
+    /// The shared queue of its host that it takes its receives from, and the one that it took and has not completed.
+    pub(crate) srq: Option<usize>,
+    pub(crate) taken: Option<Receive>,
+    /// Its queue pair said that it takes no more of them.
+    pub(crate) last_reached: bool,
+    /// Its completion queue overflowed, and it has not said so yet.
+    pub(crate) overrun: bool,
+    pub(crate) letters: Letters,
     /// Why its queue pair may be broken, if it is.
     pub(crate) reason: Option<WcStatus>,
     /// It must be looked at after this call.
@@ -245,9 +282,29 @@ impl End {
         self.stream_mut(self.generation)
     }
 
+    /// Receives that break with its queue pair.
+    pub(crate) fn receives_held(&self) -> usize {
+        self.receives.len() + usize::from(self.taken.is_some())
+    }
+
     pub(crate) fn outstanding(&self) -> u64 {
         self.stream(self.generation).map_or(0, Stream::outstanding)
     }
+}
+
+/// What an end that sends and takes datagrams knows besides.
+#[derive(Debug, Default)]
+pub(crate) struct Letters {
+    /// Its address handles, by host.
+    pub(crate) handles: Vec<Option<AhId>>,
+    /// One that was destroyed.
+    pub(crate) stale: Option<AhId>,
+    /// Bytes that were placed of the datagram that is coming in.
+    pub(crate) placed: u32,
+    /// It was taken.
+    pub(crate) arrived: bool,
+    /// Those that must arrive.
+    pub(crate) coming: u64,
 }
 
 /// A connection, through all its lives.
@@ -273,6 +330,8 @@ pub(crate) struct Terms {
     pub(crate) min_rnr_timer: u8,
     /// What either may ask the other for.
     pub(crate) access: Access,
+    /// What either asks of datagrams.
+    pub(crate) qkey: [u32; 2],
 }
 
 /// Where byte `offset` of a list is, and how many bytes follow in the same piece.

@@ -76,6 +76,14 @@ faults! {
     garbage_receive,
     /// A call was made that must be refused.
     garbage_call,
+    /// A datagram was sent with another Q_Key than its receiver's.
+    wrong_qkey,
+    /// A completion queue overflowed.
+    cq_overflow,
+    /// An address handle was destroyed while datagrams named it.
+    drop_handle,
+    /// A shared receive queue was given up, with all that used it.
+    renew,
 }
 
 /// A packet on its way.

@@ -13,7 +13,7 @@ impl World<'_> {
     pub(crate) fn executing(
         &mut self,
         end: EndId,
-        context: Option<&Context>,
+        context: Option<&Context<'_>>,
     ) -> Result<u64, String> {
         let End { generation, phase, terms, .. } = self.ends[end];
         if phase != Phase::Ready {
@@ -58,7 +58,7 @@ impl World<'_> {
         end: EndId,
         at: u64,
         bytes: &[u8],
-        context: Option<&Context>,
+        context: Option<&Context<'_>>,
     ) -> Verdict {
         let number = self.executing(end, context)?;
         let stream = self.serving(end)?;
@@ -94,9 +94,12 @@ impl World<'_> {
         end: EndId,
         at: u64,
         bytes: &[u8],
-        context: Option<&Context>,
+        context: Option<&Context<'_>>,
     ) -> Verdict {
         let number = self.executing(end, context)?;
+        self.take_receive(end);
+        let place = self.next_receive(end).map(|receive| receive.list.clone());
+        let list = place.ok_or("a SEND was placed, but no receive is posted")?;
         let [sender, taker] = self.ends.get_disjoint_mut([peer(end), end]).map_err(|_| "ends")?;
         let stream = sender.stream_mut(taker.generation).ok_or("no stream")?;
         let offset = stream.exec_bytes;
@@ -112,9 +115,7 @@ impl World<'_> {
                 "end {end}: request {number}, byte {offset}: wrong bytes received"
             ));
         }
-        let receive =
-            taker.receives.front().ok_or("a SEND was placed, but no receive is posted")?;
-        match locate(&receive.list, offset) {
+        match locate(&list, offset) {
             Some((place, room)) if place == at && bytes.len() <= room as usize => {}
             other => {
                 return Err(format!(
@@ -140,17 +141,26 @@ impl World<'_> {
     }
 
     /// A receive completed.
-    pub(crate) fn received(&mut self, end: EndId, cqe: &Cqe, context: Option<&Context>) -> Verdict {
-        let Some(receive) = self.ends[end].receives.pop_front() else {
+    pub(crate) fn received(
+        &mut self,
+        end: EndId,
+        cqe: &Cqe,
+        context: Option<&Context<'_>>,
+    ) -> Verdict {
+        let this = &self.ends[end];
+        if cqe.status == WcStatus::WrFlushErr && this.srq.is_some() && this.taken.is_none() {
+            return Err(format!("end {end}: a shared receive was flushed that it did not take"));
+        }
+        let Some(receive) = self.pop_receive(end) else {
             return Err(format!("end {end}: a receive completed that was not posted"));
         };
-        self.ends[end].receives_popped += 1;
         if receive.id != cqe.wr_id {
             return Err(format!("end {end}: receive {:x} instead of {:x}", cqe.wr_id, receive.id));
         }
         match cqe.status {
-            WcStatus::Success => self.received_well(end, cqe, context),
             WcStatus::WrFlushErr => Ok(()),
+            _ if self.is_datagram(end) => self.datagram_received(end, &receive, cqe, context),
+            WcStatus::Success => self.received_well(end, cqe, context),
             status => self.receive_failed(end, &receive, status, context),
         }
     }
@@ -159,7 +169,7 @@ impl World<'_> {
         &mut self,
         end: EndId,
         cqe: &Cqe,
-        context: Option<&Context>,
+        context: Option<&Context<'_>>,
     ) -> Verdict {
         let number = self.executing(end, context)?;
         let stream = self.serving(end)?;
@@ -191,7 +201,7 @@ impl World<'_> {
         end: EndId,
         receive: &Receive,
         status: WcStatus,
-        context: Option<&Context>,
+        context: Option<&Context<'_>>,
     ) -> Verdict {
         let number = self.executing(end, context)?;
         self.ends[end].reason.get_or_insert(status);

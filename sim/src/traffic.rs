@@ -27,6 +27,7 @@ impl World<'_> {
     }
 
     pub(crate) fn deliver(&mut self, packet: &Packet) -> Verdict {
+        let fate = self.fate(packet);
         let (src, dst) = (self.hosts[packet.from].addr, self.hosts[packet.dst].addr);
         let host = &mut self.hosts[packet.to];
         let Some(engine) = &mut host.engine else { return Ok(()) };
@@ -41,7 +42,7 @@ impl World<'_> {
             src_port: packet.port,
             ip_id,
             tos: packet.tos,
-            hop_limit: None,
+            hop_limit: Some(HOP_LIMIT),
         };
         host.taken += 1;
         self.tally.digest.add(self.now ^ (packet.bytes.len() as u64) << 44);
@@ -56,6 +57,7 @@ impl World<'_> {
         }
         engine.handle_datagram(Time(self.now), &datagram, &mut host.ram);
         self.settle(packet.to, Some(&Context::of(packet)))?;
+        self.befell(packet, fate)?;
         self.plan_transmit(packet.to);
         Ok(())
     }
@@ -111,14 +113,15 @@ impl World<'_> {
         };
         self.hosts[at].tx_at = again;
         for (path, bytes) in sink.out {
-            self.emit(at, path as usize, bytes);
+            self.emit(at, path as usize, bytes)?;
         }
         self.settle(at, None)?;
         self.plan_transmit(at);
         Ok(())
     }
 
-    pub(crate) fn emit(&mut self, from: usize, to: usize, mut bytes: Vec<u8>) {
+    pub(crate) fn emit(&mut self, from: usize, to: usize, mut bytes: Vec<u8>) -> Verdict {
+        self.letter_left(from, &bytes)?;
         let host = &mut self.hosts[from];
         host.sent += 1;
         host.next_id = host.next_id.wrapping_add(1);
@@ -149,8 +152,12 @@ impl World<'_> {
         let (faults, agenda) = (&mut self.tally.faults, &mut self.agenda);
         let lost = self.network.send(self.now, packet, &mut self.random, faults, agenda);
         self.tally.steps += lost;
+        Ok(())
     }
 }
+
+/// With how many hops left packets arrive.
+pub(crate) const HOP_LIMIT: u8 = 61;
 
 /// Where packets go on their way out of an engine.
 struct Sink {

@@ -10,6 +10,7 @@ use rocinante_stack::verbs::{
 use crate::check::{RECEIVE, Verdict};
 use crate::memory::{DEPTH, LONGEST, Zone, stride};
 use crate::model::{EndId, Op, Phase, Piece, Receive, Request, peer};
+use crate::receives::Shared;
 use crate::world::{Host, Stage, World};
 
 /// Scatter-gather elements, and bytes of inline data.
@@ -27,12 +28,12 @@ pub(crate) fn base_of(end: EndId, arena: u64) -> u64 {
 }
 
 /// A request as the engine gets it.
-struct Wish {
-    op: SendOp,
-    model: Op,
-    len: u32,
-    data: Vec<u8>,
-    bad: Option<WcStatus>,
+pub(crate) struct Wish {
+    pub(crate) op: SendOp,
+    pub(crate) model: Op,
+    pub(crate) len: u32,
+    pub(crate) data: Vec<u8>,
+    pub(crate) bad: Option<WcStatus>,
 }
 
 impl World<'_> {
@@ -53,7 +54,19 @@ impl World<'_> {
         if self.stage != Stage::Storm || self.random.one_in(20) {
             Zone::ALL.into_iter().for_each(|zone| self.register(end, zone));
         }
+        let at = self.ends[end].host;
+        if self.stage == Stage::Heal
+            && let Some(srq) = self.hosts[at].srqs.iter().position(Shared::is_spoilt)
+        {
+            return self.renew(at, srq);
+        }
+        if let Some(srq) = self.ends[end].srq
+            && self.now >= self.ends[end].starved_until
+        {
+            self.tend(at, srq)?;
+        }
         while self.ends[end].receives.len() < DEPTH as usize
+            && self.ends[end].srq.is_none()
             && self.now >= self.ends[end].starved_until
             && !self.random.one_in(3)
         {
@@ -70,8 +83,9 @@ impl World<'_> {
 
     /// What would spoil the proof: receives that were posted to fail.
     fn must_be_cleaned(&self, end: EndId) -> bool {
-        let wrong = |receive: &Receive| receive.bad || u64::from(receive.room) < LONGEST;
-        self.stage == Stage::Heal && self.ends[end].receives.iter().any(wrong)
+        let this = &self.ends[end];
+        let spoilt = this.receives.iter().chain(&this.taken).any(Receive::is_spoilt);
+        self.stage == Stage::Heal && spoilt
     }
 
     fn may_post(&self, end: EndId) -> bool {
@@ -83,14 +97,38 @@ impl World<'_> {
             Stage::Heal => false,
             Stage::Prove => {
                 // Who finds no receive may give up at once, and an unreliable connection loses it.
-                let ready = self.ends[peer(end)].receives.len() as u64;
-                let under_way = stream.next() - stream.exec.min(stream.next());
-                room && stream.next() < stream.proof && under_way < ready
+                let far = peer(end);
+                let ready =
+                    self.is_datagram(end) || self.receives_due(far) < self.receives_ready(far);
+                room && stream.next() < stream.proof && ready
             }
         }
     }
 
-    fn length(&mut self, end: EndId) -> u64 {
+    /// Receives that `end` can take.
+    pub(crate) fn receives_ready(&self, end: EndId) -> u64 {
+        let this = &self.ends[end];
+        let shared = this.srq.map(|srq| &self.hosts[this.host].srqs[srq].posted);
+        shared.unwrap_or(&this.receives).len() as u64
+    }
+
+    /// Receives that what is under way may want of those.
+    pub(crate) fn receives_due(&self, end: EndId) -> u64 {
+        let this = &self.ends[end];
+        let shares = |other: &&EndId| {
+            **other == end || (this.srq.is_some() && self.ends[**other].srq == this.srq)
+        };
+        let sharers = self.hosts[this.host].ends.iter().filter(shares);
+        let due = sharers.map(|other| {
+            let stream = self.ends[peer(*other)].stream(self.ends[*other].generation);
+            let asked = stream.filter(|_| !self.is_datagram(*other));
+            let asked = asked.map_or(0, |stream| stream.next() - stream.exec.min(stream.next()));
+            asked + self.ends[*other].letters.coming
+        });
+        due.sum()
+    }
+
+    pub(crate) fn length(&mut self, end: EndId) -> u64 {
         let mtu = u64::from(self.ends[end].terms.mtu.bytes());
         match self.random.below(6) {
             0 => self.random.below(4),
@@ -102,7 +140,7 @@ impl World<'_> {
     }
 
     /// One to four pieces, which hold `len` bytes in the slot of `capacity` bytes at `at`, with holes between them.
-    fn pieces(&mut self, at: u64, len: u64, capacity: u64) -> Vec<Piece> {
+    pub(crate) fn pieces(&mut self, at: u64, len: u64, capacity: u64) -> Vec<Piece> {
         let (mut list, mut left, mut spare) = (Vec::new(), len, capacity - len);
         let mut at = at;
         for _ in 0..self.random.below(u64::from(SGES)) {
@@ -145,7 +183,7 @@ impl World<'_> {
         }
         self.tally.faults.garbage_receive += u64::from(garbage);
         #[allow(clippy::cast_possible_truncation)]
-        let receive = Receive { id, list, room: room as u32, bad };
+        let receive = Receive { id, list, room: room as u32, bad, slot: 0 };
         let wr = RecvWr { wr_id: id, sges: &sges };
         self.tally.steps += 1;
         self.tally.ops += 1;
@@ -179,7 +217,8 @@ impl World<'_> {
     /// Posts a random request.
     fn post(&mut self, end: EndId) -> Verdict {
         let garbage = self.stage == Stage::Storm && self.random.one_in(200);
-        let Some(mut wish) = self.wish(end) else { return Ok(()) };
+        let wish = if self.is_datagram(end) { self.letter(end) } else { self.wish(end) };
+        let Some(mut wish) = wish else { return Ok(()) };
         let local = garbage && self.random.one_in(3);
         if garbage && !local {
             self.spoil(end, &mut wish);
@@ -314,7 +353,7 @@ impl World<'_> {
         self.random.fill(&mut data);
         let mut bad = None;
         let zone = match model {
-            Op::Send { .. } => None,
+            Op::Send { .. } | Op::Datagram { .. } => None,
             Op::Read { .. } if kind == 4 => Some(Zone::Constant),
             Op::Write { .. } | Op::Read { .. } => Some(Zone::Window),
             Op::Atomic { .. } => Some(Zone::Words),
@@ -346,7 +385,7 @@ impl World<'_> {
             Op::Read { .. } => self.random.of(&foreign[..1]),
             Op::Write { .. } => self.random.of(&foreign[..3]),
             Op::Atomic { .. } => self.random.of(&foreign[..2]),
-            Op::Send { .. } => return,
+            Op::Send { .. } | Op::Datagram { .. } => return,
         };
         let here = Zone::Window;
         let wrong_key = self.bad_key(far, if wish.op.is_atomic() { Zone::Words } else { here });
@@ -396,17 +435,21 @@ impl World<'_> {
         let many = [sge; SGES as usize + 1];
         let huge = [Sge { len: u32::MAX, ..sge }];
         let bytes = [0; INLINE as usize + 1];
+        let datagrams = self.is_datagram(end);
         let send = SendOp::Send { imm: None };
         let read = SendOp::Read { remote: 0, rkey: sge.lkey };
         let odd = SendOp::FetchAdd { remote: 4, rkey: sge.lkey, add: 1 };
         let datagram = SendOp::SendTo { to: Destination::default(), imm: None };
         let nobody = Qpn::new(qpn.value() ^ 0x8000);
+        let longer = [Sge { len: self.hosts[host].config.port_mtu.bytes() + 1, ..sge }];
+        let (send, datagram) = if datagrams { (datagram, send) } else { (send, datagram) };
         let (qpn, op, data, expected) = match self.random.below(6) {
             0 => (qpn, send, SendData::Sges(&many), PostError::TooManySges),
             1 => (qpn, send, SendData::Inline(&bytes), PostError::InlineTooLong),
             2 => (qpn, send, SendData::Sges(&huge), PostError::TooLong),
             3 if reliable => (qpn, read, SendData::Inline(&bytes[..8]), PostError::InlineResponse),
             4 if reliable => (qpn, odd, SendData::Sges(&many[..1]), PostError::BadAtomic),
+            3 if datagrams => (qpn, send, SendData::Sges(&longer), PostError::BeyondMtu),
             5 => (nobody, send, SendData::Sges(&many[..1]), PostError::UnknownQp),
             _ => (qpn, datagram, SendData::Sges(&many[..1]), PostError::Operation),
         };
@@ -434,7 +477,7 @@ impl World<'_> {
 
 fn completion(op: &Op) -> WcOpcode {
     match op {
-        Op::Send { .. } => WcOpcode::Send,
+        Op::Send { .. } | Op::Datagram { .. } => WcOpcode::Send,
         Op::Write { .. } => WcOpcode::RdmaWrite,
         Op::Read { .. } => WcOpcode::RdmaRead,
         Op::Atomic { op: AtomicOp::CompareSwap { .. }, .. } => WcOpcode::CompSwap,

@@ -3,14 +3,16 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 
+use rocinante_stack::types::Mtu;
 use rocinante_stack::wire::icrc::Template;
 use rocinante_stack::{Budget, Engine, EngineConfig};
 
 use crate::check::Verdict;
 use crate::memory::Ram;
-use crate::model::{Connection, End, EndId, Phase};
+use crate::model::{Connection, End, EndId, Letters, Phase, Receive};
 use crate::network::{Agenda, Event, Faults, Network, Packet, Weather};
 use crate::random::{Digest, Random};
+use crate::receives::Shared;
 use crate::traffic::{address, template};
 
 /// What a run counts.
@@ -33,6 +35,7 @@ pub(crate) struct Host {
     pub(crate) ram: Ram,
     pub(crate) addr: IpAddr,
     pub(crate) ends: Vec<EndId>,
+    pub(crate) srqs: Vec<Shared>,
     pub(crate) config: EngineConfig,
     pub(crate) stalled: bool,
     /// What came while it was stalled.
@@ -125,6 +128,7 @@ impl<'a> World<'a> {
             let connection = self.connection();
             self.connections.push(connection);
         }
+        let port_mtu = self.random.of(&Mtu::ALL);
         for (host, ends) in ends_of.into_iter().enumerate() {
             let datagrams = 1 << self.random.range(3, 9);
             let config = EngineConfig {
@@ -134,9 +138,11 @@ impl<'a> World<'a> {
                 advertise_credits: self.random.one_in(2),
                 quantum: 1 << self.random.range(1, 7),
                 held_packets_max: self.random.of(&[0, 2, 64, 2048]),
+                port_mtu,
                 ..EngineConfig::default()
             };
-            let mut ram = Ram::new(ends.len());
+            let srqs = self.shared_queues(&ends);
+            let mut ram = Ram::new(ends.len() + srqs.len());
             self.random.fill(&mut ram.arena);
             let templates = addrs.iter().map(|to| template(addrs[host], *to)).collect();
             self.hosts.push(Host {
@@ -144,6 +150,7 @@ impl<'a> World<'a> {
                 ram,
                 addr: addrs[host],
                 ends,
+                srqs,
                 config,
                 stalled: false,
                 inbox: VecDeque::new(),
@@ -153,7 +160,7 @@ impl<'a> World<'a> {
                 next_id: 0,
                 templates,
             });
-            self.start(host);
+            self.agenda.at(self.now, Event::Restart(host));
         }
         for connection in 0..self.connections.len() {
             self.agenda.at(self.now, Event::Rejoin(connection));
@@ -165,10 +172,26 @@ impl<'a> World<'a> {
     }
 
     /// A host begins, with nothing but its memory.
-    pub(crate) fn start(&mut self, host: usize) {
-        let host = &mut self.hosts[host];
+    pub(crate) fn start(&mut self, at: usize) -> Verdict {
+        let host = &mut self.hosts[at];
         host.engine = Some(Engine::new(host.config));
         (host.taken, host.sent) = (0, 0);
+        self.share(at)
+    }
+
+    /// Shared receive queues for some of the ends of a host.
+    fn shared_queues(&mut self, ends: &[EndId]) -> Vec<Shared> {
+        let count = self.random.index(3);
+        let mut srqs = Vec::new();
+        for at in 0..count {
+            srqs.push(Shared::new(ends.len() + at, 1 + u32::from(self.random.one_in(2))));
+        }
+        for end in ends {
+            if count > 0 && self.random.one_in(2) {
+                self.ends[*end].srq = Some(self.random.index(count));
+            }
+        }
+        srqs
     }
 
     /// Goes through the round. `until` is the step after which the storm ends.
@@ -284,8 +307,13 @@ impl<'a> World<'a> {
         host.stalled = false;
         host.inbox.clear();
         host.tx_at = None;
-        host.ram.regions = Ram::new(host.ends.len()).regions;
+        host.ram.regions = Ram::new(host.ram.registered.len()).regions;
         host.ram.registered.fill([false; 5]);
+        host.srqs.iter_mut().for_each(Shared::forget);
+        for end in &host.ends {
+            self.ends[*end].taken = None;
+            self.ends[*end].letters = Letters::default();
+        }
         Ok(())
     }
 
@@ -343,10 +371,9 @@ impl<'a> World<'a> {
                 && end.outstanding() == 0
                 && !end.stopped
                 && !end.draining
-                && end.receives.iter().all(|receive| {
-                    !receive.bad && u64::from(receive.room) >= crate::memory::LONGEST
-                })
-        }) && self.connections.iter().all(|connection| !connection.rejoining)
+                && !end.receives.iter().chain(&end.taken).any(Receive::is_spoilt)
+        }) && !self.hosts.iter().any(|host| host.srqs.iter().any(Shared::is_spoilt))
+            && self.connections.iter().all(|connection| !connection.rejoining)
             && self.agenda.len() <= self.ends.len() + 1
     }
 
@@ -358,6 +385,7 @@ impl<'a> World<'a> {
             // What an unreliable connection lost is lost.
             stream.exec = stream.next();
             stream.exec_bytes = 0;
+            end.letters.coming = 0;
         }
     }
 
@@ -366,7 +394,8 @@ impl<'a> World<'a> {
         self.ends.iter_mut().all(|end| {
             let Some(stream) = end.current() else { return false };
             let all = stream.next();
-            all >= stream.proof && stream.popped == all && stream.frontier() == all
+            let done = all >= stream.proof && stream.popped == all && stream.frontier() == all;
+            done && end.letters.coming == 0
         })
     }
 
