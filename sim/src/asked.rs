@@ -98,7 +98,13 @@ impl World<'_> {
         if request.bad.is_some() {
             return Err(format!("end {end}: request {number}, which must fail, succeeded"));
         }
-        if matches!(request.op, Op::Datagram { .. }) {
+        let op = request.op;
+        if op.is_local() {
+            self.pane_changed(end, op);
+        }
+        let stream = self.ends[end].current().ok_or("no stream")?;
+        let request = stream.get(number).ok_or("no request")?;
+        if matches!(op, Op::Datagram { .. }) {
             if stream.left <= number {
                 return Err(format!("end {end}: datagram {number} is done, and never left"));
             }
@@ -145,7 +151,11 @@ impl World<'_> {
                 request.op, request.len, request.bad, request.excuses
             ));
         }
+        let op = request.op;
         self.ends[end].reason.get_or_insert(status);
+        if op.is_local() {
+            self.pane_unchanged(end, op);
+        }
         Ok(())
     }
 

@@ -9,7 +9,7 @@ use crate::check::{Context, Verdict};
 use crate::model::{EndId, Op, Phase, Receive, locate};
 use crate::network::Packet;
 use crate::traffic::HOP_LIMIT;
-use crate::work::Wish;
+use crate::wish::Wish;
 use crate::world::{Host, Stage, World};
 
 /// Bytes before the payload of a datagram in its receive.
@@ -275,7 +275,8 @@ impl World<'_> {
             self.ends[to].letters.coming += 1;
         }
         let model = Op::Datagram { to, qkey, imm };
-        Some(Wish { op, model, len: data.len() as u32, data, bad })
+        let len = data.len() as u32;
+        Some(Wish { op, model, len, data, bad, through: None, excused: false })
     }
 
     /// An address handle of `end` for the host `to`, and what must come of using it: seldom it is gone, or somebody else's.

@@ -14,10 +14,15 @@
 //! - a request that must be refused is refused, with the status that says why, and nothing else is;
 //! - a packet that was damaged or misrouted, or is of an earlier life of the connection, has no effect;
 //! - a queue pair that failed has flushed all its work; counters add up; an unreliable connection delivers a message whole and once or not at all.
+//! - a datagram is taken whole, with the header before it, if key and receive are right, and touches nothing if not; each leaves once and in order;
+//! - a shared receive is consumed once, by whoever took it; the limit is told of when it is reached, and not else; who breaks says that it takes no more;
+//! - nothing gets through a window that shows nothing any more, or belongs to another queue pair;
+//! - what an engine holds is bounded by its queue pairs and its configuration, and nothing is left when all is given up (`bounds.rs`).
 
 #![forbid(unsafe_code)]
 
 mod asked;
+mod bounds;
 mod check;
 mod datagram;
 mod life;
@@ -29,6 +34,8 @@ mod random;
 mod receives;
 mod served;
 mod traffic;
+mod windows;
+mod wish;
 mod work;
 mod world;
 

@@ -1,6 +1,6 @@
 //! The lives of hosts and connections: made, broken, made again with the same numbers; and everything that goes wrong besides the network.
 
-use rocinante_stack::mem::{Access, Region};
+use rocinante_stack::mem::{Access, MwType, Region};
 use rocinante_stack::types::{Mtu, Psn};
 use rocinante_stack::verbs::{QpState, QpType, WcStatus};
 use rocinante_stack::{PeerAddress, QpAttr, QpInit};
@@ -9,6 +9,7 @@ use crate::check::{Verdict, queue_of};
 use crate::memory::{DEPTH, Zone, stride};
 use crate::model::{Connection, End, EndId, Letters, Phase, Stream, Terms, peer};
 use crate::network::{Event, LATE_MAX};
+use crate::windows::Pane;
 use crate::work::{INLINE, SGES, base_of};
 use crate::world::{Host, World};
 
@@ -45,6 +46,7 @@ impl World<'_> {
             last_reached: false,
             overrun: false,
             letters: Letters::default(),
+            panes: [MwType::Type1, MwType::Type2].map(Pane::new),
             reason: None,
             touched: false,
             fence: false,
@@ -68,10 +70,14 @@ impl World<'_> {
     /// What both ends agree upon.
     fn terms(&mut self, psn: [u32; 2]) -> Terms {
         let random = &mut self.random;
-        let lacks =
-            [Access::NONE, Access::REMOTE_WRITE, Access::REMOTE_READ, Access::REMOTE_ATOMIC];
+        let lacks = [
+            Access::REMOTE_WRITE,
+            Access::REMOTE_READ,
+            Access::REMOTE_ATOMIC,
+            Access::FLUSH_GLOBAL,
+        ];
         let lacks = if random.one_in(8) { random.of(&lacks) } else { Access::NONE };
-        let access = Access::from_bits(Access::ALL.bits() & !lacks.bits());
+        let access = Access::ALL.with(Access::FLUSH_GLOBAL).without(lacks);
         let (mtu, rnr_retry) = (Mtu::ALL[random.index(4)], random.of(&[0, 3, 7, 7, 7]));
         #[allow(clippy::cast_possible_truncation)]
         let mut small = |low: u64, high: u64| random.range(low, high) as u8;
@@ -83,7 +89,7 @@ impl World<'_> {
             rnr_retry,
             rd_atomic: small(1, 7),
             min_rnr_timer: small(1, 14),
-            access: access.unwrap_or(Access::ALL),
+            access,
             qkey: [random.bits(), random.bits()],
         }
     }
@@ -155,6 +161,7 @@ impl World<'_> {
     /// What was posted at an end never completes.
     pub(crate) fn forget(&mut self, end: EndId) {
         self.give_back(end);
+        self.close_pane(end);
         let this = &mut self.ends[end];
         this.phase = Phase::Absent;
         this.receives.clear();
@@ -190,6 +197,7 @@ impl World<'_> {
         for zone in Zone::ALL {
             self.register(end, zone);
         }
+        self.make_panes(end);
         self.connect(end)?;
         self.ends[end].phase = Phase::Ready;
         if self.ends[peer(end)].generation == generation {

@@ -52,7 +52,10 @@ impl Zone {
     pub(crate) fn access(self) -> Access {
         match self {
             Self::Local | Self::Receive => Access::LOCAL_WRITE,
-            Self::Window => Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ,
+            Self::Window => {
+                let shown = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::FLUSH_GLOBAL;
+                shown | Access::LOCAL_WRITE | Access::MW_BIND
+            }
             Self::Constant => Access::REMOTE_READ,
             Self::Words => Access::LOCAL_WRITE | Access::REMOTE_ATOMIC,
         }
@@ -119,7 +122,8 @@ pub(crate) struct Ram {
 impl Ram {
     pub(crate) fn new(ends: usize) -> Self {
         Self {
-            regions: RegionTable::new(ends * Zone::ALL.len()),
+            // And two windows of each.
+            regions: RegionTable::new(ends * (Zone::ALL.len() + 2)),
             #[allow(clippy::cast_possible_truncation)]
             arena: vec![0; ends * stride() as usize],
             registered: vec![[false; 5]; ends],

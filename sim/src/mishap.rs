@@ -81,7 +81,9 @@ impl World<'_> {
         for at in 0..self.hosts[host].ends.len() {
             let other = self.hosts[host].ends[at];
             let uses = [false, true].map(|receives| queue_of(other, receives)).contains(&cq);
-            if uses && self.ends[other].phase == Phase::Ready {
+            // Also one that was reset, and waits for its peer.
+            let idle = self.ends[other].phase == Phase::Absent && self.ends[other].qpn.is_some();
+            if uses && (idle || self.ends[other].phase == Phase::Ready) {
                 let this = &mut self.ends[other];
                 this.reason.get_or_insert(WcStatus::FatalErr);
                 (this.overrun, this.touched) = (true, true);
@@ -138,6 +140,9 @@ impl World<'_> {
         ram.regions.remove(key);
         self.tally.steps += 1;
         self.excuse(end, zone);
+        if zone == Zone::Window {
+            self.revoke_panes(end);
+        }
     }
 
     /// What is under way may find the memory of `zone` gone.
@@ -152,8 +157,14 @@ impl World<'_> {
         for stream in &mut self.ends[asker].streams {
             for request in stream.pending_mut() {
                 let concerned = match request.op {
-                    Op::Send { .. } | Op::Datagram { .. } => zone == Zone::Local,
-                    Op::Write { .. } => zone == Zone::Local || zone == Zone::Window,
+                    Op::Send { .. } | Op::SendInv { .. } | Op::Datagram { .. } => {
+                        zone == Zone::Local
+                    }
+                    Op::Flush => zone == Zone::Window,
+                    Op::Bind | Op::Invalidate => false,
+                    Op::Write { .. } | Op::AtomicWrite { .. } => {
+                        zone == Zone::Local || zone == Zone::Window
+                    }
                     Op::Read { .. } | Op::Atomic { .. } => true,
                 };
                 if concerned {

@@ -7,6 +7,7 @@ use rocinante_stack::types::{Key, Mtu, Qpn};
 use rocinante_stack::verbs::{AhId, QpType, WcOpcode, WcStatus};
 
 use crate::memory::LONGEST;
+use crate::windows::Pane;
 
 /// Index of an end among all; the other end of its connection has the same but for the lowest bit.
 pub(crate) type EndId = usize;
@@ -42,6 +43,30 @@ pub(crate) enum Op {
         at: u64,
         op: AtomicOp,
     },
+    AtomicWrite {
+        at: u64,
+    },
+    Flush,
+    /// SEND that invalidates a window; `wrong`: which is none.
+    SendInv {
+        key: Key,
+        wrong: bool,
+    },
+    /// Binds the end's own window, or takes it away: nothing is sent.
+    Bind,
+    Invalidate,
+}
+
+impl Op {
+    /// Whether its data is placed in a receive.
+    pub(crate) const fn is_send(self) -> bool {
+        matches!(self, Self::Send { .. } | Self::SendInv { .. })
+    }
+
+    /// Whether nothing is sent.
+    pub(crate) const fn is_local(self) -> bool {
+        matches!(self, Self::Bind | Self::Invalidate)
+    }
 }
 
 /// A request that was posted.
@@ -62,6 +87,10 @@ pub(crate) struct Request {
     pub(crate) packets: u64,
     /// Garbage: it must end like this, and nothing of it may be executed.
     pub(crate) bad: Option<WcStatus>,
+    /// The key of the window through which it goes.
+    pub(crate) through: Option<Key>,
+    /// That window does not show anything any more: what is not executed yet must not be.
+    pub(crate) void: bool,
     /// How it may end besides, for what became of memory and receives since.
     pub(crate) excuses: Vec<WcStatus>,
     /// The value that its atomic found.
@@ -76,16 +105,16 @@ impl Request {
         match self.op {
             Op::Read { .. } => self.len,
             Op::Atomic { .. } => 8,
-            Op::Send { .. } | Op::Datagram { .. } | Op::Write { .. } => 0,
+            _ => 0,
         }
     }
 
     /// Whether its execution by the peer shows nowhere: no byte, no completion.
     fn is_silent(&self) -> bool {
         let silent = match self.op {
-            Op::Read { .. } => true,
+            Op::Read { .. } | Op::Flush | Op::Bind | Op::Invalidate => true,
             Op::Write { imm, .. } => imm.is_none() && self.len == 0,
-            Op::Send { .. } | Op::Datagram { .. } | Op::Atomic { .. } => false,
+            _ => false,
         };
         silent && self.bad.is_none()
     }
@@ -93,7 +122,7 @@ impl Request {
     pub(crate) fn immediate(&self) -> Option<[u8; 4]> {
         match self.op {
             Op::Send { imm } | Op::Datagram { imm, .. } | Op::Write { imm, .. } => imm,
-            Op::Read { .. } | Op::Atomic { .. } => None,
+            _ => None,
         }
     }
 }
@@ -154,6 +183,11 @@ impl Stream {
     }
 
     /// Those not yet executed or not yet completed.
+    pub(crate) fn pending(&self) -> impl Iterator<Item = &Request> {
+        self.requests.iter()
+    }
+
+    /// The same.
     pub(crate) fn pending_mut(&mut self) -> impl Iterator<Item = &mut Request> {
         self.requests.iter_mut()
     }
@@ -255,6 +289,8 @@ pub(crate) struct End {
     /// Its completion queue overflowed, and it has not said so yet.
     pub(crate) overrun: bool,
     pub(crate) letters: Letters,
+    /// Windows of type 1 and of type 2.
+    pub(crate) panes: [Pane; 2],
     /// Why its queue pair may be broken, if it is.
     pub(crate) reason: Option<WcStatus>,
     /// It must be looked at after this call.
@@ -363,6 +399,8 @@ mod tests {
             first: 0,
             packets: 1,
             bad: None,
+            through: None,
+            void: false,
             excuses: Vec::new(),
             found: None,
             answered: 0,

@@ -66,9 +66,14 @@ impl World<'_> {
         let request = stream.get(number).ok_or_else(|| {
             format!("end {end}: {} bytes were written that nobody sent", bytes.len())
         })?;
-        let Op::Write { at: target, imm } = request.op else {
-            return Err(format!("end {end}: a WRITE was placed instead of {:?}", request.op));
+        let (target, imm) = match request.op {
+            Op::Write { at, imm } => (at, imm),
+            Op::AtomicWrite { at } if bytes.len() == 8 => (at, None),
+            other => return Err(format!("end {end}: a WRITE was placed instead of {other:?}")),
         };
+        if request.void {
+            return Err(format!("end {end}: request {number} went through a window that was gone"));
+        }
         if request.bad.is_some() {
             return Err(format!("end {end}: request {number}, which must fail, was placed"));
         }
@@ -106,7 +111,7 @@ impl World<'_> {
         let request = stream.get(number).ok_or_else(|| {
             format!("end {end}: {} bytes were received that nobody sent", bytes.len())
         })?;
-        if !matches!(request.op, Op::Send { .. }) || request.bad.is_some() {
+        if !request.op.is_send() || request.bad.is_some() {
             return Err(format!("end {end}: a SEND was placed instead of {:?}", request.op));
         }
         let from = offset as usize;
@@ -161,6 +166,7 @@ impl World<'_> {
             WcStatus::WrFlushErr => Ok(()),
             _ if self.is_datagram(end) => self.datagram_received(end, &receive, cqe, context),
             WcStatus::Success => self.received_well(end, cqe, context),
+            WcStatus::RemInvReqErr => self.invalidated_nothing(end, context),
             status => self.receive_failed(end, &receive, status, context),
         }
     }
@@ -176,6 +182,7 @@ impl World<'_> {
         let request = stream.get(number).ok_or("a message arrived that nobody sent")?;
         let (opcode, whole) = match request.op {
             Op::Send { .. } => (WcOpcode::Recv, true),
+            Op::SendInv { wrong, .. } => (WcOpcode::Recv, !wrong),
             Op::Write { imm: Some(_), .. } => (WcOpcode::RecvRdmaWithImm, true),
             _ => (WcOpcode::Recv, false),
         };
@@ -185,15 +192,40 @@ impl World<'_> {
                 stream.exec_bytes, request.len, request.op
             ));
         }
-        let expected = (opcode, request.len, request.immediate(), request.solicited, None);
-        let found = (cqe.opcode, cqe.byte_len, cqe.imm, cqe.solicited, cqe.src_qp);
-        if found != expected {
+        let invalidated = match request.op {
+            Op::SendInv { key, .. } => Some(key),
+            _ => None,
+        };
+        let expected = (opcode, request.len, request.immediate(), request.solicited, invalidated);
+        let found = (cqe.opcode, cqe.byte_len, cqe.imm, cqe.solicited, cqe.invalidated);
+        if found != expected || cqe.src_qp.is_some() {
             return Err(format!(
                 "end {end}: request {number} arrived as {found:?} instead of {expected:?}"
             ));
         }
+        let op = request.op;
         stream.executed();
+        if let Op::SendInv { .. } = op {
+            self.pane_changed(end, Op::Invalidate);
+        }
         Ok(())
+    }
+
+    /// A SEND arrived that was to invalidate a window which is none: the receive says so, and the queue pair breaks.
+    fn invalidated_nothing(&mut self, end: EndId, context: Option<&Context<'_>>) -> Verdict {
+        let number = self.executing(end, context)?;
+        self.ends[end].reason.get_or_insert(WcStatus::RemInvReqErr);
+        let stream = self.serving(end)?;
+        let whole = stream.exec_bytes;
+        let request = stream.get(number).ok_or("a message arrived that nobody sent")?;
+        let (op, len) = (request.op, request.len);
+        stream.executed();
+        match op {
+            Op::SendInv { key, wrong } if whole == len && self.may_be_gone(end, key, wrong) => {
+                Ok(())
+            }
+            _ => Err(format!("end {end}: {op:?} is said to invalidate nothing")),
+        }
     }
 
     pub(crate) fn receive_failed(
@@ -227,6 +259,11 @@ impl World<'_> {
         if stream.pending_mut().any(due) {
             return Ok(());
         }
-        Err(format!("end {end} refused a request with {status}, and nothing was wrong with any"))
+        let asked: Vec<_> =
+            stream.pending().map(|request| (request.op, request.len, request.through)).collect();
+        Err(format!(
+            "end {end} refused a request with {status}, and nothing was wrong with any of {asked:x?}; its windows are {:x?}",
+            self.ends[end].panes
+        ))
     }
 }

@@ -1,11 +1,9 @@
 //! What the programs do: requests and receives of every kind, at random; now and then wrong ones.
 
 use rocinante_stack::PostError;
-use rocinante_stack::mem::{Access, AtomicOp, PdId, Sge};
+use rocinante_stack::mem::{PdId, Sge};
 use rocinante_stack::types::{Key, Qpn};
-use rocinante_stack::verbs::{
-    Destination, QpType, RecvWr, SendData, SendOp, SendWr, WcOpcode, WcStatus,
-};
+use rocinante_stack::verbs::{Destination, QpType, RecvWr, SendData, SendOp, SendWr, WcStatus};
 
 use crate::check::{RECEIVE, Verdict};
 use crate::memory::{DEPTH, LONGEST, Zone, stride};
@@ -27,15 +25,6 @@ pub(crate) fn base_of(end: EndId, arena: u64) -> u64 {
     }
 }
 
-/// A request as the engine gets it.
-pub(crate) struct Wish {
-    pub(crate) op: SendOp,
-    pub(crate) model: Op,
-    pub(crate) len: u32,
-    pub(crate) data: Vec<u8>,
-    pub(crate) bad: Option<WcStatus>,
-}
-
 impl World<'_> {
     /// The program at `end` has a turn.
     pub(crate) fn work(&mut self, end: EndId) -> Verdict {
@@ -53,6 +42,9 @@ impl World<'_> {
         self.register(end, Zone::Receive);
         if self.stage != Stage::Storm || self.random.one_in(20) {
             Zone::ALL.into_iter().for_each(|zone| self.register(end, zone));
+        }
+        if self.stage == Stage::Storm && self.random.one_in(30) {
+            self.bind_by_verb(end)?;
         }
         let at = self.ends[end].host;
         if self.stage == Stage::Heal
@@ -201,7 +193,7 @@ impl World<'_> {
     }
 
     /// A key that must be refused where that of `zone` is right: of nothing, of the past, or of another domain.
-    fn bad_key(&mut self, end: EndId, zone: Zone) -> Key {
+    pub(crate) fn bad_key(&mut self, end: EndId, zone: Zone) -> Key {
         let right = self.ends[end].keys[zone as usize].unwrap_or_default();
         let (host, pd) = (self.ends[end].host, self.ends[end].pd);
         let stranger = self.hosts[host].ends.iter().find(|other| self.ends[**other].pd != pd);
@@ -228,7 +220,7 @@ impl World<'_> {
         let number = stream.next();
         let (first, generation) = (stream.packets, this.generation);
         let slot = this.index as u64 * stride() + Zone::Local.offset() + number % DEPTH * LONGEST;
-        let result = wish.op.has_response();
+        let result = wish.op.has_result();
         let list = self.pieces(slot, u64::from(wish.len), LONGEST);
         let mut sges = self.sges(end, Zone::Local, &list);
         let inline = !result && wish.len <= INLINE && !local && self.random.one_in(2);
@@ -243,24 +235,28 @@ impl World<'_> {
         }
         let last = self.ends[end].outstanding() + 1 == DEPTH;
         let signaled = last || self.stage == Stage::Prove || !self.random.one_in(4);
-        let fence = std::mem::take(&mut self.ends[end].fence) || self.random.one_in(8);
-        self.ends[end].fence = matches!(wish.model, Op::Read { .. });
+        let fence = self.ends[end].fence || self.random.one_in(8);
+        if !wish.model.is_local() {
+            self.ends[end].fence = matches!(wish.model, Op::Read { .. });
+        }
         let id = u64::from(generation) << 32 | number;
         let solicited = self.random.one_in(3);
         let mtu = self.ends[end].terms.mtu.bytes();
         let request = Request {
             id,
             op: wish.model,
-            opcode: completion(&wish.model),
+            opcode: wish.opcode(),
             len: wish.len,
             data: wish.data.clone(),
             list,
             signaled,
             solicited,
             first,
-            packets: u64::from(wish.len.div_ceil(mtu).max(1)),
+            packets: u64::from(wish.len.div_ceil(mtu).max(u32::from(!wish.model.is_local()))),
             bad: wish.bad,
-            excuses: Vec::new(),
+            through: wish.through,
+            void: false,
+            excuses: if wish.excused { vec![WcStatus::RemAccessErr] } else { Vec::new() },
             found: None,
             answered: 0,
         };
@@ -298,132 +294,6 @@ impl World<'_> {
             ram.slice_mut(*at, u64::from(*len)).copy_from_slice(now);
             data = later;
         }
-    }
-
-    /// A request that is all right, as far as the connection permits what it wants.
-    fn wish(&mut self, end: EndId) -> Option<Wish> {
-        let len = self.length(end);
-        let connection = &self.connections[end / 2];
-        let reliable = connection.qp_type == QpType::Rc;
-        let access = self.ends[end].terms.access;
-        let far = &self.ends[peer(end)];
-        let ram = &self.hosts[far.host].ram;
-        let arena = ram.arena.len() as u64;
-        let place = far.index as u64 * stride();
-        let base = base_of(peer(end), arena);
-        // While the peer's region is not registered, its last key will do for as long as it is refused.
-        let key = |zone: Zone| far.keys[zone as usize].or(far.stale).unwrap_or_default();
-        let window = (place + Zone::Window.offset(), key(Zone::Window));
-        let constant = (place + Zone::Constant.offset(), key(Zone::Constant));
-        let words = (place + Zone::Words.offset(), key(Zone::Words));
-        let imm = self.random.one_in(2).then(|| self.random.bits().to_be_bytes());
-        let start = self.random.below(LONGEST - len + 1);
-        let kind = self.random.below(if reliable { 8 } else { 4 });
-        let word = self.random.below(2) * 8;
-        let (one, two) = (self.random.next(), self.random.next());
-        let (op, model, need) = match kind {
-            0 | 1 => (SendOp::Send { imm }, Op::Send { imm }, Access::NONE),
-            2 | 3 => {
-                let (at, rkey) = (window.0 + start, window.1);
-                let op = SendOp::Write { remote: base + at, rkey, imm };
-                (op, Op::Write { at, imm }, Access::REMOTE_WRITE)
-            }
-            4 | 5 => {
-                let (zone, rkey) = if kind == 4 { constant } else { window };
-                let at = zone + start;
-                (SendOp::Read { remote: base + at, rkey }, Op::Read { at }, Access::REMOTE_READ)
-            }
-            _ => {
-                let (at, rkey) = (words.0 + word, words.1);
-                let remote = base + at;
-                let found = ram.slice(at, 8).try_into().map_or(0, u64::from_ne_bytes);
-                let compare = if imm.is_some() { found } else { one };
-                let (op, atomic) = if kind == 6 {
-                    (SendOp::FetchAdd { remote, rkey, add: two }, AtomicOp::FetchAdd { add: two })
-                } else {
-                    let op = SendOp::CompareSwap { remote, rkey, compare, swap: two };
-                    (op, AtomicOp::CompareSwap { compare, swap: two })
-                };
-                (op, Op::Atomic { at, op: atomic }, Access::REMOTE_ATOMIC)
-            }
-        };
-        let len = if op.is_atomic() { 8 } else { len };
-        #[allow(clippy::cast_possible_truncation)]
-        let mut data = vec![0; if op.has_response() { 0 } else { len as usize }];
-        self.random.fill(&mut data);
-        let mut bad = None;
-        let zone = match model {
-            Op::Send { .. } | Op::Datagram { .. } => None,
-            Op::Read { .. } if kind == 4 => Some(Zone::Constant),
-            Op::Write { .. } | Op::Read { .. } => Some(Zone::Window),
-            Op::Atomic { .. } => Some(Zone::Words),
-        };
-        if zone.is_some_and(|zone| far.keys[zone as usize].is_none()) && len > 0 && reliable {
-            bad = Some(WcStatus::RemAccessErr);
-        }
-        if !access.admits(need) {
-            // Seldom: it breaks the connection.
-            if self.stage != Stage::Storm || !reliable || !self.random.one_in(30) {
-                return None;
-            }
-            self.tally.faults.garbage_remote += 1;
-            bad = Some(WcStatus::RemInvReqErr);
-        }
-        #[allow(clippy::cast_possible_truncation)]
-        Some(Wish { op, model, len: len as u32, data, bad })
-    }
-
-    /// Makes a request wrong, so that the peer must refuse it.
-    fn spoil(&mut self, end: EndId, wish: &mut Wish) {
-        let reliable = self.connections[end / 2].qp_type == QpType::Rc;
-        if wish.len == 0 || wish.bad.is_some() || !reliable {
-            return;
-        }
-        let far = peer(end);
-        let foreign = [Zone::Receive, Zone::Constant, Zone::Words, Zone::Window, Zone::Local];
-        let zone = match wish.model {
-            Op::Read { .. } => self.random.of(&foreign[..1]),
-            Op::Write { .. } => self.random.of(&foreign[..3]),
-            Op::Atomic { .. } => self.random.of(&foreign[..2]),
-            Op::Send { .. } | Op::Datagram { .. } => return,
-        };
-        let here = Zone::Window;
-        let wrong_key = self.bad_key(far, if wish.op.is_atomic() { Zone::Words } else { here });
-        let arena = self.hosts[self.ends[far].host].ram.arena.len() as u64;
-        let place = base_of(far, arena) + self.ends[far].index as u64 * stride();
-        let other =
-            (place + zone.offset(), self.ends[far].keys[zone as usize].unwrap_or(wrong_key));
-        let way = self.random.below(5);
-        let beyond = self.random.range(1, 9).min(u64::from(wish.len));
-        let len = u64::from(wish.len);
-        match &mut wish.op {
-            SendOp::Write { remote, rkey, .. } | SendOp::Read { remote, rkey } => match way {
-                0 | 1 => *rkey = wrong_key,
-                // Another region, which does not permit it.
-                2 => (*remote, *rkey) = other,
-                // Its end, or its beginning, is outside.
-                3 => *remote = place + here.offset() + here.len() - len + beyond,
-                _ => *remote = place + here.offset() - beyond,
-            },
-            SendOp::CompareSwap { remote, rkey, .. } | SendOp::FetchAdd { remote, rkey, .. } => {
-                match way {
-                    0 | 1 => *rkey = wrong_key,
-                    2 => (*remote, *rkey) = other,
-                    3 => *remote = place + Zone::Words.offset() + 16,
-                    _ => *remote = place + Zone::Words.offset() - 8,
-                }
-            }
-            _ => return,
-        }
-        if matches!(way, 3 | 4)
-            && let (Some(key), SendOp::Read { rkey, .. }) =
-                (self.ends[far].keys[here as usize], &mut wish.op)
-        {
-            // It may have been the constant's.
-            *rkey = key;
-        }
-        wish.bad = Some(WcStatus::RemAccessErr);
-        self.tally.faults.garbage_remote += 1;
     }
 
     /// A call that must be refused, and change nothing.
@@ -472,15 +342,5 @@ impl World<'_> {
     /// The domain of an end.
     pub(crate) fn domain(&self, end: EndId) -> PdId {
         PdId(self.ends[end].pd)
-    }
-}
-
-fn completion(op: &Op) -> WcOpcode {
-    match op {
-        Op::Send { .. } | Op::Datagram { .. } => WcOpcode::Send,
-        Op::Write { .. } => WcOpcode::RdmaWrite,
-        Op::Read { .. } => WcOpcode::RdmaRead,
-        Op::Atomic { op: AtomicOp::CompareSwap { .. }, .. } => WcOpcode::CompSwap,
-        Op::Atomic { .. } => WcOpcode::FetchAdd,
     }
 }

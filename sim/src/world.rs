@@ -75,6 +75,8 @@ pub(crate) struct World<'a> {
     pub(crate) trace: bool,
     /// Events at the present time.
     busy: u32,
+    /// Calls of engines after which it was asked what they hold.
+    pub(crate) weighed: u64,
 }
 
 /// The UDP source port of everybody.
@@ -107,6 +109,7 @@ impl<'a> World<'a> {
             tally,
             trace,
             busy: 0,
+            weighed: 0,
         };
         world.furnish(hosts, connections, v6);
         world
@@ -205,6 +208,7 @@ impl<'a> World<'a> {
         self.wait("the proof", |world| world.is_proven())?;
         for host in 0..self.hosts.len() {
             self.count(host)?;
+            self.dissolve(host)?;
         }
         let alive = self.ends.len() as u64;
         *self.tally.ended.entry("alive").or_default() += alive;
@@ -313,6 +317,9 @@ impl<'a> World<'a> {
         for end in &host.ends {
             self.ends[*end].taken = None;
             self.ends[*end].letters = Letters::default();
+        }
+        for end in host.ends.clone() {
+            self.lose_panes(end);
         }
         Ok(())
     }

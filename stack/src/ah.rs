@@ -48,6 +48,10 @@ impl Handles {
         handle.as_ref().filter(|_| *generation == id.0 >> INDEX_BITS)
     }
 
+    pub(crate) fn count(&self) -> usize {
+        self.places.len() - self.free.len()
+    }
+
     pub(crate) fn remove(&mut self, id: AhId) -> Option<Handle> {
         self.get(id)?;
         let (generation, handle) = &mut self.places[index(id)];

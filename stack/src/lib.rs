@@ -18,6 +18,7 @@ mod ah;
 mod any;
 pub mod cm;
 mod engine;
+mod footprint;
 mod groups;
 mod gsi;
 mod ingress;
@@ -37,6 +38,7 @@ pub mod wire;
 
 pub use any::Busy;
 pub use engine::{Engine, EngineConfig, TxSink, TxStop};
+pub use footprint::Footprint;
 pub use groups::GroupError;
 pub use ingress::{Datagram, IpId};
 pub use pool::Budget;

@@ -276,6 +276,18 @@ impl Pools {
         id
     }
 
+    /// Users of peers' pools, packets charged to those, and queue pairs that wait for room or have been called, in our own too.
+    pub(crate) fn held(&self) -> (usize, u64, usize) {
+        let waiting = |pool: &Pool| pool.line.len() + usize::from(pool.called.is_some());
+        let mut held = (0, 0, waiting(&self.own));
+        for (_, users, pool) in &self.peers {
+            held.0 += *users as usize;
+            held.1 += u64::from(pool.used.datagrams);
+            held.2 += waiting(pool);
+        }
+        held
+    }
+
     /// One user less.
     pub(crate) fn leave(&mut self, id: PoolId) {
         if let Some((_, users, _)) = self.peers.get_mut(id.0 as usize) {

@@ -154,6 +154,10 @@ impl Srqs {
         self.places.iter().flatten().any(|srq| srq.queue.uses(key))
     }
 
+    pub(crate) fn event_count(&self) -> usize {
+        self.events.len()
+    }
+
     fn reserve_events(&mut self) {
         let room = (2 * self.places.len()).saturating_sub(self.events.len());
         self.events.reserve(room);

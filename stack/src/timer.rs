@@ -53,6 +53,11 @@ impl Timers {
         }
     }
 
+    /// How many are filed.
+    pub(crate) fn count(&self) -> usize {
+        self.heap.len()
+    }
+
     /// Sets the deadline of `owner`.
     #[inline]
     pub(crate) fn set(&mut self, owner: u32, deadline: &mut Deadline, due: Time) {

@@ -48,6 +48,16 @@ impl Store {
         Self { free: Vec::new(), left: max }
     }
 
+    /// Memory that waits for the next packet, in packets.
+    pub(crate) fn spare(&self) -> usize {
+        self.free.len()
+    }
+
+    /// Packets of `max` for which memory was allocated.
+    pub(crate) fn blocks(&self, max: u32) -> usize {
+        (max - self.left) as usize
+    }
+
     fn unused(&self) -> u32 {
         self.left.saturating_add(u32::try_from(self.free.len()).unwrap_or(u32::MAX))
     }
@@ -101,6 +111,10 @@ impl Held {
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.count == 0
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.count as usize
     }
 
     /// Holds the packet of `psn`, which came while `expected` was expected.

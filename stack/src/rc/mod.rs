@@ -179,6 +179,11 @@ impl Qp {
         }
     }
 
+    /// How many packets it holds for what is missing before them, and how many responses it keeps.
+    pub(crate) fn holds(&self) -> (usize, usize) {
+        (self.held.len(), self.responder.records())
+    }
+
     pub(crate) fn is_busy(&self) -> bool {
         let pending = self.requester.outstanding() || self.requester.cursor() != self.core.sq.tail;
         pending && self.core.state.requests()

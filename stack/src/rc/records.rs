@@ -72,6 +72,10 @@ impl Records {
         self.unsent = 0;
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.list.len()
+    }
+
     /// Whether a response is due.
     #[inline]
     pub(super) fn due(&self) -> bool {

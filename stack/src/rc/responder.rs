@@ -109,6 +109,11 @@ impl Responder {
         self.epsn
     }
 
+    /// How many responses it keeps.
+    pub(super) fn records(&self) -> usize {
+        self.records.len()
+    }
+
     /// Whether a SEND is half placed in the oldest receive.
     pub(super) fn in_receive(&self) -> bool {
         self.message.in_receive()

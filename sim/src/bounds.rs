@@ -1,0 +1,92 @@
+//! What an engine holds: never more than what its queue pairs account for, and nothing once all is given up.
+
+use rocinante_stack::Footprint;
+use rocinante_stack::verbs::QpState;
+
+use crate::check::Verdict;
+use crate::world::{Host, World};
+
+/// After so many calls of an engine one looks at what it holds.
+const EACH: u64 = 16;
+
+impl World<'_> {
+    /// Looks, now and then, at what the engine of `host` holds.
+    pub(crate) fn weigh(&mut self, host: usize) -> Verdict {
+        self.weighed += 1;
+        if !self.weighed.is_multiple_of(EACH) {
+            return Ok(());
+        }
+        let Host { engine: Some(engine), config, ends, .. } = &self.hosts[host] else {
+            return Ok(());
+        };
+        let found = engine.footprint();
+        let handles = ends.iter().flat_map(|end| &self.ends[*end].letters.handles);
+        let handles = handles.flatten().count();
+        let there = ends.iter().filter(|end| self.ends[**end].qpn.is_some());
+        let answers = |end: &usize| usize::from(self.ends[*end].terms.rd_atomic);
+        let (qps, records) = (there.clone().count(), there.map(answers).sum::<usize>());
+        let bounds = [
+            ("queue pairs", found.qps, qps),
+            ("address handles", found.handles, handles),
+            ("users of rooms", found.pool_users, qps + handles),
+            ("queue pairs that wait", found.waiting, qps),
+            ("deadlines", found.timers, qps),
+            ("queue pairs with something to send", found.queued, qps),
+            ("events", found.events, 0),
+            ("packets that came too early", found.held_blocks, config.held_packets_max as usize),
+            ("responses for duplicates", found.records, records),
+        ];
+        for (what, count, most) in bounds {
+            if count > most {
+                return Err(format!("host {host} holds {count} {what}, and should {most}"));
+            }
+        }
+        let blocks = found.held_packets + found.spare_blocks;
+        if blocks != found.held_blocks {
+            return Err(format!(
+                "host {host} lost memory for packets: {blocks} are left of {}",
+                found.held_blocks
+            ));
+        }
+        Ok(())
+    }
+
+    /// Gives everything up, when nothing is under way any more: nothing may be left of it.
+    pub(crate) fn dissolve(&mut self, host: usize) -> Verdict {
+        let Some(engine) = &self.hosts[host].engine else { return Ok(()) };
+        let resting = engine.footprint();
+        if resting.charged_packets > 0 || resting.held_packets > 0 || resting.waiting > 0 {
+            return Err(format!("host {host} is at rest and holds {resting:?}"));
+        }
+        for end in self.hosts[host].ends.clone() {
+            let this = &mut self.ends[end];
+            let Host { engine: Some(engine), ram, .. } = &mut self.hosts[host] else { break };
+            let handles = this.letters.handles.drain(..).flatten();
+            let lost = handles.filter(|handle| !engine.destroy_ah(*handle)).count();
+            let Some(qpn) = this.qpn.take() else { continue };
+            let state = engine.query_qp(qpn).map(|(state, ..)| state);
+            if lost > 0 || state != Some(QpState::Rts) {
+                return Err(format!("end {end} is {state:?} in the end, and lost {lost} handles"));
+            }
+            engine.destroy_qp(qpn).map_err(|error| format!("end {end}: {error}"))?;
+            if let Some(effect) = ram.effects.first() {
+                return Err(format!("end {end}: {effect:?} of a queue pair that is gone"));
+            }
+        }
+        let Host { engine: Some(engine), srqs, .. } = &mut self.hosts[host] else { return Ok(()) };
+        for id in srqs.iter().filter_map(|srq| srq.id) {
+            engine.destroy_srq(id).map_err(|error| format!("host {host}: {error}"))?;
+        }
+        let left = engine.footprint();
+        // Memory for packets is kept.
+        let nothing = Footprint {
+            held_blocks: left.spare_blocks,
+            spare_blocks: left.spare_blocks,
+            ..Footprint::default()
+        };
+        if left != nothing {
+            return Err(format!("host {host} gave everything up and holds {left:?}"));
+        }
+        Ok(())
+    }
+}
