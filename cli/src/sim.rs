@@ -1,6 +1,9 @@
-//! `rocinante sim`: the deterministic simulator, from a seed; with a bug planted in the engine, if wanted.
+//! `rocinante sim`: the deterministic simulator, from a seed; with a bug planted in the engine, if wanted; or for hours, with one seed after the other.
+
+mod long;
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use rocinante_sim::{Options, Report, run};
 use rocinante_stack_broken::broken;
@@ -13,15 +16,21 @@ use crate::output::{Failure, Output};
 /// The same seed does the same, to the last byte: what the digest at the end tells. A step is a packet that arrives or is lost, a timer, or a
 /// call of the engine. A violation names the step; the same command finds it again.
 ///
+/// With --for, one seed after the other is simulated until the time is over or an invariant is violated: from a fresh seed on, which every run has for
+/// itself, or from --seed. Lines on standard error tell how far it is.
+///
 /// Exit status: 0 if no invariant was violated, 1 if one was, 2 if the command line makes no sense.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Where all that is random comes from
-    #[arg(long, value_name = "S", default_value_t = 1)]
-    seed: u64,
+    /// Where all that is random comes from [default: 1; with --for, another one each time]
+    #[arg(long, value_name = "S")]
+    seed: Option<u64>,
     /// After so many steps the last round comes to its end
     #[arg(long, value_name = "N", default_value_t = 300_000)]
     steps: u64,
+    /// Go on for so long, with the next seed each time: 90s, 15m, 2h
+    #[arg(long = "for", value_name = "TIME", value_parser = long::time, conflicts_with_all = ["bug", "trace"])]
+    time: Option<Duration>,
     /// Plant a bug in a copy of the engine, to see it found; "list" lists them
     #[arg(long = "break", value_name = "NAME")]
     bug: Option<String>,
@@ -60,6 +69,9 @@ pub fn run_command(args: &Args) -> ExitCode {
         }
         return ExitCode::SUCCESS;
     }
+    if let Some(time) = args.time {
+        return long::run(&output, args.seed, args.steps, time);
+    }
     let result = simulate(args);
     let Some(violation) = result.as_ref().ok().and_then(Line::violation) else {
         return output.end("sim", &result);
@@ -68,14 +80,19 @@ pub fn run_command(args: &Args) -> ExitCode {
     output.note(format_args!("rocinante sim: {violation}"));
     output.note(format_args!(
         "replay with rocinante sim --seed {} --steps {}{bug}",
-        args.seed, args.steps
+        args.seed.unwrap_or(FIRST),
+        args.steps
     ));
     let _ = output.end("sim", &result);
     ExitCode::FAILURE
 }
 
+/// The seed, if none is named.
+const FIRST: u64 = 1;
+
 fn simulate(args: &Args) -> Result<Line, Failure> {
-    let Args { seed, steps, trace, .. } = *args;
+    let Args { steps, trace, .. } = *args;
+    let seed = args.seed.unwrap_or(FIRST);
     let Some(bug) = &args.bug else {
         return Ok(Line::Engine(run(&Options { seed, steps, trace })));
     };

@@ -57,6 +57,17 @@ impl<'a> Letter<'a> {
     }
 }
 
+impl Letter<'_> {
+    fn told(&self) -> String {
+        let Self { to, psn, qkey, imm, solicited, payload, .. } = self;
+        let hash = payload.iter().fold(0, |hash: u32, byte| hash.rotate_left(5) ^ u32::from(*byte));
+        format!(
+            "to {to:x}, psn {psn:x}, Q_Key {qkey:x}, {imm:?}, solicited {solicited}, {} bytes {hash:x}",
+            payload.len()
+        )
+    }
+}
+
 /// What must become of a packet that comes in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {
@@ -237,7 +248,10 @@ impl World<'_> {
         };
         if letter != expected || request.bad.is_some() {
             return Err(format!(
-                "end {end}: datagram {number} left as {letter:x?} instead of {expected:x?}"
+                "end {end}: datagram {number} left as {} instead of {}, bad {:?}",
+                letter.told(),
+                expected.told(),
+                request.bad
             ));
         }
         if let Some(stream) = self.ends[end].current() {
