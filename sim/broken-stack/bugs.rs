@@ -393,18 +393,4 @@ pub const BUGS: &[Bug] = &[
             }
 ",
     },
-    Bug {
-        name: "charge-leaks",
-        what: "what a queue pair had under way when it was reset stays charged to its peer",
-        seed: 1,
-        file: "rc/mod.rs",
-        right: "        self.core.give_back(&mut shared.srqs);
-        self.requester.release_all(&self.limits, &mut shared.pools);
-",
-        wrong: "        self.core.give_back(&mut shared.srqs);
-        if !BUG {
-            self.requester.release_all(&self.limits, &mut shared.pools);
-        }
-",
-    },
 ];

@@ -82,7 +82,9 @@ impl World<'_> {
             let other = self.hosts[host].ends[at];
             let uses = [false, true].map(|receives| queue_of(other, receives)).contains(&cq);
             // Also one that was reset, and waits for its peer.
-            let idle = self.ends[other].phase == Phase::Absent && self.ends[other].qpn.is_some();
+            // Who broke so before has nothing more to say.
+            let this = &self.ends[other];
+            let idle = this.phase == Phase::Absent && this.qpn.is_some() && this.reason.is_none();
             if uses && (idle || self.ends[other].phase == Phase::Ready) {
                 let this = &mut self.ends[other];
                 this.reason.get_or_insert(WcStatus::FatalErr);
