@@ -19,7 +19,11 @@ pub fn alone(test: &str, limit: Duration, work: impl FnOnce()) {
         exit_with_parent();
         return work();
     }
-    let mut child = ChildGuard::spawn(myself(test).env(ALONE, "1")).unwrap();
+    let mut command = myself(test);
+    // mallopt(3): what is freed is given back to the kernel, so that what is resident is what is held.
+    command.env("MALLOC_ARENA_MAX", "1").env("MALLOC_MMAP_THRESHOLD_", "65536");
+    command.env("MALLOC_TRIM_THRESHOLD_", "65536");
+    let mut child = ChildGuard::spawn(command.env(ALONE, "1")).unwrap();
     let status = child.wait(limit).unwrap();
     assert!(status.success(), "{test}, alone: {status}");
 }

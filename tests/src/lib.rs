@@ -17,6 +17,7 @@
 //! ```
 
 pub mod alone;
+pub mod attacker;
 pub mod captures;
 pub mod fuzz;
 pub mod harness;

@@ -1,27 +1,20 @@
 //! A third container sends what nobody should: malformed, truncated, oversized, forged. It is dropped and counted by reason,
 //! and the connection between the other two does not suffer.
 
-use std::net::{IpAddr, SocketAddr};
-use std::os::fd::OwnedFd;
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use etherparse::PacketBuilder;
 use rocinante::{Access, Backend, DeviceCounters, Psn, Qp, Qpn, RecvWr, SendOp, WcStatus};
 use rocinante_stack::types::Pkey;
-use rocinante_stack::wire::icrc::{DF, IpFields, Template};
 use rocinante_stack::wire::{Aeth, Bth, Opcode};
+use rocinante_tests::attacker::{Attacker, packet};
 use rocinante_tests::harness::{
     Family, Harness, PATIENCE, Setup, address, assert_same, pattern, wr,
 };
 use rocinante_tests::on_each_backend;
-use rustix::net::{AddressFamily, SendFlags, SocketType, ipproto, sendto, socket};
 
 on_each_backend!(hostile_packets_over_ipv4, hostile_packets_over_ipv6);
-
-const SRC_PORT: u16 = 0xc123;
-/// Below the segment limit, so that a receiver that cannot read it solves it.
-const IP_ID: u16 = 5;
 
 fn hostile_packets_over_ipv4(backend: Backend) {
     attack(backend, Family::V4);
@@ -29,76 +22,6 @@ fn hostile_packets_over_ipv4(backend: Backend) {
 
 fn hostile_packets_over_ipv6(backend: Backend) {
     attack(backend, Family::V6);
-}
-
-/// Sends whole IP packets from the third container, with whatever source address.
-struct Attacker {
-    socket: OwnedFd,
-    target: IpAddr,
-}
-
-impl Attacker {
-    fn new(harness: &Harness, target: IpAddr) -> Self {
-        let family = if target.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-        let open = || socket(family, SocketType::RAW, Some(ipproto::RAW));
-        Self { socket: harness.lab().container(2).run(open).unwrap().unwrap(), target }
-    }
-
-    /// A UDP datagram from `src` to UDP/4791 of the target.
-    fn send(&self, src: IpAddr, payload: &[u8]) {
-        let mut packet = Vec::new();
-        match (src, self.target) {
-            (IpAddr::V4(src), IpAddr::V4(dst)) => {
-                let mut header = etherparse::Ipv4Header::new(
-                    0,
-                    64,
-                    etherparse::IpNumber::UDP,
-                    src.octets(),
-                    dst.octets(),
-                )
-                .unwrap();
-                header.identification = IP_ID;
-                header.dont_fragment = true;
-                PacketBuilder::ip(etherparse::IpHeaders::Ipv4(header, Default::default()))
-                    .udp(SRC_PORT, 4791)
-                    .write(&mut packet, payload)
-                    .unwrap();
-            }
-            (IpAddr::V6(src), IpAddr::V6(dst)) => {
-                PacketBuilder::ipv6(src.octets(), dst.octets(), 64)
-                    .udp(SRC_PORT, 4791)
-                    .write(&mut packet, payload)
-                    .unwrap();
-            }
-            _ => panic!("two families"),
-        }
-        // A raw socket names no port.
-        let to = SocketAddr::new(self.target, 0);
-        let sent = sendto(&self.socket, &packet, SendFlags::empty(), &to).unwrap();
-        assert_eq!(sent, packet.len());
-    }
-
-    /// The packet with the ICRC that is right for this source.
-    fn sealed(&self, src: IpAddr, mut packet: Vec<u8>) -> Vec<u8> {
-        let ip = match (src, self.target) {
-            (IpAddr::V4(src), IpAddr::V4(dst)) => IpFields::V4 { src, dst, id: IP_ID, flags: DF },
-            (IpAddr::V6(src), IpAddr::V6(dst)) => IpFields::V6 { src, dst },
-            _ => panic!("two families"),
-        };
-        let mut template = Template::new(&ip, SRC_PORT);
-        template.set_id(IP_ID, DF);
-        template.seal(&mut packet);
-        packet
-    }
-}
-
-/// Headers of zeros but for the BTH, a payload of `len` bytes, and room for the ICRC.
-fn packet(bth: &Bth, len: usize) -> Vec<u8> {
-    let header = bth.opcode.info().map_or(12, |info| info.header_len);
-    let mut bytes = vec![0x5a; header + len + 4];
-    bytes[..header].fill(0);
-    bytes[..12].copy_from_slice(&bth.bytes());
-    bytes
 }
 
 type Count = fn(&DeviceCounters) -> u64;
@@ -197,7 +120,7 @@ fn attack(backend: Backend, family: Family) {
     std::thread::scope(|scope| {
         let traffic = scope.spawn(|| traffic(&harness, &qp, &peer, &stop, &moved));
         let stop_at_the_end = StopOnDrop(&stop);
-        let attacker = Attacker::new(&harness, b.address);
+        let attacker = Attacker::new(harness.lab().container(2), b.address);
         for attack in attacks(&attacker, own, a.address, &peer) {
             let deadline = Instant::now() + PATIENCE;
             let before = (attack.count)(&b.ctx.counters());

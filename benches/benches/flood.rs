@@ -1,0 +1,219 @@
+//! What attacks cost over real namespaces: a flood of damaged packets from the peer's address, and guesses of keys.
+//!
+//! `cargo bench -p rocinante-benches --bench flood`, as root. Goodput is that of 64 KiB WRITEs on one queue pair, in turns without a flood, with the same flood
+//! to a third device that drops it unread (what the sender of the flood and the kernel cost), and with the flood at the queue pair; the ratio is of the last two.
+//! The processor time is that of the process without the thread that floods, for each damaged packet, while nothing else happens.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use rocinante::{Access, Backend, ConnectOptions, Mr, Psn, Qp, QpType, SendOp, WcStatus};
+use rocinante_stack::types::{Key, Pkey};
+use rocinante_stack::wire::{Bth, Opcode};
+use rocinante_tests::attacker::{Attacker, packet};
+use rocinante_tests::harness::{Family, Harness, Setup, address, wr};
+
+/// Bytes of a message, and messages under way.
+const MESSAGE: usize = 64 << 10;
+const DEPTH: u64 = 16;
+/// Payload of a damaged packet.
+const PAYLOAD: usize = 1024;
+/// Of one measurement, and how often each is made.
+const TIME: Duration = Duration::from_millis(300);
+const TURNS: usize = 5;
+/// Damaged packets a second; as many as a thread can send.
+const RATES: [Option<u64>; 3] = [Some(10_000), Some(50_000), None];
+
+fn main() {
+    // What `cargo test --benches` runs is not a measurement.
+    if std::env::args().any(|argument| argument == "--test") {
+        return;
+    }
+    println!(
+        "| backend | flood, 10³/s | came, 10³/s | alone, Gb/s | flood elsewhere | flood here | ratio | µs for each |"
+    );
+    println!("|---|---|---|---|---|---|---|---|");
+    let backends = [Backend::Udp, Backend::Packet, Backend::Xdp];
+    for backend in backends {
+        let scene = Scene::new(backend);
+        RATES.iter().for_each(|rate| println!("{}", scene.row(backend, *rate)));
+    }
+    println!(
+        "\n| backend | guesses of keys, 10³/s: each a connection | each a packet of an unreliable connection |"
+    );
+    println!("|---|---|---|");
+    for backend in backends {
+        let [connections, packets] = guesses(backend).map(|rate| rate / 1e3);
+        println!("| `{backend}` | {connections:.1} | {packets:.0} |");
+    }
+}
+
+/// Two devices with a connection, an attacker, and a socket that nobody reads.
+struct Scene {
+    harness: Harness,
+    qps: [Qp; 2],
+    regions: [Mr; 2],
+    /// At the queue pair, and elsewhere.
+    attackers: [Attacker; 2],
+    damaged: [Vec<u8>; 2],
+    _unread: std::net::UdpSocket,
+}
+
+impl Scene {
+    fn new(backend: Backend) -> Self {
+        let mut setup = Setup::new(backend);
+        setup.containers = 4;
+        setup.connect = ConnectOptions { timeout: 18, ..ConnectOptions::default() };
+        let harness = Harness::new(&setup);
+        let qps = harness.pair();
+        let [a, b] = &harness.sides;
+        let regions = [a, b].map(|side| side.pd.allocate(MESSAGE, Access::ALL).expect("memory"));
+        let lab = harness.lab();
+        let other = address(lab, 3, Family::V4);
+        let bind = || std::net::UdpSocket::bind((other, 4791)).expect("a socket");
+        let unread = lab.container(3).run(bind).expect("a namespace");
+        let bth = Bth::new(Opcode::RC_SEND_ONLY, Pkey::DEFAULT, qps[1].qpn(), Psn::new(1));
+        let attackers = [b.address, other].map(|to| Attacker::new(lab.container(2), to));
+        let damaged = attackers.each_ref().map(|attacker| {
+            attacker.whole(a.address, &attacker.damaged(a.address, packet(&bth, PAYLOAD)))
+        });
+        Self { harness, qps, regions, attackers, damaged, _unread: unread }
+    }
+
+    fn row(&self, backend: Backend, rate: Option<u64>) -> String {
+        let mut goodput = [const { Vec::new() }; 3];
+        let mut came = Vec::new();
+        for _ in 0..TURNS {
+            goodput[0].push(self.goodput());
+            for (at, index) in [(1, 1), (0, 2)] {
+                let before = self.dropped();
+                let start = Instant::now();
+                self.flood(at, rate, || goodput[index].push(self.goodput()));
+                if at == 0 {
+                    came.push((self.dropped() - before) as f64 / start.elapsed().as_secs_f64());
+                }
+            }
+        }
+        let each = self.processor_time(rate);
+        let [alone, elsewhere, here] = goodput.map(median);
+        let (came, ratio) = (median(came) / 1e3, here / elsewhere);
+        let wanted = rate.map_or("most".into(), |rate| (rate / 1000).to_string());
+        format!(
+            "| `{backend}` | {wanted} | {came:.0} | {alone:.2} | {elsewhere:.2} | {here:.2} | {ratio:.2} | {each:.2} |"
+        )
+    }
+
+    fn dropped(&self) -> u64 {
+        self.harness.sides[1].ctx.counters().drops.icrc
+    }
+
+    /// Gb/s.
+    fn goodput(&self) -> f64 {
+        let [a, _] = &self.harness.sides;
+        let [mine, its] = &self.regions;
+        let op = SendOp::Write { remote: its.address(), rkey: its.rkey(), imm: None };
+        let list = [mine.sge(0, MESSAGE)];
+        let post = |number| self.qps[0].post_send(&[wr(number, op, &list)]).expect("room");
+        (0..DEPTH).for_each(post);
+        let (start, mut done) = (Instant::now(), 0);
+        while start.elapsed() < TIME {
+            assert_eq!(a.next().status, WcStatus::Success);
+            done += 1;
+            post(done);
+        }
+        let gigabits = done as f64 * MESSAGE as f64 * 8.0 / start.elapsed().as_nanos() as f64;
+        (0..DEPTH).for_each(|_| assert_eq!(a.next().status, WcStatus::Success));
+        gigabits
+    }
+
+    /// Does `work` while another thread sends damaged packets; what threads there were, and the other.
+    fn flood(&self, at: usize, rate: Option<u64>, work: impl FnOnce()) -> PathBuf {
+        let stop = AtomicBool::new(false);
+        let sent = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            let flood = scope.spawn(|| {
+                let start = Instant::now();
+                while !stop.load(Ordering::Relaxed) {
+                    let due = rate.map(|rate| (start.elapsed().as_secs_f64() * rate as f64) as u64);
+                    if due.is_some_and(|due| sent.load(Ordering::Relaxed) >= due) {
+                        std::thread::sleep(Duration::from_micros(200));
+                        continue;
+                    }
+                    self.attackers[at].send_whole(&self.damaged[at]);
+                    sent.fetch_add(1, Ordering::Relaxed);
+                }
+                std::fs::read_link("/proc/thread-self").expect("procfs")
+            });
+            work();
+            stop.store(true, Ordering::Relaxed);
+            flood.join().expect("no panic")
+        })
+    }
+
+    /// µs of the process for each damaged packet that was looked at, and nothing else to do.
+    fn processor_time(&self, rate: Option<u64>) -> f64 {
+        let before = self.dropped();
+        let mut spent = 0;
+        self.flood(0, rate, || {
+            let threads = others();
+            std::thread::sleep(2 * TIME);
+            // The thread that floods is the newest.
+            spent = threads.iter().map(|(thread, then)| nanos(thread) - then).sum();
+        });
+        spent as f64 / 1e3 / (self.dropped() - before) as f64
+    }
+}
+
+/// The threads of this process but for the newest, and what they have had of the processor, ns.
+fn others() -> Vec<(PathBuf, u64)> {
+    let tasks = std::fs::read_dir("/proc/self/task").expect("procfs");
+    let mut threads: Vec<_> = tasks.map(|task| task.expect("procfs").path()).collect();
+    threads.sort_by_key(|path| path.file_name().and_then(|id| id.to_str()?.parse::<u32>().ok()));
+    threads.pop();
+    threads.into_iter().map(|path| (path.clone(), nanos(&path))).collect()
+}
+
+/// Time on the processor, of `schedstat` (Documentation/scheduler/sched-stats.rst).
+fn nanos(thread: &std::path::Path) -> u64 {
+    let text = std::fs::read_to_string(thread.join("schedstat")).unwrap_or_default();
+    text.split(' ').next().and_then(|word| word.parse().ok()).unwrap_or(0)
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// Keys that a connected peer tries in a second: with a connection for each, and on an unreliable one.
+fn guesses(backend: Backend) -> [f64; 2] {
+    let harness = Harness::new(&Setup::new(backend));
+    let [a, b] = &harness.sides;
+    let target = b.pd.allocate(4096, Access::ALL).expect("memory");
+    let mine = a.pd.allocate(64, Access::LOCAL_WRITE).expect("memory");
+    let refused = || b.ctx.counters().transport.remote_access_errors;
+    let wrong = |guess: u64| Key(target.rkey().0 ^ (guess as u32 | 1));
+    let op = |guess| SendOp::Write { remote: target.address(), rkey: wrong(guess), imm: None };
+    let list = [mine.sge(0, 64)];
+    let (start, mut tried) = (Instant::now(), 0);
+    while start.elapsed() < TIME {
+        let [qp, _peer] = harness.pair();
+        qp.post_send(&[wr(tried, op(tried), &list)]).expect("room");
+        a.complete(tried, WcStatus::RemAccessErr);
+        tried += 1;
+    }
+    let connections = refused() as f64 / start.elapsed().as_secs_f64();
+    let prepared = [a, b].map(|side| side.qp().qp_type(QpType::Uc).build().expect("a queue pair"));
+    let [qp, _peer] = harness.connect(prepared);
+    let before = refused();
+    let (start, mut posted, mut done) = (Instant::now(), 0, 0);
+    while start.elapsed() < TIME {
+        while posted < done + 256 {
+            let wrs: [_; 32] = std::array::from_fn(|at| wr(0, op(posted + at as u64), &list));
+            qp.post_send(&wrs).expect("room");
+            posted += 32;
+        }
+        done += u64::from(a.next().status == WcStatus::Success);
+    }
+    [connections, (refused() - before) as f64 / start.elapsed().as_secs_f64()]
+}
