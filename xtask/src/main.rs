@@ -12,6 +12,7 @@ mod machine;
 mod mutants;
 mod setup;
 mod skips;
+mod soak;
 mod test;
 mod unsafe_files;
 
@@ -39,6 +40,9 @@ cargo xtask COMMAND
                        on a machine with an RDMA device of the kernel's: let others try it
   interop --device NAME [--agent HOST|local] [--ours ADDRESS] ...
                        the whole matrix with such a device, and a report; `interop --device NAME --help` says more
+  soak [SECONDS [BACKEND]]
+                       every operation compared byte for byte while packets are lost, the network changes and peers are killed: for ten
+                       minutes, or so long, on each backend, or on udp, packet or afxdp (as root, with network namespaces)
   setup                only set up the machine
   unsafe-files         list the files with unsafe code, as unsafe-files.txt must have them
 ";
@@ -59,6 +63,7 @@ fn main() -> ExitCode {
         Some((&"fuzz", rest)) => fuzz::run(rest),
         Some((&"mutants", rest)) => mutants::run(rest),
         Some((&"interop", rest)) => interop::run(rest, &from),
+        Some((&"soak", rest)) => soak::run(rest),
         Some((&"setup", [])) => {
             setup::packages(setup::TESTS);
             setup::toolchain()

@@ -1,0 +1,148 @@
+//! A soak over real namespaces: one device and 32 reliable connections to two peers, each of which is killed every few seconds and comes back, while the host
+//! drops one packet of a thousand, and addresses, routes, neighbours and links change. Every byte of every operation is compared, every connection to a dead
+//! peer ends by an error in the time that it promises, and in the end nothing is held that was not before.
+//!
+//! Twenty seconds for each backend; `cargo xtask soak [SECONDS [BACKEND]]` does it for longer. The last line has the figures.
+
+mod lane;
+mod party;
+mod survivor;
+mod trouble;
+
+use std::io::BufRead;
+use std::net::SocketAddr;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use rocinante::{Access, Backend, ConnectOptions, Context, OpenOptions, SendOp};
+use rocinante_tests::alone::alone;
+use rocinante_tests::harness::{Harness, Setup, wr};
+use rocinante_tests::lab::exit_with_parent;
+use rocinante_tests::{on_each_backend, require_backend, require_ethtool, require_nft};
+
+use self::party::{PATIENCE, Party};
+
+macro_rules! soak {
+    ($( $name:ident: $backend:ident; )*) => {$(
+        #[test]
+        fn $name() {
+            if let Some(peer) = Peer::of_this_process() {
+                return peer.live(Backend::$backend);
+            }
+            require_backend!(Backend::$backend);
+            require_nft!();
+            require_ethtool!();
+            let (name, time) = (stringify!($name), time());
+            alone(name, 2 * time + 5 * PATIENCE, || survivor::soak(Backend::$backend, name, time));
+        }
+    )*};
+}
+
+soak! {
+    udp: Udp;
+    packet: Packet;
+    afxdp: Xdp;
+}
+
+on_each_backend!(after_each_change_of_the_network_it_goes_on);
+
+/// With nothing else in the way: what is under way during a change, and what comes after, arrives.
+fn after_each_change_of_the_network_it_goes_on(backend: Backend) {
+    let times = std::env::var("ROCINANTE_SOAK_TIMES").map_or(2, |times| times.parse().unwrap());
+    let mut setup = Setup::new(backend);
+    setup.connect = ConnectOptions { timeout: 18, ..ConnectOptions::default() };
+    let harness = Harness::new(&setup);
+    let [a, b] = &harness.sides;
+    let [qp, _peer] = harness.pair();
+    let target = b.pd.allocate(4096, Access::ALL).unwrap();
+    let source = a.pd.allocate(4096, Access::NONE).unwrap();
+    let op = SendOp::Write { remote: target.address(), rkey: target.rkey(), imm: None };
+    let mut number = 0;
+    let mut post = || {
+        number += 1;
+        qp.post_send(&[wr(number, op, &[source.sge(0, 4096)])]).unwrap();
+        number
+    };
+    let mut last = post();
+    for at in [0, 1] {
+        trouble::each(harness.lab(), [at, 1 - at], times, |name| {
+            let start = Instant::now();
+            let next = post();
+            println!("{backend}: {name} at {at}");
+            a.succeed(last);
+            a.succeed(next);
+            println!("{backend}: {name} at {at}: goes on after {:?}", start.elapsed());
+            last = post();
+        });
+    }
+}
+
+/// Seconds for each backend.
+const TIME: &str = "ROCINANTE_SOAK_SECONDS";
+
+fn time() -> Duration {
+    let said = std::env::var(TIME).ok();
+    let seconds = said.map_or(20, |said| said.parse().expect("whole seconds"));
+    Duration::from_secs(seconds)
+}
+
+/// Makes a process of this program a peer: its address, the survivor's, and the number of its life.
+const ROLE: &str = "ROCINANTE_SOAK_PEER";
+
+/// A process that will be killed.
+struct Peer {
+    own: SocketAddr,
+    survivor: SocketAddr,
+    life: u64,
+}
+
+impl Peer {
+    fn of_this_process() -> Option<Self> {
+        let role = std::env::var(ROLE).ok()?;
+        let [own, survivor, life] = role.split(' ').collect::<Vec<_>>()[..] else { panic!() };
+        let [own, survivor] = [own, survivor].map(|address| address.parse().unwrap());
+        Some(Self { own, survivor, life: life.parse().unwrap() })
+    }
+
+    fn live(&self, backend: Backend) {
+        exit_with_parent();
+        let ctx = self.open(backend);
+        let orders = orders();
+        let (mut party, attempts) = Party::ask(&ctx, self.survivor, self.life);
+        let attempts: Vec<_> = attempts.iter().map(u64::to_string).collect();
+        say(&format!("ready {}", attempts.join(" ")));
+        party.work(|| orders.try_recv().is_ok());
+        say("over");
+        // Until the survivor has heard our last acknowledgement.
+        let bye = orders.recv_timeout(PATIENCE);
+        assert_eq!(bye.as_deref(), Ok("bye"));
+    }
+
+    /// Its address may be away just now.
+    fn open(&self, backend: Backend) -> Context {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match OpenOptions::new().netdev(backend).open(self.own.ip()) {
+                Ok(ctx) => return ctx,
+                Err(error) => assert!(Instant::now() < deadline, "{error}"),
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// The lines of standard input.
+fn orders() -> Receiver<String> {
+    let (sender, orders) = channel();
+    std::thread::spawn(move || {
+        for line in std::io::stdin().lock().lines().map_while(Result::ok) {
+            let _ = sender.send(line);
+        }
+    });
+    orders
+}
+
+/// The test harness leaves lines unfinished.
+fn say(what: &str) {
+    println!("\n{what}");
+}

@@ -1,0 +1,263 @@
+//! The process that outlives its peers.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
+use std::net::SocketAddr;
+use std::process::{ChildStdin, Stdio};
+use std::sync::Mutex;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use rocinante::cm::Listener;
+use rocinante::{Backend, Mtu, Resources};
+use rocinante_tests::alone::{Held, myself, resident_bytes};
+use rocinante_tests::harness::{Family, Setup, Side, address};
+use rocinante_tests::lab::{ChildGuard, Lab, LabConfig, Match, Rule};
+
+use super::lane::{Tally, mix};
+use super::party::{LANES, PATIENCE, Party};
+use super::{ROLE, trouble};
+
+const PEERS: usize = 2;
+const PORT: u16 = 7471;
+/// Of a hundred packets.
+const LOST: f64 = 0.1;
+/// How long a life lasts once all its lanes work, ms.
+const LIFE: [u64; 2] = [1500, 4500];
+/// Lives before the last.
+const LIVES_MIN: u64 = 2;
+/// Every so many lives one ends by saying so.
+const PEACEFUL: u64 = 4;
+/// What the process may have grown by when all is given back: the engine's store for packets that came too early, 2,048 of 4 KiB, which it keeps, and less than a page or two
+/// for each of the thousands of connections of ten minutes.
+const GROWTH_MAX: usize = 16 << 20;
+
+/// What has happened.
+#[derive(Debug, Default)]
+struct Story {
+    tally: Tally,
+    lives: u64,
+    killed: u64,
+    /// From a death to the last of the errors, and to the first work of the next life; the longest.
+    noticed: Duration,
+    back: Duration,
+}
+
+/// All of it, for `time`.
+pub(super) fn soak(backend: Backend, test: &str, time: Duration) {
+    let seed = std::env::var("ROCINANTE_SOAK_SEED").map_or(1, |seed| seed.parse().unwrap());
+    println!("soak {backend}: {} s, ROCINANTE_SOAK_SEED={seed}", time.as_secs());
+    let containers = PEERS as u8 + 1;
+    let lab = Lab::new(&LabConfig { containers, ..LabConfig::default() }).unwrap();
+    // Single datagrams are lost on their way from one peer, and super-packets from the others.
+    lab.container(PEERS).set_udp_segmentation(false).unwrap();
+    let setup = Setup::new(backend).mtu(Mtu::Mtu1024);
+    let side = Side::open(lab.container(0).netns(), address(&lab, 0, Family::V4), &setup);
+    let loses = lab.lose(&Match::roce(), LOST).unwrap();
+    let (before, resident) = (Held::now(&[&side.ctx]), resident_bytes());
+    assert_eq!(before.resources, [Resources::default()]);
+    let until = Instant::now() + time;
+    let story = Mutex::new(Story::default());
+    let changes = std::thread::scope(|scope| {
+        let changes = scope.spawn(|| trouble::make(&lab, seed, || Instant::now() >= until));
+        for number in 1..=PEERS {
+            let (side, loses) = (&side, &loses);
+            let ward = Ward { lab: &lab, side, loses, test, number, story: &story, until };
+            scope.spawn(move || side.run(|| ward.watch(mix(seed + number as u64))));
+        }
+        changes.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    });
+    let dropped = loses.counter().unwrap().packets;
+    nothing_is_left(&side, &before);
+    let grown = resident_bytes().saturating_sub(resident);
+    let story = story.into_inner().unwrap();
+    println!("{}", figures(backend, time, &story, &side, &changes, (dropped, resident, grown)));
+    assert!(grown < GROWTH_MAX, "{grown} bytes more than before");
+    assert!(dropped > 0 && story.killed > 0 && story.lives > story.killed, "{story:?}");
+    let counters = side.ctx.counters();
+    // Nothing damages packets, and everybody has receives for what the other sends.
+    assert_eq!((counters.drops.malformed, counters.drops.icrc), (0, 0), "{counters:?}");
+    assert_eq!(counters.transport.send_rnr_err, 0, "{counters:?}");
+    let refused =
+        counters.transport.remote_access_errors + counters.transport.remote_invalid_request;
+    assert_eq!(refused, 0, "{counters:?}");
+}
+
+/// The numbers of ended connections are kept for a while, and dead peers are asked for the end of theirs.
+fn nothing_is_left(side: &Side, before: &Held) {
+    let deadline = Instant::now() + 2 * PATIENCE;
+    loop {
+        let now = Held::now(&[&side.ctx]);
+        if now == *before {
+            return;
+        }
+        assert!(Instant::now() < deadline, "left behind: {now:?}, {before:?} before");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn figures(
+    backend: Backend,
+    time: Duration,
+    story: &Story,
+    side: &Side,
+    changes: &BTreeMap<&str, u64>,
+    (dropped, resident, grown): (u64, usize, usize),
+) -> String {
+    let Story { tally, lives, killed, noticed, back } = story;
+    let counters = side.ctx.counters().transport;
+    format!(
+        "soak {backend}: {} s: {} operations and {} messages, {:.2} GB compared, {} cut off; {} connections in {lives} lives, {killed} of them killed; \
+         {} changes of the network {changes:?}; {dropped} packets lost, {} sent again, {} ACK timeouts; longest silence {:.2} s, \
+         a death noticed within {:.2} s, and made good within {:.2} s; {} KiB resident, {} more in the end",
+        time.as_secs(),
+        tally.requests,
+        tally.received,
+        tally.bytes as f64 / 1e9,
+        tally.cut_off,
+        lives * LANES as u64,
+        changes.values().sum::<u64>(),
+        counters.retransmitted_pkts,
+        counters.local_ack_timeout_err,
+        tally.silence.as_secs_f64(),
+        noticed.as_secs_f64(),
+        back.as_secs_f64(),
+        resident >> 10,
+        grown >> 10,
+    )
+}
+
+/// Who keeps one peer alive, but for a while.
+struct Ward<'a> {
+    lab: &'a Lab,
+    side: &'a Side,
+    loses: &'a Rule,
+    test: &'a str,
+    /// Of the peer and its container.
+    number: usize,
+    story: &'a Mutex<Story>,
+    until: Instant,
+}
+
+impl Ward<'_> {
+    /// One life after the other. The connections of a dead one end while the next is at work.
+    fn watch(&self, mut random: u64) {
+        let at = SocketAddr::new(self.side.address, PORT + self.number as u16);
+        let listener = Listener::bind(&self.side.ctx, at, 2 * LANES).unwrap();
+        std::thread::scope(|scope| {
+            let mut killed = None;
+            for number in 1.. {
+                random = mix(random);
+                let life = (self.number as u64) << 32 | number;
+                let mut process = Process::start(self, at, life);
+                let ready = || process.is_ready();
+                let mut party =
+                    Party::accept(&self.side.ctx, &self.side.pd, &listener, life, ready);
+                self.tell(|story| {
+                    story.lives += 1;
+                    let back = killed.map(|killed: Instant| killed.elapsed());
+                    story.back = story.back.max(back.unwrap_or_default());
+                });
+                let lasts = LIFE[0] + random % (LIFE[1] - LIFE[0]);
+                let ends = Instant::now() + Duration::from_millis(lasts);
+                // However slow the machine is, there is something to get over.
+                let last = self.until <= ends
+                    && number > LIVES_MIN
+                    && self.loses.counter().unwrap().packets > 0;
+                if last || number % PEACEFUL == 0 {
+                    let mut said = false;
+                    party.work(|| {
+                        Instant::now() >= ends && {
+                            if !std::mem::replace(&mut said, true) {
+                                process.order("stop");
+                            }
+                            true
+                        }
+                    });
+                    process.end(&party);
+                    self.tell(|story| story.tally.add(&party.tally()));
+                    killed = None;
+                } else {
+                    party.work_until(|| Instant::now() >= ends);
+                    process.is_alive();
+                    process.child.kill();
+                    let now = Instant::now();
+                    killed = Some(now);
+                    scope.spawn(move || {
+                        let noticed = party.die(now);
+                        self.tell(|story| {
+                            story.killed += 1;
+                            story.noticed = story.noticed.max(noticed);
+                            story.tally.add(&party.tally());
+                        });
+                    });
+                }
+                if last {
+                    break;
+                }
+            }
+        });
+    }
+
+    fn tell(&self, what: impl FnOnce(&mut Story)) {
+        what(&mut self.story.lock().unwrap());
+    }
+}
+
+/// A peer's process.
+struct Process {
+    child: ChildGuard,
+    stdin: ChildStdin,
+    lines: Receiver<String>,
+}
+
+impl Process {
+    fn start(ward: &Ward<'_>, survivor: SocketAddr, life: u64) -> Self {
+        let own = SocketAddr::new(address(ward.lab, ward.number, Family::V4), survivor.port());
+        let mut command = myself(ward.test);
+        command.env(ROLE, format!("{own} {survivor} {life}"));
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = ward.lab.container(ward.number).spawn(&mut command).unwrap();
+        let stdin = child.child_mut().stdin.take().unwrap();
+        let stdout = BufReader::new(child.child_mut().stdout.take().unwrap());
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            for line in stdout.lines().map_while(Result::ok) {
+                let _ = sender.send(line);
+            }
+        });
+        Self { child, stdin, lines }
+    }
+
+    fn is_alive(&mut self) {
+        let ended = self.child.try_wait().unwrap();
+        assert!(ended.is_none(), "the peer ended by itself: {ended:?}");
+    }
+
+    /// How often it has asked for each of its lanes, once it has all.
+    fn is_ready(&mut self) -> Option<Vec<u64>> {
+        self.is_alive();
+        let line = self.lines.try_iter().find(|line| line.starts_with("ready "))?;
+        Some(line.split(' ').skip(1).map(|word| word.parse().unwrap()).collect())
+    }
+
+    fn order(&mut self, what: &str) {
+        writeln!(self.stdin, "{what}").expect("it listens");
+    }
+
+    /// Both have said all: now the connections may go.
+    fn end(mut self, party: &Party) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let line = self.lines.recv_timeout(left).expect("it never said that it was over");
+            if line == "over" {
+                break;
+            }
+        }
+        party.disconnect();
+        self.order("bye");
+        let status = self.child.wait(PATIENCE).unwrap();
+        assert!(status.success(), "the peer: {status}");
+    }
+}

@@ -1,0 +1,159 @@
+//! What happens to the network while they work: addresses, routes, neighbours and links change, and are put back.
+
+use std::collections::BTreeMap;
+use std::process::Command;
+use std::time::Duration;
+
+use rocinante_tests::lab::{Lab, Netns};
+
+use super::lane::mix;
+
+/// How long a change lasts, ms: less than any connection's patience.
+const LASTS: [u64; 2] = [20, 600];
+/// And how long all is well between two, ms.
+const PAUSE: [u64; 2] = [200, 1200];
+
+/// A change, and how it is put back: arguments of `ip`, where `{own}` and `{peer}` are addresses, `{n}` the container's number, and `{port}` the host's end of its veth.
+struct Change {
+    name: &'static str,
+    place: Place,
+    change: &'static str,
+    back: &'static str,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Container,
+    Host,
+}
+
+const CHANGES: &[Change] = &[
+    Change {
+        name: "another address",
+        place: Place::Container,
+        change: "address add 10.77.9.{n}/24 dev eth0",
+        back: "address del 10.77.9.{n}/24 dev eth0",
+    },
+    Change {
+        name: "no address",
+        place: Place::Container,
+        change: "address del {own}/24 dev eth0",
+        back: "address add {own}/24 dev eth0",
+    },
+    Change {
+        name: "a route to nowhere",
+        place: Place::Container,
+        change: "route add blackhole {peer}/32",
+        back: "route del blackhole {peer}/32",
+    },
+    Change {
+        name: "a route by a router that is not there",
+        place: Place::Container,
+        change: "route add {peer}/32 via 10.77.0.200",
+        back: "route del {peer}/32 via 10.77.0.200",
+    },
+    Change {
+        name: "a route of its own",
+        place: Place::Container,
+        change: "route add {peer}/32 dev eth0",
+        back: "route del {peer}/32 dev eth0",
+    },
+    Change {
+        name: "a wrong neighbour",
+        place: Place::Container,
+        change: "neighbour replace {peer} lladdr 02:00:00:00:00:ee nud permanent dev eth0",
+        back: "neighbour del {peer} dev eth0",
+    },
+    Change {
+        name: "no neighbours",
+        place: Place::Container,
+        change: "neighbour flush dev eth0",
+        back: "neighbour flush dev eth0",
+    },
+    Change {
+        name: "another MAC address",
+        place: Place::Container,
+        change: "link set dev eth0 address 02:00:0a:4d:01:{n}",
+        back: "link set dev eth0 address 02:00:0a:4d:00:{n}",
+    },
+    Change {
+        name: "its link down",
+        place: Place::Container,
+        change: "link set dev eth0 down",
+        back: "link set dev eth0 up",
+    },
+    Change {
+        name: "the host's link down",
+        place: Place::Host,
+        change: "link set dev {port} down",
+        back: "link set dev {port} up",
+    },
+    Change {
+        name: "not at the bridge",
+        place: Place::Host,
+        change: "link set dev {port} nomaster",
+        back: "link set dev {port} master br0",
+    },
+];
+
+/// Makes each change at a container so often, puts it back a moment later, and calls `after` each time.
+pub(super) fn each(lab: &Lab, [at, peer]: [usize; 2], times: u32, mut after: impl FnMut(&str)) {
+    for change in CHANGES {
+        for _ in 0..times {
+            run(lab, change, at, peer, change.change);
+            std::thread::sleep(Duration::from_millis(LASTS[0]));
+            run(lab, change, at, peer, change.back);
+            after(change.name);
+        }
+    }
+}
+
+/// Changes one thing after the other at random until `stop` says so; how often each.
+pub(super) fn make(lab: &Lab, seed: u64, stop: impl Fn() -> bool) -> BTreeMap<&'static str, u64> {
+    let mut made = BTreeMap::new();
+    let mut random = seed;
+    let mut between = |[least, most]: [u64; 2]| {
+        random = mix(random);
+        least + random % (most - least)
+    };
+    while !stop() {
+        std::thread::sleep(Duration::from_millis(between(PAUSE)));
+        let change = &CHANGES[between([0, CHANGES.len() as u64]) as usize];
+        let at = between([0, lab.containers().len() as u64]) as usize;
+        // The survivor is in the first container, and everybody's peer.
+        let peer = if at == 0 { 1 + between([0, 2]) as usize } else { 0 };
+        run(lab, change, at, peer, change.change);
+        std::thread::sleep(Duration::from_millis(between(LASTS)));
+        run(lab, change, at, peer, change.back);
+        *made.entry(change.name).or_default() += 1;
+    }
+    made
+}
+
+fn run(lab: &Lab, change: &Change, at: usize, peer: usize, arguments: &str) {
+    let container = lab.container(at);
+    let number = (at + 1).to_string();
+    let arguments = arguments
+        .replace("{own}", &container.ipv4().to_string())
+        .replace("{peer}", &lab.container(peer).ipv4().to_string())
+        .replace("{port}", container.host_end())
+        .replace("{n}", &format!("{number:0>2}"));
+    let netns = if change.place == Place::Host { lab.host() } else { container.netns() };
+    ip(netns, &arguments);
+    if change.name == "another MAC address" {
+        // A machine that changes its own says so, or its peers forget it: these do.
+        for other in lab.containers() {
+            ip(other.netns(), "neighbour flush dev eth0");
+        }
+    }
+}
+
+fn ip(netns: &Netns, arguments: &str) {
+    let mut command = Command::new("ip");
+    command.args(arguments.split(' '));
+    let output = netns.output(&mut command).unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    // What was put right by itself meanwhile need not be put back.
+    let gone = arguments.starts_with("neighbour del") || arguments.starts_with("route del");
+    assert!(output.status.success() || gone, "ip {arguments}: {said}");
+}

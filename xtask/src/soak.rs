@@ -1,0 +1,26 @@
+//! The soak test of `tests/tests/soak` for longer than among the other tests, built for release.
+
+use crate::command::{self, cargo};
+
+/// What each backend gets.
+const SECONDS: u32 = 600;
+
+/// `cargo xtask soak [SECONDS [BACKEND]]`: the backends one after the other.
+///
+/// # Errors
+/// Something was lost, wrong, late or left behind; or it does not build.
+pub(crate) fn run(args: &[&str]) -> Result<(), String> {
+    let (seconds, backend) = match *args {
+        [] => (SECONDS, None),
+        [seconds] => (parse(seconds)?, None),
+        [seconds, backend @ ("udp" | "packet" | "afxdp")] => (parse(seconds)?, Some(backend)),
+        _ => return Err("soak [SECONDS [udp|packet|afxdp]]".into()),
+    };
+    let mut test = cargo(["test", "--release", "-p", "rocinante-tests", "--test", "soak", "--"]);
+    test.args(["--nocapture", "--test-threads", "1"]).args(backend);
+    command::run(test.env("ROCINANTE_SOAK_SECONDS", seconds.to_string()))
+}
+
+fn parse(seconds: &str) -> Result<u32, String> {
+    seconds.parse().map_err(|_| format!("{seconds} are no seconds: give a whole number"))
+}
