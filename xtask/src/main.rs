@@ -9,6 +9,7 @@ mod deny;
 mod fuzz;
 mod interop;
 mod machine;
+mod memory;
 mod mutants;
 mod setup;
 mod skips;
@@ -43,6 +44,9 @@ cargo xtask COMMAND
   soak [SECONDS [BACKEND]]
                        every operation compared byte for byte while packets are lost, the network changes and peers are killed: for ten
                        minutes, or so long, on each backend, or on udp, packet or afxdp (as root, with network namespaces)
+  miri                 the engine and the rings under miri; needs a nightly toolchain with it
+  sanitize WHICH       the tests of netdev and verbs-api under a sanitizer, address or thread; needs a nightly toolchain
+                       with rust-src
   setup                only set up the machine
   unsafe-files         list the files with unsafe code, as unsafe-files.txt must have them
 ";
@@ -64,6 +68,8 @@ fn main() -> ExitCode {
         Some((&"mutants", rest)) => mutants::run(rest),
         Some((&"interop", rest)) => interop::run(rest, &from),
         Some((&"soak", rest)) => soak::run(rest),
+        Some((&"miri", [])) => memory::miri(),
+        Some((&"sanitize", [which])) => memory::sanitize(which),
         Some((&"setup", [])) => {
             setup::packages(setup::TESTS);
             setup::toolchain()
