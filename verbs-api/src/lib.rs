@@ -66,6 +66,7 @@ mod qp;
 mod resources;
 mod soft;
 mod srq;
+mod sync;
 mod wake;
 mod wish;
 

@@ -1,7 +1,7 @@
 //! Event descriptors: how one thread wakes another, and how a program waits for the device in its own loop.
 
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+pub(crate) use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};

@@ -5,7 +5,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 
 /// Every member of the workspace, with the members it may depend on, tests and examples included.
-const MAY_DEPEND_ON: [(&str, &[&str]); 12] = [
+const MAY_DEPEND_ON: [(&str, &[&str]); 13] = [
     ("rocinante-stack", &[]),
     ("rocinante-netdev", &[]),
     ("rocinante-sim", &["rocinante-stack", "rocinante-sim-broken", "rocinante-stack-broken"]),
@@ -26,6 +26,8 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 12] = [
     ("rocinante-examples", &["rocinante"]),
     ("rocinante-tests", &["rocinante-cli", "rocinante", "rocinante-stack", "rocinante-netdev"]),
     ("rocinante-interop", &["rocinante-tests", "rocinante-cli", "rocinante-examples", "rocinante"]),
+    // It compiles files of verbs-api itself.
+    ("rocinante-models", &["rocinante-stack"]),
     (
         "rocinante-benches",
         &["rocinante-tests", "rocinante-cli", "rocinante", "rocinante-stack", "rocinante-netdev"],

@@ -2,15 +2,12 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
-use parking_lot::Mutex;
 use rocinante_stack::cm::{CmEvent, ConnId};
 
 use crate::error::VerbsError;
-use crate::wake;
+use crate::sync::{AtomicBool, AtomicI32, Mutex, OnceLock, Ordering};
+use crate::wake::{self, AsFd, BorrowedFd, OwnedFd};
 
 /// Events that wait for their owner, and a descriptor for those who want to sleep until there are some.
 #[derive(Debug, Default)]

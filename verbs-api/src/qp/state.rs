@@ -1,8 +1,8 @@
 //! The state of a queue pair, for those who post.
 
-use std::sync::atomic::{AtomicU8, Ordering};
-
 use rocinante_stack::verbs::QpState;
+
+use crate::sync::{AtomicU8, Ordering};
 
 /// The state as the last change left it; RESET at first. A queue pair that broke since is in ERR, where posting is allowed
 /// as in RTS.

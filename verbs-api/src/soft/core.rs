@@ -5,13 +5,9 @@
 
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use parking_lot::{Mutex, MutexGuard};
-use rocinante_netdev::Port;
 use rocinante_stack::types::Time;
 
 use super::front::QpShared;
@@ -19,7 +15,11 @@ use super::shard::Shard;
 use super::spin::Spin;
 use super::staging::Staging;
 use crate::event::AsyncEvent;
-use crate::wake;
+use crate::sync::{
+    AtomicBool, AtomicU32, AtomicU64, Instant, Mutex, MutexGuard, Ordering, fence, spin_loop,
+    yield_now,
+};
+use crate::wake::{self, AsFd, BorrowedFd, OwnedFd};
 
 /// The shard and what its drivers need to agree on.
 #[derive(Debug)]
@@ -28,11 +28,11 @@ pub(crate) struct Core {
     /// Work that was left for whoever holds the lock.
     staging: Arc<Staging>,
     /// Moves whenever the program drives.
-    epoch: AtomicU64,
+    pub(super) epoch: AtomicU64,
     /// Threads of the program that sleep on the port and drive when it wakes them.
     waiters: AtomicU32,
     /// When the background thread will look again, in the shard's time; 0 while it is awake or soon will be.
-    parked_until: AtomicU64,
+    pub(super) parked_until: AtomicU64,
     /// The background thread leaves the port to a thread that sleeps on it, until that one wakes it.
     resting: AtomicBool,
     /// The port's descriptor, for waiting without the lock.
@@ -50,11 +50,11 @@ const ASIDE_MAX: Duration = Duration::from_millis(10);
 /// The background thread was not given the processor if it sleeps longer by this.
 const LATE: Duration = Duration::from_micros(500);
 /// For [`Core::parked_until`]: what is held is due before, and nothing else.
-const HELD_ONLY: u64 = 1;
+pub(super) const HELD_ONLY: u64 = 1;
 
 impl Core {
     pub(crate) fn new(shard: Shard) -> std::io::Result<Self> {
-        let port_fd = shard.port.wait_fd().try_clone_to_owned()?;
+        let port_fd = shard.wait_fd().try_clone_to_owned()?;
         Ok(Self {
             port_fd,
             staging: shard.staging.clone(),
@@ -224,7 +224,7 @@ impl Core {
             }
             look = false;
             let Some(mut shard) = self.shard.try_lock() else {
-                std::thread::yield_now();
+                yield_now();
                 continue;
             };
             self.take_staged(&mut shard);
@@ -234,7 +234,7 @@ impl Core {
             self.collect_events(&mut shard);
             if Instant::now() < active_until {
                 drop(shard);
-                std::hint::spin_loop();
+                spin_loop();
                 continue;
             }
             let port = self.watched(&shard);
@@ -258,7 +258,7 @@ impl Core {
     }
 
     /// Sleeps for about `pause`, unless what is held must go. Returns whether it became much longer.
-    fn stand_aside(&self, pause: Duration, epoch: u64) -> bool {
+    pub(super) fn stand_aside(&self, pause: Duration, epoch: u64) -> bool {
         let mut pause = pause;
         if pause > ASIDE {
             self.parked_until.store(HELD_ONLY, Ordering::SeqCst);
@@ -313,7 +313,7 @@ impl Core {
     /// What to wait for besides: the port's descriptor, and whether it shall take more. A broken port's would be ready
     /// for ever.
     fn watched(&self, shard: &Shard) -> Option<(BorrowedFd<'_>, bool)> {
-        shard.broken.is_none().then(|| (self.port_fd.as_fd(), shard.port.wants_write()))
+        shard.broken.is_none().then(|| (self.port_fd.as_fd(), shard.wants_write()))
     }
 
     /// Ends the background thread.
@@ -358,51 +358,5 @@ impl Drop for Held<'_> {
         {
             self.core.drive();
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use rocinante_netdev::AnyPort;
-    use rocinante_netdev::sim::{SimConfig, SimNet};
-    use rocinante_stack::{Engine, EngineConfig};
-
-    use super::super::host::Host;
-    use super::*;
-
-    fn core() -> Core {
-        let port = SimNet::new(1).port(&[[10, 0, 0, 1].into()], &SimConfig::default()).unwrap();
-        let engine = Engine::new(EngineConfig::default());
-        Core::new(Shard::new(engine, AnyPort::from(port), Host::new(1))).unwrap()
-    }
-
-    /// The program may not call again for long, and the peer waits.
-    #[test]
-    fn who_stands_aside_for_longer_wakes_for_an_acknowledgement_that_is_held() {
-        const NEVER: Duration = Duration::from_secs(20);
-        let core = core();
-        std::thread::scope(|scope| {
-            let sleeper = scope.spawn(|| {
-                let start = Instant::now();
-                core.stand_aside(NEVER, core.epoch.load(Ordering::Relaxed));
-                start.elapsed()
-            });
-            while core.parked_until.load(Ordering::Relaxed) != HELD_ONLY && !sleeper.is_finished() {
-                std::thread::yield_now();
-            }
-            // What is not held may wait.
-            let mut shard = core.shard.lock();
-            core.touch();
-            core.release(shard);
-            assert_eq!(core.parked_until.load(Ordering::Relaxed), HELD_ONLY);
-            shard = core.shard.lock();
-            shard.held = true;
-            core.release(shard);
-            assert!(sleeper.join().unwrap() < NEVER);
-        });
-        // Who was faster than the sleep is noticed, too.
-        let start = Instant::now();
-        core.stand_aside(NEVER, core.epoch.load(Ordering::Relaxed).wrapping_sub(1));
-        assert!(start.elapsed() < NEVER);
     }
 }

@@ -1,110 +1,15 @@
 //! Completion queues and the channels that announce their completions.
 
-use std::collections::VecDeque;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Instant;
 
-use parking_lot::Mutex;
 use rocinante_stack::verbs::{CqId, Cqe};
 
 use super::Device;
+use super::announce::{ChannelShared, CqShared};
 use crate::error::VerbsError;
-use crate::listeners::{Listeners, fresh_number};
-use crate::wake;
-
-/// A completion queue as the progress sees it.
-#[derive(Debug)]
-pub(crate) struct CqShared {
-    id: u32,
-    /// What its channel calls it.
-    number: u64,
-    capacity: usize,
-    ring: Mutex<VecDeque<Cqe>>,
-    armed: AtomicU8,
-    overflowed: AtomicBool,
-    channel: Option<Arc<ChannelShared>>,
-}
-
-/// What became of completions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Pushed {
-    /// They are in the queue.
-    All,
-    /// Some found no room; `news` if that never happened before.
-    Overflow { news: bool },
-}
-
-const DISARMED: u8 = 0;
-const ARMED_SOLICITED: u8 = 1;
-const ARMED: u8 = 2;
-
-impl CqShared {
-    pub(crate) fn new(id: u32, capacity: usize, channel: Option<Arc<ChannelShared>>) -> Self {
-        Self {
-            id,
-            number: fresh_number(),
-            capacity,
-            ring: Mutex::new(VecDeque::with_capacity(capacity)),
-            armed: AtomicU8::new(DISARMED),
-            overflowed: AtomicBool::new(false),
-            channel,
-        }
-    }
-
-    /// Appends completions.
-    pub(crate) fn push(&self, completions: impl Iterator<Item = Cqe>) -> Pushed {
-        let mut solicited = false;
-        let mut fits = true;
-        let mut ring = self.ring.lock();
-        for cqe in completions {
-            if ring.len() == self.capacity {
-                fits = false;
-                break;
-            }
-            solicited |= cqe.solicited;
-            ring.push_back(cqe);
-        }
-        drop(ring);
-        let news = !fits && !self.overflowed.swap(true, Ordering::Relaxed);
-        if news {
-            self.announce();
-        }
-        match self.armed.load(Ordering::SeqCst) {
-            ARMED => self.announce(),
-            ARMED_SOLICITED if solicited => self.announce(),
-            _ => {}
-        }
-        if fits { Pushed::All } else { Pushed::Overflow { news } }
-    }
-
-    /// Disarms, and tells the channel if it was armed.
-    fn announce(&self) {
-        if self.armed.swap(DISARMED, Ordering::SeqCst) != DISARMED
-            && let Some(channel) = &self.channel
-        {
-            channel.push(self.number);
-        }
-    }
-
-    fn take(&self, out: &mut [Option<Cqe>]) -> usize {
-        let mut ring = self.ring.lock();
-        let count = out.len().min(ring.len());
-        for (slot, cqe) in out.iter_mut().zip(ring.drain(..count)) {
-            *slot = Some(cqe);
-        }
-        count
-    }
-
-    fn take_one(&self) -> Option<Cqe> {
-        self.ring.lock().pop_front()
-    }
-
-    fn is_empty(&self) -> bool {
-        self.ring.lock().is_empty()
-    }
-}
+use crate::listeners::Listeners;
 
 /// A completion queue.
 #[derive(Debug)]
@@ -139,7 +44,7 @@ impl Cq {
         drop(shard);
         let cq = Arc::new(Self { device: device.clone(), shared, _channel: channel.cloned() });
         if let Some(channel) = channel {
-            channel.shared.queues.add(cq.shared.number, &cq);
+            channel.queues.add(cq.shared.number, &cq);
         }
         Ok(cq)
     }
@@ -180,17 +85,15 @@ impl Cq {
     }
 
     pub(crate) fn req_notify(&self, solicited_only: bool) {
-        let level = if solicited_only { ARMED_SOLICITED } else { ARMED };
-        // The stronger of two wishes stays.
-        self.shared.armed.fetch_max(level, Ordering::SeqCst);
+        self.shared.arm(solicited_only);
     }
 
     pub(crate) fn has_channel(&self) -> bool {
-        self.shared.channel.is_some()
+        self.shared.has_channel()
     }
 
     fn check_overflow(&self) -> Result<(), VerbsError> {
-        if self.shared.overflowed.load(Ordering::Relaxed) && self.shared.is_empty() {
+        if self.shared.is_lost() {
             return Err(VerbsError::Busy(
                 "the completion queue overflowed: make it as deep as the queues that complete to it",
             ));
@@ -199,37 +102,18 @@ impl Cq {
     }
 }
 
-/// A channel as the progress sees it.
-#[derive(Debug)]
-pub(crate) struct ChannelShared {
-    fd: OwnedFd,
-    /// Numbers of queues.
-    events: Mutex<VecDeque<u64>>,
-    queues: Listeners<Cq>,
-}
-
-impl ChannelShared {
-    fn push(&self, cq: u64) {
-        self.events.lock().push_back(cq);
-        wake::notify(&self.fd);
-    }
-}
-
 /// A completion event channel.
 #[derive(Debug, Clone)]
 pub(crate) struct Channel {
     device: Arc<Device>,
     shared: Arc<ChannelShared>,
+    queues: Arc<Listeners<Cq>>,
 }
 
 impl Channel {
     pub(crate) fn create(device: &Arc<Device>) -> Result<Self, VerbsError> {
-        let shared = ChannelShared {
-            fd: wake::eventfd()?,
-            events: Mutex::new(VecDeque::with_capacity(64)),
-            queues: Listeners::new(),
-        };
-        Ok(Self { device: device.clone(), shared: Arc::new(shared) })
+        let (shared, queues) = (Arc::new(ChannelShared::new()?), Arc::new(Listeners::new()));
+        Ok(Self { device: device.clone(), shared, queues })
     }
 
     pub(crate) fn device(&self) -> &Arc<Device> {
@@ -239,15 +123,8 @@ impl Channel {
     /// The queue of the next event, if there is one now.
     pub(crate) fn try_event(&self) -> Option<Arc<Cq>> {
         loop {
-            let number = {
-                let mut events = self.shared.events.lock();
-                let number = events.pop_front();
-                if events.is_empty() {
-                    wake::clear(&self.shared.fd);
-                }
-                number?
-            };
-            if let Some(cq) = self.shared.queues.find(number) {
+            let number = self.shared.next()?;
+            if let Some(cq) = self.queues.find(number) {
                 return Some(cq);
             }
         }
@@ -255,10 +132,10 @@ impl Channel {
 
     /// Sleeps on the channel and on the port until `until`, and drives the device on this thread.
     pub(crate) fn wait(&self, until: Option<Instant>) {
-        self.device.core.wait(self.shared.fd.as_fd(), until);
+        self.device.core.wait(self.shared.fd(), until);
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.shared.fd.as_fd()
+        self.shared.fd()
     }
 }

@@ -1,16 +1,15 @@
 //! The posting side of a queue pair: what is checked before the engine sees a request, and where requests wait
 //! while another thread drives the engine.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
-use parking_lot::Mutex;
+use rocinante_stack::PostError;
 use rocinante_stack::mem::Sge;
 use rocinante_stack::types::Qpn;
 use rocinante_stack::verbs::{QpState, RecvWr, SendData, SendOp, SendWr};
-use rocinante_stack::{Engine, PostError};
 
+use super::Engine;
 use super::host::Host;
 use crate::qp::{QpCaps, SendRules, StateCell};
+use crate::sync::{AtomicU64, Mutex, Ordering};
 
 /// What a queue pair shares between those who post and those who drive.
 #[derive(Debug)]

@@ -9,7 +9,7 @@ use rocinante_stack::mem::{Atomic, AtomicOp, Checked, Memory, Read, RegionTable,
 use rocinante_stack::verbs::{CqId, Cqe, QpState};
 use rocinante_stack::{Engine, QpAttr};
 
-use super::cq::{CqShared, Pushed};
+use super::announce::{CqShared, Pushed};
 use super::front::QpShared;
 use crate::memory::Range;
 

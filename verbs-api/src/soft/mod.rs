@@ -1,14 +1,18 @@
 //! The software provider: an engine and a port instead of a card.
 
 mod ah;
+mod announce;
 mod cm;
 mod core;
+#[cfg(test)]
+mod core_tests;
 mod cq;
 mod front;
 mod groups;
 mod host;
 mod mr;
 mod mw;
+mod posting;
 mod qp;
 mod shard;
 mod sidr;

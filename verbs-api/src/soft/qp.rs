@@ -9,7 +9,7 @@ use rocinante_stack::types::Qpn;
 use rocinante_stack::verbs::{QpState, QpType, RecvWr, SendWr, SrqId};
 use rocinante_stack::{ModifyError, PeerAddress, QpAttr, QpInit};
 
-use super::front::{Front, QpShared};
+use super::front::QpShared;
 use super::{Cq, Device, Pd, ah};
 use crate::error::VerbsError;
 use crate::qp::{ModifyAttr, PeerPath, PostListError, QpCaps, SendRules};
@@ -127,91 +127,12 @@ impl Qp {
 
     #[inline]
     pub(crate) fn post_send(&self, list: &[SendWr<'_>]) -> Result<(), PostListError> {
-        self.device.core.touch();
-        let mut front = self.shared.front.lock();
-        let mut failed = None;
-        if let Some(mut guard) = self.device.core.shard.try_lock() {
-            let shard = &mut *guard;
-            front.give(self.qpn, &mut shard.engine, &mut shard.host);
-            let busy = shard.engine.busy(self.qpn);
-            let mut count = 0;
-            for (index, wr) in list.iter().enumerate() {
-                let posted = self
-                    .shared
-                    .check_send(&front, wr)
-                    .and_then(|()| shard.engine.post_send(self.qpn, wr, &mut shard.host));
-                if let Err(error) = posted {
-                    failed = Some(PostListError { index, error });
-                    break;
-                }
-                front.sends += 1;
-                count += 1;
-            }
-            drop(front);
-            self.device.core.take_staged(shard);
-            shard.posted(count, busy);
-            if self.device.core.release(guard) {
-                self.device.core.drive();
-            }
-        } else {
-            for (index, wr) in list.iter().enumerate() {
-                if let Err(error) = self.shared.check_send(&front, wr) {
-                    failed = Some(PostListError { index, error });
-                    break;
-                }
-                front.stage_send(wr);
-                front.sends += 1;
-            }
-            self.leave(front);
-        }
-        failed.map_or(Ok(()), Err)
+        self.shared.post_send(&self.device.core, list)
     }
 
     #[inline]
     pub(crate) fn post_recv(&self, list: &[RecvWr<'_>]) -> Result<(), PostListError> {
-        let mut front = self.shared.front.lock();
-        let mut failed = None;
-        if let Some(mut guard) = self.device.core.shard.try_lock() {
-            let shard = &mut *guard;
-            front.give(self.qpn, &mut shard.engine, &mut shard.host);
-            for (index, wr) in list.iter().enumerate() {
-                let posted = self
-                    .shared
-                    .check_recv(&front, wr)
-                    .and_then(|()| shard.engine.post_recv(self.qpn, wr, &mut shard.host));
-                if let Err(error) = posted {
-                    failed = Some(PostListError { index, error });
-                    break;
-                }
-                front.recvs += 1;
-            }
-            drop(front);
-            shard.deliver();
-            if self.device.core.release(guard) {
-                self.device.core.drive();
-            }
-        } else {
-            for (index, wr) in list.iter().enumerate() {
-                if let Err(error) = self.shared.check_recv(&front, wr) {
-                    failed = Some(PostListError { index, error });
-                    break;
-                }
-                front.stage_recv(wr);
-                front.recvs += 1;
-            }
-            self.leave(front);
-        }
-        failed.map_or(Ok(()), Err)
-    }
-
-    /// Somebody else drives: leaves the staged requests to them.
-    fn leave(&self, mut front: parking_lot::MutexGuard<'_, Front>) {
-        let listed = std::mem::replace(&mut front.listed, true);
-        drop(front);
-        if !listed {
-            self.device.core.leave(&self.shared);
-        }
-        self.device.core.drive();
+        self.shared.post_recv(&self.device.core, list)
     }
 }
 

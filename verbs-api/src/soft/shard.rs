@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -89,6 +90,16 @@ impl Shard {
             broken: None,
             events: Vec::new(),
         }
+    }
+
+    /// Readable while the port has something, writable while it takes more.
+    pub(super) fn wait_fd(&self) -> BorrowedFd<'_> {
+        self.port.wait_fd()
+    }
+
+    /// Whether what is to be sent waits for the port to take more.
+    pub(super) fn wants_write(&self) -> bool {
+        self.port.wants_write()
     }
 
     pub(crate) fn now(&self) -> Time {

@@ -1,13 +1,11 @@
 //! What is posted while another thread drives the shard: a list of the queue pairs that have some, and a bell.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering, fence};
 
-use parking_lot::Mutex;
-use rocinante_stack::Engine;
-
+use super::Engine;
 use super::front::QpShared;
 use super::host::Host;
+use crate::sync::{AtomicBool, Mutex, Ordering, fence};
 
 /// Shared by those who post and whoever holds the shard's lock.
 #[derive(Debug)]

@@ -1,0 +1,175 @@
+//! The device in software, its engine and its port reduced to what its threads can tell of them.
+
+#[path = "../../../../verbs-api/src/soft/announce.rs"]
+pub mod announce;
+#[path = "../../../../verbs-api/src/soft/core.rs"]
+pub mod core;
+#[path = "../../../../verbs-api/src/soft/front.rs"]
+pub mod front;
+#[path = "../../../../verbs-api/src/soft/posting.rs"]
+mod posting;
+pub mod shard;
+#[path = "../../../../verbs-api/src/soft/staging.rs"]
+mod staging;
+
+use std::sync::Arc;
+
+use rocinante_stack::types::Qpn;
+use rocinante_stack::verbs::{Cqe, QpState, RecvWr, SendData, SendOp, SendWr};
+
+use self::announce::{ChannelShared, CqShared};
+use self::core::Core;
+use self::front::QpShared;
+use self::shard::{Engine, Shard, host, spin};
+use crate::qp::{PostListError, QpCaps, SendRules};
+use crate::wake::{self, BorrowedFd, OwnedFd};
+
+/// A device with a queue pair, and a completion queue with a channel.
+#[derive(Debug)]
+pub struct Device {
+    core: Core,
+    /// What arrives, and what is acknowledged.
+    wire: [OwnedFd; 2],
+    qp: Arc<QpShared>,
+    cq: Arc<CqShared>,
+    channel: Arc<ChannelShared>,
+}
+
+/// What the engine of a device does with a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Peer {
+    /// It completes at once, and what arrives needs no answer.
+    Near,
+    /// It is lost: it completes when its deadline has passed. What arrives is to be acknowledged.
+    Silent,
+}
+
+impl Device {
+    pub fn new(peer: Peer) -> Arc<Self> {
+        let channel = Arc::new(ChannelShared::new().unwrap());
+        let cq = Arc::new(CqShared::new(1, 16, Some(channel.clone())));
+        let caps = QpCaps { max_send_wr: 8, max_recv_wr: 8 };
+        let qp = Arc::new(QpShared::new(Qpn::default(), SendRules { caps }));
+        qp.set_state(QpState::Rts);
+        let wire: [OwnedFd; 2] = Default::default();
+        let shard = Shard::new(&wire, peer, cq.clone(), qp.clone());
+        Arc::new(Self { core: Core::new(shard).unwrap(), wire, qp, cq, channel })
+    }
+
+    /// `ibv_post_send`.
+    pub fn post_send(&self, wr_id: u64) -> Result<(), PostListError> {
+        let (op, data) = (SendOp::Send { imm: None }, SendData::Inline(&[]));
+        let wr = SendWr { wr_id, op, data, signaled: true, solicited: false, fence: false };
+        self.qp.post_send(&self.core, &[wr])
+    }
+
+    /// `ibv_post_recv`.
+    pub fn post_recv(&self, wr_id: u64) -> Result<(), PostListError> {
+        self.qp.post_recv(&self.core, &[RecvWr { wr_id, sges: &[] }])
+    }
+
+    /// A reset of the queue pair, as `Qp::modify` does it.
+    pub fn reset(&self) {
+        let mut shard = self.core.hold();
+        self.core.take_staged(&mut shard);
+        shard.engine.reset();
+        self.qp.set_state(QpState::Reset);
+        self.qp.forget_posted();
+    }
+
+    /// From RESET to RTS.
+    pub fn set_up_again(&self) {
+        self.core.hold().engine.set_up_again();
+        self.qp.set_state(QpState::Rts);
+    }
+
+    /// Something that needs the lock, but drives nothing.
+    pub fn hold(&self) {
+        drop(self.core.hold());
+    }
+
+    /// What the background thread does.
+    pub fn background(&self) {
+        self.core.background();
+    }
+
+    /// The device is closed.
+    pub fn shut_down(&self) {
+        self.core.shut_down();
+    }
+
+    /// `ibv_get_async_event`, without waiting.
+    pub fn async_event(&self) -> bool {
+        self.core.next_event().is_some()
+    }
+
+    pub fn async_fd(&self) -> BorrowedFd<'_> {
+        self.core.event_fd()
+    }
+
+    /// `ibv_poll_cq`.
+    pub fn poll(&self) -> Option<Cqe> {
+        self.cq.take_one().or_else(|| {
+            self.core.drive();
+            self.cq.take_one()
+        })
+    }
+
+    /// What is in the queue, without driving.
+    pub fn taken(&self) -> Option<Cqe> {
+        self.cq.take_one()
+    }
+
+    /// `ibv_req_notify_cq`.
+    pub fn arm(&self, solicited_only: bool) {
+        self.cq.arm(solicited_only);
+    }
+
+    /// Completions arrive.
+    pub fn complete(&self, completions: &[Cqe]) {
+        self.cq.push(completions.iter().copied());
+    }
+
+    /// `ibv_get_cq_event`, without waiting.
+    pub fn event(&self) -> bool {
+        self.channel.next().is_some()
+    }
+
+    pub fn channel_fd(&self) -> BorrowedFd<'_> {
+        self.channel.fd()
+    }
+
+    /// `ibv_get_cq_event` of a program that drives the device meanwhile.
+    pub fn wait_event(&self) {
+        while !self.event() {
+            self.core.wait(self.channel.fd(), None);
+        }
+    }
+
+    /// The same by `poll(2)` in the program's own loop: the background thread drives.
+    pub fn sleep_for_event(&self) {
+        while !self.event() {
+            wake::wait(None, self.channel.fd(), None);
+        }
+    }
+
+    /// A datagram arrives.
+    pub fn arrive(&self) {
+        wake::notify(&self.wire[0]);
+    }
+
+    /// Sleeps until what arrived is acknowledged.
+    pub fn sleep_for_acknowledgement(&self) {
+        wake::wait(None, &self.wire[1], None);
+    }
+
+    /// The requests that the engine was given, in their order.
+    pub fn posted(&self) -> Vec<u64> {
+        self.core.shard.lock().engine.posted.clone()
+    }
+
+    /// How many more sends the queue has room for.
+    pub fn room(&self) -> usize {
+        (0..8).take_while(|_| self.post_send(99).is_ok()).count()
+    }
+}

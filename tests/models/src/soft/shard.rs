@@ -1,0 +1,236 @@
+//! An engine that keeps a list, and a shard with one deadline.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rocinante_stack::types::{Qpn, Time};
+use rocinante_stack::verbs::{Cqe, RecvWr, SendWr, WcOpcode, WcStatus};
+use rocinante_stack::{Busy, PostError};
+
+use self::host::Host;
+use super::Peer;
+use super::announce::CqShared;
+use super::front::QpShared;
+use super::staging::Staging;
+use crate::event::AsyncEvent;
+use crate::sync::Ordering;
+use crate::wake::{self, BorrowedFd, OwnedFd, clock};
+
+#[derive(Debug, Default)]
+pub struct Engine {
+    /// All that it was given.
+    pub posted: Vec<u64>,
+    /// Sends that have not left.
+    fresh: Vec<u64>,
+    is_reset: bool,
+}
+
+impl Engine {
+    pub(super) fn post_send(
+        &mut self,
+        _: Qpn,
+        wr: &SendWr<'_>,
+        _: &mut Host,
+    ) -> Result<(), PostError> {
+        self.post(wr.wr_id)?;
+        self.fresh.push(wr.wr_id);
+        Ok(())
+    }
+
+    pub(super) fn post_recv(
+        &mut self,
+        _: Qpn,
+        wr: &RecvWr<'_>,
+        _: &mut Host,
+    ) -> Result<(), PostError> {
+        self.post(wr.wr_id)
+    }
+
+    pub(super) fn busy(&self, _: Qpn) -> Busy {
+        Busy::No
+    }
+
+    pub(super) fn reset(&mut self) {
+        self.is_reset = true;
+        self.posted.clear();
+        self.fresh.clear();
+    }
+
+    pub(super) fn set_up_again(&mut self) {
+        self.is_reset = false;
+    }
+
+    fn post(&mut self, wr_id: u64) -> Result<(), PostError> {
+        if self.is_reset {
+            return Err(PostError::State);
+        }
+        self.posted.push(wr_id);
+        Ok(())
+    }
+}
+
+pub mod host {
+    /// The caller of the engine.
+    #[derive(Debug, Default)]
+    pub struct Host;
+}
+
+pub mod spin {
+    use std::time::Duration;
+
+    /// Sleeps at once.
+    #[derive(Debug)]
+    pub struct Spin;
+
+    impl Spin {
+        pub(in crate::soft) fn new() -> Self {
+            Self
+        }
+
+        pub(in crate::soft) fn span(&self) -> Duration {
+            Duration::ZERO
+        }
+
+        pub(in crate::soft) fn slept(&mut self, _: Duration, _: bool) {}
+    }
+}
+
+#[derive(Debug)]
+pub struct Shard {
+    pub engine: Engine,
+    pub host: Host,
+    pub held: bool,
+    pub(super) broken: Option<()>,
+    pub(super) staging: Arc<Staging>,
+    peer: Peer,
+    port: OwnedFd,
+    cq: Arc<CqShared>,
+    qp: Arc<QpShared>,
+    timer: Option<Time>,
+    /// An acknowledgement is to be sent.
+    owed: bool,
+    acknowledged: OwnedFd,
+    events: Vec<AsyncEvent>,
+    received: u64,
+}
+
+/// When what is lost is sent again.
+const TIMEOUT: Duration = Duration::from_millis(100);
+
+impl Shard {
+    pub(super) fn new(
+        [port, acknowledged]: &[OwnedFd; 2],
+        peer: Peer,
+        cq: Arc<CqShared>,
+        qp: Arc<QpShared>,
+    ) -> Self {
+        Self {
+            engine: Engine::default(),
+            host: Host,
+            held: false,
+            broken: None,
+            staging: Arc::default(),
+            peer,
+            port: port.clone(),
+            cq,
+            qp,
+            timer: None,
+            owed: false,
+            acknowledged: acknowledged.clone(),
+            events: Vec::new(),
+            received: 0,
+        }
+    }
+
+    pub(super) fn wait_fd(&self) -> BorrowedFd<'_> {
+        &self.port
+    }
+
+    pub(super) fn wants_write(&self) -> bool {
+        false
+    }
+
+    pub(super) fn now(&self) -> Time {
+        Time(clock::now())
+    }
+
+    pub(super) fn deadline(&self) -> Option<Time> {
+        self.timer
+    }
+
+    pub(super) fn needed(&self) -> Option<Time> {
+        if self.held { Some(Time(0)) } else { self.deadline() }
+    }
+
+    pub(super) fn drive(&mut self, hold: bool) -> bool {
+        let arrived = self.port.drain();
+        for _ in 0..arrived {
+            self.staging.take(&mut self.engine, &mut self.host);
+            self.received += 1;
+            self.complete(1000 + self.received);
+        }
+        let expired = self.timer.is_some_and(|due| due <= self.now());
+        if expired {
+            self.timer = None;
+            self.events.push(AsyncEvent::Expired);
+            self.complete(2000);
+        }
+        self.owed |= arrived > 0 && self.peer == Peer::Silent;
+        self.held = hold && self.owed && !self.held;
+        if !self.held {
+            self.transmit();
+        }
+        arrived > 0 || expired
+    }
+
+    pub(super) fn posted(&mut self, _: u32, _: Busy) {
+        self.transmit();
+    }
+
+    pub(super) fn deliver(&mut self) {}
+
+    pub(super) fn poll_event(&mut self) -> Option<AsyncEvent> {
+        self.events.pop()
+    }
+
+    /// What was posted leaves.
+    fn transmit(&mut self) {
+        self.held = false;
+        if std::mem::take(&mut self.owed) {
+            wake::notify(&self.acknowledged);
+        }
+        let sends = std::mem::take(&mut self.engine.fresh);
+        match self.peer {
+            Peer::Silent if !sends.is_empty() => {
+                self.timer = Some(Time(clock::now() + TIMEOUT.as_nanos() as u64));
+            }
+            Peer::Silent => {}
+            Peer::Near => {
+                for wr_id in sends {
+                    self.complete(wr_id);
+                    let retired = self.qp.send_retired.load(Ordering::Relaxed) + 1;
+                    self.qp.send_retired.store(retired, Ordering::Release);
+                }
+            }
+        }
+    }
+
+    fn complete(&self, wr_id: u64) {
+        self.cq.push(std::iter::once(cqe(wr_id)));
+    }
+}
+
+/// A success.
+pub fn cqe(wr_id: u64) -> Cqe {
+    Cqe {
+        wr_id,
+        status: WcStatus::Success,
+        opcode: WcOpcode::Send,
+        byte_len: 0,
+        imm: None,
+        invalidated: None,
+        qpn: Qpn::default(),
+        src_qp: None,
+        solicited: false,
+    }
+}

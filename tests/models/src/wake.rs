@@ -1,0 +1,144 @@
+//! In the place of `verbs-api/src/wake.rs`: descriptors that the kernel locks one by one, and sleeps that end at once if they have an end.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use loom::sync::Mutex;
+use loom::thread::{self, Thread};
+
+/// An event descriptor, or a port's.
+#[derive(Debug, Clone, Default)]
+pub struct OwnedFd(Arc<Inner>);
+
+pub type BorrowedFd<'a> = &'a OwnedFd;
+
+#[derive(Debug)]
+struct Inner(Mutex<State>);
+
+impl Default for Inner {
+    fn default() -> Self {
+        Self(Mutex::new(State::default()))
+    }
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Of an event descriptor its counter, of a port the datagrams that wait.
+    count: u64,
+    sleepers: Vec<Thread>,
+}
+
+impl OwnedFd {
+    pub fn try_clone_to_owned(&self) -> io::Result<Self> {
+        Ok(self.clone())
+    }
+
+    /// Takes all that is there.
+    pub fn drain(&self) -> u64 {
+        std::mem::take(&mut self.0.0.lock().unwrap().count)
+    }
+
+    pub fn is_ready(&self) -> bool {
+        self.0.0.lock().unwrap().count > 0
+    }
+}
+
+pub trait AsFd {
+    fn as_fd(&self) -> BorrowedFd<'_>;
+}
+
+impl AsFd for OwnedFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self
+    }
+}
+
+pub fn eventfd() -> io::Result<OwnedFd> {
+    Ok(OwnedFd::default())
+}
+
+pub fn notify(fd: &OwnedFd) {
+    let mut state = fd.0.0.lock().unwrap();
+    state.count += 1;
+    for sleeper in state.sleepers.drain(..) {
+        sleeper.unpark();
+    }
+}
+
+pub fn clear(fd: &OwnedFd) {
+    take(fd);
+}
+
+pub fn take(fd: &OwnedFd) -> bool {
+    fd.drain() > 0
+}
+
+/// As in `poll(2)`. With a timeout it is over at once: nothing that needs another thread may be waited for by it. The clock of the shard then
+/// stands at its end.
+pub fn wait(
+    port: Option<(BorrowedFd<'_>, bool)>,
+    other: BorrowedFd<'_>,
+    timeout: Option<Duration>,
+) -> bool {
+    let port = port.map(|(fd, _)| fd);
+    loop {
+        let sleeps = timeout.is_none();
+        let here = look(other, sleeps);
+        let there = port.is_some_and(|port| look(port, sleeps && !here));
+        if here || there {
+            return there || !here;
+        }
+        let Some(timeout) = timeout else {
+            thread::park();
+            continue;
+        };
+        clock::advance(timeout);
+        if clock::is_others_turn() {
+            thread::yield_now();
+        }
+        return true;
+    }
+}
+
+/// Whether it is ready; if not, this thread is woken when it is, if it sleeps.
+fn look(fd: &OwnedFd, sleeps: bool) -> bool {
+    let mut state = fd.0.0.lock().unwrap();
+    if state.count == 0 && sleeps {
+        state.sleepers.push(thread::current());
+    }
+    state.count > 0
+}
+
+/// The clock of the shard, which moves when somebody sleeps.
+pub mod clock {
+    use std::time::Duration;
+
+    use loom::sync::atomic::{AtomicU64, Ordering};
+
+    loom::lazy_static! {
+        static ref NANOSECONDS: AtomicU64 = AtomicU64::new(1_000_000_000);
+        /// Loom need not know of it.
+        static ref IN_A_ROW: std::sync::atomic::AtomicUsize = 0.into();
+    }
+
+    /// As a clock is: all see the same time, and nothing else by it.
+    pub fn now() -> u64 {
+        NANOSECONDS.fetch_add(0, Ordering::Relaxed)
+    }
+
+    /// So many sleeps are over before anybody else does anything: loom takes a thread that yields for one that cannot go on.
+    pub fn sleep_in_a_row(count: usize) {
+        IN_A_ROW.store(count, std::sync::atomic::Ordering::Relaxed);
+    }
+
+    pub(super) fn is_others_turn() -> bool {
+        let left = IN_A_ROW.load(std::sync::atomic::Ordering::Relaxed);
+        IN_A_ROW.store(left.saturating_sub(1), std::sync::atomic::Ordering::Relaxed);
+        left == 0
+    }
+
+    pub(super) fn advance(by: Duration) {
+        NANOSECONDS.fetch_add(by.as_nanos() as u64, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,270 @@
+//! Every order of the steps of a few threads over one device: nothing that is posted, arrives or falls due is forgotten. A thread that sleeps for
+//! ever is a deadlock, which loom reports with the steps that led to it.
+//!
+//! `LOOM_MAX_PREEMPTIONS=4 LOOM_LOG=trace cargo test -p rocinante-models` looks deeper, or shows more.
+
+use std::sync::Arc;
+
+use loom::thread;
+use rocinante_models::Letters;
+use rocinante_models::soft::shard::cqe;
+use rocinante_models::soft::{Device, Peer};
+use rocinante_models::wake;
+use rocinante_stack::verbs::Cqe;
+
+/// Tries everything that takes no more than so many switches away from a thread that could go on.
+fn model(preemptions: usize, body: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound.get_or_insert(preemptions);
+    builder.max_branches = 5_000;
+    builder.check(body);
+}
+
+/// Who posts while another thread drives leaves it to that one, and nobody looks away too early.
+#[test]
+fn what_two_threads_post_reaches_the_engine_once_and_in_order() {
+    model(2, || {
+        let device = Device::new(Peer::Near);
+        let other = {
+            let device = device.clone();
+            thread::spawn(move || {
+                device.post_send(1).unwrap();
+                device.post_send(2).unwrap();
+            })
+        };
+        device.post_recv(11).unwrap();
+        device.post_send(12).unwrap();
+        other.join().unwrap();
+        let posted = device.posted();
+        let of = |range: std::ops::Range<u64>| {
+            posted.iter().copied().filter(|id| range.contains(id)).collect::<Vec<_>>()
+        };
+        assert_eq!((of(1..10), of(10..20)), (vec![1, 2], vec![11, 12]));
+        assert_eq!(std::iter::from_fn(|| device.taken()).count(), 3);
+    });
+}
+
+/// The same while a third holds the lock for something else.
+#[test]
+fn what_is_posted_while_the_shard_is_held_is_made_up_for() {
+    model(3, || {
+        let device = Device::new(Peer::Near);
+        let posting = {
+            let device = device.clone();
+            thread::spawn(move || device.post_send(1).unwrap())
+        };
+        device.hold();
+        posting.join().unwrap();
+        assert_eq!(device.posted(), [1]);
+    });
+}
+
+/// A reset forgets what was posted before, staged or not, and leaves room for a whole queue.
+#[test]
+fn a_reset_leaves_no_request_and_no_place_taken() {
+    model(3, || {
+        let device = Device::new(Peer::Silent);
+        let posting = {
+            let device = device.clone();
+            thread::spawn(move || {
+                let _ = device.post_send(1);
+                let _ = device.post_send(2);
+            })
+        };
+        device.reset();
+        posting.join().unwrap();
+        device.set_up_again();
+        assert_eq!(device.room(), 8);
+        // What was staged before belongs to the queue pair of before.
+        assert_eq!(device.posted().iter().filter(|id| **id != 99).count(), 0);
+    });
+}
+
+/// Armed, looked, slept: whatever completes after the look makes an event.
+#[test]
+fn who_arms_then_looks_then_sleeps_misses_nothing() {
+    model(3, || {
+        let device = Device::new(Peer::Near);
+        let completing = {
+            let device = device.clone();
+            thread::spawn(move || {
+                device.complete(&[cqe(1)]);
+                device.complete(&[Cqe { solicited: true, ..cqe(2) }]);
+            })
+        };
+        let mut seen = 0;
+        while seen < 2 {
+            // The second is solicited, so either wish is granted.
+            device.arm(seen == 1);
+            let before = seen;
+            while device.taken().is_some() {
+                seen += 1;
+            }
+            if seen == before {
+                device.sleep_for_event();
+            }
+        }
+        completing.join().unwrap();
+    });
+}
+
+/// One event for one wish; and the descriptor is readable while there are events, and only then.
+#[test]
+fn a_wish_makes_one_event_and_the_descriptor_tells_the_truth() {
+    model(3, || {
+        let device = Device::new(Peer::Near);
+        device.arm(false);
+        let completing = [1, 2].map(|id| {
+            let device = device.clone();
+            thread::spawn(move || device.complete(&[cqe(id)]))
+        });
+        let mut events = usize::from(device.event());
+        for thread in completing {
+            thread.join().unwrap();
+        }
+        assert_eq!(device.channel_fd().is_ready(), events == 0);
+        events += usize::from(device.event());
+        assert_eq!(events, 1);
+        assert!(!device.channel_fd().is_ready());
+    });
+}
+
+/// Of two wishes the stronger stays.
+#[test]
+fn who_wants_to_hear_of_all_does() {
+    model(3, || {
+        let device = Device::new(Peer::Near);
+        let other = {
+            let device = device.clone();
+            thread::spawn(move || device.arm(true))
+        };
+        device.arm(false);
+        other.join().unwrap();
+        device.complete(&[cqe(1)]);
+        assert!(device.event());
+    });
+}
+
+/// A device whose background thread runs until it is closed.
+fn with_background(peer: Peer, program: impl FnOnce(&Arc<Device>)) {
+    let device = Device::new(peer);
+    let background = {
+        let device = device.clone();
+        thread::spawn(move || device.background())
+    };
+    program(&device);
+    device.shut_down();
+    background.join().unwrap();
+}
+
+/// Whatever it is doing.
+#[test]
+fn the_background_thread_ends_when_it_is_told_to() {
+    model(3, || with_background(Peer::Near, |device| assert!(device.poll().is_none())));
+}
+
+/// The program posts and then sleeps: the background thread must learn of the deadline, also if it was about to sleep for longer.
+#[test]
+fn a_deadline_of_the_programs_is_kept_by_the_background_thread() {
+    model(2, || {
+        with_background(Peer::Silent, |device| {
+            device.arm(false);
+            device.post_send(1).unwrap();
+            device.sleep_for_event();
+            assert_eq!(device.taken().unwrap().wr_id, 2000);
+            wait_for_async_event(device);
+        });
+    });
+}
+
+/// Asynchronous events: readable when there are some.
+fn wait_for_async_event(device: &Device) {
+    wake::wait(None, device.async_fd(), None);
+    assert!(device.async_event());
+    assert!(!device.async_fd().is_ready());
+}
+
+/// A program that drove once, and then only sleeps on its channel: the background thread takes over.
+#[test]
+fn a_datagram_is_received_when_the_program_no_longer_drives() {
+    model(2, || {
+        with_background(Peer::Near, |device| {
+            let arriving = {
+                let device = device.clone();
+                thread::spawn(move || device.arrive())
+            };
+            device.arm(false);
+            if device.poll().is_none() {
+                device.sleep_for_event();
+            }
+            arriving.join().unwrap();
+        });
+    });
+}
+
+/// The program polls, and so takes the acknowledgement upon itself; then it sleeps: the background thread must send it.
+#[test]
+fn an_acknowledgement_that_waits_for_the_program_leaves_without_it() {
+    model(2, || {
+        with_background(Peer::Silent, |device| {
+            device.arrive();
+            device.poll();
+            device.sleep_for_acknowledgement();
+        });
+    });
+}
+
+/// A thread that sleeps on the port watches it, and gives it back when it goes.
+#[test]
+fn who_sleeps_on_the_port_gives_it_back() {
+    model(1, || {
+        // Until the background thread rests.
+        wake::clock::sleep_in_a_row(6);
+        with_background(Peer::Near, |device| {
+            let arriving = {
+                let device = device.clone();
+                thread::spawn(move || {
+                    device.arrive();
+                    device.arrive();
+                })
+            };
+            let look = || std::iter::from_fn(|| device.taken()).count();
+            device.arm(false);
+            let mut seen = look();
+            if seen == 0 {
+                device.wait_event();
+                device.arm(false);
+                seen += look();
+            }
+            if seen < 2 {
+                device.sleep_for_event();
+            }
+            arriving.join().unwrap();
+        });
+    });
+}
+
+/// Events of the connection manager: whenever the descriptor is asked for.
+#[test]
+fn a_mailbox_with_letters_is_readable() {
+    model(3, || {
+        let mailbox = Arc::new(Letters::default());
+        let writing = {
+            let mailbox = mailbox.clone();
+            thread::spawn(move || {
+                mailbox.put();
+                mailbox.put();
+            })
+        };
+        let mut seen = 0;
+        while seen < 2 {
+            if mailbox.take() {
+                seen += 1;
+            } else {
+                wake::wait(None, mailbox.fd(), None);
+            }
+        }
+        writing.join().unwrap();
+        assert!(!mailbox.fd().is_ready());
+    });
+}

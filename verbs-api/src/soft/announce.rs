@@ -1,0 +1,150 @@
+//! What a completion queue holds, and how its channel hears of it.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+
+use rocinante_stack::verbs::Cqe;
+
+use crate::listeners::fresh_number;
+use crate::sync::{AtomicBool, AtomicU8, Mutex, Ordering};
+use crate::wake::{self, AsFd, BorrowedFd, OwnedFd};
+
+/// A completion queue as the progress sees it.
+#[derive(Debug)]
+pub(crate) struct CqShared {
+    pub(super) id: u32,
+    /// What its channel calls it.
+    pub(super) number: u64,
+    pub(super) capacity: usize,
+    ring: Mutex<VecDeque<Cqe>>,
+    armed: AtomicU8,
+    overflowed: AtomicBool,
+    channel: Option<Arc<ChannelShared>>,
+}
+
+/// What became of completions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pushed {
+    /// They are in the queue.
+    All,
+    /// Some found no room; `news` if that never happened before.
+    Overflow { news: bool },
+}
+
+const DISARMED: u8 = 0;
+const ARMED_SOLICITED: u8 = 1;
+const ARMED: u8 = 2;
+
+impl CqShared {
+    pub(super) fn new(id: u32, capacity: usize, channel: Option<Arc<ChannelShared>>) -> Self {
+        Self {
+            id,
+            number: fresh_number(),
+            capacity,
+            ring: Mutex::new(VecDeque::with_capacity(capacity)),
+            armed: AtomicU8::new(DISARMED),
+            overflowed: AtomicBool::new(false),
+            channel,
+        }
+    }
+
+    /// Appends completions.
+    pub(super) fn push(&self, completions: impl Iterator<Item = Cqe>) -> Pushed {
+        let mut solicited = false;
+        let mut fits = true;
+        let mut ring = self.ring.lock();
+        for cqe in completions {
+            if ring.len() == self.capacity {
+                fits = false;
+                break;
+            }
+            solicited |= cqe.solicited;
+            ring.push_back(cqe);
+        }
+        drop(ring);
+        let news = !fits && !self.overflowed.swap(true, Ordering::Relaxed);
+        if news {
+            self.announce();
+        }
+        // Who armed and then found the queue empty locked it before: that is what makes its wish visible here.
+        match self.armed.load(Ordering::SeqCst) {
+            ARMED => self.announce(),
+            ARMED_SOLICITED if solicited => self.announce(),
+            _ => {}
+        }
+        if fits { Pushed::All } else { Pushed::Overflow { news } }
+    }
+
+    /// Disarms, and tells the channel if it was armed.
+    fn announce(&self) {
+        if self.armed.swap(DISARMED, Ordering::SeqCst) != DISARMED
+            && let Some(channel) = &self.channel
+        {
+            channel.push(self.number);
+        }
+    }
+
+    /// Asks for an event when something is pushed. Of two wishes the stronger stays.
+    pub(super) fn arm(&self, solicited_only: bool) {
+        let level = if solicited_only { ARMED_SOLICITED } else { ARMED };
+        self.armed.fetch_max(level, Ordering::SeqCst);
+    }
+
+    pub(super) fn take(&self, out: &mut [Option<Cqe>]) -> usize {
+        let mut ring = self.ring.lock();
+        let count = out.len().min(ring.len());
+        for (slot, cqe) in out.iter_mut().zip(ring.drain(..count)) {
+            *slot = Some(cqe);
+        }
+        count
+    }
+
+    pub(super) fn take_one(&self) -> Option<Cqe> {
+        self.ring.lock().pop_front()
+    }
+
+    /// Whether completions were lost, and all that were not have been taken.
+    pub(super) fn is_lost(&self) -> bool {
+        self.overflowed.load(Ordering::Relaxed) && self.ring.lock().is_empty()
+    }
+
+    pub(super) fn has_channel(&self) -> bool {
+        self.channel.is_some()
+    }
+}
+
+/// A channel as the progress sees it.
+#[derive(Debug)]
+pub(crate) struct ChannelShared {
+    fd: OwnedFd,
+    /// Numbers of queues.
+    events: Mutex<VecDeque<u64>>,
+}
+
+impl ChannelShared {
+    pub(super) fn new() -> io::Result<Self> {
+        Ok(Self { fd: wake::eventfd()?, events: Mutex::new(VecDeque::with_capacity(64)) })
+    }
+
+    fn push(&self, cq: u64) {
+        let mut events = self.events.lock();
+        events.push_back(cq);
+        // Before others can take it: the descriptor is readable while there are events, and only then.
+        wake::notify(&self.fd);
+    }
+
+    /// The number of the queue that the next event is of.
+    pub(super) fn next(&self) -> Option<u64> {
+        let mut events = self.events.lock();
+        let number = events.pop_front();
+        if events.is_empty() {
+            wake::clear(&self.fd);
+        }
+        number
+    }
+
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}

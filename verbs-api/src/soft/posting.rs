@@ -1,0 +1,107 @@
+//! Posting: to the engine on the spot, or, while another thread drives it, to a place where that one finds it.
+
+use std::sync::Arc;
+
+use rocinante_stack::verbs::{RecvWr, SendWr};
+
+use super::core::Core;
+use super::front::{Front, QpShared};
+use crate::qp::PostListError;
+use crate::sync::MutexGuard;
+
+impl QpShared {
+    #[inline]
+    pub(super) fn post_send(
+        self: &Arc<Self>,
+        core: &Core,
+        list: &[SendWr<'_>],
+    ) -> Result<(), PostListError> {
+        core.touch();
+        let mut front = self.front.lock();
+        let mut failed = None;
+        if let Some(mut guard) = core.shard.try_lock() {
+            let shard = &mut *guard;
+            front.give(self.qpn(), &mut shard.engine, &mut shard.host);
+            let busy = shard.engine.busy(self.qpn());
+            let mut count = 0;
+            for (index, wr) in list.iter().enumerate() {
+                let posted = self
+                    .check_send(&front, wr)
+                    .and_then(|()| shard.engine.post_send(self.qpn(), wr, &mut shard.host));
+                if let Err(error) = posted {
+                    failed = Some(PostListError { index, error });
+                    break;
+                }
+                front.sends += 1;
+                count += 1;
+            }
+            drop(front);
+            core.take_staged(shard);
+            shard.posted(count, busy);
+            if core.release(guard) {
+                core.drive();
+            }
+        } else {
+            for (index, wr) in list.iter().enumerate() {
+                if let Err(error) = self.check_send(&front, wr) {
+                    failed = Some(PostListError { index, error });
+                    break;
+                }
+                front.stage_send(wr);
+                front.sends += 1;
+            }
+            self.leave(core, front);
+        }
+        failed.map_or(Ok(()), Err)
+    }
+
+    #[inline]
+    pub(super) fn post_recv(
+        self: &Arc<Self>,
+        core: &Core,
+        list: &[RecvWr<'_>],
+    ) -> Result<(), PostListError> {
+        let mut front = self.front.lock();
+        let mut failed = None;
+        if let Some(mut guard) = core.shard.try_lock() {
+            let shard = &mut *guard;
+            front.give(self.qpn(), &mut shard.engine, &mut shard.host);
+            for (index, wr) in list.iter().enumerate() {
+                let posted = self
+                    .check_recv(&front, wr)
+                    .and_then(|()| shard.engine.post_recv(self.qpn(), wr, &mut shard.host));
+                if let Err(error) = posted {
+                    failed = Some(PostListError { index, error });
+                    break;
+                }
+                front.recvs += 1;
+            }
+            drop(front);
+            shard.deliver();
+            if core.release(guard) {
+                core.drive();
+            }
+        } else {
+            for (index, wr) in list.iter().enumerate() {
+                if let Err(error) = self.check_recv(&front, wr) {
+                    failed = Some(PostListError { index, error });
+                    break;
+                }
+                front.stage_recv(wr);
+                front.recvs += 1;
+            }
+            self.leave(core, front);
+        }
+        failed.map_or(Ok(()), Err)
+    }
+
+    /// Somebody else drives: leaves the staged requests to them.
+    fn leave(self: &Arc<Self>, core: &Core, mut front: MutexGuard<'_, Front>) {
+        let listed = std::mem::replace(&mut front.listed, true);
+        drop(front);
+        if !listed {
+            core.leave(self);
+        }
+        core.drive();
+    }
+}
