@@ -84,12 +84,26 @@ pub enum Request {
         /// Which.
         window: usize,
     },
-    /// Register a zeroed region in a protection domain of which no queue pair is: requests may name it, and fail.
+    /// Register a zeroed region in a protection domain of which no queue pair is: requests may name it, and fail. Answered by [`Reply::Region`].
     ForeignRegion {
         /// Bytes.
         len: usize,
         /// Bits of `IBV_ACCESS_*`.
         access: u32,
+    },
+    /// Deregister a region; the others keep their numbers.
+    Deregister {
+        /// Which.
+        region: usize,
+    },
+    /// Store bytes.
+    Put {
+        /// In which region.
+        region: usize,
+        /// From which byte on.
+        offset: usize,
+        /// What.
+        bytes: Vec<u8>,
     },
     /// Fill a range with [`pattern`](rocinante_tests::harness::pattern) of a seed.
     Fill {
@@ -260,7 +274,7 @@ pub enum Reply {
     Ended(Option<Outcome>),
     /// Of [`Request::Open`].
     Opened(About),
-    /// Of [`Request::Region`], [`Request::Rereg`] and [`Request::Bind`].
+    /// Of [`Request::Region`], [`Request::ForeignRegion`], [`Request::Rereg`] and [`Request::Bind`].
     Region(Remote),
     /// Of [`Request::Compare`], if there is one.
     Difference(Option<Difference>),

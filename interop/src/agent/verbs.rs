@@ -20,6 +20,8 @@ use super::{Agent, CQ_DEPTH, ELEMENTS, INLINE, QUEUE_DEPTH, difference};
 
 type Result<T> = std::result::Result<T, String>;
 
+const NO_REGION: &str = "no such region";
+
 /// A device with what was made of it.
 #[derive(Debug)]
 pub struct Verbs {
@@ -33,7 +35,7 @@ pub struct Verbs {
     last: Option<Wc>,
     /// Deallocated before the regions to which they are bound.
     windows: Vec<Option<Mw>>,
-    regions: Vec<Mr>,
+    regions: Vec<Option<Mr>>,
     opened: Option<Opened>,
     about: Option<About>,
     address: Option<IpAddr>,
@@ -139,7 +141,15 @@ impl Verbs {
             Request::FreeWindow { window } => self.free_window(*window)?,
             Request::ForeignRegion { len, access } => {
                 let pd = self.opened()?.ctx.alloc_pd();
-                self.allocate(&pd, *len, access_of(*access)?)?;
+                return self.allocate(&pd, *len, access_of(*access)?).map(Reply::Region);
+            }
+            Request::Deregister { region } => {
+                let region = self.regions.get_mut(*region).and_then(Option::take);
+                region.ok_or(NO_REGION)?.deregister().map_err(|(_, error)| text(error))?;
+            }
+            Request::Put { region, offset, bytes } => {
+                let range = Range { region: *region, offset: *offset, len: bytes.len() };
+                self.region(&range)?.write(range.offset, bytes);
             }
             Request::Fill { range, seed } => {
                 self.region(range)?.write(range.offset, &pattern(range.len, *seed));
@@ -241,7 +251,7 @@ impl Verbs {
     }
 
     fn region(&self, range: &Range) -> Result<&Mr> {
-        let region = self.regions.get(range.region).ok_or("no such region")?;
+        let region = self.regions.get(range.region).and_then(Option::as_ref).ok_or(NO_REGION)?;
         if range.offset.checked_add(range.len).is_none_or(|end| end > region.len()) {
             return Err(format!("{range:?} is not inside the region"));
         }
@@ -266,7 +276,7 @@ impl Verbs {
     fn allocate(&mut self, pd: &Pd, len: usize, access: Access) -> Result<Remote> {
         let region = pd.allocate(len, access).map_err(text)?;
         let remote = Remote { address: region.address(), rkey: region.rkey().0 };
-        self.regions.push(region);
+        self.regions.push(Some(region));
         Ok(remote)
     }
 

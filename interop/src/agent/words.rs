@@ -52,7 +52,7 @@ pub(super) fn mw_type(mw_type: proto::MwType) -> MwType {
     }
 }
 
-pub(super) fn qp_state(state: State) -> QpState {
+pub(crate) fn qp_state(state: State) -> QpState {
     match state {
         State::Reset => QpState::Reset,
         State::Init => QpState::Init,
@@ -64,7 +64,7 @@ pub(super) fn qp_state(state: State) -> QpState {
     }
 }
 
-pub(super) fn state_of(state: QpState) -> State {
+pub(crate) fn state_of(state: QpState) -> State {
     match state {
         QpState::Reset => State::Reset,
         QpState::Init => State::Init,

@@ -12,6 +12,7 @@ mod operations;
 pub(crate) mod ours;
 pub mod programs;
 mod scenario;
+pub mod scripts;
 mod shared;
 pub mod subset;
 mod table;

@@ -18,7 +18,7 @@ use crate::agent::proto::{
 pub type Step<T = ()> = Result<T, String>;
 
 /// How long anything that must happen may take, in milliseconds.
-const PATIENCE_MS: u64 = 20_000;
+pub(super) const PATIENCE_MS: u64 = 20_000;
 
 /// Bytes of the region that every side has.
 pub(super) const BUFFER: usize = 64 << 10;

@@ -154,7 +154,7 @@ pub(super) fn stops_sending(s: &mut Session<'_>) -> Step {
 
 /// A request `op` that may not use its memory fails, as does what comes behind it: whether the sending has stopped, and nothing else.
 pub(super) fn stopped(s: &mut Session<'_>, op: Op) -> Step<bool> {
-    s.active.do_(&Request::ForeignRegion { len: 64, access: LOCAL_WRITE })?;
+    s.active.remote_of(&Request::ForeignRegion { len: 64, access: LOCAL_WRITE })?;
     let foreign = Range { region: 1, offset: 0, len: 9 };
     s.active.perform(1, op, &[at(0, 9)])?;
     s.active.post(&[signaled(2, op, &[foreign]), signaled(3, op, &[at(0, 9)])])?;

@@ -268,7 +268,7 @@ pub(super) fn unbindable(s: &mut Session<'_>) -> Step {
     through(s, 7, shown, 0, 64)?;
     not_bound(s, 7, 4, part(0, 64))?;
     // A region of another domain, though one like it of their own can.
-    s.passive.do_(&Request::ForeignRegion { len: 64, access: LOCAL_WRITE | MW_BIND })?;
+    s.passive.remote_of(&Request::ForeignRegion { len: 64, access: LOCAL_WRITE | MW_BIND })?;
     s.passive.region(64, LOCAL_WRITE | MW_BIND)?;
     let [foreign, own] = [3, 4].map(|region| Range { region, offset: 0, len: 64 });
     let shown = s.passive.bind(8, 5, own, REMOTE)?;

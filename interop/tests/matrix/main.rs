@@ -17,6 +17,7 @@ use rocinante_cli::lab::{Lab, LabConfig, kill_children_on_signal};
 use rocinante_interop::guest::{Guest, GuestConfig, Image, Link};
 use rocinante_interop::matrix::cm_programs::{self, CmCell};
 use rocinante_interop::matrix::programs::{self, ProgramCell};
+use rocinante_interop::matrix::scripts::{self, ScriptCell};
 use rocinante_interop::matrix::{self, Bench, Cell, Requester, Setting, Table, subset};
 use rocinante_interop::{Error, Result, hardware};
 use rocinante_tests::{need, skip};
@@ -50,6 +51,7 @@ fn main() -> ExitCode {
     let mut tests: Vec<Test> = witnesses().into_iter().map(Test::Witness).collect();
     tests.extend(hardware::all(has("--whole")).into_iter().map(Test::Hardware));
     tests.extend(device::CASES.iter().map(Test::Device));
+    tests.extend(scripts::all().into_iter().map(Test::Script));
     tests.extend(cells.into_iter().map(Test::Cell));
     let programs = if has("--whole") { programs::all() } else { programs::subset() };
     tests.extend(programs.into_iter().map(Test::Program));
@@ -139,6 +141,8 @@ enum Test {
     Program(ProgramCell),
     /// A program of librdmacm.
     CmProgram(CmCell),
+    /// A script of packets.
+    Script(ScriptCell),
     /// What tshark sees in this setting.
     Witness(Setting),
     /// The provider `hw` on its own.
@@ -153,6 +157,7 @@ impl Test {
             Self::Cell(cell) => cell.name(),
             Self::Program(cell) => cell.name(),
             Self::CmProgram(cell) => cell.name(),
+            Self::Script(cell) => cell.name(),
             Self::Witness(setting) => format!("as_tshark_sees_it::{setting}"),
             Self::Hardware(cell) => cell.to_string(),
             Self::Device(case) => format!("device::{}", case.name),
@@ -165,6 +170,7 @@ impl Test {
             Self::Hardware(cell) => cell.run(bench, host_programs()),
             Self::Program(cell) => bench.run_program(cell, Path::new(OURS)),
             Self::CmProgram(cell) => bench.run_cm_program(cell, Path::new(OURS)),
+            Self::Script(cell) => bench.run_script(cell),
             Self::Device(case) => case.run(bench),
             Self::Witness(setting) => match need::program("tshark") {
                 Ok(()) => bench.witness(*setting),
@@ -287,7 +293,7 @@ impl Outcomes {
             Test::Cell(cell) => self.table.add(cell, result.is_ok()),
             Test::Program(cell) => self.table.add_program(&cell.name(), result.is_ok()),
             Test::CmProgram(cell) => self.table.add_program(&cell.name(), result.is_ok()),
-            Test::Witness(_) | Test::Hardware(_) | Test::Device(_) => {}
+            Test::Script(_) | Test::Witness(_) | Test::Hardware(_) | Test::Device(_) => {}
         }
         if let Err(why) = result {
             println!("    {why}");

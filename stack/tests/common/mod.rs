@@ -6,7 +6,6 @@
 
 mod pair;
 mod solo;
-mod trace;
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr};
@@ -23,8 +22,8 @@ use rocinante_stack::{
 };
 
 pub use self::pair::{Pair, Pass};
-pub use self::solo::{PEER, Solo, reth, seal};
-pub use self::trace::describe;
+pub use self::solo::{PEER, Solo, seal};
+pub use rocinante_scripts::{describe, pattern, reth};
 
 /// User memory: one arena, in which regions are ranges.
 pub struct Host {
@@ -345,11 +344,6 @@ pub fn steps(at: usize, local: IpAddr, dest: Qpn, setup: &Setup) -> [QpAttr; 3] 
         ..QpAttr::default()
     };
     [init, rtr, rts]
-}
-
-/// Bytes that tell where they came from.
-pub fn pattern(len: usize, seed: u8) -> Vec<u8> {
-    (0..len).map(|i| (i as u8).wrapping_mul(31).wrapping_add(seed) ^ (i >> 8) as u8).collect()
 }
 
 /// A range of the arena.

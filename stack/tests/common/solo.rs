@@ -2,11 +2,12 @@
 
 use std::net::IpAddr;
 
+use rocinante_scripts::{aeth, atomic_eth, packet, reth};
 use rocinante_stack::mem::{Access, Sge};
-use rocinante_stack::types::{Key, Pkey, Psn, Qpn, Time};
+use rocinante_stack::types::{Key, Psn, Qpn, Time};
 use rocinante_stack::verbs::{QpEvent, QpState, RecvWr, SendData, SendOp, SendWr, WcStatus};
 use rocinante_stack::wire::icrc::DF;
-use rocinante_stack::wire::{Aeth, AtomicEth, Bth, ICRC_LEN, NakCode, Opcode, Reth, Syndrome, bth};
+use rocinante_stack::wire::{NakCode, Opcode, Syndrome};
 use rocinante_stack::{Datagram, IpId, PostError, TxStop};
 
 use super::{End, PORT, Setup, addr, describe, template};
@@ -141,15 +142,7 @@ impl Solo {
 
     fn packet(&self, opcode: Opcode, first: u32, psn: i64, ack: bool, rest: &[&[u8]]) -> Vec<u8> {
         let psn = Psn::new((i64::from(first) + psn) as u32);
-        let mut header = Bth::new(opcode, Pkey::DEFAULT, self.end.qpn, psn);
-        header.ack_req = ack;
-        let info = opcode.info().expect("an opcode of the table");
-        let body: usize = rest.iter().map(|part| part.len()).sum();
-        let payload = (bth::LEN + body).checked_sub(info.header_len).expect("all headers");
-        header.pad = (payload.next_multiple_of(4) - payload) as u8;
-        let mut packet = header.bytes().to_vec();
-        rest.iter().for_each(|part| packet.extend_from_slice(part));
-        packet.resize(packet.len() + usize::from(header.pad) + ICRC_LEN, 0);
+        let mut packet = packet(opcode, self.end.qpn, psn, ack, rest);
         seal(&mut packet);
         packet
     }
@@ -170,7 +163,7 @@ impl Solo {
     }
 
     pub fn hear_syndrome(&mut self, psn: i64, syndrome: Syndrome) {
-        let packet = self.response(Opcode::RC_ACKNOWLEDGE, psn, &[&aeth(syndrome)]);
+        let packet = self.response(Opcode::RC_ACKNOWLEDGE, psn, &[&aeth(syndrome, 0)]);
         self.hear(&packet);
     }
 
@@ -186,7 +179,7 @@ impl Solo {
     pub fn hear_gap(&mut self, psn: i64, held: &[i64]) {
         let mut report = vec![0; 4 * (held.iter().max().unwrap_or(&psn) - psn + 32) as usize / 32];
         held.iter().for_each(|held| report[(held - psn) as usize / 8] |= 1 << ((held - psn) % 8));
-        let nak = aeth(Syndrome::nak(NakCode::PsnSequenceError));
+        let nak = aeth(Syndrome::nak(NakCode::PsnSequenceError), 0);
         let packet = self.response(Opcode::RC_ACKNOWLEDGE, psn, &[&nak, &report]);
         self.hear(&packet);
     }
@@ -198,14 +191,14 @@ impl Solo {
     /// A READ response.
     pub fn hear_data(&mut self, opcode: Opcode, psn: i64, payload: &[u8]) {
         let middle = opcode == Opcode::RC_RDMA_READ_RESPONSE_MIDDLE;
-        let aeth = if middle { vec![] } else { aeth(Syndrome::ACK_UNLIMITED) };
+        let aeth = if middle { vec![] } else { aeth(Syndrome::ACK_UNLIMITED, 0) };
         let packet = self.response(opcode, psn, &[&aeth, payload]);
         self.hear(&packet);
     }
 
     /// An atomic's result.
     pub fn hear_found(&mut self, psn: i64, found: u64) {
-        let rest = [&aeth(Syndrome::ACK_UNLIMITED)[..], &found.to_be_bytes()];
+        let rest = [&aeth(Syndrome::ACK_UNLIMITED, 0)[..], &found.to_be_bytes()];
         let packet = self.response(Opcode::RC_ATOMIC_ACKNOWLEDGE, psn, &rest);
         self.hear(&packet);
     }
@@ -217,22 +210,8 @@ impl Solo {
 
     /// An AtomicETH for the arena.
     pub fn atomic_eth(&self, offset: u64, swap_add: u64, compare: u64) -> Vec<u8> {
-        let mut bytes = vec![0; AtomicEth::LEN];
-        AtomicEth { va: super::BASE + offset, rkey: self.key, swap_add, compare }.write(&mut bytes);
-        bytes
+        atomic_eth(super::BASE + offset, self.key, swap_add, compare)
     }
-}
-
-pub fn reth(va: u64, rkey: Key, len: u32) -> Vec<u8> {
-    let mut bytes = vec![0; Reth::LEN];
-    Reth { va, rkey, len }.write(&mut bytes);
-    bytes
-}
-
-fn aeth(syndrome: Syndrome) -> Vec<u8> {
-    let mut bytes = vec![0; Aeth::LEN];
-    Aeth { syndrome, msn: 0 }.write(&mut bytes);
-    bytes
 }
 
 /// Seals a packet from the peer to us.

@@ -4,7 +4,7 @@ use rocinante::{BindMw, MwPart, MwType, Rereg, SendData, SendWr};
 
 use super::super::proto::{self, Range, Remote};
 use super::super::words::{access_of, mw_type, text};
-use super::{Mw, Result, Verbs};
+use super::{Mw, NO_REGION, Result, Verbs};
 
 impl Verbs {
     pub(super) fn rereg(
@@ -14,7 +14,7 @@ impl Verbs {
         len: Option<usize>,
     ) -> Result<Remote> {
         let access = access.map(access_of).transpose()?;
-        let region = self.regions.get_mut(region).ok_or("no such region")?;
+        let region = self.regions.get_mut(region).and_then(Option::as_mut).ok_or(NO_REGION)?;
         region.rereg(&Rereg { pd: None, access, len }).map_err(text)?;
         Ok(Remote { address: region.address(), rkey: region.rkey().0 })
     }
@@ -40,7 +40,7 @@ impl Verbs {
     ) -> Result<Remote> {
         let qp = self.qp(qp)?;
         let mw = self.windows.get(window).and_then(Option::as_ref).ok_or("no such window")?;
-        let mr = self.regions.get(range.region).ok_or("no such region")?;
+        let mr = self.regions.get(range.region).and_then(Option::as_ref).ok_or(NO_REGION)?;
         let access = access_of(access)?;
         let part = MwPart { mr, offset: range.offset, len: range.len, access };
         match mw.mw_type() {

@@ -1,11 +1,47 @@
-//! Packets in one short line each, for scripts.
+//! Packets in one short line each.
 
 use rocinante_stack::wire::ext::credits;
 use rocinante_stack::wire::{AckKind, NakCode, Operation, Packet};
 
 /// `OPCODE #psn bytes flags`; requests count from `first[0]`, responses from `first[1]`.
+///
+/// # Panics
+/// If it is no packet.
+#[must_use]
 pub fn describe(bytes: &[u8], first: [u32; 2]) -> String {
     let packet = Packet::parse(bytes).expect("a packet");
+    let mut line = essence(&packet, first);
+    if packet.bth.ack_req && packet.info.has_payload() {
+        line += " ack";
+    }
+    if packet.bth.solicited {
+        line += " se";
+    }
+    line
+}
+
+/// The same with all that a script compares: addresses, operands, immediate data and the MSN; but not whether an acknowledgement is asked for, which is the
+/// requester's choice.
+pub(crate) fn describe_all(packet: &Packet<'_>, first: [u32; 2]) -> String {
+    let mut line = essence(packet, first);
+    if packet.info.operation != Operation::ReadRequest
+        && let Some(reth) = packet.reth()
+    {
+        line += &format!(" @{:x}+{}", reth.va, reth.len);
+    }
+    if let Some(eth) = packet.atomic_eth() {
+        line += &format!(" @{:x} {} {}", eth.va, eth.swap_add, eth.compare);
+    }
+    if let Some(imm) = packet.immediate() {
+        line += &format!(" imm {:08x}", u32::from_be_bytes(imm));
+    }
+    if let Some(aeth) = packet.aeth() {
+        line += &format!(" msn {}", aeth.msn);
+    }
+    line
+}
+
+fn essence(packet: &Packet<'_>, first: [u32; 2]) -> String {
     let first = first[usize::from(!packet.info.is_request())];
     let psn = packet.bth.psn.value().wrapping_sub(first) & 0xff_ffff;
     // Before the first: negative.
@@ -37,12 +73,6 @@ pub fn describe(bytes: &[u8], first: [u32; 2]) -> String {
     }
     if let Some(found) = packet.atomic_ack() {
         line += &format!(" ={found}");
-    }
-    if packet.bth.ack_req && packet.info.has_payload() {
-        line += " ack";
-    }
-    if packet.bth.solicited {
-        line += " se";
     }
     line
 }

@@ -1,0 +1,297 @@
+//! The scripts of `scripts/`, played to Soft-RoCE: the agent in the guest has its queue pair, and we are that one's peer, packet by packet, with
+//! sockets of ours in the container. Over IPv6, whose headers have nothing that a socket does not know and the ICRC covers.
+
+use std::io::ErrorKind;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::net::{AddressFamily, SocketType, ipproto};
+
+use rocinante_scripts::{Completion, Options, Range, Remote, SCRIPTS, Script, Subject, Talk};
+use rocinante_stack::mem::Access;
+use rocinante_stack::types::{Key, Qpn};
+use rocinante_stack::verbs::{QpState, SendOp, WcOpcode};
+use rocinante_stack::wire::Packet;
+use rocinante_stack::wire::icrc::{IpFields, Template};
+
+use super::Bench;
+use super::node::{Node, PATIENCE_MS, Step, signaled};
+use crate::agent::machine::Kind;
+use crate::agent::proto::{
+    self, Connection, Op, Opcode, Peer, Reply, Request, Send, Service, State,
+};
+use crate::agent::{qp_state, state_of};
+use crate::guest::Link;
+
+/// The port of RoCE v2.
+const ROCE: u16 = 4791;
+
+const UDP_LEN: usize = 8;
+
+/// How long a packet may take that must not come. One that comes later disturbs what the script expects next.
+const MOMENT: Duration = Duration::from_millis(10);
+
+/// A script, played to Soft-RoCE.
+#[derive(Clone, Copy)]
+pub struct ScriptCell(&'static Script);
+
+impl ScriptCell {
+    /// Its name: `script::ghost_ack::rxe`.
+    #[must_use]
+    pub fn name(&self) -> String {
+        format!("script::{}::rxe", self.0.name)
+    }
+}
+
+/// Every script.
+#[must_use]
+pub fn all() -> Vec<ScriptCell> {
+    SCRIPTS.iter().map(ScriptCell).collect()
+}
+
+impl Bench {
+    /// Plays a script to the guest's device.
+    ///
+    /// # Errors
+    /// What was otherwise than the script has it, or than Soft-RoCE is known to do it.
+    pub fn run_script(&self, cell: &ScriptCell) -> Step {
+        let link = Link::Veth;
+        let container = self.guest.network().container(&self.lab, link);
+        let node = self.kernel_node(container, link, true)?;
+        let (own, theirs) = (container.ipv6().ok_or("the container has no IPv6")?, node.address());
+        let IpAddr::V6(theirs) = theirs else { return Err("the guest has no IPv6".into()) };
+        let bound = container.run(|| Sockets::bind(own)).map_err(|error| error.to_string())?;
+        let sockets = bound.map_err(|error| format!("UDP/{ROCE} in the container: {error}"))?;
+        let (peer, connected) = (Qpn::new(0), false);
+        let mut subject = Guest { node, sockets, own, theirs, peer, connected };
+        let mut talk = Talk::new(&mut subject)?;
+        let done = (cell.0.run)(&mut talk);
+        done.map_err(|why| format!("{why}; {}", subject.node.standing()))
+    }
+}
+
+/// What the script's side sends and receives with.
+struct Sockets {
+    /// Sends; and owns the port, so that nobody says it is unreachable.
+    udp: UdpSocket,
+    /// Receives all of UDP, with its header: Soft-RoCE's datagrams have no checksum, which a UDP socket does not take over IPv6.
+    raw: UdpSocket,
+}
+
+impl Sockets {
+    fn bind(own: Ipv6Addr) -> std::io::Result<Self> {
+        let udp = UdpSocket::bind((own, ROCE))?;
+        let raw = rustix::net::socket(AddressFamily::INET6, SocketType::RAW, Some(ipproto::UDP))?;
+        Ok(Self { udp, raw: raw.into() })
+    }
+}
+
+/// Soft-RoCE, and the sockets of its peer.
+struct Guest {
+    node: Node,
+    sockets: Sockets,
+    own: Ipv6Addr,
+    theirs: Ipv6Addr,
+    /// What the queue pair believes its peer's number to be: another one for each connection, so packets of former ones are known.
+    peer: Qpn,
+    connected: bool,
+}
+
+/// The number of the last peer that any guest had.
+static PEERS: AtomicU32 = AtomicU32::new(0x10_0000);
+
+impl Guest {
+    /// The next datagram from the guest in time.
+    fn datagram(&self, deadline: Instant) -> Step<Option<(Vec<u8>, u16)>> {
+        let mut bytes = [0; 8192];
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            // A time of zero would mean for ever.
+            let left = left.max(Duration::from_micros(1));
+            self.sockets.raw.set_read_timeout(Some(left)).map_err(|error| error.to_string())?;
+            match self.sockets.raw.recv_from(&mut bytes) {
+                Ok((len, from)) => {
+                    let Some((udp, packet)) = bytes[..len].split_first_chunk::<UDP_LEN>() else {
+                        continue;
+                    };
+                    let [src, dst] = [[udp[0], udp[1]], [udp[2], udp[3]]].map(u16::from_be_bytes);
+                    if from.ip() == self.theirs && dst == ROCE {
+                        return Ok(Some((packet.to_vec(), src)));
+                    }
+                }
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) =>
+                {
+                    return Ok(None);
+                }
+                Err(error) => return Err(error.to_string()),
+            }
+        }
+    }
+}
+
+impl Subject for Guest {
+    fn is_soft_roce(&self) -> bool {
+        self.node.kind() == Kind::SoftRoce
+    }
+
+    fn connect(&mut self, options: &Options) -> Step {
+        let access = options.access.bits();
+        if self.connected {
+            self.node.modify(State::Reset)?;
+            self.node.do_(&Request::Prepare { qp: 0, access })?;
+        } else {
+            self.node.make_qp(Service::Rc, access, None)?;
+            self.connected = true;
+        }
+        while self.completion(false)?.is_some() {}
+        self.peer = Qpn::new(PEERS.fetch_add(1, Ordering::Relaxed));
+        let [psn, theirs] = options.psn;
+        let peer = Peer { address: self.own.into(), qpn: self.peer.value(), psn: theirs };
+        let how = Connection {
+            psn,
+            mtu: options.mtu.bytes(),
+            timeout: options.timeout,
+            retry_cnt: options.retry_cnt,
+            rnr_retry: options.rnr_retry,
+            min_rnr_timer: Options::MIN_RNR_TIMER,
+            rd_atomic: options.rd_atomic,
+        };
+        self.node.connect(0, peer, how)
+    }
+
+    fn qpn(&self) -> Qpn {
+        Qpn::new(self.node.qpn())
+    }
+
+    fn modify(&mut self, state: QpState) -> Step {
+        self.node.modify(state_of(state))
+    }
+
+    fn state(&mut self) -> Step<QpState> {
+        self.node.state().map(qp_state)
+    }
+
+    fn register(&mut self, len: usize, access: Access, foreign: bool) -> Step<Remote> {
+        let access = access.bits();
+        let request = match foreign {
+            false => Request::Region { len, access },
+            true => Request::ForeignRegion { len, access },
+        };
+        let proto::Remote { address, rkey } = self.node.remote_of(&request)?;
+        Ok(Remote { address, rkey: Key(rkey) })
+    }
+
+    fn deregister(&mut self, region: usize) -> Step {
+        self.node.do_(&Request::Deregister { region: number(region) })
+    }
+
+    fn store(&mut self, region: usize, offset: usize, bytes: &[u8]) -> Step {
+        self.node.do_(&Request::Put { region: number(region), offset, bytes: bytes.to_vec() })
+    }
+
+    fn load(&mut self, range: Range) -> Step<Vec<u8>> {
+        match self.node.ask(&Request::Bytes(place(&range)))? {
+            Reply::Bytes(bytes) => Ok(bytes),
+            other => Err(format!("bytes are {other:?}")),
+        }
+    }
+
+    fn post_recv(&mut self, wr_id: u64, ranges: &[Range]) -> Step {
+        let ranges: Vec<proto::Range> = ranges.iter().map(place).collect();
+        self.node.receive_scattered(wr_id, &ranges)
+    }
+
+    fn post_send(&mut self, wr_id: u64, op: SendOp, ranges: &[Range], fence: bool) -> Step {
+        let ranges: Vec<proto::Range> = ranges.iter().map(place).collect();
+        self.node.post(&[Send { fence, ..signaled(wr_id, operation(op)?, &ranges) }])
+    }
+
+    fn completion(&mut self, wait: bool) -> Step<Option<Completion>> {
+        let found = self.node.poll(1, if wait { PATIENCE_MS } else { 0 })?;
+        Ok(found.into_iter().next().map(completion))
+    }
+
+    fn hear(&mut self, mut packet: Vec<u8>, seal: bool) -> Step {
+        if seal {
+            let ip = IpFields::V6 { src: self.own, dst: self.theirs };
+            Template::new(&ip, ROCE).seal(&mut packet);
+        }
+        let to = SocketAddr::from((self.theirs, ROCE));
+        self.sockets.udp.send_to(&packet, to).map(drop).map_err(|error| error.to_string())
+    }
+
+    fn say(&mut self, wait: bool) -> Step<Option<Vec<u8>>> {
+        let time = if wait { Duration::from_millis(PATIENCE_MS) } else { MOMENT };
+        let deadline = Instant::now() + time;
+        while let Some((bytes, port)) = self.datagram(deadline)? {
+            let packet = Packet::parse(&bytes).map_err(|error| format!("{bytes:x?}: {error:?}"))?;
+            if packet.bth.dest_qpn != self.peer {
+                continue;
+            }
+            let ip = IpFields::V6 { src: self.theirs, dst: self.own };
+            if Template::new(&ip, port).of(&bytes) != packet.icrc() {
+                return Err(format!("the ICRC is wrong: {packet:?}"));
+            }
+            return Ok(Some(bytes));
+        }
+        Ok(None)
+    }
+}
+
+/// A script's regions come behind the one that every node has.
+fn number(region: usize) -> usize {
+    region + 1
+}
+
+fn place(range: &Range) -> proto::Range {
+    proto::Range { region: number(range.region), offset: range.offset, len: range.len }
+}
+
+fn operation(op: SendOp) -> Step<Op> {
+    let imm_of = |imm: Option<[u8; 4]>| imm.map(u32::from_be_bytes);
+    Ok(match op {
+        SendOp::Send { imm } => Op::Send { imm: imm_of(imm) },
+        SendOp::Write { remote, rkey, imm } => Op::Write { remote, rkey: rkey.0, imm: imm_of(imm) },
+        SendOp::Read { remote, rkey } => Op::Read { remote, rkey: rkey.0 },
+        SendOp::CompareSwap { remote, rkey, compare, swap } => {
+            Op::CompareSwap { remote, rkey: rkey.0, compare, swap }
+        }
+        SendOp::FetchAdd { remote, rkey, add } => Op::FetchAdd { remote, rkey: rkey.0, add },
+        other => return Err(format!("no script posts {other:?}")),
+    })
+}
+
+fn completion(wc: proto::Completion) -> Completion {
+    let opcode = match wc.opcode {
+        Opcode::Send => WcOpcode::Send,
+        Opcode::Write => WcOpcode::RdmaWrite,
+        Opcode::Read => WcOpcode::RdmaRead,
+        Opcode::CompareSwap => WcOpcode::CompSwap,
+        Opcode::FetchAdd => WcOpcode::FetchAdd,
+        Opcode::Flush => WcOpcode::Flush,
+        Opcode::AtomicWrite => WcOpcode::AtomicWrite,
+        Opcode::Recv => WcOpcode::Recv,
+        Opcode::RecvWriteImm => WcOpcode::RecvRdmaWithImm,
+        Opcode::BindMw => WcOpcode::BindMw,
+        Opcode::LocalInv => WcOpcode::LocalInv,
+    };
+    let proto::Completion { wr_id, status, byte_len, imm, .. } = wc;
+    Completion { wr_id, status, opcode, byte_len, imm: imm.map(u32::to_be_bytes) }
+}
+
+#[cfg(test)]
+mod tests {
+    use rocinante_scripts::DEPARTURES;
+
+    /// What a script bears with Soft-RoCE, the table says.
+    #[test]
+    fn the_table_has_every_departure_that_a_script_knows() {
+        let table = include_str!("../../README.md");
+        for departure in DEPARTURES {
+            let row = format!("| {} | {} | ", departure.what, departure.does);
+            assert!(table.contains(&row), "{row}");
+        }
+    }
+}

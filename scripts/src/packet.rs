@@ -1,0 +1,53 @@
+//! Packets as a peer writes them, right or wrong.
+
+use rocinante_stack::types::{Key, Pkey, Psn, Qpn};
+use rocinante_stack::wire::{Aeth, AtomicEth, Bth, ICRC_LEN, Opcode, Reth, Syndrome, bth};
+
+/// A packet for `dest`, complete but for its ICRC: behind the BTH what `rest` has, which is all headers of the opcode and then payload,
+/// padded.
+///
+/// # Panics
+/// If the opcode is none of the table, or `rest` is shorter than its headers.
+#[must_use]
+pub fn packet(opcode: Opcode, dest: Qpn, psn: Psn, ack_req: bool, rest: &[&[u8]]) -> Vec<u8> {
+    let mut header = Bth::new(opcode, Pkey::DEFAULT, dest, psn);
+    header.ack_req = ack_req;
+    let info = opcode.info().expect("an opcode of the table");
+    let body: usize = rest.iter().map(|part| part.len()).sum();
+    let payload = (bth::LEN + body).checked_sub(info.header_len).expect("all headers");
+    header.pad = (payload.next_multiple_of(4) - payload) as u8;
+    let mut packet = header.bytes().to_vec();
+    rest.iter().for_each(|part| packet.extend_from_slice(part));
+    packet.resize(packet.len() + usize::from(header.pad) + ICRC_LEN, 0);
+    packet
+}
+
+/// The bytes of a RETH.
+#[must_use]
+pub fn reth(va: u64, rkey: Key, len: u32) -> Vec<u8> {
+    let mut bytes = vec![0; Reth::LEN];
+    Reth { va, rkey, len }.write(&mut bytes);
+    bytes
+}
+
+/// The bytes of an AtomicETH.
+#[must_use]
+pub fn atomic_eth(va: u64, rkey: Key, swap_add: u64, compare: u64) -> Vec<u8> {
+    let mut bytes = vec![0; AtomicEth::LEN];
+    AtomicEth { va, rkey, swap_add, compare }.write(&mut bytes);
+    bytes
+}
+
+/// The bytes of an AETH.
+#[must_use]
+pub fn aeth(syndrome: Syndrome, msn: u32) -> Vec<u8> {
+    let mut bytes = vec![0; Aeth::LEN];
+    Aeth { syndrome, msn }.write(&mut bytes);
+    bytes
+}
+
+/// Bytes that tell where they came from.
+#[must_use]
+pub fn pattern(len: usize, seed: u8) -> Vec<u8> {
+    (0..len).map(|i| (i as u8).wrapping_mul(31).wrapping_add(seed) ^ (i >> 8) as u8).collect()
+}

@@ -1,0 +1,168 @@
+//! The subject asks, and is not answered, or too late: timers and retries, draining and resetting.
+
+use rocinante_stack::verbs::QpState;
+use rocinante_stack::verbs::WcStatus::{RetryExcErr, RnrRetryExcErr, Success, WrFlushErr};
+use rocinante_stack::wire::Opcode as Op;
+
+use crate::departures;
+use crate::subject::{Options, Step};
+use crate::talk::Talk;
+
+/// Nothing is given up before the slowest machine's answer is there.
+fn patient() -> Options {
+    Options { timeout: 14, retry_cnt: 7, ..Options::default() }
+}
+
+/// The last packet of a message is lost, or its ACK: it is sent again after the timeout, with all before it that nobody acknowledged.
+pub(crate) fn lost_last_packet(t: &mut Talk<'_>) -> Step {
+    t.begin(patient())?;
+    t.send(1, 600)?;
+    t.says(&["SEND_FIRST #0 256B", "SEND_MIDDLE #1 256B", "SEND_LAST #2 88B"])?;
+    t.ack(1)?;
+    // Nothing else than the time says that the last one was lost.
+    t.comes_to(&["SEND_LAST #2 88B"])?;
+    t.nothing_ends()?;
+    t.ack(2)?;
+    t.ends(&[(1, Success)])
+}
+
+/// The request of an atomic or READ is lost, or its response.
+pub(crate) fn lost_response(t: &mut Talk<'_>) -> Step {
+    t.begin(patient())?;
+    t.add(1, 64)?;
+    t.comes_to(&["FETCH_ADD #0 @9000 1 0", "FETCH_ADD #0 @9000 1 0"])?;
+    t.found(0, 4)?;
+    t.ends(&[(1, Success)])?;
+    t.holds(64, &4u64.to_ne_bytes())?;
+    t.read(2, 8)?;
+    t.comes_to(&["READ #1 @9000+8", "READ #1 @9000+8"])?;
+    t.data(Op::RC_RDMA_READ_RESPONSE_ONLY, 1, b"new data")?;
+    t.ends(&[(2, Success)])?;
+    t.holds(0, b"new data")
+}
+
+/// Nobody answers: the oldest request fails, and the others are flushed.
+pub(crate) fn retries_exhausted(t: &mut Talk<'_>) -> Step {
+    for retry_cnt in [0, 2] {
+        t.begin(Options { timeout: 12, retry_cnt, ..Options::default() })?;
+        t.post_recv(9, &[])?;
+        t.send(1, 10)?;
+        t.send(2, 10)?;
+        for _ in 0..=retry_cnt {
+            t.comes_to(&["SEND_ONLY #0 10B"])?;
+        }
+        t.ends_as(1, &[RetryExcErr])?;
+        t.becomes(QpState::Err)?;
+        t.ends_in_any_order(&[2, 9], WrFlushErr)?;
+        // Not once more than that.
+        while let Some((line, _)) = t.next(false)? {
+            if line != "SEND_ONLY #1 10B" {
+                return Err(format!("{line:?} after the last retry"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The peer has no receive, and then it has: the request waits as it is told and is sent again.
+pub(crate) fn rnr_then_success(t: &mut Talk<'_>) -> Step {
+    t.begin(Options { rnr_retry: 7, ..Options::default() })?;
+    t.send(1, 600)?;
+    t.send(2, 10)?;
+    let all = ["SEND_FIRST #0 256B", "SEND_MIDDLE #1 256B", "SEND_LAST #2 88B", "SEND_ONLY #3 10B"];
+    t.says(&all)?;
+    for _ in 0..20 {
+        t.rnr(0, 1)?;
+        t.says(&all)?;
+    }
+    t.nothing_ends()?;
+    t.ack(2)?;
+    t.ends_as(1, &[Success])?;
+    // What is before the one without a receive is acknowledged.
+    t.rnr(3, 14)?;
+    t.says(&all[3..])?;
+    t.ack(3)?;
+    t.ends(&[(2, Success)])
+}
+
+/// The peer never has a receive: after `rnr_retry` repetitions it is given up.
+pub(crate) fn rnr_exhausted(t: &mut Talk<'_>) -> Step {
+    for rnr_retry in [0, 2] {
+        t.begin(Options { rnr_retry, ..Options::default() })?;
+        t.send(1, 10)?;
+        t.says(&["SEND_ONLY #0 10B"])?;
+        for _ in 0..rnr_retry {
+            t.rnr(0, 1)?;
+            t.says(&["SEND_ONLY #0 10B"])?;
+        }
+        t.rnr(0, 1)?;
+        t.ends(&[(1, RnrRetryExcErr)])?;
+        t.becomes(QpState::Err)?;
+    }
+    Ok(())
+}
+
+/// RNR NAKs spend no other retry, and timeouts none of theirs.
+pub(crate) fn rnr_and_timeouts(t: &mut Talk<'_>) -> Step {
+    t.begin(Options { rnr_retry: 3, ..patient() })?;
+    t.send(1, 10)?;
+    t.comes_to(&["SEND_ONLY #0 10B", "SEND_ONLY #0 10B"])?;
+    t.rnr(0, 1)?;
+    t.comes_to(&["SEND_ONLY #0 10B"])?;
+    t.ack(0)?;
+    t.ends(&[(1, Success)])?;
+    t.send(2, 10)?;
+    t.comes_to(&["SEND_ONLY #1 10B"])?;
+    t.ack(1)?;
+    t.ends(&[(2, Success)])
+}
+
+/// SQD ends what was begun and begins nothing; the peer is served meanwhile; RTS goes on.
+pub(crate) fn drained(t: &mut Talk<'_>) -> Step {
+    t.begin(Options::default())?;
+    t.send(1, 600)?;
+    t.says(&["SEND_FIRST #0 256B", "SEND_MIDDLE #1 256B", "SEND_LAST #2 88B"])?;
+    t.modify(QpState::Sqd)?;
+    t.send(2, 10)?;
+    t.quiet()?;
+    t.serves(0, 1)?;
+    t.ack(2)?;
+    t.ends(&[(1, Success)])?;
+    t.quiet()?;
+    t.modify(QpState::Rts)?;
+    // Soft-RoCE may need that to go on at all.
+    t.departs(&departures::SQD_TO_RTS);
+    t.send(3, 10)?;
+    t.says(&["SEND_ONLY #3 10B", "SEND_ONLY #4 10B"])?;
+    t.ack(4)?;
+    t.ends(&[(2, Success), (3, Success)])
+}
+
+/// The queue pair is reset and connected again, with other PSNs, while answers of before still fly.
+pub(crate) fn reset_and_reuse_while_old_answers_fly(t: &mut Talk<'_>) -> Step {
+    t.begin(Options::default())?;
+    t.send(1, 10)?;
+    t.read(2, 8)?;
+    t.says(&["SEND_ONLY #0 10B", "READ #1 @9000+8"])?;
+    // The old PSNs are among those before the new ones.
+    t.begin(Options { psn: [0x40_0000, 0x5000], ..Options::default() })?;
+    let old = 0x10 - 0x40_0000;
+    t.read(3, 8)?;
+    t.send(4, 10)?;
+    let mut next = 0;
+    if t.departs(&departures::RESET_WITH_REQUESTS) {
+        t.says(&["WRITE_ONLY #0 0B @0+0", "WRITE_ONLY #1 0B @0+0"])?;
+        // Each on its own: that of the second would not cover the first.
+        t.ack(0)?;
+        t.ack(1)?;
+        next = 2;
+    }
+    t.says(&[&format!("READ #{next} @9000+8"), &format!("SEND_ONLY #{} 10B", next + 1)])?;
+    t.ack(old)?;
+    t.data(Op::RC_RDMA_READ_RESPONSE_ONLY, old + 1, b"old data")?;
+    t.data(Op::RC_RDMA_READ_RESPONSE_ONLY, next, b"new data")?;
+    t.ends_as(3, &[Success])?;
+    t.holds(0, b"new data")?;
+    t.ack(next + 1)?;
+    t.ends(&[(4, Success)])
+}
