@@ -215,18 +215,18 @@ pub(crate) fn payload_where_there_is_none(t: &mut Talk<'_>) -> Step {
         (Op::RC_COMPARE_SWAP, t.atomic_eth(2048, 1, 0)),
         (Op::RC_FETCH_ADD, t.atomic_eth(2048, 1, 0)),
     ];
-    for (opcode, header) in cases {
-        let bad = [&header[..], &[7; 8]].concat();
+    for ((opcode, header), extra) in cases.iter().zip([1, 4, 256]) {
+        let bad = [&header[..], &vec![7; extra]].concat();
         t.begin(Options::default())?;
         if t.departs(&departures::PAYLOAD_OF_A_READ) {
-            t.ask(opcode, 0, &[&bad])?;
-            let answer = match opcode {
+            t.ask(*opcode, 0, &[&bad])?;
+            let answer = match *opcode {
                 Op::RC_RDMA_READ_REQUEST => "READ_ONLY #0 8B msn 1",
                 _ => "ATOMIC_ACKNOWLEDGE #0 =0 msn 1",
             };
             t.says(&[answer])?;
         } else {
-            refused(t, &[], &(opcode, bad), "invalid")?;
+            refused(t, &[], &(*opcode, bad), "invalid")?;
         }
     }
     Ok(())

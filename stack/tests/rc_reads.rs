@@ -296,16 +296,6 @@ fn duplicate_sends_and_writes_are_acknowledged_again_and_not_executed_again() {
     assert_eq!(solo.end.engine.counters().duplicate_request, 2);
 }
 
-#[test]
-fn a_duplicate_read_reads_again() {
-    let mut solo = answered(1);
-    solo.end.host.arena[0] = 0x55;
-    let reth = solo.reth(0, 8);
-    solo.hear_request(Op::RC_RDMA_READ_REQUEST, 0, &[&reth]);
-    let packets = solo.packets();
-    assert_eq!((packets.len(), packets[0][16]), (1, 0x55));
-}
-
 /// An ACK with the PSN of a READ would be taken for its response by some (Linux rxe), though that may be lost.
 #[test]
 fn an_ack_never_has_the_psn_of_a_read() {

@@ -255,15 +255,6 @@ fn what_the_queue_pair_does_not_permit_is_an_invalid_request() {
 }
 
 #[test]
-fn unaligned_atomics_are_refused() {
-    for offset in 1..8 {
-        let mut solo = Solo::script();
-        let header = solo.atomic_eth(offset, 1, 0);
-        assert_eq!(refused_by(&mut solo, &[], Op::RC_FETCH_ADD, &[&header]).0, invalid(0));
-    }
-}
-
-#[test]
 fn a_send_is_scattered_over_its_receive() {
     let mut solo = Solo::script();
     let list = [solo.sge(0, 100), solo.sge(1000, 0), solo.sge(2000, 300), solo.sge(3000, 500)];

@@ -44,10 +44,40 @@ impl ScriptCell {
     }
 }
 
+/// What every test run plays: one or two of each kind, for a dozen seconds.
+const SUBSET: [&str; 20] = [
+    "duplicate_send",
+    "duplicate_write",
+    "part_of_a_read",
+    "duplicate_atomic",
+    "records_wrap",
+    "sequence_error_in_mid_message",
+    "reset_and_reuse_while_old_requests_fly",
+    "opcode_without_a_beginning",
+    "length_of_a_write",
+    "zero_length_everywhere",
+    "key_of_a_foreign_region",
+    "immediate_without_a_receive",
+    "receive_too_small",
+    "ghost_ack",
+    "invalid_aeth",
+    "implied_nak_of_a_read",
+    "partial_read_retried",
+    "retries_exhausted",
+    "rnr_then_success",
+    "drained",
+];
+
 /// Every script.
 #[must_use]
 pub fn all() -> Vec<ScriptCell> {
     SCRIPTS.iter().map(ScriptCell).collect()
+}
+
+/// Those that every test run plays.
+#[must_use]
+pub fn subset() -> Vec<ScriptCell> {
+    SCRIPTS.iter().filter(|script| SUBSET.contains(&script.name)).map(ScriptCell).collect()
 }
 
 impl Bench {
@@ -284,6 +314,15 @@ fn completion(wc: proto::Completion) -> Completion {
 #[cfg(test)]
 mod tests {
     use rocinante_scripts::DEPARTURES;
+
+    use super::{SUBSET, all, subset};
+
+    #[test]
+    fn the_subset_is_of_scripts_and_names_differ() {
+        assert_eq!(subset().len(), SUBSET.len());
+        let names: std::collections::BTreeSet<String> = all().iter().map(|c| c.name()).collect();
+        assert_eq!(names.len(), all().len());
+    }
 
     /// What a script bears with Soft-RoCE, the table says.
     #[test]

@@ -51,7 +51,8 @@ fn main() -> ExitCode {
     let mut tests: Vec<Test> = witnesses().into_iter().map(Test::Witness).collect();
     tests.extend(hardware::all(has("--whole")).into_iter().map(Test::Hardware));
     tests.extend(device::CASES.iter().map(Test::Device));
-    tests.extend(scripts::all().into_iter().map(Test::Script));
+    let scripts = if has("--whole") { scripts::all() } else { scripts::subset() };
+    tests.extend(scripts.into_iter().map(Test::Script));
     tests.extend(cells.into_iter().map(Test::Cell));
     let programs = if has("--whole") { programs::all() } else { programs::subset() };
     tests.extend(programs.into_iter().map(Test::Program));
