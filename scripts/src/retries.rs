@@ -149,15 +149,14 @@ pub(crate) fn reset_and_reuse_while_old_answers_fly(t: &mut Talk<'_>) -> Step {
     let old = 0x10 - 0x40_0000;
     t.read(3, 8)?;
     t.send(4, 10)?;
-    let mut next = 0;
-    if t.departs(&departures::RESET_WITH_REQUESTS) {
+    let departs = t.departs(&departures::RESET_WITH_REQUESTS);
+    if departs {
         t.says(&["WRITE_ONLY #0 0B @0+0", "WRITE_ONLY #1 0B @0+0"])?;
-        // Each on its own: that of the second would not cover the first.
-        t.ack(0)?;
-        t.ack(1)?;
-        next = 2;
     }
+    let next = if departs { 2 } else { 0 };
     t.says(&[&format!("READ #{next} @9000+8"), &format!("SEND_ONLY #{} 10B", next + 1)])?;
+    // Each on its own, as that of the second would not cover the first; and no sooner, or it would not be heard.
+    (0..next).try_for_each(|psn| t.ack(psn))?;
     t.ack(old)?;
     t.data(Op::RC_RDMA_READ_RESPONSE_ONLY, old + 1, b"old data")?;
     t.data(Op::RC_RDMA_READ_RESPONSE_ONLY, next, b"new data")?;
