@@ -215,7 +215,8 @@ pub(crate) fn payload_where_there_is_none(t: &mut Talk<'_>) -> Step {
         (Op::RC_COMPARE_SWAP, t.atomic_eth(2048, 1, 0)),
         (Op::RC_FETCH_ADD, t.atomic_eth(2048, 1, 0)),
     ];
-    for ((opcode, header), extra) in cases.iter().zip([1, 4, 256]) {
+    let cases = cases.iter().flat_map(|case| [1, 4, 256].map(|extra| (case, extra)));
+    for ((opcode, header), extra) in cases {
         let bad = [&header[..], &vec![7; extra]].concat();
         t.begin(Options::default())?;
         if t.departs(&departures::PAYLOAD_OF_A_READ) {

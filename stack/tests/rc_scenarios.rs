@@ -55,6 +55,21 @@ fn a_lost_answer_of_each_operation_is_made_up_for() {
     }
 }
 
+/// Nor does the timer wait for them.
+#[test]
+fn a_lost_ack_is_covered_by_the_next() {
+    let mut solo = Solo::script();
+    (1..=4).for_each(|id| solo.send(id, 10));
+    solo.sent();
+    // The ACKs of #0 to #2 are lost.
+    solo.hear_ack(3);
+    let done: Vec<_> = (1..=4).map(|id| (id, WcStatus::Success)).collect();
+    assert_eq!(solo.completed(), done);
+    // Ten times its timeout, 14.
+    solo.wait(10 * (4096 << 14));
+    assert!(solo.sent().is_empty());
+}
+
 // ---- duplicates ----
 
 /// Every packet of every message again, after the message is complete.

@@ -23,6 +23,8 @@ pub fn alone(test: &str, limit: Duration, work: impl FnOnce()) {
     // mallopt(3): what is freed is given back to the kernel, so that what is resident is what is held.
     command.env("MALLOC_ARENA_MAX", "1").env("MALLOC_MMAP_THRESHOLD_", "65536");
     command.env("MALLOC_TRIM_THRESHOLD_", "65536");
+    // What it counts, this process counts again.
+    command.stdout(std::io::stderr());
     let mut child = ChildGuard::spawn(command.env(ALONE, "1")).unwrap();
     let status = child.wait(limit).unwrap();
     assert!(status.success(), "{test}, alone: {status}");

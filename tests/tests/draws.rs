@@ -1,5 +1,5 @@
-//! What nobody may guess: numbers of queue pairs, first PSNs and keys, as a device draws them. Each bit is as often set as not, nothing follows from what
-//! was drawn before, and nothing comes again more often than by chance.
+//! What nobody may guess: numbers of queue pairs, first PSNs and keys, as a device draws them. Each bit is as often set as not, whatever was
+//! drawn before, and nothing comes again more often than by chance.
 //!
 //! Every bound is such that fair draws are outside of it less than once in 10⁹ runs.
 

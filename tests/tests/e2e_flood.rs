@@ -57,7 +57,9 @@ fn damaged_packets_without_end_break_nothing(backend: Backend) {
     });
     let (sent, drops) = (sent.into_inner(), b.ctx.counters().drops);
     println!("{sent} sent, {drops:?}");
-    let others = drops.iter().filter(|(name, count)| *name != "icrc" && *count > 0);
+    // What is lost to a full queue comes again, and what follows a gap is too early or comes twice.
+    let flood = ["icrc", "out_of_sequence", "stale_duplicate"];
+    let others = drops.iter().filter(|(name, count)| !flood.contains(name) && *count > 0);
     assert_eq!(others.collect::<Vec<_>>(), [], "for another reason");
     assert!(drops.icrc <= sent, "{} of {sent}", drops.icrc);
     assert_eq!([qp, peer].map(|qp| qp.state()), [QpState::Rts; 2]);
@@ -107,7 +109,7 @@ impl Drop for StopOnDrop<'_> {
     }
 }
 
-/// Guesses near a key that is good, of which all but the first are wrong: whoever knows most guesses these.
+/// Wrong guesses near a key that is good: whoever knows most guesses these.
 fn guesses(key: Key) -> impl Iterator<Item = Key> {
     let bits = (0..32).map(move |bit| Key(key.0 ^ 1 << bit));
     bits.chain((1..=16).map(move |step| Key(key.0.wrapping_add(step * 0x0101))))

@@ -1,4 +1,4 @@
-//! Ten thousand of everything, made and given back one after the other: descriptors, threads, queue pairs, their numbers, regions and paths are as before,
+//! Ten thousand queue pairs, regions, queues and handles, and hundreds of devices, made and given back one after the other: descriptors, threads, queue pairs, their numbers, regions and paths are as before,
 //! and the memory of the process does not grow. Connections made by the connection manager are in `e2e_cm_leaks.rs`.
 
 use std::collections::HashSet;

@@ -74,6 +74,8 @@ mod failure;
 mod inbox;
 mod listener;
 mod mailbox;
+#[cfg(test)]
+mod mailbox_tests;
 mod manager;
 
 use std::net::SocketAddr;

@@ -179,6 +179,13 @@ fn plant(tree: &Path) -> io::Result<()> {
     };
     let tests = tree.join("stack/tests");
     module(&tests.join("common/mod.rs"), "common");
+    let scripts = tests.join("rocinante_scripts");
+    copy(Path::new("scripts/src"), &scripts, &|text| {
+        text.replace("$crate::", "$crate::rocinante_scripts::")
+            .replace(" crate::", " crate::rocinante_scripts::")
+    })?;
+    module(&scripts.join("lib.rs"), "rocinante_scripts");
+    copy(Path::new("stack/tests/common"), &tests.join("common"), &|text| of_scripts(&text))?;
     module(&tests.join("cm/main.rs"), "cm_tests");
     copy(Path::new("stack/tests/cm"), &tests.join("cm"), &|text| {
         text.replace("crate::", "crate::cm_tests::")
@@ -187,7 +194,8 @@ fn plant(tree: &Path) -> io::Result<()> {
         let to = tests.join(file.file_name().unwrap_or_default());
         if to.extension().is_some_and(|extension| extension == "rs") {
             let text = fs::read_to_string(&file)?;
-            fs::write(&to, text.replace("\nmod common;\n", "\nuse crate::common;\n"))?;
+            let text = text.replace("\nmod common;\n", "\nuse crate::common;\n");
+            fs::write(&to, of_scripts(&text))?;
             module(&to, &format!("{}_tests", stem(&to)));
         }
     }
@@ -202,6 +210,12 @@ fn plant(tree: &Path) -> io::Result<()> {
     let engine = fs::read_to_string(&root)?.replace("#![forbid(unsafe_code)]", "");
     let modules = modules.iter().map(|module| format!("#[cfg(test)]\n{module}\n"));
     fs::write(root, engine + &modules.collect::<String>() + NO_PROGRAMS)
+}
+
+/// What names the crate of the scripts names the module that it is here.
+fn of_scripts(text: &str) -> String {
+    text.replace("rocinante_scripts::each_script!", "crate::each_script!")
+        .replace("rocinante_scripts::", "crate::rocinante_scripts::")
 }
 
 fn copy(from: &Path, to: &Path, change: &dyn Fn(String) -> String) -> io::Result<()> {
@@ -250,7 +264,7 @@ fn part(name: &str) -> &str {
     path.split(['/', '.']).next().unwrap_or(path)
 }
 
-/// Counts by part of the engine, and who survived: as docs/mutants.md has it.
+/// Counts by part of the engine, and who survived: as docs/proof.md has it.
 fn report(fates: &Fates) -> String {
     let mut counts: BTreeMap<&str, [usize; 4]> = BTreeMap::new();
     for (name, fate) in fates {

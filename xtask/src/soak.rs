@@ -1,6 +1,7 @@
 //! The soak test of `tests/tests/soak` for longer than among the other tests, built for release.
 
 use crate::command::{self, cargo};
+use crate::{setup, skips};
 
 /// What each backend gets.
 const SECONDS: u32 = 600;
@@ -18,7 +19,14 @@ pub(crate) fn run(args: &[&str]) -> Result<(), String> {
     };
     let mut test = cargo(["test", "--release", "-p", "rocinante-tests", "--test", "soak", "--"]);
     test.args(["--nocapture", "--test-threads", "1"]).args(backend);
-    command::run(test.env("ROCINANTE_SOAK_SECONDS", seconds.to_string()))
+    setup::packages(setup::TESTS);
+    let shown = command::show(test.env("ROCINANTE_SOAK_SECONDS", seconds.to_string()))?;
+    let left_out = skips::found(shown.stdout.iter().chain(&shown.stderr).map(String::as_str));
+    match (shown.ok, left_out.first()) {
+        (true, None) => Ok(()),
+        (true, Some(skip)) => Err(format!("not all was run: {skip}")),
+        (false, _) => Err("the soak failed: see above".into()),
+    }
 }
 
 fn parse(seconds: &str) -> Result<u32, String> {

@@ -55,9 +55,11 @@ pub(super) fn run(output: &Output, seed: Option<u64>, steps: u64, time: Duration
     output.end("sim", &Ok::<_, Failure>(total))
 }
 
-/// A seed from the clock, with room for a thousand million that follow it.
+/// A seed from the clock: two runs begin in the same nanosecond hardly ever.
 fn fresh() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_secs() << 30)
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    // The low half of it, which changes.
+    since.as_nanos() as u64
 }
 
 impl Total {

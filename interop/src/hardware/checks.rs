@@ -79,17 +79,28 @@ pub fn watch(device: &str, address: IpAddr, seconds: u16) -> Step {
     Ok(())
 }
 
-/// Listens for connections, says so, and waits until the device is gone.
+/// Listens for connections, has one with itself, says so, and waits until the device is gone.
 ///
 /// # Errors
-/// The listener does not hear of it, or hears it once only.
+/// The listener or a connection does not hear of it, or the listener hears it once only.
 pub fn gone(device: &str, address: IpAddr) -> Step {
     const PATIENCE: Duration = Duration::from_secs(30);
     let ctx = OpenOptions::new().device(device).open(address).map_err(text)?;
-    let listener = cm::Listener::bind(&ctx, SocketAddr::new(address, 7471), 1).map_err(text)?;
+    let here = SocketAddr::new(address, 7471);
+    let listener = cm::Listener::bind(&ctx, here, 1).map_err(text)?;
+    let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(16).map_err(text)?);
+    let qp = || pd.qp(&cq, &cq).build().map_err(text);
+    let params = cm::Params::default();
+    let asks = cm::Connecting::start(qp()?, here, &params).map_err(text)?;
+    let request = listener.request(Some(PATIENCE)).map_err(text)?;
+    let accepts = request.accept(qp()?, &params).map_err(text)?;
+    let both = [asks, accepts].map(|connecting| connecting.wait(PATIENCE).map_err(text));
     println!("listening on {device}");
-    for patience in [PATIENCE, Duration::ZERO] {
-        let why = listener.request(Some(patience)).err().ok_or("somebody asks")?;
+    for connection in both {
+        connection?.wait_disconnected(PATIENCE).map_err(text)?;
+    }
+    for _ in 0..2 {
+        let why = listener.request(Some(PATIENCE)).err().ok_or("somebody asks")?;
         ensure(why.errno() == nix::Error::ENODEV as i32, || text(why))?;
     }
     println!("{device} is gone");

@@ -239,10 +239,11 @@ fn run(tests: &[Test], times: usize, filtered_out: usize, limit: Duration) -> Re
                 } else {
                     Err(format!("not run: the time of {} s is over", limit.as_secs()))
                 };
-                if result.is_ok() || bench.guest.is_alive() {
+                if bench.guest.is_alive() {
                     break result;
                 }
                 println!("{}: the guest has died: {}", test.name(), bench.guest.last_words());
+                lock(&outcomes).deaths.push(test.name());
                 if boots == GUESTS_MAX {
                     return Err(Error::new(format!("{boots} guests have died")));
                 }
@@ -250,7 +251,7 @@ fn run(tests: &[Test], times: usize, filtered_out: usize, limit: Duration) -> Re
                 boots += 1;
                 // A kernel that breaks once is its own affair; one that breaks again breaks by this.
                 if !std::mem::take(&mut once_more) {
-                    break result;
+                    break Err("the guest has died twice".into());
                 }
                 println!("{}: once more, in another guest", test.name());
             };
@@ -266,6 +267,9 @@ fn run(tests: &[Test], times: usize, filtered_out: usize, limit: Duration) -> Re
     print!("\n{}", outcomes.table);
     for failure in &outcomes.failures {
         println!("failed: {failure}");
+    }
+    for death in &outcomes.deaths {
+        println!("the guest died during {death}");
     }
     attended.into_iter().collect::<Result<()>>()?;
     let failed = outcomes.failures.len();
@@ -284,6 +288,8 @@ fn run(tests: &[Test], times: usize, filtered_out: usize, limit: Duration) -> Re
 struct Outcomes {
     table: Table,
     failures: Vec<String>,
+    /// During which a guest's kernel broke, whatever became of the test.
+    deaths: Vec<String>,
 }
 
 impl Outcomes {

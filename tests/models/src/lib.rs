@@ -1,5 +1,5 @@
 //! What threads share in `verbs-api`, compiled from its own files, with loom's atomics in the place of the machine's: a test tries
-//! every order of the steps of a few threads, and every value that an atomic may be seen to have by the memory model.
+//! every order of the steps of a few threads with few preemptions, and every value that an atomic may be seen to have by the memory model.
 //!
 //! [`sync`] and [`wake`] stand for the modules of those names: locks with the orderings of `parking_lot`, and descriptors as the kernel has them.
 //! [`soft`] has the real `core.rs`, `posting.rs`, `front.rs`, `staging.rs` and `announce.rs` around an engine and a shard that do as little as possible.

@@ -96,14 +96,27 @@ const CHANGES: &[Change] = &[
     },
 ];
 
-/// Makes each change at a container so often, puts it back a moment later, and calls `after` each time.
-pub(super) fn each(lab: &Lab, [at, peer]: [usize; 2], times: u32, mut after: impl FnMut(&str)) {
+/// How things are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum When {
+    Changed,
+    Back,
+}
+
+/// Makes each change at a container so often, puts it back a moment later, and calls `work` each time: while it lasts, and after.
+pub(super) fn each(
+    lab: &Lab,
+    [at, peer]: [usize; 2],
+    times: u32,
+    mut work: impl FnMut(&str, When),
+) {
     for change in CHANGES {
         for _ in 0..times {
             run(lab, change, at, peer, change.change);
+            work(change.name, When::Changed);
             std::thread::sleep(Duration::from_millis(LASTS[0]));
             run(lab, change, at, peer, change.back);
-            after(change.name);
+            work(change.name, When::Back);
         }
     }
 }

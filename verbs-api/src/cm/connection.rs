@@ -251,13 +251,18 @@ impl Connection {
     /// Whether it has ended, whoever ended it. The device must be driven for that to be noticed.
     #[must_use]
     pub fn is_disconnected(&self) -> bool {
-        // That nothing more will come is an end, too.
-        while let Some(event) = self.link.inbox.pop().transpose() {
-            if !matches!(event, Ok(CmEvent::Established { .. })) {
-                self.ended.store(true, Ordering::Relaxed);
+        loop {
+            match self.link.inbox.pop() {
+                Ok(None) => return self.ended.load(Ordering::Relaxed),
+                Ok(Some(CmEvent::Established { .. })) => {}
+                Ok(Some(_)) => self.ended.store(true, Ordering::Relaxed),
+                // That nothing more will come is an end, too.
+                Err(_) => {
+                    self.ended.store(true, Ordering::Relaxed);
+                    return true;
+                }
             }
         }
-        self.ended.load(Ordering::Relaxed)
     }
 
     /// Waits until it has ended, whoever ended it.

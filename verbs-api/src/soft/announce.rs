@@ -131,7 +131,9 @@ impl ChannelShared {
         let mut events = self.events.lock();
         events.push_back(cq);
         // Before others can take it: the descriptor is readable while there are events, and only then.
-        wake::notify(&self.fd);
+        if events.len() == 1 {
+            wake::notify(&self.fd);
+        }
     }
 
     /// The number of the queue that the next event is of.

@@ -51,7 +51,7 @@ impl Manager for Device {
 
     /// What the program has taken is still its to decide; the rest is rejected by being dropped.
     fn unlisten(&self, listener: ListenerId, _to: ListensTo) {
-        let Ok(cm) = self.cm() else { return };
+        let Some(cm) = self.begun() else { return };
         let mut table = cm.table.lock();
         let Some(gone) = table.listeners.remove(&number_of(listener)) else { return };
         let requests = gone.mailbox.numbers();
@@ -83,7 +83,7 @@ impl Manager for Device {
             }),
         };
         let cm = self.cm()?;
-        let mut table = cm.table.lock();
+        let mut table = cm.table()?;
         let number = table.number();
         let id = cm.find(number, service, ask.local, SocketAddr::new(ask.remote, port), |id| {
             if ask.traffic_class != 0 {
@@ -103,7 +103,7 @@ impl Manager for Device {
     }
 
     fn chosen(&self, conn: ConnId) -> Option<Chosen> {
-        self.cm().ok()?.table.lock().conn(conn).ok()?.chosen
+        self.begun()?.table.lock().conn(conn).ok()?.chosen
     }
 
     fn accept(
@@ -144,7 +144,7 @@ impl Manager for Device {
     fn flush(&self) {}
 
     fn disconnect(&self, conn: ConnId) -> Result<(), VerbsError> {
-        let cm = self.cm()?;
+        let Some(cm) = self.begun() else { return Ok(()) };
         match cm.table.lock().conn(conn) {
             Ok(conn) => {
                 conn.id.disconnect().map_err(|error| error::failed("rdma_disconnect", error))
@@ -154,7 +154,7 @@ impl Manager for Device {
     }
 
     fn forget(&self, conn: ConnId) {
-        let Ok(cm) = self.cm() else { return };
+        let Some(cm) = self.begun() else { return };
         let mut table = cm.table.lock();
         if let Ok(conn) = table.conn(conn)
             && matches!(conn.stage, Stage::Established)
@@ -202,7 +202,7 @@ impl Manager for Device {
     ) -> Result<(QueryId, Arc<Mailbox>), VerbsError> {
         fits(private, room::SIDR_REQ)?;
         let cm = self.cm()?;
-        let mut table = cm.table.lock();
+        let mut table = cm.table()?;
         let number = table.number();
         let id = cm.find(number, Service::Datagrams, local, peer, |_| Ok(()))?;
         let mailbox = Arc::new(Mailbox::default());
@@ -212,7 +212,7 @@ impl Manager for Device {
     }
 
     fn forget_query(&self, query: QueryId) {
-        let Ok(cm) = self.cm() else { return };
+        let Some(cm) = self.begun() else { return };
         let gone = cm.table.lock().queries.remove(&query.0);
         drop(gone);
     }
@@ -238,7 +238,7 @@ impl Device {
         let all = || self.gids.iter().filter(beyond_link).copied().collect();
         let addresses: Vec<IpAddr> = place.address.map_or_else(all, |address| vec![address]);
         let cm = self.cm()?;
-        let mut table = cm.table.lock();
+        let mut table = cm.table()?;
         let number = table.number();
         let mut ids = Vec::new();
         for address in addresses {

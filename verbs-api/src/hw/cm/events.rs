@@ -61,7 +61,15 @@ impl Shared {
     fn fail(&self, why: &io::Error) {
         self.dead.store(true, Ordering::Release);
         let table = mem::take(&mut *self.table.lock());
-        let mailboxes = table.conns.values().map(|conn| &conn.mailbox);
+        // Whoever only asks a listener is the listener's; nobody has to decide any more.
+        for (number, conn) in &table.conns {
+            if matches!(conn.stage, Stage::Requested(_)) {
+                conn.mailbox.withdraw(conn_id(*number));
+            }
+        }
+        let decided =
+            table.conns.values().filter(|conn| !matches!(conn.stage, Stage::Requested(_)));
+        let mailboxes = decided.map(|conn| &conn.mailbox);
         let mailboxes = mailboxes.chain(table.queries.values().map(|query| &query.mailbox));
         for mailbox in mailboxes.chain(table.listeners.values().map(|one| &one.mailbox)) {
             let again = io::Error::from_raw_os_error(why.raw_os_error().unwrap_or_default());

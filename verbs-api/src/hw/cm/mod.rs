@@ -9,11 +9,11 @@ mod events;
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use rocinante_stack::cm::{AskId, CmError, ConnId, ListenerId, QueryId};
 use rocinante_stack::wire::cm::CommId;
 use rustix::io::Errno;
@@ -47,7 +47,6 @@ struct Shared {
 /// Everything under way, by number.
 #[derive(Debug, Default)]
 struct Table {
-    last: u32,
     conns: HashMap<u32, Conn>,
     listeners: HashMap<u32, Listening>,
     queries: HashMap<u32, Query>,
@@ -111,11 +110,11 @@ struct Query {
 }
 
 impl Table {
-    /// A number that nothing has.
-    fn number(&mut self) -> u32 {
+    /// A number that nothing has, and nothing of a manager that has died: whoever still holds that means nothing that is alive.
+    fn number(&self) -> u32 {
+        static LAST: AtomicU32 = AtomicU32::new(0);
         loop {
-            self.last = self.last.wrapping_add(1);
-            let number = self.last;
+            let number = LAST.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
             let taken = self.conns.contains_key(&number)
                 || self.listeners.contains_key(&number)
                 || self.queries.contains_key(&number)
@@ -183,9 +182,27 @@ impl Device {
         *cm = Some(started);
         Ok(shared)
     }
+
+    /// The connection manager, if it has begun: of another nothing is known to it.
+    fn begun(&self) -> Option<Arc<Shared>> {
+        self.cm.lock().as_ref().map(|cm| cm.shared.clone())
+    }
 }
 
 impl Shared {
+    /// The table, for something new.
+    ///
+    /// # Errors
+    /// Nothing would be heard of it.
+    fn table(&self) -> Result<MutexGuard<'_, Table>, VerbsError> {
+        let table = self.table.lock();
+        // It dies before its table is taken away.
+        if self.dead.load(Ordering::Acquire) {
+            return Err(error::failed("rdma_get_cm_event", Errno::NODEV.into()));
+        }
+        Ok(table)
+    }
+
     /// An identifier with an address of the device's.
     fn bind(&self, number: u32, service: Service, address: SocketAddr) -> Result<Id, VerbsError> {
         let id = Id::bind(&self.channel, number.into(), service, address).map_err(|error| {

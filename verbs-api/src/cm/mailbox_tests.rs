@@ -1,0 +1,29 @@
+//! Mailboxes; `mailbox.rs` is compiled by `tests/models`, too.
+
+use super::Mailbox;
+use crate::error::VerbsError;
+use rocinante_stack::cm::{CmEvent, ConnId};
+use rocinante_stack::wire::cm::CommId;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+fn readable(mailbox: &Mailbox) -> bool {
+    let mut fds = [PollFd::from_borrowed_fd(mailbox.fd().unwrap(), PollFlags::IN)];
+    poll(&mut fds, Some(&Timespec::default())).unwrap() > 0
+}
+
+#[test]
+fn a_failure_is_told_after_what_came_before_and_for_ever() {
+    let (mailbox, conn) = (Mailbox::default(), ConnId(CommId(7)));
+    assert!(!readable(&mailbox));
+    mailbox.push(CmEvent::Established { conn });
+    mailbox.fail(VerbsError::TimedOut);
+    assert!(matches!(mailbox.pop(), Ok(Some(CmEvent::Established { .. }))));
+    assert!(matches!(mailbox.pop(), Err(VerbsError::TimedOut)));
+    for _ in 0..3 {
+        let again = mailbox.pop().unwrap_err();
+        assert!(matches!(again, VerbsError::Io(_)), "{again:?}");
+        assert_eq!(again.errno(), Errno::TIMEDOUT.raw_os_error());
+        assert!(readable(&mailbox));
+    }
+}
