@@ -2,7 +2,7 @@
 //!
 //! A [script](Script) is the peer of a queue pair, packet by packet, as requester or as responder, and at the same time the program that owns it. To whom
 //! it is played is the runner's choice: a [`Subject`] is our engine in virtual time (`stack/tests/scripts.rs`), or Linux Soft-RoCE in a virtual machine
-//! (`interop`). A script says what the specification says; where Soft-RoCE is known to do otherwise it asks [`Talk::departs`], which names
+//! (`interop`). A script says what the specification says; where Soft-RoCE is known to do otherwise it asks `Talk::departs`, which names
 //! the [`Departure`], and then expects just that.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
