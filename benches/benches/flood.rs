@@ -4,6 +4,8 @@
 //! to a third device that drops it unread (what the sender of the flood and the kernel cost), and with the flood at the queue pair; the ratio is of the last two.
 //! The processor time is that of the process without the thread that floods, for each damaged packet, while nothing else happens.
 
+mod writes;
+
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -26,8 +28,7 @@ const TURNS: usize = 5;
 const RATES: [Option<u64>; 3] = [Some(10_000), Some(50_000), None];
 
 fn main() {
-    // What `cargo test --benches` runs is not a measurement.
-    if std::env::args().any(|argument| argument == "--test") {
+    if !writes::is_wanted() {
         return;
     }
     println!(
@@ -110,25 +111,12 @@ impl Scene {
 
     /// Gb/s.
     fn goodput(&self) -> f64 {
-        let [a, _] = &self.harness.sides;
         let [mine, its] = &self.regions;
-        let op = SendOp::Write { remote: its.address(), rkey: its.rkey(), imm: None };
-        let list = [mine.sge(0, MESSAGE)];
-        let post = |number| self.qps[0].post_send(&[wr(number, op, &list)]).expect("room");
-        (0..DEPTH).for_each(post);
-        let (start, mut done) = (Instant::now(), 0);
-        while start.elapsed() < TIME {
-            assert_eq!(a.next().status, WcStatus::Success);
-            done += 1;
-            post(done);
-        }
-        let gigabits = done as f64 * MESSAGE as f64 * 8.0 / start.elapsed().as_nanos() as f64;
-        (0..DEPTH).for_each(|_| assert_eq!(a.next().status, WcStatus::Success));
-        gigabits
+        writes::goodput(&self.harness.sides[0], &self.qps[0], [mine, its], DEPTH, TIME)
     }
 
-    /// Does `work` while another thread sends damaged packets; what threads there were, and the other.
-    fn flood(&self, at: usize, rate: Option<u64>, work: impl FnOnce()) -> PathBuf {
+    /// Does `work` while another thread sends damaged packets.
+    fn flood(&self, at: usize, rate: Option<u64>, work: impl FnOnce()) {
         let stop = AtomicBool::new(false);
         let sent = AtomicU64::new(0);
         std::thread::scope(|scope| {
@@ -143,12 +131,11 @@ impl Scene {
                     self.attackers[at].send_whole(&self.damaged[at]);
                     sent.fetch_add(1, Ordering::Relaxed);
                 }
-                std::fs::read_link("/proc/thread-self").expect("procfs")
             });
             work();
             stop.store(true, Ordering::Relaxed);
-            flood.join().expect("no panic")
-        })
+            flood.join().expect("no panic");
+        });
     }
 
     /// µs of the process for each damaged packet that was looked at, and nothing else to do.

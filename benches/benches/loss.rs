@@ -4,10 +4,12 @@
 //! `cargo bench -p rocinante-benches --bench loss`, as root. It prints a table; there is no delay, which the simulated table beside
 //! `stack/tests/goodput.rs` has.
 
-use std::time::{Duration, Instant};
+mod writes;
 
-use rocinante::{Access, Backend, Mtu, SendOp, WcStatus};
-use rocinante_tests::harness::{Harness, Setup, wr};
+use std::time::Duration;
+
+use rocinante::{Access, Backend, Mtu};
+use rocinante_tests::harness::{Harness, Setup};
 use rocinante_tests::lab::Match;
 
 /// Bytes of a message.
@@ -19,8 +21,7 @@ const TIME: Duration = Duration::from_millis(700);
 const PERCENT: [f64; 5] = [0.0, 0.01, 0.1, 1.0, 5.0];
 
 fn main() {
-    // What `cargo test --benches` runs is not a measurement.
-    if std::env::args().any(|argument| argument == "--test") {
+    if !writes::is_wanted() {
         return;
     }
     println!("| backend | lost is | receive buffers | {} |", PERCENT.map(heading).join(" | "));
@@ -55,20 +56,10 @@ fn cell(backend: Backend, whole: bool, small: bool, percent: f64) -> String {
     let [qp, _peer] = harness.pair();
     let [a, b] = &harness.sides;
     let regions = [a, b].map(|side| side.pd.allocate(MESSAGE, Access::ALL).expect("memory"));
-    let op = SendOp::Write { remote: regions[1].address(), rkey: regions[1].rkey(), imm: None };
-    let list = [regions[0].sge(0, MESSAGE)];
-    let post = |number| qp.post_send(&[wr(number, op, &list)]).expect("room");
-    post(0);
-    a.succeed(0);
+    // The first time the neighbour is found, and nothing is lost.
+    writes::goodput(a, &qp, [&regions[0], &regions[1]], 1, Duration::ZERO);
     let rule = (percent > 0.0).then(|| harness.lab().lose(&Match::roce(), percent).expect("nft"));
-    (0..DEPTH).for_each(post);
-    let (start, mut done) = (Instant::now(), 0);
-    while start.elapsed() < TIME {
-        assert_eq!(a.next().status, WcStatus::Success);
-        done += 1;
-        post(done);
-    }
-    let gigabits = done as f64 * MESSAGE as f64 * 8.0 / start.elapsed().as_nanos() as f64;
+    let gigabits = writes::goodput(a, &qp, [&regions[0], &regions[1]], DEPTH, TIME);
     drop(rule);
     let counters = a.ctx.counters().transport;
     let again = 100.0 * counters.retransmitted_pkts as f64 / counters.sent_pkts as f64;

@@ -51,3 +51,16 @@ pub fn aeth(syndrome: Syndrome, msn: u32) -> Vec<u8> {
 pub fn pattern(len: usize, seed: u8) -> Vec<u8> {
     (0..len).map(|i| (i as u8).wrapping_mul(31).wrapping_add(seed) ^ (i >> 8) as u8).collect()
 }
+
+/// A SEND and a WRITE of 600 bytes, each with immediate data and of three packets at path MTU 256: opcodes and what follows the BTH. `header` is the RETH.
+#[must_use]
+pub fn two_messages(header: &[u8], imm: [u8; 4]) -> [(Opcode, Vec<u8>); 6] {
+    [
+        (Opcode::RC_SEND_FIRST, vec![1; 256]),
+        (Opcode::RC_SEND_MIDDLE, vec![2; 256]),
+        (Opcode::RC_SEND_LAST_WITH_IMMEDIATE, [&imm[..], &[3; 88]].concat()),
+        (Opcode::RC_RDMA_WRITE_FIRST, [header, &[4; 256]].concat()),
+        (Opcode::RC_RDMA_WRITE_MIDDLE, vec![5; 256]),
+        (Opcode::RC_RDMA_WRITE_LAST_WITH_IMMEDIATE, [&imm[..], &[6; 88]].concat()),
+    ]
+}

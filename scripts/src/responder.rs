@@ -6,7 +6,7 @@ use rocinante_stack::verbs::{QpState, WcOpcode};
 use rocinante_stack::wire::Opcode as Op;
 
 use crate::departures;
-use crate::packet::{pattern, reth};
+use crate::packet::{pattern, reth, two_messages};
 use crate::subject::{Options, Step};
 use crate::talk::Talk;
 
@@ -56,15 +56,8 @@ pub(crate) fn duplicate_packets_of_messages(t: &mut Talk<'_>) -> Step {
     t.begin(Options::default())?;
     t.post_recv(1, &[Talk::at(0, 1000)])?;
     t.post_recv(2, &[Talk::at(0, 1000)])?;
-    let (imm, header) = ([4, 3, 2, 1], t.reth(4096, 600));
-    let talk: [(Op, Vec<u8>); 6] = [
-        (Op::RC_SEND_FIRST, vec![1; 256]),
-        (Op::RC_SEND_MIDDLE, vec![2; 256]),
-        (Op::RC_SEND_LAST_WITH_IMMEDIATE, [&imm[..], &[3; 88]].concat()),
-        (Op::RC_RDMA_WRITE_FIRST, [&header[..], &[4; 256]].concat()),
-        (Op::RC_RDMA_WRITE_MIDDLE, vec![5; 256]),
-        (Op::RC_RDMA_WRITE_LAST_WITH_IMMEDIATE, [&imm[..], &[6; 88]].concat()),
-    ];
+    let imm = [4, 3, 2, 1];
+    let talk = two_messages(&t.reth(4096, 600), imm);
     for (psn, (opcode, body)) in talk.iter().enumerate() {
         t.ask(*opcode, psn as i64, &[body])?;
         match psn {

@@ -5,6 +5,7 @@
 mod common;
 
 use common::{BASE, Pair, Setup, Solo, pattern, reth, sge};
+use rocinante_scripts::two_messages;
 use rocinante_stack::mem::{Access, Region, Sge};
 use rocinante_stack::types::Key;
 use rocinante_stack::verbs::{QpEvent, QpState, SendOp, WcOpcode, WcStatus};
@@ -79,15 +80,7 @@ fn each_packet_of_a_message_again_changes_nothing() {
     let list = [solo.sge(0, 1000)];
     solo.post_recv(1, &list);
     solo.post_recv(2, &list);
-    let (imm, header) = ([4, 3, 2, 1], solo.reth(4096, 600));
-    let talk: [(Op, Vec<u8>); 6] = [
-        (Op::RC_SEND_FIRST, vec![1; 256]),
-        (Op::RC_SEND_MIDDLE, vec![2; 256]),
-        (Op::RC_SEND_LAST_WITH_IMMEDIATE, [&imm[..], &[3; 88]].concat()),
-        (Op::RC_RDMA_WRITE_FIRST, [&header[..], &[4; 256]].concat()),
-        (Op::RC_RDMA_WRITE_MIDDLE, vec![5; 256]),
-        (Op::RC_RDMA_WRITE_LAST_WITH_IMMEDIATE, [&imm[..], &[6; 88]].concat()),
-    ];
+    let talk = two_messages(&solo.reth(4096, 600), [4, 3, 2, 1]);
     for (psn, (opcode, body)) in talk.iter().enumerate() {
         solo.hear_request(*opcode, psn as i64, &[body]);
     }

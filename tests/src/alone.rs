@@ -30,6 +30,19 @@ pub fn alone(test: &str, limit: Duration, work: impl FnOnce()) {
     assert!(status.success(), "{test}, alone: {status}");
 }
 
+/// Tests of a backend, each in a process of its own and killed after so many seconds: `name: Backend work`, where `work` is given the backend.
+#[macro_export]
+macro_rules! alone_on_each_backend {
+    ($seconds:literal: $( $name:ident: $backend:ident $work:expr; )*) => {$(
+        #[test]
+        fn $name() {
+            $crate::require_backend!($crate::harness::Backend::$backend);
+            let limit = std::time::Duration::from_secs($seconds);
+            $crate::alone::alone(stringify!($name), limit, || $work($crate::harness::Backend::$backend));
+        }
+    )*};
+}
+
 /// The command that runs one test of this program.
 #[must_use]
 pub fn myself(test: &str) -> Command {

@@ -23,6 +23,7 @@
 //! ```
 
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 pub use rocinante::Backend;
@@ -482,6 +483,16 @@ pub fn assert_same(found: &[u8], expected: &[u8], what: &str) {
             found[at],
             expected[at]
         );
+    }
+}
+
+/// Tells other threads to stop, also if this one panics.
+#[derive(Debug)]
+pub struct StopOnDrop<'a>(pub &'a AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 

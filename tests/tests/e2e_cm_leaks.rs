@@ -2,29 +2,17 @@
 //! given back, and the memory of the process does not grow.
 
 use std::net::SocketAddr;
-use std::time::Duration;
 
 use rocinante::cm::{self, Listener, Params};
 use rocinante::{Access, Backend, RecvWr, Resources, SendOp, WcStatus};
-use rocinante_tests::alone::{Held, alone, resident_bytes};
+use rocinante_tests::alone::{Held, resident_bytes};
+use rocinante_tests::alone_on_each_backend;
 use rocinante_tests::harness::{Harness, PATIENCE, Setup, Side, wait_until, wr};
-use rocinante_tests::require_backend;
 
-macro_rules! cycles {
-    ($( $name:ident: $backend:ident; )*) => {$(
-        #[test]
-        fn $name() {
-            require_backend!(Backend::$backend);
-            let cycles = || cycles(Backend::$backend);
-            alone(stringify!($name), Duration::from_secs(300), cycles);
-        }
-    )*};
-}
-
-cycles! {
-    a_thousand_cycles_udp: Udp;
-    a_thousand_cycles_packet: Packet;
-    a_thousand_cycles_afxdp: Xdp;
+alone_on_each_backend! { 300:
+    a_thousand_cycles_udp: Udp cycles;
+    a_thousand_cycles_packet: Packet cycles;
+    a_thousand_cycles_afxdp: Xdp cycles;
 }
 
 const PORT: u16 = 7471;

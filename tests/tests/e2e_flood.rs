@@ -7,7 +7,7 @@ use rocinante::{Access, Backend, ConnectOptions, Psn, Qp, QpState, QpType, SendO
 use rocinante_stack::types::{Key, Pkey};
 use rocinante_stack::wire::{Bth, Opcode};
 use rocinante_tests::attacker::{Attacker, packet};
-use rocinante_tests::harness::{Harness, Setup, assert_same, pattern, wait_until, wr};
+use rocinante_tests::harness::{Harness, Setup, StopOnDrop, assert_same, pattern, wait_until, wr};
 use rocinante_tests::on_each_backend;
 
 on_each_backend!(
@@ -98,14 +98,6 @@ impl<'a> Traffic<'a> {
         assert_same(&its.to_vec(0, LEN), &bytes, "written");
         assert_same(&mine.to_vec(LEN, LEN), &bytes, "read back");
         *turn += 1;
-    }
-}
-
-struct StopOnDrop<'a>(&'a AtomicBool);
-
-impl Drop for StopOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
     }
 }
 

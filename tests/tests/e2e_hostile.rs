@@ -10,7 +10,7 @@ use rocinante_stack::types::Pkey;
 use rocinante_stack::wire::{Aeth, Bth, Opcode};
 use rocinante_tests::attacker::{Attacker, packet};
 use rocinante_tests::harness::{
-    Family, Harness, PATIENCE, Setup, address, assert_same, pattern, wr,
+    Family, Harness, PATIENCE, Setup, StopOnDrop, address, assert_same, pattern, wr,
 };
 use rocinante_tests::on_each_backend;
 
@@ -219,13 +219,5 @@ fn traffic(harness: &Harness, qp: &Qp, peer: &Qp, stop: &AtomicBool, moved: &Ato
         assert_same(&target.to_vec(LEN, LEN), &bytes, "WRITE");
         turn += 1;
         moved.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-struct StopOnDrop<'a>(&'a AtomicBool);
-
-impl Drop for StopOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
     }
 }

@@ -13,26 +13,15 @@ use rocinante::{
     Access, Backend, CompChannel, Cq, ModifyAttr, Mr, PostError, Qp, QpState, RecvWr, Resources,
     SendOp, VerbsError, Wc, WcStatus,
 };
-use rocinante_tests::alone::alone;
+use rocinante_tests::alone_on_each_backend;
 use rocinante_tests::fuzz::Random;
 use rocinante_tests::harness::{Harness, PATIENCE, Setup, assert_same, pattern, wait_until, wr};
-use rocinante_tests::require_backend;
 
-macro_rules! storms {
-    ($( $name:ident: $backend:ident; )*) => {$(
-        #[test]
-        fn $name() {
-            require_backend!(Backend::$backend);
-            // Nothing takes so long that does not hang.
-            alone(stringify!($name), Duration::from_secs(300), || storm(Backend::$backend));
-        }
-    )*};
-}
-
-storms! {
-    everything_at_once_udp: Udp;
-    everything_at_once_packet: Packet;
-    everything_at_once_afxdp: Xdp;
+// Nothing takes so long that does not hang.
+alone_on_each_backend! { 300:
+    everything_at_once_udp: Udp storm;
+    everything_at_once_packet: Packet storm;
+    everything_at_once_afxdp: Xdp storm;
 }
 
 const THREADS: usize = 4;

@@ -11,7 +11,7 @@ use rocinante::{
     VerbsError, WcStatus,
 };
 
-use crate::harness::{Harness, On, PATIENCE, Setup, Side, assert_same, next, pattern, wr};
+use crate::harness::{Harness, On, PATIENCE, Setup, Side, StopOnDrop, assert_same, next, pattern, wr};
 
 const SEND: SendOp = SendOp::Send { imm: None };
 
@@ -331,14 +331,6 @@ pub fn asking_questions_loses_no_work(on: On) {
     });
     if harness.is_software() {
         assert_eq!(a.ctx.counters().transport.local_ack_timeout_err, 0);
-    }
-}
-
-struct StopOnDrop<'a>(&'a AtomicBool);
-
-impl Drop for StopOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
     }
 }
 
