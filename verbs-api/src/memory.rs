@@ -62,7 +62,7 @@ impl Range {
     }
 
     /// Copies `src` into the range, ascending; the last word comes last and with release, so that who
-    /// sees the last byte sees all of them.
+    /// sees the last byte sees all of them. An aligned word that the range ends with is stored as one, other ends byte by byte.
     ///
     /// # Safety
     /// The range must be valid for writes of `src.len()` bytes for the duration of the call.
@@ -119,14 +119,24 @@ impl Range {
         }
     }
 
-    /// Reads one byte with acquire.
+    /// Reads the byte at `at` with acquire, as [`store`](Self::store) writes the last one: the last byte of an aligned word as
+    /// part of that word, if the range has all of it. Two threads that access the same bytes at once by atomics of different sizes
+    /// would race, as Rust sees it (`std::sync::atomic`, "Memory model for atomic accesses").
     ///
     /// # Safety
-    /// The range must be at least one byte and valid for reads.
-    pub(crate) unsafe fn load_byte(self) -> u8 {
-        debug_assert!(self.len >= 1);
-        // SAFETY: the caller vouches for the byte.
-        unsafe { AtomicU8::from_ptr(self.address as *mut u8) }.load(Ordering::Acquire)
+    /// The range must be valid for reads, and `at` be inside it.
+    pub(crate) unsafe fn load_byte(self, at: usize) -> u8 {
+        debug_assert!(at < self.len);
+        let byte = self.address + at as u64;
+        // SAFETY: the caller vouches for the range, and the byte or the seven before it too are in it.
+        unsafe {
+            if byte % 8 == 7 && at >= 7 {
+                let word = AtomicU64::from_ptr((byte - 7) as *mut u64).load(Ordering::Acquire);
+                word.to_ne_bytes()[7]
+            } else {
+                AtomicU8::from_ptr(byte as *mut u8).load(Ordering::Acquire)
+            }
+        }
     }
 
     /// The aligned word of the range.
@@ -162,6 +172,20 @@ mod tests {
                     expected[offset as usize..][..len].copy_from_slice(&src[..len]);
                     assert_eq!(seen, expected, "offset {offset} length {len}");
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn each_byte_is_loaded_from_its_place() {
+        let buffer = Buffer::zeroed(64).unwrap();
+        let src: Vec<u8> = (1..=64).collect();
+        for (start, len) in [(0, 64), (1, 63), (3, 20), (7, 9), (8, 8), (15, 1)] {
+            let range = Range { address: buffer.address() + start, len };
+            // SAFETY: the range is inside the buffer, and the byte inside the range.
+            unsafe {
+                range.store(&src[..len]);
+                assert!((0..len).all(|at| range.load_byte(at) == src[at]), "{len} at {start}");
             }
         }
     }

@@ -215,14 +215,19 @@ impl Mr {
         unsafe { part.store(data) };
     }
 
-    /// The byte at `offset`, with acquire: everything a peer wrote before it is visible.
+    /// The byte at `offset`, with acquire: everything a peer wrote before it is visible. This is how to wait for the last byte of a
+    /// WRITE; a counter of eight bytes is better read by [`load_u64`](Self::load_u64).
+    ///
+    /// What is less than an aligned word of eight bytes and is its end, such as a WRITE of four bytes to an address of 4 modulo 8, is stored
+    /// byte by byte and loaded as part of the word. Processors do what one expects; Rust's model knows no such pair.
     ///
     /// # Panics
     /// If that is not inside the region.
     #[must_use]
     pub fn load_byte(&self, offset: usize) -> u8 {
+        self.part(offset, 1);
         // SAFETY: as for `read`.
-        unsafe { self.part(offset, 1).load_byte() }
+        unsafe { self.range.load_byte(offset) }
     }
 
     /// The aligned word at `offset`, as the atomic that peers' atomics work on, in the byte order of the host.

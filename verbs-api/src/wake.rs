@@ -4,7 +4,7 @@ use std::io;
 pub(crate) use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::event::{EventfdFlags, Timespec};
 
 /// A new event descriptor: non-blocking, closed on exec.
 pub(crate) fn eventfd() -> io::Result<OwnedFd> {
@@ -35,6 +35,22 @@ pub(crate) fn wait(
     other: BorrowedFd<'_>,
     timeout: Option<Duration>,
 ) -> bool {
+    let timeout = timeout.map(|timeout| Timespec {
+        tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: timeout.subsec_nanos().into(),
+    });
+    let [port, other] = ready(port, other, timeout.as_ref());
+    port || !other
+}
+
+/// Which of the two are, when one is or the time is over.
+#[cfg(not(miri))]
+fn ready(
+    port: Option<(BorrowedFd<'_>, bool)>,
+    other: BorrowedFd<'_>,
+    timeout: Option<&Timespec>,
+) -> [bool; 2] {
+    use rustix::event::{PollFd, PollFlags, poll};
     let flags = match port {
         Some((_, true)) => PollFlags::IN | PollFlags::OUT,
         _ => PollFlags::IN,
@@ -44,11 +60,26 @@ pub(crate) fn wait(
         PollFd::from_borrowed_fd(port.map_or(other, |(fd, _)| fd), flags),
     ];
     let count = if port.is_some() { 2 } else { 1 };
-    let timeout = timeout.map(|timeout| Timespec {
-        tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: timeout.subsec_nanos().into(),
-    });
     // An interrupted wait is a short one: callers look at their state again anyway.
-    let _ = rustix::event::poll(&mut fds[..count], timeout.as_ref());
-    fds[0].revents().is_empty() || (count == 2 && !fds[1].revents().is_empty())
+    let _ = poll(&mut fds[..count], timeout);
+    [count == 2 && !fds[1].revents().is_empty(), !fds[0].revents().is_empty()]
+}
+
+/// The same by `epoll(7)`, because miri does not know `poll(2)`; and no descriptor that it knows is ever not writable.
+#[cfg(miri)]
+fn ready(
+    port: Option<(BorrowedFd<'_>, bool)>,
+    other: BorrowedFd<'_>,
+    timeout: Option<&Timespec>,
+) -> [bool; 2] {
+    use rustix::event::epoll::{CreateFlags, Event, EventData, EventFlags, add, create, wait};
+    let epoll = create(CreateFlags::CLOEXEC).unwrap();
+    let flags = EventFlags::IN | EventFlags::ET;
+    let fds = [port.map(|(port, _)| port), Some(other)];
+    for (at, fd) in (0..).zip(fds) {
+        fd.map(|fd| add(&epoll, fd, EventData::new_u64(at), flags).unwrap());
+    }
+    let mut events = [Event { flags, data: EventData::new_u64(0) }; 2];
+    let found = wait(&epoll, &mut events[..], timeout).unwrap();
+    [0, 1].map(|at| events[..found].iter().any(|event| event.data.u64() == at))
 }

@@ -1,85 +1,29 @@
 //! What a process that did not run for a while does next: it reads what waits for it before it believes that a peer is
 //! silent. Two devices on a simulated network; the time is real.
 
-use std::net::IpAddr;
+mod sim;
+
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use rocinante::{
-    Access, ConnectOptions, Context, Cq, Mr, OpenOptions, Pd, Qp, SendData, SendOp, SendWr,
-    WcStatus,
-};
-use rocinante_netdev::AnyPort;
-use rocinante_netdev::sim::{SimConfig, SimNet, Verdict};
+use rocinante::{SendData, SendOp, SendWr};
+use rocinante_netdev::sim::{SimNet, Verdict};
+use sim::{Side, connect, sides};
 
-const PATIENCE: Duration = Duration::from_secs(30);
-
-/// A device with a region and a completion queue.
-struct Side {
-    ctx: Context,
-    pd: Pd,
-    cq: Cq,
-    mr: Mr,
+fn timeouts(side: &Side) -> u64 {
+    side.ctx.counters().transport.local_ack_timeout_err
 }
 
-impl Side {
-    fn open(net: &SimNet, address: IpAddr, background: bool) -> Self {
-        let port = net.port(&[address], &SimConfig::default()).unwrap();
-        let options = OpenOptions::new().background(background);
-        let ctx = options.open_port("sim", AnyPort::from(port), "a test wants it").unwrap();
-        let cq = ctx.create_cq(1024).unwrap();
-        let pd = ctx.alloc_pd();
-        let mr = pd.allocate(4096, Access::ALL).unwrap();
-        Self { ctx, pd, cq, mr }
-    }
-
-    fn timeouts(&self) -> u64 {
-        self.ctx.counters().transport.local_ack_timeout_err
-    }
-
-    /// Answers what has come; a plain acknowledgement waits for the second call.
-    fn serve(&self) {
-        self.ctx.progress();
-        self.ctx.progress();
-    }
-
-    fn succeed(&self, wr_id: u64) {
-        let wc = self.cq.wait_one(PATIENCE).unwrap();
-        assert_eq!((wc.wr_id, wc.status), (wr_id, WcStatus::Success));
-    }
-}
-
-const ADDRESSES: [IpAddr; 2] = [ip(1), ip(2)];
-
-const fn ip(last: u8) -> IpAddr {
-    IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, last))
-}
-
-fn sides(net: &SimNet, background: [bool; 2]) -> [Side; 2] {
-    [0, 1].map(|at| Side::open(net, ADDRESSES[at], background[at]))
-}
-
-/// Connects two queue pairs; `timeout` is the exponent of both.
-fn connect(sides: &[Side; 2], timeout: u8) -> [Qp; 2] {
-    let [qp, peer] = sides.each_ref().map(|side| {
-        side.pd.qp(&side.cq, &side.cq).max_send_wr(512).max_inline_data(64).build().unwrap()
-    });
-    let ends = [qp.endpoint(), peer.endpoint()];
-    let options = ConnectOptions { timeout, retry_cnt: 7, ..ConnectOptions::default() };
-    let peer = peer.connect(&ends[0], &options).map_err(|(_, error)| error).unwrap();
-    [qp.connect(&ends[1], &options).map_err(|(_, error)| error).unwrap(), peer]
+/// Answers what has come; a plain acknowledgement waits for the second call.
+fn serve(side: &Side) {
+    side.ctx.progress();
+    side.ctx.progress();
 }
 
 /// A WRITE of eight bytes.
 fn write(wr_id: u64, to: &Side, signaled: bool) -> SendWr<'static> {
-    SendWr {
-        wr_id,
-        op: SendOp::Write { remote: to.mr.address(), rkey: to.mr.rkey(), imm: None },
-        data: SendData::Inline(&[7; 8]),
-        signaled,
-        solicited: false,
-        fence: false,
-    }
+    let op = SendOp::Write { remote: to.mr.address(), rkey: to.mr.rkey(), imm: None };
+    SendWr { signaled, ..sim::request(wr_id, op, SendData::Inline(&[7; 8])) }
 }
 
 /// The answer is the last of more than one burst takes, and the process reads them only long after the timeout.
@@ -95,7 +39,7 @@ fn an_answer_that_waits_behind_many_packets_is_no_silence() {
     qp.post_send(&[write(1, b, true)]).unwrap();
     busy.post_send(&vec![write(2, a, false); BEFORE]).unwrap();
     // Only now does b read the WRITE, and answer.
-    b.serve();
+    serve(b);
     assert!(net.stats().delivered > 300, "more than a burst, if not all at once");
     std::thread::sleep(3 * TIMEOUT_10);
     a.succeed(1);
@@ -121,13 +65,13 @@ fn the_timeout_begins_when_the_packet_leaves() {
             *stamp.lock().unwrap() = Some(Instant::now());
             Verdict::Pass
         })));
-        let before = a.timeouts();
+        let before = timeouts(a);
         qp.post_send(&[write(round, b, true)]).unwrap();
         net.set_tap(None);
         a.ctx.progress();
         let waited = left.lock().unwrap().take().map(|left: Instant| left.elapsed()).unwrap();
-        let after = a.timeouts();
-        b.serve();
+        let after = timeouts(a);
+        serve(b);
         a.succeed(round);
         // Unless the machine let this thread wait once more.
         if waited < TIMEOUT_14 {

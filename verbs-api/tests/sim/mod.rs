@@ -1,0 +1,67 @@
+//! Two devices on a simulated network; the time is real.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
+
+use rocinante::{
+    Access, ConnectOptions, Context, Cq, Limits, Mr, OpenOptions, Pd, Qp, SendData, SendOp, SendWr,
+    WcStatus,
+};
+use rocinante_netdev::AnyPort;
+use rocinante_netdev::sim::{SimConfig, SimNet};
+
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+pub(crate) const ADDRESSES: [IpAddr; 2] = [ip(1), ip(2)];
+
+const fn ip(last: u8) -> IpAddr {
+    IpAddr::V4(Ipv4Addr::new(10, 0, 0, last))
+}
+
+/// A device with a region and a completion queue.
+pub(crate) struct Side {
+    pub(crate) ctx: Context,
+    pub(crate) pd: Pd,
+    pub(crate) cq: Cq,
+    pub(crate) mr: Mr,
+}
+
+impl Side {
+    fn open(net: &SimNet, address: IpAddr, background: bool) -> Self {
+        let port = net.port(&[address], &SimConfig::default()).unwrap();
+        // Small tables: miri fills them slowly.
+        let limits = Limits { max_qp: 64, max_mr: 64, max_mw: 64, ..Limits::default() };
+        let options = OpenOptions::new().background(background).limits(limits);
+        let ctx = options.open_port("sim", AnyPort::from(port), "a test wants it").unwrap();
+        let cq = ctx.create_cq(1024).unwrap();
+        let pd = ctx.alloc_pd();
+        let mr = pd.allocate(4096, Access::ALL).unwrap();
+        Self { ctx, pd, cq, mr }
+    }
+
+    pub(crate) fn succeed(&self, wr_id: u64) {
+        let wc = self.cq.wait_one(PATIENCE).unwrap();
+        assert_eq!((wc.wr_id, wc.status), (wr_id, WcStatus::Success));
+    }
+}
+
+/// Two devices, each with its background thread or without.
+pub(crate) fn sides(net: &SimNet, background: [bool; 2]) -> [Side; 2] {
+    [0, 1].map(|at| Side::open(net, ADDRESSES[at], background[at]))
+}
+
+/// Connects two queue pairs; `timeout` is the exponent of both.
+pub(crate) fn connect(sides: &[Side; 2], timeout: u8) -> [Qp; 2] {
+    let [qp, peer] = sides.each_ref().map(|side| {
+        side.pd.qp(&side.cq, &side.cq).max_send_wr(512).max_inline_data(64).build().unwrap()
+    });
+    let ends = [qp.endpoint(), peer.endpoint()];
+    let options = ConnectOptions { timeout, retry_cnt: 7, ..ConnectOptions::default() };
+    let peer = peer.connect(&ends[0], &options).map_err(|(_, error)| error).unwrap();
+    [qp.connect(&ends[1], &options).map_err(|(_, error)| error).unwrap(), peer]
+}
+
+/// A signaled request.
+pub(crate) fn request(wr_id: u64, op: SendOp, data: SendData<'_>) -> SendWr<'_> {
+    SendWr { wr_id, op, data, signaled: true, solicited: false, fence: false }
+}
