@@ -25,7 +25,7 @@ cargo xtask COMMAND
 
   demo [ARGS]          set up the machine, build, and run `rocinante demo ARGS`
   test [--quick]       set up the machine, and run every check and every test;
-                       --quick leaves out cargo-deny, cargo-fuzz and the demo
+                       --quick leaves out cargo-deny, miri, cargo-fuzz and the demo
   fuzz [SECONDS] [TARGET...]
                        each fuzz target under cargo-fuzz for so long (10 s)
   mutants [SHARD/OF] [ARGS]
@@ -44,7 +44,7 @@ cargo xtask COMMAND
   soak [SECONDS [BACKEND]]
                        every operation compared byte for byte while packets are lost, the network changes and peers are killed: for ten
                        minutes, or so long, on each backend, or on udp, packet or afxdp (as root, with network namespaces)
-  miri                 the engine and the rings under miri; needs a nightly toolchain with it
+  miri                 the engine, the rings and small devices under miri; needs a nightly toolchain with it
   sanitize WHICH       the tests of netdev and verbs-api under a sanitizer, address or thread; needs a nightly toolchain
                        with rust-src
   setup                only set up the machine

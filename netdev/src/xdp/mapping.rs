@@ -19,11 +19,15 @@ unsafe impl Send for Mapping {}
 impl Mapping {
     /// Fresh zeroed memory, present in RAM and absent from forked children.
     pub(crate) fn anonymous(len: usize) -> io::Result<Self> {
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE;
+        // Miri knows neither populating nor advice.
+        let populate = if cfg!(miri) { 0 } else { libc::MAP_POPULATE };
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | populate;
         let mapping = Self::map(len, flags, -1, 0)?;
-        // SAFETY: the range is the mapping just made. The advice is best effort: without it a child
-        // would inherit a copy that it cannot use.
-        unsafe { libc::madvise(mapping.base.as_ptr().cast(), len, libc::MADV_DONTFORK) };
+        if !cfg!(miri) {
+            // SAFETY: the range is the mapping just made. The advice is best effort: without it a child
+            // would inherit a copy that it cannot use.
+            unsafe { libc::madvise(mapping.base.as_ptr().cast(), len, libc::MADV_DONTFORK) };
+        }
         Ok(mapping)
     }
 
