@@ -133,7 +133,10 @@ impl Requester {
             let bytes = len + request_header(&wqe.op, begins);
             match self.company.awaited(bytes, begins, queued, under_way, window) {
                 Awaited::Nothing => {}
-                Awaited::Messages | Awaited::Window => return Plan::Idle,
+                Awaited::Messages => return Plan::Idle,
+                // After a loss the window is what keeps the path full, and every packet of it counts.
+                _ if !self.window.is_whole() || self.is_repairing() => {}
+                Awaited::Window => return Plan::Idle,
                 Awaited::Room(packets) => {
                     let all = Charge::of(packets, Budget::cost(len + OVERHEAD));
                     if !pools.get(limits.peer).fits(all) {
