@@ -358,7 +358,7 @@ impl Engine {
     #[inline]
     pub fn poll_timeout(&self) -> Option<Time> {
         let cm = self.gsi.cm.as_ref().and_then(|cm| cm.poll_timeout());
-        [self.shared.timers.next(), self.shared.pools.next_age(), cm].into_iter().flatten().min()
+        Time::earlier(Time::earlier(self.shared.timers.next(), self.shared.pools.next_age()), cm)
     }
 
     /// Writes up to `budget` packets into `sink`, in turns of the queue pairs that have some.

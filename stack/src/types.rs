@@ -20,6 +20,17 @@ impl Time {
     pub const fn since(self, earlier: Self) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
+
+    /// The earlier of two times, of which none may be.
+    #[must_use]
+    #[inline]
+    pub fn earlier(one: Option<Self>, other: Option<Self>) -> Option<Self> {
+        match (one, other) {
+            (Some(one), Some(other)) => Some(one.min(other)),
+            (one, None) => one,
+            (None, other) => other,
+        }
+    }
 }
 
 /// A packet sequence number as it stands on the wire: 24 bits, no order of its own.

@@ -101,6 +101,7 @@ impl Range {
         // SAFETY: the caller vouches for the range; a packet buffer or the program's own slice does not overlap
         // registered memory.
         unsafe { ptr::copy_nonoverlapping(self.address as *const u8, dst.as_mut_ptr(), dst.len()) };
+        prefetch(self.address.wrapping_add(dst.len() as u64), dst.len());
     }
 
     /// Performs an atomic on the aligned word of the range, against local threads too.
@@ -148,6 +149,25 @@ impl Range {
         // SAFETY: the caller vouches for the word; atomics may be shared.
         unsafe { AtomicU64::from_ptr(self.address as *mut u64) }
     }
+}
+
+/// A packet of so many bytes was copied that end before `address`: the next of its message will be, once the CRC of this one is computed. Meanwhile
+/// its lines can come, which processors do not do by themselves beyond the end of a page.
+#[inline]
+fn prefetch(address: u64, len: usize) {
+    /// Shorter packets are most often whole messages.
+    const LEN_MIN: usize = 1024;
+    if len < LEN_MIN {
+        return;
+    }
+    #[cfg(target_arch = "x86_64")]
+    for line in (0..len).step_by(64) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a prefetch is a hint: it reads nothing, and never faults, whatever the address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>((address as *const i8).wrapping_add(line)) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
 }
 
 #[cfg(test)]

@@ -2,19 +2,18 @@
 //!
 //! A message that is posted when an acknowledgement of another comes in would leave alone, be acknowledged alone, and so make the
 //! next leave alone. While at least two runs, or half a window, are under way, nothing is lost by waiting until there is a run to
-//! send or less is under way.
-
-use crate::wire::ICRC_LEN;
+//! send or less is under way. And while so much is under way, no run begins that the window or the receiver would cut short.
 
 /// Bytes of a run: what the ports send as one super-packet.
-const RUN_BYTES: u32 = 65_000;
+const RUN_BYTES: u32 = 65_470;
 /// The most packets of a run.
-const RUN_PACKETS: u32 = 60;
+const RUN_PACKETS: u32 = 64;
 
-/// How far the run is that is being sent.
+/// How far the run is that is being sent: packets of one size, of which only the last may be shorter.
 #[derive(Debug, Default)]
 pub(super) struct Company {
     sent: u32,
+    size: u32,
 }
 
 impl Company {
@@ -24,58 +23,131 @@ impl Company {
         self.sent = 0;
     }
 
-    /// A packet of so many bytes of payload left.
+    /// Whether a packet of so many bytes would continue the run.
     #[inline]
-    pub(super) fn sent(&mut self, payload: u32) {
+    fn is_joined_by(&self, bytes: u32) -> bool {
+        self.sent > 0 && bytes <= self.size
+    }
+
+    /// A packet of so many bytes left.
+    #[inline]
+    pub(super) fn sent(&mut self, bytes: u32) {
+        if !self.is_joined_by(bytes) {
+            (self.sent, self.size) = (0, bytes);
+        }
         self.sent += 1;
-        if self.sent >= run(payload) {
+        if bytes < self.size || self.sent >= run(bytes) {
             self.sent = 0;
         }
     }
 
-    /// Whether a message, whose first packet has so many bytes of payload, should wait: `queued` packets are to be sent, and of the
-    /// `window` so many are `under_way`.
+    /// Whether the next packet begins a run, whatever its size.
     #[inline]
-    pub(super) fn awaited(&self, payload: u32, queued: u64, under_way: u32, window: u32) -> bool {
-        let run = run(payload);
-        self.sent == 0 && queued < u64::from(run) && under_way >= (2 * run).min(window / 2).max(2)
+    pub(super) fn is_whole(&self) -> bool {
+        self.sent == 0
     }
+
+    /// Whether a packet of so many bytes should wait, if `queued` packets are to be sent, and of the `window` so many are `under_way`: `begins` if it is a
+    /// message's first. If it should not, because there is a run to send: how many packets there must be room for.
+    #[inline]
+    pub(super) fn awaited(
+        &self,
+        bytes: u32,
+        begins: bool,
+        queued: u64,
+        under_way: u32,
+        window: u32,
+    ) -> Awaited {
+        let run = run(bytes);
+        if self.is_joined_by(bytes) || under_way < (2 * run).min(window / 2).max(2) {
+            return Awaited::Nothing;
+        }
+        if begins && queued < u64::from(run) {
+            return Awaited::Messages;
+        }
+        let packets = run.min(u32::try_from(queued).unwrap_or(u32::MAX));
+        if under_way + packets > window { Awaited::Window } else { Awaited::Room(packets) }
+    }
+}
+
+/// What a packet should wait for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Awaited {
+    Nothing,
+    /// More to send.
+    Messages,
+    /// Acknowledgements.
+    Window,
+    /// Room for so many packets at the receiver.
+    Room(u32),
 }
 
 /// Packets of a run.
 #[inline]
-fn run(payload: u32) -> u32 {
-    // BTH, ICRC.
-    (RUN_BYTES / (payload + 12 + ICRC_LEN as u32)).clamp(1, RUN_PACKETS)
+fn run(bytes: u32) -> u32 {
+    (RUN_BYTES / bytes.max(1)).clamp(1, RUN_PACKETS)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const FULL: u32 = 4096 + 16;
+
+    fn waits(company: &Company, queued: u64, under_way: u32, window: u32) -> bool {
+        matches!(
+            company.awaited(FULL, true, queued, under_way, window),
+            Awaited::Messages | Awaited::Window
+        )
+    }
+
     #[test]
     fn nothing_waits_while_little_is_under_way() {
         let company = Company::default();
-        assert_eq!([run(4096), run(1024), run(64)], [15, 60, 60]);
-        assert!(!company.awaited(4096, 1, 29, 512));
-        assert!(company.awaited(4096, 1, 30, 512));
-        assert!(!company.awaited(4096, 15, 30, 512), "a run is there");
-        assert!(!company.awaited(4096, 1, 7, 16));
-        assert!(company.awaited(4096, 1, 8, 16), "half a window");
-        assert!(!company.awaited(4096, 1, 1, 2));
+        assert_eq!([run(FULL), run(1024 + 16), run(64 + 16)], [15, 62, 64]);
+        assert!(!waits(&company, 1, 29, 512));
+        assert!(waits(&company, 1, 30, 512));
+        assert!(!waits(&company, 15, 30, 512), "a run is there");
+        assert!(!waits(&company, 1, 7, 16));
+        assert!(waits(&company, 1, 8, 16), "half a window");
+        assert!(!waits(&company, 1, 1, 2));
     }
 
     #[test]
     fn a_run_that_was_begun_is_not_cut_short() {
         let mut company = Company::default();
         for _ in 0..14 {
-            company.sent(4096);
-            assert!(!company.awaited(4096, 1, 100, 512));
+            company.sent(FULL);
+            assert!(!waits(&company, 1, 100, 512));
         }
-        company.sent(4096);
-        assert!(company.awaited(4096, 1, 100, 512));
-        company.sent(4096);
+        company.sent(FULL);
+        assert!(company.is_whole() && waits(&company, 1, 100, 512));
+        company.sent(FULL);
         company.begin();
-        assert!(company.awaited(4096, 1, 100, 512));
+        assert!(waits(&company, 1, 100, 512));
+    }
+
+    #[test]
+    fn the_first_packet_of_a_write_is_larger_so_the_second_ends_its_run() {
+        let mut company = Company::default();
+        company.sent(FULL + 16);
+        assert!(!company.is_whole());
+        company.sent(FULL);
+        assert!(company.is_whole());
+        company.sent(FULL);
+        // A larger one begins another run.
+        assert!(waits(&company, 1, 100, 512) == company.is_joined_by(FULL + 16));
+        company.sent(FULL + 16);
+        assert!(!company.is_whole());
+    }
+
+    #[test]
+    fn a_run_begins_only_if_the_window_takes_all_of_it() {
+        let company = Company::default();
+        let awaited = |queued, under_way| company.awaited(FULL, false, queued, under_way, 64);
+        assert_eq!(awaited(200, 29), Awaited::Nothing, "little is under way");
+        assert_eq!(awaited(200, 49), Awaited::Room(15));
+        assert_eq!(awaited(200, 50), Awaited::Window);
+        assert_eq!(awaited(3, 50), Awaited::Room(3), "the end of a message is less than a run");
     }
 }

@@ -1,6 +1,7 @@
 //! What leaves next: the requester's decisions. Nothing changes here but what is kept in line and in hand.
 
 use super::asks::ACK;
+use super::company::Awaited;
 use super::held::SPAN;
 use super::requester::{Limits, OVERHEAD, REQUEST, Requester};
 use crate::mem::RegionTable;
@@ -9,7 +10,7 @@ use crate::qp::outbound::{Piece, data_opcode};
 use crate::qp::sq::{SendQueue, Wqe};
 use crate::types::Mtu;
 use crate::verbs::{SendOp, WcStatus};
-use crate::wire::Opcode;
+use crate::wire::{ICRC_LEN, Opcode, Reth, bth};
 
 /// The packet to send next.
 #[derive(Debug, Clone, Copy)]
@@ -125,10 +126,23 @@ impl Requester {
             return Plan::Idle;
         }
         let len = wqe.payload(psn, limits.mtu);
-        if psn == wqe.first && psn >= self.sent && self.asks.end().is_some() {
-            let (queued, under_way) = (sq.next_psn - psn, self.charged.datagrams);
-            if self.company.awaited(len, queued, under_way, self.window.packets()) {
-                return Plan::Idle;
+        // What is awaited comes with an acknowledgement.
+        if psn >= self.sent && self.asks.end().is_some() {
+            let (begins, queued) = (psn == wqe.first, sq.next_psn - psn);
+            let (under_way, window) = (self.charged.datagrams, self.window.packets());
+            let bytes = len + request_header(&wqe.op, begins);
+            match self.company.awaited(bytes, begins, queued, under_way, window) {
+                Awaited::Nothing => {}
+                Awaited::Messages => return Plan::Idle,
+                // After a loss the window is what keeps the path full, and every packet of it counts.
+                _ if !self.window.is_whole() || self.is_repairing() => {}
+                Awaited::Window => return Plan::Idle,
+                Awaited::Room(packets) => {
+                    let all = Charge::of(packets, Budget::cost(len + OVERHEAD));
+                    if !pools.get(limits.peer).fits(all) {
+                        return Plan::Idle;
+                    }
+                }
             }
         }
         if !self.is_unasked() && self.asks.is_stale(pools) {
@@ -231,6 +245,12 @@ impl Requester {
         let piece = Piece { index, psn, opcode, offset, len, ack_req, solicited };
         Plan::Send(Shape { piece, last, charge })
     }
+}
+
+/// Bytes around the payload of a packet of a SEND or WRITE: BTH, RETH, ICRC.
+pub(super) fn request_header(op: &SendOp, begins: bool) -> u32 {
+    let reth = if begins && matches!(op, SendOp::Write { .. }) { Reth::LEN } else { 0 };
+    (bth::LEN + reth + ICRC_LEN) as u32
 }
 
 /// What a packet costs at most.

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use super::asks::Asks;
 use super::company::Company;
 use super::credits::Credits;
-use super::plan::Shape;
+use super::plan::{Shape, request_header};
 use super::repair::Repair;
 use super::rtt::RoundTrip;
 use super::window::Window;
@@ -234,7 +234,8 @@ impl Requester {
         } else {
             pools.get(limits.peer).charge(shape.charge);
             self.charged.add(shape.charge);
-            self.company.sent(piece.len);
+            let begins = piece.psn == wqe.first;
+            self.company.sent(piece.len + request_header(&wqe.op, begins));
             self.round_trip.sent(piece.psn, now, piece.psn < self.sent);
             if piece.ack_req {
                 self.asks.asked(piece.psn);

@@ -139,12 +139,15 @@ impl Qp {
             let plan =
                 self.requester.plan(&self.core.sq, &self.limits, &mut shared.pools, host.regions());
             let fault = match plan {
-                Plan::Send(_) if *quantum == 0 => return Turn::Quantum,
+                // A run that was begun is not cut short.
+                Plan::Send(_) if *quantum == 0 && self.requester.company.is_whole() => {
+                    return Turn::Quantum;
+                }
                 Plan::Send(shape) => match self.send_request(&shape, shared, host, sink) {
                     Sent::Yes => {
                         let (sq, limits) = (&self.core.sq, &self.limits);
                         self.requester.sent(now, &shape, sq, limits, &mut shared.pools);
-                        *quantum -= 1;
+                        *quantum = quantum.saturating_sub(1);
                         continue;
                     }
                     Sent::Full => return Turn::SinkFull,

@@ -66,6 +66,12 @@ impl Window {
         self.allowed
     }
 
+    /// Whether it is what the receiver has room for: no loss has made it smaller.
+    #[inline]
+    pub(super) fn is_whole(&self) -> bool {
+        self.allowed >= self.max
+    }
+
     /// Takes over what time permits; when it will permit more, if it does not permit all.
     #[inline]
     pub(super) fn tick(&mut self, now: Time) -> Option<Time> {

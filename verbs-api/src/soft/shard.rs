@@ -57,7 +57,7 @@ impl std::fmt::Debug for Shard {
 /// Datagrams read before it is the senders' turn.
 const RX_BURST: usize = 256;
 /// Packets written before it is the receivers' turn.
-const TX_BURST: usize = 256;
+const TX_BURST: usize = 1024;
 /// The most datagrams whose acknowledgement may wait for the program's next call.
 const HELD_MAX: usize = 2;
 /// Requests that are gathered at most before they are sent, while others are on their way.
@@ -110,7 +110,7 @@ impl Shard {
 
     /// When to drive again if nothing else happens.
     pub(crate) fn deadline(&self) -> Option<Time> {
-        let engine = [self.engine.poll_timeout(), self.company_until].into_iter().flatten().min();
+        let engine = Time::earlier(self.engine.poll_timeout(), self.company_until);
         // Chores matter only while something is connected.
         if self.paths.used == 0 {
             return engine;
