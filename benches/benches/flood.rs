@@ -1,6 +1,6 @@
 //! What attacks cost over real namespaces: a flood of damaged packets from the peer's address, and guesses of keys.
 //!
-//! `cargo bench -p rocinante-benches --bench flood`, as root. Goodput is that of 64 KiB WRITEs on one queue pair, in turns without a flood, with the same flood
+//! `cargo bench -p rocinante-benches --bench flood [-- BACKEND]`, as root. Goodput is that of 64 KiB WRITEs on one queue pair, in turns without a flood, with the same flood
 //! to a third device that drops it unread (what the sender of the flood and the kernel cost), and with the flood at the queue pair; the ratio is of the last two.
 //! The processor time is that of the process without the thread that floods, for each damaged packet, while nothing else happens.
 
@@ -35,8 +35,12 @@ fn main() {
         "| backend | flood, 10³/s | came, 10³/s | alone, Gb/s | flood elsewhere | flood here | ratio | µs for each |"
     );
     println!("|---|---|---|---|---|---|---|---|");
-    let backends = [Backend::Udp, Backend::Packet, Backend::Xdp];
-    for backend in backends {
+    let asked = |backend: &Backend| std::env::args().any(|argument| argument == backend.name());
+    let mut backends = vec![Backend::Udp, Backend::Packet, Backend::Xdp];
+    if backends.iter().any(asked) {
+        backends.retain(asked);
+    }
+    for &backend in &backends {
         let scene = Scene::new(backend);
         RATES.iter().for_each(|rate| println!("{}", scene.row(backend, *rate)));
     }

@@ -43,13 +43,14 @@ use crate::resolve::{Hop, PathTable, Sent};
 use crate::udp::UdpPort;
 use bpf::Link;
 use open::{Opened, RX_CHUNK_BYTES};
+use prog::OwnAddresses;
 use rx::RxHalf;
 use socket::Socket;
 use timer::TimerFd;
 use tx::TxHalf;
 use umem::{CHUNK, Umem};
 
-/// How often [`Port::maintain`] looks whether the interface is still there.
+/// How often [`Port::maintain`] looks at the interface.
 const LIFE_CHECK: Duration = Duration::from_secs(1);
 
 /// How soon a port that could not send looks again, at first and at last. `POLLOUT` does not tell: an
@@ -66,6 +67,9 @@ pub struct XdpPort {
     addresses: Vec<IpAddr>,
     /// Dropped first: the program leaves the interface before its socket closes.
     _link: Link,
+    own: OwnAddresses,
+    /// When to look at the interface again.
+    check_due: Instant,
     tx: TxHalf,
     rx: RxHalf,
     socket: Socket,
@@ -140,7 +144,7 @@ impl XdpPort {
         let guard = UdpPort::open_guard(iface, addresses, config)
             .map_err(|e| OpenError { backend: Backend::Xdp, ..e })?;
         let paths = PathTable::open(iface, addresses).map_err(os("cannot open rtnetlink"))?;
-        let Opened { link, tx, rx, socket, umem, zero_copy, chunks_each } =
+        let Opened { link, own, tx, rx, socket, umem, zero_copy, chunks_each } =
             open::open(iface, addresses, config)?;
         let epoll = Epoll::new().map_err(os("cannot make an epoll set"))?;
         epoll.add(socket.as_fd(), Interest::Read).map_err(os("cannot wait for the socket"))?;
@@ -164,6 +168,8 @@ impl XdpPort {
             },
             addresses: addresses.to_vec(),
             _link: link,
+            own,
+            check_due: Instant::now(),
             tx,
             rx,
             socket,
@@ -290,6 +296,13 @@ impl XdpPort {
         }
     }
 
+    /// Ends the port's life if the interface is gone; follows a change of its Ethernet address.
+    fn check_interface(&mut self) {
+        self.check_due = Instant::now() + LIFE_CHECK;
+        let followed = self.paths.check_interface().and_then(|mac| self.own.follow(mac));
+        followed.unwrap_or_else(|e| self.note_error(&e));
+    }
+
     /// The interface is gone for good, or was only switched off for a while.
     fn note_error(&mut self, error: &io::Error) {
         if matches!(error.raw_os_error(), Some(libc::ENXIO | libc::ENODEV)) {
@@ -401,6 +414,9 @@ impl Port for XdpPort {
         self.reserved = Reserved::Nothing;
         let alive = self.socket.kick_receive();
         alive.unwrap_or_else(|e| self.note_error(&e));
+        if self.check_due <= Instant::now() {
+            self.check_interface();
+        }
         let guard = self.guard.maintain();
         let Self { paths, tx, guard: through, .. } = self;
         let paths = paths.maintain(|sent| holds(tx, through, sent));

@@ -338,6 +338,28 @@ fn a_silent_peer_holds_its_room_no_longer_than_the_timeout() {
 }
 
 #[test]
+fn who_asks_the_dead_is_told_so_in_time_however_many_do() {
+    let budget = Budget { bytes: 1 << 30, datagrams: 10 };
+    let mut pair = Pair::new(&Setup { retry_cnt: 3, ..setup(budget) });
+    let keys = pair.register();
+    pair.pass = Box::new(|_, _| false);
+    for qp in 0..QPS {
+        pair.send_on(0, qp, qp as u64, write(keys[1]), &[sge(0, 5000, keys[0])]);
+    }
+    let (start, timeout) = (pair.now, 4096 << 20);
+    let mut ended = Vec::new();
+    pair.run_until(|pair| {
+        let ends = pair.ends[0].host.completions.len();
+        ended.resize(ends, pair.now.since(start));
+        ends == QPS
+    });
+    assert!(pair.completions(0).iter().all(|cqe| cqe.status == WcStatus::RetryExcErr));
+    // It counts from when they asked: who found no room at first did so when those before had had no answer.
+    assert!(ended.iter().all(|at| *at >= 4 * timeout), "too early: {ended:?}");
+    assert!(ended.iter().all(|at| *at <= 5 * timeout + timeout / 100), "too late: {ended:?}");
+}
+
+#[test]
 fn a_full_sink_loses_nothing() {
     for room in [1, 2, 3, 7] {
         let mut pair = Pair::new(&Setup { timeout: 20, ..Setup::default() });

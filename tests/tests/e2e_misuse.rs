@@ -3,10 +3,11 @@
 //! Nothing here depends on the backend: one device per end suffices.
 
 use rocinante::{
-    Access, Backend, ConnectOptions, Limits, ModifyAttr, OpenOptions, QpState, RecvWr, SendOp,
-    VerbsError, WcStatus,
+    Access, Backend, ConnectOptions, Limits, ModifyAttr, Mtu, OpenOptions, PeerPath, Psn, QpAttr,
+    QpState, Qpn, RecvWr, SendOp, VerbsError, WcStatus,
 };
-use rocinante_tests::harness::{Harness, Setup, wait_until, wr};
+use rocinante_tests::harness::{Family, Harness, Setup, Side, address, wait_until, wr};
+use rocinante_tests::lab::{Lab, LabConfig};
 use rocinante_tests::require_lab;
 use rocinante_tests::verbs::misuse;
 
@@ -173,4 +174,31 @@ fn a_device_is_found_by_what_it_has_and_opened_once() {
     assert!(error.to_string().contains(&std::process::id().to_string()), "{error}");
     let error = a.run(|| OpenOptions::new().open_interface("eth7")).unwrap_err();
     assert!(matches!(error, VerbsError::NoDevice(_)), "{error}");
+}
+
+/// What never fits would keep everything that is sent behind it from leaving, of whatever queue pair.
+#[test]
+fn a_path_mtu_that_the_link_does_not_carry_is_refused() {
+    require_lab!();
+    let lab = Lab::new(&LabConfig { mtu: 1500, ..LabConfig::default() }).unwrap();
+    let [own, peer] = [0, 1].map(|at| address(&lab, at, Family::V4));
+    let side = Side::open(lab.container(0).netns(), own, &Setup::new(Backend::Udp));
+    let qp = side.qp().build_reset().unwrap();
+    qp.modify(&ModifyAttr::init(Access::ALL)).unwrap();
+    let rtr = |mtu| ModifyAttr {
+        attr: QpAttr {
+            state: Some(QpState::Rtr),
+            path_mtu: Some(mtu),
+            dest_qpn: Some(Qpn::new(77)),
+            rq_psn: Some(Psn::new(5)),
+            max_dest_rd_atomic: Some(1),
+            min_rnr_timer: Some(12),
+            ..QpAttr::default()
+        },
+        path: Some(PeerPath::new(peer)),
+    };
+    let error = side.run(|| qp.modify(&rtr(Mtu::Mtu2048))).unwrap_err();
+    assert_eq!((error.errno(), qp.state()), (EINVAL, QpState::Init), "{error}");
+    assert!(error.to_string().contains("carries 1024"), "{error}");
+    side.run(|| qp.modify(&rtr(Mtu::Mtu1024))).unwrap();
 }

@@ -9,6 +9,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 // `enum bpf_cmd`.
 const MAP_CREATE: libc::c_long = 0;
 const MAP_UPDATE_ELEM: libc::c_long = 2;
+const MAP_DELETE_ELEM: libc::c_long = 3;
 const PROG_LOAD: libc::c_long = 5;
 #[cfg(test)]
 const PROG_TEST_RUN: libc::c_long = 10;
@@ -90,15 +91,18 @@ impl Map {
 
     /// Sets `key` (of the map's key size) to `value`.
     pub(crate) fn set(&self, key: &[u8], value: u32) -> io::Result<()> {
+        self.change(MAP_UPDATE_ELEM, key, (&raw const value) as u64)
+    }
+
+    /// Takes `key` (of the map's key size) out; `ENOENT` if it is not there.
+    pub(crate) fn remove(&self, key: &[u8]) -> io::Result<()> {
+        self.change(MAP_DELETE_ELEM, key, 0)
+    }
+
+    fn change(&self, cmd: libc::c_long, key: &[u8], value: u64) -> io::Result<()> {
         assert_eq!(key.len(), self.key_size, "key size");
-        let attr = MapElem {
-            map_fd: raw(&self.fd),
-            pad: 0,
-            key: key.as_ptr() as u64,
-            value: (&raw const value) as u64,
-            flags: 0,
-        };
-        bpf(MAP_UPDATE_ELEM, &attr).map(|_| ())
+        let (map_fd, key) = (raw(&self.fd), key.as_ptr() as u64);
+        bpf(cmd, &MapElem { map_fd, pad: 0, key, value, flags: 0 }).map(|_| ())
     }
 
     /// The descriptor, for the program that uses the map.

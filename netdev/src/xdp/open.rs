@@ -1,7 +1,7 @@
 //! Opening: memory, socket, program, attachment, and what to tell the user when one of them fails.
 
 use super::bpf::{Link, Map, Program, fd_value};
-use super::prog::{KEY_LEN, address_key, program};
+use super::prog::{OwnAddresses, program};
 use super::rx::RxHalf;
 use super::socket::Socket;
 use super::tx::TxHalf;
@@ -37,6 +37,8 @@ const NEEDS_CAPS: &str = "needs CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF in the ho
 pub(super) struct Opened {
     /// Keeps the program attached.
     pub(super) link: Link,
+    /// What the program takes for ours.
+    pub(super) own: OwnAddresses,
     /// The sending half.
     pub(super) tx: TxHalf,
     /// The receiving half.
@@ -65,7 +67,7 @@ pub(super) fn open(
         .make_rings(2 * chunks_each)
         .map_err(|e| OpenError::os(Backend::Xdp, "cannot make the AF_XDP rings", e, ""))?;
     socket.set_send_buffer(config.tx_buffer_bytes, config.force_buffers);
-    let (program, sockets) = load_program(iface, addresses, config)?;
+    let (program, own, sockets) = load_program(iface, addresses, config)?;
     bind(&socket, iface, config)?;
     let zero_copy = socket.zero_copy().unwrap_or(false);
     let frame_bytes = iface.mtu as usize + ETH_LEN;
@@ -78,7 +80,7 @@ pub(super) fn open(
     let link = program
         .attach(iface.index, config.xdp_generic)
         .map_err(|e| attach_error::explain(iface, config.xdp_generic, e))?;
-    Ok(Opened { link, tx, rx, socket, umem, zero_copy, chunks_each })
+    Ok(Opened { link, own, tx, rx, socket, umem, zero_copy, chunks_each })
 }
 
 fn check_interface(iface: &Interface, config: &PortConfig) -> Result<(), OpenError> {
@@ -143,18 +145,13 @@ fn load_program(
     iface: &Interface,
     addresses: &[IpAddr],
     config: &PortConfig,
-) -> Result<(Program, Map), OpenError> {
+) -> Result<(Program, OwnAddresses, Map), OpenError> {
     let failed = |e| permission("cannot make a BPF map", e);
-    let own =
-        Map::hash("roce_addresses", KEY_LEN, addresses.len().max(1) as u32).map_err(failed)?;
-    for &address in addresses {
-        own.set(&address_key(address), 1).map_err(failed)?;
-    }
+    let own = OwnAddresses::new(addresses, iface.mac).map_err(failed)?;
     let sockets = Map::sockets("roce_sockets", config.xdp_queue + 1).map_err(failed)?;
-    let code = program(iface.mac, own.raw_fd(), sockets.raw_fd());
-    let program = Program::load("roce_redirect", &code)
+    let program = Program::load("roce_redirect", &program(&own, &sockets))
         .map_err(|e| permission("cannot load the XDP program", e))?;
-    Ok((program, sockets))
+    Ok((program, own, sockets))
 }
 
 fn bind(socket: &Socket, iface: &Interface, config: &PortConfig) -> Result<(), OpenError> {

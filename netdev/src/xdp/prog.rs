@@ -4,19 +4,22 @@
 //! - its destination MAC is the interface's (a bridge floods unknown unicast to every port);
 //! - it is IPv4 without options that is no fragment, or IPv6 without extension headers;
 //! - it is UDP to port 4791;
-//! - its destination address is in the map of own addresses.
+//! - its destination address is in the map of own addresses, which holds them together with the MAC,
+//!   so that the interface may be given another.
 //!
 //! Frames that are not ours, and ours on a queue without a socket, get `XDP_PASS`.
 
 use super::asm::{Asm, Cond, Helper, Insn, Label, Reg, Size};
+use super::bpf::Map;
 use crate::port::ROCE_PORT;
+use std::io;
 use std::net::IpAddr;
 
 /// `enum xdp_action` of `bpf.h`.
 pub(crate) const XDP_PASS: u32 = 2;
 
-/// Bytes of a key of the address map: an IPv6 address, or an IPv4-mapped one.
-pub(crate) const KEY_LEN: usize = 16;
+/// Bytes of a key of the address map: an IPv6 address, or an IPv4-mapped one, the MAC, and two zeros.
+const KEY_LEN: usize = 24;
 
 // `struct xdp_md` of `bpf.h`.
 const CTX_DATA: i16 = 0;
@@ -41,20 +44,59 @@ const UDP: u32 = 17;
 /// `MF` and the fragment offset.
 const FRAGMENT_MASK: u16 = 0x3fff;
 
-/// Where the key is built: the 16 bytes below the frame pointer.
+/// Where the key is built: the bytes below the frame pointer.
 const KEY: i16 = -(KEY_LEN as i16);
+const KEY_MAC: i16 = KEY + 16;
 
-/// The key under which an address is in the map.
-pub(crate) fn address_key(address: IpAddr) -> [u8; KEY_LEN] {
-    match address {
-        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
-        IpAddr::V6(v6) => v6.octets(),
+/// The map of own addresses, of which the program takes the frames.
+#[derive(Debug)]
+pub(crate) struct OwnAddresses {
+    map: Map,
+    addresses: Vec<IpAddr>,
+    mac: [u8; 6],
+}
+
+impl OwnAddresses {
+    /// The addresses of an interface with this MAC.
+    pub(crate) fn new(addresses: &[IpAddr], mac: [u8; 6]) -> io::Result<Self> {
+        // While they change, there are two of each.
+        let room = 2 * addresses.len().max(1) as u32;
+        let map = Map::hash("roce_addresses", KEY_LEN, room)?;
+        let own = Self { map, addresses: addresses.to_vec(), mac };
+        own.insert(mac)?;
+        Ok(own)
+    }
+
+    /// The interface has this MAC now.
+    pub(crate) fn follow(&mut self, mac: [u8; 6]) -> io::Result<()> {
+        if mac != self.mac {
+            self.insert(mac)?;
+            let old = std::mem::replace(&mut self.mac, mac);
+            for address in &self.addresses {
+                self.map.remove(&key(*address, old))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn insert(&self, mac: [u8; 6]) -> io::Result<()> {
+        self.addresses.iter().try_for_each(|address| self.map.set(&key(*address, mac), 1))
     }
 }
 
-/// Assembles the program for an interface's MAC and two maps, given by their file descriptors: a hash
-/// of own addresses by [`address_key`] and an XSKMAP by receive queue.
-pub(crate) fn program(mac: [u8; 6], addresses_fd: i32, sockets_fd: i32) -> Vec<Insn> {
+/// The key under which an address is in the map.
+fn key(address: IpAddr, mac: [u8; 6]) -> [u8; KEY_LEN] {
+    let mut key = [0; KEY_LEN];
+    key[..16].copy_from_slice(&match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    });
+    key[16..22].copy_from_slice(&mac);
+    key
+}
+
+/// Assembles the program for the addresses and an XSKMAP by receive queue.
+pub(crate) fn program(own: &OwnAddresses, sockets: &Map) -> Vec<Insn> {
     use Reg::{R0, R1, R2, R3, R4, R5, R6, R10};
     let mut asm = Asm::default();
     let (pass, v4, lookup) = (asm.label(), asm.label(), asm.label());
@@ -63,8 +105,6 @@ pub(crate) fn program(mac: [u8; 6], addresses_fd: i32, sockets_fd: i32) -> Vec<I
     asm.load(Size::W, R2, R1, CTX_DATA);
     asm.load(Size::W, R3, R1, CTX_DATA_END);
     require_bytes(&mut asm, V4_HEADERS, pass);
-    require(&mut asm, Size::W, ETH_DST, ne_u32([mac[0], mac[1], mac[2], mac[3]]), pass);
-    require(&mut asm, Size::H, ETH_DST + 4, u32::from(u16::from_ne_bytes([mac[4], mac[5]])), pass);
     asm.load(Size::H, R5, R2, ETH_TYPE);
     asm.jump32_if_imm(Cond::Eq, R5, net_u16(0x0800), v4);
     asm.jump32_if_imm(Cond::Ne, R5, net_u16(0x86dd), pass);
@@ -94,13 +134,18 @@ pub(crate) fn program(mac: [u8; 6], addresses_fd: i32, sockets_fd: i32) -> Vec<I
     asm.store(Size::W, R10, KEY + 12, R5);
 
     asm.bind(lookup);
-    asm.load_map(R1, addresses_fd);
+    asm.load(Size::W, R5, R2, ETH_DST);
+    asm.store(Size::W, R10, KEY_MAC, R5);
+    asm.load(Size::H, R5, R2, ETH_DST + 4);
+    asm.store(Size::H, R10, KEY_MAC + 4, R5);
+    asm.store_imm(Size::H, R10, KEY_MAC + 6, 0);
+    asm.load_map(R1, own.map.raw_fd());
     asm.mov(R2, R10);
     asm.add_imm(R2, i32::from(KEY));
     asm.call(Helper::MapLookupElem);
     asm.mov_imm(R4, 0);
     asm.jump_if(Cond::Eq, R0, R4, pass);
-    asm.load_map(R1, sockets_fd);
+    asm.load_map(R1, sockets.raw_fd());
     asm.load(Size::W, R2, R6, CTX_RX_QUEUE);
     asm.mov_imm(R3, XDP_PASS.cast_signed());
     asm.call(Helper::RedirectMap);
@@ -139,7 +184,7 @@ fn net_u16(value: u16) -> u32 {
 mod tests {
     use super::*;
     use crate::testns;
-    use crate::xdp::bpf::{Map, Program, fd_value};
+    use crate::xdp::bpf::{Program, fd_value};
     use crate::xdp::socket::Socket;
     use std::os::fd::AsFd;
 
@@ -152,20 +197,18 @@ mod tests {
     /// bound: a test run returns the verdict without carrying it out.
     struct Loaded {
         program: Program,
+        own: OwnAddresses,
         sockets: Map,
         _socket: Socket,
     }
 
     fn load() -> std::io::Result<Loaded> {
         let socket = Socket::new()?;
-        let addresses = Map::hash("test", KEY_LEN, 8)?;
+        let own = OwnAddresses::new(&[IpAddr::from(V4), IpAddr::from(V6)], MAC)?;
         let sockets = Map::sockets("test", 1)?;
-        for address in [IpAddr::from(V4), IpAddr::from(V6)] {
-            addresses.set(&address_key(address), 1)?;
-        }
         sockets.set(&0u32.to_ne_bytes(), fd_value(socket.as_fd()))?;
-        let program = Program::load("test", &program(MAC, addresses.raw_fd(), sockets.raw_fd()))?;
-        Ok(Loaded { program, sockets, _socket: socket })
+        let program = Program::load("test", &program(&own, &sockets))?;
+        Ok(Loaded { program, own, sockets, _socket: socket })
     }
 
     impl Loaded {
@@ -276,10 +319,27 @@ mod tests {
     }
 
     #[test]
+    fn another_mac_takes_the_place_of_the_first() {
+        let mut loaded = testns::or_skip!("another_mac_takes_the_place_of_the_first", load());
+        let frames = [frame_v4(), frame_v6()];
+        for last in [0xf6, 0xf7, MAC[5]] {
+            let [a, b, c, d, e, _] = MAC;
+            // As often as one likes: no old one stays.
+            loaded.own.follow([a, b, c, d, e, last]).unwrap();
+            for mac in [0xf6, 0xf7, MAC[5]] {
+                for frame in &frames {
+                    let to_us = loaded.verdict(&changed(frame, 5, &[mac])) == XDP_REDIRECT;
+                    assert_eq!(to_us, mac == last, "{mac:x} while it is {last:x}");
+                }
+            }
+        }
+    }
+
+    #[test]
     fn a_queue_without_a_socket_passes() {
         let loaded = testns::or_skip!("a_queue_without_a_socket_passes", load());
         assert_eq!(loaded.verdict(&frame_v4()), XDP_REDIRECT);
-        let Loaded { program, sockets, _socket: socket } = loaded;
+        let Loaded { program, sockets, _socket: socket, .. } = loaded;
         drop(socket);
         drop(sockets);
         // A closed socket leaves the map by itself.

@@ -92,7 +92,7 @@ impl RxHalf {
         let mut ours = true;
         for part in first..first + parts {
             let (_, returned) = self.ring.take(part)?;
-            ours &= umem.reclaim(&returned).is_some();
+            ours &= umem.reclaim(&returned, 0..self.chunks).is_some();
         }
         if !ours {
             return None;

@@ -125,14 +125,25 @@ impl TxHalf {
     /// # Errors
     /// The interface is down (`ENETDOWN`) or gone (`ENXIO`); what is queued stays so.
     pub(super) fn flush(&mut self, umem: &mut Umem, socket: &Socket) -> io::Result<Flushed> {
-        let mut flushed = Flushed::default();
         if self.queued == 0 {
             if self.starved {
                 self.reap(umem);
             }
-            return Ok(flushed);
+            return Ok(Flushed::default());
         }
         self.ring.publish();
+        let flushed = self.wake(socket);
+        // An error leaves frames in the ring, too: they wait until the link is up again.
+        let blocked = flushed.as_ref().map_or(true, |flushed| flushed.blocked);
+        self.queued = if blocked { self.ring.pending() } else { 0 };
+        self.blocked = self.queued > 0;
+        self.reap(umem);
+        flushed
+    }
+
+    /// Tells the kernel to take what is in the ring.
+    fn wake(&mut self, socket: &Socket) -> io::Result<Flushed> {
+        let mut flushed = Flushed::default();
         let mut calls = self.queued.div_ceil(self.call_budget);
         while self.ring.needs_wakeup() {
             match socket.kick_send() {
@@ -148,9 +159,6 @@ impl TxHalf {
                 break;
             }
         }
-        self.queued = if flushed.blocked { self.ring.pending() } else { 0 };
-        self.blocked = flushed.blocked;
-        self.reap(umem);
         Ok(flushed)
     }
 
@@ -169,12 +177,19 @@ impl TxHalf {
         self.blocked || self.starved
     }
 
+    /// Slots that nothing is in.
+    #[cfg(test)]
+    pub(super) fn spare(&mut self, umem: &mut Umem) -> usize {
+        self.reap(umem);
+        self.free.len() + usize::from(self.current.is_some())
+    }
+
     /// Takes back the chunks of frames that are sent.
     fn reap(&mut self, umem: &mut Umem) {
         let Self { completion, lent, free, base, chunks_per_slot, starved, .. } = self;
         completion.drain(|returned| {
-            let Some(chunk) = umem.reclaim(&returned) else { return };
-            let slot = chunk.saturating_sub(*base) / *chunks_per_slot;
+            let Some(chunk) = umem.reclaim(&returned, *base..u32::MAX) else { return };
+            let slot = (chunk - *base) / *chunks_per_slot;
             if let Some(lent) = lent.get_mut(slot as usize).filter(|lent| **lent > 0) {
                 *lent -= 1;
                 if *lent == 0 {

@@ -60,9 +60,13 @@ impl Umem {
         (!std::mem::replace(lent, true)).then(|| Lent(u64::from(chunk) * CHUNK as u64))
     }
 
-    /// Takes a chunk back, wherever in it the address points. `None` if it was not lent.
-    pub(crate) fn reclaim(&mut self, returned: &Returned) -> Option<u32> {
+    /// Takes a chunk of `those` back, wherever in it the address points. `None` if it is none of them, or
+    /// was not lent.
+    pub(crate) fn reclaim(&mut self, returned: &Returned, those: Range<u32>) -> Option<u32> {
         let chunk = u32::try_from(returned.0 / CHUNK as u64).ok()?;
+        if !those.contains(&chunk) {
+            return None;
+        }
         let lent = self.lent.get_mut(chunk as usize)?;
         std::mem::replace(lent, false).then_some(chunk)
     }
@@ -111,16 +115,17 @@ mod tests {
         assert!(umem.get(CHUNK - 1..CHUNK + 1).is_none());
         assert!(umem.get(0..3 * CHUNK).is_none());
         assert_eq!(umem.get(CHUNK - 1..CHUNK), Some(&[7u8][..]));
-        assert_eq!(umem.reclaim(&Returned::new(4096 + 300)), Some(1));
-        assert!(umem.reclaim(&Returned::new(4096)).is_none());
+        assert_eq!(umem.reclaim(&Returned::new(4096 + 300), 2..3), None, "another's");
+        assert_eq!(umem.reclaim(&Returned::new(4096 + 300), 0..2), Some(1));
+        assert!(umem.reclaim(&Returned::new(4096), 0..2).is_none());
         assert!(umem.get(0..3 * CHUNK).is_some());
     }
 
     #[test]
     fn nonsense_addresses_are_refused() {
         let mut umem = Umem::new(2).unwrap();
-        assert!(umem.reclaim(&Returned::new(u64::MAX)).is_none());
-        assert!(umem.reclaim(&Returned::new(2 * CHUNK as u64)).is_none());
+        assert!(umem.reclaim(&Returned::new(u64::MAX), 0..u32::MAX).is_none());
+        assert!(umem.reclaim(&Returned::new(2 * CHUNK as u64), 0..u32::MAX).is_none());
         assert!(umem.get(0..2 * CHUNK + 1).is_none());
         assert!(umem.get(5..5).is_none());
     }

@@ -192,6 +192,9 @@ impl Qp {
         self.requester.forget_implied();
         self.requester.silent = true;
         self.requester.go_back(una, &self.core.sq, &self.limits, &mut shared.pools);
+        // One packet asks again, whether or not there is room: in line for that, behind others that ask the same dead in vain, each try
+        // would take twice as long.
+        self.requester.overdraft = true;
         // Counts from now if nothing can be sent, and else from when it leaves.
         self.arm(now, shared);
         self.waits_to_send = true;

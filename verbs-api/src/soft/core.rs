@@ -311,9 +311,10 @@ impl Core {
     }
 
     /// What to wait for besides: the port's descriptor, and whether it shall take more. A broken port's would be ready
-    /// for ever.
+    /// for ever, and a flooded one's at once.
     fn watched(&self, shard: &Shard) -> Option<(BorrowedFd<'_>, bool)> {
-        shard.broken.is_none().then(|| (self.port_fd.as_fd(), shard.wants_write()))
+        let watch = shard.broken.is_none() && !shard.is_flooded();
+        watch.then(|| (self.port_fd.as_fd(), shard.wants_write()))
     }
 
     /// Ends the background thread.

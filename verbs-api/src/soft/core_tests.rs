@@ -1,13 +1,15 @@
 //! Of `core.rs`: here because the models compile that file without its surroundings.
 
+use std::net::IpAddr;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use rocinante_netdev::AnyPort;
 use rocinante_netdev::sim::{SimConfig, SimNet};
+use rocinante_netdev::{AnyPort, PathSpec, Port};
 use rocinante_stack::{Engine, EngineConfig};
 
 use super::core::{Core, HELD_ONLY};
+use super::flood::Flood;
 use super::host::Host;
 use super::shard::Shard;
 
@@ -45,4 +47,40 @@ fn who_stands_aside_for_longer_wakes_for_an_acknowledgement_that_is_held() {
     let start = Instant::now();
     core.stand_aside(NEVER, core.epoch.load(Ordering::Relaxed).wrapping_sub(1));
     assert!(start.elapsed() < NEVER);
+}
+
+/// Each of a flood would else wake a thread, and whoever shares its core would wait for it.
+#[test]
+fn a_flood_is_left_alone_for_a_moment_and_then_read_at_once() {
+    let net = SimNet::new(1);
+    let [own, other] = [1, 2].map(|last| IpAddr::from([10, 0, 0, last]));
+    let [port, mut attacker] =
+        [own, other].map(|address| net.port(&[address], &SimConfig::default()).unwrap());
+    let engine = Engine::new(EngineConfig::default());
+    let mut shard = Shard::new(engine, AnyPort::from(port), Host::new(1));
+    let (src_port, tos, ttl, flow_label) = (0xc000, 0, 64, 0);
+    let spec = PathSpec { local: other, remote: own, src_port, tos, ttl, flow_label };
+    let path = attacker.add_path(&spec).unwrap().id;
+    let mut send = |count| {
+        for _ in 0..count {
+            attacker.reserve(path, 20).unwrap().buf.fill(0xff);
+            attacker.commit();
+            attacker.flush(|failure| panic!("{failure:?}"));
+        }
+        while let Some(next) = net.next_event() {
+            net.advance_to(next);
+        }
+    };
+    send(10);
+    assert!(shard.drive(false) && !shard.is_flooded(), "few are looked at when they come");
+    send(100);
+    assert!(!shard.drive(false) && shard.is_flooded());
+    assert_eq!(shard.engine.drops().iter().map(|(_, count)| count).sum::<u64>(), 110);
+    let resume = shard.needed().expect("it goes on by itself");
+    assert!(resume <= shard.now().after(Flood::PAUSE));
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while shard.is_flooded() {
+        assert!(Instant::now() < deadline, "it is over");
+        shard.drive(false);
+    }
 }

@@ -7,6 +7,7 @@ mod core;
 #[cfg(test)]
 mod core_tests;
 mod cq;
+mod flood;
 mod front;
 mod groups;
 mod host;

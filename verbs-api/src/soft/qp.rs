@@ -71,6 +71,14 @@ impl Qp {
 
     pub(crate) fn modify(&self, change: &ModifyAttr) -> Result<(), VerbsError> {
         let mut attr = change.attr;
+        // Such a packet is lost, or never finds room (AF_XDP), and all others would wait behind it.
+        if let Some(mtu) = attr.path_mtu.filter(|mtu| *mtu > self.device.active_mtu) {
+            return Err(VerbsError::Invalid(format!(
+                "a path MTU of {} does not fit the link, which carries {}: raise the link's MTU before the device is opened, or choose less",
+                mtu.bytes(),
+                self.device.active_mtu.bytes()
+            )));
+        }
         let mut guard = self.device.core.hold();
         self.device.core.take_staged(&mut guard);
         let shard = &mut *guard;

@@ -14,6 +14,7 @@ use rocinante_stack::wire::icrc::{DF, IpFields, Template};
 use rocinante_stack::{Busy, Datagram, Engine, IpId, TxSink, TxStop};
 
 use super::cm::Post;
+use super::flood::Flood;
 use super::host::Host;
 use super::staging::Staging;
 use crate::event::AsyncEvent;
@@ -40,6 +41,9 @@ pub(crate) struct Shard {
     pub(super) held: bool,
     /// Full bursts read since a deadline passed: what it waits for may be behind them.
     overdue: u32,
+    flood: Flood,
+    /// The port is left alone until then, because of a flood.
+    resume_at: Option<Time>,
     /// Datagrams that the kernel refused, and its last errno.
     pub(crate) refused: (u64, i32),
     /// The port broke: the interface is gone.
@@ -86,6 +90,8 @@ impl Shard {
             fresh: true,
             held: false,
             overdue: 0,
+            flood: Flood::default(),
+            resume_at: None,
             refused: (0, 0),
             broken: None,
             events: Vec::new(),
@@ -108,9 +114,15 @@ impl Shard {
         Time(1_000_000_000 + u64::try_from(nanoseconds).unwrap_or(u64::MAX / 2))
     }
 
+    /// Whether the port is left alone for a moment.
+    pub(super) fn is_flooded(&self) -> bool {
+        self.resume_at.is_some()
+    }
+
     /// When to drive again if nothing else happens.
     pub(crate) fn deadline(&self) -> Option<Time> {
         let engine = Time::earlier(self.engine.poll_timeout(), self.company_until);
+        let engine = Time::earlier(engine, self.resume_at);
         // Chores matter only while something is connected.
         if self.paths.used == 0 {
             return engine;
@@ -133,7 +145,7 @@ impl Shard {
         }
     }
 
-    /// Receives, does what is due, sends. Returns whether anything happened.
+    /// Receives, does what is due, sends. Returns whether anything happened, so that more may soon.
     ///
     /// With `hold`, plain acknowledgements of a packet or two wait for the next call: the program is about to see
     /// what arrived, and what it posts in answer leaves first, in the same system call.
@@ -166,7 +178,8 @@ impl Shard {
         }
         self.fresh = true;
         self.chores(now);
-        any
+        self.resume_at = self.flood.is_on(now).then(|| now.after(Flood::PAUSE));
+        any && self.resume_at.is_none()
     }
 
     /// Does what is due, unless there is more to read: a thread that did not run for a while finds what it waited for among
@@ -252,15 +265,20 @@ impl Shard {
             return 0;
         }
         let (engine, host, staging) = (&mut self.engine, &mut self.host, &self.staging);
+        let accepted = |engine: &Engine| engine.counters().rcvd_pkts + engine.counters().rcvd_cnp;
+        let before = accepted(engine);
         let received = self.port.receive(RX_BURST, |datagram| {
             // A receive that was posted before the peer sent is there for what it sent, whoever drives.
             staging.take(engine, host);
             engine.handle_datagram(now, &translate(&datagram), host);
         });
-        received.unwrap_or_else(|error| {
+        let received = received.unwrap_or_else(|error| {
             self.break_down(error);
             0
-        })
+        });
+        let wasted = (received as u64).saturating_sub(accepted(&self.engine) - before);
+        self.flood.add(now, wasted);
+        received
     }
 
     /// The port is good for nothing any more.

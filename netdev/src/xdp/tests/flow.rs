@@ -165,24 +165,80 @@ fn a_link_that_is_down_for_a_while_only_delays() {
     let (pair, mut a, mut b) =
         or_skip!("xdp::a_link_that_is_down_for_a_while_only_delays", pair_with(1500, &config));
     let path = direct_path(&pair.a, &mut a, &mut b, &spec(false, true));
-    receive(&mut b, 1);
-    pair.a.sh("ip link set v0 down");
-    assert_eq!(send_all(&mut a, path), 64);
-    let (mut wakes, end) = (0, Instant::now() + Duration::from_millis(200));
-    while Instant::now() < end {
-        a.flush(|failure| panic!("{failure:?}"));
-        assert!(a.wants_write() && a.reserve(path, 64).is_none());
-        assert!(crate::fd::wait_readable(a.wait_fd(), 1000).unwrap(), "the driver is woken");
-        wakes += 1;
+    // Whether or not there is room for more.
+    for count in [1, 64] {
+        while !receive(&mut b, 1).is_empty() {}
+        pair.a.sh("ip link set v0 down");
+        for _ in 0..count {
+            send(&mut a, path, &[3; 64]);
+        }
+        let (mut wakes, end) = (0, Instant::now() + Duration::from_millis(200));
+        while Instant::now() < end {
+            a.flush(|failure| panic!("{failure:?}"));
+            assert!(a.wants_write() && a.reserve(path, 64).is_some() == (count < 64));
+            assert!(crate::fd::wait_readable(a.wait_fd(), 1000).unwrap(), "the driver is woken");
+            wakes += 1;
+        }
+        assert!((2..100).contains(&wakes), "{wakes} wake-ups in 200 ms");
+        assert!(receive_none(&mut a) && receive_none(&mut b), "still alive");
+        pair.a.sh("ip link set v0 up");
+        let end = Instant::now() + Duration::from_secs(2);
+        while a.wants_write() && Instant::now() < end {
+            assert!(crate::fd::wait_readable(a.wait_fd(), 1000).unwrap(), "the driver is woken");
+            a.flush(|failure| panic!("{failure:?}"));
+        }
+        assert_eq!(receive(&mut b, count).len(), count);
+        assert!(!crate::fd::wait_readable(a.wait_fd(), 20).unwrap(), "then it is quiet");
     }
-    assert!((2..100).contains(&wakes), "{wakes} wake-ups in 200 ms");
-    assert!(receive_none(&mut a) && receive_none(&mut b), "still alive");
-    pair.a.sh("ip link set v0 up");
-    let end = Instant::now() + Duration::from_secs(2);
-    while a.wants_write() && Instant::now() < end {
-        assert!(crate::fd::wait_readable(a.wait_fd(), 1000).unwrap(), "the driver is woken");
-        a.flush(|failure| panic!("{failure:?}"));
+}
+
+/// Whatever happens to the link while frames are on their way, and whoever was to take them: each chunk comes back.
+#[test]
+fn every_chunk_comes_back_whatever_happens_to_the_link() {
+    let config = PortConfig { ring_frames: 64, ..PortConfig::default() };
+    let (pair, mut a, b) = or_skip!(
+        "xdp::every_chunk_comes_back_whatever_happens_to_the_link",
+        pair_with(1500, &config)
+    );
+    let mut b = Some(b);
+    let path = direct_path(&pair.a, &mut a, b.as_mut().expect("open"), &spec(false, true));
+    let toggle = "ip link set v0 down; ip link set v0 up";
+    let address =
+        |last| format!("ip link set v0 address 02:00:00:00:09:{last}; ip neigh flush dev v0");
+    let change = |round, b: &mut Option<XdpPort>| match round % 5 {
+        0 => drop(pair.a.sh(toggle)),
+        1 => drop(pair.b.sh(toggle)),
+        2 => drop(pair.a.sh(&address("11"))),
+        3 => drop(pair.a.sh(&address("01"))),
+        _ => {
+            *b = None;
+            *b = open_in(&pair.b, &config).ok();
+        }
+    };
+    for round in 0..40 {
+        let changed = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let (b, changed, change) = (&mut b, &changed, &change);
+            scope.spawn(move || {
+                change(round, b);
+                changed.store(true, Ordering::Release);
+            });
+            while !changed.load(Ordering::Acquire) {
+                send_all(&mut a, path);
+                a.flush(|_| ());
+                a.maintain();
+            }
+        });
+        let end = Instant::now() + Duration::from_secs(10);
+        let all = |a: &mut XdpPort| {
+            a.flush(|_| ());
+            a.maintain();
+            a.tx.spare(&mut a.umem)
+        };
+        while all(&mut a) < 64 {
+            assert!(Instant::now() < end, "round {round}: {:?} {:?}", a.tx, a.stats());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        assert!(!a.wants_write(), "round {round}");
     }
-    assert_eq!(receive(&mut b, 64).len(), 64);
-    assert!(!crate::fd::wait_readable(a.wait_fd(), 20).unwrap(), "then it is quiet");
 }

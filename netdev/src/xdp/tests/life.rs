@@ -35,11 +35,12 @@ fn open_without(ns: &NetNs, config: &PortConfig, drop: &[u32]) -> Result<XdpPort
     })
 }
 
-/// A pair on which a port can be opened.
+/// A pair on which a port can be opened. That is tried on another: what was closed a moment ago, a child that another
+/// test is just forking may still hold.
 fn usable_pair() -> Result<Pair, String> {
-    let pair = Pair::new().map_err(|e| e.to_string())?;
-    open_in(&pair.a, &PortConfig::default()).map_err(|e| e.to_string())?;
-    Ok(pair)
+    let [tried, pair] = [Pair::new(), Pair::new()].map(|pair| pair.map_err(|e| e.to_string()));
+    open_in(&tried?.a, &PortConfig::default()).map_err(|e| e.to_string())?;
+    pair
 }
 
 #[test]
@@ -135,4 +136,39 @@ fn kill_9_leaves_no_black_hole() {
     assert!(came, "the child attached");
     assert!(wait_for(false), "the program went with its process");
     tcp_works(&pair, "10.9.0.2");
+}
+
+#[test]
+fn a_port_follows_the_ethernet_address_of_its_interface() {
+    let (pair, mut a, mut b) = or_skip!(
+        "xdp::a_port_follows_the_ethernet_address_of_its_interface",
+        pair_with(1500, &PortConfig::default())
+    );
+    let path = pair.a.run(|| a.add_path(&spec(false, true))).unwrap().id;
+    // Another address than it was opened with, and back.
+    for last in [0x12, 2] {
+        pair.b.sh(&format!("ip link set v0 address 02:00:00:00:09:{last:02x}"));
+        pair.a.sh("ip neigh flush dev v0");
+        let end = Instant::now() + Duration::from_secs(20);
+        let arrived = std::iter::repeat_with(|| sent_to(&mut a, &mut b, path) == Some(last))
+            .take_while(|_| Instant::now() < end);
+        assert!(arrived.into_iter().any(|arrived| arrived), "nothing arrives at {last:02x}");
+    }
+}
+
+/// The last byte of the Ethernet address that a datagram was sent to, if it arrives. Both ports look after themselves.
+fn sent_to(a: &mut XdpPort, b: &mut XdpPort, path: PathId) -> Option<u8> {
+    while b.receive(64, |_| ()).unwrap() > 0 {}
+    for port in [&mut *a, &mut *b] {
+        port.maintain();
+        port.flush(|failure| panic!("{failure:?}"));
+    }
+    let to = match a.paths.hop(path) {
+        Some(Hop::Direct(template)) => template.dst_mac()[5],
+        _ => 0,
+    };
+    send(a, path, &[1; 64]);
+    a.flush(|failure| panic!("{failure:?}"));
+    std::thread::sleep(Duration::from_millis(20));
+    (b.receive(64, |_| ()).unwrap() > 0).then_some(to)
 }

@@ -1,0 +1,84 @@
+//! Packets that are for nothing: damaged, forged, for nobody.
+//!
+//! Each of them looked at when it comes costs a system call and a wake-up, several times what it costs among others. And whoever looks at
+//! all of them never sleeps: a thread that shares its core, the peer's on the same machine or the program's own, has to wait for the end of its
+//! time slice after every window. So while they come in such numbers, the port is left alone for a moment and then read at once.
+
+use rocinante_stack::types::Time;
+
+/// Whether more come for nothing than are worth a look each.
+#[derive(Debug, Default)]
+pub(super) struct Flood {
+    /// When those that came would have come, at the rate that is taken as it is.
+    spent: Time,
+}
+
+impl Flood {
+    /// Nanoseconds between two of them, if each is looked at when it comes: 50,000 a second.
+    const EACH: u64 = 20_000;
+    /// Nanoseconds that those which come at once may be ahead of that.
+    const AHEAD: u64 = 64 * Self::EACH;
+    /// For how long the port is left alone: less than it takes a flood to fill the part of a receive queue that no peer was promised (an eighth, 32 of
+    /// the least), and too little for a window to be closed by it.
+    pub(super) const PAUSE: u64 = 50_000;
+
+    /// So many came for nothing.
+    #[inline]
+    pub(super) fn add(&mut self, now: Time, wasted: u64) {
+        if wasted > 0 {
+            let spent = self.spent.max(now).after(wasted.saturating_mul(Self::EACH));
+            // It is over soon after the last.
+            self.spent = spent.min(now.after(2 * Self::AHEAD));
+        }
+    }
+
+    /// Whether it goes on.
+    #[inline]
+    pub(super) fn is_on(&self, now: Time) -> bool {
+        self.spent > now.after(Self::AHEAD)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// After so many in each of a hundred milliseconds.
+    fn after(each_ms: u64) -> (Flood, Time) {
+        let mut flood = Flood::default();
+        let mut now = Time(1_000_000_000);
+        for _ in 0..100 {
+            for part in 0..10 {
+                now = now.after(100_000);
+                flood.add(now, each_ms * (part + 1) / 10 - each_ms * part / 10);
+            }
+        }
+        (flood, now)
+    }
+
+    #[test]
+    fn few_are_taken_as_they_come_and_many_are_not() {
+        for (each_ms, is_on) in [(0, false), (10, false), (50, false), (60, true), (1000, true)] {
+            let (flood, now) = after(each_ms);
+            assert_eq!(flood.is_on(now), is_on, "{each_ms} in a millisecond");
+        }
+    }
+
+    #[test]
+    fn it_is_over_soon_after_the_last() {
+        let (flood, now) = after(100_000);
+        assert!(flood.is_on(now.after(Flood::AHEAD / 2)));
+        assert!(!flood.is_on(now.after(Flood::AHEAD)));
+    }
+
+    #[test]
+    fn a_burst_is_no_flood() {
+        let (mut flood, now) = (Flood::default(), Time(1_000_000_000));
+        flood.add(now, 64);
+        assert!(!flood.is_on(now));
+        flood.add(now, 1);
+        assert!(flood.is_on(now));
+        flood.add(now, u64::MAX);
+        assert!(!flood.is_on(now.after(Flood::AHEAD)), "however many");
+    }
+}
