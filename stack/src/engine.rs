@@ -265,10 +265,10 @@ impl Engine {
             Err(WireError::UnknownOpcode(_)) => return drops.unknown_opcode += 1,
             Err(_) => return drops.malformed += 1,
         };
-        if packet.bth.version != 0 {
+        if packet.bth().version != 0 {
             return drops.version += 1;
         }
-        let qpn = packet.bth.dest_qpn;
+        let qpn = packet.bth().dest_qpn;
         let slot = match self.index[usize::from(low_bits(qpn))] {
             0 if qpn == Qpn::MULTICAST => {
                 return self.handle_multicast(now, &packet, datagram, host);
@@ -286,7 +286,7 @@ impl Engine {
         if !qp.core().state.receives() {
             return drops.unknown_qpn += 1;
         }
-        if !Pkey::DEFAULT.admits(packet.bth.pkey) {
+        if !Pkey::DEFAULT.admits(packet.bth().pkey) {
             return drops.pkey += 1;
         }
         let integrity = match qp.source() {
