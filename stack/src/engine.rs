@@ -11,7 +11,7 @@ use crate::ingress::{Datagram, Integrity, Strangers};
 use crate::mem::{Memory, PdId};
 use crate::pool::{Budget, Pools};
 use crate::qp::attr::{ModifyError, PeerAddress, QpAttr, QpInit};
-use crate::qp::sq::PostError;
+use crate::qp::post::PostError;
 use crate::qp::{Core, Turn};
 use crate::rc::held::Store;
 pub use crate::shared::EngineConfig;

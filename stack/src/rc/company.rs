@@ -24,6 +24,12 @@ impl Company {
         self.sent = 0;
     }
 
+    /// Whether the next packet begins a run.
+    #[inline]
+    pub(super) fn begins_run(&self) -> bool {
+        self.sent == 0
+    }
+
     /// A packet of so many bytes of payload left.
     #[inline]
     pub(super) fn sent(&mut self, payload: u32) {
@@ -46,7 +52,11 @@ impl Company {
 #[inline]
 fn run(payload: u32) -> u32 {
     // BTH, ICRC.
-    (RUN_BYTES / (payload + 12 + ICRC_LEN as u32)).clamp(1, RUN_PACKETS)
+    const OVERHEAD: u32 = 12 + ICRC_LEN as u32;
+    if payload <= RUN_BYTES / RUN_PACKETS - OVERHEAD {
+        return RUN_PACKETS;
+    }
+    (RUN_BYTES / (payload + OVERHEAD)).max(1)
 }
 
 #[cfg(test)]
@@ -56,7 +66,7 @@ mod tests {
     #[test]
     fn nothing_waits_while_little_is_under_way() {
         let company = Company::default();
-        assert_eq!([run(4096), run(1024), run(64)], [15, 60, 60]);
+        assert_eq!([run(4096), run(1068), run(1067), run(64)], [15, 59, 60, 60]);
         assert!(!company.awaited(4096, 1, 29, 512));
         assert!(company.awaited(4096, 1, 30, 512));
         assert!(!company.awaited(4096, 15, 30, 512), "a run is there");

@@ -2,11 +2,11 @@
 
 use super::asks::ACK;
 use super::held::SPAN;
-use super::requester::{Limits, OVERHEAD, REQUEST, Requester};
+use super::requester::{Limits, REQUEST, Requester};
 use crate::mem::RegionTable;
 use crate::pool::{Budget, Charge, Expected, PoolId, Pools};
 use crate::qp::outbound::{Piece, data_opcode};
-use crate::qp::sq::{SendQueue, Wqe};
+use crate::qp::sq::{OVERHEAD, SendQueue, Wqe};
 use crate::types::Mtu;
 use crate::verbs::{SendOp, WcStatus};
 use crate::wire::Opcode;
@@ -125,11 +125,10 @@ impl Requester {
             return Plan::Idle;
         }
         let len = wqe.payload(psn, limits.mtu);
-        if psn == wqe.first && psn >= self.sent && self.asks.end().is_some() {
-            let (queued, under_way) = (sq.next_psn - psn, self.charged.datagrams);
-            if self.company.awaited(len, queued, under_way, self.window.packets()) {
-                return Plan::Idle;
-            }
+        let begins_anew = psn == wqe.first && psn >= self.sent;
+        let asked = self.asks.end().is_some();
+        if begins_anew && asked && self.waits_for_company(sq, psn, len, 0) {
+            return Plan::Idle;
         }
         if !self.is_unasked() && self.asks.is_stale(pools) {
             self.asks.close(pools);

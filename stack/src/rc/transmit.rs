@@ -136,6 +136,7 @@ impl Qp {
     ) -> Turn {
         self.requester.company.begin();
         loop {
+            self.transmit_run(now, quantum, shared, host, sink);
             let plan =
                 self.requester.plan(&self.core.sq, &self.limits, &mut shared.pools, host.regions());
             let fault = match plan {
@@ -300,7 +301,9 @@ impl Qp {
             if let Some(source) = source {
                 let end = info.header_len + payload;
                 host.fetch(source, &mut out[info.header_len..end]);
-                out[end..end + usize::from(bth.pad)].fill(0);
+                if bth.pad > 0 {
+                    out[end..end + usize::from(bth.pad)].fill(0);
+                }
             }
             Ok(())
         });
