@@ -86,7 +86,7 @@ fn headers(c: &mut Criterion) {
     c.bench_function("packet/parse", |b| {
         b.iter(|| {
             let packet = Packet::parse(black_box(&packet)).expect("a packet");
-            (packet.bth.psn, packet.reth(), packet.payload().len())
+            (packet.bth().psn, packet.reth(), packet.payload().len())
         });
     });
     c.bench_function("packet/emit headers", |b| {

@@ -6,4 +6,5 @@
 
 pub mod ceiling;
 pub mod e2e;
+pub mod engine;
 pub mod figure;

@@ -11,10 +11,10 @@ use rocinante_stack::wire::{AckKind, NakCode, Operation, Packet};
 pub fn describe(bytes: &[u8], first: [u32; 2]) -> String {
     let packet = Packet::parse(bytes).expect("a packet");
     let mut line = essence(&packet, first);
-    if packet.bth.ack_req && packet.info.has_payload() {
+    if packet.bth().ack_req && packet.info.has_payload() {
         line += " ack";
     }
-    if packet.bth.solicited {
+    if packet.bth().solicited {
         line += " se";
     }
     line
@@ -43,7 +43,7 @@ pub(crate) fn describe_all(packet: &Packet<'_>, first: [u32; 2]) -> String {
 
 fn essence(packet: &Packet<'_>, first: [u32; 2]) -> String {
     let first = first[usize::from(!packet.info.is_request())];
-    let psn = packet.bth.psn.value().wrapping_sub(first) & 0xff_ffff;
+    let psn = packet.bth().psn.value().wrapping_sub(first) & 0xff_ffff;
     // Before the first: negative.
     let psn = if psn >= 0x80_0000 { i64::from(psn) - 0x100_0000 } else { i64::from(psn) };
     let mut line = match (packet.info.operation, packet.aeth()) {

@@ -195,10 +195,10 @@ pub const BUGS: &[Bug] = &[
         seed: 1,
         file: "rc/requester.rs",
         right: "        self.nxt = from;
-        self.cur = locate(sq, from);",
+        self.cur = sq.locate(from);",
         wrong: "        let from = if BUG && from + 1 < self.nxt { from + 1 } else { from };
         self.nxt = from;
-        self.cur = locate(sq, from);",
+        self.cur = sq.locate(from);",
     },
     Bug {
         name: "fence-ignored",

@@ -208,8 +208,8 @@ pub(crate) fn describe(packet: &Packet) -> String {
         Ok(parsed) => format!(
             "{:?} psn {} ack_req {} {:?} {} bytes{}",
             parsed.info.operation,
-            parsed.bth.psn,
-            parsed.bth.ack_req,
+            parsed.bth().psn,
+            parsed.bth().ack_req,
             parsed.aeth(),
             parsed.payload().len(),
             if packet.harmed { " HARMED" } else { "" }

@@ -4,7 +4,7 @@ use crate::engine::{Shared, TxSink};
 use crate::ingress::{Datagram, SourceCheck};
 use crate::mem::Memory;
 use crate::qp::attr::{ModifyError, QpAttr};
-use crate::qp::sq::PostError;
+use crate::qp::post::PostError;
 use crate::qp::{Core, Turn};
 use crate::types::Time;
 use crate::verbs::{Completions, QpState, QpType, RecvWr, SendWr};

@@ -1,9 +1,11 @@
 //! The engine: all queue pairs of one shard, what they share, and the entry points.
 
+mod status;
+
 use std::collections::{BTreeSet, VecDeque};
 
 use crate::ah::{Handle, Handles};
-use crate::any::{AnyQp, Busy};
+use crate::any::AnyQp;
 use crate::cm::ConnId;
 use crate::groups::Groups;
 use crate::gsi::Gsi;
@@ -11,7 +13,7 @@ use crate::ingress::{Datagram, Integrity, Strangers};
 use crate::mem::{Memory, PdId};
 use crate::pool::{Budget, Pools};
 use crate::qp::attr::{ModifyError, PeerAddress, QpAttr, QpInit};
-use crate::qp::sq::PostError;
+use crate::qp::post::PostError;
 use crate::qp::{Core, Turn};
 use crate::rc::held::Store;
 pub use crate::shared::EngineConfig;
@@ -19,7 +21,7 @@ pub(crate) use crate::shared::Shared;
 use crate::srq::Srqs;
 use crate::stats::{Counters, Drops};
 use crate::timer::Timers;
-use crate::types::{Key, Pkey, Psn, Qpn, Time};
+use crate::types::{Pkey, Qpn, Time};
 use crate::verbs::{AhId, Completions, CqId, QpEvent, QpState, RecvWr, SendWr};
 use crate::wire::icrc::Solver;
 use crate::wire::{Operation, Packet, WireError};
@@ -202,23 +204,6 @@ impl Engine {
         qp.modify(attr, &mut self.shared, host)
     }
 
-    /// State and attributes of a queue pair (`ibv_query_qp(3)`).
-    #[must_use]
-    pub fn query_qp(&self, qpn: Qpn) -> Option<(QpState, QpAttr, QpInit)> {
-        let qp = self.qp(qpn)?;
-        let core = qp.core();
-        let mut attr = core.attr;
-        let (next, _, expected) = qp.sequence();
-        if core.state.requests() {
-            attr.sq_psn = Some(Psn::truncate(next));
-        }
-        if core.state.receives() && attr.dest_qpn.is_some() {
-            attr.rq_psn = Some(Psn::truncate(expected));
-        }
-        attr.state = Some(core.state);
-        Some((core.state, attr, core.init))
-    }
-
     /// Appends a send request.
     ///
     /// # Errors
@@ -265,10 +250,10 @@ impl Engine {
             Err(WireError::UnknownOpcode(_)) => return drops.unknown_opcode += 1,
             Err(_) => return drops.malformed += 1,
         };
-        if packet.bth.version != 0 {
+        if packet.bth().version != 0 {
             return drops.version += 1;
         }
-        let qpn = packet.bth.dest_qpn;
+        let qpn = packet.bth().dest_qpn;
         let slot = match self.index[usize::from(low_bits(qpn))] {
             0 if qpn == Qpn::MULTICAST => {
                 return self.handle_multicast(now, &packet, datagram, host);
@@ -286,7 +271,7 @@ impl Engine {
         if !qp.core().state.receives() {
             return drops.unknown_qpn += 1;
         }
-        if !Pkey::DEFAULT.admits(packet.bth.pkey) {
+        if !Pkey::DEFAULT.admits(packet.bth().pkey) {
             return drops.pkey += 1;
         }
         let integrity = match qp.source() {
@@ -431,13 +416,6 @@ impl Engine {
         !self.shared.dirty.is_empty() || self.shared.pools.has_called()
     }
 
-    /// Whether what is posted to a queue pair may wait for company.
-    #[must_use]
-    #[inline]
-    pub fn busy(&self, qpn: Qpn) -> Busy {
-        self.qp(qpn).map_or(Busy::No, AnyQp::busy)
-    }
-
     /// The next asynchronous event.
     pub fn poll_event(&mut self) -> Option<(Qpn, QpEvent)> {
         self.shared.events.pop_front()
@@ -453,18 +431,6 @@ impl Engine {
                 qp.break_down(&mut self.shared, host);
             }
         }
-    }
-
-    /// Whether a posted request names the region `key`.
-    #[must_use]
-    pub fn uses_key(&self, key: Key) -> bool {
-        self.qps.iter().flatten().any(|qp| qp.core().uses(key)) || self.shared.srqs.uses(key)
-    }
-
-    /// How many queue pairs there are.
-    #[must_use]
-    pub fn qp_count(&self) -> usize {
-        self.qps.len() - self.free.len()
     }
 
     /// The connection manager waits to hear that the peer of this queue pair is ready: the first message from there says so, too.
@@ -487,30 +453,6 @@ impl Engine {
         self.kept.remove(&low_bits(qpn));
     }
 
-    /// How many numbers are kept.
-    #[must_use]
-    pub fn kept_qpns(&self) -> usize {
-        self.kept.len()
-    }
-
-    /// What the transport did.
-    #[must_use]
-    pub fn counters(&self) -> &Counters {
-        &self.shared.counters
-    }
-
-    /// What was dropped.
-    #[must_use]
-    pub fn drops(&self) -> &Drops {
-        &self.shared.drops
-    }
-
-    /// The configuration.
-    #[must_use]
-    pub fn config(&self) -> &EngineConfig {
-        &self.shared.config
-    }
-
     fn admit_called(&mut self) {
         while let Some(slot) = self.shared.pools.next_called() {
             if let Some(Some(qp)) = self.qps.get_mut(slot as usize) {
@@ -523,10 +465,6 @@ impl Engine {
     pub(crate) fn slot(&self, qpn: Qpn) -> Option<usize> {
         let slot = usize::from(self.index[usize::from(low_bits(qpn))]).checked_sub(1)?;
         self.qps[slot].as_ref().filter(|qp| qp.core().qpn == qpn).map(|_| slot)
-    }
-
-    fn qp(&self, qpn: Qpn) -> Option<&AnyQp> {
-        self.qps[self.slot(qpn)?].as_ref()
     }
 }
 

@@ -130,7 +130,7 @@ impl Engine {
         let Some(members) = self.groups.0.get_mut(&datagram.dst) else {
             return drops.unknown_group += 1;
         };
-        if !Pkey::DEFAULT.admits(packet.bth.pkey) {
+        if !Pkey::DEFAULT.admits(packet.bth().pkey) {
             return drops.pkey += 1;
         }
         match self.strangers.integrity(now, datagram, &mut self.solver) {

@@ -27,13 +27,13 @@ impl Gsi {
         (strangers, solver): (&mut Strangers, &mut Solver),
         (counters, drops): (&mut Counters, &mut Drops),
     ) {
-        let Some(cm) = self.cm.as_mut().filter(|_| packet.bth.dest_qpn == Qpn::GSI) else {
+        let Some(cm) = self.cm.as_mut().filter(|_| packet.bth().dest_qpn == Qpn::GSI) else {
             return drops.unknown_qpn += 1;
         };
         if datagram.dst.is_multicast() {
             return drops.wrong_source += 1;
         }
-        if !Pkey::DEFAULT.admits(packet.bth.pkey) {
+        if !Pkey::DEFAULT.admits(packet.bth().pkey) {
             return drops.pkey += 1;
         }
         match strangers.integrity(now, datagram, solver) {
@@ -41,7 +41,8 @@ impl Gsi {
             Integrity::Solved => counters.icrc_id_solved += 1,
             Integrity::Wrong => return drops.icrc += 1,
         }
-        let Some(deth) = packet.deth().filter(|_| packet.bth.opcode == Opcode::UD_SEND_ONLY) else {
+        let Some(deth) = packet.deth().filter(|_| packet.bth().opcode == Opcode::UD_SEND_ONLY)
+        else {
             return drops.wrong_service += 1;
         };
         if deth.qkey != GSI_QKEY {

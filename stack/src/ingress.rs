@@ -98,13 +98,10 @@ impl SourceCheck {
         datagram: &Datagram<'_>,
         solver: &mut Solver,
     ) -> Integrity {
-        let template = match &mut self.template {
-            Some((port, template)) if *port == datagram.src_port => template,
-            other => match template_of(datagram) {
-                Some(template) => &mut other.insert((datagram.src_port, template)).1,
-                None => return Integrity::Wrong,
-            },
-        };
+        if self.template.is_none_or(|(port, _)| port != datagram.src_port) {
+            self.template = template_of(datagram).map(|template| (datagram.src_port, template));
+        }
+        let Some((_, template)) = &mut self.template else { return Integrity::Wrong };
         match datagram.ip_id {
             IpId::Exact { id, flags } => template.set_id(id, flags),
             IpId::Hint(id) => template.set_id(id, DF),
@@ -123,7 +120,21 @@ impl SourceCheck {
             }
             return Integrity::Right;
         }
-        match solver.solve(template, bytes.len(), computed, found) {
+        self.solve(now, bytes.len(), computed, found, solver)
+    }
+
+    /// The hint was wrong: looks for the identification that makes the ICRC right.
+    #[inline(never)]
+    fn solve(
+        &mut self,
+        now: Time,
+        len: usize,
+        computed: u32,
+        found: u32,
+        solver: &mut Solver,
+    ) -> Integrity {
+        let Some((_, template)) = &self.template else { return Integrity::Wrong };
+        match solver.solve(template, len, computed, found) {
             Some((id, flags)) if flags == DF || flags == 0 => self.judge(now, id),
             _ => Integrity::Wrong,
         }
@@ -210,6 +221,7 @@ const fn spread(word: u64) -> u64 {
     word.wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
+#[cold]
 fn template_of(datagram: &Datagram<'_>) -> Option<Template> {
     let ip = match (datagram.src, datagram.dst) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => IpFields::V4 { src, dst, id: 0, flags: DF },

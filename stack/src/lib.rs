@@ -43,7 +43,7 @@ pub use groups::GroupError;
 pub use ingress::{Datagram, IpId};
 pub use pool::Budget;
 pub use qp::attr::{ModifyError, PeerAddress, QpAttr, QpInit};
-pub use qp::sq::PostError;
+pub use qp::post::PostError;
 pub use srq::{SrqAttr, SrqChange, SrqError, SrqInit};
 pub use unreliable::grh_addresses;
 pub use verbs::Completions;

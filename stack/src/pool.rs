@@ -132,6 +132,15 @@ impl Pool {
             && self.used.datagrams + datagrams <= self.limit.datagrams
     }
 
+    /// How much more fits.
+    #[inline]
+    fn left(&self) -> Charge {
+        Charge {
+            bytes: u64::from(self.limit.bytes).saturating_sub(self.used.bytes),
+            datagrams: self.limit.datagrams.saturating_sub(self.used.datagrams),
+        }
+    }
+
     /// Whether `charge` fits, and nobody waits for room.
     #[inline]
     fn spares(&self, charge: Charge) -> bool {
@@ -142,11 +151,21 @@ impl Pool {
     /// Whether `slot` may charge `charge` now.
     #[inline]
     pub(crate) fn admits(&self, slot: u32, charge: Charge) -> bool {
-        let in_turn = match self.called {
+        self.is_turn_of(slot) && self.fits(charge)
+    }
+
+    /// How much `slot` may charge now.
+    #[inline]
+    pub(crate) fn room_for(&self, slot: u32) -> Charge {
+        if self.is_turn_of(slot) { self.left() } else { Charge::default() }
+    }
+
+    #[inline]
+    fn is_turn_of(&self, slot: u32) -> bool {
+        match self.called {
             None => self.line.is_empty(),
             Some(called) => called == slot,
-        };
-        in_turn && self.fits(charge)
+        }
     }
 
     #[inline]
@@ -195,7 +214,7 @@ impl Pool {
 const EXPECTED_NS: u64 = 100_000_000;
 
 /// What was charged to our own pool, and when: to give it back.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Expected {
     charge: Charge,
     epoch: u32,
@@ -204,6 +223,14 @@ pub(crate) struct Expected {
 impl Expected {
     /// What somebody who does not answer anyway may still say.
     pub(crate) const NOTHING: Self = Self { charge: Charge::of(0, 0), epoch: 0 };
+
+    /// So many of it.
+    #[inline]
+    pub(crate) fn times(self, count: u32) -> Self {
+        let Charge { bytes, datagrams } = self.charge;
+        let charge = Charge { bytes: bytes * u64::from(count), datagrams: datagrams * count };
+        Self { charge, ..self }
+    }
 
     /// Adds what was charged at the same time; `false`, and nothing happened, if that was at another.
     #[inline]
@@ -317,13 +344,31 @@ impl Pools {
         self.own.spares(answer)
     }
 
+    /// How much room our own pool has that nobody needs.
+    #[inline]
+    pub(crate) fn spared(&self) -> Charge {
+        if self.own.called.is_none() && self.own.line.is_empty() {
+            self.own.left()
+        } else {
+            Charge::default()
+        }
+    }
+
     /// `answer` will be asked for: our own receive queue keeps room for it.
     #[inline]
     pub(crate) fn expect(&mut self, answer: Charge) -> Expected {
-        self.own.charge(answer);
+        self.expect_each(answer, 1)
+    }
+
+    /// `count` answers of that kind will be asked for; returns what each is charged with.
+    #[inline]
+    pub(crate) fn expect_each(&mut self, answer: Charge, count: u32) -> Expected {
         let epoch = self.epochs.current;
-        self.epochs.asked[epoch as usize % 2].add(answer);
-        Expected { charge: answer, epoch }
+        let each = Expected { charge: answer, epoch };
+        let all = each.times(count).charge;
+        self.own.charge(all);
+        self.epochs.asked[epoch as usize % 2].add(all);
+        each
     }
 
     /// Whether it is not reckoned with any more.

@@ -9,8 +9,8 @@ use std::collections::VecDeque;
 
 use crate::engine::Engine;
 use crate::mem::{AccessError, Memory, PdId};
+use crate::qp::post::PostError;
 use crate::qp::rq::RecvQueue;
-use crate::qp::sq::PostError;
 use crate::types::Key;
 use crate::verbs::{RecvWr, SrqId};
 

@@ -172,7 +172,7 @@ fn what_it_sends_is_numbered_and_counted() {
         assert!(solo.end.engine.send_mad(&mad, 0, &mut solo.end.out));
         let sent = solo.end.out.packets.pop_front().unwrap();
         let sent = Packet::parse(&sent).unwrap();
-        assert_eq!((sent.bth.psn, sent.bth.dest_qpn), (Psn::new(psn), Qpn::GSI));
+        assert_eq!((sent.bth().psn, sent.bth().dest_qpn), (Psn::new(psn), Qpn::GSI));
         assert_eq!(sent.payload(), mad);
     }
     assert_eq!(solo.end.engine.counters().sent_pkts, 3);

@@ -54,7 +54,7 @@ fn a_flush_says_what_is_meant_and_has_no_data() {
     let packets = solo.packets();
     for (packet, (_, _, bits)) in packets.iter().zip(cases) {
         let packet = Packet::parse(packet).unwrap();
-        assert_eq!((packet.bth.opcode, packet.bth.ack_req), (Op::RC_FLUSH, true));
+        assert_eq!((packet.bth().opcode, packet.bth().ack_req), (Op::RC_FLUSH, true));
         assert_eq!(packet.feth(), Some(Feth(bits)));
         assert_eq!(packet.reth(), Some(Reth { va: remote, rkey, len }));
         assert!(packet.payload().is_empty());
@@ -74,7 +74,7 @@ fn an_atomic_write_carries_its_eight_bytes_from_a_list_or_inline() {
     solo.post_wr(&inline).unwrap();
     for (packet, bytes) in solo.packets().iter().zip([b"listlist", b"inlineWR"]) {
         let packet = Packet::parse(packet).unwrap();
-        assert_eq!((packet.bth.opcode, packet.bth.ack_req), (Op::RC_ATOMIC_WRITE, true));
+        assert_eq!((packet.bth().opcode, packet.bth().ack_req), (Op::RC_ATOMIC_WRITE, true));
         assert_eq!(packet.reth(), Some(Reth { va: 0x9000, rkey: Key(0x99), len: 8 }));
         assert_eq!(packet.payload(), bytes);
     }

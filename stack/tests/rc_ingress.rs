@@ -158,9 +158,9 @@ fn congestion_is_told_of_and_ends_nothing() {
     let sent = solo.packets();
     assert_eq!(sent.len(), 2);
     let cnp = Packet::parse(&sent[0]).expect("a packet");
-    assert_eq!((cnp.bth.opcode, cnp.bth.becn, cnp.bth.psn.value()), (Op::CNP, true, 0));
-    assert_eq!((cnp.bth.dest_qpn, cnp.payload()), (PEER, &[0; 16][..]));
-    assert_eq!(Packet::parse(&sent[1]).expect("a packet").bth.opcode, Op::RC_ACKNOWLEDGE);
+    assert_eq!((cnp.bth().opcode, cnp.bth().becn, cnp.bth().psn.value()), (Op::CNP, true, 0));
+    assert_eq!((cnp.bth().dest_qpn, cnp.payload()), (PEER, &[0; 16][..]));
+    assert_eq!(Packet::parse(&sent[1]).expect("a packet").bth().opcode, Op::RC_ACKNOWLEDGE);
     assert_eq!(solo.end.engine.counters().sent_cnp, 1);
 }
 

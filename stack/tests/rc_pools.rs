@@ -88,7 +88,7 @@ fn acknowledgements_of_all_stay_within_our_own_room() {
     let mut fullest = 0;
     while done < 60 * QPS {
         // The worst that can happen: each packet that asks is answered on its own.
-        let (_, asked) = flood(&mut pair, 0, |packet| packet.bth.ack_req);
+        let (_, asked) = flood(&mut pair, 0, |packet| packet.bth().ack_req);
         fullest = fullest.max(asked);
         assert!(asked <= own.datagrams, "{asked} acknowledgements");
         pair.deliver(0);
@@ -114,7 +114,7 @@ fn more_queue_pairs_than_there_is_room_for_answers_take_turns() {
     }
     let mut rounds = 0;
     while done.iter().sum::<u64>() < 20 * 32 {
-        let (_, asked) = flood(&mut pair, 0, |packet| packet.bth.ack_req);
+        let (_, asked) = flood(&mut pair, 0, |packet| packet.bth().ack_req);
         assert!(asked <= own.datagrams, "{asked} acknowledgements");
         pair.deliver(0);
         pair.deliver(1);

@@ -47,7 +47,7 @@ struct Repr {
 impl Repr {
     fn parse(packet: &Packet<'_>) -> Self {
         Self {
-            bth: packet.bth,
+            bth: packet.bth(),
             deth: packet.deth(),
             reth: packet.reth(),
             atomic_eth: packet.atomic_eth(),
@@ -142,7 +142,7 @@ fn counts_per_file_and_opcode_are_what_they_were() {
     for captured in captures::all() {
         let packet = parse(&captured);
         *files.entry(captured.file.clone()).or_default() += 1;
-        let count = opcodes.entry(packet.bth.opcode).or_insert((packet.info.name, 0, 0));
+        let count = opcodes.entry(packet.bth().opcode).or_insert((packet.info.name, 0, 0));
         count.1 += 1;
         count.2 += packet.payload().len();
     }
@@ -166,10 +166,10 @@ fn known_packets_say_what_they_are_known_to_say() {
     let dir = captures::data_dir().join("captures");
     let rc = captures::packets(&dir.join("rc_ipv4_mtu1024.pcap"));
     let first = parse(&rc[0]);
-    assert_eq!(first.bth.opcode, Opcode::RC_SEND_ONLY);
-    assert_eq!(first.bth.psn, Psn::new(0xff_fffa));
+    assert_eq!(first.bth().opcode, Opcode::RC_SEND_ONLY);
+    assert_eq!(first.bth().psn, Psn::new(0xff_fffa));
     assert_eq!(first.payload().len(), 64);
-    assert!(first.bth.ack_req && !first.bth.mig_req && first.bth.version == 0);
+    assert!(first.bth().ack_req && !first.bth().mig_req && first.bth().version == 0);
     let IpFields::V4 { src, dst, .. } = rc[0].ip else { panic!("IPv4 was captured") };
     assert_eq!([src.to_string(), dst.to_string()], ["10.77.0.2", "10.77.0.3"]);
 
@@ -177,9 +177,9 @@ fn known_packets_say_what_they_are_known_to_say() {
     let with_immediate = rc
         .iter()
         .map(parse)
-        .find(|packet| packet.bth.opcode == Opcode::RC_SEND_ONLY_WITH_IMMEDIATE)
+        .find(|packet| packet.bth().opcode == Opcode::RC_SEND_ONLY_WITH_IMMEDIATE)
         .unwrap();
-    assert_eq!((with_immediate.payload().len(), with_immediate.bth.pad), (101, 3));
+    assert_eq!((with_immediate.payload().len(), with_immediate.bth().pad), (101, 3));
     assert_eq!(with_immediate.padding().len(), 3);
     assert!(with_immediate.immediate().is_some());
 

@@ -24,7 +24,7 @@ use rocinante_tests::tshark::number;
 
 fn captured() -> Vec<Captured> {
     let to_gsi = |captured: &Captured| {
-        Packet::parse(&captured.bytes).is_ok_and(|packet| packet.bth.dest_qpn == Qpn::GSI)
+        Packet::parse(&captured.bytes).is_ok_and(|packet| packet.bth().dest_qpn == Qpn::GSI)
     };
     captures::all().into_iter().filter(to_gsi).collect()
 }
@@ -35,14 +35,14 @@ fn what_linux_sent_is_read_and_written_byte_for_byte() {
     for captured in captured() {
         let packet = Packet::parse(&captured.bytes).unwrap();
         let deth = packet.deth().unwrap();
-        assert_eq!((packet.bth.opcode, deth.qkey), (Opcode::UD_SEND_ONLY, GSI_QKEY));
+        assert_eq!((packet.bth().opcode, deth.qkey), (Opcode::UD_SEND_ONLY, GSI_QKEY));
         assert_eq!((deth.src_qpn, captured.bytes.len()), (Qpn::GSI, GSI_PACKET_LEN));
         let (header, message) = Message::parse(packet.payload()).unwrap();
         kinds[usize::from(message.attribute() - 0x10)] += 1;
         let emitted = message.emit(header.tid);
         assert_eq!(emitted, packet.payload(), "{} #{}", captured.file, captured.number);
         let mut whole = [0; GSI_PACKET_LEN];
-        write_gsi(&mut whole, packet.bth.psn, &emitted);
+        write_gsi(&mut whole, packet.bth().psn, &emitted);
         // Linux' MigReq and AckReq bits differ, and so does the ICRC.
         assert_eq!(whole[2..8], captured.bytes[2..8]);
         assert_eq!(whole[9..GSI_PACKET_LEN - 4], captured.bytes[9..GSI_PACKET_LEN - 4]);
@@ -499,10 +499,10 @@ fn starting_psns_are_those_that_the_other_side_sends_first() {
         let Ok((_, Message::Req(req))) = Message::parse(next().payload()) else { panic!() };
         let Ok((_, Message::Rep(rep))) = Message::parse(next().payload()) else { panic!() };
         let first_to = |qpn: Qpn| {
-            let to = |packet: &Packet<'_>| packet.bth.dest_qpn == qpn && packet.info.is_request();
+            let to = |packet: &Packet<'_>| packet.bth().dest_qpn == qpn && packet.info.is_request();
             let of_file = all.iter().filter(|captured| captured.file == file);
             let packets = of_file.map(|captured| Packet::parse(&captured.bytes).unwrap());
-            packets.filter(to).map(|packet| packet.bth.psn).next()
+            packets.filter(to).map(|packet| packet.bth().psn).next()
         };
         assert_eq!((first_to(rep.qpn), first_to(req.qpn)), (Some(rep.psn), Some(req.psn)));
     }

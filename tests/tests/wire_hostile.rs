@@ -28,7 +28,7 @@ fn exercise(bytes: &[u8]) {
     let (payload, padding) = (packet.payload(), packet.padding());
     let lengths = packet.info.header_len + payload.len() + padding.len() + ICRC_LEN;
     assert_eq!(lengths, bytes.len());
-    assert_eq!(padding.len(), usize::from(packet.bth.pad));
+    assert_eq!(padding.len(), usize::from(packet.bth().pad));
     let extensions = [
         packet.reth().map(|_| 16),
         packet.aeth().map(|_| 4),

@@ -198,7 +198,7 @@ fn ask_scapy(python: &str, capture: &Path) -> (Value, Vec<Value>) {
 /// The fields by the names that scapy gives them.
 fn expected(sample: &Sample) -> Value {
     let packet = sample.parse();
-    let bth = packet.bth;
+    let bth = packet.bth();
     let mut fields = json!({
         "opcode": bth.opcode.0,
         "solicited": u8::from(bth.solicited),
@@ -236,7 +236,13 @@ fn scapy_sees_what_we_wrote_and_computes_the_same_icrc() {
     let (scapy, seen) = ask_scapy(python().unwrap(), &capture.0);
     assert_eq!(seen.len(), samples.len(), "scapy {}", scapy["version"]);
     for (sample, seen) in samples.iter().zip(&seen) {
-        assert_eq!(*seen, expected(sample), "scapy {}: {:?}", scapy["version"], sample.parse().bth);
+        assert_eq!(
+            *seen,
+            expected(sample),
+            "scapy {}: {:?}",
+            scapy["version"],
+            sample.parse().bth()
+        );
     }
 }
 
@@ -254,7 +260,7 @@ fn scapy_notices_a_changed_bit() {
     let capture = Capture::write("scapy-bits", samples.iter().map(|sample| &sample.frame[..]));
     let (_, seen) = ask_scapy(python().unwrap(), &capture.0);
     for (sample, seen) in samples.iter().zip(&seen) {
-        assert_ne!(seen["icrc"], expected(sample)["icrc"], "{:?}", sample.parse().bth);
+        assert_ne!(seen["icrc"], expected(sample)["icrc"], "{:?}", sample.parse().bth());
     }
 }
 
@@ -307,7 +313,7 @@ const TSHARK_FIELDS: [&str; 20] = [
 
 /// The values of [`TSHARK_FIELDS`] by our parser.
 fn fields(packet: &Packet<'_>) -> Vec<Option<u64>> {
-    let bth = packet.bth;
+    let bth = packet.bth();
     let (reth, atomic) = (packet.reth(), packet.atomic_eth());
     let (deth, aeth) = (packet.deth(), packet.aeth());
     vec![
@@ -362,10 +368,10 @@ fn tshark_sees_every_field_that_we_wrote() {
         let columns: Vec<_> = line.split('|').collect();
         let (numbers, bytes) = columns.split_at(TSHARK_FIELDS.len());
         for ((name, ours), theirs) in TSHARK_FIELDS.iter().zip(fields(&packet)).zip(numbers) {
-            assert_eq!(number(theirs), ours, "{name} of {:?}: {theirs}", packet.bth);
+            assert_eq!(number(theirs), ours, "{name} of {:?}: {theirs}", packet.bth());
         }
         let immediate = packet.immediate().map(|bytes| u32::from_be_bytes(bytes).into());
-        assert_eq!(bytes_as_number(bytes[0]), immediate, "{:?}", packet.bth);
+        assert_eq!(bytes_as_number(bytes[0]), immediate, "{:?}", packet.bth());
         assert_eq!(bytes_as_number(bytes[1]), packet.invalidate().map(|key| key.0.into()));
     }
 }

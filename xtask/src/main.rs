@@ -7,6 +7,7 @@ mod command;
 mod demo;
 mod deny;
 mod fuzz;
+mod instructions;
 mod interop;
 mod machine;
 mod memory;
@@ -25,12 +26,14 @@ cargo xtask COMMAND
 
   demo [ARGS]          set up the machine, build, and run `rocinante demo ARGS`
   test [--quick]       set up the machine, and run every check and every test;
-                       --quick leaves out cargo-deny, miri, cargo-fuzz and the demo
+                       --quick leaves out cargo-deny, miri, the instructions, cargo-fuzz and the demo
   fuzz [SECONDS] [TARGET...]
                        each fuzz target under cargo-fuzz for so long (10 s)
   mutants [SHARD/OF] [ARGS]
                        change the engine in every way that cargo-mutants (ARGS are its own) knows, or in a part of them, and tell which
                        changes no test notices: docs/proof.md
+  instructions [--update]
+                       compare how many instructions the engine needs for an operation with benches/instructions.txt, or write that anew
   interop [--subset] [FILTER...]
                        boot a virtual machine with Linux Soft-RoCE, and run the matrix of what we do with it: all of it,
                        or the part that `test` runs; only cells with every FILTER in their names
@@ -65,6 +68,7 @@ fn main() -> ExitCode {
         Some((&"test", [])) => test::run(test::Scope::All),
         Some((&"test", ["--quick"])) => test::run(test::Scope::Quick),
         Some((&"fuzz", rest)) => fuzz::run(rest),
+        Some((&"instructions", rest)) => instructions::run(rest),
         Some((&"mutants", rest)) => mutants::run(rest),
         Some((&"interop", rest)) => interop::run(rest, &from),
         Some((&"soak", rest)) => soak::run(rest),

@@ -21,6 +21,8 @@ pub(crate) const TESTS: &[Package] = &[
     ("ethtool", || is_installed("ethtool")),
     ("iperf3", || is_installed("iperf3")),
     ("python3-scapy", has_scapy),
+    // Counts instructions.
+    ("valgrind", || is_installed("valgrind")),
     ("tshark", || is_installed("tshark")),
     // The guest of the interoperability tests, and what unpacks its kernel.
     ("qemu-system-x86", || is_installed("qemu-system-x86_64")),

@@ -2,7 +2,7 @@
 
 use crate::command::{self, Shown, cargo};
 use crate::skips::{self, Allowed};
-use crate::{arrows, demo, deny, fuzz, machine, memory, setup, unsafe_files};
+use crate::{arrows, demo, deny, fuzz, instructions, machine, memory, setup, unsafe_files};
 use serde_json::Value;
 use std::fs;
 use std::ops::AddAssign;
@@ -14,7 +14,7 @@ use std::time::Instant;
 pub(crate) enum Scope {
     /// Everything.
     All,
-    /// All but cargo-deny, miri, cargo-fuzz and the demo.
+    /// All but cargo-deny, miri, the instructions, cargo-fuzz and the demo.
     Quick,
 }
 
@@ -129,11 +129,14 @@ fn steps(scope: Scope) -> Vec<Step> {
             })
         }),
         ("miri", || Outcome::of_check(memory::check())),
+        ("instructions", || Outcome::of_check(instructions::check())),
         ("fuzz targets", || Outcome::of_check(fuzz::check())),
         ("demo", || Outcome::of_check(demo::check())),
     ];
     if scope == Scope::Quick {
-        steps.retain(|(name, _)| !["cargo-deny", "miri", "fuzz targets", "demo"].contains(name));
+        steps.retain(|(name, _)| {
+            !["cargo-deny", "miri", "instructions", "fuzz targets", "demo"].contains(name)
+        });
     }
     steps
 }

@@ -257,7 +257,7 @@ impl Subject for Guest {
         let deadline = Instant::now() + time;
         while let Some((bytes, port)) = self.datagram(deadline)? {
             let packet = Packet::parse(&bytes).map_err(|error| format!("{bytes:x?}: {error:?}"))?;
-            if packet.bth.dest_qpn != self.peer {
+            if packet.bth().dest_qpn != self.peer {
                 continue;
             }
             let ip = IpFields::V6 { src: self.theirs, dst: self.own };

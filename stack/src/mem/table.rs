@@ -134,9 +134,16 @@ impl RegionTable {
 
     #[inline]
     fn entry(&self, key: Key) -> Option<&Entry> {
-        match &self.slots[self.find_tag(key.0)?] {
-            Slot::Taken(found, entry) if *found == key => Some(entry),
-            _ => None,
+        let mut at = self.home(key.0);
+        loop {
+            return match &self.slots[at] {
+                Slot::Taken(found, entry) if *found == key => Some(entry),
+                Slot::Taken(found, _) if found.0 >> 8 != key.0 >> 8 => {
+                    at = (at + 1) & (self.slots.len() - 1);
+                    continue;
+                }
+                _ => None,
+            };
         }
     }
 
@@ -144,7 +151,7 @@ impl RegionTable {
     ///
     /// # Errors
     /// [`AccessError`] says what is wrong first.
-    #[inline]
+    #[inline(always)]
     pub fn check(
         &self,
         key: Key,
@@ -171,6 +178,7 @@ impl RegionTable {
         Ok(Checked { host: region.host + offset, len, right: PhantomData })
     }
 
+    #[inline]
     fn home(&self, key: u32) -> usize {
         ((key >> 8).wrapping_mul(0x9e37_79b1) >> 7) as usize & (self.slots.len() - 1)
     }

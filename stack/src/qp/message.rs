@@ -135,9 +135,12 @@ impl Message {
         let payload = packet.payload();
         #[allow(clippy::cast_possible_truncation)]
         let now = payload.len() as u32;
-        let (va, rkey, left, len) = match (*self, packet.reth()) {
-            (Self::None, Some(reth)) if place.begins() => (reth.va, reth.rkey, reth.len, reth.len),
-            (Self::Write { va, rkey, left, len }, None) if !place.begins() => (va, rkey, left, len),
+        let (va, rkey, left, len) = match *self {
+            Self::None if place.begins() => {
+                let Some(reth) = packet.reth() else { return Err(Refusal::Invalid) };
+                (reth.va, reth.rkey, reth.len, reth.len)
+            }
+            Self::Write { va, rkey, left, len } if !place.begins() => (va, rkey, left, len),
             _ => return Err(Refusal::Invalid),
         };
         if !rights.access.admits(Access::REMOTE_WRITE) {
@@ -188,7 +191,7 @@ fn received(packet: &Packet<'_>, wr_id: u64, opcode: WcOpcode, byte_len: u32) ->
         imm: packet.immediate(),
         invalidated: None,
         src_qp: None,
-        solicited: packet.bth.solicited,
+        solicited: packet.bth().solicited,
     }
 }
 

@@ -3,6 +3,7 @@
 pub(crate) mod attr;
 pub(crate) mod message;
 pub(crate) mod outbound;
+pub(crate) mod post;
 pub(crate) mod rq;
 pub(crate) mod sq;
 

@@ -8,7 +8,7 @@ use crate::mem::{AccessError, Memory};
 use crate::stats::Counters;
 use crate::types::{Pkey, Psn, Qpn};
 use crate::verbs::SendOp;
-use crate::wire::{AtomicEth, Bth, Deth, Ext, Feth, ICRC_LEN, Opcode, Reth, bth};
+use crate::wire::{AtomicEth, Bth, Deth, Ext, Feth, ICRC_LEN, Opcode, OpcodeInfo, Reth, bth};
 
 /// A packet of a request.
 #[derive(Debug, Clone, Copy)]
@@ -68,11 +68,14 @@ impl Core {
         bth.ack_req = piece.ack_req;
         bth.solicited = piece.solicited;
         let sent = frame(to, info.header_len, payload, sink, |out| {
-            out[..bth::LEN].copy_from_slice(&bth.bytes());
-            let wqe = self.sq.get(piece.index);
-            write_extensions(piece, wqe, to, &mut out[bth::LEN..info.header_len]);
-            let (data, pad) = out[info.header_len..].split_at_mut(payload);
-            pad[..usize::from(bth.pad)].fill(0);
+            let (headers, rest) = out.split_at_mut(info.header_len);
+            let (data, pad) = rest.split_at_mut(payload);
+            let (base, extensions) = headers.split_at_mut(bth::LEN);
+            base.copy_from_slice(&bth.bytes());
+            write_extensions(piece, info, self.sq.get(piece.index), to, extensions);
+            if bth.pad > 0 {
+                pad[..usize::from(bth.pad)].fill(0);
+            }
             self.sq.gather(piece.index, piece.offset, data, self.init.pd, host)
         });
         if sent == Sent::Yes {
@@ -137,8 +140,7 @@ pub(crate) fn data_opcode(op: &SendOp, begins: bool, ends: bool) -> Opcode {
 
 /// Writes the extension headers of a request after its BTH.
 #[inline]
-fn write_extensions(piece: &Piece, wqe: &Wqe, to: &Target, out: &mut [u8]) {
-    let Some(info) = piece.opcode.info() else { return };
+fn write_extensions(piece: &Piece, info: &OpcodeInfo, wqe: &Wqe, to: &Target, out: &mut [u8]) {
     match wqe.op {
         SendOp::Write { remote, rkey, .. } if info.has(Ext::Reth) => {
             Reth { va: remote, rkey, len: wqe.len }.write(&mut out[..Reth::LEN]);

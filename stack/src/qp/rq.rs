@@ -1,6 +1,7 @@
 //! The receive queue: where incoming SENDs are placed, and what a WRITE with immediate consumes.
 
-use super::sq::{MESSAGE_MAX, PostError, place};
+use super::post::PostError;
+use super::sq::{MESSAGE_MAX, place};
 use crate::mem::{AccessError, Memory, PdId, Sge};
 use crate::types::Key;
 use crate::verbs::RecvWr;

@@ -1,6 +1,8 @@
 //! The send queue: immutable work requests in a ring, each with the packet sequence numbers it occupies.
 
+use super::post::PostError;
 use crate::mem::{AccessError, Checked, Memory, PdId, RegionTable, Sge, Write};
+use crate::pool::{Budget, Charge};
 use crate::types::Mtu;
 use crate::verbs::{SendData, SendOp, SendWr};
 
@@ -16,9 +18,15 @@ pub(crate) struct Wqe {
     /// How many messages the peer has completed once it has completed this: what its AETHs count. A READ that is asked for in
     /// pieces is as many messages.
     pub(crate) messages: u64,
+    /// What the packets of all SENDs and WRITEs before it are charged with in sum, modulo 2^32 packets.
+    before: Charge,
     /// Message length in bytes.
     pub(crate) len: u32,
+    /// What its last packet costs its receiver, if it is a SEND or WRITE.
+    pub(crate) cost: u32,
     sges: u16,
+    /// A SEND or WRITE of one packet that waits for nothing.
+    pub(crate) plain: bool,
     pub(crate) inline: bool,
     pub(crate) signaled: bool,
     pub(crate) solicited: bool,
@@ -40,75 +48,13 @@ impl Wqe {
     }
 }
 
-/// Why a work request cannot be posted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PostError {
-    /// No such queue pair.
-    UnknownQp,
-    /// The state does not allow it: receives from INIT on, sends from RTS on (`EINVAL`).
-    State,
-    /// The queue is full (`ENOMEM`).
-    Full,
-    /// More scatter-gather elements than the queue pair was made for (`EINVAL`).
-    TooManySges,
-    /// More inline data than the queue pair was made for (`EINVAL`).
-    InlineTooLong,
-    /// The message is longer than 2^31 bytes (`EINVAL`).
-    TooLong,
-    /// The queue pair's type does not have the operation (`EINVAL`).
-    Operation,
-    /// The queue pair has a shared receive queue, and none of its own (`EINVAL`).
-    Shared,
-    /// The datagram is longer than the path MTU (`EINVAL`).
-    BeyondMtu,
-    /// Inline data with an operation that returns data (`EINVAL`).
-    InlineResponse,
-    /// An atomic that is not aligned to eight bytes, or has not room for eight; or an ATOMIC WRITE of something else than
-    /// eight bytes (`EINVAL`).
-    BadAtomic,
-    /// A FLUSH with data (`EINVAL`).
-    FlushData,
-    /// A device in hardware, or its library, does not have the operation (`EOPNOTSUPP`); never the software device.
-    Unsupported,
-    /// A device in hardware takes the data of an ATOMIC WRITE inline only (`EINVAL`); never the software device.
-    NotInline,
-    /// A device in hardware refused it, with this errno; never the software device.
-    Refused(i32),
-}
+/// Longest headers of a packet with payload, with its ICRC: BTH, RETH, immediate.
+pub(crate) const OVERHEAD: u32 = 12 + 16 + 4 + 4;
 
-impl core::fmt::Display for PostError {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.write_str(match self {
-            Self::Refused(errno) => return write!(f, "the device refused it: errno {errno}"),
-            Self::UnknownQp => "no such queue pair",
-            Self::State => {
-                "the queue pair's state does not allow it: receives need INIT, sends need RTS"
-            }
-            Self::Full => "the queue is full: poll its completion queue first, or make it deeper",
-            Self::TooManySges => "more scatter-gather elements than the queue pair was made for",
-            Self::InlineTooLong => "more inline data than the queue pair was made for",
-            Self::TooLong => "the message is longer than 2 GiB",
-            Self::Operation => {
-                "the queue pair's type does not have this operation: UC has SEND and WRITE, UD has SendTo, RC all but SendTo"
-            }
-            Self::Shared => {
-                "the queue pair takes its receives from a shared receive queue: post them there"
-            }
-            Self::BeyondMtu => {
-                "the datagram is longer than the path MTU: send several, or use a connected queue pair"
-            }
-            Self::InlineResponse => "READ and atomics cannot be inline",
-            Self::BadAtomic => {
-                "an atomic needs an address aligned to 8 and 8 bytes for its result, or as its data"
-            }
-            Self::Unsupported => "the device, or its part of libibverbs, does not have this operation",
-            Self::NotInline => "this device takes the eight bytes of an ATOMIC WRITE inline only",
-            Self::FlushData => "a FLUSH has no data: its list must be empty",
-        })
-    }
+/// What a packet that is full costs its receiver.
+fn full_cost(mtu: Mtu) -> u64 {
+    u64::from(Budget::cost(mtu.bytes() + OVERHEAD))
 }
-
-impl core::error::Error for PostError {}
 
 /// The most bytes of one message: 2^31.
 pub(crate) const MESSAGE_MAX: u64 = 1 << 31;
@@ -133,6 +79,8 @@ pub(crate) struct SendQueue {
     responses: u32,
     /// Messages posted since the start.
     messages: u64,
+    /// What the packets of all SENDs and WRITEs are charged with, as in [`Wqe::before`].
+    charges: Charge,
 }
 
 impl SendQueue {
@@ -143,8 +91,11 @@ impl SendQueue {
             first: 0,
             last: 0,
             messages: 0,
+            before: Charge::default(),
             len: 0,
+            cost: 0,
             sges: 0,
+            plain: false,
             inline: false,
             signaled: false,
             solicited: false,
@@ -163,6 +114,7 @@ impl SendQueue {
             next_psn: 0,
             responses: 0,
             messages: 0,
+            charges: Charge::default(),
         }
     }
 
@@ -195,6 +147,55 @@ impl SendQueue {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.head == self.tail
+    }
+
+    /// The request that `psn` belongs to; the tail if none does.
+    #[inline]
+    pub(crate) fn locate(&self, psn: u64) -> u64 {
+        if self.is_empty() || psn <= self.get(self.head).last {
+            return self.head;
+        }
+        let (mut low, mut high) = (self.head, self.tail);
+        while low < high {
+            let middle = low + (high - low) / 2;
+            if self.get(middle).last < psn {
+                low = middle + 1;
+            } else {
+                high = middle;
+            }
+        }
+        low
+    }
+
+    /// What the packets of SENDs and WRITEs from `from` to before `to` are charged with.
+    #[inline]
+    pub(crate) fn charge_of(&self, from: u64, to: u64, mtu: Mtu) -> Charge {
+        if from >= to {
+            return Charge::default();
+        }
+        let (from, to) = (self.charge_before(from, mtu), self.charge_before(to, mtu));
+        Charge {
+            bytes: to.bytes - from.bytes,
+            datagrams: to.datagrams.wrapping_sub(from.datagrams),
+        }
+    }
+
+    /// The sum of all before `psn`, as in [`Wqe::before`].
+    #[inline]
+    fn charge_before(&self, psn: u64, mtu: Mtu) -> Charge {
+        let index = self.locate(psn);
+        if index == self.tail {
+            return self.charges;
+        }
+        let wqe = self.get(index);
+        if wqe.cost == 0 || psn <= wqe.first {
+            return wqe.before;
+        }
+        // All but the last are full.
+        let full = psn - wqe.first;
+        #[allow(clippy::cast_possible_truncation)]
+        let datagrams = wqe.before.datagrams.wrapping_add(full as u32);
+        Charge { bytes: wqe.before.bytes + full * full_cost(mtu), datagrams }
     }
 
     /// Whether `post` would find room for `wr`, and the length of its message.
@@ -242,7 +243,10 @@ impl SendQueue {
         signal_all: bool,
     ) {
         let on_wire = !wr.op.is_local();
-        let packets = u64::from(len.div_ceil(mtu.bytes()).max(u32::from(on_wire)));
+        let has_response = wr.op.has_response();
+        let one = on_wire && len <= mtu.bytes();
+        // At most 2^31 bytes and one path MTU.
+        let packets = u64::from(if one { 1 } else { (len + mtu.bytes() - 1) >> mtu.shift() });
         self.messages += match wr.op {
             SendOp::Read { .. } => packets.div_ceil(u64::from(read_packets)),
             _ if !on_wire => 0,
@@ -251,7 +255,11 @@ impl SendQueue {
         let slot = self.slot(self.tail);
         let (sges, inline) = match wr.data {
             SendData::Sges(list) => {
-                self.sges[slot * self.max_sge..][..list.len()].copy_from_slice(list);
+                let places = &mut self.sges[slot * self.max_sge..];
+                match (list, places.first_mut()) {
+                    ([sge], Some(place)) => *place = *sge,
+                    _ => places[..list.len()].copy_from_slice(list),
+                }
                 (list.len(), false)
             }
             SendData::Inline(bytes) => {
@@ -259,13 +267,32 @@ impl SendQueue {
                 (0, true)
             }
         };
+        let data = on_wire && !has_response;
+        let before = self.charges;
+        let mut cost = 0;
+        if data {
+            let mut last = len;
+            if !one {
+                #[allow(clippy::cast_possible_truncation)]
+                let full = packets as u32 - 1;
+                last -= full << mtu.shift();
+                self.charges.bytes += u64::from(full) * full_cost(mtu);
+                self.charges.datagrams = self.charges.datagrams.wrapping_add(full);
+            }
+            cost = Budget::cost(last + OVERHEAD);
+            self.charges.bytes += u64::from(cost);
+            self.charges.datagrams = self.charges.datagrams.wrapping_add(1);
+        }
         self.wqes[slot] = Wqe {
             wr_id: wr.wr_id,
             op: wr.op,
             first: self.next_psn,
             last: self.next_psn + packets - 1,
             messages: self.messages,
+            before,
             len,
+            cost,
+            plain: data && one && !wr.fence,
             #[allow(clippy::cast_possible_truncation)]
             sges: sges as u16,
             inline,
@@ -274,7 +301,7 @@ impl SendQueue {
             fence: wr.fence,
         };
         self.next_psn += packets;
-        self.responses += u32::from(wr.op.has_response());
+        self.responses += u32::from(has_response);
         self.tail += 1;
     }
 
@@ -293,6 +320,15 @@ impl SendQueue {
         if wqe.inline {
             let from = slot * self.max_inline + offset as usize;
             out.copy_from_slice(&self.inline[from..from + out.len()]);
+            return Ok(());
+        }
+        if out.is_empty() {
+            return Ok(());
+        }
+        if let [sge] = self.list(index) {
+            // The usual case, without the walk.
+            let part = part_of(sge, offset, out.len())?;
+            memory.fetch(memory.regions().local_read(pd, &part)?, out);
             return Ok(());
         }
         let mut out = out;
@@ -316,14 +352,15 @@ impl SendQueue {
         if wqe.inline {
             return Ok(());
         }
-        for part in parts(self.list(index), 0, wqe.len as usize) {
-            if wqe.op.has_result() {
-                regions.local_write(pd, &part)?;
-            } else {
-                regions.local_read(pd, &part)?;
-            }
+        let admits = |part: &Sge| match wqe.op.has_result() {
+            true => regions.local_write(pd, part).map(drop),
+            false => regions.local_read(pd, part).map(drop),
+        };
+        match self.list(index) {
+            // The usual case, without the walk.
+            [sge] if wqe.len > 0 => admits(&part_of(sge, 0, wqe.len as usize)?),
+            list => parts(list, 0, wqe.len as usize).try_for_each(|part| admits(&part)),
         }
-        Ok(())
     }
 
     /// Places `src` at `offset` of the request's list.
@@ -396,6 +433,7 @@ pub(crate) fn place(
     Ok(())
 }
 
+#[inline]
 fn part_of(sge: &Sge, offset: u32, len: usize) -> Result<Sge, AccessError> {
     let len = u32::try_from(len).map_err(|_| AccessError::Range)?;
     if offset.checked_add(len).is_none_or(|end| end > sge.len) {
@@ -427,44 +465,4 @@ fn parts(list: &[Sge], offset: u32, len: usize) -> impl Iterator<Item = Sge> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::types::Key;
-
-    #[test]
-    fn parts_walk_a_list_with_holes() {
-        let sge = |addr, len| Sge { addr, len, lkey: Key(1) };
-        let list = [sge(100, 10), sge(0, 0), sge(200, 5), sge(300, 100)];
-        let walk =
-            |offset, len| parts(&list, offset, len).map(|p| (p.addr, p.len)).collect::<Vec<_>>();
-        assert_eq!(walk(0, 10), [(100, 10)]);
-        assert_eq!(walk(8, 10), [(108, 2), (200, 5), (300, 3)]);
-        assert_eq!(walk(15, 4), [(300, 4)]);
-        assert_eq!(walk(15, 0), []);
-    }
-
-    #[test]
-    fn requests_occupy_consecutive_psns() {
-        let mut sq = SendQueue::new(2, 1, 16);
-        sq.reset(1 << 24);
-        let sge = [Sge { addr: 0, len: 2500, lkey: Key(1) }];
-        let wr = SendWr {
-            wr_id: 1,
-            op: SendOp::Send { imm: None },
-            data: SendData::Sges(&sge),
-            signaled: true,
-            solicited: false,
-            fence: false,
-        };
-        let empty = SendWr { data: SendData::Inline(&[]), ..wr };
-        for wr in [&wr, &empty] {
-            let len = sq.check(wr).unwrap();
-            sq.push(wr, len, Mtu::Mtu1024, 4, false);
-        }
-        assert_eq!((sq.get(0).first, sq.get(0).last), (1 << 24, (1 << 24) + 2));
-        assert_eq!((sq.get(1).first, sq.get(1).last), ((1 << 24) + 3, (1 << 24) + 3));
-        assert_eq!((sq.get(0).messages, sq.get(1).messages), (1, 2));
-        assert_eq!(sq.get(0).payload((1 << 24) + 2, Mtu::Mtu1024), 452);
-        assert_eq!(sq.check(&wr), Err(PostError::Full));
-    }
-}
+mod tests;

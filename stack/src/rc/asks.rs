@@ -12,17 +12,40 @@ pub(super) const ACK: Charge = Charge::of(1, Budget::cost(12 + 4 + 4));
 /// The PSNs that asked and are not answered, ascending, and the room for the next.
 #[derive(Debug, Default)]
 pub(super) struct Asks {
-    psns: VecDeque<(u64, Expected)>,
+    runs: VecDeque<Run>,
     /// For whoever asks next.
     next: Option<Expected>,
+}
+
+/// Packets that asked one after the other.
+#[derive(Debug, Clone, Copy)]
+struct Run {
+    first: u64,
+    count: u32,
+    /// The room for the answer to each.
+    each: Expected,
+}
+
+impl Run {
+    #[inline]
+    fn end(&self) -> u64 {
+        self.first + u64::from(self.count)
+    }
+
+    /// How many of them are before `to`.
+    #[inline]
+    fn before(&self, to: u64) -> u32 {
+        u32::try_from(to.saturating_sub(self.first))
+            .map_or(self.count, |ahead| ahead.min(self.count))
+    }
 }
 
 impl Asks {
     /// Starts over with room for `max`, so that asking does not allocate.
     pub(super) fn start(&mut self, max: u32) {
         debug_assert!(self.next.is_none(), "given back when the queue pair was reset");
-        self.psns.clear();
-        self.psns.reserve(max as usize);
+        self.runs.clear();
+        self.runs.reserve(max as usize);
     }
 
     /// Whether packets may leave: there is room for the answer to whoever of them asks.
@@ -55,12 +78,13 @@ impl Asks {
     /// One more than the last PSN that asked and is not answered.
     #[inline]
     pub(super) fn end(&self) -> Option<u64> {
-        self.psns.back().map(|(psn, _)| psn + 1)
+        self.runs.back().map(Run::end)
     }
 
     /// Whether the packet of `psn` asked and is not answered.
     pub(super) fn has(&self, psn: u64) -> bool {
-        self.psns.binary_search_by_key(&psn, |(psn, _)| *psn).is_ok()
+        let behind = self.runs.partition_point(|run| run.first <= psn);
+        behind > 0 && psn < self.runs[behind - 1].end()
     }
 
     /// The packet of `psn`, which asks, left.
@@ -68,7 +92,16 @@ impl Asks {
     pub(super) fn asked(&mut self, psn: u64) {
         let answer = self.next.take();
         debug_assert!(answer.is_some());
-        self.psns.push_back((psn, answer.unwrap_or(Expected::NOTHING)));
+        self.asked_all(psn, 1, answer.unwrap_or(Expected::NOTHING));
+    }
+
+    /// So many packets from `first` on, each of which asks and has room for its answer, left.
+    #[inline]
+    pub(super) fn asked_all(&mut self, first: u64, count: u32, each: Expected) {
+        match self.runs.back_mut() {
+            Some(last) if last.end() == first && last.each == each => last.count += count,
+            _ => self.runs.push_back(Run { first, count, each }),
+        }
     }
 
     /// Everything before `to` was answered.
@@ -76,27 +109,97 @@ impl Asks {
     pub(super) fn answered(&mut self, to: u64, pools: &mut Pools) {
         // Those of one time are given back at once.
         let mut sum = Expected::NOTHING;
-        while let Some((psn, answer)) = self.psns.front()
-            && *psn < to
+        while let Some(run) = self.runs.front_mut()
+            && run.first < to
         {
-            if !sum.add(*answer) {
-                pools.answered(core::mem::replace(&mut sum, *answer));
+            let count = run.before(to);
+            let answers = run.each.times(count);
+            if !sum.add(answers) {
+                pools.answered(core::mem::replace(&mut sum, answers));
             }
-            self.psns.pop_front();
+            if count < run.count {
+                run.first += u64::from(count);
+                run.count -= count;
+                break;
+            }
+            self.runs.pop_front();
         }
         pools.answered(sum);
     }
 
     /// Everything from `from` on is sent again, and asks again. The room of one is kept, for what may be left before.
     pub(super) fn taken_back(&mut self, from: u64, pools: &mut Pools) {
-        while let Some((psn, answer)) = self.psns.back()
-            && *psn >= from
+        while let Some(run) = self.runs.back_mut()
+            && run.end() > from
         {
-            match self.next {
-                None => self.next = Some(*answer),
-                Some(_) => pools.answered(*answer),
+            let stays = run.before(from);
+            let kept = u32::from(self.next.is_none());
+            self.next = self.next.or(Some(run.each));
+            pools.answered(run.each.times(run.count - stays - kept));
+            if stays > 0 {
+                run.count = stays;
+                break;
             }
-            self.psns.pop_back();
+            self.runs.pop_back();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROOM: Budget = Budget { bytes: 1 << 20, datagrams: 100 };
+
+    /// Three ask, one does not, two ask.
+    fn asks(pools: &mut Pools) -> Asks {
+        let mut asks = Asks::default();
+        asks.start(16);
+        let each = pools.expect_each(ACK, 3);
+        asks.asked_all(10, 3, each);
+        for psn in [14, 15] {
+            asks.open(pools.expect(ACK));
+            asks.asked(psn);
+        }
+        asks
+    }
+
+    /// For how many answers there is room left.
+    fn left(pools: &Pools) -> u32 {
+        pools.spared().datagrams
+    }
+
+    #[test]
+    fn who_asked_is_known_until_it_is_answered() {
+        let mut pools = Pools::new(ROOM);
+        let mut asks = asks(&mut pools);
+        let known = |asks: &Asks| (9..17).filter(|psn| asks.has(*psn)).collect::<Vec<_>>();
+        assert_eq!(known(&asks), [10, 11, 12, 14, 15]);
+        assert_eq!((asks.runs.len(), asks.end(), left(&pools)), (2, Some(16), 95));
+        for (to, remaining, room) in [(10, 5, 95), (12, 3, 97), (15, 1, 99), (99, 0, 100)] {
+            asks.answered(to, &mut pools);
+            assert_eq!((known(&asks).len(), left(&pools)), (remaining, room), "before {to}");
+        }
+        assert_eq!(asks.end(), None);
+    }
+
+    #[test]
+    fn of_what_is_taken_back_the_room_of_one_is_kept() {
+        let mut pools = Pools::new(ROOM);
+        for (from, end, room) in
+            [(16, Some(16), 95), (15, Some(15), 95), (12, Some(12), 97), (0, None, 99)]
+        {
+            let mut pools = Pools::new(ROOM);
+            let mut asks = asks(&mut pools);
+            asks.taken_back(from, &mut pools);
+            assert_eq!((asks.end(), left(&pools)), (end, room), "from {from}");
+            assert_eq!(asks.is_open(), from < 16);
+        }
+        let mut asks = asks(&mut pools);
+        asks.open(pools.expect(ACK));
+        asks.taken_back(0, &mut pools);
+        assert_eq!(left(&pools), 99, "there was one");
+        asks.close(&mut pools);
+        assert_eq!(left(&pools), 100);
     }
 }

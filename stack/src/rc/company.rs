@@ -43,7 +43,7 @@ impl Company {
 
     /// Whether the next packet begins a run, whatever its size.
     #[inline]
-    pub(super) fn is_whole(&self) -> bool {
+    pub(super) fn begins_run(&self) -> bool {
         self.sent == 0
     }
 
@@ -85,7 +85,10 @@ pub(super) enum Awaited {
 /// Packets of a run.
 #[inline]
 fn run(bytes: u32) -> u32 {
-    (RUN_BYTES / bytes.max(1)).clamp(1, RUN_PACKETS)
+    if bytes <= RUN_BYTES / RUN_PACKETS {
+        return RUN_PACKETS;
+    }
+    (RUN_BYTES / bytes).max(1)
 }
 
 #[cfg(test)]
@@ -121,7 +124,7 @@ mod tests {
             assert!(!waits(&company, 1, 100, 512));
         }
         company.sent(FULL);
-        assert!(company.is_whole() && waits(&company, 1, 100, 512));
+        assert!(company.begins_run() && waits(&company, 1, 100, 512));
         company.sent(FULL);
         company.begin();
         assert!(waits(&company, 1, 100, 512));
@@ -131,14 +134,14 @@ mod tests {
     fn the_first_packet_of_a_write_is_larger_so_the_second_ends_its_run() {
         let mut company = Company::default();
         company.sent(FULL + 16);
-        assert!(!company.is_whole());
+        assert!(!company.begins_run());
         company.sent(FULL);
-        assert!(company.is_whole());
+        assert!(company.begins_run());
         company.sent(FULL);
         // A larger one begins another run.
         assert!(waits(&company, 1, 100, 512) == company.is_joined_by(FULL + 16));
         company.sent(FULL + 16);
-        assert!(!company.is_whole());
+        assert!(!company.begins_run());
     }
 
     #[test]

@@ -133,7 +133,7 @@ impl Held {
         #[allow(clippy::cast_possible_truncation)]
         let at = (psn - expected) as usize;
         let next = self.places.len();
-        let asked = packet.bth.ack_req;
+        let asked = packet.bth().ack_req;
         if self.places.get(at).is_some_and(Option::is_some) {
             return Hold { held: true, news: asked };
         }

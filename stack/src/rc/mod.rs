@@ -17,23 +17,27 @@ mod repair;
 mod requester;
 mod responder;
 mod rtt;
+mod run;
 mod transmit;
 mod window;
 
 use self::clock::Clock;
 use self::congestion::{Notifier, Reaction};
 use self::held::Held;
-use self::requester::{Limits, OVERHEAD, Requester};
+use self::requester::{Limits, Requester};
 use self::responder::Responder;
 use crate::engine::Shared;
 use crate::ingress::SourceCheck;
 use crate::pool::{Budget, PoolId};
 use crate::qp::Core;
 use crate::qp::attr::{ModifyError, QpAttr};
+use crate::qp::sq::OVERHEAD;
 use crate::types::{Mtu, Time};
 use crate::verbs::{Completions, QpState, SendWr};
 
 /// A queue pair of a reliable connection.
+// In the order written: the common part is first in either, so that it is found without asking which it is.
+#[repr(C)]
 #[derive(Debug)]
 pub(crate) struct Qp {
     pub(crate) core: Core,

@@ -3,11 +3,11 @@
 use super::asks::ACK;
 use super::company::Awaited;
 use super::held::SPAN;
-use super::requester::{Limits, OVERHEAD, REQUEST, Requester};
+use super::requester::{Limits, REQUEST, Requester};
 use crate::mem::RegionTable;
 use crate::pool::{Budget, Charge, Expected, PoolId, Pools};
 use crate::qp::outbound::{Piece, data_opcode};
-use crate::qp::sq::{SendQueue, Wqe};
+use crate::qp::sq::{OVERHEAD, SendQueue, Wqe};
 use crate::types::Mtu;
 use crate::verbs::{SendOp, WcStatus};
 use crate::wire::{ICRC_LEN, Opcode, Reth, bth};
@@ -128,15 +128,9 @@ impl Requester {
         let len = wqe.payload(psn, limits.mtu);
         // What is awaited comes with an acknowledgement.
         if psn >= self.sent && self.asks.end().is_some() {
-            let (begins, queued) = (psn == wqe.first, sq.next_psn - psn);
-            let (under_way, window) = (self.charged.datagrams, self.window.packets());
-            let bytes = len + request_header(&wqe.op, begins);
-            match self.company.awaited(bytes, begins, queued, under_way, window) {
+            match self.awaits(sq, wqe, psn, len, 0) {
                 Awaited::Nothing => {}
-                Awaited::Messages => return Plan::Idle,
-                // After a loss the window is what keeps the path full, and every packet of it counts.
-                _ if !self.window.is_whole() || self.is_repairing() => {}
-                Awaited::Window => return Plan::Idle,
+                Awaited::Messages | Awaited::Window => return Plan::Idle,
                 Awaited::Room(packets) => {
                     let all = Charge::of(packets, Budget::cost(len + OVERHEAD));
                     if !pools.get(limits.peer).fits(all) {
@@ -248,6 +242,7 @@ impl Requester {
 }
 
 /// Bytes around the payload of a packet of a SEND or WRITE: BTH, RETH, ICRC.
+#[inline]
 pub(super) fn request_header(op: &SendOp, begins: bool) -> u32 {
     let reth = if begins && matches!(op, SendOp::Write { .. }) { Reth::LEN } else { 0 };
     (bth::LEN + reth + ICRC_LEN) as u32

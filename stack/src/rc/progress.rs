@@ -23,7 +23,7 @@ impl Qp {
         if !self.core.state.requests() {
             return shared.drops.ghost_response += 1;
         }
-        let psn = packet.bth.psn.expand(self.requester.una());
+        let psn = packet.bth().psn.expand(self.requester.una());
         match packet.info.operation {
             Operation::Acknowledge => self.handle_ack(now, psn, packet, shared, host),
             _ => self.handle_data(now, psn, packet, shared, host),

@@ -188,7 +188,7 @@ impl Requester {
         let told = (una..behind).zip(bits(report)).skip(1);
         for (psn, _) in told.filter(|(_, held)| *held) {
             if !repair.has(psn) {
-                arrived.add(self.charge_of(sq, psn, psn + 1, limits.mtu));
+                arrived.add(sq.charge_of(psn, psn + 1, limits.mtu));
                 repair.held.set(psn);
                 repair.end = repair.end.max(psn + 1);
             }
@@ -258,7 +258,7 @@ impl Requester {
         let mut sum = Charge::default();
         if let Some(repair) = &self.repair {
             for (from, to) in repair.runs(from, to) {
-                sum.add(self.charge_of(sq, from, to, limits.mtu));
+                sum.add(sq.charge_of(from, to, limits.mtu));
             }
         }
         sum

@@ -15,9 +15,6 @@ use crate::pool::{Budget, Charge, Expected, PoolId, Pools};
 use crate::qp::sq::{SendQueue, Wqe};
 use crate::types::{Mtu, Time};
 
-/// Longest headers of a packet with payload, with its ICRC: BTH, RETH, immediate.
-pub(super) const OVERHEAD: u32 = 12 + 16 + 4 + 4;
-
 /// What a READ request or another that has a response of its own costs its receiver: an atomic is the longest.
 pub(super) const REQUEST: Charge = Charge::of(1, Budget::cost(12 + 28 + 4));
 
@@ -191,7 +188,7 @@ impl Requester {
 
     /// Index of the request that a PSN belongs to.
     pub(super) fn index_of(&self, sq: &SendQueue, psn: u64) -> u64 {
-        locate(sq, psn)
+        sq.locate(psn)
     }
 
     /// Index of the request under the cursor.
@@ -286,7 +283,10 @@ impl Requester {
         pools: &mut Pools,
     ) {
         debug_assert!(to > self.una && to <= self.sent);
-        let mut charge = self.charge_of(sq, self.una, to.min(self.nxt), limits.mtu);
+        let mut charge = Charge::default();
+        if self.charged.datagrams > 0 {
+            charge = sq.charge_of(self.una, to.min(self.nxt), limits.mtu);
+        }
         let repairing = self.is_repairing();
         if repairing {
             charge.take(self.uncharged(sq, self.una, to.min(self.nxt), limits));
@@ -309,7 +309,7 @@ impl Requester {
         if self.nxt < to {
             // Acknowledged although about to be sent again.
             self.nxt = to;
-            self.cur = locate(sq, to).min(self.reached);
+            self.cur = sq.locate(to).min(self.reached);
             self.ask_no_more();
         }
         self.silent = false;
@@ -329,7 +329,7 @@ impl Requester {
             return;
         }
         self.ask_no_more();
-        let mut charge = self.charge_of(sq, from, self.nxt, limits.mtu);
+        let mut charge = sq.charge_of(from, self.nxt, limits.mtu);
         if self.is_repairing() {
             charge.take(self.uncharged(sq, from, self.nxt, limits));
             self.repair_no_more(from);
@@ -345,7 +345,7 @@ impl Requester {
             self.rd.pop_back();
         }
         self.nxt = from;
-        self.cur = locate(sq, from);
+        self.cur = sq.locate(from);
         self.ack_asked = from;
         self.settle(pools);
     }
@@ -413,48 +413,9 @@ impl Requester {
             pools.release(limits.peer, charge);
         }
     }
-
-    /// What the packets of SENDs and WRITEs from `from` to before `to` were charged with.
-    #[inline]
-    pub(super) fn charge_of(&self, sq: &SendQueue, from: u64, to: u64, mtu: Mtu) -> Charge {
-        let mut sum = Charge::default();
-        let (mut index, mut psn) = (locate(sq, from), from);
-        while psn < to && index < sq.tail {
-            let wqe = sq.get(index);
-            let end = (wqe.last + 1).min(to);
-            if !wqe.op.has_response() && psn < end {
-                #[allow(clippy::cast_possible_truncation)]
-                let packets = (end - psn) as u32;
-                let tail = u32::from(end > wqe.last);
-                sum.add(Charge::of(packets - tail, Budget::cost(mtu.bytes() + OVERHEAD)));
-                sum.add(Charge::of(tail, Budget::cost(wqe.payload(wqe.last, mtu) + OVERHEAD)));
-            }
-            psn = end;
-            index += 1;
-        }
-        sum
-    }
 }
 
 fn release_response(outstanding: &Outstanding, limits: &Limits, pools: &mut Pools) {
     pools.answered(outstanding.response);
     pools.release(limits.peer, REQUEST);
-}
-
-/// The request that `psn` belongs to; the tail if none does.
-#[inline]
-fn locate(sq: &SendQueue, psn: u64) -> u64 {
-    if sq.head == sq.tail || psn <= sq.get(sq.head).last {
-        return sq.head;
-    }
-    let (mut low, mut high) = (sq.head, sq.tail);
-    while low < high {
-        let middle = low + (high - low) / 2;
-        if sq.get(middle).last < psn {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
-    }
-    low
 }

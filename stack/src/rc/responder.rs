@@ -142,7 +142,7 @@ impl Responder {
         receives: &mut Receives<'_>,
         memory: &mut impl Memory,
     ) -> Outcome {
-        let psn = packet.bth.psn.expand(self.epsn);
+        let psn = packet.bth().psn.expand(self.epsn);
         if psn > self.epsn {
             return self.early(psn);
         }
@@ -321,7 +321,7 @@ impl Responder {
     fn accept(&mut self, packet: &Packet<'_>, ended: bool) {
         self.ackable = self.epsn;
         self.epsn += 1;
-        self.ack |= packet.bth.ack_req;
+        self.ack |= packet.bth().ack_req;
         if ended {
             self.finish();
         }
@@ -365,7 +365,7 @@ impl Responder {
 
     fn duplicate(&mut self, packet: &Packet<'_>, psn: u64, mtu: Mtu) -> Outcome {
         if matches!(packet.info.operation, Operation::Send | Operation::Write) {
-            self.ack |= packet.bth.ack_req;
+            self.ack |= packet.bth().ack_req;
             return Outcome::Duplicate { respond: self.ack };
         }
         if self.records.repeat(packet, psn, mtu) {

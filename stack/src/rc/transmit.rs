@@ -136,11 +136,12 @@ impl Qp {
     ) -> Turn {
         self.requester.company.begin();
         loop {
+            self.transmit_run(now, quantum, shared, host, sink);
             let plan =
                 self.requester.plan(&self.core.sq, &self.limits, &mut shared.pools, host.regions());
             let fault = match plan {
                 // A run that was begun is not cut short.
-                Plan::Send(_) if *quantum == 0 && self.requester.company.is_whole() => {
+                Plan::Send(_) if *quantum == 0 && self.requester.company.begins_run() => {
                     return Turn::Quantum;
                 }
                 Plan::Send(shape) => match self.send_request(&shape, shared, host, sink) {
@@ -303,7 +304,9 @@ impl Qp {
             if let Some(source) = source {
                 let end = info.header_len + payload;
                 host.fetch(source, &mut out[info.header_len..end]);
-                out[end..end + usize::from(bth.pad)].fill(0);
+                if bth.pad > 0 {
+                    out[end..end + usize::from(bth.pad)].fill(0);
+                }
             }
             Ok(())
         });

@@ -20,6 +20,8 @@ use crate::verbs::{Completions, QpState, QpType, SendWr};
 use crate::wire::{Packet, Service};
 
 /// An unreliable queue pair.
+// In the order written: the common part is first in either, so that it is found without asking which it is.
+#[repr(C)]
 #[derive(Debug)]
 pub(crate) struct Qp {
     pub(crate) core: Core,

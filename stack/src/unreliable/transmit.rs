@@ -6,12 +6,10 @@ use crate::mem::Memory;
 use crate::pool::{Budget, Charge, PoolId};
 use crate::qp::Turn;
 use crate::qp::outbound::{Piece, Sent, Target, data_opcode};
+use crate::qp::sq::OVERHEAD;
 use crate::types::Time;
 use crate::verbs::{Completions, Destination, QpState, SendOp, WcStatus};
 use crate::wire::{Deth, Opcode};
-
-/// Longest headers of a packet, with its ICRC: BTH, RETH, immediate.
-const OVERHEAD: u32 = 12 + 16 + 4 + 4;
 
 impl Qp {
     /// Sends up to `quantum` packets, which it counts down; says how that ended.

@@ -56,13 +56,13 @@ impl Connection {
         receives: &mut Receives<'_>,
         memory: &mut impl Memory,
     ) -> (Outcome, bool) {
-        let psn = packet.bth.psn.expand(self.epsn);
+        let psn = packet.bth().psn.expand(self.epsn);
         if psn < self.epsn && self.epsn - psn < LATE {
             return (Outcome::Late, false);
         }
         let gap = psn != self.epsn;
         // One epoch up at least, so that smaller numbers exist.
-        self.epsn = packet.bth.psn.first() + 1;
+        self.epsn = packet.bth().psn.first() + 1;
         if gap || packet.info.place.begins() {
             // What was under way can no more become whole.
             self.message = Message::None;

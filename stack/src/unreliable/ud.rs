@@ -62,7 +62,7 @@ impl Qp {
             imm: packet.immediate(),
             invalidated: None,
             src_qp: Some(deth.src_qpn),
-            solicited: packet.bth.solicited,
+            solicited: packet.bth().solicited,
         };
         self.core.complete_recv(&received, host);
     }

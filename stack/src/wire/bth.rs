@@ -70,6 +70,7 @@ impl Bth {
 
     /// Reads a header; any 12 bytes are one.
     #[must_use]
+    #[inline(always)]
     pub const fn read(b: &[u8; LEN]) -> Self {
         Self {
             opcode: Opcode(b[0]),
@@ -90,27 +91,21 @@ impl Bth {
 
     /// The header's bytes.
     #[must_use]
+    #[inline]
     pub const fn bytes(&self) -> [u8; LEN] {
-        let pkey = self.pkey.0.to_be_bytes();
-        let qpn = self.dest_qpn.value().to_be_bytes();
-        let psn = self.psn.value().to_be_bytes();
-        [
-            self.opcode.0,
-            (self.solicited as u8) << 7
-                | (self.mig_req as u8) << 6
-                | (self.pad & 3) << 4
-                | (self.version & 0x0f),
-            pkey[0],
-            pkey[1],
-            (self.fecn as u8) << 7 | (self.becn as u8) << 6 | (self.reserved_a & 0x3f),
-            qpn[1],
-            qpn[2],
-            qpn[3],
-            (self.ack_req as u8) << 7 | (self.reserved_b & 0x7f),
-            psn[1],
-            psn[2],
-            psn[3],
-        ]
+        let flags = (self.solicited as u8) << 7
+            | (self.mig_req as u8) << 6
+            | (self.pad & 3) << 4
+            | (self.version & 0x0f);
+        let marks = (self.fecn as u8) << 7 | (self.becn as u8) << 6 | (self.reserved_a & 0x3f);
+        let asks = (self.ack_req as u8) << 7 | (self.reserved_b & 0x7f);
+        // Three words, so that they become three stores.
+        let [a, b, c, d] =
+            ((self.opcode.0 as u32) << 24 | (flags as u32) << 16 | self.pkey.0 as u32)
+                .to_be_bytes();
+        let [e, f, g, h] = ((marks as u32) << 24 | self.dest_qpn.value()).to_be_bytes();
+        let [i, j, k, l] = ((asks as u32) << 24 | self.psn.value()).to_be_bytes();
+        [a, b, c, d, e, f, g, h, i, j, k, l]
     }
 }
 

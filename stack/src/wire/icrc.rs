@@ -34,18 +34,31 @@ const LRH_ONES: usize = 8;
 const IPV4_LEN: usize = 20;
 const IPV6_LEN: usize = 40;
 
-/// The bytes of the BTH before the masked one. Up to their end the CRC is put together from tables; the
-/// register then stands before the masked byte, into whose place ones can be slipped.
-const HEAD_LEN: usize = 4;
+/// The byte of the BTH that is masked.
+const MASKED: usize = 4;
 
-// What each field adds to the CRC of everything up to the end of the head.
-static HEAD: [Table; HEAD_LEN] =
-    [linear::byte(3), linear::byte(2), linear::byte(1), linear::byte(0)];
-static UDP_LENGTH: Field = Field::new(2 + HEAD_LEN);
-static IPV4_TOTAL_LENGTH: Field = Field::new(16 + UDP_LEN + HEAD_LEN);
-static IPV4_ID: Field = Field::new(14 + UDP_LEN + HEAD_LEN);
-static IPV4_FLAGS: Field = Field::new(12 + UDP_LEN + HEAD_LEN);
-static IPV6_PAYLOAD_LENGTH: Field = Field::new(34 + UDP_LEN + HEAD_LEN);
+// What each byte and field adds to the CRC of everything up to the end of the BTH. Up to there it is put together from tables: what follows
+// is most often a multiple of 16 bytes, which is what goes fastest.
+static BTH: [Table; bth::LEN] = {
+    let mut tables = [[0; 256]; bth::LEN];
+    let mut at = 0;
+    while at < bth::LEN {
+        tables[at] = linear::byte(bth::LEN - 1 - at);
+        at += 1;
+    }
+    tables
+};
+static UDP_LENGTH: Field = Field::new(2 + bth::LEN);
+static IPV4_TOTAL_LENGTH: Field = Field::new(16 + UDP_LEN + bth::LEN);
+static IPV4_ID: Field = Field::new(14 + UDP_LEN + bth::LEN);
+static IPV4_FLAGS: Field = Field::new(12 + UDP_LEN + bth::LEN);
+static IPV6_PAYLOAD_LENGTH: Field = Field::new(34 + UDP_LEN + bth::LEN);
+
+/// What the lengths in IP and UDP headers add together, by the length of the packet from BTH to ICRC.
+static IPV4_LENGTHS: [u32; LENGTHS] = lengths(&IPV4_TOTAL_LENGTH, IPV4_LEN);
+static IPV6_LENGTHS: [u32; LENGTHS] = lengths(&IPV6_PAYLOAD_LENGTH, 0);
+/// Packets of the longest path MTU are shorter than this.
+const LENGTHS: usize = 4096 + 64;
 
 /// The fields of the IP header that the ICRC covers and that differ between packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -73,8 +86,10 @@ pub enum IpFields {
 /// The masked headers of a flow: everything the ICRC covers before the BTH. Made once per path, patched per packet.
 #[derive(Debug, Clone, Copy)]
 pub struct Template {
-    /// The CRC of ones, IP, UDP and the head of a BTH, with zeros for lengths, identification, flags and head.
+    /// The CRC of ones, IP, UDP and BTH, with zeros for lengths, identification, flags and BTH, but for the byte that is masked.
     blank: u32,
+    /// The same with flags.
+    flagged: u32,
     /// The same with identification and flags.
     crc: u32,
     id: u16,
@@ -86,7 +101,7 @@ impl Template {
     /// The template of a flow.
     #[must_use]
     pub fn new(ip: &IpFields, src_port: u16) -> Self {
-        let mut bytes = [0; LRH_ONES + IPV6_LEN + UDP_LEN + HEAD_LEN];
+        let mut bytes = [0; LRH_ONES + IPV6_LEN + UDP_LEN + bth::LEN];
         bytes[..LRH_ONES].fill(0xff);
         let (v4, ip_len) = match ip {
             IpFields::V4 { .. } => (true, IPV4_LEN),
@@ -98,8 +113,9 @@ impl Template {
         udp_header[2..4].copy_from_slice(&ROCE_PORT.to_be_bytes());
         // The checksum; between it and the ports, the length stays blank.
         udp_header[6..8].fill(0xff);
-        let blank = crc32fast::hash(&bytes[..LRH_ONES + ip_len + UDP_LEN + HEAD_LEN]);
-        let mut template = Self { blank, crc: blank, id: 0, flags: 0, v4 };
+        udp_header[UDP_LEN + MASKED] = 0xff;
+        let blank = crc32fast::hash(&bytes[..LRH_ONES + ip_len + UDP_LEN + bth::LEN]);
+        let mut template = Self { blank, flagged: blank, crc: blank, id: 0, flags: 0, v4 };
         if let IpFields::V4 { id, flags, .. } = *ip {
             template.set_id(id, flags);
         }
@@ -117,8 +133,11 @@ impl Template {
     #[inline]
     pub fn set_id(&mut self, id: u16, flags: u16) {
         if self.v4 {
+            if flags != self.flags {
+                self.flagged = self.blank ^ IPV4_FLAGS.of(flags);
+            }
             (self.id, self.flags) = (id, flags);
-            self.crc = self.blank ^ IPV4_ID.of(id) ^ IPV4_FLAGS.of(flags);
+            self.crc = self.flagged ^ IPV4_ID.of(id);
         }
     }
 
@@ -132,25 +151,18 @@ impl Template {
     #[must_use]
     #[inline]
     pub fn start(&self, packet_len: usize, bth: &[u8; bth::LEN]) -> Icrc {
-        let [a, b, c, d, masked, ..] = *bth;
-        let mut hasher =
-            Hasher::new_with_initial(self.before_masked(packet_len, &[a, b, c, d], masked));
-        hasher.update(&bth[HEAD_LEN..]);
-        Icrc(hasher)
+        Icrc(Hasher::new_with_initial(self.of_headers(packet_len, bth)))
     }
 
     /// The ICRC of a whole packet, its own last four bytes left out; 0 for fewer than 16 bytes.
     #[must_use]
     #[inline]
     pub fn of(&self, packet: &[u8]) -> u32 {
-        let Some((head, rest)) = packet.split_first_chunk::<HEAD_LEN>() else { return 0 };
+        let Some((bth, rest)) = packet.split_first_chunk() else { return 0 };
         let Some((rest, _)) = rest.split_last_chunk::<ICRC_LEN>() else { return 0 };
-        if rest.len() < bth::LEN - HEAD_LEN {
-            return 0;
-        }
-        let mut hasher = Hasher::new_with_initial(self.before_masked(packet.len(), head, rest[0]));
-        hasher.update(rest);
-        hasher.finalize()
+        let mut icrc = self.start(packet.len(), bth);
+        icrc.update(rest);
+        icrc.finish()
     }
 
     /// Computes and writes the ICRC of a packet that is complete but for it.
@@ -164,24 +176,49 @@ impl Template {
         packet[at..].copy_from_slice(&icrc.to_le_bytes());
     }
 
-    /// The CRC up to the masked byte of the BTH, such that going on with `masked` has the effect of going
-    /// on with ones: a CRC takes in the next byte by XOR with its lowest eight bits.
+    /// The CRC up to the end of the BTH.
     #[inline]
-    fn before_masked(&self, packet_len: usize, head: &[u8; HEAD_LEN], masked: u8) -> u32 {
-        #[allow(clippy::cast_possible_truncation)]
-        let udp_len = (packet_len + UDP_LEN) as u16;
-        #[allow(clippy::cast_possible_truncation)]
-        let ip = if self.v4 {
-            IPV4_TOTAL_LENGTH.of(udp_len.wrapping_add(IPV4_LEN as u16))
-        } else {
-            IPV6_PAYLOAD_LENGTH.of(udp_len)
+    fn of_headers(&self, packet_len: usize, bth: &[u8; bth::LEN]) -> u32 {
+        let known = if self.v4 { &IPV4_LENGTHS } else { &IPV6_LENGTHS };
+        let lengths = match known.get(packet_len) {
+            Some(lengths) => *lengths,
+            None => long(packet_len, self.v4),
         };
-        let head = HEAD[0][usize::from(head[0])]
-            ^ HEAD[1][usize::from(head[1])]
-            ^ HEAD[2][usize::from(head[2])]
-            ^ HEAD[3][usize::from(head[3])];
-        self.crc ^ ip ^ UDP_LENGTH.of(udp_len) ^ head ^ u32::from(!masked)
+        let mut crc = self.crc ^ lengths;
+        for (at, (table, byte)) in BTH.iter().zip(bth).enumerate() {
+            if at != MASKED {
+                crc ^= table[usize::from(*byte)];
+            }
+        }
+        crc
     }
+}
+
+/// What the lengths of a longer packet add.
+#[cold]
+fn long(packet_len: usize, v4: bool) -> u32 {
+    if v4 {
+        of_length(packet_len, &IPV4_TOTAL_LENGTH, IPV4_LEN)
+    } else {
+        of_length(packet_len, &IPV6_PAYLOAD_LENGTH, 0)
+    }
+}
+
+/// What the lengths of a packet add: the UDP header has one, and the IP header one that is greater by `more`.
+const fn of_length(packet_len: usize, ip_length: &Field, more: usize) -> u32 {
+    #[allow(clippy::cast_possible_truncation)]
+    let (udp, ip) = ((packet_len + UDP_LEN) as u16, (packet_len + UDP_LEN + more) as u16);
+    ip_length.of(ip) ^ UDP_LENGTH.of(udp)
+}
+
+const fn lengths(ip_length: &Field, more: usize) -> [u32; LENGTHS] {
+    let mut lengths = [0; LENGTHS];
+    let mut packet_len = 0;
+    while packet_len < LENGTHS {
+        lengths[packet_len] = of_length(packet_len, ip_length, more);
+        packet_len += 1;
+    }
+    lengths
 }
 
 /// An IP header as the ICRC sees it, with zeros for lengths, identification and flags.

@@ -98,6 +98,9 @@ pub enum Ext {
 }
 
 impl Ext {
+    /// How many there are.
+    const COUNT: usize = Self::Feth as usize + 1;
+
     /// Its length in bytes.
     #[must_use]
     pub const fn size(self) -> usize {
@@ -107,10 +110,6 @@ impl Ext {
             Self::AtomicEth => 28,
             Self::Aeth | Self::ImmDt | Self::Ieth | Self::Feth => 4,
         }
-    }
-
-    const fn bit(self) -> u8 {
-        1 << self as u8
     }
 }
 
@@ -131,29 +130,24 @@ pub struct OpcodeInfo {
     pub extensions: &'static [Ext],
     /// BTH and extension headers together, in bytes.
     pub header_len: usize,
-    present: u8,
+    /// Where each extension header begins; 0 for one that it does not have.
+    offsets: [u8; Ext::COUNT],
 }
 
 impl OpcodeInfo {
     /// Whether the opcode has that extension header.
     #[must_use]
     pub const fn has(&self, ext: Ext) -> bool {
-        self.present & ext.bit() != 0
+        self.offsets[ext as usize] != 0
     }
 
     /// Offset of an extension header from the start of the BTH.
     #[must_use]
     pub const fn offset(&self, ext: Ext) -> Option<usize> {
-        let mut at = super::bth::LEN;
-        let mut i = 0;
-        while i < self.extensions.len() {
-            if self.extensions[i] as u8 == ext as u8 {
-                return Some(at);
-            }
-            at += self.extensions[i].size();
-            i += 1;
+        match self.offsets[ext as usize] {
+            0 => None,
+            at => Some(at as usize),
         }
-        None
     }
 
     /// Whether the packet may carry payload. FIRST and MIDDLE packets carry exactly one path MTU of it, LAST
@@ -193,11 +187,9 @@ impl OpcodeInfo {
 impl Opcode {
     /// What the table knows of it, or `None` for a reserved opcode or another transport's.
     #[must_use]
+    #[inline]
     pub const fn info(self) -> Option<&'static OpcodeInfo> {
-        match INDEX[self.0 as usize] {
-            NONE => None,
-            at => Some(&TABLE[at as usize]),
-        }
+        INDEX[self.0 as usize]
     }
 
     /// The same operation on an unreliable connection, of a SEND or WRITE on a reliable one.
@@ -221,6 +213,20 @@ impl fmt::Debug for Opcode {
     }
 }
 
+/// Where each of these extension headers begins, in their order behind the BTH.
+const fn offsets(extensions: &[Ext]) -> [u8; Ext::COUNT] {
+    let mut offsets = [0; Ext::COUNT];
+    let (mut at, mut i) = (super::bth::LEN, 0);
+    while i < extensions.len() {
+        #[allow(clippy::cast_possible_truncation)]
+        let offset = at as u8;
+        offsets[extensions[i] as usize] = offset;
+        at += extensions[i].size();
+        i += 1;
+    }
+    offsets
+}
+
 macro_rules! opcodes {
     ($( $value:literal $name:ident $service:ident $operation:ident $place:ident [$($ext:ident)*] )*) => {
         impl Opcode {
@@ -239,18 +245,16 @@ macro_rules! opcodes {
                 place: Place::$place,
                 extensions: &[$(Ext::$ext),*],
                 header_len: super::bth::LEN $(+ Ext::$ext.size())*,
-                present: 0 $(| Ext::$ext.bit())*,
+                offsets: offsets(&[$(Ext::$ext),*]),
             },
         )*];
 
-        const NONE: u8 = u8::MAX;
-
-        static INDEX: [u8; 256] = {
-            let mut index = [NONE; 256];
+        static INDEX: [Option<&OpcodeInfo>; 256] = {
+            let mut index = [None; 256];
             let mut at = 0;
             $(
-                assert!(index[$value] == NONE, "an opcode stands twice in the table");
-                index[$value] = at;
+                assert!(index[$value].is_none(), "an opcode stands twice in the table");
+                index[$value] = Some(&TABLE[at]);
                 at += 1;
             )*
             let _ = at;

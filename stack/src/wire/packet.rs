@@ -5,7 +5,7 @@ use core::fmt;
 use super::bth::{self, Bth};
 use super::ext::{Aeth, AtomicEth, Deth, Feth, Reth};
 use super::icrc::ICRC_LEN;
-use super::opcode::{Ext, OpcodeInfo};
+use super::opcode::{Ext, Opcode, OpcodeInfo};
 use crate::types::Key;
 
 /// Why bytes are not a RoCEv2 packet.
@@ -37,11 +37,11 @@ impl core::error::Error for WireError {}
 /// ICRC) is decided elsewhere.
 #[derive(Debug, Clone, Copy)]
 pub struct Packet<'a> {
-    /// The base transport header.
-    pub bth: Bth,
+    header: &'a [u8; bth::LEN],
     /// What the opcode table says.
     pub info: &'static OpcodeInfo,
     bytes: &'a [u8],
+    payload: &'a [u8],
 }
 
 impl<'a> Packet<'a> {
@@ -54,17 +54,26 @@ impl<'a> Packet<'a> {
         let Some(header) = bytes.first_chunk::<{ bth::LEN }>() else {
             return Err(WireError::Truncated);
         };
-        let bth = Bth::read(header);
-        let Some(info) = bth.opcode.info() else {
-            return Err(WireError::UnknownOpcode(bth.opcode.0));
+        let opcode = Opcode(header[0]);
+        let Some(info) = opcode.info() else {
+            return Err(WireError::UnknownOpcode(opcode.0));
         };
-        let Some(body) = bytes.len().checked_sub(info.header_len + ICRC_LEN) else {
+        let Some(end) = bytes.len().checked_sub(ICRC_LEN).filter(|end| *end >= info.header_len)
+        else {
             return Err(WireError::Truncated);
         };
-        if usize::from(bth.pad) > body {
+        let end = end - usize::from(Bth::read(header).pad);
+        let Some(payload) = bytes.get(info.header_len..end) else {
             return Err(WireError::Padding);
-        }
-        Ok(Self { bth, info, bytes })
+        };
+        Ok(Self { header, info, bytes, payload })
+    }
+
+    /// The base transport header.
+    #[must_use]
+    #[inline]
+    pub const fn bth(&self) -> Bth {
+        Bth::read(self.header)
     }
 
     /// All bytes, from the BTH to the ICRC.
@@ -76,16 +85,15 @@ impl<'a> Packet<'a> {
     /// The payload, without padding.
     #[must_use]
     #[inline]
-    pub fn payload(&self) -> &'a [u8] {
-        let end = self.bytes.len() - ICRC_LEN - usize::from(self.bth.pad);
-        &self.bytes[self.info.header_len..end]
+    pub const fn payload(&self) -> &'a [u8] {
+        self.payload
     }
 
     /// The padding, 0 to 3 bytes of any value.
     #[must_use]
     pub fn padding(&self) -> &'a [u8] {
         let end = self.bytes.len() - ICRC_LEN;
-        &self.bytes[end - usize::from(self.bth.pad)..end]
+        &self.bytes[end - usize::from(self.bth().pad)..end]
     }
 
     /// The ICRC as it stands in the packet (little-endian on the wire).
@@ -159,7 +167,7 @@ impl<'a> Packet<'a> {
     /// # Panics
     /// If `out` is shorter than the packet.
     pub fn emit(&self, out: &mut [u8]) -> usize {
-        out[..bth::LEN].copy_from_slice(&self.bth.bytes());
+        out[..bth::LEN].copy_from_slice(&self.bth().bytes());
         let mut at = bth::LEN;
         for ext in self.info.extensions {
             let out = &mut out[at..at + ext.size()];
@@ -186,11 +194,8 @@ impl<'a> Packet<'a> {
         at
     }
 
-    #[inline]
+    #[inline(always)]
     fn ext(&self, ext: Ext) -> Option<&'a [u8]> {
-        if !self.info.has(ext) {
-            return None;
-        }
         let at = self.info.offset(ext)?;
         self.bytes.get(at..at + ext.size())
     }

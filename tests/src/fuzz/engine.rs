@@ -253,7 +253,7 @@ pub(super) fn run(data: &[u8]) {
 fn check_sent(victim: &mut Victim) {
     for packet in victim.solo.packets() {
         let packet = Packet::parse(&packet).expect("what we send is a packet");
-        let to = packet.bth.dest_qpn;
+        let to = packet.bth().dest_qpn;
         assert!(to == common::PEER || to == Qpn::new(0), "to {to:?}");
         assert!(packet.payload().len() <= 256);
     }

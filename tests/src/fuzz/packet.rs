@@ -26,8 +26,8 @@ fn whole(data: &[u8], packet: &Packet<'_>) {
     let parts = packet.info.header_len + payload.len() + padding.len() + ICRC_LEN;
     assert_eq!(parts, data.len());
     assert_eq!(packet.bytes(), data);
-    assert_eq!(padding.len(), usize::from(packet.bth.pad));
-    assert_eq!(packet.bth.bytes()[..], data[..12], "the BTH is what it was");
+    assert_eq!(padding.len(), usize::from(packet.bth().pad));
+    assert_eq!(packet.bth().bytes()[..], data[..12], "the BTH is what it was");
     let _ = (packet.reth(), packet.aeth(), packet.atomic_eth(), packet.atomic_ack());
     let _ = (packet.deth(), packet.immediate(), packet.invalidate(), packet.feth());
 }

@@ -56,9 +56,9 @@ impl Field {
     }
 
     #[inline]
-    pub(super) fn of(&self, value: u16) -> u32 {
+    pub(super) const fn of(&self, value: u16) -> u32 {
         let [high, low] = value.to_be_bytes();
-        self.high[usize::from(high)] ^ self.low[usize::from(low)]
+        self.high[high as usize] ^ self.low[low as usize]
     }
 }
 

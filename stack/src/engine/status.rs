@@ -1,0 +1,74 @@
+//! What an engine says of itself and of its queue pairs.
+
+use super::{Engine, EngineConfig};
+use crate::any::{AnyQp, Busy};
+use crate::qp::attr::{QpAttr, QpInit};
+use crate::stats::{Counters, Drops};
+use crate::types::{Key, Psn, Qpn};
+use crate::verbs::QpState;
+
+impl Engine {
+    /// State and attributes of a queue pair (`ibv_query_qp(3)`).
+    #[must_use]
+    pub fn query_qp(&self, qpn: Qpn) -> Option<(QpState, QpAttr, QpInit)> {
+        let qp = self.qp(qpn)?;
+        let core = qp.core();
+        let mut attr = core.attr;
+        let (next, _, expected) = qp.sequence();
+        if core.state.requests() {
+            attr.sq_psn = Some(Psn::truncate(next));
+        }
+        if core.state.receives() && attr.dest_qpn.is_some() {
+            attr.rq_psn = Some(Psn::truncate(expected));
+        }
+        attr.state = Some(core.state);
+        Some((core.state, attr, core.init))
+    }
+
+    /// Whether what is posted to a queue pair may wait for company.
+    #[must_use]
+    #[inline]
+    pub fn busy(&self, qpn: Qpn) -> Busy {
+        self.qp(qpn).map_or(Busy::No, AnyQp::busy)
+    }
+
+    /// Whether a posted request names the region `key`.
+    #[must_use]
+    pub fn uses_key(&self, key: Key) -> bool {
+        self.qps.iter().flatten().any(|qp| qp.core().uses(key)) || self.shared.srqs.uses(key)
+    }
+
+    /// How many queue pairs there are.
+    #[must_use]
+    pub fn qp_count(&self) -> usize {
+        self.qps.len() - self.free.len()
+    }
+
+    /// How many numbers are kept.
+    #[must_use]
+    pub fn kept_qpns(&self) -> usize {
+        self.kept.len()
+    }
+
+    /// What the transport did.
+    #[must_use]
+    pub fn counters(&self) -> &Counters {
+        &self.shared.counters
+    }
+
+    /// What was dropped.
+    #[must_use]
+    pub fn drops(&self) -> &Drops {
+        &self.shared.drops
+    }
+
+    /// The configuration.
+    #[must_use]
+    pub fn config(&self) -> &EngineConfig {
+        &self.shared.config
+    }
+
+    fn qp(&self, qpn: Qpn) -> Option<&AnyQp> {
+        self.qps[self.slot(qpn)?].as_ref()
+    }
+}

@@ -1,0 +1,109 @@
+//! The ring, its lists, and what its packets cost.
+
+use super::*;
+use crate::types::Key;
+
+#[test]
+fn parts_walk_a_list_with_holes() {
+    let sge = |addr, len| Sge { addr, len, lkey: Key(1) };
+    let list = [sge(100, 10), sge(0, 0), sge(200, 5), sge(300, 100)];
+    let walk = |offset, len| parts(&list, offset, len).map(|p| (p.addr, p.len)).collect::<Vec<_>>();
+    assert_eq!(walk(0, 10), [(100, 10)]);
+    assert_eq!(walk(8, 10), [(108, 2), (200, 5), (300, 3)]);
+    assert_eq!(walk(15, 4), [(300, 4)]);
+    assert_eq!(walk(15, 0), []);
+}
+
+#[test]
+fn requests_occupy_consecutive_psns() {
+    let mut sq = SendQueue::new(2, 1, 16);
+    sq.reset(1 << 24);
+    let sge = [Sge { addr: 0, len: 2500, lkey: Key(1) }];
+    let wr = SendWr {
+        wr_id: 1,
+        op: SendOp::Send { imm: None },
+        data: SendData::Sges(&sge),
+        signaled: true,
+        solicited: false,
+        fence: false,
+    };
+    let empty = SendWr { data: SendData::Inline(&[]), ..wr };
+    for wr in [&wr, &empty] {
+        let len = sq.check(wr).unwrap();
+        sq.push(wr, len, Mtu::Mtu1024, 4, false);
+    }
+    assert_eq!((sq.get(0).first, sq.get(0).last), (1 << 24, (1 << 24) + 2));
+    assert_eq!((sq.get(1).first, sq.get(1).last), ((1 << 24) + 3, (1 << 24) + 3));
+    assert_eq!((sq.get(0).messages, sq.get(1).messages), (1, 2));
+    assert_eq!(sq.get(0).payload((1 << 24) + 2, Mtu::Mtu1024), 452);
+    assert_eq!(sq.check(&wr), Err(PostError::Full));
+}
+
+/// Whatever is posted, and whichever of it is done: a range costs what its packets cost.
+#[test]
+fn a_range_is_charged_with_what_its_packets_cost() {
+    let mtu = Mtu::Mtu1024;
+    let remote = (0x1000, Key(9));
+    let write = SendOp::Write { remote: remote.0, rkey: remote.1, imm: None };
+    let read = SendOp::Read { remote: remote.0, rkey: remote.1 };
+    let local = SendOp::LocalInv { rkey: Key(9) };
+    let mut sq = SendQueue::new(16, 1, 16);
+    sq.reset(1 << 24);
+    // Not far from where the number of packets wraps.
+    sq.charges.datagrams = u32::MAX - 3;
+    let mut costs = Vec::new();
+    for (op, len) in
+        [(write, 64), (read, 3000), (write, 2500), (local, 0), (write, 0), (write, 1024)]
+    {
+        let sges = [Sge { addr: 0, len, lkey: Key(1) }];
+        let data = SendData::Sges(&sges[..usize::from(op != local)]);
+        let wr = SendWr { wr_id: 1, op, data, signaled: true, solicited: false, fence: false };
+        let len = sq.check(&wr).unwrap();
+        sq.push(&wr, len, mtu, 4, false);
+        let wqe = sq.get(sq.tail - 1);
+        costs.extend((wqe.first..=wqe.last).map(|psn| match op {
+            SendOp::Write { .. } => Charge::of(1, Budget::cost(wqe.payload(psn, mtu) + OVERHEAD)),
+            _ => Charge::default(),
+        }));
+    }
+    assert_eq!(costs.len(), 1 + 3 + 3 + 1 + 1);
+    for retired in [0, 1, 2] {
+        if retired > 0 {
+            sq.pop();
+        }
+        let from = sq.get(sq.head).first;
+        for from in from..=sq.next_psn {
+            for to in from..=sq.next_psn {
+                let range = (from - (1 << 24)) as usize..(to - (1 << 24)) as usize;
+                let mut sum = Charge::default();
+                costs[range].iter().for_each(|cost| sum.add(*cost));
+                assert_eq!(sq.charge_of(from, to, mtu), sum, "{from} to {to}");
+            }
+        }
+    }
+    assert_eq!(sq.charge_of(sq.next_psn, sq.next_psn - 1, mtu), Charge::default());
+}
+
+#[test]
+fn only_one_packet_that_waits_for_nothing_is_plain() {
+    let mut sq = SendQueue::new(8, 1, 16);
+    let write = SendOp::Write { remote: 0, rkey: Key(9), imm: None };
+    let read = SendOp::Read { remote: 0, rkey: Key(9) };
+    let local = SendOp::LocalInv { rkey: Key(9) };
+    for (op, len, fence, plain) in [
+        (write, 1024, false, true),
+        (write, 1025, false, false),
+        (write, 0, false, true),
+        (write, 64, true, false),
+        (SendOp::Send { imm: None }, 64, false, true),
+        (read, 64, false, false),
+        (local, 0, false, false),
+    ] {
+        let sges = [Sge { addr: 0, len, lkey: Key(1) }];
+        let data = SendData::Sges(&sges[..usize::from(op != local)]);
+        let wr = SendWr { wr_id: 1, op, data, signaled: true, solicited: false, fence };
+        let len = sq.check(&wr).unwrap();
+        sq.push(&wr, len, Mtu::Mtu1024, 4, false);
+        assert_eq!(sq.get(sq.tail - 1).plain, plain, "{op:?} of {len} bytes");
+    }
+}

@@ -1,0 +1,148 @@
+//! Runs: messages of one packet that leave one after the other.
+//!
+//! What [`Requester::plan`] would find for each of them is looked at once for all of them: as long as nothing is special each may leave, and
+//! each asks, as its message ends with it and there is room for the answers. What is special, and why no more may leave, is for the
+//! planner to say.
+
+use super::Qp;
+use super::asks::ACK;
+use super::company::Awaited;
+use super::plan::request_header;
+use super::requester::{Limits, Requester};
+use crate::engine::{Shared, TxSink};
+use crate::mem::Memory;
+use crate::pool::{Charge, Pools};
+use crate::qp::outbound::{Piece, Sent, data_opcode};
+use crate::qp::sq::{SendQueue, Wqe};
+use crate::types::Time;
+
+impl Qp {
+    /// Sends what is next as long as nothing is special about it, and counts down `quantum`.
+    #[inline]
+    pub(super) fn transmit_run<H: Memory>(
+        &mut self,
+        now: Time,
+        quantum: &mut usize,
+        shared: &mut Shared,
+        host: &H,
+        sink: &mut impl TxSink,
+    ) {
+        let Self { core, requester, limits, .. } = self;
+        let sq = &core.sq;
+        if requester.cur == sq.tail || !sq.get(requester.cur).plain {
+            return;
+        }
+        let Some(room) = requester.room_for_run(limits, &mut shared.pools) else { return };
+        let Some(to) = core.target() else { return };
+        let asked = requester.asks.end().is_some();
+        let mut run = Charge::default();
+        while run.datagrams < room.datagrams && (run.datagrams as usize) < *quantum {
+            let index = requester.cur + u64::from(run.datagrams);
+            if index == sq.tail {
+                break;
+            }
+            let wqe = sq.get(index);
+            let bytes = run.bytes + u64::from(wqe.cost);
+            if !wqe.plain || bytes > room.bytes || requester.credits.exceeded(wqe) {
+                break;
+            }
+            if asked || run.datagrams > 0 {
+                match requester.awaits(sq, wqe, wqe.first, wqe.len, run.datagrams) {
+                    Awaited::Nothing => {}
+                    Awaited::Messages | Awaited::Window => break,
+                    Awaited::Room(packets) => {
+                        let all = run.bytes + u64::from(packets) * u64::from(wqe.cost);
+                        if run.datagrams + packets > room.datagrams || all > room.bytes {
+                            break;
+                        }
+                    }
+                }
+            }
+            let piece = Piece {
+                index,
+                psn: wqe.first,
+                opcode: data_opcode(&wqe.op, true, true),
+                offset: 0,
+                len: wqe.len,
+                ack_req: true,
+                solicited: wqe.solicited,
+            };
+            if core.send_piece(&piece, &to, &mut shared.counters, host, sink) != Sent::Yes {
+                break;
+            }
+            requester.company.sent(wqe.len + request_header(&wqe.op, true));
+            run = Charge { bytes, datagrams: run.datagrams + 1 };
+        }
+        if run.datagrams > 0 {
+            *quantum -= run.datagrams as usize;
+            requester.sent_run(now, run, limits, &mut shared.pools);
+        }
+    }
+}
+
+impl Requester {
+    /// What a run may be charged with at most; `None` if anything is special.
+    #[inline]
+    fn room_for_run(&self, limits: &Limits, pools: &mut Pools) -> Option<Charge> {
+        let usual = self.nxt == self.sent
+            && self.cur == self.reached
+            && self.begins
+            && self.rnr_until.is_none()
+            && !self.solicits
+            && !self.silent
+            && !self.asks.is_open()
+            && !self.is_repairing()
+            && self.window.behind_the_missing() == u64::MAX;
+        if !usual {
+            return None;
+        }
+        let room = pools.get(limits.peer).room_for(limits.slot);
+        let window = self.window.packets().saturating_sub(self.charged.datagrams);
+        // Each of them takes room for its answer, and asks if there is still room for one more.
+        let spared = pools.spared();
+        #[allow(clippy::cast_possible_truncation)]
+        let answers = (spared.bytes / ACK.bytes).min(u64::from(spared.datagrams)) as u32;
+        let datagrams = room.datagrams.min(window).min(answers.saturating_sub(1));
+        (datagrams > 0).then_some(Charge { bytes: room.bytes, datagrams })
+    }
+
+    /// What the packet of `psn`, with `len` bytes of payload, should wait for; before it left `run` more packets than were told.
+    #[inline]
+    pub(super) fn awaits(
+        &self,
+        sq: &SendQueue,
+        wqe: &Wqe,
+        psn: u64,
+        len: u32,
+        run: u32,
+    ) -> Awaited {
+        let begins = psn == wqe.first;
+        let bytes = len + request_header(&wqe.op, begins);
+        let (queued, under_way) = (sq.next_psn - psn, self.charged.datagrams + run);
+        match self.company.awaited(bytes, begins, queued, under_way, self.window.packets()) {
+            // After a loss the window is what keeps the path full, and every packet of it counts.
+            Awaited::Window | Awaited::Room(_)
+                if !self.window.is_whole() || self.is_repairing() =>
+            {
+                Awaited::Nothing
+            }
+            awaited => awaited,
+        }
+    }
+
+    /// So many packets, all of which ask, left.
+    #[inline]
+    fn sent_run(&mut self, now: Time, run: Charge, limits: &Limits, pools: &mut Pools) {
+        let packets = u64::from(run.datagrams);
+        pools.get(limits.peer).charge(run);
+        self.charged.add(run);
+        self.round_trip.sent(self.nxt, now, false);
+        let each = pools.expect_each(ACK, run.datagrams);
+        self.asks.asked_all(self.nxt, run.datagrams, each);
+        self.nxt += packets;
+        (self.sent, self.ack_asked) = (self.nxt, self.nxt - 1);
+        self.cur += packets;
+        self.reached = self.cur;
+        (self.overdraft, self.half_way) = (false, false);
+    }
+}

@@ -1,0 +1,195 @@
+//! How many instructions the engine needs for an operation, compared with the committed baseline. Unlike a time that is the same on a
+//! busy machine, so it can fail a build.
+//!
+//! What is done is fixed (`benches/src/bin/instructions.rs`); callgrind counts it for one number of operations and for twice as many, so that
+//! the set-up cancels out. The compiler decides the rest: with another one than the baseline's nothing is compared.
+
+use crate::command::{self, cargo, is_installed};
+use crate::demo;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+/// The committed baseline.
+const BASELINE: &str = "benches/instructions.txt";
+
+/// Operations of the shorter run.
+const COUNT: u64 = 1024;
+
+/// By so many percent of the baseline a count may differ.
+const TOLERANCE: u64 = 3;
+
+/// What the C library copies with must not depend on the machine: no string instructions, whatever the length.
+const TUNABLES: &str =
+    "glibc.cpu.x86_rep_movsb_threshold=0x10000000:glibc.cpu.x86_rep_stosb_threshold=0x10000000";
+
+/// `cargo xtask instructions [--update]`.
+///
+/// # Errors
+/// Something costs more than in the baseline, or nothing could be counted.
+pub(crate) fn run(args: &[&str]) -> Result<(), String> {
+    let update = match args {
+        [] => false,
+        ["--update"] => true,
+        _ => return Err("instructions takes no argument but --update".into()),
+    };
+    if !is_installed("valgrind") {
+        return Err("valgrind is not installed: as root, apt install valgrind".into());
+    }
+    if update {
+        let counted = Baseline { with: environment()?, counts: count()? };
+        return fs::write(BASELINE, counted.text()).map_err(|error| format!("{BASELINE}: {error}"));
+    }
+    check()?.iter().for_each(|skip| println!("SKIPPED {skip}"));
+    Ok(())
+}
+
+/// As a step of `cargo xtask test`: what was left out.
+///
+/// # Errors
+/// As for [`run`].
+pub(crate) fn check() -> Result<Vec<String>, String> {
+    let baseline = fs::read_to_string(BASELINE).map_err(|error| format!("{BASELINE}: {error}"))?;
+    let baseline =
+        Baseline::parse(&baseline).ok_or(format!("{BASELINE} is not what --update writes"))?;
+    if !is_installed("valgrind") {
+        return Ok(vec!["instructions: valgrind is not installed".into()]);
+    }
+    let with = environment()?;
+    if with != baseline.with {
+        return Ok(vec![format!(
+            "instructions: the baseline is of {}, this is {with}",
+            baseline.with
+        )]);
+    }
+    judge(&baseline.counts, &count()?)
+}
+
+/// What the counts depend on beside the source.
+fn environment() -> Result<String, String> {
+    let rustc = command::read(Command::new("rustc").arg("--version"))?;
+    Ok(format!("{} on {}", rustc.trim(), std::env::consts::ARCH))
+}
+
+/// Instructions for one of each operation.
+type Counts = Vec<(String, u64)>;
+
+fn count() -> Result<Counts, String> {
+    let build =
+        ["build", "--quiet", "--release", "-p", "rocinante-benches", "--bin", "instructions"];
+    command::run(&mut cargo(build))?;
+    let target = demo::target()?;
+    let (program, log) = (target.join("release/instructions"), target.join("instructions.log"));
+    let names = command::read(&mut Command::new(&program))?;
+    let each = |name: &str| {
+        let [once, twice] =
+            [COUNT, 2 * COUNT].map(|count| instructions(&program, &log, name, count));
+        Ok((name.to_owned(), (twice? - once?).div_ceil(COUNT)))
+    };
+    names.lines().map(each).collect()
+}
+
+/// Instructions of a whole run.
+fn instructions(program: &Path, log: &Path, name: &str, count: u64) -> Result<u64, String> {
+    let mut valgrind = Command::new("valgrind");
+    valgrind.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]);
+    valgrind.arg(format!("--log-file={}", log.display())).arg(program);
+    valgrind.args([name, &count.to_string()]).env("GLIBC_TUNABLES", TUNABLES);
+    command::read(&mut valgrind)?;
+    let said = fs::read_to_string(log).map_err(|error| format!("{}: {error}", log.display()))?;
+    collected(&said).ok_or(format!("callgrind counted nothing: see {}", log.display()))
+}
+
+/// The sum at the end of what callgrind says.
+fn collected(said: &str) -> Option<u64> {
+    let sum = said.lines().find_map(|line| line.split_once("Collected : "))?.1;
+    sum.trim().parse().ok()
+}
+
+/// What a run is compared with.
+#[derive(Debug, PartialEq, Eq)]
+struct Baseline {
+    with: String,
+    counts: Counts,
+}
+
+impl Baseline {
+    fn parse(text: &str) -> Option<Self> {
+        let mut lines = text.lines().filter(|line| !line.starts_with('#'));
+        let with = lines.next()?.to_owned();
+        let entry = |line: &str| {
+            let (name, count) = line.split_once(' ')?;
+            Some((name.to_owned(), count.trim().parse().ok()?))
+        };
+        Some(Self { with, counts: lines.map(entry).collect::<Option<_>>()? })
+    }
+
+    fn text(&self) -> String {
+        let head = "# Instructions for one operation of the engine, both sides: `cargo xtask instructions --update` writes this file.\n";
+        let lines = self.counts.iter().map(|(name, count)| format!("{name} {count}\n"));
+        format!("{head}{}\n{}", self.with, lines.collect::<String>())
+    }
+}
+
+/// Compares, and says what it finds.
+fn judge(baseline: &Counts, now: &Counts) -> Result<Vec<String>, String> {
+    let mut worse = Vec::new();
+    for (name, count) in now {
+        let Some((_, before)) = baseline.iter().find(|(known, _)| known == name) else {
+            worse.push(format!("{name} is not in {BASELINE}: cargo xtask instructions --update"));
+            continue;
+        };
+        println!("{name:16} {count:6} instructions, {before:6} in the baseline");
+        if count * 100 > before * (100 + TOLERANCE) {
+            worse.push(format!("{name}: {count} instructions instead of {before}"));
+        } else if count * 100 < before * (100 - TOLERANCE) {
+            println!("{name} became cheaper: keep it so with cargo xtask instructions --update");
+        }
+    }
+    let is_gone = |name: &String| now.iter().all(|(known, _)| known != name);
+    worse.extend(baseline.iter().filter(|(name, _)| is_gone(name)).map(|(name, _)| {
+        format!("{name} is in {BASELINE}, but not counted: cargo xtask instructions --update")
+    }));
+    if worse.is_empty() { Ok(vec![]) } else { Err(worse.join("; ")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counts(entries: &[(&str, u64)]) -> Counts {
+        entries.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect()
+    }
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        let with = "rustc 1.95.0 (abc 2026-04-14) on x86_64".to_owned();
+        let baseline = Baseline { with, counts: counts(&[("write-64", 1000), ("read-64", 7)]) };
+        assert_eq!(Baseline::parse(&baseline.text()), Some(baseline));
+        assert_eq!(Baseline::parse("rustc\nwrite-64 many\n"), None);
+        assert_eq!(Baseline::parse("# nothing\n"), None);
+    }
+
+    #[test]
+    fn only_what_costs_more_fails() {
+        let baseline = counts(&[("a", 1000), ("b", 200)]);
+        for (now, fails) in [(1000, false), (1030, false), (1031, true), (500, false)] {
+            assert_eq!(
+                judge(&baseline, &counts(&[("a", now), ("b", 200)])).is_err(),
+                fails,
+                "{now}"
+            );
+        }
+        assert!(judge(&baseline, &counts(&[("a", 1000)])).is_err(), "one is not counted any more");
+        let more = counts(&[("a", 1000), ("b", 200), ("c", 1)]);
+        assert!(judge(&baseline, &more).is_err(), "one is not in the baseline");
+    }
+
+    #[test]
+    fn the_sum_is_the_last_that_callgrind_says() {
+        let said =
+            "==7== Events    : Ir\n==7== Collected : 45678\n==7== \n==7== I   refs:      45,678\n";
+        assert_eq!(collected(said), Some(45_678));
+        assert_eq!(collected("==7== error"), None);
+    }
+}
