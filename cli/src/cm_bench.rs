@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::lab::{LabConfig, Pair, kill_children_on_signal};
 use crate::output::{Failure, Output};
 use crate::session::{NetArgs, Netdev, address, netdev};
+use crate::workers::resident;
 
 /// Measure the connection manager: connections made and ended per second, held at once, and their memory
 ///
@@ -251,17 +252,10 @@ impl Maker {
 /// What the process has: resident bytes and descriptors.
 fn holdings() -> Result<(u64, i64), Failure> {
     let failed = |what: &str| Failure::Failed(format!("cannot read {what}"));
-    let statm =
-        std::fs::read_to_string("/proc/self/statm").map_err(|_| failed("/proc/self/statm"))?;
-    let pages: u64 = statm
-        .split(' ')
-        .nth(1)
-        .and_then(|pages| pages.parse().ok())
-        .ok_or_else(|| failed("/proc/self/statm"))?;
     let descriptors =
         std::fs::read_dir("/proc/self/fd").map_err(|_| failed("/proc/self/fd"))?.count();
     let descriptors = i64::try_from(descriptors).unwrap_or(i64::MAX);
-    Ok((pages * rustix::param::page_size() as u64, descriptors))
+    Ok((resident()?, descriptors))
 }
 
 /// What it has more than before, with so many connections.

@@ -6,7 +6,8 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::{
-    cm_bench, compare, decode, demo, devices, mckey, perf, pingpong, rping, sim, ucmatose, udaddy,
+    bench, cm_bench, compare, decode, demo, devices, mckey, perf, pingpong, rping, sim, ucmatose,
+    udaddy, workers,
 };
 
 /// RDMA over Converged Ethernet in user space: no RDMA card, no kernel module, no root
@@ -33,10 +34,11 @@ enum Command {
     RdmaServer(ucmatose::ServerArgs),
     RdmaClient(ucmatose::ClientArgs),
     Decode(decode::Args),
+    Bench(bench::Args),
     Compare(compare::Args),
     Sim(sim::Args),
     #[command(hide = true)]
-    CompareWorker(compare::WorkerArgs),
+    MeasureWorker(workers::WorkerArgs),
 }
 
 /// Runs the command line `args`, whose first word is the program's name. Ends the process if they make no sense.
@@ -56,8 +58,9 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::RdmaServer(args) => ucmatose::run_server(&args),
         Command::RdmaClient(args) => ucmatose::run_client(&args),
         Command::Decode(args) => decode::run(&args),
+        Command::Bench(args) => bench::run(&args),
         Command::Compare(args) => compare::run(&args),
         Command::Sim(args) => sim::run_command(&args),
-        Command::CompareWorker(args) => compare::run_worker(&args),
+        Command::MeasureWorker(args) => workers::run_worker(&args),
     }
 }

@@ -5,7 +5,7 @@ use std::fs;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
-/// Binds this process to the core that is `index` (0 or 1) of the pair. Does nothing where there is only one core, or if
+/// Binds this process, as long as it has one thread, or else the calling thread to the core that is `index` (0 or 1) of the pair. Does nothing where there is only one core, or if
 /// the kernel refuses: the scheduler then decides.
 pub(crate) fn bind(index: usize) {
     let this = Pid::from_raw(0);

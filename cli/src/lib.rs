@@ -4,6 +4,7 @@
 //! the host's bridge between them, and the host's policy on it.
 #![forbid(unsafe_code)]
 
+pub mod bench;
 pub mod cm_bench;
 pub mod command;
 pub mod compare;
@@ -26,3 +27,4 @@ pub mod session;
 pub mod sim;
 pub mod ucmatose;
 pub mod udaddy;
+pub mod workers;

@@ -30,10 +30,14 @@ use rocinante::{
 };
 
 use crate::quiet::Quiet;
-pub use bulk::{Bulk, BulkOp, BulkResult, bulk, post_receives, receive_bulk};
-pub use connected::Connected;
+pub use bulk::{Bulk, BulkOp, BulkResult, bulk, bulk_with_shares, post_receives, receive_bulk};
+pub use connected::{Connected, Connecting};
 pub use flow::{FlowPlan, Flowed, Idle, Lane, Lanes, Receive};
-pub use latency::{RoundTrip, Side, round_trips, send_latency, write_latency};
+pub use latency::{
+    RoundTrip, Side, round_trips, round_trips_apart, send_latency, send_latency_blocking,
+    write_latency, write_latency_by_memory,
+};
+pub(crate) use latency::{histogram, record};
 pub use spread::Spread;
 
 /// One end of a connection, as a measurement needs it.

@@ -71,6 +71,11 @@ impl Output {
         };
     }
 
+    /// A line of a result that is one JSON object per line.
+    pub fn result(self, object: impl fmt::Display) {
+        let _ = writeln!(io::stdout(), "{object}");
+    }
+
     /// A remark that is no result.
     pub fn note(self, text: impl fmt::Display) {
         let _ = writeln!(io::stderr(), "{text}");
@@ -95,5 +100,24 @@ impl Output {
             let _ = writeln!(io::stdout(), "{}", line.expect("results are JSON"));
         }
         code
+    }
+}
+
+/// Three digits that count.
+pub(crate) fn digits(value: f64) -> String {
+    let whole = value.abs().max(f64::MIN_POSITIVE).log10().floor() as i32;
+    format!("{value:.*}", usize::try_from(2 - whole).unwrap_or(0).min(4))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn three_digits_count() {
+        assert_eq!(
+            ["0.123", "1.23", "12.3", "123", "1235"],
+            [0.12341, 1.2341, 12.341, 123.41, 1234.6].map(digits)
+        );
     }
 }

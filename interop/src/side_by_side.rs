@@ -1,5 +1,6 @@
 //! Soft-RoCE and Rocinante side by side in one kernel: the guest's, over veth pairs.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use rocinante_cli::lab::{Lab, LabConfig};
@@ -38,12 +39,16 @@ rdma link add sbs_rxe1 type rxe netdev sbs1
 /// How long the measurements may take.
 const LIMIT: Duration = Duration::from_secs(3600);
 
-/// Runs `rocinante compare` in a guest, with Soft-RoCE as the baseline, and prints what it says. `rocinante` and
-/// `rocinante-interop` must lie beside this program.
+/// Where a report is written in the guest.
+const REPORT: &str = "/tmp/report";
+
+/// Runs `rocinante compare` or `rocinante bench` in a guest, with Soft-RoCE beside us, and prints what it says; the report that `bench` is to write
+/// is brought out of the guest. `args` are the command and its arguments. `rocinante` and `rocinante-interop` must lie beside this program.
 ///
 /// # Errors
-/// The guest cannot be had, or the comparison failed.
+/// The guest cannot be had, or the command failed.
 pub fn run(args: &[String]) -> Result<()> {
+    let (words, report) = with_report_inside(args)?;
     let lab = Lab::new(&LabConfig { containers: 1, ..LabConfig::default() })?;
     let image = Image::prepare()?;
     let program = std::env::current_exe()?;
@@ -56,17 +61,57 @@ pub fn run(args: &[String]) -> Result<()> {
         "Linux {kernel}, {accelerator:?}: where the processor is emulated, only ratios mean anything"
     );
     guest.read(DEVICES, Duration::from_secs(60))?;
+    let [name, rest @ ..] = &words[..] else { return Err(Error::new("no command")) };
+    let rest = rest.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ");
     let command = format!(
-        "/host/rocinante compare --local 10.66.0.1 --remote 10.66.0.2 --devices sbs_rxe0,sbs_rxe1 {}",
-        args.iter().map(|arg| quoted(arg)).collect::<Vec<_>>().join(" ")
+        "/host/rocinante {name} --local 10.66.0.1 --remote 10.66.0.2 --devices sbs_rxe0,sbs_rxe1 {rest}"
     );
     let outcome = guest.run(&command, LIMIT)?;
     eprint!("{}", outcome.stderr);
     print!("{}", outcome.stdout);
-    if outcome.code == 0 { Ok(()) } else { Err(Error::new("the comparison failed")) }
+    if outcome.code != 0 {
+        return Err(Error::new(format!("rocinante {name} failed")));
+    }
+    if let Some(dir) = report {
+        let failed = |error: std::io::Error| Error::new(format!("{}: {error}", dir.display()));
+        std::fs::create_dir_all(&dir).map_err(failed)?;
+        for file in guest.read(&format!("ls {REPORT}"), Duration::from_secs(10))?.lines() {
+            let text = guest.read(&format!("cat {REPORT}/{file}"), Duration::from_secs(60))?;
+            std::fs::write(dir.join(file), text).map_err(failed)?;
+        }
+    }
+    Ok(())
+}
+
+/// The arguments as the guest gets them, and the directory that `--report` names here.
+fn with_report_inside(args: &[String]) -> Result<(Vec<String>, Option<PathBuf>)> {
+    let mut words = args.to_vec();
+    let Some(at) = words.iter().position(|word| word == "--report") else {
+        return Ok((words, None));
+    };
+    let dir = words.get_mut(at + 1).ok_or_else(|| Error::new("--report needs a directory"))?;
+    let dir = PathBuf::from(std::mem::replace(dir, REPORT.to_owned()));
+    Ok((words, Some(dir)))
 }
 
 /// A word that the shell leaves alone.
 fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_is_written_inside_and_brought_out() {
+        let of = |line: &str| {
+            with_report_inside(&line.split(' ').map(str::to_owned).collect::<Vec<_>>())
+        };
+        let (words, dir) = of("bench --quick --report out --runs 1").unwrap();
+        assert_eq!(words.join(" "), "bench --quick --report /tmp/report --runs 1");
+        assert_eq!(dir, Some(PathBuf::from("out")));
+        assert_eq!(of("compare --runs 1").unwrap().1, None);
+        assert!(of("bench --report").is_err());
+    }
 }

@@ -18,8 +18,8 @@ pub(crate) fn run(args: &[&str], from: &Path) -> Result<(), String> {
         return program(&[&["device"], args].concat(), from);
     }
     setup::packages(setup::TESTS);
-    if let Some((&"compare", rest)) = args.split_first() {
-        return compare(rest);
+    if let Some(&"compare" | &"bench") = args.first() {
+        return side_by_side(args);
     }
     let (subset, rest): (Vec<&str>, Vec<&str>) = args.iter().partition(|arg| **arg == "--subset");
     let mut command =
@@ -41,8 +41,8 @@ fn program(args: &[&str], from: &Path) -> Result<(), String> {
     command::run(run.args(args).current_dir(from))
 }
 
-/// Measures Soft-RoCE and Rocinante side by side in the guest; `args` are those of `rocinante compare`.
-fn compare(args: &[&str]) -> Result<(), String> {
+/// Measures Soft-RoCE and Rocinante side by side in the guest; `args` are `compare` or `bench` and what that is given.
+fn side_by_side(args: &[&str]) -> Result<(), String> {
     let build = ["build", "--release", "-p", "rocinante-cli", "-p", "rocinante-interop", "--bins"];
     command::run(&mut cargo(build))?;
     let run = [

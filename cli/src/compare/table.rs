@@ -6,10 +6,10 @@ use std::fmt;
 use serde::{Serialize, Serializer};
 use serde_json::json;
 
-use super::Provider;
 use super::figure::Key;
 use crate::measure::Spread;
-use crate::output::Failure;
+use crate::output::{Failure, digits};
+use crate::workers::Provider;
 
 /// Everything that was measured.
 #[derive(Debug)]
@@ -81,7 +81,7 @@ impl Comparison {
         let baseline = self.present().next()?;
         let (own, base) = (self.spread(key, provider)?, self.spread(key, baseline)?);
         let runs = self.runs(key, provider).min(self.runs(key, baseline));
-        let (ratio, better, worse) = if key.rises() {
+        let (ratio, better, worse) = if key.measure.rises() {
             (own.median / base.median, own.min > base.max, own.max < base.min)
         } else {
             (base.median / own.median, own.max < base.min, own.min > base.max)
@@ -96,12 +96,6 @@ impl Comparison {
     }
 }
 
-/// Three digits that count.
-fn digits(value: f64) -> String {
-    let whole = value.abs().max(f64::MIN_POSITIVE).log10().floor() as i32;
-    format!("{value:.*}", usize::try_from(2 - whole).unwrap_or(0).min(4))
-}
-
 impl fmt::Display for Comparison {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "| figure | unit |")?;
@@ -113,7 +107,7 @@ impl fmt::Display for Comparison {
         }
         writeln!(f, "\n|{}", "---|".repeat(1 + 2 * self.present().count()))?;
         for &key in self.figures.keys() {
-            write!(f, "| {key} | {} |", key.unit())?;
+            write!(f, "| {key} | {} |", key.measure.unit())?;
             for (index, provider) in self.present().enumerate() {
                 match self.spread(key, provider) {
                     Some(s) => {
@@ -159,7 +153,7 @@ impl Serialize for Comparison {
                 }
                 providers.insert(provider.name().to_owned(), entry);
             }
-            json!({"figure": key.to_string(), "unit": key.unit(), "providers": providers})
+            json!({"figure": key.to_string(), "unit": key.measure.unit(), "providers": providers})
         };
         let rows: Vec<_> = self.figures.keys().map(|key| row(*key)).collect();
         let skipped: Vec<_> = self
@@ -174,13 +168,13 @@ impl Serialize for Comparison {
 
 #[cfg(test)]
 mod tests {
-    use super::super::figure::Step;
     use super::*;
+    use crate::workers::Measure;
 
     #[test]
     fn ahead_means_that_the_ranges_do_not_overlap() {
         let mut comparison = Comparison::new(vec![Provider::Hw, Provider::Udp]);
-        let key = Key { mtu: 1024, step: Step::WriteLatency, cpu: false };
+        let key = Key { mtu: 1024, measure: Measure::WriteLat, size: 64 };
         let place = |values: [[f64; 3]; 2]| {
             let mut comparison = Comparison::new(vec![Provider::Hw, Provider::Udp]);
             for (provider, values) in [Provider::Hw, Provider::Udp].into_iter().zip(values) {
@@ -200,13 +194,5 @@ mod tests {
         comparison.add(Provider::Hw, vec![(key, 1.0)]);
         comparison.skip(Provider::Udp, "no".into());
         assert!(comparison.check().is_err());
-    }
-
-    #[test]
-    fn three_digits_count() {
-        assert_eq!(
-            ["0.123", "1.23", "12.3", "123", "1235"],
-            [0.12341, 1.2341, 12.341, 123.41, 1234.6].map(digits)
-        );
     }
 }

@@ -98,13 +98,26 @@ impl BulkResult {
 pub fn bulk(
     ends: &[End<'_>],
     what: &Bulk,
-    mut observe: impl FnMut(&BulkResult),
+    observe: impl FnMut(&BulkResult),
 ) -> Result<BulkResult, MeasureError> {
-    let Some(first) = ends.first() else { return Ok(BulkResult::default()) };
+    Ok(bulk_with_shares(ends, what, observe)?.0)
+}
+
+/// As [`bulk`], and how many messages of each queue pair had completed when the time came.
+///
+/// # Errors
+/// A failed request, or silence.
+pub fn bulk_with_shares(
+    ends: &[End<'_>],
+    what: &Bulk,
+    mut observe: impl FnMut(&BulkResult),
+) -> Result<(BulkResult, Vec<u64>), MeasureError> {
+    let Some(first) = ends.first() else { return Ok((BulkResult::default(), Vec::new())) };
     let places = Places::new(first, what);
     let mut streams = Stream::all(ends, what);
     let mut list = Vec::with_capacity(what.list.max(1));
     let mut result = BulkResult::default();
+    let mut shares = None;
     let mut out = [None; 32];
     let start = Instant::now();
     loop {
@@ -131,12 +144,17 @@ pub fn bulk(
             observe(&result);
         }
         if streams.iter().all(Stream::is_done) {
-            return Ok(result);
+            return Ok((result, shares.unwrap_or_else(|| completed(&streams))));
         }
         if matches!(what.until, Until::Time(time) if result.elapsed >= time) {
+            shares.get_or_insert_with(|| completed(&streams));
             streams.iter_mut().for_each(Stream::end_soon);
         }
     }
+}
+
+fn completed(streams: &[Stream<'_>]) -> Vec<u64> {
+    streams.iter().map(|stream| stream.completed).collect()
 }
 
 /// A `wr_id` is the index of the queue pair and, in these low bits, how many requests it had posted.

@@ -1,68 +1,71 @@
-//! One queue pair, connected to that of another process, with memory at both ends: what a measurement works on.
+//! Queue pairs, connected to those of another process, with memory at both ends: what a measurement works on.
 
 use std::time::Duration;
 
 use rocinante::{
-    Access, ConnectOptions, Context, Cq, Exchange, Hello, Mr, Mtu, Qp, RemoteRegion, VerbsError,
+    Access, CompChannel, ConnectOptions, Context, Cq, Exchange, Hello, Mr, Mtu, Pd, Qp,
+    RemoteRegion, VerbsError,
 };
 
 use super::End;
 
-/// Bytes of inline data of a request.
-const INLINE: u32 = 64;
+/// Queue pairs that are connected by one exchange.
+const AT_ONCE: u32 = 32;
 
-/// A connected queue pair and what belongs to it.
+/// How [`Connected`] are to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Connecting {
+    /// The largest that the links carry if none is wanted.
+    pub mtu: Option<Mtu>,
+    /// Queue pairs, which share a completion queue and a region.
+    pub qps: u32,
+    /// Depth of each send queue.
+    pub sends: u32,
+    /// Depth of each receive queue.
+    pub receives: u32,
+    /// Bytes of inline data of a request.
+    pub inline: u32,
+    /// Entries of the completion queue.
+    pub completions: u32,
+    /// Bytes of half a region: one half is sent from and the other written to.
+    pub half: usize,
+}
+
+/// Connected queue pairs and what belongs to them.
 #[derive(Debug)]
 pub struct Connected {
     ctx: Context,
+    channel: CompChannel,
     cq: Cq,
     mr: Mr,
-    qp: Qp,
+    qps: Vec<Qp>,
     peer: RemoteRegion,
 }
 
 impl Connected {
-    /// Makes a queue pair of `depth` sends and regions of twice `half` bytes, of which one half is sent from and the other written to, and connects it
-    /// to the one at the other end of `exchange`; with the largest path MTU if `mtu` is none.
+    /// Makes them and connects them to those at the other end of `exchange`.
     ///
     /// # Errors
-    /// Limits of the device, a path MTU that it does not carry, or a peer that is silent or has no queue pair.
+    /// Limits of the device, a path MTU that it does not carry, or a peer that is silent or has no such queue pairs.
     pub fn new(
         ctx: Context,
-        mtu: Option<Mtu>,
-        depth: u32,
-        half: usize,
+        how: &Connecting,
         exchange: &mut Exchange,
     ) -> Result<Self, VerbsError> {
-        let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(depth)?);
-        let mr = pd.allocate(2 * half, Access::ALL)?;
-        let pattern: Vec<u8> = (0..2 * half).map(|i| ((i * 31) >> 3) as u8).collect();
+        let (pd, channel) = (ctx.alloc_pd(), ctx.create_comp_channel()?);
+        let cq = ctx.create_cq_with(how.completions, &channel)?;
+        let mr = pd.allocate(2 * how.half, Access::ALL)?;
+        let pattern: Vec<u8> = (0..2 * how.half).map(|i| ((i * 31) >> 3) as u8).collect();
         mr.write(0, &pattern);
-        let qp = pd.qp(&cq, &cq).max_send_wr(depth).max_inline_data(INLINE).build()?;
-        let peer = exchange.swap(&Hello {
-            endpoints: vec![qp.endpoint()],
-            regions: vec![RemoteRegion::from(&mr)],
-            note: String::new(),
-        })?;
-        let (Some(endpoint), Some(region)) = (peer.endpoints.first(), peer.regions.first()) else {
-            return Err(exchange.error("it has no queue pair, or no region"));
-        };
-        if region.len != mr.len() as u64 {
-            return Err(exchange.error("its region has another length than this side's"));
+        let mut qps = Vec::with_capacity(how.qps as usize);
+        let mut peer = None;
+        while qps.len() < how.qps as usize {
+            let count = AT_ONCE.min(how.qps - qps.len() as u32);
+            peer = Some(connect(&pd, &cq, &mr, how, count, exchange, &mut qps)?);
         }
-        let options = ConnectOptions { mtu, ..ConnectOptions::default() };
-        let qp = qp.connect(endpoint, &options).map_err(|(_, error)| error)?;
-        if let (Some(wanted), Some(has)) = (mtu, qp.query().1.path_mtu)
-            && wanted != has
-        {
-            return Err(VerbsError::Invalid(format!(
-                "the devices agree on a path MTU of {} at most, not {}: raise the MTU of both links (4200 carries 4096)",
-                has.bytes(),
-                wanted.bytes()
-            )));
-        }
+        let peer = peer.ok_or_else(|| VerbsError::Invalid("no queue pairs are wanted".into()))?;
         exchange.barrier("connected")?;
-        Ok(Self { ctx, cq, mr, qp, peer: *region })
+        Ok(Self { ctx, channel, cq, mr, qps, peer })
     }
 
     /// The device.
@@ -71,10 +74,60 @@ impl Connected {
         &self.ctx
     }
 
-    /// The end of a measurement that gives up after so much `patience`.
+    /// To what the completion queue announces.
     #[must_use]
-    pub fn end(&self, patience: Duration) -> End<'_> {
-        let Self { ctx, cq, mr, qp, peer } = self;
-        End { ctx, qp, cq, mr, remote: *peer, patience }
+    pub fn channel(&self) -> &CompChannel {
+        &self.channel
     }
+
+    /// The ends of a measurement that gives up after so much `patience`: one of each queue pair.
+    #[must_use]
+    pub fn ends(&self, patience: Duration) -> Vec<End<'_>> {
+        let Self { ctx, cq, mr, peer, .. } = self;
+        self.qps.iter().map(|qp| End { ctx, qp, cq, mr, remote: *peer, patience }).collect()
+    }
+}
+
+/// Makes and connects `count` more; the peer's region.
+fn connect(
+    pd: &Pd,
+    cq: &Cq,
+    mr: &Mr,
+    how: &Connecting,
+    count: u32,
+    exchange: &mut Exchange,
+    qps: &mut Vec<Qp>,
+) -> Result<RemoteRegion, VerbsError> {
+    let qp = |_| {
+        let qp = pd.qp(cq, cq).max_send_wr(how.sends).max_recv_wr(how.receives);
+        qp.max_inline_data(how.inline).build()
+    };
+    let prepared = (0..count).map(qp).collect::<Result<Vec<_>, _>>()?;
+    let peer = exchange.swap(&Hello {
+        endpoints: prepared.iter().map(rocinante::PreparedQp::endpoint).collect(),
+        regions: vec![RemoteRegion::from(mr)],
+        note: String::new(),
+    })?;
+    let Some(region) = peer.regions.first().filter(|_| peer.endpoints.len() == prepared.len())
+    else {
+        return Err(exchange.error("it has not as many queue pairs, or no region"));
+    };
+    if region.len != mr.len() as u64 {
+        return Err(exchange.error("its region has another length than this side's"));
+    }
+    let options = ConnectOptions { mtu: how.mtu, ..ConnectOptions::default() };
+    for (qp, endpoint) in prepared.into_iter().zip(&peer.endpoints) {
+        let qp = qp.connect(endpoint, &options).map_err(|(_, error)| error)?;
+        if let (Some(wanted), Some(has)) = (how.mtu, qp.query().1.path_mtu)
+            && wanted != has
+        {
+            return Err(VerbsError::Invalid(format!(
+                "the devices agree on a path MTU of {} at most, not {}: raise the MTU of both links (4200 carries 4096)",
+                has.bytes(),
+                wanted.bytes()
+            )));
+        }
+        qps.push(qp);
+    }
+    Ok(*region)
 }

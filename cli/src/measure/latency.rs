@@ -3,12 +3,13 @@
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
-use rocinante::{Exchange, RecvWr, SendData, SendOp, SendWr, WcOpcode};
+use rocinante::{CompChannel, Exchange, RecvWr, SendData, SendOp, SendWr, Wc, WcOpcode};
+use serde::{Deserialize, Serialize};
 
-use super::{End, MeasureError, Until, succeeded};
+use super::{End, MeasureError, Until, sleep, succeeded};
 
 /// Which side of a ping-pong this is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Side {
     /// Begins, decides when to end, and measures.
     First,
@@ -28,11 +29,11 @@ pub enum RoundTrip {
 }
 
 /// A histogram of nanoseconds, exact to three digits, up to a minute.
-fn histogram() -> Histogram<u64> {
+pub(crate) fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("bounds that make sense")
 }
 
-fn record(histogram: &mut Histogram<u64>, time: Duration) {
+pub(crate) fn record(histogram: &mut Histogram<u64>, time: Duration) {
     histogram.saturating_record(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
 }
 
@@ -55,7 +56,30 @@ pub fn write_latency(
     size: usize,
     until: Until,
 ) -> Result<Histogram<u64>, MeasureError> {
-    let mut pings = Pings::new(end, size);
+    to_and_fro(Pings::new(end, size, SIGNAL_EVERY), exchange, side, until)
+}
+
+/// As [`write_latency`], but meanwhile both sides only look at their memory: the device's own thread does all that is done but posting.
+///
+/// # Errors
+/// A failed request, or silence.
+pub fn write_latency_by_memory(
+    end: &End<'_>,
+    exchange: &mut Exchange,
+    side: Side,
+    size: usize,
+    until: Until,
+) -> Result<Histogram<u64>, MeasureError> {
+    to_and_fro(Pings::new(end, size, u64::MAX), exchange, side, until)
+}
+
+fn to_and_fro(
+    mut pings: Pings<'_>,
+    exchange: &mut Exchange,
+    side: Side,
+    until: Until,
+) -> Result<Histogram<u64>, MeasureError> {
+    let (end, size) = (pings.end, pings.size);
     let mut histogram = histogram();
     // Nobody's mark is 0.
     end.mr.write(end.landing() + size - 1, &[0]);
@@ -94,6 +118,8 @@ struct Pings<'a> {
     end: &'a End<'a>,
     size: usize,
     inline: bool,
+    /// One of so many makes a completion, as the last does. If no other, the device is not driven.
+    signal_every: u64,
     posted: u64,
     unfinished: u64,
     buffer: Vec<u8>,
@@ -103,9 +129,9 @@ struct Pings<'a> {
 const SIGNAL_EVERY: u64 = 16;
 
 impl<'a> Pings<'a> {
-    fn new(end: &'a End<'a>, size: usize) -> Self {
+    fn new(end: &'a End<'a>, size: usize, signal_every: u64) -> Self {
         let inline = size <= end.qp.query().2.max_inline_data as usize;
-        Self { end, size, inline, posted: 0, unfinished: 0, buffer: vec![0; size] }
+        Self { end, size, inline, signal_every, posted: 0, unfinished: 0, buffer: vec![0; size] }
     }
 
     fn write(&mut self, mark: u8) -> Result<(), MeasureError> {
@@ -119,7 +145,7 @@ impl<'a> Pings<'a> {
         let sge = [end.mr.sge(0, self.size)];
         let data = if self.inline { SendData::Inline(&self.buffer) } else { SendData::Sges(&sge) };
         self.posted += 1;
-        let signaled = mark == LAST || self.posted.is_multiple_of(SIGNAL_EVERY);
+        let signaled = mark == LAST || self.posted.is_multiple_of(self.signal_every);
         self.unfinished += u64::from(signaled);
         let op = SendOp::Write { remote: end.remote_landing(), rkey: end.remote.key(), imm: None };
         let wr = SendWr { wr_id: self.posted, op, data, signaled, solicited: false, fence: false };
@@ -130,11 +156,14 @@ impl<'a> Pings<'a> {
     fn await_mark(&mut self, old: u8) -> Result<u8, MeasureError> {
         let end = self.end;
         let at = end.landing() + self.size - 1;
-        let unfinished = &mut self.unfinished;
+        let (unfinished, drives) = (&mut self.unfinished, self.signal_every != u64::MAX);
         end.spin("answer to a WRITE", || {
             let mark = end.mr.load_byte(at);
             if mark != old {
                 return Ok(Some(mark));
+            }
+            if !drives {
+                return Ok(None);
             }
             if *unfinished == 0 {
                 end.ctx.progress();
@@ -168,9 +197,36 @@ pub fn send_latency(
     size: usize,
     until: Until,
 ) -> Result<Histogram<u64>, MeasureError> {
+    sends_to_and_fro(end, exchange, side, size, until, None)
+}
+
+/// As [`send_latency`], but both sides sleep on `channel`, to which the completion queue announces.
+///
+/// # Errors
+/// A failed request, or silence.
+pub fn send_latency_blocking(
+    end: &End<'_>,
+    channel: &CompChannel,
+    exchange: &mut Exchange,
+    side: Side,
+    size: usize,
+    until: Until,
+) -> Result<Histogram<u64>, MeasureError> {
+    sends_to_and_fro(end, exchange, side, size, until, Some(channel))
+}
+
+fn sends_to_and_fro(
+    end: &End<'_>,
+    exchange: &mut Exchange,
+    side: Side,
+    size: usize,
+    until: Until,
+    channel: Option<&CompChannel>,
+) -> Result<Histogram<u64>, MeasureError> {
     let mut histogram = histogram();
     let inline = size <= end.qp.query().2.max_inline_data as usize;
-    let mut sends = Sends { end, size, inline, unfinished: 0, buffer: end.mr.to_vec(0, size) };
+    let buffer = end.mr.to_vec(0, size);
+    let mut sends = Sends { end, channel, size, inline, unfinished: 0, buffer };
     sends.receive()?;
     exchange.barrier("send latency")?;
     let start = Instant::now();
@@ -212,6 +268,8 @@ pub fn send_latency(
 
 struct Sends<'a> {
     end: &'a End<'a>,
+    /// What to sleep on instead of polling.
+    channel: Option<&'a CompChannel>,
     size: usize,
     inline: bool,
     unfinished: u64,
@@ -236,10 +294,28 @@ impl Sends<'_> {
         Ok(end.qp.post_send(&[wr])?)
     }
 
+    fn next(&self) -> Result<Wc, MeasureError> {
+        const WHAT: &str = "answer to a SEND";
+        let (end, Some(channel)) = (self.end, self.channel) else { return self.end.wait(WHAT) };
+        let look = || end.cq.poll_one()?.map(succeeded).transpose();
+        loop {
+            if let Some(wc) = look()? {
+                return Ok(wc);
+            }
+            let before = Instant::now();
+            if let Some(wc) = sleep(channel, [end.cq], end.patience, look)? {
+                return Ok(wc);
+            }
+            if before.elapsed() >= end.patience {
+                return Err(MeasureError::Silence { what: WHAT, patience: end.patience });
+            }
+        }
+    }
+
     /// Whether the message that arrives is the last.
     fn await_message(&mut self) -> Result<bool, MeasureError> {
         loop {
-            let wc = self.end.wait("answer to a SEND")?;
+            let wc = self.next()?;
             if wc.opcode == WcOpcode::Recv {
                 return Ok(wc.imm.is_some());
             }
@@ -257,6 +333,19 @@ pub fn round_trips(
     what: RoundTrip,
     until: Until,
 ) -> Result<Histogram<u64>, MeasureError> {
+    round_trips_apart(end, what, Duration::ZERO, until)
+}
+
+/// As [`round_trips`], with so much time between a completion and the next post.
+///
+/// # Errors
+/// A failed request, or silence.
+pub fn round_trips_apart(
+    end: &End<'_>,
+    what: RoundTrip,
+    apart: Duration,
+    until: Until,
+) -> Result<Histogram<u64>, MeasureError> {
     let mut histogram = histogram();
     let (remote, rkey) = (end.remote.address, end.remote.key());
     let (op, size) = match what {
@@ -270,6 +359,13 @@ pub fn round_trips(
     let mut before = start;
     for number in 1.. {
         let last = until.is_last(number, before - start);
+        if !apart.is_zero() {
+            // A core that rests would be slow when it goes on.
+            while before.elapsed() < apart {
+                std::hint::spin_loop();
+            }
+            before = Instant::now();
+        }
         let wr = SendWr { wr_id: number, op, data, signaled: true, solicited: false, fence: false };
         end.qp.post_send(&[wr])?;
         end.wait("response")?;

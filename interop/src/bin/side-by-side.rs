@@ -1,4 +1,4 @@
-//! `rocinante compare` in a guest, with Soft-RoCE beside us; arguments go to it.
+//! `rocinante compare` or `rocinante bench` in a guest, with Soft-RoCE beside us: the command and its arguments.
 
 use std::process::ExitCode;
 

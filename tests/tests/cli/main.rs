@@ -1,6 +1,7 @@
 //! The commands with two sides, and `devices`, as their users run them.
 
 mod agreement;
+mod bench;
 mod cm_bench;
 mod compare;
 mod compat;

@@ -6,8 +6,8 @@ use std::net::{IpAddr, SocketAddrV4};
 use rocinante_netdev::Interface;
 use rocinante_stack::wire::icrc::{DF, Template};
 
-use super::sys::{Ring, Socket, VNET_LEN};
-use super::{Arrived, Flow, Link, Packet, ROCE_PORT, RunLimits, SRC_PORT};
+use crate::sys::{Ring, Socket, VNET_LEN};
+use crate::{Arrived, Flow, Link, Packet, ROCE_PORT, RunLimits, SRC_PORT};
 
 const ETHERNET: usize = 14;
 const IPV4: usize = 20;

@@ -14,13 +14,13 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// A non-blocking socket.
 #[derive(Debug)]
-pub(super) struct Socket(OwnedFd);
+pub(crate) struct Socket(OwnedFd);
 
 /// Where a datagram goes; opaque.
-pub(super) struct Name(libc::sockaddr_in);
+pub(crate) struct Name(libc::sockaddr_in);
 
 impl Name {
-    pub(super) fn new(address: SocketAddrV4) -> Self {
+    pub(crate) fn new(address: SocketAddrV4) -> Self {
         Self(libc::sockaddr_in {
             sin_family: libc::AF_INET as u16,
             sin_port: address.port().to_be(),
@@ -40,12 +40,12 @@ struct Control {
 }
 
 impl Socket {
-    pub(super) fn udp() -> io::Result<Self> {
+    pub(crate) fn udp() -> io::Result<Self> {
         Self::new(libc::AF_INET, libc::SOCK_DGRAM, libc::IPPROTO_UDP)
     }
 
     /// A packet socket that receives nothing until it is bound.
-    pub(super) fn packet() -> io::Result<Self> {
+    pub(crate) fn packet() -> io::Result<Self> {
         Self::new(libc::AF_PACKET, libc::SOCK_RAW, 0)
     }
 
@@ -55,7 +55,7 @@ impl Socket {
         unsafe { Ok(Self(OwnedFd::from_raw_fd(check(libc::socket(family, kind, protocol))?))) }
     }
 
-    pub(super) fn set(&self, level: i32, option: i32, value: i32) -> io::Result<()> {
+    pub(crate) fn set(&self, level: i32, option: i32, value: i32) -> io::Result<()> {
         self.set_raw(level, option, &value)
     }
 
@@ -67,18 +67,18 @@ impl Socket {
     }
 
     /// Attaches a classic BPF program that says how much of each packet is taken.
-    pub(super) fn filter(&self, program: &mut [libc::sock_filter]) -> io::Result<()> {
+    pub(crate) fn filter(&self, program: &mut [libc::sock_filter]) -> io::Result<()> {
         let len = program.len() as u16;
         let program = libc::sock_fprog { len, filter: program.as_mut_ptr() };
         self.set_raw(libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)
     }
 
-    pub(super) fn bind(&self, address: SocketAddrV4) -> io::Result<()> {
+    pub(crate) fn bind(&self, address: SocketAddrV4) -> io::Result<()> {
         self.bind_raw(&Name::new(address).0)
     }
 
     /// Takes all frames of one interface, before the kernel's own protocols get them, and sends to it.
-    pub(super) fn bind_interface(&self, index: u32) -> io::Result<()> {
+    pub(crate) fn bind_interface(&self, index: u32) -> io::Result<()> {
         self.bind_raw(&libc::sockaddr_ll {
             sll_family: libc::AF_PACKET as u16,
             sll_protocol: (libc::ETH_P_ALL as u16).to_be(),
@@ -98,7 +98,7 @@ impl Socket {
 
     /// Sends one message made of `pieces`; with a `segment`, the kernel cuts it into datagrams of that
     /// size. `false` if there is no room for it now.
-    pub(super) fn send(
+    pub(crate) fn send(
         &self,
         pieces: &[IoSlice<'_>],
         to: Option<&Name>,
@@ -136,7 +136,7 @@ impl Socket {
     }
 
     /// Makes and maps a receive ring (`TPACKET_V2`).
-    pub(super) fn ring(&self, blocks: usize) -> io::Result<Ring> {
+    pub(crate) fn ring(&self, blocks: usize) -> io::Result<Ring> {
         let request = libc::tpacket_req {
             tp_block_size: BLOCK_BYTES as u32,
             tp_block_nr: blocks as u32,
@@ -165,10 +165,10 @@ const FRAME_BYTES: usize = 69_632;
 const FRAMES_PER_BLOCK: usize = 15;
 const BLOCK_BYTES: usize = FRAME_BYTES * FRAMES_PER_BLOCK;
 /// Length of `struct virtio_net_hdr`.
-pub(super) const VNET_LEN: usize = 10;
+pub(crate) const VNET_LEN: usize = 10;
 
 /// A mapped receive ring, read in order. It lives as long as the process.
-pub(super) struct Ring {
+pub(crate) struct Ring {
     base: *mut u8,
     blocks: usize,
     next: usize,
@@ -177,7 +177,7 @@ pub(super) struct Ring {
 impl Ring {
     /// Hands the next frame (virtio header, and from the Ethernet header on) to `take`, and then back to
     /// the kernel. `false` if there is none.
-    pub(super) fn take(&mut self, take: impl FnOnce(&[u8; VNET_LEN], &[u8])) -> bool {
+    pub(crate) fn take(&mut self, take: impl FnOnce(&[u8; VNET_LEN], &[u8])) -> bool {
         let (block, slot) = (self.next / FRAMES_PER_BLOCK, self.next % FRAMES_PER_BLOCK);
         let offset = block * BLOCK_BYTES + slot * FRAME_BYTES;
         // SAFETY: the slot is within the mapping; its first word is the status, which both sides
@@ -243,11 +243,11 @@ impl Tally {
         Ok(Self(unsafe { AtomicU64::from_ptr(base.cast()) }))
     }
 
-    pub(super) fn set(&self, value: u64) {
+    pub(crate) fn set(&self, value: u64) {
         self.0.store(value, Ordering::Release);
     }
 
-    pub(super) fn get(&self) -> u64 {
+    pub(crate) fn get(&self) -> u64 {
         self.0.load(Ordering::Acquire)
     }
 }
@@ -256,7 +256,7 @@ impl Tally {
 const SLOT_BYTES: usize = 65_536;
 
 /// Slots for received messages.
-pub(super) struct Slots {
+pub(crate) struct Slots {
     /// Never moved or resized: the vectors point into it.
     bytes: Vec<u8>,
     _vectors: Vec<libc::iovec>,
@@ -265,7 +265,7 @@ pub(super) struct Slots {
 }
 
 impl Slots {
-    pub(super) fn new(count: usize) -> Self {
+    pub(crate) fn new(count: usize) -> Self {
         let mut bytes = vec![0; count * SLOT_BYTES];
         let vector = |slot: &mut [u8]| libc::iovec {
             iov_base: slot.as_mut_ptr().cast(),
@@ -287,7 +287,7 @@ impl Slots {
     }
 
     /// Reads what has come, as far as there are slots; returns how many messages.
-    pub(super) fn receive(&mut self, socket: &Socket) -> io::Result<usize> {
+    pub(crate) fn receive(&mut self, socket: &Socket) -> io::Result<usize> {
         for (header, control) in self.headers.iter_mut().zip(&mut self.controls) {
             header.msg_hdr.msg_controllen = size_of::<Control>() as _;
             control.kind = 0;
@@ -304,7 +304,7 @@ impl Slots {
     }
 
     /// Message `i` of the last [`receive`](Self::receive), and the size of the datagrams that it is made of.
-    pub(super) fn message(&self, i: usize) -> (&[u8], usize) {
+    pub(crate) fn message(&self, i: usize) -> (&[u8], usize) {
         let len = self.headers[i].msg_len as usize;
         let (control, at) = (&self.controls[i], i * SLOT_BYTES);
         let [a, b, c, d, ..] = control.data;

@@ -3,11 +3,11 @@
 use rocinante_stack::wire::icrc::{DF, Template};
 
 /// Bytes before the payload of a message's first packet: BTH and RETH.
-pub(super) const FIRST_HEAD: usize = 28;
+pub(crate) const FIRST_HEAD: usize = 28;
 /// Bytes before the payload of every other packet: the BTH.
-pub(super) const HEAD: usize = 12;
+pub(crate) const HEAD: usize = 12;
 /// Bytes behind the payload.
-pub(super) const ICRC: usize = 4;
+pub(crate) const ICRC: usize = 4;
 
 const FIRST: u8 = 0x06;
 const MIDDLE: u8 = 0x07;

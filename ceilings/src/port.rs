@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rocinante_netdev::{PathId, PathSpec, Port, RxDatagram, RxIpId};
 use rocinante_stack::wire::icrc::Template;
 
-use super::{Arrived, Flow, Link, Packet, RunLimits, SRC_PORT};
+use crate::{Arrived, Flow, Link, Packet, RunLimits, SRC_PORT};
 
 /// Datagrams read in one call.
 const BURST: usize = 64;

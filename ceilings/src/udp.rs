@@ -5,8 +5,8 @@ use std::net::SocketAddrV4;
 
 use rocinante_stack::wire::icrc::Template;
 
-use super::sys::{Name, Slots, Socket};
-use super::{Arrived, Flow, Link, Packet, ROCE_PORT, RunLimits, SRC_PORT};
+use crate::sys::{Name, Slots, Socket};
+use crate::{Arrived, Flow, Link, Packet, ROCE_PORT, RunLimits, SRC_PORT};
 
 /// Payloads of at least so many bytes are gathered by the kernel; smaller ones are cheaper to copy.
 const GATHER_MIN: usize = 4096;

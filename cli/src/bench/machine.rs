@@ -1,13 +1,14 @@
 //! The machine, and how fast it is now.
 
+use std::fmt;
 use std::fs;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use nix::sched::{CpuSet, sched_setaffinity};
-use nix::unistd::Pid;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
+
+use crate::cores;
 
 /// What the figures were measured on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -18,6 +19,12 @@ pub(super) struct Machine {
     pub cpus: usize,
     /// Release of the kernel.
     pub kernel: String,
+}
+
+impl fmt::Display for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, {} CPUs, Linux {}", self.cpu, self.cpus, self.kernel)
+    }
 }
 
 impl Machine {
@@ -44,7 +51,7 @@ impl Machine {
 }
 
 /// The speed of one core at one time: virtual machines change theirs.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(super) struct Mode {
     /// CRC-32 of 4 KiB in the first-level cache, in nanoseconds.
     pub crc_ns: f64,
@@ -54,19 +61,37 @@ pub(super) struct Mode {
     pub handoff_ns: f64,
 }
 
-/// What makes a copy between two cores that share no cache much slower than between two that do.
-const NEAR_NS: f64 = 75.0;
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { crc_ns, memcpy_ns, handoff_ns } = self;
+        write!(
+            f,
+            "4 KiB: CRC-32 {crc_ns:.0} ns, copy {memcpy_ns:.0} ns; from core to core {handoff_ns:.0} ns"
+        )
+    }
+}
 
 impl Mode {
-    /// Whether the two cores share a cache: virtual machines are moved, and most figures with them.
+    /// That of the two cores on which measurements run; takes a few milliseconds.
     #[must_use]
-    pub(super) fn is_near(&self) -> bool {
-        self.handoff_ns < NEAR_NS
+    pub(super) fn now() -> Self {
+        let line = AtomicU32::new(0);
+        // Both from a thread that is bound to none: what it starts would inherit that.
+        std::thread::scope(|scope| {
+            let first = scope.spawn(|| {
+                cores::bind(0);
+                Self::of_this(&line)
+            });
+            scope.spawn(|| {
+                cores::bind(1);
+                hand_back(&line);
+            });
+            first.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
     }
 
-    /// That of the core that the calling thread runs on, and of its way to `other`; takes a few milliseconds.
-    #[must_use]
-    pub(super) fn now(other: usize) -> Self {
+    fn of_this(line: &AtomicU32) -> Self {
+        let handoff_ns = hand_over(line);
         let source = vec![0x5a_u8; 4096];
         let mut target = vec![0_u8; 4096];
         Self {
@@ -74,50 +99,48 @@ impl Mode {
                 black_box(crc32fast::hash(black_box(&source)));
             }),
             memcpy_ns: fastest(|| black_box(&mut target[..]).copy_from_slice(black_box(&source))),
-            handoff_ns: handoff(other),
+            handoff_ns,
         }
     }
 }
 
-/// Keeps the calling thread, and those that it starts, to one core.
-pub(super) fn pin(core: usize) {
-    let mut cores = CpuSet::new();
-    let pinned = cores.set(core).and_then(|()| sched_setaffinity(Pid::from_raw(0), &cores));
-    if let Err(error) = pinned {
-        eprintln!("cannot keep to core {core}: {error}");
-    }
-}
+/// Stores that are handed over at once, and how often.
+const BATCH: u32 = 500;
+const BATCHES: u32 = 20;
 
-/// Nanoseconds that a store takes to be seen by a thread that spins on core `other`: half the round trip, in the fastest
+/// Nanoseconds that a store takes to be seen by a thread that spins on the other core: half the round trip, in the fastest
 /// of some batches.
-fn handoff(other: usize) -> f64 {
-    const BATCH: u32 = 500;
-    const BATCHES: u32 = 20;
-    let line = AtomicU32::new(0);
-    let wait_for = |value: u32| {
-        while line.load(Ordering::Acquire) != value {
-            std::hint::spin_loop();
+fn hand_over(line: &AtomicU32) -> f64 {
+    let mut best = Duration::MAX;
+    for batch in 0..BATCHES {
+        let start = Instant::now();
+        for round in batch * BATCH..(batch + 1) * BATCH {
+            line.store(2 * round + 1, Ordering::Release);
+            wait_for(line, 2 * round + 2);
         }
-    };
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            pin(other);
-            for round in 0..BATCHES * BATCH {
-                wait_for(2 * round + 1);
-                line.store(2 * round + 2, Ordering::Release);
-            }
-        });
-        let mut best = Duration::MAX;
-        for batch in 0..BATCHES {
-            let start = Instant::now();
-            for round in batch * BATCH..(batch + 1) * BATCH {
-                line.store(2 * round + 1, Ordering::Release);
-                wait_for(2 * round + 2);
-            }
-            best = best.min(start.elapsed());
+        best = best.min(start.elapsed());
+    }
+    best.as_nanos() as f64 / f64::from(2 * BATCH)
+}
+
+/// The other side of [`hand_over`].
+fn hand_back(line: &AtomicU32) {
+    for round in 0..BATCHES * BATCH {
+        wait_for(line, 2 * round + 1);
+        line.store(2 * round + 2, Ordering::Release);
+    }
+}
+
+fn wait_for(line: &AtomicU32, value: u32) {
+    let mut looks = 0_u32;
+    while line.load(Ordering::Acquire) != value {
+        looks = looks.wrapping_add(1);
+        // There may be one core only.
+        if looks.is_multiple_of(4096) {
+            std::thread::yield_now();
         }
-        best.as_nanos() as f64 / f64::from(2 * BATCH)
-    })
+        std::hint::spin_loop();
+    }
 }
 
 /// Nanoseconds of the fastest of some batches.

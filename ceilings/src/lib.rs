@@ -3,10 +3,16 @@
 //! Each sends packets of the same sizes as a WRITE has, in super-packets where the backend has them, gathers their payload from a
 //! region and copies it into one at the other end, computes the ICRC and checks it. Nothing is acknowledged and nothing sent again: the
 //! receiver counts what has come whole. With the engine they share the ICRC and nothing else.
+//!
+//! [`measure`] and [`answer`] are the two sides of a list of [`Task`]s, over one [`Link`] each and an
+//! [`Exchange`](rocinante::Exchange) between them.
 
-mod afxdp;
 mod drive;
+mod flood;
 mod packet;
+mod ping;
+mod port;
+mod shape;
 mod sys;
 mod udp;
 mod wire;
@@ -16,9 +22,9 @@ use std::net::Ipv4Addr;
 
 use rocinante_stack::wire::icrc::{DF, IpFields, Template};
 
-pub use afxdp::PortLink;
-pub use drive::{answer, measure};
+pub use drive::{Kind, Raw, Task, answer, measure};
 pub use packet::PacketLink;
+pub use port::PortLink;
 pub use sys::Tally;
 pub use udp::UdpLink;
 pub use wire::{Arrived, Packet};

@@ -1,0 +1,206 @@
+//! What is measured over a link, and the two sides of it.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use rocinante::{Exchange, VerbsError};
+use serde::{Deserialize, Serialize};
+
+use crate::flood::{Received, count, flood};
+use crate::ping::{ping, pong};
+use crate::shape::Shape;
+use crate::{Link, Tally};
+
+/// What comes before a flood is counted.
+const WARM_UP: Duration = Duration::from_millis(20);
+/// The same for those that only look for the best window.
+const WARM_UP_OF_TRIAL: Duration = Duration::from_millis(5);
+/// How long the trial of a window takes at least.
+const TRIAL_MIN: Duration = Duration::from_millis(15);
+/// Of the time of a flood, what each trial takes.
+const TRIAL_PART: u32 = 8;
+/// How often a flood is tried of which nothing came in its time: somebody else had the core.
+const ATTEMPTS: u32 = 5;
+/// How long nothing may come.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
+/// How many super-packets may be on their way: what suits one interface and cache is too few or too many for another, so
+/// each is tried, and the ceiling is measured with the best.
+const WINDOWS: [u64; 4] = [2, 4, 10, 30];
+
+/// How something is sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Kind {
+    /// As much as goes, in one direction.
+    Flood,
+    /// One message to and fro.
+    PingPong,
+}
+
+/// One thing that is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Task {
+    /// How messages are sent.
+    pub kind: Kind,
+    /// Bytes of a message: a power of two, as the path MTU.
+    pub message: usize,
+    /// Path MTU in bytes.
+    pub mtu: usize,
+    /// How long it is measured, in seconds.
+    pub seconds: f64,
+}
+
+/// What was measured.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub enum Raw {
+    /// Of a [`Kind::Flood`].
+    Flood {
+        /// Payload, in 10⁹ bits per second.
+        gbps: f64,
+        /// 10⁶ packets per second.
+        mpps: f64,
+    },
+    /// Of a [`Kind::PingPong`].
+    PingPong {
+        /// Median of half the round trip, in microseconds.
+        us: f64,
+    },
+}
+
+impl Task {
+    fn time(&self) -> Duration {
+        Duration::from_secs_f64(self.seconds)
+    }
+
+    fn raw(&self, received: &Received) -> Raw {
+        // Padding does not count.
+        let bytes = received.packets as f64 * self.message.min(self.mtu) as f64;
+        Raw::Flood {
+            gbps: bytes * 8.0 / received.seconds / 1e9,
+            mpps: received.packets as f64 / received.seconds / 1e6,
+        }
+    }
+
+    /// What both sides do for it, one after the other.
+    fn phases(self) -> impl Iterator<Item = Phase> {
+        let trial = Phase::Flood {
+            warm_up: WARM_UP_OF_TRIAL,
+            time: (self.time() / TRIAL_PART).max(TRIAL_MIN),
+        };
+        let flood = Phase::Flood { warm_up: WARM_UP, time: self.time() };
+        let (trials, last) = match self.kind {
+            Kind::Flood => (WINDOWS.len(), flood),
+            Kind::PingPong => (0, Phase::PingPong { time: self.time() }),
+        };
+        std::iter::repeat_n(trial, trials).chain([last])
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Phase {
+    Flood { warm_up: Duration, time: Duration },
+    PingPong { time: Duration },
+}
+
+/// Measures each of `tasks`, together with [`answer`] at the other end of `exchange`.
+///
+/// # Errors
+/// The interface is gone, or the peer silent.
+pub fn measure(
+    link: &mut impl Link,
+    exchange: &mut Exchange,
+    tally: &Tally,
+    tasks: &[Task],
+) -> Result<Vec<Raw>, VerbsError> {
+    let mut number = 0_u8;
+    let mut results = Vec::new();
+    for task in tasks {
+        let region = Shape::new(0, task.message, task.mtu).region();
+        let mut trials: Vec<(f64, u64)> = Vec::new();
+        for phase in task.phases() {
+            let shape = Shape::new(number, task.message, task.mtu);
+            number = number.wrapping_add(1);
+            let (warm_up, time) = match phase {
+                Phase::PingPong { time } => {
+                    exchange.barrier("ready")?;
+                    results.push(Raw::PingPong { us: ping(link, tally, shape, &region, time)? });
+                    continue;
+                }
+                Phase::Flood { warm_up, time } => (warm_up, time),
+            };
+            let best = trials.iter().max_by(|a, b| a.0.total_cmp(&b.0)).map_or(WINDOWS[0], |t| t.1);
+            let window = WINDOWS.get(trials.len()).copied().unwrap_or(best);
+            let mut received = Received::default();
+            for _ in 0..ATTEMPTS {
+                exchange.barrier("ready")?;
+                flood(link, tally, shape, &region, time.mul_f64(1.05) + warm_up, window)?;
+                received = hear(exchange)?;
+                if received.packets > 0 {
+                    break;
+                }
+            }
+            if trials.len() < WINDOWS.len() {
+                trials.push((received.packets as f64 / received.seconds, window));
+            } else if received.packets > 0 {
+                results.push(task.raw(&received));
+            } else {
+                return Err(exchange.error("it received nothing of a flood in its time"));
+            }
+        }
+    }
+    Ok(results)
+}
+
+fn hear(exchange: &mut Exchange) -> Result<Received, VerbsError> {
+    let said = exchange.hear()?;
+    serde_json::from_str(&said).map_err(|_| exchange.error(format_args!("it said {said}")))
+}
+
+/// The other side of [`measure`].
+///
+/// # Errors
+/// The interface is gone, or the peer silent.
+pub fn answer(
+    link: &mut impl Link,
+    exchange: &mut Exchange,
+    tally: &Tally,
+    tasks: &[Task],
+) -> Result<(), VerbsError> {
+    let mut number = 0_u8;
+    for task in tasks {
+        let mut region = Shape::new(0, task.message, task.mtu).region();
+        for phase in task.phases() {
+            let shape = Shape::new(number, task.message, task.mtu);
+            number = number.wrapping_add(1);
+            for _ in 0..ATTEMPTS {
+                drain(link)?;
+                tally.set(0);
+                exchange.barrier("ready")?;
+                let Phase::Flood { warm_up, time } = phase else {
+                    pong(link, tally, shape, &mut region)?;
+                    break;
+                };
+                let received = count(link, tally, shape, &mut region, warm_up, time)?;
+                exchange.say(&serde_json::to_string(&received).map_err(io::Error::other)?)?;
+                if received.packets > 0 {
+                    break;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Throws away what is left of a phase.
+fn drain(link: &mut impl Link) -> io::Result<()> {
+    const QUIET: Duration = Duration::from_millis(2);
+    let start = Instant::now();
+    let mut quiet_since = start;
+    while quiet_since.elapsed() < QUIET && start.elapsed() < PATIENCE {
+        let mut any = false;
+        link.receive(|_| any = true)?;
+        if any {
+            quiet_since = Instant::now();
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,114 @@
+//! `rocinante bench`: everything that there is to measure, each figure right after its raw ceiling, and TCP beside.
+//!
+//! A run measures all once; runs follow each other. Within a run, what is compared is measured right after each other, by pairs of processes
+//! in two network namespaces, so that a machine that changes its speed changes it for all.
+
+mod goals;
+mod machine;
+mod plan;
+mod plot;
+mod report;
+mod rows;
+mod run;
+mod table;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use rocinante::Mtu;
+
+use self::plan::Choice;
+use self::run::Bench;
+use crate::output::{Failure, Output};
+use crate::session::mtu;
+use crate::workers::{PlaceArgs, Provider};
+
+/// Measure everything: bandwidth, rate and latency of all backends beside their raw ceilings and TCP, and what it costs
+///
+/// A ceiling is what the same interface carries when there is no protocol: packets of the same sizes, ICRC and copies, and nothing else. A run
+/// in which the ceiling of 1 MiB is below 2.5 times one iperf3 stream does not count. Everything is measured between two network
+/// namespaces with one veth between them, unless addresses are given.
+///
+/// Exit status: 0 if something was measured, 1 if nothing could be, 2 if the command line makes no sense. What could not be measured is said.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Args {
+    /// Fewer sizes, each for a shorter time: at most 2 minutes instead of 8
+    #[arg(long)]
+    quick: bool,
+    /// Only these groups (bandwidth, rate, latency, both, qps, small_buffers, sweep, latency_sweep, idle), measures (write_bw, …) or peers (tcp-spin, iperf3, udp)
+    #[arg(long, value_delimiter = ',', value_name = "WORDS")]
+    only: Vec<String>,
+    /// Backends: udp, packet, afxdp; hw for the kernel's RDMA devices
+    #[arg(long, value_delimiter = ',')]
+    netdev: Vec<Provider>,
+    /// Path MTUs of bandwidths, in bytes
+    #[arg(long, value_delimiter = ',', default_value = "4096,1024", value_parser = mtu)]
+    mtu: Vec<Mtu>,
+    /// How often everything is measured
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    runs: u32,
+    /// How long each figure is measured, in seconds [default: 0.25, or 0.08 with --quick]
+    #[arg(long)]
+    seconds: Option<f64>,
+    /// Also the backends' ports with no engine behind them, as rows of udp-port and packet-port
+    #[arg(long)]
+    ports: bool,
+    #[command(flatten)]
+    place: PlaceArgs,
+    /// Write a report to this directory: report.md, rows.jsonl, and plots over the size of messages
+    #[arg(long, value_name = "DIR")]
+    report: Option<PathBuf>,
+    /// Print one JSON object per row, and everything else to standard error
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+#[must_use]
+pub fn run(args: &Args) -> ExitCode {
+    let out = Output { json: args.json };
+    match measure(args, out) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => out.end("bench", &Err::<(), _>(failure)),
+    }
+}
+
+impl Args {
+    fn choice(&self) -> Result<Choice, Failure> {
+        let seconds = self.seconds.unwrap_or(if self.quick { 0.08 } else { 0.25 });
+        if seconds.is_nan() || !(0.01..=60.0).contains(&seconds) {
+            return Err(Failure::Usage("--seconds must be from 0.01 to 60".into()));
+        }
+        self.only.iter().try_for_each(|word| Choice::check(word).map_err(Failure::Usage))?;
+        let providers = Provider::wanted(&self.netdev, &self.place)?;
+        Ok(Choice {
+            providers,
+            mtus: self.mtu.iter().map(|mtu| mtu.bytes()).collect(),
+            only: self.only.clone(),
+            seconds,
+            quick: self.quick,
+        })
+    }
+}
+
+fn measure(args: &Args, out: Output) -> Result<(), Failure> {
+    let choice = args.choice()?;
+    let mut bench = Bench::new(&args.place, args.quick, args.ports, out)?;
+    bench.measure(&choice, args.runs as usize);
+    let rows = bench.finish()?;
+    let goals = goals::all(&rows);
+    if let Some(dir) = &args.report {
+        report::write(dir, &bench, &rows, &goals)?;
+        out.note(format_args!("the report is in {}", dir.display()));
+    }
+    if args.json {
+        rows.iter().for_each(|row| out.result(row.json()));
+        return Ok(());
+    }
+    out.line(table::markdown(&rows));
+    if args.only.is_empty() {
+        out.line(goals::markdown(&goals));
+    }
+    out.line(bench.remarks());
+    Ok(())
+}

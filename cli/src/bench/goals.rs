@@ -1,0 +1,448 @@
+//! The goals, judged by the rows.
+
+use std::fmt;
+
+use super::plan::{
+    IDLE_QPS, IPERF3_WRITES, LARGE, LINK_MTU, MTU, Peer, QPS, SHARED, SMALL, TCP_WRITES,
+};
+use super::rows::{Key, Row};
+use crate::output::digits;
+use crate::workers::Measure;
+
+/// What a value shall be.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Bound {
+    AtLeast(f64),
+    AtMost(f64),
+}
+
+/// A goal and how far it is met.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Goal {
+    /// What is to be, without the bound.
+    text: String,
+    bound: Bound,
+    /// What was measured, if it was.
+    value: Option<f64>,
+}
+
+/// How a goal stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verdict {
+    Met,
+    Missed,
+    NotMeasured,
+}
+
+impl Goal {
+    pub(super) fn verdict(&self) -> Verdict {
+        let met = match (self.value, self.bound) {
+            (None, _) => return Verdict::NotMeasured,
+            (Some(value), Bound::AtLeast(least)) => value >= least,
+            (Some(value), Bound::AtMost(most)) => value <= most,
+        };
+        if met { Verdict::Met } else { Verdict::Missed }
+    }
+}
+
+impl fmt::Display for Goal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bound = match self.bound {
+            Bound::AtLeast(least) => format!("≥ {least}"),
+            Bound::AtMost(most) => format!("≤ {most}"),
+        };
+        let value = self.value.map_or_else(|| "–".to_owned(), digits);
+        let verdict = match self.verdict() {
+            Verdict::Met => "met",
+            Verdict::Missed => "**missed**",
+            Verdict::NotMeasured => "not measured",
+        };
+        write!(f, "| {} | {bound} | {value} | {verdict} |", self.text)
+    }
+}
+
+/// All goals, as a Markdown table.
+pub(super) fn markdown(goals: &[Goal]) -> String {
+    let count = |verdict| goals.iter().filter(|goal| goal.verdict() == verdict).count();
+    let lines: Vec<String> = goals.iter().map(|goal| format!("{goal}\n")).collect();
+    format!(
+        "| goal | bound | here | |\n|---|---|---|---|\n{}\n{} met, {} missed, {} not measured.\n",
+        lines.concat(),
+        count(Verdict::Met),
+        count(Verdict::Missed),
+        count(Verdict::NotMeasured),
+    )
+}
+
+/// The backends that have goals.
+const BACKENDS: [&str; 3] = ["udp", "packet", "afxdp"];
+
+/// All goals, judged by `rows`.
+pub(super) fn all(rows: &[Row]) -> Vec<Goal> {
+    let rows = Rows(rows);
+    let mut goals = Vec::new();
+    for netdev in BACKENDS {
+        rows.bandwidth(netdev, &mut goals);
+    }
+    for netdev in BACKENDS {
+        rows.latency(netdev, &mut goals);
+    }
+    goals.push(Goal {
+        text: "64 B WRITE, half round trip, on the best backend, µs".into(),
+        bound: Bound::AtMost(2.0),
+        value: rows.best_latency(),
+    });
+    for netdev in BACKENDS {
+        rows.many(netdev, &mut goals);
+        rows.small_buffers(netdev, &mut goals);
+        rows.costs(netdev, &mut goals);
+    }
+    goals
+}
+
+struct Rows<'a>(&'a [Row]);
+
+impl Rows<'_> {
+    fn row(&self, measure: Measure, netdev: &str, size: usize, mtu: u32, qps: u32) -> Option<&Row> {
+        let is_of = |key: &Key| {
+            (key.measure, key.netdev) == (measure, netdev)
+                && (key.size, key.mtu, key.qps) == (size, mtu, qps)
+        };
+        self.0.iter().find(|row| is_of(&row.key))
+    }
+
+    fn value(&self, measure: Measure, netdev: &str, size: usize) -> Option<f64> {
+        Some(self.row(measure, netdev, size, MTU, 1)?.value)
+    }
+
+    fn of_peer(&self, measure: Measure, peer: Peer, size: usize) -> Option<f64> {
+        Some(self.row(measure, peer.name(), size, LINK_MTU, 1)?.value)
+    }
+
+    fn bandwidth(&self, netdev: &str, goals: &mut Vec<Goal>) {
+        let is_raw = netdev != "afxdp";
+        let large = |measure, mtu| self.row(measure, netdev, LARGE, mtu, 1);
+        for (mtu, least) in
+            [(MTU, if is_raw { 0.9 } else { 0.95 }), (1024, if is_raw { 0.8 } else { 0.95 })]
+        {
+            for (measure, what) in [(Measure::WriteBw, "WRITE"), (Measure::SendBw, "SEND")] {
+                goals.push(Goal {
+                    text: format!("1 MiB {what}, `{netdev}`, path MTU {mtu}, of the ceiling"),
+                    bound: Bound::AtLeast(least),
+                    value: large(measure, mtu).and_then(|row| row.ratio),
+                });
+            }
+            goals.push(Goal {
+                text: format!("1 MiB READ, `{netdev}`, path MTU {mtu}, of our WRITE"),
+                bound: Bound::AtLeast(0.95),
+                value: by(
+                    large(Measure::ReadBw, mtu).map(|row| row.value),
+                    large(Measure::WriteBw, mtu).map(|row| row.value),
+                ),
+            });
+        }
+        if is_raw {
+            for (measure, what) in [(Measure::WriteBw, "WRITE"), (Measure::SendBw, "SEND")] {
+                for (peer, size, name, least) in [
+                    (Peer::TcpSpin, TCP_WRITES, "a spinning TCP stream", 1.3),
+                    (Peer::Iperf3, IPERF3_WRITES, "iperf3", 2.5),
+                ] {
+                    goals.push(Goal {
+                        text: format!("1 MiB {what}, `{netdev}`, path MTU {MTU}, by {name}"),
+                        bound: Bound::AtLeast(least),
+                        value: by(
+                            self.value(measure, netdev, LARGE),
+                            self.of_peer(Measure::WriteBw, peer, size),
+                        ),
+                    });
+                }
+            }
+        }
+        goals.push(Goal {
+            text: format!("1 MiB WRITEs in both directions, `{netdev}`, by one direction"),
+            bound: Bound::AtLeast(0.9),
+            value: by(
+                self.value(Measure::WriteBwBoth, netdev, LARGE),
+                self.value(Measure::WriteBw, netdev, LARGE),
+            ),
+        });
+        goals.push(Goal {
+            text: format!(
+                "WRITEs by size, `{netdev}`: the lowest point by the line between its neighbours"
+            ),
+            bound: Bound::AtLeast(0.9),
+            value: self.dent(netdev),
+        });
+    }
+
+    fn latency(&self, netdev: &str, goals: &mut Vec<Goal>) {
+        let write = self.row(Measure::WriteLat, netdev, SMALL, MTU, 1);
+        goals.push(Goal {
+            text: format!("64 B WRITE, half round trip, `{netdev}`, of the ceiling's"),
+            bound: Bound::AtMost(1.15),
+            value: write.and_then(|row| row.ratio),
+        });
+        let round_trip = write.map(|row| 2.0 * row.value);
+        let wake_up = self.of_peer(Measure::WakeUp, Peer::Udp, SMALL);
+        for (what, size, active, passive, asleep) in [
+            ("64 B READ", SMALL, Measure::ReadLat, Measure::ReadLatPassive, Measure::ReadLatAsleep),
+            ("FAA", 8, Measure::AtomicLat, Measure::AtomicLatPassive, Measure::AtomicLatAsleep),
+        ] {
+            for (measure, target) in
+                [(active, "active target"), (passive, "passive target under traffic")]
+            {
+                goals.push(Goal {
+                    text: format!("{what}, `{netdev}`, {target}, by a WRITE's round trip"),
+                    bound: Bound::AtMost(1.2),
+                    value: by(self.value(measure, netdev, size), round_trip),
+                });
+            }
+            let beyond = self.value(asleep, netdev, size).zip(wake_up);
+            goals.push(Goal {
+                text: format!("{what}, `{netdev}`, sleeping target, beyond a wake-up, µs"),
+                bound: Bound::AtMost(5.0),
+                value: beyond.map(|(value, wake_up)| value - wake_up),
+            });
+        }
+        goals.push(Goal {
+            text: format!(
+                "64 B SEND, both sides sleeping, `{netdev}`, by a blocking UDP ping-pong"
+            ),
+            bound: Bound::AtMost(1.2),
+            value: by(
+                self.value(Measure::SendLatBlocking, netdev, SMALL),
+                self.of_peer(Measure::SendLatBlocking, Peer::Udp, SMALL),
+            ),
+        });
+    }
+
+    fn best_latency(&self) -> Option<f64> {
+        let of = |netdev: &&str| self.value(Measure::WriteLat, netdev, SMALL);
+        BACKENDS.iter().filter_map(of).min_by(f64::total_cmp)
+    }
+
+    fn many(&self, netdev: &str, goals: &mut Vec<Goal>) {
+        let least = |measure: Measure| {
+            let of = |qps: &u32| Some(self.row(measure, netdev, SHARED, MTU, *qps)?.value);
+            let many = QPS.iter().filter(|qps| **qps > 1);
+            let values: Option<Vec<f64>> = many.map(of).collect();
+            values?.into_iter().min_by(f64::total_cmp)
+        };
+        goals.push(Goal {
+            text: format!(
+                "64 KiB WRITEs on up to 256 queue pairs, `{netdev}`: the least, by one queue pair's"
+            ),
+            bound: Bound::AtLeast(0.8),
+            value: by(least(Measure::WriteBw), self.value(Measure::WriteBw, netdev, SHARED)),
+        });
+        goals.push(Goal {
+            text: format!("the same, `{netdev}`: Jain's index of their shares"),
+            bound: Bound::AtLeast(0.95),
+            value: least(Measure::WriteBwFairness),
+        });
+    }
+
+    fn small_buffers(&self, netdev: &str, goals: &mut Vec<Goal>) {
+        for (what, small, large, size, mtu) in [
+            (
+                "1 MiB WRITE, path MTU 4096",
+                Measure::WriteBwSmallBuffers,
+                Measure::WriteBw,
+                LARGE,
+                MTU,
+            ),
+            (
+                "1 MiB WRITE, path MTU 1024",
+                Measure::WriteBwSmallBuffers,
+                Measure::WriteBw,
+                LARGE,
+                1024,
+            ),
+            ("64 B WRITE rate", Measure::WriteRateSmallBuffers, Measure::WriteRate, SMALL, MTU),
+        ] {
+            let value = |measure| Some(self.row(measure, netdev, size, mtu, 1)?.value);
+            goals.push(Goal {
+                text: format!("{what}, `{netdev}`, receive buffers of 212,992 B, by large ones"),
+                bound: Bound::AtLeast(0.8),
+                value: by(value(small), value(large)),
+            });
+        }
+    }
+
+    fn costs(&self, netdev: &str, goals: &mut Vec<Goal>) {
+        goals.push(Goal {
+            text: format!("processor time per GB, `{netdev}`, by iperf3's"),
+            bound: Bound::AtMost(0.7),
+            value: by(
+                self.value(Measure::CpuPerGb, netdev, LARGE),
+                self.of_peer(Measure::CpuPerGb, Peer::Iperf3, IPERF3_WRITES),
+            ),
+        });
+        let idle = |measure| Some(self.row(measure, netdev, 0, MTU, IDLE_QPS)?.value);
+        goals.push(Goal {
+            text: format!("wake-ups per second, 1,000 idle queue pairs, `{netdev}`"),
+            bound: Bound::AtMost(0.0),
+            value: idle(Measure::IdleWakeups),
+        });
+        goals.push(Goal {
+            text: format!("bytes per queue pair of 16 sends and 16 receives, `{netdev}`"),
+            bound: Bound::AtMost(4096.0),
+            value: idle(Measure::QpBytes),
+        });
+    }
+
+    /// Bandwidth by size: the lowest point, by the straight line between its neighbours; none without three sizes.
+    fn dent(&self, netdev: &str) -> Option<f64> {
+        let is_of = |key: &Key| {
+            (key.measure, key.netdev, key.mtu, key.qps) == (Measure::WriteBw, netdev, MTU, 1)
+        };
+        let mut points: Vec<(f64, f64)> = self
+            .0
+            .iter()
+            .filter(|row| is_of(&row.key))
+            .map(|row| (row.key.size as f64, row.value))
+            .collect();
+        points.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let dents = points.windows(3).map(|window| {
+            let [(x0, y0), (x1, y1), (x2, y2)] = [window[0], window[1], window[2]];
+            y1 / (y0 + (y2 - y0) * (x1 - x0) / (x2 - x0))
+        });
+        dents.min_by(f64::total_cmp)
+    }
+}
+
+fn by(value: Option<f64>, of: Option<f64>) -> Option<f64> {
+    value.zip(of.filter(|of| *of > 0.0)).map(|(value, of)| value / of)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(
+        measure: Measure,
+        netdev: &'static str,
+        size: usize,
+        mtu: u32,
+        qps: u32,
+        value: f64,
+    ) -> Row {
+        let key = Key { measure, netdev, size, mtu, qps };
+        let (min, max, unit) = (value, value, measure.unit());
+        Row { key, value, min, max, unit, ceiling: None, ratio: None, samples: 3, valid: true }
+    }
+
+    fn with_ratio(row: Row, ratio: f64) -> Row {
+        Row { ceiling: Some(row.value / ratio), ratio: Some(ratio), ..row }
+    }
+
+    /// The verdict on the goal whose text begins and continues so.
+    fn verdict(rows: &[Row], begins: &str, contains: &str) -> Verdict {
+        let goals = all(rows);
+        let mut found = goals
+            .iter()
+            .filter(|goal| goal.text.starts_with(begins) && goal.text.contains(contains));
+        let goal = found.next().unwrap_or_else(|| panic!("no goal {begins} … {contains}"));
+        assert!(found.next().is_none(), "two goals {begins} … {contains}");
+        goal.verdict()
+    }
+
+    #[test]
+    fn nothing_measured_is_said_of_every_goal() {
+        let goals = all(&[]);
+        assert!(goals.len() > 60, "{}", goals.len());
+        assert!(goals.iter().all(|goal| goal.verdict() == Verdict::NotMeasured));
+        let mut texts: Vec<&str> = goals.iter().map(|goal| goal.text.as_str()).collect();
+        texts.sort_unstable();
+        texts.dedup();
+        assert_eq!(texts.len(), goals.len(), "each goal has words of its own");
+        assert!(
+            markdown(&goals).contains(&format!("0 met, 0 missed, {} not measured", goals.len()))
+        );
+    }
+
+    #[test]
+    fn bandwidth_is_judged_by_the_ceiling_and_by_tcp() {
+        let large = |value| row(Measure::WriteBw, "udp", LARGE, MTU, 1, value);
+        let tcp = row(Measure::WriteBw, "tcp-spin", TCP_WRITES, LINK_MTU, 1, 20.0);
+        let iperf3 = row(Measure::WriteBw, "iperf3", IPERF3_WRITES, LINK_MTU, 1, 10.0);
+        let good = [with_ratio(large(26.0), 0.91), tcp, iperf3];
+        let bad = [with_ratio(large(24.0), 0.89), tcp, iperf3];
+        for (rows, expected) in [(&good, Verdict::Met), (&bad, Verdict::Missed)] {
+            assert_eq!(verdict(rows, "1 MiB WRITE, `udp`, path MTU 4096", "ceiling"), expected);
+            assert_eq!(verdict(rows, "1 MiB WRITE, `udp`, path MTU 4096", "iperf3"), expected);
+        }
+        assert_eq!(verdict(&good, "1 MiB WRITE, `udp`, path MTU 4096", "spinning"), Verdict::Met);
+        assert_eq!(
+            verdict(&good, "1 MiB WRITE, `packet`, path MTU 4096", "iperf3"),
+            Verdict::NotMeasured
+        );
+    }
+
+    #[test]
+    fn latencies_are_judged_by_the_write_and_by_the_wake_up() {
+        let write =
+            |value| with_ratio(row(Measure::WriteLat, "packet", SMALL, MTU, 1, value), value / 1.7);
+        let read = |value| row(Measure::ReadLat, "packet", SMALL, MTU, 1, value);
+        let asleep = |value| row(Measure::ReadLatAsleep, "packet", SMALL, MTU, 1, value);
+        let wake_up = row(Measure::WakeUp, "udp-sockets", SMALL, LINK_MTU, 1, 20.0);
+        let good = [write(1.9), read(4.5), asleep(24.9), wake_up];
+        let bad = [write(2.1), read(5.1), asleep(25.1), wake_up];
+        for (rows, expected) in [(&good, Verdict::Met), (&bad, Verdict::Missed)] {
+            assert_eq!(verdict(rows, "64 B WRITE, half round trip, `packet`", "ceiling"), expected);
+            assert_eq!(verdict(rows, "64 B WRITE, half round trip, on the best", ""), expected);
+            assert_eq!(verdict(rows, "64 B READ, `packet`, active target", ""), expected);
+            assert_eq!(verdict(rows, "64 B READ, `packet`, sleeping target", ""), expected);
+        }
+    }
+
+    #[test]
+    fn a_dent_in_the_line_is_seen() {
+        let line = |at_8: f64| {
+            let points = [(2, 1.0), (4, 2.0), (8, at_8), (16, 4.0)];
+            points.map(|(size, value)| row(Measure::WriteBw, "udp", size, MTU, 1, value))
+        };
+        assert_eq!(verdict(&line(2.5), "WRITEs by size, `udp`", ""), Verdict::Met);
+        assert_eq!(verdict(&line(2.3), "WRITEs by size, `udp`", ""), Verdict::Missed);
+    }
+
+    #[test]
+    fn the_worst_number_of_queue_pairs_decides() {
+        let of = |at_64: f64, fairness: f64| {
+            let values = [(1, 10.0), (4, 10.0), (16, 9.0), (64, at_64), (256, 9.5)];
+            let bw =
+                values.map(|(qps, value)| row(Measure::WriteBw, "udp", SHARED, MTU, qps, value));
+            let fair = values
+                .map(|(qps, _)| row(Measure::WriteBwFairness, "udp", SHARED, MTU, qps, fairness));
+            [bw, fair].concat()
+        };
+        for (rows, expected) in [(of(8.1, 0.96), Verdict::Met), (of(7.9, 0.94), Verdict::Missed)] {
+            assert_eq!(
+                verdict(&rows, "64 KiB WRITEs on up to 256 queue pairs, `udp`", ""),
+                expected
+            );
+            assert_eq!(verdict(&rows, "the same, `udp`", "Jain"), expected);
+        }
+    }
+
+    #[test]
+    fn costs_are_judged() {
+        let iperf3 = row(Measure::CpuPerGb, "iperf3", IPERF3_WRITES, LINK_MTU, 1, 1.0);
+        let of = |cpu, wake_ups, bytes| {
+            [
+                row(Measure::CpuPerGb, "udp", LARGE, MTU, 1, cpu),
+                row(Measure::IdleWakeups, "udp", 0, MTU, IDLE_QPS, wake_ups),
+                row(Measure::QpBytes, "udp", 0, MTU, IDLE_QPS, bytes),
+                iperf3,
+            ]
+        };
+        let (good, bad) = (of(0.7, 0.0, 4096.0), of(0.71, 0.5, 4097.0));
+        for (rows, expected) in [(&good, Verdict::Met), (&bad, Verdict::Missed)] {
+            for goal in
+                ["processor time per GB, `udp`", "wake-ups per second", "bytes per queue pair"]
+            {
+                assert_eq!(verdict(rows, goal, "`udp`"), expected, "{goal}");
+            }
+        }
+    }
+}

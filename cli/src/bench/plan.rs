@@ -1,0 +1,426 @@
+//! What is measured, in which order.
+
+use std::fmt;
+
+use clap::ValueEnum;
+use rocinante_ceilings::{Kind, Task};
+
+use super::rows::Key;
+use crate::workers::{Measure, Provider, Step};
+
+/// Bytes of a small message, and of a large one.
+pub(super) const SMALL: usize = 64;
+pub(super) const LARGE: usize = 1 << 20;
+/// Bytes of the messages of many queue pairs.
+pub(super) const SHARED: usize = 64 << 10;
+/// Bytes of an atomic.
+const ATOMIC: usize = 8;
+/// The path MTU of what does not say.
+pub(super) const MTU: u32 = 4096;
+/// The link's MTU, which is what TCP has.
+pub(super) const LINK_MTU: u32 = 9000;
+/// Bytes that the spinning TCP stream writes at once, unless sizes are what is measured.
+pub(super) const TCP_WRITES: usize = 256 << 10;
+/// Bytes that iperf3 writes at once unless told otherwise.
+pub(super) const IPERF3_WRITES: usize = 128 << 10;
+/// Queue pairs that share a connection between two processes.
+pub(super) const QPS: [u32; 5] = [1, 4, 16, 64, 256];
+/// Queue pairs on which nothing happens.
+pub(super) const IDLE_QPS: u32 = 1000;
+/// Messages of latencies by size: what all receive queues hold at once.
+const LATENCY_MAX: usize = 64 << 10;
+
+/// What belongs together, in the order in which it is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub(super) enum Group {
+    /// Large messages in one direction: WRITE, SEND, READ, a passive target.
+    Bandwidth,
+    /// Small WRITEs, as many as go.
+    Rate,
+    /// Small messages one at a time.
+    Latency,
+    /// Large messages in both directions.
+    Both,
+    /// Several queue pairs.
+    Qps,
+    /// Bandwidth and rate with small receive buffers.
+    SmallBuffers,
+    /// Bandwidth by the size of messages.
+    Sweep,
+    /// Latency by the size of messages.
+    LatencySweep,
+    /// Connected, and nothing happens.
+    Idle,
+}
+
+/// What else carries bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub(super) enum Peer {
+    /// One TCP stream, both ends spinning.
+    TcpSpin,
+    /// One TCP stream of iperf3.
+    Iperf3,
+    /// UDP sockets.
+    Udp,
+}
+
+impl Peer {
+    /// As rows name it.
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::TcpSpin => "tcp-spin",
+            Self::Iperf3 => "iperf3",
+            Self::Udp => "udp-sockets",
+        }
+    }
+}
+
+/// What is measured by processes right after each other.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Cell {
+    pub(super) group: Group,
+    /// None if it is of peers only.
+    pub(super) ours: Option<Provider>,
+    pub(super) mtu: u32,
+    pub(super) qps: u32,
+    pub(super) small_buffers: bool,
+    pub(super) steps: Vec<Step>,
+    pub(super) peers: Vec<(Peer, Vec<Step>)>,
+}
+
+impl Cell {
+    /// What the ceiling is to do for the steps.
+    pub(super) fn tasks(&self) -> Vec<Task> {
+        let mut tasks: Vec<Task> = Vec::new();
+        for step in &self.steps {
+            let Some((kind, message)) = reference(step.measure, step.size) else { continue };
+            if !tasks.iter().any(|task| (task.kind, task.message) == (kind, message)) {
+                let (mtu, seconds) = (self.mtu as usize, step.seconds);
+                tasks.push(Task { kind, message, mtu, seconds });
+            }
+        }
+        tasks
+    }
+
+    /// The row of one of its figures; none of a figure that has no row.
+    pub(super) fn key(&self, netdev: &'static str, measure: Measure, size: usize) -> Option<Key> {
+        let measure = match measure {
+            Measure::MachineCpuPerGb | Measure::MachineCpuPerGbPassive => return None,
+            measure if self.small_buffers => measure.with_small_buffers()?,
+            measure => measure,
+        };
+        Some(Key { measure, netdev, size, mtu: self.mtu, qps: self.qps })
+    }
+}
+
+impl fmt::Display for Cell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { group, ours, mtu, qps, steps, .. } = self;
+        let netdev = ours.map_or("TCP", Provider::name);
+        write!(f, "{}: {netdev}, MTU {mtu}", name(group))?;
+        if *qps > 1 {
+            write!(f, ", {qps} queue pairs")?;
+        }
+        match (steps.first(), steps.last()) {
+            (Some(first), Some(last)) if steps.len() > 1 && first.measure == last.measure => {
+                write!(f, ", {} to {} bytes", first.size, last.size)
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Of what a figure's ceiling is.
+pub(super) fn reference(measure: Measure, size: usize) -> Option<(Kind, usize)> {
+    match measure {
+        Measure::WriteBw
+        | Measure::WriteBwPassive
+        | Measure::WriteBwBoth
+        | Measure::SendBw
+        | Measure::ReadBw
+        | Measure::WriteRate
+        | Measure::WriteRatePassive => Some((Kind::Flood, size)),
+        Measure::WriteLat | Measure::WriteLatMemory => Some((Kind::PingPong, size)),
+        // Of the round trip of a small WRITE.
+        Measure::ReadLat
+        | Measure::ReadLatPassive
+        | Measure::ReadLatAsleep
+        | Measure::AtomicLat
+        | Measure::AtomicLatPassive
+        | Measure::AtomicLatAsleep => Some((Kind::PingPong, SMALL)),
+        _ => None,
+    }
+}
+
+/// What to measure.
+#[derive(Debug, Clone)]
+pub(super) struct Choice {
+    pub(super) providers: Vec<Provider>,
+    pub(super) mtus: Vec<u32>,
+    /// Names of groups, measures and peers; none for all.
+    pub(super) only: Vec<String>,
+    /// How long a figure is measured.
+    pub(super) seconds: f64,
+    pub(super) quick: bool,
+}
+
+impl Choice {
+    /// Whether `word` names something.
+    pub(super) fn check(word: &str) -> Result<(), String> {
+        let groups = names::<Group>();
+        let (measures, peers) = (names::<Measure>(), names::<Peer>());
+        let all = [groups, peers, measures].concat();
+        if all.iter().any(|name| name == word) {
+            return Ok(());
+        }
+        Err(format!("there is no {word}: there are {}", all.join(", ")))
+    }
+
+    fn wants(&self, word: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|only| only == word)
+    }
+
+    /// The steps of a group that are wanted: a group wants all of its own; a measure only where it does not come in many sizes.
+    fn steps(&self, group: Group, steps: Vec<Step>) -> Vec<Step> {
+        let by_measure =
+            !matches!(group, Group::Sweep | Group::LatencySweep | Group::Qps | Group::SmallBuffers);
+        let all = self.wants(&name(&group));
+        let wanted = |step: &Step| {
+            all || step.figures().any(|measure| {
+                let alias = measure.with_small_buffers().filter(|_| group == Group::SmallBuffers);
+                let measure = alias.unwrap_or(measure);
+                (by_measure
+                    || alias.is_some()
+                    || group == Group::Qps && measure == Measure::WriteBwFairness)
+                    && self.wants(&measure.name())
+            })
+        };
+        steps.into_iter().filter(wanted).collect()
+    }
+
+    /// All cells of a run, in order.
+    pub(super) fn cells(&self) -> Vec<Cell> {
+        let mut cells = Vec::new();
+        for &group in Group::value_variants() {
+            for (index, &provider) in self.providers.iter().enumerate() {
+                cells.extend(self.of_group(group, provider, index == 0));
+            }
+            cells.extend(self.of_tcp(group));
+        }
+        cells.retain(|cell| !cell.steps.is_empty() || !cell.peers.is_empty());
+        cells
+    }
+
+    fn of_group(&self, group: Group, provider: Provider, first: bool) -> Vec<Cell> {
+        let cell = |mtu, qps, steps| Cell {
+            group,
+            ours: Some(provider),
+            mtu,
+            qps,
+            small_buffers: group == Group::SmallBuffers,
+            steps: self.steps(group, steps),
+            peers: Vec::new(),
+        };
+        let step = |measure, size| Step { measure, size, seconds: self.seconds };
+        match group {
+            Group::Bandwidth => {
+                let measures =
+                    [Measure::WriteBw, Measure::SendBw, Measure::ReadBw, Measure::WriteBwPassive];
+                let at = |(index, &mtu)| {
+                    let mut cell = cell(mtu, 1, measures.map(|m| step(m, LARGE)).to_vec());
+                    cell.peers = self.streams(first && index == 0 || !self.quick);
+                    cell
+                };
+                self.mtus.iter().enumerate().map(at).collect()
+            }
+            Group::Rate => vec![cell(MTU, 1, vec![step(Measure::WriteRate, SMALL)])],
+            Group::Latency => self.latency(&cell),
+            Group::Both => {
+                vec![cell(MTU, 1, vec![step(Measure::WriteBwBoth, LARGE)])]
+            }
+            Group::Qps => {
+                let at = |qps| cell(MTU, qps, vec![step(Measure::WriteBw, SHARED)]);
+                QPS.into_iter().map(at).collect()
+            }
+            // Those of the kernel's devices are not ours to choose.
+            Group::SmallBuffers if provider == Provider::Hw => Vec::new(),
+            Group::SmallBuffers => {
+                let at = |&mtu| {
+                    let rate = (mtu == MTU).then(|| step(Measure::WriteRate, SMALL));
+                    let steps = std::iter::once(step(Measure::WriteBw, LARGE)).chain(rate);
+                    cell(mtu, 1, steps.collect())
+                };
+                self.mtus.iter().map(at).collect()
+            }
+            Group::Sweep | Group::LatencySweep => {
+                let in_chunks = self.sweep(group);
+                in_chunks.into_iter().map(|steps| cell(MTU, 1, steps)).collect()
+            }
+            Group::Idle => {
+                let seconds = if self.quick { 1.0 } else { 2.0 };
+                let idle = Step { measure: Measure::IdleWakeups, size: 0, seconds };
+                vec![cell(MTU, IDLE_QPS, vec![idle])]
+            }
+        }
+    }
+
+    fn latency(&self, cell: &impl Fn(u32, u32, Vec<Step>) -> Cell) -> Vec<Cell> {
+        let step = |measure, size| Step { measure, size, seconds: self.seconds };
+        // What waits two milliseconds between two round trips has few of them.
+        let slow = |measure, size| Step { measure, size, seconds: (2.0 * self.seconds).max(0.2) };
+        let steps = vec![
+            step(Measure::WriteLat, SMALL),
+            step(Measure::WriteLatMemory, SMALL),
+            step(Measure::ReadLat, SMALL),
+            step(Measure::AtomicLat, ATOMIC),
+            step(Measure::ReadLatPassive, SMALL),
+            step(Measure::AtomicLatPassive, ATOMIC),
+            slow(Measure::ReadLatAsleep, SMALL),
+            slow(Measure::AtomicLatAsleep, ATOMIC),
+            step(Measure::SendLatBlocking, SMALL),
+        ];
+        let mut cell = cell(MTU, 1, steps);
+        let sleeps = |step: &Step| {
+            use Measure::{AtomicLatAsleep, ReadLatAsleep, SendLatBlocking};
+            matches!(step.measure, AtomicLatAsleep | ReadLatAsleep | SendLatBlocking)
+        };
+        let wake_up = self.wants(&Measure::WakeUp.name());
+        if cell.steps.iter().any(sleeps) || wake_up || self.wants(&name(&Peer::Udp)) {
+            let steps = vec![step(Measure::SendLatBlocking, SMALL), slow(Measure::WakeUp, SMALL)];
+            cell.peers.push((Peer::Udp, steps));
+        }
+        vec![cell]
+    }
+
+    /// What is measured beside large messages.
+    fn streams(&self, with_iperf3: bool) -> Vec<(Peer, Vec<Step>)> {
+        let step = |size, seconds| Step { measure: Measure::WriteBw, size, seconds };
+        let all = [
+            (Peer::TcpSpin, step(TCP_WRITES, self.seconds)),
+            (Peer::Iperf3, step(IPERF3_WRITES, 1.0)),
+        ];
+        let wanted = all.into_iter().filter(|(peer, _)| {
+            let bandwidth = self.only.is_empty() || self.wants(&name(&Group::Bandwidth));
+            (bandwidth || self.wants(&name(peer))) && (*peer != Peer::Iperf3 || with_iperf3)
+        });
+        wanted.map(|(peer, step)| (peer, vec![step])).collect()
+    }
+
+    /// TCP by the size of messages.
+    fn of_tcp(&self, group: Group) -> Vec<Cell> {
+        if !matches!(group, Group::Sweep | Group::LatencySweep) || !self.wants(&name(&group)) {
+            return Vec::new();
+        }
+        let steps = self.sweep(group).concat();
+        let peers = vec![(Peer::TcpSpin, steps)];
+        let (mtu, qps, small_buffers) = (LINK_MTU, 1, false);
+        vec![Cell { group, ours: None, mtu, qps, small_buffers, steps: Vec::new(), peers }]
+    }
+
+    /// The sizes of messages, so many at a time that a ceiling is measured soon before what it is a ceiling for.
+    fn sweep(&self, group: Group) -> Vec<Vec<Step>> {
+        const AT_ONCE: usize = 6;
+        let (measure, max) = match group {
+            Group::LatencySweep => (Measure::WriteLat, LATENCY_MAX),
+            _ => (Measure::WriteBw, 8 << 20),
+        };
+        let seconds = (self.seconds / 4.0).max(0.02);
+        let sizes = (1..=23).step_by(if self.quick { 2 } else { 1 }).map(|shift| 1 << shift);
+        let steps = sizes.filter(|size| *size <= max);
+        let steps: Vec<Step> = steps.map(|size| Step { measure, size, seconds }).collect();
+        steps.chunks(AT_ONCE).map(<[Step]>::to_vec).collect()
+    }
+}
+
+fn names<T: ValueEnum>() -> Vec<String> {
+    T::value_variants().iter().map(name).collect()
+}
+
+fn name(value: &impl ValueEnum) -> String {
+    value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn choice(only: &[&str], quick: bool) -> Choice {
+        Choice {
+            providers: vec![Provider::Udp, Provider::Packet, Provider::Afxdp],
+            mtus: vec![4096, 1024],
+            only: only.iter().map(|word| (*word).to_owned()).collect(),
+            seconds: if quick { 0.08 } else { 0.25 },
+            quick,
+        }
+    }
+
+    fn seconds(cells: &[Cell]) -> f64 {
+        let of = |steps: &[Step]| steps.iter().map(|step| step.seconds).sum::<f64>();
+        let raw =
+            |task: &Task| if task.kind == Kind::Flood { 1.5 * task.seconds } else { task.seconds };
+        cells
+            .iter()
+            .map(|cell| {
+                let ceilings: f64 = cell.tasks().iter().map(raw).sum();
+                ceilings
+                    + of(&cell.steps)
+                    + cell.peers.iter().map(|(_, steps)| of(steps)).sum::<f64>()
+            })
+            .sum()
+    }
+
+    #[test]
+    fn three_runs_leave_time_for_what_is_not_measuring() {
+        assert!(3.0 * seconds(&choice(&[], false).cells()) < 4.0 * 60.0);
+        assert!(3.0 * seconds(&choice(&[], true).cells()) < 65.0);
+    }
+
+    #[test]
+    fn what_is_named_is_measured_and_nothing_else() {
+        let cells = choice(&["write_bw", "write_lat"], false).cells();
+        let steps: Vec<_> = cells.iter().flat_map(|cell| &cell.steps).collect();
+        assert_eq!(steps.len(), 3 * (2 + 1), "{cells:?}");
+        assert!(cells.iter().all(|cell| cell.peers.is_empty()));
+        for (word, count) in
+            [("qps", 3 * 5), ("write_bw_small_buffers", 3 * 2), ("idle", 3), ("qp_bytes", 3)]
+        {
+            let cells = choice(&[word], false).cells();
+            assert_eq!(cells.iter().flat_map(|cell| &cell.steps).count(), count, "{word}");
+        }
+        let cells = choice(&["iperf3"], false).cells();
+        assert!(cells.iter().all(|cell| cell.steps.is_empty() && cell.peers.len() == 1));
+        let sweep = choice(&["sweep"], false).cells();
+        assert_eq!(sweep.iter().flat_map(|cell| &cell.steps).count(), 3 * 23);
+        assert!(Choice::check("write_bw").is_ok() && Choice::check("sweep").is_ok());
+        assert!(Choice::check("wriet_bw").unwrap_err().contains("write_bw_both"));
+    }
+
+    /// A SEND needs receives, of which there is room for one step's.
+    #[test]
+    fn a_cell_has_one_step_with_receives_at_most() {
+        let sends = |cell: &Cell| {
+            let is_send = |step: &&Step| step.measure.name().starts_with("send");
+            cell.steps.iter().filter(is_send).count()
+        };
+        assert!(choice(&[], false).cells().iter().all(|cell| sends(cell) <= 1));
+    }
+
+    #[test]
+    fn every_figure_has_its_row_and_its_ceiling() {
+        for cell in choice(&[], false).cells() {
+            for step in &cell.steps {
+                let key = cell.key("udp", step.measure, step.size).expect("a row");
+                assert_eq!((key.size, key.mtu, key.qps), (step.size, cell.mtu, cell.qps));
+                if let Some(of) = reference(step.measure, step.size) {
+                    assert!(cell.tasks().iter().any(|task| (task.kind, task.message) == of));
+                }
+            }
+            let small = cell.key("udp", Measure::WriteBw, LARGE).map(|key| key.measure);
+            let expected =
+                if cell.small_buffers { Measure::WriteBwSmallBuffers } else { Measure::WriteBw };
+            assert_eq!(small, Some(expected));
+            assert_eq!(cell.key("udp", Measure::MachineCpuPerGb, LARGE), None);
+        }
+    }
+}

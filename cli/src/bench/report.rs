@@ -1,0 +1,58 @@
+//! A directory with what was measured: Markdown, the rows as JSON, and plots.
+
+use std::fs;
+use std::path::Path;
+
+use super::goals::{self, Goal};
+use super::rows::Row;
+use super::run::Bench;
+use super::{plot, table};
+use crate::output::Failure;
+
+/// What a report's files are called, but for the plots.
+const TEXT: &str = "report.md";
+const ROWS: &str = "rows.jsonl";
+
+/// Writes the report to `dir`, which is made if it is not there.
+///
+/// # Errors
+/// What cannot be written, and why.
+pub(super) fn write(
+    dir: &Path,
+    bench: &Bench,
+    rows: &[Row],
+    goals: &[Goal],
+) -> Result<(), Failure> {
+    let failed = |path: &Path, error: std::io::Error| {
+        Failure::Failed(format!("--report: {}: {error}", path.display()))
+    };
+    fs::create_dir_all(dir).map_err(|error| failed(dir, error))?;
+    let mut plots = String::new();
+    for (measure, file, title) in plot::PLOTS {
+        let lines = plot::lines(rows, measure);
+        // A point is no line.
+        if rows.iter().filter(|row| row.key.measure == measure).count() > 1 {
+            plot::write(&dir.join(file), title, &lines)?;
+            plots.push_str(&format!("![{title}]({file})\n\n"));
+        }
+    }
+    let put = |file: &str, text: &str| {
+        let path = dir.join(file);
+        fs::write(&path, text).map_err(|error| failed(&path, error))
+    };
+    put(ROWS, &rows.iter().map(|row| row.json() + "\n").collect::<String>())?;
+    put(TEXT, &text(bench, rows, goals, &plots))
+}
+
+fn text(bench: &Bench, rows: &[Row], goals: &[Goal], plots: &str) -> String {
+    let mode =
+        |(index, mode): (usize, &super::machine::Mode)| format!("- run {}: {mode}\n", index + 1);
+    let modes: String = bench.modes.iter().enumerate().map(mode).collect();
+    format!(
+        "# `rocinante bench`\n\n{}\n\n{modes}\n{plots}## Goals\n\n{}\n## Rows\n\n{}\n{}",
+        bench.machine,
+        goals::markdown(goals),
+        table::markdown(rows),
+        bench.remarks(),
+    )
+}

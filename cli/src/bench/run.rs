@@ -1,0 +1,257 @@
+//! The runs.
+
+use std::os::fd::AsRawFd as _;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use rocinante_ceilings::{Raw, Tally, Task};
+
+use super::machine::{Machine, Mode};
+use super::plan::{self, Cell, Choice, Peer};
+use super::rows::{Row, Rows, Sample};
+use crate::output::{Failure, Output};
+use crate::workers::{Device, Figure, Measure, Outcome, PlaceArgs, Places, Provider, Step, Work};
+
+/// How long all may take.
+const TIME_MAX: Duration = Duration::from_secs(8 * 60);
+const TIME_MAX_QUICK: Duration = Duration::from_secs(2 * 60);
+/// What is left for the last cell.
+const RESERVE: Duration = Duration::from_secs(5);
+
+/// A benchmark that runs.
+pub(super) struct Bench {
+    places: Places,
+    place: PlaceArgs,
+    out: Output,
+    /// Whether the ports are measured, too.
+    ports: bool,
+    begin: Instant,
+    until: Instant,
+    pub(super) rows: Rows,
+    pub(super) machine: Machine,
+    /// Of each run.
+    pub(super) modes: Vec<Mode>,
+    /// What could not be measured, and why.
+    pub(super) notes: Vec<String>,
+    /// What cannot be had.
+    missing: Vec<&'static str>,
+}
+
+impl Bench {
+    pub(super) fn new(
+        place: &PlaceArgs,
+        quick: bool,
+        ports: bool,
+        out: Output,
+    ) -> Result<Self, Failure> {
+        let time = if quick { TIME_MAX_QUICK } else { TIME_MAX };
+        Ok(Self {
+            begin: Instant::now(),
+            until: Instant::now() + time - RESERVE,
+            places: Places::new(place)?,
+            place: place.clone(),
+            out,
+            ports,
+            rows: Rows::default(),
+            machine: Machine::here(),
+            modes: Vec::new(),
+            notes: Vec::new(),
+            missing: Vec::new(),
+        })
+    }
+
+    /// Measures everything, as often as is wanted and as there is time for.
+    pub(super) fn measure(&mut self, choice: &Choice, runs: usize) {
+        self.out.note(&self.machine);
+        for run in 1..=runs {
+            if !self.run(choice, run) {
+                break;
+            }
+        }
+        self.rows.judge(plan::LARGE, plan::MTU);
+        for (run, why) in self.rows.invalid.clone() {
+            self.note(format!("run {run} is invalid: {why}"));
+        }
+    }
+
+    /// Measures everything once; `false` if there was no time for that.
+    fn run(&mut self, choice: &Choice, run: usize) -> bool {
+        let mode = Mode::now();
+        self.out.note(format_args!("run {run}: {mode}"));
+        self.modes.push(mode);
+        let cells = choice.cells();
+        let count = cells.len();
+        for (index, cell) in cells.iter().enumerate() {
+            if Instant::now() >= self.until {
+                let left = count - index;
+                self.note(format!(
+                    "run {run}: the time is over: {left} of {count} cells are not measured"
+                ));
+                return false;
+            }
+            let spent = self.begin.elapsed().as_secs();
+            self.out.note(format_args!("{spent:3} s: run {run}, {} of {count}: {cell}", index + 1));
+            self.cell(run, cell);
+        }
+        true
+    }
+
+    /// What could not be measured, and which runs do not count, as a list.
+    pub(super) fn remarks(&self) -> String {
+        self.notes.iter().map(|note| format!("- {note}\n")).collect()
+    }
+
+    /// The rows, if there are any.
+    pub(super) fn finish(&mut self) -> Result<Vec<Row>, Failure> {
+        if self.rows.is_empty() {
+            let why = if self.notes.is_empty() {
+                "there is nothing of that name".to_owned()
+            } else {
+                self.notes.join("; ")
+            };
+            return Err(Failure::Failed(format!("nothing was measured: {why}")));
+        }
+        Ok(self.rows.rows())
+    }
+
+    /// As rows name it.
+    fn netdev(&self, provider: Provider) -> &'static str {
+        match (provider, self.place.devices.first()) {
+            (Provider::Hw, Some(device)) if device.contains("rxe") => "rxe",
+            _ => provider.name(),
+        }
+    }
+
+    fn note(&mut self, text: String) {
+        self.out.note(&text);
+        if !self.notes.contains(&text) {
+            self.notes.push(text);
+        }
+    }
+
+    /// The ceiling, ours, and the peers, one right after the other.
+    fn cell(&mut self, run: usize, cell: &Cell) {
+        if let Some(provider) = cell.ours
+            && !cell.steps.is_empty()
+            && !self.missing.contains(&self.netdev(provider))
+        {
+            let netdev = self.netdev(provider);
+            let ceilings = self.raw(cell, provider, false);
+            if let Some(port_name) = provider.port_name().filter(|_| self.ports) {
+                let port = self.raw(cell, provider, true);
+                let figure = |step: &Step| {
+                    Some(step.figure(step.measure, ceiling(step.measure, step.size, &port)?))
+                };
+                let figures: Vec<Figure> = cell.steps.iter().filter_map(figure).collect();
+                self.add(run, cell, port_name, &figures, &ceilings);
+            }
+            match self.ours(cell, provider) {
+                Ok(figures) => self.add(run, cell, netdev, &figures, &ceilings),
+                Err(failure) => {
+                    if self.rows.is_empty_of(netdev) {
+                        self.missing.push(netdev);
+                    }
+                    self.note(format!("{cell}: {failure}"));
+                }
+            }
+        }
+        for (peer, steps) in &cell.peers {
+            if self.missing.contains(&peer.name()) {
+                continue;
+            }
+            match self.peer(*peer, steps) {
+                Ok(figures) => {
+                    let of_link = Cell { mtu: plan::LINK_MTU, qps: 1, ..cell.clone() };
+                    self.add(run, &of_link, peer.name(), &figures, &[]);
+                }
+                Err(failure) => {
+                    self.missing.push(peer.name());
+                    self.note(format!("{}: {failure}", peer.name()));
+                }
+            }
+        }
+    }
+
+    fn add(
+        &mut self,
+        run: usize,
+        cell: &Cell,
+        netdev: &'static str,
+        figures: &[Figure],
+        ceilings: &[(Task, Raw)],
+    ) {
+        for Figure { measure, size, value } in figures.iter().copied() {
+            let ceiling = ceiling(measure, size, ceilings);
+            if let Some(key) = cell.key(netdev, measure, size) {
+                self.rows.add(key, Sample { run, value, ceiling });
+            }
+        }
+    }
+
+    /// What the ceiling of the backend does, or its port with no engine behind it.
+    fn raw(&mut self, cell: &Cell, provider: Provider, port: bool) -> Vec<(Task, Raw)> {
+        let tasks = cell.tasks();
+        let Some(backend) = provider.backend_name().filter(|_| !tasks.is_empty()) else {
+            return Vec::new();
+        };
+        let tally = match Tally::file() {
+            Ok(tally) => tally,
+            Err(error) => {
+                self.note(format!("the ceilings: {error}"));
+                return Vec::new();
+            }
+        };
+        // The processes are of this user and in this mount namespace.
+        let path = format!("/proc/{}/fd/{}", std::process::id(), tally.as_raw_fd());
+        let work = Work::Raw { backend, port, tasks: tasks.clone(), tally: PathBuf::from(path) };
+        match self.places.run(&work) {
+            Ok(Outcome::Raw(raw)) => tasks.into_iter().zip(raw).collect(),
+            Ok(Outcome::Figures(_)) => Vec::new(),
+            Err(failure) => {
+                self.note(format!("{cell}: the ceiling: {failure}"));
+                Vec::new()
+            }
+        }
+    }
+
+    fn ours(&self, cell: &Cell, provider: Provider) -> Result<Vec<Figure>, Failure> {
+        let mut device = provider.device(&self.place)?;
+        if let Device::Software { small_buffers, .. } = &mut device {
+            *small_buffers = cell.small_buffers;
+        }
+        let Cell { mtu, qps, steps, .. } = cell;
+        let work = Work::Verbs { device, mtu: *mtu, qps: *qps, steps: steps.clone() };
+        self.figures(&work)
+    }
+
+    fn peer(&self, peer: Peer, steps: &[Step]) -> Result<Vec<Figure>, Failure> {
+        let work = match (peer, steps) {
+            (Peer::Iperf3, [step]) => Work::Iperf3(*step),
+            (Peer::Iperf3, _) => return Ok(Vec::new()),
+            (Peer::TcpSpin, steps) => Work::Tcp(steps.to_vec()),
+            (Peer::Udp, steps) => Work::Udp(steps.to_vec()),
+        };
+        self.figures(&work)
+    }
+
+    fn figures(&self, work: &Work) -> Result<Vec<Figure>, Failure> {
+        match self.places.run(work)? {
+            Outcome::Figures(figures) => Ok(figures),
+            Outcome::Raw(_) => Err(Failure::Failed("it measured a ceiling".into())),
+        }
+    }
+}
+
+/// What a figure would be if there were no protocol.
+fn ceiling(measure: Measure, size: usize, ceilings: &[(Task, Raw)]) -> Option<f64> {
+    let (kind, message) = plan::reference(measure, size)?;
+    let of = |task: &Task| (task.kind, task.message) == (kind, message);
+    let (_, raw) = ceilings.iter().find(|(task, _)| of(task))?;
+    Some(match (raw, measure.unit()) {
+        (Raw::Flood { mpps, .. }, "Mop/s") => *mpps,
+        (Raw::Flood { gbps, .. }, _) => *gbps,
+        // Of the whole round trip.
+        (Raw::PingPong { us }, _) if measure.is_whole_round_trip() => 2.0 * us,
+        (Raw::PingPong { us }, _) => *us,
+    })
+}

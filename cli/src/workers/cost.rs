@@ -1,0 +1,70 @@
+//! What measuring takes of the machine: processor time, memory, wake-ups.
+
+use std::fs;
+use std::io;
+
+use nix::sys::resource::{UsageWho, getrusage};
+
+use crate::output::Failure;
+
+/// Seconds of processor time that this process has taken, in user and kernel mode.
+pub(super) fn own() -> Result<f64, Failure> {
+    let usage = getrusage(UsageWho::RUSAGE_SELF);
+    let usage = usage.map_err(|error| Failure::Failed(format!("getrusage: {error}")))?;
+    let seconds =
+        |time: nix::sys::time::TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6;
+    Ok(seconds(usage.user_time()) + seconds(usage.system_time()))
+}
+
+/// Processors of the machine.
+pub(super) fn online() -> Result<usize, Failure> {
+    let lines = read("/proc/stat")?;
+    let count = lines.lines().filter(|line| {
+        line.strip_prefix("cpu").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+    });
+    Ok(count.count().max(1))
+}
+
+/// Seconds that all processors were idle or waiting for a disk, in sum, since the machine started (`proc_stat(5)`).
+pub(super) fn idle() -> Result<f64, Failure> {
+    let text = read("/proc/stat")?;
+    let mut fields = text.lines().next().unwrap_or_default().split_whitespace().skip(4);
+    let mut next = || fields.next().and_then(|field| field.parse::<f64>().ok());
+    let (Some(idle), Some(waiting)) = (next(), next()) else {
+        return Err(Failure::Failed(
+            "/proc/stat does not say how long processors were idle".into(),
+        ));
+    };
+    let per_second = rustix::param::clock_ticks_per_second() as f64;
+    Ok((idle + waiting) / per_second)
+}
+
+/// Resident bytes of this process.
+pub(crate) fn resident() -> Result<u64, Failure> {
+    let statm = read("/proc/self/statm")?;
+    let pages = statm.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok());
+    let pages = pages
+        .ok_or_else(|| Failure::Failed("/proc/self/statm does not say what is resident".into()))?;
+    Ok(pages * rustix::param::page_size() as u64)
+}
+
+/// How often the threads of this process but its first have gone to sleep, which is how often they were woken (`proc_pid_status(5)`).
+pub(super) fn naps() -> Result<u64, Failure> {
+    let first = std::process::id().to_string();
+    let failed = |error: io::Error| Failure::Failed(format!("/proc/self/task: {error}"));
+    let mut naps = 0;
+    for task in fs::read_dir("/proc/self/task").map_err(failed)? {
+        let task = task.map_err(failed)?;
+        if task.file_name() == first.as_str() {
+            continue;
+        }
+        let status = read(&task.path().join("status").to_string_lossy())?;
+        let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        naps += line.and_then(|count| count.trim().parse::<u64>().ok()).unwrap_or(0);
+    }
+    Ok(naps)
+}
+
+fn read(path: &str) -> Result<String, Failure> {
+    fs::read_to_string(path).map_err(|error| Failure::Failed(format!("{path}: {error}")))
+}

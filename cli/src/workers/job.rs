@@ -1,0 +1,231 @@
+//! One of the two processes.
+
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+use nix::unistd::setsid;
+use rocinante::{Backend, Context, Exchange, OpenOptions, PortConfig};
+use rocinante_ceilings::{Raw, Task};
+use serde::{Deserialize, Serialize};
+
+use super::measure::{Figure, Measure, Step};
+use super::{idle, ours, peers, raw};
+use crate::cores;
+use crate::lab::exit_with_parent;
+use crate::measure::{MeasureError, Side};
+use crate::output::Failure;
+
+/// TCP port of the exchange between the two.
+const PORT: u16 = 18_515;
+/// How long the other may take to start.
+const PATIENCE: Duration = Duration::from_secs(15);
+/// What `net.core.rmem_max` and `wmem_max` are unless somebody has changed them.
+const SMALL_BUFFER: u32 = 212_992;
+
+/// What carries the requests.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Device {
+    /// The device in software, over a backend.
+    Software {
+        backend: String,
+        /// No socket buffers beyond what every process may have.
+        small_buffers: bool,
+    },
+    /// RDMA devices of the kernel: of the first side, and of the second.
+    Hardware([String; 2]),
+}
+
+/// What two processes do.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) enum Work {
+    /// RDMA.
+    Verbs { device: Device, mtu: u32, qps: u32, steps: Vec<Step> },
+    /// The ceiling of a backend, or with `port` its port with no engine behind it.
+    Raw { backend: String, port: bool, tasks: Vec<Task>, tally: PathBuf },
+    /// A TCP stream, both ends spinning.
+    Tcp(Vec<Step>),
+    /// UDP sockets.
+    Udp(Vec<Step>),
+    /// A TCP stream of iperf3.
+    Iperf3(Step),
+}
+
+/// What they found out.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) enum Outcome {
+    Figures(Vec<Figure>),
+    Raw(Vec<Raw>),
+}
+
+/// Everything that a process is told.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Job {
+    pub(super) side: Side,
+    pub(super) local: IpAddr,
+    pub(super) remote: IpAddr,
+    /// Whether to go before everything else that runs on the machine.
+    pub(super) urgent: bool,
+    /// How long all may take, in seconds.
+    pub(super) limit: f64,
+    pub(super) work: Work,
+}
+
+/// One process of a measurement
+#[derive(Debug, Clone, clap::Args)]
+pub struct WorkerArgs {
+    /// What to do, in JSON
+    #[arg(long)]
+    job: String,
+}
+
+/// Runs one process of a measurement: what it found goes to standard output.
+#[must_use]
+pub fn run_worker(args: &WorkerArgs) -> ExitCode {
+    exit_with_parent();
+    let result = serde_json::from_str::<Job>(&args.job)
+        .map_err(|error| Failure::Usage(format!("--job: {error}")))
+        .and_then(|job| job.run());
+    match result {
+        Ok(outcome) => {
+            println!("{}", serde_json::json!(outcome));
+            ExitCode::SUCCESS
+        }
+        Err(failure) => {
+            eprintln!("{failure}");
+            ExitCode::from(failure.code())
+        }
+    }
+}
+
+impl Work {
+    /// Whether it is of devices of the kernel.
+    pub(super) const fn is_hardware(&self) -> bool {
+        matches!(self, Self::Verbs { device: Device::Hardware(_), .. })
+    }
+
+    /// How long it is measured, in seconds.
+    pub(super) fn seconds(&self) -> f64 {
+        match self {
+            Self::Verbs { steps, .. } | Self::Tcp(steps) | Self::Udp(steps) => {
+                steps.iter().map(|step| step.seconds).sum()
+            }
+            Self::Raw { tasks, .. } => tasks.iter().map(|task| task.seconds).sum(),
+            Self::Iperf3(step) => step.seconds.ceil(),
+        }
+    }
+}
+
+impl Job {
+    fn run(&self) -> Result<Outcome, Failure> {
+        self.settle();
+        if let Work::Iperf3(step) = &self.work {
+            return Err(self.iperf3(step));
+        }
+        // Opened first: who cannot says so at once.
+        let ctx = self.open()?;
+        let mut exchange = match self.side {
+            Side::Second => Exchange::accept(SocketAddr::from((self.local, PORT)))?,
+            Side::First => Exchange::connect(SocketAddr::from((self.remote, PORT)), PATIENCE)?,
+        };
+        exchange.set_patience(Some(Duration::from_secs_f64(self.limit)));
+        let outcome = self.outcome(ctx, &mut exchange)?;
+        exchange.barrier("bye")?;
+        Ok(outcome)
+    }
+
+    fn outcome(&self, ctx: Option<Context>, exchange: &mut Exchange) -> Result<Outcome, Failure> {
+        let (side, ends) = (self.side, (self.local, self.remote));
+        let mut figures = Vec::new();
+        match (&self.work, ctx) {
+            (Work::Raw { backend, port, tasks, tally }, _) => {
+                let of = (self::backend(backend)?, *port);
+                return raw::run(side, of, ends, tally, tasks, exchange).map(Outcome::Raw);
+            }
+            (Work::Verbs { mtu, qps, steps, .. }, Some(ctx)) => {
+                let size = (*mtu, *qps);
+                if let [step] = &steps[..]
+                    && step.measure == Measure::IdleWakeups
+                {
+                    let figures = idle::measure(ctx, side, size, step, exchange)?;
+                    return Ok(Outcome::Figures(figures));
+                }
+                let device = ours::Device::connect(ctx, side, size, steps, exchange)?;
+                for step in steps {
+                    figures.extend(device.step(exchange, step)?);
+                }
+                // The peer's last request may not be acknowledged yet.
+                exchange.barrier("over")?;
+            }
+            (Work::Tcp(steps), _) => {
+                for step in steps {
+                    figures.extend(peers::tcp(side, ends, exchange, step)?);
+                }
+            }
+            (Work::Udp(steps), _) => {
+                for step in steps {
+                    figures.extend(peers::udp(side, ends, exchange, step)?);
+                }
+            }
+            (Work::Verbs { .. }, None) | (Work::Iperf3(_), _) => {}
+        }
+        Ok(Outcome::Figures(figures))
+    }
+
+    /// Keeps to one core, and gets that core first if it may: a session of its own is scheduled as one group,
+    /// whose weight is its own.
+    fn settle(&self) {
+        if self.urgent && setsid().is_ok() {
+            let _ = std::fs::write("/proc/self/autogroup", "-20");
+        }
+        cores::bind(usize::from(self.side == Side::Second));
+    }
+
+    fn open(&self) -> Result<Option<Context>, Failure> {
+        let Work::Verbs { device, .. } = &self.work else { return Ok(None) };
+        let options = OpenOptions::new();
+        let options = match device {
+            Device::Hardware(names) => {
+                options.device(&names[usize::from(self.side == Side::Second)])
+            }
+            Device::Software { backend, small_buffers } => {
+                let mut config = PortConfig::default();
+                if *small_buffers {
+                    (config.rx_buffer_bytes, config.tx_buffer_bytes) = (SMALL_BUFFER, SMALL_BUFFER);
+                    config.force_buffers = false;
+                }
+                options.netdev(self::backend(backend)?).port(config)
+            }
+        };
+        Ok(Some(options.open(self.local)?))
+    }
+
+    /// Becomes iperf3; returns only if it cannot.
+    fn iperf3(&self, step: &Step) -> Failure {
+        let mut command = Command::new("iperf3");
+        match self.side {
+            Side::Second => command.args(["-s", "-1", "-B", &self.local.to_string()]),
+            Side::First => {
+                let seconds = step.seconds.ceil().max(1.0).to_string();
+                let size = step.size.to_string();
+                command.args(["-c", &self.remote.to_string(), "-J", "-t", &seconds, "-l", &size])
+            }
+        };
+        Failure::Failed(format!("cannot start iperf3: {}: install it", command.exec()))
+    }
+}
+
+fn backend(name: &str) -> Result<Backend, Failure> {
+    name.parse().map_err(Failure::Failed)
+}
+
+impl From<MeasureError> for Failure {
+    fn from(error: MeasureError) -> Self {
+        match error {
+            MeasureError::Verbs(error) => error.into(),
+            error => Self::Failed(error.to_string()),
+        }
+    }
+}

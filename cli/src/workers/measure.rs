@@ -1,0 +1,206 @@
+//! What can be measured.
+
+use std::fmt;
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+/// What a figure is of; its name in JSON is that of the variant, in small letters with underscores.
+///
+/// The target is the side that only answers. It is active if its program drives the device, passive if the program sleeps and the device's
+/// background thread answers, asleep if that sleeps as well, because the requests come far apart.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ValueEnum,
+)]
+#[serde(rename_all = "snake_case")]
+#[value(rename_all = "snake_case")]
+pub enum Measure {
+    /// WRITEs in one direction: goodput.
+    WriteBw,
+    /// The same, to a passive target.
+    WriteBwPassive,
+    /// The same in both directions at once: the sum of both.
+    WriteBwBoth,
+    /// The same as `write_bw` with receive buffers of 212,992 bytes.
+    WriteBwSmallBuffers,
+    /// Jain's index of the queue pairs' shares of `write_bw`: 1 if all are equal.
+    WriteBwFairness,
+    /// SENDs in one direction: goodput.
+    SendBw,
+    /// READs: goodput.
+    ReadBw,
+    /// Small WRITEs in one direction, as many as go.
+    WriteRate,
+    /// The same, to a passive target.
+    WriteRatePassive,
+    /// The same as `write_rate` with receive buffers of 212,992 bytes.
+    WriteRateSmallBuffers,
+    /// WRITEs to and fro, both sides polling memory and driving the device: half the round trip.
+    WriteLat,
+    /// The same, both sides only looking at their memory, without any call of the verbs.
+    WriteLatMemory,
+    /// SENDs to and fro, both sides sleeping on a completion channel: half the round trip.
+    SendLatBlocking,
+    /// A READ: from the post to the completion.
+    ReadLat,
+    /// The same, from a passive target, one after the other.
+    ReadLatPassive,
+    /// The same, from a target that is asleep.
+    ReadLatAsleep,
+    /// A fetch and add: from the post to the completion.
+    AtomicLat,
+    /// The same, at a passive target, one after the other.
+    AtomicLatPassive,
+    /// The same, at a target that is asleep.
+    AtomicLatAsleep,
+    /// What a UDP socket's answer takes longer if its process sleeps until the question comes.
+    WakeUp,
+    /// Processor time, in user and kernel mode, of the processes of both ends for 10⁹ bytes of payload, to a passive target.
+    CpuPerGb,
+    /// Processor time of the whole machine for 10⁹ bytes of payload.
+    MachineCpuPerGb,
+    /// The same, to a passive target.
+    MachineCpuPerGbPassive,
+    /// Resident memory per connected queue pair of 16 sends and 16 receives.
+    QpBytes,
+    /// How often a device's threads wake up while nothing happens on 1,000 connected queue pairs.
+    IdleWakeups,
+}
+
+/// What the answering side does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// Its program drives the device.
+    Active,
+    /// Its program sleeps.
+    Passive,
+    /// Its program and the device's thread sleep when a request comes.
+    Asleep,
+}
+
+impl Measure {
+    /// As in JSON.
+    #[must_use]
+    pub fn name(self) -> String {
+        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+    }
+
+    /// What its values are in.
+    #[must_use]
+    pub const fn unit(self) -> &'static str {
+        match self {
+            Self::WriteBw
+            | Self::WriteBwPassive
+            | Self::WriteBwBoth
+            | Self::WriteBwSmallBuffers
+            | Self::SendBw
+            | Self::ReadBw => "Gb/s",
+            Self::WriteRate | Self::WriteRatePassive | Self::WriteRateSmallBuffers => "Mop/s",
+            Self::WriteBwFairness => "1",
+            Self::CpuPerGb | Self::MachineCpuPerGb | Self::MachineCpuPerGbPassive => "s/GB",
+            Self::QpBytes => "B",
+            Self::IdleWakeups => "1/s",
+            _ => "us",
+        }
+    }
+
+    /// Whether more is better.
+    #[must_use]
+    pub fn rises(self) -> bool {
+        matches!(self.unit(), "Gb/s" | "Mop/s" | "1")
+    }
+
+    /// The same with small receive buffers, if that has a name of its own.
+    #[must_use]
+    pub const fn with_small_buffers(self) -> Option<Self> {
+        match self {
+            Self::WriteBw => Some(Self::WriteBwSmallBuffers),
+            Self::WriteRate => Some(Self::WriteRateSmallBuffers),
+            _ => None,
+        }
+    }
+
+    /// Whether it is of one side's requests, each posted when the one before is complete.
+    #[must_use]
+    pub const fn is_whole_round_trip(self) -> bool {
+        matches!(
+            self,
+            Self::ReadLat
+                | Self::ReadLatPassive
+                | Self::ReadLatAsleep
+                | Self::AtomicLat
+                | Self::AtomicLatPassive
+                | Self::AtomicLatAsleep
+        )
+    }
+
+    pub(crate) const fn target(self) -> Target {
+        match self {
+            Self::WriteBwPassive
+            | Self::WriteRatePassive
+            | Self::ReadLatPassive
+            | Self::AtomicLatPassive => Target::Passive,
+            Self::ReadLatAsleep | Self::AtomicLatAsleep => Target::Asleep,
+            _ => Target::Active,
+        }
+    }
+}
+
+impl fmt::Display for Measure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name())
+    }
+}
+
+/// One thing that a pair of processes is to measure; it may have several figures.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Step {
+    /// What.
+    pub measure: Measure,
+    /// Bytes of each message.
+    pub size: usize,
+    /// How long, in seconds.
+    pub seconds: f64,
+}
+
+/// What was measured.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Figure {
+    /// Of what.
+    pub measure: Measure,
+    /// Bytes of each message.
+    pub size: usize,
+    /// In [`Measure::unit`].
+    pub value: f64,
+}
+
+impl Step {
+    /// What it has figures of.
+    pub(crate) fn figures(&self) -> impl Iterator<Item = Measure> + use<> {
+        let more: &[Measure] = match self.measure {
+            Measure::WriteBw => &[Measure::MachineCpuPerGb, Measure::WriteBwFairness],
+            Measure::WriteBwPassive => &[Measure::CpuPerGb, Measure::MachineCpuPerGbPassive],
+            Measure::IdleWakeups => &[Measure::QpBytes],
+            _ => &[],
+        };
+        std::iter::once(self.measure).chain(more.iter().copied())
+    }
+
+    pub(crate) const fn figure(&self, measure: Measure, value: f64) -> Figure {
+        Figure { measure, size: self.size, value }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_in_json_and_on_the_command_line_are_the_same() {
+        for measure in Measure::value_variants() {
+            assert_eq!(serde_json::to_value(measure).unwrap(), measure.name());
+            assert_eq!(Measure::from_str(&measure.name(), false).as_ref(), Ok(measure));
+            assert!(measure.rises() || matches!(measure.unit(), "us" | "s/GB" | "B" | "1/s"));
+        }
+    }
+}

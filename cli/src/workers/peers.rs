@@ -1,0 +1,269 @@
+//! What else carries bytes, to measure beside us: TCP with both ends spinning, UDP sockets, iperf3.
+
+use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::net::{IpAddr, TcpListener, TcpStream, UdpSocket};
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+use rocinante::Exchange;
+use serde_json::Value;
+
+use super::measure::{Figure, Measure, Step};
+use crate::measure::{Side, histogram, record};
+use crate::output::Failure;
+
+/// Bytes that a stream is sent from or received into.
+const REGION: usize = 4 << 20;
+/// Port of the stream, and of the datagrams.
+const PORT: u16 = 18_516;
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Between two questions to somebody who shall have fallen asleep.
+pub(super) const PAUSE: Duration = Duration::from_millis(2);
+/// Round trips that are not counted.
+const FIRST: u32 = 50;
+/// Ends a ping-pong.
+const LAST: u8 = 255;
+
+fn failed(what: &str) -> impl Fn(io::Error) -> Failure + '_ {
+    move |error| Failure::Failed(format!("{what}: {error}"))
+}
+
+/// A stream with both ends spinning: goodput in writes of a step's size, or half the round trip of messages of that size.
+pub(super) fn tcp(
+    side: Side,
+    (local, remote): (IpAddr, IpAddr),
+    exchange: &mut Exchange,
+    step: &Step,
+) -> Result<Option<Figure>, Failure> {
+    let in_tcp = failed("TCP");
+    let mut stream = match side {
+        Side::First => {
+            exchange.barrier("listening")?;
+            TcpStream::connect((remote, PORT)).map_err(&in_tcp)?
+        }
+        Side::Second => {
+            let listener = TcpListener::bind((local, PORT)).map_err(&in_tcp)?;
+            exchange.barrier("listening")?;
+            listener.accept().map_err(&in_tcp)?.0
+        }
+    };
+    stream.set_nonblocking(true).map_err(&in_tcp)?;
+    stream.set_nodelay(true).map_err(&in_tcp)?;
+    let time = Duration::from_secs_f64(step.seconds);
+    let value = match (step.measure, side) {
+        (Measure::WriteLat, _) => ping_pong(side, step.size, time, None, |bytes, sends| {
+            if sends { write_all(&mut stream, bytes) } else { read_all(&mut stream, bytes) }
+        })
+        .map_err(&in_tcp)?,
+        (_, Side::First) => {
+            send(&mut stream, step.size, time).map_err(&in_tcp)?;
+            drop(stream);
+            let said = exchange.hear()?;
+            Some(said.parse().map_err(|_| exchange.error(format_args!("it said {said}")))?)
+        }
+        (_, Side::Second) => {
+            let gbps = receive(&mut stream).map_err(&in_tcp)?;
+            exchange.say(&gbps.to_string())?;
+            None
+        }
+    };
+    Ok(value.map(|value| step.figure(step.measure, value)))
+}
+
+fn send(stream: &mut TcpStream, size: usize, time: Duration) -> io::Result<()> {
+    let region = vec![0x5a; REGION.max(size)];
+    let end = Instant::now() + time;
+    let mut at = 0;
+    while Instant::now() < end {
+        match stream.write(&region[at..at + size]) {
+            Ok(_) => at = (at + size) % (region.len() / size * size),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => std::hint::spin_loop(),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Receives until the sender is done; 10⁹ bits per second.
+fn receive(stream: &mut TcpStream) -> io::Result<f64> {
+    const CHUNK: usize = 256 << 10;
+    let mut region = vec![0; REGION];
+    let (mut at, mut bytes) = (0, 0);
+    let start = Instant::now();
+    while start.elapsed() < PATIENCE {
+        match stream.read(&mut region[at..at + CHUNK]) {
+            Ok(0) => break,
+            Ok(read) => {
+                bytes += read;
+                at = (at + CHUNK) % REGION;
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => std::hint::spin_loop(),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(bytes as f64 * 8.0 / start.elapsed().as_secs_f64() / 1e9)
+}
+
+fn write_all(stream: &mut TcpStream, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        let written = spin(|| stream.write(bytes))?;
+        bytes = &bytes[written..];
+    }
+    Ok(())
+}
+
+fn read_all(stream: &mut TcpStream, bytes: &mut [u8]) -> io::Result<()> {
+    let mut at = 0;
+    while at < bytes.len() {
+        match spin(|| stream.read(&mut bytes[at..]))? {
+            0 => return Err(ErrorKind::UnexpectedEof.into()),
+            read => at += read,
+        }
+    }
+    Ok(())
+}
+
+/// Calls until it would not block.
+fn spin<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    let mut since = None;
+    loop {
+        for _ in 0..64 {
+            match call() {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => std::hint::spin_loop(),
+                other => return other,
+            }
+        }
+        if since.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
+            return Err(ErrorKind::TimedOut.into());
+        }
+    }
+}
+
+/// Messages to and fro, with pauses between if there is to be one, until the time is over: half the round trip's median in microseconds, at the first side. `transfer` sends the bytes
+/// or, if told so, receives as many.
+fn ping_pong(
+    side: Side,
+    size: usize,
+    time: Duration,
+    apart: Option<Duration>,
+    mut transfer: impl FnMut(&mut [u8], bool) -> io::Result<()>,
+) -> io::Result<Option<f64>> {
+    let mut histogram = histogram();
+    let mut bytes = vec![0; size.max(1)];
+    let begin = Instant::now();
+    let mut before = begin;
+    for number in 0_u32.. {
+        let last = number > FIRST && before - begin >= time;
+        if side == Side::First {
+            bytes[0] = if last { LAST } else { 0 };
+            if let Some(apart) = apart {
+                pause(apart);
+                before = Instant::now();
+            }
+            transfer(&mut bytes, true)?;
+            transfer(&mut bytes, false)?;
+            let after = Instant::now();
+            if number >= FIRST {
+                record(&mut histogram, (after - before) / 2);
+            }
+            before = after;
+        } else {
+            transfer(&mut bytes, false)?;
+            transfer(&mut bytes, true)?;
+        }
+        if bytes[0] == LAST {
+            break;
+        }
+    }
+    Ok((side == Side::First).then(|| median_us(&histogram)))
+}
+
+/// The median in microseconds of nanoseconds.
+pub(super) fn median_us(histogram: &Histogram<u64>) -> f64 {
+    histogram.value_at_quantile(0.5) as f64 / 1e3
+}
+
+/// UDP sockets: [`Measure::SendLatBlocking`] of both sides sleeping, or [`Measure::WakeUp`].
+pub(super) fn udp(
+    side: Side,
+    (local, remote): (IpAddr, IpAddr),
+    exchange: &mut Exchange,
+    step: &Step,
+) -> Result<Option<Figure>, Failure> {
+    let in_udp = failed("UDP");
+    let socket = UdpSocket::bind((local, PORT)).map_err(&in_udp)?;
+    socket.connect((remote, PORT)).map_err(&in_udp)?;
+    // On a veth nothing is lost but what finds no socket.
+    socket.set_read_timeout(Some(PATIENCE)).map_err(&in_udp)?;
+    exchange.barrier("bound")?;
+    let time = Duration::from_secs_f64(step.seconds);
+    let value = if step.measure == Measure::WakeUp {
+        let mut round_trip = |sleeps: bool| -> Result<Option<f64>, Failure> {
+            exchange.barrier("question")?;
+            socket.set_nonblocking(side == Side::First || !sleeps).map_err(&in_udp)?;
+            let apart = Some(PAUSE).filter(|_| side == Side::First);
+            let half = ping_pong(side, step.size, time / 2, apart, |bytes, sends| {
+                datagram(&socket, bytes, sends)
+            });
+            Ok(half.map_err(&in_udp)?.map(|half| 2.0 * half))
+        };
+        let (spins, sleeps) = (round_trip(false)?, round_trip(true)?);
+        spins.zip(sleeps).map(|(spins, sleeps)| sleeps - spins)
+    } else {
+        ping_pong(side, step.size, time, None, |bytes, sends| datagram(&socket, bytes, sends))
+            .map_err(&in_udp)?
+    };
+    Ok(value.map(|value| step.figure(step.measure, value)))
+}
+
+fn datagram(socket: &UdpSocket, bytes: &mut [u8], sends: bool) -> io::Result<()> {
+    spin(|| if sends { socket.send(bytes) } else { socket.recv(bytes) }).map(drop)
+}
+
+/// Spins: a core that rests would be slow when it goes on.
+pub(super) fn pause(time: Duration) {
+    let start = Instant::now();
+    while start.elapsed() < time {
+        std::hint::spin_loop();
+    }
+}
+
+/// The processor time of both ends for 10⁹ bytes, and the goodput, of one stream as iperf3 reports it.
+pub(super) fn iperf3_figures(report: &str, step: &Step) -> Result<Vec<Figure>, Failure> {
+    let what = |why: &dyn std::fmt::Display| Failure::Failed(format!("iperf3: {why}: {report}"));
+    let json: Value = serde_json::from_str(report).map_err(|error| what(&error))?;
+    let end = &json["end"];
+    let received = &end["sum_received"];
+    let number = |value: &Value| value.as_f64();
+    let figures = || {
+        let (bytes, seconds) = (number(&received["bytes"])?, number(&received["seconds"])?);
+        let cpu = &end["cpu_utilization_percent"];
+        let busy = (number(&cpu["host_total"])? + number(&cpu["remote_total"])?) / 100.0 * seconds;
+        let gbps = number(&received["bits_per_second"])? / 1e9;
+        Some(vec![
+            step.figure(Measure::WriteBw, gbps),
+            step.figure(Measure::CpuPerGb, busy / (bytes / 1e9)),
+        ])
+    };
+    figures().ok_or_else(|| what(&"no figures"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn what_iperf3_reports_is_read() {
+        let report = json!({"end": {
+            "sum_received": {"bytes": 2e9, "seconds": 1.0, "bits_per_second": 16e9},
+            "cpu_utilization_percent": {"host_total": 90.0, "remote_total": 70.0},
+        }});
+        let step = Step { measure: Measure::WriteBw, size: 131_072, seconds: 1.0 };
+        let figures = iperf3_figures(&report.to_string(), &step).unwrap();
+        let values: Vec<_> = figures.iter().map(|figure| (figure.measure, figure.value)).collect();
+        assert_eq!(values, [(Measure::WriteBw, 16.0), (Measure::CpuPerGb, 0.8)]);
+        let refused = iperf3_figures(r#"{"error": "Connection refused"}"#, &step).unwrap_err();
+        assert!(refused.to_string().contains("Connection refused"), "{refused}");
+    }
+}

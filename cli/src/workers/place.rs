@@ -1,0 +1,176 @@
+//! Between which addresses two processes measure, and how they are started.
+
+use std::net::IpAddr;
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use super::job::{Job, Outcome, Work};
+use super::measure::{Figure, Step};
+use super::peers::iperf3_figures;
+use crate::lab::{ChildGuard, LabConfig, Pair, kill_children_on_signal};
+use crate::measure::Side;
+use crate::output::Failure;
+
+/// Where to measure.
+#[derive(Debug, Clone, clap::Args)]
+pub struct PlaceArgs {
+    /// Address of the side that sends
+    #[arg(long, requires = "remote")]
+    local: Option<IpAddr>,
+    /// Address of the side that receives
+    #[arg(long, requires = "local")]
+    remote: Option<IpAddr>,
+    /// RDMA devices of the two addresses, for the provider hw
+    #[arg(long, value_delimiter = ',', requires = "local")]
+    pub(crate) devices: Vec<String>,
+    /// Wait for one's turn among the other processes of the machine, instead of going first
+    #[arg(long)]
+    patient: bool,
+}
+
+impl PlaceArgs {
+    /// The RDMA devices of both sides, if there are to be some.
+    pub(crate) fn devices(&self) -> Result<[String; 2], Failure> {
+        self.devices.clone().try_into().map_err(|_| {
+            let why = "the provider hw needs --devices with the RDMA devices of --local and --remote: \
+                       `rocinante devices` lists them";
+            Failure::Usage(why.into())
+        })
+    }
+}
+
+/// Between whom, and where.
+enum Place {
+    /// Two namespaces of our own.
+    Made(Pair),
+    /// This namespace.
+    Here { local: IpAddr, remote: IpAddr },
+}
+
+impl Place {
+    fn addresses(&self) -> [IpAddr; 2] {
+        match self {
+            Self::Made(pair) => pair.containers().each_ref().map(|one| one.ipv4().into()),
+            Self::Here { local, remote } => [*local, *remote],
+        }
+    }
+
+    fn spawn(&self, side: usize, command: &mut Command) -> Result<ChildGuard, Failure> {
+        let child = match self {
+            Self::Made(pair) => pair.containers()[side].spawn(command),
+            Self::Here { .. } => ChildGuard::spawn(command),
+        };
+        child.map_err(|error| Failure::Failed(error.to_string()))
+    }
+}
+
+/// Where pairs of processes are started.
+pub(crate) struct Places {
+    software: Place,
+    /// Of the kernel's devices, if not the same.
+    hardware: Option<Place>,
+    urgent: bool,
+}
+
+/// What two processes may take longer than they measure.
+const STARTS_WITHIN: Duration = Duration::from_secs(20);
+/// How long who answers may take to end after who asked.
+const ENDS_AFTER: Duration = Duration::from_secs(5);
+/// What iperf3 says if its server does not listen yet.
+const REFUSED: &str = "Connection refused";
+/// A second's worth.
+const ATTEMPTS_MAX: u32 = 20;
+
+impl Places {
+    /// Makes namespaces where no addresses are given. From now on signals end this process with all that it started.
+    pub(crate) fn new(args: &PlaceArgs) -> Result<Self, Failure> {
+        kill_children_on_signal().map_err(|error| Failure::Failed(error.to_string()))?;
+        let urgent = !args.patient;
+        let here = match (args.local, args.remote) {
+            (Some(local), Some(remote)) => Some(Place::Here { local, remote }),
+            _ => None,
+        };
+        if args.devices.is_empty()
+            && let Some(software) = here
+        {
+            return Ok(Self { software, hardware: None, urgent });
+        }
+        let config = LabConfig { ipv6: false, ..LabConfig::default() };
+        let pair = Pair::new(&config).map_err(|error| Failure::Failed(error.to_string()))?;
+        Ok(Self { software: Place::Made(pair), hardware: here, urgent })
+    }
+
+    /// Both processes of `work`, from their start to their end; what the first found out.
+    pub(crate) fn run(&self, work: &Work) -> Result<Outcome, Failure> {
+        if let Work::Iperf3(step) = work {
+            return self.iperf3(work, step).map(Outcome::Figures);
+        }
+        let receiver = self.start(work, Side::Second)?;
+        let sent = self.finish(work, self.start(work, Side::First)?)?;
+        let grace = if sent.status.success() { ENDS_AFTER } else { Duration::from_secs(1) };
+        let received =
+            receiver.wait_with_output(grace).map_err(|error| Failure::Failed(error.to_string()));
+        if !sent.status.success() {
+            // Who could not even begin says why; the other only knows that nobody came.
+            let texts = [Some(&sent), received.as_ref().ok()].map(|output| output.map(said));
+            let [first, second] = texts.map(Option::unwrap_or_default);
+            let same = second.is_empty() || first == second;
+            let both = if same { first } else { format!("{first}; the receiver: {second}") };
+            return Err(Failure::Failed(both));
+        }
+        let received = received?;
+        if !received.status.success() {
+            return Err(Failure::Failed(said(&received)));
+        }
+        serde_json::from_slice(&sent.stdout).map_err(|error| Failure::Failed(error.to_string()))
+    }
+
+    /// One stream of iperf3, which does not wait for its server, and may report that with success.
+    fn iperf3(&self, work: &Work, step: &Step) -> Result<Vec<Figure>, Failure> {
+        let _server = self.start(work, Side::Second)?;
+        let mut attempts = 0;
+        loop {
+            let output = self.finish(work, self.start(work, Side::First)?)?;
+            let report = String::from_utf8_lossy(&output.stdout).into_owned();
+            if report.contains(REFUSED) && attempts < ATTEMPTS_MAX {
+                attempts += 1;
+                std::thread::sleep(Duration::from_millis(50));
+                continue;
+            }
+            if !output.status.success() && report.is_empty() {
+                return Err(Failure::Failed(said(&output)));
+            }
+            return iperf3_figures(&report, step);
+        }
+    }
+
+    fn finish(&self, work: &Work, child: ChildGuard) -> Result<Output, Failure> {
+        let output = child.wait_with_output(self.limit(work));
+        output.map_err(|error| Failure::Failed(error.to_string()))
+    }
+
+    fn limit(&self, work: &Work) -> Duration {
+        STARTS_WITHIN + Duration::from_secs_f64(3.0 * work.seconds())
+    }
+
+    fn start(&self, work: &Work, side: Side) -> Result<ChildGuard, Failure> {
+        let place = match (&self.hardware, work.is_hardware()) {
+            (Some(hardware), true) => hardware,
+            _ => &self.software,
+        };
+        let [first, second] = place.addresses();
+        let (local, remote) = if side == Side::First { (first, second) } else { (second, first) };
+        let (urgent, limit) = (self.urgent, self.limit(work).as_secs_f64());
+        let job = Job { side, local, remote, urgent, limit, work: work.clone() };
+        let job = serde_json::to_string(&job).expect("a job is JSON");
+        let mut command = Command::new("/proc/self/exe");
+        command.args(["measure-worker", "--job", &job]).stdin(Stdio::null());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        place.spawn(usize::from(side == Side::Second), &mut command)
+    }
+}
+
+/// What a process wrote about its failure.
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ")
+}

@@ -1,0 +1,166 @@
+//! `rocinante bench`, as far as a test may look: which rows there are and what they consist of, not how large.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+use super::run;
+use rocinante::Backend;
+use rocinante_tests::{require_backend, require_lab};
+use serde_json::Value;
+
+/// A directory that goes with the test.
+struct Dir(PathBuf);
+
+impl Dir {
+    fn new(name: &str) -> Self {
+        let name = format!("rocinante-bench-{name}-{}", std::process::id());
+        Self(std::env::temp_dir().join(name))
+    }
+
+    fn read(&self, file: &str) -> String {
+        let path = self.0.join(file);
+        std::fs::read_to_string(&path).unwrap_or_else(|why| panic!("{}: {why}", path.display()))
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn rows(out: &str) -> Vec<Value> {
+    out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn named(row: &Value) -> String {
+    let word = |name: &str| row[name].as_str().unwrap().to_owned();
+    format!("{} {} {} {}", word("measure"), word("netdev"), row["size"], row["mtu"])
+}
+
+/// Every field is there, and they fit together.
+#[track_caller]
+fn is_complete(row: &Value) {
+    let number = |name: &str| row[name].as_f64().unwrap_or_else(|| panic!("{name} of {row}"));
+    let [value, min, max] = ["value", "min", "max"].map(number);
+    assert!(min <= value && value <= max, "{row}");
+    assert!(number("qps") >= 1.0 && number("samples") >= 1.0, "{row}");
+    let unit = match row["measure"].as_str().unwrap() {
+        "write_rate" | "write_rate_small_buffers" => "Mop/s",
+        "write_bw_fairness" => "1",
+        "cpu_per_gb" => "s/GB",
+        "qp_bytes" => "B",
+        "idle_wakeups" => "1/s",
+        measure if measure.contains("_bw") => "Gb/s",
+        _ => "us",
+    };
+    assert_eq!(row["unit"], unit, "{row}");
+    if row["ceiling"].is_null() {
+        assert!(row["ratio"].is_null(), "{row}");
+    } else {
+        let ratio = value / number("ceiling");
+        assert!((number("ratio") / ratio - 1.0).abs() < 1e-9, "{row}");
+    }
+}
+
+#[test]
+fn rows_are_complete_and_the_report_has_them_all() {
+    require_lab!();
+    require_backend!(Backend::Packet);
+    let dir = Dir::new("report");
+    let done = run(&format!(
+        "bench --only write_bw,write_lat,write_rate,tcp-spin --netdev udp,packet --mtu 4096 --runs 2 --seconds 0.01 \
+         --patient --json --report {}",
+        dir.0.display()
+    ))
+    .succeeded();
+    let rows = rows(&done.out);
+    rows.iter().for_each(is_complete);
+    let names: BTreeSet<String> = rows.iter().map(named).collect();
+    let of = |netdev| {
+        [
+            format!("write_bw {netdev} 1048576 4096"),
+            format!("write_lat {netdev} 64 4096"),
+            format!("write_rate {netdev} 64 4096"),
+        ]
+    };
+    let mut expected: BTreeSet<String> = ["udp", "packet"].into_iter().flat_map(of).collect();
+    for row in rows.iter().filter(|row| row["netdev"] != "tcp-spin") {
+        assert!(row["ceiling"].is_number() && row["samples"] == 2, "{row}");
+    }
+    expected.insert("write_bw tcp-spin 262144 9000".to_owned());
+    assert_eq!(names, expected);
+    assert_eq!(dir.read("rows.jsonl"), done.out);
+    let text = dir.read("report.md");
+    for row in &rows {
+        let [measure, netdev] = ["measure", "netdev"].map(|name| row[name].as_str().unwrap());
+        let line =
+            format!("| {measure} | {netdev} | {} | {} | {} |", row["size"], row["mtu"], row["qps"]);
+        assert!(text.contains(&line), "{line} is not in {text}");
+    }
+    let plot = dir.read("throughput.svg");
+    for name in ["udp", "packet", "udp, ceiling", "tcp-spin", "WRITE throughput"] {
+        assert!(plot.contains(name), "{name} is not in {plot}");
+    }
+}
+
+#[test]
+fn every_measure_can_be_had() {
+    require_lab!();
+    let done = run(
+        "bench --only bandwidth,rate,latency,both,qps,small_buffers,idle --netdev udp --mtu 4096 --runs 1 --seconds 0.02 --patient --json",
+    )
+    .succeeded();
+    let rows = rows(&done.out);
+    rows.iter().for_each(is_complete);
+    let measures: BTreeSet<&str> =
+        rows.iter().map(|row| row["measure"].as_str().unwrap()).collect();
+    let expected = [
+        "atomic_lat",
+        "atomic_lat_asleep",
+        "atomic_lat_passive",
+        "cpu_per_gb",
+        "idle_wakeups",
+        "qp_bytes",
+        "read_bw",
+        "read_lat",
+        "read_lat_asleep",
+        "read_lat_passive",
+        "send_bw",
+        "send_lat_blocking",
+        "wake_up",
+        "write_bw",
+        "write_bw_both",
+        "write_bw_fairness",
+        "write_bw_passive",
+        "write_bw_small_buffers",
+        "write_lat",
+        "write_lat_memory",
+        "write_rate",
+        "write_rate_small_buffers",
+    ];
+    assert_eq!(measures, BTreeSet::from(expected), "{}", done.err);
+    let qps: BTreeSet<u64> = rows.iter().map(|row| row["qps"].as_u64().unwrap()).collect();
+    assert_eq!(qps, BTreeSet::from([1, 4, 16, 64, 256, 1000]));
+    for row in rows.iter().filter(|row| row["measure"] == "write_bw_fairness") {
+        let index = row["value"].as_f64().unwrap();
+        assert!(index > 0.0 && index <= 1.0 + 1e-9, "{row}");
+    }
+}
+
+#[test]
+fn without_json_there_is_a_table() {
+    require_lab!();
+    let done = run("bench --only write_lat --netdev udp --runs 1 --seconds 0.01 --patient");
+    let done = done.succeeded();
+    assert!(done.out.contains("| write_lat | udp | 64 | 4096 | 1 |"), "{}", done.out);
+    assert!(done.err.contains("run 1, 1 of 1: latency: udp"), "progress: {}", done.err);
+}
+
+#[test]
+fn what_cannot_be_measured_is_refused() {
+    run("bench --only wriet_bw").failed(2, &["there is no wriet_bw", "write_bw_both"]);
+    run("bench --mtu 1500").failed(2, &["a path MTU is 256, 512, 1024, 2048 or 4096"]);
+    run("bench --seconds 0").failed(2, &["--seconds must be from 0.01 to 60"]);
+    run("bench --netdev hw").failed(2, &["--devices", "rocinante devices"]);
+}
