@@ -27,7 +27,7 @@ pub fn json(counters: &DeviceCounters) -> Value {
 
 type Group = (&'static str, Vec<(&'static str, u64)>);
 
-fn groups(counters: &DeviceCounters) -> [Group; 3] {
+fn groups(counters: &DeviceCounters) -> [Group; 4] {
     let port = &counters.port;
     [
         ("transport", counters.transport.iter().collect()),
@@ -46,6 +46,13 @@ fn groups(counters: &DeviceCounters) -> [Group; 3] {
                 ("tx_failed", port.tx_failed),
                 ("tx_blocked", port.tx_blocked),
                 ("tx_unresolved", port.tx_unresolved),
+            ],
+        ),
+        (
+            "shards",
+            vec![
+                ("handed_over", counters.handed_over.0),
+                ("handed_over_lost", counters.handed_over.1),
             ],
         ),
     ]

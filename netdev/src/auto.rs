@@ -49,28 +49,44 @@ pub fn choose(
     want: Option<Backend>,
     config: &PortConfig,
 ) -> Result<(AnyPort, Choice), OpenError> {
+    let (mut ports, choice) = choose_shards(iface, addresses, want, config, 1)?;
+    Ok((ports.pop().expect("one was asked for"), choice))
+}
+
+/// As [`choose`], but `count` ports of one backend, which share the addresses: what arrives for a queue pair comes, as far as the backend can
+/// see to that, to the port whose number is the upper byte of the queue pair's.
+///
+/// # Errors
+/// As [`choose`].
+pub fn choose_shards(
+    iface: &Interface,
+    addresses: &[IpAddr],
+    want: Option<Backend>,
+    config: &PortConfig,
+    count: usize,
+) -> Result<(Vec<AnyPort>, Choice), OpenError> {
     if let Some(backend) = want {
-        let port = open(backend, iface, addresses, config)?;
+        let ports = open(backend, iface, addresses, config, count)?;
         let reason = asked_for(&policy::audit(iface), backend);
-        return Ok((port, Choice { backend, reason, tried: Vec::new() }));
+        return Ok((ports, Choice { backend, reason, tried: Vec::new() }));
     }
     let mut tried = Vec::new();
     let (best, why) = best_for(iface);
     if best != Backend::Udp {
-        match open_unless_bypassing(best, iface, addresses, config) {
-            Ok(port) => {
+        match open_unless_bypassing(best, iface, addresses, config, count) {
+            Ok(ports) => {
                 let reason = format!("{why}, and it bypasses no rule of this network namespace");
-                return Ok((port, Choice { backend: best, reason, tried }));
+                return Ok((ports, Choice { backend: best, reason, tried }));
             }
             Err(obstacle) => tried.push((best, obstacle)),
         }
     }
-    let port = open(Backend::Udp, iface, addresses, config)?;
+    let ports = open(Backend::Udp, iface, addresses, config, count)?;
     let reason = match tried.first() {
         None => why,
         Some((backend, obstacle)) => format!("not {backend}, because {obstacle}"),
     };
-    Ok((port, Choice { backend: Backend::Udp, reason, tried }))
+    Ok((ports, Choice { backend: Backend::Udp, reason, tried }))
 }
 
 /// What [`choose`] would choose without a wish, and what its port could do, without disturbing anybody: where that is AF_XDP,
@@ -125,7 +141,8 @@ fn open_unless_bypassing(
     iface: &Interface,
     addresses: &[IpAddr],
     config: &PortConfig,
-) -> Result<AnyPort, String> {
+    count: usize,
+) -> Result<Vec<AnyPort>, String> {
     match policy::audit(iface).verdict(backend) {
         Verdict::Clear => {}
         Verdict::Bypasses(rules) => {
@@ -138,13 +155,12 @@ fn open_unless_bypassing(
             ));
         }
     }
-    let port = open(backend, iface, addresses, config).map_err(|e| e.to_string())?;
-    match &port {
-        AnyPort::Xdp(xdp) if !xdp.zero_copy() => {
-            Err(format!("the driver of {} copies after all", iface.name))
-        }
-        _ => Ok(port),
+    let ports = open(backend, iface, addresses, config, count).map_err(|e| e.to_string())?;
+    let copies = |port: &AnyPort| matches!(port, AnyPort::Xdp(xdp) if !xdp.zero_copy());
+    if ports.iter().any(copies) {
+        return Err(format!("the driver of {} copies after all", iface.name));
     }
+    Ok(ports)
 }
 
 fn open(
@@ -152,17 +168,22 @@ fn open(
     iface: &Interface,
     addresses: &[IpAddr],
     config: &PortConfig,
-) -> Result<AnyPort, OpenError> {
+    count: usize,
+) -> Result<Vec<AnyPort>, OpenError> {
     match backend {
-        Backend::Udp => UdpPort::open(iface, addresses, config).map(AnyPort::from),
-        Backend::Packet => PacketPort::open(iface, addresses, config).map(AnyPort::from),
-        Backend::Xdp => XdpPort::open(iface, addresses, config).map(AnyPort::from),
+        Backend::Udp => UdpPort::open_shards(iface, addresses, config, count).map(any),
+        Backend::Packet => PacketPort::open_shards(iface, addresses, config, count).map(any),
+        Backend::Xdp => XdpPort::open_shards(iface, addresses, config, count).map(any),
         Backend::Sim => Err(OpenError::plain(
             backend,
             "the simulator has no interface",
             "choose afxdp, packet or udp",
         )),
     }
+}
+
+fn any<P: Into<AnyPort>>(ports: Vec<P>) -> Vec<AnyPort> {
+    ports.into_iter().map(Into::into).collect()
 }
 
 /// The reason of a wish, with the rules that it bypasses.

@@ -21,6 +21,7 @@ mod recent;
 pub mod resolve;
 pub mod rtnl;
 pub mod sim;
+mod steering;
 #[cfg(test)]
 mod testns;
 pub mod udp;
@@ -49,11 +50,15 @@ pub struct PortConfig {
     /// Whether `AF_XDP` may attach in generic (SKB) mode. Never implied: it is slow, and broken
     /// together with a sender that segments.
     pub xdp_generic: bool,
-    /// The receive queue that `AF_XDP` binds to.
+    /// The receive queue that `AF_XDP` binds to; several ports bind to the first ones, one each.
     pub xdp_queue: u32,
     /// The interface steers all of UDP/4791 to `xdp_queue` (`ethtool -N`), so that `AF_XDP` may be
-    /// used although there are other queues, which it does not read.
+    /// used although there are other queues, which it does not read; several ports' to the queues that they read.
     pub xdp_steered: bool,
+    /// Run the driver's queue on the threads that use the device, for up to so many microseconds at a time, instead of in interrupts
+    /// (`SO_PREFER_BUSY_POLL`): only where the driver has zero-copy `AF_XDP`, and only of use if the interface's `napi_defer_hard_irqs` and
+    /// `gro_flush_timeout` put its interrupts off. Needs `CAP_NET_ADMIN`.
+    pub xdp_busy_poll_us: Option<u32>,
     /// Take no segmentation offload even where there is one.
     pub no_segmentation: bool,
 }
@@ -68,6 +73,7 @@ impl Default for PortConfig {
             xdp_generic: false,
             xdp_queue: 0,
             xdp_steered: false,
+            xdp_busy_poll_us: None,
             no_segmentation: false,
         }
     }

@@ -99,7 +99,22 @@ impl PacketPort {
         addresses: &[IpAddr],
         config: &PortConfig,
     ) -> Result<Self, OpenError> {
-        open::open(iface, addresses, config)
+        let mut ports = open::open(iface, addresses, config, 1)?;
+        Ok(ports.pop().expect("one was asked for"))
+    }
+
+    /// Opens `count` ports that share the interface and the addresses: a frame comes to the port whose number is the upper byte of the
+    /// queue pair number in its transport header (`PACKET_FANOUT`); to the first if there is none of that number.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_shards(
+        iface: &Interface,
+        addresses: &[IpAddr],
+        config: &PortConfig,
+        count: usize,
+    ) -> Result<Vec<Self>, OpenError> {
+        open::open(iface, addresses, config, count)
     }
 
     /// Ends the port's life if the interface is gone; follows a change of its Ethernet address.

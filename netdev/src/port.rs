@@ -230,6 +230,23 @@ pub struct PortStats {
     pub tx_unresolved: u64,
 }
 
+impl PortStats {
+    /// Adds those of another port.
+    pub fn add(&mut self, other: &Self) {
+        self.rx_datagrams += other.rx_datagrams;
+        self.rx_bytes += other.rx_bytes;
+        self.rx_runs += other.rx_runs;
+        self.rx_queue_drops += other.rx_queue_drops;
+        self.rx_malformed += other.rx_malformed;
+        self.tx_datagrams += other.tx_datagrams;
+        self.tx_bytes += other.tx_bytes;
+        self.tx_runs += other.tx_runs;
+        self.tx_failed += other.tx_failed;
+        self.tx_blocked += other.tx_blocked;
+        self.tx_unresolved += other.tx_unresolved;
+    }
+}
+
 /// Frames in, frames out.
 ///
 /// A port belongs to one thread at a time and never blocks. It allocates only when it is opened and

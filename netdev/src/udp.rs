@@ -99,12 +99,50 @@ impl UdpPort {
         Self::open_as(iface, addresses, config, Role::Guard)
     }
 
+    /// Opens `count` ports that share the addresses: a datagram comes to the port whose number is the upper byte of the queue pair number in its
+    /// transport header; to the first if there is none of that number. Super-packets are not split, and go where their first datagram does.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open); or the kernel does not let a classic BPF program choose among sockets (Linux 4.5).
+    pub fn open_shards(
+        iface: &Interface,
+        addresses: &[IpAddr],
+        config: &PortConfig,
+        count: usize,
+    ) -> Result<Vec<Self>, OpenError> {
+        Self::open_all(iface, addresses, config, Role::Receive, count)
+    }
+
+    /// As [`open_guard`](Self::open_guard), for `count` ports.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub(crate) fn open_guards(
+        iface: &Interface,
+        addresses: &[IpAddr],
+        config: &PortConfig,
+        count: usize,
+    ) -> Result<Vec<Self>, OpenError> {
+        Self::open_all(iface, addresses, config, Role::Guard, count)
+    }
+
     fn open_as(
         iface: &Interface,
         addresses: &[IpAddr],
         config: &PortConfig,
         role: Role,
     ) -> Result<Self, OpenError> {
+        let mut ports = Self::open_all(iface, addresses, config, role, 1)?;
+        Ok(ports.pop().expect("one was asked for"))
+    }
+
+    fn open_all(
+        iface: &Interface,
+        addresses: &[IpAddr],
+        config: &PortConfig,
+        role: Role,
+        count: usize,
+    ) -> Result<Vec<Self>, OpenError> {
         let Some(&first) = addresses.first() else {
             return Err(OpenError::plain(
                 Backend::Udp,
@@ -112,10 +150,26 @@ impl UdpPort {
                 format!("give it one: `ip address add ADDRESS/PREFIX dev {}`", iface.name),
             ));
         };
-        let own = addresses
-            .iter()
-            .map(|&address| sockets::open_own(iface, address, config, role))
-            .collect::<Result<Vec<_>, _>>()?;
+        let mut own: Vec<Vec<Socket>> = (0..count).map(|_| Vec::new()).collect();
+        for &address in addresses {
+            let sockets = sockets::open_own(iface, address, config, role, count)?;
+            own.iter_mut().zip(sockets).for_each(|(own, socket)| own.push(socket));
+        }
+        let segments_max =
+            if config.no_segmentation { 1 } else { sockets::segments_max(iface, first) };
+        own.into_iter()
+            .map(|own| Self::over(own, iface, addresses, config, role, segments_max))
+            .collect()
+    }
+
+    fn over(
+        own: Vec<Socket>,
+        iface: &Interface,
+        addresses: &[IpAddr],
+        config: &PortConfig,
+        role: Role,
+        segments_max: u16,
+    ) -> Result<Self, OpenError> {
         let os = |what: &str, e| OpenError::os(Backend::Udp, what, e, "");
         let epoll = Epoll::new().map_err(|e| os("cannot make an epoll set", e))?;
         if role == Role::Receive {
@@ -125,8 +179,6 @@ impl UdpPort {
                     .map_err(|e| os("cannot wait for a UDP socket", e))?;
             }
         }
-        let segments_max =
-            if config.no_segmentation { 1 } else { sockets::segments_max(iface, first) };
         Ok(Self {
             capabilities: Capabilities {
                 backend: Backend::Udp,

@@ -27,6 +27,7 @@ mod umem;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd as _, BorrowedFd};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::PortConfig;
@@ -66,8 +67,9 @@ pub struct XdpPort {
     capabilities: Capabilities,
     addresses: Vec<IpAddr>,
     /// Dropped first: the program leaves the interface before its socket closes.
-    _link: Link,
-    own: OwnAddresses,
+    _link: Arc<Link>,
+    /// Of all ports that share the program.
+    own: Arc<Mutex<OwnAddresses>>,
     /// When to look at the interface again.
     check_due: Instant,
     tx: TxHalf,
@@ -75,6 +77,8 @@ pub struct XdpPort {
     socket: Socket,
     umem: Umem,
     zero_copy: bool,
+    /// Whether the driver's queue is to be run before the ring is read.
+    busy_poll: bool,
     paths: PathTable,
     guard: UdpPort,
     /// Datagrams to our own addresses: an interface does not receive what it sends.
@@ -139,13 +143,39 @@ impl XdpPort {
         addresses: &[IpAddr],
         config: &PortConfig,
     ) -> Result<Self, OpenError> {
-        let os = |what: &'static str| move |e| OpenError::os(Backend::Xdp, what, e, "");
-        // The guard comes first: from the first redirected frame on, UDP/4791 is ours.
-        let guard = UdpPort::open_guard(iface, addresses, config)
+        let mut ports = Self::open_shards(iface, addresses, config, 1)?;
+        Ok(ports.pop().expect("one was asked for"))
+    }
+
+    /// Opens `count` ports, each on a receive queue of its own, from the first on; or one, on the queue that is configured. Which of them gets a frame is the
+    /// interface's choice, which knows only addresses and ports.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open); the interface has fewer or more receive queues.
+    pub fn open_shards(
+        iface: &Interface,
+        addresses: &[IpAddr],
+        config: &PortConfig,
+        count: usize,
+    ) -> Result<Vec<Self>, OpenError> {
+        // The guards come first: from the first redirected frame on, UDP/4791 is ours.
+        let guards = UdpPort::open_guards(iface, addresses, config, count)
             .map_err(|e| OpenError { backend: Backend::Xdp, ..e })?;
+        let opened = open::open(iface, addresses, config, count)?;
+        let over = |(opened, guard)| Self::over(opened, guard, iface, addresses, config);
+        opened.into_iter().zip(guards).map(over).collect()
+    }
+
+    fn over(
+        opened: Opened,
+        guard: UdpPort,
+        iface: &Interface,
+        addresses: &[IpAddr],
+        config: &PortConfig,
+    ) -> Result<Self, OpenError> {
+        let os = |what: &'static str| move |e| OpenError::os(Backend::Xdp, what, e, "");
         let paths = PathTable::open(iface, addresses).map_err(os("cannot open rtnetlink"))?;
-        let Opened { link, own, tx, rx, socket, umem, zero_copy, chunks_each } =
-            open::open(iface, addresses, config)?;
+        let Opened { link, own, tx, rx, socket, umem, zero_copy, chunks_each } = opened;
         let epoll = Epoll::new().map_err(os("cannot make an epoll set"))?;
         epoll.add(socket.as_fd(), Interest::Read).map_err(os("cannot wait for the socket"))?;
         epoll.add(guard.wait_fd(), Interest::Read).map_err(os("cannot wait for the guard"))?;
@@ -175,6 +205,7 @@ impl XdpPort {
             socket,
             umem,
             zero_copy,
+            busy_poll: config.xdp_busy_poll_us.is_some(),
             paths,
             guard,
             looped,
@@ -239,6 +270,10 @@ impl XdpPort {
     }
 
     fn receive_frames(&mut self, budget: usize, sink: &mut impl FnMut(RxDatagram<'_>)) -> usize {
+        if self.busy_poll {
+            let polled = self.socket.kick_receive();
+            polled.unwrap_or_else(|e| self.note_error(&e));
+        }
         let Self { rx, umem, counters, .. } = self;
         let frames = rx.receive(umem, budget, |frame| {
             let Some(frame) = parse_frame(frame) else {
@@ -299,7 +334,10 @@ impl XdpPort {
     /// Ends the port's life if the interface is gone; follows a change of its Ethernet address.
     fn check_interface(&mut self) {
         self.check_due = Instant::now() + LIFE_CHECK;
-        let followed = self.paths.check_interface().and_then(|mac| self.own.follow(mac));
+        let followed = self
+            .paths
+            .check_interface()
+            .and_then(|mac| self.own.lock().unwrap_or_else(PoisonError::into_inner).follow(mac));
         followed.unwrap_or_else(|e| self.note_error(&e));
     }
 

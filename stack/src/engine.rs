@@ -317,10 +317,8 @@ impl Engine {
         let (_, _, expected) = qp.sequence();
         qp.handle(now, packet, datagram, &mut self.shared, host);
         let arrived = qp.sequence().2 != expected;
-        if let Some(conn) = qp.core_mut().awaited_by.take_if(|_| arrived)
-            && let Some(cm) = &mut self.gsi.cm
-        {
-            cm.message_arrived(conn);
+        if let Some(conn) = qp.core_mut().awaited_by.take_if(|_| arrived) {
+            self.gsi.message_arrived(conn);
         }
     }
 

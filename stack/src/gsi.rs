@@ -1,6 +1,6 @@
 //! QP1, the general services interface: checks what comes to it and hands it to the connection manager.
 
-use crate::cm::{CmConfig, ConnectionManager};
+use crate::cm::{CmConfig, ConnId, ConnectionManager};
 use crate::engine::{Engine, TxSink};
 use crate::ingress::{Datagram, Integrity, Strangers};
 use crate::stats::{Counters, Drops};
@@ -14,6 +14,8 @@ use crate::wire::{Opcode, Packet};
 pub(crate) struct Gsi {
     pub(crate) cm: Option<Box<ConnectionManager>>,
     psn: u32,
+    /// Connections of another shard's connection manager whose first message is here.
+    arrived: Vec<ConnId>,
 }
 
 impl Gsi {
@@ -52,6 +54,14 @@ impl Gsi {
         cm.handle_mad(now, datagram.src, datagram.dst, packet.payload());
     }
 
+    /// The first message of a connection is here.
+    pub(crate) fn message_arrived(&mut self, conn: ConnId) {
+        match &mut self.cm {
+            Some(cm) => cm.message_arrived(conn),
+            None => self.arrived.push(conn),
+        }
+    }
+
     /// Writes the packet that carries a datagram.
     pub(crate) fn write(&mut self, mad: &MadBytes, out: &mut [u8]) {
         self.psn = self.psn.wrapping_add(1);
@@ -70,6 +80,13 @@ impl Engine {
     #[inline]
     pub fn cm(&mut self) -> Option<&mut ConnectionManager> {
         self.gsi.cm.as_deref_mut()
+    }
+
+    /// Where the connection manager is another shard's: a connection whose first message is here, as [`await_message`](Self::await_message) asked;
+    /// for [`ConnectionManager::message_arrived`].
+    #[inline]
+    pub fn poll_arrived(&mut self) -> Option<ConnId> {
+        self.gsi.arrived.pop()
     }
 
     /// Sends a management datagram from QP1 on `path`. Returns whether there was room.

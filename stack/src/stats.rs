@@ -9,6 +9,11 @@ macro_rules! counters {
         }
 
         impl $name {
+            /// Adds those of another.
+            pub fn add(&mut self, other: &Self) {
+                $( self.$field += other.$field; )*
+            }
+
             /// Name and value of each counter, in order.
             pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 [$( (stringify!($field), self.$field), )*].into_iter()

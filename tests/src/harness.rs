@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 pub use rocinante::Backend;
 use rocinante::{
     ConnectOptions, Context, Cq, Limits, Mtu, OpenOptions, Pd, PortConfig, PreparedQp, Qp,
-    QpBuilder, SendData, SendOp, SendWr, Sge, VerbsError, Wc, WcStatus,
+    QpBuilder, SHARDS_VARIABLE, SendData, SendOp, SendWr, Sge, VerbsError, Wc, WcStatus,
 };
 
 use crate::lab::{Lab, LabConfig, Netns};
@@ -136,6 +136,8 @@ pub struct Setup {
     pub segmentation: bool,
     /// Whether background threads drive the devices.
     pub background: bool,
+    /// Of how many shards they are, if that is not left to the environment.
+    pub shards: Option<usize>,
 }
 
 impl Setup {
@@ -151,6 +153,18 @@ impl Setup {
             containers: 2,
             segmentation: true,
             background: true,
+            shards: None,
+        }
+    }
+
+    /// What the devices need: a shard over AF_XDP has a queue of its own.
+    fn receive_queues(&self) -> u32 {
+        let environment = || std::env::var(SHARDS_VARIABLE).ok()?.parse().ok();
+        match self.on {
+            On::Software(Backend::Xdp) => {
+                self.shards.or_else(environment).map_or(1, |count| count as u32)
+            }
+            _ => 1,
         }
     }
 
@@ -219,6 +233,10 @@ impl Side {
             .port(setup.port.clone())
             .limits(setup.limits)
             .background(setup.background);
+        let options = match setup.shards {
+            Some(count) => options.shards(count),
+            None => options,
+        };
         let ctx = netns.run(|| options.open(address)).expect("a namespace");
         let ctx = ctx.unwrap_or_else(|e| panic!("{backend} on {address}: {e}"));
         let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(CQ_DEPTH).expect("a completion queue"));
@@ -324,7 +342,8 @@ impl Harness {
             let sides = [0, 1].map(|_| Side::open_kernels(device, setup.family));
             return Self { sides, setup: setup.clone(), lab: None };
         }
-        let config = LabConfig { containers: setup.containers, ..LabConfig::default() };
+        let queues = setup.receive_queues();
+        let config = LabConfig { containers: setup.containers, queues, ..LabConfig::default() };
         let lab = Lab::new(&config).expect("a lab");
         let sides = [0, 1].map(|index| {
             if !setup.segmentation {

@@ -168,6 +168,24 @@ pub struct DeviceCounters {
     pub port: PortStats,
     /// Datagrams that the kernel refused, and its last errno.
     pub refused: (u64, i32),
+    /// Datagrams that came to another shard's port and were handed over to theirs, and those that were lost because that one had no room: see
+    /// [`OpenOptions::shards`].
+    pub handed_over: (u64, u64),
+}
+
+impl DeviceCounters {
+    /// Adds what another shard counted.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.transport.add(&other.transport);
+        self.drops.add(&other.drops);
+        self.port.add(&other.port);
+        self.refused.0 += other.refused.0;
+        if other.refused.0 > 0 {
+            self.refused.1 = other.refused.1;
+        }
+        self.handed_over.0 += other.handed_over.0;
+        self.handed_over.1 += other.handed_over.1;
+    }
 }
 
 /// An open device (`struct ibv_context`). Cheap to clone; it is closed when the last clone and the last object made of it
@@ -298,7 +316,10 @@ impl Context {
         match &self.device {
             Device::Soft(device) => DeviceAttr {
                 limits: Limits { max_mw: device.limits.max_mr, ..device.limits },
-                windows: MwSupport { type_1: true, type_2a: false, type_2b: true },
+                windows: match device.shard_count() {
+                    1 => MwSupport { type_1: true, type_2a: false, type_2b: true },
+                    _ => MwSupport { type_1: false, type_2a: false, type_2b: false },
+                },
                 optional: OptionalOperations::SOFTWARE,
                 port: Some(device.capabilities.clone()),
                 hardware: None,
@@ -314,6 +335,15 @@ impl Context {
                 active_mtu: device.active_mtu,
                 chosen_because: "the kernel's RDMA device, through libibverbs".to_owned(),
             },
+        }
+    }
+
+    /// How many shards it has: see [`OpenOptions::shards`]. 1 of a device of the kernel.
+    #[must_use]
+    pub fn shards(&self) -> usize {
+        match &self.device {
+            Device::Soft(device) => device.shard_count(),
+            Device::Hw(_) => 1,
         }
     }
 

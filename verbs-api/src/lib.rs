@@ -62,6 +62,7 @@ mod memory;
 mod mr;
 mod mw;
 mod open;
+mod pin;
 mod qp;
 mod resources;
 mod soft;
@@ -84,7 +85,7 @@ pub use hw::{
 };
 pub use mr::{Mr, Rereg};
 pub use mw::{BindMw, Mw, MwPart};
-pub use open::{DEVICE_VARIABLE, NETDEV_VARIABLE, OpenOptions};
+pub use open::{DEVICE_VARIABLE, NETDEV_VARIABLE, OpenOptions, SHARDS_VARIABLE};
 pub use qp::{
     ConnectOptions, ModifyAttr, PeerPath, PostListError, PreparedQp, Qp, QpBuilder, QpCaps,
 };

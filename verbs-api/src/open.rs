@@ -1,5 +1,6 @@
 //! How devices are found and opened.
 
+use std::ffi::OsStr;
 use std::net::IpAddr;
 
 use rocinante_netdev::{AnyPort, Backend, Interface, PortConfig, auto};
@@ -28,6 +29,8 @@ pub struct OpenOptions {
     window_max: Option<u32>,
     no_background: bool,
     advertise_credits: bool,
+    shards: Option<usize>,
+    cpus: Vec<usize>,
 }
 
 /// The environment variable that chooses the backend where the program does not: `afxdp`, `packet`, `udp` or `auto`.
@@ -35,6 +38,9 @@ pub const NETDEV_VARIABLE: &str = "ROCINANTE_NETDEV";
 
 /// The environment variable that chooses the device where the program does not: see [`OpenOptions::device`].
 pub const DEVICE_VARIABLE: &str = "ROCINANTE_DEVICE";
+
+/// The environment variable that says of how many shards a device in software is, where the program does not: see [`OpenOptions::shards`].
+pub const SHARDS_VARIABLE: &str = "ROCINANTE_SHARDS";
 
 impl OpenOptions {
     /// The defaults: the backend is chosen, buffers are large, a background thread drives the device.
@@ -102,6 +108,28 @@ impl OpenOptions {
     #[must_use]
     pub fn background(mut self, yes: bool) -> Self {
         self.no_background = !yes;
+        self
+    }
+
+    /// Makes a device in software of `count` shards, 1 to 64: each has an engine, a port, a lock and a background thread of its own, so that they run on as
+    /// many processors. Unless said otherwise, or by [`SHARDS_VARIABLE`], it is one.
+    ///
+    /// Queue pairs are spread over them, by turns or as [`QpBuilder::shard`](crate::QpBuilder::shard) says; everything else is the device's as ever, but
+    /// that a shared receive queue is on one shard, with its queue pairs, that there are no memory windows, and that the connection manager works on the first
+    /// shard. A completion queue may serve queue pairs of all; but who polls it drives their shards one after the other, so that a queue and a thread for each shard scale
+    /// better. Datagrams reach the shard of their queue pair through the kernel, as far as it can tell, and else are
+    /// [handed over](crate::DeviceCounters::handed_over).
+    #[must_use]
+    pub fn shards(mut self, count: usize) -> Self {
+        self.shards = Some(count);
+        self
+    }
+
+    /// Keeps the background threads on these processors, that of the first shard on the first, and so on, and then from the first again. Unless said otherwise they run
+    /// where the scheduler puts them.
+    #[must_use]
+    pub fn cpus(mut self, cpus: impl IntoIterator<Item = usize>) -> Self {
+        self.cpus = cpus.into_iter().collect();
         self
     }
 
@@ -178,17 +206,21 @@ impl OpenOptions {
     /// # Errors
     /// [`VerbsError::Io`] if the operating system has no descriptors or threads left.
     pub fn open_port(self, name: &str, port: AnyPort, why: &str) -> Result<Context, VerbsError> {
-        self.start(name, port, why.to_owned())
+        if self.shards.is_some_and(|count| count != 1) {
+            return Err(VerbsError::Invalid("a device over one port has one shard".into()));
+        }
+        self.start(name, vec![port], why.to_owned())
     }
 
-    fn start(&self, name: &str, port: AnyPort, why: String) -> Result<Context, VerbsError> {
+    fn start(&self, name: &str, ports: Vec<AnyPort>, why: String) -> Result<Context, VerbsError> {
         let settings = Settings {
             limits: self.limits,
             window_max: self.window_max.unwrap_or(512),
             advertise_credits: self.advertise_credits,
             background: !self.no_background,
+            cpus: self.cpus.clone(),
         };
-        let device = soft::Device::start(&settings, name, port, why)?;
+        let device = soft::Device::start(&settings, name, ports, why)?;
         Ok(Context { device: Device::Soft(device) })
     }
 
@@ -198,8 +230,33 @@ impl OpenOptions {
         addresses: &[IpAddr],
     ) -> Result<Context, VerbsError> {
         let backend = self.netdev.settle(std::env::var_os(NETDEV_VARIABLE).as_deref())?;
-        let (port, choice) = auto::choose(iface, addresses, backend, &self.port)?;
-        self.start(&iface.name, port, choice.to_string())
+        let shards = settle_shards(self.shards, std::env::var_os(SHARDS_VARIABLE).as_deref())?;
+        if shards > 1 && self.no_background {
+            let why = "several shards need their background threads: leave them, or open one shard";
+            return Err(VerbsError::Invalid(why.into()));
+        }
+        let (ports, choice) = auto::choose_shards(iface, addresses, backend, &self.port, shards)?;
+        self.start(&iface.name, ports, choice.to_string())
+    }
+}
+
+/// Of how many shards it shall be.
+fn settle_shards(said: Option<usize>, variable: Option<&OsStr>) -> Result<usize, VerbsError> {
+    let most = soft::SHARDS_MAX;
+    let (source, count) = match (said, variable.filter(|text| !text.is_empty())) {
+        (Some(count), _) => ("shards".to_owned(), Some(count)),
+        (None, None) => return Ok(1),
+        (None, Some(text)) => {
+            let count = text.to_str().and_then(|text| text.parse().ok());
+            (format!("{SHARDS_VARIABLE}={}", text.to_string_lossy()), count)
+        }
+    };
+    match count {
+        Some(count) if (1..=most).contains(&count) => Ok(count),
+        Some(count) => Err(VerbsError::Invalid(format!(
+            "{source}: a device has 1 to {most} shards, not {count}"
+        ))),
+        None => Err(VerbsError::Invalid(format!("{source}: a device has 1 to {most} shards"))),
     }
 }
 
@@ -211,4 +268,27 @@ fn has_address(iface: Interface, address: IpAddr) -> Result<Interface, VerbsErro
     let known: Vec<String> = iface.addresses.iter().map(|(other, _)| other.to_string()).collect();
     let (name, known) = (&iface.name, known.join(", "));
     Err(VerbsError::Invalid(format!("{name} has not the address {address}: it has {known}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_program_says_of_how_many_shards_it_is_or_else_the_environment() {
+        let settled = |said, variable: Option<&str>| settle_shards(said, variable.map(OsStr::new));
+        for (said, variable, count) in
+            [(None, None, 1), (None, Some(""), 1), (None, Some("3"), 3), (Some(64), Some("x"), 64)]
+        {
+            assert_eq!(settled(said, variable).unwrap(), count);
+        }
+        for (said, variable, words) in [
+            (None, Some("0"), "ROCINANTE_SHARDS=0: a device has 1 to 64 shards, not 0"),
+            (None, Some("two"), "ROCINANTE_SHARDS=two: a device has 1 to 64 shards"),
+            (Some(65), None, "shards: a device has 1 to 64 shards, not 65"),
+        ] {
+            let error = settled(said, variable).unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        }
+    }
 }

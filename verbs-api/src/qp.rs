@@ -55,6 +55,15 @@ impl Qp {
         }
     }
 
+    /// The shard of the device that it lives on: see [`OpenOptions::shards`](crate::OpenOptions::shards). 0 of a device of the kernel.
+    #[must_use]
+    pub fn shard(&self) -> usize {
+        match &self.kind {
+            QpKind::Soft(qp) => qp.shard(),
+            QpKind::Hw(_) => 0,
+        }
+    }
+
     /// Its transport service.
     #[must_use]
     pub fn qp_type(&self) -> QpType {

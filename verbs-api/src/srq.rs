@@ -114,7 +114,7 @@ impl Srq {
     #[must_use]
     pub fn number(&self) -> u32 {
         match self.kind() {
-            SrqKind::Soft(srq) => srq.id().0,
+            SrqKind::Soft(srq) => srq.number(),
             SrqKind::Hw(srq) => srq.number(),
         }
     }

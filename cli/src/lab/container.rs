@@ -23,10 +23,11 @@ impl Container {
     pub(super) fn new(host: &Netns, index: u8, config: &LabConfig) -> Result<Self, LabError> {
         let netns = Self::new_netns()?;
         let host_end = format!("veth{index}");
-        let (mac, mtu) = (mac(index), config.mtu.to_string());
+        let (mac, mtu, queues) = (mac(index), config.mtu.to_string(), config.queues.to_string());
         #[rustfmt::skip]
-        tool::ip(host, &["link", "add", &host_end, "mtu", &mtu, "type", "veth",
-                         "peer", "name", Self::DEVICE, "mtu", &mtu, "address", &mac, "netns", &netns.path()])?;
+        tool::ip(host, &["link", "add", &host_end, "mtu", &mtu, "numtxqueues", &queues, "numrxqueues", &queues, "type", "veth",
+                         "peer", "name", Self::DEVICE, "mtu", &mtu, "numtxqueues", &queues, "numrxqueues", &queues,
+                         "address", &mac, "netns", &netns.path()])?;
         tool::ip(host, &["link", "set", &host_end, "master", BRIDGE, "up"])?;
         Self::with_addresses(netns, host_end, index, config)
     }

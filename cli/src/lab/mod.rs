@@ -72,12 +72,14 @@ pub struct LabConfig {
     pub mtu: u32,
     /// Whether the containers also get IPv6 addresses.
     pub ipv6: bool,
+    /// How many queues each end of a container's link has, in either direction.
+    pub queues: u32,
 }
 
 impl Default for LabConfig {
-    /// Two containers, MTU 9000, IPv4 and IPv6.
+    /// Two containers, MTU 9000, IPv4 and IPv6, one queue.
     fn default() -> Self {
-        Self { containers: 2, mtu: 9000, ipv6: true }
+        Self { containers: 2, mtu: 9000, ipv6: true, queues: 1 }
     }
 }
 

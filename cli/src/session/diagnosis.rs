@@ -99,6 +99,7 @@ mod tests {
             drops: Drops::default(),
             port: PortStats::default(),
             refused: (0, 0),
+            handed_over: (0, 0),
         }
     }
 

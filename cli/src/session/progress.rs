@@ -90,6 +90,7 @@ mod tests {
             drops: Drops::default(),
             port: PortStats::default(),
             refused: (0, 0),
+            handed_over: (0, 0),
         };
         let (before, now) = (at(1_000_000, 0, 0), at(3_000_000, 250_000_000, 7));
         let text = line("64 bytes", Duration::from_secs(9), Duration::from_secs(2), &before, &now);

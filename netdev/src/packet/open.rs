@@ -20,6 +20,7 @@ use crate::loopback::LoopQueue;
 use crate::port::{Backend, Capabilities, RxBudget};
 use crate::resolve::PathTable;
 use crate::rtnl::{Link, Rtnl};
+use crate::steering;
 use crate::udp::UdpPort;
 
 /// The first Linux whose packet sockets take and give UDP super-packets.
@@ -35,24 +36,53 @@ pub(super) fn open(
     iface: &Interface,
     addresses: &[IpAddr],
     config: &PortConfig,
-) -> Result<PacketPort, OpenError> {
+    count: usize,
+) -> Result<Vec<PacketPort>, OpenError> {
     check_kernel()?;
     check_addresses(iface, addresses)?;
     let link = Rtnl::open()
         .and_then(|mut rtnl| rtnl.link(iface.index))
         .map_err(|e| os(format!("cannot read {}", iface.name), e, "see `ip link`"))?;
     check_link(&link)?;
-    // Before the guard, which anyone may have: the missing capability is the usual reason.
-    let socket = open_socket(iface, config)?;
     let program = filter::program(iface.mac, addresses);
-    socket.attach_filter(&program).map_err(|e| os("cannot attach a filter", e, ""))?;
-    let guard = UdpPort::open_guard(iface, addresses, config)
+    // Before the guards, which anyone may have: the missing capability is the usual reason.
+    let sockets = (0..count)
+        .map(|_| {
+            let socket = open_socket(iface, config)?;
+            socket.attach_filter(&program).map_err(|e| os("cannot attach a filter", e, ""))?;
+            Ok(socket)
+        })
+        .collect::<Result<Vec<_>, OpenError>>()?;
+    let guards = UdpPort::open_guards(iface, addresses, config, count)
         .map_err(|e| OpenError { backend: Backend::Packet, ..e })?;
-    let ring = Ring::new(&socket, Layout::new(config.ring_frames, sys::page_bytes()))
-        .map_err(|e| os("cannot make the receive ring", e, "fewer ring frames need less memory"))?;
-    socket
-        .bind(iface.index)
-        .map_err(|e| os(format!("cannot bind to {}", iface.name), e, "see `ip link`"))?;
+    let mut fanout = None;
+    let limits = run_limits(&link, config);
+    let mut ports = Vec::with_capacity(count);
+    for (socket, guard) in sockets.into_iter().zip(guards) {
+        let ring = Ring::new(&socket, Layout::new(config.ring_frames, sys::page_bytes())).map_err(
+            |e| os("cannot make the receive ring", e, "fewer ring frames need less memory"),
+        )?;
+        socket
+            .bind(iface.index)
+            .map_err(|e| os(format!("cannot bind to {}", iface.name), e, "see `ip link`"))?;
+        if count > 1 {
+            let joined = socket.join_fanout(fanout, &steering::by_frame(count));
+            fanout = Some(joined.map_err(|e| os("cannot share what arrives", e, ""))?);
+        }
+        ports.push(over(socket, ring, guard, iface, addresses, limits)?);
+    }
+    Ok(ports)
+}
+
+/// A port over a socket that is open.
+fn over(
+    socket: PacketSocket,
+    ring: Ring,
+    guard: UdpPort,
+    iface: &Interface,
+    addresses: &[IpAddr],
+    limits: RunLimits,
+) -> Result<PacketPort, OpenError> {
     let plain = |what: &'static str| move |e: io::Error| os(what, e, "");
     let looped =
         LoopQueue::new(LOOP_BYTES, LOOP_DATAGRAMS).map_err(plain("cannot make an eventfd"))?;
@@ -60,7 +90,6 @@ pub(super) fn open(
     for fd in [socket.as_fd(), crate::port::Port::wait_fd(&guard), looped.wait_fd()] {
         epoll.add(fd, Interest::Read).map_err(plain("cannot wait for the socket"))?;
     }
-    let limits = run_limits(&link, config);
     Ok(PacketPort {
         capabilities: capabilities(iface, limits, ring.frames()),
         addresses: addresses.to_vec(),

@@ -18,6 +18,9 @@ use super::vnet::VNET_LEN;
 /// The most frames of one [`SendScratch::send`].
 pub(super) const SEND_MAX: usize = 64;
 
+/// Of `linux/if_packet.h`: what the socket's own `PACKET_IGNORE_OUTGOING` says is the group's to say.
+const PACKET_FANOUT_FLAG_IGNORE_OUTGOING: u32 = 0x4000;
+
 /// A raw, non-blocking, close-on-exec packet socket.
 #[derive(Debug)]
 pub(super) struct PacketSocket(OwnedFd);
@@ -61,6 +64,45 @@ impl PacketSocket {
         let program = libc::sock_fprog { len, filter: program.as_ptr().cast_mut() };
         // The kernel copies the program during the call and does not write to it.
         self.set_raw(libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)
+    }
+
+    /// Joins the sockets of `group`, or begins a new group: `program` chooses which of them gets a frame, by its index in the order in which they
+    /// joined. Returns the group. The socket is bound.
+    pub(super) fn join_fanout(
+        &self,
+        group: Option<u16>,
+        program: &[libc::sock_filter],
+    ) -> io::Result<u16> {
+        // fanout_args of packet(7): the group in the lower half, mode and flags in the upper one.
+        let mode = libc::PACKET_FANOUT_CBPF | PACKET_FANOUT_FLAG_IGNORE_OUTGOING;
+        if let Some(group) = group {
+            let word = mode << 16 | u32::from(group);
+            self.set(libc::SOL_PACKET, libc::PACKET_FANOUT, word.cast_signed())?;
+            return Ok(group);
+        }
+        let word = (mode | libc::PACKET_FANOUT_FLAG_UNIQUEID) << 16;
+        self.set(libc::SOL_PACKET, libc::PACKET_FANOUT, word.cast_signed())?;
+        let len = u16::try_from(program.len()).map_err(io::Error::other)?;
+        let program = libc::sock_fprog { len, filter: program.as_ptr().cast_mut() };
+        self.set_raw(libc::SOL_PACKET, libc::PACKET_FANOUT_DATA, &program)?;
+        self.fanout_group()
+    }
+
+    fn fanout_group(&self) -> io::Result<u16> {
+        let mut word = 0_u32;
+        let mut len = size_of::<u32>() as libc::socklen_t;
+        let at = (&raw mut word).cast();
+        // SAFETY: the kernel writes at most `len` bytes, which is the size of `word`.
+        unsafe {
+            check(libc::getsockopt(
+                self.raw(),
+                libc::SOL_PACKET,
+                libc::PACKET_FANOUT,
+                at,
+                &raw mut len,
+            ))
+        }?;
+        Ok((word & 0xffff) as u16)
     }
 
     /// Frames dropped because the ring was full, since the last call.

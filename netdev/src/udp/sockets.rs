@@ -10,6 +10,7 @@ use crate::PortConfig;
 use crate::error::OpenError;
 use crate::iface::Interface;
 use crate::port::{Backend, PathSpec, ROCE_PORT};
+use crate::steering;
 
 /// Source ports are taken from here up when the wanted one is in use, as RoCEv2 senders do.
 const SRC_PORT_MIN: u16 = 0xC000;
@@ -29,29 +30,16 @@ pub(super) enum Role {
     Group,
 }
 
-/// Opens the socket of one own address on UDP/4791.
+/// Opens the sockets of one own address on UDP/4791, one for each of `count` ports.
 pub(super) fn open_own(
     iface: &Interface,
     address: IpAddr,
     config: &PortConfig,
     role: Role,
-) -> Result<Socket, OpenError> {
-    let fail = |what: &str, source: io::Error, hint: String| {
-        OpenError::os(Backend::Udp, format!("cannot {what} {address}:{ROCE_PORT}"), source, hint)
-    };
-    let socket = Socket::new(address.is_ipv6()).map_err(|e| {
-        let hint = match e.raw_os_error() {
-            Some(libc::EMFILE | libc::ENFILE) => "raise the limit of open files (`ulimit -n`)",
-            Some(libc::EAFNOSUPPORT) => "this kernel has no such address family: use the other",
-            _ => "",
-        };
-        fail("make a UDP socket for", e, hint.to_owned())
-    })?;
-    configure(&socket, address.is_ipv6(), config, role).map_err(|e| {
-        fail("configure the UDP socket of", e, "Linux 5.0 or newer is needed".into())
-    })?;
-    bind_patiently(&socket, &socket_address(iface, address, ROCE_PORT, 0)).map_err(|e| {
-        let hint = match e.raw_os_error() {
+    count: usize,
+) -> Result<Vec<Socket>, OpenError> {
+    let fail = |what: &str, source: io::Error| {
+        let hint = match source.raw_os_error() {
             Some(libc::EADDRINUSE) => holder::hint(address, ROCE_PORT),
             Some(libc::EADDRNOTAVAIL) => format!(
                 "{address} is not an address of this network namespace, or is still tentative: see \
@@ -60,8 +48,43 @@ pub(super) fn open_own(
             ),
             _ => String::new(),
         };
-        fail("bind", e, hint)
+        OpenError::os(Backend::Udp, format!("cannot {what} {address}:{ROCE_PORT}"), source, hint)
+    };
+    let name = socket_address(iface, address, ROCE_PORT, 0);
+    let first = make(address, config, role)?;
+    // Alone, so that nobody else has the port.
+    bind_patiently(&first, &name).map_err(|e| fail("bind", e))?;
+    if count == 1 {
+        return Ok(vec![first]);
+    }
+    first.share_port().map_err(|e| fail("share", e))?;
+    let mut sockets = vec![first];
+    for _ in 1..count {
+        let socket = make(address, config, role)?;
+        socket.share_port().map_err(|e| fail("share", e))?;
+        // What came in meanwhile is in the queues of the others, which hand it over.
+        socket.bind(&name).map_err(|e| fail("bind once more", e))?;
+        sockets.push(socket);
+    }
+    sockets[0].steer(&steering::by_socket(count)).map_err(|e| fail("steer what comes to", e))?;
+    Ok(sockets)
+}
+
+/// A socket that is not bound yet.
+fn make(address: IpAddr, config: &PortConfig, role: Role) -> Result<Socket, OpenError> {
+    let fail = |what: &str, source: io::Error, hint: &str| {
+        OpenError::os(Backend::Udp, format!("cannot {what} {address}:{ROCE_PORT}"), source, hint)
+    };
+    let socket = Socket::new(address.is_ipv6()).map_err(|e| {
+        let hint = match e.raw_os_error() {
+            Some(libc::EMFILE | libc::ENFILE) => "raise the limit of open files (`ulimit -n`)",
+            Some(libc::EAFNOSUPPORT) => "this kernel has no such address family: use the other",
+            _ => "",
+        };
+        fail("make a UDP socket for", e, hint)
     })?;
+    configure(&socket, address.is_ipv6(), config, role)
+        .map_err(|e| fail("configure the UDP socket of", e, "Linux 5.0 or newer is needed"))?;
     Ok(socket)
 }
 

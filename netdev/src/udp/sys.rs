@@ -192,6 +192,22 @@ impl Socket {
         self.set_raw(libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &filter)
     }
 
+    /// Other sockets of this user may have the same address and port, if they say so too (`SO_REUSEPORT`).
+    pub(crate) fn share_port(&self) -> io::Result<()> {
+        self.set(libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)
+    }
+
+    /// Lets `program` choose, of the sockets that share this one's address and port, which gets a datagram: by its index in the order in which they
+    /// were bound (`SO_ATTACH_REUSEPORT_CBPF`). It sees the UDP payload.
+    pub(crate) fn steer(&self, program: &[libc::sock_filter]) -> io::Result<()> {
+        let filter = libc::sock_fprog {
+            len: u16::try_from(program.len()).map_err(|_| io::ErrorKind::InvalidInput)?,
+            // The kernel only reads it.
+            filter: program.as_ptr().cast_mut(),
+        };
+        self.set_raw(libc::SOL_SOCKET, libc::SO_ATTACH_REUSEPORT_CBPF, &filter)
+    }
+
     /// How many datagrams the kernel dropped because this socket's queue was full (or their
     /// checksum wrong), modulo 2³²: `SO_MEMINFO`, the field `SK_MEMINFO_DROPS`.
     pub(crate) fn input_drops(&self) -> u32 {

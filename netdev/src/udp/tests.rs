@@ -1,6 +1,6 @@
 use super::*;
 use crate::fd;
-use crate::port::RxIpId;
+use crate::port::{ROCE_PORT, RxIpId};
 
 /// Addresses 127.x.y.z of this test process alone, so that tests of several processes, which all use
 /// UDP/4791, run side by side.
@@ -382,3 +382,24 @@ fn an_overrun_is_counted() {
 }
 
 mod wire;
+
+#[test]
+fn several_ports_share_an_address_and_each_gets_what_is_for_its_queue_pairs() {
+    let (own, peer) = (loopback(171), loopback(172));
+    let several = || UdpPort::open_shards(&lo(), &[own], &PortConfig::default(), 3);
+    let mut ports = several().unwrap();
+    // They share it with nobody else, who would share it, too.
+    for error in [several().err(), UdpPort::open(&lo(), &[own], &PortConfig::default()).err()] {
+        assert_eq!(error.expect("the port is taken").errno(), libc::EADDRINUSE);
+    }
+    let sender = std::net::UdpSocket::bind((peer, 0)).unwrap();
+    for (byte, port) in [(0, 0), (1, 1), (2, 2), (3, 0), (0xff, 0), (2, 2)] {
+        let mut payload = [7; 16];
+        payload[5] = byte;
+        sender.send_to(&payload, (own, ROCE_PORT)).unwrap();
+        assert_eq!(receive(&mut ports[port], 1)[0].payload, payload);
+    }
+    // Too short for a queue pair number.
+    sender.send_to(&[1; 3], (own, ROCE_PORT)).unwrap();
+    assert_eq!(receive(&mut ports[0], 1)[0].payload, [1; 3]);
+}

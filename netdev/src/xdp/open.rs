@@ -3,7 +3,7 @@
 use super::bpf::{Link, Map, Program, fd_value};
 use super::prog::{OwnAddresses, program};
 use super::rx::RxHalf;
-use super::socket::Socket;
+use super::socket::{Rings, Socket};
 use super::tx::TxHalf;
 use super::umem::{CHUNK, Umem};
 use super::{attach_error, channels};
@@ -14,7 +14,9 @@ use crate::iface::Interface;
 use crate::port::Backend;
 use std::io;
 use std::net::IpAddr;
+use std::ops::Range;
 use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Bytes of a received frame that fit a chunk: the kernel keeps 256 free (`XDP_PACKET_HEADROOM`).
@@ -35,10 +37,10 @@ const NEEDS_CAPS: &str = "needs CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF in the ho
 /// the interface first.
 #[derive(Debug)]
 pub(super) struct Opened {
-    /// Keeps the program attached.
-    pub(super) link: Link,
-    /// What the program takes for ours.
-    pub(super) own: OwnAddresses,
+    /// Keeps the program attached, for all sockets.
+    pub(super) link: Arc<Link>,
+    /// What the program takes for ours, likewise.
+    pub(super) own: Arc<Mutex<OwnAddresses>>,
     /// The sending half.
     pub(super) tx: TxHalf,
     /// The receiving half.
@@ -53,60 +55,111 @@ pub(super) struct Opened {
     pub(super) chunks_each: u32,
 }
 
-/// Opens the socket on a queue of the interface and attaches the program.
+/// Opens `count` sockets, each on a queue of the interface, and attaches the program: one is on the queue that was configured, several are on the first ones.
 pub(super) fn open(
     iface: &Interface,
     addresses: &[IpAddr],
     config: &PortConfig,
-) -> Result<Opened, OpenError> {
-    check_interface(iface, config)?;
+    count: usize,
+) -> Result<Vec<Opened>, OpenError> {
+    let first = if count == 1 { config.xdp_queue } else { 0 };
+    let queues = first..first + count as u32;
+    check_interface(iface, config, &queues)?;
+    let made = queues.clone().map(|_| make(config)).collect::<Result<Vec<_>, _>>()?;
+    let (program, own, sockets) = load_program(iface, addresses, queues.end)?;
+    let frame_bytes = iface.mtu as usize + ETH_LEN;
+    let per_slot = frame_bytes.div_ceil(CHUNK).min(SLOT_CHUNKS_MAX) as u32;
+    let mut opened = Vec::with_capacity(count);
+    for (queue, (socket, mut umem, rings, chunks_each)) in queues.zip(made) {
+        bind(&socket, iface, queue)?;
+        let zero_copy = socket.zero_copy().unwrap_or(false);
+        if let Some(microseconds) = config.xdp_busy_poll_us {
+            busy_poll(&socket, iface, zero_copy, microseconds)?;
+        }
+        let rx = RxHalf::new(rings.rx, rings.fill, chunks_each, &mut umem);
+        let (tx, done) = (rings.tx, rings.completion);
+        let tx = TxHalf::new(&socket, tx, done, chunks_each, chunks_each, per_slot);
+        sockets
+            .set(&queue.to_ne_bytes(), fd_value(socket.as_fd()))
+            .map_err(|e| permission("cannot put the socket into the XSKMAP", e))?;
+        opened.push((tx, rx, socket, umem, zero_copy, chunks_each));
+    }
+    let link = program
+        .attach(iface.index, config.xdp_generic)
+        .map_err(|e| attach_error::explain(iface, config.xdp_generic, e))?;
+    let (link, own) = (Arc::new(link), Arc::new(Mutex::new(own)));
+    let with_link = |(tx, rx, socket, umem, zero_copy, chunks_each)| {
+        let (link, own) = (link.clone(), own.clone());
+        Opened { link, own, tx, rx, socket, umem, zero_copy, chunks_each }
+    };
+    Ok(opened.into_iter().map(with_link).collect())
+}
+
+/// A socket with its memory and its rings, not bound yet.
+fn make(config: &PortConfig) -> Result<(Socket, Umem, Rings, u32), OpenError> {
     let socket = Socket::new().map_err(|e| permission("cannot open an AF_XDP socket", e))?;
-    let (mut umem, chunks_each) = register_memory(&socket, config.ring_frames)?;
+    let (umem, chunks_each) = register_memory(&socket, config.ring_frames)?;
     // Twice the entries that chunks could fill: the kernel shows some of its progress late.
     let rings = socket
         .make_rings(2 * chunks_each)
         .map_err(|e| OpenError::os(Backend::Xdp, "cannot make the AF_XDP rings", e, ""))?;
     socket.set_send_buffer(config.tx_buffer_bytes, config.force_buffers);
-    let (program, own, sockets) = load_program(iface, addresses, config)?;
-    bind(&socket, iface, config)?;
-    let zero_copy = socket.zero_copy().unwrap_or(false);
-    let frame_bytes = iface.mtu as usize + ETH_LEN;
-    let per_slot = frame_bytes.div_ceil(CHUNK).min(SLOT_CHUNKS_MAX) as u32;
-    let rx = RxHalf::new(rings.rx, rings.fill, chunks_each, &mut umem);
-    let tx = TxHalf::new(&socket, rings.tx, rings.completion, chunks_each, chunks_each, per_slot);
-    sockets
-        .set(&config.xdp_queue.to_ne_bytes(), fd_value(socket.as_fd()))
-        .map_err(|e| permission("cannot put the socket into the XSKMAP", e))?;
-    let link = program
-        .attach(iface.index, config.xdp_generic)
-        .map_err(|e| attach_error::explain(iface, config.xdp_generic, e))?;
-    Ok(Opened { link, own, tx, rx, socket, umem, zero_copy, chunks_each })
+    Ok((socket, umem, rings, chunks_each))
 }
 
-fn check_interface(iface: &Interface, config: &PortConfig) -> Result<(), OpenError> {
+/// Lets the calls of this process drive the driver. Without zero-copy there is no driver's queue to be polled, and on a veth it costs half of the throughput.
+fn busy_poll(
+    socket: &Socket,
+    iface: &Interface,
+    zero_copy: bool,
+    microseconds: u32,
+) -> Result<(), OpenError> {
+    if !zero_copy {
+        return Err(OpenError::plain(
+            Backend::Xdp,
+            format!("busy polling needs zero-copy, which the driver of {} has not", iface.name),
+            "leave xdp_busy_poll_us out",
+        ));
+    }
+    socket.prefer_busy_poll(microseconds).map_err(|e| permission("cannot poll busily", e))
+}
+
+fn check_interface(
+    iface: &Interface,
+    config: &PortConfig,
+    wanted: &Range<u32>,
+) -> Result<(), OpenError> {
+    let name = &iface.name;
     if iface.loopback {
         return Err(OpenError::plain(
             Backend::Xdp,
-            format!("AF_XDP does not work on the loopback interface {}", iface.name),
+            format!("AF_XDP does not work on the loopback interface {name}"),
             "choose --netdev udp, or another interface",
         ));
     }
-    let queues = channels::receive_queues(&iface.name).unwrap_or(1);
-    if config.xdp_queue >= queues {
-        return Err(OpenError::plain(
-            Backend::Xdp,
-            format!("{} has no receive queue {}: it has {queues}", iface.name, config.xdp_queue),
-            "choose a lower queue",
-        ));
+    let queues = channels::receive_queues(name).unwrap_or(1);
+    let (last, count) = (wanted.end - 1, wanted.len());
+    if last >= queues {
+        let hint = match count {
+            1 => "choose a lower queue".to_owned(),
+            _ => format!(
+                "AF_XDP needs a receive queue for each shard: `ethtool -L {name} combined {count}` (veth: \
+                 `ethtool -L {name} rx {count}`), or fewer shards, or --netdev packet"
+            ),
+        };
+        let what = format!("{name} has no receive queue {last}: it has {queues}");
+        return Err(OpenError::plain(Backend::Xdp, what, hint));
     }
-    if queues > 1 && !config.xdp_steered {
-        let name = &iface.name;
+    if queues as usize > count && !config.xdp_steered {
+        let read = if count == 1 { "one".to_owned() } else { count.to_string() };
         return Err(OpenError::plain(
             Backend::Xdp,
-            format!("{name} spreads what it receives over {queues} queues, AF_XDP reads only one"),
             format!(
-                "give it one queue: `ethtool -L {name} combined 1` (veth: `ethtool -L {name} rx 1 \
-                 tx 1`), or steer UDP/4791 to one and say so in the configuration, or choose \
+                "{name} spreads what it receives over {queues} queues, AF_XDP reads only {read}"
+            ),
+            format!(
+                "give it one queue for each shard: `ethtool -L {name} combined {count}` (veth: `ethtool -L {name} rx {count} \
+                 tx {count}`), or steer UDP/4791 to what is read and say so in the configuration, or choose \
                  --netdev packet"
             ),
         ));
@@ -144,18 +197,18 @@ fn register_memory(socket: &Socket, wanted: u32) -> Result<(Umem, u32), OpenErro
 fn load_program(
     iface: &Interface,
     addresses: &[IpAddr],
-    config: &PortConfig,
+    queues: u32,
 ) -> Result<(Program, OwnAddresses, Map), OpenError> {
     let failed = |e| permission("cannot make a BPF map", e);
     let own = OwnAddresses::new(addresses, iface.mac).map_err(failed)?;
-    let sockets = Map::sockets("roce_sockets", config.xdp_queue + 1).map_err(failed)?;
+    let sockets = Map::sockets("roce_sockets", queues).map_err(failed)?;
     let program = Program::load("roce_redirect", &program(&own, &sockets))
         .map_err(|e| permission("cannot load the XDP program", e))?;
     Ok((program, own, sockets))
 }
 
-fn bind(socket: &Socket, iface: &Interface, config: &PortConfig) -> Result<(), OpenError> {
-    let bind = |flags| bind_patiently(socket, iface.index, config.xdp_queue, flags);
+fn bind(socket: &Socket, iface: &Interface, queue: u32) -> Result<(), OpenError> {
+    let bind = |flags| bind_patiently(socket, iface.index, queue, flags);
     let single = libc::XDP_USE_NEED_WAKEUP;
     let fits_a_chunk = iface.mtu as usize + ETH_LEN <= RX_CHUNK_BYTES;
     // Neither XDP_ZEROCOPY nor XDP_COPY: the kernel takes the former where the driver has it.
@@ -165,7 +218,7 @@ fn bind(socket: &Socket, iface: &Interface, config: &PortConfig) -> Result<(), O
         other => other,
     };
     bound.map_err(|e| {
-        let what = format!("cannot bind to queue {} of {}", config.xdp_queue, iface.name);
+        let what = format!("cannot bind to queue {queue} of {}", iface.name);
         let hint = match e.raw_os_error() {
             Some(libc::EBUSY) => {
                 "another AF_XDP socket has this queue: stop its program, or choose --netdev packet \

@@ -407,6 +407,20 @@ fn errors_say_what_to_do() {
     drop(a);
     let error = open_in(&pair.a, &config).err().expect("refused").to_string();
     assert!(error.contains("no receive queue 3"), "{error}");
+    // A veth copies: there is no queue of a driver to be polled.
+    let config = PortConfig { xdp_busy_poll_us: Some(20), ..PortConfig::default() };
+    let error = open_in(&pair.a, &config).err().expect("refused").to_string();
+    assert!(error.contains("needs zero-copy") && error.contains("xdp_busy_poll_us"), "{error}");
+    let several = pair.a.run(|| {
+        let iface = Interface::by_name("v0").expect("v0");
+        let addresses = ["10.9.0.1".parse().unwrap()];
+        XdpPort::open_shards(&iface, &addresses, &PortConfig::default(), 2)
+    });
+    let error = several.err().expect("refused").to_string();
+    assert!(
+        error.contains("no receive queue 1") && error.contains("ethtool -L v0 rx 2"),
+        "{error}"
+    );
 }
 
 #[test]

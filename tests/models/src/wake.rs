@@ -83,9 +83,7 @@ pub fn wait(
 ) -> bool {
     let port = port.map(|(fd, _)| fd);
     loop {
-        let sleeps = timeout.is_none();
-        let here = look(other, sleeps);
-        let there = port.is_some_and(|port| look(port, sleeps && !here));
+        let (here, there) = look(other, port, timeout.is_none());
         if here || there {
             return there || !here;
         }
@@ -101,13 +99,20 @@ pub fn wait(
     }
 }
 
-/// Whether it is ready; if not, this thread is woken when it is, if it sleeps.
-fn look(fd: &OwnedFd, sleeps: bool) -> bool {
-    let mut state = fd.0.0.lock().unwrap();
-    if state.count == 0 && sleeps {
-        state.sleepers.push(thread::current());
+/// Which of them are ready; if none is, this thread is woken when one is, if it sleeps.
+///
+/// Both are looked at under both locks: loom forgets that a thread was woken if that waits for a lock before it sleeps.
+fn look(other: BorrowedFd<'_>, port: Option<BorrowedFd<'_>>, sleeps: bool) -> (bool, bool) {
+    let mut other = other.0.0.lock().unwrap();
+    let mut port = port.map(|port| port.0.0.lock().unwrap());
+    let ready = (other.count > 0, port.as_ref().is_some_and(|port| port.count > 0));
+    if ready == (false, false) && sleeps {
+        other.sleepers.push(thread::current());
+        if let Some(port) = &mut port {
+            port.sleepers.push(thread::current());
+        }
     }
-    state.count > 0
+    ready
 }
 
 /// The clock of the shard, which moves when somebody sleeps.

@@ -202,6 +202,60 @@ fn a_datagram_is_received_when_the_program_no_longer_drives() {
     });
 }
 
+/// Another shard has a datagram for this one, and nobody drives.
+#[test]
+fn mail_is_read_whoever_sleeps() {
+    model(2, || {
+        with_background(Peer::Near, |device| {
+            let leaving = {
+                let device = device.clone();
+                thread::spawn(move || device.leave_mail())
+            };
+            device.arm(false);
+            if device.taken().is_none() {
+                device.sleep_for_event();
+            }
+            leaving.join().unwrap();
+        });
+    });
+}
+
+/// The same while a thread of the program sleeps on the port.
+#[test]
+fn mail_is_read_while_the_program_sleeps_on_the_port() {
+    model(2, || {
+        with_background(Peer::Near, |device| {
+            let leaving = {
+                let device = device.clone();
+                thread::spawn(move || device.leave_mail())
+            };
+            device.arm(false);
+            if device.taken().is_none() {
+                device.wait_event();
+            }
+            leaving.join().unwrap();
+        });
+    });
+}
+
+/// A program that drove, and then sleeps on several shards at once: the background thread watches the port.
+#[test]
+fn who_sleeps_on_several_shards_is_woken_by_any() {
+    model(2, || {
+        with_background(Peer::Near, |device| {
+            let arriving = {
+                let device = device.clone();
+                thread::spawn(move || device.arrive())
+            };
+            device.arm(false);
+            if device.poll().is_none() {
+                device.wait_event_of_several();
+            }
+            arriving.join().unwrap();
+        });
+    });
+}
+
 /// The program polls, and so takes the acknowledgement upon itself; then it sleeps: the background thread must send it.
 #[test]
 fn an_acknowledgement_that_waits_for_the_program_leaves_without_it() {

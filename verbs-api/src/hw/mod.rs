@@ -206,7 +206,13 @@ impl Device {
         for (name, value) in sysfs::counters(&self.name, self.attr.port) {
             convert::count(&name, value, &mut transport, &mut port);
         }
-        DeviceCounters { transport, drops: Drops::default(), port, refused: (0, 0) }
+        DeviceCounters {
+            transport,
+            drops: Drops::default(),
+            port,
+            refused: (0, 0),
+            handed_over: (0, 0),
+        }
     }
 
     pub(crate) fn next_event(&self) -> Option<AsyncEvent> {

@@ -26,6 +26,7 @@ pub struct QpBuilder {
     qkey: u32,
     sq_sig_all: bool,
     gid_index: usize,
+    shard: Option<usize>,
 }
 
 impl QpBuilder {
@@ -41,6 +42,7 @@ impl QpBuilder {
             qkey: 0x1111_1111,
             sq_sig_all: false,
             gid_index: 0,
+            shard: None,
         }
     }
 
@@ -123,6 +125,14 @@ impl QpBuilder {
         self
     }
 
+    /// The shard of the device that it lives on, counted from 0: see [`OpenOptions::shards`](crate::OpenOptions::shards). Unless said otherwise, or its
+    /// shared receive queue is on one, queue pairs take turns. A device of the kernel has none, and this means nothing.
+    #[must_use]
+    pub fn shard(mut self, shard: usize) -> Self {
+        self.shard = Some(shard);
+        self
+    }
+
     /// Makes the queue pair in the RESET state, for programs that change its state themselves by [`Qp::modify`].
     ///
     /// # Errors
@@ -148,11 +158,20 @@ impl QpBuilder {
             (PdKind::Soft(pd), CqKind::Soft(send_cq), CqKind::Soft(recv_cq)) => {
                 let Self { qp_type, caps, sq_sig_all, .. } = self;
                 let srq = self.srq.as_ref().and_then(|srq| match srq.kind() {
-                    SrqKind::Soft(srq) => Some(srq.id()),
+                    SrqKind::Soft(srq) => Some(srq),
                     SrqKind::Hw(_) => None,
                 });
-                let attr =
-                    soft::QpInitAttr { qp_type, send_cq, recv_cq, srq, caps, sq_sig_all, local };
+                let Self { shard, .. } = self;
+                let attr = soft::QpInitAttr {
+                    qp_type,
+                    send_cq,
+                    recv_cq,
+                    srq,
+                    caps,
+                    sq_sig_all,
+                    local,
+                    shard,
+                };
                 QpKind::Soft(soft::Qp::create(pd, &attr)?)
             }
             (PdKind::Hw(pd), CqKind::Hw(send_cq), CqKind::Hw(recv_cq)) => {

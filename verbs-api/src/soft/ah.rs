@@ -16,22 +16,46 @@ use crate::qp::PeerPath;
 pub(crate) struct Ah {
     device: Arc<Device>,
     id: AhId,
-    path: u32,
+    /// Of each shard.
+    paths: Box<[u32]>,
 }
 
 impl Ah {
     pub(crate) fn create(pd: &Pd, local: IpAddr, path: &PeerPath) -> Result<Self, VerbsError> {
         let device = pd.device.clone();
-        let mut guard = device.core.hold();
-        let shard = &mut *guard;
-        let id = shard.add_path(&spec(local, path, spread(path))).map_err(VerbsError::Path)?;
-        let peer = PeerAddress { local, remote: path.remote, path: id, budget: path.budget };
-        let Some(ah) = shard.engine.create_ah(pd.id, &peer) else {
-            shard.remove_path(id);
-            return Err(VerbsError::Limit { what: "address handles", max: 1 << 20 });
+        let mut shards = device.shards.hold_all();
+        let spec = spec(local, path, spread(path));
+        let mut paths = Vec::with_capacity(device.shards.count());
+        let mut failed = None;
+        for shard in shards.iter_mut() {
+            match shard.add_path(&spec) {
+                Ok(id) => paths.push(id),
+                Err(error) => {
+                    failed = Some(VerbsError::Path(error));
+                    break;
+                }
+            }
+        }
+        let budget = device.share_of(path.budget);
+        let mut made = None;
+        if failed.is_none() {
+            for (shard, path_id) in shards.iter_mut().zip(&paths) {
+                let peer = PeerAddress { local, remote: path.remote, path: *path_id, budget };
+                let ah = shard.engine.create_ah(pd.id, &peer);
+                // All give and take back numbers in one order, so one has none left when the first has not.
+                debug_assert!(made.is_none() || ah == made);
+                made = ah;
+            }
+        }
+        let Some(id) = made else {
+            for (shard, path) in shards.iter_mut().zip(paths) {
+                shard.remove_path(path);
+            }
+            let full = VerbsError::Limit { what: "address handles", max: 1 << 20 };
+            return Err(failed.unwrap_or(full));
         };
-        drop(guard);
-        Ok(Self { device, id: ah, path: id })
+        drop(shards);
+        Ok(Self { device, id, paths: paths.into() })
     }
 
     pub(crate) fn id(&self) -> AhId {
@@ -41,14 +65,15 @@ impl Ah {
 
 impl Drop for Ah {
     fn drop(&mut self) {
-        let core = &self.device.core;
-        let mut shard = core.hold();
-        // What was posted before may leave.
-        core.take_staged(&mut shard);
-        let now = shard.now();
-        shard.transmit(now);
-        shard.engine.destroy_ah(self.id);
-        shard.remove_path(self.path);
+        let mut shards = self.device.shards.hold_all();
+        for (shard, path) in shards.iter_mut().zip(&self.paths) {
+            // What was posted before may leave.
+            shard.take_staged();
+            let now = shard.now();
+            shard.transmit(now);
+            shard.engine.destroy_ah(self.id);
+            shard.remove_path(*path);
+        }
     }
 }
 

@@ -7,17 +7,18 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rocinante_netdev::{PathSpec, Port};
-use rocinante_stack::QpAttr;
+use rocinante_stack::Engine;
 use rocinante_stack::cm::{
     Accept, AskId, CmConfig, CmError, CmEvent, ConnId, Connect, ConnectionManager, ListenerId,
     QueryId,
 };
 use rocinante_stack::stats::CmCounters;
 use rocinante_stack::types::{Qpn, Time};
-use rocinante_stack::verbs::QpState;
 use rocinante_stack::wire::cm::{PortSpace, RejReason, ServiceId, SidrStatus};
 
 use super::Device;
+use super::core::Core;
+use super::others::shard_of;
 use super::shard::Shard;
 use super::sidr::Services;
 use crate::cm::{Chosen, ListensTo, Mailbox, Manager, Place};
@@ -106,6 +107,7 @@ impl Shard {
         }
         if any {
             self.deliver();
+            self.write_mail();
         }
         if self.engine.cm().is_some_and(|cm| cm.wants_transmit()) {
             self.transmit_cm(now);
@@ -129,7 +131,7 @@ impl Shard {
                 return;
             }
             CmEvent::Released { conn, qpn } => {
-                self.engine.release_qpn(*qpn);
+                self.release_number(*qpn);
                 self.post.release(*conn);
                 return;
             }
@@ -141,10 +143,7 @@ impl Shard {
                 let conn = *conn;
                 if let Some((qpn, _)) = self.post.conns.get(&conn) {
                     // Nobody answers any more: what is posted completes now.
-                    let error = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };
-                    let qpn = *qpn;
-                    // The queue pair may be gone, or be in the error state.
-                    let _ = self.engine.modify_qp(qpn, &error, &mut self.host);
+                    self.end_connection_of(*qpn);
                 }
                 conn
             }
@@ -215,15 +214,35 @@ impl Shard {
 impl Device {
     /// Does something with the connection manager, and what follows from it.
     pub(super) fn with_cm<T>(&self, call: impl FnOnce(&mut ConnectionManager, Time) -> T) -> T {
-        let mut shard = self.core.hold();
+        let mut shard = self.cm_core().hold();
         let now = shard.now();
         let result = call(shard.cm(), now);
         shard.serve_cm(now);
         result
     }
 
+    /// The shard of the connection manager.
+    pub(super) fn cm_core(&self) -> &Arc<Core> {
+        self.shards.first()
+    }
+
+    /// The number of a queue pair that gets a connection is not given again before that is over; and the first message from the peer may say that it is
+    /// `awaited_by` a connection. `first` is the shard of the connection manager, which is locked.
+    fn keep(&self, first: &mut Shard, qpn: Qpn, awaited_by: Option<ConnId>) {
+        let keep = |engine: &mut Engine| {
+            engine.keep_qpn(qpn);
+            if let Some(conn) = awaited_by {
+                engine.await_message(qpn, conn);
+            }
+        };
+        match self.shards.get(shard_of(qpn)) {
+            Some(core) if !Arc::ptr_eq(core, self.cm_core()) => keep(&mut core.hold().engine),
+            _ => keep(&mut first.engine),
+        }
+    }
+
     pub(crate) fn cm_counters(&self) -> CmCounters {
-        *self.core.hold().cm().counters()
+        *self.cm_core().hold().cm().counters()
     }
 }
 
@@ -237,7 +256,7 @@ impl Manager for Device {
             return Ok(self.cm_listen_datagrams(place)?);
         }
         let service = ServiceId::of_port(PortSpace::Tcp, place.port);
-        let mut shard = self.core.hold();
+        let mut shard = self.cm_core().hold();
         let listener = shard.cm().listen(service, place.address, place.backlog)?;
         let mailbox = Arc::new(Mailbox::default());
         shard.post.listeners.insert(listener, mailbox.clone());
@@ -248,7 +267,7 @@ impl Manager for Device {
         if to == ListensTo::Datagrams {
             return self.cm_unlisten_datagrams(listener);
         }
-        let mut shard = self.core.hold();
+        let mut shard = self.cm_core().hold();
         let mailbox = shard.post.listeners.remove(&listener);
         let now = shard.now();
         // What the program has taken is still its to decide.
@@ -258,10 +277,11 @@ impl Manager for Device {
     }
 
     fn connect(&self, ask: &Connect<'_>, _qp: &Qp) -> Result<(ConnId, Arc<Mailbox>), VerbsError> {
-        let mut shard = self.core.hold();
+        let mut shard = self.cm_core().hold();
         let now = shard.now();
         let conn = shard.cm().connect(now, ask)?;
         let mailbox = shard.own(conn, ask.side.qpn);
+        self.keep(&mut shard, ask.side.qpn, None);
         shard.serve_cm(now);
         Ok((conn, mailbox))
     }
@@ -276,11 +296,11 @@ impl Manager for Device {
         accept: &Accept<'_>,
         _qp: &Qp,
     ) -> Result<Arc<Mailbox>, VerbsError> {
-        let mut shard = self.core.hold();
+        let mut shard = self.cm_core().hold();
         let now = shard.now();
         shard.cm().accept(now, conn, accept)?;
         let mailbox = shard.own(conn, accept.side.qpn);
-        shard.engine.await_message(accept.side.qpn, conn);
+        self.keep(&mut shard, accept.side.qpn, Some(conn));
         shard.serve_cm(now);
         Ok(mailbox)
     }
@@ -294,10 +314,12 @@ impl Manager for Device {
     }
 
     fn flush(&self) {
-        let mut shard = self.core.hold();
-        self.core.take_staged(&mut shard);
-        let now = shard.now();
-        shard.transmit(now);
+        for core in self.shards.all() {
+            let mut shard = core.hold();
+            shard.take_staged();
+            let now = shard.now();
+            shard.transmit(now);
+        }
     }
 
     fn disconnect(&self, conn: ConnId) -> Result<(), VerbsError> {
@@ -335,7 +357,7 @@ impl Manager for Device {
 
     fn wait(&self, mailbox: &Mailbox, until: Option<Instant>) -> io::Result<()> {
         let fd = mailbox.fd()?;
-        self.core.wait(fd, until);
+        self.cm_core().wait(fd, until);
         Ok(())
     }
 }
@@ -345,7 +367,6 @@ impl Shard {
     fn own(&mut self, conn: ConnId, qpn: Qpn) -> Arc<Mailbox> {
         let mailbox = Arc::new(Mailbox::default());
         self.post.conns.insert(conn, (qpn, mailbox.clone()));
-        self.engine.keep_qpn(qpn);
         mailbox
     }
 

@@ -39,8 +39,22 @@ pub(crate) struct Core {
     port_fd: OwnedFd,
     kick: OwnedFd,
     stop: AtomicBool,
-    events: Mutex<VecDeque<AsyncEvent>>,
-    event_fd: OwnedFd,
+    /// Threads of the program that sleep on several shards: they leave the ports to the background threads.
+    sleepers: AtomicU32,
+    events: Arc<Events>,
+}
+
+/// The asynchronous events of a device.
+#[derive(Debug)]
+pub(crate) struct Events {
+    queue: Mutex<VecDeque<AsyncEvent>>,
+    fd: OwnedFd,
+}
+
+impl Events {
+    pub(crate) fn new() -> std::io::Result<Self> {
+        Ok(Self { queue: Mutex::new(VecDeque::new()), fd: wake::eventfd()? })
+    }
 }
 
 /// How often it looks whether the program still drives.
@@ -53,7 +67,7 @@ const LATE: Duration = Duration::from_micros(500);
 pub(super) const HELD_ONLY: u64 = 1;
 
 impl Core {
-    pub(crate) fn new(shard: Shard) -> std::io::Result<Self> {
+    pub(crate) fn new(shard: Shard, events: Arc<Events>) -> std::io::Result<Self> {
         let port_fd = shard.wait_fd().try_clone_to_owned()?;
         Ok(Self {
             port_fd,
@@ -65,8 +79,8 @@ impl Core {
             resting: AtomicBool::new(false),
             kick: wake::eventfd()?,
             stop: AtomicBool::new(false),
-            events: Mutex::new(VecDeque::new()),
-            event_fd: wake::eventfd()?,
+            sleepers: AtomicU32::new(0),
+            events,
         })
     }
 
@@ -115,6 +129,32 @@ impl Core {
         self.staging.leave(qp);
     }
 
+    /// Another shard left mail: whoever drives this one finds it; if nobody does, the background thread shall.
+    pub(crate) fn ring(&self) {
+        fence(Ordering::SeqCst);
+        // Who stands aside without having said until when looks again soon, or the program drives.
+        if self.parked_until.load(Ordering::Relaxed) != 0
+            || self.waiters.load(Ordering::Relaxed) > 0
+        {
+            self.parked_until.store(0, Ordering::Relaxed);
+            wake::notify(&self.kick);
+        }
+    }
+
+    /// A thread of the program is about to sleep on something that this shard and others bring: the background thread watches the port until
+    /// [`wakes`](Self::wakes).
+    pub(crate) fn sleeps(&self) {
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        self.drive();
+        // Also if it stands aside, because the program has just driven.
+        wake::notify(&self.kick);
+    }
+
+    /// That thread is awake.
+    pub(crate) fn wakes(&self) {
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+    }
+
     /// Posts what was left.
     #[inline]
     pub(crate) fn take_staged(&self, shard: &mut Shard) {
@@ -123,34 +163,34 @@ impl Core {
 
     fn collect_events(&self, shard: &mut Shard) {
         let Some(first) = shard.poll_event() else { return };
-        let mut events = self.events.lock();
+        let mut events = self.events.queue.lock();
         events.push_back(first);
         while let Some(event) = shard.poll_event() {
             events.push_back(event);
         }
-        wake::notify(&self.event_fd);
+        wake::notify(&self.events.fd);
     }
 
     pub(crate) fn next_event(&self) -> Option<AsyncEvent> {
-        let mut events = self.events.lock();
+        let mut events = self.events.queue.lock();
         let event = events.pop_front();
         if events.is_empty() {
-            wake::clear(&self.event_fd);
+            wake::clear(&self.events.fd);
         }
         event
     }
 
     /// Nobody shall hear of them any more.
     pub(crate) fn forget_events(&self, gone: impl Fn(&AsyncEvent) -> bool) {
-        let mut events = self.events.lock();
+        let mut events = self.events.queue.lock();
         events.retain(|event| !gone(event));
         if events.is_empty() {
-            wake::clear(&self.event_fd);
+            wake::clear(&self.events.fd);
         }
     }
 
     pub(crate) fn event_fd(&self) -> BorrowedFd<'_> {
-        self.event_fd.as_fd()
+        self.events.fd.as_fd()
     }
 
     /// Sleeps until the port or `fd` has something, or `until`; then drives. For a thread of the program's that waits.
@@ -205,7 +245,8 @@ impl Core {
             // Work that was left while this thread held the lock is this thread's.
             fence(Ordering::SeqCst);
             let rung = self.staging.has_some();
-            if !rung && (epoch != seen || self.waiters.load(Ordering::SeqCst) > 0) {
+            let driven = epoch != seen || self.waiters.load(Ordering::SeqCst) > 0;
+            if !rung && driven && self.sleepers.load(Ordering::SeqCst) == 0 {
                 if std::mem::take(&mut look) {
                     self.look(false);
                     continue;
@@ -263,8 +304,8 @@ impl Core {
         if pause > ASIDE {
             self.parked_until.store(HELD_ONLY, Ordering::SeqCst);
             fence(Ordering::SeqCst);
-            // Who drove just before that did not see it.
-            if self.epoch.load(Ordering::Relaxed) != epoch {
+            // Who drove or rang just before that did not see it.
+            if self.epoch.load(Ordering::Relaxed) != epoch || self.staging.has_some() {
                 pause = ASIDE;
             }
         }

@@ -1,6 +1,7 @@
 //! Of `core.rs`: here because the models compile that file without its surroundings.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -8,7 +9,7 @@ use rocinante_netdev::sim::{SimConfig, SimNet};
 use rocinante_netdev::{AnyPort, PathSpec, Port};
 use rocinante_stack::{Engine, EngineConfig};
 
-use super::core::{Core, HELD_ONLY};
+use super::core::{Core, Events, HELD_ONLY};
 use super::flood::Flood;
 use super::host::Host;
 use super::shard::Shard;
@@ -16,7 +17,8 @@ use super::shard::Shard;
 fn core() -> Core {
     let port = SimNet::new(1).port(&[[10, 0, 0, 1].into()], &SimConfig::default()).unwrap();
     let engine = Engine::new(EngineConfig::default());
-    Core::new(Shard::new(engine, AnyPort::from(port), Host::new(1))).unwrap()
+    let shard = Shard::new(engine, AnyPort::from(port), Host::new(1), None);
+    Core::new(shard, Arc::new(Events::new().unwrap())).unwrap()
 }
 
 /// The program may not call again for long, and the peer waits.
@@ -57,7 +59,7 @@ fn a_flood_is_left_alone_for_a_moment_and_then_read_at_once() {
     let [port, mut attacker] =
         [own, other].map(|address| net.port(&[address], &SimConfig::default()).unwrap());
     let engine = Engine::new(EngineConfig::default());
-    let mut shard = Shard::new(engine, AnyPort::from(port), Host::new(1));
+    let mut shard = Shard::new(engine, AnyPort::from(port), Host::new(1), None);
     let (src_port, tos, ttl, flow_label) = (0xc000, 0, 64, 0);
     let spec = PathSpec { local: other, remote: own, src_port, tos, ttl, flow_label };
     let path = attacker.add_path(&spec).unwrap().id;

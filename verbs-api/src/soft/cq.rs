@@ -2,8 +2,10 @@
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use parking_lot::Mutex;
 use rocinante_stack::verbs::{CqId, Cqe};
 
 use super::Device;
@@ -16,12 +18,36 @@ use crate::listeners::Listeners;
 pub(crate) struct Cq {
     device: Arc<Device>,
     shared: Arc<CqShared>,
-    _channel: Option<Channel>,
+    shards: Users,
+    channel: Option<Channel>,
+}
+
+/// The shards of the queue pairs that complete to a queue: who polls it drives those.
+#[derive(Debug)]
+struct Users {
+    counts: Mutex<Vec<u32>>,
+    /// One bit for each shard.
+    set: AtomicU64,
+}
+
+impl Users {
+    fn new(shards: usize) -> Self {
+        Self { counts: Mutex::new(vec![0; shards]), set: AtomicU64::new(0) }
+    }
+
+    fn change(&self, shard: usize, change: impl FnOnce(&mut u32)) {
+        let mut counts = self.counts.lock();
+        change(&mut counts[shard]);
+        let bit = |(shard, count): (usize, &u32)| u64::from(*count > 0) << shard;
+        self.set.store(counts.iter().enumerate().map(bit).sum(), Ordering::Relaxed);
+    }
 }
 
 impl Drop for Cq {
     fn drop(&mut self) {
-        self.device.core.hold().host.cqs.remove(self.shared.id);
+        for shard in self.device.shards.hold_all().iter_mut() {
+            shard.host.cqs.remove(self.shared.id);
+        }
     }
 }
 
@@ -31,7 +57,8 @@ impl Cq {
         depth: u32,
         channel: Option<&Channel>,
     ) -> Result<Arc<Self>, VerbsError> {
-        let mut shard = device.core.hold();
+        let mut shards = device.shards.hold_all();
+        let shard = shards.first();
         if shard.host.cqs.len() >= device.limits.max_cq as usize {
             return Err(VerbsError::Limit {
                 what: "completion queues",
@@ -41,8 +68,15 @@ impl Cq {
         let events = channel.map(|channel| channel.shared.clone());
         let id = shard.host.cqs.insert(|id| Arc::new(CqShared::new(id, depth as usize, events)));
         let shared = shard.host.cqs.get(id).expect("just inserted").clone();
-        drop(shard);
-        let cq = Arc::new(Self { device: device.clone(), shared, _channel: channel.cloned() });
+        for shard in shards.rest_mut() {
+            // All give and take back numbers in one order.
+            let same = shard.host.cqs.insert(|_| shared.clone());
+            debug_assert_eq!(same, id);
+        }
+        drop(shards);
+        let users = Users::new(device.shards.count());
+        let (device, channel_of) = (device.clone(), channel.cloned());
+        let cq = Arc::new(Self { device, shared, shards: users, channel: channel_of });
         if let Some(channel) = channel {
             channel.queues.add(cq.shared.number, &cq);
         }
@@ -51,6 +85,23 @@ impl Cq {
 
     pub(crate) fn device(&self) -> &Arc<Device> {
         &self.device
+    }
+
+    /// A queue pair of this shard completes to it.
+    pub(super) fn used_by(&self, shard: usize) {
+        self.shards.change(shard, |count| *count += 1);
+        if let Some(channel) = &self.channel {
+            channel.shards.fetch_or(1 << shard, Ordering::Relaxed);
+        }
+    }
+
+    /// One does no longer.
+    pub(super) fn left_by(&self, shard: usize) {
+        self.shards.change(shard, |count| *count -= 1);
+    }
+
+    fn drive(&self) {
+        self.device.shards.drive(self.shards.set.load(Ordering::Relaxed));
     }
 
     pub(crate) fn id(&self) -> CqId {
@@ -66,7 +117,7 @@ impl Cq {
             0 => {}
             count => return Ok(count),
         }
-        self.device.core.drive();
+        self.drive();
         match self.shared.take(out) {
             0 => self.check_overflow().map(|()| 0),
             count => Ok(count),
@@ -77,7 +128,7 @@ impl Cq {
         if let Some(wc) = self.shared.take_one() {
             return Ok(Some(wc));
         }
-        self.device.core.drive();
+        self.drive();
         match self.shared.take_one() {
             Some(wc) => Ok(Some(wc)),
             None => self.check_overflow().map(|()| None),
@@ -108,12 +159,14 @@ pub(crate) struct Channel {
     device: Arc<Device>,
     shared: Arc<ChannelShared>,
     queues: Arc<Listeners<Cq>>,
+    /// Shards with queue pairs that complete to these, or once did.
+    shards: Arc<AtomicU64>,
 }
 
 impl Channel {
     pub(crate) fn create(device: &Arc<Device>) -> Result<Self, VerbsError> {
         let (shared, queues) = (Arc::new(ChannelShared::new()?), Arc::new(Listeners::new()));
-        Ok(Self { device: device.clone(), shared, queues })
+        Ok(Self { device: device.clone(), shared, queues, shards: Arc::default() })
     }
 
     pub(crate) fn device(&self) -> &Arc<Device> {
@@ -130,9 +183,11 @@ impl Channel {
         }
     }
 
-    /// Sleeps on the channel and on the port until `until`, and drives the device on this thread.
+    /// Sleeps on the channel and on the port until `until`, and drives the device on this thread; or leaves that to the background threads, where
+    /// several shards complete to its queues.
     pub(crate) fn wait(&self, until: Option<Instant>) {
-        self.device.core.wait(self.shared.fd(), until);
+        let shards = self.shards.load(Ordering::Relaxed);
+        self.device.shards.wait(shards, self.shared.fd(), until);
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {

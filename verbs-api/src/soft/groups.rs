@@ -11,7 +11,7 @@ use crate::error::VerbsError;
 
 impl Qp {
     pub(crate) fn attach_mcast(&self, group: IpAddr) -> Result<(), VerbsError> {
-        let mut guard = self.device.core.hold();
+        let mut guard = self.core.hold();
         let shard = &mut *guard;
         if shard.engine.attach_multicast(self.qpn, group).map_err(refused)?
             && let Err(error) = shard.port.join(group)
@@ -23,7 +23,7 @@ impl Qp {
     }
 
     pub(crate) fn detach_mcast(&self, group: IpAddr) -> Result<(), VerbsError> {
-        let mut shard = self.device.core.hold();
+        let mut shard = self.core.hold();
         self.detach_from(&mut shard, group).map_err(refused)
     }
 

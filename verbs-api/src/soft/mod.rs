@@ -11,11 +11,14 @@ mod flood;
 mod front;
 mod groups;
 mod host;
+mod mail;
 mod mr;
 mod mw;
+mod others;
 mod posting;
 mod qp;
 mod shard;
+mod shards;
 mod sidr;
 mod spin;
 mod srq;
@@ -25,21 +28,19 @@ use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::thread::JoinHandle;
 
 use rocinante_netdev::{AnyPort, Capabilities, Port};
 use rocinante_stack::mem::PdId;
 use rocinante_stack::types::Mtu;
-use rocinante_stack::{Budget, Engine, EngineConfig};
+use rocinante_stack::{Budget, Engine};
 
 pub(crate) use self::ah::Ah;
-use self::core::Core;
 pub(crate) use self::cq::{Channel, Cq};
-use self::host::Host;
 pub(crate) use self::mr::{Change, Registration};
 pub(crate) use self::mw::Window;
+pub(crate) use self::others::SHARDS_MAX;
 pub(crate) use self::qp::{Qp, QpInitAttr};
-use self::shard::Shard;
+use self::shards::Shards;
 pub(crate) use self::srq::Srq;
 use crate::context::{DeviceCounters, Limits};
 use crate::error::VerbsError;
@@ -47,7 +48,7 @@ use crate::event::AsyncEvent;
 use crate::resources::Resources;
 
 /// How a device is started.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Settings {
     pub(crate) limits: Limits,
     /// The most packets that a queue pair has unacknowledged.
@@ -55,22 +56,27 @@ pub(crate) struct Settings {
     pub(crate) advertise_credits: bool,
     /// Whether a thread drives the device while the program does not.
     pub(crate) background: bool,
+    /// The processors of the threads, shard by shard and then from the first again; none leaves them where they are.
+    pub(crate) cpus: Vec<usize>,
 }
 
 /// What lives as long as any object of the device.
 pub(crate) struct Device {
-    core: Arc<Core>,
+    shards: Shards,
     pub(crate) limits: Limits,
     pub(crate) active_mtu: Mtu,
-    /// What peers are told of our receive queue.
+    /// What peers are told of our receive queue: of one shard's.
     pub(crate) advertised: Budget,
     pub(crate) name: String,
     /// Why this backend was chosen.
     pub(crate) why: String,
     pub(crate) capabilities: Capabilities,
     pub(crate) gids: Vec<IpAddr>,
-    thread: Option<JoinHandle<()>>,
     pds: AtomicU32,
+    /// Queue pairs.
+    qps: AtomicU32,
+    /// The shard of the next queue pair for which nobody chose one.
+    next: AtomicU32,
 }
 
 impl std::fmt::Debug for Device {
@@ -83,25 +89,19 @@ impl std::fmt::Debug for Device {
     }
 }
 
-impl Drop for Device {
-    fn drop(&mut self) {
-        self.core.shut_down();
-        if let Some(thread) = self.thread.take() {
-            // The thread never panics on purpose; if it did, there is nothing left to save.
-            let _ = thread.join();
-        }
-    }
-}
-
 impl Device {
+    /// Starts a device of as many shards as there are ports.
     pub(crate) fn start(
         settings: &Settings,
         name: &str,
-        port: AnyPort,
+        ports: Vec<AnyPort>,
         why: String,
     ) -> Result<Arc<Self>, VerbsError> {
-        let capabilities = port.capabilities().clone();
-        let gids = port.addresses().to_vec();
+        let Some(first) = ports.first() else {
+            return Err(VerbsError::Invalid("a device needs a port".into()));
+        };
+        let capabilities = first.capabilities().clone();
+        let gids = first.addresses().to_vec();
         let budget = capabilities.rx_budget;
         let budget = Budget { bytes: budget.bytes, datagrams: budget.datagrams };
         let active_mtu = Mtu::for_link(capabilities.link_mtu).ok_or_else(|| {
@@ -110,27 +110,10 @@ impl Device {
                 capabilities.link_mtu
             ))
         })?;
-        let mut engine = Engine::new(EngineConfig {
-            max_qp: settings.limits.max_qp,
-            // Three quarters for what peers send of their own accord, one for what we ask for.
-            own_budget: budget.part(1, 4),
-            port_mtu: active_mtu,
-            window_max: settings.window_max,
-            advertise_credits: settings.advertise_credits,
-            ..EngineConfig::default()
-        });
-        engine.start_cm(cm::config(settings.limits.max_qp)?);
-        let host = Host::new(settings.limits.max_mr as usize);
-        let core = Arc::new(Core::new(Shard::new(engine, port, host))?);
-        let thread = if settings.background {
-            let core = core.clone();
-            let thread = std::thread::Builder::new().name(format!("roce-{name}"));
-            Some(thread.spawn(move || core.background())?)
-        } else {
-            None
-        };
+        // Three quarters for what peers send of their own accord, one for what we ask for.
+        let shards = Shards::start(settings, name, ports, active_mtu, budget.part(1, 4))?;
         Ok(Arc::new(Self {
-            core,
+            shards,
             limits: settings.limits,
             active_mtu,
             advertised: budget.part(3, 4),
@@ -138,42 +121,80 @@ impl Device {
             why,
             capabilities,
             gids,
-            thread,
             pds: AtomicU32::new(1),
+            qps: AtomicU32::new(0),
+            next: AtomicU32::new(0),
         }))
     }
 
-    pub(crate) fn counters(&self) -> DeviceCounters {
-        let shard = self.core.hold();
-        DeviceCounters {
-            transport: *shard.engine.counters(),
-            drops: *shard.engine.drops(),
-            port: shard.port.stats(),
-            refused: shard.refused,
+    /// How many shards it has.
+    pub(crate) fn shard_count(&self) -> usize {
+        self.shards.count()
+    }
+
+    /// The shard of something for which nobody chose one: all take turns.
+    fn next_shard(&self) -> usize {
+        match self.shards.count() {
+            1 => 0,
+            count => self.next.fetch_add(1, Ordering::Relaxed) as usize % count,
         }
+    }
+
+    /// What the queue pairs of one shard may have under way to a peer that said what it takes: the other shards send there, too.
+    fn share_of(&self, budget: Budget) -> Budget {
+        #[allow(clippy::cast_possible_truncation, reason = "64 at most")]
+        match self.shards.count() as u32 {
+            1 => budget,
+            _ if budget == Budget::STRANGER => budget,
+            count => budget.part(1, count),
+        }
+    }
+
+    pub(crate) fn counters(&self) -> DeviceCounters {
+        let mut sum: Option<DeviceCounters> = None;
+        for core in self.shards.all() {
+            let shard = core.hold();
+            let counters = DeviceCounters {
+                transport: *shard.engine.counters(),
+                drops: *shard.engine.drops(),
+                port: shard.port.stats(),
+                refused: shard.refused,
+                handed_over: shard.handed_over(),
+            };
+            match &mut sum {
+                None => sum = Some(counters),
+                Some(sum) => sum.add(&counters),
+            }
+        }
+        sum.expect("a device has a shard")
     }
 
     pub(crate) fn resources(&self) -> Resources {
-        let mut shard = self.core.hold();
-        Resources {
-            qps: shard.engine.qp_count(),
-            kept_qpns: shard.engine.kept_qpns(),
-            mrs: shard.host.regions.len(),
-            connections: shard.cm().len(),
-            paths: shard.paths_of_queue_pairs(),
+        let mut sum = Resources::default();
+        for (index, core) in self.shards.all().enumerate() {
+            let shard = core.hold();
+            sum.qps += shard.engine.qp_count();
+            sum.kept_qpns += shard.engine.kept_qpns();
+            sum.paths += shard.paths_of_queue_pairs();
+            if index == 0 {
+                // All have the same.
+                sum.mrs = shard.host.regions.len();
+            }
         }
+        sum.connections = self.shards.first().hold().cm().len();
+        sum
     }
 
     pub(crate) fn progress(&self) {
-        self.core.drive();
+        self.shards.all().for_each(|core| core.drive());
     }
 
     pub(crate) fn next_event(&self) -> Option<AsyncEvent> {
-        self.core.next_event()
+        self.shards.first().next_event()
     }
 
     pub(crate) fn event_fd(&self) -> BorrowedFd<'_> {
-        self.core.event_fd()
+        self.shards.first().event_fd()
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rocinante_stack::mem::{Access, AccessError, Accessor, PdId, Region};
 use rocinante_stack::types::{Key, Qpn};
 
-use super::core::Held;
+use super::shards::HeldAll;
 use super::{Device, Pd};
 use crate::error::VerbsError;
 use crate::memory::Range;
@@ -38,11 +38,14 @@ impl Registration {
         let random = crate::context::random()?;
         let device = &pd.device;
         let region = region(pd.id, range, access);
-        let key = device.core.hold().host.regions.insert(region, random);
+        let mut shards = device.shards.hold_all();
+        let key = shards.first().host.regions.insert(region, random);
         let key = key.ok_or(VerbsError::Limit {
             what: "memory regions and windows",
             max: u64::from(device.limits.max_mr),
         })?;
+        insert_too(&mut shards, key, region);
+        drop(shards);
         Ok(Self { device: device.clone(), pd: pd.id, key, removed: false })
     }
 
@@ -50,27 +53,28 @@ impl Registration {
         self.key
     }
 
-    /// The shard, if neither a posted request nor a window names the region.
-    fn unused(&self) -> Result<Held<'_>, VerbsError> {
-        let core = &self.device.core;
-        let mut shard = core.hold();
-        // Requests that wait to be posted name regions too.
-        core.take_staged(&mut shard);
-        let now = shard.now();
-        shard.transmit(now);
-        shard.deliver();
-        if shard.engine.uses_key(self.key) {
-            return Err(VerbsError::Busy("a posted work request names the region"));
+    /// The shards, if neither a posted request nor a window names the region.
+    fn unused(&self) -> Result<HeldAll<'_>, VerbsError> {
+        let mut shards = self.device.shards.hold_all();
+        for shard in shards.iter_mut() {
+            // Requests that wait to be posted name regions too.
+            shard.take_staged();
+            let now = shard.now();
+            shard.transmit(now);
+            shard.deliver();
+            if shard.engine.uses_key(self.key) {
+                return Err(VerbsError::Busy("a posted work request names the region"));
+            }
+            if shard.host.regions.has_windows(self.key) {
+                return Err(VerbsError::Busy("a memory window is bound to the region"));
+            }
         }
-        if shard.host.regions.has_windows(self.key) {
-            return Err(VerbsError::Busy("a memory window is bound to the region"));
-        }
-        Ok(shard)
+        Ok(shards)
     }
 
     /// Removes the region, unless a posted request names it or a window is bound to it.
     pub(crate) fn remove(&mut self) -> Result<(), VerbsError> {
-        self.unused()?.host.regions.remove(self.key);
+        remove_from(&mut self.unused()?, self.key);
         self.removed = true;
         Ok(())
     }
@@ -83,19 +87,40 @@ impl Registration {
         let random = crate::context::random()?;
         let pd = change.pd.map_or(self.pd, |pd| pd.id);
         let region = region(pd, change.range, change.access);
-        let key = self.unused()?.host.regions.replace(self.key, region, random);
+        let mut shards = self.unused()?;
+        let key = shards.first().host.regions.replace(self.key, region, random);
         let wraps = || VerbsError::Invalid("the memory wraps around the address space".into());
-        self.key = key.ok_or_else(wraps)?;
+        let key = key.ok_or_else(wraps)?;
+        for shard in shards.rest_mut() {
+            shard.host.regions.remove(self.key);
+        }
+        insert_too(&mut shards, key, region);
+        drop(shards);
+        self.key = key;
         self.pd = pd;
         Ok(())
     }
 
     /// Why an access of a peer would be refused.
     pub(crate) fn check(&self, address: u64, len: u32, need: Access) -> Result<(), AccessError> {
-        let shard = self.device.core.hold();
+        let shard = self.device.shards.first().hold();
         // A region admits every queue pair of its domain.
         let by = Accessor { pd: self.pd, qpn: Qpn::default() };
         shard.host.regions.check(self.key, by, address, len, need).map(|_| ())
+    }
+}
+
+/// Registers in the other shards what the first has: none of them has the key, as all have the same regions.
+fn insert_too(shards: &mut HeldAll<'_>, key: Key, region: Region) {
+    for shard in shards.rest_mut() {
+        let same = shard.host.regions.insert(region, key.0);
+        debug_assert_eq!(same, Some(key));
+    }
+}
+
+fn remove_from(shards: &mut HeldAll<'_>, key: Key) {
+    for shard in shards.iter_mut() {
+        shard.host.regions.remove(key);
     }
 }
 
@@ -106,7 +131,7 @@ fn region(pd: PdId, range: Range, access: Access) -> Region {
 impl Drop for Registration {
     fn drop(&mut self) {
         if !self.removed {
-            self.device.core.hold().host.regions.remove(self.key);
+            remove_from(&mut self.device.shards.hold_all(), self.key);
         }
     }
 }

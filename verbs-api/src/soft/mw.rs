@@ -19,7 +19,11 @@ impl Window {
     pub(crate) fn alloc(pd: &Pd, mw_type: MwType) -> Result<Self, VerbsError> {
         let random = crate::context::random()?;
         let device = pd.device.clone();
-        let first = device.core.hold().host.regions.insert_window(pd.id, mw_type, random);
+        if device.shards.count() > 1 {
+            let why = "a binding is one shard's, and a peer may come to any: for memory windows open the device with one shard";
+            return Err(VerbsError::Invalid(why.into()));
+        }
+        let first = device.shards.first().hold().host.regions.insert_window(pd.id, mw_type, random);
         let first = first.ok_or(VerbsError::Limit {
             what: "memory regions and windows",
             max: u64::from(device.limits.max_mr),
@@ -35,6 +39,6 @@ impl Window {
 
 impl Drop for Window {
     fn drop(&mut self) {
-        self.device.core.hold().host.regions.remove_window(self.first);
+        self.device.shards.first().hold().host.regions.remove_window(self.first);
     }
 }

@@ -2,15 +2,17 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use parking_lot::Mutex;
 use rocinante_netdev::PathSpec;
 use rocinante_stack::types::Qpn;
-use rocinante_stack::verbs::{QpState, QpType, RecvWr, SendWr, SrqId};
+use rocinante_stack::verbs::{QpState, QpType, RecvWr, SendWr};
 use rocinante_stack::{ModifyError, PeerAddress, QpAttr, QpInit};
 
+use super::core::Core;
 use super::front::QpShared;
-use super::{Cq, Device, Pd, ah};
+use super::{Cq, Device, Pd, Srq, ah};
 use crate::error::VerbsError;
 use crate::qp::{ModifyAttr, PeerPath, PostListError, QpCaps, SendRules};
 
@@ -18,14 +20,16 @@ use crate::qp::{ModifyAttr, PeerPath, PostListError, QpCaps, SendRules};
 #[derive(Debug)]
 pub(crate) struct QpInitAttr<'a> {
     pub(crate) qp_type: QpType,
-    pub(crate) send_cq: &'a Cq,
-    pub(crate) recv_cq: &'a Cq,
+    pub(crate) send_cq: &'a Arc<Cq>,
+    pub(crate) recv_cq: &'a Arc<Cq>,
     /// The shared receive queue in place of its own.
-    pub(crate) srq: Option<SrqId>,
+    pub(crate) srq: Option<&'a Srq>,
     pub(crate) caps: QpCaps,
     pub(crate) sq_sig_all: bool,
     /// Its address.
     pub(crate) local: IpAddr,
+    /// The shard that it lives on, if the program chose one.
+    pub(crate) shard: Option<usize>,
 }
 
 /// A queue pair; dropping it destroys it.
@@ -33,6 +37,10 @@ pub(crate) struct QpInitAttr<'a> {
 pub(crate) struct Qp {
     shared: Arc<QpShared>,
     pub(super) device: Arc<Device>,
+    pub(super) core: Arc<Core>,
+    shard: usize,
+    // Which drive the shard when they are polled.
+    cqs: [Arc<Cq>; 2],
     pub(super) qpn: Qpn,
     cookie: u32,
     local: IpAddr,
@@ -44,7 +52,10 @@ impl Qp {
     pub(crate) fn create(pd: &Pd, attr: &QpInitAttr<'_>) -> Result<Self, VerbsError> {
         let device = pd.device.clone();
         let random = crate::context::random()?;
-        let mut guard = device.core.hold();
+        let index = choose_shard(&device, attr)?;
+        let core = device.shards.get(index).expect("chosen among them").clone();
+        let counted = Counted::new(&device)?;
+        let mut guard = core.hold();
         let shard = &mut *guard;
         let mut qpn = None;
         let cookie = shard.host.qps.insert(|cookie| {
@@ -62,7 +73,16 @@ impl Qp {
         };
         let shared = shard.host.qps.get(cookie).expect("just inserted").clone();
         drop(guard);
-        Ok(Self { shared, device, qpn, cookie, local: attr.local, path: Mutex::new(None) })
+        std::mem::forget(counted);
+        let cqs = [attr.send_cq, attr.recv_cq].map(Arc::clone);
+        cqs.iter().for_each(|cq| cq.used_by(index));
+        let (local, path) = (attr.local, Mutex::new(None));
+        Ok(Self { shared, device, core, shard: index, cqs, qpn, cookie, local, path })
+    }
+
+    /// The shard that it lives on.
+    pub(crate) fn shard(&self) -> usize {
+        self.shard
     }
 
     pub(crate) fn qpn(&self) -> Qpn {
@@ -79,8 +99,9 @@ impl Qp {
                 self.device.active_mtu.bytes()
             )));
         }
-        let mut guard = self.device.core.hold();
-        self.device.core.take_staged(&mut guard);
+        let mut guard = self.core.hold();
+        guard.settle();
+        self.core.take_staged(&mut guard);
         let shard = &mut *guard;
         shard.send_waiting();
         let mut added = None;
@@ -88,7 +109,8 @@ impl Qp {
             let id =
                 shard.add_path(&self.path_spec(path, attr.dest_qpn)).map_err(VerbsError::Path)?;
             added = Some(id);
-            let (local, remote, budget) = (self.local, path.remote, path.budget);
+            let budget = self.device.share_of(path.budget);
+            let (local, remote) = (self.local, path.remote);
             attr.peer = Some(PeerAddress { local, remote, path: id, budget });
         }
         let result = shard.engine.modify_qp(self.qpn, &attr, &mut shard.host);
@@ -125,7 +147,8 @@ impl Qp {
     }
 
     pub(crate) fn query(&self) -> (QpState, QpAttr, QpCaps) {
-        let shard = self.device.core.hold();
+        let mut shard = self.core.hold();
+        shard.settle();
         let (state, attr) = shard
             .engine
             .query_qp(self.qpn)
@@ -135,18 +158,20 @@ impl Qp {
 
     #[inline]
     pub(crate) fn post_send(&self, list: &[SendWr<'_>]) -> Result<(), PostListError> {
-        self.shared.post_send(&self.device.core, list)
+        self.shared.post_send(&self.core, list)
     }
 
     #[inline]
     pub(crate) fn post_recv(&self, list: &[RecvWr<'_>]) -> Result<(), PostListError> {
-        self.shared.post_recv(&self.device.core, list)
+        self.shared.post_recv(&self.core, list)
     }
 }
 
 impl Drop for Qp {
     fn drop(&mut self) {
-        let mut shard = self.device.core.hold();
+        self.cqs.iter().for_each(|cq| cq.left_by(self.shard));
+        self.device.qps.fetch_sub(1, Ordering::Relaxed);
+        let mut shard = self.core.hold();
         self.shared.forget_staged();
         shard.send_waiting();
         self.detach_all(&mut shard);
@@ -160,13 +185,48 @@ impl Drop for Qp {
     }
 }
 
+/// Where the program said, or its shared receive queue is; else they take turns.
+fn choose_shard(device: &Device, attr: &QpInitAttr<'_>) -> Result<usize, VerbsError> {
+    let count = device.shards.count();
+    match (attr.shard, attr.srq.map(Srq::shard)) {
+        (Some(wanted), _) if wanted >= count => Err(VerbsError::Invalid(format!(
+            "there is no shard {wanted}: the device has {count}, counted from 0"
+        ))),
+        (Some(wanted), Some(srq)) if wanted != srq => Err(VerbsError::Invalid(format!(
+            "the shared receive queue is on shard {srq}, so its queue pairs are, too, and not on {wanted}"
+        ))),
+        (Some(shard), _) | (None, Some(shard)) => Ok(shard),
+        (None, None) => Ok(device.next_shard()),
+    }
+}
+
+/// One of the device's queue pairs: dropped, it is not made after all.
+struct Counted<'a>(&'a Device);
+
+impl<'a> Counted<'a> {
+    fn new(device: &'a Device) -> Result<Self, VerbsError> {
+        let max = device.limits.max_qp;
+        let room = |count| (count < max).then_some(count + 1);
+        match device.qps.fetch_update(Ordering::Relaxed, Ordering::Relaxed, room) {
+            Ok(_) => Ok(Self(device)),
+            Err(_) => Err(VerbsError::Limit { what: "queue pairs", max: max.into() }),
+        }
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.qps.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 fn engine_init(pd: &Pd, attr: &QpInitAttr<'_>, cookie: u32) -> QpInit {
     QpInit {
         qp_type: attr.qp_type,
         pd: pd.id,
         send_cq: attr.send_cq.id(),
         recv_cq: attr.recv_cq.id(),
-        srq: attr.srq,
+        srq: attr.srq.map(Srq::id),
         max_send_wr: attr.caps.max_send_wr,
         max_recv_wr: attr.caps.max_recv_wr,
         max_send_sge: attr.caps.max_send_sge,

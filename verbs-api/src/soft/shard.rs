@@ -16,6 +16,8 @@ use rocinante_stack::{Busy, Datagram, Engine, IpId, TxSink, TxStop};
 use super::cm::Post;
 use super::flood::Flood;
 use super::host::Host;
+use super::mail::Order;
+use super::others::Others;
 use super::staging::Staging;
 use crate::event::AsyncEvent;
 
@@ -29,6 +31,8 @@ pub(crate) struct Shard {
     pub(super) post: Post,
     /// What is posted by threads that do not hold the shard.
     pub(super) staging: Arc<Staging>,
+    /// The other shards of the device, if there are some.
+    pub(super) others: Option<Box<Others>>,
     started: Instant,
     maintain_at: Time,
     /// Work requests posted since the last transmission.
@@ -75,14 +79,21 @@ const OVERDUE_MAX: u32 = 64;
 const HELD_UP: u64 = 1_000_000;
 
 impl Shard {
-    pub(crate) fn new(engine: Engine, port: AnyPort, host: Host) -> Self {
+    pub(super) fn new(
+        engine: Engine,
+        port: AnyPort,
+        host: Host,
+        others: Option<Box<Others>>,
+    ) -> Self {
+        let staging = others.as_ref().map_or_else(Arc::default, |others| others.own_staging());
         Self {
             engine,
             port,
             host,
             paths: Paths::default(),
             post: Post::default(),
-            staging: Arc::default(),
+            staging,
+            others,
             started: Instant::now(),
             maintain_at: Time(0),
             deferred: 0,
@@ -101,6 +112,11 @@ impl Shard {
     /// Readable while the port has something, writable while it takes more.
     pub(super) fn wait_fd(&self) -> BorrowedFd<'_> {
         self.port.wait_fd()
+    }
+
+    /// Posts what others left.
+    pub(super) fn take_staged(&mut self) {
+        self.staging.take(&mut self.engine, &mut self.host);
     }
 
     /// Whether what is to be sent waits for the port to take more.
@@ -160,14 +176,16 @@ impl Shard {
             if round > 0 {
                 now = self.now();
             }
+            let mailed = self.read_mail(now);
             let received = self.receive(now);
             // Who sees completions may post receives before more comes.
             let news = self.host.has_pending();
             self.handle_timeout(now, received < RX_BURST);
             self.serve_cm(now);
-            let few = (1..=HELD_MAX).contains(&received);
+            self.write_mail();
+            let few = !mailed && (1..=HELD_MAX).contains(&received);
             self.held = hold && few && !self.held && !self.engine.wants_transmit_now();
-            any |= received > 0;
+            any |= mailed || received > 0;
             if !self.held {
                 any |= self.transmit(now);
             }
@@ -267,16 +285,31 @@ impl Shard {
         let (engine, host, staging) = (&mut self.engine, &mut self.host, &self.staging);
         let accepted = |engine: &Engine| engine.counters().rcvd_pkts + engine.counters().rcvd_cnp;
         let before = accepted(engine);
+        let elsewhere =
+            |others: &Option<Box<Others>>| others.as_ref().map_or(0, |it| it.handed_over);
+        let handed_over = elsewhere(&self.others);
+        let others = &mut self.others;
         let received = self.port.receive(RX_BURST, |datagram| {
+            let datagram = translate(&datagram);
+            if let Some(others) = others
+                && others.hand_over(&datagram)
+            {
+                return;
+            }
             // A receive that was posted before the peer sent is there for what it sent, whoever drives.
             staging.take(engine, host);
-            engine.handle_datagram(now, &translate(&datagram), host);
+            engine.handle_datagram(now, &datagram, host);
         });
+        if let Some(others) = others {
+            others.ring();
+        }
         let received = received.unwrap_or_else(|error| {
             self.break_down(error);
             0
         });
-        let wasted = (received as u64).saturating_sub(accepted(&self.engine) - before);
+        // What was handed over is for the owner to judge.
+        let used = accepted(&self.engine) - before + elsewhere(&self.others) - handed_over;
+        let wasted = (received as u64).saturating_sub(used);
         self.flood.add(now, wasted);
         received
     }
@@ -284,7 +317,9 @@ impl Shard {
     /// The port is good for nothing any more.
     fn break_down(&mut self, error: io::Error) {
         if self.broken.replace(error).is_none() {
-            self.events.push(AsyncEvent::DeviceFatal);
+            if self.others.as_ref().is_none_or(|others| others.is_first_to_break()) {
+                self.events.push(AsyncEvent::DeviceFatal);
+            }
             self.host.break_all(&mut self.engine);
         }
     }
@@ -292,15 +327,19 @@ impl Shard {
     /// Hands completions to their queues.
     pub(crate) fn deliver(&mut self) {
         while self.host.has_pending() {
-            let mut full: Vec<CqId> = Vec::new();
+            let mut full: Vec<(CqId, bool)> = Vec::new();
             self.host.deliver(|cq, news| {
-                full.push(cq);
+                full.push((cq, news));
                 if news {
                     self.events.push(AsyncEvent::CqOverflow { cq: cq.0 });
                 }
             });
-            for cq in full {
+            for (cq, news) in full {
                 self.engine.cq_overflow(cq, &mut self.host);
+                if let (Some(others), true) = (&mut self.others, news) {
+                    others.order_all(Order::Overflow(cq));
+                    others.ring();
+                }
             }
         }
     }
@@ -348,7 +387,7 @@ impl Shard {
         let of_qp = self.engine.poll_event().map(|(qpn, event)| AsyncEvent::Qp { qpn, event });
         of_qp.or_else(|| {
             let srq = self.engine.poll_srq_event()?;
-            Some(AsyncEvent::SrqLimitReached { srq: srq.0 })
+            Some(AsyncEvent::SrqLimitReached { srq: self.number_of(srq) })
         })
     }
 }

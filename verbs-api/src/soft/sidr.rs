@@ -57,7 +57,7 @@ impl Device {
         place: Place,
     ) -> Result<(ListenerId, Arc<Mailbox>), CmError> {
         let service = ServiceId::of_port(PortSpace::Udp, place.port);
-        let mut shard = self.core.hold();
+        let mut shard = self.cm_core().hold();
         let listener = shard.cm().listen_datagrams(service, place.address, place.backlog)?;
         let mailbox = Arc::new(Mailbox::default());
         shard.post.services.listeners.insert(listener, mailbox.clone());
@@ -65,7 +65,7 @@ impl Device {
     }
 
     pub(super) fn cm_unlisten_datagrams(&self, listener: ListenerId) {
-        let mut shard = self.core.hold();
+        let mut shard = self.cm_core().hold();
         let mailbox = shard.post.services.listeners.remove(&listener);
         let now = shard.now();
         // What the program has taken is still its to decide.
@@ -83,7 +83,7 @@ impl Device {
         let service = ServiceId::of_port(PortSpace::Udp, peer.port());
         #[allow(clippy::cast_possible_truncation)]
         let source_port = 0x8000 | crate::context::random()? as u16;
-        let mut shard = self.core.hold();
+        let mut shard = self.cm_core().hold();
         let now = shard.now();
         let way = (local, peer.ip());
         let query = shard.cm().resolve(now, way, (service, source_port), private)?;
@@ -94,7 +94,7 @@ impl Device {
     }
 
     pub(super) fn cm_forget_query(&self, query: QueryId) {
-        let mut shard = self.core.hold();
+        let mut shard = self.cm_core().hold();
         shard.post.services.queries.remove(&query);
         shard.cm().forget_query(query);
     }

@@ -6,6 +6,8 @@ pub mod announce;
 pub mod core;
 #[path = "../../../../verbs-api/src/soft/front.rs"]
 pub mod front;
+#[path = "../../../../verbs-api/src/soft/mail.rs"]
+mod mail;
 #[path = "../../../../verbs-api/src/soft/posting.rs"]
 mod posting;
 pub mod shard;
@@ -18,9 +20,11 @@ use rocinante_stack::types::Qpn;
 use rocinante_stack::verbs::{Cqe, QpState, RecvWr, SendData, SendOp, SendWr};
 
 use self::announce::{ChannelShared, CqShared};
-use self::core::Core;
+use self::core::{Core, Events};
 use self::front::QpShared;
+use self::mail::Order;
 use self::shard::{Engine, Shard, host, spin};
+use self::staging::Staging;
 use crate::qp::{PostListError, QpCaps, SendRules};
 use crate::wake::{self, BorrowedFd, OwnedFd};
 
@@ -28,6 +32,7 @@ use crate::wake::{self, BorrowedFd, OwnedFd};
 #[derive(Debug)]
 pub struct Device {
     core: Core,
+    staging: Arc<Staging>,
     /// What arrives, and what is acknowledged.
     wire: [OwnedFd; 2],
     qp: Arc<QpShared>,
@@ -53,7 +58,15 @@ impl Device {
         qp.set_state(QpState::Rts);
         let wire: [OwnedFd; 2] = Default::default();
         let shard = Shard::new(&wire, peer, cq.clone(), qp.clone());
-        Arc::new(Self { core: Core::new(shard).unwrap(), wire, qp, cq, channel })
+        let staging = shard.staging.clone();
+        Arc::new(Self {
+            staging,
+            core: Core::new(shard, Arc::new(Events::new().unwrap())).unwrap(),
+            wire,
+            qp,
+            cq,
+            channel,
+        })
     }
 
     /// `ibv_post_send`.
@@ -150,6 +163,21 @@ impl Device {
     pub fn sleep_for_event(&self) {
         while !self.event() {
             wake::wait(None, self.channel.fd(), None);
+        }
+    }
+
+    /// Another shard leaves something for this one.
+    pub fn leave_mail(&self) {
+        self.staging.mail.order(Order::Break(Qpn::default()));
+        self.core.ring();
+    }
+
+    /// `ibv_get_cq_event` of a program that sleeps on more than this shard.
+    pub fn wait_event_of_several(&self) {
+        while !self.event() {
+            self.core.sleeps();
+            wake::wait(None, self.channel.fd(), None);
+            self.core.wakes();
         }
     }
 

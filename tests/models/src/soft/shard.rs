@@ -11,6 +11,7 @@ use self::host::Host;
 use super::Peer;
 use super::announce::CqShared;
 use super::front::QpShared;
+use super::mail::Letters;
 use super::staging::Staging;
 use crate::event::AsyncEvent;
 use crate::sync::Ordering;
@@ -112,6 +113,7 @@ pub struct Shard {
     acknowledged: OwnedFd,
     events: Vec<AsyncEvent>,
     received: u64,
+    letters: Letters,
 }
 
 /// When what is lost is sent again.
@@ -139,6 +141,7 @@ impl Shard {
             acknowledged: acknowledged.clone(),
             events: Vec::new(),
             received: 0,
+            letters: Letters::default(),
         }
     }
 
@@ -167,7 +170,9 @@ impl Shard {
     }
 
     pub(super) fn drive(&mut self, hold: bool) -> bool {
-        let arrived = self.port.drain();
+        let mailed = self.staging.mail.take(&mut self.letters);
+        let mut arrived = self.port.drain();
+        arrived += self.letters.orders().filter(|_| mailed).count() as u64;
         for _ in 0..arrived {
             self.staging.take(&mut self.engine, &mut self.host);
             self.received += 1;

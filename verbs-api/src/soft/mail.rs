@@ -1,0 +1,205 @@
+//! What shards leave for one another: datagrams that came to another's port, and what one must do to a queue pair of another.
+//!
+//! A shard never takes another's lock: it leaves mail, which whoever drives the other finds, and rings ([`Core::ring`](super::core::Core::ring)).
+
+use std::net::IpAddr;
+
+use rocinante_stack::cm::ConnId;
+use rocinante_stack::types::Qpn;
+use rocinante_stack::verbs::CqId;
+use rocinante_stack::{Datagram, IpId};
+
+use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
+
+/// The mail of one shard.
+#[derive(Debug, Default)]
+pub(crate) struct Mail {
+    /// There is some.
+    some: AtomicBool,
+    letters: Mutex<Letters>,
+    /// Datagrams for which there was no room.
+    lost: AtomicU64,
+}
+
+/// What was left, in its order.
+#[derive(Debug, Default)]
+pub(crate) struct Letters {
+    bytes: Vec<u8>,
+    heads: Vec<Head>,
+    orders: Vec<Order>,
+}
+
+/// A datagram but for its bytes.
+#[derive(Debug, Clone, Copy)]
+struct Head {
+    len: usize,
+    src: IpAddr,
+    dst: IpAddr,
+    src_port: u16,
+    ip_id: IpId,
+    tos: u8,
+    hop_limit: Option<u8>,
+}
+
+/// What a shard is to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// The connection of this queue pair has ended: to the error state.
+    Break(Qpn),
+    /// The number may be given again.
+    Release(Qpn),
+    /// The first message of a connection is here, so the peer is ready. For the shard of the connection manager.
+    Arrived(ConnId),
+    /// Completions were lost.
+    Overflow(CqId),
+}
+
+/// What a letter box holds, as much as a receive queue: who empties it may have been kept from the processor for a while.
+const BYTES: usize = 4 << 20;
+const DATAGRAMS: usize = 2048;
+
+impl Letters {
+    /// Takes no memory before it is used, and never more.
+    pub(super) fn new() -> Self {
+        Self {
+            bytes: Vec::with_capacity(BYTES),
+            heads: Vec::with_capacity(DATAGRAMS),
+            orders: Vec::with_capacity(64),
+        }
+    }
+
+    fn push(&mut self, datagram: &Datagram<'_>) -> bool {
+        let len = datagram.bytes.len();
+        let fits = self.bytes.capacity() - self.bytes.len() >= len;
+        if !fits || self.heads.len() == self.heads.capacity() {
+            return false;
+        }
+        let Datagram { bytes, src, dst, src_port, ip_id, tos, hop_limit } = *datagram;
+        self.bytes.extend_from_slice(bytes);
+        self.heads.push(Head { len, src, dst, src_port, ip_id, tos, hop_limit });
+        true
+    }
+
+    pub(super) fn datagrams(&self) -> impl Iterator<Item = Datagram<'_>> {
+        let mut rest = &self.bytes[..];
+        self.heads.iter().map(move |head| {
+            let Head { len, src, dst, src_port, ip_id, tos, hop_limit } = *head;
+            let (bytes, behind) = rest.split_at(len);
+            rest = behind;
+            Datagram { bytes, src, dst, src_port, ip_id, tos, hop_limit }
+        })
+    }
+
+    pub(super) fn orders(&self) -> impl Iterator<Item = Order> {
+        self.orders.iter().copied()
+    }
+
+    fn clear(&mut self) {
+        self.bytes.clear();
+        self.heads.clear();
+        self.orders.clear();
+    }
+}
+
+impl Mail {
+    /// For a shard among several.
+    pub(super) fn new() -> Self {
+        Self { letters: Mutex::new(Letters::new()), ..Self::default() }
+    }
+
+    /// Leaves a datagram, or counts it if there is no room. Who left some rings.
+    pub(super) fn hand_over(&self, datagram: &Datagram<'_>) {
+        let fits = self.letters.lock().push(datagram);
+        if !fits {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+        }
+        self.some.store(true, Ordering::Release);
+    }
+
+    /// Leaves an order; then rings.
+    pub(super) fn order(&self, order: Order) {
+        self.letters.lock().orders.push(order);
+        self.some.store(true, Ordering::Release);
+    }
+
+    /// Whether there is some.
+    pub(super) fn has_some(&self) -> bool {
+        self.some.load(Ordering::Relaxed)
+    }
+
+    /// Takes what was left in exchange for what was read. Returns whether there was some; costs a load if not.
+    #[inline]
+    pub(super) fn take(&self, read: &mut Letters) -> bool {
+        if !self.some.load(Ordering::Acquire) {
+            return false;
+        }
+        read.clear();
+        let mut letters = self.letters.lock();
+        self.some.store(false, Ordering::Relaxed);
+        std::mem::swap(&mut *letters, read);
+        true
+    }
+
+    /// Datagrams for which there was no room.
+    pub(super) fn lost(&self) -> u64 {
+        self.lost.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn datagram(bytes: &[u8]) -> Datagram<'_> {
+        Datagram {
+            bytes,
+            src: [10, 0, 0, 1].into(),
+            dst: [10, 0, 0, 2].into(),
+            src_port: 0xc123,
+            ip_id: IpId::Hint(3),
+            tos: 7,
+            hop_limit: None,
+        }
+    }
+
+    #[test]
+    fn what_is_left_is_found_once_and_in_order() {
+        let (mail, mut read) = (Mail::new(), Letters::new());
+        assert!(!mail.take(&mut read) && !mail.has_some());
+        for round in 0..3u8 {
+            mail.hand_over(&datagram(&[round; 100]));
+            mail.order(Order::Break(Qpn::new(5)));
+            mail.hand_over(&datagram(&[]));
+            mail.hand_over(&datagram(&[round + 1; 7]));
+            assert!(mail.has_some() && mail.take(&mut read));
+            let found: Vec<_> = read.datagrams().collect();
+            assert_eq!(found.iter().map(|d| d.bytes.len()).collect::<Vec<_>>(), [100, 0, 7]);
+            assert!(found[0].bytes.iter().all(|byte| *byte == round));
+            assert!(found[2].bytes.iter().all(|byte| *byte == round + 1));
+            assert_eq!(
+                (found[2].src_port, found[2].tos, found[2].ip_id),
+                (0xc123, 7, IpId::Hint(3))
+            );
+            assert_eq!(read.orders().collect::<Vec<_>>(), [Order::Break(Qpn::new(5))]);
+            assert!(!mail.take(&mut read));
+        }
+    }
+
+    #[test]
+    fn a_full_box_counts_what_it_does_not_take_and_never_grows() {
+        for len in [0, 4096, 1 << 20] {
+            let (mail, mut read) = (Mail::new(), Letters::new());
+            let bytes = vec![1; len];
+            let fit = DATAGRAMS.min(BYTES.checked_div(len).unwrap_or(usize::MAX));
+            for _ in 0..fit + 3 {
+                mail.hand_over(&datagram(&bytes));
+            }
+            assert_eq!(mail.lost(), 3, "{len}");
+            assert!(mail.take(&mut read));
+            assert_eq!(read.datagrams().count(), fit);
+            assert_eq!((read.bytes.capacity(), read.heads.capacity()), (BYTES, DATAGRAMS));
+            mail.hand_over(&datagram(&bytes));
+            assert_eq!(mail.lost(), 3, "{len}");
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! The other shards of a device, as one of them sees them: what it hands over to them, and what it does with what they left.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+
+use rocinante_stack::types::{Qpn, Time};
+use rocinante_stack::verbs::{QpState, SrqId};
+use rocinante_stack::{Datagram, Engine, QpAttr};
+
+use super::core::Core;
+use super::host::Host;
+use super::mail::{Letters, Order};
+use super::shard::Shard;
+use super::staging::Staging;
+
+/// Shards at most: as many as a word has bits.
+pub(crate) const SHARDS_MAX: usize = 64;
+
+/// The shard of a queue pair: the upper byte of its number.
+pub(super) const fn shard_of(qpn: Qpn) -> usize {
+    (qpn.value() >> 16) as usize
+}
+
+/// Where a BTH has the upper byte of the number of the destination queue pair.
+const QPN_AT: usize = 5;
+
+/// What all shards of a device know.
+#[derive(Debug, Default)]
+pub(super) struct Common {
+    /// Set when all are made.
+    pub(super) cores: OnceLock<Box<[Weak<Core>]>>,
+    /// The port of one has broken.
+    broken: AtomicBool,
+}
+
+/// The shards of a device, for one of them.
+#[derive(Debug)]
+pub(super) struct Others {
+    own: usize,
+    /// Those of all, by shard.
+    boxes: Arc<[Arc<Staging>]>,
+    common: Arc<Common>,
+    /// Who has got mail and has not been told.
+    unrung: u64,
+    /// What was taken from the own letter box.
+    pub(super) letters: Letters,
+    /// Datagrams handed over to others.
+    pub(super) handed_over: u64,
+}
+
+impl Others {
+    pub(super) fn new(own: usize, boxes: &Arc<[Arc<Staging>]>, common: &Arc<Common>) -> Self {
+        Self {
+            own,
+            boxes: boxes.clone(),
+            common: common.clone(),
+            unrung: 0,
+            letters: Letters::new(),
+            handed_over: 0,
+        }
+    }
+
+    pub(super) fn own_staging(&self) -> Arc<Staging> {
+        self.boxes[self.own].clone()
+    }
+
+    /// Hands a datagram over if it is another shard's; what is nobody's stays here.
+    #[inline]
+    pub(super) fn hand_over(&mut self, datagram: &Datagram<'_>) -> bool {
+        let Some(&owner) = datagram.bytes.get(QPN_AT) else { return false };
+        let owner = usize::from(owner);
+        if owner == self.own {
+            return false;
+        }
+        let Some(other) = self.boxes.get(owner) else { return false };
+        other.mail.hand_over(datagram);
+        self.unrung |= 1 << owner;
+        self.handed_over += 1;
+        true
+    }
+
+    /// A number among all shards' for what has `number` in this one.
+    pub(super) fn number_of(&self, number: u32) -> u32 {
+        #[allow(clippy::cast_possible_truncation, reason = "64 shards at most")]
+        let (count, own) = (self.boxes.len() as u32, self.own as u32);
+        number * count + own
+    }
+
+    /// Whether no port of the device had broken before this one did: the program hears of it once.
+    pub(super) fn is_first_to_break(&self) -> bool {
+        !self.common.broken.swap(true, Ordering::Relaxed)
+    }
+
+    /// Whether a queue pair is another's.
+    pub(super) fn has(&self, qpn: Qpn) -> bool {
+        shard_of(qpn) != self.own
+    }
+
+    /// Leaves an order for a shard.
+    pub(super) fn order(&mut self, shard: usize, order: Order) {
+        if let Some(other) = self.boxes.get(shard) {
+            other.mail.order(order);
+            self.unrung |= 1 << shard;
+        }
+    }
+
+    /// Leaves an order for every other one.
+    pub(super) fn order_all(&mut self, order: Order) {
+        for shard in (0..self.boxes.len()).filter(|shard| *shard != self.own) {
+            self.boxes[shard].mail.order(order);
+            self.unrung |= 1 << shard;
+        }
+    }
+
+    /// Tells those that have got mail.
+    #[inline]
+    pub(super) fn ring(&mut self) {
+        if self.unrung != 0 {
+            self.ring_all();
+        }
+    }
+
+    #[cold]
+    fn ring_all(&mut self) {
+        let cores = self.common.cores.get();
+        while self.unrung != 0 {
+            let shard = self.unrung.trailing_zeros() as usize;
+            self.unrung &= self.unrung - 1;
+            // A device that is not made yet, or is going, has nobody to wake.
+            if let Some(core) = cores.and_then(|cores| cores[shard].upgrade()) {
+                core.ring();
+            }
+        }
+    }
+}
+
+impl Shard {
+    /// Reads what other shards left. Returns whether there was something.
+    #[inline]
+    pub(super) fn read_mail(&mut self, now: Time) -> bool {
+        let Some(others) = &mut self.others else { return false };
+        if !self.staging.mail.take(&mut others.letters) {
+            return false;
+        }
+        for datagram in others.letters.datagrams() {
+            self.staging.take(&mut self.engine, &mut self.host);
+            self.engine.handle_datagram(now, &datagram, &mut self.host);
+        }
+        for order in others.letters.orders() {
+            match order {
+                // It may be gone, or in the error state.
+                Order::Break(qpn) => break_down(&mut self.engine, &mut self.host, qpn),
+                Order::Release(qpn) => self.engine.release_qpn(qpn),
+                Order::Arrived(conn) => {
+                    if let Some(cm) = self.engine.cm() {
+                        cm.message_arrived(conn);
+                    }
+                }
+                Order::Overflow(cq) => self.engine.cq_overflow(cq, &mut self.host),
+            }
+        }
+        true
+    }
+
+    /// Does what other shards have left to be done: whoever asks for the state of a queue pair finds it as the connection manager has made it.
+    pub(super) fn settle(&mut self) {
+        let now = self.now();
+        if self.read_mail(now) {
+            self.transmit(now);
+            self.deliver();
+        }
+    }
+
+    /// What the engine says that concerns other shards.
+    pub(super) fn write_mail(&mut self) {
+        let Some(others) = &mut self.others else { return };
+        while let Some(conn) = self.engine.poll_arrived() {
+            others.order(0, Order::Arrived(conn));
+        }
+        others.ring();
+    }
+
+    /// The connection of a queue pair, of whatever shard, has ended.
+    pub(super) fn end_connection_of(&mut self, qpn: Qpn) {
+        match &mut self.others {
+            Some(others) if others.has(qpn) => others.order(shard_of(qpn), Order::Break(qpn)),
+            _ => break_down(&mut self.engine, &mut self.host, qpn),
+        }
+    }
+
+    /// The number of a queue pair, of whatever shard, may be given again.
+    pub(super) fn release_number(&mut self, qpn: Qpn) {
+        match &mut self.others {
+            Some(others) if others.has(qpn) => others.order(shard_of(qpn), Order::Release(qpn)),
+            _ => self.engine.release_qpn(qpn),
+        }
+    }
+
+    /// Datagrams that were handed over to other shards, and those of others for which there was no room here.
+    pub(super) fn handed_over(&self) -> (u64, u64) {
+        let handed_over = self.others.as_ref().map_or(0, |others| others.handed_over);
+        (handed_over, self.staging.mail.lost())
+    }
+
+    /// The number of a shared receive queue among all of the device's.
+    pub(super) fn number_of(&self, srq: SrqId) -> u32 {
+        self.others.as_ref().map_or(srq.0, |others| others.number_of(srq.0))
+    }
+}
+
+/// To the error state, which is allowed from every other.
+fn break_down(engine: &mut Engine, host: &mut Host, qpn: Qpn) {
+    let error = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };
+    // The queue pair may be gone, or be in the error state.
+    let _ = engine.modify_qp(qpn, &error, host);
+}

@@ -1,0 +1,172 @@
+//! The shards of a device: each an engine, a port and a thread, with a lock of its own.
+//!
+//! A queue pair lives on one of them, and its number says on which: the upper byte. Regions, completion queues and address handles are known to
+//! all. The connection manager is the first one's.
+//!
+//! Locks are taken in the order of the shards, and who drives a shard takes no other's: it leaves [mail](super::mail).
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use rocinante_netdev::AnyPort;
+use rocinante_stack::types::Mtu;
+use rocinante_stack::{Budget, Engine, EngineConfig};
+
+use super::core::{Core, Events, Held};
+use super::host::Host;
+use super::others::{Common, Others};
+use super::shard::Shard;
+use super::staging::Staging;
+use super::{Settings, cm};
+use crate::error::VerbsError;
+use crate::{pin, wake};
+
+/// All shards of a device, and their threads.
+#[derive(Debug)]
+pub(super) struct Shards {
+    first: Arc<Core>,
+    rest: Box<[Arc<Core>]>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Drop for Shards {
+    fn drop(&mut self) {
+        self.all().for_each(|core| core.shut_down());
+        for thread in self.threads.drain(..) {
+            // A thread never panics on purpose; if it did, there is nothing left to save.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shards {
+    /// Starts one for each port.
+    pub(super) fn start(
+        settings: &Settings,
+        name: &str,
+        ports: Vec<AnyPort>,
+        port_mtu: Mtu,
+        own_budget: Budget,
+    ) -> Result<Self, VerbsError> {
+        let count = ports.len();
+        let events = Arc::new(Events::new()?);
+        let boxes: Arc<[_]> = (0..count).map(|_| Arc::new(Staging::with_mail())).collect();
+        let common = Arc::new(Common::default());
+        let mut cores = Vec::with_capacity(count);
+        for (index, port) in ports.into_iter().enumerate() {
+            let mut engine = Engine::new(EngineConfig {
+                max_qp: settings.limits.max_qp,
+                qpn_slot: u8::try_from(index).expect("64 shards at most"),
+                own_budget,
+                port_mtu,
+                window_max: settings.window_max,
+                advertise_credits: settings.advertise_credits,
+                ..EngineConfig::default()
+            });
+            if index == 0 {
+                engine.start_cm(cm::config(settings.limits.max_qp)?);
+            }
+            let host = Host::new(settings.limits.max_mr as usize);
+            let others = (count > 1).then(|| Box::new(Others::new(index, &boxes, &common)));
+            let shard = Shard::new(engine, port, host, others);
+            cores.push(Arc::new(Core::new(shard, events.clone())?));
+        }
+        common.cores.set(cores.iter().map(Arc::downgrade).collect()).expect("set once");
+        let rest = cores.split_off(1).into();
+        let first = cores.pop().expect("one port at least");
+        let mut shards = Self { first, rest, threads: Vec::new() };
+        if settings.background {
+            shards.spawn(name, &settings.cpus)?;
+        }
+        Ok(shards)
+    }
+
+    fn spawn(&mut self, name: &str, cpus: &[usize]) -> Result<(), VerbsError> {
+        let mut cpus = cpus.iter().cycle();
+        let cores: Vec<_> = self.all().cloned().collect();
+        for (index, core) in cores.into_iter().enumerate() {
+            let thread = match index {
+                0 => format!("roce-{name}"),
+                _ => format!("roce-{name}.{index}"),
+            };
+            let work = move || core.background();
+            self.threads.push(pin::spawn(&thread, cpus.next().copied(), work)?);
+        }
+        Ok(())
+    }
+
+    pub(super) fn count(&self) -> usize {
+        1 + self.rest.len()
+    }
+
+    /// The one that has the connection manager.
+    #[inline]
+    pub(super) fn first(&self) -> &Arc<Core> {
+        &self.first
+    }
+
+    pub(super) fn all(&self) -> impl Iterator<Item = &Arc<Core>> {
+        std::iter::once(&self.first).chain(&self.rest)
+    }
+
+    pub(super) fn get(&self, index: usize) -> Option<&Arc<Core>> {
+        match index {
+            0 => Some(&self.first),
+            _ => self.rest.get(index - 1),
+        }
+    }
+
+    /// Locks them all.
+    pub(super) fn hold_all(&self) -> HeldAll<'_> {
+        let first = self.first.hold();
+        HeldAll { rest: self.rest.iter().map(|core| core.hold()).collect(), first }
+    }
+
+    /// Drives those of a set.
+    #[inline]
+    pub(super) fn drive(&self, set: u64) {
+        if self.rest.is_empty() {
+            return self.first.drive();
+        }
+        self.of(set).for_each(|core| core.drive());
+    }
+
+    fn of(&self, set: u64) -> impl Iterator<Item = &Arc<Core>> {
+        self.all().enumerate().filter(move |(index, _)| set >> index & 1 == 1).map(|(_, core)| core)
+    }
+
+    /// Sleeps until `fd` is readable or the time has come, or, where those of the set are one, its port has something, which is driven then. For several a
+    /// thread of the program cannot watch their ports: the background threads do.
+    pub(super) fn wait(&self, set: u64, fd: BorrowedFd<'_>, until: Option<Instant>) {
+        if self.rest.is_empty() || set.count_ones() < 2 {
+            let only = if set == 0 { 0 } else { set.trailing_zeros() as usize };
+            return self.get(only).unwrap_or(&self.first).wait(fd, until);
+        }
+        self.of(set).for_each(|core| core.sleeps());
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        wake::wait(None, fd, left);
+        self.of(set).for_each(|core| core.wakes());
+    }
+}
+
+/// All shards, locked. They are unlocked from the second on, and at last the first: unlocking may drive, and the first one leaves mail for the others.
+pub(super) struct HeldAll<'a> {
+    rest: Vec<Held<'a>>,
+    first: Held<'a>,
+}
+
+impl<'a> HeldAll<'a> {
+    pub(super) fn first(&mut self) -> &mut Shard {
+        &mut self.first
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Held<'a>> {
+        std::iter::once(&mut self.first).chain(&mut self.rest)
+    }
+
+    pub(super) fn rest_mut(&mut self) -> impl Iterator<Item = &mut Held<'a>> {
+        self.rest.iter_mut()
+    }
+}
