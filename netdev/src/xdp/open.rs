@@ -107,7 +107,7 @@ fn make(config: &PortConfig) -> Result<(Socket, Umem, Rings, u32), OpenError> {
     Ok((socket, umem, rings, chunks_each))
 }
 
-/// Lets the calls of this process drive the driver. Without zero-copy there is no driver's queue to be polled, and on a veth it costs half of the throughput.
+/// Lets the calls of this process drive the driver. Without zero-copy there is no queue of a driver to be polled; on a veth it was measured to cost 20 to 108 µs.
 fn busy_poll(
     socket: &Socket,
     iface: &Interface,

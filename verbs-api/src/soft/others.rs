@@ -44,6 +44,8 @@ pub(super) struct Others {
     unrung: u64,
     /// What was taken from the own letter box.
     pub(super) letters: Letters,
+    /// What others said, until the port is drained.
+    orders: Vec<Order>,
     /// Datagrams handed over to others.
     pub(super) handed_over: u64,
 }
@@ -56,6 +58,7 @@ impl Others {
             common: common.clone(),
             unrung: 0,
             letters: Letters::new(),
+            orders: Vec::with_capacity(64),
             handed_over: 0,
         }
     }
@@ -146,7 +149,19 @@ impl Shard {
             self.staging.take(&mut self.engine, &mut self.host);
             self.engine.handle_datagram(now, &datagram, &mut self.host);
         }
-        for order in others.letters.orders() {
+        others.orders.extend(others.letters.orders());
+        true
+    }
+
+    /// Does what other shards said, once the port is drained: what had arrived when they said so, counts. A connection that has ended
+    /// ends after its last messages.
+    #[inline]
+    pub(super) fn obey(&mut self, drained: bool) {
+        let Some(others) = &mut self.others else { return };
+        if others.orders.is_empty() || !drained {
+            return;
+        }
+        for order in others.orders.drain(..) {
             match order {
                 // It may be gone, or in the error state.
                 Order::Break(qpn) => break_down(&mut self.engine, &mut self.host, qpn),
@@ -159,15 +174,14 @@ impl Shard {
                 Order::Overflow(cq) => self.engine.cq_overflow(cq, &mut self.host),
             }
         }
-        true
     }
 
     /// Does what other shards have left to be done: whoever asks for the state of a queue pair finds it as the connection manager has made it.
     pub(super) fn settle(&mut self) {
-        let now = self.now();
-        if self.read_mail(now) {
-            self.transmit(now);
-            self.deliver();
+        if self.staging.mail.has_some()
+            || self.others.as_ref().is_some_and(|it| !it.orders.is_empty())
+        {
+            self.drive(false);
         }
     }
 

@@ -178,6 +178,7 @@ impl Shard {
             }
             let mailed = self.read_mail(now);
             let received = self.receive(now);
+            self.obey(received < RX_BURST);
             // Who sees completions may post receives before more comes.
             let news = self.host.has_pending();
             self.handle_timeout(now, received < RX_BURST);
