@@ -233,6 +233,20 @@ fn an_acknowledgement_that_nobody_can_have_sent_is_not_believed() {
 }
 
 #[test]
+fn what_is_said_to_be_held_may_be_acknowledged_one_by_one() {
+    for held in [&[1, 2][..], &[0, 1, 2]] {
+        let mut solo = solo();
+        (1..=3).for_each(|id| solo.send(id, 10));
+        solo.sent();
+        solo.hear_gap(0, held);
+        (0..3).for_each(|psn| solo.hear_ack(psn));
+        assert_eq!(solo.completed().len(), 3, "{held:?}");
+        solo.send(4, 10);
+        assert_eq!(solo.sent(), ["SEND_ONLY #3 10B ack"], "nothing is charged twice or missing");
+    }
+}
+
+#[test]
 fn a_plain_nak_goes_back_and_forgets_what_was_held() {
     let mut solo = solo();
     (1..=5).for_each(|id| solo.send(id, 10));

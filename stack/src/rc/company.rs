@@ -25,7 +25,7 @@ impl Company {
 
     /// Whether a packet of so many bytes would continue the run.
     #[inline]
-    fn is_joined_by(&self, bytes: u32) -> bool {
+    pub(super) fn is_joined_by(&self, bytes: u32) -> bool {
         self.sent > 0 && bytes <= self.size
     }
 
@@ -39,12 +39,6 @@ impl Company {
         if bytes < self.size || self.sent >= run(bytes) {
             self.sent = 0;
         }
-    }
-
-    /// Whether the next packet begins a run, whatever its size.
-    #[inline]
-    pub(super) fn begins_run(&self) -> bool {
-        self.sent == 0
     }
 
     /// Whether a packet of so many bytes should wait, if `queued` packets are to be sent, and of the `window` so many are `under_way`: `begins` if it is a
@@ -64,6 +58,10 @@ impl Company {
         }
         if begins && queued < u64::from(run) {
             return Awaited::Messages;
+        }
+        // Of a window of few runs every packet counts, and the rest of it may be all there is.
+        if window < 4 * run {
+            return Awaited::Nothing;
         }
         let packets = run.min(u32::try_from(queued).unwrap_or(u32::MAX));
         if under_way + packets > window { Awaited::Window } else { Awaited::Room(packets) }
@@ -124,7 +122,7 @@ mod tests {
             assert!(!waits(&company, 1, 100, 512));
         }
         company.sent(FULL);
-        assert!(company.begins_run() && waits(&company, 1, 100, 512));
+        assert!(waits(&company, 1, 100, 512));
         company.sent(FULL);
         company.begin();
         assert!(waits(&company, 1, 100, 512));
@@ -134,20 +132,19 @@ mod tests {
     fn the_first_packet_of_a_write_is_larger_so_the_second_ends_its_run() {
         let mut company = Company::default();
         company.sent(FULL + 16);
-        assert!(!company.begins_run());
+        assert!(company.is_joined_by(FULL) && !company.is_joined_by(FULL + 17));
         company.sent(FULL);
-        assert!(company.begins_run());
+        assert!(!company.is_joined_by(FULL) && !company.is_joined_by(1));
         company.sent(FULL);
-        // A larger one begins another run.
-        assert!(waits(&company, 1, 100, 512) == company.is_joined_by(FULL + 16));
-        company.sent(FULL + 16);
-        assert!(!company.begins_run());
+        assert!(company.is_joined_by(FULL) && !company.is_joined_by(FULL + 16));
     }
 
     #[test]
     fn a_run_begins_only_if_the_window_takes_all_of_it() {
         let company = Company::default();
         let awaited = |queued, under_way| company.awaited(FULL, false, queued, under_way, 64);
+        let small = |under_way| company.awaited(FULL, false, 200, under_way, 59);
+        assert_eq!(small(58), Awaited::Nothing, "a window of few runs");
         assert_eq!(awaited(200, 29), Awaited::Nothing, "little is under way");
         assert_eq!(awaited(200, 49), Awaited::Room(15));
         assert_eq!(awaited(200, 50), Awaited::Window);

@@ -283,11 +283,11 @@ impl Requester {
         pools: &mut Pools,
     ) {
         debug_assert!(to > self.una && to <= self.sent);
+        let repairing = self.is_repairing();
         let mut charge = Charge::default();
-        if self.charged.datagrams > 0 {
+        if repairing || self.charged.datagrams > 0 {
             charge = sq.charge_of(self.una, to.min(self.nxt), limits.mtu);
         }
-        let repairing = self.is_repairing();
         if repairing {
             charge.take(self.uncharged(sq, self.una, to.min(self.nxt), limits));
             self.repaired_until(self.una, to);

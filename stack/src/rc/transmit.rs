@@ -2,7 +2,7 @@
 //! changes, so that nothing has to be taken back.
 
 use super::Qp;
-use super::plan::{Plan, Shape};
+use super::plan::{Plan, Shape, request_header};
 use super::records::DataResponse;
 use super::responder::Response;
 use crate::engine::{Shared, TxSink};
@@ -141,7 +141,7 @@ impl Qp {
                 self.requester.plan(&self.core.sq, &self.limits, &mut shared.pools, host.regions());
             let fault = match plan {
                 // A run that was begun is not cut short.
-                Plan::Send(_) if *quantum == 0 && self.requester.company.begins_run() => {
+                Plan::Send(shape) if *quantum == 0 && !self.continues_run(&shape) => {
                     return Turn::Quantum;
                 }
                 Plan::Send(shape) => match self.send_request(&shape, shared, host, sink) {
@@ -183,6 +183,14 @@ impl Qp {
                 return Turn::Idle;
             }
         }
+    }
+
+    /// Whether a packet leaves in one run with those before it.
+    fn continues_run(&self, shape: &Shape) -> bool {
+        let (op, piece) = (&self.core.sq.get(shape.piece.index).op, &shape.piece);
+        let begins = self.core.sq.get(piece.index).first == piece.psn;
+        !op.has_response()
+            && self.requester.company.is_joined_by(piece.len + request_header(op, begins))
     }
 
     /// The request under the cursor cannot be executed: it fails once those before it are done. Returns whether that was now.

@@ -18,8 +18,8 @@ impl Flood {
     const EACH: u64 = 20_000;
     /// Nanoseconds that those which come at once may be ahead of that.
     const AHEAD: u64 = 64 * Self::EACH;
-    /// For how long the port is left alone: less than it takes a flood to fill the part of a receive queue that no peer was promised (an eighth, 32 of
-    /// the least), and too little for a window to be closed by it.
+    /// For how long the port is left alone once it was read to the end; twice as long with what the kernel adds to short sleeps. That is too little for a window
+    /// to be closed by it, and less than a flood of 300,000 a second takes to fill the part of a receive queue that no peer was promised (an eighth, 32 of the least).
     pub(super) const PAUSE: u64 = 50_000;
 
     /// So many came for nothing.

@@ -172,16 +172,18 @@ impl Shard {
             // The program posts no more for now.
             any |= self.transmit(now);
         }
+        let mut drained = true;
         for round in 0..ROUNDS {
             if round > 0 {
                 now = self.now();
             }
             let mailed = self.read_mail(now);
             let received = self.receive(now);
-            self.obey(received < RX_BURST);
+            drained = received < RX_BURST;
+            self.obey(drained);
             // Who sees completions may post receives before more comes.
             let news = self.host.has_pending();
-            self.handle_timeout(now, received < RX_BURST);
+            self.handle_timeout(now, drained);
             self.serve_cm(now);
             self.write_mail();
             let few = !mailed && (1..=HELD_MAX).contains(&received);
@@ -191,13 +193,13 @@ impl Shard {
                 any |= self.transmit(now);
             }
             self.deliver();
-            if received < RX_BURST || news {
+            if drained || news {
                 break;
             }
         }
         self.fresh = true;
         self.chores(now);
-        self.resume_at = self.flood.is_on(now).then(|| now.after(Flood::PAUSE));
+        self.resume_at = (drained && self.flood.is_on(now)).then(|| now.after(Flood::PAUSE));
         any && self.resume_at.is_none()
     }
 
