@@ -68,7 +68,25 @@ pub(crate) fn check() -> Result<Vec<String>, String> {
 /// What the counts depend on beside the source.
 fn environment() -> Result<String, String> {
     let rustc = command::read(Command::new("rustc").arg("--version"))?;
-    Ok(format!("{} on {}", rustc.trim(), std::env::consts::ARCH))
+    // Its copies are counted, too.
+    let libc = command::read(Command::new("getconf").arg("GNU_LIBC_VERSION"))
+        .unwrap_or_else(|_| "another libc".into());
+    let (arch, features) = (std::env::consts::ARCH, features());
+    Ok(format!("{}, {}, {arch} with {features}", rustc.trim(), libc.trim()))
+}
+
+/// What of the processor decides which CRC is computed, of what callgrind knows.
+fn features() -> String {
+    #[cfg(target_arch = "x86_64")]
+    let known = [
+        ("pclmulqdq", std::arch::is_x86_feature_detected!("pclmulqdq")),
+        ("avx2", std::arch::is_x86_feature_detected!("avx2")),
+        ("vpclmulqdq", std::arch::is_x86_feature_detected!("vpclmulqdq")),
+    ];
+    #[cfg(not(target_arch = "x86_64"))]
+    let known = [("nothing special", true)];
+    let found = known.iter().filter(|(_, found)| *found).map(|(name, _)| *name);
+    found.collect::<Vec<_>>().join(", ")
 }
 
 /// Instructions for one of each operation.

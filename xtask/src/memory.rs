@@ -99,13 +99,24 @@ fn run_miri(toolchain: &str, run: &Run, names: &[&str]) -> Result<(), String> {
     let flags = format!("-Zmiri-disable-isolation -Zmiri-permissive-provenance {}", run.flags);
     let mut command = cargo(toolchain, &["miri", "test", "-p", run.package]);
     command.args(run.target).arg("--").args(names);
-    command::run(command.env("MIRIFLAGS", flags))
+    let shown = command::show(command.env("MIRIFLAGS", flags))?;
+    let ran = crate::test::judge(&shown, "").passed;
+    match (shown.ok, ran) {
+        (false, _) => Err(format!("{}: failed", command::describe(&command))),
+        (true, 0) => Err(format!("{}: there are no such tests", command::describe(&command))),
+        (true, _) => Ok(()),
+    }
 }
 
-/// A toolchain that has miri: the one that is known to work, or whatever nightly there is.
+/// A toolchain that has miri.
 fn with_miri() -> Option<&'static str> {
-    let has = |name: &&str| command::read(&mut cargo(name, &["miri", "--version"])).is_ok();
-    [PINNED, "nightly"].into_iter().find(has)
+    that_runs(&["miri", "--version"])
+}
+
+/// The toolchain that is known to work, or whatever nightly there is.
+fn that_runs(what: &[&str]) -> Option<&'static str> {
+    let runs = |name: &&str| command::read(&mut cargo(name, what)).is_ok();
+    [PINNED, "nightly"].into_iter().find(runs)
 }
 
 /// Lets rustup get one, if it is there and has a network; if not, that is seen soon enough.
@@ -124,8 +135,11 @@ fn install() {
 /// There is no nightly toolchain with the sources of the standard library, or it found something.
 pub(crate) fn sanitize(which: &str) -> Result<(), String> {
     let host = format!("--target={}", machine::triple()?);
+    let toolchain = that_runs(&["--version"]).ok_or_else(|| {
+        format!("no nightly toolchain: rustup toolchain install {PINNED} --component rust-src")
+    })?;
     let mut command =
-        cargo("nightly", &["test", &host, "-p", "rocinante-netdev", "-p", "rocinante"]);
+        cargo(toolchain, &["test", &host, "-p", "rocinante-netdev", "-p", "rocinante"]);
     command.args(["--lib", "--tests"]);
     match which {
         "address" => {}

@@ -20,8 +20,8 @@ pub(crate) enum Scope {
 
 /// What a step found.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Outcome {
-    passed: usize,
+pub(crate) struct Outcome {
+    pub(crate) passed: usize,
     failed: usize,
     /// Each `name: reason`.
     skips: Vec<String>,
@@ -171,7 +171,7 @@ fn tests() -> Result<Outcome, String> {
 }
 
 /// What `cargo test` did, from its output and from the log of skipped tests.
-fn judge(shown: &Shown, log: &str) -> Outcome {
+pub(crate) fn judge(shown: &Shown, log: &str) -> Outcome {
     let output = shown.stdout.iter().chain(&shown.stderr).map(String::as_str);
     let skips = skips::found(output.chain(log.lines()));
     let (mut passed, mut failed, mut ignored) = (0, 0, 0);
