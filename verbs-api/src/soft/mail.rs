@@ -19,6 +19,8 @@ pub(crate) struct Mail {
     letters: Mutex<Letters>,
     /// Datagrams for which there was no room.
     lost: AtomicU64,
+    /// Datagrams that came to the port of this shard, were handed over and for nothing, and of which it does not know yet.
+    wasted: AtomicU64,
 }
 
 /// What was left, in its order.
@@ -32,6 +34,7 @@ pub(crate) struct Letters {
 /// A datagram but for its bytes.
 #[derive(Debug, Clone, Copy)]
 struct Head {
+    from: u8,
     len: usize,
     src: IpAddr,
     dst: IpAddr,
@@ -59,7 +62,8 @@ const BYTES: usize = 4 << 20;
 const DATAGRAMS: usize = 2048;
 
 impl Letters {
-    /// Takes no memory before it is used, and never more.
+    /// Takes no memory before it is used, and for datagrams never more. Orders are few for each connection that ends: where more wait than there is
+    /// room for, the list grows.
     pub(super) fn new() -> Self {
         Self {
             bytes: Vec::with_capacity(BYTES),
@@ -68,7 +72,7 @@ impl Letters {
         }
     }
 
-    fn push(&mut self, datagram: &Datagram<'_>) -> bool {
+    fn push(&mut self, from: u8, datagram: &Datagram<'_>) -> bool {
         let len = datagram.bytes.len();
         let fits = self.bytes.capacity() - self.bytes.len() >= len;
         if !fits || self.heads.len() == self.heads.capacity() {
@@ -76,17 +80,18 @@ impl Letters {
         }
         let Datagram { bytes, src, dst, src_port, ip_id, tos, hop_limit } = *datagram;
         self.bytes.extend_from_slice(bytes);
-        self.heads.push(Head { len, src, dst, src_port, ip_id, tos, hop_limit });
+        self.heads.push(Head { from, len, src, dst, src_port, ip_id, tos, hop_limit });
         true
     }
 
-    pub(super) fn datagrams(&self) -> impl Iterator<Item = Datagram<'_>> {
+    /// Each with the shard to whose port it came.
+    pub(super) fn datagrams(&self) -> impl Iterator<Item = (usize, Datagram<'_>)> {
         let mut rest = &self.bytes[..];
         self.heads.iter().map(move |head| {
-            let Head { len, src, dst, src_port, ip_id, tos, hop_limit } = *head;
+            let Head { from, len, src, dst, src_port, ip_id, tos, hop_limit } = *head;
             let (bytes, behind) = rest.split_at(len);
             rest = behind;
-            Datagram { bytes, src, dst, src_port, ip_id, tos, hop_limit }
+            (from.into(), Datagram { bytes, src, dst, src_port, ip_id, tos, hop_limit })
         })
     }
 
@@ -107,13 +112,14 @@ impl Mail {
         Self { letters: Mutex::new(Letters::new()), ..Self::default() }
     }
 
-    /// Leaves a datagram, or counts it if there is no room. Who left some rings.
-    pub(super) fn hand_over(&self, datagram: &Datagram<'_>) {
-        let fits = self.letters.lock().push(datagram);
+    /// Leaves a datagram that came to the port of shard `from`, or counts it if there is no room. Returns whether there was. Who left some rings.
+    pub(super) fn hand_over(&self, from: u8, datagram: &Datagram<'_>) -> bool {
+        let fits = self.letters.lock().push(from, datagram);
         if !fits {
             self.lost.fetch_add(1, Ordering::Relaxed);
         }
         self.some.store(true, Ordering::Release);
+        fits
     }
 
     /// Leaves an order; then rings.
@@ -144,6 +150,21 @@ impl Mail {
     pub(super) fn lost(&self) -> u64 {
         self.lost.load(Ordering::Relaxed)
     }
+
+    /// A datagram that this shard handed over was for nothing.
+    #[cold]
+    pub(super) fn waste(&self) {
+        self.wasted.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How many were since it was asked last. Costs a load if none was.
+    #[inline]
+    pub(super) fn take_wasted(&self) -> u64 {
+        if self.wasted.load(Ordering::Relaxed) == 0 {
+            return 0;
+        }
+        self.wasted.swap(0, Ordering::Relaxed)
+    }
 }
 
 #[cfg(test)]
@@ -167,12 +188,13 @@ mod tests {
         let (mail, mut read) = (Mail::new(), Letters::new());
         assert!(!mail.take(&mut read) && !mail.has_some());
         for round in 0..3u8 {
-            mail.hand_over(&datagram(&[round; 100]));
+            assert!(mail.hand_over(round, &datagram(&[round; 100])));
             mail.order(Order::Break(Qpn::new(5)));
-            mail.hand_over(&datagram(&[]));
-            mail.hand_over(&datagram(&[round + 1; 7]));
+            assert!(mail.hand_over(8, &datagram(&[])));
+            assert!(mail.hand_over(9, &datagram(&[round + 1; 7])));
             assert!(mail.has_some() && mail.take(&mut read));
-            let found: Vec<_> = read.datagrams().collect();
+            let (from, found): (Vec<_>, Vec<_>) = read.datagrams().unzip();
+            assert_eq!(from, [round.into(), 8, 9]);
             assert_eq!(found.iter().map(|d| d.bytes.len()).collect::<Vec<_>>(), [100, 0, 7]);
             assert!(found[0].bytes.iter().all(|byte| *byte == round));
             assert!(found[2].bytes.iter().all(|byte| *byte == round + 1));
@@ -191,14 +213,14 @@ mod tests {
             let (mail, mut read) = (Mail::new(), Letters::new());
             let bytes = vec![1; len];
             let fit = DATAGRAMS.min(BYTES.checked_div(len).unwrap_or(usize::MAX));
-            for _ in 0..fit + 3 {
-                mail.hand_over(&datagram(&bytes));
+            for nth in 0..fit + 3 {
+                assert_eq!(mail.hand_over(1, &datagram(&bytes)), nth < fit, "{len}");
             }
             assert_eq!(mail.lost(), 3, "{len}");
             assert!(mail.take(&mut read));
             assert_eq!(read.datagrams().count(), fit);
             assert_eq!((read.bytes.capacity(), read.heads.capacity()), (BYTES, DATAGRAMS));
-            mail.hand_over(&datagram(&bytes));
+            assert!(mail.hand_over(1, &datagram(&bytes)));
             assert_eq!(mail.lost(), 3, "{len}");
         }
     }

@@ -15,6 +15,8 @@ mod mail;
 mod mr;
 mod mw;
 mod others;
+#[cfg(test)]
+mod others_tests;
 mod posting;
 mod qp;
 mod shard;

@@ -1,5 +1,6 @@
 //! The other shards of a device, as one of them sees them: what it hands over to them, and what it does with what they left.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -10,7 +11,7 @@ use rocinante_stack::{Datagram, Engine, QpAttr};
 use super::core::Core;
 use super::host::Host;
 use super::mail::{Letters, Order};
-use super::shard::Shard;
+use super::shard::{OVERDUE_MAX, Shard, accepted};
 use super::staging::Staging;
 
 /// Shards at most: as many as a word has bits.
@@ -44,8 +45,10 @@ pub(super) struct Others {
     unrung: u64,
     /// What was taken from the own letter box.
     pub(super) letters: Letters,
-    /// What others said, until the port is drained.
-    orders: Vec<Order>,
+    /// What others said, and the round in which it is done at the latest, until the port is drained.
+    orders: VecDeque<(u64, Order)>,
+    /// Rounds in which there were orders.
+    round: u64,
     /// Datagrams handed over to others.
     pub(super) handed_over: u64,
 }
@@ -58,7 +61,8 @@ impl Others {
             common: common.clone(),
             unrung: 0,
             letters: Letters::new(),
-            orders: Vec::with_capacity(64),
+            orders: VecDeque::with_capacity(64),
+            round: 0,
             handed_over: 0,
         }
     }
@@ -76,7 +80,10 @@ impl Others {
             return false;
         }
         let Some(other) = self.boxes.get(owner) else { return false };
-        other.mail.hand_over(datagram);
+        #[allow(clippy::cast_possible_truncation, reason = "64 shards at most")]
+        if !other.mail.hand_over(self.own as u8, datagram) {
+            self.boxes[self.own].mail.waste();
+        }
         self.unrung |= 1 << owner;
         self.handed_over += 1;
         true
@@ -115,6 +122,18 @@ impl Others {
         }
     }
 
+    /// The next order that is not put off.
+    fn next_order(&mut self, drained: bool) -> Option<Order> {
+        let (latest, _) = self.orders.front()?;
+        let due = drained || self.round >= *latest;
+        due.then(|| self.orders.pop_front())?.map(|(_, order)| order)
+    }
+
+    /// Whether a queue pair is still to be brought to the error state.
+    fn is_to_break(&self, qpn: Qpn) -> bool {
+        self.orders.iter().any(|(_, order)| *order == Order::Break(qpn))
+    }
+
     /// Tells those that have got mail.
     #[inline]
     pub(super) fn ring(&mut self) {
@@ -145,23 +164,30 @@ impl Shard {
         if !self.staging.mail.take(&mut others.letters) {
             return false;
         }
-        for datagram in others.letters.datagrams() {
+        for (from, datagram) in others.letters.datagrams() {
             self.staging.take(&mut self.engine, &mut self.host);
+            let before = accepted(&self.engine);
             self.engine.handle_datagram(now, &datagram, &mut self.host);
+            // Whoever reads that port can leave it alone for a moment, and wake nobody meanwhile.
+            if accepted(&self.engine) == before {
+                others.boxes[from].mail.waste();
+            }
         }
-        others.orders.extend(others.letters.orders());
+        let latest = others.round + u64::from(OVERDUE_MAX);
+        others.orders.extend(others.letters.orders().map(|order| (latest, order)));
         true
     }
 
     /// Does what other shards said, once the port is drained: what had arrived when they said so, counts. A connection that has ended
-    /// ends after its last messages.
+    /// ends after its last messages. A peer that keeps the port full puts it off for no longer than deadlines.
     #[inline]
     pub(super) fn obey(&mut self, drained: bool) {
         let Some(others) = &mut self.others else { return };
-        if others.orders.is_empty() || !drained {
+        if others.orders.is_empty() {
             return;
         }
-        for order in others.orders.drain(..) {
+        others.round += 1;
+        while let Some(order) = others.next_order(drained) {
             match order {
                 // It may be gone, or in the error state.
                 Order::Break(qpn) => break_down(&mut self.engine, &mut self.host, qpn),
@@ -176,11 +202,16 @@ impl Shard {
         }
     }
 
-    /// Does what other shards have left to be done: whoever asks for the state of a queue pair finds it as the connection manager has made it.
-    pub(super) fn settle(&mut self) {
+    /// Does what other shards have left to be done: whoever asks for the state of a queue pair, or changes it, finds it as the connection manager has made
+    /// it, and what ended an old connection does not end the next.
+    pub(super) fn settle(&mut self, qpn: Qpn) {
         if self.staging.mail.has_some()
             || self.others.as_ref().is_some_and(|it| !it.orders.is_empty())
         {
+            self.drive(false);
+        }
+        // Not for ever: each time brings the order nearer, drained or not.
+        while self.others.as_ref().is_some_and(|it| it.is_to_break(qpn)) {
             self.drive(false);
         }
     }

@@ -100,7 +100,7 @@ impl Qp {
             )));
         }
         let mut guard = self.core.hold();
-        guard.settle();
+        guard.settle(self.qpn);
         self.core.take_staged(&mut guard);
         let shard = &mut *guard;
         shard.send_waiting();
@@ -148,7 +148,7 @@ impl Qp {
 
     pub(crate) fn query(&self) -> (QpState, QpAttr, QpCaps) {
         let mut shard = self.core.hold();
-        shard.settle();
+        shard.settle(self.qpn);
         let (state, attr) = shard
             .engine
             .query_qp(self.qpn)

@@ -73,8 +73,8 @@ const DEFER: u32 = 32;
 /// Rounds of one call: a caller of `post_send` or `poll_cq` is not kept for ever.
 const ROUNDS: usize = 4;
 /// After so many full bursts, what had arrived when a deadline passed has been read, unless a receive queue is far larger than those
-/// that the backends ask for; a deadline is not put off for ever by a peer that floods.
-const OVERDUE_MAX: u32 = 64;
+/// that the backends ask for; a deadline, or what another shard said, is not put off for ever by a peer that floods.
+pub(super) const OVERDUE_MAX: u32 = 64;
 /// What is sent later than this after the time that the engine was told has been held up: the thread did not run.
 const HELD_UP: u64 = 1_000_000;
 
@@ -286,7 +286,6 @@ impl Shard {
             return 0;
         }
         let (engine, host, staging) = (&mut self.engine, &mut self.host, &self.staging);
-        let accepted = |engine: &Engine| engine.counters().rcvd_pkts + engine.counters().rcvd_cnp;
         let before = accepted(engine);
         let elsewhere =
             |others: &Option<Box<Others>>| others.as_ref().map_or(0, |it| it.handed_over);
@@ -303,17 +302,19 @@ impl Shard {
             staging.take(engine, host);
             engine.handle_datagram(now, &datagram, host);
         });
+        let mut wasted_elsewhere = 0;
         if let Some(others) = others {
             others.ring();
+            wasted_elsewhere = self.staging.mail.take_wasted();
         }
         let received = received.unwrap_or_else(|error| {
             self.break_down(error);
             0
         });
-        // What was handed over is for the owner to judge.
+        // What was handed over is for the owner to judge, who says so later.
         let used = accepted(&self.engine) - before + elsewhere(&self.others) - handed_over;
         let wasted = (received as u64).saturating_sub(used);
-        self.flood.add(now, wasted);
+        self.flood.add(now, wasted + wasted_elsewhere);
         received
     }
 
@@ -439,6 +440,12 @@ impl TxSink for Sink<'_> {
         self.port.commit();
         Ok(true)
     }
+}
+
+/// Datagrams that were for something.
+#[inline]
+pub(super) fn accepted(engine: &Engine) -> u64 {
+    engine.counters().rcvd_pkts + engine.counters().rcvd_cnp
 }
 
 #[inline]

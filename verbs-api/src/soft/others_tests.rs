@@ -1,0 +1,196 @@
+//! Two shards on two ports, driven in turns.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use rocinante_netdev::sim::{SimConfig, SimNet, SimPort};
+use rocinante_netdev::{AnyPort, PathId, PathSpec, Port};
+use rocinante_stack::mem::PdId;
+use rocinante_stack::types::{Pkey, Psn, Qpn};
+use rocinante_stack::verbs::{CqId, QpState, QpType};
+use rocinante_stack::wire::icrc::{DF, IpFields, Template};
+use rocinante_stack::wire::{Bth, Opcode};
+use rocinante_stack::{Engine, EngineConfig, QpAttr, QpInit};
+
+use super::host::Host;
+use super::mail::Order;
+use super::others::{Common, Others};
+use super::shard::{OVERDUE_MAX, Shard};
+use super::staging::Staging;
+
+const SRC_PORT: u16 = 0xc000;
+
+/// A device of two shards, and a port of somebody else.
+struct Bench {
+    net: SimNet,
+    shards: [Shard; 2],
+    sender: SimPort,
+    /// From there to the port of each shard.
+    paths: [PathId; 2],
+}
+
+/// The address of the sender, and those of the shards.
+fn address(last: u8) -> [u8; 4] {
+    [10, 0, 0, last]
+}
+
+impl Bench {
+    fn new() -> Self {
+        let net = SimNet::new(1);
+        let port = |last| net.port(&[address(last).into()], &SimConfig::default()).unwrap();
+        let boxes: Arc<[_]> = (0..2).map(|_| Arc::new(Staging::with_mail())).collect();
+        let common = Arc::new(Common::default());
+        let shards = [0, 1].map(|own| {
+            let config = EngineConfig { qpn_slot: own, ..EngineConfig::default() };
+            let others = Some(Box::new(Others::new(own.into(), &boxes, &common)));
+            let port = AnyPort::from(port(1 + own));
+            Shard::new(Engine::new(config), port, Host::new(1), others)
+        });
+        let mut sender = port(9);
+        let paths = [1, 2].map(|last| {
+            let (local, remote) = (IpAddr::from(address(9)), IpAddr::from(address(last)));
+            let (src_port, tos, ttl, flow_label) = (SRC_PORT, 0, 64, 0);
+            let spec = PathSpec { local, remote, src_port, tos, ttl, flow_label };
+            sender.add_path(&spec).unwrap().id
+        });
+        Self { net, shards, sender, paths }
+    }
+
+    /// A queue pair of the second shard, which takes datagrams.
+    fn qp(&mut self) -> Qpn {
+        let init = QpInit {
+            qp_type: QpType::Ud,
+            pd: PdId(0),
+            send_cq: CqId(0),
+            recv_cq: CqId(0),
+            srq: None,
+            max_send_wr: 1,
+            max_recv_wr: 1,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline_data: 0,
+            sq_sig_all: false,
+            cookie: 0,
+        };
+        let Shard { engine, host, .. } = &mut self.shards[1];
+        let qpn = engine.create_qp(&init, 77).unwrap();
+        let reset = QpAttr { state: Some(QpState::Init), ..QpAttr::default() };
+        let init = QpAttr { pkey_index: Some(0), port: Some(1), qkey: Some(0x1111_1111), ..reset };
+        engine.modify_qp(qpn, &init, host).unwrap();
+        let ready = QpAttr { state: Some(QpState::Rtr), ..QpAttr::default() };
+        engine.modify_qp(qpn, &ready, host).unwrap();
+        qpn
+    }
+
+    fn state(&self, qpn: Qpn) -> QpState {
+        self.shards[1].engine.query_qp(qpn).unwrap().0
+    }
+
+    /// Sends datagrams for a queue pair to the port of a shard, whole or damaged.
+    fn send(&mut self, count: usize, shard: usize, qpn: Qpn, whole: bool) {
+        let bth = Bth::new(Opcode::UD_SEND_ONLY, Pkey::DEFAULT, qpn, Psn::new(1)).bytes();
+        let (src, dst) = (address(9), address(1 + u8::try_from(shard).unwrap()));
+        let ip = IpFields::V4 { src: src.into(), dst: dst.into(), id: 0, flags: DF };
+        let mut template = Template::new(&ip, SRC_PORT);
+        for _ in 0..count {
+            let slot = self.sender.reserve(self.paths[shard], 24).unwrap();
+            slot.buf.fill(0);
+            slot.buf[..12].copy_from_slice(&bth);
+            template.set_id(slot.ip_id, DF);
+            template.seal(slot.buf);
+            if !whole {
+                slot.buf[23] ^= 1;
+            }
+            self.sender.commit();
+            self.sender.flush(|failure| panic!("{failure:?}"));
+        }
+        while let Some(next) = self.net.next_event() {
+            self.net.advance_to(next);
+        }
+    }
+
+    /// The first shard leaves an order for the second.
+    fn order(&mut self, order: Order) {
+        self.shards[0].others.as_mut().unwrap().order(1, order);
+    }
+
+    fn drops(&self) -> u64 {
+        self.shards[1].engine.drops().icrc
+    }
+}
+
+/// What had arrived before it counts, but a peer that keeps the port full cannot keep a connection from its end.
+#[test]
+fn an_order_is_put_off_while_the_port_is_full_but_not_for_ever() {
+    let mut bench = Bench::new();
+    for drained_in in [Some(1), Some(5), None] {
+        let qpn = bench.qp();
+        bench.order(Order::Break(qpn));
+        let now = bench.shards[1].now();
+        assert!(bench.shards[1].read_mail(now));
+        for _ in 1..drained_in.unwrap_or(OVERDUE_MAX) {
+            bench.shards[1].obey(false);
+            assert_eq!(bench.state(qpn), QpState::Rtr);
+            // Another is put off for as long, and brings this one no nearer.
+            bench.order(Order::Release(qpn));
+            assert!(bench.shards[1].read_mail(now));
+        }
+        bench.shards[1].obey(drained_in.is_some());
+        assert_eq!(bench.state(qpn), QpState::Err, "{drained_in:?}");
+        bench.shards[1].obey(true);
+    }
+}
+
+/// Else it would be done later to what the program has made of the queue pair.
+#[test]
+fn whoever_changes_a_queue_pair_finds_done_what_was_to_be_done_to_it() {
+    let mut bench = Bench::new();
+    let qpn = bench.qp();
+    // More than two calls read.
+    bench.send(3000, 1, qpn, false);
+    bench.order(Order::Break(qpn));
+    bench.shards[1].drive(false);
+    assert_eq!(bench.state(qpn), QpState::Rtr, "what arrived before counts");
+    bench.shards[1].settle(qpn);
+    assert_eq!((bench.state(qpn), bench.drops()), (QpState::Err, 3000));
+    let reset = QpAttr { state: Some(QpState::Reset), ..QpAttr::default() };
+    let Shard { engine, host, .. } = &mut bench.shards[1];
+    engine.modify_qp(qpn, &reset, host).unwrap();
+    bench.shards[1].drive(false);
+    assert_eq!(bench.state(qpn), QpState::Reset);
+}
+
+/// Who reads the port that they come to learns it from their owner; that one's own port is not to blame.
+#[test]
+fn a_flood_at_the_wrong_port_is_left_alone_there() {
+    let mut bench = Bench::new();
+    let qpn = bench.qp();
+    let mut flooded = |count, whole| {
+        bench.send(count, 0, qpn, whole);
+        assert!(bench.shards[0].drive(false), "what is handed over is no waste yet");
+        assert!(bench.shards[1].drive(false));
+        // What the owner said is heard when the port is read next.
+        bench.shards[0].drive(false);
+        assert!(!bench.shards[1].is_flooded());
+        bench.shards[0].is_flooded()
+    };
+    assert!(!flooded(500, true), "what is good is welcome wherever it comes");
+    assert!(!flooded(10, false));
+    assert!(flooded(500, false));
+    assert_eq!((bench.drops(), bench.shards[0].handed_over().0), (510, 1010));
+}
+
+/// What finds the letter box full.
+#[test]
+fn what_the_owner_has_no_room_for_is_for_nothing() {
+    let mut bench = Bench::new();
+    let qpn = bench.qp();
+    let mut sent = 0;
+    while bench.shards[1].handed_over().1 == 0 {
+        assert!(!bench.shards[0].is_flooded() && sent < 10_000);
+        bench.send(500, 0, qpn, true);
+        sent += 500;
+        bench.shards[0].drive(false);
+    }
+    assert!(bench.shards[0].is_flooded());
+}
