@@ -19,6 +19,8 @@ const WARM_UP_OF_TRIAL: Duration = Duration::from_millis(5);
 const TRIAL_MIN: Duration = Duration::from_millis(15);
 /// Of the time of a flood, what each trial takes.
 const TRIAL_PART: u32 = 8;
+/// How many times longer a flood is sent than it is counted.
+const LONGER: f64 = 1.05;
 /// How often a flood is tried of which nothing came in its time: somebody else had the core.
 const ATTEMPTS: u32 = 5;
 /// How long nothing may come.
@@ -45,6 +47,8 @@ pub struct Task {
     pub message: usize,
     /// Path MTU in bytes.
     pub mtu: usize,
+    /// Messages that are outstanding at once where there is a protocol: so much memory is used, up to 4 MiB. A ping-pong has one.
+    pub depth: usize,
     /// How long it is measured, in seconds.
     pub seconds: f64,
 }
@@ -69,6 +73,20 @@ pub enum Raw {
 impl Task {
     fn time(&self) -> Duration {
         Duration::from_secs_f64(self.seconds)
+    }
+
+    /// How long it takes, what comes before it is counted included.
+    #[must_use]
+    pub fn planned(&self) -> Duration {
+        let time = |phase| match phase {
+            Phase::Flood { warm_up, time } => warm_up + time.mul_f64(LONGER),
+            Phase::PingPong { time } => time,
+        };
+        self.phases().map(time).sum()
+    }
+
+    fn shape(&self, phase: u8) -> Shape {
+        Shape::new(phase, self.message, self.mtu, self.depth)
     }
 
     fn raw(&self, received: &Received) -> Raw {
@@ -114,10 +132,10 @@ pub fn measure(
     let mut number = 0_u8;
     let mut results = Vec::new();
     for task in tasks {
-        let region = Shape::new(0, task.message, task.mtu).region();
+        let region = task.shape(0).region();
         let mut trials: Vec<(f64, u64)> = Vec::new();
         for phase in task.phases() {
-            let shape = Shape::new(number, task.message, task.mtu);
+            let shape = task.shape(number);
             number = number.wrapping_add(1);
             let (warm_up, time) = match phase {
                 Phase::PingPong { time } => {
@@ -132,7 +150,7 @@ pub fn measure(
             let mut received = Received::default();
             for _ in 0..ATTEMPTS {
                 exchange.barrier("ready")?;
-                flood(link, tally, shape, &region, time.mul_f64(1.05) + warm_up, window)?;
+                flood(link, tally, shape, &region, time.mul_f64(LONGER) + warm_up, window)?;
                 received = hear(exchange)?;
                 if received.packets > 0 {
                     break;
@@ -167,9 +185,9 @@ pub fn answer(
 ) -> Result<(), VerbsError> {
     let mut number = 0_u8;
     for task in tasks {
-        let mut region = Shape::new(0, task.message, task.mtu).region();
+        let mut region = task.shape(0).region();
         for phase in task.phases() {
-            let shape = Shape::new(number, task.message, task.mtu);
+            let shape = task.shape(number);
             number = number.wrapping_add(1);
             for _ in 0..ATTEMPTS {
                 drain(link)?;

@@ -21,7 +21,7 @@ pub(crate) struct Received {
     pub(crate) seconds: f64,
 }
 
-/// Sends as much as goes for `time`, with so many super-packets on their way.
+/// Sends as much as goes for `time`, with as many packets on their way as `window` full super-packets hold; how many of them it took for lost.
 pub(crate) fn flood(
     link: &mut impl Link,
     tally: &Tally,
@@ -29,18 +29,35 @@ pub(crate) fn flood(
     region: &[u8],
     time: Duration,
     window: u64,
-) -> io::Result<()> {
+) -> io::Result<u64> {
     let (mut sent, mut lost) = (0, 0);
     let mut run = Vec::with_capacity(link.limits().packets);
+    let window = window * longest_run(&mut run, link, shape, region);
     let end = Instant::now() + time;
     let mut number = 0;
     while Instant::now() < end {
         fill(&mut run, link, shape, region, &mut number, u32::MAX);
         sent += run.len() as u64;
-        lost += room(tally, sent - lost, window * run.len() as u64);
+        lost += room(tally, sent - lost, window);
         send(link, &run, end + PATIENCE)?;
     }
-    Ok(())
+    Ok(lost)
+}
+
+/// How many packets of a message leave at once at most. The first is longer than the others, so it begins a run of two: that is not what a
+/// window is counted in.
+fn longest_run<'a>(
+    run: &mut Vec<Packet<'a>>,
+    link: &impl Link,
+    shape: Shape,
+    region: &'a [u8],
+) -> u64 {
+    let (mut number, mut longest) = (0, 0);
+    while number < shape.packets {
+        fill(run, link, shape, region, &mut number, u32::MAX);
+        longest = longest.max(run.len());
+    }
+    longest as u64
 }
 
 /// The packets from `number` on that leave at once, before number `end`.
@@ -132,6 +149,76 @@ pub(crate) fn count(
             }
         } else if now - start > PATIENCE {
             return Err(VerbsError::Exchange("nothing of a flood has arrived".into()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Arrived, RunLimits};
+
+    /// An interface that always has `holds` packets on their way, and delivers what comes beyond them.
+    struct Pipe<'a> {
+        tally: &'a Tally,
+        holds: u64,
+        sent: u64,
+        runs: Vec<usize>,
+    }
+
+    impl Link for Pipe<'_> {
+        fn limits(&self) -> RunLimits {
+            RunLimits { packets: 64, bytes: 65_000 }
+        }
+
+        fn send(&mut self, run: &[Packet<'_>]) -> io::Result<bool> {
+            self.sent += run.len() as u64;
+            self.tally.set(self.sent.saturating_sub(self.holds));
+            if self.runs.len() < 100 {
+                self.runs.push(run.len());
+            }
+            Ok(true)
+        }
+
+        fn receive(&mut self, _: impl FnMut(Arrived<'_>)) -> io::Result<u64> {
+            Ok(0)
+        }
+    }
+
+    #[test]
+    fn a_short_run_does_not_wait_for_the_packets_before_it() {
+        let tally = Tally::map(&Tally::file().unwrap()).unwrap();
+        let shape = Shape::new(0, 1 << 20, 4096, 4);
+        let region = shape.region();
+        let of = |holds| {
+            tally.set(0);
+            let mut pipe = Pipe { tally: &tally, holds, sent: 0, runs: Vec::new() };
+            let lost = flood(&mut pipe, &tally, shape, &region, Duration::from_millis(250), 4);
+            (lost.unwrap(), pipe)
+        };
+        // Four super-packets of 15; the one that is to leave is one of them.
+        let (lost, pipe) = of(45);
+        assert_eq!(pipe.runs[..3], [2, 15, 15], "the first packet is longer");
+        assert!(pipe.sent > 45);
+        assert_eq!(lost, 0);
+        assert!(of(61).0 > 0, "what is never delivered is lost");
+    }
+
+    #[test]
+    fn a_window_is_counted_in_full_super_packets() {
+        let tally = Tally::map(&Tally::file().unwrap()).unwrap();
+        let pipe = Pipe { tally: &tally, holds: 0, sent: 0, runs: Vec::new() };
+        for (message, mtu, packets) in [
+            (64, 4096, 64),
+            (4096, 4096, 15),
+            (8192, 4096, 2),
+            (1 << 20, 4096, 15),
+            (1 << 20, 1024, 62),
+        ] {
+            let shape = Shape::new(0, message, mtu, 1);
+            let region = shape.region();
+            let longest = longest_run(&mut Vec::new(), &pipe, shape, &region);
+            assert_eq!(longest, packets, "{message} at {mtu}");
         }
     }
 }

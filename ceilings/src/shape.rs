@@ -2,8 +2,8 @@
 
 use crate::{Arrived, Packet};
 
-/// Payload is gathered from, and copied to, memory of so many bytes: more than the fastest caches hold.
-const REGION: usize = 4 << 20;
+/// Payload is gathered from, and copied to, memory of so many bytes at most, unless one message is larger.
+const REGION_MAX: usize = 4 << 20;
 /// A packet's number has so many values.
 const NUMBERS: u32 = 1 << 24;
 
@@ -16,18 +16,22 @@ pub(crate) struct Shape {
     payload: usize,
     /// Packets of a message.
     pub(crate) packets: u32,
+    /// Messages for which there is memory: those that follow use it again.
+    slots: usize,
 }
 
 impl Shape {
-    /// Messages of `message` bytes in packets of `mtu` payload bytes at most; one divides the other.
-    pub(crate) fn new(phase: u8, message: usize, mtu: usize) -> Self {
+    /// Messages of `message` bytes in packets of `mtu` payload bytes at most; one divides the other. `depth` of them have memory of their own, as far as there is some.
+    pub(crate) fn new(phase: u8, message: usize, mtu: usize, depth: usize) -> Self {
         let packets = (message / mtu).max(1) as u32;
-        Self { phase, payload: mtu.min(message).next_multiple_of(4), packets }
+        let payload = mtu.min(message).next_multiple_of(4);
+        let slots = (REGION_MAX / (payload * packets as usize)).clamp(1, depth.max(1));
+        Self { phase, payload, packets, slots }
     }
 
     /// Memory for such a stream.
     pub(crate) fn region(self) -> Vec<u8> {
-        let len = REGION.max(self.payload * self.packets as usize);
+        let len = self.payload * self.packets as usize * self.slots;
         (0..len).map(|i| ((i * 31) >> 3) as u8).collect()
     }
 
@@ -71,7 +75,7 @@ mod tests {
             (4096, 4096, 1, 4096 + 32, 4096 + 32),
             (1 << 20, 1024, 1024, 1024 + 32, 1024 + 16),
         ] {
-            let shape = Shape::new(0, message, mtu);
+            let shape = Shape::new(0, message, mtu, 4);
             let region = shape.region();
             assert_eq!(shape.packets, packets);
             assert_eq!(shape.packet(0, &region).len(), first, "{message} at {mtu}");
@@ -82,8 +86,29 @@ mod tests {
     }
 
     #[test]
+    fn memory_is_what_is_outstanding() {
+        for (message, mtu, depth, bytes) in [
+            (64, 4096, 512, 512 * 64),
+            (2, 4096, 512, 512 * 4),
+            (65_536, 4096, 64, 4 << 20),
+            (65_536, 1024, 16, 1 << 20),
+            (1 << 20, 4096, 8, 4 << 20),
+            (8 << 20, 4096, 2, 8 << 20),
+            (64, 4096, 1, 64),
+        ] {
+            let shape = Shape::new(0, message, mtu, depth);
+            let region = shape.region();
+            assert_eq!(region.len(), bytes, "{message} at {mtu}, {depth} outstanding");
+            let place = |message| shape.place(shape.first_of(message), region.len());
+            let slots = (bytes / message.max(4)) as u32;
+            assert_eq!(place(slots), 0, "the next message begins again");
+            assert_eq!(place(slots - 1), bytes - message.max(4));
+        }
+    }
+
+    #[test]
     fn what_is_of_another_stream_is_not_placed() {
-        let shape = Shape::new(3, 64, 1024);
+        let shape = Shape::new(3, 64, 1024, 64);
         let mut region = vec![0; 4096];
         let payload = [7; 64];
         let arrived = |phase, payload| Arrived { phase, number: 5, payload };

@@ -16,6 +16,7 @@ mod raw;
 pub(crate) use cost::resident;
 pub(crate) use job::{Device, Outcome, Work};
 pub use job::{WorkerArgs, run_worker};
+pub(crate) use ours::depth;
 pub use measure::{Figure, Measure, Step};
 pub use place::PlaceArgs;
 pub(crate) use place::Places;

@@ -6,7 +6,7 @@ use clap::ValueEnum;
 use rocinante_ceilings::{Kind, Task};
 
 use super::rows::Key;
-use crate::workers::{Measure, Provider, Step};
+use crate::workers::{Measure, Provider, Step, depth};
 
 /// Bytes of a small message, and of a large one.
 pub(super) const SMALL: usize = 64;
@@ -97,7 +97,7 @@ impl Cell {
             let Some((kind, message)) = reference(step.measure, step.size) else { continue };
             if !tasks.iter().any(|task| (task.kind, task.message) == (kind, message)) {
                 let (mtu, seconds) = (self.mtu as usize, step.seconds);
-                tasks.push(Task { kind, message, mtu, seconds });
+                tasks.push(Task { kind, message, mtu, depth: depth(step, self.qps), seconds });
             }
         }
         tasks

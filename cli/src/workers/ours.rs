@@ -18,7 +18,7 @@ use crate::output::Failure;
 /// How long nothing may happen.
 const PATIENCE: Duration = Duration::from_secs(15);
 /// What comes before a figure.
-const WARM_UP: Duration = Duration::from_millis(20);
+pub(super) const WARM_UP: Duration = Duration::from_millis(20);
 /// Half of each region, unless a message is larger.
 const HALF: usize = 4 << 20;
 /// Depth of the send queue of a single queue pair.
@@ -224,6 +224,14 @@ fn hear(exchange: &mut Exchange) -> Result<Answered, Failure> {
     let said = exchange.hear()?;
     let answered = serde_json::from_str(&said);
     Ok(answered.map_err(|_| exchange.error(format_args!("it said {said}")))?)
+}
+
+/// How many messages of a step each of `qps` queue pairs keeps outstanding.
+pub(crate) fn depth(step: &Step, qps: u32) -> usize {
+    match step.measure.unit() {
+        "us" => 1,
+        _ => in_bulk(step, qps as usize, Until::Messages(1)).depth,
+    }
 }
 
 /// What is kept outstanding over `qps` queue pairs.
