@@ -113,7 +113,7 @@ impl Work {
                 steps.iter().map(|step| step.seconds).sum()
             }
             Self::Raw { tasks, .. } => tasks.iter().map(|task| task.seconds).sum(),
-            Self::Iperf3(step) => step.seconds.ceil(),
+            Self::Iperf3(step) => step.seconds.ceil() + peers::IPERF3_WARM_UP,
         }
     }
 }
@@ -210,7 +210,9 @@ impl Job {
             Side::First => {
                 let seconds = step.seconds.ceil().max(1.0).to_string();
                 let size = step.size.to_string();
-                command.args(["-c", &self.remote.to_string(), "-J", "-t", &seconds, "-l", &size])
+                let warm_up = peers::IPERF3_WARM_UP.to_string();
+                command.args(["-c", &self.remote.to_string(), "-J"]);
+                command.args(["-t", &seconds, "-O", &warm_up, "-l", &size])
             }
         };
         Failure::Failed(format!("cannot start iperf3: {}: install it", command.exec()))

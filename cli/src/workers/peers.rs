@@ -9,6 +9,7 @@ use rocinante::Exchange;
 use serde_json::Value;
 
 use super::measure::{Figure, Measure, Step};
+use super::ours::WARM_UP;
 use crate::measure::{Side, histogram, record};
 use crate::output::Failure;
 
@@ -16,9 +17,12 @@ use crate::output::Failure;
 const REGION: usize = 4 << 20;
 /// Port of the stream, and of the datagrams.
 const PORT: u16 = 18_516;
+/// How long nothing may come.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Between two questions to somebody who shall have fallen asleep.
 pub(super) const PAUSE: Duration = Duration::from_millis(2);
+/// What iperf3 sends before it counts, in seconds: it knows whole ones.
+pub(crate) const IPERF3_WARM_UP: f64 = 1.0;
 /// Round trips that are not counted.
 const FIRST: u32 = 50;
 /// Ends a ping-pong.
@@ -56,13 +60,13 @@ pub(super) fn tcp(
         })
         .map_err(&in_tcp)?,
         (_, Side::First) => {
-            send(&mut stream, step.size, time).map_err(&in_tcp)?;
-            drop(stream);
+            send(&mut stream, step.size, PATIENCE).map_err(&in_tcp)?;
             let said = exchange.hear()?;
             Some(said.parse().map_err(|_| exchange.error(format_args!("it said {said}")))?)
         }
         (_, Side::Second) => {
-            let gbps = receive(&mut stream).map_err(&in_tcp)?;
+            let gbps = receive(&mut stream, time, PATIENCE).map_err(&in_tcp)?;
+            drop(stream);
             exchange.say(&gbps.to_string())?;
             None
         }
@@ -70,43 +74,48 @@ pub(super) fn tcp(
     Ok(value.map(|value| step.figure(step.measure, value)))
 }
 
-fn send(stream: &mut TcpStream, size: usize, time: Duration) -> io::Result<()> {
+/// Sends until the receiver has closed the stream.
+fn send(stream: &mut TcpStream, size: usize, patience: Duration) -> io::Result<()> {
     let region = vec![0x5a; REGION.max(size)];
-    let end = Instant::now() + time;
     let mut at = 0;
-    while Instant::now() < end {
-        match stream.write(&region[at..at + size]) {
+    loop {
+        match spin(patience, || stream.write(&region[at..at + size])) {
             Ok(_) => at = (at + size) % (region.len() / size * size),
-            Err(error) if error.kind() == ErrorKind::WouldBlock => std::hint::spin_loop(),
-            Err(error) => return Err(error),
+            Err(error) => {
+                use ErrorKind::{BrokenPipe, ConnectionReset};
+                let closed = matches!(error.kind(), BrokenPipe | ConnectionReset);
+                return if closed { Ok(()) } else { Err(error) };
+            }
         }
     }
-    Ok(())
 }
 
-/// Receives until the sender is done; 10⁹ bits per second.
-fn receive(stream: &mut TcpStream) -> io::Result<f64> {
+/// Receives for a warm-up, and then counts for `time`: 10⁹ bits per second.
+fn receive(stream: &mut TcpStream, time: Duration, patience: Duration) -> io::Result<f64> {
     const CHUNK: usize = 256 << 10;
     let mut region = vec![0; REGION];
     let (mut at, mut bytes) = (0, 0);
-    let start = Instant::now();
-    while start.elapsed() < PATIENCE {
-        match stream.read(&mut region[at..at + CHUNK]) {
-            Ok(0) => break,
-            Ok(read) => {
-                bytes += read;
-                at = (at + CHUNK) % REGION;
+    let (mut first, mut began) = (None, None);
+    loop {
+        match spin(patience, || stream.read(&mut region[at..at + CHUNK]))? {
+            0 => return Err(ErrorKind::UnexpectedEof.into()),
+            read => bytes += read,
+        }
+        at = (at + CHUNK) % REGION;
+        let now = Instant::now();
+        match began {
+            None if now - *first.get_or_insert(now) >= WARM_UP => (began, bytes) = (Some(now), 0),
+            Some(began) if now - began >= time => {
+                return Ok(bytes as f64 * 8.0 / (now - began).as_secs_f64() / 1e9);
             }
-            Err(error) if error.kind() == ErrorKind::WouldBlock => std::hint::spin_loop(),
-            Err(error) => return Err(error),
+            _ => {}
         }
     }
-    Ok(bytes as f64 * 8.0 / start.elapsed().as_secs_f64() / 1e9)
 }
 
 fn write_all(stream: &mut TcpStream, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
-        let written = spin(|| stream.write(bytes))?;
+        let written = spin(PATIENCE, || stream.write(bytes))?;
         bytes = &bytes[written..];
     }
     Ok(())
@@ -115,7 +124,7 @@ fn write_all(stream: &mut TcpStream, mut bytes: &[u8]) -> io::Result<()> {
 fn read_all(stream: &mut TcpStream, bytes: &mut [u8]) -> io::Result<()> {
     let mut at = 0;
     while at < bytes.len() {
-        match spin(|| stream.read(&mut bytes[at..]))? {
+        match spin(PATIENCE, || stream.read(&mut bytes[at..]))? {
             0 => return Err(ErrorKind::UnexpectedEof.into()),
             read => at += read,
         }
@@ -124,7 +133,7 @@ fn read_all(stream: &mut TcpStream, bytes: &mut [u8]) -> io::Result<()> {
 }
 
 /// Calls until it would not block.
-fn spin<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+fn spin<T>(patience: Duration, mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     let mut since = None;
     loop {
         for _ in 0..64 {
@@ -133,7 +142,7 @@ fn spin<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
                 other => return other,
             }
         }
-        if since.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
+        if since.get_or_insert_with(Instant::now).elapsed() > patience {
             return Err(ErrorKind::TimedOut.into());
         }
     }
@@ -217,7 +226,7 @@ pub(super) fn udp(
 }
 
 fn datagram(socket: &UdpSocket, bytes: &mut [u8], sends: bool) -> io::Result<()> {
-    spin(|| if sends { socket.send(bytes) } else { socket.recv(bytes) }).map(drop)
+    spin(PATIENCE, || if sends { socket.send(bytes) } else { socket.recv(bytes) }).map(drop)
 }
 
 /// Spins: a core that rests would be slow when it goes on.
@@ -252,6 +261,53 @@ pub(super) fn iperf3_figures(report: &str, step: &Step) -> Result<Vec<Figure>, F
 mod tests {
     use super::*;
     use serde_json::json;
+
+    fn stream() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let sender = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let receiver = listener.accept().unwrap().0;
+        for stream in [&sender, &receiver] {
+            stream.set_nonblocking(true).unwrap();
+        }
+        (sender, receiver)
+    }
+
+    #[test]
+    fn a_stream_warms_up_and_is_then_counted_until_the_receiver_has_enough() {
+        let (mut sender, mut receiver) = stream();
+        let time = Duration::from_millis(30);
+        std::thread::scope(|scope| {
+            let sends = scope.spawn(move || send(&mut sender, 65_536, PATIENCE));
+            let start = Instant::now();
+            assert!(receive(&mut receiver, time, PATIENCE).unwrap() > 0.0);
+            assert!(start.elapsed() >= WARM_UP + time);
+            drop(receiver);
+            sends.join().unwrap().unwrap();
+        });
+    }
+
+    #[test]
+    fn a_stream_may_last_longer_than_it_may_be_silent() {
+        let patience = Duration::from_secs(2);
+        let (mut sender, mut receiver) = stream();
+        std::thread::scope(|scope| {
+            let sends = scope.spawn(move || send(&mut sender, 65_536, PATIENCE));
+            receive(&mut receiver, patience.mul_f64(1.05), patience).unwrap();
+            drop(receiver);
+            sends.join().unwrap().unwrap();
+        });
+        // And nobody waits for ever.
+        let patience = Duration::from_millis(50);
+        let (mut silent, mut receiver) = stream();
+        let kind = receive(&mut receiver, patience, patience).unwrap_err().kind();
+        assert_eq!(kind, ErrorKind::TimedOut);
+        let kind = send(&mut silent, 65_536, patience).unwrap_err().kind();
+        assert_eq!(kind, ErrorKind::TimedOut);
+        drop(silent);
+        while receiver.read(&mut [0; 65_536]).is_ok_and(|read| read > 0) {}
+        let kind = receive(&mut receiver, patience, patience).unwrap_err().kind();
+        assert_eq!(kind, ErrorKind::UnexpectedEof);
+    }
 
     #[test]
     fn what_iperf3_reports_is_read() {
