@@ -3,6 +3,7 @@
 //! A run measures all once; runs follow each other. Within a run, what is compared is measured right after each other, by pairs of processes
 //! in two network namespaces, so that a machine that changes its speed changes it for all.
 
+mod attempts;
 mod goals;
 mod machine;
 mod plan;
@@ -26,7 +27,7 @@ use crate::workers::{PlaceArgs, Provider};
 /// Measure everything: bandwidth, rate and latency of all backends beside their raw ceilings and TCP, and what it costs
 ///
 /// A ceiling is what the same interface carries when there is no protocol: packets of the same sizes, ICRC and copies, and nothing else. A run
-/// in which the ceiling of 1 MiB is below 2.5 times one iperf3 stream does not count. Everything is measured between two network
+/// in which the ceiling of 1 MiB is below 2.5 times one iperf3 stream does not count; one that lacks either is not judged. Everything is measured between two network
 /// namespaces with one veth between them, unless addresses are given.
 ///
 /// Exit status: 0 if something was measured, 1 if nothing could be, 2 if the command line makes no sense. What could not be measured is said.
@@ -105,9 +106,10 @@ fn measure(args: &Args, out: Output) -> Result<(), Failure> {
         rows.iter().for_each(|row| out.result(row.json()));
         return Ok(());
     }
-    out.line(table::markdown(&rows));
+    let caution = bench.rows.caution();
+    out.line(table::markdown(&rows, &caution));
     if args.only.is_empty() {
-        out.line(goals::markdown(&goals));
+        out.line(goals::markdown(&goals, &caution));
     }
     out.line(bench.remarks());
     Ok(())

@@ -26,17 +26,28 @@ pub(super) struct Goal {
     value: Option<f64>,
 }
 
+/// A goal, judged by what counts.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Judged {
+    goal: Goal,
+    /// Whether there would be a value if runs that are not valid counted.
+    has_invalid: bool,
+}
+
 /// How a goal stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
     Met,
     Missed,
     NotMeasured,
+    /// What there is is not of valid runs.
+    NoValidRun,
 }
 
-impl Goal {
+impl Judged {
     pub(super) fn verdict(&self) -> Verdict {
-        let met = match (self.value, self.bound) {
+        let met = match (self.goal.value, self.goal.bound) {
+            (None, _) if self.has_invalid => return Verdict::NoValidRun,
             (None, _) => return Verdict::NotMeasured,
             (Some(value), Bound::AtLeast(least)) => value >= least,
             (Some(value), Bound::AtMost(most)) => value <= most,
@@ -45,41 +56,49 @@ impl Goal {
     }
 }
 
-impl fmt::Display for Goal {
+impl fmt::Display for Judged {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let bound = match self.bound {
+        let Goal { text, bound, value } = &self.goal;
+        let bound = match bound {
             Bound::AtLeast(least) => format!("≥ {least}"),
             Bound::AtMost(most) => format!("≤ {most}"),
         };
-        let value = self.value.map_or_else(|| "–".to_owned(), digits);
+        let value = value.map_or_else(|| "–".to_owned(), digits);
         let verdict = match self.verdict() {
             Verdict::Met => "met",
             Verdict::Missed => "**missed**",
             Verdict::NotMeasured => "not measured",
+            Verdict::NoValidRun => "not measured (no valid run)",
         };
-        write!(f, "| {} | {bound} | {value} | {verdict} |", self.text)
+        write!(f, "| {text} | {bound} | {value} | {verdict} |")
     }
 }
 
-/// All goals, as a Markdown table.
-pub(super) fn markdown(goals: &[Goal]) -> String {
+/// All goals, as a Markdown table, and below it a word of caution, if there is one.
+pub(super) fn markdown(goals: &[Judged], caution: &str) -> String {
     let count = |verdict| goals.iter().filter(|goal| goal.verdict() == verdict).count();
     let lines: Vec<String> = goals.iter().map(|goal| format!("{goal}\n")).collect();
     format!(
-        "| goal | bound | here | |\n|---|---|---|---|\n{}\n{} met, {} missed, {} not measured.\n",
+        "| goal | bound | here | |\n|---|---|---|---|\n{}\n{} met, {} missed, {} not measured.\n{caution}",
         lines.concat(),
         count(Verdict::Met),
         count(Verdict::Missed),
-        count(Verdict::NotMeasured),
+        count(Verdict::NotMeasured) + count(Verdict::NoValidRun),
     )
 }
 
 /// The backends that have goals.
 const BACKENDS: [&str; 3] = ["udp", "packet", "afxdp"];
 
-/// All goals, judged by `rows`.
-pub(super) fn all(rows: &[Row]) -> Vec<Goal> {
-    let rows = Rows(rows);
+/// All goals, judged by those of `rows` that count.
+pub(super) fn all(rows: &[Row]) -> Vec<Judged> {
+    let [valid, any] = [false, true].map(|with_invalid| goals(&Rows { all: rows, with_invalid }));
+    let judged =
+        |(goal, of_any): (Goal, Goal)| Judged { goal, has_invalid: of_any.value.is_some() };
+    valid.into_iter().zip(any).map(judged).collect()
+}
+
+fn goals(rows: &Rows<'_>) -> Vec<Goal> {
     let mut goals = Vec::new();
     for netdev in BACKENDS {
         rows.bandwidth(netdev, &mut goals);
@@ -100,15 +119,23 @@ pub(super) fn all(rows: &[Row]) -> Vec<Goal> {
     goals
 }
 
-struct Rows<'a>(&'a [Row]);
+struct Rows<'a> {
+    all: &'a [Row],
+    /// Whether rows that are not valid count, too.
+    with_invalid: bool,
+}
 
 impl Rows<'_> {
+    fn counts(&self, row: &Row) -> bool {
+        self.with_invalid || row.counts()
+    }
+
     fn row(&self, measure: Measure, netdev: &str, size: usize, mtu: u32, qps: u32) -> Option<&Row> {
         let is_of = |key: &Key| {
             (key.measure, key.netdev) == (measure, netdev)
                 && (key.size, key.mtu, key.qps) == (size, mtu, qps)
         };
-        self.0.iter().find(|row| is_of(&row.key))
+        self.all.iter().find(|row| is_of(&row.key) && self.counts(row))
     }
 
     fn value(&self, measure: Measure, netdev: &str, size: usize) -> Option<f64> {
@@ -296,12 +323,13 @@ impl Rows<'_> {
         let is_of = |key: &Key| {
             (key.measure, key.netdev, key.mtu, key.qps) == (Measure::WriteBw, netdev, MTU, 1)
         };
-        let mut points: Vec<(f64, f64)> = self
-            .0
+        // Without one of its points it is another line.
+        let mut points = self
+            .all
             .iter()
             .filter(|row| is_of(&row.key))
-            .map(|row| (row.key.size as f64, row.value))
-            .collect();
+            .map(|row| self.counts(row).then_some((row.key.size as f64, row.value)))
+            .collect::<Option<Vec<(f64, f64)>>>()?;
         points.sort_by(|a, b| a.0.total_cmp(&b.0));
         let dents = points.windows(3).map(|window| {
             let [(x0, y0), (x1, y1), (x2, y2)] = [window[0], window[1], window[2]];
@@ -329,7 +357,17 @@ mod tests {
     ) -> Row {
         let key = Key { measure, netdev, size, mtu, qps };
         let (min, max, unit) = (value, value, measure.unit());
-        Row { key, value, min, max, unit, ceiling: None, ratio: None, samples: 3, valid: true }
+        Row {
+            key,
+            value,
+            min,
+            max,
+            unit,
+            ceiling: None,
+            ratio: None,
+            samples: 3,
+            valid: Some(true),
+        }
     }
 
     fn with_ratio(row: Row, ratio: f64) -> Row {
@@ -339,9 +377,9 @@ mod tests {
     /// The verdict on the goal whose text begins and continues so.
     fn verdict(rows: &[Row], begins: &str, contains: &str) -> Verdict {
         let goals = all(rows);
-        let mut found = goals
-            .iter()
-            .filter(|goal| goal.text.starts_with(begins) && goal.text.contains(contains));
+        let mut found = goals.iter().filter(|Judged { goal, .. }| {
+            goal.text.starts_with(begins) && goal.text.contains(contains)
+        });
         let goal = found.next().unwrap_or_else(|| panic!("no goal {begins} … {contains}"));
         assert!(found.next().is_none(), "two goals {begins} … {contains}");
         goal.verdict()
@@ -352,13 +390,43 @@ mod tests {
         let goals = all(&[]);
         assert!(goals.len() > 60, "{}", goals.len());
         assert!(goals.iter().all(|goal| goal.verdict() == Verdict::NotMeasured));
-        let mut texts: Vec<&str> = goals.iter().map(|goal| goal.text.as_str()).collect();
+        let mut texts: Vec<&str> = goals.iter().map(|judged| judged.goal.text.as_str()).collect();
         texts.sort_unstable();
         texts.dedup();
         assert_eq!(texts.len(), goals.len(), "each goal has words of its own");
         assert!(
-            markdown(&goals).contains(&format!("0 met, 0 missed, {} not measured", goals.len()))
+            markdown(&goals, "")
+                .contains(&format!("0 met, 0 missed, {} not measured", goals.len()))
         );
+    }
+
+    #[test]
+    fn rows_that_are_not_valid_meet_no_goal() {
+        let points = [(2, 1.0), (4, 2.0), (8, 4.0)];
+        let line = points.map(|(size, value)| row(Measure::WriteBw, "udp", size, MTU, 1, value));
+        let rate = with_ratio(row(Measure::WriteBw, "udp", LARGE, MTU, 1, 524_288.0), 0.95);
+        let with = |valid| {
+            let mut rows = [&line[..], &[rate]].concat();
+            rows.iter_mut().skip(1).for_each(|row| row.valid = valid);
+            rows
+        };
+        for (valid, expected) in
+            [(Some(true), Verdict::Met), (None, Verdict::Met), (Some(false), Verdict::NoValidRun)]
+        {
+            let rows = with(valid);
+            for goal in
+                ["1 MiB WRITE, `udp`, path MTU 4096, of the ceiling", "WRITEs by size, `udp`"]
+            {
+                assert_eq!(verdict(&rows, goal, ""), expected, "{goal}");
+            }
+            assert_eq!(
+                verdict(&rows, "1 MiB READ, `udp`, path MTU 4096", ""),
+                Verdict::NotMeasured
+            );
+        }
+        let text = markdown(&all(&with(Some(false))), "No run was valid.\n");
+        assert!(text.contains("| – | not measured (no valid run) |"), "{text}");
+        assert!(text.contains("0 met, 0 missed, ") && text.ends_with("\nNo run was valid.\n"));
     }
 
     #[test]

@@ -1,12 +1,13 @@
 //! What is measured, in which order.
 
 use std::fmt;
+use std::time::Duration;
 
 use clap::ValueEnum;
 use rocinante_ceilings::{Kind, Task};
 
 use super::rows::Key;
-use crate::workers::{Measure, Provider, Step, depth};
+use crate::workers::{IPERF3_WARM_UP, Measure, Provider, Step, depth};
 
 /// Bytes of a small message, and of a large one.
 pub(super) const SMALL: usize = 64;
@@ -103,6 +104,19 @@ impl Cell {
         tasks
     }
 
+    /// How long it is measured, at least: that of what else there is to do, starting processes above all, nobody knows.
+    pub(super) fn time(&self, ports: bool) -> Duration {
+        let of = |steps: &[Step]| steps.iter().map(|step| step.seconds).sum::<f64>();
+        let has_port = ports && self.ours.is_some_and(|ours| ours.port_name().is_some());
+        let times = if has_port { 2.0 } else { 1.0 };
+        let raw: Duration = self.tasks().iter().map(Task::planned).sum();
+        let peers = self.peers.iter().map(|(peer, steps)| match peer {
+            Peer::Iperf3 => of(steps) + IPERF3_WARM_UP * steps.len() as f64,
+            _ => of(steps),
+        });
+        raw.mul_f64(times) + Duration::from_secs_f64(of(&self.steps) + peers.sum::<f64>())
+    }
+
     /// The row of one of its figures; none of a figure that has no row.
     pub(super) fn key(&self, netdev: &'static str, measure: Measure, size: usize) -> Option<Key> {
         let measure = match measure {
@@ -111,6 +125,19 @@ impl Cell {
             measure => measure,
         };
         Some(Key { measure, netdev, size, mtu: self.mtu, qps: self.qps })
+    }
+
+    fn own_key(&self, step: &Step) -> Option<Key> {
+        self.key(self.ours?.name(), step.measure, step.size)
+    }
+
+    /// The rows of its steps, without what these find out besides.
+    fn keys(&self) -> Vec<Key> {
+        let own = self.steps.iter().filter_map(|step| self.own_key(step));
+        let of_peer = |(peer, steps): &(Peer, Vec<Step>)| {
+            steps.iter().map(|step| key_of_peer(*peer, step)).collect::<Vec<_>>()
+        };
+        own.chain(self.peers.iter().flat_map(of_peer)).collect()
     }
 }
 
@@ -208,6 +235,7 @@ impl Choice {
             }
             cells.extend(self.of_tcp(group));
         }
+        leave_out(&mut cells);
         cells.retain(|cell| !cell.steps.is_empty() || !cell.peers.is_empty());
         cells
     }
@@ -229,7 +257,7 @@ impl Choice {
                     [Measure::WriteBw, Measure::SendBw, Measure::ReadBw, Measure::WriteBwPassive];
                 let at = |(index, &mtu)| {
                     let mut cell = cell(mtu, 1, measures.map(|m| step(m, LARGE)).to_vec());
-                    cell.peers = self.streams(first && index == 0 || !self.quick);
+                    cell.peers = self.streams(index == 0 && (first || !self.quick));
                     cell
                 };
                 self.mtus.iter().enumerate().map(at).collect()
@@ -333,6 +361,28 @@ impl Choice {
     }
 }
 
+/// Leaves out of the sweeps what is measured anyway, and for longer: a row is of one kind of samples.
+fn leave_out(cells: &mut [Cell]) {
+    let is_sweep = |cell: &&mut Cell| matches!(cell.group, Group::Sweep | Group::LatencySweep);
+    let (sweeps, others): (Vec<_>, Vec<_>) = cells.iter_mut().partition(is_sweep);
+    let measured: Vec<Key> = others.iter().flat_map(|cell| cell.keys()).collect();
+    for cell in sweeps {
+        let steps = std::mem::take(&mut cell.steps);
+        let is_new = |step: &Step| cell.own_key(step).is_none_or(|key| !measured.contains(&key));
+        cell.steps = steps.into_iter().filter(is_new).collect();
+        for (peer, steps) in &mut cell.peers {
+            steps.retain(|step| !measured.contains(&key_of_peer(*peer, step)));
+        }
+        cell.peers.retain(|(_, steps)| !steps.is_empty());
+    }
+}
+
+/// The row of what a peer does.
+fn key_of_peer(peer: Peer, step: &Step) -> Key {
+    let Step { measure, size, .. } = *step;
+    Key { measure, netdev: peer.name(), size, mtu: LINK_MTU, qps: 1 }
+}
+
 fn names<T: ValueEnum>() -> Vec<String> {
     T::value_variants().iter().map(name).collect()
 }
@@ -342,85 +392,4 @@ fn name(value: &impl ValueEnum) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn choice(only: &[&str], quick: bool) -> Choice {
-        Choice {
-            providers: vec![Provider::Udp, Provider::Packet, Provider::Afxdp],
-            mtus: vec![4096, 1024],
-            only: only.iter().map(|word| (*word).to_owned()).collect(),
-            seconds: if quick { 0.08 } else { 0.25 },
-            quick,
-        }
-    }
-
-    fn seconds(cells: &[Cell]) -> f64 {
-        let of = |steps: &[Step]| steps.iter().map(|step| step.seconds).sum::<f64>();
-        let raw =
-            |task: &Task| if task.kind == Kind::Flood { 1.5 * task.seconds } else { task.seconds };
-        cells
-            .iter()
-            .map(|cell| {
-                let ceilings: f64 = cell.tasks().iter().map(raw).sum();
-                ceilings
-                    + of(&cell.steps)
-                    + cell.peers.iter().map(|(_, steps)| of(steps)).sum::<f64>()
-            })
-            .sum()
-    }
-
-    #[test]
-    fn three_runs_leave_time_for_what_is_not_measuring() {
-        assert!(3.0 * seconds(&choice(&[], false).cells()) < 4.0 * 60.0);
-        assert!(3.0 * seconds(&choice(&[], true).cells()) < 65.0);
-    }
-
-    #[test]
-    fn what_is_named_is_measured_and_nothing_else() {
-        let cells = choice(&["write_bw", "write_lat"], false).cells();
-        let steps: Vec<_> = cells.iter().flat_map(|cell| &cell.steps).collect();
-        assert_eq!(steps.len(), 3 * (2 + 1), "{cells:?}");
-        assert!(cells.iter().all(|cell| cell.peers.is_empty()));
-        for (word, count) in
-            [("qps", 3 * 5), ("write_bw_small_buffers", 3 * 2), ("idle", 3), ("qp_bytes", 3)]
-        {
-            let cells = choice(&[word], false).cells();
-            assert_eq!(cells.iter().flat_map(|cell| &cell.steps).count(), count, "{word}");
-        }
-        let cells = choice(&["iperf3"], false).cells();
-        assert!(cells.iter().all(|cell| cell.steps.is_empty() && cell.peers.len() == 1));
-        let sweep = choice(&["sweep"], false).cells();
-        assert_eq!(sweep.iter().flat_map(|cell| &cell.steps).count(), 3 * 23);
-        assert!(Choice::check("write_bw").is_ok() && Choice::check("sweep").is_ok());
-        assert!(Choice::check("wriet_bw").unwrap_err().contains("write_bw_both"));
-    }
-
-    /// A SEND needs receives, of which there is room for one step's.
-    #[test]
-    fn a_cell_has_one_step_with_receives_at_most() {
-        let sends = |cell: &Cell| {
-            let is_send = |step: &&Step| step.measure.name().starts_with("send");
-            cell.steps.iter().filter(is_send).count()
-        };
-        assert!(choice(&[], false).cells().iter().all(|cell| sends(cell) <= 1));
-    }
-
-    #[test]
-    fn every_figure_has_its_row_and_its_ceiling() {
-        for cell in choice(&[], false).cells() {
-            for step in &cell.steps {
-                let key = cell.key("udp", step.measure, step.size).expect("a row");
-                assert_eq!((key.size, key.mtu, key.qps), (step.size, cell.mtu, cell.qps));
-                if let Some(of) = reference(step.measure, step.size) {
-                    assert!(cell.tasks().iter().any(|task| (task.kind, task.message) == of));
-                }
-            }
-            let small = cell.key("udp", Measure::WriteBw, LARGE).map(|key| key.measure);
-            let expected =
-                if cell.small_buffers { Measure::WriteBwSmallBuffers } else { Measure::WriteBw };
-            assert_eq!(small, Some(expected));
-            assert_eq!(cell.key("udp", Measure::MachineCpuPerGb, LARGE), None);
-        }
-    }
-}
+mod tests;

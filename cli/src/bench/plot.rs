@@ -119,7 +119,7 @@ mod tests {
             ceiling,
             ratio: None,
             samples: 1,
-            valid: true,
+            valid: Some(true),
         };
         let rows = [
             row("udp", 64, MTU, 1, Some(90.0)),

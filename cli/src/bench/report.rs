@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use super::goals::{self, Goal};
+use super::goals::{self, Judged};
 use super::rows::Row;
 use super::run::Bench;
 use super::{plot, table};
@@ -21,7 +21,7 @@ pub(super) fn write(
     dir: &Path,
     bench: &Bench,
     rows: &[Row],
-    goals: &[Goal],
+    goals: &[Judged],
 ) -> Result<(), Failure> {
     let failed = |path: &Path, error: std::io::Error| {
         Failure::Failed(format!("--report: {}: {error}", path.display()))
@@ -44,15 +44,16 @@ pub(super) fn write(
     put(TEXT, &text(bench, rows, goals, &plots))
 }
 
-fn text(bench: &Bench, rows: &[Row], goals: &[Goal], plots: &str) -> String {
+fn text(bench: &Bench, rows: &[Row], goals: &[Judged], plots: &str) -> String {
     let mode =
         |(index, mode): (usize, &super::machine::Mode)| format!("- run {}: {mode}\n", index + 1);
     let modes: String = bench.modes.iter().enumerate().map(mode).collect();
+    let caution = bench.rows.caution();
     format!(
         "# `rocinante bench`\n\n{}\n\n{modes}\n{plots}## Goals\n\n{}\n## Rows\n\n{}\n{}",
         bench.machine,
-        goals::markdown(goals),
-        table::markdown(rows),
+        goals::markdown(goals, &caution),
+        table::markdown(rows, &caution),
         bench.remarks(),
     )
 }

@@ -34,8 +34,39 @@ pub(super) struct Sample {
 #[derive(Debug, Default)]
 pub(super) struct Rows {
     samples: BTreeMap<Key, Vec<Sample>>,
-    /// Runs that do not count, and why.
-    pub(super) invalid: BTreeMap<usize, String>,
+    /// How the runs stand.
+    standings: BTreeMap<usize, Standing>,
+}
+
+/// How a run stands, in the order in which runs count: those that stand better.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Standing {
+    /// Its ceilings were some.
+    Valid,
+    /// Nobody knows, and why.
+    NotJudged(String),
+    /// A ceiling was none, and which.
+    Invalid(String),
+}
+
+impl Standing {
+    /// As rows say it.
+    const fn is_valid(&self) -> Option<bool> {
+        match self {
+            Self::Valid => Some(true),
+            Self::NotJudged(_) => None,
+            Self::Invalid(_) => Some(false),
+        }
+    }
+
+    /// What is to be said of it, if anything.
+    pub(super) fn remark(&self, run: usize) -> Option<String> {
+        match self {
+            Self::Valid => None,
+            Self::NotJudged(why) => Some(format!("run {run} was not judged: {why}")),
+            Self::Invalid(why) => Some(format!("run {run} is invalid: {why}")),
+        }
+    }
 }
 
 /// A row: the median of its samples that count.
@@ -52,11 +83,16 @@ pub(super) struct Row {
     pub(super) ratio: Option<f64>,
     /// Samples that count.
     pub(super) samples: usize,
-    /// Whether they are of valid runs.
-    pub(super) valid: bool,
+    /// Whether they are of valid runs; none if these were not judged.
+    pub(super) valid: Option<bool>,
 }
 
 impl Row {
+    /// Whether a goal may be judged by it.
+    pub(super) fn counts(&self) -> bool {
+        self.valid != Some(false)
+    }
+
     /// As one line.
     pub(super) fn json(&self) -> String {
         serde_json::to_string(self).expect("a row is JSON")
@@ -75,14 +111,16 @@ impl Rows {
         self.samples.is_empty()
     }
 
-    /// Whether nothing of `netdev` was measured.
-    pub(super) fn is_empty_of(&self, netdev: &str) -> bool {
-        self.samples.keys().all(|key| key.netdev != netdev)
+    /// Judges each run by its ceilings of `large` bytes at a path MTU.
+    pub(super) fn judge(&mut self, large: usize, mtu: u32) {
+        let runs: BTreeSet<usize> =
+            self.samples.values().flatten().map(|sample| sample.run).collect();
+        self.standings =
+            runs.into_iter().map(|run| (run, self.standing(run, large, mtu))).collect();
     }
 
-    /// Finds the runs in which a ceiling was no ceiling.
-    pub(super) fn judge(&mut self, large: usize, mtu: u32) {
-        let streams = |netdev: &str, run: usize, pick: fn(&Sample) -> Option<f64>| {
+    fn standing(&self, run: usize, large: usize, mtu: u32) -> Standing {
+        let streams = |netdev: &str, pick: fn(&Sample) -> Option<f64>| {
             let is_of = |key: &Key| {
                 let large = netdev == "iperf3" || (key.size, key.mtu) == (large, mtu);
                 key.measure == Measure::WriteBw && key.netdev == netdev && key.qps == 1 && large
@@ -92,38 +130,60 @@ impl Rows {
             let values = samples.filter(|sample| sample.run == run).filter_map(pick);
             Some(Spread::of(values.collect())?.median)
         };
-        let runs: BTreeSet<usize> =
-            self.samples.values().flatten().map(|sample| sample.run).collect();
-        let mut invalid = BTreeMap::new();
-        for run in runs {
-            let Some(iperf3) = streams("iperf3", run, |sample| Some(sample.value)) else {
-                continue;
-            };
-            for netdev in ["udp", "packet"] {
-                let ceiling = streams(netdev, run, |sample| sample.ceiling);
-                let Some(low) = ceiling.filter(|ceiling| *ceiling < CEILING_MIN * iperf3) else {
-                    continue;
-                };
-                let why = format!(
-                    "the ceiling of {netdev} ({low:.1} Gb/s) is below {CEILING_MIN} times one iperf3 stream ({iperf3:.1} Gb/s)"
-                );
-                invalid.entry(run).or_insert(why);
-            }
+        let ceiling =
+            |netdev: &'static str| Some((netdev, streams(netdev, |sample| sample.ceiling)?));
+        let ceilings: Vec<(&str, f64)> =
+            ["udp", "packet"].into_iter().filter_map(ceiling).collect();
+        let Some(iperf3) = streams("iperf3", |sample| Some(sample.value)) else {
+            return Standing::NotJudged("there is no iperf3 stream of it".into());
+        };
+        if ceilings.is_empty() {
+            let why =
+                format!("there is no ceiling of udp or packet of {large} B at path MTU {mtu}");
+            return Standing::NotJudged(why);
         }
-        self.invalid = invalid;
+        match ceilings.iter().find(|(_, ceiling)| *ceiling < CEILING_MIN * iperf3) {
+            Some((netdev, low)) => Standing::Invalid(format!(
+                "the ceiling of {netdev} ({low:.1} Gb/s) is below {CEILING_MIN} times one iperf3 stream ({iperf3:.1} Gb/s)"
+            )),
+            None => Standing::Valid,
+        }
     }
 
-    /// All rows, of the valid runs, or of all if none is.
+    /// What is to be said of each run that is not valid.
+    pub(super) fn remarks(&self) -> Vec<String> {
+        self.standings.iter().filter_map(|(run, standing)| standing.remark(*run)).collect()
+    }
+
+    /// What that means for the rows; empty if all of them are of valid runs.
+    pub(super) fn caution(&self) -> String {
+        let best = self.standings.values().map(Standing::is_valid).fold(Some(false), better);
+        let rows = self.rows();
+        let any = |valid| rows.iter().any(|row| row.valid == valid);
+        let mut out = match best {
+            Some(true) => String::new(),
+            None => "No run was found to be valid, since none could be judged.\n".to_owned(),
+            Some(false) => "No run was valid.\n".to_owned(),
+        };
+        if best != Some(false) && any(Some(false)) {
+            out.push_str("Rows marked **no** are of invalid runs alone.\n");
+        }
+        if best == Some(true) && any(None) {
+            out.push_str("Rows marked – are of runs that were not judged.\n");
+        }
+        out
+    }
+
+    /// All rows: each of the valid runs, or if it has none of those, of those that were not judged, or of the invalid ones.
     pub(super) fn rows(&self) -> Vec<Row> {
         let all = self.samples.iter();
         all.filter_map(|(key, samples)| self.row(*key, samples)).collect()
     }
 
     fn row(&self, key: Key, samples: &[Sample]) -> Option<Row> {
-        let counts = |sample: &&Sample| !self.invalid.contains_key(&sample.run);
-        let valid: Vec<Sample> = samples.iter().filter(counts).copied().collect();
-        let (is_valid, counted) =
-            if valid.is_empty() { (false, samples) } else { (true, &valid[..]) };
+        let of = |sample: &Sample| self.standings.get(&sample.run).and_then(Standing::is_valid);
+        let valid = samples.iter().map(of).fold(Some(false), better);
+        let counted: Vec<&Sample> = samples.iter().filter(|sample| of(sample) == valid).collect();
         let value = Spread::of(counted.iter().map(|sample| sample.value).collect())?;
         let ceiling = Spread::of(counted.iter().filter_map(|sample| sample.ceiling).collect());
         let ceiling = ceiling.map(|spread| spread.median);
@@ -136,8 +196,17 @@ impl Rows {
             ceiling,
             ratio: ceiling.filter(|ceiling| *ceiling > 0.0).map(|ceiling| value.median / ceiling),
             samples: counted.len(),
-            valid: is_valid,
+            valid,
         })
+    }
+}
+
+/// The better of two: true, not known, false.
+fn better(a: Option<bool>, b: Option<bool>) -> Option<bool> {
+    match (a, b) {
+        (Some(true), _) | (_, Some(true)) => Some(true),
+        (Some(false), other) | (other, Some(false)) => other,
+        (None, None) => None,
     }
 }
 
@@ -167,12 +236,12 @@ mod tests {
     #[test]
     fn a_row_is_the_median_beside_the_median_of_its_ceilings() {
         let rows = rows([30.0, 50.0, 40.0]);
-        assert!(rows.invalid.is_empty());
+        assert_eq!((rows.remarks(), rows.caution()), (Vec::new(), String::new()));
         let [iperf3, ours] = &rows.rows()[..] else { panic!("two rows") };
         assert_eq!((iperf3.key.netdev, iperf3.ratio), ("iperf3", None));
         assert_eq!((ours.min, ours.value, ours.max), (1.0, 2.0, 3.0));
         assert_eq!((ours.ceiling, ours.ratio), (Some(40.0), Some(2.0 / 40.0)));
-        assert_eq!((ours.samples, ours.valid, ours.unit), (3, true, "Gb/s"));
+        assert_eq!((ours.samples, ours.valid, ours.unit), (3, Some(true), "Gb/s"));
         let json: serde_json::Value = serde_json::from_str(&ours.json()).unwrap();
         let named = [
             ("measure", "write_bw".into()),
@@ -186,6 +255,7 @@ mod tests {
             ("unit", "Gb/s".into()),
             ("ceiling", 40.0.into()),
             ("ratio", 0.05.into()),
+            ("valid", true.into()),
         ];
         for (name, value) in named {
             let value: serde_json::Value = value;
@@ -196,26 +266,63 @@ mod tests {
     #[test]
     fn a_run_whose_ceiling_is_none_does_not_count() {
         let rows = rows([24.9, 50.0, 40.0]);
-        assert_eq!(rows.invalid.keys().collect::<Vec<_>>(), [&1]);
-        assert!(rows.invalid[&1].contains("24.9 Gb/s"), "{}", rows.invalid[&1]);
+        let [remark] = &rows.remarks()[..] else { panic!("{:?}", rows.remarks()) };
+        assert!(remark.starts_with("run 1 is invalid") && remark.contains("24.9 Gb/s"), "{remark}");
+        assert_eq!(rows.caution(), "");
         let [iperf3, ours] = &rows.rows()[..] else { panic!("two rows") };
-        assert_eq!((ours.min, ours.max, ours.samples, ours.valid), (2.0, 3.0, 2, true));
-        assert_eq!((iperf3.samples, iperf3.valid), (2, true));
+        assert_eq!((ours.min, ours.max, ours.samples, ours.valid), (2.0, 3.0, 2, Some(true)));
+        assert_eq!((iperf3.samples, iperf3.valid), (2, Some(true)));
     }
 
     #[test]
     fn if_no_run_counts_all_are_shown_as_invalid() {
         let rows = rows([20.0, 24.0, 10.0]);
-        assert_eq!(rows.invalid.len(), 3);
-        assert!(rows.rows().iter().all(|row| !row.valid && row.samples == 3));
+        assert_eq!(rows.remarks().len(), 3);
+        assert!(rows.caution().starts_with("No run was valid"), "{}", rows.caution());
+        assert!(rows.rows().iter().all(|row| !row.counts() && row.samples == 3));
     }
 
     #[test]
-    fn without_iperf3_nothing_is_judged() {
-        let mut rows = Rows::default();
+    fn what_only_an_invalid_run_has_is_invalid() {
+        let mut rows = rows([24.9, 50.0, 40.0]);
+        let rate = key(Measure::WriteRate, "udp", 64);
+        rows.add(rate, Sample { run: 1, value: 1.0, ceiling: None });
+        let found = rows.rows().into_iter().find(|row| row.key == rate).unwrap();
+        assert_eq!((found.valid, found.samples), (Some(false), 1));
+        assert!(rows.caution().starts_with("Rows marked **no**"), "{}", rows.caution());
+    }
+
+    #[test]
+    fn without_iperf3_or_a_ceiling_nothing_is_judged() {
         let ours = key(Measure::WriteBw, "udp", LARGE);
-        rows.add(ours, Sample { run: 1, value: 1.0, ceiling: Some(1.0) });
+        let iperf3 = Key { mtu: 9000, ..key(Measure::WriteBw, "iperf3", 131_072) };
+        for (key, ceiling, why) in [(ours, Some(1.0), "no iperf3"), (iperf3, None, "no ceiling")] {
+            let mut rows = Rows::default();
+            rows.add(key, Sample { run: 1, value: 1.0, ceiling });
+            rows.judge(LARGE, 4096);
+            let [row] = rows.rows()[..] else { panic!("a row") };
+            assert!(row.valid.is_none() && row.counts(), "{row:?}");
+            let json: serde_json::Value = serde_json::from_str(&row.json()).unwrap();
+            assert!(json.as_object().unwrap()["valid"].is_null(), "{json}");
+            let [remark] = &rows.remarks()[..] else { panic!("{:?}", rows.remarks()) };
+            assert!(remark.starts_with("run 1 was not judged") && remark.contains(why), "{remark}");
+            assert!(rows.caution().contains("none could be judged"), "{}", rows.caution());
+        }
+    }
+
+    #[test]
+    fn a_run_without_iperf3_stands_behind_valid_ones_and_before_invalid_ones() {
+        let mut rows = rows([24.9, 50.0, 40.0]);
+        let (ours, rate) =
+            (key(Measure::WriteBw, "udp", LARGE), key(Measure::WriteRate, "udp", 64));
+        rows.add(ours, Sample { run: 4, value: 9.0, ceiling: Some(1.0) });
+        for run in [1, 4] {
+            rows.add(rate, Sample { run, value: run as f64, ceiling: None });
+        }
         rows.judge(LARGE, 4096);
-        assert!(rows.invalid.is_empty() && !rows.is_empty_of("udp") && rows.is_empty_of("packet"));
+        let of = |key| rows.rows().into_iter().find(|row| row.key == key).unwrap();
+        assert_eq!((of(ours).samples, of(ours).max, of(ours).valid), (2, 3.0, Some(true)));
+        assert_eq!((of(rate).samples, of(rate).value, of(rate).valid), (1, 4.0, None));
+        assert!(rows.caution().starts_with("Rows marked –"), "{}", rows.caution());
     }
 }

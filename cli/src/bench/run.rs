@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use rocinante_ceilings::{Raw, Tally, Task};
 
+use super::attempts::{Attempts, Subject};
 use super::machine::{Machine, Mode};
 use super::plan::{self, Cell, Choice, Peer};
 use super::rows::{Row, Rows, Sample};
@@ -33,8 +34,7 @@ pub(super) struct Bench {
     pub(super) modes: Vec<Mode>,
     /// What could not be measured, and why.
     pub(super) notes: Vec<String>,
-    /// What cannot be had.
-    missing: Vec<&'static str>,
+    attempts: Attempts,
 }
 
 impl Bench {
@@ -56,7 +56,7 @@ impl Bench {
             machine: Machine::here(),
             modes: Vec::new(),
             notes: Vec::new(),
-            missing: Vec::new(),
+            attempts: Attempts::default(),
         })
     }
 
@@ -69,8 +69,8 @@ impl Bench {
             }
         }
         self.rows.judge(plan::LARGE, plan::MTU);
-        for (run, why) in self.rows.invalid.clone() {
-            self.note(format!("run {run} is invalid: {why}"));
+        for remark in self.rows.remarks() {
+            self.note(remark);
         }
     }
 
@@ -81,19 +81,22 @@ impl Bench {
         self.modes.push(mode);
         let cells = choice.cells();
         let count = cells.len();
+        let mut skipped = 0;
         for (index, cell) in cells.iter().enumerate() {
-            if Instant::now() >= self.until {
-                let left = count - index;
-                self.note(format!(
-                    "run {run}: the time is over: {left} of {count} cells are not measured"
-                ));
-                return false;
+            if Instant::now() + cell.time(self.ports) > self.until {
+                skipped += 1;
+                continue;
             }
             let spent = self.begin.elapsed().as_secs();
             self.out.note(format_args!("{spent:3} s: run {run}, {} of {count}: {cell}", index + 1));
             self.cell(run, cell);
         }
-        true
+        if skipped > 0 {
+            self.note(format!(
+                "run {run}: there was no time left for {skipped} of {count} cells: they are not measured"
+            ));
+        }
+        skipped == 0
     }
 
     /// What could not be measured, and which runs do not count, as a list.
@@ -133,9 +136,9 @@ impl Bench {
     fn cell(&mut self, run: usize, cell: &Cell) {
         if let Some(provider) = cell.ours
             && !cell.steps.is_empty()
-            && !self.missing.contains(&self.netdev(provider))
+            && let netdev = self.netdev(provider)
+            && !self.attempts.in_vain(Subject::Netdev(netdev))
         {
-            let netdev = self.netdev(provider);
             let ceilings = self.raw(cell, provider, false);
             if let Some(port_name) = provider.port_name().filter(|_| self.ports) {
                 let port = self.raw(cell, provider, true);
@@ -145,29 +148,25 @@ impl Bench {
                 let figures: Vec<Figure> = cell.steps.iter().filter_map(figure).collect();
                 self.add(run, cell, port_name, &figures, &ceilings);
             }
-            match self.ours(cell, provider) {
+            let ours = self.ours(cell, provider);
+            self.attempts.add(Subject::Netdev(netdev), ours.is_ok());
+            match ours {
                 Ok(figures) => self.add(run, cell, netdev, &figures, &ceilings),
-                Err(failure) => {
-                    if self.rows.is_empty_of(netdev) {
-                        self.missing.push(netdev);
-                    }
-                    self.note(format!("{cell}: {failure}"));
-                }
+                Err(failure) => self.note(format!("{cell}: {failure}")),
             }
         }
         for (peer, steps) in &cell.peers {
-            if self.missing.contains(&peer.name()) {
+            if self.attempts.in_vain(Subject::Netdev(peer.name())) {
                 continue;
             }
-            match self.peer(*peer, steps) {
+            let theirs = self.peer(*peer, steps);
+            self.attempts.add(Subject::Netdev(peer.name()), theirs.is_ok());
+            match theirs {
                 Ok(figures) => {
                     let of_link = Cell { mtu: plan::LINK_MTU, qps: 1, ..cell.clone() };
                     self.add(run, &of_link, peer.name(), &figures, &[]);
                 }
-                Err(failure) => {
-                    self.missing.push(peer.name());
-                    self.note(format!("{}: {failure}", peer.name()));
-                }
+                Err(failure) => self.note(format!("{}: {failure}", peer.name())),
             }
         }
     }
@@ -194,6 +193,15 @@ impl Bench {
         let Some(backend) = provider.backend_name().filter(|_| !tasks.is_empty()) else {
             return Vec::new();
         };
+        let netdev = provider.name();
+        let (subject, what) = if port {
+            (Subject::Port(netdev), "the port")
+        } else {
+            (Subject::Ceiling(netdev), "the ceiling")
+        };
+        if self.attempts.in_vain(subject) {
+            return Vec::new();
+        }
         let tally = match Tally::file() {
             Ok(tally) => tally,
             Err(error) => {
@@ -204,11 +212,13 @@ impl Bench {
         // The processes are of this user and in this mount namespace.
         let path = format!("/proc/{}/fd/{}", std::process::id(), tally.as_raw_fd());
         let work = Work::Raw { backend, port, tasks: tasks.clone(), tally: PathBuf::from(path) };
-        match self.places.run(&work) {
+        let outcome = self.places.run(&work);
+        self.attempts.add(subject, outcome.is_ok());
+        match outcome {
             Ok(Outcome::Raw(raw)) => tasks.into_iter().zip(raw).collect(),
             Ok(Outcome::Figures(_)) => Vec::new(),
             Err(failure) => {
-                self.note(format!("{cell}: the ceiling: {failure}"));
+                self.note(format!("{cell}: {what}: {failure}"));
                 Vec::new()
             }
         }

@@ -1,0 +1,64 @@
+//! What need not be tried again.
+
+use std::collections::BTreeMap;
+
+/// What is tried.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Subject {
+    /// What rows name so: a backend of ours, or a peer.
+    Netdev(&'static str),
+    /// The ceiling of a backend.
+    Ceiling(&'static str),
+    /// The port of a backend, with no engine behind it.
+    Port(&'static str),
+}
+
+/// What has worked so far, and how often it has failed.
+#[derive(Debug, Default)]
+pub(super) struct Attempts(BTreeMap<Subject, Tried>);
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Tried {
+    worked: bool,
+    failures: u32,
+}
+
+/// What has failed so often and never worked cannot be had; once may have been an accident.
+const FAILURES_MAX: u32 = 2;
+
+impl Attempts {
+    /// Remembers how one went.
+    pub(super) fn add(&mut self, subject: Subject, worked: bool) {
+        let tried = self.0.entry(subject).or_default();
+        tried.worked |= worked;
+        tried.failures += u32::from(!worked);
+    }
+
+    /// Whether there is no use in trying.
+    pub(super) fn in_vain(&self, subject: Subject) -> bool {
+        self.0.get(&subject).is_some_and(|tried| !tried.worked && tried.failures >= FAILURES_MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_never_worked_is_given_up_and_what_worked_once_is_not() {
+        let mut attempts = Attempts::default();
+        let (iperf3, packet) = (Subject::Netdev("iperf3"), Subject::Ceiling("packet"));
+        assert!(!attempts.in_vain(iperf3));
+        attempts.add(iperf3, false);
+        assert!(!attempts.in_vain(iperf3), "once");
+        attempts.add(iperf3, true);
+        for _ in 0..10 {
+            attempts.add(iperf3, false);
+            attempts.add(packet, false);
+        }
+        assert!(!attempts.in_vain(iperf3), "it has worked");
+        assert!(attempts.in_vain(packet));
+        assert!(!attempts.in_vain(Subject::Netdev("packet")), "only its ceiling fails");
+        assert!(!attempts.in_vain(Subject::Port("packet")));
+    }
+}

@@ -1,0 +1,157 @@
+//! Of the plan: its time, its rows, its ceilings.
+
+use super::*;
+
+fn choice(only: &[&str], quick: bool) -> Choice {
+    Choice {
+        providers: vec![Provider::Udp, Provider::Packet, Provider::Afxdp],
+        mtus: vec![4096, 1024],
+        only: only.iter().map(|word| (*word).to_owned()).collect(),
+        seconds: if quick { 0.08 } else { 0.25 },
+        quick,
+    }
+}
+
+/// Of measuring alone.
+fn seconds(cells: &[Cell]) -> f64 {
+    let of = |steps: &[Step]| steps.iter().map(|step| step.seconds).sum::<f64>();
+    let raw =
+        |task: &Task| if task.kind == Kind::Flood { 1.5 * task.seconds } else { task.seconds };
+    let peers = |(peer, steps): &(Peer, Vec<Step>)| match peer {
+        Peer::Iperf3 => of(steps) + IPERF3_WARM_UP,
+        _ => of(steps),
+    };
+    cells
+        .iter()
+        .map(|cell| {
+            let ceilings: f64 = cell.tasks().iter().map(raw).sum();
+            ceilings + of(&cell.steps) + cell.peers.iter().map(peers).sum::<f64>()
+        })
+        .sum()
+}
+
+#[test]
+fn three_runs_leave_time_for_what_is_not_measuring() {
+    assert!(3.0 * seconds(&choice(&[], false).cells()) < 4.0 * 60.0);
+    assert!(3.0 * seconds(&choice(&[], true).cells()) < 65.0);
+}
+
+#[test]
+fn the_time_of_a_cell_is_of_all_its_parts() {
+    let step = |measure, size| Step { measure, size, seconds: 2.0 };
+    let cell = |peers| Cell {
+        group: Group::Bandwidth,
+        ours: Some(Provider::Udp),
+        mtu: MTU,
+        qps: 1,
+        small_buffers: false,
+        steps: vec![step(Measure::WriteBw, LARGE), step(Measure::SendBw, LARGE)],
+        peers,
+    };
+    let ceiling = cell(Vec::new()).tasks()[0].planned();
+    assert!(ceiling > Duration::from_secs(2), "with its trials");
+    let time = cell(Vec::new()).time(false);
+    assert_eq!(time, Duration::from_secs(4) + ceiling);
+    assert_eq!(cell(Vec::new()).time(true), time + ceiling);
+    let peers = [Peer::TcpSpin, Peer::Iperf3].map(|of| (of, vec![step(Measure::WriteBw, 1)]));
+    let with_peers = cell(peers.to_vec()).time(false);
+    assert_eq!(with_peers, time + Duration::from_secs_f64(4.0 + IPERF3_WARM_UP));
+}
+
+/// Each row's samples are of one group of cells: a sweep has what no other group has.
+#[test]
+fn sweeps_leave_out_what_is_measured_anyway() {
+    for (only, left_out) in [
+        (&[][..], 3 * 2 + 3 + 1),
+        (&["sweep", "write_bw"][..], 3),
+        (&["sweep", "qps"][..], 3),
+        (&["latency_sweep", "write_lat"][..], 3),
+        (&["sweep", "tcp-spin"][..], 1),
+        (&["sweep", "latency_sweep"][..], 0),
+    ] {
+        let cells = choice(only, false).cells();
+        let of = |sweep: bool| {
+            let is_of =
+                |cell: &&Cell| sweep == matches!(cell.group, Group::Sweep | Group::LatencySweep);
+            cells.iter().filter(is_of).flat_map(Cell::keys).collect::<Vec<Key>>()
+        };
+        let (headline, sweeps) = (of(false), of(true));
+        assert!(sweeps.iter().all(|key| !headline.contains(key)), "{only:?}");
+        let wants = |word| only.is_empty() || only.contains(&word);
+        // Of three backends and of TCP.
+        let all =
+            4 * 23 * usize::from(wants("sweep")) + 4 * 16 * usize::from(wants("latency_sweep"));
+        assert_eq!(sweeps.len(), all - left_out, "{only:?}");
+    }
+    let small = Choice { mtus: vec![1024], ..choice(&["sweep", "write_bw"], false) };
+    let sizes = |cell: &Cell| cell.steps.len();
+    let sweep =
+        small.cells().iter().filter(|cell| cell.group == Group::Sweep).map(sizes).sum::<usize>();
+    assert_eq!(sweep, 3 * 23, "it has another path MTU");
+}
+
+#[test]
+fn a_ceiling_uses_as_much_memory_as_we_do() {
+    for cell in choice(&[], false).cells() {
+        for task in cell.tasks() {
+            let expected = match (task.kind, task.message, cell.qps) {
+                (Kind::PingPong, ..) => 1,
+                (Kind::Flood, ..4096, _) => 512,
+                (Kind::Flood, SHARED, 1) => 64,
+                (Kind::Flood, SHARED, 4) => 16,
+                (Kind::Flood, SHARED, 64..) => 2,
+                (Kind::Flood, LARGE, _) => 8,
+                _ => continue,
+            };
+            assert_eq!(task.depth, expected, "{cell}: {task:?}");
+        }
+    }
+}
+
+#[test]
+fn what_is_named_is_measured_and_nothing_else() {
+    let cells = choice(&["write_bw", "write_lat"], false).cells();
+    let steps: Vec<_> = cells.iter().flat_map(|cell| &cell.steps).collect();
+    assert_eq!(steps.len(), 3 * (2 + 1), "{cells:?}");
+    assert!(cells.iter().all(|cell| cell.peers.is_empty()));
+    for (word, count) in
+        [("qps", 3 * 5), ("write_bw_small_buffers", 3 * 2), ("idle", 3), ("qp_bytes", 3)]
+    {
+        let cells = choice(&[word], false).cells();
+        assert_eq!(cells.iter().flat_map(|cell| &cell.steps).count(), count, "{word}");
+    }
+    let cells = choice(&["iperf3"], false).cells();
+    assert!(cells.iter().all(|cell| cell.steps.is_empty() && cell.peers.len() == 1));
+    let sweep = choice(&["sweep"], false).cells();
+    assert_eq!(sweep.iter().flat_map(|cell| &cell.steps).count(), 3 * 23);
+    assert!(Choice::check("write_bw").is_ok() && Choice::check("sweep").is_ok());
+    assert!(Choice::check("wriet_bw").unwrap_err().contains("write_bw_both"));
+}
+
+/// A SEND needs receives, of which there is room for one step's.
+#[test]
+fn a_cell_has_one_step_with_receives_at_most() {
+    let sends = |cell: &Cell| {
+        let is_send = |step: &&Step| step.measure.name().starts_with("send");
+        cell.steps.iter().filter(is_send).count()
+    };
+    assert!(choice(&[], false).cells().iter().all(|cell| sends(cell) <= 1));
+}
+
+#[test]
+fn every_figure_has_its_row_and_its_ceiling() {
+    for cell in choice(&[], false).cells() {
+        for step in &cell.steps {
+            let key = cell.key("udp", step.measure, step.size).expect("a row");
+            assert_eq!((key.size, key.mtu, key.qps), (step.size, cell.mtu, cell.qps));
+            if let Some(of) = reference(step.measure, step.size) {
+                assert!(cell.tasks().iter().any(|task| (task.kind, task.message) == of));
+            }
+        }
+        let small = cell.key("udp", Measure::WriteBw, LARGE).map(|key| key.measure);
+        let expected =
+            if cell.small_buffers { Measure::WriteBwSmallBuffers } else { Measure::WriteBw };
+        assert_eq!(small, Some(expected));
+        assert_eq!(cell.key("udp", Measure::MachineCpuPerGb, LARGE), None);
+    }
+}
