@@ -48,23 +48,48 @@ pub(crate) fn resident() -> Result<u64, Failure> {
     Ok(pages * rustix::param::page_size() as u64)
 }
 
-/// How often the threads of this process but its first have gone to sleep, which is how often they were woken (`proc_pid_status(5)`).
+/// What the threads of devices in software are called, in part.
+const OF_DEVICES: &str = "roce-";
+
+/// How often the threads of this process's devices have gone to sleep, which is how often they were woken (`proc_pid_status(5)`).
 pub(super) fn naps() -> Result<u64, Failure> {
-    let first = std::process::id().to_string();
     let failed = |error: io::Error| Failure::Failed(format!("/proc/self/task: {error}"));
     let mut naps = 0;
     for task in fs::read_dir("/proc/self/task").map_err(failed)? {
         let task = task.map_err(failed)?;
-        if task.file_name() == first.as_str() {
-            continue;
+        // One that ended meanwhile does not sleep any more.
+        let Ok(status) = read(&task.path().join("status").to_string_lossy()) else { continue };
+        let field =
+            |name| status.lines().find_map(|line| Some(line.strip_prefix(name)?.trim().to_owned()));
+        if field("Name:").is_some_and(|name| name.starts_with(OF_DEVICES)) {
+            let count = field("voluntary_ctxt_switches:").and_then(|count| count.parse().ok());
+            naps += count.unwrap_or(0_u64);
         }
-        let status = read(&task.path().join("status").to_string_lossy())?;
-        let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
-        naps += line.and_then(|count| count.trim().parse::<u64>().ok()).unwrap_or(0);
     }
     Ok(naps)
 }
 
 fn read(path: &str) -> Result<String, Failure> {
     fs::read_to_string(path).map_err(|error| Failure::Failed(format!("{path}: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn naps_are_those_of_threads_of_devices() {
+        let before = naps().unwrap();
+        let nap = || (0..5).for_each(|_| thread::sleep(Duration::from_millis(1)));
+        let look = move || {
+            nap();
+            naps().unwrap()
+        };
+        let device = thread::Builder::new().name(format!("{OF_DEVICES}test"));
+        let after = device.spawn(look).unwrap().join().unwrap();
+        assert!(after >= before + 5, "{before} before, {after} after");
+    }
 }
