@@ -184,76 +184,65 @@ fn wait_for_async_event(device: &Device) {
     assert!(!device.async_fd().is_ready());
 }
 
+/// Another thread does `what`; the program, if it does not find a completion when it looks, sleeps until there is one.
+fn is_learnt_of(
+    what: impl Fn(&Device) + Copy + Send + Sync + 'static,
+    look: impl Fn(&Device) -> bool + Send + Sync + 'static,
+    sleep: impl Fn(&Device) + Send + Sync + 'static,
+) {
+    model(2, move || {
+        with_background(Peer::Near, |device| {
+            let other = {
+                let device = device.clone();
+                thread::spawn(move || what(&device))
+            };
+            device.arm(false);
+            if !look(device) {
+                sleep(device);
+            }
+            other.join().unwrap();
+        });
+    });
+}
+
 /// A program that drove once, and then only sleeps on its channel: the background thread takes over.
 #[test]
 fn a_datagram_is_received_when_the_program_no_longer_drives() {
-    model(2, || {
-        with_background(Peer::Near, |device| {
-            let arriving = {
-                let device = device.clone();
-                thread::spawn(move || device.arrive())
-            };
-            device.arm(false);
-            if device.poll().is_none() {
-                device.sleep_for_event();
-            }
-            arriving.join().unwrap();
-        });
-    });
+    is_learnt_of(
+        |device| device.arrive(),
+        |device| device.poll().is_some(),
+        |device| device.sleep_for_event(),
+    );
 }
 
 /// Another shard has a datagram for this one, and nobody drives.
 #[test]
 fn mail_is_read_whoever_sleeps() {
-    model(2, || {
-        with_background(Peer::Near, |device| {
-            let leaving = {
-                let device = device.clone();
-                thread::spawn(move || device.leave_mail())
-            };
-            device.arm(false);
-            if device.taken().is_none() {
-                device.sleep_for_event();
-            }
-            leaving.join().unwrap();
-        });
-    });
+    is_learnt_of(
+        |device| device.leave_mail(),
+        |device| device.taken().is_some(),
+        |device| device.sleep_for_event(),
+    );
 }
 
 /// The same while a thread of the program sleeps on the port.
 #[test]
 fn mail_is_read_while_the_program_sleeps_on_the_port() {
-    model(2, || {
-        with_background(Peer::Near, |device| {
-            let leaving = {
-                let device = device.clone();
-                thread::spawn(move || device.leave_mail())
-            };
-            device.arm(false);
-            if device.taken().is_none() {
-                device.wait_event();
-            }
-            leaving.join().unwrap();
-        });
-    });
+    is_learnt_of(
+        |device| device.leave_mail(),
+        |device| device.taken().is_some(),
+        |device| device.wait_event(),
+    );
 }
 
 /// A program that drove, and then sleeps on several shards at once: the background thread watches the port.
 #[test]
 fn who_sleeps_on_several_shards_is_woken_by_any() {
-    model(2, || {
-        with_background(Peer::Near, |device| {
-            let arriving = {
-                let device = device.clone();
-                thread::spawn(move || device.arrive())
-            };
-            device.arm(false);
-            if device.poll().is_none() {
-                device.wait_event_of_several();
-            }
-            arriving.join().unwrap();
-        });
-    });
+    is_learnt_of(
+        |device| device.arrive(),
+        |device| device.poll().is_some(),
+        |device| device.wait_event_of_several(),
+    );
 }
 
 /// The program polls, and so takes the acknowledgement upon itself; then it sleeps: the background thread must send it.
