@@ -87,13 +87,10 @@ impl Qp {
     #[inline]
     pub(super) fn schedule(&mut self, shared: &mut Shared) {
         let Clock { answer, probe, wake, .. } = self.clock;
-        // What is not awaited comes after everything else.
-        let at = |time: Option<Time>| time.unwrap_or(Time(u64::MAX));
-        let next = at(answer).min(at(probe)).min(at(wake)).min(at(self.requester.rnr_until));
-        if next == Time(u64::MAX) {
-            self.core.deadline.clear();
-        } else {
-            shared.timers.set(self.core.slot, &mut self.core.deadline, next);
+        let timeout = Time::earlier(answer, probe);
+        match Time::earlier(timeout, Time::earlier(wake, self.requester.rnr_until)) {
+            Some(next) => shared.timers.set(self.core.slot, &mut self.core.deadline, next),
+            None => self.core.deadline.clear(),
         }
     }
 
