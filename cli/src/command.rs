@@ -1,6 +1,7 @@
 //! The command line: each subcommand is a module of its own.
 
 use std::ffi::OsString;
+use std::panic;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -44,6 +45,7 @@ enum Command {
 /// Runs the command line `args`, whose first word is the program's name. Ends the process if they make no sense.
 #[must_use]
 pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    end_quietly_without_a_reader();
     match Cli::parse_from(args).command {
         Command::Demo(args) => demo::run(&args),
         Command::DemoWorker(args) => demo::run_worker(&args),
@@ -63,4 +65,20 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Sim(args) => sim::run_command(&args),
         Command::MeasureWorker(args) => workers::run_worker(&args),
     }
+}
+
+/// The status of a process that ended by SIGPIPE, as shells report it.
+const BROKEN_PIPE: i32 = 141;
+
+/// Whoever reads standard output may have read enough (`| head`): then this process ends, as others do by SIGPIPE. Rust ignores that signal, which sockets and the
+/// pipes to workers need; but `println!` panics then.
+fn end_quietly_without_a_reader() {
+    let usual = panic::take_hook();
+    panic::set_hook(Box::new(move |info| {
+        let said = info.payload_as_str().unwrap_or_default();
+        if said.starts_with("failed printing to std") && said.contains("Broken pipe") {
+            std::process::exit(BROKEN_PIPE);
+        }
+        usual(info);
+    }));
 }

@@ -164,3 +164,12 @@ fn a_peer_that_speaks_nonsense_is_named() {
         server.join().unwrap();
     }
 }
+
+#[test]
+fn who_reads_no_further_ends_the_command_quietly() {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let done = rocinante(words("sim --break list")).stdout(writer).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&done.stderr), "");
+    assert_eq!(done.status.code(), Some(141));
+}
