@@ -48,7 +48,7 @@ cargo xtask COMMAND
                        every operation compared byte for byte while packets are lost, the network changes and peers are killed: for ten
                        minutes, or so long, on each backend, or on udp, packet or afxdp (as root, with network namespaces)
   miri                 the engine, the rings and small devices under miri; needs a nightly toolchain with it
-  sanitize WHICH       the tests of netdev and verbs-api under a sanitizer, address or thread; needs a nightly toolchain
+  sanitize WHICH       tests under a sanitizer: netdev, verbs-api and, under address, end to end; address or thread; needs a nightly toolchain
                        with rust-src
   setup                only set up the machine
   unsafe-files         list the files with unsafe code, as unsafe-files.txt must have them

@@ -138,20 +138,38 @@ pub(crate) fn sanitize(which: &str) -> Result<(), String> {
     let toolchain = that_runs(&["--version"]).ok_or_else(|| {
         format!("no nightly toolchain: rustup toolchain install {PINNED} --component rust-src")
     })?;
-    let mut command =
-        cargo(toolchain, &["test", &host, "-p", "rocinante-netdev", "-p", "rocinante"]);
-    command.args(["--lib", "--tests"]);
-    match which {
-        "address" => {}
-        // It has to see the standard library's atomics, too.
-        "thread" => {
-            command.arg("-Zbuild-std");
-        }
-        _ => return Err(format!("no sanitizer {which}: address, thread")),
-    }
     let target = format!("{}/sanitize-{which}", crate::demo::target()?.display());
-    command.env("RUSTFLAGS", format!("-Zsanitizer={which}")).env("CARGO_TARGET_DIR", target);
-    command::run(&mut command)
+    let test = |what: &[&str]| {
+        let mut command = cargo(toolchain, &["test", "--no-fail-fast", &host]);
+        command.args(what);
+        // It has to see the standard library's atomics, too.
+        command.args((which == "thread").then_some("-Zbuild-std"));
+        command.env("RUSTFLAGS", format!("-Zsanitizer={which}")).env("CARGO_TARGET_DIR", &target);
+        command::run(&mut command)
+    };
+    match which {
+        "address" => {
+            test(&["-p", "rocinante-netdev", "-p", "rocinante", "--lib", "--tests"])?;
+            let names = end_to_end()?;
+            let targets = names.iter().flat_map(|name| ["--test", name]);
+            test(&["-p", "rocinante-tests"].into_iter().chain(targets).collect::<Vec<_>>())
+        }
+        "thread" => test(&["-p", "rocinante-netdev", "-p", "rocinante", "--lib", "--tests"]),
+        _ => Err(format!("no sanitizer {which}: address, thread")),
+    }
+}
+
+/// The end-to-end tests, but for those that measure memory or processor time of the process, of which a sanitizer needs some itself.
+fn end_to_end() -> Result<Vec<String>, String> {
+    let entries = std::fs::read_dir("tests/tests").map_err(|error| format!("tests: {error}"))?;
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let mut names: Vec<String> = names
+        .filter_map(|name| Some(name.strip_suffix(".rs")?.to_owned()))
+        .filter(|name| name.starts_with("e2e_"))
+        .filter(|name| !["e2e_idle", "e2e_leaks", "e2e_cm_leaks"].contains(&name.as_str()))
+        .collect();
+    names.sort();
+    Ok(names)
 }
 
 /// `cargo ARGS` of a toolchain.

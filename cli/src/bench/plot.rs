@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use plotters::element::DashedPathElement;
 use plotters::prelude::*;
 
 use super::plan::{LINK_MTU, MTU};
@@ -16,6 +17,15 @@ pub(super) struct Line {
     points: Vec<(f64, f64)>,
     is_ceiling: bool,
 }
+
+impl Line {
+    /// Whose line it is, or whose ceiling.
+    fn peer(&self) -> &str {
+        self.name.strip_suffix(CEILING).unwrap_or(&self.name)
+    }
+}
+
+const CEILING: &str = ", ceiling";
 
 /// What has a plot.
 pub(super) const PLOTS: [(Measure, &str, &str); 2] = [
@@ -39,7 +49,7 @@ pub(super) fn lines(rows: &[Row], measure: Measure) -> Vec<Line> {
     for row in rows.iter().filter(is_of) {
         add(row.key.netdev.to_owned(), false, row.key.size, row.value);
         if let Some(ceiling) = row.ceiling {
-            add(format!("{}, ceiling", row.key.netdev), true, row.key.size, ceiling);
+            add(format!("{}{CEILING}", row.key.netdev), true, row.key.size, ceiling);
         }
     }
     lines.iter_mut().for_each(|line| line.points.sort_by(|a, b| a.0.total_cmp(&b.0)));
@@ -71,28 +81,60 @@ fn draw(path: &Path, title: &str, lines: &[Line]) -> Result<(), Box<dyn std::err
         .margin(12)
         .x_label_area_size(44)
         .y_label_area_size(64)
-        .build_cartesian_2d((x_min..x_max).log_scale().base(2.0), (y_min..y_max).log_scale())?;
-    chart.configure_mesh().x_desc("bytes of a message").x_label_formatter(&bytes).draw()?;
-    let mut number = 0;
+        .build_cartesian_2d(
+            (x_min..x_max).log_scale().base(2.0),
+            (y_min..y_max).log_scale().base(base(y_min, y_max)),
+        )?;
+    chart
+        .configure_mesh()
+        .x_desc("bytes of a message")
+        .x_label_formatter(&bytes)
+        .y_label_formatter(&|value| value.to_string())
+        .draw()?;
     for line in lines {
-        // A ceiling has the colour of the line before, which it is the ceiling of, but paler.
-        number += usize::from(!line.is_ceiling);
-        let colour = Palette99::pick(number).mix(if line.is_ceiling { 0.4 } else { 1.0 });
-        let (points, style) = (line.points.iter().copied(), colour.stroke_width(2));
-        chart.draw_series(points.clone().map(|point| Circle::new(point, 3, colour.filled())))?;
-        chart
-            .draw_series(LineSeries::new(points, style))?
-            .label(&line.name)
-            .legend(move |(x, y)| PathElement::new([(x, y), (x + 24, y)], style));
+        let style = colour(line.peer()).stroke_width(2);
+        let points = line.points.iter().copied();
+        if line.is_ceiling {
+            chart
+                .draw_series(DashedLineSeries::new(points, 4, 4, style))?
+                .label(&line.name)
+                .legend(move |(x, y)| DashedPathElement::new([(x, y), (x + 24, y)], 4, 4, style));
+        } else {
+            let dots = points.clone().map(|point| Circle::new(point, 3, style.filled()));
+            chart.draw_series(dots)?;
+            chart
+                .draw_series(LineSeries::new(points, style))?
+                .label(&line.name)
+                .legend(move |(x, y)| PathElement::new([(x, y), (x + 24, y)], style));
+        }
     }
     chart
         .configure_series_labels()
-        .position(SeriesLabelPosition::LowerRight)
+        .position(SeriesLabelPosition::UpperLeft)
         .background_style(WHITE.mix(0.8))
         .border_style(BLACK)
         .draw()?;
     root.present()?;
     Ok(())
+}
+
+/// What the marks of an axis are powers of: few decades need more of them.
+fn base(min: f64, max: f64) -> f64 {
+    if max / min < 100.0 { 2.0 } else { 10.0 }
+}
+
+/// Each peer has its colour in every plot; a ceiling has that of what it is the ceiling of.
+fn colour(peer: &str) -> RGBColor {
+    match peer {
+        "udp" => RGBColor(0x1f, 0x77, 0xb4),
+        "packet" => RGBColor(0xd6, 0x27, 0x28),
+        "afxdp" => RGBColor(0x2c, 0xa0, 0x2c),
+        "rxe" => RGBColor(0x94, 0x67, 0xbd),
+        "hw" => RGBColor(0xff, 0x7f, 0x0e),
+        "tcp-spin" => RGBColor(0x7f, 0x7f, 0x7f),
+        "iperf3" => BLACK,
+        _ => RGBColor(0x8c, 0x56, 0x4b),
+    }
 }
 
 fn bytes(size: &f64) -> String {
