@@ -77,6 +77,9 @@ departures! {
     SQD_TO_RTS:
         "SQD to RTS",
         "does not always go on with what was posted meanwhile, until something else is posted";
+    ACK_WHILE_REPEATED:
+        "an ACK of a SEND or WRITE of several packets that is being sent again",
+        "does not complete it. If it is the last ACK, nothing does: it is neither repeated nor given up";
     GHOST_ACK:
         "an ACK of a PSN that was not sent",
         "completes the SENDs and WRITEs that are outstanding";

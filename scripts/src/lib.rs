@@ -103,6 +103,7 @@ macro_rules! each_script {
                 request_psn_wraps_in_every_position;
             retries:
                 lost_last_packet,
+                acknowledged_while_repeated,
                 lost_response,
                 retries_exhausted,
                 rnr_then_success,

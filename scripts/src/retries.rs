@@ -2,7 +2,7 @@
 
 use rocinante_stack::verbs::QpState;
 use rocinante_stack::verbs::WcStatus::{RetryExcErr, RnrRetryExcErr, Success, WrFlushErr};
-use rocinante_stack::wire::Opcode as Op;
+use rocinante_stack::wire::{NakCode, Opcode as Op};
 
 use crate::departures;
 use crate::subject::{Options, Step};
@@ -24,6 +24,44 @@ pub(crate) fn lost_last_packet(t: &mut Talk<'_>) -> Step {
     t.nothing_ends()?;
     t.ack(2)?;
     t.ends(&[(1, Success)])
+}
+
+/// What was reported missing had only been late: the message is acknowledged while it is being sent again, and that is the last that its peer
+/// says about it. (The answer to the packets that come again is lost, or they are.)
+pub(crate) fn acknowledged_while_repeated(t: &mut Talk<'_>) -> Step {
+    const PACKETS: i64 = 100;
+    /// How often it may be quick enough to have sent everything again before the acknowledgement comes.
+    const TRIES: i64 = 20;
+    t.begin(patient())?;
+    for id in 0..TRIES {
+        let [first, last] = [PACKETS * id, PACKETS * (id + 1) - 1];
+        let ends = format!("SEND_LAST #{last} 256B");
+        t.send(id as u64, 256 * PACKETS as usize)?;
+        t.comes_to(&[&ends])?;
+        t.nak(first + 1, NakCode::PsnSequenceError)?;
+        t.ack(last)?;
+        if !t.departs(&departures::ACK_WHILE_REPEATED) {
+            return t.ends(&[(id as u64, Success)]);
+        }
+        t.comes_to(&[&ends])?;
+        if t.has_ended(id as u64, Success)? {
+            continue;
+        }
+        // Longer than two timeouts.
+        (0..150).try_for_each(|_| t.quiet())?;
+        if t.has_ended(id as u64, Success)? {
+            continue;
+        }
+        t.becomes(QpState::Rts)?;
+        // Until something behind it is acknowledged; and when that has to go again, so does the message, with that one's PSN and no bytes.
+        t.send(TRIES as u64, 10)?;
+        t.comes_to(&[&format!("SEND_ONLY #{} 10B", last + 1)])?;
+        t.comes_to(&[&format!("SEND_ONLY #{} 0B", last + 1)])?;
+        t.comes_to(&[&format!("SEND_ONLY #{} 10B", last + 2)])?;
+        t.ack(last + 2)?;
+        return t.ends(&[(id as u64, Success), (TRIES as u64, Success)]);
+    }
+    Err(format!("{TRIES} messages ended though they were acknowledged while they were repeated"))
 }
 
 /// The request of an atomic or READ is lost, or its response.

@@ -159,6 +159,17 @@ impl<'a> Talk<'a> {
         if found == wanted { Ok(()) } else { Err(format!("{found:?} instead of {wanted:?}")) }
     }
 
+    /// Whether a completion is there, which must then be this one.
+    pub(crate) fn has_ended(&mut self, wr_id: u64, status: WcStatus) -> Step<bool> {
+        match self.subject.completion(false)? {
+            None => Ok(false),
+            Some(found) if (found.wr_id, found.status.as_str()) == (wr_id, status.name()) => {
+                Ok(true)
+            }
+            Some(found) => Err(format!("{found:?} instead of {wr_id} in {status}")),
+        }
+    }
+
     fn completion(&mut self) -> Step<Completion> {
         self.subject.completion(true)?.ok_or_else(|| "nothing completes".into())
     }
