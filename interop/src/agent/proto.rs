@@ -257,6 +257,8 @@ pub enum Request {
     },
     /// What the device has dropped since it was opened: [`Reply::Drops`].
     Drops,
+    /// What the device has heard since it was opened: [`Reply::Heard`].
+    Heard,
     /// What the device has counted, for whoever looks for what went wrong: [`Reply::Counters`].
     Counters,
 }
@@ -297,8 +299,21 @@ pub enum Reply {
     Async(Option<String>),
     /// Of [`Request::Drops`]: reasons with how many packets. Soft-RoCE tells of none.
     Drops(Vec<(String, u64)>),
+    /// Of [`Request::Heard`].
+    Heard(Heard),
     /// Of [`Request::Counters`]: those that are not zero, as the device calls them.
     Counters(String),
+}
+
+/// Packets that a device has heard.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Heard {
+    /// All.
+    pub packets: u64,
+    /// Requests that had come before.
+    pub duplicates: u64,
+    /// Requests before which others were missing.
+    pub gaps: u64,
 }
 
 /// The transport service of a queue pair.

@@ -6,15 +6,17 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use rocinante::{
-    Access, Ah, Atomics, Backend, Budget, CompChannel, Context, Cq, FlushLevel, GRH_LEN, Key,
-    ModifyAttr, Mr, Mtu, Mw, OpenOptions, Pd, PeerPath, Placement, Psn, Qp, QpAttr, QpState,
+    Access, Ah, Atomics, Backend, Budget, CompChannel, Context, Counters, Cq, FlushLevel, GRH_LEN,
+    Key, ModifyAttr, Mr, Mtu, Mw, OpenOptions, Pd, PeerPath, Placement, Psn, Qp, QpAttr, QpState,
     QpType, Qpn, RecvWr, SendData, SendOp, SendWr, Sge, Srq, VerbsError, Wc,
 };
 use rocinante_cli::lab::Netns;
 use rocinante_tests::harness::pattern;
 
 use super::machine::Kind;
-use super::proto::{About, Connection, Op, Peer, Range, Remote, Reply, Request, Send, Service};
+use super::proto::{
+    About, Connection, Heard, Op, Peer, Range, Remote, Reply, Request, Send, Service,
+};
 use super::words::{access_of, completion, event_name, qp_state, service, state_of, text};
 use super::{Agent, CQ_DEPTH, ELEMENTS, INLINE, QUEUE_DEPTH, difference};
 
@@ -231,6 +233,12 @@ impl Verbs {
                 let drops = self.opened()?.ctx.counters().drops;
                 let drops = drops.iter().map(|(reason, count)| (reason.to_owned(), count));
                 return Ok(Reply::Drops(drops.collect()));
+            }
+            Request::Heard => {
+                let Counters { rcvd_pkts, duplicate_request, out_of_seq_request, .. } =
+                    self.opened()?.ctx.counters().transport;
+                let (duplicates, gaps) = (duplicate_request, out_of_seq_request);
+                return Ok(Reply::Heard(Heard { packets: rcvd_pkts, duplicates, gaps }));
             }
             Request::Counters => return Ok(Reply::Counters(counters(&self.opened()?.ctx))),
         }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::losses::Losses;
 use super::node::{BUFFER, SEND, Step, at, signaled};
 use super::operations::write_send_read;
 use super::scenario::Session;
@@ -47,11 +48,10 @@ pub(super) fn responses_lost(s: &mut Session<'_>) -> Step {
 /// Everything arrives once and in order though packets are lost.
 fn with_losses(s: &mut Session<'_>, requests: bool, percent: f64) -> Step {
     let len = 6 * s.mtu().min(2048) + 5;
-    let rule = s.lose(requests, percent)?;
+    let mut losses = Losses::begin(s, &[(requests, percent)])?;
     for round in 0..60 {
-        write_send_read(s, len, round, false)?;
-        let lost = rule.lost()?;
-        if round >= 2 && lost >= 3 {
+        write_send_read(s, &mut losses, len, round, false)?;
+        if round >= 2 && losses.least()? >= 3 {
             return Ok(());
         }
     }

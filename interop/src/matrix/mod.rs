@@ -6,6 +6,7 @@ mod datagrams;
 mod errors;
 mod faults;
 mod flush;
+mod losses;
 mod multicast;
 mod node;
 mod operations;

@@ -329,8 +329,13 @@ impl Node {
     /// It is another.
     pub fn ends(&mut self, wr_id: u64, status: &str) -> Step<Completion> {
         let wc = self.completions(1)?.remove(0);
+        self.is_end(&wc, wr_id, status)?;
+        Ok(wc)
+    }
+
+    fn is_end(&self, wc: &Completion, wr_id: u64, status: &str) -> Step {
         if (wc.wr_id, wc.status.as_str()) == (wr_id, status) {
-            return Ok(wc);
+            return Ok(());
         }
         Err(format!("{}: request {wr_id} should end in {status}, but: {wc:?}", self.name))
     }
@@ -340,7 +345,16 @@ impl Node {
     /// # Errors
     /// It is another.
     pub fn succeeds(&mut self, wr_id: u64, opcode: Opcode) -> Step {
-        let wc = self.ends(wr_id, "SUCCESS")?;
+        let wc = self.completions(1)?.remove(0);
+        self.is_success(&wc, wr_id, opcode)
+    }
+
+    /// Fails unless a completion is the success of `wr_id`.
+    ///
+    /// # Errors
+    /// It is another.
+    pub fn is_success(&self, wc: &Completion, wr_id: u64, opcode: Opcode) -> Step {
+        self.is_end(wc, wr_id, "SUCCESS")?;
         self.expect(&wc.opcode, &opcode, "the opcode")
     }
 

@@ -1,5 +1,6 @@
 //! Everything that can be done, done right.
 
+use super::losses::Losses;
 use super::node::{BUFFER, SEND, Step, at, signaled};
 use super::scenario::Session;
 use crate::agent::proto::{Op, Opcode, Request, Send};
@@ -286,23 +287,37 @@ pub(super) fn both_ask(s: &mut Session<'_>) -> Step {
 pub(super) fn psn_wraps(s: &mut Session<'_>) -> Step {
     let len = 4 * s.mtu() + 3;
     for round in 0..2 {
-        write_send_read(s, len, round, true)?;
+        write_send_read(s, &mut Losses::none(), len, round, true)?;
     }
     Ok(())
 }
 
-/// A WRITE, a SEND and a READ of what the WRITE brought, all bytes of which say the `round`.
-pub(super) fn write_send_read(s: &mut Session<'_>, len: usize, round: u64, fence: bool) -> Step {
+/// A WRITE, a SEND and a READ of what the WRITE brought, all bytes of which say the `round`. The READ is asked for at once, unless the SEND may be caught:
+/// behind that, nothing may have to be asked for again.
+pub(super) fn write_send_read(
+    s: &mut Session<'_>,
+    losses: &mut Losses,
+    len: usize,
+    round: u64,
+    fence: bool,
+) -> Step {
     s.active.fill(at(0, len), round)?;
     s.passive.receive(1, &[at(HALF, len)])?;
     let (write, read) = (s.passive.write_to(0, None), s.passive.read_from(0));
-    s.active.post(&[
-        signaled(0, write, &[at(0, len)]),
-        signaled(1, SEND, &[at(0, len)]),
-        Send { fence, ..signaled(2, read, &[at(HALF, len)]) },
-    ])?;
-    s.active.succeeds(0, Opcode::Write)?;
-    s.active.succeeds(1, Opcode::Send)?;
+    let mut list = vec![signaled(0, write, &[at(0, len)]), signaled(1, SEND, &[at(0, len)])];
+    let read = Send { fence, ..signaled(2, read, &[at(HALF, len)]) };
+    let later = if losses.may_catch(s) {
+        Some(read)
+    } else {
+        list.push(read);
+        None
+    };
+    losses.post(s, &list)?;
+    losses.succeeds(s, 0, Opcode::Write)?;
+    losses.succeeds(s, 1, Opcode::Send)?;
+    if let Some(read) = later {
+        s.active.post(&[read])?;
+    }
     s.active.succeeds(2, Opcode::Read)?;
     s.passive.received(1, len, None)?;
     s.passive.holds(at(0, len), round)?;

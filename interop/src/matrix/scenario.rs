@@ -426,6 +426,13 @@ impl<'a> Session<'a> {
         self.noticed.push(what.into());
     }
 
+    /// As [`notice`](Self::notice), of what does not always happen: it is printed, too.
+    pub(super) fn say(&mut self, what: impl Into<String>) {
+        let what = what.into();
+        println!("    {what}");
+        self.notice(what);
+    }
+
     /// What devices did otherwise than the specification has it.
     #[must_use]
     pub fn noticed(&self) -> &[String] {

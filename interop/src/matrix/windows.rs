@@ -1,5 +1,6 @@
 //! Memory windows: what peers get through them, from when they do not any more, and who takes them away.
 
+use super::losses::Losses;
 use super::node::{BUFFER, Node, Step, at, opcode_of, signaled};
 use super::scenario::Session;
 use super::verdict::cannot;
@@ -203,7 +204,7 @@ pub(super) fn send_invalidates(s: &mut Session<'_>) -> Step {
     let mut shown = Remote { address: 0, rkey: 0 };
     for (number, len) in (0..).zip([0].into_iter().chain(s.sizes())) {
         shown = s.passive.bind(0, 0, part(0, 64), REMOTE)?;
-        let key = taken_away(s, number, shown, len)?;
+        let key = taken_away(s, &mut Losses::none(), number, shown, len)?;
         s.passive.expect(&key, &Some(shown.rkey), "the invalidated key")?;
     }
     // With nothing to invalidate nothing is told.
@@ -214,14 +215,20 @@ pub(super) fn send_invalidates(s: &mut Session<'_>) -> Step {
 }
 
 /// A WRITE through a window and a SEND of `len` bytes that takes it away: the key in the completion of the receive.
-fn taken_away(s: &mut Session<'_>, number: u64, shown: Remote, len: usize) -> Step<Option<u32>> {
+fn taken_away(
+    s: &mut Session<'_>,
+    losses: &mut Losses,
+    number: u64,
+    shown: Remote,
+    len: usize,
+) -> Step<Option<u32>> {
     s.active.fill(at(0, len.max(64)), number)?;
     s.passive.receive(number, &[at(HALF, len)])?;
     let send = Op::SendInv { rkey: shown.rkey };
     let list = [signaled(1, write_to(shown, 0), &[at(0, 64)]), signaled(2, send, &[at(0, len)])];
-    s.active.post(&list)?;
-    s.active.succeeds(1, Opcode::Write)?;
-    s.active.succeeds(2, Opcode::Send)?;
+    losses.post(s, &list)?;
+    losses.succeeds(s, 1, Opcode::Write)?;
+    losses.succeeds(s, 2, Opcode::Send)?;
     let wc = s.passive.ends(number, "SUCCESS")?;
     s.passive.expect(&(wc.opcode, wc.imm), &(Opcode::Recv, None), "opcode and immediate")?;
     s.passive.expect(&(wc.byte_len as usize), &len, "the length")?;
@@ -335,12 +342,12 @@ pub(super) fn reregistered(s: &mut Session<'_>) -> Step {
 pub(super) fn lost(s: &mut Session<'_>) -> Step {
     prepare(s, &[MwType::Type2])?;
     let len = 4 * s.mtu().min(2048) + 5;
-    let (there, back) = (s.lose(true, 6.0)?, s.lose(false, 15.0)?);
+    let mut losses = Losses::begin(s, &[(true, 6.0), (false, 15.0)])?;
     for round in 0..100 {
         let shown = s.passive.bind(0, 0, part(0, 64), REMOTE)?;
-        let key = taken_away(s, round, shown, len)?;
+        let key = taken_away(s, &mut losses, round, shown, len)?;
         s.passive.expect(&key, &Some(shown.rkey), "the invalidated key")?;
-        if round >= 2 && there.lost()? >= 3 && back.lost()? >= 3 {
+        if round >= 2 && losses.least()? >= 3 {
             return Ok(());
         }
     }

@@ -1,7 +1,7 @@
 //! What datagrams, several queue pairs and shared receive queues need of a side.
 
 use super::{Node, Step};
-use crate::agent::proto::{Completion, Op, Opcode, Range, Reply, Request, Send, State};
+use crate::agent::proto::{Completion, Heard, Op, Opcode, Range, Reply, Request, Send, State};
 
 /// Bytes before a datagram in its receive.
 pub(in crate::matrix) const GRH: usize = 40;
@@ -104,6 +104,17 @@ impl Node {
                 found.map(|(_, count)| *count).ok_or_else(|| format!("no counter {reason:?}"))
             }
             other => Err(format!("{}: drops are {other:?}", self.name())),
+        }
+    }
+
+    /// What its device has heard.
+    ///
+    /// # Errors
+    /// As [`ask`](Self::ask).
+    pub fn heard(&mut self) -> Step<Heard> {
+        match self.ask(&Request::Heard)? {
+            Reply::Heard(heard) => Ok(heard),
+            other => Err(format!("{}: what it has heard is {other:?}", self.name())),
         }
     }
 
