@@ -90,6 +90,10 @@ impl Port for AnyPort {
         on!(self, port => port.wait_fd())
     }
 
+    fn watch(&mut self, wished: bool) -> io::Result<()> {
+        on!(self, port => port.watch(wished))
+    }
+
     fn maintain(&mut self) -> Option<Duration> {
         on!(self, port => port.maintain())
     }

@@ -94,6 +94,17 @@ impl Epoll {
         self.control(libc::EPOLL_CTL_DEL, fd.as_fd(), None)
     }
 
+    /// Has `fd` in the set or not.
+    ///
+    /// # Errors
+    /// As [`add`](Self::add) and [`remove`](Self::remove).
+    pub fn set(&self, fd: impl AsFd, interest: Option<Interest>) -> io::Result<()> {
+        match interest {
+            Some(interest) => self.add(fd, interest),
+            None => self.remove(fd),
+        }
+    }
+
     fn control(&self, op: i32, fd: BorrowedFd<'_>, interest: Option<Interest>) -> io::Result<()> {
         let events = match interest {
             None => 0,

@@ -73,6 +73,8 @@ pub struct PacketPort {
     /// Datagrams that went through the guard.
     unresolved: u64,
     epoll: Epoll,
+    /// Whether the socket is in the epoll set.
+    watched: bool,
     /// Whether the epoll set waits for the socket to take more.
     waits_for_write: bool,
     /// The errno that ended the port's life.
@@ -132,14 +134,17 @@ impl PacketPort {
         }
     }
 
-    /// Lets the epoll set wait for room exactly while something waits for it.
+    /// What the epoll set is to wait for: for room exactly while something waits for it.
+    fn interest(&self) -> Interest {
+        if self.waits_for_write { Interest::ReadWrite } else { Interest::Read }
+    }
+
     fn watch_writes(&mut self) {
         let waits = !self.staging.is_empty();
-        if waits != self.waits_for_write {
-            let interest = if waits { Interest::ReadWrite } else { Interest::Read };
-            if self.epoll.modify(self.socket.as_fd(), interest).is_ok() {
-                self.waits_for_write = waits;
-            }
+        if waits != std::mem::replace(&mut self.waits_for_write, waits) && self.watched {
+            let changed = self.epoll.modify(self.socket.as_fd(), self.interest());
+            // What failed is tried again.
+            self.waits_for_write = waits == changed.is_ok();
         }
     }
 
@@ -304,6 +309,12 @@ impl Port for PacketPort {
 
     fn wait_fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
+    }
+
+    fn watch(&mut self, wished: bool) -> io::Result<()> {
+        self.epoll.set(self.socket.as_fd(), wished.then(|| self.interest()))?;
+        self.watched = wished;
+        Ok(())
     }
 
     fn maintain(&mut self) -> Option<Duration> {

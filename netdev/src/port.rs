@@ -312,6 +312,13 @@ pub trait Port: Send {
     /// The descriptor that becomes readable when `receive` has something to do.
     fn wait_fd(&self) -> BorrowedFd<'_>;
 
+    /// Whether [`wait_fd`](Self::wait_fd) shall become readable for what arrives, as it does at first. While nobody waits for that, the kernel need
+    /// not tell of each frame.
+    ///
+    /// # Errors
+    /// No memory for an entry of the set: then it does not.
+    fn watch(&mut self, wished: bool) -> std::io::Result<()>;
+
     /// Chores off the fast path: neighbour refresh, link changes. Returns when to call again.
     fn maintain(&mut self) -> Option<Duration>;
 

@@ -445,6 +445,10 @@ impl Port for SimPort {
         self.event.as_fd()
     }
 
+    fn watch(&mut self, _: bool) -> io::Result<()> {
+        Ok(())
+    }
+
     fn maintain(&mut self) -> Option<Duration> {
         None
     }

@@ -282,6 +282,10 @@ impl Port for UdpPort {
         self.epoll.as_fd()
     }
 
+    fn watch(&mut self, _: bool) -> io::Result<()> {
+        Ok(())
+    }
+
     fn maintain(&mut self) -> Option<Duration> {
         // Routes, neighbours and link changes are the kernel's.
         None

@@ -448,6 +448,10 @@ impl Port for XdpPort {
         self.epoll.as_fd()
     }
 
+    fn watch(&mut self, wished: bool) -> io::Result<()> {
+        self.epoll.set(self.socket.as_fd(), wished.then_some(Interest::Read))
+    }
+
     fn maintain(&mut self) -> Option<Duration> {
         self.reserved = Reserved::Nothing;
         let alive = self.socket.kick_receive();

@@ -9,3 +9,15 @@ pub(crate) use std::thread::yield_now;
 pub(crate) use std::time::Instant;
 
 pub(crate) use parking_lot::{Mutex, MutexGuard};
+
+/// The processor that this thread runs on, for now.
+#[cfg(not(miri))]
+pub(crate) fn processor() -> u32 {
+    rustix::thread::sched_getcpu() as u32
+}
+
+/// Miri knows of none.
+#[cfg(miri)]
+pub(crate) fn processor() -> u32 {
+    0
+}

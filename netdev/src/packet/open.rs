@@ -110,6 +110,7 @@ fn over(
         rx: RxCounters::default(),
         unresolved: 0,
         epoll,
+        watched: true,
         waits_for_write: false,
         dead: None,
     })

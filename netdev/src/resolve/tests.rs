@@ -40,6 +40,9 @@ impl Port for Paths {
     fn wait_fd(&self) -> BorrowedFd<'_> {
         unreachable!("a table does not wait")
     }
+    fn watch(&mut self, _: bool) -> io::Result<()> {
+        Ok(())
+    }
     fn maintain(&mut self) -> Option<Duration> {
         None
     }

@@ -14,6 +14,10 @@ pub(crate) fn spin_loop() {
     yield_now();
 }
 
+pub(crate) fn processor() -> u32 {
+    0
+}
+
 /// A lock with the memory orderings of `parking_lot`'s: who does not get it learns nothing of who has it, and may see it
 /// locked when it no longer is.
 #[derive(Debug, Default)]

@@ -26,6 +26,8 @@ impl Default for Inner {
 struct State {
     /// Of an event descriptor its counter, of a port the datagrams that wait.
     count: u64,
+    /// A port that tells nobody of what arrives.
+    is_mute: bool,
     sleepers: Vec<Thread>,
 }
 
@@ -39,8 +41,29 @@ impl OwnedFd {
         std::mem::take(&mut self.0.0.lock().unwrap().count)
     }
 
+    /// Whether it tells what arrives, and what is there.
+    pub fn watch(&self, wished: bool) {
+        let mut state = self.0.0.lock().unwrap();
+        state.is_mute = !wished;
+        if state.is_ready() {
+            state.wake();
+        }
+    }
+
     pub fn is_ready(&self) -> bool {
         self.0.0.lock().unwrap().count > 0
+    }
+}
+
+impl State {
+    fn is_ready(&self) -> bool {
+        self.count > 0 && !self.is_mute
+    }
+
+    fn wake(&mut self) {
+        for sleeper in self.sleepers.drain(..) {
+            sleeper.unpark();
+        }
     }
 }
 
@@ -61,8 +84,8 @@ pub fn eventfd() -> io::Result<OwnedFd> {
 pub fn notify(fd: &OwnedFd) {
     let mut state = fd.0.0.lock().unwrap();
     state.count += 1;
-    for sleeper in state.sleepers.drain(..) {
-        sleeper.unpark();
+    if !state.is_mute {
+        state.wake();
     }
 }
 
@@ -99,13 +122,46 @@ pub fn wait(
     }
 }
 
+/// Calls to a thread that sleeps; those for later are there at once, as a sleep with an end is over at once.
+#[derive(Debug)]
+pub struct Calls {
+    fd: OwnedFd,
+    /// By how much the time moves with a call. Loom need not know of it.
+    later: std::sync::Mutex<Option<Duration>>,
+}
+
+impl Calls {
+    pub fn new() -> io::Result<Self> {
+        Ok(Self { fd: eventfd()?, later: None.into() })
+    }
+
+    pub fn wake(&self) {
+        notify(&self.fd);
+    }
+
+    pub fn wake_in(&self, time: Duration) {
+        *self.later.lock().unwrap() = Some(time);
+        notify(&self.fd);
+    }
+
+    pub fn wait(&self, port: Option<(BorrowedFd<'_>, bool)>, timeout: Option<Duration>) -> bool {
+        let is_more = wait(port, &self.fd, timeout);
+        if take(&self.fd)
+            && let Some(time) = self.later.lock().unwrap().take()
+        {
+            clock::advance(time);
+        }
+        is_more
+    }
+}
+
 /// Which of them are ready; if none is, this thread is woken when one is, if it sleeps.
 ///
 /// Both are looked at under both locks: loom forgets that a thread was woken if that waits for a lock before it sleeps.
 fn look(other: BorrowedFd<'_>, port: Option<BorrowedFd<'_>>, sleeps: bool) -> (bool, bool) {
     let mut other = other.0.0.lock().unwrap();
     let mut port = port.map(|port| port.0.0.lock().unwrap());
-    let ready = (other.count > 0, port.as_ref().is_some_and(|port| port.count > 0));
+    let ready = (other.is_ready(), port.as_ref().is_some_and(|port| port.is_ready()));
     if ready == (false, false) && sleeps {
         other.sleepers.push(thread::current());
         if let Some(port) = &mut port {

@@ -16,10 +16,10 @@ use super::spin::Spin;
 use super::staging::Staging;
 use crate::event::AsyncEvent;
 use crate::sync::{
-    AtomicBool, AtomicU32, AtomicU64, Instant, Mutex, MutexGuard, Ordering, fence, spin_loop,
-    yield_now,
+    AtomicBool, AtomicU32, AtomicU64, Instant, Mutex, MutexGuard, Ordering, fence, processor,
+    spin_loop, yield_now,
 };
-use crate::wake::{self, AsFd, BorrowedFd, OwnedFd};
+use crate::wake::{self, AsFd, BorrowedFd, Calls, OwnedFd};
 
 /// The shard and what its drivers need to agree on.
 #[derive(Debug)]
@@ -27,17 +27,20 @@ pub(crate) struct Core {
     pub(crate) shard: Mutex<Shard>,
     /// Work that was left for whoever holds the lock.
     staging: Arc<Staging>,
-    /// Moves whenever the program drives.
+    /// Moves whenever the program polls.
     pub(super) epoch: AtomicU64,
     /// Threads of the program that sleep on the port and drive when it wakes them.
     waiters: AtomicU32,
     /// When the background thread will look again, in the shard's time; 0 while it is awake or soon will be.
     pub(super) parked_until: AtomicU64,
+    /// The processor on which the program last did something while the background thread slept; [`NOWHERE`] if it has not.
+    caller_on: AtomicU32,
     /// The background thread leaves the port to a thread that sleeps on it, until that one wakes it.
     resting: AtomicBool,
     /// The port's descriptor, for waiting without the lock.
     port_fd: OwnedFd,
-    kick: OwnedFd,
+    /// For the background thread.
+    calls: Calls,
     stop: AtomicBool,
     /// Threads of the program that sleep on several shards: they leave the ports to the background threads.
     sleepers: AtomicU32,
@@ -63,6 +66,8 @@ const ASIDE: Duration = Duration::from_micros(500);
 const ASIDE_MAX: Duration = Duration::from_millis(10);
 /// The background thread was not given the processor if it sleeps longer by this.
 const LATE: Duration = Duration::from_micros(500);
+/// For [`Core::caller_on`].
+const NOWHERE: u32 = u32::MAX;
 /// For [`Core::parked_until`]: what is held is due before, and nothing else.
 pub(super) const HELD_ONLY: u64 = 1;
 
@@ -76,8 +81,9 @@ impl Core {
             epoch: AtomicU64::new(0),
             waiters: AtomicU32::new(0),
             parked_until: AtomicU64::new(0),
+            caller_on: AtomicU32::new(NOWHERE),
             resting: AtomicBool::new(false),
-            kick: wake::eventfd()?,
+            calls: Calls::new()?,
             stop: AtomicBool::new(false),
             sleepers: AtomicU32::new(0),
             events,
@@ -89,20 +95,46 @@ impl Core {
         Held { core: self, shard: Some(self.shard.lock()) }
     }
 
-    /// Drives the shard unless somebody else does.
+    /// Drives the shard unless somebody else does, for a program that will do so again.
     #[inline]
     pub(crate) fn drive(&self) {
         self.touch();
+        self.drive_once();
+    }
+
+    /// The same for one that may not.
+    #[inline]
+    pub(crate) fn drive_once(&self) {
         while let Some(mut shard) = self.shard.try_lock() {
             self.take_staged(&mut shard);
             shard.drive(true);
+            if shard.is_watched() {
+                self.leave_unwatched(&mut shard);
+            }
             if !self.release(shard) {
                 return;
             }
         }
     }
 
-    /// The program is driving: the background thread may stand aside.
+    /// The program looks at the port itself: nobody need be woken by what arrives, unless somebody else waits for it.
+    #[cold]
+    fn leave_unwatched(&self, shard: &mut Shard) {
+        if self.waiters.load(Ordering::SeqCst) > 0 || self.sleepers.load(Ordering::SeqCst) > 0 {
+            return;
+        }
+        let parked = self.parked_until.load(Ordering::Relaxed) > HELD_ONLY;
+        if parked {
+            // Whether the program goes on is to be looked at.
+            self.parked_until.store(0, Ordering::Relaxed);
+            self.calls.wake_in(ASIDE);
+        }
+        if parked || shard.is_busy() {
+            shard.watch(false);
+        }
+    }
+
+    /// The program polls: the background thread may stand aside.
     #[inline]
     pub(crate) fn touch(&self) {
         // Lost increments do no harm: the number only has to move.
@@ -116,12 +148,37 @@ impl Core {
         let due = shard.needed().map_or(u64::MAX, |due| due.0);
         drop(shard);
         fence(Ordering::SeqCst);
-        // The background thread sleeps longer than the engine can wait.
-        if due < self.parked_until.load(Ordering::Relaxed) {
-            self.parked_until.store(0, Ordering::Relaxed);
-            wake::notify(&self.kick);
+        let parked_until = self.parked_until.load(Ordering::Relaxed);
+        if parked_until != 0 {
+            self.caller_on.store(processor(), Ordering::Relaxed);
+            // The background thread sleeps longer than the engine can wait.
+            if due < parked_until {
+                self.remind();
+            }
         }
         self.staging.has_some()
+    }
+
+    /// Has the background thread wake in time. Not at once: the program is busy, perhaps on the same processor, and waits for an answer.
+    #[cold]
+    fn remind(&self) {
+        // Who holds the lock reminds for both.
+        let Some(shard) = self.shard.try_lock() else { return };
+        let Some(due) =
+            shard.needed().filter(|due| due.0 < self.parked_until.load(Ordering::Relaxed))
+        else {
+            return;
+        };
+        let now = shard.now();
+        if due > now {
+            self.parked_until.store(due.0, Ordering::Relaxed);
+            self.calls.wake_in(Duration::from_nanos(due.since(now)));
+        } else {
+            self.parked_until.store(0, Ordering::Relaxed);
+            self.calls.wake_in(ASIDE);
+        }
+        drop(shard);
+        fence(Ordering::SeqCst);
     }
 
     /// Leaves posted work to whoever holds the lock.
@@ -137,7 +194,7 @@ impl Core {
             || self.waiters.load(Ordering::Relaxed) > 0
         {
             self.parked_until.store(0, Ordering::Relaxed);
-            wake::notify(&self.kick);
+            self.calls.wake();
         }
     }
 
@@ -147,7 +204,7 @@ impl Core {
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         self.drive();
         // Also if it stands aside, because the program has just driven.
-        wake::notify(&self.kick);
+        self.calls.wake();
     }
 
     /// That thread is awake.
@@ -207,7 +264,7 @@ impl Core {
                     let due = Duration::from_nanos(due.since(now));
                     sleep = Some(sleep.map_or(due, |sleep| sleep.min(due)));
                 }
-                port = self.watched(&shard);
+                (port, sleep) = self.watched(&mut shard, sleep);
             } else {
                 sleep = Some(Duration::ZERO);
             }
@@ -226,7 +283,7 @@ impl Core {
         self.drive();
         // Nobody watches the port now.
         if last && self.resting.swap(false, Ordering::SeqCst) {
-            wake::notify(&self.kick);
+            self.calls.wake();
         }
     }
 
@@ -237,6 +294,7 @@ impl Core {
         let mut aside = ASIDE;
         let mut active_until = Instant::now();
         let mut spin = Spin::new();
+        let mut shares = false;
         // It was woken for something, or was not given the processor in time, as the program may not be either: where
         // many threads want it, who goes to sleep again without a look may sleep for as long as a connection lasts.
         let mut look = false;
@@ -271,17 +329,22 @@ impl Core {
             self.take_staged(&mut shard);
             if shard.drive(false) {
                 active_until = Instant::now() + spin.span();
+                if shard.is_watched() {
+                    self.leave_unwatched(&mut shard);
+                }
             }
             self.collect_events(&mut shard);
-            if Instant::now() < active_until {
+            if !shares && Instant::now() < active_until {
                 drop(shard);
                 spin_loop();
                 continue;
             }
-            let port = self.watched(&shard);
+            let (port, sleep) = self.watched(&mut shard, None);
             let asleep = Instant::now();
-            look = self.park(shard, port, || true);
+            look = self.park(shard, port, sleep, || true);
             spin.slept(asleep.elapsed(), look);
+            // Where the program has the same processor, it would wait for the end of every spin, and for nothing else.
+            shares = self.caller_on.swap(NOWHERE, Ordering::Relaxed) == processor();
         }
     }
 
@@ -293,7 +356,7 @@ impl Core {
         }
         let shard = self.shard.try_lock()?;
         self.resting.store(true, Ordering::SeqCst);
-        let woken = self.park(shard, None, || self.waiters.load(Ordering::SeqCst) > 0);
+        let woken = self.park(shard, None, None, || self.waiters.load(Ordering::SeqCst) > 0);
         self.resting.store(false, Ordering::SeqCst);
         Some(woken)
     }
@@ -310,9 +373,8 @@ impl Core {
             }
         }
         let asleep = Instant::now();
-        wake::wait(None, self.kick.as_fd(), Some(pause));
+        self.calls.wait(None, Some(pause));
         self.parked_until.store(0, Ordering::SeqCst);
-        wake::clear(&self.kick);
         asleep.elapsed() > pause + LATE
     }
 
@@ -334,6 +396,7 @@ impl Core {
         &self,
         shard: MutexGuard<'_, Shard>,
         port: Option<(BorrowedFd<'_>, bool)>,
+        at_most: Option<Duration>,
         may: impl FnOnce() -> bool,
     ) -> bool {
         let (now, due) = (shard.now(), shard.needed());
@@ -344,24 +407,33 @@ impl Core {
         let awaited = self.staging.has_some() || self.stop.load(Ordering::SeqCst);
         if !awaited && may() {
             let sleep = due.map(|due: Time| Duration::from_nanos(due.since(now)));
-            woken = wake::wait(port, self.kick.as_fd(), sleep);
+            let sleep = sleep.into_iter().chain(at_most).min();
+            woken = self.calls.wait(port, sleep);
         }
         self.parked_until.store(0, Ordering::SeqCst);
-        wake::clear(&self.kick);
         woken
     }
 
-    /// What to wait for besides: the port's descriptor, and whether it shall take more. A broken port's would be ready
+    /// What to wait for besides, the port's descriptor and whether it shall take more; and for how long. A broken port's would be ready
     /// for ever, and a flooded one's at once.
-    fn watched(&self, shard: &Shard) -> Option<(BorrowedFd<'_>, bool)> {
-        let watch = shard.broken.is_none() && !shard.is_flooded();
-        watch.then(|| (self.port_fd.as_fd(), shard.wants_write()))
+    fn watched(
+        &self,
+        shard: &mut Shard,
+        sleep: Option<Duration>,
+    ) -> (Option<(BorrowedFd<'_>, bool)>, Option<Duration>) {
+        if shard.broken.is_some() || shard.is_flooded() {
+            return (None, sleep);
+        }
+        if !shard.watch(true) {
+            return (None, Some(sleep.unwrap_or(ASIDE).min(ASIDE)));
+        }
+        (Some((self.port_fd.as_fd(), shard.wants_write())), sleep)
     }
 
     /// Ends the background thread.
     pub(crate) fn shut_down(&self) {
         self.stop.store(true, Ordering::SeqCst);
-        wake::notify(&self.kick);
+        self.calls.wake();
     }
 }
 
@@ -398,7 +470,7 @@ impl Drop for Held<'_> {
         if let Some(shard) = self.shard.take()
             && self.core.release(shard)
         {
-            self.core.drive();
+            self.core.drive_once();
         }
     }
 }

@@ -16,7 +16,6 @@ impl QpShared {
         core: &Core,
         list: &[SendWr<'_>],
     ) -> Result<(), PostListError> {
-        core.touch();
         let mut front = self.front.lock();
         let mut failed = None;
         if let Some(mut guard) = core.shard.try_lock() {
@@ -39,7 +38,7 @@ impl QpShared {
             core.take_staged(shard);
             shard.posted(count, busy);
             if core.release(guard) {
-                core.drive();
+                core.drive_once();
             }
         } else {
             for (index, wr) in list.iter().enumerate() {
@@ -79,7 +78,7 @@ impl QpShared {
             drop(front);
             shard.deliver();
             if core.release(guard) {
-                core.drive();
+                core.drive_once();
             }
         } else {
             for (index, wr) in list.iter().enumerate() {
@@ -102,6 +101,6 @@ impl QpShared {
         if !listed {
             core.leave(self);
         }
-        core.drive();
+        core.drive_once();
     }
 }

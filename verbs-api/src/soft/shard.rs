@@ -50,6 +50,9 @@ pub(crate) struct Shard {
     resume_at: Option<Time>,
     /// Datagrams that the kernel refused, and its last errno.
     pub(crate) refused: (u64, i32),
+    /// Whether the port's descriptor tells what arrives, and how many times in a row something had since that was wished.
+    watched: bool,
+    arrivals: u32,
     /// The port broke: the interface is gone.
     pub(crate) broken: Option<io::Error>,
     /// Events that are not the engine's.
@@ -68,6 +71,8 @@ const RX_BURST: usize = 256;
 const TX_BURST: usize = 1024;
 /// The most datagrams whose acknowledgement may wait for the program's next call.
 const HELD_MAX: usize = 2;
+/// After so many looks at the port that found something, whoever has it in sight need not be told of more.
+const ARRIVALS: u32 = 4;
 /// Requests that are gathered at most before they are sent, while others are on their way.
 const DEFER: u32 = 32;
 /// Rounds of one call: a caller of `post_send` or `poll_cq` is not kept for ever.
@@ -104,6 +109,8 @@ impl Shard {
             flood: Flood::default(),
             resume_at: None,
             refused: (0, 0),
+            watched: true,
+            arrivals: 0,
             broken: None,
             events: Vec::new(),
         }
@@ -117,6 +124,26 @@ impl Shard {
     /// Posts what others left.
     pub(super) fn take_staged(&mut self) {
         self.staging.take(&mut self.engine, &mut self.host);
+    }
+
+    /// Whether that is so: see [`watch`](Self::watch).
+    #[inline]
+    pub(super) fn is_watched(&self) -> bool {
+        self.watched
+    }
+
+    /// Whether more arrives than is worth to be told of each time.
+    pub(super) fn is_busy(&self) -> bool {
+        self.arrivals > ARRIVALS
+    }
+
+    /// Has the port's descriptor tell what arrives, or spares the kernel that. Returns whether it does as is wished.
+    pub(super) fn watch(&mut self, wished: bool) -> bool {
+        self.arrivals = 0;
+        if wished != self.watched && self.port.watch(wished).is_ok() {
+            self.watched = wished;
+        }
+        self.watched == wished
     }
 
     /// Whether what is to be sent waits for the port to take more.
@@ -180,6 +207,7 @@ impl Shard {
             let mailed = self.read_mail(now);
             let received = self.receive(now);
             drained = received < RX_BURST;
+            self.arrivals = self.arrivals.saturating_add(u32::from(received > 0));
             self.obey(drained);
             // Who sees completions may post receives before more comes.
             let news = self.host.has_pending();

@@ -114,6 +114,7 @@ pub struct Shard {
     events: Vec<AsyncEvent>,
     received: u64,
     letters: Letters,
+    is_watched: bool,
 }
 
 /// When what is lost is sent again.
@@ -142,11 +143,26 @@ impl Shard {
             events: Vec::new(),
             received: 0,
             letters: Letters::default(),
+            is_watched: true,
         }
     }
 
     pub(super) fn wait_fd(&self) -> BorrowedFd<'_> {
         &self.port
+    }
+
+    pub(super) fn is_watched(&self) -> bool {
+        self.is_watched
+    }
+
+    pub(super) fn is_busy(&self) -> bool {
+        self.received > 0
+    }
+
+    pub(super) fn watch(&mut self, wished: bool) -> bool {
+        self.is_watched = wished;
+        self.port.watch(wished);
+        true
     }
 
     pub(super) fn wants_write(&self) -> bool {
