@@ -70,6 +70,10 @@ impl Port for AnyPort {
         on!(self, port => port.receive(budget, sink))
     }
 
+    fn rx_places(&self) -> Option<(u64, u64)> {
+        on!(self, port => port.rx_places())
+    }
+
     fn reserve(&mut self, path: PathId, len: usize) -> Option<TxSlot<'_>> {
         on!(self, port => port.reserve(path, len))
     }

@@ -248,6 +248,10 @@ impl Port for PacketPort {
         }
     }
 
+    fn rx_places(&self) -> Option<(u64, u64)> {
+        Some((self.rx.runs, self.rx.datagrams))
+    }
+
     fn reserve(&mut self, path: PathId, len: usize) -> Option<TxSlot<'_>> {
         self.staging.discard();
         self.reserved = Reserved::Nothing;

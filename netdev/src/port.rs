@@ -291,6 +291,12 @@ pub trait Port: Send {
     where
         Self: Sized;
 
+    /// Places of the receive queue that were read, and the datagrams in them, since the port was opened, where a super-packet takes one place as a
+    /// datagram does; `None` where what counts is bytes, or super-packets do not come.
+    fn rx_places(&self) -> Option<(u64, u64)> {
+        None
+    }
+
     /// Room for a datagram of `len` bytes of UDP payload to `path`, or `None` if there is none until
     /// the next [`flush`](Self::flush) (or until the kernel drains its queue). A slot that is not committed is
     /// discarded by the next call. Consecutive slots of one path and one length (the last may be

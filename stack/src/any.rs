@@ -144,7 +144,7 @@ impl AnyQp {
         }
         let len = core.sq.check(wr)?;
         match self {
-            Self::Rc(qp) => qp.push(wr, len),
+            Self::Rc(qp) => qp.push(wr, len, &shared.pools),
             Self::Unreliable(qp) => {
                 if qp.datagram_max().is_some_and(|max| len > max) {
                     return Err(PostError::BeyondMtu);

@@ -236,6 +236,13 @@ impl Engine {
         qp.post_recv(wr, &mut self.shared, host)
     }
 
+    /// What was just taken, so many datagrams, took so many places of the receive queue of which [`EngineConfig::own_budget`] is a part: where super-packets take
+    /// one each, more may be asked for by READs. Who does not say so has a place for each datagram.
+    #[inline]
+    pub fn arrived(&mut self, datagrams: u32, places: u32) {
+        self.shared.pools.arrived(datagrams, places);
+    }
+
     /// Takes one datagram. Bad ones are dropped and counted; nothing a peer sends can do more than break its own queue pair.
     #[inline]
     pub fn handle_datagram<H: Memory + Completions>(

@@ -9,9 +9,12 @@
 //! Who finds no room waits in line. While there is a line, nobody else gets room; its first is called when what it
 //! needs fits, and the next when the first had its turn.
 
+mod arrivals;
+
 use core::net::IpAddr;
 use std::collections::VecDeque;
 
+use self::arrivals::Arrivals;
 use crate::pace::Pace;
 use crate::types::Time;
 
@@ -55,11 +58,6 @@ impl Budget {
             bytes: scale(self.bytes, numerator, denominator),
             datagrams: scale(self.datagrams, numerator, denominator),
         }
-    }
-
-    /// How many datagrams of `len` bytes it holds.
-    pub(crate) fn holds(self, len: u32) -> u32 {
-        self.datagrams.min(self.bytes / Self::cost(len))
     }
 }
 
@@ -255,6 +253,7 @@ struct Epochs {
 #[derive(Debug)]
 pub(crate) struct Pools {
     own: Pool,
+    arrivals: Arrivals,
     epochs: Epochs,
     peers: Vec<(IpAddr, u32, Pool)>,
     /// Queue pairs that were called and have not been told.
@@ -271,8 +270,13 @@ impl PoolId {
 
 impl Pools {
     pub(crate) fn new(own: Budget) -> Self {
-        let epochs = Epochs::default();
-        Self { own: Pool::new(own), epochs, peers: Vec::new(), called: VecDeque::new() }
+        Self {
+            own: Pool::new(own),
+            arrivals: Arrivals::default(),
+            epochs: Epochs::default(),
+            peers: Vec::new(),
+            called: VecDeque::new(),
+        }
     }
 
     /// The pool of a peer; counts one more user. It gets `limit` if the peer itself `said` so, or nobody knows better.
@@ -351,6 +355,29 @@ impl Pools {
             self.own.left()
         } else {
             Charge::default()
+        }
+    }
+
+    /// So many datagrams took so many places of our own receive queue.
+    #[inline]
+    pub(crate) fn arrived(&mut self, datagrams: u32, places: u32) {
+        self.arrivals.add(datagrams, places);
+    }
+
+    /// How many packets of `len` bytes of an answer our own receive queue has room for, when nothing else is on its way to it.
+    pub(crate) fn answers(&self, len: u32) -> u32 {
+        let limit = &self.own.limit;
+        self.arrivals.held_by(limit.datagrams).min(limit.bytes / Budget::cost(len))
+    }
+
+    /// What an answer of so many `packets`, of which each costs so much, takes of our own receive queue.
+    #[inline]
+    pub(crate) fn charge_of_answer(&self, packets: u32, each: u32) -> Charge {
+        let all = Charge::of(packets, each);
+        if packets == 1 {
+            all
+        } else {
+            Charge { datagrams: self.arrivals.places_of(packets), ..all }
         }
     }
 

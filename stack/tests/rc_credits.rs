@@ -3,6 +3,7 @@
 mod common;
 
 use common::{Pair, Setup, Solo, sge};
+use rocinante_stack::Budget;
 use rocinante_stack::types::Key;
 use rocinante_stack::verbs::{SendOp, WcStatus};
 use rocinante_stack::wire::{Aeth, Opcode as Op, Syndrome};
@@ -91,11 +92,12 @@ fn what_needs_no_receive_is_not_limited_but_counts() {
 
 #[test]
 fn a_read_in_pieces_counts_as_many_messages() {
-    let mut solo = Solo::script();
+    // 60 packets of 256 bytes are one request: half of what our queue holds.
+    let own = Some(Budget { bytes: 1 << 20, datagrams: 120 });
+    let mut solo = Solo::new(&Setup { own, ..Setup::script() });
     solo.send(1, 8);
     solo.sent();
     grant(&mut solo, 0, 1, 0);
-    // 60 packets of 256 bytes are one request.
     solo.read(2, 61 * 256);
     solo.send(3, 8);
     assert_eq!(solo.sent().len(), 2, "two READ requests, and no SEND");

@@ -142,9 +142,13 @@ fn pieces(mtu: Mtu, own: Budget, packets: u32) -> Vec<u32> {
 }
 
 #[test]
-fn a_read_asks_for_half_of_our_room_and_for_one_super_packet() {
+fn a_read_asks_for_a_third_of_our_room_in_full_runs_or_for_half_of_it() {
     let wide = Budget { bytes: 8 << 20, datagrams: 4096 };
-    assert_eq!(pieces(Mtu::Mtu256, wide, 130), [60, 60, 10]);
+    assert_eq!(pieces(Mtu::Mtu256, wide, 1200), [515, 515, 170]);
+    assert_eq!(pieces(Mtu::Mtu4096, wide, 255), [123, 123, 9]);
+    let third = |datagrams| pieces(Mtu::Mtu4096, Budget { datagrams, ..wide }, 200);
+    assert_eq!(third(99), [33, 33, 33], "no more than our room at a time");
+    assert_eq!(third(53), [15, 15, 15]);
     // A response of 256 or of 512 bytes costs 1,280: this is room for nine.
     for mtu in [Mtu::Mtu256, Mtu::Mtu512] {
         let nine = Budget { bytes: 9 * 1280, ..wide };
@@ -153,6 +157,28 @@ fn a_read_asks_for_half_of_our_room_and_for_one_super_packet() {
     }
     let one = Budget { datagrams: 1, ..wide };
     assert_eq!(pieces(Mtu::Mtu256, one, 2)[0], 1, "something must be asked for");
+}
+
+/// A super-packet takes one place of our queue, if it arrives as such: then more is asked for, but what was begun keeps its borders.
+#[test]
+fn where_super_packets_arrive_whole_a_read_asks_for_more() {
+    let own = Some(Budget { bytes: 8 << 20, datagrams: 48 });
+    let setup = Setup { mtu: Mtu::Mtu4096, own, arena: 1 << 20, ..Setup::script() };
+    let mut solo = Solo::new(&setup);
+    let asked = |solo: &mut Solo| {
+        let sent = solo.packets();
+        let asked = sent.iter().map(|sent| Packet::parse(sent).unwrap().reth().unwrap().len);
+        asked.map(|len| len / 4096).collect::<Vec<_>>()
+    };
+    solo.read(1, 50 * 4096);
+    assert_eq!(asked(&mut solo), [15, 15, 15]);
+    for _ in 0..100 {
+        solo.end.engine.arrived(150, 10);
+    }
+    solo.read(2, 130 * 4096);
+    assert_eq!(asked(&mut solo), [], "there is no room");
+    solo.wait(TIMEOUT_14);
+    assert_eq!(asked(&mut solo), [15, 15, 15, 5, 123, 7]);
 }
 
 #[test]

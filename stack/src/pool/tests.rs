@@ -26,7 +26,8 @@ fn a_datagram_costs_its_slab_and_the_skb() {
     }
     assert_eq!(Budget::cost(7777), 2 * 7777 + 2048);
     assert_eq!(Budget::cost(u32::MAX), u32::MAX);
-    assert_eq!([100, 1000, 2000].map(|len| ROOM.holds(len)), [4, 4, 2]);
+    let pools = Pools::new(ROOM);
+    assert_eq!([100, 1000, 2000].map(|len| pools.answers(len)), [4, 4, 2]);
 }
 
 #[test]

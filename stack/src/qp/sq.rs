@@ -25,6 +25,8 @@ pub(crate) struct Wqe {
     /// What its last packet costs its receiver, if it is a SEND or WRITE.
     pub(crate) cost: u32,
     sges: u16,
+    /// Packets of each request but the last that a READ is asked for by: the same whenever it is sent again.
+    pub(crate) read_packets: u16,
     /// A SEND or WRITE of one packet that waits for nothing.
     pub(crate) plain: bool,
     pub(crate) inline: bool,
@@ -95,6 +97,7 @@ impl SendQueue {
             len: 0,
             cost: 0,
             sges: 0,
+            read_packets: 1,
             plain: false,
             inline: false,
             signaled: false,
@@ -239,7 +242,7 @@ impl SendQueue {
         wr: &SendWr<'_>,
         len: u32,
         mtu: Mtu,
-        read_packets: u32,
+        read_packets: u16,
         signal_all: bool,
     ) {
         let on_wire = !wr.op.is_local();
@@ -295,6 +298,7 @@ impl SendQueue {
             plain: data && one && !wr.fence,
             #[allow(clippy::cast_possible_truncation)]
             sges: sges as u16,
+            read_packets,
             inline,
             signaled: wr.signaled || signal_all,
             solicited: wr.solicited,

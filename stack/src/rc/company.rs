@@ -82,7 +82,7 @@ pub(super) enum Awaited {
 
 /// Packets of a run.
 #[inline]
-fn run(bytes: u32) -> u32 {
+pub(super) fn run(bytes: u32) -> u32 {
     if bytes <= RUN_BYTES / RUN_PACKETS {
         return RUN_PACKETS;
     }

@@ -12,6 +12,7 @@ pub(crate) mod held;
 mod inbound;
 mod plan;
 mod progress;
+mod reads;
 mod records;
 mod repair;
 mod requester;
@@ -28,12 +29,11 @@ use self::requester::{Limits, Requester};
 use self::responder::Responder;
 use crate::engine::Shared;
 use crate::ingress::SourceCheck;
-use crate::pool::{Budget, PoolId};
+use crate::pool::{Budget, PoolId, Pools};
 use crate::qp::Core;
 use crate::qp::attr::{ModifyError, QpAttr};
-use crate::qp::sq::OVERHEAD;
 use crate::types::{Mtu, Time};
-use crate::verbs::{Completions, QpState, SendWr};
+use crate::verbs::{Completions, QpState, SendOp, SendWr};
 
 /// A queue pair of a reliable connection.
 // In the order written: the common part is first in either, so that it is found without asking which it is.
@@ -64,7 +64,6 @@ impl Qp {
                 mtu: Mtu::Mtu256,
                 pd: core.init.pd,
                 peer: PoolId::OWN,
-                read_packets: 1,
                 selective: false,
             },
             core,
@@ -142,15 +141,11 @@ impl Qp {
     fn ready_to_receive(&mut self, shared: &mut Shared) {
         let Some(peer) = self.core.attr.peer else { return };
         let mtu = self.core.attr.path_mtu.unwrap_or(Mtu::Mtu256);
-        // A READ request asks for one super-packet at most, and for no more than half of what our own receive queue holds,
-        // so that another is under way while it is answered.
-        let half = shared.config.own_budget.holds(mtu.bytes() + OVERHEAD) / 2;
         self.limits = Limits {
             slot: self.core.slot,
             mtu,
             pd: self.core.init.pd,
             peer: shared.pools.join(peer.remote, peer.budget, true),
-            read_packets: (61_440 / mtu.bytes()).min(60).min(half).max(1),
             selective: shared.config.held_packets_max > 0 && peer.budget != Budget::STRANGER,
         };
         self.source = SourceCheck::new(&peer);
@@ -231,8 +226,12 @@ impl Qp {
 
     /// A send request was posted.
     #[inline]
-    pub(crate) fn push(&mut self, wr: &SendWr<'_>, len: u32) {
-        let (mtu, read_packets) = (self.limits.mtu, self.limits.read_packets);
+    pub(crate) fn push(&mut self, wr: &SendWr<'_>, len: u32, pools: &Pools) {
+        let mtu = self.limits.mtu;
+        let read_packets = match wr.op {
+            SendOp::Read { .. } if len > mtu.bytes() => reads::request_packets(mtu, pools),
+            _ => 1,
+        };
         self.core.sq.push(wr, len, mtu, read_packets, self.core.init.sq_sig_all);
     }
 }

@@ -216,8 +216,9 @@ impl Requester {
             SendOp::AtomicWrite { .. } => (Opcode::RC_ATOMIC_WRITE, psn, 8),
             SendOp::Flush { .. } => (Opcode::RC_FLUSH, psn, 0),
             _ => {
-                let piece = (psn - wqe.first) / u64::from(limits.read_packets) + 1;
-                let last = (wqe.first + piece * u64::from(limits.read_packets) - 1).min(wqe.last);
+                let each = u64::from(wqe.read_packets);
+                let piece = (psn - wqe.first) / each + 1;
+                let last = (wqe.first + piece * each - 1).min(wqe.last);
                 let end = wqe.offset(last, limits.mtu) + wqe.payload(last, limits.mtu);
                 (Opcode::RC_RDMA_READ_REQUEST, last, end - offset)
             }
@@ -225,7 +226,7 @@ impl Requester {
         #[allow(clippy::cast_possible_truncation)]
         let packets = (last - psn + 1) as u32;
         let each = Budget::cost(len.min(limits.mtu.bytes()) + OVERHEAD);
-        let charge = Charge::of(packets, each);
+        let charge = pools.charge_of_answer(packets, each);
         let has_room = pools.get(PoolId::OWN).admits(limits.slot, charge);
         if !has_room && !self.overdraft && !self.silent {
             return Plan::Wait(PoolId::OWN, charge);

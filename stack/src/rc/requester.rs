@@ -34,8 +34,6 @@ pub(super) struct Limits {
     pub(super) mtu: Mtu,
     pub(super) pd: PdId,
     pub(super) peer: PoolId,
-    /// Packets of one READ request; a constant of the connection, so that a READ sent again has the same borders.
-    pub(super) read_packets: u32,
     /// Whether the peer is one of us, and what comes too early is held.
     pub(super) selective: bool,
 }

@@ -45,6 +45,8 @@ pub(crate) struct Shard {
     pub(super) held: bool,
     /// Full bursts read since a deadline passed: what it waits for may be behind them.
     overdue: u32,
+    /// What [`Port::rx_places`] said last.
+    rx_places: (u64, u64),
     flood: Flood,
     /// The port is left alone until then, because of a flood.
     resume_at: Option<Time>,
@@ -106,6 +108,7 @@ impl Shard {
             fresh: true,
             held: false,
             overdue: 0,
+            rx_places: (0, 0),
             flood: Flood::default(),
             resume_at: None,
             refused: (0, 0),
@@ -339,11 +342,20 @@ impl Shard {
             self.break_down(error);
             0
         });
+        self.tell_places();
         // What was handed over is for the owner to judge, who says so later.
         let used = accepted(&self.engine) - before + elsewhere(&self.others) - handed_over;
         let wasted = (received as u64).saturating_sub(used);
         self.flood.add(now, wasted + wasted_elsewhere);
         received
+    }
+
+    /// Tells the engine how what was read had arrived.
+    fn tell_places(&mut self) {
+        let Some(now) = self.port.rx_places().filter(|now| *now != self.rx_places) else { return };
+        let before = std::mem::replace(&mut self.rx_places, now);
+        let news = |now: u64, before: u64| u32::try_from(now - before).unwrap_or(u32::MAX);
+        self.engine.arrived(news(now.1, before.1), news(now.0, before.0));
     }
 
     /// The port is good for nothing any more.
