@@ -192,6 +192,13 @@ impl Staging {
         })
     }
 
+    /// The frame of the only run that is not gone, if there is one and it leaves whole.
+    pub(super) fn only(&self) -> Option<&[u8]> {
+        let [run] = self.runs.get(self.first..self.sealed)? else { return None };
+        let begin = run.start - run.template.header_len() - VNET_LEN;
+        run.split.is_none().then(|| &self.arena[begin..run.start + run.bytes])
+    }
+
     /// The frames of the front run that leave singly and are not gone; headers are written to
     /// `headers`, which bounds their number.
     pub(super) fn singles<'a>(

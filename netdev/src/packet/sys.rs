@@ -297,4 +297,12 @@ impl FrameSink for Transmit<'_> {
         })?;
         Ok(sent as usize)
     }
+
+    /// `send(2)` has neither message headers nor vectors that the kernel would have to fetch, as `sendmmsg(2)` has.
+    fn send_one(&mut self, frame: &[u8]) -> io::Result<()> {
+        let (at, len) = (frame.as_ptr().cast(), frame.len());
+        // SAFETY: the kernel only reads `len` bytes, which are the frame's, during the call.
+        let sent = unsafe { libc::send(self.socket.raw(), at, len, libc::MSG_DONTWAIT) };
+        if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
 }

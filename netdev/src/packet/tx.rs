@@ -22,6 +22,9 @@ pub(super) struct TxCounters {
 pub(super) trait FrameSink {
     /// Takes frames, each from two pieces, in order; returns how many, or why not the first.
     fn send<'a>(&mut self, frames: impl Iterator<Item = [&'a [u8]; 2]>) -> io::Result<usize>;
+
+    /// Takes one frame, in one piece.
+    fn send_one(&mut self, frame: &[u8]) -> io::Result<()>;
 }
 
 /// Gives runs to the kernel.
@@ -64,6 +67,8 @@ impl Sender {
         while let Some(run) = staging.front() {
             let sent = if run.split.is_some() {
                 kernel.send(staging.singles(&mut self.headers))
+            } else if let Some(frame) = staging.only() {
+                kernel.send_one(frame).map(|()| 1)
             } else {
                 kernel.send(staging.whole())
             };
@@ -173,6 +178,10 @@ mod tests {
                 sent += 1;
             }
             Ok(sent)
+        }
+
+        fn send_one(&mut self, frame: &[u8]) -> io::Result<()> {
+            self.send(std::iter::once(frame.split_at(vnet::VNET_LEN).into())).map(drop)
         }
     }
 
