@@ -37,6 +37,7 @@ pub struct PacketLink {
     headers: [u8; VNET_LEN + HEADERS],
     outgoing: Template,
     incoming: Template,
+    /// Headers and payload in one piece.
     staging: Vec<u8>,
     limits: RunLimits,
 }
@@ -70,7 +71,7 @@ impl PacketLink {
             headers: headers(flow, interface.mac, mac),
             outgoing: flow.outgoing(SRC_PORT),
             incoming: flow.incoming(SRC_PORT),
-            staging: vec![0; limits.bytes],
+            staging: vec![0; VNET_LEN + HEADERS + limits.bytes],
             limits,
         })
     }
@@ -171,14 +172,14 @@ impl Link for PacketLink {
         let segment = (run.len() > 1).then(|| run[0].len() as u16);
         self.address(run.iter().map(Packet::len).sum(), segment);
         if run[0].payload.len() < GATHER_MIN || run.len() > GATHER_PACKETS {
-            let mut end = 0;
+            let mut end = self.headers.len();
+            self.staging[..end].copy_from_slice(&self.headers);
             for (id, packet) in run.iter().enumerate() {
                 let buf = &mut self.staging[end..end + packet.len()];
                 packet.write(buf, &mut self.outgoing, id as u16);
                 end += packet.len();
             }
-            let pieces = [IoSlice::new(&self.headers), IoSlice::new(&self.staging[..end])];
-            return self.socket.send(&pieces, None, None);
+            return self.socket.send_piece(&self.staging[..end]);
         }
         let mut icrcs = [[0; 4]; GATHER_PACKETS];
         for (id, (icrc, packet)) in icrcs.iter_mut().zip(run).enumerate() {

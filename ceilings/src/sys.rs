@@ -126,13 +126,14 @@ impl Socket {
         // SAFETY: `IoSlice` has the layout of `iovec`; everything that the message points to outlives
         // the call, and the kernel only reads it.
         let sent = unsafe { libc::sendmsg(self.raw(), &raw const message, libc::MSG_DONTWAIT) };
-        match check(sent as i32) {
-            Ok(_) => Ok(true),
-            Err(error) => match error.raw_os_error() {
-                Some(libc::EAGAIN | libc::ENOBUFS | libc::EINTR) => Ok(false),
-                _ => Err(error),
-            },
-        }
+        was_taken(sent)
+    }
+
+    /// Sends one message that lies in one piece, for which the kernel has no header and no vectors to fetch. `false` if there is no room for it now.
+    pub(crate) fn send_piece(&self, message: &[u8]) -> io::Result<bool> {
+        let (at, len) = (message.as_ptr().cast(), message.len());
+        // SAFETY: the kernel only reads `len` bytes, which are the message's, during the call.
+        was_taken(unsafe { libc::send(self.raw(), at, len, libc::MSG_DONTWAIT) })
     }
 
     /// Makes and maps a receive ring (`TPACKET_V2`).
@@ -311,6 +312,18 @@ impl Slots {
         let is_run = control.level == libc::SOL_UDP && control.kind == libc::UDP_GRO;
         let segment = if is_run { i32::from_ne_bytes([a, b, c, d]) as usize } else { len };
         (&self.bytes[at..at + len], segment.max(1))
+    }
+}
+
+/// What sending returned: whether there was room.
+fn was_taken(sent: isize) -> io::Result<bool> {
+    if sent >= 0 {
+        return Ok(true);
+    }
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::EAGAIN | libc::ENOBUFS | libc::EINTR) => Ok(false),
+        _ => Err(error),
     }
 }
 
