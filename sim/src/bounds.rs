@@ -34,6 +34,7 @@ impl World<'_> {
             ("queue pairs with something to send", found.queued, qps),
             ("events", found.events, 0),
             ("packets that came too early", found.held_blocks, config.held_packets_max as usize),
+            ("lists of what is under way", found.lists, qps),
             ("responses for duplicates", found.records, records),
         ];
         for (what, count, most) in bounds {
@@ -78,8 +79,9 @@ impl World<'_> {
             engine.destroy_srq(id).map_err(|error| format!("host {host}: {error}"))?;
         }
         let left = engine.footprint();
-        // Memory for packets is kept.
+        // Memory for packets and lists is kept.
         let nothing = Footprint {
+            spare_lists: left.spare_lists,
             held_blocks: left.spare_blocks,
             spare_blocks: left.spare_blocks,
             ..Footprint::default()

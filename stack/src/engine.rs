@@ -16,6 +16,7 @@ use crate::qp::attr::{ModifyError, PeerAddress, QpAttr, QpInit};
 use crate::qp::post::PostError;
 use crate::qp::{Core, Turn};
 use crate::rc::held::Store;
+use crate::rc::lists::SpareLists;
 pub use crate::shared::EngineConfig;
 pub(crate) use crate::shared::Shared;
 use crate::srq::Srqs;
@@ -95,6 +96,7 @@ impl Engine {
                 config: EngineConfig { max_qp: config.max_qp.min(QPNS as u32), ..config },
                 srqs: Srqs::default(),
                 store: Store::new(config.held_packets_max),
+                lists: SpareLists::default(),
                 timers: Timers::default(),
                 counters: Counters::default(),
                 drops: Drops::default(),

@@ -30,6 +30,10 @@ pub struct Footprint {
     pub held_blocks: usize,
     /// See [`held_blocks`](Self::held_blocks).
     pub spare_blocks: usize,
+    /// Queue pairs that have lists of what is under way; and such lists that wait for the next.
+    pub lists: usize,
+    /// See [`lists`](Self::lists).
+    pub spare_lists: usize,
     /// Responses to READs, atomics and the like that are kept for duplicates.
     pub records: usize,
     /// Queue pair numbers that are kept from use.
@@ -55,6 +59,8 @@ impl Engine {
             held_packets: 0,
             held_blocks: shared.store.blocks(shared.config.held_packets_max),
             spare_blocks: shared.store.spare(),
+            lists: shared.lists.lent(),
+            spare_lists: shared.lists.spare(),
             records: 0,
             kept_qpns: self.kept_qpns(),
         };

@@ -214,20 +214,24 @@ const EXPECTED_NS: u64 = 100_000_000;
 /// What was charged to our own pool, and when: to give it back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Expected {
-    charge: Charge,
+    bytes: u32,
+    datagrams: u32,
     epoch: u32,
 }
 
 impl Expected {
     /// What somebody who does not answer anyway may still say.
-    pub(crate) const NOTHING: Self = Self { charge: Charge::of(0, 0), epoch: 0 };
+    pub(crate) const NOTHING: Self = Self { bytes: 0, datagrams: 0, epoch: 0 };
 
     /// So many of it.
     #[inline]
     pub(crate) fn times(self, count: u32) -> Self {
-        let Charge { bytes, datagrams } = self.charge;
-        let charge = Charge { bytes: bytes * u64::from(count), datagrams: datagrams * count };
-        Self { charge, ..self }
+        Self { bytes: self.bytes * count, datagrams: self.datagrams * count, ..self }
+    }
+
+    #[inline]
+    fn charge(self) -> Charge {
+        Charge { bytes: self.bytes.into(), datagrams: self.datagrams }
     }
 
     /// Adds what was charged at the same time; `false`, and nothing happened, if that was at another.
@@ -235,7 +239,8 @@ impl Expected {
     pub(crate) fn add(&mut self, other: Self) -> bool {
         let same = self.epoch == other.epoch;
         if same {
-            self.charge.add(other.charge);
+            self.bytes += other.bytes;
+            self.datagrams += other.datagrams;
         }
         same
     }
@@ -391,8 +396,10 @@ impl Pools {
     #[inline]
     pub(crate) fn expect_each(&mut self, answer: Charge, count: u32) -> Expected {
         let epoch = self.epochs.current;
-        let each = Expected { charge: answer, epoch };
-        let all = each.times(count).charge;
+        // Of our own receive queue, whose size is such a number.
+        let bytes = u32::try_from(answer.bytes).unwrap_or(u32::MAX);
+        let each = Expected { bytes, datagrams: answer.datagrams, epoch };
+        let all = each.times(count).charge();
         self.own.charge(all);
         self.epochs.asked[epoch as usize % 2].add(all);
         each
@@ -401,17 +408,17 @@ impl Pools {
     /// Whether it is not reckoned with any more.
     #[inline]
     pub(crate) fn has_forgotten(&self, answer: Expected) -> bool {
-        self.epochs.current.wrapping_sub(answer.epoch) > 1 && answer.charge.datagrams > 0
+        self.epochs.current.wrapping_sub(answer.epoch) > 1 && answer.datagrams > 0
     }
 
     /// It came, or will not come any more.
     #[inline]
     pub(crate) fn answered(&mut self, answer: Expected) {
-        if self.has_forgotten(answer) || answer.charge.datagrams == 0 {
+        if self.has_forgotten(answer) || answer.datagrams == 0 {
             return;
         }
-        self.epochs.asked[answer.epoch as usize % 2].take(answer.charge);
-        self.release(PoolId::OWN, answer.charge);
+        self.epochs.asked[answer.epoch as usize % 2].take(answer.charge());
+        self.release(PoolId::OWN, answer.charge());
     }
 
     /// Time passes: what was asked for long ago is not reckoned with any more.

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use crate::ah::Handles;
 use crate::pool::{Budget, Pools};
 use crate::rc::held::Store;
+use crate::rc::lists::SpareLists;
 use crate::srq::Srqs;
 use crate::stats::{Counters, Drops};
 use crate::timer::Timers;
@@ -59,6 +60,8 @@ pub(crate) struct Shared {
     pub(crate) srqs: Srqs,
     /// Memory for what came too early.
     pub(crate) store: Store,
+    /// Lists for what is under way.
+    pub(crate) lists: SpareLists,
     pub(crate) timers: Timers,
     pub(crate) counters: Counters,
     pub(crate) drops: Drops,

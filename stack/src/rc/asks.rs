@@ -12,14 +12,14 @@ pub(super) const ACK: Charge = Charge::of(1, Budget::cost(12 + 4 + 4));
 /// The PSNs that asked and are not answered, ascending, and the room for the next.
 #[derive(Debug, Default)]
 pub(super) struct Asks {
-    runs: VecDeque<Run>,
+    pub(super) runs: VecDeque<Run>,
     /// For whoever asks next.
     next: Option<Expected>,
 }
 
 /// Packets that asked one after the other.
 #[derive(Debug, Clone, Copy)]
-struct Run {
+pub(super) struct Run {
     first: u64,
     count: u32,
     /// The room for the answer to each.
@@ -41,13 +41,6 @@ impl Run {
 }
 
 impl Asks {
-    /// Starts over with room for `max`, so that asking does not allocate.
-    pub(super) fn start(&mut self, max: u32) {
-        debug_assert!(self.next.is_none(), "given back when the queue pair was reset");
-        self.runs.clear();
-        self.runs.reserve(max as usize);
-    }
-
     /// Whether packets may leave: there is room for the answer to whoever of them asks.
     #[inline]
     pub(super) fn is_open(&self) -> bool {
@@ -154,7 +147,6 @@ mod tests {
     /// Three ask, one does not, two ask.
     fn asks(pools: &mut Pools) -> Asks {
         let mut asks = Asks::default();
-        asks.start(16);
         let each = pools.expect_each(ACK, 3);
         asks.asked_all(10, 3, each);
         for psn in [14, 15] {

@@ -10,6 +10,7 @@ mod congestion;
 mod credits;
 pub(crate) mod held;
 mod inbound;
+pub(crate) mod lists;
 mod plan;
 mod progress;
 mod reads;
@@ -125,7 +126,7 @@ impl Qp {
     /// Leaves the pools, their lines, the timers, and what it holds of a shared receive queue.
     pub(crate) fn detach(&mut self, shared: &mut Shared) {
         self.core.give_back(&mut shared.srqs);
-        self.requester.release_all(&self.limits, &mut shared.pools);
+        self.requester.release_all(&self.limits, &mut shared.pools, &mut shared.lists);
         self.held.clear(&mut shared.store);
         shared.pools.quit(self.core.slot, &mut self.core.waiting);
         if self.limits.peer != PoolId::OWN {
@@ -197,7 +198,7 @@ impl Qp {
     /// earlier requests, and a NAK, still leave unless the responder was stopped.
     pub(crate) fn break_down<H: Completions>(&mut self, shared: &mut Shared, host: &mut H) {
         self.core.set_state(QpState::Err);
-        self.requester.release_all(&self.limits, &mut shared.pools);
+        self.requester.release_all(&self.limits, &mut shared.pools, &mut shared.lists);
         self.held.clear(&mut shared.store);
         shared.pools.quit(self.core.slot, &mut self.core.waiting);
         self.requester.rnr_until = None;

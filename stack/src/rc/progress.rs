@@ -170,6 +170,8 @@ impl Qp {
         }
         if self.requester.cursor() != self.core.sq.tail {
             shared.enqueue(self.core.slot, &mut self.core.queued);
+        } else if !self.requester.outstanding() {
+            self.requester.rest(&mut shared.lists);
         }
         self.report_drained(shared);
     }

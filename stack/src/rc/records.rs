@@ -62,7 +62,6 @@ impl Records {
     /// Starts over, for at most `max`.
     pub(super) fn start(&mut self, max: usize) {
         self.clear();
-        self.list.reserve(max);
         self.max = max;
     }
 
@@ -86,6 +85,9 @@ impl Records {
     /// than it was told it may.
     pub(super) fn make_room(&mut self) -> bool {
         if self.list.len() < self.max {
+            if self.list.capacity() < self.max {
+                self.allocate();
+            }
             return true;
         }
         let answered = self.list.front().is_some_and(|oldest| oldest.answered);
@@ -94,6 +96,12 @@ impl Records {
             self.unsent = self.unsent.saturating_sub(1);
         }
         answered
+    }
+
+    /// With the first request that needs one: most queue pairs never see any.
+    #[cold]
+    fn allocate(&mut self) {
+        self.list.reserve_exact(self.max - self.list.len());
     }
 
     /// Whether the peer may ask for nothing that needs one.

@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 use super::asks::Asks;
 use super::company::Company;
 use super::credits::Credits;
+use super::lists::SpareLists;
 use super::plan::{Shape, request_header};
 use super::repair::Repair;
 use super::rtt::RoundTrip;
@@ -120,13 +121,12 @@ impl Requester {
     pub(super) fn start(&mut self, psn: u64, index: u64, max_rd_atomic: u8, window_max: u32) {
         (self.cur, self.reached) = (index, index);
         (self.nxt, self.una, self.sent, self.ack_asked) = (psn, psn, psn, psn);
-        self.rd.clear();
-        self.set_max_rd_atomic(max_rd_atomic);
+        debug_assert!(!self.has_lists(), "given back when the queue pair was reset");
+        self.max_rd_atomic = usize::from(max_rd_atomic);
         self.begins = true;
-        self.asks.start(window_max);
         self.credits = Credits::default();
         self.window = Window::new(window_max);
-        self.round_trip.start();
+        self.round_trip = RoundTrip::default();
         (self.repair, self.repairs, self.repair_asks) = (None, 0, false);
         self.implied = None;
         self.rnr_until = None;
@@ -137,7 +137,9 @@ impl Requester {
     /// Sets how many READs and atomics may be outstanding.
     pub(super) fn set_max_rd_atomic(&mut self, max: u8) {
         self.max_rd_atomic = usize::from(max);
-        self.rd.reserve(self.max_rd_atomic.saturating_sub(self.rd.len()));
+        if self.has_lists() {
+            self.rd.reserve(self.max_rd_atomic.saturating_sub(self.rd.len()));
+        }
     }
 
     /// Whether everything that was begun is acknowledged, to the end of its message.
@@ -392,8 +394,13 @@ impl Requester {
         self.implied = None;
     }
 
-    /// Gives back everything that is charged.
-    pub(super) fn release_all(&mut self, limits: &Limits, pools: &mut Pools) {
+    /// Gives back everything that is charged, and the lists.
+    pub(super) fn release_all(
+        &mut self,
+        limits: &Limits,
+        pools: &mut Pools,
+        spares: &mut SpareLists,
+    ) {
         let charge = self.charged;
         self.release(charge, limits, pools);
         (self.repair, self.repairs, self.repair_asks) = (None, 0, false);
@@ -402,6 +409,7 @@ impl Requester {
         for outstanding in self.rd.drain(..) {
             release_response(&outstanding, limits, pools);
         }
+        self.give_lists_back(spares);
     }
 
     #[inline]

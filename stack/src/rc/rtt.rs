@@ -7,13 +7,13 @@ use crate::types::Time;
 /// For how long the shortest round trip counts: a path may change.
 const MEMORY_NS: u64 = 10_000_000_000;
 /// Times that are remembered. Who sends more often than so many times in a round trip is measured less often.
-const TURNS: usize = 64;
+pub(super) const TURNS: usize = 64;
 
 /// The round trip of a path.
 #[derive(Debug, Clone, Default)]
 pub(super) struct RoundTrip {
     /// What left together and is not acknowledged, ascending.
-    turns: VecDeque<Turn>,
+    pub(super) turns: VecDeque<Turn>,
     /// The last measurement, in nanoseconds; 0 before the first.
     last: u64,
     /// A moving average.
@@ -25,7 +25,7 @@ pub(super) struct RoundTrip {
 
 /// What left at one time.
 #[derive(Debug, Clone, Copy)]
-struct Turn {
+pub(super) struct Turn {
     first: u64,
     left: Time,
     /// It had left before: nobody knows which of the two an acknowledgement answers.
@@ -33,14 +33,6 @@ struct Turn {
 }
 
 impl RoundTrip {
-    /// Starts over, with room for all that it remembers.
-    pub(super) fn start(&mut self) {
-        let mut turns = core::mem::take(&mut self.turns);
-        turns.clear();
-        turns.reserve(TURNS);
-        *self = Self { turns, ..Self::default() };
-    }
-
     /// The packet of `psn` left, for the first time or `again`.
     #[inline]
     pub(super) fn sent(&mut self, psn: u64, now: Time, again: bool) {
@@ -125,7 +117,6 @@ mod tests {
 
     fn sent(turns: &[(u64, u64, bool)]) -> RoundTrip {
         let mut round_trip = RoundTrip::default();
-        round_trip.start();
         turns.iter().for_each(|(psn, at, again)| round_trip.sent(*psn, Time(*at), *again));
         round_trip
     }
@@ -148,16 +139,5 @@ mod tests {
         assert_eq!(round_trip.last(), 3000);
         round_trip.missing(9, Time(9000));
         assert_eq!(round_trip.last(), 3000, "that left long before");
-    }
-
-    #[test]
-    fn starting_over_forgets_everything_but_the_room() {
-        let mut round_trip = sent(&[(10, 1000, false)]);
-        let room = round_trip.turns.capacity();
-        assert!(room >= TURNS);
-        round_trip.start();
-        assert_eq!((round_trip.turns.len(), round_trip.turns.capacity()), (0, room));
-        round_trip.missing(10, Time(5000));
-        assert_eq!(round_trip.last(), 0);
     }
 }

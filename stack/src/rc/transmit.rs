@@ -40,6 +40,9 @@ impl Qp {
             return (self.transmit_acknowledgement(Turn::Idle, shared, host, sink), false);
         }
         let before = *quantum;
+        if !self.requester.has_lists() && self.requester.cursor() != self.core.sq.tail {
+            self.requester.take_lists(&mut shared.lists);
+        }
         let more = self.requester.window.tick(now);
         let turn = self.transmit_requests(now, quantum, shared, host, sink);
         if !self.core.state.requests() {
@@ -53,6 +56,8 @@ impl Qp {
                 self.arm(now, shared);
             }
             self.waits_to_send = true;
+        } else if self.requester.cursor() == self.core.sq.tail {
+            self.requester.rest(&mut shared.lists);
         }
         if more.is_some() {
             self.clock.wake_at(more);

@@ -1,0 +1,91 @@
+//! The lists of what is under way: which packets asked and are not answered, when packets left, which responses are to come. With room for a whole
+//! window they take several times the memory of all the rest of a queue pair, so only who has something under way has any.
+//!
+//! They are handed on and never freed, so that nothing is allocated per packet. And while few queue pairs have some, who is at rest
+//! keeps them: who sends one request after the other does not fetch them for each.
+
+use std::collections::VecDeque;
+
+use super::asks::Run;
+use super::requester::{Outstanding, Requester};
+use super::rtt::{TURNS, Turn};
+
+/// So many queue pairs keep theirs when they have nothing under way.
+const KEEPERS: usize = 32;
+
+/// The lists of one queue pair.
+#[derive(Debug, Default)]
+struct Lists {
+    asks: VecDeque<Run>,
+    turns: VecDeque<Turn>,
+    responses: VecDeque<Outstanding>,
+}
+
+/// Those of all queue pairs.
+#[derive(Debug, Default)]
+pub(crate) struct SpareLists {
+    free: Vec<Lists>,
+    lent: usize,
+}
+
+impl SpareLists {
+    /// How many queue pairs have some.
+    pub(crate) fn lent(&self) -> usize {
+        self.lent
+    }
+
+    /// How many wait for a queue pair.
+    pub(crate) fn spare(&self) -> usize {
+        self.free.len()
+    }
+}
+
+impl Requester {
+    #[inline]
+    pub(super) fn has_lists(&self) -> bool {
+        self.round_trip.turns.capacity() > 0
+    }
+
+    /// Something is about to leave: gets lists, with room for all that may be under way.
+    #[inline(never)]
+    pub(super) fn take_lists(&mut self, spares: &mut SpareLists) {
+        debug_assert!(!self.has_lists());
+        spares.lent += 1;
+        let mut lists = spares.free.pop().unwrap_or_default();
+        // So that there is room for it when it comes back.
+        spares.free.reserve(spares.lent);
+        lists.asks.reserve(self.window.max() as usize);
+        lists.turns.reserve(TURNS);
+        lists.responses.reserve(self.max_rd_atomic);
+        self.swap(&mut lists);
+    }
+
+    /// Nothing is under way or to be sent: others may have the lists, if there are many.
+    #[inline]
+    pub(super) fn rest(&mut self, spares: &mut SpareLists) {
+        if spares.lent > KEEPERS {
+            self.give_lists_back(spares);
+        }
+    }
+
+    /// Others may have the lists.
+    pub(super) fn give_lists_back(&mut self, spares: &mut SpareLists) {
+        if !self.has_lists() {
+            return;
+        }
+        debug_assert!(self.asks.runs.is_empty() && self.rd.is_empty());
+        let mut lists = Lists::default();
+        self.swap(&mut lists);
+        // All of it was acknowledged, or nobody waits for it any more.
+        lists.turns.clear();
+        spares.free.push(lists);
+        spares.lent -= 1;
+    }
+
+    #[inline]
+    fn swap(&mut self, lists: &mut Lists) {
+        core::mem::swap(&mut self.asks.runs, &mut lists.asks);
+        core::mem::swap(&mut self.round_trip.turns, &mut lists.turns);
+        core::mem::swap(&mut self.rd, &mut lists.responses);
+    }
+}
