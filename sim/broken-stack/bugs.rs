@@ -205,8 +205,8 @@ pub const BUGS: &[Bug] = &[
         what: "a fenced request does not wait for the READs before it",
         seed: 1,
         file: "rc/plan.rs",
-        right: "if wqe.fence && !self.rd.is_empty() {",
-        wrong: "if wqe.fence && !self.rd.is_empty() && !BUG {",
+        right: "if wqe.is_fenced() && !self.rd.is_empty() {",
+        wrong: "if wqe.is_fenced() && !self.rd.is_empty() && !BUG {",
     },
     Bug {
         name: "half-message-kept",

@@ -243,7 +243,7 @@ impl Engine {
         if index == srqs.places.len() {
             srqs.places.push(None);
         }
-        let queue = RecvQueue::new(init.max_wr as usize, init.max_sge as usize);
+        let queue = RecvQueue::new(init.max_wr, init.max_sge);
         srqs.places[index] = Some(Srq { pd: init.pd, queue, taken: 0, limit: 0, users: 0 });
         srqs.reserve_events();
         u32::try_from(index).ok().map(SrqId)
@@ -256,11 +256,11 @@ impl Engine {
     pub fn modify_srq(&mut self, id: SrqId, change: &SrqChange) -> Result<(), SrqError> {
         let srqs = &mut self.shared.srqs;
         let srq = srqs.get_mut(id).ok_or(SrqError::Unknown)?;
-        let depth = change.max_wr.map_or(srq.queue.depth(), u64::from);
-        if depth == 0 || depth < srq.queue.len() + srq.taken {
+        let depth = change.max_wr.unwrap_or(srq.queue.depth());
+        if depth == 0 || u64::from(depth) < srq.queue.len() + srq.taken {
             return Err(SrqError::Depth);
         }
-        if u64::from(change.srq_limit.unwrap_or(srq.limit)) > depth {
+        if change.srq_limit.unwrap_or(srq.limit) > depth {
             return Err(SrqError::Limit);
         }
         if depth != srq.queue.depth() {
@@ -275,8 +275,7 @@ impl Engine {
     #[must_use]
     pub fn query_srq(&self, id: SrqId) -> Option<SrqAttr> {
         let srq = self.shared.srqs.get(id)?;
-        #[allow(clippy::cast_possible_truncation)]
-        let (max_wr, max_sge) = (srq.queue.depth() as u32, srq.queue.max_sge() as u32);
+        let (max_wr, max_sge) = (srq.queue.depth(), srq.queue.max_sge());
         Some(SrqAttr { max_wr, max_sge, srq_limit: srq.limit })
     }
 
@@ -287,7 +286,7 @@ impl Engine {
     #[inline]
     pub fn post_srq_recv(&mut self, id: SrqId, wr: &RecvWr<'_>) -> Result<(), PostError> {
         let srq = self.shared.srqs.get_mut(id).ok_or(PostError::UnknownQp)?;
-        if srq.queue.len() + srq.taken >= srq.queue.depth() {
+        if srq.queue.len() + srq.taken >= u64::from(srq.queue.depth()) {
             return Err(PostError::Full);
         }
         srq.queue.push(wr)

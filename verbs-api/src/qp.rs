@@ -7,6 +7,7 @@ mod state;
 
 use std::net::IpAddr;
 
+use rocinante_stack::mem::Access;
 use rocinante_stack::types::{Psn, Qpn};
 use rocinante_stack::verbs::{QpState, QpType, RecvWr, SendWr};
 use rocinante_stack::{PostError, QpAttr};
@@ -31,12 +32,30 @@ pub struct Qp {
     local: IpAddr,
     psn: Psn,
     qp_type: QpType,
-    /// From RESET to INIT.
-    init: ModifyAttr,
+    peers: Peers,
     // After the queue pair itself: what it uses must outlive it, and fields are dropped in this order.
     srq: Option<Srq>,
     _cqs: (Cq, Cq),
     pd: Pd,
+}
+
+/// What its peers may do, from INIT on.
+#[derive(Debug, Clone, Copy)]
+enum Peers {
+    /// The one that it is connected to.
+    Access(Access),
+    /// All that know this Q_Key.
+    Qkey(u32),
+}
+
+impl Peers {
+    /// From RESET to INIT.
+    fn init(self) -> ModifyAttr {
+        match self {
+            Self::Access(access) => ModifyAttr::init(access),
+            Self::Qkey(qkey) => ModifyAttr::init_datagram(qkey),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -171,7 +190,7 @@ impl Qp {
         self.modify(rtr)?;
         if let Err(error) = self.modify(&ModifyAttr { attr: rts, path: None }) {
             self.modify(&ModifyAttr::state(QpState::Reset))?;
-            self.modify(&self.init)?;
+            self.modify(&self.peers.init())?;
             return Err(error);
         }
         Ok(())

@@ -25,7 +25,7 @@ pub struct QpInit {
     pub max_send_wr: u32,
     /// Depth of the receive queue.
     pub max_recv_wr: u32,
-    /// Scatter-gather elements of a send.
+    /// Scatter-gather elements of a send, at most 255.
     pub max_send_sge: u32,
     /// Scatter-gather elements of a receive.
     pub max_recv_sge: u32,

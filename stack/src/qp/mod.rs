@@ -68,8 +68,7 @@ impl Core {
         init: QpInit,
         shared: Option<(PdId, RecvQueue)>,
     ) -> Self {
-        let depth = |wr: u32| wr as usize;
-        let own = || (init.pd, RecvQueue::new(depth(init.max_recv_wr), depth(init.max_recv_sge)));
+        let own = || (init.pd, RecvQueue::new(init.max_recv_wr, init.max_recv_sge));
         let (recv_pd, rq) = shared.unwrap_or_else(own);
         Self {
             qpn,
@@ -79,11 +78,7 @@ impl Core {
             queued: false,
             waiting: None,
             slot,
-            sq: SendQueue::new(
-                depth(init.max_send_wr),
-                depth(init.max_send_sge),
-                depth(init.max_inline_data),
-            ),
+            sq: SendQueue::new(init.max_send_wr, init.max_send_sge, init.max_inline_data),
             rq,
             recv_pd,
             deadline: Deadline::default(),
@@ -183,7 +178,7 @@ impl Core {
     #[inline]
     pub(crate) fn retire_send<H: Completions>(&mut self, host: &mut H) {
         let wqe = self.sq.get(self.sq.head);
-        if wqe.signaled {
+        if wqe.is_signaled() {
             let cqe = self.cqe(wqe.wr_id, WcStatus::Success, wqe.op.completion(), wqe.len);
             host.complete(self.init.send_cq, cqe);
         }

@@ -21,19 +21,19 @@ const FIRST: u64 = 1 << 32;
 pub(crate) struct RecvQueue {
     wqes: Box<[Rwqe]>,
     sges: Box<[Sge]>,
-    depth: u64,
-    max_sge: usize,
+    depth: u32,
+    max_sge: u32,
     head: u64,
     tail: u64,
 }
 
 impl RecvQueue {
-    pub(crate) fn new(depth: usize, max_sge: usize) -> Self {
-        let slots = depth.next_power_of_two();
+    pub(crate) fn new(depth: u32, max_sge: u32) -> Self {
+        let slots = (depth as usize).next_power_of_two();
         Self {
             wqes: vec![Rwqe::default(); slots].into_boxed_slice(),
-            sges: vec![Sge::default(); slots * max_sge].into_boxed_slice(),
-            depth: depth as u64,
+            sges: vec![Sge::default(); slots * max_sge as usize].into_boxed_slice(),
+            depth,
             max_sge,
             head: FIRST,
             tail: FIRST,
@@ -44,11 +44,11 @@ impl RecvQueue {
         self.head = self.tail;
     }
 
-    pub(crate) fn depth(&self) -> u64 {
+    pub(crate) fn depth(&self) -> u32 {
         self.depth
     }
 
-    pub(crate) fn max_sge(&self) -> usize {
+    pub(crate) fn max_sge(&self) -> u32 {
         self.max_sge
     }
 
@@ -57,10 +57,10 @@ impl RecvQueue {
     }
 
     pub(crate) fn push(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
-        if self.len() >= self.depth {
+        if self.len() >= self.depth.into() {
             return Err(PostError::Full);
         }
-        if wr.sges.len() > self.max_sge {
+        if wr.sges.len() > self.max_sge as usize {
             return Err(PostError::TooManySges);
         }
         let len: u64 = wr.sges.iter().map(|sge| u64::from(sge.len)).sum();
@@ -68,7 +68,7 @@ impl RecvQueue {
             return Err(PostError::TooLong);
         }
         let slot = self.slot(self.tail);
-        self.sges[slot * self.max_sge..][..wr.sges.len()].copy_from_slice(wr.sges);
+        self.sges[slot * self.max_sge as usize..][..wr.sges.len()].copy_from_slice(wr.sges);
         #[allow(clippy::cast_possible_truncation)]
         let (len, sges) = (len as u32, wr.sges.len() as u16);
         self.wqes[slot] = Rwqe { wr_id: wr.wr_id, len, sges };
@@ -95,7 +95,7 @@ impl RecvQueue {
     /// The oldest request becomes the newest of `to`, which has room for it.
     #[inline]
     pub(crate) fn hand_over(&mut self, to: &mut Self) {
-        debug_assert!(to.len() < to.depth);
+        debug_assert!(to.len() < to.depth.into());
         to.put(to.tail, self);
         to.tail += 1;
         self.head += 1;
@@ -103,7 +103,7 @@ impl RecvQueue {
 
     /// The oldest request becomes the oldest of `to` again, whence it came.
     pub(crate) fn hand_back(&mut self, to: &mut Self) {
-        debug_assert!(to.len() < to.depth);
+        debug_assert!(to.len() < to.depth.into());
         to.head -= 1;
         to.put(to.head, self);
         self.head += 1;
@@ -114,15 +114,14 @@ impl RecvQueue {
     fn put(&mut self, index: u64, from: &Self) {
         let (slot, source) = (self.slot(index), from.slot(from.head));
         let wqe = from.wqes[source];
-        let list = &from.sges[source * from.max_sge..][..usize::from(wqe.sges)];
-        self.sges[slot * self.max_sge..][..list.len()].copy_from_slice(list);
+        let list = &from.sges[source * from.max_sge as usize..][..usize::from(wqe.sges)];
+        self.sges[slot * self.max_sge as usize..][..list.len()].copy_from_slice(list);
         self.wqes[slot] = wqe;
     }
 
     /// As deep as this, with what it holds.
-    pub(crate) fn resize(&mut self, depth: u64) {
-        #[allow(clippy::cast_possible_truncation)]
-        let mut resized = Self::new(depth as usize, self.max_sge);
+    pub(crate) fn resize(&mut self, depth: u32) {
+        let mut resized = Self::new(depth, self.max_sge);
         while self.len() > 0 {
             self.hand_over(&mut resized);
         }
@@ -150,7 +149,7 @@ impl RecvQueue {
     #[inline]
     fn list(&self, index: u64) -> &[Sge] {
         let slot = self.slot(index);
-        &self.sges[slot * self.max_sge..][..usize::from(self.wqes[slot].sges)]
+        &self.sges[slot * self.max_sge as usize..][..usize::from(self.wqes[slot].sges)]
     }
 
     #[inline]

@@ -13,29 +13,100 @@ pub(crate) struct Wqe {
     pub(crate) op: SendOp,
     /// First PSN, expanded.
     pub(crate) first: u64,
-    /// Last PSN, expanded; `first` for a message without payload, one less for a request of which nothing is sent.
-    pub(crate) last: u64,
-    /// How many messages the peer has completed once it has completed this: what its AETHs count. A READ that is asked for in
-    /// pieces is as many messages.
-    pub(crate) messages: u64,
-    /// What the packets of all SENDs and WRITEs before it are charged with in sum, modulo 2^32 packets.
-    before: Charge,
+    /// What the packets of all SENDs and WRITEs before it are charged with.
+    before: Sum,
+    /// How many PSNs it has: one for a message without payload, none for a request of which nothing is sent.
+    packets: u32,
+    /// How many messages the peer has completed once it has completed this, modulo 2^32: what its AETHs count. A READ that is asked
+    /// for in pieces is as many messages.
+    pub(crate) messages: u32,
     /// Message length in bytes.
     pub(crate) len: u32,
-    /// What its last packet costs its receiver, if it is a SEND or WRITE.
-    pub(crate) cost: u32,
-    sges: u16,
-    /// Packets of each request but the last that a READ is asked for by: the same whenever it is sent again.
-    pub(crate) read_packets: u16,
-    /// A SEND or WRITE of one packet that waits for nothing.
-    pub(crate) plain: bool,
-    pub(crate) inline: bool,
-    pub(crate) signaled: bool,
-    pub(crate) solicited: bool,
-    pub(crate) fence: bool,
+    /// Of a SEND or WRITE, what its last packet costs its receiver. Of a READ, the packets of each request that it is asked for by but the
+    /// last: the same whenever it is sent again. Of others 0.
+    measure: u16,
+    sges: u8,
+    flags: u8,
+}
+
+/// Bits of [`Wqe::flags`].
+const PLAIN: u8 = 1;
+const INLINE: u8 = 2;
+const SIGNALED: u8 = 4;
+const SOLICITED: u8 = 8;
+const FENCE: u8 = 16;
+
+/// A sum of [`Charge`]s modulo 2^32 of each: the difference of two is what lies between, as nobody has room for so many bytes.
+#[derive(Debug, Clone, Copy, Default)]
+struct Sum {
+    bytes: u32,
+    datagrams: u32,
+}
+
+impl Sum {
+    #[inline]
+    fn and(self, count: u32, each: u32) -> Self {
+        Self {
+            bytes: self.bytes.wrapping_add(count.wrapping_mul(each)),
+            datagrams: self.datagrams.wrapping_add(count),
+        }
+    }
+
+    #[inline]
+    fn since(self, earlier: Self) -> Charge {
+        Charge {
+            bytes: self.bytes.wrapping_sub(earlier.bytes).into(),
+            datagrams: self.datagrams.wrapping_sub(earlier.datagrams),
+        }
+    }
 }
 
 impl Wqe {
+    /// Whether it is a SEND or WRITE of one packet that waits for nothing.
+    #[inline]
+    pub(crate) fn is_plain(&self) -> bool {
+        self.flags & PLAIN != 0
+    }
+
+    #[inline]
+    fn is_inline(&self) -> bool {
+        self.flags & INLINE != 0
+    }
+
+    #[inline]
+    pub(crate) fn is_signaled(&self) -> bool {
+        self.flags & SIGNALED != 0
+    }
+
+    #[inline]
+    pub(crate) fn is_solicited(&self) -> bool {
+        self.flags & SOLICITED != 0
+    }
+
+    /// Whether it waits for the responses to all that was asked for before.
+    #[inline]
+    pub(crate) fn is_fenced(&self) -> bool {
+        self.flags & FENCE != 0
+    }
+
+    /// What its last packet costs its receiver, if it is a SEND or WRITE.
+    #[inline]
+    pub(crate) fn cost(&self) -> u32 {
+        if self.op.has_response() { 0 } else { self.measure.into() }
+    }
+
+    /// Packets of each request but the last that a READ is asked for by.
+    #[inline]
+    pub(crate) fn read_packets(&self) -> u16 {
+        self.measure.max(1)
+    }
+
+    /// Last PSN, expanded; that before the first if it has none.
+    #[inline]
+    pub(crate) fn last(&self) -> u64 {
+        self.first + u64::from(self.packets) - 1
+    }
+
     /// Offset in the message of the packet `psn`.
     #[inline]
     pub(crate) fn offset(&self, psn: u64, mtu: Mtu) -> u32 {
@@ -53,10 +124,22 @@ impl Wqe {
 /// Longest headers of a packet with payload, with its ICRC: BTH, RETH, immediate.
 pub(crate) const OVERHEAD: u32 = 12 + 16 + 4 + 4;
 
-/// What a packet that is full costs its receiver.
-fn full_cost(mtu: Mtu) -> u64 {
-    u64::from(Budget::cost(mtu.bytes() + OVERHEAD))
+#[inline]
+fn flag(bit: u8, set: bool) -> u8 {
+    u8::from(set) * bit
 }
+
+/// What a packet that is full costs its receiver.
+fn full_cost(mtu: Mtu) -> u32 {
+    Budget::cost(mtu.bytes() + OVERHEAD)
+}
+
+/// Elements of a request at most.
+const SGES_MAX: u32 = u8::MAX as u32;
+
+/// What the longest packet costs.
+const COST_MAX: u32 = Budget::cost(4096 + OVERHEAD);
+const _: () = assert!(COST_MAX <= u16::MAX as u32);
 
 /// The most bytes of one message: 2^31.
 pub(crate) const MESSAGE_MAX: u64 = 1 << 31;
@@ -68,56 +151,52 @@ pub(crate) struct SendQueue {
     wqes: Box<[Wqe]>,
     sges: Box<[Sge]>,
     inline: Box<[u8]>,
-    depth: u64,
-    max_sge: usize,
-    max_inline: usize,
+    depth: u32,
+    max_sge: u32,
+    max_inline: u32,
+    /// Requests between head and tail that have responses of their own.
+    responses: u32,
     /// Index of the oldest request not yet retired.
     pub(crate) head: u64,
     /// Index of the next to be posted.
     pub(crate) tail: u64,
     /// PSN of the next to be posted, expanded.
     pub(crate) next_psn: u64,
-    /// Requests between head and tail that have responses of their own.
-    responses: u32,
-    /// Messages posted since the start.
-    messages: u64,
-    /// What the packets of all SENDs and WRITEs are charged with, as in [`Wqe::before`].
-    charges: Charge,
+    /// Messages posted since the start, modulo 2^32.
+    messages: u32,
+    /// What the packets of all SENDs and WRITEs are charged with.
+    charges: Sum,
 }
 
 impl SendQueue {
-    pub(crate) fn new(depth: usize, max_sge: usize, max_inline: usize) -> Self {
+    pub(crate) fn new(depth: u32, max_sge: u32, max_inline: u32) -> Self {
         let empty = Wqe {
             wr_id: 0,
             op: SendOp::Send { imm: None },
             first: 0,
-            last: 0,
+            before: Sum::default(),
+            packets: 0,
             messages: 0,
-            before: Charge::default(),
             len: 0,
-            cost: 0,
+            measure: 0,
             sges: 0,
-            read_packets: 1,
-            plain: false,
-            inline: false,
-            signaled: false,
-            solicited: false,
-            fence: false,
+            flags: 0,
         };
-        let slots = depth.next_power_of_two();
+        let max_sge = max_sge.min(SGES_MAX);
+        let slots = (depth as usize).next_power_of_two();
         Self {
             wqes: vec![empty; slots].into_boxed_slice(),
-            sges: vec![Sge::default(); slots * max_sge].into_boxed_slice(),
-            inline: vec![0; slots * max_inline].into_boxed_slice(),
-            depth: depth as u64,
+            sges: vec![Sge::default(); slots * max_sge as usize].into_boxed_slice(),
+            inline: vec![0; slots * max_inline as usize].into_boxed_slice(),
+            depth,
             max_sge,
             max_inline,
+            responses: 0,
             head: 0,
             tail: 0,
             next_psn: 0,
-            responses: 0,
             messages: 0,
-            charges: Charge::default(),
+            charges: Sum::default(),
         }
     }
 
@@ -155,13 +234,13 @@ impl SendQueue {
     /// The request that `psn` belongs to; the tail if none does.
     #[inline]
     pub(crate) fn locate(&self, psn: u64) -> u64 {
-        if self.is_empty() || psn <= self.get(self.head).last {
+        if self.is_empty() || psn <= self.get(self.head).last() {
             return self.head;
         }
         let (mut low, mut high) = (self.head, self.tail);
         while low < high {
             let middle = low + (high - low) / 2;
-            if self.get(middle).last < psn {
+            if self.get(middle).last() < psn {
                 low = middle + 1;
             } else {
                 high = middle;
@@ -176,43 +255,37 @@ impl SendQueue {
         if from >= to {
             return Charge::default();
         }
-        let (from, to) = (self.charge_before(from, mtu), self.charge_before(to, mtu));
-        Charge {
-            bytes: to.bytes - from.bytes,
-            datagrams: to.datagrams.wrapping_sub(from.datagrams),
-        }
+        self.charge_before(to, mtu).since(self.charge_before(from, mtu))
     }
 
-    /// The sum of all before `psn`, as in [`Wqe::before`].
+    /// The sum of all before `psn`.
     #[inline]
-    fn charge_before(&self, psn: u64, mtu: Mtu) -> Charge {
+    fn charge_before(&self, psn: u64, mtu: Mtu) -> Sum {
         let index = self.locate(psn);
         if index == self.tail {
             return self.charges;
         }
         let wqe = self.get(index);
-        if wqe.cost == 0 || psn <= wqe.first {
+        if psn <= wqe.first || wqe.cost() == 0 {
             return wqe.before;
         }
         // All but the last are full.
-        let full = psn - wqe.first;
         #[allow(clippy::cast_possible_truncation)]
-        let datagrams = wqe.before.datagrams.wrapping_add(full as u32);
-        Charge { bytes: wqe.before.bytes + full * full_cost(mtu), datagrams }
+        wqe.before.and((psn - wqe.first) as u32, full_cost(mtu))
     }
 
     /// Whether `post` would find room for `wr`, and the length of its message.
     pub(crate) fn check(&self, wr: &SendWr<'_>) -> Result<u32, PostError> {
-        if self.tail - self.head >= self.depth {
+        if self.tail - self.head >= self.depth.into() {
             return Err(PostError::Full);
         }
         let len = match wr.data {
-            SendData::Sges(list) if list.len() > self.max_sge => {
+            SendData::Sges(list) if list.len() > self.max_sge as usize => {
                 return Err(PostError::TooManySges);
             }
             SendData::Sges(list) => list.iter().map(|sge| u64::from(sge.len)).sum(),
             SendData::Inline(_) if wr.op.has_result() => return Err(PostError::InlineResponse),
-            SendData::Inline(bytes) if bytes.len() > self.max_inline => {
+            SendData::Inline(bytes) if bytes.len() > self.max_inline as usize => {
                 return Err(PostError::InlineTooLong);
             }
             SendData::Inline(bytes) => bytes.len() as u64,
@@ -249,16 +322,16 @@ impl SendQueue {
         let has_response = wr.op.has_response();
         let one = on_wire && len <= mtu.bytes();
         // At most 2^31 bytes and one path MTU.
-        let packets = u64::from(if one { 1 } else { (len + mtu.bytes() - 1) >> mtu.shift() });
-        self.messages += match wr.op {
-            SendOp::Read { .. } => packets.div_ceil(u64::from(read_packets)),
+        let packets = if one { 1 } else { (len + mtu.bytes() - 1) >> mtu.shift() };
+        self.messages = self.messages.wrapping_add(match wr.op {
+            SendOp::Read { .. } => packets.div_ceil(u32::from(read_packets)),
             _ if !on_wire => 0,
             _ => 1,
-        };
+        });
         let slot = self.slot(self.tail);
         let (sges, inline) = match wr.data {
             SendData::Sges(list) => {
-                let places = &mut self.sges[slot * self.max_sge..];
+                let places = &mut self.sges[slot * self.max_sge as usize..];
                 match (list, places.first_mut()) {
                     ([sge], Some(place)) => *place = *sge,
                     _ => places[..list.len()].copy_from_slice(list),
@@ -266,7 +339,8 @@ impl SendQueue {
                 (list.len(), false)
             }
             SendData::Inline(bytes) => {
-                self.inline[slot * self.max_inline..][..bytes.len()].copy_from_slice(bytes);
+                self.inline[slot * self.max_inline as usize..][..bytes.len()]
+                    .copy_from_slice(bytes);
                 (0, true)
             }
         };
@@ -276,35 +350,36 @@ impl SendQueue {
         if data {
             let mut last = len;
             if !one {
-                #[allow(clippy::cast_possible_truncation)]
-                let full = packets as u32 - 1;
+                let full = packets - 1;
                 last -= full << mtu.shift();
-                self.charges.bytes += u64::from(full) * full_cost(mtu);
-                self.charges.datagrams = self.charges.datagrams.wrapping_add(full);
+                self.charges = self.charges.and(full, full_cost(mtu));
             }
             cost = Budget::cost(last + OVERHEAD);
-            self.charges.bytes += u64::from(cost);
-            self.charges.datagrams = self.charges.datagrams.wrapping_add(1);
+            self.charges = self.charges.and(1, cost);
         }
         self.wqes[slot] = Wqe {
             wr_id: wr.wr_id,
             op: wr.op,
             first: self.next_psn,
-            last: self.next_psn + packets - 1,
-            messages: self.messages,
             before,
+            packets,
+            messages: self.messages,
             len,
-            cost,
-            plain: data && one && !wr.fence,
+            measure: match wr.op {
+                SendOp::Read { .. } => read_packets,
+                // That of the longest packet fits: see `COST_MAX`.
+                #[allow(clippy::cast_possible_truncation)]
+                _ => cost as u16,
+            },
             #[allow(clippy::cast_possible_truncation)]
-            sges: sges as u16,
-            read_packets,
-            inline,
-            signaled: wr.signaled || signal_all,
-            solicited: wr.solicited,
-            fence: wr.fence,
+            sges: sges as u8,
+            flags: flag(PLAIN, data && one && !wr.fence)
+                | flag(INLINE, inline)
+                | flag(SIGNALED, wr.signaled || signal_all)
+                | flag(SOLICITED, wr.solicited)
+                | flag(FENCE, wr.fence),
         };
-        self.next_psn += packets;
+        self.next_psn += u64::from(packets);
         self.responses += u32::from(has_response);
         self.tail += 1;
     }
@@ -321,8 +396,8 @@ impl SendQueue {
     ) -> Result<(), AccessError> {
         let slot = self.slot(index);
         let wqe = &self.wqes[slot];
-        if wqe.inline {
-            let from = slot * self.max_inline + offset as usize;
+        if wqe.is_inline() {
+            let from = slot * self.max_inline as usize + offset as usize;
             out.copy_from_slice(&self.inline[from..from + out.len()]);
             return Ok(());
         }
@@ -353,7 +428,7 @@ impl SendQueue {
         regions: &RegionTable,
     ) -> Result<(), AccessError> {
         let wqe = &self.wqes[self.slot(index)];
-        if wqe.inline {
+        if wqe.is_inline() {
             return Ok(());
         }
         let admits = |part: &Sge| match wqe.op.has_result() {
@@ -392,7 +467,7 @@ impl SendQueue {
     #[inline]
     fn list(&self, index: u64) -> &[Sge] {
         let slot = self.slot(index);
-        &self.sges[slot * self.max_sge..][..usize::from(self.wqes[slot].sges)]
+        &self.sges[slot * self.max_sge as usize..][..usize::from(self.wqes[slot].sges)]
     }
 
     #[inline]

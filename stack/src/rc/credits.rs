@@ -52,6 +52,9 @@ impl Credits {
             wqe.op,
             SendOp::Send { .. } | SendOp::SendInv { .. } | SendOp::Write { imm: Some(_), .. }
         );
-        consumes && wqe.messages > limit
+        // The numbers of messages that are under way lie close together.
+        #[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap)]
+        let beyond = wqe.messages.wrapping_sub(limit as u32) as i32 > 0;
+        consumes && beyond
     }
 }

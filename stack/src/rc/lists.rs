@@ -11,7 +11,7 @@ use super::requester::{Outstanding, Requester};
 use super::rtt::{TURNS, Turn};
 
 /// So many queue pairs keep theirs when they have nothing under way.
-const KEEPERS: usize = 32;
+const KEEPERS: usize = 16;
 
 /// The lists of one queue pair.
 #[derive(Debug, Default)]

@@ -93,7 +93,7 @@ impl Requester {
             if !self.begins && self.nxt >= self.sent {
                 return Plan::Idle;
             }
-            if wqe.fence && !self.rd.is_empty() {
+            if wqe.is_fenced() && !self.rd.is_empty() {
                 return Plan::Idle;
             }
             if wqe.op.is_local() {
@@ -102,7 +102,7 @@ impl Requester {
                 return if waits { Plan::Idle } else { Plan::Local };
             }
             // One packet is checked when it is gathered; of more, none leaves unless all can.
-            let single = wqe.first == wqe.last && !wqe.op.has_response();
+            let single = wqe.first == wqe.last() && !wqe.op.has_response();
             if !single && sq.admits(self.cur, limits.pd, regions).is_err() {
                 return Plan::Fault(WcStatus::LocProtErr);
             }
@@ -153,7 +153,7 @@ impl Requester {
         if !pool.admits(limits.slot, charge) && !self.overdraft {
             return Plan::Wait(limits.peer, charge);
         }
-        let (begins, ends) = (psn == wqe.first, psn == wqe.last);
+        let (begins, ends) = (psn == wqe.first, psn == wqe.last());
         // Ask before the window or the pool closes, where it begins again, so that one packet is progress, and at the end of
         // what can be sent. Where there is room for more answers, also often enough in between that they arrive before
         // that, and at the end of each message.
@@ -174,7 +174,7 @@ impl Requester {
             offset: wqe.offset(psn, limits.mtu),
             len,
             ack_req,
-            solicited: wqe.solicited && ends,
+            solicited: wqe.is_solicited() && ends,
         };
         Plan::Send(Shape { piece, last: psn, charge })
     }
@@ -216,9 +216,9 @@ impl Requester {
             SendOp::AtomicWrite { .. } => (Opcode::RC_ATOMIC_WRITE, psn, 8),
             SendOp::Flush { .. } => (Opcode::RC_FLUSH, psn, 0),
             _ => {
-                let each = u64::from(wqe.read_packets);
+                let each = u64::from(wqe.read_packets());
                 let piece = (psn - wqe.first) / each + 1;
-                let last = (wqe.first + piece * each - 1).min(wqe.last);
+                let last = (wqe.first + piece * each - 1).min(wqe.last());
                 let end = wqe.offset(last, limits.mtu) + wqe.payload(last, limits.mtu);
                 (Opcode::RC_RDMA_READ_REQUEST, last, end - offset)
             }

@@ -182,7 +182,7 @@ impl Qp {
         let mut retired = 0;
         while !self.core.sq.is_empty() {
             let (head, wqe) = (self.core.sq.head, self.core.sq.get(self.core.sq.head));
-            if wqe.last >= to || !self.requester.is_executed(head, wqe) {
+            if wqe.last() >= to || !self.requester.is_executed(head, wqe) {
                 break;
             }
             self.core.retire_send(host);

@@ -229,7 +229,7 @@ impl Requester {
         let psn = repair.missing.get(repair.due()?)?.psn;
         let index = self.index_of(sq, psn);
         let wqe = sq.get(index);
-        let (begins, ends) = (psn == wqe.first, psn == wqe.last);
+        let (begins, ends) = (psn == wqe.first, psn == wqe.last());
         Some(Piece {
             index,
             psn,
@@ -238,7 +238,7 @@ impl Requester {
             len: wqe.payload(psn, limits.mtu),
             // There is room for the answer since it left first, but for that to a probe.
             ack_req: self.asks.has(psn) || self.repair_asks,
-            solicited: wqe.solicited && ends,
+            solicited: wqe.is_solicited() && ends,
         })
     }
 

@@ -245,7 +245,7 @@ impl Requester {
         (self.solicits, self.probing) = (false, false);
         self.nxt = shape.last + 1;
         self.sent = self.sent.max(self.nxt);
-        if self.nxt > wqe.last {
+        if self.nxt > wqe.last() {
             self.executed();
         }
     }

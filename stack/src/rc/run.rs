@@ -29,7 +29,7 @@ impl Qp {
     ) {
         let Self { core, requester, limits, .. } = self;
         let sq = &core.sq;
-        if requester.cur == sq.tail || !sq.get(requester.cur).plain {
+        if requester.cur == sq.tail || !sq.get(requester.cur).is_plain() {
             return;
         }
         let Some(room) = requester.room_for_run(limits, &mut shared.pools) else { return };
@@ -42,8 +42,8 @@ impl Qp {
                 break;
             }
             let wqe = sq.get(index);
-            let bytes = run.bytes + u64::from(wqe.cost);
-            if !wqe.plain || bytes > room.bytes || requester.credits.exceeded(wqe) {
+            let bytes = run.bytes + u64::from(wqe.cost());
+            if !wqe.is_plain() || bytes > room.bytes || requester.credits.exceeded(wqe) {
                 break;
             }
             if asked || run.datagrams > 0 {
@@ -51,7 +51,7 @@ impl Qp {
                     Awaited::Nothing => {}
                     Awaited::Messages | Awaited::Window => break,
                     Awaited::Room(packets) => {
-                        let all = run.bytes + u64::from(packets) * u64::from(wqe.cost);
+                        let all = run.bytes + u64::from(packets) * u64::from(wqe.cost());
                         if run.datagrams + packets > room.datagrams || all > room.bytes {
                             break;
                         }
@@ -65,7 +65,7 @@ impl Qp {
                 offset: 0,
                 len: wqe.len,
                 ack_req: true,
-                solicited: wqe.solicited,
+                solicited: wqe.is_solicited(),
             };
             if core.send_piece(&piece, &to, &mut shared.counters, host, sink) != Sent::Yes {
                 break;

@@ -74,7 +74,7 @@ impl Qp {
             return Ok(true);
         }
         let psn = self.next;
-        let (begins, ends) = (psn == wqe.first, psn == wqe.last);
+        let (begins, ends) = (psn == wqe.first, psn == wqe.last());
         // One packet is checked when it is gathered; of more, none leaves unless all can.
         if begins && !ends && sq.admits(index, self.core.init.pd, host.regions()).is_err() {
             return Err(PROTECTION);
@@ -90,7 +90,7 @@ impl Qp {
             offset: wqe.offset(psn, self.mtu),
             len,
             ack_req: false,
-            solicited: wqe.solicited && ends,
+            solicited: wqe.is_solicited() && ends,
         };
         match self.core.send_piece(&piece, &target, &mut shared.counters, host, sink) {
             Sent::Yes => {}

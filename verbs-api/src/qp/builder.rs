@@ -4,8 +4,8 @@ use rocinante_stack::mem::Access;
 use rocinante_stack::types::Psn;
 use rocinante_stack::verbs::{QpType, RecvWr};
 
-use super::attr::{ConnectOptions, ModifyAttr, PostListError, QpCaps};
-use super::{Qp, QpKind};
+use super::attr::{ConnectOptions, PostListError, QpCaps};
+use super::{Peers, Qp, QpKind};
 use crate::context::{Pd, PdKind};
 use crate::cq::{Cq, CqKind};
 use crate::error::VerbsError;
@@ -192,9 +192,9 @@ impl QpBuilder {
             local,
             psn: Psn::new(crate::context::random()?),
             qp_type: self.qp_type,
-            init: match self.qp_type {
-                QpType::Ud => ModifyAttr::init_datagram(self.qkey),
-                QpType::Rc | QpType::Uc => ModifyAttr::init(self.access),
+            peers: match self.qp_type {
+                QpType::Ud => Peers::Qkey(self.qkey),
+                QpType::Rc | QpType::Uc => Peers::Access(self.access),
             },
             srq: self.srq,
             _cqs: (self.send_cq, self.recv_cq),
@@ -209,7 +209,7 @@ impl QpBuilder {
     /// As [`build_reset`](Self::build_reset).
     pub fn build(self) -> Result<PreparedQp, VerbsError> {
         let qp = self.build_reset()?;
-        qp.modify(&qp.init)?;
+        qp.modify(&qp.peers.init())?;
         Ok(PreparedQp { qp })
     }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use rocinante_stack::types::Time;
 
-use super::front::QpShared;
+use super::front::{Backlog, QpShared};
 use super::shard::Shard;
 use super::spin::Spin;
 use super::staging::Staging;
@@ -184,6 +184,11 @@ impl Core {
     /// Leaves posted work to whoever holds the lock.
     pub(crate) fn leave(&self, qp: &Arc<QpShared>) {
         self.staging.leave(qp);
+    }
+
+    /// Where a queue pair stages requests, with room for so many.
+    pub(super) fn spare_backlog(&self, requests: usize) -> Box<Backlog> {
+        self.staging.spare_backlog(requests)
     }
 
     /// Another shard left mail: whoever drives this one finds it; if nobody does, the background thread shall.

@@ -27,14 +27,35 @@ pub(crate) struct QpShared {
 pub(super) struct Front {
     pub(super) sends: u64,
     pub(super) recvs: u64,
-    staged: Vec<Staged>,
-    sges: Vec<Sge>,
-    inline: Vec<u8>,
+    /// What is staged; `None` while nothing is.
+    pub(super) backlog: Option<Box<Backlog>>,
     /// In the list of queue pairs with staged work.
     pub(super) listed: bool,
 }
 
-/// A work request that could not be given to the engine at once; its lists are in the arenas of [`Front`].
+/// Work requests that could not be given to the engine at once. [`Staging`](super::staging::Staging) has some for the queue pairs that need them.
+#[derive(Debug, Default)]
+pub(super) struct Backlog {
+    staged: Vec<Staged>,
+    sges: Vec<Sge>,
+    inline: Vec<u8>,
+}
+
+impl Backlog {
+    /// Makes room for so many requests with one element each.
+    pub(super) fn reserve(&mut self, requests: usize) {
+        self.staged.reserve(requests.saturating_sub(self.staged.len()));
+        self.sges.reserve(requests.saturating_sub(self.sges.len()));
+    }
+
+    fn clear(&mut self) {
+        self.staged.clear();
+        self.sges.clear();
+        self.inline.clear();
+    }
+}
+
+/// A work request that could not be given to the engine at once; its lists are in the arenas of [`Backlog`].
 #[derive(Debug, Clone, Copy)]
 enum Staged {
     Send { wr_id: u64, op: SendOp, sges: u32, inline: Option<u32>, flags: [bool; 3] },
@@ -43,17 +64,9 @@ enum Staged {
 
 impl QpShared {
     pub(super) fn new(qpn: Qpn, rules: SendRules) -> Self {
-        let caps = rules.caps;
-        // Requests are staged only while another thread drives: that is worth no more than this.
-        let depth = ((caps.max_send_wr + caps.max_recv_wr) as usize).min(4096);
-        let front = Front {
-            staged: Vec::with_capacity(depth),
-            sges: Vec::with_capacity(depth),
-            ..Front::default()
-        };
         Self {
             qpn,
-            front: Mutex::new(front),
+            front: Mutex::new(Front::default()),
             send_retired: AtomicU64::new(0),
             recv_retired: AtomicU64::new(0),
             state: StateCell::default(),
@@ -67,6 +80,13 @@ impl QpShared {
 
     pub(super) fn caps(&self) -> QpCaps {
         self.rules.caps
+    }
+
+    /// For how many staged requests there is to be room.
+    pub(super) fn backlog_max(&self) -> usize {
+        let caps = self.rules.caps;
+        // Requests are staged only while another thread drives: that is worth no more than this.
+        ((caps.max_send_wr + caps.max_recv_wr) as usize).min(4096)
     }
 
     /// The queue pair goes away: what was not given to the engine never will be.
@@ -86,9 +106,11 @@ impl QpShared {
         self.state.set(state);
     }
 
-    /// Gives staged requests to the engine.
-    pub(super) fn post_staged(&self, engine: &mut Engine, host: &mut Host) {
-        self.front.lock().give(self.qpn, engine, host);
+    /// Gives staged requests to the engine, and back in what they were.
+    pub(super) fn post_staged(&self, engine: &mut Engine, host: &mut Host) -> Option<Box<Backlog>> {
+        let mut front = self.front.lock();
+        front.give(self.qpn, engine, host);
+        front.backlog.take()
     }
 
     pub(super) fn check_send(&self, front: &Front, wr: &SendWr<'_>) -> Result<(), PostError> {
@@ -114,7 +136,7 @@ impl QpShared {
     }
 }
 
-impl Front {
+impl Backlog {
     #[allow(clippy::cast_possible_truncation)]
     pub(super) fn stage_send(&mut self, wr: &SendWr<'_>) {
         let (sges, inline) = match wr.data {
@@ -136,14 +158,27 @@ impl Front {
         self.sges.extend_from_slice(wr.sges);
         self.staged.push(Staged::Recv { wr_id: wr.wr_id, sges: wr.sges.len() as u32 });
     }
+}
 
+impl Front {
     /// Gives what is staged to the engine. It was checked when it was posted; an engine that refuses it now has
     /// been reset meanwhile, and forgets it as a reset does.
     pub(super) fn give(&mut self, qpn: Qpn, engine: &mut Engine, host: &mut Host) {
         self.listed = false;
-        if self.staged.is_empty() {
-            return;
+        if let Some(backlog) = &mut self.backlog {
+            backlog.give(qpn, engine, host);
         }
+    }
+
+    fn clear(&mut self) {
+        if let Some(backlog) = &mut self.backlog {
+            backlog.clear();
+        }
+    }
+}
+
+impl Backlog {
+    fn give(&mut self, qpn: Qpn, engine: &mut Engine, host: &mut Host) {
         let (mut sge, mut byte) = (0, 0);
         for staged in &self.staged {
             match *staged {
@@ -171,11 +206,5 @@ impl Front {
             }
         }
         self.clear();
-    }
-
-    fn clear(&mut self) {
-        self.staged.clear();
-        self.sges.clear();
-        self.inline.clear();
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rocinante_stack::verbs::{RecvWr, SendWr};
 
 use super::core::Core;
-use super::front::{Front, QpShared};
+use super::front::{Backlog, Front, QpShared};
 use crate::qp::PostListError;
 use crate::sync::MutexGuard;
 
@@ -41,14 +41,16 @@ impl QpShared {
                 core.drive_once();
             }
         } else {
+            let mut backlog = self.backlog(core, &mut front);
             for (index, wr) in list.iter().enumerate() {
                 if let Err(error) = self.check_send(&front, wr) {
                     failed = Some(PostListError { index, error });
                     break;
                 }
-                front.stage_send(wr);
+                backlog.stage_send(wr);
                 front.sends += 1;
             }
+            front.backlog = Some(backlog);
             self.leave(core, front);
         }
         failed.map_or(Ok(()), Err)
@@ -81,17 +83,24 @@ impl QpShared {
                 core.drive_once();
             }
         } else {
+            let mut backlog = self.backlog(core, &mut front);
             for (index, wr) in list.iter().enumerate() {
                 if let Err(error) = self.check_recv(&front, wr) {
                     failed = Some(PostListError { index, error });
                     break;
                 }
-                front.stage_recv(wr);
+                backlog.stage_recv(wr);
                 front.recvs += 1;
             }
+            front.backlog = Some(backlog);
             self.leave(core, front);
         }
         failed.map_or(Ok(()), Err)
+    }
+
+    /// Where requests are staged, taken out.
+    fn backlog(&self, core: &Core, front: &mut Front) -> Box<Backlog> {
+        front.backlog.take().unwrap_or_else(|| core.spare_backlog(self.backlog_max()))
     }
 
     /// Somebody else drives: leaves the staged requests to them.

@@ -72,6 +72,7 @@ impl Qp {
             });
         };
         let shared = shard.host.qps.get(cookie).expect("just inserted").clone();
+        shard.staging.joined(shard.host.qps.len(), shared.backlog_max());
         drop(guard);
         std::mem::forget(counted);
         let cqs = [attr.send_cq, attr.recv_cq].map(Arc::clone);

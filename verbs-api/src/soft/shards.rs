@@ -52,7 +52,9 @@ impl Shards {
     ) -> Result<Self, VerbsError> {
         let count = ports.len();
         let events = Arc::new(Events::new()?);
-        let boxes: Arc<[_]> = (0..count).map(|_| Arc::new(Staging::with_mail())).collect();
+        // Who is alone gets no mail.
+        let staging = if count > 1 { Staging::with_mail } else { Staging::default };
+        let boxes: Arc<[_]> = (0..count).map(|_| Arc::new(staging())).collect();
         let common = Arc::new(Common::default());
         let mut cores = Vec::with_capacity(count);
         for (index, port) in ports.into_iter().enumerate() {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Engine;
-use super::front::QpShared;
+use super::front::{Backlog, QpShared};
 use super::host::Host;
 use super::mail::Mail;
 use crate::sync::{AtomicBool, Mutex, Ordering, fence};
@@ -13,19 +13,27 @@ use crate::sync::{AtomicBool, Mutex, Ordering, fence};
 pub(super) struct Staging {
     /// Something was left.
     bell: AtomicBool,
-    /// Queue pairs with work requests that were posted while somebody else held the lock.
-    left: Mutex<Vec<Arc<QpShared>>>,
+    left: Mutex<Left>,
     /// What other shards left.
     pub(super) mail: Mail,
 }
 
+#[derive(Debug)]
+struct Left {
+    /// Queue pairs with work requests that were posted while somebody else held the lock.
+    qps: Vec<Arc<QpShared>>,
+    /// For the next that have some.
+    spare: Vec<Box<Backlog>>,
+}
+
+/// So many queue pairs can have staged requests at once without an allocation. Each would have room for as many as it takes, which is most of the memory of
+/// one that is idle, and few ever need it at the same time.
+const BACKLOGS: usize = 16;
+
 impl Default for Staging {
     fn default() -> Self {
-        Self {
-            bell: AtomicBool::new(false),
-            left: Mutex::new(Vec::with_capacity(16)),
-            mail: Mail::default(),
-        }
+        let left = Left { qps: Vec::with_capacity(16), spare: Vec::with_capacity(BACKLOGS) };
+        Self { bell: AtomicBool::new(false), left: Mutex::new(left), mail: Mail::default() }
     }
 }
 
@@ -35,9 +43,25 @@ impl Staging {
         Self { mail: Mail::new(), ..Self::default() }
     }
 
+    /// There are so many queue pairs now, one more than before, which stages so many requests at most.
+    pub(super) fn joined(&self, qps: usize, requests: usize) {
+        let mut left = self.left.lock();
+        if left.spare.len() < qps.min(BACKLOGS) {
+            left.spare.push(Box::default());
+        }
+        left.spare.iter_mut().for_each(|backlog| backlog.reserve(requests));
+    }
+
+    /// Where a queue pair stages requests, with room for so many.
+    pub(super) fn spare_backlog(&self, requests: usize) -> Box<Backlog> {
+        let mut backlog = self.left.lock().spare.pop().unwrap_or_default();
+        backlog.reserve(requests);
+        backlog
+    }
+
     /// Leaves posted work to whoever holds the lock.
     pub(super) fn leave(&self, qp: &Arc<QpShared>) {
-        self.left.lock().push(qp.clone());
+        self.left.lock().qps.push(qp.clone());
         self.bell.store(true, Ordering::Release);
         fence(Ordering::SeqCst);
     }
@@ -58,9 +82,13 @@ impl Staging {
     #[cold]
     fn take_all(&self, engine: &mut Engine, host: &mut Host) {
         self.bell.store(false, Ordering::SeqCst);
+        let mut emptied = None;
         loop {
-            let Some(qp) = self.left.lock().pop() else { return };
-            qp.post_staged(engine, host);
+            let mut left = self.left.lock();
+            left.spare.extend(emptied);
+            let Some(qp) = left.qps.pop() else { return };
+            drop(left);
+            emptied = qp.post_staged(engine, host);
         }
     }
 }
