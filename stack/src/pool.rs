@@ -375,6 +375,11 @@ impl Pools {
         self.arrivals.held_by(limit.datagrams).min(limit.bytes / Budget::cost(len))
     }
 
+    /// As many, if each takes a place of its own.
+    pub(crate) fn answers_one_by_one(&self, len: u32) -> u32 {
+        self.answers(len).min(self.own.limit.datagrams)
+    }
+
     /// What an answer of so many `packets`, of which each costs so much, takes of our own receive queue.
     #[inline]
     pub(crate) fn charge_of_answer(&self, packets: u32, each: u32) -> Charge {

@@ -26,6 +26,7 @@ mod window;
 use self::clock::Clock;
 use self::congestion::{Notifier, Reaction};
 use self::held::Held;
+use self::reads::Flow;
 use self::requester::{Limits, Requester};
 use self::responder::Responder;
 use crate::engine::Shared;
@@ -33,6 +34,7 @@ use crate::ingress::SourceCheck;
 use crate::pool::{Budget, PoolId, Pools};
 use crate::qp::Core;
 use crate::qp::attr::{ModifyError, QpAttr};
+use crate::qp::sq::OVERHEAD;
 use crate::types::{Mtu, Time};
 use crate::verbs::{Completions, QpState, SendOp, SendWr};
 
@@ -163,6 +165,9 @@ impl Qp {
         let window = budget.datagrams.min(shared.config.window_max);
         let rd = self.core.attr.max_rd_atomic.unwrap_or(0);
         self.requester.start(psn, self.core.sq.tail, rd, window);
+        let mtu = self.limits.mtu;
+        let room = shared.pools.answers_one_by_one(mtu.bytes() + OVERHEAD);
+        self.requester.flow = Flow::new(mtu, room);
         self.retry_left = self.core.attr.retry_cnt.unwrap_or(0);
         self.rnr_left = self.core.attr.rnr_retry.unwrap_or(0);
     }
@@ -230,7 +235,9 @@ impl Qp {
     pub(crate) fn push(&mut self, wr: &SendWr<'_>, len: u32, pools: &Pools) {
         let mtu = self.limits.mtu;
         let read_packets = match wr.op {
-            SendOp::Read { .. } if len > mtu.bytes() => reads::request_packets(mtu, pools),
+            SendOp::Read { .. } if len > mtu.bytes() => {
+                reads::request_packets(mtu, pools, &self.requester.flow)
+            }
             _ => 1,
         };
         self.core.sq.push(wr, len, mtu, read_packets, self.core.init.sq_sig_all);

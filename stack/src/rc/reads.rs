@@ -23,16 +23,68 @@ const UNDER_WAY: u32 = 3;
 
 /// Packets of each request of a READ that is posted now: as many as our own receive queue has room for three times, as full runs; or else, since one should
 /// be on its way while another is answered, no more than it has room for twice.
-pub(super) fn request_packets(mtu: Mtu, pools: &Pools) -> u16 {
-    let room = pools.answers(mtu.bytes() + OVERHEAD);
+pub(super) fn request_packets(mtu: Mtu, pools: &Pools, flow: &Flow) -> u16 {
+    let room = pools.answers(mtu.bytes() + OVERHEAD).min(flow.packets());
     #[allow(clippy::cast_possible_truncation)]
     let run = run(mtu.bytes() + (bth::LEN + ICRC_LEN) as u32);
     let runs = ((room / UNDER_WAY).saturating_sub(SHORT) / run).min(RUNS_MAX);
     let packets = match runs {
-        0 => (FEW_BYTES / mtu.bytes()).min(FEW_PACKETS).min(room / 2).max(1),
+        0 => few(mtu).min(room / 2).max(1),
         _ => SHORT + runs * run,
     };
     u16::try_from(packets).unwrap_or(u16::MAX)
+}
+
+fn few(mtu: Mtu) -> u32 {
+    (FEW_BYTES / mtu.bytes()).min(FEW_PACKETS)
+}
+
+/// How many packets of answers may be on their way: what a path was always expected to hold, and one more for each that comes; once some were lost, half of
+/// what was under way, and more bit by bit. Answers are not acknowledged, so nothing else keeps them from flooding a slow path; and of what is lost all that
+/// is behind is sent in vain.
+#[derive(Debug)]
+pub(super) struct Flow {
+    /// In parts of a packet.
+    allowed: u32,
+    least: u32,
+    /// What it gains by a packet that came.
+    gain: u32,
+}
+
+/// Parts of a packet.
+const PARTS: u32 = 16;
+/// Requests of few packets that are expected to be under way whatever is lost.
+const LEAST: u32 = 16;
+
+impl Flow {
+    /// Of a queue with room for so many packets.
+    pub(super) fn new(mtu: Mtu, room: u32) -> Self {
+        let least = room.min(LEAST * few(mtu));
+        Self { allowed: least * PARTS, least, gain: PARTS }
+    }
+
+    fn packets(&self) -> u32 {
+        (self.allowed / PARTS).max(self.least)
+    }
+
+    /// Whether `packets` more may be asked for while so many are under way.
+    pub(super) fn allows(&self, under_way: u64, packets: u32) -> bool {
+        under_way + u64::from(packets) <= u64::from(self.packets())
+    }
+
+    /// So many packets came.
+    #[inline]
+    pub(super) fn came(&mut self, packets: u64) {
+        let packets = u32::try_from(packets).unwrap_or(u32::MAX);
+        self.allowed = self.allowed.saturating_add(packets.saturating_mul(self.gain));
+    }
+
+    /// Of so many packets that were under way some are asked for again.
+    pub(super) fn lost(&mut self, under_way: u64) {
+        let half = u32::try_from(under_way / 2).unwrap_or(u32::MAX);
+        self.allowed = self.allowed.min(half.saturating_mul(PARTS));
+        self.gain = 1;
+    }
 }
 
 #[cfg(test)]
@@ -40,8 +92,13 @@ mod tests {
     use super::*;
     use crate::pool::Budget;
 
+    fn cut(mtu: Mtu, pools: &Pools) -> u16 {
+        let flow = Flow { allowed: u32::MAX, least: 0, gain: PARTS };
+        request_packets(mtu, pools, &flow)
+    }
+
     fn packets(mtu: Mtu, datagrams: u32) -> u16 {
-        request_packets(mtu, &Pools::new(Budget { bytes: u32::MAX, datagrams }))
+        cut(mtu, &Pools::new(Budget { bytes: u32::MAX, datagrams }))
     }
 
     #[test]
@@ -57,23 +114,47 @@ mod tests {
     #[test]
     fn bytes_limit_them_too() {
         let bytes = 369 * Budget::cost(4096 + OVERHEAD);
-        let cut = |bytes| {
-            request_packets(Mtu::Mtu4096, &Pools::new(Budget { bytes, datagrams: u32::MAX }))
-        };
-        assert_eq!([cut(bytes), cut(bytes - 1)], [123, 108]);
+        let of_bytes =
+            |bytes| cut(Mtu::Mtu4096, &Pools::new(Budget { bytes, datagrams: u32::MAX }));
+        assert_eq!([of_bytes(bytes), of_bytes(bytes - 1)], [123, 108]);
     }
 
     #[test]
     fn where_runs_arrive_whole_there_is_room_for_more_of_them() {
         let mut pools = Pools::new(Budget { bytes: 10_000_000, datagrams: 48 });
-        assert_eq!(request_packets(Mtu::Mtu4096, &pools), 15);
+        assert_eq!(cut(Mtu::Mtu4096, &pools), 15);
         for _ in 0..100 {
             pools.arrived(15, 2);
         }
-        assert_eq!(request_packets(Mtu::Mtu4096, &pools), 78);
+        assert_eq!(cut(Mtu::Mtu4096, &pools), 78);
         for _ in 0..400 {
             pools.arrived(1, 1);
         }
-        assert_eq!(request_packets(Mtu::Mtu4096, &pools), 15);
+        assert_eq!(cut(Mtu::Mtu4096, &pools), 15);
+    }
+
+    #[test]
+    fn what_is_lost_halves_what_is_under_way_down_to_what_it_always_was() {
+        let pools = Pools::new(Budget { bytes: u32::MAX, datagrams: 1000 });
+        let mut flow = Flow::new(Mtu::Mtu4096, 48);
+        assert!(flow.allows(33, 15) && !flow.allows(34, 15));
+        assert_eq!(request_packets(Mtu::Mtu4096, &pools, &flow), 15);
+        flow.came(752);
+        assert!(flow.allows(700, 100) && !flow.allows(700, 101));
+        assert_eq!(request_packets(Mtu::Mtu4096, &pools, &flow), 123);
+        flow.lost(800);
+        flow.came(160);
+        assert!(flow.allows(310, 100) && !flow.allows(310, 101), "it grows slowly then");
+        flow.lost(10);
+        flow.lost(0);
+        assert!(flow.allows(33, 15) && !flow.allows(34, 15));
+        flow.came(u64::MAX);
+        assert!(flow.allows(1 << 20, 1));
+    }
+
+    #[test]
+    fn a_large_queue_begins_with_sixteen_requests_of_few() {
+        let flow = Flow::new(Mtu::Mtu4096, 10_000);
+        assert!(flow.allows(225, 15) && !flow.allows(226, 15));
     }
 }

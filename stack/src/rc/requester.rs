@@ -8,6 +8,7 @@ use super::company::Company;
 use super::credits::Credits;
 use super::lists::SpareLists;
 use super::plan::{Shape, request_header};
+use super::reads::Flow;
 use super::repair::Repair;
 use super::rtt::RoundTrip;
 use super::window::Window;
@@ -52,6 +53,7 @@ pub(super) struct Requester {
     /// One more than the highest PSN ever sent.
     pub(super) sent: u64,
     pub(super) rd: VecDeque<Outstanding>,
+    pub(super) flow: Flow,
     pub(super) max_rd_atomic: usize,
     pub(super) window: Window,
     pub(super) round_trip: RoundTrip,
@@ -95,6 +97,7 @@ impl Requester {
             una: 0,
             sent: 0,
             rd: VecDeque::new(),
+            flow: Flow::new(Mtu::Mtu256, 0),
             max_rd_atomic: 0,
             window: Window::new(1),
             round_trip: RoundTrip::default(),
@@ -297,6 +300,9 @@ impl Requester {
         // What waited for something to be repaired says nothing about the path.
         self.round_trip.acknowledged(to, now, !repairing);
         self.window.acknowledged(charge.datagrams);
+        if !self.rd.is_empty() {
+            self.flow.came(to - self.una);
+        }
         self.una = to;
         self.implied = None;
         while let Some(front) = self.rd.front() {
@@ -337,6 +343,9 @@ impl Requester {
         self.release(charge, limits, pools);
         self.asks.taken_back(from, pools);
         self.round_trip.taken_back(from);
+        if self.rd.back().is_some_and(|back| back.last > from) {
+            self.flow.lost(self.nxt - self.una);
+        }
         while let Some(back) = self.rd.back() {
             if back.last < from {
                 break;
