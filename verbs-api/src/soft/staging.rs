@@ -32,7 +32,7 @@ const BACKLOGS: usize = 16;
 
 impl Default for Staging {
     fn default() -> Self {
-        let left = Left { qps: Vec::with_capacity(16), spare: Vec::with_capacity(BACKLOGS) };
+        let left = Left { qps: Vec::with_capacity(16), spare: Vec::with_capacity(BACKLOGS + 1) };
         Self { bell: AtomicBool::new(false), left: Mutex::new(left), mail: Mail::default() }
     }
 }
@@ -46,7 +46,8 @@ impl Staging {
     /// There are so many queue pairs now, one more than before, which stages so many requests at most.
     pub(super) fn joined(&self, qps: usize, requests: usize) {
         let mut left = self.left.lock();
-        if left.spare.len() < qps.min(BACKLOGS) {
+        // Whoever drives has one in his hands that he has emptied, while the queue pair may need the next.
+        while left.spare.len() < qps.min(BACKLOGS) + 1 {
             left.spare.push(Box::default());
         }
         left.spare.iter_mut().for_each(|backlog| backlog.reserve(requests));
