@@ -23,6 +23,7 @@ struct Left {
     /// Queue pairs with work requests that were posted while somebody else held the lock.
     qps: Vec<Arc<QpShared>>,
     /// For the next that have some.
+    #[allow(clippy::vec_box, reason = "they move to a queue pair and back as they are")]
     spare: Vec<Box<Backlog>>,
 }
 
