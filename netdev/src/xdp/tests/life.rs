@@ -94,7 +94,7 @@ fn another_program_on_the_interface_is_reported() {
         assert!(text.contains("another XDP program is attached to v0"), "{text}");
         assert!(text.contains("--netdev packet or udp"), "{text}");
     });
-    assert!(!attached(&pair.a));
+    assert!(detached(&pair.a));
 }
 
 /// The child of the next test, which is this binary run again with a namespace in its environment: opens a port and waits
