@@ -1,4 +1,4 @@
-//! Descriptors to wait on: `eventfd(2)` and `epoll(7)`, close-on-exec and non-blocking.
+//! Descriptors to wait on: `eventfd(2)` and `epoll(7)`, close-on-exec and non-blocking. And what all sockets have in common.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -138,6 +138,20 @@ pub fn wait_readable(fd: impl AsFd, timeout_ms: i32) -> io::Result<bool> {
         Err(e) if e.kind() == io::ErrorKind::Interrupted => Ok(false),
         Err(e) => Err(e),
     }
+}
+
+/// Attaches a classic BPF program that says how much of what arrives a socket takes (`SO_ATTACH_FILTER`), in place of the one before.
+///
+/// # Errors
+/// A program that the kernel does not accept, or no memory left.
+pub(crate) fn attach_filter(socket: impl AsFd, program: &[libc::sock_filter]) -> io::Result<()> {
+    let len = u16::try_from(program.len()).map_err(io::Error::other)?;
+    let filter = libc::sock_fprog { len, filter: program.as_ptr().cast_mut() };
+    let (fd, option) = (socket.as_fd().as_raw_fd(), libc::SO_ATTACH_FILTER);
+    let (at, len) = ((&raw const filter).cast(), size_of::<libc::sock_fprog>() as libc::socklen_t);
+    // SAFETY: the kernel copies `len` bytes, and the program they point to, during the call, and writes to neither.
+    unsafe { check(libc::setsockopt(fd, libc::SOL_SOCKET, option, at, len)) }?;
+    Ok(())
 }
 
 fn check(result: i32) -> io::Result<i32> {

@@ -25,11 +25,11 @@ mod vnet;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd as _, BorrowedFd};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::PortConfig;
 use crate::error::OpenError;
-use crate::fd::{Epoll, Interest};
+use crate::fd::{Epoll, Interest, attach_filter};
 use crate::iface::Interface;
 use crate::loopback::{LoopHeader, LoopQueue};
 use crate::port::{
@@ -43,9 +43,6 @@ use staging::{IP_IDS_MIN, RunLimits, Staging};
 use sys::{PacketSocket, SendScratch, Transmit};
 use tx::Sender;
 
-/// How often [`Port::maintain`] looks whether the interface is still there.
-const LIFE_CHECK: Duration = Duration::from_secs(1);
-
 /// A port over an `AF_PACKET` socket.
 ///
 /// While it is [blocked](Port::wants_write), [`wait_fd`](Port::wait_fd) also becomes readable when the
@@ -55,8 +52,6 @@ pub struct PacketPort {
     addresses: Vec<IpAddr>,
     interface: u32,
     mac: [u8; 6],
-    /// When to look at the interface again.
-    check_due: Instant,
     limits: RunLimits,
     // The ring is unmapped before its socket is closed.
     ring: Ring,
@@ -125,7 +120,7 @@ impl PacketPort {
             Ok(mac) if mac != self.mac => {
                 // A new filter replaces the old one.
                 let program = filter::program(mac, &self.addresses);
-                if self.socket.attach_filter(&program).is_ok() {
+                if attach_filter(self.socket.as_fd(), &program).is_ok() {
                     self.mac = mac;
                 }
             }
@@ -324,12 +319,11 @@ impl Port for PacketPort {
     fn maintain(&mut self) -> Option<Duration> {
         let guard = self.guard.maintain();
         let Self { paths, staging, guard: through, .. } = self;
-        let paths = paths.maintain(|sent| holds(staging, through, sent));
-        if self.check_due <= Instant::now() {
-            self.check_due = Instant::now() + LIFE_CHECK;
+        let again = paths.maintain(|sent| holds(staging, through, sent));
+        if paths.take_interface_news() {
             self.check_interface();
         }
-        [guard, paths, Some(LIFE_CHECK)].into_iter().flatten().min()
+        guard.into_iter().chain(again).min()
     }
 
     fn stats(&self) -> PortStats {

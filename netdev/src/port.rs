@@ -325,7 +325,9 @@ pub trait Port: Send {
     /// No memory for an entry of the set: then it does not.
     fn watch(&mut self, wished: bool) -> std::io::Result<()>;
 
-    /// Chores off the fast path: neighbour refresh, link changes. Returns when to call again.
+    /// Chores off the fast path: neighbours, routes, changes of the interface. To be called when [`wait_fd`](Self::wait_fd) was readable and there was
+    /// nothing to receive, for that is how changes are told; about once a second while datagrams are sent; and when the time has passed that it
+    /// returns, whatever happens or does not. A call for nothing costs a system call.
     fn maintain(&mut self) -> Option<Duration>;
 
     /// The counters.

@@ -4,30 +4,35 @@
 //! cache is [`Hop::Direct`]: frames leave with the Ethernet address read from the cache. Nobody would
 //! resolve or refresh an entry for raw frames, so a path without a usable entry is [`Hop::Guard`]:
 //! its datagrams leave through an ordinary UDP socket (the *guard*), and the kernel resolves the
-//! neighbour for them. Now and then, when an entry has gone stale or a path was idle, one burst of a
-//! path that could leave directly takes the guard too, so that the kernel checks the entry.
+//! neighbour for them. When an entry has gone stale, one burst of a path that could leave directly
+//! takes the guard too, so that the kernel checks the entry.
+//!
+//! Changes of the neighbours, routes and the interface are told by the kernel ([`Monitor`]), so an idle table needs no look at all. Nobody may read
+//! what is told while the port is driven without pause: what is in use is looked at once a second, besides.
 //!
 //! A path whose frames still wait for the kernel changes its way only when those are gone, and takes no others until then: they would be overtaken. What
 //! waits on other paths does not matter, so a port that always has something to send looks at its neighbours like any other.
 //!
 //! Looking a path up costs no system call; [`PathTable::maintain`] makes those.
 
+mod entry;
+
 use std::io;
 use std::net::IpAddr;
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use crate::headers::FrameTemplate;
 use crate::iface::Interface;
 use crate::port::{Path, PathId, PathSpec, Port};
 use crate::recent::Recent;
-use crate::rtnl::{Neighbour, NeighbourStatus, Route, RouteKind, RouteQuery, Rtnl};
+use crate::rtnl::{Monitor, Neighbour, News, Route, RouteKind, RouteQuery, Rtnl};
+use entry::{Entry, Target, Turn, is_usable};
 
 /// How often entries in use are read again.
 const REFRESH: Duration = Duration::from_secs(1);
 /// How soon a neighbour being resolved is asked for again; doubles up to [`REFRESH`].
 const RESOLVE_FIRST: Duration = Duration::from_millis(1);
-/// After so many refreshes without a datagram, the next burst of a path takes the guard.
-const IDLE_REFRESHES: u32 = 5;
 /// After so many refreshes in use, a path's route is looked up again.
 const ROUTE_REFRESHES: u32 = 10;
 /// IPv4 identifications stay below this. Linux numbers the segments of a UDP super-packet from 0, so
@@ -52,6 +57,11 @@ pub struct PathTable {
     iface: Interface,
     addresses: Vec<IpAddr>,
     rtnl: Rtnl,
+    monitor: Monitor,
+    /// Something of the interface itself changed.
+    interface_news: bool,
+    /// Entries are to be looked at because of what was told.
+    news: bool,
     entries: Vec<Option<Entry>>,
     /// Indices of entries that are `None`.
     free: Vec<usize>,
@@ -61,41 +71,13 @@ pub struct PathTable {
     checking: Vec<PathId>,
     /// Paths that will leave another way when what they sent is gone.
     turning: Vec<PathId>,
+    /// When what is in use is looked at again, and whether somebody must wake for that.
     due: Instant,
+    waits: bool,
     /// What this round of refreshing has asked for; kept for its room.
     known: Vec<(IpAddr, Option<Neighbour>)>,
     /// The wait before the next look at an unresolved neighbour.
     backoff: Duration,
-}
-
-#[derive(Debug)]
-struct Entry {
-    spec: PathSpec,
-    src_port: u16,
-    target: Target,
-    /// `None` on loopback, which needs none.
-    guard: Option<PathId>,
-    /// Headers towards the Ethernet address last known.
-    template: Option<FrameTemplate>,
-    /// The next burst takes the guard although there is a template.
-    check: bool,
-    /// The neighbour answered, and the kernel may still be sending what waited for that.
-    answered: bool,
-    /// What the port calls the last frame that left directly.
-    last: u64,
-    /// What the neighbour cache says, which is to be taken over when nothing waits any more.
-    turn: Option<Turn>,
-    /// Whether a datagram was sent since the last refresh.
-    used: bool,
-    idle_refreshes: u32,
-    route_refreshes: u32,
-    ip_id: u16,
-}
-
-/// A change of way that waits.
-#[derive(Debug, Clone, Copy)]
-struct Turn {
-    neighbour: Option<Neighbour>,
 }
 
 /// By what a port finds the frames of a path among those that wait for the kernel.
@@ -109,21 +91,6 @@ pub struct Sent {
     pub last: u64,
 }
 
-/// What a path leads to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Target {
-    /// One of the port's own addresses.
-    Own,
-    /// A multicast group: the guard sends, so that those on this machine who have joined get a copy.
-    Group,
-    /// An Ethernet address that needs no resolution: anyone on the loopback interface.
-    Fixed([u8; 6]),
-    /// A neighbour: the destination itself, or a gateway.
-    Neighbour(IpAddr),
-    /// The route went away; the guard gets the kernel's error for every datagram.
-    Nowhere,
-}
-
 impl PathTable {
     /// An empty table for a port with these own `addresses` on `iface`, in the calling thread's
     /// network namespace.
@@ -134,6 +101,10 @@ impl PathTable {
         Ok(Self {
             iface: iface.clone(),
             addresses: addresses.to_vec(),
+            monitor: Monitor::open(iface.index)?,
+            // Before it was opened nothing was told.
+            interface_news: true,
+            news: false,
             rtnl: Rtnl::open()?,
             entries: Vec::new(),
             free: Vec::new(),
@@ -141,6 +112,7 @@ impl PathTable {
             checking: Vec::new(),
             turning: Vec::new(),
             due: Instant::now(),
+            waits: false,
             known: Vec::new(),
             backoff: RESOLVE_FIRST,
         })
@@ -171,17 +143,16 @@ impl PathTable {
             last: 0,
             turn: None,
             used: false,
-            idle_refreshes: 0,
+            changed: false,
+            rerouted: false,
             route_refreshes: 0,
             ip_id: 0,
         };
         entry.settle(&self.iface, neighbour);
-        let now = Instant::now();
-        if entry.template.is_none() {
+        if entry.template.is_none() && entry.is_resolved_by_kernel() {
             self.backoff = RESOLVE_FIRST;
-            self.due = now;
-        } else {
-            self.due = self.due.min(now + REFRESH);
+            // What was told before is known already.
+            (entry.changed, self.news) = (true, true);
         }
         let free = self.free.pop();
         let index = free.unwrap_or(self.entries.len());
@@ -296,39 +267,70 @@ impl PathTable {
         self.entries.iter().position(has).map(|index| PathId(index as u32))
     }
 
-    /// Reads the neighbour cache, and now and then the routes, for the paths in use. Returns when to
-    /// call again, or `None` if no path needs it before the next is added; a call before that time
-    /// costs no system call. `waits` says whether frames of a path have not been taken by the kernel.
+    /// Readable while there is something for [`maintain`](Self::maintain) to read.
+    #[must_use]
+    pub fn wait_fd(&self) -> BorrowedFd<'_> {
+        self.monitor.as_fd()
+    }
+
+    /// Whether something of the interface changed since it was last asked: then [`check_interface`](Self::check_interface).
+    pub fn take_interface_news(&mut self) -> bool {
+        std::mem::take(&mut self.interface_news)
+    }
+
+    /// Reads what the kernel told, and looks at the paths that it is about; about once a second at those in use, too. Returns when to
+    /// call again even if nothing is told and nothing sent, or `None` if there is no need. `waits` says whether frames of a path have not been taken
+    /// by the kernel.
     pub fn maintain(&mut self, waits: impl Fn(&Sent) -> bool) -> Option<Duration> {
+        self.hear();
         let now = Instant::now();
-        if now < self.due {
-            return Some(self.due - now);
+        if !std::mem::take(&mut self.news) && now < self.due {
+            return self.waits.then(|| self.due - now);
         }
         let mut known = std::mem::take(&mut self.known);
         known.clear();
-        let (mut resolving, mut neighbours) = (false, false);
+        let (mut resolving, mut failed) = (false, false);
         for index in 0..self.entries.len() {
             let Some(mut entry) = self.entries[index].take() else { continue };
-            if matches!(entry.target, Target::Neighbour(_) | Target::Nowhere) {
-                neighbours = true;
-                // A failure to ask leaves the path as it is; the next call asks again.
-                let (path, waits) = (PathId(index as u32), &waits);
-                let asked = self.neighbour_for(&mut entry, path, waits, &mut known);
-                if let Ok(Some(turn)) = asked {
-                    self.turn(&mut entry, path, turn, waits);
+            if entry.is_resolved_by_kernel() && entry.is_to_be_looked_at() {
+                let (path, waits, used) = (PathId(index as u32), &waits, entry.used);
+                match self.neighbour_for(&mut entry, &mut known) {
+                    Ok(Some(turn)) => self.turn(&mut entry, path, turn, waits),
+                    Ok(None) => {}
+                    // A failure to ask leaves the path as it is; the next call asks again.
+                    Err(_) => (entry.changed, failed) = (true, true),
                 }
-                resolving |= entry.template.is_none();
+                let awaited = used || entry.answered || self.backoff < REFRESH;
+                resolving |= entry.template.is_none() && awaited;
             }
             self.entries[index] = Some(entry);
         }
         self.known = known;
-        if !neighbours {
-            return None;
-        }
         let wait = if resolving { self.backoff } else { REFRESH };
         self.backoff = if resolving { (self.backoff * 2).min(REFRESH) } else { RESOLVE_FIRST };
         self.due = now + wait;
-        Some(wait)
+        self.waits = resolving || failed;
+        self.news = failed;
+        self.waits.then_some(wait)
+    }
+
+    /// Notes what the kernel told.
+    fn hear(&mut self) {
+        let Self { monitor, entries, news, interface_news, recent, .. } = self;
+        monitor.read(|said| {
+            *recent = Recent::default();
+            *interface_news |= matches!(said, News::Interface | News::Anything);
+            for entry in entries.iter_mut().flatten() {
+                let rerouted = said.is_of_way_to(entry.spec.remote);
+                let changed = match said {
+                    News::Neighbour(address) => entry.target == Target::Neighbour(address),
+                    _ => rerouted,
+                };
+                entry.rerouted |= rerouted;
+                entry.changed |= changed;
+                *news |= changed;
+            }
+        });
     }
 
     /// Looks at the interface, and takes over a new Ethernet address of its own. Returns that address.
@@ -362,19 +364,12 @@ impl PathTable {
     fn neighbour_for(
         &mut self,
         entry: &mut Entry,
-        path: PathId,
-        waits: impl Fn(&Sent) -> bool,
         known: &mut Vec<(IpAddr, Option<Neighbour>)>,
     ) -> io::Result<Option<Turn>> {
-        if !std::mem::take(&mut entry.used) && entry.template.is_some() {
-            entry.idle_refreshes += 1;
-            let idle = entry.idle_refreshes >= IDLE_REFRESHES && !waits(&entry.sent(path));
-            entry.check |= idle;
-            return Ok(None);
-        }
-        entry.idle_refreshes = 0;
-        entry.route_refreshes += 1;
-        if entry.route_refreshes >= ROUTE_REFRESHES || entry.target == Target::Nowhere {
+        entry.changed = false;
+        entry.route_refreshes += u32::from(std::mem::take(&mut entry.used));
+        let rerouted = std::mem::take(&mut entry.rerouted);
+        if rerouted || entry.route_refreshes >= ROUTE_REFRESHES || entry.target == Target::Nowhere {
             entry.route_refreshes = 0;
             entry.target = match self.target(&entry.spec) {
                 Ok(target) if target != Target::Own => target,
@@ -475,51 +470,6 @@ impl PathTable {
             RouteKind::Unicast => Ok(Target::Neighbour(route.gateway.unwrap_or(remote))),
         }
     }
-}
-
-impl Entry {
-    fn sent(&self, path: PathId) -> Sent {
-        Sent { path, guard: self.guard, last: self.last }
-    }
-
-    /// The Ethernet address of the next hop, and whether the kernel is to check it.
-    fn next_hop(&self, neighbour: Option<Neighbour>) -> Option<([u8; 6], bool)> {
-        match self.target {
-            Target::Own | Target::Group | Target::Nowhere => None,
-            Target::Fixed(mac) => Some((mac, self.check)),
-            Target::Neighbour(_) => {
-                let Neighbour { mac, status } = neighbour.filter(|_| is_usable(neighbour))?;
-                Some((mac?, status == NeighbourStatus::Stale))
-            }
-        }
-    }
-
-    /// Whether a change is one between frames and the guard.
-    fn turns(&self, to: Turn) -> bool {
-        let direct = self.template.is_some() && !self.check;
-        direct != matches!(self.next_hop(to.neighbour), Some((_, false)))
-    }
-
-    /// Takes over what the neighbour cache says.
-    fn settle(&mut self, iface: &Interface, neighbour: Option<Neighbour>) {
-        if self.target == Target::Own {
-            return;
-        }
-        let Some((mac, check)) = self.next_hop(neighbour) else {
-            self.template = None;
-            (self.check, self.answered) = (false, false);
-            return;
-        };
-        self.check = check;
-        if self.template.as_ref().is_none_or(|template| template.dst_mac() != mac) {
-            self.template = FrameTemplate::new(iface.mac, mac, &self.spec, self.src_port);
-        }
-    }
-}
-
-/// Whether frames may be sent to this entry of the neighbour cache.
-fn is_usable(neighbour: Option<Neighbour>) -> bool {
-    neighbour.is_some_and(|known| known.status != NeighbourStatus::Unresolved)
 }
 
 /// Whether a destination means nothing without an interface.

@@ -2,10 +2,11 @@
 //!
 //! [`Rtnl`] asks over an rtnetlink socket (rtnetlink(7)): one request, one answer, blocking, with a
 //! timeout. It is meant for opening a port, adding a path and periodic chores, never for the fast
-//! path. Nothing here needs a privilege. The answers are those of the network namespace of the
+//! path. [`Monitor`] hears of what changes. Nothing here needs a privilege. The answers are those of the network namespace of the
 //! thread that called [`Rtnl::open`].
 
 mod link;
+mod monitor;
 mod neighbour;
 mod qdisc;
 mod query;
@@ -13,6 +14,7 @@ mod route;
 pub(crate) mod socket;
 
 pub use link::Link;
+pub use monitor::{Monitor, News};
 pub use neighbour::{Neighbour, NeighbourStatus};
 pub use qdisc::{FilterHook, Qdisc};
 pub use route::{Route, RouteKind, RouteQuery};
@@ -70,6 +72,9 @@ impl Rtnl {
 pub(crate) fn try_payload(payload: &[u8]) {
     let _ = (route::route_from(payload), neighbour::neighbour_from(payload));
     qdisc::try_payload(payload);
+    monitor::hand_out(payload, &mut |news| {
+        let _ = news.is_of_way_to([10, 0, 0, 1].into());
+    });
 }
 
 #[cfg(test)]

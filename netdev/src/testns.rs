@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 /// A network namespace; it ends with the last descriptor, socket or process in it.
 #[derive(Debug)]
@@ -137,6 +138,32 @@ pub(crate) fn without_capability<R: Send>(capability: u32, f: impl FnOnce() -> R
         Ok(value) => value,
         Err(panic) => std::panic::resume_unwind(panic),
     })
+}
+
+/// The chores of a port that is about to be looked at again, and a wait of so many milliseconds at most.
+pub(crate) fn look_after(port: &mut impl crate::port::Port, ms_max: u64) {
+    let again = port.maintain().unwrap_or(Duration::MAX);
+    std::thread::sleep(again.min(Duration::from_millis(ms_max)));
+}
+
+/// Whether the port's descriptor is readable now for something else than news of the network, which are read.
+pub(crate) fn has_arrivals(port: &mut impl crate::port::Port) -> bool {
+    (0..3).all(|_| {
+        port.maintain();
+        crate::fd::wait_readable(port.wait_fd(), 0).expect("poll")
+    })
+}
+
+/// Waits for that; `false` if nothing comes.
+pub(crate) fn arrives(port: &mut impl crate::port::Port) -> bool {
+    let end = Instant::now() + Duration::from_secs(20);
+    while !has_arrivals(port) {
+        if Instant::now() > end {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    true
 }
 
 /// Says on the real stderr that a test did not run.

@@ -51,9 +51,6 @@ use timer::TimerFd;
 use tx::TxHalf;
 use umem::{CHUNK, Umem};
 
-/// How often [`Port::maintain`] looks at the interface.
-const LIFE_CHECK: Duration = Duration::from_secs(1);
-
 /// How soon a port that could not send looks again, at first and at last. `POLLOUT` does not tell: an
 /// `AF_XDP` socket reports it while its ring has room, whether or not sent frames come back.
 const RETRY_FIRST: Duration = Duration::from_micros(100);
@@ -70,8 +67,6 @@ pub struct XdpPort {
     _link: Arc<Link>,
     /// Of all ports that share the program.
     own: Arc<Mutex<OwnAddresses>>,
-    /// When to look at the interface again.
-    check_due: Instant,
     tx: TxHalf,
     rx: RxHalf,
     socket: Socket,
@@ -178,6 +173,7 @@ impl XdpPort {
         let Opened { link, own, tx, rx, socket, umem, zero_copy, chunks_each } = opened;
         let epoll = Epoll::new().map_err(os("cannot make an epoll set"))?;
         epoll.add(socket.as_fd(), Interest::Read).map_err(os("cannot wait for the socket"))?;
+        epoll.add(paths.wait_fd(), Interest::Read).map_err(os("cannot wait for rtnetlink"))?;
         epoll.add(guard.wait_fd(), Interest::Read).map_err(os("cannot wait for the guard"))?;
         let looped = LoopQueue::new(chunks_each as usize * CHUNK, chunks_each as usize)
             .map_err(os("cannot make the loopback queue"))?;
@@ -199,7 +195,6 @@ impl XdpPort {
             addresses: addresses.to_vec(),
             _link: link,
             own,
-            check_due: Instant::now(),
             tx,
             rx,
             socket,
@@ -333,7 +328,6 @@ impl XdpPort {
 
     /// Ends the port's life if the interface is gone; follows a change of its Ethernet address.
     fn check_interface(&mut self) {
-        self.check_due = Instant::now() + LIFE_CHECK;
         let followed = self
             .paths
             .check_interface()
@@ -456,14 +450,14 @@ impl Port for XdpPort {
         self.reserved = Reserved::Nothing;
         let alive = self.socket.kick_receive();
         alive.unwrap_or_else(|e| self.note_error(&e));
-        if self.check_due <= Instant::now() {
-            self.check_interface();
-        }
         let guard = self.guard.maintain();
         let Self { paths, tx, guard: through, .. } = self;
-        let paths = paths.maintain(|sent| holds(tx, through, sent));
+        let again = paths.maintain(|sent| holds(tx, through, sent));
+        if paths.take_interface_news() {
+            self.check_interface();
+        }
         self.schedule_retry();
-        [paths, guard, Some(LIFE_CHECK)].into_iter().flatten().min()
+        guard.into_iter().chain(again).min()
     }
 
     fn stats(&self) -> PortStats {

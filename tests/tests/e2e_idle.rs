@@ -12,6 +12,8 @@ use rocinante_tests::{need, require_lab};
 const IDLE: Duration = Duration::from_secs(10);
 /// A thousandth of a core.
 const CPU_MAX: Duration = Duration::from_millis(10);
+/// How often a device may wake in that time: less than once a second, as it would if it looked at the network by itself. The kernel tells of its neighbours.
+const WAKES_MAX: u64 = 9;
 /// What the threads of devices are called, in part.
 const BACKGROUND: &str = "roce-";
 
@@ -62,16 +64,16 @@ fn idle_connected_devices_cost_next_to_nothing() {
         std::thread::sleep(IDLE);
         let after = threads();
         let (mut looked_at, mut too_much) = (0, Vec::new());
-        for (tid, name, spent) in &after {
+        for (tid, name, spent, wakes) in &after {
             if !name.starts_with(BACKGROUND) && name != "sleeper" {
                 continue;
             }
-            let (_, _, earlier) = before.iter().find(|(id, _, _)| id == tid).expect("no new one");
-            let spent = spent.saturating_sub(*earlier);
-            println!("{name} {tid}: {spent:?} in {IDLE:?}");
+            let earlier = before.iter().find(|(id, ..)| id == tid).expect("no new one");
+            let (spent, wakes) = (spent.saturating_sub(earlier.2), wakes - earlier.3);
+            println!("{name} {tid}: {spent:?} and {wakes} wake-ups in {IDLE:?}");
             looked_at += 1;
-            if spent > CPU_MAX {
-                too_much.push(format!("{name} {tid}: {spent:?}"));
+            if spent > CPU_MAX || wakes > WAKES_MAX {
+                too_much.push(format!("{name} {tid}: {spent:?}, {wakes} wake-ups"));
             }
         }
         assert_eq!(looked_at, 3 * harnesses.len());
@@ -79,8 +81,8 @@ fn idle_connected_devices_cost_next_to_nothing() {
     });
 }
 
-/// Id, name and processor time of every thread of this process.
-fn threads() -> Vec<(String, String, Duration)> {
+/// Id, name and processor time of every thread of this process, and how often it fell asleep.
+fn threads() -> Vec<(String, String, Duration, u64)> {
     let tasks = fs::read_dir("/proc/self/task").unwrap().flatten();
     tasks
         .filter_map(|task| {
@@ -90,7 +92,10 @@ fn threads() -> Vec<(String, String, Duration)> {
             let spent = stat.split_whitespace().next()?.parse().ok()?;
             let name = read("comm")?.trim().to_owned();
             let tid = task.file_name().to_string_lossy().into_owned();
-            Some((tid, name, Duration::from_nanos(spent)))
+            let status = read("status")?;
+            let (_, sleeps) = status.split_once("\nvoluntary_ctxt_switches:")?;
+            let sleeps = sleeps.split_whitespace().next()?.parse().ok()?;
+            Some((tid, name, Duration::from_nanos(spent), sleeps))
         })
         .collect()
 }

@@ -59,7 +59,7 @@ impl Calls {
         port: Option<(BorrowedFd<'_>, bool)>,
         timeout: Option<Duration>,
     ) -> bool {
-        let [port, now, later] = ready(port, [&self.now, &self.later], timeout);
+        let [port, now, later] = ready(port, &[&self.now, &self.later], timeout);
         for (fd, is_ready) in [(&self.now, now), (&self.later, later)] {
             if is_ready {
                 clear(fd);
@@ -105,7 +105,7 @@ pub(crate) fn wait(
     other: BorrowedFd<'_>,
     timeout: Option<Duration>,
 ) -> bool {
-    let [port, other, _] = ready(port, [other, other], timeout);
+    let [port, other, _] = ready(port, &[other, other], timeout);
     port || !other
 }
 
@@ -120,7 +120,7 @@ fn timespec(time: Duration) -> Timespec {
 #[cfg(not(miri))]
 fn ready(
     port: Option<(BorrowedFd<'_>, bool)>,
-    others: [impl AsFd; 2],
+    others: &[impl AsFd; 2],
     timeout: Option<Duration>,
 ) -> [bool; 3] {
     use rustix::event::{PollFd, PollFlags, poll};
@@ -128,7 +128,7 @@ fn ready(
         Some((_, true)) => PollFlags::IN | PollFlags::OUT,
         _ => PollFlags::IN,
     };
-    let [now, later] = &others;
+    let [now, later] = others;
     let mut fds = [
         PollFd::new(now, PollFlags::IN),
         PollFd::new(later, PollFlags::IN),
@@ -145,14 +145,14 @@ fn ready(
 #[cfg(miri)]
 fn ready(
     port: Option<(BorrowedFd<'_>, bool)>,
-    others: [impl AsFd; 2],
+    others: &[impl AsFd; 2],
     timeout: Option<Duration>,
 ) -> [bool; 3] {
     use rustix::event::epoll::{CreateFlags, Event, EventData, EventFlags, add, create, wait};
     use std::os::fd::AsRawFd as _;
     let epoll = create(CreateFlags::CLOEXEC).unwrap();
     let flags = EventFlags::IN | EventFlags::ET;
-    let [now, later] = &others;
+    let [now, later] = others;
     // One may be there twice, but not in the set.
     let later = (now.as_fd().as_raw_fd() != later.as_fd().as_raw_fd()).then_some(later.as_fd());
     for (at, fd) in (0..).zip([port.map(|(port, _)| port), Some(now.as_fd()), later]) {

@@ -3,7 +3,6 @@
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::AsFd as _;
-use std::time::Instant;
 
 use super::ring::{Layout, Ring};
 use super::rx::RxCounters;
@@ -13,7 +12,7 @@ use super::tx::Sender;
 use super::{PacketPort, Reserved, filter};
 use crate::PortConfig;
 use crate::error::OpenError;
-use crate::fd::{Epoll, Interest};
+use crate::fd::{Epoll, Interest, attach_filter};
 use crate::headers::HEADERS_MAX;
 use crate::iface::Interface;
 use crate::loopback::LoopQueue;
@@ -49,7 +48,8 @@ pub(super) fn open(
     let sockets = (0..count)
         .map(|_| {
             let socket = open_socket(iface, config)?;
-            socket.attach_filter(&program).map_err(|e| os("cannot attach a filter", e, ""))?;
+            attach_filter(socket.as_fd(), &program)
+                .map_err(|e| os("cannot attach a filter", e, ""))?;
             Ok(socket)
         })
         .collect::<Result<Vec<_>, OpenError>>()?;
@@ -87,7 +87,9 @@ fn over(
     let looped =
         LoopQueue::new(LOOP_BYTES, LOOP_DATAGRAMS).map_err(plain("cannot make an eventfd"))?;
     let epoll = Epoll::new().map_err(plain("cannot make an epoll set"))?;
-    for fd in [socket.as_fd(), crate::port::Port::wait_fd(&guard), looped.wait_fd()] {
+    let paths = PathTable::open(iface, addresses).map_err(plain("cannot open rtnetlink"))?;
+    let guards = crate::port::Port::wait_fd(&guard);
+    for fd in [socket.as_fd(), guards, looped.wait_fd(), paths.wait_fd()] {
         epoll.add(fd, Interest::Read).map_err(plain("cannot wait for the socket"))?;
     }
     Ok(PacketPort {
@@ -95,11 +97,10 @@ fn over(
         addresses: addresses.to_vec(),
         interface: iface.index,
         mac: iface.mac,
-        check_due: Instant::now(),
         limits,
         ring,
         socket,
-        paths: PathTable::open(iface, addresses).map_err(plain("cannot open rtnetlink"))?,
+        paths,
         guard,
         looped,
         looped_first: false,

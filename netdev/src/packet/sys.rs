@@ -58,14 +58,6 @@ impl PacketSocket {
         Ok(())
     }
 
-    /// Attaches a classic BPF program that says how much of each frame to take.
-    pub(super) fn attach_filter(&self, program: &[libc::sock_filter]) -> io::Result<()> {
-        let len = u16::try_from(program.len()).map_err(io::Error::other)?;
-        let program = libc::sock_fprog { len, filter: program.as_ptr().cast_mut() };
-        // The kernel copies the program during the call and does not write to it.
-        self.set_raw(libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)
-    }
-
     /// Joins the sockets of `group`, or begins a new group: `program` chooses which of them gets a frame, by its index in the order in which they
     /// joined. Returns the group. The socket is bound.
     pub(super) fn join_fanout(

@@ -1,9 +1,12 @@
 use std::time::Instant;
 
 use super::*;
+use crate::fd::wait_readable;
 use crate::headers::FrameTemplate;
 use crate::port::{ROCE_PORT, RxBudget, RxIpId};
-use crate::testns::{NetNs, Pair, needs, or_skip, without_capability};
+use crate::testns::{
+    NetNs, Pair, arrives, has_arrivals, look_after, needs, or_skip, without_capability,
+};
 
 /// Of capabilities(7).
 const CAP_NET_RAW: u32 = 13;
@@ -271,7 +274,7 @@ fn a_cold_neighbour_is_resolved_by_the_kernel() {
         let end = Instant::now() + Duration::from_secs(20);
         while !matches!(a.paths.hop(to.id), Some(Hop::Guard(_))) {
             assert!(Instant::now() < end, "it is still thought to be known");
-            std::thread::sleep(a.maintain().expect("paths").min(Duration::from_millis(50)));
+            look_after(&mut a, 50);
         }
         send(&mut a, to.id, &[300; 5]);
         assert_eq!(a.stats().tx_unresolved, 5, "{remote}");
@@ -281,7 +284,7 @@ fn a_cold_neighbour_is_resolved_by_the_kernel() {
         let end = Instant::now() + Duration::from_secs(2);
         while a.stats().tx_unresolved != a.stats().tx_datagrams - 1 {
             assert!(Instant::now() < end, "never resolved");
-            std::thread::sleep(a.maintain().expect("paths").min(Duration::from_millis(20)));
+            look_after(&mut a, 20);
             send(&mut a, to.id, &[9]);
             receive(&mut b, 1);
         }
@@ -302,14 +305,14 @@ fn what_waits_is_not_overtaken_and_keeps_no_other_path_from_looking() {
         let end = Instant::now() + Duration::from_secs(20);
         while !matches!(a.paths.hop(path), Some(Hop::Guard(_))) {
             assert!(Instant::now() < end, "it never looked");
-            std::thread::sleep(a.maintain().expect("paths").min(Duration::from_millis(50)));
+            look_after(a, 50);
         }
     };
     let direct = |a: &mut PacketPort, path| {
         let end = Instant::now() + Duration::from_secs(20);
         while !matches!(a.paths.hop(path), Some(Hop::Direct(_))) {
             assert!(Instant::now() < end, "never resolved");
-            std::thread::sleep(a.maintain().expect("paths").min(Duration::from_millis(50)));
+            look_after(a, 50);
             a.flush(|failure| panic!("{failure:?}"));
         }
     };
@@ -429,7 +432,7 @@ fn datagrams_to_the_own_address_come_back() {
     let (mut a, _b) = ports(&pair);
     let to = path(&pair.a, &mut a, A4, A4);
     send(&mut a, to.id, &[77; 3]);
-    assert!(crate::fd::wait_readable(a.wait_fd(), 1000).expect("poll"));
+    assert!(arrives(&mut a));
     check_payloads(&receive(&mut a, 3), &[77; 3]);
     let across = path(&pair.a, &mut a, A6, A6);
     send(&mut a, across.id, &[11]);
@@ -457,11 +460,11 @@ fn the_wait_descriptor_sleeps_until_something_arrives() {
     let pair = or_skip!("packet::the_wait_descriptor_sleeps_until_something_arrives", Pair::new());
     let (mut a, mut b) = ports(&pair);
     let to = path(&pair.a, &mut a, A4, B4);
-    assert!(!crate::fd::wait_readable(b.wait_fd(), 20).expect("poll"));
+    assert!(!has_arrivals(&mut b));
     send(&mut a, to.id, &[64]);
-    assert!(crate::fd::wait_readable(b.wait_fd(), 1000).expect("poll"));
+    assert!(arrives(&mut b));
     assert_eq!(drain(&mut b).len(), 1);
-    assert!(!crate::fd::wait_readable(b.wait_fd(), 20).expect("poll"));
+    assert!(!has_arrivals(&mut b));
 }
 
 #[test]
@@ -494,14 +497,14 @@ fn garbage_is_counted_and_does_not_hold_the_receiver() {
         let frames = damaged.iter().map(|frame| [&vnet[..], &frame[..]]);
         assert_eq!(tx::FrameSink::send(&mut kernel, frames).expect("sent"), 4);
     }
-    assert!(crate::fd::wait_readable(b.wait_fd(), 1000).expect("poll"));
+    assert!(arrives(&mut b));
     assert_eq!(b.receive(16, |_| panic!("garbage")).expect("alive"), 0);
     assert_eq!(b.stats().rx_malformed, 16, "no more than the budget at once");
-    assert!(crate::fd::wait_readable(b.wait_fd(), 0).expect("poll"), "the rest still waits");
+    assert!(arrives(&mut b), "the rest still waits");
     while b.stats().rx_malformed < 40 {
         b.receive(16, |_| panic!("garbage")).expect("alive");
     }
-    assert!(!crate::fd::wait_readable(b.wait_fd(), 0).expect("poll"));
+    assert!(!has_arrivals(&mut b));
 }
 
 #[test]
@@ -514,7 +517,6 @@ fn a_new_ethernet_address_is_followed() {
     pair.b.sh("ip neigh replace 10.9.0.1 lladdr 02:00:00:00:09:77 dev v0");
     for port in [&mut a, &mut b] {
         port.maintain();
-        port.check_interface();
     }
     let end = Instant::now() + Duration::from_secs(3);
     // The sender learns of it with its next look at the neighbour.
@@ -530,6 +532,36 @@ fn a_new_ethernet_address_is_followed() {
     assert_eq!(receive(&mut b, 1).len(), 1);
 }
 
+/// Nothing was ever sent or received.
+#[test]
+fn a_port_without_a_path_follows_its_interface() {
+    let pair = or_skip!("packet::a_port_without_a_path_follows_its_interface", Pair::new());
+    let (mut a, _b) = ports(&pair);
+    assert_eq!(a.maintain(), None, "and need not look for it");
+    pair.a.sh("ip link set v0 address 02:00:00:00:09:77");
+    while a.mac[5] != 0x77 {
+        assert!(wait_readable(a.wait_fd(), 20_000).expect("poll"), "it is told");
+        assert_eq!(a.maintain(), None);
+    }
+}
+
+/// Nobody is told of frames while nobody waits for them.
+#[test]
+fn what_arrives_is_told_while_it_is_wished() {
+    let pair = or_skip!("packet::what_arrives_is_told_while_it_is_wished", Pair::new());
+    let (mut a, mut b) = ports(&pair);
+    let to = path(&pair.a, &mut a, A4, B4);
+    b.watch(false).expect("as at first");
+    send(&mut a, to.id, &[40]);
+    assert_eq!(receive(&mut b, 1).len(), 1, "it arrives all the same");
+    send(&mut a, to.id, &[40]);
+    assert!(!has_arrivals(&mut b));
+    b.watch(true).expect("room for an entry");
+    assert!(arrives(&mut b), "also of what came before");
+    assert_eq!(receive(&mut b, 1).len(), 1);
+    assert!(!has_arrivals(&mut b));
+}
+
 #[test]
 fn the_end_of_the_interface_ends_the_port() {
     let pair = or_skip!("packet::the_end_of_the_interface_ends_the_port", Pair::new());
@@ -541,8 +573,10 @@ fn the_end_of_the_interface_ends_the_port() {
     a.flush(|_| failures += 1);
     assert_eq!(failures, 1);
     for port in [&mut a, &mut b] {
-        port.check_due = Instant::now();
-        port.maintain();
+        while port.dead.is_none() {
+            assert!(wait_readable(port.wait_fd(), 20_000).expect("poll"), "it is told");
+            port.maintain();
+        }
         let error = port.receive(1, |_| {}).expect_err("the interface is gone");
         assert_eq!(error.raw_os_error(), Some(libc::ENODEV));
     }

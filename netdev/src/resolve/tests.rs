@@ -1,6 +1,7 @@
 use std::os::fd::BorrowedFd;
 
 use super::*;
+use crate::fd::wait_readable;
 use crate::port::{Capabilities, PortStats, RxDatagram, TxFailure, TxSlot};
 use crate::testns::{Pair, or_skip};
 
@@ -116,7 +117,7 @@ fn a_path_follows_the_neighbour_cache() {
             );
             maintain(&mut table);
             assert_eq!(hop(&mut table, path.id), "07", "reachable");
-            assert_eq!(maintain(&mut table), Some(REFRESH));
+            assert_eq!(maintain(&mut table), None, "it is told of what changes");
 
             neigh("replace @ lladdr 02:00:00:00:00:08 dev v0 nud permanent");
             maintain(&mut table);
@@ -194,7 +195,7 @@ fn a_path_turns_when_its_own_frames_are_gone_whatever_waits_on_others() {
         assert!(!table.is_turning());
 
         // Nothing of it was sent since, but what was sent before has not left: it is not asked to check.
-        for _ in 0..=2 * IDLE_REFRESHES {
+        for _ in 0..10 {
             maintain_while(&mut table, waits);
         }
         assert_eq!(hop(&mut table, busy), "0a");
@@ -212,20 +213,66 @@ fn a_path_turns_when_its_own_frames_are_gone_whatever_waits_on_others() {
     });
 }
 
+/// Nothing is sent, and nobody looks before there is something to read.
 #[test]
-fn an_idle_path_asks_the_kernel_first() {
-    let pair = or_skip!("resolve::an_idle_path_asks_the_kernel_first", Pair::new());
+fn an_idle_path_is_told_of_changes() {
+    let pair = or_skip!("resolve::an_idle_path_is_told_of_changes", Pair::new());
+    pair.a.sh("ip neigh add 10.9.0.7 lladdr 02:00:00:00:00:07 dev v0
+               ip neigh add 10.9.0.9 lladdr 02:00:00:00:00:09 dev v0
+               ip route add 192.0.2.0/24 via 10.9.0.7");
+    pair.a.run(|| {
+        let (mut table, mut guard) = (open(), Paths::default());
+        let [near, far] = ["10.9.0.7", "192.0.2.1"]
+            .map(|remote| table.add(&spec("10.9.0.1", remote), &mut guard).expect("a path").id);
+        // What was told while it was made.
+        table.maintain(|_| false);
+        let mut told = |what: &str| {
+            pair.a.sh(what);
+            assert!(wait_readable(table.wait_fd(), 20_000).expect("poll"), "{what}");
+            assert_eq!(
+                table.maintain(|_| false),
+                None,
+                "{what}: and there is no need to look again"
+            );
+            let hops = [near, far].map(|path| hop(&mut table, path));
+            // Only to be asked where it goes.
+            table.entries.iter_mut().flatten().for_each(|entry| entry.used = false);
+            hops
+        };
+        assert_eq!(told("ip neigh change 10.9.0.7 lladdr 02:00:00:00:00:08 dev v0"), ["08", "08"]);
+        assert_eq!(told("ip route change 192.0.2.0/24 via 10.9.0.9"), ["08", "09"]);
+        assert_eq!(told("ip neigh change 10.9.0.9 dev v0 nud stale"), ["08", "guard"]);
+        table.flushed(|_| false);
+        assert_eq!(hop(&mut table, far), "09", "the kernel was asked once");
+        table.entries.iter_mut().flatten().for_each(|entry| entry.used = false);
+        pair.a
+            .sh("ip link add w0 type veth peer name w1; ip link set w0 up; ip neigh add 10.9.0.7 lladdr 02:00:00:00:00:01 dev w0");
+        let own = |entry: &Option<Entry>| entry.as_ref().is_some_and(|entry| entry.changed);
+        table.hear();
+        assert!(!table.entries.iter().any(own), "what is told of others");
+    });
+}
+
+/// What was told is lost: everything is looked at.
+#[test]
+fn an_idle_path_is_looked_at_if_it_may_have_changed() {
+    let pair = or_skip!("resolve::an_idle_path_is_looked_at_if_it_may_have_changed", Pair::new());
     pair.a.sh("ip neigh add 10.9.0.7 lladdr 02:00:00:00:00:07 dev v0");
     pair.a.run(|| {
         let (mut table, mut guard) = (open(), Paths::default());
         let path = table.add(&spec("10.9.0.1", "10.9.0.7"), &mut guard).expect("a path").id;
-        assert_eq!(hop(&mut table, path), "07");
-        for _ in 0..=IDLE_REFRESHES {
-            maintain_idle(&mut table);
-        }
-        assert_eq!(hop(&mut table, path), "guard");
-        table.flushed(|_| false);
-        assert_eq!(hop(&mut table, path), "07");
+        table.maintain(|_| false);
+        assert!(table.take_interface_news() && !table.take_interface_news());
+        let others: String = (10..60)
+            .map(|host| format!("ip neigh add 10.9.0.{host} lladdr 02:00:00:00:00:09 dev v0\n"))
+            .collect();
+        // More than the queue holds: the change of ours is not among what is there.
+        table.monitor.shrink();
+        pair.a.sh(&others);
+        pair.a.sh("ip neigh change 10.9.0.7 lladdr 02:00:00:00:00:08 dev v0");
+        table.maintain(|_| false);
+        assert!(table.take_interface_news(), "anything may have changed");
+        assert_eq!(hop(&mut table, path), "08");
     });
 }
 

@@ -183,14 +183,14 @@ fn error_code(payload: &[u8]) -> i32 {
 }
 
 /// The parts of `struct nlmsghdr` that matter here.
-struct Header {
-    kind: u16,
+pub(super) struct Header {
+    pub(super) kind: u16,
     flags: u16,
     sequence: u32,
 }
 
 /// The messages of one datagram; ends at the first one whose length is wrong.
-struct Messages<'a>(&'a [u8]);
+pub(super) struct Messages<'a>(pub(super) &'a [u8]);
 
 impl<'a> Iterator for Messages<'a> {
     type Item = (Header, &'a [u8]);

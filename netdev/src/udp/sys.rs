@@ -9,6 +9,8 @@ use std::mem::{self, size_of};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
+use crate::fd::attach_filter;
+
 /// The most messages one [`send`] takes.
 pub(crate) const SEND_MAX: usize = 64;
 /// The most messages one [`RecvBatch::recv`] takes.
@@ -183,13 +185,11 @@ impl Socket {
         Ok(words)
     }
 
-    /// Makes the kernel drop all that arrives, before it is queued (`SO_ATTACH_FILTER`).
+    /// Makes the kernel drop all that arrives, before it is queued.
     pub(crate) fn drop_all_input(&self) -> io::Result<()> {
         // One instruction, `ret #0`: keep 0 bytes of the packet.
-        let mut program =
-            [libc::sock_filter { code: (libc::BPF_RET | libc::BPF_K) as u16, jt: 0, jf: 0, k: 0 }];
-        let filter = libc::sock_fprog { len: 1, filter: program.as_mut_ptr() };
-        self.set_raw(libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &filter)
+        let code = (libc::BPF_RET | libc::BPF_K) as u16;
+        attach_filter(&self.0, &[libc::sock_filter { code, jt: 0, jf: 0, k: 0 }])
     }
 
     /// Other sockets of this user may have the same address and port, if they say so too (`SO_REUSEPORT`).

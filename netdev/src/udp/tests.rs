@@ -287,7 +287,7 @@ fn a_removed_path_sends_what_was_committed_and_frees_its_source_port() {
 
 #[test]
 fn a_guard_owns_the_port_drops_what_comes_and_sends() {
-    let (a, b) = (loopback(17), loopback(18));
+    let (a, b) = (loopback(30), loopback(31));
     let mut guard = UdpPort::open_guard(&lo(), &[a], &PortConfig::default()).unwrap();
     let mut other = open(b);
     let to_guard = other.add_path(&spec(b, a)).unwrap();

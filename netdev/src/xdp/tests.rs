@@ -5,7 +5,7 @@ mod life;
 mod tap;
 
 use super::*;
-use crate::testns::{NetNs, Pair, or_skip};
+use crate::testns::{NetNs, Pair, arrives, has_arrivals, look_after, or_skip};
 use std::time::Instant;
 
 /// Opens a port on `v0` of a namespace with all its addresses.
@@ -187,7 +187,7 @@ fn a_cold_neighbour_is_resolved_and_nothing_is_lost() {
         let end = Instant::now() + Duration::from_secs(20);
         while !matches!(a.paths.hop(path), Some(Hop::Guard(_))) {
             assert!(Instant::now() < end, "it is still thought to be known");
-            std::thread::sleep(a.maintain().unwrap().min(Duration::from_millis(50)));
+            look_after(&mut a, 50);
         }
         let before = a.stats().tx_unresolved;
         send(&mut a, path, &[42; 333]);
@@ -198,7 +198,7 @@ fn a_cold_neighbour_is_resolved_and_nothing_is_lost() {
         assert_eq!(a.stats().tx_unresolved, before + 1);
         let end = Instant::now() + Duration::from_secs(3);
         while !matches!(a.paths.hop(path), Some(Hop::Direct(_))) && Instant::now() < end {
-            std::thread::sleep(a.maintain().unwrap().min(Duration::from_millis(5)));
+            look_after(&mut a, 5);
         }
         send(&mut a, path, &[43; 4112]);
         a.flush(|failure| panic!("{failure:?}"));
@@ -220,7 +220,7 @@ fn what_waits_in_the_ring_is_not_overtaken_through_the_guard() {
     // Longer than it takes to look at the neighbour again.
     let end = Instant::now() + Duration::from_millis(1300);
     while Instant::now() < end {
-        std::thread::sleep(a.maintain().unwrap().min(Duration::from_millis(50)));
+        look_after(&mut a, 50);
     }
     assert!(a.reserve(path, 64).is_none() && a.wants_write(), "it would be overtaken");
     a.flush(|failure| panic!("{failure:?}"));
@@ -248,7 +248,7 @@ fn what_waits_on_one_path_does_not_keep_another_from_looking() {
     let end = Instant::now() + Duration::from_secs(20);
     while !matches!(a.paths.hop(path), Some(Hop::Guard(_))) {
         assert!(Instant::now() < end, "it never looked");
-        std::thread::sleep(a.maintain().unwrap().min(Duration::from_millis(50)));
+        look_after(&mut a, 50);
     }
     a.flush(|failure| panic!("{failure:?}"));
     assert_eq!(receive(&mut b, 1).len(), 1);
@@ -356,9 +356,9 @@ fn datagrams_to_the_own_address_come_back() {
         let path = pair.a.run(|| a.add_path(&spec)).unwrap();
         let ip_id = send(&mut a, path.id, &pattern(4112, 5));
         send(&mut a, path.id, &[6; 20]);
-        assert!(!crate::fd::wait_readable(a.wait_fd(), 0).unwrap(), "not flushed");
+        assert!(!has_arrivals(&mut a), "not flushed");
         a.flush(|failure| panic!("{failure:?}"));
-        assert!(crate::fd::wait_readable(a.wait_fd(), 0).unwrap());
+        assert!(arrives(&mut a));
         let got = receive(&mut a, 2);
         let exact = RxIpId::Exact { id: ip_id, flags: 0x4000 };
         let ip_id = if v6 { RxIpId::None } else { exact };
@@ -384,12 +384,12 @@ fn wait_fd_is_readable_when_something_has_arrived() {
     );
     let path = direct_path(&pair.a, &mut a, &mut b, &spec(false, true));
     receive(&mut b, 1);
-    assert!(!crate::fd::wait_readable(b.wait_fd(), 0).unwrap());
+    assert!(!has_arrivals(&mut b));
     send(&mut a, path, &[9; 99]);
     a.flush(|failure| panic!("{failure:?}"));
-    assert!(crate::fd::wait_readable(b.wait_fd(), 1000).unwrap());
+    assert!(arrives(&mut b));
     assert_eq!(receive(&mut b, 1).len(), 1);
-    assert!(!crate::fd::wait_readable(b.wait_fd(), 0).unwrap());
+    assert!(!has_arrivals(&mut b));
 }
 
 #[test]

@@ -99,15 +99,24 @@ impl Core {
     #[inline]
     pub(crate) fn drive(&self) {
         self.touch();
-        self.drive_once();
+        self.drive_woken(false);
     }
 
     /// The same for one that may not.
     #[inline]
     pub(crate) fn drive_once(&self) {
+        self.drive_woken(false);
+    }
+
+    /// The same for one that the port woke, or not: it has news if there is nothing to receive.
+    #[inline]
+    fn drive_woken(&self, mut woken: bool) {
         while let Some(mut shard) = self.shard.try_lock() {
             self.take_staged(&mut shard);
             shard.drive(true);
+            if std::mem::take(&mut woken) {
+                shard.hear();
+            }
             if shard.is_watched() {
                 self.leave_unwatched(&mut shard);
             }
@@ -283,9 +292,10 @@ impl Core {
             // Whoever drives will complete what this thread waits for, or leave it to the next.
             sleep = Some(sleep.unwrap_or(ASIDE).min(ASIDE));
         }
-        wake::wait(port, fd, sleep);
+        let woken = wake::wait(port, fd, sleep) && port.is_some();
         let last = self.waiters.fetch_sub(1, Ordering::SeqCst) == 1;
-        self.drive();
+        self.touch();
+        self.drive_woken(woken);
         // Nobody watches the port now.
         if last && self.resting.swap(false, Ordering::SeqCst) {
             self.calls.wake();
@@ -326,7 +336,6 @@ impl Core {
                 }
                 continue;
             }
-            look = false;
             let Some(mut shard) = self.shard.try_lock() else {
                 yield_now();
                 continue;
@@ -337,6 +346,9 @@ impl Core {
                 if shard.is_watched() {
                     self.leave_unwatched(&mut shard);
                 }
+            }
+            if std::mem::take(&mut look) {
+                shard.hear();
             }
             self.collect_events(&mut shard);
             if !shares && Instant::now() < active_until {
@@ -391,6 +403,9 @@ impl Core {
         {
             self.take_staged(&mut shard);
             shard.drive(false);
+            if !if_due {
+                shard.hear();
+            }
             self.collect_events(&mut shard);
         }
     }

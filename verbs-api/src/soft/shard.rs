@@ -34,7 +34,9 @@ pub(crate) struct Shard {
     /// The other shards of the device, if there are some.
     pub(super) others: Option<Box<Others>>,
     started: Instant,
-    maintain_at: Time,
+    /// When the port's chores are to be looked at, if the shard is driven then; and when it must be for that.
+    chores_at: Time,
+    chores_by: Option<Time>,
     /// Work requests posted since the last transmission.
     deferred: u32,
     /// Until when at the latest they are, where nothing else makes sure of it.
@@ -43,6 +45,8 @@ pub(crate) struct Shard {
     fresh: bool,
     /// Acknowledgements wait for the program's next call.
     pub(super) held: bool,
+    /// Something was received when it was last driven.
+    received: bool,
     /// Full bursts read since a deadline passed: what it waits for may be behind them.
     overdue: u32,
     /// What [`Port::rx_places`] said last.
@@ -82,6 +86,10 @@ const ROUNDS: usize = 4;
 /// After so many full bursts, what had arrived when a deadline passed has been read, unless a receive queue is far larger than those
 /// that the backends ask for; a deadline, or what another shard said, is not put off for ever by a peer that floods.
 pub(super) const OVERDUE_MAX: u32 = 64;
+/// Between two looks at the port's chores.
+const PAUSE_MIN: u64 = 1_000_000;
+/// The same of who drives all the time, and so never sleeps until the port has news.
+const PAUSE_MAX: u64 = 1_000_000_000;
 /// What is sent later than this after the time that the engine was told has been held up: the thread did not run.
 const HELD_UP: u64 = 1_000_000;
 
@@ -102,11 +110,13 @@ impl Shard {
             staging,
             others,
             started: Instant::now(),
-            maintain_at: Time(0),
+            chores_at: Time(0),
+            chores_by: None,
             deferred: 0,
             company_until: None,
             fresh: true,
             held: false,
+            received: false,
             overdue: 0,
             rx_places: (0, 0),
             flood: Flood::default(),
@@ -168,12 +178,7 @@ impl Shard {
     /// When to drive again if nothing else happens.
     pub(crate) fn deadline(&self) -> Option<Time> {
         let engine = Time::earlier(self.engine.poll_timeout(), self.company_until);
-        let engine = Time::earlier(engine, self.resume_at);
-        // Chores matter only while something is connected.
-        if self.paths.used == 0 {
-            return engine;
-        }
-        Some(engine.map_or(self.maintain_at, |due| due.min(self.maintain_at)))
+        Time::earlier(Time::earlier(engine, self.resume_at), self.chores_by)
     }
 
     /// When the background thread must drive at the latest if the program does not.
@@ -203,6 +208,7 @@ impl Shard {
             any |= self.transmit(now);
         }
         let mut drained = true;
+        self.received = false;
         for round in 0..ROUNDS {
             if round > 0 {
                 now = self.now();
@@ -210,6 +216,7 @@ impl Shard {
             let mailed = self.read_mail(now);
             let received = self.receive(now);
             drained = received < RX_BURST;
+            self.received |= received > 0;
             self.arrivals = self.arrivals.saturating_add(u32::from(received > 0));
             self.obey(drained);
             // Who sees completions may post receives before more comes.
@@ -229,7 +236,9 @@ impl Shard {
             }
         }
         self.fresh = true;
-        self.chores(now);
+        if now >= self.chores_at {
+            self.attend();
+        }
         self.resume_at = (drained && self.flood.is_on(now)).then(|| now.after(Flood::PAUSE));
         any && self.resume_at.is_none()
     }
@@ -388,16 +397,25 @@ impl Shard {
         }
     }
 
-    fn chores(&mut self, now: Time) {
-        if self.paths.used == 0 || now < self.maintain_at {
-            return;
+    /// For who was woken by the port and then drove: if there was nothing to receive, it was news of the network.
+    pub(super) fn hear(&mut self) {
+        if !self.received {
+            self.attend();
         }
-        let until_idle = self.tidy_cm_paths(now).unwrap_or(u64::MAX);
-        let pause = self.port.maintain().map_or(60_000_000_000, |pause| {
-            u64::try_from(pause.as_nanos()).unwrap_or(u64::MAX).max(1_000_000)
-        });
-        let pause = pause.min(until_idle);
-        self.maintain_at = now.after(pause);
+    }
+
+    /// Does the chores.
+    #[cold]
+    fn attend(&mut self) {
+        let now = self.now();
+        let until_idle = self.tidy_cm_paths(now);
+        let pause = self
+            .port
+            .maintain()
+            .map(|pause| u64::try_from(pause.as_nanos()).unwrap_or(u64::MAX).max(PAUSE_MIN));
+        let pause = pause.into_iter().chain(until_idle).min();
+        self.chores_by = pause.map(|pause| now.after(pause));
+        self.chores_at = now.after(pause.map_or(PAUSE_MAX, |pause| pause.min(PAUSE_MAX)));
     }
 
     /// Registers a path.
@@ -409,7 +427,7 @@ impl Shard {
             _ => return Err(io::Error::from(io::ErrorKind::InvalidInput)),
         };
         self.paths.set(path.id, Some(Template::new(&ip, path.src_port)));
-        self.maintain_at = Time(0);
+        (self.chores_at, self.chores_by) = (Time(0), Some(Time(0)));
         Ok(path.id.0)
     }
 

@@ -164,6 +164,8 @@ fn a_link_that_is_down_for_a_while_only_delays() {
     let config = PortConfig { ring_frames: 64, ..PortConfig::default() };
     let (pair, mut a, mut b) =
         or_skip!("xdp::a_link_that_is_down_for_a_while_only_delays", pair_with(1500, &config));
+    // What is told of the link is read by nobody here.
+    a.epoll.remove(a.paths.wait_fd()).unwrap();
     let path = direct_path(&pair.a, &mut a, &mut b, &spec(false, true));
     // Whether or not there is room for more.
     for count in [1, 64] {

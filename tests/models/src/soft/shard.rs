@@ -208,6 +208,8 @@ impl Shard {
         arrived > 0 || expired
     }
 
+    pub(super) fn hear(&mut self) {}
+
     pub(super) fn posted(&mut self, _: u32, _: Busy) {
         self.transmit();
     }

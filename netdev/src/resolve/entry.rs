@@ -1,0 +1,112 @@
+//! One path, and when it changes its way.
+
+use std::net::IpAddr;
+
+use super::Sent;
+use crate::headers::FrameTemplate;
+use crate::iface::Interface;
+use crate::port::{PathId, PathSpec};
+use crate::rtnl::{Neighbour, NeighbourStatus};
+
+/// A path: what it leads to, and how its datagrams leave.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) spec: PathSpec,
+    pub(super) src_port: u16,
+    pub(super) target: Target,
+    /// `None` on loopback, which needs none.
+    pub(super) guard: Option<PathId>,
+    /// Headers towards the Ethernet address last known.
+    pub(super) template: Option<FrameTemplate>,
+    /// The next burst takes the guard although there is a template.
+    pub(super) check: bool,
+    /// The neighbour answered, and the kernel may still be sending what waited for that.
+    pub(super) answered: bool,
+    /// What the port calls the last frame that left directly.
+    pub(super) last: u64,
+    /// What the neighbour cache says, which is to be taken over when nothing waits any more.
+    pub(super) turn: Option<Turn>,
+    /// Whether a datagram was sent since the last refresh.
+    pub(super) used: bool,
+    /// Something of the neighbour changed, or of the routes.
+    pub(super) changed: bool,
+    pub(super) rerouted: bool,
+    pub(super) route_refreshes: u32,
+    pub(super) ip_id: u16,
+}
+
+/// A change of way that waits.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Turn {
+    pub(super) neighbour: Option<Neighbour>,
+}
+
+/// What a path leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Target {
+    /// One of the port's own addresses.
+    Own,
+    /// A multicast group: the guard sends, so that those on this machine who have joined get a copy.
+    Group,
+    /// An Ethernet address that needs no resolution: anyone on the loopback interface.
+    Fixed([u8; 6]),
+    /// A neighbour: the destination itself, or a gateway.
+    Neighbour(IpAddr),
+    /// The route went away; the guard gets the kernel's error for every datagram.
+    Nowhere,
+}
+
+impl Entry {
+    /// Whether its next hop is found, or may be.
+    pub(super) fn is_resolved_by_kernel(&self) -> bool {
+        matches!(self.target, Target::Neighbour(_) | Target::Nowhere)
+    }
+
+    /// Whether it is in use, something was told of it, or it waits for an answer.
+    pub(super) fn is_to_be_looked_at(&self) -> bool {
+        self.used || self.changed || self.template.is_none()
+    }
+
+    pub(super) fn sent(&self, path: PathId) -> Sent {
+        Sent { path, guard: self.guard, last: self.last }
+    }
+
+    /// The Ethernet address of the next hop, and whether the kernel is to check it.
+    pub(super) fn next_hop(&self, neighbour: Option<Neighbour>) -> Option<([u8; 6], bool)> {
+        match self.target {
+            Target::Own | Target::Group | Target::Nowhere => None,
+            Target::Fixed(mac) => Some((mac, self.check)),
+            Target::Neighbour(_) => {
+                let Neighbour { mac, status } = neighbour.filter(|_| is_usable(neighbour))?;
+                Some((mac?, status == NeighbourStatus::Stale))
+            }
+        }
+    }
+
+    /// Whether a change is one between frames and the guard.
+    pub(super) fn turns(&self, to: Turn) -> bool {
+        let direct = self.template.is_some() && !self.check;
+        direct != matches!(self.next_hop(to.neighbour), Some((_, false)))
+    }
+
+    /// Takes over what the neighbour cache says.
+    pub(super) fn settle(&mut self, iface: &Interface, neighbour: Option<Neighbour>) {
+        if self.target == Target::Own {
+            return;
+        }
+        let Some((mac, check)) = self.next_hop(neighbour) else {
+            self.template = None;
+            (self.check, self.answered) = (false, false);
+            return;
+        };
+        self.check = check;
+        if self.template.as_ref().is_none_or(|template| template.dst_mac() != mac) {
+            self.template = FrameTemplate::new(iface.mac, mac, &self.spec, self.src_port);
+        }
+    }
+}
+
+/// Whether frames may be sent to this entry of the neighbour cache.
+pub(super) fn is_usable(neighbour: Option<Neighbour>) -> bool {
+    neighbour.is_some_and(|known| known.status != NeighbourStatus::Unresolved)
+}

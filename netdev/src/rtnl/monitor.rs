@@ -1,0 +1,308 @@
+//! What the kernel tells of changes without being asked: of one interface, of its neighbours, and of the routes.
+//!
+//! Joining these groups of rtnetlink(7) needs no privilege. What concerns other interfaces is dropped in the kernel, so a busy host wakes nobody.
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use libc::sock_filter;
+use netlink_sys::Socket;
+
+use super::query::{family, ip};
+use super::socket::{Attributes, Messages};
+use crate::fd::attach_filter;
+
+/// Not in the crate `libc`: of `linux/rtnetlink.h`.
+const RTNLGRP_NEXTHOP: u32 = 32;
+const GROUPS: [u32; 9] = [
+    libc::RTNLGRP_LINK,
+    libc::RTNLGRP_NEIGH,
+    libc::RTNLGRP_IPV4_IFADDR,
+    libc::RTNLGRP_IPV4_ROUTE,
+    libc::RTNLGRP_IPV4_RULE,
+    libc::RTNLGRP_IPV6_IFADDR,
+    libc::RTNLGRP_IPV6_ROUTE,
+    libc::RTNLGRP_IPV6_RULE,
+    RTNLGRP_NEXTHOP,
+];
+/// The messages that begin with a header in which the interface's index is the second word.
+const OF_INTERFACES: [u16; 6] = [
+    libc::RTM_NEWLINK,
+    libc::RTM_DELLINK,
+    libc::RTM_NEWNEIGH,
+    libc::RTM_DELNEIGH,
+    libc::RTM_NEWADDR,
+    libc::RTM_DELADDR,
+];
+/// Length of `struct ndmsg` and of `struct rtmsg`.
+const HEADER_LEN: usize = 12;
+/// The longest message that is understood; a longer one may say anything.
+const MESSAGE_MAX: usize = 16 * 1024;
+/// Messages read at once: the rest is still there.
+const BURST: usize = 256;
+
+/// What changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum News {
+    /// The interface or its addresses.
+    Interface,
+    /// What is known of a neighbour.
+    Neighbour(IpAddr),
+    /// Routes to the addresses that have so many leading bits in common with this one.
+    Routes(IpAddr, u8),
+    /// Routes to whatever address.
+    AllRoutes,
+    /// More than the queue holds, or something that is not understood: whatever there is may have changed.
+    Anything,
+}
+
+impl News {
+    /// Whether the way to `address` may have changed by what is said of routes.
+    #[must_use]
+    pub fn is_of_way_to(&self, address: IpAddr) -> bool {
+        match *self {
+            Self::Neighbour(_) => false,
+            Self::Routes(prefix, bits) => has_prefix(address, prefix, bits),
+            Self::Interface | Self::AllRoutes | Self::Anything => true,
+        }
+    }
+}
+
+/// Hears of changes.
+pub struct Monitor {
+    socket: Socket,
+    buffer: Box<[u8]>,
+}
+
+impl std::fmt::Debug for Monitor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Monitor").finish_non_exhaustive()
+    }
+}
+
+impl Monitor {
+    /// Hears of what changes from now on, of an interface of the calling thread's network namespace.
+    ///
+    /// # Errors
+    /// The kernel's answer to `socket(AF_NETLINK)`: no descriptors left, or a seccomp filter.
+    pub fn open(interface: u32) -> io::Result<Self> {
+        let mut socket = Socket::new(netlink_sys::protocols::NETLINK_ROUTE)?;
+        socket.bind_auto()?;
+        socket.set_non_blocking(true)?;
+        attach_filter(&socket, &program(interface))?;
+        for group in GROUPS {
+            match socket.add_membership(group) {
+                // Linux before 5.3 knows no next hop objects.
+                Err(_) if group == RTNLGRP_NEXTHOP => {}
+                joined => joined?,
+            }
+        }
+        Ok(Self { socket, buffer: vec![0; MESSAGE_MAX].into() })
+    }
+
+    /// Has a queue for a few messages only.
+    #[cfg(test)]
+    pub(crate) fn shrink(&self) {
+        self.socket.set_rx_buf_sz(2048_i32).expect("a buffer");
+    }
+
+    /// Hands what was heard to `each`. Does not allocate.
+    pub fn read(&mut self, mut each: impl FnMut(News)) {
+        for _ in 0..BURST {
+            let mut room = &mut self.buffer[..];
+            match self.socket.recv(&mut room, 0) {
+                Ok(length) => hand_out(&self.buffer[..length.min(MESSAGE_MAX)], &mut each),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                // ENOBUFS: some were dropped.
+                Err(_) => each(News::Anything),
+            }
+        }
+    }
+}
+
+impl AsFd for Monitor {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// Takes what is said of `interface`, and of no interface.
+fn program(interface: u32) -> Vec<sock_filter> {
+    const LD_WORD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+    const LD_HALF: u16 = (libc::BPF_LD | libc::BPF_H | libc::BPF_ABS) as u16;
+    const LD_BYTE: u16 = (libc::BPF_LD | libc::BPF_B | libc::BPF_ABS) as u16;
+    const JEQ: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+    const RET: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+    let op = |code, k, jt, jf| sock_filter { code, jt, jf, k };
+    // The program loads as from the network, and netlink has the machine's byte order.
+    let half = |value: u16| u32::from(u16::from_be_bytes(value.to_ne_bytes()));
+    let word = |value: u32| u32::from_be_bytes(value.to_ne_bytes());
+    let mut code = vec![op(LD_HALF, 4, 0, 0)]; // nlmsg_type
+    for (left, kind) in (1..=OF_INTERFACES.len() as u8).rev().zip(OF_INTERFACES) {
+        code.push(op(JEQ, half(kind), left, 0));
+    }
+    code.extend([
+        op(RET, u32::MAX, 0, 0),
+        op(LD_WORD, 20, 0, 0),
+        op(JEQ, word(interface), 0, 8),
+        op(LD_BYTE, 16, 0, 0), // what a bridge learns at this interface is no neighbour of ours
+        op(JEQ, libc::AF_BRIDGE as u32, 6, 0),
+        op(LD_HALF, 4, 0, 0),
+        op(JEQ, half(libc::RTM_NEWNEIGH), 0, 3),
+        op(LD_HALF, 24, 0, 0), // ndm_state: whom the kernel begins to check is used as before
+        op(JEQ, half(libc::NUD_DELAY), 2, 0),
+        op(JEQ, half(libc::NUD_PROBE), 1, 0),
+        op(RET, u32::MAX, 0, 0),
+        op(RET, 0, 0, 0),
+    ]);
+    code
+}
+
+/// Hands what a datagram says to `each`.
+pub(super) fn hand_out(datagram: &[u8], each: &mut impl FnMut(News)) {
+    let mut heard = false;
+    for (header, body) in Messages(datagram) {
+        heard = true;
+        each(match header.kind {
+            libc::RTM_NEWNEIGH | libc::RTM_DELNEIGH => neighbour(body),
+            libc::RTM_NEWROUTE | libc::RTM_DELROUTE => routes(body),
+            libc::RTM_NEWLINK | libc::RTM_DELLINK | libc::RTM_NEWADDR | libc::RTM_DELADDR => {
+                News::Interface
+            }
+            _ => News::AllRoutes,
+        });
+    }
+    if !heard {
+        each(News::Anything);
+    }
+}
+
+fn neighbour(body: &[u8]) -> News {
+    let address = body.get(HEADER_LEN..).and_then(|attributes| {
+        Attributes(attributes).find(|(kind, _)| *kind == libc::NDA_DST).and_then(|(_, a)| ip(a))
+    });
+    address.map_or(News::Anything, News::Neighbour)
+}
+
+fn routes(body: &[u8]) -> News {
+    let Some((header, attributes)) = body.split_first_chunk::<HEADER_LEN>() else {
+        return News::Anything;
+    };
+    match Attributes(attributes).find(|(kind, _)| *kind == libc::RTA_DST) {
+        Some((_, address)) => ip(address).map_or(News::Anything, |a| News::Routes(a, header[1])),
+        None => News::AllRoutes,
+    }
+}
+
+fn has_prefix(address: IpAddr, prefix: IpAddr, bits: u8) -> bool {
+    let word = |address: IpAddr| match address {
+        IpAddr::V4(a) => u128::from(a.to_bits()) << 96,
+        IpAddr::V6(a) => a.to_bits(),
+    };
+    let differing = word(address) ^ word(prefix);
+    family(address) == family(prefix) && differing.leading_zeros() >= u32::from(bits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fd::wait_readable;
+    use crate::iface::Interface;
+    use crate::testns::{Pair, or_skip};
+
+    fn all(monitor: &mut Monitor) -> Vec<News> {
+        let mut all = Vec::new();
+        monitor.read(|news| all.push(news));
+        all
+    }
+
+    fn ip(address: &str) -> IpAddr {
+        address.parse().expect("an address")
+    }
+
+    fn open() -> Monitor {
+        let v0 = Interface::by_name("v0").expect("v0").index;
+        Monitor::open(v0).expect("netlink")
+    }
+
+    #[test]
+    fn changes_are_heard_of_and_those_that_change_nothing_here_are_not() {
+        let pair = or_skip!(
+            "monitor::changes_are_heard_of_and_those_that_change_nothing_here_are_not",
+            Pair::new()
+        );
+        pair.a.sh("ip link add w0 type veth peer name w1; ip link set w0 up");
+        let mut monitor = pair.a.run(open);
+        // The kernel is still busy with IPv6 of the new link.
+        pair.a.sh("ip -6 neigh add fd09::7 lladdr 02:00:00:00:00:07 dev v0");
+        let heard = all(&mut monitor);
+        assert!(heard.contains(&News::Neighbour(ip("fd09::7"))), "{heard:?}");
+        for (what, news) in [
+            (
+                "ip neigh add 10.9.0.7 lladdr 02:00:00:00:00:07 dev v0",
+                News::Neighbour(ip("10.9.0.7")),
+            ),
+            ("ip neigh del 10.9.0.7 dev v0", News::Neighbour(ip("10.9.0.7"))),
+            ("ip route add 192.0.2.0/24 via 10.9.0.2", News::Routes(ip("192.0.2.0"), 24)),
+            ("ip route add 2001:db8::/32 via fd09::2", News::Routes(ip("2001:db8::"), 32)),
+            ("ip route add default via 10.9.0.2", News::AllRoutes),
+            ("ip rule add prio 77 from 10.9.0.1 lookup main", News::AllRoutes),
+            ("ip link set v0 address 02:00:00:00:09:77", News::Interface),
+            ("ip address add 10.9.0.9/32 dev v0", News::Interface),
+        ] {
+            pair.a.sh(what);
+            let heard = all(&mut monitor);
+            assert!(heard.contains(&news), "{what}: {heard:?}");
+        }
+        pair.a.sh("ip neigh add 10.9.0.8 lladdr 02:00:00:00:00:07 dev v0 nud delay
+                   ip link set w0 address 02:00:00:00:09:78
+                   ip neigh add 10.9.0.8 lladdr 02:00:00:00:00:07 dev w0");
+        // Neighbours of IPv6 come and go by themselves.
+        let strange = |news: &News| {
+            matches!(news, News::Interface | News::Neighbour(IpAddr::V4(_)) | News::Anything)
+        };
+        let heard = all(&mut monitor);
+        assert!(!heard.iter().any(strange), "{heard:?}");
+    }
+
+    #[test]
+    fn what_did_not_fit_may_have_been_anything() {
+        let pair = or_skip!("monitor::what_did_not_fit_may_have_been_anything", Pair::new());
+        let mut monitor = pair.a.run(open);
+        monitor.shrink();
+        let many: Vec<String> = (10..60)
+            .map(|host| format!("ip neigh add 10.9.0.{host} lladdr 02:00:00:00:00:07 dev v0"))
+            .collect();
+        pair.a.sh(&many.join("\n"));
+        assert!(all(&mut monitor).contains(&News::Anything));
+        assert!(!wait_readable(&monitor, 0).expect("poll"), "it is heard once");
+    }
+
+    #[test]
+    fn a_route_is_of_the_addresses_with_its_prefix() {
+        for (prefix, bits, address, is_of) in [
+            ("192.0.2.0", 24, "192.0.2.77", true),
+            ("192.0.2.0", 25, "192.0.2.177", false),
+            ("0.0.0.0", 0, "192.0.2.77", true),
+            ("::", 0, "192.0.2.77", false),
+            ("2001:db8::", 32, "2001:db8:1::1", true),
+            ("2001:db8::1", 128, "2001:db8::2", false),
+            ("2001:db8::", 255, "2001:db8::", false),
+        ] {
+            let news = News::Routes(ip(prefix), bits);
+            assert_eq!(news.is_of_way_to(ip(address)), is_of, "{prefix}/{bits}, {address}");
+        }
+        assert!(!News::Neighbour(ip("10.9.0.1")).is_of_way_to(ip("10.9.0.1")));
+    }
+
+    #[test]
+    fn what_is_not_understood_may_be_anything() {
+        let mut heard = Vec::new();
+        for datagram in [&[][..], &[7; 9], &[255; 64]] {
+            hand_out(datagram, &mut |news| heard.push(news));
+        }
+        assert_eq!((neighbour(&[0; 5]), routes(&[0; 5])), (News::Anything, News::Anything));
+        assert_eq!(heard, [News::Anything; 3]);
+    }
+}
