@@ -24,9 +24,11 @@ impl Default for Arrivals {
 impl Arrivals {
     /// So many datagrams took so many places.
     pub(super) fn add(&mut self, datagrams: u32, places: u32) {
-        let places = places.min(LATELY);
-        self.places += places;
-        self.datagrams += datagrams.clamp(places, places * DENSEST);
+        let datagrams = datagrams.clamp(places, places.saturating_mul(DENSEST));
+        // Of many at once no more than what counts as lately, as dense as they were.
+        let counted = places.min(LATELY);
+        self.places += counted;
+        self.datagrams += Self::scale(datagrams, counted, places.max(1));
         if self.places > LATELY {
             self.places = self.places.div_ceil(2);
             self.datagrams = (self.datagrams / 2).max(self.places);
@@ -77,6 +79,19 @@ mod tests {
             arrivals.add(64, 64);
         }
         assert_eq!((arrivals.places_of(48), arrivals.held_by(48)), (48, 48), "{arrivals:?}");
+    }
+
+    #[test]
+    fn many_at_once_are_as_dense_as_they_are() {
+        let mut arrivals = Arrivals::default();
+        for _ in 0..10 {
+            arrivals.add(256, 256);
+        }
+        assert_eq!((arrivals.places_of(48), arrivals.held_by(48)), (48, 48), "{arrivals:?}");
+        for _ in 0..10 {
+            arrivals.add(2560, 256);
+        }
+        assert!((350..=48 * 10 * 3 / 4).contains(&arrivals.held_by(48)), "{arrivals:?}");
     }
 
     #[test]

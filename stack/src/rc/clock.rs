@@ -191,6 +191,7 @@ impl Qp {
         self.requester.window.timed_out(now);
         self.requester.forget_implied();
         self.requester.silent = true;
+        self.requester.answers_lost();
         self.requester.go_back(una, &self.core.sq, &self.limits, &mut shared.pools);
         // One packet asks again, whether or not there is room: in line for that, behind others that ask the same dead in vain, each try
         // would take twice as long.

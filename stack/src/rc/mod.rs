@@ -167,7 +167,7 @@ impl Qp {
         self.requester.start(psn, self.core.sq.tail, rd, window);
         let mtu = self.limits.mtu;
         let room = shared.pools.answers_one_by_one(mtu.bytes() + OVERHEAD);
-        self.requester.flow = Flow::new(mtu, room);
+        self.requester.flow = Flow::new(mtu, room, budget != Budget::STRANGER);
         self.retry_left = self.core.attr.retry_cnt.unwrap_or(0);
         self.rnr_left = self.core.attr.rnr_retry.unwrap_or(0);
     }

@@ -226,10 +226,16 @@ impl Requester {
         #[allow(clippy::cast_possible_truncation)]
         let packets = (last - psn + 1) as u32;
         let each = Budget::cost(len.min(limits.mtu.bytes()) + OVERHEAD);
-        if packets > 1 && !self.rd.is_empty() && !self.flow.allows(psn - self.una, packets) {
+        if packets > 1
+            && !self.rd.is_empty()
+            && !self.flow.allows(self.answers_under_way(), packets)
+        {
             return Plan::Idle;
         }
-        let charge = pools.charge_of_answer(packets, each);
+        let charge = match self.flow.comes_whole() {
+            true => pools.charge_of_answer(packets, each),
+            false => Charge::of(packets, each),
+        };
         let has_room = pools.get(PoolId::OWN).admits(limits.slot, charge);
         if !has_room && !self.overdraft && !self.silent {
             return Plan::Wait(PoolId::OWN, charge);

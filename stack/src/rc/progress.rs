@@ -219,6 +219,9 @@ impl Qp {
         if !window.lost(now, from, round_trip) {
             return;
         }
+        if why == Why::Implied {
+            self.requester.answers_lost();
+        }
         self.requester.go_back(from, &self.core.sq, &self.limits, &mut shared.pools);
         // The deadline stays: only progress moves it, so that a peer that complains for ever is given up in time.
         shared.enqueue(self.core.slot, &mut self.core.queued);

@@ -21,14 +21,19 @@ const RUNS_MAX: u32 = 8;
 /// Requests for which there shall be room: while one is answered another is on its way, and the room of a third is being given back.
 const UNDER_WAY: u32 = 3;
 
-/// Packets of each request of a READ that is posted now: as many as our own receive queue has room for three times, as full runs; or else, since one should
-/// be on its way while another is answered, no more than it has room for twice.
+/// Packets of each request of a READ that is posted now: as many as our own receive queue has room for three times, as full runs; or else, and where answers
+/// were lost lately, few, and since one should be on its way while another is answered, no more than it has room for twice.
 pub(super) fn request_packets(mtu: Mtu, pools: &Pools, flow: &Flow) -> u16 {
-    let room = pools.answers(mtu.bytes() + OVERHEAD).min(flow.packets());
+    let each = mtu.bytes() + OVERHEAD;
+    let room = match flow.whole {
+        true => pools.answers(each),
+        false => pools.answers_one_by_one(each),
+    };
+    let room = room.min(flow.packets());
     #[allow(clippy::cast_possible_truncation)]
     let run = run(mtu.bytes() + (bth::LEN + ICRC_LEN) as u32);
     let runs = ((room / UNDER_WAY).saturating_sub(SHORT) / run).min(RUNS_MAX);
-    let packets = match runs {
+    let packets = match if flow.is_calm() { runs } else { 0 } {
         0 => few(mtu).min(room / 2).max(1),
         _ => SHORT + runs * run,
     };
@@ -41,7 +46,7 @@ fn few(mtu: Mtu) -> u32 {
 
 /// How many packets of answers may be on their way: what a path was always expected to hold, and one more for each that comes; once some were lost, half of
 /// what was under way, and more bit by bit. Answers are not acknowledged, so nothing else keeps them from flooding a slow path; and of what is lost all that
-/// is behind is sent in vain.
+/// is behind is sent in vain. What is asked for by one request comes at once, more than such a path may hold, so there they are cut small.
 #[derive(Debug)]
 pub(super) struct Flow {
     /// In parts of a packet.
@@ -49,18 +54,25 @@ pub(super) struct Flow {
     least: u32,
     /// What it gains by a packet that came.
     gain: u32,
+    /// The peer is one of us, whose answers come as others' packets do, as super-packets or not. A stranger's, who is a card or a kernel without them,
+    /// come one by one.
+    whole: bool,
+    /// Packets that came since some were lost, up to [`CALM`].
+    since: u32,
 }
 
 /// Parts of a packet.
-const PARTS: u32 = 16;
+const PARTS: u32 = 64;
+/// So many packets without a loss, 4 GiB of 4096 bytes, and it is forgotten.
+const CALM: u32 = 1 << 20;
 /// Requests of few packets that are expected to be under way whatever is lost.
 const LEAST: u32 = 16;
 
 impl Flow {
-    /// Of a queue with room for so many packets.
-    pub(super) fn new(mtu: Mtu, room: u32) -> Self {
+    /// Of a queue with room for so many packets that come one by one, and a peer that is one of us, or not.
+    pub(super) fn new(mtu: Mtu, room: u32, whole: bool) -> Self {
         let least = room.min(LEAST * few(mtu));
-        Self { allowed: least * PARTS, least, gain: PARTS }
+        Self { allowed: least.saturating_mul(PARTS), least, gain: PARTS, whole, since: CALM }
     }
 
     fn packets(&self) -> u32 {
@@ -77,13 +89,24 @@ impl Flow {
     pub(super) fn came(&mut self, packets: u64) {
         let packets = u32::try_from(packets).unwrap_or(u32::MAX);
         self.allowed = self.allowed.saturating_add(packets.saturating_mul(self.gain));
+        self.since = self.since.saturating_add(packets).min(CALM);
+    }
+
+    /// Whether answers may come as super-packets.
+    pub(super) fn comes_whole(&self) -> bool {
+        self.whole
+    }
+
+    /// Whether nothing was lost lately.
+    fn is_calm(&self) -> bool {
+        self.since == CALM
     }
 
     /// Of so many packets that were under way some are asked for again.
     pub(super) fn lost(&mut self, under_way: u64) {
         let half = u32::try_from(under_way / 2).unwrap_or(u32::MAX);
         self.allowed = self.allowed.min(half.saturating_mul(PARTS));
-        self.gain = 1;
+        (self.gain, self.since) = (1, 0);
     }
 }
 
@@ -93,7 +116,7 @@ mod tests {
     use crate::pool::Budget;
 
     fn cut(mtu: Mtu, pools: &Pools) -> u16 {
-        let flow = Flow { allowed: u32::MAX, least: 0, gain: PARTS };
+        let flow = Flow { allowed: u32::MAX, least: 0, gain: PARTS, whole: true, since: CALM };
         request_packets(mtu, pools, &flow)
     }
 
@@ -127,6 +150,8 @@ mod tests {
             pools.arrived(15, 2);
         }
         assert_eq!(cut(Mtu::Mtu4096, &pools), 78);
+        let flow = Flow::new(Mtu::Mtu4096, 1000, false);
+        assert_eq!(request_packets(Mtu::Mtu4096, &pools, &flow), 15, "a stranger's");
         for _ in 0..400 {
             pools.arrived(1, 1);
         }
@@ -136,25 +161,30 @@ mod tests {
     #[test]
     fn what_is_lost_halves_what_is_under_way_down_to_what_it_always_was() {
         let pools = Pools::new(Budget { bytes: u32::MAX, datagrams: 1000 });
-        let mut flow = Flow::new(Mtu::Mtu4096, 48);
+        let mut flow = Flow::new(Mtu::Mtu4096, 48, true);
         assert!(flow.allows(33, 15) && !flow.allows(34, 15));
         assert_eq!(request_packets(Mtu::Mtu4096, &pools, &flow), 15);
         flow.came(752);
         assert!(flow.allows(700, 100) && !flow.allows(700, 101));
         assert_eq!(request_packets(Mtu::Mtu4096, &pools, &flow), 123);
         flow.lost(800);
-        flow.came(160);
+        flow.came(640);
         assert!(flow.allows(310, 100) && !flow.allows(310, 101), "it grows slowly then");
+        assert_eq!(request_packets(Mtu::Mtu4096, &pools, &flow), 15, "and is asked for in small");
         flow.lost(10);
         flow.lost(0);
         assert!(flow.allows(33, 15) && !flow.allows(34, 15));
+        flow.came(u64::from(CALM) - 1);
+        assert_eq!(request_packets(Mtu::Mtu4096, &pools, &flow), 15);
+        flow.came(1);
+        assert_eq!(request_packets(Mtu::Mtu4096, &pools, &flow), 123, "which is forgotten");
         flow.came(u64::MAX);
         assert!(flow.allows(1 << 20, 1));
     }
 
     #[test]
     fn a_large_queue_begins_with_sixteen_requests_of_few() {
-        let flow = Flow::new(Mtu::Mtu4096, 10_000);
+        let flow = Flow::new(Mtu::Mtu4096, 10_000, true);
         assert!(flow.allows(225, 15) && !flow.allows(226, 15));
     }
 }

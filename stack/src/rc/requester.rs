@@ -23,9 +23,17 @@ pub(super) const REQUEST: Charge = Charge::of(1, Budget::cost(12 + 28 + 4));
 /// A READ request or another that waits for a response of its own.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Outstanding {
+    pub(super) first: u64,
     pub(super) last: u64,
     /// The room for its response.
     response: Expected,
+}
+
+impl Outstanding {
+    /// Packets of its answer from `from` on and before `to`.
+    fn packets(&self, from: u64, to: u64) -> u64 {
+        to.min(self.last + 1).saturating_sub(from.max(self.first))
+    }
 }
 
 /// Limits that the connection sets.
@@ -97,7 +105,7 @@ impl Requester {
             una: 0,
             sent: 0,
             rd: VecDeque::new(),
-            flow: Flow::new(Mtu::Mtu256, 0),
+            flow: Flow::new(Mtu::Mtu256, 0, false),
             max_rd_atomic: 0,
             window: Window::new(1),
             round_trip: RoundTrip::default(),
@@ -230,7 +238,7 @@ impl Requester {
         if wqe.op.has_response() {
             let response = if self.silent { Expected::NOTHING } else { pools.expect(shape.charge) };
             pools.get(limits.peer).charge(REQUEST);
-            self.rd.push_back(Outstanding { last: shape.last, response });
+            self.rd.push_back(Outstanding { first: piece.psn, last: shape.last, response });
         } else {
             pools.get(limits.peer).charge(shape.charge);
             self.charged.add(shape.charge);
@@ -300,12 +308,10 @@ impl Requester {
         // What waited for something to be repaired says nothing about the path.
         self.round_trip.acknowledged(to, now, !repairing);
         self.window.acknowledged(charge.datagrams);
-        if !self.rd.is_empty() {
-            self.flow.came(to - self.una);
-        }
-        self.una = to;
+        let before = std::mem::replace(&mut self.una, to);
         self.implied = None;
         while let Some(front) = self.rd.front() {
+            self.flow.came(front.packets(before, to));
             if front.last >= to {
                 break;
             }
@@ -320,6 +326,19 @@ impl Requester {
         }
         self.silent = false;
         self.settle(pools);
+    }
+
+    /// Packets of answers that were asked for and have not come.
+    pub(super) fn answers_under_way(&self) -> u64 {
+        self.rd.iter().map(|asked| asked.packets(self.una, u64::MAX)).sum()
+    }
+
+    /// Answers that were asked for did not come.
+    pub(super) fn answers_lost(&mut self) {
+        let under_way = self.answers_under_way();
+        if under_way > 1 {
+            self.flow.lost(under_way);
+        }
     }
 
     /// Sends again from `from` on.
@@ -343,9 +362,6 @@ impl Requester {
         self.release(charge, limits, pools);
         self.asks.taken_back(from, pools);
         self.round_trip.taken_back(from);
-        if self.rd.back().is_some_and(|back| back.last > from) {
-            self.flow.lost(self.nxt - self.una);
-        }
         while let Some(back) = self.rd.back() {
             if back.last < from {
                 break;
