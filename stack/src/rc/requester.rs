@@ -311,7 +311,9 @@ impl Requester {
         let before = std::mem::replace(&mut self.una, to);
         self.implied = None;
         while let Some(front) = self.rd.front() {
-            self.flow.came(front.packets(before, to));
+            if front.first < front.last {
+                self.flow.came(front.packets(before, to));
+            }
             if front.last >= to {
                 break;
             }
