@@ -163,6 +163,8 @@ impl Core {
             // The background thread sleeps longer than the engine can wait.
             if due < parked_until {
                 self.remind();
+                // It held the lock, too.
+                fence(Ordering::SeqCst);
             }
         }
         self.staging.has_some()
@@ -186,8 +188,6 @@ impl Core {
             self.parked_until.store(0, Ordering::Relaxed);
             self.calls.wake_in(ASIDE);
         }
-        drop(shard);
-        fence(Ordering::SeqCst);
     }
 
     /// Leaves posted work to whoever holds the lock.
