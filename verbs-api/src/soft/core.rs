@@ -29,6 +29,8 @@ pub(crate) struct Core {
     staging: Arc<Staging>,
     /// Moves whenever the program polls.
     pub(super) epoch: AtomicU64,
+    /// Where that was when the background thread was left to wake later.
+    polled_last: AtomicU64,
     /// Threads of the program that sleep on the port and drive when it wakes them.
     waiters: AtomicU32,
     /// When the background thread will look again, in the shard's time; 0 while it is awake or soon will be.
@@ -79,6 +81,7 @@ impl Core {
             staging: shard.staging.clone(),
             shard: Mutex::new(shard),
             epoch: AtomicU64::new(0),
+            polled_last: AtomicU64::new(u64::MAX),
             waiters: AtomicU32::new(0),
             parked_until: AtomicU64::new(0),
             caller_on: AtomicU32::new(NOWHERE),
@@ -99,48 +102,62 @@ impl Core {
     #[inline]
     pub(crate) fn drive(&self) {
         self.touch();
-        self.drive_woken(false);
+        self.drive_and(|shard| {
+            if shard.is_watched() {
+                self.leave_unwatched(shard);
+            }
+        });
     }
 
     /// The same for one that may not.
     #[inline]
     pub(crate) fn drive_once(&self) {
-        self.drive_woken(false);
+        self.drive_and(|_| {});
     }
 
-    /// The same for one that the port woke, or not: it has news if there is nothing to receive.
     #[inline]
-    fn drive_woken(&self, mut woken: bool) {
+    fn drive_and(&self, mut then: impl FnMut(&mut Shard)) {
         while let Some(mut shard) = self.shard.try_lock() {
             self.take_staged(&mut shard);
             shard.drive(true);
-            if std::mem::take(&mut woken) {
-                shard.hear();
-            }
-            if shard.is_watched() {
-                self.leave_unwatched(&mut shard);
-            }
+            then(&mut shard);
             if !self.release(shard) {
                 return;
             }
         }
     }
 
-    /// The program looks at the port itself: nobody need be woken by what arrives, unless somebody else waits for it.
+    /// Somebody looks at the port himself: nobody need be woken by what arrives, unless somebody else waits for it.
+    ///
+    /// While the background thread sleeps on the port, that is for a program that polls all the time: one that looks when its own loop wakes it, or now
+    /// and then, has nobody else to tell it.
     #[cold]
     fn leave_unwatched(&self, shard: &mut Shard) {
         if self.waiters.load(Ordering::SeqCst) > 0 || self.sleepers.load(Ordering::SeqCst) > 0 {
             return;
         }
-        let parked = self.parked_until.load(Ordering::Relaxed) > HELD_ONLY;
-        if parked {
-            // Whether the program goes on is to be looked at.
-            self.parked_until.store(0, Ordering::Relaxed);
-            self.calls.wake_in(ASIDE);
-        }
-        if parked || shard.is_busy() {
+        let parked_until = self.parked_until.load(Ordering::Relaxed);
+        let unwatched = if parked_until > HELD_ONLY {
+            let spins = shard.is_polled_without_pause();
+            if spins {
+                // Whether the program goes on is to be looked at, and what is due is to be done.
+                let left = Duration::from_nanos(parked_until.saturating_sub(shard.now().0));
+                self.wake_background_in(ASIDE.min(left));
+            }
+            spins
+        } else {
+            shard.is_busy()
+        };
+        if unwatched {
             shard.watch(false);
         }
+    }
+
+    /// Has the background thread wake soon, and look whether the program has polled since.
+    fn wake_background_in(&self, pause: Duration) {
+        self.parked_until.store(0, Ordering::Relaxed);
+        self.polled_last.store(self.epoch.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.calls.wake_in(pause);
     }
 
     /// The program polls: the background thread may stand aside.
@@ -185,8 +202,7 @@ impl Core {
             self.parked_until.store(due.0, Ordering::Relaxed);
             self.calls.wake_in(Duration::from_nanos(due.since(now)));
         } else {
-            self.parked_until.store(0, Ordering::Relaxed);
-            self.calls.wake_in(ASIDE);
+            self.wake_background_in(ASIDE);
         }
     }
 
@@ -292,10 +308,15 @@ impl Core {
             // Whoever drives will complete what this thread waits for, or leave it to the next.
             sleep = Some(sleep.unwrap_or(ASIDE).min(ASIDE));
         }
-        let woken = wake::wait(port, fd, sleep) && port.is_some();
+        let mut woken = wake::wait(port, fd, sleep) && port.is_some();
         let last = self.waiters.fetch_sub(1, Ordering::SeqCst) == 1;
         self.touch();
-        self.drive_woken(woken);
+        // If the port woke it and there is nothing to receive, it has news.
+        self.drive_and(|shard| {
+            if std::mem::take(&mut woken) {
+                shard.hear();
+            }
+        });
         // Nobody watches the port now.
         if last && self.resting.swap(false, Ordering::SeqCst) {
             self.calls.wake();
@@ -360,6 +381,11 @@ impl Core {
             let asleep = Instant::now();
             look = self.park(shard, port, sleep, || true);
             spin.slept(asleep.elapsed(), look);
+            // The program has not polled since it was to be looked at: nobody else watches the port.
+            let epoch = self.epoch.load(Ordering::Relaxed);
+            if self.polled_last.load(Ordering::Relaxed) == epoch {
+                seen = epoch;
+            }
             // Where the program has the same processor, it would wait for the end of every spin, and for nothing else.
             shares = self.caller_on.swap(NOWHERE, Ordering::Relaxed) == processor();
         }

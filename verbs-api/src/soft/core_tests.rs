@@ -12,7 +12,7 @@ use rocinante_stack::{Engine, EngineConfig};
 use super::core::{Core, Events, HELD_ONLY};
 use super::flood::Flood;
 use super::host::Host;
-use super::shard::Shard;
+use super::shard::{POLLS, Shard};
 
 fn core() -> Core {
     let port = SimNet::new(1).port(&[[10, 0, 0, 1].into()], &SimConfig::default()).unwrap();
@@ -49,6 +49,33 @@ fn who_stands_aside_for_longer_wakes_for_an_acknowledgement_that_is_held() {
     let start = Instant::now();
     core.stand_aside(NEVER, core.epoch.load(Ordering::Relaxed).wrapping_sub(1));
     assert!(start.elapsed() < NEVER);
+}
+
+/// What arrives wakes the background thread, unless the program is sure to find it first.
+#[test]
+fn the_port_is_watched_for_a_program_that_polls_now_and_then() {
+    let core = core();
+    let is_watched = || core.shard.lock().is_watched();
+    let park = |until| {
+        core.shard.lock().watch(true);
+        core.parked_until.store(until, Ordering::Relaxed);
+    };
+    park(u64::MAX);
+    for _ in 0..10 * POLLS {
+        core.drive_once();
+        drop(core.hold());
+    }
+    assert!(is_watched(), "who posts may not poll");
+    (0..POLLS).for_each(|_| core.drive());
+    assert!(is_watched());
+    assert_eq!(core.parked_until.load(Ordering::Relaxed), u64::MAX);
+    core.drive();
+    assert!(!is_watched(), "it polls in a loop");
+    assert_eq!(core.parked_until.load(Ordering::Relaxed), 0, "it is looked at soon");
+    // Each sleep of the background thread is another matter.
+    park(u64::MAX);
+    core.drive();
+    assert!(is_watched());
 }
 
 /// Each of a flood would else wake a thread, and whoever shares its core would wait for it.

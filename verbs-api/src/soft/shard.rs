@@ -59,6 +59,8 @@ pub(crate) struct Shard {
     /// Whether the port's descriptor tells what arrives, and how many times in a row something had since that was wished.
     watched: bool,
     arrivals: u32,
+    /// How often the program has polled since, while the background thread slept.
+    polls: u32,
     /// The port broke: the interface is gone.
     pub(crate) broken: Option<io::Error>,
     /// Events that are not the engine's.
@@ -79,6 +81,8 @@ const TX_BURST: usize = 1024;
 const HELD_MAX: usize = 2;
 /// After so many looks at the port that found something, whoever has it in sight need not be told of more.
 const ARRIVALS: u32 = 4;
+/// Who polls so often while the background thread sleeps waits in a loop: that takes some microseconds, and a program that sleeps between does not get there.
+pub(super) const POLLS: u32 = 64;
 /// Requests that are gathered at most before they are sent, while others are on their way.
 const DEFER: u32 = 32;
 /// Rounds of one call: a caller of `post_send` or `poll_cq` is not kept for ever.
@@ -124,6 +128,7 @@ impl Shard {
             refused: (0, 0),
             watched: true,
             arrivals: 0,
+            polls: 0,
             broken: None,
             events: Vec::new(),
         }
@@ -150,9 +155,15 @@ impl Shard {
         self.arrivals > ARRIVALS
     }
 
+    /// Counts a poll while the background thread sleeps on the port. Returns whether there are so many that the program does nothing else.
+    pub(super) fn is_polled_without_pause(&mut self) -> bool {
+        self.polls = self.polls.saturating_add(1);
+        self.polls > POLLS
+    }
+
     /// Has the port's descriptor tell what arrives, or spares the kernel that. Returns whether it does as is wished.
     pub(super) fn watch(&mut self, wished: bool) -> bool {
-        self.arrivals = 0;
+        (self.arrivals, self.polls) = (0, 0);
         if wished != self.watched && self.port.watch(wished).is_ok() {
             self.watched = wished;
         }
