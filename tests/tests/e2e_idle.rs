@@ -13,7 +13,7 @@ const IDLE: Duration = Duration::from_secs(10);
 /// A thousandth of a core.
 const CPU_MAX: Duration = Duration::from_millis(10);
 /// How often a device may wake in that time: less than once a second, as it would if it looked at the network by itself. The kernel tells of its neighbours.
-const WAKES_MAX: u64 = 9;
+const WAKES_MAX: u64 = 6;
 /// What the threads of devices are called, in part.
 const BACKGROUND: &str = "roce-";
 

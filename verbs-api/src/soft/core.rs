@@ -102,7 +102,7 @@ impl Core {
     #[inline]
     pub(crate) fn drive(&self) {
         self.touch();
-        self.drive_and(|shard| {
+        self.drive_and(|shard, _| {
             if shard.is_watched() {
                 self.leave_unwatched(shard);
             }
@@ -112,15 +112,16 @@ impl Core {
     /// The same for one that may not.
     #[inline]
     pub(crate) fn drive_once(&self) {
-        self.drive_and(|_| {});
+        self.drive_and(|_, _| {});
     }
 
+    /// The same, and tells `then` each time whether anything happened.
     #[inline]
-    fn drive_and(&self, mut then: impl FnMut(&mut Shard)) {
+    fn drive_and(&self, mut then: impl FnMut(&mut Shard, bool)) {
         while let Some(mut shard) = self.shard.try_lock() {
             self.take_staged(&mut shard);
-            shard.drive(true);
-            then(&mut shard);
+            let busy = shard.drive(true);
+            then(&mut shard, busy);
             if !self.release(shard) {
                 return;
             }
@@ -309,14 +310,17 @@ impl Core {
             sleep = Some(sleep.unwrap_or(ASIDE).min(ASIDE));
         }
         let mut woken = wake::wait(port, fd, sleep) && port.is_some();
-        let last = self.waiters.fetch_sub(1, Ordering::SeqCst) == 1;
-        self.touch();
-        // If the port woke it and there is nothing to receive, it has news.
-        self.drive_and(|shard| {
+        // The background thread leaves the port to a program that was given something, and rests on if it was not. If the port woke
+        // this thread and there is nothing to receive, it has news.
+        self.drive_and(|shard, busy| {
+            if busy {
+                self.touch();
+            }
             if std::mem::take(&mut woken) {
                 shard.hear();
             }
         });
+        let last = self.waiters.fetch_sub(1, Ordering::SeqCst) == 1;
         // Nobody watches the port now.
         if last && self.resting.swap(false, Ordering::SeqCst) {
             self.calls.wake();
@@ -380,11 +384,16 @@ impl Core {
             let (port, sleep) = self.watched(&mut shard, None);
             let asleep = Instant::now();
             look = self.park(shard, port, sleep, || true);
-            spin.slept(asleep.elapsed(), look);
+            let slept = asleep.elapsed();
+            spin.slept(slept, look);
             // The program has not polled since it was to be looked at: nobody else watches the port.
             let epoch = self.epoch.load(Ordering::Relaxed);
             if self.polled_last.load(Ordering::Relaxed) == epoch {
                 seen = epoch;
+            }
+            // If threads sleep on the port, too, nothing has happened for long enough to rest.
+            if epoch == seen && slept >= ASIDE_MAX {
+                aside = ASIDE_MAX;
             }
             // Where the program has the same processor, it would wait for the end of every spin, and for nothing else.
             shares = self.caller_on.swap(NOWHERE, Ordering::Relaxed) == processor();
