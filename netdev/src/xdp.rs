@@ -279,7 +279,8 @@ impl XdpPort {
             counters.rx_bytes += frame.payload.len() as u64;
             sink(datagram(frame));
         });
-        if frames > 0 && self.rx.needs_wakeup() {
+        // Also for nothing: a driver that found no room sleeps until it is told of the room that it was given since.
+        if self.rx.needs_wakeup() {
             let woken = self.socket.kick_receive();
             woken.unwrap_or_else(|e| self.note_error(&e));
         }
