@@ -82,7 +82,7 @@ const HELD_MAX: usize = 2;
 /// After so many looks at the port that found something, whoever has it in sight need not be told of more.
 const ARRIVALS: u32 = 4;
 /// Who polls so often while the background thread sleeps waits in a loop: that takes some microseconds, and a program that sleeps between does not get there.
-pub(super) const POLLS: u32 = 64;
+pub(super) const POLLS: u32 = 16;
 /// Requests that are gathered at most before they are sent, while others are on their way.
 const DEFER: u32 = 32;
 /// Rounds of one call: a caller of `post_send` or `poll_cq` is not kept for ever.
