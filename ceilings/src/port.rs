@@ -43,6 +43,8 @@ impl<P: Port> PortLink<P> {
             ttl: 64,
             flow_label: 0,
         })?;
+        // Nobody waits for what arrives: it is looked for all the time.
+        port.watch(false)?;
         Ok(Self {
             port,
             path: path.id,
