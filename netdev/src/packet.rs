@@ -318,6 +318,8 @@ impl Port for PacketPort {
 
     fn maintain(&mut self) -> Option<Duration> {
         let guard = self.guard.maintain();
+        // It cannot fail: the descriptor is a socket. What the error means, the kernel's news of the interface say.
+        let _ = self.socket.take_error();
         let Self { paths, staging, guard: through, .. } = self;
         let again = paths.maintain(|sent| holds(staging, through, sent));
         if paths.take_interface_news() {

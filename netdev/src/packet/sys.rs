@@ -81,20 +81,22 @@ impl PacketSocket {
     }
 
     fn fanout_group(&self) -> io::Result<u16> {
+        Ok((self.word(libc::SOL_PACKET, libc::PACKET_FANOUT)? & 0xffff) as u16)
+    }
+
+    /// Forgets the error that the socket has, as `ENETDOWN` when its interface went down: until then its descriptor would be ready.
+    pub(super) fn take_error(&self) -> io::Result<()> {
+        self.word(libc::SOL_SOCKET, libc::SO_ERROR).map(drop)
+    }
+
+    /// An option of type int.
+    fn word(&self, level: i32, option: i32) -> io::Result<u32> {
         let mut word = 0_u32;
         let mut len = size_of::<u32>() as libc::socklen_t;
         let at = (&raw mut word).cast();
         // SAFETY: the kernel writes at most `len` bytes, which is the size of `word`.
-        unsafe {
-            check(libc::getsockopt(
-                self.raw(),
-                libc::SOL_PACKET,
-                libc::PACKET_FANOUT,
-                at,
-                &raw mut len,
-            ))
-        }?;
-        Ok((word & 0xffff) as u16)
+        unsafe { check(libc::getsockopt(self.raw(), level, option, at, &raw mut len)) }?;
+        Ok(word)
     }
 
     /// Frames dropped because the ring was full, since the last call.

@@ -583,6 +583,21 @@ fn the_end_of_the_interface_ends_the_port() {
 }
 
 #[test]
+fn an_interface_that_is_down_is_told_of_once() {
+    let pair = or_skip!("packet::an_interface_that_is_down_is_told_of_once", Pair::new());
+    let (mut a, _b) = ports(&pair);
+    pair.a.sh("ip link set v0 down");
+    // Down is told, and a few things that follow from it: whoever looks after each has nothing left to be told.
+    let told = (0..100).take_while(|_| {
+        let ready = wait_readable(a.wait_fd(), 1000).expect("poll");
+        a.receive(1, |_| {}).expect("it is down, and not gone");
+        a.maintain();
+        ready
+    });
+    assert!((1..100).contains(&told.count()));
+}
+
+#[test]
 fn what_cannot_be_opened_says_what_to_do() {
     let pair = or_skip!("packet::what_cannot_be_opened_says_what_to_do", Pair::new());
     let open = |own: &str| {
