@@ -22,6 +22,7 @@ mod qp;
 mod shard;
 mod shards;
 mod sidr;
+mod sink;
 mod spin;
 mod srq;
 mod staging;

@@ -6,18 +6,19 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-use rocinante_netdev::{AnyPort, PathId, PathSpec, Port, RxDatagram, RxIpId};
+use rocinante_netdev::{AnyPort, PathId, PathSpec, Port};
 use rocinante_stack::types::Time;
 use rocinante_stack::verbs::CqId;
 use rocinante_stack::wire::MadBytes;
 use rocinante_stack::wire::icrc::{DF, IpFields, Template};
-use rocinante_stack::{Busy, Datagram, Engine, IpId, TxSink, TxStop};
+use rocinante_stack::{Busy, Engine, TxStop};
 
 use super::cm::Post;
 use super::flood::Flood;
 use super::host::Host;
 use super::mail::Order;
 use super::others::Others;
+use super::sink::{Paths, Sink, translate};
 use super::staging::Staging;
 use crate::event::AsyncEvent;
 
@@ -465,71 +466,8 @@ impl Shard {
     }
 }
 
-/// The ICRC templates of the paths.
-#[derive(Debug, Default)]
-struct Paths {
-    templates: Vec<Option<Template>>,
-    used: usize,
-}
-
-impl Paths {
-    fn set(&mut self, id: PathId, template: Option<Template>) {
-        let at = id.0 as usize;
-        if self.templates.len() <= at {
-            self.templates.resize(at + 1, None);
-        }
-        self.used -= usize::from(self.templates[at].is_some());
-        self.used += usize::from(template.is_some());
-        self.templates[at] = template;
-    }
-}
-
-/// The engine's sink over a port: seals each packet with the ICRC of the headers that the port will write.
-struct Sink<'a> {
-    port: &'a mut AnyPort,
-    paths: &'a mut Paths,
-}
-
-impl TxSink for Sink<'_> {
-    #[inline]
-    fn send<E>(
-        &mut self,
-        path: u32,
-        len: usize,
-        fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
-    ) -> Result<bool, E> {
-        let Some(Some(template)) = self.paths.templates.get_mut(path as usize) else {
-            // The path went while a queue pair still named it: nothing can leave.
-            return Ok(false);
-        };
-        let Some(slot) = self.port.reserve(PathId(path), len) else { return Ok(false) };
-        fill(slot.buf)?;
-        template.set_id(slot.ip_id, DF);
-        template.seal(slot.buf);
-        self.port.commit();
-        Ok(true)
-    }
-}
-
 /// Datagrams that were for something.
 #[inline]
 pub(super) fn accepted(engine: &Engine) -> u64 {
     engine.counters().rcvd_pkts + engine.counters().rcvd_cnp
-}
-
-#[inline]
-fn translate<'a>(datagram: &RxDatagram<'a>) -> Datagram<'a> {
-    Datagram {
-        bytes: datagram.payload,
-        src: datagram.src,
-        dst: datagram.dst,
-        src_port: datagram.src_port,
-        ip_id: match datagram.ip_id {
-            RxIpId::Exact { id, flags } => IpId::Exact { id, flags },
-            RxIpId::Hint(id) => IpId::Hint(id),
-            RxIpId::None => IpId::None,
-        },
-        tos: datagram.tos.unwrap_or(0),
-        hop_limit: None,
-    }
 }

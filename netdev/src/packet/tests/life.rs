@@ -1,0 +1,126 @@
+//! What happens to a port and its interface while it is open, and what keeps it from being opened.
+
+use super::*;
+
+#[test]
+fn the_wait_descriptor_sleeps_until_something_arrives() {
+    let pair = or_skip!("packet::the_wait_descriptor_sleeps_until_something_arrives", Pair::new());
+    let (mut a, mut b) = ports(&pair);
+    let to = path(&pair.a, &mut a, A4, B4);
+    assert!(!has_arrivals(&mut b));
+    send(&mut a, to.id, &[64]);
+    assert!(arrives(&mut b));
+    assert_eq!(drain(&mut b).len(), 1);
+    assert!(!has_arrivals(&mut b));
+}
+
+#[test]
+fn a_new_ethernet_address_is_followed() {
+    let pair = or_skip!("packet::a_new_ethernet_address_is_followed", Pair::new());
+    let (mut a, mut b) = ports(&pair);
+    let to_a = path(&pair.b, &mut b, B4, A4);
+    let to_b = path(&pair.a, &mut a, A4, B4);
+    pair.a.sh("ip link set v0 address 02:00:00:00:09:77");
+    pair.b.sh("ip neigh replace 10.9.0.1 lladdr 02:00:00:00:09:77 dev v0");
+    for port in [&mut a, &mut b] {
+        port.maintain();
+    }
+    let end = Instant::now() + Duration::from_secs(3);
+    // The sender learns of it with its next look at the neighbour.
+    let mut got = 0;
+    while got == 0 && Instant::now() < end {
+        send(&mut b, to_a.id, &[40]);
+        std::thread::sleep(Duration::from_millis(50));
+        b.maintain();
+        got = drain(&mut a).len();
+    }
+    assert!(got > 0, "frames to the new address are taken");
+    send(&mut a, to_b.id, &[40]);
+    assert_eq!(receive(&mut b, 1).len(), 1);
+}
+
+/// Nothing was ever sent or received.
+#[test]
+fn a_port_without_a_path_follows_its_interface() {
+    let pair = or_skip!("packet::a_port_without_a_path_follows_its_interface", Pair::new());
+    let (mut a, _b) = ports(&pair);
+    assert_eq!(a.maintain(), None, "and need not look for it");
+    pair.a.sh("ip link set v0 address 02:00:00:00:09:77");
+    while a.mac[5] != 0x77 {
+        assert!(wait_readable(a.wait_fd(), 20_000).expect("poll"), "it is told");
+        assert_eq!(a.maintain(), None);
+    }
+}
+
+/// Nobody is told of frames while nobody waits for them.
+#[test]
+fn what_arrives_is_told_while_it_is_wished() {
+    let pair = or_skip!("packet::what_arrives_is_told_while_it_is_wished", Pair::new());
+    let (mut a, mut b) = ports(&pair);
+    let to = path(&pair.a, &mut a, A4, B4);
+    b.watch(false).expect("as at first");
+    send(&mut a, to.id, &[40]);
+    assert_eq!(receive(&mut b, 1).len(), 1, "it arrives all the same");
+    send(&mut a, to.id, &[40]);
+    assert!(!has_arrivals(&mut b));
+    b.watch(true).expect("room for an entry");
+    assert!(arrives(&mut b), "also of what came before");
+    assert_eq!(receive(&mut b, 1).len(), 1);
+    assert!(!has_arrivals(&mut b));
+}
+
+#[test]
+fn the_end_of_the_interface_ends_the_port() {
+    let pair = or_skip!("packet::the_end_of_the_interface_ends_the_port", Pair::new());
+    let (mut a, mut b) = ports(&pair);
+    let to = path(&pair.a, &mut a, A4, B4);
+    pair.b.sh("ip link del v0");
+    commit(&mut a, to.id, &[64]);
+    let mut failures = 0;
+    a.flush(|_| failures += 1);
+    assert_eq!(failures, 1);
+    for port in [&mut a, &mut b] {
+        while port.dead.is_none() {
+            assert!(wait_readable(port.wait_fd(), 20_000).expect("poll"), "it is told");
+            port.maintain();
+        }
+        let error = port.receive(1, |_| {}).expect_err("the interface is gone");
+        assert_eq!(error.raw_os_error(), Some(libc::ENODEV));
+    }
+}
+
+#[test]
+fn an_interface_that_is_down_is_told_of_once() {
+    let pair = or_skip!("packet::an_interface_that_is_down_is_told_of_once", Pair::new());
+    let (mut a, _b) = ports(&pair);
+    pair.a.sh("ip link set v0 down");
+    // Down is told, and a few things that follow from it: whoever looks after each has nothing left to be told.
+    let told = (0..100).take_while(|_| {
+        let ready = wait_readable(a.wait_fd(), 1000).expect("poll");
+        a.receive(1, |_| {}).expect("it is down, and not gone");
+        a.maintain();
+        ready
+    });
+    assert!((1..100).contains(&told.count()));
+}
+
+#[test]
+fn what_cannot_be_opened_says_what_to_do() {
+    let pair = or_skip!("packet::what_cannot_be_opened_says_what_to_do", Pair::new());
+    let open = |own: &str| {
+        let iface = Interface::by_name("v0").expect("v0");
+        PacketPort::open(&iface, &[ip(own)], &PortConfig::default())
+    };
+    let raw = pair.a.run(|| without_capability(CAP_NET_RAW, || open(A4)));
+    let message = raw.expect_err("no CAP_NET_RAW").to_string();
+    assert!(message.contains("--cap-add NET_RAW"), "{message}");
+    let foreign = pair.a.run(|| open("10.9.0.9")).expect_err("not ours").to_string();
+    assert!(foreign.contains("ip address show dev v0"), "{foreign}");
+    let first = pair.a.run(|| open(A4)).expect("a port");
+    let second = pair.a.run(|| open(A4)).expect_err("4791 is taken").to_string();
+    assert!(second.contains("4791"), "{second}");
+    drop(first);
+    pair.b.sh("ip link set v0 down");
+    let down = pair.a.run(|| open(A4)).expect_err("no carrier").to_string();
+    assert!(down.contains("ip link set v0 up"), "{down}");
+}
