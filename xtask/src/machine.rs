@@ -1,7 +1,11 @@
 //! What this machine lets us do.
 
 use crate::command;
+use std::path::Path;
 use std::process::Command;
+
+/// What `cargo xtask test` writes at most below an empty target directory, in bytes.
+const WHOLE_RUN: u64 = 7_000_000_000;
 
 /// Whether this process is root, and not only that of a user namespace: it may install packages.
 pub(crate) fn is_root() -> bool {
@@ -29,6 +33,30 @@ pub(crate) fn triple() -> Result<String, String> {
     host.map(str::to_owned).ok_or_else(|| "rustc -vV names no host".into())
 }
 
+/// How much room the disk of `target` has left, in words, and what to do if it may be too little. A disk that fills up shows
+/// as failures of whatever compiles then.
+pub(crate) fn room(target: &Path) -> String {
+    let existing = target.ancestors().find(|dir| dir.is_dir()).unwrap_or(target);
+    match rustix::fs::statvfs(existing) {
+        Ok(disk) => words_of_room(disk.f_bavail.saturating_mul(disk.f_frsize), target),
+        Err(error) => format!("disk: {}: {error}", existing.display()),
+    }
+}
+
+fn words_of_room(free: u64, target: &Path) -> String {
+    let gigabytes =
+        |bytes: u64| format!("{}.{} GB", bytes / 1_000_000_000, bytes / 100_000_000 % 10);
+    let (free_words, target) = (gigabytes(free), target.display());
+    if free >= WHOLE_RUN {
+        return format!("disk: {free_words} free for {target}");
+    }
+    let needed = gigabytes(WHOLE_RUN);
+    format!(
+        "disk: only {free_words} free for {target}, and all of it together can take {needed}: if anything fails for want of \
+         space, free some, or set CARGO_TARGET_DIR to a directory on another disk"
+    )
+}
+
 fn own(file: &str) -> String {
     std::fs::read_to_string(format!("/proc/self/{file}")).unwrap_or_default()
 }
@@ -51,7 +79,18 @@ fn effective_capabilities(status: &str) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{effective_capabilities, effective_uid};
+    use super::{WHOLE_RUN, effective_capabilities, effective_uid, room, words_of_room};
+    use std::path::Path;
+
+    #[test]
+    fn too_little_room_says_what_to_do() {
+        let target = Path::new("/x/target");
+        assert_eq!(words_of_room(WHOLE_RUN, target), "disk: 7.0 GB free for /x/target");
+        let scarce = words_of_room(WHOLE_RUN - 1, target);
+        assert!(scarce.starts_with("disk: only 6.9 GB free for /x/target"), "{scarce}");
+        assert!(scarce.contains("CARGO_TARGET_DIR"), "{scarce}");
+        assert!(room(Path::new("/not/there/yet")).contains(" GB free for /not/there/yet"));
+    }
 
     #[test]
     fn capabilities_are_read_from_status() {

@@ -55,6 +55,7 @@ impl AddAssign for Outcome {
 pub(crate) fn run(scope: Scope) -> Result<(), String> {
     setup::packages(setup::TESTS);
     setup::toolchain()?;
+    println!("{}", machine::room(&demo::target()?));
     let allowed = Allowed::read(machine::has_all_rights())?;
     let mut total = Outcome::default();
     let mut broken = Vec::new();
