@@ -25,6 +25,7 @@ mod asked;
 mod bounds;
 mod check;
 mod datagram;
+mod gathered;
 mod life;
 mod memory;
 mod mishap;

@@ -56,6 +56,7 @@ impl World<'_> {
             );
         }
         engine.handle_datagram(Time(self.now), &datagram, &mut host.ram);
+        host.gathered.add(engine);
         self.settle(packet.to, Some(&Context::of(packet)))?;
         self.befell(packet, fate)?;
         self.plan_transmit(packet.to);

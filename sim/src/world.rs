@@ -8,6 +8,7 @@ use rocinante_stack::wire::icrc::Template;
 use rocinante_stack::{Budget, Engine, EngineConfig};
 
 use crate::check::Verdict;
+use crate::gathered::Gathered;
 use crate::memory::Ram;
 use crate::model::{Connection, End, EndId, Letters, Phase, Receive};
 use crate::network::{Agenda, Event, Faults, Network, Packet, Weather};
@@ -47,6 +48,7 @@ pub(crate) struct Host {
     pub(crate) sent: u64,
     pub(crate) next_id: u16,
     pub(crate) templates: Vec<Template>,
+    pub(crate) gathered: Gathered,
 }
 
 /// How far a round is.
@@ -162,6 +164,7 @@ impl<'a> World<'a> {
                 sent: 0,
                 next_id: 0,
                 templates,
+                gathered: Gathered::new(self.random.clone()),
             });
             self.agenda.at(self.now, Event::Restart(host));
         }
