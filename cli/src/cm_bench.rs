@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::lab::{LabConfig, Pair, kill_children_on_signal};
 use crate::output::{Failure, Output};
-use crate::session::{NetArgs, Netdev, address, netdev};
+use crate::session::{OpenArgs, address};
 use crate::workers::resident;
 
 /// Measure the connection manager: connections made and ended per second, held at once, and their memory
@@ -33,9 +33,8 @@ pub struct Args {
     /// Use the device with this address [default: at the client the one from which HOST is reached, at the server the only one]
     #[arg(long, value_name = "ADDR")]
     bind: Option<IpAddr>,
-    /// Carry the packets by afxdp, packet, udp, or auto [default: the variable ROCINANTE_NETDEV, else auto]
-    #[arg(long, value_name = "NETDEV", value_parser = netdev)]
-    netdev: Option<Netdev>,
+    #[command(flatten)]
+    device: OpenArgs,
     /// Port of the connection manager
     #[arg(short, long, default_value_t = 18515, value_parser = clap::value_parser!(u16).range(1..))]
     port: u16,
@@ -153,12 +152,6 @@ pub fn run(args: &Args) -> ExitCode {
 }
 
 impl Args {
-    fn open(&self, address: IpAddr, out: Output) -> Result<Context, Failure> {
-        let Self { netdev, port, .. } = *self;
-        let net = NetArgs { host: None, netdev, device: None, bind: Some(address), port, cm: true };
-        net.open(address, out)
-    }
-
     fn at(&self, address: IpAddr) -> SocketAddr {
         SocketAddr::new(address, self.port)
     }
@@ -178,11 +171,6 @@ fn in_a_lab(args: &Args, out: Output) -> Result<Report, Failure> {
     let config = LabConfig { ipv6: false, ..LabConfig::default() };
     let pair = Pair::new(&config).map_err(|error| failed(&error))?;
     let [client, server] = pair.containers().each_ref().map(|one| one.ipv4());
-    let netdev = match args.netdev {
-        None => None,
-        Some(Netdev::Auto) => Some("auto".to_owned()),
-        Some(Netdev::Only(backend)) => Some(backend.to_string()),
-    };
     let start = |side: usize, line: String| {
         let mut command = Command::new("/proc/self/exe");
         command.arg("cm-bench").args(line.split(' ')).args([
@@ -190,7 +178,7 @@ fn in_a_lab(args: &Args, out: Output) -> Result<Report, Failure> {
             "--port",
             &args.port.to_string(),
         ]);
-        command.args(netdev.iter().flat_map(|name| ["--netdev", name]));
+        command.args(args.device.to_words());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         pair.containers()[side].spawn(&mut command).map_err(|error| failed(&error))
     };

@@ -4,12 +4,12 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use rocinante::{Context, PeerPath, Qpn, cm};
+use rocinante::{PeerPath, Qpn, cm};
 use serde::Serialize;
 
 use crate::datagrams::{Node, Plan};
 use crate::output::{Failure, Output};
-use crate::session::{NetArgs, Netdev, netdev};
+use crate::session::OpenArgs;
 
 /// Send to a multicast group, or receive from it, like mckey
 ///
@@ -51,9 +51,8 @@ pub struct Args {
     /// How long a receiver waits for the next message, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     patience: u64,
-    /// Carry the packets by afxdp, packet, udp, or auto [default: the variable ROCINANTE_NETDEV, else auto]
-    #[arg(long, value_name = "BACKEND", value_parser = netdev)]
-    netdev: Option<Netdev>,
+    #[command(flatten)]
+    device: OpenArgs,
     /// End standard output with one JSON object on one line; all else goes to standard error
     #[arg(long)]
     json: bool,
@@ -101,14 +100,9 @@ impl Args {
     }
 }
 
-fn open(args: &Args, out: Output) -> Result<Context, Failure> {
-    let (netdev, bind) = (args.netdev, Some(args.bind));
-    NetArgs { host: None, netdev, device: None, bind, port: 0, cm: false }.open(args.bind, out)
-}
-
 fn play(args: &Args, out: Output) -> Result<Report, Failure> {
     let group = args.group()?;
-    let ctx = open(args, out)?;
+    let ctx = args.device.open(args.bind, out)?;
     let patience = Duration::from_secs(args.patience);
     // As mckey has it: what is empty is not sent.
     let count = if args.size == 0 { 0 } else { args.count };

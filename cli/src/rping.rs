@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use self::game::{Game, SIZE_MAX, SIZE_MIN};
 use crate::output::{Failure, Output};
-use crate::session::{NetArgs, Netdev, address, netdev};
+use crate::session::{OpenArgs, address};
 
 /// Connect by the connection manager and pass a text back and forth by READ and WRITE, like rping
 ///
@@ -61,12 +61,8 @@ pub struct Args {
     /// How long the client waits for the connection, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=3600))]
     patience: u64,
-    /// RDMA device of the kernel's, such as mlx5_0 or rxe0 [default: the variable ROCINANTE_DEVICE, else the device in software]
-    #[arg(long, value_name = "NAME")]
-    device: Option<String>,
-    /// Carry the packets by afxdp, packet, udp, or auto [default: the variable ROCINANTE_NETDEV, else auto]
-    #[arg(long, value_name = "BACKEND", value_parser = netdev)]
-    netdev: Option<Netdev>,
+    #[command(flatten)]
+    device: OpenArgs,
     /// End standard output with one JSON object on one line; all else goes to standard error
     #[arg(long)]
     json: bool,
@@ -101,12 +97,6 @@ pub fn run(args: &Args) -> ExitCode {
 }
 
 impl Args {
-    fn open(&self, address: IpAddr, out: Output) -> Result<Context, Failure> {
-        let (netdev, bind, port) = (self.netdev, Some(address), self.port);
-        let device = self.device.clone();
-        NetArgs { host: None, netdev, device, bind, port, cm: false }.open(address, out)
-    }
-
     fn report(&self, role: &'static str, game: &Game, connect: Duration) -> Report {
         Report {
             role,
@@ -124,7 +114,7 @@ impl Args {
 
 fn ask(args: &Args, out: Output) -> Result<Report, Failure> {
     let local = args.source.map_or_else(|| address::towards(args.address), Ok)?;
-    let ctx = args.open(local, out)?;
+    let ctx = args.device.open(local, out)?;
     let prepared = game::prepare(&ctx, args.size)?;
     // As rping asks for it.
     let options = ConnectOptions { max_rd_atomic: 1, max_dest_rd_atomic: 1, ..Default::default() };
@@ -154,7 +144,7 @@ fn failed(server: SocketAddr, error: &rocinante::VerbsError) -> Failure {
 }
 
 fn serve(args: &Args, out: Output) -> Result<Report, Failure> {
-    let ctx = args.open(args.address, out)?;
+    let ctx = args.device.open(args.address, out)?;
     let server = SocketAddr::new(args.address, args.port);
     let listener = Listener::bind(&ctx, server, 128)?;
     out.note(format_args!("waiting for a client on {server}"));

@@ -9,6 +9,7 @@ pub mod agreement;
 pub mod diagnosis;
 mod door;
 pub mod join;
+mod opening;
 pub mod progress;
 mod server;
 
@@ -18,14 +19,15 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use rocinante::{
-    Backend, ConnectOptions, Context, Endpoint, Exchange, Hello, ModifyAttr, Mtu, OpenOptions,
-    PreparedQp, Provider, Qp, QpState,
+    ConnectOptions, Context, Endpoint, Exchange, Hello, ModifyAttr, Mtu, PreparedQp, Provider, Qp,
+    QpState,
 };
 use serde::Serialize;
 
 use self::door::Door;
 use crate::output::{Failure, Output};
 use crate::quiet::Quiet;
+pub use opening::{Netdev, OpenArgs};
 pub use server::Server;
 
 /// Where the peer is and by what to reach it: options of every command with two sides.
@@ -33,14 +35,9 @@ pub use server::Server;
 pub struct NetArgs {
     /// Name or address of the server; without it, this is the server
     pub host: Option<String>,
-    /// Carry the packets by afxdp, packet, udp, or auto: the best of them that bypasses no rule [default: the variable
-    /// ROCINANTE_NETDEV, else auto]
-    #[arg(long, value_name = "NETDEV", value_parser = netdev)]
-    pub netdev: Option<Netdev>,
-    /// Use this device: an RDMA device of the kernel (mlx5_0, rxe0; "hw" for whichever has the address), or a network interface, for the device
-    /// in software on it [default: the variable ROCINANTE_DEVICE, else the device in software]
-    #[arg(long, value_name = "NAME")]
-    pub device: Option<String>,
+    /// Which device.
+    #[command(flatten)]
+    pub device: OpenArgs,
     /// Use the device with this address. The default is, at the client, the address from which HOST is reached; at the
     /// server, the one by which the client comes
     #[arg(long, value_name = "ADDR")]
@@ -51,23 +48,6 @@ pub struct NetArgs {
     /// Port on which the two sides find each other: TCP's, or with --cm one of RDMA_PS_TCP
     #[arg(short, long, default_value_t = 18515)]
     pub port: u16,
-}
-
-/// A wish for a backend.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Netdev {
-    /// Choose.
-    Auto,
-    /// This one.
-    Only(Backend),
-}
-
-pub(crate) fn netdev(name: &str) -> Result<Netdev, String> {
-    match name {
-        "auto" => Ok(Netdev::Auto),
-        "sim" => Err("the simulator connects nothing: choose auto, afxdp, packet or udp".into()),
-        name => name.parse().map(Netdev::Only).map_err(|why: String| format!("{why}, or auto")),
-    }
 }
 
 /// A path MTU on the command line.
@@ -92,29 +72,6 @@ impl NetArgs {
             return Err(Failure::Usage(why.into()));
         }
         Ok(())
-    }
-
-    /// Opens the device that has `address`, and says which that is and what carries it.
-    ///
-    /// # Errors
-    /// There is none, or the backend cannot be had; the text says what to do.
-    pub fn open(&self, address: IpAddr, out: Output) -> Result<Context, Failure> {
-        let mut options = OpenOptions::new();
-        options = match self.netdev {
-            Some(Netdev::Only(backend)) => options.netdev(backend),
-            Some(Netdev::Auto) => options.netdev_auto(),
-            None => options,
-        };
-        if let Some(name) = &self.device {
-            options = options.device(name);
-        }
-        let ctx = options.open(address)?;
-        out.note(format_args!(
-            "device {} at {address}, {}",
-            ctx.name(),
-            ctx.query_device().chosen_because
-        ));
-        Ok(ctx)
     }
 }
 
@@ -206,7 +163,7 @@ impl Session {
             Some(address) => address,
             None => address::towards(server.ip())?,
         };
-        let opened = net.open(address, out);
+        let opened = net.device.open(address, out);
         // Hardware has room for both.
         let shared = opened.as_ref().is_ok_and(|ctx| ctx.provider() == Provider::Hardware);
         if address == server.ip() && !shared {

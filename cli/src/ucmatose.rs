@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use self::lane::{Lane, Unconnected};
 use crate::output::{Failure, Output};
-use crate::session::{NetArgs, Netdev, address, netdev};
+use crate::session::{OpenArgs, address};
 
 /// Connections, and messages on each.
 const CONNECTIONS_MAX: i64 = 10_000;
@@ -33,9 +33,8 @@ struct Common {
     /// How long each step may take, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=3600))]
     patience: u64,
-    /// Carry the packets by afxdp, packet, udp, or auto [default: the variable ROCINANTE_NETDEV, else auto]
-    #[arg(long, value_name = "BACKEND", value_parser = netdev)]
-    netdev: Option<Netdev>,
+    #[command(flatten)]
+    device: OpenArgs,
     /// End standard output with one JSON object on one line; all else goes to standard error
     #[arg(long)]
     json: bool,
@@ -186,11 +185,6 @@ impl Common {
             client_begins: true,
         }
     }
-
-    fn open(&self, address: IpAddr, out: Output) -> Result<Context, Failure> {
-        let (netdev, bind, port) = (self.netdev, Some(address), self.port);
-        NetArgs { host: None, netdev, device: None, bind, port, cm: false }.open(address, out)
-    }
 }
 
 /// As the programs of librdmacm ask for it.
@@ -207,7 +201,7 @@ fn ask(
     out: Output,
 ) -> Result<Report, Failure> {
     let local = bind.map_or_else(|| address::towards(server), Ok)?;
-    let ctx = common.open(local, out)?;
+    let ctx = common.device.open(local, out)?;
     let server = SocketAddr::new(server, plan.port);
     let start = Instant::now();
     let failed =
@@ -230,7 +224,7 @@ fn ask(
 }
 
 fn serve(common: &Common, plan: &Plan, local: IpAddr, out: Output) -> Result<Report, Failure> {
-    let ctx = common.open(local, out)?;
+    let ctx = common.device.open(local, out)?;
     let here = SocketAddr::new(local, plan.port);
     let listener = Listener::bind(&ctx, here, plan.connections as usize)?;
     out.note(format_args!("waiting for {} connections on {here}", plan.connections));

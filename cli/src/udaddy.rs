@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::datagrams::{Node, Plan};
 use crate::output::{Failure, Output};
-use crate::session::{NetArgs, Netdev, address, netdev};
+use crate::session::{OpenArgs, address};
 
 /// Find a queue pair by the connection manager and exchange datagrams with it, like udaddy
 ///
@@ -45,9 +45,8 @@ pub struct Args {
     /// How long the next message is waited for, and the client waits for the server's answer, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=3600))]
     patience: u64,
-    /// Carry the packets by afxdp, packet, udp, or auto [default: the variable ROCINANTE_NETDEV, else auto]
-    #[arg(long, value_name = "BACKEND", value_parser = netdev)]
-    netdev: Option<Netdev>,
+    #[command(flatten)]
+    device: OpenArgs,
     /// End standard output with one JSON object on one line; all else goes to standard error
     #[arg(long)]
     json: bool,
@@ -88,11 +87,6 @@ impl Args {
         Plan { count, size: self.size, patience }
     }
 
-    fn open(&self, address: IpAddr, out: Output) -> Result<Context, Failure> {
-        let (netdev, bind, port) = (self.netdev, Some(address), self.port);
-        NetArgs { host: None, netdev, device: None, bind, port, cm: false }.open(address, out)
-    }
-
     fn report(&self, role: &'static str, ctx: &Context, nodes: &[Node], start: Instant) -> Report {
         let sum = |of: fn((u32, u32)) -> u32| nodes.iter().map(|node| of(node.counts())).sum();
         Report {
@@ -110,7 +104,7 @@ impl Args {
 
 fn ask(args: &Args, server: IpAddr, out: Output) -> Result<Report, Failure> {
     let local = args.bind.map_or_else(|| address::towards(server), Ok)?;
-    let ctx = args.open(local, out)?;
+    let ctx = args.device.open(local, out)?;
     let (plan, server) = (args.plan(), SocketAddr::new(server, args.port));
     let mut nodes = (0..args.connections)
         .map(|_| Node::new(&ctx, plan))
@@ -147,7 +141,7 @@ fn failed(server: SocketAddr, error: &VerbsError) -> Failure {
 
 fn serve(args: &Args, out: Output) -> Result<Report, Failure> {
     let bind = args.bind.ok_or_else(|| Failure::Usage("give the server's address by -b".into()))?;
-    let ctx = args.open(bind, out)?;
+    let ctx = args.device.open(bind, out)?;
     let (plan, place) = (args.plan(), SocketAddr::new(bind, args.port));
     let listener = cm::DatagramListener::bind(&ctx, place, 128)?;
     out.note(format_args!("waiting for a client on {place}"));

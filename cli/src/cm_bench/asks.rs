@@ -20,7 +20,7 @@ const SILENCE: Duration = Duration::from_secs(20);
 /// Measures with the server at `host`.
 pub(super) fn ask(args: &Args, host: IpAddr, out: Output) -> Result<Report, Failure> {
     let local = args.bind.map_or_else(|| address::towards(host), Ok)?;
-    let ctx = args.open(local, out)?;
+    let ctx = args.device.open(local, out)?;
     let server = args.at(host);
     let mut exchange = Exchange::connect_cm(&ctx, server, PATIENCE)?;
     exchange.set_patience(Some(SILENCE));

@@ -16,7 +16,7 @@ const ROUNDS: u32 = 256;
 /// Serves one client.
 pub(super) fn serve(args: &Args, out: Output) -> Result<(), Failure> {
     let local = args.bind.map_or_else(address::only, Ok)?;
-    let ctx = args.open(local, out)?;
+    let ctx = args.device.open(local, out)?;
     let listener = Listener::bind(&ctx, args.at(local), 4096)?;
     out.note(format_args!("waiting for a client on {}", listener.address()));
     let mut exchange = loop {

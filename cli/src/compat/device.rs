@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use rocinante::{Context, Interface};
 
 use crate::output::{Failure, Output};
-use crate::session::NetArgs;
+use crate::session::{NetArgs, OpenArgs};
 
 /// Options of the programs that [`compat`](crate::compat) speaks with.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -59,10 +59,10 @@ pub fn open(
                 "{name} is a device of the kernel: --bind says which of its addresses to use"
             )));
         }
-        let net = NetArgs { device: Some(name), ..net.clone() };
-        return net.open(net.bind.unwrap_or(route), out);
+        let device = OpenArgs { name: Some(name), ..net.device.clone() };
+        return device.open(net.bind.unwrap_or(route), out);
     }
-    let named = net.device.as_ref().or(args.ib_dev.as_ref());
+    let named = net.device.name.as_ref().or(args.ib_dev.as_ref());
     let address = match net.bind {
         Some(address) => {
             if args.ib_dev.is_some() || wish != Wish::Any {
@@ -76,19 +76,19 @@ pub fn open(
         None if named.is_none() && wish == Wish::Any => route,
         None => chosen(&interface(named, route)?, wish, route)?,
     };
-    net.open(address, out)
+    net.device.open(address, out)
 }
 
 /// The device that is meant, if it is no interface.
 fn kernel_device(net: &NetArgs, args: &DeviceArgs) -> Option<String> {
-    let name = net.device.as_ref().or(args.ib_dev.as_ref())?;
-    if net.device.is_some() && name == "hw" {
+    let name = net.device.name.as_ref().or(args.ib_dev.as_ref())?;
+    if net.device.name.is_some() && name == "hw" {
         return Some(name.clone());
     }
     let known = Interface::by_name(name).is_ok();
     let listed = std::path::Path::new("/sys/class/infiniband").join(name).exists();
     // What is neither is left to whoever opens it to complain about.
-    (!known && (listed || net.device.is_some())).then(|| name.clone())
+    (!known && (listed || net.device.name.is_some())).then(|| name.clone())
 }
 
 fn interface(name: Option<&String>, route: IpAddr) -> Result<Interface, Failure> {
@@ -168,7 +168,8 @@ mod tests {
     fn an_interface_is_no_device_of_the_kernels() {
         let of = |device: Option<&str>, ib_dev: Option<&str>| {
             let [device, ib_dev] = [device, ib_dev].map(|name| name.map(str::to_owned));
-            let net = NetArgs { host: None, netdev: None, device, bind: None, port: 1, cm: false };
+            let device = OpenArgs { name: device, ..OpenArgs::default() };
+            let net = NetArgs { host: None, device, bind: None, port: 1, cm: false };
             kernel_device(&net, &DeviceArgs { ib_dev, ib_port: None })
         };
         assert_eq!(of(Some("lo"), None), None);

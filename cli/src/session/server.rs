@@ -38,7 +38,7 @@ impl Server {
         if net.cm {
             return Self::start_cm(net, out);
         }
-        let ctx = net.bind.map(|address| net.open(address, out)).transpose()?;
+        let ctx = net.bind.map(|address| net.device.open(address, out)).transpose()?;
         let listener = Waits::Tcp(address::listen(net.bind, net.port)?);
         match net.bind {
             Some(address) => out.note(format_args!("waiting for a client on TCP {address} port {}", net.port)),
@@ -54,7 +54,7 @@ impl Server {
     /// By the connection manager a client comes to a device, so that must be open.
     fn start_cm(net: &NetArgs, out: Output) -> Result<Self, Failure> {
         let address = net.bind.map_or_else(address::only, Ok)?;
-        let ctx = net.open(address, out)?;
+        let ctx = net.device.open(address, out)?;
         let listener = cm::Listener::bind(&ctx, SocketAddr::new(address, net.port), BACKLOG)?;
         out.note(format_args!(
             "waiting for a client on {address} port {} of the connection manager",
@@ -86,7 +86,7 @@ impl Server {
         let local = exchange.local()?.ip().to_canonical();
         let ctx = match self.ctx {
             Some(ctx) => ctx,
-            None => self.net.open(local, self.out).inspect_err(|failure| {
+            None => self.net.device.open(local, self.out).inspect_err(|failure| {
                 exchange.give_up(&format!("the server cannot serve at {local}: {failure}"));
             })?,
         };

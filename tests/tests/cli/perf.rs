@@ -1,6 +1,6 @@
 //! `rocinante perf` over loopback.
 
-use super::both;
+use super::{both, run};
 use serde_json::Value;
 
 const LATENCIES: [&str; 4] = ["send-lat", "write-lat", "read-lat", "atomic-lat"];
@@ -49,6 +49,23 @@ fn every_bandwidth_counts_all_messages() {
         assert_eq!(received, if test == "send-bw" { vec![900] } else { vec![] });
         assert_eq!(client["qps"], 3);
     }
+}
+
+#[test]
+fn a_device_of_several_shards_serves_all_queue_pairs() {
+    let (server, client) = both(
+        "perf write-bw --shards 3 --json",
+        "perf write-bw --shards 2 -n 300 -s 5000 -q 5 --json",
+    );
+    let (server, client) = (server.succeeded(), client.succeeded());
+    assert!(server.err.contains(", 3 shards, "), "{}", server.err);
+    assert!(client.err.contains(", 2 shards, "), "{}", client.err);
+    let json = client.json();
+    let [row] = rows(&json) else { panic!("{json}") };
+    assert_eq!(row["messages"], 1500);
+    let refused = run("perf write-bw --bind 127.0.0.1 --shards 0");
+    assert_eq!(refused.status, 1);
+    assert!(refused.err.contains("a device has 1 to 64 shards, not 0"), "{}", refused.err);
 }
 
 #[test]

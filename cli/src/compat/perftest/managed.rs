@@ -108,7 +108,7 @@ fn listen(
     wish: Wish,
     out: Output,
 ) -> Result<(Context, Wire, Side), Failure> {
-    let named = args.net.device.is_some() || args.options.device.ib_dev.is_some();
+    let named = args.net.device.name.is_some() || args.options.device.ib_dev.is_some();
     let route = match args.net.bind {
         Some(address) => address,
         None if named => Ipv4Addr::UNSPECIFIED.into(),

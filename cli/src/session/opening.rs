@@ -1,0 +1,85 @@
+//! Which device a command opens: options of every command that opens one.
+
+use std::net::IpAddr;
+
+use rocinante::{Backend, Context, OpenOptions};
+
+use crate::output::{Failure, Output};
+
+/// What carries the packets.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct OpenArgs {
+    /// Carry the packets by afxdp, packet, udp, or auto: the best of them that bypasses no rule [default: the variable
+    /// ROCINANTE_NETDEV, else auto]
+    #[arg(long, value_name = "NETDEV", value_parser = netdev)]
+    pub netdev: Option<Netdev>,
+    /// Use this device: an RDMA device of the kernel (mlx5_0, rxe0; "hw" for whichever has the address), or a network interface, for the device
+    /// in software on it [default: the variable ROCINANTE_DEVICE, else the device in software]
+    #[arg(id = "device", long, value_name = "NAME")]
+    pub name: Option<String>,
+    /// Make the device in software of so many shards, each with a thread and a lock of its own: queue pairs are spread over them, and those of the connection
+    /// manager are on the first [default: the variable ROCINANTE_SHARDS, else 1]
+    #[arg(long, value_name = "N")]
+    pub shards: Option<usize>,
+}
+
+/// A wish for a backend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Netdev {
+    /// Choose.
+    Auto,
+    /// This one.
+    Only(Backend),
+}
+
+fn netdev(name: &str) -> Result<Netdev, String> {
+    match name {
+        "auto" => Ok(Netdev::Auto),
+        "sim" => Err("the simulator connects nothing: choose auto, afxdp, packet or udp".into()),
+        name => name.parse().map(Netdev::Only).map_err(|why: String| format!("{why}, or auto")),
+    }
+}
+
+impl OpenArgs {
+    /// The options that say the same on another command line.
+    pub(crate) fn to_words(&self) -> Vec<String> {
+        let netdev = self.netdev.map(|netdev| match netdev {
+            Netdev::Auto => "auto".to_owned(),
+            Netdev::Only(backend) => backend.to_string(),
+        });
+        let shards = self.shards.map(|count| count.to_string());
+        let words = [("--netdev", netdev), ("--device", self.name.clone()), ("--shards", shards)];
+        let given = words.into_iter().filter_map(|(option, word)| Some([option.into(), word?]));
+        given.flatten().collect()
+    }
+
+    /// Opens the device that has `address`, and says which that is and what carries it.
+    ///
+    /// # Errors
+    /// There is none, or the backend cannot be had; the text says what to do.
+    pub fn open(&self, address: IpAddr, out: Output) -> Result<Context, Failure> {
+        let mut options = OpenOptions::new();
+        options = match self.netdev {
+            Some(Netdev::Only(backend)) => options.netdev(backend),
+            Some(Netdev::Auto) => options.netdev_auto(),
+            None => options,
+        };
+        if let Some(name) = &self.name {
+            options = options.device(name);
+        }
+        if let Some(count) = self.shards {
+            options = options.shards(count);
+        }
+        let ctx = options.open(address)?;
+        if self.shards.is_some_and(|count| count != ctx.shards()) {
+            let why = format!("{} is a device of the kernel: leave out --shards", ctx.name());
+            return Err(Failure::Usage(why));
+        }
+        let (name, why) = (ctx.name(), &ctx.query_device().chosen_because);
+        match ctx.shards() {
+            1 => out.note(format_args!("device {name} at {address}, {why}")),
+            count => out.note(format_args!("device {name} at {address}, {count} shards, {why}")),
+        }
+        Ok(ctx)
+    }
+}
