@@ -30,11 +30,11 @@ pub const BUGS: &[Bug] = &[
         what: "a WRITE that comes again is placed again",
         seed: 1,
         file: "rc/responder.rs",
-        right: "return self.duplicate(packet, psn, rights.mtu);",
+        right: "return self.duplicate(packet, psn);",
         wrong: "if BUG && packet.info.operation == Operation::Write && packet.info.place == crate::wire::Place::Only {
-                let _ = Message::None.write(packet, rights, receives, memory);
+                let _ = Message::None.write(packet, &self.rights, receives, memory);
             }
-            return self.duplicate(packet, psn, rights.mtu);",
+            return self.duplicate(packet, psn);",
     },
     Bug {
         name: "duplicate-atomic-executed",
@@ -46,7 +46,7 @@ pub const BUGS: &[Bug] = &[
         wrong: "        if BUG
             && psn < self.epsn
             && let Some(eth) = packet.atomic_eth()
-            && let Ok(at) = memory.regions().remote_atomic(rights.by, eth.va, eth.rkey)
+            && let Ok(at) = memory.regions().remote_atomic(self.rights.by, eth.va, eth.rkey)
         {
             memory.atomic(at, AtomicOp::FetchAdd { add: eth.swap_add });
         }
@@ -356,14 +356,14 @@ pub const BUGS: &[Bug] = &[
         what: "an ATOMIC WRITE that comes again is placed again",
         seed: 1,
         file: "rc/responder.rs",
-        right: "        if self.records.repeat(packet, psn, mtu) {
+        right: "        if self.records.repeat(packet, psn, self.rights.mtu) {
 ",
         wrong: "        if BUG && packet.info.operation == Operation::AtomicWrite {
             self.records.fail();
             self.epsn = psn;
             return Outcome::NotReady;
         }
-        if self.records.repeat(packet, psn, mtu) {
+        if self.records.repeat(packet, psn, self.rights.mtu) {
 ",
     },
     Bug {

@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 
 use crate::engine::Engine;
 use crate::mem::{AccessError, Memory, PdId};
+use crate::qp::message::Received;
 use crate::qp::post::PostError;
 use crate::qp::rq::RecvQueue;
 use crate::types::Key;
@@ -169,6 +170,8 @@ impl Srqs {
 pub(crate) struct Receives<'a> {
     pub(crate) own: &'a mut RecvQueue,
     pub(crate) shared: Option<(&'a mut Srqs, SrqId)>,
+    /// The one that was taken from the queue to be completed.
+    pub(crate) done: Option<Received>,
 }
 
 impl Receives<'_> {
@@ -219,9 +222,10 @@ impl Receives<'_> {
         self.own.scatter(offset, src, pd, memory)
     }
 
-    /// Retires it.
+    /// Retires it, as it is to be completed.
     #[inline]
-    pub(crate) fn pop(&mut self) {
+    pub(crate) fn complete(&mut self, received: Received) {
+        self.done = Some(received);
         self.take();
         self.own.pop();
         if let Some((srqs, id)) = &mut self.shared {

@@ -68,8 +68,10 @@ impl Psn {
     /// see [`Psn::first`].
     #[must_use]
     pub const fn expand(self, reference: u64) -> u64 {
-        let ahead = (self.0 as u64).wrapping_sub(reference) & (Self::SPACE - 1);
-        if ahead < Self::SPACE / 2 { reference + ahead } else { reference + ahead - Self::SPACE }
+        // The difference of the low 24 bits, with its sign.
+        #[allow(clippy::cast_possible_truncation)]
+        let ahead = (self.0.wrapping_sub(reference as u32) << 8).cast_signed() >> 8;
+        reference.wrapping_add_signed(ahead as i64)
     }
 
     /// The expanded form of a starting PSN: one epoch up, so that smaller numbers exist.

@@ -22,6 +22,16 @@ pub(crate) struct Rights {
     pub(crate) access: Access,
 }
 
+impl Rights {
+    /// Of a queue pair that is not connected.
+    pub(crate) const NONE: Self = Self {
+        by: Accessor { pd: PdId(0), qpn: Qpn::new(0) },
+        recv_pd: PdId(0),
+        mtu: Mtu::Mtu256,
+        access: Access::NONE,
+    };
+}
+
 /// A receive that is to be completed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Received {
@@ -47,15 +57,6 @@ pub(crate) enum Refusal {
     Receive(NakCode, WcStatus),
 }
 
-/// What the packet that was placed did.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Placed {
-    /// The message is complete.
-    pub(crate) ended: bool,
-    /// And so is a receive.
-    pub(crate) received: Option<Received>,
-}
-
 /// How far the message is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Message {
@@ -79,7 +80,7 @@ impl Message {
         matches!(self, Self::Send { .. })
     }
 
-    /// Takes the next packet of a SEND.
+    /// Takes the next packet of a SEND; returns whether the message is complete.
     #[inline]
     pub(crate) fn send(
         &mut self,
@@ -87,7 +88,7 @@ impl Message {
         rights: &Rights,
         receives: &mut Receives<'_>,
         memory: &mut impl Memory,
-    ) -> Result<Placed, Refusal> {
+    ) -> Result<bool, Refusal> {
         let place = packet.info.place;
         let placed = match *self {
             Self::None if place.begins() => 0,
@@ -95,7 +96,9 @@ impl Message {
             _ => return Err(Refusal::Invalid),
         };
         let payload = packet.payload();
-        check_length(payload.len(), place, rights.mtu)?;
+        if !has_its_length(payload.len(), place, rights.mtu) {
+            return Err(Refusal::Invalid);
+        }
         let Some(wr_id) = receives.front() else { return Err(Refusal::NotReady) };
         if payload.len() as u64 + u64::from(placed) > u64::from(receives.room()) {
             return Err(Refusal::Receive(NakCode::InvalidRequest, WcStatus::LocLenErr));
@@ -107,10 +110,9 @@ impl Message {
         let placed = placed + payload.len() as u32;
         if !place.ends() {
             *self = Self::Send { placed };
-            return Ok(Placed { ended: false, received: None });
+            return Ok(false);
         }
         *self = Self::None;
-        receives.pop();
         let mut received = received(packet, wr_id, WcOpcode::Recv, placed);
         if let Some(key) = packet.invalidate() {
             match memory.regions_mut().invalidate(rights.by, key) {
@@ -119,10 +121,11 @@ impl Message {
                 Err(_) => received.status = WcStatus::RemInvReqErr,
             }
         }
-        Ok(Placed { ended: true, received: Some(received) })
+        receives.complete(received);
+        Ok(true)
     }
 
-    /// Takes the next packet of a WRITE.
+    /// Takes the next packet of a WRITE; returns whether the message is complete.
     #[inline]
     pub(crate) fn write(
         &mut self,
@@ -130,7 +133,7 @@ impl Message {
         rights: &Rights,
         receives: &mut Receives<'_>,
         memory: &mut impl Memory,
-    ) -> Result<Placed, Refusal> {
+    ) -> Result<bool, Refusal> {
         let place = packet.info.place;
         let payload = packet.payload();
         #[allow(clippy::cast_possible_truncation)]
@@ -146,14 +149,15 @@ impl Message {
         if !rights.access.admits(Access::REMOTE_WRITE) {
             return Err(Refusal::Invalid);
         }
-        let receive = if packet.info.consumes_receive() {
-            Some(receives.front().ok_or(Refusal::NotReady)?)
-        } else {
-            None
-        };
-        check_length(payload.len(), place, rights.mtu)?;
+        let consumes = packet.info.consumes_receive();
+        if consumes && receives.front().is_none() {
+            return Err(Refusal::NotReady);
+        }
         let fits = if place.ends() { now == left } else { now < left };
-        if !fits || u64::from(len) > MESSAGE_MAX {
+        if !fits
+            || !has_its_length(payload.len(), place, rights.mtu)
+            || u64::from(len) > MESSAGE_MAX
+        {
             return Err(Refusal::Invalid);
         }
         if len > 0 {
@@ -170,14 +174,13 @@ impl Message {
         if !place.ends() {
             let va = va.wrapping_add(u64::from(now));
             *self = Self::Write { va, rkey, left: left - now, len };
-            return Ok(Placed { ended: false, received: None });
+            return Ok(false);
         }
         *self = Self::None;
-        let received = receive.map(|wr_id| {
-            receives.pop();
-            received(packet, wr_id, WcOpcode::RecvRdmaWithImm, len)
-        });
-        Ok(Placed { ended: true, received })
+        if consumes && let Some(wr_id) = receives.front() {
+            receives.complete(received(packet, wr_id, WcOpcode::RecvRdmaWithImm, len));
+        }
+        Ok(true)
     }
 }
 
@@ -195,11 +198,10 @@ fn received(packet: &Packet<'_>, wr_id: u64, opcode: WcOpcode, byte_len: u32) ->
     }
 }
 
-/// The oldest receive fails: takes it from the queue.
-pub(crate) fn failed(receives: &mut Receives<'_>, status: WcStatus) -> Option<Received> {
-    let wr_id = receives.front()?;
-    receives.pop();
-    Some(Received {
+/// The oldest receive fails.
+pub(crate) fn fail(receives: &mut Receives<'_>, status: WcStatus) {
+    let Some(wr_id) = receives.front() else { return };
+    receives.complete(Received {
         wr_id,
         status,
         opcode: WcOpcode::Recv,
@@ -208,15 +210,16 @@ pub(crate) fn failed(receives: &mut Receives<'_>, status: WcStatus) -> Option<Re
         invalidated: None,
         src_qp: None,
         solicited: true,
-    })
+    });
 }
 
-fn check_length(payload: usize, place: Place, mtu: Mtu) -> Result<(), Refusal> {
+/// Whether a packet at this place of a message may have so many bytes of payload.
+#[inline]
+fn has_its_length(payload: usize, place: Place, mtu: Mtu) -> bool {
     let mtu = mtu.bytes() as usize;
-    let right = match place {
-        Place::First | Place::Middle => payload == mtu,
-        Place::Last => payload > 0 && payload <= mtu,
+    match place {
         Place::Only => payload <= mtu,
-    };
-    if right { Ok(()) } else { Err(Refusal::Invalid) }
+        Place::Last => payload > 0 && payload <= mtu,
+        Place::First | Place::Middle => payload == mtu,
+    }
 }

@@ -8,16 +8,16 @@ pub(crate) mod rq;
 pub(crate) mod sq;
 
 use self::attr::{PeerAddress, QpAttr, QpInit};
-use self::message::Received;
+use self::message::{Received, Rights};
 use self::rq::RecvQueue;
 use self::sq::SendQueue;
 use crate::cm::ConnId;
 use crate::engine::Shared;
-use crate::mem::{Accessor, Memory, PdId};
+use crate::mem::{Access, Accessor, Memory, PdId};
 use crate::pool::{Charge, PoolId};
 use crate::srq::{Receives, Srqs};
 use crate::timer::Deadline;
-use crate::types::{Key, Qpn};
+use crate::types::{Key, Mtu, Qpn};
 use crate::verbs::{Completions, Cqe, QpEvent, QpState, SendOp, WcOpcode, WcStatus};
 
 /// How a queue pair's turn to send ended.
@@ -123,7 +123,7 @@ impl Core {
     #[inline]
     pub(crate) fn receives<'a>(&'a mut self, srqs: &'a mut Srqs) -> Receives<'a> {
         let shared = self.init.srq.map(|id| (srqs, id));
-        Receives { own: &mut self.rq, shared }
+        Receives { own: &mut self.rq, shared, done: None }
     }
 
     /// What it took from a shared receive queue and did not complete goes back.
@@ -152,6 +152,16 @@ impl Core {
         if self.state == QpState::Sqd && drained && self.drain_wanted {
             self.drain_wanted = false;
             shared.event(self.qpn, QpEvent::SqDrained);
+        }
+    }
+
+    /// What the connection permits.
+    pub(crate) fn rights(&self, mtu: Mtu) -> Rights {
+        Rights {
+            by: self.accessor(),
+            recv_pd: self.recv_pd,
+            mtu,
+            access: self.attr.access.unwrap_or(Access::NONE),
         }
     }
 

@@ -4,8 +4,8 @@ use super::Qp;
 use super::held::Hold;
 use super::responder::Outcome;
 use crate::engine::Shared;
-use crate::mem::{Access, Memory};
-use crate::qp::message::{Received, Rights};
+use crate::mem::Memory;
+use crate::qp::message::Received;
 use crate::verbs::{Completions, QpEvent, WcStatus};
 use crate::wire::{NakCode, Packet};
 
@@ -64,23 +64,15 @@ impl Qp {
         shared: &mut Shared,
         host: &mut H,
     ) {
-        let rights = Rights {
-            by: self.core.accessor(),
-            recv_pd: self.core.recv_pd,
-            mtu: self.limits.mtu,
-            access: self.core.attr.access.unwrap_or(Access::NONE),
-        };
         let mut receives = self.core.receives(&mut shared.srqs);
-        let respond = match self.responder.request(packet, &rights, &mut receives, host) {
-            Outcome::Done { received, respond } => {
-                shared.counters.rcvd_bytes += packet.payload().len() as u64;
-                if let Some(received) = received {
-                    self.core.complete_recv(&received, host);
-                    if received.status != WcStatus::Success {
-                        self.invalidated_nothing(shared, host);
-                    }
+        let outcome = self.responder.request(packet, &mut receives, host);
+        let respond = match outcome {
+            Outcome::Done => {
+                if let Some(received) = receives.done {
+                    self.received(&received, shared, host);
                 }
-                respond
+                shared.counters.rcvd_bytes += packet.payload().len() as u64;
+                true
             }
             Outcome::Duplicate { respond } => {
                 shared.counters.duplicate_request += 1;
@@ -97,15 +89,25 @@ impl Qp {
                 self.held.clear(&mut shared.store);
                 true
             }
-            Outcome::Refused { code, received } => {
+            Outcome::Refused(code) => {
+                let received = receives.done;
                 self.refused(code, received, shared, host);
                 true
             }
         };
         if respond && self.responder.has_urgent_response() {
             shared.enqueue(self.core.slot, &mut self.core.queued);
-        } else if respond {
+        } else if respond && self.responder.has_response() {
             shared.enqueue_lazily(self.core.slot, &mut self.core.queued);
+        }
+    }
+
+    /// A message is complete that used up a receive.
+    #[inline]
+    fn received<H: Completions>(&mut self, received: &Received, shared: &mut Shared, host: &mut H) {
+        self.core.complete_recv(received, host);
+        if received.status != WcStatus::Success {
+            self.invalidated_nothing(shared, host);
         }
     }
 

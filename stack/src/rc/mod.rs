@@ -114,6 +114,7 @@ impl Qp {
             _ => {}
         }
         self.core.state = to;
+        self.responder.rights = self.core.rights(self.limits.mtu);
         self.report_drained(shared);
         Ok(())
     }

@@ -5,7 +5,7 @@
 
 use super::records::{DataResponse, Kind, Records};
 use crate::mem::{Access, AtomicOp, FlushLevel, Memory, Placement, Sge};
-use crate::qp::message::{Message, Received, Refusal, Rights, failed};
+use crate::qp::message::{Message, Refusal, Rights, fail};
 use crate::qp::rq::RecvQueue;
 use crate::qp::sq::MESSAGE_MAX;
 use crate::srq::Receives;
@@ -15,8 +15,8 @@ use crate::wire::{Aeth, NakCode, Operation, Packet, Syndrome};
 /// What became of a request.
 #[derive(Debug)]
 pub(super) enum Outcome {
-    /// Executed; a receive may be complete, a response may be due.
-    Done { received: Option<Received>, respond: bool },
+    /// Executed; a response may be due.
+    Done,
     /// Seen before; a response may be due again.
     Duplicate { respond: bool },
     /// A duplicate that cannot be answered any more.
@@ -26,7 +26,7 @@ pub(super) enum Outcome {
     /// No receive was posted.
     NotReady,
     /// Refused for good: the NAK is queued, the queue pair must break.
-    Refused { code: NakCode, received: Option<Received> },
+    Refused(NakCode),
 }
 
 /// A NAK that is due: for the request at `psn`, with everything before it acknowledged.
@@ -42,6 +42,8 @@ pub(super) struct Responder {
     epsn: u64,
     msn: u32,
     message: Message,
+    /// What the connection permits.
+    pub(super) rights: Rights,
     /// A NAK for `epsn` is due or out: silence until that arrives.
     nak_sent: bool,
     /// The highest PSN that came too early.
@@ -80,6 +82,7 @@ impl Responder {
             epsn: 0,
             msn: 0,
             message: Message::None,
+            rights: Rights::NONE,
             nak_sent: false,
             gap: 0,
             last_early: 0,
@@ -133,12 +136,11 @@ impl Responder {
         self.message = Message::None;
     }
 
-    /// Takes a request.
+    /// Takes a request; a receive may be done then.
     #[inline]
     pub(super) fn request(
         &mut self,
         packet: &Packet<'_>,
-        rights: &Rights,
         receives: &mut Receives<'_>,
         memory: &mut impl Memory,
     ) -> Outcome {
@@ -147,32 +149,42 @@ impl Responder {
             return self.early(psn);
         }
         if psn < self.epsn {
-            return self.duplicate(packet, psn, rights.mtu);
+            return self.duplicate(packet, psn);
         }
-        let outcome = match packet.info.operation {
-            Operation::Send => self.message.send(packet, rights, receives, memory).map(Some),
-            Operation::Write => self.message.write(packet, rights, receives, memory).map(Some),
-            Operation::ReadRequest => self.read(packet, rights, memory).map(|()| None),
-            Operation::CompareSwap | Operation::FetchAdd => {
-                self.atomic(packet, rights, memory).map(|()| None)
+        let ended = match packet.info.operation {
+            Operation::Write => self.message.write(packet, &self.rights, receives, memory),
+            Operation::Send => self.message.send(packet, &self.rights, receives, memory),
+            _ => return self.answer(packet, receives, memory),
+        };
+        match ended {
+            Ok(ended) => {
+                self.accept(packet, ended);
+                self.heard();
+                Outcome::Done
             }
-            Operation::AtomicWrite => self.atomic_write(packet, rights, memory).map(|()| None),
-            Operation::Flush => self.flush(packet, rights, memory).map(|()| None),
+            Err(refusal) => self.refuse(refusal, receives),
+        }
+    }
+
+    /// Takes a request that has a response of its own.
+    #[inline(never)]
+    fn answer(
+        &mut self,
+        packet: &Packet<'_>,
+        receives: &mut Receives<'_>,
+        memory: &mut impl Memory,
+    ) -> Outcome {
+        let executed = match packet.info.operation {
+            Operation::ReadRequest => self.read(packet, memory),
+            Operation::CompareSwap | Operation::FetchAdd => self.atomic(packet, memory),
+            Operation::AtomicWrite => self.atomic_write(packet, memory),
+            Operation::Flush => self.flush(packet, memory),
             _ => Err(Refusal::Invalid),
         };
-        match outcome {
-            Ok(placed) => {
-                if let Some(placed) = &placed {
-                    self.accept(packet, placed.ended);
-                }
+        match executed {
+            Ok(()) => {
                 self.heard();
-                let received = placed.and_then(|placed| placed.received);
-                Outcome::Done { received, respond: self.has_response() }
-            }
-            Err(Refusal::NotReady) => {
-                // Said each time the expected packet comes; what follows it is dropped in silence.
-                self.queue_nak(Syndrome::rnr(self.min_rnr_timer));
-                Outcome::NotReady
+                Outcome::Done
             }
             Err(refusal) => self.refuse(refusal, receives),
         }
@@ -193,15 +205,10 @@ impl Responder {
         }
     }
 
-    fn read(
-        &mut self,
-        packet: &Packet<'_>,
-        rights: &Rights,
-        memory: &impl Memory,
-    ) -> Result<(), Refusal> {
+    fn read(&mut self, packet: &Packet<'_>, memory: &impl Memory) -> Result<(), Refusal> {
         let Some(reth) = packet.reth() else { return Err(Refusal::Invalid) };
         let admitted = self.message == Message::None
-            && rights.access.admits(Access::REMOTE_READ)
+            && self.rights.access.admits(Access::REMOTE_READ)
             && packet.payload().is_empty()
             && u64::from(reth.len) <= MESSAGE_MAX;
         if !admitted {
@@ -212,23 +219,18 @@ impl Responder {
         }
         if reth.len > 0 {
             let whole = Sge { addr: reth.va, len: reth.len, lkey: reth.rkey };
-            memory.regions().remote_read(rights.by, &whole).map_err(|_| Refusal::Access)?;
+            memory.regions().remote_read(self.rights.by, &whole).map_err(|_| Refusal::Access)?;
         }
-        let packets = u64::from(reth.len.div_ceil(rights.mtu.bytes()).max(1));
+        let packets = u64::from(reth.len.div_ceil(self.rights.mtu.bytes()).max(1));
         let kind = Kind::Read { va: reth.va, rkey: reth.rkey, len: reth.len };
         self.record(packets, kind);
         Ok(())
     }
 
-    fn atomic(
-        &mut self,
-        packet: &Packet<'_>,
-        rights: &Rights,
-        memory: &mut impl Memory,
-    ) -> Result<(), Refusal> {
+    fn atomic(&mut self, packet: &Packet<'_>, memory: &mut impl Memory) -> Result<(), Refusal> {
         let Some(eth) = packet.atomic_eth() else { return Err(Refusal::Invalid) };
         let admitted = self.message == Message::None
-            && rights.access.admits(Access::REMOTE_ATOMIC)
+            && self.rights.access.admits(Access::REMOTE_ATOMIC)
             && packet.payload().is_empty()
             && eth.va % 8 == 0;
         if !admitted {
@@ -238,7 +240,8 @@ impl Responder {
             return Err(Refusal::Invalid);
         }
         let regions = memory.regions();
-        let at = regions.remote_atomic(rights.by, eth.va, eth.rkey).map_err(|_| Refusal::Access)?;
+        let at =
+            regions.remote_atomic(self.rights.by, eth.va, eth.rkey).map_err(|_| Refusal::Access)?;
         let op = match packet.info.operation {
             Operation::CompareSwap => {
                 AtomicOp::CompareSwap { compare: eth.compare, swap: eth.swap_add }
@@ -253,20 +256,19 @@ impl Responder {
     fn atomic_write(
         &mut self,
         packet: &Packet<'_>,
-        rights: &Rights,
         memory: &mut impl Memory,
     ) -> Result<(), Refusal> {
         let Some(reth) = packet.reth() else { return Err(Refusal::Invalid) };
         let payload = packet.payload();
         let admitted = self.message == Message::None
-            && rights.access.admits(Access::REMOTE_WRITE)
+            && self.rights.access.admits(Access::REMOTE_WRITE)
             && payload.len() == 8
             && reth.len == 8
             && reth.va % 8 == 0;
         if !admitted || !self.records.make_room() {
             return Err(Refusal::Invalid);
         }
-        let at = memory.regions().remote_store(rights.by, reth.va, reth.rkey);
+        let at = memory.regions().remote_store(self.rights.by, reth.va, reth.rkey);
         // An aligned word is placed whole, and after what was placed before.
         memory.place(at.map_err(|_| Refusal::Access)?, payload);
         self.record(1, Kind::Done { operation: Operation::AtomicWrite });
@@ -274,12 +276,7 @@ impl Responder {
     }
 
     /// What was placed before it was placed for everybody to see; that it was, is all that there is to say.
-    fn flush(
-        &mut self,
-        packet: &Packet<'_>,
-        rights: &Rights,
-        memory: &impl Memory,
-    ) -> Result<(), Refusal> {
+    fn flush(&mut self, packet: &Packet<'_>, memory: &impl Memory) -> Result<(), Refusal> {
         let (Some(feth), Some(reth)) = (packet.feth(), packet.reth()) else {
             return Err(Refusal::Invalid);
         };
@@ -292,7 +289,7 @@ impl Responder {
             return Err(Refusal::Invalid);
         };
         let admitted = self.message == Message::None
-            && rights.access.admits(placement.needs())
+            && self.rights.access.admits(placement.needs())
             && packet.payload().is_empty()
             && u64::from(reth.len) <= MESSAGE_MAX;
         if !admitted {
@@ -303,7 +300,7 @@ impl Responder {
             return Err(if self.records.has_none() { Refusal::Invalid } else { Refusal::NotReady });
         }
         let at = Sge { addr: reth.va, len: reth.len, lkey: reth.rkey };
-        let flushed = memory.regions().remote_flush(rights.by, &at, level, placement);
+        let flushed = memory.regions().remote_flush(self.rights.by, &at, level, placement);
         flushed.map_err(|_| Refusal::Access)?;
         self.record(1, Kind::Done { operation: Operation::Flush });
         Ok(())
@@ -334,6 +331,7 @@ impl Responder {
     /// A request after a gap: reported once, and again if the peer went back and what it misses was lost again, or the NAK was. That is so if
     /// what was sent last comes again, or what was reported, or from before that, after something from behind. What is only overtaken on its
     /// way does not look so for long.
+    #[cold]
     fn early(&mut self, psn: u64) -> Outcome {
         self.gap = self.gap.max(psn);
         let (reported, passed) = self.reported;
@@ -363,12 +361,13 @@ impl Responder {
         self.gap >= self.epsn && !self.nak_sent && self.report_gap()
     }
 
-    fn duplicate(&mut self, packet: &Packet<'_>, psn: u64, mtu: Mtu) -> Outcome {
+    #[cold]
+    fn duplicate(&mut self, packet: &Packet<'_>, psn: u64) -> Outcome {
         if matches!(packet.info.operation, Operation::Send | Operation::Write) {
             self.ack |= packet.bth().ack_req;
             return Outcome::Duplicate { respond: self.ack };
         }
-        if self.records.repeat(packet, psn, mtu) {
+        if self.records.repeat(packet, psn, self.rights.mtu) {
             Outcome::Duplicate { respond: true }
         } else {
             Outcome::Stale
@@ -381,15 +380,23 @@ impl Responder {
         self.gap_reported = syndrome == Syndrome::nak(NakCode::PsnSequenceError);
     }
 
+    #[cold]
     fn refuse(&mut self, refusal: Refusal, receives: &mut Receives<'_>) -> Outcome {
-        let (code, status) = match refusal {
-            Refusal::Receive(code, status) => (code, Some(status)),
-            Refusal::Access => (NakCode::RemoteAccessError, None),
-            Refusal::Invalid | Refusal::NotReady => (NakCode::InvalidRequest, None),
+        let code = match refusal {
+            Refusal::NotReady => {
+                // Said each time the expected packet comes; what follows it is dropped in silence.
+                self.queue_nak(Syndrome::rnr(self.min_rnr_timer));
+                return Outcome::NotReady;
+            }
+            Refusal::Receive(code, status) => {
+                fail(receives, status);
+                code
+            }
+            Refusal::Access => NakCode::RemoteAccessError,
+            Refusal::Invalid => NakCode::InvalidRequest,
         };
         self.queue_nak(Syndrome::nak(code));
-        let received = status.and_then(|status| failed(receives, status));
-        Outcome::Refused { code, received }
+        Outcome::Refused(code)
     }
 
     /// Whether there is a response to send.

@@ -6,10 +6,10 @@
 use super::Qp;
 use crate::engine::Shared;
 use crate::ingress::SourceCheck;
-use crate::mem::{Access, Memory};
+use crate::mem::Memory;
 use crate::pool::PoolId;
 use crate::qp::attr::PeerAddress;
-use crate::qp::message::{Message, Placed, Refusal, Rights, failed};
+use crate::qp::message::{Message, Refusal, Rights, fail};
 use crate::srq::Receives;
 use crate::verbs::{Completions, WcStatus};
 use crate::wire::{Operation, Packet};
@@ -31,7 +31,7 @@ pub(super) struct Connection {
 /// What became of a packet.
 #[derive(Debug)]
 enum Outcome {
-    Placed(Placed),
+    Placed,
     /// It came too late, or again.
     Late,
     /// Its message is incomplete.
@@ -76,7 +76,7 @@ impl Connection {
             _ => Err(Refusal::Invalid),
         };
         match placed {
-            Ok(placed) => (Outcome::Placed(placed), gap),
+            Ok(_) => (Outcome::Placed, gap),
             Err(refusal) => {
                 self.message = Message::None;
                 (Outcome::Refused(refusal), gap)
@@ -95,19 +95,15 @@ impl Qp {
         host: &mut H,
     ) {
         let Some(connection) = &mut self.connection else { return };
-        let rights = Rights {
-            by: self.core.accessor(),
-            recv_pd: self.core.recv_pd,
-            mtu: self.mtu,
-            access: self.core.attr.access.unwrap_or(Access::NONE),
-        };
+        let rights = self.core.rights(self.mtu);
         let mut receives = self.core.receives(&mut shared.srqs);
         let (outcome, gap) = connection.request(packet, &rights, &mut receives, host);
         shared.counters.out_of_seq_request += u64::from(gap);
         match outcome {
-            Outcome::Placed(placed) => {
+            Outcome::Placed => {
+                let done = receives.done;
                 shared.counters.rcvd_bytes += packet.payload().len() as u64;
-                if let Some(received) = placed.received {
+                if let Some(received) = done {
                     self.core.complete_recv(&received, host);
                 }
             }
@@ -132,7 +128,9 @@ impl Qp {
         shared: &mut Shared,
         host: &mut H,
     ) {
-        if let Some(received) = failed(&mut self.core.receives(&mut shared.srqs), status) {
+        let mut receives = self.core.receives(&mut shared.srqs);
+        fail(&mut receives, status);
+        if let Some(received) = receives.done {
             self.core.complete_recv(&received, host);
         }
         self.break_down(shared, host);

@@ -51,7 +51,6 @@ impl Qp {
         if placed.is_err() {
             return self.fail_receive(WcStatus::LocProtErr, shared, host);
         }
-        receives.pop();
         shared.counters.rcvd_bytes += payload.len() as u64;
         let received = Received {
             wr_id,
@@ -64,6 +63,7 @@ impl Qp {
             src_qp: Some(deth.src_qpn),
             solicited: packet.bth().solicited,
         };
+        receives.complete(received);
         self.core.complete_recv(&received, host);
     }
 }

@@ -72,6 +72,7 @@ impl Bth {
     #[must_use]
     #[inline(always)]
     pub const fn read(b: &[u8; LEN]) -> Self {
+        // Of the words of QPN and PSN the types take the low 24 bits.
         Self {
             opcode: Opcode(b[0]),
             solicited: b[1] & 0x80 != 0,
@@ -82,10 +83,10 @@ impl Bth {
             fecn: b[4] & 0x80 != 0,
             becn: b[4] & 0x40 != 0,
             reserved_a: b[4] & 0x3f,
-            dest_qpn: Qpn::new(u32::from_be_bytes([0, b[5], b[6], b[7]])),
+            dest_qpn: Qpn::new(u32::from_be_bytes([b[4], b[5], b[6], b[7]])),
             ack_req: b[8] & 0x80 != 0,
             reserved_b: b[8] & 0x7f,
-            psn: Psn::new(u32::from_be_bytes([0, b[9], b[10], b[11]])),
+            psn: Psn::new(u32::from_be_bytes([b[8], b[9], b[10], b[11]])),
         }
     }
 

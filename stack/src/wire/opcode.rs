@@ -49,6 +49,22 @@ pub enum Operation {
     Notification,
 }
 
+impl Operation {
+    const fn has_payload(self) -> bool {
+        matches!(
+            self,
+            Self::Send | Self::Write | Self::ReadResponse | Self::AtomicWrite | Self::Notification
+        )
+    }
+
+    const fn is_request(self) -> bool {
+        !matches!(
+            self,
+            Self::ReadResponse | Self::Acknowledge | Self::AtomicAcknowledge | Self::Notification
+        )
+    }
+}
+
 /// Where in its message a packet stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Place {
@@ -132,6 +148,8 @@ pub struct OpcodeInfo {
     pub header_len: usize,
     /// Where each extension header begins; 0 for one that it does not have.
     offsets: [u8; Ext::COUNT],
+    payload: bool,
+    request: bool,
 }
 
 impl OpcodeInfo {
@@ -153,27 +171,16 @@ impl OpcodeInfo {
     /// Whether the packet may carry payload. FIRST and MIDDLE packets carry exactly one path MTU of it, LAST
     /// packets 1 byte to one path MTU, ONLY packets 0 bytes to one path MTU.
     #[must_use]
+    #[inline]
     pub const fn has_payload(&self) -> bool {
-        matches!(
-            self.operation,
-            Operation::Send
-                | Operation::Write
-                | Operation::ReadResponse
-                | Operation::AtomicWrite
-                | Operation::Notification
-        )
+        self.payload
     }
 
     /// Whether a requester sends it (as opposed to a responder).
     #[must_use]
+    #[inline]
     pub const fn is_request(&self) -> bool {
-        !matches!(
-            self.operation,
-            Operation::ReadResponse
-                | Operation::Acknowledge
-                | Operation::AtomicAcknowledge
-                | Operation::Notification
-        )
+        self.request
     }
 
     /// Whether its message consumes a receive request at the responder.
@@ -246,6 +253,8 @@ macro_rules! opcodes {
                 extensions: &[$(Ext::$ext),*],
                 header_len: super::bth::LEN $(+ Ext::$ext.size())*,
                 offsets: offsets(&[$(Ext::$ext),*]),
+                payload: Operation::$operation.has_payload(),
+                request: Operation::$operation.is_request(),
             },
         )*];
 
