@@ -11,7 +11,7 @@ use rocinante_stack::verbs::{
     AhId, Completions, CqId, Cqe, Destination, QpState, QpType, RecvWr, SendData, SendOp, SendWr,
     WcOpcode, WcStatus,
 };
-use rocinante_stack::wire::icrc::{DF, IpFields, Template};
+use rocinante_stack::wire::icrc::{DF, IpFields, Summed, Template};
 use rocinante_stack::{
     Budget, Datagram, Engine, EngineConfig, IpId, PeerAddress, QpAttr, QpInit, TxSink,
 };
@@ -349,7 +349,7 @@ impl TxSink for Arena {
         &mut self,
         _path: u32,
         len: usize,
-        fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
+        fill: impl FnOnce(&mut [u8]) -> Result<Option<Summed>, E>,
     ) -> Result<bool, E> {
         let start = self.ends.last().copied().unwrap_or(0);
         let Some(packet) = self.bytes.get_mut(start..start + len) else { return Ok(false) };

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use rocinante_stack::types::{Qpn, Time};
-use rocinante_stack::wire::icrc::{DF, IpFields, Template};
+use rocinante_stack::wire::icrc::{DF, IpFields, Summed, Template};
 use rocinante_stack::{Datagram, Engine, IpId, TxSink, TxStop};
 
 use crate::check::{Context, Verdict};
@@ -171,7 +171,7 @@ impl TxSink for Sink {
         &mut self,
         path: u32,
         len: usize,
-        fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
+        fill: impl FnOnce(&mut [u8]) -> Result<Option<Summed>, E>,
     ) -> Result<bool, E> {
         if self.out.len() >= self.room {
             return Ok(false);

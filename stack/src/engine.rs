@@ -25,13 +25,15 @@ use crate::timer::Timers;
 use crate::types::{Pkey, Qpn, Time};
 use crate::verbs::{AhId, Completions, CqId, QpEvent, QpState, RecvWr, SendWr};
 use crate::wire::icrc::Solver;
+use crate::wire::icrc::Summed;
 use crate::wire::{Operation, Packet, WireError};
 
 /// Where packets go: a slot in a run of datagrams, a frame, an arena.
 pub trait TxSink {
     /// Finds room for a packet of `len` bytes, BTH to ICRC, on `path` (as in
     /// [`PeerAddress::path`](crate::PeerAddress::path)), lets `fill` write all of it but its last four bytes, then
-    /// computes the ICRC, which needs the headers around the packet that only the sink knows, and sends it.
+    /// computes the ICRC, which needs the headers around the packet that only the sink knows, and sends it. `fill` says of which part of the packet it
+    /// knows the CRC-32: [`Template::seal_around`](crate::wire::icrc::Template::seal_around).
     /// `Ok(false)` if there is no room now; `fill` was not called then.
     ///
     /// # Errors
@@ -40,7 +42,7 @@ pub trait TxSink {
         &mut self,
         path: u32,
         len: usize,
-        fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
+        fill: impl FnOnce(&mut [u8]) -> Result<Option<Summed>, E>,
     ) -> Result<bool, E>;
 }
 

@@ -93,7 +93,7 @@ impl Engine {
     pub fn send_mad(&mut self, mad: &MadBytes, path: u32, sink: &mut impl TxSink) -> bool {
         let sent = sink.send(path, GSI_PACKET_LEN, |out| {
             self.gsi.write(mad, out);
-            Ok::<(), core::convert::Infallible>(())
+            Ok::<_, core::convert::Infallible>(None)
         });
         let sent = sent.unwrap_or(false);
         self.shared.counters.sent_pkts += u64::from(sent);

@@ -250,6 +250,14 @@ pub trait Memory {
     /// Copies `src` to `dst` (as long as `src`).
     fn fetch(&self, src: Checked<Read>, dst: &mut [u8]);
 
+    /// The same, and returns the CRC-32 of what was copied (the one that Ethernet and zlib have) if that was as good as free: if the
+    /// processor copies and sums in one pass.
+    #[inline]
+    fn fetch_summed(&self, src: Checked<Read>, dst: &mut [u8]) -> Option<u32> {
+        self.fetch(src, dst);
+        None
+    }
+
     /// Performs an atomic, against local threads too, and returns the value found.
     fn atomic(&mut self, at: Checked<Atomic>, op: AtomicOp) -> u64;
 }

@@ -13,7 +13,7 @@ use rocinante_stack::types::{Key, Time};
 use rocinante_stack::verbs::{
     AhId, Destination, QpType, RecvWr, SendData, SendOp, SendWr, WcStatus,
 };
-use rocinante_stack::wire::icrc::{DF, Template};
+use rocinante_stack::wire::icrc::{DF, Summed, Template};
 use rocinante_stack::{Budget, Datagram, IpId, PeerAddress, SrqChange, TxSink};
 
 struct Counting;
@@ -62,7 +62,7 @@ impl TxSink for Arena {
         &mut self,
         _path: u32,
         len: usize,
-        fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
+        fill: impl FnOnce(&mut [u8]) -> Result<Option<Summed>, E>,
     ) -> Result<bool, E> {
         let start = self.ends.last().copied().unwrap_or(0);
         if self.ends.len() == self.ends.capacity() || start + len > self.bytes.len() {

@@ -5,11 +5,15 @@
 //! atomics. What a copy sees while somebody writes is any mix of old and new aligned words.
 #![allow(unsafe_code)]
 
+mod summed;
+
 use std::alloc::{self, Layout};
 use std::ptr;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use rocinante_stack::mem::{Access, AtomicOp};
+
+pub(crate) use self::summed::Summing;
 
 /// Memory that a region owns: zeroed, page-aligned.
 #[derive(Debug)]
@@ -102,6 +106,23 @@ impl Range {
         // registered memory.
         unsafe { ptr::copy_nonoverlapping(self.address as *const u8, dst.as_mut_ptr(), dst.len()) };
         prefetch(self.address.wrapping_add(dst.len() as u64), dst.len());
+    }
+
+    /// Copies the range into `dst`, and returns the CRC-32 of what was copied if that comes along with it.
+    ///
+    /// # Safety
+    /// As for [`load`](Self::load).
+    #[inline]
+    pub(crate) unsafe fn load_summed(self, dst: &mut [u8], summing: Summing) -> Option<u32> {
+        debug_assert_eq!(self.len, dst.len());
+        // SAFETY: as in `load`, for both.
+        unsafe {
+            let sum = summing.copy(self.address as *const u8, dst);
+            if sum.is_none() {
+                self.load(dst);
+            }
+            sum
+        }
     }
 
     /// Performs an atomic on the aligned word of the range, against local threads too.

@@ -8,6 +8,7 @@ use crate::mem::{AccessError, Memory};
 use crate::stats::Counters;
 use crate::types::{Pkey, Psn, Qpn};
 use crate::verbs::SendOp;
+use crate::wire::icrc::Summed;
 use crate::wire::{AtomicEth, Bth, Deth, Ext, Feth, ICRC_LEN, Opcode, OpcodeInfo, Reth, bth};
 
 /// A packet of a request.
@@ -76,7 +77,8 @@ impl Core {
             if bth.pad > 0 {
                 pad[..usize::from(bth.pad)].fill(0);
             }
-            self.sq.gather(piece.index, piece.offset, data, self.init.pd, host)
+            let sum = self.sq.gather(piece.index, piece.offset, data, self.init.pd, host)?;
+            Ok(sum.map(|crc| Summed { at: info.header_len, len: payload, crc }))
         });
         if sent == Sent::Yes {
             counters.sent_pkts += 1;
@@ -93,7 +95,7 @@ pub(crate) fn frame(
     header: usize,
     payload: usize,
     sink: &mut impl TxSink,
-    fill: impl FnOnce(&mut [u8]) -> Result<(), AccessError>,
+    fill: impl FnOnce(&mut [u8]) -> Result<Option<Summed>, AccessError>,
 ) -> Sent {
     match sink.send(to.path, header + payload.next_multiple_of(4) + ICRC_LEN, fill) {
         Ok(true) => Sent::Yes,

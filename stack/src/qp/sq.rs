@@ -384,7 +384,7 @@ impl SendQueue {
         self.tail += 1;
     }
 
-    /// Copies `out.len()` bytes of the message at `offset` into `out`.
+    /// Copies `out.len()` bytes of the message at `offset` into `out`; returns their CRC-32 if it came along with the copying.
     #[inline]
     pub(crate) fn gather(
         &self,
@@ -393,22 +393,21 @@ impl SendQueue {
         out: &mut [u8],
         pd: PdId,
         memory: &impl Memory,
-    ) -> Result<(), AccessError> {
+    ) -> Result<Option<u32>, AccessError> {
         let slot = self.slot(index);
         let wqe = &self.wqes[slot];
         if wqe.is_inline() {
             let from = slot * self.max_inline as usize + offset as usize;
             out.copy_from_slice(&self.inline[from..from + out.len()]);
-            return Ok(());
+            return Ok(None);
         }
         if out.is_empty() {
-            return Ok(());
+            return Ok(None);
         }
         if let [sge] = self.list(index) {
             // The usual case, without the walk.
             let part = part_of(sge, offset, out.len())?;
-            memory.fetch(memory.regions().local_read(pd, &part)?, out);
-            return Ok(());
+            return Ok(memory.fetch_summed(memory.regions().local_read(pd, &part)?, out));
         }
         let mut out = out;
         for part in parts(self.list(index), offset, out.len()) {
@@ -417,7 +416,7 @@ impl SendQueue {
             memory.fetch(source, now);
             out = later;
         }
-        Ok(())
+        Ok(None)
     }
 
     /// Whether the whole list is registered for what the operation does with it.

@@ -11,6 +11,7 @@ use crate::qp::Turn;
 use crate::qp::outbound::{Piece, Sent, frame, header};
 use crate::types::Time;
 use crate::verbs::{Completions, QpEvent, WcStatus};
+use crate::wire::icrc::Summed;
 use crate::wire::{Aeth, NakCode, Opcode, Place, Syndrome, bth};
 
 /// Bytes behind the BTH of a notification, all zero.
@@ -237,7 +238,7 @@ impl Qp {
         let sent = frame(&to, bth::LEN, CNP_RESERVED, sink, |out| {
             out.fill(0);
             out[..bth::LEN].copy_from_slice(&bth.bytes());
-            Ok(())
+            Ok(None)
         });
         shared.counters.sent_pkts += u64::from(sent == Sent::Yes);
         shared.counters.sent_cnp += u64::from(sent == Sent::Yes);
@@ -316,12 +317,13 @@ impl Qp {
             }
             if let Some(source) = source {
                 let end = info.header_len + payload;
-                host.fetch(source, &mut out[info.header_len..end]);
+                let sum = host.fetch_summed(source, &mut out[info.header_len..end]);
                 if bth.pad > 0 {
                     out[end..end + usize::from(bth.pad)].fill(0);
                 }
+                return Ok(sum.map(|crc| Summed { at: info.header_len, len: payload, crc }));
             }
-            Ok(())
+            Ok(None)
         });
         if sent != Sent::Yes {
             return sent;

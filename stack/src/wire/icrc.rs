@@ -16,9 +16,10 @@ use core::net::{Ipv4Addr, Ipv6Addr};
 
 use crc32fast::Hasher;
 
-use self::linear::{Field, Table};
+use self::linear::{Field, Moved, Table};
 use super::bth;
 
+pub use self::linear::power as power_of_x;
 pub use self::solver::Solver;
 
 /// Length of the ICRC in bytes.
@@ -59,6 +60,22 @@ static IPV4_LENGTHS: [u32; LENGTHS] = lengths(&IPV4_TOTAL_LENGTH, IPV4_LEN);
 static IPV6_LENGTHS: [u32; LENGTHS] = lengths(&IPV6_PAYLOAD_LENGTH, 0);
 /// Packets of the longest path MTU are shorter than this.
 const LENGTHS: usize = 4096 + 64;
+
+// What the CRC of what stands before a payload of so many bytes adds to that of both.
+static BEFORE_1024: Moved = Moved::by(1024);
+static BEFORE_2048: Moved = Moved::by(2048);
+static BEFORE_4096: Moved = Moved::by(4096);
+
+/// A part of a packet of which the CRC-32 is known, because it was computed when the bytes were copied there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Summed {
+    /// Where it begins, counted from the BTH on.
+    pub at: usize,
+    /// How many bytes it has.
+    pub len: usize,
+    /// Its CRC-32, as that of Ethernet and zlib.
+    pub crc: u32,
+}
 
 /// The fields of the IP header that the ICRC covers and that differ between packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -176,6 +193,38 @@ impl Template {
         packet[at..].copy_from_slice(&icrc.to_le_bytes());
     }
 
+    /// The same, where the CRC of a part behind the BTH may be known already.
+    ///
+    /// # Panics
+    /// If the packet is shorter than a BTH and an ICRC.
+    #[inline]
+    pub fn seal_around(&self, packet: &mut [u8], known: Option<Summed>) {
+        let icrc = known.and_then(|known| self.around(packet, known));
+        let icrc = icrc.unwrap_or_else(|| self.of(packet));
+        let at = packet.len() - ICRC_LEN;
+        packet[at..].copy_from_slice(&icrc.to_le_bytes());
+    }
+
+    /// The ICRC of a packet around what is known of it, if that is as long as a path MTU can be.
+    #[inline]
+    fn around(&self, packet: &[u8], known: Summed) -> Option<u32> {
+        let moved = match known.len {
+            1024 => &BEFORE_1024,
+            2048 => &BEFORE_2048,
+            4096 => &BEFORE_4096,
+            _ => return None,
+        };
+        let (bth, _) = packet.split_first_chunk()?;
+        let between = packet.get(bth::LEN..known.at)?;
+        let behind = packet.get(known.at + known.len..packet.len().checked_sub(ICRC_LEN)?)?;
+        let mut crc = self.of_headers(packet.len(), bth);
+        if !between.is_empty() {
+            crc = update(crc, between);
+        }
+        crc = moved.of(crc) ^ known.crc;
+        Some(if behind.is_empty() { crc } else { update(crc, behind) })
+    }
+
     /// The CRC up to the end of the BTH.
     #[inline]
     fn of_headers(&self, packet_len: usize, bth: &[u8; bth::LEN]) -> u32 {
@@ -192,6 +241,12 @@ impl Template {
         }
         crc
     }
+}
+
+fn update(crc: u32, bytes: &[u8]) -> u32 {
+    let mut hasher = Hasher::new_with_initial(crc);
+    hasher.update(bytes);
+    hasher.finalize()
 }
 
 /// What the lengths of a longer packet add.
@@ -332,6 +387,38 @@ mod tests {
                 pieces.update(&packet[12..len - 4]);
                 assert_eq!(pieces.finish(), expected, "{ip:?}, {len} bytes");
             }
+        }
+    }
+
+    #[test]
+    fn what_is_known_of_a_part_makes_no_difference() {
+        let packet: Vec<u8> =
+            (0..4200u32).map(|i| (i.wrapping_mul(0x9e37_79b1) >> 24) as u8).collect();
+        for payload in [256, 1000, 1024, 2048, 4096] {
+            for (at, pad) in [(12, 0), (16, 0), (28, 0), (12, 1), (28, 3)] {
+                for ip in [ipv4(7, DF), ipv6()] {
+                    let template = Template::new(&ip, 0xc123);
+                    let mut sealed = packet[..at + payload + pad + ICRC_LEN].to_vec();
+                    let mut plainly = sealed.clone();
+                    let crc = crc32fast::hash(&sealed[at..at + payload]);
+                    template.seal_around(&mut sealed, Some(Summed { at, len: payload, crc }));
+                    template.seal(&mut plainly);
+                    assert_eq!(sealed, plainly, "{payload} bytes at {at}, {pad} behind");
+                    template.seal_around(&mut sealed, None);
+                    assert_eq!(sealed, plainly);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_known_is_used_and_must_be_in_the_packet() {
+        let template = flow(9, DF);
+        let mut packet = [7; 12 + 1024 + 4];
+        let icrc = template.of(&packet);
+        for (at, used) in [(12, true), (13, false), (11, false), (usize::MAX - 2000, false)] {
+            template.seal_around(&mut packet, Some(Summed { at, len: 1024, crc: 0xdead_beef }));
+            assert_eq!(packet[1036..] != icrc.to_le_bytes(), used, "{at}");
         }
     }
 

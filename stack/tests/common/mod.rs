@@ -15,7 +15,7 @@ use rocinante_stack::mem::{
 };
 use rocinante_stack::types::{Key, Mtu, Psn, Qpn};
 use rocinante_stack::verbs::{CqId, Cqe, QpState, QpType, RecvWr, SrqId, WcStatus};
-use rocinante_stack::wire::icrc::{DF, IpFields, Template};
+use rocinante_stack::wire::icrc::{DF, IpFields, Summed, Template};
 use rocinante_stack::{
     Budget, Completions, Engine, EngineConfig, ModifyError, PeerAddress, PostError, QpAttr, QpInit,
     SrqInit, TxSink,
@@ -93,6 +93,11 @@ impl Memory for Host {
         dst.copy_from_slice(&self.arena[src.host() as usize..][..dst.len()]);
     }
 
+    fn fetch_summed(&self, src: Checked<Read>, dst: &mut [u8]) -> Option<u32> {
+        self.fetch(src, dst);
+        Some(crc32fast::hash(dst))
+    }
+
     fn atomic(&mut self, at: Checked<Atomic>, op: AtomicOp) -> u64 {
         let word = &mut self.arena[at.host() as usize..][..8];
         let found = u64::from_ne_bytes(word.try_into().expect("eight bytes"));
@@ -146,14 +151,14 @@ impl TxSink for Wire {
         &mut self,
         _path: u32,
         len: usize,
-        fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
+        fill: impl FnOnce(&mut [u8]) -> Result<Option<Summed>, E>,
     ) -> Result<bool, E> {
         if self.packets.len() >= self.room {
             return Ok(false);
         }
         let mut packet = vec![0xee; len];
-        fill(&mut packet)?;
-        self.template.seal(&mut packet);
+        let summed = fill(&mut packet)?;
+        self.template.seal_around(&mut packet, summed);
         self.packets.push_back(packet);
         Ok(true)
     }

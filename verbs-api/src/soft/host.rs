@@ -11,7 +11,7 @@ use rocinante_stack::{Engine, QpAttr};
 
 use super::announce::{CqShared, Pushed};
 use super::front::QpShared;
-use crate::memory::Range;
+use crate::memory::{Range, Summing};
 
 /// Regions, completion queues and queue pairs by the numbers that the engine knows.
 #[derive(Debug)]
@@ -21,6 +21,7 @@ pub(crate) struct Host {
     pub(crate) qps: Table<Arc<QpShared>>,
     /// Completions since the last [`Host::deliver`].
     pending: Vec<(CqId, Cqe)>,
+    summing: Summing,
 }
 
 /// Completions that are held back at most while a burst is handled, without allocating.
@@ -33,6 +34,7 @@ impl Host {
             cqs: Table::default(),
             qps: Table::default(),
             pending: Vec::with_capacity(PENDING),
+            summing: Summing::detect(),
         }
     }
 
@@ -118,6 +120,14 @@ impl Memory for Host {
         assert_eq!(range.len, dst.len());
         // SAFETY: as for `place`.
         unsafe { range.load(dst) };
+    }
+
+    #[inline]
+    fn fetch_summed(&self, src: Checked<Read>, dst: &mut [u8]) -> Option<u32> {
+        let range = Range { address: src.host(), len: src.len() as usize };
+        assert_eq!(range.len, dst.len());
+        // SAFETY: as for `place`.
+        unsafe { range.load_summed(dst, self.summing) }
     }
 
     fn atomic(&mut self, at: Checked<Atomic>, op: AtomicOp) -> u64 {

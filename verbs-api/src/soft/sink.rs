@@ -1,7 +1,7 @@
 //! Between the engine and its port: where packets leave by, and what has come.
 
 use rocinante_netdev::{AnyPort, PathId, Port, RxDatagram, RxIpId};
-use rocinante_stack::wire::icrc::{DF, Template};
+use rocinante_stack::wire::icrc::{DF, Summed, Template};
 use rocinante_stack::{Datagram, IpId, TxSink};
 
 /// The ICRC templates of the paths.
@@ -35,16 +35,16 @@ impl TxSink for Sink<'_> {
         &mut self,
         path: u32,
         len: usize,
-        fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
+        fill: impl FnOnce(&mut [u8]) -> Result<Option<Summed>, E>,
     ) -> Result<bool, E> {
         let Some(Some(template)) = self.paths.templates.get_mut(path as usize) else {
             // The path went while a queue pair still named it: nothing can leave.
             return Ok(false);
         };
         let Some(slot) = self.port.reserve(PathId(path), len) else { return Ok(false) };
-        fill(slot.buf)?;
+        let summed = fill(slot.buf)?;
         template.set_id(slot.ip_id, DF);
-        template.seal(slot.buf);
+        template.seal_around(slot.buf, summed);
         self.port.commit();
         Ok(true)
     }

@@ -12,16 +12,11 @@ pub(super) type Table = [u32; 256];
 
 /// What a byte adds that has `behind` bytes behind it.
 pub(super) const fn byte(behind: usize) -> Table {
-    let last = last_byte();
-    let mut table = last;
-    let mut zeros = 0;
-    while zeros < behind {
-        let mut value = 0;
-        while value < 256 {
-            table[value] = (table[value] >> 8) ^ last[(table[value] & 0xff) as usize];
-            value += 1;
-        }
-        zeros += 1;
+    let (mut table, moved) = (last_byte(), power(8 * behind as u64));
+    let mut value = 0;
+    while value < 256 {
+        table[value] = multiply(table[value], moved);
+        value += 1;
     }
     table
 }
@@ -59,6 +54,25 @@ impl Field {
     pub(super) const fn of(&self, value: u16) -> u32 {
         let [high, low] = value.to_be_bytes();
         self.high[high as usize] ^ self.low[low as usize]
+    }
+}
+
+/// What a CRC adds to that of the same bytes with others behind them (zlib's `crc32_combine`).
+pub(super) struct Moved([Table; 4]);
+
+impl Moved {
+    /// So many `bytes` behind them, four at least.
+    pub(super) const fn by(bytes: usize) -> Self {
+        Self([byte(bytes - 1), byte(bytes - 2), byte(bytes - 3), byte(bytes - 4)])
+    }
+
+    #[inline]
+    pub(super) const fn of(&self, crc: u32) -> u32 {
+        let ([first, second, third, fourth], bytes) = (&self.0, crc.to_le_bytes());
+        first[bytes[0] as usize]
+            ^ second[bytes[1] as usize]
+            ^ third[bytes[2] as usize]
+            ^ fourth[bytes[3] as usize]
     }
 }
 
@@ -100,8 +114,9 @@ const fn times_x(a: u32) -> u32 {
     (a >> 1) ^ (POLYNOMIAL & 0u32.wrapping_sub(a & 1))
 }
 
-/// x^exponent modulo the polynomial.
-const fn power(mut exponent: u64) -> u32 {
+/// x^`exponent` modulo the polynomial of CRC-32, bit-reversed: bit 31 is x^0.
+#[must_use]
+pub const fn power(mut exponent: u64) -> u32 {
     let (mut result, mut square) = (ONE, times_x(ONE));
     while exponent > 0 {
         if exponent & 1 == 1 {
@@ -128,6 +143,17 @@ mod tests {
                 let difference = crc32fast::hash(&bytes) ^ crc32fast::hash(&zeros);
                 assert_eq!(table[usize::from(value)], difference, "{value} before {behind}");
             }
+        }
+    }
+
+    #[test]
+    fn a_crc_is_moved_by_what_comes_behind() {
+        let (first, second) = ([0x5a; 77], [0xc3; 300]);
+        for len in [4, 5, 16, 300] {
+            let (first, second) = (&first[..], &second[..len]);
+            let both = crc32fast::hash(&[first, second].concat());
+            let moved = Moved::by(len).of(crc32fast::hash(first));
+            assert_eq!(moved ^ crc32fast::hash(second), both, "{len}");
         }
     }
 

@@ -1,0 +1,195 @@
+//! Copying and the CRC-32 of what is copied in one pass: the ICRC of a packet covers its payload, which has just been copied from
+//! registered memory, so its bytes are in registers once and not twice.
+//!
+//! Folding by carry-less multiplication, after Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction"
+//! (Intel, 2009), with registers of four lanes. The lanes are added up in a tree and not one after the other, which counts
+//! where there are few rounds: 1 KiB has four.
+#![allow(unsafe_code)]
+
+/// Whether this processor copies and sums in one pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Summing(bool);
+
+impl Summing {
+    /// Asks the processor.
+    pub(crate) fn detect() -> Self {
+        #[cfg(target_arch = "x86_64")]
+        return Self(is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("vpclmulqdq"));
+        #[cfg(not(target_arch = "x86_64"))]
+        Self(false)
+    }
+
+    /// Copies `dst.len()` bytes and returns their CRC-32; or `None`, with nothing copied, if this processor does not do that, or not for
+    /// so many bytes.
+    ///
+    /// # Safety
+    /// `src` must be valid for reads of `dst.len()` bytes for the duration of the call, and not overlap `dst`.
+    #[inline]
+    pub(super) unsafe fn copy(self, src: *const u8, dst: &mut [u8]) -> Option<u32> {
+        #[cfg(target_arch = "x86_64")]
+        if self.0 && dst.len() >= wide::LEN_MIN && dst.len().is_multiple_of(wide::ROUND) {
+            // SAFETY: the processor has what it takes, and the caller vouches for `src`.
+            return Some(unsafe { wide::copy(src, dst) });
+        }
+        let _ = (src, dst);
+        None
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod wide {
+    use std::arch::x86_64::{
+        __m128i, __m512i, _mm_and_si128, _mm_clmulepi64_si128, _mm_cvtsi32_si128,
+        _mm_extract_epi32, _mm_set_epi32, _mm_set_epi64x, _mm_srli_si128, _mm_xor_si128,
+        _mm256_castsi256_si128, _mm256_extracti128_si256, _mm256_xor_si256, _mm512_castsi512_si256,
+        _mm512_clmulepi64_epi128, _mm512_extracti32x4_epi32, _mm512_extracti64x4_epi64,
+        _mm512_loadu_si512, _mm512_set_epi64, _mm512_storeu_si512, _mm512_ternarylogic_epi64,
+        _mm512_xor_si512, _mm512_zextsi128_si512,
+    };
+
+    use rocinante_stack::wire::icrc::power_of_x;
+
+    /// Bytes of a round: four registers.
+    pub(super) const ROUND: usize = 4 * LANES;
+    /// Fewer are copied and summed one after the other as fast.
+    pub(super) const LEN_MIN: usize = 2 * ROUND;
+    const LANES: usize = 64;
+
+    /// Two factors, for the halves of a lane: they take it so many bits further.
+    type Factors = (i64, i64);
+
+    const ROUND_ON: Factors = further(8 * ROUND as u64);
+    const TWO_ON: Factors = further(1024);
+    const ONE_ON: Factors = further(512);
+    const THREE_LANES_ON: Factors = further(384);
+    const TWO_LANES_ON: Factors = further(256);
+    const LANE_ON: Factors = further(128);
+    /// The last steps, from 128 bits to 64.
+    const LAST: i64 = factor(64);
+    /// The polynomial, and its quotient for Barrett's reduction.
+    const POLYNOMIAL: i64 = 0x1_db71_0641;
+    const QUOTIENT: i64 = 0x1_f701_1641;
+
+    /// x^bits modulo the polynomial, bit-reversed in 33 bits.
+    const fn factor(bits: u64) -> i64 {
+        ((power_of_x(bits) as u64) << 1).cast_signed()
+    }
+
+    const fn further(bits: u64) -> Factors {
+        (factor(bits + 32), factor(bits - 32))
+    }
+
+    /// # Safety
+    /// `src` must be valid for reads of `dst.len()` bytes, which is a multiple of [`ROUND`] and not 0, and not overlap `dst`.
+    #[target_feature(enable = "avx512f,vpclmulqdq,pclmulqdq")]
+    pub(super) unsafe fn copy(src: *const u8, dst: &mut [u8]) -> u32 {
+        let to = dst.as_mut_ptr();
+        let take = |at: usize| {
+            // SAFETY: all callers below stay within `dst.len()`, and the caller vouches for as much of `src`.
+            unsafe {
+                let lanes = _mm512_loadu_si512(src.add(at).cast());
+                _mm512_storeu_si512(to.add(at).cast(), lanes);
+                lanes
+            }
+        };
+        // The CRC begins with ones.
+        let ones = _mm512_zextsi128_si512(_mm_cvtsi32_si128(-1));
+        let mut a = _mm512_xor_si512(take(0), ones);
+        let [mut b, mut c, mut d] = [take(LANES), take(2 * LANES), take(3 * LANES)];
+        let round = all(ROUND_ON);
+        let mut at = ROUND;
+        while at < dst.len() {
+            a = fold(a, take(at), round);
+            b = fold(b, take(at + LANES), round);
+            c = fold(c, take(at + 2 * LANES), round);
+            d = fold(d, take(at + 3 * LANES), round);
+            at += ROUND;
+        }
+        let one = all(ONE_ON);
+        let lanes = fold(fold(a, b, one), fold(c, d, one), all(TWO_ON));
+        reduce(add_lanes(lanes))
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn all((low, high): Factors) -> __m512i {
+        _mm512_set_epi64(high, low, high, low, high, low, high, low)
+    }
+
+    /// `lanes`, taken further by `factors`, and `next`, which stands there.
+    #[inline]
+    #[target_feature(enable = "avx512f,vpclmulqdq")]
+    fn fold(lanes: __m512i, next: __m512i, factors: __m512i) -> __m512i {
+        const XOR: i32 = 0x96;
+        let low = _mm512_clmulepi64_epi128(lanes, factors, 0x00);
+        let high = _mm512_clmulepi64_epi128(lanes, factors, 0x11);
+        _mm512_ternarylogic_epi64(low, high, next, XOR)
+    }
+
+    /// The four lanes, each taken as far as the last is.
+    #[inline]
+    #[target_feature(enable = "avx512f,vpclmulqdq")]
+    fn add_lanes(lanes: __m512i) -> __m128i {
+        let [first, second, third] = [THREE_LANES_ON, TWO_LANES_ON, LANE_ON];
+        let factors =
+            _mm512_set_epi64(0, 0, third.1, third.0, second.1, second.0, first.1, first.0);
+        let low = _mm512_clmulepi64_epi128(lanes, factors, 0x00);
+        let high = _mm512_clmulepi64_epi128(lanes, factors, 0x11);
+        let moved = _mm512_xor_si512(low, high);
+        let halves =
+            _mm256_xor_si256(_mm512_castsi512_si256(moved), _mm512_extracti64x4_epi64(moved, 1));
+        let moved =
+            _mm_xor_si128(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
+        _mm_xor_si128(moved, _mm512_extracti32x4_epi32(lanes, 3))
+    }
+
+    /// The CRC-32 of 128 bits: two more foldings, and Barrett's reduction.
+    #[inline]
+    #[target_feature(enable = "avx512f,pclmulqdq")]
+    fn reduce(lane: __m128i) -> u32 {
+        let low_half = _mm_set_epi32(0, 0, 0, -1);
+        let factors = _mm_set_epi64x(LAST, LANE_ON.1);
+        let folded =
+            _mm_xor_si128(_mm_clmulepi64_si128(lane, factors, 0x00), _mm_srli_si128(lane, 8));
+        let folded = _mm_xor_si128(
+            _mm_clmulepi64_si128(_mm_and_si128(folded, low_half), factors, 0x10),
+            _mm_srli_si128(folded, 4),
+        );
+        let constants = _mm_set_epi64x(QUOTIENT, POLYNOMIAL);
+        let times = _mm_clmulepi64_si128(_mm_and_si128(folded, low_half), constants, 0x10);
+        let rest = _mm_clmulepi64_si128(_mm_and_si128(times, low_half), constants, 0x00);
+        !_mm_extract_epi32(_mm_xor_si128(folded, rest), 1).cast_unsigned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Where the processor cannot, there is nothing to test but that it says so.
+    #[test]
+    fn the_sum_is_the_crc_of_what_was_copied() {
+        let detected = Summing::detect();
+        let src: Vec<u8> =
+            (0..8192u32).map(|i| (i.wrapping_mul(0x9e37_79b1) >> 24) as u8).collect();
+        for (from, to) in [(0, 0), (1, 0), (63, 12), (7, 28)] {
+            for len in [0, 64, 255, 256, 512, 768, 1000, 1024, 1025, 2048, 4096] {
+                for summing in [detected, Summing(false)] {
+                    let mut dst = vec![0xee; len + 64];
+                    // SAFETY: the source has more bytes than that.
+                    let sum =
+                        unsafe { summing.copy(src.as_ptr().add(from), &mut dst[to..to + len]) };
+                    let copied = summing.0 && len >= 512 && len % 256 == 0;
+                    assert_eq!(
+                        sum,
+                        copied.then(|| crc32fast::hash(&src[from..from + len])),
+                        "{len}"
+                    );
+                    let expected = if copied { &src[from..from + len] } else { &vec![0xee; len] };
+                    assert_eq!(&dst[to..to + len], expected, "{len} from {from} to {to}");
+                    assert!(dst[..to].iter().chain(&dst[to + len..]).all(|byte| *byte == 0xee));
+                }
+            }
+        }
+    }
+}
