@@ -5,6 +5,7 @@ pub mod kernel;
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
+use std::path::Path;
 use std::process::ExitCode;
 
 use rocinante::{
@@ -34,6 +35,15 @@ pub struct Args {
     /// End standard output with one JSON object on one line; all else goes to standard error
     #[arg(long)]
     json: bool,
+}
+
+/// Whether an RDMA device of the kernel's is its Soft-RoCE (`rdma_rxe`); a port may be named behind a colon.
+#[must_use]
+pub fn is_soft_roce(device: &str) -> bool {
+    let name = device.split(':').next().unwrap_or(device);
+    let path = Path::new("/sys/class/infiniband").join(name);
+    // It is no device of any bus, and says on which interface it lies.
+    !path.join("device").exists() && path.join("parent").exists()
 }
 
 /// What `--json` prints.

@@ -37,7 +37,7 @@ rdma link add sbs_rxe1 type rxe netdev sbs1
 ";
 
 /// How long the measurements may take.
-const LIMIT: Duration = Duration::from_secs(3600);
+const LIMIT: Duration = Duration::from_secs(7200);
 
 /// Where a report is written in the guest.
 const REPORT: &str = "/tmp/report";

@@ -49,10 +49,13 @@ fn text(bench: &Bench, rows: &[Row], goals: &[Judged], plots: &str) -> String {
         |(index, mode): (usize, &super::machine::Mode)| format!("- run {}: {mode}\n", index + 1);
     let modes: String = bench.modes.iter().enumerate().map(mode).collect();
     let caution = bench.rows.caution();
+    let goals = match goals {
+        [] => String::new(),
+        goals => format!("## Goals\n\n{}\n", goals::markdown(goals, &caution)),
+    };
     format!(
-        "# `rocinante bench`\n\n{}\n\n{modes}\n{plots}## Goals\n\n{}\n## Rows\n\n{}\n{}",
+        "# `rocinante bench`\n\n{}\n\n{modes}\n{plots}{goals}## Rows\n\n{}\n{}",
         bench.machine,
-        goals::markdown(goals, &caution),
         table::markdown(rows, &caution),
         bench.remarks(),
     )

@@ -113,10 +113,18 @@ impl Rows {
 
     /// Judges each run by its ceilings of `large` bytes at a path MTU.
     pub(super) fn judge(&mut self, large: usize, mtu: u32) {
-        let runs: BTreeSet<usize> =
-            self.samples.values().flatten().map(|sample| sample.run).collect();
-        self.standings =
-            runs.into_iter().map(|run| (run, self.standing(run, large, mtu))).collect();
+        let stands = |run| (run, self.standing(run, large, mtu));
+        self.standings = self.runs().into_iter().map(stands).collect();
+    }
+
+    /// Judges no run, and says why.
+    pub(super) fn leave_unjudged(&mut self, why: &str) {
+        let stands = |run| (run, Standing::NotJudged(why.to_owned()));
+        self.standings = self.runs().into_iter().map(stands).collect();
+    }
+
+    fn runs(&self) -> BTreeSet<usize> {
+        self.samples.values().flatten().map(|sample| sample.run).collect()
     }
 
     fn standing(&self, run: usize, large: usize, mtu: u32) -> Standing {
@@ -308,6 +316,14 @@ mod tests {
             assert!(remark.starts_with("run 1 was not judged") && remark.contains(why), "{remark}");
             assert!(rows.caution().contains("none could be judged"), "{}", rows.caution());
         }
+    }
+
+    #[test]
+    fn what_is_left_unjudged_is_neither_valid_nor_not() {
+        let mut rows = rows([24.9, 50.0, 40.0]);
+        rows.leave_unjudged("too slow");
+        assert!(rows.rows().iter().all(|row| row.valid.is_none() && row.samples == 3));
+        assert_eq!(rows.remarks()[2], "run 3 was not judged: too slow");
     }
 
     #[test]

@@ -26,6 +26,8 @@ pub(super) struct Bench {
     out: Output,
     /// Whether the ports are measured, too.
     ports: bool,
+    /// How many times slower than an ordinary machine this one is.
+    slowness: f64,
     begin: Instant,
     until: Instant,
     pub(super) rows: Rows,
@@ -42,16 +44,18 @@ impl Bench {
         place: &PlaceArgs,
         quick: bool,
         ports: bool,
+        slowness: f64,
         out: Output,
     ) -> Result<Self, Failure> {
         let time = if quick { TIME_MAX_QUICK } else { TIME_MAX };
         Ok(Self {
             begin: Instant::now(),
-            until: Instant::now() + time - RESERVE,
-            places: Places::new(place)?,
+            until: Instant::now() + time.mul_f64(slowness) - RESERVE,
+            places: Places::new(place)?.slower(slowness),
             place: place.clone(),
             out,
             ports,
+            slowness,
             rows: Rows::default(),
             machine: Machine::here(),
             modes: Vec::new(),
@@ -63,12 +67,29 @@ impl Bench {
     /// Measures everything, as often as is wanted and as there is time for.
     pub(super) fn measure(&mut self, choice: &Choice, runs: usize) {
         self.out.note(&self.machine);
+        if self.is_slow() {
+            self.note(format!(
+                "the processor is emulated, or as slow: {:.1} times slower than an ordinary one. Figures are measured as many times longer, unless \
+                 told --seconds; only ratios between rows mean anything, and no goal is judged",
+                self.slowness
+            ));
+        }
+        if self.place.is_soft_roce() {
+            self.note(
+                "the kernel's threads do the work of Soft-RoCE: so that they have turns, too, no process goes before others (--patient)"
+                    .to_owned(),
+            );
+        }
         for run in 1..=runs {
             if !self.run(choice, run) {
                 break;
             }
         }
-        self.rows.judge(plan::LARGE, plan::MTU);
+        if self.is_slow() {
+            self.rows.leave_unjudged("of a slow processor ceilings say nothing");
+        } else {
+            self.rows.judge(plan::LARGE, plan::MTU);
+        }
         for remark in self.rows.remarks() {
             self.note(remark);
         }
@@ -99,6 +120,11 @@ impl Bench {
         skipped == 0
     }
 
+    /// Whether the processor is none that goals are for.
+    pub(super) fn is_slow(&self) -> bool {
+        self.slowness > 1.0
+    }
+
     /// What could not be measured, and which runs do not count, as a list.
     pub(super) fn remarks(&self) -> String {
         self.notes.iter().map(|note| format!("- {note}\n")).collect()
@@ -119,8 +145,8 @@ impl Bench {
 
     /// As rows name it.
     fn netdev(&self, provider: Provider) -> &'static str {
-        match (provider, self.place.devices.first()) {
-            (Provider::Hw, Some(device)) if device.contains("rxe") => "rxe",
+        match provider {
+            Provider::Hw if self.place.is_soft_roce() => "rxe",
             _ => provider.name(),
         }
     }
@@ -165,6 +191,15 @@ impl Bench {
                 Ok(figures) => {
                     let of_link = Cell { mtu: plan::LINK_MTU, qps: 1, ..cell.clone() };
                     self.add(run, &of_link, peer.name(), &figures, &[]);
+                    // The other figures are there if there are any.
+                    let wake_up = |of: Measure| of == Measure::WakeUp;
+                    if steps.iter().any(|step| wake_up(step.measure))
+                        && !figures.iter().any(|figure| wake_up(figure.measure))
+                    {
+                        self.note(format!(
+                            "run {run}: no wake_up: who spun answered later than who slept, since others had its core"
+                        ));
+                    }
                 }
                 Err(failure) => self.note(format!("{}: {failure}", peer.name())),
             }

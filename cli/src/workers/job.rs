@@ -18,9 +18,9 @@ use crate::lab::exit_with_parent;
 use crate::measure::{MeasureError, Side};
 use crate::output::Failure;
 
-/// TCP port of the exchange between the two.
-const PORT: u16 = 18_515;
-/// How long the other may take to start.
+/// TCP port of the exchange between the two: none that `perf`, perftest or an agent listens on, since it may be their address, too.
+const PORT: u16 = 18_517;
+/// How long the other may take to start, where it may not take longer for everything.
 const PATIENCE: Duration = Duration::from_secs(15);
 /// What `net.core.rmem_max` and `wmem_max` are unless somebody has changed them.
 const SMALL_BUFFER: u32 = 212_992;
@@ -128,7 +128,10 @@ impl Job {
         let ctx = self.open()?;
         let mut exchange = match self.side {
             Side::Second => Exchange::accept(SocketAddr::from((self.local, PORT)))?,
-            Side::First => Exchange::connect(SocketAddr::from((self.remote, PORT)), PATIENCE)?,
+            Side::First => {
+                let patience = PATIENCE.max(Duration::from_secs_f64(self.limit / 2.0));
+                Exchange::connect(SocketAddr::from((self.remote, PORT)), patience)?
+            }
         };
         exchange.set_patience(Some(Duration::from_secs_f64(self.limit)));
         let outcome = self.outcome(ctx, &mut exchange)?;

@@ -217,12 +217,19 @@ pub(super) fn udp(
             Ok(half.map_err(&in_udp)?.map(|half| 2.0 * half))
         };
         let (spins, sleeps) = (round_trip(false)?, round_trip(true)?);
-        spins.zip(sleeps).map(|(spins, sleeps)| sleeps - spins)
+        spins.zip(sleeps).and_then(|(spins, sleeps)| wake_up(spins, sleeps))
     } else {
         ping_pong(side, step.size, time, None, |bytes, sends| datagram(&socket, bytes, sends))
             .map_err(&in_udp)?
     };
     Ok(value.map(|value| step.figure(step.measure, value)))
+}
+
+/// What a round trip takes longer where the answer comes from a process that sleeps. None if it takes less, as on a busy machine, or a virtual one
+/// whose host is busy: others most often had the core of the process that spins when the question came, while one that has slept is scheduled at
+/// once. The difference is then a time slice of those others, and no wake-up.
+fn wake_up(spins_us: f64, sleeps_us: f64) -> Option<f64> {
+    Some(sleeps_us - spins_us).filter(|longer| *longer > 0.0)
 }
 
 fn datagram(socket: &UdpSocket, bytes: &mut [u8], sends: bool) -> io::Result<()> {
@@ -307,6 +314,12 @@ mod tests {
         while receiver.read(&mut [0; 65_536]).is_ok_and(|read| read > 0) {}
         let kind = receive(&mut receiver, patience, patience).unwrap_err().kind();
         assert_eq!(kind, ErrorKind::UnexpectedEof);
+    }
+
+    #[test]
+    fn who_spins_without_a_core_tells_nothing_of_wake_ups() {
+        assert_eq!(wake_up(30.0, 80.0), Some(50.0));
+        assert_eq!(wake_up(5000.0, 80.0), None);
     }
 
     #[test]

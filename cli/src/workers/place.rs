@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::job::{Job, Outcome, Work};
 use super::measure::{Figure, Step};
 use super::peers::iperf3_figures;
+use crate::devices::is_soft_roce;
 use crate::lab::{ChildGuard, LabConfig, Pair, kill_children_on_signal};
 use crate::measure::Side;
 use crate::output::Failure;
@@ -23,12 +24,18 @@ pub struct PlaceArgs {
     /// RDMA devices of the two addresses, for the provider hw
     #[arg(long, value_delimiter = ',', requires = "local")]
     pub(crate) devices: Vec<String>,
-    /// Wait for one's turn among the other processes of the machine, instead of going first
+    /// Wait for one's turn among the other processes of the machine, instead of going first; always so with devices of Soft-RoCE
     #[arg(long)]
     patient: bool,
 }
 
 impl PlaceArgs {
+    /// Whether one of the RDMA devices is Soft-RoCE: the kernel's threads then do what a card does otherwise. They have no more right to a
+    /// core than any other process, and the cores on which processes spin that go first are never theirs.
+    pub(crate) fn is_soft_roce(&self) -> bool {
+        self.devices.iter().any(|device| is_soft_roce(device))
+    }
+
     /// The RDMA devices of both sides, if there are to be some.
     pub(crate) fn devices(&self) -> Result<[String; 2], Failure> {
         self.devices.clone().try_into().map_err(|_| {
@@ -70,10 +77,14 @@ pub(crate) struct Places {
     /// Of the kernel's devices, if not the same.
     hardware: Option<Place>,
     urgent: bool,
+    /// How many times longer starting takes than on an ordinary machine.
+    slowness: f64,
 }
 
 /// What two processes may take longer than they measure.
 const STARTS_WITHIN: Duration = Duration::from_secs(20);
+/// Nobody waits longer than so many times that.
+const SLOWNESS_MAX: f64 = 3.0;
 /// How long who answers may take to end after who asked.
 const ENDS_AFTER: Duration = Duration::from_secs(5);
 /// What iperf3 says if its server does not listen yet.
@@ -85,7 +96,7 @@ impl Places {
     /// Makes namespaces where no addresses are given. From now on signals end this process with all that it started.
     pub(crate) fn new(args: &PlaceArgs) -> Result<Self, Failure> {
         kill_children_on_signal().map_err(|error| Failure::Failed(error.to_string()))?;
-        let urgent = !args.patient;
+        let urgent = !args.patient && !args.is_soft_roce();
         let here = match (args.local, args.remote) {
             (Some(local), Some(remote)) => Some(Place::Here { local, remote }),
             _ => None,
@@ -93,11 +104,16 @@ impl Places {
         if args.devices.is_empty()
             && let Some(software) = here
         {
-            return Ok(Self { software, hardware: None, urgent });
+            return Ok(Self { software, hardware: None, urgent, slowness: 1.0 });
         }
         let config = LabConfig { ipv6: false, ..LabConfig::default() };
         let pair = Pair::new(&config).map_err(|error| Failure::Failed(error.to_string()))?;
-        Ok(Self { software: Place::Made(pair), hardware: here, urgent })
+        Ok(Self { software: Place::Made(pair), hardware: here, urgent, slowness: 1.0 })
+    }
+
+    /// On a machine that is so many times slower than an ordinary one.
+    pub(crate) fn slower(self, slowness: f64) -> Self {
+        Self { slowness, ..self }
     }
 
     /// Both processes of `work`, from their start to their end; what the first found out.
@@ -150,7 +166,8 @@ impl Places {
     }
 
     fn limit(&self, work: &Work) -> Duration {
-        STARTS_WITHIN + Duration::from_secs_f64(3.0 * work.seconds())
+        STARTS_WITHIN.mul_f64(self.slowness.min(SLOWNESS_MAX))
+            + Duration::from_secs_f64(3.0 * work.seconds())
     }
 
     fn start(&self, work: &Work, side: Side) -> Result<ChildGuard, Failure> {

@@ -2,10 +2,10 @@
 
 use std::fs;
 use std::net::IpAddr;
-use std::path::Path;
 use std::process::{Command, Stdio};
 
 use rocinante::{Atomics, Context, HardwareDevice, OpenOptions, hardware_devices};
+use rocinante_cli::devices::is_soft_roce;
 use serde::{Deserialize, Serialize};
 
 /// Whose a device is: scenarios expect what the specification says, but for what a kind is known to do otherwise.
@@ -73,10 +73,7 @@ impl Kind {
     /// The kind of an RDMA device of the kernel; a port may be named behind a colon.
     #[must_use]
     pub fn of(device: &str) -> Self {
-        let path = Path::new(CLASS).join(bare(device));
-        // Soft-RoCE is no device of any bus, and says on which interface it lies.
-        let on_a_bus = path.join("device").exists();
-        if !on_a_bus && path.join("parent").exists() { Self::SoftRoce } else { Self::Device }
+        if is_soft_roce(device) { Self::SoftRoce } else { Self::Device }
     }
 }
 

@@ -17,20 +17,20 @@ const KERNELS: [&str; 2] = ["linux-image-6.12-amd64", "linux-image-amd64"];
 
 /// What the guest's programs come from, with all that these depend on.
 #[rustfmt::skip]
-const PACKAGES: [&str; 14] = [
+const PACKAGES: [&str; 15] = [
     "busybox-static", "dash", "libc6", "libc-bin", "libgcc-s1", "iproute2", "ethtool", "nftables", "rdma-core", "ibverbs-providers",
-    "ibverbs-utils", "rdmacm-utils", "perftest", "util-linux",
+    "ibverbs-utils", "rdmacm-utils", "perftest", "iperf3", "util-linux",
 ];
 
 /// The programs that the guest has besides busybox's, with the libraries that they need.
 #[rustfmt::skip]
-const PROGRAMS: [&str; 34] = [
+const PROGRAMS: [&str; 35] = [
     "dash",
     "ip", "tc", "ss", "bridge", "rdma", "ethtool", "nft",
     "ibv_devices", "ibv_devinfo", "ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong", "ibv_srq_pingpong", "ibv_asyncwatch",
     "rping", "ucmatose", "udaddy", "mckey", "rdma_server", "rdma_client", "rstream", "cmtime",
     "ib_send_bw", "ib_send_lat", "ib_write_bw", "ib_write_lat", "ib_read_bw", "ib_read_lat", "ib_atomic_bw", "ib_atomic_lat",
-    "taskset", "prlimit", "chrt",
+    "iperf3", "taskset", "prlimit", "chrt",
 ];
 
 /// Libraries that programs open at run time, or that programs from outside need.

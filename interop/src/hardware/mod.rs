@@ -3,6 +3,7 @@
 //! Every cell of the [matrix](crate::matrix) has this provider at one side already. Here it is at both; the tests of the API run
 //! on it ([`rocinante_tests::verbs`]); what only hardware has is tried ([`checks`]); and what is missing or forbidden must be said (`refusals`).
 
+mod bench;
 pub mod checks;
 mod events;
 mod programs;
@@ -43,6 +44,8 @@ pub enum Cell {
     PortEvents,
     /// The device is removed.
     Removal,
+    /// `rocinante bench`, short.
+    Bench,
     /// One of the commands of `rocinante` or of the examples.
     Program {
         /// Which.
@@ -59,7 +62,7 @@ pub enum Cell {
 pub fn all(whole: bool) -> Vec<Cell> {
     let mut cells: Vec<Cell> = CHECKS.iter().map(|check| Cell::Check(check.name)).collect();
     cells.extend(TESTS.iter().map(Cell::Verbs));
-    cells.extend([Cell::PortEvents, Cell::Removal]);
+    cells.extend([Cell::PortEvents, Cell::Removal, Cell::Bench]);
     for (number, program) in PROGRAMS.iter().enumerate() {
         for kernel in Kernel::ALL {
             // Of the two with one end in software one, in turns.
@@ -96,6 +99,7 @@ impl fmt::Display for Cell {
             Self::Verbs(test) => write!(f, "hardware::verbs::{}", test.name),
             Self::PortEvents => f.write_str("hardware::port_events"),
             Self::Removal => f.write_str("hardware::removal"),
+            Self::Bench => f.write_str("hardware::bench"),
             Self::Program { program, kernel } => {
                 write!(f, "hardware::program::{}::{kernel}", program.name)
             }
@@ -120,6 +124,7 @@ impl Cell {
             }
             Self::PortEvents => events::of_port(&bench.guest),
             Self::Removal => events::removal(&bench.guest),
+            Self::Bench => bench::run(&bench.guest, device, ip),
             Self::Program { program, kernel } => {
                 let container = network.container(&bench.lab, Link::Veth);
                 let guest = || Side::Guest(&bench.guest, device, ip);
@@ -152,7 +157,8 @@ mod tests {
     #[test]
     fn no_cell_is_missing() {
         let (whole, subset) = (all(true), all(false));
-        let fixed = CHECKS.len() + TESTS.len() + REFUSALS.len() + 2;
+        // With the events of the port, the removal, and the benchmark.
+        let fixed = CHECKS.len() + TESTS.len() + REFUSALS.len() + 3;
         let scenarios = SCENARIOS.iter().filter(|scenario| scenario.fits_anywhere()).count();
         // The scenarios that need no bridge; a program with one side, and 14 with two.
         assert_eq!(whole.len(), fixed + scenarios * 4 + 1 + 14 * 3);
