@@ -54,9 +54,23 @@ impl Core {
     }
 
     /// Sends a packet of a request.
-    #[inline]
+    #[inline(never)]
     pub(crate) fn send_piece<H: Memory>(
         &self,
+        piece: &Piece,
+        to: &Target,
+        counters: &mut Counters,
+        host: &H,
+        sink: &mut impl TxSink,
+    ) -> Sent {
+        self.send_piece_of(self.sq.get(piece.index), piece, to, counters, host, sink)
+    }
+
+    /// Sends a packet of the request `wqe`, where that is at hand: as a part of its caller, which is a loop over many.
+    #[inline(always)]
+    pub(crate) fn send_piece_of<H: Memory>(
+        &self,
+        wqe: &Wqe,
         piece: &Piece,
         to: &Target,
         counters: &mut Counters,
@@ -73,7 +87,7 @@ impl Core {
             let (data, pad) = rest.split_at_mut(payload);
             let (base, extensions) = headers.split_at_mut(bth::LEN);
             base.copy_from_slice(&bth.bytes());
-            write_extensions(piece, info, self.sq.get(piece.index), to, extensions);
+            write_extensions(piece, info, wqe, to, extensions);
             if bth.pad > 0 {
                 pad[..usize::from(bth.pad)].fill(0);
             }

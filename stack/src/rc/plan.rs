@@ -128,7 +128,9 @@ impl Requester {
         let len = wqe.payload(psn, limits.mtu);
         // What is awaited comes with an acknowledgement.
         if psn >= self.sent && self.asks.end().is_some() {
-            match self.awaits(sq, wqe, psn, len, 0) {
+            let begins = psn == wqe.first;
+            let bytes = len + request_header(&wqe.op, begins);
+            match self.awaits(sq, psn, bytes, begins, 0) {
                 Awaited::Nothing => {}
                 Awaited::Messages | Awaited::Window => return Plan::Idle,
                 Awaited::Room(packets) => {

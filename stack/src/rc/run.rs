@@ -13,12 +13,12 @@ use crate::engine::{Shared, TxSink};
 use crate::mem::Memory;
 use crate::pool::{Charge, Pools};
 use crate::qp::outbound::{Piece, Sent, data_opcode};
-use crate::qp::sq::{SendQueue, Wqe};
+use crate::qp::sq::SendQueue;
 use crate::types::Time;
 
 impl Qp {
     /// Sends what is next as long as nothing is special about it, and counts down `quantum`.
-    #[inline]
+    #[inline(never)]
     pub(super) fn transmit_run<H: Memory>(
         &mut self,
         now: Time,
@@ -32,22 +32,21 @@ impl Qp {
         if requester.cur == sq.tail || !sq.get(requester.cur).is_plain() {
             return;
         }
-        let Some(room) = requester.room_for_run(limits, &mut shared.pools) else { return };
+        let queued = (sq.tail - requester.cur).min(*quantum as u64);
+        let Some(room) = requester.room_for_run(queued, limits, &mut shared.pools) else { return };
         let Some(to) = core.target() else { return };
         let asked = requester.asks.end().is_some();
         let mut run = Charge::default();
-        while run.datagrams < room.datagrams && (run.datagrams as usize) < *quantum {
+        while run.datagrams < room.datagrams {
             let index = requester.cur + u64::from(run.datagrams);
-            if index == sq.tail {
-                break;
-            }
             let wqe = sq.get(index);
             let bytes = run.bytes + u64::from(wqe.cost());
             if !wqe.is_plain() || bytes > room.bytes || requester.credits.exceeded(wqe) {
                 break;
             }
+            let size = wqe.len + request_header(&wqe.op, true);
             if asked || run.datagrams > 0 {
-                match requester.awaits(sq, wqe, wqe.first, wqe.len, run.datagrams) {
+                match requester.awaits(sq, wqe.first, size, true, run.datagrams) {
                     Awaited::Nothing => {}
                     Awaited::Messages | Awaited::Window => break,
                     Awaited::Room(packets) => {
@@ -67,10 +66,11 @@ impl Qp {
                 ack_req: true,
                 solicited: wqe.is_solicited(),
             };
-            if core.send_piece(&piece, &to, &mut shared.counters, host, sink) != Sent::Yes {
+            let counters = &mut shared.counters;
+            if core.send_piece_of(wqe, &piece, &to, counters, host, sink) != Sent::Yes {
                 break;
             }
-            requester.company.sent(wqe.len + request_header(&wqe.op, true));
+            requester.company.sent(size);
             run = Charge { bytes, datagrams: run.datagrams + 1 };
         }
         if run.datagrams > 0 {
@@ -81,9 +81,9 @@ impl Qp {
 }
 
 impl Requester {
-    /// What a run may be charged with at most; `None` if anything is special.
+    /// What a run of so many requests at most may be charged with; `None` if anything is special.
     #[inline]
-    fn room_for_run(&self, limits: &Limits, pools: &mut Pools) -> Option<Charge> {
+    fn room_for_run(&self, queued: u64, limits: &Limits, pools: &mut Pools) -> Option<Charge> {
         let usual = self.nxt == self.sent
             && self.cur == self.reached
             && self.begins
@@ -103,21 +103,21 @@ impl Requester {
         #[allow(clippy::cast_possible_truncation)]
         let answers = (spared.bytes / ACK.bytes).min(u64::from(spared.datagrams)) as u32;
         let datagrams = room.datagrams.min(window).min(answers.saturating_sub(1));
+        let datagrams = datagrams.min(u32::try_from(queued).unwrap_or(u32::MAX));
         (datagrams > 0).then_some(Charge { bytes: room.bytes, datagrams })
     }
 
-    /// What the packet of `psn`, with `len` bytes of payload, should wait for; before it left `run` more packets than were told.
+    /// What the packet of `psn`, of so many `bytes`, should wait for; `begins` if it is a message's first. Before it left `run` more packets than
+    /// were told.
     #[inline]
     pub(super) fn awaits(
         &self,
         sq: &SendQueue,
-        wqe: &Wqe,
         psn: u64,
-        len: u32,
+        bytes: u32,
+        begins: bool,
         run: u32,
     ) -> Awaited {
-        let begins = psn == wqe.first;
-        let bytes = len + request_header(&wqe.op, begins);
         let (queued, under_way) = (sq.next_psn - psn, self.charged.datagrams + run);
         match self.company.awaited(bytes, begins, queued, under_way, self.window.packets()) {
             // After a loss the window is what keeps the path full, and every packet of it counts.
