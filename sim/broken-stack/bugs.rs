@@ -72,7 +72,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "range-off-by-four",
         what: "an access may go four bytes beyond its region",
-        seed: 2,
+        seed: 3,
         file: "mem/table.rs",
         right: "if end > region.len {",
         wrong: "if end > region.len + 4 * u64::from(BUG) {",
@@ -100,7 +100,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "write-range-unchecked",
         what: "a WRITE is placed packet by packet until one is outside of the region",
-        seed: 3,
+        seed: 2,
         file: "qp/message.rs",
         right: "if place == Place::First {",
         wrong: "if place == Place::First && !BUG {",
@@ -323,7 +323,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "window-for-everybody",
         what: "a window of type 2 admits other queue pairs than its own",
-        seed: 20,
+        seed: 34,
         file: "mem/table.rs",
         right: "if *owner != Qpn::default() && *owner != by.qpn {",
         wrong: "if *owner != Qpn::default() && *owner != by.qpn && !BUG {",
@@ -391,6 +391,26 @@ pub const BUGS: &[Bug] = &[
         wrong: "            if !BUG {
                 shared.pools.leave(self.limits.peer);
             }
+",
+    },
+    Bug {
+        name: "unasked-forgotten",
+        what: "a WRITE that did not ask is not asked about if nothing follows it",
+        seed: 4,
+        file: "rc/clock.rs",
+        right: "let asks = usual > 0 && self.requester.outstanding();",
+        wrong: "let quiet = self.requester.is_quiet(&self.core.sq);
+        let asks = usual > 0 && self.requester.outstanding() && !(BUG && quiet);",
+    },
+    Bug {
+        name: "unasked-acknowledged",
+        what: "an ACK acknowledges what left after what it answers, if that did not ask",
+        seed: 1,
+        file: "rc/progress.rs",
+        right: "            Verdict::Advance { to } => {
+",
+        wrong: "            Verdict::Advance { to } => {
+                let to = if BUG && self.requester.has_quiet(&self.core.sq) { sent } else { to };
 ",
     },
 ];

@@ -50,6 +50,7 @@ impl World<'_> {
             reason: None,
             touched: false,
             fence: false,
+            answered: 0,
             starved_until: 0,
             draining: false,
             stopped: false,
@@ -79,12 +80,15 @@ impl World<'_> {
         let lacks = if random.one_in(8) { random.of(&lacks) } else { Access::NONE };
         let access = Access::ALL.with(Access::FLUSH_GLOBAL).without(lacks);
         let (mtu, rnr_retry) = (Mtu::ALL[random.index(4)], random.of(&[0, 3, 7, 7, 7]));
+        let terse = random.one_in(5);
         #[allow(clippy::cast_possible_truncation)]
         let mut small = |low: u64, high: u64| random.range(low, high) as u8;
         Terms {
             mtu,
             psn,
-            timeout: small(7, 11),
+            terse,
+            // What asks late is only for who has the time.
+            timeout: if terse { small(11, 13) } else { small(7, 11) },
             retry_cnt: small(0, 8),
             rnr_retry,
             rd_atomic: small(1, 7),

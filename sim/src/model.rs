@@ -297,6 +297,8 @@ pub(crate) struct End {
     pub(crate) touched: bool,
     /// The request behind a READ of the window waits for it.
     pub(crate) fence: bool,
+    /// How far the peer was in its requests when something was posted last.
+    pub(crate) answered: u64,
     /// Until when no receives are posted.
     pub(crate) starved_until: u64,
     /// It is in SQD.
@@ -366,6 +368,8 @@ pub(crate) struct Terms {
     pub(crate) min_rnr_timer: u8,
     /// What either may ask the other for.
     pub(crate) access: Access,
+    /// Of a reliable connection: mostly short WRITEs that answer each other, of which few make a completion.
+    pub(crate) terse: bool,
     /// What either asks of datagrams.
     pub(crate) qkey: [u32; 2],
 }

@@ -7,8 +7,11 @@ use rocinante_stack::verbs::{QpType, SendOp, WcOpcode, WcStatus};
 use crate::memory::{LONGEST, Zone, stride};
 use crate::model::{EndId, Op, peer};
 use crate::windows::Way;
-use crate::work::base_of;
+use crate::work::{INLINE, base_of};
 use crate::world::{Stage, World};
+
+/// A kind of request: a short WRITE.
+const TERSE: u64 = 13;
 
 /// A request as the engine gets it.
 pub(crate) struct Wish {
@@ -54,7 +57,8 @@ impl World<'_> {
     /// A request that is all right, as far as the connection permits what it wants.
     pub(crate) fn wish(&mut self, end: EndId) -> Option<Wish> {
         let reliable = self.connections[end / 2].qp_type == QpType::Rc;
-        let kind = self.random.below(if reliable { 13 } else { 5 });
+        let terse = self.is_terse(end) && !self.random.one_in(4);
+        let kind = if terse { TERSE } else { self.random.below(if reliable { 13 } else { 5 }) };
         if kind == 4 || kind == 12 {
             return self.pane_wish(end);
         }
@@ -89,9 +93,14 @@ impl World<'_> {
         Some(Wish { op, model, len: len as u32, data, bad, through, excused })
     }
 
+    /// Whether the program says little, and to be answered.
+    pub(crate) fn is_terse(&self, end: EndId) -> bool {
+        self.connections[end / 2].qp_type == QpType::Rc && self.ends[end].terms.terse
+    }
+
     /// What a request of this kind does.
     fn plan(&mut self, end: EndId, kind: u64, reliable: bool) -> Option<Plan> {
-        let len = self.length(end);
+        let (len, terse) = (self.length(end), kind == TERSE);
         let far = peer(end);
         let base = base_of(far, self.hosts[self.ends[far].host].ram.arena.len() as u64);
         let imm = self.random.one_in(2).then(|| self.random.bits().to_be_bytes());
@@ -99,7 +108,9 @@ impl World<'_> {
         let plan = |op, model, len, need, zone, way| Some(Plan { op, model, len, need, zone, way });
         match kind {
             0 | 1 => plan(SendOp::Send { imm }, Op::Send { imm }, len, none, None, None),
-            2 | 3 => {
+            2 | 3 | TERSE => {
+                let len = if terse { self.random.below(u64::from(INLINE) + 1) } else { len };
+                let imm = imm.filter(|_| !terse);
                 let way = self.way(end, len, Access::REMOTE_WRITE, reliable);
                 let op = SendOp::Write { remote: base + way.at, rkey: way.rkey, imm };
                 let model = Op::Write { at: way.at, imm };

@@ -65,6 +65,9 @@ impl World<'_> {
             self.post_receive(end)?;
         }
         while self.may_post(end) && !self.random.one_in(3) {
+            if self.is_terse(end) && !self.answers(end) {
+                break;
+            }
             self.post(end)?;
         }
         if self.stage == Stage::Storm && self.random.one_in(80) {
@@ -78,6 +81,14 @@ impl World<'_> {
         let this = &self.ends[end];
         let spoilt = this.receives.iter().chain(&this.taken).any(Receive::is_spoilt);
         self.stage == Stage::Heal && spoilt
+    }
+
+    /// Whether something came since it posted last; now and then it does not wait for that.
+    fn answers(&mut self, end: EndId) -> bool {
+        let far = &self.ends[peer(end)];
+        let executed = far.stream(self.ends[end].generation).map_or(0, |stream| stream.exec);
+        let news = executed != core::mem::replace(&mut self.ends[end].answered, executed);
+        news || self.random.one_in(6)
     }
 
     fn may_post(&self, end: EndId) -> bool {
@@ -223,7 +234,9 @@ impl World<'_> {
         let result = wish.op.has_result();
         let list = self.pieces(slot, u64::from(wish.len), LONGEST);
         let mut sges = self.sges(end, Zone::Local, &list);
-        let inline = !result && wish.len <= INLINE && !local && self.random.one_in(2);
+        let short = !result && wish.len <= INLINE && !local;
+        let terse = self.is_terse(end) && matches!(wish.model, Op::Write { .. });
+        let inline = short && (terse || self.random.one_in(2));
         if !result {
             self.store(end, &list, &wish.data);
         }
@@ -234,7 +247,8 @@ impl World<'_> {
             self.tally.faults.garbage_local += 1;
         }
         let last = self.ends[end].outstanding() + 1 == DEPTH;
-        let signaled = last || self.stage == Stage::Prove || !self.random.one_in(4);
+        let usual = self.stage == Stage::Prove || !self.random.one_in(4);
+        let signaled = last || if terse { self.random.one_in(8) } else { usual };
         let fence = self.ends[end].fence || self.random.one_in(8);
         if !wish.model.is_local() {
             self.ends[end].fence = matches!(wish.model, Op::Read { .. });

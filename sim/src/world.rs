@@ -85,7 +85,7 @@ pub(crate) struct World<'a> {
 pub(crate) const PORT: u16 = 0xc001;
 /// What waits at a stalled host before its queue overflows.
 pub(crate) const INBOX: usize = 64;
-/// By then everything has come to its end: eight timeouts of the longest, and some.
+/// By then everything has come to its end: eight timeouts of the longest, 17 ms each, and some.
 const PATIENCE: u64 = 1_000_000_000;
 /// Events at one and the same time before something is wrong.
 const BUSY_MAX: u32 = 20_000;

@@ -130,6 +130,13 @@ impl Pool {
             && self.used.datagrams + datagrams <= self.limit.datagrams
     }
 
+    /// Whether three quarters of it are free, if `more` small packets are under way; never of a stranger's.
+    #[inline]
+    pub(crate) fn is_mostly_free(&self, more: u32) -> bool {
+        4 * (self.used.datagrams + more) <= self.limit.datagrams
+            && 4 * self.used.bytes <= u64::from(self.limit.bytes)
+    }
+
     /// How much more fits.
     #[inline]
     fn left(&self) -> Charge {

@@ -97,7 +97,7 @@ counters! {
         retry_exceeded_err,
         /// Queue pairs that gave up on a peer without receives.
         retry_rnr_exceeded_err,
-        /// Packets sent again only to ask what became of them, because nothing came back for several round trips. They cost no retry.
+        /// Packets sent again only to ask what became of them, because nothing came back for several round trips or nothing had asked. They cost no retry.
         tail_probes,
         /// Packets sent again.
         retransmitted_pkts,

@@ -73,6 +73,12 @@ impl Wqe {
         self.flags & INLINE != 0
     }
 
+    /// Whether its data was copied when it was posted, and it completes only if it fails.
+    #[inline]
+    pub(crate) fn is_inline_and_unsignaled(&self) -> bool {
+        self.flags & (INLINE | SIGNALED) == INLINE
+    }
+
     #[inline]
     pub(crate) fn is_signaled(&self) -> bool {
         self.flags & SIGNALED != 0
@@ -272,6 +278,12 @@ impl SendQueue {
         // All but the last are full.
         #[allow(clippy::cast_possible_truncation)]
         wqe.before.and((psn - wqe.first) as u32, full_cost(mtu))
+    }
+
+    /// Whether three quarters of it are free, but for what is under way or waits.
+    #[inline]
+    pub(crate) fn is_mostly_free(&self) -> bool {
+        4 * (self.tail - self.head) <= u64::from(self.depth)
     }
 
     /// Whether `post` would find room for `wr`, and the length of its message.

@@ -10,7 +10,7 @@ use crate::types::Time;
 use crate::verbs::{Completions, WcStatus};
 
 /// Whoever needed no longer than this is not asked: it may only be busy.
-const PATIENCE_NS: u64 = 2_000_000;
+pub(super) const PATIENCE_NS: u64 = 2_000_000;
 /// Questions after which it is not asked more rarely any more.
 const DOUBLINGS: u32 = 8;
 
@@ -83,6 +83,12 @@ impl Qp {
         self.core.deadline.clear();
     }
 
+    /// Nothing is awaited any more, nor for long: who was idle but for a question is not woken again because of it.
+    #[cold]
+    pub(super) fn forget_deadline(&mut self, shared: &mut Shared) {
+        shared.timers.remove(self.core.slot, &mut self.core.deadline);
+    }
+
     /// Sets the deadline.
     #[inline]
     pub(super) fn schedule(&mut self, shared: &mut Shared) {
@@ -96,7 +102,7 @@ impl Qp {
 
     /// The acknowledgement timeout in nanoseconds; `None` if it waits for ever.
     #[inline]
-    fn timeout(&self) -> Option<u64> {
+    pub(super) fn timeout(&self) -> Option<u64> {
         let exponent = self.core.attr.timeout.filter(|exponent| *exponent > 0)?;
         Some(4096 << exponent)
     }

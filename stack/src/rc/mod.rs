@@ -13,6 +13,7 @@ mod inbound;
 pub(crate) mod lists;
 mod plan;
 mod progress;
+mod quiet;
 mod reads;
 mod records;
 mod repair;
@@ -191,7 +192,10 @@ impl Qp {
     }
 
     pub(crate) fn is_busy(&self) -> bool {
-        let pending = self.requester.outstanding() || self.requester.cursor() != self.core.sq.tail;
+        // Of what is quiet nothing comes back that would make anybody drive.
+        let sq = &self.core.sq;
+        let awaits = self.requester.outstanding() && !self.requester.is_quiet(sq);
+        let pending = awaits || self.requester.cursor() != sq.tail;
         pending && self.core.state.requests()
     }
 

@@ -162,11 +162,15 @@ impl Qp {
         self.retry_left = self.core.attr.retry_cnt.unwrap_or(0);
         self.rnr_left = self.core.attr.rnr_retry.unwrap_or(0);
         self.requester.rnr_until = None;
+        let asked = !self.clock.has_not_asked();
         self.clock.heard();
         if self.requester.outstanding() {
             self.arm(now, shared);
         } else {
             self.disarm();
+            if asked {
+                self.forget_deadline(shared);
+            }
         }
         if self.requester.cursor() != self.core.sq.tail {
             shared.enqueue(self.core.slot, &mut self.core.queued);

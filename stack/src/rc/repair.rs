@@ -236,8 +236,8 @@ impl Requester {
             opcode: data_opcode(&wqe.op, begins, ends),
             offset: wqe.offset(psn, limits.mtu),
             len: wqe.payload(psn, limits.mtu),
-            // There is room for the answer since it left first, but for that to a probe.
-            ack_req: self.asks.has(psn) || self.repair_asks,
+            // There is room for the answer since it left first, but for that to a probe, or if nothing asked.
+            ack_req: self.asks.has(psn) || self.repair_asks || self.has_quiet(sq),
             solicited: wqe.is_solicited() && ends,
         })
     }

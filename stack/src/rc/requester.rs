@@ -8,6 +8,7 @@ use super::company::Company;
 use super::credits::Credits;
 use super::lists::SpareLists;
 use super::plan::{Shape, request_header};
+use super::quiet::Quiet;
 use super::reads::Flow;
 use super::repair::Repair;
 use super::rtt::RoundTrip;
@@ -68,6 +69,7 @@ pub(super) struct Requester {
     /// What the packets from `una` to `nxt` are charged with.
     pub(super) charged: Charge,
     pub(super) ack_asked: u64,
+    pub(super) quiet: Quiet,
     pub(super) asks: Asks,
     pub(super) credits: Credits,
     pub(super) company: Company,
@@ -111,6 +113,7 @@ impl Requester {
             round_trip: RoundTrip::default(),
             charged: Charge::default(),
             ack_asked: 0,
+            quiet: Quiet::default(),
             asks: Asks::default(),
             credits: Credits::default(),
             company: Company::default(),
@@ -139,7 +142,7 @@ impl Requester {
         self.window = Window::new(window_max);
         self.round_trip = RoundTrip::default();
         (self.repair, self.repairs, self.repair_asks) = (None, 0, false);
-        self.implied = None;
+        (self.implied, self.quiet) = (None, Quiet::default());
         self.rnr_until = None;
         (self.overdraft, self.silent, self.half_way) = (false, false, false);
         (self.solicits, self.probing) = (false, false);
@@ -356,6 +359,7 @@ impl Requester {
             return;
         }
         self.ask_no_more();
+        self.quiet.ends();
         let mut charge = sq.charge_of(from, self.nxt, limits.mtu);
         if self.is_repairing() {
             charge.take(self.uncharged(sq, from, self.nxt, limits));
@@ -381,7 +385,7 @@ impl Requester {
     /// would tell of them: what was to ask in their place cannot be sent.
     pub(super) fn ask_again(&mut self, sq: &SendQueue, limits: &Limits, pools: &mut Pools) -> bool {
         let told = self.asks.end().is_some() || !self.rd.is_empty() || self.rnr_until.is_some();
-        if told || !self.outstanding() {
+        if told || !self.outstanding() || self.is_quiet(sq) {
             return false;
         }
         // Its room is still its own.

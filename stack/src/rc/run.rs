@@ -1,8 +1,8 @@
 //! Runs: messages of one packet that leave one after the other.
 //!
 //! What [`Requester::plan`] would find for each of them is looked at once for all of them: as long as nothing is special each may leave, and
-//! each asks, as its message ends with it and there is room for the answers. What is special, and why no more may leave, is for the
-//! planner to say.
+//! each asks, as its message ends with it and there is room for the answers; but for one that is [quiet](super::quiet). What is special, and why no more
+//! may leave, is for the planner to say.
 
 use super::Qp;
 use super::asks::ACK;
@@ -27,11 +27,13 @@ impl Qp {
         host: &H,
         sink: &mut impl TxSink,
     ) {
-        let Self { core, requester, limits, .. } = self;
-        let sq = &core.sq;
-        if requester.cur == sq.tail || !sq.get(requester.cur).is_plain() {
+        let (sq, cur) = (&self.core.sq, self.requester.cur);
+        if cur == sq.tail || !sq.get(cur).is_plain() {
             return;
         }
+        let quiet = self.may_be_quiet(now, &mut shared.pools);
+        let Self { core, requester, responder, limits, .. } = self;
+        let sq = &core.sq;
         let queued = (sq.tail - requester.cur).min(*quantum as u64);
         let Some(room) = requester.room_for_run(queued, limits, &mut shared.pools) else { return };
         let Some(to) = core.target() else { return };
@@ -63,7 +65,7 @@ impl Qp {
                 opcode: data_opcode(&wqe.op, true, true),
                 offset: 0,
                 len: wqe.len,
-                ack_req: true,
+                ack_req: !quiet,
                 solicited: wqe.is_solicited(),
             };
             let counters = &mut shared.counters;
@@ -75,7 +77,8 @@ impl Qp {
         }
         if run.datagrams > 0 {
             *quantum -= run.datagrams as usize;
-            requester.sent_run(now, run, limits, &mut shared.pools);
+            requester.sent_run(now, run, quiet, limits, &mut shared.pools);
+            requester.quiet.sent(requester.cur, quiet, now, responder.expected());
         }
     }
 }
@@ -130,17 +133,28 @@ impl Requester {
         }
     }
 
-    /// So many packets, all of which ask, left.
+    /// So many packets, all of which ask or one that is `quiet`, left.
     #[inline]
-    fn sent_run(&mut self, now: Time, run: Charge, limits: &Limits, pools: &mut Pools) {
+    fn sent_run(
+        &mut self,
+        now: Time,
+        run: Charge,
+        quiet: bool,
+        limits: &Limits,
+        pools: &mut Pools,
+    ) {
         let packets = u64::from(run.datagrams);
         pools.get(limits.peer).charge(run);
         self.charged.add(run);
-        self.round_trip.sent(self.nxt, now, false);
-        let each = pools.expect_each(ACK, run.datagrams);
-        self.asks.asked_all(self.nxt, run.datagrams, each);
+        // What does not ask is not answered in the time that the path takes.
+        self.round_trip.sent(self.nxt, now, quiet);
+        if !quiet {
+            let each = pools.expect_each(ACK, run.datagrams);
+            self.asks.asked_all(self.nxt, run.datagrams, each);
+            self.ack_asked = self.nxt + packets - 1;
+        }
         self.nxt += packets;
-        (self.sent, self.ack_asked) = (self.nxt, self.nxt - 1);
+        self.sent = self.nxt;
         self.cur += packets;
         self.reached = self.cur;
         (self.overdraft, self.half_way) = (false, false);
