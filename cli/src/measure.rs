@@ -35,7 +35,7 @@ pub use connected::{Connected, Connecting};
 pub use flow::{FlowPlan, Flowed, Idle, Lane, Lanes, Receive};
 pub use latency::{
     RoundTrip, Side, round_trips, round_trips_apart, send_latency, send_latency_blocking,
-    write_latency, write_latency_by_memory,
+    write_latency, write_latency_by_memory, write_latency_signaled,
 };
 pub(crate) use latency::{histogram, record};
 pub use spread::Spread;

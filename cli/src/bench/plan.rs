@@ -168,7 +168,9 @@ pub(super) fn reference(measure: Measure, size: usize) -> Option<(Kind, usize)> 
         | Measure::ReadBw
         | Measure::WriteRate
         | Measure::WriteRatePassive => Some((Kind::Flood, size)),
-        Measure::WriteLat | Measure::WriteLatMemory => Some((Kind::PingPong, size)),
+        Measure::WriteLat | Measure::WriteLatSignaled | Measure::WriteLatMemory => {
+            Some((Kind::PingPong, size))
+        }
         // Of the round trip of a small WRITE.
         Measure::ReadLat
         | Measure::ReadLatPassive
@@ -299,6 +301,7 @@ impl Choice {
         let slow = |measure, size| Step { measure, size, seconds: (2.0 * self.seconds).max(0.2) };
         let steps = vec![
             step(Measure::WriteLat, SMALL),
+            step(Measure::WriteLatSignaled, SMALL),
             step(Measure::WriteLatMemory, SMALL),
             step(Measure::ReadLat, SMALL),
             step(Measure::AtomicLat, ATOMIC),

@@ -46,6 +46,7 @@ fn mark(number: u64) -> u8 {
 
 /// Ping-pong of WRITEs of `size` bytes (1 to half the region) between two sides that both poll their memory. Half the round trip of each, in
 /// nanoseconds; the second side's histogram is empty, and its `until` is ignored. They wait for each other before they begin.
+/// One of 16 makes a completion, and the last.
 ///
 /// # Errors
 /// A failed request, or silence.
@@ -57,6 +58,20 @@ pub fn write_latency(
     until: Until,
 ) -> Result<Histogram<u64>, MeasureError> {
     to_and_fro(Pings::new(end, size, SIGNAL_EVERY), exchange, side, until)
+}
+
+/// As [`write_latency`], but each WRITE makes a completion, so that each is acknowledged by itself.
+///
+/// # Errors
+/// A failed request, or silence.
+pub fn write_latency_signaled(
+    end: &End<'_>,
+    exchange: &mut Exchange,
+    side: Side,
+    size: usize,
+    until: Until,
+) -> Result<Histogram<u64>, MeasureError> {
+    to_and_fro(Pings::new(end, size, 1), exchange, side, until)
 }
 
 /// As [`write_latency`], but meanwhile both sides only look at their memory: the device's own thread does all that is done but posting.
@@ -394,6 +409,11 @@ mod tests {
                 |end, exchange| write_latency(end, exchange, Side::Second, size, until),
             );
             assert_eq!((first.unwrap().len(), second.unwrap().len()), (600, 0));
+            let (first, second) = both(
+                |end, exchange| write_latency_signaled(end, exchange, Side::First, size, until),
+                |end, exchange| write_latency_signaled(end, exchange, Side::Second, size, until),
+            );
+            assert_eq!((first.unwrap().len(), second.unwrap().len()), (600, 0), "signaled");
         }
     }
 

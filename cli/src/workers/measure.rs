@@ -35,8 +35,10 @@ pub enum Measure {
     WriteRatePassive,
     /// The same as `write_rate` with receive buffers of 212,992 bytes.
     WriteRateSmallBuffers,
-    /// WRITEs to and fro, both sides polling memory and driving the device: half the round trip.
+    /// WRITEs to and fro, one of 16 with a completion, both sides polling memory and driving the device: half the round trip.
     WriteLat,
+    /// The same, each with a completion.
+    WriteLatSignaled,
     /// The same, both sides only looking at their memory, without any call of the verbs.
     WriteLatMemory,
     /// SENDs to and fro, both sides sleeping on a completion channel: half the round trip.

@@ -11,7 +11,7 @@ use super::peers::{PAUSE, median_us};
 use crate::measure::{
     Bulk, BulkOp, BulkResult, Connected, Connecting, End, RoundTrip, Side, Until, bulk_with_shares,
     post_receives, receive_bulk, round_trips, round_trips_apart, send_latency_blocking, serve,
-    write_latency, write_latency_by_memory,
+    write_latency, write_latency_by_memory, write_latency_signaled,
 };
 use crate::output::Failure;
 
@@ -78,6 +78,9 @@ impl Device {
         exchange.barrier("ready")?;
         let to_and_fro = match step.measure {
             Measure::WriteLat => write_latency(first, exchange, self.side, step.size, until)?,
+            Measure::WriteLatSignaled => {
+                write_latency_signaled(first, exchange, self.side, step.size, until)?
+            }
             Measure::WriteLatMemory => {
                 write_latency_by_memory(first, exchange, self.side, step.size, until)?
             }

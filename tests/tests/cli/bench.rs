@@ -136,6 +136,7 @@ fn every_measure_can_be_had() {
         "write_bw_small_buffers",
         "write_lat",
         "write_lat_memory",
+        "write_lat_signaled",
         "write_rate",
         "write_rate_small_buffers",
     ];
