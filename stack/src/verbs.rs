@@ -221,6 +221,16 @@ impl SendOp {
         matches!(self, Self::BindMw { .. } | Self::LocalInv { .. })
     }
 
+    /// Whether it is a SEND or WRITE: what carries data to the peer, and is acknowledged.
+    #[must_use]
+    #[inline]
+    pub const fn carries_data(&self) -> bool {
+        matches!(
+            self,
+            Self::Send { .. } | Self::SendTo { .. } | Self::SendInv { .. } | Self::Write { .. }
+        )
+    }
+
     /// What a [`BindMw`](Self::BindMw) binds.
     #[must_use]
     pub const fn bind(&self) -> Option<Bind> {
@@ -235,12 +245,7 @@ impl SendOp {
     /// Whether it has a response of its own instead of an acknowledgement: READ, atomics, FLUSH and ATOMIC WRITE.
     #[must_use]
     pub const fn has_response(&self) -> bool {
-        match self {
-            Self::Send { .. } | Self::SendTo { .. } | Self::SendInv { .. } | Self::Write { .. } => {
-                false
-            }
-            _ => !self.is_local(),
-        }
+        !self.carries_data() && !self.is_local()
     }
 
     /// Whether its response carries what is placed in its list: READ and atomics.

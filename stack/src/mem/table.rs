@@ -132,18 +132,20 @@ impl RegionTable {
         self.entry(key).map(Entry::plain)
     }
 
-    #[inline]
+    #[inline(always)]
     fn entry(&self, key: Key) -> Option<&Entry> {
-        let mut at = self.home(key.0);
-        loop {
-            return match &self.slots[at] {
-                Slot::Taken(found, entry) if *found == key => Some(entry),
-                Slot::Taken(found, _) if found.0 >> 8 != key.0 >> 8 => {
-                    at = (at + 1) & (self.slots.len() - 1);
-                    continue;
-                }
-                _ => None,
-            };
+        // Most are where they are looked for first.
+        match &self.slots[self.home(key.0)] {
+            Slot::Taken(found, entry) if *found == key => Some(entry),
+            _ => self.search(key),
+        }
+    }
+
+    #[inline(never)]
+    fn search(&self, key: Key) -> Option<&Entry> {
+        match &self.slots[self.find(key)?] {
+            Slot::Taken(_, entry) => Some(entry),
+            Slot::Empty => None,
         }
     }
 

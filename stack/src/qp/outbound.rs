@@ -91,7 +91,7 @@ impl Core {
             if bth.pad > 0 {
                 pad[..usize::from(bth.pad)].fill(0);
             }
-            let sum = self.sq.gather(piece.index, piece.offset, data, self.init.pd, host)?;
+            let sum = self.sq.gather(piece.index, wqe, piece.offset, data, self.init.pd, host)?;
             Ok(sum.map(|crc| Summed { at: info.header_len, len: payload, crc }))
         });
         if sent == Sent::Yes {

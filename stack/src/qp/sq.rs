@@ -1,6 +1,9 @@
 //! The send queue: immutable work requests in a ring, each with the packet sequence numbers it occupies.
 
-use super::post::PostError;
+mod extent;
+
+use self::extent::Extent;
+pub(crate) use self::extent::MESSAGE_MAX;
 use crate::mem::{AccessError, Checked, Memory, PdId, RegionTable, Sge, Write};
 use crate::pool::{Budget, Charge};
 use crate::types::Mtu;
@@ -35,6 +38,7 @@ const INLINE: u8 = 2;
 const SIGNALED: u8 = 4;
 const SOLICITED: u8 = 8;
 const FENCE: u8 = 16;
+const RESPONSE: u8 = 32;
 
 /// A sum of [`Charge`]s modulo 2^32 of each: the difference of two is what lies between, as nobody has room for so many bytes.
 #[derive(Debug, Clone, Copy, Default)]
@@ -95,10 +99,16 @@ impl Wqe {
         self.flags & FENCE != 0
     }
 
+    /// Whether it has a response of its own: [`SendOp::has_response`].
+    #[inline]
+    pub(crate) fn has_response(&self) -> bool {
+        self.flags & RESPONSE != 0
+    }
+
     /// What its last packet costs its receiver, if it is a SEND or WRITE.
     #[inline]
     pub(crate) fn cost(&self) -> u32 {
-        if self.op.has_response() { 0 } else { self.measure.into() }
+        if self.has_response() { 0 } else { self.measure.into() }
     }
 
     /// Packets of each request but the last that a READ is asked for by.
@@ -142,13 +152,6 @@ fn full_cost(mtu: Mtu) -> u32 {
 
 /// Elements of a request at most.
 const SGES_MAX: u32 = u8::MAX as u32;
-
-/// What the longest packet costs.
-const COST_MAX: u32 = Budget::cost(4096 + OVERHEAD);
-const _: () = assert!(COST_MAX <= u16::MAX as u32);
-
-/// The most bytes of one message: 2^31.
-pub(crate) const MESSAGE_MAX: u64 = 1 << 31;
 
 /// A ring of work requests; allocated when the queue pair is made. It is as long as a power of two, so that an index
 /// becomes a slot by a mask.
@@ -224,7 +227,7 @@ impl SendQueue {
     #[inline]
     pub(crate) fn pop(&mut self) {
         debug_assert!(self.head < self.tail);
-        self.responses -= u32::from(self.get(self.head).op.has_response());
+        self.responses -= u32::from(self.get(self.head).has_response());
         self.head += 1;
     }
 
@@ -286,42 +289,8 @@ impl SendQueue {
         4 * (self.tail - self.head) <= u64::from(self.depth)
     }
 
-    /// Whether `post` would find room for `wr`, and the length of its message.
-    pub(crate) fn check(&self, wr: &SendWr<'_>) -> Result<u32, PostError> {
-        if self.tail - self.head >= self.depth.into() {
-            return Err(PostError::Full);
-        }
-        let len = match wr.data {
-            SendData::Sges(list) if list.len() > self.max_sge as usize => {
-                return Err(PostError::TooManySges);
-            }
-            SendData::Sges(list) => list.iter().map(|sge| u64::from(sge.len)).sum(),
-            SendData::Inline(_) if wr.op.has_result() => return Err(PostError::InlineResponse),
-            SendData::Inline(bytes) if bytes.len() > self.max_inline as usize => {
-                return Err(PostError::InlineTooLong);
-            }
-            SendData::Inline(bytes) => bytes.len() as u64,
-        };
-        match wr.op {
-            SendOp::CompareSwap { remote, .. } | SendOp::FetchAdd { remote, .. }
-                if remote % 8 != 0 || len < 8 =>
-            {
-                Err(PostError::BadAtomic)
-            }
-            _ if wr.op.is_local() => Ok(0),
-            SendOp::AtomicWrite { remote, .. } if remote % 8 != 0 || len != 8 => {
-                Err(PostError::BadAtomic)
-            }
-            SendOp::Flush { .. } if len > 0 => Err(PostError::FlushData),
-            _ if len > MESSAGE_MAX => Err(PostError::TooLong),
-            #[allow(clippy::cast_possible_truncation)]
-            _ if wr.op.is_atomic() => Ok(8),
-            #[allow(clippy::cast_possible_truncation)]
-            _ => Ok(len as u32),
-        }
-    }
-
     /// Appends a request that `check` admitted with `len`.
+    #[inline(always)]
     pub(crate) fn push(
         &mut self,
         wr: &SendWr<'_>,
@@ -330,16 +299,32 @@ impl SendQueue {
         read_packets: u16,
         signal_all: bool,
     ) {
-        let on_wire = !wr.op.is_local();
+        if wr.op.carries_data() && len <= mtu.bytes() {
+            let plain = flag(PLAIN, !wr.fence);
+            self.append(wr, len, &self.extent_of_one(len), plain, signal_all);
+        } else {
+            self.push_other(wr, len, mtu, read_packets, signal_all);
+        }
+    }
+
+    /// Appends what is no SEND or WRITE of one packet.
+    #[inline(never)]
+    fn push_other(
+        &mut self,
+        wr: &SendWr<'_>,
+        len: u32,
+        mtu: Mtu,
+        read_packets: u16,
+        signal_all: bool,
+    ) {
         let has_response = wr.op.has_response();
-        let one = on_wire && len <= mtu.bytes();
-        // At most 2^31 bytes and one path MTU.
-        let packets = if one { 1 } else { (len + mtu.bytes() - 1) >> mtu.shift() };
-        self.messages = self.messages.wrapping_add(match wr.op {
-            SendOp::Read { .. } => packets.div_ceil(u32::from(read_packets)),
-            _ if !on_wire => 0,
-            _ => 1,
-        });
+        let extent = self.extent(&wr.op, len, mtu, read_packets);
+        self.append(wr, len, &extent, flag(RESPONSE, has_response), signal_all);
+        self.responses += u32::from(has_response);
+    }
+
+    #[inline(always)]
+    fn append(&mut self, wr: &SendWr<'_>, len: u32, extent: &Extent, flags: u8, signal_all: bool) {
         let slot = self.slot(self.tail);
         let (sges, inline) = match wr.data {
             SendData::Sges(list) => {
@@ -356,58 +341,41 @@ impl SendQueue {
                 (0, true)
             }
         };
-        let data = on_wire && !has_response;
-        let before = self.charges;
-        let mut cost = 0;
-        if data {
-            let mut last = len;
-            if !one {
-                let full = packets - 1;
-                last -= full << mtu.shift();
-                self.charges = self.charges.and(full, full_cost(mtu));
-            }
-            cost = Budget::cost(last + OVERHEAD);
-            self.charges = self.charges.and(1, cost);
-        }
         self.wqes[slot] = Wqe {
             wr_id: wr.wr_id,
             op: wr.op,
             first: self.next_psn,
-            before,
-            packets,
-            messages: self.messages,
+            before: self.charges,
+            packets: extent.packets,
+            messages: extent.messages,
             len,
-            measure: match wr.op {
-                SendOp::Read { .. } => read_packets,
-                // That of the longest packet fits: see `COST_MAX`.
-                #[allow(clippy::cast_possible_truncation)]
-                _ => cost as u16,
-            },
+            measure: extent.measure,
             #[allow(clippy::cast_possible_truncation)]
             sges: sges as u8,
-            flags: flag(PLAIN, data && one && !wr.fence)
+            flags: flags
                 | flag(INLINE, inline)
                 | flag(SIGNALED, wr.signaled || signal_all)
                 | flag(SOLICITED, wr.solicited)
                 | flag(FENCE, wr.fence),
         };
-        self.next_psn += u64::from(packets);
-        self.responses += u32::from(has_response);
+        (self.messages, self.charges) = (extent.messages, extent.charges);
+        self.next_psn += u64::from(extent.packets);
         self.tail += 1;
     }
 
-    /// Copies `out.len()` bytes of the message at `offset` into `out`; returns their CRC-32 if it came along with the copying.
+    /// Copies `out.len()` bytes of the message of `wqe`, the request `index`, at `offset` into `out`; returns their CRC-32 if it came along with
+    /// the copying.
     #[inline]
     pub(crate) fn gather(
         &self,
         index: u64,
+        wqe: &Wqe,
         offset: u32,
         out: &mut [u8],
         pd: PdId,
         memory: &impl Memory,
     ) -> Result<Option<u32>, AccessError> {
         let slot = self.slot(index);
-        let wqe = &self.wqes[slot];
         if wqe.is_inline() {
             let from = slot * self.max_inline as usize + offset as usize;
             out.copy_from_slice(&self.inline[from..from + out.len()]);
@@ -416,19 +384,18 @@ impl SendQueue {
         if out.is_empty() {
             return Ok(None);
         }
-        if let [sge] = self.list(index) {
+        let list = &self.sges[slot * self.max_sge as usize..];
+        match (wqe.sges, list.first()) {
             // The usual case, without the walk.
-            let part = part_of(sge, offset, out.len())?;
-            return Ok(memory.fetch_summed(memory.regions().local_read(pd, &part)?, out));
+            (1, Some(sge)) => {
+                let part = part_of(sge, offset, out.len())?;
+                Ok(memory.fetch_summed(memory.regions().local_read(pd, &part)?, out))
+            }
+            _ => {
+                gather_parts(&list[..usize::from(wqe.sges)], offset, out, pd, memory)?;
+                Ok(None)
+            }
         }
-        let mut out = out;
-        for part in parts(self.list(index), offset, out.len()) {
-            let source = memory.regions().local_read(pd, &part)?;
-            let (now, later) = out.split_at_mut(part.len as usize);
-            memory.fetch(source, now);
-            out = later;
-        }
-        Ok(None)
     }
 
     /// Whether the whole list is registered for what the operation does with it.
@@ -487,6 +454,25 @@ impl SendQueue {
         let slot = index as usize & (self.wqes.len() - 1);
         slot
     }
+}
+
+/// Copies `out.len()` bytes from `offset` of a list on into `out`.
+#[inline(never)]
+fn gather_parts(
+    list: &[Sge],
+    offset: u32,
+    out: &mut [u8],
+    pd: PdId,
+    memory: &impl Memory,
+) -> Result<(), AccessError> {
+    let mut out = out;
+    for part in parts(list, offset, out.len()) {
+        let source = memory.regions().local_read(pd, &part)?;
+        let (now, later) = out.split_at_mut(part.len as usize);
+        memory.fetch(source, now);
+        out = later;
+    }
+    Ok(())
 }
 
 /// Places `src` at `offset` of a scatter list, in ascending order.

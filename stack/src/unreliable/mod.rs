@@ -166,7 +166,7 @@ impl Qp {
     }
 
     /// A send request was posted.
-    #[inline]
+    #[inline(never)]
     pub(crate) fn push(&mut self, wr: &SendWr<'_>, len: u32) {
         self.core.sq.push(wr, len, self.mtu, 1, self.core.init.sq_sig_all);
     }

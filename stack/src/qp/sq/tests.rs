@@ -1,6 +1,7 @@
 //! The ring, its lists, and what its packets cost.
 
 use super::*;
+use crate::qp::post::PostError;
 use crate::types::Key;
 
 #[test]
