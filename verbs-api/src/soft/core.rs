@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use rocinante_stack::types::Time;
 
+use super::aside::Aside;
 use super::front::{Backlog, QpShared};
 use super::shard::Shard;
 use super::spin::Spin;
@@ -39,6 +40,8 @@ pub(crate) struct Core {
     caller_on: AtomicU32,
     /// The background thread leaves the port to a thread that sleeps on it, until that one wakes it.
     resting: AtomicBool,
+    /// It stands aside for longer than usual, for a program that polls without pause.
+    pub(super) yields: AtomicBool,
     /// The port's descriptor, for waiting without the lock.
     port_fd: OwnedFd,
     /// For the background thread.
@@ -62,10 +65,6 @@ impl Events {
     }
 }
 
-/// How often it looks whether the program still drives.
-const ASIDE: Duration = Duration::from_micros(500);
-/// The same at most while a thread of the program sleeps on the port; if nothing happens for so long, it rests.
-const ASIDE_MAX: Duration = Duration::from_millis(10);
 /// The background thread was not given the processor if it sleeps longer by this.
 const LATE: Duration = Duration::from_micros(500);
 /// For [`Core::caller_on`].
@@ -86,6 +85,7 @@ impl Core {
             parked_until: AtomicU64::new(0),
             caller_on: AtomicU32::new(NOWHERE),
             resting: AtomicBool::new(false),
+            yields: AtomicBool::new(false),
             calls: Calls::new()?,
             stop: AtomicBool::new(false),
             sleepers: AtomicU32::new(0),
@@ -143,7 +143,7 @@ impl Core {
             if spins {
                 // Whether the program goes on is to be looked at, and what is due is to be done.
                 let left = Duration::from_nanos(parked_until.saturating_sub(shard.now().0));
-                self.wake_background_in(ASIDE.min(left));
+                self.wake_background_in(Aside::MIN.min(left));
             }
             spins
         } else {
@@ -151,6 +151,15 @@ impl Core {
         };
         if unwatched {
             shard.watch(false);
+        }
+    }
+
+    /// The program may be about to sleep on something that only the background thread brings. If it polled without pause until now, that one
+    /// would come late; who misses it here waits for no more than [`Aside::STEADY_MAX`].
+    #[inline]
+    pub(crate) fn expect(&self) {
+        if self.yields.load(Ordering::Relaxed) && self.yields.swap(false, Ordering::Relaxed) {
+            self.calls.wake_in(Aside::MIN);
         }
     }
 
@@ -203,7 +212,7 @@ impl Core {
             self.parked_until.store(due.0, Ordering::Relaxed);
             self.calls.wake_in(Duration::from_nanos(due.since(now)));
         } else {
-            self.wake_background_in(ASIDE);
+            self.wake_background_in(Aside::MIN);
         }
     }
 
@@ -307,7 +316,7 @@ impl Core {
             }
         } else {
             // Whoever drives will complete what this thread waits for, or leave it to the next.
-            sleep = Some(sleep.unwrap_or(ASIDE).min(ASIDE));
+            sleep = Some(sleep.unwrap_or(Aside::MIN).min(Aside::MIN));
         }
         let mut woken = wake::wait(port, fd, sleep) && port.is_some();
         // The background thread leaves the port to a program that was given something, and rests on if it was not. If the port woke
@@ -331,7 +340,7 @@ impl Core {
     pub(crate) fn background(&self) {
         prepare_to_block();
         let mut seen = self.epoch.load(Ordering::Relaxed);
-        let mut aside = ASIDE;
+        let mut aside = Aside::new();
         let mut active_until = Instant::now();
         let mut spin = Spin::new();
         let mut shares = false;
@@ -340,6 +349,7 @@ impl Core {
         let mut look = false;
         while !self.stop.load(Ordering::SeqCst) {
             let epoch = self.epoch.load(Ordering::Relaxed);
+            let steadily = epoch != seen && (aside.is_first_look() || self.was_just_driven());
             // Work that was left while this thread held the lock is this thread's.
             fence(Ordering::SeqCst);
             let rung = self.staging.has_some();
@@ -350,11 +360,16 @@ impl Core {
                     continue;
                 }
                 // The program drives, or sleeps on the port itself: look again in a while whether it still does.
-                aside = if epoch == seen { (aside * 2).min(ASIDE_MAX) } else { ASIDE };
+                if epoch == seen {
+                    aside.waited();
+                } else {
+                    aside.driven(steadily);
+                }
                 seen = epoch;
-                look = match self.rest(aside) {
+                look = match self.rest(aside.pause()) {
                     Some(woken) => woken,
-                    None => self.stand_aside(aside, epoch),
+                    None if aside.is_steady() => self.yield_to_poller(aside.pause()),
+                    None => self.stand_aside(aside.pause(), epoch),
                 };
                 if self.waiters.load(Ordering::SeqCst) > 0 {
                     self.look(true);
@@ -391,10 +406,8 @@ impl Core {
             if self.polled_last.load(Ordering::Relaxed) == epoch {
                 seen = epoch;
             }
-            // If threads sleep on the port, too, nothing has happened for long enough to rest.
-            if epoch == seen && slept >= ASIDE_MAX {
-                aside = ASIDE_MAX;
-            }
+            // If threads sleep on the port, too, nothing may have happened for long enough to rest.
+            aside.slept(if epoch == seen { slept } else { Duration::ZERO });
             // Where the program has the same processor, it would wait for the end of every spin, and for nothing else.
             shares = self.caller_on.swap(NOWHERE, Ordering::Relaxed) == processor();
         }
@@ -403,7 +416,7 @@ impl Core {
     /// Sleeps for as long as a thread of the program sleeps on the port and nothing is due. Returns whether something was; `None` if
     /// it is too early for that, or somebody drives.
     fn rest(&self, aside: Duration) -> Option<bool> {
-        if aside < ASIDE_MAX {
+        if aside < Aside::MAX {
             return None;
         }
         let shard = self.shard.try_lock()?;
@@ -416,18 +429,37 @@ impl Core {
     /// Sleeps for about `pause`, unless what is held must go. Returns whether it became much longer.
     pub(super) fn stand_aside(&self, pause: Duration, epoch: u64) -> bool {
         let mut pause = pause;
-        if pause > ASIDE {
+        if pause > Aside::MIN {
             self.parked_until.store(HELD_ONLY, Ordering::SeqCst);
             fence(Ordering::SeqCst);
             // Who drove or rang just before that did not see it.
             if self.epoch.load(Ordering::Relaxed) != epoch || self.staging.has_some() {
-                pause = ASIDE;
+                pause = Aside::MIN;
             }
         }
+        let late = self.sleep_for(pause);
+        self.parked_until.store(0, Ordering::SeqCst);
+        late
+    }
+
+    /// The same for a program that polls without pause: it sends what is held, too.
+    fn yield_to_poller(&self, pause: Duration) -> bool {
+        self.yields.store(true, Ordering::Relaxed);
+        let late = self.sleep_for(pause);
+        self.yields.store(false, Ordering::Relaxed);
+        late
+    }
+
+    /// Sleeps unless somebody calls. Returns whether it became much longer.
+    fn sleep_for(&self, pause: Duration) -> bool {
         let asleep = Instant::now();
         self.calls.wait(None, Some(pause));
-        self.parked_until.store(0, Ordering::SeqCst);
         asleep.elapsed() > pause + LATE
+    }
+
+    /// Whether the program looked at the port just now.
+    fn was_just_driven(&self) -> bool {
+        self.shard.try_lock().is_none_or(|shard| shard.was_driven_within(Aside::MIN))
     }
 
     /// Drives once, in place of the program, or only if a deadline has passed: a thread that sleeps on the port knows only
@@ -480,7 +512,7 @@ impl Core {
             return (None, sleep);
         }
         if !shard.watch(true) {
-            return (None, Some(sleep.unwrap_or(ASIDE).min(ASIDE)));
+            return (None, Some(sleep.unwrap_or(Aside::MIN).min(Aside::MIN)));
         }
         (Some((self.port_fd.as_fd(), shard.wants_write())), sleep)
     }

@@ -51,6 +51,32 @@ fn who_stands_aside_for_longer_wakes_for_an_acknowledgement_that_is_held() {
     assert!(start.elapsed() < NEVER);
 }
 
+/// A look costs such a program more than anything else that the background thread does.
+#[test]
+fn a_program_that_polls_without_pause_is_left_alone_until_it_expects_something_or_stops() {
+    let core = core();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let until = |what: &str, is_so: &dyn Fn() -> bool| {
+        while !is_so() {
+            assert!(Instant::now() < deadline, "{what}");
+        }
+    };
+    let yields = || core.yields.load(Ordering::Relaxed);
+    std::thread::scope(|scope| {
+        scope.spawn(|| core.background());
+        for _ in 0..2 {
+            until("it polls without pause", &|| {
+                core.drive();
+                yields()
+            });
+            core.expect();
+            until("it is looked at soon", &|| !yields());
+        }
+        until("nobody polls any more", &|| core.parked_until.load(Ordering::Relaxed) == u64::MAX);
+        core.shut_down();
+    });
+}
+
 /// What arrives wakes the background thread, unless the program is sure to find it first.
 #[test]
 fn the_port_is_watched_for_a_program_that_polls_now_and_then() {

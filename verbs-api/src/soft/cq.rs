@@ -137,6 +137,7 @@ impl Cq {
 
     pub(crate) fn req_notify(&self, solicited_only: bool) {
         self.shared.arm(solicited_only);
+        self.device.shards.expect(self.shards.set.load(Ordering::Relaxed));
     }
 
     pub(crate) fn has_channel(&self) -> bool {

@@ -2,6 +2,7 @@
 
 mod ah;
 mod announce;
+mod aside;
 mod cm;
 mod core;
 #[cfg(test)]

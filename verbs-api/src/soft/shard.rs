@@ -4,7 +4,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rocinante_netdev::{AnyPort, PathId, PathSpec, Port};
 use rocinante_stack::types::Time;
@@ -60,6 +60,8 @@ pub(crate) struct Shard {
     /// Whether the port's descriptor tells what arrives, and how many times in a row something had since that was wished.
     watched: bool,
     arrivals: u32,
+    /// When the program drove last.
+    driven_at: Time,
     /// How often the program has polled since, while the background thread slept.
     polls: u32,
     /// The port broke: the interface is gone.
@@ -129,6 +131,7 @@ impl Shard {
             refused: (0, 0),
             watched: true,
             arrivals: 0,
+            driven_at: Time(0),
             polls: 0,
             broken: None,
             events: Vec::new(),
@@ -154,6 +157,11 @@ impl Shard {
     /// Whether more arrives than is worth to be told of each time.
     pub(super) fn is_busy(&self) -> bool {
         self.arrivals > ARRIVALS
+    }
+
+    /// Whether the program drove in the last `span`.
+    pub(super) fn was_driven_within(&self, span: Duration) -> bool {
+        Duration::from_nanos(self.now().since(self.driven_at)) <= span
     }
 
     /// Counts a poll while the background thread sleeps on the port. Returns whether there are so many that the program does nothing else.
@@ -215,6 +223,9 @@ impl Shard {
     pub(crate) fn drive(&mut self, hold: bool) -> bool {
         let mut any = false;
         let mut now = self.now();
+        if hold {
+            self.driven_at = now;
+        }
         if self.company_until.is_some() {
             // The program posts no more for now.
             any |= self.transmit(now);

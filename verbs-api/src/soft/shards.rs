@@ -135,6 +135,12 @@ impl Shards {
         self.of(set).for_each(|core| core.drive());
     }
 
+    /// The program may be about to sleep on what those of a set bring.
+    #[inline]
+    pub(super) fn expect(&self, set: u64) {
+        self.of(set).for_each(|core| core.expect());
+    }
+
     fn of(&self, set: u64) -> impl Iterator<Item = &Arc<Core>> {
         self.all().enumerate().filter(move |(index, _)| set >> index & 1 == 1).map(|(_, core)| core)
     }

@@ -2,6 +2,8 @@
 
 #[path = "../../../../verbs-api/src/soft/announce.rs"]
 pub mod announce;
+#[path = "../../../../verbs-api/src/soft/aside.rs"]
+mod aside;
 #[path = "../../../../verbs-api/src/soft/core.rs"]
 pub mod core;
 #[path = "../../../../verbs-api/src/soft/front.rs"]
@@ -136,6 +138,7 @@ impl Device {
     /// `ibv_req_notify_cq`.
     pub fn arm(&self, solicited_only: bool) {
         self.cq.arm(solicited_only);
+        self.core.expect();
     }
 
     /// Completions arrive.

@@ -182,6 +182,11 @@ impl Shard {
         Time(clock::now())
     }
 
+    /// It is as well if it was not.
+    pub(super) fn was_driven_within(&self, _: Duration) -> bool {
+        true
+    }
+
     pub(super) fn deadline(&self) -> Option<Time> {
         self.timer
     }
