@@ -3,7 +3,6 @@
 //! Whoever calls `post_send` or `poll` drives the shard on the spot. A background thread does it for programs that
 //! do not call: it sleeps on the port, and steps aside while the program drives.
 
-use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,16 +10,16 @@ use std::time::Duration;
 use rocinante_stack::types::Time;
 
 use super::aside::Aside;
+use super::events::Events;
 use super::front::{Backlog, QpShared};
 use super::shard::Shard;
 use super::spin::Spin;
 use super::staging::Staging;
-use crate::event::AsyncEvent;
 use crate::sync::{
     AtomicBool, AtomicU32, AtomicU64, Instant, Mutex, MutexGuard, Ordering, fence, processor,
     spin_loop, yield_now,
 };
-use crate::wake::{self, AsFd, BorrowedFd, Calls, OwnedFd};
+use crate::wake::{self, AsFd as _, BorrowedFd, Calls, OwnedFd};
 
 /// The shard and what its drivers need to agree on.
 #[derive(Debug)]
@@ -49,20 +48,7 @@ pub(crate) struct Core {
     stop: AtomicBool,
     /// Threads of the program that sleep on several shards: they leave the ports to the background threads.
     sleepers: AtomicU32,
-    events: Arc<Events>,
-}
-
-/// The asynchronous events of a device.
-#[derive(Debug)]
-pub(crate) struct Events {
-    queue: Mutex<VecDeque<AsyncEvent>>,
-    fd: OwnedFd,
-}
-
-impl Events {
-    pub(crate) fn new() -> std::io::Result<Self> {
-        Ok(Self { queue: Mutex::new(VecDeque::new()), fd: wake::eventfd()? })
-    }
+    pub(crate) events: Arc<Events>,
 }
 
 /// The background thread was not given the processor if it sleeps longer by this.
@@ -180,7 +166,7 @@ impl Core {
     /// Unlocks. Returns whether somebody left work meanwhile.
     #[inline]
     pub(crate) fn release(&self, mut shard: MutexGuard<'_, Shard>) -> bool {
-        self.collect_events(&mut shard);
+        self.events.collect(&mut shard);
         let due = shard.needed().map_or(u64::MAX, |due| due.0);
         drop(shard);
         fence(Ordering::SeqCst);
@@ -258,38 +244,6 @@ impl Core {
         self.staging.take(&mut shard.engine, &mut shard.host);
     }
 
-    fn collect_events(&self, shard: &mut Shard) {
-        let Some(first) = shard.poll_event() else { return };
-        let mut events = self.events.queue.lock();
-        events.push_back(first);
-        while let Some(event) = shard.poll_event() {
-            events.push_back(event);
-        }
-        wake::notify(&self.events.fd);
-    }
-
-    pub(crate) fn next_event(&self) -> Option<AsyncEvent> {
-        let mut events = self.events.queue.lock();
-        let event = events.pop_front();
-        if events.is_empty() {
-            wake::clear(&self.events.fd);
-        }
-        event
-    }
-
-    /// Nobody shall hear of them any more.
-    pub(crate) fn forget_events(&self, gone: impl Fn(&AsyncEvent) -> bool) {
-        let mut events = self.events.queue.lock();
-        events.retain(|event| !gone(event));
-        if events.is_empty() {
-            wake::clear(&self.events.fd);
-        }
-    }
-
-    pub(crate) fn event_fd(&self) -> BorrowedFd<'_> {
-        self.events.fd.as_fd()
-    }
-
     /// Sleeps until the port or `fd` has something, or `until`; then drives. For a thread of the program's that waits.
     pub(crate) fn wait(&self, fd: BorrowedFd<'_>, until: Option<Instant>) {
         self.waiters.fetch_add(1, Ordering::SeqCst);
@@ -308,7 +262,7 @@ impl Core {
             } else {
                 sleep = Some(Duration::ZERO);
             }
-            self.collect_events(&mut shard);
+            self.events.collect(&mut shard);
             drop(shard);
             fence(Ordering::SeqCst);
             if self.staging.has_some() {
@@ -390,7 +344,7 @@ impl Core {
             if std::mem::take(&mut look) {
                 shard.hear();
             }
-            self.collect_events(&mut shard);
+            self.events.collect(&mut shard);
             if !shares && Instant::now() < active_until {
                 drop(shard);
                 spin_loop();
@@ -473,7 +427,7 @@ impl Core {
             if !if_due {
                 shard.hear();
             }
-            self.collect_events(&mut shard);
+            self.events.collect(&mut shard);
         }
     }
 

@@ -9,7 +9,8 @@ use rocinante_netdev::sim::{SimConfig, SimNet};
 use rocinante_netdev::{AnyPort, PathSpec, Port};
 use rocinante_stack::{Engine, EngineConfig};
 
-use super::core::{Core, Events, HELD_ONLY};
+use super::core::{Core, HELD_ONLY};
+use super::events::Events;
 use super::flood::Flood;
 use super::host::Host;
 use super::shard::{POLLS, Shard};

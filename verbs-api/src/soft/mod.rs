@@ -8,6 +8,7 @@ mod core;
 #[cfg(test)]
 mod core_tests;
 mod cq;
+mod events;
 mod flood;
 mod front;
 mod groups;
@@ -194,11 +195,11 @@ impl Device {
     }
 
     pub(crate) fn next_event(&self) -> Option<AsyncEvent> {
-        self.shards.first().next_event()
+        self.shards.first().events.next()
     }
 
     pub(crate) fn event_fd(&self) -> BorrowedFd<'_> {
-        self.shards.first().event_fd()
+        self.shards.first().events.fd()
     }
 }
 

@@ -14,7 +14,8 @@ use rocinante_netdev::AnyPort;
 use rocinante_stack::types::Mtu;
 use rocinante_stack::{Budget, Engine, EngineConfig};
 
-use super::core::{Core, Events, Held};
+use super::core::{Core, Held};
+use super::events::Events;
 use super::host::Host;
 use super::others::{Common, Others};
 use super::shard::Shard;

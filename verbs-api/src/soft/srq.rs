@@ -79,7 +79,7 @@ impl Drop for Srq {
         let gone = shard.engine.destroy_srq(self.id);
         debug_assert!(gone.is_ok());
         // Its number is given again.
-        self.core.forget_events(
+        self.core.events.forget(
             |event| matches!(event, AsyncEvent::SrqLimitReached { srq } if *srq == self.number),
         );
     }

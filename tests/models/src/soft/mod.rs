@@ -6,6 +6,8 @@ pub mod announce;
 mod aside;
 #[path = "../../../../verbs-api/src/soft/core.rs"]
 pub mod core;
+#[path = "../../../../verbs-api/src/soft/events.rs"]
+mod events;
 #[path = "../../../../verbs-api/src/soft/front.rs"]
 pub mod front;
 #[path = "../../../../verbs-api/src/soft/mail.rs"]
@@ -22,7 +24,8 @@ use rocinante_stack::types::Qpn;
 use rocinante_stack::verbs::{Cqe, QpState, RecvWr, SendData, SendOp, SendWr};
 
 use self::announce::{ChannelShared, CqShared};
-use self::core::{Core, Events};
+use self::core::Core;
+use self::events::Events;
 use self::front::QpShared;
 use self::mail::Order;
 use self::shard::{Engine, Shard, host, spin};
@@ -115,11 +118,11 @@ impl Device {
 
     /// `ibv_get_async_event`, without waiting.
     pub fn async_event(&self) -> bool {
-        self.core.next_event().is_some()
+        self.core.events.next().is_some()
     }
 
     pub fn async_fd(&self) -> BorrowedFd<'_> {
-        self.core.event_fd()
+        self.core.events.fd()
     }
 
     /// `ibv_poll_cq`.
