@@ -87,8 +87,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 fn run(backend: Backend, percent: f64, whole: bool) {
     let mut setup = Setup::new(backend).mtu(Mtu::Mtu1024);
     setup.segmentation = whole;
-    // 4 ms: what is lost at the very end is soon sent again.
-    setup.connect = ConnectOptions { timeout: 10, retry_cnt: 7, ..setup.connect };
+    // 0.3 s, eight times: on a busy machine a side may not run for long. What is lost at the very end is asked for sooner.
+    setup.connect = ConnectOptions { timeout: 16, retry_cnt: 7, ..setup.connect };
     let harness = Harness::new(&setup);
     let lose = harness.lab().lose(&Match::roce(), percent).expect("a rule");
     let [qp, peer] = harness.pair();
