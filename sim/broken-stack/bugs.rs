@@ -400,6 +400,9 @@ pub const BUGS: &[Bug] = &[
         file: "rc/clock.rs",
         right: "let asks = usual > 0 && self.requester.outstanding();",
         wrong: "let quiet = self.requester.is_quiet(&self.core.sq);
+        if BUG && quiet {
+            self.clock.answer = None;
+        }
         let asks = usual > 0 && self.requester.outstanding() && !(BUG && quiet);",
     },
     Bug {

@@ -228,6 +228,27 @@ fn the_probe_asks_once_and_costs_no_retry() {
     assert_eq!((counters.tail_probes, counters.retransmitted_pkts), (1, 0));
 }
 
+/// As where the process was stopped: the acknowledgement of what had asked would have been read first.
+#[test]
+fn who_was_stopped_himself_asks_before_he_calls_the_peer_silent() {
+    let mut talk = talk(&Setup { retry_cnt: 0, ..setup() });
+    talk.hush(2);
+    talk.solo.wait(3 * TIMEOUT_14);
+    assert_eq!((talk.leaving(), talk.solo.state()), (vec![(2, true)], QpState::Rts));
+    assert_eq!(talk.solo.end.engine.counters().local_ack_timeout_err, 0);
+    talk.solo.hear_ack(2);
+    assert_eq!((talk.solo.completed(), talk.solo.end.host.sends_retired), (vec![], 3));
+
+    // Who was asked and is silent has gone.
+    let mut talk = self::talk(&Setup { retry_cnt: 0, ..setup() });
+    talk.hush(1);
+    talk.solo.wait(3 * TIMEOUT_14);
+    assert_eq!(talk.leaving(), [(1, true)]);
+    talk.solo.wait(3 * TIMEOUT_14);
+    assert_eq!(talk.solo.state(), QpState::Err);
+    assert_eq!(talk.solo.completed(), [(100, WcStatus::RetryExcErr)]);
+}
+
 #[test]
 fn a_lost_one_is_noticed_by_the_probe_or_by_the_gap_in_front_of_the_next() {
     let mut talk = talk(&Setup { retry_cnt: 0, ..setup() });

@@ -134,7 +134,14 @@ impl Qp {
             return self.disarm();
         }
         if Clock::is_due(&mut self.clock.answer, now) {
-            self.timed_out(now, shared, host);
+            // We did not run for so long that the question is late as well: the peer has its time from now on.
+            let late = self.clock.has_not_asked() && self.requester.asked_nobody(&self.core.sq);
+            if late && self.probe(now, shared) {
+                self.clock.answer = self.timeout().map(|timeout| now.after(timeout));
+                sends = true;
+            } else {
+                self.timed_out(now, shared, host);
+            }
         } else if Clock::is_due(&mut self.clock.probe, now) {
             sends |= self.probe(now, shared);
         }

@@ -94,6 +94,15 @@ impl Requester {
             && self.asks.end().is_none()
     }
 
+    /// Whether nothing of what is not acknowledged has asked: the peer was silent because it was to be.
+    pub(super) fn asked_nobody(&self, sq: &SendQueue) -> bool {
+        self.outstanding()
+            && self.has_quiet(sq)
+            && self.asks.end().is_none()
+            && self.rd.is_empty()
+            && self.rnr_until.is_none()
+    }
+
     /// Whether something of what is not acknowledged left without asking.
     pub(super) fn has_quiet(&self, sq: &SendQueue) -> bool {
         self.quiet.until > sq.head
