@@ -14,20 +14,24 @@ impl Summing {
     /// Asks the processor.
     pub(crate) fn detect() -> Self {
         #[cfg(target_arch = "x86_64")]
-        return Self(is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("vpclmulqdq"));
+        return Self(
+            is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("vpclmulqdq")
+                && is_x86_feature_detected!("pclmulqdq"),
+        );
         #[cfg(not(target_arch = "x86_64"))]
         Self(false)
     }
 
-    /// Copies `dst.len()` bytes and returns their CRC-32; or `None`, with nothing copied, if this processor does not do that, or not for
-    /// so many bytes.
+    /// Copies `dst.len()` bytes and returns their CRC-32; or `None`, with nothing copied, if this processor does not do that, or these are not a path
+    /// MTU's that is long enough for it to be faster: only of those what is known can be joined to the ICRC (`Template::seal_around`).
     ///
     /// # Safety
     /// `src` must be valid for reads of `dst.len()` bytes for the duration of the call, and not overlap `dst`.
     #[inline]
     pub(super) unsafe fn copy(self, src: *const u8, dst: &mut [u8]) -> Option<u32> {
         #[cfg(target_arch = "x86_64")]
-        if self.0 && dst.len() >= wide::LEN_MIN && dst.len().is_multiple_of(wide::ROUND) {
+        if self.0 && matches!(dst.len(), 1024 | 2048 | 4096) {
             // SAFETY: the processor has what it takes, and the caller vouches for `src`.
             return Some(unsafe { wide::copy(src, dst) });
         }
@@ -50,9 +54,7 @@ mod wide {
     use rocinante_stack::wire::icrc::power_of_x;
 
     /// Bytes of a round: four registers.
-    pub(super) const ROUND: usize = 4 * LANES;
-    /// Fewer are copied and summed one after the other as fast.
-    pub(super) const LEN_MIN: usize = 2 * ROUND;
+    const ROUND: usize = 4 * LANES;
     const LANES: usize = 64;
 
     /// Two factors, for the halves of a lane: they take it so many bits further.
@@ -179,7 +181,7 @@ mod tests {
                     // SAFETY: the source has more bytes than that.
                     let sum =
                         unsafe { summing.copy(src.as_ptr().add(from), &mut dst[to..to + len]) };
-                    let copied = summing.0 && len >= 512 && len % 256 == 0;
+                    let copied = summing.0 && [1024, 2048, 4096].contains(&len);
                     assert_eq!(
                         sum,
                         copied.then(|| crc32fast::hash(&src[from..from + len])),
