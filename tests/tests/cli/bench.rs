@@ -140,7 +140,12 @@ fn every_measure_can_be_had() {
         "write_rate",
         "write_rate_small_buffers",
     ];
-    assert_eq!(measures, BTreeSet::from(expected), "{}", done.err);
+    let mut expected = BTreeSet::from(expected);
+    if done.err.contains("no wake_up: ") {
+        // Of a machine on which others have the core of who spins there is none.
+        expected.remove("wake_up");
+    }
+    assert_eq!(measures, expected, "{}", done.err);
     let qps: BTreeSet<u64> = rows.iter().map(|row| row["qps"].as_u64().unwrap()).collect();
     assert_eq!(qps, BTreeSet::from([1, 4, 16, 64, 256, 1000]));
     for row in rows.iter().filter(|row| row["measure"] == "write_bw_fairness") {

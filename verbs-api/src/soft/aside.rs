@@ -14,8 +14,9 @@ pub(super) struct Aside {
 impl Aside {
     /// From one look to the next.
     pub(super) const MIN: Duration = Duration::from_micros(500);
-    /// The same at most where a program polls without pause: a peer waits as long at least before it asks again.
-    pub(super) const STEADY_MAX: Duration = Duration::from_millis(2);
+    /// The same at most where a program polls without pause. It may stop up to [`MIN`](Self::MIN) before a look without that being seen: 2 ms in all, and
+    /// a peer waits for as long at least before it asks again.
+    pub(super) const STEADY_MAX: Duration = Duration::from_micros(1500);
     /// The same at most while a thread of the program sleeps on the port; if nothing happens for so long, the background thread rests.
     pub(super) const MAX: Duration = Duration::from_millis(10);
     /// Of a program that polls without pause, looks before it gets more time.
@@ -25,11 +26,13 @@ impl Aside {
         Self { pause: Self::MIN, steady: 0 }
     }
 
-    /// The program has driven since the last look; `steadily` if also just now.
-    pub(super) fn driven(&mut self, steadily: bool) {
+    /// The program has driven since the last look; `steadily` if also just now. Returns whether it was taken to poll without pause and does not any more.
+    pub(super) fn driven(&mut self, steadily: bool) -> bool {
+        let stopped = self.is_steady() && !steadily;
         self.steady = if steadily { self.steady.saturating_add(1) } else { 0 };
         self.pause =
             if self.is_steady() { (self.pause * 2).min(Self::STEADY_MAX) } else { Self::MIN };
+        stopped
     }
 
     /// Nobody has driven, but a thread of the program sleeps on the port.
@@ -70,16 +73,18 @@ mod tests {
         let mut aside = Aside::new();
         for look in 0..Aside::LOOKS {
             assert_eq!(aside.is_first_look(), look == 0);
-            aside.driven(true);
+            assert!(!aside.driven(true));
             assert_eq!((aside.pause(), aside.is_steady()), (Aside::MIN, false));
         }
         for pause in [2 * Aside::MIN, Aside::STEADY_MAX, Aside::STEADY_MAX] {
-            aside.driven(true);
+            assert!(!aside.driven(true));
             assert_eq!((aside.pause(), aside.is_steady()), (pause, true));
         }
         // Who polls now and then begins anew.
-        aside.driven(false);
-        assert_eq!((aside.pause(), aside.is_steady()), (Aside::MIN, false));
+        for stopped in [true, false] {
+            assert_eq!(aside.driven(false), stopped);
+            assert_eq!((aside.pause(), aside.is_steady()), (Aside::MIN, false));
+        }
     }
 
     #[test]

@@ -41,6 +41,8 @@ pub(crate) struct Core {
     resting: AtomicBool,
     /// It stands aside for longer than usual, for a program that polls without pause.
     pub(super) yields: AtomicBool,
+    /// The program has asked for an event since the background thread looked last.
+    expects: AtomicBool,
     /// The port's descriptor, for waiting without the lock.
     port_fd: OwnedFd,
     /// For the background thread.
@@ -72,6 +74,7 @@ impl Core {
             caller_on: AtomicU32::new(NOWHERE),
             resting: AtomicBool::new(false),
             yields: AtomicBool::new(false),
+            expects: AtomicBool::new(false),
             calls: Calls::new()?,
             stop: AtomicBool::new(false),
             sleepers: AtomicU32::new(0),
@@ -140,10 +143,13 @@ impl Core {
         }
     }
 
-    /// The program may be about to sleep on something that only the background thread brings. If it polled without pause until now, that one
-    /// would come late; who misses it here waits for no more than [`Aside::STEADY_MAX`].
+    /// The program may be about to sleep on something that only the background thread brings: that one looks as often as at any program, and
+    /// soon if it left this one alone; who misses it here waits for no more than [`Aside::STEADY_MAX`].
     #[inline]
     pub(crate) fn expect(&self) {
+        if !self.expects.load(Ordering::Relaxed) {
+            self.expects.store(true, Ordering::Relaxed);
+        }
         if self.yields.load(Ordering::Relaxed) && self.yields.swap(false, Ordering::Relaxed) {
             self.calls.wake_in(Aside::MIN);
         }
@@ -303,7 +309,7 @@ impl Core {
         let mut look = false;
         while !self.stop.load(Ordering::SeqCst) {
             let epoch = self.epoch.load(Ordering::Relaxed);
-            let steadily = epoch != seen && (aside.is_first_look() || self.was_just_driven());
+            let steadily = epoch != seen && self.is_polled_steadily(&aside);
             // Work that was left while this thread held the lock is this thread's.
             fence(Ordering::SeqCst);
             let rung = self.staging.has_some();
@@ -316,8 +322,9 @@ impl Core {
                 // The program drives, or sleeps on the port itself: look again in a while whether it still does.
                 if epoch == seen {
                     aside.waited();
-                } else {
-                    aside.driven(steadily);
+                } else if aside.driven(steadily) {
+                    // It was left alone for long, and may have stopped at once.
+                    self.look(false);
                 }
                 seen = epoch;
                 look = match self.rest(aside.pause()) {
@@ -411,9 +418,15 @@ impl Core {
         asleep.elapsed() > pause + LATE
     }
 
-    /// Whether the program looked at the port just now.
-    fn was_just_driven(&self) -> bool {
-        self.shard.try_lock().is_none_or(|shard| shard.was_driven_within(Aside::MIN))
+    /// Whether the program, which has polled since the last look, did so just now and has not asked for an event since.
+    fn is_polled_steadily(&self, aside: &Aside) -> bool {
+        let expects =
+            self.expects.load(Ordering::Relaxed) && self.expects.swap(false, Ordering::Relaxed);
+        let just_now =
+            || self.shard.try_lock().is_none_or(|shard| shard.was_driven_within(Aside::MIN));
+        !expects
+            && self.sleepers.load(Ordering::Relaxed) == 0
+            && (aside.is_first_look() || just_now())
     }
 
     /// Drives once, in place of the program, or only if a deadline has passed: a thread that sleeps on the port knows only

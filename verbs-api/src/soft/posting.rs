@@ -20,8 +20,9 @@ impl QpShared {
         let mut failed = None;
         if let Some(mut guard) = core.shard.try_lock() {
             let shard = &mut *guard;
-            front.give(self.qpn(), &mut shard.engine, &mut shard.host);
+            // Of what was staged nobody else sends anything: it is no reason to wait for company.
             let busy = shard.engine.busy(self.qpn());
+            front.give(self.qpn(), &mut shard.engine, &mut shard.host);
             let mut count = 0;
             for (index, wr) in list.iter().enumerate() {
                 let posted = self
