@@ -34,8 +34,8 @@ pub use bulk::{Bulk, BulkOp, BulkResult, bulk, bulk_with_shares, post_receives, 
 pub use connected::{Connected, Connecting};
 pub use flow::{FlowPlan, Flowed, Idle, Lane, Lanes, Receive};
 pub use latency::{
-    RoundTrip, Side, round_trips, round_trips_apart, send_latency, send_latency_blocking,
-    write_latency, write_latency_by_memory, write_latency_signaled,
+    Pinging, RoundTrip, Side, round_trips, round_trips_apart, send_latency, send_latency_blocking,
+    write_latency,
 };
 pub(crate) use latency::{histogram, record};
 pub use spread::Spread;

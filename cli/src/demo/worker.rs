@@ -14,7 +14,7 @@ use super::order::{Answer, BulkOrder, Order};
 use super::verify;
 use crate::cores;
 use crate::lab::exit_with_parent;
-use crate::measure::{self, Bulk, BulkOp, BulkResult, End, Until};
+use crate::measure::{self, Bulk, BulkOp, BulkResult, End, Pinging, Until};
 
 /// TCP port of the exchange, in container b.
 const PORT: u16 = 18_515;
@@ -198,7 +198,8 @@ impl Session {
         };
         let Self { ctx, qp, cq, bench: mr, remote_bench: remote, exchange, .. } = self;
         let end = End { ctx, qp, cq, mr, remote: *remote, patience: PATIENCE };
-        let mut run = |until| measure::write_latency(&end, exchange, side, size, until);
+        let mut run =
+            |until| measure::write_latency(&end, exchange, Pinging::Usual, side, size, until);
         run(Until::Messages(200)).map_err(|error| error.to_string())?;
         let histogram =
             run(Until::Time(Duration::from_millis(millis))).map_err(|error| error.to_string())?;

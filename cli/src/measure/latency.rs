@@ -44,48 +44,36 @@ fn mark(number: u64) -> u8 {
     u8::try_from(number % 254 + 1).unwrap_or(1)
 }
 
-/// Ping-pong of WRITEs of `size` bytes (1 to half the region) between two sides that both poll their memory. Half the round trip of each, in
+/// How the sides of [`write_latency`] play.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pinging {
+    /// Both poll their memory and drive the device; one WRITE of 16 makes a completion, and the last.
+    Usual,
+    /// The same, but each WRITE makes a completion, so that each is acknowledged by itself.
+    Signaled,
+    /// Both only look at their memory: the device's own thread does all that is done but posting.
+    ByMemory,
+}
+
+/// Ping-pong of WRITEs of `size` bytes (1 to half the region) between two sides that both look at their memory. Half the round trip of each, in
 /// nanoseconds; the second side's histogram is empty, and its `until` is ignored. They wait for each other before they begin.
-/// One of 16 makes a completion, and the last.
 ///
 /// # Errors
 /// A failed request, or silence.
 pub fn write_latency(
     end: &End<'_>,
     exchange: &mut Exchange,
+    pinging: Pinging,
     side: Side,
     size: usize,
     until: Until,
 ) -> Result<Histogram<u64>, MeasureError> {
-    to_and_fro(Pings::new(end, size, SIGNAL_EVERY), exchange, side, until)
-}
-
-/// As [`write_latency`], but each WRITE makes a completion, so that each is acknowledged by itself.
-///
-/// # Errors
-/// A failed request, or silence.
-pub fn write_latency_signaled(
-    end: &End<'_>,
-    exchange: &mut Exchange,
-    side: Side,
-    size: usize,
-    until: Until,
-) -> Result<Histogram<u64>, MeasureError> {
-    to_and_fro(Pings::new(end, size, 1), exchange, side, until)
-}
-
-/// As [`write_latency`], but meanwhile both sides only look at their memory: the device's own thread does all that is done but posting.
-///
-/// # Errors
-/// A failed request, or silence.
-pub fn write_latency_by_memory(
-    end: &End<'_>,
-    exchange: &mut Exchange,
-    side: Side,
-    size: usize,
-    until: Until,
-) -> Result<Histogram<u64>, MeasureError> {
-    to_and_fro(Pings::new(end, size, u64::MAX), exchange, side, until)
+    let signal_every = match pinging {
+        Pinging::Usual => SIGNAL_EVERY,
+        Pinging::Signaled => 1,
+        Pinging::ByMemory => u64::MAX,
+    };
+    to_and_fro(Pings::new(end, size, signal_every), exchange, side, until)
 }
 
 fn to_and_fro(
@@ -404,16 +392,16 @@ mod tests {
     fn writes_are_answered_one_by_one() {
         for size in [1, 64, 5000] {
             let until = Until::Messages(600);
-            let (first, second) = both(
-                |end, exchange| write_latency(end, exchange, Side::First, size, until),
-                |end, exchange| write_latency(end, exchange, Side::Second, size, until),
-            );
-            assert_eq!((first.unwrap().len(), second.unwrap().len()), (600, 0));
-            let (first, second) = both(
-                |end, exchange| write_latency_signaled(end, exchange, Side::First, size, until),
-                |end, exchange| write_latency_signaled(end, exchange, Side::Second, size, until),
-            );
-            assert_eq!((first.unwrap().len(), second.unwrap().len()), (600, 0), "signaled");
+            for pinging in [Pinging::Usual, Pinging::Signaled, Pinging::ByMemory] {
+                let ping = |end: &End<'_>, exchange: &mut Exchange, side| {
+                    write_latency(end, exchange, pinging, side, size, until)
+                };
+                let (first, second) = both(
+                    |end, exchange| ping(end, exchange, Side::First),
+                    |end, exchange| ping(end, exchange, Side::Second),
+                );
+                assert_eq!((first.unwrap().len(), second.unwrap().len()), (600, 0), "{pinging:?}");
+            }
         }
     }
 
@@ -454,7 +442,8 @@ mod tests {
         let (result, ()) = both(
             |end, exchange| {
                 let start = Instant::now();
-                let result = write_latency(end, exchange, Side::First, 8, Until::Messages(2));
+                let until = Until::Messages(2);
+                let result = write_latency(end, exchange, Pinging::Usual, Side::First, 8, until);
                 assert!(start.elapsed() < end.patience, "by its status, not by its silence");
                 result
             },

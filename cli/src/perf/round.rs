@@ -8,8 +8,8 @@ use rocinante::{Access, ConnectOptions, Context, Cq, Exchange, Mr, Mtu, RemoteRe
 use super::plan::{Atomic, Plan, Test};
 use super::table::{Bandwidth, Latency, Row};
 use crate::measure::{
-    self, BulkOp, BulkResult, End, FlowPlan, Flowed, Idle, Lane, Lanes, MeasureError, Receive,
-    RoundTrip, Side, Until,
+    self, BulkOp, BulkResult, End, FlowPlan, Flowed, Idle, Lane, Lanes, MeasureError, Pinging,
+    Receive, RoundTrip, Side, Until,
 };
 use crate::output::Failure;
 use crate::session::join::{Joined, Theirs};
@@ -280,7 +280,9 @@ impl<'a> Round<'a> {
     ) -> Result<hdrhistogram::Histogram<u64>, MeasureError> {
         let side = if self.client { Side::First } else { Side::Second };
         match self.test {
-            Test::WriteLat => measure::write_latency(end, exchange, side, self.size, until),
+            Test::WriteLat => {
+                measure::write_latency(end, exchange, Pinging::Usual, side, self.size, until)
+            }
             Test::ReadLat => measure::round_trips(end, RoundTrip::Read(self.size), until),
             Test::AtomicLat => {
                 let what = match self.plan.atomic {

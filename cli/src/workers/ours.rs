@@ -9,9 +9,9 @@ use super::cost;
 use super::measure::{Figure, Measure, Step, Target};
 use super::peers::{PAUSE, median_us};
 use crate::measure::{
-    Bulk, BulkOp, BulkResult, Connected, Connecting, End, RoundTrip, Side, Until, bulk_with_shares,
-    post_receives, receive_bulk, round_trips, round_trips_apart, send_latency_blocking, serve,
-    write_latency, write_latency_by_memory, write_latency_signaled,
+    Bulk, BulkOp, BulkResult, Connected, Connecting, End, Pinging, RoundTrip, Side, Until,
+    bulk_with_shares, post_receives, receive_bulk, round_trips, round_trips_apart,
+    send_latency_blocking, serve, write_latency,
 };
 use crate::output::Failure;
 
@@ -76,14 +76,13 @@ impl Device {
             post_receives(&ends, step.size, RECEIVES as usize)?;
         }
         exchange.barrier("ready")?;
+        let ping = |exchange: &mut Exchange, pinging| {
+            write_latency(first, exchange, pinging, self.side, step.size, until)
+        };
         let to_and_fro = match step.measure {
-            Measure::WriteLat => write_latency(first, exchange, self.side, step.size, until)?,
-            Measure::WriteLatSignaled => {
-                write_latency_signaled(first, exchange, self.side, step.size, until)?
-            }
-            Measure::WriteLatMemory => {
-                write_latency_by_memory(first, exchange, self.side, step.size, until)?
-            }
+            Measure::WriteLat => ping(exchange, Pinging::Usual)?,
+            Measure::WriteLatSignaled => ping(exchange, Pinging::Signaled)?,
+            Measure::WriteLatMemory => ping(exchange, Pinging::ByMemory)?,
             Measure::SendLatBlocking => {
                 let channel = self.connected.channel();
                 send_latency_blocking(first, channel, exchange, self.side, step.size, until)?
