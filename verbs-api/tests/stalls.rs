@@ -90,8 +90,11 @@ fn who_is_woken_by_a_packet_reads_it_before_it_stands_aside() {
     let sides = sides(&net, [false, true]);
     let [a, b] = &sides;
     let [qp, _peer] = connect(&sides, 20);
-    let mut best = Duration::MAX;
-    for round in 0..100 {
+    // Who stands aside first never takes less than 0.5 ms; where others have the processor, few rounds show what it takes.
+    const AT_ONCE: Duration = Duration::from_micros(300);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let (mut best, mut round) = (Duration::MAX, 0);
+    while best >= AT_ONCE && Instant::now() < deadline {
         // The thread falls asleep.
         std::thread::sleep(Duration::from_millis(2));
         assert_eq!(b.cq.poll_one().unwrap(), None);
@@ -99,6 +102,7 @@ fn who_is_woken_by_a_packet_reads_it_before_it_stands_aside() {
         qp.post_send(&[write(round, b, true)]).unwrap();
         a.succeed(round);
         best = best.min(start.elapsed());
+        round += 1;
     }
-    assert!(best < Duration::from_micros(300), "{best:?} at best");
+    assert!(best < AT_ONCE, "{best:?} at best of {round}");
 }
