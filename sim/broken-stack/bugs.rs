@@ -401,7 +401,7 @@ pub const BUGS: &[Bug] = &[
         right: "let asks = usual > 0 && self.requester.outstanding();",
         wrong: "let quiet = self.requester.is_quiet(&self.core.sq);
         if BUG && quiet {
-            self.clock.answer = None;
+            self.clock.answer = crate::types::Time::NEVER;
         }
         let asks = usual > 0 && self.requester.outstanding() && !(BUG && quiet);",
     },

@@ -9,6 +9,9 @@ use core::fmt;
 pub struct Time(pub u64);
 
 impl Time {
+    /// The time that does not come.
+    pub(crate) const NEVER: Self = Self(u64::MAX);
+
     /// The time `nanoseconds` later, saturating.
     #[must_use]
     pub const fn after(self, nanoseconds: u64) -> Self {

@@ -14,20 +14,27 @@ pub(super) const PATIENCE_NS: u64 = 2_000_000;
 /// Questions after which it is not asked more rarely any more.
 const DOUBLINGS: u32 = 8;
 
-/// When something is to be done.
-#[derive(Debug, Default)]
+/// When something is to be done, or [`Time::NEVER`]: each queue pair has these, so they are short.
+#[derive(Debug)]
 pub(super) struct Clock {
     /// The acknowledgement timeout.
-    answer: Option<Time>,
+    answer: Time,
     /// Nothing came back for several round trips: the last packet, or its acknowledgement, may be lost, which nothing that follows would
     /// tell. It is sent again, and asks.
-    probe: Option<Time>,
+    probe: Time,
     /// More may be sent.
-    wake: Option<Time>,
+    wake: Time,
     /// Questions since something was acknowledged.
     probes: u32,
     /// A NAK came since something was acknowledged. Who sent it says no more, whatever comes, until what it misses arrives.
     pub(super) complained: bool,
+}
+
+impl Default for Clock {
+    fn default() -> Self {
+        let never = Time::NEVER;
+        Self { answer: never, probe: never, wake: never, probes: 0, complained: false }
+    }
 }
 
 impl Clock {
@@ -46,11 +53,16 @@ impl Clock {
     /// The window opens further at this time.
     #[inline]
     pub(super) fn wake_at(&mut self, at: Option<Time>) {
-        self.wake = at;
+        self.wake = at.unwrap_or(Time::NEVER);
     }
 
-    fn is_due(at: &mut Option<Time>, now: Time) -> bool {
-        at.take_if(|at| *at <= now).is_some()
+    /// Whether `at` has come; then it is over.
+    fn is_due(at: &mut Time, now: Time) -> bool {
+        let due = *at <= now && *at != Time::NEVER;
+        if due {
+            *at = Time::NEVER;
+        }
+        due
     }
 }
 
@@ -59,10 +71,10 @@ impl Qp {
     #[inline]
     pub(super) fn arm(&mut self, now: Time, shared: &mut Shared) {
         self.waits_to_send = false;
-        self.clock.answer = self.timeout().map(|timeout| now.after(timeout));
+        self.clock.answer = self.answer_by(now);
         let usual = self.requester.round_trip.usual();
         let asks = usual > 0 && self.requester.outstanding();
-        self.clock.probe = None;
+        self.clock.probe = Time::NEVER;
         if asks {
             self.put_off_probe(now);
         }
@@ -73,13 +85,13 @@ impl Qp {
     #[inline]
     pub(super) fn is_armed(&self) -> bool {
         let Clock { answer, probe, .. } = self.clock;
-        answer.is_some() || (self.timeout().is_none() && probe.is_some())
+        answer != Time::NEVER || (self.timeout().is_none() && probe != Time::NEVER)
     }
 
     /// Nothing is awaited any more.
     #[inline]
     pub(super) fn disarm(&mut self) {
-        (self.clock.answer, self.clock.probe) = (None, None);
+        (self.clock.answer, self.clock.probe) = (Time::NEVER, Time::NEVER);
         self.core.deadline.clear();
     }
 
@@ -93,10 +105,10 @@ impl Qp {
     #[inline]
     pub(super) fn schedule(&mut self, shared: &mut Shared) {
         let Clock { answer, probe, wake, .. } = self.clock;
-        let timeout = Time::earlier(answer, probe);
-        match Time::earlier(timeout, Time::earlier(wake, self.requester.rnr_until)) {
-            Some(next) => shared.timers.set(self.core.slot, &mut self.core.deadline, next),
-            None => self.core.deadline.clear(),
+        let ready = self.requester.rnr_until.unwrap_or(Time::NEVER);
+        match answer.min(probe).min(wake).min(ready) {
+            Time::NEVER => self.core.deadline.clear(),
+            next => shared.timers.set(self.core.slot, &mut self.core.deadline, next),
         }
     }
 
@@ -107,10 +119,16 @@ impl Qp {
         Some(4096 << exponent)
     }
 
+    /// When the acknowledgement of what leaves now must be there.
+    #[inline]
+    fn answer_by(&self, now: Time) -> Time {
+        self.timeout().map_or(Time::NEVER, |timeout| now.after(timeout))
+    }
+
     /// What was sent at `now` left at `left` only: so the timer starts then.
     pub(crate) fn left_late(&mut self, now: Time, left: Time, shared: &mut Shared) {
         if let Some(timeout) = self.timeout()
-            && self.clock.answer == Some(now.after(timeout))
+            && self.clock.answer == now.after(timeout)
         {
             let waits = self.waits_to_send;
             self.arm(left, shared);
@@ -137,7 +155,7 @@ impl Qp {
             // We did not run for so long that the question is late as well: the peer has its time from now on.
             let late = self.clock.has_not_asked() && self.requester.asked_nobody(&self.core.sq);
             if late && self.probe(now, shared) {
-                self.clock.answer = self.timeout().map(|timeout| now.after(timeout));
+                self.clock.answer = self.answer_by(now);
                 sends = true;
             } else {
                 self.timed_out(now, shared, host);
@@ -182,7 +200,7 @@ impl Qp {
     /// Nothing is asked for a while: something was heard, or was asked just now.
     pub(super) fn put_off_probe(&mut self, now: Time) {
         let patience = (4 * self.requester.round_trip.usual()).max(PATIENCE_NS);
-        self.clock.probe = Some(now.after(patience << self.clock.probes.min(DOUBLINGS)));
+        self.clock.probe = now.after(patience << self.clock.probes.min(DOUBLINGS));
     }
 
     fn timed_out<H: Completions>(&mut self, now: Time, shared: &mut Shared, host: &mut H) {

@@ -56,7 +56,7 @@ impl Requester {
         spares.free.reserve(spares.lent);
         lists.asks.reserve(self.window.max() as usize);
         lists.turns.reserve(TURNS);
-        lists.responses.reserve(self.max_rd_atomic);
+        lists.responses.reserve(self.max_rd_atomic.into());
         self.swap(&mut lists);
     }
 

@@ -203,7 +203,7 @@ impl Requester {
         let psn = self.nxt;
         // What was begun while more were allowed may be asked for again.
         let begun = psn < self.sent && self.rd.is_empty();
-        if self.rd.len() >= self.max_rd_atomic && !begun {
+        if self.rd.len() >= usize::from(self.max_rd_atomic) && !begun {
             // Without any allowed it would wait for ever.
             return if self.max_rd_atomic == 0 && psn >= self.sent {
                 Plan::Fault(WcStatus::LocQpOpErr)

@@ -63,7 +63,7 @@ pub(super) struct Requester {
     pub(super) sent: u64,
     pub(super) rd: VecDeque<Outstanding>,
     pub(super) flow: Flow,
-    pub(super) max_rd_atomic: usize,
+    pub(super) max_rd_atomic: u8,
     pub(super) window: Window,
     pub(super) round_trip: RoundTrip,
     /// What the packets from `una` to `nxt` are charged with.
@@ -136,7 +136,7 @@ impl Requester {
         (self.cur, self.reached) = (index, index);
         (self.nxt, self.una, self.sent, self.ack_asked) = (psn, psn, psn, psn);
         debug_assert!(!self.has_lists(), "given back when the queue pair was reset");
-        self.max_rd_atomic = usize::from(max_rd_atomic);
+        self.max_rd_atomic = max_rd_atomic;
         self.begins = true;
         self.credits = Credits::default();
         self.window = Window::new(window_max);
@@ -150,9 +150,9 @@ impl Requester {
 
     /// Sets how many READs and atomics may be outstanding.
     pub(super) fn set_max_rd_atomic(&mut self, max: u8) {
-        self.max_rd_atomic = usize::from(max);
+        self.max_rd_atomic = max;
         if self.has_lists() {
-            self.rd.reserve(self.max_rd_atomic.saturating_sub(self.rd.len()));
+            self.rd.reserve(usize::from(max).saturating_sub(self.rd.len()));
         }
     }
 
