@@ -215,7 +215,7 @@ impl Rows<'_> {
             value: write.and_then(|row| row.ratio),
         });
         let round_trip = write.map(|row| 2.0 * row.value);
-        let wake_up = self.of_peer(Measure::WakeUp, Peer::Udp, SMALL);
+        let wake_up = self.row(Measure::WakeUp, Peer::Udp.name(), SMALL, LINK_MTU, 1);
         for (what, size, active, passive, asleep) in [
             ("64 B READ", SMALL, Measure::ReadLat, Measure::ReadLatPassive, Measure::ReadLatAsleep),
             ("FAA", 8, Measure::AtomicLat, Measure::AtomicLatPassive, Measure::AtomicLatAsleep),
@@ -229,11 +229,13 @@ impl Rows<'_> {
                     value: by(self.value(measure, netdev, size), round_trip),
                 });
             }
-            let beyond = self.value(asleep, netdev, size).zip(wake_up);
+            // A run without one was on a busy machine, where everything takes longer.
+            let beyond = self.row(asleep, netdev, size, MTU, 1).zip(wake_up);
+            let beyond = beyond.filter(|(row, wake_up)| wake_up.samples >= row.samples);
             goals.push(Goal {
                 text: format!("{what}, `{netdev}`, sleeping target, beyond a wake-up, µs"),
                 bound: Bound::AtMost(5.0),
-                value: beyond.map(|(value, wake_up)| value - wake_up),
+                value: beyond.map(|(row, wake_up)| row.value - wake_up.value),
             });
         }
         goals.push(Goal {

@@ -104,6 +104,10 @@ fn latencies_are_judged_by_the_write_and_by_the_wake_up() {
         assert_eq!(verdict(rows, "64 B READ, `packet`, active target", ""), expected);
         assert_eq!(verdict(rows, "64 B READ, `packet`, sleeping target", ""), expected);
     }
+    // One run had no wake-up.
+    let rows = [asleep(24.9), Row { samples: 2, ..wake_up }];
+    let goal = "64 B READ, `packet`, sleeping target";
+    assert_eq!(verdict(&rows, goal, ""), Verdict::NotMeasured);
 }
 
 #[test]
