@@ -35,6 +35,9 @@ const REFRESH: Duration = Duration::from_secs(1);
 const RESOLVE_FIRST: Duration = Duration::from_millis(1);
 /// After so many refreshes in use, a path's route is looked up again.
 const ROUTE_REFRESHES: u32 = 10;
+/// How long nothing of what is told is followed after a look, for each path looked at: some ten times of what that takes, so that whoever changes routes
+/// without end takes no more than a tenth of the time from those who send.
+const REST: Duration = Duration::from_micros(100);
 /// IPv4 identifications stay below this. Linux numbers the segments of a UDP super-packet from 0, so
 /// a receiver that cannot read the identification must accept these anyway.
 pub(crate) const IP_ID_END: u16 = 128;
@@ -74,6 +77,8 @@ pub struct PathTable {
     /// When what is in use is looked at again, and whether somebody must wake for that.
     due: Instant,
     waits: bool,
+    /// Until when what is told is only noted.
+    rests_until: Instant,
     /// What this round of refreshing has asked for; kept for its room.
     known: Vec<(IpAddr, Option<Neighbour>)>,
     /// The wait before the next look at an unresolved neighbour.
@@ -113,6 +118,7 @@ impl PathTable {
             turning: Vec::new(),
             due: Instant::now(),
             waits: false,
+            rests_until: Instant::now(),
             known: Vec::new(),
             backoff: RESOLVE_FIRST,
         })
@@ -278,21 +284,24 @@ impl PathTable {
         std::mem::take(&mut self.interface_news)
     }
 
-    /// Reads what the kernel told, and looks at the paths that it is about; about once a second at those in use, too. Returns when to
+    /// Reads what the kernel told, and looks at the paths that it is about, if they were not looked at just now; about once a second at those in use, too. Returns when to
     /// call again even if nothing is told and nothing sent, or `None` if there is no need. `waits` says whether frames of a path have not been taken
     /// by the kernel.
     pub fn maintain(&mut self, waits: impl Fn(&Sent) -> bool) -> Option<Duration> {
         self.hear();
         let now = Instant::now();
-        if !std::mem::take(&mut self.news) && now < self.due {
-            return self.waits.then(|| self.due - now);
+        let look = if self.news { self.rests_until.min(self.due) } else { self.due };
+        if now < look {
+            return (self.news || self.waits).then(|| look - now);
         }
+        let mut looked_at = 0;
         let mut known = std::mem::take(&mut self.known);
         known.clear();
         let (mut resolving, mut failed) = (false, false);
         for index in 0..self.entries.len() {
             let Some(mut entry) = self.entries[index].take() else { continue };
             if entry.is_resolved_by_kernel() && entry.is_to_be_looked_at() {
+                looked_at += 1;
                 let (path, waits, used) = (PathId(index as u32), &waits, entry.used);
                 match self.neighbour_for(&mut entry, &mut known) {
                     Ok(Some(turn)) => self.turn(&mut entry, path, turn, waits),
@@ -309,6 +318,7 @@ impl PathTable {
         let wait = if resolving { self.backoff } else { REFRESH };
         self.backoff = if resolving { (self.backoff * 2).min(REFRESH) } else { RESOLVE_FIRST };
         self.due = now + wait;
+        self.rests_until = now + looked_at * REST;
         self.waits = resolving || failed;
         self.news = failed;
         self.waits.then_some(wait)

@@ -276,6 +276,38 @@ fn an_idle_path_is_looked_at_if_it_may_have_changed() {
     });
 }
 
+/// Whoever changes routes without end does not keep a port from sending.
+#[test]
+fn what_is_told_without_end_is_followed_with_rests() {
+    let pair = or_skip!("resolve::what_is_told_without_end_is_followed_with_rests", Pair::new());
+    pair.a.sh("ip neigh add 10.9.0.7 lladdr 02:00:00:00:00:07 dev v0");
+    pair.a.run(|| {
+        let (mut table, mut guard) = (open(), Paths::default());
+        for _ in 0..1000 {
+            table.add(&spec("10.9.0.1", "10.9.0.7"), &mut guard).expect("a path");
+        }
+        let tell = |table: &mut PathTable| {
+            table.entries.iter_mut().flatten().for_each(|entry| entry.changed = true);
+            table.news = true;
+        };
+        let changed = |table: &PathTable| table.entries.iter().flatten().any(|e| e.changed);
+        let first = Instant::now();
+        tell(&mut table);
+        assert_eq!(table.maintain(|_| false), None, "the first is followed at once");
+        let until = table.rests_until;
+        assert!(until - first >= Duration::from_millis(100), "a rest for a thousand paths");
+        tell(&mut table);
+        let wait = table.maintain(|_| false);
+        assert!(Instant::now() >= until || wait.is_some_and(|w| w <= 1000 * REST), "{wait:?}");
+        assert_eq!(changed(&table), wait.is_some(), "noted, if not followed");
+        // As whoever drives a port does.
+        while let Some(wait) = table.maintain(|_| false) {
+            std::thread::sleep(wait);
+        }
+        assert!(!changed(&table), "followed at last");
+    });
+}
+
 #[test]
 fn a_path_follows_the_routes() {
     let pair = or_skip!("resolve::a_path_follows_the_routes", Pair::new());
