@@ -165,8 +165,9 @@ impl Stream {
         let mut seen_adds = first_add;
         let expected_completions = 2 * ROUND;
         while received < until || completed < expected_completions {
-            // As many as there are receives for.
-            while posted < until && posted < received + WINDOW {
+            // As many as there are receives for; and what a SEND reads is not written again before it has completed: it may be sent once more.
+            let sent = first + completed / 2;
+            while posted < until && posted < received.min(sent) + WINDOW {
                 self.post(qp, posted);
                 posted += 1;
             }
