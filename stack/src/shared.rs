@@ -32,6 +32,9 @@ pub struct EngineConfig {
     /// announced a budget: 4132 bytes each, allocated when it is needed. With 0 they are dropped, as the specification has it, and everything
     /// behind a loss is sent again.
     pub held_packets_max: u32,
+    /// Whether a WRITE of several packets, without immediate, may leave as that many messages of one packet, if others are not acknowledged yet and that fills
+    /// more of the super-packets of a port that sends runs of equal packets as one. So it should be where the port does.
+    pub cut_writes: bool,
     /// Packets that a queue pair sends before others have their turn.
     pub quantum: u32,
 }
@@ -46,6 +49,7 @@ impl Default for EngineConfig {
             window_max: 512,
             advertise_credits: false,
             held_packets_max: 2048,
+            cut_writes: false,
             quantum: 64,
         }
     }

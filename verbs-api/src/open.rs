@@ -29,6 +29,7 @@ pub struct OpenOptions {
     window_max: Option<u32>,
     no_background: bool,
     advertise_credits: bool,
+    whole_writes: bool,
     shards: Option<usize>,
     cpus: Vec<usize>,
 }
@@ -99,6 +100,17 @@ impl OpenOptions {
     #[must_use]
     pub fn advertise_credits(mut self, yes: bool) -> Self {
         self.advertise_credits = yes;
+        self
+    }
+
+    /// Whether a WRITE of several packets may leave as that many messages of one packet each; it may unless said otherwise.
+    ///
+    /// It does where the port sends super-packets (`udp` and `packet`), if others of its queue pair are not acknowledged yet and that fills more of them: of at most some hundred packets,
+    /// none with an immediate. Up to four times as much gets through. A peer sees WRITEs of a path MTU at most that follow each other: the same bytes in the same order, and one completion here. If the peer
+    /// refuses a part of the range, what is before that part has been written.
+    #[must_use]
+    pub fn cut_writes(mut self, yes: bool) -> Self {
+        self.whole_writes = !yes;
         self
     }
 
@@ -217,6 +229,7 @@ impl OpenOptions {
             limits: self.limits,
             window_max: self.window_max.unwrap_or(512),
             advertise_credits: self.advertise_credits,
+            cut_writes: !self.whole_writes,
             background: !self.no_background,
             cpus: self.cpus.clone(),
         };

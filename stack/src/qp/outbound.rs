@@ -22,6 +22,8 @@ pub(crate) struct Piece {
     pub(crate) offset: u32,
     /// Payload bytes, or the length of the READ.
     pub(crate) len: u32,
+    /// Bytes of the message that it begins, if it does.
+    pub(crate) message: u32,
     pub(crate) ack_req: bool,
     pub(crate) solicited: bool,
 }
@@ -159,7 +161,8 @@ pub(crate) fn data_opcode(op: &SendOp, begins: bool, ends: bool) -> Opcode {
 fn write_extensions(piece: &Piece, info: &OpcodeInfo, wqe: &Wqe, to: &Target, out: &mut [u8]) {
     match wqe.op {
         SendOp::Write { remote, rkey, .. } if info.has(Ext::Reth) => {
-            Reth { va: remote, rkey, len: wqe.len }.write(&mut out[..Reth::LEN]);
+            let va = remote.wrapping_add(u64::from(piece.offset));
+            Reth { va, rkey, len: piece.message }.write(&mut out[..Reth::LEN]);
         }
         SendOp::Read { remote, rkey } => {
             let va = remote.wrapping_add(u64::from(piece.offset));

@@ -6,8 +6,10 @@ use self::extent::Extent;
 pub(crate) use self::extent::MESSAGE_MAX;
 use crate::mem::{AccessError, Checked, Memory, PdId, RegionTable, Sge, Write};
 use crate::pool::{Budget, Charge};
+use crate::qp::outbound::data_opcode;
 use crate::types::Mtu;
 use crate::verbs::{SendData, SendOp, SendWr};
+use crate::wire::Opcode;
 
 /// A posted work request. Nothing in it changes until it is retired: progress is a PSN.
 #[derive(Debug, Clone, Copy)]
@@ -39,6 +41,7 @@ const SIGNALED: u8 = 4;
 const SOLICITED: u8 = 8;
 const FENCE: u8 = 16;
 const RESPONSE: u8 = 32;
+const CUT: u8 = 64;
 
 /// A sum of [`Charge`]s modulo 2^32 of each: the difference of two is what lies between, as nobody has room for so many bytes.
 #[derive(Debug, Clone, Copy, Default)]
@@ -103,6 +106,30 @@ impl Wqe {
     #[inline]
     pub(crate) fn has_response(&self) -> bool {
         self.flags & RESPONSE != 0
+    }
+
+    /// Whether it is a WRITE of which each packet is a message of its own.
+    #[inline]
+    pub(crate) fn is_cut(&self) -> bool {
+        self.flags & CUT != 0
+    }
+
+    /// Whether the packet `psn` begins a message.
+    #[inline]
+    pub(crate) fn begins(&self, psn: u64) -> bool {
+        psn == self.first || self.is_cut()
+    }
+
+    /// Bytes of the message that its packet with `payload` begins, if it does.
+    #[inline]
+    pub(crate) fn message(&self, payload: u32) -> u32 {
+        if self.is_cut() { payload } else { self.len }
+    }
+
+    /// The opcode on a reliable connection of the packet `psn` of a SEND or WRITE.
+    #[inline]
+    pub(crate) fn data_opcode(&self, psn: u64) -> Opcode {
+        data_opcode(&self.op, self.begins(psn), psn == self.last() || self.is_cut())
     }
 
     /// What its last packet costs its receiver, if it is a SEND or WRITE.
@@ -289,37 +316,25 @@ impl SendQueue {
         4 * (self.tail - self.head) <= u64::from(self.depth)
     }
 
-    /// Appends a request that `check` admitted with `len`.
+    /// Appends a request that `check` admitted with `len`. A READ of several packets is cut into requests of `cut` packets each; a WRITE into messages of one, if
+    /// `cut` is not 0.
     #[inline(always)]
-    pub(crate) fn push(
-        &mut self,
-        wr: &SendWr<'_>,
-        len: u32,
-        mtu: Mtu,
-        read_packets: u16,
-        signal_all: bool,
-    ) {
+    pub(crate) fn push(&mut self, wr: &SendWr<'_>, len: u32, mtu: Mtu, cut: u16, signal_all: bool) {
         if wr.op.carries_data() && len <= mtu.bytes() {
             let plain = flag(PLAIN, !wr.fence);
             self.append(wr, len, &self.extent_of_one(len), plain, signal_all);
         } else {
-            self.push_other(wr, len, mtu, read_packets, signal_all);
+            self.push_other(wr, len, mtu, cut, signal_all);
         }
     }
 
     /// Appends what is no SEND or WRITE of one packet.
     #[inline(never)]
-    fn push_other(
-        &mut self,
-        wr: &SendWr<'_>,
-        len: u32,
-        mtu: Mtu,
-        read_packets: u16,
-        signal_all: bool,
-    ) {
+    fn push_other(&mut self, wr: &SendWr<'_>, len: u32, mtu: Mtu, cut: u16, signal_all: bool) {
         let has_response = wr.op.has_response();
-        let extent = self.extent(&wr.op, len, mtu, read_packets);
-        self.append(wr, len, &extent, flag(RESPONSE, has_response), signal_all);
+        let extent = self.extent(&wr.op, len, mtu, cut);
+        let flags = flag(RESPONSE, has_response) | flag(CUT, extent.is_cut);
+        self.append(wr, len, &extent, flags, signal_all);
         self.responses += u32::from(has_response);
     }
 

@@ -8,6 +8,7 @@ mod company;
 mod completer;
 mod congestion;
 mod credits;
+mod cuts;
 pub(crate) mod held;
 mod inbound;
 pub(crate) mod lists;
@@ -37,7 +38,7 @@ use crate::qp::Core;
 use crate::qp::attr::{ModifyError, QpAttr};
 use crate::qp::sq::OVERHEAD;
 use crate::types::{Mtu, Time};
-use crate::verbs::{Completions, QpState, SendOp, SendWr};
+use crate::verbs::{Completions, QpState, SendWr};
 
 /// A queue pair of a reliable connection.
 // In the order written: the common part is first in either, so that it is found without asking which it is.
@@ -69,6 +70,7 @@ impl Qp {
                 pd: core.init.pd,
                 peer: PoolId::OWN,
                 selective: false,
+                cuts_writes: false,
             },
             core,
             requester: Requester::new(),
@@ -152,6 +154,7 @@ impl Qp {
             pd: self.core.init.pd,
             peer: shared.pools.join(peer.remote, peer.budget, true),
             selective: shared.config.held_packets_max > 0 && peer.budget != Budget::STRANGER,
+            cuts_writes: shared.config.cut_writes,
         };
         self.source = SourceCheck::new(&peer);
         let psn = self.core.attr.rq_psn.unwrap_or_default().first();
@@ -239,12 +242,7 @@ impl Qp {
     #[inline]
     pub(crate) fn push(&mut self, wr: &SendWr<'_>, len: u32, pools: &Pools) {
         let mtu = self.limits.mtu;
-        let read_packets = match wr.op {
-            SendOp::Read { .. } if len > mtu.bytes() => {
-                reads::request_packets(mtu, pools, &self.requester.flow)
-            }
-            _ => 1,
-        };
-        self.core.sq.push(wr, len, mtu, read_packets, self.core.init.sq_sig_all);
+        let cut = if len > mtu.bytes() { self.cut(&wr.op, len, pools) } else { 0 };
+        self.core.sq.push(wr, len, mtu, cut, self.core.init.sq_sig_all);
     }
 }

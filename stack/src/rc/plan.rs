@@ -6,7 +6,7 @@ use super::held::SPAN;
 use super::requester::{Limits, REQUEST, Requester};
 use crate::mem::RegionTable;
 use crate::pool::{Budget, Charge, Expected, PoolId, Pools};
-use crate::qp::outbound::{Piece, data_opcode};
+use crate::qp::outbound::Piece;
 use crate::qp::sq::{OVERHEAD, SendQueue, Wqe};
 use crate::types::Mtu;
 use crate::verbs::{SendOp, WcStatus};
@@ -128,7 +128,7 @@ impl Requester {
         let len = wqe.payload(psn, limits.mtu);
         // What is awaited comes with an acknowledgement.
         if psn >= self.sent && self.asks.end().is_some() {
-            let begins = psn == wqe.first;
+            let begins = wqe.begins(psn);
             let bytes = len + request_header(&wqe.op, begins);
             match self.awaits(sq, psn, bytes, begins, 0) {
                 Awaited::Nothing => {}
@@ -172,9 +172,10 @@ impl Requester {
         let piece = Piece {
             index: self.cur,
             psn,
-            opcode: data_opcode(&wqe.op, begins, ends),
+            opcode: wqe.data_opcode(psn),
             offset: wqe.offset(psn, limits.mtu),
             len,
+            message: wqe.message(len),
             ack_req,
             solicited: wqe.is_solicited() && ends,
         };
@@ -248,7 +249,7 @@ impl Requester {
             return Plan::Idle;
         }
         let (index, ack_req, solicited) = (self.cur, true, false);
-        let piece = Piece { index, psn, opcode, offset, len, ack_req, solicited };
+        let piece = Piece { index, psn, opcode, offset, len, message: len, ack_req, solicited };
         Plan::Send(Shape { piece, last, charge })
     }
 }

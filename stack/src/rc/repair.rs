@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use super::held::SPAN;
 use super::requester::{Limits, Requester};
 use crate::pool::{Charge, Pools};
-use crate::qp::outbound::{Piece, data_opcode};
+use crate::qp::outbound::Piece;
 use crate::qp::sq::SendQueue;
 use crate::types::Time;
 
@@ -229,16 +229,17 @@ impl Requester {
         let psn = repair.missing.get(repair.due()?)?.psn;
         let index = self.index_of(sq, psn);
         let wqe = sq.get(index);
-        let (begins, ends) = (psn == wqe.first, psn == wqe.last());
+        let len = wqe.payload(psn, limits.mtu);
         Some(Piece {
             index,
             psn,
-            opcode: data_opcode(&wqe.op, begins, ends),
+            opcode: wqe.data_opcode(psn),
             offset: wqe.offset(psn, limits.mtu),
-            len: wqe.payload(psn, limits.mtu),
+            len,
+            message: wqe.message(len),
             // There is room for the answer since it left first, but for that to a probe, or if nothing asked.
             ack_req: self.asks.has(psn) || self.repair_asks || self.has_quiet(sq),
-            solicited: wqe.is_solicited() && ends,
+            solicited: wqe.is_solicited() && psn == wqe.last(),
         })
     }
 

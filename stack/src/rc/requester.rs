@@ -47,6 +47,8 @@ pub(super) struct Limits {
     pub(super) peer: PoolId,
     /// Whether the peer is one of us, and what comes too early is held.
     pub(super) selective: bool,
+    /// Whether WRITEs may be cut.
+    pub(super) cuts_writes: bool,
 }
 
 #[derive(Debug)]
@@ -245,7 +247,7 @@ impl Requester {
         } else {
             pools.get(limits.peer).charge(shape.charge);
             self.charged.add(shape.charge);
-            let begins = piece.psn == wqe.first;
+            let begins = wqe.begins(piece.psn);
             self.company.sent(piece.len + request_header(&wqe.op, begins));
             self.round_trip.sent(piece.psn, now, piece.psn < self.sent);
             if piece.ack_req {

@@ -65,6 +65,7 @@ impl Qp {
                 opcode: data_opcode(&wqe.op, true, true),
                 offset: 0,
                 len: wqe.len,
+                message: wqe.len,
                 ack_req: !quiet,
                 solicited: wqe.is_solicited(),
             };

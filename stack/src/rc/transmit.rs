@@ -193,10 +193,9 @@ impl Qp {
 
     /// Whether a packet leaves in one run with those before it.
     fn continues_run(&self, shape: &Shape) -> bool {
-        let (op, piece) = (&self.core.sq.get(shape.piece.index).op, &shape.piece);
-        let begins = self.core.sq.get(piece.index).first == piece.psn;
-        !op.has_response()
-            && self.requester.company.is_joined_by(piece.len + request_header(op, begins))
+        let (wqe, piece) = (self.core.sq.get(shape.piece.index), &shape.piece);
+        let bytes = piece.len + request_header(&wqe.op, wqe.begins(piece.psn));
+        !wqe.has_response() && self.requester.company.is_joined_by(bytes)
     }
 
     /// The request under the cursor cannot be executed: it fails once those before it are done. Returns whether that was now.

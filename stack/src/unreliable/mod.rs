@@ -168,7 +168,7 @@ impl Qp {
     /// A send request was posted.
     #[inline(never)]
     pub(crate) fn push(&mut self, wr: &SendWr<'_>, len: u32) {
-        self.core.sq.push(wr, len, self.mtu, 1, self.core.init.sq_sig_all);
+        self.core.sq.push(wr, len, self.mtu, 0, self.core.init.sq_sig_all);
     }
 
     /// The most bytes of a message, if it has only one packet.

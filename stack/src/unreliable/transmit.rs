@@ -89,6 +89,7 @@ impl Qp {
             opcode: opcode(&wqe.op, begins, ends),
             offset: wqe.offset(psn, self.mtu),
             len,
+            message: wqe.len,
             ack_req: false,
             solicited: wqe.is_solicited() && ends,
         };

@@ -201,6 +201,8 @@ pub struct Setup {
     pub advertise: bool,
     /// Packets that came too early and are held, for selective repeat; without, the scripts read as the specification has it.
     pub held: u32,
+    /// Whether WRITEs may be cut.
+    pub cut_writes: bool,
     /// The depth of a shared receive queue, if there is one.
     pub srq: Option<u32>,
     pub qps: usize,
@@ -224,6 +226,7 @@ impl Default for Setup {
             own: None,
             advertise: false,
             held: 0,
+            cut_writes: false,
             srq: None,
             qps: 1,
         }
@@ -267,6 +270,7 @@ impl End {
             advertise_credits: setup.advertise,
             port_mtu: setup.mtu,
             held_packets_max: setup.held,
+            cut_writes: setup.cut_writes,
             ..EngineConfig::default()
         };
         let mut engine = Engine::new(config);

@@ -59,6 +59,7 @@ pub(crate) struct Settings {
     /// The most packets that a queue pair has unacknowledged.
     pub(crate) window_max: u32,
     pub(crate) advertise_credits: bool,
+    pub(crate) cut_writes: bool,
     /// Whether a thread drives the device while the program does not.
     pub(crate) background: bool,
     /// The processors of the threads, shard by shard and then from the first again; none leaves them where they are.

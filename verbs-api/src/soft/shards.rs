@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use rocinante_netdev::AnyPort;
+use rocinante_netdev::{AnyPort, Port as _};
 use rocinante_stack::types::Mtu;
 use rocinante_stack::{Budget, Engine, EngineConfig};
 
@@ -66,6 +66,7 @@ impl Shards {
                 port_mtu,
                 window_max: settings.window_max,
                 advertise_credits: settings.advertise_credits,
+                cut_writes: settings.cut_writes && port.capabilities().segments_max > 1,
                 ..EngineConfig::default()
             });
             if index == 0 {

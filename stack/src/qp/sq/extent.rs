@@ -19,6 +19,8 @@ pub(super) struct Extent {
     pub(super) messages: u32,
     pub(super) measure: u16,
     pub(super) charges: Sum,
+    /// Whether each packet of several is a message.
+    pub(super) is_cut: bool,
 }
 
 impl SendQueue {
@@ -69,28 +71,32 @@ impl SendQueue {
             #[allow(clippy::cast_possible_truncation)]
             measure: cost as u16,
             charges: self.charges.and(1, cost),
+            is_cut: false,
         }
     }
 
     /// Of whatever else.
-    pub(super) fn extent(&self, op: &SendOp, len: u32, mtu: Mtu, read_packets: u16) -> Extent {
+    pub(super) fn extent(&self, op: &SendOp, len: u32, mtu: Mtu, cut: u16) -> Extent {
         if op.is_local() {
             let (messages, charges) = (self.messages, self.charges);
-            return Extent { packets: 0, messages, measure: 0, charges };
+            return Extent { packets: 0, messages, measure: 0, charges, is_cut: false };
         }
         // At most 2^31 bytes and one path MTU.
         let packets = ((len + mtu.bytes() - 1) >> mtu.shift()).max(1);
         if op.carries_data() {
             let full = packets - 1;
             let last = self.extent_of_one(len - (full << mtu.shift()));
-            return Extent { packets, charges: last.charges.and(full, full_cost(mtu)), ..last };
+            let charges = last.charges.and(full, full_cost(mtu));
+            let is_cut = cut > 0 && matches!(op, SendOp::Write { .. });
+            let messages = last.messages.wrapping_add(if is_cut { full } else { 0 });
+            return Extent { packets, messages, charges, is_cut, ..last };
         }
         let (messages, measure) = match op {
-            SendOp::Read { .. } => (packets.div_ceil(read_packets.into()), read_packets),
+            SendOp::Read { .. } => (packets.div_ceil(cut.max(1).into()), cut),
             _ => (1, 0),
         };
         let messages = self.messages.wrapping_add(messages);
-        Extent { packets, messages, measure, charges: self.charges }
+        Extent { packets, messages, measure, charges: self.charges, is_cut: false }
     }
 }
 

@@ -1,0 +1,71 @@
+//! WRITEs of several packets that leave as messages of one packet each.
+//!
+//! Ports send packets of one size as one super-packet, of which only the last may be shorter, and a super-packet is what costs. The first packet of a WRITE is longer than the
+//! others by a RETH, so it ends a run with the packet behind it: two packets in the place of fifteen, of each WRITE. Of WRITEs of 8 KiB that is all. As an `RDMA WRITE Only` each
+//! packet has a RETH, so they are of one size, and WRITEs that follow each other share super-packets, as those of one packet do.
+//!
+//! For the responder they are what a program would have posted that wrote the same bytes by several WRITEs: as many packets with the same PSNs and payloads, placed in the
+//! same order. What differs: it counts more messages, which [`Wqe::messages`](crate::qp::sq::Wqe::messages) follows; each packet is 16 bytes longer; and if the range is not all
+//! admitted, the packets before the first that is not are placed, where a responder looks at the length of the whole message first. The request fails alike.
+//!
+//! A WRITE with immediate stays one message: its completion tells the receiver the message's length (`byte_len`; `send_data_in` and `do_complete` of Linux' `rxe_resp.c`).
+//!
+//! It is decided when the request is posted, and kept in it, so that what is sent again is the same packets. Who posts one while nothing is under way gains nothing, and sends
+//! it as one message.
+
+use super::Qp;
+use super::company::run;
+use super::reads;
+use crate::pool::Pools;
+use crate::types::Mtu;
+use crate::verbs::SendOp;
+use crate::wire::{ICRC_LEN, Reth, bth};
+
+impl Qp {
+    /// Packets of each message that a request of more than one packet is cut into; 0 if it is not.
+    #[inline(never)]
+    pub(super) fn cut(&self, op: &SendOp, len: u32, pools: &Pools) -> u16 {
+        match op {
+            SendOp::Read { .. } => {
+                reads::request_packets(self.limits.mtu, pools, &self.requester.flow)
+            }
+            SendOp::Write { imm: None, .. } => {
+                let has_company = self.limits.cuts_writes && !self.core.sq.is_empty();
+                u16::from(has_company && saves(len, self.limits.mtu))
+            }
+            _ => 0,
+        }
+    }
+}
+
+/// Whether a WRITE of so many bytes, of more than one packet, takes at most nine super-packets in the place of ten if it is cut.
+fn saves(len: u32, mtu: Mtu) -> bool {
+    const HEADERS: u32 = (bth::LEN + Reth::LEN + ICRC_LEN) as u32;
+    let run = u64::from(run(mtu.bytes() + HEADERS));
+    let packets = u64::from(len.div_ceil(mtu.bytes()));
+    // The first two as one, and the others.
+    let as_one = 1 + (packets - 2).div_ceil(run);
+    // In packets; a last one that is shorter ends a run.
+    let whole = len.is_multiple_of(mtu.bytes());
+    let cut = if whole { packets } else { packets.next_multiple_of(run) };
+    10 * cut <= 9 * as_one * run
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_fills_no_more_super_packets_is_left_as_it_is() {
+        const KIB: u32 = 1024;
+        for (kib, cut) in [(8, true), (12, true), (64, true), (512, true), (1024, false)] {
+            assert_eq!(saves(kib * KIB, Mtu::Mtu4096), cut, "{kib} KiB");
+        }
+        // One super-packet of two packets either way; one in the place of two; two either way.
+        for (len, cut) in [(8 * KIB - 1, false), (8 * KIB + 1, true), (60 * KIB + 1, false)] {
+            assert_eq!(saves(len, Mtu::Mtu4096), cut, "{len} bytes");
+        }
+        assert!(saves(64 * KIB, Mtu::Mtu1024) && !saves(2048 * KIB, Mtu::Mtu1024));
+        assert!(!saves(1 << 31, Mtu::Mtu256));
+    }
+}
