@@ -231,7 +231,16 @@ impl World<'_> {
         let pane = &mut self.ends[end].panes[OWN];
         (pane.pending, pane.revoked) = (true, false);
         (pane.before, pane.shows) = (shows, Shows::Either);
-        Some(Wish { op, model, len: 0, data: Vec::new(), bad, through: None, excused: false })
+        Some(Wish {
+            op,
+            model,
+            len: 0,
+            data: Vec::new(),
+            bad,
+            overruns: false,
+            through: None,
+            excused: false,
+        })
     }
 
     /// A request that binds or invalidates is done.

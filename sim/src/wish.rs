@@ -20,6 +20,8 @@ pub(crate) struct Wish {
     pub(crate) len: u32,
     pub(crate) data: Vec<u8>,
     pub(crate) bad: Option<WcStatus>,
+    /// Only its end is outside.
+    pub(crate) overruns: bool,
     /// The key of the window through which it goes.
     pub(crate) through: Option<Key>,
     /// It may be refused by the time it arrives.
@@ -90,7 +92,7 @@ impl World<'_> {
         let through = way.filter(|way| way.pane).map(|way| way.rkey);
         let excused = way.is_some_and(|way| way.excused);
         #[allow(clippy::cast_possible_truncation)]
-        Some(Wish { op, model, len: len as u32, data, bad, through, excused })
+        Some(Wish { op, model, len: len as u32, data, bad, overruns: false, through, excused })
     }
 
     /// Whether the program says little, and to be answered.
@@ -207,6 +209,11 @@ impl World<'_> {
         let beyond = self.random.range(1, 9).min(u64::from(wish.len));
         let len = u64::from(wish.len);
         let stranger = self.other_pane(end, len);
+        if let (Op::Write { at, imm: None }, 3) = (&mut wish.model, way) {
+            *at =
+                self.ends[far].index as u64 * stride() + here.offset() + here.len() - len + beyond;
+            wish.overruns = self.hosts[self.ends[end].host].config.cut_writes;
+        }
         match &mut wish.op {
             SendOp::Write { remote, rkey, .. } | SendOp::Read { remote, rkey } => match way {
                 0 => *rkey = wrong_key,

@@ -268,6 +268,7 @@ impl World<'_> {
             first,
             packets: u64::from(wish.len.div_ceil(mtu).max(u32::from(!wish.model.is_local()))),
             bad: wish.bad,
+            overruns: wish.overruns,
             through: wish.through,
             void: false,
             excuses: if wish.excused { vec![WcStatus::RemAccessErr] } else { Vec::new() },

@@ -143,6 +143,7 @@ impl<'a> World<'a> {
                 advertise_credits: self.random.one_in(2),
                 quantum: 1 << self.random.range(1, 7),
                 held_packets_max: self.random.of(&[0, 2, 64, 2048]),
+                cut_writes: self.random.one_in(2),
                 port_mtu,
                 ..EngineConfig::default()
             };
