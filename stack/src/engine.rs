@@ -11,7 +11,7 @@ use crate::groups::Groups;
 use crate::gsi::Gsi;
 use crate::ingress::{Datagram, Integrity, Strangers};
 use crate::mem::{Memory, PdId};
-use crate::pool::{Budget, Pools};
+use crate::pool::{Budget, PoolId, Pools};
 use crate::qp::attr::{ModifyError, PeerAddress, QpAttr, QpInit};
 use crate::qp::post::PostError;
 use crate::qp::{Core, Turn};
@@ -377,21 +377,33 @@ impl Engine {
                 self.shared.dirty.push_front(slot);
                 return TxStop::Budget;
             }
-            let share = left.min(self.shared.config.quantum as usize);
+            let core = qp.core_mut();
+            core.queued = false;
+            let (whole, before) = (self.shared.config.quantum, std::mem::take(&mut core.spent));
+            let share = left.min((whole - before) as usize);
             let mut quantum = share;
-            qp.core_mut().queued = false;
             let (turn, progress) = qp.transmit(now, &mut quantum, &mut self.shared, host, sink);
             left -= share - quantum;
+            #[allow(clippy::cast_possible_truncation)]
+            let spent = || if progress { before + (share - quantum) as u32 } else { before };
             let pools = &mut self.shared.pools;
             let core = qp.core_mut();
             match turn {
                 Turn::Idle => pools.quit(slot, &mut core.waiting),
-                Turn::Wait(pool, need) => pools.wait(slot, &mut core.waiting, pool, need, progress),
+                Turn::Wait(pool, need) => {
+                    // A peer's room comes back in pieces of any size: a turn takes as many of them as it needs.
+                    let over = progress && (pool == PoolId::OWN || spent() == whole);
+                    if core.waiting == Some(pool) && !over {
+                        core.spent = spent();
+                    }
+                    pools.wait(slot, &mut core.waiting, pool, need, over);
+                }
                 Turn::Quantum => {
                     pools.quit(slot, &mut core.waiting);
                     self.shared.enqueue(slot, &mut core.queued);
                 }
                 Turn::SinkFull => {
+                    core.spent = spent();
                     if !core.queued {
                         core.queued = true;
                         self.shared.dirty.push_front(slot);

@@ -460,22 +460,22 @@ impl Pools {
         (!self.own.line.is_empty()).then_some(self.epochs.ends)
     }
 
-    /// `slot`, which waits in the line of `waiting` or in none, cannot go on before `id` has room for `need`.
+    /// `slot`, which waits in the line of `waiting` or in none, cannot go on before `id` has room for `need`. If it was called, it stays the first until
+    /// its turn is `over`.
     pub(crate) fn wait(
         &mut self,
         slot: u32,
         waiting: &mut Option<PoolId>,
         id: PoolId,
         need: Charge,
-        progress: bool,
+        over: bool,
     ) {
         if *waiting == Some(id) {
             let pool = self.get(id);
             if pool.called != Some(slot) {
                 return;
             }
-            if !progress {
-                // Called in vain, it stays the first.
+            if !over {
                 pool.called = None;
                 return pool.line.push_front((slot, need));
             }

@@ -44,6 +44,8 @@ pub(crate) struct Core {
     pub(crate) queued: bool,
     /// The pool in whose line it waits, or from whose line it was called.
     pub(crate) waiting: Option<PoolId>,
+    /// Packets of the turn that it is still having: it was interrupted, as there was no more room.
+    pub(crate) spent: u32,
     pub(crate) slot: u32,
     pub(crate) sq: SendQueue,
     /// Receives; with a shared receive queue, the one that it took from there.
@@ -77,6 +79,7 @@ impl Core {
             attr: QpAttr::default(),
             queued: false,
             waiting: None,
+            spent: 0,
             slot,
             sq: SendQueue::new(init.max_send_wr, init.max_send_sge, init.max_inline_data),
             rq,

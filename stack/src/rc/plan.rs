@@ -135,8 +135,9 @@ impl Requester {
                 Awaited::Messages | Awaited::Window => return Plan::Idle,
                 Awaited::Room(packets) => {
                     let all = Charge::of(packets, Budget::cost(len + OVERHEAD));
+                    // In line: who left it would lose the rest of its turn.
                     if !pools.get(limits.peer).fits(all) {
-                        return Plan::Idle;
+                        return Plan::Wait(limits.peer, all);
                     }
                 }
             }
