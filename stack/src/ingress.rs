@@ -99,7 +99,7 @@ impl SourceCheck {
         solver: &mut Solver,
     ) -> Integrity {
         if self.template.is_none_or(|(port, _)| port != datagram.src_port) {
-            self.template = template_of(datagram).map(|template| (datagram.src_port, template));
+            self.meet(datagram);
         }
         let Some((_, template)) = &mut self.template else { return Integrity::Wrong };
         match datagram.ip_id {
@@ -108,19 +108,27 @@ impl SourceCheck {
             IpId::None => {}
         }
         let bytes = datagram.bytes;
+        let computed = template.of(bytes);
         let Some(tail) = bytes.last_chunk::<4>() else { return Integrity::Wrong };
         let found = u32::from_le_bytes(*tail);
-        let computed = template.of(bytes);
-        let IpId::Hint(hint) = datagram.ip_id else {
-            return if computed == found { Integrity::Right } else { Integrity::Wrong };
-        };
-        if computed == found {
-            if self.accepted_id.is_none() {
-                self.accepted_id = Some((hint, now));
+        match datagram.ip_id {
+            IpId::Hint(_) if computed != found => {
+                self.solve(now, bytes.len(), computed, found, solver)
             }
-            return Integrity::Right;
+            IpId::Hint(hint) if self.accepted_id.is_none() => {
+                self.accepted_id = Some((hint, now));
+                Integrity::Right
+            }
+            _ if computed == found => Integrity::Right,
+            _ => Integrity::Wrong,
         }
-        self.solve(now, bytes.len(), computed, found, solver)
+    }
+
+    /// The headers of a peer that was not heard of, or not from this port.
+    #[cold]
+    #[inline(never)]
+    fn meet(&mut self, datagram: &Datagram<'_>) {
+        self.template = template_of(datagram).map(|template| (datagram.src_port, template));
     }
 
     /// The hint was wrong: looks for the identification that makes the ICRC right.
@@ -221,7 +229,6 @@ const fn spread(word: u64) -> u64 {
     word.wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
-#[cold]
 fn template_of(datagram: &Datagram<'_>) -> Option<Template> {
     let ip = match (datagram.src, datagram.dst) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => IpFields::V4 { src, dst, id: 0, flags: DF },

@@ -5,14 +5,15 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 
 /// Every member of the workspace, with the members it may depend on, tests and examples included.
-const MAY_DEPEND_ON: [(&str, &[&str]); 15] = [
-    ("rocinante-stack", &[]),
+const MAY_DEPEND_ON: [(&str, &[&str]); 16] = [
+    ("rocinante-crc", &[]),
+    ("rocinante-stack", &["rocinante-crc"]),
     ("rocinante-scripts", &["rocinante-stack"]),
     ("rocinante-netdev", &[]),
     ("rocinante-sim", &["rocinante-stack", "rocinante-sim-broken", "rocinante-stack-broken"]),
-    ("rocinante-stack-broken", &[]),
+    ("rocinante-stack-broken", &["rocinante-crc"]),
     ("rocinante-sim-broken", &["rocinante-stack-broken"]),
-    ("rocinante", &["rocinante-stack", "rocinante-netdev"]),
+    ("rocinante", &["rocinante-crc", "rocinante-stack", "rocinante-netdev"]),
     ("rocinante-ceilings", &["rocinante", "rocinante-stack", "rocinante-netdev"]),
     (
         "rocinante-cli",

@@ -50,16 +50,21 @@ mod tshark { pub(crate) fn number(_: &str) -> Option<u64> { None } }
 /// What no mutant has: memory in KiB. Some would ask for all there is.
 const MEMORY_MAX_KIB: u32 = 8 << 20;
 
-const MANIFESTS: [(&str, &str); 2] = [
+const MANIFESTS: [(&str, &str); 3] = [
     (
         "Cargo.toml",
         "[workspace]\nresolver = \"3\"\nmembers = [\"stack\"]\n\n\
          [profile.dev]\ndebug = false\n\n[profile.dev.package.\"*\"]\nopt-level = 2\n",
     ),
     (
+        "crc/Cargo.toml",
+        "[package]\nname = \"rocinante-crc\"\nversion = \"0.1.0\"\nedition = \"2024\"\n\n\
+         [dependencies]\ncrc32fast = \"*\"\n",
+    ),
+    (
         "stack/Cargo.toml",
         "[package]\nname = \"rocinante-stack\"\nversion = \"0.1.0\"\nedition = \"2024\"\nautotests = false\n\n\
-         [dependencies]\ncrc32fast = \"*\"\n\n\
+         [dependencies]\ncrc32fast = \"*\"\nrocinante-crc = { path = \"../crc\" }\n\n\
          [dev-dependencies]\netherparse = \"*\"\npcap-file = \"*\"\n\
          proptest = { version = \"*\", default-features = false, features = [\"std\"] }\n",
     ),
@@ -162,7 +167,7 @@ fn plant(tree: &Path) -> io::Result<()> {
     if tree.exists() {
         fs::remove_dir_all(tree)?;
     }
-    for folder in ["stack/src", "stack/tests", "tests/data"] {
+    for folder in ["crc/src", "stack/src", "stack/tests", "tests/data"] {
         let to = if folder == "tests/data" { "stack/data" } else { folder };
         copy(Path::new(folder), &tree.join(to), &|text| text)?;
     }

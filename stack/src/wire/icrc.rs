@@ -14,12 +14,11 @@ mod solver;
 
 use core::net::{Ipv4Addr, Ipv6Addr};
 
-use crc32fast::Hasher;
+use rocinante_crc::{PACKET_MIN, Summer, update};
 
-use self::linear::{Field, Moved, Table};
+use self::linear::{Field, Moved};
 use super::bth;
 
-pub use self::linear::power as power_of_x;
 pub use self::solver::Solver;
 
 /// Length of the ICRC in bytes.
@@ -35,25 +34,12 @@ const LRH_ONES: usize = 8;
 const IPV4_LEN: usize = 20;
 const IPV6_LEN: usize = 40;
 
-/// The byte of the BTH that is masked.
-const MASKED: usize = 4;
-
-// What each byte and field adds to the CRC of everything up to the end of the BTH. Up to there it is put together from tables: what follows
-// is most often a multiple of 16 bytes, which is what goes fastest.
-static BTH: [Table; bth::LEN] = {
-    let mut tables = [[0; 256]; bth::LEN];
-    let mut at = 0;
-    while at < bth::LEN {
-        tables[at] = linear::byte(bth::LEN - 1 - at);
-        at += 1;
-    }
-    tables
-};
-static UDP_LENGTH: Field = Field::new(2 + bth::LEN);
-static IPV4_TOTAL_LENGTH: Field = Field::new(16 + UDP_LEN + bth::LEN);
-static IPV4_ID: Field = Field::new(14 + UDP_LEN + bth::LEN);
-static IPV4_FLAGS: Field = Field::new(12 + UDP_LEN + bth::LEN);
-static IPV6_PAYLOAD_LENGTH: Field = Field::new(34 + UDP_LEN + bth::LEN);
+// What each field adds to the CRC of everything up to the BTH.
+static UDP_LENGTH: Field = Field::new(2);
+static IPV4_TOTAL_LENGTH: Field = Field::new(16 + UDP_LEN);
+static IPV4_ID: Field = Field::new(14 + UDP_LEN);
+static IPV4_FLAGS: Field = Field::new(12 + UDP_LEN);
+static IPV6_PAYLOAD_LENGTH: Field = Field::new(34 + UDP_LEN);
 
 /// What the lengths in IP and UDP headers add together, by the length of the packet from BTH to ICRC.
 static IPV4_LENGTHS: [u32; LENGTHS] = lengths(&IPV4_TOTAL_LENGTH, IPV4_LEN);
@@ -103,7 +89,7 @@ pub enum IpFields {
 /// The masked headers of a flow: everything the ICRC covers before the BTH. Made once per path, patched per packet.
 #[derive(Debug, Clone, Copy)]
 pub struct Template {
-    /// The CRC of ones, IP, UDP and BTH, with zeros for lengths, identification, flags and BTH, but for the byte that is masked.
+    /// The CRC of ones, IP and UDP, with zeros for lengths, identification and flags.
     blank: u32,
     /// The same with flags.
     flagged: u32,
@@ -112,13 +98,14 @@ pub struct Template {
     id: u16,
     flags: u16,
     v4: bool,
+    summer: Summer,
 }
 
 impl Template {
     /// The template of a flow.
     #[must_use]
     pub fn new(ip: &IpFields, src_port: u16) -> Self {
-        let mut bytes = [0; LRH_ONES + IPV6_LEN + UDP_LEN + bth::LEN];
+        let mut bytes = [0; LRH_ONES + IPV6_LEN + UDP_LEN];
         bytes[..LRH_ONES].fill(0xff);
         let (v4, ip_len) = match ip {
             IpFields::V4 { .. } => (true, IPV4_LEN),
@@ -130,9 +117,9 @@ impl Template {
         udp_header[2..4].copy_from_slice(&ROCE_PORT.to_be_bytes());
         // The checksum; between it and the ports, the length stays blank.
         udp_header[6..8].fill(0xff);
-        udp_header[UDP_LEN + MASKED] = 0xff;
-        let blank = crc32fast::hash(&bytes[..LRH_ONES + ip_len + UDP_LEN + bth::LEN]);
-        let mut template = Self { blank, flagged: blank, crc: blank, id: 0, flags: 0, v4 };
+        let blank = update(0, &bytes[..LRH_ONES + ip_len + UDP_LEN]);
+        let (flagged, crc, summer) = (blank, blank, Summer::detect());
+        let mut template = Self { blank, flagged, crc, id: 0, flags: 0, v4, summer };
         if let IpFields::V4 { id, flags, .. } = *ip {
             template.set_id(id, flags);
         }
@@ -168,18 +155,19 @@ impl Template {
     #[must_use]
     #[inline]
     pub fn start(&self, packet_len: usize, bth: &[u8; bth::LEN]) -> Icrc {
-        Icrc(Hasher::new_with_initial(self.of_headers(packet_len, bth)))
+        let mut packet = [0; PACKET_MIN];
+        packet[..bth::LEN].copy_from_slice(bth);
+        Icrc(self.up_to(packet_len, &packet, bth::LEN))
     }
 
     /// The ICRC of a whole packet, its own last four bytes left out; 0 for fewer than 16 bytes.
     #[must_use]
     #[inline]
     pub fn of(&self, packet: &[u8]) -> u32 {
-        let Some((bth, rest)) = packet.split_first_chunk() else { return 0 };
-        let Some((rest, _)) = rest.split_last_chunk::<ICRC_LEN>() else { return 0 };
-        let mut icrc = self.start(packet.len(), bth);
-        icrc.update(rest);
-        icrc.finish()
+        if packet.len() < PACKET_MIN {
+            return 0;
+        }
+        self.up_to(packet.len(), packet, packet.len() - ICRC_LEN)
     }
 
     /// Computes and writes the ICRC of a packet that is complete but for it.
@@ -214,43 +202,32 @@ impl Template {
             4096 => &BEFORE_4096,
             _ => return None,
         };
-        let (bth, _) = packet.split_first_chunk()?;
-        let between = packet.get(bth::LEN..known.at)?;
         let behind = packet.get(known.at + known.len..packet.len().checked_sub(ICRC_LEN)?)?;
-        let mut crc = self.of_headers(packet.len(), bth);
-        if !between.is_empty() {
-            crc = update(crc, between);
+        if known.at < bth::LEN {
+            return None;
         }
-        crc = moved.of(crc) ^ known.crc;
+        let before = self.up_to(packet.len(), packet, known.at);
+        let crc = moved.of(before) ^ known.crc;
         Some(if behind.is_empty() { crc } else { update(crc, behind) })
     }
 
-    /// The CRC up to the end of the BTH.
+    /// The CRC of all up to so many bytes of a packet of `packet_len` bytes.
     #[inline]
-    fn of_headers(&self, packet_len: usize, bth: &[u8; bth::LEN]) -> u32 {
+    fn up_to(&self, packet_len: usize, packet: &[u8], covered: usize) -> u32 {
         let known = if self.v4 { &IPV4_LENGTHS } else { &IPV6_LENGTHS };
-        let lengths = match known.get(packet_len) {
-            Some(lengths) => *lengths,
-            None => long(packet_len, self.v4),
-        };
-        let mut crc = self.crc ^ lengths;
-        for (at, (table, byte)) in BTH.iter().zip(bth).enumerate() {
-            if at != MASKED {
-                crc ^= table[usize::from(*byte)];
-            }
+        match known.get(packet_len) {
+            Some(lengths) => self.summer.packet(self.crc ^ lengths, packet, covered),
+            None => self.up_to_of_long(packet_len, packet, covered),
         }
-        crc
+    }
+
+    #[cold]
+    fn up_to_of_long(&self, packet_len: usize, packet: &[u8], covered: usize) -> u32 {
+        self.summer.packet(self.crc ^ long(packet_len, self.v4), packet, covered)
     }
 }
 
-fn update(crc: u32, bytes: &[u8]) -> u32 {
-    let mut hasher = Hasher::new_with_initial(crc);
-    hasher.update(bytes);
-    hasher.finalize()
-}
-
 /// What the lengths of a longer packet add.
-#[cold]
 fn long(packet_len: usize, v4: bool) -> u32 {
     if v4 {
         of_length(packet_len, &IPV4_TOTAL_LENGTH, IPV4_LEN)
@@ -296,20 +273,20 @@ fn write_masked_ip(ip: &IpFields, header: &mut [u8]) {
 
 /// An ICRC under way.
 #[derive(Debug, Clone)]
-pub struct Icrc(Hasher);
+pub struct Icrc(u32);
 
 impl Icrc {
     /// Takes in more bytes.
     #[inline]
     pub fn update(&mut self, bytes: &[u8]) {
-        self.0.update(bytes);
+        self.0 = update(self.0, bytes);
     }
 
     /// The result; written little-endian.
     #[must_use]
     #[inline]
     pub fn finish(self) -> u32 {
-        self.0.finalize()
+        self.0
     }
 }
 

@@ -43,22 +43,18 @@ impl Summing {
 #[cfg(target_arch = "x86_64")]
 mod wide {
     use std::arch::x86_64::{
-        __m128i, __m512i, _mm_and_si128, _mm_clmulepi64_si128, _mm_cvtsi32_si128,
-        _mm_extract_epi32, _mm_set_epi32, _mm_set_epi64x, _mm_srli_si128, _mm_xor_si128,
-        _mm256_castsi256_si128, _mm256_extracti128_si256, _mm256_xor_si256, _mm512_castsi512_si256,
+        __m128i, __m512i, _mm_cvtsi32_si128, _mm_xor_si128, _mm256_castsi256_si128,
+        _mm256_extracti128_si256, _mm256_xor_si256, _mm512_castsi512_si256,
         _mm512_clmulepi64_epi128, _mm512_extracti32x4_epi32, _mm512_extracti64x4_epi64,
         _mm512_loadu_si512, _mm512_set_epi64, _mm512_storeu_si512, _mm512_ternarylogic_epi64,
         _mm512_xor_si512, _mm512_zextsi128_si512,
     };
 
-    use rocinante_stack::wire::icrc::power_of_x;
+    use rocinante_crc::folding::{Factors, further, reduce};
 
     /// Bytes of a round: four registers.
     const ROUND: usize = 4 * LANES;
     const LANES: usize = 64;
-
-    /// Two factors, for the halves of a lane: they take it so many bits further.
-    type Factors = (i64, i64);
 
     const ROUND_ON: Factors = further(8 * ROUND as u64);
     const TWO_ON: Factors = further(1024);
@@ -66,20 +62,6 @@ mod wide {
     const THREE_LANES_ON: Factors = further(384);
     const TWO_LANES_ON: Factors = further(256);
     const LANE_ON: Factors = further(128);
-    /// The last steps, from 128 bits to 64.
-    const LAST: i64 = factor(64);
-    /// The polynomial, and its quotient for Barrett's reduction.
-    const POLYNOMIAL: i64 = 0x1_db71_0641;
-    const QUOTIENT: i64 = 0x1_f701_1641;
-
-    /// x^bits modulo the polynomial, bit-reversed in 33 bits.
-    const fn factor(bits: u64) -> i64 {
-        ((power_of_x(bits) as u64) << 1).cast_signed()
-    }
-
-    const fn further(bits: u64) -> Factors {
-        (factor(bits + 32), factor(bits - 32))
-    }
 
     /// # Safety
     /// `src` must be valid for reads of `dst.len()` bytes, which is a multiple of [`ROUND`] and not 0, and not overlap `dst`.
@@ -143,24 +125,6 @@ mod wide {
         let moved =
             _mm_xor_si128(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
         _mm_xor_si128(moved, _mm512_extracti32x4_epi32(lanes, 3))
-    }
-
-    /// The CRC-32 of 128 bits: two more foldings, and Barrett's reduction.
-    #[inline]
-    #[target_feature(enable = "avx512f,pclmulqdq")]
-    fn reduce(lane: __m128i) -> u32 {
-        let low_half = _mm_set_epi32(0, 0, 0, -1);
-        let factors = _mm_set_epi64x(LAST, LANE_ON.1);
-        let folded =
-            _mm_xor_si128(_mm_clmulepi64_si128(lane, factors, 0x00), _mm_srli_si128(lane, 8));
-        let folded = _mm_xor_si128(
-            _mm_clmulepi64_si128(_mm_and_si128(folded, low_half), factors, 0x10),
-            _mm_srli_si128(folded, 4),
-        );
-        let constants = _mm_set_epi64x(QUOTIENT, POLYNOMIAL);
-        let times = _mm_clmulepi64_si128(_mm_and_si128(folded, low_half), constants, 0x10);
-        let rest = _mm_clmulepi64_si128(_mm_and_si128(times, low_half), constants, 0x00);
-        !_mm_extract_epi32(_mm_xor_si128(folded, rest), 1).cast_unsigned()
     }
 }
 

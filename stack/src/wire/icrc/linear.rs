@@ -4,8 +4,7 @@
 //! pattern and on how many bytes stand behind it, and on nothing else. So a header that changes in
 //! a length and an identification needs no new pass over its bytes: a few look-ups, combined with XOR.
 
-/// The polynomial of CRC-32, bit-reversed: bit 31 is x^0.
-const POLYNOMIAL: u32 = 0xedb8_8320;
+use rocinante_crc::{ONE, multiply, power, times_x};
 
 /// By the value of a byte, what it adds to the CRC.
 pub(super) type Table = [u32; 256];
@@ -93,39 +92,6 @@ pub(super) fn back(bytes: usize) -> u32 {
     debug_assert!(bytes >> BACK.len() == 0);
     let set = BACK.iter().enumerate().filter(|(i, _)| bytes >> i & 1 == 1);
     set.fold(ONE, |product, (_, power)| multiply(product, *power))
-}
-
-/// x^0.
-const ONE: u32 = 1 << 31;
-
-/// a·b modulo the polynomial.
-pub(super) const fn multiply(a: u32, mut b: u32) -> u32 {
-    let mut product = 0;
-    let mut bit = 32;
-    while bit > 0 {
-        bit -= 1;
-        product ^= b & 0u32.wrapping_sub((a >> bit) & 1);
-        b = times_x(b);
-    }
-    product
-}
-
-const fn times_x(a: u32) -> u32 {
-    (a >> 1) ^ (POLYNOMIAL & 0u32.wrapping_sub(a & 1))
-}
-
-/// x^`exponent` modulo the polynomial of CRC-32, bit-reversed: bit 31 is x^0.
-#[must_use]
-pub const fn power(mut exponent: u64) -> u32 {
-    let (mut result, mut square) = (ONE, times_x(ONE));
-    while exponent > 0 {
-        if exponent & 1 == 1 {
-            result = multiply(square, result);
-        }
-        square = multiply(square, square);
-        exponent >>= 1;
-    }
-    result
 }
 
 #[cfg(test)]

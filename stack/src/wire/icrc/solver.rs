@@ -1,6 +1,8 @@
 //! Solves a wrong ICRC for the IP identification.
 
-use super::linear::{back, multiply};
+use rocinante_crc::multiply;
+
+use super::linear::back;
 use super::{ICRC_LEN, Template};
 
 /// Bytes of an IPv4 and UDP header behind the flags-and-fragment-offset field.

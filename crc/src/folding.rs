@@ -1,0 +1,151 @@
+//! Folding by carry-less multiplication, after Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction" (Intel, 2009):
+//! 16 bytes are taken as many bits further as there are to the next, and added to those.
+
+use core::arch::x86_64::{
+    __m128i, _mm_clmulepi64_si128, _mm_cvtsi32_si128, _mm_extract_epi32, _mm_or_si128,
+    _mm_set_epi32, _mm_set_epi64x, _mm_shuffle_epi8, _mm_srli_si128, _mm_xor_si128,
+};
+
+use crate::summer::{BTH_LEN, MASKED, PACKET_MIN, plain};
+use crate::{power, update};
+
+/// Two factors, for the halves of 16 bytes: they take them so many bits further.
+pub type Factors = (i64, i64);
+
+/// 16 bytes, and the next.
+const LANE: usize = 16;
+const LANE_ON: Factors = further(8 * LANE as u64);
+/// Beyond, several chains at a time are faster than one.
+const SHORT: usize = 320;
+/// What the library is best at.
+const BLOCK: usize = 64;
+/// The polynomial, bit-reversed in 33 bits.
+const POLYNOMIAL: i64 = 0x1_db71_0641;
+/// x^95 divided by it, bit-reversed in 64.
+const QUOTIENT: i64 = {
+    let (mut rest, mut quotient) = (1u128 << 95, 0u64);
+    let mut bit = 64;
+    while bit > 0 {
+        bit -= 1;
+        if rest >> (bit + 32) & 1 == 1 {
+            rest ^= 0x1_04c1_1db7 << bit;
+            quotient |= 1 << bit;
+        }
+    }
+    quotient.reverse_bits().cast_signed()
+};
+
+/// Seen from place n on: n bytes moved to the end, with zeros before.
+const TO_THE_END: [u8; 2 * LANE] = {
+    let mut window = [0x80; 2 * LANE];
+    let mut at = 0;
+    while at < LANE {
+        window[LANE + at] = at as u8;
+        at += 1;
+    }
+    window
+};
+/// Seen from place n on: what stands there of the byte that counts as ones.
+const MASK: [u8; 2 * LANE] = {
+    let mut mask = [0; 2 * LANE];
+    mask[MASKED] = 0xff;
+    mask
+};
+
+/// What takes 16 bytes so many `bits` further.
+#[must_use]
+pub const fn further(bits: u64) -> Factors {
+    (factor(bits + 32), factor(bits - 32))
+}
+
+/// x^bits modulo the polynomial, bit-reversed in 33 bits.
+const fn factor(bits: u64) -> i64 {
+    ((power(bits) as u64) << 1).cast_signed()
+}
+
+/// As [`Summer::packet`](crate::Summer::packet).
+#[target_feature(enable = "pclmulqdq,avx")]
+pub(crate) fn packet(before: u32, packet: &[u8], covered: usize) -> u32 {
+    // What was before counts where the first four bytes are, so these stay together. One comparison says all three: too few, too many, odd ones.
+    let usual = covered.wrapping_sub(BTH_LEN).rotate_right(2) <= (SHORT - BTH_LEN) / 4;
+    match packet.first_chunk().zip(packet.get(..covered)) {
+        Some((head, bytes)) if usual => short(before, head, bytes),
+        _ => unusual(before, packet, covered),
+    }
+}
+
+/// The same of any packet. Of a long one the library sums what is a multiple of its blocks.
+#[inline(never)]
+#[target_feature(enable = "pclmulqdq,avx")]
+fn unusual(before: u32, packet: &[u8], covered: usize) -> u32 {
+    let odd = covered % BLOCK;
+    let first = if odd < BTH_LEN { odd + BLOCK } else { odd };
+    let parts = packet.get(..covered).and_then(|bytes| bytes.split_at_checked(first));
+    match (packet.first_chunk(), parts) {
+        (Some(head), Some((first, rest))) if covered.is_multiple_of(4) => {
+            update(short(before, head, first), rest)
+        }
+        _ => plain(before, packet, covered),
+    }
+}
+
+/// The sum of `bytes`, a multiple of 4 and no less than [`BTH_LEN`], in one chain. The packet that they are of begins with `head`.
+#[inline]
+#[target_feature(enable = "pclmulqdq,avx")]
+fn short(before: u32, head: &[u8; PACKET_MIN], bytes: &[u8]) -> u32 {
+    // So many first that what remains is a multiple of 16: the CRC of zeros before them is that of nothing.
+    let first = (bytes.len().wrapping_sub(1) & (LANE - 1)) + 1;
+    let state = _mm_cvtsi32_si128((!before).cast_signed());
+    let lane = _mm_xor_si128(_mm_or_si128(load(head), window(&MASK, 0)), state);
+    let mut lane = _mm_shuffle_epi8(lane, window(&TO_THE_END, first));
+    let (lanes, _) = bytes.get(first..).unwrap_or_default().as_chunks::<LANE>();
+    let factors = _mm_set_epi64x(LANE_ON.1, LANE_ON.0);
+    if let Some((next, rest)) = lanes.split_first() {
+        lane = fold(lane, _mm_or_si128(load(next), window(&MASK, first)), factors);
+        for next in rest {
+            lane = fold(lane, load(next), factors);
+        }
+    }
+    reduce(lane)
+}
+
+/// `lane`, taken further by `factors`, and `next`, which stands there.
+#[inline]
+#[target_feature(enable = "pclmulqdq")]
+fn fold(lane: __m128i, next: __m128i, factors: __m128i) -> __m128i {
+    let low = _mm_clmulepi64_si128(lane, factors, 0x00);
+    let high = _mm_clmulepi64_si128(lane, factors, 0x11);
+    _mm_xor_si128(low, _mm_xor_si128(high, next))
+}
+
+/// The CRC-32 that 128 bits come to. One more folding makes them 96, of which Barrett's reduction divides the first 64 and leaves the last 32.
+///
+/// # Safety
+/// None is needed but the processor's: who calls this without these features has to know that they are there.
+#[must_use]
+#[inline]
+#[target_feature(enable = "pclmulqdq,sse4.1")]
+pub fn reduce(lane: __m128i) -> u32 {
+    let folded = _mm_clmulepi64_si128(lane, _mm_set_epi64x(0, LANE_ON.1), 0x00);
+    let folded = _mm_xor_si128(folded, _mm_srli_si128(lane, 8));
+    let times = _mm_clmulepi64_si128(folded, _mm_set_epi64x(0, QUOTIENT), 0x00);
+    let rest = _mm_clmulepi64_si128(times, _mm_set_epi64x(0, POLYNOMIAL), 0x00);
+    !_mm_extract_epi32(_mm_xor_si128(folded, rest), 2).cast_unsigned()
+}
+
+/// 16 bytes of a window.
+#[inline]
+#[target_feature(enable = "sse2")]
+fn window(all: &[u8; 2 * LANE], from: usize) -> __m128i {
+    match all[from..].first_chunk() {
+        Some(bytes) => load(bytes),
+        None => _mm_set_epi32(0, 0, 0, 0),
+    }
+}
+
+#[inline]
+#[target_feature(enable = "sse2")]
+fn load(bytes: &[u8; LANE]) -> __m128i {
+    let both = u128::from_le_bytes(*bytes);
+    _mm_set_epi64x((both >> 64) as i64, both as i64)
+}
