@@ -22,8 +22,8 @@ pub const BUGS: &[Bug] = &[
         what: "an ACK acknowledges one packet more than was executed",
         seed: 1,
         file: "rc/responder.rs",
-        right: "None if self.ack => (self.ackable, ",
-        wrong: "None if self.ack => (self.ackable + u64::from(BUG), ",
+        right: "self.ack.then(|| (self.ackable, ",
+        wrong: "self.ack.then(|| (self.ackable + u64::from(BUG), ",
     },
     Bug {
         name: "duplicate-write-placed",

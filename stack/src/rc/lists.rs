@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 use super::asks::Run;
 use super::requester::{Outstanding, Requester};
 use super::rtt::{TURNS, Turn};
+use crate::qp::sq::SendQueue;
 
 /// So many queue pairs keep theirs when they have nothing under way.
 const KEEPERS: usize = 16;
@@ -44,6 +45,12 @@ impl Requester {
     #[inline]
     pub(super) fn has_lists(&self) -> bool {
         self.round_trip.turns.capacity() > 0
+    }
+
+    /// Whether nothing is to be sent, and nothing has been that is not told of.
+    #[inline]
+    pub(super) fn has_nothing(&self, sq: &SendQueue) -> bool {
+        self.cursor() == sq.tail && !self.outstanding() && !self.has_lists()
     }
 
     /// Something is about to leave: gets lists, with room for all that may be under way.

@@ -73,7 +73,7 @@ pub(super) enum Response {
     /// With data.
     Data(DataResponse),
     /// An ACK or NAK.
-    Acknowledge { psn: u64, syndrome: Syndrome, msn: u32 },
+    Acknowledge { psn: u64, aeth: Aeth },
 }
 
 impl Responder {
@@ -418,15 +418,35 @@ impl Responder {
         if let Some(data) = self.records.response(mtu) {
             return Some(Response::Data(data));
         }
-        let (psn, syndrome) = match self.nak {
-            Some(nak) => (nak.psn, nak.syndrome),
-            None if self.ack => (self.ackable, self.ack(self.msn, rq).syndrome),
-            None => return None,
+        let (psn, aeth) = match self.nak {
+            Some(nak) => (nak.psn, Aeth { syndrome: nak.syndrome, msn: self.msn }),
+            None => self.positive(rq)?,
         };
-        Some(Response::Acknowledge { psn, syndrome, msn: self.msn })
+        Some(Response::Acknowledge { psn, aeth })
+    }
+
+    /// The acknowledgement that is due, if that is all.
+    #[inline]
+    pub(super) fn acknowledgement(&self, rq: &RecvQueue) -> Option<(u64, Aeth)> {
+        if self.has_urgent_response() {
+            return None;
+        }
+        self.positive(rq)
+    }
+
+    #[inline]
+    fn positive(&self, rq: &RecvQueue) -> Option<(u64, Aeth)> {
+        self.ack.then(|| (self.ackable, self.ack(self.msn, rq)))
+    }
+
+    /// A plain acknowledgement left.
+    #[inline]
+    pub(super) fn acknowledged(&mut self) {
+        self.ack = false;
     }
 
     /// The AETH of a positive response to the message `msn`.
+    #[inline]
     pub(super) fn ack(&self, msn: u32, rq: &RecvQueue) -> Aeth {
         if !self.advertise {
             return Aeth::ack(msn);

@@ -34,10 +34,12 @@ impl Qp {
                 _ => self.notifier.due = false,
             }
         }
-        if let Some(turn) = self.transmit_responses(quantum, shared, host, sink) {
+        if self.responder.has_urgent_response()
+            && let Some(turn) = self.transmit_responses(quantum, shared, host, sink)
+        {
             return (turn, false);
         }
-        if !self.core.state.requests() {
+        if !self.core.state.requests() || self.requester.has_nothing(&self.core.sq) {
             return (self.transmit_acknowledgement(Turn::Idle, shared, host, sink), false);
         }
         let before = *quantum;
@@ -79,17 +81,55 @@ impl Qp {
         if turn == Turn::SinkFull || !self.responder.has_response() {
             return turn;
         }
-        // A failed request may have left something else.
-        let Some(response) = self.responder.response(self.limits.mtu, &self.core.rq) else {
-            return turn;
+        let sent = match self.responder.acknowledgement(&self.core.rq) {
+            Some((psn, aeth)) => self.send_acknowledgement(psn, aeth, shared, sink),
+            None => self.transmit_other(shared, host, sink),
         };
-        match self.send_response(&response, shared, host, sink) {
-            Sent::Yes => {
-                self.responded(&response);
-                turn
-            }
-            Sent::Full | Sent::Refused => Turn::SinkFull,
+        if sent == Sent::Yes { turn } else { Turn::SinkFull }
+    }
+
+    /// Sends a response in the place of an acknowledgement: a failed request may have left something else.
+    #[cold]
+    fn transmit_other<H: Memory + Completions>(
+        &mut self,
+        shared: &mut Shared,
+        host: &mut H,
+        sink: &mut impl TxSink,
+    ) -> Sent {
+        let Some(response) = self.responder.response(self.limits.mtu, &self.core.rq) else {
+            return Sent::Yes;
+        };
+        let sent = self.send_response(&response, shared, host, sink);
+        if sent == Sent::Yes {
+            self.responded(&response);
         }
+        sent
+    }
+
+    /// Sends a plain acknowledgement.
+    #[inline]
+    fn send_acknowledgement(
+        &mut self,
+        psn: u64,
+        aeth: Aeth,
+        shared: &mut Shared,
+        sink: &mut impl TxSink,
+    ) -> Sent {
+        let Some(to) = self.core.target() else { return Sent::Refused };
+        let bth = header(Opcode::RC_ACKNOWLEDGE, to.qpn, psn, 0).bytes();
+        let sent = frame(&to, bth::LEN + Aeth::LEN, 0, sink, |out| {
+            out[..bth::LEN].copy_from_slice(&bth);
+            aeth.write(&mut out[bth::LEN..bth::LEN + Aeth::LEN]);
+            Ok(None)
+        });
+        if sent == Sent::Yes {
+            let counters = &mut shared.counters;
+            counters.sent_pkts += 1;
+            counters.sent_acks += 1;
+            self.responder.acknowledged();
+            self.held.reported();
+        }
+        sent
     }
 
     /// Sends the responses that are due; `None` if that was all.
@@ -279,10 +319,10 @@ impl Qp {
         sink: &mut impl TxSink,
     ) -> Sent {
         let (psn, opcode, aeth, payload) = match *response {
-            Response::Acknowledge { psn, syndrome, msn } => {
-                let missing = syndrome == Syndrome::nak(NakCode::PsnSequenceError);
+            Response::Acknowledge { psn, aeth } => {
+                let missing = aeth.syndrome == Syndrome::nak(NakCode::PsnSequenceError);
                 let report = if missing { self.held.report_len(psn) } else { 0 };
-                (psn, Opcode::RC_ACKNOWLEDGE, Aeth { syndrome, msn }, report)
+                (psn, Opcode::RC_ACKNOWLEDGE, aeth, report)
             }
             Response::Data(DataResponse::Atomic { psn, msn, .. }) => {
                 (psn, Opcode::RC_ATOMIC_ACKNOWLEDGE, self.responder.ack(msn, &self.core.rq), 0)
