@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::packet::PacketPort;
 use crate::port::{
-    Capabilities, Path, PathId, PathSpec, Port, PortStats, RxDatagram, TxFailure, TxSlot,
+    Capabilities, Departed, Path, PathId, PathSpec, Port, PortStats, RxDatagram, TxFailure, TxSlot,
 };
 use crate::sim::SimPort;
 use crate::udp::UdpPort;
@@ -72,6 +72,10 @@ impl Port for AnyPort {
 
     fn rx_places(&self) -> Option<(u64, u64)> {
         on!(self, port => port.rx_places())
+    }
+
+    fn departed(&self) -> Option<Departed> {
+        on!(self, port => port.departed())
     }
 
     fn reserve(&mut self, path: PathId, len: usize) -> Option<TxSlot<'_>> {

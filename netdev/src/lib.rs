@@ -5,6 +5,7 @@
 pub mod any;
 pub mod auto;
 pub mod error;
+mod ethtool;
 pub mod fd;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
@@ -31,7 +32,7 @@ pub use any::AnyPort;
 pub use error::OpenError;
 pub use iface::Interface;
 pub use port::{
-    Backend, Capabilities, Path, PathId, PathSpec, Port, PortStats, ROCE_PORT, RxBudget,
+    Backend, Capabilities, Departed, Path, PathId, PathSpec, Port, PortStats, ROCE_PORT, RxBudget,
     RxDatagram, RxIpId, TxFailure, TxSlot,
 };
 

@@ -29,11 +29,12 @@ use std::time::Duration;
 
 use crate::PortConfig;
 use crate::error::OpenError;
+use crate::ethtool::Segmentation;
 use crate::fd::{Epoll, Interest, attach_filter};
 use crate::iface::Interface;
 use crate::loopback::{LoopHeader, LoopQueue};
 use crate::port::{
-    Capabilities, Path, PathId, PathSpec, Port, PortStats, RxDatagram, TxFailure, TxSlot,
+    Capabilities, Departed, Path, PathId, PathSpec, Port, PortStats, RxDatagram, TxFailure, TxSlot,
 };
 use crate::resolve::{Hop, PathTable, Sent};
 use crate::udp::UdpPort;
@@ -41,7 +42,7 @@ use ring::Ring;
 use rx::RxCounters;
 use staging::{IP_IDS_MIN, RunLimits, Staging};
 use sys::{PacketSocket, SendScratch, Transmit};
-use tx::Sender;
+use tx::{Sender, TxCounters};
 
 /// A port over an `AF_PACKET` socket.
 ///
@@ -62,6 +63,7 @@ pub struct PacketPort {
     looped_first: bool,
     staging: Staging,
     sender: Sender,
+    segmentation: Segmentation,
     scratch: SendScratch,
     reserved: Reserved,
     rx: RxCounters,
@@ -114,8 +116,10 @@ impl PacketPort {
         open::open(iface, addresses, config, count)
     }
 
-    /// Ends the port's life if the interface is gone; follows a change of its Ethernet address.
+    /// Ends the port's life if the interface is gone; follows a change of its Ethernet address, and of what it takes.
     fn check_interface(&mut self) {
+        self.segmentation.refresh(self.socket.as_fd());
+        self.sender.leaves_whole = self.segmentation.is_whole();
         match self.paths.check_interface() {
             Ok(mac) if mac != self.mac => {
                 // A new filter replaces the old one.
@@ -245,6 +249,11 @@ impl Port for PacketPort {
 
     fn rx_places(&self) -> Option<(u64, u64)> {
         Some((self.rx.runs, self.rx.datagrams))
+    }
+
+    fn departed(&self) -> Option<Departed> {
+        let TxCounters { runs, apart, datagrams, bytes, .. } = self.sender.counters;
+        Some(Departed { runs: runs + apart, datagrams, bytes })
     }
 
     fn reserve(&mut self, path: PathId, len: usize) -> Option<TxSlot<'_>> {

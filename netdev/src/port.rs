@@ -203,6 +203,17 @@ pub struct TxFailure {
     pub errno: i32,
 }
 
+/// How datagrams left an interface. The numbers only grow.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Departed {
+    /// Super-packets and datagrams that left by themselves.
+    pub runs: u64,
+    /// Datagrams.
+    pub datagrams: u64,
+    /// Their UDP payload in bytes.
+    pub bytes: u64,
+}
+
 /// Counters of a port since it was opened. They only grow.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PortStats {
@@ -294,6 +305,12 @@ pub trait Port: Send {
     /// Places of the receive queue that were read, and the datagrams in them, since the port was opened, where a super-packet takes one place as a
     /// datagram does; `None` where what counts is bytes, or super-packets do not come.
     fn rx_places(&self) -> Option<(u64, u64)> {
+        None
+    }
+
+    /// How what was sent left the interface, since the port was opened; `None` where each datagram leaves by itself. A super-packet that the kernel takes
+    /// apart before, or may for all that is known, counts as its datagrams.
+    fn departed(&self) -> Option<Departed> {
         None
     }
 

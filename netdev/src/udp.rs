@@ -22,14 +22,15 @@ mod tx;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd as _, BorrowedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::PortConfig;
 use crate::error::OpenError;
+use crate::ethtool::Segmentation;
 use crate::fd::{Epoll, Interest};
 use crate::iface::Interface;
 use crate::port::{
-    Backend, Capabilities, Path, PathId, PathSpec, Port, PortStats, RxBudget, RxDatagram,
+    Backend, Capabilities, Departed, Path, PathId, PathSpec, Port, PortStats, RxBudget, RxDatagram,
     TxFailure, TxSlot,
 };
 use groups::Groups;
@@ -56,7 +57,14 @@ pub struct UdpPort {
     blocked: Option<usize>,
     epoll: Epoll,
     tx: TxStats,
+    /// Of the interface whose addresses these are: what leaves by another is taken for the same, until it is lost.
+    segmentation: Segmentation,
+    /// When that was asked for last.
+    asked: Instant,
 }
+
+/// How often it is asked for at most.
+const ASK_AGAIN: Duration = Duration::from_millis(500);
 
 /// The sending half of [`PortStats`].
 #[derive(Debug, Clone, Copy, Default)]
@@ -64,6 +72,8 @@ struct TxStats {
     datagrams: u64,
     bytes: u64,
     runs: u64,
+    /// Of datagrams in runs that the kernel took apart for the interface, all but the first of each.
+    apart: u64,
     failed: u64,
     blocked: u64,
 }
@@ -179,6 +189,7 @@ impl UdpPort {
                     .map_err(|e| os("cannot wait for a UDP socket", e))?;
             }
         }
+        let segmentation = Segmentation::new(own[0].as_fd(), iface.index);
         Ok(Self {
             capabilities: Capabilities {
                 backend: Backend::Udp,
@@ -200,6 +211,8 @@ impl UdpPort {
             blocked: None,
             epoll,
             tx: TxStats::default(),
+            segmentation,
+            asked: Instant::now(),
         })
     }
 }
@@ -260,6 +273,11 @@ impl Port for UdpPort {
         Ok(count + self.groups.receive(budget.saturating_sub(count), sink)?)
     }
 
+    fn departed(&self) -> Option<Departed> {
+        let TxStats { runs, apart, datagrams, bytes, .. } = self.tx;
+        Some(Departed { runs: runs + apart, datagrams, bytes })
+    }
+
     fn reserve(&mut self, path: PathId, len: usize) -> Option<TxSlot<'_>> {
         let entry = self.paths.get(path)?;
         let (buf, index) = self.staging.reserve(path, len, entry.segments_max)?;
@@ -287,7 +305,11 @@ impl Port for UdpPort {
     }
 
     fn maintain(&mut self) -> Option<Duration> {
-        // Routes, neighbours and link changes are the kernel's.
+        // Routes, neighbours and link changes are the kernel's. What the interface takes changes seldom, and nobody tells.
+        if self.receiver.receives() && self.asked.elapsed() >= ASK_AGAIN {
+            self.asked = Instant::now();
+            self.segmentation.refresh(self.paths.own_sockets()(0).as_fd());
+        }
         None
     }
 

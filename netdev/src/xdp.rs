@@ -12,7 +12,6 @@
 mod asm;
 mod attach_error;
 mod bpf;
-mod channels;
 mod cursor;
 mod mapping;
 mod open;

@@ -247,6 +247,14 @@ impl Engine {
         self.shared.pools.arrived(datagrams, places);
     }
 
+    /// What was just written into the sink left: `datagrams` of so many `bytes` (BTH to ICRC) together, in `runs`, where a super-packet is one as is a
+    /// datagram that left alone. While they are dense and nothing is lost, what a peer announced is taken to hold more of them. Who does not say so sends one
+    /// by one.
+    #[inline]
+    pub fn departed(&mut self, runs: u32, datagrams: u32, bytes: u64) {
+        self.shared.pools.departed(runs, datagrams, bytes);
+    }
+
     /// Takes one datagram. Bad ones are dropped and counted; nothing a peer sends can do more than break its own queue pair.
     #[inline]
     pub fn handle_datagram<H: Memory + Completions>(

@@ -10,11 +10,14 @@
 //! needs fits, and the next when the first had its turn.
 
 mod arrivals;
+mod dense;
 
 use core::net::IpAddr;
 use std::collections::VecDeque;
 
 use self::arrivals::Arrivals;
+pub(crate) use self::dense::datagrams_max;
+use self::dense::{Density, Departures, Trust, stretched};
 use crate::pace::Pace;
 use crate::types::Time;
 
@@ -92,6 +95,9 @@ impl Charge {
 #[derive(Debug)]
 pub(crate) struct Pool {
     limit: Budget,
+    /// What is taken to fit: more than `limit` while super-packets leave and nothing is lost.
+    room: Budget,
+    trust: Trust,
     used: Charge,
     /// Queue pairs that wait for room and what they need, oldest first.
     line: VecDeque<(u32, Charge)>,
@@ -105,6 +111,8 @@ impl Pool {
     fn new(limit: Budget) -> Self {
         Self {
             limit,
+            room: limit,
+            trust: Trust::default(),
             used: Charge::default(),
             line: VecDeque::new(),
             called: None,
@@ -126,8 +134,13 @@ impl Pool {
 
     #[inline]
     fn has_room(&self, bytes: u64, datagrams: u32) -> bool {
-        self.used.bytes + bytes <= u64::from(self.limit.bytes)
-            && self.used.datagrams + datagrams <= self.limit.datagrams
+        self.used.bytes + bytes <= u64::from(self.room.bytes)
+            && self.used.datagrams + datagrams <= self.room.datagrams
+    }
+
+    /// What is sent to it leaves so dense.
+    fn fit(&mut self, density: Density) {
+        self.room = if self.trust.is_whole() { stretched(self.limit, density) } else { self.limit };
     }
 
     /// Whether three quarters of it are free, if `more` small packets are under way; never of a stranger's.
@@ -141,8 +154,8 @@ impl Pool {
     #[inline]
     fn left(&self) -> Charge {
         Charge {
-            bytes: u64::from(self.limit.bytes).saturating_sub(self.used.bytes),
-            datagrams: self.limit.datagrams.saturating_sub(self.used.datagrams),
+            bytes: u64::from(self.room.bytes).saturating_sub(self.used.bytes),
+            datagrams: self.room.datagrams.saturating_sub(self.used.datagrams),
         }
     }
 
@@ -266,6 +279,8 @@ struct Epochs {
 pub(crate) struct Pools {
     own: Pool,
     arrivals: Arrivals,
+    departures: Departures,
+    density: Density,
     epochs: Epochs,
     peers: Vec<(IpAddr, u32, Pool)>,
     /// Queue pairs that were called and have not been told.
@@ -285,6 +300,8 @@ impl Pools {
         Self {
             own: Pool::new(own),
             arrivals: Arrivals::default(),
+            departures: Departures::default(),
+            density: Density::default(),
             epochs: Epochs::default(),
             peers: Vec::new(),
             called: VecDeque::new(),
@@ -312,6 +329,7 @@ impl Pools {
         if said {
             pool.limit = limit;
         }
+        pool.fit(self.density);
         pool.line.reserve((*users as usize).saturating_sub(pool.line.len()));
         #[allow(clippy::cast_possible_truncation)]
         let id = PoolId(at as u32);
@@ -347,8 +365,12 @@ impl Pools {
     /// Gives back what was charged.
     #[inline]
     pub(crate) fn release(&mut self, id: PoolId, charge: Charge) {
+        let density = self.density;
         let pool = self.get(id);
         pool.used.take(charge);
+        if pool.trust.came(charge.datagrams) && id != PoolId::OWN {
+            pool.fit(density);
+        }
         if !pool.line.is_empty() {
             self.call(id);
         }
@@ -374,6 +396,31 @@ impl Pools {
     #[inline]
     pub(crate) fn arrived(&mut self, datagrams: u32, places: u32) {
         self.arrivals.add(datagrams, places);
+    }
+
+    /// So many datagrams left in so many super-packets.
+    #[inline]
+    pub(crate) fn departed(&mut self, runs: u32, datagrams: u32, bytes: u64) {
+        // Who sends one by one pays nothing.
+        if runs == datagrams && self.density == Density::default() {
+            return;
+        }
+        if !self.departures.add(runs, datagrams, bytes) {
+            return;
+        }
+        let density = self.departures.density();
+        if density != self.density {
+            self.density = density;
+            self.peers.iter_mut().for_each(|(_, _, pool)| pool.fit(density));
+        }
+    }
+
+    /// Something that was sent to the peer of this pool was lost, and may have found its queue full.
+    #[cold]
+    pub(crate) fn lost(&mut self, id: PoolId) {
+        let pool = self.get(id);
+        pool.trust.lost();
+        pool.room = pool.limit;
     }
 
     /// How many packets of `len` bytes of an answer our own receive queue has room for, when nothing else is on its way to it.

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rocinante::{Access, Backend, Cq, Mr, Qp, SendOp, WcStatus};
+use rocinante::{Access, Backend, Cq, Mr, Mtu, Qp, SendOp, WcStatus};
 use rocinante_tests::harness::{Harness, Setup, next, wr};
 use rocinante_tests::{on_each_backend, require_backend, require_ethtool};
 
@@ -47,6 +47,64 @@ never_overrun! {
     afxdp_64: Xdp 64 Mixed true;
     afxdp_64_small: Xdp 64 Small true;
 }
+
+/// One test per backend whose queue holds more of super-packets.
+macro_rules! taken_apart_on_the_way {
+    ($( $name:ident: $backend:ident; )*) => {
+        mod taken_apart_on_the_way {
+            use super::*;
+
+            $(
+                #[test]
+                fn $name() {
+                    require_backend!(Backend::$backend);
+                    require_ethtool!();
+                    taken_apart_on_the_way(Backend::$backend);
+                }
+            )*
+        }
+    };
+}
+
+taken_apart_on_the_way! {
+    udp: Udp;
+    packet: Packet;
+}
+
+/// What left as super-packets comes one by one: that is found out by a loss, which costs nobody a retry, and then remembered.
+fn taken_apart_on_the_way(backend: Backend) {
+    const LEN: usize = 1 << 20;
+    let mut setup = Setup::new(backend).small_buffers().mtu(Mtu::Mtu1024);
+    // 4 s, and no second time.
+    (setup.connect.timeout, setup.connect.retry_cnt) = (20, 0);
+    let harness = Harness::new(&setup);
+    harness.lab().set_udp_segmentation_towards(1, false).expect("ethtool");
+    let qps = harness.pair();
+    let regions = harness.sides.each_ref().map(|side| side.pd.allocate(LEN, Access::ALL).unwrap());
+    know_each_other(&harness, &qps, &regions);
+    let [mine, theirs] = &regions;
+    let a = &harness.sides[0];
+    let op = SendOp::Write { remote: theirs.address(), rkey: theirs.rkey(), imm: None };
+    let post = |id| qps[0].post_send(&[wr(id, op, &[mine.sge(0, LEN)])]).unwrap();
+    (0..DEPTH).for_each(post);
+    for done in 1..=WRITES {
+        let wc = next(&a.cq);
+        assert_eq!(wc.status, WcStatus::Success, "{wc:?}");
+        if done + DEPTH <= WRITES {
+            post(wc.wr_id);
+        }
+    }
+    let [sent, came] = harness.sides.each_ref().map(|side| side.ctx.counters());
+    println!("{sent:#?} {came:#?}");
+    assert!(sent.port.tx_runs < sent.port.tx_datagrams / 8, "{:?}", sent.port);
+    assert!(came.port.rx_runs > came.port.rx_datagrams / 2, "{:?}", came.port);
+    // No more than a ring of 256 slots is taken to hold, once.
+    assert!(came.port.rx_queue_drops < 640, "{:?}", came.port);
+}
+
+/// WRITEs at once, and in all.
+const DEPTH: u64 = 16;
+const WRITES: u64 = 240;
 
 /// What the queue pairs do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -147,18 +147,7 @@ impl Container {
     /// # Errors
     /// No `ethtool`, or a kernel older than 4.18.
     pub fn set_udp_segmentation(&self, whole: bool) -> Result<(), LabError> {
-        let wanted = if whole { "on" } else { "off" };
-        let change = ["-K", Self::DEVICE, "tx-udp-segmentation", wanted];
-        tool::run(&self.netns, "ethtool", &change)?;
-        // ethtool reports success for some features that it could not change.
-        let features = tool::run(&self.netns, "ethtool", &["-k", Self::DEVICE])?;
-        match feature(&features, "tx-udp-segmentation") {
-            Some(is) if is == wanted => Ok(()),
-            is => Err(LabError::Output {
-                command: format!("ethtool {}", change.join(" ")),
-                problem: format!("tx-udp-segmentation is {}", is.unwrap_or("unknown")),
-            }),
-        }
+        set_udp_segmentation(&self.netns, Self::DEVICE, whole)
     }
 
     /// What is not up yet, in words.
@@ -173,6 +162,26 @@ impl Container {
             waiting.push(format!("IPv6 addresses at {} are tentative", self.ipv4));
         }
         Ok(waiting)
+    }
+}
+
+/// Whether super-packets leave `device` whole.
+pub(super) fn set_udp_segmentation(
+    netns: &Netns,
+    device: &str,
+    whole: bool,
+) -> Result<(), LabError> {
+    let wanted = if whole { "on" } else { "off" };
+    let change = ["-K", device, "tx-udp-segmentation", wanted];
+    tool::run(netns, "ethtool", &change)?;
+    // ethtool reports success for some features that it could not change.
+    let features = tool::run(netns, "ethtool", &["-k", device])?;
+    match feature(&features, "tx-udp-segmentation") {
+        Some(is) if is == wanted => Ok(()),
+        is => Err(LabError::Output {
+            command: format!("ethtool {}", change.join(" ")),
+            problem: format!("tx-udp-segmentation is {}", is.unwrap_or("unknown")),
+        }),
     }
 }
 

@@ -160,6 +160,18 @@ impl Lab {
         Rule::lose(&self.host, what, percent)
     }
 
+    /// Lets UDP super-packets reach the container at `index` whole (`true`, the default), or has the host cut them into datagrams, though they left their
+    /// sender whole.
+    ///
+    /// # Errors
+    /// As [`Container::set_udp_segmentation`].
+    ///
+    /// # Panics
+    /// If there is no such container.
+    pub fn set_udp_segmentation_towards(&self, index: usize, whole: bool) -> Result<(), LabError> {
+        container::set_udp_segmentation(&self.host, self.container(index).host_end(), whole)
+    }
+
     /// Shapes what the host sends to the container at `index`, by a token bucket on the host's end of
     /// its veth.
     ///

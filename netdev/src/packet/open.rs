@@ -12,6 +12,7 @@ use super::tx::Sender;
 use super::{PacketPort, Reserved, filter};
 use crate::PortConfig;
 use crate::error::OpenError;
+use crate::ethtool::Segmentation;
 use crate::fd::{Epoll, Interest, attach_filter};
 use crate::headers::HEADERS_MAX;
 use crate::iface::Interface;
@@ -92,6 +93,9 @@ fn over(
     for fd in [socket.as_fd(), guards, looped.wait_fd(), paths.wait_fd()] {
         epoll.add(fd, Interest::Read).map_err(plain("cannot wait for the socket"))?;
     }
+    let segmentation = Segmentation::new(socket.as_fd(), iface.index);
+    let mut sender = Sender::new(limits.datagrams > 1);
+    sender.leaves_whole = segmentation.is_whole();
     Ok(PacketPort {
         capabilities: capabilities(iface, limits, ring.frames()),
         addresses: addresses.to_vec(),
@@ -105,7 +109,8 @@ fn over(
         looped,
         looped_first: false,
         staging: Staging::new(),
-        sender: Sender::new(limits.datagrams > 1),
+        sender,
+        segmentation,
         scratch: SendScratch::new(),
         reserved: Reserved::Nothing,
         rx: RxCounters::default(),

@@ -14,6 +14,8 @@ pub(super) struct TxCounters {
     pub(super) datagrams: u64,
     pub(super) bytes: u64,
     pub(super) runs: u64,
+    /// Of datagrams in runs that the kernel took apart for the interface, all but the first of each.
+    pub(super) apart: u64,
     pub(super) failed: u64,
     pub(super) blocked: u64,
 }
@@ -32,6 +34,8 @@ pub(super) struct Sender {
     /// Headers of frames that leave singly.
     headers: Box<[HeaderBytes]>,
     segments_max: u16,
+    /// Whether the interface takes runs as they are.
+    pub(super) leaves_whole: bool,
     pub(super) counters: TxCounters,
 }
 
@@ -46,6 +50,7 @@ impl Sender {
         Self {
             headers: vec![[0; VNET_LEN + HEADERS_MAX]; SEND_MAX].into_boxed_slice(),
             segments_max: if segmentation { SEGMENTS_MAX } else { 1 },
+            leaves_whole: false,
             counters: TxCounters::default(),
         }
     }
@@ -101,6 +106,9 @@ impl Sender {
             if let Some(run) = staging.front() {
                 self.counters.datagrams += u64::from(run.datagrams);
                 self.counters.bytes += run.bytes as u64;
+                if !self.leaves_whole {
+                    self.counters.apart += u64::from(run.datagrams - 1);
+                }
             }
             self.counters.runs += 1;
             staging.pop();

@@ -48,6 +48,9 @@ impl UdpPort {
             self.tx.runs += 1;
             self.tx.datagrams += u64::from(run.segments);
             self.tx.bytes += run.bytes() as u64;
+            if !self.segmentation.is_whole() {
+                self.tx.apart += u64::from(run.segments - 1);
+            }
         }
         self.staging.pop(sent);
         Ok(())

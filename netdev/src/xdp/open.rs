@@ -1,14 +1,15 @@
 //! Opening: memory, socket, program, attachment, and what to tell the user when one of them fails.
 
+use super::attach_error;
 use super::bpf::{Link, Map, Program, fd_value};
 use super::prog::{OwnAddresses, program};
 use super::rx::RxHalf;
 use super::socket::{Rings, Socket};
 use super::tx::TxHalf;
 use super::umem::{CHUNK, Umem};
-use super::{attach_error, channels};
 use crate::PortConfig;
 use crate::error::OpenError;
+use crate::ethtool::receive_queues;
 use crate::headers::ETH_LEN;
 use crate::iface::Interface;
 use crate::port::Backend;
@@ -137,7 +138,7 @@ fn check_interface(
             "choose --netdev udp, or another interface",
         ));
     }
-    let queues = channels::receive_queues(name).unwrap_or(1);
+    let queues = receive_queues(name).unwrap_or(1);
     let (last, count) = (wanted.end - 1, wanted.len());
     if last >= queues {
         let hint = match count {

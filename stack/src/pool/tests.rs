@@ -154,3 +154,42 @@ fn somebody_is_told_when_our_own_room_will_be_free() {
     pools.age(Time(4 * EXPECTED_NS));
     assert_eq!(called(&mut pools), [1]);
 }
+
+#[test]
+fn a_ring_is_taken_to_hold_more_while_super_packets_leave_and_nothing_is_lost() {
+    let ring = Budget { bytes: 100 * 133_118, datagrams: 100 };
+    let mut pools = Pools::new(ROOM);
+    let id = pools.join([10, 0, 0, 2].into(), ring, true);
+    let room = |pools: &mut Pools| pools.get(id).room_for(1).datagrams;
+    let acknowledge = |pools: &mut Pools, packets| {
+        for _ in 0..packets / 64 {
+            pools.get(id).charge(Charge::of(64, 2304));
+            pools.release(id, Charge::of(64, 2304));
+        }
+    };
+    let depart = |pools: &mut Pools, each| {
+        (0..400).for_each(|_| pools.departed(1, each, u64::from(each) * 1040));
+    };
+    depart(&mut pools, 40);
+    assert_eq!(room(&mut pools), 100, "before anything was acknowledged");
+    acknowledge(&mut pools, 1024);
+    assert_eq!(room(&mut pools), 400);
+    let other = pools.join([10, 0, 0, 3].into(), Budget::STRANGER, false);
+    acknowledge(&mut pools, 4096);
+    assert_eq!(pools.get(other).room_for(1).datagrams, 16, "who said nothing");
+    depart(&mut pools, 1);
+    assert_eq!(room(&mut pools), 100, "they leave one by one");
+    depart(&mut pools, 2);
+    assert_eq!(room(&mut pools), 150);
+    depart(&mut pools, 40);
+    pools.get(id).charge(Charge::of(390, 2304));
+    pools.lost(id);
+    assert_eq!(room(&mut pools), 0);
+    pools.release(id, Charge::of(390, 2304));
+    assert_eq!(room(&mut pools), 100);
+    acknowledge(&mut pools, (2 << 20) - 512);
+    assert_eq!(room(&mut pools), 100);
+    acknowledge(&mut pools, 512);
+    assert_eq!(room(&mut pools), 400, "forgotten");
+    assert_eq!(pools.get(PoolId::OWN).room_for(1).datagrams, 4, "our own is what it is");
+}

@@ -220,6 +220,7 @@ impl Qp {
         self.retry_left -= 1;
         let una = self.requester.una();
         self.requester.window.timed_out(now);
+        shared.pools.lost(self.limits.peer);
         self.requester.forget_implied();
         self.requester.silent = true;
         self.requester.answers_lost();

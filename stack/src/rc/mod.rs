@@ -33,7 +33,7 @@ use self::requester::{Limits, Requester};
 use self::responder::Responder;
 use crate::engine::Shared;
 use crate::ingress::SourceCheck;
-use crate::pool::{Budget, PoolId, Pools};
+use crate::pool::{Budget, PoolId, Pools, datagrams_max};
 use crate::qp::Core;
 use crate::qp::attr::{ModifyError, QpAttr};
 use crate::qp::sq::OVERHEAD;
@@ -167,7 +167,7 @@ impl Qp {
         let psn = self.core.attr.sq_psn.unwrap_or_default().first();
         self.core.sq.reset(psn);
         let budget = self.core.peer().map_or(Budget::STRANGER, |peer| peer.budget);
-        let window = budget.datagrams.min(shared.config.window_max);
+        let window = datagrams_max(budget).min(shared.config.window_max);
         let rd = self.core.attr.max_rd_atomic.unwrap_or(0);
         self.requester.start(psn, self.core.sq.tail, rd, window);
         let mtu = self.limits.mtu;

@@ -223,6 +223,7 @@ impl Qp {
         if !window.lost(now, from, round_trip) {
             return;
         }
+        shared.pools.lost(self.limits.peer);
         if why == Why::Implied {
             self.requester.answers_lost();
         }
@@ -250,6 +251,7 @@ impl Qp {
         self.clock.complained = true;
         if news.lost {
             window.lost_one(now, round_trip);
+            shared.pools.lost(self.limits.peer);
         }
         if news.arrived {
             self.put_off_probe(now);

@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rocinante_netdev::{AnyPort, PathId, PathSpec, Port};
+use rocinante_netdev::{AnyPort, Departed, PathId, PathSpec, Port};
 use rocinante_stack::types::Time;
 use rocinante_stack::verbs::CqId;
 use rocinante_stack::wire::MadBytes;
@@ -52,6 +52,8 @@ pub(crate) struct Shard {
     overdue: u32,
     /// What [`Port::rx_places`] said last.
     rx_places: (u64, u64),
+    /// What [`Port::departed`] said last.
+    departed: Departed,
     flood: Flood,
     /// The port is left alone until then, because of a flood.
     resume_at: Option<Time>,
@@ -126,6 +128,7 @@ impl Shard {
             received: false,
             overdue: 0,
             rx_places: (0, 0),
+            departed: Departed::default(),
             flood: Flood::default(),
             resume_at: None,
             refused: (0, 0),
@@ -299,6 +302,7 @@ impl Shard {
                 refused.0 += u64::from(failure.datagrams);
                 refused.1 = failure.errno;
             });
+            self.tell_departed();
             if progress {
                 let left = self.now();
                 if left.since(now) > HELD_UP {
@@ -386,8 +390,16 @@ impl Shard {
     fn tell_places(&mut self) {
         let Some(now) = self.port.rx_places().filter(|now| *now != self.rx_places) else { return };
         let before = std::mem::replace(&mut self.rx_places, now);
-        let news = |now: u64, before: u64| u32::try_from(now - before).unwrap_or(u32::MAX);
-        self.engine.arrived(news(now.1, before.1), news(now.0, before.0));
+        self.engine.arrived(grown(now.1, before.1), grown(now.0, before.0));
+    }
+
+    /// Tells the engine how what was sent left.
+    #[inline]
+    fn tell_departed(&mut self) {
+        let Some(now) = self.port.departed() else { return };
+        let before = std::mem::replace(&mut self.departed, now);
+        let datagrams = grown(now.datagrams, before.datagrams);
+        self.engine.departed(grown(now.runs, before.runs), datagrams, now.bytes - before.bytes);
     }
 
     /// The port is good for nothing any more.
@@ -475,6 +487,12 @@ impl Shard {
             Some(AsyncEvent::SrqLimitReached { srq: self.number_of(srq) })
         })
     }
+}
+
+/// By how much a counter grew since it was `before`.
+#[inline]
+fn grown(now: u64, before: u64) -> u32 {
+    u32::try_from(now - before).unwrap_or(u32::MAX)
 }
 
 /// Datagrams that were for something.
