@@ -136,6 +136,8 @@ pub struct Setup {
     pub segmentation: bool,
     /// Whether background threads drive the devices.
     pub background: bool,
+    /// Whether WRITEs may be cut: [`OpenOptions::cut_writes`].
+    pub cut_writes: bool,
     /// Of how many shards they are, if that is not left to the environment.
     pub shards: Option<usize>,
 }
@@ -153,6 +155,7 @@ impl Setup {
             containers: 2,
             segmentation: true,
             background: true,
+            cut_writes: true,
             shards: None,
         }
     }
@@ -232,6 +235,7 @@ impl Side {
             .netdev(backend)
             .port(setup.port.clone())
             .limits(setup.limits)
+            .cut_writes(setup.cut_writes)
             .background(setup.background);
         let options = match setup.shards {
             Some(count) => options.shards(count),

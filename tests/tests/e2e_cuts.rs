@@ -1,0 +1,165 @@
+//! WRITEs of several packets, one behind the other, which leave as messages of one packet each where the port sends super-packets
+//! (`stack/src/rc/cuts.rs`): what is on the wire, that every byte arrives whatever is lost, and what is written of a range that is not all permitted.
+
+use std::time::{Duration, Instant};
+
+use rocinante::{Access, Backend, ConnectOptions, Mtu, SendOp, WcStatus};
+use rocinante_tests::harness::{Harness, Setup, assert_same, pattern, wr};
+use rocinante_tests::lab::Match;
+use rocinante_tests::{on_each_backend, require_backend, require_ethtool, require_nft};
+
+on_each_backend!(
+    they_leave_in_equal_packets_where_the_port_sends_super_packets,
+    who_wants_one_message_for_each_has_it,
+    what_is_before_the_end_of_a_region_is_written
+);
+
+/// WRITEs of a list, of two full packets each.
+const LIST: usize = 64;
+const LEN: usize = 8192;
+/// BTH and ICRC; RETH.
+const HEADERS: u64 = 12 + 4;
+const RETH: u64 = 16;
+
+/// Posts lists of WRITEs until one of them has left without a repetition, and compares what arrived; returns the bytes that this list had on the wire.
+fn list_on_the_wire(setup: &Setup) -> u64 {
+    let harness = Harness::new(setup);
+    let [a, b] = &harness.sides;
+    let [qp, _peer] = harness.pair();
+    let source = a.pd.allocate(LIST * LEN, Access::NONE).unwrap();
+    let target = b.pd.allocate(LIST * LEN, Access::ALL).unwrap();
+    for round in 0..20_u64 {
+        let bytes = pattern(LIST * LEN, round + 1);
+        source.write(0, &bytes);
+        let before = a.ctx.counters().port;
+        let lists: Vec<_> = (0..LIST).map(|at| [source.sge(at * LEN, LEN)]).collect();
+        let requests: Vec<_> = (0..LIST)
+            .map(|at| {
+                let remote = target.address() + (at * LEN) as u64;
+                let op = SendOp::Write { remote, rkey: target.rkey(), imm: None };
+                wr(at as u64, op, &lists[at])
+            })
+            .collect();
+        qp.post_send(&requests).unwrap();
+        for at in 0..LIST {
+            a.succeed(at as u64);
+        }
+        assert_same(&target.to_vec(0, LIST * LEN), &bytes, "all of it");
+        let after = a.ctx.counters().port;
+        // Nothing went twice, and nobody was asked.
+        if after.tx_datagrams - before.tx_datagrams == 2 * LIST as u64 {
+            return after.tx_bytes - before.tx_bytes;
+        }
+    }
+    panic!("in each of 20 rounds something went twice");
+}
+
+/// What the list has on the wire if each is one message.
+const AS_MESSAGES: u64 = LIST as u64 * (LEN as u64 + 2 * HEADERS + RETH);
+
+fn they_leave_in_equal_packets_where_the_port_sends_super_packets(backend: Backend) {
+    let bytes = list_on_the_wire(&Setup::new(backend));
+    if backend == Backend::Xdp {
+        assert_eq!(bytes, AS_MESSAGES, "there are no super-packets to fill");
+    } else {
+        // The first is alone; of the others those that find the queue empty.
+        let cut = (bytes - AS_MESSAGES) / RETH;
+        assert!((LIST as u64 / 2..LIST as u64).contains(&cut), "{cut} of {LIST}");
+    }
+}
+
+fn who_wants_one_message_for_each_has_it(backend: Backend) {
+    let setup = Setup { cut_writes: false, ..Setup::new(backend) };
+    assert_eq!(list_on_the_wire(&setup), AS_MESSAGES);
+}
+
+/// The request fails as it would alone, nothing outside of the region is touched, and what is inside is old or new.
+fn what_is_before_the_end_of_a_region_is_written(backend: Backend) {
+    let harness = Harness::new(&Setup::new(backend).mtu(Mtu::Mtu1024));
+    let [a, b] = &harness.sides;
+    let [qp, _peer] = harness.pair();
+    let source = a.pd.allocate(8192, Access::NONE).unwrap();
+    let bytes = pattern(8192, 5);
+    source.write(0, &bytes);
+    let target = b.pd.allocate(3000, Access::ALL).unwrap();
+    let op = SendOp::Write { remote: target.address(), rkey: target.rkey(), imm: None };
+    let lists = [[source.sge(0, 1)], [source.sge(0, 4096)]];
+    qp.post_send(&[wr(1, op, &lists[0]), wr(2, op, &lists[1])]).unwrap();
+    a.succeed(1);
+    a.complete(2, WcStatus::RemAccessErr);
+    let found = target.to_vec(0, 3000);
+    // The first byte is that of the first request; whole packets of the second, or nothing.
+    let with =
+        |written: usize| [&bytes[..1], &bytes[1..written], &vec![0; 3000 - written]].concat();
+    let may_be_cut = backend != Backend::Xdp;
+    assert!(found == with(1) || (may_be_cut && found == with(2048)));
+}
+
+/// One test per backend and unit of loss.
+macro_rules! losses {
+    ($( $name:ident: $backend:ident $whole:literal; )*) => {$(
+        #[test]
+        fn $name() {
+            require_backend!(Backend::$backend);
+            require_nft!();
+            require_ethtool!();
+            everything_arrives(Backend::$backend, $whole);
+        }
+    )*};
+}
+
+losses! {
+    udp_with_losses_of_super_packets: Udp true;
+    udp_with_losses_of_datagrams: Udp false;
+    packet_with_losses_of_super_packets: Packet true;
+    packet_with_losses_of_datagrams: Packet false;
+}
+
+/// The network must have dropped so many of the kernel's packets.
+const DROPS_MIN: u64 = 30;
+/// A run that has not seen so many by then would never end.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// The longest WRITE, and how many places there are for them.
+const LONGEST: usize = 12 * 1024;
+const PLACES: usize = 32;
+
+/// WRITEs of one to twelve packets, each to its place, and each place again and again: what is there in the end is what was posted last.
+fn everything_arrives(backend: Backend, whole: bool) {
+    let mut setup = Setup::new(backend).mtu(Mtu::Mtu1024);
+    setup.segmentation = whole;
+    // 0.3 s, eight times: on a busy machine a side may not run for long.
+    setup.connect = ConnectOptions { timeout: 16, retry_cnt: 7, ..setup.connect };
+    let harness = Harness::new(&setup);
+    let [a, b] = &harness.sides;
+    let lose = harness.lab().lose(&Match::roce(), 2.0).expect("a rule");
+    let [qp, _peer] = harness.pair();
+    let source = a.pd.allocate(PLACES * LONGEST, Access::NONE).unwrap();
+    let target = b.pd.allocate(PLACES * LONGEST, Access::ALL).unwrap();
+    let mut model = vec![0; PLACES * LONGEST];
+    let deadline = Instant::now() + PATIENCE;
+    let mut round = 0_u64;
+    while lose.counter().expect("a counter").packets < DROPS_MIN {
+        assert!(Instant::now() < deadline, "too few drops in {round} rounds");
+        round += 1;
+        let bytes = pattern(PLACES * LONGEST, round);
+        source.write(0, &bytes);
+        let len = |place: usize| match (round as usize * 7 + place * 5) % 16 {
+            packets @ 1..=12 => packets * 1024 - usize::from(place % 3 == 0) * (place + 1),
+            _ => 2048,
+        };
+        for place in 0..PLACES {
+            let (at, len) = (place * LONGEST, len(place));
+            let remote = target.address() + at as u64;
+            let op = SendOp::Write { remote, rkey: target.rkey(), imm: None };
+            qp.post_send(&[wr(place as u64, op, &[source.sge(at, len)])]).unwrap();
+            model[at..at + len].copy_from_slice(&bytes[at..at + len]);
+        }
+        for place in 0..PLACES {
+            a.succeed(place as u64);
+        }
+        assert_same(&target.to_vec(0, model.len()), &model, "what was posted last");
+    }
+    let [a, b] = harness.sides.each_ref().map(|side| side.ctx.counters());
+    assert!(a.transport.retransmitted_pkts > 0, "{a:?}");
+    assert_eq!((a.drops.icrc, b.drops.icrc), (0, 0));
+}
