@@ -45,13 +45,6 @@ const TO_THE_END: [u8; 2 * LANE] = {
     }
     window
 };
-/// Seen from place n on: what stands there of the byte that counts as ones.
-const MASK: [u8; 2 * LANE] = {
-    let mut mask = [0; 2 * LANE];
-    mask[MASKED] = 0xff;
-    mask
-};
-
 /// What takes 16 bytes so many `bits` further.
 #[must_use]
 pub const fn further(bits: u64) -> Factors {
@@ -96,17 +89,37 @@ fn short(before: u32, head: &[u8; PACKET_MIN], bytes: &[u8]) -> u32 {
     // So many first that what remains is a multiple of 16: the CRC of zeros before them is that of nothing.
     let first = (bytes.len().wrapping_sub(1) & (LANE - 1)) + 1;
     let state = _mm_cvtsi32_si128((!before).cast_signed());
-    let lane = _mm_xor_si128(_mm_or_si128(load(head), window(&MASK, 0)), state);
+    let lane = _mm_xor_si128(_mm_or_si128(load(head), byte(MASKED)), state);
     let mut lane = _mm_shuffle_epi8(lane, window(&TO_THE_END, first));
-    let (lanes, _) = bytes.get(first..).unwrap_or_default().as_chunks::<LANE>();
+    let (mut lanes, _) = bytes.get(first..).unwrap_or_default().as_chunks::<LANE>();
     let factors = _mm_set_epi64x(LANE_ON.1, LANE_ON.0);
-    if let Some((next, rest)) = lanes.split_first() {
-        lane = fold(lane, _mm_or_si128(load(next), window(&MASK, first)), factors);
-        for next in rest {
-            lane = fold(lane, load(next), factors);
-        }
+    if first == MASKED
+        && let Some((next, rest)) = lanes.split_first()
+    {
+        lane = fold(lane, _mm_or_si128(load(next), byte(0)), factors);
+        lanes = rest;
+    }
+    // Written out, since a compiler that does so by itself counts first.
+    while let Some(([a, b, c, d], rest)) = lanes.split_first_chunk() {
+        lane = fold(fold(lane, load(a), factors), load(b), factors);
+        lane = fold(fold(lane, load(c), factors), load(d), factors);
+        lanes = rest;
+    }
+    if let Some(([a, b], rest)) = lanes.split_first_chunk() {
+        lane = fold(fold(lane, load(a), factors), load(b), factors);
+        lanes = rest;
+    }
+    if let [last] = lanes {
+        lane = fold(lane, load(last), factors);
     }
     reduce(lane)
+}
+
+/// Ones in the byte of this number, which is below 8.
+#[inline]
+#[target_feature(enable = "sse2")]
+fn byte(at: usize) -> __m128i {
+    _mm_set_epi64x(0, 0xff << (8 * at))
 }
 
 /// `lane`, taken further by `factors`, and `next`, which stands there.
