@@ -16,6 +16,7 @@ mod cursor;
 mod mapping;
 mod open;
 mod prog;
+mod retry;
 mod ring;
 mod rx;
 mod socket;
@@ -27,7 +28,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::PortConfig;
 use crate::error::OpenError;
@@ -44,16 +45,11 @@ use crate::udp::UdpPort;
 use bpf::Link;
 use open::{Opened, RX_CHUNK_BYTES};
 use prog::OwnAddresses;
+use retry::Retry;
 use rx::RxHalf;
 use socket::Socket;
-use timer::TimerFd;
 use tx::TxHalf;
 use umem::{CHUNK, Umem};
-
-/// How soon a port that could not send looks again, at first and at last. `POLLOUT` does not tell: an
-/// `AF_XDP` socket reports it while its ring has room, whether or not sent frames come back.
-const RETRY_FIRST: Duration = Duration::from_micros(100);
-const RETRY_LAST: Duration = Duration::from_millis(5);
 
 /// A port over an `AF_XDP` socket.
 ///
@@ -82,9 +78,7 @@ pub struct XdpPort {
     reserved: Reserved,
     epoll: Epoll,
     /// In the epoll set: when to look again whether the kernel takes more.
-    retry: TimerFd,
-    /// When `retry` is due, if it is running, and the time it was set to.
-    retry_at: Option<(Instant, Duration)>,
+    retry: Retry,
     /// The errno that ended the port's life.
     dead: Option<i32>,
     counters: Counters,
@@ -177,7 +171,7 @@ impl XdpPort {
         let looped = LoopQueue::new(chunks_each as usize * CHUNK, chunks_each as usize)
             .map_err(os("cannot make the loopback queue"))?;
         epoll.add(looped.wait_fd(), Interest::Read).map_err(os("cannot wait for loopback"))?;
-        let retry = TimerFd::new().map_err(os("cannot make a timer"))?;
+        let retry = Retry::new().map_err(os("cannot make a timer"))?;
         epoll.add(retry.as_fd(), Interest::Read).map_err(os("cannot wait for a timer"))?;
         let frame_max = tx.slot_bytes().min(iface.mtu as usize + ETH_LEN);
         Ok(Self {
@@ -207,7 +201,6 @@ impl XdpPort {
             reserved: Reserved::Nothing,
             epoll,
             retry,
-            retry_at: None,
             dead: None,
             counters: Counters::default(),
         })
@@ -307,23 +300,7 @@ impl XdpPort {
 
     /// Lets `wait_fd` become readable a little later if something waits for the kernel.
     fn schedule_retry(&mut self) {
-        match (self.tx.is_blocked() || self.paths.is_turning(), self.retry_at) {
-            (false, None) => {}
-            (false, Some(_)) => {
-                self.retry.set(Duration::ZERO);
-                self.retry_at = None;
-            }
-            (true, last) => {
-                let now = Instant::now();
-                let wait = match last {
-                    None => RETRY_FIRST,
-                    Some((due, _)) if due > now => return,
-                    Some((_, wait)) => RETRY_LAST.min(2 * wait),
-                };
-                self.retry.set(wait);
-                self.retry_at = Some((now + wait, wait));
-            }
-        }
+        self.retry.schedule(self.tx.is_blocked() || self.paths.is_turning());
     }
 
     /// Ends the port's life if the interface is gone; follows a change of its Ethernet address.
