@@ -2,7 +2,7 @@
 //! every order of the steps of a few threads with few preemptions, and every value that an atomic may be seen to have by the memory model.
 //!
 //! [`sync`] and [`wake`] stand for the modules of those names: locks with the orderings of `parking_lot`, and descriptors as the kernel has them.
-//! [`soft`] has the real `core.rs`, `posting.rs`, `front.rs`, `staging.rs` and `announce.rs` around an engine and a shard that do as little as possible.
+//! [`soft`] has the real `core.rs`, `background.rs`, `posting.rs`, `front.rs`, `staging.rs` and `announce.rs` around an engine and a shard that do as little as possible.
 //!
 //! Loom takes `SeqCst` of a load or a store for acquire and release: where the order of two variables counts, the code needs a fence.
 #![forbid(unsafe_code)]

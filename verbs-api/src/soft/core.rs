@@ -1,23 +1,19 @@
 //! Who drives the device, and when.
 //!
-//! Whoever calls `post_send` or `poll` drives the shard on the spot. A background thread does it for programs that
-//! do not call: it sleeps on the port, and steps aside while the program drives.
+//! Whoever calls `post_send` or `poll` drives the shard on the spot. A background thread ([`background`](super::background)) does it for
+//! programs that do not call.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rocinante_stack::types::Time;
-
 use super::aside::Aside;
 use super::events::Events;
 use super::front::{Backlog, QpShared};
 use super::shard::Shard;
-use super::spin::Spin;
 use super::staging::Staging;
 use crate::sync::{
     AtomicBool, AtomicU32, AtomicU64, Instant, Mutex, MutexGuard, Ordering, fence, processor,
-    spin_loop, yield_now,
 };
 use crate::wake::{self, AsFd as _, BorrowedFd, Calls, OwnedFd};
 
@@ -26,37 +22,35 @@ use crate::wake::{self, AsFd as _, BorrowedFd, Calls, OwnedFd};
 pub(crate) struct Core {
     pub(crate) shard: Mutex<Shard>,
     /// Work that was left for whoever holds the lock.
-    staging: Arc<Staging>,
+    pub(super) staging: Arc<Staging>,
     /// Moves whenever the program polls.
     pub(super) epoch: AtomicU64,
     /// Where that was when the background thread was left to wake later.
-    polled_last: AtomicU64,
+    pub(super) polled_last: AtomicU64,
     /// Threads of the program that sleep on the port and drive when it wakes them.
-    waiters: AtomicU32,
+    pub(super) waiters: AtomicU32,
     /// When the background thread will look again, in the shard's time; 0 while it is awake or soon will be.
     pub(super) parked_until: AtomicU64,
     /// The processor on which the program last did something while the background thread slept; [`NOWHERE`] if it has not.
-    caller_on: AtomicU32,
+    pub(super) caller_on: AtomicU32,
     /// The background thread leaves the port to a thread that sleeps on it, until that one wakes it.
-    resting: AtomicBool,
+    pub(super) resting: AtomicBool,
     /// It stands aside for longer than usual, for a program that polls without pause.
     pub(super) yields: AtomicBool,
     /// The program has asked for an event since the background thread looked last.
-    expects: AtomicBool,
+    pub(super) expects: AtomicBool,
     /// The port's descriptor, for waiting without the lock.
     port_fd: OwnedFd,
     /// For the background thread.
-    calls: Calls,
-    stop: AtomicBool,
+    pub(super) calls: Calls,
+    pub(super) stop: AtomicBool,
     /// Threads of the program that sleep on several shards: they leave the ports to the background threads.
-    sleepers: AtomicU32,
+    pub(super) sleepers: AtomicU32,
     pub(crate) events: Arc<Events>,
 }
 
-/// The background thread was not given the processor if it sleeps longer by this.
-const LATE: Duration = Duration::from_micros(500);
 /// For [`Core::caller_on`].
-const NOWHERE: u32 = u32::MAX;
+pub(super) const NOWHERE: u32 = u32::MAX;
 /// For [`Core::parked_until`]: what is held is due before, and nothing else.
 pub(super) const HELD_ONLY: u64 = 1;
 
@@ -122,7 +116,7 @@ impl Core {
     /// While the background thread sleeps on the port, that is for a program that polls all the time: one that looks when its own loop wakes it, or now
     /// and then, has nobody else to tell it.
     #[cold]
-    fn leave_unwatched(&self, shard: &mut Shard) {
+    pub(super) fn leave_unwatched(&self, shard: &mut Shard) {
         if self.waiters.load(Ordering::SeqCst) > 0 || self.sleepers.load(Ordering::SeqCst) > 0 {
             return;
         }
@@ -296,181 +290,9 @@ impl Core {
         }
     }
 
-    /// What the background thread does until the device is closed.
-    pub(crate) fn background(&self) {
-        prepare_to_block();
-        let mut seen = self.epoch.load(Ordering::Relaxed);
-        let mut aside = Aside::new();
-        let mut active_until = Instant::now();
-        let mut spin = Spin::new();
-        let mut shares = false;
-        // It was woken for something, or was not given the processor in time, as the program may not be either: where
-        // many threads want it, who goes to sleep again without a look may sleep for as long as a connection lasts.
-        let mut look = false;
-        while !self.stop.load(Ordering::SeqCst) {
-            let epoch = self.epoch.load(Ordering::Relaxed);
-            let steadily = epoch != seen && self.is_polled_steadily(&aside);
-            // Work that was left while this thread held the lock is this thread's.
-            fence(Ordering::SeqCst);
-            let rung = self.staging.has_some();
-            let driven = epoch != seen || self.waiters.load(Ordering::SeqCst) > 0;
-            if !rung && driven && self.sleepers.load(Ordering::SeqCst) == 0 {
-                if std::mem::take(&mut look) {
-                    self.look(false);
-                    continue;
-                }
-                // The program drives, or sleeps on the port itself: look again in a while whether it still does.
-                if epoch == seen {
-                    aside.waited();
-                } else if aside.driven(steadily) {
-                    // It was left alone for long, and may have stopped at once.
-                    self.look(false);
-                }
-                seen = epoch;
-                look = match self.rest(aside.pause()) {
-                    Some(woken) => woken,
-                    None if aside.is_steady() => self.yield_to_poller(aside.pause()),
-                    None => self.stand_aside(aside.pause(), epoch),
-                };
-                if self.waiters.load(Ordering::SeqCst) > 0 {
-                    self.look(true);
-                }
-                continue;
-            }
-            let Some(mut shard) = self.shard.try_lock() else {
-                yield_now();
-                continue;
-            };
-            self.take_staged(&mut shard);
-            if shard.drive(false) {
-                active_until = Instant::now() + spin.span();
-                if shard.is_watched() {
-                    self.leave_unwatched(&mut shard);
-                }
-            }
-            if std::mem::take(&mut look) {
-                shard.hear();
-            }
-            self.events.collect(&mut shard);
-            if !shares && Instant::now() < active_until {
-                drop(shard);
-                spin_loop();
-                continue;
-            }
-            let (port, sleep) = self.watched(&mut shard, None);
-            let asleep = Instant::now();
-            look = self.park(shard, port, sleep, || true);
-            let slept = asleep.elapsed();
-            spin.slept(slept, look);
-            // The program has not polled since it was to be looked at: nobody else watches the port.
-            let epoch = self.epoch.load(Ordering::Relaxed);
-            if self.polled_last.load(Ordering::Relaxed) == epoch {
-                seen = epoch;
-            }
-            // If threads sleep on the port, too, nothing may have happened for long enough to rest.
-            aside.slept(if epoch == seen { slept } else { Duration::ZERO });
-            // Where the program has the same processor, it would wait for the end of every spin, and for nothing else.
-            shares = self.caller_on.swap(NOWHERE, Ordering::Relaxed) == processor();
-        }
-    }
-
-    /// Sleeps for as long as a thread of the program sleeps on the port and nothing is due. Returns whether something was; `None` if
-    /// it is too early for that, or somebody drives.
-    fn rest(&self, aside: Duration) -> Option<bool> {
-        if aside < Aside::MAX {
-            return None;
-        }
-        let shard = self.shard.try_lock()?;
-        self.resting.store(true, Ordering::SeqCst);
-        let woken = self.park(shard, None, None, || self.waiters.load(Ordering::SeqCst) > 0);
-        self.resting.store(false, Ordering::SeqCst);
-        Some(woken)
-    }
-
-    /// Sleeps for about `pause`, unless what is held must go. Returns whether it became much longer.
-    pub(super) fn stand_aside(&self, pause: Duration, epoch: u64) -> bool {
-        let mut pause = pause;
-        if pause > Aside::MIN {
-            self.parked_until.store(HELD_ONLY, Ordering::SeqCst);
-            fence(Ordering::SeqCst);
-            // Who drove or rang just before that did not see it.
-            if self.epoch.load(Ordering::Relaxed) != epoch || self.staging.has_some() {
-                pause = Aside::MIN;
-            }
-        }
-        let late = self.sleep_for(pause);
-        self.parked_until.store(0, Ordering::SeqCst);
-        late
-    }
-
-    /// The same for a program that polls without pause: it sends what is held, too.
-    fn yield_to_poller(&self, pause: Duration) -> bool {
-        self.yields.store(true, Ordering::Relaxed);
-        let late = self.sleep_for(pause);
-        self.yields.store(false, Ordering::Relaxed);
-        late
-    }
-
-    /// Sleeps unless somebody calls. Returns whether it became much longer.
-    fn sleep_for(&self, pause: Duration) -> bool {
-        let asleep = Instant::now();
-        self.calls.wait(None, Some(pause));
-        asleep.elapsed() > pause + LATE
-    }
-
-    /// Whether the program, which has polled since the last look, did so just now and has not asked for an event since.
-    fn is_polled_steadily(&self, aside: &Aside) -> bool {
-        let expects =
-            self.expects.load(Ordering::Relaxed) && self.expects.swap(false, Ordering::Relaxed);
-        let just_now =
-            || self.shard.try_lock().is_none_or(|shard| shard.was_driven_within(Aside::MIN));
-        !expects
-            && self.sleepers.load(Ordering::Relaxed) == 0
-            && (aside.is_first_look() || just_now())
-    }
-
-    /// Drives once, in place of the program, or only if a deadline has passed: a thread that sleeps on the port knows only
-    /// those that were set when it fell asleep.
-    fn look(&self, if_due: bool) {
-        if let Some(mut shard) = self.shard.try_lock()
-            && (!if_due || shard.needed().is_some_and(|due| due <= shard.now()))
-        {
-            self.take_staged(&mut shard);
-            shard.drive(false);
-            if !if_due {
-                shard.hear();
-            }
-            self.events.collect(&mut shard);
-        }
-    }
-
-    /// Sleeps, if it still `may`, until something is due, or `port` has something, or somebody calls. Returns whether
-    /// there is something to do: who calls may do it himself.
-    fn park(
-        &self,
-        shard: MutexGuard<'_, Shard>,
-        port: Option<(BorrowedFd<'_>, bool)>,
-        at_most: Option<Duration>,
-        may: impl FnOnce() -> bool,
-    ) -> bool {
-        let (now, due) = (shard.now(), shard.needed());
-        self.parked_until.store(due.map_or(u64::MAX, |due| due.0), Ordering::SeqCst);
-        drop(shard);
-        fence(Ordering::SeqCst);
-        let mut woken = false;
-        let awaited = self.staging.has_some() || self.stop.load(Ordering::SeqCst);
-        if !awaited && may() {
-            let sleep = due.map(|due: Time| Duration::from_nanos(due.since(now)));
-            let sleep = sleep.into_iter().chain(at_most).min();
-            woken = self.calls.wait(port, sleep);
-        }
-        self.parked_until.store(0, Ordering::SeqCst);
-        woken
-    }
-
     /// What to wait for besides, the port's descriptor and whether it shall take more; and for how long. A broken port's would be ready
     /// for ever, and a flooded one's at once.
-    fn watched(
+    pub(super) fn watched(
         &self,
         shard: &mut Shard,
         sleep: Option<Duration>,
@@ -489,14 +311,6 @@ impl Core {
         self.stop.store(true, Ordering::SeqCst);
         self.calls.wake();
     }
-}
-
-/// A thread that waits for a lock for the first time allocates its place in the queue: better now than while packets
-/// flow.
-fn prepare_to_block() {
-    let lock = Mutex::new(());
-    let _held = lock.lock();
-    let _never = lock.try_lock_for(Duration::from_nanos(1));
 }
 
 /// The locked shard. Who posts meanwhile finds nobody to drive it: that is made up for when it is unlocked.

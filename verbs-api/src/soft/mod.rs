@@ -3,6 +3,7 @@
 mod ah;
 mod announce;
 mod aside;
+mod background;
 mod cm;
 mod core;
 #[cfg(test)]

@@ -4,6 +4,8 @@
 pub mod announce;
 #[path = "../../../../verbs-api/src/soft/aside.rs"]
 mod aside;
+#[path = "../../../../verbs-api/src/soft/background.rs"]
+mod background;
 #[path = "../../../../verbs-api/src/soft/core.rs"]
 pub mod core;
 #[path = "../../../../verbs-api/src/soft/events.rs"]
