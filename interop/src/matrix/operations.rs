@@ -91,7 +91,29 @@ pub(super) fn write_sizes(s: &mut Session<'_>) -> Step {
         s.active.perform(number, op, &[at(0, len)])?;
         s.passive.holds(at(HALF + 3, len), number)?;
     }
-    s.passive.untouched(at(0, HALF + 3))
+    s.passive.untouched(at(0, HALF + 3))?;
+    writes_in_a_list(s)
+}
+
+/// One behind the other, so that ours may cut those behind the first; a SEND is behind them all.
+fn writes_in_a_list(s: &mut Session<'_>) -> Step {
+    let (len, count) = (2 * s.mtu(), 5);
+    s.active.fill(at(0, count * len), 77)?;
+    s.passive.receive(9, &[at(2 * HALF - 8, 8)])?;
+    let mut list: Vec<Send> = (0..count)
+        .map(|number| {
+            let op = s.passive.write_to(number * len, None);
+            signaled(number as u64, op, &[at(number * len, len)])
+        })
+        .collect();
+    list.push(signaled(9, SEND, &[at(0, 8)]));
+    s.active.post(&list)?;
+    for number in 0..count {
+        s.active.succeeds(number as u64, Opcode::Write)?;
+    }
+    s.active.succeeds(9, Opcode::Send)?;
+    s.passive.received(9, 8, None)?;
+    s.passive.holds(at(0, count * len), 77)
 }
 
 pub(super) fn write_zero(s: &mut Session<'_>) -> Step {
