@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::packet::PacketPort;
 use crate::port::{
-    Capabilities, Departed, Path, PathId, PathSpec, Port, PortStats, RxDatagram, TxFailure, TxSlot,
+    Capabilities, Path, PathId, PathSpec, Port, PortStats, Runs, RxDatagram, TxFailure, TxSlot,
 };
 use crate::sim::SimPort;
 use crate::udp::UdpPort;
@@ -74,7 +74,11 @@ impl Port for AnyPort {
         on!(self, port => port.rx_places())
     }
 
-    fn departed(&self) -> Option<Departed> {
+    fn arrived(&self) -> Option<Runs> {
+        on!(self, port => port.arrived())
+    }
+
+    fn departed(&self) -> Option<Runs> {
         on!(self, port => port.departed())
     }
 

@@ -32,7 +32,7 @@ pub use any::AnyPort;
 pub use error::OpenError;
 pub use iface::Interface;
 pub use port::{
-    Backend, Capabilities, Departed, Path, PathId, PathSpec, Port, PortStats, ROCE_PORT, RxBudget,
+    Backend, Capabilities, Path, PathId, PathSpec, Port, PortStats, ROCE_PORT, Runs, RxBudget,
     RxDatagram, RxIpId, TxFailure, TxSlot,
 };
 

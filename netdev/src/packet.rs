@@ -34,7 +34,7 @@ use crate::fd::{Epoll, Interest, attach_filter};
 use crate::iface::Interface;
 use crate::loopback::{LoopHeader, LoopQueue};
 use crate::port::{
-    Capabilities, Departed, Path, PathId, PathSpec, Port, PortStats, RxDatagram, TxFailure, TxSlot,
+    Capabilities, Path, PathId, PathSpec, Port, PortStats, Runs, RxDatagram, TxFailure, TxSlot,
 };
 use crate::resolve::{Hop, PathTable, Sent};
 use crate::udp::UdpPort;
@@ -251,9 +251,9 @@ impl Port for PacketPort {
         Some((self.rx.runs, self.rx.datagrams))
     }
 
-    fn departed(&self) -> Option<Departed> {
+    fn departed(&self) -> Option<Runs> {
         let TxCounters { runs, apart, datagrams, bytes, .. } = self.sender.counters;
-        Some(Departed { runs: runs + apart, datagrams, bytes })
+        Some(Runs { runs: runs + apart, datagrams, bytes })
     }
 
     fn reserve(&mut self, path: PathId, len: usize) -> Option<TxSlot<'_>> {

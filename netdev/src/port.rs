@@ -203,9 +203,9 @@ pub struct TxFailure {
     pub errno: i32,
 }
 
-/// How datagrams left an interface. The numbers only grow.
+/// How datagrams left an interface, or arrived. The numbers only grow.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Departed {
+pub struct Runs {
     /// Super-packets and datagrams that left by themselves.
     pub runs: u64,
     /// Datagrams.
@@ -308,9 +308,15 @@ pub trait Port: Send {
         None
     }
 
+    /// How what was read had arrived, since the port was opened, if the queue is one of which the memory counts; `None` if not, see
+    /// [`rx_places`](Self::rx_places), or where super-packets do not come.
+    fn arrived(&self) -> Option<Runs> {
+        None
+    }
+
     /// How what was sent left the interface, since the port was opened; `None` where each datagram leaves by itself. A super-packet that the kernel takes
     /// apart before, or may for all that is known, counts as its datagrams.
-    fn departed(&self) -> Option<Departed> {
+    fn departed(&self) -> Option<Runs> {
         None
     }
 

@@ -30,7 +30,7 @@ use crate::ethtool::Segmentation;
 use crate::fd::{Epoll, Interest};
 use crate::iface::Interface;
 use crate::port::{
-    Backend, Capabilities, Departed, Path, PathId, PathSpec, Port, PortStats, RxBudget, RxDatagram,
+    Backend, Capabilities, Path, PathId, PathSpec, Port, PortStats, Runs, RxBudget, RxDatagram,
     TxFailure, TxSlot,
 };
 use groups::Groups;
@@ -273,9 +273,13 @@ impl Port for UdpPort {
         Ok(count + self.groups.receive(budget.saturating_sub(count), sink)?)
     }
 
-    fn departed(&self) -> Option<Departed> {
+    fn arrived(&self) -> Option<Runs> {
+        Some(self.receiver.runs())
+    }
+
+    fn departed(&self) -> Option<Runs> {
         let TxStats { runs, apart, datagrams, bytes, .. } = self.tx;
-        Some(Departed { runs: runs + apart, datagrams, bytes })
+        Some(Runs { runs: runs + apart, datagrams, bytes })
     }
 
     fn reserve(&mut self, path: PathId, len: usize) -> Option<TxSlot<'_>> {

@@ -247,6 +247,13 @@ impl Engine {
         self.shared.pools.arrived(datagrams, places);
     }
 
+    /// What is handed over next arrived in so many runs, as [`departed`](Self::departed) has them, in a queue of which the datagrams' memory counts. While they
+    /// are dense and no answer is lost, more are asked for at once.
+    #[inline]
+    pub fn arrived_in_runs(&mut self, runs: u32, datagrams: u32, bytes: u64) {
+        self.shared.pools.arrived_in_runs(runs, datagrams, bytes);
+    }
+
     /// What was just written into the sink left: `datagrams` of so many `bytes` (BTH to ICRC) together, in `runs`, where a super-packet is one as is a
     /// datagram that left alone. While they are dense and nothing is lost, what a peer announced is taken to hold more of them. Who does not say so sends one
     /// by one.

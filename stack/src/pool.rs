@@ -17,7 +17,7 @@ use std::collections::VecDeque;
 
 use self::arrivals::Arrivals;
 pub(crate) use self::dense::datagrams_max;
-use self::dense::{Density, Departures, Trust, stretched};
+use self::dense::{Density, Departures, ENOUGH, Trust, stretched};
 use crate::pace::Pace;
 use crate::types::Time;
 
@@ -139,8 +139,9 @@ impl Pool {
     }
 
     /// What is sent to it leaves so dense.
-    fn fit(&mut self, density: Density) {
-        self.room = if self.trust.is_whole() { stretched(self.limit, density) } else { self.limit };
+    fn fit(&mut self, density: Density, enough: u64) {
+        let whole = self.trust.is_whole();
+        self.room = if whole { stretched(self.limit, density, enough) } else { self.limit };
     }
 
     /// Whether three quarters of it are free, if `more` small packets are under way; never of a stranger's.
@@ -281,6 +282,9 @@ pub(crate) struct Pools {
     arrivals: Arrivals,
     departures: Departures,
     density: Density,
+    /// The same of what arrives.
+    comings: Departures,
+    own_density: Density,
     epochs: Epochs,
     peers: Vec<(IpAddr, u32, Pool)>,
     /// Queue pairs that were called and have not been told.
@@ -302,6 +306,8 @@ impl Pools {
             arrivals: Arrivals::default(),
             departures: Departures::default(),
             density: Density::default(),
+            comings: Departures::default(),
+            own_density: Density::default(),
             epochs: Epochs::default(),
             peers: Vec::new(),
             called: VecDeque::new(),
@@ -329,7 +335,7 @@ impl Pools {
         if said {
             pool.limit = limit;
         }
-        pool.fit(self.density);
+        pool.fit(self.density, ENOUGH);
         pool.line.reserve((*users as usize).saturating_sub(pool.line.len()));
         #[allow(clippy::cast_possible_truncation)]
         let id = PoolId(at as u32);
@@ -365,11 +371,14 @@ impl Pools {
     /// Gives back what was charged.
     #[inline]
     pub(crate) fn release(&mut self, id: PoolId, charge: Charge) {
-        let density = self.density;
+        let (density, enough) = match id {
+            PoolId::OWN => (self.own_density, u64::MAX),
+            _ => (self.density, ENOUGH),
+        };
         let pool = self.get(id);
         pool.used.take(charge);
-        if pool.trust.came(charge.datagrams) && id != PoolId::OWN {
-            pool.fit(density);
+        if pool.trust.came(charge.datagrams) {
+            pool.fit(density, enough);
         }
         if !pool.line.is_empty() {
             self.call(id);
@@ -411,7 +420,21 @@ impl Pools {
         let density = self.departures.density();
         if density != self.density {
             self.density = density;
-            self.peers.iter_mut().for_each(|(_, _, pool)| pool.fit(density));
+            self.peers.iter_mut().for_each(|(_, _, pool)| pool.fit(density, ENOUGH));
+        }
+    }
+
+    /// So many datagrams arrived in so many super-packets, in a queue of which their memory counts.
+    #[inline]
+    pub(crate) fn arrived_in_runs(&mut self, runs: u32, datagrams: u32, bytes: u64) {
+        let alone = runs == datagrams && self.own_density == Density::default();
+        if alone || !self.comings.add(runs, datagrams, bytes) {
+            return;
+        }
+        let density = self.comings.density();
+        if density != self.own_density {
+            self.own_density = density;
+            self.own.fit(density, u64::MAX);
         }
     }
 
@@ -425,13 +448,13 @@ impl Pools {
 
     /// How many packets of `len` bytes of an answer our own receive queue has room for, when nothing else is on its way to it.
     pub(crate) fn answers(&self, len: u32) -> u32 {
-        let limit = &self.own.limit;
+        let limit = &self.own.room;
         self.arrivals.held_by(limit.datagrams).min(limit.bytes / Budget::cost(len))
     }
 
     /// As many, if each takes a place of its own.
     pub(crate) fn answers_one_by_one(&self, len: u32) -> u32 {
-        self.answers(len).min(self.own.limit.datagrams)
+        self.answers(len).min(self.own.room.datagrams)
     }
 
     /// What an answer of so many `packets`, of which each costs so much, takes of our own receive queue.

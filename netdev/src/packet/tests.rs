@@ -171,7 +171,7 @@ fn sixty_segments_are_one_super_packet() {
     send(&mut a, to.id, &[80; 60]);
     assert_eq!(receive(&mut b, 60).len(), 60);
     assert_eq!((a.stats().tx_runs, b.stats().rx_runs), (1, 1));
-    assert_eq!(a.departed(), Some(Departed { runs: 1, datagrams: 60, bytes: 60 * 80 }));
+    assert_eq!(a.departed(), Some(Runs { runs: 1, datagrams: 60, bytes: 60 * 80 }));
     // The first knows its identification, the others are told their place.
     let ids = send(&mut a, to.id, &[80; 60]);
     assert_eq!(ids, (60..120).collect::<Vec<_>>());

@@ -5,7 +5,7 @@ use std::io;
 use std::net::IpAddr;
 
 use super::sys::{RECV_MAX, Received, RecvBatch, Socket};
-use crate::port::{PortStats, RxDatagram, RxIpId};
+use crate::port::{PortStats, Runs, RxDatagram, RxIpId};
 
 /// How many bytes one system call should bring: what stays in a core's second-level cache until it
 /// is handed up.
@@ -89,6 +89,12 @@ impl Receiver {
             }
         }
         Ok(total)
+    }
+
+    /// How what was read had arrived.
+    pub(super) fn runs(&self) -> Runs {
+        let PortStats { rx_runs: runs, rx_datagrams: datagrams, rx_bytes: bytes, .. } = self.stats;
+        Runs { runs, datagrams, bytes }
     }
 
     /// The receiving half of the port's counters.

@@ -23,7 +23,7 @@ const RUN_COST: u64 = 1280;
 /// Super-packets of what counts as lately: what is older counts half, and less.
 const LATELY: u64 = 64;
 /// Payload on its way to one receiver of which more is no faster, but colder in the caches of both: ten full super-packets.
-const ENOUGH: u64 = 640 * 1024;
+pub(super) const ENOUGH: u64 = 640 * 1024;
 
 /// Whether a peer's losses permit to count on it.
 #[derive(Debug)]
@@ -157,8 +157,8 @@ fn kind(budget: Budget) -> Kind {
     }
 }
 
-/// What a queue of this budget holds of what comes so dense.
-pub(super) fn stretched(budget: Budget, density: Density) -> Budget {
+/// What a queue of this budget holds of what comes so dense, if no more than `enough` bytes of payload are wanted.
+pub(super) fn stretched(budget: Budget, density: Density, enough: u64) -> Budget {
     if budget.bytes <= Budget::STRANGER.bytes || density.datagrams < 2 {
         return budget;
     }
@@ -168,7 +168,7 @@ pub(super) fn stretched(budget: Budget, density: Density) -> Budget {
         Kind::Frames => return budget,
     };
     let payload = u64::from(held) * u64::from(density.len.max(ROUGHLY));
-    let enough = 8 * ENOUGH / payload.max(1);
+    let enough = enough.saturating_mul(8) / payload.max(1);
     #[allow(clippy::cast_possible_truncation)]
     budget.part(enough.clamp(8, u64::from(eighths.max(8))) as u32, 8)
 }
@@ -194,20 +194,21 @@ mod tests {
     #[test]
     fn a_ring_holds_more_the_denser_it_comes() {
         let ring = Budget { bytes: 150 * 133_118, datagrams: 150 };
-        let datagrams = [1, 2, 3, 4, 5, 8].map(|d| stretched(ring, of(d, 8)).datagrams);
+        let datagrams = [1, 2, 3, 4, 5, 8].map(|d| stretched(ring, of(d, 8), ENOUGH).datagrams);
         assert_eq!(datagrams, [150, 225, 337, 450, 562, 600]);
         let long = Density { len: 4096, ..of(8, 14) };
-        assert_eq!(stretched(ring, long).datagrams, 150, "enough");
+        assert_eq!(stretched(ring, long, ENOUGH).datagrams, 150, "enough");
         assert_eq!(datagrams_max(ring), 600);
     }
 
     #[test]
     fn a_socket_holds_more_if_it_comes_dense() {
         let socket = Budget { bytes: 279_552, datagrams: 336 };
-        assert_eq!(stretched(socket, of(8, 8)), socket);
-        assert_eq!(stretched(socket, of(2, 14)), Budget { bytes: 489_216, datagrams: 588 });
+        assert_eq!(stretched(socket, of(8, 8), ENOUGH), socket);
+        assert_eq!(stretched(socket, of(2, 14), ENOUGH), Budget { bytes: 489_216, datagrams: 588 });
         let large = Budget { bytes: 5 << 20, datagrams: 6301 };
-        assert_eq!(stretched(large, of(8, 14)), large, "enough");
+        assert_eq!(stretched(large, of(8, 14), ENOUGH), large, "enough");
+        assert_eq!(stretched(large, of(8, 14), u64::MAX), large.part(14, 8));
         assert_eq!(datagrams_max(socket), 336);
     }
 
@@ -215,7 +216,7 @@ mod tests {
     fn who_said_nothing_gets_no_more_nor_who_takes_frames() {
         let chunks = Budget { bytes: 1792 * 8448, datagrams: 1792 };
         for budget in [Budget::STRANGER, chunks] {
-            assert_eq!(stretched(budget, of(8, 14)), budget);
+            assert_eq!(stretched(budget, of(8, 14), ENOUGH), budget);
             assert_eq!(datagrams_max(budget), budget.datagrams);
         }
     }

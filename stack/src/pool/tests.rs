@@ -193,3 +193,34 @@ fn a_ring_is_taken_to_hold_more_while_super_packets_leave_and_nothing_is_lost() 
     assert_eq!(room(&mut pools), 400, "forgotten");
     assert_eq!(pools.get(PoolId::OWN).room_for(1).datagrams, 4, "our own is what it is");
 }
+
+#[test]
+fn more_is_asked_for_while_answers_come_dense_and_none_is_lost() {
+    let socket = Budget { bytes: 300 * 8448, datagrams: 300 * 8448 / 832 };
+    let mut pools = Pools::new(socket);
+    let come = |pools: &mut Pools, runs: u32| {
+        for _ in 0..200 {
+            pools.arrived_in_runs(runs, 15, 15 * 4112);
+        }
+    };
+    let ask = |pools: &mut Pools, packets| {
+        for _ in 0..packets / 64 {
+            let asked = pools.expect(Charge::of(64, 8448));
+            pools.answered(asked);
+        }
+    };
+    come(&mut pools, 1);
+    assert_eq!(pools.answers(4112), 300, "before any came");
+    ask(&mut pools, 1024);
+    assert_eq!(pools.answers(4112), 525);
+    come(&mut pools, 15);
+    assert_eq!(pools.answers(4112), 300, "one by one");
+    come(&mut pools, 1);
+    assert_eq!(pools.answers(4112), 525);
+    pools.lost(PoolId::OWN);
+    assert_eq!(pools.answers(4112), 300);
+    ask(&mut pools, (2 << 20) - 64);
+    assert_eq!(pools.answers(4112), 300);
+    ask(&mut pools, 64);
+    assert_eq!(pools.answers(4112), 525, "forgotten");
+}

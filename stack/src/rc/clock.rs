@@ -5,7 +5,7 @@
 
 use super::Qp;
 use crate::engine::Shared;
-use crate::pool::Budget;
+use crate::pool::{Budget, PoolId};
 use crate::types::Time;
 use crate::verbs::{Completions, WcStatus};
 
@@ -221,6 +221,7 @@ impl Qp {
         let una = self.requester.una();
         self.requester.window.timed_out(now);
         shared.pools.lost(self.limits.peer);
+        shared.pools.lost(PoolId::OWN);
         self.requester.forget_implied();
         self.requester.silent = true;
         self.requester.answers_lost();

@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rocinante_netdev::{AnyPort, Departed, PathId, PathSpec, Port};
+use rocinante_netdev::{AnyPort, PathId, PathSpec, Port, Runs};
 use rocinante_stack::types::Time;
 use rocinante_stack::verbs::CqId;
 use rocinante_stack::wire::MadBytes;
@@ -52,8 +52,9 @@ pub(crate) struct Shard {
     overdue: u32,
     /// What [`Port::rx_places`] said last.
     rx_places: (u64, u64),
-    /// What [`Port::departed`] said last.
-    departed: Departed,
+    /// What [`Port::arrived`] and [`Port::departed`] said last.
+    arrived: Runs,
+    departed: Runs,
     flood: Flood,
     /// The port is left alone until then, because of a flood.
     resume_at: Option<Time>,
@@ -128,7 +129,8 @@ impl Shard {
             received: false,
             overdue: 0,
             rx_places: (0, 0),
-            departed: Departed::default(),
+            arrived: Runs::default(),
+            departed: Runs::default(),
             flood: Flood::default(),
             resume_at: None,
             refused: (0, 0),
@@ -388,6 +390,10 @@ impl Shard {
 
     /// Tells the engine how what was read had arrived.
     fn tell_places(&mut self) {
+        if let Some(now) = self.port.arrived() {
+            let (runs, datagrams, bytes) = grown_runs(now, &mut self.arrived);
+            self.engine.arrived_in_runs(runs, datagrams, bytes);
+        }
         let Some(now) = self.port.rx_places().filter(|now| *now != self.rx_places) else { return };
         let before = std::mem::replace(&mut self.rx_places, now);
         self.engine.arrived(grown(now.1, before.1), grown(now.0, before.0));
@@ -397,9 +403,8 @@ impl Shard {
     #[inline]
     fn tell_departed(&mut self) {
         let Some(now) = self.port.departed() else { return };
-        let before = std::mem::replace(&mut self.departed, now);
-        let datagrams = grown(now.datagrams, before.datagrams);
-        self.engine.departed(grown(now.runs, before.runs), datagrams, now.bytes - before.bytes);
+        let (runs, datagrams, bytes) = grown_runs(now, &mut self.departed);
+        self.engine.departed(runs, datagrams, bytes);
     }
 
     /// The port is good for nothing any more.
@@ -487,6 +492,14 @@ impl Shard {
             Some(AsyncEvent::SrqLimitReached { srq: self.number_of(srq) })
         })
     }
+}
+
+/// By how much runs, datagrams and bytes grew since they were `before`.
+#[inline]
+fn grown_runs(now: Runs, before: &mut Runs) -> (u32, u32, u64) {
+    let before = std::mem::replace(before, now);
+    let runs = grown(now.runs, before.runs);
+    (runs, grown(now.datagrams, before.datagrams), now.bytes - before.bytes)
 }
 
 /// By how much a counter grew since it was `before`.

@@ -82,7 +82,7 @@ fn the_identification_on_the_wire_is_the_one_in_the_slot() {
     let counts: Vec<u32> = listing.lines().filter_map(packets).collect();
     assert_eq!(counts, [4, 1, 1, 1, 1, 0], "{listing}");
     // It is asked for from time to time.
-    assert_eq!(a.departed(), Some(Departed { runs: 4, datagrams: 8, bytes: 4 * 1040 + 70 + 300 }));
+    assert_eq!(a.departed(), Some(Runs { runs: 4, datagrams: 8, bytes: 4 * 1040 + 70 + 300 }));
     a.asked = a.asked.checked_sub(ASK_AGAIN).expect("not so early");
     a.maintain();
     send(&mut a, to_b, &[100; 3]);
