@@ -144,7 +144,7 @@ fn everything_arrives(backend: Backend, whole: bool) {
         let bytes = pattern(PLACES * LONGEST, round);
         source.write(0, &bytes);
         let len = |place: usize| match (round as usize * 7 + place * 5) % 16 {
-            packets @ 1..=12 => packets * 1024 - usize::from(place % 3 == 0) * (place + 1),
+            packets @ 1..=12 => packets * 1024 - usize::from(place.is_multiple_of(3)) * (place + 1),
             _ => 2048,
         };
         for place in 0..PLACES {
