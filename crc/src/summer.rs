@@ -3,7 +3,7 @@
 
 #[cfg(target_arch = "x86_64")]
 use crate::folding;
-use crate::update;
+use crc32fast::Hasher;
 
 /// Bytes of a base transport header, the shortest that is summed.
 pub const BTH_LEN: usize = 12;
@@ -47,19 +47,23 @@ impl Summer {
 }
 
 /// The same by what the library has.
-#[cold]
+#[cfg_attr(target_arch = "x86_64", cold)]
 pub(crate) fn plain(before: u32, packet: &[u8], covered: usize) -> u32 {
     let covered = packet.get(..covered).unwrap_or(packet);
     let (first, rest) = covered.split_at(covered.len().min(BTH_LEN));
     let mut bth = [0; BTH_LEN];
     bth[..first.len()].copy_from_slice(first);
     bth[MASKED] = 0xff;
-    update(update(before, &bth[..first.len()]), rest)
+    let mut hasher = Hasher::new_with_initial(before);
+    hasher.update(&bth[..first.len()]);
+    hasher.update(rest);
+    hasher.finalize()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::update;
 
     #[test]
     fn a_packet_is_summed_as_any_bytes_but_for_one() {

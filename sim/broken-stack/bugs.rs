@@ -100,7 +100,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "write-range-unchecked",
         what: "a WRITE is placed packet by packet until one is outside of the region",
-        seed: 8,
+        seed: 11,
         file: "qp/message.rs",
         right: "if place == Place::First {",
         wrong: "if place == Place::First && !BUG {",
@@ -396,7 +396,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "unasked-forgotten",
         what: "a WRITE that did not ask is not asked about if nothing follows it",
-        seed: 4,
+        seed: 1,
         file: "rc/clock.rs",
         right: "let asks = usual > 0 && self.requester.outstanding();",
         wrong: "let quiet = self.requester.is_quiet(&self.core.sq);

@@ -290,7 +290,7 @@ impl World<'_> {
         }
         let model = Op::Datagram { to, qkey, imm };
         let len = data.len() as u32;
-        Some(Wish { op, model, len, data, bad, overruns: false, through: None, excused: false })
+        Some(Wish { op, model, len, data, bad, overruns: 0, through: None, excused: false })
     }
 
     /// An address handle of `end` for the host `to`, and what must come of using it: seldom it is gone, or somebody else's.

@@ -1,5 +1,5 @@
 //! What arrives at a host comes in super-packets, of which one place of the receive queue holds many datagrams, or one by one; and
-//! that changes without a word.
+//! that changes without a word. So does how what it sends leaves.
 
 use rocinante_stack::Engine;
 
@@ -13,6 +13,7 @@ pub(crate) struct Gathered {
     /// How many of them come together, about.
     together: u64,
     datagrams: u32,
+    bytes: u64,
 }
 
 /// 0: of these datagrams the host says nothing.
@@ -20,18 +21,36 @@ const TOGETHER: [u64; 6] = [0, 1, 1, 4, 15, 60];
 
 impl Gathered {
     pub(crate) fn new(random: Random) -> Self {
-        Self { random, together: 0, datagrams: 0 }
+        Self { random, together: 0, datagrams: 0, bytes: 0 }
     }
 
-    /// `engine` took another datagram.
-    pub(crate) fn add(&mut self, engine: &mut Engine) {
-        if self.random.one_in(300) {
-            (self.together, self.datagrams) = (self.random.of(&TOGETHER), 0);
-        }
+    /// `engine` took another datagram, of so many bytes.
+    pub(crate) fn add(&mut self, engine: &mut Engine, len: usize) {
+        self.turn();
         self.datagrams += 1;
+        self.bytes += len as u64;
         if self.random.one_in(self.together) {
             engine.arrived(self.datagrams, 1);
-            self.datagrams = 0;
+            engine.arrived_in_runs(1, self.datagrams, self.bytes);
+            (self.datagrams, self.bytes) = (0, 0);
+        }
+    }
+
+    /// `engine` handed over `datagrams` of so many bytes.
+    pub(crate) fn departed(&mut self, engine: &mut Engine, datagrams: usize, bytes: usize) {
+        self.turn();
+        if self.together > 0 {
+            let runs = (datagrams as u64).div_ceil(self.together);
+            #[allow(clippy::cast_possible_truncation)]
+            engine.departed(runs as u32, datagrams as u32, bytes as u64);
+        }
+    }
+
+    /// Now and then it changes.
+    fn turn(&mut self) {
+        if self.random.one_in(300) {
+            self.together = self.random.of(&TOGETHER);
+            (self.datagrams, self.bytes) = (0, 0);
         }
     }
 }

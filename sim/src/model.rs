@@ -87,8 +87,8 @@ pub(crate) struct Request {
     pub(crate) packets: u64,
     /// Garbage: it must end like this, and nothing of it may be executed.
     pub(crate) bad: Option<WcStatus>,
-    /// Of a WRITE only the end is garbage: cut, what is before that may be executed.
-    pub(crate) overruns: bool,
+    /// So many bytes of it may be executed all the same: of a WRITE that may be cut, of which only the end is outside.
+    pub(crate) overruns: u32,
     /// The key of the window through which it goes.
     pub(crate) through: Option<Key>,
     /// That window does not show anything any more: what is not executed yet must not be.
@@ -405,7 +405,7 @@ mod tests {
             first: 0,
             packets: 1,
             bad: None,
-            overruns: false,
+            overruns: 0,
             through: None,
             void: false,
             excuses: Vec::new(),

@@ -56,7 +56,7 @@ impl World<'_> {
             );
         }
         engine.handle_datagram(Time(self.now), &datagram, &mut host.ram);
-        host.gathered.add(engine);
+        host.gathered.add(engine, packet.bytes.len());
         self.settle(packet.to, Some(&Context::of(packet)))?;
         self.befell(packet, fate)?;
         self.plan_transmit(packet.to);
@@ -104,6 +104,8 @@ impl World<'_> {
         let Some(engine) = &mut host.engine else { return Ok(()) };
         let mut sink = Sink { out: Vec::new(), room };
         let stop = engine.poll_transmit(Time(now), budget, &mut host.ram, &mut sink);
+        let bytes = sink.out.iter().map(|(_, packet)| packet.len()).sum();
+        host.gathered.departed(engine, sink.out.len(), bytes);
         let again = match stop {
             TxStop::Idle => None,
             TxStop::Budget => Some(now + 1 + self.random.below(500)),

@@ -237,7 +237,7 @@ impl World<'_> {
             len: 0,
             data: Vec::new(),
             bad,
-            overruns: false,
+            overruns: 0,
             through: None,
             excused: false,
         })

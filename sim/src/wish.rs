@@ -20,8 +20,8 @@ pub(crate) struct Wish {
     pub(crate) len: u32,
     pub(crate) data: Vec<u8>,
     pub(crate) bad: Option<WcStatus>,
-    /// Only its end is outside.
-    pub(crate) overruns: bool,
+    /// Only its end is outside: so many bytes are not, and its requester may send them as messages of their own. Else 0.
+    pub(crate) overruns: u32,
     /// The key of the window through which it goes.
     pub(crate) through: Option<Key>,
     /// It may be refused by the time it arrives.
@@ -92,7 +92,7 @@ impl World<'_> {
         let through = way.filter(|way| way.pane).map(|way| way.rkey);
         let excused = way.is_some_and(|way| way.excused);
         #[allow(clippy::cast_possible_truncation)]
-        Some(Wish { op, model, len: len as u32, data, bad, overruns: false, through, excused })
+        Some(Wish { op, model, len: len as u32, data, bad, overruns: 0, through, excused })
     }
 
     /// Whether the program says little, and to be answered.
@@ -212,7 +212,9 @@ impl World<'_> {
         if let (Op::Write { at, imm: None }, 3) = (&mut wish.model, way) {
             *at =
                 self.ends[far].index as u64 * stride() + here.offset() + here.len() - len + beyond;
-            wish.overruns = self.hosts[self.ends[end].host].config.cut_writes;
+            if self.hosts[self.ends[end].host].config.cut_writes {
+                wish.overruns = (len - beyond) as u32;
+            }
         }
         match &mut wish.op {
             SendOp::Write { remote, rkey, .. } | SendOp::Read { remote, rkey } => match way {

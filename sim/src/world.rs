@@ -136,14 +136,17 @@ impl<'a> World<'a> {
         let port_mtu = self.random.of(&Mtu::ALL);
         for (host, ends) in ends_of.into_iter().enumerate() {
             let datagrams = 1 << self.random.range(3, 9);
+            // A socket's memory, chunks for single frames, or slots for super-packets.
+            let each = self.random.clone().of(&[1_024, 8_704, 66_560]);
             let config = EngineConfig {
                 qpn_slot: 3,
-                own_budget: Budget { bytes: 8704 * datagrams, datagrams },
+                own_budget: Budget { bytes: each * datagrams, datagrams },
                 window_max: 1 << self.random.range(2, 10),
                 advertise_credits: self.random.one_in(2),
                 quantum: 1 << self.random.range(1, 7),
                 held_packets_max: self.random.of(&[0, 2, 64, 2048]),
                 cut_writes: self.random.one_in(2),
+                calm_packets: self.random.clone().of(&[4, 100, 1 << 20]),
                 port_mtu,
                 ..EngineConfig::default()
             };

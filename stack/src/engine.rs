@@ -93,7 +93,7 @@ impl Engine {
             kept: BTreeSet::new(),
             strangers: Strangers::default(),
             shared: Shared {
-                pools: Pools::new(config.own_budget),
+                pools: Pools::new(config.own_budget, config.calm_packets),
                 handles: Handles::default(),
                 config: EngineConfig { max_qp: config.max_qp.min(QPNS as u32), ..config },
                 srqs: Srqs::default(),
@@ -247,7 +247,7 @@ impl Engine {
         self.shared.pools.arrived(datagrams, places);
     }
 
-    /// What is handed over next arrived in so many runs, as [`departed`](Self::departed) has them, in a queue of which the datagrams' memory counts. While they
+    /// What was just taken arrived in so many runs, as [`departed`](Self::departed) has them, in a queue of which the datagrams' memory counts. While they
     /// are dense and no answer is lost, more are asked for at once.
     #[inline]
     pub fn arrived_in_runs(&mut self, runs: u32, datagrams: u32, bytes: u64) {
@@ -400,7 +400,8 @@ impl Engine {
             let (turn, progress) = qp.transmit(now, &mut quantum, &mut self.shared, host, sink);
             left -= share - quantum;
             #[allow(clippy::cast_possible_truncation)]
-            let spent = || if progress { before + (share - quantum) as u32 } else { before };
+            let used = (share - quantum) as u32;
+            let spent = || if progress { before + used } else { before };
             let pools = &mut self.shared.pools;
             let core = qp.core_mut();
             match turn {
@@ -418,7 +419,8 @@ impl Engine {
                     self.shared.enqueue(slot, &mut core.queued);
                 }
                 Turn::SinkFull => {
-                    core.spent = spent();
+                    // Answers count, too: the others' turn comes.
+                    core.spent = before + used;
                     if !core.queued {
                         core.queued = true;
                         self.shared.dirty.push_front(slot);

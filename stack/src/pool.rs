@@ -10,282 +10,35 @@
 //! needs fits, and the next when the first had its turn.
 
 mod arrivals;
+mod budget;
 mod dense;
+mod expected;
+mod room;
 
 use core::net::IpAddr;
 use std::collections::VecDeque;
 
 use self::arrivals::Arrivals;
-pub(crate) use self::dense::datagrams_max;
-use self::dense::{Density, Departures, ENOUGH, Trust, stretched};
-use crate::pace::Pace;
+pub use self::budget::Budget;
+pub(crate) use self::budget::Charge;
+pub(crate) use self::dense::{CALM, datagrams_max};
+use self::dense::{ENOUGH, Watched};
+use self::expected::Epochs;
+pub(crate) use self::expected::Expected;
+pub(crate) use self::room::Pool;
 use crate::types::Time;
-
-/// What a receive queue holds before it drops: a sum of costs, and a number of datagrams.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Budget {
-    /// Bytes, in the measure of [`Budget::cost`].
-    pub bytes: u32,
-    /// Datagrams.
-    pub datagrams: u32,
-}
-
-impl Budget {
-    /// What is assumed of a peer that did not say: 16 datagrams of any size.
-    pub const STRANGER: Self = Self { bytes: 16 * 8704, datagrams: 16 };
-
-    /// Upper bound of what one datagram of `len` bytes (BTH to ICRC) costs its receiver: the memory that
-    /// Linux accounts to a socket for it. Measured on Linux 6.18.
-    #[must_use]
-    #[inline]
-    pub const fn cost(len: u32) -> u32 {
-        // An skb and a slab bucket; measured per size, see `RxBudget::cost` of the netdev crate.
-        match len {
-            0..=160 => 832,
-            161..=608 => 256 + 1024,
-            609..=1632 => 256 + 2048,
-            1633..=3680 => 256 + 4096,
-            3681..=7776 => 256 + 8192,
-            _ => len.saturating_mul(2).saturating_add(2048),
-        }
-    }
-
-    /// A part of it, rounded down.
-    #[must_use]
-    pub const fn part(self, numerator: u32, denominator: u32) -> Self {
-        #[allow(clippy::cast_possible_truncation)]
-        const fn scale(value: u32, numerator: u32, denominator: u32) -> u32 {
-            (value as u64 * numerator as u64 / denominator as u64) as u32
-        }
-        Self {
-            bytes: scale(self.bytes, numerator, denominator),
-            datagrams: scale(self.datagrams, numerator, denominator),
-        }
-    }
-}
-
-/// A sum of costs.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Charge {
-    pub(crate) bytes: u64,
-    pub(crate) datagrams: u32,
-}
-
-impl Charge {
-    #[inline]
-    pub(crate) const fn of(packets: u32, each: u32) -> Self {
-        Self { bytes: packets as u64 * each as u64, datagrams: packets }
-    }
-
-    #[inline]
-    pub(crate) fn add(&mut self, other: Self) {
-        self.bytes += other.bytes;
-        self.datagrams += other.datagrams;
-    }
-
-    #[inline]
-    pub(crate) fn take(&mut self, other: Self) {
-        debug_assert!(self.bytes >= other.bytes && self.datagrams >= other.datagrams);
-        self.bytes = self.bytes.saturating_sub(other.bytes);
-        self.datagrams = self.datagrams.saturating_sub(other.datagrams);
-    }
-}
-
-/// One receiver's room, and who waits for some.
-#[derive(Debug)]
-pub(crate) struct Pool {
-    limit: Budget,
-    /// What is taken to fit: more than `limit` while super-packets leave and nothing is lost.
-    room: Budget,
-    trust: Trust,
-    used: Charge,
-    /// Queue pairs that wait for room and what they need, oldest first.
-    line: VecDeque<(u32, Charge)>,
-    /// The one whose turn it is: it left the line and has not sent yet.
-    called: Option<u32>,
-    /// What was sent without hope of an acknowledgement.
-    paced: Pace,
-}
-
-impl Pool {
-    fn new(limit: Budget) -> Self {
-        Self {
-            limit,
-            room: limit,
-            trust: Trust::default(),
-            used: Charge::default(),
-            line: VecDeque::new(),
-            called: None,
-            paced: Pace::default(),
-        }
-    }
-
-    /// Whether `charge` fits; an unused pool takes anything, so that nothing waits for ever.
-    #[inline]
-    pub(crate) fn fits(&self, charge: Charge) -> bool {
-        self.used.datagrams == 0 || self.has_room(charge.bytes, charge.datagrams)
-    }
-
-    /// Whether nothing like `next` will fit any more once `charge` is charged.
-    #[inline]
-    pub(crate) fn closes_with(&self, charge: Charge, next: Charge) -> bool {
-        !self.has_room(charge.bytes + next.bytes, charge.datagrams + next.datagrams)
-    }
-
-    #[inline]
-    fn has_room(&self, bytes: u64, datagrams: u32) -> bool {
-        self.used.bytes + bytes <= u64::from(self.room.bytes)
-            && self.used.datagrams + datagrams <= self.room.datagrams
-    }
-
-    /// What is sent to it leaves so dense.
-    fn fit(&mut self, density: Density, enough: u64) {
-        let whole = self.trust.is_whole();
-        self.room = if whole { stretched(self.limit, density, enough) } else { self.limit };
-    }
-
-    /// Whether three quarters of it are free, if `more` small packets are under way; never of a stranger's.
-    #[inline]
-    pub(crate) fn is_mostly_free(&self, more: u32) -> bool {
-        4 * (self.used.datagrams + more) <= self.limit.datagrams
-            && 4 * self.used.bytes <= u64::from(self.limit.bytes)
-    }
-
-    /// How much more fits.
-    #[inline]
-    fn left(&self) -> Charge {
-        Charge {
-            bytes: u64::from(self.room.bytes).saturating_sub(self.used.bytes),
-            datagrams: self.room.datagrams.saturating_sub(self.used.datagrams),
-        }
-    }
-
-    /// Whether `charge` fits, and nobody waits for room.
-    #[inline]
-    fn spares(&self, charge: Charge) -> bool {
-        let fits = self.has_room(charge.bytes, charge.datagrams);
-        self.called.is_none() && self.line.is_empty() && fits
-    }
-
-    /// Whether `slot` may charge `charge` now.
-    #[inline]
-    pub(crate) fn admits(&self, slot: u32, charge: Charge) -> bool {
-        self.is_turn_of(slot) && self.fits(charge)
-    }
-
-    /// How much `slot` may charge now.
-    #[inline]
-    pub(crate) fn room_for(&self, slot: u32) -> Charge {
-        if self.is_turn_of(slot) { self.left() } else { Charge::default() }
-    }
-
-    #[inline]
-    fn is_turn_of(&self, slot: u32) -> bool {
-        match self.called {
-            None => self.line.is_empty(),
-            Some(called) => called == slot,
-        }
-    }
-
-    #[inline]
-    pub(crate) fn charge(&mut self, charge: Charge) {
-        self.used.add(charge);
-    }
-
-    /// Whether `charge`, which nobody will acknowledge, may leave now; if not, when it may.
-    #[inline]
-    pub(crate) fn pace(&mut self, now: Time, charge: Charge) -> Result<(), Time> {
-        self.paced.admit(now, charge, self.limit)
-    }
-
-    /// A packet of `charge` with so many bytes of payload, which nobody will acknowledge, left.
-    #[inline]
-    pub(crate) fn paced(&mut self, charge: Charge, payload: u32) {
-        self.paced.left(charge, payload);
-    }
-
-    fn leave(&mut self, slot: u32) {
-        if self.called == Some(slot) {
-            self.called = None;
-        } else {
-            self.line.retain(|(waiter, _)| *waiter != slot);
-        }
-    }
-
-    /// Calls the first in line, if there is room for it and nobody is being served.
-    #[inline]
-    fn call(&mut self) -> Option<u32> {
-        if self.called.is_some() {
-            return None;
-        }
-        let (slot, need) = *self.line.front()?;
-        if !self.fits(need) {
-            return None;
-        }
-        self.line.pop_front();
-        self.called = Some(slot);
-        self.called
-    }
-}
-
-/// How long what was asked for is reckoned with: who has not answered for so long is dead, or a victim of some loss, and shall not keep the
-/// others waiting. Twice as long at most.
-const EXPECTED_NS: u64 = 100_000_000;
-
-/// What was charged to our own pool, and when: to give it back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Expected {
-    bytes: u32,
-    datagrams: u32,
-    epoch: u32,
-}
-
-impl Expected {
-    /// What somebody who does not answer anyway may still say.
-    pub(crate) const NOTHING: Self = Self { bytes: 0, datagrams: 0, epoch: 0 };
-
-    /// So many of it.
-    #[inline]
-    pub(crate) fn times(self, count: u32) -> Self {
-        Self { bytes: self.bytes * count, datagrams: self.datagrams * count, ..self }
-    }
-
-    #[inline]
-    fn charge(self) -> Charge {
-        Charge { bytes: self.bytes.into(), datagrams: self.datagrams }
-    }
-
-    /// Adds what was charged at the same time; `false`, and nothing happened, if that was at another.
-    #[inline]
-    pub(crate) fn add(&mut self, other: Self) -> bool {
-        let same = self.epoch == other.epoch;
-        if same {
-            self.bytes += other.bytes;
-            self.datagrams += other.datagrams;
-        }
-        same
-    }
-}
-
-/// The answers that we asked for in this epoch and the one before.
-#[derive(Debug, Default)]
-struct Epochs {
-    current: u32,
-    ends: Time,
-    asked: [Charge; 2],
-}
 
 /// The pools of all peers, by address, and our own.
 #[derive(Debug)]
 pub(crate) struct Pools {
     own: Pool,
     arrivals: Arrivals,
-    departures: Departures,
-    density: Density,
-    /// The same of what arrives.
-    comings: Departures,
-    own_density: Density,
+    /// How dense what we send leaves, and what comes to us.
+    sent: Watched,
+    received: Watched,
     epochs: Epochs,
+    /// So many datagrams without a loss, and it is forgotten.
+    calm: u32,
     peers: Vec<(IpAddr, u32, Pool)>,
     /// Queue pairs that were called and have not been told.
     called: VecDeque<u32>,
@@ -300,15 +53,14 @@ impl PoolId {
 }
 
 impl Pools {
-    pub(crate) fn new(own: Budget) -> Self {
+    pub(crate) fn new(own: Budget, calm: u32) -> Self {
         Self {
-            own: Pool::new(own),
+            own: Pool::new(own, calm),
             arrivals: Arrivals::default(),
-            departures: Departures::default(),
-            density: Density::default(),
-            comings: Departures::default(),
-            own_density: Density::default(),
+            sent: Watched::default(),
+            received: Watched::default(),
             epochs: Epochs::default(),
+            calm,
             peers: Vec::new(),
             called: VecDeque::new(),
         }
@@ -318,7 +70,7 @@ impl Pools {
     pub(crate) fn join(&mut self, peer: IpAddr, limit: Budget, said: bool) -> PoolId {
         let known = |(addr, users, _): &(IpAddr, u32, Pool)| *addr == peer && *users > 0;
         let at = self.peers.iter().position(known).unwrap_or_else(|| {
-            let fresh = (peer, 0, Pool::new(limit));
+            let fresh = (peer, 0, Pool::new(limit, self.calm));
             match self.peers.iter().position(|(_, users, _)| *users == 0) {
                 Some(free) => {
                     self.peers[free] = fresh;
@@ -335,7 +87,7 @@ impl Pools {
         if said {
             pool.limit = limit;
         }
-        pool.fit(self.density, ENOUGH);
+        pool.fit(self.sent.density, ENOUGH);
         pool.line.reserve((*users as usize).saturating_sub(pool.line.len()));
         #[allow(clippy::cast_possible_truncation)]
         let id = PoolId(at as u32);
@@ -372,14 +124,11 @@ impl Pools {
     #[inline]
     pub(crate) fn release(&mut self, id: PoolId, charge: Charge) {
         let (density, enough) = match id {
-            PoolId::OWN => (self.own_density, u64::MAX),
-            _ => (self.density, ENOUGH),
+            PoolId::OWN => (self.received.density, u64::MAX),
+            _ => (self.sent.density, ENOUGH),
         };
         let pool = self.get(id);
-        pool.used.take(charge);
-        if pool.trust.came(charge.datagrams) {
-            pool.fit(density, enough);
-        }
+        pool.release(charge, density, enough);
         if !pool.line.is_empty() {
             self.call(id);
         }
@@ -410,51 +159,46 @@ impl Pools {
     /// So many datagrams left in so many super-packets.
     #[inline]
     pub(crate) fn departed(&mut self, runs: u32, datagrams: u32, bytes: u64) {
-        // Who sends one by one pays nothing.
-        if runs == datagrams && self.density == Density::default() {
-            return;
-        }
-        if !self.departures.add(runs, datagrams, bytes) {
-            return;
-        }
-        let density = self.departures.density();
-        if density != self.density {
-            self.density = density;
-            self.peers.iter_mut().for_each(|(_, _, pool)| pool.fit(density, ENOUGH));
+        if self.sent.add(runs, datagrams, bytes) {
+            self.refit();
         }
     }
 
     /// So many datagrams arrived in so many super-packets, in a queue of which their memory counts.
     #[inline]
     pub(crate) fn arrived_in_runs(&mut self, runs: u32, datagrams: u32, bytes: u64) {
-        let alone = runs == datagrams && self.own_density == Density::default();
-        if alone || !self.comings.add(runs, datagrams, bytes) {
-            return;
+        if self.received.add(runs, datagrams, bytes) {
+            self.own.fit(self.received.density, u64::MAX);
+            self.call(PoolId::OWN);
         }
-        let density = self.comings.density();
-        if density != self.own_density {
-            self.own_density = density;
-            self.own.fit(density, u64::MAX);
+    }
+
+    /// What leaves is as dense as it was not before: peers hold more of it, or less.
+    #[cold]
+    fn refit(&mut self) {
+        let density = self.sent.density;
+        for at in 0..self.peers.len() {
+            self.peers[at].2.fit(density, ENOUGH);
+            #[allow(clippy::cast_possible_truncation)]
+            self.call(PoolId(at as u32));
         }
     }
 
     /// Something that was sent to the peer of this pool was lost, and may have found its queue full.
     #[cold]
     pub(crate) fn lost(&mut self, id: PoolId) {
-        let pool = self.get(id);
-        pool.trust.lost();
-        pool.room = pool.limit;
+        self.get(id).lost();
     }
 
     /// How many packets of `len` bytes of an answer our own receive queue has room for, when nothing else is on its way to it.
     pub(crate) fn answers(&self, len: u32) -> u32 {
-        let limit = &self.own.room;
+        let limit = self.own.goal;
         self.arrivals.held_by(limit.datagrams).min(limit.bytes / Budget::cost(len))
     }
 
-    /// As many, if each takes a place of its own.
+    /// As many, if each comes alone.
     pub(crate) fn answers_one_by_one(&self, len: u32) -> u32 {
-        self.answers(len).min(self.own.room.datagrams)
+        self.own.limit.datagrams.min(self.own.limit.bytes / Budget::cost(len))
     }
 
     /// What an answer of so many `packets`, of which each costs so much, takes of our own receive queue.
@@ -477,30 +221,23 @@ impl Pools {
     /// `count` answers of that kind will be asked for; returns what each is charged with.
     #[inline]
     pub(crate) fn expect_each(&mut self, answer: Charge, count: u32) -> Expected {
-        let epoch = self.epochs.current;
-        // Of our own receive queue, whose size is such a number.
-        let bytes = u32::try_from(answer.bytes).unwrap_or(u32::MAX);
-        let each = Expected { bytes, datagrams: answer.datagrams, epoch };
-        let all = each.times(count).charge();
-        self.own.charge(all);
-        self.epochs.asked[epoch as usize % 2].add(all);
+        let each = self.epochs.ask(answer, count);
+        self.own.charge(each.times(count).charge());
         each
     }
 
     /// Whether it is not reckoned with any more.
     #[inline]
     pub(crate) fn has_forgotten(&self, answer: Expected) -> bool {
-        self.epochs.current.wrapping_sub(answer.epoch) > 1 && answer.datagrams > 0
+        self.epochs.has_forgotten(answer)
     }
 
     /// It came, or will not come any more.
     #[inline]
     pub(crate) fn answered(&mut self, answer: Expected) {
-        if self.has_forgotten(answer) || answer.datagrams == 0 {
-            return;
+        if let Some(charge) = self.epochs.answered(answer) {
+            self.release(PoolId::OWN, charge);
         }
-        self.epochs.asked[answer.epoch as usize % 2].take(answer.charge());
-        self.release(PoolId::OWN, answer.charge());
     }
 
     /// Time passes: what was asked for long ago is not reckoned with any more.
@@ -513,14 +250,8 @@ impl Pools {
 
     #[cold]
     fn begin_epoch(&mut self, now: Time) {
-        // After a pause nothing is reckoned with at all.
-        let passed = if now.since(self.epochs.ends) < EXPECTED_NS { 1 } else { 2 };
-        for _ in 0..passed {
-            self.epochs.current = self.epochs.current.wrapping_add(1);
-            let oldest = &mut self.epochs.asked[self.epochs.current as usize % 2];
-            self.own.used.take(core::mem::take(oldest));
-        }
-        self.epochs.ends = now.after(EXPECTED_NS);
+        let forgotten = self.epochs.pass(now);
+        self.own.used.take(forgotten);
         self.call(PoolId::OWN);
     }
 
@@ -543,7 +274,9 @@ impl Pools {
         if *waiting == Some(id) {
             let pool = self.get(id);
             if pool.called != Some(slot) {
-                return;
+                // Perhaps less than before.
+                pool.renew(slot, need);
+                return self.call(id);
             }
             if !over {
                 pool.called = None;

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::ah::Handles;
-use crate::pool::{Budget, Pools};
+use crate::pool::{Budget, CALM, Pools};
 use crate::rc::held::Store;
 use crate::rc::lists::SpareLists;
 use crate::srq::Srqs;
@@ -35,6 +35,9 @@ pub struct EngineConfig {
     /// Whether a WRITE of several packets, without immediate, may leave as that many messages of one packet, if others are not acknowledged yet and that fills
     /// more of the super-packets of a port that sends runs of equal packets as one. So it should be where the port does.
     pub cut_writes: bool,
+    /// So many packets without a loss, and a peer whose queue may have overflowed is taken again to hold more of what leaves as super-packets
+    /// ([`Engine::departed`](crate::Engine::departed)).
+    pub calm_packets: u32,
     /// Packets that a queue pair sends before others have their turn.
     pub quantum: u32,
 }
@@ -50,6 +53,7 @@ impl Default for EngineConfig {
             advertise_credits: false,
             held_packets_max: 2048,
             cut_writes: false,
+            calm_packets: CALM,
             quantum: 64,
         }
     }

@@ -7,25 +7,35 @@ use rocinante_stack::Budget;
 use rocinante_stack::types::Mtu;
 use rocinante_stack::verbs::{SendOp, WcStatus};
 
-/// Bytes of a message: 16 packets.
-const MESSAGE: u32 = 16 * 4096;
+/// Who sends what to whom.
+#[derive(Debug, Clone, Copy)]
+struct Line {
+    qps: usize,
+    /// Messages that each posts at a time.
+    depth: u64,
+    /// Packets of a message.
+    message: u32,
+    /// Packets that the receiver has room for.
+    room: u32,
+}
 
-/// How many messages of each of `qps` queue pairs complete while a receiver that has room for 84 packets takes `packets`, `pieces` of them at a time, and
-/// the sender's port `port` at a time.
-fn shares(qps: usize, depth: u64, pieces: &[usize], port: usize, packets: usize) -> Vec<u64> {
-    let budget = Budget { bytes: u32::MAX, datagrams: 84 };
+/// How many messages of each queue pair complete while the receiver takes `packets`, `pieces` of them at a time, and the sender's port `port` at a time. No time
+/// passes that any deadline waits for.
+fn shares(line: Line, pieces: &[usize], port: usize, packets: usize) -> Vec<u64> {
+    let Line { qps, depth, message, room } = line;
+    let budget = Budget { bytes: u32::MAX, datagrams: room };
     let own = Some(Budget { bytes: u32::MAX, datagrams: 28 });
     let mut pair = Pair::new(&Setup { mtu: Mtu::Mtu4096, budget, own, qps, ..Setup::default() });
     let keys = pair.register();
     let (mut posted, mut done) = (vec![0; qps], vec![0; qps]);
-    let mut pieces = pieces.iter().cycle();
-    let mut taken = 0;
+    let (pieces_of, mut pieces) = (pieces, pieces.iter().cycle());
+    let (mut taken, mut idle) = (0, 0);
     pair.ends[0].out.room = port;
     while taken < packets {
         for qp in 0..qps {
             while posted[qp] - done[qp] < depth {
                 let op = SendOp::Write { remote: BASE, rkey: keys[1], imm: None };
-                pair.send_on(0, qp, qp as u64, op, &[sge(0, MESSAGE, keys[0])]);
+                pair.send_on(0, qp, qp as u64, op, &[sge(0, message * 4096, keys[0])]);
                 posted[qp] += 1;
             }
         }
@@ -37,6 +47,11 @@ fn shares(qps: usize, depth: u64, pieces: &[usize], port: usize, packets: usize)
             end.out.packets.drain(..there.min(*pieces.next().unwrap())).collect()
         };
         taken += piece.len();
+        idle = if piece.is_empty() { idle + 1 } else { 0 };
+        assert!(
+            idle < 3,
+            "all wait for what nobody asks for: {line:?} {pieces_of:?} {port}, after {taken}"
+        );
         for packet in piece {
             pair.inject(1, src, dst, &packet);
         }
@@ -58,10 +73,25 @@ const APART: u64 = 2 * 4;
 fn room_in_small_and_large_pieces_is_shared_equally() {
     for pieces in [&[1][..], &[3], &[16], &[17], &[40], &[84], &[7, 2, 19], &[1, 60], &[5, 31, 2]] {
         for (qps, depth) in [(3, 16), (4, 16), (5, 13), (16, 4)] {
+            let line = Line { qps, depth, message: 16, room: 84 };
             for port in [usize::MAX, 40] {
-                let shares = shares(qps, depth, pieces, port, 10_000);
+                let shares = shares(line, pieces, port, 10_000);
                 let (least, most) = (shares.iter().min().unwrap(), shares.iter().max().unwrap());
                 assert!(*least > 30 && most - least <= APART, "{pieces:?} {port}: {shares:?}");
+            }
+        }
+    }
+}
+
+/// What a packet needs that is awaited becomes less when the answer to one before has come: who waits for a whole run must not go on to do so.
+#[test]
+fn long_messages_never_wait_for_what_nobody_asks_for() {
+    for room in [17, 33, 40, 84, 100, 151] {
+        for qps in [1, 2, 3, 5] {
+            let line = Line { qps, depth: 2, message: 256, room };
+            for pieces in [&[1][..], &[16], &[17], &[84], &[7, 2, 19], &[1, 60], &[5, 31, 2]] {
+                let shares = shares(line, pieces, usize::MAX, 8_000);
+                assert!(shares.iter().all(|share| *share > 1), "{line:?} {pieces:?}: {shares:?}");
             }
         }
     }

@@ -4,15 +4,15 @@
 //! socket's memory little more than its bytes. How packets leave the sender sees; whether they arrive so (a router or a bridge on the way may take them apart)
 //! only a loss tells. So the room at a peer is stretched while what leaves is dense and nothing is lost.
 
-use super::Budget;
+use super::budget::Budget;
 
 /// More datagrams in a super-packet than this make no difference.
 const DENSEST: u32 = 8;
-/// So many datagrams without a loss, and it is forgotten; twice as many for each that came of it, to this number at most.
-const CALM: u32 = 1 << 20;
-const CALM_MAX: u32 = 1 << 30;
-/// So many are to come first.
-const FIRST: u32 = 1 << 10;
+/// So many datagrams without a loss, and it is forgotten; twice as many for each that came of it, up to [`TIMES_MAX`] as many.
+pub(crate) const CALM: u32 = 1 << 20;
+const TIMES_MAX: u32 = 1 << 10;
+/// The part of so many that is to come first.
+const FIRST_PART: u32 = 1 << 10;
 /// Of a ring, a place is reckoned with so many eighths of the datagrams of a super-packet; the queue holds this many times what was said at most.
 const PLACE: u32 = 6;
 const PLACES_TIMES: u32 = 4;
@@ -30,15 +30,15 @@ pub(super) const ENOUGH: u64 = 640 * 1024;
 pub(super) struct Trust {
     since: u32,
     calm: u32,
-}
-
-impl Default for Trust {
-    fn default() -> Self {
-        Self { since: CALM - FIRST, calm: CALM }
-    }
+    least: u32,
 }
 
 impl Trust {
+    /// After `least` datagrams without a loss it is whole again.
+    pub(super) fn new(least: u32) -> Self {
+        Self { since: least - least / FIRST_PART, calm: least, least }
+    }
+
     pub(super) fn is_whole(&self) -> bool {
         self.since >= self.calm
     }
@@ -47,28 +47,51 @@ impl Trust {
     #[inline]
     pub(super) fn came(&mut self, datagrams: u32) -> bool {
         let before = self.is_whole();
-        if before && self.calm == CALM {
+        if before && self.calm == self.least {
             return false;
         }
         self.since = self.since.saturating_add(datagrams);
-        if self.since >= 2 * self.calm {
+        if self.since >= self.calm.saturating_mul(2) {
             // It went well for as long as it took to try again.
-            (self.since, self.calm) = (CALM, CALM);
+            (self.since, self.calm) = (self.least, self.least);
         }
         !before && self.is_whole()
     }
 
     pub(super) fn lost(&mut self) {
         if self.is_whole() {
-            self.calm = (2 * self.calm).min(CALM_MAX);
+            let most = self.least.saturating_mul(TIMES_MAX);
+            self.calm = self.calm.saturating_mul(2).min(most);
         }
         self.since = 0;
     }
 }
 
-/// What left lately.
+/// How dense what leaves is, or what arrives.
+#[derive(Debug, Default)]
+pub(super) struct Watched {
+    lately: Departures,
+    pub(super) density: Density,
+}
+
+impl Watched {
+    /// So many datagrams in so many super-packets. Returns whether that changes how dense they are.
+    #[inline]
+    pub(super) fn add(&mut self, runs: u32, datagrams: u32, bytes: u64) -> bool {
+        // Who sends one by one pays nothing.
+        let alone = runs == datagrams && self.density == Density::default();
+        !alone && self.lately.add(runs, datagrams, bytes) && self.look()
+    }
+
+    fn look(&mut self) -> bool {
+        let density = self.lately.density();
+        std::mem::replace(&mut self.density, density) != density
+    }
+}
+
+/// What left or arrived lately.
 #[derive(Debug)]
-pub(super) struct Departures {
+struct Departures {
     runs: u64,
     datagrams: u64,
     bytes: u64,
@@ -101,7 +124,7 @@ impl Default for Departures {
 
 impl Departures {
     /// So many datagrams left in so many super-packets. Returns whether it is time to look at the density.
-    pub(super) fn add(&mut self, runs: u32, datagrams: u32, bytes: u64) -> bool {
+    fn add(&mut self, runs: u32, datagrams: u32, bytes: u64) -> bool {
         self.runs += u64::from(runs);
         self.datagrams += u64::from(datagrams.max(runs));
         self.bytes += bytes;
@@ -114,7 +137,7 @@ impl Departures {
         full
     }
 
-    pub(super) fn density(&self) -> Density {
+    fn density(&self) -> Density {
         let datagrams = (self.datagrams + self.runs / 2) / self.runs;
         if datagrams < 2 {
             return Density::default();
@@ -257,9 +280,12 @@ mod tests {
         assert!((8..=EIGHTHS_MAX).contains(&departures.density().eighths));
     }
 
+    const FIRST: u32 = CALM / FIRST_PART;
+    const CALM_MAX: u32 = CALM * TIMES_MAX;
+
     #[test]
     fn a_loss_is_remembered_for_a_million_packets() {
-        let mut trust = Trust::default();
+        let mut trust = Trust::new(CALM);
         assert!(!trust.came(FIRST - 1) && !trust.is_whole());
         assert!(trust.came(1) && trust.is_whole() && !trust.came(1));
         trust.lost();
@@ -270,7 +296,7 @@ mod tests {
 
     #[test]
     fn where_it_is_always_lost_it_is_tried_ever_more_seldom() {
-        let mut trust = Trust::default();
+        let mut trust = Trust::new(CALM);
         let mut tries = 0;
         for _ in 0..1 << 16 {
             trust.came(CALM / 16);

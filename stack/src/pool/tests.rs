@@ -1,12 +1,13 @@
 //! Room, lines and turns.
 
+use super::expected::EXPECTED_NS;
 use super::*;
 
 const ROOM: Budget = Budget { bytes: 10_000, datagrams: 4 };
 
 /// A pool of one peer, which everybody here waits for.
 fn pools() -> (Pools, PoolId) {
-    let mut pools = Pools::new(ROOM);
+    let mut pools = Pools::new(ROOM, crate::pool::CALM);
     pools.reserve(8);
     let id = pools.join([10, 0, 0, 2].into(), ROOM, true);
     (pools, id)
@@ -26,7 +27,7 @@ fn a_datagram_costs_its_slab_and_the_skb() {
     }
     assert_eq!(Budget::cost(7777), 2 * 7777 + 2048);
     assert_eq!(Budget::cost(u32::MAX), u32::MAX);
-    let pools = Pools::new(ROOM);
+    let pools = Pools::new(ROOM, crate::pool::CALM);
     assert_eq!([100, 1000, 2000].map(|len| pools.answers(len)), [4, 4, 2]);
 }
 
@@ -40,7 +41,7 @@ fn a_part_is_rounded_down() {
 
 #[test]
 fn bytes_and_datagrams_both_limit() {
-    let mut pool = Pool::new(ROOM);
+    let mut pool = Pool::new(ROOM, CALM);
     assert!(pool.fits(Charge::of(1, 10_001)), "a pool that nobody uses takes anything");
     assert!(!pool.spares(Charge::of(1, 10_001)));
     pool.charge(Charge::of(2, 2_000));
@@ -158,7 +159,7 @@ fn somebody_is_told_when_our_own_room_will_be_free() {
 #[test]
 fn a_ring_is_taken_to_hold_more_while_super_packets_leave_and_nothing_is_lost() {
     let ring = Budget { bytes: 100 * 133_118, datagrams: 100 };
-    let mut pools = Pools::new(ROOM);
+    let mut pools = Pools::new(ROOM, crate::pool::CALM);
     let id = pools.join([10, 0, 0, 2].into(), ring, true);
     let room = |pools: &mut Pools| pools.get(id).room_for(1).datagrams;
     let acknowledge = |pools: &mut Pools, packets| {
@@ -178,7 +179,11 @@ fn a_ring_is_taken_to_hold_more_while_super_packets_leave_and_nothing_is_lost() 
     acknowledge(&mut pools, 4096);
     assert_eq!(pools.get(other).room_for(1).datagrams, 16, "who said nothing");
     depart(&mut pools, 1);
-    assert_eq!(room(&mut pools), 100, "they leave one by one");
+    assert_eq!(room(&mut pools), 400, "they leave one by one: as what is under way comes");
+    acknowledge(&mut pools, 64);
+    assert_eq!(room(&mut pools), 368, "it shrinks by half of that");
+    acknowledge(&mut pools, 640);
+    assert_eq!(room(&mut pools), 100);
     depart(&mut pools, 2);
     assert_eq!(room(&mut pools), 150);
     depart(&mut pools, 40);
@@ -197,7 +202,7 @@ fn a_ring_is_taken_to_hold_more_while_super_packets_leave_and_nothing_is_lost() 
 #[test]
 fn more_is_asked_for_while_answers_come_dense_and_none_is_lost() {
     let socket = Budget { bytes: 300 * 8448, datagrams: 300 * 8448 / 832 };
-    let mut pools = Pools::new(socket);
+    let mut pools = Pools::new(socket, crate::pool::CALM);
     let come = |pools: &mut Pools, runs: u32| {
         for _ in 0..200 {
             pools.arrived_in_runs(runs, 15, 15 * 4112);

@@ -163,7 +163,7 @@ mod tests {
 
     #[test]
     fn who_asked_is_known_until_it_is_answered() {
-        let mut pools = Pools::new(ROOM);
+        let mut pools = Pools::new(ROOM, crate::pool::CALM);
         let mut asks = asks(&mut pools);
         let known = |asks: &Asks| (9..17).filter(|psn| asks.has(*psn)).collect::<Vec<_>>();
         assert_eq!(known(&asks), [10, 11, 12, 14, 15]);
@@ -177,11 +177,11 @@ mod tests {
 
     #[test]
     fn of_what_is_taken_back_the_room_of_one_is_kept() {
-        let mut pools = Pools::new(ROOM);
+        let mut pools = Pools::new(ROOM, crate::pool::CALM);
         for (from, end, room) in
             [(16, Some(16), 95), (15, Some(15), 95), (12, Some(12), 97), (0, None, 99)]
         {
-            let mut pools = Pools::new(ROOM);
+            let mut pools = Pools::new(ROOM, crate::pool::CALM);
             let mut asks = asks(&mut pools);
             asks.taken_back(from, &mut pools);
             assert_eq!((asks.end(), left(&pools)), (end, room), "from {from}");

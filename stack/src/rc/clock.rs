@@ -5,7 +5,7 @@
 
 use super::Qp;
 use crate::engine::Shared;
-use crate::pool::{Budget, PoolId};
+use crate::pool::Budget;
 use crate::types::Time;
 use crate::verbs::{Completions, WcStatus};
 
@@ -221,10 +221,9 @@ impl Qp {
         let una = self.requester.una();
         self.requester.window.timed_out(now);
         shared.pools.lost(self.limits.peer);
-        shared.pools.lost(PoolId::OWN);
         self.requester.forget_implied();
         self.requester.silent = true;
-        self.requester.answers_lost();
+        self.requester.answers_lost(&mut shared.pools);
         self.requester.go_back(una, &self.core.sq, &self.limits, &mut shared.pools);
         // One packet asks again, whether or not there is room: in line for that, behind others that ask the same dead in vain, each try
         // would take twice as long.

@@ -5,7 +5,6 @@ use super::completer::{self, DataVerdict, Verdict, Why};
 use super::requester::Requester;
 use crate::engine::Shared;
 use crate::mem::Memory;
-use crate::pool::PoolId;
 use crate::types::Time;
 use crate::verbs::{Completions, SendOp, WcStatus};
 use crate::wire::ext::rnr_timer_us;
@@ -226,8 +225,7 @@ impl Qp {
         }
         shared.pools.lost(self.limits.peer);
         if why == Why::Implied {
-            self.requester.answers_lost();
-            shared.pools.lost(PoolId::OWN);
+            self.requester.answers_lost(&mut shared.pools);
         }
         self.requester.go_back(from, &self.core.sq, &self.limits, &mut shared.pools);
         // The deadline stays: only progress moves it, so that a peer that complains for ever is given up in time.

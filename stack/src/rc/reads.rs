@@ -121,7 +121,7 @@ mod tests {
     }
 
     fn packets(mtu: Mtu, datagrams: u32) -> u16 {
-        cut(mtu, &Pools::new(Budget { bytes: u32::MAX, datagrams }))
+        cut(mtu, &Pools::new(Budget { bytes: u32::MAX, datagrams }, crate::pool::CALM))
     }
 
     #[test]
@@ -137,14 +137,15 @@ mod tests {
     #[test]
     fn bytes_limit_them_too() {
         let bytes = 369 * Budget::cost(4096 + OVERHEAD);
-        let of_bytes =
-            |bytes| cut(Mtu::Mtu4096, &Pools::new(Budget { bytes, datagrams: u32::MAX }));
+        let of_bytes = |bytes| {
+            cut(Mtu::Mtu4096, &Pools::new(Budget { bytes, datagrams: u32::MAX }, crate::pool::CALM))
+        };
         assert_eq!([of_bytes(bytes), of_bytes(bytes - 1)], [123, 108]);
     }
 
     #[test]
     fn where_runs_arrive_whole_there_is_room_for_more_of_them() {
-        let mut pools = Pools::new(Budget { bytes: 10_000_000, datagrams: 48 });
+        let mut pools = Pools::new(Budget { bytes: 10_000_000, datagrams: 48 }, crate::pool::CALM);
         assert_eq!(cut(Mtu::Mtu4096, &pools), 15);
         for _ in 0..100 {
             pools.arrived(15, 2);
@@ -160,7 +161,7 @@ mod tests {
 
     #[test]
     fn what_is_lost_halves_what_is_under_way_down_to_what_it_always_was() {
-        let pools = Pools::new(Budget { bytes: u32::MAX, datagrams: 1000 });
+        let pools = Pools::new(Budget { bytes: u32::MAX, datagrams: 1000 }, crate::pool::CALM);
         let mut flow = Flow::new(Mtu::Mtu4096, 48, true);
         assert!(flow.allows(33, 15) && !flow.allows(34, 15));
         assert_eq!(request_packets(Mtu::Mtu4096, &pools, &flow), 15);

@@ -340,11 +340,12 @@ impl Requester {
         self.rd.iter().map(|asked| asked.packets(self.una, u64::MAX)).sum()
     }
 
-    /// Answers that were asked for did not come.
-    pub(super) fn answers_lost(&mut self) {
+    /// Answers that were asked for did not come, if there were some; our own queue may have been full.
+    pub(super) fn answers_lost(&mut self, pools: &mut Pools) {
         let under_way = self.answers_under_way();
         if under_way > 1 {
             self.flow.lost(under_way);
+            pools.lost(PoolId::OWN);
         }
     }
 

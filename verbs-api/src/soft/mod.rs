@@ -9,6 +9,7 @@ mod core;
 #[cfg(test)]
 mod core_tests;
 mod cq;
+mod density;
 mod events;
 mod flood;
 mod front;

@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rocinante_netdev::{AnyPort, PathId, PathSpec, Port, Runs};
+use rocinante_netdev::{AnyPort, PathId, PathSpec, Port};
 use rocinante_stack::types::Time;
 use rocinante_stack::verbs::CqId;
 use rocinante_stack::wire::MadBytes;
@@ -14,6 +14,7 @@ use rocinante_stack::wire::icrc::{DF, IpFields, Template};
 use rocinante_stack::{Busy, Engine, TxStop};
 
 use super::cm::Post;
+use super::density::Density;
 use super::flood::Flood;
 use super::host::Host;
 use super::mail::Order;
@@ -50,11 +51,7 @@ pub(crate) struct Shard {
     received: bool,
     /// Full bursts read since a deadline passed: what it waits for may be behind them.
     overdue: u32,
-    /// What [`Port::rx_places`] said last.
-    rx_places: (u64, u64),
-    /// What [`Port::arrived`] and [`Port::departed`] said last.
-    arrived: Runs,
-    departed: Runs,
+    density: Density,
     flood: Flood,
     /// The port is left alone until then, because of a flood.
     resume_at: Option<Time>,
@@ -128,9 +125,7 @@ impl Shard {
             held: false,
             received: false,
             overdue: 0,
-            rx_places: (0, 0),
-            arrived: Runs::default(),
-            departed: Runs::default(),
+            density: Density::default(),
             flood: Flood::default(),
             resume_at: None,
             refused: (0, 0),
@@ -304,7 +299,7 @@ impl Shard {
                 refused.0 += u64::from(failure.datagrams);
                 refused.1 = failure.errno;
             });
-            self.tell_departed();
+            self.density.departed(&self.port, &mut self.engine);
             if progress {
                 let left = self.now();
                 if left.since(now) > HELD_UP {
@@ -380,31 +375,12 @@ impl Shard {
             self.break_down(error);
             0
         });
-        self.tell_places();
+        self.density.arrived(&self.port, &mut self.engine);
         // What was handed over is for the owner to judge, who says so later.
         let used = accepted(&self.engine) - before + elsewhere(&self.others) - handed_over;
         let wasted = (received as u64).saturating_sub(used);
         self.flood.add(now, wasted + wasted_elsewhere);
         received
-    }
-
-    /// Tells the engine how what was read had arrived.
-    fn tell_places(&mut self) {
-        if let Some(now) = self.port.arrived() {
-            let (runs, datagrams, bytes) = grown_runs(now, &mut self.arrived);
-            self.engine.arrived_in_runs(runs, datagrams, bytes);
-        }
-        let Some(now) = self.port.rx_places().filter(|now| *now != self.rx_places) else { return };
-        let before = std::mem::replace(&mut self.rx_places, now);
-        self.engine.arrived(grown(now.1, before.1), grown(now.0, before.0));
-    }
-
-    /// Tells the engine how what was sent left.
-    #[inline]
-    fn tell_departed(&mut self) {
-        let Some(now) = self.port.departed() else { return };
-        let (runs, datagrams, bytes) = grown_runs(now, &mut self.departed);
-        self.engine.departed(runs, datagrams, bytes);
     }
 
     /// The port is good for nothing any more.
@@ -492,20 +468,6 @@ impl Shard {
             Some(AsyncEvent::SrqLimitReached { srq: self.number_of(srq) })
         })
     }
-}
-
-/// By how much runs, datagrams and bytes grew since they were `before`.
-#[inline]
-fn grown_runs(now: Runs, before: &mut Runs) -> (u32, u32, u64) {
-    let before = std::mem::replace(before, now);
-    let runs = grown(now.runs, before.runs);
-    (runs, grown(now.datagrams, before.datagrams), now.bytes - before.bytes)
-}
-
-/// By how much a counter grew since it was `before`.
-#[inline]
-fn grown(now: u64, before: u64) -> u32 {
-    u32::try_from(now - before).unwrap_or(u32::MAX)
 }
 
 /// Datagrams that were for something.
