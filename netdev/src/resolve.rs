@@ -27,6 +27,7 @@ use crate::iface::Interface;
 use crate::port::{Path, PathId, PathSpec, Port};
 use crate::recent::Recent;
 use crate::rtnl::{Monitor, Neighbour, News, Route, RouteKind, RouteQuery, Rtnl};
+pub use entry::Sent;
 use entry::{Entry, Target, Turn, is_usable};
 
 /// How often entries in use are read again.
@@ -35,9 +36,11 @@ const REFRESH: Duration = Duration::from_secs(1);
 const RESOLVE_FIRST: Duration = Duration::from_millis(1);
 /// After so many refreshes in use, a path's route is looked up again.
 const ROUTE_REFRESHES: u32 = 10;
-/// How long nothing of what is told is followed after a look, for each path looked at: some ten times of what that takes, so that whoever changes routes
-/// without end takes no more than a tenth of the time from those who send.
-const REST: Duration = Duration::from_micros(100);
+/// After a look because of what was told, nothing that is told is followed for so many times as long as that took, so that whoever changes routes without end
+/// takes about a tenth of the time from those who send.
+const REST_TIMES: u32 = 9;
+/// The least rest after something was told of the interface, at which somebody else then looks.
+const REST_MIN: Duration = Duration::from_millis(1);
 /// IPv4 identifications stay below this. Linux numbers the segments of a UDP super-packet from 0, so
 /// a receiver that cannot read the identification must accept these anyway.
 pub(crate) const IP_ID_END: u16 = 128;
@@ -61,8 +64,9 @@ pub struct PathTable {
     addresses: Vec<IpAddr>,
     rtnl: Rtnl,
     monitor: Monitor,
-    /// Something of the interface itself changed.
+    /// Something of the interface itself changed; and that is to be looked at now.
     interface_news: bool,
+    interface_due: bool,
     /// Entries are to be looked at because of what was told.
     news: bool,
     entries: Vec<Option<Entry>>,
@@ -85,17 +89,6 @@ pub struct PathTable {
     backoff: Duration,
 }
 
-/// By what a port finds the frames of a path among those that wait for the kernel.
-#[derive(Debug, Clone, Copy)]
-pub struct Sent {
-    /// The path.
-    pub path: PathId,
-    /// That of the guard; `None` on loopback.
-    pub guard: Option<PathId>,
-    /// What [`PathTable::sent`] was told last; 0 if it never was.
-    pub last: u64,
-}
-
 impl PathTable {
     /// An empty table for a port with these own `addresses` on `iface`, in the calling thread's
     /// network namespace.
@@ -107,8 +100,9 @@ impl PathTable {
             iface: iface.clone(),
             addresses: addresses.to_vec(),
             monitor: Monitor::open(iface.index)?,
+            interface_news: false,
             // Before it was opened nothing was told.
-            interface_news: true,
+            interface_due: true,
             news: false,
             rtnl: Rtnl::open()?,
             entries: Vec::new(),
@@ -281,27 +275,28 @@ impl PathTable {
 
     /// Whether something of the interface changed since it was last asked: then [`check_interface`](Self::check_interface).
     pub fn take_interface_news(&mut self) -> bool {
-        std::mem::take(&mut self.interface_news)
+        std::mem::take(&mut self.interface_due)
     }
 
-    /// Reads what the kernel told, and looks at the paths that it is about, if they were not looked at just now; about once a second at those in use, too. Returns when to
-    /// call again even if nothing is told and nothing sent, or `None` if there is no need. `waits` says whether frames of a path have not been taken
+    /// Reads what the kernel told, and looks at the paths that it is about, if it does not rest from the last such look; about once a second at those in use, too.
+    /// Returns when to call again even if nothing is told and nothing sent, or `None` if there is no need. `waits` says whether frames of a path have not been taken
     /// by the kernel.
     pub fn maintain(&mut self, waits: impl Fn(&Sent) -> bool) -> Option<Duration> {
-        self.hear();
         let now = Instant::now();
+        self.hear();
         let look = if self.news { self.rests_until.min(self.due) } else { self.due };
         if now < look {
             return (self.news || self.waits).then(|| look - now);
         }
-        let mut looked_at = 0;
+        let told = std::mem::take(&mut self.news);
+        let of_interface = std::mem::take(&mut self.interface_news);
+        self.interface_due |= of_interface;
         let mut known = std::mem::take(&mut self.known);
         known.clear();
         let (mut resolving, mut failed) = (false, false);
         for index in 0..self.entries.len() {
             let Some(mut entry) = self.entries[index].take() else { continue };
             if entry.is_resolved_by_kernel() && entry.is_to_be_looked_at() {
-                looked_at += 1;
                 let (path, waits, used) = (PathId(index as u32), &waits, entry.used);
                 match self.neighbour_for(&mut entry, &mut known) {
                     Ok(Some(turn)) => self.turn(&mut entry, path, turn, waits),
@@ -318,9 +313,13 @@ impl PathTable {
         let wait = if resolving { self.backoff } else { REFRESH };
         self.backoff = if resolving { (self.backoff * 2).min(REFRESH) } else { RESOLVE_FIRST };
         self.due = now + wait;
-        self.rests_until = now + looked_at * REST;
         self.waits = resolving || failed;
         self.news = failed;
+        if told {
+            let least = if of_interface { REST_MIN } else { Duration::ZERO };
+            let looked = Instant::now();
+            self.rests_until = looked + (REST_TIMES * (looked - now)).max(least);
+        }
         self.waits.then_some(wait)
     }
 
@@ -329,7 +328,9 @@ impl PathTable {
         let Self { monitor, entries, news, interface_news, recent, .. } = self;
         monitor.read(|said| {
             *recent = Recent::default();
-            *interface_news |= matches!(said, News::Interface | News::Anything);
+            let of_interface = matches!(said, News::Interface | News::Anything);
+            *interface_news |= of_interface;
+            *news |= of_interface;
             for entry in entries.iter_mut().flatten() {
                 let rerouted = said.is_of_way_to(entry.spec.remote);
                 let changed = match said {

@@ -2,7 +2,6 @@
 
 use std::net::IpAddr;
 
-use super::Sent;
 use crate::headers::FrameTemplate;
 use crate::iface::Interface;
 use crate::port::{PathId, PathSpec};
@@ -33,6 +32,17 @@ pub(super) struct Entry {
     pub(super) rerouted: bool,
     pub(super) route_refreshes: u32,
     pub(super) ip_id: u16,
+}
+
+/// By what a port finds the frames of a path among those that wait for the kernel.
+#[derive(Debug, Clone, Copy)]
+pub struct Sent {
+    /// The path.
+    pub path: PathId,
+    /// That of the guard; `None` on loopback.
+    pub guard: Option<PathId>,
+    /// What [`super::PathTable::sent`] was told last; 0 if it never was.
+    pub last: u64,
 }
 
 /// A change of way that waits.

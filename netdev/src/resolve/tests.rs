@@ -95,6 +95,14 @@ fn maintain_while(table: &mut PathTable, waits: impl Fn(&Sent) -> bool) -> Optio
     table.maintain(waits)
 }
 
+/// Maintains until there is no need to, as whoever drives a port does: it may rest from the last look.
+fn settle(table: &mut PathTable) {
+    while let Some(wait) = table.maintain(|_| false) {
+        assert!(wait <= REFRESH);
+        std::thread::sleep(wait);
+    }
+}
+
 #[test]
 fn a_path_follows_the_neighbour_cache() {
     let pair = or_skip!("resolve::a_path_follows_the_neighbour_cache", Pair::new());
@@ -229,11 +237,8 @@ fn an_idle_path_is_told_of_changes() {
         let mut told = |what: &str| {
             pair.a.sh(what);
             assert!(wait_readable(table.wait_fd(), 20_000).expect("poll"), "{what}");
-            assert_eq!(
-                table.maintain(|_| false),
-                None,
-                "{what}: and there is no need to look again"
-            );
+            // And there is no need to look again.
+            settle(&mut table);
             let hops = [near, far].map(|path| hop(&mut table, path));
             // Only to be asked where it goes.
             table.entries.iter_mut().flatten().for_each(|entry| entry.used = false);
@@ -270,7 +275,7 @@ fn an_idle_path_is_looked_at_if_it_may_have_changed() {
         table.monitor.shrink();
         pair.a.sh(&others);
         pair.a.sh("ip neigh change 10.9.0.7 lladdr 02:00:00:00:00:08 dev v0");
-        table.maintain(|_| false);
+        settle(&mut table);
         assert!(table.take_interface_news(), "anything may have changed");
         assert_eq!(hop(&mut table, path), "08");
     });
@@ -287,7 +292,9 @@ fn what_is_told_without_end_is_followed_with_rests() {
             table.add(&spec("10.9.0.1", "10.9.0.7"), &mut guard).expect("a path");
         }
         let tell = |table: &mut PathTable| {
-            table.entries.iter_mut().flatten().for_each(|entry| entry.changed = true);
+            for entry in table.entries.iter_mut().flatten() {
+                (entry.changed, entry.rerouted) = (true, true);
+            }
             table.news = true;
         };
         let changed = |table: &PathTable| table.entries.iter().flatten().any(|e| e.changed);
@@ -295,16 +302,20 @@ fn what_is_told_without_end_is_followed_with_rests() {
         tell(&mut table);
         assert_eq!(table.maintain(|_| false), None, "the first is followed at once");
         let until = table.rests_until;
-        assert!(until - first >= Duration::from_millis(100), "a rest for a thousand paths");
+        // No kernel answers a thousand questions in half a millisecond.
+        assert!(until - first >= Duration::from_millis(5), "rests after a thousand questions");
         tell(&mut table);
         let wait = table.maintain(|_| false);
-        assert!(Instant::now() >= until || wait.is_some_and(|w| w <= 1000 * REST), "{wait:?}");
+        assert!(Instant::now() >= until || wait.is_some_and(|wait| wait <= REFRESH), "{wait:?}");
         assert_eq!(changed(&table), wait.is_some(), "noted, if not followed");
-        // As whoever drives a port does.
-        while let Some(wait) = table.maintain(|_| false) {
-            std::thread::sleep(wait);
-        }
+        settle(&mut table);
         assert!(!changed(&table), "followed at last");
+        // Nothing was told, unless something was just then.
+        assert!((0..100).any(|_| {
+            let until = table.rests_until;
+            maintain(&mut table);
+            table.rests_until == until
+        }));
     });
 }
 
