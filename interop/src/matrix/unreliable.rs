@@ -1,7 +1,7 @@
 //! Unreliable connections: what arrives arrives whole, and what does not is lost without a word.
 
 use super::datagrams::LOST_MS;
-use super::node::{BUFFER, SEND, Step, at, signaled};
+use super::node::{BUFFER, GRH, SEND, Step, at, signaled};
 use super::scenario::Session;
 use crate::agent::machine::Kind;
 use crate::agent::proto::{LOCAL_WRITE, Op, Opcode, Range, Request, State};
@@ -156,7 +156,10 @@ pub(super) fn stops_sending(s: &mut Session<'_>) -> Step {
 pub(super) fn stopped(s: &mut Session<'_>, op: Op) -> Step<bool> {
     s.active.remote_of(&Request::ForeignRegion { len: 64, access: LOCAL_WRITE })?;
     let foreign = Range { region: 1, offset: 0, len: 9 };
+    // Taken, so that it does not come late into a receive that is for another.
+    s.passive.receive(0, &[at(HALF, GRH + 9)])?;
     s.active.perform(1, op, &[at(0, 9)])?;
+    s.passive.ends(0, "SUCCESS")?;
     s.active.post(&[signaled(2, op, &[foreign]), signaled(3, op, &[at(0, 9)])])?;
     let (state, stops) = match s.active.kind() {
         Kind::SoftRoce => {

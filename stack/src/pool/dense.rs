@@ -247,8 +247,9 @@ mod tests {
     #[test]
     fn a_socket_is_never_taken_to_hold_more_bytes_than_are_there() {
         // Of each length, super-packets of so many datagrams: what the kernel charges for them fits wherever their stretched cost does.
-        for len in 16..=4200_u32 {
-            for each in 2..=(60_000 / len).min(64) {
+        let step = if cfg!(miri) { 997 } else { 1 };
+        for len in (16..=4200_u32).step_by(step) {
+            for each in (2..=(60_000 / len).min(64)).step_by(step.min(20)) {
                 let mut departures = Departures::default();
                 for _ in 0..200 {
                     departures.add(1, each, u64::from(each * len));

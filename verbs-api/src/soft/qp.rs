@@ -173,6 +173,8 @@ impl Drop for Qp {
         self.cqs.iter().for_each(|cq| cq.left_by(self.shard));
         self.device.qps.fetch_sub(1, Ordering::Relaxed);
         let mut shard = self.core.hold();
+        // Left there, because somebody held the shard: it leaves, too.
+        self.core.take_staged(&mut shard);
         self.shared.forget_staged();
         shard.send_waiting();
         self.detach_all(&mut shard);

@@ -208,12 +208,10 @@ impl Shard {
         if waits { Some(Time(0)) } else { self.deadline() }
     }
 
-    /// Sends what waits for company: the queue pair that posted it is about to change.
+    /// Sends what waits for company, and what was just taken over from its program: the queue pair that posted it is about to change.
     pub(super) fn send_waiting(&mut self) {
-        if self.company_until.is_some() {
-            let now = self.now();
-            self.transmit(now);
-        }
+        let now = self.now();
+        self.transmit(now);
     }
 
     /// Receives, does what is due, sends. Returns whether anything happened, so that more may soon.
