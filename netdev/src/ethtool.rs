@@ -4,6 +4,9 @@
 use std::io;
 use std::net::{Ipv4Addr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use crate::rtnl::Rtnl;
 
 const ETHTOOL_GSTRINGS: u32 = 0x1b;
 const ETHTOOL_GSSET_INFO: u32 = 0x37;
@@ -16,31 +19,50 @@ const NAME_LEN: usize = 32;
 const NAME_WORDS: usize = NAME_LEN / 4;
 /// More features than any kernel has: 64 as of Linux 6.18.
 const FEATURES_MAX: u32 = 1024;
+/// Words in front of the blocks of a `struct ethtool_gfeatures`, and of the names of a `struct ethtool_gstrings`.
+const FEATURES_HEADER_WORDS: usize = 2;
+const STRINGS_HEADER_WORDS: usize = 3;
 /// Words of a `struct ethtool_get_features_block`: available, requested, active, never changed.
 const BLOCK_WORDS: usize = 4;
 const ACTIVE: usize = 2;
+
+/// How soon it is asked again at the earliest what was not answered.
+const ASK_AGAIN: Duration = Duration::from_millis(500);
 
 /// The receive queues in use, or `None` where the driver does not say (then it has one, or we learn
 /// from `bind`).
 pub(crate) fn receive_queues(interface: &str) -> Option<u32> {
     // Any socket of the namespace serves for the request.
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).ok()?;
-    // `struct ethtool_channels`: the command, four limits, and counts of receive, transmit, other and combined queues.
-    let mut channels = [ETHTOOL_GCHANNELS, 0, 0, 0, 0, 0, 0, 0, 0];
-    ask(socket.as_fd(), &mut named(interface)?, &mut channels).ok()?;
+    let channels = read_channels(socket.as_fd(), &mut named(interface)?).ok()?;
     let queues = channels[5] + channels[8];
     (queues > 0).then_some(queues)
 }
 
-/// Whether an interface takes UDP super-packets whole. If it does not, the kernel takes them apart before.
+/// Which UDP super-packets an interface takes whole. The others the kernel takes apart before.
 #[derive(Debug)]
 pub(crate) struct Segmentation {
     interface: u32,
-    /// `None`: there is no such feature, or nobody may ask.
+    rtnl: Rtnl,
+    /// `None`: there is no such feature, or nobody said yet.
     bits: Option<Bits>,
-    /// A request for all features, and the answer to the last.
+    /// The answer to the last question for all features.
     features: Vec<u32>,
-    whole: bool,
+    whole: Limits,
+    /// When it was last asked in vain, if since then it was not answered.
+    unanswered: Option<Instant>,
+    /// How often was asked.
+    #[cfg(test)]
+    pub(crate) questions: u32,
+}
+
+/// Super-packets that are taken whole (`gso_features_check` of `net/core/dev.c`); none by default.
+#[derive(Debug, Clone, Copy, Default)]
+struct Limits {
+    /// So many segments at most.
+    segments: usize,
+    /// Shorter than this, with all headers.
+    bytes: usize,
 }
 
 /// Which features decide (`netif_skb_features` of `net/core/dev.c`): who segments has to sum, too.
@@ -52,72 +74,163 @@ struct Bits {
 }
 
 impl Segmentation {
-    /// Asks by `socket`, of the namespace of the interface with this index.
-    pub(crate) fn new(socket: BorrowedFd<'_>, interface: u32) -> Self {
-        let names = feature_names(socket, interface).unwrap_or_default();
+    /// Asks by `socket`, of an interface of the calling thread's network namespace, which is the socket's.
+    ///
+    /// # Errors
+    /// The kernel's answer to `socket(AF_NETLINK)`: no descriptors left, or a seccomp filter.
+    pub(crate) fn new(socket: BorrowedFd<'_>, interface: u32) -> io::Result<Self> {
+        let mut this = Self {
+            interface,
+            rtnl: Rtnl::open()?,
+            bits: None,
+            features: Vec::new(),
+            whole: Limits::default(),
+            unanswered: None,
+            #[cfg(test)]
+            questions: 0,
+        };
+        this.refresh(socket);
+        Ok(this)
+    }
+
+    /// Asks again. The kernel takes its RTNL lock for that: only when there is news of the interface. Without an answer it is as it was, and
+    /// [to be asked again](Self::is_unanswered).
+    ///
+    /// Of `gso_max_segs` and `gso_max_size` alone the kernel tells nobody (`do_setlink` as of Linux 6.18): they are heard of with the next news.
+    pub(crate) fn refresh(&mut self, socket: BorrowedFd<'_>) {
+        #[cfg(test)]
+        {
+            self.questions += 1;
+        }
+        let heard = self.read(socket);
+        self.hear(heard);
+    }
+
+    /// Whether it was asked in vain, and it is time to ask again.
+    #[inline]
+    pub(crate) fn is_unanswered(&self) -> bool {
+        self.unanswered.is_some_and(|at| at.elapsed() >= ASK_AGAIN)
+    }
+
+    /// Whether a super-packet of so many segments, and so many bytes with all headers, leaves as it is, by what was heard last; `false` if nobody says.
+    #[inline]
+    pub(crate) fn takes(&self, segments: usize, bytes: usize) -> bool {
+        segments <= self.whole.segments && bytes < self.whole.bytes
+    }
+
+    fn hear(&mut self, heard: io::Result<Limits>) {
+        self.unanswered = None;
+        match heard {
+            Ok(whole) => self.whole = whole,
+            Err(error) if is_passing(&error) => self.unanswered = Some(Instant::now()),
+            Err(_) => self.whole = Limits::default(),
+        }
+    }
+
+    /// # Errors
+    /// `NotFound` if the interface is gone; or the kernel's answer.
+    fn read(&mut self, socket: BorrowedFd<'_>) -> io::Result<Limits> {
+        let link = self.rtnl.link(self.interface).map_err(|error| match error.raw_os_error() {
+            Some(libc::ENODEV) => io::ErrorKind::NotFound.into(),
+            _ => error,
+        })?;
+        let mut name = name_of(socket, self.interface)?;
+        if self.bits.is_none() {
+            self.learn_bits(socket, &mut name)?;
+        }
+        let Some(bits) = &self.bits else { return Ok(Limits::default()) };
+        read_features(socket, &mut name, &mut self.features)?;
+        if !bits.are_set_in(&self.features) {
+            return Ok(Limits::default());
+        }
+        Ok(Limits { segments: link.gso_segs_max as usize, bytes: link.gso_bytes_max as usize })
+    }
+
+    fn learn_bits(&mut self, socket: BorrowedFd<'_>, name: &mut libc::ifreq) -> io::Result<()> {
+        let names = read_feature_names(socket, name)?;
         let place = |wanted: &str| names.iter().position(|name| name == wanted);
-        let bits = place("tx-udp-segmentation").map(|segmentation| Bits {
+        self.bits = place("tx-udp-segmentation").map(|segmentation| Bits {
             segmentation,
             sum_any: place("tx-checksum-ip-generic"),
             sum_each: ["tx-checksum-ipv4", "tx-checksum-ipv6"].map(place),
         });
-        let features = vec![0; 2 + BLOCK_WORDS * names.len().div_ceil(32)];
-        let mut this = Self { interface, bits, features, whole: false };
-        this.refresh(socket);
-        this
-    }
-
-    /// Asks again. Does not allocate.
-    pub(crate) fn refresh(&mut self, socket: BorrowedFd<'_>) {
-        self.whole = self.bits.is_some() && self.read(socket).is_ok() && self.says_so();
-    }
-
-    /// What was heard last; `false` if nobody says.
-    #[inline]
-    pub(crate) fn is_whole(&self) -> bool {
-        self.whole
-    }
-
-    fn read(&mut self, socket: BorrowedFd<'_>) -> io::Result<()> {
-        let blocks = (self.features.len() - 2) / BLOCK_WORDS;
-        self.features.fill(0);
-        self.features[..2].copy_from_slice(&[ETHTOOL_GFEATURES, blocks as u32]);
-        ask(socket, &mut name_of(socket, self.interface)?, &mut self.features)
-    }
-
-    fn says_so(&self) -> bool {
-        let is_on = |bit: usize| {
-            let active = self.features.get(2 + bit / 32 * BLOCK_WORDS + ACTIVE);
-            active.is_some_and(|word| word >> (bit % 32) & 1 == 1)
-        };
-        self.bits.as_ref().is_some_and(|bits| {
-            let sums = bits.sum_any.is_some_and(is_on)
-                || bits.sum_each.iter().all(|bit| bit.is_some_and(is_on));
-            is_on(bits.segmentation) && sums
-        })
+        self.features = vec![0; FEATURES_HEADER_WORDS + BLOCK_WORDS * names.len().div_ceil(32)];
+        Ok(())
     }
 }
 
-/// The names of all features, in the order of their bits.
-fn feature_names(socket: BorrowedFd<'_>, interface: u32) -> io::Result<Vec<String>> {
-    let mut name = name_of(socket, interface)?;
+impl Bits {
+    fn are_set_in(&self, features: &[u32]) -> bool {
+        let is_on = |bit: usize| {
+            let active = features.get(FEATURES_HEADER_WORDS + bit / 32 * BLOCK_WORDS + ACTIVE);
+            active.is_some_and(|word| word >> (bit % 32) & 1 == 1)
+        };
+        let sums = self.sum_any.is_some_and(is_on)
+            || self.sum_each.iter().all(|bit| bit.is_some_and(is_on));
+        is_on(self.segmentation) && sums
+    }
+}
+
+/// Whether an error says nothing of the interface: `ENODEV` comes while a driver resets it (`netif_device_present`), too, and who is gone rtnetlink knows.
+fn is_passing(error: &io::Error) -> bool {
+    let errnos =
+        [libc::ENODEV, libc::ENOMEM, libc::ENOBUFS, libc::EINTR, libc::EAGAIN, libc::EBUSY];
+    error.kind() == io::ErrorKind::TimedOut
+        || error.raw_os_error().is_some_and(|errno| errnos.contains(&errno))
+}
+
+/// A `struct ethtool_channels`: the command, four limits, and counts of receive, transmit, other and combined queues.
+fn read_channels(socket: BorrowedFd<'_>, name: &mut libc::ifreq) -> io::Result<[u32; 9]> {
+    let mut channels = [ETHTOOL_GCHANNELS, 0, 0, 0, 0, 0, 0, 0, 0];
+    // SAFETY: the kernel answers with just this struct.
+    unsafe { ask(socket, name, &mut channels) }?;
+    Ok(channels)
+}
+
+/// How many features there are: a constant of the running kernel, the same for all interfaces.
+fn count_features(socket: BorrowedFd<'_>, name: &mut libc::ifreq) -> io::Result<usize> {
     // `struct ethtool_sset_info`: a set of the sets asked for, of 64 bits, and the count of each.
     let sets = (1_u64 << ETH_SS_FEATURES).to_ne_bytes();
     let word = |at: usize| u32::from_ne_bytes([sets[at], sets[at + 1], sets[at + 2], sets[at + 3]]);
     let mut info = [ETHTOOL_GSSET_INFO, 0, word(0), word(4), 0];
-    ask(socket, &mut name, &mut info)?;
-    let count = info[4];
-    if count == 0 || count > FEATURES_MAX {
-        return Err(io::ErrorKind::Unsupported.into());
+    // SAFETY: one set is asked for, and there is room for one count.
+    unsafe { ask(socket, name, &mut info) }?;
+    match info[4] {
+        count @ 1..=FEATURES_MAX => Ok(count as usize),
+        _ => Err(io::ErrorKind::Unsupported.into()),
     }
-    let mut strings = vec![0; 3 + count as usize * NAME_WORDS];
-    strings[..3].copy_from_slice(&[ETHTOOL_GSTRINGS, ETH_SS_FEATURES, count]);
-    ask(socket, &mut name, &mut strings)?;
+}
+
+/// The names of all features, in the order of their bits.
+fn read_feature_names(socket: BorrowedFd<'_>, name: &mut libc::ifreq) -> io::Result<Vec<String>> {
+    let count = count_features(socket, name)?;
+    let mut strings = vec![0; STRINGS_HEADER_WORDS + count * NAME_WORDS];
+    strings[..STRINGS_HEADER_WORDS].copy_from_slice(&[
+        ETHTOOL_GSTRINGS,
+        ETH_SS_FEATURES,
+        count as u32,
+    ]);
+    // SAFETY: the kernel heeds no count that it is given (`ethtool_get_strings`), but writes as many names as the set has. That of the features is a table
+    // of the kernel's own, of as many as it has just said, unlike the sets of a driver, which may grow between the two questions.
+    unsafe { ask(socket, name, &mut strings) }?;
     let text = |words: &[u32]| {
         let bytes = words.iter().flat_map(|word| word.to_ne_bytes()).take_while(|byte| *byte != 0);
         String::from_utf8_lossy(&bytes.collect::<Vec<_>>()).into_owned()
     };
-    Ok(strings[3..].chunks_exact(NAME_WORDS).map(text).collect())
+    Ok(strings[STRINGS_HEADER_WORDS..].chunks_exact(NAME_WORDS).map(text).collect())
+}
+
+/// A `struct ethtool_gfeatures`, with as many blocks as there is room for; at least its header.
+fn read_features(
+    socket: BorrowedFd<'_>,
+    name: &mut libc::ifreq,
+    features: &mut [u32],
+) -> io::Result<()> {
+    let blocks = (features.len() - FEATURES_HEADER_WORDS) / BLOCK_WORDS;
+    features.fill(0);
+    features[..FEATURES_HEADER_WORDS].copy_from_slice(&[ETHTOOL_GFEATURES, blocks as u32]);
+    // SAFETY: the kernel writes as many blocks as it is told that there is room for at most (`ethtool_get_features`).
+    unsafe { ask(socket, name, features) }
 }
 
 /// A request about the interface of this name.
@@ -146,11 +259,17 @@ fn name_of(socket: BorrowedFd<'_>, interface: u32) -> io::Result<libc::ifreq> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(request) }
 }
 
-/// Has the kernel answer the command in the first word; its answer takes the place of the command, whose arguments say that it is no longer.
-fn ask(socket: BorrowedFd<'_>, name: &mut libc::ifreq, command: &mut [u32]) -> io::Result<()> {
+/// Has the kernel answer the command in the first word: its answer takes the command's place.
+///
+/// # Safety
+/// The kernel writes no more in answer to this command with these arguments than `command` is long.
+unsafe fn ask(
+    socket: BorrowedFd<'_>,
+    name: &mut libc::ifreq,
+    command: &mut [u32],
+) -> io::Result<()> {
     name.ifr_ifru.ifru_data = command.as_mut_ptr().cast();
-    // SAFETY: the request names an interface, zero-terminated, and points to words of which the command in the first, with the counts behind it that the callers
-    // above take from the slice's length, has the kernel read and write no more than there are; both live through the call.
+    // SAFETY: the request names an interface, zero-terminated, and points to the command, which is long enough as the caller promises; both live through the call.
     let result = unsafe {
         libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL as libc::Ioctl, std::ptr::from_mut(name))
     };
@@ -164,9 +283,16 @@ mod tests {
     use crate::testns::{Pair, needs, or_skip};
 
     fn ask_of(interface: &str) -> Segmentation {
-        let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("a socket");
         let index = Interface::by_name(interface).expect("an interface").index;
-        Segmentation::new(socket.as_fd(), index)
+        Segmentation::new(socket().as_fd(), index).expect("netlink")
+    }
+
+    fn socket() -> UdpSocket {
+        UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("a socket")
+    }
+
+    fn takes_any(heard: &Segmentation) -> bool {
+        heard.takes(128, 65_535)
     }
 
     #[test]
@@ -176,8 +302,8 @@ mod tests {
             needs(&["ethtool"]).and_then(|()| Pair::new())
         );
         let mut heard = pair.a.run(|| ask_of("v0"));
-        assert!(heard.is_whole(), "a veth does: {heard:?}");
-        let socket = pair.a.run(|| UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("a socket"));
+        assert!(takes_any(&heard), "a veth does: {heard:?}");
+        let socket = pair.a.run(socket);
         for (change, whole) in [
             ("tx-udp-segmentation off", false),
             ("tx-udp-segmentation on", true),
@@ -186,22 +312,53 @@ mod tests {
             ("gso off", true),
         ] {
             pair.a.sh(&format!("ethtool -K v0 {change} >/dev/null 2>&1"));
-            assert_eq!(heard.is_whole(), !whole || change == "gso off", "until it is asked");
+            assert_eq!(takes_any(&heard), !whole || change == "gso off", "until it is asked");
             heard.refresh(socket.as_fd());
-            assert_eq!(heard.is_whole(), whole, "{change}: {heard:?}");
+            assert_eq!(takes_any(&heard), whole, "{change}: {heard:?}");
+            assert_eq!(heard.takes(1, 100), whole, "{change}: {heard:?}");
         }
         pair.a.sh("ip link set v0 down; ip link set v0 name renamed");
         heard.refresh(socket.as_fd());
-        assert!(heard.is_whole(), "it is found by its index: {heard:?}");
+        assert!(takes_any(&heard), "it is found by its index: {heard:?}");
         pair.a.sh("ip link del renamed");
         heard.refresh(socket.as_fd());
-        assert!(!heard.is_whole(), "it is gone");
+        assert!(!heard.takes(1, 100) && heard.unanswered.is_none(), "it is gone: {heard:?}");
+    }
+
+    #[test]
+    fn an_interface_says_how_long_super_packets_may_be() {
+        let pair =
+            or_skip!("ethtool::an_interface_says_how_long_super_packets_may_be", Pair::new());
+        let mut heard = pair.a.run(|| ask_of("v0"));
+        let socket = pair.a.run(socket);
+        pair.a.sh("ip link set v0 gso_max_segs 8");
+        heard.refresh(socket.as_fd());
+        assert!(heard.takes(8, 65_535) && !heard.takes(9, 1000), "{heard:?}");
+        pair.a.sh("ip link set v0 gso_max_segs 65535 gso_max_size 30000");
+        heard.refresh(socket.as_fd());
+        assert!(heard.takes(128, 29_999) && !heard.takes(2, 30_000), "{heard:?}");
+    }
+
+    #[test]
+    fn without_an_answer_it_is_as_it_was() {
+        let pair = or_skip!("ethtool::without_an_answer_it_is_as_it_was", Pair::new());
+        let mut heard = pair.a.run(|| ask_of("v0"));
+        for errno in [libc::ENODEV, libc::ENOMEM] {
+            heard.hear(Err(io::Error::from_raw_os_error(errno)));
+            assert!(takes_any(&heard) && !heard.is_unanswered(), "{heard:?}");
+            heard.unanswered = heard.unanswered.and_then(|at| at.checked_sub(ASK_AGAIN));
+            assert!(heard.is_unanswered(), "it is asked again: {heard:?}");
+            heard.refresh(pair.a.run(socket).as_fd());
+            assert!(takes_any(&heard) && heard.unanswered.is_none(), "{heard:?}");
+        }
+        heard.hear(Err(io::Error::from_raw_os_error(libc::EPERM)));
+        assert!(!heard.takes(1, 100) && heard.unanswered.is_none(), "nobody may ask: {heard:?}");
     }
 
     #[test]
     fn what_is_not_there_says_nothing() {
-        let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("a socket");
-        assert!(!Segmentation::new(socket.as_fd(), u32::MAX >> 1).is_whole());
+        let nobody = Segmentation::new(socket().as_fd(), u32::MAX >> 1).expect("netlink");
+        assert!(!nobody.takes(1, 100));
         assert_eq!(receive_queues("no-such-if"), None);
         assert_eq!(receive_queues("a-name-that-is-too-long"), None);
     }

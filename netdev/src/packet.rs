@@ -63,7 +63,8 @@ pub struct PacketPort {
     looped_first: bool,
     staging: Staging,
     sender: Sender,
-    segmentation: Segmentation,
+    /// `None` where it makes no difference: there are no super-packets.
+    segmentation: Option<Segmentation>,
     scratch: SendScratch,
     reserved: Reserved,
     rx: RxCounters,
@@ -118,8 +119,7 @@ impl PacketPort {
 
     /// Ends the port's life if the interface is gone; follows a change of its Ethernet address, and of what it takes.
     fn check_interface(&mut self) {
-        self.segmentation.refresh(self.socket.as_fd());
-        self.sender.leaves_whole = self.segmentation.is_whole();
+        self.check_segmentation();
         match self.paths.check_interface() {
             Ok(mac) if mac != self.mac => {
                 // A new filter replaces the old one.
@@ -130,6 +130,13 @@ impl PacketPort {
             }
             Err(e) if e.raw_os_error() == Some(libc::ENODEV) => self.dead = Some(libc::ENODEV),
             _ => {}
+        }
+    }
+
+    fn check_segmentation(&mut self) {
+        if let Some(segmentation) = &mut self.segmentation {
+            segmentation.refresh(self.socket.as_fd());
+            self.sender.leaves_whole = self.limits.are_taken_by(segmentation);
         }
     }
 
@@ -333,6 +340,8 @@ impl Port for PacketPort {
         let again = paths.maintain(|sent| holds(staging, through, sent));
         if paths.take_interface_news() {
             self.check_interface();
+        } else if self.segmentation.as_ref().is_some_and(Segmentation::is_unanswered) {
+            self.check_segmentation();
         }
         guard.into_iter().chain(again).min()
     }

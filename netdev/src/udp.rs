@@ -12,6 +12,7 @@
 
 mod groups;
 pub mod holder;
+mod offload;
 mod paths;
 mod rx;
 mod sockets;
@@ -22,11 +23,10 @@ mod tx;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd as _, BorrowedFd};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::PortConfig;
 use crate::error::OpenError;
-use crate::ethtool::Segmentation;
 use crate::fd::{Epoll, Interest};
 use crate::iface::Interface;
 use crate::port::{
@@ -34,6 +34,7 @@ use crate::port::{
     TxFailure, TxSlot,
 };
 use groups::Groups;
+use offload::Offload;
 use paths::Paths;
 use rx::Receiver;
 use sockets::Role;
@@ -57,14 +58,9 @@ pub struct UdpPort {
     blocked: Option<usize>,
     epoll: Epoll,
     tx: TxStats,
-    /// Of the interface whose addresses these are: what leaves by another is taken for the same, until it is lost.
-    segmentation: Segmentation,
-    /// When that was asked for last.
-    asked: Instant,
+    /// `None` where it makes no difference (a guard, or no super-packets), and where nobody tells of changes: then nothing is taken whole.
+    offload: Option<Offload>,
 }
-
-/// How often it is asked for at most.
-const ASK_AGAIN: Duration = Duration::from_millis(500);
 
 /// The sending half of [`PortStats`].
 #[derive(Debug, Clone, Copy, Default)]
@@ -189,7 +185,8 @@ impl UdpPort {
                     .map_err(|e| os("cannot wait for a UDP socket", e))?;
             }
         }
-        let segmentation = Segmentation::new(own[0].as_fd(), iface.index);
+        let counts = role == Role::Receive && segments_max > 1;
+        let offload = counts.then(|| Offload::open(&own[0], iface.index).ok()).flatten();
         Ok(Self {
             capabilities: Capabilities {
                 backend: Backend::Udp,
@@ -211,8 +208,7 @@ impl UdpPort {
             blocked: None,
             epoll,
             tx: TxStats::default(),
-            segmentation,
-            asked: Instant::now(),
+            offload,
         })
     }
 }
@@ -309,10 +305,9 @@ impl Port for UdpPort {
     }
 
     fn maintain(&mut self) -> Option<Duration> {
-        // Routes, neighbours and link changes are the kernel's. What the interface takes changes seldom, and nobody tells.
-        if self.receiver.receives() && self.asked.elapsed() >= ASK_AGAIN {
-            self.asked = Instant::now();
-            self.segmentation.refresh(self.paths.own_sockets()(0).as_fd());
+        // Routes, neighbours and other changes of the link are the kernel's.
+        if let Some(offload) = &mut self.offload {
+            offload.maintain(self.paths.socket(0));
         }
         None
     }

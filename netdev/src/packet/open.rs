@@ -93,9 +93,12 @@ fn over(
     for fd in [socket.as_fd(), guards, looped.wait_fd(), paths.wait_fd()] {
         epoll.add(fd, Interest::Read).map_err(plain("cannot wait for the socket"))?;
     }
-    let segmentation = Segmentation::new(socket.as_fd(), iface.index);
+    let segmentation = (limits.datagrams > 1)
+        .then(|| Segmentation::new(socket.as_fd(), iface.index))
+        .transpose()
+        .map_err(plain("cannot open rtnetlink"))?;
     let mut sender = Sender::new(limits.datagrams > 1);
-    sender.leaves_whole = segmentation.is_whole();
+    sender.leaves_whole = segmentation.as_ref().is_some_and(|s| limits.are_taken_by(s));
     Ok(PacketPort {
         capabilities: capabilities(iface, limits, ring.frames()),
         addresses: addresses.to_vec(),
@@ -220,6 +223,13 @@ fn run_limits(link: &Link, config: &PortConfig) -> RunLimits {
         SEGMENTS_MAX.min(u16::try_from(link.gso_segs_max).unwrap_or(SEGMENTS_MAX)).max(1)
     };
     RunLimits { datagrams, bytes: frame_max.saturating_sub(HEADERS_MAX + 1) }
+}
+
+impl RunLimits {
+    /// Whether the interface takes the longest run whole.
+    pub(super) fn are_taken_by(self, segmentation: &Segmentation) -> bool {
+        segmentation.takes(usize::from(self.datagrams), self.bytes + HEADERS_MAX)
+    }
 }
 
 fn capabilities(iface: &Interface, limits: RunLimits, frames: u32) -> Capabilities {

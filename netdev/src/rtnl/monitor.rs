@@ -90,11 +90,23 @@ impl Monitor {
     /// # Errors
     /// The kernel's answer to `socket(AF_NETLINK)`: no descriptors left, or a seccomp filter.
     pub fn open(interface: u32) -> io::Result<Self> {
+        Self::of(interface, &GROUPS)
+    }
+
+    /// As [`open`](Self::open), of the interface itself only: not of its addresses, nor of neighbours and routes.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn of_link(interface: u32) -> io::Result<Self> {
+        Self::of(interface, &[libc::RTNLGRP_LINK])
+    }
+
+    fn of(interface: u32, groups: &[u32]) -> io::Result<Self> {
         let mut socket = Socket::new(netlink_sys::protocols::NETLINK_ROUTE)?;
         socket.bind_auto()?;
         socket.set_non_blocking(true)?;
         attach_filter(&socket, &program(interface))?;
-        for group in GROUPS {
+        for &group in groups {
             match socket.add_membership(group) {
                 // Linux before 5.3 knows no next hop objects.
                 Err(_) if group == RTNLGRP_NEXTHOP => {}
@@ -275,6 +287,28 @@ mod tests {
         };
         let heard = all(&mut monitor);
         assert!(!heard.iter().any(strange), "{heard:?}");
+    }
+
+    #[test]
+    fn of_a_link_nothing_else_is_heard() {
+        let pair = or_skip!("monitor::of_a_link_nothing_else_is_heard", Pair::new());
+        pair.a.sh("ip link add w0 type veth peer name w1");
+        let link = || {
+            let v0 = Interface::by_name("v0").expect("v0").index;
+            Monitor::of_link(v0).expect("netlink")
+        };
+        let mut monitor = pair.a.run(link);
+        pair.a.sh("ip link set v0 mtu 1400");
+        let heard = all(&mut monitor);
+        assert!(
+            heard.iter().all(|news| *news == News::Interface) && !heard.is_empty(),
+            "{heard:?}"
+        );
+        pair.a.sh("ip address add 10.9.0.9/32 dev v0
+                   ip neigh add 10.9.0.7 lladdr 02:00:00:00:00:07 dev v0
+                   ip route add 192.0.2.0/24 via 10.9.0.2
+                   ip link set w0 mtu 1400");
+        assert_eq!(all(&mut monitor), []);
     }
 
     #[test]

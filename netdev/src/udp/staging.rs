@@ -7,12 +7,14 @@
 
 use crate::port::PathId;
 
+/// What is in front of a run at most: Ethernet, one VLAN tag, IPv6 and UDP.
+pub(super) const HEADERS_MAX: usize = 14 + 4 + 40 + 8;
+
 /// The most UDP payload bytes in one run.
 ///
 /// The kernel would take 65,507, but a device segments in software what is not shorter than its
-/// `gso_max_size`, 65,536 bytes with the Ethernet header, which is slow: leave room for Ethernet, one
-/// VLAN tag, IPv6 and UDP.
-pub(super) const RUN_BYTES_MAX: usize = 65_535 - 14 - 4 - 40 - 8;
+/// `gso_max_size`, 65,536 bytes with the headers unless it was set, which is slow.
+pub(super) const RUN_BYTES_MAX: usize = 65_535 - HEADERS_MAX;
 
 /// The most runs that wait for the kernel at once.
 pub(super) const RUNS_MAX: usize = super::sys::SEND_MAX;

@@ -48,7 +48,7 @@ impl UdpPort {
             self.tx.runs += 1;
             self.tx.datagrams += u64::from(run.segments);
             self.tx.bytes += run.bytes() as u64;
-            if !self.segmentation.is_whole() {
+            if !self.offload.as_ref().is_some_and(|offload| offload.takes(run)) {
                 self.tx.apart += u64::from(run.segments - 1);
             }
         }

@@ -81,12 +81,82 @@ fn the_identification_on_the_wire_is_the_one_in_the_slot() {
     let packets = |line: &str| line.split_once("packets ")?.1.split(' ').next()?.parse().ok();
     let counts: Vec<u32> = listing.lines().filter_map(packets).collect();
     assert_eq!(counts, [4, 1, 1, 1, 1, 0], "{listing}");
-    // It is asked for from time to time.
+    // It was whole when the port was opened, and nobody looked since.
     assert_eq!(a.departed(), Some(Runs { runs: 4, datagrams: 8, bytes: 4 * 1040 + 70 + 300 }));
-    a.asked = a.asked.checked_sub(ASK_AGAIN).expect("not so early");
-    a.maintain();
+    look(&mut a);
     send(&mut a, to_b, &[100; 3]);
     assert_eq!(a.departed().map(|now| now.runs), Some(4 + 3));
+}
+
+/// Has the port read what the kernel told; returns how often it asked until now.
+fn look(port: &mut UdpPort) -> u32 {
+    port.offload.as_mut().expect("it makes a difference").make_due();
+    assert_eq!(port.maintain(), None);
+    port.offload.as_ref().expect("as before").questions()
+}
+
+/// How many runs these datagrams were on the wire, as far as the port knows.
+fn departed(port: &mut UdpPort, path: PathId, sizes: &[usize]) -> u64 {
+    let before = port.departed().expect("it counts").runs;
+    send(port, path, sizes);
+    port.departed().expect("it counts").runs - before
+}
+
+#[test]
+fn it_asks_when_the_interface_changed_and_in_calm_nothing() {
+    let pair =
+        or_skip!("it_asks_when_the_interface_changed_and_in_calm_nothing", pair_with(&["ethtool"]));
+    let (mut a, _b) = ports(&pair, A, B, &PortConfig::default());
+    let to_b = path(&pair, &mut a, &spec(A, B));
+    // The kernel may still be busy with IPv6 of the new link.
+    let mut asked = look(&mut a);
+    for (change, runs) in [("off", 4), ("on", 1)] {
+        // Neither do neighbours, addresses and other links.
+        pair.a.sh("ip neigh replace 10.9.0.7 lladdr 02:00:00:00:00:07 dev v0
+                   ip address replace 10.9.0.9/32 dev v0
+                   ip link add w0 type veth peer name w1; ip link del w0");
+        assert_eq!((0..20).map(|_| look(&mut a)).max(), Some(asked), "nothing was told");
+        pair.a.sh(&format!("ethtool -K v0 tx-udp-segmentation {change}"));
+        let before = a.maintain();
+        assert_eq!((before, a.offload.as_ref().unwrap().questions()), (None, asked), "not yet");
+        assert_eq!(look(&mut a), asked + 1, "{change}");
+        assert_eq!(departed(&mut a, to_b, &[100; 4]), runs, "{change}");
+        asked = look(&mut a);
+    }
+}
+
+#[test]
+fn where_the_interface_takes_fewer_segments_longer_runs_are_taken_apart() {
+    let pair = or_skip!(
+        "where_the_interface_takes_fewer_segments_longer_runs_are_taken_apart",
+        pair_with(&[])
+    );
+    pair.a.sh("ip link set v0 gso_max_segs 8");
+    let (mut a, mut b) = ports(&pair, A, B, &PortConfig::default());
+    let to_b = path(&pair, &mut a, &spec(A, B));
+    for (sizes, runs) in [(vec![100; 8], 1), (vec![100; 9], 9)] {
+        assert_eq!(departed(&mut a, to_b, &sizes), runs);
+        let before = b.stats().rx_runs;
+        receive(&mut b, sizes.len());
+        assert_eq!(b.stats().rx_runs - before, runs, "and so they came");
+    }
+    // Of this alone the kernel does not tell.
+    pair.a.sh("ip link set v0 gso_max_segs 65535 gso_max_size 10000; ip link set v0 mtu 4100");
+    look(&mut a);
+    assert_eq!(departed(&mut a, to_b, &[1000; 9]), 1);
+    assert_eq!(departed(&mut a, to_b, &[1000; 10]), 10);
+}
+
+#[test]
+fn where_it_makes_no_difference_nothing_is_asked() {
+    let pair = or_skip!("where_it_makes_no_difference_nothing_is_asked", pair_with(&[]));
+    let iface = v0(&pair.a);
+    let single = PortConfig { no_segmentation: true, ..PortConfig::default() };
+    let (alone, _) = ports(&pair, A, B, &single);
+    assert!(alone.offload.is_none());
+    drop(alone);
+    let guard = pair.a.run(|| UdpPort::open_guard(&iface, &[A], &PortConfig::default()).unwrap());
+    assert!(guard.offload.is_none());
 }
 
 #[test]
