@@ -96,6 +96,17 @@ impl Pair {
 }
 
 impl Pair {
+    /// As [`new`](Self::new), when the kernel has told of the new link in `a` what there was to tell: it notes a carrier up to a second later.
+    pub(crate) fn new_in_calm() -> io::Result<Self> {
+        let pair = Self::new()?;
+        let end = Instant::now() + Duration::from_secs(60);
+        while !pair.a.sh("ip -o link show v0").contains("state UP") {
+            assert!(Instant::now() < end, "the link does not come up");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(pair)
+    }
+
     /// As [`new`](Self::new), or an error where not all of a namespace's rules can be read: in a user
     /// namespace of its own, a process sees nft's but not tcx's.
     pub(crate) fn new_seeing() -> io::Result<Self> {

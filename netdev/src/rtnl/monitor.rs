@@ -291,7 +291,7 @@ mod tests {
 
     #[test]
     fn of_a_link_nothing_else_is_heard() {
-        let pair = or_skip!("monitor::of_a_link_nothing_else_is_heard", Pair::new());
+        let pair = or_skip!("monitor::of_a_link_nothing_else_is_heard", Pair::new_in_calm());
         pair.a.sh("ip link add w0 type veth peer name w1");
         let link = || {
             let v0 = Interface::by_name("v0").expect("v0").index;
