@@ -285,7 +285,7 @@ mod tests {
     const CALM_MAX: u32 = CALM * TIMES_MAX;
 
     #[test]
-    fn a_loss_is_remembered_for_a_million_packets() {
+    fn a_loss_is_remembered_for_two_million_packets() {
         let mut trust = Trust::new(CALM);
         assert!(!trust.came(FIRST - 1) && !trust.is_whole());
         assert!(trust.came(1) && trust.is_whole() && !trust.came(1));
