@@ -81,6 +81,8 @@ pub(crate) fn try_payload(payload: &[u8]) {
 mod tests {
     use std::net::IpAddr;
 
+    use std::time::{Duration, Instant};
+
     use super::*;
     use crate::iface::Interface;
     use crate::testns::{Pair, needs, or_skip};
@@ -155,8 +157,14 @@ mod tests {
             assert_eq!(mixed.gateway, Some(ip("fd09::2")));
             let own = rtnl.route(&query("10.9.0.1")).expect("a route");
             assert_eq!(own.kind, RouteKind::Local);
-            let own = rtnl.route(&query("fd09::1")).expect("a route");
-            assert_eq!(own.kind, RouteKind::Local);
+            // The kernel adds that route a moment after the address.
+            let deadline = Instant::now() + Duration::from_secs(20);
+            let mut is_own =
+                || rtnl.route(&query("fd09::1")).expect("a route").kind == RouteKind::Local;
+            while !is_own() && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            assert!(is_own());
             let none = rtnl.route(&query("8.8.8.8")).expect_err("no default route");
             assert_eq!(none.raw_os_error(), Some(libc::ENETUNREACH));
             assert!(rtnl.route(&query("198.51.100.1")).is_err());
