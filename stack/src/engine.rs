@@ -394,13 +394,13 @@ impl Engine {
             }
             let core = qp.core_mut();
             core.queued = false;
-            let (whole, before) = (self.shared.config.quantum, std::mem::take(&mut core.spent));
-            let share = left.min((whole - before) as usize);
+            let (whole, before) = (self.shared.quantum(), std::mem::take(&mut core.spent));
+            let share = left.min((whole - before).into());
             let mut quantum = share;
             let (turn, progress) = qp.transmit(now, &mut quantum, &mut self.shared, host, sink);
             left -= share - quantum;
             #[allow(clippy::cast_possible_truncation)]
-            let used = (share - quantum) as u32;
+            let used = (share - quantum) as u16;
             let spent = || if progress { before + used } else { before };
             let pools = &mut self.shared.pools;
             let core = qp.core_mut();

@@ -95,6 +95,12 @@ impl Pools {
         id
     }
 
+    /// Whether something is under way to the peer of this pool.
+    #[inline]
+    pub(crate) fn is_used(&self, id: PoolId) -> bool {
+        self.peers.get(id.0 as usize).is_some_and(|(_, _, pool)| pool.used.datagrams > 0)
+    }
+
     /// Users of peers' pools, packets charged to those, and queue pairs that wait for room or have been called, in our own too.
     pub(crate) fn held(&self) -> (usize, u64, usize) {
         let waiting = |pool: &Pool| pool.line.len() + usize::from(pool.called.is_some());

@@ -32,13 +32,13 @@ pub struct EngineConfig {
     /// announced a budget: 4132 bytes each, allocated when it is needed. With 0 they are dropped, as the specification has it, and everything
     /// behind a loss is sent again.
     pub held_packets_max: u32,
-    /// Whether a WRITE of several packets, without immediate, may leave as that many messages of one packet, if others are not acknowledged yet and that fills
+    /// Whether a WRITE of several packets, without immediate, may leave as that many messages of one packet, if others to that peer are not acknowledged yet and that fills
     /// more of the super-packets of a port that sends runs of equal packets as one. So it should be where the port does.
     pub cut_writes: bool,
     /// So many packets without a loss, and a peer whose queue may have overflowed is taken again to hold more of what leaves as super-packets
     /// ([`Engine::departed`](crate::Engine::departed)).
     pub calm_packets: u32,
-    /// Packets that a queue pair sends before others have their turn.
+    /// Packets that a queue pair sends before others have their turn, 65,535 at most.
     pub quantum: u32,
 }
 
@@ -81,6 +81,12 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
+    /// Packets of a turn.
+    #[inline]
+    pub(crate) fn quantum(&self) -> u16 {
+        u16::try_from(self.config.quantum).unwrap_or(u16::MAX)
+    }
+
     #[inline]
     pub(crate) fn enqueue(&mut self, slot: u32, queued: &mut bool) {
         self.urgent = true;

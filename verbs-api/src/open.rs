@@ -105,7 +105,7 @@ impl OpenOptions {
 
     /// Whether a WRITE of several packets may leave as that many messages of one packet each; it may unless said otherwise.
     ///
-    /// It does where the port sends super-packets (`udp` and `packet`), if others of its queue pair are not acknowledged yet and that saves a tenth of them: never if it fills more than about
+    /// It does where the port sends super-packets (`udp` and `packet`), if others to its peer are not acknowledged yet and that saves a tenth of them: never if it fills more than about
     /// seventeen (1 MiB at a path MTU of 4096), and below that it depends on its length; `false` is for who wants one message for each request. None with an immediate. Up to four times as much gets through. A peer sees WRITEs of a path MTU at most that follow each other: the same bytes in the same order, and one completion here. If the peer
     /// refuses a part of the range, what is before that part has been written.
     #[must_use]

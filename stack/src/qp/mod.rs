@@ -45,7 +45,7 @@ pub(crate) struct Core {
     /// The pool in whose line it waits, or from whose line it was called.
     pub(crate) waiting: Option<PoolId>,
     /// Packets of the turn that it is still having: it was interrupted, as there was no more room.
-    pub(crate) spent: u32,
+    pub(crate) spent: u16,
     pub(crate) slot: u32,
     pub(crate) sq: SendQueue,
     /// Receives; with a shared receive queue, the one that it took from there.

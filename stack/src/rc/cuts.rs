@@ -10,8 +10,8 @@
 //!
 //! A WRITE with immediate stays one message: its completion tells the receiver the message's length (`byte_len`; `send_data_in` and `do_complete` of Linux' `rxe_resp.c`).
 //!
-//! It is decided when the request is posted, and kept in it, so that what is sent again is the same packets. Who posts one while nothing is under way gains nothing, and sends
-//! it as one message.
+//! It is decided when the request is posted, and kept in it, so that what is sent again is the same packets. Who posts one while nothing is under way to that peer, of whatever
+//! queue pair, gains nothing, and sends it as one message.
 
 use super::Qp;
 use super::company::run;
@@ -30,8 +30,8 @@ impl Qp {
                 reads::request_packets(self.limits.mtu, pools, &self.requester.flow)
             }
             SendOp::Write { imm: None, .. } => {
-                let has_company = self.limits.cuts_writes && !self.core.sq.is_empty();
-                u16::from(has_company && saves(len, self.limits.mtu))
+                let has_company = !self.core.sq.is_empty() || pools.is_used(self.limits.peer);
+                u16::from(self.limits.cuts_writes && has_company && saves(len, self.limits.mtu))
             }
             _ => 0,
         }
