@@ -1,6 +1,6 @@
 //! Who drives the device, and when.
 //!
-//! Whoever calls `post_send` or `poll` drives the shard on the spot. A background thread ([`background`](super::background)) does it for
+//! Whoever calls `post_send` or `poll` drives the shard on the spot. A background thread (`background.rs`) does it for
 //! programs that do not call.
 
 use std::ops::{Deref, DerefMut};
