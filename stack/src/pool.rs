@@ -85,7 +85,7 @@ impl Pools {
         let (_, users, pool) = &mut self.peers[at];
         *users += 1;
         if said {
-            pool.limit = limit;
+            pool.announce(limit);
         }
         pool.fit(self.sent.density, ENOUGH);
         pool.line.reserve((*users as usize).saturating_sub(pool.line.len()));

@@ -58,6 +58,13 @@ impl Pool {
             && self.used.datagrams + datagrams <= self.room.datagrams
     }
 
+    /// The receiver says what it holds, perhaps not what it said before.
+    pub(super) fn announce(&mut self, limit: Budget) {
+        if limit != self.limit {
+            (self.limit, self.room, self.goal) = (limit, limit, limit);
+        }
+    }
+
     /// What is sent to it leaves so dense.
     pub(super) fn fit(&mut self, density: Density, enough: u64) {
         let whole = self.trust.is_whole();

@@ -197,6 +197,9 @@ fn a_ring_is_taken_to_hold_more_while_super_packets_leave_and_nothing_is_lost() 
     acknowledge(&mut pools, 512);
     assert_eq!(room(&mut pools), 400, "forgotten");
     assert_eq!(pools.get(PoolId::OWN).room_for(1).datagrams, 4, "our own is what it is");
+    let smaller = Budget { bytes: 50 * 133_118, datagrams: 50 };
+    pools.join([10, 0, 0, 2].into(), smaller, true);
+    assert_eq!(room(&mut pools), 200, "it says so anew: at once four times that, and no more");
 }
 
 #[test]
