@@ -264,3 +264,21 @@ fn each_psn_keeps_its_shape_whatever_is_lost() {
         assert!(opcodes.len() > 40 * 6, "some went again");
     }
 }
+
+#[test]
+fn another_queue_pair_to_the_same_peer_is_company() {
+    let mut pair = Pair::new(&Setup { cut_writes: true, qps: 2, ..Setup::default() });
+    let keys = pair.register();
+    let mtu = Setup::default().mtu.bytes();
+    let mut leave = |qp: usize| {
+        let op = SendOp::Write { remote: BASE, rkey: keys[1], imm: None };
+        pair.send_on(0, qp, 1, op, &[sge(0, 3 * mtu, keys[0])]);
+        let (now, end) = (pair.now, &mut pair.ends[0]);
+        end.engine.poll_transmit(now, 1024, &mut end.host, &mut end.out);
+        let opcode = |packet: Vec<u8>| Packet::parse(&packet).expect("a packet").bth().opcode;
+        end.out.packets.drain(..).map(opcode).collect::<Vec<_>>()
+    };
+    let whole = [Op::RC_RDMA_WRITE_FIRST, Op::RC_RDMA_WRITE_MIDDLE, Op::RC_RDMA_WRITE_LAST];
+    assert_eq!(leave(0), whole, "nothing is under way");
+    assert_eq!(leave(1), [Op::RC_RDMA_WRITE_ONLY; 3]);
+}
