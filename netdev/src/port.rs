@@ -269,7 +269,8 @@ pub trait Port: Send {
     /// The port's own addresses, in GID order.
     fn addresses(&self) -> &[IpAddr];
 
-    /// Registers a destination. The same spec may be registered more than once.
+    /// Registers a destination. The same spec may be registered more than once. Called by a thread in another network namespace than the port was opened in,
+    /// it sends from UDP/4791, and without a route that may show only when something is sent.
     ///
     /// # Errors
     /// No route, an address that is not ours, mixed families, or a socket that cannot be made.
@@ -282,7 +283,8 @@ pub trait Port: Send {
     /// machine sends. Joining it again does nothing.
     ///
     /// # Errors
-    /// An address that is no group's, too many groups, no descriptor left, or a program that has UDP/4791 for itself.
+    /// An address that is no group's, too many groups, no descriptor left, a program that has UDP/4791 for itself, or a thread in another network namespace
+    /// than the port was opened in.
     fn join(&mut self, group: IpAddr) -> std::io::Result<()>;
 
     /// Leaves a group. What has arrived and was not read may still come.

@@ -37,7 +37,7 @@ use groups::Groups;
 use offload::Offload;
 use paths::Paths;
 use rx::Receiver;
-use sockets::Role;
+use sockets::{Home, Role};
 use staging::{RUN_BYTES_MAX, Staging};
 use sys::{SendScratch, Socket};
 
@@ -185,6 +185,7 @@ impl UdpPort {
                     .map_err(|e| os("cannot wait for a UDP socket", e))?;
             }
         }
+        let home = Home::of(&own[0]);
         let counts = role == Role::Receive && segments_max > 1;
         let offload = counts.then(|| Offload::open(&own[0], iface.index).ok()).flatten();
         Ok(Self {
@@ -198,9 +199,9 @@ impl UdpPort {
                 tos_on_receive: true,
                 rx_budget: rx_budget(&own),
             },
-            groups: Groups::new(iface).map_err(|e| os("cannot make an epoll set", e))?,
+            groups: Groups::new(iface, home).map_err(|e| os("cannot make an epoll set", e))?,
             receiver: Receiver::new(addresses, role == Role::Receive),
-            paths: Paths::new(iface, addresses, own, segments_max),
+            paths: Paths::new(iface, home, addresses, own, segments_max),
             addresses: addresses.to_vec(),
             config: config.clone(),
             staging: Staging::new(),

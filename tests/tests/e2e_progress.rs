@@ -1,14 +1,17 @@
 //! Who drives a device, and who hears of what: channels, solicited events, several threads, a target that does nothing.
 
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use rocinante::{Access, Backend, SendOp};
-use rocinante_tests::harness::{Harness, PATIENCE, Setup, next, wait_until, wr};
+use rocinante::cm::{CmFailure, SidrStatus, resolve};
+use rocinante::{Access, Backend, ConnectOptions, SendOp, VerbsError};
+use rocinante_tests::harness::{Harness, PATIENCE, Setup, StopOnDrop, next, wait_until, wr};
 use rocinante_tests::lab::Match;
 use rocinante_tests::{on_each_backend, require_nft};
 
 on_each_backend!(progress::*);
-on_each_backend!(a_sleeper_keeps_the_time_of_others);
+on_each_backend!(a_sleeper_keeps_the_time_of_others, a_device_is_driven_from_elsewhere);
 
 /// One thread sleeps on a channel; another posts meanwhile, and what it sends is lost: somebody must send it again.
 fn a_sleeper_keeps_the_time_of_others(backend: Backend) {
@@ -36,4 +39,34 @@ fn a_sleeper_keeps_the_time_of_others(backend: Backend) {
     }
     let counters = a.ctx.counters().transport;
     assert!(counters.retransmitted_pkts + counters.tail_probes >= 3, "{counters:?}");
+}
+
+/// The only thread that drives it never was in its container: what it makes on the way, to connect or to answer the connection manager, is the
+/// container's.
+fn a_device_is_driven_from_elsewhere(backend: Backend) {
+    let mut setup = Setup::new(backend);
+    setup.background = false;
+    let harness = Harness::new(&setup);
+    let [a, b] = &harness.sides;
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                b.ctx.progress();
+            }
+        });
+        let _stop = StopOnDrop(&stop);
+        let nobody = resolve(&a.ctx, 0, SocketAddr::new(b.address, 7175), b"", PATIENCE);
+        let unsupported = CmFailure::Unresolved { status: SidrStatus::UNSUPPORTED };
+        assert!(matches!(&nobody, Err(VerbsError::Cm(why)) if *why == unsupported), "{nobody:?}");
+        let [qp, peer] = [a, b].map(|side| side.qp().build().unwrap());
+        let ends = [qp.endpoint(), peer.endpoint()];
+        let options = ConnectOptions::default();
+        let _peer = peer.connect(&ends[0], &options).map_err(|(_, error)| error).unwrap();
+        let qp = qp.connect(&ends[1], &options).map_err(|(_, error)| error).unwrap();
+        let target = b.pd.allocate(8, Access::ALL).unwrap();
+        let op = SendOp::Write { remote: target.address(), rkey: target.rkey(), imm: None };
+        qp.post_send(&[wr(1, op, &[])]).unwrap();
+        a.succeed(1);
+    });
 }

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use std::os::fd::AsFd as _;
 
 use super::rx::Queue;
-use super::sockets;
+use super::sockets::{self, Home};
 use super::sys::{RecvBatch, Socket};
 use crate::PortConfig;
 use crate::fd::{self, Epoll, Interest};
@@ -24,6 +24,7 @@ const POLLED_MAX: usize = 1;
 /// The groups that a port has joined.
 pub(super) struct Groups {
     iface: Interface,
+    home: Home,
     entries: Vec<Group>,
     /// With the first group.
     batch: Option<RecvBatch>,
@@ -40,9 +41,10 @@ struct Group {
 }
 
 impl Groups {
-    pub(super) fn new(iface: &Interface) -> io::Result<Self> {
+    pub(super) fn new(iface: &Interface, home: Home) -> io::Result<Self> {
         Ok(Self {
             iface: iface.clone(),
+            home,
             entries: Vec::new(),
             batch: None,
             ready: Epoll::new()?,
@@ -73,7 +75,7 @@ impl Groups {
             let what = format!("a port joins {GROUPS_MAX} groups at most");
             return Err(io::Error::new(io::ErrorKind::QuotaExceeded, what));
         }
-        let socket = sockets::open_group(&self.iface, group, config)?;
+        let socket = sockets::open_group(&self.iface, self.home, group, config)?;
         self.ready.add(socket.as_fd(), Interest::Read)?;
         epoll.add(socket.as_fd(), Interest::Read)?;
         self.batch.get_or_insert_with(RecvBatch::new);

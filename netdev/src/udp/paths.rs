@@ -4,7 +4,7 @@ use std::io;
 use std::net::IpAddr;
 use std::time::Instant;
 
-use super::sockets;
+use super::sockets::{self, Home};
 use super::sys::{Dest, Socket};
 use crate::PortConfig;
 use crate::iface::Interface;
@@ -43,6 +43,7 @@ struct Sender {
 /// All paths and all sockets.
 pub(super) struct Paths {
     iface: Interface,
+    home: Home,
     segments_max: u16,
     /// Sockets of the own addresses first, in their order; these are never `None`.
     senders: Vec<Option<Sender>>,
@@ -59,6 +60,7 @@ pub(super) struct Paths {
 impl Paths {
     pub(super) fn new(
         iface: &Interface,
+        home: Home,
         addresses: &[IpAddr],
         own: Vec<Socket>,
         segments_max: u16,
@@ -73,6 +75,7 @@ impl Paths {
         };
         Self {
             iface: iface.clone(),
+            home,
             segments_max,
             own: own.len(),
             senders: own.into_iter().zip(addresses).map(sender).collect(),
@@ -121,11 +124,13 @@ impl Paths {
         if self.checked.get(now, &way).is_some() {
             return Ok(());
         }
-        sockets::check_route(&self.iface, spec).map_err(|e| {
+        let known = sockets::check_route(&self.iface, self.home, spec).map_err(|e| {
             let what = format!("cannot send from {} to {}: {e}", spec.local, spec.remote);
             io::Error::new(e.kind(), what)
         })?;
-        self.checked.put(now, way, ());
+        if known {
+            self.checked.put(now, way, ());
+        }
         Ok(())
     }
 
@@ -140,10 +145,11 @@ impl Paths {
         if let Some(shared) = self.shared(spec) {
             return Ok(shared);
         }
-        let opened = sockets::open_sender(&self.iface, spec.local, spec.src_port, config);
+        let opened =
+            sockets::open_sender(&self.iface, self.home, spec.local, spec.src_port, config);
         let (socket, port) = match opened {
             Ok(Some(opened)) => opened,
-            // No port or no descriptor left: UDP/4791 does as well.
+            // No port or no descriptor to be had: UDP/4791 does as well.
             Ok(None) => return Ok(self.own_of(spec.local)),
             Err(e) if matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
                 return Ok(self.own_of(spec.local));

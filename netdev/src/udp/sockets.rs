@@ -30,6 +30,22 @@ pub(super) enum Role {
     Group,
 }
 
+/// The network namespace of a port, which is that of its first sockets. Those that are made later are where the thread is that makes them: it may have
+/// opened the port elsewhere, and gone on.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Home(Option<u64>);
+
+impl Home {
+    pub(super) fn of(own: &Socket) -> Self {
+        Self(own.netns())
+    }
+
+    /// Whether a socket is in it. Before Linux 5.14 nobody can tell, and all are.
+    fn has(self, socket: &Socket) -> bool {
+        self.0 == socket.netns()
+    }
+}
+
 /// Opens the sockets of one own address on UDP/4791, one for each of `count` ports.
 pub(super) fn open_own(
     iface: &Interface,
@@ -91,6 +107,7 @@ fn make(address: IpAddr, config: &PortConfig, role: Role) -> Result<Socket, Open
 /// Opens the socket of a group on UDP/4791, and joins the group at the interface. Others on this machine may do so, too: each gets all.
 pub(super) fn open_group(
     iface: &Interface,
+    home: Home,
     group: IpAddr,
     config: &PortConfig,
 ) -> io::Result<Socket> {
@@ -104,6 +121,12 @@ pub(super) fn open_group(
         io::Error::new(e.kind(), format!("cannot {doing} {group} on {}: {e}{hint}", iface.name))
     };
     let socket = Socket::new(v6).map_err(|e| what("make a UDP socket for", &e))?;
+    if !home.has(&socket) {
+        let hint =
+            "this thread is in another network namespace than the port: join where that was opened";
+        let text = format!("cannot join {group} on {}: {hint}", iface.name);
+        return Err(io::Error::new(io::ErrorKind::Unsupported, text));
+    }
     configure(&socket, v6, config, Role::Group).map_err(|e| what("configure a socket of", &e))?;
     let address = socket_address(iface, group, ROCE_PORT, 0);
     socket.bind(&address).map_err(|e| what("bind to", &e))?;
@@ -127,14 +150,18 @@ fn bind_patiently(socket: &Socket, address: &SocketAddr) -> io::Result<()> {
 }
 
 /// Opens a socket to send from `address` with source port `wanted`, or the next that is free. `None`
-/// means that none is.
+/// means that none is, or that the calling thread has left the port's namespace.
 pub(super) fn open_sender(
     iface: &Interface,
+    home: Home,
     address: IpAddr,
     wanted: u16,
     config: &PortConfig,
 ) -> io::Result<Option<(Socket, u16)>> {
     let socket = Socket::new(address.is_ipv6())?;
+    if !home.has(&socket) {
+        return Ok(None);
+    }
     configure(&socket, address.is_ipv6(), config, Role::Send)?;
     let mut port = wanted;
     for _ in 0..=SRC_PORT_TRIES {
@@ -233,11 +260,16 @@ pub(super) fn socket_address(
     }
 }
 
-/// Asks the kernel whether it would send along this path at all.
-pub(super) fn check_route(iface: &Interface, spec: &PathSpec) -> io::Result<()> {
+/// Asks the kernel whether it would send along this path at all. Returns whether it knows: the calling thread may have left the port's namespace, and
+/// what is sent then shows it.
+pub(super) fn check_route(iface: &Interface, home: Home, spec: &PathSpec) -> io::Result<bool> {
     let probe = Socket::new(spec.local.is_ipv6())?;
+    if !home.has(&probe) {
+        return Ok(false);
+    }
     probe.bind(&socket_address(iface, spec.local, 0, 0))?;
-    probe.connect(&socket_address(iface, spec.remote, ROCE_PORT, 0))
+    probe.connect(&socket_address(iface, spec.remote, ROCE_PORT, 0))?;
+    Ok(true)
 }
 
 /// The destination of a path, for a socket with the default TTL or hop limit `ttl_default`.

@@ -185,6 +185,13 @@ impl Socket {
         Ok(words)
     }
 
+    /// The network namespace that it is in: a number that no other has (`SO_NETNS_COOKIE`). `None` before Linux 5.14.
+    pub(crate) fn netns(&self) -> Option<u64> {
+        let words = self.get_words::<2>(libc::SOL_SOCKET, libc::SO_NETNS_COOKIE).ok()?;
+        let [low, high] = words.map(|word| u64::from(word.cast_unsigned()));
+        Some(high << 32 | low)
+    }
+
     /// Makes the kernel drop all that arrives, before it is queued.
     pub(crate) fn drop_all_input(&self) -> io::Result<()> {
         // One instruction, `ret #0`: keep 0 bytes of the packet.

@@ -1,6 +1,7 @@
 use super::*;
 use crate::fd;
 use crate::port::{ROCE_PORT, RxIpId};
+use crate::testns::{Pair, or_skip};
 
 /// Addresses 127.x.y.z of this test process alone, so that tests of several processes, which all use
 /// UDP/4791, run side by side.
@@ -402,4 +403,34 @@ fn several_ports_share_an_address_and_each_gets_what_is_for_its_queue_pairs() {
     // Too short for a queue pair number.
     sender.send_to(&[1; 3], (own, ROCE_PORT)).unwrap();
     assert_eq!(receive(&mut ports[0], 1)[0].payload, [1; 3]);
+}
+
+/// Whoever drives a device adds paths: a thread that never was where it was opened, or one in another network that has the same addresses.
+#[test]
+fn paths_lead_from_where_the_port_is_whoever_adds_them() {
+    let [pair, alike] = or_skip!(
+        "udp::paths_lead_from_where_the_port_is_whoever_adds_them",
+        Pair::new().and_then(|pair| Ok([pair, Pair::new()?]))
+    );
+    let [a, b] = ["10.9.0.1", "10.9.0.2"].map(|address| address.parse::<IpAddr>().unwrap());
+    let [mut tx, mut rx] = [(&pair.a, a), (&pair.b, b)].map(|(ns, address)| {
+        ns.run(|| {
+            let v0 = Interface::by_name("v0").unwrap();
+            UdpPort::open(&v0, &[address], &PortConfig::default()).unwrap()
+        })
+    });
+    let mut wanted = 0xC100..;
+    let mut add = |tx: &mut UdpPort| {
+        tx.add_path(&PathSpec { src_port: wanted.next().unwrap(), ..spec(a, b) }).unwrap()
+    };
+    let paths = [add(&mut tx), alike.a.run(|| add(&mut tx)), pair.a.run(|| add(&mut tx))];
+    assert_eq!(paths.map(|path| path.src_port), [ROCE_PORT, ROCE_PORT, 0xC102]);
+    for path in paths {
+        send(&mut tx, path.id, &[80]);
+        assert_eq!(receive(&mut rx, 1)[0].src_port, path.src_port);
+    }
+    let group = "239.1.2.3".parse().unwrap();
+    let elsewhere = alike.a.run(|| tx.join(group)).expect_err("not its network");
+    assert_eq!(elsewhere.kind(), io::ErrorKind::Unsupported, "{elsewhere}");
+    pair.a.run(|| tx.join(group)).unwrap();
 }

@@ -78,7 +78,10 @@ pub fn who_is_not_wanted_hears_why(on: On) {
     let ask = || resolve(&a.ctx, 0, server, b"", PATIENCE);
     let refused = |with: SidrStatus| match ask() {
         Err(VerbsError::Cm(CmFailure::Unresolved { status })) => assert_eq!(status, with),
-        other => panic!("{other:?}"),
+        other => {
+            let told = [a, b].map(|side| (side.ctx.counters(), side.ctx.cm_counters()));
+            panic!("{other:?}: {told:#?}")
+        }
     };
     refused(SidrStatus::UNSUPPORTED);
     let listener = DatagramListener::bind(&b.ctx, server, 2).unwrap();
