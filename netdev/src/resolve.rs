@@ -39,6 +39,8 @@ const ROUTE_REFRESHES: u32 = 10;
 /// After a look because of what was told, nothing that is told is followed for so many times as long as that took, so that whoever changes routes without end
 /// takes about a tenth of the time from those who send.
 const REST_TIMES: u32 = 9;
+/// So many neighbours are remembered while one round of looks lasts; of more, each path asks for itself.
+const KNOWN_MAX: usize = 64;
 /// The least rest after something was told of the interface, at which somebody else then looks.
 const REST_MIN: Duration = Duration::from_millis(1);
 /// IPv4 identifications stay below this. Linux numbers the segments of a UDP super-packet from 0, so
@@ -70,8 +72,8 @@ pub struct PathTable {
     /// Entries are to be looked at because of what was told.
     news: bool,
     entries: Vec<Option<Entry>>,
-    /// Indices of entries that are `None`.
-    free: Vec<usize>,
+    /// Those of which the entries are `None`.
+    free: Vec<PathId>,
     /// Ways that have just been asked for: from, to, TOS.
     recent: Recent<(IpAddr, IpAddr, u8), (Target, Option<Neighbour>)>,
     /// Paths whose current burst takes the guard only to have the neighbour checked.
@@ -113,7 +115,7 @@ impl PathTable {
             due: Instant::now(),
             waits: false,
             rests_until: Instant::now(),
-            known: Vec::new(),
+            known: Vec::with_capacity(KNOWN_MAX),
             backoff: RESOLVE_FIRST,
         })
     }
@@ -155,14 +157,13 @@ impl PathTable {
             (entry.changed, self.news) = (true, true);
         }
         let free = self.free.pop();
-        let index = free.unwrap_or(self.entries.len());
+        let index = free.map_or(self.entries.len(), |path| path.0 as usize);
         if free.is_none() {
             self.entries.push(None);
             self.free.reserve(self.entries.len());
             // Room for every path, so that nothing is allocated while sending.
             self.checking.reserve(self.entries.len());
             self.turning.reserve(self.entries.len());
-            self.known.reserve(self.entries.len());
         }
         self.entries[index] = Some(entry);
         Ok(Path { id: PathId(index as u32), src_port })
@@ -173,7 +174,7 @@ impl PathTable {
         let Some(entry) = self.entries.get_mut(path.0 as usize).and_then(Option::take) else {
             return;
         };
-        self.free.push(path.0 as usize);
+        self.free.push(path);
         if let Some(id) = entry.guard {
             guard.remove_path(id);
         }
@@ -394,7 +395,9 @@ impl PathTable {
             Some((_, neighbour)) => *neighbour,
             None => {
                 let neighbour = self.rtnl.neighbour(self.iface.index, address)?;
-                known.push((address, neighbour));
+                if known.len() < KNOWN_MAX {
+                    known.push((address, neighbour));
+                }
                 neighbour
             }
         };

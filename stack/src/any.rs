@@ -58,7 +58,7 @@ impl AnyQp {
         either!(self, qp => &mut qp.core)
     }
 
-    /// Who may send to it; `None` if anybody may.
+    /// Who alone may send to it, and what is known of what comes from there; `None` if anybody may.
     #[inline]
     pub(crate) fn source(&mut self) -> Option<&mut SourceCheck> {
         match self {

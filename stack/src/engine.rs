@@ -300,8 +300,9 @@ impl Engine {
         if !Pkey::DEFAULT.admits(packet.bth().pkey) {
             return drops.pkey += 1;
         }
+        let is_peers = qp.core().is_from_peer(datagram);
         let integrity = match qp.source() {
-            Some(source) if !source.admits(datagram) => return drops.wrong_source += 1,
+            Some(_) if !is_peers => return drops.wrong_source += 1,
             Some(source) => source.integrity(now, datagram, &mut self.solver),
             None if datagram.dst.is_multicast() => return drops.wrong_source += 1,
             None => self.strangers.integrity(now, datagram, &mut self.solver),

@@ -2,7 +2,6 @@
 
 use core::net::IpAddr;
 
-use crate::qp::attr::PeerAddress;
 use crate::types::Time;
 use crate::wire::icrc::{DF, IpFields, Solver, Template};
 
@@ -50,14 +49,14 @@ pub enum IpId {
     None,
 }
 
-/// Who may send to a queue pair, with the headers its packets have.
+/// What is known of the packets of somebody who sends: the headers that they have, and how they are numbered.
 #[derive(Debug, Default)]
 pub(crate) struct SourceCheck {
-    addresses: Option<(IpAddr, IpAddr)>,
     template: Option<(u16, Template)>,
     /// The identification last accepted, and when; and the one last refused: a peer whose counter has left the window is
     /// learnt anew from two packets that agree, and not forgotten over one that is damaged.
-    accepted_id: Option<(u16, Time)>,
+    accepted_id: Option<u16>,
+    accepted_at: Time,
     refused_id: Option<u16>,
 }
 
@@ -80,17 +79,7 @@ pub(crate) enum Integrity {
 }
 
 impl SourceCheck {
-    pub(crate) fn new(peer: &PeerAddress) -> Self {
-        Self { addresses: Some((peer.remote, peer.local)), ..Self::default() }
-    }
-
-    /// Whether the datagram comes from the peer and goes to us.
-    #[inline]
-    pub(crate) fn admits(&self, datagram: &Datagram<'_>) -> bool {
-        self.addresses == Some((datagram.src, datagram.dst))
-    }
-
-    /// Checks the ICRC of a datagram that `admits` admitted.
+    /// Checks the ICRC of a datagram that comes from whom this is about.
     #[inline]
     pub(crate) fn integrity(
         &mut self,
@@ -116,7 +105,7 @@ impl SourceCheck {
                 self.solve(now, bytes.len(), computed, found, solver)
             }
             IpId::Hint(hint) if self.accepted_id.is_none() => {
-                self.accepted_id = Some((hint, now));
+                self.accept(now, hint);
                 Integrity::Right
             }
             _ if computed == found => Integrity::Right,
@@ -151,9 +140,9 @@ impl SourceCheck {
     /// Whether an identification that would make the ICRC right is the peer's. One does for every damaged packet, so only a
     /// few are plausible. But the first is accepted as it is: a refusal that is lost is never repeated.
     fn judge(&mut self, now: Time, id: u16) -> Integrity {
-        let follows = self.accepted_id.is_none_or(|(last, when)| {
-            u64::from(id.wrapping_sub(last)) <= NEAR + now.since(when) / TICK_NS
-                || u64::from(last.wrapping_sub(id)) <= NEAR
+        let follows = self.accepted_id.is_none_or(|last| {
+            let moved = NEAR + now.since(self.accepted_at) / TICK_NS;
+            u64::from(id.wrapping_sub(last)) <= moved || u64::from(last.wrapping_sub(id)) <= NEAR
         });
         // A counter moves: the same one again is the same damage again.
         let agrees = |last: u16| {
@@ -161,19 +150,30 @@ impl SourceCheck {
             apart > 0 && u64::from(apart) <= NEAR
         };
         if id < SEGMENTS || follows || self.refused_id.is_some_and(agrees) {
-            self.accepted_id = Some((id, now));
+            self.accept(now, id);
             Integrity::Solved
         } else {
             self.refused_id = Some(id);
             Integrity::Wrong
         }
     }
+
+    fn accept(&mut self, now: Time, id: u16) {
+        (self.accepted_id, self.accepted_at) = (Some(id), now);
+    }
 }
 
 /// Those who send datagrams: anybody may, and what is known of one is kept until another takes its place.
 #[derive(Debug)]
 pub(crate) struct Strangers {
-    checks: Box<[SourceCheck]>,
+    checks: Box<[Stranger]>,
+}
+
+/// From where to where, and what is known of that.
+#[derive(Debug, Default)]
+struct Stranger {
+    way: Option<(IpAddr, IpAddr)>,
+    check: SourceCheck,
 }
 
 /// How many are remembered.
@@ -181,7 +181,7 @@ const STRANGERS: usize = 128;
 
 impl Default for Strangers {
     fn default() -> Self {
-        Self { checks: (0..STRANGERS).map(|_| SourceCheck::default()).collect() }
+        Self { checks: (0..STRANGERS).map(|_| Stranger::default()).collect() }
     }
 }
 
@@ -193,14 +193,12 @@ impl Strangers {
         datagram: &Datagram<'_>,
         solver: &mut Solver,
     ) -> Integrity {
-        let check = &mut self.checks[place(datagram)];
-        if !check.admits(datagram) {
-            *check = SourceCheck {
-                addresses: Some((datagram.src, datagram.dst)),
-                ..SourceCheck::default()
-            };
+        let stranger = &mut self.checks[place(datagram)];
+        let way = Some((datagram.src, datagram.dst));
+        if stranger.way != way {
+            *stranger = Stranger { way, check: SourceCheck::default() };
         }
-        check.integrity(now, datagram, solver)
+        stranger.check.integrity(now, datagram, solver)
     }
 }
 

@@ -25,7 +25,6 @@ pub(super) struct Entry {
     pub(super) v6: bool,
     /// How many datagrams may leave as one message; 1 once the kernel refused to segment here.
     pub(super) segments_max: u16,
-    local: IpAddr,
     live: bool,
 }
 
@@ -103,7 +102,6 @@ impl Paths {
             socket,
             v6,
             segments_max: self.segments_max,
-            local: spec.local,
             live: true,
         };
         let sender = self.senders[socket].as_mut().expect("just found or made");
@@ -201,7 +199,7 @@ impl Paths {
         let entry = self.entries.get_mut(path.0 as usize).filter(|e| e.live)?;
         entry.live = false;
         self.retired.push(path);
-        Some(entry.local)
+        self.senders[entry.socket].as_ref().map(|sender| sender.local)
     }
 
     /// Nothing is on its way any more: closes the sockets that no path uses.

@@ -13,6 +13,7 @@ use self::rq::RecvQueue;
 use self::sq::SendQueue;
 use crate::cm::ConnId;
 use crate::engine::Shared;
+use crate::ingress::Datagram;
 use crate::mem::{Access, Accessor, Memory, PdId};
 use crate::pool::{Charge, PoolId};
 use crate::srq::{Receives, Srqs};
@@ -120,6 +121,12 @@ impl Core {
 
     pub(crate) fn peer(&self) -> Option<&PeerAddress> {
         self.attr.peer.as_ref()
+    }
+
+    /// Whether a datagram comes from the peer and goes to us; of none that comes to who has no peer.
+    #[inline]
+    pub(crate) fn is_from_peer(&self, datagram: &Datagram<'_>) -> bool {
+        self.peer().is_some_and(|peer| peer.remote == datagram.src && peer.local == datagram.dst)
     }
 
     /// Where its next receive is.

@@ -156,7 +156,7 @@ impl Qp {
             selective: shared.config.held_packets_max > 0 && peer.budget != Budget::STRANGER,
             cuts_writes: shared.config.cut_writes,
         };
-        self.source = SourceCheck::new(&peer);
+        self.source = SourceCheck::default();
         let psn = self.core.attr.rq_psn.unwrap_or_default().first();
         // What is shared can be promised to nobody.
         let advertise = shared.config.advertise_credits && self.core.init.srq.is_none();

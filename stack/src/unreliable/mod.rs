@@ -105,7 +105,7 @@ impl Qp {
         if let Some(peer) = self.core.attr.peer {
             let pool = shared.pools.join(peer.remote, peer.budget, true);
             let psn = self.core.attr.rq_psn.unwrap_or_default().first();
-            self.connection = Some(Box::new(Connection::new(&peer, pool, psn)));
+            self.connection = Some(Box::new(Connection::new(pool, psn)));
         }
     }
 
@@ -136,7 +136,7 @@ impl Qp {
         self.core.flush(shared, host);
     }
 
-    /// Who may send to it: the peer of a connection; of datagrams, anybody.
+    /// Who alone may send to it, the peer of a connection; of datagrams, anybody may.
     #[inline]
     pub(crate) fn source(&mut self) -> Option<&mut SourceCheck> {
         self.connection.as_mut().map(|connection| &mut connection.source)

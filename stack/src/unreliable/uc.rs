@@ -8,7 +8,6 @@ use crate::engine::Shared;
 use crate::ingress::SourceCheck;
 use crate::mem::Memory;
 use crate::pool::PoolId;
-use crate::qp::attr::PeerAddress;
 use crate::qp::message::{Message, Refusal, Rights, fail};
 use crate::srq::Receives;
 use crate::verbs::{Completions, WcStatus};
@@ -40,8 +39,8 @@ enum Outcome {
 }
 
 impl Connection {
-    pub(super) fn new(peer: &PeerAddress, pool: PoolId, psn: u64) -> Self {
-        Self { source: SourceCheck::new(peer), pool, epsn: psn, message: Message::None }
+    pub(super) fn new(pool: PoolId, psn: u64) -> Self {
+        Self { source: SourceCheck::default(), pool, epsn: psn, message: Message::None }
     }
 
     pub(super) fn expected(&self) -> u64 {
