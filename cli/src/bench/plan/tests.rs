@@ -97,8 +97,8 @@ fn a_ceiling_uses_as_much_memory_as_we_do() {
             let expected = match (task.kind, task.message, cell.qps) {
                 (Kind::PingPong, ..) => 1,
                 (Kind::Flood, ..4096, _) => 512,
-                (Kind::Flood, SHARED, 1) => 64,
-                (Kind::Flood, SHARED, 4) => 16,
+                (Kind::Flood, SHARED, 1) => 128,
+                (Kind::Flood, SHARED, 4) => 32,
                 (Kind::Flood, SHARED, 64..) => 2,
                 (Kind::Flood, LARGE, _) => 8,
                 _ => continue,
