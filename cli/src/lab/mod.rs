@@ -60,8 +60,9 @@ use std::time::{Duration, Instant};
 /// Name of the bridge in the host's namespace.
 pub const BRIDGE: &str = "br0";
 
-/// How long links may take to come up before [`Lab::new`] gives up.
-const LINKS_UP_MAX: Duration = Duration::from_secs(10);
+/// How long links may take to come up before [`Lab::new`] gives up. The kernel takes note of a carrier once a second, when it gets a lock for which everybody
+/// waits who makes or ends a namespace: where many do so, more than ten seconds were seen.
+const LINKS_UP_MAX: Duration = Duration::from_secs(60);
 
 /// What a [`Lab`] should look like.
 #[derive(Debug, Clone, PartialEq, Eq)]
