@@ -1,8 +1,7 @@
 //! Two devices in two containers of a lab, and queue pairs between them; or both ends on a device of the kernel: see [`On`].
 //!
-//! Both live in this process: each device was opened inside its container's namespace, and its sockets stay there. What
-//! needs the namespace afterwards (connecting, which looks up routes) runs inside it too. Queue pairs are connected
-//! directly, without TCP.
+//! Both live in this process: each device was opened inside its container's namespace, and its sockets stay there. Queue
+//! pairs are connected inside it, too, or each would not send from a source port of its own; and directly, without TCP.
 //!
 //! ```no_run
 //! use rocinante::{Access, Backend, SendOp};

@@ -16,7 +16,7 @@ impl Qp {
     /// [`Qpn::MULTICAST`](crate::Qpn::MULTICAST), and need not be attached. Who is gets its own datagrams, too, like every other on the
     /// machine (`IBV_QP_CREATE_BLOCK_SELF_MCAST_LB` of verbs is missing here).
     ///
-    /// The group's socket belongs to the network namespace of the calling thread: call it where the device was opened.
+    /// The group's socket is made in the network namespace of the calling thread: one that is elsewhere than where the device was opened is refused.
     ///
     /// # Errors
     /// [`VerbsError::Invalid`] for another type of queue pair, an address of no group, or beyond 256 groups of a device or 1024 queue pairs of a
