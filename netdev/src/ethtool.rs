@@ -35,7 +35,12 @@ pub(crate) fn receive_queues(interface: &str) -> Option<u32> {
     // Any socket of the namespace serves for the request.
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).ok()?;
     let channels = read_channels(socket.as_fd(), &mut named(interface)?).ok()?;
-    let queues = channels[5] + channels[8];
+    queues_in(&channels)
+}
+
+/// Receive queues are those for receiving alone and the combined ones.
+fn queues_in(channels: &[u32; 9]) -> Option<u32> {
+    let queues = channels[5].saturating_add(channels[8]);
     (queues > 0).then_some(queues)
 }
 
@@ -116,6 +121,13 @@ impl Segmentation {
     #[inline]
     pub(crate) fn takes(&self, segments: usize, bytes: usize) -> bool {
         segments <= self.whole.segments && bytes < self.whole.bytes
+    }
+
+    /// As after a question in vain, so long ago that it is time to ask again.
+    #[cfg(test)]
+    pub(crate) fn was_not_answered(&mut self) {
+        self.hear(Err(io::Error::from_raw_os_error(libc::ENOMEM)));
+        self.unanswered = self.unanswered.and_then(|at| at.checked_sub(ASK_AGAIN));
     }
 
     fn hear(&mut self, heard: io::Result<Limits>) {
@@ -346,13 +358,50 @@ mod tests {
         for errno in [libc::ENODEV, libc::ENOMEM] {
             heard.hear(Err(io::Error::from_raw_os_error(errno)));
             assert!(takes_any(&heard) && !heard.is_unanswered(), "{heard:?}");
-            heard.unanswered = heard.unanswered.and_then(|at| at.checked_sub(ASK_AGAIN));
+            heard.was_not_answered();
             assert!(heard.is_unanswered(), "it is asked again: {heard:?}");
             heard.refresh(pair.a.run(socket).as_fd());
             assert!(takes_any(&heard) && heard.unanswered.is_none(), "{heard:?}");
         }
         heard.hear(Err(io::Error::from_raw_os_error(libc::EPERM)));
         assert!(!heard.takes(1, 100) && heard.unanswered.is_none(), "nobody may ask: {heard:?}");
+    }
+
+    #[test]
+    fn queues_are_counted_whatever_the_driver_says() {
+        let channels = |rx, combined| [0, 9, 9, 9, 9, rx, 7, 7, combined];
+        for (rx, combined, queues) in [
+            (0, 0, None),
+            (0, 4, Some(4)),
+            (3, 4, Some(7)),
+            (1, u32::MAX, Some(u32::MAX)),
+            (u32::MAX, u32::MAX, Some(u32::MAX)),
+        ] {
+            assert_eq!(queues_in(&channels(rx, combined)), queues, "{rx} and {combined}");
+        }
+    }
+
+    #[test]
+    fn features_that_are_not_told_are_not_there() {
+        let bits = |segmentation, any, each| Bits { segmentation, sum_any: any, sum_each: each };
+        let mut features = vec![0; FEATURES_HEADER_WORDS + 2 * BLOCK_WORDS];
+        for (bit, block) in [(0, 0), (31, 0), (32, 1), (63, 1)] {
+            features[FEATURES_HEADER_WORDS + block * BLOCK_WORDS + ACTIVE] |= 1 << (bit % 32);
+        }
+        for (bits, on) in [
+            (bits(0, Some(63), [None; 2]), true),
+            (bits(31, None, [Some(0), Some(32)]), true),
+            (bits(63, None, [Some(0), Some(1)]), false),
+            (bits(63, None, [Some(0), None]), false),
+            (bits(63, None, [None; 2]), false),
+            (bits(1, Some(0), [None; 2]), false),
+            (bits(64, Some(0), [None; 2]), false),
+            (bits(1 << 40, Some(0), [None; 2]), false),
+            (bits(0, Some(1 << 40), [None; 2]), false),
+        ] {
+            assert_eq!(bits.are_set_in(&features), on, "{bits:?}");
+            assert!(!bits.are_set_in(&[]), "nothing was told");
+        }
     }
 
     #[test]

@@ -4,6 +4,10 @@
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::time::{Duration, Instant};
+
+/// How long a child of another thread may hold copies of what was closed here: from fork to exec.
+pub(crate) const COPIES_HELD_MAX: Duration = Duration::from_millis(100);
 
 /// A counter that is readable while it is not zero (`eventfd(2)`).
 #[derive(Debug)]
@@ -154,6 +158,30 @@ pub(crate) fn attach_filter(socket: impl AsFd, program: &[libc::sock_filter]) ->
     Ok(())
 }
 
+/// Tries again while the answer is `errno`, for up to `limit`: what is closed may be freed later.
+///
+/// # Errors
+/// Any other error at once, and `errno` when the time is over.
+pub(crate) fn patiently<T>(
+    errno: i32,
+    limit: Duration,
+    mut attempt: impl FnMut() -> io::Result<T>,
+) -> io::Result<T> {
+    const WAIT_MAX: Duration = Duration::from_millis(50);
+    let end = Instant::now() + limit;
+    let mut wait = Duration::from_millis(1);
+    loop {
+        let now = Instant::now();
+        match attempt() {
+            Err(e) if e.raw_os_error() == Some(errno) && now < end => {
+                std::thread::sleep(wait.min(end - now));
+                wait = WAIT_MAX.min(2 * wait);
+            }
+            result => return result,
+        }
+    }
+}
+
 fn check(result: i32) -> io::Result<i32> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
@@ -178,5 +206,30 @@ mod tests {
         set.remove(&event).unwrap();
         assert!(!wait_readable(&set, 0).unwrap());
         assert!(set.remove(&event).is_err());
+    }
+
+    #[test]
+    fn what_is_freed_in_time_is_waited_for_and_what_is_not_is_an_error() {
+        let busy = || Err::<(), _>(io::Error::from_raw_os_error(libc::EBUSY));
+        let (start, limit) = (Instant::now(), Duration::from_millis(30));
+        let mut attempts = 0;
+        let freed = patiently(libc::EBUSY, Duration::from_secs(60), || {
+            attempts += 1;
+            if attempts < 5 { busy() } else { Ok(()) }
+        });
+        assert!(freed.is_ok() && attempts == 5);
+        attempts = 0;
+        let error = patiently(libc::EBUSY, limit, || {
+            attempts += 1;
+            busy()
+        });
+        assert_eq!(error.expect_err("never freed").raw_os_error(), Some(libc::EBUSY));
+        assert!(start.elapsed() >= limit && (3..20).contains(&attempts), "{attempts} attempts");
+        attempts = 0;
+        let other = patiently(libc::EADDRINUSE, Duration::from_secs(60), || {
+            attempts += 1;
+            busy()
+        });
+        assert!(other.is_err() && attempts == 1, "another error is not waited out");
     }
 }

@@ -4,49 +4,12 @@ use std::io;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use crate::testns::{NetNs, Pair, or_skip};
-use crate::{AnyPort, Backend, Interface, OpenError, PathSpec, Port, PortConfig, RxDatagram, fd};
+use crate::sides::{ip, on_each, open, sides};
+use crate::testns::{NetNs, arrives, has_arrivals, or_skip};
+use crate::{AnyPort, Backend, PathSpec, Port, RxDatagram, fd};
 
 const GROUPS: [(&str, &str, &str); 2] =
     [("10.9.0.1", "10.9.0.2", "239.9.2.3"), ("fd09::1", "fd09::2", "ff15::9:77")];
-
-fn ip(address: &str) -> IpAddr {
-    address.parse().expect("an address")
-}
-
-/// A port on `v0`, for the addresses given. A socket that another test has closed may live on for a moment in a child between fork and
-/// exec.
-fn open(ns: &NetNs, backend: Backend, own: &[&str]) -> Result<AnyPort, OpenError> {
-    let config = PortConfig::default();
-    let own: Vec<IpAddr> = own.iter().map(|address| ip(address)).collect();
-    let end = Instant::now() + Duration::from_secs(3);
-    ns.run(|| {
-        let iface = Interface::by_name("v0").expect("v0");
-        loop {
-            let port = match backend {
-                Backend::Udp => crate::udp::UdpPort::open(&iface, &own, &config).map(Into::into),
-                Backend::Packet => {
-                    crate::packet::PacketPort::open(&iface, &own, &config).map(Into::into)
-                }
-                _ => crate::xdp::XdpPort::open(&iface, &own, &config).map(Into::into),
-            };
-            match port {
-                Err(e) if e.errno() == libc::EADDRINUSE && Instant::now() < end => {
-                    std::thread::sleep(Duration::from_millis(5));
-                }
-                port => return port,
-            }
-        }
-    })
-}
-
-/// A port on each side.
-fn sides(backend: Backend) -> Result<(Pair, AnyPort, AnyPort), String> {
-    let pair = Pair::new().map_err(|e| e.to_string())?;
-    let a = open(&pair.a, backend, &["10.9.0.1", "fd09::1"]).map_err(|e| e.to_string())?;
-    let b = open(&pair.b, backend, &["10.9.0.2", "fd09::2"]).map_err(|e| e.to_string())?;
-    Ok((pair, a, b))
-}
 
 fn join(ns: &NetNs, port: &mut AnyPort, group: &str) -> io::Result<()> {
     ns.run(|| port.join(ip(group)))
@@ -141,17 +104,7 @@ fn destinations_are_told(backend: Backend) -> Result<(), String> {
     Ok(())
 }
 
-/// One test for each backend.
-macro_rules! on_each {
-    ($($name:ident: $case:ident, $backend:ident;)+) => {$(
-        #[test]
-        fn $name() {
-            or_skip!("group_tests", $case(Backend::$backend));
-        }
-    )+};
-}
-
-on_each! {
+on_each! { "group_tests":
     members_receive_on_udp: members_receive, Udp;
     members_receive_on_packet: members_receive, Packet;
     members_receive_on_afxdp: members_receive, Xdp;
@@ -184,6 +137,66 @@ fn all_members_on_one_machine_receive() {
     assert_quiet(&mut other, "at another interface");
 }
 
+/// Groups that are left and joined again, between small budgets: what comes to each is heard once,
+/// and afterwards nothing is ready.
+fn groups_come_and_go(backend: Backend) -> Result<(), String> {
+    let (pair, mut a, mut b) = sides(backend)?;
+    let all: Vec<String> = (1..=5).map(|n| format!("239.9.7.{n}")).collect();
+    for group in &all {
+        join(&pair.b, &mut b, group).expect("b joins");
+    }
+    let budgeted = |b: &mut AnyPort, budget: usize| {
+        let mut heard = Vec::new();
+        let end = Instant::now() + Duration::from_secs(5);
+        while heard.is_empty() && Instant::now() < end {
+            fd::wait_readable(b.wait_fd(), 20).expect("poll");
+            b.receive(budget, |d: RxDatagram<'_>| heard.push(d.dst)).expect("alive");
+            b.maintain();
+        }
+        heard
+    };
+    for (round, left) in [4, 0, 2, 1, 3].into_iter().enumerate() {
+        // One datagram to each, and one at a time from whichever socket is next.
+        all.iter().for_each(|group| send(&pair.a, &mut a, ("10.9.0.1", group), &[40]));
+        assert!(arrives(&mut b), "round {round}: somebody waits for that");
+        let mut heard: Vec<IpAddr> = (0..3).flat_map(|_| budgeted(&mut b, 1)).collect();
+        // Now the groups behind the next one are fewer, or it is gone itself.
+        b.leave(ip(&all[left]));
+        let mut want: Vec<IpAddr> = all.iter().map(|group| ip(group)).collect();
+        let is_lost = !heard.contains(&want[left]);
+        if is_lost {
+            want.remove(left);
+        }
+        while heard.len() < want.len() {
+            let more = budgeted(&mut b, 1);
+            assert!(!more.is_empty(), "round {round}: {heard:?} of {want:?}");
+            heard.extend(more);
+        }
+        heard.sort_unstable();
+        assert_eq!(heard, want, "round {round}");
+        assert_quiet(&mut b, "each once");
+        assert!(!has_arrivals(&mut b), "round {round}: nothing is ready");
+        send(&pair.a, &mut a, ("10.9.0.1", &all[left]), &[40]);
+        assert_quiet(&mut b, "it has left");
+        join(&pair.b, &mut b, &all[left]).expect("b joins again");
+        send(&pair.a, &mut a, ("10.9.0.1", &all[left]), &[40]);
+        assert_eq!(budgeted(&mut b, 9), [ip(&all[left])]);
+    }
+    // All but one are left while the last is next.
+    all.iter().for_each(|group| send(&pair.a, &mut a, ("10.9.0.1", group), &[40]));
+    (0..4).for_each(|_| assert_eq!(budgeted(&mut b, 1).len(), 1));
+    all[1..].iter().for_each(|group| b.leave(ip(group)));
+    send(&pair.a, &mut a, ("10.9.0.1", &all[0]), &[40]);
+    assert_eq!(budgeted(&mut b, 9).last(), Some(&ip(&all[0])));
+    Ok(())
+}
+
+on_each! { "group_tests":
+    groups_come_and_go_on_udp: groups_come_and_go, Udp;
+    groups_come_and_go_on_packet: groups_come_and_go, Packet;
+    groups_come_and_go_on_afxdp: groups_come_and_go, Xdp;
+}
+
 #[test]
 fn what_cannot_be_joined_is_refused() {
     let (pair, _, mut b) = or_skip!("group_tests", sides(Backend::Udp));
@@ -198,8 +211,11 @@ fn what_cannot_be_joined_is_refused() {
     b.leave(ip("239.9.1.7"));
     join(&pair.b, &mut b, "239.9.2.0").expect("there is room again");
     drop(b);
-    // A program that does not share the port.
-    let taken = pair.b.run(|| std::net::UdpSocket::bind("239.9.2.0:4791")).expect("a socket");
+    // A program that does not share the port. What is closed lives on in other tests' children
+    // between fork and exec.
+    let bind = || std::net::UdpSocket::bind("239.9.2.0:4791");
+    let bind = || fd::patiently(libc::EADDRINUSE, Duration::from_secs(3), bind);
+    let taken = pair.b.run(bind).expect("a socket");
     let mut b = open(&pair.b, Backend::Udp, &["10.9.0.2"]).expect("a port");
     let error = join(&pair.b, &mut b, "239.9.2.0").expect_err("taken");
     assert!(error.to_string().contains("without sharing"), "{error}");

@@ -72,7 +72,8 @@ impl Interface {
         let IpAddr::V4(address) = address else { return false };
         self.addresses.iter().any(|(own, prefix_len)| match own {
             IpAddr::V4(own) => {
-                let mask = u32::MAX.checked_shl(32 - u32::from(*prefix_len)).unwrap_or(0);
+                let host_bits = 32_u32.saturating_sub(u32::from(*prefix_len));
+                let mask = u32::MAX.checked_shl(host_bits).unwrap_or(0);
                 own.to_bits() & mask == address.to_bits() & mask
             }
             IpAddr::V6(_) => false,
@@ -82,4 +83,33 @@ impl Interface {
 
 fn not_found(message: String) -> io::Error {
     io::Error::new(io::ErrorKind::NotFound, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_loopback_interface_has_its_prefix_however_long() {
+        for (prefix_len, has_2, has_other) in [
+            (0, true, true),
+            (8, true, false),
+            (32, false, false),
+            (33, false, false),
+            (255, false, false),
+        ] {
+            let lo = Interface {
+                name: "lo".into(),
+                index: 1,
+                mtu: 65_536,
+                mac: [0; 6],
+                up: true,
+                loopback: true,
+                addresses: vec![([127, 0, 0, 1].into(), prefix_len)],
+            };
+            assert!(lo.has([127, 0, 0, 1].into()));
+            assert_eq!(lo.has([127, 0, 0, 2].into()), has_2, "/{prefix_len}");
+            assert_eq!(lo.has([10, 0, 0, 1].into()), has_other, "/{prefix_len}");
+        }
+    }
 }

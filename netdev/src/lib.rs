@@ -16,11 +16,17 @@ pub mod headers;
 pub mod iface;
 pub mod loopback;
 pub mod packet;
+#[cfg(test)]
+mod path_tests;
 pub mod policy;
 pub mod port;
 mod recent;
 pub mod resolve;
 pub mod rtnl;
+#[cfg(test)]
+mod scarcity_tests;
+#[cfg(test)]
+mod sides;
 pub mod sim;
 mod steering;
 #[cfg(test)]

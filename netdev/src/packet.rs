@@ -309,8 +309,10 @@ impl Port for PacketPort {
         self.sender.send(&mut kernel, &mut self.staging, &mut failed);
         let paths = &self.paths;
         self.guard.flush(|failure| {
-            let path = paths.of_guard(failure.path).unwrap_or(failure.path);
-            failed(TxFailure { path, ..failure });
+            // Of a path that was removed nobody is told: its id may be another's by now.
+            if let Some(path) = paths.of_guard(failure.path) {
+                failed(TxFailure { path, ..failure });
+            }
         });
         self.looped.publish();
         let Self { paths, staging, guard, .. } = self;

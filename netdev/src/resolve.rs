@@ -175,6 +175,9 @@ impl PathTable {
             return;
         };
         self.free.push(path);
+        // The id may be given to another path, which is to begin anew.
+        self.checking.retain(|other| *other != path);
+        self.turning.retain(|other| *other != path);
         if let Some(id) = entry.guard {
             guard.remove_path(id);
         }
@@ -350,7 +353,12 @@ impl PathTable {
     /// # Errors
     /// `ENODEV` if the interface is gone; or whatever the kernel answers.
     pub fn check_interface(&mut self) -> io::Result<[u8; 6]> {
-        let mac = self.rtnl.link_mac(self.iface.index)?;
+        let asked = self.rtnl.link_mac(self.iface.index);
+        if asked.as_ref().is_err_and(|e| e.raw_os_error() != Some(libc::ENODEV)) {
+            // Without an answer the next `maintain` has it looked at again.
+            (self.interface_news, self.news) = (true, true);
+        }
+        let mac = asked?;
         if mac != self.iface.mac {
             self.iface.mac = mac;
             for entry in self.entries.iter_mut().flatten() {

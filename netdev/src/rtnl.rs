@@ -39,6 +39,12 @@ impl Rtnl {
         Ok(Self { socket: NetlinkSocket::open(netlink_sys::protocols::NETLINK_ROUTE)? })
     }
 
+    /// A socket to nobody: every question fails.
+    #[cfg(test)]
+    pub(crate) fn to_nobody() -> io::Result<Self> {
+        Ok(Self { socket: NetlinkSocket::to_nobody()? })
+    }
+
     /// Sends one request and decodes every answer of type `answer`.
     fn ask<Q, A>(&mut self, request: u16, answer: u16, dump: bool, body: &Q) -> io::Result<Vec<A>>
     where

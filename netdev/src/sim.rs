@@ -31,16 +31,18 @@
 //! ```
 
 mod batch;
+mod gate;
 mod hub;
 mod link;
 mod rng;
 
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+pub use gate::SimGate;
 pub use link::{LinkConfig, Rate, SimStats};
 
 use crate::fd::EventFd;
@@ -49,6 +51,7 @@ use crate::port::{
     TxFailure, TxSlot,
 };
 use batch::{Batch, Flow, Mark};
+use gate::Bell;
 use hub::Hub;
 
 /// Bytes that a port takes between two flushes: what `udp` takes.
@@ -135,11 +138,28 @@ impl SimNet {
     /// # Errors
     /// No address, one that another port has, or no descriptor left.
     pub fn port(&self, addresses: &[IpAddr], config: &SimConfig) -> io::Result<SimPort> {
+        self.attach(addresses, config, Bell::Plain(EventFd::new()?))
+    }
+
+    /// The same, and the gate by which it is made to block.
+    ///
+    /// # Errors
+    /// As [`port`](Self::port).
+    pub fn gated_port(
+        &self,
+        addresses: &[IpAddr],
+        config: &SimConfig,
+    ) -> io::Result<(SimPort, SimGate)> {
+        let gate = SimGate::new()?;
+        Ok((self.attach(addresses, config, Bell::Gated(gate.clone()))?, gate))
+    }
+
+    fn attach(&self, addresses: &[IpAddr], config: &SimConfig, bell: Bell) -> io::Result<SimPort> {
         if addresses.is_empty() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "a port needs an address"));
         }
-        let event = Arc::new(EventFd::new()?);
-        let id = self.hub().attach(addresses, config.rx_budget, Arc::clone(&event))?;
+        let bell = Arc::new(bell);
+        let id = self.hub().attach(addresses, config.rx_budget, Arc::clone(&bell))?;
         Ok(SimPort {
             capabilities: Capabilities {
                 backend: Backend::Sim,
@@ -164,7 +184,8 @@ impl SimNet {
             too_long: Vec::new(),
             reading: Batch::new(config.rx_budget),
             cursor: 0,
-            event,
+            bell,
+            blocked: false,
             stats: PortStats::default(),
         })
     }
@@ -250,7 +271,9 @@ pub struct SimPort {
     reading: Batch,
     /// The first datagram of `reading` that was not handed up.
     cursor: usize,
-    event: Arc<EventFd>,
+    bell: Arc<Bell>,
+    /// A flush found the gate shut.
+    blocked: bool,
     stats: PortStats,
 }
 
@@ -426,7 +449,8 @@ impl Port for SimPort {
     fn flush(&mut self, failed: impl FnMut(TxFailure)) {
         self.reserved = None;
         self.run = None;
-        if !self.staging.is_empty() {
+        self.blocked = !self.staging.is_empty() && self.bell.is_shut();
+        if !self.staging.is_empty() && !self.blocked {
             self.stats.tx_datagrams += self.staging.len() as u64;
             self.stats.tx_bytes += self.staging.payload_bytes();
             self.net.hub().send(&mut self.staging);
@@ -436,13 +460,12 @@ impl Port for SimPort {
     }
 
     fn wants_write(&self) -> bool {
-        // A flush always takes everything; what waits for one is not the kernel's to take.
-        false
+        self.blocked
     }
 
     fn wait_fd(&self) -> BorrowedFd<'_> {
         self.net.hub().arm(self.id, self.cursor < self.reading.len());
-        self.event.as_fd()
+        self.bell.fd()
     }
 
     fn watch(&mut self, _: bool) -> io::Result<()> {

@@ -46,3 +46,104 @@ pub(crate) fn by_frame(count: usize) -> [sock_filter; 9] {
         op(RET_A, 0, 0, 0),
     ]
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::headers::{ETH_LEN, FrameTemplate};
+    use crate::port::PathSpec;
+
+    /// Runs a program as the kernel would: on what begins at `start`, with its network header at
+    /// `network`. To load beyond the end returns 0.
+    fn run(program: &[sock_filter], start: &[u8], network: &[u8]) -> u32 {
+        let (mut pc, mut a) = (0, 0_u32);
+        loop {
+            let sock_filter { code, jt, jf, k } = program[pc];
+            let jump = match code {
+                LD_BYTE => {
+                    let byte = match k.checked_sub(NETWORK) {
+                        Some(at) => network.get(at as usize),
+                        None => start.get(k as usize),
+                    };
+                    let Some(byte) = byte else { return 0 };
+                    a = u32::from(*byte);
+                    0
+                }
+                SHIFT_RIGHT => {
+                    a >>= k;
+                    0
+                }
+                JEQ => usize::from(if a == k { jt } else { jf }),
+                JGE => usize::from(if a >= k { jt } else { jf }),
+                JUMP => k as usize,
+                RET => return k,
+                RET_A => return a,
+                other => panic!("instruction {other:#x}"),
+            };
+            pc += 1 + jump;
+        }
+    }
+
+    /// A BTH that names a queue pair whose number has these bytes, and something behind it.
+    fn transport([high, middle, low]: [u8; 3]) -> Vec<u8> {
+        // No other byte of it is below 16, and all differ.
+        [
+            &[0x64, 0x40, 0xff, 0xfe, 0x20, high, middle, low, 0x80, 0x71, 0x82, 0x93][..],
+            &[0x55; 20],
+        ]
+        .concat()
+    }
+
+    fn frame(v6: bool, payload: &[u8]) -> Vec<u8> {
+        let addresses = if v6 { ["fd99::99", "fd88::88"] } else { ["99.99.99.99", "88.88.88.88"] };
+        let [local, remote] = addresses.map(|address| address.parse().unwrap());
+        let spec =
+            PathSpec { local, remote, src_port: 0, tos: 0xff, ttl: 0xff, flow_label: 0xf_ffff };
+        let template = FrameTemplate::new([0x22; 6], [0x44; 6], &spec, 0xc7c7).unwrap();
+        let mut frame = vec![0; template.header_len()];
+        template.write(&mut frame, payload.len(), 0x7777);
+        frame.extend_from_slice(payload);
+        frame
+    }
+
+    #[test]
+    fn the_upper_byte_of_the_queue_pair_number_chooses_over_either_family() {
+        for count in [1, 2, 3, 16, 255, 256] {
+            for byte in 0..=u8::MAX {
+                let payload = transport([byte, 0x31, 0x32]);
+                let shard = if usize::from(byte) < count { u32::from(byte) } else { 0 };
+                assert_eq!(run(&by_socket(count), &payload, &[]), shard, "{byte} of {count}");
+                for v6 in [false, true] {
+                    let frame = frame(v6, &payload);
+                    let chosen = run(&by_frame(count), &frame, &frame[ETH_LEN..]);
+                    assert_eq!(chosen, shard, "{byte} of {count}, IPv6: {v6}");
+                    // Wherever the program sees the frame from.
+                    let chosen = run(&by_frame(count), &payload, &frame[ETH_LEN..]);
+                    assert_eq!(chosen, shard, "{byte} of {count}, IPv6: {v6}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_too_short_for_a_number_is_the_firsts() {
+        let payload = transport([2, 2, 2]);
+        for len in 0..=QPN as usize {
+            assert_eq!(run(&by_socket(3), &payload[..len], &[]), 0, "{len}");
+            for v6 in [false, true] {
+                let frame = frame(v6, &payload[..len]);
+                assert_eq!(run(&by_frame(3), &frame, &frame[ETH_LEN..]), 0, "{len}, IPv6: {v6}");
+            }
+        }
+    }
+
+    #[test]
+    fn another_version_is_taken_for_ipv6_and_harms_nothing() {
+        let mut frame = frame(true, &transport([1, 2, 3]));
+        for version in [0, 1, 5, 15] {
+            frame[ETH_LEN] = version << 4;
+            assert!(run(&by_frame(3), &frame, &frame[ETH_LEN..]) < 3);
+            assert_eq!(run(&by_frame(3), &frame, &frame[ETH_LEN..][..1]), 0);
+        }
+    }
+}

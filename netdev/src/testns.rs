@@ -9,6 +9,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::rtnl::{RouteKind, RouteQuery, Rtnl};
+
 /// A network namespace; it ends with the last descriptor, socket or process in it.
 #[derive(Debug)]
 pub(crate) struct NetNs {
@@ -31,6 +33,11 @@ impl NetNs {
         let ns = Self { file };
         ns.sh("ip link set lo up");
         Ok(ns)
+    }
+
+    /// The one at a [`path`](Self::path).
+    pub(crate) fn at(path: &str) -> io::Result<Self> {
+        Ok(Self { file: File::open(path)? })
     }
 
     /// Runs `f` on a thread of its own inside the namespace; a panic is passed on.
@@ -91,8 +98,29 @@ impl Pair {
                  ip link set v0 up"
             ));
         }
+        for (ns, host) in [(&a, 1), (&b, 2)] {
+            ns.run(|| has_address(&format!("fd09::{host}")))?;
+        }
         Ok(Self { a, b })
     }
+}
+
+/// Waits until the kernel takes what comes to an address of IPv6: it adds the route for that a
+/// moment after the address.
+pub(crate) fn has_address(address: &str) -> io::Result<()> {
+    let query = RouteQuery {
+        destination: address.parse().map_err(io::Error::other)?,
+        source: None,
+        interface: None,
+        tos: 0,
+        src_port: 0,
+    };
+    let (mut rtnl, end) = (Rtnl::open()?, Instant::now() + Duration::from_secs(60));
+    while !rtnl.route(&query).is_ok_and(|route| route.kind == RouteKind::Local) {
+        assert!(Instant::now() < end, "{address} is not there");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
 }
 
 impl Pair {
@@ -116,6 +144,21 @@ impl Pair {
         let unseen = pair.a.run(|| crate::policy::audit(&iface)).unseen;
         if unseen.is_empty() { Ok(pair) } else { Err(io::Error::other(unseen.join("; "))) }
     }
+}
+
+/// What an epoll set waits for beside errors: descriptors and events (proc_pid_fdinfo(5)).
+pub(crate) fn watched(set: impl AsFd) -> Vec<(i32, i32)> {
+    let info = format!("/proc/self/fdinfo/{}", set.as_fd().as_raw_fd());
+    let info = std::fs::read_to_string(info).expect("an open descriptor");
+    let entry = |line: &str| {
+        let mut words = line.strip_prefix("tfd:")?.split_whitespace();
+        let fd = words.next()?.parse().ok()?;
+        let events = i32::from_str_radix(words.nth(1)?, 16).ok()?;
+        Some((fd, events & (libc::EPOLLIN | libc::EPOLLOUT)))
+    };
+    let mut entries: Vec<_> = info.lines().filter_map(entry).collect();
+    entries.sort_unstable();
+    entries
 }
 
 /// An error if one of these programs is missing.
@@ -149,6 +192,31 @@ pub(crate) fn without_capability<R: Send>(capability: u32, f: impl FnOnce() -> R
         Ok(value) => value,
         Err(panic) => std::panic::resume_unwind(panic),
     })
+}
+
+/// Lets this process open `room` more descriptors, until what is returned is dropped.
+pub(crate) fn limit_descriptors(room: usize) -> impl Drop {
+    /// The limit that there was.
+    struct Limit(libc::rlimit);
+    impl Drop for Limit {
+        fn drop(&mut self) {
+            // SAFETY: setrlimit reads one `rlimit`.
+            let set = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const self.0) };
+            assert_eq!(set, 0, "setrlimit: {}", io::Error::last_os_error());
+        }
+    }
+    let mut limit = Limit(libc::rlimit { rlim_cur: 0, rlim_max: 0 });
+    // SAFETY: getrlimit writes one `rlimit`.
+    let got = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit.0) };
+    assert_eq!(got, 0, "getrlimit: {}", io::Error::last_os_error());
+    // Numbers below the limit can be had; the lowest that is free is taken.
+    let is_free = |fd: &i32| !Path::new(&format!("/proc/self/fd/{fd}")).exists();
+    let end = (0..).filter(is_free).nth(room).expect("there are many");
+    let less = libc::rlimit { rlim_cur: end as libc::rlim_t, ..limit.0 };
+    // SAFETY: setrlimit reads one `rlimit`.
+    let set = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const less) };
+    assert_eq!(set, 0, "setrlimit: {}", io::Error::last_os_error());
+    limit
 }
 
 /// The chores of a port that is about to be looked at again, and a wait of so many milliseconds at most.

@@ -179,7 +179,7 @@ impl XdpPort {
                 backend: Backend::Xdp,
                 link_mtu: iface.mtu,
                 segments_max: 1,
-                run_bytes_max: (frame_max - HEADERS_V6) as u32,
+                run_bytes_max: frame_max.saturating_sub(HEADERS_V6) as u32,
                 ip_id_exact: true,
                 tos_on_send: true,
                 tos_on_receive: true,
@@ -289,7 +289,8 @@ impl XdpPort {
     }
 
     fn flush_frames(&mut self) {
-        match self.tx.flush(&mut self.umem, &self.socket) {
+        let Self { tx, umem, socket, .. } = self;
+        match tx.flush(umem, || socket.kick_send()) {
             Ok(flushed) => {
                 self.counters.tx_failed += flushed.refused;
                 self.counters.tx_blocked += u64::from(flushed.blocked);
@@ -489,4 +490,4 @@ fn rx_budget(chunks: u32, mtu: u32) -> RxBudget {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -215,6 +215,7 @@ fn open_socket(iface: &Interface, config: &PortConfig) -> Result<PacketSocket, O
 }
 
 /// A super-packet must stay below the device's limit with its headers, else the kernel segments it.
+/// A single datagram may be as long as the link carries, whatever that limit.
 fn run_limits(link: &Link, config: &PortConfig) -> RunLimits {
     let frame_max = (link.gso_bytes_max as usize).min(65_535);
     let datagrams = if config.no_segmentation {
@@ -222,7 +223,9 @@ fn run_limits(link: &Link, config: &PortConfig) -> RunLimits {
     } else {
         SEGMENTS_MAX.min(u16::try_from(link.gso_segs_max).unwrap_or(SEGMENTS_MAX)).max(1)
     };
-    RunLimits { datagrams, bytes: frame_max.saturating_sub(HEADERS_MAX + 1) }
+    let below_limit = frame_max.saturating_sub(HEADERS_MAX + 1);
+    let one_datagram = (link.mtu as usize).min(65_535 - HEADERS_MAX - 1);
+    RunLimits { datagrams, bytes: below_limit.max(one_datagram) }
 }
 
 impl RunLimits {

@@ -120,4 +120,60 @@ mod tests {
         assert_eq!(Layout::new(0, 4096).frames(), 1);
         assert!(Layout::new(u32::MAX, 4096).frames() < 20_000);
     }
+
+    /// Where the kernel puts Ethernet headers.
+    const MAC_AT: u16 = 104;
+
+    fn ring(frames: u32) -> Ring {
+        Ring { map: RingMap::plain(Layout::new(frames, 4096)), next: 0 }
+    }
+
+    /// Hands the next frame over; returns its bytes, as they are read, and whether they are whole.
+    fn read(
+        ring: &mut Ring,
+        said: (u16, u32, u32),
+        bytes: &[u8],
+    ) -> Option<Option<(Vec<u8>, bool)>> {
+        let next = ring.next;
+        ring.map.kernel_gives(next, said, usize::from(MAC_AT), bytes);
+        let got = ring.take(|frame| (frame.bytes.to_vec(), frame.whole));
+        assert!(!ring.map.is_ours(next), "the slot is the kernel's again");
+        assert!(ring.take(|_| ()).is_none(), "there was one");
+        got
+    }
+
+    #[test]
+    fn whatever_the_kernel_says_of_a_frame_it_stays_in_its_slot_and_the_slot_comes_back() {
+        let room = FRAME_BYTES - u32::from(MAC_AT);
+        let mut ring = ring(4);
+        for round in 0..3 * ring.frames() {
+            for (mac, snap_len, len) in [
+                (0, 60, 60),
+                (VNET_LEN as u16 - 1, 60, 60),
+                (u16::MAX, FRAME_BYTES, FRAME_BYTES),
+                (u16::MAX, u32::MAX, u32::MAX),
+                (MAC_AT, room + 1, room + 1),
+                (MAC_AT, u32::MAX, u32::MAX),
+                (MAC_AT, u32::MAX - u32::from(MAC_AT), 0),
+            ] {
+                let got = read(&mut ring, (mac, snap_len, len), &[7; 60]);
+                assert_eq!(got, Some(None), "round {round}: {snap_len} at {mac}");
+            }
+            for (mac, snap_len, len) in [
+                (VNET_LEN as u16, 0, 0),
+                (MAC_AT, 0, 0),
+                (MAC_AT, 60, 60),
+                (MAC_AT, 60, 61),
+                (MAC_AT, 60, 0),
+                (MAC_AT, room, room),
+                (u16::MAX, FRAME_BYTES - u32::from(u16::MAX), u32::MAX),
+            ] {
+                let got = read(&mut ring, (mac, snap_len, len), &[7; 60]);
+                let (bytes, whole) = got.expect("a frame").expect("within its slot");
+                assert_eq!((bytes.len() as u32, whole), (snap_len, snap_len == len));
+            }
+            let got = read(&mut ring, (MAC_AT, 60, 60), &[round as u8; 60]);
+            assert_eq!(got, Some(Some((vec![round as u8; 60], true))));
+        }
+    }
 }

@@ -84,11 +84,11 @@ impl Staging {
     }
 
     /// Whether a datagram of `len` bytes can join the last run: one of the same path and size, or the
-    /// run's last.
+    /// run's last. An empty one cannot: no segment of the run would be it.
     pub(super) fn can_grow(&self, path: PathId, len: usize, limits: RunLimits) -> bool {
         let Some(run) = self.runs.last().filter(|_| self.open) else { return false };
         run.path == path
-            && len <= run.segment
+            && (1..=run.segment).contains(&len)
             && run.datagrams < limits.datagrams
             && run.ip_id + run.datagrams < IP_ID_END
             && run.bytes + len <= limits.bytes
@@ -300,6 +300,17 @@ mod tests {
         let parsed = parse_frame(&frame).expect("valid");
         assert_eq!(parsed.payload, [9; 240]);
         assert_eq!(parsed.headers.ip_id, Some((7, 0x4000)));
+    }
+
+    #[test]
+    fn an_empty_datagram_is_a_run_of_its_own() {
+        let mut staging = Staging::new();
+        for len in [0, 0, 100, 100, 0, 100, 0] {
+            add(&mut staging, 1, len, 1).expect("room");
+        }
+        let runs: Vec<_> = staging.runs.iter().map(|run| (run.bytes, run.datagrams)).collect();
+        assert_eq!(runs, [(0, 1), (0, 1), (200, 2), (0, 1), (100, 1), (0, 1)]);
+        assert!(staging.runs.iter().all(|run| run.gso().is_none_or(|segment| segment > 0)));
     }
 
     #[test]

@@ -225,6 +225,40 @@ impl RingMap {
         unsafe { (*self.status(index)).store(libc::TP_STATUS_KERNEL, Ordering::Release) }
     }
 
+    /// A ring in plain memory, all of which is the kernel's.
+    #[cfg(test)]
+    pub(super) fn plain(layout: Layout) -> Self {
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: a new mapping, at an address of the kernel's choice.
+        let base =
+            unsafe { libc::mmap(std::ptr::null_mut(), layout.bytes(), protection, flags, -1, 0) };
+        assert_ne!(base, libc::MAP_FAILED);
+        Self { base: NonNull::new(base.cast()).expect("not at 0"), layout }
+    }
+
+    /// As the kernel hands a frame over: `bytes` at `at` in its slot, with what it says of them.
+    #[cfg(test)]
+    pub(super) fn kernel_gives(
+        &mut self,
+        index: u32,
+        (mac, snap_len, len): (u16, u32, u32),
+        at: usize,
+        bytes: &[u8],
+    ) {
+        assert!(!self.is_ours(index) && at + bytes.len() <= self.layout.frame_bytes as usize);
+        // SAFETY: the header and the bytes are in the slot, which is aligned and the kernel's, whom
+        // this plays; `self` is borrowed exclusively.
+        unsafe {
+            let slot = self.slot(index);
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), slot.as_ptr().add(at), bytes.len());
+            let header = slot.cast::<libc::tpacket2_hdr>().as_mut();
+            (header.tp_mac, header.tp_snaplen, header.tp_len) = (mac, snap_len, len);
+            let status = libc::TP_STATUS_USER | libc::TP_STATUS_LOSING;
+            (*self.status(index)).store(status, Ordering::Release);
+        }
+    }
+
     /// Start of a frame's slot.
     fn slot(&self, index: u32) -> NonNull<u8> {
         // SAFETY: `offset` is below the length of the mapping for every index.

@@ -1,4 +1,6 @@
+mod blocked;
 mod life;
+mod two;
 
 use std::time::Instant;
 
@@ -132,13 +134,15 @@ fn check_payloads(got: &[Got], lens: &[usize]) {
 fn runs_and_single_datagrams_arrive_over_ipv4_and_ipv6() {
     let pair = or_skip!("packet::runs_and_single_datagrams_arrive_over_ipv4_and_ipv6", Pair::new());
     let (mut a, mut b) = ports(&pair);
-    let lengths: [Vec<usize>; 6] = [
+    let lengths: [Vec<usize>; 8] = [
         vec![16],
         vec![4116],
         vec![80; 60],
         [vec![4116; 14], vec![20]].concat(),
         [vec![1044; 70], vec![300, 300, 16], vec![4116; 40]].concat(),
         vec![0, 1, 2],
+        vec![0, 0, 100, 100, 0, 100],
+        vec![80; 60],
     ];
     for (local, remote) in [(A4, B4), (A6, B6)] {
         let to = path(&pair.a, &mut a, local, remote);
@@ -161,6 +165,7 @@ fn runs_and_single_datagrams_arrive_over_ipv4_and_ipv6() {
     assert_eq!(sent.tx_datagrams, b.stats().rx_datagrams);
     assert_eq!(sent.tx_bytes, b.stats().rx_bytes);
     assert_eq!((b.stats().rx_malformed, b.stats().rx_queue_drops), (0, 0));
+    assert_eq!(a.sender.segments_max(), staging::SEGMENTS_MAX, "nothing was refused");
 }
 
 #[test]

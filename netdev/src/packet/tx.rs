@@ -253,6 +253,27 @@ mod tests {
         assert_eq!(sender.segments_max(), SEGMENTS_MAX, "segmentation was not to blame");
     }
 
+    /// Whatever is left of it is lost, and told, once.
+    #[test]
+    fn a_run_that_fails_in_its_middle_counts_each_datagram_once() {
+        for taken in 0..5 {
+            let (mut sender, mut staging) = (Sender::new(true), Staging::new());
+            stage(&mut staging, 1, 5);
+            stage(&mut staging, 2, 1);
+            let answer = |kind| if kind == Incoming::Single { 0 } else { libc::EMSGSIZE };
+            let mut kernel = Script { answer, room: taken, taken: Vec::new() };
+            assert_eq!(send(&mut sender, &mut kernel, &mut staging), []);
+            assert!(!staging.is_empty(), "it is full after {taken}");
+            (kernel.answer, kernel.room) = (|_| libc::ENOBUFS, 100);
+            let failures = send(&mut sender, &mut kernel, &mut staging);
+            let told: Vec<_> = failures.iter().map(|f| (f.path.0, f.datagrams)).collect();
+            assert_eq!(told, [(1, 5 - taken as u32), (2, 1)]);
+            assert_eq!(sender.counters.failed, 6 - taken as u64);
+            assert_eq!(sender.counters.runs, taken as u64);
+            assert!(staging.is_empty());
+        }
+    }
+
     #[test]
     fn a_full_queue_drops_and_is_not_retried() {
         let (mut sender, mut staging) = (Sender::new(true), Staging::new());

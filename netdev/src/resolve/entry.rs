@@ -120,3 +120,75 @@ impl Entry {
 pub(super) fn is_usable(neighbour: Option<Neighbour>) -> bool {
     neighbour.is_some_and(|known| known.status != NeighbourStatus::Unresolved)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(target: Target) -> Entry {
+        Entry {
+            spec: PathSpec {
+                local: [10, 9, 0, 1].into(),
+                remote: [10, 9, 0, 2].into(),
+                src_port: 0,
+                tos: 0,
+                ttl: 64,
+                flow_label: 0,
+            },
+            src_port: 49152,
+            target,
+            guard: Some(PathId(0)),
+            template: None,
+            check: false,
+            answered: false,
+            last: 0,
+            turn: None,
+            used: false,
+            changed: false,
+            rerouted: false,
+            route_refreshes: 0,
+            ip_id: 0,
+        }
+    }
+
+    fn iface() -> Interface {
+        Interface {
+            name: "v0".into(),
+            index: 2,
+            mtu: 4200,
+            mac: [2; 6],
+            up: true,
+            loopback: false,
+            addresses: Vec::new(),
+        }
+    }
+
+    /// From whatever was known to whatever is.
+    #[test]
+    fn frames_go_to_addresses_that_are_known_and_usable() {
+        use NeighbourStatus::{Probing, Stale, Unresolved, Valid};
+        let macs = [None, Some([4; 6]), Some([6; 6])];
+        let statuses = [Valid, Stale, Probing, Unresolved];
+        let known = macs.iter().flat_map(|&mac| statuses.map(|status| Neighbour { mac, status }));
+        let all: Vec<Option<Neighbour>> = known.map(Some).chain([None]).collect();
+        for before in &all {
+            for now in &all {
+                let mut entry = entry(Target::Neighbour([10, 9, 0, 2].into()));
+                entry.settle(&iface(), *before);
+                entry.settle(&iface(), *now);
+                let usable = now.filter(|now| now.status != Unresolved).and_then(|now| now.mac);
+                let template = entry.template.as_ref().map(FrameTemplate::dst_mac);
+                assert_eq!(template, usable, "{before:?}, then {now:?}");
+                let stale = now.is_some_and(|now| now.status == Stale);
+                assert_eq!(entry.check, usable.is_some() && stale, "{before:?}, then {now:?}");
+            }
+        }
+        for target in [Target::Nowhere, Target::Group, Target::Own] {
+            for now in &all {
+                let mut entry = entry(target);
+                entry.settle(&iface(), *now);
+                assert!(entry.template.is_none() && !entry.check, "{target:?}: {now:?}");
+            }
+        }
+    }
+}

@@ -1,3 +1,6 @@
+mod rules;
+mod stale;
+
 use std::os::fd::BorrowedFd;
 
 use super::*;

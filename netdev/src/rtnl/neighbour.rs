@@ -78,3 +78,48 @@ pub(super) fn neighbour_from(message: &[u8]) -> Option<Neighbour> {
     };
     Some(Neighbour { mac: mac.and_then(|(_, bytes)| bytes.try_into().ok()), status })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A `struct ndmsg` in this state, with a link address.
+    fn message(state: u16, lladdr: Option<&[u8]>) -> Vec<u8> {
+        let mut bytes = vec![0; HEADER_LEN];
+        bytes[8..10].copy_from_slice(&state.to_ne_bytes());
+        if let Some(lladdr) = lladdr {
+            bytes.extend((lladdr.len() as u16 + 4).to_ne_bytes());
+            bytes.extend(libc::NDA_LLADDR.to_ne_bytes());
+            bytes.extend(lladdr);
+            bytes.resize(bytes.len().next_multiple_of(4), 0);
+        }
+        bytes
+    }
+
+    #[test]
+    fn only_states_that_are_known_are_usable() {
+        let mac = [2, 0, 0, 0, 0, 7];
+        for state in 0..=u16::MAX {
+            let status = match state {
+                0x02 | 0x80 | 0x40 => NeighbourStatus::Valid, // reachable, permanent, no ARP
+                0x04 => NeighbourStatus::Stale,
+                0x08 | 0x10 => NeighbourStatus::Probing, // delay, probe
+                _ => NeighbourStatus::Unresolved,
+            };
+            let found = neighbour_from(&message(state, Some(&mac)));
+            assert_eq!(found, Some(Neighbour { mac: Some(mac), status }), "{state:#x}");
+        }
+    }
+
+    #[test]
+    fn link_addresses_of_another_length_are_none() {
+        for length in [0, 1, 5, 7, 8, 20, 32] {
+            let found = neighbour_from(&message(0x80, Some(&vec![7; length]))).expect("an entry");
+            assert_eq!(found.mac, None, "{length}");
+        }
+        assert_eq!(neighbour_from(&message(0x80, None)).expect("an entry").mac, None);
+        for length in 0..HEADER_LEN {
+            assert_eq!(neighbour_from(&message(0x80, None)[..length]), None, "{length}");
+        }
+    }
+}

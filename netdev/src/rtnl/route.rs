@@ -130,3 +130,64 @@ pub(super) fn route_from(message: &[u8]) -> io::Result<Route> {
 fn mtu_of(metrics: &[u8]) -> Option<u32> {
     Attributes(metrics).find(|(kind, _)| *kind == RTAX_MTU).and_then(|(_, value)| word(value))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A `struct rtmsg` of this type, with these attributes.
+    fn message(kind: u8, attributes: &[(u16, &[u8])]) -> Vec<u8> {
+        let mut bytes = vec![0; HEADER_LEN];
+        bytes[7] = kind;
+        for (kind, value) in attributes {
+            bytes.extend((value.len() as u16 + 4).to_ne_bytes());
+            bytes.extend(kind.to_ne_bytes());
+            bytes.extend(*value);
+            bytes.resize(bytes.len().next_multiple_of(4), 0);
+        }
+        bytes
+    }
+
+    #[test]
+    fn only_types_that_lead_somewhere_are_routes() {
+        for kind in 0..=u8::MAX {
+            let found = route_from(&message(kind, &[(libc::RTA_OIF, &[7, 0, 0, 0])]));
+            let expected = match kind {
+                1 | 4 => Ok(RouteKind::Unicast), // and anycast
+                2 => Ok(RouteKind::Local),
+                3 => Ok(RouteKind::Broadcast),
+                5 => Ok(RouteKind::Multicast),
+                6 => Err(libc::EINVAL), // black hole
+                8 => Err(libc::EACCES), // prohibited
+                _ => Err(libc::ENETUNREACH),
+            };
+            let found = found.map(|route| route.kind);
+            assert_eq!(found.map_err(|e| e.raw_os_error().unwrap_or(0)), expected, "{kind}");
+        }
+    }
+
+    #[test]
+    fn attributes_of_any_length_are_read_or_left() {
+        let bytes = [9; 32];
+        let oif = (libc::RTA_OIF, &[1, 0, 0, 0][..]);
+        for length in 0..bytes.len() {
+            let value = &bytes[..length];
+            let alone = route_from(&message(1, &[(libc::RTA_OIF, value)]));
+            assert_eq!(alone.is_ok(), length == 4, "an interface of {length} bytes");
+            for (kind, before) in [(libc::RTA_GATEWAY, 0), (RTA_VIA, 2), (libc::RTA_PREFSRC, 0)] {
+                let route = route_from(&message(1, &[oif, (kind, value)])).expect("a route");
+                let address = [4, 16].contains(&length.wrapping_sub(before));
+                let (gateway, source) = (route.gateway.is_some(), route.preferred_source.is_some());
+                assert_eq!(gateway, address && kind != libc::RTA_PREFSRC, "{kind}: {length}");
+                assert_eq!(source, address && kind == libc::RTA_PREFSRC, "{kind}: {length}");
+            }
+            let metrics = route_from(&message(1, &[oif, (libc::RTA_METRICS, value)]));
+            assert_eq!(metrics.expect("a route").mtu, None);
+        }
+        for mtu in [0, 1, u32::MAX] {
+            let metric = [&[8, 0, 2, 0][..], &mtu.to_ne_bytes()].concat();
+            let route = route_from(&message(1, &[oif, (libc::RTA_METRICS, &metric)]));
+            assert_eq!(route.expect("a route").mtu, Some(mtu));
+        }
+    }
+}

@@ -47,6 +47,14 @@ impl NetlinkSocket {
         Ok(Self { socket, sequence: 0, answer: vec![0; ANSWER_MAX].into() })
     }
 
+    /// One that is connected to a port that nobody has.
+    #[cfg(test)]
+    pub(crate) fn to_nobody() -> io::Result<Self> {
+        let this = Self::open(netlink_sys::protocols::NETLINK_ROUTE)?;
+        this.socket.connect(&SocketAddr::new(u32::MAX, 0))?;
+        Ok(this)
+    }
+
     /// Sends one request and hands every answer (type, body) to `each`. With `dump`, all objects are
     /// asked for, and again if the kernel says that they changed meanwhile: `each` may then see an
     /// object twice.
@@ -269,5 +277,64 @@ mod tests {
         assert_eq!(got, [(1, vec![9]), (2, vec![])]);
         assert_eq!(Attributes(&[3, 0, 1, 0]).count(), 0);
         assert_eq!(Attributes(&[4, 0]).count(), 0);
+    }
+
+    /// An answer to the request `sequence`.
+    fn answer(sequence: u32, kind: u16, flags: u16, body: &[u8]) -> Vec<u8> {
+        let mut bytes = message(16 + body.len() as u32, kind, body);
+        bytes[6..8].copy_from_slice(&flags.to_ne_bytes());
+        bytes[8..12].copy_from_slice(&sequence.to_ne_bytes());
+        bytes
+    }
+
+    #[test]
+    fn answers_to_another_request_are_not_taken_for_this_ones() {
+        let error = (-libc::ENODEV).to_ne_bytes();
+        let (mine, other) = (u32::MAX, 0);
+        let datagram = [
+            answer(other, 20, NLM_F_DUMP_INTR, &[1; 4]),
+            answer(other, NLMSG_ERROR, 0, &error),
+            answer(other, NLMSG_DONE, 0, &[0; 4]),
+            answer(mine, 20, 0, &[2; 4]),
+        ]
+        .concat();
+        let mut got = Vec::new();
+        let mut each = |kind: u16, payload: &[u8]| got.push((kind, payload.to_vec()));
+        let read = hand_out(&datagram, mine, &mut each).expect("no error of this one");
+        assert!(!read.complete && !read.interrupted);
+        let end = answer(mine, NLMSG_DONE, NLM_F_DUMP_INTR, &[0; 4]);
+        let read = hand_out(&end, mine, &mut each).expect("no error");
+        assert!(read.complete && read.interrupted, "it is to be asked again");
+        let failed = hand_out(&answer(mine, NLMSG_ERROR, 0, &error), mine, &mut each);
+        assert_eq!(failed.err().and_then(|e| e.raw_os_error()), Some(libc::ENODEV));
+        assert_eq!(got, [(20, vec![2; 4])]);
+    }
+
+    #[test]
+    fn error_codes_are_read_at_their_least_and_greatest() {
+        for (code, errno) in
+            [(0, 0), (-1, 1), (-4095, 4095), (i32::MIN, i32::MAX), (i32::MAX, -i32::MAX)]
+        {
+            assert_eq!(error_code(&code.to_ne_bytes()), errno, "{code}");
+        }
+        assert_eq!(error_code(&[1, 2, 3]), 0, "success without a code");
+    }
+
+    #[test]
+    fn lengths_that_make_no_sense_end_what_they_are_in() {
+        for length in [0, 1, 15, 21, 24, u32::MAX - 3, u32::MAX] {
+            let bytes = [message(length, 20, &[0; 4]), message(16, 21, &[])].concat();
+            let kinds: Vec<u16> = Messages(&bytes).map(|(header, _)| header.kind).collect();
+            let reached = match length {
+                21 | 24 => vec![20],
+                _ => vec![],
+            };
+            assert!(kinds.starts_with(&reached) && kinds.len() < 3, "{length}: {kinds:?}");
+        }
+        for length in [0, 1, 2, 3, 9, 255, u16::MAX] {
+            let [low, high] = length.to_ne_bytes();
+            let bytes = [4, 0, 1, 0, low, high, 2, 0, 0, 0, 0, 0];
+            assert_eq!(Attributes(&bytes).count(), 1, "{length}");
+        }
     }
 }

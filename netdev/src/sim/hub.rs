@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::batch::{Batch, Flow, Mark};
+use super::gate::Bell;
 use super::link::{Fate, Link, LinkConfig, SimStats};
 use super::rng::Rng;
 use super::{Tap, TapDatagram, Verdict};
-use crate::fd::EventFd;
 use crate::port::RxBudget;
 
 /// Ethernet, IPv4 or IPv6, and UDP: what a rate limiter counts besides the payload.
@@ -21,7 +21,7 @@ const HEADERS: [usize; 2] = [14 + 20 + 8, 14 + 40 + 8];
 /// A port as the hub sees it.
 struct Inbox {
     batch: Batch,
-    event: Arc<EventFd>,
+    bell: Arc<Bell>,
     /// Whether somebody waits for the event.
     armed: bool,
     signalled: bool,
@@ -110,14 +110,14 @@ impl Hub {
         &mut self,
         addresses: &[IpAddr],
         budget: RxBudget,
-        event: Arc<EventFd>,
+        bell: Arc<Bell>,
     ) -> io::Result<usize> {
         if let Some(taken) = addresses.iter().find(|a| self.addresses.contains_key(a)) {
             let what = format!("{taken} is another simulated port's");
             return Err(io::Error::new(io::ErrorKind::AddrInUse, what));
         }
         let inbox =
-            Inbox { batch: Batch::new(budget), event, armed: false, signalled: false, drops: 0 };
+            Inbox { batch: Batch::new(budget), bell, armed: false, signalled: false, drops: 0 };
         let id = self.inboxes.iter().position(Option::is_none).unwrap_or(self.inboxes.len());
         if id == self.inboxes.len() {
             self.inboxes.push(Some(inbox));
@@ -148,7 +148,7 @@ impl Hub {
         if inbox.batch.is_empty() {
             // Only now: what was taken before may not all have been handed up.
             if mem::take(&mut inbox.signalled) {
-                inbox.event.clear();
+                inbox.bell.clear();
             }
             return false;
         }
@@ -297,7 +297,7 @@ impl Hub {
 impl Inbox {
     fn signal_if(&mut self, pending: bool) {
         if self.armed && pending && !self.signalled {
-            self.event.signal();
+            self.bell.signal();
             self.signalled = true;
         }
     }

@@ -363,3 +363,117 @@ fn a_group_is_for_those_who_have_joined() {
     assert_eq!(heard(&mut ports), [0, 1, 0]);
     drop(net);
 }
+
+/// What a port knows of each datagram: its first byte, its source, and its identification.
+fn identified(port: &mut SimPort) -> Vec<(u8, IpAddr, RxIpId)> {
+    let mut got = Vec::new();
+    port.receive(usize::MAX, |d| got.push((d.payload[0], d.src, d.ip_id))).unwrap();
+    got
+}
+
+#[test]
+fn a_path_with_a_reused_id_joins_no_run_of_the_one_before() {
+    for ip_id in [SimIpId::Exact, SimIpId::Hint, SimIpId::Solve] {
+        let net = SimNet::new(1);
+        let config = SimConfig { ip_id, ..SimConfig::default() };
+        let mut a = net.port(&[A, C], &config).unwrap();
+        let mut b = net.port(&[B], &config).unwrap();
+        let mut next = 0;
+        for round in 0..4 {
+            let mut paths = Vec::new();
+            for (mark, own) in [(1, A), (2, C), (3, A)] {
+                let path = a.add_path(&spec(own, B)).unwrap().id;
+                for index in 0..3 {
+                    let slot = a.reserve(path, 100).unwrap();
+                    slot.buf.fill(mark);
+                    let expected = if ip_id == SimIpId::Exact { next } else { index };
+                    assert_eq!(slot.ip_id, expected, "round {round}");
+                    next += 1;
+                    a.commit();
+                }
+                paths.push(path);
+                a.remove_path(path);
+                assert!(a.reserve(path, 100).is_none());
+            }
+            assert!(paths.iter().all(|path| *path == paths[0]), "one id");
+            a.flush(|failure| panic!("{failure:?}"));
+            let got = identified(&mut b);
+            let from: Vec<_> = got.iter().map(|(mark, src, _)| (*mark, *src)).collect();
+            let expected = [vec![(1, A); 3], vec![(2, C); 3], vec![(3, A); 3]].concat();
+            assert_eq!(from, expected);
+            for (at, (.., known)) in (0..).zip(got) {
+                let first = 9 * round;
+                let exact = RxIpId::Exact { id: first + at, flags: 0x4000 };
+                let hint = RxIpId::Hint(if ip_id == SimIpId::Hint { at % 3 } else { 0 });
+                assert_eq!(known, if ip_id == SimIpId::Exact { exact } else { hint });
+            }
+        }
+    }
+}
+
+#[test]
+fn a_port_that_takes_anothers_place_has_nothing_of_it() {
+    let (net, mut a, mut b, to_b) = pair(1);
+    let group = IpAddr::from([239, 1, 2, 3]);
+    let to_group = a.add_path(&spec(A, group)).unwrap().id;
+    net.set_default_link(LinkConfig { delay: Duration::from_micros(5), ..LinkConfig::default() });
+    for round in 0..3 {
+        b.join(group).unwrap();
+        assert!(!wait_readable(b.wait_fd(), 0).unwrap());
+        // Some have arrived, some are on their way.
+        for _ in 0..2 {
+            send(&mut a, to_b, 3, 64);
+            send(&mut a, to_group, 3, 64);
+            net.advance_to(net.now() + Duration::from_micros(3));
+        }
+        assert!(wait_readable(b.wait_fd(), 0).unwrap());
+        assert_eq!(net.in_flight(), 6);
+        drop(b);
+        let mut c = net.port(&[C], &SimConfig::default()).unwrap();
+        assert!(!wait_readable(c.wait_fd(), 0).unwrap());
+        let lost = net.stats().unroutable;
+        assert_eq!(drain(&net, &mut c), [], "round {round}");
+        // What went to the group has no member any more.
+        assert_eq!(net.stats().unroutable, lost + 3);
+        assert!(!wait_readable(c.wait_fd(), 0).unwrap());
+        drop(c);
+        b = net.port(&[B], &SimConfig::default()).unwrap();
+        assert_eq!((drain(&net, &mut b), b.stats()), (vec![], PortStats::default()));
+    }
+}
+
+/// Whether the descriptor is readable, and whether it is writable, as a poll for both sees it.
+fn ready(port: &SimPort) -> [bool; 2] {
+    [crate::fd::Interest::Read, crate::fd::Interest::Write].map(|interest| {
+        let set = crate::fd::Epoll::new().unwrap();
+        set.add(port.wait_fd(), interest).unwrap();
+        wait_readable(&set, 0).unwrap()
+    })
+}
+
+#[test]
+fn a_port_behind_a_shut_gate_keeps_what_it_is_given_and_is_not_writable() {
+    let net = SimNet::new(1);
+    let (mut a, gate) = net.gated_port(&[A], &SimConfig::default()).unwrap();
+    let mut b = net.port(&[B], &SimConfig::default()).unwrap();
+    let to_b = a.add_path(&spec(A, B)).unwrap().id;
+    let to_a = b.add_path(&spec(B, A)).unwrap().id;
+    assert_eq!((ready(&a), a.wants_write()), ([false, true], false));
+    for round in 0..3 {
+        gate.shut();
+        send(&mut a, to_b, 40, 100);
+        assert_eq!((ready(&a), a.wants_write()), ([false, false], true), "{round}");
+        assert_eq!(drain(&net, &mut b), []);
+        // What arrives is told as ever.
+        send(&mut b, to_a, 1, 100);
+        assert_eq!(ready(&a), [true, false], "{round}");
+        assert_eq!(drain(&net, &mut a).len(), 1);
+        assert_eq!(drain(&net, &mut a), []);
+        gate.open();
+        assert_eq!((ready(&a), a.wants_write()), ([false, true], true), "{round}");
+        a.flush(|failure| panic!("{failure:?}"));
+        assert!(!a.wants_write());
+        assert_eq!(drain(&net, &mut b).len(), 40);
+        assert_eq!(a.stats().tx_datagrams, 40 * (round + 1));
+    }
+}

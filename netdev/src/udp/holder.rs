@@ -215,7 +215,7 @@ mod tests {
     fn wildcards_conflict_with_everything_of_their_family() {
         let [any, a, b] = [[0; 4], [10, 0, 0, 1], [10, 0, 0, 2]].map(IpAddr::from);
         let any6 = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
-        assert!(conflicts(any, a) && conflicts(a, a) && conflicts(any6, a));
+        assert!(conflicts(any, a) && conflicts(a, a) && conflicts(any6, a) && conflicts(a, any));
         assert!(!conflicts(b, a) && !conflicts(any, IpAddr::V6(Ipv6Addr::LOCALHOST)));
     }
 

@@ -59,6 +59,12 @@ impl Offload {
         self.looked = self.looked.checked_sub(LOOK_AGAIN).expect("not so early");
     }
 
+    /// As after a question in vain.
+    #[cfg(test)]
+    pub(super) fn was_not_answered(&mut self) {
+        self.segmentation.was_not_answered();
+    }
+
     /// How often was asked.
     #[cfg(test)]
     pub(super) fn questions(&self) -> u32 {

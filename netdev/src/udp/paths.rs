@@ -241,6 +241,12 @@ impl Paths {
         |i| self.socket(i)
     }
 
+    /// How many sockets are open besides those of the own addresses.
+    #[cfg(test)]
+    pub(super) fn open_senders(&self) -> usize {
+        self.senders[self.own..].iter().flatten().count()
+    }
+
     /// Whether the socket is that of an own address, which also receives.
     pub(super) fn is_own(&self, index: usize) -> bool {
         index < self.own

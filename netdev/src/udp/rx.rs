@@ -196,3 +196,60 @@ impl Queue {
         count
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drops_are_counted_beyond_what_the_kernel_counts_to() {
+        let socket = Socket::new(false).unwrap();
+        let queue = Queue::new([127, 0, 0, 1].into());
+        for (last, new) in [(0, 0), (u32::MAX, 1), (1, u64::from(u32::MAX))] {
+            queue.drops.set((last, u64::from(u32::MAX)));
+            assert_eq!(queue.drops(&socket), u64::from(u32::MAX) + new, "after {last}");
+            assert_eq!(queue.drops(&socket), u64::from(u32::MAX) + new, "and not twice");
+        }
+    }
+
+    #[test]
+    fn whatever_size_of_segments_is_told_the_payload_is_handed_up_once() {
+        for address in [IpAddr::from([10, 0, 0, 1]), IpAddr::from([0_u16; 8])] {
+            let queue = Queue::new(address);
+            for len in [0, 1, 2, 1000, 65_507] {
+                let payload = vec![7; len];
+                for segment in [0, 1, 2, 999, 1000, 65_506, 65_507, 65_508, i32::MAX as usize] {
+                    for truncated in [false, true] {
+                        let message = Received {
+                            payload: &payload,
+                            src: address,
+                            src_port: 1,
+                            segment: Some(segment),
+                            tos: None,
+                            truncated,
+                        };
+                        let mut stats = PortStats::default();
+                        let (mut count, mut bytes) = (0, 0);
+                        let told = queue.hand_up(&message, &mut stats, &mut |datagram| {
+                            if let RxIpId::Hint(index) = datagram.ip_id {
+                                assert_eq!(usize::from(index), count % 65_536);
+                            }
+                            count += 1;
+                            bytes += datagram.payload.len();
+                        });
+                        let cut = (1..len).contains(&segment);
+                        let expected = match (truncated, cut) {
+                            (true, _) => 0,
+                            (false, true) => len.div_ceil(segment),
+                            (false, false) => 1,
+                        };
+                        assert_eq!((told, count), (expected, expected), "{len} by {segment}");
+                        assert_eq!(bytes, if truncated { 0 } else { len });
+                        assert_eq!(stats.rx_datagrams, expected as u64);
+                        assert_eq!(stats.rx_malformed, u64::from(truncated));
+                    }
+                }
+            }
+        }
+    }
+}

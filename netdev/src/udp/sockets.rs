@@ -2,12 +2,12 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
-use std::time::Duration;
 
 use super::holder;
 use super::sys::{Dest, Message, SendScratch, SockAddr, Socket, send};
 use crate::PortConfig;
 use crate::error::OpenError;
+use crate::fd::{COPIES_HELD_MAX, patiently};
 use crate::iface::Interface;
 use crate::port::{Backend, PathSpec, ROCE_PORT};
 use crate::steering;
@@ -69,7 +69,8 @@ pub(super) fn open_own(
     let name = socket_address(iface, address, ROCE_PORT, 0);
     let first = make(address, config, role)?;
     // Alone, so that nobody else has the port.
-    bind_patiently(&first, &name).map_err(|e| fail("bind", e))?;
+    patiently(libc::EADDRINUSE, COPIES_HELD_MAX, || first.bind(&name))
+        .map_err(|e| fail("bind", e))?;
     if count == 1 {
         return Ok(vec![first]);
     }
@@ -132,21 +133,6 @@ pub(super) fn open_group(
     socket.bind(&address).map_err(|e| what("bind to", &e))?;
     socket.join(group, iface.index).map_err(|e| what("join", &e))?;
     Ok(socket)
-}
-
-/// Binds, and tries again for some milliseconds if the port is taken: a socket that another thread has
-/// just closed lives on in a child process between fork and exec.
-fn bind_patiently(socket: &Socket, address: &SocketAddr) -> io::Result<()> {
-    const TRIES: u32 = 5;
-    for _ in 1..TRIES {
-        match socket.bind(address) {
-            Err(e) if e.raw_os_error() == Some(libc::EADDRINUSE) => {
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            result => return result,
-        }
-    }
-    socket.bind(address)
 }
 
 /// Opens a socket to send from `address` with source port `wanted`, or the next that is free. `None`
@@ -261,9 +247,14 @@ pub(super) fn socket_address(
 }
 
 /// Asks the kernel whether it would send along this path at all. Returns whether it knows: the calling thread may have left the port's namespace, and
-/// what is sent then shows it.
+/// what is sent then shows it. So it does if there is no descriptor left to ask with.
 pub(super) fn check_route(iface: &Interface, home: Home, spec: &PathSpec) -> io::Result<bool> {
-    let probe = Socket::new(spec.local.is_ipv6())?;
+    let probe = match Socket::new(spec.local.is_ipv6()) {
+        Err(e) if matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
+            return Ok(false);
+        }
+        probe => probe?,
+    };
     if !home.has(&probe) {
         return Ok(false);
     }

@@ -513,3 +513,6 @@ pub(super) fn try_control(bytes: &[u8]) {
 fn check(result: i32) -> io::Result<i32> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
+
+#[cfg(test)]
+mod tests;

@@ -248,6 +248,8 @@ fn many_paths_share_their_source_ports() {
         .collect();
     let ports: std::collections::BTreeSet<_> = paths.iter().map(|path| path.src_port).collect();
     assert_eq!(ports.len(), 32);
+    let share = |port: &u16| paths.iter().filter(|path| path.src_port == *port).count();
+    assert!(ports.iter().all(|port| (30..34).contains(&share(port))), "they share evenly");
     send(&mut tx, paths[999].id, &[9]);
     assert_eq!(receive(&mut rx, 1)[0].src_port, paths[999].src_port);
     let (last, others) = paths.split_last().unwrap();
@@ -382,6 +384,9 @@ fn an_overrun_is_counted() {
     assert_eq!(rx.stats().rx_queue_drops, 100 - count);
 }
 
+mod blocked;
+mod several;
+mod two;
 mod wire;
 
 #[test]

@@ -10,15 +10,15 @@ use super::umem::{CHUNK, Umem};
 use crate::PortConfig;
 use crate::error::OpenError;
 use crate::ethtool::receive_queues;
+use crate::fd::{COPIES_HELD_MAX, patiently};
 use crate::headers::ETH_LEN;
 use crate::iface::Interface;
 use crate::port::Backend;
 use std::io;
 use std::net::IpAddr;
-use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Bytes of a received frame that fit a chunk: the kernel keeps 256 free (`XDP_PACKET_HEADROOM`).
 pub(super) const RX_CHUNK_BYTES: usize = CHUNK - 256;
@@ -28,8 +28,9 @@ const SLOT_CHUNKS_MAX: usize = 2;
 const CHUNKS_MIN: u32 = 64;
 const CHUNKS_MAX: u32 = 1 << 15;
 
-/// How long to wait for the kernel to free the queue of a closed socket.
-const QUEUE_RELEASE_MAX: Duration = Duration::from_millis(500);
+/// How long to wait for the kernel to free the queue of a closed socket, or of a process that was
+/// killed. A work queue does that, under the lock of all network configuration (RTNL).
+const QUEUE_RELEASE_MAX: Duration = Duration::from_secs(2);
 
 const NEEDS_CAPS: &str = "needs CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF in the host's user namespace: \
      run with --cap-add NET_RAW --cap-add NET_ADMIN --cap-add BPF, or choose --netdev packet or udp";
@@ -64,29 +65,30 @@ pub(super) fn open(
     count: usize,
 ) -> Result<Vec<Opened>, OpenError> {
     let first = if count == 1 { config.xdp_queue } else { 0 };
+    check_interface(iface, config, first, count)?;
     let queues = first..first + count as u32;
-    check_interface(iface, config, &queues)?;
     let made = queues.clone().map(|_| make(config)).collect::<Result<Vec<_>, _>>()?;
     let (program, own, sockets) = load_program(iface, addresses, queues.end)?;
     let frame_bytes = iface.mtu as usize + ETH_LEN;
     let per_slot = frame_bytes.div_ceil(CHUNK).min(SLOT_CHUNKS_MAX) as u32;
     let mut opened = Vec::with_capacity(count);
     for (queue, (socket, mut umem, rings, chunks_each)) in queues.zip(made) {
-        bind(&socket, iface, queue)?;
+        bind(&socket, iface, queue, QUEUE_RELEASE_MAX)?;
         let zero_copy = socket.zero_copy().unwrap_or(false);
         if let Some(microseconds) = config.xdp_busy_poll_us {
             busy_poll(&socket, iface, zero_copy, microseconds)?;
         }
         let rx = RxHalf::new(rings.rx, rings.fill, chunks_each, &mut umem);
         let (tx, done) = (rings.tx, rings.completion);
-        let tx = TxHalf::new(&socket, tx, done, chunks_each, chunks_each, per_slot);
+        let mut tx = TxHalf::new(tx, done, chunks_each, chunks_each, per_slot);
+        tx.set_call_budget(&socket, chunks_each);
         sockets
             .set(&queue.to_ne_bytes(), fd_value(socket.as_fd()))
             .map_err(|e| permission("cannot put the socket into the XSKMAP", e))?;
         opened.push((tx, rx, socket, umem, zero_copy, chunks_each));
     }
-    let link = program
-        .attach(iface.index, config.xdp_generic)
+    let attach = || program.attach(iface.index, config.xdp_generic);
+    let link = patiently(libc::EBUSY, COPIES_HELD_MAX, attach)
         .map_err(|e| attach_error::explain(iface, config.xdp_generic, e))?;
     let (link, own) = (Arc::new(link), Arc::new(Mutex::new(own)));
     let with_link = |(tx, rx, socket, umem, zero_copy, chunks_each)| {
@@ -128,7 +130,8 @@ fn busy_poll(
 fn check_interface(
     iface: &Interface,
     config: &PortConfig,
-    wanted: &Range<u32>,
+    first: u32,
+    count: usize,
 ) -> Result<(), OpenError> {
     let name = &iface.name;
     if iface.loopback {
@@ -139,8 +142,8 @@ fn check_interface(
         ));
     }
     let queues = receive_queues(name).unwrap_or(1);
-    let (last, count) = (wanted.end - 1, wanted.len());
-    if last >= queues {
+    let last = u64::from(first) + count as u64 - 1;
+    if last >= u64::from(queues) {
         let hint = match count {
             1 => "choose a lower queue".to_owned(),
             _ => format!(
@@ -208,8 +211,14 @@ fn load_program(
     Ok((program, own, sockets))
 }
 
-fn bind(socket: &Socket, iface: &Interface, queue: u32) -> Result<(), OpenError> {
-    let bind = |flags| bind_patiently(socket, iface.index, queue, flags);
+/// Binds to a queue, within `limit` if it is busy.
+pub(super) fn bind(
+    socket: &Socket,
+    iface: &Interface,
+    queue: u32,
+    limit: Duration,
+) -> Result<(), OpenError> {
+    let bind = |flags| patiently(libc::EBUSY, limit, || socket.bind(iface.index, queue, flags));
     let single = libc::XDP_USE_NEED_WAKEUP;
     let fits_a_chunk = iface.mtu as usize + ETH_LEN <= RX_CHUNK_BYTES;
     // Neither XDP_ZEROCOPY nor XDP_COPY: the kernel takes the former where the driver has it.
@@ -235,20 +244,6 @@ fn bind(socket: &Socket, iface: &Interface, queue: u32) -> Result<(), OpenError>
         };
         OpenError::os(Backend::Xdp, what, e, hint)
     })
-}
-
-/// The kernel frees the queue of a socket that was closed (or whose process was killed) a little
-/// later, from a work queue: `EBUSY` is believed only if it stays.
-fn bind_patiently(socket: &Socket, ifindex: u32, queue: u32, flags: u16) -> io::Result<()> {
-    let deadline = Instant::now() + QUEUE_RELEASE_MAX;
-    loop {
-        match socket.bind(ifindex, queue, flags) {
-            Err(e) if e.raw_os_error() == Some(libc::EBUSY) && Instant::now() < deadline => {
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            other => return other,
-        }
-    }
 }
 
 /// An error whose usual cause is a missing capability.

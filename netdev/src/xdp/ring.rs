@@ -30,7 +30,7 @@ impl Desc {
 }
 
 /// What a ring holds: plain data, any bits of which are a value.
-trait Entry: Copy {}
+pub(crate) trait Entry: Copy {}
 impl Entry for u64 {}
 impl Entry for Desc {}
 
@@ -273,6 +273,113 @@ impl CompletionRing {
         }
         if n > 0 {
             self.0.release(n);
+        }
+    }
+}
+
+/// Rings in plain memory, and the kernel's side of them.
+#[cfg(test)]
+pub(crate) mod plain {
+    use super::*;
+
+    /// Indices begin here, so that they soon wrap.
+    const START: u32 = u32::MAX - 2;
+
+    /// The kernel's side of a ring: valid as long as that.
+    pub(crate) struct Kernel<T> {
+        base: NonNull<u8>,
+        layout: Layout,
+        entry: std::marker::PhantomData<T>,
+    }
+
+    /// A ring of `size` entries.
+    fn ring<T: Entry>(size: u32) -> (Ring<T>, Kernel<T>) {
+        let layout = Layout { producer: 0, consumer: 64, flags: 128, entries: 192, size };
+        let map = Mapping::anonymous(layout.bytes(size_of::<T>())).unwrap();
+        let kernel = Kernel { base: map.base(), layout, entry: std::marker::PhantomData };
+        for at in [layout.producer, layout.consumer] {
+            kernel.store(at, START);
+        }
+        (Ring::new(map, layout), kernel)
+    }
+
+    pub(crate) fn rx(size: u32) -> (RxRing, Kernel<Desc>) {
+        let (ring, kernel) = ring(size);
+        (RxRing(ring), kernel)
+    }
+
+    pub(crate) fn tx(size: u32) -> (TxRing, Kernel<Desc>) {
+        let (ring, kernel) = ring(size);
+        (TxRing(ring), kernel)
+    }
+
+    pub(crate) fn fill(size: u32) -> (FillRing, Kernel<u64>) {
+        let (ring, kernel) = ring(size);
+        (FillRing(ring), kernel)
+    }
+
+    pub(crate) fn completion(size: u32) -> (CompletionRing, Kernel<u64>) {
+        let (ring, kernel) = ring(size);
+        (CompletionRing(ring), kernel)
+    }
+
+    impl<T: Entry> Kernel<T> {
+        /// Entries that are published and not consumed.
+        pub(crate) fn filled(&self) -> u32 {
+            self.load(self.layout.producer).wrapping_sub(self.load(self.layout.consumer))
+        }
+
+        /// Publishes an entry.
+        pub(crate) fn put(&self, entry: T) {
+            assert!(self.filled() < self.layout.size, "the ring is full");
+            let produced = self.load(self.layout.producer);
+            // SAFETY: see `place`; nobody reads the entry before it is published.
+            unsafe { self.place(produced).write(entry) };
+            self.store(self.layout.producer, produced.wrapping_add(1));
+        }
+
+        /// The entry `ahead` places after the oldest, if it is published.
+        pub(crate) fn peek(&self, ahead: u32) -> Option<T> {
+            let at = self.load(self.layout.consumer).wrapping_add(ahead);
+            // SAFETY: see `place`; it was published, and nobody writes it before it is consumed.
+            (ahead < self.filled()).then(|| unsafe { self.place(at).read() })
+        }
+
+        /// Consumes the `n` oldest entries.
+        pub(crate) fn consume(&self, n: u32) {
+            assert!(n <= self.filled(), "there are not so many");
+            self.store(self.layout.consumer, self.load(self.layout.consumer).wrapping_add(n));
+        }
+
+        /// Takes the oldest entry.
+        pub(crate) fn take(&self) -> Option<T> {
+            let entry = self.peek(0)?;
+            self.consume(1);
+            Some(entry)
+        }
+
+        /// Wishes to be told of new entries.
+        pub(crate) fn sleep(&self) {
+            self.store(self.layout.flags, libc::XDP_RING_NEED_WAKEUP);
+        }
+
+        fn place(&self, index: u32) -> NonNull<T> {
+            let place = (index & (self.layout.size - 1)) as usize;
+            // SAFETY: a test's ring outlives its kernel, and has `size` entries there.
+            unsafe { self.base.add(self.layout.entries).cast::<T>().add(place) }
+        }
+
+        fn load(&self, at: usize) -> u32 {
+            self.word(at).load(Ordering::Acquire)
+        }
+
+        fn store(&self, at: usize, value: u32) {
+            self.word(at).store(value, Ordering::Release);
+        }
+
+        fn word(&self, at: usize) -> &AtomicU32 {
+            // SAFETY: as for `place`: an aligned word that both sides access atomically.
+            unsafe { AtomicU32::from_ptr(self.base.add(at).cast().as_ptr()) }
         }
     }
 }

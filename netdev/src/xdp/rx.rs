@@ -49,7 +49,8 @@ impl RxHalf {
         budget: usize,
         mut each: impl FnMut(&[u8]),
     ) -> usize {
-        for _ in 0..self.waiting.len() {
+        let waited = self.waiting.len();
+        for _ in 0..waited {
             let chunk = self.waiting.swap_remove(0);
             self.refill(umem, chunk);
         }
@@ -67,6 +68,8 @@ impl RxHalf {
         }
         if taken > 0 {
             self.ring.release(taken);
+        }
+        if taken > 0 || waited > 0 {
             self.fill.publish();
         }
         frames
@@ -175,4 +178,193 @@ fn join_in_place(ring: &RxRing, umem: &mut Umem, first: u32, parts: u32) -> Opti
         end += bytes.len();
     }
     Some(head.start..end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::xdp::ring::plain::{self, Kernel};
+
+    const CHUNKS: u32 = 8;
+    const HEADROOM: u64 = 256;
+    /// What a chunk holds of a frame.
+    const PART: usize = CHUNK - HEADROOM as usize;
+
+    /// A receiving half over plain memory, with the kernel's side of its rings.
+    struct Port {
+        half: RxHalf,
+        umem: Umem,
+        rx: Kernel<Desc>,
+        fill: Kernel<u64>,
+    }
+
+    impl Port {
+        fn new() -> Self {
+            let mut umem = Umem::new(2 * CHUNKS).unwrap();
+            let (ring, rx) = plain::rx(2 * CHUNKS);
+            let (filling, fill) = plain::fill(2 * CHUNKS);
+            let half = RxHalf::new(ring, filling, CHUNKS, &mut umem);
+            Self { half, umem, rx, fill }
+        }
+
+        /// The kernel receives a frame into as many chunks as it needs, and says of them what
+        /// `spoil` leaves.
+        fn arrives(&mut self, frame: &[u8], spoil: fn(&mut Vec<Desc>)) {
+            let count = frame.len().div_ceil(PART);
+            let place = |(number, bytes): (usize, &[u8])| {
+                let addr = self.fill.take().expect("a chunk") + HEADROOM;
+                self.umem.kernel_writes(addr, bytes);
+                let options = if number + 1 < count { libc::XDP_PKT_CONTD } else { 0 };
+                Desc { addr, len: bytes.len() as u32, options }
+            };
+            let mut parts = frame.chunks(PART).enumerate().map(place).collect();
+            spoil(&mut parts);
+            parts.into_iter().for_each(|desc| self.rx.put(desc));
+        }
+
+        /// The frames of one call, and how many it counted.
+        fn receive(&mut self, budget: usize) -> (Vec<Vec<u8>>, usize) {
+            let mut frames = Vec::new();
+            let count =
+                self.half.receive(&mut self.umem, budget, |frame| frames.push(frame.to_vec()));
+            (frames, count)
+        }
+    }
+
+    fn frame(len: usize) -> Vec<u8> {
+        (0..len).map(|i| (i * 7 + len) as u8).collect()
+    }
+
+    /// What they are, how long they arrive, and what is wrong with them.
+    type Unusable = (&'static str, usize, fn(&mut Vec<Desc>));
+
+    const UNUSABLE: [Unusable; 9] = [
+        ("empty", 100, |parts| parts[0].len = 0),
+        ("longer than its chunk", 100, |parts| parts[0].len = PART as u32 + 1),
+        ("as long as can be", 100, |parts| parts[0].len = u32::MAX),
+        ("at the end of its chunk", 100, |parts| {
+            (parts[0].addr, parts[0].len) = (parts[0].addr | (CHUNK as u64 - 1), 2);
+        }),
+        ("nothing in its first part", 5000, |parts| parts[0].len = 0),
+        ("nothing in its second part", 5000, |parts| parts[1].len = 0),
+        ("a second part that is too long", 5000, |parts| parts[1].len = u32::MAX),
+        ("a last part that is too long", 9000, |parts| parts[2].len = CHUNK as u32),
+        ("too many parts", JOINED_MAX + 1, |_| ()),
+    ];
+
+    /// Each of them more often than there are chunks.
+    #[test]
+    fn the_chunks_of_frames_that_cannot_be_used_come_back() {
+        for (what, len, spoil) in UNUSABLE {
+            let mut port = Port::new();
+            for round in 0..3 * u64::from(CHUNKS) {
+                assert_eq!(port.fill.filled(), CHUNKS, "{what}, round {round}");
+                port.arrives(&frame(len), spoil);
+                assert_eq!(port.receive(64), (vec![], 1), "{what}, round {round}");
+                assert_eq!(port.half.unusable, round + 1, "{what}");
+            }
+            for len in [1, PART, PART + 1, JOINED_MAX] {
+                port.arrives(&frame(len), |_| ());
+                assert_eq!(port.receive(64), (vec![frame(len)], 1), "{what}, then {len}");
+            }
+            assert_eq!((port.fill.filled(), port.rx.filled()), (CHUNKS, 0), "{what}");
+        }
+    }
+
+    #[test]
+    fn frames_that_cannot_be_used_take_nothing_from_others() {
+        let mut port = Port::new();
+        for (what, len, spoil) in UNUSABLE.iter().filter(|(_, len, _)| len.div_ceil(PART) < 4) {
+            for budget in 1..5 {
+                port.arrives(&frame(60), |_| ());
+                port.arrives(&frame(*len), *spoil);
+                port.arrives(&frame(PART + 60), |_| ());
+                let mut got = Vec::new();
+                for _ in 0..3_usize.div_ceil(budget) {
+                    let (frames, count) = port.receive(budget);
+                    assert!(count <= budget, "{what}: {count} of {budget}");
+                    got.extend(frames);
+                }
+                assert_eq!(got, [frame(60), frame(PART + 60)], "{what}, {budget} at once");
+                assert_eq!(port.receive(budget), (vec![], 0));
+                assert_eq!(port.fill.filled(), CHUNKS, "{what}, {budget} at once");
+            }
+        }
+    }
+
+    /// The chunks that the kernel may receive into, in order.
+    fn lent(port: &Port) -> Vec<u64> {
+        let all = (0..port.fill.filled()).map(|at| port.fill.peek(at).unwrap() / CHUNK as u64);
+        let mut all: Vec<u64> = all.collect();
+        all.sort_unstable();
+        all
+    }
+
+    #[test]
+    fn descriptors_of_chunks_that_are_not_the_kernels_change_nothing() {
+        let mut port = Port::new();
+        let sending = u64::from(CHUNKS) * CHUNK as u64;
+        let end = 2 * sending;
+        for addr in [sending, end - 1, end, u64::MAX, u64::MAX - 4095] {
+            for options in [&[0][..], &[libc::XDP_PKT_CONTD, 0]] {
+                options.iter().for_each(|&options| port.rx.put(Desc { addr, len: 64, options }));
+                port.arrives(&frame(10), |_| ());
+                let unusable = port.half.unusable;
+                assert_eq!(port.receive(64), (vec![frame(10)], 2), "{addr:x}");
+                assert_eq!(port.half.unusable, unusable + 1);
+                assert_eq!(lent(&port), (0..u64::from(CHUNKS)).collect::<Vec<_>>(), "{addr:x}");
+            }
+        }
+        // One chunk twice in a frame: it comes back once, and the other was never named.
+        port.arrives(&frame(5000), |parts| parts[1].addr = parts[0].addr);
+        assert_eq!(port.receive(64), (vec![], 1));
+        assert!(lent(&port).windows(2).all(|pair| pair[0] < pair[1]), "each once");
+        assert_eq!(port.fill.filled(), CHUNKS - 1);
+    }
+
+    #[test]
+    fn a_frame_is_left_until_it_is_whole() {
+        let mut port = Port::new();
+        for round in 0..3 * CHUNKS {
+            port.arrives(&frame(60), |_| ());
+            port.arrives(&frame(9000), |parts| drop(parts.drain(1..)));
+            assert_eq!(port.receive(64), (vec![frame(60)], 1), "round {round}");
+            assert_eq!(port.receive(64), (vec![], 0), "round {round}");
+            // The rest: the chunks that the kernel took for it.
+            let first = port.rx.peek(0).unwrap().addr;
+            let chunk = |number: u64| {
+                (first - HEADROOM + number * CHUNK as u64) % (u64::from(CHUNKS) * CHUNK as u64)
+                    + HEADROOM
+            };
+            let rest = 9000 - 2 * PART;
+            port.rx.put(Desc { addr: chunk(1), len: PART as u32, options: libc::XDP_PKT_CONTD });
+            port.rx.put(Desc { addr: chunk(2), len: rest as u32, options: 0 });
+            assert_eq!(port.receive(64), (vec![frame(9000)], 1), "round {round}");
+            assert_eq!(port.fill.filled(), CHUNKS, "round {round}");
+        }
+    }
+
+    /// The kernel shows frames before it shows that their chunks have left the fill ring.
+    #[test]
+    fn chunks_that_found_the_fill_ring_full_wait_until_it_is_not() {
+        let mut port = Port::new();
+        for late in 0..2 * CHUNKS {
+            let addr = port.fill.peek(late).expect("a chunk") + HEADROOM;
+            port.umem.kernel_writes(addr, &frame(60));
+            port.rx.put(Desc { addr, len: 60, options: 0 });
+            assert_eq!(port.receive(64), (vec![frame(60)], 1));
+        }
+        assert_eq!(port.half.waiting.len() as u32, CHUNKS, "there is no room for them");
+        port.fill.consume(2 * CHUNKS);
+        assert_eq!(port.receive(64), (vec![], 0));
+        assert_eq!(
+            (port.fill.filled(), port.half.waiting.len()),
+            (CHUNKS, 0),
+            "the kernel sees them"
+        );
+        for _ in 0..3 * CHUNKS {
+            port.arrives(&frame(5000), |_| ());
+            assert_eq!(port.receive(64), (vec![frame(5000)], 1));
+        }
+    }
 }

@@ -2,6 +2,7 @@
 
 mod flow;
 mod life;
+mod shards;
 mod tap;
 
 use super::*;
@@ -39,6 +40,14 @@ fn spec(v6: bool, from_a: bool) -> PathSpec {
         ttl: 33,
         flow_label: 0x1_2345,
     }
+}
+
+/// Attaches a program that is not a port's, while what is returned lives.
+pub(crate) fn another_program(interface: u32) -> io::Result<impl Sized> {
+    let mut asm = asm::Asm::default();
+    asm.mov_imm(asm::Reg::R0, prog::XDP_PASS.cast_signed());
+    asm.exit();
+    bpf::Program::load("other", &asm.assemble())?.attach(interface, false)
 }
 
 /// What a test keeps of a received datagram.
@@ -407,6 +416,9 @@ fn errors_say_what_to_do() {
     drop(a);
     let error = open_in(&pair.a, &config).err().expect("refused").to_string();
     assert!(error.contains("no receive queue 3"), "{error}");
+    let config = PortConfig { xdp_queue: u32::MAX, ..PortConfig::default() };
+    let error = open_in(&pair.a, &config).err().expect("refused").to_string();
+    assert!(error.contains("no receive queue 4294967295"), "{error}");
     // A veth copies: there is no queue of a driver to be polled.
     let config = PortConfig { xdp_busy_poll_us: Some(20), ..PortConfig::default() };
     let error = open_in(&pair.a, &config).err().expect("refused").to_string();

@@ -49,7 +49,6 @@ pub(super) struct Flushed {
 impl TxHalf {
     /// Takes the rings over; `base` and `chunks` say which chunks of the UMEM are for sending.
     pub(super) fn new(
-        socket: &Socket,
         ring: TxRing,
         completion: CompletionRing,
         base: u32,
@@ -57,7 +56,7 @@ impl TxHalf {
         chunks_per_slot: u32,
     ) -> Self {
         let slots = chunks / chunks_per_slot;
-        let mut half = Self {
+        Self {
             ring,
             completion,
             base,
@@ -70,9 +69,7 @@ impl TxHalf {
             call_budget: CALL_BUDGET_DEFAULT,
             blocked: false,
             starved: false,
-        };
-        half.set_call_budget(socket, chunks);
-        half
+        }
     }
 
     /// Lets one `sendto` send `budget` descriptors, where the kernel has the option.
@@ -120,11 +117,15 @@ impl TxHalf {
         }
     }
 
-    /// Gives everything queued to the kernel.
+    /// Gives everything queued to the kernel, which takes it when it is told to by `kick`.
     ///
     /// # Errors
     /// The interface is down (`ENETDOWN`) or gone (`ENXIO`); what is queued stays so.
-    pub(super) fn flush(&mut self, umem: &mut Umem, socket: &Socket) -> io::Result<Flushed> {
+    pub(super) fn flush(
+        &mut self,
+        umem: &mut Umem,
+        kick: impl FnMut() -> io::Result<()>,
+    ) -> io::Result<Flushed> {
         if self.queued == 0 {
             if self.starved {
                 self.reap(umem);
@@ -132,7 +133,7 @@ impl TxHalf {
             return Ok(Flushed::default());
         }
         self.ring.publish();
-        let flushed = self.wake(socket);
+        let flushed = self.wake(kick);
         // An error leaves frames in the ring, too: they wait until the link is up again.
         let blocked = flushed.as_ref().map_or(true, |flushed| flushed.blocked);
         self.queued = if blocked { self.ring.pending() } else { 0 };
@@ -142,11 +143,11 @@ impl TxHalf {
     }
 
     /// Tells the kernel to take what is in the ring.
-    fn wake(&mut self, socket: &Socket) -> io::Result<Flushed> {
+    fn wake(&mut self, mut kick: impl FnMut() -> io::Result<()>) -> io::Result<Flushed> {
         let mut flushed = Flushed::default();
         let mut calls = self.queued.div_ceil(self.call_budget);
         while self.ring.needs_wakeup() {
-            match socket.kick_send() {
+            match kick() {
                 Ok(()) => break,
                 // One frame is lost, the rest is still in the ring.
                 Err(e) if e.raw_os_error() == Some(libc::EBUSY) => flushed.refused += 1,
@@ -204,4 +205,191 @@ impl TxHalf {
 /// The per-call budget is used up, memory is short, or a signal came.
 fn retry(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::ENOBUFS | libc::EINTR))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::xdp::ring::Desc;
+    use crate::xdp::ring::plain::{self, Kernel};
+
+    const CHUNKS: u32 = 8;
+
+    /// A sending half over plain memory, with the kernel's side of its rings.
+    struct Port {
+        half: TxHalf,
+        umem: Umem,
+        kernel: Driver,
+    }
+
+    struct Driver {
+        tx: Kernel<Desc>,
+        done: Kernel<u64>,
+    }
+
+    impl Driver {
+        /// Takes the oldest frame; its chunks come back at once. `None` if there is none.
+        fn take(&self) -> Option<usize> {
+            let mut len = 0;
+            loop {
+                let part = self.tx.take()?;
+                len += part.len as usize;
+                self.done.put(part.addr);
+                if !part.continues() {
+                    return Some(len);
+                }
+            }
+        }
+    }
+
+    impl Port {
+        fn new(chunks_per_slot: u32) -> Self {
+            let (ring, tx) = plain::tx(2 * CHUNKS);
+            let (completion, done) = plain::completion(2 * CHUNKS);
+            tx.sleep();
+            Self {
+                half: TxHalf::new(ring, completion, CHUNKS, CHUNKS, chunks_per_slot),
+                umem: Umem::new(2 * CHUNKS).unwrap(),
+                kernel: Driver { tx, done },
+            }
+        }
+
+        /// Queues a frame that fills a slot, if there is one.
+        fn send(&mut self) -> bool {
+            let room = self.half.reserve(&mut self.umem).is_some();
+            if room {
+                let len = self.half.slot_bytes();
+                self.half.send(&mut self.umem, len);
+            }
+            room
+        }
+
+        fn flush(
+            &mut self,
+            mut kick: impl FnMut(&Driver) -> io::Result<()>,
+        ) -> (io::Result<Flushed>, u32) {
+            let (mut kicks, kernel) = (0, &self.kernel);
+            let flushed = self.half.flush(&mut self.umem, || {
+                kicks += 1;
+                assert!(kicks <= 3 * CHUNKS, "it calls without end");
+                kick(kernel)
+            });
+            (flushed, kicks)
+        }
+    }
+
+    fn os(errno: i32) -> io::Result<()> {
+        Err(io::Error::from_raw_os_error(errno))
+    }
+
+    fn take_all(kernel: &Driver) -> io::Result<()> {
+        while kernel.take().is_some() {}
+        Ok(())
+    }
+
+    /// More often than there are slots, whatever the kernel answers.
+    #[test]
+    fn no_slot_is_lost_whatever_the_kernel_answers() {
+        let answers: [(i32, bool, bool); 7] = [
+            // The errno, whether that is the end of the call, and whether it is told.
+            (libc::EAGAIN, true, false),
+            (libc::ENOBUFS, true, false),
+            (libc::EINTR, true, false),
+            (libc::ENETDOWN, true, true),
+            (libc::ENXIO, true, true),
+            (libc::EIO, true, true),
+            (libc::EBUSY, false, false),
+        ];
+        for per_slot in [1, 2] {
+            let slots = (CHUNKS / per_slot) as usize;
+            for (errno, blocks, told) in answers {
+                let mut port = Port::new(per_slot);
+                for round in 0..3 * slots {
+                    let sent = 1 + round % slots;
+                    for _ in 0..sent {
+                        assert!(port.send(), "errno {errno}, round {round}");
+                    }
+                    let (flushed, kicks) = port.flush(|kernel| {
+                        if errno == libc::EBUSY {
+                            // The interface refuses one frame, and that is gone.
+                            assert!(kernel.take().is_some());
+                        }
+                        os(errno)
+                    });
+                    assert_eq!(flushed.is_err(), told, "errno {errno}");
+                    if blocks {
+                        assert!(kicks <= 2, "errno {errno}: {kicks} calls for nothing");
+                        assert!(port.half.is_blocked() && port.half.holds(port.half.last()));
+                        let (flushed, _) = port.flush(take_all);
+                        assert_eq!(flushed.unwrap(), Flushed::default(), "errno {errno}");
+                    } else {
+                        let refused = Flushed { refused: sent as u64, blocked: false };
+                        assert_eq!(flushed.unwrap(), refused, "errno {errno}");
+                    }
+                    assert!(!port.half.is_blocked(), "errno {errno}, round {round}");
+                    assert!(!port.half.holds(port.half.last()), "errno {errno}");
+                    assert_eq!(port.half.spare(&mut port.umem), slots, "errno {errno}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_the_kernel_takes_part_of_goes_on_where_it_stopped() {
+        let mut port = Port::new(2);
+        for round in 0..12 {
+            (0..4).for_each(|_| assert!(port.send(), "round {round}"));
+            assert!(!port.send(), "all slots are on their way");
+            let mut lens = Vec::new();
+            while port.half.is_blocked() || lens.is_empty() {
+                // One frame a call, and then the budget of the call is used up.
+                let mut once = true;
+                let (flushed, kicks) = port.flush(|kernel| {
+                    lens.extend(std::mem::take(&mut once).then(|| kernel.take()).flatten());
+                    os(libc::EAGAIN)
+                });
+                assert!(kicks <= 2);
+                assert_eq!(flushed.unwrap().blocked, lens.len() < 4, "round {round}");
+            }
+            assert_eq!(lens, [2 * CHUNK; 4], "round {round}");
+            assert_eq!(port.half.spare(&mut port.umem), 4);
+        }
+    }
+
+    #[test]
+    fn completions_that_make_no_sense_free_nothing() {
+        let mut port = Port::new(2);
+        let base = u64::from(CHUNKS) * CHUNK as u64;
+        for round in 0..12 {
+            (0..4).for_each(|_| assert!(port.send(), "round {round}"));
+            assert!(port.half.reserve(&mut port.umem).is_none());
+            let mut sent = Vec::new();
+            let (flushed, _) = port.flush(|kernel| {
+                sent.extend(std::iter::from_fn(|| kernel.tx.take()));
+                Ok(())
+            });
+            flushed.unwrap();
+            // Chunks for receiving, beyond the end, and half of a frame, twice.
+            let [half, other] = [sent[0].addr, sent[1].addr];
+            for addr in [0, base - 1, 2 * base, u64::MAX, half, half + 17, half] {
+                port.kernel.done.put(addr);
+            }
+            assert_eq!(port.half.spare(&mut port.umem), 0, "round {round}");
+            port.kernel.done.put(other + 4095);
+            assert_eq!(port.half.spare(&mut port.umem), 1, "round {round}");
+            sent[2..].iter().for_each(|part| port.kernel.done.put(part.addr));
+            assert_eq!(port.half.spare(&mut port.umem), 4, "round {round}");
+        }
+    }
+
+    #[test]
+    fn a_slot_that_was_not_sent_is_the_next() {
+        let mut port = Port::new(2);
+        let first = port.half.reserve(&mut port.umem);
+        for _ in 0..3 * CHUNKS {
+            assert_eq!(port.half.reserve(&mut port.umem), first);
+        }
+        assert_eq!(port.flush(take_all).1, 0, "there is nothing to tell the kernel");
+        assert_eq!(port.half.spare(&mut port.umem), 4);
+    }
 }

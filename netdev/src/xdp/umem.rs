@@ -91,6 +91,18 @@ impl Umem {
         })
     }
 
+    /// As the kernel writes to a chunk that it has.
+    #[cfg(test)]
+    pub(super) fn kernel_writes(&mut self, addr: u64, bytes: &[u8]) {
+        let at = addr as usize;
+        assert!(at + bytes.len() <= self.map.len() && self.check(&(at..at + 1)).is_none());
+        // SAFETY: the range lies in the mapping, and `self` is borrowed exclusively.
+        unsafe {
+            let to = self.map.base().as_ptr().add(at);
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
+        }
+    }
+
     fn check(&self, range: &Range<usize>) -> Option<()> {
         if range.start >= range.end || range.end > self.map.len() {
             return None;

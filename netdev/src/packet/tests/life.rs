@@ -124,3 +124,40 @@ fn what_cannot_be_opened_says_what_to_do() {
     let down = pair.a.run(|| open(A4)).expect_err("no carrier").to_string();
     assert!(down.contains("ip link set v0 up"), "{down}");
 }
+
+/// The limit is of super-packets.
+#[test]
+fn a_datagram_may_be_longer_than_a_super_packet() {
+    let pair = or_skip!("packet::a_datagram_may_be_longer_than_a_super_packet", Pair::new());
+    pair.a.sh("ip link set v0 gso_max_size 3000 gso_max_segs 1");
+    let (mut a, mut b) = ports(&pair);
+    for (local, remote) in [(A4, B4), (A6, B6)] {
+        let to = path(&pair.a, &mut a, local, remote);
+        for lens in [vec![4116; 3], vec![1000; 20], vec![4152]] {
+            send(&mut a, to.id, &lens);
+            check_payloads(&receive(&mut b, lens.len()), &lens);
+        }
+    }
+    assert_eq!(a.stats().tx_failed, 0);
+}
+
+#[test]
+fn what_was_not_answered_of_segmentation_is_asked_again_until_it_is() {
+    let pair = or_skip!(
+        "packet::what_was_not_answered_of_segmentation_is_asked_again_until_it_is",
+        Pair::new_in_calm()
+    );
+    let (mut a, _b) = ports(&pair);
+    let asked = |a: &mut PacketPort| {
+        for _ in 0..5 {
+            a.maintain();
+        }
+        a.segmentation.as_ref().expect("it makes a difference").questions
+    };
+    let before = asked(&mut a);
+    for again in 1..4 {
+        a.segmentation.as_mut().expect("as before").was_not_answered();
+        assert_eq!(asked(&mut a), before + again, "once each");
+        assert!(a.sender.leaves_whole, "as it was");
+    }
+}

@@ -125,6 +125,17 @@ fn it_asks_when_the_interface_changed_and_in_calm_nothing() {
 }
 
 #[test]
+fn what_was_not_answered_is_asked_again_until_it_is() {
+    let pair = or_skip!("what_was_not_answered_is_asked_again_until_it_is", Pair::new_in_calm());
+    let (mut a, _b) = ports(&pair, A, B, &PortConfig::default());
+    let asked = look(&mut a);
+    for again in 1..4 {
+        a.offload.as_mut().expect("it makes a difference").was_not_answered();
+        assert_eq!((0..5).map(|_| look(&mut a)).last(), Some(asked + again), "once each");
+    }
+}
+
+#[test]
 fn where_the_interface_takes_fewer_segments_longer_runs_are_taken_apart() {
     let pair = or_skip!(
         "where_the_interface_takes_fewer_segments_longer_runs_are_taken_apart",

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::*;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 const CAP_NET_ADMIN: u32 = 12;
 const CAP_NET_RAW: u32 = 13;
@@ -84,11 +84,7 @@ fn another_program_on_the_interface_is_reported() {
     let pair = or_skip!("xdp::another_program_on_the_interface_is_reported", usable_pair());
     pair.a.run(|| {
         let iface = Interface::by_name("v0").unwrap();
-        let mut asm = asm::Asm::default();
-        asm.mov_imm(asm::Reg::R0, prog::XDP_PASS.cast_signed());
-        asm.exit();
-        let other = bpf::Program::load("other", &asm.assemble()).unwrap();
-        let _attached = other.attach(iface.index, false).unwrap();
+        let _attached = another_program(iface.index).unwrap();
         let error = XdpPort::open(&iface, &["10.9.0.1".parse().unwrap()], &PortConfig::default());
         let text = error.err().expect("refused").to_string();
         assert!(text.contains("another XDP program is attached to v0"), "{text}");
@@ -114,28 +110,80 @@ fn open_and_wait() {
     std::thread::sleep(Duration::from_secs(20));
 }
 
-#[test]
-fn kill_9_leaves_no_black_hole() {
-    let pair = or_skip!("xdp::kill_9_leaves_no_black_hole", usable_pair());
-    let mut child = Command::new(std::env::current_exe().unwrap())
+/// That child, when it has attached its program, or if it does not in time.
+fn child_with_port(pair: &Pair) -> Child {
+    let child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "xdp::tests::life::open_and_wait"])
         .env("ROCINANTE_TEST_NETNS", pair.a.path())
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
-    let wait_for = |state: bool| {
-        let end = Instant::now() + Duration::from_secs(5);
-        while attached(&pair.a) != state && Instant::now() < end {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        attached(&pair.a) == state
-    };
-    let came = wait_for(true);
+    let end = Instant::now() + Duration::from_secs(20);
+    while !attached(&pair.a) && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child
+}
+
+fn kill_9(mut child: Child) {
     child.kill().unwrap();
     child.wait().unwrap();
+}
+
+#[test]
+fn kill_9_leaves_no_black_hole() {
+    let pair = or_skip!("xdp::kill_9_leaves_no_black_hole", usable_pair());
+    let child = child_with_port(&pair);
+    let came = attached(&pair.a);
+    kill_9(child);
     assert!(came, "the child attached");
-    assert!(wait_for(false), "the program went with its process");
+    assert!(detached(&pair.a), "the program went with its process");
     tcp_works(&pair, "10.9.0.2");
+}
+
+#[test]
+fn a_program_that_is_started_again_has_its_queue_again() {
+    let pair = or_skip!("xdp::a_program_that_is_started_again_has_its_queue_again", usable_pair());
+    for _ in 0..20 {
+        drop(open_in(&pair.a, &PortConfig::default()).expect("what was closed is freed"));
+    }
+    for _ in 0..3 {
+        let child = child_with_port(&pair);
+        let came = attached(&pair.a);
+        kill_9(child);
+        assert!(came, "the child attached");
+        drop(open_in(&pair.a, &PortConfig::default()).expect("what was killed is freed"));
+    }
+}
+
+/// A socket with its memory, not bound.
+fn unbound() -> io::Result<(Socket, Umem, socket::Rings)> {
+    let (socket, umem) = (Socket::new()?, Umem::new(2)?);
+    socket.register(&umem)?;
+    let rings = socket.make_rings(2)?;
+    Ok((socket, umem, rings))
+}
+
+#[test]
+fn a_busy_queue_is_waited_for_and_not_for_ever() {
+    let pair = or_skip!("xdp::a_busy_queue_is_waited_for_and_not_for_ever", usable_pair());
+    let iface = pair.a.run(|| Interface::by_name("v0").unwrap());
+    let other = pair.a.run(|| unbound().unwrap());
+    other.0.bind(iface.index, 0, 0).unwrap();
+    pair.a.run(|| {
+        let (socket, _umem, _rings) = unbound().unwrap();
+        let error = open::bind(&socket, &iface, 0, Duration::from_millis(20)).unwrap_err();
+        assert_eq!(error.errno(), libc::EBUSY);
+        assert!(error.to_string().contains("another AF_XDP socket has this queue"), "{error}");
+    });
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            // As late as the kernel is while others change networks.
+            std::thread::sleep(Duration::from_millis(700));
+            drop(other);
+        });
+        open_in(&pair.a, &PortConfig::default()).expect("it is free in the end");
+    });
 }
 
 #[test]

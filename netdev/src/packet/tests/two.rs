@@ -1,0 +1,62 @@
+//! A path and the guard's path of the same number, a path that goes, a port that is blocked and not
+//! watched for a while.
+
+use super::*;
+
+/// The guard's number of a path that leaves through it.
+fn at_guard(port: &mut PacketPort, path: PathId) -> PathId {
+    let Some(Hop::Guard(id)) = port.paths.hop(path) else { panic!("it leaves directly") };
+    id
+}
+
+#[test]
+fn a_failure_at_the_guard_is_told_of_the_path_that_it_is_of() {
+    let pair =
+        or_skip!("packet::a_failure_at_the_guard_is_told_of_the_path_that_it_is_of", Pair::new());
+    let (mut a, _b) = ports(&pair);
+    // The first needs no guard, so the second has the guard's first number.
+    let own = path(&pair.a, &mut a, A4, A4).id;
+    let dead = path(&pair.a, &mut a, A4, "10.9.0.77").id;
+    assert_eq!(at_guard(&mut a, dead), own);
+    pair.a.sh("ip route add prohibit 10.9.0.77/32");
+    commit(&mut a, dead, &[64]);
+    let mut failures = Vec::new();
+    a.flush(|failure| failures.push(failure));
+    let [failure] = failures[..] else { panic!("{failures:?}") };
+    assert_eq!((failure.path, failure.datagrams, failure.errno), (dead, 1, libc::EACCES));
+}
+
+#[test]
+fn a_path_that_goes_takes_its_path_at_the_guard_with_it() {
+    let pair =
+        or_skip!("packet::a_path_that_goes_takes_its_path_at_the_guard_with_it", Pair::new());
+    let (mut a, _b) = ports(&pair);
+    let dead = path(&pair.a, &mut a, A4, "10.9.0.77").id;
+    let id = at_guard(&mut a, dead);
+    assert!(a.guard.reserve(id, 8).is_some());
+    a.remove_path(dead);
+    assert!(a.guard.reserve(id, 8).is_none());
+}
+
+#[test]
+fn a_blocked_port_is_woken_when_it_can_write_though_it_was_not_watched_for_a_while() {
+    let pair = or_skip!(
+        "packet::a_blocked_port_is_woken_when_it_can_write_though_it_was_not_watched_for_a_while",
+        needs(&["tc"]).and_then(|()| Pair::new_in_calm())
+    );
+    pair.a.sh("tc qdisc add dev v0 root tbf rate 40mbit burst 70000 limit 16mb");
+    let (a, _b) = ports(&pair);
+    drop(a);
+    let config =
+        PortConfig { tx_buffer_bytes: 200_000, force_buffers: false, ..PortConfig::default() };
+    let mut a = open_on(&pair.a, "v0", &[A4], &config);
+    let to = path(&pair.a, &mut a, A4, B4).id;
+    while !a.wants_write() {
+        commit(&mut a, to, &[4116; 15]);
+        a.flush(|failure| panic!("{failure:?}"));
+    }
+    a.watch(false).expect("it is watched at first");
+    a.watch(true).expect("room for an entry");
+    assert!(arrives(&mut a), "nobody is woken");
+    a.flush(|failure| panic!("{failure:?}"));
+}

@@ -1,0 +1,208 @@
+//! Paths of every backend: two that had one id, and several ports of one device.
+
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use crate::sides::{ip, on_each, open, open_shards, sides};
+use crate::testns::{NetNs, Pair};
+use crate::{AnyPort, Backend, PathId, PathSpec, Port, RxDatagram, fd};
+
+const A: [&str; 2] = ["10.9.0.1", "fd09::1"];
+const B: [&str; 2] = ["10.9.0.2", "fd09::2"];
+
+fn path(ns: &NetNs, port: &mut AnyPort, local: &str, remote: &str) -> PathId {
+    let (local, remote) = (ip(local), ip(remote));
+    let spec = PathSpec { local, remote, src_port: 0xc0de, tos: 0, ttl: 64, flow_label: 0 };
+    ns.run(|| port.add_path(&spec)).expect("a path").id
+}
+
+/// Commits datagrams of `len` bytes that are all `mark`.
+fn commit(port: &mut AnyPort, path: PathId, count: usize, len: usize, mark: u8) {
+    for _ in 0..count {
+        port.reserve(path, len).expect("room").buf.fill(mark);
+        port.commit();
+    }
+}
+
+/// A datagram: its mark, its length, where it came from, and where it went.
+type Heard = (u8, usize, IpAddr, IpAddr);
+
+/// What comes until `want` datagrams are there, or for some seconds.
+fn hear(port: &mut AnyPort, want: usize) -> Vec<Heard> {
+    let end = Instant::now() + Duration::from_secs(5);
+    let mut heard = Vec::new();
+    while heard.len() < want && Instant::now() < end {
+        fd::wait_readable(port.wait_fd(), 20).expect("poll");
+        let sink = |d: RxDatagram<'_>| {
+            assert!(d.payload.iter().all(|byte| *byte == d.payload[0]), "of one datagram");
+            heard.push((d.payload[0], d.payload.len(), d.src, d.dst));
+        };
+        port.receive(64, sink).expect("alive");
+        port.maintain();
+    }
+    heard.sort_unstable();
+    heard
+}
+
+/// Neighbours that are known, and ones that only the kernel could find.
+fn know(pair: &Pair, known: bool) {
+    let [verb, state] = if known { ["replace", "permanent"] } else { ["del", ""] };
+    for (ns, host) in [(&pair.a, 2), (&pair.b, 1)] {
+        for address in [format!("10.9.0.{host}"), format!("fd09::{host}")] {
+            let lladdr =
+                if known { format!("lladdr 02:00:00:00:09:0{host} nud") } else { String::new() };
+            ns.sh(&format!("ip neigh {verb} {address} dev v0 {lladdr} {state} || true"));
+        }
+    }
+}
+
+/// What was committed to a path goes where that led, and the next path with its id begins anew:
+/// whether or not neighbours are known, to others and to itself.
+fn a_reused_id_is_a_new_path(backend: Backend) -> Result<(), String> {
+    let (pair, mut a, mut b) = sides(backend)?;
+    for known in [true, false] {
+        know(&pair, known);
+        let mut ids = Vec::new();
+        // By their sizes, datagrams of both paths could be one run, or could not.
+        for (mark, [first, second]) in (0..).zip([[100, 100], [100, 40], [40, 100], [1000, 1000]]) {
+            for (old, new) in [(0, 1), (1, 0)] {
+                let before = path(&pair.a, &mut a, A[old], B[old]);
+                commit(&mut a, before, 3, first, 2 * mark);
+                a.remove_path(before);
+                assert!(a.reserve(before, first).is_none(), "it is gone");
+                let after = path(&pair.a, &mut a, A[new], B[new]);
+                let itself = path(&pair.a, &mut a, A[old], A[old]);
+                commit(&mut a, after, 3, second, 2 * mark + 1);
+                commit(&mut a, itself, 1, second, 99);
+                a.flush(|failure| panic!("{failure:?}"));
+                let of = |mark, len, at: usize| (mark, len, ip(A[at]), ip(B[at]));
+                let mut expected = vec![of(2 * mark, first, old); 3];
+                expected.extend([of(2 * mark + 1, second, new); 3]);
+                assert_eq!(hear(&mut b, 6), expected, "known: {known}");
+                assert_eq!(hear(&mut a, 1), [(99, second, ip(A[old]), ip(A[old]))]);
+                ids.extend([before, after, itself]);
+                [after, itself].into_iter().for_each(|path| a.remove_path(path));
+                a.flush(|failure| panic!("{failure:?}"));
+            }
+        }
+        assert!(ids.iter().all(|id| id.0 < 4), "ids are used again: {ids:?}");
+    }
+    Ok(())
+}
+
+/// A failure names a path that is there, or one that was removed and whose id nobody has.
+fn what_fails_of_a_removed_path_is_told_of_no_other(backend: Backend) -> Result<(), String> {
+    let (pair, mut a, _b) = sides(backend)?;
+    let itself = path(&pair.a, &mut a, A[0], A[0]);
+    for round in 1..=3 {
+        // The first of each is the kernel's to send: nobody knows that neighbour.
+        let gone = path(&pair.a, &mut a, A[0], "10.9.0.77");
+        let stays = path(&pair.a, &mut a, A[0], "10.9.0.78");
+        for path in [gone, stays] {
+            commit(&mut a, path, 1, 100, 7);
+        }
+        a.remove_path(gone);
+        let new = path(&pair.a, &mut a, A[0], A[0]);
+        pair.a.sh("ip route del 10.9.0.0/24 dev v0");
+        let mut failed = Vec::new();
+        a.flush(|failure| failed.push(failure));
+        pair.a.sh("ip route add 10.9.0.0/24 dev v0");
+        assert_eq!(a.stats().tx_failed, 2 * round);
+        assert!(failed.iter().all(|failure| failure.errno == libc::ENETUNREACH), "{failed:?}");
+        let named: Vec<PathId> = failed.iter().map(|failure| failure.path).collect();
+        assert!(named.contains(&stays) && named.len() <= 2, "{named:?}");
+        assert!(!named.contains(&itself) && !named.contains(&new), "{named:?}");
+        [stays, new].into_iter().for_each(|path| a.remove_path(path));
+        a.flush(|failure| panic!("{failure:?}"));
+    }
+    Ok(())
+}
+
+/// Each port hears what is for its queue pairs, over either family, and nothing else.
+fn shards_hear_what_is_theirs(backend: Backend) -> Result<(), String> {
+    const COUNT: usize = 3;
+    let pair = Pair::new().map_err(|e| e.to_string())?;
+    know(&pair, true);
+    let mut shards = open_shards(&pair.b, backend, &B, COUNT).map_err(|e| e.to_string())?;
+    let mut a = open(&pair.a, Backend::Udp, &A).map_err(|e| e.to_string())?;
+    for at in [0, 1] {
+        let to = path(&pair.a, &mut a, A[at], B[at]);
+        for (byte, shard) in [(0, 0), (1, 1), (2, 2), (3, 0), (255, 0), (1, 1)] {
+            // Different bytes beside the one that counts.
+            let mut payload = [0xf0; 64];
+            payload[5] = byte;
+            a.reserve(to, 64).expect("room").buf.copy_from_slice(&payload);
+            a.commit();
+            a.flush(|failure| panic!("{failure:?}"));
+            let mut heard = [0; COUNT];
+            let end = Instant::now() + Duration::from_secs(5);
+            while heard == [0; COUNT] && Instant::now() < end {
+                for (port, heard) in shards.iter_mut().zip(&mut heard) {
+                    *heard += port.receive(64, |d| assert_eq!(d.payload, payload)).expect("alive");
+                }
+            }
+            let mut expected = [0; COUNT];
+            expected[shard] = 1;
+            assert_eq!(heard, expected, "{byte} to {}", B[at]);
+        }
+    }
+    Ok(())
+}
+
+/// Two devices of several ports each on one interface: each hears what goes to its addresses only.
+fn devices_beside_each_other_hear_their_own(backend: Backend) -> Result<(), String> {
+    let pair = Pair::new().map_err(|e| e.to_string())?;
+    pair.b.sh("ip address add 10.9.0.12/24 dev v0; ip address add fd09::12/64 dev v0 nodad");
+    pair.b.run(|| crate::testns::has_address("fd09::12")).map_err(|e| e.to_string())?;
+    know(&pair, true);
+    let own = [B, ["10.9.0.12", "fd09::12"]];
+    let mut devices = Vec::new();
+    for own in &own {
+        let ports = open_shards(&pair.b, backend, own, 2).map_err(|e| e.to_string())?;
+        devices.extend(ports);
+    }
+    let mut a = open(&pair.a, Backend::Udp, &A).map_err(|e| e.to_string())?;
+    // With both, and with the second alone.
+    for first in [0, 1] {
+        if first == 1 {
+            devices.drain(..2);
+        }
+        for (device, own) in own.iter().enumerate().skip(first) {
+            for at in [0, 1] {
+                let to = path(&pair.a, &mut a, A[at], own[at]);
+                for byte in [0, 1] {
+                    let expected: Vec<usize> = (2 * first..4)
+                        .map(|port| usize::from(port == 2 * device + usize::from(byte)))
+                        .collect();
+                    let mut payload = [0xf0; 64];
+                    payload[5] = byte;
+                    a.reserve(to, 64).expect("room").buf.copy_from_slice(&payload);
+                    a.commit();
+                    a.flush(|failure| panic!("{failure:?}"));
+                    let mut heard = vec![0; devices.len()];
+                    let end = Instant::now() + Duration::from_secs(5);
+                    while heard.iter().all(|heard| *heard == 0) && Instant::now() < end {
+                        for (port, heard) in devices.iter_mut().zip(&mut heard) {
+                            *heard += port.receive(64, |_| ()).expect("alive");
+                        }
+                    }
+                    assert_eq!(heard, expected, "{byte} to {}", own[at]);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+on_each! { "path_tests":
+    what_fails_is_told_of_no_other_on_udp: what_fails_of_a_removed_path_is_told_of_no_other, Udp;
+    what_fails_is_told_of_no_other_on_packet: what_fails_of_a_removed_path_is_told_of_no_other, Packet;
+    what_fails_is_told_of_no_other_on_afxdp: what_fails_of_a_removed_path_is_told_of_no_other, Xdp;
+    devices_beside_each_other_hear_their_own_on_udp: devices_beside_each_other_hear_their_own, Udp;
+    devices_beside_each_other_hear_their_own_on_packet: devices_beside_each_other_hear_their_own, Packet;
+    a_reused_id_is_a_new_path_on_udp: a_reused_id_is_a_new_path, Udp;
+    a_reused_id_is_a_new_path_on_packet: a_reused_id_is_a_new_path, Packet;
+    a_reused_id_is_a_new_path_on_afxdp: a_reused_id_is_a_new_path, Xdp;
+    shards_hear_what_is_theirs_on_udp: shards_hear_what_is_theirs, Udp;
+    shards_hear_what_is_theirs_on_packet: shards_hear_what_is_theirs, Packet;
+}

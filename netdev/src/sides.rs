@@ -1,0 +1,80 @@
+//! Ports of any backend on the two sides of a pair of namespaces.
+
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use crate::packet::PacketPort;
+use crate::testns::{NetNs, Pair};
+use crate::udp::UdpPort;
+use crate::xdp::XdpPort;
+use crate::{AnyPort, Backend, Interface, OpenError, PortConfig};
+
+pub(crate) fn ip(address: &str) -> IpAddr {
+    address.parse().expect("an address")
+}
+
+/// A port on `v0`, for the addresses given.
+pub(crate) fn open(ns: &NetNs, backend: Backend, own: &[&str]) -> Result<AnyPort, OpenError> {
+    let mut ports = open_shards(ns, backend, own, 1)?;
+    Ok(ports.pop().expect("one was asked for"))
+}
+
+/// Several that share the addresses. A socket that another test has closed may live on for a
+/// moment, in a child between fork and exec.
+pub(crate) fn open_shards(
+    ns: &NetNs,
+    backend: Backend,
+    own: &[&str],
+    count: usize,
+) -> Result<Vec<AnyPort>, OpenError> {
+    let own: Vec<IpAddr> = own.iter().map(|address| ip(address)).collect();
+    let end = Instant::now() + Duration::from_secs(3);
+    ns.run(|| {
+        let iface = Interface::by_name("v0").expect("v0");
+        loop {
+            match open_once(&iface, backend, &own, count) {
+                Err(e) if e.errno() == libc::EADDRINUSE && Instant::now() < end => {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                ports => return ports,
+            }
+        }
+    })
+}
+
+/// The same in the calling thread's namespace, and at the first attempt.
+pub(crate) fn open_once(
+    iface: &Interface,
+    backend: Backend,
+    own: &[IpAddr],
+    count: usize,
+) -> Result<Vec<AnyPort>, OpenError> {
+    fn any<P: Into<AnyPort>>(ports: Vec<P>) -> Vec<AnyPort> {
+        ports.into_iter().map(Into::into).collect()
+    }
+    let config = PortConfig::default();
+    match backend {
+        Backend::Udp => UdpPort::open_shards(iface, own, &config, count).map(any),
+        Backend::Packet => PacketPort::open_shards(iface, own, &config, count).map(any),
+        _ => XdpPort::open_shards(iface, own, &config, count).map(any),
+    }
+}
+
+/// A port on each side.
+pub(crate) fn sides(backend: Backend) -> Result<(Pair, AnyPort, AnyPort), String> {
+    let pair = Pair::new().map_err(|e| e.to_string())?;
+    let a = open(&pair.a, backend, &["10.9.0.1", "fd09::1"]).map_err(|e| e.to_string())?;
+    let b = open(&pair.b, backend, &["10.9.0.2", "fd09::2"]).map_err(|e| e.to_string())?;
+    Ok((pair, a, b))
+}
+
+/// One test for each backend.
+macro_rules! on_each {
+    ($file:literal: $($name:ident: $case:ident, $backend:ident;)+) => {$(
+        #[test]
+        fn $name() {
+            $crate::testns::or_skip!($file, $case($crate::Backend::$backend));
+        }
+    )+};
+}
+pub(crate) use on_each;

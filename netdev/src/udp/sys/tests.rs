@@ -1,0 +1,115 @@
+use super::*;
+
+/// What is read of these words as control messages, `len` bytes long: segment and TOS.
+fn read(words: &[u64], len: usize) -> (Option<usize>, Option<u8>) {
+    let mut control = Control([0; CONTROL_BYTES / 8]);
+    control.0[..words.len()].copy_from_slice(words);
+    let mut received = Received {
+        payload: &[],
+        src: IpAddr::from([0; 4]),
+        src_port: 0,
+        segment: None,
+        tos: None,
+        truncated: false,
+    };
+    control.parse(len, &mut received);
+    (received.segment, received.tos)
+}
+
+/// A header's size, and its level and type in one word.
+fn header(size: u64, level: i32, kind: i32) -> [u64; 2] {
+    let halves = [level, kind].map(|half| u64::from(half.cast_unsigned()));
+    let word = halves[0] | halves[1] << 32;
+    [size, word]
+}
+
+fn int(value: i32) -> u64 {
+    u64::from(value.cast_unsigned())
+}
+
+#[test]
+fn control_messages_are_read_as_they_are_written() {
+    let mut control = Control([0; CONTROL_BYTES / 8]);
+    let name = SockAddr::new(&"[fd09::1]:4791".parse().unwrap());
+    let dest = Dest { name, tos: Some(0x6a), ttl: Some(u8::MAX) };
+    let len = control.fill(&Message { payload: &[], dest: &dest, segment: u16::MAX });
+    assert_eq!(len, 3 * 24);
+    let words = control.0;
+    assert_eq!(words[..2], header(18, libc::SOL_UDP, libc::UDP_SEGMENT));
+    assert_eq!(words[2], u64::from(u16::MAX));
+    assert_eq!(words[3..5], header(20, libc::IPPROTO_IPV6, libc::IPV6_TCLASS));
+    assert_eq!(words[6..8], header(20, libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT));
+    assert_eq!(words[8], 255);
+    assert_eq!(read(&words, len), (None, Some(0x6a)));
+}
+
+#[test]
+fn sizes_that_make_no_sense_end_the_control_messages() {
+    let [gro, tos] = [(libc::SOL_UDP, libc::UDP_GRO), (libc::IPPROTO_IP, libc::IP_TOS)];
+    for size in [0, 1, 15, 16, 20, 24] {
+        // A message takes its header at least: the second begins behind the first's data, or with
+        // it.
+        let second = if size > 16 { 3 } else { 2 };
+        let mut words = [0; 8];
+        words[..2].copy_from_slice(&header(size, gro.0, gro.1));
+        words[2] = int(77);
+        words[second..second + 2].copy_from_slice(&header(20, tos.0, tos.1));
+        words[second + 2] = 9;
+        let (segment, read_tos) = read(&words, 64);
+        assert_eq!(read_tos, Some(9), "{size}");
+        assert!(segment.is_some(), "{size}");
+    }
+    for size in [48, 96, 97, 1 << 32, u64::MAX - 7, u64::MAX] {
+        let mut words = [0; 6];
+        words[..2].copy_from_slice(&header(size, gro.0, gro.1));
+        words[2] = int(77);
+        words[3..5].copy_from_slice(&header(20, tos.0, tos.1));
+        words[5] = 9;
+        assert_eq!(read(&words, 48), (Some(77), None), "{size}");
+    }
+}
+
+#[test]
+fn lengths_that_make_no_sense_are_not_read_beyond() {
+    let mut words = [0; 12];
+    for at in (0..12).step_by(3) {
+        words[at..at + 2].copy_from_slice(&header(20, libc::SOL_UDP, libc::UDP_GRO));
+        words[at + 2] = int(at as i32 + 1);
+    }
+    for (len, segment) in [
+        (0, None),
+        (7, None),
+        (16, None),
+        (23, None),
+        (24, Some(1)),
+        (48, Some(4)),
+        (95, Some(7)),
+        (96, Some(10)),
+        (97, Some(10)),
+        (usize::MAX, Some(10)),
+    ] {
+        assert_eq!(read(&words, len).0, segment, "{len} bytes");
+    }
+}
+
+#[test]
+fn values_are_read_at_their_least_and_greatest() {
+    for (value, segment) in [
+        (0, Some(0)),
+        (1, Some(1)),
+        (i32::MAX, Some(i32::MAX as usize)),
+        (-1, None),
+        (i32::MIN, None),
+    ] {
+        let [size, kind] = header(20, libc::SOL_UDP, libc::UDP_GRO);
+        assert_eq!(read(&[size, kind, int(value)], 24).0, segment, "{value}");
+    }
+    for (value, tos) in [(0, 0), (255, 255), (-1, 255), (i32::MAX, 255), (i32::MIN, 0)] {
+        for (level, kind) in
+            [(libc::IPPROTO_IP, libc::IP_TOS), (libc::IPPROTO_IPV6, libc::IPV6_TCLASS)]
+        {
+            let [size, kind] = header(20, level, kind);
+            assert_eq!(read(&[size, kind, int(value)], 24).1, Some(tos), "{value}");
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! Sockets that are full: which of them is waited for.
+
+use super::*;
+use crate::testns::{NetNs, needs, watched};
+use std::os::fd::AsRawFd as _;
+
+const LEN: usize = 3000;
+const PEER: [u8; 4] = [10, 9, 0, 2];
+
+/// An interface that takes one packet and then next to nothing, for a port with two addresses.
+fn behind_a_plug() -> io::Result<(NetNs, UdpPort)> {
+    needs(&["tc"])?;
+    let ns = NetNs::new()?;
+    ns.sh("ip link add v0 type veth peer name v1
+           ip link set v0 mtu 4200; ip link set v1 mtu 4200; ip link set v1 up; ip link set v0 up
+           ip address add 10.9.0.1/24 dev v0; ip address add 10.9.0.11/24 dev v0
+           ip neigh add 10.9.0.2 lladdr 02:00:00:00:09:02 dev v0
+           tc qdisc add dev v0 root tbf rate 8bit burst 5000 limit 10mb");
+    let config = PortConfig {
+        tx_buffer_bytes: 1,
+        force_buffers: false,
+        no_segmentation: true,
+        ..PortConfig::default()
+    };
+    let own = [[10, 9, 0, 1], [10, 9, 0, 11]].map(IpAddr::from);
+    let port = ns.run(|| {
+        let v0 = Interface::by_name("v0").unwrap();
+        UdpPort::open(&v0, &own, &config).unwrap()
+    });
+    Ok((ns, port))
+}
+
+/// Fills the socket of a path.
+fn fill(port: &mut UdpPort, path: PathId) {
+    let UdpPort { paths, scratch, .. } = port;
+    let entry = paths.entry(path);
+    let message = || sys::Message { payload: &[0; LEN], dest: &entry.dest, segment: 0 };
+    let full = (0..100).any(|_| {
+        let sent = sys::send(paths.socket(entry.socket), scratch, std::iter::once(message()));
+        sent.is_err_and(|e| e.raw_os_error() == Some(libc::EAGAIN))
+    });
+    assert!(full, "it takes without end");
+}
+
+fn descriptor(port: &UdpPort, path: PathId) -> i32 {
+    port.paths.socket(port.paths.entry(path).socket).as_fd().as_raw_fd()
+}
+
+/// The sockets that are waited for to take more.
+fn waited_for(port: &UdpPort) -> Vec<i32> {
+    let entries = watched(port.wait_fd()).into_iter();
+    entries.filter(|(_, events)| events & libc::EPOLLOUT != 0).map(|(fd, _)| fd).collect()
+}
+
+#[test]
+fn of_sockets_that_are_full_only_the_one_that_is_next_is_waited_for() {
+    let (ns, mut port) = or_skip!(
+        "udp::of_sockets_that_are_full_only_the_one_that_is_next_is_waited_for",
+        behind_a_plug()
+    );
+    let calm = watched(port.wait_fd());
+    assert_eq!(calm.len(), 2, "the two own addresses");
+    assert!(calm.iter().all(|(_, events)| *events == libc::EPOLLIN));
+    // The sockets of own addresses are in the set anyway, others are not.
+    let paths =
+        [(1, 4791), (1, 0xC001), (11, 4791), (11, 0xC002), (1, 0xC003)].map(|(own, src_port)| {
+            let wanted = spec(IpAddr::from([10, 9, 0, own]), IpAddr::from(PEER));
+            ns.run(|| port.add_path(&PathSpec { src_port, ..wanted })).unwrap().id
+        });
+    paths.iter().for_each(|path| fill(&mut port, *path));
+    // Each is followed by each of the others once.
+    for order in [[0, 1, 2, 3, 4], [0, 2, 4, 1, 3], [1, 0, 3, 2, 4], [4, 3, 1, 2, 0]] {
+        for path in order.map(|at| paths[at]) {
+            port.reserve(path, LEN).unwrap().buf.fill(1);
+            port.commit();
+        }
+        for path in order.map(|at| paths[at]) {
+            for _ in 0..2 {
+                port.flush(|failure| panic!("{failure:?}"));
+                assert_eq!(waited_for(&port), [descriptor(&port, path)]);
+                assert!(!fd::wait_readable(port.wait_fd(), 0).unwrap(), "it is full");
+            }
+            let entry = port.paths.entry(path).socket;
+            port.paths.socket(entry).set(libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, 1 << 20).unwrap();
+            assert!(fd::wait_readable(port.wait_fd(), 0).unwrap(), "it takes more");
+        }
+        port.flush(|failure| panic!("{failure:?}"));
+        assert!(!port.wants_write());
+        assert_eq!(watched(port.wait_fd()), calm);
+        assert!(!fd::wait_readable(port.wait_fd(), 0).unwrap(), "nothing is waited for");
+        for path in paths {
+            let entry = port.paths.entry(path).socket;
+            port.paths.socket(entry).set(libc::SOL_SOCKET, libc::SO_SNDBUF, 1).unwrap();
+        }
+    }
+    // Removed while one is full: what is left of it is waited for, and then nothing.
+    port.reserve(paths[1], LEN).unwrap().buf.fill(1);
+    port.commit();
+    port.flush(|failure| panic!("{failure:?}"));
+    let full = descriptor(&port, paths[1]);
+    paths.iter().for_each(|path| port.remove_path(*path));
+    assert_eq!(waited_for(&port), [full]);
+    ns.sh("tc qdisc del dev v0 root");
+    assert!(fd::wait_readable(port.wait_fd(), 5000).unwrap(), "it drains");
+    port.flush(|failure| panic!("{failure:?}"));
+    assert_eq!(watched(port.wait_fd()), calm);
+}

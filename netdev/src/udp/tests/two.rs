@@ -1,0 +1,168 @@
+//! Two own addresses, and many paths of each; source ports, buffers and TTLs at their ends.
+
+use super::*;
+use crate::testns::watched;
+
+fn open_two(addresses: [IpAddr; 2]) -> UdpPort {
+    UdpPort::open(&lo(), &addresses, &PortConfig::default()).unwrap()
+}
+
+/// Also where paths share their source ports.
+#[test]
+fn datagrams_of_each_address_leave_from_it() {
+    let (own, peer) = ([loopback(40), loopback(41)], loopback(42));
+    let (mut tx, mut rx) = (open_two(own), open(peer));
+    let mut paths = Vec::new();
+    for n in 0..100 {
+        for local in own {
+            let wanted = PathSpec { src_port: 0xC000 + n, ..spec(local, peer) };
+            paths.push((local, tx.add_path(&wanted).unwrap()));
+        }
+    }
+    // And from UDP/4791.
+    for local in own {
+        let wanted = PathSpec { src_port: ROCE_PORT, ..spec(local, peer) };
+        paths.push((local, tx.add_path(&wanted).unwrap()));
+    }
+    for (local, path) in &paths {
+        send(&mut tx, path.id, &[9]);
+        let got = receive(&mut rx, 1);
+        assert_eq!((got[0].src, got[0].src_port), (*local, path.src_port));
+    }
+    // Those of one go, those of the other stay as they are.
+    let (gone, stay): (Vec<_>, Vec<_>) = paths.into_iter().partition(|(local, _)| *local == own[0]);
+    gone.iter().for_each(|(_, path)| tx.remove_path(path.id));
+    for (local, path) in &stay {
+        send(&mut tx, path.id, &[9]);
+        let got = receive(&mut rx, 1);
+        assert_eq!((got[0].src, got[0].src_port), (*local, path.src_port));
+    }
+    // Both addresses receive, with paths or without.
+    for local in own {
+        let to = rx.add_path(&spec(peer, local)).unwrap();
+        send(&mut rx, to.id, &[1, 1, 1]);
+        assert!(receive(&mut tx, 3).iter().all(|got| got.dst == local));
+    }
+}
+
+/// Not only now and then, as one without a path while another has some.
+#[test]
+fn an_address_is_read_at_once_while_it_has_a_path() {
+    let (own, peer) = ([loopback(51), loopback(52)], loopback(53));
+    let (mut port, mut other) = (open_two(own), open(peer));
+    let to = own.map(|local| other.add_path(&spec(peer, local)).unwrap().id);
+    let mut paths: Vec<_> = [own[1], own[0], own[1], own[0]]
+        .map(|local| port.add_path(&spec(local, peer)).unwrap().id)
+        .into();
+    while let Some(path) = paths.pop() {
+        // The paths of the first address are added and removed as often as those of the second.
+        let with_paths = if paths.is_empty() { 1 } else { 2 };
+        for _ in 0..20 {
+            for to in &to[2 - with_paths..] {
+                send(&mut other, *to, &[3]);
+            }
+            for at in 2 - with_paths..2 {
+                assert!(fd::wait_readable(port.paths.socket(at), 5_000).unwrap());
+            }
+            let heard = port.receive(64, |_| ()).unwrap();
+            assert_eq!(heard, with_paths, "with {} paths", paths.len() + 1);
+        }
+        port.remove_path(path);
+    }
+}
+
+/// They wait for what was committed to any of them.
+#[test]
+fn paths_that_are_removed_together_all_give_back_what_they_had() {
+    let (own, peer) = ([loopback(43), loopback(44)], loopback(45));
+    let (mut tx, mut rx) = (open_two(own), open(peer));
+    let calm = watched(tx.wait_fd());
+    let mut greatest = 0;
+    for round in 0..20 {
+        let paths: Vec<PathId> = (0..10)
+            .flat_map(|n| own.map(|local| PathSpec { src_port: 0xC100 + n, ..spec(local, peer) }))
+            .map(|wanted| tx.add_path(&wanted).unwrap().id)
+            .collect();
+        greatest = greatest.max(paths.iter().map(|path| path.0).max().unwrap());
+        for path in &paths[..10] {
+            tx.reserve(*path, 5).unwrap().buf.fill(5);
+            tx.commit();
+        }
+        paths.iter().for_each(|path| tx.remove_path(*path));
+        tx.flush(|failure| panic!("{failure:?}"));
+        assert_eq!(receive(&mut rx, 10).len(), 10);
+        assert_eq!(tx.paths.open_senders(), 0, "round {round}");
+        assert_eq!(watched(tx.wait_fd()), calm);
+    }
+    assert_eq!(greatest, 19, "ids are used again");
+}
+
+/// What a group's full queue lost stays counted when the group is left.
+#[test]
+fn counters_only_grow_when_a_group_is_left() {
+    let own = loopback(46);
+    let IpAddr::V4(address) = own else { unreachable!("it is IPv4") };
+    // Of this process alone, as the address is.
+    let [_, high, low, number] = address.octets();
+    let group = IpAddr::from([239, high, low, number]);
+    let config =
+        PortConfig { rx_buffer_bytes: 20_000, force_buffers: false, ..PortConfig::default() };
+    let mut port = UdpPort::open(&lo(), &[own], &config).unwrap();
+    let to_group = port.add_path(&spec(own, group)).unwrap().id;
+    let mut before = PortStats::default();
+    for _ in 0..3 {
+        port.join(group).unwrap();
+        for _ in 0..50 {
+            send(&mut port, to_group, &[4120]);
+        }
+        let mut heard = 0;
+        port.receive(usize::MAX, |_| heard += 1).unwrap();
+        let full = port.stats();
+        port.leave(group);
+        let left = port.stats();
+        assert_eq!(full, left);
+        assert_eq!(left.rx_datagrams - before.rx_datagrams, heard);
+        assert_eq!(left.rx_queue_drops - before.rx_queue_drops, 50 - heard);
+        assert!((1..50).contains(&heard), "{heard}");
+        before = left;
+    }
+}
+
+#[test]
+fn source_ports_at_their_least_and_greatest_are_what_is_told() {
+    let (own, peer) = (loopback(47), loopback(48));
+    let (mut tx, mut rx) = (open(own), open(peer));
+    let taken = [u16::MAX, 0xC000].map(|port| std::net::UdpSocket::bind((own, port)).unwrap());
+    let told = [0, 1, ROCE_PORT, 0xBFFF, u16::MAX].map(|src_port| {
+        let path = tx.add_path(&PathSpec { src_port, ..spec(own, peer) }).unwrap();
+        send(&mut tx, path.id, &[9]);
+        assert_eq!(receive(&mut rx, 1)[0].src_port, path.src_port, "wanted {src_port}");
+        path.src_port
+    });
+    assert!(told[0] > 0, "the kernel's choice");
+    assert_eq!(told[2..], [ROCE_PORT, 0xBFFF, 0xC001], "from the start again");
+    drop(taken);
+}
+
+#[test]
+fn buffers_and_lifetimes_may_be_as_small_and_large_as_can_be() {
+    let (own, peer) = (loopback(49), loopback(50));
+    for bytes in [0, 1, u32::MAX] {
+        for force_buffers in [false, true] {
+            let config = PortConfig {
+                rx_buffer_bytes: bytes,
+                tx_buffer_bytes: bytes,
+                force_buffers,
+                ..PortConfig::default()
+            };
+            let mut tx = UdpPort::open(&lo(), &[own], &config).unwrap();
+            let mut rx = UdpPort::open(&lo(), &[peer], &config).unwrap();
+            assert!(rx.capabilities().rx_budget.bytes > 1000, "{bytes}");
+            for ttl in [0, 1, u8::MAX] {
+                let path = tx.add_path(&PathSpec { ttl, tos: ttl, ..spec(own, peer) }).unwrap();
+                send(&mut tx, path.id, &[100]);
+                assert_eq!(receive(&mut rx, 1)[0].tos, Some(ttl));
+            }
+        }
+    }
+}
