@@ -13,8 +13,9 @@ pub(crate) struct Handle {
     pub(crate) pool: PoolId,
 }
 
-/// All of them. An id is an index and, above it, how often the place was given before: a request that names a handle that is gone never
-/// goes where another one points.
+/// All of them. An id is an index and, above it, how often the place was given before: a request
+/// that names a handle that is gone goes where another one points only if the place was given 4,096
+/// times meanwhile.
 #[derive(Debug, Default)]
 pub(crate) struct Handles {
     places: Vec<(u32, Option<Handle>)>,
@@ -79,5 +80,14 @@ mod tests {
         assert_eq!([a, b, c].map(|id| handles.get(id).map(|h| h.path)), [None, Some(2), Some(3)]);
         assert!(handles.remove(a).is_none());
         assert!(handles.get(AhId(u32::MAX)).is_none());
+        // However often its place is given, until all ids of that are used up.
+        handles.remove(c);
+        for _ in 2..4096 {
+            let last = handles.insert(handle(4)).unwrap();
+            assert!(
+                index(last) == index(a) && handles.get(a).is_none() && handles.get(c).is_none()
+            );
+            handles.remove(last);
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 mod status;
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 use crate::ah::{Handle, Handles};
 use crate::any::AnyQp;
@@ -73,8 +73,8 @@ pub struct Engine {
     pub(crate) solver: Solver,
     pub(crate) gsi: Gsi,
     pub(crate) groups: Groups,
-    /// Lower halves of the numbers that must not be used again yet.
-    kept: BTreeSet<u16>,
+    /// Lower halves of the numbers that must not be used again yet, and how many keep each.
+    kept: BTreeMap<u16, u32>,
     pub(crate) strangers: Strangers,
     pub(crate) shared: Shared,
 }
@@ -90,7 +90,7 @@ impl Engine {
             solver: Solver::default(),
             gsi: Gsi::default(),
             groups: Groups::default(),
-            kept: BTreeSet::new(),
+            kept: BTreeMap::new(),
             strangers: Strangers::default(),
             shared: Shared {
                 pools: Pools::new(config.own_budget, config.calm_packets),
@@ -126,7 +126,7 @@ impl Engine {
         while low < 2
             || low == u16::MAX
             || self.index[usize::from(low)] != 0
-            || self.kept.contains(&low)
+            || self.kept.contains_key(&low)
         {
             low = low.wrapping_add(0x9e37);
         }
@@ -481,15 +481,22 @@ impl Engine {
         }
     }
 
-    /// Gives the number of this queue pair to no other until it is released, also when the queue pair is gone: packets for it may
-    /// still be under way.
+    /// Gives the number of this queue pair to no other, even when the queue pair is gone: packets
+    /// for it may still be under way. Each connection keeps it; it is free when each has released
+    /// it.
     pub fn keep_qpn(&mut self, qpn: Qpn) {
-        self.kept.insert(low_bits(qpn));
+        *self.kept.entry(low_bits(qpn)).or_default() += 1;
     }
 
-    /// The number may be used again.
+    /// One keeper releases the number.
     pub fn release_qpn(&mut self, qpn: Qpn) {
-        self.kept.remove(&low_bits(qpn));
+        let low = low_bits(qpn);
+        if let Some(count) = self.kept.get_mut(&low) {
+            *count -= 1;
+            if *count == 0 {
+                self.kept.remove(&low);
+            }
+        }
     }
 
     fn admit_called(&mut self) {

@@ -1,6 +1,7 @@
 //! What an engine holds: of everything that grows and shrinks while it works, how much there is.
 
 use crate::any::AnyQp;
+use crate::cm::CmFootprint;
 use crate::engine::Engine;
 
 /// What an engine holds now. All of it is bounded by its configuration, its queue pairs and its address handles, whatever peers send.
@@ -41,6 +42,12 @@ pub struct Footprint {
 }
 
 impl Engine {
+    /// What its connection manager holds now, if it has one.
+    #[must_use]
+    pub fn cm_footprint(&self) -> Option<CmFootprint> {
+        self.gsi.cm.as_ref().map(|cm| cm.footprint())
+    }
+
     /// What it holds now. This looks at every queue pair.
     #[must_use]
     pub fn footprint(&self) -> Footprint {

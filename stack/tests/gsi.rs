@@ -5,10 +5,11 @@ mod common;
 use common::{PORT, Solo, addr, template};
 use rocinante_stack::cm::{Accept, CmConfig, CmEvent, ConnId, Connect, ConnectionManager, QpSide};
 use rocinante_stack::types::{Mtu, Pkey, Psn, Qpn};
+use rocinante_stack::verbs::QpState;
 use rocinante_stack::wire::cm::{CommId, Dreq, Message, PortSpace, ServiceId, Transport};
 use rocinante_stack::wire::mad::{GSI_PACKET_LEN, write_gsi};
 use rocinante_stack::wire::{Bth, Opcode, Packet};
-use rocinante_stack::{Datagram, IpId};
+use rocinante_stack::{Datagram, IpId, QpAttr};
 
 /// A message for a connection that is not known: it is answered.
 fn packet() -> [u8; GSI_PACKET_LEN] {
@@ -164,6 +165,29 @@ fn a_number_that_is_kept_is_not_used_again() {
     assert_eq!(solo.end.engine.create_qp(&init, qpn.value()), Some(qpn));
 }
 
+/// Two connections of one queue pair keep its number. The release by one does not free it.
+#[test]
+fn a_number_that_was_kept_twice_is_free_when_it_was_released_twice() {
+    let mut solo = Solo::script();
+    let (qpn, init) = (solo.end.qpn, common::qp_init(&solo.setup));
+    solo.end.engine.keep_qpn(qpn);
+    solo.end.engine.keep_qpn(qpn);
+    solo.end.engine.destroy_qp(qpn).unwrap();
+    for released in 0..2 {
+        assert_eq!(solo.end.engine.kept_qpns(), 1);
+        let other = solo.end.engine.create_qp(&init, qpn.value()).unwrap();
+        assert_ne!(other, qpn, "released {released} times");
+        solo.end.engine.destroy_qp(other).unwrap();
+        solo.end.engine.release_qpn(qpn);
+    }
+    assert_eq!(solo.end.engine.kept_qpns(), 0);
+    assert_eq!(solo.end.engine.create_qp(&init, qpn.value()), Some(qpn));
+    // What was never kept, or not so often, takes nothing away.
+    solo.end.engine.release_qpn(qpn);
+    solo.end.engine.keep_qpn(qpn);
+    assert_eq!(solo.end.engine.kept_qpns(), 1);
+}
+
 #[test]
 fn what_it_sends_is_numbered_and_counted() {
     let mut solo = Solo::script();
@@ -237,6 +261,37 @@ fn the_first_message_says_that_the_peer_is_ready() {
     let cm = solo.end.engine.cm().unwrap();
     assert_eq!(cm.poll_event(), Some(CmEvent::Established { conn }));
     assert_eq!((cm.poll_event(), cm.counters().by_message), (None, 1));
+}
+
+/// A queue pair that is used for a second connection speaks for that one alone.
+#[test]
+fn the_first_message_is_that_of_the_last_connection_that_awaits_one() {
+    let mut solo = Solo::script();
+    let conn = accepted(&mut solo);
+    let (qpn, setup) = (solo.end.qpn, solo.setup.clone());
+    let reset = QpAttr { state: Some(QpState::Reset), ..QpAttr::default() };
+    let established = |solo: &mut Solo, psn| {
+        solo.hear_request(Opcode::RC_RDMA_WRITE_ONLY, psn, &[&solo.reth(0, 4), &[1; 4]]);
+        solo.end.engine.cm().unwrap().poll_event()
+    };
+    solo.end.engine.await_message(qpn, conn);
+    solo.end.modify(qpn, &reset).unwrap();
+    solo.end.connect(qpn, 0, common::PEER, &setup);
+    assert_eq!(established(&mut solo, 0), None, "whoever was awaited before the reset");
+    solo.end.engine.await_message(qpn, conn);
+    solo.end.engine.await_message(qpn, ConnId(CommId(5)));
+    assert_eq!(established(&mut solo, 1), None, "another is awaited now");
+    solo.end.engine.await_message(qpn, ConnId(CommId(5)));
+    solo.end.engine.await_message(qpn, conn);
+    assert_eq!(established(&mut solo, 2), Some(CmEvent::Established { conn }));
+    // And nobody by the number of one that is gone.
+    let conn = accepted(&mut solo);
+    solo.end.engine.await_message(qpn, conn);
+    solo.end.engine.destroy_qp(qpn).unwrap();
+    let again = solo.end.engine.create_qp(&common::qp_init(&setup), qpn.value());
+    assert_eq!(again, Some(qpn));
+    solo.end.connect(qpn, 0, common::PEER, &setup);
+    assert_eq!(established(&mut solo, 0), None);
 }
 
 #[test]

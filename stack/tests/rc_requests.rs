@@ -415,6 +415,50 @@ fn acks_are_coalesced_and_only_sent_when_asked_for() {
     assert!(solo.sent().is_empty());
 }
 
+/// A response acknowledges what is before its request, and nothing behind it.
+#[test]
+fn the_acknowledgement_owed_behind_an_atomic_or_a_read_leaves_after_its_response() {
+    for (name, answer) in [("atomic", "ATOMIC_ACKNOWLEDGE"), ("READ", "READ_ONLY")] {
+        let hear = |solo: &mut Solo, psn| {
+            let (read, add) = (solo.reth(0, 8), solo.atomic_eth(64, 1, 0));
+            match name {
+                "READ" => solo.hear_request(Op::RC_RDMA_READ_REQUEST, psn, &[&read]),
+                _ => solo.hear_request(Op::RC_FETCH_ADD, psn, &[&add]),
+            }
+        };
+        let write = |solo: &mut Solo, psn| {
+            let header = solo.reth(2000, 4);
+            solo.hear_request(Op::RC_RDMA_WRITE_ONLY, psn, &[&header, &[1; 4]]);
+        };
+        let begins = |sent: &[String]| -> Vec<String> {
+            let words = sent.iter().map(|sent| sent.split(' ').take(2).collect::<Vec<_>>());
+            words.map(|words| words.join(" ")).collect()
+        };
+        let response = |psn: i64| format!("{answer} #{psn}");
+        let mut solo = Solo::script();
+        // Behind it: both leave.
+        hear(&mut solo, 0);
+        write(&mut solo, 1);
+        assert_eq!(begins(&solo.sent()), [response(0), "ACK #1".into()]);
+        // Before it: the response says so.
+        write(&mut solo, 2);
+        hear(&mut solo, 3);
+        assert_eq!(begins(&solo.sent()), [response(3)]);
+        // On both sides of it, and it comes again.
+        write(&mut solo, 4);
+        hear(&mut solo, 5);
+        write(&mut solo, 6);
+        assert_eq!(begins(&solo.sent()), [response(5), "ACK #6".into()]);
+        hear(&mut solo, 5);
+        write(&mut solo, 7);
+        assert_eq!(begins(&solo.sent()), [response(5), "ACK #7".into()]);
+        // A duplicate WRITE behind it is acknowledged again, too.
+        hear(&mut solo, 5);
+        write(&mut solo, 6);
+        assert_eq!(begins(&solo.sent()), [response(5), "ACK #7".into()]);
+    }
+}
+
 #[test]
 fn solicited_events_are_passed_on() {
     let mut solo = Solo::script();

@@ -5,7 +5,7 @@ mod common;
 
 use common::{BASE, Pair, Setup, Solo, pattern, seal, sge};
 use rocinante_stack::types::Key;
-use rocinante_stack::verbs::{SendOp, WcStatus};
+use rocinante_stack::verbs::{SendData, SendOp, SendWr, WcStatus};
 use rocinante_stack::wire::{NakCode, Opcode as Op, Syndrome};
 use rocinante_stack::{Budget, EngineConfig};
 
@@ -378,6 +378,96 @@ fn a_report_that_cannot_be_so_is_a_plain_nak() {
     // It had said that it holds this.
     solo.hear_gap(1, &[3]);
     assert_eq!(solo.sent().len(), 3);
+}
+
+/// Sends one message after the other, each acknowledged at once, up to the PSN `to`.
+fn send_up_to(solo: &mut Solo, from: i64, to: i64) {
+    for psn in from..to {
+        solo.send(1, 10);
+        assert_eq!(solo.sent().len(), 1, "#{psn}");
+        solo.hear_ack(psn);
+    }
+    solo.completed();
+}
+
+/// PSNs that are 1,024 apart share a bit. It is cleared when its packet is acknowledged or goes
+/// again: else a later packet with that bit would not be known to be missing.
+#[test]
+fn what_was_held_is_not_taken_for_the_packet_1024_psns_later() {
+    type Way = (&'static str, fn(&mut Solo));
+    let ways: [Way; 3] = [
+        ("acknowledged", |solo| {
+            solo.hear_gap(0, &[1, 2, 3]);
+            assert_eq!(solo.sent(), ["SEND_ONLY #0 10B ack"]);
+        }),
+        ("acknowledged in two steps", |solo| {
+            solo.hear_gap(0, &[1, 3]);
+            assert_eq!(solo.sent().len(), 2);
+            solo.hear_ack(1);
+            solo.hear_gap(2, &[3]);
+            assert!(solo.sent().is_empty(), "it is on its way");
+        }),
+        ("sent again with all that follows", |solo| {
+            solo.hear_gap(0, &[1, 2, 3]);
+            solo.sent();
+            solo.wait(10_000_000);
+            solo.hear_nak(0, NakCode::PsnSequenceError);
+            assert_eq!(solo.sent().len(), 5);
+            // What the peer said it held is no longer believed.
+            solo.hear_gap(0, &[4]);
+            assert_eq!(solo.sent().len(), 4, "#0 to #3");
+        }),
+    ];
+    for (way, hear) in ways {
+        let mut solo = solo();
+        (0..5).for_each(|id| solo.send(id, 10));
+        solo.sent();
+        hear(&mut solo);
+        solo.hear_ack(4);
+        assert_eq!(solo.completed().len(), 5, "{way}");
+        send_up_to(&mut solo, 5, 1024);
+        (0..6).for_each(|id| solo.send(id, 10));
+        assert_eq!(solo.sent().len(), 6);
+        solo.hear_gap(1024, &[1028]);
+        let missing = [1024, 1025, 1026, 1027].map(|psn| format!("SEND_ONLY #{psn} 10B ack"));
+        assert_eq!(solo.sent(), missing, "{way}");
+    }
+}
+
+/// Solicited bit, immediate data, place in the message and payload are those of the first packet.
+#[test]
+fn what_goes_again_alone_is_the_packet_that_was_lost() {
+    let (remote, rkey) = (0x9000, Key(9));
+    let ops = [
+        SendOp::Send { imm: None },
+        SendOp::Send { imm: Some([1, 2, 3, 4]) },
+        SendOp::SendInv { rkey },
+        SendOp::Write { remote, rkey, imm: None },
+        SendOp::Write { remote, rkey, imm: Some([1, 2, 3, 4]) },
+    ];
+    for (op, len) in ops.into_iter().flat_map(|op| [0, 10, 256, 700].map(|len| (op, len))) {
+        let mut solo = solo();
+        let data = pattern(1000, 7);
+        solo.end.host.arena[..1000].copy_from_slice(&data);
+        let list = [solo.sge(0, len)];
+        let data = SendData::Sges(&list);
+        let wr = SendWr { wr_id: 1, op, data, signaled: true, solicited: true, fence: false };
+        solo.post_wr(&wr).unwrap();
+        let first = solo.packets();
+        solo.send(2, 10);
+        solo.packets();
+        let held = first.len() as i64;
+        solo.hear_gap(0, &[held]);
+        let again = solo.packets();
+        // All but AckReq and the ICRC.
+        let meant = |packet: &Vec<u8>| [&packet[..8], &packet[9..packet.len() - 4]].concat();
+        let [first, again] = [&first, &again].map(|all| all.iter().map(meant).collect::<Vec<_>>());
+        assert_eq!(first, again, "{op:?} of {len}");
+        let solicited = |packet: &Vec<u8>| packet[1] & 0x80 != 0;
+        let marks: Vec<_> = again.iter().map(solicited).collect();
+        let last = again.len() - 1;
+        assert!(marks.iter().enumerate().all(|(at, mark)| *mark == (at == last)), "{op:?} {len}");
+    }
 }
 
 // ---- both ----

@@ -309,6 +309,38 @@ fn its_depth_can_change() {
     }
 }
 
+/// What a queue pair has taken and not completed has its place still: it may come back.
+#[test]
+fn its_depth_counts_receives_that_are_taken() {
+    let mut solo = solo(4);
+    let srq = solo.end.srq.unwrap();
+    share(&mut solo.end, 1..=3, solo.key);
+    solo.hear_request(Op::RC_SEND_FIRST, 0, &[&[7; 256]]);
+    share(&mut solo.end, [4], solo.key);
+    assert_eq!(solo.end.share(5, &[]), Err(PostError::Full), "three are posted, and one is taken");
+    let resize = |solo: &mut Solo, max_wr| {
+        let change = SrqChange { max_wr: Some(max_wr), srq_limit: None };
+        solo.end.engine.modify_srq(srq, &change)
+    };
+    assert_eq!(resize(&mut solo, 3), Err(SrqError::Depth));
+    assert_eq!(resize(&mut solo, 5), Ok(()));
+    share(&mut solo.end, [5], solo.key);
+    assert_eq!(solo.end.share(6, &[]), Err(PostError::Full));
+    assert_eq!(resize(&mut solo, 4), Err(SrqError::Depth));
+    // It comes back into the queue that has another depth now, and is the oldest.
+    let qpn = solo.end.qpn;
+    solo.end.modify(qpn, &to(QpState::Reset)).unwrap();
+    assert_eq!(solo.end.share(6, &[]), Err(PostError::Full));
+    let setup = solo.setup.clone();
+    solo.end.connect(qpn, 0, PEER, &setup);
+    for psn in 0..5 {
+        solo.hear_request(Op::RC_SEND_ONLY, psn, &[&[7; 8]]);
+    }
+    let all: Vec<_> = (1..=5).map(|wr_id| (wr_id, WcStatus::Success)).collect();
+    assert_eq!(solo.completed(), all);
+    assert_eq!(resize(&mut solo, 1), Ok(()), "none is taken any more");
+}
+
 #[test]
 fn its_receives_are_in_its_own_domain() {
     const OTHER: PdId = PdId(9);

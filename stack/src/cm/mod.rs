@@ -17,6 +17,7 @@
 mod asks;
 mod calls;
 mod conn;
+mod footprint;
 mod ids;
 mod receive;
 mod sidr;
@@ -29,6 +30,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use self::asks::Ask;
 pub use self::asks::{AskId, Asked};
 use self::conn::{Conn, State};
+pub use self::footprint::CmFootprint;
 use self::ids::Ids;
 use self::sidr::{Query, Service};
 pub use self::types::{

@@ -45,8 +45,11 @@ impl ConnectionManager {
             let (id, state) = (conn.local, conn.state);
             return self.on_known_req(now, id, state, (src, dst), tid, req);
         }
-        let stale = known.or_else(|| self.by_qpn.get(&(src, req.qpn)).copied());
-        let stale = stale.filter(|id| !self.is_over(*id, req.ca_guid));
+        // One connection may have its communication id, another its queue pair, and either may be
+        // over.
+        let by_qpn = self.by_qpn.get(&(src, req.qpn)).copied();
+        let mut both = [known, by_qpn].into_iter().flatten();
+        let stale = both.find(|id| !self.is_over(*id, req.ca_guid));
         match self.judge(stale, (src, dst), req) {
             Ok((listener, peer, user)) => {
                 self.take_request(now, (src, dst), tid, req, (listener, peer, user));

@@ -347,9 +347,11 @@ mod tests {
             (Bind { len: u64::MAX, ..good }, WindowError::Range),
             (Bind { addr: u64::MAX, ..good }, WindowError::Range),
         ];
+        let before = format!("{table:?}");
         for (bind, why) in refused {
             assert_eq!(table.bind(QP, &bind), Err(why), "{bind:?}");
         }
+        assert_eq!(before, format!("{table:?}"), "nothing has changed");
         assert_eq!(table.bind(Accessor { pd: PdId(2), ..QP }, &good), Err(WindowError::Pd));
         // Without writing it needs no local right to write.
         table.bind(QP, &Bind { region: read_only, access: Access::REMOTE_READ, ..good }).unwrap();
@@ -381,6 +383,26 @@ mod tests {
         table.free_windows(OTHER.qpn);
         assert!(!table.has_windows(region) && table.owned == 0);
         assert!(write(&table, OTHER, again.rkey, 0x1100, 1).is_err());
+    }
+
+    /// Bound anew, it would show another part: what is refused leaves it as it was, with its key.
+    #[test]
+    fn a_window_whose_next_binding_is_refused_still_shows_what_it_did() {
+        let (mut table, region) = table();
+        let mw = table.insert_window(PD, MwType::Type1, 0xabcd_ef00).unwrap();
+        let first = bind(mw, region);
+        table.bind(QP, &first).unwrap();
+        let before = format!("{table:?}");
+        let next = Bind { mw: first.rkey, rkey: next(first.rkey), ..first };
+        for (refused, why) in [
+            (Bind { addr: 0x1f01, ..next }, WindowError::Range),
+            (Bind { region: Key(region.0 ^ 1), ..next }, WindowError::Region),
+            (Bind { access: Access::LOCAL_WRITE, ..next }, WindowError::Permission),
+        ] {
+            assert_eq!(table.bind(QP, &refused), Err(why));
+        }
+        assert_eq!(before, format!("{table:?}"));
+        assert!(table.has_windows(region) && write(&table, QP, first.rkey, 0x1100, 1).is_ok());
     }
 
     #[test]

@@ -293,3 +293,39 @@ fn due(repair: &Repair) -> usize {
 fn bits(report: &[u8]) -> impl Iterator<Item = bool> {
     report.iter().flat_map(|byte| (0..8).map(move |bit| byte & (1 << bit) != 0))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The peer holds these.
+    fn holding(psns: impl Iterator<Item = u64>) -> Repair {
+        let mut repair = Repair::default();
+        for psn in psns {
+            repair.held.set(psn);
+            repair.end = repair.end.max(psn + 1);
+        }
+        repair
+    }
+
+    /// The same bit stands for a PSN and for the one [`SPAN`] later.
+    #[test]
+    fn no_bit_of_what_is_acknowledged_or_goes_again_is_left() {
+        const FIRST: u64 = 1 << 24;
+        let of_none = |repair: &Repair| repair.held.0.iter().all(|word| *word == 0);
+        for count in [1, 63, 64, 65, SPAN - 1] {
+            let held = || (FIRST + 1..=FIRST + count).step_by(2);
+            let mut repair = holding(held());
+            assert!(held().all(|psn| repair.has(psn)));
+            repair.arrived(FIRST, FIRST + count / 2);
+            assert!(held().all(|psn| repair.has(psn) == (psn >= FIRST + count / 2)), "{count}");
+            repair.arrived(FIRST + count / 2, FIRST + count + 1);
+            assert!(of_none(&repair) && repair.is_idle(), "{count} acknowledged");
+            let mut repair = holding(held());
+            repair.forget(FIRST + count / 2, FIRST);
+            assert!(held().all(|psn| repair.has(psn) == (psn < FIRST + count / 2)), "{count}");
+            repair.forget(FIRST, FIRST);
+            assert!(of_none(&repair) && repair.is_idle(), "{count} go again");
+        }
+    }
+}

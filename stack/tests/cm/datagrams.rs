@@ -94,6 +94,23 @@ fn a_lost_answer_comes_again_and_the_program_is_asked_once() {
     assert!(net.cm[B].counters().duplicates >= 2);
 }
 
+/// However long the program took to decide.
+#[test]
+fn an_answer_is_kept_from_when_it_was_given() {
+    let mut net = Net::new();
+    listen(&mut net, 4);
+    hear(&mut net, &question(5, 1));
+    let (ask, _) = asked(&mut net);
+    net.run(60_000);
+    answer(&mut net, ask).unwrap();
+    assert_eq!(status(&mut net), Some(SidrStatus::SUCCESS));
+    net.run(59_000);
+    hear(&mut net, &question(5, 1));
+    assert_eq!((status(&mut net), net.take(B)), (Some(SidrStatus::SUCCESS), vec![]));
+    net.run(2_000);
+    assert_eq!(net.cm[B].poll_timeout(), None, "and no longer than for a minute");
+}
+
 #[test]
 fn who_refuses_says_so() {
     let mut net = Net::new();

@@ -6,5 +6,11 @@ mod hostile;
 mod messages;
 mod net;
 mod random;
+mod refusals;
 mod scenarios;
+mod successors;
+#[path = "../common/tables.rs"]
+mod tables;
 mod thirds;
+mod twos;
+mod values;

@@ -33,6 +33,14 @@ fn what_does_not_fit_into_a_message_is_refused() {
     assert_eq!(net.cm[B].accept(now, conn, &accept), too_long(196));
     assert_eq!(net.cm[B].reject(conn, RejReason::CONSUMER, &[1; 149]), too_long(148));
     net.cm[B].accept(now, conn, &Accept { private: &[1; 196], ..accept }).unwrap();
+    net.run(1);
+    let CmEvent::Replied { conn, reply } = net.one(A) else { panic!() };
+    assert_eq!(reply.private[..], [1; 196]);
+    assert_eq!(net.cm[A].establish(conn, &[1; 225]), too_long(224));
+    assert_eq!(net.cm[A].establish(conn, &[1; 224]), Ok(()));
+    let now = net.now;
+    assert_eq!(net.cm[A].disconnect(now, conn, &[1; 221]), too_long(220));
+    assert_eq!(net.cm[A].disconnect(now, conn, &[1; 220]), Ok(()));
 }
 
 #[test]

@@ -10,7 +10,7 @@ use crate::net::{A, B, Net, address, disconnected};
 
 /// How far a connection has come when somebody interferes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Step {
+pub(crate) enum Step {
     Asked,
     Accepted,
     Replied,
@@ -19,11 +19,11 @@ enum Step {
     Ended,
 }
 
-const STEPS: [Step; 6] =
+pub(crate) const STEPS: [Step; 6] =
     [Step::Asked, Step::Accepted, Step::Replied, Step::Established, Step::Ending, Step::Ended];
 
 /// Two managers, of whose connection both ends have come so far. Nothing is under way.
-fn at(step: Step) -> (Net, ConnId, ConnId) {
+pub(crate) fn at(step: Step) -> (Net, ConnId, ConnId) {
     let mut net = Net::new();
     net.listen(4);
     let (a, b) = net.asked(0x11);
@@ -124,7 +124,7 @@ fn a_third_party_changes_nothing_in_any_state() {
 }
 
 /// Both sides end it, from wherever they are.
-fn finish(mut net: Net, a: ConnId, b: ConnId, step: Step) {
+pub(crate) fn finish(mut net: Net, a: ConnId, b: ConnId, step: Step) {
     let now = net.now;
     net.cm[A].forget(now, a);
     net.run(1);

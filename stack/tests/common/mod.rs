@@ -6,6 +6,7 @@
 
 mod pair;
 mod solo;
+mod tables;
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr};
@@ -23,6 +24,7 @@ use rocinante_stack::{
 
 pub use self::pair::{Pair, Pass};
 pub use self::solo::{PEER, Solo, seal};
+pub(crate) use self::tables::{assert_same, tables};
 pub use rocinante_scripts::{describe, pattern, reth};
 
 /// User memory: one arena, in which regions are ranges.

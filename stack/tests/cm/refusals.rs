@@ -1,0 +1,280 @@
+//! Calls that are refused change nothing, and whatever fails leaves its place to the next.
+
+use std::net::IpAddr;
+
+use rocinante_stack::cm::{
+    Accept, AskId, CmConfig, CmError, CmEvent, ConnId, Connect, ConnectionManager,
+};
+use rocinante_stack::types::{Qpn, Time};
+use rocinante_stack::wire::cm::{CommId, PortSpace, RejReason, ServiceId};
+
+use crate::net::{A, B, MS, Net, SERVICE, address, ask, config, side};
+use crate::scenarios::FOR_EVER;
+use crate::tables::{assert_same, tables};
+use crate::thirds::{STEPS, Step, at};
+
+const UDP: ServiceId = ServiceId::of_port(PortSpace::Udp, 7174);
+const OTHER: ServiceId = ServiceId::of_port(PortSpace::Udp, 7175);
+const LONG: [u8; 300] = [7; 300];
+const V6: IpAddr = IpAddr::V6(std::net::Ipv6Addr::LOCALHOST);
+
+/// A call that must be refused with this error.
+type Refused =
+    (CmError, &'static str, fn(&mut ConnectionManager, Time, ConnId) -> Result<(), CmError>);
+
+const fn too_long(max: usize) -> CmError {
+    CmError::PrivateTooLong { max }
+}
+
+/// What is refused whatever the connection does.
+const ALWAYS: [Refused; 19] = [
+    (CmError::InUse, "listen", |cm, _, _| cm.listen(SERVICE, None, 1).map(drop)),
+    (CmError::InUse, "listen to datagrams", |cm, _, _| cm.listen_datagrams(UDP, None, 1).map(drop)),
+    (CmError::InUse, "listen where it is served", |cm, _, _| {
+        cm.listen_datagrams(OTHER, None, 1).map(drop)
+    }),
+    (CmError::InUse, "serve", |cm, _, _| cm.serve(OTHER, None, (Qpn::new(9), 9), b"")),
+    (CmError::InUse, "serve what is decided", |cm, _, _| {
+        cm.serve(UDP, None, (Qpn::new(9), 9), b"")
+    }),
+    (too_long(136), "serve", |cm, _, _| cm.serve(OTHER, Some(V6), (Qpn::new(9), 9), &LONG[..137])),
+    (CmError::Family, "connect", |cm, now, _| {
+        cm.connect(now, &Connect { remote: V6, ..ask(5, b"") }).map(drop)
+    }),
+    (too_long(56), "connect", |cm, now, _| cm.connect(now, &ask(5, &LONG[..57])).map(drop)),
+    (too_long(92), "connect", |cm, now, _| {
+        let service = ServiceId(5);
+        cm.connect(now, &Connect { service, ..ask(5, &LONG[..93]) }).map(drop)
+    }),
+    (CmError::Family, "resolve", |cm, now, _| {
+        cm.resolve(now, (address(A), V6), (UDP, 1), b"").map(drop)
+    }),
+    (too_long(180), "resolve", |cm, now, _| {
+        cm.resolve(now, (address(A), address(B)), (UDP, 1), &LONG[..181]).map(drop)
+    }),
+    (too_long(196), "accept", |cm, now, conn| {
+        cm.accept(now, conn, &Accept { side: side(5), private: &LONG[..197] })
+    }),
+    (too_long(148), "reject", |cm, _, conn| cm.reject(conn, RejReason::CONSUMER, &LONG[..149])),
+    (too_long(224), "establish", |cm, _, conn| cm.establish(conn, &LONG[..225])),
+    (too_long(220), "disconnect", |cm, now, conn| cm.disconnect(now, conn, &LONG[..221])),
+    (too_long(136), "answer", |cm, now, _| {
+        cm.answer(now, AskId(1), Ok((Qpn::new(9), 9)), &LONG[..137])
+    }),
+    (CmError::Unknown, "answer", |cm, now, _| cm.answer(now, AskId(1), Ok((Qpn::new(9), 9)), b"")),
+    (CmError::Unknown, "accept nothing", |cm, now, _| {
+        cm.accept(now, ConnId(CommId(1)), &Accept { side: side(5), private: b"" })
+    }),
+    (CmError::Unknown, "reject nothing", |cm, _, _| {
+        cm.reject(ConnId(CommId(1)), RejReason::CONSUMER, b"")
+    }),
+];
+
+const ACCEPT: fn(&mut ConnectionManager, Time, ConnId) -> Result<(), CmError> =
+    |cm, now, conn| cm.accept(now, conn, &Accept { side: side(5), private: b"" });
+const REJECT: fn(&mut ConnectionManager, Time, ConnId) -> Result<(), CmError> =
+    |cm, _, conn| cm.reject(conn, RejReason::CONSUMER, b"");
+const ESTABLISH: fn(&mut ConnectionManager, Time, ConnId) -> Result<(), CmError> =
+    |cm, _, conn| cm.establish(conn, b"");
+const DISCONNECT: fn(&mut ConnectionManager, Time, ConnId) -> Result<(), CmError> =
+    |cm, now, conn| cm.disconnect(now, conn, b"");
+
+/// What is refused because of the state of the connection: at the asking side, and at the other.
+fn at_the_wrong_time(step: Step, at: usize) -> Vec<Refused> {
+    let (state, unknown) = (CmError::State, CmError::Unknown);
+    let accept = |why| (why, "accept", ACCEPT);
+    let reject = |why| (why, "reject", REJECT);
+    let establish = |why| (why, "establish", ESTABLISH);
+    let disconnect = |why| (why, "disconnect", DISCONNECT);
+    let none = |why| vec![accept(why), reject(why), establish(why)];
+    match (step, at) {
+        (Step::Asked | Step::Accepted, A) => [none(state), vec![disconnect(state)]].concat(),
+        (Step::Asked, _) => vec![establish(state), disconnect(state)],
+        (Step::Replied, A) => vec![accept(state), disconnect(state)],
+        (Step::Accepted | Step::Replied, _) | (Step::Established, _) => none(state),
+        // Only the asking side knows of the end: the DREP was lost.
+        (Step::Ending | Step::Ended, _) => [none(unknown), vec![disconnect(unknown)]].concat(),
+    }
+}
+
+#[test]
+fn what_is_refused_changes_nothing_in_any_state() {
+    for step in STEPS {
+        let (mut net, a, b) = at(step);
+        for (side, conn) in [(A, a), (B, b)] {
+            let cm = &mut net.cm[side];
+            let _ = cm.listen(SERVICE, None, 1);
+            cm.listen_datagrams(UDP, None, 1).unwrap();
+            cm.serve(OTHER, None, (Qpn::new(7), 7), b"").unwrap();
+            let calls = ALWAYS.into_iter().chain(at_the_wrong_time(step, side));
+            for (why, what, call) in calls {
+                let before = tables(cm);
+                assert_eq!(call(cm, net.now, conn), Err(why), "{what} at {side} {step:?}");
+                assert_same(&before, &tables(cm), &(what, side, step));
+            }
+        }
+    }
+}
+
+/// One connection more than there may be is refused, and nothing is kept of it.
+#[test]
+fn a_connection_more_than_there_may_be_leaves_nothing() {
+    let mut net = Net::with(|side| CmConfig { max_connections: 2, ..config(side) }, 1);
+    for qpn in [1, 2] {
+        net.connect(qpn);
+    }
+    let now = net.now;
+    let before = tables(&net.cm[A]);
+    assert_eq!(net.cm[A].connect(now, &ask(3, b"")), Err(CmError::Full));
+    assert_same(&before, &tables(&net.cm[A]), &"connect");
+}
+
+/// How a connection comes to nothing, or to its end.
+#[derive(Debug, Clone, Copy)]
+enum End {
+    NobodyListens,
+    Refused,
+    BacklogFull,
+    ReplyRefused,
+    SilentListener,
+    SilentAsker,
+    ForgottenByAsker(Step),
+    ForgottenByListener(Step),
+    Died,
+}
+
+impl End {
+    const ALL: [Self; 17] = [
+        Self::NobodyListens,
+        Self::Refused,
+        Self::BacklogFull,
+        Self::ReplyRefused,
+        Self::SilentListener,
+        Self::SilentAsker,
+        Self::ForgottenByAsker(Step::Asked),
+        Self::ForgottenByAsker(Step::Accepted),
+        Self::ForgottenByAsker(Step::Replied),
+        Self::ForgottenByAsker(Step::Established),
+        Self::ForgottenByAsker(Step::Ending),
+        Self::ForgottenByListener(Step::Asked),
+        Self::ForgottenByListener(Step::Accepted),
+        Self::ForgottenByListener(Step::Replied),
+        Self::ForgottenByListener(Step::Established),
+        Self::ForgottenByListener(Step::Ending),
+        Self::Died,
+    ];
+}
+
+/// Brings a connection as far as `step`.
+fn reach(net: &mut Net, step: Step, qpn: u32) -> [ConnId; 2] {
+    let (a, b) = net.asked(qpn);
+    if step == Step::Asked {
+        return [a, b];
+    }
+    net.mute[B] = step == Step::Accepted;
+    net.accept(b, 0x2000 + qpn);
+    net.run(1);
+    net.mute[B] = false;
+    if matches!(step, Step::Accepted | Step::Replied) {
+        return [a, b];
+    }
+    net.cm[A].establish(a, b"").unwrap();
+    net.run(1);
+    if step == Step::Ending {
+        net.mute[B] = true;
+        let now = net.now;
+        net.cm[A].disconnect(now, a, b"").unwrap();
+        net.run(1);
+        net.mute[B] = false;
+    }
+    [a, b]
+}
+
+fn come_to(net: &mut Net, end: End, qpn: u32) {
+    match end {
+        End::NobodyListens => {
+            let now = net.now;
+            let service = ServiceId::of_port(PortSpace::Tcp, 9);
+            net.cm[A].connect(now, &Connect { service, ..ask(qpn, b"") }).unwrap();
+        }
+        End::Refused => {
+            let [_, b] = reach(net, Step::Asked, qpn);
+            net.cm[B].reject(b, RejReason::CONSUMER, b"").unwrap();
+        }
+        End::BacklogFull => {
+            let [a, _] = reach(net, Step::Asked, qpn);
+            net.connect(qpn + 0x100);
+            net.run(1);
+            let now = net.now;
+            net.cm[A].forget(now, a);
+        }
+        End::ReplyRefused => {
+            let [a, _] = reach(net, Step::Replied, qpn);
+            net.cm[A].reject(a, RejReason::CONSUMER, b"").unwrap();
+        }
+        End::SilentListener => {
+            net.connect(qpn);
+            net.mute[B] = true;
+        }
+        End::SilentAsker => {
+            reach(net, Step::Accepted, qpn);
+            net.mute[A] = true;
+        }
+        End::ForgottenByAsker(step) | End::ForgottenByListener(step) => {
+            let both = reach(net, step, qpn);
+            let of = usize::from(matches!(end, End::ForgottenByListener(_)));
+            let now = net.now;
+            net.cm[of].forget(now, both[of]);
+        }
+        End::Died => {
+            reach(net, Step::Established, qpn);
+            net.restart(A, u64::from(qpn));
+            net.connect(qpn);
+        }
+    }
+    net.run(FOR_EVER);
+    net.mute = [false; 2];
+    net.run(FOR_EVER);
+    let _ = [A, B].map(|side| net.take(side));
+}
+
+/// Each kind of end, more often than there may be connections and than the backlog is long.
+#[test]
+fn whatever_becomes_of_a_connection_its_place_is_the_next_ones() {
+    for end in End::ALL {
+        let mut net = Net::with(|side| CmConfig { max_connections: 2, ..config(side) }, 1);
+        net.listen(1);
+        for round in 0..5 {
+            come_to(&mut net, end, 0x11 + round);
+            // Only the next request of a dead peer shows that it died.
+            let left = [A, B].map(|side| net.cm[side].len());
+            assert_eq!(left, [0, 0], "{end:?} in round {round}");
+            assert_eq!([A, B].map(|side| net.cm[side].poll_timeout()), [None; 2], "{end:?}");
+        }
+        let (a, b) = net.connected(0x99, 0x98);
+        assert!(a != b && net.now.0 > MS);
+        let others = tables(&net.cm[B]);
+        let entries = |name: &str| others.matches(name).count();
+        assert_eq!(entries("Conn {"), 1, "{end:?}: {others}");
+    }
+}
+
+/// Questions that the program never answers, more often than its backlog is long.
+#[test]
+fn questions_that_are_never_answered_take_no_room_for_ever() {
+    let mut net = Net::new();
+    net.cm[B].listen_datagrams(UDP, None, 2).unwrap();
+    for _ in 0..5 {
+        let (now, way) = (net.now, (address(A), address(B)));
+        let queries = [1, 2].map(|port| net.cm[A].resolve(now, way, (UDP, port), b"").unwrap());
+        net.run(80_000);
+        let over = |event: &CmEvent| matches!(event, CmEvent::AskOver { .. });
+        assert_eq!(net.take(B).iter().filter(|event| over(event)).count(), 2);
+        for query in queries {
+            net.cm[A].forget_query(query);
+        }
+        net.take(A);
+        assert!(net.cm[A].is_empty() && net.cm[B].poll_timeout().is_none());
+    }
+    assert_eq!(net.cm[B].counters().backlog_overflow, 0);
+}

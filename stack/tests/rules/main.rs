@@ -1,0 +1,14 @@
+//! Rules by their class: each kind of packet against each rule about packets, two of everything
+//! that has a number, each call that is refused, each error more often than there are buffers, each
+//! numeric field at its least and greatest value.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod errors;
+mod kinds;
+mod marks;
+mod numbers;
+mod packets;
+mod refusals;
+mod reuse;
+mod values;

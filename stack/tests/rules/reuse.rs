@@ -1,0 +1,394 @@
+//! Two queue pairs: one in the place of another, and one beside another. A successor has nothing of
+//! its predecessor, and a queue pair that goes takes nothing of its neighbour along.
+
+use rocinante_stack::types::{Key, Qpn};
+use rocinante_stack::verbs::{Destination, QpState, QpType, SendOp};
+use rocinante_stack::wire::{NakCode, Opcode as Op, Syndrome};
+use rocinante_stack::{PeerAddress, QpAttr};
+
+use crate::common::{End, PD, PEER, QKEY, Setup, Solo, addr, qp_init, sge};
+
+pub(crate) fn to(state: QpState) -> QpAttr {
+    QpAttr { state: Some(state), ..QpAttr::default() }
+}
+
+pub(crate) fn setup() -> Setup {
+    Setup { qps: 2, held: 8, rnr_retry: 3, ..Setup::script() }
+}
+
+/// The peer's queue pair of the second queue pair.
+pub(crate) const OTHER: Qpn = Qpn::new(0x78);
+
+/// Two connected queue pairs. Posts and packets concern the first, until `turn_to`.
+pub(crate) fn two() -> Solo {
+    let setup = setup();
+    let mut solo = Solo::new(&setup);
+    let second = solo.end.qpns[1];
+    solo.end.connect(second, 0, OTHER, &setup);
+    solo
+}
+
+pub(crate) fn turn_to(solo: &mut Solo, qpn: Qpn) {
+    solo.end.qpn = qpn;
+}
+
+// ---- queue pairs ----
+
+/// What a queue pair is at when it goes away.
+type Past = (&'static str, fn(&mut Solo));
+
+const PASTS: [Past; 17] = [
+    ("nothing", |_| {}),
+    ("requests that have not left", |solo| (1..=3).for_each(|wr_id| solo.send(wr_id, 10))),
+    ("requests under way", |solo| {
+        (1..=3).for_each(|wr_id| solo.send(wr_id, 10));
+        solo.sent();
+    }),
+    ("requests that go again", |solo| {
+        (1..=3).for_each(|wr_id| solo.send(wr_id, 10));
+        solo.sent();
+        solo.hear_gap(0, &[1]);
+    }),
+    ("a READ and an atomic under way", |solo| {
+        solo.read(1, 700);
+        solo.add(2, 4096);
+        solo.sent();
+        solo.hear_data(Op::RC_RDMA_READ_RESPONSE_FIRST, 0, &[7; 256]);
+    }),
+    ("a pause for a receive", |solo| {
+        solo.send(1, 10);
+        solo.sent();
+        solo.hear_rnr(0, 31);
+    }),
+    ("a peer that grants no receives", |solo| {
+        solo.send(1, 10);
+        solo.sent();
+        solo.hear_syndrome(0, Syndrome(0));
+    }),
+    ("a timeout", |solo| {
+        solo.send(1, 10);
+        solo.sent();
+        solo.wait(4096 << 14);
+    }),
+    ("half a message", |solo| {
+        let list = [solo.sge(8192, 700)];
+        solo.post_recv(95, &list);
+        solo.hear_request(Op::RC_SEND_FIRST, 0, &[&[9; 256]]);
+    }),
+    ("half a WRITE", |solo| {
+        let header = solo.reth(12_000, 700);
+        solo.hear_request(Op::RC_RDMA_WRITE_FIRST, 0, &[&header, &[9; 256]]);
+    }),
+    ("responses that are due", |solo| {
+        let (read, add) = (solo.reth(12_000, 700), solo.atomic_eth(13_000, 1, 0));
+        solo.hear_request(Op::RC_RDMA_READ_REQUEST, 0, &[&read]);
+        solo.hear_request(Op::RC_FETCH_ADD, 3, &[&add]);
+    }),
+    ("responses that are kept", |solo| {
+        let (read, add) = (solo.reth(12_000, 700), solo.atomic_eth(13_000, 1, 0));
+        solo.hear_request(Op::RC_RDMA_READ_REQUEST, 0, &[&read]);
+        solo.hear_request(Op::RC_FETCH_ADD, 3, &[&add]);
+        solo.sent();
+    }),
+    ("packets that are held", |solo| {
+        for psn in 1..4 {
+            solo.hear_request(Op::RC_SEND_ONLY, psn, &[&[9; 8]]);
+        }
+    }),
+    ("a NAK that is due", |solo| solo.hear_request(Op::RC_SEND_ONLY, 0, &[&[9; 8]])),
+    ("an acknowledgement that is due", |solo| {
+        let header = solo.reth(12_000, 8);
+        solo.hear_request(Op::RC_RDMA_WRITE_ONLY, 0, &[&header, &[9; 8]]);
+    }),
+    ("a failure", |solo| {
+        (1..=3).for_each(|wr_id| solo.send(wr_id, 10));
+        solo.sent();
+        solo.hear_nak(1, NakCode::RemoteAccessError);
+    }),
+    ("a request that was refused", |solo| {
+        solo.hear_request(Op::RC_SEND_LAST, 0, &[&[9; 8]]);
+    }),
+];
+
+/// How a queue pair goes away, and another, or the same, comes in its place.
+type Successor = (&'static str, fn(&mut End, Qpn));
+
+const SUCCESSORS: [Successor; 3] = [
+    ("reset", |end, qpn| end.modify(qpn, &to(QpState::Reset)).unwrap()),
+    ("broken and reset", |end, qpn| {
+        end.modify(qpn, &to(QpState::Err)).unwrap();
+        end.modify(qpn, &to(QpState::Reset)).unwrap();
+    }),
+    ("destroyed and made anew", |end, qpn| {
+        end.engine.destroy_qp(qpn).unwrap();
+        let init = qp_init(&setup());
+        assert_eq!(end.engine.create_qp(&init, qpn.value()), Some(qpn), "its number is free");
+    }),
+];
+
+/// All that a queue pair says and hears in a conversation with a bit of everything.
+fn conversation(solo: &mut Solo) -> Vec<String> {
+    let mut said = Vec::new();
+    let list = [solo.sge(20_000, 700)];
+    (90..93).for_each(|wr_id| solo.post_recv(wr_id, &list));
+    (1..=2).for_each(|wr_id| solo.send(wr_id, 300));
+    solo.read(3, 300);
+    solo.add(4, 4096);
+    said.extend(solo.sent());
+    said.push(format!("{:?}", solo.end.engine.poll_timeout()));
+    // Early, then what was missing; a READ and its duplicate.
+    solo.hear_request(Op::RC_SEND_ONLY, 1, &[&[2; 8]]);
+    said.extend(solo.sent());
+    solo.hear_request(Op::RC_SEND_ONLY, 0, &[&[1; 8]]);
+    let header = solo.reth(0, 300);
+    for _ in 0..2 {
+        solo.hear_request(Op::RC_RDMA_READ_REQUEST, 2, &[&header]);
+        said.extend(solo.sent());
+    }
+    solo.hear_ack(1);
+    solo.hear_gap(2, &[3]);
+    said.extend(solo.sent());
+    solo.hear_ack(3);
+    solo.hear_data(Op::RC_RDMA_READ_RESPONSE_FIRST, 4, &[7; 256]);
+    solo.hear_data(Op::RC_RDMA_READ_RESPONSE_LAST, 5, &[7; 44]);
+    solo.hear_found(6, 77);
+    solo.send(5, 10);
+    said.extend(solo.sent());
+    for _ in 0..30 {
+        if solo.wait_for_timer().is_none() {
+            break;
+        }
+        said.extend(solo.sent());
+    }
+    said.extend(solo.completed().iter().map(|done| format!("{done:?}")));
+    said.extend(std::iter::from_fn(|| solo.event()).map(|event| format!("{event:?}")));
+    said.push(format!("{}", solo.state()));
+    said
+}
+
+/// Nothing of what was is left to be heard.
+fn quiet(solo: &mut Solo) {
+    solo.sent();
+    solo.completed();
+    while solo.event().is_some() {}
+    solo.end.host.arena.fill(0);
+}
+
+#[test]
+fn a_queue_pair_in_the_place_of_another_begins_with_nothing_of_it() {
+    for (past, live) in PASTS {
+        for (how, succeed) in SUCCESSORS {
+            let mut solo = two();
+            let qpn = solo.end.qpn;
+            live(&mut solo);
+            succeed(&mut solo.end, qpn);
+            assert!(!how.contains("anew") || !solo.end.engine.wants_transmit(), "{past}");
+            while solo.event().is_some() {}
+            assert_eq!(solo.end.engine.poll_timeout(), None, "{past}, {how}");
+            assert_eq!(solo.sent(), [""; 0], "{past}, {how}");
+            let left = solo.end.engine.footprint();
+            assert_eq!(
+                (left.timers, left.waiting, left.charged_packets),
+                (0, 0, 0),
+                "{past}, {how}"
+            );
+            assert_eq!((left.held_packets, left.records, left.lists), (0, 0, 0), "{past}, {how}");
+            assert_eq!((left.pool_users, left.queued), (1, 0), "{past}, {how}: the other's");
+            solo.end.connect(qpn, 0, PEER, &setup());
+            quiet(&mut solo);
+            // The same with one that has no past, at the same time.
+            let mut fresh = two();
+            fresh.now = solo.now;
+            quiet(&mut fresh);
+            let expected = conversation(&mut fresh);
+            assert!(expected.iter().any(|said| said.contains("RetryExcErr")), "{expected:?}");
+            assert_eq!(conversation(&mut solo), expected, "{past}, {how}");
+        }
+    }
+}
+
+/// Of two in the same situation one goes. The other goes on as if it had been alone.
+#[test]
+fn a_queue_pair_that_goes_takes_nothing_of_another_along() {
+    for (past, live) in PASTS.into_iter().filter(|(past, _)| !past.contains("timeout")) {
+        let goes_on = |leaves: Option<fn(&mut End, Qpn)>| {
+            let mut solo = two();
+            let [first, second] = [solo.end.qpns[0], solo.end.qpns[1]];
+            for qpn in [first, second] {
+                turn_to(&mut solo, qpn);
+                live(&mut solo);
+            }
+            // Both have said what they had to say.
+            solo.sent();
+            solo.completed();
+            if let Some(leaves) = leaves {
+                leaves(&mut solo.end, first);
+                while solo.event().is_some() {}
+                solo.completed();
+            } else {
+                solo.end.modify(first, &to(QpState::Reset)).unwrap();
+                while solo.event().is_some() {}
+            }
+            turn_to(&mut solo, second);
+            let mut said = solo.sent();
+            for _ in 0..20 {
+                if solo.wait_for_timer().is_none() {
+                    break;
+                }
+                said.extend(solo.sent());
+            }
+            said.extend(solo.completed().iter().map(|done| format!("{done:?}")));
+            said.push(format!("{} {:?}", solo.state(), solo.end.engine.footprint()));
+            said
+        };
+        let expected = goes_on(None);
+        for (how, leaves) in SUCCESSORS {
+            assert_eq!(goes_on(Some(leaves)), expected, "{past}, {how}");
+        }
+    }
+}
+
+/// Events and completions of the one that is gone are not heard, those of the other are.
+#[test]
+fn events_of_a_queue_pair_that_is_gone_go_with_it() {
+    let mut solo = two();
+    let [first, second] = [solo.end.qpns[0], solo.end.qpns[1]];
+    for qpn in [second, first] {
+        turn_to(&mut solo, qpn);
+        solo.hear_request(Op::RC_SEND_LAST, 0, &[&[9; 8]]);
+    }
+    solo.end.engine.destroy_qp(first).unwrap();
+    let again = solo.end.engine.create_qp(&qp_init(&setup()), first.value());
+    assert_eq!(again, Some(first));
+    let events: Vec<_> = std::iter::from_fn(|| solo.end.engine.poll_event()).collect();
+    assert_eq!(events.iter().map(|(qpn, _)| *qpn).collect::<Vec<_>>(), [second]);
+}
+
+/// Any number of times: numbers, places and what they share are as at first.
+#[test]
+fn queue_pairs_come_and_go_without_end() {
+    let mut solo = two();
+    let before = solo.end.engine.footprint();
+    let setup = setup();
+    for round in 0..200 {
+        let init = qp_init(&setup);
+        let made =
+            [7, 7, 9].map(|random| solo.end.engine.create_qp(&init, random + round).unwrap());
+        for qpn in made {
+            solo.end.connect(qpn, 0, PEER, &setup);
+        }
+        for qpn in [made[1], made[0], made[2]] {
+            solo.end.engine.destroy_qp(qpn).unwrap();
+        }
+    }
+    assert_eq!(solo.end.engine.footprint(), before);
+}
+
+// ---- unreliable queue pairs ----
+
+/// What an unreliable queue pair is at when it goes away.
+const UNRELIABLE_PASTS: [Past; 6] = [
+    ("nothing", |_| {}),
+    ("requests that have not left", |solo| (1..=3).for_each(|wr_id| say(solo, wr_id, 1))),
+    ("requests that are paced", |solo| {
+        for wr_id in 0..500 {
+            if solo.sent().is_empty() && wr_id > 0 {
+                break;
+            }
+            (0..20).for_each(|_| say(solo, wr_id, 200));
+        }
+        assert!(solo.end.engine.poll_timeout().is_some(), "they wait for their time");
+    }),
+    ("a local error", |solo| {
+        let op = speech(solo);
+        solo.post(1, op, &[sge(0, 8, Key(0x1234_5600))]);
+        solo.sent();
+        assert_eq!(solo.state(), QpState::Sqe);
+    }),
+    ("a queue that is drained", |solo| {
+        let qpn = solo.end.qpn;
+        solo.end.modify(qpn, &to(QpState::Sqd)).unwrap();
+        say(solo, 1, 1);
+    }),
+    ("half a message", |solo| {
+        let list = [solo.sge(8192, 700)];
+        solo.post_recv(95, &list);
+        hear_first(solo);
+    }),
+];
+
+fn hear_first(solo: &mut Solo) {
+    if solo.setup.qp_type == QpType::Uc {
+        solo.hear_request(Op::UC_SEND_FIRST, 0, &[&[9; 256]]);
+    }
+}
+
+fn speech(solo: &mut Solo) -> SendOp {
+    if solo.setup.qp_type == QpType::Uc {
+        return SendOp::Send { imm: None };
+    }
+    let to = PeerAddress { local: addr(1), remote: addr(2), path: 0, budget: solo.setup.budget };
+    let ah = solo.end.engine.create_ah(PD, &to).unwrap();
+    SendOp::SendTo { to: Destination { ah, qpn: PEER, qkey: QKEY }, imm: None }
+}
+
+fn say(solo: &mut Solo, wr_id: u64, len: u32) {
+    let op = speech(solo);
+    let list = [solo.sge(0, len)];
+    solo.post(wr_id, op, &list);
+}
+
+/// What an unreliable queue pair says and hears.
+fn words(solo: &mut Solo) -> Vec<String> {
+    let list = [solo.sge(20_000, 700)];
+    (90..93).for_each(|wr_id| solo.post_recv(wr_id, &list));
+    for psn in 0..2 {
+        let deth = [QKEY.to_be_bytes(), 0x77u32.to_be_bytes()].concat();
+        match solo.setup.qp_type {
+            QpType::Uc => solo.hear_request(Op::UC_SEND_ONLY, psn, &[&[1; 8]]),
+            _ => solo.hear_request(Op::UD_SEND_ONLY, psn, &[&deth, &[1; 8]]),
+        }
+    }
+    // What goes on with nothing is dropped.
+    if solo.setup.qp_type == QpType::Uc {
+        solo.hear_request(Op::UC_SEND_LAST, 2, &[&[1; 8]]);
+    }
+    (1..=3).for_each(|wr_id| say(solo, wr_id, 10));
+    let mut said = solo.sent();
+    said.extend(solo.completed().iter().map(|done| format!("{done:?}")));
+    said.push(format!("{} {:?}", solo.state(), solo.end.engine.poll_timeout()));
+    said
+}
+
+#[test]
+fn an_unreliable_queue_pair_in_the_place_of_another_begins_with_nothing_of_it() {
+    for qp_type in [QpType::Uc, QpType::Ud] {
+        let setup = Setup { qp_type, ..setup() };
+        for (past, live) in UNRELIABLE_PASTS {
+            for anew in [false, true] {
+                let mut solo = Solo::new(&setup);
+                let qpn = solo.end.qpn;
+                live(&mut solo);
+                if anew {
+                    solo.end.engine.destroy_qp(qpn).unwrap();
+                    let again = solo.end.engine.create_qp(&qp_init(&setup), qpn.value());
+                    assert_eq!(again, Some(qpn));
+                } else {
+                    solo.end.modify(qpn, &to(QpState::Reset)).unwrap();
+                }
+                assert_eq!(solo.end.engine.poll_timeout(), None, "{qp_type}: {past}");
+                assert_eq!(solo.sent(), [""; 0], "{qp_type}: {past}");
+                assert_eq!(solo.end.engine.footprint().queued, 0, "{qp_type}: {past}");
+                solo.end.connect(qpn, 0, PEER, &setup);
+                // Pacing is per peer: let its account recover.
+                solo.now = solo.now.after(1 << 40);
+                quiet(&mut solo);
+                let mut fresh = Solo::new(&setup);
+                fresh.now = solo.now;
+                let expected = words(&mut fresh);
+                assert_eq!(expected.len(), 9, "three packets, five completions: {expected:?}");
+                assert_eq!(words(&mut solo), expected, "{qp_type}: {past}, anew {anew}");
+            }
+        }
+    }
+}
