@@ -375,6 +375,16 @@ impl Context {
         }
     }
 
+    /// How often the background threads of the device have woken or looked at it again; `None` for
+    /// a device of the kernel. The number stands still while the device is idle.
+    #[must_use]
+    pub fn background_rounds(&self) -> Option<u64> {
+        match &self.device {
+            Device::Soft(device) => Some(device.background_rounds()),
+            Device::Hw(_) => None,
+        }
+    }
+
     /// Makes a protection domain (`ibv_alloc_pd(3)`). If a device in hardware has none left, what is made in the domain says so.
     #[must_use]
     pub fn alloc_pd(&self) -> Pd {

@@ -139,12 +139,12 @@ impl Exchange {
     /// # Errors
     /// [`VerbsError::Exchange`] names the peer, what it answered, and what to do.
     pub fn connect(address: SocketAddr, patience: Duration) -> Result<Self, VerbsError> {
-        let deadline = Instant::now() + patience;
+        let begin = Instant::now();
         loop {
-            let left = deadline.saturating_duration_since(Instant::now());
+            let left = patience.saturating_sub(begin.elapsed());
             match TcpStream::connect_timeout(&address, left.max(Duration::from_millis(10))) {
                 Ok(stream) => return Self::over(stream, address),
-                Err(error) if Instant::now() >= deadline => {
+                Err(error) if begin.elapsed() >= patience => {
                     return Err(VerbsError::Exchange(cannot_connect(address, &error)));
                 }
                 Err(_) => std::thread::sleep(Duration::from_millis(20)),

@@ -179,20 +179,24 @@ impl Qp {
                 "a window of type 2 is bound by a work request: post what `Mw::bind` returns",
             );
         }
-        let op = match &self.kind {
-            QpKind::Soft(_) => mw.bind(&bind.part),
-            QpKind::Hw(_) => mw.request(mw.rkey(), mw.rkey(), &bind.part),
+        let before = mw.rkey();
+        let op = match (&self.kind, &mw.kind) {
+            (QpKind::Soft(qp), MwKind::Soft(window)) if window.is_of(qp.device()) => {
+                mw.bind(&bind.part)
+            }
+            (QpKind::Hw(_), MwKind::Hw(_)) => mw.request(before, before, &bind.part),
+            _ => return invalid("the window belongs to another device"),
         };
         let (wr_id, data) = (bind.wr_id, SendData::Sges(&[]));
         let BindMw { signaled, fence, .. } = *bind;
         let wr = SendWr { wr_id, op, data, signaled, solicited: false, fence };
-        match (&self.kind, &mw.kind) {
-            (QpKind::Soft(qp), MwKind::Soft(_)) => qp.post_send(&[wr])?,
-            (QpKind::Hw(qp), MwKind::Hw(_)) => {
+        match &self.kind {
+            // The next binding counts on from the key that the window has.
+            QpKind::Soft(qp) => qp.post_send(&[wr]).inspect_err(|_| mw.set_rkey(before))?,
+            QpKind::Hw(qp) => {
                 let key = qp.bind_mw(&wr).map_err(VerbsError::Post)?;
-                mw.rkey.store(key.0, Ordering::Release);
+                mw.set_rkey(key);
             }
-            _ => return invalid("the window belongs to another device"),
         }
         Ok(mw.rkey())
     }

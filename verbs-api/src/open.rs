@@ -30,6 +30,7 @@ pub struct OpenOptions {
     no_background: bool,
     advertise_credits: bool,
     whole_writes: bool,
+    cm_retries: Option<u8>,
     shards: Option<usize>,
     cpus: Vec<usize>,
 }
@@ -120,6 +121,16 @@ impl OpenOptions {
     #[must_use]
     pub fn background(mut self, yes: bool) -> Self {
         self.no_background = !yes;
+        self
+    }
+
+    /// How often the connection manager sends a message again that nobody answers, 0.4 s apart,
+    /// before it gives the peer up: 0 to 15 times, 15 unless said otherwise. A request tells the
+    /// peer the same number (`max_cm_retries` of Linux's `struct ib_cm_req_param`). Of the device
+    /// in software.
+    #[must_use]
+    pub fn cm_retries(mut self, times: u8) -> Self {
+        self.cm_retries = Some(times);
         self
     }
 
@@ -231,6 +242,7 @@ impl OpenOptions {
             advertise_credits: self.advertise_credits,
             cut_writes: !self.whole_writes,
             background: !self.no_background,
+            cm_retries: self.cm_retries,
             cpus: self.cpus.clone(),
         };
         let device = soft::Device::start(&settings, name, ports, why)?;
@@ -242,6 +254,10 @@ impl OpenOptions {
         iface: &Interface,
         addresses: &[IpAddr],
     ) -> Result<Context, VerbsError> {
+        if let Some(times) = self.cm_retries.filter(|times| *times > 15) {
+            let why = format!("the connection manager repeats itself 0 to 15 times, not {times}");
+            return Err(VerbsError::Invalid(why));
+        }
         let backend = self.netdev.settle(std::env::var_os(NETDEV_VARIABLE).as_deref())?;
         let shards = settle_shards(self.shards, std::env::var_os(SHARDS_VARIABLE).as_deref())?;
         if shards > 1 && self.no_background {

@@ -14,6 +14,7 @@ pub struct Resources {
     pub mrs: usize,
     /// Connections that the connection manager knows, as long as it keeps their numbers.
     pub connections: usize,
-    /// Ways to peers, of queue pairs and of address handles. Those of the connection manager, which it gives up after 20 s without use, do not count.
+    /// Ways to peers, of queue pairs and of address handles. Those of the connection manager, which
+    /// it gives up after 2 s without use, do not count.
     pub paths: usize,
 }

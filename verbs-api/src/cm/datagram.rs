@@ -142,10 +142,12 @@ impl DatagramRequest {
     /// Refuses, and tells the peer's program why: 136 bytes at most.
     ///
     /// # Errors
-    /// [`VerbsError::Cm`] if that is too much, or the peer does not wait any more.
+    /// [`VerbsError::Cm`] if that is too much, and the peer is refused without a word; or if it
+    /// does not wait any more.
     pub fn reject(mut self, private_data: &[u8]) -> Result<(), VerbsError> {
+        self.manager.answer(self.ask, Err(SidrStatus::REJECT), private_data)?;
         self.decided = true;
-        self.manager.answer(self.ask, Err(SidrStatus::REJECT), private_data)
+        Ok(())
     }
 }
 

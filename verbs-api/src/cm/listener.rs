@@ -198,10 +198,12 @@ impl Request {
     /// Rejects (`rdma_reject(3)`), and tells the peer's program why: 148 bytes at most.
     ///
     /// # Errors
-    /// [`VerbsError::Cm`] if that is too much, or the peer does not wait any more.
+    /// [`VerbsError::Cm`] if that is too much, and the peer is rejected without a word; or if it
+    /// does not wait any more.
     pub fn reject(mut self, private_data: &[u8]) -> Result<(), VerbsError> {
+        self.manager.reject(self.conn, RejReason::CONSUMER, private_data)?;
         self.decided = true;
-        self.manager.reject(self.conn, RejReason::CONSUMER, private_data)
+        Ok(())
     }
 }
 

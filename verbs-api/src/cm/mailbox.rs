@@ -56,13 +56,17 @@ impl Mailbox {
         if event.as_ref().is_some_and(is_last) {
             self.over.store(true, Ordering::Relaxed);
         }
+        self.clear_if_idle(&events);
+        event.transpose()
+    }
+
+    fn clear_if_idle(&self, events: &VecDeque<Result<CmEvent, VerbsError>>) {
         if events.is_empty()
             && !self.over.load(Ordering::Relaxed)
             && let Some(fd) = self.fd.get()
         {
             wake::clear(fd);
         }
-        event.transpose()
     }
 
     /// How many events wait.
@@ -90,7 +94,9 @@ impl Mailbox {
 
     /// Leaves out what nobody shall hear of any more.
     pub(crate) fn retain(&self, keep: impl Fn(&CmEvent) -> bool) {
-        self.events.lock().retain(|event| event.as_ref().map_or(true, &keep));
+        let mut events = self.events.lock();
+        events.retain(|event| event.as_ref().map_or(true, &keep));
+        self.clear_if_idle(&events);
     }
 
     /// A peer does not ask any more.

@@ -27,3 +27,26 @@ fn a_failure_is_told_after_what_came_before_and_for_ever() {
         assert!(readable(&mailbox));
     }
 }
+
+#[test]
+fn a_mailbox_of_which_the_last_letter_is_withdrawn_is_not_readable() {
+    let [first, second] = [7, 8].map(|number| ConnId(CommId(number)));
+    let mailbox = Mailbox::default();
+    assert!(!readable(&mailbox));
+    for conn in [first, second] {
+        mailbox.push(CmEvent::Established { conn });
+    }
+    let withdraw = |of| {
+        mailbox.retain(|event| !matches!(event, CmEvent::Established { conn } if *conn == of));
+    };
+    withdraw(first);
+    assert!(readable(&mailbox), "the other waits");
+    withdraw(second);
+    assert!(!readable(&mailbox));
+    assert!(matches!(mailbox.pop(), Ok(None)));
+    mailbox.push(CmEvent::TimedOut { conn: first });
+    assert!(readable(&mailbox) && matches!(mailbox.pop(), Ok(Some(_))));
+    mailbox.push(CmEvent::Established { conn: second });
+    withdraw(second);
+    assert!(readable(&mailbox), "it is over, for all who look");
+}

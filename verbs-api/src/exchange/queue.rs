@@ -43,12 +43,12 @@ pub(super) fn connect(
     peer: SocketAddr,
     patience: Duration,
 ) -> Result<QueueLink, VerbsError> {
-    let deadline = Instant::now() + patience;
+    let begin = Instant::now();
     let own = ctx.query_device().active_mtu;
     let kernels = ctx.provider() == Provider::Hardware;
     loop {
         let parts = Parts::new(ctx, 0)?;
-        let left = deadline.saturating_duration_since(Instant::now());
+        let left = patience.saturating_sub(begin.elapsed());
         let left = if kernels { left.min(ANEW) } else { left };
         let params = Params::default().options(options()).private_data(&words(own));
         let error = match cm::connect(parts.qp, peer, &params, left.max(LOOK)) {
@@ -72,7 +72,7 @@ pub(super) fn connect(
         let nobody = RejReason::INVALID_SERVICE_ID;
         let absent = matches!(&error, VerbsError::Cm(CmFailure::Rejected { reason, .. }) if *reason == nobody);
         let lost = kernels && matches!(error, VerbsError::TimedOut);
-        if !(absent || lost) || Instant::now() >= deadline {
+        if !(absent || lost) || begin.elapsed() >= patience {
             return Err(cannot_connect(peer, error));
         }
         std::thread::sleep(Duration::from_millis(20));

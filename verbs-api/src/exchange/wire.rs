@@ -9,8 +9,10 @@ use serde::{Deserialize, Serialize};
 use super::{Endpoint, Hello, RemoteRegion};
 
 const VERSION: u32 = 1;
-/// Queue pair numbers and PSNs have 24 bits.
-const NUMBER_MAX: u32 = 0xff_ffff;
+/// PSNs have 24 bits.
+const PSN_MAX: u32 = 0xff_ffff;
+/// So have the numbers of queue pairs; the last stands for multicast.
+const QPN_MAX: u32 = 0xff_fffe;
 /// The first two queue pairs are for management: no program has them.
 const QPN_MIN: u32 = 2;
 
@@ -56,10 +58,10 @@ pub(super) fn parse(line: &str, own: Option<IpAddr>) -> Result<Hello, String> {
 impl WireEndpoint {
     fn checked(self, own: Option<IpAddr>) -> Result<Endpoint, String> {
         let Self { address, qpn, psn, mtu, budget_bytes, budget_datagrams } = self;
-        if !(QPN_MIN..=NUMBER_MAX).contains(&qpn) {
+        if !(QPN_MIN..=QPN_MAX).contains(&qpn) {
             return Err(format!("{qpn} is no number of a queue pair"));
         }
-        if psn > NUMBER_MAX {
+        if psn > PSN_MAX {
             return Err(format!("{psn} is no PSN: those have 24 bits"));
         }
         let mtu = Mtu::from_bytes(mtu).ok_or_else(|| format!("no such path MTU: {mtu}"))?;
@@ -142,9 +144,12 @@ mod tests {
         for (field, value, word) in [
             ("qpn", json!(0), "no number"),
             ("qpn", json!(1), "no number"),
+            ("qpn", json!(0xff_ffff), "no number"),
             ("qpn", json!(0x0100_0000), "no number"),
+            ("qpn", json!(u64::MAX), "invalid value"),
             ("qpn", json!(-1), "invalid value"),
             ("psn", json!(0x0100_0000), "24 bits"),
+            ("psn", json!(u32::MAX), "24 bits"),
             ("mtu", json!(0), "no such path MTU: 0"),
             ("mtu", json!(9), "no such path MTU: 9"),
             ("mtu", json!(999), "no such path MTU: 999"),

@@ -104,9 +104,21 @@ impl CqShared {
         self.ring.lock().pop_front()
     }
 
+    /// Whether completions were lost.
+    pub(super) fn has_overflowed(&self) -> bool {
+        self.overflowed.load(Ordering::Relaxed)
+    }
+
     /// Whether completions were lost, and all that were not have been taken.
     pub(super) fn is_lost(&self) -> bool {
-        self.overflowed.load(Ordering::Relaxed) && self.ring.lock().is_empty()
+        self.has_overflowed() && self.ring.lock().is_empty()
+    }
+
+    /// The queue goes away: nobody shall hear of it any more.
+    pub(super) fn leave_channel(&self) {
+        if let Some(channel) = &self.channel {
+            channel.forget(self.number);
+        }
     }
 
     pub(super) fn has_channel(&self) -> bool {
@@ -144,6 +156,14 @@ impl ChannelShared {
             wake::clear(&self.fd);
         }
         number
+    }
+
+    fn forget(&self, cq: u64) {
+        let mut events = self.events.lock();
+        events.retain(|number| *number != cq);
+        if events.is_empty() {
+            wake::clear(&self.fd);
+        }
     }
 
     pub(super) fn fd(&self) -> BorrowedFd<'_> {

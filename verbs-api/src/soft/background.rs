@@ -26,6 +26,7 @@ impl Core {
         // many threads want it, who goes to sleep again without a look may sleep for as long as a connection lasts.
         let mut look = false;
         while !self.stop.load(Ordering::SeqCst) {
+            self.rounds.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             let epoch = self.epoch.load(Ordering::Relaxed);
             let steadily = epoch != seen && self.is_polled_steadily(&aside);
             // Work that was left while this thread held the lock is this thread's.

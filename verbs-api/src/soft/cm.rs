@@ -16,11 +16,11 @@ use rocinante_stack::stats::CmCounters;
 use rocinante_stack::types::{Qpn, Time};
 use rocinante_stack::wire::cm::{PortSpace, RejReason, ServiceId, SidrStatus};
 
-use super::Device;
 use super::core::Core;
 use super::others::shard_of;
 use super::shard::Shard;
 use super::sidr::Services;
+use super::{Device, Settings};
 use crate::cm::{Chosen, ListensTo, Mailbox, Manager, Place};
 use crate::error::VerbsError;
 use crate::qp::Qp;
@@ -89,8 +89,9 @@ impl Allowance {
 
 /// Paths of QP1 at most.
 const PATHS_MAX: usize = 256;
-/// One that was not used for so long is given up: 20 s.
-const PATH_IDLE: u64 = 20_000_000_000;
+/// One that was not used for so long is given up: 2 s, in which an unanswered message is sent five
+/// times.
+const PATH_IDLE: u64 = 2_000_000_000;
 
 impl Shard {
     /// The connection manager.
@@ -98,18 +99,19 @@ impl Shard {
         self.engine.cm().expect("started with the device")
     }
 
-    /// Hands its events to whom they concern, and its datagrams to the port.
+    /// Hands its events to their owners, and its datagrams to the port. What that completes,
+    /// the caller delivers.
     pub(super) fn serve_cm(&mut self, now: Time) {
+        // An answer leaves before the program hears of what it answers: that may be the last that
+        // the program waits for.
+        self.transmit_cm(now);
         let mut any = false;
         while let Some(event) = self.engine.cm().and_then(ConnectionManager::poll_event) {
             self.deliver_cm(event);
             any = true;
         }
         if any {
-            self.deliver();
             self.write_mail();
-        }
-        if self.engine.cm().is_some_and(|cm| cm.wants_transmit()) {
             self.transmit_cm(now);
         }
     }
@@ -158,6 +160,9 @@ impl Shard {
     }
 
     fn transmit_cm(&mut self, now: Time) {
+        if self.engine.cm().is_none_or(|cm| !cm.wants_transmit()) {
+            return;
+        }
         while let Some(transmit) = self.engine.cm().and_then(ConnectionManager::poll_transmit) {
             let way = (transmit.local, transmit.remote);
             // Without a way to the peer it is lost, as on any network; it is sent again if it matters.
@@ -380,15 +385,17 @@ impl Shard {
 }
 
 /// How a device's connection manager is started.
-pub(super) fn config(max_qp: u32) -> Result<CmConfig, VerbsError> {
+pub(super) fn config(settings: &Settings) -> Result<CmConfig, VerbsError> {
     let mut random = [0; 3];
     for word in &mut random {
         let halves = [crate::context::random()?, crate::context::random()?];
         *word = u64::from(halves[0]) << 32 | u64::from(halves[1]);
     }
     let [first, second, ca_guid] = random;
-    let max_connections = max_qp as usize;
-    Ok(CmConfig { key: [first, second], ca_guid, max_connections, ..CmConfig::default() })
+    let max_connections = settings.limits.max_qp as usize;
+    let usual = CmConfig::default();
+    let max_retries = settings.cm_retries.unwrap_or(usual.max_retries);
+    Ok(CmConfig { key: [first, second], ca_guid, max_connections, max_retries, ..usual })
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64 as Count;
 use std::time::Duration;
 
 use super::aside::Aside;
@@ -46,6 +47,9 @@ pub(crate) struct Core {
     pub(super) stop: AtomicBool,
     /// Threads of the program that sleep on several shards: they leave the ports to the background threads.
     pub(super) sleepers: AtomicU32,
+    /// Rounds of the background thread. No order with anything else depends on it, so the models of
+    /// the threads do without it.
+    pub(super) rounds: Count,
     pub(crate) events: Arc<Events>,
 }
 
@@ -72,6 +76,7 @@ impl Core {
             calls: Calls::new()?,
             stop: AtomicBool::new(false),
             sleepers: AtomicU32::new(0),
+            rounds: Count::new(0),
             events,
         })
     }
@@ -335,9 +340,10 @@ impl DerefMut for Held<'_> {
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        if let Some(shard) = self.shard.take()
-            && self.core.release(shard)
-        {
+        let Some(mut shard) = self.shard.take() else { return };
+        // What was staged may have completed at once, and nobody else need drive soon.
+        shard.deliver();
+        if self.core.release(shard) {
             self.core.drive_once();
         }
     }

@@ -7,8 +7,11 @@ use std::time::{Duration, Instant};
 
 use rocinante_netdev::sim::{SimConfig, SimNet};
 use rocinante_netdev::{AnyPort, PathSpec, Port};
-use rocinante_stack::{Engine, EngineConfig};
+use rocinante_stack::verbs::CqId;
+use rocinante_stack::{Completions as _, Engine, EngineConfig};
 
+use super::announce::CqShared;
+use super::announce_tests::cqe;
 use super::aside::Aside;
 use super::core::{Core, HELD_ONLY};
 use super::events::Events;
@@ -122,6 +125,29 @@ fn the_port_is_watched_for_a_program_that_polls_now_and_then() {
     park(u64::MAX);
     core.drive();
     assert!(is_watched());
+}
+
+/// A staged request that fails at once completes while it is posted, by the thread that holds the
+/// shard for something else: nobody else need drive for long.
+#[test]
+fn what_completed_while_the_shard_was_held_is_delivered_when_it_is_let_go() {
+    let core = core();
+    let mut held = core.hold();
+    let [first, second] = [(); 2].map(|()| {
+        let mut made = None;
+        held.host.cqs.insert(|id| {
+            let cq = Arc::new(CqShared::new(id, 4, None));
+            made.insert(cq).clone()
+        });
+        made.unwrap()
+    });
+    for cq in [&first, &second, &first] {
+        held.host.complete(CqId(cq.id), cqe(false));
+    }
+    assert_eq!([&first, &second].map(|cq| cq.take_one().is_some()), [false; 2]);
+    drop(held);
+    let taken = |cq: &CqShared| std::iter::from_fn(|| cq.take_one()).count();
+    assert_eq!([&first, &second].map(|cq| taken(cq)), [2, 1]);
 }
 
 /// Each of a flood would else wake a thread, and whoever shares its core would wait for it.

@@ -11,6 +11,7 @@ use rocinante_stack::verbs::{CqId, Cqe};
 use super::Device;
 use super::announce::{ChannelShared, CqShared};
 use crate::error::VerbsError;
+use crate::event::AsyncEvent;
 use crate::listeners::Listeners;
 
 /// A completion queue.
@@ -45,9 +46,15 @@ impl Users {
 
 impl Drop for Cq {
     fn drop(&mut self) {
-        for shard in self.device.shards.hold_all().iter_mut() {
-            shard.host.cqs.remove(self.shared.id);
+        let id = self.shared.id;
+        let mut shards = self.device.shards.hold_all();
+        for shard in shards.iter_mut() {
+            shard.host.cqs.remove(id);
         }
+        self.shared.leave_channel();
+        // Its number is given again.
+        let events = &self.device.shards.first().events;
+        events.forget(|event| matches!(event, AsyncEvent::CqOverflow { cq } if *cq == id));
     }
 }
 

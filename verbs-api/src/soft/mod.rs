@@ -2,6 +2,8 @@
 
 mod ah;
 mod announce;
+#[cfg(test)]
+mod announce_tests;
 mod aside;
 mod background;
 mod cm;
@@ -30,6 +32,8 @@ mod sink;
 mod spin;
 mod srq;
 mod staging;
+#[cfg(test)]
+mod two_tests;
 
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
@@ -64,6 +68,8 @@ pub(crate) struct Settings {
     pub(crate) cut_writes: bool,
     /// Whether a thread drives the device while the program does not.
     pub(crate) background: bool,
+    /// How often the connection manager sends a message again, if the program says so.
+    pub(crate) cm_retries: Option<u8>,
     /// The processors of the threads, shard by shard and then from the first again; none leaves them where they are.
     pub(crate) cpus: Vec<usize>,
 }
@@ -191,6 +197,10 @@ impl Device {
         }
         sum.connections = self.shards.first().hold().cm().len();
         sum
+    }
+
+    pub(crate) fn background_rounds(&self) -> u64 {
+        self.shards.all().map(|core| core.rounds.load(Ordering::Relaxed)).sum()
     }
 
     pub(crate) fn progress(&self) {

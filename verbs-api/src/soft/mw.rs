@@ -31,6 +31,10 @@ impl Window {
         Ok(Self { device, first })
     }
 
+    pub(crate) fn is_of(&self, device: &Arc<Device>) -> bool {
+        Arc::ptr_eq(&self.device, device)
+    }
+
     /// The key that it had first.
     pub(crate) fn first_key(&self) -> Key {
         self.first

@@ -197,7 +197,12 @@ impl Shard {
                         cm.message_arrived(conn);
                     }
                 }
-                Order::Overflow(cq) => self.engine.cq_overflow(cq, &mut self.host),
+                // The queue may be gone, and its number another's.
+                Order::Overflow(cq) => {
+                    if self.host.cqs.get(cq.0).is_some_and(|cq| cq.has_overflowed()) {
+                        self.engine.cq_overflow(cq, &mut self.host);
+                    }
+                }
             }
         }
     }

@@ -12,6 +12,8 @@ use rocinante_stack::wire::icrc::{DF, IpFields, Template};
 use rocinante_stack::wire::{Bth, Opcode};
 use rocinante_stack::{Engine, EngineConfig, QpAttr, QpInit};
 
+use super::announce::CqShared;
+use super::announce_tests::cqe;
 use super::host::Host;
 use super::mail::Order;
 use super::others::{Common, Others};
@@ -193,4 +195,25 @@ fn what_the_owner_has_no_room_for_is_for_nothing() {
         bench.shards[0].drive(false);
     }
     assert!(bench.shards[0].is_flooded());
+}
+
+/// The queue that overflowed may be gone when another shard hears of it, and its number another's.
+#[test]
+fn an_overflow_that_is_told_late_breaks_only_who_uses_that_queue() {
+    let mut bench = Bench::new();
+    let qpn = bench.qp();
+    let tell = |bench: &mut Bench| {
+        bench.order(Order::Overflow(CqId(0)));
+        let now = bench.shards[1].now();
+        assert!(bench.shards[1].read_mail(now));
+        bench.shards[1].obey(true);
+        bench.state(qpn)
+    };
+    assert_eq!(tell(&mut bench), QpState::Rtr, "there is no such queue");
+    let cq = Arc::new(CqShared::new(0, 1, None));
+    let id = bench.shards[1].host.cqs.insert(|_| cq.clone());
+    assert_eq!(id, 0);
+    assert_eq!(tell(&mut bench), QpState::Rtr, "it is another");
+    cq.push([cqe(false), cqe(false)].into_iter());
+    assert_eq!(tell(&mut bench), QpState::Err);
 }

@@ -14,6 +14,7 @@ use super::core::Core;
 use super::front::QpShared;
 use super::{Cq, Device, Pd, Srq, ah};
 use crate::error::VerbsError;
+use crate::event::AsyncEvent;
 use crate::qp::{ModifyAttr, PeerPath, PostListError, QpCaps, SendRules};
 
 /// What a queue pair is made with.
@@ -79,6 +80,10 @@ impl Qp {
         cqs.iter().for_each(|cq| cq.used_by(index));
         let (local, path) = (attr.local, Mutex::new(None));
         Ok(Self { shared, device, core, shard: index, cqs, qpn, cookie, local, path })
+    }
+
+    pub(crate) fn device(&self) -> &Arc<Device> {
+        &self.device
     }
 
     /// The shard that it lives on.
@@ -185,6 +190,10 @@ impl Drop for Qp {
         if let Some(path) = self.path.lock().take() {
             shard.remove_path(path);
         }
+        // Its number is given again.
+        self.core
+            .events
+            .forget(|event| matches!(event, AsyncEvent::Qp { qpn, .. } if *qpn == self.qpn));
     }
 }
 

@@ -1,5 +1,6 @@
 //! A shard: an engine, the port that carries its packets, and the loop that drives both.
 
+use std::collections::VecDeque;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
@@ -67,7 +68,7 @@ pub(crate) struct Shard {
     /// The port broke: the interface is gone.
     pub(crate) broken: Option<io::Error>,
     /// Events that are not the engine's.
-    events: Vec<AsyncEvent>,
+    events: VecDeque<AsyncEvent>,
 }
 
 impl std::fmt::Debug for Shard {
@@ -134,7 +135,7 @@ impl Shard {
             driven_at: Time(0),
             polls: 0,
             broken: None,
-            events: Vec::new(),
+            events: VecDeque::new(),
         }
     }
 
@@ -216,8 +217,11 @@ impl Shard {
 
     /// Receives, does what is due, sends. Returns whether anything happened, so that more may soon.
     ///
-    /// With `hold`, plain acknowledgements of a packet or two wait for the next call: the program is about to see
-    /// what arrived, and what it posts in answer leaves first, in the same system call.
+    /// With `hold`, plain acknowledgements of a packet or two wait for the next call: the program
+    /// is about to see what arrived, and what it posts in answer leaves first, in the same system
+    /// call. What completes a request of the program's is acknowledged before the program sees the
+    /// completion: it may end right then, by `_exit(2)` or a signal, and its peer would ask in
+    /// vain.
     pub(crate) fn drive(&mut self, hold: bool) -> bool {
         let mut any = false;
         let mut now = self.now();
@@ -246,7 +250,8 @@ impl Shard {
             self.serve_cm(now);
             self.write_mail();
             let few = !mailed && (1..=HELD_MAX).contains(&received);
-            self.held = hold && few && !self.held && !self.engine.wants_transmit_now();
+            let may_wait = few && !news && !self.engine.wants_transmit_now();
+            self.held = hold && may_wait && !self.held;
             any |= mailed || received > 0;
             if !self.held {
                 any |= self.transmit(now);
@@ -290,6 +295,7 @@ impl Shard {
         loop {
             let mut sink = Sink { port: &mut self.port, paths: &mut self.paths };
             let before = self.engine.counters().sent_pkts;
+            let waited = sink.port.wants_write();
             let stop = self.engine.poll_transmit(now, TX_BURST, &mut self.host, &mut sink);
             let progress = self.engine.counters().sent_pkts != before;
             let refused = &mut self.refused;
@@ -306,8 +312,8 @@ impl Shard {
                 now = left;
             }
             match stop {
-                // A flush may have made room.
-                TxStop::SinkFull if progress && !self.port.wants_write() => {}
+                // The flush made room, perhaps only of what waited before: nobody else would look.
+                TxStop::SinkFull if (progress || waited) && !self.port.wants_write() => {}
                 TxStop::Idle | TxStop::SinkFull | TxStop::Budget => break,
             }
         }
@@ -385,7 +391,7 @@ impl Shard {
     fn break_down(&mut self, error: io::Error) {
         if self.broken.replace(error).is_none() {
             if self.others.as_ref().is_none_or(|others| others.is_first_to_break()) {
-                self.events.push(AsyncEvent::DeviceFatal);
+                self.events.push_back(AsyncEvent::DeviceFatal);
             }
             self.host.break_all(&mut self.engine);
         }
@@ -398,7 +404,7 @@ impl Shard {
             self.host.deliver(|cq, news| {
                 full.push((cq, news));
                 if news {
-                    self.events.push(AsyncEvent::CqOverflow { cq: cq.0 });
+                    self.events.push_back(AsyncEvent::CqOverflow { cq: cq.0 });
                 }
             });
             for (cq, news) in full {
@@ -457,7 +463,7 @@ impl Shard {
 
     /// The next asynchronous event.
     pub(crate) fn poll_event(&mut self) -> Option<AsyncEvent> {
-        if let Some(event) = self.events.pop() {
+        if let Some(event) = self.events.pop_front() {
             return Some(event);
         }
         let of_qp = self.engine.poll_event().map(|(qpn, event)| AsyncEvent::Qp { qpn, event });

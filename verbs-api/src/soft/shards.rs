@@ -70,7 +70,7 @@ impl Shards {
                 ..EngineConfig::default()
             });
             if index == 0 {
-                engine.start_cm(cm::config(settings.limits.max_qp)?);
+                engine.start_cm(cm::config(settings)?);
             }
             let host = Host::new(settings.limits.max_mr as usize);
             let others = (count > 1).then(|| Box::new(Others::new(index, &boxes, &common)));

@@ -1,14 +1,17 @@
 //! Two devices on a simulated network; the time is real.
+#![allow(dead_code, reason = "each program uses a part")]
 
 use std::net::{IpAddr, Ipv4Addr};
-use std::time::Duration;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
 
 use rocinante::{
-    Access, ConnectOptions, Context, Cq, Limits, Mr, OpenOptions, Pd, Qp, SendData, SendOp, SendWr,
-    WcStatus,
+    Access, ConnectOptions, Context, Cq, Key, Limits, Mr, OpenOptions, Pd, Qp, SendData, SendOp,
+    SendWr, WcStatus,
 };
 use rocinante_netdev::AnyPort;
-use rocinante_netdev::sim::{SimConfig, SimNet};
+use rocinante_netdev::sim::{SimConfig, SimNet, SimPort};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -29,10 +32,15 @@ pub(crate) struct Side {
 impl Side {
     fn open(net: &SimNet, address: IpAddr, background: bool) -> Self {
         let port = net.port(&[address], &SimConfig::default()).unwrap();
+        Self::over(port, "sim", background)
+    }
+
+    /// A device of this name over a port.
+    pub(crate) fn over(port: SimPort, name: &str, background: bool) -> Self {
         // Small tables: miri fills them slowly.
         let limits = Limits { max_qp: 64, max_mr: 64, max_mw: 64, ..Limits::default() };
         let options = OpenOptions::new().background(background).limits(limits);
-        let ctx = options.open_port("sim", AnyPort::from(port), "a test wants it").unwrap();
+        let ctx = options.open_port(name, AnyPort::from(port), "a test wants it").unwrap();
         let cq = ctx.create_cq(1024).unwrap();
         let pd = ctx.alloc_pd();
         let mr = pd.allocate(4096, Access::ALL).unwrap();
@@ -64,4 +72,46 @@ pub(crate) fn connect(sides: &[Side; 2], timeout: u8) -> [Qp; 2] {
 /// A signaled request.
 pub(crate) fn request(wr_id: u64, op: SendOp, data: SendData<'_>) -> SendWr<'_> {
     SendWr { wr_id, op, data, signaled: true, solicited: false, fence: false }
+}
+
+/// A message.
+pub(crate) fn send(wr_id: u64, bytes: &[u8]) -> SendWr<'_> {
+    request(wr_id, SendOp::Send { imm: None }, SendData::Inline(bytes))
+}
+
+/// Waits until it is so.
+pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !is_so() {
+        assert!(begin.elapsed() < PATIENCE, "never: {what}");
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// Two devices that only the test drives.
+pub(crate) fn undriven(seed: u64) -> [Side; 2] {
+    sides(&SimNet::new(seed), [false, false])
+}
+
+/// A WRITE of eight bytes to an address with its key.
+pub(crate) fn write(wr_id: u64, to: (u64, Key)) -> SendWr<'static> {
+    let op = SendOp::Write { remote: to.0, rkey: to.1, imm: None };
+    request(wr_id, op, SendData::Inline(&[7; 8]))
+}
+
+/// Does the request, and says how it ended.
+pub(crate) fn done(sides: &[Side; 2], qp: &Qp, wr: SendWr<'_>) -> WcStatus {
+    qp.post_send(&[wr]).unwrap();
+    let mut wc = None;
+    until("the request completes", || {
+        sides[1].ctx.progress();
+        wc = sides[0].cq.poll_one().unwrap();
+        wc.is_some()
+    });
+    wc.unwrap().status
+}
+
+/// Whether a descriptor is readable now.
+pub(crate) fn is_ready(fd: &impl AsFd) -> bool {
+    poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&Timespec::default())).unwrap() > 0
 }

@@ -1,0 +1,123 @@
+//! Of `announce.rs`, which `tests/models` compiles, too.
+
+use std::iter::once_with;
+use std::sync::Arc;
+
+use rocinante_stack::types::Qpn;
+use rocinante_stack::verbs::{Cqe, WcOpcode, WcStatus};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::announce::{ChannelShared, CqShared, Pushed};
+
+/// A channel and as many queues of one entry.
+fn queues<const N: usize>() -> (Arc<ChannelShared>, [CqShared; N]) {
+    let channel = Arc::new(ChannelShared::new().unwrap());
+    let queues = [(); N].map(|()| CqShared::new(0, 1, Some(channel.clone())));
+    (channel, queues)
+}
+
+fn is_ready(channel: &ChannelShared) -> bool {
+    let mut fds = [PollFd::from_borrowed_fd(channel.fd(), PollFlags::IN)];
+    poll(&mut fds, Some(&Timespec::default())).unwrap() > 0
+}
+
+pub(super) fn cqe(solicited: bool) -> Cqe {
+    Cqe {
+        wr_id: 1,
+        status: WcStatus::Success,
+        opcode: WcOpcode::Recv,
+        byte_len: 0,
+        imm: None,
+        invalidated: None,
+        qpn: Qpn::default(),
+        src_qp: None,
+        solicited,
+    }
+}
+
+fn complete(queue: &CqShared) {
+    assert_eq!(queue.push([cqe(false)].into_iter()), Pushed::All);
+    assert!(queue.take_one().is_some());
+}
+
+#[test]
+fn a_channel_is_readable_until_the_last_event_of_its_queues_is_taken() {
+    let (channel, queues) = queues::<3>();
+    for _ in 0..3 {
+        assert!(!is_ready(&channel));
+        for queue in &queues {
+            queue.arm(false);
+            complete(queue);
+            assert!(is_ready(&channel));
+        }
+        for queue in &queues {
+            assert!(is_ready(&channel));
+            assert_eq!(channel.next(), Some(queue.number));
+        }
+        assert!(!is_ready(&channel));
+        assert_eq!(channel.next(), None);
+    }
+}
+
+#[test]
+fn of_a_queue_that_goes_away_nobody_hears_and_the_other_events_stay() {
+    let (channel, [first, second, third]) = queues();
+    for queue in [&first, &second, &third] {
+        queue.arm(false);
+        complete(queue);
+    }
+    second.leave_channel();
+    assert!(is_ready(&channel));
+    assert_eq!([channel.next(), channel.next()], [Some(first.number), Some(third.number)]);
+    assert!(!is_ready(&channel));
+    first.arm(false);
+    complete(&first);
+    first.leave_channel();
+    assert!(!is_ready(&channel));
+    assert_eq!(channel.next(), None);
+}
+
+/// A program that arms and then finds the queue empty is told of what comes, also if it was on its
+/// way already.
+#[test]
+fn a_wish_counts_that_is_made_before_the_completion_is_in_the_queue() {
+    for (solicited_only, solicited) in [(false, false), (false, true), (true, true)] {
+        let (channel, [queue]) = queues();
+        queue.push(once_with(|| {
+            queue.arm(solicited_only);
+            cqe(solicited)
+        }));
+        assert_eq!(channel.next(), Some(queue.number), "{solicited_only} {solicited}");
+    }
+}
+
+#[test]
+fn two_wishes_make_one_event_and_the_stronger_counts() {
+    for wishes in [[true, false], [false, true], [false, false]] {
+        let (channel, [queue]) = queues();
+        for solicited_only in wishes {
+            queue.arm(solicited_only);
+        }
+        complete(&queue);
+        complete(&queue);
+        assert_eq!([channel.next(), channel.next()], [Some(queue.number), None], "{wishes:?}");
+    }
+    let (channel, [queue]) = queues();
+    queue.arm(true);
+    queue.arm(true);
+    complete(&queue);
+    assert_eq!(channel.next(), None);
+}
+
+#[test]
+fn a_full_queue_tells_whoever_waits_and_is_news_once() {
+    let (channel, [full, other]) = queues();
+    let push = |count| full.push(std::iter::repeat_n(cqe(false), count));
+    full.arm(true);
+    assert_eq!(push(2), Pushed::Overflow { news: true });
+    assert_eq!(push(1), Pushed::Overflow { news: false });
+    assert_eq!([channel.next(), channel.next()], [Some(full.number), None]);
+    assert!(full.has_overflowed() && !full.is_lost(), "there is one to take");
+    assert!(full.take_one().is_some() && full.is_lost());
+    assert!(!other.has_overflowed());
+}

@@ -1,0 +1,313 @@
+//! Two of a thing, on a device of two shards where that counts; and calls that fail after they
+//! acquired something.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rocinante_netdev::sim::{SimConfig, SimNet, Verdict};
+use rocinante_netdev::{AnyPort, Port as _};
+use rocinante_stack::mem::Access;
+use rocinante_stack::verbs::{QpType, RecvWr, SendData, SendOp, SendWr, WcStatus};
+
+use super::Settings;
+use crate::cm::{
+    CmFailure, Connecting, DatagramListener, Listener, Params, RejReason, Resolving, SidrStatus,
+};
+use crate::context::{Context, Device, Limits, Pd};
+use crate::cq::{Cq, CqKind};
+use crate::error::VerbsError;
+use crate::exchange::Exchange;
+use crate::mr::Rereg;
+use crate::qp::{ConnectOptions, PeerPath, PreparedQp, Qp};
+use crate::srq::SrqKind;
+
+const PATIENCE: Duration = Duration::from_secs(30);
+const QKEY: u32 = 0x1111_1111;
+
+fn ip(last: u8) -> IpAddr {
+    [10, 0, 0, last].into()
+}
+
+/// A device with a shard for each of these addresses.
+fn device(net: &SimNet, own: &[u8], background: bool) -> Context {
+    let port = |last: &u8| AnyPort::from(net.port(&[ip(*last)], &SimConfig::default()).unwrap());
+    let limits = Limits { max_qp: 64, max_mr: 64, max_mw: 64, ..Limits::default() };
+    let settings = Settings {
+        limits,
+        window_max: 512,
+        advertise_credits: false,
+        cut_writes: true,
+        cm_retries: None,
+        background,
+        cpus: Vec::new(),
+    };
+    let ports = own.iter().map(port).collect();
+    let started = super::Device::start(&settings, "sim", ports, "a test wants it".to_owned());
+    Context { device: Device::Soft(started.unwrap()) }
+}
+
+fn soft(ctx: &Context) -> &Arc<super::Device> {
+    let Device::Soft(device) = &ctx.device else { panic!("a device in software") };
+    device
+}
+
+/// What a program has of a device.
+struct Side {
+    ctx: Context,
+    pd: Pd,
+    cq: Cq,
+}
+
+impl Side {
+    fn new(ctx: Context) -> Self {
+        let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(64).unwrap());
+        Self { ctx, pd, cq }
+    }
+
+    fn qp(&self) -> PreparedQp {
+        self.pd.qp(&self.cq, &self.cq).build().unwrap()
+    }
+
+    fn datagrams(&self) -> Qp {
+        let qp = self.pd.qp(&self.cq, &self.cq).qp_type(QpType::Ud).qkey(QKEY);
+        qp.build().unwrap().ready().map_err(|(_, error)| error).unwrap()
+    }
+}
+
+/// Two devices of one shard.
+fn sides(net: &SimNet, background: bool) -> [Side; 2] {
+    [1, 2].map(|own| Side::new(device(net, &[own], background)))
+}
+
+const SERVER: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 2)), 7471);
+
+#[test]
+fn a_queue_that_goes_is_forgotten_by_every_shard() {
+    let ctx = device(&SimNet::new(1), &[1, 2], false);
+    for _ in 0..3 {
+        let cq = ctx.create_cq(4).unwrap();
+        let CqKind::Soft(shared) = &cq.kind else { panic!() };
+        let id = shared.id();
+        for shard in soft(&ctx).shards.hold_all().iter_mut() {
+            assert_eq!(shard.host.cqs.get(id.0).map(|cq| cq.id), Some(id.0));
+        }
+        drop(cq);
+        for shard in soft(&ctx).shards.hold_all().iter_mut() {
+            assert_eq!(shard.host.cqs.len(), 0);
+        }
+    }
+}
+
+#[test]
+fn shared_receive_queues_of_two_shards_have_two_numbers() {
+    let ctx = device(&SimNet::new(1), &[1, 2], false);
+    let pd = ctx.alloc_pd();
+    let both = [(); 2].map(|()| pd.create_srq(4, 1).unwrap());
+    let shards = both.each_ref().map(|srq| match srq.kind() {
+        SrqKind::Soft(srq) => srq.shard(),
+        SrqKind::Hw(_) => panic!(),
+    });
+    assert_ne!(shards[0], shards[1]);
+    assert_ne!(both[0].number(), both[1].number());
+}
+
+#[test]
+fn a_number_in_a_connection_is_kept_by_the_shard_that_gave_it() {
+    let ctx = device(&SimNet::new(1), &[1, 2], false);
+    let kept = |ctx: &Context| {
+        [0, 1].map(|at| soft(ctx).shards.get(at).unwrap().hold().engine.kept_qpns())
+    };
+    for shard in [0, 1] {
+        let side = Side::new(ctx.clone());
+        let qp = side.pd.qp(&side.cq, &side.cq).shard(shard).build().unwrap();
+        let asked = Connecting::start(qp, SERVER, &Params::default()).unwrap();
+        let mut one = [0, 0];
+        one[shard] = 1;
+        assert_eq!(kept(&ctx), one);
+        drop(asked);
+        ctx.progress();
+        assert_eq!(kept(&ctx), [0, 0]);
+    }
+}
+
+#[test]
+fn the_last_queue_pair_of_a_group_takes_the_port_out_of_it() {
+    let net = SimNet::new(1);
+    let side = Side::new(device(&net, &[1], false));
+    let group = IpAddr::from([239, 1, 2, 3]);
+    let mut sender = net.port(&[ip(9)], &SimConfig::default()).unwrap();
+    let spec = super::ah::spec(ip(9), &PeerPath::new(group), 1);
+    let path = sender.add_path(&spec).unwrap().id;
+    let mut delivered = || {
+        let before = net.stats().delivered;
+        sender.reserve(path, 64).unwrap().buf.fill(0);
+        sender.commit();
+        sender.flush(|failure| panic!("{failure:?}"));
+        net.stats().delivered - before
+    };
+    let both = [side.datagrams(), side.datagrams()];
+    both.iter().for_each(|qp| qp.attach_mcast(group).unwrap());
+    assert_eq!(delivered(), 1);
+    let [first, last] = both;
+    drop(first);
+    assert_eq!(delivered(), 1, "the other is there");
+    drop(last);
+    assert_eq!(delivered(), 0);
+}
+
+#[test]
+fn datagrams_leave_before_the_handle_goes_that_they_name() {
+    let net = SimNet::new(1);
+    let [a, b] = &sides(&net, false);
+    let (from, to) = (a.datagrams(), b.datagrams());
+    let source = a.pd.allocate(64, Access::NONE).unwrap();
+    for round in 0..20 {
+        let before = net.stats().sent;
+        let ah = a.pd.create_ah(0, &PeerPath::new(ip(2))).unwrap();
+        let sges = [source.sge(0, 64)];
+        for wr_id in [0, 1] {
+            let op = SendOp::SendTo { to: ah.to(to.qpn(), QKEY), imm: None };
+            let data = SendData::Sges(&sges);
+            let wr = SendWr { wr_id, op, data, signaled: true, solicited: false, fence: false };
+            // The second waits for company.
+            from.post_send(&[wr]).unwrap();
+        }
+        drop(ah);
+        for wr_id in [0, 1] {
+            let wc = a.cq.wait_one(PATIENCE).unwrap();
+            assert_eq!((wc.wr_id, wc.status), (wr_id, WcStatus::Success), "round {round}");
+        }
+        assert_eq!(net.stats().sent - before, 2, "round {round}");
+    }
+}
+
+#[test]
+fn a_region_that_may_not_be_changed_is_what_it_was() {
+    let side = Side::new(device(&SimNet::new(1), &[1], false));
+    let mut mr = side.pd.allocate(64, Access::LOCAL_WRITE).unwrap();
+    mr.write(0, &[7; 64]);
+    let qp = side.qp();
+    qp.post_recv(&[RecvWr { wr_id: 1, sges: &[mr.sge(0, 64)] }]).unwrap();
+    let before = (mr.address(), mr.len(), mr.lkey());
+    let larger = Rereg { len: Some(4096), ..Rereg::default() };
+    let error = mr.rereg(&larger).unwrap_err();
+    assert!(matches!(error, VerbsError::Busy(_)), "{error}");
+    assert_eq!((mr.address(), mr.len(), mr.lkey()), before);
+    assert_eq!(mr.to_vec(0, 64), [7; 64]);
+    drop(qp);
+    mr.rereg(&larger).unwrap();
+    assert_eq!(mr.len(), 4096);
+}
+
+#[test]
+fn a_question_that_is_given_up_is_asked_no_more() {
+    let net = SimNet::new(1);
+    net.set_tap(Some(Box::new(|_| Verdict::Drop)));
+    let ctx = device(&net, &[1], false);
+    let is_idle = || soft(&ctx).cm_core().hold().cm().is_empty();
+    let asked = Resolving::start(&ctx, 0, SERVER, b"").unwrap();
+    assert!(!is_idle());
+    drop(asked);
+    assert!(is_idle());
+}
+
+/// A request and the asker that waits for its answer.
+fn asked(a: &Side, listener: &Listener) -> (Connecting, crate::cm::Request) {
+    let asked = Connecting::start(a.qp(), SERVER, &Params::default()).unwrap();
+    (asked, listener.request(Some(PATIENCE)).unwrap())
+}
+
+/// The peer hears at once, and not only when the connection manager has waited for the program for
+/// long enough.
+#[test]
+fn a_decision_that_cannot_be_told_rejects_the_request() {
+    let net = SimNet::new(1);
+    let [a, b] = &sides(&net, true);
+    let listener = Listener::bind(&b.ctx, SERVER, 4).unwrap();
+    let long = vec![1; 500];
+    for accepts in [true, false] {
+        let (asked, request) = asked(a, &listener);
+        let error = if accepts {
+            let params = Params::default().private_data(&long);
+            request.accept(b.qp(), &params).map(drop).unwrap_err()
+        } else {
+            request.reject(&long).unwrap_err()
+        };
+        assert!(error.to_string().contains("too much private data"), "{error}");
+        let error = asked.wait(PATIENCE).unwrap_err();
+        let VerbsError::Cm(CmFailure::Rejected { reason, .. }) = error else { panic!("{error}") };
+        assert_eq!(reason, RejReason::CONSUMER);
+    }
+}
+
+#[test]
+fn an_answer_that_cannot_be_told_refuses_the_question() {
+    let net = SimNet::new(1);
+    let [a, b] = &sides(&net, true);
+    let listener = DatagramListener::bind(&b.ctx, SERVER, 4).unwrap();
+    let asked = Resolving::start(&a.ctx, 0, SERVER, b"").unwrap();
+    let request = listener.request(Some(PATIENCE)).unwrap();
+    let error = request.reject(&[1; 500]).unwrap_err();
+    assert!(error.to_string().contains("too much private data"), "{error}");
+    let error = asked.wait(PATIENCE).unwrap_err();
+    let VerbsError::Cm(CmFailure::Unresolved { status }) = error else { panic!("{error}") };
+    assert_eq!(status, SidrStatus::REJECT);
+}
+
+#[test]
+fn each_side_asks_for_no_more_reads_than_the_other_serves() {
+    let net = SimNet::new(1);
+    let [a, b] = &sides(&net, true);
+    let listener = Listener::bind(&b.ctx, SERVER, 4).unwrap();
+    let params = |ask: u8, serve: u8| {
+        Params::default().options(ConnectOptions {
+            max_rd_atomic: ask,
+            max_dest_rd_atomic: serve,
+            ..ConnectOptions::default()
+        })
+    };
+    let asked = Connecting::start(a.qp(), SERVER, &params(9, 8)).unwrap();
+    let request = listener.request(Some(PATIENCE)).unwrap();
+    assert_eq!(request.rd_atomic(), (9, 8));
+    let accepted = request.accept(b.qp(), &params(3, 5)).unwrap();
+    let depths = |qp: &Qp| {
+        let (_, attr, _) = qp.query();
+        (attr.max_rd_atomic, attr.max_dest_rd_atomic)
+    };
+    let asked = asked.wait(PATIENCE).unwrap();
+    assert_eq!(depths(&asked), (Some(5), Some(3)));
+    assert_eq!(depths(&accepted.wait(PATIENCE).unwrap()), (Some(3), Some(5)));
+}
+
+/// A program that watches its peer while the peer says much reads it all later.
+#[test]
+fn what_is_held_while_nobody_reads_is_given_back() {
+    const LINES: usize = 80;
+    let net = SimNet::new(1);
+    let [a, b] = &sides(&net, true);
+    let listener = Listener::bind(&b.ctx, SERVER, 1).unwrap();
+    let line = "x".repeat(1500);
+    std::thread::scope(|scope| {
+        let saying = scope.spawn(|| {
+            let request = listener.request(Some(PATIENCE)).unwrap();
+            let mut exchange = Exchange::accept_cm(&b.ctx, request).unwrap();
+            for _ in 0..3 * LINES {
+                exchange.say(&line).unwrap();
+            }
+            exchange.barrier("end").unwrap();
+        });
+        let mut exchange = Exchange::connect_cm(&a.ctx, SERVER, PATIENCE).unwrap();
+        exchange.set_patience(Some(Duration::from_secs(10)));
+        let watch = exchange.watch().unwrap();
+        let end = Instant::now() + Duration::from_millis(500);
+        while Instant::now() < end {
+            assert!(!watch.is_gone());
+        }
+        for nth in 0..3 * LINES {
+            assert_eq!(exchange.hear().unwrap().len(), line.len(), "line {nth}");
+        }
+        exchange.barrier("end").unwrap();
+        saying.join().unwrap();
+    });
+}

@@ -1,0 +1,280 @@
+//! A program that ends right after its last completion leaves its peer no error: what the peer
+//! waits for has left before the program sees the completion.
+
+mod sim;
+
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rocinante::{
+    Access, ConnectOptions, Context, Cq, Exchange, Hello, Mr, Qp, RecvWr, SendData, SendOp, SendWr,
+    VerbsError, WcStatus, cm,
+};
+use rocinante_netdev::sim::{SimNet, Verdict};
+use rustix::process::{Signal, getpid, kill_process};
+use sim::{PATIENCE, Side, connect, is_ready, request, send, sides};
+
+/// Nobody but the test drives: the receiver only until it has its completion.
+#[test]
+fn a_receive_completes_only_once_its_acknowledgement_has_left() {
+    let write = |to: &Side| SendOp::Write {
+        remote: to.mr.address(),
+        rkey: to.mr.rkey(),
+        imm: Some([7; 4]),
+    };
+    for messages in [1, 2, 3, 10] {
+        for with_immediate in [false, true] {
+            let net = SimNet::new(1);
+            let sides = sides(&net, [false, false]);
+            let [a, b] = &sides;
+            let [qp, peer] = connect(&sides, 20);
+            for wr_id in 0..messages {
+                peer.post_recv(&[RecvWr { wr_id, sges: &[b.mr.sge(0, 64)] }]).unwrap();
+            }
+            let op = if with_immediate { write(b) } else { SendOp::Send { imm: None } };
+            let data = SendData::Inline(&[7; 32]);
+            let list: Vec<_> = (0..messages).map(|wr_id| request(wr_id, op, data)).collect();
+            qp.post_send(&list).unwrap();
+            for wr_id in 0..messages {
+                let received = b.cq.poll_one().unwrap().expect("it has come");
+                assert_eq!((received.wr_id, received.status), (wr_id, WcStatus::Success));
+            }
+            // From here on nobody calls the receiver again.
+            for wr_id in 0..messages {
+                let sent = a.cq.poll_one().unwrap();
+                let sent = sent.unwrap_or_else(|| panic!("no answer to {wr_id} of {messages}"));
+                assert_eq!((sent.wr_id, sent.status), (wr_id, WcStatus::Success));
+            }
+        }
+    }
+}
+
+/// The same of a program that has just sent: the completion of its own request and the receive come
+/// in one burst.
+#[test]
+fn the_last_receive_of_a_conversation_is_acknowledged_like_the_first() {
+    let net = SimNet::new(1);
+    let sides = sides(&net, [false, false]);
+    let [a, b] = &sides;
+    let [qp, peer] = connect(&sides, 20);
+    for round in 0..20 {
+        qp.post_recv(&[RecvWr { wr_id: 2 * round, sges: &[a.mr.sge(0, 64)] }]).unwrap();
+        peer.post_recv(&[RecvWr { wr_id: 2 * round, sges: &[b.mr.sge(0, 64)] }]).unwrap();
+        qp.post_send(&[send(2 * round + 1, &[7; 32])]).unwrap();
+        b.succeed(2 * round);
+        peer.post_send(&[send(2 * round + 1, &[8; 32])]).unwrap();
+        let mut ids = [0, 1].map(|_| a.cq.wait_one(PATIENCE).unwrap().wr_id);
+        ids.sort_unstable();
+        assert_eq!(ids, [2 * round, 2 * round + 1]);
+        // The asking side could end now.
+        let sent = b.cq.poll_one().unwrap().expect("answered");
+        assert_eq!((sent.wr_id, sent.status), (2 * round + 1, WcStatus::Success));
+    }
+}
+
+/// Both ends of a connection, the asking side's first. Nothing drives the devices but their program.
+fn connected_by_cm([a, b]: &[Side; 2]) -> [cm::Connection; 2] {
+    let listener = cm::Listener::bind(&b.ctx, (sim::ADDRESSES[1], 7471).into(), 4).unwrap();
+    let build = |side: &Side| side.pd.qp(&side.cq, &side.cq).build().unwrap();
+    let mut asked =
+        cm::Connecting::start(build(a), listener.address(), &cm::Params::default()).unwrap();
+    b.ctx.progress();
+    let request = listener.try_request().unwrap().expect("it has come");
+    let mut accepted = request.accept(build(b), &cm::Params::default()).unwrap();
+    a.ctx.progress();
+    let asked = asked.try_finish().unwrap().expect("accepted");
+    b.ctx.progress();
+    let accepted = accepted.try_finish().unwrap().expect("established");
+    [asked, accepted]
+}
+
+/// The answer to a disconnection leaves before its event can be taken.
+#[test]
+fn who_hears_of_the_end_of_a_connection_has_answered() {
+    let net = SimNet::new(1);
+    let sides = sides(&net, [false, false]);
+    let [a, b] = &sides;
+    let [asked, accepted] = connected_by_cm(&sides);
+    asked.disconnect().unwrap();
+    b.ctx.progress();
+    assert!(accepted.is_disconnected());
+    // From here on nobody calls the accepting side again.
+    a.ctx.progress();
+    assert!(asked.is_disconnected());
+    let counters = a.ctx.cm_counters().unwrap();
+    assert_eq!(counters.repeated, 0, "{counters:?}");
+}
+
+/// Whatever the receiver sends, its program has not seen by then what it answers: another thread of
+/// it could end the program at any moment.
+#[test]
+fn an_answer_leaves_before_any_thread_can_see_what_it_answers() {
+    let net = SimNet::new(1);
+    let sides = sides(&net, [false, false]);
+    let [_, b] = &sides;
+    let [asked, accepted] = connected_by_cm(&sides);
+    let [qp, peer] = connect(&sides, 20);
+    let (bell, cq) = (accepted.notifier().unwrap(), b.cq.clone());
+    let (answers, count) = std::sync::mpsc::channel();
+    net.set_tap(Some(Box::new(move |datagram| {
+        if datagram.src == sim::ADDRESSES[1] {
+            // The device is locked, so this looks and does not drive.
+            let completed = cq.poll_one().unwrap().is_some();
+            answers.send((is_ready(&bell), completed)).unwrap();
+        }
+        Verdict::Pass
+    })));
+    peer.post_recv(&[RecvWr { wr_id: 1, sges: &[b.mr.sge(0, 64)] }]).unwrap();
+    qp.post_send(&[send(2, &[7; 32])]).unwrap();
+    b.ctx.progress();
+    assert_eq!(count.try_iter().collect::<Vec<_>>(), [(false, false)], "its acknowledgement");
+    b.succeed(1);
+    asked.disconnect().unwrap();
+    b.ctx.progress();
+    assert_eq!(count.try_iter().collect::<Vec<_>>(), [(false, false)], "its answer to the end");
+    assert!(accepted.is_disconnected());
+    net.set_tap(None);
+}
+
+/// A program that polls memory sees no completions: what it owes leaves when its queue pair goes.
+#[test]
+fn who_drops_a_queue_pair_has_acknowledged_all_that_came() {
+    for count in [1, 2] {
+        let sides = sides(&SimNet::new(1), [false, false]);
+        let [a, b] = &sides;
+        let [qp, peer] = connect(&sides, 20);
+        let op = SendOp::Write { remote: b.mr.address(), rkey: b.mr.rkey(), imm: None };
+        let data = SendData::Inline(&[7; 8]);
+        let list: Vec<_> = (0..count).map(|wr_id| request(wr_id, op, data)).collect();
+        qp.post_send(&list).unwrap();
+        b.ctx.progress();
+        assert_eq!(b.mr.load_byte(7), 7);
+        drop(peer);
+        (0..count).for_each(|wr_id| a.succeed(wr_id));
+    }
+}
+
+/// Says how a process that a test has started is to end.
+const ROLE: &str = "ROCINANTE_TEST_ENDS";
+/// How many programs end; a thousand by hand.
+const ROUNDS: &str = "ROCINANTE_TEST_ROUNDS";
+
+/// What a program does last.
+const LAST: [&str; 4] = ["receives", "is woken", "sends", "answers"];
+
+/// Programs over the kernel's network that are killed by themselves, in the place of `_exit(2)`:
+/// nothing of theirs runs after it.
+#[test]
+fn a_program_that_ends_right_after_its_last_completion_leaves_its_peer_no_error() {
+    if let Ok(role) = std::env::var(ROLE) {
+        let (last, address) = role.split_once('|').unwrap();
+        end_after(last, address).unwrap();
+    }
+    let rounds = std::env::var(ROUNDS).map_or(12, |rounds| rounds.parse().unwrap());
+    let (here, there) = rocinante::doc::addresses();
+    let ctx = Context::open(here).unwrap();
+    let begin = Instant::now();
+    let listener = std::net::TcpListener::bind((here, 0)).unwrap();
+    for round in 0..rounds {
+        let last = LAST[round % LAST.len()];
+        let name = "a_program_that_ends_right_after_its_last_completion_leaves_its_peer_no_error";
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", name, "--nocapture"]).stdin(Stdio::null()).stdout(Stdio::null());
+        let address = format!("{last}|{there},{}", listener.local_addr().unwrap());
+        let mut child = command.env(ROLE, address).spawn().unwrap();
+        let outlived = outlive(&ctx, &listener, last);
+        child.kill().unwrap();
+        let status = child.wait().unwrap();
+        outlived.unwrap_or_else(|error| panic!("round {round}, it {last}: {error}; {status}"));
+        assert!(!status.success());
+    }
+    println!("{rounds} programs ended in {:?}", begin.elapsed());
+}
+
+/// A queue pair of either side, connected.
+struct End {
+    qp: Qp,
+    cq: Cq,
+    mr: Mr,
+}
+
+impl End {
+    fn new(ctx: &Context, cq: Cq, exchange: &mut Exchange) -> Result<Self, VerbsError> {
+        let pd = ctx.alloc_pd();
+        let mr = pd.allocate(64, Access::LOCAL_WRITE)?;
+        let qp = pd.qp(&cq, &cq).build()?;
+        qp.post_recv(&[RecvWr { wr_id: 1, sges: &[mr.sge(0, 64)] }])?;
+        let hello = Hello { endpoints: vec![qp.endpoint()], ..Hello::default() };
+        let peer = exchange.swap(&hello)?;
+        let qp = qp.connect(&peer.endpoints[0], &ConnectOptions::default());
+        let qp = qp.map_err(|(_, error)| error)?;
+        exchange.barrier("connected")?;
+        Ok(Self { qp, cq, mr })
+    }
+
+    fn send(&self) -> Result<(), VerbsError> {
+        let data = SendData::Inline(&[7; 32]);
+        let send = SendOp::Send { imm: None };
+        Ok(self.qp.post_send(&[SendWr { ..request(2, send, data) }])?)
+    }
+
+    /// Waits for these completions, in whichever order.
+    fn complete(&self, ids: &[u64]) -> Result<(), VerbsError> {
+        for _ in ids {
+            let wc = self.cq.wait_one(PATIENCE)?;
+            if wc.status != WcStatus::Success || !ids.contains(&wc.wr_id) {
+                let what = format!("request {} completes with {}", wc.wr_id, wc.status);
+                return Err(VerbsError::Invalid(what));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The peer of a program that ends.
+fn outlive(ctx: &Context, listener: &std::net::TcpListener, last: &str) -> Result<(), VerbsError> {
+    let mut exchange = Exchange::accept_from(listener)?;
+    let end = End::new(ctx, ctx.create_cq(4)?, &mut exchange)?;
+    match last {
+        "sends" => end.complete(&[1])?,
+        "answers" => {
+            end.send()?;
+            end.complete(&[1, 2])?;
+        }
+        _ => {
+            end.send()?;
+            end.complete(&[2])?;
+        }
+    }
+    assert_eq!(end.mr.len(), 64);
+    Ok(())
+}
+
+/// A program that ends.
+fn end_after(last: &str, addresses: &str) -> Result<(), VerbsError> {
+    let (own, peer) = addresses.split_once(',').unwrap();
+    let ctx = Context::open(own.parse().unwrap())?;
+    let mut exchange = Exchange::connect(peer.parse().unwrap(), Duration::from_secs(10))?;
+    let channel = ctx.create_comp_channel()?;
+    let cq = ctx.create_cq_with(4, &channel)?;
+    cq.req_notify(false)?;
+    let end = End::new(&ctx, cq, &mut exchange)?;
+    match last {
+        "receives" => end.complete(&[1])?,
+        "is woken" => {
+            channel.wait_event(Some(PATIENCE))?;
+            end.complete(&[1])?;
+        }
+        "sends" => {
+            end.send()?;
+            end.complete(&[2])?;
+        }
+        _ => {
+            end.complete(&[1])?;
+            end.send()?;
+            end.complete(&[2])?;
+        }
+    }
+    kill_process(getpid(), Signal::KILL).unwrap();
+    unreachable!("killed")
+}

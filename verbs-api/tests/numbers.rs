@@ -1,0 +1,187 @@
+//! Numbers that a program or a peer says, at their least, their greatest and absurd: refused, or
+//! understood, and then all works.
+
+mod sim;
+
+use std::net::TcpListener;
+use std::time::Duration;
+
+use rocinante::cm::{Listener, Params};
+use rocinante::{
+    Budget, ConnectOptions, Context, Endpoint, Exchange, Limits, OpenOptions, PreparedQp, Qp,
+    RecvWr, RemoteRegion, SendData, SendOp, VerbsError, WcStatus, cm,
+};
+use rocinante_netdev::AnyPort;
+use rocinante_netdev::sim::{SimConfig, SimNet};
+use sim::{ADDRESSES, PATIENCE, Side, request, sides, until};
+
+fn build(side: &Side) -> PreparedQp {
+    side.pd.qp(&side.cq, &side.cq).max_send_wr(512).build().unwrap()
+}
+
+fn connect(qp: PreparedQp, to: &Endpoint, options: &ConnectOptions) -> Result<Qp, VerbsError> {
+    qp.connect(to, options).map_err(|(_, error)| error)
+}
+
+/// More than a window goes through, both ways, and READs.
+fn works(sides: &[Side; 2], qp: &Qp, what: &str) {
+    let [a, b] = sides;
+    let (remote, rkey) = (b.mr.address(), b.mr.rkey());
+    let write = SendOp::Write { remote, rkey, imm: None };
+    for round in 0..20 {
+        let data = [a.mr.sge(0, 4096)];
+        let list = [(); 10].map(|()| request(round, write, SendData::Sges(&data)));
+        qp.post_send(&list).unwrap();
+        let mut left = list.len();
+        until(what, || {
+            b.ctx.progress();
+            while let Some(wc) = a.cq.poll_one().unwrap() {
+                assert_eq!(wc.status, WcStatus::Success, "{what}");
+                left -= 1;
+            }
+            left == 0
+        });
+    }
+}
+
+#[test]
+fn whatever_a_peer_says_that_its_queue_holds_something_gets_through() {
+    let most = u32::MAX;
+    for (bytes, datagrams) in
+        [(0, 0), (0, 1), (1, 0), (1, 1), (0, most), (most, 0), (most, 1), (1, most), (most, most)]
+    {
+        let sides = sides(&SimNet::new(1), [false, false]);
+        let [qp, peer] = sides.each_ref().map(build);
+        let options = ConnectOptions::default();
+        let [own, other] = [qp.endpoint(), peer.endpoint()];
+        let _peer = connect(peer, &own, &options).unwrap();
+        let to = Endpoint { budget: Budget { bytes, datagrams }, ..other };
+        let qp = connect(qp, &to, &options).unwrap();
+        works(&sides, &qp, &format!("{bytes} bytes, {datagrams} datagrams"));
+    }
+}
+
+#[test]
+fn any_patience_of_a_connection_is_taken_or_refused() {
+    let plain = ConnectOptions::default();
+    for (what, options) in [
+        ("no timeout", ConnectOptions { timeout: 0, ..plain }),
+        ("the longest", ConnectOptions { timeout: 31, ..plain }),
+        ("beyond", ConnectOptions { timeout: 32, ..plain }),
+        ("absurd", ConnectOptions { timeout: u8::MAX, ..plain }),
+        ("no retry", ConnectOptions { retry_cnt: 0, ..plain }),
+        ("too many", ConnectOptions { retry_cnt: 8, ..plain }),
+        ("absurdly many", ConnectOptions { retry_cnt: u8::MAX, ..plain }),
+        ("no RNR retry", ConnectOptions { rnr_retry: 0, ..plain }),
+        ("too many RNR retries", ConnectOptions { rnr_retry: 8, ..plain }),
+        ("the least RNR timer", ConnectOptions { min_rnr_timer: 0, ..plain }),
+        ("the greatest RNR timer", ConnectOptions { min_rnr_timer: 31, ..plain }),
+        ("too great a RNR timer", ConnectOptions { min_rnr_timer: 32, ..plain }),
+        ("no READs", ConnectOptions { max_rd_atomic: 0, max_dest_rd_atomic: 0, ..plain }),
+        ("many READs", ConnectOptions { max_rd_atomic: 128, max_dest_rd_atomic: 128, ..plain }),
+        ("too many READs", ConnectOptions { max_rd_atomic: 129, ..plain }),
+        ("too many READs here", ConnectOptions { max_dest_rd_atomic: 129, ..plain }),
+        ("no hops", ConnectOptions { hop_limit: 0, ..plain }),
+        ("all hops", ConnectOptions { hop_limit: u8::MAX, traffic_class: u8::MAX, ..plain }),
+    ] {
+        let refused = ["beyond", "too ", "absurd"].iter().any(|word| what.starts_with(word));
+        let sides = sides(&SimNet::new(1), [false, false]);
+        let [qp, peer] = sides.each_ref().map(build);
+        let ends = [qp.endpoint(), peer.endpoint()];
+        let _peer = connect(peer, &ends[0], &plain).unwrap();
+        match connect(qp, &ends[1], &options) {
+            Ok(qp) => {
+                assert!(!refused, "{what}");
+                works(&sides, &qp, what);
+            }
+            Err(error) => assert!(refused, "{what}: {error}"),
+        }
+    }
+}
+
+#[test]
+fn any_window_of_a_device_works() {
+    for window in [0, 1, 2, 1 << 16, u32::MAX] {
+        let net = SimNet::new(1);
+        let [a, b] = ADDRESSES.map(|address| {
+            let port = net.port(&[address], &SimConfig::default()).unwrap();
+            let options = OpenOptions::new().background(false).window_max(window);
+            let limits = Limits { max_qp: 64, max_mr: 64, ..Limits::default() };
+            let options = options.limits(limits);
+            let ctx = options.open_port("sim", AnyPort::from(port), "a test wants it").unwrap();
+            let (cq, pd) = (ctx.create_cq(1024).unwrap(), ctx.alloc_pd());
+            let mr = pd.allocate(4096, rocinante::Access::ALL).unwrap();
+            Side { ctx, pd, cq, mr }
+        });
+        let sides = [a, b];
+        let [qp, _peer] = sim::connect(&sides, 20);
+        works(&sides, &qp, &format!("a window of {window}"));
+    }
+}
+
+#[test]
+fn a_wait_without_end_ends_when_there_is_something() {
+    let sides = sides(&SimNet::new(1), [true, true]);
+    let [a, b] = &sides;
+    let for_ever = Duration::MAX;
+    let channel = a.ctx.create_comp_channel().unwrap();
+    let cq = a.ctx.create_cq_with(16, &channel).unwrap();
+    cq.req_notify(false).unwrap();
+    let qp = a.pd.qp(&cq, &cq).build().unwrap();
+    qp.post_recv(&[RecvWr { wr_id: 1, sges: &[a.mr.sge(0, 64)] }]).unwrap();
+    let listener = Listener::bind(&b.ctx, (ADDRESSES[1], 7471).into(), usize::MAX).unwrap();
+    let to = listener.address();
+    let theirs = std::thread::scope(|scope| {
+        let server = scope.spawn(|| {
+            let request = listener.request(Some(for_ever)).unwrap();
+            let accepted = request.accept(build(b), &Params::default()).unwrap();
+            accepted.wait(for_ever).unwrap()
+        });
+        let mine = cm::connect(qp, to, &Params::default(), for_ever).unwrap();
+        let theirs = server.join().unwrap();
+        theirs.post_send(&[sim::send(2, &[7; 8])]).unwrap();
+        assert_eq!(b.cq.wait_one(for_ever).unwrap().wr_id, 2);
+        assert!(channel.wait_event(Some(for_ever)).unwrap() == cq);
+        assert_eq!(cq.wait_one(for_ever).unwrap().wr_id, 1);
+        mine.disconnect().unwrap();
+        theirs
+    });
+    theirs.wait_disconnected(for_ever).unwrap();
+}
+
+/// Over TCP and over a queue pair.
+#[test]
+fn an_exchange_may_be_waited_for_without_end() {
+    let (here, there) = rocinante::doc::addresses();
+    let listener = TcpListener::bind((there, 0)).unwrap();
+    let at = listener.local_addr().unwrap();
+    let asking = std::thread::spawn(move || {
+        let mut exchange = Exchange::connect(at, Duration::MAX).unwrap();
+        exchange.set_patience(Some(Duration::MAX));
+        exchange.barrier("met").unwrap();
+        let ctx = Context::open(here).unwrap();
+        let at = (there, 7471).into();
+        Exchange::connect_cm(&ctx, at, Duration::MAX).unwrap().barrier("met").unwrap();
+    });
+    let mut exchange = Exchange::accept_from(&listener).unwrap();
+    let ctx = Context::open(there).unwrap();
+    let listener = Listener::bind(&ctx, (there, 7471).into(), 1).unwrap();
+    exchange.barrier("met").unwrap();
+    let request = listener.request(Some(PATIENCE)).unwrap();
+    Exchange::accept_cm(&ctx, request).unwrap().barrier("met").unwrap();
+    asking.join().unwrap();
+}
+
+#[test]
+fn a_region_in_private_data_says_any_number() {
+    for (address, len, rkey) in
+        [(0, 0, 0), (1, 2, 3), (u64::MAX, u64::MAX, u32::MAX), (u64::MAX, 0, 1 << 31)]
+    {
+        let region = RemoteRegion { address, len, rkey };
+        let mut bytes = region.to_bytes().to_vec();
+        assert_eq!(RemoteRegion::from_bytes(&bytes), Some(region));
+        bytes.extend([0xff; 36]);
+        assert_eq!(RemoteRegion::from_bytes(&bytes), Some(region));
+        assert!((0..20).all(|len| RemoteRegion::from_bytes(&bytes[..len]).is_none()));
+    }
+}
