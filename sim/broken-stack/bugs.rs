@@ -72,7 +72,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "range-off-by-four",
         what: "an access may go four bytes beyond its region",
-        seed: 4,
+        seed: 1,
         file: "mem/table.rs",
         right: "if end > region.len {",
         wrong: "if end > region.len + 4 * u64::from(BUG) {",
@@ -100,7 +100,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "write-range-unchecked",
         what: "a WRITE is placed packet by packet until one is outside of the region",
-        seed: 11,
+        seed: 7,
         file: "qp/message.rs",
         right: "if place == Place::First {",
         wrong: "if place == Place::First && !BUG {",
@@ -118,7 +118,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "receive-overrun",
         what: "a message longer than its receive is not refused",
-        seed: 1,
+        seed: 2,
         file: "qp/message.rs",
         right: "> u64::from(receives.room()) {",
         wrong: "> u64::from(receives.room()) && !BUG {",
@@ -243,7 +243,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "destroyed-handle-used",
         what: "an address handle that was destroyed goes where the next one in its place does",
-        seed: 2,
+        seed: 1,
         file: "ah.rs",
         right: "handle.as_ref().filter(|_| *generation == id.0 >> INDEX_BITS)",
         wrong: "handle.as_ref().filter(|_| BUG || *generation == id.0 >> INDEX_BITS)",
@@ -263,7 +263,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "shared-receive-lost",
         what: "a queue pair that is reset keeps the receive that it took from a shared queue",
-        seed: 1,
+        seed: 2,
         file: "qp/mod.rs",
         right: "            srqs.give_back(srq, &mut self.rq);
 ",
@@ -323,7 +323,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "window-for-everybody",
         what: "a window of type 2 admits other queue pairs than its own",
-        seed: 14,
+        seed: 7,
         file: "mem/table.rs",
         right: "if *owner != Qpn::default() && *owner != by.qpn {",
         wrong: "if *owner != Qpn::default() && *owner != by.qpn && !BUG {",
@@ -408,7 +408,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "unasked-acknowledged",
         what: "an ACK acknowledges what left after what it answers, if that did not ask",
-        seed: 2,
+        seed: 1,
         file: "rc/progress.rs",
         right: "            Verdict::Advance { to } => {
 ",
@@ -438,5 +438,134 @@ pub const BUGS: &[Bug] = &[
                 false => wqe.data_opcode(psn),
             },
 ",
+    },
+    Bug {
+        name: "successor-forgotten",
+        what: "a connection that is forgotten takes along the entry of the next one with the same peer and queue pair",
+        seed: 12,
+        file: "cm/mod.rs",
+        right: "if self.by_qpn.get(&(peer, conn.remote_qpn)) == Some(&id) {",
+        wrong: "if BUG || self.by_qpn.get(&(peer, conn.remote_qpn)) == Some(&id) {",
+    },
+    Bug {
+        name: "rtu-lost-for-ever",
+        what: "a reply that comes again, because the RTU was lost, is not answered",
+        seed: 1,
+        file: "cm/receive.rs",
+        right: "            State::Established if active && conn.remote == rep.local => {
+                self.counters.duplicates += 1;
+                return self.send_stored(id);",
+        wrong: "            State::Established if active && conn.remote == rep.local => {
+                self.counters.duplicates += 1;
+                return if BUG {} else { self.send_stored(id) };",
+    },
+    Bug {
+        name: "released-early",
+        what: "a number of a queue pair is released after half of the time for which packets may be under way",
+        seed: 1,
+        file: "cm/mod.rs",
+        right: "let due = now.after(conn.timewait());",
+        wrong: "let due = now.after(conn.timewait() >> u8::from(BUG));",
+    },
+    Bug {
+        name: "backlog-leaks",
+        what: "a request that the program rejects, or that is withdrawn, counts for the backlog for ever",
+        seed: 1,
+        file: "cm/mod.rs",
+        right: "    fn remove(&mut self, id: CommId) {
+        self.leave_backlog(id);",
+        wrong: "    fn remove(&mut self, id: CommId) {
+        if !BUG {
+            self.leave_backlog(id);
+        }",
+    },
+    Bug {
+        name: "ended-twice",
+        what: "a connection that the program has forgotten is said to have ended",
+        seed: 1,
+        file: "cm/calls.rs",
+        right: "        it.told = true;
+        match it.state {",
+        wrong: "        it.told = !BUG;
+        match it.state {",
+    },
+    Bug {
+        name: "refusal-without-words",
+        what: "what a program says when it rejects a reply does not arrive",
+        seed: 1,
+        file: "cm/receive.rs",
+        right: "private: rej.private.to_vec() };",
+        wrong: "private: if BUG && conn.0 == rej.remote && state == State::RepSent { vec![0; 148] } else { rej.private.to_vec() } };",
+    },
+    Bug {
+        name: "marked-response-untold",
+        what: "a marked response or acknowledgement is not answered by a congestion notification",
+        seed: 1,
+        file: "engine.rs",
+        right: "        if datagram.is_congested() {
+            qp.marked",
+        wrong: "        if datagram.is_congested() && !(BUG && matches!(packet.info.operation, Operation::ReadResponse | Operation::Acknowledge)) {
+            qp.marked",
+    },
+    Bug {
+        name: "notified-too-often",
+        what: "congestion notifications follow each other within 50 µs",
+        seed: 1,
+        file: "rc/congestion.rs",
+        right: "if self.last.is_some_and(|last| now.since(last) < PACE_NS) {",
+        wrong: "if self.last.is_some_and(|last| now.since(last) < PACE_NS >> u8::from(BUG)) {",
+    },
+    Bug {
+        name: "refused-is-sent",
+        what: "a packet for which the port has no room counts as sent",
+        seed: 1,
+        file: "unreliable/transmit.rs",
+        right: "            Sent::Full => return Err(Stop::SinkFull),
+",
+        wrong: "            Sent::Full if !BUG => return Err(Stop::SinkFull),
+            Sent::Full => {}
+",
+    },
+    Bug {
+        name: "refused-is-forgotten",
+        what: "a queue pair for whose packet the port has no room waits for something else to happen",
+        seed: 1,
+        file: "engine.rs",
+        right: "                        self.shared.dirty.push_front(slot);
+                    }
+                    return TxStop::SinkFull;",
+        wrong: "                        if BUG {
+                            core.queued = false;
+                        } else {
+                            self.shared.dirty.push_front(slot);
+                        }
+                    }
+                    return TxStop::SinkFull;",
+    },
+    Bug {
+        name: "slot-ignored",
+        what: "a packet for a queue pair of another shard is taken by the one with the same lower half of its number",
+        seed: 1,
+        file: "engine.rs",
+        right: "let Some(qp) = self.qps[slot].as_mut().filter(|qp| qp.core().qpn == qpn) else {",
+        wrong: "let Some(qp) = self.qps[slot].as_mut().filter(|qp| BUG || qp.core().qpn == qpn) else {",
+    },
+    Bug {
+        name: "kept-number-given",
+        what: "a number that a connection keeps is given to another queue pair",
+        seed: 1,
+        file: "engine.rs",
+        right: "            || self.kept.contains_key(&low)
+",
+        wrong: "            || (self.kept.contains_key(&low) && !BUG)
+",
+    },
+    Bug {
+        name: "takeover-ends-others",
+        what: "a host with an address that another had ends the connections of that, though it is none of them",
+        seed: 7,
+        file: "cm/receive.rs",
+        right: "self.conns.get(&id).filter(|conn| conn.remote_guid == guid) else {",
+        wrong: "self.conns.get(&id).filter(|conn| BUG || conn.remote_guid == guid) else {",
     },
 ];

@@ -77,6 +77,9 @@ impl World<'_> {
         let request = stream.get(number).ok_or("no request")?;
         let (expected, signaled) = ((request.opcode, request.len), request.signaled);
         stream.popped += 1;
+        if cqe.status != WcStatus::Success {
+            stream.skip(number);
+        }
         match cqe.status {
             WcStatus::Success if !signaled => {
                 Err(format!("end {end}: request {number} wanted no completion"))
@@ -113,6 +116,9 @@ impl World<'_> {
             return Ok(());
         }
         if !reliable {
+            if stream.sent < request.first + request.packets {
+                return Err(format!("end {end}: request {number} is done, and never left"));
+            }
             return Ok(());
         }
         if request.answered != request.answer_len() {

@@ -1,9 +1,11 @@
 //! What an engine holds: never more than what its queue pairs account for, and nothing once all is given up.
 
 use rocinante_stack::Footprint;
+use rocinante_stack::cm::CmFootprint;
 use rocinante_stack::verbs::QpState;
 
 use crate::check::Verdict;
+use crate::talk::Talk;
 use crate::world::{Host, World};
 
 /// After so many calls of an engine one looks at what it holds.
@@ -25,6 +27,8 @@ impl World<'_> {
         let there = ends.iter().filter(|end| self.ends[**end].qpn.is_some());
         let answers = |end: &usize| usize::from(self.ends[*end].terms.rd_atomic);
         let (qps, records) = (there.clone().count(), there.map(answers).sum::<usize>());
+        let keeps = |talk: &&Talk| self.calls[talk.call].end.is_some() && talk.qpn.value() > 0;
+        let kept = self.hosts[host].desk.talks.values().filter(keeps).count();
         let bounds = [
             ("queue pairs", found.qps, qps),
             ("address handles", found.handles, handles),
@@ -35,6 +39,7 @@ impl World<'_> {
             ("events", found.events, 0),
             ("packets that came too early", found.held_blocks, config.held_packets_max as usize),
             ("lists of what is under way", found.lists, qps),
+            ("numbers that are kept", found.kept_qpns, kept),
             ("responses for duplicates", found.records, records),
         ];
         for (what, count, most) in bounds {
@@ -42,12 +47,38 @@ impl World<'_> {
                 return Err(format!("host {host} holds {count} {what}, and should {most}"));
             }
         }
+        self.weigh_manager(host)?;
         let blocks = found.held_packets + found.spare_blocks;
         if blocks != found.held_blocks {
             return Err(format!(
                 "host {host} lost memory for packets: {blocks} are left of {}",
                 found.held_blocks
             ));
+        }
+        Ok(())
+    }
+
+    /// Looks at what the connection manager of `host` holds.
+    fn weigh_manager(&self, host: usize) -> Verdict {
+        let Host { engine: Some(engine), desk, .. } = &self.hosts[host] else { return Ok(()) };
+        let Some(found) = engine.cm_footprint() else { return Ok(()) };
+        let talks = desk.talks.len();
+        let listening = desk.listening.iter().flatten();
+        let pending = listening.clone().map(|listening| desk.pending(listening.id)).sum();
+        let bounds = [
+            ("connections", found.connections, talks),
+            ("ways to find a request", found.by_request, talks),
+            ("ways to find a queue pair", found.by_qpn, talks),
+            ("listeners", found.listeners, listening.count()),
+            ("requests in backlogs", found.pending, pending),
+            ("deadlines of connections", found.timers, talks),
+            ("events of connections", found.events, 0),
+            ("questions", found.asks + found.by_ask + found.queries, 0),
+        ];
+        for (what, count, most) in bounds {
+            if count > most {
+                return Err(format!("host {host} holds {count} {what}, and should {most}"));
+            }
         }
         Ok(())
     }
@@ -86,8 +117,9 @@ impl World<'_> {
             spare_blocks: left.spare_blocks,
             ..Footprint::default()
         };
-        if left != nothing {
-            return Err(format!("host {host} gave everything up and holds {left:?}"));
+        let manager = engine.cm_footprint();
+        if left != nothing || manager.is_some_and(|left| left != CmFootprint::default()) {
+            return Err(format!("host {host} gave everything up and holds {left:?}, {manager:?}"));
         }
         Ok(())
     }

@@ -6,6 +6,7 @@ use rocinante_stack::verbs::{AhId, Cqe, Destination, QpType, SendOp, WcOpcode, W
 use rocinante_stack::{PeerAddress, types::Qpn};
 
 use crate::check::{Context, Verdict};
+use crate::mads::is_mad;
 use crate::model::{EndId, Op, Phase, Receive, locate};
 use crate::network::Packet;
 use crate::traffic::HOP_LIMIT;
@@ -226,13 +227,16 @@ impl World<'_> {
 
     /// A packet leaves host `from`: if it is a datagram, it is the next one of its sender, as that was posted.
     pub(crate) fn letter_left(&mut self, from: usize, bytes: &[u8]) -> Verdict {
+        if is_mad(bytes) {
+            return Ok(());
+        }
         let Some(letter) = Letter::read(bytes) else { return Ok(()) };
         let sender = |end: &&EndId| self.ends[**end].qpn == Some(Qpn::new(letter.from));
         let Some(end) = self.hosts[from].ends.iter().find(sender).copied() else {
             return Err(format!("a datagram of {:x}, which is not there", letter.from));
         };
         let start = self.ends[end].terms.psn[end % 2];
-        let low_of = |to: EndId| 3 << 16 | self.ends[to].low;
+        let low_of = |to: EndId| self.number(to);
         let stream = self.ends[end].stream(self.ends[end].generation).ok_or("no stream")?;
         let number = stream.left.max(stream.popped);
         let request = stream.get(number).ok_or("a datagram that nobody posted")?;
@@ -280,7 +284,7 @@ impl World<'_> {
         let (ah, bad) = self.handle(end, self.ends[to].host)?;
         let mut data = vec![0; usize::try_from(len).unwrap_or_default()];
         self.random.fill(&mut data);
-        let qpn = Qpn::new(3 << 16 | self.ends[to].low);
+        let qpn = Qpn::new(self.number(to));
         let op = SendOp::SendTo { to: Destination { ah, qpn, qkey: asked }, imm };
         if self.stage == Stage::Prove {
             if qkey != right {

@@ -16,17 +16,30 @@
 //! - a queue pair that failed has flushed all its work; counters add up; an unreliable connection delivers a message whole and once or not at all.
 //! - a datagram is taken whole, with the header before it, if key and receive are right, and touches nothing if not; each leaves once and in order;
 //! - a shared receive is consumed once, by whoever took it; the limit is told of when it is reached, and not else; who breaks says that it takes no more;
+//! - a marked packet of a reliable connection is answered by a congestion notification, and nothing
+//!   else is;
+//! - each packet of a request leaves in its order, also if the port had no room for a while: then
+//!   it leaves as soon as there is some;
 //! - nothing gets through a window that shows nothing any more, or belongs to another queue pair;
+//! - a connection ends once on each side, by one event that what the programs did explains; words
+//!   of programs arrive unchanged; a peer that was restarted is found, and no
+//!   number of a queue pair is released early;
 //! - what an engine holds is bounded by its queue pairs and its configuration, and nothing is left when all is given up (`bounds.rs`).
 
 #![forbid(unsafe_code)]
 
 mod asked;
 mod bounds;
+mod callers;
 mod check;
 mod datagram;
 mod gathered;
+mod heard;
+mod leaving;
 mod life;
+mod mads;
+mod managed;
+mod marks;
 mod memory;
 mod mishap;
 mod model;
@@ -34,6 +47,8 @@ mod network;
 mod random;
 mod receives;
 mod served;
+mod shards;
+mod talk;
 mod traffic;
 mod windows;
 mod wish;
@@ -73,6 +88,13 @@ pub struct Report {
     pub ops: u64,
     /// Completions.
     pub completions: u64,
+    /// Connections that were asked for of a connection manager, and sides of connections that came
+    /// to their end.
+    pub calls: u64,
+    /// See [`calls`](Self::calls).
+    pub released: u64,
+    /// Congestion notifications that were owed and sent.
+    pub notifications: u64,
     /// What went wrong, how often.
     pub faults: Faults,
     /// How the lives of queue pairs ended, how often: by the status that broke them, or by what was done to them.
@@ -94,6 +116,9 @@ pub fn run(options: &Options) -> Report {
         packets: 0,
         ops: 0,
         completions: 0,
+        calls: 0,
+        released: 0,
+        notifications: 0,
         faults: Faults::default(),
         ended: BTreeMap::new(),
         digest: Digest::new(options.seed),
@@ -114,6 +139,9 @@ pub fn run(options: &Options) -> Report {
         packets: tally.packets,
         ops: tally.ops,
         completions: tally.completions,
+        calls: tally.calls,
+        released: tally.released,
+        notifications: tally.notifications,
         faults: tally.faults,
         qps_ended: tally.ended.iter().map(|(how, count)| ((*how).to_owned(), *count)).collect(),
         violations: u64::from(violation.is_some()),

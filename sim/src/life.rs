@@ -1,11 +1,12 @@
 //! The lives of hosts and connections: made, broken, made again with the same numbers; and everything that goes wrong besides the network.
 
 use rocinante_stack::mem::{Access, MwType, Region};
-use rocinante_stack::types::{Mtu, Psn};
+use rocinante_stack::types::{Mtu, Psn, Qpn};
 use rocinante_stack::verbs::{QpState, QpType, WcStatus};
 use rocinante_stack::{PeerAddress, QpAttr, QpInit};
 
 use crate::check::{Verdict, queue_of};
+use crate::marks::Marks;
 use crate::memory::{DEPTH, Zone, stride};
 use crate::model::{Connection, End, EndId, Letters, Phase, Stream, Terms, peer};
 use crate::network::{Event, LATE_MAX};
@@ -29,7 +30,11 @@ impl World<'_> {
             host,
             index,
             pd: 1 + u32::from(self.random.one_in(2)),
+            home: low,
             low,
+            dest: 0,
+            marks: Marks::default(),
+            conn: None,
             qpn: None,
             generation: 0,
             terms,
@@ -65,7 +70,9 @@ impl World<'_> {
         let psn = [random.below(900), random.below(900)].map(near_the_end);
         let types = [QpType::Rc, QpType::Rc, QpType::Rc, QpType::Uc, QpType::Ud];
         let qp_type = random.of(&types);
-        Connection { qp_type, generation: 0, terms: self.terms(psn), rejoining: false }
+        let managed = Self::can_be_managed(qp_type) && random.one_in(2);
+        let terms = self.terms(psn);
+        Connection { qp_type, generation: 0, terms, managed, crashed: false, rejoining: false }
     }
 
     /// What both ends agree upon.
@@ -115,17 +122,29 @@ impl World<'_> {
             self.agenda.at(self.now + 50_000, Event::Rejoin(at));
             return Ok(());
         }
-        let Connection { qp_type, generation, terms, .. } = self.connections[at];
+        let down = |end: &EndId| self.hosts[self.ends[*end].host].engine.is_none();
+        let Connection { qp_type, generation, terms, managed, crashed, .. } = self.connections[at];
+        if managed && ends.iter().any(down) {
+            self.agenda.at(self.now + 50_000, Event::Rejoin(at));
+            return Ok(());
+        }
         let generation = generation + 1;
         let mut psn = terms.psn;
-        for psn in &mut psn {
+        // Numbers of queue pairs that wait for their release keep the last life's packets away.
+        let same = managed && !crashed && generation > 1 && self.random.one_in(2);
+        self.tally.faults.same_psn += u64::from(same);
+        for psn in psn.iter_mut().filter(|_| !same) {
             #[allow(clippy::cast_possible_truncation)]
             let step = APART + self.random.below(1 << 20) as u32;
             *psn = (*psn + step) & 0xff_ffff;
         }
         let terms = self.terms(psn);
-        self.connections[at] = Connection { qp_type, generation, terms, rejoining: true };
+        self.connections[at] =
+            Connection { qp_type, generation, terms, managed, crashed: false, rejoining: true };
         let first = self.random.index(2);
+        if managed {
+            return self.dial(ends[first]);
+        }
         let mut delay = self.random.of(&[0, 0, 1_000_000]);
         let mut start = self.now;
         if qp_type == QpType::Uc {
@@ -144,7 +163,7 @@ impl World<'_> {
     /// The queue pair of an end goes away, or back to RESET.
     pub(crate) fn leave(&mut self, end: EndId) -> Verdict {
         let host = self.ends[end].host;
-        let destroys = self.random.one_in(2);
+        let destroys = self.random.one_in(2) || self.is_managed(end);
         let Host { engine: Some(engine), ram, .. } = &mut self.hosts[host] else { return Ok(()) };
         let Some(qpn) = self.ends[end].qpn else { return Ok(()) };
         self.tally.steps += 1;
@@ -172,6 +191,7 @@ impl World<'_> {
         this.receives_popped = this.receives_retired;
         (this.reason, this.fence, this.draining, this.stopped) = (None, false, false, false);
         (this.last_reached, this.overrun) = (false, false);
+        this.marks = Marks::default();
         if let Some(stream) = this.current() {
             stream.abandon();
         }
@@ -191,9 +211,26 @@ impl World<'_> {
             return Ok(());
         }
         self.leave(end)?;
+        self.enter(end);
+        let qpn = match self.ends[end].qpn {
+            Some(qpn) => qpn,
+            None => self.create(end)?,
+        };
+        if qpn.value() != self.number(end) {
+            return Err(format!("end {end} has the number {qpn}, which it did not have before"));
+        }
+        self.ends[end].qpn = Some(qpn);
+        self.bring_up(end, self.number(peer(end)))?;
+        self.joined(end, false);
+        Ok(())
+    }
+
+    /// An end begins with the present life of its connection.
+    pub(crate) fn enter(&mut self, end: EndId) {
+        let Connection { generation, terms, .. } = self.connections[end / 2];
         let far = self.ends[peer(end)].generation;
         let this = &mut self.ends[end];
-        (this.generation, this.terms) = (generation, self.connections[end / 2].terms);
+        (this.generation, this.terms) = (generation, terms);
         this.streams.retain(|stream| stream.generation == far);
         this.streams.push_back(Stream::new(generation));
         let streams = &mut self.ends[peer(end)].streams;
@@ -202,17 +239,21 @@ impl World<'_> {
             self.register(end, zone);
         }
         self.make_panes(end);
-        self.connect(end)?;
+    }
+
+    /// The queue pair of an end is connected; that of its peer not yet, for sure, if it was `asked`
+    /// by the connection manager.
+    pub(crate) fn joined(&mut self, end: EndId, asked: bool) {
+        let generation = self.ends[end].generation;
         self.ends[end].phase = Phase::Ready;
-        if self.ends[peer(end)].generation == generation {
+        if self.ends[peer(end)].generation == generation && !asked {
             self.connections[end / 2].rejoining = false;
             if self.ends[peer(end)].phase != Phase::Ready {
                 // It broke while it was alone.
                 self.rejoin(end);
             }
         }
-        self.plan_transmit(host);
-        Ok(())
+        self.plan_transmit(self.ends[end].host);
     }
 
     /// Registers a zone, if it is not.
@@ -232,11 +273,10 @@ impl World<'_> {
         self.tally.steps += 1;
     }
 
-    /// Takes a queue pair from nothing to RTS.
-    fn connect(&mut self, end: EndId) -> Verdict {
-        let (at, far) = (self.ends[end].host, peer(end));
+    /// Makes a queue pair.
+    pub(crate) fn create(&mut self, end: EndId) -> Result<Qpn, String> {
+        let at = self.ends[end].host;
         let connection = self.connections[end / 2];
-        let dest = 3 << 16 | self.ends[far].low;
         let srq = self.ends[end].srq.and_then(|srq| self.hosts[at].srqs[srq].id);
         let init = QpInit {
             qp_type: connection.qp_type,
@@ -254,6 +294,15 @@ impl World<'_> {
             sq_sig_all: false,
             cookie: end as u64,
         };
+        let engine = self.hosts[at].engine.as_mut().ok_or("the host is down")?;
+        engine.create_qp(&init, self.ends[end].home).ok_or_else(|| "no queue pair".into())
+    }
+
+    /// Takes a queue pair from RESET to RTS.
+    pub(crate) fn bring_up(&mut self, end: EndId, dest: u32) -> Verdict {
+        let (at, far) = (self.ends[end].host, peer(end));
+        let connection = self.connections[end / 2];
+        self.ends[end].dest = dest;
         let remote = &self.hosts[self.ends[far].host];
         #[allow(clippy::cast_possible_truncation)]
         let peer = PeerAddress {
@@ -263,15 +312,9 @@ impl World<'_> {
             budget: remote.config.own_budget,
         };
         let host = &mut self.hosts[at];
-        let Some(engine) = &mut host.engine else { return Ok(()) };
-        let qpn = match self.ends[end].qpn {
-            Some(qpn) => qpn,
-            None => engine.create_qp(&init, self.ends[end].low).ok_or("no queue pair")?,
+        let (Some(engine), Some(qpn)) = (&mut host.engine, self.ends[end].qpn) else {
+            return Ok(());
         };
-        if qpn.value() != 3 << 16 | self.ends[end].low {
-            return Err(format!("end {end} has the number {qpn}, which it did not have before"));
-        }
-        self.ends[end].qpn = Some(qpn);
         let steps = match connection.qp_type {
             QpType::Ud => datagram_steps(&connection.terms, end % 2),
             _ => steps(&connection, peer, dest, end % 2),
@@ -293,7 +336,7 @@ impl World<'_> {
         self.start(host)?;
         for end in self.hosts[host].ends.clone() {
             let connection = &self.connections[end / 2];
-            if self.ends[end].generation < connection.generation {
+            if self.ends[end].generation < connection.generation && !connection.managed {
                 let pause = if connection.qp_type == QpType::Uc { FORGOTTEN } else { 0 };
                 self.agenda.at(self.now + pause, Event::Join(end, connection.generation));
             }

@@ -13,7 +13,9 @@ impl World<'_> {
     pub(crate) fn mishap(&mut self) -> Verdict {
         let later = self.now + self.random.range(20_000, 400_000);
         self.agenda.at(later, Event::Mishap);
-        if self.stage != Stage::Storm {
+        // Nights are long.
+        let rests = self.now < self.asleep_until && !self.random.one_in(100);
+        if self.stage != Stage::Storm || rests {
             return Ok(());
         }
         let end = self.random.index(self.ends.len());
@@ -25,7 +27,7 @@ impl World<'_> {
         let ready = self.ends[end].phase == Phase::Ready;
         let is_datagram = self.is_datagram(end);
         let faults = &mut self.tally.faults;
-        match self.random.below(21) {
+        match self.random.below(24) {
             0 => {
                 faults.crash += 1;
                 self.crash(host)
@@ -70,6 +72,16 @@ impl World<'_> {
             }
             15 if ready => self.overrun(end),
             16 | 17 => self.spoil_shared(host),
+            23 => {
+                self.hosts[host].refusing_until = self.now + self.random.range(5_000, 300_000);
+                Ok(())
+            }
+            21 | 22 => {
+                faults.night += 1;
+                let night = self.random.of(&[1_000_000, 150_000_000, 300_000_000]);
+                self.asleep_until = self.now + night;
+                Ok(())
+            }
             _ => Ok(()),
         }
     }
@@ -119,9 +131,10 @@ impl World<'_> {
         for end in self.hosts[host].ends.clone() {
             self.end_life(end, "crashed");
             Zone::ALL.into_iter().for_each(|zone| self.excuse(end, zone));
-            self.ends[end].qpn = None;
+            (self.ends[end].qpn, self.ends[end].conn) = (None, None);
             self.ends[end].keys = [None; 5];
             self.connections[end / 2].rejoining = true;
+            self.connections[end / 2].crashed = true;
             let later = self.now + self.random.range(100_000, 5_000_000);
             self.agenda.at(later, Event::Rejoin(end / 2));
         }

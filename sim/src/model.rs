@@ -2,10 +2,12 @@
 
 use std::collections::VecDeque;
 
+use rocinante_stack::cm::ConnId;
 use rocinante_stack::mem::{Access, AtomicOp};
 use rocinante_stack::types::{Key, Mtu, Qpn};
 use rocinante_stack::verbs::{AhId, QpType, WcOpcode, WcStatus};
 
+use crate::marks::Marks;
 use crate::memory::LONGEST;
 use crate::windows::Pane;
 
@@ -144,6 +146,8 @@ pub(crate) struct Stream {
     /// Number of the next datagram to leave.
     pub(crate) left: u64,
     pub(crate) packets: u64,
+    /// Packets that left, one after the other.
+    pub(crate) sent: u64,
     /// As many requests must work in the end.
     pub(crate) proof: u64,
     /// What the engine said it had retired.
@@ -211,6 +215,13 @@ impl Stream {
         Some(self.next() - 1 - index as u64)
     }
 
+    /// Request `number` failed or was flushed: the rest of it does not leave.
+    pub(crate) fn skip(&mut self, number: u64) {
+        if let Some(request) = self.get(number) {
+            self.sent = self.sent.max(request.first + request.packets);
+        }
+    }
+
     /// What is outstanding never completes: its queue pair is gone.
     pub(crate) fn abandon(&mut self) {
         self.abandoned = true;
@@ -267,8 +278,15 @@ pub(crate) struct End {
     /// Which stretch of the host's arena is its own.
     pub(crate) index: usize,
     pub(crate) pd: u32,
-    /// What its queue pair's number is drawn from: the same each time.
+    /// What its queue pair's number is drawn from.
+    pub(crate) home: u32,
+    /// The lower half of its queue pair's number: `home`, but where a connection keeps that.
     pub(crate) low: u32,
+    /// The number of the queue pair that it is connected to.
+    pub(crate) dest: u32,
+    pub(crate) marks: Marks,
+    /// Its connection, where the connection manager makes it.
+    pub(crate) conn: Option<ConnId>,
     /// Its queue pair's number, while there is one.
     pub(crate) qpn: Option<Qpn>,
     pub(crate) generation: u32,
@@ -353,6 +371,11 @@ pub(crate) struct Connection {
     pub(crate) qp_type: QpType,
     pub(crate) generation: u32,
     pub(crate) terms: Terms,
+    /// A host of it crashed in its present life, so that its queue pairs' numbers may be used again
+    /// at once.
+    pub(crate) crashed: bool,
+    /// The connection manager makes it.
+    pub(crate) managed: bool,
     /// Somebody is about to connect it anew.
     pub(crate) rejoining: bool,
 }

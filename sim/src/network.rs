@@ -52,8 +52,18 @@ faults! {
     partition,
     /// The sender's own queue was full.
     sink_full,
+    /// The port had no room for a long while.
+    block,
+    /// The sender's kernel refused a packet.
+    refused,
     /// A host crashed, and came back with the same queue pair numbers.
     crash,
+    /// Another host came back with the address of one that had crashed.
+    takeover,
+    /// A connection was made again with the starting PSNs of its last life, and other numbers.
+    same_psn,
+    /// A packet was handed to another shard of its host first.
+    wrong_shard,
     /// A host did nothing for a while.
     stall,
     /// A program posted no receives for a while.
@@ -84,6 +94,8 @@ faults! {
     drop_handle,
     /// A shared receive queue was given up, with all that used it.
     renew,
+    /// No program did anything for so long that connections that had ended were forgotten.
+    night,
 }
 
 /// A packet on its way.
@@ -98,6 +110,8 @@ pub(crate) struct Packet {
     pub(crate) port: u16,
     pub(crate) id: u16,
     pub(crate) tos: u8,
+    /// It was handed to another shard first.
+    pub(crate) misled: bool,
     /// It is not as it left, or not where it belongs: nobody may take it.
     pub(crate) harmed: bool,
     /// The end that it is for, and in which life of its connection it left.
@@ -165,6 +179,8 @@ pub(crate) enum Event {
     Arrive(Packet),
     /// The program at an end looks what it could do.
     Work(usize),
+    /// The programs at a host that use its connection manager look what they could do.
+    Turn(usize),
     /// Something goes wrong that is not the network's.
     Mishap,
     /// A connection is made anew.

@@ -7,6 +7,7 @@ use rocinante_stack::wire::icrc::{DF, IpFields, Summed, Template};
 use rocinante_stack::{Datagram, Engine, IpId, TxSink, TxStop};
 
 use crate::check::{Context, Verdict};
+use crate::mads::is_mad;
 use crate::model::{EndId, peer};
 use crate::network::Packet;
 use crate::world::{Host, INBOX, PORT, Stage, World};
@@ -14,6 +15,9 @@ use crate::world::{Host, INBOX, PORT, Stage, World};
 impl World<'_> {
     pub(crate) fn arrive(&mut self, packet: Packet) -> Verdict {
         self.tally.steps += 1;
+        if self.misleads(&packet) {
+            return self.mislead(packet);
+        }
         let host = &mut self.hosts[packet.to];
         if host.stalled {
             if host.inbox.len() < INBOX {
@@ -27,7 +31,13 @@ impl World<'_> {
     }
 
     pub(crate) fn deliver(&mut self, packet: &Packet) -> Verdict {
+        if packet.to != packet.dst && is_mad(&packet.bytes) {
+            // Every host has a QP1, but takes what is addressed to it only.
+            return Ok(());
+        }
         let fate = self.fate(packet);
+        let due = self.foresee(packet)?;
+        self.marked(packet);
         let (src, dst) = (self.hosts[packet.from].addr, self.hosts[packet.dst].addr);
         let host = &mut self.hosts[packet.to];
         let Some(engine) = &mut host.engine else { return Ok(()) };
@@ -59,6 +69,7 @@ impl World<'_> {
         host.gathered.add(engine, packet.bytes.len());
         self.settle(packet.to, Some(&Context::of(packet)))?;
         self.befell(packet, fate)?;
+        self.fulfilled(packet, due)?;
         self.plan_transmit(packet.to);
         Ok(())
     }
@@ -88,9 +99,11 @@ impl World<'_> {
         let soon = self.random.of(&[0, 0, 300, 3_000]);
         let soon = self.now + self.random.below(1 + soon);
         let host = &mut self.hosts[host];
-        let wants = host.engine.as_ref().is_some_and(Engine::wants_transmit);
+        let writes = |engine: &mut Engine| engine.cm().is_some_and(|cm| cm.wants_transmit());
+        let wants = |engine: &mut Engine| engine.wants_transmit() || writes(engine);
+        let wants = host.engine.as_mut().is_some_and(wants);
         if wants && host.tx_at.is_none() {
-            host.tx_at = Some(soon);
+            host.tx_at = Some(soon.max(host.blocked_until));
         }
     }
 
@@ -99,11 +112,19 @@ impl World<'_> {
         let now = self.now;
         let budget = 1 + self.random.index(100);
         let room = if self.stage == Stage::Storm { self.random.index(60) } else { 200 };
+        let addrs: Vec<IpAddr> = self.hosts.iter().map(|host| host.addr).collect();
         let host = &mut self.hosts[at];
         host.tx_at = None;
         let Some(engine) = &mut host.engine else { return Ok(()) };
         let mut sink = Sink { out: Vec::new(), room };
-        let stop = engine.poll_transmit(Time(now), budget, &mut host.ram, &mut sink);
+        let written = write_mads(engine, &addrs, &mut sink);
+        let stop = match written {
+            true => engine.poll_transmit(Time(now), budget, &mut host.ram, &mut sink),
+            false => TxStop::SinkFull,
+        };
+        if stop == TxStop::SinkFull && written && !engine.wants_transmit() {
+            return Err(format!("host {at} forgets what the port had no room for"));
+        }
         let bytes = sink.out.iter().map(|(_, packet)| packet.len()).sum();
         host.gathered.departed(engine, sink.out.len(), bytes);
         let again = match stop {
@@ -111,7 +132,11 @@ impl World<'_> {
             TxStop::Budget => Some(now + 1 + self.random.below(500)),
             TxStop::SinkFull => {
                 self.tally.faults.sink_full += 1;
-                Some(now + 1 + self.random.below(5_000))
+                let blocks = self.stage == Stage::Storm && self.random.one_in(8);
+                self.tally.faults.block += u64::from(blocks);
+                let wait = self.random.below(if blocks { 2_000_000 } else { 5_000 });
+                host.blocked_until = now + 1 + wait;
+                Some(host.blocked_until)
             }
         };
         self.hosts[at].tx_at = again;
@@ -119,12 +144,17 @@ impl World<'_> {
             self.emit(at, path as usize, bytes)?;
         }
         self.settle(at, None)?;
+        if stop == TxStop::Idle {
+            self.owes_nothing(at)?;
+        }
         self.plan_transmit(at);
         Ok(())
     }
 
     pub(crate) fn emit(&mut self, from: usize, to: usize, mut bytes: Vec<u8>) -> Verdict {
         self.letter_left(from, &bytes)?;
+        self.notified(from, to, &bytes)?;
+        self.request_left(from, to, &bytes)?;
         let host = &mut self.hosts[from];
         host.sent += 1;
         host.next_id = host.next_id.wrapping_add(1);
@@ -144,6 +174,7 @@ impl World<'_> {
             port: PORT,
             id,
             tos: 0,
+            misled: false,
             harmed: false,
             end,
             generation,
@@ -152,11 +183,32 @@ impl World<'_> {
         if let Some(tail) = packet.bytes.last_chunk::<4>() {
             self.tally.digest.add(u64::from(u32::from_le_bytes(*tail)) << 16 | from as u64);
         }
+        if self.now < self.hosts[from].refusing_until {
+            // The kernel refuses it, and nothing sends it again.
+            self.tally.faults.refused += 1;
+            return Ok(());
+        }
         let (faults, agenda) = (&mut self.tally.faults, &mut self.agenda);
         let lost = self.network.send(self.now, packet, &mut self.random, faults, agenda);
         self.tally.steps += lost;
         Ok(())
     }
+}
+
+/// Sends what the connection manager has to send. Returns whether all had room.
+fn write_mads(engine: &mut Engine, addrs: &[IpAddr], sink: &mut Sink) -> bool {
+    while let Some(transmit) = engine.cm().and_then(|cm| cm.poll_transmit()) {
+        let path = addrs.iter().position(|addr| *addr == transmit.remote);
+        #[allow(clippy::cast_possible_truncation)]
+        let path = path.map_or(u32::MAX, |host| host as u32);
+        if !engine.send_mad(&transmit.mad, path, sink) {
+            if let Some(cm) = engine.cm() {
+                cm.put_back(transmit);
+            }
+            return false;
+        }
+    }
+    true
 }
 
 /// With how many hops left packets arrive.

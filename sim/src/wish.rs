@@ -205,10 +205,12 @@ impl World<'_> {
         let place = base_of(far, arena) + self.ends[far].index as u64 * stride();
         let other =
             (place + zone.offset(), self.ends[far].keys[zone as usize].unwrap_or(wrong_key));
-        let way = self.random.below(6);
         let beyond = self.random.range(1, 9).min(u64::from(wish.len));
         let len = u64::from(wish.len);
         let stranger = self.other_pane(end, len);
+        // Another's window is there seldom.
+        let tries = stranger.is_some() && self.random.one_in(2);
+        let way = if tries { 1 } else { self.random.below(6) };
         if let (Op::Write { at, imm: None }, 3) = (&mut wish.model, way) {
             *at =
                 self.ends[far].index as u64 * stride() + here.offset() + here.len() - len + beyond;

@@ -32,6 +32,9 @@ impl World<'_> {
         if host.stalled || host.engine.is_none() || self.ends[end].phase != Phase::Ready {
             return Ok(());
         }
+        if self.stage == Stage::End {
+            return Ok(());
+        }
         if self.ends[end].stopped {
             return self.go_on(end);
         }
@@ -94,10 +97,10 @@ impl World<'_> {
     fn may_post(&self, end: EndId) -> bool {
         let this = &self.ends[end];
         let Some(stream) = this.stream(this.generation) else { return false };
-        let room = stream.outstanding() < DEPTH;
+        let room = stream.outstanding() < DEPTH && self.is_open(end);
         match self.stage {
             Stage::Storm => room,
-            Stage::Heal => false,
+            Stage::Heal | Stage::End => false,
             Stage::Prove => {
                 // Who finds no receive may give up at once, and an unreliable connection loses it.
                 let far = peer(end);
@@ -219,7 +222,7 @@ impl World<'_> {
 
     /// Posts a random request.
     fn post(&mut self, end: EndId) -> Verdict {
-        let garbage = self.stage == Stage::Storm && self.random.one_in(200);
+        let garbage = self.stage == Stage::Storm && self.random.one_in(100);
         let wish = if self.is_datagram(end) { self.letter(end) } else { self.wish(end) };
         let Some(mut wish) = wish else { return Ok(()) };
         let local = garbage && self.random.one_in(3);

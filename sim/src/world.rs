@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 
+use rocinante_stack::cm::CmConfig;
 use rocinante_stack::types::Mtu;
 use rocinante_stack::wire::icrc::Template;
 use rocinante_stack::{Budget, Engine, EngineConfig};
@@ -14,6 +15,7 @@ use crate::model::{Connection, End, EndId, Letters, Phase, Receive};
 use crate::network::{Agenda, Event, Faults, Network, Packet, Weather};
 use crate::random::{Digest, Random};
 use crate::receives::Shared;
+use crate::talk::{Call, Desk, SLOT};
 use crate::traffic::{address, template};
 
 /// What a run counts.
@@ -23,6 +25,9 @@ pub(crate) struct Tally {
     pub(crate) packets: u64,
     pub(crate) ops: u64,
     pub(crate) completions: u64,
+    pub(crate) calls: u64,
+    pub(crate) released: u64,
+    pub(crate) notifications: u64,
     pub(crate) faults: Faults,
     pub(crate) ended: BTreeMap<&'static str, u64>,
     pub(crate) digest: Digest,
@@ -49,6 +54,10 @@ pub(crate) struct Host {
     pub(crate) next_id: u16,
     pub(crate) templates: Vec<Template>,
     pub(crate) gathered: Gathered,
+    pub(crate) desk: Desk,
+    /// Until when its port has no room, and until when its kernel refuses what the port sends.
+    pub(crate) blocked_until: u64,
+    pub(crate) refusing_until: u64,
 }
 
 /// How far a round is.
@@ -60,6 +69,8 @@ pub(crate) enum Stage {
     Heal,
     /// Everything has to work.
     Prove,
+    /// Everything is given up.
+    End,
 }
 
 /// One world, for one round.
@@ -75,6 +86,13 @@ pub(crate) struct World<'a> {
     pub(crate) agenda: Agenda,
     pub(crate) tally: &'a mut Tally,
     pub(crate) trace: bool,
+    /// What was asked of connection managers.
+    pub(crate) calls: Vec<Call>,
+    /// A second shard of the first host, with an engine of its own: the connection manager is the
+    /// first one's.
+    pub(crate) shard: Option<usize>,
+    /// Until when no program does anything.
+    pub(crate) asleep_until: u64,
     /// Events at the present time.
     busy: u32,
     /// Calls of engines after which it was asked what they hold.
@@ -110,6 +128,9 @@ impl<'a> World<'a> {
             agenda: Agenda::default(),
             tally,
             trace,
+            calls: Vec::new(),
+            shard: None,
+            asleep_until: 0,
             busy: 0,
             weighed: 0,
         };
@@ -118,7 +139,8 @@ impl<'a> World<'a> {
     }
 
     fn furnish(&mut self, hosts: u64, connections: u64, v6: bool) {
-        let addrs: Vec<IpAddr> = (0..hosts).map(|host| address(host, v6)).collect();
+        let mut addrs: Vec<IpAddr> = (0..hosts).map(|host| address(host, v6)).collect();
+        self.pair_shards(&mut addrs);
         #[allow(clippy::cast_possible_truncation)]
         let mut ends_of: Vec<Vec<EndId>> = vec![Vec::new(); hosts as usize];
         for _ in 0..connections {
@@ -130,17 +152,23 @@ impl<'a> World<'a> {
                 let end = self.end(host, index);
                 self.ends.push(end);
             }
-            let connection = self.connection();
+            let mut connection = self.connection();
+            connection.managed &= [first, second].iter().all(|host| self.has_manager(*host));
             self.connections.push(connection);
         }
+        self.same_numbers(&ends_of);
         let port_mtu = self.random.of(&Mtu::ALL);
         for (host, ends) in ends_of.into_iter().enumerate() {
             let datagrams = 1 << self.random.range(3, 9);
             // A socket's memory, chunks for single frames, or slots for super-packets.
             let each = self.random.clone().of(&[1_024, 8_704, 66_560]);
             let config = EngineConfig {
-                qpn_slot: 3,
-                own_budget: Budget { bytes: each * datagrams, datagrams },
+                qpn_slot: if self.has_manager(host) { SLOT } else { SLOT + 1 },
+                // Shards of one host have one receive queue.
+                own_budget: match self.hosts.first() {
+                    Some(first) if !self.has_manager(host) => first.config.own_budget,
+                    _ => Budget { bytes: each * datagrams, datagrams },
+                },
                 window_max: 1 << self.random.range(2, 10),
                 advertise_credits: self.random.one_in(2),
                 quantum: 1 << self.random.range(1, 7),
@@ -169,8 +197,12 @@ impl<'a> World<'a> {
                 next_id: 0,
                 templates,
                 gathered: Gathered::new(self.random.clone()),
+                desk: Desk::new(host, &mut self.random),
+                blocked_until: 0,
+                refusing_until: 0,
             });
             self.agenda.at(self.now, Event::Restart(host));
+            self.agenda.at(self.now + 1, Event::Turn(host));
         }
         for connection in 0..self.connections.len() {
             self.agenda.at(self.now, Event::Rejoin(connection));
@@ -183,8 +215,20 @@ impl<'a> World<'a> {
 
     /// A host begins, with nothing but its memory.
     pub(crate) fn start(&mut self, at: usize) -> Verdict {
+        let key = [self.random.next(), self.random.next()];
+        let (other, manages) = (self.random.one_in(3), self.has_manager(at));
         let host = &mut self.hosts[at];
-        host.engine = Some(Engine::new(host.config));
+        if other && manages && host.desk.boot > 0 {
+            // Another host has taken over the address.
+            host.desk.config.ca_guid += 1000;
+            self.tally.faults.takeover += 1;
+        }
+        let mut engine = Engine::new(host.config);
+        if manages {
+            engine.start_cm(CmConfig { key, ..host.desk.config });
+        }
+        host.engine = Some(engine);
+        host.desk.boot += 1;
         (host.taken, host.sent) = (0, 0);
         self.share(at)
     }
@@ -213,6 +257,11 @@ impl<'a> World<'a> {
         self.wait("healing", |world| world.is_at_rest())?;
         self.prove();
         self.wait("the proof", |world| world.is_proven())?;
+        for host in 0..self.hosts.len() {
+            self.count(host)?;
+        }
+        self.stage = Stage::End;
+        self.wait("the end", |world| world.all_is_released())?;
         for host in 0..self.hosts.len() {
             self.count(host)?;
             self.dissolve(host)?;
@@ -248,6 +297,11 @@ impl<'a> World<'a> {
                 "end {at}: {:?} ({state}) in life {}, {outstanding} outstanding, {receives} receives, {exec} of {next} executed; ",
                 end.phase, end.generation
             );
+        }
+        for (at, host) in self.hosts.iter().enumerate() {
+            for (conn, talk) in &host.desk.talks {
+                text += &format!("host {at}: {conn:?}, {talk:?}; ");
+            }
         }
         text
     }
@@ -296,11 +350,18 @@ impl<'a> World<'a> {
         match event {
             Event::Arrive(packet) => self.arrive(packet),
             Event::Work(end) => {
-                let pause = self.random.of(&[500, 3_000, 20_000]);
+                let rests = match self.stage {
+                    Stage::End => 1_000_000,
+                    Stage::Heal if self.ends[end].outstanding() == 0 => 200_000,
+                    _ => 20_000,
+                };
+                let pause = self.random.of(&[500, 3_000, rests]);
+                let pause = if self.stage == Stage::End { rests } else { pause };
                 let later = self.now + 1 + self.random.below(pause);
-                self.agenda.at(later, Event::Work(end));
+                self.agenda.at(later.max(self.asleep_until), Event::Work(end));
                 self.work(end)
             }
+            Event::Turn(host) => self.turn(host),
             Event::Mishap => self.mishap(),
             Event::Rejoin(connection) => self.begin_again(connection),
             Event::Join(end, generation) => self.join(end, generation),
@@ -321,6 +382,7 @@ impl<'a> World<'a> {
         host.ram.regions = Ram::new(host.ram.registered.len()).regions;
         host.ram.registered.fill([false; 5]);
         host.srqs.iter_mut().for_each(Shared::forget);
+        host.desk.crash();
         for end in &host.ends {
             self.ends[*end].taken = None;
             self.ends[*end].letters = Letters::default();
@@ -363,6 +425,7 @@ impl<'a> World<'a> {
 
     fn heal(&mut self) -> Verdict {
         self.stage = Stage::Heal;
+        self.hosts.iter_mut().for_each(|host| host.refusing_until = 0);
         self.network.heal();
         for host in 0..self.hosts.len() {
             if self.hosts[host].engine.is_none() {
@@ -388,7 +451,8 @@ impl<'a> World<'a> {
                 && !end.receives.iter().chain(&end.taken).any(Receive::is_spoilt)
         }) && !self.hosts.iter().any(|host| host.srqs.iter().any(Shared::is_spoilt))
             && self.connections.iter().all(|connection| !connection.rejoining)
-            && self.agenda.len() <= self.ends.len() + 1
+            && self.agenda.len() <= self.ends.len() + self.hosts.len() + 1
+            && self.no_call_is_open()
     }
 
     fn prove(&mut self) {
@@ -410,11 +474,11 @@ impl<'a> World<'a> {
             let all = stream.next();
             let done = all >= stream.proof && stream.popped == all && stream.frontier() == all;
             done && end.letters.coming == 0
-        })
+        }) && self.calls_are_proven()
     }
 
     /// Whether a peer may have been silent for too long.
     pub(crate) fn may_time_out(&self) -> bool {
-        self.stage != Stage::Prove
+        matches!(self.stage, Stage::Storm | Stage::Heal)
     }
 }

@@ -1,0 +1,284 @@
+//! Management datagrams that come in: what must become of each is known before the connection
+//! manager gets it.
+
+use rocinante_stack::cm::ConnId;
+use rocinante_stack::types::Qpn;
+use rocinante_stack::wire::cm::{CommId, Message, RejReason, Rep, Req};
+use rocinante_stack::wire::mad::MAD_LEN;
+
+use crate::check::Verdict;
+use crate::network::Packet;
+use crate::talk::{CallId, News, SERVICES, Step, Talk, read_words, service};
+use crate::world::World;
+
+/// Where a management datagram begins in its packet: behind BTH and DETH.
+const HEADERS: usize = 20;
+/// Bytes before the program's words in a request to a port.
+const IP_HEADER: usize = 36;
+
+const REJ: u16 = 0x12;
+const REP: u16 = 0x13;
+const RTU: u16 = 0x14;
+const DREP: u16 = 0x16;
+
+/// What must become of a datagram.
+#[derive(Debug, Default)]
+pub(crate) struct Due {
+    /// Nothing: it is damaged.
+    nothing: bool,
+    /// A program hears of this request; without one, of none.
+    request: Option<CallId>,
+    /// It may be refused as well.
+    optional: bool,
+    /// This connection has this event.
+    news: Option<(ConnId, News)>,
+    /// These come to their end, if they have not.
+    over: Vec<ConnId>,
+    /// A message with this attribute goes back.
+    answer: Option<u16>,
+    /// So many of that, or of any, wait to be sent already.
+    waiting: usize,
+}
+
+/// Whether a packet is for QP1.
+pub(crate) fn is_mad(bytes: &[u8]) -> bool {
+    bytes.get(5..8) == Some(&[0, 0, 1])
+}
+
+impl World<'_> {
+    /// What must become of a packet, if it is for the connection manager.
+    pub(crate) fn foresee(&mut self, packet: &Packet) -> Result<Option<Due>, String> {
+        if !is_mad(&packet.bytes) || self.hosts[packet.to].engine.is_none() {
+            return Ok(None);
+        }
+        let (at, from) = (packet.to, packet.from);
+        self.hosts[at].desk.news.clear();
+        let mut due = Due { nothing: packet.harmed, ..Due::default() };
+        if !packet.harmed {
+            let mad = packet.bytes.get(HEADERS..HEADERS + MAD_LEN).ok_or("a short datagram")?;
+            let (_, message) = Message::parse(mad).map_err(|error| format!("sent was {error}"))?;
+            match message {
+                Message::Req(req) => self.foresee_req(at, &req, &mut due)?,
+                Message::Rep(rep) => self.foresee_rep(at, from, &rep, &mut due)?,
+                Message::Rtu(rtu) => {
+                    let known = self.known(at, from, rtu.remote);
+                    let fits = |talk: &&Talk| talk.step == Step::Accepted && !talk.is_over();
+                    if known.filter(fits).is_some_and(|talk| talk.far_id == rtu.local) {
+                        due.news = Some((ConnId(rtu.remote), News::Established));
+                    }
+                }
+                Message::Rej(rej) => {
+                    let remote = match rej.remote {
+                        CommId(0) => self.asked_by(at, from, rej.local),
+                        id => id,
+                    };
+                    let known = self.known(at, from, remote).filter(|talk| !talk.is_over());
+                    let fits = |talk: &Talk| talk.step == Step::Asking || talk.far_id == rej.local;
+                    if known.is_some_and(fits) {
+                        due.news = Some((ConnId(remote), News::Ended));
+                    }
+                }
+                Message::Dreq(dreq) => match self.known(at, from, dreq.remote) {
+                    None => due.answer = Some(DREP),
+                    Some(talk) if talk.far_id == dreq.local && talk.step != Step::Asked => {
+                        due.answer = Some(DREP);
+                        due.over.push(ConnId(dreq.remote));
+                    }
+                    Some(_) => {}
+                },
+                Message::Drep(drep) => {
+                    let known = self.known(at, from, drep.remote);
+                    let fits = |talk: &Talk| talk.far_id == drep.local && talk.leaving;
+                    if known.is_some_and(|talk| fits(talk) && !talk.ended && !talk.given_up) {
+                        due.news = Some((ConnId(drep.remote), News::Ended));
+                    }
+                }
+                _ => {}
+            }
+        }
+        due.waiting = self.waiting(at, from, due.answer)?;
+        Ok(Some(due))
+    }
+
+    /// A request: known, or refused for a reason, or for the program.
+    fn foresee_req(&mut self, at: usize, req: &Req<'_>, due: &mut Due) -> Verdict {
+        let words = req.private.get(IP_HEADER..).and_then(read_words);
+        let (id, _) = words.ok_or("a request without words was sent")?;
+        let from = self.calls[id].from;
+        let desk = &self.hosts[at].desk;
+        if let Some(known) = desk.talks.values().find(|talk| talk.call == id && !talk.active) {
+            if known.step == Step::Accepted && !known.is_over() {
+                due.answer = Some(REP);
+            }
+            if known.is_over() {
+                self.calls[id].refusals[0].push((RejReason::STALE_CONNECTION, Vec::new()));
+            }
+            return Ok(());
+        }
+        let listening = (0..SERVICES).find(|at| service(*at) == req.service);
+        let listening = listening.and_then(|at| desk.listening[at]);
+        let blockers = self.blockers(at, from, req.qpn, id);
+        let refusal = match listening {
+            None => Some(RejReason::INVALID_SERVICE_ID),
+            Some(_) if !blockers.is_empty() => {
+                let late = self.is_late(from, req.local, self.calls[id].boot);
+                self.end_blockers(at, &blockers, (late, req.ca_guid), due);
+                Some(RejReason::STALE_CONNECTION)
+            }
+            Some(listening) => {
+                self.hosts[at].desk.is_full(listening).then_some(RejReason::NO_RESOURCES)
+            }
+        };
+        if self.is_doubtful(at, from, req.qpn, id, req.ca_guid) {
+            due.optional = true;
+            self.calls[id].refusals[0].push((RejReason::STALE_CONNECTION, Vec::new()));
+        }
+        match refusal {
+            None => due.request = Some(id),
+            Some(reason) => {
+                due.answer = Some(REJ);
+                self.calls[id].refusals[0].push((reason, Vec::new()));
+            }
+        }
+        Ok(())
+    }
+
+    /// A reply: to a call that is open, established, or forgotten.
+    fn foresee_rep(&mut self, at: usize, from: usize, rep: &Rep<'_>, due: &mut Due) -> Verdict {
+        let (id, answer) = read_words(rep.private).ok_or("a reply without words was sent")?;
+        let Some(talk) = self.known(at, from, rep.remote) else {
+            due.answer = Some(REJ);
+            self.calls[id].refusals[1].push((RejReason::INVALID_COMM_ID, Vec::new()));
+            return Ok(());
+        };
+        let conn = ConnId(rep.remote);
+        match talk.step {
+            Step::Asking => {
+                let blockers = self.blockers(at, from, rep.qpn, id);
+                if blockers.is_empty() && self.is_doubtful(at, from, rep.qpn, id, rep.ca_guid) {
+                    for refusals in &mut self.calls[id].refusals {
+                        refusals.push((RejReason::STALE_CONNECTION, Vec::new()));
+                    }
+                    return Ok(());
+                }
+                if blockers.is_empty() {
+                    due.news = Some((conn, News::Replied));
+                    return Ok(());
+                }
+                due.answer = Some(REJ);
+                due.news = Some((conn, News::Ended));
+                for refusals in &mut self.calls[id].refusals {
+                    refusals.push((RejReason::STALE_CONNECTION, Vec::new()));
+                }
+                let boot = self.calls[id].accepts.get(answer).map_or(0, |accepted| accepted.boot);
+                let late = self.is_late(from, rep.local, boot);
+                self.end_blockers(at, &blockers, (late, rep.ca_guid), due);
+            }
+            Step::Established if talk.accept == Some(answer) && !talk.is_over() => {
+                due.answer = Some(RTU);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Connections of the host `at` with this queue pair of `from` that stand in the way of
+    /// another.
+    fn blockers(&self, at: usize, from: usize, qpn: Qpn, call: CallId) -> Vec<ConnId> {
+        let others = self.hosts[at].desk.with_peer(from, qpn, call).into_iter();
+        others.filter_map(|(conn, talk)| (!talk.is_over()).then_some(conn)).collect()
+    }
+
+    /// Whether one of another adapter, which is over, may stand in the way as well.
+    fn is_doubtful(&self, at: usize, from: usize, qpn: Qpn, call: CallId, guid: u64) -> bool {
+        let others = self.hosts[at].desk.with_peer(from, qpn, call);
+        others.iter().any(|(_, talk)| talk.is_over() && talk.far_guid != guid)
+    }
+
+    /// The same peer uses the queue pair of these anew: it has forgotten them.
+    fn end_blockers(
+        &mut self,
+        at: usize,
+        blockers: &[ConnId],
+        (late, guid): (bool, u64),
+        due: &mut Due,
+    ) {
+        for conn in blockers {
+            let Some(talk) = self.hosts[at].desk.talks.get_mut(conn) else { continue };
+            if talk.far_guid == guid {
+                talk.mistaken |= late;
+                let refusals = &mut self.calls[talk.call].refusals[usize::from(!talk.active)];
+                refusals.push((RejReason::STALE_CONNECTION, Vec::new()));
+                due.over.push(*conn);
+            }
+        }
+    }
+
+    /// Whether the sender has given this up since.
+    fn is_late(&self, from: usize, id: CommId, boot: u32) -> bool {
+        let desk = &self.hosts[from].desk;
+        desk.boot != boot || desk.talks.get(&ConnId(id)).is_none_or(Talk::is_over)
+    }
+
+    /// The connection of the host `at` with this communication id, if it is with `from`.
+    fn known(&self, at: usize, from: usize, id: CommId) -> Option<&Talk> {
+        self.hosts[at].desk.talks.get(&ConnId(id)).filter(|talk| talk.peer == from)
+    }
+
+    /// The communication id of what the peer asked for by its own.
+    fn asked_by(&self, at: usize, from: usize, id: CommId) -> CommId {
+        let asked =
+            |(_, talk): &(&ConnId, &Talk)| (talk.peer, talk.far_id) == (from, id) && !talk.active;
+        self.hosts[at].desk.talks.iter().find(asked).map_or(CommId(0), |(conn, _)| conn.0)
+    }
+
+    /// Messages with this attribute, or all, that wait to be sent to a host.
+    fn waiting(&mut self, at: usize, to: usize, answer: Option<u16>) -> Result<usize, String> {
+        let to = self.hosts[to].addr;
+        let manager = self.manager(at)?;
+        let mut all = Vec::new();
+        while let Some(transmit) = manager.poll_transmit() {
+            all.push(transmit);
+        }
+        let counts = |transmit: &&rocinante_stack::cm::Transmit| {
+            let attribute = u16::from_be_bytes([transmit.mad[16], transmit.mad[17]]);
+            answer.is_none_or(|answer| attribute == answer && transmit.remote == to)
+        };
+        let count = all.iter().filter(counts).count();
+        all.into_iter().rev().for_each(|transmit| manager.put_back(transmit));
+        Ok(count)
+    }
+
+    /// The datagram was handled: did what had to become of it?
+    pub(crate) fn fulfilled(&mut self, packet: &Packet, due: Option<Due>) -> Verdict {
+        let Some(due) = due else { return Ok(()) };
+        let (at, from) = (packet.to, packet.from);
+        let news = std::mem::take(&mut self.hosts[at].desk.news);
+        let waiting = self.waiting(at, from, due.answer)?;
+        if due.nothing {
+            let calm = news.is_empty() && waiting == due.waiting;
+            return if calm { Ok(()) } else { Err(format!("host {at}: a damaged one: {news:?}")) };
+        }
+        let requests = news.iter().filter_map(|(_, news)| match news {
+            News::Request(call) => Some(*call),
+            _ => None,
+        });
+        let requests: Vec<CallId> = requests.collect();
+        let refused = due.optional && requests.is_empty();
+        if requests != Vec::from_iter(due.request) && !refused {
+            return Err(format!("host {at}: {news:?}, but a request was due: {due:?}"));
+        }
+        if due.news.is_some_and(|due| !news.contains(&due)) {
+            return Err(format!("host {at}: {news:?}, and not {due:?}"));
+        }
+        for conn in &due.over {
+            if self.hosts[at].desk.talks.get(conn).is_some_and(|talk| !talk.is_over()) {
+                return Err(format!("host {at}: {conn:?} goes on, and had to end: {due:?}"));
+            }
+        }
+        if due.answer.is_some() && waiting <= due.waiting {
+            return Err(format!("host {at} does not answer: {due:?}"));
+        }
+        Ok(())
+    }
+}

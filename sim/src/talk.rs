@@ -1,0 +1,293 @@
+//! Connections that the connection managers make, as the programs see them: caller, callee and for
+//! what, what was answered, and how far each side is.
+
+use std::collections::BTreeMap;
+
+use rocinante_stack::cm::{CmConfig, ConnId, ListenerId, QpSide};
+use rocinante_stack::types::{Mtu, Qpn};
+use rocinante_stack::wire::cm::{CommId, PortSpace, RejReason, ServiceId, Transport, code_to_ns};
+
+use crate::random::Random;
+
+/// Index of a call among all of a round.
+pub(crate) type CallId = usize;
+
+/// Ports that programs listen to; nobody listens to the one behind them.
+pub(crate) const SERVICES: usize = 2;
+
+/// The service of a port.
+pub(crate) const fn service(at: usize) -> ServiceId {
+    ServiceId::of_port(PortSpace::Tcp, 7000 + at as u16)
+}
+
+/// What the asked side does with a call; only calls of the proof have a plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Plan {
+    Accept,
+    Reject,
+    /// Nobody listens.
+    Nobody,
+}
+
+/// One connection that was asked for.
+#[derive(Debug)]
+pub(crate) struct Call {
+    pub(crate) from: usize,
+    /// In which life of its host.
+    pub(crate) boot: u32,
+    pub(crate) to: usize,
+    pub(crate) conn: ConnId,
+    /// Its channel adapter.
+    pub(crate) guid: u64,
+    pub(crate) service: usize,
+    pub(crate) side: QpSide,
+    pub(crate) transport: Transport,
+    pub(crate) mtu: Mtu,
+    pub(crate) ack_timeout: u8,
+    pub(crate) retry_count: u8,
+    pub(crate) source_port: u16,
+    pub(crate) private: Vec<u8>,
+    pub(crate) plan: Option<Plan>,
+    /// The end whose queue pair it connects, and for which life.
+    pub(crate) end: Option<(usize, u32)>,
+    pub(crate) accepts: Vec<Accepted>,
+    /// Why the asked side says no, and why the asker does, with what words.
+    pub(crate) refusals: [Vec<(RejReason, Vec<u8>)>; 2],
+    /// How it ended for the asker before it was established.
+    pub(crate) refused: Option<RejReason>,
+}
+
+/// An answer to a call. A request that comes twice may have two.
+#[derive(Debug)]
+pub(crate) struct Accepted {
+    pub(crate) guid: u64,
+    pub(crate) boot: u32,
+    pub(crate) conn: ConnId,
+    pub(crate) side: QpSide,
+    pub(crate) private: Vec<u8>,
+}
+
+/// How far a side of a connection is, for its program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// It asked.
+    Asking,
+    /// It was asked.
+    Asked,
+    /// It accepted.
+    Accepted,
+    /// It was accepted.
+    Replied,
+    Established,
+}
+
+/// One side of a connection.
+#[derive(Debug, Clone)]
+pub(crate) struct Talk {
+    pub(crate) call: CallId,
+    pub(crate) active: bool,
+    pub(crate) peer: usize,
+    pub(crate) step: Step,
+    /// When it came to that step.
+    pub(crate) since: u64,
+    /// Its queue pair; 0 while it has none.
+    pub(crate) qpn: Qpn,
+    /// The peer's queue pair, communication id and adapter, as far as they are known.
+    pub(crate) far_qpn: Qpn,
+    pub(crate) far_id: CommId,
+    pub(crate) far_guid: u64,
+    /// Which of the call's answers it is.
+    pub(crate) accept: Option<usize>,
+    pub(crate) listener: Option<ListenerId>,
+    /// The program wants to hear no more of it.
+    pub(crate) given_up: bool,
+    /// The program ends it.
+    pub(crate) leaving: bool,
+    /// The program heard that it ended.
+    pub(crate) ended: bool,
+    /// When the last of these began.
+    pub(crate) over_at: u64,
+    /// A late copy of another request or reply names the peer's queue pair, as if the peer had
+    /// forgotten the connection.
+    pub(crate) mistaken: bool,
+}
+
+impl Talk {
+    pub(crate) fn new(call: CallId, active: bool, peer: usize, step: Step, now: u64) -> Self {
+        Self {
+            call,
+            active,
+            peer,
+            step,
+            since: now,
+            qpn: Qpn::default(),
+            far_qpn: Qpn::default(),
+            far_id: CommId(0),
+            far_guid: 0,
+            accept: None,
+            listener: None,
+            given_up: false,
+            leaving: false,
+            ended: false,
+            over_at: 0,
+            mistaken: false,
+        }
+    }
+
+    /// Whether it ends, or has ended.
+    pub(crate) const fn is_over(&self) -> bool {
+        self.given_up || self.leaving || self.ended
+    }
+
+    /// Whether the queue pairs of both sides may have sent: its number must wait.
+    pub(crate) const fn was_open(&self) -> bool {
+        matches!(self.step, Step::Accepted | Step::Established)
+    }
+}
+
+/// A listener of a host.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Listening {
+    pub(crate) id: ListenerId,
+    pub(crate) backlog: usize,
+}
+
+/// What an event was, for the program that expected one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum News {
+    Request(CallId),
+    Replied,
+    Established,
+    Ended,
+}
+
+/// The programs of a host that use its connection manager.
+#[derive(Debug)]
+pub(crate) struct Desk {
+    pub(crate) config: CmConfig,
+    /// How often the host has begun.
+    pub(crate) boot: u32,
+    pub(crate) listening: [Option<Listening>; SERVICES],
+    pub(crate) talks: BTreeMap<ConnId, Talk>,
+    /// Numbers of queue pairs that nobody made: so many, and how long the programs rest between two
+    /// turns.
+    pub(crate) numbers: u32,
+    pub(crate) pause: u64,
+    /// What was heard in the call that is being judged.
+    pub(crate) news: Vec<(ConnId, News)>,
+    /// Connections of real queue pairs that have ended, of which their programs have not heard yet:
+    /// of which call, and whether this side asked.
+    pub(crate) farewells: Vec<(ConnId, CallId, bool)>,
+    /// Its calls of the proof.
+    pub(crate) proof: Vec<CallId>,
+}
+
+/// The first number of a queue pair that nobody made.
+const FIRST: u32 = 0x10;
+/// The upper byte of the numbers that its engine gives.
+pub(crate) const SLOT: u8 = 3;
+
+impl Desk {
+    pub(crate) fn new(host: usize, random: &mut Random) -> Self {
+        #[allow(clippy::cast_possible_truncation)]
+        let mut code = |low: u64, high: u64| random.range(low, high) as u8;
+        let config = CmConfig {
+            ca_guid: host as u64 + 1000,
+            response_timeout: code(3, 7),
+            packet_lifetime: code(2, 5),
+            max_retries: code(2, 8),
+            // Long enough for an MRA to lengthen the wait.
+            service_timeout: code(8, 11),
+            max_connections: random.of(&[40, 1024]),
+            ..CmConfig::default()
+        };
+        Self {
+            config,
+            boot: 0,
+            listening: [None; SERVICES],
+            talks: BTreeMap::new(),
+            numbers: random.of(&[1, 3, 8]),
+            pause: random.of(&[20_000, 300_000, 1_000_000]),
+            news: Vec::new(),
+            farewells: Vec::new(),
+            proof: Vec::new(),
+        }
+    }
+
+    /// All that the programs knew is lost.
+    pub(crate) fn crash(&mut self) {
+        self.talks.clear();
+        self.listening = [None; SERVICES];
+        self.news.clear();
+        self.farewells.clear();
+    }
+
+    /// A number that no connection has.
+    pub(crate) fn free_number(&self, random: &mut Random) -> Option<Qpn> {
+        let all = (FIRST..FIRST + self.numbers).map(|low| Qpn::new(u32::from(SLOT) << 16 | low));
+        let taken = |qpn: &Qpn| self.talks.values().any(|talk| talk.qpn == *qpn);
+        let free: Vec<Qpn> = all.filter(|qpn| !taken(qpn)).collect();
+        (!free.is_empty()).then(|| random.of(&free))
+    }
+
+    /// Requests that count for the backlog of a listener.
+    pub(crate) fn pending(&self, listener: ListenerId) -> usize {
+        let waits = |talk: &&Talk| {
+            let open = matches!(talk.step, Step::Asked | Step::Accepted) && !talk.is_over();
+            open && talk.listener == Some(listener)
+        };
+        self.talks.values().filter(waits).count()
+    }
+
+    /// Whether a request for this port must be refused for lack of room.
+    pub(crate) fn is_full(&self, listening: Listening) -> bool {
+        self.talks.len() >= self.config.max_connections
+            || self.pending(listening.id) >= listening.backlog
+    }
+
+    /// Connections with this queue pair of this peer, but for those of `call`; and whether each is
+    /// over, as far as the same adapter asks.
+    pub(crate) fn with_peer(&self, peer: usize, qpn: Qpn, call: CallId) -> Vec<(ConnId, &Talk)> {
+        let with = |(_, talk): &(&ConnId, &Talk)| {
+            (talk.peer, talk.far_qpn) == (peer, qpn) && talk.call != call
+        };
+        self.talks.iter().filter(with).map(|(conn, talk)| (*conn, talk)).collect()
+    }
+
+    /// How long it waits for an answer before it repeats a message.
+    pub(crate) fn interval(&self) -> u64 {
+        2 * code_to_ns(self.config.packet_lifetime) + code_to_ns(self.config.response_timeout)
+    }
+
+    /// How long it asks without an answer before it gives up, at least.
+    pub(crate) fn asks_for(&self) -> u64 {
+        (u64::from(self.config.max_retries) + 1) * self.interval()
+    }
+
+    /// How long a program may take.
+    pub(crate) fn patience(&self) -> u64 {
+        code_to_ns(self.config.service_timeout)
+    }
+}
+
+/// What a message carries for a program, where the other side's program said `said`: as many bytes
+/// as it has room for, zeros behind.
+pub(crate) fn carries(told: &[u8], said: &[u8]) -> bool {
+    told.strip_prefix(said).is_some_and(|rest| rest.iter().all(|byte| *byte == 0))
+}
+
+/// Words of a program: the number of the call and of the answer, and something to fill up to
+/// `room`.
+pub(crate) fn words(call: CallId, answer: usize, room: usize, random: &mut Random) -> Vec<u8> {
+    let mut words = vec![0; 8 + random.index(room - 7)];
+    random.fill(&mut words);
+    words[..4].copy_from_slice(&(call as u32).to_be_bytes());
+    words[4..8].copy_from_slice(&(answer as u32).to_be_bytes());
+    words
+}
+
+/// Call and answer of which these are the words.
+pub(crate) fn read_words(words: &[u8]) -> Option<(CallId, usize)> {
+    let word = |at: usize| words.get(at..at + 4)?.try_into().ok().map(u32::from_be_bytes);
+    Some((word(0)? as usize, word(4)? as usize))
+}
