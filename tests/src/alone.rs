@@ -5,19 +5,24 @@ use std::time::Duration;
 
 use rocinante::{Context, Resources};
 
+use crate::harness::wait_until;
 use crate::lab::{ChildGuard, exit_with_parent};
 
 /// Set in a process that runs one test only.
 const ALONE: &str = "ROCINANTE_TEST_ALONE";
 
-/// Runs `work` in a process of its own: this program again, with only the test of this name. Returns once that has ended.
+/// Runs `work` in a process of its own: this program again, with only the test of this name.
+/// Returns once that has ended. There are as many descriptors after `work` as before.
 ///
 /// # Panics
 /// If it fails there, or does not end within `limit`.
 pub fn alone(test: &str, limit: Duration, work: impl FnOnce()) {
     if std::env::var_os(ALONE).is_some() {
         exit_with_parent();
-        return work();
+        let before = descriptors();
+        work();
+        // A thread that has ended gives its own back a moment later.
+        return wait_until("as many descriptors as before", || descriptors() == before);
     }
     let mut command = myself(test);
     // mallopt(3): what is freed is given back to the kernel, so that what is resident is what is held.
@@ -68,10 +73,13 @@ impl Held {
     #[must_use]
     pub fn now(devices: &[&Context]) -> Self {
         let resources = devices.iter().map(|ctx| ctx.resources().expect("in software"));
-        // One of them is that of the directory itself, each time.
-        let descriptors = std::fs::read_dir("/proc/self/fd").unwrap().count();
-        Self { descriptors, resources: resources.collect() }
+        Self { descriptors: descriptors(), resources: resources.collect() }
     }
+}
+
+/// Open file descriptors of this process. One of them is that of the directory itself, each time.
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
 /// Resident memory of this process, bytes.

@@ -1,5 +1,9 @@
 //! Two devices in two containers of a lab, and queue pairs between them; or both ends on a device of the kernel: see [`On`].
 //!
+//! When a harness is dropped, it asks what each test promises without saying so: see
+//! [`oracles`](crate::oracles). A test that means to break one of these rules says which and why,
+//! by [`Setup::breaks`] or [`Setup::may_break`].
+//!
 //! Both live in this process: each device was opened inside its container's namespace, and its sockets stay there. Queue
 //! pairs are connected inside it, too, or each would not send from a source port of its own; and directly, without TCP.
 //!
@@ -26,12 +30,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 pub use rocinante::Backend;
+use rocinante::cm::{Listener, Request};
 use rocinante::{
-    ConnectOptions, Context, Cq, Limits, Mtu, OpenOptions, Pd, PortConfig, PreparedQp, Qp,
-    QpBuilder, SHARDS_VARIABLE, SendData, SendOp, SendWr, Sge, VerbsError, Wc, WcStatus,
+    CompChannel, ConnectOptions, Context, Cq, OpenOptions, Pd, PreparedQp, Qp, QpBuilder, SendData,
+    SendOp, SendWr, Sge, VerbsError, Wc, WcStatus,
 };
 
 use crate::lab::{Lab, LabConfig, Netns};
+use crate::oracles::{Channels, Oracles, becomes_idle, is_ready_within};
+pub use crate::setup::{ADDRESS_VARIABLE, DEVICE_VARIABLE, Family, KernelDevice, On, Setup};
 
 /// How long anything that must happen may take on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(30);
@@ -39,167 +46,8 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 /// Entries of each side's completion queue.
 pub const CQ_DEPTH: u32 = 4096;
 
-/// What a test of the API runs on.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum On {
-    /// The device in software over this backend: two of them, in two containers of a lab.
-    Software(Backend),
-    /// A device of the kernel, opened twice.
-    Kernel(KernelDevice),
-}
-
-impl From<Backend> for On {
-    fn from(backend: Backend) -> Self {
-        Self::Software(backend)
-    }
-}
-
-/// A device of the kernel that tests run on.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct KernelDevice {
-    /// Its name, as [`OpenOptions::device`] has it.
-    pub name: String,
-    /// Its address.
-    pub address: IpAddr,
-}
-
-/// The environment variable that names the kernel's device that the tests of the API run on, such as `mlx5_0`.
-pub const DEVICE_VARIABLE: &str = "ROCINANTE_TEST_DEVICE";
-
-/// The environment variable with the address of that device.
-pub const ADDRESS_VARIABLE: &str = "ROCINANTE_TEST_ADDRESS";
-
-impl KernelDevice {
-    /// The one that [`DEVICE_VARIABLE`] and [`ADDRESS_VARIABLE`] name; `None` if they are not set.
-    ///
-    /// # Errors
-    /// Only one of them is set, or the address is none.
-    pub fn from_environment() -> Result<Option<Self>, String> {
-        let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
-        match (variable(DEVICE_VARIABLE), variable(ADDRESS_VARIABLE)) {
-            (None, None) => Ok(None),
-            (Some(name), Some(address)) => {
-                let bad = |_| format!("{ADDRESS_VARIABLE}: {address:?} is no address");
-                Ok(Some(Self { name, address: address.parse().map_err(bad)? }))
-            }
-            _ => Err(format!("set both: {DEVICE_VARIABLE}=mlx5_0 {ADDRESS_VARIABLE}=10.0.0.5")),
-        }
-    }
-
-    /// Its address of this family: the one given, or the first of the device's that is not only of its link.
-    ///
-    /// # Errors
-    /// It has none, or cannot be opened.
-    pub fn address_of(&self, family: Family) -> Result<IpAddr, String> {
-        let fits = |address: &IpAddr| match address {
-            IpAddr::V4(_) => family == Family::V4,
-            IpAddr::V6(v6) => family == Family::V6 && !v6.is_unicast_link_local(),
-        };
-        if fits(&self.address) {
-            return Ok(self.address);
-        }
-        let ctx = Context::open_device(&self.name).map_err(|error| error.to_string())?;
-        let found = ctx.gids().iter().copied().find(fits);
-        found.ok_or_else(|| format!("{} has no address of the family {family:?}", self.name))
-    }
-}
-
 /// What Soft-RoCE says that its vendor is (`RXE_VENDOR_ID` of Linux).
 const RXE_VENDOR: u32 = 0xff_ffff;
-
-/// Which addresses the devices use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Family {
-    /// IPv4.
-    V4,
-    /// IPv6.
-    V6,
-}
-
-/// How the devices are opened and connected.
-#[derive(Debug, Clone)]
-pub struct Setup {
-    /// What devices.
-    pub on: On,
-    /// Which addresses they use.
-    pub family: Family,
-    /// How queue pairs are connected, the path MTU included.
-    pub connect: ConnectOptions,
-    /// How the ports are opened; of the device in software, as is all that follows.
-    pub port: PortConfig,
-    /// What the devices may hold.
-    pub limits: Limits,
-    /// How many containers the lab has; the devices are in the first two.
-    pub containers: u8,
-    /// Whether super-packets leave the containers whole.
-    pub segmentation: bool,
-    /// Whether background threads drive the devices.
-    pub background: bool,
-    /// Whether WRITEs may be cut: [`OpenOptions::cut_writes`].
-    pub cut_writes: bool,
-    /// Of how many shards they are, if that is not left to the environment.
-    pub shards: Option<usize>,
-}
-
-impl Setup {
-    /// IPv4, the largest path MTU, and the defaults.
-    #[must_use]
-    pub fn new(on: impl Into<On>) -> Self {
-        Self {
-            on: on.into(),
-            family: Family::V4,
-            connect: ConnectOptions::default(),
-            port: PortConfig::default(),
-            limits: Limits::default(),
-            containers: 2,
-            segmentation: true,
-            background: true,
-            cut_writes: true,
-            shards: None,
-        }
-    }
-
-    /// What the devices need: a shard over AF_XDP has a queue of its own.
-    fn receive_queues(&self) -> u32 {
-        let environment = || std::env::var(SHARDS_VARIABLE).ok()?.parse().ok();
-        match self.on {
-            On::Software(Backend::Xdp) => {
-                self.shards.or_else(environment).map_or(1, |count| count as u32)
-            }
-            _ => 1,
-        }
-    }
-
-    /// With this path MTU.
-    #[must_use]
-    pub fn mtu(mut self, mtu: Mtu) -> Self {
-        self.connect.mtu = Some(mtu);
-        self
-    }
-
-    /// With these addresses.
-    #[must_use]
-    pub fn family(mut self, family: Family) -> Self {
-        self.family = family;
-        self
-    }
-
-    /// With receive buffers as a default container has them: `rmem_max` of 212,992 bytes, and no right to exceed it.
-    #[must_use]
-    pub fn small_buffers(mut self) -> Self {
-        self.port.rx_buffer_bytes = 212_992;
-        self.port.tx_buffer_bytes = 212_992;
-        self.port.force_buffers = false;
-        self
-    }
-
-    /// Without super-packets on the wire: the kernel cuts them before they leave the container.
-    #[must_use]
-    pub fn without_segmentation(mut self) -> Self {
-        self.segmentation = false;
-        self
-    }
-}
 
 /// A device in a container, with a protection domain and a completion queue.
 #[derive(Debug)]
@@ -214,13 +62,15 @@ pub struct Side {
     pub address: IpAddr,
     /// `None` if the whole process is inside.
     netns: Option<Netns>,
+    /// Those of [`channel`](Self::channel).
+    pub(crate) channels: Channels,
 }
 
 impl Side {
     /// A device that this process opened in the namespace that it lives in.
     #[must_use]
     pub fn of(ctx: Context, pd: Pd, cq: Cq, address: IpAddr) -> Self {
-        Self { ctx, pd, cq, address, netns: None }
+        Self { ctx, pd, cq, address, netns: None, channels: Channels::default() }
     }
 
     /// Opens the device with `address` in a namespace.
@@ -230,20 +80,12 @@ impl Side {
     #[must_use]
     pub fn open(netns: &Netns, address: IpAddr, setup: &Setup) -> Self {
         let On::Software(backend) = setup.on else { panic!("a lab is for the device in software") };
-        let options = OpenOptions::new()
-            .netdev(backend)
-            .port(setup.port.clone())
-            .limits(setup.limits)
-            .cut_writes(setup.cut_writes)
-            .background(setup.background);
-        let options = match setup.shards {
-            Some(count) => options.shards(count),
-            None => options,
-        };
+        let options = setup.open_options(backend);
         let ctx = netns.run(|| options.open(address)).expect("a namespace");
         let ctx = ctx.unwrap_or_else(|e| panic!("{backend} on {address}: {e}"));
         let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(CQ_DEPTH).expect("a completion queue"));
-        Self { ctx, pd, cq, address, netns: Some(netns.clone()) }
+        let netns = Some(netns.clone());
+        Self { ctx, pd, cq, address, netns, channels: Channels::default() }
     }
 
     /// Opens a device of the kernel.
@@ -252,7 +94,7 @@ impl Side {
         let ctx = OpenOptions::new().device(&device.name).open(address);
         let ctx = ctx.unwrap_or_else(|e| panic!("{} with {address}: {e}", device.name));
         let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(CQ_DEPTH).expect("a completion queue"));
-        Self { ctx, pd, cq, address, netns: None }
+        Self { ctx, pd, cq, address, netns: None, channels: Channels::default() }
     }
 
     /// Whether the device is the one in software.
@@ -270,6 +112,17 @@ impl Side {
             Some(netns) => netns.run(work).expect("a namespace"),
             None => work(),
         }
+    }
+
+    /// A completion channel, whose descriptor the harness looks at in the end.
+    ///
+    /// # Panics
+    /// If it cannot be made.
+    #[must_use]
+    pub fn channel(&self) -> CompChannel {
+        let channel = self.ctx.create_comp_channel().expect("a completion channel");
+        self.channels.lock().expect("nobody panicked").push(channel.clone());
+        channel
     }
 
     /// A queue pair with queues of 512, four elements and 256 bytes inline, on the side's completion queue.
@@ -326,6 +179,8 @@ impl Side {
 /// Two devices in the first two containers of a lab, or a device of the kernel opened twice.
 #[derive(Debug)]
 pub struct Harness {
+    /// What is asked of the devices in the end: it goes first.
+    oracles: Oracles,
     /// The devices.
     pub sides: [Side; 2],
     /// How they were made.
@@ -343,7 +198,7 @@ impl Harness {
     pub fn new(setup: &Setup) -> Self {
         if let On::Kernel(device) = &setup.on {
             let sides = [0, 1].map(|_| Side::open_kernels(device, setup.family));
-            return Self { sides, setup: setup.clone(), lab: None };
+            return Self::of(sides, setup, None);
         }
         let queues = setup.receive_queues();
         let config = LabConfig { containers: setup.containers, queues, ..LabConfig::default() };
@@ -354,7 +209,30 @@ impl Harness {
             }
             Side::open(lab.container(index).netns(), address(&lab, index, setup.family), setup)
         });
-        Self { sides, setup: setup.clone(), lab: Some(lab) }
+        Self::of(sides, setup, Some(lab))
+    }
+
+    fn of(sides: [Side; 2], setup: &Setup, lab: Option<Lab>) -> Self {
+        let oracles = Oracles::new(&sides, &setup.exceptions);
+        Self { oracles, sides, setup: setup.clone(), lab }
+    }
+
+    /// Its parts, of which the test makes something else: nothing more is asked of the devices than
+    /// up to now.
+    #[must_use]
+    pub fn take_apart(self) -> ([Side; 2], Setup, Option<Lab>) {
+        (self.sides, self.setup, self.lab)
+    }
+
+    /// Waits until the background threads do nothing, as of any device that is idle.
+    ///
+    /// # Panics
+    /// If they never stop: see [`becomes_idle`].
+    #[track_caller]
+    pub fn rests(&self) {
+        let devices = self.sides.each_ref().map(|side| &side.ctx);
+        becomes_idle(&devices)
+            .unwrap_or_else(|why| panic!("{why}: {:#?}", devices.map(Context::counters)));
     }
 
     /// The lab of devices in software.
@@ -420,6 +298,7 @@ impl Harness {
         // The passive side first, so that nothing arrives before its time.
         let b = self.sides[1].run(|| b.connect(&ends[0], options[1]));
         let a = self.sides[0].run(|| a.connect(&ends[1], options[0]));
+        self.oracles.count_queue_pairs();
         [a, b].map(|qp| qp.map_err(|(_, error)| error).expect("connected"))
     }
 
@@ -465,6 +344,32 @@ pub fn next(cq: &Cq) -> Wc {
         Ok(wc) => wc,
         Err(error) => panic!("no completion: {error}"),
     }
+}
+
+/// The next event of a channel, whose descriptor says that there is one.
+///
+/// # Panics
+/// If it does not within [`PATIENCE`], or there is none.
+#[must_use]
+#[track_caller]
+pub fn woken(channel: &CompChannel) -> Cq {
+    let ready = is_ready_within(channel, PATIENCE);
+    let event = channel.try_event();
+    assert_eq!(ready, event.is_some(), "the descriptor is ready, and there is an event");
+    event.expect("an event")
+}
+
+/// The next request at a listener, whose descriptor says that there is one.
+///
+/// # Panics
+/// If it does not within [`PATIENCE`], or there is none.
+#[must_use]
+#[track_caller]
+pub fn requested(listener: &Listener) -> Request {
+    let ready = is_ready_within(listener, PATIENCE);
+    let request = listener.try_request().expect("a listener");
+    assert_eq!(ready, request.is_some(), "the descriptor is ready, and there is a request");
+    request.expect("a request")
 }
 
 /// A signaled request.

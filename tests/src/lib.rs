@@ -19,10 +19,13 @@
 pub mod alone;
 pub mod attacker;
 pub mod captures;
+mod delay;
 pub mod fuzz;
 pub mod harness;
 pub mod need;
+pub mod oracles;
 pub mod running;
+pub mod setup;
 pub mod skip;
 pub mod snapshot;
 pub mod tshark;

@@ -118,7 +118,11 @@ impl Puppet {
 
 /// The harness, with a puppet in place of a peer, and what listens.
 fn stage() -> (Harness, Puppet, Listener) {
-    let harness = Harness::new(&Setup { containers: 3, ..Setup::new(Backend::Udp) });
+    stage_of(&Setup::new(Backend::Udp))
+}
+
+fn stage_of(setup: &Setup) -> (Harness, Puppet, Listener) {
+    let harness = Harness::new(&Setup { containers: 3, ..setup.clone() });
     let puppet = Puppet::new(&harness);
     let server = SocketAddr::new(harness.sides[1].address, PORT);
     let listener = Listener::bind(&harness.sides[1].ctx, server, 4).unwrap();
@@ -191,16 +195,18 @@ fn dead_before_its_rtu() {
 #[test]
 fn dead_once_it_is_established_and_when_it_is_asked_to_end() {
     require_backend!(Backend::Udp);
-    let (harness, mut puppet, listener) = stage();
+    let setup = Setup { cm_retries: Some(3), ..Setup::new(Backend::Udp) };
+    let (harness, mut puppet, listener) = stage_of(&setup);
     let connecting = accepted(&harness, &mut puppet, &listener);
     let CmEvent::Replied { conn, .. } = puppet.hear() else { panic!() };
     puppet.cm.establish(conn, b"").unwrap();
     puppet.speak();
     let side = &harness.sides[1];
     let connection = side.run(|| connecting.wait(PATIENCE)).unwrap();
-    // Nobody answers the DREQ.
+    // Nobody answers the DREQ, nor what it is repeated by.
     connection.disconnect().unwrap();
     side.run(|| connection.wait_disconnected(Duration::from_secs(60))).unwrap();
+    assert_eq!(side.ctx.cm_counters().unwrap().repeated, 3);
     drop(connection);
     as_before(&harness, &listener);
 }
@@ -234,7 +240,9 @@ fn a_flood_of_requests_harms_nobody_else() {
 #[test]
 fn another_partition_is_not_answered() {
     require_backend!(Backend::Udp);
-    let (harness, mut puppet, listener) = stage();
+    // Nor is the DREQ answered in the end.
+    let setup = Setup { cm_retries: Some(1), ..Setup::new(Backend::Udp) };
+    let (harness, mut puppet, listener) = stage_of(&setup);
     let side = &harness.sides[1];
     let dropped_without_a_word = |puppet: &Puppet, packet: &mut [u8]| {
         let before = side.ctx.counters();

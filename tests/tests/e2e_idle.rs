@@ -9,11 +9,11 @@ use rocinante::{Backend, Qp, RecvWr, SendOp};
 use rocinante_tests::harness::{Harness, Setup, next, wr};
 use rocinante_tests::{need, require_lab};
 
-const IDLE: Duration = Duration::from_secs(10);
+const IDLE: Duration = Duration::from_secs(5);
 /// A thousandth of a core.
-const CPU_MAX: Duration = Duration::from_millis(10);
+const CPU_MAX: Duration = Duration::from_millis(5);
 /// How often a device may wake in that time: less than once a second, as it would if it looked at the network by itself. The kernel tells of its neighbours.
-const WAKES_MAX: u64 = 6;
+const WAKES_MAX: u64 = 3;
 /// What the threads of devices are called, in part.
 const BACKGROUND: &str = "roce-";
 

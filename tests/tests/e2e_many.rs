@@ -174,6 +174,7 @@ fn never_overrun(backend: Backend, count: usize, load: Load, whole: bool) {
         }
         moved
     });
+    harness.rests();
     let counters = harness.sides.each_ref().map(|side| side.ctx.counters());
     println!("moved {moved:?} bytes: {counters:#?}");
     for counters in counters {

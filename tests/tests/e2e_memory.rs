@@ -10,7 +10,7 @@ on_each_backend!(two_addresses_of_one_device_reach_each_other);
 fn two_addresses_of_one_device_reach_each_other(backend: Backend) {
     let harness = Harness::new(&Setup::new(backend));
     // The second container's device is opened again, with all its addresses.
-    let Harness { sides: [a, b], lab, setup } = harness;
+    let ([a, b], setup, lab) = harness.take_apart();
     let lab = lab.expect("a lab");
     drop(b);
     lab.container(1)

@@ -8,6 +8,7 @@ use rocinante::{
 };
 use rocinante_tests::harness::{Family, Harness, Setup, Side, address, wait_until, wr};
 use rocinante_tests::lab::{Lab, LabConfig};
+use rocinante_tests::oracles::Oracles;
 use rocinante_tests::require_lab;
 use rocinante_tests::verbs::misuse;
 
@@ -172,6 +173,8 @@ fn a_device_is_found_by_what_it_has_and_opened_once() {
     // One process per address: the error names it.
     let error = a.run(|| OpenOptions::new().netdev(Backend::Udp).open(a.address)).unwrap_err();
     assert!(error.to_string().contains(&std::process::id().to_string()), "{error}");
+    let error = a.run(|| OpenOptions::new().cm_retries(16).open(a.address)).unwrap_err();
+    assert!(error.to_string().contains("0 to 15 times, not 16"), "{error}");
     let error = a.run(|| OpenOptions::new().open_interface("eth7")).unwrap_err();
     assert!(matches!(error, VerbsError::NoDevice(_)), "{error}");
 }
@@ -183,8 +186,9 @@ fn a_path_mtu_that_the_link_does_not_carry_is_refused() {
     let lab = Lab::new(&LabConfig { mtu: 1500, ..LabConfig::default() }).unwrap();
     let [own, peer] = [0, 1].map(|at| address(&lab, at, Family::V4));
     let side = Side::open(lab.container(0).netns(), own, &Setup::new(Backend::Udp));
+    // What was made for a change that is refused is not kept.
+    let _oracles = Oracles::of(&side);
     let qp = side.qp().build_reset().unwrap();
-    qp.modify(&ModifyAttr::init(Access::ALL)).unwrap();
     let rtr = |mtu| ModifyAttr {
         attr: QpAttr {
             state: Some(QpState::Rtr),
@@ -197,6 +201,9 @@ fn a_path_mtu_that_the_link_does_not_carry_is_refused() {
         },
         path: Some(PeerPath::new(peer)),
     };
+    let early = side.run(|| qp.modify(&rtr(Mtu::Mtu1024))).unwrap_err();
+    assert!(matches!(early, VerbsError::Modify(_)), "{early}");
+    qp.modify(&ModifyAttr::init(Access::ALL)).unwrap();
     let error = side.run(|| qp.modify(&rtr(Mtu::Mtu2048))).unwrap_err();
     assert_eq!((error.errno(), qp.state()), (EINVAL, QpState::Init), "{error}");
     assert!(error.to_string().contains("carries 1024"), "{error}");

@@ -51,7 +51,6 @@ struct End {
 }
 
 struct Storm {
-    harness: Harness,
     ends: [End; 2],
     pairs: Vec<RwLock<Pair>>,
     /// Generations whose queue pairs were destroyed.
@@ -60,6 +59,7 @@ struct Storm {
     succeeded: AtomicU64,
     failed: AtomicU64,
     events: AtomicU64,
+    harness: Harness,
 }
 
 fn setting(name: &str) -> Option<u64> {
@@ -89,7 +89,7 @@ impl Storm {
         let harness = Harness::new(&setup);
         let ends = [0, 1].map(|at| {
             let side = &harness.sides[at];
-            let channel = side.ctx.create_comp_channel().unwrap();
+            let channel = side.channel();
             let cq = side.ctx.create_cq_with(8192, &channel).unwrap();
             let regions = (0..REGIONS).map(|_| RwLock::new(region(&side.pd))).collect();
             End { cq, channel, regions, posted: Mutex::default() }

@@ -1,6 +1,7 @@
 //! Unreliable connections and datagrams between two containers, on every backend, over IPv4 and IPv6. What may be lost is sent again by
 //! the tests, which compare every byte of what arrives.
 
+use std::process::Command;
 use std::time::Duration;
 
 use rocinante::{
@@ -10,7 +11,7 @@ use rocinante::{
 use rocinante_tests::harness::{
     Family, Harness, Setup, Side, assert_same, pattern, wait_until, wr,
 };
-use rocinante_tests::{on_each_backend, require_backend};
+use rocinante_tests::{on_each_backend, require_backend, require_tc};
 
 const IMM: [u8; 4] = [0xde, 0xad, 0xbe, 0xef];
 const QKEY: u32 = 0x2222_3333;
@@ -209,6 +210,60 @@ fn what_waits_for_company_leaves_though_nobody_polls(backend: Backend) {
         (0..COUNT).all(|_| b.cq.wait_one(PATIENCE).is_ok())
     };
     assert!((0..10).any(|_| arrived()), "{:?} {:?}", a.ctx.counters(), b.ctx.counters());
+}
+
+/// One test for each backend that sends through the qdisc of its interface; frames of `afxdp` go
+/// around it.
+mod what_waits_for_room_leaves_and_then_all_is_idle {
+    use super::*;
+
+    #[test]
+    fn udp() {
+        require_backend!(Backend::Udp);
+        require_tc!();
+        what_waits_for_room_leaves(Backend::Udp);
+    }
+
+    #[test]
+    fn packet() {
+        require_backend!(Backend::Packet);
+        require_tc!();
+        what_waits_for_room_leaves(Backend::Packet);
+    }
+}
+
+/// The kernel takes less than is posted. Two queue pairs have a source port each, and so on `udp` a
+/// socket each that is full; the sender's program does nothing more.
+fn what_waits_for_room_leaves(backend: Backend) {
+    const LEN: usize = 400_000;
+    let mut setup = Setup::new(backend);
+    setup.port.tx_buffer_bytes = 100_000;
+    let harness = Harness::new(&setup);
+    let [a, b] = &harness.sides;
+    let shaper = "qdisc add dev eth0 root tbf rate 400mbit burst 128kb limit 16mb";
+    let mut tc = Command::new("tc");
+    harness.lab().container(0).output(tc.args(shaper.split(' '))).unwrap();
+    let pairs = [uc_pair(&harness), uc_pair(&harness)];
+    let source = a.pd.allocate(LEN, Access::NONE).unwrap();
+    source.write(0, &pattern(LEN, 1));
+    let target = b.pd.allocate(2 * LEN, Access::ALL).unwrap();
+    for round in 0..3 {
+        for (index, [qp, peer]) in pairs.iter().enumerate() {
+            peer.post_recv(&[RecvWr { wr_id: 1, sges: &[] }]).unwrap();
+            let remote = target.address() + (index * LEN) as u64;
+            let op = SendOp::Write { remote, rkey: target.rkey(), imm: Some(IMM) };
+            let sges = [source.sge(0, LEN)];
+            qp.post_send(&[SendWr { signaled: false, ..wr(2, op, &sges) }]).unwrap();
+        }
+        b.succeed(1);
+        b.succeed(1);
+        for index in 0..2 {
+            let found = target.to_vec(index * LEN, LEN);
+            assert_same(&found, &pattern(LEN, 1), &format!("message {index} of round {round}"));
+        }
+        harness.rests();
+    }
+    assert!(a.ctx.counters().port.tx_blocked > 0, "the kernel took everything at once");
 }
 
 fn what_a_receiver_does_not_want_is_counted(backend: Backend) {

@@ -129,6 +129,29 @@ fn a_wish_makes_one_event_and_the_descriptor_tells_the_truth() {
     });
 }
 
+/// Both events are there, and the descriptor stays readable for the second.
+#[test]
+fn of_two_queues_with_one_channel_each_wakes_its_program() {
+    model(3, || {
+        let device = Device::new(Peer::Near);
+        device.arm_both();
+        let completing = {
+            let device = device.clone();
+            thread::spawn(move || {
+                device.complete(&[cqe(1)]);
+                device.complete_other(&[cqe(2)]);
+            })
+        };
+        let events = [0, 1].map(|_| {
+            wake::wait(None, device.channel_fd(), None);
+            device.event_number().expect("readable, so there is one")
+        });
+        assert_ne!(events[0], events[1]);
+        completing.join().unwrap();
+        assert!(device.event_number().is_none() && !device.channel_fd().is_ready());
+    });
+}
+
 /// Of two wishes the stronger stays.
 #[test]
 fn who_wants_to_hear_of_all_does() {

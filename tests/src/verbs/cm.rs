@@ -10,7 +10,9 @@ use rocinante::{
 };
 
 use super::{families, readable};
-use crate::harness::{Family, Harness, On, PATIENCE, Setup, Side, pattern, wait_until, wr};
+use crate::harness::{
+    Family, Harness, On, PATIENCE, Setup, Side, pattern, requested, wait_until, wr,
+};
 
 const PORT: u16 = 7471;
 
@@ -120,7 +122,7 @@ fn connected(harness: &Harness, listener: &Listener, qp_type: QpType) -> [Connec
         if at == 0 {
             return cm::connect(qp, listener.address(), &Params::default(), PATIENCE).unwrap();
         }
-        let request = listener.request(Some(PATIENCE)).unwrap();
+        let request = requested(listener);
         assert_eq!(request.qp_type(), qp_type);
         request.accept(qp, &Params::default()).unwrap().wait(PATIENCE).unwrap()
     })

@@ -13,6 +13,7 @@ use crate::harness::{
     pattern, wait_until, wr,
 };
 use crate::lab::{ChildGuard, Lab, LabConfig, exit_with_parent};
+use crate::oracles::{Oracle, Oracles};
 
 /// Makes a process of this program the peer of a test: the address on which it waits.
 const ROLE: &str = "ROCINANTE_E2E_DEATH";
@@ -112,6 +113,8 @@ pub fn be_the_peer(on: On) {
 pub fn survive(on: On, args: &[&str]) {
     let place = Place::new(on, args);
     let side = place.open();
+    let why = "a peer that is dead answers nothing";
+    let _oracles = Oracles::of(&side).may_break(Oracle::Retransmissions, why);
     for transfer in [Transfer::Write, Transfer::Read, Transfer::PeersWrite] {
         let (mut child, mut connection) = place.start(&side);
         verify(&side, &connection);

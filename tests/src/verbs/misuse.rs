@@ -300,7 +300,7 @@ pub fn objects_of_two_devices_do_not_mix(on: On) {
     let [a, b] = &harness.sides;
     let error = a.pd.qp(&b.cq, &a.cq).build().unwrap_err();
     assert!(matches!(error, VerbsError::Invalid(_)));
-    let channel = b.ctx.create_comp_channel().unwrap();
+    let channel = b.channel();
     let error = a.ctx.create_cq_with(1, &channel).unwrap_err();
     assert!(matches!(error, VerbsError::Invalid(_)), "{error}");
 }

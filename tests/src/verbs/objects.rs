@@ -9,7 +9,8 @@ use rocinante::{
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 
-use crate::harness::{Harness, On, PATIENCE, Setup, wr};
+use crate::harness::{Harness, On, PATIENCE, Setup, woken, wr};
+use crate::oracles::is_ready_within;
 
 pub fn a_queue_pair_tells_its_state_and_attributes(on: On) {
     let harness = Harness::new(&Setup::new(on));
@@ -72,12 +73,62 @@ fn drain() -> ModifyAttr {
     ModifyAttr { attr: QpAttr { state, sqd_async_notify, ..QpAttr::default() }, path: None }
 }
 
+/// Of two queues that share a channel, both tell before anybody looks: each event is taken when the
+/// descriptor says that there is one.
+pub fn a_descriptor_is_ready_until_the_last_event_is_taken(on: On) {
+    let harness = Harness::new(&Setup::new(on));
+    let [a, b] = &harness.sides;
+    let channel = b.channel();
+    let cqs = [0, 1].map(|_| b.ctx.create_cq_with(16, &channel).unwrap());
+    let make = |cq| b.pd.qp(cq, cq).build().unwrap();
+    let pairs = cqs.each_ref().map(|cq| harness.connect([a.qp().build().unwrap(), make(cq)]));
+    for (cq, [qp, peer]) in cqs.iter().zip(&pairs) {
+        cq.req_notify(false).unwrap();
+        peer.post_recv(&[RecvWr { wr_id: 1, sges: &[] }]).unwrap();
+        qp.post_send(&[wr(2, SendOp::Send { imm: None }, &[])]).unwrap();
+        a.succeed(2);
+    }
+    // Both have told: nothing is under way any more.
+    harness.rests();
+    let first = woken(&channel);
+    let second = woken(&channel);
+    assert!(first != second && cqs.contains(&first) && cqs.contains(&second));
+    assert!(channel.try_event().is_none());
+}
+
+/// Its event was not taken: the descriptor is ready no more, or it is for another queue's event.
+pub fn a_queue_that_goes_takes_its_event_along(on: On) {
+    let harness = Harness::new(&Setup::new(on));
+    let [a, b] = &harness.sides;
+    let channel = b.channel();
+    let tells = || {
+        let cq = b.ctx.create_cq_with(16, &channel).unwrap();
+        let its = b.pd.qp(&cq, &cq).build().unwrap();
+        let [qp, peer] = harness.connect([a.qp().build().unwrap(), its]);
+        cq.req_notify(false).unwrap();
+        peer.post_recv(&[RecvWr { wr_id: 1, sges: &[] }]).unwrap();
+        qp.post_send(&[wr(2, SendOp::Send { imm: None }, &[])]).unwrap();
+        a.succeed(2);
+        harness.rests();
+        (cq, [qp, peer])
+    };
+    let (first, pair) = tells();
+    assert!(is_ready_within(&channel, PATIENCE));
+    drop((pair, first));
+    assert!(!is_ready_within(&channel, Duration::ZERO));
+    let (gone, pair) = tells();
+    let (stays, _other) = tells();
+    drop((pair, gone));
+    assert!(woken(&channel) == stays);
+    assert!(!is_ready_within(&channel, Duration::ZERO));
+}
+
 /// One thread waits for two queues' channels and for both devices' asynchronous events, as a server does.
 pub fn channels_and_events_are_waited_for_together(on: On) {
     const SEND: SendOp = SendOp::Send { imm: None };
     let harness = Harness::new(&Setup::new(on));
     let [a, b] = &harness.sides;
-    let channels = [a, b].map(|side| side.ctx.create_comp_channel().unwrap());
+    let channels = [a, b].map(|side| side.channel());
     let cqs = [0, 1].map(|at| {
         harness.sides[at].ctx.create_cq_with(64, &channels[at]).expect("a queue with a channel")
     });

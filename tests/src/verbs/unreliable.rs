@@ -43,10 +43,10 @@ fn receive(qp: &Qp, wr_id: u64, buffer: &Mr, len: usize) {
 
 /// A queue pair for datagrams on each side, the way from the first to the second, and a region of each.
 struct Datagrams {
-    harness: Harness,
     qps: [Qp; 2],
     there: Ah,
     regions: [Mr; 2],
+    harness: Harness,
 }
 
 impl Datagrams {

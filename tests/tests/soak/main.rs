@@ -18,6 +18,7 @@ use rocinante::{Access, Backend, ConnectOptions, Context, OpenOptions, SendOp};
 use rocinante_tests::alone::alone;
 use rocinante_tests::harness::{Harness, Setup, wr};
 use rocinante_tests::lab::exit_with_parent;
+use rocinante_tests::oracles::Oracle;
 use rocinante_tests::{on_each_backend, require_backend, require_ethtool, require_nft};
 
 use self::party::{PATIENCE, Party};
@@ -50,7 +51,8 @@ on_each_backend!(after_each_change_of_the_network_it_goes_on);
 /// With nothing else in the way: what is under way during a change, and what comes after, arrives.
 fn after_each_change_of_the_network_it_goes_on(backend: Backend) {
     let times = std::env::var("ROCINANTE_SOAK_TIMES").map_or(2, |times| times.parse().unwrap());
-    let mut setup = Setup::new(backend);
+    let mut setup =
+        Setup::new(backend).may_break(Oracle::Retransmissions, "the network is disturbed");
     setup.connect = ConnectOptions { timeout: 18, ..ConnectOptions::default() };
     let harness = Harness::new(&setup);
     let [a, b] = &harness.sides;

@@ -35,7 +35,7 @@ use self::staging::Staging;
 use crate::qp::{PostListError, QpCaps, SendRules};
 use crate::wake::{self, BorrowedFd, OwnedFd};
 
-/// A device with a queue pair, and a completion queue with a channel.
+/// A device with a queue pair, and two completion queues with one channel.
 #[derive(Debug)]
 pub struct Device {
     core: Core,
@@ -44,6 +44,8 @@ pub struct Device {
     wire: [OwnedFd; 2],
     qp: Arc<QpShared>,
     cq: Arc<CqShared>,
+    /// No queue pair's.
+    other: Arc<CqShared>,
     channel: Arc<ChannelShared>,
 }
 
@@ -59,7 +61,7 @@ pub enum Peer {
 impl Device {
     pub fn new(peer: Peer) -> Arc<Self> {
         let channel = Arc::new(ChannelShared::new().unwrap());
-        let cq = Arc::new(CqShared::new(1, 16, Some(channel.clone())));
+        let [cq, other] = [1, 2].map(|id| Arc::new(CqShared::new(id, 16, Some(channel.clone()))));
         let caps = QpCaps { max_send_wr: 8, max_recv_wr: 8 };
         let qp = Arc::new(QpShared::new(Qpn::default(), SendRules { caps }));
         qp.set_state(QpState::Rts);
@@ -72,6 +74,7 @@ impl Device {
             wire,
             qp,
             cq,
+            other,
             channel,
         })
     }
@@ -149,6 +152,22 @@ impl Device {
     /// Completions arrive.
     pub fn complete(&self, completions: &[Cqe]) {
         self.cq.push(completions.iter().copied());
+    }
+
+    /// The same of both queues.
+    pub fn arm_both(&self) {
+        self.cq.arm(false);
+        self.other.arm(false);
+    }
+
+    /// Completions arrive in the other queue.
+    pub fn complete_other(&self, completions: &[Cqe]) {
+        self.other.push(completions.iter().copied());
+    }
+
+    /// The number of the queue of the next event.
+    pub fn event_number(&self) -> Option<u64> {
+        self.channel.next()
     }
 
     /// `ibv_get_cq_event`, without waiting.

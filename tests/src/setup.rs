@@ -1,0 +1,209 @@
+//! What a test runs on, and how its devices are opened and connected.
+
+use std::net::IpAddr;
+
+use rocinante::{
+    Backend, ConnectOptions, Context, Limits, Mtu, OpenOptions, PortConfig, SHARDS_VARIABLE,
+};
+
+use crate::oracles::{Exception, Oracle};
+
+/// What a test of the API runs on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum On {
+    /// The device in software over this backend: two of them, in two containers of a lab.
+    Software(Backend),
+    /// A device of the kernel, opened twice.
+    Kernel(KernelDevice),
+}
+
+impl From<Backend> for On {
+    fn from(backend: Backend) -> Self {
+        Self::Software(backend)
+    }
+}
+
+/// A device of the kernel that tests run on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KernelDevice {
+    /// Its name, as [`OpenOptions::device`] has it.
+    pub name: String,
+    /// Its address.
+    pub address: IpAddr,
+}
+
+/// The environment variable that names the kernel's device that the tests of the API run on, such
+/// as `mlx5_0`.
+pub const DEVICE_VARIABLE: &str = "ROCINANTE_TEST_DEVICE";
+
+/// The environment variable with the address of that device.
+pub const ADDRESS_VARIABLE: &str = "ROCINANTE_TEST_ADDRESS";
+
+impl KernelDevice {
+    /// The one that [`DEVICE_VARIABLE`] and [`ADDRESS_VARIABLE`] name; `None` if they are not set.
+    ///
+    /// # Errors
+    /// Only one of them is set, or the address is none.
+    pub fn from_environment() -> Result<Option<Self>, String> {
+        let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+        match (variable(DEVICE_VARIABLE), variable(ADDRESS_VARIABLE)) {
+            (None, None) => Ok(None),
+            (Some(name), Some(address)) => {
+                let bad = |_| format!("{ADDRESS_VARIABLE}: {address:?} is no address");
+                Ok(Some(Self { name, address: address.parse().map_err(bad)? }))
+            }
+            _ => Err(format!("set both: {DEVICE_VARIABLE}=mlx5_0 {ADDRESS_VARIABLE}=10.0.0.5")),
+        }
+    }
+
+    /// Its address of this family: the one given, or the first of the device's that is not only of
+    /// its link.
+    ///
+    /// # Errors
+    /// It has none, or cannot be opened.
+    pub fn address_of(&self, family: Family) -> Result<IpAddr, String> {
+        let fits = |address: &IpAddr| match address {
+            IpAddr::V4(_) => family == Family::V4,
+            IpAddr::V6(v6) => family == Family::V6 && !v6.is_unicast_link_local(),
+        };
+        if fits(&self.address) {
+            return Ok(self.address);
+        }
+        let ctx = Context::open_device(&self.name).map_err(|error| error.to_string())?;
+        let found = ctx.gids().iter().copied().find(fits);
+        found.ok_or_else(|| format!("{} has no address of the family {family:?}", self.name))
+    }
+}
+
+/// Which addresses the devices use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Family {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+/// How the devices are opened and connected.
+#[derive(Debug, Clone)]
+pub struct Setup {
+    /// What devices.
+    pub on: On,
+    /// Which addresses they use.
+    pub family: Family,
+    /// How queue pairs are connected, the path MTU included.
+    pub connect: ConnectOptions,
+    /// How the ports are opened; of the device in software, as is all that follows.
+    pub port: PortConfig,
+    /// What the devices may hold.
+    pub limits: Limits,
+    /// How many containers the lab has; the devices are in the first two.
+    pub containers: u8,
+    /// Whether super-packets leave the containers whole.
+    pub segmentation: bool,
+    /// Whether background threads drive the devices.
+    pub background: bool,
+    /// Whether WRITEs may be cut: [`OpenOptions::cut_writes`].
+    pub cut_writes: bool,
+    /// Of how many shards they are, if that is not left to the environment.
+    pub shards: Option<usize>,
+    /// How often the connection manager repeats itself, if not as usual.
+    pub cm_retries: Option<u8>,
+    /// Which rules the test breaks: see [`breaks`](Self::breaks).
+    pub exceptions: Vec<Exception>,
+}
+
+impl Setup {
+    /// IPv4, the largest path MTU, and the defaults.
+    #[must_use]
+    pub fn new(on: impl Into<On>) -> Self {
+        Self {
+            on: on.into(),
+            family: Family::V4,
+            connect: ConnectOptions::default(),
+            port: PortConfig::default(),
+            limits: Limits::default(),
+            containers: 2,
+            segmentation: true,
+            background: true,
+            cut_writes: true,
+            shards: None,
+            cm_retries: None,
+            exceptions: Vec::new(),
+        }
+    }
+
+    /// The test breaks this rule each time, because of `why`: it fails if it does not.
+    #[must_use]
+    pub fn breaks(mut self, oracle: Oracle, why: &'static str) -> Self {
+        self.exceptions.push(Exception { oracle, always: true, why });
+        self
+    }
+
+    /// The test may break this rule, because of `why`: it depends on the machine.
+    #[must_use]
+    pub fn may_break(mut self, oracle: Oracle, why: &'static str) -> Self {
+        self.exceptions.push(Exception { oracle, always: false, why });
+        self
+    }
+
+    /// What the devices need: a shard over AF_XDP has a queue of its own.
+    pub(crate) fn receive_queues(&self) -> u32 {
+        let environment = || std::env::var(SHARDS_VARIABLE).ok()?.parse().ok();
+        match self.on {
+            On::Software(Backend::Xdp) => {
+                self.shards.or_else(environment).map_or(1, |count| count as u32)
+            }
+            _ => 1,
+        }
+    }
+
+    /// How a device in software is opened.
+    pub(crate) fn open_options(&self, backend: Backend) -> OpenOptions {
+        let options = OpenOptions::new()
+            .netdev(backend)
+            .port(self.port.clone())
+            .limits(self.limits)
+            .cut_writes(self.cut_writes)
+            .background(self.background);
+        let options = match self.shards {
+            Some(count) => options.shards(count),
+            None => options,
+        };
+        match self.cm_retries {
+            Some(times) => options.cm_retries(times),
+            None => options,
+        }
+    }
+
+    /// With this path MTU.
+    #[must_use]
+    pub fn mtu(mut self, mtu: Mtu) -> Self {
+        self.connect.mtu = Some(mtu);
+        self
+    }
+
+    /// With these addresses.
+    #[must_use]
+    pub fn family(mut self, family: Family) -> Self {
+        self.family = family;
+        self
+    }
+
+    /// With receive buffers as a default container has them: `rmem_max` of 212,992 bytes, and no
+    /// right to exceed it.
+    #[must_use]
+    pub fn small_buffers(mut self) -> Self {
+        self.port.rx_buffer_bytes = 212_992;
+        self.port.tx_buffer_bytes = 212_992;
+        self.port.force_buffers = false;
+        self
+    }
+
+    /// Without super-packets on the wire: the kernel cuts them before they leave the container.
+    #[must_use]
+    pub fn without_segmentation(mut self) -> Self {
+        self.segmentation = false;
+        self
+    }
+}
