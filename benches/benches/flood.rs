@@ -56,13 +56,13 @@ fn main() {
 
 /// Two devices with a connection, an attacker, and a socket that nobody reads.
 struct Scene {
-    harness: Harness,
     qps: [Qp; 2],
     regions: [Mr; 2],
     /// At the queue pair, and elsewhere.
     attackers: [Attacker; 2],
     damaged: [Vec<u8>; 2],
     _unread: std::net::UdpSocket,
+    harness: Harness,
 }
 
 impl Scene {

@@ -11,6 +11,7 @@ use std::time::Duration;
 use rocinante::{Access, Backend, Mtu};
 use rocinante_tests::harness::{Harness, Setup};
 use rocinante_tests::lab::Match;
+use rocinante_tests::oracles::Oracle;
 
 /// Bytes of a message.
 const MESSAGE: usize = 1 << 20;
@@ -47,7 +48,9 @@ fn heading(percent: f64) -> String {
 
 /// Gb/s, and packets sent again of a hundred.
 fn cell(backend: Backend, whole: bool, small: bool, percent: f64) -> String {
-    let mut setup = Setup::new(backend).mtu(Mtu::Mtu4096);
+    let mut setup = Setup::new(backend)
+        .mtu(Mtu::Mtu4096)
+        .may_break(Oracle::Retransmissions, "the bridge drops packets");
     setup.segmentation = whole;
     if small {
         setup = setup.small_buffers();

@@ -44,6 +44,14 @@ pub(crate) fn check() -> Result<Vec<String>, String> {
     skips(&report)
 }
 
+/// Builds what [`check`] runs.
+///
+/// # Errors
+/// It does not compile.
+pub(crate) fn prepare() -> Result<(), String> {
+    build().map(drop)
+}
+
 /// Builds the command line for release; its path.
 fn build() -> Result<PathBuf, String> {
     // Anything but the result goes to standard error, so that the demo has standard output for itself.

@@ -12,6 +12,9 @@ mod interop;
 mod machine;
 mod memory;
 mod mutants;
+mod planted;
+mod pool;
+mod programs;
 mod setup;
 mod skips;
 mod soak;
@@ -25,13 +28,16 @@ const USAGE: &str = "\
 cargo xtask COMMAND
 
   demo [ARGS]          set up the machine, build, and run `rocinante demo ARGS`
-  test [--quick]       set up the machine, and run every check and every test;
-                       --quick leaves out cargo-deny, miri, the instructions, cargo-fuzz and the demo
+  test [--quick]       set up the machine, and run every check and every test; --quick leaves out
+                       cargo-deny, miri, the instructions, cargo-fuzz, the demo, and the tests that take longest
+  test --only STEP...  only these steps, such as clippy, tests, miri
   fuzz [SECONDS] [TARGET...]
                        each fuzz target under cargo-fuzz for so long (10 s)
-  mutants [SHARD/OF] [ARGS]
-                       change the engine in every way that cargo-mutants (ARGS are its own) knows, or in a part of them, and tell which
-                       changes no test notices: docs/proof.md
+  mutants [--of PART] [--anew] [SHARD/OF] [ARGS]
+                       change stack, cm (of stack), netdev or verbs-api in every way that cargo-mutants (ARGS are its own) knows, or in a part
+                       of them, and tell which changes no test notices: docs/proof.md. What was tried before is not tried again, unless --anew
+  planted [PART/OF | NAME...]
+                       plant bugs in a copy of netdev, verbs-api and the connection manager, one at a time: a named test has to find each
   instructions [--update]
                        compare how many instructions the engine needs for an operation with benches/instructions.txt, or write that anew
   interop [--subset] [FILTER...]
@@ -67,9 +73,13 @@ fn main() -> ExitCode {
         Some((&"demo", rest)) => return demo::run(rest),
         Some((&"test", [])) => test::run(test::Scope::All),
         Some((&"test", ["--quick"])) => test::run(test::Scope::Quick),
+        Some((&"test", ["--only", steps @ ..])) if !steps.is_empty() => {
+            test::run(test::Scope::Only(steps))
+        }
         Some((&"fuzz", rest)) => fuzz::run(rest),
         Some((&"instructions", rest)) => instructions::run(rest),
         Some((&"mutants", rest)) => mutants::run(rest),
+        Some((&"planted", rest)) => planted::run(rest),
         Some((&"interop", rest)) => interop::run(rest, &from),
         Some((&"soak", rest)) => soak::run(rest),
         Some((&"miri", [])) => memory::miri(),

@@ -55,7 +55,8 @@ const MIRI: &[Run] = &[
             "the_shortcut_is",
         ],
         flags: "",
-        quick: Some(&["mem::window", "pool::", "rc::", "qp::sq"]),
+        // Of `wire::icrc`, which has "rc::" in its name, only long sums would be seen.
+        quick: Some(&["mem::window", "pool::", "rc::", "qp::sq", "--skip", "wire::"]),
     },
     Run {
         package: "rocinante-stack",
@@ -100,7 +101,7 @@ fn run_miri(toolchain: &str, run: &Run, names: &[&str]) -> Result<(), String> {
     let mut command = cargo(toolchain, &["miri", "test", "-p", run.package]);
     command.args(run.target).arg("--").args(names);
     let shown = command::show(command.env("MIRIFLAGS", flags))?;
-    let ran = crate::test::judge(&shown, "").passed;
+    let ran = crate::programs::judge(shown.ok, &shown.stdout.join("\n")).passed;
     match (shown.ok, ran) {
         (false, _) => Err(format!("{}: failed", command::describe(&command))),
         (true, 0) => Err(format!("{}: there are no such tests", command::describe(&command))),

@@ -21,7 +21,7 @@ impl Allowed {
         Ok(Self::parse(&list, has_all_rights))
     }
 
-    fn parse(list: &str, has_all_rights: bool) -> Self {
+    pub(crate) fn parse(list: &str, has_all_rights: bool) -> Self {
         let entry = |line: &str| match line.trim() {
             "" => None,
             line if line.starts_with('#') => None,

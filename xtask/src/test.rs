@@ -1,91 +1,151 @@
 //! `cargo xtask test`: every check and every test, each with its name and time.
+//!
+//! What keeps all processors busy by itself runs first, one step after the other, up to the build
+//! of the tests. The rest waits for timers, peers and single threads, so it runs side by side in a
+//! [`Pool`]: each test program, and each remaining step as `cargo xtask test --only STEP`.
 
-use crate::command::{self, Shown, cargo};
+use crate::command::{self, cargo};
+use crate::pool::{Ended, Pool};
+use crate::programs::{self, Program, figure};
 use crate::skips::{self, Allowed};
 use crate::{arrows, demo, deny, fuzz, instructions, machine, memory, setup, unsafe_files};
 use serde_json::Value;
 use std::fs;
-use std::ops::AddAssign;
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// How much to test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Scope {
+pub(crate) enum Scope<'a> {
     /// Everything.
     All,
-    /// All but cargo-deny, miri, the instructions, cargo-fuzz and the demo.
+    /// What can be had in minutes: no step that is not [`Step::quick`], no program of [`SLOW`].
     Quick,
+    /// These steps.
+    Only(&'a [&'a str]),
 }
 
 /// What a step found.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Outcome {
     pub(crate) passed: usize,
-    failed: usize,
+    pub(crate) failed: usize,
     /// Each `name: reason`.
-    skips: Vec<String>,
+    pub(crate) skips: Vec<String>,
     /// What to say of the failure.
-    why: Option<String>,
+    pub(crate) why: Option<String>,
 }
 
-impl Outcome {
-    /// Of a step that is one check, which may have left out parts.
-    fn of_check(result: Result<Vec<String>, String>) -> Self {
-        match result {
-            Ok(skips) => Self { passed: 1, skips, ..Self::default() },
-            Err(why) => Self { failed: 1, why: Some(why), ..Self::default() },
-        }
-    }
+/// A check.
+struct Step {
+    name: &'static str,
+    /// Whether `--quick` has it.
+    quick: bool,
+    when: When,
 }
 
-impl AddAssign for Outcome {
-    fn add_assign(&mut self, other: Self) {
-        self.passed += other.passed;
-        self.failed += other.failed;
-        self.skips.extend(other.skips);
-    }
+/// When a step runs.
+enum When {
+    /// Before the tests, with nothing beside it.
+    First(fn() -> Outcome),
+    /// The build of the tests; then each of them beside the others.
+    Tests,
+    /// Beside the tests, on what they leave of the processors.
+    Beside(fn() -> Outcome),
+    /// When all else is over.
+    Last(fn() -> Outcome),
 }
+
+/// In their order.
+const STEPS: &[Step] = &[
+    Step { name: "format", quick: true, when: When::First(format) },
+    Step {
+        name: "dependency direction",
+        quick: true,
+        when: When::First(|| check(arrows::check())),
+    },
+    Step { name: "unsafe files", quick: true, when: When::First(|| check(unsafe_files::check())) },
+    Step { name: "clippy", quick: true, when: When::First(clippy) },
+    Step { name: "documentation", quick: true, when: When::First(documentation) },
+    Step { name: "stack for wasm32", quick: true, when: When::First(wasm) },
+    Step { name: "tests", quick: true, when: When::Tests },
+    Step { name: "miri", quick: false, when: When::Beside(|| Outcome::of_check(memory::check())) },
+    Step {
+        name: "fuzz targets",
+        quick: false,
+        when: When::Beside(|| Outcome::of_check(fuzz::check())),
+    },
+    Step {
+        name: "cargo-deny",
+        quick: false,
+        when: When::Beside(|| Outcome::of_check(deny::check())),
+    },
+    Step {
+        name: "instructions",
+        quick: false,
+        when: When::Beside(|| Outcome::of_check(instructions::check())),
+    },
+    Step { name: "build of the demo", quick: false, when: When::Beside(|| check(demo::prepare())) },
+    Step { name: "demo", quick: false, when: When::Last(|| Outcome::of_check(demo::check())) },
+];
+
+/// Programs that take long: they begin before the others, and `--quick` leaves them out.
+const SLOW: [&str; 4] = ["interop::matrix", "interop::guest", "tests::soak", "tests::bad_peers"];
+
+/// After so long a program or a step counts as hung.
+const LIMIT: Duration = Duration::from_secs(30 * 60);
 
 /// Runs everything that `scope` asks for. The last line of standard output is
 /// `N passed, N failed`, with `, N skipped` if any.
 ///
 /// # Errors
-/// Anything failed; the text is empty, because all has been said.
-pub(crate) fn run(scope: Scope) -> Result<(), String> {
+/// Anything failed, then the text is empty, because all has been said; or there is no such step.
+pub(crate) fn run(scope: Scope<'_>) -> Result<(), String> {
+    if let Scope::Only(names) = scope
+        && let Some(unknown) = names.iter().find(|name| STEPS.iter().all(|s| s.name != **name))
+    {
+        let known: Vec<&str> = STEPS.iter().map(|step| step.name).collect();
+        return Err(format!("no step {unknown:?}: there are {}", known.join(", ")));
+    }
     setup::packages(setup::TESTS);
     setup::toolchain()?;
-    println!("{}", machine::room(&demo::target()?));
-    let allowed = Allowed::read(machine::has_all_rights())?;
-    let mut total = Outcome::default();
-    let mut broken = Vec::new();
-    for (name, what) in steps(scope) {
-        println!("== {name}");
-        let start = Instant::now();
-        let mut outcome = what();
-        let unlisted = allowed.unlisted(&outcome.skips);
-        if !unlisted.is_empty() {
-            let why = format!("skipped without leave: {}", unlisted.join(" | "));
-            outcome.why =
-                Some(outcome.why.map_or_else(|| why.clone(), |first| format!("{first}; {why}")));
-            outcome.failed += unlisted.len();
-            outcome.skips.retain(|skip| allowed.unlisted(std::slice::from_ref(skip)).is_empty());
-        }
-        for skip in &outcome.skips {
-            println!("SKIPPED {skip}");
-        }
-        let verdict = if outcome.failed == 0 { "ok" } else { "FAILED" };
-        println!("== {name}: {verdict}, {:.1} s", start.elapsed().as_secs_f64());
-        if outcome.failed > 0 {
-            broken.push(format!("{name}: {}", outcome.why.as_deref().unwrap_or("see above")));
-        }
-        total += outcome;
+    let target = demo::target()?;
+    println!("{}", machine::room(&target));
+    let mut report = Report::new(Allowed::read(machine::has_all_rights())?);
+    // Programs wait for two thirds of their time.
+    let slots = 2 * std::thread::available_parallelism().map_or(2, usize::from);
+    let logs = target.join("test-logs");
+    if !matches!(scope, Scope::Only(_)) {
+        // Those of an earlier run would say what is no longer true.
+        let _ = fs::remove_dir_all(&logs);
     }
-    for failure in &broken {
-        println!("FAILED {failure}");
+    let mut pool = Pool::new(&logs, slots, LIMIT);
+    let (mut programs, mut beside) = (Vec::new(), Vec::new());
+    for step in STEPS.iter().filter(|step| step.is_in(scope)) {
+        match step.when {
+            When::First(work) => report.run(step.name, work),
+            When::Tests => report.run("build of the tests", || match programs::build() {
+                Ok(built) => {
+                    programs = built;
+                    Outcome { passed: 1, ..Outcome::default() }
+                }
+                Err(why) => Outcome::failure(why),
+            }),
+            When::Beside(work) if matches!(scope, Scope::Only(_)) => report.run(step.name, work),
+            When::Beside(_) => beside.push(step.name),
+            When::Last(_) => {}
+        }
     }
-    println!("{}", closing_line(&total));
-    if total.failed == 0 { Ok(()) } else { Err(String::new()) }
+    add(&mut pool, programs, &beside, scope)?;
+    while let Some(ended) = pool.next() {
+        report.ended(&ended);
+    }
+    for step in STEPS.iter().filter(|step| step.is_in(scope)) {
+        if let When::Last(work) = step.when {
+            report.run(step.name, work);
+        }
+    }
+    report.close()
 }
 
 /// The members of the workspace and its target directory, as `cargo metadata` has them.
@@ -94,157 +154,241 @@ pub(crate) fn metadata() -> Result<Value, String> {
     serde_json::from_str(&metadata).map_err(|error| error.to_string())
 }
 
-type Step = (&'static str, fn() -> Outcome);
-
-fn steps(scope: Scope) -> Vec<Step> {
-    let mut steps: Vec<Step> = vec![
-        ("format", || check(cargo(["fmt", "--all", "--check"]))),
-        ("dependency direction", || Outcome::of_check(arrows::check().map(|()| vec![]))),
-        ("unsafe files", || Outcome::of_check(unsafe_files::check().map(|()| vec![]))),
-        ("clippy", || {
-            check(cargo([
-                "clippy",
-                "--quiet",
-                "--workspace",
-                "--all-targets",
-                "--",
-                "-D",
-                "warnings",
-            ]))
-        }),
-        ("documentation", || {
-            let mut doc = cargo(["doc", "--quiet", "--workspace", "--no-deps"]);
-            doc.env("RUSTDOCFLAGS", "-D warnings");
-            check(doc)
-        }),
-        ("stack for wasm32", || {
-            let wasm = "--target=wasm32-unknown-unknown";
-            check(cargo(["build", "--quiet", "-p", "rocinante-stack", wasm]))
-        }),
-        ("cargo-deny", || Outcome::of_check(deny::check())),
-        ("tests", || {
-            tests().unwrap_or_else(|why| Outcome {
-                failed: 1,
-                why: Some(why),
-                ..Outcome::default()
-            })
-        }),
-        ("miri", || Outcome::of_check(memory::check())),
-        ("instructions", || Outcome::of_check(instructions::check())),
-        ("fuzz targets", || Outcome::of_check(fuzz::check())),
-        ("demo", || Outcome::of_check(demo::check())),
-    ];
-    if scope == Scope::Quick {
-        steps.retain(|(name, _)| {
-            !["cargo-deny", "miri", "instructions", "fuzz targets", "demo"].contains(name)
-        });
+/// Adds the test programs, the tests in documentation, and the steps that run beside them. What
+/// takes longest begins first.
+fn add(
+    pool: &mut Pool,
+    programs: Vec<Program>,
+    beside: &[&str],
+    scope: Scope<'_>,
+) -> Result<(), String> {
+    if programs.is_empty() {
+        return add_steps(pool, beside);
     }
-    steps
+    let runner = programs::runner();
+    let quick = scope == Scope::Quick;
+    // How long the simulator tries fresh seeds.
+    let sim_seconds = if quick { "15" } else { "120" };
+    let rank = |program: &Program| SLOW.iter().position(|name| *name == program.name);
+    let (mut slow, others): (Vec<_>, Vec<_>) =
+        programs.into_iter().partition(|program| rank(program).is_some());
+    slow.sort_by_key(rank);
+    if quick {
+        slow.clear();
+    }
+    let run = |pool: &mut Pool, program: &Program| {
+        let mut command = program.command(runner);
+        command.env("ROCINANTE_SIM_SECONDS", sim_seconds);
+        pool.add(&program.name, command);
+    };
+    let (first, slow) = slow.split_at(slow.len().min(1));
+    first.iter().for_each(|program| run(pool, program));
+    add_steps(pool, beside)?;
+    slow.iter().for_each(|program| run(pool, program));
+    let mut documentation = cargo(["test", "--workspace", "--doc", "--quiet", "--no-fail-fast"]);
+    if let Some(runner) = runner {
+        let triple = machine::triple()?.to_uppercase().replace('-', "_");
+        documentation.env(format!("CARGO_TARGET_{triple}_RUNNER"), runner);
+    }
+    pool.add("tests in documentation", documentation);
+    others.iter().for_each(|program| run(pool, program));
+    Ok(())
 }
 
-fn check(mut command: Command) -> Outcome {
-    Outcome::of_check(command::run(&mut command).map(|()| vec![]))
+fn add_steps(pool: &mut Pool, steps: &[&str]) -> Result<(), String> {
+    for step in steps {
+        pool.add(*step, myself(step)?);
+    }
+    Ok(())
 }
 
-/// All tests of the workspace, those in documentation included.
-fn tests() -> Result<Outcome, String> {
-    let log = demo::target()?.join("skipped-tests.txt");
-    fs::write(&log, "").map_err(|error| format!("{}: {error}", log.display()))?;
-    let mut command = cargo(["test", "--workspace", "--no-fail-fast"]);
-    command.env("ROCINANTE_TEST_LOG", &log);
-    // Fresh seeds for the simulator.
-    command.env("ROCINANTE_SIM_SECONDS", "120");
-    if !machine::has_all_rights() {
-        match machine::user_namespace() {
-            Some(prefix) => {
-                println!("not root, or not all of its rights: tests run in a user namespace");
-                let triple = machine::triple()?.to_uppercase().replace('-', "_");
-                command.env(format!("CARGO_TARGET_{triple}_RUNNER"), prefix);
-            }
-            None => {
-                println!("neither root's rights nor user namespaces: tests of networks cannot run");
-            }
+/// This program, for one step, with less right to the processors than tests, which know deadlines.
+fn myself(step: &str) -> Result<Command, String> {
+    let program = std::env::current_exe().map_err(|error| error.to_string())?;
+    let mut command = Command::new("nice");
+    command.args(["-n", "10"]).arg(program).args(["test", "--only", step]);
+    Ok(command)
+}
+
+impl Step {
+    fn is_in(&self, scope: Scope<'_>) -> bool {
+        match scope {
+            Scope::All => true,
+            Scope::Quick => self.quick,
+            Scope::Only(names) => names.contains(&self.name),
         }
     }
-    let shown = command::show(&mut command)?;
-    let log = fs::read_to_string(&log).map_err(|error| format!("{}: {error}", log.display()))?;
-    Ok(judge(&shown, &log))
 }
 
-/// What `cargo test` did, from its output and from the log of skipped tests.
-pub(crate) fn judge(shown: &Shown, log: &str) -> Outcome {
-    let output = shown.stdout.iter().chain(&shown.stderr).map(String::as_str);
-    let skips = skips::found(output.chain(log.lines()));
-    let (mut passed, mut failed, mut ignored) = (0, 0, 0);
-    for line in shown.stdout.iter().filter(|line| line.starts_with("test result: ")) {
-        passed += figure(line, "passed");
-        failed += figure(line, "failed");
-        ignored += figure(line, "ignored");
+impl Outcome {
+    /// Of a step that is one check, which may have left out parts.
+    fn of_check(result: Result<Vec<String>, String>) -> Self {
+        match result {
+            Ok(skips) => Self { passed: 1, skips, ..Self::default() },
+            Err(why) => Self::failure(why),
+        }
     }
-    let mut why = None;
-    if ignored > 0 {
-        failed += ignored;
-        why = Some(format!("{ignored} tests are ignored: let them run, or say why not by skip!"));
+
+    fn failure(why: String) -> Self {
+        Self { failed: 1, why: Some(why), ..Self::default() }
     }
-    if !shown.ok && failed == 0 {
-        failed = 1;
-        why = Some("cargo test failed".into());
+
+    /// Of a step that ran as a process of its own, from its closing line.
+    fn of_step(ok: bool, output: &str) -> Self {
+        let last = output.lines().last().unwrap_or_default();
+        let (passed, failed) = (figure(last, "passed"), figure(last, "failed"));
+        if !ok && failed == 0 {
+            return Self::failure("it failed".into());
+        }
+        Self { passed, failed, skips: skips::found(output.lines()), why: None }
     }
-    // The harness counts a test that skipped itself as passed.
-    Outcome { passed: passed.saturating_sub(skips.len()), failed, skips, why }
 }
 
-/// The number before `word` in a result line: `test result: ok. 3 passed; 0 failed; …`.
-fn figure(line: &str, word: &str) -> usize {
-    let words: Vec<&str> = line.split([' ', ';']).filter(|word| !word.is_empty()).collect();
-    words.windows(2).find(|pair| pair[1] == word).and_then(|pair| pair[0].parse().ok()).unwrap_or(0)
+/// What has been found so far.
+struct Report {
+    allowed: Allowed,
+    passed: usize,
+    failed: usize,
+    skipped: usize,
+    /// What failed, each `name: why`.
+    broken: Vec<String>,
 }
 
-fn closing_line(total: &Outcome) -> String {
-    let mut line = format!("{} passed, {} failed", total.passed, total.failed);
-    if !total.skips.is_empty() {
-        line += &format!(", {} skipped", total.skips.len());
+impl Report {
+    fn new(allowed: Allowed) -> Self {
+        Self { allowed, passed: 0, failed: 0, skipped: 0, broken: Vec::new() }
     }
-    line
+
+    /// Runs a step whose output is shown as it comes.
+    fn run(&mut self, name: &str, work: impl FnOnce() -> Outcome) {
+        println!("== {name}");
+        let start = Instant::now();
+        let outcome = work();
+        self.add(name, outcome, start.elapsed());
+    }
+
+    /// Takes what ran beside others. Its output is shown only if it failed.
+    fn ended(&mut self, ended: &Ended) {
+        let is_step = STEPS.iter().any(|step| step.name == ended.name);
+        let judge = if is_step { Outcome::of_step } else { programs::judge };
+        let mut outcome = judge(ended.ok, &ended.output);
+        if outcome.failed > 0 {
+            println!("== {}\n{}", ended.name, ended.output);
+            let why = outcome.why.take().unwrap_or_else(|| "see above".into());
+            outcome.why = Some(format!("{why}; {}", ended.how));
+        }
+        self.add(&ended.name, outcome, ended.took);
+    }
+
+    fn add(&mut self, name: &str, outcome: Outcome, took: Duration) {
+        let Outcome { passed, mut failed, mut skips, mut why } = outcome;
+        let unlisted = self.allowed.unlisted(&skips);
+        if !unlisted.is_empty() {
+            failed += unlisted.len();
+            let more = format!("skipped without leave: {}", unlisted.join(" | "));
+            why = Some(why.map_or_else(|| more.clone(), |why| format!("{why}; {more}")));
+            skips.retain(|skip| self.allowed.unlisted(std::slice::from_ref(skip)).is_empty());
+        }
+        for skip in &skips {
+            println!("SKIPPED {skip}");
+        }
+        let verdict = if failed == 0 { "ok" } else { "FAILED" };
+        println!("== {name}: {verdict}, {passed} passed, {:.1} s", took.as_secs_f64());
+        if failed > 0 {
+            self.broken.push(format!("{name}: {}", why.as_deref().unwrap_or("see above")));
+        }
+        self.passed += passed;
+        self.failed += failed;
+        self.skipped += skips.len();
+    }
+
+    /// Says what failed, and the closing line.
+    fn close(&self) -> Result<(), String> {
+        for failure in &self.broken {
+            println!("FAILED {failure}");
+        }
+        println!("{}", self.closing_line());
+        if self.failed == 0 { Ok(()) } else { Err(String::new()) }
+    }
+
+    fn closing_line(&self) -> String {
+        let mut line = format!("{} passed, {} failed", self.passed, self.failed);
+        if self.skipped > 0 {
+            line += &format!(", {} skipped", self.skipped);
+        }
+        line
+    }
+}
+
+fn check(result: Result<(), String>) -> Outcome {
+    Outcome::of_check(result.map(|()| vec![]))
+}
+
+fn format() -> Outcome {
+    check(command::run(&mut cargo(["fmt", "--all", "--check"])))
+}
+
+fn clippy() -> Outcome {
+    let what = ["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"];
+    check(command::run(&mut cargo(what)))
+}
+
+fn documentation() -> Outcome {
+    let mut doc = cargo(["doc", "--quiet", "--workspace", "--no-deps"]);
+    check(command::run(doc.env("RUSTDOCFLAGS", "-D warnings")))
+}
+
+fn wasm() -> Outcome {
+    let target = "--target=wasm32-unknown-unknown";
+    check(command::run(&mut cargo(["build", "--quiet", "-p", "rocinante-stack", target])))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn shown(ok: bool, stdout: &[&str]) -> Shown {
-        let stdout = stdout.iter().map(|&line| line.to_owned()).collect();
-        Shown { ok, stdout, stderr: vec!["SKIPPED x::a: no tun".into()] }
+    fn report() -> Report {
+        Report::new(Allowed::parse("x::b: no tap\n", true))
     }
 
-    const GOOD: &str = "test result: ok. 3 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out";
-    const BAD: &str =
-        "test result: FAILED. 1 passed; 2 failed; 1 ignored; 0 measured; 0 filtered out";
-
-    #[test]
-    fn results_are_summed_and_skips_are_not_passes() {
-        let outcome =
-            judge(&shown(true, &["running 3 tests", GOOD, GOOD]), "SKIPPED x::b: no tap\n");
-        assert_eq!((outcome.passed, outcome.failed, outcome.skips.len()), (4, 0, 2));
-        assert_eq!(closing_line(&outcome), "4 passed, 0 failed, 2 skipped");
-    }
-
-    #[test]
-    fn ignored_tests_are_failures() {
-        let outcome = judge(&shown(false, &[GOOD, BAD]), "");
-        assert_eq!((outcome.passed, outcome.failed), (3, 3));
-        assert!(outcome.why.unwrap().starts_with("1 tests are ignored"));
-    }
-
-    #[test]
-    fn tests_that_do_not_compile_are_a_failure() {
-        let outcome = judge(&shown(false, &[]), "");
-        assert_eq!((outcome.passed, outcome.failed), (0, 1));
+    fn ended(name: &str, ok: bool, output: &str) -> Ended {
+        let (name, output) = (name.into(), output.into());
+        Ended { name, ok, how: "exit status: 1".into(), output, took: Duration::ZERO }
     }
 
     #[test]
     fn the_closing_line_says_no_more_than_it_must() {
-        let total = Outcome { passed: 7, ..Outcome::default() };
-        assert_eq!(closing_line(&total), "7 passed, 0 failed");
+        let mut report = report();
+        report.ended(&ended("a::b", true, "test result: ok. 7 passed; 0 failed; 0 ignored"));
+        assert_eq!(report.closing_line(), "7 passed, 0 failed");
+        assert!(report.close().is_ok());
+        report.ended(&ended("miri", true, "SKIPPED x::b: no tap\n2 passed, 0 failed, 1 skipped"));
+        assert_eq!(report.closing_line(), "9 passed, 0 failed, 1 skipped");
+    }
+
+    #[test]
+    fn what_fails_is_named() {
+        let mut report = report();
+        report.ended(&ended("miri", false, "1 passed, 3 failed"));
+        report.ended(&ended("a::b", false, "killed while it ran"));
+        assert_eq!(report.closing_line(), "1 passed, 4 failed");
+        assert_eq!(report.broken[0], "miri: see above; exit status: 1");
+        assert_eq!(report.broken[1], "a::b: it failed; exit status: 1");
+        assert!(report.close().is_err());
+    }
+
+    #[test]
+    fn a_skip_that_is_not_listed_is_a_failure() {
+        let mut report = report();
+        let output = "SKIPPED x::c: no tun\ntest result: ok. 2 passed; 0 failed; 0 ignored";
+        report.ended(&ended("a::b", true, output));
+        assert_eq!(report.closing_line(), "1 passed, 1 failed");
+        assert!(report.broken[0].contains("x::c: no tun"), "{}", report.broken[0]);
+    }
+
+    #[test]
+    fn there_are_only_known_steps() {
+        let error = run(Scope::Only(&["fromat"])).unwrap_err();
+        assert!(error.contains("fromat") && error.contains("unsafe files"), "{error}");
     }
 }

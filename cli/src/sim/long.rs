@@ -24,6 +24,9 @@ struct Total {
     packets: u64,
     ops: u64,
     completions: u64,
+    calls: u64,
+    released: u64,
+    notifications: u64,
     faults: Faults,
     qps_ended: BTreeMap<String, u64>,
     violations: u64,
@@ -69,6 +72,9 @@ impl Total {
         self.packets += report.packets;
         self.ops += report.ops;
         self.completions += report.completions;
+        self.calls += report.calls;
+        self.released += report.released;
+        self.notifications += report.notifications;
         self.faults.add(&report.faults);
         for (how, count) in &report.qps_ended {
             *self.qps_ended.entry(how.clone()).or_default() += count;
@@ -124,6 +130,7 @@ mod tests {
         reports.iter().for_each(|report| total.add(report, Duration::from_secs(2)));
         assert_eq!(total.seeds, 2);
         assert_eq!(total.packets, reports[0].packets + reports[1].packets);
+        assert_eq!(total.calls, reports[0].calls + reports[1].calls);
         assert_eq!(total.faults.drop, reports[0].faults.drop + reports[1].faults.drop);
         assert!(total.line(4).starts_with("seed 4: 2 seeds in 2 s"));
     }

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io;
+use std::path::Path;
 
 use nix::sys::resource::{UsageWho, getrusage};
 
@@ -56,17 +57,17 @@ pub(super) fn naps() -> Result<u64, Failure> {
     let failed = |error: io::Error| Failure::Failed(format!("/proc/self/task: {error}"));
     let mut naps = 0;
     for task in fs::read_dir("/proc/self/task").map_err(failed)? {
-        let task = task.map_err(failed)?;
-        // One that ended meanwhile does not sleep any more.
-        let Ok(status) = read(&task.path().join("status").to_string_lossy()) else { continue };
-        let field =
-            |name| status.lines().find_map(|line| Some(line.strip_prefix(name)?.trim().to_owned()));
-        if field("Name:").is_some_and(|name| name.starts_with(OF_DEVICES)) {
-            let count = field("voluntary_ctxt_switches:").and_then(|count| count.parse().ok());
-            naps += count.unwrap_or(0_u64);
-        }
+        naps += naps_of(&task.map_err(failed)?.path()).unwrap_or(0);
     }
     Ok(naps)
+}
+
+/// The same of one thread; `None` if it is no device's, or has ended.
+fn naps_of(task: &Path) -> Option<u64> {
+    let status = fs::read_to_string(task.join("status")).ok()?;
+    let field = |name| status.lines().find_map(|line| Some(line.strip_prefix(name)?.trim()));
+    let is_of_device = field("Name:")?.starts_with(OF_DEVICES);
+    is_of_device.then(|| field("voluntary_ctxt_switches:")?.parse().ok())?
 }
 
 fn read(path: &str) -> Result<String, Failure> {
@@ -82,14 +83,19 @@ mod tests {
 
     #[test]
     fn naps_are_those_of_threads_of_devices() {
-        let before = naps().unwrap();
-        let nap = || (0..5).for_each(|_| thread::sleep(Duration::from_millis(1)));
+        // Threads of other tests come and go, so each counts its own.
+        let own = || naps_of(Path::new("/proc/thread-self"));
         let look = move || {
-            nap();
-            naps().unwrap()
+            let before = own();
+            (0..5).for_each(|_| thread::sleep(Duration::from_millis(1)));
+            (before, own(), naps().unwrap())
         };
-        let device = thread::Builder::new().name(format!("{OF_DEVICES}test"));
-        let after = device.spawn(look).unwrap().join().unwrap();
-        assert!(after >= before + 5, "{before} before, {after} after");
+        let run =
+            |name: String| thread::Builder::new().name(name).spawn(look).unwrap().join().unwrap();
+        let (before, after, all) = run(format!("{OF_DEVICES}test"));
+        assert!(after >= before.map(|before| before + 5), "{before:?} before, {after:?} after");
+        assert!(Some(all) >= after, "{all} of all, {after:?} of one");
+        let (before, after, _) = run("worker".to_owned());
+        assert_eq!((before, after), (None, None));
     }
 }

@@ -190,8 +190,12 @@ fn clean_up(table: &Mr, number: u64) {
 }
 
 /// Small packets, so that a slot takes several: then gets and puts really meet.
+///
+/// The server is a process, too: where many want the processor, its device may not run for a
+/// second. The default gives a peer up that is silent for half of one; this is eight times a
+/// second.
 fn options() -> ConnectOptions {
-    ConnectOptions { mtu: Some(Mtu::Mtu256), ..ConnectOptions::default() }
+    ConnectOptions { mtu: Some(Mtu::Mtu256), timeout: 18, ..ConnectOptions::default() }
 }
 
 /// A client's connection to the table.
@@ -351,7 +355,7 @@ impl Store {
             fence: false,
         });
         self.qp.post_send(&list.collect::<Vec<_>>())?;
-        let wc = self.cq.wait_one(Duration::from_secs(10))?;
+        let wc = self.cq.wait_one(Duration::from_secs(20))?;
         match wc.status {
             WcStatus::Success => Ok(()),
             status => Err(invalid(&format!("the server: {status}"))),
