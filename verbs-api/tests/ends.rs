@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rocinante::{
     Access, ConnectOptions, Context, Cq, Exchange, Hello, Mr, Qp, RecvWr, SendData, SendOp, SendWr,
-    VerbsError, WcStatus, cm,
+    VerbsError, Wc, WcStatus, cm,
 };
 use rocinante_netdev::sim::{SimNet, Verdict};
 use rustix::process::{Signal, getpid, kill_process};
@@ -49,27 +49,57 @@ fn a_receive_completes_only_once_its_acknowledgement_has_left() {
     }
 }
 
-/// The same of a program that has just sent: the completion of its own request and the receive come
-/// in one burst.
+/// A program that answers what it is shown has its acknowledgement leave with the answer, once it
+/// did so before. What it does not answer is acknowledged with its next call.
 #[test]
-fn the_last_receive_of_a_conversation_is_acknowledged_like_the_first() {
+fn who_answers_acknowledges_with_the_answer() {
     let net = SimNet::new(1);
     let sides = sides(&net, [false, false]);
     let [a, b] = &sides;
     let [qp, peer] = connect(&sides, 20);
+    let (sent, answers) = std::sync::mpsc::channel();
+    net.set_tap(Some(Box::new(move |datagram| {
+        if datagram.src == sim::ADDRESSES[1] {
+            let _ = sent.send(());
+        }
+        Verdict::Pass
+    })));
+    let receive = |of: &Qp, by: &Side, round| {
+        of.post_recv(&[RecvWr { wr_id: 2 * round, sges: &[by.mr.sge(0, 64)] }]).unwrap();
+    };
+    // Without a look at the port for each: that is a call of the program's, too.
+    let shown = |by: &Side, ids: Vec<u64>| {
+        let mut completed = [const { None }; 4];
+        by.cq.poll(&mut completed).unwrap();
+        let succeeded = |wc: &Wc| (wc.status == WcStatus::Success).then_some(wc.wr_id);
+        let mut completed: Vec<_> = completed.iter().flatten().filter_map(succeeded).collect();
+        completed.sort_unstable();
+        assert_eq!(completed, ids);
+    };
     for round in 0..20 {
-        qp.post_recv(&[RecvWr { wr_id: 2 * round, sges: &[a.mr.sge(0, 64)] }]).unwrap();
-        peer.post_recv(&[RecvWr { wr_id: 2 * round, sges: &[b.mr.sge(0, 64)] }]).unwrap();
+        receive(&qp, a, round);
+        receive(&peer, b, round);
         qp.post_send(&[send(2 * round + 1, &[7; 32])]).unwrap();
-        b.succeed(2 * round);
+        shown(b, if round == 0 { vec![0] } else { vec![2 * round - 1, 2 * round] });
+        assert_eq!(answers.try_iter().count(), usize::from(round == 0), "round {round}");
         peer.post_send(&[send(2 * round + 1, &[8; 32])]).unwrap();
-        let mut ids = [0, 1].map(|_| a.cq.wait_one(PATIENCE).unwrap().wr_id);
-        ids.sort_unstable();
-        assert_eq!(ids, [2 * round, 2 * round + 1]);
-        // The asking side could end now.
-        let sent = b.cq.poll_one().unwrap().expect("answered");
-        assert_eq!((sent.wr_id, sent.status), (2 * round + 1, WcStatus::Success));
+        assert_eq!(answers.try_iter().count(), 1 + usize::from(round > 0), "round {round}");
+        shown(a, vec![2 * round, 2 * round + 1]);
     }
+    a.ctx.progress();
+    shown(b, vec![39]);
+    b.ctx.progress();
+    // It answers none of these: only the first waits.
+    for (wr_id, early) in [(100, 0), (101, 1), (102, 1)] {
+        peer.post_recv(&[RecvWr { wr_id, sges: &[b.mr.sge(0, 64)] }]).unwrap();
+        qp.post_send(&[send(wr_id, &[7; 32])]).unwrap();
+        b.cq.poll_one().unwrap().expect("it has come");
+        assert_eq!(answers.try_iter().count(), early, "{wr_id}");
+        b.ctx.progress();
+        answers.try_iter().for_each(drop);
+        shown(a, vec![wr_id]);
+    }
+    net.set_tap(None);
 }
 
 /// Both ends of a connection, the asking side's first. Nothing drives the devices but their program.
@@ -160,10 +190,11 @@ const ROLE: &str = "ROCINANTE_TEST_ENDS";
 const ROUNDS: &str = "ROCINANTE_TEST_ROUNDS";
 
 /// What a program does last.
-const LAST: [&str; 4] = ["receives", "is woken", "sends", "answers"];
+const LAST: [&str; 5] = ["receives", "is woken", "sends", "answers", "converses"];
 
-/// Programs over the kernel's network that are killed by themselves, in the place of `_exit(2)`:
-/// nothing of theirs runs after it.
+/// Programs over the kernel's network that kill themselves, in the place of `_exit(2)`: nothing of
+/// theirs runs after it. One that is about to answer, as it did before, exits: without dropping
+/// anything.
 #[test]
 fn a_program_that_ends_right_after_its_last_completion_leaves_its_peer_no_error() {
     if let Ok(role) = std::env::var(ROLE) {
@@ -183,13 +214,20 @@ fn a_program_that_ends_right_after_its_last_completion_leaves_its_peer_no_error(
         let address = format!("{last}|{there},{}", listener.local_addr().unwrap());
         let mut child = command.env(ROLE, address).spawn().unwrap();
         let outlived = outlive(&ctx, &listener, last);
-        child.kill().unwrap();
+        if last != "converses" || outlived.is_err() {
+            child.kill().unwrap();
+        }
         let status = child.wait().unwrap();
         outlived.unwrap_or_else(|error| panic!("round {round}, it {last}: {error}; {status}"));
-        assert!(!status.success());
+        assert_eq!(status.code(), (last == "converses").then_some(EXITED));
     }
     println!("{rounds} programs ended in {:?}", begin.elapsed());
 }
+
+/// The exit status of a program that is not killed.
+const EXITED: i32 = 7;
+/// Messages of a conversation, each way.
+const CONVERSATION: usize = 5;
 
 /// A queue pair of either side, connected.
 struct End {
@@ -203,13 +241,17 @@ impl End {
         let pd = ctx.alloc_pd();
         let mr = pd.allocate(64, Access::LOCAL_WRITE)?;
         let qp = pd.qp(&cq, &cq).build()?;
-        qp.post_recv(&[RecvWr { wr_id: 1, sges: &[mr.sge(0, 64)] }])?;
         let hello = Hello { endpoints: vec![qp.endpoint()], ..Hello::default() };
         let peer = exchange.swap(&hello)?;
         let qp = qp.connect(&peer.endpoints[0], &ConnectOptions::default());
-        let qp = qp.map_err(|(_, error)| error)?;
+        let end = Self { qp: qp.map_err(|(_, error)| error)?, cq, mr };
+        end.receive()?;
         exchange.barrier("connected")?;
-        Ok(Self { qp, cq, mr })
+        Ok(end)
+    }
+
+    fn receive(&self) -> Result<(), VerbsError> {
+        Ok(self.qp.post_recv(&[RecvWr { wr_id: 1, sges: &[self.mr.sge(0, 64)] }])?)
     }
 
     fn send(&self) -> Result<(), VerbsError> {
@@ -223,7 +265,7 @@ impl End {
         for _ in ids {
             let wc = self.cq.wait_one(PATIENCE)?;
             if wc.status != WcStatus::Success || !ids.contains(&wc.wr_id) {
-                let what = format!("request {} completes with {}", wc.wr_id, wc.status);
+                let what = format!("of {ids:?}, {} completes with {}", wc.wr_id, wc.status);
                 return Err(VerbsError::Invalid(what));
             }
         }
@@ -240,6 +282,16 @@ fn outlive(ctx: &Context, listener: &std::net::TcpListener, last: &str) -> Resul
         "answers" => {
             end.send()?;
             end.complete(&[1, 2])?;
+        }
+        "converses" => {
+            end.complete(&[1])?;
+            for _ in 1..CONVERSATION {
+                end.receive()?;
+                end.send()?;
+                end.complete(&[1, 2])?;
+            }
+            end.send()?;
+            end.complete(&[2])?;
         }
         _ => {
             end.send()?;
@@ -268,6 +320,16 @@ fn end_after(last: &str, addresses: &str) -> Result<(), VerbsError> {
         "sends" => {
             end.send()?;
             end.complete(&[2])?;
+        }
+        "converses" => {
+            for round in 1..=CONVERSATION {
+                end.send()?;
+                end.complete(&[1, 2])?;
+                if round < CONVERSATION {
+                    end.receive()?;
+                }
+            }
+            std::process::exit(EXITED);
         }
         _ => {
             end.complete(&[1])?;

@@ -109,6 +109,12 @@ pub(crate) fn judge(ok: bool, output: &str) -> Outcome {
     Outcome { passed: passed.saturating_sub(skips.len()), failed, skips, why }
 }
 
+/// What a test program wrote, but for the lines of tests that passed.
+pub(crate) fn without_passes(output: &str) -> String {
+    let passed = |line: &&str| line.starts_with("test ") && line.contains(" ... ok");
+    output.lines().filter(|line| !passed(line)).map(|line| format!("{line}\n")).collect()
+}
+
 /// The number before `word` in a line of figures: `test result: ok. 3 passed; 0 failed; …`.
 pub(crate) fn figure(line: &str, word: &str) -> usize {
     let words: Vec<&str> = line.split([' ', ';', ',']).filter(|word| !word.is_empty()).collect();
@@ -141,6 +147,12 @@ mod tests {
     fn a_program_that_dies_is_a_failure() {
         let outcome = judge(false, "");
         assert_eq!((outcome.passed, outcome.failed), (0, 1));
+    }
+
+    #[test]
+    fn of_what_failed_no_passes_are_shown() {
+        let output = "running 3 tests\ntest a ... ok\ntest b ... FAILED\ntest c::d ... ok (2.45 s)";
+        assert_eq!(without_passes(output), "running 3 tests\ntest b ... FAILED\n");
     }
 
     #[test]

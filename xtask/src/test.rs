@@ -267,13 +267,14 @@ impl Report {
         self.add(name, outcome, start.elapsed());
     }
 
-    /// Takes what ran beside others. Its output is shown only if it failed.
+    /// Takes what ran beside others. Its output is shown only if it failed, without the tests that
+    /// passed.
     fn ended(&mut self, ended: &Ended) {
         let is_step = STEPS.iter().any(|step| step.name == ended.name);
         let judge = if is_step { Outcome::of_step } else { programs::judge };
         let mut outcome = judge(ended.ok, &ended.output);
         if outcome.failed > 0 {
-            println!("== {}\n{}", ended.name, ended.output);
+            println!("== {}\n{}", ended.name, programs::without_passes(&ended.output));
             let why = outcome.why.take().unwrap_or_else(|| "see above".into());
             outcome.why = Some(format!("{why}; {}", ended.how));
         }

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use rocinante_stack::Completions;
 use rocinante_stack::mem::{Atomic, AtomicOp, Checked, Memory, Read, RegionTable, Write};
-use rocinante_stack::verbs::{CqId, Cqe, QpState};
+use rocinante_stack::verbs::{CqId, Cqe, QpState, WcOpcode};
 use rocinante_stack::{Engine, QpAttr};
 
 use super::announce::{CqShared, Pushed};
@@ -67,6 +67,13 @@ impl Host {
 
     pub(crate) fn has_pending(&self) -> bool {
         !self.pending.is_empty()
+    }
+
+    /// Whether some of these complete receives.
+    pub(crate) fn has_pending_receives(&self) -> bool {
+        self.pending
+            .iter()
+            .any(|(_, cqe)| matches!(cqe.opcode, WcOpcode::Recv | WcOpcode::RecvRdmaWithImm))
     }
 }
 

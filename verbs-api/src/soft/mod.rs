@@ -13,6 +13,7 @@ mod core_tests;
 mod cq;
 mod density;
 mod events;
+mod exit;
 mod flood;
 mod front;
 mod groups;
@@ -126,7 +127,7 @@ impl Device {
         })?;
         // Three quarters for what peers send of their own accord, one for what we ask for.
         let shards = Shards::start(settings, name, ports, active_mtu, budget.part(1, 4))?;
-        Ok(Arc::new(Self {
+        let device = Arc::new(Self {
             shards,
             limits: settings.limits,
             active_mtu,
@@ -138,7 +139,9 @@ impl Device {
             pds: AtomicU32::new(1),
             qps: AtomicU32::new(0),
             next: AtomicU32::new(0),
-        }))
+        });
+        exit::watch(&device);
+        Ok(device)
     }
 
     /// How many shards it has.

@@ -48,6 +48,10 @@ pub(crate) struct Shard {
     fresh: bool,
     /// Acknowledgements wait for the program's next call.
     pub(super) held: bool,
+    /// The program was shown completed receives, one or two, and has posted nothing since.
+    shown: bool,
+    /// It answered the last ones that it was shown: it posted before it was shown more.
+    answers: bool,
     /// Something was received when it was last driven.
     received: bool,
     /// Full bursts read since a deadline passed: what it waits for may be behind them.
@@ -124,6 +128,8 @@ impl Shard {
             company_until: None,
             fresh: true,
             held: false,
+            shown: false,
+            answers: false,
             received: false,
             overdue: 0,
             density: Density::default(),
@@ -218,10 +224,10 @@ impl Shard {
     /// Receives, does what is due, sends. Returns whether anything happened, so that more may soon.
     ///
     /// With `hold`, plain acknowledgements of a packet or two wait for the next call: the program
-    /// is about to see what arrived, and what it posts in answer leaves first, in the same system
-    /// call. What completes a request of the program's is acknowledged before the program sees the
-    /// completion: it may end right then, by `_exit(2)` or a signal, and its peer would ask in
-    /// vain.
+    /// is about to see what arrived, and what it posts in answer leaves with them, in one system
+    /// call. A completed receive is only held for a program that answered the one before: any
+    /// other may end right after the completion, and its peer would ask in vain. `exit.rs` sends
+    /// what is held when the program exits.
     pub(crate) fn drive(&mut self, hold: bool) -> bool {
         let mut any = false;
         let mut now = self.now();
@@ -250,7 +256,11 @@ impl Shard {
             self.serve_cm(now);
             self.write_mail();
             let few = !mailed && (1..=HELD_MAX).contains(&received);
-            let may_wait = few && !news && !self.engine.wants_transmit_now();
+            let shows = few && news && self.host.has_pending_receives();
+            if shows && hold && std::mem::replace(&mut self.shown, true) {
+                self.answers = false;
+            }
+            let may_wait = few && (!shows || self.answers) && !self.engine.wants_transmit_now();
             self.held = hold && may_wait && !self.held;
             any |= mailed || received > 0;
             if !self.held {
@@ -327,6 +337,9 @@ impl Shard {
     /// What nobody answers waits whether it is the first or not, but only for a while.
     pub(crate) fn posted(&mut self, requests: u32, busy: Busy) {
         self.deferred += requests;
+        if std::mem::take(&mut self.shown) {
+            self.answers = true;
+        }
         let waits = self.deferred < DEFER
             && match busy {
                 Busy::No => false,
