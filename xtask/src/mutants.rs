@@ -67,7 +67,7 @@ const PARTS: [Part; 4] = [
         name: "netdev",
         plant: trees::netdev,
         of: &["--package", "rocinante-netdev"],
-        passes: &[units(60, &SLOW_OF_NETDEV), units(400, &[])],
+        passes: &[units(120, &SLOW_OF_NETDEV), units(600, &[])],
     },
     Part {
         name: "verbs-api",

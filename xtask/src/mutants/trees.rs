@@ -17,6 +17,8 @@ pub(crate) use require_program;
 #[cfg(test)]
 mod tshark { pub(crate) fn number(_: &str) -> Option<u64> { None } }
 ";
+/// The tests of `verbs-api` that take all descriptors of their process.
+const ALONE: &str = "descriptors";
 const MANIFESTS: [(&str, &str); 3] = [
     (
         "Cargo.toml",
@@ -144,6 +146,9 @@ pub(super) fn verbs_api(tree: &Path) -> io::Result<()> {
     copy(Path::new("verbs-api/tests/sim"), &tests.join("sim"), &|text| text)?;
     module(&tests.join("sim/mod.rs"), "sim_of_tests");
     for file in files(Path::new("verbs-api/tests"))? {
+        if stem(&file) == ALONE {
+            continue;
+        }
         let to = tests.join(file.file_name().unwrap_or_default());
         let text = fs::read_to_string(&file)?;
         fs::write(&to, text.replace("\nmod sim;\n", "\nuse crate::sim_of_tests as sim;\n"))?;
