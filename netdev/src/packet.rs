@@ -349,21 +349,22 @@ impl Port for PacketPort {
     }
 
     fn stats(&self) -> PortStats {
-        let guard = self.guard.stats();
         let tx = &self.sender.counters;
-        PortStats {
-            rx_datagrams: self.rx.datagrams + guard.rx_datagrams,
-            rx_bytes: self.rx.bytes + guard.rx_bytes,
-            rx_runs: self.rx.runs + guard.rx_runs,
-            rx_queue_drops: self.rx.drops(&self.socket) + guard.rx_queue_drops,
-            rx_malformed: self.rx.malformed + guard.rx_malformed,
-            tx_datagrams: tx.datagrams + guard.tx_datagrams,
-            tx_bytes: tx.bytes + guard.tx_bytes,
-            tx_runs: tx.runs + guard.tx_runs,
-            tx_failed: tx.failed + guard.tx_failed,
-            tx_blocked: tx.blocked + guard.tx_blocked,
+        let mut stats = PortStats {
+            rx_datagrams: self.rx.datagrams,
+            rx_bytes: self.rx.bytes,
+            rx_runs: self.rx.runs,
+            rx_queue_drops: self.rx.drops(&self.socket),
+            rx_malformed: self.rx.malformed,
+            tx_datagrams: tx.datagrams,
+            tx_bytes: tx.bytes,
+            tx_runs: tx.runs,
+            tx_failed: tx.failed,
+            tx_blocked: tx.blocked,
             tx_unresolved: self.unresolved,
-        }
+        };
+        stats.add(&self.guard.stats());
+        stats
     }
 }
 

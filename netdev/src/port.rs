@@ -358,3 +358,30 @@ pub trait Port: Send {
     /// The counters.
     fn stats(&self) -> PortStats;
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_counter_is_added_to_its_own() {
+        let powers = |first| PortStats {
+            rx_datagrams: first,
+            rx_bytes: first << 1,
+            rx_runs: first << 2,
+            rx_queue_drops: first << 3,
+            rx_malformed: first << 4,
+            tx_datagrams: first << 5,
+            tx_bytes: first << 6,
+            tx_runs: first << 7,
+            tx_failed: first << 8,
+            tx_blocked: first << 9,
+            tx_unresolved: first << 10,
+        };
+        let mut sum = powers(1);
+        sum.add(&powers(1 << 20));
+        assert_eq!(sum, powers(1 | 1 << 20));
+        sum.add(&PortStats::default());
+        assert_eq!(sum, powers(1 | 1 << 20));
+    }
+}

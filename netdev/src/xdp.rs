@@ -442,21 +442,22 @@ impl Port for XdpPort {
         let kernel = self.socket.statistics().ok();
         let guard = self.guard.stats();
         let own = &self.counters;
-        let tx_datagrams = own.tx_datagrams.saturating_sub(own.tx_failed) + guard.tx_datagrams;
-        PortStats {
-            rx_datagrams: own.rx_datagrams + guard.rx_datagrams,
-            rx_bytes: own.rx_bytes + guard.rx_bytes,
-            rx_runs: own.rx_datagrams + guard.rx_runs,
-            rx_queue_drops: kernel.map_or(0, |k| k.rx_dropped + k.rx_ring_full)
-                + guard.rx_queue_drops,
-            rx_malformed: own.rx_malformed + self.rx.unusable + guard.rx_malformed,
+        let tx_datagrams = own.tx_datagrams.saturating_sub(own.tx_failed);
+        let mut stats = PortStats {
+            rx_datagrams: own.rx_datagrams,
+            rx_bytes: own.rx_bytes,
+            rx_runs: own.rx_datagrams,
+            rx_queue_drops: kernel.map_or(0, |k| k.rx_dropped + k.rx_ring_full),
+            rx_malformed: own.rx_malformed + self.rx.unusable,
             tx_datagrams,
-            tx_bytes: own.tx_bytes + guard.tx_bytes,
+            tx_bytes: own.tx_bytes,
             tx_runs: tx_datagrams,
-            tx_failed: own.tx_failed + guard.tx_failed,
-            tx_blocked: own.tx_blocked + guard.tx_blocked,
+            tx_failed: own.tx_failed,
+            tx_blocked: own.tx_blocked,
             tx_unresolved: guard.tx_datagrams,
-        }
+        };
+        stats.add(&guard);
+        stats
     }
 }
 

@@ -139,3 +139,24 @@ impl From<io::Error> for VerbsError {
         Self::Io(error)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error as _;
+
+    use super::*;
+
+    /// `anyhow` and its like print the cause of an error, so the cause must not be lost.
+    #[test]
+    fn an_error_that_has_a_cause_tells_it() {
+        let io = || std::io::Error::other("why");
+        let told: [VerbsError; 3] =
+            [VerbsError::Io(io()), VerbsError::Path(io()), VerbsError::Post(PostError::Full)];
+        for error in told {
+            let cause = error.source().unwrap_or_else(|| panic!("no cause: {error}")).to_string();
+            assert!(error.to_string().contains(&cause), "{cause:?} is not in {error}");
+        }
+        assert!(VerbsError::TimedOut.source().is_none());
+        assert!(VerbsError::Invalid("x".into()).source().is_none());
+    }
+}

@@ -210,7 +210,10 @@ fn a_program_that_ends_right_after_its_last_completion_leaves_its_peer_no_error(
         let last = LAST[round % LAST.len()];
         let this = std::thread::current();
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", this.name().unwrap(), "--nocapture"]).stdin(Stdio::null()).stdout(Stdio::null());
+        command
+            .args(["--exact", this.name().unwrap(), "--nocapture"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null());
         let address = format!("{last}|{there},{}", listener.local_addr().unwrap());
         let mut child = command.env(ROLE, address).spawn().unwrap();
         let outlived = outlive(&ctx, &listener, last);

@@ -249,6 +249,14 @@ const CHANGE: [(&str, Call); 21] = [
         assert_eq!(srq.query()?, before);
         result
     }),
+    ("the end of a shared queue that is in use", |w| {
+        let srq = w.a.pd.create_srq(2, 1)?;
+        let user = w.a.pd.qp(&w.a.cq, &w.a.cq).srq(&srq).build()?;
+        let Err((srq, error)) = srq.destroy() else { return Ok(()) };
+        drop(user);
+        srq.destroy().expect("it is free");
+        Err(error)
+    }),
     ("a region in another's domain", |w| {
         changed_region(w, &Rereg { pd: Some(&w.b.pd), ..Rereg::default() })
     }),

@@ -214,6 +214,9 @@ fn a_window_is_bound_by_the_next_request_after_one_that_was_refused() {
     let mw = a.pd.alloc_mw(MwType::Type1).unwrap();
     let region = a.pd.allocate(64, Access::ALL | Access::MW_BIND).unwrap();
     let part = MwPart { mr: &region, offset: 8, len: 8, access: Access::REMOTE_READ };
+    assert_eq!(part.address(), region.address() + 8);
+    let by_offset = MwPart { access: part.access | Access::ZERO_BASED, ..part };
+    assert_eq!(by_offset.address(), 0);
     let bind = BindMw { wr_id: 5, part, signaled: true, fence: false };
     let reset = sides[0].pd.qp(&a.cq, &a.cq).build_reset().unwrap();
     for _ in 0..3 {

@@ -186,6 +186,16 @@ fn sixty_segments_are_one_super_packet() {
 }
 
 #[test]
+fn the_longest_datagram_has_a_slot_and_a_longer_one_has_none() {
+    let pair = or_skip!("packet::the_longest_datagram_has_a_slot", Pair::new());
+    let (mut a, _b) = ports(&pair);
+    let to = path(&pair.a, &mut a, A4, B4);
+    let longest = a.limits.bytes;
+    assert!(a.reserve(to.id, longest + 1).is_none());
+    assert_eq!(a.reserve(to.id, longest).map(|slot| slot.buf.len()), Some(longest));
+}
+
+#[test]
 fn identifications_stay_below_128_and_runs_end_there() {
     let pair = or_skip!("packet::identifications_stay_below_128_and_runs_end_there", Pair::new());
     let (mut a, mut b) = ports(&pair);

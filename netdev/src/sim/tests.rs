@@ -52,6 +52,24 @@ fn drain(net: &SimNet, port: &mut SimPort) -> Trace {
     }
 }
 
+/// Also where what was read before and what is read now make up the burst.
+#[test]
+fn a_burst_is_no_longer_than_it_may_be() {
+    let (net, mut a, mut b, path) = pair(1);
+    let mut received = |b: &mut SimPort, budget| {
+        while let Some(next) = net.next_event() {
+            net.advance_to(next);
+        }
+        b.receive(budget, |_| ()).unwrap()
+    };
+    send(&mut a, path, 3, 64);
+    assert_eq!(received(&mut b, 2), 2);
+    send(&mut a, path, 3, 64);
+    let bursts = [2; 4].map(|budget| received(&mut b, budget));
+    assert!(bursts.iter().all(|burst| *burst <= 2), "{bursts:?}");
+    assert_eq!(bursts.iter().sum::<usize>(), 4);
+}
+
 /// Sends 20,000 datagrams over such a link.
 fn run(seed: u64, link: LinkConfig) -> (SimStats, Trace) {
     let (net, mut a, mut b, path) = pair(seed);

@@ -382,7 +382,9 @@ fn datagrams_to_the_own_address_come_back() {
         assert_eq!((&got[0], &got[1].payload[..]), (&first, &[6; 20][..]));
         assert!(receive_none(&mut a));
     }
-    assert_eq!((a.stats().tx_datagrams, a.stats().rx_datagrams), (4, 4));
+    let stats = a.stats();
+    assert_eq!((stats.tx_datagrams, stats.rx_datagrams), (4, 4));
+    assert_eq!((stats.tx_bytes, stats.rx_bytes), (2 * (4112 + 20), 2 * (4112 + 20)));
 }
 
 #[test]

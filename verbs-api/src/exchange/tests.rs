@@ -38,6 +38,9 @@ fn lines_are_heard_one_by_one() {
     other.write_all(b"ur\n").unwrap();
     assert_eq!(exchange.hear().unwrap(), "four");
     assert_eq!(exchange.try_hear().unwrap(), None);
+    drop(other);
+    let why = exchange.try_hear().unwrap_err().to_string();
+    assert!(why.contains("it closed the connection"), "{why}");
 }
 
 #[test]

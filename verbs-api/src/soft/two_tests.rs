@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use rocinante_netdev::sim::{SimConfig, SimNet, Verdict};
 use rocinante_netdev::{AnyPort, Port as _};
+use rocinante_stack::Budget;
 use rocinante_stack::mem::Access;
+use rocinante_stack::types::Mtu;
 use rocinante_stack::verbs::{QpType, RecvWr, SendData, SendOp, SendWr, WcStatus};
 
 use super::Settings;
@@ -278,6 +280,35 @@ fn each_side_asks_for_no_more_reads_than_the_other_serves() {
     let asked = asked.wait(PATIENCE).unwrap();
     assert_eq!(depths(&asked), (Some(5), Some(3)));
     assert_eq!(depths(&accepted.wait(PATIENCE).unwrap()), (Some(3), Some(5)));
+}
+
+/// The request says it, so the side that accepts has no choice.
+#[test]
+fn both_sides_use_the_path_mtu_of_the_request() {
+    let net = SimNet::new(1);
+    let [a, b] = &sides(&net, true);
+    let listener = Listener::bind(&b.ctx, SERVER, 4).unwrap();
+    let params = |mtu| {
+        Params::default().options(ConnectOptions { mtu: Some(mtu), ..ConnectOptions::default() })
+    };
+    let asked = Connecting::start(a.qp(), SERVER, &params(Mtu::Mtu512)).unwrap();
+    let request = listener.request(Some(PATIENCE)).unwrap();
+    let accepted = request.accept(b.qp(), &params(Mtu::Mtu256)).unwrap();
+    for connecting in [asked, accepted] {
+        let (_, attr, _) = connecting.wait(PATIENCE).unwrap().query();
+        assert_eq!(attr.path_mtu, Some(Mtu::Mtu512));
+    }
+}
+
+#[test]
+fn shards_share_what_a_peer_says_that_it_takes() {
+    let net = SimNet::new(1);
+    let said = Budget { bytes: 1 << 20, datagrams: 1 << 10 };
+    for (own, share) in [(&[1][..], said), (&[2, 3], said.part(1, 2))] {
+        let ctx = device(&net, own, false);
+        assert_eq!(soft(&ctx).share_of(said), share);
+        assert_eq!(soft(&ctx).share_of(Budget::STRANGER), Budget::STRANGER);
+    }
 }
 
 /// A program that watches its peer while the peer says much reads it all later.
