@@ -1,4 +1,5 @@
-//! `docs/conformance.md`: each row names code that exists and a test that exists.
+//! `docs/conformance.md`: each row names code that exists and a test that exists. Likewise the links
+//! of the tour and of the design notes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -6,6 +7,8 @@ use std::path::{Path, PathBuf};
 
 /// Fewer rows than this means that the table was not read, or was cut.
 const ROWS_MIN: usize = 120;
+/// Likewise the links of the tour and of the design notes.
+const LINKS_MIN: usize = 60;
 
 struct Row {
     id: String,
@@ -89,6 +92,15 @@ fn defines(text: &str, before: &[&str], word: &str) -> bool {
 
 const KEYWORDS: [&str; 7] = ["fn ", "struct ", "enum ", "const ", "static ", "trait ", "type "];
 
+/// Whether `text` defines `item`: a name, or one behind a type that has an `impl` there.
+fn has_item(text: &str, item: &str) -> bool {
+    let (of, name) = item.rsplit_once("::").map_or((None, item), |(a, b)| (Some(a), b));
+    let of_it = of.is_none_or(|of| {
+        text.lines().any(|line| line.starts_with("impl") && defines(line, &[""], of))
+    });
+    of_it && defines(text, &KEYWORDS, name)
+}
+
 #[test]
 fn each_rule_has_code() {
     let mut files = Files::default();
@@ -96,12 +108,7 @@ fn each_rule_has_code() {
     for row in rows() {
         for (file, item) in &row.code {
             let text = files.text(&row.id, "stack/src", file);
-            let (of, name) =
-                item.rsplit_once("::").map_or((None, &item[..]), |(a, b)| (Some(a), b));
-            let of_it = of.is_none_or(|of| {
-                text.lines().any(|line| line.starts_with("impl") && defines(line, &[""], of))
-            });
-            if !of_it || !defines(text, &KEYWORDS, name) {
+            if !has_item(text, item) {
                 wrong.push(format!("{}: {file} does not define {item}", row.id));
             }
         }
@@ -169,4 +176,53 @@ fn rows_are_whole_and_their_sources_are_of_a_known_kind() {
         let seen = source.contains("cited by") || source.contains("quoted by");
         assert!(!clause || seen, "{id}: {source:?} cites a clause, but not where it was seen");
     }
+}
+
+/// The tour and the design notes, by their paths below the root.
+fn guides() -> Vec<String> {
+    let notes = fs::read_dir(root().join("docs/design")).expect("the design notes");
+    let names = notes.map(|entry| entry.expect("a design note").file_name());
+    let notes = names.map(|name| format!("docs/design/{}", name.to_string_lossy()));
+    notes.chain(["docs/tour.md".to_owned()]).collect()
+}
+
+/// What stands in backticks as `path#Item`.
+fn links(text: &str) -> impl Iterator<Item = (&str, &str)> {
+    let quoted = text.split('`').skip(1).step_by(2);
+    quoted.filter_map(|link| link.split_once('#')).filter(|(file, _)| file.ends_with(".rs"))
+}
+
+#[test]
+fn each_link_of_the_tour_and_the_design_notes_names_code() {
+    let mut files = Files::default();
+    let (mut wrong, mut count) = (Vec::new(), 0);
+    for guide in guides() {
+        let text = fs::read_to_string(root().join(&guide)).expect("a document");
+        for (file, item) in links(&text) {
+            count += 1;
+            if !has_item(files.text(&guide, "", file), item) {
+                wrong.push(format!("{guide}: {file} does not define {item}"));
+            }
+        }
+    }
+    assert!(count >= LINKS_MIN, "only {count} links");
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn each_document_that_is_linked_to_exists() {
+    let mut wrong = Vec::new();
+    let others = ["ARCHITECTURE.md", "docs/glossary.md"].map(String::from);
+    for guide in guides().into_iter().chain(others) {
+        let path = root().join(&guide);
+        let text = fs::read_to_string(&path).expect("a document");
+        let targets = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+        for target in targets.filter(|target| !target.contains("://")) {
+            let file = target.split('#').next().unwrap_or(target);
+            if !path.with_file_name(file).exists() {
+                wrong.push(format!("{guide}: {target} does not exist"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
