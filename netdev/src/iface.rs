@@ -28,7 +28,7 @@ impl Interface {
     /// All interfaces of the calling thread's network namespace, in index order.
     ///
     /// # Errors
-    /// No netlink socket can be had, or the kernel refuses to list.
+    /// No netlink socket is available, or the kernel refuses to list.
     pub fn all() -> io::Result<Vec<Self>> {
         Rtnl::open()?.interfaces()
     }
@@ -36,7 +36,7 @@ impl Interface {
     /// The interface of that name.
     ///
     /// # Errors
-    /// As [`all`](Self::all); and `NotFound`, naming the interfaces that there are.
+    /// As [`all`](Self::all); and `NotFound`, which names the existing interfaces.
     pub fn by_name(name: &str) -> io::Result<Self> {
         let all = Self::all()?;
         let names: Vec<&str> = all.iter().map(|i| i.name.as_str()).collect();
@@ -45,7 +45,7 @@ impl Interface {
     }
 
     /// The interface that has the address. On loopback, all of an IPv4 prefix is local: 127.0.0.2
-    /// is found on the interface that has 127.0.0.1/8.
+    /// belongs to the interface that has 127.0.0.1/8.
     ///
     /// # Errors
     /// As [`all`](Self::all); and `NotFound` if no interface has it.
@@ -60,7 +60,8 @@ impl Interface {
             })
     }
 
-    /// Whether the address is one of this interface's; on loopback, whether an IPv4 prefix has it.
+    /// Whether the address is one of this interface's; on loopback, whether an IPv4 prefix contains
+    /// it.
     #[must_use]
     pub fn has(&self, address: IpAddr) -> bool {
         self.addresses.iter().any(|(own, _)| *own == address)
