@@ -93,8 +93,8 @@ enum Reserved {
 impl PacketPort {
     /// Opens a port on `iface` for these own `addresses`, in GID order.
     ///
+    /// # Errors
     /// No `CAP_NET_RAW`, an interface that is down or not Ethernet, an address of another
-    /// interface, UDP/4791 in use by another process, or a kernel before 6.2.
     /// interface, UDP/4791 in use by another process, or a kernel before 6.2.
     pub fn open(
         iface: &Interface,

@@ -1,4 +1,4 @@
-//! Paths of every backend: two that share one id, and several ports of one device.
+//! Paths of every backend: two that use one id in turn, and several ports of one device.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};

@@ -85,7 +85,7 @@ pub struct SimStats {
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) config: LinkConfig,
-    /// Whether `config` was set for this link, that is, is not the default.
+    /// Whether `config` was set for this link, and does not follow the default.
     pub(super) explicit: bool,
     rng: Rng,
     /// When the rate limiter's queue will be empty.
