@@ -55,8 +55,8 @@ pub fn choose(
 }
 
 /// As [`choose`], but opens `count` ports of one backend, which share the addresses. As far as the
-/// backend can steer, a datagram arrives at the port whose number is the upper byte of the
-/// destination queue pair number.
+/// backend can steer, the port with number *n* gets the datagrams to queue pair numbers with *n* as
+/// their upper byte.
 ///
 /// # Errors
 /// As [`choose`].

@@ -46,8 +46,8 @@ impl AsFd for EventFd {
     }
 }
 
-/// A set of descriptors that is itself a descriptor, readable while one of them is ready (`epoll(7)`,
-/// level-triggered).
+/// A set of descriptors that is itself a descriptor: readable while one of them is ready
+/// (`epoll(7)`, level-triggered).
 #[derive(Debug)]
 pub struct Epoll(OwnedFd);
 

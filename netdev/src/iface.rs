@@ -20,7 +20,8 @@ pub struct Interface {
     pub up: bool,
     /// Whether it is the loopback interface.
     pub loopback: bool,
-    /// Addresses in GID order: IPv4 first, then IPv6 (link-local last), each with its prefix length.
+    /// Addresses in GID order, each with its prefix length: IPv4 first, then IPv6 (link-local
+    /// last).
     pub addresses: Vec<(IpAddr, u8)>,
 }
 

@@ -1,4 +1,4 @@
-//! Datagrams from a port to its own addresses, for backends whose frames do not come back.
+//! Datagrams from a port to its own addresses, for backends that do not receive their own frames.
 //!
 //! The sender does not receive a frame that it sends through `AF_PACKET` or `AF_XDP`, even if the
 //! frame is addressed to it. Two queue pairs of one device are the usual first test, so such ports
@@ -31,7 +31,7 @@ pub struct LoopHeader {
 }
 
 impl LoopHeader {
-    /// The header of a datagram along `spec`, leaving from `src_port`, with this IPv4 identification
+    /// The header of a datagram along `spec` from `src_port`, with this IPv4 identification
     /// (ignored for IPv6).
     #[must_use]
     pub fn new(spec: &PathSpec, src_port: u16, id: u16) -> Self {

@@ -105,9 +105,9 @@ impl PacketPort {
         Ok(ports.pop().expect("one was asked for"))
     }
 
-    /// Opens `count` ports that share the interface and the addresses. A frame arrives at the port
-    /// whose number is the upper byte of the queue pair number in its transport header
-    /// (`PACKET_FANOUT`); at the first port if none has that number.
+    /// Opens `count` ports that share the interface and the addresses. The port with number *n*
+    /// gets the frames with *n* as the upper byte of the queue pair number in their transport
+    /// header (`PACKET_FANOUT`). The first port gets those for which there is no such port.
     ///
     /// # Errors
     /// As [`open`](Self::open).

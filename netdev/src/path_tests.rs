@@ -90,7 +90,7 @@ fn a_reused_id_is_a_new_path(backend: Backend) -> Result<(), String> {
     Ok(())
 }
 
-/// A failure names an existing path, or a removed one whose id is not in use.
+/// A failure names an existing path, or a removed one with an id that is not in use.
 fn what_fails_of_a_removed_path_is_told_of_no_other(backend: Backend) -> Result<(), String> {
     let (pair, mut a, _b) = sides(backend)?;
     let itself = path(&pair.a, &mut a, A[0], A[0]);

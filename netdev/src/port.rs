@@ -68,7 +68,7 @@ pub struct Capabilities {
     pub backend: Backend,
     /// MTU of the link in bytes, IP header included.
     pub link_mtu: u32,
-    /// The most datagrams one run (super-packet) may hold; 1 where there is no segmentation offload.
+    /// The most datagrams one run (super-packet) may hold; 1 without segmentation offload.
     pub segments_max: u16,
     /// The most UDP payload bytes one run may hold.
     pub run_bytes_max: u32,
@@ -86,8 +86,8 @@ pub struct Capabilities {
 /// Capacity of a receive queue: beyond it the queue drops. A peer that keeps its unacknowledged
 /// packets within it cannot overrun the queue.
 ///
-/// The cost of a datagram is [`RxBudget::cost`]; the sum of costs stays at or below `bytes`, and the
-/// number of datagrams at or below `datagrams`, whether or not they arrive as super-packets.
+/// The cost of a datagram is [`RxBudget::cost`]; the sum of costs stays at or below `bytes`, and
+/// the number of datagrams at or below `datagrams`, whether or not they arrive as super-packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RxBudget {
     /// Bytes of kernel memory (`truesize`), or of ring space.
@@ -104,10 +104,10 @@ impl RxBudget {
     /// occupies in a socket's queue (skb, shared info and a power-of-two data buffer).
     #[must_use]
     pub const fn cost(payload: u32) -> u32 {
-        // An skb (256 bytes) and a slab bucket for headroom, headers, payload and shared info. Measured
-        // on Linux 6.18 for IPv4 and IPv6 at SO_RCVBUF 212,992 (doubled by the kernel to 425,984): 512,
-        // 332, 184, 97 and 50 datagrams of up to 184, 632, 1656, 3704 and 7800 bytes. The limits here
-        // are a little lower, for devices that want more headroom.
+        // An skb (256 bytes) and a slab bucket for headroom, headers, payload and shared info.
+        // Measured on Linux 6.18 for IPv4 and IPv6 at SO_RCVBUF 212,992 (doubled by the kernel to
+        // 425,984): 512, 332, 184, 97 and 50 datagrams of up to 184, 632, 1656, 3704 and 7800
+        // bytes. The limits here are a little lower, for devices that want more headroom.
         match payload {
             0..=160 => 832,
             161..=608 => 256 + 1024,
@@ -199,7 +199,7 @@ pub struct TxFailure {
     pub path: PathId,
     /// Number of datagrams in the run.
     pub datagrams: u32,
-    /// The kernel's errno: `EPERM` where a netfilter rule of the own namespace refused it, `ENOBUFS` …
+    /// The kernel's errno: `EPERM` if a netfilter rule of the own namespace refused it, `ENOBUFS` …
     pub errno: i32,
 }
 

@@ -48,12 +48,13 @@ const KNOWN_MAX: usize = 64;
 /// The minimum rest after news of the interface: `check_interface` then runs outside the measured
 /// time.
 const REST_MIN: Duration = Duration::from_millis(1);
-/// IPv4 identifications stay below this. Linux numbers the segments of a UDP super-packet from 0, so
-/// a receiver that cannot read the identification must accept these anyway.
+/// IPv4 identifications stay below this. Linux numbers the segments of a UDP super-packet from 0,
+/// so a receiver that cannot read the identification must accept these anyway.
 pub(crate) const IP_ID_END: u16 = 128;
 
 /// How the next datagram of a path leaves. Constant for a path from one
-/// [`flushed`](PathTable::flushed) to the next, unless [`maintain`](PathTable::maintain) ran between.
+/// [`flushed`](PathTable::flushed) to the next, unless [`maintain`](PathTable::maintain) ran
+/// between.
 #[derive(Debug)]
 pub enum Hop<'a> {
     /// As a frame with these headers.
@@ -77,7 +78,7 @@ pub struct PathTable {
     /// Entries have to be refreshed because of announcements.
     news: bool,
     entries: Vec<Option<Entry>>,
-    /// The ids whose entries are `None`.
+    /// Unused ids: their entries are `None`.
     free: Vec<PathId>,
     /// Recent route lookups: from, to, TOS.
     recent: Recent<(IpAddr, IpAddr, u8), (Target, Option<Neighbour>)>,

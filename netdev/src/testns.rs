@@ -43,7 +43,8 @@ impl NetNs {
     /// Runs `f` on a thread of its own inside the namespace; a panic is passed on.
     pub(crate) fn run<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
         let work = || {
-            // SAFETY: takes no pointer; only this thread, which ends with `f`, changes its namespace.
+            // SAFETY: takes no pointer; only this thread, which ends with `f`, changes its
+            // namespace.
             let entered = unsafe { libc::setns(self.file.as_fd().as_raw_fd(), libc::CLONE_NEWNET) };
             assert_eq!(entered, 0, "setns: {}", io::Error::last_os_error());
             f()

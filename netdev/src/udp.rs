@@ -108,9 +108,10 @@ impl UdpPort {
         Self::open_as(iface, addresses, config, Role::Guard)
     }
 
-    /// Opens `count` ports that share the addresses. A datagram arrives at the port whose number is
-    /// the upper byte of the queue pair number in its transport header; at the first port if none
-    /// has that number. Super-packets are not split: they follow their first datagram.
+    /// Opens `count` ports that share the addresses. The port with number *n* gets the datagrams
+    /// with *n* as the upper byte of the queue pair number in their transport header. The first
+    /// port gets those for which there is no such port. Super-packets are not split: they follow
+    /// their first datagram.
     ///
     /// # Errors
     /// As [`open`](Self::open); or the kernel does not let a classic BPF program select a socket

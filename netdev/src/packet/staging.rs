@@ -85,8 +85,8 @@ impl Staging {
         }
     }
 
-    /// Whether a datagram of `len` bytes can join the last run: one of the same path and size, or the
-    /// run's last. An empty one cannot: no segment of the run would be it.
+    /// Whether a datagram of `len` bytes can join the last run: one of the same path and size, or
+    /// the run's last. An empty datagram cannot, because it would not be a segment of the run.
     pub(super) fn can_grow(&self, path: PathId, len: usize, limits: RunLimits) -> bool {
         let Some(run) = self.runs.last().filter(|_| self.open) else { return false };
         run.path == path
@@ -136,7 +136,7 @@ impl Staging {
         Some(&mut self.arena[start..start + len])
     }
 
-    /// Accepts the slot handed out last, and says whose it is.
+    /// Accepts the slot handed out last, and returns its path.
     pub(super) fn commit(&mut self) -> Option<PathId> {
         let Pending { len, begins } = self.pending.take()?;
         if let Some(run) = begins {

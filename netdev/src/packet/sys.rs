@@ -128,7 +128,8 @@ impl PacketSocket {
         self.set_raw(libc::SOL_PACKET, libc::PACKET_RX_RING, &request)?;
         let len = layout.bytes();
         let protection = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping, at an address of the kernel's choice, of a ring of just this length.
+        // SAFETY: a new mapping, at an address of the kernel's choice, of a ring with exactly this
+        // length.
         let base = unsafe {
             libc::mmap(std::ptr::null_mut(), len, protection, libc::MAP_SHARED, self.raw(), 0)
         };
@@ -194,7 +195,8 @@ impl RingMap {
     ///
     /// It stays ours, and unchanged, until [`release`](Self::release), which needs `&mut self`.
     pub(super) fn frame(&self, index: u32) -> Option<RxFrame<'_>> {
-        // SAFETY: the status word is within the mapping and aligned; both sides access it atomically.
+        // SAFETY: the status word is within the mapping and aligned; both sides access it
+        // atomically.
         let status = unsafe { (*self.status(index)).load(Ordering::Acquire) };
         if status & libc::TP_STATUS_USER == 0 {
             return None;
@@ -319,8 +321,8 @@ impl FrameSink for Transmit<'_> {
             message.msg_hdr.msg_iovlen = 2;
             count += 1;
         }
-        // SAFETY: the first `count` messages point to vectors of live slices ('a outlives the call),
-        // which the kernel only reads; it writes `msg_len` of the messages.
+        // SAFETY: the first `count` messages point to vectors of live slices ('a outlives the
+        // call), which the kernel only reads; it writes `msg_len` of the messages.
         let sent = check(unsafe {
             libc::sendmmsg(self.socket.raw(), messages.as_mut_ptr(), count, libc::MSG_DONTWAIT)
         })?;

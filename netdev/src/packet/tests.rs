@@ -405,7 +405,7 @@ fn the_budget_never_overruns_the_ring() {
 fn a_neighbours_flooded_frames_are_not_taken() {
     let pair = or_skip!("packet::a_neighbours_flooded_frames_are_not_taken", Pair::new());
     let (mut a, mut b) = ports(&pair);
-    // As a bridge would flood it: another machine's frame; and our Ethernet address with another IP.
+    // As flooded by a bridge: another machine's frame, and our Ethernet address with another IP.
     pair.a.sh("ip neigh add 10.9.0.3 lladdr 02:00:00:00:09:03 dev v0
                ip neigh add 10.9.0.4 lladdr 02:00:00:00:09:02 dev v0
                ip neigh add fd09::4 lladdr 02:00:00:00:09:02 dev v0

@@ -226,7 +226,8 @@ enum Verdict {
     Other,
 }
 
-/// The verdict of an `immediate` (DREG 1, DATA 2 with VERDICT 2 of CODE 1 and CHAIN 2), if it has one.
+/// The verdict of an `immediate` (DREG 1, DATA 2 with VERDICT 2 of CODE 1 and CHAIN 2), if it has
+/// one.
 fn verdict(fields: &HashMap<u16, &[u8]>) -> Option<Verdict> {
     if fields.get(&1).and_then(|value| be32(value)) != Some(VERDICT_REGISTER) {
         return None;

@@ -102,8 +102,8 @@ struct Query {
 pub(super) fn tcx_programs(interface: u32, ingress: bool) -> io::Result<u32> {
     let attach_type = if ingress { BPF_TCX_INGRESS } else { BPF_TCX_EGRESS };
     let mut query = Query { target_ifindex: interface, attach_type, ..Query::default() };
-    // SAFETY: the kernel reads and writes at most the given number of bytes of `query`; the pointers
-    // in it are null, with a count of 0.
+    // SAFETY: the kernel reads and writes at most the given number of bytes of `query`; the
+    // pointers in it are null, with a count of 0.
     let result =
         unsafe { libc::syscall(libc::SYS_bpf, BPF_PROG_QUERY, &raw mut query, size_of::<Query>()) };
     if result == 0 {

@@ -28,7 +28,7 @@ const GROUPS: [u32; 9] = [
     libc::RTNLGRP_IPV6_RULE,
     RTNLGRP_NEXTHOP,
 ];
-/// Messages with a header whose second word is the interface's index.
+/// Messages that have the interface's index as the second word of their header.
 const OF_INTERFACES: [u16; 6] = [
     libc::RTM_NEWLINK,
     libc::RTM_DELLINK,
