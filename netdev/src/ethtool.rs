@@ -20,8 +20,8 @@ const NAME_LEN: usize = 32;
 const NAME_WORDS: usize = NAME_LEN / 4;
 /// More features than any kernel has: 64 as of Linux 6.18.
 const FEATURES_MAX: u32 = 1024;
-/// Words before the blocks of a `struct ethtool_gfeatures`, and before the names of a `struct
-/// ethtool_gstrings`.
+/// Words before the blocks of a `struct ethtool_gfeatures`, and before the names of a
+/// `struct ethtool_gstrings`.
 const FEATURES_HEADER_WORDS: usize = 2;
 const STRINGS_HEADER_WORDS: usize = 3;
 /// Words of a `struct ethtool_get_features_block`: available, requested, active, never changed.
@@ -104,8 +104,8 @@ impl Segmentation {
     }
 
     /// Asks again. The kernel takes its RTNL lock for that, so call this only when the interface
-    /// changed. Without an answer the last one stays, and the port [has to ask
-    /// again](Self::is_unanswered).
+    /// changed. Without an answer the last one stays, and the port
+    /// [has to ask again](Self::is_unanswered).
     ///
     /// The kernel does not announce a change of `gso_max_segs` or `gso_max_size` alone
     /// (`do_setlink` as of Linux 6.18). Such a change takes effect with the next announced one.

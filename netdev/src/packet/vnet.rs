@@ -14,9 +14,9 @@ const UDP_CHECKSUM_OFFSET: u16 = 6;
 
 /// A header for a frame to be sent.
 ///
-/// `headers` is the length of Ethernet, IP and UDP headers. With `checksum`, the kernel or the device
-/// completes the UDP checksum. With a `segment`, the UDP payload is a run of datagrams of that many
-/// bytes each (the last may be shorter); that implies `checksum`.
+/// `headers` is the length of Ethernet, IP and UDP headers. With `checksum`, the kernel or the
+/// device completes the UDP checksum. With a `segment`, the UDP payload is a run of datagrams of
+/// that many bytes each (the last may be shorter); that implies `checksum`.
 pub(super) fn outgoing(
     headers: usize,
     udp_offset: usize,

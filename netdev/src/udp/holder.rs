@@ -119,8 +119,9 @@ fn conflicts(bound: IpAddr, wanted: IpAddr) -> bool {
     }
 }
 
-/// A row of /proc/net/udp, udp6, tcp or tcp6: `sl local_address rem_address st tx:rx tr:tm->when
-/// retrnsmt uid timeout inode …`; rows of UDP end with `ref pointer drops`.
+/// A row of /proc/net/udp, udp6, tcp or tcp6:
+/// `sl local_address rem_address st tx:rx tr:tm->when retrnsmt uid timeout inode …`;
+/// rows of UDP end with `ref pointer drops`.
 fn parse_row(row: &str) -> Option<Row> {
     let fields: Vec<&str> = row.split_ascii_whitespace().collect();
     let field = |at: usize| fields.get(at).copied();
