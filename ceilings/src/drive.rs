@@ -21,7 +21,8 @@ const TRIAL_MIN: Duration = Duration::from_millis(15);
 const TRIAL_PART: u32 = 8;
 /// A flood is sent this many times longer than it is counted.
 const LONGER: f64 = 1.05;
-/// The most attempts at a flood of which nothing arrived in its time: another program had the core.
+/// The most attempts at a flood. One is repeated if no packet arrived in its time: another program
+/// had the core.
 const ATTEMPTS: u32 = 5;
 /// The longest silence of a link or peer.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);

@@ -131,7 +131,8 @@ impl AsFd for Epoll {
     }
 }
 
-/// Waits until `fd` is readable or `timeout_ms` (−1 = for ever) have passed; returns whether it is.
+/// Waits until `fd` is readable or `timeout_ms` (−1 = for ever) have passed. Returns whether `fd`
+/// is readable.
 ///
 /// # Errors
 /// As `poll(2)`, except `EINTR`, which counts as not readable.

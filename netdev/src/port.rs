@@ -119,7 +119,7 @@ impl RxBudget {
     }
 }
 
-/// A destination: what the port needs to write the headers of a datagram.
+/// A destination: the fields that the port needs to write the headers of a datagram.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PathSpec {
     /// Source address; one of the port's own.

@@ -361,7 +361,7 @@ impl PathTable {
     /// Checks the interface and adopts a new Ethernet address of its own. Returns that address.
     ///
     /// # Errors
-    /// `ENODEV` if the interface is gone; or whatever the kernel answers.
+    /// `ENODEV` if the interface is gone; or any other error of the kernel.
     pub fn check_interface(&mut self) -> io::Result<[u8; 6]> {
         let asked = self.rtnl.link_mac(self.iface.index);
         if asked.as_ref().is_err_and(|e| e.raw_os_error() != Some(libc::ENODEV)) {

@@ -105,7 +105,7 @@ pub enum SimIpId {
 pub struct SimConfig {
     /// MTU of its link in bytes, IP header included; longer datagrams fail with `EMSGSIZE`.
     pub mtu: u32,
-    /// What its receive queue holds before it drops.
+    /// Capacity of its receive queue.
     pub rx_budget: RxBudget,
     /// The most datagrams in one run.
     pub segments_max: u16,
@@ -212,7 +212,7 @@ impl SimNet {
         self.hub().now()
     }
 
-    /// When the next datagram arrives, if any is on its way.
+    /// When the next datagram arrives, if any is in flight.
     #[must_use]
     pub fn next_event(&self) -> Option<Duration> {
         self.hub().next_event()

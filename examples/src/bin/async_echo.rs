@@ -66,7 +66,9 @@ fn run(bind: IpAddr, args: &Args) -> Result<(), VerbsError> {
 }
 
 /// Makes the reactor watch a descriptor.
-#[allow(deprecated)] // It asks that the descriptor stays the same and open for as long as its owner lives, as each of ours does; what replaces it is unsafe.
+// It requires that the descriptor stays the same and open as long as its owner lives, and each of
+// ours does. Its replacement is unsafe.
+#[allow(deprecated)]
 fn watched<F: AsRawFd>(owner: F) -> Result<AsyncFd<F>, VerbsError> {
     Ok(AsyncFd::new(owner)?)
 }

@@ -23,7 +23,7 @@ const ALIGN: usize = 64;
 /// expect them, and as many as there are identifications. (Packet sockets have no limit of their
 /// own.)
 pub(super) const SEGMENTS_MAX: u16 = IP_ID_END;
-/// A new run finds at least so many identifications; if it would need more, it ends there.
+/// A new run has at least this many identifications; if it would need more, it ends there.
 pub(super) const IP_IDS_MIN: u16 = 64;
 
 /// One super-packet, or one datagram.
@@ -38,7 +38,7 @@ pub(super) struct Run {
     segment: usize,
     pub(super) datagrams: u16,
     ip_id: u16,
-    /// Sent as single frames, of which so many are gone.
+    /// If the run is sent as single frames, the number of those already sent.
     pub(super) split: Option<u16>,
 }
 

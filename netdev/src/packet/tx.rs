@@ -88,7 +88,7 @@ impl Sender {
         }
     }
 
-    /// Removes what the kernel took: whole runs, or frames of a split one.
+    /// Removes the frames that the kernel took: whole runs, or frames of a split one.
     fn sent(&mut self, staging: &mut Staging, frames: usize) {
         if let Some(Run { split: Some(done), datagrams, bytes, .. }) = staging.front() {
             *done += frames as u16;

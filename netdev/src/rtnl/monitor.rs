@@ -172,11 +172,11 @@ fn program(interface: u32) -> Vec<sock_filter> {
         op(RET, u32::MAX, 0, 0),
         op(LD_WORD, 20, 0, 0),
         op(JEQ, word(interface), 0, 8),
-        op(LD_BYTE, 16, 0, 0), // what a bridge learns at this interface is no neighbour of ours
+        op(LD_BYTE, 16, 0, 0), // entries of a bridge are not our neighbours
         op(JEQ, libc::AF_BRIDGE as u32, 6, 0),
         op(LD_HALF, 4, 0, 0),
         op(JEQ, half(libc::RTM_NEWNEIGH), 0, 3),
-        op(LD_HALF, 24, 0, 0), // ndm_state: whom the kernel begins to check is used as before
+        op(LD_HALF, 24, 0, 0), // ndm_state: while the kernel checks an entry, we use it as before
         op(JEQ, half(libc::NUD_DELAY), 2, 0),
         op(JEQ, half(libc::NUD_PROBE), 1, 0),
         op(RET, u32::MAX, 0, 0),

@@ -35,7 +35,7 @@ pub struct LinkConfig {
     pub rate: Option<Rate>,
 }
 
-/// A rate limit with a queue in front of it, which drops what does not fit.
+/// A rate limit with a queue in front of it; datagrams that do not fit are dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rate {
     /// Bits per second, Ethernet, IP and UDP headers included; 0 counts as 1.

@@ -18,7 +18,7 @@ const SRC_PORT_MIN: u16 = 0xC000;
 /// How many other source ports are tried before the datagrams leave from UDP/4791.
 const SRC_PORT_TRIES: u16 = 16;
 
-/// What a socket is for.
+/// The purpose of a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
     /// Receives and sends.
@@ -27,7 +27,7 @@ pub(super) enum Role {
     Guard,
     /// Drops what arrives, and sends.
     Send,
-    /// Receives what goes to a group.
+    /// Receives datagrams to a group.
     Group,
 }
 

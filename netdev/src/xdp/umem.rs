@@ -13,7 +13,7 @@ use std::ops::Range;
 /// Bytes of a chunk: the most that the kernel allows without huge pages.
 pub(crate) const CHUNK: usize = 4096;
 
-/// A chunk on its way to the kernel: the proof that it was marked as such.
+/// A chunk about to be handed to the kernel: the proof that it was marked as the kernel's.
 #[derive(Debug)]
 pub(crate) struct Lent(u64);
 
