@@ -1,8 +1,8 @@
-//! The engine alone: two of them on one core, joined by arenas. No I/O, but everything else: real bytes, the ICRC
-//! computed and checked, acknowledgements, one post and one completion per request.
+//! The engine alone: two engines on one core, joined by arenas. No I/O, but everything else: real
+//! bytes, the ICRC computed and checked, acknowledgements, one post and one completion per request.
 //!
-//! `cargo bench -p rocinante-benches --bench engine`. Compare rows of one run only; `machine` is the machine's own
-//! speed: a 4 KiB WRITE costs at least two CRCs and two copies of 4 KiB.
+//! `cargo bench -p rocinante-benches --bench engine`. Compare rows of one run only. `machine` is
+//! the machine's own speed: a 4 KiB WRITE costs at least two CRCs and two copies of 4 KiB.
 // criterion_group! makes functions without documentation.
 #![allow(missing_docs)]
 
@@ -22,7 +22,7 @@ fn engine(c: &mut Criterion) {
         ("read", Kind::Read, 4096, 16),
         ("fetch-add", Kind::FetchAdd, 8, 16),
         ("datagram", Kind::Datagram, 64, 64),
-        // One at a time: what a round trip costs the CPU.
+        // One at a time: the CPU cost of a round trip.
         ("write alone", Kind::Write, 64, 1),
     ] {
         let work = Work { kind, len, depth, pace: Pace::Steady };

@@ -1,8 +1,11 @@
-//! What attacks cost over real namespaces: a flood of damaged packets from the peer's address, and guesses of keys.
+//! The cost of attacks over real namespaces: a flood of damaged packets from the peer's address,
+//! and guesses of keys.
 //!
-//! `cargo bench -p rocinante-benches --bench flood [-- BACKEND]`, as root. Goodput is that of 64 KiB WRITEs on one queue pair, in turns without a flood, with the same flood
-//! to a third device that drops it unread (what the sender of the flood and the kernel cost), and with the flood at the queue pair; the ratio is of the last two.
-//! The processor time is that of the process without the thread that floods, for each damaged packet, while nothing else happens.
+//! `cargo bench -p rocinante-benches --bench flood [-- BACKEND]`, as root. Goodput is that of 64
+//! KiB WRITEs on one queue pair, measured in turns: without a flood, with the same flood to a third
+//! device that drops it unread (the cost of the flood's sender and of the kernel), and with the
+//! flood at the queue pair. The ratio is that of the last two. The processor time is that of the
+//! process without the flooding thread, per damaged packet, on an otherwise idle device.
 
 mod writes;
 
@@ -16,15 +19,15 @@ use rocinante_stack::wire::{Bth, Opcode};
 use rocinante_tests::attacker::{Attacker, packet};
 use rocinante_tests::harness::{Family, Harness, Setup, address, wr};
 
-/// Bytes of a message, and messages under way.
+/// Bytes of a message, and messages in flight.
 const MESSAGE: usize = 64 << 10;
 const DEPTH: u64 = 16;
 /// Payload of a damaged packet.
 const PAYLOAD: usize = 1024;
-/// Of one measurement, and how often each is made.
+/// Duration of one measurement, and number of measurements.
 const TIME: Duration = Duration::from_millis(300);
 const TURNS: usize = 5;
-/// Damaged packets a second; as many as a thread can send.
+/// Damaged packets per second; `None` for as many as a thread can send.
 const RATES: [Option<u64>; 3] = [Some(10_000), Some(50_000), None];
 
 fn main() {
@@ -54,11 +57,11 @@ fn main() {
     }
 }
 
-/// Two devices with a connection, an attacker, and a socket that nobody reads.
+/// Two devices with a connection, an attacker, and a socket that is never read.
 struct Scene {
     qps: [Qp; 2],
     regions: [Mr; 2],
-    /// At the queue pair, and elsewhere.
+    /// Of the queue pair, and of the other address.
     attackers: [Attacker; 2],
     damaged: [Vec<u8>; 2],
     _unread: std::net::UdpSocket,
@@ -113,7 +116,7 @@ impl Scene {
         self.harness.sides[1].ctx.counters().drops.icrc
     }
 
-    /// Gb/s.
+    /// Goodput in Gb/s.
     fn goodput(&self) -> f64 {
         let [mine, its] = &self.regions;
         writes::goodput(&self.harness.sides[0], &self.qps[0], [mine, its], DEPTH, TIME)
@@ -142,21 +145,21 @@ impl Scene {
         });
     }
 
-    /// µs of the process for each damaged packet that was looked at, and nothing else to do.
+    /// Microseconds of the process per damaged packet that it examined, with nothing else to do.
     fn processor_time(&self, rate: Option<u64>) -> f64 {
         let before = self.dropped();
         let mut spent = 0;
         self.flood(0, rate, || {
             let threads = others();
             std::thread::sleep(2 * TIME);
-            // The thread that floods is the newest.
+            // The flooding thread is the newest.
             spent = threads.iter().map(|(thread, then)| nanos(thread) - then).sum();
         });
         spent as f64 / 1e3 / (self.dropped() - before) as f64
     }
 }
 
-/// The threads of this process but for the newest, and what they have had of the processor, ns.
+/// The threads of this process except the newest, and their processor time in ns.
 fn others() -> Vec<(PathBuf, u64)> {
     let tasks = std::fs::read_dir("/proc/self/task").expect("procfs");
     let mut threads: Vec<_> = tasks.map(|task| task.expect("procfs").path()).collect();
@@ -165,7 +168,7 @@ fn others() -> Vec<(PathBuf, u64)> {
     threads.into_iter().map(|path| (path.clone(), nanos(&path))).collect()
 }
 
-/// Time on the processor, of `schedstat` (Documentation/scheduler/sched-stats.rst).
+/// Processor time in ns, from `schedstat` (Documentation/scheduler/sched-stats.rst).
 fn nanos(thread: &std::path::Path) -> u64 {
     let text = std::fs::read_to_string(thread.join("schedstat")).unwrap_or_default();
     text.split(' ').next().and_then(|word| word.parse().ok()).unwrap_or(0)
@@ -176,7 +179,8 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// Keys that a connected peer tries in a second: with a connection for each, and on an unreliable one.
+/// Keys that a connected peer can try per second: with a connection for each, and on an unreliable
+/// connection.
 fn guesses(backend: Backend) -> [f64; 2] {
     let harness = Harness::new(&Setup::new(backend));
     let [a, b] = &harness.sides;

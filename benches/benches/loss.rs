@@ -1,8 +1,9 @@
-//! Goodput over real namespaces while the host's bridge drops packets at random: 1 MiB WRITEs on one queue pair, path MTU 4096, in bytes that were
-//! acknowledged. The unit of loss is the kernel's packet: a super-packet, or, with segmentation switched off, a datagram.
+//! Goodput over real namespaces while the host's bridge drops packets at random: 1 MiB WRITEs on
+//! one queue pair, path MTU 4096, in acknowledged bytes. The unit of loss is the kernel's packet: a
+//! super-packet, or, without segmentation, a datagram.
 //!
-//! `cargo bench -p rocinante-benches --bench loss`, as root. It prints a table; there is no delay, which the simulated table beside
-//! `stack/tests/goodput.rs` has.
+//! `cargo bench -p rocinante-benches --bench loss`, as root. It prints a table. There is no delay;
+//! the simulated table beside `stack/tests/goodput.rs` has one.
 
 mod writes;
 
@@ -15,9 +16,9 @@ use rocinante_tests::oracles::Oracle;
 
 /// Bytes of a message.
 const MESSAGE: usize = 1 << 20;
-/// Messages under way.
+/// Messages in flight.
 const DEPTH: u64 = 8;
-/// Of one cell.
+/// Duration of one cell.
 const TIME: Duration = Duration::from_millis(700);
 const PERCENT: [f64; 5] = [0.0, 0.01, 0.1, 1.0, 5.0];
 
@@ -46,7 +47,7 @@ fn heading(percent: f64) -> String {
     format!("{percent} %")
 }
 
-/// Gb/s, and packets sent again of a hundred.
+/// Goodput in Gb/s, and the percentage of retransmitted packets.
 fn cell(backend: Backend, whole: bool, small: bool, percent: f64) -> String {
     let mut setup = Setup::new(backend)
         .mtu(Mtu::Mtu4096)
@@ -59,7 +60,7 @@ fn cell(backend: Backend, whole: bool, small: bool, percent: f64) -> String {
     let [qp, _peer] = harness.pair();
     let [a, b] = &harness.sides;
     let regions = [a, b].map(|side| side.pd.allocate(MESSAGE, Access::ALL).expect("memory"));
-    // The first time the neighbour is found, and nothing is lost.
+    // The first run resolves the neighbour, without loss.
     writes::goodput(a, &qp, [&regions[0], &regions[1]], 1, Duration::ZERO);
     let rule = (percent > 0.0).then(|| harness.lab().lose(&Match::roce(), percent).expect("nft"));
     let gigabits = writes::goodput(a, &qp, [&regions[0], &regions[1]], DEPTH, TIME);

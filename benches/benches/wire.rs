@@ -1,7 +1,7 @@
-//! The wire alone: what a packet costs before anything is done with it.
+//! The wire alone: the cost of a packet before any other work on it.
 //!
-//! `cargo bench -p rocinante-benches --bench wire`. Compare rows of one run only; `memcpy` and `crc32` are the
-//! machine's own speed.
+//! `cargo bench -p rocinante-benches --bench wire`. Compare rows of one run only; `memcpy` and
+//! `crc32` are the machine's own speed.
 
 // criterion_group! makes a public function.
 #![allow(missing_docs)]
@@ -49,7 +49,8 @@ fn emit(packet: &mut [u8], payload: usize) {
     reth.write(&mut packet[bth::LEN..]);
 }
 
-/// The whole ICRC of a packet, as a receiver computes it, and with a changing identification, as a sender does.
+/// The whole ICRC of a packet: as a receiver computes it, and with a changing identification, as a
+/// sender does.
 fn icrc(c: &mut Criterion) {
     for (name, template) in [("ipv4", ipv4()), ("ipv6", ipv6())] {
         let mut group = c.benchmark_group(format!("icrc/{name}"));
@@ -72,7 +73,7 @@ fn icrc(c: &mut Criterion) {
     }
 }
 
-/// Only what comes before the first byte behind the BTH.
+/// Only the part before the first byte behind the BTH.
 fn icrc_start(c: &mut Criterion) {
     let (template, bth) = (ipv4(), header().bytes());
     c.bench_function("icrc/start", |b| {
@@ -94,7 +95,8 @@ fn headers(c: &mut Criterion) {
     });
 }
 
-/// A receiver that cannot read the identification: the same length again, and a new one each time.
+/// A receiver that cannot read the identification: the same length repeatedly, and a new one each
+/// time.
 fn solver(c: &mut Criterion) {
     let (mut truth, guess) = (ipv4(), ipv4());
     truth.set_id(17, DF);

@@ -1,5 +1,5 @@
-//! Two engines on one core, joined by arenas: no I/O, but everything else. Real bytes, the ICRC computed and checked,
-//! acknowledgements, one post and one completion per request.
+//! Two engines on one core, joined by arenas: no I/O, but everything else. Real bytes, the ICRC
+//! computed and checked, acknowledgements, one post and one completion per request.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -16,26 +16,26 @@ use rocinante_stack::{
     Budget, Datagram, Engine, EngineConfig, IpId, PeerAddress, QpAttr, QpInit, TxSink,
 };
 
-/// Where the memory begins in the addresses of requests.
+/// The address of the memory's first byte in requests.
 const BASE: u64 = 0x7f00_0000_0000;
 const MEMORY: usize = 4 << 20;
 const PORT: u16 = 0xc001;
 const QKEY: u32 = 0x1234;
-/// What a receive of a datagram has before the payload.
+/// Bytes before the payload in the receive of a datagram.
 const GRH: u32 = 40;
-/// What each side says that it takes.
+/// The announced receive budget of each side.
 const BUDGET: Budget = Budget { bytes: 8 << 20, datagrams: 512 };
-/// Of what waits and is under way at a time, at most.
+/// The most requests posted and in flight at a time.
 const DEPTH: u32 = 256;
 
-/// What is done over and over.
+/// Repeated work.
 #[derive(Debug, Clone, Copy)]
 pub struct Work {
     /// The request.
     pub kind: Kind,
     /// Bytes of each.
     pub len: u32,
-    /// Requests under way at a time.
+    /// Requests in flight at a time.
     pub depth: u64,
     /// When more are posted.
     pub pace: Pace,
@@ -46,22 +46,23 @@ pub struct Work {
 pub enum Kind {
     /// WRITE.
     Write,
-    /// SEND, into a receive that is posted for it.
+    /// SEND, into a receive posted for it.
     Send,
     /// READ.
     Read,
     /// FETCH AND ADD.
     FetchAdd,
-    /// SEND of a datagram, likewise.
+    /// SEND of a datagram, into a receive posted for it.
     Datagram,
 }
 
 /// When more requests are posted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pace {
-    /// One for each that is complete, and each makes a completion.
+    /// One for each completed request; each makes a completion.
     Steady,
-    /// So many as may be under way, once all before are complete; only the last of them makes a completion.
+    /// As many as may be in flight, once all before are complete; only the last of them makes a
+    /// completion.
     Bursts,
 }
 
@@ -87,7 +88,7 @@ impl Pair {
     /// Performs `count` requests.
     ///
     /// # Panics
-    /// One fails, or is lost and sent again.
+    /// A request fails, or is lost and retransmitted.
     pub fn run(&mut self, work: Work, count: u64) {
         let (mut posted, mut done) = (0, 0);
         while done < count {
@@ -102,7 +103,7 @@ impl Pair {
             }
             deliver(self.now, &mut self.a, &mut self.b);
             deliver(self.now, &mut self.b, &mut self.a);
-            // What nobody acknowledges leaves no faster than its receiver is thought to take it.
+            // Unacknowledged datagrams leave no faster than the assumed rate of their receiver.
             let each = if work.kind == Kind::Datagram { 1000 * work.depth } else { 1000 };
             self.now = self.now.after(each);
             for cqe in self.a.host.queue.drain(..) {
@@ -175,11 +176,11 @@ struct End {
     qpn: Qpn,
     key: Key,
     addr: IpAddr,
-    /// The other end, of datagrams.
+    /// The other end, as a destination of datagrams.
     to: Destination,
 }
 
-/// How an end is called by the other.
+/// Address and number of an end.
 struct Name {
     addr: IpAddr,
     qpn: Qpn,
@@ -242,7 +243,7 @@ impl End {
     }
 }
 
-/// To INIT, RTR and RTS.
+/// The attributes for INIT, RTR and RTS.
 fn connection(peer: PeerAddress, dest: Qpn) -> [QpAttr; 3] {
     let init = QpAttr {
         state: Some(QpState::Init),
@@ -332,7 +333,7 @@ impl Completions for Host {
     fn recv_retired(&mut self, _cookie: u64, _count: u32) {}
 }
 
-/// Packets in one run of bytes, sealed as they are written.
+/// Packets end to end in one buffer, sealed when they are written.
 #[derive(Debug)]
 struct Arena {
     bytes: Vec<u8>,

@@ -1,4 +1,5 @@
-//! What the benchmarks of single layers share; they are in `benches/`, one file each: `cargo bench -p rocinante-benches`. End to end, each backend
-//! beside its raw ceiling: `rocinante bench`.
+//! Code shared by the benchmarks of single layers. They are in `benches/`, one file each:
+//! `cargo bench -p rocinante-benches`. For end-to-end measurements, each backend beside its raw
+//! ceiling, see `rocinante bench`.
 
 pub mod engine;

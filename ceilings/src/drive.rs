@@ -1,4 +1,4 @@
-//! What is measured over a link, and the two sides of it.
+//! The measurements over a link, and the two sides of each.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -11,49 +11,51 @@ use crate::ping::{ping, pong};
 use crate::shape::Shape;
 use crate::{Link, Tally};
 
-/// What comes before a flood is counted.
+/// Time before the count of a flood starts.
 const WARM_UP: Duration = Duration::from_millis(20);
-/// The same for those that only look for the best window.
+/// The same for trials, which only look for the best window.
 const WARM_UP_OF_TRIAL: Duration = Duration::from_millis(5);
-/// How long the trial of a window takes at least.
+/// The shortest trial of a window.
 const TRIAL_MIN: Duration = Duration::from_millis(15);
-/// Of the time of a flood, what each trial takes.
+/// The time of a flood, divided by this, is the time of a trial.
 const TRIAL_PART: u32 = 8;
-/// How many times longer a flood is sent than it is counted.
+/// A flood is sent this many times longer than it is counted.
 const LONGER: f64 = 1.05;
-/// How often a flood is tried of which nothing came in its time: somebody else had the core.
+/// The most attempts at a flood. One is repeated if no packet arrived in its time: another program
+/// had the core.
 const ATTEMPTS: u32 = 5;
-/// How long nothing may come.
+/// The longest silence of a link or peer.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
-/// How many super-packets may be on their way: what suits one interface and cache is too few or too many for another, so
-/// each is tried, and the ceiling is measured with the best.
+/// Super-packets in flight. A value that suits one interface and cache is too low or too high for
+/// another. So each of them is tried, and the ceiling is measured with the best.
 const WINDOWS: [u64; 4] = [2, 4, 10, 30];
 
-/// How something is sent.
+/// The traffic pattern.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Kind {
-    /// As much as goes, in one direction.
+    /// As much as possible, in one direction.
     Flood,
-    /// One message to and fro.
+    /// One message back and forth.
     PingPong,
 }
 
-/// One thing that is measured.
+/// One measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Task {
-    /// How messages are sent.
+    /// The traffic pattern.
     pub kind: Kind,
     /// Bytes of a message: a power of two, as the path MTU.
     pub message: usize,
     /// Path MTU in bytes.
     pub mtu: usize,
-    /// Messages that are outstanding at once where there is a protocol: so much memory is used, up to 4 MiB. A ping-pong has one.
+    /// Messages that would be in flight if there were a protocol. As many have memory of their own,
+    /// up to 4 MiB. A ping-pong has one.
     pub depth: usize,
-    /// How long it is measured, in seconds.
+    /// Duration of the measurement, in seconds.
     pub seconds: f64,
 }
 
-/// What was measured.
+/// The result of a measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub enum Raw {
     /// Of a [`Kind::Flood`].
@@ -75,7 +77,7 @@ impl Task {
         Duration::from_secs_f64(self.seconds)
     }
 
-    /// How long it takes, what comes before it is counted included.
+    /// The planned duration, including the time before the count starts.
     #[must_use]
     pub fn planned(&self) -> Duration {
         let time = |phase| match phase {
@@ -98,7 +100,7 @@ impl Task {
         }
     }
 
-    /// What both sides do for it, one after the other.
+    /// The phases of the task, one after the other, for both sides.
     fn phases(self) -> impl Iterator<Item = Phase> {
         let trial = Phase::Flood {
             warm_up: WARM_UP_OF_TRIAL,
@@ -208,7 +210,7 @@ pub fn answer(
     Ok(())
 }
 
-/// Throws away what is left of a phase.
+/// Discards the remaining datagrams of a phase.
 fn drain(link: &mut impl Link) -> io::Result<()> {
     const QUIET: Duration = Duration::from_millis(2);
     let start = Instant::now();

@@ -1,4 +1,4 @@
-//! As much as goes, counted where it arrives.
+//! As much as possible in one direction, counted at the receiver.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -10,10 +10,10 @@ use crate::drive::PATIENCE;
 use crate::shape::Shape;
 use crate::{Link, Packet, Tally};
 
-/// What has not arrived so long after the last arrival is lost.
+/// A packet counts as lost if it has not arrived this long after the last arrival.
 const LOST: Duration = Duration::from_micros(500);
 
-/// What of a flood arrived.
+/// The received part of a flood.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub(crate) struct Received {
     pub(crate) packets: u64,
@@ -21,7 +21,8 @@ pub(crate) struct Received {
     pub(crate) seconds: f64,
 }
 
-/// Sends as much as goes for `time`, with as many packets on their way as `window` full super-packets hold; how many of them it took for lost.
+/// Sends as much as possible for `time`, with at most as many packets in flight as `window` full
+/// super-packets hold. Returns the number of packets that it considers lost.
 pub(crate) fn flood(
     link: &mut impl Link,
     tally: &Tally,
@@ -44,8 +45,8 @@ pub(crate) fn flood(
     Ok(lost)
 }
 
-/// How many packets of a message leave at once at most. The first is longer than the others, so it begins a run of two: that is not what a
-/// window is counted in.
+/// The most packets of a message that leave at once. The first packet is longer than the others, so
+/// it starts a run of two, which is no measure for a window.
 fn longest_run<'a>(
     run: &mut Vec<Packet<'a>>,
     link: &impl Link,
@@ -60,7 +61,7 @@ fn longest_run<'a>(
     longest as u64
 }
 
-/// The packets from `number` on that leave at once, before number `end`.
+/// The packets from `number` on that leave at once, up to but not including number `end`.
 pub(crate) fn fill<'a>(
     run: &mut Vec<Packet<'a>>,
     link: &impl Link,
@@ -74,7 +75,7 @@ pub(crate) fn fill<'a>(
     let (mut bytes, mut size) = (0, usize::MAX);
     while run.len() < limits.packets && *number != end {
         let packet = shape.packet(*number, region);
-        // A run is of one size; only its last packet may be shorter.
+        // All packets of a run have one size; only the last may be shorter.
         let joins = run.first().is_none_or(|first| size == first.len() && packet.len() <= size);
         if !joins || bytes + packet.len() > limits.bytes {
             break;
@@ -96,7 +97,8 @@ pub(crate) fn send(link: &mut impl Link, run: &[Packet<'_>], deadline: Instant) 
     Ok(())
 }
 
-/// Waits until no more than `window` of the packets `sent` are on their way; how many were lost.
+/// Waits until at most `window` of the packets `sent` are in flight; returns the number of lost
+/// packets.
 fn room(tally: &Tally, sent: u64, window: u64) -> u64 {
     let (mut since, mut before) = (None, tally.get());
     loop {
@@ -115,7 +117,7 @@ fn room(tally: &Tally, sent: u64, window: u64) -> u64 {
     }
 }
 
-/// Counts what arrives whole, for `time` from so long after the first packet on.
+/// Counts packets that arrive whole, for `time`, starting `warm_up` after the first packet.
 pub(crate) fn count(
     link: &mut impl Link,
     tally: &Tally,
@@ -158,7 +160,7 @@ mod tests {
     use super::*;
     use crate::{Arrived, RunLimits};
 
-    /// An interface that always has `holds` packets on their way, and delivers what comes beyond them.
+    /// An interface that always has `holds` packets in flight, and delivers those beyond them.
     struct Pipe<'a> {
         tally: &'a Tally,
         holds: u64,
@@ -196,7 +198,7 @@ mod tests {
             let lost = flood(&mut pipe, &tally, shape, &region, Duration::from_millis(250), 4);
             (lost.unwrap(), pipe)
         };
-        // Four super-packets of 15; the one that is to leave is one of them.
+        // Four super-packets of 15; one of them is about to leave.
         let (lost, pipe) = of(45);
         assert_eq!(pipe.runs[..3], [2, 15, 15], "the first packet is longer");
         assert!(pipe.sent > 45);

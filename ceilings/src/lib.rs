@@ -1,11 +1,12 @@
-//! Raw ceilings: what an interface can carry when there is no protocol.
+//! Raw ceilings: the throughput and latency of an interface without a protocol.
 //!
-//! Each sends packets of the same sizes as a WRITE has, in super-packets where the backend has them, gathers their payload from a
-//! region and copies it into one at the other end, computes the ICRC and checks it. Nothing is acknowledged and nothing sent again: the
-//! receiver counts what has come whole. With the engine they share the ICRC and nothing else.
+//! Each ceiling sends packets of the same sizes as a WRITE, in super-packets if the backend has
+//! them. It gathers their payload from a region and copies it into one at the other end, and it
+//! computes and checks the ICRC. Nothing is acknowledged or retransmitted: the receiver counts
+//! whole packets. The only code shared with the engine is the ICRC.
 //!
-//! [`measure`] and [`answer`] are the two sides of a list of [`Task`]s, over one [`Link`] each and an
-//! [`Exchange`](rocinante::Exchange) between them.
+//! [`measure`] and [`answer`] are the two sides of a list of [`Task`]s, over one [`Link`] each and
+//! an [`Exchange`](rocinante::Exchange) between them.
 
 mod drive;
 mod flood;
@@ -37,26 +38,26 @@ const SRC_PORT: u16 = 50_000;
 /// Two addresses of two interfaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Flow {
-    /// The own one.
+    /// The own address.
     pub local: Ipv4Addr,
-    /// The peer's.
+    /// The peer's address.
     pub remote: Ipv4Addr,
 }
 
 impl Flow {
-    /// The ICRC template of what is sent.
+    /// The ICRC template of sent packets.
     fn outgoing(self, src_port: u16) -> Template {
         let ip = IpFields::V4 { src: self.local, dst: self.remote, id: 0, flags: DF };
         Template::new(&ip, src_port)
     }
 
-    /// The ICRC template of what is received.
+    /// The ICRC template of received packets.
     fn incoming(self, src_port: u16) -> Template {
         Self { local: self.remote, remote: self.local }.outgoing(src_port)
     }
 }
 
-/// How much one call of [`Link::send`] takes.
+/// The limits of one call of [`Link::send`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RunLimits {
     /// Packets.
@@ -66,7 +67,8 @@ pub struct RunLimits {
 }
 
 impl RunLimits {
-    /// A super-packet, with room for Ethernet, IP and UDP headers below the 64 KiB from which a device segments in software.
+    /// A super-packet, with room for Ethernet, IP and UDP headers below 64 KiB: from there on a
+    /// device segments in software.
     fn super_packet() -> Self {
         Self { packets: segments_max(), bytes: 65_535 - 14 - 4 - 20 - 8 }
     }
@@ -74,23 +76,24 @@ impl RunLimits {
 
 /// A way to send and to receive.
 pub trait Link {
-    /// How much [`send`](Self::send) takes at once.
+    /// The limits of one [`send`](Self::send).
     fn limits(&self) -> RunLimits;
 
-    /// Sends packets of one size, of which the last may be shorter. `false` if there is no room now.
+    /// Sends packets of one size; the last may be shorter. `false` if there is no room now.
     ///
     /// # Errors
     /// The interface is gone, or never takes such packets.
     fn send(&mut self, run: &[Packet<'_>]) -> io::Result<bool>;
 
-    /// Hands a burst of what has come to `take`; returns how many datagrams were not whole or not ours.
+    /// Hands a burst of received datagrams to `take`; returns the number of datagrams that were not
+    /// whole or not ours.
     ///
     /// # Errors
     /// The interface is gone.
     fn receive(&mut self, take: impl FnMut(Arrived<'_>)) -> io::Result<u64>;
 }
 
-/// The most datagrams of a super-packet: Linux 6.9 doubled them.
+/// The most datagrams of a super-packet: Linux 6.9 doubled this limit.
 fn segments_max() -> usize {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|n| n.parse().ok());

@@ -1,4 +1,4 @@
-//! The ceiling of `AF_PACKET`: super-packets out by a virtio header, a mapped ring in.
+//! The ceiling of `AF_PACKET`: super-packets with a virtio header out, a mapped ring in.
 
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, SocketAddrV4};
@@ -17,18 +17,20 @@ const HEADERS: usize = ETHERNET + IPV4 + UDP;
 const NEEDS_CSUM: u8 = 1;
 const GSO_UDP_L4: u8 = 5;
 
-/// Payloads of at least so many bytes are gathered by the kernel; smaller ones are cheaper to copy.
+/// The kernel gathers payloads of at least this many bytes; smaller ones are cheaper to copy.
 const GATHER_MIN: usize = 4096;
-/// The most packets whose payload the kernel gathers: three pieces each.
+/// The most packets with a payload gathered by the kernel: three pieces each.
 const GATHER_PACKETS: usize = 16;
-/// 120 slots: a spinning reader is never so far behind, unless something else runs on its core for long.
+/// 120 slots: a spinning reader is never that far behind, unless another program runs on its core
+/// for long.
 const RING_BLOCKS: usize = 8;
-/// Puts UDP payloads in the ring at multiples of 64 bytes, which makes the kernel's copy faster.
+/// Puts UDP payloads at multiples of 64 bytes in the ring, which makes the kernel's copy faster.
 const RING_RESERVE: i32 = 10;
-/// Frames taken in one call.
+/// Frames per call.
 const BURST: usize = 4;
 
-/// A packet socket on one interface, and a UDP socket that keeps the kernel from answering for the port.
+/// A packet socket on one interface, and a UDP socket that stops the kernel from answering for the
+/// port.
 pub struct PacketLink {
     socket: Socket,
     ring: Ring,
@@ -37,13 +39,14 @@ pub struct PacketLink {
     headers: [u8; VNET_LEN + HEADERS],
     outgoing: Template,
     incoming: Template,
-    /// Headers and payload in one piece.
+    /// Headers and payload, contiguous.
     staging: Vec<u8>,
     limits: RunLimits,
 }
 
 impl PacketLink {
-    /// Opens the sockets on the interface that has the local address; the peer's Ethernet address is `mac`.
+    /// Opens the sockets on the interface that has the local address; the peer's Ethernet address
+    /// is `mac`.
     ///
     /// # Errors
     /// No `CAP_NET_RAW`, or UDP/4791 is taken.
@@ -76,7 +79,7 @@ impl PacketLink {
         })
     }
 
-    /// Fills in the headers of `len` bytes in datagrams of `segment` bytes, or in one.
+    /// Fills in the headers for `len` bytes in datagrams of `segment` bytes, or in a single one.
     fn address(&mut self, len: usize, segment: Option<u16>) {
         let (vnet, rest) = self.headers.split_at_mut(VNET_LEN);
         let (ip, udp) = rest[ETHERNET..].split_at_mut(IPV4);
@@ -132,7 +135,7 @@ fn headers(flow: Flow, local: [u8; 6], remote: [u8; 6]) -> [u8; VNET_LEN + HEADE
     out
 }
 
-/// A UDP socket that owns the port and drops all that comes, before the kernel would segment it.
+/// A UDP socket that owns the port and drops all input, before the kernel would segment it.
 fn guard(flow: Flow) -> io::Result<Socket> {
     let socket = Socket::udp()?;
     socket.filter(&mut [instruction(libc::BPF_RET | libc::BPF_K, 0, 0, 0)])?;
@@ -208,7 +211,7 @@ impl Link for PacketLink {
     }
 }
 
-/// Cuts a frame into its datagrams; returns how many were not ours.
+/// Splits a frame into its datagrams; returns the number of those that were not ours.
 fn deliver(
     vnet: &[u8; VNET_LEN],
     frame: &[u8],

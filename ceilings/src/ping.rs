@@ -1,4 +1,4 @@
-//! One message to and fro, both sides spinning.
+//! One message back and forth; both sides spin.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -11,11 +11,11 @@ use crate::flood::{fill, send};
 use crate::shape::Shape;
 use crate::{Link, Packet, Tally};
 
-/// A ping that is not answered for so long is followed by another.
+/// After this long without an answer, another ping follows.
 const LOST: Duration = Duration::from_millis(20);
-/// Round trips that are not counted.
+/// Round trips at the start that are not counted.
 const FIRST: u32 = 300;
-/// What the tally says when there will be no more pings: the pinging side sets it.
+/// Value of the tally when no more pings follow: the pinging side sets it.
 const ENDED: u64 = u64::MAX;
 
 /// The median of half the round trip, in microseconds.
@@ -59,7 +59,7 @@ pub(crate) fn ping(
     Ok(histogram.value_at_quantile(0.5) as f64 / 1e3)
 }
 
-/// Spins for the answer to a message, one as long; `false` if none comes.
+/// Spins for the answer to a message, which has the same length; `false` if none arrives.
 fn is_answered(
     link: &mut impl Link,
     shape: Shape,
@@ -100,7 +100,7 @@ fn send_message<'a>(
     Ok(())
 }
 
-/// Answers each message by one as long, until there are no more.
+/// Answers each message with one of the same length, until there are no more.
 pub(crate) fn pong(
     link: &mut impl Link,
     tally: &Tally,
@@ -109,7 +109,7 @@ pub(crate) fn pong(
 ) -> Result<(), VerbsError> {
     let source = shape.region();
     let mut run = Vec::with_capacity(link.limits().packets);
-    // The message that is arriving, by its first packet, and how many of its packets have come.
+    // The message that is arriving, by its first packet, and the number of its packets received.
     let (mut current, mut arrivals) = (None, 0);
     let mut heard = Instant::now();
     loop {

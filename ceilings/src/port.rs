@@ -1,7 +1,8 @@
-//! The ceiling of `AF_XDP`: the port itself, with no engine behind it.
+//! The ceiling of `AF_XDP`: the port itself, without an engine behind it.
 //!
-//! The rings, the program and its loading are not what is to be measured, so they are not written again. The same link over
-//! the other ports shows what lies between a ceiling and its port, and between a port and the engine.
+//! The measurement is not about the rings, the program and its loading, so they are not written
+//! again. The same link over the other ports shows the difference between a ceiling and its port,
+//! and between a port and the engine.
 
 use std::io;
 use std::net::IpAddr;
@@ -12,9 +13,9 @@ use rocinante_stack::wire::icrc::Template;
 
 use crate::{Arrived, Flow, Link, Packet, RunLimits, SRC_PORT};
 
-/// Datagrams read in one call.
+/// Datagrams per call.
 const BURST: usize = 64;
-/// How many runs between two looks at the clock.
+/// Runs between two reads of the clock.
 const CHORES_EVERY: u32 = 64;
 
 /// A port of any backend as a link.
@@ -23,17 +24,17 @@ pub struct PortLink<P> {
     path: PathId,
     outgoing: Template,
     incoming: Template,
-    /// Packets of the current run that are committed already.
+    /// Packets of the current run that are already committed.
     committed: usize,
     runs: u32,
     chores_due: Instant,
 }
 
 impl<P: Port> PortLink<P> {
-    /// Uses `port`, and waits until it knows the way to the peer.
+    /// Uses `port`, and waits until it has resolved the way to the peer.
     ///
     /// # Errors
-    /// There is no way to the peer.
+    /// There is no route to the peer.
     pub fn new(mut port: P, flow: Flow) -> io::Result<Self> {
         let path = port.add_path(&PathSpec {
             local: IpAddr::V4(flow.local),
@@ -43,7 +44,7 @@ impl<P: Port> PortLink<P> {
             ttl: 64,
             flow_label: 0,
         })?;
-        // Nobody waits for what arrives: it is looked for all the time.
+        // No thread waits for arrivals: the link is polled all the time.
         port.watch(false)?;
         Ok(Self {
             port,
@@ -56,7 +57,7 @@ impl<P: Port> PortLink<P> {
         })
     }
 
-    /// Lets the port look after its neighbours.
+    /// Lets the port run its chores.
     fn chores(&mut self) {
         self.runs = self.runs.wrapping_add(1);
         if self.runs.is_multiple_of(CHORES_EVERY) && Instant::now() >= self.chores_due {

@@ -2,26 +2,27 @@
 
 use crate::{Arrived, Packet};
 
-/// Payload is gathered from, and copied to, memory of so many bytes at most, unless one message is larger.
+/// The most bytes of memory for payload at each end, unless one message is larger.
 const REGION_MAX: usize = 4 << 20;
-/// A packet's number has so many values.
+/// The number of values of a packet's number.
 const NUMBERS: u32 = 1 << 24;
 
-/// Messages of one size, cut into packets as those of a WRITE are.
+/// Messages of one size, split into packets as a WRITE is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shape {
-    /// Which of the streams of a run this is.
+    /// The number of this stream in its run.
     pub(crate) phase: u8,
     /// Bytes of payload of each packet, with its padding.
     payload: usize,
     /// Packets of a message.
     pub(crate) packets: u32,
-    /// Messages for which there is memory: those that follow use it again.
+    /// Messages with memory of their own: later ones reuse it.
     slots: usize,
 }
 
 impl Shape {
-    /// Messages of `message` bytes in packets of `mtu` payload bytes at most; one divides the other. `depth` of them have memory of their own, as far as there is some.
+    /// Messages of `message` bytes in packets of at most `mtu` payload bytes; one divides the
+    /// other. Up to `depth` of them have memory of their own, as far as there is enough.
     pub(crate) fn new(phase: u8, message: usize, mtu: usize, depth: usize) -> Self {
         let packets = (message / mtu).max(1) as u32;
         let payload = mtu.min(message).next_multiple_of(4);
@@ -29,25 +30,27 @@ impl Shape {
         Self { phase, payload, packets, slots }
     }
 
-    /// Memory for such a stream.
+    /// Memory for this stream.
     pub(crate) fn region(self) -> Vec<u8> {
         let len = self.payload * self.packets as usize * self.slots;
         (0..len).map(|i| ((i * 31) >> 3) as u8).collect()
     }
 
-    /// The number of a message's first packet, counting messages from 0 again where numbers would not suffice.
+    /// The number of a message's first packet. Messages are counted from 0 again when packet
+    /// numbers run out.
     pub(crate) fn first_of(self, message: u32) -> u32 {
         message % (NUMBERS / self.packets) * self.packets
     }
 
-    /// Packet number `number` of the stream, from its place in `region`.
+    /// Packet number `number` of the stream, with the payload from its place in `region`.
     pub(crate) fn packet<'a>(&self, number: u32, region: &'a [u8]) -> Packet<'a> {
         let at = self.place(number, region.len());
         let first = number.is_multiple_of(self.packets);
         Packet::new(self.phase, number, first, &region[at..at + self.payload])
     }
 
-    /// Copies the payload to where a WRITE would place it, unless it is of another stream.
+    /// Copies the payload to the place where a WRITE would put it, unless it belongs to another
+    /// stream.
     pub(crate) fn take(self, arrived: &Arrived<'_>, region: &mut [u8]) -> bool {
         let fits = arrived.phase == self.phase && arrived.payload.len() == self.payload;
         if fits {

@@ -1,7 +1,7 @@
 //! The system calls of the ceilings, and the mapped ring.
 //!
-//! Sources: `udp(7)`, `packet(7)`, `cmsg(3)`, `sendmsg(2)`, `recvmmsg(2)`, `include/uapi/linux/if_packet.h`,
-//! `Documentation/networking/packet_mmap.rst`.
+//! Sources: `udp(7)`, `packet(7)`, `cmsg(3)`, `sendmsg(2)`, `recvmmsg(2)`,
+//! `include/uapi/linux/if_packet.h`, `Documentation/networking/packet_mmap.rst`.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 #[derive(Debug)]
 pub(crate) struct Socket(OwnedFd);
 
-/// Where a datagram goes; opaque.
+/// The destination of a datagram; opaque.
 pub(crate) struct Name(libc::sockaddr_in);
 
 impl Name {
@@ -51,7 +51,7 @@ impl Socket {
 
     fn new(family: i32, kind: i32, protocol: i32) -> io::Result<Self> {
         let kind = kind | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        // SAFETY: no pointers; a result that is not negative is a descriptor that nobody else owns.
+        // SAFETY: no pointers; a non-negative result is a descriptor without another owner.
         unsafe { Ok(Self(OwnedFd::from_raw_fd(check(libc::socket(family, kind, protocol))?))) }
     }
 
@@ -66,7 +66,7 @@ impl Socket {
         unsafe { check(libc::setsockopt(self.raw(), level, option, value, len)) }.map(drop)
     }
 
-    /// Attaches a classic BPF program that says how much of each packet is taken.
+    /// Attaches a classic BPF program that decides how many bytes of each packet are taken.
     pub(crate) fn filter(&self, program: &mut [libc::sock_filter]) -> io::Result<()> {
         let len = program.len() as u16;
         let program = libc::sock_fprog { len, filter: program.as_mut_ptr() };
@@ -77,7 +77,8 @@ impl Socket {
         self.bind_raw(&Name::new(address).0)
     }
 
-    /// Takes all frames of one interface, before the kernel's own protocols get them, and sends to it.
+    /// Receives all frames of one interface, before the kernel's own protocols get them, and sends
+    /// through it.
     pub(crate) fn bind_interface(&self, index: u32) -> io::Result<()> {
         self.bind_raw(&libc::sockaddr_ll {
             sll_family: libc::AF_PACKET as u16,
@@ -96,8 +97,8 @@ impl Socket {
         unsafe { check(libc::bind(self.raw(), ptr::from_ref(name).cast(), len)) }.map(drop)
     }
 
-    /// Sends one message made of `pieces`; with a `segment`, the kernel cuts it into datagrams of that
-    /// size. `false` if there is no room for it now.
+    /// Sends one message made of `pieces`; with a `segment`, the kernel splits it into datagrams of
+    /// that size. `false` if there is no room for it now.
     pub(crate) fn send(
         &self,
         pieces: &[IoSlice<'_>],
@@ -123,13 +124,14 @@ impl Socket {
             message.msg_control = (&raw mut control).cast();
             message.msg_controllen = size_of::<Control>() as _;
         }
-        // SAFETY: `IoSlice` has the layout of `iovec`; everything that the message points to outlives
-        // the call, and the kernel only reads it.
+        // SAFETY: `IoSlice` has the layout of `iovec`; everything that the message points to
+        // outlives the call, and the kernel only reads it.
         let sent = unsafe { libc::sendmsg(self.raw(), &raw const message, libc::MSG_DONTWAIT) };
         was_taken(sent)
     }
 
-    /// Sends one message that lies in one piece, for which the kernel has no header and no vectors to fetch. `false` if there is no room for it now.
+    /// Sends one contiguous message, without a header or vectors for the kernel to fetch. `false`
+    /// if there is no room for it now.
     pub(crate) fn send_piece(&self, message: &[u8]) -> io::Result<bool> {
         let (at, len) = (message.as_ptr().cast(), message.len());
         // SAFETY: the kernel only reads `len` bytes, which are the message's, during the call.
@@ -147,7 +149,8 @@ impl Socket {
         self.set_raw(libc::SOL_PACKET, libc::PACKET_RX_RING, &request)?;
         let (len, protection) = (blocks * BLOCK_BYTES, libc::PROT_READ | libc::PROT_WRITE);
         let flags = libc::MAP_SHARED | libc::MAP_POPULATE;
-        // SAFETY: a new mapping, at an address of the kernel's choice, of a ring of just this length.
+        // SAFETY: a new mapping, at an address of the kernel's choice, of a ring with exactly this
+        // length.
         let base = unsafe { libc::mmap(ptr::null_mut(), len, protection, flags, self.raw(), 0) };
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
@@ -176,8 +179,8 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    /// Hands the next frame (virtio header, and from the Ethernet header on) to `take`, and then back to
-    /// the kernel. `false` if there is none.
+    /// Hands the next frame (virtio header, and the bytes from the Ethernet header on) to `take`,
+    /// and then back to the kernel. `false` if there is no frame.
     pub(crate) fn take(&mut self, take: impl FnOnce(&[u8; VNET_LEN], &[u8])) -> bool {
         let (block, slot) = (self.next / FRAMES_PER_BLOCK, self.next % FRAMES_PER_BLOCK);
         let offset = block * BLOCK_BYTES + slot * FRAME_BYTES;
@@ -189,8 +192,8 @@ impl Ring {
         if status.load(Ordering::Acquire) & libc::TP_STATUS_USER == 0 {
             return false;
         }
-        // SAFETY: the kernel has handed the slot over and does not touch it until the status says so; it
-        // put the header, and a frame of `tp_snaplen` bytes, inside of it.
+        // SAFETY: the kernel has handed the slot over and does not touch it until the status says
+        // so. It put the header, and a frame of `tp_snaplen` bytes, into the slot.
         let (vnet, frame) = unsafe {
             let header = &*slot.cast::<libc::tpacket2_hdr>();
             let mac = slot.add(usize::from(header.tp_mac));
@@ -205,29 +208,31 @@ impl Ring {
     }
 }
 
-/// A number in memory that two processes share: how much the receiver has. It takes the place of acknowledgements, and costs nothing.
+/// A number in memory shared by two processes: the receiver's count of packets. It replaces
+/// acknowledgements, and costs nothing.
 pub struct Tally(&'static AtomicU64);
 
 impl Tally {
     const BYTES: usize = 4096;
 
-    /// Makes the memory.
+    /// Creates the memory.
     ///
     /// # Errors
     /// No descriptors or memory are left.
     pub fn file() -> io::Result<File> {
         let flags = libc::MFD_CLOEXEC;
-        // SAFETY: the name is a C string; a result that is not negative is a descriptor that nobody else owns.
+        // SAFETY: the name is a C string; a non-negative result is a descriptor without another
+        // owner.
         let file =
             unsafe { File::from_raw_fd(check(libc::memfd_create(c"tally".as_ptr(), flags))?) };
         file.set_len(Self::BYTES as u64)?;
         Ok(file)
     }
 
-    /// Maps the memory of `file`, for as long as the process lives.
+    /// Maps the memory of `file`, until the process ends.
     ///
     /// # Errors
-    /// It is not what [`file`](Self::file) made.
+    /// `file` was not created by [`file`](Self::file).
     pub fn map(file: &File) -> io::Result<Self> {
         if file.metadata()?.len() != Self::BYTES as u64 {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -287,7 +292,7 @@ impl Slots {
         Self { bytes, _vectors: vectors, controls, headers }
     }
 
-    /// Reads what has come, as far as there are slots; returns how many messages.
+    /// Reads received messages, as far as there are slots; returns their number.
     pub(crate) fn receive(&mut self, socket: &Socket) -> io::Result<usize> {
         for (header, control) in self.headers.iter_mut().zip(&mut self.controls) {
             header.msg_hdr.msg_controllen = size_of::<Control>() as _;
@@ -295,7 +300,8 @@ impl Slots {
         }
         let (slots, none) = (self.headers.len() as u32, ptr::null_mut());
         let headers = self.headers.as_mut_ptr();
-        // SAFETY: every header points to one slot and one control buffer of `self`, with their lengths.
+        // SAFETY: every header points to one slot and one control buffer of `self`, with their
+        // lengths.
         let got = unsafe { libc::recvmmsg(socket.raw(), headers, slots, libc::MSG_DONTWAIT, none) };
         match check(got) {
             Ok(count) => Ok(count as usize),
@@ -304,7 +310,7 @@ impl Slots {
         }
     }
 
-    /// Message `i` of the last [`receive`](Self::receive), and the size of the datagrams that it is made of.
+    /// Message `i` of the last [`receive`](Self::receive), and the size of its datagrams.
     pub(crate) fn message(&self, i: usize) -> (&[u8], usize) {
         let len = self.headers[i].msg_len as usize;
         let (control, at) = (&self.controls[i], i * SLOT_BYTES);
@@ -315,7 +321,7 @@ impl Slots {
     }
 }
 
-/// What sending returned: whether there was room.
+/// Converts the result of a send: whether there was room.
 fn was_taken(sent: isize) -> io::Result<bool> {
     if sent >= 0 {
         return Ok(true);

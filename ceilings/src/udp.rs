@@ -8,17 +8,17 @@ use rocinante_stack::wire::icrc::Template;
 use crate::sys::{Name, Slots, Socket};
 use crate::{Arrived, Flow, Link, Packet, ROCE_PORT, RunLimits, SRC_PORT};
 
-/// Payloads of at least so many bytes are gathered by the kernel; smaller ones are cheaper to copy.
+/// The kernel gathers payloads of at least this many bytes; smaller ones are cheaper to copy.
 const GATHER_MIN: usize = 4096;
-/// The most packets whose payload the kernel gathers: three pieces each.
+/// The most packets with a payload gathered by the kernel: three pieces each.
 const GATHER_PACKETS: usize = 16;
 /// Receive buffer of the socket, in bytes.
 const RECEIVE_BUFFER: i32 = 4 << 20;
-/// Messages read at once: what stays in a second-level cache.
+/// Messages per call: as many as stay in a second-level cache.
 const BURST: usize = 4;
 
-/// Sockets bound to the two ports, unconnected, that never fragment: so their IPv4 identifications are
-/// 0, and *i* for datagram *i* of a super-packet.
+/// Sockets bound to the two ports. They are unconnected and never fragment, so their IPv4
+/// identifications are 0, and *i* for datagram *i* of a super-packet.
 pub struct UdpLink {
     sender: Socket,
     receiver: Socket,
@@ -34,7 +34,7 @@ impl UdpLink {
     /// Opens both sockets.
     ///
     /// # Errors
-    /// UDP/4791 is taken, or the address is not ours.
+    /// UDP/4791 is taken, or the address is not local.
     pub fn open(flow: Flow) -> io::Result<Self> {
         let (sender, receiver) = (Socket::udp()?, Socket::udp()?);
         for (socket, port) in [(&sender, SRC_PORT), (&receiver, ROCE_PORT)] {

@@ -1,4 +1,4 @@
-//! What the ceilings send: packets of the same sizes as those of a WRITE.
+//! The packets of the ceilings: of the same sizes as those of a WRITE.
 
 use rocinante_stack::wire::icrc::{DF, Template};
 
@@ -12,7 +12,7 @@ pub(crate) const ICRC: usize = 4;
 const FIRST: u8 = 0x06;
 const MIDDLE: u8 = 0x07;
 
-/// A packet to be sent, but for its ICRC.
+/// A packet to send, without its ICRC.
 #[derive(Debug, Clone, Copy)]
 pub struct Packet<'a> {
     head: [u8; FIRST_HEAD],
@@ -22,7 +22,7 @@ pub struct Packet<'a> {
 }
 
 impl<'a> Packet<'a> {
-    /// Packet number `number` of phase `phase`, which begins a message or does not.
+    /// Packet number `number` of phase `phase`; `first` if it starts a message.
     #[must_use]
     pub fn new(phase: u8, number: u32, first: bool, payload: &'a [u8]) -> Self {
         let mut head = [0; FIRST_HEAD];
@@ -33,7 +33,7 @@ impl<'a> Packet<'a> {
         Self { head, head_len: if first { FIRST_HEAD } else { HEAD }, payload }
     }
 
-    /// From the BTH to the ICRC.
+    /// Length from the BTH to the ICRC.
     #[must_use]
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
@@ -46,7 +46,7 @@ impl<'a> Packet<'a> {
         &self.head[..self.head_len]
     }
 
-    /// The ICRC, where the packet's IPv4 identification is `id`.
+    /// The ICRC, for the IPv4 identification `id`.
     #[must_use]
     pub fn icrc(&self, template: &mut Template, id: u16) -> [u8; ICRC] {
         template.set_id(id, DF);
@@ -57,7 +57,7 @@ impl<'a> Packet<'a> {
         icrc.finish().to_le_bytes()
     }
 
-    /// Writes all of it to `buf`, which is exactly as long.
+    /// Writes the whole packet to `buf`, which must have exactly its length.
     pub fn write(&self, buf: &mut [u8], template: &mut Template, id: u16) {
         let (head, payload) = buf.split_at_mut(self.head_len);
         head.copy_from_slice(self.head());
@@ -67,10 +67,10 @@ impl<'a> Packet<'a> {
     }
 }
 
-/// A packet that has come.
+/// A received packet.
 #[derive(Debug, Clone, Copy)]
 pub struct Arrived<'a> {
-    /// Of which phase.
+    /// Its phase.
     pub phase: u8,
     /// Its number, modulo 2²⁴.
     pub number: u32,
@@ -79,7 +79,8 @@ pub struct Arrived<'a> {
 }
 
 impl<'a> Arrived<'a> {
-    /// Reads a datagram, from the BTH to the ICRC; `None` unless it is one of ours with a correct ICRC.
+    /// Reads a datagram, from the BTH to the ICRC; `None` unless it is one of ours with a correct
+    /// ICRC.
     #[must_use]
     pub fn parse(datagram: &'a [u8], template: &mut Template, id: u16) -> Option<Self> {
         template.set_id(id, DF);

@@ -1,5 +1,6 @@
-//! Folding by carry-less multiplication, after Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction" (Intel, 2009):
-//! 16 bytes are taken as many bits further as there are to the next, and added to those.
+//! Folding by carry-less multiplication, after Gopal et al., "Fast CRC Computation for Generic
+//! Polynomials Using PCLMULQDQ Instruction" (Intel, 2009). Each step shifts 16 bytes by the
+//! distance to the next 16, and adds the two.
 
 use core::arch::x86_64::{
     __m128i, _mm_clmulepi64_si128, _mm_cvtsi32_si128, _mm_extract_epi32, _mm_or_si128,
@@ -9,19 +10,19 @@ use core::arch::x86_64::{
 use crate::summer::{BTH_LEN, MASKED, PACKET_MIN, plain};
 use crate::{power, update};
 
-/// Two factors, for the halves of 16 bytes: they take them so many bits further.
+/// Two factors, for the halves of 16 bytes: they shift them by a given number of bits.
 pub type Factors = (i64, i64);
 
-/// 16 bytes, and the next.
+/// Bytes of a lane, and the factors that shift a lane to the next one.
 const LANE: usize = 16;
 const LANE_ON: Factors = further(8 * LANE as u64);
-/// Beyond, several chains at a time are faster than one.
+/// The longest input in one chain, in bytes. Beyond it, several chains in parallel are faster.
 const SHORT: usize = 320;
-/// What the library is best at.
+/// The block size in bytes at which the library is fastest.
 const BLOCK: usize = 64;
 /// The polynomial, bit-reversed in 33 bits.
 const POLYNOMIAL: i64 = 0x1_db71_0641;
-/// x^95 divided by it, bit-reversed in 64.
+/// x^95 divided by the polynomial, bit-reversed in 64 bits.
 const QUOTIENT: i64 = {
     let (mut rest, mut quotient) = (1u128 << 95, 0u64);
     let mut bit = 64;
@@ -35,7 +36,7 @@ const QUOTIENT: i64 = {
     quotient.reverse_bits().cast_signed()
 };
 
-/// Seen from place n on: n bytes moved to the end, with zeros before.
+/// Shuffle masks: the 16 bytes from place n on move n bytes to the end, with zeros before them.
 const TO_THE_END: [u8; 2 * LANE] = {
     let mut window = [0x80; 2 * LANE];
     let mut at = 0;
@@ -45,7 +46,7 @@ const TO_THE_END: [u8; 2 * LANE] = {
     }
     window
 };
-/// What takes 16 bytes so many `bits` further.
+/// The factors that shift 16 bytes by this number of `bits`.
 #[must_use]
 pub const fn further(bits: u64) -> Factors {
     (factor(bits + 32), factor(bits - 32))
@@ -59,7 +60,8 @@ const fn factor(bits: u64) -> i64 {
 /// As [`Summer::packet`](crate::Summer::packet).
 #[target_feature(enable = "pclmulqdq,avx")]
 pub(crate) fn packet(before: u32, packet: &[u8], covered: usize) -> u32 {
-    // What was before counts where the first four bytes are, so these stay together. One comparison says all three: too few, too many, odd ones.
+    // The state before counts in the place of the first four bytes, so these stay together. One
+    // comparison covers three cases: too few bytes, too many, and no multiple of 4.
     let usual = covered.wrapping_sub(BTH_LEN).rotate_right(2) <= (SHORT - BTH_LEN) / 4;
     match packet.first_chunk().zip(packet.get(..covered)) {
         Some((head, bytes)) if usual => short(before, head, bytes),
@@ -67,7 +69,7 @@ pub(crate) fn packet(before: u32, packet: &[u8], covered: usize) -> u32 {
     }
 }
 
-/// The same of any packet. Of a long one the library sums what is a multiple of its blocks.
+/// As [`packet`], for any packet. For a long one, the library sums a multiple of its block size.
 #[inline(never)]
 #[target_feature(enable = "pclmulqdq,avx")]
 fn unusual(before: u32, packet: &[u8], covered: usize) -> u32 {
@@ -82,11 +84,13 @@ fn unusual(before: u32, packet: &[u8], covered: usize) -> u32 {
     }
 }
 
-/// The sum of `bytes`, a multiple of 4 and no less than [`BTH_LEN`], in one chain. The packet that they are of begins with `head`.
+/// The sum of `bytes` in one chain; their number is a multiple of 4 and at least [`BTH_LEN`]. The
+/// packet that contains them starts with `head`.
 #[inline]
 #[target_feature(enable = "pclmulqdq,avx")]
 fn short(before: u32, head: &[u8; PACKET_MIN], bytes: &[u8]) -> u32 {
-    // So many first that what remains is a multiple of 16: the CRC of zeros before them is that of nothing.
+    // The first lane gets 1 to 16 bytes, so that a multiple of 16 remains. Zeros before them do not
+    // change the CRC.
     let first = (bytes.len().wrapping_sub(1) & (LANE - 1)) + 1;
     let state = _mm_cvtsi32_si128((!before).cast_signed());
     let lane = _mm_xor_si128(_mm_or_si128(load(head), byte(MASKED)), state);
@@ -99,7 +103,7 @@ fn short(before: u32, head: &[u8; PACKET_MIN], bytes: &[u8]) -> u32 {
         lane = fold(lane, _mm_or_si128(load(next), byte(0)), factors);
         lanes = rest;
     }
-    // Written out, since a compiler that does so by itself counts first.
+    // Unrolled by hand: a compiler that unrolls it counts the lanes first.
     while let Some(([a, b, c, d], rest)) = lanes.split_first_chunk() {
         lane = fold(fold(lane, load(a), factors), load(b), factors);
         lane = fold(fold(lane, load(c), factors), load(d), factors);
@@ -115,14 +119,14 @@ fn short(before: u32, head: &[u8; PACKET_MIN], bytes: &[u8]) -> u32 {
     reduce(lane)
 }
 
-/// Ones in the byte of this number, which is below 8.
+/// Ones in byte number `at`, which is below 8.
 #[inline]
 #[target_feature(enable = "sse2")]
 fn byte(at: usize) -> __m128i {
     _mm_set_epi64x(0, 0xff << (8 * at))
 }
 
-/// `lane`, taken further by `factors`, and `next`, which stands there.
+/// `lane`, shifted by `factors`, plus `next`.
 #[inline]
 #[target_feature(enable = "pclmulqdq")]
 fn fold(lane: __m128i, next: __m128i, factors: __m128i) -> __m128i {
@@ -131,10 +135,12 @@ fn fold(lane: __m128i, next: __m128i, factors: __m128i) -> __m128i {
     _mm_xor_si128(low, _mm_xor_si128(high, next))
 }
 
-/// The CRC-32 that 128 bits come to. One more folding makes them 96, of which Barrett's reduction divides the first 64 and leaves the last 32.
+/// The CRC-32 of 128 bits. One more folding leaves 96 bits; Barrett's reduction divides the first
+/// 64 of them and leaves the last 32.
 ///
 /// # Safety
-/// None is needed but the processor's: who calls this without these features has to know that they are there.
+/// Only the processor matters: a caller without these target features must know that the processor
+/// has them.
 #[must_use]
 #[inline]
 #[target_feature(enable = "pclmulqdq,sse4.1")]
@@ -146,7 +152,7 @@ pub fn reduce(lane: __m128i) -> u32 {
     !_mm_extract_epi32(_mm_xor_si128(folded, rest), 2).cast_unsigned()
 }
 
-/// 16 bytes of a window.
+/// 16 bytes of a window, from place `from` on.
 #[inline]
 #[target_feature(enable = "sse2")]
 fn window(all: &[u8; 2 * LANE], from: usize) -> __m128i {

@@ -1,22 +1,22 @@
-//! Packets: the sum of the bytes that the ICRC covers.
+//! The sum of the bytes of a packet that the ICRC covers.
 #![allow(unsafe_code)]
 
 #[cfg(target_arch = "x86_64")]
 use crate::folding;
 use crc32fast::Hasher;
 
-/// Bytes of a base transport header, the shortest that is summed.
+/// Bytes of a base transport header, the shortest input.
 pub const BTH_LEN: usize = 12;
 /// The shortest packet: a BTH and an ICRC.
 pub const PACKET_MIN: usize = 16;
 
-/// The byte of the BTH that is taken for ones.
+/// Index of the byte of the BTH that counts as ones.
 pub(crate) const MASKED: usize = 4;
 
-/// How this processor sums.
+/// The method for this processor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Summer {
-    /// Only [`detect`](Self::detect) says so.
+    /// Only [`detect`](Self::detect) sets it.
     folds: bool,
 }
 
@@ -32,21 +32,22 @@ impl Summer {
         Self { folds: false }
     }
 
-    /// The CRC-32 of something of which it was `before`, and the first `covered` bytes of a packet behind it, of which the fifth counts as ones. What is
-    /// not there of it counts as nothing.
+    /// The CRC-32 of an input followed by the first `covered` bytes of a packet; `before` is the
+    /// CRC-32 of that input. The fifth byte of the packet counts as ones. If the packet is shorter
+    /// than `covered`, all of it is summed.
     #[must_use]
     #[inline]
     pub fn packet(self, before: u32, packet: &[u8], covered: usize) -> u32 {
         #[cfg(target_arch = "x86_64")]
         if self.folds {
-            // SAFETY: the processor has what it takes: `folds` is true of no other.
+            // SAFETY: the processor has the required features: `folds` is true only then.
             return unsafe { folding::packet(before, packet, covered) };
         }
         plain(before, packet, covered)
     }
 }
 
-/// The same by what the library has.
+/// As [`Summer::packet`], by means of the library.
 #[cfg_attr(target_arch = "x86_64", cold)]
 pub(crate) fn plain(before: u32, packet: &[u8], covered: usize) -> u32 {
     let covered = packet.get(..covered).unwrap_or(packet);
@@ -73,7 +74,7 @@ mod tests {
         masked[MASKED] = 0xff;
         let before = crc32fast::hash(b"what stands before");
         for len in (0..700usize).chain([1000, 4116, 4999]) {
-            // What is not covered makes no difference, wherever it ends.
+            // Bytes that are not covered make no difference, wherever the covered ones end.
             for covered in [len.saturating_sub(4), len, BTH_LEN, len / 2, 0, 3, len + 1, len + 4] {
                 let expected = update(before, &masked[..covered.min(len)]);
                 for summer in [Summer::detect(), Summer { folds: false }] {

@@ -1,26 +1,27 @@
-//! Examples of the verbs API: see `src/bin`. Here is only what they share: their command lines.
+//! Examples of the verbs API: see `src/bin`. This crate contains only their common command line.
 
 use std::net::IpAddr;
 
 use rocinante::{Context, OpenOptions, VerbsError};
 
-/// The TCP port on which the examples find each other.
+/// The TCP port of the examples' exchange.
 pub const PORT: u16 = 18_600;
 
-/// Words of a command line and the options among them, each of which takes a value.
+/// Words of a command line, and the options among them; each option takes a value.
 #[derive(Debug, Default)]
 pub struct Args {
     /// `--bind`: the own address.
     pub bind: Option<IpAddr>,
-    /// `--device`: the device that has the address, if not the one in software: see [`OpenOptions::device`].
+    /// `--device`: the device that has the address, if not the one in software; see
+    /// [`OpenOptions::device`].
     pub device: Option<String>,
     /// `--port`: the TCP port.
     pub port: Option<u16>,
-    /// `--iters`: how often.
+    /// `--iters`: the number of iterations.
     pub iters: Option<u64>,
-    /// `--connections`: how many.
+    /// `--connections`: the number of connections.
     pub connections: Option<u64>,
-    /// `--size`: how many bytes.
+    /// `--size`: the number of bytes.
     pub size: Option<usize>,
     /// All other words.
     pub words: Vec<String>,

@@ -1,4 +1,4 @@
-//! The examples, as the README has them run.
+//! The examples, run as in the README.
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::Ipv4Addr;
@@ -37,7 +37,7 @@ impl Drop for Server {
     }
 }
 
-/// Two loopback addresses for the test of this number.
+/// Two loopback addresses for the test with this number.
 fn addresses(number: u8) -> [String; 2] {
     let [_, _, high, low] = std::process::id().to_be_bytes();
     [0, 1].map(|side| Ipv4Addr::new(127, high | 128, low, 2 * number + side + 1).to_string())
@@ -74,7 +74,7 @@ fn rc_pingpong_plays() {
     }
 }
 
-/// Everything on one thread at either side, with many connections at a time.
+/// Each side uses a single thread, with many connections at a time.
 #[test]
 fn async_echo_serves_many_connections() {
     let program = env!("CARGO_BIN_EXE_async_echo");
@@ -114,7 +114,7 @@ fn kv_store_keeps_what_it_is_given() {
     let demo = call(&["demo", "--iters", "300"]);
     assert!(demo.contains("2 x 300 updates under locks, none lost"), "{demo}");
     assert!(demo.ends_with("all verified\n"), "{demo}");
-    // What the demo did has harmed nobody.
+    // The demo has not damaged other keys.
     assert_eq!(call(&["get", "colour"]), "blue\n");
 }
 

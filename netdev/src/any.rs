@@ -29,7 +29,7 @@ pub enum AnyPort {
     Sim(SimPort),
 }
 
-/// Evaluates an expression with `$port` bound to whatever port it is.
+/// Evaluates an expression with `$port` bound to the port of whichever backend it is.
 macro_rules! on {
     ($any:expr, $port:ident => $call:expr) => {
         match $any {

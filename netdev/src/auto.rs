@@ -1,8 +1,9 @@
-//! The choice of a backend.
+//! Selection of a backend.
 //!
-//! Without a wish, the best that the process may open *and* that bypasses no rule of its own network
-//! namespace: AF_XDP where the driver has zero-copy, AF_PACKET on a veth, else UDP sockets. Where the
-//! rules cannot be read, UDP. The choice says why, and what else was tried.
+//! If the caller names none, [`choose`] takes the best backend that the process may open *and* that
+//! bypasses no rule of its own network namespace. That is AF_XDP where the driver has zero-copy,
+//! AF_PACKET on a veth, and UDP sockets elsewhere. If the rules cannot be read, it takes UDP. The
+//! [`Choice`] says why, and which better backends were tried.
 
 mod features;
 
@@ -19,14 +20,14 @@ use crate::rtnl::Rtnl;
 use crate::udp::UdpPort;
 use crate::xdp::XdpPort;
 
-/// What was chosen, and why.
+/// The selected backend, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Choice {
     /// The backend of the port.
     pub backend: Backend,
     /// Why this one, in words that follow its name: `v0 is a veth, and …`.
     pub reason: String,
-    /// What would have been better, and why it was not taken; best first.
+    /// Better backends that were not taken, and why; best first.
     pub tried: Vec<(Backend, String)>,
 }
 
@@ -36,13 +37,13 @@ impl std::fmt::Display for Choice {
     }
 }
 
-/// Opens a port on `iface` for these own `addresses`: of the backend that is wanted, or else of the
-/// best.
+/// Opens a port on `iface` for these own `addresses`. Takes the backend `want`, or the best one if
+/// that is `None`.
 ///
-/// A wish is obeyed even if the backend bypasses rules; the reason then says so.
+/// A backend named by the caller is taken even if it bypasses rules; the reason then lists them.
 ///
 /// # Errors
-/// The wanted backend cannot be opened; or not even a UDP socket can.
+/// The wanted backend cannot be opened; without one, not even a UDP socket can.
 pub fn choose(
     iface: &Interface,
     addresses: &[IpAddr],
@@ -53,8 +54,9 @@ pub fn choose(
     Ok((ports.pop().expect("one was asked for"), choice))
 }
 
-/// As [`choose`], but `count` ports of one backend, which share the addresses: what arrives for a queue pair comes, as far as the backend can
-/// see to that, to the port whose number is the upper byte of the queue pair's.
+/// As [`choose`], but opens `count` ports of one backend, which share the addresses. As far as the
+/// backend can steer, the port with number *n* gets the datagrams to queue pair numbers with *n* as
+/// their upper byte.
 ///
 /// # Errors
 /// As [`choose`].
@@ -89,9 +91,9 @@ pub fn choose_shards(
     Ok((ports, Choice { backend: Backend::Udp, reason, tried }))
 }
 
-/// What [`choose`] would choose without a wish, and what its port could do, without disturbing anybody: where that is AF_XDP,
-/// nothing is opened, because that would attach a program to the interface, and the capabilities are not known. Others are
-/// opened and closed.
+/// Returns what [`choose`] would choose without a named backend, and the capabilities of its port.
+/// No traffic is disturbed. AF_XDP is not opened, because that would attach a program to the
+/// interface: its capabilities are unknown. Other backends are opened and closed.
 ///
 /// # Errors
 /// Not even a UDP socket can be opened.
@@ -112,7 +114,7 @@ pub fn preview(
     Ok((Some(port.capabilities().clone()), choice))
 }
 
-/// The backend that suits the interface best, and why.
+/// The backend that fits the interface best, and why.
 fn best_for(iface: &Interface) -> (Backend, String) {
     let name = &iface.name;
     if iface.loopback {
@@ -135,7 +137,7 @@ fn best_for(iface: &Interface) -> (Backend, String) {
     }
 }
 
-/// Opens a backend that bypasses hooks, if that bypasses no rule; else says what is in the way.
+/// Opens a backend that bypasses hooks, if it bypasses no rule; else returns what prevents it.
 fn open_unless_bypassing(
     backend: Backend,
     iface: &Interface,
@@ -186,7 +188,7 @@ fn any<P: Into<AnyPort>>(ports: Vec<P>) -> Vec<AnyPort> {
     ports.into_iter().map(Into::into).collect()
 }
 
-/// The reason of a wish, with the rules that it bypasses.
+/// The reason for a backend that the caller named, with the rules that it bypasses.
 fn asked_for(audit: &Audit, backend: Backend) -> String {
     match audit.verdict(backend) {
         Verdict::Clear => "asked for".to_owned(),
@@ -197,7 +199,7 @@ fn asked_for(audit: &Audit, backend: Backend) -> String {
     }
 }
 
-/// The first few, and how many more.
+/// The first few items, and the number of the others.
 fn list(items: &[String]) -> String {
     const SHOWN: usize = 3;
     let mut text = items.iter().take(SHOWN).cloned().collect::<Vec<_>>().join("; ");
@@ -219,7 +221,7 @@ mod tests {
     fn choose_in_thread(name: &str, want: Option<Backend>) -> Result<Choice, OpenError> {
         let iface = Interface::by_name(name).expect("the interface");
         let addresses: Vec<IpAddr> = iface.addresses.iter().map(|(a, _)| *a).collect();
-        // A child of another test may, between fork and exec, have a copy of a socket closed here.
+        // A child process of another test may hold a copy of a closed socket between fork and exec.
         let mut last = None;
         for _ in 0..100 {
             match choose(&iface, &addresses[..1], want, &PortConfig::default()) {
@@ -266,7 +268,7 @@ mod tests {
     #[test]
     fn a_rule_that_packet_would_bypass_means_udp() {
         let pair = or_skip!("auto::a_rule_that_packet_would_bypass_means_udp", Pair::new_seeing());
-        // A shaper binds packet as well.
+        // A shaper also applies to `packet`.
         pair.a.sh("tc qdisc add dev v0 root tbf rate 100mbit burst 32kb latency 50ms");
         assert_eq!(choose_in(&pair.a, None).backend, Backend::Packet);
         pair.a.sh("nft add table inet t
@@ -276,7 +278,7 @@ mod tests {
         assert_eq!(choice.backend, Backend::Udp);
         assert!(choice.reason.contains("chain out of table inet t"), "{choice}");
         assert_eq!(choice.tried[0].0, Backend::Packet);
-        // A wish is obeyed, but not silently.
+        // A named backend is taken, but the choice says what it bypasses.
         let choice = choose_in(&pair.a, Some(Backend::Packet));
         assert_eq!(choice.backend, Backend::Packet);
         assert!(choice.reason.contains("bypasses nft: rule"), "{choice}");

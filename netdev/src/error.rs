@@ -26,7 +26,7 @@ impl OpenError {
         Self { backend, what: what.into(), source: Some(source), hint: hint.into() }
     }
 
-    /// An error that the kernel had no part in.
+    /// An error without an answer from the kernel.
     pub fn plain(backend: Backend, what: impl Into<String>, hint: impl Into<String>) -> Self {
         Self { backend, what: what.into(), source: None, hint: hint.into() }
     }

@@ -1,4 +1,5 @@
-//! What a driver says of its interface: `SIOCETHTOOL` (`linux/ethtool.h`, `net/ethtool/ioctl.c`). None of these questions needs a privilege.
+//! Capabilities of an interface's driver: `SIOCETHTOOL` (`linux/ethtool.h`, `net/ethtool/ioctl.c`).
+//! None of these requests needs a privilege.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -14,23 +15,24 @@ const ETHTOOL_GFEATURES: u32 = 0x3a;
 const ETHTOOL_GCHANNELS: u32 = 0x3c;
 /// The set of the features' names.
 const ETH_SS_FEATURES: u32 = 4;
-/// `ETH_GSTRING_LEN`, and in words.
+/// `ETH_GSTRING_LEN`, in bytes and in words.
 const NAME_LEN: usize = 32;
 const NAME_WORDS: usize = NAME_LEN / 4;
 /// More features than any kernel has: 64 as of Linux 6.18.
 const FEATURES_MAX: u32 = 1024;
-/// Words in front of the blocks of a `struct ethtool_gfeatures`, and of the names of a `struct ethtool_gstrings`.
+/// Words before the blocks of a `struct ethtool_gfeatures`, and before the names of a
+/// `struct ethtool_gstrings`.
 const FEATURES_HEADER_WORDS: usize = 2;
 const STRINGS_HEADER_WORDS: usize = 3;
 /// Words of a `struct ethtool_get_features_block`: available, requested, active, never changed.
 const BLOCK_WORDS: usize = 4;
 const ACTIVE: usize = 2;
 
-/// How soon it is asked again at the earliest what was not answered.
+/// The shortest interval between a request without an answer and the next one.
 const ASK_AGAIN: Duration = Duration::from_millis(500);
 
-/// The receive queues in use, or `None` where the driver does not say (then it has one, or we learn
-/// from `bind`).
+/// The number of receive queues in use. `None` if the driver does not say: then it has one queue,
+/// or `bind` shows otherwise.
 pub(crate) fn receive_queues(interface: &str) -> Option<u32> {
     // Any socket of the namespace serves for the request.
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).ok()?;
@@ -38,39 +40,41 @@ pub(crate) fn receive_queues(interface: &str) -> Option<u32> {
     queues_in(&channels)
 }
 
-/// Receive queues are those for receiving alone and the combined ones.
+/// The sum of the receive-only queues and the combined ones.
 fn queues_in(channels: &[u32; 9]) -> Option<u32> {
     let queues = channels[5].saturating_add(channels[8]);
     (queues > 0).then_some(queues)
 }
 
-/// Which UDP super-packets an interface takes whole. The others the kernel takes apart before.
+/// Which UDP super-packets an interface takes whole. The kernel segments all others before.
 #[derive(Debug)]
 pub(crate) struct Segmentation {
     interface: u32,
     rtnl: Rtnl,
-    /// `None`: there is no such feature, or nobody said yet.
+    /// `None`: the feature does not exist, or the kernel has not answered yet.
     bits: Option<Bits>,
-    /// The answer to the last question for all features.
+    /// The last answer about all features.
     features: Vec<u32>,
     whole: Limits,
-    /// When it was last asked in vain, if since then it was not answered.
+    /// When the last request failed; `None` once a later one was answered.
     unanswered: Option<Instant>,
-    /// How often was asked.
+    /// The number of requests.
     #[cfg(test)]
     pub(crate) questions: u32,
 }
 
-/// Super-packets that are taken whole (`gso_features_check` of `net/core/dev.c`); none by default.
+/// Limits of super-packets that are taken whole (`gso_features_check` of `net/core/dev.c`); the
+/// default is none.
 #[derive(Debug, Clone, Copy, Default)]
 struct Limits {
-    /// So many segments at most.
+    /// The most segments.
     segments: usize,
-    /// Shorter than this, with all headers.
+    /// Bytes with all headers; a super-packet must be shorter.
     bytes: usize,
 }
 
-/// Which features decide (`netif_skb_features` of `net/core/dev.c`): who segments has to sum, too.
+/// The features that decide (`netif_skb_features` of `net/core/dev.c`): a device that segments must
+/// also compute checksums.
 #[derive(Debug)]
 struct Bits {
     segmentation: usize,
@@ -79,7 +83,8 @@ struct Bits {
 }
 
 impl Segmentation {
-    /// Asks by `socket`, of an interface of the calling thread's network namespace, which is the socket's.
+    /// Asks through `socket` about an interface of the calling thread's network namespace, which
+    /// must be the socket's.
     ///
     /// # Errors
     /// The kernel's answer to `socket(AF_NETLINK)`: no descriptors left, or a seccomp filter.
@@ -98,10 +103,12 @@ impl Segmentation {
         Ok(this)
     }
 
-    /// Asks again. The kernel takes its RTNL lock for that: only when there is news of the interface. Without an answer it is as it was, and
-    /// [to be asked again](Self::is_unanswered).
+    /// Asks again. The kernel takes its RTNL lock for that, so call this only when the interface
+    /// changed. Without an answer the last one stays, and the port
+    /// [has to ask again](Self::is_unanswered).
     ///
-    /// Of `gso_max_segs` and `gso_max_size` alone the kernel tells nobody (`do_setlink` as of Linux 6.18): they are heard of with the next news.
+    /// The kernel does not announce a change of `gso_max_segs` or `gso_max_size` alone
+    /// (`do_setlink` as of Linux 6.18). Such a change takes effect with the next announced one.
     pub(crate) fn refresh(&mut self, socket: BorrowedFd<'_>) {
         #[cfg(test)]
         {
@@ -111,19 +118,20 @@ impl Segmentation {
         self.hear(heard);
     }
 
-    /// Whether it was asked in vain, and it is time to ask again.
+    /// Whether the last request failed, and it is time to ask again.
     #[inline]
     pub(crate) fn is_unanswered(&self) -> bool {
         self.unanswered.is_some_and(|at| at.elapsed() >= ASK_AGAIN)
     }
 
-    /// Whether a super-packet of so many segments, and so many bytes with all headers, leaves as it is, by what was heard last; `false` if nobody says.
+    /// Whether a super-packet of `segments` segments, and `bytes` bytes with all headers, leaves
+    /// whole according to the last answer; `false` if there was none.
     #[inline]
     pub(crate) fn takes(&self, segments: usize, bytes: usize) -> bool {
         segments <= self.whole.segments && bytes < self.whole.bytes
     }
 
-    /// As after a question in vain, so long ago that it is time to ask again.
+    /// Pretends that a request failed, so long ago that it is time to ask again.
     #[cfg(test)]
     pub(crate) fn was_not_answered(&mut self) {
         self.hear(Err(io::Error::from_raw_os_error(libc::ENOMEM)));
@@ -183,7 +191,8 @@ impl Bits {
     }
 }
 
-/// Whether an error says nothing of the interface: `ENODEV` comes while a driver resets it (`netif_device_present`), too, and who is gone rtnetlink knows.
+/// Whether an error says nothing about the interface. `ENODEV` also comes while a driver resets it
+/// (`netif_device_present`); rtnetlink knows whether the interface is gone.
 fn is_passing(error: &io::Error) -> bool {
     let errnos =
         [libc::ENODEV, libc::ENOMEM, libc::ENOBUFS, libc::EINTR, libc::EAGAIN, libc::EBUSY];
@@ -191,7 +200,8 @@ fn is_passing(error: &io::Error) -> bool {
         || error.raw_os_error().is_some_and(|errno| errnos.contains(&errno))
 }
 
-/// A `struct ethtool_channels`: the command, four limits, and counts of receive, transmit, other and combined queues.
+/// A `struct ethtool_channels`: the command, four limits, and the counts of receive, transmit,
+/// other and combined queues.
 fn read_channels(socket: BorrowedFd<'_>, name: &mut libc::ifreq) -> io::Result<[u32; 9]> {
     let mut channels = [ETHTOOL_GCHANNELS, 0, 0, 0, 0, 0, 0, 0, 0];
     // SAFETY: the kernel answers with just this struct.
@@ -199,9 +209,9 @@ fn read_channels(socket: BorrowedFd<'_>, name: &mut libc::ifreq) -> io::Result<[
     Ok(channels)
 }
 
-/// How many features there are: a constant of the running kernel, the same for all interfaces.
+/// The number of features: a constant of the running kernel, the same for all interfaces.
 fn count_features(socket: BorrowedFd<'_>, name: &mut libc::ifreq) -> io::Result<usize> {
-    // `struct ethtool_sset_info`: a set of the sets asked for, of 64 bits, and the count of each.
+    // `struct ethtool_sset_info`: a 64-bit mask of the requested sets, and the count of each.
     let sets = (1_u64 << ETH_SS_FEATURES).to_ne_bytes();
     let word = |at: usize| u32::from_ne_bytes([sets[at], sets[at + 1], sets[at + 2], sets[at + 3]]);
     let mut info = [ETHTOOL_GSSET_INFO, 0, word(0), word(4), 0];
@@ -222,8 +232,9 @@ fn read_feature_names(socket: BorrowedFd<'_>, name: &mut libc::ifreq) -> io::Res
         ETH_SS_FEATURES,
         count as u32,
     ]);
-    // SAFETY: the kernel heeds no count that it is given (`ethtool_get_strings`), but writes as many names as the set has. That of the features is a table
-    // of the kernel's own, of as many as it has just said, unlike the sets of a driver, which may grow between the two questions.
+    // SAFETY: `ethtool_get_strings` ignores the count that it is given, and writes as many names as
+    // the set has. The features are a constant table of the kernel, with the count that it has just
+    // returned. (A driver's own set could grow between the two requests.)
     unsafe { ask(socket, name, &mut strings) }?;
     let text = |words: &[u32]| {
         let bytes = words.iter().flat_map(|word| word.to_ne_bytes()).take_while(|byte| *byte != 0);
@@ -232,7 +243,8 @@ fn read_feature_names(socket: BorrowedFd<'_>, name: &mut libc::ifreq) -> io::Res
     Ok(strings[STRINGS_HEADER_WORDS..].chunks_exact(NAME_WORDS).map(text).collect())
 }
 
-/// A `struct ethtool_gfeatures`, with as many blocks as there is room for; at least its header.
+/// Reads a `struct ethtool_gfeatures` with as many blocks as `features` has room for, which is at
+/// least its header.
 fn read_features(
     socket: BorrowedFd<'_>,
     name: &mut libc::ifreq,
@@ -241,11 +253,12 @@ fn read_features(
     let blocks = (features.len() - FEATURES_HEADER_WORDS) / BLOCK_WORDS;
     features.fill(0);
     features[..FEATURES_HEADER_WORDS].copy_from_slice(&[ETHTOOL_GFEATURES, blocks as u32]);
-    // SAFETY: the kernel writes as many blocks as it is told that there is room for at most (`ethtool_get_features`).
+    // SAFETY: the kernel writes no more blocks than the request says there is room for
+    // (`ethtool_get_features`).
     unsafe { ask(socket, name, features) }
 }
 
-/// A request about the interface of this name.
+/// A request about the interface with this name.
 fn named(interface: &str) -> Option<libc::ifreq> {
     // SAFETY: all zeroes is a value of this plain struct.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
@@ -259,29 +272,31 @@ fn named(interface: &str) -> Option<libc::ifreq> {
     Some(request)
 }
 
-/// A request about the interface that has this index now, whatever it is called.
+/// A request about the interface that has this index now, under its current name.
 fn name_of(socket: BorrowedFd<'_>, interface: u32) -> io::Result<libc::ifreq> {
     // SAFETY: all zeroes is a value of this plain struct.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     request.ifr_ifru.ifru_ifindex = interface.cast_signed();
-    // SAFETY: the kernel reads the index of the request and writes its name; it lives through the call.
+    // SAFETY: the kernel reads the index in the request and writes its name; the request lives
+    // through the call.
     let result = unsafe {
         libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFNAME as libc::Ioctl, &raw mut request)
     };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(request) }
 }
 
-/// Has the kernel answer the command in the first word: its answer takes the command's place.
+/// Sends the command in the first word to the kernel; the answer replaces the command.
 ///
 /// # Safety
-/// The kernel writes no more in answer to this command with these arguments than `command` is long.
+/// The kernel's answer to this command with these arguments is no longer than `command`.
 unsafe fn ask(
     socket: BorrowedFd<'_>,
     name: &mut libc::ifreq,
     command: &mut [u32],
 ) -> io::Result<()> {
     name.ifr_ifru.ifru_data = command.as_mut_ptr().cast();
-    // SAFETY: the request names an interface, zero-terminated, and points to the command, which is long enough as the caller promises; both live through the call.
+    // SAFETY: the request names an interface, zero-terminated, and points to the command. The
+    // command is long enough, as the caller promises. Both live through the call.
     let result = unsafe {
         libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL as libc::Ioctl, std::ptr::from_mut(name))
     };

@@ -1,4 +1,5 @@
-//! Descriptors to wait on: `eventfd(2)` and `epoll(7)`, close-on-exec and non-blocking. And what all sockets have in common.
+//! Descriptors to wait on: `eventfd(2)` and `epoll(7)`, close-on-exec and non-blocking. Also the
+//! operations that all sockets share.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -6,7 +7,7 @@ use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// How long a child of another thread may hold copies of what was closed here: from fork to exec.
+/// How long a child process may hold copies of descriptors closed here: from fork to exec.
 pub(crate) const COPIES_HELD_MAX: Duration = Duration::from_millis(100);
 
 /// A counter that is readable while it is not zero (`eventfd(2)`).
@@ -19,7 +20,7 @@ impl EventFd {
     /// # Errors
     /// No descriptor or no memory left.
     pub fn new() -> io::Result<Self> {
-        // SAFETY: no pointers; a result that is not negative is a descriptor that nobody else owns.
+        // SAFETY: no pointers; a non-negative result is a descriptor without another owner.
         unsafe {
             let fd = check(libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK))?;
             Ok(Self(File::from(OwnedFd::from_raw_fd(fd))))
@@ -45,8 +46,8 @@ impl AsFd for EventFd {
     }
 }
 
-/// A set of descriptors that is itself a descriptor, readable while one of them is ready (`epoll(7)`,
-/// level-triggered).
+/// A set of descriptors that is itself a descriptor: readable while one of them is ready
+/// (`epoll(7)`, level-triggered).
 #[derive(Debug)]
 pub struct Epoll(OwnedFd);
 
@@ -67,14 +68,14 @@ impl Epoll {
     /// # Errors
     /// No descriptor or no memory left.
     pub fn new() -> io::Result<Self> {
-        // SAFETY: no pointers; a result that is not negative is a descriptor that nobody else owns.
+        // SAFETY: no pointers; a non-negative result is a descriptor without another owner.
         unsafe {
             let fd = check(libc::epoll_create1(libc::EPOLL_CLOEXEC))?;
             Ok(Self(OwnedFd::from_raw_fd(fd)))
         }
     }
 
-    /// Adds `fd`. Closing it takes it out.
+    /// Adds `fd`. Closing it removes it.
     ///
     /// # Errors
     /// It is in the set already, cannot be waited on, or no memory is left.
@@ -90,7 +91,7 @@ impl Epoll {
         self.control(libc::EPOLL_CTL_MOD, fd.as_fd(), Some(interest))
     }
 
-    /// Takes `fd` out.
+    /// Removes `fd`.
     ///
     /// # Errors
     /// It is not in the set.
@@ -98,7 +99,7 @@ impl Epoll {
         self.control(libc::EPOLL_CTL_DEL, fd.as_fd(), None)
     }
 
-    /// Has `fd` in the set or not.
+    /// Adds `fd` with this interest, or removes it for `None`.
     ///
     /// # Errors
     /// As [`add`](Self::add) and [`remove`](Self::remove).
@@ -130,7 +131,8 @@ impl AsFd for Epoll {
     }
 }
 
-/// Waits until `fd` is readable or `timeout_ms` (−1 = for ever) have passed; returns whether it is.
+/// Waits until `fd` is readable or `timeout_ms` (−1 = for ever) have passed. Returns whether `fd`
+/// is readable.
 ///
 /// # Errors
 /// As `poll(2)`, except `EINTR`, which counts as not readable.
@@ -144,21 +146,24 @@ pub fn wait_readable(fd: impl AsFd, timeout_ms: i32) -> io::Result<bool> {
     }
 }
 
-/// Attaches a classic BPF program that says how much of what arrives a socket takes (`SO_ATTACH_FILTER`), in place of the one before.
+/// Attaches a classic BPF program that decides how many bytes of each packet a socket takes
+/// (`SO_ATTACH_FILTER`). It replaces the previous one.
 ///
 /// # Errors
-/// A program that the kernel does not accept, or no memory left.
+/// The kernel rejects the program, or no memory is left.
 pub(crate) fn attach_filter(socket: impl AsFd, program: &[libc::sock_filter]) -> io::Result<()> {
     let len = u16::try_from(program.len()).map_err(io::Error::other)?;
     let filter = libc::sock_fprog { len, filter: program.as_ptr().cast_mut() };
     let (fd, option) = (socket.as_fd().as_raw_fd(), libc::SO_ATTACH_FILTER);
     let (at, len) = ((&raw const filter).cast(), size_of::<libc::sock_fprog>() as libc::socklen_t);
-    // SAFETY: the kernel copies `len` bytes, and the program they point to, during the call, and writes to neither.
+    // SAFETY: during the call the kernel copies `len` bytes and the program they point to; it
+    // writes to neither.
     unsafe { check(libc::setsockopt(fd, libc::SOL_SOCKET, option, at, len)) }?;
     Ok(())
 }
 
-/// Tries again while the answer is `errno`, for up to `limit`: what is closed may be freed later.
+/// Tries again while the answer is `errno`, for up to `limit`: the kernel may free a closed
+/// resource late.
 ///
 /// # Errors
 /// Any other error at once, and `errno` when the time is over.

@@ -1,10 +1,10 @@
-//! For fuzz targets only: what reads the words of the kernel, as functions of bytes. Nothing is returned: it must only not panic, nor read
-//! beyond the bytes.
+//! Entry points for fuzz targets only: the parsers of kernel messages, as functions of bytes. They
+//! return nothing: a parser must not panic, nor read beyond the bytes.
 
 use crate::rtnl::socket;
 use crate::{policy, rtnl, udp};
 
-/// A datagram of netlink, with every message in it as whatever it could be.
+/// A datagram of netlink; every message in it goes through each parser.
 pub fn netlink(datagram: &[u8]) {
     let _ = socket::hand_out(datagram, 0, &mut |kind, payload| {
         rtnl::try_payload(payload);

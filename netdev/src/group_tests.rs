@@ -15,7 +15,7 @@ fn join(ns: &NetNs, port: &mut AnyPort, group: &str) -> io::Result<()> {
     ns.run(|| port.join(ip(group)))
 }
 
-/// Sends datagrams of these lengths, which begin with their number.
+/// Sends datagrams of these lengths; each starts with its number.
 fn send(ns: &NetNs, port: &mut AnyPort, (local, remote): (&str, &str), lens: &[usize]) {
     let spec = PathSpec {
         local: ip(local),
@@ -36,15 +36,16 @@ fn send(ns: &NetNs, port: &mut AnyPort, (local, remote): (&str, &str), lens: &[u
     port.remove_path(path);
 }
 
-/// What a port heard of a datagram: number, length, source and destination.
+/// A received datagram: number, length, source and destination.
 type Heard = (u8, usize, IpAddr, IpAddr);
 
-/// What comes until `want` datagrams are there. That takes a while where a neighbour must be found on an interface that has just come up.
+/// Receives until `want` datagrams have arrived. That takes a while if a neighbour must be resolved
+/// on an interface that has just come up.
 fn hear(port: &mut AnyPort, want: usize) -> Vec<Heard> {
     hear_for(port, want, Duration::from_secs(5))
 }
 
-/// Nothing comes.
+/// Asserts that nothing arrives.
 fn assert_quiet(port: &mut AnyPort, why: &str) {
     assert_eq!(hear_for(port, 1, Duration::from_millis(200)), [], "{why}");
 }
@@ -60,7 +61,7 @@ fn hear_for(port: &mut AnyPort, want: usize, patience: Duration) -> Vec<Heard> {
     heard
 }
 
-/// Whoever has joined receives, also the sender; nobody else, and nobody any more who has left.
+/// All members receive, the sender included; others do not, and neither do those that have left.
 fn members_receive(backend: Backend) -> Result<(), String> {
     let (pair, mut a, mut b) = sides(backend)?;
     for (from, _, group) in GROUPS {
@@ -89,7 +90,7 @@ fn members_receive(backend: Backend) -> Result<(), String> {
     Ok(())
 }
 
-/// Datagrams to an own address, to groups, and to another group: each says where it went.
+/// Datagrams to an own address, to groups, and to another group: each carries its destination.
 fn destinations_are_told(backend: Backend) -> Result<(), String> {
     let (pair, mut a, mut b) = sides(backend)?;
     for (from, to, group) in GROUPS {
@@ -113,7 +114,8 @@ on_each! { "group_tests":
     destinations_are_told_on_afxdp: destinations_are_told, Xdp;
 }
 
-/// Each of several ports of one machine receives, whatever they are; and what goes to a group at another interface is not theirs.
+/// Several ports of one machine all receive, with any backends; but not datagrams to the group at
+/// another interface.
 #[test]
 fn all_members_on_one_machine_receive() {
     let (pair, mut a, mut b) = or_skip!("group_tests", sides(Backend::Packet));
@@ -125,7 +127,7 @@ fn all_members_on_one_machine_receive() {
     join(&pair.b, &mut other, group).expect("the other joins");
     send(&pair.a, &mut a, (from, group), &[50, 60]);
     assert_eq!((hear(&mut b, 2).len(), hear(&mut other, 2).len()), (2, 2));
-    // Among themselves, too.
+    // Also among themselves.
     send(&pair.b, &mut b, (to, group), &[70]);
     assert_eq!((hear(&mut b, 1).len(), hear(&mut other, 1).len()), (1, 1));
     send(&pair.b, &mut other, ("10.9.0.12", group), &[70]);
@@ -137,8 +139,8 @@ fn all_members_on_one_machine_receive() {
     assert_quiet(&mut other, "at another interface");
 }
 
-/// Groups that are left and joined again, between small budgets: what comes to each is heard once,
-/// and afterwards nothing is ready.
+/// Groups are left and joined again, between small budgets: each datagram is received once, and
+/// afterwards nothing is ready.
 fn groups_come_and_go(backend: Backend) -> Result<(), String> {
     let (pair, mut a, mut b) = sides(backend)?;
     let all: Vec<String> = (1..=5).map(|n| format!("239.9.7.{n}")).collect();
@@ -156,11 +158,11 @@ fn groups_come_and_go(backend: Backend) -> Result<(), String> {
         heard
     };
     for (round, left) in [4, 0, 2, 1, 3].into_iter().enumerate() {
-        // One datagram to each, and one at a time from whichever socket is next.
+        // One datagram to each, received one at a time from the next socket in turn.
         all.iter().for_each(|group| send(&pair.a, &mut a, ("10.9.0.1", group), &[40]));
         assert!(arrives(&mut b), "round {round}: somebody waits for that");
         let mut heard: Vec<IpAddr> = (0..3).flat_map(|_| budgeted(&mut b, 1)).collect();
-        // Now the groups behind the next one are fewer, or it is gone itself.
+        // Now fewer groups follow the next one, or it is gone itself.
         b.leave(ip(&all[left]));
         let mut want: Vec<IpAddr> = all.iter().map(|group| ip(group)).collect();
         let is_lost = !heard.contains(&want[left]);
@@ -182,7 +184,7 @@ fn groups_come_and_go(backend: Backend) -> Result<(), String> {
         send(&pair.a, &mut a, ("10.9.0.1", &all[left]), &[40]);
         assert_eq!(budgeted(&mut b, 9), [ip(&all[left])]);
     }
-    // All but one are left while the last is next.
+    // Leaves all groups but one while the last is next.
     all.iter().for_each(|group| send(&pair.a, &mut a, ("10.9.0.1", group), &[40]));
     (0..4).for_each(|_| assert_eq!(budgeted(&mut b, 1).len(), 1));
     all[1..].iter().for_each(|group| b.leave(ip(group)));
@@ -211,8 +213,8 @@ fn what_cannot_be_joined_is_refused() {
     b.leave(ip("239.9.1.7"));
     join(&pair.b, &mut b, "239.9.2.0").expect("there is room again");
     drop(b);
-    // A program that does not share the port. What is closed lives on in other tests' children
-    // between fork and exec.
+    // A program that does not share the port. Between fork and exec, other tests' children hold
+    // copies of closed sockets.
     let bind = || std::net::UdpSocket::bind("239.9.2.0:4791");
     let bind = || fd::patiently(libc::EADDRINUSE, Duration::from_secs(3), bind);
     let taken = pair.b.run(bind).expect("a socket");

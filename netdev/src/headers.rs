@@ -41,8 +41,8 @@ pub struct FrameTemplate {
 }
 
 impl FrameTemplate {
-    /// Headers for a path, with `src_port` in place of the spec's wish. DF is set; there are no
-    /// options. `None` if the two addresses are of different families.
+    /// The headers of a path, with `src_port` instead of the port in the spec. DF is set; there are
+    /// no options. `None` if the two addresses are of different families.
     #[must_use]
     pub fn new(src_mac: [u8; 6], dst_mac: [u8; 6], spec: &PathSpec, src_port: u16) -> Option<Self> {
         let mut template = Self { bytes: [0; HEADERS_MAX], len: 0, ip_sum: 0, pseudo_sum: 0 };
@@ -115,7 +115,7 @@ impl FrameTemplate {
         self.len
     }
 
-    /// Offset of the UDP header, where a checksum offload begins to sum.
+    /// Offset of the UDP header, where a checksum offload starts to sum.
     #[must_use]
     pub fn udp_offset(&self) -> usize {
         self.len - UDP_LEN
@@ -163,8 +163,9 @@ impl FrameTemplate {
         put(out, self.udp_offset() + 4, udp_len);
     }
 
-    /// As [`write`](Self::write), with the sum of the pseudo-header in the UDP checksum field, as
-    /// checksum and segmentation offloads want it (`CHECKSUM_PARTIAL`, `VIRTIO_NET_HDR_F_NEEDS_CSUM`).
+    /// As [`write`](Self::write), but puts the sum of the pseudo-header into the UDP checksum
+    /// field, as checksum and segmentation offloads require (`CHECKSUM_PARTIAL`,
+    /// `VIRTIO_NET_HDR_F_NEEDS_CSUM`).
     ///
     /// # Panics
     /// If `out` is shorter than [`header_len`](Self::header_len).
@@ -212,7 +213,7 @@ fn sum(bytes: &[u8]) -> u64 {
     for (i, byte) in words.remainder().iter().enumerate() {
         total += u64::from(*byte) << (24 - 8 * i);
     }
-    // Words of 32 bits sum to the same as words of 16, once folded.
+    // Once folded, 32-bit words sum to the same as 16-bit words.
     u64::from(fold(total))
 }
 
@@ -224,7 +225,7 @@ fn fold(mut sum: u64) -> u32 {
     sum as u32
 }
 
-/// What the headers of a received frame say.
+/// The headers of a received frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Headers {
     /// Destination Ethernet address.
@@ -239,17 +240,17 @@ pub struct Headers {
     pub tos: u8,
     /// IPv4 identification, and the 16 bits of flags and fragment offset; `None` for IPv6.
     pub ip_id: Option<(u16, u16)>,
-    /// Where the UDP payload begins in the frame.
+    /// Offset of the UDP payload in the frame.
     pub payload_offset: usize,
     /// Length of the UDP payload in bytes.
     pub payload_len: usize,
 }
 
-/// A received frame: its headers, and the UDP payload from the BTH to the ICRC (of several
-/// datagrams, if it is a super-packet).
+/// A received frame: its headers, and the UDP payload from the BTH to the ICRC. A super-packet
+/// holds several datagrams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Frame<'a> {
-    /// What the headers say.
+    /// The headers.
     pub headers: Headers,
     /// The payload.
     pub payload: &'a [u8],
@@ -268,7 +269,7 @@ pub fn parse_frame(frame: &[u8]) -> Option<Frame<'_>> {
     Some(Frame { headers, payload: frame.get(headers.payload_offset..end)? })
 }
 
-/// As [`parse_frame`], for a frame of `frame_len` bytes of which only the `start` is in one piece.
+/// As [`parse_frame`], for a frame of `frame_len` bytes of which only `start` is contiguous.
 #[must_use]
 pub fn parse_headers(start: &[u8], frame_len: usize) -> Option<Headers> {
     let dst_mac = *start.first_chunk()?;
@@ -413,7 +414,7 @@ mod tests {
             let mut bytes = vec![0; template.header_len() + payload.len()];
             bytes[template.header_len()..].copy_from_slice(&payload);
             template.write_partial(&mut bytes, payload.len(), 1);
-            // What the kernel does: the sum from csum_start to the end, pseudo-header sum included.
+            // As the kernel does: the sum from csum_start to the end, pseudo-header sum included.
             let offloaded = !(fold(sum(&bytes[template.udp_offset()..])) as u16);
             template.complete_checksum(&mut bytes);
             let udp = &bytes[template.udp_offset()..];

@@ -20,7 +20,8 @@ pub struct Interface {
     pub up: bool,
     /// Whether it is the loopback interface.
     pub loopback: bool,
-    /// Addresses in GID order: IPv4 first, then IPv6 (link-local last), each with its prefix length.
+    /// Addresses in GID order, each with its prefix length: IPv4 first, then IPv6 (link-local
+    /// last).
     pub addresses: Vec<(IpAddr, u8)>,
 }
 
@@ -28,7 +29,7 @@ impl Interface {
     /// All interfaces of the calling thread's network namespace, in index order.
     ///
     /// # Errors
-    /// No netlink socket can be had, or the kernel refuses to list.
+    /// No netlink socket is available, or the kernel refuses to list.
     pub fn all() -> io::Result<Vec<Self>> {
         Rtnl::open()?.interfaces()
     }
@@ -36,7 +37,7 @@ impl Interface {
     /// The interface of that name.
     ///
     /// # Errors
-    /// As [`all`](Self::all); and `NotFound`, naming the interfaces that there are.
+    /// As [`all`](Self::all); and `NotFound`, which names the existing interfaces.
     pub fn by_name(name: &str) -> io::Result<Self> {
         let all = Self::all()?;
         let names: Vec<&str> = all.iter().map(|i| i.name.as_str()).collect();
@@ -45,7 +46,7 @@ impl Interface {
     }
 
     /// The interface that has the address. On loopback, all of an IPv4 prefix is local: 127.0.0.2
-    /// is found on the interface that has 127.0.0.1/8.
+    /// belongs to the interface that has 127.0.0.1/8.
     ///
     /// # Errors
     /// As [`all`](Self::all); and `NotFound` if no interface has it.
@@ -60,7 +61,8 @@ impl Interface {
             })
     }
 
-    /// Whether the address is one of this interface's; on loopback, whether an IPv4 prefix has it.
+    /// Whether the address is one of this interface's; on loopback, whether an IPv4 prefix contains
+    /// it.
     #[must_use]
     pub fn has(&self, address: IpAddr) -> bool {
         self.addresses.iter().any(|(own, _)| *own == address)

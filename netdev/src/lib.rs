@@ -1,6 +1,6 @@
 //! Frames in, frames out: the ways a RoCEv2 datagram reaches the kernel and comes back.
 //!
-//! Nothing here knows of a queue pair. See [`port`] for the contract that every backend keeps.
+//! Nothing here keeps state of a queue pair. See [`port`] for the contract of every backend.
 
 pub mod any;
 pub mod auto;
@@ -45,28 +45,30 @@ pub use port::{
 /// How a port is opened. The defaults suit a program that is alone on its interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PortConfig {
-    /// Wanted receive buffer of a socket in bytes, as given to `SO_RCVBUF` (the kernel caps it at
-    /// `net.core.rmem_max`; `SO_RCVBUFFORCE` is tried first only if `force_buffers`).
+    /// Requested receive buffer of a socket in bytes, as given to `SO_RCVBUF`. The kernel caps it
+    /// at `net.core.rmem_max`. `SO_RCVBUFFORCE` is tried first only if `force_buffers`.
     pub rx_buffer_bytes: u32,
-    /// Wanted send buffer in bytes.
+    /// Requested send buffer in bytes.
     pub tx_buffer_bytes: u32,
-    /// Whether to exceed `rmem_max`/`wmem_max` with `SO_*BUFFORCE` where the process may.
+    /// Whether to exceed `rmem_max`/`wmem_max` with `SO_*BUFFORCE` where the process is allowed to.
     pub force_buffers: bool,
     /// Frames in the `AF_PACKET` ring and descriptors in the `AF_XDP` rings.
     pub ring_frames: u32,
-    /// Whether `AF_XDP` may attach in generic (SKB) mode. Never implied: it is slow, and broken
-    /// together with a sender that segments.
+    /// Whether `AF_XDP` may attach in generic (SKB) mode. Never implied: that mode is slow, and
+    /// broken together with a sender that segments.
     pub xdp_generic: bool,
-    /// The receive queue that `AF_XDP` binds to; several ports bind to the first ones, one each.
+    /// The receive queue that `AF_XDP` binds to. Several ports bind to the first queues, one each.
     pub xdp_queue: u32,
-    /// The interface steers all of UDP/4791 to `xdp_queue` (`ethtool -N`), so that `AF_XDP` may be
-    /// used although there are other queues, which it does not read; several ports' to the queues that they read.
+    /// The interface steers all of UDP/4791 to `xdp_queue` (`ethtool -N`); for several ports, to
+    /// the queues that they read. `AF_XDP` may then be used although other queues exist, which it
+    /// does not read.
     pub xdp_steered: bool,
-    /// Run the driver's queue on the threads that use the device, for up to so many microseconds at a time, instead of in interrupts
-    /// (`SO_PREFER_BUSY_POLL`): only where the driver has zero-copy `AF_XDP`, and only of use if the interface's `napi_defer_hard_irqs` and
-    /// `gro_flush_timeout` put its interrupts off. Needs `CAP_NET_ADMIN`.
+    /// Run the driver's queue on the threads that use the device, for up to this many microseconds
+    /// at a time, instead of in interrupts (`SO_PREFER_BUSY_POLL`). Needs `CAP_NET_ADMIN` and a
+    /// driver with zero-copy `AF_XDP`. It only helps if the interface's `napi_defer_hard_irqs` and
+    /// `gro_flush_timeout` defer its interrupts.
     pub xdp_busy_poll_us: Option<u32>,
-    /// Take no segmentation offload even where there is one.
+    /// Use no segmentation offload even where there is one.
     pub no_segmentation: bool,
 }
 

@@ -1,8 +1,8 @@
-//! Datagrams from a port to its own addresses, for backends whose frames do not come back.
+//! Datagrams from a port to its own addresses, for backends that do not receive their own frames.
 //!
-//! A frame that leaves through `AF_PACKET` or `AF_XDP` is not received by its sender, even if it is
-//! addressed to it. Two queue pairs of one device are everybody's first test, so such ports keep these
-//! datagrams in a [`LoopQueue`].
+//! The sender does not receive a frame that it sends through `AF_PACKET` or `AF_XDP`, even if the
+//! frame is addressed to it. Two queue pairs of one device are the usual first test, so such ports
+//! keep these datagrams in a [`LoopQueue`].
 
 use std::collections::VecDeque;
 use std::io;
@@ -15,7 +15,7 @@ use crate::port::{PathSpec, RxDatagram, RxIpId};
 /// Datagrams start on a cache line.
 const ALIGN: usize = 64;
 
-/// Where a looped datagram comes from and goes to: what its headers would say.
+/// The headers that a looped datagram would have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LoopHeader {
     /// Source address.
@@ -24,14 +24,14 @@ pub struct LoopHeader {
     pub dst: IpAddr,
     /// UDP source port.
     pub src_port: u16,
-    /// The IPv4 identification it was sealed for; [`RxIpId::None`] for IPv6.
+    /// The IPv4 identification that its ICRC covers; [`RxIpId::None`] for IPv6.
     pub ip_id: RxIpId,
     /// TOS or traffic class byte.
     pub tos: u8,
 }
 
 impl LoopHeader {
-    /// The header of a datagram along `spec`, leaving from `src_port`, with this IPv4 identification
+    /// The header of a datagram along `spec` from `src_port`, with this IPv4 identification
     /// (ignored for IPv6).
     #[must_use]
     pub fn new(spec: &PathSpec, src_port: u16, id: u16) -> Self {
@@ -54,8 +54,8 @@ struct Entry {
 
 /// A bounded first-in first-out queue of datagrams in one fixed piece of memory.
 ///
-/// It allocates when it is made and never again. A datagram can be popped as soon as it is committed;
-/// [`publish`](Self::publish) makes the descriptor readable for those who wait.
+/// It allocates only on creation. A datagram can be popped as soon as it is committed;
+/// [`publish`](Self::publish) makes the descriptor readable for waiting threads.
 #[derive(Debug)]
 pub struct LoopQueue {
     arena: Box<[u8]>,
@@ -82,20 +82,20 @@ impl LoopQueue {
         })
     }
 
-    /// Whether nothing waits.
+    /// Whether the queue is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// How many datagrams wait.
+    /// The number of queued datagrams.
     #[must_use]
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Room for a datagram of `len` bytes, or `None` while the queue is full. What was reserved before
-    /// and not committed is discarded.
+    /// Room for a datagram of `len` bytes, or `None` while the queue is full. Discards a
+    /// reservation that was not committed.
     pub fn reserve(&mut self, header: LoopHeader, len: usize) -> Option<&mut [u8]> {
         self.reserved = None;
         let at = self.find(len)?;
@@ -103,7 +103,7 @@ impl LoopQueue {
         Some(&mut self.arena[at..at + len])
     }
 
-    /// A free piece of `len` bytes behind the youngest datagram, or else at the front.
+    /// A free block of `len` bytes behind the youngest datagram, or else at the front.
     fn find(&self, len: usize) -> Option<usize> {
         if self.entries.len() >= self.datagrams_max {
             return None;
@@ -111,7 +111,7 @@ impl LoopQueue {
         let (Some(oldest), Some(youngest)) = (self.entries.front(), self.entries.back()) else {
             return (len <= self.arena.len()).then_some(0);
         };
-        // Even an empty datagram takes a line, so that no two start at one place.
+        // Even an empty datagram takes a line, so that no two start at the same place.
         let next = (youngest.at + youngest.len.max(1)).next_multiple_of(ALIGN);
         if youngest.at >= oldest.at {
             // In use: oldest.at .. next. Free: next .. end, and 0 .. oldest.at.
@@ -123,15 +123,15 @@ impl LoopQueue {
         (next + len.max(1) <= oldest.at).then_some(next)
     }
 
-    /// Accepts what was reserved last.
+    /// Accepts the last reservation.
     pub fn commit(&mut self) {
         let entry = self.reserved.take();
         debug_assert!(entry.is_some(), "commit without reserve");
         self.entries.extend(entry);
     }
 
-    /// Makes [`wait_fd`](Self::wait_fd) readable if something waits: to be called from the port's
-    /// `flush`. It costs a system call only if the queue was empty when it was called last.
+    /// Makes [`wait_fd`](Self::wait_fd) readable if the queue is not empty; call it from the port's
+    /// `flush`. Costs a system call only if the queue was empty at the previous call.
     pub fn publish(&mut self) {
         if !self.published && !self.entries.is_empty() {
             self.event.signal();
@@ -139,7 +139,7 @@ impl LoopQueue {
         }
     }
 
-    /// Hands up to `budget` datagrams to `sink`, oldest first, and returns how many.
+    /// Hands up to `budget` datagrams to `sink`, oldest first, and returns their number.
     pub fn pop(&mut self, budget: usize, mut sink: impl FnMut(RxDatagram<'_>)) -> usize {
         let count = budget.min(self.entries.len());
         for Entry { header, at, len } in self.entries.drain(..count) {
@@ -239,7 +239,7 @@ mod tests {
 
     #[test]
     fn nothing_is_lost_or_overwritten_however_it_wraps() {
-        // Every combination of sizes and depths of a small generator, against a model.
+        // All combinations of sizes and depths of a small generator, against a model.
         let mut state = 1_u32;
         let mut next = move || {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);

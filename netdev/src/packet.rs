@@ -1,17 +1,19 @@
 //! `AF_PACKET`: whole frames, in super-packets both ways.
 //!
 //! Out, a run of datagrams leaves as one frame of up to 64 KiB with a virtio header
-//! (`PACKET_VNET_HDR`, `VIRTIO_NET_HDR_GSO_UDP_L4`) that the device or the kernel segments, several
-//! runs by one `sendmmsg(2)`. In, frames are read in place from a ring that the kernel fills
-//! (`TPACKET_V2`), at no system call. It needs `CAP_NET_RAW` only.
+//! (`PACKET_VNET_HDR`, `VIRTIO_NET_HDR_GSO_UDP_L4`) that the device or the kernel segments. One
+//! `sendmmsg(2)` sends several runs. In, frames are read in place from a ring that the kernel fills
+//! (`TPACKET_V2`), without a system call. The backend needs only `CAP_NET_RAW`.
 //!
-//! Frames pass the own namespace's `tc` and nft `netdev` egress (the socket does not bypass the
-//! queueing discipline), but none of its other nft hooks, and none of those on receive. On a veth, the
-//! host's rules see all of them. A UDP socket on port 4791 that drops all it gets (the *guard*) keeps
-//! the kernel from answering "port unreachable", and sends for paths whose neighbour is unknown. What goes to
-//! multicast groups, and comes from them, goes through it too: it is the kernel that knows who has joined.
+//! Frames pass the own namespace's `tc` and nft `netdev` egress, because the socket does not bypass
+//! the queueing discipline. They pass none of its other nft hooks, and no hook on receive. On a
+//! veth, all frames pass the host's rules.
 //!
-//! Linux 6.2 is the first that gives UDP super-packets to such sockets.
+//! The *guard* is a UDP socket on port 4791 that drops all its input. It stops the kernel from
+//! answering "port unreachable", and sends for paths with an unknown neighbour. Multicast goes
+//! through it in both directions, because the kernel knows which groups have been joined.
+//!
+//! Linux 6.2 is the first kernel that gives UDP super-packets to such sockets.
 
 mod filter;
 mod open;
@@ -46,8 +48,8 @@ use tx::{Sender, TxCounters};
 
 /// A port over an `AF_PACKET` socket.
 ///
-/// While it is [blocked](Port::wants_write), [`wait_fd`](Port::wait_fd) also becomes readable when the
-/// kernel takes more: there is no need to wait for `POLLOUT`.
+/// While the port is [blocked](Port::wants_write), [`wait_fd`](Port::wait_fd) also becomes readable
+/// when the kernel takes more: no need to wait for `POLLOUT`.
 pub struct PacketPort {
     capabilities: Capabilities,
     addresses: Vec<IpAddr>,
@@ -63,7 +65,7 @@ pub struct PacketPort {
     looped_first: bool,
     staging: Staging,
     sender: Sender,
-    /// `None` where it makes no difference: there are no super-packets.
+    /// `None` where it makes no difference: without super-packets.
     segmentation: Option<Segmentation>,
     scratch: SendScratch,
     reserved: Reserved,
@@ -73,13 +75,13 @@ pub struct PacketPort {
     epoll: Epoll,
     /// Whether the socket is in the epoll set.
     watched: bool,
-    /// Whether the epoll set waits for the socket to take more.
+    /// Whether the epoll set waits for room in the socket.
     waits_for_write: bool,
     /// The errno that ended the port's life.
     dead: Option<i32>,
 }
 
-/// Where the slot reserved last is.
+/// Where the last reserved slot is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Reserved {
     Nothing,
@@ -92,7 +94,7 @@ impl PacketPort {
     /// Opens a port on `iface` for these own `addresses`, in GID order.
     ///
     /// # Errors
-    /// No `CAP_NET_RAW`, an interface that is down or not Ethernet, an address that is not of this
+    /// No `CAP_NET_RAW`, an interface that is down or not Ethernet, an address of another
     /// interface, UDP/4791 in use by another process, or a kernel before 6.2.
     pub fn open(
         iface: &Interface,
@@ -103,8 +105,9 @@ impl PacketPort {
         Ok(ports.pop().expect("one was asked for"))
     }
 
-    /// Opens `count` ports that share the interface and the addresses: a frame comes to the port whose number is the upper byte of the
-    /// queue pair number in its transport header (`PACKET_FANOUT`); to the first if there is none of that number.
+    /// Opens `count` ports that share the interface and the addresses. The port with number *n*
+    /// gets the frames with *n* as the upper byte of the queue pair number in their transport
+    /// header (`PACKET_FANOUT`). The first port gets those for which there is no such port.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -117,7 +120,8 @@ impl PacketPort {
         open::open(iface, addresses, config, count)
     }
 
-    /// Ends the port's life if the interface is gone; follows a change of its Ethernet address, and of what it takes.
+    /// Ends the port's life if the interface is gone. Otherwise follows a change of its Ethernet
+    /// address and of its segmentation limits.
     fn check_interface(&mut self) {
         self.check_segmentation();
         match self.paths.check_interface() {
@@ -140,7 +144,7 @@ impl PacketPort {
         }
     }
 
-    /// What the epoll set is to wait for: for room exactly while something waits for it.
+    /// The events of the socket in the epoll set: also room, while staged datagrams wait for it.
     fn interest(&self) -> Interest {
         if self.waits_for_write { Interest::ReadWrite } else { Interest::Read }
     }
@@ -149,14 +153,14 @@ impl PacketPort {
         let waits = !self.staging.is_empty();
         if waits != std::mem::replace(&mut self.waits_for_write, waits) && self.watched {
             let changed = self.epoll.modify(self.socket.as_fd(), self.interest());
-            // What failed is tried again.
+            // A failed change is tried again.
             self.waits_for_write = waits == changed.is_ok();
         }
     }
 
     fn receive_frames(&mut self, budget: usize, sink: &mut impl FnMut(RxDatagram<'_>)) -> usize {
         let mut count = 0;
-        // Also frames without a datagram are counted against the budget: garbage must not keep us here.
+        // Frames without a datagram also count against the budget: garbage must not keep us here.
         for _ in 0..budget {
             if count >= budget {
                 break;
@@ -185,7 +189,7 @@ impl PacketPort {
     fn stage(&mut self, path: PathId, len: usize) -> Option<TxSlot<'_>> {
         let mut limits = self.limits;
         limits.datagrams = limits.datagrams.min(self.sender.segments_max());
-        // The borrow checker does not see that a `None` borrows nothing: ask first, then borrow.
+        // The borrow checker does not see that a `None` borrows nothing: check first, then borrow.
         if self.staging.can_grow(path, len, limits) {
             let (buf, ip_id) = self.staging.grow(len)?;
             self.reserved = Reserved::Staged;
@@ -217,7 +221,7 @@ impl Port for PacketPort {
     }
 
     fn remove_path(&mut self, path: PathId) {
-        // The id may be given to another path: its datagrams must not join this one's.
+        // The id may be reused: datagrams of its next path must not join this run.
         self.staging.close();
         self.paths.remove(path, &mut self.guard);
     }
@@ -235,7 +239,7 @@ impl Port for PacketPort {
         budget: usize,
         mut sink: impl FnMut(RxDatagram<'_>),
     ) -> io::Result<usize> {
-        // They take turns to be first, so that neither starves the other.
+        // The two take turns to be first, so that neither starves the other.
         self.looped_first = !self.looped_first && !self.looped.is_empty();
         let mut count = 0;
         if self.looped_first {
@@ -309,7 +313,7 @@ impl Port for PacketPort {
         self.sender.send(&mut kernel, &mut self.staging, &mut failed);
         let paths = &self.paths;
         self.guard.flush(|failure| {
-            // Of a path that was removed nobody is told: its id may be another's by now.
+            // A removed path gets no report: its id may be in use again.
             if let Some(path) = paths.of_guard(failure.path) {
                 failed(TxFailure { path, ..failure });
             }
@@ -336,7 +340,8 @@ impl Port for PacketPort {
 
     fn maintain(&mut self) -> Option<Duration> {
         let guard = self.guard.maintain();
-        // It cannot fail: the descriptor is a socket. What the error means, the kernel's news of the interface say.
+        // It cannot fail: the descriptor is a socket. The error itself is discarded: the kernel's
+        // news of the interface say what it means.
         let _ = self.socket.take_error();
         let Self { paths, staging, guard: through, .. } = self;
         let again = paths.maintain(|sent| holds(staging, through, sent));
@@ -368,7 +373,7 @@ impl Port for PacketPort {
     }
 }
 
-/// Whether something of a path waits for the kernel.
+/// Whether datagrams of a path wait for the kernel.
 fn holds(staging: &Staging, guard: &UdpPort, sent: &Sent) -> bool {
     staging.holds(sent.path) || sent.guard.is_some_and(|path| guard.holds(path))
 }

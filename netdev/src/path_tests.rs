@@ -1,4 +1,4 @@
-//! Paths of every backend: two that had one id, and several ports of one device.
+//! Paths of every backend: two that use one id in turn, and several ports of one device.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ fn path(ns: &NetNs, port: &mut AnyPort, local: &str, remote: &str) -> PathId {
     ns.run(|| port.add_path(&spec)).expect("a path").id
 }
 
-/// Commits datagrams of `len` bytes that are all `mark`.
+/// Commits datagrams of `len` bytes filled with `mark`.
 fn commit(port: &mut AnyPort, path: PathId, count: usize, len: usize, mark: u8) {
     for _ in 0..count {
         port.reserve(path, len).expect("room").buf.fill(mark);
@@ -24,10 +24,10 @@ fn commit(port: &mut AnyPort, path: PathId, count: usize, len: usize, mark: u8) 
     }
 }
 
-/// A datagram: its mark, its length, where it came from, and where it went.
+/// A datagram: its mark, length, source and destination.
 type Heard = (u8, usize, IpAddr, IpAddr);
 
-/// What comes until `want` datagrams are there, or for some seconds.
+/// Receives until `want` datagrams have arrived, or for some seconds.
 fn hear(port: &mut AnyPort, want: usize) -> Vec<Heard> {
     let end = Instant::now() + Duration::from_secs(5);
     let mut heard = Vec::new();
@@ -44,7 +44,7 @@ fn hear(port: &mut AnyPort, want: usize) -> Vec<Heard> {
     heard
 }
 
-/// Neighbours that are known, and ones that only the kernel could find.
+/// Makes the neighbours known, or leaves their resolution to the kernel.
 fn know(pair: &Pair, known: bool) {
     let [verb, state] = if known { ["replace", "permanent"] } else { ["del", ""] };
     for (ns, host) in [(&pair.a, 2), (&pair.b, 1)] {
@@ -56,14 +56,14 @@ fn know(pair: &Pair, known: bool) {
     }
 }
 
-/// What was committed to a path goes where that led, and the next path with its id begins anew:
-/// whether or not neighbours are known, to others and to itself.
+/// Datagrams committed to a path follow that path, and the next path with its id starts anew: with
+/// known neighbours or not, to others and to itself.
 fn a_reused_id_is_a_new_path(backend: Backend) -> Result<(), String> {
     let (pair, mut a, mut b) = sides(backend)?;
     for known in [true, false] {
         know(&pair, known);
         let mut ids = Vec::new();
-        // By their sizes, datagrams of both paths could be one run, or could not.
+        // Datagrams of both paths could form one run, or could not, depending on their sizes.
         for (mark, [first, second]) in (0..).zip([[100, 100], [100, 40], [40, 100], [1000, 1000]]) {
             for (old, new) in [(0, 1), (1, 0)] {
                 let before = path(&pair.a, &mut a, A[old], B[old]);
@@ -90,12 +90,12 @@ fn a_reused_id_is_a_new_path(backend: Backend) -> Result<(), String> {
     Ok(())
 }
 
-/// A failure names a path that is there, or one that was removed and whose id nobody has.
+/// A failure names an existing path, or a removed one with an id that is not in use.
 fn what_fails_of_a_removed_path_is_told_of_no_other(backend: Backend) -> Result<(), String> {
     let (pair, mut a, _b) = sides(backend)?;
     let itself = path(&pair.a, &mut a, A[0], A[0]);
     for round in 1..=3 {
-        // The first of each is the kernel's to send: nobody knows that neighbour.
+        // The kernel sends the first of each: the neighbour is unknown.
         let gone = path(&pair.a, &mut a, A[0], "10.9.0.77");
         let stays = path(&pair.a, &mut a, A[0], "10.9.0.78");
         for path in [gone, stays] {
@@ -118,7 +118,7 @@ fn what_fails_of_a_removed_path_is_told_of_no_other(backend: Backend) -> Result<
     Ok(())
 }
 
-/// Each port hears what is for its queue pairs, over either family, and nothing else.
+/// Each port receives the datagrams for its queue pairs, over either family, and nothing else.
 fn shards_hear_what_is_theirs(backend: Backend) -> Result<(), String> {
     const COUNT: usize = 3;
     let pair = Pair::new().map_err(|e| e.to_string())?;
@@ -128,7 +128,7 @@ fn shards_hear_what_is_theirs(backend: Backend) -> Result<(), String> {
     for at in [0, 1] {
         let to = path(&pair.a, &mut a, A[at], B[at]);
         for (byte, shard) in [(0, 0), (1, 1), (2, 2), (3, 0), (255, 0), (1, 1)] {
-            // Different bytes beside the one that counts.
+            // Different bytes around the relevant one.
             let mut payload = [0xf0; 64];
             payload[5] = byte;
             a.reserve(to, 64).expect("room").buf.copy_from_slice(&payload);
@@ -149,7 +149,8 @@ fn shards_hear_what_is_theirs(backend: Backend) -> Result<(), String> {
     Ok(())
 }
 
-/// Two devices of several ports each on one interface: each hears what goes to its addresses only.
+/// Two devices of several ports each on one interface: each receives datagrams to its own addresses
+/// only.
 fn devices_beside_each_other_hear_their_own(backend: Backend) -> Result<(), String> {
     let pair = Pair::new().map_err(|e| e.to_string())?;
     pair.b.sh("ip address add 10.9.0.12/24 dev v0; ip address add fd09::12/64 dev v0 nodad");

@@ -1,17 +1,18 @@
 //! Rules of the own network namespace that a backend would bypass.
 //!
-//! Whoever writes and reads whole frames skips hooks that a UDP socket passes: rules that somebody put
-//! there on purpose. [`audit`] lists those that could concern RoCEv2 (UDP/4791) on an interface, so
-//! that the choice of a backend never skips one silently. It reads
+//! A backend that writes and reads whole frames skips hooks that a UDP socket passes, and
+//! administrators put rules there on purpose. [`audit`] lists the rules that could concern RoCEv2
+//! (UDP/4791) on an interface, so that the choice of a backend never skips one silently. It reads
 //!
-//! - nftables' base chains and rules, also those that `iptables-nft` made,
+//! - nftables' base chains and rules, also those made by `iptables-nft`,
 //! - the tables of legacy `iptables` and `ip6tables`,
 //! - `tc` filters on `ingress` and `clsact`, programs on tcx, and queueing disciplines that shape.
 //!
-//! A rule is left out only if it provably cannot match: another protocol or port, another interface, a
-//! loopback address. Reading nftables needs `CAP_NET_ADMIN` over the namespace, reading tcx needs it
-//! over the machine; what cannot be read is in [`Audit::unseen`]. Not looked at are rules outside the
-//! namespace, which bind every backend on a veth, and BPF programs of cgroups and of netfilter links.
+//! A rule is left out only if it provably cannot match: another protocol or port, another
+//! interface, a loopback address. Reading nftables needs `CAP_NET_ADMIN` over the namespace;
+//! reading tcx needs it over the machine. [`Audit::unseen`] lists what could not be read. The audit
+//! does not cover rules outside the namespace, which apply to every backend on a veth, nor BPF
+//! programs of cgroups and of netfilter links.
 
 mod expression;
 mod nft;
@@ -31,7 +32,7 @@ pub struct Rule {
     pub packet_bypasses: bool,
 }
 
-/// What is known of the rules on an interface.
+/// The known rules on an interface.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Audit {
     /// Rules that could concern RoCEv2.
@@ -40,22 +41,22 @@ pub struct Audit {
     pub unseen: Vec<String>,
 }
 
-/// What reading rules takes, of capabilities(7).
+/// The capability of capabilities(7) that reading rules needs.
 const ADMIN: &str = "CAP_NET_ADMIN";
 
-/// What a backend would bypass.
+/// The rules that a backend would bypass.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
     /// All rules were read, and it bypasses none.
     Clear,
-    /// It bypasses these.
+    /// The backend bypasses these rules.
     Bypasses(Vec<String>),
     /// Some rules could not be read.
     Unseen(Vec<String>),
 }
 
 impl Audit {
-    /// What the given backend would bypass. A UDP socket bypasses nothing.
+    /// The rules that the given backend would bypass. A UDP socket bypasses none.
     #[must_use]
     pub fn verdict(&self, backend: Backend) -> Verdict {
         if matches!(backend, Backend::Udp | Backend::Sim) {
@@ -80,7 +81,7 @@ impl Audit {
         self.rules.push(Rule { what, packet_bypasses });
     }
 
-    /// Notes what could not be read, and the `capability` that it takes.
+    /// Records rules that could not be read, and the `capability` that reading needs.
     fn note_unseen(&mut self, what: &str, capability: &str, error: &std::io::Error) {
         let why = match error.raw_os_error() {
             Some(libc::EPERM | libc::EACCES) => format!("needs {capability}"),
@@ -90,7 +91,7 @@ impl Audit {
     }
 }
 
-/// Reads the rules that are on the way of RoCEv2 through `iface`, in the calling thread's network
+/// Reads the rules on the path of RoCEv2 through `iface`, in the calling thread's network
 /// namespace.
 #[must_use]
 pub fn audit(iface: &Interface) -> Audit {
@@ -101,7 +102,7 @@ pub fn audit(iface: &Interface) -> Audit {
     audit
 }
 
-/// The payload of a netlink message as a chain and as a rule.
+/// Parses the payload of a netlink message as a chain and as a rule.
 #[cfg(feature = "fuzzing")]
 pub(crate) fn try_payload(family: u8, payload: &[u8]) {
     nft::try_payload(family, payload);

@@ -1,12 +1,12 @@
-//! The contract between a backend and whoever drives it.
+//! The contract between a backend and its driver.
 //!
-//! A [`Port`] moves RoCEv2 datagrams: the bytes from the BTH to the ICRC, which are the payload of a
-//! UDP datagram to port 4791. The port owns the Ethernet, IP and UDP headers; it never looks into the
-//! payload. Because the ICRC covers fields of those headers, the port says which IP identification a
-//! datagram will carry ([`TxSlot::ip_id`]) and what is known of a received one ([`RxIpId`]).
+//! A [`Port`] moves RoCEv2 datagrams: the bytes from the BTH to the ICRC, which are the payload of
+//! a UDP datagram to port 4791. The port owns the Ethernet, IP and UDP headers; it never reads the
+//! payload. Because the ICRC covers fields of those headers, the port says which IP identification
+//! a datagram will carry ([`TxSlot::ip_id`]) and what it knows about a received one ([`RxIpId`]).
 //!
-//! Everything here is meant to be driven in bursts: `receive` until it returns 0, then
-//! `reserve`/`commit` as often as there is something to send, then one `flush`.
+//! Drive a port in bursts: `receive` until it returns 0, then `reserve`/`commit` for each datagram
+//! to send, then one `flush`.
 
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
@@ -15,7 +15,7 @@ use std::time::Duration;
 /// The UDP destination port of RoCEv2 (IANA `ri-oce`), in both directions.
 pub const ROCE_PORT: u16 = 4791;
 
-/// Which of the backends a port is.
+/// The backend of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Backend {
     /// Plain UDP sockets with `UDP_SEGMENT` and `UDP_GRO`; needs no privilege.
@@ -61,33 +61,33 @@ impl std::str::FromStr for Backend {
     }
 }
 
-/// What a port can do; constant while it is open.
+/// Capabilities of a port; constant while it is open.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Which backend this is.
+    /// The backend.
     pub backend: Backend,
     /// MTU of the link in bytes, IP header included.
     pub link_mtu: u32,
-    /// The most datagrams one run (super-packet) may hold; 1 where there is no segmentation offload.
+    /// The most datagrams one run (super-packet) may hold; 1 without segmentation offload.
     pub segments_max: u16,
     /// The most UDP payload bytes one run may hold.
     pub run_bytes_max: u32,
     /// Whether the IPv4 identification of a received datagram is read (`true`) or must be solved
     /// from the ICRC (`false`).
     pub ip_id_exact: bool,
-    /// Whether `PathSpec::tos` is honoured per path.
+    /// Whether each path sends with its own `PathSpec::tos`.
     pub tos_on_send: bool,
     /// Whether received datagrams carry their TOS byte.
     pub tos_on_receive: bool,
-    /// What the receive queue holds before it drops.
+    /// Capacity of the receive queue.
     pub rx_budget: RxBudget,
 }
 
-/// What a receive queue holds before it drops. A peer that keeps its unacknowledged packets within it
-/// cannot overrun the queue.
+/// Capacity of a receive queue: beyond it the queue drops. A peer that keeps its unacknowledged
+/// packets within it cannot overrun the queue.
 ///
-/// The cost of a datagram is [`RxBudget::cost`]; the sum of costs stays at or below `bytes`, and the
-/// number of datagrams at or below `datagrams`, whether or not they arrive as super-packets.
+/// The cost of a datagram is [`RxBudget::cost`]; the sum of costs stays at or below `bytes`, and
+/// the number of datagrams at or below `datagrams`, whether or not they arrive as super-packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RxBudget {
     /// Bytes of kernel memory (`truesize`), or of ring space.
@@ -97,17 +97,17 @@ pub struct RxBudget {
 }
 
 impl RxBudget {
-    /// What a stranger is assumed to have: 16 datagrams of any size.
+    /// Assumed budget of a peer that announced none: 16 datagrams of any size.
     pub const STRANGER: Self = Self { bytes: 16 * 8704, datagrams: 16 };
 
     /// Upper bound of the kernel memory that one received datagram of `payload` UDP payload bytes
     /// occupies in a socket's queue (skb, shared info and a power-of-two data buffer).
     #[must_use]
     pub const fn cost(payload: u32) -> u32 {
-        // An skb (256 bytes) and a slab bucket for headroom, headers, payload and shared info. Measured
-        // on Linux 6.18 for IPv4 and IPv6 at SO_RCVBUF 212,992 (doubled by the kernel to 425,984): 512,
-        // 332, 184, 97 and 50 datagrams of up to 184, 632, 1656, 3704 and 7800 bytes. The limits here
-        // are a little lower, for devices that want more headroom.
+        // An skb (256 bytes) and a slab bucket for headroom, headers, payload and shared info.
+        // Measured on Linux 6.18 for IPv4 and IPv6 at SO_RCVBUF 212,992 (doubled by the kernel to
+        // 425,984): 512, 332, 184, 97 and 50 datagrams of up to 184, 632, 1656, 3704 and 7800
+        // bytes. The limits here are a little lower, for devices that want more headroom.
         match payload {
             0..=160 => 832,
             161..=608 => 256 + 1024,
@@ -119,7 +119,7 @@ impl RxBudget {
     }
 }
 
-/// A destination: what the port needs to write the headers of a datagram.
+/// A destination: the fields that the port needs to write the headers of a datagram.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PathSpec {
     /// Source address; one of the port's own.
@@ -140,10 +140,10 @@ pub struct PathSpec {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PathId(pub u32);
 
-/// A registered path: its id and what will really be on the wire.
+/// A registered path: its id and the source port that is really on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Path {
-    /// Names the path in [`Port::reserve`].
+    /// Identifies the path in [`Port::reserve`].
     pub id: PathId,
     /// The UDP source port that its datagrams will carry.
     pub src_port: u16,
@@ -152,14 +152,14 @@ pub struct Path {
 /// Room for one datagram: the UDP payload, from the BTH to the ICRC.
 #[derive(Debug)]
 pub struct TxSlot<'a> {
-    /// Exactly as long as was asked for; its old content is arbitrary.
+    /// Exactly as long as requested; its old content is arbitrary.
     pub buf: &'a mut [u8],
     /// The IPv4 identification that this datagram will carry on the wire (0 for IPv6). IPv4
     /// datagrams always go out with DF set, fragment offset 0 and no options.
     pub ip_id: u16,
 }
 
-/// What is known of the IPv4 identification of a received datagram.
+/// Knowledge of the IPv4 identification of a received datagram.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RxIpId {
     /// Read from the header, with the 16-bit flags-and-fragment-offset field.
@@ -169,7 +169,7 @@ pub enum RxIpId {
         /// Flags (DF is 0x4000) and fragment offset.
         flags: u16,
     },
-    /// A guess: the position in a super-packet, or 0. The truth can be solved from the ICRC.
+    /// A guess: the position in a super-packet, or 0. The real value can be solved from the ICRC.
     Hint(u16),
     /// IPv6: there is none.
     None,
@@ -186,7 +186,7 @@ pub struct RxDatagram<'a> {
     pub dst: IpAddr,
     /// UDP source port.
     pub src_port: u16,
-    /// The IPv4 identification as far as it is known.
+    /// The IPv4 identification as far as the port knows it.
     pub ip_id: RxIpId,
     /// TOS or traffic class byte, where the backend can read it.
     pub tos: Option<u8>,
@@ -195,18 +195,18 @@ pub struct RxDatagram<'a> {
 /// A run that the kernel refused for good. Its datagrams are lost; the transport recovers them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TxFailure {
-    /// Where it was going.
+    /// The destination.
     pub path: PathId,
-    /// How many datagrams were in it.
+    /// Number of datagrams in the run.
     pub datagrams: u32,
-    /// The kernel's errno: `EPERM` where a netfilter rule of the own namespace refused it, `ENOBUFS` …
+    /// The kernel's errno: `EPERM` if a netfilter rule of the own namespace refused it, `ENOBUFS` …
     pub errno: i32,
 }
 
-/// How datagrams left an interface, or arrived. The numbers only grow.
+/// How datagrams left an interface, or arrived. The counters only grow.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Runs {
-    /// Super-packets and datagrams that left by themselves.
+    /// Super-packets, and datagrams that travelled alone.
     pub runs: u64,
     /// Datagrams.
     pub datagrams: u64,
@@ -235,14 +235,14 @@ pub struct PortStats {
     pub tx_runs: u64,
     /// Datagrams in runs that the kernel refused for good.
     pub tx_failed: u64,
-    /// How often a flush had to stop because the kernel's queue was full.
+    /// How often a flush stopped because the kernel's queue was full.
     pub tx_blocked: u64,
-    /// Datagrams that went through the guard UDP socket: to groups, or because the neighbour was unknown.
+    /// Datagrams sent through the guard UDP socket: to groups, or to an unknown neighbour.
     pub tx_unresolved: u64,
 }
 
 impl PortStats {
-    /// Adds those of another port.
+    /// Adds the counters of another port.
     pub fn add(&mut self, other: &Self) {
         self.rx_datagrams += other.rx_datagrams;
         self.rx_bytes += other.rx_bytes;
@@ -263,39 +263,42 @@ impl PortStats {
 /// A port belongs to one thread at a time and never blocks. It allocates only when it is opened and
 /// when paths are added.
 pub trait Port: Send {
-    /// What this port can do.
+    /// The capabilities of this port.
     fn capabilities(&self) -> &Capabilities;
 
     /// The port's own addresses, in GID order.
     fn addresses(&self) -> &[IpAddr];
 
-    /// Registers a destination. The same spec may be registered more than once. Called by a thread in another network namespace than the port was opened in,
-    /// it sends from UDP/4791, and without a route that may show only when something is sent.
+    /// Registers a destination. The same spec may be registered more than once. If the calling
+    /// thread is in another network namespace than the port was opened in, the path sends from
+    /// UDP/4791, and a missing route may show only on sending.
     ///
     /// # Errors
-    /// No route, an address that is not ours, mixed families, or a socket that cannot be made.
+    /// No route, a local address that is not the port's, mixed families, or a socket that cannot be
+    /// made.
     fn add_path(&mut self, spec: &PathSpec) -> std::io::Result<Path>;
 
-    /// Forgets a destination. Datagrams committed before still go out.
+    /// Removes a destination. Datagrams committed before still go out.
     fn remove_path(&mut self, path: PathId);
 
-    /// Joins a multicast group at the port's interface: what is sent to it is received from now on, with the group as its destination, also what this
-    /// machine sends. Joining it again does nothing.
+    /// Joins a multicast group at the port's interface. From now on the port receives datagrams to
+    /// the group, with the group as their destination, including those that this machine sends.
+    /// Joining the same group again does nothing.
     ///
     /// # Errors
-    /// An address that is no group's, too many groups, no descriptor left, a program that has UDP/4791 for itself, or a thread in another network namespace
-    /// than the port was opened in.
+    /// An address that is not a group's, too many groups, no descriptor left, a program that has
+    /// UDP/4791 exclusively, or a thread in another network namespace than the port was opened in.
     fn join(&mut self, group: IpAddr) -> std::io::Result<()>;
 
-    /// Leaves a group. What has arrived and was not read may still come.
+    /// Leaves a group. Datagrams that have arrived but were not read may still come.
     fn leave(&mut self, group: IpAddr);
 
-    /// Reads what has arrived, up to about `budget` datagrams (a super-packet is never split), and
-    /// hands each to `sink`. Returns how many there were; fewer than `budget` means that the queue
-    /// was empty. At most a handful of system calls per call, none per datagram.
+    /// Reads received datagrams, up to about `budget` of them (a super-packet is never split), and
+    /// hands each to `sink`. Returns their number; fewer than `budget` means that the queue was
+    /// empty. Makes at most a handful of system calls per call, none per datagram.
     ///
     /// # Errors
-    /// Only what ends the port's life (the interface is gone); never a peer's doing.
+    /// Only errors that end the port's life (the interface is gone); a peer cannot cause one.
     fn receive(
         &mut self,
         budget: usize,
@@ -304,55 +307,60 @@ pub trait Port: Send {
     where
         Self: Sized;
 
-    /// Places of the receive queue that were read, and the datagrams in them, since the port was opened, where a super-packet takes one place as a
-    /// datagram does; `None` where what counts is bytes, or super-packets do not come.
+    /// Places of the receive queue that were read, and the datagrams in them, since the port was
+    /// opened. A super-packet takes one place, and so does a single datagram. `None` if the queue
+    /// counts bytes, or if super-packets do not arrive.
     fn rx_places(&self) -> Option<(u64, u64)> {
         None
     }
 
-    /// How what was read had arrived, since the port was opened, if the queue is one of which the memory counts; `None` if not, see
-    /// [`rx_places`](Self::rx_places), or where super-packets do not come.
+    /// How the datagrams that were read had arrived, since the port was opened, if the queue counts
+    /// memory. `None` if it counts places, see [`rx_places`](Self::rx_places), or if super-packets
+    /// do not arrive.
     fn arrived(&self) -> Option<Runs> {
         None
     }
 
-    /// How what was sent left the interface, since the port was opened; `None` where each datagram leaves by itself. A super-packet that the kernel takes
-    /// apart before, or may for all that is known, counts as its datagrams.
+    /// How sent datagrams left the interface, since the port was opened. `None` if each datagram
+    /// leaves alone. A super-packet counts as its datagrams if the kernel segments it before the
+    /// interface, or if the port cannot tell.
     fn departed(&self) -> Option<Runs> {
         None
     }
 
-    /// Room for a datagram of `len` bytes of UDP payload to `path`, or `None` if there is none until
-    /// the next [`flush`](Self::flush) (or until the kernel drains its queue). A slot that is not committed is
-    /// discarded by the next call. Consecutive slots of one path and one length (the last may be
-    /// shorter) leave as one run where the backend can segment.
+    /// Room for a datagram of `len` bytes of UDP payload to `path`. `None` if there is no room
+    /// until the next [`flush`](Self::flush), or until the kernel drains its queue. The next call
+    /// discards a slot that was not committed. Consecutive slots of one path and one length (the
+    /// last may be shorter) leave as one run where the backend can segment.
     fn reserve(&mut self, path: PathId, len: usize) -> Option<TxSlot<'_>>;
 
-    /// Accepts the slot last reserved; all its bytes are written.
+    /// Accepts the last reserved slot; the caller has written all its bytes.
     fn commit(&mut self);
 
-    /// Gives everything committed to the kernel. What does not fit stays queued in the port and
-    /// [`wants_write`](Self::wants_write) turns true. Runs refused for good are reported to `failed`.
+    /// Gives all committed datagrams to the kernel. Those that do not fit stay queued in the port,
+    /// and [`wants_write`](Self::wants_write) turns true. Runs refused for good are reported to
+    /// `failed`.
     fn flush(&mut self, failed: impl FnMut(TxFailure))
     where
         Self: Sized;
 
-    /// Whether committed datagrams wait for the kernel: then wait for `POLLOUT` too.
+    /// Whether committed datagrams wait for the kernel. If so, also wait for `POLLOUT`.
     fn wants_write(&self) -> bool;
 
     /// The descriptor that becomes readable when `receive` has something to do.
     fn wait_fd(&self) -> BorrowedFd<'_>;
 
-    /// Whether [`wait_fd`](Self::wait_fd) shall become readable for what arrives, as it does at first. While nobody waits for that, the kernel need
-    /// not tell of each frame.
+    /// Whether [`wait_fd`](Self::wait_fd) becomes readable for arriving datagrams; initially it
+    /// does. With `false`, the kernel does not have to signal each frame.
     ///
     /// # Errors
-    /// No memory for an entry of the set: then it does not.
+    /// No memory for an entry of the epoll set: then it does not become readable.
     fn watch(&mut self, wished: bool) -> std::io::Result<()>;
 
-    /// Chores off the fast path: neighbours, routes, changes of the interface. To be called when [`wait_fd`](Self::wait_fd) was readable and there was
-    /// nothing to receive, for that is how changes are told; about once a second while datagrams are sent; and when the time has passed that it
-    /// returns, whatever happens or does not. A call for nothing costs a system call.
+    /// Chores off the fast path: neighbours, routes, changes of the interface. Call it in three
+    /// cases: when [`wait_fd`](Self::wait_fd) was readable and there was nothing to receive,
+    /// because that signals a change; about once a second while datagrams are sent; and after the
+    /// time that it returns, in any case. A call with nothing to do costs a system call.
     fn maintain(&mut self) -> Option<Duration>;
 
     /// The counters.

@@ -1,13 +1,14 @@
-//! Answers of the kernel's that hold for a moment: who connects thousands of times a second asks once.
+//! A cache of the kernel's answers for a moment: a program that makes thousands of connections per
+//! second asks once.
 
 use std::time::{Duration, Instant};
 
 /// How long an answer holds.
 const FRESH: Duration = Duration::from_millis(100);
-/// How many are kept.
+/// Size of the cache.
 const KEPT: usize = 16;
 
-/// The last answers.
+/// The latest answers.
 #[derive(Debug)]
 pub(crate) struct Recent<K, V> {
     answers: Vec<(K, V, Instant)>,
@@ -28,7 +29,7 @@ impl<K: PartialEq, V> Recent<K, V> {
         self.answers.iter().find(fits).map(|(_, answer, _)| answer)
     }
 
-    /// Keeps an answer, in place of the oldest if there are many.
+    /// Stores an answer; if the cache is full it replaces the oldest.
     pub(crate) fn put(&mut self, now: Instant, question: K, answer: V) {
         self.answers.retain(|(asked, _, at)| {
             *asked != question && now.saturating_duration_since(*at) < FRESH
@@ -39,7 +40,7 @@ impl<K: PartialEq, V> Recent<K, V> {
         self.answers.push((question, answer, now));
     }
 
-    /// Has the answers grow no older, however slow a test is.
+    /// Keeps the answers from expiring, in tests of any duration.
     #[cfg(test)]
     pub(crate) fn keep(&mut self) {
         self.answers.iter_mut().for_each(|(.., at)| *at += Duration::from_secs(3600));

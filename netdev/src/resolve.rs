@@ -1,19 +1,21 @@
 //! From a [`PathSpec`] to the headers on the wire, for the backends that write whole frames.
 //!
-//! Routing and neighbour resolution stay the kernel's. A path whose next hop is in the neighbour
-//! cache is [`Hop::Direct`]: frames leave with the Ethernet address read from the cache. Nobody would
-//! resolve or refresh an entry for raw frames, so a path without a usable entry is [`Hop::Guard`]:
-//! its datagrams leave through an ordinary UDP socket (the *guard*), and the kernel resolves the
-//! neighbour for them. When an entry has gone stale, one burst of a path that could leave directly
-//! takes the guard too, so that the kernel checks the entry.
+//! Routing and neighbour resolution stay in the kernel. A path with a next hop in the neighbour
+//! cache is [`Hop::Direct`]: frames leave with the Ethernet address read from the cache. The kernel
+//! resolves and refreshes no entry for raw frames, so a path without a usable entry is
+//! [`Hop::Guard`]: its datagrams leave through an ordinary UDP socket (the *guard*), and the kernel
+//! resolves the neighbour for them. When an entry has become stale, one burst of a path that could
+//! leave directly also takes the guard, so that the kernel checks the entry.
 //!
-//! Changes of the neighbours, routes and the interface are told by the kernel ([`Monitor`]), so an idle table needs no look at all. Nobody may read
-//! what is told while the port is driven without pause: what is in use is looked at once a second, besides.
+//! The kernel announces changes of neighbours, routes and the interface ([`Monitor`]), so an idle
+//! table needs no polling. While the port is driven without pause, its driver may not read the
+//! announcements, so the table also polls the entries in use once a second.
 //!
-//! A path whose frames still wait for the kernel changes its way only when those are gone, and takes no others until then: they would be overtaken. What
-//! waits on other paths does not matter, so a port that always has something to send looks at its neighbours like any other.
+//! A path changes its way only when the kernel has taken all its earlier frames, and accepts no new
+//! ones until then: new ones would overtake them. Frames of other paths do not matter, so a port
+//! that always has something to send still follows its neighbours.
 //!
-//! Looking a path up costs no system call; [`PathTable::maintain`] makes those.
+//! A path lookup costs no system call; [`PathTable::maintain`] makes them.
 
 mod entry;
 
@@ -32,30 +34,34 @@ use entry::{Entry, Target, Turn, is_usable};
 
 /// How often entries in use are read again.
 const REFRESH: Duration = Duration::from_secs(1);
-/// How soon a neighbour being resolved is asked for again; doubles up to [`REFRESH`].
+/// The first interval between requests for an unresolved neighbour; doubles up to [`REFRESH`].
 const RESOLVE_FIRST: Duration = Duration::from_millis(1);
-/// After so many refreshes in use, a path's route is looked up again.
+/// After this many refreshes in use, a path's route is looked up again.
 const ROUTE_REFRESHES: u32 = 10;
-/// After a look because of what was told, nothing that is told is followed for so many times as long as that took, so that whoever changes routes without end
-/// takes about a tenth of the time from those who send.
+/// After a refresh because of announcements, announcements are only noted for this many times its
+/// duration. So a program that changes routes without end takes about a tenth of the sending
+/// threads' time.
 const REST_TIMES: u32 = 9;
-/// So many neighbours are remembered while one round of looks lasts; of more, each path asks for itself.
+/// The most neighbours remembered during one round of refreshing; beyond them, each path asks for
+/// its own.
 const KNOWN_MAX: usize = 64;
-/// The least rest after something was told of the interface, at which somebody else then looks.
+/// The minimum rest after news of the interface: `check_interface` then runs outside the measured
+/// time.
 const REST_MIN: Duration = Duration::from_millis(1);
-/// IPv4 identifications stay below this. Linux numbers the segments of a UDP super-packet from 0, so
-/// a receiver that cannot read the identification must accept these anyway.
+/// IPv4 identifications stay below this. Linux numbers the segments of a UDP super-packet from 0,
+/// so a receiver that cannot read the identification must accept these anyway.
 pub(crate) const IP_ID_END: u16 = 128;
 
 /// How the next datagram of a path leaves. Constant for a path from one
-/// [`flushed`](PathTable::flushed) to the next, unless [`maintain`](PathTable::maintain) ran between.
+/// [`flushed`](PathTable::flushed) to the next, unless [`maintain`](PathTable::maintain) ran
+/// between.
 #[derive(Debug)]
 pub enum Hop<'a> {
     /// As a frame with these headers.
     Direct(&'a FrameTemplate),
     /// To one of the port's own addresses: it does not leave.
     Loopback,
-    /// Through the guard, whose path this is.
+    /// Through the guard, on this path of the guard.
     Guard(PathId),
 }
 
@@ -66,28 +72,28 @@ pub struct PathTable {
     addresses: Vec<IpAddr>,
     rtnl: Rtnl,
     monitor: Monitor,
-    /// Something of the interface itself changed; and that is to be looked at now.
+    /// The interface changed; and its check is due now.
     interface_news: bool,
     interface_due: bool,
-    /// Entries are to be looked at because of what was told.
+    /// Entries have to be refreshed because of announcements.
     news: bool,
     entries: Vec<Option<Entry>>,
-    /// Those of which the entries are `None`.
+    /// Unused ids: their entries are `None`.
     free: Vec<PathId>,
-    /// Ways that have just been asked for: from, to, TOS.
+    /// Recent route lookups: from, to, TOS.
     recent: Recent<(IpAddr, IpAddr, u8), (Target, Option<Neighbour>)>,
-    /// Paths whose current burst takes the guard only to have the neighbour checked.
+    /// Paths with a burst in the guard only to have the neighbour checked.
     checking: Vec<PathId>,
-    /// Paths that will leave another way when what they sent is gone.
+    /// Paths that change their way when the kernel has taken their earlier frames.
     turning: Vec<PathId>,
-    /// When what is in use is looked at again, and whether somebody must wake for that.
+    /// When entries in use are refreshed again, and whether a thread must wake for that.
     due: Instant,
     waits: bool,
-    /// Until when what is told is only noted.
+    /// Until then, announcements are only noted.
     rests_until: Instant,
-    /// What this round of refreshing has asked for; kept for its room.
+    /// Neighbours looked up in this round of refreshing; kept for its capacity.
     known: Vec<(IpAddr, Option<Neighbour>)>,
-    /// The wait before the next look at an unresolved neighbour.
+    /// The interval before the next request for an unresolved neighbour.
     backoff: Duration,
 }
 
@@ -96,14 +102,14 @@ impl PathTable {
     /// network namespace.
     ///
     /// # Errors
-    /// No netlink socket can be had.
+    /// No netlink socket is available.
     pub fn open(iface: &Interface, addresses: &[IpAddr]) -> io::Result<Self> {
         Ok(Self {
             iface: iface.clone(),
             addresses: addresses.to_vec(),
             monitor: Monitor::open(iface.index)?,
             interface_news: false,
-            // Before it was opened nothing was told.
+            // Announcements from before the monitor was opened are missing.
             interface_due: true,
             news: false,
             rtnl: Rtnl::open()?,
@@ -120,12 +126,12 @@ impl PathTable {
         })
     }
 
-    /// Adds a path. Its source port is the one that `guard` gives it, because the ICRC covers it and
+    /// Adds a path. Its source port is the one that `guard` gives it: the ICRC covers the port, and
     /// a datagram may take either way.
     ///
     /// # Errors
-    /// A local address that is not the port's, mixed families, no route, a route that leaves through
-    /// another interface, a broadcast address, or what the guard answers.
+    /// A local address that is not the port's, mixed families, no route, a route through another
+    /// interface, a broadcast address, or an error of the guard.
     pub fn add(&mut self, spec: &PathSpec, guard: &mut impl Port) -> io::Result<Path> {
         let (target, neighbour) = self.way(spec)?;
         let (guard, src_port) = if target == Target::Own {
@@ -153,7 +159,7 @@ impl PathTable {
         entry.settle(&self.iface, neighbour);
         if entry.template.is_none() && entry.is_resolved_by_kernel() {
             self.backoff = RESOLVE_FIRST;
-            // What was told before is known already.
+            // The lookup above already includes earlier announcements.
             (entry.changed, self.news) = (true, true);
         }
         let free = self.free.pop();
@@ -161,7 +167,7 @@ impl PathTable {
         if free.is_none() {
             self.entries.push(None);
             self.free.reserve(self.entries.len());
-            // Room for every path, so that nothing is allocated while sending.
+            // Room for every path, so that sending never allocates.
             self.checking.reserve(self.entries.len());
             self.turning.reserve(self.entries.len());
         }
@@ -175,7 +181,7 @@ impl PathTable {
             return;
         };
         self.free.push(path);
-        // The id may be given to another path, which is to begin anew.
+        // The id may be given to another path, which starts anew.
         self.checking.retain(|other| *other != path);
         self.turning.retain(|other| *other != path);
         if let Some(id) = entry.guard {
@@ -183,7 +189,8 @@ impl PathTable {
         }
     }
 
-    /// How the next datagram of a path leaves; `None` for an unknown path, and for one whose earlier datagrams must be gone before.
+    /// How the next datagram of a path leaves. `None` for an unknown path, and while the kernel has
+    /// to take earlier datagrams of the path first.
     pub fn hop(&mut self, path: PathId) -> Option<Hop<'_>> {
         let entry = self.entries.get_mut(path.0 as usize)?.as_mut()?;
         entry.used = true;
@@ -203,15 +210,16 @@ impl PathTable {
         }
     }
 
-    /// A frame of a path was committed, which the port calls so.
+    /// Records a committed frame of a path; `last` is the port's number for it.
     pub fn sent(&mut self, path: PathId, last: u64) {
         if let Some(Some(entry)) = self.entries.get_mut(path.0 as usize) {
             entry.last = last;
         }
     }
 
-    /// Call when the kernel was given what it takes: paths that took the guard only to have their neighbour checked leave directly again, and those that were
-    /// to change their way do so, unless something of theirs still `waits`.
+    /// Call this after the kernel was given what it takes. Paths that took the guard only for a
+    /// neighbour check leave directly again, and turning paths change their way, unless datagrams
+    /// of theirs still wait according to `waits`.
     pub fn flushed(&mut self, waits: impl Fn(&Sent) -> bool) {
         let Self { entries, checking, turning, iface, .. } = self;
         let mut gone = |path: &PathId, act: &mut dyn FnMut(&mut Entry)| {
@@ -232,21 +240,21 @@ impl PathTable {
         });
     }
 
-    /// Whether paths wait for a [`flushed`](Self::flushed) to change their way.
+    /// Whether paths need a [`flushed`](Self::flushed) to change their way.
     #[must_use]
     pub fn is_turning(&self) -> bool {
         !self.turning.is_empty()
     }
 
-    /// The spec of a path, with the source port that is really used.
+    /// The spec of a path, with the source port really in use.
     #[must_use]
     pub fn spec(&self, path: PathId) -> Option<(&PathSpec, u16)> {
         let entry = self.entries.get(path.0 as usize)?.as_ref()?;
         Some((&entry.spec, entry.src_port))
     }
 
-    /// The IPv4 identification that the next frame of a path will carry, such that `room` frames can
-    /// be numbered upwards from it. Identifications go round below 128.
+    /// The IPv4 identification of the path's next frame, chosen such that `room` frames can be
+    /// numbered upwards from it. Identifications wrap below 128.
     pub fn peek_ip_id(&mut self, path: PathId, room: u16) -> u16 {
         let Some(Some(entry)) = self.entries.get_mut(path.0 as usize) else { return 0 };
         if u32::from(entry.ip_id) + u32::from(room) > u32::from(IP_ID_END) {
@@ -255,7 +263,7 @@ impl PathTable {
         entry.ip_id
     }
 
-    /// As [`peek_ip_id`](Self::peek_ip_id) for `count` frames, and takes these identifications.
+    /// As [`peek_ip_id`](Self::peek_ip_id) for `count` frames, and consumes these identifications.
     pub fn take_ip_ids(&mut self, path: PathId, count: u16) -> u16 {
         let first = self.peek_ip_id(path, count);
         if let Some(Some(entry)) = self.entries.get_mut(path.0 as usize) {
@@ -271,20 +279,22 @@ impl PathTable {
         self.entries.iter().position(has).map(|index| PathId(index as u32))
     }
 
-    /// Readable while there is something for [`maintain`](Self::maintain) to read.
+    /// Readable while [`maintain`](Self::maintain) has announcements to read.
     #[must_use]
     pub fn wait_fd(&self) -> BorrowedFd<'_> {
         self.monitor.as_fd()
     }
 
-    /// Whether something of the interface changed since it was last asked: then [`check_interface`](Self::check_interface).
+    /// Whether the interface changed since the last call. If so, call
+    /// [`check_interface`](Self::check_interface).
     pub fn take_interface_news(&mut self) -> bool {
         std::mem::take(&mut self.interface_due)
     }
 
-    /// Reads what the kernel told, and looks at the paths that it is about, if it does not rest from the last such look; about once a second at those in use, too.
-    /// Returns when to call again even if nothing is told and nothing sent, or `None` if there is no need. `waits` says whether frames of a path have not been taken
-    /// by the kernel.
+    /// Reads the kernel's announcements and refreshes the paths that they concern, unless it rests
+    /// from the last refresh. Also refreshes paths in use about once a second. Returns when to call
+    /// again even without announcements and sending, or `None` if not needed. `waits` says whether
+    /// frames of a path still wait for the kernel.
     pub fn maintain(&mut self, waits: impl Fn(&Sent) -> bool) -> Option<Duration> {
         let now = Instant::now();
         self.hear();
@@ -305,7 +315,7 @@ impl PathTable {
                 match self.neighbour_for(&mut entry, &mut known) {
                     Ok(Some(turn)) => self.turn(&mut entry, path, turn, waits),
                     Ok(None) => {}
-                    // A failure to ask leaves the path as it is; the next call asks again.
+                    // A failed request leaves the path as it is; the next call asks again.
                     Err(_) => (entry.changed, failed) = (true, true),
                 }
                 let awaited = used || entry.answered || self.backoff < REFRESH;
@@ -327,7 +337,7 @@ impl PathTable {
         self.waits.then_some(wait)
     }
 
-    /// Notes what the kernel told.
+    /// Notes the kernel's announcements.
     fn hear(&mut self) {
         let Self { monitor, entries, news, interface_news, recent, .. } = self;
         monitor.read(|said| {
@@ -348,14 +358,14 @@ impl PathTable {
         });
     }
 
-    /// Looks at the interface, and takes over a new Ethernet address of its own. Returns that address.
+    /// Checks the interface and adopts a new Ethernet address of its own. Returns that address.
     ///
     /// # Errors
-    /// `ENODEV` if the interface is gone; or whatever the kernel answers.
+    /// `ENODEV` if the interface is gone; or any other error of the kernel.
     pub fn check_interface(&mut self) -> io::Result<[u8; 6]> {
         let asked = self.rtnl.link_mac(self.iface.index);
         if asked.as_ref().is_err_and(|e| e.raw_os_error() != Some(libc::ENODEV)) {
-            // Without an answer the next `maintain` has it looked at again.
+            // Without an answer the next `maintain` makes the check due again.
             (self.interface_news, self.news) = (true, true);
         }
         let mac = asked?;
@@ -370,7 +380,7 @@ impl PathTable {
         Ok(mac)
     }
 
-    /// Takes over what the neighbour cache says, now or when nothing waits any more.
+    /// Adopts the state of the neighbour cache, now or when no datagram of the path waits any more.
     fn turn(&mut self, entry: &mut Entry, path: PathId, turn: Turn, waits: impl Fn(&Sent) -> bool) {
         if entry.turn.is_none() && !(entry.turns(turn) && waits(&entry.sent(path))) {
             return entry.settle(&self.iface, turn.neighbour);
@@ -380,7 +390,7 @@ impl PathTable {
         }
     }
 
-    /// What the neighbour cache says of a path's next hop, if that is to be taken over.
+    /// The state of the neighbour cache for a path's next hop, if the path has to adopt it.
     fn neighbour_for(
         &mut self,
         entry: &mut Entry,
@@ -424,8 +434,8 @@ impl PathTable {
         }
     }
 
-    /// Where the kernel would send a datagram of this path, and what it knows of the neighbour. Without an answer to the second the path begins at the
-    /// guard, and `maintain` asks again.
+    /// Where the kernel would send a datagram of this path, and its neighbour entry. If the second
+    /// lookup fails, the path starts with the guard, and `maintain` asks again.
     fn way(&mut self, spec: &PathSpec) -> io::Result<(Target, Option<Neighbour>)> {
         let (now, question) = (Instant::now(), (spec.local, spec.remote, spec.tos));
         if let Some(known) = self.recent.get(now, &question) {
@@ -434,8 +444,9 @@ impl PathTable {
         let target = self.target(spec)?;
         let mut neighbour = self.neighbour_of(target).unwrap_or(None);
         if let (Target::Neighbour(address), false) = (target, is_usable(neighbour)) {
-            // What waits for an answer at the kernel is overtaken by what is sent when the answer has
-            // come: it is asked for before there is anything to send. On one machine it is there at once.
+            // Datagrams that wait in the kernel for resolution are overtaken by those sent after
+            // it. So resolution starts before there is anything to send. On one machine the answer
+            // is there at once.
             let solicited = self.rtnl.solicit(self.iface.index, address);
             neighbour = solicited.and_then(|()| self.neighbour_of(target)).unwrap_or(None);
         }
@@ -494,7 +505,7 @@ impl PathTable {
     }
 }
 
-/// Whether a destination means nothing without an interface.
+/// Whether a destination is ambiguous without an interface.
 fn needs_interface(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(_) => false,

@@ -1,9 +1,9 @@
-//! What the kernel knows of interfaces, routes, neighbours and queueing disciplines.
+//! The kernel's interfaces, routes, neighbours and queueing disciplines.
 //!
 //! [`Rtnl`] asks over an rtnetlink socket (rtnetlink(7)): one request, one answer, blocking, with a
-//! timeout. It is meant for opening a port, adding a path and periodic chores, never for the fast
-//! path. [`Monitor`] hears of what changes. Nothing here needs a privilege. The answers are those of the network namespace of the
-//! thread that called [`Rtnl::open`].
+//! timeout. Use it to open a port, to add a path and for periodic chores, never on the fast path.
+//! [`Monitor`] receives announcements of changes. Nothing here needs a privilege. The answers are
+//! those of the network namespace of the thread that called [`Rtnl::open`].
 
 mod link;
 mod monitor;
@@ -39,7 +39,7 @@ impl Rtnl {
         Ok(Self { socket: NetlinkSocket::open(netlink_sys::protocols::NETLINK_ROUTE)? })
     }
 
-    /// A socket to nobody: every question fails.
+    /// A socket without a peer: every request fails.
     #[cfg(test)]
     pub(crate) fn to_nobody() -> io::Result<Self> {
         Ok(Self { socket: NetlinkSocket::to_nobody()? })
@@ -73,7 +73,7 @@ impl Rtnl {
     }
 }
 
-/// The payload of a message as whatever it could be.
+/// Parses the payload of a message as each type it could be.
 #[cfg(feature = "fuzzing")]
 pub(crate) fn try_payload(payload: &[u8]) {
     let _ = (route::route_from(payload), neighbour::neighbour_from(payload));

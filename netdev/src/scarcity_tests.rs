@@ -1,7 +1,6 @@
-//! Opening, adding and joining while there is too little of something: what was taken is given
-//! back.
+//! Opening, adding and joining when some resource runs out: everything taken is given back.
 //!
-//! They are done by a process of their own, which does nothing else: it counts what it has.
+//! A separate process runs these tests and nothing else, because it counts its own resources.
 
 use std::fmt::Debug;
 use std::io;
@@ -16,7 +15,7 @@ use crate::{AnyPort, Backend, Interface, OpenError, PathSpec, Port};
 
 const OWN: [&str; 2] = ["10.9.0.1", "fd09::1"];
 const BACKENDS: [Backend; 3] = [Backend::Udp, Backend::Packet, Backend::Xdp];
-/// More descriptors than anything here takes.
+/// More descriptors than anything here needs.
 const ROOM_MAX: usize = 100;
 
 #[test]
@@ -36,7 +35,7 @@ fn what_fails_gives_back_what_it_took() {
     );
 }
 
-/// That process. There is nothing to test without a namespace in its environment.
+/// The separate process. Without a namespace in its environment there is nothing to test.
 #[test]
 fn in_a_process_of_its_own() {
     let Ok(namespace) = std::env::var("ROCINANTE_TEST_NETNS") else { return };
@@ -44,7 +43,8 @@ fn in_a_process_of_its_own() {
     ns.run(|| {
         let v0 = Interface::by_name("v0").expect("v0");
         for backend in BACKENDS {
-            // The first time takes what stays: the names of features, the kernel's modules.
+            // The first call takes resources that stay: the names of features, the kernel's
+            // modules.
             if let Err(e) = open(&v0, backend, 1) {
                 println!("{e}");
                 continue;
@@ -70,7 +70,7 @@ fn spec(remote: &str, src_port: u16) -> PathSpec {
     PathSpec { local: ip(local), remote: ip(remote), src_port, tos: 0, ttl: 64, flow_label: 0 }
 }
 
-/// What the process and its network have of what a port takes.
+/// Resources of the process and its network that a port takes.
 #[derive(Debug, PartialEq, Eq)]
 struct Held {
     descriptors: usize,
@@ -99,8 +99,8 @@ fn mapped_bytes() -> usize {
     pages.split(' ').next().and_then(|pages| pages.parse::<usize>().ok()).expect("pages") * 4096
 }
 
-/// Fails with each of the descriptors that `attempt` takes, until there are enough. Returns what it
-/// made, and how often it failed.
+/// Fails with each number of descriptors below what `attempt` needs. Returns its result, and the
+/// number of failures.
 fn until_it_succeeds<T, E: Debug>(
     v0: &Interface,
     mut attempt: impl FnMut() -> Result<T, E>,
@@ -116,7 +116,7 @@ fn until_it_succeeds<T, E: Debug>(
             Err(e) => assert_eq!(errno(&e), libc::EMFILE, "room for {room}: {e:?}"),
         }
         assert_eq!(held(v0), before, "room for {room}");
-        // What is freed may stay the process's, but does not grow with each failure.
+        // Freed memory may stay with the process, but must not grow with each failure.
         let grown = mapped_bytes().saturating_sub(bytes);
         assert!(grown < 64 << 20, "room for {room}: {grown} bytes more");
     }
@@ -134,7 +134,7 @@ fn without_descriptors(v0: &Interface, backend: Backend) {
     }
     let mut port = open(v0, backend, 1).expect("a port").pop().expect("one");
     let opened = held(v0);
-    // Paths do without: they leave from UDP/4791.
+    // Paths work without descriptors: they leave from UDP/4791.
     for remote in ["10.9.0.2", "fd09::2", "10.9.0.1"] {
         for room in 0..4 {
             let unlimited = limit_descriptors(room);
@@ -161,7 +161,7 @@ fn without_descriptors(v0: &Interface, backend: Backend) {
     assert_eq!(held(v0), before, "{backend}");
 }
 
-/// More often than there is room for what would stay.
+/// More often than there is room for leaked entries.
 fn what_is_refused(v0: &Interface, backend: Backend) {
     let before = held(v0);
     let mut port = open(v0, backend, 1).expect("a port").pop().expect("one");
@@ -187,7 +187,7 @@ fn what_is_refused(v0: &Interface, backend: Backend) {
     memberships("20");
     assert_eq!(held(v0), opened, "{backend}");
     port.join(ip("239.1.2.3")).expect("there is room again");
-    // Two of each: the one that is left goes alone.
+    // Two of each: the other one stays after the first is gone.
     port.join(ip("239.1.2.4")).expect("another");
     let path = |port: &mut AnyPort| port.add_path(&spec("10.9.0.2", 0xc123)).expect("a path").id;
     let [one, two] = [path(&mut port), path(&mut port)];
@@ -205,7 +205,7 @@ fn what_is_refused(v0: &Interface, backend: Backend) {
     assert_eq!(held(v0), before, "{backend}");
 }
 
-/// Everything was taken but the last step fails.
+/// Everything was taken when the last step fails.
 fn others_in_the_way(v0: &Interface) {
     let before = held(v0);
     let udp = std::net::UdpSocket::bind((OWN[1], 4791)).expect("the last address");
@@ -233,7 +233,7 @@ fn others_in_the_way(v0: &Interface) {
         crate::auto::choose(v0, &[ip("10.9.0.99")], want, &config).expect_err("not ours");
     }
     assert_eq!(held(v0), before);
-    // Attaching is last.
+    // Attaching is the last step.
     if let Ok(attached) = another_program(v0.index) {
         let with_program = held(v0);
         for _ in 0..3 {

@@ -19,7 +19,7 @@ pub(crate) fn open(ns: &NetNs, backend: Backend, own: &[&str]) -> Result<AnyPort
     Ok(ports.pop().expect("one was asked for"))
 }
 
-/// Several that share the addresses. A socket that another test has closed may live on for a
+/// Opens several ports that share the addresses. A socket closed by another test may live on for a
 /// moment, in a child between fork and exec.
 pub(crate) fn open_shards(
     ns: &NetNs,
@@ -42,7 +42,7 @@ pub(crate) fn open_shards(
     })
 }
 
-/// The same in the calling thread's namespace, and at the first attempt.
+/// As [`open_shards`], but in the calling thread's namespace, and with a single attempt.
 pub(crate) fn open_once(
     iface: &Interface,
     backend: Backend,

@@ -1,9 +1,8 @@
-//! A seeded network in memory, for tests and for measuring what the rest costs.
+//! A seeded network in memory, for tests and for measuring the cost of everything else.
 //!
-//! [`SimNet`] is the network, a [`SimPort`] a device on it. Datagrams pass between ports as their
-//! links say: late, never, twice, changed, out of order. Time is virtual: it stands still until
-//! [`SimNet::advance_to`] moves it. The same seed and the same calls give the same network, byte for
-//! byte.
+//! [`SimNet`] is the network, a [`SimPort`] a device on it. Links can delay, lose, duplicate,
+//! change and reorder datagrams. Time is virtual: only [`SimNet::advance_to`] moves it. The same
+//! seed and the same calls give the same network, byte for byte.
 //!
 //! ```
 //! use rocinante_netdev::sim::{LinkConfig, SimConfig, SimNet};
@@ -54,19 +53,19 @@ use batch::{Batch, Flow, Mark};
 use gate::Bell;
 use hub::Hub;
 
-/// Bytes that a port takes between two flushes: what `udp` takes.
+/// Bytes that a port takes between two flushes: as many as `udp` takes.
 const TX_BYTES: usize = 5 * 65_536;
 /// UDP payload bytes in one run.
 const RUN_BYTES_MAX: u32 = 65_469;
 
-/// The network: a handle, to be cloned at will.
+/// The network: a handle that can be cloned freely.
 #[derive(Clone)]
 pub struct SimNet(Arc<Mutex<Hub>>);
 
-/// A look at every datagram before its link gets it; see [`SimNet::set_tap`].
+/// A callback that sees every datagram before its link does; see [`SimNet::set_tap`].
 pub type Tap = Box<dyn FnMut(&TapDatagram<'_>) -> Verdict + Send>;
 
-/// What a [`Tap`] sees.
+/// A datagram as a [`Tap`] sees it.
 #[derive(Debug, Clone, Copy)]
 pub struct TapDatagram<'a> {
     /// The virtual time.
@@ -79,25 +78,25 @@ pub struct TapDatagram<'a> {
     pub payload: &'a [u8],
 }
 
-/// What a [`Tap`] decides.
+/// The decision of a [`Tap`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// The link decides.
     Pass,
-    /// It is lost.
+    /// The datagram is lost.
     Drop,
 }
 
-/// What a simulated port knows of the IPv4 identification.
+/// What a simulated port knows about the IPv4 identification.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SimIpId {
-    /// It writes its own, counting up, and reads the received one, as `packet` and `afxdp` do.
+    /// It writes its own, counting up, and reads received ones, as `packet` and `afxdp` do.
     #[default]
     Exact,
     /// Its runs count from 0, and it knows the position in a received run, as `udp` does.
     Hint,
-    /// Its runs count from 0, and received runs have been segmented on the way: the hint is always 0,
-    /// the truth has to be solved.
+    /// Its runs count from 0, and received runs were segmented on the way: the hint is always 0,
+    /// and the real value must be solved.
     Solve,
 }
 
@@ -106,11 +105,11 @@ pub enum SimIpId {
 pub struct SimConfig {
     /// MTU of its link in bytes, IP header included; longer datagrams fail with `EMSGSIZE`.
     pub mtu: u32,
-    /// What its receive queue holds before it drops.
+    /// Capacity of its receive queue.
     pub rx_budget: RxBudget,
     /// The most datagrams in one run.
     pub segments_max: u16,
-    /// What it knows of the IPv4 identification.
+    /// What it knows about the IPv4 identification.
     pub ip_id: SimIpId,
 }
 
@@ -127,7 +126,7 @@ impl Default for SimConfig {
 }
 
 impl SimNet {
-    /// An empty network at time 0 whose links are perfect.
+    /// An empty network at time 0 with perfect links.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self(Arc::new(Mutex::new(Hub::new(seed))))
@@ -136,12 +135,12 @@ impl SimNet {
     /// A device with these addresses.
     ///
     /// # Errors
-    /// No address, one that another port has, or no descriptor left.
+    /// No address, an address that another port has, or no descriptor left.
     pub fn port(&self, addresses: &[IpAddr], config: &SimConfig) -> io::Result<SimPort> {
         self.attach(addresses, config, Bell::Plain(EventFd::new()?))
     }
 
-    /// The same, and the gate by which it is made to block.
+    /// As [`port`](Self::port), with a gate that can block it.
     ///
     /// # Errors
     /// As [`port`](Self::port).
@@ -190,19 +189,19 @@ impl SimNet {
         })
     }
 
-    /// How all links behave for which [`set_link`](Self::set_link) was never called.
+    /// Sets the behaviour of all links without a [`set_link`](Self::set_link) of their own.
     pub fn set_default_link(&self, config: LinkConfig) {
         self.hub().set_default_link(config);
     }
 
-    /// How the link from one address to another behaves, in this direction, from now on. What is on
-    /// its way arrives as it would have.
+    /// Sets the behaviour of the link from one address to another, in this direction, from now on.
+    /// Datagrams in flight arrive as they would have.
     pub fn set_link(&self, from: IpAddr, to: IpAddr, config: LinkConfig) {
         self.hub().set_link(from, to, config);
     }
 
-    /// Shows every datagram to `tap` before its link gets it; `None` ends that. The tap runs inside
-    /// [`Port::flush`] with the network locked: it must not call it.
+    /// Shows every datagram to `tap` before its link gets it; `None` removes the tap. The tap runs
+    /// inside [`Port::flush`] with the network locked: it must not call the network.
     pub fn set_tap(&self, tap: Option<Tap>) {
         self.hub().set_tap(tap);
     }
@@ -213,19 +212,19 @@ impl SimNet {
         self.hub().now()
     }
 
-    /// When the next datagram arrives, if any is on its way.
+    /// When the next datagram arrives, if any is in flight.
     #[must_use]
     pub fn next_event(&self) -> Option<Duration> {
         self.hub().next_event()
     }
 
-    /// Moves the clock (never back) and delivers what arrives until then. Go from event to event, and
-    /// let the ports run in between, unless they are to see everything late.
+    /// Moves the clock (never back) and delivers the datagrams due until then. Advance from event
+    /// to event, and drive the ports in between, unless they are to see everything late.
     pub fn advance_to(&self, now: Duration) {
         self.hub().advance_to(now);
     }
 
-    /// How many datagrams are on their way.
+    /// The number of datagrams in flight.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.hub().in_flight()
@@ -238,7 +237,7 @@ impl SimNet {
     }
 
     fn hub(&self) -> MutexGuard<'_, Hub> {
-        // A panic under the lock is a test's, in its tap: the others go on.
+        // A panic under the lock comes from a test's tap: other users continue.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -252,9 +251,9 @@ impl std::fmt::Debug for SimNet {
 
 /// A device on a [`SimNet`].
 ///
-/// On a perfect link a flush hands its whole buffer to the receiver: no copy, no allocation, one lock.
-/// [`wait_fd`](Port::wait_fd) costs nothing until it is first called; from then on each arrival at an
-/// empty queue costs a system call.
+/// On a perfect link a flush hands its whole buffer to the receiver: no copy, no allocation, one
+/// lock. [`wait_fd`](Port::wait_fd) costs nothing until its first call; from then on each arrival
+/// at an empty queue costs a system call.
 pub struct SimPort {
     capabilities: Capabilities,
     net: SimNet,
@@ -313,7 +312,7 @@ impl SimPort {
         if address.is_ipv4() { 20 + 8 } else { 40 + 8 }
     }
 
-    /// Hands up what was taken from the hub, up to `budget`.
+    /// Hands up datagrams already taken from the hub, at most `budget`.
     fn hand_up(&mut self, budget: usize, sink: &mut impl FnMut(RxDatagram<'_>)) -> usize {
         let end = self.reading.len().min(self.cursor.saturating_add(budget));
         let start = self.cursor;

@@ -1,8 +1,9 @@
-//! Classic BPF programs that choose among the ports of several shards: by the upper byte of the queue pair number in the transport
-//! header, which is the number of the shard.
+//! Classic BPF programs that select a port among those of several shards by the upper byte of the
+//! queue pair number in the transport header, which is the number of the shard.
 //!
-//! They only spare work: a datagram that comes to another shard's port is handed over. Sources: `Documentation/networking/filter.rst`,
-//! socket(7) (`SO_ATTACH_REUSEPORT_CBPF`), packet(7) (`PACKET_FANOUT`).
+//! They only save work: the shard of another port hands such a datagram over. Sources:
+//! `Documentation/networking/filter.rst`, socket(7) (`SO_ATTACH_REUSEPORT_CBPF`), packet(7)
+//! (`PACKET_FANOUT`).
 
 use libc::sock_filter;
 
@@ -14,11 +15,12 @@ const JUMP: u16 = (libc::BPF_JMP | libc::BPF_JA) as u16;
 const RET: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
 const RET_A: u16 = (libc::BPF_RET | libc::BPF_A) as u16;
 
-/// Where the destination queue pair number begins in the BTH.
+/// Offset of the destination queue pair number in the BTH.
 const QPN: u32 = 5;
-/// The network header, for a program that may see the frame from elsewhere.
+/// The network header, for a program that may see the frame from another offset.
 const NETWORK: u32 = libc::SKF_NET_OFF as u32;
-/// From the network header to the BTH: IPv4 without options, IPv6 without extension headers; no others are ours.
+/// From the network header to the BTH. IPv4 without options, IPv6 without extension headers: the
+/// port accepts no others.
 const V4_HEADERS: u32 = 20 + 8;
 const V6_HEADERS: u32 = 40 + 8;
 
@@ -26,13 +28,14 @@ const fn op(code: u16, k: u32, jt: u8, jf: u8) -> sock_filter {
     sock_filter { code, jt, jf, k }
 }
 
-/// The number of a socket among `count`, for a program that sees the UDP payload. What is for no shard (a group, nonsense) is the first's, and so is
-/// what is too short: loading beyond the end returns 0.
+/// The number of a socket among `count`, for a program that sees the UDP payload. The first socket
+/// gets datagrams for no shard (a group, nonsense) and those that are too short: a load beyond the
+/// end returns 0.
 pub(crate) fn by_socket(count: usize) -> [sock_filter; 4] {
     [op(LD_BYTE, QPN, 0, 0), op(JGE, count as u32, 0, 1), op(RET, 0, 0, 0), op(RET_A, 0, 0, 0)]
 }
 
-/// The same for a program that sees a frame somewhere.
+/// As [`by_socket`], for a program that sees a frame from any offset.
 pub(crate) fn by_frame(count: usize) -> [sock_filter; 9] {
     [
         op(LD_BYTE, NETWORK, 0, 0),
@@ -53,8 +56,8 @@ mod tests {
     use crate::headers::{ETH_LEN, FrameTemplate};
     use crate::port::PathSpec;
 
-    /// Runs a program as the kernel would: on what begins at `start`, with its network header at
-    /// `network`. To load beyond the end returns 0.
+    /// Runs a program as the kernel would, on data that begins at `start`, with its network header
+    /// at `network`. A load beyond the end returns 0.
     fn run(program: &[sock_filter], start: &[u8], network: &[u8]) -> u32 {
         let (mut pc, mut a) = (0, 0_u32);
         loop {
@@ -84,9 +87,9 @@ mod tests {
         }
     }
 
-    /// A BTH that names a queue pair whose number has these bytes, and something behind it.
+    /// A BTH with these bytes as its queue pair number, and some payload.
     fn transport([high, middle, low]: [u8; 3]) -> Vec<u8> {
-        // No other byte of it is below 16, and all differ.
+        // No other byte is below 16, and all differ.
         [
             &[0x64, 0x40, 0xff, 0xfe, 0x20, high, middle, low, 0x80, 0x71, 0x82, 0x93][..],
             &[0x55; 20],
@@ -117,7 +120,7 @@ mod tests {
                     let frame = frame(v6, &payload);
                     let chosen = run(&by_frame(count), &frame, &frame[ETH_LEN..]);
                     assert_eq!(chosen, shard, "{byte} of {count}, IPv6: {v6}");
-                    // Wherever the program sees the frame from.
+                    // The offset from which the program sees the frame does not matter.
                     let chosen = run(&by_frame(count), &payload, &frame[ETH_LEN..]);
                     assert_eq!(chosen, shard, "{byte} of {count}, IPv6: {v6}");
                 }

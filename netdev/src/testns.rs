@@ -1,4 +1,4 @@
-//! Network namespaces for tests: without a name, so that nothing is left behind even by a kill -9.
+//! Network namespaces for tests: nameless, so that nothing is left behind even by a kill -9.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -35,7 +35,7 @@ impl NetNs {
         Ok(ns)
     }
 
-    /// The one at a [`path`](Self::path).
+    /// The namespace at a [`path`](Self::path).
     pub(crate) fn at(path: &str) -> io::Result<Self> {
         Ok(Self { file: File::open(path)? })
     }
@@ -43,7 +43,8 @@ impl NetNs {
     /// Runs `f` on a thread of its own inside the namespace; a panic is passed on.
     pub(crate) fn run<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
         let work = || {
-            // SAFETY: takes no pointer; only this thread, which ends with `f`, changes its namespace.
+            // SAFETY: takes no pointer; only this thread, which ends with `f`, changes its
+            // namespace.
             let entered = unsafe { libc::setns(self.file.as_fd().as_raw_fd(), libc::CLONE_NEWNET) };
             assert_eq!(entered, 0, "setns: {}", io::Error::last_os_error());
             f()
@@ -105,8 +106,8 @@ impl Pair {
     }
 }
 
-/// Waits until the kernel takes what comes to an address of IPv6: it adds the route for that a
-/// moment after the address.
+/// Waits until the kernel accepts packets to an IPv6 address: it adds the local route a moment
+/// after the address.
 pub(crate) fn has_address(address: &str) -> io::Result<()> {
     let query = RouteQuery {
         destination: address.parse().map_err(io::Error::other)?,
@@ -124,7 +125,8 @@ pub(crate) fn has_address(address: &str) -> io::Result<()> {
 }
 
 impl Pair {
-    /// As [`new`](Self::new), when the kernel has told of the new link in `a` what there was to tell: it notes a carrier up to a second later.
+    /// As [`new`](Self::new), after the kernel has announced everything about the new link in `a`:
+    /// it notes a carrier up to a second later.
     pub(crate) fn new_in_calm() -> io::Result<Self> {
         let pair = Self::new()?;
         let end = Instant::now() + Duration::from_secs(60);
@@ -135,7 +137,7 @@ impl Pair {
         Ok(pair)
     }
 
-    /// As [`new`](Self::new), or an error where not all of a namespace's rules can be read: in a user
+    /// As [`new`](Self::new), or an error if some of a namespace's rules cannot be read: in a user
     /// namespace of its own, a process sees nft's but not tcx's.
     pub(crate) fn new_seeing() -> io::Result<Self> {
         needs(&["nft", "tc"])?;
@@ -146,7 +148,7 @@ impl Pair {
     }
 }
 
-/// What an epoll set waits for beside errors: descriptors and events (proc_pid_fdinfo(5)).
+/// The descriptors and events of an epoll set, without errors (proc_pid_fdinfo(5)).
 pub(crate) fn watched(set: impl AsFd) -> Vec<(i32, i32)> {
     let info = format!("/proc/self/fdinfo/{}", set.as_fd().as_raw_fd());
     let info = std::fs::read_to_string(info).expect("an open descriptor");
@@ -194,9 +196,9 @@ pub(crate) fn without_capability<R: Send>(capability: u32, f: impl FnOnce() -> R
     })
 }
 
-/// Lets this process open `room` more descriptors, until what is returned is dropped.
+/// Lets this process open `room` more descriptors, until the result is dropped.
 pub(crate) fn limit_descriptors(room: usize) -> impl Drop {
-    /// The limit that there was.
+    /// The previous limit.
     struct Limit(libc::rlimit);
     impl Drop for Limit {
         fn drop(&mut self) {
@@ -209,7 +211,7 @@ pub(crate) fn limit_descriptors(room: usize) -> impl Drop {
     // SAFETY: getrlimit writes one `rlimit`.
     let got = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit.0) };
     assert_eq!(got, 0, "getrlimit: {}", io::Error::last_os_error());
-    // Numbers below the limit can be had; the lowest that is free is taken.
+    // Descriptors below the limit are available; the kernel takes the lowest free one.
     let is_free = |fd: &i32| !Path::new(&format!("/proc/self/fd/{fd}")).exists();
     let end = (0..).filter(is_free).nth(room).expect("there are many");
     let less = libc::rlimit { rlim_cur: end as libc::rlim_t, ..limit.0 };
@@ -219,13 +221,14 @@ pub(crate) fn limit_descriptors(room: usize) -> impl Drop {
     limit
 }
 
-/// The chores of a port that is about to be looked at again, and a wait of so many milliseconds at most.
+/// Runs a port's chores, then waits until they are due again, at most `ms_max` milliseconds.
 pub(crate) fn look_after(port: &mut impl crate::port::Port, ms_max: u64) {
     let again = port.maintain().unwrap_or(Duration::MAX);
     std::thread::sleep(again.min(Duration::from_millis(ms_max)));
 }
 
-/// Whether the port's descriptor is readable now for something else than news of the network, which are read.
+/// Whether the port's descriptor is readable now for another reason than announcements, which it
+/// reads.
 pub(crate) fn has_arrivals(port: &mut impl crate::port::Port) -> bool {
     (0..3).all(|_| {
         port.maintain();
@@ -233,7 +236,7 @@ pub(crate) fn has_arrivals(port: &mut impl crate::port::Port) -> bool {
     })
 }
 
-/// Waits for that; `false` if nothing comes.
+/// Waits until [`has_arrivals`]; `false` if nothing arrives.
 pub(crate) fn arrives(port: &mut impl crate::port::Port) -> bool {
     let end = Instant::now() + Duration::from_secs(20);
     while !has_arrivals(port) {
@@ -245,7 +248,7 @@ pub(crate) fn arrives(port: &mut impl crate::port::Port) -> bool {
     true
 }
 
-/// Says on the real stderr that a test did not run.
+/// Reports on the real stderr that a test did not run.
 pub(crate) fn skip(name: &str, reason: &dyn std::fmt::Display) {
     use std::io::Write;
     let line = format!("SKIPPED {name}: {reason}\n");

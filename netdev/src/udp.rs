@@ -1,12 +1,14 @@
 //! Plain UDP sockets: no privilege, `UDP_SEGMENT` out, `UDP_GRO` in.
 //!
-//! Each own address has one socket on UDP/4791 that receives. Datagrams leave from a socket bound to
-//! the path's source port, made when the first path wants it. All are unconnected and never fragment
-//! (`IP_PMTUDISC_DO`), because then Linux writes IPv4 identification 0, and datagram *i* of a
-//! super-packet gets *i* when it is segmented: the sender knows what the ICRC must cover. The receiver
-//! cannot read the identification; it is a hint ([`RxIpId::Hint`](crate::RxIpId::Hint)).
+//! Each own address has one socket on UDP/4791 that receives. Datagrams leave from a socket bound
+//! to the path's source port, opened for the first path that needs it. All sockets are unconnected
+//! and never fragment (`IP_PMTUDISC_DO`). Linux then writes IPv4 identification 0, and datagram *i*
+//! of a super-packet gets *i* when it is segmented, so the sender knows what the ICRC must cover.
+//! The receiver cannot read the identification; it is a hint
+//! ([`RxIpId::Hint`](crate::RxIpId::Hint)).
 //!
-//! Each group that is joined has a socket of its own (`groups`), which shares UDP/4791 with other programs' on this machine.
+//! Each joined group has a socket of its own (`groups`), which shares UDP/4791 with those of other
+//! programs on this machine.
 //!
 //! Datagrams to the port's own addresses go through the kernel's loopback like any other.
 
@@ -43,8 +45,8 @@ use sys::{SendScratch, Socket};
 
 /// A port over UDP sockets.
 ///
-/// While it is [blocked](Port::wants_write), [`wait_fd`](Port::wait_fd) also becomes readable when the
-/// kernel takes more: there is no need to wait for `POLLOUT`.
+/// While the port is [blocked](Port::wants_write), [`wait_fd`](Port::wait_fd) also becomes readable
+/// when the kernel takes more: no need to wait for `POLLOUT`.
 pub struct UdpPort {
     capabilities: Capabilities,
     addresses: Vec<IpAddr>,
@@ -54,11 +56,12 @@ pub struct UdpPort {
     groups: Groups,
     staging: Staging,
     scratch: SendScratch,
-    /// The socket that the kernel would not take more from.
+    /// The socket that the kernel takes no more from.
     blocked: Option<usize>,
     epoll: Epoll,
     tx: TxStats,
-    /// `None` where it makes no difference (a guard, or no super-packets), and where nobody tells of changes: then nothing is taken whole.
+    /// `None` where it makes no difference (a guard, or no super-packets), and if changes cannot be
+    /// monitored: then no run counts as taken whole.
     offload: Option<Offload>,
 }
 
@@ -68,7 +71,7 @@ struct TxStats {
     datagrams: u64,
     bytes: u64,
     runs: u64,
-    /// Of datagrams in runs that the kernel took apart for the interface, all but the first of each.
+    /// Of runs that the kernel segmented for the interface, all datagrams but the first of each.
     apart: u64,
     failed: u64,
     blocked: u64,
@@ -78,8 +81,8 @@ impl UdpPort {
     /// Opens UDP/4791 on each of `addresses`, which are addresses of `iface` in GID order.
     ///
     /// # Errors
-    /// No address, an address that is not of this network namespace, or one whose port 4791 is taken;
-    /// the hint then names the process that has it, as far as `/proc` shows it.
+    /// No address, an address outside this network namespace, or an address with port 4791 in use;
+    /// the hint then names the process that holds it, as far as `/proc` shows it.
     pub fn open(
         iface: &Interface,
         addresses: &[IpAddr],
@@ -90,10 +93,10 @@ impl UdpPort {
 
     /// Opens the companion of a port that reads frames elsewhere (`AF_PACKET`, `AF_XDP`).
     ///
-    /// It owns UDP/4791 on each address, so that the kernel answers nothing with "port unreachable" and
-    /// no other process takes it, but drops all that arrives there before it is queued: `receive` returns
-    /// what goes to groups only. Sending works as on a port from [`open`](Self::open), through the kernel's
-    /// routing and neighbour resolution.
+    /// It owns UDP/4791 on each address, so that the kernel never answers "port unreachable" and no
+    /// other process takes the port. It drops all input before it is queued: `receive` returns only
+    /// datagrams to groups. Sending works as on a port from [`open`](Self::open), through the
+    /// kernel's routing and neighbour resolution.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -105,11 +108,14 @@ impl UdpPort {
         Self::open_as(iface, addresses, config, Role::Guard)
     }
 
-    /// Opens `count` ports that share the addresses: a datagram comes to the port whose number is the upper byte of the queue pair number in its
-    /// transport header; to the first if there is none of that number. Super-packets are not split, and go where their first datagram does.
+    /// Opens `count` ports that share the addresses. The port with number *n* gets the datagrams
+    /// with *n* as the upper byte of the queue pair number in their transport header. The first
+    /// port gets those for which there is no such port. Super-packets are not split: they follow
+    /// their first datagram.
     ///
     /// # Errors
-    /// As [`open`](Self::open); or the kernel does not let a classic BPF program choose among sockets (Linux 4.5).
+    /// As [`open`](Self::open); or the kernel does not let a classic BPF program select a socket
+    /// (before Linux 4.5).
     pub fn open_shards(
         iface: &Interface,
         addresses: &[IpAddr],
@@ -220,7 +226,7 @@ impl UdpPort {
         self.staging.waiting().iter().any(|run| run.path == path)
     }
 
-    /// Whether it has joined groups.
+    /// Whether the port has joined groups.
     pub(crate) fn has_groups(&self) -> bool {
         !self.groups.is_empty()
     }
@@ -306,7 +312,7 @@ impl Port for UdpPort {
     }
 
     fn maintain(&mut self) -> Option<Duration> {
-        // Routes, neighbours and other changes of the link are the kernel's.
+        // The kernel handles routes, neighbours and other changes of the link.
         if let Some(offload) = &mut self.offload {
             offload.maintain(self.paths.socket(0));
         }
@@ -327,8 +333,8 @@ impl Port for UdpPort {
     }
 }
 
-/// What the smallest of the receive queues holds, less an eighth for what is not the peers' (pure
-/// acknowledgements, strangers, the kernel's own rounding).
+/// Capacity of the smallest receive queue, less an eighth for datagrams outside the peers' budgets
+/// (pure acknowledgements, unknown senders, the kernel's own rounding).
 fn rx_budget(own: &[Socket]) -> RxBudget {
     let bytes = own
         .iter()
@@ -340,7 +346,7 @@ fn rx_budget(own: &[Socket]) -> RxBudget {
     RxBudget { bytes, datagrams: bytes / RxBudget::cost(0) }
 }
 
-/// Control messages, as they come with a datagram.
+/// Parses the control messages of a datagram.
 #[cfg(feature = "fuzzing")]
 pub(crate) fn try_control(bytes: &[u8]) {
     sys::try_control(bytes);

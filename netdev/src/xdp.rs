@@ -1,13 +1,13 @@
 //! `AF_XDP`: frames straight from the driver, through our own XDP program.
 //!
 //! The program (`xdp/prog.rs`) hands RoCEv2 frames to one of our addresses to the socket and leaves
-//! everything else to the kernel; it detaches when the port is dropped or the process ends. Frames
-//! lie in memory that is shared with the kernel (`xdp/umem.rs`): what is received is handed up from there,
-//! and what is sent is written there, headers first. A veth copies between that memory and its
+//! everything else to the kernel. It detaches when the port is dropped or the process ends. Frames
+//! lie in memory shared with the kernel (`xdp/umem.rs`): the port hands received frames up from
+//! there, and writes frames to send there, headers first. A veth copies between that memory and its
 //! socket buffers; a driver with zero-copy support does not.
 //!
-//! Neither the own namespace's netfilter and `tc` rules nor its counters see these frames. On a veth,
-//! the host's rules do.
+//! These frames bypass the own namespace's netfilter and `tc` rules and its counters. On a veth,
+//! they pass the host's rules.
 
 mod asm;
 mod attach_error;
@@ -53,38 +53,38 @@ use umem::{CHUNK, Umem};
 
 /// A port over an `AF_XDP` socket.
 ///
-/// While it is [blocked](Port::wants_write), [`wait_fd`](Port::wait_fd) also becomes readable when it is
-/// time to flush again: there is no need to wait for `POLLOUT`.
+/// While the port is [blocked](Port::wants_write), [`wait_fd`](Port::wait_fd) also becomes readable
+/// when it is time to flush again: no need to wait for `POLLOUT`.
 pub struct XdpPort {
     capabilities: Capabilities,
     addresses: Vec<IpAddr>,
     /// Dropped first: the program leaves the interface before its socket closes.
     _link: Arc<Link>,
-    /// Of all ports that share the program.
+    /// Shared by all ports with this program.
     own: Arc<Mutex<OwnAddresses>>,
     tx: TxHalf,
     rx: RxHalf,
     socket: Socket,
     umem: Umem,
     zero_copy: bool,
-    /// Whether the driver's queue is to be run before the ring is read.
+    /// Whether to run the driver's queue before the ring is read.
     busy_poll: bool,
     paths: PathTable,
     guard: UdpPort,
     /// Datagrams to our own addresses: an interface does not receive what it sends.
     looped: LoopQueue,
-    /// Whether the next `receive` begins with `looped`: they take turns, so that neither starves.
+    /// Whether the next `receive` begins with `looped`; the two alternate, so that neither starves.
     looped_first: bool,
     reserved: Reserved,
     epoll: Epoll,
-    /// In the epoll set: when to look again whether the kernel takes more.
+    /// In the epoll set: when to check again whether the kernel takes more.
     retry: Retry,
     /// The errno that ended the port's life.
     dead: Option<i32>,
     counters: Counters,
 }
 
-/// Where the slot reserved last is.
+/// Where the last reserved slot is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Reserved {
     Nothing,
@@ -135,8 +135,9 @@ impl XdpPort {
         Ok(ports.pop().expect("one was asked for"))
     }
 
-    /// Opens `count` ports, each on a receive queue of its own, from the first on; or one, on the queue that is configured. Which of them gets a frame is the
-    /// interface's choice, which knows only addresses and ports.
+    /// Opens `count` ports, each on a receive queue of its own, starting at the first. For a single
+    /// port, uses the configured queue. The interface selects the port for a frame, and it knows
+    /// only addresses and ports.
     ///
     /// # Errors
     /// As [`open`](Self::open); the interface has fewer or more receive queues.
@@ -271,7 +272,8 @@ impl XdpPort {
             counters.rx_bytes += frame.payload.len() as u64;
             sink(datagram(frame));
         });
-        // Also for nothing: a driver that found no room sleeps until it is told of the room that it was given since.
+        // Even after an empty read: a driver that ran out of room sleeps until a wake-up tells it
+        // about the chunks added since.
         if self.rx.needs_wakeup() {
             let woken = self.socket.kick_receive();
             woken.unwrap_or_else(|e| self.note_error(&e));
@@ -299,7 +301,7 @@ impl XdpPort {
         }
     }
 
-    /// Lets `wait_fd` become readable a little later if something waits for the kernel.
+    /// Makes `wait_fd` readable a little later if frames wait for the kernel.
     fn schedule_retry(&mut self) {
         self.retry.schedule(self.tx.is_blocked() || self.paths.is_turning());
     }
@@ -313,7 +315,8 @@ impl XdpPort {
         followed.unwrap_or_else(|e| self.note_error(&e));
     }
 
-    /// The interface is gone for good, or was only switched off for a while.
+    /// Ends the port's life if the interface is gone for good. Other errors mean that it was only
+    /// switched off for a while.
     fn note_error(&mut self, error: &io::Error) {
         if matches!(error.raw_os_error(), Some(libc::ENXIO | libc::ENODEV)) {
             self.dead = error.raw_os_error();
@@ -461,7 +464,7 @@ impl Port for XdpPort {
     }
 }
 
-/// Whether something of a path waits for the kernel.
+/// Whether datagrams of a path wait for the kernel.
 fn holds(tx: &TxHalf, guard: &UdpPort, sent: &Sent) -> bool {
     tx.holds(sent.last) || sent.guard.is_some_and(|path| guard.holds(path))
 }
@@ -478,7 +481,7 @@ fn datagram(frame: Frame<'_>) -> RxDatagram<'_> {
     }
 }
 
-/// What `chunks` receive chunks hold, less an eighth for strangers' frames.
+/// Capacity of `chunks` receive chunks, less an eighth for other senders' frames.
 ///
 /// Where a frame may take two chunks, the number of datagrams is halved: the budget's bytes alone
 /// would let small datagrams use up the chunks that large ones need. So with `d` datagrams allowed,

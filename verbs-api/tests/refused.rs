@@ -176,7 +176,7 @@ const CREATE: [(&str, Call); 22] = [
 ];
 
 /// Objects that are not changed.
-const CHANGE: [(&str, Call); 21] = [
+const CHANGE: [(&str, Call); 22] = [
     ("to RTR without a number", |w| {
         let mut change = w.rtr();
         change.attr.dest_qpn = None;

@@ -1,4 +1,4 @@
-//! The dependency direction: arrows only point down, and `stack` and `netdev` do not know each other.
+//! The direction of dependencies: arrows only point down, and `stack` and `netdev` are independent.
 
 use crate::command::{self, cargo};
 use serde_json::Value;
@@ -49,13 +49,14 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 16] = [
     ("xtask", &[]),
 ];
 
-/// Which arrow may point up, from the tests of a member and nothing else: the scripts are played to the engine by its own tests.
+/// Arrows that may point up, but only from a member's tests: the engine's own tests play the
+/// scripts to it.
 const OF_TESTS: [(&str, &str); 1] = [("rocinante-stack", "rocinante-scripts")];
 
 /// Checks every arrow of the workspace.
 ///
 /// # Errors
-/// Those that point the wrong way.
+/// The arrows that point the wrong way.
 pub(crate) fn check() -> Result<(), String> {
     let metadata = command::read(&mut cargo(["metadata", "--format-version=1", "--no-deps"]))?;
     let metadata = serde_json::from_str(&metadata).map_err(|error| error.to_string())?;

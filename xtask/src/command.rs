@@ -17,7 +17,8 @@ pub(crate) fn run(command: &mut Command) -> Result<(), String> {
     if status.success() { Ok(()) } else { Err(format!("{}: {status}", describe(command))) }
 }
 
-/// Runs a command silently; its standard output if it succeeded, else the end of its standard error.
+/// Runs a command silently. Returns its standard output if it succeeded, else the end of its
+/// standard error.
 pub(crate) fn read(command: &mut Command) -> Result<String, String> {
     let output =
         command.stdin(Stdio::null()).output().map_err(|error| cannot_start(command, &error))?;
@@ -29,7 +30,7 @@ pub(crate) fn read(command: &mut Command) -> Result<String, String> {
     Err(format!("{}: {}: {last}", describe(command), output.status))
 }
 
-/// What a command that was shown while it ran has left.
+/// The result of a command that was shown while it ran.
 pub(crate) struct Shown {
     /// Whether it succeeded.
     pub(crate) ok: bool,
@@ -39,7 +40,7 @@ pub(crate) struct Shown {
     pub(crate) stderr: Vec<String>,
 }
 
-/// Runs a command, shows its output line by line as it comes, and keeps it.
+/// Runs a command, shows its output line by line as it arrives, and keeps it.
 pub(crate) fn show(command: &mut Command) -> Result<Shown, String> {
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|error| cannot_start(command, &error))?;

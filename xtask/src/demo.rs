@@ -18,7 +18,7 @@ pub(crate) fn run(args: &[&str]) -> ExitCode {
     });
     match status {
         Ok(status) => {
-            // Ended by a signal: what a shell would report is of no use here.
+            // A demo ended by a signal has no exit code: return 1.
             ExitCode::from(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1))
         }
         Err(error) => {
@@ -28,10 +28,10 @@ pub(crate) fn run(args: &[&str]) -> ExitCode {
     }
 }
 
-/// Runs the demo as a test: it must succeed, and what it skipped is returned as `name: reason`.
+/// Runs the demo as a test: it must succeed. Returns what it skipped, as `name: reason`.
 ///
 /// # Errors
-/// The demo failed, or did not report as it promises.
+/// The demo failed, or did not write the promised report.
 pub(crate) fn check() -> Result<Vec<String>, String> {
     let rocinante = build()?;
     let Shown { ok, stdout, .. } = command::show(Command::new(rocinante).args(["demo", "--json"]))?;
@@ -54,7 +54,7 @@ pub(crate) fn prepare() -> Result<(), String> {
 
 /// Builds the command line for release; its path.
 fn build() -> Result<PathBuf, String> {
-    // Anything but the result goes to standard error, so that the demo has standard output for itself.
+    // Everything but the result goes to standard error: standard output is the demo's.
     command::run(&mut cargo(["build", "--release", "--quiet", "-p", "rocinante-cli"]))?;
     Ok(target()?.join("release/rocinante"))
 }
@@ -66,8 +66,8 @@ pub(crate) fn target() -> Result<PathBuf, String> {
     Ok(Path::new(target).to_owned())
 }
 
-/// What the demo left out, as `name: reason`; an error if it says of a backend that it is not ok, or
-/// ran none.
+/// The parts that the demo skipped, as `name: reason`; an error if it reports a backend as not ok,
+/// or ran none.
 fn skips(report: &Value) -> Result<Vec<String>, String> {
     let list = |key: &str| report[key].as_array().map_or(&[][..], Vec::as_slice);
     let text = |value: &Value| value.as_str().unwrap_or("(no reason given)").to_owned();

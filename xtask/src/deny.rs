@@ -1,13 +1,13 @@
-//! cargo-deny: licences, sources and bans always; advisories where their database can be reached.
+//! cargo-deny: licences, sources and bans always; advisories if their database is reachable.
 
 use crate::command;
 use crate::{demo, setup};
 use std::process::Command;
 
-/// Runs cargo-deny; what could not be checked is returned as `name: reason`.
+/// Runs cargo-deny; returns unchecked parts as `name: reason`.
 ///
 /// # Errors
-/// Something is denied, or cargo-deny cannot be had.
+/// Something is denied, or cargo-deny is not available.
 pub(crate) fn check() -> Result<Vec<String>, String> {
     let deny = setup::cargo_deny(&demo::target()?)?;
     let deny = |args: &[&str]| {

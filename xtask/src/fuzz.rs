@@ -1,14 +1,15 @@
-//! The fuzz targets of `fuzz/` under cargo-fuzz, each for a while. Without cargo-fuzz the same functions still run over their corpora and
-//! over changed copies of those, in `tests/tests/fuzz.rs`.
+//! The fuzz targets of `fuzz/` under cargo-fuzz, each for a limited time. Without cargo-fuzz,
+//! `tests/tests/fuzz.rs` still runs the same functions over their corpora and over changed copies
+//! of those.
 
 use crate::command::{self, cargo};
 use std::fs;
 use std::process::Command;
 
-/// What each target gets in `cargo xtask test`.
+/// Time for each target in `cargo xtask test`, in seconds.
 const SMOKE_SECONDS: u32 = 10;
 
-/// Runs each target for a moment; what could not be run is returned as `name: reason`.
+/// Runs each target for a moment; returns targets that could not run as `name: reason`.
 ///
 /// # Errors
 /// A target fails, or does not build.
@@ -52,7 +53,7 @@ fn all(seconds: u32, wanted: &[&str]) -> Result<(), String> {
     Ok(())
 }
 
-/// The targets: each has a file.
+/// The targets, one per file.
 fn targets() -> Result<Vec<String>, String> {
     let folder = fs::read_dir("fuzz/fuzz_targets").map_err(|error| error.to_string())?;
     let names = folder.filter_map(|entry| Some(entry.ok()?.path().file_stem()?.to_str()?.into()));
@@ -61,7 +62,8 @@ fn targets() -> Result<Vec<String>, String> {
     Ok(names)
 }
 
-/// `cargo fuzz ARGS`. The sanitizer is a feature of the compiler that is not stable, but works with the stable one.
+/// `cargo fuzz ARGS`. The sanitizer is an unstable feature of the compiler, but works with the
+/// stable compiler.
 fn fuzz(args: &[&str]) -> Command {
     let mut command = cargo(["fuzz"]);
     command.args(args).env("RUSTC_BOOTSTRAP", "1");

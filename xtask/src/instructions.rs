@@ -1,8 +1,9 @@
-//! How many instructions the engine needs for an operation, compared with the committed baseline. Unlike a time that is the same on a
-//! busy machine, so it can fail a build.
+//! The number of instructions per operation of the engine, compared with the committed baseline.
+//! Unlike a time, it is the same on a busy machine, so it can fail a build.
 //!
-//! What is done is fixed (`benches/src/bin/instructions.rs`); callgrind counts it for one number of operations and for twice as many, so that
-//! the set-up cancels out. The compiler decides the rest: with another one than the baseline's nothing is compared.
+//! The work is fixed (`benches/src/bin/instructions.rs`). callgrind counts it for one number of
+//! operations and for twice as many, so that the set-up cancels out. The compiler decides the rest:
+//! with another compiler than the baseline's nothing is compared.
 
 use crate::command::{self, cargo, is_installed};
 use crate::demo;
@@ -16,17 +17,17 @@ const BASELINE: &str = "benches/instructions.txt";
 /// Operations of the shorter run.
 const COUNT: u64 = 1024;
 
-/// By so many percent of the baseline a count may differ.
+/// The percentage of the baseline by which a count may differ.
 const TOLERANCE: u64 = 3;
 
-/// What the C library copies with must not depend on the machine: no string instructions, whatever the length.
+/// The C library's copies must not depend on the machine: no string instructions, for any length.
 const TUNABLES: &str =
     "glibc.cpu.x86_rep_movsb_threshold=0x10000000:glibc.cpu.x86_rep_stosb_threshold=0x10000000";
 
 /// `cargo xtask instructions [--update]`.
 ///
 /// # Errors
-/// Something costs more than in the baseline, or nothing could be counted.
+/// An operation costs more than in the baseline, or nothing could be counted.
 pub(crate) fn run(args: &[&str]) -> Result<(), String> {
     let update = match args {
         [] => false,
@@ -44,7 +45,7 @@ pub(crate) fn run(args: &[&str]) -> Result<(), String> {
     Ok(())
 }
 
-/// As a step of `cargo xtask test`: what was left out.
+/// As a step of `cargo xtask test`; returns the parts that were left out.
 ///
 /// # Errors
 /// As for [`run`].
@@ -65,17 +66,17 @@ pub(crate) fn check() -> Result<Vec<String>, String> {
     judge(&baseline.counts, &count()?)
 }
 
-/// What the counts depend on beside the source.
+/// Everything besides the source that the counts depend on.
 fn environment() -> Result<String, String> {
     let rustc = command::read(Command::new("rustc").arg("--version"))?;
-    // Its copies are counted, too.
+    // Its copies are counted too.
     let libc = command::read(Command::new("getconf").arg("GNU_LIBC_VERSION"))
         .unwrap_or_else(|_| "another libc".into());
     let (arch, features) = (std::env::consts::ARCH, features());
     Ok(format!("{}, {}, {arch} with {features}", rustc.trim(), libc.trim()))
 }
 
-/// What of the processor decides which CRC is computed, of what callgrind knows.
+/// The features of the processor that select the CRC method, as far as callgrind supports them.
 fn features() -> String {
     #[cfg(target_arch = "x86_64")]
     let known = [
@@ -107,7 +108,7 @@ fn count() -> Result<Counts, String> {
     names.lines().map(each).collect()
 }
 
-/// Instructions of a whole run.
+/// The number of instructions of a whole run.
 fn instructions(program: &Path, log: &Path, name: &str, count: u64) -> Result<u64, String> {
     let mut valgrind = Command::new("valgrind");
     valgrind.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]);
@@ -118,13 +119,13 @@ fn instructions(program: &Path, log: &Path, name: &str, count: u64) -> Result<u6
     collected(&said).ok_or(format!("callgrind counted nothing: see {}", log.display()))
 }
 
-/// The sum at the end of what callgrind says.
+/// The sum at the end of callgrind's output.
 fn collected(said: &str) -> Option<u64> {
     let sum = said.lines().find_map(|line| line.split_once("Collected : "))?.1;
     sum.trim().parse().ok()
 }
 
-/// What a run is compared with.
+/// The committed counts and their environment.
 #[derive(Debug, PartialEq, Eq)]
 struct Baseline {
     with: String,
@@ -149,7 +150,7 @@ impl Baseline {
     }
 }
 
-/// Compares, and says what it finds.
+/// Compares, and prints the findings.
 fn judge(baseline: &Counts, now: &Counts) -> Result<Vec<String>, String> {
     let mut worse = Vec::new();
     for (name, count) in now {

@@ -5,11 +5,11 @@ use std::path::Path;
 use crate::command::{self, cargo};
 use crate::setup;
 
-/// Sets up the machine, builds, and runs what `args` choose of the matrix: with the guest, or with a device of a machine. Files in `args` are
-/// seen from the directory `from`.
+/// Sets up the machine, builds, and runs the part of the matrix that `args` select: with the guest,
+/// or with a device of a machine. Paths in `args` are relative to the directory `from`.
 ///
 /// # Errors
-/// A cell failed, or the guest or device cannot be had.
+/// A cell failed, or the guest or device is not available.
 pub(crate) fn run(args: &[&str], from: &Path) -> Result<(), String> {
     if args.first() == Some(&"agent") {
         return program(args, from);
@@ -27,12 +27,13 @@ pub(crate) fn run(args: &[&str], from: &Path) -> Result<(), String> {
     if subset.is_empty() {
         command.arg("--whole");
     }
-    // A filter with a slip of the pen shall not pass.
+    // A filter with a typing error must not pass.
     command.arg("--some");
     command::run(command.args(rest))
 }
 
-/// Runs the program that is an agent, or that tries a device, in the directory `from`; it needs neither QEMU nor anything else of ours.
+/// Runs the program that is an agent, or that tries a device, in the directory `from`; it needs
+/// neither QEMU nor anything else of this project.
 fn program(args: &[&str], from: &Path) -> Result<(), String> {
     let root = std::env::current_dir().map_err(|error| error.to_string())?;
     let manifest = root.join("Cargo.toml");
@@ -41,7 +42,8 @@ fn program(args: &[&str], from: &Path) -> Result<(), String> {
     command::run(run.args(args).current_dir(from))
 }
 
-/// Measures Soft-RoCE and Rocinante side by side in the guest; `args` are `compare` or `bench` and what that is given.
+/// Measures Soft-RoCE and Rocinante side by side in the guest; `args` are `compare` or `bench` and
+/// their arguments.
 fn side_by_side(args: &[&str]) -> Result<(), String> {
     let build = ["build", "--release", "-p", "rocinante-cli", "-p", "rocinante-interop", "--bins"];
     command::run(&mut cargo(build))?;

@@ -1,25 +1,25 @@
-//! What this machine lets us do.
+//! Rights and resources on this machine.
 
 use crate::command;
 use std::path::Path;
 use std::process::Command;
 
-/// What `cargo xtask test` writes at most below an empty target directory, in bytes.
+/// The most bytes that `cargo xtask test` writes below an empty target directory.
 const WHOLE_RUN: u64 = 7_000_000_000;
 
-/// Whether this process is root, and not only that of a user namespace: it may install packages.
+/// Whether this process is root outside any user namespace: then it may install packages.
 pub(crate) fn is_root() -> bool {
     ids_are_the_machines() && effective_uid(&own("status")) == Some(0)
 }
 
-/// Whether this process may do everything that tests do: root in a container often may not.
+/// Whether this process has all rights that tests need: root in a container often does not.
 pub(crate) fn has_all_rights() -> bool {
     // capabilities(7): CAP_NET_ADMIN is 12, CAP_SYS_ADMIN 21.
     let needed = 1 << 12 | 1 << 21;
     ids_are_the_machines() && effective_capabilities(&own("status")) & needed == needed
 }
 
-/// A command prefix that makes an ordinary user root of a user namespace, where that is possible.
+/// A command prefix that makes an ordinary user root of a user namespace, if possible.
 pub(crate) fn user_namespace() -> Option<&'static str> {
     let probe = ["--user", "--map-root-user", "--net", "true"];
     command::read(Command::new("unshare").args(probe)).ok()?;
@@ -33,8 +33,8 @@ pub(crate) fn triple() -> Result<String, String> {
     host.map(str::to_owned).ok_or_else(|| "rustc -vV names no host".into())
 }
 
-/// How much room the disk of `target` has left, in words, and what to do if it may be too little. A disk that fills up shows
-/// as failures of whatever compiles then.
+/// The free space on the disk of `target`, in words, and a hint if it may be too little. A full
+/// disk shows as failures of the programs that compile then.
 pub(crate) fn room(target: &Path) -> String {
     let existing = target.ancestors().find(|dir| dir.is_dir()).unwrap_or(target);
     match rustix::fs::statvfs(existing) {

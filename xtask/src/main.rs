@@ -1,5 +1,5 @@
-//! The project's chores, so that a bare machine needs nothing but cargo and a linker:
-//! `cargo xtask demo` and `cargo xtask test` do all the set-up they need.
+//! The project's chores. A bare machine needs nothing but cargo and a linker: `cargo xtask demo`
+//! and `cargo xtask test` do all the set-up they need.
 #![forbid(unsafe_code)]
 
 mod arrows;

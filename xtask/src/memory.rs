@@ -1,20 +1,22 @@
-//! Tools that watch memory while the tests run: miri and the sanitizers. They need a nightly toolchain, which nothing else does.
+//! Tools that watch memory while the tests run: miri and the sanitizers. Only they need a nightly
+//! toolchain.
 
 use crate::command;
 use crate::machine;
 use std::process::Command;
 
-/// The nightly toolchain that what is written here was tried with, and what CI installs: miri changes, and so does what it finds.
+/// The nightly toolchain that this file was tested with, and that CI installs: miri changes, and
+/// its findings with it.
 const PINNED: &str = "nightly-2026-05-20";
 
-/// A run of miri: a package, what of it, and the names of its tests (or `--skip` and a name).
+/// A run of miri: a package, its targets, and the names of its tests (or `--skip` and a name).
 struct Run {
     package: &'static str,
     target: &'static [&'static str],
     names: &'static [&'static str],
-    /// What miri is told besides.
+    /// Additional flags for miri.
     flags: &'static str,
-    /// Those that `cargo xtask test` runs, if any.
+    /// The tests that `cargo xtask test` runs, if any.
     quick: Option<&'static [&'static str]>,
 }
 
@@ -30,7 +32,8 @@ const MIRI: &[Run] = &[
         package: "rocinante",
         target: &["--lib"],
         names: &["memory", "listeners", "soft::spin"],
-        // Else it gives up where a word is stored as one and, later, in parts. One thread has no need of it.
+        // Otherwise miri gives up if a word is stored whole and, later, in parts. A single thread
+        // does not need the emulation.
         flags: "-Zmiri-disable-weak-memory-emulation",
         quick: Some(&["memory", "listeners", "soft::spin"]),
     },
@@ -45,7 +48,8 @@ const MIRI: &[Run] = &[
     Run {
         package: "rocinante-stack",
         target: &["--lib"],
-        // Seconds of packets at a microsecond each, CRCs of long packets: safe arithmetic, and many minutes.
+        // Seconds of packets at a microsecond each, CRCs of long packets: safe arithmetic that
+        // takes many minutes.
         names: &[
             "--skip",
             "the_rate_is_one_that_a_rec",
@@ -55,7 +59,7 @@ const MIRI: &[Run] = &[
             "the_shortcut_is",
         ],
         flags: "",
-        // Of `wire::icrc`, which has "rc::" in its name, only long sums would be seen.
+        // `wire::icrc` contains "rc::", but would only add long sums.
         quick: Some(&["mem::window", "pool::", "rc::", "qp::sq", "--skip", "wire::"]),
     },
     Run {
@@ -67,10 +71,11 @@ const MIRI: &[Run] = &[
     },
 ];
 
-/// `cargo xtask miri`: the engine, the rings over plain memory, and devices on the simulated network.
+/// `cargo xtask miri`: the engine, the rings over plain memory, and devices on the simulated
+/// network.
 ///
 /// # Errors
-/// There is no nightly toolchain with miri, or it found something.
+/// There is no nightly toolchain with miri, or miri found an error.
 pub(crate) fn miri() -> Result<(), String> {
     let toolchain = with_miri().ok_or_else(|| {
         format!("miri is missing: rustup toolchain install {PINNED} --component miri,rust-src")
@@ -78,10 +83,11 @@ pub(crate) fn miri() -> Result<(), String> {
     MIRI.iter().try_for_each(|run| run_miri(toolchain, run, run.names))
 }
 
-/// A part of [`miri`] that takes a minute, where there is one; what could not be run is returned as `name: reason`.
+/// A part of [`miri`] that takes a minute, if miri is installed; returns runs that are not possible
+/// as `name: reason`.
 ///
 /// # Errors
-/// Miri found something.
+/// Miri found an error.
 pub(crate) fn check() -> Result<Vec<String>, String> {
     if with_miri().is_none() && std::env::var_os("CI").is_some() {
         install();
@@ -96,7 +102,8 @@ pub(crate) fn check() -> Result<Vec<String>, String> {
 }
 
 fn run_miri(toolchain: &str, run: &Run, names: &[&str]) -> Result<(), String> {
-    // Addresses of user memory are numbers in requests; the clock and random numbers are the machine's.
+    // User memory addresses are numbers in requests; the clock and random numbers are the
+    // machine's.
     let flags = format!("-Zmiri-disable-isolation -Zmiri-permissive-provenance {}", run.flags);
     let mut command = cargo(toolchain, &["miri", "test", "-p", run.package]);
     command.args(run.target).arg("--").args(names);
@@ -114,13 +121,13 @@ fn with_miri() -> Option<&'static str> {
     that_runs(&["miri", "--version"])
 }
 
-/// The toolchain that is known to work, or whatever nightly there is.
+/// The toolchain known to work, or else any nightly.
 fn that_runs(what: &[&str]) -> Option<&'static str> {
     let runs = |name: &&str| command::read(&mut cargo(name, what)).is_ok();
     [PINNED, "nightly"].into_iter().find(runs)
 }
 
-/// Lets rustup get one, if it is there and has a network; if not, that is seen soon enough.
+/// Installs a toolchain if rustup and a network are available; a failure shows soon enough.
 fn install() {
     let mut command = Command::new("timeout");
     command.args(["300", "rustup", "toolchain", "install", PINNED, "--profile", "minimal"]);
@@ -130,10 +137,12 @@ fn install() {
     }
 }
 
-/// `cargo xtask sanitize address|thread`: the tests with unsafe code or threads under that sanitizer.
+/// `cargo xtask sanitize address|thread`: the tests with unsafe code or threads, under that
+/// sanitizer.
 ///
 /// # Errors
-/// There is no nightly toolchain with the sources of the standard library, or it found something.
+/// There is no nightly toolchain with the sources of the standard library, or the sanitizer found
+/// an error.
 pub(crate) fn sanitize(which: &str) -> Result<(), String> {
     let host = format!("--target={}", machine::triple()?);
     let toolchain = that_runs(&["--version"]).ok_or_else(|| {
@@ -143,7 +152,7 @@ pub(crate) fn sanitize(which: &str) -> Result<(), String> {
     let test = |what: &[&str]| {
         let mut command = cargo(toolchain, &["test", "--no-fail-fast", &host]);
         command.args(what);
-        // It has to see the standard library's atomics, too.
+        // It must see the standard library's atomics too.
         command.args((which == "thread").then_some("-Zbuild-std"));
         command.env("RUSTFLAGS", format!("-Zsanitizer={which}")).env("CARGO_TARGET_DIR", &target);
         command::run(&mut command)
@@ -160,7 +169,8 @@ pub(crate) fn sanitize(which: &str) -> Result<(), String> {
     }
 }
 
-/// The end-to-end tests, but for those that measure memory or processor time of the process, of which a sanitizer needs some itself.
+/// The end-to-end tests, except those that measure memory or processor time of the process: a
+/// sanitizer uses some itself.
 fn end_to_end() -> Result<Vec<String>, String> {
     let entries = std::fs::read_dir("tests/tests").map_err(|error| format!("tests: {error}"))?;
     let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());

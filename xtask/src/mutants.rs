@@ -1,12 +1,12 @@
 //! `cargo xtask mutants`: which changes of the code its tests notice, by cargo-mutants.
 //!
-//! Thirty test programs to link would cost more than all else, for each of thousands of mutants. So
+//! Linking thirty test programs for each of thousands of mutants would cost more than all else. So
 //! each part is copied, with its tests as modules of one test program, and mutated there
-//! (`mutants/trees.rs`): about a second each. Most tests take no time, a few take most of it: those
-//! are only asked for what the others did not notice.
+//! (`mutants/trees.rs`): about a second per mutant. Most tests take no time, and a few take most of
+//! it: those few run only for mutants that the others did not notice.
 //!
-//! What became of each mutant is kept in a file as soon as it is known: a run that is broken off
-//! goes on where it was.
+//! The fate of each mutant is written to a file as soon as it is known: an interrupted run
+//! continues where it stopped.
 
 mod trees;
 
@@ -19,33 +19,33 @@ use std::process::Command;
 use crate::command::{self, cargo};
 use crate::demo;
 
-/// What is mutated, and the tests that have to notice.
+/// A mutated part of the code, and the tests that must notice.
 struct Part {
     name: &'static str,
     /// Makes the copy.
     plant: fn(&Path) -> io::Result<()>,
-    /// Which mutants: arguments of cargo-mutants.
+    /// The mutants: arguments of cargo-mutants.
     of: &'static [&'static str],
-    /// Each is asked for what those before it did not notice.
+    /// Each runs for the mutants that those before it did not notice.
     passes: &'static [Pass],
 }
 
 /// Some tests.
 struct Pass {
-    /// How long they may take on a busy machine, seconds. A mutant that takes longer counts as one
-    /// that never ends, and as noticed.
+    /// The most seconds that they may take on a busy machine. A mutant that takes longer counts as
+    /// one that never ends, and as noticed.
     patience_s: u32,
-    /// Which programs: arguments of cargo-mutants.
+    /// The programs: arguments of cargo-mutants.
     programs: &'static [&'static str],
-    /// Which of their tests: arguments of cargo.
+    /// The selection of their tests: arguments of cargo.
     cargo: &'static [&'static str],
-    /// Parts of the names of tests that are asked; none means all.
+    /// Parts of the names of tests to run; none means all.
     only: &'static [&'static str],
-    /// Parts of the names of tests that are left out.
+    /// Parts of the names of tests to leave out.
     skipped: &'static [&'static str],
 }
 
-/// The units of a crate, which are all of its tests here, but for some.
+/// The unit tests of a crate, which are all of its tests here, except some.
 const fn units(patience_s: u32, skipped: &'static [&'static str]) -> Pass {
     Pass { patience_s, programs: &[], cargo: UNITS, only: &[], skipped }
 }
@@ -72,7 +72,7 @@ const PARTS: [Part; 4] = [
     Part {
         name: "verbs-api",
         plant: trees::verbs_api,
-        // What asks a device of the kernel's is tried in the guest of `interop`.
+        // The guest of `interop` covers the code that asks a device of the kernel.
         of: &["--package", "rocinante", "--exclude", "verbs-api/src/hw/**"],
         passes: &[
             units(60, &SLOW_OF_VERBS),
@@ -90,7 +90,7 @@ const PARTS: [Part; 4] = [
 
 const ENGINES: &[Pass] = &[units(30, &SLOW), units(400, &[])];
 
-/// Tests that take long; parts of their names.
+/// Slow tests; parts of their names.
 const SLOW: [&str; 18] = [
     "rc_hostile_tests::",
     "goodput_tests::",
@@ -111,9 +111,9 @@ const SLOW: [&str; 18] = [
     "reads_and_writes_share_without_blocking",
     "a_window_admits_the_peer_until_it_is_invalidated",
 ];
-/// The same of the connection manager.
+/// Slow tests of the connection manager.
 const SLOW_OF_CM: [&str; 2] = ["every_connection_ends_once", "damaged_messages_do_no_harm"];
-/// The same of `netdev`: what waits for the kernel.
+/// Slow tests of `netdev`: they wait for the kernel.
 const SLOW_OF_NETDEV: [&str; 10] = [
     "xdp::tests::",
     "group_tests::",
@@ -126,19 +126,19 @@ const SLOW_OF_NETDEV: [&str; 10] = [
     "what_did_not_fit_may_have_been_anything",
     "a_blocked_port_is_woken_when_it_can_write",
 ];
-/// The same of `verbs-api`: what takes real time, or depends on scheduling.
+/// Slow tests of `verbs-api`: they take real time, or depend on scheduling.
 const SLOW_OF_VERBS: [&str; 4] = [
     "stalls_of_tests::",
     "a_bad_network_only_takes_time",
     "a_program_that_polls_without_pause_is_left_alone",
     "what_is_held_while_nobody_reads_is_given_back",
 ];
-/// What no mutant has: memory in KiB. Some would ask for all there is.
+/// The memory limit of a mutant, in KiB. Some would allocate all there is.
 const MEMORY_MAX_KIB: u32 = 8 << 20;
-/// So many are tried before what became of them is kept.
+/// The number of mutants tried before their fates are written.
 const AT_A_TIME: usize = 8;
 
-/// What became of a mutant.
+/// The fate of a mutant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Fate {
     Caught,
@@ -150,7 +150,7 @@ enum Fate {
 impl Fate {
     const ALL: [Self; 4] = [Self::Caught, Self::Missed, Self::Timeout, Self::Unviable];
 
-    /// Where cargo-mutants lists them.
+    /// The file in which cargo-mutants lists them.
     const fn file(self) -> &'static str {
         match self {
             Self::Caught => "caught.txt",
@@ -193,12 +193,12 @@ pub(crate) fn run(args: &[&str]) -> Result<(), String> {
     Ok(())
 }
 
-/// What the command line asks for.
+/// The request of the command line.
 struct Wish {
     part: &'static Part,
-    /// What was found before does not count.
+    /// Whether to ignore earlier findings.
     anew: bool,
-    /// Which mutants: arguments of cargo-mutants.
+    /// The selected mutants: arguments of cargo-mutants.
     chosen: Vec<String>,
 }
 
@@ -226,7 +226,7 @@ impl Wish {
     }
 }
 
-/// Where a part is mutated.
+/// The folder in which a part is mutated.
 struct Place {
     home: PathBuf,
     tree: PathBuf,
@@ -241,7 +241,7 @@ impl Place {
         (part.plant)(&self.tree)
     }
 
-    /// The file with what became of those that were tried.
+    /// The file with the fates of the mutants tried so far.
     fn kept(&self) -> PathBuf {
         self.home.join("fates.txt")
     }
@@ -267,14 +267,14 @@ impl Place {
         Ok(())
     }
 
-    /// The names of the mutants that are asked for.
+    /// The names of the requested mutants.
     fn list(&self, part: &Part, chosen: &[String]) -> Result<Vec<String>, String> {
         let mut list = cargo(["mutants", "--list", "--colors", "never", "-d"]);
         list.arg(&self.tree).args(part.of).args(chosen);
         Ok(command::read(&mut list)?.lines().map(str::to_owned).collect())
     }
 
-    /// What becomes of these. `first` asks the tests without a mutant, too.
+    /// Finds the fates of these mutants. With `first`, also runs the tests without a mutant.
     fn try_out(&self, part: &Part, names: &[&String], first: bool) -> Result<Fates, String> {
         let mut fates = Fates::new();
         let mut left: Vec<String> = names.iter().map(|name| (*name).clone()).collect();
@@ -288,8 +288,8 @@ impl Place {
         Ok(fates)
     }
 
-    /// The lines that these are in, as a diff. Fields that are deleted (cargo-mutants 27.1) are not
-    /// chosen by name, but by their lines they are.
+    /// The lines of these mutants, as a diff. cargo-mutants 27.1 does not select a deleted field by
+    /// its name, but by its line.
     fn lines(&self, names: &[String]) -> Result<String, String> {
         let mut files: BTreeMap<&str, BTreeSet<usize>> = BTreeMap::new();
         for name in names {
@@ -311,7 +311,7 @@ impl Place {
         Ok(diff)
     }
 
-    /// Lets cargo-mutants try these mutants with these tests.
+    /// Makes cargo-mutants try these mutants with these tests.
     fn ask(
         &self,
         out: &str,
@@ -334,15 +334,15 @@ impl Place {
         let lines = out.join("lines.diff");
         fs::write(&lines, self.lines(names)?).map_err(|error| error.to_string())?;
         command.arg("--in-diff").arg(lines);
-        // To end with the first failure is an option of the test program that is not stable, but
-        // works with the stable one.
+        // Stopping at the first failure is an unstable option of the test program, but works with
+        // the stable compiler.
         command.arg("--").args(pass.cargo).args(["--", "-Zunstable-options", "--fail-fast"]);
         command.args(pass.only).args(pass.skipped.iter().flat_map(|name| ["--skip", *name]));
         command.env("RUSTC_BOOTSTRAP", "1").env("CARGO_TARGET_DIR", self.home.join("build"));
-        // What is built faster is tried faster.
+        // Less time to build means less time to try.
         command.env("CARGO_PROFILE_DEV_OPT_LEVEL", "0").env("CARGO_PROFILE_DEV_DEBUG", "0");
         let status = command.status().map_err(|error| error.to_string())?;
-        // 2 and 3: some survived, or did not end.
+        // 2 and 3: some mutants survived, or did not end.
         if !matches!(status.code(), Some(0 | 2 | 3)) {
             return Err(format!("{}: {status}", command::describe(&command)));
         }
@@ -356,7 +356,7 @@ impl Place {
     }
 }
 
-/// A name as a regular expression for nothing else.
+/// A regular expression that matches only this name.
 fn escaped(name: &str) -> String {
     let mut escaped = String::new();
     for c in name.chars() {
@@ -368,13 +368,13 @@ fn escaped(name: &str) -> String {
     escaped
 }
 
-/// Where a mutant is: a folder of its crate, or a file.
+/// The place of a mutant: a folder of its crate, or a file.
 fn part(name: &str) -> &str {
     let (_, path) = name.split_once("src/").unwrap_or(("", name));
     path.split(['/', '.']).next().unwrap_or(path)
 }
 
-/// Counts by folder, and the survivors: as docs/proof.md has it.
+/// Counts by folder, and the survivors, in the form of docs/proof.md.
 fn report(fates: &Fates) -> String {
     let mut counts: BTreeMap<&str, [usize; 4]> = BTreeMap::new();
     for (name, fate) in fates {
@@ -385,7 +385,7 @@ fn report(fates: &Fates) -> String {
         "\n| part | caught | missed | timeout | unviable | caught of viable |\n|---|--:|--:|--:|--:|--:|\n",
     );
     for (part, [caught, missed, timeout, unviable]) in counts {
-        // Whoever hangs is noticed.
+        // A mutant that hangs is noticed.
         let (found, viable) = (caught + timeout, caught + missed + timeout);
         let percent = 100.0 * found as f64 / viable.max(1) as f64;
         report += &format!(

@@ -1,9 +1,8 @@
-//! `cargo xtask planted`: bugs of the kind that engineers make, planted one at a time in a copy of
-//! the workspace; a named test has to fail for each.
+//! `cargo xtask planted`: bugs as engineers make them, planted one at a time in a copy of the
+//! workspace. For each of them a named test must fail.
 //!
-//! The rows are in `planted/`: `right` stands exactly once in its file, and the bug is `wrong` in
-//! its place. The bugs of the engine are in `sim/broken-stack/bugs.rs`, where the simulator finds
-//! them.
+//! The rows are in `planted/`: `right` occurs exactly once in its file, and the bug replaces it by
+//! `wrong`. The bugs of the engine are in `sim/broken-stack/bugs.rs`; the simulator finds them.
 
 mod cm;
 mod netdev;
@@ -24,13 +23,13 @@ use crate::demo;
 #[derive(Debug)]
 pub(crate) struct Bug {
     name: &'static str,
-    /// What it does, in words.
+    /// Its effect, in words.
     what: &'static str,
-    /// From the root of the workspace.
+    /// Path from the root of the workspace.
     file: &'static str,
     right: &'static str,
     wrong: &'static str,
-    /// Each of them finds it.
+    /// Each of these tests finds it.
     found_by: &'static [Test],
 }
 
@@ -104,7 +103,7 @@ pub(crate) fn run(args: &[&str]) -> Result<(), String> {
     if broken.is_empty() { Ok(()) } else { Err(broken.join("\n")) }
 }
 
-/// Those that the arguments name: all, every so many-th, or some.
+/// The bugs that the arguments select: all, every *n*-th, or some.
 fn choose(args: &[&str]) -> Result<Vec<&'static Bug>, String> {
     let part = |text: &str| {
         let (part, of) = text.split_once('/')?;
@@ -123,33 +122,33 @@ fn choose(args: &[&str]) -> Result<Vec<&'static Bug>, String> {
     Ok(bugs().filter(|bug| args.is_empty() || args.contains(&bug.name)).collect())
 }
 
-/// As docs/proof.md has it.
+/// A row in the form of docs/proof.md.
 fn row(bug: &Bug, test: Test, took: Duration) -> String {
     let Bug { name, what, file, .. } = bug;
     let (target, seconds) = (test.target.name(), took.as_secs_f64());
     format!("| `{name}` | `{file}` | {what} | {target}: `{}` | {seconds:.1} |", test.name)
 }
 
-/// How a test ended.
+/// The end of a test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ended {
     Passed,
     Failed,
     Skipped,
-    /// There is no test of that name.
+    /// There is no test with that name.
     Unknown,
     /// It ran for longer than [`PATIENCE`].
     TooLate,
 }
 
-/// The copy in which bugs are planted.
+/// The copy of the workspace in which bugs are planted.
 struct Nursery {
     tree: PathBuf,
     build: PathBuf,
 }
 
 impl Nursery {
-    /// Brings the copy up to date. What is the same is left alone, so that it is not built again.
+    /// Updates the copy. Unchanged files are not written, so that they are not built again.
     fn copy(&self) -> Result<(), String> {
         let listed = command::read(Command::new("git").args(["ls-files", "-z"]))?;
         let files: BTreeSet<&Path> =
@@ -166,7 +165,8 @@ impl Nursery {
         self.remove_others(&self.tree, &files).map_err(|error| said(&self.tree, &error))
     }
 
-    /// A file that is there no longer would still be built: tests are found by their place.
+    /// Removes files that no longer exist: cargo would still build them, because it finds tests by
+    /// their place.
     fn remove_others(&self, folder: &Path, files: &BTreeSet<&Path>) -> std::io::Result<()> {
         for entry in fs::read_dir(folder)? {
             let path = entry?.path();
@@ -190,8 +190,7 @@ impl Nursery {
         Ok(done)
     }
 
-    /// Runs one test, and says how it ended and how long it ran; the time to build it is not
-    /// counted.
+    /// Runs one test; returns how it ended and how long it ran, without the time to build it.
     fn ask(&self, test: Test) -> Result<(Ended, Duration), String> {
         let program = self.build(test)?;
         let mut command = Command::new(program);
@@ -208,7 +207,7 @@ impl Nursery {
         Ok((ended, begin.elapsed()))
     }
 
-    /// Builds the program that a test is in, and says where it is.
+    /// Builds the program that a test is in; returns its path.
     fn build(&self, test: Test) -> Result<PathBuf, String> {
         let mut build = cargo(["test", "--no-run", "--message-format=json", "--quiet"]);
         build.args(["-p", test.package]);
@@ -217,8 +216,8 @@ impl Nursery {
             Target::Test(name) => build.args(["--test", name]),
         };
         build.current_dir(&self.tree).env("CARGO_TARGET_DIR", &self.build);
-        // Forty times the same few programs are built, and each runs one test: what is built faster
-        // is faster.
+        // Forty builds of the same few programs each run one test: a fast build saves more time
+        // than a fast program.
         build.env("CARGO_PROFILE_DEV_OPT_LEVEL", "0").env("CARGO_PROFILE_DEV_DEBUG", "0");
         let said = command::read(&mut build)?;
         said.lines()
@@ -228,7 +227,7 @@ impl Nursery {
             .ok_or_else(|| format!("{}: nothing was built", command::describe(&build)))
     }
 
-    /// Where cargo would run it: the folder of its package.
+    /// The folder in which cargo would run the test: that of its package.
     fn home_of(&self, test: Test) -> Result<PathBuf, String> {
         let Some((_, home)) = HOMES.iter().find(|(package, _)| *package == test.package) else {
             return Err(format!("{}: which folder is it in?", test.package));
@@ -255,7 +254,7 @@ fn planted(bug: &Bug, good: &str) -> Result<String, String> {
 
 /// Waits for a test program.
 fn judge(mut child: Child, begin: Instant) -> std::io::Result<Ended> {
-    // What it says is short, so that its pipes do not fill up before it ends.
+    // The output is short, so the pipes do not fill up before the program ends.
     while child.try_wait()?.is_none() {
         if begin.elapsed() > PATIENCE {
             child.kill()?;
@@ -274,7 +273,7 @@ fn judge(mut child: Child, begin: Instant) -> std::io::Result<Ended> {
     } else if stdout.contains("test result: ok. 0 passed") {
         Ended::Unknown
     } else {
-        // Failed as a test does, or aborted.
+        // A failure of the test, or an abort.
         Ended::Failed
     })
 }
@@ -308,7 +307,7 @@ mod tests {
         assert!(names.len() >= 40, "{}", names.len());
     }
 
-    /// Whether a file that may hold the test has a function of that name, as a test.
+    /// Whether a possible file of the test has a test function of that name.
     fn exists(test: Test) -> bool {
         let (_, home) = HOMES.iter().find(|(package, _)| *package == test.package).expect("known");
         let folder = match test.target {

@@ -1,6 +1,6 @@
-//! Several programs at the same time, each with its output in a file of its own.
+//! Several programs in parallel, each with its output in a file of its own.
 //!
-//! Most tests wait for timers and peers, so more of them than there are processors run at once.
+//! Most tests wait for timers and peers, so more of them than processors run at once.
 
 use crate::command;
 use std::collections::VecDeque;
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// How often the pool looks whether a program has ended.
+/// The interval at which the pool checks whether a program has ended.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// A program to run.
@@ -36,13 +36,13 @@ pub(crate) struct Ended {
     pub(crate) took: Duration,
 }
 
-/// Programs, `slots` at a time, in the order in which they were added.
+/// Programs, `slots` at a time, in the order of their addition.
 #[derive(Debug)]
 pub(crate) struct Pool {
     slots: usize,
-    /// After so long a program is killed.
+    /// A program is killed after this time.
     limit: Duration,
-    /// Where the files with the output are.
+    /// The folder of the output files.
     logs: PathBuf,
     waiting: VecDeque<Job>,
     running: Vec<Running>,
@@ -57,7 +57,8 @@ struct Running {
 }
 
 impl Pool {
-    /// A pool whose programs write into files in `logs`, which is made when the first begins.
+    /// A pool that writes its programs' output into files in `logs`. The folder is created when the
+    /// first program starts.
     pub(crate) fn new(logs: &Path, slots: usize, limit: Duration) -> Self {
         let (waiting, running) = (VecDeque::new(), Vec::new());
         Self { slots, limit, logs: logs.to_owned(), waiting, running }
@@ -68,7 +69,7 @@ impl Pool {
         self.waiting.push_back(Job { name: name.into(), command });
     }
 
-    /// Waits for the next program that ends; `None` if all have.
+    /// Waits for the next program to end; `None` if all have.
     pub(crate) fn next(&mut self) -> Option<Ended> {
         loop {
             while self.running.len() < self.slots

@@ -1,4 +1,4 @@
-//! The test programs of the workspace: building them, running them, and reading what they say.
+//! The test programs of the workspace: building them, running them, and reading their output.
 
 use crate::command::{self, cargo};
 use crate::{machine, skips};
@@ -14,7 +14,7 @@ pub(crate) struct Program {
     /// The folder of its package and its own name: `tests::e2e_cm`.
     pub(crate) name: String,
     file: PathBuf,
-    /// Where cargo runs it.
+    /// The folder in which cargo runs it.
     package: PathBuf,
 }
 
@@ -39,7 +39,7 @@ pub(crate) fn build() -> Result<Vec<Program>, String> {
     Ok(programs)
 }
 
-/// The test program that a message of cargo's announces.
+/// The test program that a message of cargo announces.
 fn program(line: &str) -> Option<Program> {
     let message: Value = serde_json::from_str(line).ok()?;
     if message["profile"]["test"] != true {
@@ -73,8 +73,8 @@ impl Program {
     }
 }
 
-/// What has to stand before a test program so that it may make network namespaces, if anything has;
-/// says what is not possible.
+/// The command prefix with which a test program may make network namespaces, if it needs one.
+/// Prints what is not possible.
 pub(crate) fn runner() -> Option<&'static str> {
     if machine::has_all_rights() {
         return None;
@@ -87,7 +87,7 @@ pub(crate) fn runner() -> Option<&'static str> {
     prefix
 }
 
-/// What test programs did, from what they wrote, skipped tests included.
+/// The outcome of test programs, from their output, skipped tests included.
 pub(crate) fn judge(ok: bool, output: &str) -> Outcome {
     let skips = skips::found(output.lines());
     let (mut passed, mut failed, mut ignored) = (0, 0, 0);
@@ -109,7 +109,7 @@ pub(crate) fn judge(ok: bool, output: &str) -> Outcome {
     Outcome { passed: passed.saturating_sub(skips.len()), failed, skips, why }
 }
 
-/// What a test program wrote, but for the lines of tests that passed.
+/// The output of a test program without the lines of passed tests.
 pub(crate) fn without_passes(output: &str) -> String {
     let passed = |line: &&str| line.starts_with("test ") && line.contains(" ... ok");
     output.lines().filter(|line| !passed(line)).map(|line| format!("{line}\n")).collect()

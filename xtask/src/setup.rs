@@ -1,11 +1,11 @@
-//! What a bare Debian machine lacks, and getting it.
+//! Installs what a bare Debian machine lacks.
 
 use crate::command::{self, cargo, is_installed};
 use crate::machine;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// A Debian package, and how to tell that what it brings is there.
+/// A Debian package, and a check whether its content is installed.
 type Package = (&'static str, fn() -> bool);
 
 const IPROUTE2: Package = ("iproute2", || is_installed("ip") && is_installed("tc"));
@@ -14,7 +14,7 @@ const NFTABLES: Package = ("nftables", || is_installed("nft"));
 /// The Debian packages that the demo uses.
 pub(crate) const DEMO: &[Package] = &[IPROUTE2, NFTABLES];
 
-/// Those that the tests use, peers and witnesses among them.
+/// The packages that the tests use, peers and witnesses among them.
 pub(crate) const TESTS: &[Package] = &[
     IPROUTE2,
     NFTABLES,
@@ -24,17 +24,17 @@ pub(crate) const TESTS: &[Package] = &[
     // Counts instructions.
     ("valgrind", || is_installed("valgrind")),
     ("tshark", || is_installed("tshark")),
-    // The guest of the interoperability tests, and what unpacks its kernel.
+    // The guest of the interoperability tests, and the programs that unpack its kernel.
     ("qemu-system-x86", || is_installed("qemu-system-x86_64")),
     ("xz-utils", || is_installed("xz")),
     ("zstd", || is_installed("zstd")),
 ];
 
-/// The version that is known to understand our deny.toml.
+/// The version known to understand our deny.toml.
 const CARGO_DENY: &str = "0.20.2";
 
-/// Installs which of these packages are missing, as root, and says so; else names them. Never fails: what cannot be had is
-/// told again by whatever needs it.
+/// As root, installs the missing packages among these, and says so; otherwise names them. Never
+/// fails: the user of a missing package reports it again.
 pub(crate) fn packages(needed: &[Package]) {
     let missing: Vec<&str> =
         needed.iter().filter(|(_, there)| !there()).map(|&(name, _)| name).collect();
@@ -69,7 +69,7 @@ pub(crate) fn toolchain() -> Result<(), String> {
     Ok(())
 }
 
-/// The path of cargo-deny: an installed one, else one built below the target directory.
+/// The path of cargo-deny: an installed one, or one built below the target directory.
 ///
 /// # Errors
 /// It is not installed and cannot be built.
@@ -114,7 +114,7 @@ fn apt_install(packages: &[&str]) -> Result<(), String> {
     apt(&install).or_else(|_| apt(&["update"]).and_then(|_| apt(&install))).map(drop)
 }
 
-/// Debian's scapy belongs to Debian's python3, which need not be the first on the search path.
+/// Debian's scapy belongs to Debian's python3, which may not be the first on the search path.
 fn has_scapy() -> bool {
     ["/usr/bin/python3", "python3"].iter().any(|python| {
         command::read(Command::new(python).args(["-c", "import scapy.contrib.roce"])).is_ok()

@@ -8,7 +8,7 @@ const LIST: &str = "tests/allowed-skips.txt";
 /// Marks an entry that counts only where the tests run without root's rights.
 const UNPRIVILEGED: &str = "[unprivileged]";
 
-/// The committed list of tests that need not run, each with its reason.
+/// The committed list of tests that may be skipped, each with its reason.
 pub(crate) struct Allowed(Vec<String>);
 
 impl Allowed {
@@ -34,14 +34,14 @@ impl Allowed {
         Self(list.lines().filter_map(entry).collect())
     }
 
-    /// Those of `skips` (`name: reason`) that are not on the list.
+    /// The entries of `skips` (`name: reason`) that are not on the list.
     pub(crate) fn unlisted<'a>(&self, skips: &'a [String]) -> Vec<&'a str> {
         let listed = |skip: &str| self.0.iter().any(|pattern| matches(pattern, skip));
         skips.iter().map(String::as_str).filter(|skip| !listed(skip)).collect()
     }
 }
 
-/// The skips in lines of output or of the log, each once: what follows `SKIPPED`.
+/// The skips in lines of output or of the log, each once: the text after `SKIPPED`.
 pub(crate) fn found<'a>(lines: impl IntoIterator<Item = &'a str>) -> Vec<String> {
     let mut skips: Vec<String> = lines
         .into_iter()
@@ -54,7 +54,7 @@ pub(crate) fn found<'a>(lines: impl IntoIterator<Item = &'a str>) -> Vec<String>
     skips
 }
 
-/// Whether `text` is as `pattern` says; a `*` stands for any text.
+/// Whether `text` matches `pattern`; a `*` stands for any text.
 fn matches(pattern: &str, text: &str) -> bool {
     match pattern.split_once('*') {
         None => pattern == text,

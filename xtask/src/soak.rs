@@ -1,9 +1,9 @@
-//! The soak test of `tests/tests/soak` for longer than among the other tests, built for release.
+//! The soak test of `tests/tests/soak` in release mode, for longer than among the other tests.
 
 use crate::command::{self, cargo};
 use crate::{setup, skips};
 
-/// What each backend gets.
+/// Time for each backend, in seconds.
 const SECONDS: u32 = 600;
 
 /// `cargo xtask soak [SECONDS [BACKEND]]`: the backends one after the other.

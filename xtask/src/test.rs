@@ -1,8 +1,8 @@
 //! `cargo xtask test`: every check and every test, each with its name and time.
 //!
-//! What keeps all processors busy by itself runs first, one step after the other, up to the build
-//! of the tests. The rest waits for timers, peers and single threads, so it runs side by side in a
-//! [`Pool`]: each test program, and each remaining step as `cargo xtask test --only STEP`.
+//! Steps that use all processors run first, one after the other, up to the build of the tests. The
+//! others wait for timers, peers and single threads, so they run in parallel in a [`Pool`]: each
+//! test program, and each remaining step as `cargo xtask test --only STEP`.
 
 use crate::command::{self, cargo};
 use crate::pool::{Ended, Pool};
@@ -14,32 +14,32 @@ use std::fs;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// How much to test.
+/// The selection of tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scope<'a> {
     /// Everything.
     All,
-    /// What can be had in minutes: no step that is not [`Step::quick`], no program of [`SLOW`].
+    /// A selection that takes minutes: only steps with [`Step::quick`], no program of [`SLOW`].
     Quick,
     /// These steps.
     Only(&'a [&'a str]),
 }
 
-/// What a step found.
+/// The result of a step.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Outcome {
     pub(crate) passed: usize,
     pub(crate) failed: usize,
     /// Each `name: reason`.
     pub(crate) skips: Vec<String>,
-    /// What to say of the failure.
+    /// The reason of a failure.
     pub(crate) why: Option<String>,
 }
 
 /// A check.
 struct Step {
     name: &'static str,
-    /// Whether `--quick` has it.
+    /// Whether `--quick` includes it.
     quick: bool,
     when: When,
 }
@@ -48,11 +48,11 @@ struct Step {
 enum When {
     /// Before the tests, with nothing beside it.
     First(fn() -> Outcome),
-    /// The build of the tests; then each of them beside the others.
+    /// The build of the tests; then each of them in parallel with the others.
     Tests,
-    /// Beside the tests, on what they leave of the processors.
+    /// In parallel with the tests, with lower priority.
     Beside(fn() -> Outcome),
-    /// When all else is over.
+    /// After everything else.
     Last(fn() -> Outcome),
 }
 
@@ -89,17 +89,18 @@ const STEPS: &[Step] = &[
     Step { name: "demo", quick: false, when: When::Last(|| Outcome::of_check(demo::check())) },
 ];
 
-/// Programs that take long: they begin before the others, and `--quick` leaves them out.
+/// Slow programs: they start before the others, and `--quick` leaves them out.
 const SLOW: [&str; 4] = ["interop::matrix", "interop::guest", "tests::soak", "tests::bad_peers"];
 
-/// After so long a program or a step counts as hung.
+/// After this time a program or a step counts as hung.
 const LIMIT: Duration = Duration::from_secs(30 * 60);
 
-/// Runs everything that `scope` asks for. The last line of standard output is
-/// `N passed, N failed`, with `, N skipped` if any.
+/// Runs everything that `scope` selects. The last line of standard output is `N passed, N failed`,
+/// with `, N skipped` if any.
 ///
 /// # Errors
-/// Anything failed, then the text is empty, because all has been said; or there is no such step.
+/// A step failed: then the text is empty, because everything has been printed. Or there is no such
+/// step.
 pub(crate) fn run(scope: Scope<'_>) -> Result<(), String> {
     if let Scope::Only(names) = scope
         && let Some(unknown) = names.iter().find(|name| STEPS.iter().all(|s| s.name != **name))
@@ -116,7 +117,7 @@ pub(crate) fn run(scope: Scope<'_>) -> Result<(), String> {
     let slots = 2 * std::thread::available_parallelism().map_or(2, usize::from);
     let logs = target.join("test-logs");
     if !matches!(scope, Scope::Only(_)) {
-        // Those of an earlier run would say what is no longer true.
+        // Logs of an earlier run would be misleading.
         let _ = fs::remove_dir_all(&logs);
     }
     let mut pool = Pool::new(&logs, slots, LIMIT);
@@ -148,14 +149,14 @@ pub(crate) fn run(scope: Scope<'_>) -> Result<(), String> {
     report.close()
 }
 
-/// The members of the workspace and its target directory, as `cargo metadata` has them.
+/// The members of the workspace and its target directory, from `cargo metadata`.
 pub(crate) fn metadata() -> Result<Value, String> {
     let metadata = command::read(&mut cargo(["metadata", "--format-version=1", "--no-deps"]))?;
     serde_json::from_str(&metadata).map_err(|error| error.to_string())
 }
 
-/// Adds the test programs, the tests in documentation, and the steps that run beside them. What
-/// takes longest begins first.
+/// Adds the test programs, the tests in documentation, and the steps that run in parallel with
+/// them. The slowest start first.
 fn add(
     pool: &mut Pool,
     programs: Vec<Program>,
@@ -167,7 +168,7 @@ fn add(
     }
     let runner = programs::runner();
     let quick = scope == Scope::Quick;
-    // How long the simulator tries fresh seeds.
+    // How long the simulator tries fresh seeds, in seconds.
     let sim_seconds = if quick { "15" } else { "120" };
     let rank = |program: &Program| SLOW.iter().position(|name| *name == program.name);
     let (mut slow, others): (Vec<_>, Vec<_>) =
@@ -202,7 +203,7 @@ fn add_steps(pool: &mut Pool, steps: &[&str]) -> Result<(), String> {
     Ok(())
 }
 
-/// This program, for one step, with less right to the processors than tests, which know deadlines.
+/// This program, for one step. It has a lower priority than tests, because tests have deadlines.
 fn myself(step: &str) -> Result<Command, String> {
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
     let mut command = Command::new("nice");
@@ -221,7 +222,7 @@ impl Step {
 }
 
 impl Outcome {
-    /// Of a step that is one check, which may have left out parts.
+    /// The outcome of a step that is one check; parts of it may have been skipped.
     fn of_check(result: Result<Vec<String>, String>) -> Self {
         match result {
             Ok(skips) => Self { passed: 1, skips, ..Self::default() },
@@ -233,7 +234,7 @@ impl Outcome {
         Self { failed: 1, why: Some(why), ..Self::default() }
     }
 
-    /// Of a step that ran as a process of its own, from its closing line.
+    /// The outcome of a step that ran as a process of its own, from its closing line.
     fn of_step(ok: bool, output: &str) -> Self {
         let last = output.lines().last().unwrap_or_default();
         let (passed, failed) = (figure(last, "passed"), figure(last, "failed"));
@@ -244,7 +245,7 @@ impl Outcome {
     }
 }
 
-/// What has been found so far.
+/// The findings so far.
 struct Report {
     allowed: Allowed,
     passed: usize,
@@ -259,7 +260,7 @@ impl Report {
         Self { allowed, passed: 0, failed: 0, skipped: 0, broken: Vec::new() }
     }
 
-    /// Runs a step whose output is shown as it comes.
+    /// Runs a step and shows its output as it arrives.
     fn run(&mut self, name: &str, work: impl FnOnce() -> Outcome) {
         println!("== {name}");
         let start = Instant::now();
@@ -267,8 +268,8 @@ impl Report {
         self.add(name, outcome, start.elapsed());
     }
 
-    /// Takes what ran beside others. Its output is shown only if it failed, without the tests that
-    /// passed.
+    /// Adds a program or step that ran in parallel. Shows its output only if it failed, without the
+    /// passed tests.
     fn ended(&mut self, ended: &Ended) {
         let is_step = STEPS.iter().any(|step| step.name == ended.name);
         let judge = if is_step { Outcome::of_step } else { programs::judge };
@@ -303,7 +304,7 @@ impl Report {
         self.skipped += skips.len();
     }
 
-    /// Says what failed, and the closing line.
+    /// Prints the failures and the closing line.
     fn close(&self) -> Result<(), String> {
         for failure in &self.broken {
             println!("FAILED {failure}");

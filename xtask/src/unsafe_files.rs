@@ -1,5 +1,5 @@
-//! Which files have unsafe code: exactly those on the committed list, so that a new one is seen in
-//! review.
+//! The files with unsafe code must be exactly those on the committed list, so that a review sees a
+//! new one.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -115,7 +115,7 @@ fn skippable(rest: &str, before: &str) -> usize {
             return until(&format!("\"{}", "#".repeat(hashes)), 2 + hashes);
         }
     }
-    // A character, and not a lifetime: it is escaped, or closed after one character.
+    // A character, and not a lifetime: escaped, or closed after one character.
     let mut after_quote = rest.chars().skip(1);
     if rest.starts_with('\'')
         && (after_quote.next() == Some('\\') || after_quote.next() == Some('\''))

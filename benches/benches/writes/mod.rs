@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use rocinante::{Mr, Qp, SendOp, WcStatus};
 use rocinante_tests::harness::{Side, wr};
 
-/// Writes all of `mine` over all of `its`, `depth` times at once, for `time`: Gb/s, of bytes that were acknowledged.
+/// Writes all of `mine` over all of `its`, with `depth` WRITEs in flight, for `time`. Returns Gb/s
+/// of acknowledged bytes.
 ///
 /// # Panics
 /// If a request fails.
@@ -32,7 +33,7 @@ pub(crate) fn goodput(
     gigabits
 }
 
-/// Whether `cargo bench` runs this program: what `cargo test --benches` runs is not a measurement.
+/// Whether `cargo bench` runs this program: a run by `cargo test --benches` is not a measurement.
 #[must_use]
 pub(crate) fn is_wanted() -> bool {
     std::env::args().any(|argument| argument == "--bench")

@@ -1,16 +1,17 @@
-//! Fixed work of the engine, to be counted by `valgrind --tool=callgrind`: `instructions NAME COUNT` performs an operation so many
-//! times, and `instructions` names the operations. `cargo xtask instructions` compares what they cost with `benches/instructions.txt`.
+//! Fixed work of the engine, for counting with `valgrind --tool=callgrind`.
+//! `instructions NAME COUNT` performs an operation COUNT times, and `instructions` lists the
+//! operations. `cargo xtask instructions` compares their cost with `benches/instructions.txt`.
 
 use std::process::ExitCode;
 
 use rocinante_benches::engine::{Kind, Pace, Pair, Work};
 
-/// What is counted.
+/// The operations to count.
 const OPERATIONS: [(&str, Work); 9] = [
     ("write-64", work(Kind::Write, 64, 128, Pace::Steady)),
     // Posted and acknowledged 32 at a time.
     ("write-64-burst", work(Kind::Write, 64, 32, Pace::Bursts)),
-    // One at a time: what a round trip costs the CPU.
+    // One at a time: the CPU cost of a round trip.
     ("write-64-alone", work(Kind::Write, 64, 1, Pace::Steady)),
     ("write-4096", work(Kind::Write, 4096, 32, Pace::Steady)),
     ("write-65536", work(Kind::Write, 65_536, 8, Pace::Steady)),

@@ -1,4 +1,5 @@
-//! Many connections in one asynchronous program: every message comes back to whoever sent it. With tokio, on one thread.
+//! Many connections in one asynchronous program: every message returns to its sender. With tokio,
+//! on one thread.
 //!
 //! In two terminals on one machine, without privileges:
 //!
@@ -7,9 +8,10 @@
 //! cargo run --release -p rocinante-examples --bin async_echo -- --bind 127.0.0.2 --connections 50 127.0.0.1
 //! ```
 //!
-//! Nothing of rocinante is asynchronous by itself, and nothing has to be: what could wait has a counterpart that does not
-//! (`try_request`, `try_finish`, `poll_one`), and a descriptor that is readable when that has something to say. [`when_ready`] is all that
-//! a reactor needs. A background thread of the device sees to the packets meanwhile.
+//! Nothing in rocinante is asynchronous by itself, and nothing has to be. Each blocking call has a
+//! counterpart that does not block (`try_request`, `try_finish`, `poll_one`), and a descriptor that
+//! is readable when that has a result. [`when_ready`] is all that a reactor needs. Meanwhile a
+//! background thread of the device handles the packets.
 
 use std::cell::Cell;
 use std::net::{IpAddr, SocketAddr};
@@ -63,13 +65,15 @@ fn run(bind: IpAddr, args: &Args) -> Result<(), VerbsError> {
     }
 }
 
-/// Has the reactor watch a descriptor.
-#[allow(deprecated)] // It asks that the descriptor stays the same and open for as long as its owner lives, as each of ours does; what replaces it is unsafe.
+/// Makes the reactor watch a descriptor.
+// It requires that the descriptor stays the same and open as long as its owner lives, and each of
+// ours does. Its replacement is unsafe.
+#[allow(deprecated)]
 fn watched<F: AsRawFd>(owner: F) -> Result<AsyncFd<F>, VerbsError> {
     Ok(AsyncFd::new(owner)?)
 }
 
-/// Waits until `look` finds something: looks whenever the descriptor has become readable.
+/// Waits until `look` finds something: calls it whenever the descriptor has become readable.
 async fn when_ready<F: AsRawFd, T>(
     fd: &AsyncFd<F>,
     mut look: impl FnMut(&F) -> Result<Option<T>, VerbsError>,
@@ -79,18 +83,18 @@ async fn when_ready<F: AsRawFd, T>(
         if let Some(found) = look(fd.get_ref())? {
             return Ok(found);
         }
-        // What came since is announced anew.
+        // Later events are announced again.
         readable.clear_ready();
     }
 }
 
-/// Waits until a connection is made, by either side.
+/// Waits until a connection is established, from either side.
 async fn made(mut connecting: Connecting) -> Result<Connection, VerbsError> {
     let fd = watched(connecting.notifier()?)?;
     when_ready(&fd, |_| connecting.try_finish()).await
 }
 
-/// Accepts whoever comes, and serves all at the same time.
+/// Accepts every client, and serves all at the same time.
 async fn serve(ctx: Context, address: SocketAddr, count: Option<u64>) -> Result<(), VerbsError> {
     let listener = watched(Listener::bind(&ctx, address, 128)?)?;
     println!("listening on {address}");
@@ -110,7 +114,7 @@ async fn serve(ctx: Context, address: SocketAddr, count: Option<u64>) -> Result<
             }
             alive.set(alive.get() - 1);
         });
-        // Those that have ended need no memory.
+        // Ended connections need no memory.
         while serving.try_join_next().is_some() {}
     }
     while serving.join_next().await.is_some() {}
@@ -121,11 +125,12 @@ async fn serve(ctx: Context, address: SocketAddr, count: Option<u64>) -> Result<
 async fn serve_one(ctx: &Context, request: Request) -> Result<(), VerbsError> {
     let (queue, qp) = Queue::new(ctx, SIZE_MAX)?;
     let connection = made(request.accept(qp, &Params::default())?).await?;
-    // The buffer of an answer is the device's until the answer has completed: the next message waits for that.
+    // The buffer of an answer belongs to the device until the answer has completed: the next
+    // message waits for that.
     let (mut answering, mut waiting) = (false, None);
     loop {
         let wc = queue.next().await?;
-        // When the peer has gone, what is posted completes with an error.
+        // When the peer has gone, posted requests complete with an error.
         if wc.status != WcStatus::Success {
             return Ok(());
         }
@@ -135,7 +140,7 @@ async fn serve_one(ctx: &Context, request: Request) -> Result<(), VerbsError> {
             answering = false;
         }
         if let Some(message) = waiting.take_if(|_| !answering) {
-            // The next may come as soon as this one is answered.
+            // The next message may come as soon as this one is answered.
             queue.receive_more(&connection)?;
             queue.send(&connection, &message)?;
             answering = true;
@@ -143,7 +148,7 @@ async fn serve_one(ctx: &Context, request: Request) -> Result<(), VerbsError> {
     }
 }
 
-/// Makes all connections, and has them talk at the same time.
+/// Makes all connections, and uses them at the same time.
 async fn ask(
     ctx: Context,
     server: SocketAddr,
@@ -197,7 +202,7 @@ async fn ask_one(
     when_ready(&fd, |_| Ok(connection.is_disconnected().then_some(()))).await
 }
 
-/// Completions of one connection, and the memory of its messages: one that is sent, and one that comes.
+/// Completions of one connection, and the memory of its messages: one to send, and one to receive.
 struct Queue {
     cq: Cq,
     channel: AsyncFd<CompChannel>,
@@ -206,7 +211,7 @@ struct Queue {
 }
 
 impl Queue {
-    /// With a queue pair that takes a message as soon as it is connected.
+    /// Also prepares a queue pair that takes a message as soon as it is connected.
     fn new(ctx: &Context, size: usize) -> Result<(Self, PreparedQp), VerbsError> {
         let channel = ctx.create_comp_channel()?;
         let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq_with(8, &channel)?);
@@ -241,7 +246,7 @@ impl Queue {
                 return Ok(wc);
             }
             self.cq.req_notify(false)?;
-            // What completed before that is not announced.
+            // Completions from before that call are not announced.
             if let Some(wc) = self.cq.poll_one()? {
                 return Ok(wc);
             }

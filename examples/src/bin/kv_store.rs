@@ -1,4 +1,5 @@
-//! A key-value store that its clients read and write by themselves: the server's program does nothing while they do.
+//! A key-value store that its clients read and write directly: the server's program does nothing
+//! meanwhile.
 //!
 //! In two terminals on one machine, without privileges:
 //!
@@ -9,15 +10,18 @@
 //! cargo run --release -p rocinante-examples --bin kv_store -- demo --bind 127.0.0.2 127.0.0.1
 //! ```
 //!
-//! The table is a region of the server's memory, an array of slots with open addressing. A *get* is an RDMA READ of a slot. A *put* takes
-//! the slot's lock by an atomic compare-and-swap, reads the slot, WRITEs the new content, and WRITEs the lock free again; on one
-//! reliable connection WRITEs are placed in the order in which they were posted.
+//! The table is a region of the server's memory, an array of slots with open addressing. A *get* is
+//! an RDMA READ of a slot. A *put* takes the slot's lock with an atomic compare-and-swap, reads the
+//! slot, WRITEs the new content, and WRITEs the lock free again. On one reliable connection WRITEs
+//! are placed in the order in which they were posted.
 //!
-//! A get takes no lock, so it may read a slot while it is written: READ and WRITE are atomic for no more than an aligned word. Therefore each
-//! slot carries a checksum over all its content, and a version; a get whose checksum is wrong has seen a torn slot, and reads again.
+//! A get takes no lock, so it may read a slot while a put writes it: READ and WRITE are atomic for
+//! no more than an aligned word. Therefore each slot carries a checksum over all its content, and a
+//! version. A get with a wrong checksum has seen a torn slot, and reads again.
 //!
-//! The server gives each client a number, with which it locks. When a client's connection ends, the server frees the locks that it
-//! left behind, and buries a slot that it left half written.
+//! The server gives each client a number, which the client writes into a lock. When a client's
+//! connection ends, the server frees the locks that the client left behind, and buries a slot that
+//! it left half written.
 
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -67,12 +71,13 @@ fn main() {
 const SLOTS: usize = 512;
 /// Bytes of a slot.
 const SLOT: usize = 2048;
-/// The lock is the first word: 0 if it is free, else the number of the client that has it.
+/// The lock is the first word: 0 if it is free, else the number of the client that holds it.
 const LOCK: usize = 0;
-/// Then come checksum, version, and the lengths of key and value, eight bytes each; then the key and the value.
+/// Checksum, version, and the lengths of key and value follow, eight bytes each; then the key and
+/// the value.
 const CONTENT: usize = 8;
 
-/// What a slot holds.
+/// The content of a slot.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Entry {
     /// Counts the puts into this slot; 0 if it is empty.
@@ -82,7 +87,7 @@ struct Entry {
 }
 
 impl Entry {
-    /// The content of a slot, from [`CONTENT`] on: as long as key and value need.
+    /// The content of a slot, from [`CONTENT`] on: only as long as key and value need.
     fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = vec![0; 8];
         bytes.extend(self.version.to_le_bytes());
@@ -121,7 +126,7 @@ fn checksum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, step)
 }
 
-/// Serves clients for ever: hands out the table and cleans up after those that go.
+/// Serves clients for ever: hands out the table and cleans up after each client that disconnects.
 fn serve(ctx: &Context, address: SocketAddr) -> Result<(), VerbsError> {
     let pd = ctx.alloc_pd();
     let access =
@@ -147,7 +152,7 @@ fn serve(ctx: &Context, address: SocketAddr) -> Result<(), VerbsError> {
     Ok(())
 }
 
-/// Connects a client and waits until it goes.
+/// Connects a client and waits until it disconnects.
 fn attend(
     ctx: &Context,
     pd: &Pd,
@@ -164,7 +169,7 @@ fn attend(
     };
     let peer = exchange.swap(&hello)?;
     let peer = peer.endpoints.first().ok_or(invalid("no queue pair"))?;
-    // Whatever this client does from now on, the device serves without this program.
+    // From now on the device serves this client without this program.
     let _qp = qp.connect(peer, &options()).map_err(|(_, error)| error)?;
     exchange.barrier("connected")?;
     exchange.set_patience(None);
@@ -173,13 +178,14 @@ fn attend(
     }
 }
 
-/// Frees what a client left locked. The clients' atomics and ours work on the same words.
+/// Frees the locks that a client left. The clients' atomics and ours work on the same words.
 fn clean_up(table: &Mr, number: u64) {
     for slot in (0..SLOTS * SLOT).step_by(SLOT) {
         let lock = table.word(slot + LOCK);
         if lock.load(Ordering::Acquire) == number {
             if Entry::from_bytes(&table.to_vec(slot + CONTENT, SLOT - CONTENT)).is_none() {
-                // Not empty, or keys that were put after this one would not be found any more.
+                // Not empty: otherwise keys that were put after this one would not be found any
+                // more.
                 let tombstone = Entry { version: 1, ..Entry::default() };
                 table.write(slot + CONTENT, &tombstone.to_bytes());
             }
@@ -189,11 +195,11 @@ fn clean_up(table: &Mr, number: u64) {
     }
 }
 
-/// Small packets, so that a slot takes several: then gets and puts really meet.
+/// Small packets, so that a slot takes several: then gets and puts really overlap.
 ///
-/// The server is a process, too: where many want the processor, its device may not run for a
-/// second. The default gives a peer up that is silent for half of one; this is eight times a
-/// second.
+/// The server is a process too: if many programs want the processor, its device may not run for a
+/// second. By default a peer that is silent for half a second is given up; this timeout is eight
+/// times as long.
 fn options() -> ConnectOptions {
     ConnectOptions { mtu: Some(Mtu::Mtu256), timeout: 18, ..ConnectOptions::default() }
 }
@@ -202,7 +208,7 @@ fn options() -> ConnectOptions {
 struct Store {
     qp: Qp,
     cq: Cq,
-    /// What is read and written passes through here: one slot for what is read, one for what is written.
+    /// Memory for transfers: one slot to read into, and one to write from.
     scratch: Mr,
     table: u64,
     rkey: Key,
@@ -215,7 +221,7 @@ fn connect(args: &Args, bind: IpAddr, server: &str) -> Result<Store, VerbsError>
     Store::connect(&args.open(bind)?, args, server)
 }
 
-/// How long a client tries to get a lock, or a slot that is whole.
+/// The most attempts of a client to get a lock, or a whole slot.
 const TRIES: usize = 100_000;
 
 impl Store {
@@ -247,7 +253,7 @@ impl Store {
         Ok(self.find(key)?.map(|(_, entry)| entry))
     }
 
-    /// The slot of a key, and what it holds.
+    /// The slot of a key, and its content.
     fn find(&self, key: &str) -> Result<Option<(usize, Entry)>, VerbsError> {
         for slot in probe(key) {
             let entry = self.read_whole(slot)?;
@@ -266,7 +272,8 @@ impl Store {
         self.update(key, |_| value.to_vec())
     }
 
-    /// Replaces the value of a key (empty if there is none) by what `change` makes of it, with nobody in between.
+    /// Replaces the value of a key (empty if there is none) by the result of `change`. No other
+    /// put comes in between.
     fn update(&self, key: &str, change: impl Fn(&[u8]) -> Vec<u8>) -> Result<u64, VerbsError> {
         if key.is_empty() {
             return Err(invalid("a key has at least one byte"));
@@ -317,7 +324,7 @@ impl Store {
         let sge = [self.scratch.sge(0, 8)];
         for _ in 0..TRIES {
             self.post(&[(op, SendData::Sges(&sge))])?;
-            // What was there: 0 means that it is ours now.
+            // The previous value: 0 means that the lock is ours now.
             if self.scratch.load_u64(0) == 0 {
                 return Ok(());
             }
@@ -325,7 +332,7 @@ impl Store {
         Err(invalid(&format!("slot {slot} stays locked")))
     }
 
-    /// Writes the content of a locked slot, and then its lock free.
+    /// Writes the content of a locked slot, and then, with `unlock`, frees its lock.
     fn write(&self, slot: usize, content: &[u8], unlock: bool) -> Result<(), VerbsError> {
         let start = self.table + (slot * SLOT) as u64;
         let (rkey, imm) = (self.rkey, None);
@@ -343,7 +350,7 @@ impl Store {
         self.post(&list)
     }
 
-    /// Posts requests and waits for the last, which is complete only when all are.
+    /// Posts requests and waits for the last one, which completes only after all others.
     fn post(&self, list: &[(SendOp, SendData<'_>)]) -> Result<(), VerbsError> {
         let last = list.len() - 1;
         let list = (0..).zip(list).map(|(index, (op, data))| SendWr {
@@ -363,13 +370,13 @@ impl Store {
     }
 }
 
-/// The slots in which a key may be, in order: until one is empty.
+/// The possible slots of a key, in order: up to the first empty one.
 fn probe(key: &str) -> impl Iterator<Item = usize> {
     let first = checksum(key.as_bytes()) as usize % SLOTS;
     (0..SLOTS).map(move |step| (first + step) % SLOTS)
 }
 
-/// Verifies the store against itself: three connections at once, and a writer that stops half way.
+/// Verifies the store against itself: three connections at once, and a writer that stops halfway.
 fn demo(args: &Args, bind: IpAddr, server: &str) -> Result<(), VerbsError> {
     let iters = args.iters.unwrap_or(2000);
     let ctx = args.open(bind)?;
@@ -407,7 +414,7 @@ fn demo(args: &Args, bind: IpAddr, server: &str) -> Result<(), VerbsError> {
     Ok(())
 }
 
-/// A put that is stopped half way must not be taken for a value, neither the old nor the new.
+/// A put that stops halfway must not look like a value, neither the old nor the new.
 fn half_a_put(writer: &Store, other: &Store, key: &str) -> Result<(), VerbsError> {
     writer.put(key, &[b'o'; 1000])?;
     let (slot, _) = other.find(key)?.ok_or(invalid("the key is nowhere"))?;
@@ -420,7 +427,7 @@ fn half_a_put(writer: &Store, other: &Store, key: &str) -> Result<(), VerbsError
     ensure(found == Some((2, vec![b'n'; 1000])), "the whole put is not there")
 }
 
-/// Two writers count in one value, while a reader looks. How often it looked.
+/// Two writers count in one value, while a reader reads. Returns the number of reads.
 fn race(a: &Store, b: &Store, reader: &Store, key: &str, iters: u64) -> Result<u64, VerbsError> {
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -448,7 +455,7 @@ fn race(a: &Store, b: &Store, reader: &Store, key: &str, iters: u64) -> Result<u
     })
 }
 
-/// A value that holds a number all over, so that a mix of two shows.
+/// A value that repeats one number, so that a mix of two values shows.
 fn counted(old: &[u8]) -> Vec<u8> {
     (counter(old).unwrap_or(0) + 1).to_le_bytes().repeat(150)
 }

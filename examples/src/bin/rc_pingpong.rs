@@ -7,9 +7,9 @@
 //! cargo run --release -p rocinante-examples --bin rc_pingpong -- --bind 127.0.0.2 127.0.0.1
 //! ```
 //!
-//! What happens, with the names of libibverbs: open a device, allocate a protection domain, register memory, create a completion
-//! queue and a queue pair; tell the peer the queue pair's address, number and first PSN; connect; post work and poll for
-//! its completion.
+//! The steps, with the names of libibverbs: open a device, allocate a protection domain, register
+//! memory, create a completion queue and a queue pair; tell the peer the queue pair's address,
+//! number and first PSN; connect; post work and poll for its completion.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -39,26 +39,28 @@ fn main() {
 fn run(bind: IpAddr, args: &Args) -> Result<(), VerbsError> {
     let (iters, size) = (args.iters.unwrap_or(1000), args.size.unwrap_or(4096).max(1));
 
-    // A device is a network interface and the backend that carries its packets, or one of the kernel's (--device rxe0): here the
-    // one with our address.
+    // A device is a network interface with the backend that carries its packets, or one of the
+    // kernel's devices (--device rxe0). Here it is the one with our address.
     let ctx = args.open(bind)?;
     println!("device {} ({})", ctx.name(), ctx.provider());
 
-    // Regions and queue pairs that may work together are in one protection domain.
+    // Regions and queue pairs that work together belong to one protection domain.
     let pd = ctx.alloc_pd();
-    // Where the messages are. The peer never addresses this memory itself, so it needs no remote rights; an incoming message
-    // is written into it, so it needs the local one.
+    // The memory of the messages. The peer never addresses this memory itself, so it needs no
+    // remote rights. An incoming message is written into it, so it needs the local write right.
     let outgoing = pd.allocate(size, Access::NONE)?;
     let incoming = pd.allocate(size, Access::LOCAL_WRITE)?;
-    // Completions of sends and of receives may share a queue; here each has its own, so that each can be waited for.
+    // Completions of sends and of receives may share a queue. Here each has its own, so that the
+    // program can wait for each.
     let (sent, received) = (ctx.create_cq(4)?, ctx.create_cq(4)?);
     let qp = pd.qp(&sent, &received).build()?;
 
-    // A receive must be there before the peer sends, or its first message waits. So it is posted before the peer even
-    // knows of this queue pair.
+    // A receive must be posted before the peer sends, or the peer's first message waits. So it is
+    // posted before the peer even knows this queue pair.
     qp.post_recv(&[RecvWr { wr_id: 0, sges: &[incoming.sge(0, size)] }])?;
 
-    // How two queue pairs hear of each other is the programs' affair. This little exchange over TCP is one way.
+    // How two queue pairs learn about each other is up to the programs. This small exchange over
+    // TCP is one way.
     let port = args.port.unwrap_or(PORT);
     let server = args.words.first();
     let mut exchange = match server {
@@ -76,9 +78,10 @@ fn run(bind: IpAddr, args: &Args) -> Result<(), VerbsError> {
     print_endpoint("local", &qp.endpoint());
     print_endpoint("remote", &peer);
 
-    // Through RTR to RTS. On failure the queue pair comes back, too: here it is of no use any more.
+    // Through RTR to RTS. On failure the error also returns the queue pair, which is of no use
+    // here.
     let qp = qp.connect(&peer, &ConnectOptions::default()).map_err(|(_, error)| error)?;
-    // Nobody sends before both can receive.
+    // Neither side sends before both can receive.
     exchange.barrier("connected")?;
 
     let player = Player { qp, sent, received, outgoing, incoming, size };
@@ -93,7 +96,8 @@ fn run(bind: IpAddr, args: &Args) -> Result<(), VerbsError> {
         }
     }
     let seconds = start.elapsed().as_secs_f64();
-    // The peer may still wait for the acknowledgement of its last message, and only an open device sends it.
+    // The peer may still wait for the acknowledgement of its last message, and only an open device
+    // sends it.
     exchange.barrier("done")?;
     let us = seconds * 1e6 / iters as f64;
     println!("{iters} messages of {size} bytes there and back, all verified: {us:.2} µs each");
@@ -110,9 +114,9 @@ struct Player {
 }
 
 impl Player {
-    /// Sends message `number` and waits until the peer has it.
+    /// Sends message `number` and waits until the peer has received it.
     fn send(&self, number: u64) -> Result<(), VerbsError> {
-        // The region is ours again: the completion of the message before said so.
+        // The region is ours again after the completion of the previous message.
         self.outgoing.write(0, &vec![letter(number); self.size]);
         self.qp.post_send(&[SendWr {
             wr_id: number,
@@ -132,13 +136,13 @@ impl Player {
         if message.iter().any(|byte| *byte != letter(number)) {
             return Err(VerbsError::Invalid(format!("message {number} is not what was sent")));
         }
-        // The next one may come.
+        // Prepares for the next one.
         self.qp.post_recv(&[RecvWr { wr_id: 0, sges: &[self.incoming.sge(0, self.size)] }])?;
         Ok(())
     }
 }
 
-/// Waits for the next completion of a queue: polls, and so drives the device on this thread.
+/// Waits for the next completion of a queue: polls, and thereby drives the device on this thread.
 fn wait(cq: &Cq) -> Result<(), VerbsError> {
     let wc = cq.wait_one(Duration::from_secs(10))?;
     match wc.status {

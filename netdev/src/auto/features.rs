@@ -1,12 +1,12 @@
-//! What a driver can do for AF_XDP: the generic netlink family `netdev` (Linux 6.3,
-//! `include/uapi/linux/netdev.h`). It needs no privilege and attaches nothing.
+//! AF_XDP features of a driver: the generic netlink family `netdev` (Linux 6.3,
+//! `include/uapi/linux/netdev.h`). Needs no privilege and attaches nothing.
 
 use std::io;
 
 use crate::rtnl::socket::{Attributes, NetlinkSocket};
 
 const NETLINK_GENERIC: isize = 16;
-/// `GENL_ID_CTRL`: the family that knows the others.
+/// `GENL_ID_CTRL`: the family that lists the others.
 const CTRL: u16 = 16;
 const CTRL_GETFAMILY: u8 = 3;
 const CTRL_FAMILY_ID: u16 = 1;
@@ -22,7 +22,7 @@ const GENERIC_LEN: usize = 4;
 /// Whether the driver of an interface has AF_XDP zero-copy.
 ///
 /// # Errors
-/// The kernel does not know the question (before 6.3), or the interface is gone.
+/// The kernel does not support the request (before 6.3), or the interface is gone.
 pub(super) fn has_zero_copy(interface: u32) -> io::Result<bool> {
     let mut socket = NetlinkSocket::open(NETLINK_GENERIC)?;
     let family = ask(&mut socket, CTRL, CTRL_GETFAMILY, CTRL_FAMILY_NAME, b"netdev\0", |answer| {
@@ -36,7 +36,7 @@ pub(super) fn has_zero_copy(interface: u32) -> io::Result<bool> {
     Ok(u64::from_ne_bytes(features) & XSK_ZEROCOPY != 0)
 }
 
-/// Asks with one attribute, and takes something from the attributes of the answer.
+/// Sends a request with one attribute; returns what `take` makes of the answer's attributes.
 fn ask<R>(
     socket: &mut NetlinkSocket,
     family: u16,

@@ -1,8 +1,8 @@
-//! The classic BPF program that picks our frames: UDP/4791 in IPv4 without options and fragments, or
-//! in IPv6, to one of our addresses, to our Ethernet address or a group.
+//! The classic BPF program that selects our frames: UDP/4791 in IPv4 without options and fragments,
+//! or in IPv6, to one of our addresses, and to our Ethernet address or a group's.
 //!
-//! A bridge floods frames for unknown Ethernet addresses to everyone: the port alone would take a
-//! neighbour's frames. Sources: `Documentation/networking/filter.rst`, bpf(4).
+//! A bridge floods frames for unknown Ethernet addresses to every port: a test of the UDP port
+//! alone would take a neighbour's frames. Sources: `Documentation/networking/filter.rst`, bpf(4).
 
 use std::net::IpAddr;
 
@@ -19,7 +19,8 @@ const RET: u16 = 0x06; // BPF_RET | BPF_K
 
 const ALL: u32 = u32::MAX;
 const NOTHING: u32 = 0;
-/// `SKF_AD_OFF + SKF_AD_VLAN_TAG_PRESENT`: a tag that was taken off the frame; no traffic of ours.
+/// `SKF_AD_OFF + SKF_AD_VLAN_TAG_PRESENT`: a tag that was removed from the frame; such frames are
+/// not ours.
 const VLAN_TAG_PRESENT: u32 = (libc::SKF_AD_OFF + libc::SKF_AD_VLAN_TAG_PRESENT) as u32;
 
 /// The program for frames to `mac` or a group's Ethernet address, and to one of `addresses`.
@@ -69,7 +70,7 @@ fn ipv6(code: &mut Program, addresses: &[IpAddr]) {
     body.require(u32::from(ROCE_PORT));
     for address in addresses {
         if let IpAddr::V6(a) = address {
-            // Four words must match, else on to the next address.
+            // Four words must match; otherwise continue with the next address.
             for (i, word) in a.octets().chunks_exact(4).enumerate() {
                 body.load(LD_WORD, 38 + 4 * i as u32);
                 let to_next = (3 - i as u8) * 2 + 1;
@@ -96,13 +97,13 @@ impl Program {
         self.push(width, offset, 0, 0);
     }
 
-    /// Goes on if the loaded value is `k`, else takes nothing.
+    /// Continues if the loaded value is `k`; otherwise takes nothing.
     fn require(&mut self, k: u32) {
         self.push(JEQ, k, 1, 0);
         self.push(RET, NOTHING, 0, 0);
     }
 
-    /// Runs `body`, which returns on every way, if the Ethernet type is `ether_type`.
+    /// Runs `body`, which returns on every path, if the Ethernet type is `ether_type`.
     fn branch(&mut self, ether_type: u32, body: Self) {
         self.load(LD_HALF, 12);
         self.push(JEQ, ether_type, 1, 0);
@@ -128,7 +129,7 @@ mod tests {
             .collect()
     }
 
-    /// Runs the program as the kernel would: how much of the frame is taken.
+    /// Runs the program as the kernel would; returns how many bytes of the frame it takes.
     fn run(program: &[sock_filter], frame: &[u8], tagged: bool) -> u32 {
         let (mut pc, mut a) = (0, 0);
         loop {

@@ -1,4 +1,4 @@
-//! Opening the port: what can be wrong, and what to do about it.
+//! Opening the port: possible errors, and hints for each.
 
 use std::io;
 use std::net::IpAddr;
@@ -23,9 +23,9 @@ use crate::rtnl::{Link, Rtnl};
 use crate::steering;
 use crate::udp::UdpPort;
 
-/// The first Linux whose packet sockets take and give UDP super-packets.
+/// The first Linux with packet sockets that take and give UDP super-packets.
 const KERNEL_MIN: (u32, u32) = (6, 2);
-/// What the loopback queue holds.
+/// Capacity of the loopback queue.
 const LOOP_BYTES: usize = 4 << 20;
 const LOOP_DATAGRAMS: usize = 1024;
 /// Puts the payload of a received IPv4 datagram at a multiple of 64 bytes: the kernel puts the IP
@@ -45,7 +45,7 @@ pub(super) fn open(
         .map_err(|e| os(format!("cannot read {}", iface.name), e, "see `ip link`"))?;
     check_link(&link)?;
     let program = filter::program(iface.mac, addresses);
-    // Before the guards, which anyone may have: the missing capability is the usual reason.
+    // Before the guards, which need no privilege: the missing capability is the usual error.
     let sockets = (0..count)
         .map(|_| {
             let socket = open_socket(iface, config)?;
@@ -75,7 +75,7 @@ pub(super) fn open(
     Ok(ports)
 }
 
-/// A port over a socket that is open.
+/// A port over an open socket.
 fn over(
     socket: PacketSocket,
     ring: Ring,
@@ -144,7 +144,7 @@ fn check_kernel() -> Result<(), OpenError> {
     }
 }
 
-/// Major and minor version of `6.18.0-rc1`, if that is what it says.
+/// Major and minor version of `6.18.0-rc1`, if `release` has that form.
 fn kernel_version(release: &str) -> Option<(u32, u32)> {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
@@ -214,8 +214,8 @@ fn open_socket(iface: &Interface, config: &PortConfig) -> Result<PacketSocket, O
     Ok(socket)
 }
 
-/// A super-packet must stay below the device's limit with its headers, else the kernel segments it.
-/// A single datagram may be as long as the link carries, whatever that limit.
+/// A super-packet with its headers must stay below the device's limit; otherwise the kernel
+/// segments it. A single datagram may be as long as the link carries, regardless of that limit.
 fn run_limits(link: &Link, config: &PortConfig) -> RunLimits {
     let frame_max = (link.gso_bytes_max as usize).min(65_535);
     let datagrams = if config.no_segmentation {
@@ -248,8 +248,9 @@ fn capabilities(iface: &Interface, limits: RunLimits, frames: u32) -> Capabiliti
     }
 }
 
-/// What a ring of `frames` holds, less a quarter for what nobody charges to it (pure acknowledgements, strangers): each takes a
-/// whole slot. A slot holds whatever comes, so only their number counts.
+/// Capacity of a ring of `frames`, less a quarter for frames that no peer's budget includes (pure
+/// acknowledgements, unknown senders): each takes a whole slot. A slot holds a frame of any length,
+/// so only their number counts.
 fn rx_budget(frames: u32) -> RxBudget {
     let datagrams = frames - frames / 4;
     RxBudget { bytes: datagrams.saturating_mul(RxBudget::cost(u32::from(u16::MAX))), datagrams }

@@ -1,4 +1,4 @@
-//! The receive ring: where its frames lie, and whose turn it is.
+//! The receive ring: the places of its frames, and their owner.
 
 use std::io;
 
@@ -10,7 +10,8 @@ const FRAME_BYTES: u32 = 69_632;
 /// Frames per block: just below 1 MiB, since the kernel allocates blocks in powers of two.
 const FRAMES_PER_BLOCK: u32 = 15;
 
-/// Geometry of a ring (`struct tpacket_req`): blocks, each of whole frames and perhaps a rest.
+/// Geometry of a ring (`struct tpacket_req`): blocks, each of whole frames and perhaps unused
+/// bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Layout {
     pub(super) frame_bytes: u32,
@@ -32,8 +33,8 @@ impl Layout {
         }
     }
 
-    /// How many frames there are. (The kernel would count one more per block if the rest of a block
-    /// had room for it; it has not: a page is smaller than a frame.)
+    /// The number of frames. (The kernel would count one more per block if the unused bytes of a
+    /// block had room for it. They do not: a page is smaller than a frame.)
     pub(super) fn frames(&self) -> u32 {
         self.blocks * self.frames_per_block
     }
@@ -43,7 +44,7 @@ impl Layout {
         self.blocks as usize * self.block_bytes as usize
     }
 
-    /// Where a frame begins in the mapping; the index is taken modulo the number of frames.
+    /// Offset of a frame in the mapping; the index is taken modulo the number of frames.
     pub(super) fn offset(&self, index: u32) -> usize {
         let index = index % self.frames();
         let block = (index / self.frames_per_block) as usize * self.block_bytes as usize;
@@ -56,9 +57,9 @@ impl Layout {
 pub(super) struct RxFrame<'a> {
     /// The virtio header.
     pub(super) vnet: &'a [u8; VNET_LEN],
-    /// From the Ethernet header on.
+    /// The frame, from the Ethernet header on.
     pub(super) bytes: &'a [u8],
-    /// Whether nothing was cut off.
+    /// Whether the frame was not truncated.
     pub(super) whole: bool,
 }
 
@@ -74,13 +75,13 @@ impl Ring {
         Ok(Self { map: socket.map_ring(layout)?, next: 0 })
     }
 
-    /// How many frames it holds.
+    /// The number of frames in the ring.
     pub(super) fn frames(&self) -> u32 {
         self.map.layout().frames()
     }
 
     /// Hands the next frame to `take` and then back to the kernel. `None` if there is no frame;
-    /// `Some(None)` if what the kernel says of it makes no sense.
+    /// `Some(None)` if the kernel's description of it is invalid.
     pub(super) fn take<R>(&mut self, take: impl FnOnce(RxFrame<'_>) -> R) -> Option<Option<R>> {
         if !self.map.is_ours(self.next) {
             return None;
@@ -121,14 +122,15 @@ mod tests {
         assert!(Layout::new(u32::MAX, 4096).frames() < 20_000);
     }
 
-    /// Where the kernel puts Ethernet headers.
+    /// Offset of Ethernet headers in a slot.
     const MAC_AT: u16 = 104;
 
     fn ring(frames: u32) -> Ring {
         Ring { map: RingMap::plain(Layout::new(frames, 4096)), next: 0 }
     }
 
-    /// Hands the next frame over; returns its bytes, as they are read, and whether they are whole.
+    /// Hands the next frame over as the kernel does, then reads it; returns its bytes, and whether
+    /// they are whole.
     fn read(
         ring: &mut Ring,
         said: (u16, u32, u32),

@@ -8,19 +8,19 @@ use super::vnet::{self, Incoming};
 use crate::headers::parse_frame;
 use crate::port::{RxDatagram, RxIpId};
 
-/// What was received, since the port was opened.
+/// Counts of received frames and datagrams since the port was opened.
 #[derive(Debug, Default)]
 pub(super) struct RxCounters {
     pub(super) datagrams: u64,
     pub(super) bytes: u64,
     pub(super) runs: u64,
     pub(super) malformed: u64,
-    /// The kernel's counter starts from 0 again whenever it is read.
+    /// Sum of the drops: the kernel's own counter restarts from 0 whenever it is read.
     drops: Cell<u64>,
 }
 
 impl RxCounters {
-    /// Frames that found the ring full.
+    /// Frames dropped because the ring was full.
     pub(super) fn drops(&self, socket: &PacketSocket) -> u64 {
         let new = socket.take_drops().unwrap_or(0);
         self.drops.set(self.drops.get() + u64::from(new));
@@ -28,7 +28,7 @@ impl RxCounters {
     }
 }
 
-/// Hands the datagrams of a frame to `sink`; returns how many there were.
+/// Hands the datagrams of a frame to `sink`; returns their number.
 pub(super) fn deliver(
     received: RxFrame<'_>,
     counters: &mut RxCounters,
@@ -67,8 +67,8 @@ pub(super) fn deliver(
     count
 }
 
-/// What is known of the identification of datagram `index` of a frame. Segmentation would have counted
-/// up from the frame's; but a run put together by a receiver (GRO) may have had the same in all.
+/// The identification of datagram `index` of a frame. Segmentation would have counted up from the
+/// frame's. In a run merged by a receiver (GRO), all may have had the same, so it is only a hint.
 fn identification(ip: Option<(u16, u16)>, index: usize) -> RxIpId {
     match ip {
         None => RxIpId::None,
@@ -168,7 +168,7 @@ mod tests {
                             (UDP_L4, 1..) => Some(payload.div_ceil(usize::from(segment)).max(1)),
                             _ => None,
                         };
-                        // What is slow is tried once.
+                        // Try the slow cases once only.
                         if expected.is_some_and(|count| count > 1000) && other != 0 {
                             continue;
                         }

@@ -1,8 +1,9 @@
-//! Runs of datagrams, gathered in one buffer until they are given to the kernel.
+//! Runs of datagrams, collected in one buffer until the kernel gets them.
 //!
-//! The buffer fills from its start: each run is room for headers and then its datagrams' payloads,
-//! back to back, as the kernel wants a super-packet. Only the last run can grow. Once everything has
-//! been sent the buffer is used from its start again, so that short bursts stay in the cache.
+//! The buffer fills from its start. Each run is room for headers, followed by the payloads of its
+//! datagrams back to back, as the kernel wants a super-packet. Only the last run can grow. Once
+//! everything has been sent the buffer is used from its start again, so that short bursts stay in
+//! the cache.
 
 use crate::headers::{FrameTemplate, HEADERS_MAX};
 use crate::port::PathId;
@@ -10,18 +11,19 @@ use crate::resolve::IP_ID_END;
 
 use super::vnet::{self, VNET_LEN};
 
-/// No run has more bytes of payload.
+/// The most payload bytes of a run.
 const RUN_BYTES_MAX: usize = 65_536;
-/// Bytes of the buffer; a new run begins only where a full one fits, so that none is cut short.
+/// Bytes of the buffer; a new run starts only where a full one fits, so that no run is cut short.
 const ARENA_BYTES: usize = 6 * RUN_BYTES_MAX;
 /// The most runs at once.
 pub(super) const RUNS_MAX: usize = 256;
 /// Payloads begin at multiples of a cache line.
 const ALIGN: usize = 64;
-/// The most datagrams of a run: as many as a UDP socket's since Linux 6.9, so that receivers know
-/// them, and as there are identifications. (Packet sockets have no limit of their own.)
+/// The most datagrams of a run: as many as a UDP socket sends since Linux 6.9, so that receivers
+/// expect them, and as many as there are identifications. (Packet sockets have no limit of their
+/// own.)
 pub(super) const SEGMENTS_MAX: u16 = IP_ID_END;
-/// A new run finds at least so many identifications; if it would need more, it ends there.
+/// A new run has at least this many identifications; if it would need more, it ends there.
 pub(super) const IP_IDS_MIN: u16 = 64;
 
 /// One super-packet, or one datagram.
@@ -36,7 +38,7 @@ pub(super) struct Run {
     segment: usize,
     pub(super) datagrams: u16,
     ip_id: u16,
-    /// Sent as single frames, of which so many are gone.
+    /// If the run is sent as single frames, the number of those already sent.
     pub(super) split: Option<u16>,
 }
 
@@ -83,8 +85,8 @@ impl Staging {
         }
     }
 
-    /// Whether a datagram of `len` bytes can join the last run: one of the same path and size, or the
-    /// run's last. An empty one cannot: no segment of the run would be it.
+    /// Whether a datagram of `len` bytes can join the last run: one of the same path and size, or
+    /// the run's last. An empty datagram cannot, because it would not be a segment of the run.
     pub(super) fn can_grow(&self, path: PathId, len: usize, limits: RunLimits) -> bool {
         let Some(run) = self.runs.last().filter(|_| self.open) else { return false };
         run.path == path
@@ -134,7 +136,7 @@ impl Staging {
         Some(&mut self.arena[start..start + len])
     }
 
-    /// Accepts the slot handed out last, and says whose it is.
+    /// Accepts the slot handed out last, and returns its path.
     pub(super) fn commit(&mut self) -> Option<PathId> {
         let Pending { len, begins } = self.pending.take()?;
         if let Some(run) = begins {

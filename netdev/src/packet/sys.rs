@@ -18,7 +18,7 @@ use super::vnet::VNET_LEN;
 /// The most frames of one [`SendScratch::send`].
 pub(super) const SEND_MAX: usize = 64;
 
-/// Of `linux/if_packet.h`: what the socket's own `PACKET_IGNORE_OUTGOING` says is the group's to say.
+/// Of `linux/if_packet.h`: moves the socket's own `PACKET_IGNORE_OUTGOING` to the fanout group.
 const PACKET_FANOUT_FLAG_IGNORE_OUTGOING: u32 = 0x4000;
 
 /// A raw, non-blocking, close-on-exec packet socket.
@@ -29,7 +29,7 @@ impl PacketSocket {
     /// A socket that receives nothing until it is bound.
     pub(super) fn new() -> io::Result<Self> {
         let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        // SAFETY: no pointers; a result that is not negative is a descriptor that nobody else owns.
+        // SAFETY: no pointers; a non-negative result is a descriptor without another owner.
         unsafe {
             let fd = check(libc::socket(libc::AF_PACKET, kind, 0))?;
             Ok(Self(OwnedFd::from_raw_fd(fd)))
@@ -58,8 +58,8 @@ impl PacketSocket {
         Ok(())
     }
 
-    /// Joins the sockets of `group`, or begins a new group: `program` chooses which of them gets a frame, by its index in the order in which they
-    /// joined. Returns the group. The socket is bound.
+    /// Joins the sockets of `group`, or starts a new group. `program` selects the socket that gets
+    /// a frame, by its index in join order. Returns the group. The socket must be bound.
     pub(super) fn join_fanout(
         &self,
         group: Option<u16>,
@@ -84,7 +84,8 @@ impl PacketSocket {
         Ok((self.word(libc::SOL_PACKET, libc::PACKET_FANOUT)? & 0xffff) as u16)
     }
 
-    /// Forgets the error that the socket has, as `ENETDOWN` when its interface went down: until then its descriptor would be ready.
+    /// Clears the socket's pending error, such as `ENETDOWN` after its interface went down: until
+    /// then its descriptor would be ready.
     pub(super) fn take_error(&self) -> io::Result<()> {
         self.word(libc::SOL_SOCKET, libc::SO_ERROR).map(drop)
     }
@@ -116,7 +117,7 @@ impl PacketSocket {
         Ok(stats.tp_drops)
     }
 
-    /// Makes and maps the receive ring. The headers' version must be set before.
+    /// Makes and maps the receive ring. The version of the headers must be set before.
     pub(super) fn map_ring(&self, layout: Layout) -> io::Result<RingMap> {
         let request = libc::tpacket_req {
             tp_block_size: layout.block_bytes,
@@ -127,7 +128,8 @@ impl PacketSocket {
         self.set_raw(libc::SOL_PACKET, libc::PACKET_RX_RING, &request)?;
         let len = layout.bytes();
         let protection = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping, at an address of the kernel's choice, of a ring of just this length.
+        // SAFETY: a new mapping, at an address of the kernel's choice, of a ring with exactly this
+        // length.
         let base = unsafe {
             libc::mmap(std::ptr::null_mut(), len, protection, libc::MAP_SHARED, self.raw(), 0)
         };
@@ -162,7 +164,7 @@ impl AsFd for PacketSocket {
     }
 }
 
-/// Size of a page of memory.
+/// Size of a page of memory, in bytes.
 pub(super) fn page_bytes() -> u32 {
     // SAFETY: no pointers.
     let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
@@ -193,7 +195,8 @@ impl RingMap {
     ///
     /// It stays ours, and unchanged, until [`release`](Self::release), which needs `&mut self`.
     pub(super) fn frame(&self, index: u32) -> Option<RxFrame<'_>> {
-        // SAFETY: the status word is within the mapping and aligned; both sides access it atomically.
+        // SAFETY: the status word is within the mapping and aligned; both sides access it
+        // atomically.
         let status = unsafe { (*self.status(index)).load(Ordering::Acquire) };
         if status & libc::TP_STATUS_USER == 0 {
             return None;
@@ -213,7 +216,7 @@ impl RingMap {
         })
     }
 
-    /// Whether the kernel has handed the frame over, whatever it holds.
+    /// Whether the kernel has handed the frame over, valid or not.
     pub(super) fn is_ours(&self, index: u32) -> bool {
         // SAFETY: as in `frame`.
         unsafe { (*self.status(index)).load(Ordering::Acquire) & libc::TP_STATUS_USER != 0 }
@@ -225,7 +228,7 @@ impl RingMap {
         unsafe { (*self.status(index)).store(libc::TP_STATUS_KERNEL, Ordering::Release) }
     }
 
-    /// A ring in plain memory, all of which is the kernel's.
+    /// A ring in plain memory, owned by the kernel.
     #[cfg(test)]
     pub(super) fn plain(layout: Layout) -> Self {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
@@ -237,7 +240,7 @@ impl RingMap {
         Self { base: NonNull::new(base.cast()).expect("not at 0"), layout }
     }
 
-    /// As the kernel hands a frame over: `bytes` at `at` in its slot, with what it says of them.
+    /// Hands a frame over as the kernel does: `bytes` at `at` in its slot, with this description.
     #[cfg(test)]
     pub(super) fn kernel_gives(
         &mut self,
@@ -247,8 +250,8 @@ impl RingMap {
         bytes: &[u8],
     ) {
         assert!(!self.is_ours(index) && at + bytes.len() <= self.layout.frame_bytes as usize);
-        // SAFETY: the header and the bytes are in the slot, which is aligned and the kernel's, whom
-        // this plays; `self` is borrowed exclusively.
+        // SAFETY: the header and the bytes are in the slot, which is aligned. The slot is the
+        // kernel's, and this function plays the kernel; `self` is borrowed exclusively.
         unsafe {
             let slot = self.slot(index);
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), slot.as_ptr().add(at), bytes.len());
@@ -278,7 +281,7 @@ impl Drop for RingMap {
     }
 }
 
-/// Message headers, made once.
+/// Message headers, allocated once.
 pub(super) struct SendScratch {
     messages: Box<[libc::mmsghdr; SEND_MAX]>,
     vectors: Box<[[libc::iovec; 2]; SEND_MAX]>,
@@ -296,7 +299,7 @@ impl SendScratch {
     }
 }
 
-/// A socket with what a call of `sendmmsg(2)` needs.
+/// A socket with the arrays for a call of `sendmmsg(2)`.
 pub(super) struct Transmit<'a> {
     pub(super) socket: &'a PacketSocket,
     pub(super) scratch: &'a mut SendScratch,
@@ -318,15 +321,16 @@ impl FrameSink for Transmit<'_> {
             message.msg_hdr.msg_iovlen = 2;
             count += 1;
         }
-        // SAFETY: the first `count` messages point to vectors of live slices ('a outlives the call),
-        // which the kernel only reads; it writes `msg_len` of the messages.
+        // SAFETY: the first `count` messages point to vectors of live slices ('a outlives the
+        // call), which the kernel only reads; it writes `msg_len` of the messages.
         let sent = check(unsafe {
             libc::sendmmsg(self.socket.raw(), messages.as_mut_ptr(), count, libc::MSG_DONTWAIT)
         })?;
         Ok(sent as usize)
     }
 
-    /// `send(2)` has neither message headers nor vectors that the kernel would have to fetch, as `sendmmsg(2)` has.
+    /// Uses `send(2)`: unlike `sendmmsg(2)`, it has neither message headers nor vectors for the
+    /// kernel to fetch.
     fn send_one(&mut self, frame: &[u8]) -> io::Result<()> {
         let (at, len) = (frame.as_ptr().cast(), frame.len());
         // SAFETY: the kernel only reads `len` bytes, which are the frame's, during the call.

@@ -19,7 +19,7 @@ const B4: &str = "10.9.0.2";
 const A6: &str = "fd09::1";
 const B6: &str = "fd09::2";
 
-/// What a port received: payload, source, source port, identification.
+/// A received datagram: payload, source, source port, identification.
 type Got = (Vec<u8>, IpAddr, u16, RxIpId);
 
 fn ip(address: &str) -> IpAddr {
@@ -34,8 +34,8 @@ fn open_on(ns: &NetNs, iface: &str, own: &[&str], config: &PortConfig) -> Packet
     })
 }
 
-/// Tries again for a while where UDP/4791 is in use: between fork and exec, a child of another test has
-/// copies of sockets that were closed here.
+/// Tries again for a while if UDP/4791 is in use: between fork and exec, a child of another test
+/// holds copies of closed sockets.
 fn once_free<T, E>(open: impl Fn() -> Result<T, E>, errno: impl Fn(&E) -> i32) -> Result<T, E> {
     let end = Instant::now() + Duration::from_secs(3);
     loop {
@@ -48,7 +48,7 @@ fn once_free<T, E>(open: impl Fn() -> Result<T, E>, errno: impl Fn(&E) -> i32) -
     }
 }
 
-/// Ports at both ends, knowing each other's Ethernet address.
+/// Ports at both ends, with each other's Ethernet address in the neighbour cache.
 fn ports(pair: &Pair) -> (PacketPort, PacketPort) {
     for (ns, peer) in [(&pair.a, 2), (&pair.b, 1)] {
         ns.sh(&format!(
@@ -110,8 +110,8 @@ fn drain(port: &mut PacketPort) -> Vec<Got> {
     got
 }
 
-/// Receives until `count` datagrams are there; a veth delivers within the sender's system call, but
-/// the kernel may defer it.
+/// Receives until `count` datagrams have arrived; a veth delivers within the sender's system call,
+/// but the kernel may defer it.
 fn receive(port: &mut PacketPort, count: usize) -> Vec<Got> {
     let end = Instant::now() + Duration::from_secs(2);
     let mut got = drain(port);
@@ -177,7 +177,7 @@ fn sixty_segments_are_one_super_packet() {
     assert_eq!(receive(&mut b, 60).len(), 60);
     assert_eq!((a.stats().tx_runs, b.stats().rx_runs), (1, 1));
     assert_eq!(a.departed(), Some(Runs { runs: 1, datagrams: 60, bytes: 60 * 80 }));
-    // The first knows its identification, the others are told their place.
+    // The first has an exact identification, the others only a hint.
     let ids = send(&mut a, to.id, &[80; 60]);
     assert_eq!(ids, (60..120).collect::<Vec<_>>());
     let kinds: Vec<bool> =
@@ -201,12 +201,12 @@ fn identifications_stay_below_128_and_runs_end_there() {
     let (mut a, mut b) = ports(&pair);
     let to = path(&pair.a, &mut a, A4, B4);
     assert_eq!(send(&mut a, to.id, &[80; 50]), (0..50).collect::<Vec<_>>());
-    // A long run is cut where the identifications end, and the next one begins at 0 again.
+    // A long run is cut where the identifications end, and the next one restarts at 0.
     let ids = send(&mut a, to.id, &[80; 200]);
     assert_eq!(ids, (50..128).chain(0..122).collect::<Vec<_>>());
     assert_eq!(receive(&mut b, 250).len(), 250);
     assert_eq!(b.stats().rx_runs, 3);
-    // Too few are left for a run worth having.
+    // Too few are left for a useful run.
     assert_eq!(send(&mut a, to.id, &[80; 2]), [0, 1]);
     let six = path(&pair.a, &mut a, A6, B6);
     assert_eq!(send(&mut a, six.id, &[80; 128]), [0; 128]);
@@ -326,7 +326,7 @@ fn what_waits_is_not_overtaken_and_keeps_no_other_path_from_looking() {
         Pair::new()
     );
     let (mut a, mut b) = ports(&pair);
-    // What both know of each other settles before.
+    // Let news about each other settle first.
     let [held, other] = [(A4, B4), (A6, B6)].map(|(from, to)| path(&pair.a, &mut a, from, to).id);
     let turned = |a: &mut PacketPort, path| {
         let end = Instant::now() + Duration::from_secs(20);
@@ -415,7 +415,7 @@ fn the_budget_never_overruns_the_ring() {
 fn a_neighbours_flooded_frames_are_not_taken() {
     let pair = or_skip!("packet::a_neighbours_flooded_frames_are_not_taken", Pair::new());
     let (mut a, mut b) = ports(&pair);
-    // As a bridge would flood it: another machine's frame; and our Ethernet address with another IP.
+    // As flooded by a bridge: another machine's frame, and our Ethernet address with another IP.
     pair.a.sh("ip neigh add 10.9.0.3 lladdr 02:00:00:00:09:03 dev v0
                ip neigh add 10.9.0.4 lladdr 02:00:00:00:09:02 dev v0
                ip neigh add fd09::4 lladdr 02:00:00:00:09:02 dev v0

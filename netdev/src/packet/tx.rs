@@ -8,21 +8,22 @@ use super::vnet::VNET_LEN;
 use crate::headers::HEADERS_MAX;
 use crate::port::TxFailure;
 
-/// What was sent, since the port was opened.
+/// Counts of sent runs and datagrams since the port was opened.
 #[derive(Debug, Default)]
 pub(super) struct TxCounters {
     pub(super) datagrams: u64,
     pub(super) bytes: u64,
     pub(super) runs: u64,
-    /// Of datagrams in runs that the kernel took apart for the interface, all but the first of each.
+    /// Of runs that the kernel segmented for the interface, all datagrams but the first of each.
     pub(super) apart: u64,
     pub(super) failed: u64,
     pub(super) blocked: u64,
 }
 
-/// What takes frames: the kernel.
+/// Takes frames as the kernel does.
 pub(super) trait FrameSink {
-    /// Takes frames, each from two pieces, in order; returns how many, or why not the first.
+    /// Takes frames, each from two pieces, in order; returns their number, or the error of the
+    /// first.
     fn send<'a>(&mut self, frames: impl Iterator<Item = [&'a [u8]; 2]>) -> io::Result<usize>;
 
     /// Takes one frame, in one piece.
@@ -31,7 +32,7 @@ pub(super) trait FrameSink {
 
 /// Gives runs to the kernel.
 pub(super) struct Sender {
-    /// Headers of frames that leave singly.
+    /// Headers of frames that leave alone.
     headers: Box<[HeaderBytes]>,
     segments_max: u16,
     /// Whether the interface takes runs as they are.
@@ -55,13 +56,13 @@ impl Sender {
         }
     }
 
-    /// The most datagrams that a run may have: 1 once the kernel refused to segment.
+    /// The most datagrams of a run: 1 once the kernel refused to segment.
     pub(super) fn segments_max(&self) -> u16 {
         self.segments_max
     }
 
-    /// Sends all runs, up to the first that the kernel has no room for now. Those that it refuses for
-    /// good are dropped and reported.
+    /// Sends all runs, up to the first that the kernel has no room for now. Drops and reports runs
+    /// that it refuses for good.
     pub(super) fn send(
         &mut self,
         kernel: &mut impl FrameSink,
@@ -87,7 +88,7 @@ impl Sender {
         }
     }
 
-    /// Forgets what the kernel took: whole runs, or frames of a split one.
+    /// Removes the frames that the kernel took: whole runs, or frames of a split one.
     fn sent(&mut self, staging: &mut Staging, frames: usize) {
         if let Some(Run { split: Some(done), datagrams, bytes, .. }) = staging.front() {
             *done += frames as u16;
@@ -97,7 +98,7 @@ impl Sender {
             }
             self.counters.datagrams += u64::from(*datagrams);
             self.counters.bytes += *bytes as u64;
-            // Single frames pass where the run did not: there is no segmentation to be had.
+            // Single frames pass where the run did not: the kernel cannot segment here.
             self.segments_max = 1;
             staging.pop();
             return;
@@ -115,7 +116,7 @@ impl Sender {
         }
     }
 
-    /// The kernel did not take the first frame.
+    /// Handles the refusal of the first frame.
     fn refused(
         &mut self,
         staging: &mut Staging,
@@ -136,8 +137,8 @@ impl Sender {
             run.split = Some(0);
             return Outcome::Again;
         }
-        // ENOBUFS and the like: dropped on the way (a full queueing discipline). It is not tried again,
-        // because the transport repairs losses, at a pace that it knows to choose.
+        // ENOBUFS and the like: dropped on the way (a full queueing discipline). The port does not
+        // try again: the transport repairs losses, at its own pace.
         let lost = run.datagrams - run.split.unwrap_or(0);
         self.counters.failed += u64::from(lost);
         failed(TxFailure { path: run.path, datagrams: u32::from(lost), errno });
@@ -158,7 +159,7 @@ mod tests {
     use crate::packet::vnet::{self, Incoming};
     use crate::port::{PathId, PathSpec};
 
-    /// A kernel that answers by script, and takes `room` frames in all.
+    /// A kernel with scripted answers that takes `room` frames in all.
     struct Script {
         answer: fn(Incoming) -> i32,
         room: usize,
@@ -253,7 +254,7 @@ mod tests {
         assert_eq!(sender.segments_max(), SEGMENTS_MAX, "segmentation was not to blame");
     }
 
-    /// Whatever is left of it is lost, and told, once.
+    /// The rest of the run counts as lost, and is reported, once.
     #[test]
     fn a_run_that_fails_in_its_middle_counts_each_datagram_once() {
         for taken in 0..5 {

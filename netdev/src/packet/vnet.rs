@@ -1,6 +1,6 @@
 //! `struct virtio_net_hdr`, which `PACKET_VNET_HDR` puts before every frame in both directions.
 //!
-//! Source: `include/uapi/linux/virtio_net.h`. Its integers are of the machine's byte order here.
+//! Source: `include/uapi/linux/virtio_net.h`. Its integers have the machine's byte order here.
 
 /// Length of the header.
 pub(super) const VNET_LEN: usize = 10;
@@ -8,15 +8,15 @@ pub(super) const VNET_LEN: usize = 10;
 const NEEDS_CSUM: u8 = 1;
 const GSO_NONE: u8 = 0;
 const GSO_UDP_L4: u8 = 5;
-/// Says that the sender of TCP segments understands ECN; no meaning for UDP.
+/// Means that the sender of TCP segments understands ECN; no meaning for UDP.
 const GSO_ECN: u8 = 0x80;
 const UDP_CHECKSUM_OFFSET: u16 = 6;
 
 /// A header for a frame to be sent.
 ///
-/// `headers` is the length of Ethernet, IP and UDP headers. With `checksum`, the kernel or the device
-/// completes the UDP checksum. With a `segment`, the UDP payload is a run of datagrams of that many
-/// bytes each (the last may be shorter); that implies `checksum`.
+/// `headers` is the length of Ethernet, IP and UDP headers. With `checksum`, the kernel or the
+/// device completes the UDP checksum. With a `segment`, the UDP payload is a run of datagrams of
+/// that many bytes each (the last may be shorter); that implies `checksum`.
 pub(super) fn outgoing(
     headers: usize,
     udp_offset: usize,
@@ -36,14 +36,14 @@ pub(super) fn outgoing(
     out
 }
 
-/// What a received header says of the frame.
+/// The frame as a received header describes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Incoming {
     /// One datagram.
     Single,
-    /// A run of UDP datagrams, each with so many bytes of payload (the last perhaps fewer).
+    /// A run of UDP datagrams, each with this many bytes of payload (the last may have fewer).
     Run(u16),
-    /// Something that is not UDP datagrams.
+    /// Not UDP datagrams.
     Other,
 }
 

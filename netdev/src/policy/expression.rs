@@ -1,8 +1,8 @@
-//! Whether an nftables rule could do something to a RoCEv2 datagram.
+//! Whether an nftables rule could affect a RoCEv2 datagram.
 //!
 //! A rule is a list of expressions that load fields into registers, compare them, and act. Only
-//! comparisons that provably fail for UDP/4791 on the interface rule it out; whatever is not
-//! understood could match.
+//! comparisons that provably fail for UDP/4791 on the interface rule it out; any other expression
+//! could match.
 
 use std::collections::HashMap;
 
@@ -11,12 +11,12 @@ use crate::iface::Interface;
 use crate::port::ROCE_PORT;
 use crate::rtnl::socket::Attributes;
 
-/// Where the datagram is seen.
+/// The place where a rule sees the datagram.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Context<'a> {
-    /// The interface that it came by, at hooks on receive.
+    /// The input interface, at hooks on receive.
     pub(super) arrives_by: Option<&'a Interface>,
-    /// The interface that it leaves by, at hooks on send.
+    /// The output interface, at hooks on send.
     pub(super) leaves_by: Option<&'a Interface>,
     /// Addresses of 127.0.0.0/8 are possible.
     pub(super) loopback: bool,
@@ -24,7 +24,7 @@ pub(super) struct Context<'a> {
     pub(super) ipv6_only: bool,
 }
 
-/// What a rule can do.
+/// The effect of a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Effect {
     /// Nothing: it does not match.
@@ -35,10 +35,10 @@ pub(super) enum Effect {
     Jump(String),
 }
 
-/// What is known of a register's content.
+/// Knowledge of a register's content.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Known {
-    /// It is this.
+    /// It has these bytes.
     Bytes(Vec<u8>),
     /// An IPv4 address that is not in 127.0.0.0/8, from its first byte on.
     NotLoopback,
@@ -61,7 +61,8 @@ const VERDICT_REGISTER: u32 = 0;
 const JUMP: i32 = -3;
 const GOTO: i32 = -4;
 
-/// What the rule with this list of expressions (`NFTA_RULE_EXPRESSIONS`) can do to our datagrams.
+/// The possible effect on our datagrams of the rule with this list of expressions
+/// (`NFTA_RULE_EXPRESSIONS`).
 pub(super) fn effect(expressions: &[u8], context: &Context<'_>) -> Effect {
     let mut registers = HashMap::new();
     let mut jump = None;
@@ -77,7 +78,7 @@ pub(super) fn effect(expressions: &[u8], context: &Context<'_>) -> Effect {
         }
         let fields: HashMap<u16, &[u8]> = Attributes(data).collect();
         match name.as_str() {
-            // What was done before a comparison fails is done.
+            // Actions before a failed comparison have taken effect.
             "cmp" | "range" if fails(&name, &fields, &registers) => {
                 return if acts { Effect::Some } else { Effect::None };
             }
@@ -90,8 +91,8 @@ pub(super) fn effect(expressions: &[u8], context: &Context<'_>) -> Effect {
                 Some(Verdict::Other) => acts = true,
                 None => registers.clear(),
             },
-            // They load something that we do not follow, to a register of which they say so in
-            // different ways: all are forgotten.
+            // These load a value that we do not follow. They name their register in different ways,
+            // so all registers become unknown.
             "ct" | "rt" | "socket" | "fib" | "byteorder" => {
                 acts |= fields.contains_key(&sets_of(&name));
                 registers.clear();
@@ -105,7 +106,7 @@ pub(super) fn effect(expressions: &[u8], context: &Context<'_>) -> Effect {
     }
 }
 
-/// The attribute by which an expression that usually loads something sets it instead.
+/// The attribute with which an expression that usually loads a field sets it instead.
 fn sets_of(name: &str) -> u16 {
     match name {
         "meta" => 3,    // NFTA_META_SREG
@@ -150,8 +151,8 @@ fn load(
             (Some(BASE_TRANSPORT), Some(2), Some(2)) => {
                 Some(Known::Bytes(ROCE_PORT.to_be_bytes().to_vec()))
             }
-            // In the IPv6 header these offsets are in the middle of the source address, where no load
-            // begins.
+            // In the IPv6 header these offsets lie in the middle of the source address, where no
+            // load starts.
             (Some(BASE_NETWORK), Some(9), Some(1)) if !context.ipv6_only => {
                 Some(Known::Bytes(vec![libc::IPPROTO_UDP as u8]))
             }
@@ -172,7 +173,8 @@ fn load(
     };
 }
 
-/// Whether a `cmp` (SREG 1, OP 2, DATA 3) or `range` (SREG 1, OP 2, FROM 3, TO 4) is false for sure.
+/// Whether a `cmp` (SREG 1, OP 2, DATA 3) or `range` (SREG 1, OP 2, FROM 3, TO 4) is provably
+/// false.
 fn fails(name: &str, fields: &HashMap<u16, &[u8]>, registers: &Registers) -> bool {
     let field = |kind: u16| fields.get(&kind).and_then(|value| be32(value));
     let Some(known) = field(1).and_then(|register| registers.get(&register)) else { return false };
@@ -180,7 +182,7 @@ fn fails(name: &str, fields: &HashMap<u16, &[u8]>, registers: &Registers) -> boo
     match known {
         Known::NotLoopback => name == "cmp" && op == CMP_EQ && value.first() == Some(&127),
         Known::Bytes(bytes) if name == "cmp" => {
-            // A shorter value compares a prefix: that is how `eth*` is written.
+            // A shorter value compares a prefix: that is the encoding of `eth*`.
             let Some(start) = bytes.get(..value.len()) else { return false };
             match op {
                 CMP_EQ => start != value,
@@ -206,8 +208,8 @@ fn data_value<'a>(fields: &HashMap<u16, &'a [u8]>, kind: u16) -> Option<&'a [u8]
     Attributes(fields.get(&kind)?).find_map(|(kind, value)| (kind == 1).then_some(value))
 }
 
-/// `bitwise` (SREG 1, DREG 2, LEN 3, MASK 4, XOR 5): of what we follow only a prefix of an address
-/// survives it, if the mask keeps the whole first byte and nothing is flipped.
+/// `bitwise` (SREG 1, DREG 2, LEN 3, MASK 4, XOR 5). Of the tracked values only a prefix of an
+/// address survives it, if the mask keeps the whole first byte and no bit is flipped.
 fn mask(fields: &HashMap<u16, &[u8]>, registers: &mut Registers) {
     let field = |kind: u16| fields.get(&kind).and_then(|value| be32(value));
     let bytes = |kind: u16| data_value(fields, kind).unwrap_or(&[]);
@@ -224,7 +226,8 @@ enum Verdict {
     Other,
 }
 
-/// The verdict of an `immediate` (DREG 1, DATA 2 with VERDICT 2 of CODE 1 and CHAIN 2), if it has one.
+/// The verdict of an `immediate` (DREG 1, DATA 2 with VERDICT 2 of CODE 1 and CHAIN 2), if it has
+/// one.
 fn verdict(fields: &HashMap<u16, &[u8]>) -> Option<Verdict> {
     if fields.get(&1).and_then(|value| be32(value)) != Some(VERDICT_REGISTER) {
         return None;

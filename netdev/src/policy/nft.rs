@@ -41,7 +41,7 @@ struct Chain {
 
 struct Hook {
     number: u32,
-    /// Interfaces that it is on, for hooks of interfaces; with a `*`, a prefix.
+    /// The interfaces of a hook that belongs to interfaces; with a `*`, a prefix.
     devices: Vec<String>,
 }
 
@@ -51,7 +51,7 @@ struct Rule {
     expressions: Vec<u8>,
 }
 
-/// Adds the rules on the way of RoCEv2 through `iface`.
+/// Adds the rules on the path of RoCEv2 through `iface`.
 pub(super) fn audit(iface: &Interface, audit: &mut Audit) {
     let (chains, rules) = match read() {
         Ok(Some(ruleset)) => ruleset,
@@ -93,7 +93,7 @@ struct Place<'a> {
     bypassed: bool,
 }
 
-/// Whether a hook is on the way of datagrams that begin or end here.
+/// Whether a hook is on the path of datagrams that start or end here.
 fn place<'a>(family: u8, hook: &Hook, iface: &'a Interface) -> Option<Place<'a>> {
     let here = || hook.devices.iter().any(|device| is_on(device, &iface.name));
     let (loopback, ipv6_only) = (iface.loopback, family == FAMILY_IPV6);
@@ -117,7 +117,7 @@ fn is_on(device: &str, name: &str) -> bool {
     device.strip_suffix('*').map_or(device == name, |prefix| name.starts_with(prefix))
 }
 
-/// Collects the rules of a chain, and of those that it jumps to, which could do something to us.
+/// Collects the rules of a chain that could affect us, and of the chains that it jumps to.
 fn walk(
     id: &ChainId,
     rules: &HashMap<ChainId, Vec<Rule>>,
@@ -225,7 +225,7 @@ fn rule_from(family: u8, attributes: &[u8]) -> Option<(ChainId, Rule)> {
     Some(((family, table?, chain?), rule))
 }
 
-/// The payload of a message as a chain and as a rule, which may do something to our datagrams.
+/// Parses the payload of a message as a chain and as a rule, and follows that rule.
 #[cfg(feature = "fuzzing")]
 pub(super) fn try_payload(family: u8, payload: &[u8]) {
     let attributes = payload.get(4..).unwrap_or_default();
@@ -245,7 +245,7 @@ pub(super) fn text(value: &[u8]) -> String {
     String::from_utf8_lossy(&value[..end]).into_owned()
 }
 
-/// An integer of 32 bits, as nftables sends all of them.
+/// A 32-bit integer, big-endian as in all of nftables' messages.
 pub(super) fn be32(value: &[u8]) -> Option<u32> {
     value.first_chunk().map(|bytes| u32::from_be_bytes(*bytes))
 }

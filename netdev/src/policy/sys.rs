@@ -1,4 +1,4 @@
-//! The two system calls of the audit that no library offers.
+//! The two system calls of the audit that no library wraps.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -10,7 +10,7 @@ const SO_GET_ENTRIES: i32 = 65;
 const NAME_LEN: usize = 32;
 /// `struct ipt_get_entries`: name, size, and padding before the entries.
 const GET_ENTRIES_LEN: usize = 40;
-/// A table larger than this is not worth reading.
+/// The largest table that is read, in bytes.
 const ENTRIES_MAX: u32 = 1 << 20;
 
 /// `struct ipt_getinfo` and `struct ip6t_getinfo`.
@@ -21,7 +21,7 @@ pub(super) struct TableInfo {
     /// A bit for each of the five hooks that the table is on.
     pub(super) valid_hooks: u32,
     hook_entry: [u32; 5],
-    /// Where each hook's policy is among the entries.
+    /// Offset of each hook's policy among the entries.
     pub(super) underflow: [u32; 5],
     /// Rules, policies, heads of chains and the end mark.
     pub(super) num_entries: u32,
@@ -29,7 +29,7 @@ pub(super) struct TableInfo {
     pub(super) size: u32,
 }
 
-/// What a legacy table looks like.
+/// The layout of a legacy table.
 pub(super) fn table_info(socket: &impl AsRawFd, level: i32, table: &str) -> io::Result<TableInfo> {
     let mut info = TableInfo { name: name(table)?, ..TableInfo::default() };
     let mut len = size_of::<TableInfo>() as libc::socklen_t;
@@ -97,13 +97,13 @@ struct Query {
     revision: u64,
 }
 
-/// How many BPF programs are on an interface's tcx hook; 0 also where the kernel has no tcx (before
+/// The number of BPF programs on an interface's tcx hook; also 0 if the kernel has no tcx (before
 /// 6.6).
 pub(super) fn tcx_programs(interface: u32, ingress: bool) -> io::Result<u32> {
     let attach_type = if ingress { BPF_TCX_INGRESS } else { BPF_TCX_EGRESS };
     let mut query = Query { target_ifindex: interface, attach_type, ..Query::default() };
-    // SAFETY: the kernel reads and writes at most the given number of bytes of `query`; the pointers
-    // in it are null, with a count of 0.
+    // SAFETY: the kernel reads and writes at most the given number of bytes of `query`; the
+    // pointers in it are null, with a count of 0.
     let result =
         unsafe { libc::syscall(libc::SYS_bpf, BPF_PROG_QUERY, &raw mut query, size_of::<Query>()) };
     if result == 0 {
@@ -128,7 +128,7 @@ mod tests {
     /// Calls bpf(2) with the given words (of 4 bytes) as attributes, for a descriptor.
     fn bpf(command: libc::c_long, words: &[u32]) -> io::Result<OwnedFd> {
         // SAFETY: the kernel reads the given number of bytes; the addresses among them are those of
-        // constants. A result that is not negative is a descriptor that nobody else owns.
+        // constants. A non-negative result is a descriptor without another owner.
         unsafe {
             let fd = libc::syscall(libc::SYS_bpf, command, words.as_ptr(), size_of_val(words));
             if fd < 0 {
@@ -170,7 +170,8 @@ mod tests {
                 assert_eq!(rules.len(), 1, "{rules:?}");
                 assert_eq!(rules[0].packet_bypasses, ingress, "egress binds a packet socket");
                 drop(attached);
-                // A child that another thread is just making has the descriptors, too, until it executes something.
+                // A child that another thread is just forking holds the descriptors too, until it
+                // executes a program.
                 let deadline = Instant::now() + Duration::from_secs(10);
                 while count() > 0 {
                     assert!(Instant::now() < deadline, "it stays attached");

@@ -7,7 +7,7 @@ use crate::rtnl::{FilterHook, Rtnl};
 /// Disciplines that an interface has by default, or that only schedule.
 const PLAIN: [&str; 6] = ["noqueue", "pfifo_fast", "pfifo", "fq_codel", "mq", "fq"];
 
-/// Adds what is on the interface.
+/// Adds the disciplines, filters and programs on the interface.
 pub(super) fn audit(iface: &Interface, audit: &mut Audit) {
     let what = format!("tc on {}", iface.name);
     if let Err(e) = disciplines(iface, audit) {

@@ -22,7 +22,7 @@ fn without_rules_the_verdict_is_clear() {
     let empty = audit_in(&pair);
     assert_eq!(empty, Audit::default());
     assert_eq!(empty.verdict(Backend::Xdp), Verdict::Clear);
-    // The default disciplines of hardware are no rules.
+    // The default disciplines of hardware do not count as rules.
     for qdisc in ["fq_codel", "pfifo", "fq"] {
         let made = pair.a.run(|| {
             std::process::Command::new("tc")
@@ -173,7 +173,7 @@ fn what_cannot_be_read_is_unseen() {
     let Verdict::Unseen(why) = found.verdict(Backend::Packet) else { panic!("{found:?}") };
     assert!(why[0].contains("nft") && why[0].contains("CAP_NET_ADMIN"), "{why:?}");
     assert_eq!(found.verdict(Backend::Udp), Verdict::Clear);
-    // A rule that is seen counts more than one that is not: disciplines need no privilege.
+    // A visible rule outweighs an unreadable one: reading disciplines needs no privilege.
     pair.a.sh("tc qdisc add dev v0 root tbf rate 100mbit burst 32kb latency 50ms");
     assert!(bypasses(&blind(), Backend::Xdp));
     assert!(matches!(blind().verdict(Backend::Packet), Verdict::Unseen(_)));

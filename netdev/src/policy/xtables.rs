@@ -1,7 +1,7 @@
 //! Legacy `iptables` and `ip6tables` (`include/uapi/linux/netfilter_ipv4/ip_tables.h`).
 //!
-//! `/proc` names the tables that exist in the namespace. One that nobody filled has one entry per
-//! hook, its policy, and an end mark; anything more is taken for a rule that concerns us.
+//! `/proc` lists the tables in the namespace. An empty one has one entry per hook, its policy, and
+//! an end mark; any other entry counts as a rule that concerns us.
 
 use std::io;
 use std::net::UdpSocket;
@@ -16,7 +16,7 @@ pub(super) struct Family {
     names: &'static str,
     any: &'static str,
     pub(super) level: i32,
-    /// Where an entry says how far it is to its target.
+    /// Offset in an entry of the distance to its target.
     target_offset_at: usize,
 }
 
@@ -37,9 +37,9 @@ const FAMILIES: [Family; 2] = [
     },
 ];
 
-/// `-NF_ACCEPT - 1`: how a table writes the policy ACCEPT.
+/// `-NF_ACCEPT - 1`: the encoding of the policy ACCEPT in a table.
 const ACCEPT: i32 = -2;
-/// Length of `struct xt_entry_target`, which a standard target's verdict follows.
+/// Length of `struct xt_entry_target`; a standard target's verdict follows it.
 const TARGET_LEN: usize = 32;
 
 /// Adds the tables that hold rules.
@@ -65,7 +65,7 @@ pub(super) fn audit(audit: &mut Audit) {
     }
 }
 
-/// `/proc/self/net` is the namespace of the process's first thread; ours may be another.
+/// `/proc/self/net` is the namespace of the process's first thread; this thread may be in another.
 fn thread_path(path: &str) -> String {
     path.replace("/proc/self/", "/proc/thread-self/")
 }

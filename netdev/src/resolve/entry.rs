@@ -1,4 +1,4 @@
-//! One path, and when it changes its way.
+//! The state of one path, and when the path changes its way.
 
 use std::net::IpAddr;
 
@@ -7,72 +7,73 @@ use crate::iface::Interface;
 use crate::port::{PathId, PathSpec};
 use crate::rtnl::{Neighbour, NeighbourStatus};
 
-/// A path: what it leads to, and how its datagrams leave.
+/// A path: its target, and how its datagrams leave.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) spec: PathSpec,
     pub(super) src_port: u16,
     pub(super) target: Target,
-    /// `None` on loopback, which needs none.
+    /// `None` on loopback, which needs no guard.
     pub(super) guard: Option<PathId>,
-    /// Headers towards the Ethernet address last known.
+    /// Headers with the Ethernet address last known.
     pub(super) template: Option<FrameTemplate>,
     /// The next burst takes the guard although there is a template.
     pub(super) check: bool,
-    /// The neighbour answered, and the kernel may still be sending what waited for that.
+    /// The neighbour has answered, but the kernel may still be sending datagrams that waited for
+    /// that.
     pub(super) answered: bool,
-    /// What the port calls the last frame that left directly.
+    /// The port's number for the last frame that left directly.
     pub(super) last: u64,
-    /// What the neighbour cache says, which is to be taken over when nothing waits any more.
+    /// A change of way that waits until the kernel has taken the earlier datagrams.
     pub(super) turn: Option<Turn>,
     /// Whether a datagram was sent since the last refresh.
     pub(super) used: bool,
-    /// Something of the neighbour changed, or of the routes.
+    /// The neighbour changed, or the routes did.
     pub(super) changed: bool,
     pub(super) rerouted: bool,
     pub(super) route_refreshes: u32,
     pub(super) ip_id: u16,
 }
 
-/// By what a port finds the frames of a path among those that wait for the kernel.
+/// Identifies the frames of a path among those that wait for the kernel.
 #[derive(Debug, Clone, Copy)]
 pub struct Sent {
     /// The path.
     pub path: PathId,
-    /// That of the guard; `None` on loopback.
+    /// The guard's id of the path; `None` on loopback.
     pub guard: Option<PathId>,
-    /// What [`super::PathTable::sent`] was told last; 0 if it never was.
+    /// The last number given to [`super::PathTable::sent`]; 0 if there was none.
     pub last: u64,
 }
 
-/// A change of way that waits.
+/// A pending change of way.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Turn {
     pub(super) neighbour: Option<Neighbour>,
 }
 
-/// What a path leads to.
+/// The target of a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Target {
     /// One of the port's own addresses.
     Own,
-    /// A multicast group: the guard sends, so that those on this machine who have joined get a copy.
+    /// A multicast group: the guard sends, so that members on this machine get a copy.
     Group,
-    /// An Ethernet address that needs no resolution: anyone on the loopback interface.
+    /// An Ethernet address that needs no resolution: any address on the loopback interface.
     Fixed([u8; 6]),
     /// A neighbour: the destination itself, or a gateway.
     Neighbour(IpAddr),
-    /// The route went away; the guard gets the kernel's error for every datagram.
+    /// No route any more; the guard gets the kernel's error for every datagram.
     Nowhere,
 }
 
 impl Entry {
-    /// Whether its next hop is found, or may be.
+    /// Whether the kernel resolves its next hop, now or once there is a route.
     pub(super) fn is_resolved_by_kernel(&self) -> bool {
         matches!(self.target, Target::Neighbour(_) | Target::Nowhere)
     }
 
-    /// Whether it is in use, something was told of it, or it waits for an answer.
+    /// Whether it is in use, was announced as changed, or has no usable neighbour yet.
     pub(super) fn is_to_be_looked_at(&self) -> bool {
         self.used || self.changed || self.template.is_none()
     }
@@ -81,7 +82,7 @@ impl Entry {
         Sent { path, guard: self.guard, last: self.last }
     }
 
-    /// The Ethernet address of the next hop, and whether the kernel is to check it.
+    /// The Ethernet address of the next hop, and whether the kernel has to check it.
     pub(super) fn next_hop(&self, neighbour: Option<Neighbour>) -> Option<([u8; 6], bool)> {
         match self.target {
             Target::Own | Target::Group | Target::Nowhere => None,
@@ -93,13 +94,13 @@ impl Entry {
         }
     }
 
-    /// Whether a change is one between frames and the guard.
+    /// Whether the change is one between direct frames and the guard.
     pub(super) fn turns(&self, to: Turn) -> bool {
         let direct = self.template.is_some() && !self.check;
         direct != matches!(self.next_hop(to.neighbour), Some((_, false)))
     }
 
-    /// Takes over what the neighbour cache says.
+    /// Adopts the state of the neighbour cache.
     pub(super) fn settle(&mut self, iface: &Interface, neighbour: Option<Neighbour>) {
         if self.target == Target::Own {
             return;
@@ -163,7 +164,7 @@ mod tests {
         }
     }
 
-    /// From whatever was known to whatever is.
+    /// From any earlier state to any new one.
     #[test]
     fn frames_go_to_addresses_that_are_known_and_usable() {
         use NeighbourStatus::{Probing, Stale, Unresolved, Valid};

@@ -72,7 +72,7 @@ fn open() -> PathTable {
     PathTable::open(&iface, &addresses).expect("netlink")
 }
 
-/// Where the next datagram goes: an Ethernet address, `loopback` or `guard`.
+/// The destination of the next datagram: an Ethernet address, `loopback` or `guard`.
 fn hop(table: &mut PathTable, path: PathId) -> String {
     match table.hop(path).expect("a path") {
         Hop::Direct(template) => format!("{:02x}", template.dst_mac()[5]),
@@ -81,24 +81,25 @@ fn hop(table: &mut PathTable, path: PathId) -> String {
     }
 }
 
-/// Maintains as if the time had come and every path had been used.
+/// Maintains as if the time were up and every path had been used.
 fn maintain(table: &mut PathTable) -> Option<Duration> {
     table.entries.iter_mut().flatten().for_each(|entry| entry.used = true);
     maintain_idle(table)
 }
 
-/// Maintains as if the time had come.
+/// Maintains as if the time were up.
 fn maintain_idle(table: &mut PathTable) -> Option<Duration> {
     maintain_while(table, |_| false)
 }
 
-/// The same, while frames of some paths wait for the kernel.
+/// As [`maintain_idle`], while frames of some paths wait for the kernel.
 fn maintain_while(table: &mut PathTable, waits: impl Fn(&Sent) -> bool) -> Option<Duration> {
     table.due = Instant::now();
     table.maintain(waits)
 }
 
-/// Maintains until there is no need to, as whoever drives a port does: it may rest from the last look.
+/// Maintains until there is no need to, as the driver of a port does: the table may rest from the
+/// last refresh.
 fn settle(table: &mut PathTable) {
     while let Some(wait) = table.maintain(|_| false) {
         assert!(wait <= REFRESH);
@@ -186,7 +187,7 @@ fn a_path_turns_when_its_own_frames_are_gone_whatever_waits_on_others() {
             assert!(sent.guard.is_some_and(|path| path.0 >= 100), "the guard's own id");
             sent.path == busy
         };
-        // Another address at the end of the same way is taken over at once.
+        // Another address on the same way is adopted at once.
         neigh("replace @ lladdr 02:00:00:00:00:09 dev v0 nud permanent");
         table.entries.iter_mut().flatten().for_each(|entry| entry.used = true);
         maintain_while(&mut table, waits);
@@ -198,19 +199,19 @@ fn a_path_turns_when_its_own_frames_are_gone_whatever_waits_on_others() {
         assert!(table.hop(busy).is_none() && table.is_turning(), "it would be overtaken");
         table.flushed(waits);
         assert!(table.hop(busy).is_none(), "something of it still waits");
-        // What is known when it turns counts.
+        // The state at the time of the turn counts.
         neigh("add @ lladdr 02:00:00:00:00:0a dev v0 nud permanent");
         maintain_while(&mut table, waits);
         table.flushed(|_| false);
         assert_eq!(hop(&mut table, busy), "0a");
         assert!(!table.is_turning());
 
-        // Nothing of it was sent since, but what was sent before has not left: it is not asked to check.
+        // The path was not used since, but its earlier datagrams have not left: no check is due.
         for _ in 0..10 {
             maintain_while(&mut table, waits);
         }
         assert_eq!(hop(&mut table, busy), "0a");
-        // It takes the guard for a burst, and goes on directly only when that is gone.
+        // It takes the guard for a burst, and leaves directly again only when that is gone.
         neigh("replace @ lladdr 02:00:00:00:00:0a dev v0 nud stale");
         maintain(&mut table);
         assert_eq!(hop(&mut table, busy), "guard");
@@ -224,7 +225,7 @@ fn a_path_turns_when_its_own_frames_are_gone_whatever_waits_on_others() {
     });
 }
 
-/// Nothing is sent, and nobody looks before there is something to read.
+/// Nothing is sent, and the table is maintained only when there are announcements to read.
 #[test]
 fn an_idle_path_is_told_of_changes() {
     let pair = or_skip!("resolve::an_idle_path_is_told_of_changes", Pair::new());
@@ -235,15 +236,15 @@ fn an_idle_path_is_told_of_changes() {
         let (mut table, mut guard) = (open(), Paths::default());
         let [near, far] = ["10.9.0.7", "192.0.2.1"]
             .map(|remote| table.add(&spec("10.9.0.1", remote), &mut guard).expect("a path").id);
-        // What was told while it was made.
+        // Read the announcements from before.
         table.maintain(|_| false);
         let mut told = |what: &str| {
             pair.a.sh(what);
             assert!(wait_readable(table.wait_fd(), 20_000).expect("poll"), "{what}");
-            // And there is no need to look again.
+            // No further call is needed.
             settle(&mut table);
             let hops = [near, far].map(|path| hop(&mut table, path));
-            // Only to be asked where it goes.
+            // The path was used only by this query.
             table.entries.iter_mut().flatten().for_each(|entry| entry.used = false);
             hops
         };
@@ -261,7 +262,7 @@ fn an_idle_path_is_told_of_changes() {
     });
 }
 
-/// What was told is lost: everything is looked at.
+/// Announcements are lost: everything is refreshed.
 #[test]
 fn an_idle_path_is_looked_at_if_it_may_have_changed() {
     let pair = or_skip!("resolve::an_idle_path_is_looked_at_if_it_may_have_changed", Pair::new());
@@ -274,7 +275,7 @@ fn an_idle_path_is_looked_at_if_it_may_have_changed() {
         let others: String = (10..60)
             .map(|host| format!("ip neigh add 10.9.0.{host} lladdr 02:00:00:00:00:09 dev v0\n"))
             .collect();
-        // More than the queue holds: the change of ours is not among what is there.
+        // More than the queue holds: our own change is not among the announcements left.
         table.monitor.shrink();
         pair.a.sh(&others);
         pair.a.sh("ip neigh change 10.9.0.7 lladdr 02:00:00:00:00:08 dev v0");
@@ -284,7 +285,7 @@ fn an_idle_path_is_looked_at_if_it_may_have_changed() {
     });
 }
 
-/// Whoever changes routes without end does not keep a port from sending.
+/// A program that changes routes without end does not keep a port from sending.
 #[test]
 fn what_is_told_without_end_is_followed_with_rests() {
     let pair = or_skip!("resolve::what_is_told_without_end_is_followed_with_rests", Pair::new());
@@ -305,7 +306,7 @@ fn what_is_told_without_end_is_followed_with_rests() {
         tell(&mut table);
         assert_eq!(table.maintain(|_| false), None, "the first is followed at once");
         let until = table.rests_until;
-        // No kernel answers a thousand questions in half a millisecond.
+        // No kernel answers a thousand requests in half a millisecond.
         assert!(until - first >= Duration::from_millis(5), "rests after a thousand questions");
         tell(&mut table);
         let wait = table.maintain(|_| false);
@@ -313,7 +314,7 @@ fn what_is_told_without_end_is_followed_with_rests() {
         assert_eq!(changed(&table), wait.is_some(), "noted, if not followed");
         settle(&mut table);
         assert!(!changed(&table), "followed at last");
-        // Nothing was told, unless something was just then.
+        // Nothing was announced, unless it happened just then.
         assert!((0..100).any(|_| {
             let until = table.rests_until;
             maintain(&mut table);

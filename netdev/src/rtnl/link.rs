@@ -19,10 +19,10 @@ const RTM_GETADDR: u16 = 22;
 const MAC_LEN: usize = 6;
 /// Length of `struct ifinfomsg` (linux/rtnetlink.h).
 const HEADER_LEN: usize = 16;
-/// `RTEXT_FILTER_SKIP_STATS`: counters of every core need not be summed up.
+/// `RTEXT_FILTER_SKIP_STATS`: the kernel does not have to sum up the counters of every core.
 const SKIP_STATS: u32 = 1 << 3;
 
-/// What is known of a link beside its addresses.
+/// The properties of a link without its addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Link {
     /// Interface index.
@@ -31,7 +31,7 @@ pub struct Link {
     pub name: String,
     /// MTU in bytes, IP header included.
     pub mtu: u32,
-    /// Ethernet address; zero where the link has none of six bytes.
+    /// Ethernet address; zero if the link has no address of six bytes.
     pub mac: [u8; 6],
     /// Administratively up, and with carrier.
     pub up: bool,
@@ -41,15 +41,15 @@ pub struct Link {
     pub ethernet: bool,
     /// Kind of a virtual link (`veth`, `bridge`, `tun`, …); `None` for hardware and loopback.
     pub kind: Option<String>,
-    /// Most segments that the link accepts in one super-packet (`IFLA_GSO_MAX_SEGS`).
+    /// The most segments that the link accepts in one super-packet (`IFLA_GSO_MAX_SEGS`).
     pub gso_segs_max: u32,
-    /// Longest super-packet in bytes (`IFLA_GSO_MAX_SIZE`).
+    /// The longest super-packet in bytes (`IFLA_GSO_MAX_SIZE`).
     pub gso_bytes_max: u32,
     /// Receive queues.
     pub rx_queues: u32,
     /// Transmit queues.
     pub tx_queues: u32,
-    /// Whether an XDP program is attached, of any mode.
+    /// Whether an XDP program is attached, in any mode.
     pub xdp_attached: bool,
 }
 
@@ -78,7 +78,8 @@ impl Rtnl {
         found.first().map(link_from).ok_or_else(|| io::Error::from_raw_os_error(libc::ENODEV))
     }
 
-    /// The Ethernet address that a link has now; zero where it has none of six bytes. Does not allocate.
+    /// The current Ethernet address of a link; zero if it has no address of six bytes. Does not
+    /// allocate.
     ///
     /// # Errors
     /// `ENODEV` if there is no such link.
@@ -96,7 +97,7 @@ impl Rtnl {
     /// All interfaces with their addresses, in index order.
     ///
     /// An IPv6 address is left out while duplicate address detection runs (unless optimistic) and
-    /// when it failed: nothing could be sent from it.
+    /// after it failed: such an address cannot send.
     ///
     /// # Errors
     /// Whatever the kernel answers.
@@ -194,7 +195,7 @@ fn address_from(message: &AddressMessage) -> Option<(IpAddr, u8)> {
     for attribute in &message.attributes {
         match attribute {
             AddressAttribute::Local(a) => local = Some(*a),
-            // On a point-to-point link this is the peer's; then IFA_LOCAL is there too.
+            // On a point-to-point link this is the peer's address; then IFA_LOCAL exists too.
             AddressAttribute::Address(a) => address = Some(*a),
             AddressAttribute::Flags(f) => flags = f.bits(),
             _ => {}

@@ -1,7 +1,8 @@
-//! What the kernel tells of changes without being asked: of one interface, of its neighbours, and of the routes.
+//! The kernel's announcements of changes: of one interface, of its neighbours, and of the routes.
 //!
-//! Joining these groups of rtnetlink(7) needs no privilege. Links, addresses and neighbours of other interfaces are dropped in the
-//! kernel; routes, rules and next hops are heard of whatever interface they name: one may take over what left here.
+//! Joining these groups of rtnetlink(7) needs no privilege. The kernel drops announcements about
+//! links, addresses and neighbours of other interfaces. Routes, rules and next hops of all
+//! interfaces come through: another interface may take over a route that left through this one.
 
 use std::io;
 use std::net::IpAddr;
@@ -14,7 +15,7 @@ use super::query::{family, ip};
 use super::socket::{Attributes, Messages};
 use crate::fd::attach_filter;
 
-/// Not in the crate `libc`: of `linux/rtnetlink.h`.
+/// Of `linux/rtnetlink.h`; the crate `libc` lacks it.
 const RTNLGRP_NEXTHOP: u32 = 32;
 const GROUPS: [u32; 9] = [
     libc::RTNLGRP_LINK,
@@ -27,7 +28,7 @@ const GROUPS: [u32; 9] = [
     libc::RTNLGRP_IPV6_RULE,
     RTNLGRP_NEXTHOP,
 ];
-/// The messages that begin with a header in which the interface's index is the second word.
+/// Messages that have the interface's index as the second word of their header.
 const OF_INTERFACES: [u16; 6] = [
     libc::RTM_NEWLINK,
     libc::RTM_DELLINK,
@@ -38,28 +39,28 @@ const OF_INTERFACES: [u16; 6] = [
 ];
 /// Length of `struct ndmsg` and of `struct rtmsg`.
 const HEADER_LEN: usize = 12;
-/// The longest message that is understood; a longer one may say anything.
+/// The longest message that is parsed; a longer one counts as [`News::Anything`].
 const MESSAGE_MAX: usize = 16 * 1024;
-/// Messages read at once: the rest is still there.
+/// The most messages per read; the others stay in the queue.
 const BURST: usize = 256;
 
-/// What changed.
+/// A change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum News {
     /// The interface or its addresses.
     Interface,
-    /// What is known of a neighbour.
+    /// The entry of a neighbour.
     Neighbour(IpAddr),
-    /// Routes to the addresses that have so many leading bits in common with this one.
+    /// Routes to the addresses that share this many leading bits with this one.
     Routes(IpAddr, u8),
-    /// Routes to whatever address.
+    /// Routes to any address.
     AllRoutes,
-    /// More than the queue holds, or something that is not understood: whatever there is may have changed.
+    /// The queue overflowed, or a message was not understood: anything may have changed.
     Anything,
 }
 
 impl News {
-    /// Whether the way to `address` may have changed by what is said of routes.
+    /// Whether this change of routes may affect the way to `address`.
     #[must_use]
     pub fn is_of_way_to(&self, address: IpAddr) -> bool {
         match *self {
@@ -70,11 +71,12 @@ impl News {
     }
 }
 
-/// Hears of changes.
+/// Receives announcements.
 pub struct Monitor {
     socket: Socket,
     buffer: Box<[u8]>,
-    /// Something was dropped since the queue was last empty, and until it is, more is, without another word.
+    /// The queue overflowed since it was last empty. Until it is empty again, the kernel drops
+    /// further announcements without notice.
     overrun: bool,
 }
 
@@ -85,7 +87,7 @@ impl std::fmt::Debug for Monitor {
 }
 
 impl Monitor {
-    /// Hears of what changes from now on, of an interface of the calling thread's network namespace.
+    /// Receives changes from now on, about an interface of the calling thread's network namespace.
     ///
     /// # Errors
     /// The kernel's answer to `socket(AF_NETLINK)`: no descriptors left, or a seccomp filter.
@@ -93,7 +95,8 @@ impl Monitor {
         Self::of(interface, &GROUPS)
     }
 
-    /// As [`open`](Self::open), of the interface itself only: not of its addresses, nor of neighbours and routes.
+    /// As [`open`](Self::open), but about the interface itself only: not about its addresses,
+    /// neighbours and routes.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -108,7 +111,7 @@ impl Monitor {
         attach_filter(&socket, &program(interface))?;
         for &group in groups {
             match socket.add_membership(group) {
-                // Linux before 5.3 knows no next hop objects.
+                // Linux before 5.3 has no next hop objects.
                 Err(_) if group == RTNLGRP_NEXTHOP => {}
                 joined => joined?,
             }
@@ -116,13 +119,13 @@ impl Monitor {
         Ok(Self { socket, buffer: vec![0; MESSAGE_MAX].into(), overrun: false })
     }
 
-    /// Has a queue for a few messages only.
+    /// Shrinks the queue to a few messages.
     #[cfg(test)]
     pub(crate) fn shrink(&self) {
         self.socket.set_rx_buf_sz(2048_i32).expect("a buffer");
     }
 
-    /// Hands what was heard to `each`. Does not allocate.
+    /// Hands received changes to `each`. Does not allocate.
     pub fn read(&mut self, mut each: impl FnMut(News)) {
         for _ in 0..BURST {
             let mut room = &mut self.buffer[..];
@@ -150,7 +153,7 @@ impl AsFd for Monitor {
     }
 }
 
-/// Takes what is said of `interface`, and of no interface.
+/// Takes announcements about `interface`, and those about no interface.
 fn program(interface: u32) -> Vec<sock_filter> {
     const LD_WORD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
     const LD_HALF: u16 = (libc::BPF_LD | libc::BPF_H | libc::BPF_ABS) as u16;
@@ -158,7 +161,7 @@ fn program(interface: u32) -> Vec<sock_filter> {
     const JEQ: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
     const RET: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
     let op = |code, k, jt, jf| sock_filter { code, jt, jf, k };
-    // The program loads as from the network, and netlink has the machine's byte order.
+    // The program's loads convert from network order, but netlink has the machine's byte order.
     let half = |value: u16| u32::from(u16::from_be_bytes(value.to_ne_bytes()));
     let word = |value: u32| u32::from_be_bytes(value.to_ne_bytes());
     let mut code = vec![op(LD_HALF, 4, 0, 0)]; // nlmsg_type
@@ -169,11 +172,11 @@ fn program(interface: u32) -> Vec<sock_filter> {
         op(RET, u32::MAX, 0, 0),
         op(LD_WORD, 20, 0, 0),
         op(JEQ, word(interface), 0, 8),
-        op(LD_BYTE, 16, 0, 0), // what a bridge learns at this interface is no neighbour of ours
+        op(LD_BYTE, 16, 0, 0), // entries of a bridge are not our neighbours
         op(JEQ, libc::AF_BRIDGE as u32, 6, 0),
         op(LD_HALF, 4, 0, 0),
         op(JEQ, half(libc::RTM_NEWNEIGH), 0, 3),
-        op(LD_HALF, 24, 0, 0), // ndm_state: whom the kernel begins to check is used as before
+        op(LD_HALF, 24, 0, 0), // ndm_state: while the kernel checks an entry, we use it as before
         op(JEQ, half(libc::NUD_DELAY), 2, 0),
         op(JEQ, half(libc::NUD_PROBE), 1, 0),
         op(RET, u32::MAX, 0, 0),
@@ -182,7 +185,7 @@ fn program(interface: u32) -> Vec<sock_filter> {
     code
 }
 
-/// Hands what a datagram says to `each`.
+/// Hands the changes in a datagram to `each`.
 pub(super) fn hand_out(datagram: &[u8], each: &mut impl FnMut(News)) {
     let mut heard = false;
     for (header, body) in Messages(datagram) {
@@ -257,7 +260,7 @@ mod tests {
         );
         pair.a.sh("ip link add w0 type veth peer name w1; ip link set w0 up");
         let mut monitor = pair.a.run(open);
-        // The kernel is still busy with IPv6 of the new link.
+        // The kernel is still setting up IPv6 on the new link.
         pair.a.sh("ip -6 neigh add fd09::7 lladdr 02:00:00:00:00:07 dev v0");
         let heard = all(&mut monitor);
         assert!(heard.contains(&News::Neighbour(ip("fd09::7"))), "{heard:?}");
@@ -281,7 +284,7 @@ mod tests {
         pair.a.sh("ip neigh add 10.9.0.8 lladdr 02:00:00:00:00:07 dev v0 nud delay
                    ip link set w0 address 02:00:00:00:09:78
                    ip neigh add 10.9.0.8 lladdr 02:00:00:00:00:07 dev w0");
-        // Neighbours of IPv6 come and go by themselves.
+        // IPv6 neighbours come and go without our doing.
         let strange = |news: &News| {
             matches!(news, News::Interface | News::Neighbour(IpAddr::V4(_)) | News::Anything)
         };
@@ -322,7 +325,7 @@ mod tests {
         pair.a.sh(&many.join("\n"));
         let heard = all(&mut monitor);
         assert!(heard.contains(&News::Anything));
-        // What came between the first that was dropped and the end of the queue was dropped, too.
+        // Announcements between the first dropped one and the end of the queue were dropped too.
         assert_eq!(heard.last(), Some(&News::Anything));
         assert!(!wait_readable(&monitor, 0).expect("poll"), "it is heard once");
     }

@@ -12,12 +12,12 @@ use super::socket::Attributes;
 /// Length of `struct ndmsg` (linux/neighbour.h).
 const HEADER_LEN: usize = 12;
 
-/// How much an entry is worth.
+/// Usability of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NeighbourStatus {
     /// Confirmed lately, permanent, or a link without resolution: the address may be used.
     Valid,
-    /// Usable, but a datagram sent by the kernel is needed before it is checked again.
+    /// Usable, but the kernel checks it again only after it sends a datagram there itself.
     Stale,
     /// Usable; the kernel is checking it.
     Probing,
@@ -38,7 +38,7 @@ impl Rtnl {
     /// The entry for `address` on an interface, or `None` if there is none. Does not allocate.
     ///
     /// # Errors
-    /// Whatever the kernel answers, other than that there is no such entry.
+    /// Any error of the kernel, except that there is no such entry.
     pub fn neighbour(&mut self, interface: u32, address: IpAddr) -> io::Result<Option<Neighbour>> {
         let query = named(interface, address, 0);
         match self.ask_one(libc::RTM_GETNEIGH, libc::RTM_NEWNEIGH, &query, neighbour_from) {
@@ -48,16 +48,17 @@ impl Rtnl {
         }
     }
 
-    /// Has the kernel resolve `address` as if it had something to send there (`NTF_USE`), without waiting for the answer. Does not allocate.
+    /// Makes the kernel resolve `address` as if it had something to send there (`NTF_USE`), without
+    /// waiting for the answer. Does not allocate.
     ///
     /// # Errors
-    /// `EPERM` without CAP_NET_ADMIN, or whatever else the kernel answers.
+    /// `EPERM` without CAP_NET_ADMIN, or any other error of the kernel.
     pub fn solicit(&mut self, interface: u32, address: IpAddr) -> io::Result<()> {
         self.tell(libc::RTM_NEWNEIGH, NLM_F_CREATE, &named(interface, address, libc::NTF_USE))
     }
 }
 
-/// A `struct ndmsg` with these flags (`NTF_*`), and which entry it is about.
+/// A `struct ndmsg` with these flags (`NTF_*`) about this entry.
 fn named(interface: u32, address: IpAddr, flags: u8) -> Query {
     let mut header = [0; HEADER_LEN];
     header[0] = family(address).0;

@@ -21,7 +21,7 @@ pub struct Qdisc {
     pub kind: String,
 }
 
-/// Where filters that act on all of an interface's packets are attached.
+/// Attachment point of filters that act on all of an interface's packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FilterHook {
     /// The `ingress` discipline.
@@ -44,7 +44,7 @@ impl FilterHook {
     }
 }
 
-/// The header and the kind; the options of a discipline or filter are of no interest, and so a new one
+/// The header and the kind. The options of a discipline or filter are not parsed, so an unknown one
 /// cannot make the message undecodable.
 struct KindMessage {
     index: i32,
@@ -66,7 +66,7 @@ impl Parseable<[u8]> for KindMessage {
     }
 }
 
-/// The payload of a message as one of a discipline.
+/// Parses the payload of a message as one of a discipline.
 #[cfg(feature = "fuzzing")]
 pub(super) fn try_payload(payload: &[u8]) {
     let _ = KindMessage::parse(payload);

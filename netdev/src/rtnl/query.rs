@@ -14,14 +14,14 @@ pub(super) struct Query {
 impl Query {
     const MAX: usize = 128;
 
-    /// A body that begins with this header, whose length is a multiple of 4.
+    /// A body that starts with this header; the header's length must be a multiple of 4.
     pub(super) fn new(header: &[u8]) -> Self {
         let mut bytes = [0; Self::MAX];
         bytes[..header.len()].copy_from_slice(header);
         Self { bytes, len: header.len() }
     }
 
-    /// With one more attribute (`struct rtattr`).
+    /// Adds an attribute (`struct rtattr`).
     ///
     /// # Panics
     /// If there is no room: requests here are short.
@@ -35,7 +35,7 @@ impl Query {
         self
     }
 
-    /// With one more attribute that is an address.
+    /// Adds an attribute that is an address.
     pub(super) fn address(self, kind: u16, address: IpAddr) -> Self {
         match address {
             IpAddr::V4(a) => self.attribute(kind, &a.octets()),
@@ -45,7 +45,7 @@ impl Query {
 }
 
 impl Rtnl {
-    /// Sends one request and makes a value of the first answer of type `answer`, if it can be understood.
+    /// Sends one request; parses the first answer of type `answer` with `understand`, if possible.
     pub(super) fn ask_one<T>(
         &mut self,
         request: u16,
@@ -63,7 +63,7 @@ impl Rtnl {
         found.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
     }
 
-    /// Sends one request with these flags (`NLM_F_*`) that is answered by nothing but success or an error.
+    /// Sends one request with these flags (`NLM_F_*`); the only answer is success or an error.
     pub(super) fn tell(&mut self, request: u16, flags: u16, query: &Query) -> io::Result<()> {
         self.socket.request_one(request, flags, &query.bytes[..query.len], &mut |_, _| {})
     }
@@ -81,7 +81,7 @@ pub(super) fn word(bytes: &[u8]) -> Option<u32> {
     bytes.try_into().ok().map(u32::from_ne_bytes)
 }
 
-/// The number of an address family (`AF_INET`, `AF_INET6`) and how many bits its addresses have.
+/// The number of an address family (`AF_INET`, `AF_INET6`), and the bits of its addresses.
 pub(super) fn family(address: IpAddr) -> (u8, u8) {
     match address {
         IpAddr::V4(_) => (libc::AF_INET as u8, 32),

@@ -16,23 +16,23 @@ const RTA_SPORT: u16 = 28;
 const RTA_DPORT: u16 = 29;
 const RTAX_MTU: u16 = 2;
 
-/// Which datagram is to be routed.
+/// The datagram to route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RouteQuery {
     /// Destination.
     pub destination: IpAddr,
-    /// Source address, if it is chosen already; must be local.
+    /// Source address, if it is already chosen; must be local.
     pub source: Option<IpAddr>,
-    /// Output interface, where the route may not choose it: link-local and multicast destinations.
-    /// With it, the kernel takes an IPv4 destination that no route covers for a direct neighbour.
+    /// Output interface, for link-local and multicast destinations, where the route may not choose
+    /// it. With it, the kernel treats an IPv4 destination without a route as a direct neighbour.
     pub interface: Option<u32>,
-    /// TOS or traffic class byte, for rules that look at it.
+    /// TOS or traffic class byte, for rules that match it.
     pub tos: u8,
-    /// UDP source port, for rules and multipath hashes that look at it.
+    /// UDP source port, for rules and multipath hashes that use it.
     pub src_port: u16,
 }
 
-/// What kind of destination a route leads to.
+/// Kind of destination of a route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RouteKind {
     /// A neighbour or a gateway.
@@ -45,10 +45,10 @@ pub enum RouteKind {
     Multicast,
 }
 
-/// Where a datagram leaves.
+/// The way of a datagram out of this namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Route {
-    /// What kind of destination it is.
+    /// Kind of destination.
     pub kind: RouteKind,
     /// Index of the output interface.
     pub interface: u32,
@@ -56,7 +56,7 @@ pub struct Route {
     pub gateway: Option<IpAddr>,
     /// The source address that the kernel would choose.
     pub preferred_source: Option<IpAddr>,
-    /// MTU of the route, where it is less than the interface's or was discovered.
+    /// MTU of the route, if it is less than the interface's or was discovered.
     pub mtu: Option<u32>,
 }
 
@@ -64,7 +64,7 @@ impl Rtnl {
     /// Asks where a UDP datagram to port 4791 would leave. Does not allocate.
     ///
     /// # Errors
-    /// `ENETUNREACH` or `EHOSTUNREACH` without a route, `EACCES` or `EINVAL` where a route or a rule
+    /// `ENETUNREACH` or `EHOSTUNREACH` without a route, `EACCES` or `EINVAL` if a route or a rule
     /// forbids it, and `EINVAL` if the source address is not local.
     pub fn route(&mut self, query: &RouteQuery) -> io::Result<Route> {
         self.ask_one(libc::RTM_GETROUTE, libc::RTM_NEWROUTE, &message_for(query), |message| {
@@ -81,7 +81,7 @@ fn message_for(query: &RouteQuery) -> Query {
     let (family, bits) = family(query.destination);
     let source_bits = if query.source.is_some() { bits } else { 0 };
     let mut header = [0; HEADER_LEN];
-    // Routes and rules look at the DSCP only; the kernel refuses a lookup with ECN bits.
+    // Routes and rules match the DSCP only; the kernel refuses a lookup with ECN bits.
     header[..4].copy_from_slice(&[family, bits, source_bits, query.tos & 0xfc]);
     let mut message = Query::new(&header).address(libc::RTA_DST, query.destination);
     if let Some(source) = query.source {
@@ -114,7 +114,7 @@ pub(super) fn route_from(message: &[u8]) -> io::Result<Route> {
         match kind {
             libc::RTA_OIF => route.interface = word(value).unwrap_or(0),
             libc::RTA_GATEWAY => route.gateway = ip(value),
-            // An address family comes first.
+            // The address family comes first.
             RTA_VIA => route.gateway = value.get(2..).and_then(ip),
             libc::RTA_PREFSRC => route.preferred_source = ip(value),
             libc::RTA_METRICS => route.mtu = mtu_of(value),

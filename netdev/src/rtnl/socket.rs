@@ -1,4 +1,4 @@
-//! Request and answer over a netlink socket, of whatever protocol.
+//! Requests and answers over a netlink socket of any protocol.
 
 use std::io;
 use std::net::UdpSocket;
@@ -13,19 +13,19 @@ use netlink_sys::{Socket, SocketAddr};
 
 /// The kernel answers within the request's own system call; only a lost answer makes us wait.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
-/// A dump that changed under the reader is asked for again this often.
+/// The most attempts at a dump, if objects change meanwhile.
 const DUMP_ATTEMPTS: u32 = 5;
 const HEADER_LEN: usize = 16;
-/// The longest answer to a request for one object that is understood.
+/// The longest answer to a request for one object that is parsed.
 const ANSWER_MAX: usize = 16 * 1024;
 /// The longest request for one object, with its header.
 const REQUEST_MAX: usize = 160;
 
-/// A netlink socket that speaks to the kernel.
+/// A netlink socket connected to the kernel.
 pub(crate) struct NetlinkSocket {
     socket: Socket,
     sequence: u32,
-    /// For answers that are read without allocating.
+    /// Buffer for answers that are read without allocating.
     answer: Box<[u8]>,
 }
 
@@ -47,7 +47,7 @@ impl NetlinkSocket {
         Ok(Self { socket, sequence: 0, answer: vec![0; ANSWER_MAX].into() })
     }
 
-    /// One that is connected to a port that nobody has.
+    /// A socket connected to an unused port.
     #[cfg(test)]
     pub(crate) fn to_nobody() -> io::Result<Self> {
         let this = Self::open(netlink_sys::protocols::NETLINK_ROUTE)?;
@@ -55,8 +55,8 @@ impl NetlinkSocket {
         Ok(this)
     }
 
-    /// Sends one request and hands every answer (type, body) to `each`. With `dump`, all objects are
-    /// asked for, and again if the kernel says that they changed meanwhile: `each` may then see an
+    /// Sends one request and hands every answer (type, body) to `each`. With `dump`, requests all
+    /// objects, and again if the kernel says that they changed meanwhile: `each` may then see an
     /// object twice.
     ///
     /// # Errors
@@ -78,8 +78,8 @@ impl NetlinkSocket {
         Err(io::Error::new(io::ErrorKind::Interrupted, "the kernel's tables keep changing"))
     }
 
-    /// Sends one short request for one object, with `flags` beside the usual ones, and hands the answer (type, body) to `each`,
-    /// without allocating.
+    /// Sends one short request for one object, with `flags` in addition to the usual ones, and
+    /// hands the answer (type, body) to `each`, without allocating.
     ///
     /// # Errors
     /// As [`request`](Self::request).
@@ -110,7 +110,7 @@ impl NetlinkSocket {
         self.send_in(&mut message, message_type, flags, body)
     }
 
-    /// Sends a request that is put together in `message`, which is just long enough.
+    /// Sends a request that is assembled in `message`, which is just long enough.
     fn send_in(
         &mut self,
         message: &mut [u8],
@@ -131,7 +131,7 @@ impl NetlinkSocket {
         Ok(())
     }
 
-    /// Reads up to the end of the answer to the last request; true if a dump was interrupted.
+    /// Reads to the end of the answer to the last request; true if a dump was interrupted.
     fn read_answers(&mut self, each: &mut dyn FnMut(u16, &[u8])) -> io::Result<bool> {
         let mut interrupted = false;
         loop {
@@ -145,11 +145,11 @@ impl NetlinkSocket {
     }
 }
 
-/// What a datagram said beside its objects.
+/// The end of an answer, as a datagram shows it.
 pub(crate) struct Read {
-    /// It was the last one.
+    /// It was the last datagram.
     complete: bool,
-    /// What is listed changed meanwhile.
+    /// The listed objects changed meanwhile.
     interrupted: bool,
 }
 
@@ -197,14 +197,15 @@ pub(super) struct Header {
     sequence: u32,
 }
 
-/// The messages of one datagram; ends at the first one whose length is wrong.
+/// The messages of one datagram; ends at the first one with an invalid length.
 pub(super) struct Messages<'a>(pub(super) &'a [u8]);
 
 impl<'a> Iterator for Messages<'a> {
     type Item = (Header, &'a [u8]);
 
     fn next(&mut self) -> Option<Self::Item> {
-        // The library's error is a text, which would be made at the end of every datagram.
+        // Checked here first: the library's error is an allocated text, made at the end of every
+        // datagram.
         if self.0.len() < HEADER_LEN {
             return None;
         }
@@ -221,7 +222,7 @@ impl<'a> Iterator for Messages<'a> {
     }
 }
 
-/// Type and value of each attribute; ends at the first that is broken.
+/// Type and value of each attribute; ends at the first invalid one.
 pub(crate) struct Attributes<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Iterator for Attributes<'a> {

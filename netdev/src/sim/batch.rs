@@ -1,4 +1,4 @@
-//! Datagrams end to end in one fixed piece of memory.
+//! Datagrams end to end in one fixed block of memory.
 
 use std::net::IpAddr;
 
@@ -6,10 +6,10 @@ use crate::port::{PathId, RxBudget};
 
 /// Datagrams start on a cache line.
 const ALIGN: usize = 64;
-/// Room for this many flows is made in advance.
+/// Flows with preallocated room.
 const FLOWS: usize = 256;
 
-/// What datagrams of one path have in common.
+/// Properties shared by datagrams of one path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Flow {
     pub(super) path: PathId,
@@ -19,10 +19,10 @@ pub(super) struct Flow {
     pub(super) dst: IpAddr,
 }
 
-/// What is known of a datagram besides its flow and its bytes.
+/// Properties of a datagram besides its flow and its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Mark {
-    /// The IPv4 identification it was sealed for.
+    /// The IPv4 identification that its ICRC covers.
     pub(super) id: u16,
     /// Its position in its run.
     pub(super) index: u16,
@@ -41,7 +41,7 @@ pub(super) struct Batch {
     bytes: Box<[u8]>,
     used: usize,
     entries: Vec<Entry>,
-    /// Neighbours differ.
+    /// Adjacent ones differ.
     flows: Vec<Flow>,
     datagrams_max: usize,
     /// Sum of [`RxBudget::cost`].
@@ -51,7 +51,7 @@ pub(super) struct Batch {
 }
 
 impl Batch {
-    /// One that holds whatever `budget` allows.
+    /// A batch that holds everything within `budget`.
     pub(super) fn new(budget: RxBudget) -> Self {
         let datagrams_max = budget.datagrams as usize;
         Self {
@@ -87,7 +87,7 @@ impl Batch {
         self.one_pair = true;
     }
 
-    /// Room for another datagram, within the budget it was made for.
+    /// Room for another datagram, within the budget of [`new`](Self::new).
     pub(super) fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
         let cost = u64::from(RxBudget::cost(u32::try_from(len).ok()?));
         let fits = self.entries.len() < self.datagrams_max
@@ -96,7 +96,7 @@ impl Batch {
         fits.then(|| &mut self.bytes[self.used..self.used + len])
     }
 
-    /// Accepts a datagram that was written to the room last reserved.
+    /// Accepts a datagram that was written to the last reserved room.
     pub(super) fn commit(&mut self, flow: &Flow, mark: Mark, len: usize) {
         if self.flows.last() != Some(flow) {
             self.one_pair &=
@@ -122,7 +122,7 @@ impl Batch {
         (&self.flows[flow as usize], mark, &self.bytes[at as usize..][..len as usize])
     }
 
-    /// Source and destination, if all datagrams have the same.
+    /// Source and destination, if all datagrams share them.
     pub(super) fn pair(&self) -> Option<(IpAddr, IpAddr)> {
         let first = self.flows.first().filter(|_| self.one_pair)?;
         Some((first.src, first.dst))
@@ -133,7 +133,7 @@ impl Batch {
         self.entries.iter().map(|e| u64::from(e.len)).sum()
     }
 
-    /// Whether the two can be exchanged without either bound changing.
+    /// Whether the two can be swapped without a change of either bound.
     pub(super) fn same_size(&self, other: &Self) -> bool {
         self.bytes.len() == other.bytes.len() && self.datagrams_max == other.datagrams_max
     }

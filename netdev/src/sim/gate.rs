@@ -1,4 +1,4 @@
-//! How a simulated port is waited for, and the gate of one that can be made to block.
+//! The descriptor of a simulated port, and the gate that can block a port.
 
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsFd as _, BorrowedFd};
@@ -16,18 +16,18 @@ pub(super) enum Bell {
     Gated(SimGate),
 }
 
-/// Blocks what a port sends, as a full socket buffer or ring does: see
+/// Blocks a port's sending, as a full socket buffer or ring does: see
 /// [`SimNet::gated_port`](super::SimNet::gated_port).
 ///
-/// While it is shut, a flush keeps what was written, the port wants to write, and its descriptor is
-/// not writable.
+/// While it is shut, a flush keeps the committed datagrams, the port wants to write, and its
+/// descriptor is not writable.
 #[derive(Debug, Clone)]
 pub struct SimGate(Arc<Gate>);
 
 #[derive(Debug)]
 struct Gate {
     shut: AtomicBool,
-    /// The port's end of a socket pair, whose buffer is full while the gate is shut.
+    /// The port's end of a socket pair; its buffer is full while the gate is shut.
     port: UnixStream,
     far: UnixStream,
 }
@@ -40,13 +40,13 @@ impl SimGate {
         Ok(Self(Arc::new(Gate { shut: AtomicBool::new(false), port, far })))
     }
 
-    /// From now on the port takes nothing off its sender's hands.
+    /// Closes the gate: from now on a flush sends nothing.
     pub fn shut(&self) {
         self.0.shut.store(true, Ordering::SeqCst);
         while (&self.0.port).write(&[0; 4096]).is_ok() {}
     }
 
-    /// From now on it does.
+    /// Opens the gate again.
     pub fn open(&self) {
         self.0.shut.store(false, Ordering::SeqCst);
         drain(&self.0.far);
@@ -85,7 +85,7 @@ impl Bell {
     }
 }
 
-/// Reads all that is there.
+/// Reads everything available.
 fn drain(mut socket: &UnixStream) {
     while socket.read(&mut [0; 4096]).is_ok_and(|count| count > 0) {}
 }

@@ -1,4 +1,4 @@
-//! The middle of the simulated network: addresses, links, what is on its way, and the clock.
+//! The centre of the simulated network: addresses, links, datagrams in flight, and the clock.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, HashMap};
@@ -15,21 +15,21 @@ use super::rng::Rng;
 use super::{Tap, TapDatagram, Verdict};
 use crate::port::RxBudget;
 
-/// Ethernet, IPv4 or IPv6, and UDP: what a rate limiter counts besides the payload.
+/// Ethernet, IPv4 or IPv6, and UDP headers: a rate limiter counts them besides the payload.
 const HEADERS: [usize; 2] = [14 + 20 + 8, 14 + 40 + 8];
 
 /// A port as the hub sees it.
 struct Inbox {
     batch: Batch,
     bell: Arc<Bell>,
-    /// Whether somebody waits for the event.
+    /// Whether a thread waits for the event.
     armed: bool,
     signalled: bool,
-    /// Datagrams that found it full.
+    /// Datagrams dropped because the inbox was full.
     drops: u64,
 }
 
-/// A datagram on its way.
+/// A datagram in flight.
 struct Flying {
     flow: Flow,
     mark: Mark,
@@ -41,14 +41,14 @@ pub(super) struct Hub {
     now: Duration,
     inboxes: Vec<Option<Inbox>>,
     addresses: HashMap<IpAddr, usize>,
-    /// Who has joined which group.
+    /// Memberships in groups.
     groups: BTreeSet<(IpAddr, usize)>,
     links: HashMap<(IpAddr, IpAddr), Link>,
     default_link: LinkConfig,
-    /// When, in which order among those of one time, and which of `flying`.
+    /// Arrival time, order among those of one time, and index in `flying`.
     due: BinaryHeap<Reverse<(Duration, u64, usize)>>,
     flying: Vec<Flying>,
-    /// Unused entries of `flying`, whose buffers are used again.
+    /// Unused entries of `flying`; their buffers are reused.
     spare: Vec<usize>,
     order: u64,
     tap: Option<Tap>,
@@ -142,11 +142,11 @@ impl Hub {
         self.groups.remove(&(group, id));
     }
 
-    /// Exchanges `read`, which is empty, for all that has arrived at a port; false if nothing has.
+    /// Swaps `read`, which must be empty, with all arrivals at a port; false if there are none.
     pub(super) fn take(&mut self, id: usize, read: &mut Batch) -> bool {
         let inbox = self.inboxes[id].as_mut().expect("attached while the port lives");
         if inbox.batch.is_empty() {
-            // Only now: what was taken before may not all have been handed up.
+            // Only now: the datagrams taken before may not all have been handed up.
             if mem::take(&mut inbox.signalled) {
                 inbox.bell.clear();
             }
@@ -156,14 +156,14 @@ impl Hub {
         true
     }
 
-    /// From now on a port's event is signalled when something arrives; at once if `pending`.
+    /// From now on arrivals signal a port's event; signals at once if `pending`.
     pub(super) fn arm(&mut self, id: usize, pending: bool) {
         let inbox = self.inboxes[id].as_mut().expect("attached while the port lives");
         inbox.armed = true;
         inbox.signal_if(pending || !inbox.batch.is_empty());
     }
 
-    /// Datagrams that a port's full queue has dropped.
+    /// Datagrams dropped by a port's full queue.
     pub(super) fn drops(&self, id: usize) -> u64 {
         self.inboxes[id].as_ref().map_or(0, |inbox| inbox.drops)
     }
@@ -180,7 +180,7 @@ impl Hub {
         batch.clear();
     }
 
-    /// The case of a perfect link and an empty queue: no byte is touched. False if it is another case.
+    /// The case of a perfect link and an empty queue: no byte is touched. False in any other case.
     fn hand_over(&mut self, batch: &mut Batch) -> bool {
         let Some((src, dst)) = batch.pair() else { return false };
         let perfect = match self.links.get(&(src, dst)) {
@@ -225,7 +225,7 @@ impl Hub {
         }
     }
 
-    /// Puts a copy on its way; it arrives when the clock gets there, which may be at once.
+    /// Starts the flight of a copy; it arrives when the clock gets there, which may be at once.
     fn launch(&mut self, flow: &Flow, mark: Mark, payload: &[u8], fate: &Fate) {
         let slot = self.spare.pop().unwrap_or_else(|| {
             self.flying.push(Flying { flow: *flow, mark, payload: Vec::new() });
@@ -245,7 +245,7 @@ impl Hub {
         }
     }
 
-    /// Moves the clock and delivers what is due by then, in order.
+    /// Moves the clock and delivers everything due by then, in order.
     pub(super) fn advance_to(&mut self, now: Duration) {
         self.now = self.now.max(now);
         self.land();

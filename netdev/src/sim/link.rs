@@ -1,4 +1,4 @@
-//! What happens to datagrams between two addresses.
+//! The treatment of datagrams between two addresses.
 
 use std::time::Duration;
 
@@ -6,41 +6,41 @@ use super::rng::Rng;
 
 /// How a link treats its datagrams, in one direction. The default is perfect: no delay, no fault.
 ///
-/// Probabilities are in parts per million (1 % = 10,000) and drawn for each datagram from a generator
-/// that belongs to the link, so one link's faults do not depend on what passes on others.
+/// Probabilities are in parts per million (1 % = 10,000). They are drawn for each datagram from the
+/// link's own generator, so one link's faults do not depend on the traffic of others.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LinkConfig {
     /// Time from the sender's flush (or the end of the rate limiter's queue) to the receiver.
     pub delay: Duration,
-    /// Up to this much more, drawn for each datagram. Datagrams overtake one another where it exceeds
-    /// the distance between them.
+    /// Up to this much additional delay, drawn for each datagram. Datagrams overtake one another if
+    /// it exceeds the distance between them.
     pub jitter: Duration,
     /// Datagrams lost, one by one.
     pub drop_ppm: u32,
-    /// Datagrams at which a burst of losses begins.
+    /// Datagrams that start a burst of losses.
     pub burst_ppm: u32,
     /// The longest such burst in datagrams; each takes 1 to this many.
     pub burst_max: u32,
     /// Datagrams that arrive twice.
     pub duplicate_ppm: u32,
-    /// Datagrams that come late, so that later ones overtake them.
+    /// Datagrams that arrive late, so that later ones overtake them.
     pub reorder_ppm: u32,
-    /// How late the latest of those come; each is delayed by 1 ns to this much more.
+    /// The longest delay of those; each is delayed by 1 ns to this much.
     pub reorder_delay: Duration,
-    /// Datagrams of which one bit is flipped, any bit from the BTH to the ICRC.
+    /// Datagrams with one bit flipped, any bit from the BTH to the ICRC.
     pub corrupt_ppm: u32,
-    /// Datagrams that are cut short, to any length from 0 up.
+    /// Datagrams truncated to any length from 0 up.
     pub truncate_ppm: u32,
     /// A bottleneck.
     pub rate: Option<Rate>,
 }
 
-/// A rate limit with a queue in front of it, which drops what does not fit.
+/// A rate limit with a queue in front of it; datagrams that do not fit are dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rate {
     /// Bits per second, Ethernet, IP and UDP headers included; 0 counts as 1.
     pub bits_per_second: u64,
-    /// Bytes that the queue holds, the datagram being sent included.
+    /// Bytes in the queue at most, including the datagram being sent.
     pub queue_bytes: u32,
 }
 
@@ -85,23 +85,23 @@ pub struct SimStats {
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) config: LinkConfig,
-    /// Whether `config` was set for this link and is not the default.
+    /// Whether `config` was set for this link, and does not follow the default.
     pub(super) explicit: bool,
     rng: Rng,
-    /// When the rate limiter has sent all that it has.
+    /// When the rate limiter's queue will be empty.
     busy_until: Duration,
-    /// Datagrams that the current burst of losses still takes.
+    /// Remaining losses of the current burst.
     burst_left: u32,
 }
 
-/// What becomes of one datagram, or of one of its copies.
+/// The fate of one datagram, or of one of its copies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Fate {
     /// When it arrives.
     pub(super) due: Duration,
     /// The bit to flip.
     pub(super) flip: Option<usize>,
-    /// How much of it arrives.
+    /// The length that arrives.
     pub(super) len: usize,
 }
 
@@ -110,7 +110,7 @@ impl Link {
         Self { config, explicit, rng, busy_until: Duration::ZERO, burst_left: 0 }
     }
 
-    /// Decides on a datagram of `len` bytes, `header` bytes of headers in front: the fates of its copies.
+    /// Decides the fates of a datagram's copies; `len` bytes, after `header` bytes of headers.
     pub(super) fn decide(
         &mut self,
         now: Duration,

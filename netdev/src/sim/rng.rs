@@ -1,4 +1,4 @@
-//! The simulator's own pseudo-random numbers, the same on every platform and for ever.
+//! The simulator's own pseudo-random numbers, the same on every platform and in every version.
 
 /// SplitMix64 (Steele, Lea, Flood 2014; public domain reference by Vigna): 64 bits of state, full
 /// period, every seed is good.
@@ -10,7 +10,7 @@ impl Rng {
         Self(seed)
     }
 
-    /// Another generator, for what `bytes` name.
+    /// Another generator, derived from `seed` and `bytes`.
     pub(super) fn fork(seed: u64, bytes: &[u8]) -> Self {
         bytes.iter().fold(Self::new(seed), |rng, &b| Self::new(rng.0 ^ u64::from(b)).stepped())
     }
@@ -28,7 +28,7 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// Below `bound`, all values (nearly) alike; 0 for 0.
+    /// Below `bound`, (nearly) uniform; 0 for 0.
     pub(super) fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
     }

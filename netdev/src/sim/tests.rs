@@ -6,7 +6,7 @@ const B: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 2));
 const C: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 3));
 const A6: IpAddr = IpAddr::V6(std::net::Ipv6Addr::new(0xFD00, 0, 0, 0, 0, 0, 0, 1));
 
-/// What was handed up: number written by the sender, length, time.
+/// Datagrams handed up: number written by the sender, length, time.
 type Trace = Vec<(u32, usize, Duration)>;
 
 fn spec(local: IpAddr, remote: IpAddr) -> PathSpec {
@@ -56,7 +56,7 @@ fn drain(net: &SimNet, port: &mut SimPort) -> Trace {
 #[test]
 fn a_burst_is_no_longer_than_it_may_be() {
     let (net, mut a, mut b, path) = pair(1);
-    let mut received = |b: &mut SimPort, budget| {
+    let received = |b: &mut SimPort, budget| {
         while let Some(next) = net.next_event() {
             net.advance_to(next);
         }
@@ -70,7 +70,7 @@ fn a_burst_is_no_longer_than_it_may_be() {
     assert_eq!(bursts.iter().sum::<usize>(), 4);
 }
 
-/// Sends 20,000 datagrams over such a link.
+/// Sends 20,000 datagrams over this link.
 fn run(seed: u64, link: LinkConfig) -> (SimStats, Trace) {
     let (net, mut a, mut b, path) = pair(seed);
     net.set_link(A, B, link);
@@ -157,7 +157,7 @@ fn late_datagrams_are_overtaken() {
     let overtaken = trace.windows(2).filter(|w| w[1].0 < w[0].0).count();
     assert!(overtaken > 100, "{overtaken}");
 
-    // With a jitter, all of them are in disorder.
+    // With jitter, all of them are reordered.
     let link = LinkConfig { jitter: Duration::from_micros(50), ..LinkConfig::default() };
     let (stats, trace) = run(6, link);
     assert_eq!((stats.delivered, trace.len()), (20_000, 20_000));
@@ -254,7 +254,7 @@ fn links_have_a_direction_and_their_own_faults() {
     send(&mut b, b_to_a, 5, 64);
     let counts = [&mut b, &mut c, &mut a].map(|port| drain(&net, port).len());
     assert_eq!(counts, [0, 5, 5]);
-    // A new default spares the link that was set.
+    // A new default does not change the link that was set.
     net.set_default_link(LinkConfig { duplicate_ppm: 1_000_000, ..LinkConfig::default() });
     send(&mut a, a_to_b, 5, 64);
     send(&mut a, a_to_c, 5, 64);
@@ -325,7 +325,7 @@ fn what_a_port_cannot_do_is_refused() {
         assert_eq!(failures, expected);
     }
     assert_eq!((a.stats().tx_failed, a.stats().tx_datagrams), (1, 1));
-    // A removed path takes nothing more; a device that is gone receives nothing.
+    // A removed path takes no datagrams; a removed device receives none.
     a.reserve(path, 10).unwrap();
     a.commit();
     a.remove_path(path);
@@ -382,7 +382,7 @@ fn a_group_is_for_those_who_have_joined() {
     drop(net);
 }
 
-/// What a port knows of each datagram: its first byte, its source, and its identification.
+/// Each datagram as a port sees it: its first byte, its source, and its identification.
 fn identified(port: &mut SimPort) -> Vec<(u8, IpAddr, RxIpId)> {
     let mut got = Vec::new();
     port.receive(usize::MAX, |d| got.push((d.payload[0], d.src, d.ip_id))).unwrap();
@@ -438,7 +438,7 @@ fn a_port_that_takes_anothers_place_has_nothing_of_it() {
     for round in 0..3 {
         b.join(group).unwrap();
         assert!(!wait_readable(b.wait_fd(), 0).unwrap());
-        // Some have arrived, some are on their way.
+        // Some have arrived, some are in flight.
         for _ in 0..2 {
             send(&mut a, to_b, 3, 64);
             send(&mut a, to_group, 3, 64);
@@ -451,7 +451,7 @@ fn a_port_that_takes_anothers_place_has_nothing_of_it() {
         assert!(!wait_readable(c.wait_fd(), 0).unwrap());
         let lost = net.stats().unroutable;
         assert_eq!(drain(&net, &mut c), [], "round {round}");
-        // What went to the group has no member any more.
+        // Datagrams to the group have no member any more.
         assert_eq!(net.stats().unroutable, lost + 3);
         assert!(!wait_readable(c.wait_fd(), 0).unwrap());
         drop(c);
@@ -460,7 +460,7 @@ fn a_port_that_takes_anothers_place_has_nothing_of_it() {
     }
 }
 
-/// Whether the descriptor is readable, and whether it is writable, as a poll for both sees it.
+/// Whether the descriptor is readable, and whether it is writable, as poll sees it.
 fn ready(port: &SimPort) -> [bool; 2] {
     [crate::fd::Interest::Read, crate::fd::Interest::Write].map(|interest| {
         let set = crate::fd::Epoll::new().unwrap();
@@ -482,7 +482,7 @@ fn a_port_behind_a_shut_gate_keeps_what_it_is_given_and_is_not_writable() {
         send(&mut a, to_b, 40, 100);
         assert_eq!((ready(&a), a.wants_write()), ([false, false], true), "{round}");
         assert_eq!(drain(&net, &mut b), []);
-        // What arrives is told as ever.
+        // Arrivals are signalled as before.
         send(&mut b, to_a, 1, 100);
         assert_eq!(ready(&a), [true, false], "{round}");
         assert_eq!(drain(&net, &mut a).len(), 1);

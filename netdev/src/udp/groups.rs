@@ -1,8 +1,9 @@
-//! Multicast groups: a socket for each that has joined it.
+//! Multicast groups: one socket for each joined group.
 //!
-//! The kernel does what a group needs: it tells routers and switches (IGMP, MLD), lets the interface accept the group's Ethernet address, and
-//! gives a copy of what this machine sends to every socket on it that has joined, the sender's own included. So do the ports that
-//! read frames themselves: their guards receive what is sent to groups.
+//! The kernel does everything else for a group. It tells routers and switches (IGMP, MLD), and lets
+//! the interface accept the group's Ethernet address. It gives a copy of what this machine sends to
+//! every local socket that has joined, the sender's own included. Ports that read frames themselves
+//! use this too: their guards receive datagrams to groups.
 
 use std::io;
 use std::net::IpAddr;
@@ -16,9 +17,10 @@ use crate::fd::{self, Epoll, Interest};
 use crate::iface::Interface;
 use crate::port::{PortStats, RxDatagram};
 
-/// Groups of a port at most: each has a socket with a buffer.
+/// The most groups of a port: each has a socket with a buffer.
 const GROUPS_MAX: usize = 256;
-/// So many are just read; for more, one system call says first whether there is anything.
+/// Up to this many groups are read directly; with more, one system call first checks whether any
+/// has data.
 const POLLED_MAX: usize = 1;
 
 /// The groups that a port has joined.
@@ -26,11 +28,11 @@ pub(super) struct Groups {
     iface: Interface,
     home: Home,
     entries: Vec<Group>,
-    /// With the first group.
+    /// Allocated with the first group.
     batch: Option<RecvBatch>,
-    /// All of the sockets.
+    /// Holds all the sockets.
     ready: Epoll,
-    /// Where the next call begins.
+    /// The group that the next call starts with.
     first: usize,
     stats: PortStats,
 }
@@ -57,7 +59,7 @@ impl Groups {
         self.entries.is_empty()
     }
 
-    /// Joins a group; `epoll` becomes readable for it, too.
+    /// Joins a group and adds its socket to `epoll`.
     pub(super) fn join(
         &mut self,
         group: IpAddr,
@@ -83,16 +85,16 @@ impl Groups {
         Ok(())
     }
 
-    /// Leaves a group; that it was not joined is no error.
+    /// Leaves a group; does nothing if it was not joined.
     pub(super) fn leave(&mut self, group: IpAddr) {
         let Some(at) = self.position(group) else { return };
-        // Closing the socket takes it out of both sets, and leaves the group.
+        // Closing the socket leaves the group and removes the socket from both sets.
         let gone = self.entries.swap_remove(at);
         self.stats.rx_queue_drops += gone.queue.drops(&gone.socket);
         self.first = 0;
     }
 
-    /// Reads what has come.
+    /// Reads received datagrams.
     pub(super) fn receive(
         &mut self,
         budget: usize,
@@ -116,7 +118,7 @@ impl Groups {
         Ok(total)
     }
 
-    /// Adds what was received to the counters of a port.
+    /// Adds the receive counters of all groups to those of a port.
     pub(super) fn add_stats(&self, stats: &mut PortStats) {
         let drops: u64 = self.entries.iter().map(|group| group.queue.drops(&group.socket)).sum();
         stats.rx_queue_drops += self.stats.rx_queue_drops + drops;

@@ -1,4 +1,4 @@
-//! Who holds a port: for the message of a bind that failed, and for who wants to know.
+//! Finds the processes that hold a port: for the message of a failed bind, and for diagnosis.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -10,13 +10,14 @@ const NAMED_MAX: usize = 3;
 /// A UDP socket of this network namespace, as the kernel shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HeldSocket {
-    /// What it is bound to.
+    /// Its bound address.
     pub address: SocketAddr,
     /// Bytes of kernel memory in its receive queue.
     pub queued_bytes: u64,
-    /// Datagrams that the kernel dropped because its receive queue was full (or its filter, or the checksum, refused them).
+    /// Datagrams that the kernel dropped because the receive queue was full (or because a filter or
+    /// the checksum refused them).
     pub drops: u64,
-    /// Id and command of the processes that have it open, as far as they are visible.
+    /// Id and command of the processes that have it open, as far as visible.
     pub holders: Vec<(u32, String)>,
 }
 
@@ -33,7 +34,8 @@ pub fn sockets(port: u16) -> Vec<HeldSocket> {
     .collect()
 }
 
-/// Id and command of the processes that listen on TCP `address`:`port`, or keep others from it, as far as they are visible.
+/// Id and command of the processes that listen on TCP `address`:`port`, or prevent others from
+/// doing so, as far as visible.
 #[must_use]
 pub fn tcp_listeners(address: IpAddr, port: u16) -> Vec<(u32, String)> {
     /// `TCP_LISTEN` of include/net/tcp_states.h.
@@ -74,10 +76,10 @@ pub(super) fn hint(address: IpAddr, port: u16) -> String {
     hint
 }
 
-/// Not /proc/net, which is that of the process's first thread: a thread can be in another namespace.
+/// Not /proc/net, which shows the first thread's namespace: this thread can be in another one.
 const UDP: [&str; 2] = ["/proc/thread-self/net/udp", "/proc/thread-self/net/udp6"];
 
-/// The inodes of the sockets of this network namespace that are in the way of `address`:`port`.
+/// The inodes of the sockets of this network namespace that conflict with `address`:`port`.
 fn inodes(address: IpAddr, port: u16) -> Vec<u64> {
     let rows = rows(&UDP).into_iter();
     rows.filter(|row| row.is_in_the_way(address, port)).map(|row| row.inode).collect()
@@ -107,18 +109,19 @@ fn rows(tables: &[&str]) -> Vec<Row> {
         .collect()
 }
 
-/// Whether a socket bound to `bound` keeps another from binding `wanted` (same port).
+/// Whether a socket bound to `bound` prevents another from binding `wanted` (same port).
 fn conflicts(bound: IpAddr, wanted: IpAddr) -> bool {
     match (bound, wanted) {
-        // A socket on :: takes IPv4 too unless it is IPv6-only, which /proc does not tell.
+        // A socket on :: takes IPv4 too unless it is IPv6-only, which /proc does not show.
         (IpAddr::V6(b), IpAddr::V4(_)) => b.is_unspecified(),
         (IpAddr::V4(_), IpAddr::V6(_)) => false,
         (b, w) => b == w || b.is_unspecified() || w.is_unspecified(),
     }
 }
 
-/// A row of /proc/net/udp, udp6, tcp or tcp6: `sl local_address rem_address st tx:rx tr:tm->when retrnsmt uid
-/// timeout inode …`; those of UDP end with `ref pointer drops`.
+/// A row of /proc/net/udp, udp6, tcp or tcp6:
+/// `sl local_address rem_address st tx:rx tr:tm->when retrnsmt uid timeout inode …`;
+/// rows of UDP end with `ref pointer drops`.
 fn parse_row(row: &str) -> Option<Row> {
     let fields: Vec<&str> = row.split_ascii_whitespace().collect();
     let field = |at: usize| fields.get(at).copied();
@@ -161,7 +164,7 @@ fn holders(inodes: &[u64]) -> Vec<(u32, String)> {
 }
 
 fn has_open(pid: u32, links: &[String]) -> bool {
-    // Fails for other users' processes: those are not visible.
+    // Fails for other users' processes: they are not visible.
     let Ok(descriptors) = fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
     descriptors
         .filter_map(|entry| fs::read_link(entry.ok()?.path()).ok())
@@ -179,7 +182,7 @@ fn command(pid: u32) -> String {
     } else {
         line.to_owned()
     };
-    // It comes from another process and goes to a terminal.
+    // The text comes from another process and goes to a terminal.
     let printable = name.trim().chars().map(|c| if c.is_control() { '?' } else { c });
     let mut short: String = printable.clone().take(CHARS_MAX).collect();
     if printable.count() > CHARS_MAX {

@@ -1,7 +1,8 @@
-//! Whether the interface takes runs whole: asked when the port is opened, and again when the kernel tells of a change.
+//! Whether the interface takes runs whole: asked when the port is opened, and again when the kernel
+//! announces a change.
 //!
-//! To ask, the kernel takes the lock of all of its network configuration (RTNL), which others may hold for long, while the port's user waits. To read what it
-//! told takes none.
+//! For each request the kernel takes the lock of its whole network configuration (RTNL). Others may
+//! hold it for long, while the port's user waits. Reading announcements takes no lock.
 
 use std::io;
 use std::os::fd::AsFd as _;
@@ -12,10 +13,11 @@ use super::sys::Socket;
 use crate::ethtool::Segmentation;
 use crate::rtnl::Monitor;
 
-/// How often it is looked at most what the kernel told.
+/// The minimum interval between two reads of the kernel's announcements.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
-/// What is known of the interface whose addresses the port has: what leaves by another is taken for the same, until it is lost.
+/// The state of the interface that has the port's addresses. Runs that leave by another interface
+/// are treated alike, until they are lost.
 pub(super) struct Offload {
     monitor: Monitor,
     segmentation: Segmentation,
@@ -23,18 +25,19 @@ pub(super) struct Offload {
 }
 
 impl Offload {
-    /// Asks by `socket`, of an interface of the calling thread's network namespace, which is the socket's.
+    /// Asks through `socket` about an interface of the calling thread's network namespace, which
+    /// must be the socket's.
     ///
     /// # Errors
     /// The kernel's answer to `socket(AF_NETLINK)`: no descriptors left, or a seccomp filter.
     pub(super) fn open(socket: &Socket, interface: u32) -> io::Result<Self> {
-        // What changes while it is asked is told.
+        // The monitor comes first, so that it announces changes during the request.
         let monitor = Monitor::of_link(interface)?;
         let segmentation = Segmentation::new(socket.as_fd(), interface)?;
         Ok(Self { monitor, segmentation, looked: Instant::now() })
     }
 
-    /// Reads what the kernel told since, and asks if there was something.
+    /// Reads the kernel's announcements, and asks again if there was one.
     pub(super) fn maintain(&mut self, socket: &Socket) {
         if self.looked.elapsed() < LOOK_AGAIN {
             return;
@@ -53,19 +56,19 @@ impl Offload {
         self.segmentation.takes(usize::from(run.segments), run.bytes() + HEADERS_MAX)
     }
 
-    /// Has the next [`maintain`](Self::maintain) look.
+    /// Makes the next [`maintain`](Self::maintain) read.
     #[cfg(test)]
     pub(super) fn make_due(&mut self) {
         self.looked = self.looked.checked_sub(LOOK_AGAIN).expect("not so early");
     }
 
-    /// As after a question in vain.
+    /// Pretends that a request failed.
     #[cfg(test)]
     pub(super) fn was_not_answered(&mut self) {
         self.segmentation.was_not_answered();
     }
 
-    /// How often was asked.
+    /// The number of requests.
     #[cfg(test)]
     pub(super) fn questions(&self) -> u32 {
         self.segmentation.questions

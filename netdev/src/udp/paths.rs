@@ -11,19 +11,21 @@ use crate::iface::Interface;
 use crate::port::{Path, PathId, PathSpec, ROCE_PORT};
 use crate::recent::Recent;
 
-/// Sockets at most besides those of the own addresses. So many flows are enough to be spread over the links and queues of a network; further paths
-/// share their source ports, or a thousand connections would need a thousand descriptors.
+/// The most sockets besides those of the own addresses. This many flows are enough to spread over
+/// the links and queues of a network. Further paths share source ports, because otherwise a
+/// thousand connections would need a thousand descriptors.
 const SENDERS_MAX: usize = 32;
-/// Sockets without a path that stay open for the next, as long as there are other paths: to open one costs more than all the rest of a path.
+/// The most sockets without a path that stay open for the next one, while other paths exist:
+/// opening one costs more than the rest of adding a path.
 const IDLE_MAX: usize = 8;
 
-/// What the port needs to know of a path.
+/// The port's data of a path.
 pub(super) struct Entry {
     pub(super) dest: Dest,
-    /// Index of the socket that it sends from.
+    /// Index of the socket that sends for it.
     pub(super) socket: usize,
     pub(super) v6: bool,
-    /// How many datagrams may leave as one message; 1 once the kernel refused to segment here.
+    /// The most datagrams per message; 1 once the kernel refused to segment here.
     pub(super) segments_max: u16,
     live: bool,
 }
@@ -32,7 +34,7 @@ pub(super) struct Entry {
 struct Sender {
     socket: Socket,
     local: IpAddr,
-    /// What paths asked for; another than `port` if that was taken.
+    /// The port that paths asked for; differs from `port` if that was taken.
     wanted: u16,
     port: u16,
     /// Paths that use it. The sockets of the own addresses stay open without any.
@@ -48,11 +50,11 @@ pub(super) struct Paths {
     senders: Vec<Option<Sender>>,
     own: usize,
     entries: Vec<Entry>,
-    /// Removed, but datagrams may still be on their way.
+    /// Removed paths that may still have datagrams waiting.
     retired: Vec<PathId>,
     free: Vec<PathId>,
     ttl_default: [u8; 2],
-    /// Where the kernel has just been asked for the way: from, to.
+    /// Recent route checks: from, to.
     checked: Recent<(IpAddr, IpAddr), ()>,
 }
 
@@ -132,7 +134,8 @@ impl Paths {
         Ok(())
     }
 
-    /// The socket for a path: one that has the wanted port, a new one, another's if there are many, or the own address's.
+    /// The socket for a path: one with the wanted port, a new one, another path's if there are
+    /// many, or the own address's.
     fn sender_for(&mut self, spec: &PathSpec, config: &PortConfig) -> io::Result<usize> {
         let same = |s: &Option<Sender>| {
             s.as_ref().is_some_and(|s| s.local == spec.local && s.wanted == spec.src_port)
@@ -147,7 +150,7 @@ impl Paths {
             sockets::open_sender(&self.iface, self.home, spec.local, spec.src_port, config);
         let (socket, port) = match opened {
             Ok(Some(opened)) => opened,
-            // No port or no descriptor to be had: UDP/4791 does as well.
+            // No port or no descriptor available: UDP/4791 works as well.
             Ok(None) => return Ok(self.own_of(spec.local)),
             Err(e) if matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
                 return Ok(self.own_of(spec.local));
@@ -163,9 +166,9 @@ impl Paths {
         Ok(self.senders.len() - 1)
     }
 
-    /// An open socket that will do as well: one that has no path, or any if there are many.
+    /// An open socket that works as well: one without a path, or any if there are many.
     fn shared(&self, spec: &PathSpec) -> Option<usize> {
-        // Who asks for the port of the own address's gets that.
+        // A path that asks for the own address's port gets that socket.
         if spec.src_port == ROCE_PORT {
             return None;
         }
@@ -194,7 +197,7 @@ impl Paths {
         self.senders[..self.own].iter().flatten()
     }
 
-    /// The path is not to be used any more; returns its own address, if it was in use.
+    /// Removes a path; returns its own address, if the path was in use.
     pub(super) fn remove(&mut self, path: PathId) -> Option<IpAddr> {
         let entry = self.entries.get_mut(path.0 as usize).filter(|e| e.live)?;
         entry.live = false;
@@ -202,7 +205,7 @@ impl Paths {
         self.senders[entry.socket].as_ref().map(|sender| sender.local)
     }
 
-    /// Nothing is on its way any more: closes the sockets that no path uses.
+    /// Call this when nothing waits for the kernel any more: closes the sockets without a path.
     pub(super) fn reclaim(&mut self) {
         while let Some(id) = self.retired.pop() {
             let index = self.entries[id.0 as usize].socket;
@@ -218,12 +221,12 @@ impl Paths {
         }
     }
 
-    /// A path that may be sent to.
+    /// A path that datagrams may be reserved for.
     pub(super) fn get(&self, path: PathId) -> Option<&Entry> {
         self.entries.get(path.0 as usize).filter(|e| e.live)
     }
 
-    /// A path that something is on its way to; it may have been removed since.
+    /// A path with committed datagrams; it may have been removed since.
     pub(super) fn entry(&self, path: PathId) -> &Entry {
         &self.entries[path.0 as usize]
     }
@@ -241,13 +244,13 @@ impl Paths {
         |i| self.socket(i)
     }
 
-    /// How many sockets are open besides those of the own addresses.
+    /// The number of open sockets besides those of the own addresses.
     #[cfg(test)]
     pub(super) fn open_senders(&self) -> usize {
         self.senders[self.own..].iter().flatten().count()
     }
 
-    /// Whether the socket is that of an own address, which also receives.
+    /// Whether the socket belongs to an own address; such a socket also receives.
     pub(super) fn is_own(&self, index: usize) -> bool {
         index < self.own
     }

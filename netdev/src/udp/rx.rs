@@ -1,4 +1,4 @@
-//! Receiving: bursts of super-packets, cut into datagrams.
+//! Receiving: bursts of super-packets, split into datagrams.
 
 use std::cell::Cell;
 use std::io;
@@ -7,10 +7,10 @@ use std::net::IpAddr;
 use super::sys::{RECV_MAX, Received, RecvBatch, Socket};
 use crate::port::{PortStats, Runs, RxDatagram, RxIpId};
 
-/// How many bytes one system call should bring: what stays in a core's second-level cache until it
-/// is handed up.
+/// Bytes that one system call should return: as many as stay in a core's second-level cache until
+/// they are handed up.
 const BURST_BYTES: usize = 256 * 1024;
-/// Every so many calls the sockets are read too that have no path while others have.
+/// While some sockets have paths, those without one are read only once in this many calls.
 const IDLE_EVERY: u32 = 16;
 
 /// The receive side of a port.
@@ -21,12 +21,13 @@ pub(super) struct Receiver {
     /// Paths on all queues together.
     paths: usize,
     calls: u32,
-    /// Where the next call begins, so that one busy address does not starve the others.
+    /// The queue that the next call starts with, so that one busy address does not starve the
+    /// others.
     first: usize,
     stats: PortStats,
 }
 
-/// What is known of the socket of one own address, or of a group.
+/// The receive state of one own address's socket, or of a group's.
 #[derive(Debug)]
 pub(super) struct Queue {
     local: IpAddr,
@@ -49,7 +50,7 @@ impl Receiver {
         }
     }
 
-    /// Whether it is not a guard's.
+    /// Whether the port receives, that is, is not a guard.
     pub(super) fn receives(&self) -> bool {
         self.batch.is_some()
     }
@@ -91,7 +92,7 @@ impl Receiver {
         Ok(total)
     }
 
-    /// How what was read had arrived.
+    /// How the datagrams that were read had arrived.
     pub(super) fn runs(&self) -> Runs {
         let PortStats { rx_runs: runs, rx_datagrams: datagrams, rx_bytes: bytes, .. } = self.stats;
         Runs { runs, datagrams, bytes }
@@ -114,12 +115,12 @@ impl Queue {
         Self { local, paths: 0, message_bytes: 0, drops: Cell::new((0, 0)) }
     }
 
-    /// Where its datagrams go.
+    /// The destination address of its datagrams.
     pub(super) fn local(&self) -> IpAddr {
         self.local
     }
 
-    /// Datagrams that found it full.
+    /// The number of datagrams dropped because the queue was full.
     pub(super) fn drops(&self, socket: &Socket) -> u64 {
         let (last, sum) = self.drops.get();
         let now = socket.input_drops();
@@ -154,7 +155,7 @@ impl Queue {
         }
     }
 
-    /// Cuts one message into its datagrams; returns how many.
+    /// Splits one message into its datagrams; returns their number.
     fn hand_up(
         &self,
         message: &Received<'_>,

@@ -1,4 +1,5 @@
-//! The sockets of a port: one per own address on UDP/4791, and more to send from other source ports.
+//! The sockets of a port: one per own address on UDP/4791, and others to send from other source
+//! ports.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
@@ -17,7 +18,7 @@ const SRC_PORT_MIN: u16 = 0xC000;
 /// How many other source ports are tried before the datagrams leave from UDP/4791.
 const SRC_PORT_TRIES: u16 = 16;
 
-/// What a socket is for.
+/// The purpose of a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
     /// Receives and sends.
@@ -26,12 +27,12 @@ pub(super) enum Role {
     Guard,
     /// Drops what arrives, and sends.
     Send,
-    /// Receives what goes to a group.
+    /// Receives datagrams to a group.
     Group,
 }
 
-/// The network namespace of a port, which is that of its first sockets. Those that are made later are where the thread is that makes them: it may have
-/// opened the port elsewhere, and gone on.
+/// The network namespace of a port, which is that of its first sockets. Later sockets are in the
+/// namespace of the thread that opens them: that thread may have left the port's.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Home(Option<u64>);
 
@@ -40,7 +41,8 @@ impl Home {
         Self(own.netns())
     }
 
-    /// Whether a socket is in it. Before Linux 5.14 nobody can tell, and all are.
+    /// Whether a socket is in this namespace. Before Linux 5.14 that is unknown, and every socket
+    /// counts as in it.
     fn has(self, socket: &Socket) -> bool {
         self.0 == socket.netns()
     }
@@ -68,7 +70,7 @@ pub(super) fn open_own(
     };
     let name = socket_address(iface, address, ROCE_PORT, 0);
     let first = make(address, config, role)?;
-    // Alone, so that nobody else has the port.
+    // Bound alone first: fails if another socket has the port.
     patiently(libc::EADDRINUSE, COPIES_HELD_MAX, || first.bind(&name))
         .map_err(|e| fail("bind", e))?;
     if count == 1 {
@@ -79,7 +81,8 @@ pub(super) fn open_own(
     for _ in 1..count {
         let socket = make(address, config, role)?;
         socket.share_port().map_err(|e| fail("share", e))?;
-        // What came in meanwhile is in the queues of the others, which hand it over.
+        // Datagrams that arrived meanwhile are in the other ports' queues; their shards hand them
+        // over.
         socket.bind(&name).map_err(|e| fail("bind once more", e))?;
         sockets.push(socket);
     }
@@ -105,7 +108,8 @@ fn make(address: IpAddr, config: &PortConfig, role: Role) -> Result<Socket, Open
     Ok(socket)
 }
 
-/// Opens the socket of a group on UDP/4791, and joins the group at the interface. Others on this machine may do so, too: each gets all.
+/// Opens the socket of a group on UDP/4791, and joins the group at the interface. Other sockets on
+/// this machine may do the same: each gets all datagrams.
 pub(super) fn open_group(
     iface: &Interface,
     home: Home,
@@ -135,8 +139,8 @@ pub(super) fn open_group(
     Ok(socket)
 }
 
-/// Opens a socket to send from `address` with source port `wanted`, or the next that is free. `None`
-/// means that none is, or that the calling thread has left the port's namespace.
+/// Opens a socket to send from `address` with source port `wanted`, or the next free one. `None` if
+/// none is free, or if the calling thread has left the port's namespace.
 pub(super) fn open_sender(
     iface: &Interface,
     home: Home,
@@ -173,7 +177,7 @@ fn configure(socket: &Socket, v6: bool, config: &PortConfig, role: Role) -> io::
         Role::Guard | Role::Send => socket.drop_all_input()?,
         Role::Group => {
             socket.set(libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
-            // Only what comes in at the interface where this socket has joined.
+            // Only datagrams from the interface where this socket has joined.
             if v6 {
                 socket.set(libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_ALL, 0)?;
             } else {
@@ -196,8 +200,8 @@ fn configure(socket: &Socket, v6: bool, config: &PortConfig, role: Role) -> io::
         return Ok(());
     }
     if !config.no_segmentation {
-        // Also on a guard: without it the kernel segments every super-packet for a socket that
-        // drops it.
+        // Also on a guard: otherwise the kernel segments every super-packet for a socket that drops
+        // it.
         socket.set(libc::SOL_UDP, libc::UDP_GRO, 1)?;
     }
     if role == Role::Guard {
@@ -221,7 +225,7 @@ fn buffer(
     bytes: u32,
     config: &PortConfig,
 ) -> io::Result<()> {
-    // The kernel doubles what it is given.
+    // The kernel doubles the value.
     let bytes = i32::try_from(bytes).unwrap_or(i32::MAX).min(i32::MAX / 2);
     if config.force_buffers && socket.set(libc::SOL_SOCKET, force, bytes).is_ok() {
         return Ok(());
@@ -229,7 +233,7 @@ fn buffer(
     socket.set(libc::SOL_SOCKET, option, bytes)
 }
 
-/// The kernel's form of an address; link-local ones are of `iface`.
+/// The kernel's form of an address; link-local ones get the scope of `iface`.
 pub(super) fn socket_address(
     iface: &Interface,
     address: IpAddr,
@@ -246,8 +250,9 @@ pub(super) fn socket_address(
     }
 }
 
-/// Asks the kernel whether it would send along this path at all. Returns whether it knows: the calling thread may have left the port's namespace, and
-/// what is sent then shows it. So it does if there is no descriptor left to ask with.
+/// Asks the kernel whether it would send along this path at all. Returns whether the answer is
+/// known. It is unknown if the calling thread has left the port's namespace, or if there is no
+/// descriptor left to ask with: a missing route then shows on sending.
 pub(super) fn check_route(iface: &Interface, home: Home, spec: &PathSpec) -> io::Result<bool> {
     let probe = match Socket::new(spec.local.is_ipv6()) {
         Err(e) if matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
@@ -266,7 +271,7 @@ pub(super) fn check_route(iface: &Interface, home: Home, spec: &PathSpec) -> io:
 /// The destination of a path, for a socket with the default TTL or hop limit `ttl_default`.
 pub(super) fn destination(iface: &Interface, spec: &PathSpec, ttl_default: u8) -> Dest {
     let name = socket_address(iface, spec.remote, ROCE_PORT, spec.flow_label);
-    // What goes to a group has another default: 1.
+    // Datagrams to a group have another default: 1.
     let ttl_default = if spec.remote.is_multicast() { 1 } else { ttl_default };
     Dest {
         name: SockAddr::new(&name),
@@ -275,14 +280,14 @@ pub(super) fn destination(iface: &Interface, spec: &PathSpec, ttl_default: u8) -
     }
 }
 
-/// The TTL or hop limit that the socket uses by itself.
+/// The TTL or hop limit that the socket uses by default.
 pub(super) fn ttl_default(socket: &Socket, v6: bool) -> u8 {
     let value = if v6 {
         socket.get(libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS)
     } else {
         socket.get(libc::IPPROTO_IP, libc::IP_TTL)
     };
-    // 0 is never what the kernel uses: "unknown", and every path sets its own.
+    // The kernel never uses 0: it means "unknown", and every path sets its own.
     value.ok().and_then(|v| u8::try_from(v).ok()).unwrap_or(0)
 }
 
@@ -308,7 +313,7 @@ pub(super) fn segments_max(iface: &Interface, address: IpAddr) -> u16 {
         send(&socket, &mut SendScratch::new(), std::iter::once(message))?;
         Ok(SEGMENTS[0])
     };
-    // Any other reason (a rule that forbids it, say) tells nothing: what does not work then shows
-    // when it is used.
+    // Any other error (such as a rule that forbids it) says nothing: a lower limit then shows on
+    // sending.
     probe().unwrap_or(SEGMENTS[1])
 }

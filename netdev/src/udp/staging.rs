@@ -1,19 +1,20 @@
-//! Datagrams on their way to the kernel: one linear arena, cut into runs.
+//! Datagrams waiting for the kernel: one linear arena, split into runs.
 //!
 //! A run is what one message of `sendmmsg` carries: datagrams of one path, all of the same size but
 //! the last, which may be shorter. They lie end to end, as `UDP_SEGMENT` wants them. The arena is
-//! filled from front to back and starts again at the front once the kernel has taken everything, so
-//! a sender that is not held up works in the same warm memory all the time.
+//! The arena is filled from front to back and starts again at the front once the kernel has taken
+//! everything, so an unblocked sender always works in the same warm memory.
 
 use crate::port::PathId;
 
-/// What is in front of a run at most: Ethernet, one VLAN tag, IPv6 and UDP.
+/// The longest headers before a run: Ethernet, one VLAN tag, IPv6 and UDP.
 pub(super) const HEADERS_MAX: usize = 14 + 4 + 40 + 8;
 
 /// The most UDP payload bytes in one run.
 ///
-/// The kernel would take 65,507, but a device segments in software what is not shorter than its
-/// `gso_max_size`, 65,536 bytes with the headers unless it was set, which is slow.
+/// The kernel would take 65,507 bytes. But it segments a super-packet in software, which is slow,
+/// if that is not shorter than the device's `gso_max_size`: 65,536 bytes with the headers by
+/// default.
 pub(super) const RUN_BYTES_MAX: usize = 65_535 - HEADERS_MAX;
 
 /// The most runs that wait for the kernel at once.
@@ -31,12 +32,12 @@ pub(super) struct Run {
     pub(super) path: PathId,
     /// Size of every datagram but the last.
     pub(super) segment: u16,
-    /// How many datagrams.
+    /// Number of datagrams.
     pub(super) segments: u16,
-    /// Where the bytes are.
+    /// Offset of the bytes in the arena.
     start: u32,
     len: u32,
-    /// Datagram by datagram, because the kernel refused the run with this errno.
+    /// The errno with which the kernel refused the run; it is now sent datagram by datagram.
     pub(super) refused: Option<i32>,
 }
 
@@ -65,10 +66,10 @@ struct Reserved {
 /// The arena and its runs.
 pub(super) struct Staging {
     arena: Vec<u8>,
-    /// First byte that no run uses.
+    /// The first byte not used by a run.
     tail: usize,
     runs: Vec<Run>,
-    /// First run that the kernel has not taken.
+    /// The first run that the kernel has not taken.
     head: usize,
     /// Whether the last run may grow.
     open: bool,
@@ -106,7 +107,7 @@ impl Staging {
         Some((&mut self.arena[at..at + len], index))
     }
 
-    /// The index that the datagram would have in the last run, if that may take it.
+    /// The index that the datagram would get in the last run, if it may join that.
     fn joinable(&self, path: PathId, len: usize, segments_max: u16) -> Option<u16> {
         let run = self.runs.last().filter(|_| self.open)?;
         let joins = run.path == path
@@ -122,7 +123,7 @@ impl Staging {
         (self.runs.len() < RUNS_MAX && at + RUN_BYTES_MAX <= self.arena.len()).then_some(at)
     }
 
-    /// Accepts what was reserved last.
+    /// Accepts the last reservation.
     pub(super) fn commit(&mut self) {
         let Some(Reserved { path, len, joins }) = self.reserved.take() else {
             debug_assert!(false, "commit without reserve");
@@ -148,7 +149,7 @@ impl Staging {
         self.tail += usize::from(len);
     }
 
-    /// Ends the last run: what comes next starts another.
+    /// Ends the last run: the next datagram starts another.
     pub(super) fn close(&mut self) {
         self.open = false;
         self.reserved = None;
@@ -158,7 +159,7 @@ impl Staging {
         self.head == self.runs.len()
     }
 
-    /// The runs that wait, oldest first.
+    /// The waiting runs, oldest first.
     pub(super) fn waiting(&self) -> &[Run] {
         &self.runs[self.head..]
     }
@@ -167,7 +168,7 @@ impl Staging {
         &self.arena[run.start as usize..][..run.bytes()]
     }
 
-    /// The oldest `count` runs are done with.
+    /// Removes the oldest `count` runs.
     pub(super) fn pop(&mut self, count: usize) {
         self.head += count;
         debug_assert!(self.head <= self.runs.len());
@@ -179,12 +180,12 @@ impl Staging {
         }
     }
 
-    /// The oldest run goes on datagram by datagram.
+    /// Switches the oldest run to datagram by datagram.
     pub(super) fn refuse_first(&mut self, errno: i32) {
         self.runs[self.head].refused = Some(errno);
     }
 
-    /// The first datagram of the oldest run is done with, and so is the run if that was its last.
+    /// Removes the first datagram of the oldest run, and the run if that was its last.
     pub(super) fn pop_datagram(&mut self) {
         let run = &mut self.runs[self.head];
         let bytes = run.first_bytes() as u32;

@@ -64,14 +64,16 @@ impl SockAddr {
         if self.family() != libc::AF_INET6 {
             return false;
         }
-        // SAFETY: every byte of the union is defined, and all bit patterns are values of both members.
+        // SAFETY: every byte of the union is defined, and all bit patterns are values of both
+        // members.
         let had = unsafe { self.v6.sin6_flowinfo } != 0;
         self.v6.sin6_flowinfo = 0;
         had
     }
 
     fn family(&self) -> i32 {
-        // SAFETY: every byte of the union is defined, and the family is the first field of both members.
+        // SAFETY: every byte of the union is defined, and the family is the first field of both
+        // members.
         i32::from(unsafe { self.v4.sin_family })
     }
 
@@ -85,7 +87,8 @@ impl SockAddr {
 
     /// Address and port.
     fn decode(&self) -> (IpAddr, u16) {
-        // SAFETY: every byte of the union is defined, and all bit patterns are values of both members.
+        // SAFETY: every byte of the union is defined, and all bit patterns are values of both
+        // members.
         unsafe {
             if self.family() == libc::AF_INET6 {
                 let a = &self.v6;
@@ -107,7 +110,7 @@ impl Socket {
     pub(crate) fn new(v6: bool) -> io::Result<Self> {
         let family = if v6 { libc::AF_INET6 } else { libc::AF_INET };
         let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        // SAFETY: no pointers; a result that is not negative is a descriptor that nobody else owns.
+        // SAFETY: no pointers; a non-negative result is a descriptor without another owner.
         unsafe {
             let fd = check(libc::socket(family, kind, libc::IPPROTO_UDP))?;
             Ok(Self(OwnedFd::from_raw_fd(fd)))
@@ -151,7 +154,7 @@ impl Socket {
         Ok(())
     }
 
-    /// Joins a group at the interface with this index, until it is closed.
+    /// Joins a group at the interface with this index, until the socket is closed.
     pub(crate) fn join(&self, group: IpAddr, interface: u32) -> io::Result<()> {
         match group {
             IpAddr::V4(group) => {
@@ -185,27 +188,30 @@ impl Socket {
         Ok(words)
     }
 
-    /// The network namespace that it is in: a number that no other has (`SO_NETNS_COOKIE`). `None` before Linux 5.14.
+    /// The network namespace of the socket: a number unique to it (`SO_NETNS_COOKIE`). `None`
+    /// before Linux 5.14.
     pub(crate) fn netns(&self) -> Option<u64> {
         let words = self.get_words::<2>(libc::SOL_SOCKET, libc::SO_NETNS_COOKIE).ok()?;
         let [low, high] = words.map(|word| u64::from(word.cast_unsigned()));
         Some(high << 32 | low)
     }
 
-    /// Makes the kernel drop all that arrives, before it is queued.
+    /// Makes the kernel drop all input before it is queued.
     pub(crate) fn drop_all_input(&self) -> io::Result<()> {
         // One instruction, `ret #0`: keep 0 bytes of the packet.
         let code = (libc::BPF_RET | libc::BPF_K) as u16;
         attach_filter(&self.0, &[libc::sock_filter { code, jt: 0, jf: 0, k: 0 }])
     }
 
-    /// Other sockets of this user may have the same address and port, if they say so too (`SO_REUSEPORT`).
+    /// Allows other sockets of this user to bind the same address and port, if they do the same
+    /// (`SO_REUSEPORT`).
     pub(crate) fn share_port(&self) -> io::Result<()> {
         self.set(libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)
     }
 
-    /// Lets `program` choose, of the sockets that share this one's address and port, which gets a datagram: by its index in the order in which they
-    /// were bound (`SO_ATTACH_REUSEPORT_CBPF`). It sees the UDP payload.
+    /// Lets `program` select the socket for a datagram among those that share this one's address
+    /// and port, by its index in bind order (`SO_ATTACH_REUSEPORT_CBPF`). The program sees the UDP
+    /// payload.
     pub(crate) fn steer(&self, program: &[libc::sock_filter]) -> io::Result<()> {
         let filter = libc::sock_fprog {
             len: u16::try_from(program.len()).map_err(|_| io::ErrorKind::InvalidInput)?,
@@ -231,13 +237,13 @@ impl AsFd for Socket {
     }
 }
 
-/// Where datagrams go, and the control messages that every one of them takes along.
+/// A destination of datagrams, and the control messages that each of them carries.
 #[derive(Clone, Copy)]
 pub(crate) struct Dest {
     pub(crate) name: SockAddr,
-    /// TOS or traffic class, unless it is the socket's own (0).
+    /// TOS or traffic class; `None` for the socket's own (0).
     pub(crate) tos: Option<u8>,
-    /// TTL or hop limit, unless it is the socket's own.
+    /// TTL or hop limit; `None` for the socket's own.
     pub(crate) ttl: Option<u8>,
 }
 
@@ -248,7 +254,7 @@ pub(crate) struct Message<'a> {
     pub(crate) segment: u16,
 }
 
-/// The arrays that `sendmmsg` wants; filled anew by each [`send`].
+/// The arrays for `sendmmsg`; each [`send`] fills them anew.
 pub(crate) struct SendScratch {
     headers: Vec<libc::mmsghdr>,
     vectors: Vec<libc::iovec>,
@@ -270,8 +276,8 @@ impl SendScratch {
     }
 }
 
-/// Sends up to [`SEND_MAX`] messages with one system call and returns how many the kernel took, from
-/// the first on. An error is the first message's.
+/// Sends up to [`SEND_MAX`] messages with one system call. Returns how many the kernel took, from
+/// the first on. An error belongs to the first message.
 pub(crate) fn send<'a>(
     socket: &Socket,
     scratch: &mut SendScratch,
@@ -295,8 +301,8 @@ pub(crate) fn send<'a>(
         count += 1;
     }
     // SAFETY: the first `count` headers point to names and payloads borrowed for 'a, which outlives
-    // this call, and to vectors and controls in `scratch`, which is borrowed exclusively. The kernel
-    // only reads through them; it writes `msg_len` in the headers.
+    // this call, and to vectors and controls in `scratch`, which is borrowed exclusively. The
+    // kernel only reads through them; it writes `msg_len` in the headers.
     let sent = unsafe {
         libc::sendmmsg(
             socket.0.as_raw_fd(),
@@ -362,7 +368,7 @@ const _: () = assert!(
     "the control messages are laid out for 64-bit Linux"
 );
 
-/// Receive slots and the arrays that `recvmmsg` wants.
+/// Receive slots and the arrays for `recvmmsg`.
 pub(crate) struct RecvBatch {
     /// `RECV_MAX` slots of `SLOT_BYTES`; never moved or resized, `vectors` points into it.
     slots: Vec<u8>,
@@ -462,7 +468,7 @@ impl RecvBatch {
             tos: None,
             truncated: header.msg_hdr.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0,
         };
-        // An integer of another width with other C libraries.
+        // An integer of another width in other C libraries.
         let control_len: usize = header.msg_hdr.msg_controllen as _;
         self.controls[i].parse(control_len, &mut received);
         received

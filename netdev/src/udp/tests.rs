@@ -3,8 +3,8 @@ use crate::fd;
 use crate::port::{ROCE_PORT, RxIpId};
 use crate::testns::{Pair, or_skip};
 
-/// Addresses 127.x.y.z of this test process alone, so that tests of several processes, which all use
-/// UDP/4791, run side by side.
+/// Addresses 127.x.y.z of this test process alone, so that tests of several processes, which all
+/// use UDP/4791, can run in parallel.
 fn loopback(n: u8) -> IpAddr {
     let pid = std::process::id();
     // 63 × 256 pids apart; the second byte is never 0, where 127.0.0.1 is.
@@ -24,7 +24,7 @@ fn lo() -> Interface {
     }
 }
 
-/// What a received datagram was, owned.
+/// A received datagram, owned.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Got {
     payload: Vec<u8>,
@@ -147,7 +147,7 @@ fn more_than_one_run_per_flush_and_more_than_one_burst_per_receive() {
 #[test]
 fn ipv6_has_no_identification_and_carries_the_traffic_class() {
     let localhost = IpAddr::from([0, 0, 0, 0, 0, 0, 0, 1]);
-    // There is one ::1: wait for other processes' tests to be done with it.
+    // There is only one ::1: wait until other processes' tests release it.
     let deadline = std::time::Instant::now() + Duration::from_secs(20);
     let mut port = loop {
         match UdpPort::open(&lo(), &[localhost], &PortConfig::default()) {
@@ -238,7 +238,8 @@ fn a_taken_source_port_is_replaced_and_reported() {
     assert_eq!(receive(&mut rx, 2)[1].src_port, 4791);
 }
 
-/// A thousand connections need no thousand descriptors, and who connects all the time opens no socket each time.
+/// A thousand connections do not need a thousand descriptors, and a program that keeps connecting
+/// does not open a socket each time.
 #[test]
 fn many_paths_share_their_source_ports() {
     let (a, b) = (loopback(17), loopback(18));
@@ -254,7 +255,7 @@ fn many_paths_share_their_source_ports() {
     assert_eq!(receive(&mut rx, 1)[0].src_port, paths[999].src_port);
     let (last, others) = paths.split_last().unwrap();
     others.iter().for_each(|path| tx.remove_path(path.id));
-    // A few stay open as long as there is another path, and are taken first.
+    // A few stay open while there is another path, and are reused first.
     let taken = |port: &u16| std::net::UdpSocket::bind((a, *port)).is_err();
     let open: Vec<_> = ports.iter().copied().filter(taken).collect();
     assert_eq!(open.len(), 9);
@@ -281,7 +282,7 @@ fn a_removed_path_sends_what_was_committed_and_frees_its_source_port() {
     assert!(std::net::UdpSocket::bind((a, first.src_port)).is_err(), "the second path uses it");
     tx.remove_path(second.id);
     std::net::UdpSocket::bind((a, first.src_port)).unwrap();
-    // Ids are used again.
+    // Ids are reused.
     let third = tx.add_path(&spec(a, b)).unwrap();
     assert!([first.id, second.id].contains(&third.id));
     send(&mut tx, third.id, &[6]);
@@ -344,7 +345,7 @@ fn the_receive_budget_is_what_the_queue_really_holds() {
     let sizes = [0, 64, 160, 161, 608, 609, 1044, 1632, 1633, 2068, 3680, 3681, 4120, 7776];
     for (payload, n) in sizes.into_iter().zip(0..) {
         let (a, b) = (loopback(100 + 2 * n), loopback(101 + 2 * n));
-        // Never read before all is sent: the worst a peer within the budget can do.
+        // Nothing is read before all is sent: the worst case for a peer within the budget.
         let mut rx = UdpPort::open(&lo(), &[b], &config).unwrap();
         let single = PortConfig { no_segmentation: true, ..PortConfig::default() };
         for tx_config in [single, PortConfig::default()] {
@@ -394,7 +395,7 @@ fn several_ports_share_an_address_and_each_gets_what_is_for_its_queue_pairs() {
     let (own, peer) = (loopback(171), loopback(172));
     let several = || UdpPort::open_shards(&lo(), &[own], &PortConfig::default(), 3);
     let mut ports = several().unwrap();
-    // They share it with nobody else, who would share it, too.
+    // No other socket can share it, even one that would allow sharing.
     for error in [several().err(), UdpPort::open(&lo(), &[own], &PortConfig::default()).err()] {
         assert_eq!(error.expect("the port is taken").errno(), libc::EADDRINUSE);
     }
@@ -410,7 +411,8 @@ fn several_ports_share_an_address_and_each_gets_what_is_for_its_queue_pairs() {
     assert_eq!(receive(&mut ports[0], 1)[0].payload, [1; 3]);
 }
 
-/// Whoever drives a device adds paths: a thread that never was where it was opened, or one in another network that has the same addresses.
+/// Any thread that drives a device adds paths: one that never was where the port was opened, or one
+/// in another network that has the same addresses.
 #[test]
 fn paths_lead_from_where_the_port_is_whoever_adds_them() {
     let [pair, alike] = or_skip!(

@@ -10,7 +10,7 @@ use crate::fd::Interest;
 use crate::port::{PathId, TxFailure};
 
 impl UdpPort {
-    /// Sends what is staged, oldest first, until all is gone or the kernel takes no more.
+    /// Sends staged runs, oldest first, until none is left or the kernel takes no more.
     pub(super) fn flush_staged(&mut self, mut failed: impl FnMut(TxFailure)) {
         self.staging.close();
         while let Some(&run) = self.staging.waiting().first() {
@@ -68,7 +68,7 @@ impl UdpPort {
         let payload = &self.staging.payload(run)[..bytes];
         let message = Message { payload, dest: &entry.dest, segment: 0 };
         sys::send(self.paths.socket(entry.socket), &mut self.scratch, std::iter::once(message))?;
-        // So segmentation was to blame, and not this path as such.
+        // Segmentation was the reason for the refusal, not the path itself.
         let v6 = entry.v6;
         self.paths.entry_mut(run.path).segments_max = 1;
         self.tx.runs += 1;
@@ -82,7 +82,7 @@ impl UdpPort {
         Ok(())
     }
 
-    /// The kernel refused the oldest run, or its first datagram, for good.
+    /// Handles a final refusal of the oldest run, or of its first datagram.
     fn refused(&mut self, run: &Run, errno: i32, failed: &mut impl FnMut(TxFailure)) {
         let entry = self.paths.entry_mut(run.path);
         if errno == libc::EINVAL && entry.dest.name.clear_flow_label() {
@@ -96,7 +96,7 @@ impl UdpPort {
         }
     }
 
-    /// Gives the oldest run up, of which `segments` datagrams are left.
+    /// Gives up the oldest run, which has `segments` datagrams left.
     fn fail(
         &mut self,
         path: PathId,
@@ -109,7 +109,7 @@ impl UdpPort {
         failed(TxFailure { path, datagrams: u32::from(segments), errno });
     }
 
-    /// The kernel's queue for this socket is full: `wait_fd` tells when it is not.
+    /// Records that the kernel's queue for this socket is full: `wait_fd` signals when it has room.
     fn block(&mut self, index: usize) {
         self.tx.blocked += 1;
         if self.blocked == Some(index) {
@@ -122,7 +122,7 @@ impl UdpPort {
         } else {
             self.epoll.add(fd, Interest::Write)
         };
-        // Without memory for it the next flush, at the latest a timer's, tries again.
+        // If memory for the entry is missing, the next flush tries again, at the latest a timer's.
         self.blocked = result.is_ok().then_some(index);
     }
 
@@ -143,8 +143,9 @@ impl UdpPort {
     }
 }
 
-/// Whether the kernel may mean that it cannot segment: no checksum offload on the device (`EIO`), too
-/// many segments or, on older kernels, segments larger than the path's MTU (`EINVAL`), no such option.
+/// Whether the error may mean that the kernel cannot segment: no checksum offload on the device
+/// (`EIO`), too many segments or, on older kernels, segments larger than the path's MTU (`EINVAL`),
+/// no such option.
 fn is_about_segmentation(errno: i32) -> bool {
     matches!(errno, libc::EIO | libc::EINVAL | libc::EOPNOTSUPP | libc::ENOPROTOOPT)
 }

@@ -1,8 +1,9 @@
-//! An assembler for the few eBPF instructions that the XDP program needs.
+//! An assembler for the few eBPF instructions that the XDP program uses.
 //!
 //! Encoding: kernel `Documentation/bpf/standardization/instruction-set.rst` and
 //! `include/uapi/linux/bpf.h`. An instruction is eight bytes: opcode, destination and source
-//! register, signed 16-bit offset, signed 32-bit immediate; multi-byte fields have the host's order.
+//! register, signed 16-bit offset, signed 32-bit immediate. Multi-byte fields have the host's
+//! order.
 
 /// A register: `R0` is the return value, `R1`–`R5` are arguments and clobbered by calls, `R6`–`R9`
 /// survive calls, `R10` is the read-only frame pointer.
@@ -56,7 +57,7 @@ pub(crate) enum Helper {
     RedirectMap = 51,
 }
 
-/// One instruction, as `struct bpf_insn` has it.
+/// One instruction, laid out as `struct bpf_insn`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]
 pub(crate) struct Insn {
@@ -70,7 +71,7 @@ pub(crate) struct Insn {
     pub(crate) imm: i32,
 }
 
-/// A place to jump to, bound now or later.
+/// A jump target, bound now or later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Label(usize);
 
@@ -105,7 +106,7 @@ impl Asm {
         Label(self.labels.len() - 1)
     }
 
-    /// The next instruction is where `label` points.
+    /// Makes `label` point to the next instruction.
     pub(crate) fn bind(&mut self, label: Label) {
         assert!(self.labels[label.0].is_none(), "label bound twice");
         self.labels[label.0] = Some(self.code.len());
@@ -146,13 +147,14 @@ impl Asm {
         self.emit(ALU64_RSH_IMM, dst, 0, 0, imm);
     }
 
-    /// Jumps if the 64-bit registers compare so.
+    /// Jumps if the 64-bit registers satisfy the condition.
     pub(crate) fn jump_if(&mut self, cond: Cond, left: Reg, right: Reg, to: Label) {
         self.jumps.push((self.code.len(), to));
         self.emit(JMP_REG | cond as u8, left, right as u8, 0, 0);
     }
 
-    /// Jumps if the lower 32 bits of `left` and `imm` compare so (no sign extension in between).
+    /// Jumps if the lower 32 bits of `left` and `imm` satisfy the condition (no sign extension in
+    /// between).
     pub(crate) fn jump32_if_imm(&mut self, cond: Cond, left: Reg, imm: u32, to: Label) {
         self.jumps.push((self.code.len(), to));
         self.emit(JMP32_IMM | cond as u8, left, 0, 0, imm.cast_signed());
@@ -183,8 +185,8 @@ impl Asm {
     /// The program, with all jumps resolved.
     ///
     /// # Panics
-    /// On a label that was never bound or is out of reach: a bug in the program's source, which does
-    /// not depend on any input.
+    /// On a label that was never bound or is out of reach: a bug in the program's source,
+    /// independent of any input.
     pub(crate) fn assemble(mut self) -> Vec<Insn> {
         for (at, label) in self.jumps {
             let target = self.labels[label.0].expect("unbound label").cast_signed();

@@ -1,4 +1,4 @@
-//! Why the kernel would not attach the program, in words.
+//! Reasons for which the kernel refused to attach the program, in words.
 
 use crate::error::OpenError;
 use crate::iface::Interface;

@@ -94,7 +94,7 @@ impl Map {
         self.change(MAP_UPDATE_ELEM, key, (&raw const value) as u64)
     }
 
-    /// Takes `key` (of the map's key size) out; `ENOENT` if it is not there.
+    /// Removes `key` (of the map's key size); `ENOENT` if it is not in the map.
     pub(crate) fn remove(&self, key: &[u8]) -> io::Result<()> {
         self.change(MAP_DELETE_ELEM, key, 0)
     }
@@ -105,7 +105,7 @@ impl Map {
         bpf(cmd, &MapElem { map_fd, pad: 0, key, value, flags: 0 }).map(|_| ())
     }
 
-    /// The descriptor, for the program that uses the map.
+    /// The descriptor, for a program that uses the map.
     pub(crate) fn raw_fd(&self) -> i32 {
         self.fd.as_raw_fd()
     }
@@ -130,7 +130,7 @@ impl Map {
 pub(crate) struct Program(OwnedFd);
 
 impl Program {
-    /// Loads and verifies. The verifier's words are in the error if it refuses.
+    /// Loads and verifies. If the verifier refuses, the error contains its log.
     pub(crate) fn load(prog: &str, code: &[Insn]) -> io::Result<Self> {
         match Self::load_with_log(prog, code, &mut []) {
             Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EACCES)) => {
@@ -146,7 +146,7 @@ impl Program {
         }
     }
 
-    /// Attaches to an interface until the link is dropped or the process ends, however it ends.
+    /// Attaches to an interface until the link is dropped or the process ends in any way.
     pub(crate) fn attach(&self, ifindex: u32, generic: bool) -> io::Result<Link> {
         let attr = LinkCreate {
             prog_fd: raw(&self.0),
@@ -182,7 +182,7 @@ pub(crate) struct Link {
     _fd: OwnedFd,
 }
 
-/// The number of a socket or program descriptor as maps and attributes hold it.
+/// The number of a socket or program descriptor, as maps and attributes contain it.
 pub(crate) fn fd_value(fd: BorrowedFd<'_>) -> u32 {
     fd.as_raw_fd().cast_unsigned()
 }
@@ -202,7 +202,7 @@ fn name(text: &str) -> [u8; 16] {
 
 fn bpf_fd<T>(cmd: libc::c_long, attr: &T) -> io::Result<OwnedFd> {
     let fd = bpf(cmd, attr)?;
-    // SAFETY: the command returned a new descriptor that nobody else owns; bpf(2) makes all of them
+    // SAFETY: the command returned a new descriptor without another owner; bpf(2) makes all of them
     // close-on-exec.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
@@ -239,7 +239,7 @@ pub(crate) mod test_run {
     }
 
     impl Program {
-        /// What the program returns for a frame on receive queue 0 (`BPF_PROG_TEST_RUN`).
+        /// The program's verdict on a frame on receive queue 0 (`BPF_PROG_TEST_RUN`).
         pub(crate) fn test_run(&self, frame: &[u8]) -> io::Result<u32> {
             let mut attr = TestRun {
                 prog_fd: raw(&self.0),

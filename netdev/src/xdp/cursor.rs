@@ -1,8 +1,8 @@
 //! Index arithmetic of a single-producer, single-consumer ring.
 //!
 //! Both indices run freely through all 2³² values; an entry's place is its index modulo the size, a
-//! power of two. The indices' difference is how many entries are filled. One side of a ring owns one
-//! index and sees a possibly stale copy of the other.
+//! power of two. The difference of the indices is the number of filled entries. One side of a ring
+//! owns one index and sees a possibly stale copy of the other.
 
 /// Both indices of a ring as one side knows them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,7 +13,7 @@ pub(crate) struct Cursor {
 }
 
 impl Cursor {
-    /// The cursor of a ring of `size` entries whose indices stand at these values.
+    /// The cursor of a ring of `size` entries with these values of its indices.
     ///
     /// # Panics
     /// Unless `size` is a power of two.
@@ -24,12 +24,12 @@ impl Cursor {
         cursor
     }
 
-    /// Entries that the ring holds at most.
+    /// The most entries in the ring.
     pub(crate) const fn size(&self) -> u32 {
         self.size
     }
 
-    /// Entries that are produced and not consumed.
+    /// Entries that were produced and not yet consumed.
     pub(crate) const fn filled(&self) -> u32 {
         self.produced.wrapping_sub(self.consumed)
     }
@@ -49,37 +49,37 @@ impl Cursor {
         self.consumed
     }
 
-    /// Where the next entry is to be written.
+    /// The place of the next entry to write.
     pub(crate) const fn write_place(&self) -> usize {
         (self.produced & (self.size - 1)) as usize
     }
 
-    /// Where the entry `ahead` places after the oldest is.
+    /// The place of the entry `ahead` places after the oldest.
     pub(crate) const fn read_place(&self, ahead: u32) -> usize {
         (self.consumed.wrapping_add(ahead) & (self.size - 1)) as usize
     }
 
-    /// One entry was written at [`write_place`](Self::write_place).
+    /// Records that one entry was written at [`write_place`](Self::write_place).
     pub(crate) fn produce(&mut self) {
         debug_assert!(self.free() > 0, "ring overrun");
         self.produced = self.produced.wrapping_add(1);
     }
 
-    /// The `n` oldest entries were read.
+    /// Records that the `n` oldest entries were read.
     pub(crate) fn consume(&mut self, n: u32) {
         debug_assert!(n <= self.filled(), "ring underrun");
         self.consumed = self.consumed.wrapping_add(n);
     }
 
-    /// The other side, the producer, has published this index. An index that no correct producer can
-    /// have reached is ignored: it would make entries appear that were never written.
+    /// Records an index published by the other side, the producer. Ignores an index that no correct
+    /// producer can have reached: it would make entries appear that were never written.
     pub(crate) fn see_produced(&mut self, produced: u32) {
         if produced.wrapping_sub(self.consumed) <= self.size {
             self.produced = produced;
         }
     }
 
-    /// The other side, the consumer, has published this index; see
+    /// Records an index published by the other side, the consumer; see
     /// [`see_produced`](Self::see_produced).
     pub(crate) fn see_consumed(&mut self, consumed: u32) {
         if self.produced.wrapping_sub(consumed) <= self.size {
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
     use std::collections::VecDeque;
 
-    /// A small generator (xorshift), so that a failure repeats.
+    /// A small generator (xorshift), so that a failure is reproducible.
     struct Random(u64);
 
     impl Random {
@@ -105,7 +105,7 @@ mod tests {
         }
     }
 
-    /// Two cursors that see each other only when told, against a queue that cannot be wrong.
+    /// Two cursors that see each other only on request, against a plain queue.
     #[test]
     fn two_sides_agree_with_a_queue_across_the_wrap() {
         let seeds = if cfg!(miri) { 2 } else { 64 };

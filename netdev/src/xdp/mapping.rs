@@ -1,31 +1,31 @@
-//! Memory that is mapped: the UMEM (anonymous) and the rings (of the socket).
+//! Mapped memory: the UMEM (anonymous) and the rings (of the socket).
 #![allow(unsafe_code)]
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 
-/// A readable and writable shared mapping, unmapped when dropped.
+/// A readable and writable mapping, unmapped when dropped.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     base: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: a mapping belongs to the process, not to a thread; `Mapping` itself gives out only its
-// address, and who dereferences it answers for the access.
+// SAFETY: a mapping belongs to the process, not to a thread. `Mapping` itself gives out only its
+// address; the code that dereferences it is responsible for the access.
 unsafe impl Send for Mapping {}
 
 impl Mapping {
     /// Fresh zeroed memory, present in RAM and absent from forked children.
     pub(crate) fn anonymous(len: usize) -> io::Result<Self> {
-        // Miri knows neither populating nor advice.
+        // Miri supports neither populating nor advice.
         let populate = if cfg!(miri) { 0 } else { libc::MAP_POPULATE };
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | populate;
         let mapping = Self::map(len, flags, -1, 0)?;
         if !cfg!(miri) {
-            // SAFETY: the range is the mapping just made. The advice is best effort: without it a child
-            // would inherit a copy that it cannot use.
+            // SAFETY: the range is the mapping just made. The advice is best effort: without it a
+            // child would inherit a copy that it cannot use.
             unsafe { libc::madvise(mapping.base.as_ptr().cast(), len, libc::MADV_DONTFORK) };
         }
         Ok(mapping)

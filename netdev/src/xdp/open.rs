@@ -1,4 +1,4 @@
-//! Opening: memory, socket, program, attachment, and what to tell the user when one of them fails.
+//! Opening: memory, socket, program, attachment, and a hint for the user if one of them fails.
 
 use super::attach_error;
 use super::bpf::{Link, Map, Program, fd_value};
@@ -22,14 +22,14 @@ use std::time::Duration;
 
 /// Bytes of a received frame that fit a chunk: the kernel keeps 256 free (`XDP_PACKET_HEADROOM`).
 pub(super) const RX_CHUNK_BYTES: usize = CHUNK - 256;
-/// Chunks of a TX slot at most: enough for a 4096-byte RoCE payload and all its headers.
+/// The most chunks of a TX slot: enough for a 4096-byte RoCE payload and all its headers.
 const SLOT_CHUNKS_MAX: usize = 2;
-/// Fewer chunks each way than these are of no use, more are not taken.
+/// The fewest and the most chunks for each direction.
 const CHUNKS_MIN: u32 = 64;
 const CHUNKS_MAX: u32 = 1 << 15;
 
-/// How long to wait for the kernel to free the queue of a closed socket, or of a process that was
-/// killed. A work queue does that, under the lock of all network configuration (RTNL).
+/// How long to wait until the kernel frees the queue of a closed socket, or of a killed process. A
+/// work queue does that, under the lock of all network configuration (RTNL).
 const QUEUE_RELEASE_MAX: Duration = Duration::from_secs(2);
 
 const NEEDS_CAPS: &str = "needs CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF in the host's user namespace: \
@@ -41,7 +41,7 @@ const NEEDS_CAPS: &str = "needs CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF in the ho
 pub(super) struct Opened {
     /// Keeps the program attached, for all sockets.
     pub(super) link: Arc<Link>,
-    /// What the program takes for ours, likewise.
+    /// The addresses that the program takes, for all sockets.
     pub(super) own: Arc<Mutex<OwnAddresses>>,
     /// The sending half.
     pub(super) tx: TxHalf,
@@ -57,7 +57,8 @@ pub(super) struct Opened {
     pub(super) chunks_each: u32,
 }
 
-/// Opens `count` sockets, each on a queue of the interface, and attaches the program: one is on the queue that was configured, several are on the first ones.
+/// Opens `count` sockets, each on a queue of the interface, and attaches the program. A single
+/// socket is on the configured queue; several are on the first ones.
 pub(super) fn open(
     iface: &Interface,
     addresses: &[IpAddr],
@@ -98,11 +99,11 @@ pub(super) fn open(
     Ok(opened.into_iter().map(with_link).collect())
 }
 
-/// A socket with its memory and its rings, not bound yet.
+/// An unbound socket with its memory and its rings.
 fn make(config: &PortConfig) -> Result<(Socket, Umem, Rings, u32), OpenError> {
     let socket = Socket::new().map_err(|e| permission("cannot open an AF_XDP socket", e))?;
     let (umem, chunks_each) = register_memory(&socket, config.ring_frames)?;
-    // Twice the entries that chunks could fill: the kernel shows some of its progress late.
+    // Twice the entries that the chunks could fill: the kernel shows some of its progress late.
     let rings = socket
         .make_rings(2 * chunks_each)
         .map_err(|e| OpenError::os(Backend::Xdp, "cannot make the AF_XDP rings", e, ""))?;
@@ -110,7 +111,8 @@ fn make(config: &PortConfig) -> Result<(Socket, Umem, Rings, u32), OpenError> {
     Ok((socket, umem, rings, chunks_each))
 }
 
-/// Lets the calls of this process drive the driver. Without zero-copy there is no queue of a driver to be polled; on a veth it was measured to cost 20 to 108 µs.
+/// Lets calls of this process drive the driver. Without zero-copy there is no driver queue to poll;
+/// on a veth, polling was measured to cost 20 to 108 µs.
 fn busy_poll(
     socket: &Socket,
     iface: &Interface,
@@ -211,7 +213,7 @@ fn load_program(
     Ok((program, own, sockets))
 }
 
-/// Binds to a queue, within `limit` if it is busy.
+/// Binds to a queue; if it is busy, retries for up to `limit`.
 pub(super) fn bind(
     socket: &Socket,
     iface: &Interface,
@@ -223,7 +225,7 @@ pub(super) fn bind(
     let fits_a_chunk = iface.mtu as usize + ETH_LEN <= RX_CHUNK_BYTES;
     // Neither XDP_ZEROCOPY nor XDP_COPY: the kernel takes the former where the driver has it.
     let bound = match bind(single | libc::XDP_USE_SG) {
-        // Before Linux 6.6 there is no XDP_USE_SG; without large frames there is no need for it.
+        // Before Linux 6.6 XDP_USE_SG does not exist; without large frames it is not needed.
         Err(e) if e.raw_os_error() == Some(libc::EINVAL) && fits_a_chunk => bind(single),
         other => other,
     };
@@ -246,7 +248,7 @@ pub(super) fn bind(
     })
 }
 
-/// An error whose usual cause is a missing capability.
+/// An error usually caused by a missing capability.
 fn permission(what: &str, error: io::Error) -> OpenError {
     let hint = match error.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) => NEEDS_CAPS,

@@ -4,10 +4,10 @@
 //! - its destination MAC is the interface's (a bridge floods unknown unicast to every port);
 //! - it is IPv4 without options that is no fragment, or IPv6 without extension headers;
 //! - it is UDP to port 4791;
-//! - its destination address is in the map of own addresses, which holds them together with the MAC,
-//!   so that the interface may be given another.
+//! - its destination address is in the map of own addresses, which holds them together with the
+//!   MAC, so that the interface may change its MAC.
 //!
-//! Frames that are not ours, and ours on a queue without a socket, get `XDP_PASS`.
+//! Frames that are not ours get `XDP_PASS`, and so do ours on a queue without a socket.
 
 use super::asm::{Asm, Cond, Helper, Insn, Label, Reg, Size};
 use super::bpf::Map;
@@ -18,7 +18,7 @@ use std::net::IpAddr;
 /// `enum xdp_action` of `bpf.h`.
 pub(crate) const XDP_PASS: u32 = 2;
 
-/// Bytes of a key of the address map: an IPv6 address, or an IPv4-mapped one, the MAC, and two zeros.
+/// Bytes of a key of the address map: an IPv6 or IPv4-mapped address, the MAC, and two zeros.
 const KEY_LEN: usize = 24;
 
 // `struct xdp_md` of `bpf.h`.
@@ -44,11 +44,11 @@ const UDP: u32 = 17;
 /// `MF` and the fragment offset.
 const FRAGMENT_MASK: u16 = 0x3fff;
 
-/// Where the key is built: the bytes below the frame pointer.
+/// Where the program builds the key: the bytes below the frame pointer.
 const KEY: i16 = -(KEY_LEN as i16);
 const KEY_MAC: i16 = KEY + 16;
 
-/// The map of own addresses, of which the program takes the frames.
+/// The map of own addresses; the program takes the frames to them.
 #[derive(Debug)]
 pub(crate) struct OwnAddresses {
     map: Map,
@@ -59,7 +59,7 @@ pub(crate) struct OwnAddresses {
 impl OwnAddresses {
     /// The addresses of an interface with this MAC.
     pub(crate) fn new(addresses: &[IpAddr], mac: [u8; 6]) -> io::Result<Self> {
-        // While they change, there are two of each.
+        // During a change, each address is in the map twice.
         let room = 2 * addresses.len().max(1) as u32;
         let map = Map::hash("roce_addresses", KEY_LEN, room)?;
         let own = Self { map, addresses: addresses.to_vec(), mac };
@@ -67,7 +67,7 @@ impl OwnAddresses {
         Ok(own)
     }
 
-    /// The interface has this MAC now.
+    /// Adopts a new MAC of the interface.
     pub(crate) fn follow(&mut self, mac: [u8; 6]) -> io::Result<()> {
         if mac != self.mac {
             self.insert(mac)?;
@@ -84,7 +84,7 @@ impl OwnAddresses {
     }
 }
 
-/// The key under which an address is in the map.
+/// The map's key of an address.
 fn key(address: IpAddr, mac: [u8; 6]) -> [u8; KEY_LEN] {
     let mut key = [0; KEY_LEN];
     key[..16].copy_from_slice(&match address {
@@ -157,25 +157,25 @@ pub(crate) fn program(own: &OwnAddresses, sockets: &Map) -> Vec<Insn> {
     asm.assemble()
 }
 
-/// Goes to `pass` unless the frame (R2 to R3) has `len` bytes that can be read.
+/// Jumps to `pass` unless the frame (R2 to R3) has `len` readable bytes.
 fn require_bytes(asm: &mut Asm, len: i32, pass: Label) {
     asm.mov(Reg::R4, Reg::R2);
     asm.add_imm(Reg::R4, len);
     asm.jump_if(Cond::Gt, Reg::R4, Reg::R3, pass);
 }
 
-/// Goes to `pass` unless the field at `off` of the frame (R2) has this value.
+/// Jumps to `pass` unless the field at `off` of the frame (R2) has this value.
 fn require(asm: &mut Asm, size: Size, off: i16, value: u32, pass: Label) {
     asm.load(size, Reg::R5, Reg::R2, off);
     asm.jump32_if_imm(Cond::Ne, Reg::R5, value, pass);
 }
 
-/// What a 32-bit load of these bytes gives.
+/// The result of a 32-bit load of these bytes.
 fn ne_u32(bytes: [u8; 4]) -> u32 {
     u32::from_ne_bytes(bytes)
 }
 
-/// What a 16-bit load of `value` in network order gives.
+/// The result of a 16-bit load of `value` in network order.
 fn net_u16(value: u16) -> u32 {
     u32::from(value.to_be())
 }
@@ -193,8 +193,8 @@ mod tests {
     const V4: [u8; 4] = [192, 0, 2, 77];
     const V6: [u8; 16] = [0xfd, 9, 0, 0, 0, 0, 0, 0, 0xff, 0xee, 0, 0, 0, 0, 0, 1];
 
-    /// The program with an address of each family and a socket on queue 0. The socket need not be
-    /// bound: a test run returns the verdict without carrying it out.
+    /// The program with an address of each family and a socket on queue 0. The socket can stay
+    /// unbound: a test run returns the verdict without acting on it.
     struct Loaded {
         program: Program,
         own: OwnAddresses,
@@ -324,7 +324,7 @@ mod tests {
         let frames = [frame_v4(), frame_v6()];
         for last in [0xf6, 0xf7, MAC[5]] {
             let [a, b, c, d, e, _] = MAC;
-            // As often as one likes: no old one stays.
+            // Repeatedly: no old address stays.
             loaded.own.follow([a, b, c, d, e, last]).unwrap();
             for mac in [0xf6, 0xf7, MAC[5]] {
                 for frame in &frames {
@@ -342,7 +342,7 @@ mod tests {
         let Loaded { program, sockets, _socket: socket, .. } = loaded;
         drop(socket);
         drop(sockets);
-        // A closed socket leaves the map by itself.
+        // A closed socket leaves the map automatically.
         assert_eq!(program.test_run(&frame_v4()).unwrap(), XDP_PASS);
     }
 

@@ -1,4 +1,4 @@
-//! When a port that could not send looks again.
+//! When a blocked port checks again whether it can send.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -6,26 +6,26 @@ use std::time::{Duration, Instant};
 
 use super::timer::TimerFd;
 
-/// How soon it looks again, at first and at last. `POLLOUT` does not tell: an `AF_XDP` socket reports it while its ring has room,
-/// whether or not sent frames come back.
+/// The first and the longest interval between checks. `POLLOUT` is no substitute: an `AF_XDP`
+/// socket reports it while its ring has room, whether or not sent frames come back.
 const FIRST: Duration = Duration::from_micros(100);
 const LAST: Duration = Duration::from_millis(5);
 
-/// Readable when it is time to look whether the kernel takes more.
+/// Readable when it is time to check whether the kernel takes more.
 #[derive(Debug)]
 pub(super) struct Retry {
     timer: TimerFd,
-    /// When that is, if something waits, and the time it was set to.
+    /// When that is, if frames wait, and the interval before it.
     due: Option<(Instant, Duration)>,
 }
 
 impl Retry {
-    /// Nothing waits.
+    /// A timer that is not set.
     pub(super) fn new() -> io::Result<Self> {
         Ok(Self { timer: TimerFd::new()?, due: None })
     }
 
-    /// Something still waits for the kernel if `blocked`: each look that finds it so puts off the next.
+    /// Sets the timer while `blocked`; each check that is still blocked doubles the interval.
     pub(super) fn schedule(&mut self, blocked: bool) {
         match (blocked, self.due) {
             (false, None) => {}

@@ -1,7 +1,7 @@
 //! The four rings that an AF_XDP socket shares with the kernel (`if_xdp.h`,
-//! `Documentation/networking/af_xdp.rst`): we produce into fill and TX, we consume from RX and
-//! completion. Entries carry ownership of UMEM chunks, so what goes in is [`Lent`] and the addresses
-//! that come out are [`Returned`].
+//! `Documentation/networking/af_xdp.rst`). We produce into fill and TX, and consume from RX and
+//! completion. Entries carry ownership of UMEM chunks: [`Lent`] goes in, and the addresses that
+//! come out are [`Returned`].
 #![allow(unsafe_code)]
 
 use super::cursor::Cursor;
@@ -23,18 +23,18 @@ pub(crate) struct Desc {
 }
 
 impl Desc {
-    /// Whether the frame goes on in the next descriptor.
+    /// Whether the frame continues in the next descriptor.
     pub(crate) const fn continues(&self) -> bool {
         self.options & libc::XDP_PKT_CONTD != 0
     }
 }
 
-/// What a ring holds: plain data, any bits of which are a value.
+/// An entry of a ring: plain data with any bit pattern valid.
 pub(crate) trait Entry: Copy {}
 impl Entry for u64 {}
 impl Entry for Desc {}
 
-/// Where the parts of a ring are in its mapping.
+/// Offsets of the parts of a ring in its mapping.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Layout {
     /// Offset of the producer's index.
@@ -50,7 +50,7 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// Bytes to map for a ring whose entries have `entry` bytes.
+    /// Bytes to map for a ring with entries of `entry` bytes.
     pub(crate) fn bytes(&self, entry: usize) -> usize {
         self.entries + self.size as usize * entry
     }
@@ -67,7 +67,8 @@ struct Ring<T> {
 
 impl<T: Entry> Ring<T> {
     /// # Panics
-    /// If the layout does not fit the mapping or is misaligned: then the kernel gave nonsense.
+    /// If the layout does not fit the mapping or is misaligned: then the kernel's answer is
+    /// invalid.
     fn new(map: Mapping, layout: Layout) -> Self {
         let index = |at: usize| at.is_multiple_of(4) && at + 4 <= map.len();
         assert!(index(layout.producer) && index(layout.consumer) && index(layout.flags));
@@ -114,13 +115,13 @@ impl<T: Entry> Ring<T> {
     }
 
     fn needs_wakeup(&self) -> bool {
-        // Our index must be visible before the flag is read, or both sides may wait for the other.
+        // Our index must be visible before the flag is read, or both sides may wait for each other.
         std::sync::atomic::fence(Ordering::SeqCst);
         let flags = self.index(self.layout.flags).load(Ordering::Relaxed);
         flags & libc::XDP_RING_NEED_WAKEUP != 0
     }
 
-    /// Entries that can be produced; looks at the kernel's index if fewer than `want` are known.
+    /// Entries that can be produced; reads the kernel's index if fewer than `want` are known.
     fn free(&mut self, want: u32) -> u32 {
         if self.cursor.free() < want {
             let consumed = self.index(self.layout.consumer).load(Ordering::Acquire);
@@ -160,21 +161,21 @@ impl FillRing {
         self.0.free(1) > 0
     }
 
-    /// Hands a chunk over, not visible to the kernel before [`publish`](Self::publish).
+    /// Hands a chunk over; the kernel sees it after [`publish`](Self::publish).
     ///
     /// # Panics
-    /// If the ring is full: ask [`has_room`](Self::has_room) first.
+    /// If the ring is full: check [`has_room`](Self::has_room) first.
     pub(crate) fn push(&mut self, chunk: Lent) {
         assert!(self.0.cursor.free() > 0, "fill ring overrun");
         self.0.write(chunk.into_addr());
     }
 
-    /// Shows the kernel what was pushed.
+    /// Shows the pushed chunks to the kernel.
     pub(crate) fn publish(&self) {
         self.0.publish();
     }
 
-    /// Whether the kernel wants to be told of new chunks.
+    /// Whether the kernel needs a wake-up for new chunks.
     pub(crate) fn needs_wakeup(&self) -> bool {
         self.0.needs_wakeup()
     }
@@ -190,39 +191,39 @@ impl TxRing {
         Self(Ring::new(map, layout))
     }
 
-    /// Entries that can be pushed; looks at the kernel's index if fewer than `want` are known.
+    /// Entries that can be pushed; reads the kernel's index if fewer than `want` are known.
     pub(crate) fn free(&mut self, want: u32) -> u32 {
         self.0.free(want)
     }
 
-    /// Queues a part of a frame, not visible to the kernel before [`publish`](Self::publish).
+    /// Queues a part of a frame; the kernel sees it after [`publish`](Self::publish).
     ///
     /// # Panics
-    /// If the ring is full: ask [`free`](Self::free) first.
+    /// If the ring is full: check [`free`](Self::free) first.
     pub(crate) fn push(&mut self, chunk: Lent, len: u32, continues: bool) {
         assert!(self.0.cursor.free() > 0, "TX ring overrun");
         let options = if continues { libc::XDP_PKT_CONTD } else { 0 };
         self.0.write(Desc { addr: chunk.into_addr(), len, options });
     }
 
-    /// Shows the kernel what was pushed.
+    /// Shows the pushed descriptors to the kernel.
     pub(crate) fn publish(&self) {
         self.0.publish();
     }
 
-    /// Whether the kernel sends only when told to.
+    /// Whether the kernel sends only after a wake-up.
     pub(crate) fn needs_wakeup(&self) -> bool {
         self.0.needs_wakeup()
     }
 
-    /// Descriptors that the kernel has not yet taken, as far as it says.
+    /// Descriptors that the kernel has not yet taken, as far as it shows.
     pub(crate) fn pending(&mut self) -> u32 {
         let size = self.0.cursor.size();
         size - self.0.free(size)
     }
 }
 
-/// The RX ring: frames that arrived.
+/// The RX ring: received frames.
 #[derive(Debug)]
 pub(crate) struct RxRing(Ring<Desc>);
 
@@ -243,8 +244,8 @@ impl RxRing {
         (ahead < self.0.cursor.filled()).then(|| self.0.read(ahead))
     }
 
-    /// Takes the oldest descriptor, and with it its chunk. The kernel may reuse the entry after the
-    /// next [`release`](Self::release).
+    /// Takes the descriptor `ahead` places after the oldest, and with it its chunk. The kernel may
+    /// reuse the entry after the next [`release`](Self::release).
     pub(crate) fn take(&self, ahead: u32) -> Option<(Desc, Returned)> {
         self.peek(ahead).map(|desc| (desc, Returned::new(desc.addr)))
     }
@@ -255,7 +256,7 @@ impl RxRing {
     }
 }
 
-/// The completion ring: chunks whose frames have been sent.
+/// The completion ring: chunks of sent frames.
 #[derive(Debug)]
 pub(crate) struct CompletionRing(Ring<u64>);
 
@@ -265,7 +266,7 @@ impl CompletionRing {
         Self(Ring::new(map, layout))
     }
 
-    /// Takes all that has completed.
+    /// Takes all completed chunks.
     pub(crate) fn drain(&mut self, mut each: impl FnMut(Returned)) {
         let n = self.0.filled();
         for ahead in 0..n {
@@ -277,15 +278,15 @@ impl CompletionRing {
     }
 }
 
-/// Rings in plain memory, and the kernel's side of them.
+/// Rings in plain memory, and the kernel's side of each.
 #[cfg(test)]
 pub(crate) mod plain {
     use super::*;
 
-    /// Indices begin here, so that they soon wrap.
+    /// The first value of the indices, so that they soon wrap.
     const START: u32 = u32::MAX - 2;
 
-    /// The kernel's side of a ring: valid as long as that.
+    /// The kernel's side of a ring: valid as long as the ring.
     pub(crate) struct Kernel<T> {
         base: NonNull<u8>,
         layout: Layout,
@@ -333,7 +334,7 @@ pub(crate) mod plain {
         pub(crate) fn put(&self, entry: T) {
             assert!(self.filled() < self.layout.size, "the ring is full");
             let produced = self.load(self.layout.producer);
-            // SAFETY: see `place`; nobody reads the entry before it is published.
+            // SAFETY: see `place`; no other side reads the entry before it is published.
             unsafe { self.place(produced).write(entry) };
             self.store(self.layout.producer, produced.wrapping_add(1));
         }
@@ -341,7 +342,8 @@ pub(crate) mod plain {
         /// The entry `ahead` places after the oldest, if it is published.
         pub(crate) fn peek(&self, ahead: u32) -> Option<T> {
             let at = self.load(self.layout.consumer).wrapping_add(ahead);
-            // SAFETY: see `place`; it was published, and nobody writes it before it is consumed.
+            // SAFETY: see `place`; it was published, and no other side writes it before it is
+            // consumed.
             (ahead < self.filled()).then(|| unsafe { self.place(at).read() })
         }
 
@@ -358,7 +360,7 @@ pub(crate) mod plain {
             Some(entry)
         }
 
-        /// Wishes to be told of new entries.
+        /// Requests a wake-up for new entries.
         pub(crate) fn sleep(&self) {
             self.store(self.layout.flags, libc::XDP_RING_NEED_WAKEUP);
         }

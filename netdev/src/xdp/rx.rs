@@ -1,18 +1,18 @@
 //! The receiving half: the RX ring, the fill ring, and whole frames out of both.
 //!
-//! A frame that spans chunks comes as several descriptors. In copy mode the kernel fills a chunk from
-//! byte 256 to its end and goes on at byte 256 of the next one, and the chunks of a frame almost
-//! always follow one another, because the fill ring is first in, first out. Then moving the *tail*
-//! down over the next chunk's unused first bytes makes the frame contiguous: for a 4096-byte RoCE
-//! payload that is a copy of some 330 bytes instead of 4170. Only where the chunks do not follow one
-//! another (the end of the region, a driver with its own order) the frame is put together in a
+//! A frame that spans chunks arrives as several descriptors. In copy mode the kernel fills a chunk
+//! from byte 256 to its end and continues at byte 256 of the next one. The chunks of a frame almost
+//! always follow one another, because the fill ring is first in, first out. Then the frame becomes
+//! contiguous by moving its *tail* down over the next chunk's unused first bytes: for a 4096-byte
+//! RoCE payload that is a copy of some 330 bytes instead of 4170. If the chunks do not follow one
+//! another (the end of the region, a driver with its own order), the frame is assembled in a
 //! scratch buffer.
 
 use super::ring::{Desc, FillRing, RxRing};
 use super::umem::{CHUNK, Umem};
 use std::ops::Range;
 
-/// The longest frame that is put together from several chunks; longer ones are dropped.
+/// The longest frame assembled from several chunks; longer ones are dropped.
 const JOINED_MAX: usize = 16 << 10;
 
 /// The receiving half of a socket. Its chunks are the first ones of the UMEM.
@@ -21,12 +21,12 @@ pub(super) struct RxHalf {
     ring: RxRing,
     fill: FillRing,
     chunks: u32,
-    /// Chunks that found the fill ring full. It is twice as large as needed, because the kernel
-    /// shows a frame a moment before it shows that the frame's chunk has left the fill ring; so
-    /// nothing should ever wait here.
+    /// Chunks that did not fit into the fill ring. The ring is twice as large as needed, because
+    /// the kernel shows a frame a moment before it shows that the frame's chunk has left the fill
+    /// ring. So no chunk should ever wait here.
     waiting: Vec<u32>,
     scratch: Box<[u8]>,
-    /// Frames that were too long or had descriptors that made no sense.
+    /// Frames that were too long or had invalid descriptors.
     pub(super) unusable: u64,
 }
 
@@ -42,7 +42,7 @@ impl RxHalf {
     }
 
     /// Hands up to `budget` frames to `each`, oldest first, and their chunks back to the kernel.
-    /// Returns how many there were.
+    /// Returns the number of frames.
     pub(super) fn receive(
         &mut self,
         umem: &mut Umem,
@@ -75,13 +75,13 @@ impl RxHalf {
         frames
     }
 
-    /// Whether the driver waits to be told of new chunks.
+    /// Whether the driver needs a wake-up for new chunks.
     pub(super) fn needs_wakeup(&self) -> bool {
         self.fill.needs_wakeup()
     }
 
-    /// How many descriptors the frame has that begins `first` places after the oldest; `None` if it
-    /// has not wholly arrived.
+    /// The number of descriptors of the frame that starts `first` places after the oldest; `None`
+    /// if the frame has not wholly arrived.
     fn parts(&self, first: u32) -> Option<u32> {
         let mut parts = 1;
         while self.ring.peek(first + parts - 1)?.continues() {
@@ -90,7 +90,7 @@ impl RxHalf {
         Some(parts)
     }
 
-    /// Takes the frame's chunks back and makes it one slice.
+    /// Takes the frame's chunks back and makes the frame one slice.
     fn frame<'a>(&'a mut self, umem: &'a mut Umem, first: u32, parts: u32) -> Option<&'a [u8]> {
         let mut ours = true;
         for part in first..first + parts {
@@ -120,7 +120,7 @@ impl RxHalf {
         Some(&self.scratch[..len])
     }
 
-    /// Gives the chunks of a frame to the kernel again, in their order.
+    /// Gives the chunks of a frame back to the kernel, in order.
     fn recycle(&mut self, umem: &mut Umem, first: u32, parts: u32) {
         for part in first..first + parts {
             if let Some(desc) = self.ring.peek(part) {
@@ -135,8 +135,8 @@ impl RxHalf {
             self.waiting.push(chunk);
             return;
         }
-        // A chunk that is not for receiving, or is the kernel's already, can only be in a
-        // descriptor that made no sense.
+        // A chunk that is not for receiving, or that the kernel already has, can only come from an
+        // invalid descriptor.
         if chunk < self.chunks
             && let Some(lent) = umem.lend(chunk)
         {
@@ -145,11 +145,11 @@ impl RxHalf {
     }
 }
 
-/// Where in the UMEM the bytes of a descriptor are.
+/// The UMEM range of a descriptor.
 fn bytes_of(desc: Desc) -> Option<Range<usize>> {
     let start = usize::try_from(desc.addr).ok()?;
     let end = start.checked_add(desc.len as usize)?;
-    // All in one chunk: whatever is beyond was not reclaimed with it.
+    // All within one chunk: the next one was not reclaimed with it.
     (desc.len > 0 && start / CHUNK == (end - 1) / CHUNK).then_some(start..end)
 }
 
@@ -187,7 +187,7 @@ mod tests {
 
     const CHUNKS: u32 = 8;
     const HEADROOM: u64 = 256;
-    /// What a chunk holds of a frame.
+    /// Bytes of a frame in one chunk.
     const PART: usize = CHUNK - HEADROOM as usize;
 
     /// A receiving half over plain memory, with the kernel's side of its rings.
@@ -207,8 +207,8 @@ mod tests {
             Self { half, umem, rx, fill }
         }
 
-        /// The kernel receives a frame into as many chunks as it needs, and says of them what
-        /// `spoil` leaves.
+        /// The kernel receives a frame into as many chunks as it needs; `spoil` changes their
+        /// descriptors.
         fn arrives(&mut self, frame: &[u8], spoil: fn(&mut Vec<Desc>)) {
             let count = frame.len().div_ceil(PART);
             let place = |(number, bytes): (usize, &[u8])| {
@@ -222,7 +222,7 @@ mod tests {
             parts.into_iter().for_each(|desc| self.rx.put(desc));
         }
 
-        /// The frames of one call, and how many it counted.
+        /// The frames of one call, and the number that it returned.
         fn receive(&mut self, budget: usize) -> (Vec<Vec<u8>>, usize) {
             let mut frames = Vec::new();
             let count =
@@ -235,7 +235,7 @@ mod tests {
         (0..len).map(|i| (i * 7 + len) as u8).collect()
     }
 
-    /// What they are, how long they arrive, and what is wrong with them.
+    /// Name, length and damage of each.
     type Unusable = (&'static str, usize, fn(&mut Vec<Desc>));
 
     const UNUSABLE: [Unusable; 9] = [
@@ -292,7 +292,7 @@ mod tests {
         }
     }
 
-    /// The chunks that the kernel may receive into, in order.
+    /// The chunks that the kernel may receive into, sorted.
     fn lent(port: &Port) -> Vec<u64> {
         let all = (0..port.fill.filled()).map(|at| port.fill.peek(at).unwrap() / CHUNK as u64);
         let mut all: Vec<u64> = all.collect();
@@ -315,7 +315,8 @@ mod tests {
                 assert_eq!(lent(&port), (0..u64::from(CHUNKS)).collect::<Vec<_>>(), "{addr:x}");
             }
         }
-        // One chunk twice in a frame: it comes back once, and the other was never named.
+        // One chunk occurs twice in a frame: it comes back once, and the other chunk was never
+        // named.
         port.arrives(&frame(5000), |parts| parts[1].addr = parts[0].addr);
         assert_eq!(port.receive(64), (vec![], 1));
         assert!(lent(&port).windows(2).all(|pair| pair[0] < pair[1]), "each once");
@@ -330,7 +331,7 @@ mod tests {
             port.arrives(&frame(9000), |parts| drop(parts.drain(1..)));
             assert_eq!(port.receive(64), (vec![frame(60)], 1), "round {round}");
             assert_eq!(port.receive(64), (vec![], 0), "round {round}");
-            // The rest: the chunks that the kernel took for it.
+            // The rest of the frame: the chunks that the kernel used for it.
             let first = port.rx.peek(0).unwrap().addr;
             let chunk = |number: u64| {
                 (first - HEADROOM + number * CHUNK as u64) % (u64::from(CHUNKS) * CHUNK as u64)

@@ -1,4 +1,4 @@
-//! The AF_XDP socket: the system calls, and nothing that decides (`if_xdp.h`,
+//! The AF_XDP socket: the system calls, and no decisions (`if_xdp.h`,
 //! `Documentation/networking/af_xdp.rst`).
 #![allow(unsafe_code)]
 
@@ -8,7 +8,8 @@ use super::umem::{CHUNK, Umem};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-/// `XDP_MAX_TX_SKB_BUDGET` of `if_xdp.h` (Linux 6.18): descriptors that one `sendto` sends at most.
+/// `XDP_MAX_TX_SKB_BUDGET` of `if_xdp.h` (Linux 6.18): the most descriptors that one `sendto`
+/// sends.
 const XDP_MAX_TX_SKB_BUDGET: i32 = 9;
 
 /// An `AF_XDP` socket.
@@ -36,7 +37,7 @@ impl Socket {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: a new descriptor that nobody else owns.
+        // SAFETY: a new descriptor without another owner.
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
@@ -113,8 +114,8 @@ impl Socket {
         self.set(libc::SOL_XDP, XDP_MAX_TX_SKB_BUDGET, &budget).is_ok()
     }
 
-    /// Asks for room for `bytes` of frames that are sent and not yet received, beyond
-    /// `net.core.wmem_max` if `force` and the process may. Best effort.
+    /// Requests room for `bytes` of frames that are sent and not yet received. Exceeds
+    /// `net.core.wmem_max` if `force` and the process is allowed to. Best effort.
     pub(crate) fn set_send_buffer(&self, bytes: u32, force: bool) {
         let forced = force && self.set(libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &bytes).is_ok();
         if !forced {
@@ -122,25 +123,26 @@ impl Socket {
         }
     }
 
-    /// The kernel's counters since the socket was made.
+    /// The kernel's counters since the socket was created.
     pub(crate) fn statistics(&self) -> io::Result<libc::xdp_statistics> {
         self.get(libc::XDP_STATISTICS)
     }
 
-    /// Lets [`kick_receive`](Self::kick_receive) and [`kick_send`](Self::kick_send) run the driver's queue on this thread for up to so long, in
-    /// the place of its interrupts where those are deferred (`napi_defer_hard_irqs`, `gro_flush_timeout`): socket(7),
-    /// `Documentation/networking/napi.rst`. The socket is bound.
+    /// Lets [`kick_receive`](Self::kick_receive) and [`kick_send`](Self::kick_send) run the
+    /// driver's queue on this thread for up to `microseconds`. This replaces the driver's
+    /// interrupts where they are deferred (`napi_defer_hard_irqs`, `gro_flush_timeout`): socket(7),
+    /// `Documentation/networking/napi.rst`. The socket must be bound.
     pub(crate) fn prefer_busy_poll(&self, microseconds: u32) -> io::Result<()> {
         const SO_PREFER_BUSY_POLL: i32 = 69;
         const SO_BUSY_POLL_BUDGET: i32 = 70;
-        // As many frames at once as NAPI takes by itself.
+        // As many frames at once as NAPI takes by default.
         const BUDGET: u32 = 64;
         self.set(libc::SOL_SOCKET, SO_PREFER_BUSY_POLL, &1_u32)?;
         self.set(libc::SOL_SOCKET, libc::SO_BUSY_POLL, &microseconds)?;
         self.set(libc::SOL_SOCKET, SO_BUSY_POLL_BUDGET, &BUDGET)
     }
 
-    /// Tells the kernel to send what is in the TX ring.
+    /// Tells the kernel to send the contents of the TX ring.
     pub(crate) fn kick_send(&self) -> io::Result<()> {
         // SAFETY: no bytes are given, so the null pointers are not read.
         let result = unsafe {
@@ -170,9 +172,9 @@ impl Socket {
         if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
-    /// Reads an option of level `SOL_XDP`; what an older kernel does not fill stays zero.
+    /// Reads an option of level `SOL_XDP`; fields that an older kernel does not fill stay zero.
     fn get<T: Plain>(&self, option: i32) -> io::Result<T> {
-        // SAFETY: `T` is plain data, of which all zeroes is a value.
+        // SAFETY: `T` is plain data with all zeroes as a valid value.
         let mut value: T = unsafe { std::mem::zeroed() };
         let mut len = size_of::<T>() as libc::socklen_t;
         // SAFETY: the kernel writes at most `len` bytes, any of which are a `T`.

@@ -18,7 +18,7 @@ fn open_in(ns: &NetNs, config: &PortConfig) -> Result<XdpPort, OpenError> {
     })
 }
 
-/// The pair with another MTU, or why it cannot be (not root, no AF_XDP).
+/// The pair with another MTU, or the reason why it is not available (not root, no AF_XDP).
 fn pair_with(mtu: u32, config: &PortConfig) -> Result<(Pair, XdpPort, XdpPort), String> {
     let pair = Pair::new().map_err(|e| e.to_string())?;
     for ns in [&pair.a, &pair.b] {
@@ -42,7 +42,7 @@ fn spec(v6: bool, from_a: bool) -> PathSpec {
     }
 }
 
-/// Attaches a program that is not a port's, while what is returned lives.
+/// Attaches a program that is not a port's, until the result is dropped.
 pub(crate) fn another_program(interface: u32) -> io::Result<impl Sized> {
     let mut asm = asm::Asm::default();
     asm.mov_imm(asm::Reg::R0, prog::XDP_PASS.cast_signed());
@@ -50,7 +50,7 @@ pub(crate) fn another_program(interface: u32) -> io::Result<impl Sized> {
     bpf::Program::load("other", &asm.assemble())?.attach(interface, false)
 }
 
-/// What a test keeps of a received datagram.
+/// A test's record of a received datagram.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Got {
     payload: Vec<u8>,
@@ -68,7 +68,7 @@ impl From<RxDatagram<'_>> for Got {
     }
 }
 
-/// Receives until `want` datagrams have come or a second has passed.
+/// Receives until `want` datagrams have arrived or a second has passed.
 fn receive(port: &mut XdpPort, want: usize) -> Vec<Got> {
     let (mut got, end) = (Vec::new(), Instant::now() + Duration::from_secs(1));
     while got.len() < want && Instant::now() < end {
@@ -77,14 +77,14 @@ fn receive(port: &mut XdpPort, want: usize) -> Vec<Got> {
     got
 }
 
-/// A payload that shows where it was cut or swapped.
+/// A payload that reveals cuts and swaps.
 fn pattern(len: usize, seed: u32) -> Vec<u8> {
     (0..len as u32)
         .map(|i| (i.wrapping_mul(31) ^ (i >> 8) ^ seed.wrapping_mul(131)) as u8)
         .collect()
 }
 
-/// Sends and returns the identification that was promised.
+/// Sends and returns the promised identification.
 fn send(port: &mut XdpPort, path: PathId, payload: &[u8]) -> u16 {
     let slot = port.reserve(path, payload.len()).expect("a slot");
     slot.buf.copy_from_slice(payload);
@@ -226,7 +226,7 @@ fn what_waits_in_the_ring_is_not_overtaken_through_the_guard() {
     while !receive(&mut b, 1).is_empty() {}
     send(&mut a, path, &[1; 64]);
     pair.a.sh("ip neigh change 10.9.0.2 dev v0 nud stale");
-    // Longer than it takes to look at the neighbour again.
+    // Longer than the interval between two refreshes of the neighbour.
     let end = Instant::now() + Duration::from_millis(1300);
     while Instant::now() < end {
         look_after(&mut a, 50);
@@ -268,8 +268,8 @@ fn attached(ns: &NetNs) -> bool {
     ns.sh("ip -details link show dev v0").contains("prog/xdp")
 }
 
-/// Whether the program goes. The link goes with its last descriptor, and a child that another test is just forking
-/// holds copies of all of them until it executes its program.
+/// Whether the program detaches. The link goes with its last descriptor, and a child that another
+/// test is just forking holds copies of all of them until it executes its program.
 fn detached(ns: &NetNs) -> bool {
     let end = Instant::now() + Duration::from_secs(3);
     while attached(ns) && Instant::now() < end {
@@ -318,8 +318,8 @@ fn tcp_works(pair: &Pair, to: &str) {
     });
 }
 
-/// Everything that is not ours still reaches the kernel, and what the program passes (here: to a
-/// socket that is not the port's address) is not answered with "port unreachable".
+/// All other traffic still reaches the kernel. Frames that the program passes (here: to a socket
+/// that is not on the port's address) are not answered with "port unreachable".
 #[test]
 fn the_kernel_keeps_its_traffic_and_the_guard_its_silence() {
     let (pair, mut a, mut b) = or_skip!(
@@ -336,7 +336,7 @@ fn the_kernel_keeps_its_traffic_and_the_guard_its_silence() {
         values[at].parse::<u64>().unwrap()
     };
     assert_eq!(unreachables(&pair.b), 0);
-    // A fragmented datagram to port 4791 is not the program's: the kernel gets it.
+    // The program does not take a fragmented datagram to port 4791: the kernel gets it.
     pair.a.run(|| {
         let socket = std::net::UdpSocket::bind("10.9.0.1:0").unwrap();
         socket.send_to(&[0; 9000], "10.9.0.2:4791").unwrap();
@@ -421,7 +421,7 @@ fn errors_say_what_to_do() {
     let config = PortConfig { xdp_queue: u32::MAX, ..PortConfig::default() };
     let error = open_in(&pair.a, &config).err().expect("refused").to_string();
     assert!(error.contains("no receive queue 4294967295"), "{error}");
-    // A veth copies: there is no queue of a driver to be polled.
+    // A veth copies: there is no driver queue to poll.
     let config = PortConfig { xdp_busy_poll_us: Some(20), ..PortConfig::default() };
     let error = open_in(&pair.a, &config).err().expect("refused").to_string();
     assert!(error.contains("needs zero-copy") && error.contains("xdp_busy_poll_us"), "{error}");

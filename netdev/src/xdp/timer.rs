@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::time::Duration;
 
-/// Readable from the end of the time it was set to until it is set again.
+/// Readable after it has expired, until it is set again.
 #[derive(Debug)]
 pub(super) struct TimerFd(OwnedFd);
 
@@ -13,7 +13,7 @@ impl TimerFd {
     /// A timer that is not running.
     pub(super) fn new() -> io::Result<Self> {
         let flags = libc::TFD_CLOEXEC | libc::TFD_NONBLOCK;
-        // SAFETY: no pointers; a result that is not negative is a descriptor that nobody else owns.
+        // SAFETY: no pointers; a non-negative result is a descriptor without another owner.
         unsafe {
             let fd = libc::timerfd_create(libc::CLOCK_MONOTONIC, flags);
             if fd < 0 {
@@ -24,7 +24,7 @@ impl TimerFd {
         }
     }
 
-    /// Starts it; a time of zero stops it. Either way it is not readable now.
+    /// Starts it; a time of zero stops it. Either way it becomes unreadable.
     pub(super) fn set(&self, time: Duration) {
         let zero = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         let value = libc::timespec {
@@ -32,8 +32,8 @@ impl TimerFd {
             tv_nsec: libc::c_long::from(time.subsec_nanos().cast_signed()),
         };
         let setting = libc::itimerspec { it_interval: zero, it_value: value };
-        // SAFETY: the setting is read, and no old setting is asked for. It cannot fail: the
-        // descriptor is a timer and the nanoseconds are below a second.
+        // SAFETY: the kernel reads the setting, and no old setting is requested. It cannot fail:
+        // the descriptor is a timer and the nanoseconds are below a second.
         unsafe {
             libc::timerfd_settime(self.0.as_raw_fd(), 0, &raw const setting, std::ptr::null_mut());
         }

@@ -1,8 +1,9 @@
 //! The sending half: slots of whole chunks, the TX ring, and the completion ring.
 //!
-//! A slot is one chunk, or two adjacent ones where the link's MTU needs them: what is written to it
-//! is contiguous, and goes out as one or two descriptors. The ring has two entries for every chunk,
-//! because older kernels show completions long before they show what they took from the ring.
+//! A slot is one chunk, or two adjacent ones if the link's MTU needs them: a frame in it is
+//! contiguous, and leaves as one or two descriptors. The ring has two entries for every chunk,
+//! because older kernels show completions long before they show which entries they took from the
+//! ring.
 
 use super::ring::{CompletionRing, TxRing};
 use super::socket::Socket;
@@ -10,7 +11,8 @@ use super::umem::{CHUNK, Umem};
 use std::io;
 use std::ops::Range;
 
-/// Descriptors that one `sendto` sends on kernels that cannot be told otherwise (`TX_BATCH_SIZE`).
+/// Descriptors that one `sendto` sends on kernels without the option to change it
+/// (`TX_BATCH_SIZE`).
 const CALL_BUDGET_DEFAULT: u32 = 32;
 
 /// The sending half of a socket.
@@ -18,36 +20,36 @@ const CALL_BUDGET_DEFAULT: u32 = 32;
 pub(super) struct TxHalf {
     ring: TxRing,
     completion: CompletionRing,
-    /// The first of the chunks that are for sending.
+    /// The first of the chunks for sending.
     base: u32,
     chunks_per_slot: u32,
-    /// Chunks of each slot that are with the kernel.
+    /// For each slot, its chunks that the kernel has.
     lent: Box<[u8]>,
-    /// Slots that are free, the latest used last, so that it is used next and is still in the cache.
+    /// Free slots, the latest used last: it is used next and is still in the cache.
     free: Vec<u32>,
-    /// The slot that was reserved last and not sent.
+    /// The slot that was reserved last and not yet sent.
     current: Option<u32>,
-    /// Descriptors pushed and, for all we know, not taken by the kernel.
+    /// Descriptors pushed that the kernel has not taken, as far as we know.
     queued: u32,
     /// Descriptors ever pushed.
     pushed: u64,
     call_budget: u32,
     blocked: bool,
-    /// Somebody wanted a slot and there was none.
+    /// A slot was requested, and there was none.
     starved: bool,
 }
 
-/// What became of a flush.
+/// The result of a flush.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Flushed {
     /// Frames that the interface refused for good.
     pub(super) refused: u64,
-    /// Whether frames are left that the kernel did not take.
+    /// Whether frames remain that the kernel did not take.
     pub(super) blocked: bool,
 }
 
 impl TxHalf {
-    /// Takes the rings over; `base` and `chunks` say which chunks of the UMEM are for sending.
+    /// Takes the rings over; `base` and `chunks` are the range of UMEM chunks for sending.
     pub(super) fn new(
         ring: TxRing,
         completion: CompletionRing,
@@ -84,7 +86,7 @@ impl TxHalf {
         self.chunks_per_slot as usize * CHUNK
     }
 
-    /// Where to write the next frame, or `None` if all slots are on their way.
+    /// Where to write the next frame, or `None` if all slots are in use.
     pub(super) fn reserve(&mut self, umem: &mut Umem) -> Option<Range<usize>> {
         if self.current.is_none() {
             if self.free.is_empty() {
@@ -98,7 +100,7 @@ impl TxHalf {
         Some(first..first + self.slot_bytes())
     }
 
-    /// Queues the first `len` bytes of the slot reserved last.
+    /// Queues the first `len` bytes of the last reserved slot.
     pub(super) fn send(&mut self, umem: &mut Umem, len: usize) {
         let Some(slot) = self.current.take() else { return };
         let first = self.base + slot * self.chunks_per_slot;
@@ -108,7 +110,8 @@ impl TxHalf {
         for part in 0..parts {
             let bytes = left.min(CHUNK);
             left -= bytes;
-            // Ours, because the slot was; and there is room, because `reserve` looked.
+            // The chunk is ours, because the slot was; and there is room, because `reserve`
+            // checked.
             let Some(chunk) = umem.lend(first + part) else { continue };
             self.ring.push(chunk, bytes as u32, left > 0);
             self.lent[slot as usize] += 1;
@@ -117,10 +120,10 @@ impl TxHalf {
         }
     }
 
-    /// Gives everything queued to the kernel, which takes it when it is told to by `kick`.
+    /// Gives everything queued to the kernel, which takes it on a `kick`.
     ///
     /// # Errors
-    /// The interface is down (`ENETDOWN`) or gone (`ENXIO`); what is queued stays so.
+    /// The interface is down (`ENETDOWN`) or gone (`ENXIO`); queued frames stay queued.
     pub(super) fn flush(
         &mut self,
         umem: &mut Umem,
@@ -134,7 +137,7 @@ impl TxHalf {
         }
         self.ring.publish();
         let flushed = self.wake(kick);
-        // An error leaves frames in the ring, too: they wait until the link is up again.
+        // An error also leaves frames in the ring: they wait until the link is up again.
         let blocked = flushed.as_ref().map_or(true, |flushed| flushed.blocked);
         self.queued = if blocked { self.ring.pending() } else { 0 };
         self.blocked = self.queued > 0;
@@ -142,14 +145,14 @@ impl TxHalf {
         flushed
     }
 
-    /// Tells the kernel to take what is in the ring.
+    /// Tells the kernel to take the frames in the ring.
     fn wake(&mut self, mut kick: impl FnMut() -> io::Result<()>) -> io::Result<Flushed> {
         let mut flushed = Flushed::default();
         let mut calls = self.queued.div_ceil(self.call_budget);
         while self.ring.needs_wakeup() {
             match kick() {
                 Ok(()) => break,
-                // One frame is lost, the rest is still in the ring.
+                // One frame is lost; the others are still in the ring.
                 Err(e) if e.raw_os_error() == Some(libc::EBUSY) => flushed.refused += 1,
                 Err(e) if retry(&e) => calls = calls.saturating_sub(1),
                 Err(e) => return Err(e),
@@ -163,29 +166,29 @@ impl TxHalf {
         Ok(flushed)
     }
 
-    /// What the frame is called that was sent last: its last descriptor's number, from 1.
+    /// The number of the last frame sent: its last descriptor's number, from 1.
     pub(super) fn last(&self) -> u64 {
         self.pushed
     }
 
-    /// Whether a frame waits for the kernel to take it.
+    /// Whether a frame still waits for the kernel.
     pub(super) fn holds(&self, frame: u64) -> bool {
         frame > self.pushed - u64::from(self.queued)
     }
 
-    /// Whether frames wait for the kernel, or somebody waits for a frame that the kernel has.
+    /// Whether frames wait for the kernel, or a caller waits for a slot that the kernel has.
     pub(super) fn is_blocked(&self) -> bool {
         self.blocked || self.starved
     }
 
-    /// Slots that nothing is in.
+    /// Free slots.
     #[cfg(test)]
     pub(super) fn spare(&mut self, umem: &mut Umem) -> usize {
         self.reap(umem);
         self.free.len() + usize::from(self.current.is_some())
     }
 
-    /// Takes back the chunks of frames that are sent.
+    /// Takes back the chunks of sent frames.
     fn reap(&mut self, umem: &mut Umem) {
         let Self { completion, lent, free, base, chunks_per_slot, starved, .. } = self;
         completion.drain(|returned| {
@@ -202,7 +205,7 @@ impl TxHalf {
     }
 }
 
-/// The per-call budget is used up, memory is short, or a signal came.
+/// Whether the per-call budget is used up, memory is short, or a signal arrived.
 fn retry(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::ENOBUFS | libc::EINTR))
 }
@@ -287,11 +290,11 @@ mod tests {
         Ok(())
     }
 
-    /// More often than there are slots, whatever the kernel answers.
+    /// More often than there are slots, for any answer of the kernel.
     #[test]
     fn no_slot_is_lost_whatever_the_kernel_answers() {
         let answers: [(i32, bool, bool); 7] = [
-            // The errno, whether that is the end of the call, and whether it is told.
+            // The errno, whether it ends the call, and whether the call returns it.
             (libc::EAGAIN, true, false),
             (libc::ENOBUFS, true, false),
             (libc::EINTR, true, false),
@@ -311,7 +314,7 @@ mod tests {
                     }
                     let (flushed, kicks) = port.flush(|kernel| {
                         if errno == libc::EBUSY {
-                            // The interface refuses one frame, and that is gone.
+                            // The interface refuses one frame, which is gone.
                             assert!(kernel.take().is_some());
                         }
                         os(errno)
@@ -342,7 +345,7 @@ mod tests {
             assert!(!port.send(), "all slots are on their way");
             let mut lens = Vec::new();
             while port.half.is_blocked() || lens.is_empty() {
-                // One frame a call, and then the budget of the call is used up.
+                // One frame per call, and then the call's budget is used up.
                 let mut once = true;
                 let (flushed, kicks) = port.flush(|kernel| {
                     lens.extend(std::mem::take(&mut once).then(|| kernel.take()).flatten());

@@ -1,19 +1,19 @@
-//! The UMEM: one piece of memory, cut into chunks, that is shared with the kernel.
+//! The UMEM: one block of memory, divided into chunks, that is shared with the kernel.
 //!
-//! At any time a chunk is either ours or the kernel's. [`Umem`] keeps the book: it gives slices of
-//! our chunks only, a chunk enters a ring only as a [`Lent`], which marks it as the kernel's, and it
+//! At any time a chunk is either ours or the kernel's. [`Umem`] keeps track: it gives slices of our
+//! chunks only. A chunk enters a ring only as a [`Lent`], which marks it as the kernel's. It
 //! becomes ours again only through a [`Returned`], which only a ring can make. So neither a mistake
-//! in the callers nor nonsense from a driver makes two owners of one chunk.
+//! in the callers nor an invalid address from a driver makes two owners of one chunk.
 #![allow(unsafe_code)]
 
 use super::mapping::Mapping;
 use std::io;
 use std::ops::Range;
 
-/// Bytes of a chunk: the most that the kernel takes without huge pages.
+/// Bytes of a chunk: the most that the kernel allows without huge pages.
 pub(crate) const CHUNK: usize = 4096;
 
-/// A chunk on its way to the kernel: the proof that it was marked as such.
+/// A chunk about to be handed to the kernel: the proof that it was marked as the kernel's.
 #[derive(Debug)]
 pub(crate) struct Lent(u64);
 
@@ -35,7 +35,7 @@ impl Returned {
     }
 }
 
-/// The memory and who owns which chunk of it.
+/// The memory and the owner of each chunk.
 #[derive(Debug)]
 pub(crate) struct Umem {
     map: Mapping,
@@ -54,14 +54,14 @@ impl Umem {
         (self.map.base().as_ptr() as u64, self.map.len() as u64)
     }
 
-    /// Gives a chunk to the kernel, or `None` if it is not ours to give.
+    /// Gives a chunk to the kernel, or `None` if it is not ours.
     pub(crate) fn lend(&mut self, chunk: u32) -> Option<Lent> {
         let lent = self.lent.get_mut(chunk as usize)?;
         (!std::mem::replace(lent, true)).then(|| Lent(u64::from(chunk) * CHUNK as u64))
     }
 
-    /// Takes a chunk of `those` back, wherever in it the address points. `None` if it is none of them, or
-    /// was not lent.
+    /// Takes a chunk of `those` back; the address may point anywhere into it. `None` if it is not
+    /// one of them, or was not lent.
     pub(crate) fn reclaim(&mut self, returned: &Returned, those: Range<u32>) -> Option<u32> {
         let chunk = u32::try_from(returned.0 / CHUNK as u64).ok()?;
         if !those.contains(&chunk) {
@@ -71,7 +71,7 @@ impl Umem {
         std::mem::replace(lent, false).then_some(chunk)
     }
 
-    /// Bytes of chunks that are all ours.
+    /// Bytes in chunks that are all ours.
     pub(crate) fn get(&self, range: Range<usize>) -> Option<&[u8]> {
         self.check(&range)?;
         // SAFETY: the range lies in the mapping, which lives as long as `self`, and in chunks that
@@ -82,7 +82,7 @@ impl Umem {
         })
     }
 
-    /// Bytes of chunks that are all ours, to write.
+    /// Bytes in chunks that are all ours, to write.
     pub(crate) fn get_mut(&mut self, range: Range<usize>) -> Option<&mut [u8]> {
         self.check(&range)?;
         // SAFETY: as in `get`, and `self` is borrowed exclusively.
@@ -91,7 +91,7 @@ impl Umem {
         })
     }
 
-    /// As the kernel writes to a chunk that it has.
+    /// Writes to a chunk that the kernel has, as the kernel does.
     #[cfg(test)]
     pub(super) fn kernel_writes(&mut self, addr: u64, bytes: &[u8]) {
         let at = addr as usize;

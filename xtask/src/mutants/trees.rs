@@ -1,14 +1,14 @@
-//! The copies that are mutated: each says what the original says, with as few test programs to link
-//! as can be.
+//! The copies to mutate: each has the content of the original, with as few test programs to link as
+//! possible.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Those of the wire that need no other crate of ours, and what they stand on.
+/// The tests of the wire that need no other crate of the workspace, and their support modules.
 const WIRE_TESTS: [&str; 4] = ["wire_captures", "wire_cm", "wire_hostile", "wire_opcodes"];
 const WIRE_SUPPORT: [&str; 2] = ["captures", "snapshot"];
-/// A test that would start another program for each mutant ends instead.
+/// A test that would start another program for each mutant returns at once instead.
 const NO_PROGRAMS: &str = "\
 #[cfg(test)]
 macro_rules! require_program { ($program:expr) => { if true { return } } }
@@ -86,13 +86,13 @@ pub(super) fn stack(tree: &Path) -> io::Result<()> {
         module(&to, &stem(&to));
     }
     let root = tree.join("stack/src/lib.rs");
-    // The engine has no unsafe code, but a test that counts allocations has.
+    // The engine has no unsafe code, except a test that counts allocations.
     let engine = fs::read_to_string(&root)?.replace("#![forbid(unsafe_code)]", "");
     let modules = modules.iter().map(|module| format!("#[cfg(test)]\n{module}\n"));
     fs::write(root, engine + &modules.collect::<String>() + NO_PROGRAMS)
 }
 
-/// What names the crate of the scripts names the module that it is here.
+/// Replaces names of the scripts' crate by those of its module here.
 fn of_scripts(text: &str) -> String {
     text.replace("rocinante_scripts::each_script!", "crate::each_script!")
         .replace("rocinante_scripts::", "crate::rocinante_scripts::")
@@ -126,12 +126,12 @@ fn stem(path: &Path) -> String {
     path.file_stem().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// `netdev`, whose tests are units already.
+/// `netdev`: its tests are unit tests already.
 pub(super) fn netdev(tree: &Path) -> io::Result<()> {
     workspace(tree, &["netdev"])
 }
 
-/// `verbs-api` on what it stands on, its tests as modules of one test program; and the models of
+/// `verbs-api` with its dependencies, its tests as modules of one test program; and the models of
 /// what threads share.
 pub(super) fn verbs_api(tree: &Path) -> io::Result<()> {
     workspace(tree, &["crc", "stack", "scripts", "netdev", "verbs-api", "tests/models"])?;

@@ -6,7 +6,7 @@ const fn of(name: &'static str) -> Test {
     unit("rocinante", name)
 }
 
-/// What threads share is tried in every order.
+/// The models try every order of the threads' steps.
 const fn model(name: &'static str) -> Test {
     test("rocinante-models", "threads", name)
 }

@@ -19,7 +19,7 @@ fn behind_a_plug() -> io::Result<(NetNs, PacketPort)> {
     Ok((ns, port))
 }
 
-/// What the port's own socket is watched for.
+/// The events of the port's own socket in the epoll set.
 fn interest(port: &PacketPort) -> Option<i32> {
     let socket = port.socket.as_fd().as_raw_fd();
     let entries = watched(port.wait_fd()).into_iter();
@@ -42,7 +42,7 @@ fn room_is_waited_for_while_something_waits_for_it_and_somebody_watches() {
     let mut blocked = 0;
     for unwatched in [[false; 3], [true, false, false], [false, true, true], [true; 3]] {
         assert_eq!(interest(&a), IN);
-        // It takes a few until it is full.
+        // It takes a few flushes to fill the socket.
         for _ in 0..5 {
             paths.iter().for_each(|path| drop(commit(&mut a, *path, &[3000])));
             a.flush(|failure| panic!("{failure:?}"));

@@ -1,4 +1,4 @@
-//! What happens to a port and its interface while it is open, and what keeps it from being opened.
+//! Changes of a port's interface while the port is open, and reasons for a failure to open.
 
 use super::*;
 
@@ -26,7 +26,7 @@ fn a_new_ethernet_address_is_followed() {
         port.maintain();
     }
     let end = Instant::now() + Duration::from_secs(3);
-    // The sender learns of it with its next look at the neighbour.
+    // The sender learns the new address with its next refresh of the neighbour.
     let mut got = 0;
     while got == 0 && Instant::now() < end {
         send(&mut b, to_a.id, &[40]);
@@ -39,7 +39,7 @@ fn a_new_ethernet_address_is_followed() {
     assert_eq!(receive(&mut b, 1).len(), 1);
 }
 
-/// Nothing was ever sent or received.
+/// Without any datagram sent or received.
 #[test]
 fn a_port_without_a_path_follows_its_interface() {
     let pair = or_skip!("packet::a_port_without_a_path_follows_its_interface", Pair::new());
@@ -52,7 +52,7 @@ fn a_port_without_a_path_follows_its_interface() {
     }
 }
 
-/// Nobody is told of frames while nobody waits for them.
+/// Frames cause no wake-up while no thread waits for them.
 #[test]
 fn what_arrives_is_told_while_it_is_wished() {
     let pair = or_skip!("packet::what_arrives_is_told_while_it_is_wished", Pair::new());
@@ -94,7 +94,8 @@ fn an_interface_that_is_down_is_told_of_once() {
     let pair = or_skip!("packet::an_interface_that_is_down_is_told_of_once", Pair::new());
     let (mut a, _b) = ports(&pair);
     pair.a.sh("ip link set v0 down");
-    // Down is told, and a few things that follow from it: whoever looks after each has nothing left to be told.
+    // The kernel announces "down" and a few consequences; once the port has handled each, nothing
+    // is left.
     let told = (0..100).take_while(|_| {
         let ready = wait_readable(a.wait_fd(), 1000).expect("poll");
         a.receive(1, |_| {}).expect("it is down, and not gone");
@@ -125,7 +126,7 @@ fn what_cannot_be_opened_says_what_to_do() {
     assert!(down.contains("ip link set v0 up"), "{down}");
 }
 
-/// The limit is of super-packets.
+/// The limit applies to super-packets only.
 #[test]
 fn a_datagram_may_be_longer_than_a_super_packet() {
     let pair = or_skip!("packet::a_datagram_may_be_longer_than_a_super_packet", Pair::new());

@@ -1,9 +1,9 @@
-//! A path and the guard's path of the same number, a path that goes, a port that is blocked and not
-//! watched for a while.
+//! A path and a path of the guard with the same number, a removed path, and a port that is blocked
+//! and temporarily not watched.
 
 use super::*;
 
-/// The guard's number of a path that leaves through it.
+/// The guard's id of a path that leaves through it.
 fn at_guard(port: &mut PacketPort, path: PathId) -> PathId {
     let Some(Hop::Guard(id)) = port.paths.hop(path) else { panic!("it leaves directly") };
     id

@@ -1,4 +1,5 @@
-//! What is remembered, and everything that makes it old: ways, ids, and answers that do not come.
+//! Cached lookups, and everything that invalidates them: changed ways, reused ids, and missing
+//! answers.
 
 use super::*;
 
@@ -11,7 +12,7 @@ fn way(table: &mut PathTable, guard: &mut Paths, remote: &str) -> String {
     }
 }
 
-/// What changes, and where new paths to 10.9.0.7, 192.0.2.1 and fd09::7 lead then.
+/// Changes, and where new paths to 10.9.0.7, 192.0.2.1 and fd09::7 lead after each.
 const CHANGES: [(&str, [&str; 3]); 17] = [
     ("ip neigh change 10.9.0.7 lladdr 02:00:00:00:00:17 dev v0", ["17", "17", "0a"]),
     ("ip neigh change fd09::7 lladdr 02:00:00:00:00:1a dev v0", ["07", "07", "1a"]),
@@ -30,7 +31,7 @@ const CHANGES: [(&str, [&str; 3]); 17] = [
         "ip route add default via 10.9.0.8 table 77; ip rule add prio 77 to 192.0.2.0/24 lookup 77",
         ["07", "08", "0a"],
     ),
-    // More than is heard of one by one: the change is not among what is heard.
+    // More announcements than the queue holds: the change itself is not among those left.
     (
         "for host in $(seq 100 200); do
              ip neigh replace 10.9.0.$host lladdr 02:00:00:00:00:99 dev v0
@@ -42,7 +43,7 @@ const CHANGES: [(&str, [&str; 3]); 17] = [
     ("ip link set v0 down", ["none", "none", "none"]),
 ];
 
-/// What is known at first, whatever was changed.
+/// The initial state, restored after any change.
 const KNOWN: &str = "ip link set v0 up
     for way in 10.9.0.7/32 192.0.2.1/32 'prohibit 192.0.2.1/32' fd09::7/128 'default table 77'; do
         ip route del $way 2>/dev/null || ip -6 route del $way 2>/dev/null || true
@@ -89,7 +90,7 @@ fn a_path_made_right_after_a_change_goes_where_that_says() {
     }
 }
 
-/// What is remembered is of one question: of no other address, nor of another TOS.
+/// A cached lookup holds for one question only: not for another address, nor for another TOS.
 #[test]
 fn what_is_remembered_of_one_way_is_not_taken_for_another() {
     let pair =
@@ -115,7 +116,7 @@ fn what_is_remembered_of_one_way_is_not_taken_for_another() {
     });
 }
 
-/// New paths have the Ethernet address that the interface has now, however their way is known.
+/// New paths use the interface's current Ethernet address, even if their lookup was cached.
 #[test]
 fn a_new_path_leaves_from_the_interfaces_new_address() {
     let pair = or_skip!("resolve::a_new_path_leaves_from_the_interfaces_new_address", neighbours());
@@ -130,7 +131,7 @@ fn a_new_path_leaves_from_the_interfaces_new_address() {
         };
         assert_eq!(from(&mut table), 1);
         table.recent.keep();
-        // The kernel forgets neighbours then.
+        // The kernel drops neighbours on that change.
         pair.a.sh("ip link set v0 address 02:00:00:00:09:77
                    ip neigh replace 10.9.0.7 lladdr 02:00:00:00:00:07 dev v0");
         settle(&mut table);
@@ -140,7 +141,7 @@ fn a_new_path_leaves_from_the_interfaces_new_address() {
     });
 }
 
-/// Whatever a path was about to do, the next one with its id begins anew, and others go on.
+/// A new path with a reused id inherits nothing, and other paths continue.
 #[test]
 fn a_path_with_a_reused_id_has_nothing_of_the_one_before() {
     let pair =
@@ -152,7 +153,7 @@ fn a_path_with_a_reused_id_has_nothing_of_the_one_before() {
             table.add(&spec(local, remote), &mut guard).expect("a path").id
         });
         settle(&mut table);
-        // Both are in the middle of everything: checking their neighbours, and about to turn.
+        // Both are busy: checking their neighbours, and about to turn.
         pair.a.sh(
             "ip neigh change 10.9.0.7 dev v0 nud stale; ip neigh change fd09::7 dev v0 nud stale",
         );
@@ -182,7 +183,7 @@ fn a_path_with_a_reused_id_has_nothing_of_the_one_before() {
     });
 }
 
-/// A burst that has its neighbour checked is the new path's own.
+/// A burst for a neighbour check belongs to the new path only.
 #[test]
 fn a_reused_id_does_not_end_a_check_that_is_not_done() {
     let pair = or_skip!("resolve::a_reused_id_does_not_end_a_check_that_is_not_done", neighbours());
@@ -204,7 +205,7 @@ fn a_reused_id_does_not_end_a_check_that_is_not_done() {
     });
 }
 
-/// The guard has ids of its own, and gives them to others, too.
+/// The guard has ids of its own, and reuses them too.
 #[test]
 fn a_failure_of_the_guards_path_is_of_the_path_that_has_it_now() {
     let pair = or_skip!(
@@ -224,7 +225,7 @@ fn a_failure_of_the_guards_path_is_of_the_path_that_has_it_now() {
     });
 }
 
-/// Paths that fail to be added take neither an id nor a path of the guard.
+/// A path that is refused takes neither an id nor a path of the guard.
 #[test]
 fn a_path_that_is_refused_takes_nothing() {
     let pair = or_skip!("resolve::a_path_that_is_refused_takes_nothing", neighbours());
@@ -267,7 +268,7 @@ fn without_answers_paths_stay_as_they_are_and_are_looked_at_again() {
         table.check_interface().expect("it is there");
         let answers = std::mem::replace(&mut table.rtnl, Rtnl::to_nobody().expect("a socket"));
         let mut ask_in_vain = |expected: [&str; 3]| {
-            // Not so often that routes are asked for, too.
+            // Too few rounds for a route lookup.
             for round in 0..ROUTE_REFRESHES / 2 {
                 let wait = maintain(&mut table).expect("nobody wakes it otherwise");
                 assert!(wait <= REFRESH, "round {round}: {wait:?}");
@@ -280,7 +281,7 @@ fn without_answers_paths_stay_as_they_are_and_are_looked_at_again() {
         pair.a.sh("ip neigh change 10.9.0.7 lladdr 02:00:00:00:00:17 dev v0
                    ip neigh change fd09::7 lladdr 02:00:00:00:00:1a dev v0");
         ask_in_vain(["07", "08", "0a"]);
-        // Without a route that is known the kernel is to choose.
+        // Without a known route the kernel has to choose.
         pair.a.sh("ip link set v0 address 02:00:00:00:09:77
                    ip neigh replace 10.9.0.7 lladdr 02:00:00:00:00:17 dev v0
                    ip neigh replace 10.9.0.8 lladdr 02:00:00:00:00:08 dev v0
@@ -295,7 +296,7 @@ fn without_answers_paths_stay_as_they_are_and_are_looked_at_again() {
     });
 }
 
-/// Nothing is sent on it, so only what was told makes it be looked at.
+/// Nothing is sent on the path, so only announcements cause a refresh.
 #[test]
 fn an_idle_path_that_could_not_be_looked_at_is_looked_at_again() {
     let pair = or_skip!(
@@ -317,7 +318,7 @@ fn an_idle_path_that_could_not_be_looked_at_is_looked_at_again() {
     });
 }
 
-/// What `maintain` says when there was nothing to hear.
+/// The result of `maintain` after everything was read.
 fn settle_wait(table: &mut PathTable) -> Option<Duration> {
     settle(table);
     table.maintain(|_| false)

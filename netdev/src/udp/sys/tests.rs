@@ -1,6 +1,6 @@
 use super::*;
 
-/// What is read of these words as control messages, `len` bytes long: segment and TOS.
+/// Parses these words as control messages of `len` bytes; returns segment and TOS.
 fn read(words: &[u64], len: usize) -> (Option<usize>, Option<u8>) {
     let mut control = Control([0; CONTROL_BYTES / 8]);
     control.0[..words.len()].copy_from_slice(words);
@@ -47,8 +47,8 @@ fn control_messages_are_read_as_they_are_written() {
 fn sizes_that_make_no_sense_end_the_control_messages() {
     let [gro, tos] = [(libc::SOL_UDP, libc::UDP_GRO), (libc::IPPROTO_IP, libc::IP_TOS)];
     for size in [0, 1, 15, 16, 20, 24] {
-        // A message takes its header at least: the second begins behind the first's data, or with
-        // it.
+        // A message occupies at least its header: the second begins behind the first's data, or
+        // where that would be.
         let second = if size > 16 { 3 } else { 2 };
         let mut words = [0; 8];
         words[..2].copy_from_slice(&header(size, gro.0, gro.1));

@@ -1,4 +1,4 @@
-//! Sockets that are full: which of them is waited for.
+//! Full sockets: which of them the port waits for.
 
 use super::*;
 use crate::testns::{NetNs, needs, watched};
@@ -46,7 +46,7 @@ fn descriptor(port: &UdpPort, path: PathId) -> i32 {
     port.paths.socket(port.paths.entry(path).socket).as_fd().as_raw_fd()
 }
 
-/// The sockets that are waited for to take more.
+/// The sockets that the port waits to write to.
 fn waited_for(port: &UdpPort) -> Vec<i32> {
     let entries = watched(port.wait_fd()).into_iter();
     entries.filter(|(_, events)| events & libc::EPOLLOUT != 0).map(|(fd, _)| fd).collect()
@@ -61,7 +61,7 @@ fn of_sockets_that_are_full_only_the_one_that_is_next_is_waited_for() {
     let calm = watched(port.wait_fd());
     assert_eq!(calm.len(), 2, "the two own addresses");
     assert!(calm.iter().all(|(_, events)| *events == libc::EPOLLIN));
-    // The sockets of own addresses are in the set anyway, others are not.
+    // The sockets of own addresses are always in the set, others are not.
     let paths =
         [(1, 4791), (1, 0xC001), (11, 4791), (11, 0xC002), (1, 0xC003)].map(|(own, src_port)| {
             let wanted = spec(IpAddr::from([10, 9, 0, own]), IpAddr::from(PEER));
@@ -93,7 +93,7 @@ fn of_sockets_that_are_full_only_the_one_that_is_next_is_waited_for() {
             port.paths.socket(entry).set(libc::SOL_SOCKET, libc::SO_SNDBUF, 1).unwrap();
         }
     }
-    // Removed while one is full: what is left of it is waited for, and then nothing.
+    // Removed while one is full: the port waits for its remaining datagrams, and then for nothing.
     port.reserve(paths[1], LEN).unwrap().buf.fill(1);
     port.commit();
     port.flush(|failure| panic!("{failure:?}"));

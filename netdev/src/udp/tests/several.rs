@@ -1,9 +1,9 @@
-//! Two addresses, several groups: what happens to one is no other's.
+//! Two addresses, several groups: events of one do not affect another.
 
 use super::*;
 use crate::testns::{NetNs, or_skip};
 
-/// A port on two addresses of loopback in a namespace of its own, and one that sends.
+/// A port on two addresses of loopback in a namespace of its own, and a port that sends.
 fn ports(ns: &NetNs) -> (UdpPort, UdpPort) {
     ns.run(|| {
         let open = |own: &[IpAddr]| UdpPort::open(&lo(), own, &PortConfig::default()).unwrap();
@@ -22,7 +22,7 @@ fn a_path_that_is_refused_is_no_path_of_its_address() {
     ns.run(|| {
         two.add_path(&spec(A, [192, 0, 2, 1].into())).expect_err("nothing leads there");
         let path = other.add_path(&spec(C, B)).unwrap();
-        // As long as there is no path, all addresses are read each time.
+        // While there is no path, each call reads all addresses.
         for n in 0..4 {
             send(&mut other, path.id, &[40]);
             assert!(fd::wait_readable(two.wait_fd(), 5_000).unwrap());

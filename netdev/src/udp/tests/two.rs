@@ -29,7 +29,7 @@ fn datagrams_of_each_address_leave_from_it() {
         let got = receive(&mut rx, 1);
         assert_eq!((got[0].src, got[0].src_port), (*local, path.src_port));
     }
-    // Those of one go, those of the other stay as they are.
+    // The paths of one address go, those of the other stay.
     let (gone, stay): (Vec<_>, Vec<_>) = paths.into_iter().partition(|(local, _)| *local == own[0]);
     gone.iter().for_each(|(_, path)| tx.remove_path(path.id));
     for (local, path) in &stay {
@@ -45,7 +45,8 @@ fn datagrams_of_each_address_leave_from_it() {
     }
 }
 
-/// Not only now and then, as one without a path while another has some.
+/// An address with a path is read in every call; one without a path only now and then while another
+/// has some.
 #[test]
 fn an_address_is_read_at_once_while_it_has_a_path() {
     let (own, peer) = ([loopback(51), loopback(52)], loopback(53));
@@ -71,7 +72,7 @@ fn an_address_is_read_at_once_while_it_has_a_path() {
     }
 }
 
-/// They wait for what was committed to any of them.
+/// The ids wait for the datagrams committed to any of the removed paths.
 #[test]
 fn paths_that_are_removed_together_all_give_back_what_they_had() {
     let (own, peer) = ([loopback(43), loopback(44)], loopback(45));
@@ -97,12 +98,12 @@ fn paths_that_are_removed_together_all_give_back_what_they_had() {
     assert_eq!(greatest, 19, "ids are used again");
 }
 
-/// What a group's full queue lost stays counted when the group is left.
+/// Datagrams lost in a group's full queue stay counted when the group is left.
 #[test]
 fn counters_only_grow_when_a_group_is_left() {
     let own = loopback(46);
     let IpAddr::V4(address) = own else { unreachable!("it is IPv4") };
-    // Of this process alone, as the address is.
+    // Unique to this process, as the address is.
     let [_, high, low, number] = address.octets();
     let group = IpAddr::from([239, high, low, number]);
     let config =

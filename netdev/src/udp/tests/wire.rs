@@ -81,21 +81,21 @@ fn the_identification_on_the_wire_is_the_one_in_the_slot() {
     let packets = |line: &str| line.split_once("packets ")?.1.split(' ').next()?.parse().ok();
     let counts: Vec<u32> = listing.lines().filter_map(packets).collect();
     assert_eq!(counts, [4, 1, 1, 1, 1, 0], "{listing}");
-    // It was whole when the port was opened, and nobody looked since.
+    // The interface took runs whole when the port was opened, and the port has not looked since.
     assert_eq!(a.departed(), Some(Runs { runs: 4, datagrams: 8, bytes: 4 * 1040 + 70 + 300 }));
     look(&mut a);
     send(&mut a, to_b, &[100; 3]);
     assert_eq!(a.departed().map(|now| now.runs), Some(4 + 3));
 }
 
-/// Has the port read what the kernel told; returns how often it asked until now.
+/// Makes the port read the kernel's announcements; returns the number of its requests until now.
 fn look(port: &mut UdpPort) -> u32 {
     port.offload.as_mut().expect("it makes a difference").make_due();
     assert_eq!(port.maintain(), None);
     port.offload.as_ref().expect("as before").questions()
 }
 
-/// How many runs these datagrams were on the wire, as far as the port knows.
+/// The number of runs of these datagrams on the wire, as far as the port knows.
 fn departed(port: &mut UdpPort, path: PathId, sizes: &[usize]) -> u64 {
     let before = port.departed().expect("it counts").runs;
     send(port, path, sizes);
@@ -150,7 +150,7 @@ fn where_the_interface_takes_fewer_segments_longer_runs_are_taken_apart() {
         receive(&mut b, sizes.len());
         assert_eq!(b.stats().rx_runs - before, runs, "and so they came");
     }
-    // Of this alone the kernel does not tell.
+    // The kernel does not announce this change alone.
     pair.a.sh("ip link set v0 gso_max_segs 65535 gso_max_size 10000; ip link set v0 mtu 4100");
     look(&mut a);
     assert_eq!(departed(&mut a, to_b, &[1000; 9]), 1);
@@ -206,13 +206,14 @@ fn where_the_kernel_does_not_segment_datagrams_leave_singly() {
     let pair = or_skip!("where_the_kernel_does_not_segment_datagrams_leave_singly", pair_with(&[]));
     let (mut a, mut b) = ports(&pair, A, B, &PortConfig::default());
     let to_b = path(&pair, &mut a, &spec(A, B));
-    // More segments than any kernel takes: EINVAL, as from one that takes fewer than thought.
+    // More segments than any kernel takes: EINVAL, as from a kernel with a lower limit than
+    // assumed.
     a.paths.entry_mut(to_b).segments_max = 300;
     let ids = stage(&mut a, to_b, 300, 64);
     assert_eq!(ids, (0..300).collect::<Vec<_>>());
     stage(&mut a, to_b, 2, 65);
-    // The first of the refused run was sealed for the identification of a single datagram; the run
-    // behind it is one that the kernel takes.
+    // The first datagram of the refused run was sealed for the identification of a single datagram;
+    // the kernel takes the run behind it.
     assert_eq!(flush(&mut a), [TxFailure { path: to_b, datagrams: 299, errno: libc::EINVAL }]);
     let got = receive(&mut b, 3);
     assert_eq!(got.iter().map(|g| g.payload.len()).collect::<Vec<_>>(), [64, 65, 65]);
@@ -221,7 +222,7 @@ fn where_the_kernel_does_not_segment_datagrams_leave_singly() {
     assert_eq!(flush(&mut a), []);
     assert_eq!(receive(&mut b, 5).len(), 5);
     assert_eq!(a.stats().tx_runs, 1 + 1 + 5);
-    // Other paths have nothing to learn.
+    // Other paths do not need to learn.
     let other = path(&pair, &mut a, &spec(A, B));
     assert_eq!(stage(&mut a, other, 3, 64), [0, 1, 2]);
 }
@@ -232,7 +233,8 @@ fn where_the_kernel_does_not_segment_ipv6_loses_nothing() {
     let (a6, b6) = (v6("fd09::1"), v6("fd09::2"));
     let (mut a, mut b) = ports(&pair, a6, b6, &PortConfig::default());
     let to_b = path(&pair, &mut a, &spec(a6, b6));
-    // Until the neighbour is known the kernel keeps 212,992 bytes for it, 256 datagrams, and drops the rest.
+    // Until the neighbour is known the kernel queues 212,992 bytes for it, 256 datagrams, and drops
+    // the rest.
     send(&mut a, to_b, &[64]);
     receive(&mut b, 1);
     a.paths.entry_mut(to_b).segments_max = 300;
@@ -252,7 +254,7 @@ fn a_full_queue_blocks_and_the_descriptor_tells_when_it_drains() {
         PortConfig { tx_buffer_bytes: 100_000, force_buffers: false, ..PortConfig::default() };
     let (mut a, mut b) = ports(&pair, A, B, &config);
     pair.a.sh("tc qdisc add dev v0 root tbf rate 400mbit burst 128kb limit 16mb");
-    // From a socket of its own, and from that of UDP/4791, which is waited on for reading too.
+    // From a socket of its own, and from that of UDP/4791, which also waits for input.
     for src_port in [0xC123, 4791] {
         let to_b = path(&pair, &mut a, &PathSpec { src_port, ..spec(A, B) });
         let blocked = a.stats().tx_blocked;
@@ -281,7 +283,7 @@ fn a_full_queue_blocks_and_the_descriptor_tells_when_it_drains() {
     assert_eq!((a.stats().tx_failed, b.stats().rx_queue_drops), (0, 0));
 }
 
-/// Receives what is there, numbered from `first`; returns how many.
+/// Receives the waiting datagrams, numbered from `first`; returns their number.
 fn check_order(port: &mut UdpPort, first: u32) -> u32 {
     let mut next = first;
     let sink = |d: RxDatagram<'_>| {

@@ -31,7 +31,7 @@ fn a_burst_of_2000_within_the_budget_loses_nothing() {
     assert_eq!(b.stats().rx_queue_drops, 0);
 }
 
-/// Sender and receiver on two cores: the kernel's progress shows in the rings in any order.
+/// Sender and receiver on two cores: the kernel's progress appears in the rings in any order.
 #[test]
 fn a_sender_on_another_thread_within_the_budget_loses_nothing() {
     let (pair, mut a, mut b) = or_skip!(
@@ -92,8 +92,8 @@ fn one_flush_sends_more_than_one_call_may() {
     }
 }
 
-/// The budget is exactly what can be had: nothing within it is lost, whatever the mix of sizes, and
-/// drops beyond it are counted.
+/// The budget is exact: nothing within it is lost, for any mix of sizes, and drops beyond it are
+/// counted.
 #[test]
 fn the_default_budget_holds_and_overruns_are_counted() {
     let (pair, mut a, mut b) = or_skip!(
@@ -147,7 +147,7 @@ fn what_cannot_be_sent_is_refused_and_an_uncommitted_slot_is_not_sent() {
     assert!(a.reserve(path, 64).is_some(), "completions free slots");
 }
 
-/// Commits datagrams until there is no slot, and returns how many there were.
+/// Commits datagrams until there is no slot, and returns their number.
 fn send_all(port: &mut XdpPort, path: PathId) -> usize {
     let slots = std::iter::from_fn(|| {
         port.reserve(path, 64)?.buf.fill(3);
@@ -157,17 +157,17 @@ fn send_all(port: &mut XdpPort, path: PathId) -> usize {
     slots.count()
 }
 
-/// Frames wait in the ring while the link is down, the driver looks again now and then, and they
-/// leave when the link is up.
+/// Frames wait in the ring while the link is down, the driver checks now and then, and they leave
+/// when the link is up.
 #[test]
 fn a_link_that_is_down_for_a_while_only_delays() {
     let config = PortConfig { ring_frames: 64, ..PortConfig::default() };
     let (pair, mut a, mut b) =
         or_skip!("xdp::a_link_that_is_down_for_a_while_only_delays", pair_with(1500, &config));
-    // What is told of the link is read by nobody here.
+    // Nothing reads the announcements about the link here.
     a.epoll.remove(a.paths.wait_fd()).unwrap();
     let path = direct_path(&pair.a, &mut a, &mut b, &spec(false, true));
-    // Whether or not there is room for more.
+    // With and without room for more.
     for count in [1, 64] {
         while !receive(&mut b, 1).is_empty() {}
         pair.a.sh("ip link set v0 down");
@@ -194,7 +194,8 @@ fn a_link_that_is_down_for_a_while_only_delays() {
     }
 }
 
-/// Whatever happens to the link while frames are on their way, and whoever was to take them: each chunk comes back.
+/// Whatever happens to the link, or to the peer, while frames are in flight: each chunk
+/// comes back.
 #[test]
 fn every_chunk_comes_back_whatever_happens_to_the_link() {
     let config = PortConfig { ring_frames: 64, ..PortConfig::default() };

@@ -1,4 +1,4 @@
-//! What happens without privileges, and when the process is killed.
+//! Behaviour without privileges, and when the process is killed.
 #![allow(unsafe_code)]
 
 use super::*;
@@ -10,7 +10,7 @@ const CAP_IPC_LOCK: u32 = 14;
 const CAP_SYS_ADMIN: u32 = 21;
 const CAP_BPF: u32 = 39;
 
-/// Takes capabilities from the effective set of the calling thread alone (capset(2)).
+/// Removes capabilities from the effective set of the calling thread alone (capset(2)).
 fn drop_capabilities(drop: &[u32]) {
     let header: [u32; 2] = [0x2008_0522, 0]; // _LINUX_CAPABILITY_VERSION_3, this thread
     let mut sets = [[0u32; 3]; 2]; // effective, permitted, inheritable; low and high words
@@ -35,8 +35,8 @@ fn open_without(ns: &NetNs, config: &PortConfig, drop: &[u32]) -> Result<XdpPort
     })
 }
 
-/// A pair on which a port can be opened. That is tried on another: what was closed a moment ago, a child that another
-/// test is just forking may still hold.
+/// A pair on which a port can be opened. Another pair serves for the attempt: a child that another
+/// test is just forking may still hold descriptors closed a moment ago.
 fn usable_pair() -> Result<Pair, String> {
     let [tried, pair] = [Pair::new(), Pair::new()].map(|pair| pair.map_err(|e| e.to_string()));
     open_in(&tried?.a, &PortConfig::default()).map_err(|e| e.to_string())?;
@@ -72,7 +72,7 @@ fn memory_shrinks_to_the_limit_where_it_applies() {
             assert!(bytes <= limit.rlim_cur, "{bytes} of {}", limit.rlim_cur);
         }
         Err(error) => {
-            // Other sockets of this user have the rest.
+            // Other sockets of this user use the rest.
             let text = error.to_string();
             assert!(text.contains("memlock") && text.contains("CAP_IPC_LOCK"), "{text}");
         }
@@ -93,8 +93,8 @@ fn another_program_on_the_interface_is_reported() {
     assert!(detached(&pair.a));
 }
 
-/// The child of the next test, which is this binary run again with a namespace in its environment: opens a port and waits
-/// for its end. There is nothing to test without one.
+/// The child of the next test: this binary run again with a namespace in its environment. It opens
+/// a port and waits for its end. Without a namespace there is nothing to test.
 #[test]
 fn open_and_wait() {
     let Ok(namespace) = std::env::var("ROCINANTE_TEST_NETNS") else { return };
@@ -110,7 +110,7 @@ fn open_and_wait() {
     std::thread::sleep(Duration::from_secs(20));
 }
 
-/// That child, when it has attached its program, or if it does not in time.
+/// That child, after it has attached its program or failed to do so in time.
 fn child_with_port(pair: &Pair) -> Child {
     let child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "xdp::tests::life::open_and_wait"])
@@ -156,7 +156,7 @@ fn a_program_that_is_started_again_has_its_queue_again() {
     }
 }
 
-/// A socket with its memory, not bound.
+/// An unbound socket with its memory.
 fn unbound() -> io::Result<(Socket, Umem, socket::Rings)> {
     let (socket, umem) = (Socket::new()?, Umem::new(2)?);
     socket.register(&umem)?;
@@ -178,7 +178,7 @@ fn a_busy_queue_is_waited_for_and_not_for_ever() {
     });
     std::thread::scope(|scope| {
         scope.spawn(move || {
-            // As late as the kernel is while others change networks.
+            // As late as the kernel is while other processes change networks.
             std::thread::sleep(Duration::from_millis(700));
             drop(other);
         });
@@ -193,7 +193,7 @@ fn a_port_follows_the_ethernet_address_of_its_interface() {
         pair_with(1500, &PortConfig::default())
     );
     let path = pair.a.run(|| a.add_path(&spec(false, true))).unwrap().id;
-    // Another address than it was opened with, and back.
+    // Another address than at the time of opening, and back.
     for last in [0x12, 2] {
         pair.b.sh(&format!("ip link set v0 address 02:00:00:00:09:{last:02x}"));
         pair.a.sh("ip neigh flush dev v0");
@@ -204,7 +204,8 @@ fn a_port_follows_the_ethernet_address_of_its_interface() {
     }
 }
 
-/// The last byte of the Ethernet address that a datagram was sent to, if it arrives. Both ports look after themselves.
+/// The last byte of the destination Ethernet address of a datagram, if it arrives. Both ports are
+/// maintained.
 fn sent_to(a: &mut XdpPort, b: &mut XdpPort, path: PathId) -> Option<u8> {
     while b.receive(64, |_| ()).unwrap() > 0 {}
     for port in [&mut *a, &mut *b] {

@@ -3,7 +3,7 @@
 use super::*;
 use crate::testns::needs;
 
-/// Ports on both queues of `v0` in `b`, and the neighbour that `a` has known ever since.
+/// Ports on both queues of `v0` in `b`, with a neighbour that `a` knows from the start.
 fn on_two_queues() -> Result<(Pair, Vec<XdpPort>), String> {
     needs(&["ethtool"]).map_err(|e| e.to_string())?;
     let pair = Pair::new().map_err(|e| e.to_string())?;
@@ -18,7 +18,8 @@ fn on_two_queues() -> Result<(Pair, Vec<XdpPort>), String> {
     Ok((pair, ports.map_err(|e| e.to_string())?))
 }
 
-/// Sends datagrams from many ports to the Ethernet address that ends so; returns how many.
+/// Sends datagrams from many ports to the Ethernet address that ends in `mac`; returns their
+/// number.
 fn send_many(pair: &Pair, mac: u8) -> usize {
     pair.a.sh(&format!(
         "ip neigh replace 10.9.0.2 lladdr 02:00:00:00:09:{mac:02x} dev v0
@@ -36,7 +37,7 @@ fn send_many(pair: &Pair, mac: u8) -> usize {
     64
 }
 
-/// What each port hears until `want` datagrams have come.
+/// Datagrams received by each port until `want` have arrived.
 fn hear(ports: &mut [XdpPort], want: usize) -> Vec<usize> {
     let end = Instant::now() + Duration::from_secs(5);
     let mut heard = vec![0; ports.len()];
@@ -57,7 +58,7 @@ fn two_queues_hear_everything_once_and_follow_their_interface_together() {
     );
     for mac in [2, 0x12, 2, 0x13] {
         pair.b.sh(&format!("ip link set v0 address 02:00:00:00:09:{mac:02x}"));
-        // Each of them is told; the address is one for both.
+        // Each of them reads the announcement; both share the address.
         for _ in 0..2 {
             for port in &mut ports {
                 port.maintain();
@@ -72,7 +73,7 @@ fn two_queues_hear_everything_once_and_follow_their_interface_together() {
     for port in &ports {
         assert_eq!((port.stats().rx_queue_drops, port.stats().rx_malformed), (0, 0));
     }
-    // The program stays for the one that is left, which hears what its queue gets.
+    // The program stays for the remaining port, which receives from its queue.
     drop(ports.remove(0));
     assert!(attached(&pair.b));
     send_many(&pair, 0x13);
@@ -81,7 +82,7 @@ fn two_queues_hear_everything_once_and_follow_their_interface_together() {
     assert!(detached(&pair.b));
 }
 
-/// What is there now.
+/// The number of datagrams available now.
 fn hear_more(ports: &mut [XdpPort]) -> usize {
     ports.iter_mut().map(|port| port.receive(64, |_| ()).expect("alive")).sum()
 }

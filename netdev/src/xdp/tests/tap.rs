@@ -1,4 +1,4 @@
-//! A port on a tap device, whose other end is a descriptor of the test.
+//! A port on a tap device with a descriptor of the test as its other end.
 #![allow(unsafe_code)]
 
 use super::*;
@@ -90,7 +90,7 @@ fn a_tap_works_at_path_mtu_4096() {
     or_skip!("xdp::a_tap_works_at_path_mtu_4096", both_ways(4200, &[16, 1024, 3800, 4112]));
 }
 
-/// Frames whose lengths lie pass the program, which looks at addresses and ports only.
+/// Frames with false lengths pass the program, which checks addresses and ports only.
 #[test]
 fn malformed_datagrams_are_counted_and_their_chunks_come_back() {
     let (_ns, mut tap, mut port) =
@@ -110,7 +110,7 @@ fn malformed_datagrams_are_counted_and_their_chunks_come_back() {
     assert_eq!((stats.rx_malformed, stats.rx_datagrams, stats.rx_queue_drops), (1000, 1, 0));
 }
 
-/// Reads one frame, which must not be handed up.
+/// Reads one frame, which the port must not hand up.
 fn receive_none_up(port: &mut XdpPort) -> bool {
     port.receive(64, |d| panic!("{d:?}")).unwrap() == 1
 }
