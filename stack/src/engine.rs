@@ -261,8 +261,8 @@ impl Engine {
     }
 
     /// Reports that the `datagrams` just received arrived in `runs` (a run is as in
-    /// [`departed`](Self::departed)), in a queue that is limited by memory. While runs are long and no
-    /// response is lost, READs ask for more at once.
+    /// [`departed`](Self::departed)), in a queue that is limited by memory. While runs are long and
+    /// no response is lost, READs ask for more at once.
     #[inline]
     pub fn arrived_in_runs(&mut self, runs: u32, datagrams: u32, bytes: u64) {
         self.shared.pools.arrived_in_runs(runs, datagrams, bytes);
@@ -346,8 +346,8 @@ impl Engine {
     }
 
     /// Takes a packet for a queue pair with a connection that is not established yet. If the packet
-    /// is the expected message, it establishes the connection: the peer's queue pair is in RTS (IBTA
-    /// volume 1, 12.9 \[M\], `IB_EVENT_COMM_EST`).
+    /// is the expected message, it establishes the connection: the peer's queue pair is in RTS
+    /// (IBTA volume 1, 12.9 \[M\], `IB_EVENT_COMM_EST`).
     #[cold]
     fn handle_first<H: Memory + Completions>(
         &mut self,

@@ -136,8 +136,9 @@ impl Pkey {
     /// The default partition, full member.
     pub const DEFAULT: Self = Self(0xffff);
 
-    /// Whether a packet with `other` may reach a member with `self`: same partition, and at least one
-    /// of the two is a full member (IBTA volume 1, 10.9.3 \[M\]; rxe accepts 0x7fff at a full member).
+    /// Whether a packet with `other` may reach a member with `self`: same partition, and at least
+    /// one of the two is a full member (IBTA volume 1, 10.9.3 \[M\]; rxe accepts 0x7fff at a full
+    /// member).
     #[must_use]
     pub const fn admits(self, other: Self) -> bool {
         self.0 & 0x7fff == other.0 & 0x7fff && (self.0 | other.0) & 0x8000 != 0
