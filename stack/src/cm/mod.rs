@@ -1,13 +1,14 @@
-//! The connection manager (IBTA volume 1, chapter 12 \[M\]; behaviour of Linux where captures show it).
+//! The connection manager (IBTA volume 1, chapter 12 \[M\]; behaviour of Linux where captures show
+//! it).
 //!
 //! Sans-IO like the engine: management datagrams and the time go in; management datagrams, events
 //! and the next deadline come out. It knows queue pairs by their numbers only. Its caller connects
 //! them when the events say so.
 //!
-//! - Active: [`connect`](ConnectionManager::connect), then [`CmEvent::Replied`]; bring the queue pair to RTS;
-//!   [`establish`](ConnectionManager::establish).
-//! - Passive: [`listen`](ConnectionManager::listen), then [`CmEvent::Request`]; bring the queue pair to RTS;
-//!   [`accept`](ConnectionManager::accept), then [`CmEvent::Established`].
+//! - Active: [`connect`](ConnectionManager::connect), then [`CmEvent::Replied`]; bring the queue
+//!   pair to RTS; [`establish`](ConnectionManager::establish).
+//! - Passive: [`listen`](ConnectionManager::listen), then [`CmEvent::Request`]; bring the queue
+//!   pair to RTS; [`accept`](ConnectionManager::accept), then [`CmEvent::Established`].
 //! - Either: [`disconnect`](ConnectionManager::disconnect), then [`CmEvent::Disconnected`], and
 //!   after a while [`CmEvent::Released`]: only then another queue pair may get the number.
 //!
