@@ -466,7 +466,7 @@ fn who_waits_for_room_that_never_comes_finds_out_whether_the_peer_lives() {
     pair.run_until(|pair| pair.ends[0].host.completions.iter().any(|c| c.wr_id == 1002));
 }
 
-/// As many WRITEs leave as may without AckReq; the last has none.
+/// A requester with `count` WRITEs posted; nothing has left yet.
 fn unasked(setup: &Setup, count: u64) -> common::Solo {
     let mut solo = common::Solo::new(setup);
     let list = [solo.sge(0, 8)];
