@@ -75,7 +75,7 @@ fn beginnings(t: &Talk<'_>) -> Vec<Body> {
     ]
 }
 
-/// No message has begun: a packet that continues or ends one is wrong.
+/// No message is in progress: a packet that continues or ends one is wrong.
 pub(crate) fn opcode_without_a_beginning(t: &mut Talk<'_>) -> Step {
     for bad in send_rest().iter().chain(&write_rest()) {
         t.begin(Options::default())?;

@@ -55,7 +55,7 @@ pub enum IpId {
 pub(crate) struct SourceCheck {
     template: Option<(u16, Template)>,
     /// The identification last accepted, its time, and the identification last refused. If a peer's
-    /// counter has left the window, two packets that agree establish it anew. One damaged packet
+    /// counter has left the window, two packets that agree establish it again. One damaged packet
     /// alone does not discard it.
     accepted_id: Option<u16>,
     accepted_at: Time,
@@ -142,7 +142,7 @@ impl SourceCheck {
 
     /// Whether an identification that would make the ICRC right is the peer's. Every damaged packet
     /// has one such identification, so only a few are plausible. The first is accepted without a
-    /// check: a REJ that is lost is never repeated.
+    /// check: a NAK that is lost is never repeated.
     fn judge(&mut self, now: Time, id: u16) -> Integrity {
         let follows = self.accepted_id.is_none_or(|last| {
             let moved = NEAR + now.since(self.accepted_at) / TICK_NS;

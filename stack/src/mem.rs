@@ -92,7 +92,7 @@ impl Access {
         self.0 & other.0 == other.0
     }
 
-    /// Without what is in `other`.
+    /// These flags without those in `other`.
     #[must_use]
     pub const fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
@@ -147,7 +147,7 @@ pub struct Region {
     pub len: u64,
     /// Where its first byte is for [`Memory`]: an address in the process, an offset in an arena.
     pub host: u64,
-    /// What it permits.
+    /// The permitted accesses.
     pub access: Access,
 }
 

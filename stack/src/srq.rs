@@ -55,7 +55,7 @@ pub enum SrqError {
     Unknown,
     /// Queue pairs use it (`EBUSY`).
     InUse,
-    /// The depth is 0, or less than what is posted (`EINVAL`).
+    /// The depth is 0, or less than the number of receives that are posted or taken (`EINVAL`).
     Depth,
     /// The limit is above the depth (`EINVAL`).
     Limit,

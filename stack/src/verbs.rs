@@ -169,8 +169,8 @@ pub enum SendOp {
         /// The value to add.
         add: u64,
     },
-    /// FLUSH: its completion says that all earlier writes to the range have the property
-    /// `placement`. It has no data.
+    /// FLUSH: its completion says that the data of all earlier writes to the range is placed as
+    /// `placement` says. It has no data.
     Flush {
         /// Remote address.
         remote: u64,

@@ -216,7 +216,7 @@ fn rnr_waits_as_asked_and_then_succeeds() {
     solo.send(1, 10);
     solo.send(2, 10);
     solo.sent();
-    solo.hear_rnr(0, 14); // 1 ms by the table's 1.28
+    solo.hear_rnr(0, 14); // 1.28 ms
     assert!(solo.sent().is_empty());
     // The same RNR NAK for a later packet changes nothing.
     solo.hear_rnr(0, 14);

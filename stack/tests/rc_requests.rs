@@ -71,7 +71,7 @@ fn each_wrong_opcode_sequence_is_an_invalid_request() {
         (Op::RC_FLUSH, &[&atomic[..20]]),
         (Op::RC_ATOMIC_WRITE, &[&whole, &full[..8]]),
     ];
-    // No message has begun: a packet that continues or ends one is wrong.
+    // No message is in progress: a packet that continues or ends one is wrong.
     for (opcode, rest) in send_rest.iter().chain(write_rest) {
         assert_eq!(refused(&[], *opcode, rest), (invalid(0), Some(QpEvent::ReqErr)));
     }

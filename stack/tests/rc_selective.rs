@@ -131,7 +131,7 @@ fn a_gap_is_told_of_at_once_another_after_eight_packets_and_the_rest_by_thirty_t
     let mut is_told = |psn: &i64| {
         let header = solo.reth(0, 1);
         let mut packet = solo.request(Op::RC_RDMA_WRITE_ONLY, *psn, &[&header, &[1]]);
-        packet[8] &= 0x7f; // It does not ask.
+        packet[8] &= 0x7f; // without AckReq
         seal(&mut packet);
         solo.hear(&packet);
         !solo.sent().is_empty()

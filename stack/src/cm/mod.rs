@@ -159,7 +159,7 @@ impl ConnectionManager {
         self.conns.len()
     }
 
-    /// Whether there is no state at all: no connection, no listener, no service.
+    /// Whether there is no state at all: no connection, listener, service or question.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.conns.is_empty()

@@ -186,7 +186,7 @@ impl ConnectionManager {
             private: user.to_vec(),
         });
         self.events.push_back(CmEvent::Request { listener, conn: ConnId(local), request });
-        // Before the peer gives up, it must hear that the program takes its time.
+        // The peer needs an MRA before it gives up.
         let wait = code_to_ns(req.remote_response_timeout).min(self.patience()) / 2;
         self.set_deadline(local, Some(now.after(wait)));
     }
@@ -211,7 +211,7 @@ impl ConnectionManager {
 
     fn on_rej(&mut self, now: Time, (src, dst): (IpAddr, IpAddr), rej: &Rej<'_>) {
         self.counters.rejects_received += 1;
-        // A peer that gave up before it heard of us knows only its own id.
+        // A peer that gave up before it got an answer knows only its own id.
         let id = match rej.remote {
             CommId(0) => self.by_request.get(&(src, rej.local)).copied().unwrap_or_default(),
             id => id,

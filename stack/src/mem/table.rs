@@ -156,7 +156,7 @@ impl RegionTable {
     /// `need`.
     ///
     /// # Errors
-    /// [`AccessError`] says what is wrong first.
+    /// [`AccessError`] names the first fault found.
     #[inline(always)]
     pub fn check(
         &self,

@@ -60,7 +60,7 @@ pub(crate) enum Refusal {
 /// Progress of the message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Message {
-    /// No message has begun.
+    /// No message is in progress.
     #[default]
     None,
     Send {

@@ -235,7 +235,7 @@ fn every_code_of_an_rnr_nak_is_waited_for_as_long_as_the_table_says() {
     }
 }
 
-// ---- reports of what is held ----
+// ---- reports of packets received out of order ----
 
 /// A report of any length, with all bits, none, or only the last: the sender repeats no more than
 /// is in flight, and completes everything once it is acknowledged.
