@@ -331,7 +331,7 @@ impl ConnectionManager {
     }
 
     fn on_dreq(&mut self, now: Time, way: (IpAddr, IpAddr), tid: u64, dreq: &Dreq<'_>) {
-        // Every DREQ gets an answer, so that the peer stops asking.
+        // A DREQ for an unknown connection gets an answer too, so that the peer stops asking.
         let (local, remote) = (dreq.remote, dreq.local);
         let drep = Message::Drep(Drep { local, remote, private: &[] }).emit(tid);
         let Some(conn) = self.conn_of(way, dreq.remote) else {
