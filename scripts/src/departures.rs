@@ -1,15 +1,15 @@
-//! What Soft-RoCE is known to do otherwise than the specification has it. `interop/README.md` has a row for each.
+//! Known departures of Soft-RoCE from the specification. `interop/README.md` has a row for each.
 
-/// A departure of Soft-RoCE's.
+/// A departure of Soft-RoCE.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Departure {
-    /// What about: the first cell of its row.
+    /// The subject: the first cell of its row.
     pub what: &'static str,
-    /// What Soft-RoCE does: the second cell.
+    /// The behaviour of Soft-RoCE: the second cell.
     pub does: &'static str,
 }
 
-/// Hands each departure a name, and all of them a list.
+/// Gives each departure a name, and lists them all.
 macro_rules! departures {
     ($($name:ident: $what:literal, $does:literal;)*) => {
         $(pub(crate) static $name: Departure = Departure { what: $what, does: $does };)*

@@ -1,4 +1,5 @@
-//! The script asks, the subject answers: what a request may be, and what it may do to memory and receives.
+//! The script sends requests, the subject responds: permitted requests, and their effects on memory
+//! and receives.
 
 use rocinante_stack::mem::Access;
 use rocinante_stack::types::Key;
@@ -14,7 +15,8 @@ use crate::talk::{REGION, Talk};
 /// A packet: headers behind the BTH and payload.
 type Body = (Op, Vec<u8>);
 
-/// Plays `before` and then a packet that is refused with a NAK of this code; nothing was placed from byte 2048 of region 0 on.
+/// Plays `before` and then a packet that is refused with a NAK of this code. Checks that nothing
+/// was placed in region 0 from byte 2048 on.
 fn refused(t: &mut Talk<'_>, before: &[Body], bad: &Body, code: &str) -> Step {
     let describe = |why| format!("{:?} with {} bytes: {why}", bad.0, bad.1.len());
     refuses(t, before, bad, code).map_err(describe)
@@ -29,7 +31,7 @@ fn refuses(t: &mut Talk<'_>, before: &[Body], (opcode, body): &Body, code: &str)
     t.says(&[&format!("NAK #{psn} {code} msn 0")])?;
     t.becomes(QpState::Err)?;
     t.holds(2048, &[0; 1024])?;
-    // Silence from here on.
+    // The subject sends nothing from here on.
     t.once_more()?;
     t.quiet()
 }
@@ -54,7 +56,7 @@ fn write_rest() -> Vec<Body> {
     ]
 }
 
-/// Whatever begins a message.
+/// All packets that begin a message.
 fn beginnings(t: &Talk<'_>) -> Vec<Body> {
     let (long, whole) = (t.reth(2048, 512), t.reth(2048, 8));
     let atomic = t.atomic_eth(2048, 1, 0);
@@ -73,7 +75,7 @@ fn beginnings(t: &Talk<'_>) -> Vec<Body> {
     ]
 }
 
-/// Nothing is under way: what goes on with a message, or ends it, is wrong.
+/// No message is in progress: a packet that continues or ends one is wrong.
 pub(crate) fn opcode_without_a_beginning(t: &mut Talk<'_>) -> Step {
     for bad in send_rest().iter().chain(&write_rest()) {
         t.begin(Options::default())?;
@@ -84,7 +86,7 @@ pub(crate) fn opcode_without_a_beginning(t: &mut Talk<'_>) -> Step {
     Ok(())
 }
 
-/// In the middle of a SEND: what begins is wrong, and what goes on with a WRITE.
+/// In the middle of a SEND, a packet is wrong if it begins a message, or continues or ends a WRITE.
 pub(crate) fn opcode_in_the_middle_of_a_send(t: &mut Talk<'_>) -> Step {
     let first = (Op::RC_SEND_FIRST, vec![7; 256]);
     for bad in beginnings(t).iter().chain(&write_rest()) {
@@ -95,7 +97,7 @@ pub(crate) fn opcode_in_the_middle_of_a_send(t: &mut Talk<'_>) -> Step {
     Ok(())
 }
 
-/// In the middle of a WRITE: what begins is wrong, and what goes on with a SEND.
+/// In the middle of a WRITE, a packet is wrong if it begins a message, or continues or ends a SEND.
 pub(crate) fn opcode_in_the_middle_of_a_write(t: &mut Talk<'_>) -> Step {
     let header = t.reth(0, 1024);
     let first = (Op::RC_RDMA_WRITE_FIRST, [&header[..], &[7; 256]].concat());
@@ -107,7 +109,7 @@ pub(crate) fn opcode_in_the_middle_of_a_write(t: &mut Talk<'_>) -> Step {
     Ok(())
 }
 
-/// What the queue pair does not permit.
+/// Operations that the queue pair does not permit.
 pub(crate) fn operation_not_permitted(t: &mut Talk<'_>) -> Step {
     let (header, atomic) = (t.reth(2048, 8), t.atomic_eth(2048, 1, 0));
     let rights = [
@@ -129,7 +131,7 @@ pub(crate) fn operation_not_permitted(t: &mut Talk<'_>) -> Step {
 
 // ---- lengths ----
 
-/// FIRST and MIDDLE have the path MTU, LAST something, ONLY no more than the path MTU.
+/// FIRST and MIDDLE carry exactly the path MTU, LAST at least one byte, ONLY at most the path MTU.
 pub(crate) fn length_of_each_place(t: &mut Talk<'_>) -> Step {
     let write =
         |t: &Talk<'_>, len: u32, rest: usize| [&t.reth(2048, len)[..], &vec![7; rest]].concat();
@@ -163,7 +165,7 @@ pub(crate) fn length_of_each_place(t: &mut Talk<'_>) -> Step {
     Ok(())
 }
 
-/// The bytes of a WRITE are as many as its RETH says.
+/// A WRITE carries as many bytes as its RETH says.
 pub(crate) fn length_of_a_write(t: &mut Talk<'_>) -> Step {
     let only = |t: &Talk<'_>, says: u32, has: usize| -> Body {
         (Op::RC_RDMA_WRITE_ONLY, [&t.reth(2048, says)[..], &vec![7; has]].concat())
@@ -183,7 +185,7 @@ pub(crate) fn length_of_a_write(t: &mut Talk<'_>) -> Step {
         let before = first(t, says);
         refused(t, &[before], &bad, "invalid")?;
     }
-    // More than it says, though it says nothing.
+    // More than its RETH says, which is 0.
     t.begin(Options::default())?;
     let bad = only(t, 0, 1);
     if t.departs(&departures::WRITE_OF_NOTHING_WITH_BYTES) {
@@ -233,7 +235,8 @@ pub(crate) fn payload_where_there_is_none(t: &mut Talk<'_>) -> Step {
     Ok(())
 }
 
-/// Empty requests of every kind look at no key and no address, and are answered like others.
+/// For empty requests of every kind, no key and no address is checked. They get responses like
+/// other requests.
 pub(crate) fn zero_length_everywhere(t: &mut Talk<'_>) -> Step {
     t.begin(Options::default())?;
     let (nowhere, imm) = (reth(0xdead_beef, Key(0x666), 0), [1, 2, 3, 4]);
@@ -283,7 +286,8 @@ fn all_refused(t: &mut Talk<'_>, at: Remote) -> Step {
     Ok(())
 }
 
-/// The key of a region that is gone, and that of one that was registered again: the old key stays dead.
+/// The key of a deregistered region, and the old key of a region that was registered again: both
+/// stay invalid.
 pub(crate) fn key_of_a_deregistered_region(t: &mut Talk<'_>) -> Step {
     let old = t.register(4096, Access::ALL, false)?;
     t.begin(Options::default())?;
@@ -302,7 +306,7 @@ pub(crate) fn key_of_a_deregistered_region(t: &mut Talk<'_>) -> Step {
     t.serves(1, 2)
 }
 
-/// Keys that nobody has.
+/// Keys that belong to no region.
 pub(crate) fn key_of_nothing(t: &mut Talk<'_>) -> Step {
     let here = t.memory();
     for rkey in [Key(0), Key(0x1234_5678), Key(here.rkey.0 ^ 1), Key(u32::MAX)] {
@@ -350,7 +354,7 @@ pub(crate) fn range_outside_of_its_region(t: &mut Talk<'_>) -> Step {
             refused(t, &[], &bad, "access")?;
         }
     }
-    // A long one is checked whole before its first byte is placed.
+    // A long range is checked whole before its first byte is placed.
     t.begin(Options::default())?;
     let header = t.reth(2048, REGION as u32);
     refused(t, &[], &(Op::RC_RDMA_WRITE_FIRST, [&header[..], &[7; 256]].concat()), "access")
@@ -369,7 +373,7 @@ pub(crate) fn region_gone_in_mid_write(t: &mut Talk<'_>) -> Step {
     t.becomes(QpState::Err)
 }
 
-/// Atomics at addresses that no multiple of eight are.
+/// Atomics at addresses that are not multiples of eight.
 pub(crate) fn unaligned_atomics(t: &mut Talk<'_>) -> Step {
     for opcode in [Op::RC_FETCH_ADD, Op::RC_COMPARE_SWAP] {
         for offset in 1..8 {
@@ -383,7 +387,7 @@ pub(crate) fn unaligned_atomics(t: &mut Talk<'_>) -> Step {
 
 // ---- receives ----
 
-/// SEND and WRITE with immediate wait for a receive, and take it once.
+/// SEND and WRITE with immediate wait for a receive, and consume it once.
 pub(crate) fn immediate_without_a_receive(t: &mut Talk<'_>) -> Step {
     let imm = [9, 8, 7, 6];
     let header = t.reth(100, 4);
@@ -413,7 +417,7 @@ pub(crate) fn immediate_without_a_receive(t: &mut Talk<'_>) -> Step {
     Ok(())
 }
 
-/// A WRITE with immediate wants its receive only at its end.
+/// A WRITE with immediate needs its receive only at its end.
 pub(crate) fn immediate_of_a_long_write(t: &mut Talk<'_>) -> Step {
     t.begin(Options::default())?;
     let (header, imm, data) = (t.reth(0, 300), [4, 3, 2, 1], pattern(300, 1));
@@ -427,7 +431,8 @@ pub(crate) fn immediate_of_a_long_write(t: &mut Talk<'_>) -> Step {
     t.holds(0, &data)
 }
 
-/// What comes behind a request without a receive is early; a receive that was posted meanwhile serves the one that comes again.
+/// Requests behind one without a receive are out of order. A receive that is posted meanwhile
+/// serves the repeated request.
 pub(crate) fn send_without_a_receive(t: &mut Talk<'_>) -> Step {
     t.begin(Options::default())?;
     t.ask(Op::RC_SEND_FIRST, 0, &[&[1; 256]])?;
@@ -446,7 +451,7 @@ pub(crate) fn send_without_a_receive(t: &mut Talk<'_>) -> Step {
     t.serves(2, 2)
 }
 
-/// A SEND longer than its receive, at its beginning and in its middle.
+/// A SEND longer than its receive: detected at its beginning, and in its middle.
 pub(crate) fn receive_too_small(t: &mut Talk<'_>) -> Step {
     let cases: [(usize, Vec<Body>, Body); 3] = [
         (0, vec![], (Op::RC_SEND_ONLY, vec![7; 10])),
@@ -465,7 +470,7 @@ pub(crate) fn receive_too_small(t: &mut Talk<'_>) -> Step {
     Ok(())
 }
 
-/// A receive whose memory is gone.
+/// A receive into memory that is no longer registered.
 pub(crate) fn receive_into_memory_that_is_gone(t: &mut Talk<'_>) -> Step {
     t.begin(Options::default())?;
     t.register(4096, Access::ALL, false)?;

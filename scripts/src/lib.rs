@@ -1,9 +1,10 @@
 //! Conformance of reliable connections as scripts: packets in, packets out, completions expected.
 //!
-//! A [script](Script) is the peer of a queue pair, packet by packet, as requester or as responder, and at the same time the program that owns it. To whom
-//! it is played is the runner's choice: a [`Subject`] is our engine in virtual time (`stack/tests/scripts.rs`), or Linux Soft-RoCE in a virtual machine
-//! (`interop`). A script says what the specification says; where Soft-RoCE is known to do otherwise it asks `Talk::departs`, which names
-//! the [`Departure`], and then expects just that.
+//! A [script](Script) is the peer of a queue pair, packet by packet, as requester or as responder.
+//! At the same time it is the program that owns the queue pair. The runner chooses the [`Subject`]:
+//! our engine in virtual time (`stack/tests/scripts.rs`), or Linux Soft-RoCE in a virtual machine
+//! (`interop`). A script expects what the specification says. Where Soft-RoCE is known to differ,
+//! the script calls `Talk::departs` with the [`Departure`], and then expects exactly that.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 // Lengths and PSNs of scripts are small.
@@ -25,15 +26,16 @@ pub use subject::{Completion, Options, Range, Remote, Step, Subject};
 pub use talk::{REGION, REMOTE, Talk};
 pub use trace::describe;
 
-/// A named talk with a queue pair, in which everything must come as the script has it.
+/// A named talk with a queue pair, in which every packet must come as the script says.
 pub struct Script {
-    /// Its name, by the fault or the rule.
+    /// Its name: the fault or the rule.
     pub name: &'static str,
     /// The talk.
     pub run: fn(&mut Talk<'_>) -> Step,
 }
 
-/// Hands the names of all scripts, by their module, to the macro `$then`: `module: name, name; module: name;`.
+/// Passes the names of all scripts, by module, to the macro `$then`: `module: name, name; module:
+/// name;`.
 #[macro_export]
 macro_rules! each_script {
     ($then:ident) => {

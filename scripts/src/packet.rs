@@ -1,13 +1,13 @@
-//! Packets as a peer writes them, right or wrong.
+//! Packets as a peer writes them, correct or not.
 
 use rocinante_stack::types::{Key, Pkey, Psn, Qpn};
 use rocinante_stack::wire::{Aeth, AtomicEth, Bth, ICRC_LEN, Opcode, Reth, Syndrome, bth};
 
-/// A packet for `dest`, complete but for its ICRC: behind the BTH what `rest` has, which is all headers of the opcode and then payload,
-/// padded.
+/// A packet for `dest`, complete but for its ICRC. Behind the BTH stands `rest`: all headers of the
+/// opcode, then payload, padded.
 ///
 /// # Panics
-/// If the opcode is none of the table, or `rest` is shorter than its headers.
+/// If the opcode is not in the table, or `rest` is shorter than its headers.
 #[must_use]
 pub fn packet(opcode: Opcode, dest: Qpn, psn: Psn, ack_req: bool, rest: &[&[u8]]) -> Vec<u8> {
     let mut header = Bth::new(opcode, Pkey::DEFAULT, dest, psn);
@@ -46,13 +46,14 @@ pub fn aeth(syndrome: Syndrome, msn: u32) -> Vec<u8> {
     bytes
 }
 
-/// Bytes that tell where they came from.
+/// Bytes that show their position and seed.
 #[must_use]
 pub fn pattern(len: usize, seed: u8) -> Vec<u8> {
     (0..len).map(|i| (i as u8).wrapping_mul(31).wrapping_add(seed) ^ (i >> 8) as u8).collect()
 }
 
-/// A SEND and a WRITE of 600 bytes, each with immediate data and of three packets at path MTU 256: opcodes and what follows the BTH. `header` is the RETH.
+/// A SEND and a WRITE of 600 bytes, each with immediate data and of three packets at path MTU 256.
+/// Returns each packet's opcode and the bytes behind its BTH. `header` is the RETH.
 #[must_use]
 pub fn two_messages(header: &[u8], imm: [u8; 4]) -> [(Opcode, Vec<u8>); 6] {
     [

@@ -1,4 +1,4 @@
-//! The subject asks, the script answers: acknowledgements, and what is none.
+//! The subject sends requests, the script responds: valid and invalid acknowledgements.
 
 use rocinante_stack::types::Key;
 use rocinante_stack::verbs::WcStatus::{
@@ -14,7 +14,7 @@ use crate::talk::{REMOTE, Talk};
 
 // ---- acknowledgements ----
 
-/// An ACK of a PSN that was not sent yet, while something is outstanding, and while nothing is.
+/// An ACK of a PSN that was not sent yet, both with a request outstanding and without.
 pub(crate) fn ghost_ack(t: &mut Talk<'_>) -> Step {
     t.begin(Options::default())?;
     t.ack(0)?;
@@ -34,7 +34,7 @@ pub(crate) fn ghost_ack(t: &mut Talk<'_>) -> Step {
     t.ends(&[(2, Success)])
 }
 
-/// A NAK and an RNR NAK of what is acknowledged already.
+/// A NAK and an RNR NAK of an acknowledged packet.
 pub(crate) fn nak_of_an_acknowledged_packet(t: &mut Talk<'_>) -> Step {
     t.begin(Options::default())?;
     t.send(1, 10)?;
@@ -50,7 +50,7 @@ pub(crate) fn nak_of_an_acknowledged_packet(t: &mut Talk<'_>) -> Step {
     t.quiet()
 }
 
-/// The ACKs of the first requests are lost: that of the last covers them.
+/// The ACKs of the first requests are lost: the ACK of the last covers them.
 pub(crate) fn lost_ack(t: &mut Talk<'_>) -> Step {
     t.begin(Options::default())?;
     for id in 0..4 {
@@ -79,7 +79,7 @@ pub(crate) fn old_ack(t: &mut Talk<'_>) -> Step {
     t.ends(&[(2, Success)])
 }
 
-/// Syndromes that mean nothing.
+/// Reserved syndromes.
 pub(crate) fn invalid_aeth(t: &mut Talk<'_>) -> Step {
     for syndrome in [0x40, 0x5f, 0x65, 0x7f, 0x80, 0xff] {
         t.begin(Options::default())?;
@@ -102,7 +102,7 @@ pub(crate) fn invalid_aeth(t: &mut Talk<'_>) -> Step {
     Ok(())
 }
 
-/// The peer's refusals become statuses, and what is behind is flushed.
+/// A NAK becomes a completion status, and later requests are flushed.
 pub(crate) fn refusals(t: &mut Talk<'_>) -> Step {
     for (code, status) in [
         (NakCode::InvalidRequest, RemInvReqErr),
@@ -124,7 +124,8 @@ pub(crate) fn refusals(t: &mut Talk<'_>) -> Step {
     Ok(())
 }
 
-/// A sequence NAK in the middle of a message acknowledges what is before it, and has the rest sent again.
+/// A sequence NAK in the middle of a message acknowledges the packets before it, and the rest is
+/// sent again.
 pub(crate) fn sequence_nak_in_mid_message(t: &mut Talk<'_>) -> Step {
     t.begin(Options::default())?;
     let data = pattern(1000, 3);
@@ -142,7 +143,8 @@ pub(crate) fn sequence_nak_in_mid_message(t: &mut Talk<'_>) -> Step {
     t.ends(&[(2, Success)])
 }
 
-/// A WRITE that is sent again from its first packet has the header of the first time, and from a later one none.
+/// A WRITE that is sent again from its first packet has the same RETH. From a later packet, it has
+/// none.
 pub(crate) fn sequence_nak_of_a_write(t: &mut Talk<'_>) -> Step {
     t.begin(Options::default())?;
     let op = SendOp::Write { remote: REMOTE, rkey: Key(0x99), imm: Some([1, 2, 3, 4]) };
@@ -166,7 +168,7 @@ pub(crate) fn sequence_nak_of_a_write(t: &mut Talk<'_>) -> Step {
 
 // ---- READs and atomics ----
 
-/// An ACK that passes an unanswered READ is an implied NAK of it.
+/// An ACK with a later PSN than an unanswered READ is an implied NAK of the READ.
 pub(crate) fn implied_nak_of_a_read(t: &mut Talk<'_>) -> Step {
     t.begin(Options::default())?;
     t.send(1, 10)?;
@@ -176,7 +178,7 @@ pub(crate) fn implied_nak_of_a_read(t: &mut Talk<'_>) -> Step {
     t.says(&["SEND_ONLY #0 10B"])?;
     t.says(&rest)?;
     t.ack(3)?;
-    // What is before the READ is acknowledged all the same.
+    // The requests before the READ are acknowledged all the same.
     t.ends_as(1, &[Success])?;
     t.comes_to(&rest)?;
     t.nothing_ends()?;
@@ -189,7 +191,7 @@ pub(crate) fn implied_nak_of_a_read(t: &mut Talk<'_>) -> Step {
     t.ends(&[(3, Success)])
 }
 
-/// The same of an atomic.
+/// An ACK with a later PSN than an unanswered atomic is an implied NAK of the atomic.
 pub(crate) fn implied_nak_of_an_atomic(t: &mut Talk<'_>) -> Step {
     t.begin(Options::default())?;
     t.send(1, 10)?;
@@ -209,7 +211,7 @@ pub(crate) fn implied_nak_of_an_atomic(t: &mut Talk<'_>) -> Step {
     t.ends(&[(3, Success)])
 }
 
-/// A READ is placed packet by packet; its response acknowledges what is before it, too.
+/// A READ is placed packet by packet; its response also acknowledges the requests before it.
 pub(crate) fn read_in_several_packets(t: &mut Talk<'_>) -> Step {
     t.begin(Options::default())?;
     let data = pattern(600, 3);
@@ -224,14 +226,15 @@ pub(crate) fn read_in_several_packets(t: &mut Talk<'_>) -> Step {
     t.holds(0, &data)
 }
 
-/// A response in the middle of a READ is lost: it is asked for from there on, with the same end.
+/// A response in the middle of a READ is lost: the READ is repeated from there on, with the same
+/// end.
 pub(crate) fn partial_read_retried(t: &mut Talk<'_>) -> Step {
     t.begin(Options { timeout: 15, retry_cnt: 7, ..Options::default() })?;
     t.read(1, 1000)?;
     t.says(&["READ #0 @9000+1000"])?;
     let data = pattern(1000, 9);
     t.data(Op::RC_RDMA_READ_RESPONSE_FIRST, 0, &data[..256])?;
-    // #1 is lost; what is behind it is not placed.
+    // #1 is lost; the responses behind it are not placed.
     t.data(Op::RC_RDMA_READ_RESPONSE_MIDDLE, 2, &[0xff; 256])?;
     t.data(Op::RC_RDMA_READ_RESPONSE_LAST, 3, &[0xff; 232])?;
     t.comes_to(&["READ #1 @9100+744"])?;
@@ -243,7 +246,7 @@ pub(crate) fn partial_read_retried(t: &mut Talk<'_>) -> Step {
     t.holds(0, &data)
 }
 
-/// An ACK with the last PSN of a READ, of which responses are missing, does not end it.
+/// An ACK with the last PSN of a READ does not end the READ while responses are missing.
 pub(crate) fn ack_in_the_middle_of_a_read(t: &mut Talk<'_>) -> Step {
     t.begin(Options::default())?;
     t.read(1, 600)?;
@@ -258,7 +261,7 @@ pub(crate) fn ack_in_the_middle_of_a_read(t: &mut Talk<'_>) -> Step {
     t.holds(0, &data)
 }
 
-/// Nor does an ACK with the PSN of the response that is missing.
+/// An ACK with the PSN of the missing response does not end the READ either.
 pub(crate) fn ack_instead_of_a_response(t: &mut Talk<'_>) -> Step {
     t.begin(Options::default())?;
     t.read(1, 8)?;
@@ -274,7 +277,7 @@ pub(crate) fn ack_instead_of_a_response(t: &mut Talk<'_>) -> Step {
     t.holds(0, b"new data")
 }
 
-/// The response of a READ is longer than the READ, or its FIRST longer than the path MTU.
+/// The response to a READ is longer than the READ, or its FIRST packet is longer than the path MTU.
 pub(crate) fn response_of_the_wrong_length(t: &mut Talk<'_>) -> Step {
     t.begin(Options::default())?;
     t.read(1, 300)?;
@@ -295,7 +298,7 @@ pub(crate) fn response_of_the_wrong_length(t: &mut Talk<'_>) -> Step {
     t.becomes(QpState::Err)
 }
 
-/// The response of a READ to an atomic, and the other way round.
+/// A READ response to an atomic, and an atomic response to a READ.
 pub(crate) fn response_of_another_kind(t: &mut Talk<'_>) -> Step {
     t.begin(Options::default())?;
     t.read(1, 8)?;
@@ -331,7 +334,7 @@ pub(crate) fn response_with_a_nak(t: &mut Talk<'_>) -> Step {
     t.holds(0, b"data")
 }
 
-/// No more READs and atomics are outstanding than allowed.
+/// The number of outstanding READs and atomics stays within the limit.
 pub(crate) fn reads_outstanding(t: &mut Talk<'_>) -> Step {
     t.begin(Options { rd_atomic: 2, ..Options::default() })?;
     (1..=3).try_for_each(|id| t.read(id, 8))?;
@@ -349,7 +352,7 @@ pub(crate) fn reads_outstanding(t: &mut Talk<'_>) -> Step {
     t.holds(64, &9u64.to_ne_bytes())
 }
 
-/// A fenced request waits for READs and atomics before it, and has what they brought.
+/// A fenced request waits for the READs and atomics before it, and sends the data that they placed.
 pub(crate) fn fence(t: &mut Talk<'_>) -> Step {
     t.begin(Options::default())?;
     t.read(1, 8)?;

@@ -1,4 +1,4 @@
-//! The script asks, the subject answers: order and duplicates.
+//! The script sends requests, the subject responds: order and duplicates.
 
 use rocinante_stack::mem::Access;
 use rocinante_stack::types::Key;
@@ -12,7 +12,8 @@ use crate::talk::Talk;
 
 // ---- duplicates ----
 
-/// The ACK of a SEND is lost, so it comes again: it is acknowledged again, and not executed again.
+/// The ACK of a SEND is lost, so the SEND is repeated: it is acknowledged again, but not executed
+/// again.
 pub(crate) fn duplicate_send(t: &mut Talk<'_>) -> Step {
     t.begin(Options::default())?;
     t.post_recv(1, &[Talk::at(0, 64)])?;
@@ -24,13 +25,13 @@ pub(crate) fn duplicate_send(t: &mut Talk<'_>) -> Step {
     t.says(&["ACK #0 msn 1"])?;
     t.nothing_ends()?;
     t.holds(0, b"first\0")?;
-    // The receive is the next one's.
+    // The next SEND takes the receive.
     t.ask(Op::RC_SEND_ONLY, 1, &[b"second"])?;
     t.says(&["ACK #1 msn 2"])?;
     t.received(2, 6, None)
 }
 
-/// The same of WRITEs, without and with immediate.
+/// Repeated WRITEs, without and with immediate.
 pub(crate) fn duplicate_write(t: &mut Talk<'_>) -> Step {
     t.begin(Options::default())?;
     t.write(0, 100, b"first")?;
@@ -51,7 +52,8 @@ pub(crate) fn duplicate_write(t: &mut Talk<'_>) -> Step {
     t.holds(200, b"first")
 }
 
-/// Every packet of every message again, after all of them: the answer is the latest, and nothing else happens.
+/// Every packet of every message is repeated after all of them: the response is the latest ACK, and
+/// nothing else happens.
 pub(crate) fn duplicate_packets_of_messages(t: &mut Talk<'_>) -> Step {
     t.begin(Options::default())?;
     t.post_recv(1, &[Talk::at(0, 1000)])?;
@@ -80,7 +82,7 @@ pub(crate) fn duplicate_packets_of_messages(t: &mut Talk<'_>) -> Step {
     t.holds(4096, &whole(4))
 }
 
-/// A duplicate that does not ask for an acknowledgement needs none.
+/// A duplicate without AckReq needs no acknowledgement.
 pub(crate) fn duplicate_that_asks_for_nothing(t: &mut Talk<'_>) -> Step {
     t.begin(Options::default())?;
     let header = t.reth(0, 4);
@@ -106,7 +108,8 @@ pub(crate) fn duplicate_read(t: &mut Talk<'_>) -> Step {
     t.serves(1, 2)
 }
 
-/// A READ of several packets again, from the first, from a later one on, and a part that ends before it did.
+/// A READ of several packets is repeated: from the first, from a later packet, and a part that ends
+/// earlier.
 pub(crate) fn part_of_a_read(t: &mut Talk<'_>) -> Step {
     t.begin(Options::default())?;
     let data = pattern(1000, 5);
@@ -124,7 +127,7 @@ pub(crate) fn part_of_a_read(t: &mut Talk<'_>) -> Step {
         t.says(&["READ_FIRST #2 256B", "READ_LAST #3 232B"])?
     };
     is(&rest, &data[512..])?;
-    // More of it again than the last time.
+    // More of it than in the last repetition.
     t.ask_read(1, 256, 256)?;
     match t.departs(&departures::READ_AGAIN_BEFORE_THE_PART) {
         true => t.quiet()?,
@@ -133,7 +136,7 @@ pub(crate) fn part_of_a_read(t: &mut Talk<'_>) -> Step {
     t.serves(4, 2)
 }
 
-/// A duplicate READ that is no part of the first is dropped.
+/// A duplicate READ that is not a part of the first is dropped.
 pub(crate) fn duplicate_read_of_something_else(t: &mut Talk<'_>) -> Step {
     t.begin(Options::default())?;
     t.ask_read(0, 64, 8)?;
@@ -149,7 +152,8 @@ pub(crate) fn duplicate_read_of_something_else(t: &mut Talk<'_>) -> Step {
     t.serves(1, 2)
 }
 
-/// A duplicate atomic gets the first answer and is not executed again: of both kinds, and with other operands.
+/// A duplicate atomic gets the first response and is not executed again: for both kinds, and with
+/// other operands.
 pub(crate) fn duplicate_atomic(t: &mut Talk<'_>) -> Step {
     t.begin(Options::default())?;
     let swap = t.atomic_eth(0, 100, 5);
@@ -170,9 +174,10 @@ pub(crate) fn duplicate_atomic(t: &mut Talk<'_>) -> Step {
     t.serves(2, 3)
 }
 
-/// As many READs and atomics are remembered as may be outstanding, and the records wrap: what is gone is dropped, and not executed again.
+/// Responder resources for as many READs and atomics as may be outstanding; older ones are
+/// replaced. A duplicate without resources is dropped, and not executed again.
 pub(crate) fn records_wrap(t: &mut Talk<'_>) -> Step {
-    // A power of two, to which Soft-RoCE rounds up.
+    // A power of two, because Soft-RoCE rounds up to one.
     const KEPT: i64 = 4;
     t.begin(Options { rd_atomic: KEPT as u8, ..Options::default() })?;
     for psn in 0..7 {
@@ -204,7 +209,7 @@ pub(crate) fn records_wrap(t: &mut Talk<'_>) -> Step {
     t.serves(12, 13)
 }
 
-/// The program has taken its memory back when a READ of it comes once more.
+/// A READ is repeated after the program has deregistered the memory.
 pub(crate) fn late_duplicate_read_of_a_region_that_is_gone(t: &mut Talk<'_>) -> Step {
     t.begin(Options::default())?;
     let other = t.register(4096, Access::ALL, false)?;
@@ -221,7 +226,8 @@ pub(crate) fn late_duplicate_read_of_a_region_that_is_gone(t: &mut Talk<'_>) -> 
     t.serves(1, 2)
 }
 
-/// PSNs are compared within half of their space: one less than 2^23 behind is old, and as far ahead is early.
+/// PSNs are compared within half of their space: up to 2^23 − 1 behind is a duplicate, and as far
+/// ahead is out of order.
 pub(crate) fn half_of_the_numbers_are_old(t: &mut Talk<'_>) -> Step {
     t.begin(Options::default())?;
     t.serves(0, 1)?;
@@ -235,7 +241,8 @@ pub(crate) fn half_of_the_numbers_are_old(t: &mut Talk<'_>) -> Step {
 
 // ---- gaps ----
 
-/// A packet in the middle of a message is missing: one NAK, then silence until it comes; what came behind it is not looked at.
+/// A packet in the middle of a message is missing: one NAK, then silence until it comes. Later
+/// packets are ignored.
 pub(crate) fn sequence_error_in_mid_message(t: &mut Talk<'_>) -> Step {
     t.begin(Options::default())?;
     t.post_recv(1, &[Talk::at(0, 1000)])?;
@@ -255,7 +262,7 @@ pub(crate) fn sequence_error_in_mid_message(t: &mut Talk<'_>) -> Step {
     t.serves(3, 2)
 }
 
-/// Nothing of READs and atomics happens after a gap either.
+/// After a gap, READs and atomics are not executed either.
 pub(crate) fn gap_before_reads_and_atomics(t: &mut Talk<'_>) -> Step {
     t.begin(Options::default())?;
     t.ask_add(1, 0, 1)?;
@@ -299,9 +306,9 @@ pub(crate) fn psn_wraps_in_every_position(t: &mut Talk<'_>) -> Step {
             t.ask_add(9, 2048, 3)?;
             t.says(&["ATOMIC_ACKNOWLEDGE #9 =0"])?;
         }
-        // A duplicate from before the wrap, and a gap behind it.
+        // A duplicate from before the wrap, and a gap after it.
         t.ask_with(Op::RC_SEND_FIRST, 0, &[&[0; 256]], true)?;
-        // The latest is an atomic, which no ACK is an answer to.
+        // The latest request is an atomic, and an ACK cannot be the response to that.
         match t.departs(&departures::ACK_OF_AN_ATOMIC) {
             true => t.says(&["ACK #9 msn 4"])?,
             false => t.says(&["ACK #5 msn 4"])?,
@@ -314,7 +321,7 @@ pub(crate) fn psn_wraps_in_every_position(t: &mut Talk<'_>) -> Step {
     Ok(())
 }
 
-/// More READs and atomics than agreed, at once: the spec forbids the requester that.
+/// More outstanding READs and atomics than agreed: the specification forbids that to the requester.
 pub(crate) fn no_reads_agreed(t: &mut Talk<'_>) -> Step {
     for atomic in [false, true] {
         t.begin(Options { rd_atomic: 0, ..Options::default() })?;
@@ -329,7 +336,8 @@ pub(crate) fn no_reads_agreed(t: &mut Talk<'_>) -> Step {
     Ok(())
 }
 
-/// The queue pair is reset and connected again, with other PSNs, while packets of before still fly.
+/// The queue pair is reset and connected again, with other PSNs, while old packets are still in
+/// flight.
 pub(crate) fn reset_and_reuse_while_old_requests_fly(t: &mut Talk<'_>) -> Step {
     t.begin(Options::default())?;
     t.post_recv(1, &[Talk::at(0, 64)])?;
@@ -343,16 +351,16 @@ pub(crate) fn reset_and_reuse_while_old_requests_fly(t: &mut Talk<'_>) -> Step {
     t.ask_add(2, 200, 1)?;
     t.says(&["ATOMIC_ACKNOWLEDGE #2 =0 msn 3"])?;
     old.push(t.last().to_vec());
-    // A message of which the last packet is still on its way.
+    // A message; its last packet is still in flight.
     t.post_recv(2, &[Talk::at(0, 600)])?;
     t.ask(Op::RC_SEND_FIRST, 3, &[&[1; 256]])?;
-    // Half of the numbers are old: these are among them.
+    // Half of all PSNs count as old: the old packets are among them.
     t.begin(Options { psn: [0x10, 0x40_0000], ..Options::default() })?;
     t.post_recv(3, &[Talk::at(0, 64)])?;
     for packet in &old {
         t.replay(packet)?;
     }
-    // Whatever is answered to old ones, nothing of them happens.
+    // Old packets may get responses, but have no effect.
     t.ask(Op::RC_SEND_ONLY, 0, &[b"anew"])?;
     t.comes_to(&["ACK #0 msn 1"])?;
     t.received(3, 4, None)?;
@@ -363,7 +371,7 @@ pub(crate) fn reset_and_reuse_while_old_requests_fly(t: &mut Talk<'_>) -> Step {
     t.serves(1, 2)
 }
 
-/// What is damaged, or of another version, or is no request, is dropped.
+/// Damaged packets, packets of another version and packets that are no requests are dropped.
 pub(crate) fn what_is_no_good_is_dropped(t: &mut Talk<'_>) -> Step {
     t.begin(Options::default())?;
     t.write(0, 0, b"good")?;
@@ -371,7 +379,8 @@ pub(crate) fn what_is_no_good_is_dropped(t: &mut Talk<'_>) -> Step {
     t.write(1, 0, b"next")?;
     t.says(&["ACK #1 msn 2"])?;
     let (psn, payload) = (11, 28);
-    // The next PSN, with the ICRC of the packet before; and with the right one, but a version that there is not.
+    // The next PSN: first with the ICRC of the packet before, then with the right ICRC but an
+    // unknown version.
     t.changed(|packet| packet[psn] += 1, false)?;
     t.changed(
         |packet| {

@@ -1,4 +1,5 @@
-//! The subject asks, and is not answered, or too late: timers and retries, draining and resetting.
+//! The subject sends requests and gets no response, or a late one: timers and retries, draining and
+//! resetting.
 
 use rocinante_stack::verbs::QpState;
 use rocinante_stack::verbs::WcStatus::{RetryExcErr, RnrRetryExcErr, Success, WrFlushErr};
@@ -8,29 +9,32 @@ use crate::departures;
 use crate::subject::{Options, Step};
 use crate::talk::Talk;
 
-/// Nothing is given up before the slowest machine's answer is there.
+/// Long timeouts: the subject does not give up before the slowest machine has responded.
 fn patient() -> Options {
     Options { timeout: 17, retry_cnt: 7, ..Options::default() }
 }
 
-/// The last packet of a message is lost, or its ACK: it is sent again after the timeout, with all before it that nobody acknowledged.
+/// The last packet of a message, or its ACK, is lost. After the timeout it is sent again, with all
+/// unacknowledged packets before it.
 pub(crate) fn lost_last_packet(t: &mut Talk<'_>) -> Step {
     t.begin(patient())?;
     t.send(1, 600)?;
     t.says(&["SEND_FIRST #0 256B", "SEND_MIDDLE #1 256B", "SEND_LAST #2 88B"])?;
     t.ack(1)?;
-    // Nothing else than the time says that the last one was lost.
+    // Only the timeout shows that the last one was lost.
     t.comes_to(&["SEND_LAST #2 88B"])?;
     t.nothing_ends()?;
     t.ack(2)?;
     t.ends(&[(1, Success)])
 }
 
-/// What was reported missing had only been late: the message is acknowledged while it is being sent again, and that is the last that its peer
-/// says about it. (The answer to the packets that come again is lost, or they are.)
+/// Packets that were reported missing had only been late. The message is acknowledged while it is
+/// being sent again, and the peer sends no further ACK for it. (The repeated packets, or the
+/// responses to them, are lost.)
 pub(crate) fn acknowledged_while_repeated(t: &mut Talk<'_>) -> Step {
     const PACKETS: i64 = 100;
-    /// How often it may be quick enough to have sent everything again before the acknowledgement comes.
+    /// How often the subject may be so quick that it has sent everything again before the ACK
+    /// comes.
     const TRIES: i64 = 20;
     t.begin(patient())?;
     for id in 0..TRIES {
@@ -53,7 +57,8 @@ pub(crate) fn acknowledged_while_repeated(t: &mut Talk<'_>) -> Step {
             continue;
         }
         t.becomes(QpState::Rts)?;
-        // Until something behind it is acknowledged; and when that has to go again, so does the message, with that one's PSN and no bytes.
+        // Until a later message is acknowledged. If that one must be sent again, so is this
+        // message, with the later one's PSN and no bytes.
         t.send(TRIES as u64, 10)?;
         t.comes_to(&[&format!("SEND_ONLY #{} 10B", last + 1)])?;
         t.comes_to(&[&format!("SEND_ONLY #{} 0B", last + 1)])?;
@@ -79,7 +84,7 @@ pub(crate) fn lost_response(t: &mut Talk<'_>) -> Step {
     t.holds(0, b"new data")
 }
 
-/// Nobody answers: the oldest request fails, and the others are flushed.
+/// No response at all: the oldest request fails, and the others are flushed.
 pub(crate) fn retries_exhausted(t: &mut Talk<'_>) -> Step {
     for retry_cnt in [0, 2] {
         t.begin(Options { timeout: 12, retry_cnt, ..Options::default() })?;
@@ -92,7 +97,7 @@ pub(crate) fn retries_exhausted(t: &mut Talk<'_>) -> Step {
         t.ends_as(1, &[RetryExcErr])?;
         t.becomes(QpState::Err)?;
         t.ends_in_any_order(&[2, 9], WrFlushErr)?;
-        // Not once more than that.
+        // No further repetition.
         while let Some((line, _)) = t.next(false)? {
             if line != "SEND_ONLY #1 10B" {
                 return Err(format!("{line:?} after the last retry"));
@@ -102,7 +107,8 @@ pub(crate) fn retries_exhausted(t: &mut Talk<'_>) -> Step {
     Ok(())
 }
 
-/// The peer has no receive, and then it has: the request waits as it is told and is sent again.
+/// The peer first has no receive, then it has one: the request waits as long as the RNR NAK says
+/// and is sent again.
 pub(crate) fn rnr_then_success(t: &mut Talk<'_>) -> Step {
     t.begin(Options { rnr_retry: 7, ..Options::default() })?;
     t.send(1, 600)?;
@@ -116,14 +122,14 @@ pub(crate) fn rnr_then_success(t: &mut Talk<'_>) -> Step {
     t.nothing_ends()?;
     t.ack(2)?;
     t.ends_as(1, &[Success])?;
-    // What is before the one without a receive is acknowledged.
+    // The packets before the one without a receive are acknowledged.
     t.rnr(3, 14)?;
     t.says(&all[3..])?;
     t.ack(3)?;
     t.ends(&[(2, Success)])
 }
 
-/// The peer never has a receive: after `rnr_retry` repetitions it is given up.
+/// The peer never has a receive: after `rnr_retry` repetitions the request fails.
 pub(crate) fn rnr_exhausted(t: &mut Talk<'_>) -> Step {
     for rnr_retry in [0, 2] {
         t.begin(Options { rnr_retry, ..Options::default() })?;
@@ -140,7 +146,7 @@ pub(crate) fn rnr_exhausted(t: &mut Talk<'_>) -> Step {
     Ok(())
 }
 
-/// RNR NAKs spend no other retry, and timeouts none of theirs.
+/// RNR NAKs use no timeout retries, and timeouts no RNR retries.
 pub(crate) fn rnr_and_timeouts(t: &mut Talk<'_>) -> Step {
     t.begin(Options { rnr_retry: 1, ..patient() })?;
     t.send(1, 10)?;
@@ -155,7 +161,8 @@ pub(crate) fn rnr_and_timeouts(t: &mut Talk<'_>) -> Step {
     t.ends(&[(2, Success)])
 }
 
-/// SQD ends what was begun and begins nothing; the peer is served meanwhile; RTS goes on.
+/// SQD completes the requests that have begun and begins no other. The peer's requests are served
+/// meanwhile. RTS resumes sending.
 pub(crate) fn drained(t: &mut Talk<'_>) -> Step {
     t.begin(Options::default())?;
     t.send(1, 600)?;
@@ -169,7 +176,7 @@ pub(crate) fn drained(t: &mut Talk<'_>) -> Step {
     t.quiet()?;
     t.modify(QpState::Rts)?;
     if t.departs(&departures::SQD_TO_RTS) {
-        // It may need another request to go on at all.
+        // It may resume only when another request is posted.
         t.send(3, 10)?;
         t.says(&["SEND_ONLY #3 10B", "SEND_ONLY #4 10B"])?;
     } else {
@@ -181,13 +188,14 @@ pub(crate) fn drained(t: &mut Talk<'_>) -> Step {
     t.ends(&[(2, Success), (3, Success)])
 }
 
-/// The queue pair is reset and connected again, with other PSNs, while answers of before still fly.
+/// The queue pair is reset and connected again, with other PSNs, while old responses are still in
+/// flight.
 pub(crate) fn reset_and_reuse_while_old_answers_fly(t: &mut Talk<'_>) -> Step {
     t.begin(Options::default())?;
     t.send(1, 10)?;
     t.read(2, 8)?;
     t.says(&["SEND_ONLY #0 10B", "READ #1 @9000+8"])?;
-    // The old PSNs are among those before the new ones.
+    // The old PSNs count as earlier than the new ones.
     t.begin(Options { psn: [0x40_0000, 0x5000], ..Options::default() })?;
     let old = 0x10 - 0x40_0000;
     t.read(3, 8)?;
@@ -198,7 +206,8 @@ pub(crate) fn reset_and_reuse_while_old_answers_fly(t: &mut Talk<'_>) -> Step {
     }
     let next = if departs { 2 } else { 0 };
     t.says(&[&format!("READ #{next} @9000+8"), &format!("SEND_ONLY #{} 10B", next + 1)])?;
-    // Each on its own, as that of the second would not cover the first; and no sooner, or it would not be heard.
+    // One ACK for each, because that of the second would not cover the first. An earlier ACK would
+    // be ignored.
     (0..next).try_for_each(|psn| t.ack(psn))?;
     t.ack(old)?;
     t.data(Op::RC_RDMA_READ_RESPONSE_ONLY, old + 1, b"old data")?;

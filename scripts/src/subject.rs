@@ -1,30 +1,33 @@
-//! What a script is played to: a queue pair of some implementation, whose peer is the script.
+//! The subject of a script: a queue pair of some implementation. The script is its peer.
 
 use rocinante_stack::mem::Access;
 use rocinante_stack::types::{Key, Mtu, Qpn};
 use rocinante_stack::verbs::{QpState, SendOp, WcOpcode};
 
-/// What steps return: the error says what was otherwise than it should be.
+/// The result of a step; the error says what differed from the expectation.
 pub type Step<T = ()> = Result<T, String>;
 
-/// An implementation with a reliable connection, and the way on which packets reach it and leave it.
+/// An implementation with a reliable connection, and the path of its packets.
 ///
-/// An implementation in virtual time jumps to its next deadline when it is asked to wait; a real one is given seconds.
+/// An implementation in virtual time jumps to its next deadline when it has to wait; a real one
+/// gets some seconds.
 pub trait Subject {
-    /// Whether it is Linux Soft-RoCE, whose [departures](crate::Departure) are known. Everybody else is held to the specification.
+    /// Whether it is Linux Soft-RoCE, with its known [departures](crate::Departure). Any other
+    /// implementation must follow the specification.
     fn is_soft_roce(&self) -> bool;
 
-    /// Takes the queue pair to RTS: from RESET, into which it is taken if it was connected before. Completions that nobody took are forgotten, and
-    /// packets of before are not heard any more.
+    /// Takes the queue pair to RTS, starting from RESET; if it was connected before, it goes to
+    /// RESET first. Old completions that were not polled are discarded, and old packets are
+    /// ignored.
     ///
     /// # Errors
-    /// It cannot be done; likewise in all that follow.
+    /// The subject cannot do it; the same in all methods that follow.
     fn connect(&mut self, options: &Options) -> Step;
 
     /// The number of the queue pair.
     fn qpn(&self) -> Qpn;
 
-    /// Changes the state and nothing else.
+    /// Changes the state and no other attribute.
     ///
     /// # Errors
     /// As [`connect`](Self::connect).
@@ -36,7 +39,8 @@ pub trait Subject {
     /// As [`connect`](Self::connect).
     fn state(&mut self) -> Step<QpState>;
 
-    /// Registers zeroed memory, `foreign` in a protection domain in which the queue pair is not; regions are numbered from 0.
+    /// Registers zeroed memory; `foreign` means in another protection domain than the queue pair's.
+    /// Regions are numbered from 0.
     ///
     /// # Errors
     /// As [`connect`](Self::connect).
@@ -48,13 +52,13 @@ pub trait Subject {
     /// As [`connect`](Self::connect).
     fn deregister(&mut self, region: usize) -> Step;
 
-    /// Changes bytes of a region, as its program would.
+    /// Changes bytes of a region, as the program would.
     ///
     /// # Errors
     /// As [`connect`](Self::connect).
     fn store(&mut self, region: usize, offset: usize, bytes: &[u8]) -> Step;
 
-    /// Bytes of a region.
+    /// Reads bytes of a region.
     ///
     /// # Errors
     /// As [`connect`](Self::connect).
@@ -72,22 +76,24 @@ pub trait Subject {
     /// As [`connect`](Self::connect).
     fn post_send(&mut self, wr_id: u64, op: SendOp, ranges: &[Range], fence: bool) -> Step;
 
-    /// The next completion: with `wait` it must come, else only if it is there.
+    /// The next completion. With `wait` it must come; otherwise only a completion that is already
+    /// there is returned.
     ///
     /// # Errors
     /// As [`connect`](Self::connect).
     fn completion(&mut self, wait: bool) -> Step<Option<Completion>>;
 
-    /// Delivers a packet, whose ICRC is yet to be computed if `seal`.
+    /// Delivers a packet. With `seal`, its ICRC is computed first.
     ///
     /// # Errors
     /// As [`connect`](Self::connect).
     fn hear(&mut self, packet: Vec<u8>, seal: bool) -> Step;
 
-    /// The next packet of the queue pair: with `wait` it must come, else only if it comes within a moment. Its ICRC is right.
+    /// The next packet from the queue pair. With `wait` it must come; otherwise only one that comes
+    /// within a moment is returned. Its ICRC is right.
     ///
     /// # Errors
-    /// As [`connect`](Self::connect); or the ICRC is wrong.
+    /// As [`connect`](Self::connect); also if the ICRC is wrong.
     fn say(&mut self, wait: bool) -> Step<Option<Vec<u8>>>;
 }
 
@@ -100,18 +106,18 @@ pub struct Options {
     pub psn: [u32; 2],
     /// ACK timeout: 4.096 µs · 2^timeout; 0 means for ever.
     pub timeout: u8,
-    /// Repetitions without an answer.
+    /// Retries without a response.
     pub retry_cnt: u8,
-    /// Repetitions after RNR NAKs, of which 7 means for ever.
+    /// RNR retries; 7 means for ever.
     pub rnr_retry: u8,
-    /// READs and atomics that it asks for, and that it answers.
+    /// READs and atomics that it may have outstanding, and that it serves at a time.
     pub rd_atomic: u8,
-    /// What its peer may do.
+    /// Operations that the peer may use.
     pub access: Access,
 }
 
 impl Default for Options {
-    /// Short packets and simple PSNs; and nothing is repeated because of the time, so that a slow machine changes no packet.
+    /// Short packets and simple PSNs. No timeout, so that a slow machine changes no packet.
     fn default() -> Self {
         Self {
             mtu: Mtu::Mtu256,
@@ -146,7 +152,7 @@ pub struct Range {
     pub region: usize,
     /// The first byte.
     pub offset: usize,
-    /// How many.
+    /// How many bytes.
     pub len: usize,
 }
 
@@ -157,7 +163,7 @@ pub struct Completion {
     pub wr_id: u64,
     /// The name in `verbs.h`, without `IBV_WC_`.
     pub status: String,
-    /// What it was; meaningless unless it succeeded.
+    /// The operation; meaningless unless the status is success.
     pub opcode: WcOpcode,
     /// Bytes received.
     pub byte_len: u32,

@@ -1,4 +1,4 @@
-//! The words in which scripts are written.
+//! The vocabulary of scripts.
 
 use rocinante_stack::mem::Access;
 use rocinante_stack::types::{Key, Psn};
@@ -10,13 +10,13 @@ use crate::packet::{aeth, atomic_eth, packet, reth};
 use crate::subject::{Completion, Options, Range, Remote, Step, Subject};
 use crate::trace::describe_all;
 
-/// Bytes of region 0, which has all rights and to which requests go unless they say otherwise.
+/// Length of region 0. It has all rights, and requests use it by default.
 pub const REGION: usize = 64 << 10;
 
-/// Where a subject's own requests go: memory of the script, which has none.
+/// The target address of a subject's own requests: memory of the script, which really has none.
 pub const REMOTE: u64 = 0x9000;
 
-/// How often a state is asked for until it is there.
+/// How often a state is polled until it is reached.
 const LOOKS: u32 = 10_000;
 
 /// A script's talk with its subject. PSNs are relative to the first of their direction.
@@ -24,12 +24,12 @@ pub struct Talk<'a> {
     subject: &'a mut dyn Subject,
     options: Options,
     memory: Remote,
-    /// The last packet that the script sent, and the queue pair that it was for.
+    /// The last packet that the script sent; it also holds the destination queue pair.
     last: Vec<u8>,
 }
 
 impl<'a> Talk<'a> {
-    /// A talk with a subject that has nothing yet.
+    /// A talk with a subject that has no resources yet.
     ///
     /// # Errors
     /// It cannot register memory.
@@ -38,12 +38,13 @@ impl<'a> Talk<'a> {
         Ok(Self { subject, options: Options::default(), memory, last: vec![] })
     }
 
-    /// Whether the subject is known to do here as `_departure` says: then the script expects just that.
+    /// Whether the subject is known to depart here as `_departure` says: then the script expects
+    /// exactly that.
     pub(crate) fn departs(&self, _departure: &'static Departure) -> bool {
         self.subject.is_soft_roce()
     }
 
-    /// A connection of its own for what follows, with zeros in region 0's first 8 KiB.
+    /// A new connection for the next steps, with zeros in the first 8 KiB of region 0.
     pub(crate) fn begin(&mut self, options: Options) -> Step {
         self.options = options;
         self.subject.connect(&options)?;
@@ -52,7 +53,7 @@ impl<'a> Talk<'a> {
 
     // ---- the subject's program ----
 
-    /// Bytes of region 0.
+    /// A range of region 0.
     pub(crate) fn at(offset: usize, len: usize) -> Range {
         Range { region: 0, offset, len }
     }
@@ -75,7 +76,7 @@ impl<'a> Talk<'a> {
         self.post(wr_id, SendOp::Read { remote: REMOTE, rkey: Key(0x99) }, &[Self::at(0, len)])
     }
 
-    /// Posts a fetch-and-add of 1 whose result goes to `offset`.
+    /// Posts a fetch-and-add of 1; its result goes to `offset`.
     pub(crate) fn add(&mut self, wr_id: u64, offset: usize) -> Step {
         let op = SendOp::FetchAdd { remote: REMOTE, rkey: Key(0x99), add: 1 };
         self.post(wr_id, op, &[Self::at(offset, 8)])
@@ -101,7 +102,7 @@ impl<'a> Talk<'a> {
         self.subject.modify(state)
     }
 
-    /// Region 0 has these bytes.
+    /// Checks that region 0 has these bytes.
     pub(crate) fn holds(&mut self, offset: usize, bytes: &[u8]) -> Step {
         let found = self.subject.load(Self::at(offset, bytes.len()))?;
         match found.iter().zip(bytes).position(|(is, want)| is != want) {
@@ -113,7 +114,7 @@ impl<'a> Talk<'a> {
         }
     }
 
-    /// These requests end now, in this order, and no others.
+    /// Checks that these requests complete now, in this order, and no others.
     pub(crate) fn ends(&mut self, wanted: &[(u64, WcStatus)]) -> Step {
         for (wr_id, status) in wanted {
             self.ends_as(*wr_id, &[*status])?;
@@ -121,7 +122,7 @@ impl<'a> Talk<'a> {
         self.nothing_ends()
     }
 
-    /// Any of these is the status of the next completion.
+    /// Checks that the next completion is that of `wr_id` and has one of these statuses.
     pub(crate) fn ends_as(&mut self, wr_id: u64, wanted: &[WcStatus]) -> Step {
         let Completion { wr_id: id, status, .. } = self.completion()?;
         if id == wr_id && wanted.iter().any(|wanted| wanted.name() == status) {
@@ -130,7 +131,8 @@ impl<'a> Talk<'a> {
         Err(format!("request {id} ended in {status}, instead of {wr_id} in {wanted:?}"))
     }
 
-    /// These requests and receives end so, in any order, and no others do.
+    /// Checks that these requests and receives complete with this status, in any order, and no
+    /// others.
     pub(crate) fn ends_in_any_order(&mut self, wanted: &[u64], status: WcStatus) -> Step {
         let mut left = wanted.to_vec();
         while !left.is_empty() {
@@ -141,7 +143,7 @@ impl<'a> Talk<'a> {
         self.nothing_ends()
     }
 
-    /// The receive `wr_id` completes, of a SEND or a WRITE with immediate.
+    /// Checks that the receive `wr_id` completes, for a SEND or a WRITE with immediate.
     pub(crate) fn received(&mut self, wr_id: u64, len: u32, imm: Option<[u8; 4]>) -> Step {
         self.received_as(wr_id, WcOpcode::Recv, len, imm)
     }
@@ -159,7 +161,7 @@ impl<'a> Talk<'a> {
         if found == wanted { Ok(()) } else { Err(format!("{found:?} instead of {wanted:?}")) }
     }
 
-    /// Whether a completion is there, which must then be this one.
+    /// Whether a completion is there; if so, it must be this one.
     pub(crate) fn has_ended(&mut self, wr_id: u64, status: WcStatus) -> Step<bool> {
         match self.subject.completion(false)? {
             None => Ok(false),
@@ -174,7 +176,8 @@ impl<'a> Talk<'a> {
         self.subject.completion(true)?.ok_or_else(|| "nothing completes".into())
     }
 
-    /// No completion is there. Whoever says so has seen an answer to what came after it, or knows that nothing is under way.
+    /// Checks that no completion is there. The script must have seen a response to a later request,
+    /// or know that nothing is in flight.
     pub(crate) fn nothing_ends(&mut self) -> Step {
         match self.subject.completion(false)? {
             None => Ok(()),
@@ -182,7 +185,8 @@ impl<'a> Talk<'a> {
         }
     }
 
-    /// The queue pair is in this state, or soon will be: a NAK may leave before the state changes.
+    /// Checks that the queue pair is in this state, or soon will be: a NAK may leave before the
+    /// state changes.
     pub(crate) fn becomes(&mut self, wanted: QpState) -> Step {
         let mut found = self.subject.state()?;
         for _ in 0..LOOKS {
@@ -206,19 +210,20 @@ impl<'a> Talk<'a> {
         atomic_eth(self.memory.address + offset as u64, self.memory.rkey, swap_add, compare)
     }
 
-    /// Where region 0 is.
+    /// The address and key of region 0.
     pub(crate) fn memory(&self) -> Remote {
         self.memory
     }
 
-    /// Sends a request with the headers behind the BTH and the payload. It asks for an acknowledgement if it ends a message.
+    /// Sends a request with the headers behind the BTH and the payload. It has AckReq if it ends a
+    /// message.
     pub(crate) fn ask(&mut self, opcode: Opcode, psn: i64, rest: &[&[u8]]) -> Step {
         let ends =
             opcode.info().is_some_and(|info| matches!(info.place, Place::Last | Place::Only));
         self.ask_with(opcode, psn, rest, ends)
     }
 
-    /// The same, asking for an acknowledgement or not.
+    /// As [`ask`](Self::ask), with or without AckReq.
     pub(crate) fn ask_with(
         &mut self,
         opcode: Opcode,
@@ -236,13 +241,13 @@ impl<'a> Talk<'a> {
         self.ask(Opcode::RC_RDMA_WRITE_ONLY, psn, &[&header, bytes])
     }
 
-    /// Asks for a READ of region 0.
+    /// Sends a READ request for region 0.
     pub(crate) fn ask_read(&mut self, psn: i64, offset: usize, len: u32) -> Step {
         let header = self.reth(offset, len);
         self.ask(Opcode::RC_RDMA_READ_REQUEST, psn, &[&header])
     }
 
-    /// Asks for a fetch-and-add in region 0.
+    /// Sends a fetch-and-add for region 0.
     pub(crate) fn ask_add(&mut self, psn: i64, offset: usize, add: u64) -> Step {
         let header = self.atomic_eth(offset, add, 0);
         self.ask(Opcode::RC_FETCH_ADD, psn, &[&header])
@@ -272,7 +277,7 @@ impl<'a> Talk<'a> {
         self.respond(opcode, psn, &[&header, payload])
     }
 
-    /// Sends an atomic's result.
+    /// Sends the response to an atomic.
     pub(crate) fn found(&mut self, psn: i64, found: u64) -> Step {
         let rest = [&aeth(Syndrome::ACK_UNLIMITED, 0)[..], &found.to_be_bytes()];
         self.respond(Opcode::RC_ATOMIC_ACKNOWLEDGE, psn, &rest)
@@ -298,12 +303,13 @@ impl<'a> Talk<'a> {
         self.subject.hear(self.last.clone(), true)
     }
 
-    /// Sends a packet that was made before, perhaps for another connection of the same queue pair.
+    /// Sends an earlier packet again, perhaps for another connection of the same queue pair.
     pub(crate) fn replay(&mut self, packet: &[u8]) -> Step {
         self.subject.hear(packet.to_vec(), true)
     }
 
-    /// Sends the last packet, changed and then with its ICRC, or with that of before.
+    /// Sends the last packet, changed. With `seal` it gets a new ICRC, otherwise it keeps the old
+    /// one.
     pub(crate) fn changed(&mut self, change: impl FnOnce(&mut [u8]), seal: bool) -> Step {
         let mut packet = self.last.clone();
         change(&mut packet);
@@ -317,8 +323,9 @@ impl<'a> Talk<'a> {
 
     // ---- what the subject sends ----
 
-    /// The subject's next packets are these, in this order: what they have as payload, one behind the other. A line that names no MSN takes
-    /// any: what an answer that comes again has is not agreed upon, that of the first time or the latest.
+    /// Checks that the subject's next packets are these, in this order. Returns their payload,
+    /// joined. A line without an MSN fits any MSN: it is not agreed whether a repeated response
+    /// carries the first MSN or the latest.
     pub(crate) fn says(&mut self, wanted: &[&str]) -> Step<Vec<u8>> {
         let mut payload = Vec::new();
         for wanted in wanted {
@@ -332,9 +339,10 @@ impl<'a> Talk<'a> {
         Ok(payload)
     }
 
-    /// The subject sends these packets in this order, perhaps with others, repeated ones, between them: their payload.
+    /// Checks that the subject sends these packets in this order, perhaps with other, repeated
+    /// packets between them. Returns their payload.
     pub(crate) fn comes_to(&mut self, wanted: &[&str]) -> Step<Vec<u8>> {
-        /// More than a subject repeats in the time that it is given.
+        /// More packets than a subject repeats in the time that it gets.
         const MANY: usize = 1000;
         let (mut payload, mut passed) = (Vec::new(), Vec::new());
         for wanted in wanted {
@@ -354,7 +362,8 @@ impl<'a> Talk<'a> {
         Ok(payload)
     }
 
-    /// The subject says nothing: not before it has told its state, nor for a moment. What answers later is noticed by what comes next in the script.
+    /// Checks that the subject sends nothing: not before it reports its state, nor for a moment
+    /// after. A later packet is noticed in the next step of the script.
     pub(crate) fn quiet(&mut self) -> Step {
         self.subject.state()?;
         match self.next(false)? {
@@ -370,14 +379,14 @@ impl<'a> Talk<'a> {
         Ok(Some((describe_all(&packet, self.options.psn), packet.payload().to_vec())))
     }
 
-    /// The subject still answers a WRITE of nothing with this PSN, having completed so many messages then.
+    /// Checks that the subject still acknowledges an empty WRITE with this PSN, with the MSN `msn`.
     pub(crate) fn serves(&mut self, psn: i64, msn: u32) -> Step {
         self.write(psn, 0, &[])?;
         self.says(&[&format!("ACK #{psn} msn {msn}")]).map(drop)
     }
 }
 
-/// Whether a packet is the one that is wanted.
+/// Whether a packet is the expected one.
 fn fits(line: &str, wanted: &str) -> bool {
     match line.strip_prefix(wanted) {
         Some(rest) => rest.is_empty() || rest.starts_with(" msn "),

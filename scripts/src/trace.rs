@@ -1,4 +1,4 @@
-//! Packets in one short line each.
+//! Packets as short lines of text.
 
 use rocinante_stack::wire::ext::credits;
 use rocinante_stack::wire::{AckKind, NakCode, Operation, Packet};
@@ -6,7 +6,7 @@ use rocinante_stack::wire::{AckKind, NakCode, Operation, Packet};
 /// `OPCODE #psn bytes flags`; requests count from `first[0]`, responses from `first[1]`.
 ///
 /// # Panics
-/// If it is no packet.
+/// If the bytes are not a packet.
 #[must_use]
 pub fn describe(bytes: &[u8], first: [u32; 2]) -> String {
     let packet = Packet::parse(bytes).expect("a packet");
@@ -20,8 +20,8 @@ pub fn describe(bytes: &[u8], first: [u32; 2]) -> String {
     line
 }
 
-/// The same with all that a script compares: addresses, operands, immediate data and the MSN; but not whether an acknowledgement is asked for, which is the
-/// requester's choice.
+/// As [`describe`], with all that a script compares: addresses, operands, immediate data and the
+/// MSN. AckReq is left out, because it is the requester's choice.
 pub(crate) fn describe_all(packet: &Packet<'_>, first: [u32; 2]) -> String {
     let mut line = essence(packet, first);
     if packet.info.operation != Operation::ReadRequest
@@ -44,7 +44,7 @@ pub(crate) fn describe_all(packet: &Packet<'_>, first: [u32; 2]) -> String {
 fn essence(packet: &Packet<'_>, first: [u32; 2]) -> String {
     let first = first[usize::from(!packet.info.is_request())];
     let psn = packet.bth().psn.value().wrapping_sub(first) & 0xff_ffff;
-    // Before the first: negative.
+    // A PSN before the first is negative.
     let psn = if psn >= 0x80_0000 { i64::from(psn) - 0x100_0000 } else { i64::from(psn) };
     let mut line = match (packet.info.operation, packet.aeth()) {
         (Operation::Acknowledge, Some(aeth)) => match aeth.syndrome.kind() {

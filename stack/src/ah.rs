@@ -4,7 +4,7 @@ use crate::mem::PdId;
 use crate::pool::PoolId;
 use crate::verbs::AhId;
 
-/// An address handle.
+/// An address handle: the path of a datagram and the credit of its receiver.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Handle {
     pub(crate) pd: PdId,
@@ -13,9 +13,9 @@ pub(crate) struct Handle {
     pub(crate) pool: PoolId,
 }
 
-/// All of them. An id is an index and, above it, how often the place was given before: a request
-/// that names a handle that is gone goes where another one points only if the place was given 4,096
-/// times meanwhile.
+/// The address handles of an engine. An id is an index; the bits above it count how often the index
+/// was given out. A stale id therefore names another handle only after its index was given out
+/// 4,096 more times.
 #[derive(Debug, Default)]
 pub(crate) struct Handles {
     places: Vec<(u32, Option<Handle>)>,
@@ -25,7 +25,7 @@ pub(crate) struct Handles {
 const INDEX_BITS: u32 = 20;
 
 impl Handles {
-    /// `None` if there are a million.
+    /// `None` if there are a million handles.
     pub(crate) fn insert(&mut self, handle: Handle) -> Option<AhId> {
         let index = match self.free.pop() {
             Some(index) => index,
@@ -80,7 +80,8 @@ mod tests {
         assert_eq!([a, b, c].map(|id| handles.get(id).map(|h| h.path)), [None, Some(2), Some(3)]);
         assert!(handles.remove(a).is_none());
         assert!(handles.get(AhId(u32::MAX)).is_none());
-        // However often its place is given, until all ids of that are used up.
+        // The stale id stays refused however often its index is given out, until all ids of the
+        // index are used up.
         handles.remove(c);
         for _ in 2..4096 {
             let last = handles.insert(handle(4)).unwrap();

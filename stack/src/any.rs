@@ -11,15 +11,16 @@ use crate::verbs::{Completions, QpState, QpType, RecvWr, SendWr};
 use crate::wire::{Packet, Service};
 use crate::{rc, unreliable};
 
-/// Whether a queue pair is at work, so that what is posted may wait for company.
+/// Whether a queue pair has work in flight, so that further posts may wait and leave as a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Busy {
-    /// Nothing is on its way: what is posted leaves at once.
+    /// Nothing is in flight: a post leaves at once.
     No,
-    /// Requests are on their way or about to leave: the engine will be driven again without further posts.
+    /// Requests are in flight or about to leave: the engine will be driven again without further
+    /// posts.
     Answered,
-    /// Several packets that nobody answers left just now. Who is about to post more should, and until this time may, drive the engine for
-    /// all of them at once; nothing else will.
+    /// Unacknowledged datagrams were just sent. Further posts may be batched until this time; the
+    /// caller must then drive the engine, because no ACK will.
     Until(Time),
 }
 
@@ -30,7 +31,7 @@ pub(crate) enum AnyQp {
     Unreliable(Box<unreliable::Qp>),
 }
 
-/// Does the same with either.
+/// Runs the same code for either kind.
 macro_rules! either {
     ($qp:expr, $name:ident => $body:expr) => {
         match $qp {
@@ -58,7 +59,8 @@ impl AnyQp {
         either!(self, qp => &mut qp.core)
     }
 
-    /// Who alone may send to it, and what is known of what comes from there; `None` if anybody may.
+    /// The only permitted source of its packets, and what is known of that source. `None` if any
+    /// source may send to it.
     #[inline]
     pub(crate) fn source(&mut self) -> Option<&mut SourceCheck> {
         match self {
@@ -84,12 +86,12 @@ impl AnyQp {
         either!(self, qp => qp.modify(attr, shared, host))
     }
 
-    /// Leaves what is shared: it goes away.
+    /// Gives up its part of the shared state: the queue pair goes away.
     pub(crate) fn detach(&mut self, shared: &mut Shared) {
         either!(self, qp => qp.detach(shared));
     }
 
-    /// To the error state, with all work flushed.
+    /// Moves to the error state and flushes all work.
     pub(crate) fn break_down<H: Completions>(&mut self, shared: &mut Shared, host: &mut H) {
         match self {
             Self::Rc(qp) => qp.break_down(shared, host),
@@ -97,7 +99,7 @@ impl AnyQp {
         }
     }
 
-    /// A packet came that was marked on its way.
+    /// A packet arrived with an ECN congestion mark.
     #[cold]
     pub(crate) fn marked(&mut self, now: Time, shared: &mut Shared) {
         shared.counters.rcvd_ecn_ce += 1;
@@ -106,7 +108,8 @@ impl AnyQp {
         }
     }
 
-    /// Packets of ours were marked on their way. What nobody acknowledges has no window to shrink.
+    /// The peer reports congestion marks on our packets. A service without acknowledgements has no
+    /// window to shrink.
     #[cold]
     pub(crate) fn notified(&mut self, now: Time) {
         if let Self::Rc(qp) = self {
@@ -119,7 +122,7 @@ impl AnyQp {
         either!(self, qp => qp.sequence())
     }
 
-    /// Whether requests are on their way or about to leave.
+    /// Whether requests are in flight or about to leave.
     pub(crate) fn busy(&self) -> Busy {
         match self {
             Self::Rc(qp) if qp.is_busy() => Busy::Answered,
@@ -197,7 +200,7 @@ impl AnyQp {
         }
     }
 
-    /// Its entry among the timers came up.
+    /// Its timer expired.
     pub(crate) fn handle_timer<H: Completions>(
         &mut self,
         now: Time,
@@ -210,14 +213,15 @@ impl AnyQp {
         }
     }
 
-    /// What `transmit` wrote at `now` has left at `left` only.
+    /// Packets that `transmit` wrote at `now` really left at `left`.
     pub(crate) fn left_late(&mut self, now: Time, left: Time, shared: &mut Shared) {
         if let Self::Rc(qp) = self {
             qp.left_late(now, left, shared);
         }
     }
 
-    /// Sends up to `quantum` packets, which it counts down; says how that ended, and whether a request left.
+    /// Sends up to `quantum` packets and counts `quantum` down. Returns how the turn ended, and
+    /// whether a request left.
     #[inline]
     pub(crate) fn transmit<H: Memory + Completions>(
         &mut self,

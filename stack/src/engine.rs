@@ -31,13 +31,16 @@ use crate::wire::{Operation, Packet, WireError};
 /// Where packets go: a slot in a run of datagrams, a frame, an arena.
 pub trait TxSink {
     /// Finds room for a packet of `len` bytes, BTH to ICRC, on `path` (as in
-    /// [`PeerAddress::path`](crate::PeerAddress::path)), lets `fill` write all of it but its last four bytes, then
-    /// computes the ICRC, which needs the headers around the packet that only the sink knows, and sends it. `fill` says of which part of the packet it
-    /// knows the CRC-32: [`Template::seal_around`](crate::wire::icrc::Template::seal_around).
-    /// `Ok(false)` if there is no room now; `fill` was not called then.
+    /// [`PeerAddress::path`](crate::PeerAddress::path)). Then `fill` writes all of it but its last
+    /// four bytes. Then the sink computes the ICRC and sends the packet: the ICRC covers the
+    /// headers around the packet, which only the sink knows. `fill` returns the part of the packet
+    /// of which it already knows the CRC-32, for
+    /// [`Template::seal_around`](crate::wire::icrc::Template::seal_around).
+    ///
+    /// Returns `Ok(false)` if there is no room now; `fill` was not called then.
     ///
     /// # Errors
-    /// What `fill` says; nothing is sent then.
+    /// The error of `fill`; nothing is sent then.
     fn send<E>(
         &mut self,
         path: u32,
@@ -46,7 +49,7 @@ pub trait TxSink {
     ) -> Result<bool, E>;
 }
 
-/// Queue pairs at most, and numbers of queue pairs that are kept.
+/// Most queue pairs and kept queue pair numbers together.
 const QPNS: usize = 65_000;
 
 /// Why [`Engine::poll_transmit`] returned.
@@ -60,10 +63,11 @@ pub enum TxStop {
     Budget,
 }
 
-/// Queue pairs and what they share. It never blocks, and knows neither clock nor network.
+/// Queue pairs and the state that they share. It never blocks, and has neither clock nor network.
 ///
-/// After each of `handle_datagram`, `handle_timeout`, `post_send` and `modify_qp` there may be something to send
-/// ([`poll_transmit`](Self::poll_transmit)), and the deadline may have moved ([`poll_timeout`](Self::poll_timeout)).
+/// After each of `handle_datagram`, `handle_timeout`, `post_send` and `modify_qp` there may be
+/// something to send ([`poll_transmit`](Self::poll_transmit)), and the deadline may have moved
+/// ([`poll_timeout`](Self::poll_timeout)).
 #[derive(Debug)]
 pub struct Engine {
     pub(crate) qps: Vec<Option<AnyQp>>,
@@ -73,7 +77,8 @@ pub struct Engine {
     pub(crate) solver: Solver,
     pub(crate) gsi: Gsi,
     pub(crate) groups: Groups,
-    /// Lower halves of the numbers that must not be used again yet, and how many keep each.
+    /// Lower halves of the numbers that must not be used again yet, with the number of keepers of
+    /// each.
     kept: BTreeMap<u16, u32>,
     pub(crate) strangers: Strangers,
     pub(crate) shared: Shared,
@@ -109,8 +114,8 @@ impl Engine {
         }
     }
 
-    /// Makes a queue pair in the RESET state; its number is drawn from `random`. `None` if there are as many
-    /// as there may be, or no such shared receive queue.
+    /// Makes a queue pair in the RESET state; its number is drawn from `random`. `None` if the
+    /// limit of queue pairs is reached, or if the shared receive queue does not exist.
     pub fn create_qp(&mut self, init: &QpInit, random: u32) -> Option<Qpn> {
         let live = self.qps.len() - self.free.len();
         if live >= self.shared.config.max_qp as usize || live + self.kept.len() >= QPNS {
@@ -143,14 +148,19 @@ impl Engine {
         self.shared.timers.reserve(self.qps.len());
         self.shared.dirty.reserve(self.qps.len());
         self.shared.pools.reserve(self.qps.len());
-        // Each may be established, drained, and broken with a shared receive queue, before anybody asks.
+        // Each may be established, drained, and broken with a shared receive queue, before the
+        // caller polls for events.
         self.shared.events.reserve(2 * self.qps.len());
         Some(qpn)
     }
 
-    /// Destroys a queue pair; work that is outstanding never completes (`ibv_destroy_qp(3)`). It is in no group any more: whoever drives the engine
-    /// asks for [`groups_of`](Self::groups_of) before. Its number may be given again, so
-    /// the caller frees the windows that are bound for it, too: [`RegionTable::free_windows`](crate::mem::RegionTable::free_windows); and likewise after a reset.
+    /// Destroys a queue pair; outstanding work never completes (`ibv_destroy_qp(3)`). The queue
+    /// pair leaves its multicast groups: call [`groups_of`](Self::groups_of) before, to learn which
+    /// ones.
+    ///
+    /// The number may be given out again. So the caller must also free the windows that are bound
+    /// for it, with [`RegionTable::free_windows`](crate::mem::RegionTable::free_windows); the same
+    /// holds after a reset.
     ///
     /// # Errors
     /// [`ModifyError::UnknownQp`].
@@ -184,7 +194,8 @@ impl Engine {
         handle
     }
 
-    /// Destroys an address handle: a request that names it and has not left fails. Returns whether there was one.
+    /// Destroys an address handle: a request that names it and has not left fails. Returns whether
+    /// the handle existed.
     pub fn destroy_ah(&mut self, ah: AhId) -> bool {
         let gone = self.shared.handles.remove(ah);
         if let Some(handle) = &gone {
@@ -193,7 +204,8 @@ impl Engine {
         gone.is_some()
     }
 
-    /// Changes attributes and state of a queue pair (`ibv_modify_qp(3)`). Leaving for ERR flushes its work.
+    /// Changes attributes and state of a queue pair (`ibv_modify_qp(3)`). The change to ERR flushes
+    /// its work.
     ///
     /// # Errors
     /// [`ModifyError`]; nothing has changed then.
@@ -240,29 +252,33 @@ impl Engine {
         qp.post_recv(wr, &mut self.shared, host)
     }
 
-    /// What was just taken, so many datagrams, took so many places of the receive queue of which [`EngineConfig::own_budget`] is a part: where super-packets take
-    /// one each, more may be asked for by READs. Who does not say so has a place for each datagram.
+    /// Reports that the `datagrams` just received took `places` slots of the receive queue that
+    /// [`EngineConfig::own_budget`] describes. Where a super-packet takes one slot, READs may then
+    /// ask for more at once. A caller that never reports is taken to use one slot per datagram.
     #[inline]
     pub fn arrived(&mut self, datagrams: u32, places: u32) {
         self.shared.pools.arrived(datagrams, places);
     }
 
-    /// What was just taken arrived in so many runs, as [`departed`](Self::departed) has them, in a queue of which the datagrams' memory counts. While they
-    /// are dense and no answer is lost, more are asked for at once.
+    /// Reports that the `datagrams` just received arrived in `runs` (a run is as in
+    /// [`departed`](Self::departed)), in a queue that is limited by memory. While runs are long and
+    /// no response is lost, READs ask for more at once.
     #[inline]
     pub fn arrived_in_runs(&mut self, runs: u32, datagrams: u32, bytes: u64) {
         self.shared.pools.arrived_in_runs(runs, datagrams, bytes);
     }
 
-    /// What was just written into the sink left: `datagrams` of so many `bytes` (BTH to ICRC) together, in `runs`, where a super-packet is one as is a
-    /// datagram that left alone. While they are dense and nothing is lost, what a peer announced is taken to hold more of them. Who does not say so sends one
-    /// by one.
+    /// Reports that `datagrams` of `bytes` in all (BTH to ICRC) left from the sink in `runs`. A
+    /// super-packet is one run; so is a datagram that left alone. While runs are long and nothing
+    /// is lost, a peer's receive queue is taken to hold more datagrams than it announced. A caller
+    /// that never reports is taken to send one by one.
     #[inline]
     pub fn departed(&mut self, runs: u32, datagrams: u32, bytes: u64) {
         self.shared.pools.departed(runs, datagrams, bytes);
     }
 
-    /// Takes one datagram. Bad ones are dropped and counted; nothing a peer sends can do more than break its own queue pair.
+    /// Takes one datagram. Bad ones are dropped and counted. Nothing that a peer sends can do more
+    /// than break its own queue pair.
     #[inline]
     pub fn handle_datagram<H: Memory + Completions>(
         &mut self,
@@ -329,8 +345,9 @@ impl Engine {
         qp.handle(now, &packet, datagram, &mut self.shared, host);
     }
 
-    /// Takes a packet for a queue pair whose connection is not established yet. A message that is the expected one says that it is: the peer's
-    /// queue pair is in RTS (IBTA volume 1, 12.9 \[M\], `IB_EVENT_COMM_EST`).
+    /// Takes a packet for a queue pair with a connection that is not established yet. If the packet
+    /// is the expected message, it establishes the connection: the peer's queue pair is in RTS
+    /// (IBTA volume 1, 12.9 \[M\], `IB_EVENT_COMM_EST`).
     #[cold]
     fn handle_first<H: Memory + Completions>(
         &mut self,
@@ -362,8 +379,8 @@ impl Engine {
         }
     }
 
-    /// When to call [`handle_timeout`](Self::handle_timeout): at this time, or a little earlier for nothing; `None` if
-    /// nothing is due until other input.
+    /// When to call [`handle_timeout`](Self::handle_timeout): at this time. It may be slightly too
+    /// early; the call then does nothing. `None` if nothing is due without other input.
     #[must_use]
     #[inline]
     pub fn poll_timeout(&self) -> Option<Time> {
@@ -371,7 +388,7 @@ impl Engine {
         Time::earlier(Time::earlier(self.shared.timers.next(), self.shared.pools.next_age()), cm)
     }
 
-    /// Writes up to `budget` packets into `sink`, in turns of the queue pairs that have some.
+    /// Writes up to `budget` packets into `sink`. Queue pairs with something to send take turns.
     #[inline]
     pub fn poll_transmit<H: Memory + Completions>(
         &mut self,
@@ -408,7 +425,8 @@ impl Engine {
             match turn {
                 Turn::Idle => pools.quit(slot, &mut core.waiting),
                 Turn::Wait(pool, need) => {
-                    // A peer's room comes back in pieces of any size: a turn takes as many of them as it needs.
+                    // The peer's credit comes back in pieces of any size: one turn spans as many of
+                    // them as it needs.
                     let over = progress && (pool == PoolId::OWN || spent() == whole);
                     if core.waiting == Some(pool) && !over {
                         core.spent = spent();
@@ -420,7 +438,7 @@ impl Engine {
                     self.shared.enqueue(slot, &mut core.queued);
                 }
                 Turn::SinkFull => {
-                    // Answers count, too: the others' turn comes.
+                    // Responses count too, so that other queue pairs get their turn.
                     core.spent = before + used;
                     if !core.queued {
                         core.queued = true;
@@ -432,16 +450,17 @@ impl Engine {
         }
     }
 
-    /// What `poll_transmit(now, …)` wrote has left at `left` only, because the caller was held up in between (where many threads
-    /// want the processor, for longer than a timeout): the peer has from then on as long as it was promised.
+    /// Reports that the packets that `poll_transmit(now, …)` wrote really left at `left`, because
+    /// the caller was delayed in between (on a busy processor, possibly for longer than a timeout).
+    /// The peer's time to answer begins then.
     pub fn left_late(&mut self, now: Time, left: Time) {
         for qp in self.qps.iter_mut().flatten() {
             qp.left_late(now, left, &mut self.shared);
         }
     }
 
-    /// Whether something to send should leave at once: anything but plain acknowledgements, which may wait a moment
-    /// for what the program is about to post, and leave with it.
+    /// Whether something to send should leave at once. Plain acknowledgements may wait a moment, to
+    /// leave with what the program is about to post.
     #[must_use]
     #[inline]
     pub fn wants_transmit_now(&self) -> bool {
@@ -472,7 +491,8 @@ impl Engine {
         }
     }
 
-    /// The connection manager waits to hear that the peer of this queue pair is ready: the first message from there says so, too.
+    /// Lets the connection manager know of the first message that arrives for this queue pair: like
+    /// an RTU, it says that the peer is ready.
     pub fn await_message(&mut self, qpn: Qpn, conn: ConnId) {
         if let Some(slot) = self.slot(qpn)
             && let Some(qp) = &mut self.qps[slot]
@@ -481,14 +501,14 @@ impl Engine {
         }
     }
 
-    /// Gives the number of this queue pair to no other, even when the queue pair is gone: packets
-    /// for it may still be under way. Each connection keeps it; it is free when each has released
-    /// it.
+    /// Reserves the number of this queue pair, also after the queue pair is gone: packets for it
+    /// may still be in flight. Each connection reserves it once; it is free again when each has
+    /// released it.
     pub fn keep_qpn(&mut self, qpn: Qpn) {
         *self.kept.entry(low_bits(qpn)).or_default() += 1;
     }
 
-    /// One keeper releases the number.
+    /// Releases one reservation of the number.
     pub fn release_qpn(&mut self, qpn: Qpn) {
         let low = low_bits(qpn);
         if let Some(count) = self.kept.get_mut(&low) {

@@ -1,10 +1,11 @@
-//! What an engine holds: of everything that grows and shrinks while it works, how much there is.
+//! What an engine holds: the amount of everything that grows and shrinks while it works.
 
 use crate::any::AnyQp;
 use crate::cm::CmFootprint;
 use crate::engine::Engine;
 
-/// What an engine holds now. All of it is bounded by its configuration, its queue pairs and its address handles, whatever peers send.
+/// What an engine holds now. Its configuration, its queue pairs and its address handles bound all
+/// of it, whatever peers send.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Footprint {
     /// Queue pairs.
@@ -13,42 +14,42 @@ pub struct Footprint {
     pub srqs: usize,
     /// Address handles.
     pub handles: usize,
-    /// Queue pairs and address handles that share the rooms of peers.
+    /// Queue pairs and address handles that share the receiver credit of peers.
     pub pool_users: usize,
-    /// Packets charged to peers: those that are under way.
+    /// Packets in flight that take receiver credit.
     pub charged_packets: u64,
-    /// Queue pairs that wait for a peer's room, or have been called.
+    /// Queue pairs that wait for a peer's credit, or were granted it and have not run yet.
     pub waiting: usize,
     /// Deadlines that are filed.
     pub timers: usize,
     /// Queue pairs with something to send.
     pub queued: usize,
-    /// Events that nobody has asked for, of shared receive queues too.
+    /// Events that the caller has not polled yet, also of shared receive queues.
     pub events: usize,
-    /// Packets that came too early and are held for what is missing before them.
+    /// Packets that arrived out of order and wait for those missing before them.
     pub held_packets: usize,
-    /// Memory for such packets, in packets: all that was allocated, and what of it waits for the next.
+    /// Memory for such packets, in packets: all that was allocated.
     pub held_blocks: usize,
-    /// See [`held_blocks`](Self::held_blocks).
+    /// The part of [`held_blocks`](Self::held_blocks) that is unused now.
     pub spare_blocks: usize,
-    /// Queue pairs that have lists of what is under way; and such lists that wait for the next.
+    /// Queue pairs that have in-flight lists.
     pub lists: usize,
-    /// See [`lists`](Self::lists).
+    /// Unused in-flight lists.
     pub spare_lists: usize,
-    /// Responses to READs, atomics and the like that are kept for duplicates.
+    /// Responder resources: responses to READs, atomics and the like, kept for duplicate requests.
     pub records: usize,
-    /// Queue pair numbers that are kept from use.
+    /// Reserved queue pair numbers.
     pub kept_qpns: usize,
 }
 
 impl Engine {
-    /// What its connection manager holds now, if it has one.
+    /// What the connection manager holds now, if there is one.
     #[must_use]
     pub fn cm_footprint(&self) -> Option<CmFootprint> {
         self.gsi.cm.as_ref().map(|cm| cm.footprint())
     }
 
-    /// What it holds now. This looks at every queue pair.
+    /// What the engine holds now. This looks at every queue pair.
     #[must_use]
     pub fn footprint(&self) -> Footprint {
         let shared = &self.shared;

@@ -1,7 +1,8 @@
-//! Multicast groups: what is sent to one goes to every queue pair that is attached to it.
+//! Multicast groups: a datagram to a group goes to every queue pair that is attached to it.
 //!
-//! Only whoever drives the engine can join a group, so that its packets come in; which queue pairs get them is decided here. A group is known
-//! by its address: its GID, or where that is an IPv4 address mapped into IPv6, the IPv4 address.
+//! Only the driver of the engine can join a group, so that its packets arrive; this module decides
+//! which queue pairs get them. A group is named by its address: its GID, or the IPv4 address if the
+//! GID maps one into IPv6.
 
 use core::fmt;
 use core::net::IpAddr;
@@ -15,12 +16,12 @@ use crate::types::{Pkey, Qpn, Time};
 use crate::verbs::{Completions, QpType};
 use crate::wire::{Packet, Service};
 
-/// Groups at most.
+/// Most groups.
 const GROUPS_MAX: usize = 256;
-/// Queue pairs of a group at most: a datagram costs as many copies.
+/// Most queue pairs of a group: a datagram costs as many copies.
 const MEMBERS_MAX: usize = 1024;
 
-/// The groups with their queue pairs. None is empty.
+/// The groups with their queue pairs. A group without queue pairs has no entry.
 #[derive(Debug, Default)]
 pub(crate) struct Groups(BTreeMap<IpAddr, Vec<Qpn>>);
 
@@ -29,16 +30,16 @@ pub(crate) struct Groups(BTreeMap<IpAddr, Vec<Qpn>>);
 pub enum GroupError {
     /// No such queue pair.
     UnknownQp,
-    /// Only queue pairs of type UD receive what is sent to groups.
+    /// Only queue pairs of type UD receive datagrams to groups.
     Service,
-    /// The address is no multicast group's.
+    /// The address is not a multicast address.
     NoGroup,
-    /// There are as many groups, or queue pairs in this one, as there may be.
+    /// The limit of groups, or of queue pairs in this group, is reached.
     Full {
-        /// As many.
+        /// The limit.
         max: usize,
     },
-    /// It is not attached.
+    /// The queue pair is not attached.
     NotAttached,
 }
 
@@ -59,8 +60,9 @@ impl fmt::Display for GroupError {
 impl core::error::Error for GroupError {}
 
 impl Engine {
-    /// Attaches a queue pair to a group (`ibv_attach_mcast(3)`): it gets what is sent to it, itself included, if it has the Q_Key. Attaching it
-    /// again does nothing. Returns whether the group is new, and must be joined.
+    /// Attaches a queue pair to a group (`ibv_attach_mcast(3)`). It then gets the datagrams to the
+    /// group that carry its Q_Key, its own included. Attaching it again does nothing. Returns
+    /// whether the group is new, so that the caller must join it.
     ///
     /// # Errors
     /// [`GroupError`]; nothing has changed then.
@@ -89,7 +91,8 @@ impl Engine {
         Ok(is_new)
     }
 
-    /// Detaches a queue pair from a group (`ibv_detach_mcast(3)`). Returns whether it was the last, and the group should be left.
+    /// Detaches a queue pair from a group (`ibv_detach_mcast(3)`). Returns whether it was the last
+    /// one, so that the caller should leave the group.
     ///
     /// # Errors
     /// [`GroupError::NotAttached`].

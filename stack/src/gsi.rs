@@ -1,4 +1,5 @@
-//! QP1, the general services interface: checks what comes to it and hands it to the connection manager.
+//! QP1, the general services interface: checks incoming packets and hands them to the connection
+//! manager.
 
 use crate::cm::{CmConfig, ConnId, ConnectionManager};
 use crate::engine::{Engine, TxSink};
@@ -9,17 +10,17 @@ use crate::wire::icrc::Solver;
 use crate::wire::mad::{self, GSI_PACKET_LEN, GSI_QKEY, MadBytes};
 use crate::wire::{Opcode, Packet};
 
-/// QP1 of a shard; without a connection manager there is none.
+/// QP1 of a shard. It exists only with a connection manager.
 #[derive(Debug, Default)]
 pub(crate) struct Gsi {
     pub(crate) cm: Option<Box<ConnectionManager>>,
     psn: u32,
-    /// Connections of another shard's connection manager whose first message is here.
+    /// Connections of another shard's connection manager that got their first message here.
     arrived: Vec<ConnId>,
 }
 
 impl Gsi {
-    /// Takes a packet that no queue pair wants.
+    /// Takes a packet that is for no other queue pair.
     #[cold]
     pub(crate) fn handle(
         &mut self,
@@ -54,7 +55,7 @@ impl Gsi {
         cm.handle_mad(now, datagram.src, datagram.dst, packet.payload());
     }
 
-    /// The first message of a connection is here.
+    /// The first message of a connection arrived.
     pub(crate) fn message_arrived(&mut self, conn: ConnId) {
         match &mut self.cm {
             Some(cm) => cm.message_arrived(conn),
@@ -75,15 +76,16 @@ impl Engine {
         self.gsi.cm = Some(Box::new(ConnectionManager::new(config)));
     }
 
-    /// The connection manager, if it was started. After each call of it: what it wants to send goes through
+    /// The connection manager, if it was started. After each call of it, send its datagrams with
     /// [`send_mad`](Self::send_mad).
     #[inline]
     pub fn cm(&mut self) -> Option<&mut ConnectionManager> {
         self.gsi.cm.as_deref_mut()
     }
 
-    /// Where the connection manager is another shard's: a connection whose first message is here, as [`await_message`](Self::await_message) asked;
-    /// for [`ConnectionManager::message_arrived`].
+    /// Where the connection manager runs in another shard: a connection that got its first message
+    /// here, after [`await_message`](Self::await_message). Pass it to
+    /// [`ConnectionManager::message_arrived`].
     #[inline]
     pub fn poll_arrived(&mut self) -> Option<ConnId> {
         self.gsi.arrived.pop()

@@ -1,11 +1,12 @@
-//! What comes in: a datagram, and whether it is from whom it must be and whole.
+//! Incoming datagrams: whether one is from the expected source, and undamaged.
 
 use core::net::IpAddr;
 
 use crate::types::Time;
 use crate::wire::icrc::{DF, IpFields, Solver, Template};
 
-/// A received datagram: the payload of a UDP datagram to port 4791, and what its headers said.
+/// A received datagram: the payload of a UDP datagram to port 4791, with the relevant fields of its
+/// headers.
 #[derive(Debug, Clone, Copy)]
 pub struct Datagram<'a> {
     /// From the BTH to the ICRC.
@@ -43,29 +44,31 @@ pub enum IpId {
         /// Flags and fragment offset.
         flags: u16,
     },
-    /// Likely this, with DF set; to be solved from the ICRC if not.
+    /// Probably this value, with DF set; otherwise the ICRC is solved for it.
     Hint(u16),
     /// IPv6 has none.
     None,
 }
 
-/// What is known of the packets of somebody who sends: the headers that they have, and how they are numbered.
+/// What is known of one sender's packets: their headers, and how their identifications advance.
 #[derive(Debug, Default)]
 pub(crate) struct SourceCheck {
     template: Option<(u16, Template)>,
-    /// The identification last accepted, and when; and the one last refused: a peer whose counter has left the window is
-    /// learnt anew from two packets that agree, and not forgotten over one that is damaged.
+    /// The identification last accepted, its time, and the identification last refused. If a peer's
+    /// counter has left the window, two packets that agree establish it again. One damaged packet
+    /// alone does not discard it.
     accepted_id: Option<u16>,
     accepted_at: Time,
     refused_id: Option<u16>,
 }
 
-/// Identifications below this are those of a segmented run: the most segments a kernel makes of one.
+/// Identifications below this are those of a segmented run. A kernel makes at most this many
+/// segments of one super-packet.
 const SEGMENTS: u16 = 128;
 
-/// How far the identification of a peer with a counter may move between two packets; further with time, as Linux adds up to
-/// one for each tick since the last packet, of which there are a thousand a second at most (`ip_idents_reserve`,
-/// net/ipv4/route.c).
+/// How far the identification of a peer with a counter may move between two packets. The distance
+/// grows with time: Linux adds up to one for each tick since the last packet, at most a thousand a
+/// second (`ip_idents_reserve`, net/ipv4/route.c).
 const NEAR: u64 = 1024;
 const TICK_NS: u64 = 1_000_000;
 
@@ -73,13 +76,13 @@ const TICK_NS: u64 = 1_000_000;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Integrity {
     Right,
-    /// Right for an identification other than the one hinted at.
+    /// Right for another identification than the hint.
     Solved,
     Wrong,
 }
 
 impl SourceCheck {
-    /// Checks the ICRC of a datagram that comes from whom this is about.
+    /// Checks the ICRC of a datagram from this source.
     #[inline]
     pub(crate) fn integrity(
         &mut self,
@@ -113,7 +116,7 @@ impl SourceCheck {
         }
     }
 
-    /// The headers of a peer that was not heard of, or not from this port.
+    /// Builds the template for a new peer, or for a new source port of the peer.
     #[cold]
     #[inline(never)]
     fn meet(&mut self, datagram: &Datagram<'_>) {
@@ -137,14 +140,15 @@ impl SourceCheck {
         }
     }
 
-    /// Whether an identification that would make the ICRC right is the peer's. One does for every damaged packet, so only a
-    /// few are plausible. But the first is accepted as it is: a refusal that is lost is never repeated.
+    /// Whether an identification that would make the ICRC right is the peer's. Every damaged packet
+    /// has one such identification, so only a few are plausible. The first is accepted without a
+    /// check: a NAK that is lost is never repeated.
     fn judge(&mut self, now: Time, id: u16) -> Integrity {
         let follows = self.accepted_id.is_none_or(|last| {
             let moved = NEAR + now.since(self.accepted_at) / TICK_NS;
             u64::from(id.wrapping_sub(last)) <= moved || u64::from(last.wrapping_sub(id)) <= NEAR
         });
-        // A counter moves: the same one again is the same damage again.
+        // A counter moves. So the same identification again is the same damage again.
         let agrees = |last: u16| {
             let apart = id.wrapping_sub(last).min(last.wrapping_sub(id));
             apart > 0 && u64::from(apart) <= NEAR
@@ -163,20 +167,21 @@ impl SourceCheck {
     }
 }
 
-/// Those who send datagrams: anybody may, and what is known of one is kept until another takes its place.
+/// Senders of datagrams without a connection. Any host may send; what is known of one is kept until
+/// another takes its slot.
 #[derive(Debug)]
 pub(crate) struct Strangers {
     checks: Box<[Stranger]>,
 }
 
-/// From where to where, and what is known of that.
+/// A source and a destination address, and what is known of the packets between them.
 #[derive(Debug, Default)]
 struct Stranger {
     way: Option<(IpAddr, IpAddr)>,
     check: SourceCheck,
 }
 
-/// How many are remembered.
+/// How many senders are remembered.
 const STRANGERS: usize = 128;
 
 impl Default for Strangers {
@@ -202,7 +207,8 @@ impl Strangers {
     }
 }
 
-/// Where the sender of a datagram is looked for: one that sends to two of our addresses is two, each with a count of its own.
+/// The slot of a datagram's sender. One sender to two of our addresses takes two slots, because
+/// each destination has its own counter.
 fn place(datagram: &Datagram<'_>) -> usize {
     let hash = spread(folded(datagram.dst)) ^ folded(datagram.src) << 16;
     #[allow(clippy::cast_possible_truncation)]
@@ -222,7 +228,7 @@ fn folded(address: IpAddr) -> u64 {
     }
 }
 
-/// The high bits depend on all bits.
+/// Mixes a word: the high bits of the result depend on all its bits.
 const fn spread(word: u64) -> u64 {
     word.wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
@@ -240,7 +246,7 @@ fn template_of(datagram: &Datagram<'_>) -> Option<Template> {
 mod tests {
     use super::*;
 
-    /// A packet with the ICRC that is right for this identification, which the receiver cannot read.
+    /// A packet with a right ICRC for this identification, which the receiver cannot read.
     fn sealed(id: u16, dst: &str) -> (Vec<u8>, [IpAddr; 2]) {
         let [src, dst] = ["10.0.0.9", dst].map(|address| address.parse().unwrap());
         let (IpAddr::V4(from), IpAddr::V4(to)) = (src, dst) else { panic!("IPv4") };
@@ -261,7 +267,8 @@ mod tests {
                 Datagram { bytes: &bytes, src, dst, src_port: 4000, ip_id, tos, hop_limit };
             strangers.integrity(Time(1), &datagram, &mut solver)
         };
-        // The first of each is taken for what it is; then only what follows.
+        // The first identification of each is accepted as it is; after that, only those that follow
+        // it.
         assert_eq!(hear(20_000, "10.0.0.1"), Integrity::Solved);
         assert_eq!(hear(40_000, "10.0.0.2"), Integrity::Solved);
         for _ in 0..3 {
@@ -272,7 +279,7 @@ mod tests {
         assert_eq!(hear(40_001, "10.0.0.2"), Integrity::Solved);
     }
 
-    /// 128 places: with chance alone each is taken by 64 of 8,192 senders.
+    /// 128 slots: by chance, each gets 64 of 8,192 senders.
     #[test]
     fn senders_are_spread() {
         let mut taken = [0; STRANGERS];

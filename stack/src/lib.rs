@@ -1,16 +1,16 @@
 //! The RoCEv2 engine of Rocinante, without any input or output of its own.
 //!
-//! Bytes and the time go in, bytes, completions and the next deadline come out. There is no clock, socket, thread or source of
-//! randomness in this crate; given the same inputs at the same times it does the same, byte for byte. It builds
-//! for `wasm32-unknown-unknown`, which proves the point.
+//! Bytes and the time go in; bytes, completions and the next deadline come out. This crate has no
+//! clock, socket, thread or source of randomness. Given the same inputs at the same times it does
+//! the same, byte for byte. It builds for `wasm32-unknown-unknown`, which proves the point.
 //!
 //! - [`types`]: the integers of the wire, each with its own type;
 //! - [`wire`]: headers, the opcode table, the ICRC;
 //! - [`mem`]: memory regions and windows, keys, and the proof that an access was checked;
 //! - [`verbs`]: work requests and completions;
 //! - [`cm`]: the connection manager;
-//! - [`Engine`]: the queue pairs: what all have in common is in `qp/`, reliable connections in `rc/`, with one file per role, the others in
-//!   `unreliable/`.
+//! - [`Engine`]: the queue pairs. The part that all have in common is in `qp/`, reliable
+//!   connections are in `rc/`, with one file per role, the other services in `unreliable/`.
 
 #![forbid(unsafe_code)]
 

@@ -1,7 +1,8 @@
 //! Memory regions and windows: keys, permissions, and the proof that an access was checked.
 //!
-//! The engine never touches user memory. It asks the [`RegionTable`] whether a key admits an access, gets a
-//! [`Checked`] that nothing else can make, and hands that to the [`Memory`] of its caller.
+//! The engine never touches user memory. It asks the [`RegionTable`] whether a key admits an
+//! access, gets a [`Checked`] that nothing else can make, and hands that to its caller's
+//! [`Memory`].
 
 mod flush;
 mod table;
@@ -19,7 +20,7 @@ use crate::types::{Key, Qpn};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct PdId(pub u32);
 
-/// On whose behalf a peer accesses memory.
+/// The queue pair for which a peer accesses memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Accessor {
     /// The protection domain of the queue pair.
@@ -45,18 +46,21 @@ impl Access {
     pub const REMOTE_ATOMIC: Self = Self(8);
     /// `IBV_ACCESS_MW_BIND`: windows may be bound to the region.
     pub const MW_BIND: Self = Self(16);
-    /// `IBV_ACCESS_ZERO_BASED`: work requests and peers name bytes of the region or window by their offset in it.
+    /// `IBV_ACCESS_ZERO_BASED`: work requests and peers address the region or window by offsets
+    /// from its first byte.
     pub const ZERO_BASED: Self = Self(32);
-    /// `IBV_ACCESS_FLUSH_GLOBAL`: a peer may ask that what it wrote is visible to everybody.
+    /// `IBV_ACCESS_FLUSH_GLOBAL`: a peer may ask that the bytes it wrote become visible to all.
     pub const FLUSH_GLOBAL: Self = Self(1 << 8);
-    /// `IBV_ACCESS_FLUSH_PERSISTENT`: a peer may ask that what it wrote survives a loss of power. Queue pairs may permit it; a region
-    /// only if its memory is persistent, which the software device does not know of any.
+    /// `IBV_ACCESS_FLUSH_PERSISTENT`: a peer may ask that the bytes it wrote survive a loss of
+    /// power. Queue pairs may permit it. A region may only if its memory is persistent; the
+    /// software device knows of no such memory.
     pub const FLUSH_PERSISTENT: Self = Self(1 << 9);
     /// All that READ, WRITE and atomics need; FLUSH is permitted by its own flags.
     pub const ALL: Self = Self(15);
-    /// All that are known here.
+    /// All flags that this crate knows.
     pub const KNOWN: Self = Self(0b11_0011_1111);
-    /// The use by a local key: what a region permits and a window does not. No flag of the consumer's.
+    /// Use by a local key: a region permits it, a window does not. The consumer cannot set this
+    /// flag.
     const LOCAL: Self = Self(1 << 15);
 
     /// The bits, as in `enum ibv_access_flags`.
@@ -65,7 +69,7 @@ impl Access {
         (self.0 & Self::KNOWN.0) as u32
     }
 
-    /// From the bits of `enum ibv_access_flags`; `None` if one is set that is not known here.
+    /// From the bits of `enum ibv_access_flags`; `None` if an unknown bit is set.
     #[must_use]
     pub const fn from_bits(bits: u32) -> Option<Self> {
         if bits & !Self::KNOWN.bits() == 0 {
@@ -88,7 +92,7 @@ impl Access {
         self.0 & other.0 == other.0
     }
 
-    /// Without what is in `other`.
+    /// These flags without those in `other`.
     #[must_use]
     pub const fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
@@ -143,7 +147,7 @@ pub struct Region {
     pub len: u64,
     /// Where its first byte is for [`Memory`]: an address in the process, an offset in an arena.
     pub host: u64,
-    /// What it permits.
+    /// The permitted accesses.
     pub access: Access,
 }
 
@@ -174,7 +178,8 @@ pub enum Read {}
 #[derive(Debug, Clone, Copy)]
 pub enum Atomic {}
 
-/// A range of memory that the region table admitted, for one kind of access. Only this module makes one.
+/// A range of memory that the region table admitted, for one kind of access. Only this module makes
+/// one.
 #[derive(Debug, Clone, Copy)]
 pub struct Checked<Right> {
     host: u64,
@@ -206,7 +211,8 @@ impl<Right> Checked<Right> {
     }
 }
 
-/// A scatter-gather element: a range of a registered region (`struct ibv_sge`, and laid out as that).
+/// A scatter-gather element: a range of a registered region (`struct ibv_sge`, with the same
+/// layout).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Sge {
@@ -235,7 +241,8 @@ pub enum AtomicOp {
     },
 }
 
-/// User memory, as the engine's caller has it: a vector in the simulator, the process itself in the verbs API.
+/// User memory, provided by the engine's caller: a vector in the simulator, the process itself in
+/// the verbs API.
 pub trait Memory {
     /// The registered regions and windows.
     fn regions(&self) -> &RegionTable;
@@ -243,15 +250,15 @@ pub trait Memory {
     /// The same, for work requests that bind and invalidate windows.
     fn regions_mut(&mut self) -> &mut RegionTable;
 
-    /// Copies `src` to `dst` (as long as `src`), in ascending order of addresses, aligned words whole, and so that who
-    /// sees the last byte sees all bytes.
+    /// Copies `src` to `dst` (as long as `src`), in ascending order of addresses. An aligned word
+    /// is written whole. A thread that sees the last byte sees all bytes.
     fn place(&mut self, dst: Checked<Write>, src: &[u8]);
 
     /// Copies `src` to `dst` (as long as `src`).
     fn fetch(&self, src: Checked<Read>, dst: &mut [u8]);
 
-    /// The same, and returns the CRC-32 of what was copied (the one that Ethernet and zlib have) if that was as good as free: if the
-    /// processor copies and sums in one pass.
+    /// Copies like [`fetch`](Self::fetch), and returns the CRC-32 of the copied bytes (that of
+    /// Ethernet and zlib) if it was nearly free: if the processor copies and sums in one pass.
     #[inline]
     fn fetch_summed(&self, src: Checked<Read>, dst: &mut [u8]) -> Option<u32> {
         self.fetch(src, dst);

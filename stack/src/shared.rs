@@ -1,4 +1,4 @@
-//! What the queue pairs of an engine share, and what it may hold.
+//! The state that the queue pairs of an engine share, and the limits of an engine.
 
 use std::collections::VecDeque;
 
@@ -12,33 +12,37 @@ use crate::timer::Timers;
 use crate::types::{Mtu, Qpn};
 use crate::verbs::QpEvent;
 
-/// What an engine may hold.
+/// Limits and settings of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EngineConfig {
     /// Queue pairs, at most 65,000.
     pub max_qp: u32,
     /// The upper 8 bits of every QPN.
     pub qpn_slot: u8,
-    /// What our own receive queue holds for READ responses and atomic results that we ask for.
+    /// Receiver credit of our own queue: its room for responses to our READs and atomics.
     pub own_budget: Budget,
-    /// The path MTU of datagrams.
+    /// The path MTU for UD.
     pub port_mtu: Mtu,
-    /// The most packets a queue pair has unacknowledged.
+    /// The most unacknowledged packets of a queue pair.
     pub window_max: u32,
-    /// Whether acknowledgements tell the peer how many receives are posted, as hardware does; else they set no limit, as those of
-    /// rxe and of shared receive queues.
+    /// Whether acknowledgements tell the peer how many receives are posted, as hardware does.
+    /// Otherwise they set no limit, like those of rxe and of shared receive queues.
     pub advertise_credits: bool,
-    /// Packets that came too early and are held until what is missing before them comes (selective repeat), of all queue pairs whose peers
-    /// announced a budget: 4132 bytes each, allocated when it is needed. With 0 they are dropped, as the specification has it, and everything
-    /// behind a loss is sent again.
+    /// Most packets in the reorder buffers of all queue pairs together. Such a packet arrived out
+    /// of order, from a peer that announced a budget, and waits until the packets before it arrive
+    /// (selective repeat). Each takes 4132 bytes, allocated when needed. With 0 they are dropped,
+    /// as in the specification, and the peer sends everything behind a loss again.
     pub held_packets_max: u32,
-    /// Whether a WRITE of several packets, without immediate, may leave as that many messages of one packet, if others to that peer are not acknowledged yet and that fills
-    /// more of the super-packets of a port that sends runs of equal packets as one. So it should be where the port does.
+    /// Whether a WRITE of several packets, without immediate, may leave as that many messages of
+    /// one packet. It does so only while other packets to that peer are unacknowledged, and only if
+    /// super-packets then carry more. Set it where the port sends runs of equal packets as
+    /// super-packets.
     pub cut_writes: bool,
-    /// So many packets without a loss, and a peer whose queue may have overflowed is taken again to hold more of what leaves as super-packets
+    /// After a loss, a peer's queue may have overflowed. After this many packets without a further
+    /// loss, it is again taken to hold more of the packets that leave as super-packets
     /// ([`Engine::departed`](crate::Engine::departed)).
     pub calm_packets: u32,
-    /// Packets that a queue pair sends before others have their turn, 65,535 at most.
+    /// Packets that a queue pair sends before other queue pairs get their turn, at most 65,535.
     pub quantum: u32,
 }
 
@@ -59,29 +63,29 @@ impl Default for EngineConfig {
     }
 }
 
-/// What the queue pairs of an engine share.
+/// The state that the queue pairs of an engine share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) config: EngineConfig,
     pub(crate) pools: Pools,
     pub(crate) handles: Handles,
     pub(crate) srqs: Srqs,
-    /// Memory for what came too early.
+    /// Reorder buffers: memory for packets that arrived out of order.
     pub(crate) store: Store,
-    /// Lists for what is under way.
+    /// Unused in-flight lists.
     pub(crate) lists: SpareLists,
     pub(crate) timers: Timers,
     pub(crate) counters: Counters,
     pub(crate) drops: Drops,
     /// Queue pairs with something to send, oldest first.
     pub(crate) dirty: VecDeque<u32>,
-    /// One of them has more to send than an acknowledgement.
+    /// Whether one of them has more to send than an acknowledgement.
     pub(crate) urgent: bool,
     pub(crate) events: VecDeque<(Qpn, QpEvent)>,
 }
 
 impl Shared {
-    /// Packets of a turn.
+    /// Packets per turn.
     #[inline]
     pub(crate) fn quantum(&self) -> u16 {
         u16::try_from(self.config.quantum).unwrap_or(u16::MAX)
@@ -93,7 +97,8 @@ impl Shared {
         self.enqueue_lazily(slot, queued);
     }
 
-    /// As [`enqueue`](Self::enqueue), for a plain acknowledgement: it may wait for company.
+    /// As [`enqueue`](Self::enqueue), for a plain acknowledgement: it may wait and leave with other
+    /// packets.
     #[inline]
     pub(crate) fn enqueue_lazily(&mut self, slot: u32, queued: &mut bool) {
         if !*queued {

@@ -1,8 +1,9 @@
-//! Shared receive queues: receives that whichever queue pair needs one takes.
+//! Shared receive queues: any queue pair that needs a receive takes one from there.
 //!
-//! A queue pair takes a receive when a message begins to fill it, into its own queue, which has room for one: from there on everything is as
-//! for receives of its own. What it has taken and not completed when it is reset or destroyed comes back; what it has taken when it breaks is
-//! flushed, by it. Receives that nobody took stay (`ibv_create_srq(3)`).
+//! A queue pair takes a receive when a message begins to fill it, and moves it to its own queue,
+//! which has room for one. From there on everything is as for receives of its own. If the queue
+//! pair is reset or destroyed, the receives that it took and did not complete go back. If it
+//! breaks, it flushes them. Receives that no queue pair took stay (`ibv_create_srq(3)`).
 
 use core::fmt;
 use std::collections::VecDeque;
@@ -15,10 +16,10 @@ use crate::qp::rq::RecvQueue;
 use crate::types::Key;
 use crate::verbs::{RecvWr, SrqId};
 
-/// What a shared receive queue is made with (`struct ibv_srq_init_attr`).
+/// The arguments of creation (`struct ibv_srq_init_attr`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SrqInit {
-    /// Protection domain, in which the memory of its receives must be, whatever that of a queue pair.
+    /// Protection domain of the memory of its receives; a queue pair's own domain does not matter.
     pub pd: PdId,
     /// Depth, at least 1.
     pub max_wr: u32,
@@ -31,8 +32,8 @@ pub struct SrqInit {
 pub struct SrqChange {
     /// `IBV_SRQ_MAX_WR`: another depth.
     pub max_wr: Option<u32>,
-    /// `IBV_SRQ_LIMIT`: once a message wants a receive and fewer than so many remain after it, there is one event, and the limit is
-    /// 0 again. 0 wants none.
+    /// `IBV_SRQ_LIMIT`: when a message needs a receive and fewer than this remain after it, there
+    /// is one event, and the limit is 0 again. 0 means no event.
     pub srq_limit: Option<u32>,
 }
 
@@ -43,7 +44,7 @@ pub struct SrqAttr {
     pub max_wr: u32,
     /// Scatter-gather elements of a receive.
     pub max_sge: u32,
-    /// The limit whose event is due, or 0.
+    /// The limit that still waits for its event, or 0.
     pub srq_limit: u32,
 }
 
@@ -54,7 +55,7 @@ pub enum SrqError {
     Unknown,
     /// Queue pairs use it (`EBUSY`).
     InUse,
-    /// The depth is 0, or less than what is posted (`EINVAL`).
+    /// The depth is 0, or less than the number of receives that are posted or taken (`EINVAL`).
     Depth,
     /// The limit is above the depth (`EINVAL`).
     Limit,
@@ -77,17 +78,17 @@ impl core::error::Error for SrqError {}
 struct Srq {
     pd: PdId,
     queue: RecvQueue,
-    /// Receives that queue pairs have taken and not completed: their places are kept.
+    /// Receives that queue pairs have taken and not completed: their slots stay reserved.
     taken: u64,
     limit: u32,
     users: u32,
 }
 
-/// All of them, by their numbers.
+/// All shared receive queues, by their numbers.
 #[derive(Debug, Default)]
 pub(crate) struct Srqs {
     places: Vec<Option<Srq>>,
-    /// Those whose limit was reached.
+    /// Queues that reached their limit.
     events: VecDeque<SrqId>,
 }
 
@@ -100,21 +101,23 @@ impl Srqs {
         self.places.get_mut(id.0 as usize)?.as_mut()
     }
 
-    /// A queue pair will use it: its domain, and a queue for what the queue pair takes.
+    /// Adds a queue pair as a user. Returns the queue's domain, and an own queue for the receives
+    /// that the queue pair takes.
     pub(crate) fn join(&mut self, id: SrqId) -> Option<(PdId, RecvQueue)> {
         let srq = self.get_mut(id)?;
         srq.users += 1;
         Some((srq.pd, RecvQueue::new(1, srq.queue.max_sge())))
     }
 
-    /// A queue pair that used it goes away.
+    /// Removes a queue pair as a user.
     pub(crate) fn leave(&mut self, id: SrqId) {
         if let Some(srq) = self.get_mut(id) {
             srq.users -= 1;
         }
     }
 
-    /// A message wants a receive, of which `remain` will be there: says so if that is fewer than wanted; none is no limit.
+    /// A message needs a receive; `remain` will be left after it. Queues the event if that is less
+    /// than the limit; limit 0 means no event.
     #[inline]
     fn watch(&mut self, id: SrqId, remain: u64) {
         let Some(srq) = self.get_mut(id) else { return };
@@ -124,7 +127,7 @@ impl Srqs {
         }
     }
 
-    /// The oldest receive goes to `own`.
+    /// Moves the oldest receive to `own`.
     #[inline]
     fn take(&mut self, id: SrqId, own: &mut RecvQueue) {
         let Some(srq) = self.get_mut(id).filter(|srq| srq.queue.len() > 0) else { return };
@@ -134,7 +137,7 @@ impl Srqs {
         self.watch(id, remain);
     }
 
-    /// A receive that was taken is done.
+    /// Counts a taken receive as done.
     #[inline]
     pub(crate) fn complete(&mut self, id: SrqId) {
         if let Some(srq) = self.get_mut(id) {
@@ -142,7 +145,7 @@ impl Srqs {
         }
     }
 
-    /// A receive that was taken will not be completed: it is the oldest again.
+    /// Takes back a receive that will not be completed: it is the oldest again.
     pub(crate) fn give_back(&mut self, id: SrqId, own: &mut RecvQueue) {
         if let Some(srq) = self.get_mut(id).filter(|_| own.len() > 0) {
             own.hand_back(&mut srq.queue);
@@ -150,7 +153,7 @@ impl Srqs {
         }
     }
 
-    /// Whether a receive that nobody took names the region `key`.
+    /// Whether a receive that no queue pair took names the region `key`.
     pub(crate) fn uses(&self, key: Key) -> bool {
         self.places.iter().flatten().any(|srq| srq.queue.uses(key))
     }
@@ -165,17 +168,17 @@ impl Srqs {
     }
 }
 
-/// Where a queue pair finds receives: its own queue, and the shared one behind it.
+/// The receives of a queue pair: its own queue, and the shared one behind it.
 #[derive(Debug)]
 pub(crate) struct Receives<'a> {
     pub(crate) own: &'a mut RecvQueue,
     pub(crate) shared: Option<(&'a mut Srqs, SrqId)>,
-    /// The one that was taken from the queue to be completed.
+    /// The receive that was retired from the queue and is about to complete.
     pub(crate) done: Option<Received>,
 }
 
 impl Receives<'_> {
-    /// `wr_id` of the receive that is next. That there is none is what the limit of a shared queue warns of.
+    /// `wr_id` of the next receive. If a shared queue is empty, that may raise its limit event.
     #[inline]
     pub(crate) fn front(&mut self) -> Option<u64> {
         let own = self.own.front();
@@ -190,7 +193,7 @@ impl Receives<'_> {
         front
     }
 
-    /// How many bytes that has room for.
+    /// How many bytes the next receive has room for.
     #[inline]
     pub(crate) fn room(&self) -> u32 {
         let shared = || {
@@ -209,7 +212,7 @@ impl Receives<'_> {
         }
     }
 
-    /// Places `src` at `offset` of its list, which is in the domain `pd`.
+    /// Places `src` at `offset` of the next receive's list, which is in the domain `pd`.
     #[inline]
     pub(crate) fn scatter(
         &mut self,
@@ -222,7 +225,7 @@ impl Receives<'_> {
         self.own.scatter(offset, src, pd, memory)
     }
 
-    /// Retires it, as it is to be completed.
+    /// Retires the next receive: it is about to complete.
     #[inline]
     pub(crate) fn complete(&mut self, received: Received) {
         self.done = Some(received);
@@ -234,9 +237,9 @@ impl Receives<'_> {
     }
 }
 
-/// Shared receive queues. Their numbers are given again after they are destroyed.
+/// Shared receive queues. The number of a destroyed queue may be given out again.
 impl Engine {
-    /// Makes a shared receive queue (`ibv_create_srq(3)`); `None` if it would have no depth.
+    /// Makes a shared receive queue (`ibv_create_srq(3)`); `None` if the depth is 0.
     pub fn create_srq(&mut self, init: &SrqInit) -> Option<SrqId> {
         if init.max_wr == 0 {
             return None;
@@ -296,7 +299,7 @@ impl Engine {
         srq.queue.push(wr)
     }
 
-    /// Destroys a shared receive queue; what is posted never completes (`ibv_destroy_srq(3)`).
+    /// Destroys a shared receive queue; posted receives never complete (`ibv_destroy_srq(3)`).
     ///
     /// # Errors
     /// [`SrqError::InUse`] while a queue pair uses it, [`SrqError::Unknown`].
@@ -317,7 +320,7 @@ impl Engine {
         self.shared.srqs.places.iter().flatten().count()
     }
 
-    /// The next shared receive queue whose limit was reached (`IBV_EVENT_SRQ_LIMIT_REACHED`).
+    /// The next shared receive queue that reached its limit (`IBV_EVENT_SRQ_LIMIT_REACHED`).
     pub fn poll_srq_event(&mut self) -> Option<SrqId> {
         self.shared.srqs.events.pop_front()
     }

@@ -1,4 +1,4 @@
-//! Counters: why packets were dropped, and what the transport did. They only grow.
+//! Counters: why packets were dropped, and the work of the transport. They only grow.
 
 macro_rules! counters {
     ($(#[$meta:meta])* $name:ident { $( $(#[$doc:meta])* $field:ident, )* }) => {
@@ -9,7 +9,7 @@ macro_rules! counters {
         }
 
         impl $name {
-            /// Adds those of another.
+            /// Adds the values of another set.
             pub fn add(&mut self, other: &Self) {
                 $( self.$field += other.$field; )*
             }
@@ -27,35 +27,38 @@ counters! {
     Drops {
         /// Not a RoCEv2 packet: truncated, more padding than payload.
         malformed,
-        /// A reserved opcode, or one of a transport that is not spoken here.
+        /// A reserved opcode, or one of an unsupported transport.
         unknown_opcode,
         /// Transport header version other than 0.
         version,
-        /// No such queue pair, or one that does not receive in its state.
+        /// No such queue pair, or its state does not receive.
         unknown_qpn,
         /// The partition key does not match.
         pkey,
-        /// Not from the connected peer's address, or not to ours: to a group, but for one queue pair.
+        /// The source is not the connected peer's address, or the destination is not ours. Also:
+        /// sent to a group, but for one queue pair.
         wrong_source,
         /// The ICRC is wrong.
         icrc,
         /// An opcode of another service than the queue pair's.
         wrong_service,
-        /// A response that answers nothing: a PSN that was never sent.
+        /// A response for a PSN that was never sent.
         ghost_response,
         /// An acknowledgement with a reserved syndrome.
         bad_syndrome,
-        /// A duplicate READ or atomic whose record is gone or does not match, or of which the memory is gone.
+        /// A duplicate READ or atomic without a matching responder resource, or its memory is no
+        /// longer registered.
         stale_duplicate,
-        /// A request after a gap, beyond the one that was answered with a NAK.
+        /// A request after a gap, beyond the one that got a NAK.
         out_of_sequence,
-        /// A packet of an unreliable connection's message of which another was lost or refused.
+        /// A packet of an unreliable connection's message; another packet of the message was lost
+        /// or refused.
         incomplete,
         /// A message of an unreliable queue pair for which no receive was posted.
         no_receive,
         /// A message of an unreliable queue pair longer than its receive.
         too_long,
-        /// For a multicast group to which no queue pair is attached.
+        /// To a multicast group that has no queue pair.
         unknown_group,
         /// A datagram with another Q_Key than the queue pair's, QP1 included.
         qkey,
@@ -63,7 +66,7 @@ counters! {
 }
 
 counters! {
-    /// What the transport did. Names follow the kernel's `hw_counters` where there is one.
+    /// The work of the transport. Names follow the kernel's `hw_counters` where those exist.
     Counters {
         /// Packets handed to the sink.
         sent_pkts,
@@ -73,11 +76,12 @@ counters! {
         sent_bytes,
         /// Payload bytes accepted.
         rcvd_bytes,
-        /// Acknowledgements sent, NAKs left out.
+        /// Acknowledgements sent, without NAKs.
         sent_acks,
-        /// Requests that arrived again, on an unreliable connection also too late.
+        /// Requests that arrived again; on an unreliable connection also those that arrived late.
         duplicate_request,
-        /// Responses to what had been answered, but for the last acknowledgement again, which may grant credits.
+        /// Responses to requests that were already answered. A repetition of the last
+        /// acknowledgement does not count: it may grant credits.
         duplicate_response,
         /// Requests that arrived after a gap.
         out_of_seq_request,
@@ -89,21 +93,24 @@ counters! {
         sent_seq_err,
         /// NAKs for a sequence error received.
         rcvd_seq_err,
-        /// Retransmissions because a response was overtaken.
+        /// Retransmissions because a later response arrived first.
         implied_nak_seq_err,
         /// Acknowledgement timeouts.
         local_ack_timeout_err,
-        /// Queue pairs that gave up on a silent peer.
+        /// Queue pairs that gave up on a peer that does not answer.
         retry_exceeded_err,
-        /// Queue pairs that gave up on a peer without receives.
+        /// Queue pairs that gave up on a peer without posted receives.
         retry_rnr_exceeded_err,
-        /// Packets sent again only to ask what became of them, because nothing came back for several round trips or nothing had asked. They cost no retry.
+        /// Tail probes: packets sent again only to learn the state of earlier ones, because nothing
+        /// came back for several round trips or because no packet had asked for an ACK. They cost
+        /// no retry.
         tail_probes,
         /// Packets sent again.
         retransmitted_pkts,
-        /// Requests refused for a key, range or permission; unreliable ones are dropped, and nobody hears of it.
+        /// Requests refused for a key, range or permission. Requests of an unreliable service are
+        /// dropped without any report.
         remote_access_errors,
-        /// Requests refused as invalid; unreliable ones are dropped.
+        /// Requests refused as invalid; those of an unreliable service are dropped.
         remote_invalid_request,
         /// Congestion notifications sent.
         sent_cnp,
@@ -111,13 +118,13 @@ counters! {
         rcvd_cnp,
         /// Packets accepted with a congestion mark.
         rcvd_ecn_ce,
-        /// Packets whose IP identification was solved from the ICRC.
+        /// Packets with an IP identification that was solved from the ICRC.
         icrc_id_solved,
     }
 }
 
 counters! {
-    /// What the connection manager did and dropped.
+    /// The work of the connection manager, and the messages it dropped.
     CmCounters {
         /// Management datagrams handed over for sending.
         sent,
@@ -125,7 +132,8 @@ counters! {
         received,
         /// Not messages of the communication manager.
         malformed,
-        /// Messages for connections that there are not, or from another than the peer, or that do not fit the state.
+        /// Messages for unknown connections, from another sender than the peer, or that do not fit
+        /// the state.
         stray,
         /// Messages that arrived again.
         duplicates,
@@ -133,21 +141,21 @@ counters! {
         repeated,
         /// Datagrams not sent because too many waited.
         tx_overflow,
-        /// Connections asked for.
+        /// Connections that the program requested.
         connects,
-        /// Requests for connections handed to the program.
+        /// Connection requests handed to the program.
         requests,
         /// Connections established.
         established,
-        /// Of these, by a message that arrived before the RTU.
+        /// Of these, connections established by a message that arrived before the RTU.
         by_message,
         /// Rejections sent.
         rejects_sent,
-        /// Requests refused because a backlog was full, or everything.
+        /// Requests refused because a backlog, or the table of connections, was full.
         backlog_overflow,
         /// Rejections received.
         rejects_received,
-        /// Waits that ended without an answer.
+        /// Waits that ended without a response.
         timeouts,
         /// Connections that the peer had forgotten.
         stale,

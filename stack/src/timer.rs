@@ -1,19 +1,20 @@
 //! Deadlines of queue pairs: one heap with one entry per queue pair, filed lazily.
 //!
-//! A queue pair has at most one deadline that counts, and moves it with every acknowledgement. Moving
-//! it later costs a store: the heap keeps the old time, and whoever pops it files it again. Moving it earlier
-//! moves the entry, so that the heap never holds more entries than there are queue pairs.
+//! A queue pair has at most one deadline that counts, and moves it with every acknowledgement.
+//! Moving it later costs one store: the heap keeps the old time, and the pop files the entry again.
+//! Moving it earlier moves the entry, so the heap never holds more entries than there are queue
+//! pairs.
 
 use crate::types::Time;
 
-/// No time at all: nothing is due, nothing is filed.
+/// Never: nothing is due, nothing is filed.
 const NEVER: Time = Time(u64::MAX);
 
-/// The deadline of one queue pair, with what the heap knows of it.
+/// The deadline of one queue pair, and the time of its heap entry.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Deadline {
     due: Time,
-    /// The time under which it is filed, never later than `due` if that counts.
+    /// The time of its entry in the heap. It is never later than `due`, unless `due` is never.
     filed: Time,
 }
 
@@ -40,7 +41,7 @@ impl Deadline {
 pub(crate) struct Timers {
     /// A binary heap, earliest first.
     heap: Vec<(Time, u32)>,
-    /// Where in the heap the entry of each owner is; meaningless for owners without one.
+    /// Position in the heap of each owner's entry; meaningless for owners without one.
     places: Vec<u32>,
 }
 
@@ -53,7 +54,7 @@ impl Timers {
         }
     }
 
-    /// How many are filed.
+    /// How many entries are filed.
     pub(crate) fn count(&self) -> usize {
         self.heap.len()
     }
@@ -67,13 +68,14 @@ impl Timers {
         }
     }
 
-    /// When to look again. May be early, never late.
+    /// When to look again. This may be early, never late.
     #[inline]
     pub(crate) fn next(&self) -> Option<Time> {
         self.heap.first().map(|(at, _)| *at)
     }
 
-    /// Takes an owner whose filed time has come; what is really due is told by [`Timers::settle`].
+    /// Takes an owner from the heap if its filed time has come; [`Timers::settle`] decides whether
+    /// its deadline is really due.
     pub(crate) fn pop(&mut self, now: Time) -> Option<u32> {
         let (at, owner) = *self.heap.first()?;
         if at > now {
@@ -126,7 +128,7 @@ impl Timers {
         }
     }
 
-    /// Moves an entry up to where it belongs.
+    /// Moves an entry up to its place.
     fn rise(&mut self, mut at: usize) {
         while at > 0 && self.heap[at] < self.heap[(at - 1) / 2] {
             self.heap.swap(at, (at - 1) / 2);
@@ -136,7 +138,7 @@ impl Timers {
         self.note(at);
     }
 
-    /// Moves an entry down to where it belongs.
+    /// Moves an entry down to its place.
     fn sink(&mut self, mut at: usize) {
         loop {
             let left = 2 * at + 1;

@@ -4,12 +4,12 @@ use core::fmt;
 
 /// Virtual or real time, in nanoseconds since an arbitrary origin of the caller's.
 ///
-/// The engine has no clock: every entry point is told what time it is.
+/// The engine has no clock: every entry point takes the time as an argument.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Time(pub u64);
 
 impl Time {
-    /// The time that does not come.
+    /// A time that never comes.
     pub(crate) const NEVER: Self = Self(u64::MAX);
 
     /// The time `nanoseconds` later, saturating.
@@ -24,7 +24,7 @@ impl Time {
         self.0.saturating_sub(earlier.0)
     }
 
-    /// The earlier of two times, of which none may be.
+    /// The earlier of two optional times.
     #[must_use]
     #[inline]
     pub fn earlier(one: Option<Self>, other: Option<Self>) -> Option<Self> {
@@ -38,13 +38,14 @@ impl Time {
 
 /// A packet sequence number as it stands on the wire: 24 bits, no order of its own.
 ///
-/// Order exists only relative to a window: [`Psn::expand`] maps a number to the 64-bit one nearest
-/// to a reference, and those compare as integers do (IBTA volume 1, 9.7.1, packet sequence numbers \[M\]).
+/// Order exists only relative to a window: [`Psn::expand`] maps a number to the 64-bit number
+/// nearest to a reference, and those compare as integers do (IBTA volume 1, 9.7.1, packet sequence
+/// numbers \[M\]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Psn(u32);
 
 impl Psn {
-    /// How many there are: 2^24.
+    /// The number of PSNs: 2^24.
     pub const SPACE: u64 = 1 << 24;
 
     /// The low 24 bits of `value`.
@@ -66,8 +67,8 @@ impl Psn {
         self.0
     }
 
-    /// The 64-bit number with these low 24 bits that is nearest to `reference`; at equal distance (2^23)
-    /// the lower one. `reference` must be at least 2^24, which expanded numbers always are:
+    /// The 64-bit number with these low 24 bits that is nearest to `reference`; at equal distance
+    /// (2^23) the lower one. `reference` must be at least 2^24, which expanded numbers always are:
     /// see [`Psn::first`].
     #[must_use]
     pub const fn expand(self, reference: u64) -> u64 {
@@ -112,8 +113,8 @@ impl Qpn {
         self.0
     }
 
-    /// The slot that owns it: the upper 8 bits. A slot belongs to one process or shard of the network
-    /// namespace; peers need it to build runs that one owner receives whole.
+    /// The slot that owns it: the upper 8 bits. A slot belongs to one process or shard of the
+    /// network namespace. Peers need it, to build runs for one owner only.
     #[must_use]
     pub const fn slot(self) -> u8 {
         #[allow(clippy::cast_possible_truncation)]
@@ -135,15 +136,17 @@ impl Pkey {
     /// The default partition, full member.
     pub const DEFAULT: Self = Self(0xffff);
 
-    /// Whether a packet with `other` may reach a member with `self`: same partition, at least one of
-    /// the two a full member (IBTA volume 1, 10.9.3 \[M\]; rxe accepts 0x7fff at a full member).
+    /// Whether a packet with `other` may reach a member with `self`: same partition, and at least
+    /// one of the two is a full member (IBTA volume 1, 10.9.3 \[M\]; rxe accepts 0x7fff at a full
+    /// member).
     #[must_use]
     pub const fn admits(self, other: Self) -> bool {
         self.0 & 0x7fff == other.0 & 0x7fff && (self.0 | other.0) & 0x8000 != 0
     }
 }
 
-/// A local or remote key of a memory region: 24 bits of index and random tag, and the consumer's low 8 bits.
+/// A local or remote key of a memory region: 24 bits of index and random tag, and the consumer's
+/// low 8 bits.
 #[repr(transparent)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Key(pub u32);
@@ -198,8 +201,9 @@ impl Mtu {
         self as u8 + 1
     }
 
-    /// The largest that fits a link whose MTU (IP header included) is `link_mtu` bytes, as rxe counts
-    /// (it subtracts 80 bytes of headers): 1024 on 1500, 4096 on 4500 and above. `None` below 336.
+    /// The largest that fits a link with an MTU of `link_mtu` bytes (IP header included), as rxe
+    /// counts: it subtracts 80 bytes of headers. 1500 gives 1024, 4500 and above give 4096. `None`
+    /// below 336.
     #[must_use]
     pub fn for_link(link_mtu: u32) -> Option<Self> {
         let room = link_mtu.checked_sub(80)?;

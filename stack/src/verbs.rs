@@ -11,9 +11,11 @@ pub enum QpType {
     /// Reliable connection: everything arrives, once and in order, or the queue pair breaks.
     #[default]
     Rc,
-    /// Unreliable connection: SEND and WRITE without acknowledgement; what is lost is lost with its whole message.
+    /// Unreliable connection: SEND and WRITE without acknowledgement; one lost packet loses its
+    /// whole message.
     Uc,
-    /// Unreliable datagram: messages of one packet, to and from any queue pair that knows the Q_Key.
+    /// Unreliable datagram: messages of one packet, to and from any queue pair that knows the
+    /// Q_Key.
     Ud,
 }
 
@@ -21,7 +23,7 @@ impl QpType {
     /// All, in the order of `verbs.h`.
     pub const ALL: [Self; 3] = [Self::Rc, Self::Uc, Self::Ud];
 
-    /// Whether a queue pair of this type can be asked for `op`.
+    /// Whether a queue pair of this type supports `op`.
     #[must_use]
     pub const fn has(self, op: &SendOp) -> bool {
         match self {
@@ -53,9 +55,11 @@ pub enum QpState {
     Rtr,
     /// Ready to send.
     Rts,
-    /// Ready to send, but no request is begun any more: [`QpEvent::SqDrained`] says when those under way are done.
+    /// Ready to send, but no further request begins: [`QpEvent::SqDrained`] reports that those in
+    /// flight are done.
     Sqd,
-    /// A send request of an unreliable queue pair failed: sends are flushed until it is RTS again; receives go on.
+    /// A send request of an unreliable queue pair failed: sends are flushed until it is RTS again;
+    /// receives go on.
     Sqe,
     /// Broken: all work is flushed.
     Err,
@@ -66,7 +70,7 @@ impl QpState {
     pub const ALL: [Self; 7] =
         [Self::Reset, Self::Init, Self::Rtr, Self::Rts, Self::Sqd, Self::Sqe, Self::Err];
 
-    /// Whether the peer's packets are taken.
+    /// Whether packets of the peer are accepted.
     #[must_use]
     pub const fn receives(self) -> bool {
         matches!(self, Self::Rtr | Self::Rts | Self::Sqd | Self::Sqe)
@@ -78,7 +82,7 @@ impl QpState {
         matches!(self, Self::Rts | Self::Sqd | Self::Sqe | Self::Err)
     }
 
-    /// Whether requests are, or were until now, sent: their responses and timeouts matter.
+    /// Whether requests are sent or may still be in flight: their responses and timeouts matter.
     #[must_use]
     pub const fn requests(self) -> bool {
         matches!(self, Self::Rts | Self::Sqd)
@@ -99,22 +103,22 @@ impl fmt::Display for QpState {
     }
 }
 
-/// An address handle of the engine's, or of a device's: where datagrams go (`struct ibv_ah`).
+/// An address handle of the engine or of a device: the path of datagrams (`struct ibv_ah`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct AhId(pub u32);
 
-/// The queue pair that a datagram is for (`wr.ud` of `struct ibv_send_wr`).
+/// The destination queue pair of a datagram (`wr.ud` of `struct ibv_send_wr`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Destination {
-    /// On which port.
+    /// The port that it is on.
     pub ah: AhId,
-    /// Its number; [`Qpn::MULTICAST`] for those of a group.
+    /// Its number; [`Qpn::MULTICAST`] for the queue pairs of a group.
     pub qpn: Qpn,
-    /// Its Q_Key; with the highest bit set, the sender's own is sent instead.
+    /// Its Q_Key. With the highest bit set, the sender's own Q_Key is sent instead.
     pub qkey: u32,
 }
 
-/// What a send work request does (`enum ibv_wr_opcode`).
+/// The operation of a send work request (`enum ibv_wr_opcode`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SendOp {
     /// SEND, with immediate data (in network byte order) or without.
@@ -124,7 +128,7 @@ pub enum SendOp {
     },
     /// SEND of a datagram, with immediate data (in network byte order) or without.
     SendTo {
-        /// To whom.
+        /// The destination.
         to: Destination,
         /// Immediate data.
         imm: Option<[u8; 4]>,
@@ -145,7 +149,7 @@ pub enum SendOp {
         /// Remote key.
         rkey: Key,
     },
-    /// Compare and swap of eight bytes; the value found is placed in the first eight bytes of the list.
+    /// Compare and swap of eight bytes; the first eight bytes of the list receive the value found.
     CompareSwap {
         /// Remote address, a multiple of 8.
         remote: u64,
@@ -156,7 +160,7 @@ pub enum SendOp {
         /// The value to store if equal.
         swap: u64,
     },
-    /// Fetch and add of eight bytes; the value found is placed in the first eight bytes of the list.
+    /// Fetch and add of eight bytes; the first eight bytes of the list receive the value found.
     FetchAdd {
         /// Remote address, a multiple of 8.
         remote: u64,
@@ -165,7 +169,8 @@ pub enum SendOp {
         /// The value to add.
         add: u64,
     },
-    /// FLUSH: what was written to the range by the requests before it is placed as `placement` says once this is complete. It has no data.
+    /// FLUSH: its completion says that the data of all earlier writes to the range is placed as
+    /// `placement` says. It has no data.
     Flush {
         /// Remote address.
         remote: u64,
@@ -173,24 +178,27 @@ pub enum SendOp {
         rkey: Key,
         /// Length of the range in bytes.
         len: u32,
-        /// How it shall be placed.
+        /// The required placement.
         placement: Placement,
-        /// Whether the range or the whole region is meant.
+        /// The range only, or the whole region.
         level: FlushLevel,
     },
-    /// ATOMIC WRITE: eight bytes, which appear in the memory all at once, and after everything before them.
+    /// ATOMIC WRITE: eight bytes that appear in memory all at once, and after everything before
+    /// them.
     AtomicWrite {
         /// Remote address, a multiple of 8.
         remote: u64,
         /// Remote key.
         rkey: Key,
     },
-    /// SEND that invalidates a window of type 2 of the receiver's, bound for the peer's queue pair (`IBV_WR_SEND_WITH_INV`).
+    /// SEND that also invalidates a window of type 2 at the receiver, bound for the receiver's
+    /// queue pair (`IBV_WR_SEND_WITH_INV`).
     SendInv {
         /// The key of the window.
         rkey: Key,
     },
-    /// Binds a window of type 2 for this queue pair (`IBV_WR_BIND_MW`). Nothing is sent; its data is not looked at.
+    /// Binds a window of type 2 for this queue pair (`IBV_WR_BIND_MW`). Nothing is sent; its data
+    /// is ignored.
     BindMw {
         /// The window's key until now.
         mw: Key,
@@ -205,8 +213,9 @@ pub enum SendOp {
         /// What peers may do there: remote flags, and [`Access::ZERO_BASED`].
         access: Access,
     },
-    /// Takes a window of type 2, bound for this queue pair, away from its region, once all requests before it are done, and before one after
-    /// it begins (`IBV_WR_LOCAL_INV`). Nothing is sent; its data is not looked at.
+    /// Invalidates a window of type 2 that is bound for this queue pair (`IBV_WR_LOCAL_INV`). This
+    /// happens after all requests before it are done, and before a request after it begins. Nothing
+    /// is sent; its data is ignored.
     LocalInv {
         /// The key of the window.
         rkey: Key,
@@ -214,14 +223,15 @@ pub enum SendOp {
 }
 
 impl SendOp {
-    /// Whether it concerns this side only, and nothing is sent: binding and invalidation.
+    /// Whether it concerns this side only and sends nothing: binding and invalidation.
     #[must_use]
     #[inline]
     pub const fn is_local(&self) -> bool {
         matches!(self, Self::BindMw { .. } | Self::LocalInv { .. })
     }
 
-    /// Whether it is a SEND or WRITE: what carries data to the peer, and is acknowledged.
+    /// Whether it is a SEND or WRITE: an operation that carries data to the peer and is
+    /// acknowledged.
     #[must_use]
     #[inline]
     pub const fn carries_data(&self) -> bool {
@@ -231,7 +241,7 @@ impl SendOp {
         )
     }
 
-    /// What a [`BindMw`](Self::BindMw) binds.
+    /// The binding of a [`BindMw`](Self::BindMw).
     #[must_use]
     pub const fn bind(&self) -> Option<Bind> {
         match *self {
@@ -242,13 +252,14 @@ impl SendOp {
         }
     }
 
-    /// Whether it has a response of its own instead of an acknowledgement: READ, atomics, FLUSH and ATOMIC WRITE.
+    /// Whether it has a response of its own instead of an acknowledgement: READ, atomics, FLUSH and
+    /// ATOMIC WRITE.
     #[must_use]
     pub const fn has_response(&self) -> bool {
         !self.carries_data() && !self.is_local()
     }
 
-    /// Whether its response carries what is placed in its list: READ and atomics.
+    /// Whether its response carries data for its list: READ and atomics.
     #[must_use]
     pub const fn has_result(&self) -> bool {
         matches!(self, Self::Read { .. } | Self::CompareSwap { .. } | Self::FetchAdd { .. })
@@ -263,13 +274,13 @@ impl SendOp {
         }
     }
 
-    /// Whether it is an atomic that returns what it found.
+    /// Whether it is an atomic that returns the value found.
     #[must_use]
     pub const fn is_atomic(&self) -> bool {
         matches!(self, Self::CompareSwap { .. } | Self::FetchAdd { .. })
     }
 
-    /// What its completion is called.
+    /// The opcode of its completion.
     #[must_use]
     pub const fn completion(&self) -> WcOpcode {
         match self {
@@ -289,7 +300,8 @@ impl SendOp {
 /// The data of a send work request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SendData<'a> {
-    /// Ranges of registered memory: source of SEND, WRITE and ATOMIC WRITE, destination of READ and atomics.
+    /// Ranges of registered memory: source of SEND, WRITE and ATOMIC WRITE, destination of READ and
+    /// atomics.
     Sges(&'a [Sge]),
     /// Bytes copied when posted (`IBV_SEND_INLINE`); not for READ and atomics.
     Inline(&'a [u8]),
@@ -300,9 +312,9 @@ pub enum SendData<'a> {
 pub struct SendWr<'a> {
     /// Returned in the completion.
     pub wr_id: u64,
-    /// What to do.
+    /// The operation.
     pub op: SendOp,
-    /// With which data.
+    /// The data.
     pub data: SendData<'a>,
     /// Whether success makes a completion (`IBV_SEND_SIGNALED`); errors always do.
     pub signaled: bool,
@@ -317,7 +329,7 @@ pub struct SendWr<'a> {
 pub struct RecvWr<'a> {
     /// Returned in the completion.
     pub wr_id: u64,
-    /// Where an incoming SEND is placed.
+    /// Destination of an incoming SEND.
     pub sges: &'a [Sge],
 }
 
@@ -335,14 +347,15 @@ pub enum WcStatus {
     LocProtErr = 4,
     /// The QP was in, or went to, the error state before the request was done.
     WrFlushErr = 5,
-    /// A memory window could not be bound: it, the region, the range or the permissions do not go together.
+    /// A memory window could not be bound: window, region, range and permissions do not fit
+    /// together.
     MwBindErr = 6,
-    /// The peer's response was not what the request asked for.
+    /// The peer's response does not fit the request.
     BadRespErr = 7,
     /// The local memory of a receive did not admit the access.
     LocAccessErr = 8,
-    /// The peer says the request is invalid: too long for its receive, not permitted on its QP. Of a receive: the SEND
-    /// would have invalidated what it may not; its data was placed.
+    /// The peer says the request is invalid: too long for its receive, or not permitted on its QP.
+    /// Of a receive: the SEND asked for an invalidation that it may not do; its data was placed.
     RemInvReqErr = 9,
     /// The peer's memory key, range or permission is wrong.
     RemAccessErr = 10,
@@ -421,11 +434,11 @@ pub enum WcOpcode {
     RecvRdmaWithImm,
 }
 
-/// A completion queue of the caller's.
+/// A completion queue of the caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct CqId(pub u32);
 
-/// A shared receive queue of an engine's.
+/// A shared receive queue of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct SrqId(pub u32);
 
@@ -434,9 +447,9 @@ pub struct SrqId(pub u32);
 pub struct Cqe {
     /// From the work request.
     pub wr_id: u64,
-    /// How it ended.
+    /// The result.
     pub status: WcStatus,
-    /// What it was; meaningless unless `status` is success.
+    /// The operation; meaningless unless `status` is success.
     pub opcode: WcOpcode,
     /// Bytes received, or read.
     pub byte_len: u32,
@@ -446,10 +459,12 @@ pub struct Cqe {
     pub invalidated: Option<Key>,
     /// The local queue pair.
     pub qpn: Qpn,
-    /// The sender of a datagram. Then the first 40 bytes of the receive have its IP header (`IBV_WC_GRH`) and count in `byte_len`: over
-    /// IPv4 in their last 20 bytes, the others being 0.
+    /// The sender of a datagram. If present, the first 40 bytes of the receive hold the datagram's
+    /// IP header (`IBV_WC_GRH`) and count in `byte_len`. An IPv4 header is in the last 20 of these
+    /// bytes; the others are 0.
     pub src_qp: Option<Qpn>,
-    /// Whether an event for solicited completions is due: the sender asked for it, or it is an error.
+    /// Whether an event for solicited completions is due: the sender asked for it, or it is an
+    /// error.
     pub solicited: bool,
 }
 
@@ -458,7 +473,7 @@ pub struct Cqe {
 pub enum QpEvent {
     /// The first packet arrived while in RTR.
     CommEst,
-    /// In SQD, all requests that were begun are complete (`IBV_EVENT_SQ_DRAINED`).
+    /// In SQD, all requests that had begun are complete (`IBV_EVENT_SQ_DRAINED`).
     SqDrained,
     /// The QP broke and no completion could say so.
     Fatal,
@@ -466,20 +481,21 @@ pub enum QpEvent {
     ReqErr,
     /// A request violated a protection (`IBV_EVENT_QP_ACCESS_ERR`).
     AccessErr,
-    /// It broke, and takes nothing more from its shared receive queue; what it had taken is completed
-    /// (`IBV_EVENT_QP_LAST_WQE_REACHED`).
+    /// It broke, and takes nothing more from its shared receive queue; the receives it took are
+    /// completed (`IBV_EVENT_QP_LAST_WQE_REACHED`).
     LastWqeReached,
 }
 
-/// Where completions go, and who hears of room in the queues.
+/// Takes completions, and reports of room in the queues.
 pub trait Completions {
-    /// Takes one completion. Must not fail: a caller whose queue is full reports it by
+    /// Takes one completion. Must not fail: if the queue is full, the caller reports that by
     /// [`Engine::cq_overflow`](crate::Engine::cq_overflow) afterwards.
     fn complete(&mut self, cq: CqId, cqe: Cqe);
 
-    /// `count` send requests of the QP whose owner's cookie this is were retired.
+    /// `count` send requests of a QP were retired; `cookie` is the QP's.
     fn send_retired(&mut self, cookie: u64, count: u32);
 
-    /// `count` receive requests of its own queue were retired; of a shared receive queue's nobody is told.
+    /// `count` receive requests of a QP's own queue were retired. Receives of a shared queue are
+    /// not reported.
     fn recv_retired(&mut self, cookie: u64, count: u32);
 }

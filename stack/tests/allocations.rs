@@ -1,4 +1,4 @@
-//! After warm-up the engine allocates nothing, whatever it is asked to do: a counting allocator watches.
+//! After warm-up the engine allocates nothing, whatever the calls: a counting allocator watches.
 #![allow(unsafe_code)]
 #![allow(clippy::disallowed_types, reason = "a test counts what its own thread allocates")]
 
@@ -19,7 +19,7 @@ use rocinante_stack::{Budget, Datagram, IpId, PeerAddress, SrqChange, TxSink};
 struct Counting;
 
 thread_local! {
-    /// Of this thread: other tests run beside this one, and the harness too.
+    /// Per thread: other tests and the harness run beside this one.
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -143,7 +143,7 @@ impl Quiet {
         any
     }
 
-    /// Until nothing is left to do.
+    /// Runs until nothing is left to do.
     fn run(&mut self) {
         loop {
             if self.exchange() {
@@ -205,7 +205,7 @@ impl Quiet {
     }
 }
 
-/// Work for which nobody has a receive at first.
+/// Sends to a peer that has no receive posted at first.
 fn not_ready(quiet: &mut Quiet, rounds: u32) {
     for _ in 0..rounds {
         let end = &mut quiet.ends[0];
@@ -240,7 +240,7 @@ fn ten_thousand_of_each_operation_allocate_nothing() {
     assert!(quiet.ends[0].engine.counters().rcvd_rnr_err > 1000);
 }
 
-/// Two engines with an unreliable queue pair each, and a handle of the one for the other.
+/// Two engines with an unreliable queue pair each, and an address handle of one for the other.
 fn unreliable(qp_type: QpType) -> (Quiet, AhId) {
     let setup =
         Setup { qp_type, budget: Budget { bytes: 1 << 20, datagrams: 40 }, ..Setup::default() };
@@ -299,7 +299,8 @@ fn ten_thousand_unreliable_messages_allocate_nothing() {
     }
 }
 
-/// Posts `count` messages over all queue pairs, with a shared receive each, the limit told again and again.
+/// Posts `count` messages over all queue pairs, with a shared receive for each. The limit is set
+/// again and again.
 fn shared(quiet: &mut Quiet, count: u32) {
     for n in 0..count {
         let [from, to] = &mut quiet.ends;

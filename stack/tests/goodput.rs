@@ -1,5 +1,6 @@
-//! Goodput of one queue pair over a link of a rate, a delay, a finite queue and a loss per packet, in virtual time: a table of what loss
-//! recovery is worth, committed beside the test.
+//! Goodput of one queue pair in virtual time, over a link with a rate, a delay, a finite queue and
+//! a loss per packet. The table of results shows the gain from loss recovery; it is committed
+//! beside the test.
 
 mod common;
 
@@ -15,39 +16,39 @@ use rocinante_stack::{Budget, Datagram, EngineConfig, IpId};
 
 /// Bytes of a message.
 const MESSAGE: u32 = 1 << 20;
-/// Messages under way.
+/// Messages in flight.
 const DEPTH: u64 = 16;
 /// Ethernet, its preamble and gap, IPv4 and UDP.
 const FRAMING: u64 = 38 + 20 + 8;
 
-/// When a window that began as large as the receiver has found its size, in nanoseconds.
+/// Nanoseconds after which a window that began at the receiver's size has settled.
 const SETTLED: u64 = 20_000_000;
 
-/// What the link does to packets.
+/// Properties of the link.
 #[derive(Debug, Clone, Copy)]
 struct Link {
     /// Bits per second.
     rate: u64,
     /// One way, in nanoseconds.
     delay: u64,
-    /// Bytes that wait at most.
+    /// Most bytes that wait.
     queue: u64,
     /// Packets of a million that are lost.
     loss: u64,
-    /// Bytes waiting beyond which packets are marked.
+    /// Packets are marked while more bytes than this wait.
     marks: u64,
 }
 
-/// One direction of it.
+/// One direction of a link.
 struct Lane {
     link: Link,
     random: u64,
-    /// When the last packet that was taken has left.
+    /// When the last accepted packet has left.
     busy_until: u64,
-    /// When and what arrives, and its TOS.
+    /// Arrival times, packets and their TOS.
     arrivals: VecDeque<(u64, Vec<u8>, u8)>,
     overflowed: u64,
-    /// The most bytes that waited, when it had settled.
+    /// The most bytes that waited after the window had settled.
     longest: u64,
 }
 
@@ -90,7 +91,7 @@ impl Lane {
     }
 }
 
-/// What came of it.
+/// The results.
 #[derive(Debug)]
 struct Outcome {
     /// Gb/s.
@@ -98,12 +99,12 @@ struct Outcome {
     timeouts: u64,
     again: u64,
     overflowed: u64,
-    /// The longest queue when it had settled, in bytes.
+    /// The longest queue after the window had settled, in bytes.
     longest: u64,
     notified: u64,
 }
 
-/// Writes messages for so long.
+/// Writes messages for `duration`.
 fn run(link: Link, held: u32, duration: u64, seed: u64) -> Outcome {
     let setup = Setup {
         mtu: Mtu::Mtu4096,
@@ -182,7 +183,7 @@ fn goodput_times_loss_times_delay() {
         "repeat", "RTT ms", "loss %", "Gb/s", "ratio", "timeouts", "again", "overflow"
     )
     .unwrap();
-    // What hardware and rxe understand, and what two Rocinantes do.
+    // Go back N, which hardware and rxe understand; and selective repeat, between two Rocinantes.
     let repeats = [("go back N", 0), ("selective", EngineConfig::default().held_packets_max)];
     for ((repeat, held), rtt) in
         repeats.iter().flat_map(|repeat| [0, 1, 10].map(|rtt| (*repeat, rtt)))
@@ -212,8 +213,8 @@ fn goodput_times_loss_times_delay() {
     assert!(committed == table, "goodput.txt says otherwise; now it would be:\n{table}");
 }
 
-/// A switch that marks what waits behind 200 KB, with room for a megabyte: the queue stays short, and the path stays full. Without marks the window grows
-/// until the queue overflows.
+/// A switch marks packets while more than 200 KB wait, and has room for a megabyte. The queue stays
+/// short, and the path stays full. Without marks the window grows until the queue overflows.
 #[test]
 fn marks_keep_the_queue_short() {
     let link = |marks| {

@@ -1,4 +1,4 @@
-//! Multicast groups: every queue pair that is attached gets its copy, and nobody else.
+//! Multicast groups: every attached queue pair gets its copy, and no other queue pair does.
 
 mod common;
 
@@ -55,7 +55,7 @@ fn fields(src: IpAddr, dst: IpAddr) -> IpFields {
     }
 }
 
-/// Eight bytes that a stranger sends to a queue pair number at an address.
+/// Eight bytes from an unknown sender to a queue pair number at an address.
 fn made((src, dst): (IpAddr, IpAddr), bth: &Bth, qkey: u32) -> Vec<u8> {
     let mut packet = bth.bytes().to_vec();
     packet.resize(bth::LEN + Deth::LEN, 0);
@@ -77,13 +77,13 @@ fn hear(end: &mut End, (src, dst): (IpAddr, IpAddr), bytes: &[u8]) {
     end.engine.handle_datagram(Time(1000), &datagram, &mut end.host);
 }
 
-/// Hears a good datagram for a group.
+/// Delivers a good datagram for a group.
 fn hear_group(end: &mut End, to: IpAddr) {
     let way = (addr(2), to);
     hear(end, way, &made(way, &to_all(), QKEY));
 }
 
-/// Who has completed which receive.
+/// The receives that completed, with their queue pairs.
 fn heard(end: &mut End) -> Vec<(Qpn, u64)> {
     let all = std::mem::take(&mut end.host.completions);
     assert!(all.iter().all(|cqe| cqe.status == WcStatus::Success));
@@ -91,7 +91,7 @@ fn heard(end: &mut End) -> Vec<(Qpn, u64)> {
     all.iter().map(|cqe| (cqe.qpn, cqe.wr_id)).collect()
 }
 
-/// Dropped for the reason that `count` reads, and for no other.
+/// Checks that the packet is dropped for the reason that `count` reads, and for no other.
 fn assert_dropped(end: &mut End, times: u64, count: fn(&Drops) -> u64, act: impl FnOnce(&mut End)) {
     let sum = |drops: &Drops| drops.iter().map(|(_, n)| n).sum::<u64>();
     let before = *end.engine.drops();
@@ -135,7 +135,7 @@ fn all_attached_queue_pairs_get_a_copy_behind_a_header_that_names_the_group() {
                 hear(end, way, &made(way, &to_all(), QKEY));
             },
         );
-        // What was left from before.
+        // Cleans up the state of the case before.
         for (n, qpn) in qpns.iter().enumerate() {
             end.modify(*qpn, &QpAttr { state: Some(QpState::Reset), ..QpAttr::default() }).unwrap();
             end.connect(*qpn, 0, Qpn::default(), &ud());
@@ -144,7 +144,7 @@ fn all_attached_queue_pairs_get_a_copy_behind_a_header_that_names_the_group() {
     }
 }
 
-/// An IPv4 address mapped into IPv6, as GIDs have it, names the same group.
+/// An IPv4 address mapped into IPv6, as in GIDs, names the same group.
 #[test]
 fn a_mapped_address_is_the_same_group() {
     let (mut end, qpns, key) = ready(1);
@@ -159,7 +159,7 @@ fn a_mapped_address_is_the_same_group() {
     assert!(end.engine.groups_of(qpns[0]).is_empty());
 }
 
-/// Each decides for itself: key, receive, room, state.
+/// Each queue pair checks on its own: key, receive, room, state.
 #[test]
 fn one_that_cannot_take_it_is_no_trouble_to_the_others() {
     let (mut end, qpns, key) = ready(6);
@@ -196,7 +196,7 @@ fn what_is_wrong_is_dropped_and_counted_and_touches_no_receive() {
     };
     let other = (addr(2), group(2));
     case(|drops| drops.unknown_group, other, &made(other, &to_all(), QKEY));
-    // The number of all at one's address, and one's number at the address of all.
+    // The multicast number at a unicast address, and a queue pair's number at the group's address.
     let single = (addr(2), addr(1));
     case(|drops| drops.unknown_qpn, single, &made(single, &to_all(), QKEY));
     let one = Bth { dest_qpn: qpns[0], ..to_all() };
@@ -212,7 +212,7 @@ fn what_is_wrong_is_dropped_and_counted_and_touches_no_receive() {
     damaged[30] ^= 1;
     case(|drops| drops.icrc, way, &damaged);
     case(|drops| drops.malformed, way, &damaged[..18]);
-    // A management datagram for everybody would be answered by everybody.
+    // Every host would answer a management datagram to a group.
     let (local, remote, remote_qpn) = (CommId(7), CommId(8), Qpn::new(9));
     let mad = Message::Dreq(Dreq { local, remote, remote_qpn, private: b"" }).emit(3);
     let mut packet = [0; GSI_PACKET_LEN];
@@ -282,7 +282,7 @@ fn groups_and_their_queue_pairs_are_limited() {
     assert_eq!(end.engine.attach_multicast(qpn, group(1)), full);
 }
 
-/// Nobody gets what was for a queue pair that is gone, also not another that has its number.
+/// A datagram for a destroyed queue pair is dropped, even if another one has its number now.
 #[test]
 fn who_is_destroyed_is_in_no_group() {
     let (mut end, qpns, key) = ready(2);

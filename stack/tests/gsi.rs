@@ -1,4 +1,5 @@
-//! QP1: what comes to it reaches the connection manager if it is whole and has the key, and nothing else does.
+//! QP1: a packet reaches the connection manager if it is whole and has the right Q_Key, and only
+//! then.
 
 mod common;
 
@@ -11,7 +12,7 @@ use rocinante_stack::wire::mad::{GSI_PACKET_LEN, write_gsi};
 use rocinante_stack::wire::{Bth, Opcode, Packet};
 use rocinante_stack::{Datagram, IpId, QpAttr};
 
-/// A message for a connection that is not known: it is answered.
+/// A message for an unknown connection: it gets an answer.
 fn packet() -> [u8; GSI_PACKET_LEN] {
     let (local, remote, remote_qpn) = (CommId(7), CommId(8), Qpn::new(9));
     let mad = Message::Dreq(Dreq { local, remote, remote_qpn, private: b"" }).emit(3);
@@ -74,7 +75,7 @@ fn only_whole_datagrams_with_the_key_reach_it() {
     assert_eq!((cm.counters().received, cm.poll_transmit()), (1, None));
 }
 
-/// A peer that numbers its packets, heard through a socket that does not show the number.
+/// A peer that numbers its packets, through a socket that does not show the number.
 #[test]
 fn the_identification_of_a_stranger_is_solved() {
     let mut solo = Solo::script();
@@ -86,7 +87,8 @@ fn the_identification_of_a_stranger_is_solved() {
     assert_eq!(solo.end.engine.counters().icrc_id_solved, 2);
 }
 
-/// Of some damaged packets an identification would make the ICRC right: once the sender's is known, only one near it counts.
+/// For some damaged packets, an identification exists that makes the ICRC right. Once the sender's
+/// is known, only one near it counts.
 #[test]
 fn damage_is_no_identification() {
     let mut solo = Solo::script();
@@ -102,7 +104,8 @@ fn damage_is_no_identification() {
     }
     let heard = solo.end.engine.cm().unwrap().counters().received;
     assert_eq!((heard, solo.end.engine.drops().icrc), (1, count));
-    // What was not damaged still is heard, and so is who begins to count elsewhere: by his second.
+    // Undamaged packets still arrive. A sender that starts at another number is accepted from its
+    // second packet on.
     for (id, heard) in [(0xaa40, 2), (0x1074, 2), (0x1075, 3)] {
         hear(&mut solo, &numbered(id), IpId::Hint(0));
         assert_eq!(solo.end.engine.cm().unwrap().counters().received, heard, "{id:#x}");
@@ -134,7 +137,7 @@ fn datagrams_of_any_length_do_no_harm() {
     assert_eq!((cm.poll_transmit(), cm.poll_event()), (None::<_>, None::<CmEvent>));
 }
 
-/// Whatever the connection manager waits for is in the engine's deadline, and happens in its time.
+/// The engine's deadline includes that of the connection manager, which acts in time.
 #[test]
 fn deadlines_of_the_connection_manager_are_the_engines() {
     let mut solo = Solo::script();
@@ -150,7 +153,8 @@ fn deadlines_of_the_connection_manager_are_the_engines() {
     assert_eq!(solo.end.engine.poll_timeout(), None);
 }
 
-/// The number of a queue pair that is gone is not given to another while packets for it may be under way.
+/// The number of a destroyed queue pair is not given to another while packets for it may be in
+/// flight.
 #[test]
 fn a_number_that_is_kept_is_not_used_again() {
     let mut solo = Solo::script();
@@ -182,7 +186,7 @@ fn a_number_that_was_kept_twice_is_free_when_it_was_released_twice() {
     }
     assert_eq!(solo.end.engine.kept_qpns(), 0);
     assert_eq!(solo.end.engine.create_qp(&init, qpn.value()), Some(qpn));
-    // What was never kept, or not so often, takes nothing away.
+    // Releasing a number that is not kept, or not as often, changes nothing.
     solo.end.engine.release_qpn(qpn);
     solo.end.engine.keep_qpn(qpn);
     assert_eq!(solo.end.engine.kept_qpns(), 1);
@@ -200,13 +204,13 @@ fn what_it_sends_is_numbered_and_counted() {
         assert_eq!(sent.payload(), mad);
     }
     assert_eq!(solo.end.engine.counters().sent_pkts, 3);
-    // Without room nothing is counted.
+    // Without room, nothing is counted.
     solo.end.out.room = 0;
     assert!(!solo.end.engine.send_mad(&mad, 0, &mut solo.end.out));
     assert_eq!(solo.end.engine.counters().sent_pkts, 3);
 }
 
-/// A connection that was accepted, for the queue pair of `solo`, and whose RTU does not come.
+/// An accepted connection for the queue pair of `solo`; its RTU does not come.
 fn accepted(solo: &mut Solo) -> ConnId {
     let service = ServiceId::of_port(PortSpace::Tcp, 7);
     let side = QpSide {
@@ -246,7 +250,8 @@ fn accepted(solo: &mut Solo) -> ConnId {
     conn
 }
 
-/// The RTU may be lost: the first message on the queue pair says what it would have said. No other packet does.
+/// The RTU may be lost: the first message on the queue pair has the same effect. No other packet
+/// has.
 #[test]
 fn the_first_message_says_that_the_peer_is_ready() {
     let mut solo = Solo::script();
@@ -263,7 +268,7 @@ fn the_first_message_says_that_the_peer_is_ready() {
     assert_eq!((cm.poll_event(), cm.counters().by_message), (None, 1));
 }
 
-/// A queue pair that is used for a second connection speaks for that one alone.
+/// A queue pair that is used for a second connection establishes only that one.
 #[test]
 fn the_first_message_is_that_of_the_last_connection_that_awaits_one() {
     let mut solo = Solo::script();
@@ -284,7 +289,7 @@ fn the_first_message_is_that_of_the_last_connection_that_awaits_one() {
     solo.end.engine.await_message(qpn, ConnId(CommId(5)));
     solo.end.engine.await_message(qpn, conn);
     assert_eq!(established(&mut solo, 2), Some(CmEvent::Established { conn }));
-    // And nobody by the number of one that is gone.
+    // The number of a destroyed queue pair establishes no connection.
     let conn = accepted(&mut solo);
     solo.end.engine.await_message(qpn, conn);
     solo.end.engine.destroy_qp(qpn).unwrap();

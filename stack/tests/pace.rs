@@ -1,4 +1,4 @@
-//! What nobody acknowledges leaves in runs, and no faster than a receiver takes it.
+//! Unacknowledged packets leave in runs, and no faster than a receiver takes them.
 
 mod common;
 
@@ -9,7 +9,7 @@ use rocinante_stack::{Budget, Busy, PeerAddress, QpAttr};
 
 const US: u64 = 1000;
 
-/// A queue pair that can send to a peer that said nothing of its queue, and what a SEND of it is.
+/// A queue pair that can send to a peer of unknown queue size, and its SEND operation.
 fn sender(qp_type: QpType) -> (Solo, SendOp) {
     let (mtu, budget) = (Mtu::Mtu1024, Budget::STRANGER);
     let setup = Setup { qp_type, mtu, budget, depth: 1024, ..Setup::default() };
@@ -43,7 +43,7 @@ fn at_once_leaves_half_of_a_queue_and_then_runs_at_a_rate() {
             let (mut solo, op) = sender(qp_type);
             post(&mut solo, op, 1000, len);
             assert_eq!(solo.packets().len(), at_once, "{qp_type:?} of {len} bytes");
-            // What was handed over is complete, though the rest waits.
+            // The packets handed over are complete, although the rest waits.
             assert_eq!(solo.completed().len(), at_once);
             let (begin, mut sent) = (solo.now, at_once);
             while sent < 1000 {
@@ -61,7 +61,7 @@ fn at_once_leaves_half_of_a_queue_and_then_runs_at_a_rate() {
     }
 }
 
-/// They all end at one receiver.
+/// All of them go to one receiver.
 #[test]
 fn all_senders_of_one_peer_share_its_pace() {
     let (mut solo, op) = sender(QpType::Ud);
@@ -109,7 +109,7 @@ fn what_follows_upon_others_may_wait_for_company_for_a_while() {
         post(&mut solo, op, 1, 64);
         solo.packets();
         assert_eq!(busy(&solo), Busy::Until(solo.now.after(50 * US)));
-        // Alone again.
+        // A single post again.
         solo.wait(51 * US);
         post(&mut solo, op, 1, 64);
         solo.packets();

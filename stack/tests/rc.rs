@@ -7,7 +7,7 @@ use rocinante_stack::mem::Sge;
 use rocinante_stack::types::Mtu;
 use rocinante_stack::verbs::{SendOp, WcOpcode, WcStatus};
 
-/// Every operation, at sizes around the MTU, over a link that loses what `pass` says.
+/// Every operation, at sizes around the MTU, over a link that loses packets as `pass` decides.
 fn all_operations(setup: &Setup, pass: impl Fn() -> Pass) {
     let mtu = setup.mtu.bytes() as usize;
     for len in [0, 1, mtu - 1, mtu, mtu + 1, 10 * mtu + 3, 200_000] {

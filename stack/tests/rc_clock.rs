@@ -1,4 +1,5 @@
-//! Deadlines, questions and repeated NAKs: what the program was promised comes neither earlier nor later, whatever comes between.
+//! Deadlines, questions and repeated NAKs come neither earlier nor later than promised, whatever
+//! happens in between.
 
 mod common;
 use common::{BASE, Pair, Setup, Solo, sge};
@@ -11,7 +12,7 @@ fn write(rkey: Key) -> SendOp {
     SendOp::Write { remote: BASE, rkey, imm: None }
 }
 
-/// Lets everything leave and every timer come, for 100 s at most.
+/// Lets everything leave and every timer expire, for 100 s at most.
 fn until_something_completes(solo: &mut Solo) {
     let start = solo.now;
     while solo.end.host.completions.is_empty() && solo.now.since(start) < 100_000_000_000 {

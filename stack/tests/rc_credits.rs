@@ -1,4 +1,5 @@
-//! End-to-end flow control: a requester keeps to the receives that its peer grants, a responder says how many it has.
+//! End-to-end flow control: a requester keeps to the receives that its peer grants, and a responder
+//! announces how many it has.
 
 mod common;
 
@@ -8,7 +9,7 @@ use rocinante_stack::types::Key;
 use rocinante_stack::verbs::{SendOp, WcStatus};
 use rocinante_stack::wire::{Aeth, Opcode as Op, Syndrome};
 
-/// An acknowledgement of all up to `psn`, of so many messages, which grants so many receives.
+/// An ACK of everything up to `psn`, with MSN `msn`, which grants `receives` receives.
 fn grant(solo: &mut Solo, psn: i64, msn: u32, receives: u64) {
     let mut aeth = [0; Aeth::LEN];
     Aeth { syndrome: Syndrome::credits(receives), msn }.write(&mut aeth);
@@ -24,7 +25,7 @@ fn what_is_granted_is_sent_and_then_one_message_at_a_time() {
     let mut solo = Solo::script();
     solo.send(1, 8);
     assert_eq!(solo.sent(), ["SEND_ONLY #0 8B ack"]);
-    // One message is done, and there are two receives.
+    // One message is done, and two receives are there.
     grant(&mut solo, 0, 1, 2);
     (2..=6).for_each(|wr_id| solo.send(wr_id, 8));
     assert_eq!(solo.sent(), ["SEND_ONLY #1 8B ack", "SEND_ONLY #2 8B ack"]);
@@ -35,7 +36,7 @@ fn what_is_granted_is_sent_and_then_one_message_at_a_time() {
     assert!(solo.sent().is_empty());
     grant(&mut solo, 3, 4, 0);
     assert_eq!(solo.sent(), ["SEND_ONLY #4 8B ack"]);
-    // A responder repeats its last acknowledgement when receives were posted.
+    // A responder repeats its last acknowledgement after receives were posted.
     solo.hear_syndrome(4, Syndrome::ACK_UNLIMITED);
     assert_eq!(solo.sent(), ["SEND_ONLY #5 8B ack"]);
     solo.hear_ack(5);
@@ -53,7 +54,7 @@ fn a_repeated_acknowledgement_raises_the_limit() {
     assert_eq!(solo.sent(), ["SEND_ONLY #1 8B ack"]);
     grant(&mut solo, 0, 1, 3);
     assert_eq!(solo.sent(), ["SEND_ONLY #2 8B ack", "SEND_ONLY #3 8B ack"]);
-    // Old news lower nothing.
+    // An old acknowledgement lowers nothing.
     grant(&mut solo, 2, 3, 4);
     assert_eq!(solo.sent(), ["SEND_ONLY #4 8B ack"]);
     grant(&mut solo, 0, 1, 0);
@@ -135,7 +136,7 @@ fn receives_are_advertised_if_wanted() {
     assert_eq!(solo.sent(), ["ACK #3 of 3 credits 3"]);
 }
 
-/// SENDs to an end that posts receives late; how many packets were sent again.
+/// SENDs to an end that posts receives late. Returns how many packets were sent again.
 fn repeated(advertise: bool) -> u64 {
     const MESSAGES: u64 = 500;
     let setup = Setup { advertise, ..Setup::default() };
@@ -154,7 +155,7 @@ fn repeated(advertise: bool) -> u64 {
         for cqe in pair.completions(1) {
             assert_eq!((cqe.wr_id, cqe.status), (received, WcStatus::Success));
             received += 1;
-            // Now and then more than one.
+            // Sometimes more than one.
             for _ in 0..(1 + u64::from(received % 7 == 0)) {
                 if receives < MESSAGES && receives - received < 8 {
                     pair.recv(1, receives, &[sge(0, 4096, peer_key)]);
@@ -176,7 +177,7 @@ fn a_sender_that_knows_the_receives_repeats_less() {
     assert!(with * 4 < without, "{with} packets with credits, {without} without");
 }
 
-/// Its first packet left within the limit, without a question; then the limit fell.
+/// The first packet of the message left within the limit, without AckReq; then the limit fell.
 #[test]
 fn a_message_that_was_begun_within_the_limit_is_finished() {
     let mut solo = Solo::new(&Setup { timeout: 0, ..Setup::script() });

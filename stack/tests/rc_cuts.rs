@@ -19,7 +19,7 @@ fn setup() -> Setup {
     Setup { cut_writes: true, ..Setup::script() }
 }
 
-/// A WRITE of 600 bytes has left as one message, as it was alone; it is not acknowledged.
+/// A WRITE of 600 bytes was alone, so it has left as one message. It is not acknowledged.
 fn solo() -> Solo {
     let mut solo = Solo::new(&setup());
     solo.end.host.arena[..4096].copy_from_slice(&pattern(4096, 7));
@@ -36,7 +36,7 @@ fn post(solo: &mut Solo, wr_id: u64, op: SendOp, len: u32) {
     solo.post(wr_id, op, &list);
 }
 
-/// The bytes that a packet writes, and where, if it is a whole message.
+/// The address, length and bytes that a packet writes. It must be a whole message.
 fn placed(packet: &[u8]) -> (u64, u32, Vec<u8>) {
     let packet = Packet::parse(packet).expect("a packet");
     assert_eq!(packet.bth().opcode, Op::RC_RDMA_WRITE_ONLY);
@@ -45,7 +45,8 @@ fn placed(packet: &[u8]) -> (u64, u32, Vec<u8>) {
     (reth.va, reth.len, packet.payload().to_vec())
 }
 
-/// What leaves now, without what is said anew when it leaves again: whether the peer is asked, and so the ICRC.
+/// The packets that leave now, without the parts that may change in a retransmission: AckReq, and
+/// so the ICRC.
 fn unasked(solo: &mut Solo) -> Vec<Vec<u8>> {
     let mut packets = solo.packets();
     for packet in &mut packets {
@@ -76,7 +77,7 @@ fn only_writes_are_cut_and_only_where_it_saves_something() {
     let mut solo = solo();
     post(&mut solo, 2, WRITE_IMM, 512);
     post(&mut solo, 3, SendOp::Send { imm: None }, 512);
-    // Two packets of which the second is shorter are one super-packet either way.
+    // Two packets, the second shorter, are one super-packet either way.
     post(&mut solo, 4, WRITE, 500);
     assert_eq!(
         solo.sent(),
@@ -90,7 +91,7 @@ fn only_writes_are_cut_and_only_where_it_saves_something() {
         ]
     );
     solo.hear_ack(8);
-    // Nothing is under way any more.
+    // Nothing is in flight any more.
     post(&mut solo, 5, WRITE, 512);
     post(&mut solo, 6, WRITE, 512);
     let sent = solo.sent();
@@ -109,7 +110,8 @@ fn what_is_sent_again_is_the_same() {
     post(&mut solo, 3, WRITE, 512);
     let sent = unasked(&mut solo);
     assert_eq!(sent.len(), 5);
-    // In the middle of the second, and then from the first of it on: the first is acknowledged and gone, so it would be alone now.
+    // A retransmission from the middle of the second WRITE, and then from its first packet. The
+    // first WRITE is acknowledged and gone, so if decided now, the second would be alone.
     solo.hear_nak(4, NakCode::PsnSequenceError);
     assert_eq!(unasked(&mut solo), sent[1..]);
     solo.wait_for_timer();
@@ -140,7 +142,8 @@ fn what_is_missing_goes_again_alone_and_is_the_same() {
     assert_eq!(solo.completed().len(), 3);
 }
 
-/// The peer counts each packet as a message, so the limit that it sets is reached as if each had been posted alone.
+/// The peer counts each packet as a message, so its limit is reached as if each packet had been
+/// posted alone.
 #[test]
 fn they_count_as_many_messages() {
     let mut solo = Solo::new(&setup());
@@ -156,12 +159,13 @@ fn they_count_as_many_messages() {
     solo.send(3, 8);
     solo.send(4, 8);
     assert_eq!(solo.sent().len(), 6, "no limit is known");
-    // Five messages are done, and there are no receives: neither of the two SENDs finds one, and one may be tried.
+    // Five messages are done, and no receives are there: neither of the two SENDs finds one, and
+    // one may be tried.
     grant(&mut solo, 4, 5, 0);
     solo.hear_rnr(5, 1);
     solo.wait_for_timer();
     assert_eq!(solo.sent(), ["SEND_ONLY #5 8B ack"]);
-    // That found one, and there is another.
+    // That SEND found a receive, and there is another.
     grant(&mut solo, 5, 6, 1);
     assert_eq!(solo.sent(), ["SEND_ONLY #6 8B ack"]);
     grant(&mut solo, 6, 7, 0);
@@ -179,7 +183,8 @@ fn a_part_that_is_refused_fails_the_request() {
     assert_eq!(solo.completed(), expected);
 }
 
-/// What is before the end of the region is written, what is behind is not, and the request fails as ever.
+/// The bytes before the end of the region are written, those behind it are not, and the request
+/// fails as usual.
 #[test]
 fn beyond_a_region_nothing_is_written() {
     let setup = setup();
@@ -201,7 +206,8 @@ fn beyond_a_region_nothing_is_written() {
     assert!(arena[0x4200..0x5000].iter().all(|byte| *byte == 0));
 }
 
-/// That is what it is for: of a stream of WRITEs of two packets, each run of a super-packet's length is of one size.
+/// The purpose of splitting: in a stream of WRITEs of two packets, all packets within a
+/// super-packet's length have one size.
 #[test]
 fn a_stream_of_them_leaves_in_equal_packets() {
     let budget = Budget { bytes: 8 << 20, datagrams: 512 };
@@ -223,7 +229,8 @@ fn a_stream_of_them_leaves_in_equal_packets() {
     assert!(pair.completions(0).iter().all(|cqe| cqe.status == WcStatus::Success));
 }
 
-/// Whatever is lost, all is written once and in order, and what is in flight never has two shapes.
+/// For all losses: every byte is written once and in order, and a packet in flight never has two
+/// shapes.
 #[test]
 fn each_psn_keeps_its_shape_whatever_is_lost() {
     for (held, lose) in [(0, 10), (64, 10), (64, 4)] {

@@ -1,4 +1,4 @@
-//! SQD: what was begun is finished, nothing else is begun until RTS.
+//! SQD: requests that have begun are finished, and no other begins until RTS.
 
 mod common;
 
@@ -13,7 +13,7 @@ fn modify(solo: &mut Solo, attr: &QpAttr) -> Result<(), ModifyError> {
     solo.end.modify(qpn, attr)
 }
 
-/// Into SQD, with the event or without.
+/// Goes to SQD, with the event or without.
 fn drain(solo: &mut Solo, notify: bool) {
     let sqd_async_notify = notify.then_some(true);
     let attr = QpAttr { state: Some(QpState::Sqd), sqd_async_notify, ..QpAttr::default() };

@@ -31,7 +31,7 @@ fn flush_of(placement: u8, level: u8, va: u64, rkey: Key, len: u32) -> Vec<u8> {
     bytes
 }
 
-/// A side whose whole arena may be written and flushed.
+/// A side with an arena that may be written and flushed everywhere.
 fn flushable(setup: &Setup) -> Solo {
     let mut solo = Solo::new(setup);
     solo.key = solo.end.host.register(0, setup.arena as u64, FLUSHABLE);
@@ -121,7 +121,7 @@ fn they_count_among_the_reads_that_may_be_outstanding() {
     solo.hear_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 2, &[]);
     solo.hear_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 3, &[1; 8]);
     assert_eq!(solo.completed().len(), 4);
-    // None allowed: an error, and no wait for ever.
+    // None allowed: an error instead of an endless wait.
     let mut solo = Solo::new(&Setup { rd_atomic: 0, ..setup() });
     solo.post(1, flush(8), &[]);
     assert!(solo.sent().is_empty());
@@ -150,7 +150,7 @@ fn an_acknowledgement_is_no_answer_but_a_response_answers_what_is_before_it() {
         solo.post(2, op, &list);
         let asked = solo.sent();
         solo.hear_ack(1);
-        // An implied NAK: what is before it is acknowledged.
+        // An implied NAK: the requests before it are acknowledged.
         assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
         assert_eq!(solo.sent(), asked[1..]);
         solo.hear_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 1, &[]);
@@ -229,14 +229,14 @@ fn a_duplicate_is_answered_and_not_executed_again() {
     solo.hear_request(Op::RC_ATOMIC_WRITE, 0, &[&to, b"__once__"]);
     solo.hear_request(Op::RC_FLUSH, 1, &[&whole]);
     assert_eq!(solo.sent(), ["READ_ONLY #0 0B", "READ_ONLY #1 0B"]);
-    // Somebody else has written since.
+    // Another writer has changed the memory since.
     solo.end.host.arena[64..72].copy_from_slice(b"changed!");
     solo.hear_request(Op::RC_ATOMIC_WRITE, 0, &[&to, b"__once__"]);
     assert_eq!(solo.sent(), ["READ_ONLY #0 0B"]);
     assert_eq!(solo.end.host.arena[64..72], *b"changed!");
     solo.hear_request(Op::RC_FLUSH, 1, &[&whole]);
     assert_eq!(solo.sent(), ["READ_ONLY #1 0B"]);
-    // Another operation with the number of one of them is no duplicate of it.
+    // Another operation with the PSN of one of them is not its duplicate.
     solo.hear_request(Op::RC_FLUSH, 0, &[&whole]);
     solo.hear_request(Op::RC_ATOMIC_WRITE, 1, &[&to, b"__once__"]);
     solo.hear_request(Op::RC_RDMA_READ_REQUEST, 0, &[&to]);
@@ -282,7 +282,7 @@ fn an_atomic_write_is_refused_for_the_reason_that_rxe_names() {
     };
     let foreign =
         |solo: &mut Solo| reth(BASE, solo.end.host.register_in(PdId(2), 0, 4096, FLUSHABLE), 8);
-    // Aligned for the peer, but not where it is.
+    // Aligned for the peer, but not in the process.
     let askew = |solo: &mut Solo| reth(BASE + 8, solo.end.host.register_at(4, 8, 64, FLUSHABLE), 8);
     assert_eq!(store(&setup(), &|solo| solo.reth(end, 8), 8), access);
     assert_eq!(store(&setup(), &|_| reth(BASE, Key(0xdead), 8), 8), access);
@@ -297,7 +297,7 @@ fn a_flush_is_refused_for_the_reason_that_rxe_names() {
     let access = ("NAK #0 access".to_owned(), QpEvent::AccessErr);
     let flush =
         |setup: &Setup, rest: &dyn Fn(&mut Solo) -> Vec<u8>| refused(setup, Op::RC_FLUSH, rest);
-    // Nothing or something unknown is asked for, or of something unknown.
+    // The request asks for nothing or for something unknown, or at an unknown level.
     for (placement, level) in [(0, 0), (4, 0), (5, 0), (8, 1), (1, 2), (1, 3)] {
         let odd = |solo: &mut Solo| flush_of(placement, level, BASE, solo.key, 8);
         assert_eq!(flush(&setup(), &odd), invalid, "{placement} {level}");
@@ -306,7 +306,7 @@ fn a_flush_is_refused_for_the_reason_that_rxe_names() {
     assert_eq!(flush(&setup(), &payload), invalid);
     let endless = |solo: &mut Solo| flush_of(1, 0, BASE, solo.key, 0x8000_0001);
     assert_eq!(flush(&setup(), &endless), invalid);
-    // The queue pair does not permit it: each placement has a right of its own.
+    // The queue pair does not permit it: each placement has its own right.
     let good = |placement| move |solo: &mut Solo| flush_of(placement, 0, BASE, solo.key, 8);
     let plain = Setup { access: Access::ALL, ..setup() };
     let global = Setup { access: FLUSHABLE, ..setup() };
@@ -320,7 +320,8 @@ fn a_flush_is_refused_for_the_reason_that_rxe_names() {
     }
     let none = Setup { dest_rd_atomic: Some(0), ..setup() };
     assert_eq!(flush(&none, &good(1)), invalid);
-    // The region does not permit it, or is not where that is, or there is none; and no memory is persistent.
+    // The region does not permit it, or the range is outside it, or no region has the key. And no
+    // memory is persistent.
     for placement in [1, 2, 3] {
         let plain = |solo: &mut Solo| {
             let key = solo.end.host.register(0, 4096, Access::ALL);
@@ -355,7 +356,7 @@ fn a_whole_region_is_meant_whatever_range_is_named() {
         solo.hear_request(Op::RC_FLUSH, psn, &[&flush_of(1, 1, va, key, len)]);
         assert_eq!(solo.sent(), [format!("READ_ONLY #{psn} 0B")]);
     }
-    // And none of a range is a range.
+    // An empty range is a range too.
     solo.hear_request(Op::RC_FLUSH, 3, &[&flush_of(1, 0, BASE, key, 0)]);
     assert_eq!(solo.sent(), ["READ_ONLY #3 0B"]);
 }
@@ -376,7 +377,7 @@ fn they_do_not_interrupt_a_message() {
 
 #[test]
 fn more_flushes_than_were_announced_are_asked_for_again_later() {
-    // As Linux rxe does, which does not count them.
+    // Linux rxe sends them so, because it does not count FLUSHes.
     let mut solo = flushable(&Setup { dest_rd_atomic: Some(2), ..setup() });
     let whole = flush_of(1, 0, BASE, solo.key, 8);
     for psn in 0..4 {
@@ -387,7 +388,7 @@ fn more_flushes_than_were_announced_are_asked_for_again_later() {
         solo.hear_request(Op::RC_FLUSH, psn, &[&whole]);
     }
     assert_eq!(solo.sent(), ["READ_ONLY #2 0B", "READ_ONLY #3 0B"]);
-    // An ATOMIC WRITE they count.
+    // It does count ATOMIC WRITEs.
     let store = solo.reth(64, 8);
     for psn in 4..7 {
         solo.hear_request(Op::RC_ATOMIC_WRITE, psn, &[&store, &[1; 8]]);

@@ -1,5 +1,5 @@
-//! A peer that may send anything, with ICRCs that are right: nothing panics, nothing is written but where it may be,
-//! and every queue pair stays in a state that it can be in.
+//! A peer that may send anything, with right ICRCs: nothing panics, nothing is written outside the
+//! permitted ranges, and every queue pair stays in a valid state.
 
 mod common;
 
@@ -9,10 +9,11 @@ use rocinante_stack::types::Key;
 use rocinante_stack::verbs::{QpState, SendOp};
 use rocinante_stack::wire::Opcode as Op;
 
-/// Where the peer may write and read, in the arena.
+/// The part of the arena that the peer may write and read.
 const OPEN: std::ops::Range<usize> = 4096..8192;
 
-/// What the peer may invalidate, and what it may not: a window that is bound for it, and one of type 1.
+/// A window that the peer may invalidate, because it is bound for it, and one that it may not, of
+/// type 1.
 const WINDOWS: std::ops::Range<usize> = 4096..4352;
 
 fn windows(solo: &mut Solo) -> [Key; 2] {
@@ -28,7 +29,7 @@ fn windows(solo: &mut Solo) -> [Key; 2] {
     })
 }
 
-/// A QP that has been talked to and has work of every kind under way, some of it half done.
+/// A QP that has received packets and has requests of every kind in flight, some of them half done.
 fn live() -> (Solo, Key) {
     let mut solo = Solo::new(&Setup { held: 8, ..Setup::script() });
     // The arena's key is for local use; the peer gets a window of it.
@@ -41,7 +42,7 @@ fn live() -> (Solo, Key) {
     let open = solo.end.host.register(start, span, Access::ALL);
     let data = pattern(solo.setup.arena, 1);
     solo.end.host.arena.copy_from_slice(&data);
-    // Received: half a SEND is expected to go on; answered: a READ and an atomic.
+    // Received: half of a SEND, with more to come. Answered: a READ and an atomic.
     for wr_id in 0..4 {
         let list = [solo.sge(16_384 + 1024 * wr_id, 700)];
         solo.post_recv(wr_id, &list);
@@ -52,7 +53,7 @@ fn live() -> (Solo, Key) {
     atomic.extend_from_slice(&[0; 16]);
     solo.hear_request(Op::RC_FETCH_ADD, 3, &[&atomic]);
     solo.sent();
-    // Under way: a SEND, a READ half answered, an atomic, a WRITE.
+    // In flight: a SEND, a READ that is half answered, an atomic, a WRITE.
     solo.send(10, 600);
     let list = [solo.sge(32_768, 1000)];
     solo.post(11, SendOp::Read { remote: 0x9000, rkey: Key(0x99) }, &list);
@@ -68,7 +69,7 @@ fn at(key: Key, offset: u64, len: u32) -> Vec<u8> {
     common::reth(common::BASE + OPEN.start as u64 + offset, key, len)
 }
 
-/// What an attacker starts from: every packet that the live queue pair would take now.
+/// The starting packets of an attacker: every packet that the live queue pair would accept now.
 fn seeds(solo: &Solo, open: Key) -> Vec<Vec<u8>> {
     let mut atomic = at(open, 64, 0)[..12].to_vec();
     atomic.extend_from_slice(&[1; 16]);
@@ -91,7 +92,7 @@ fn seeds(solo: &Solo, open: Key) -> Vec<Vec<u8>> {
         request(Op::RC_RDMA_READ_REQUEST, 4, &[&at(open, 0, 600)]),
         request(Op::RC_COMPARE_SWAP, 4, &[&atomic]),
         request(Op::RC_FETCH_ADD, 4, &[&atomic]),
-        // Again what was answered before.
+        // Repetitions of requests that were answered before.
         request(Op::RC_RDMA_READ_REQUEST, 0, &[&at(open, 0, 600)]),
         request(Op::RC_FETCH_ADD, 3, &[&atomic]),
         response(Op::RC_ACKNOWLEDGE, 2, &[&ack]),
@@ -103,7 +104,7 @@ fn seeds(solo: &Solo, open: Key) -> Vec<Vec<u8>> {
     ]
 }
 
-/// Delivers packets and looks at what they did.
+/// Delivers packets and checks their effects.
 fn attack(solo: &mut Solo, packets: &[&[u8]]) {
     let before = solo.end.host.arena.clone();
     for packet in packets {
@@ -111,7 +112,7 @@ fn attack(solo: &mut Solo, packets: &[&[u8]]) {
         solo.packets();
     }
     let after = &solo.end.host.arena;
-    // Writable by anybody: the window, and what the receives, the READ and the atomic name.
+    // The peer may write the window, and the ranges of the receives, the READ and the atomic.
     let mut allowed = vec![OPEN, 32_768 + 256..32_768 + 1000, 40_960..40_968];
     allowed.extend((0..4).map(|n| 16_384 + 1024 * n..16_384 + 1024 * n + 700));
     for (i, (old, new)) in before.iter().zip(after).enumerate() {
@@ -119,12 +120,13 @@ fn attack(solo: &mut Solo, packets: &[&[u8]]) {
     }
     let state = solo.state();
     assert!(matches!(state, QpState::Rts | QpState::Err));
-    // Only what is bound for it can be invalidated, and by nobody a region or a window of type 1.
+    // Only a window that is bound for the queue pair can be invalidated; a region or a window of
+    // type 1 never can.
     let type_1 = Key(0x1000_0000 << MwType::Type1 as u32);
     let regions = &solo.end.host.regions;
     assert_eq!(regions.len(), 4);
     assert!(regions.get(type_1).is_some_and(|shown| shown.len == WINDOWS.len() as u64));
-    // Nothing is lost or done twice.
+    // No request is lost or completed twice.
     let mut ids: Vec<_> = solo.completed().iter().map(|(id, _)| *id).collect();
     if state == QpState::Err {
         ids.sort_unstable();
@@ -134,14 +136,15 @@ fn attack(solo: &mut Solo, packets: &[&[u8]]) {
         ids.sort_unstable();
         ids.dedup();
         assert_eq!(ids.len(), all);
-        // It still works: after a timeout, or the longest that it can be asked to wait, what is left is asked for again.
+        // The queue pair still works: after a timeout, or the longest delay that the peer can ask
+        // for, the rest is sent again.
         solo.wait(1_000_000_000);
         let again = solo.packets().len();
         assert!(again > 0 || solo.end.host.sends_retired == 4);
     }
 }
 
-/// As `attack`, with a sealed copy of what `change` makes of `packet`.
+/// As `attack`, with a sealed copy of `packet` that `change` has changed.
 fn attack_with(packet: &[u8], change: impl FnOnce(&mut Vec<u8>)) {
     let (mut solo, _) = live();
     let mut changed = packet.to_vec();
@@ -169,7 +172,7 @@ fn the_packets_to_start_from_are_good() {
 fn every_single_bit_flip() {
     let (solo, open) = live();
     for packet in seeds(&solo, open) {
-        // All of the headers, and some of a long payload.
+        // All bits of the headers, and some of a long payload.
         for bit in (0..packet.len() * 8).filter(|bit| *bit < 60 * 8 || bit % 97 == 0) {
             attack_with(&packet, |packet| packet[bit / 8] ^= 1 << (bit % 8));
         }
@@ -218,7 +221,7 @@ fn long_random_conversations() {
         for psn in 0..20u32 {
             let mut packet = seeds[random(seeds.len())].clone();
             if random(3) > 0 {
-                // In sequence, as far as that can be guessed.
+                // In sequence, as far as an attacker can guess.
                 let first = solo.setup.psn[usize::from(random(3) > 0)];
                 packet[9..12].copy_from_slice(&(first + 4 + psn / 2).to_be_bytes()[1..]);
             }
@@ -257,7 +260,7 @@ fn a_broken_queue_pair_breaks_no_other() {
 fn a_read_of_everything_at_the_smallest_mtu_is_answered_in_turns() {
     let mut solo = Solo::script();
     let header = solo.reth(0, 1 << 31);
-    // It is not all registered.
+    // Not all of it is registered.
     solo.hear_request(Op::RC_RDMA_READ_REQUEST, 0, &[&header]);
     assert_eq!(solo.sent(), ["NAK #0 access"]);
     let mut solo = Solo::script();

@@ -1,5 +1,5 @@
-//! What never reaches a queue pair: spoofed, misaddressed, damaged packets; and the IP identification that a UDP
-//! receiver cannot read.
+//! Packets that never reach a queue pair: spoofed, misaddressed, damaged ones. And the IP
+//! identification that a UDP receiver cannot read.
 
 mod common;
 
@@ -14,7 +14,8 @@ use rocinante_stack::{Datagram, IpId};
 
 const EXACT: IpId = IpId::Exact { id: 0, flags: DF };
 
-/// Delivers `packet`; it must be dropped for exactly the reason that `count` reads, and change nothing.
+/// Delivers `packet`. It must be dropped for exactly the reason that `count` reads, and change
+/// nothing.
 fn dropped(solo: &mut Solo, packet: &[u8], count: impl Fn(&Drops) -> u64) {
     dropped_from(solo, addr(2), addr(1), packet, count);
 }
@@ -44,7 +45,7 @@ fn good(solo: &Solo) -> Vec<u8> {
     solo.request(Op::RC_RDMA_WRITE_ONLY, 0, &[&header, &[0xff; 8]])
 }
 
-/// The same with a changed header.
+/// `packet` with a changed header.
 fn with(packet: &[u8], change: impl FnOnce(&mut Bth)) -> Vec<u8> {
     let mut packet = packet.to_vec();
     let mut header = Bth::read(packet.first_chunk().expect("a header"));
@@ -63,7 +64,7 @@ fn whatever_is_not_from_the_peer_to_us_is_dropped_and_counted() {
     }
     let v6 = IpAddr::from([0u16, 0, 0, 0, 0, 0xffff, 0x0a00, 2]);
     dropped_from(&mut solo, v6, v6, &packet, |drops| drops.wrong_source);
-    // And the good one still is.
+    // The good one is still accepted.
     solo.hear(&packet);
     assert_eq!(solo.sent(), ["ACK #0"]);
 }
@@ -97,7 +98,7 @@ fn whatever_is_not_for_this_queue_pair_is_dropped_and_counted() {
             dropped(&mut solo, &packet, |drops| drops.unknown_opcode);
         }
     }
-    // A limited member of our partition is welcome.
+    // A limited member of our partition is accepted.
     solo.hear(&with(&packet, |bth| bth.pkey.0 = 0x7fff));
     assert_eq!(solo.sent(), ["ACK #0"]);
 }
@@ -111,7 +112,7 @@ fn every_damaged_bit_is_noticed() {
         damaged[bit / 8] ^= 1 << (bit % 8);
         solo.hear(&damaged);
         if bit / 8 == 4 {
-            // Byte 4 of the BTH is not covered: the packet is good all the same.
+            // The ICRC does not cover byte 4 of the BTH: the packet is good all the same.
             let mut fresh = Solo::script();
             fresh.hear(&damaged);
             assert_eq!(fresh.sent(), ["ACK #0"]);
@@ -191,7 +192,7 @@ fn the_source_port_may_change_and_is_covered() {
     }
 }
 
-/// A WRITE whose IPv4 header has this identification and these flags.
+/// A WRITE with this IPv4 identification and these flags.
 fn numbered(solo: &Solo, psn: i64, id: u16, flags: u16) -> Vec<u8> {
     let header = reth(0, Default::default(), 0);
     let mut packet = solo.request(Op::RC_RDMA_WRITE_ONLY, psn, &[&header]);
@@ -223,7 +224,8 @@ fn a_wrong_hint_is_solved_below_the_segment_limit() {
     assert_eq!(solo.end.engine.counters().icrc_id_solved, 4);
 }
 
-/// Whether a packet with this identification and these flags is accepted by a receiver that does not see them.
+/// Whether a packet with this identification and these flags is accepted by a receiver that cannot
+/// read them.
 fn is_accepted(solo: &mut Solo, id: u16, flags: u16) -> bool {
     let packet = numbered(solo, 0, id, flags);
     let before = solo.end.engine.drops().icrc;
@@ -234,16 +236,17 @@ fn is_accepted(solo: &mut Solo, id: u16, flags: u16) -> bool {
 
 #[test]
 fn a_far_identification_is_refused_once_and_its_neighbours_are_accepted() {
-    // rxe's come from the kernel's generator. The first may be the only one: a NAK is not repeated.
+    // rxe's come from the kernel's generator. The first packet may be the only one: a NAK is not
+    // repeated.
     let mut solo = Solo::script();
     for id in [40_000, 40_001, 40_900, 41_924, 41_000] {
         assert!(is_accepted(&mut solo, id, DF), "{id}");
     }
-    // Around the end of its range, and without DF as some send it.
+    // Around the end of the range, and without DF, as some peers send it.
     assert!(!is_accepted(&mut solo, 65_530, 0));
     assert!(is_accepted(&mut solo, 200, 0));
     assert!(!is_accepted(&mut solo, 30_000, DF));
-    // Other flags, a fragment offset: never.
+    // Other flags, or a fragment offset, are never accepted.
     for flags in [0x2000, 0x8000, DF | 1, 1] {
         assert!(!is_accepted(&mut solo, 0, flags));
     }
@@ -271,7 +274,7 @@ fn what_was_refused_is_refused_again_unless_the_counter_moved() {
 fn an_identification_moves_on_with_time() {
     let mut solo = Solo::script();
     assert!(is_accepted(&mut solo, 60_000, DF));
-    // Linux adds up to a tick's count while nothing is sent.
+    // Linux adds up to the number of ticks while nothing is sent.
     solo.wait(10_000_000_000);
     assert!(is_accepted(&mut solo, 5_000, DF));
     assert!(!is_accepted(&mut solo, 20_000, DF));

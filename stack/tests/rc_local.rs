@@ -1,4 +1,5 @@
-//! Our own requests: lists, inline data, local errors and their order, what cannot be posted.
+//! Our own requests: lists, inline data, local errors and their order, requests that cannot be
+//! posted.
 
 mod common;
 
@@ -36,7 +37,7 @@ fn lists_are_gathered_and_scattered_at_any_border() {
         pair.ends[0].host.arena[..4096].copy_from_slice(&data);
         pair.recv(1, 1, &to);
         pair.send(0, 1, SEND, &from);
-        // And read it back from the other side, into a list as well.
+        // Reads it back from the other side, into a list as well.
         pair.run();
         let total: u32 = lengths.iter().sum();
         assert_eq!(pair.completions(1)[0].byte_len, total);
@@ -71,7 +72,7 @@ fn inline_data_is_copied_when_posted() {
     let packets = solo.packets();
     assert_eq!(packets[0][28..92], [7; 64]);
     assert_eq!(packets[1][12..15], [9; 3]);
-    // No region is involved: it works without any, and again after a loss.
+    // No region is involved: it works without any, also in a retransmission.
     let key = solo.key;
     solo.end.host.regions.remove(key);
     solo.wait(4096 << 14);
@@ -108,7 +109,7 @@ fn what_cannot_be_posted_changes_nothing() {
     }
     assert_eq!(solo.post_wr(&wr(1, SEND, SendData::Sges(&[]))), Err(PostError::Full));
     assert_eq!(recv(&mut solo, &[]), Err(PostError::Full));
-    // Room comes with the completion, not with the sending.
+    // The completion frees the place, not the sending.
     assert_eq!(solo.sent().len(), 2);
     assert_eq!(solo.post_wr(&wr(1, SEND, SendData::Sges(&[]))), Err(PostError::Full));
     solo.hear_ack(0);
@@ -127,7 +128,7 @@ fn a_queue_pair_without_queues_can_only_be_connected() {
     assert!(!solo.end.engine.uses_key(solo.key));
 }
 
-/// Every list that names memory which is not ours, for reading or, if `write`, for writing.
+/// Every list that names memory that is not ours, for reading or, if `write`, for writing.
 fn bad_lists(solo: &mut Solo, write: bool) -> Vec<(&'static str, Sge)> {
     let end = solo.setup.arena as u64;
     let host = &mut solo.end.host;
@@ -226,7 +227,7 @@ fn memory_that_goes_away_in_mid_send_is_a_local_error() {
 #[test]
 fn a_read_that_does_not_fit_its_list_is_placed_nowhere_else() {
     let mut solo = Solo::script();
-    // 12 bytes are asked for, in two elements of 8 and 4.
+    // The READ asks for 12 bytes, in two elements of 8 and 4.
     let list = [solo.sge(100, 8), solo.sge(200, 4)];
     solo.post(1, SendOp::Read { remote: 0x9000, rkey: Key(9) }, &list);
     solo.sent();
@@ -265,7 +266,7 @@ fn the_peers_refusals_become_statuses() {
         let mut solo = Solo::script();
         (1..=3).for_each(|id| solo.send(id, 300));
         solo.sent();
-        // It names the second packet of the second message.
+        // The NAK names the second packet of the second message.
         solo.hear_nak(3, code);
         let expected = [(1, WcStatus::Success), (2, status), (3, WcStatus::WrFlushErr)];
         assert_eq!(solo.completed(), expected);
@@ -302,7 +303,7 @@ fn errors_meet_on_both_sides() {
         pair.send(0, 1, SEND, &[sge(0, 10, keys[0])]);
     });
     assert_eq!(bad_receive, [vec![(1, WcStatus::RemOpErr)], vec![(5, WcStatus::LocProtErr)]]);
-    // What was asked for before still comes before the refusal.
+    // Responses to earlier requests still come before the refusal.
     let read_first = statuses(&|pair, keys| {
         pair.send(0, 1, SendOp::Read { remote: BASE, rkey: keys[1] }, &[sge(0, 3000, keys[0])]);
         pair.send(0, 2, SendOp::Read { remote: 0, rkey: keys[1] }, &[sge(0, 3000, keys[0])]);

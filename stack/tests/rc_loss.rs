@@ -1,4 +1,4 @@
-//! What gets lost, comes twice or comes late: the requester's side.
+//! Packets that are lost, duplicated or late: the requester's side.
 
 mod common;
 
@@ -22,7 +22,7 @@ fn an_ack_covers_all_before_it() {
     solo.hear_ack(2);
     assert_eq!(solo.completed(), [(3, WcStatus::Success)]);
     assert_eq!(solo.end.host.sends_retired, 3);
-    // The timer was stopped: it may come up once more, for nothing.
+    // The timer was stopped: it may expire once more, without effect.
     solo.wait(10 * TIMEOUT_14);
     assert!(solo.sent().is_empty());
     assert_eq!(solo.end.engine.counters().local_ack_timeout_err, 0);
@@ -39,7 +39,7 @@ fn ghost_acks_change_nothing() {
         solo.hear_nak(psn, NakCode::RemoteAccessError);
     }
     assert_eq!(solo.end.engine.drops().ghost_response, 9);
-    // Old ones, as after a wrap of the peer's, are no ghosts but as harmless.
+    // Old PSNs, as after a wrap of the peer's, are not ghosts, and are just as harmless.
     for psn in [-1, -2, -1000] {
         solo.hear_ack(psn);
         solo.hear_nak(psn, NakCode::RemoteAccessError);
@@ -91,7 +91,7 @@ fn after_a_sequence_nak_it_goes_back() {
     ];
     assert_eq!(solo.sent(), all);
     solo.hear_nak(2, NakCode::PsnSequenceError);
-    // The first of a retransmission asks for an acknowledgement: it alone is progress.
+    // The first packet of a retransmission has AckReq: its arrival alone is progress.
     assert_eq!(solo.sent(), ["SEND_MIDDLE #2 256B ack", all[3]]);
     assert_eq!(solo.end.engine.counters().retransmitted_pkts, 2);
     solo.hear_ack(3);
@@ -107,7 +107,7 @@ fn a_lost_last_packet_is_asked_about_and_sent_again_after_the_timeout() {
     solo.wait(1000);
     solo.hear_ack(0);
     assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
-    // Four round trips were 4 us: a peer gets 2 ms at least, and twice as long each time.
+    // Four round trips were 4 µs: a peer gets at least 2 ms, and twice as long each time.
     let mut passed = 0;
     for wait in [2, 4, 8, 16, 32] {
         solo.wait(wait * 1_000_000 - 1);
@@ -194,7 +194,7 @@ fn complaints_without_progress_do_not_put_the_end_off() {
         }
     }
     assert_eq!(solo.completed()[0], (1, WcStatus::RetryExcErr));
-    // Each of the three timeouts is noticed one step late at most.
+    // Each of the three timeouts is noticed at most one step late.
     assert!(solo.now.since(start) <= 3 * (TIMEOUT_14 + TIMEOUT_14 / 100));
 }
 
@@ -216,9 +216,9 @@ fn rnr_waits_as_asked_and_then_succeeds() {
     solo.send(1, 10);
     solo.send(2, 10);
     solo.sent();
-    solo.hear_rnr(0, 14); // 1 ms by the table's 1.28
+    solo.hear_rnr(0, 14); // 1.28 ms
     assert!(solo.sent().is_empty());
-    // More of the same, for what followed, is no news.
+    // The same RNR NAK for a later packet changes nothing.
     solo.hear_rnr(0, 14);
     assert_eq!(solo.wait_for_timer(), Some(1_280_000));
     assert_eq!(solo.sent(), ["SEND_ONLY #0 10B ack", "SEND_ONLY #1 10B ack"]);
@@ -276,7 +276,7 @@ fn rnr_retry_zero_gives_up_at_once_and_seven_never() {
         solo.wait(10_000);
         assert_eq!(solo.sent(), ["SEND_ONLY #0 10B ack"]);
         if round % 2 == 0 {
-            // A lost packet in between is one timeout: RNR NAKs are signs of life.
+            // A lost packet in between costs one timeout; RNR NAKs show that the peer lives.
             solo.wait(TIMEOUT_14);
             assert_eq!(solo.sent(), ["SEND_ONLY #0 10B ack"]);
         }
@@ -325,7 +325,7 @@ fn a_late_ack_during_a_retransmission_is_taken() {
     solo.sent();
     solo.wait(TIMEOUT_14);
     assert_eq!(solo.sent(), ["SEND_FIRST #0 256B ack", "SEND_MIDDLE #1 256B"]);
-    // It had all arrived; only the ACK was slow.
+    // All packets had arrived; only the ACK was slow.
     solo.hear_ack(3);
     assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
     assert!(solo.sent().is_empty());

@@ -1,5 +1,5 @@
-//! Many queue pairs and one receiver: its room is never exceeded, nobody starves, and nobody who leaves takes room
-//! along. And a sink that is full at any point.
+//! Many queue pairs and one receiver. Its credit is never exceeded, no queue pair starves, and a
+//! queue pair that leaves returns its credit. Also: a sink that is full at any point.
 
 mod common;
 
@@ -19,7 +19,8 @@ fn write(rkey: Key) -> SendOp {
     SendOp::Write { remote: BASE, rkey, imm: None }
 }
 
-/// What all queue pairs together send while nothing arrives: cost and number of the packets of `kind`.
+/// Everything that all queue pairs send while nothing arrives. Returns cost and number of the
+/// packets of `kind`.
 fn flood(pair: &mut Pair, from: usize, kind: impl Fn(&Packet<'_>) -> bool) -> (u32, u32) {
     let end = &mut pair.ends[from];
     end.engine.poll_transmit(pair.now, 1 << 20, &mut end.host, &mut end.out);
@@ -46,7 +47,7 @@ fn writes_of_all_stay_within_the_peers_room_and_nobody_starves() {
         let mut done = [0u64; QPS];
         for round in 0..600 {
             for qp in 0..QPS {
-                // The first posts all it can, the others little.
+                // The first posts as much as it can, the others little.
                 let depth = if qp == 0 { 60 } else { 2 };
                 while posted[qp] - done[qp] < depth {
                     pair.send_on(0, qp, qp as u64, write(keys[1]), &[sge(0, len, keys[0])]);
@@ -87,7 +88,7 @@ fn acknowledgements_of_all_stay_within_our_own_room() {
     }
     let mut fullest = 0;
     while done < 60 * QPS {
-        // The worst that can happen: each packet that asks is answered on its own.
+        // The worst case: each packet with AckReq gets its own response.
         let (_, asked) = flood(&mut pair, 0, |packet| packet.bth().ack_req);
         fullest = fullest.max(asked);
         assert!(asked <= own.datagrams, "{asked} acknowledgements");
@@ -141,7 +142,8 @@ fn small_messages_of_others_starve_no_read() {
     let mut rounds = 0;
     loop {
         flood(&mut pair, 0, |_| true);
-        // Half of the answers come in each round, and who was answered begins anew: nobody is ever the last.
+        // Half of the responses arrive in each round, and the queue pairs that got theirs start
+        // again: no queue pair is ever the last.
         pair.deliver(0);
         flood(&mut pair, 1, |_| true);
         let half = pair.ends[1].out.packets.len().div_ceil(2);
@@ -167,7 +169,7 @@ fn the_dead_keep_nobody_waiting_for_long() {
     let own = Budget { bytes: 1 << 20, datagrams: 8 };
     let mut pair = Pair::new(&Setup { own: Some(own), timeout: 0, qps: 32, ..Setup::default() });
     let keys = pair.register();
-    // What the first 31 send is lost, and no timer tells them: they await their answers for ever.
+    // The packets of the first 31 are lost, and they have no timer: they wait for ever.
     let living = pair.ends[1].qpns[31].value().to_be_bytes();
     pair.pass = Box::new(move |from, packet| from == 1 || packet[5..8] == living[1..]);
     let begun = pair.now;
@@ -205,7 +207,8 @@ fn reads_of_all_stay_within_our_own_room() {
             done[cqe.wr_id as usize] += 1;
         }
         let (least, most) = (done.iter().min().unwrap(), done.iter().max().unwrap());
-        // A turn takes all the room: five READs, twice before the second gets its own.
+        // A turn takes all the credit: five READs, twice before the second queue pair gets its own
+        // turn.
         assert!(*most <= least + 10, "{done:?}");
         rounds += 1;
         assert!(rounds < 10_000);
@@ -246,7 +249,7 @@ fn op_for(op: SendOp, key: Key) -> SendOp {
     }
 }
 
-/// All queue pairs want more than there is room for, and nothing has arrived yet.
+/// All queue pairs want more than there is credit for, and nothing has arrived yet.
 fn crowded() -> (Pair, [Key; 2], Budget) {
     let budget = Budget { bytes: 1 << 30, datagrams: 10 };
     let mut pair = Pair::new(&setup(budget));
@@ -263,7 +266,7 @@ fn who_is_destroyed_or_reset_or_breaks_gives_its_room_and_its_place_to_others() 
     for leave in 0..3 {
         let (mut pair, keys, budget) = crowded();
         let end = &mut pair.ends[0];
-        // Every other one goes, those who hold the room and those who wait for it.
+        // Every other queue pair leaves, both those with credit and those that wait for it.
         for qp in (0..QPS).step_by(2) {
             let qpn = end.qpns[qp];
             let to = |state| QpAttr { state: Some(state), ..QpAttr::default() };
@@ -280,7 +283,7 @@ fn who_is_destroyed_or_reset_or_breaks_gives_its_room_and_its_place_to_others() 
         let expected: Vec<_> =
             (1..QPS as u64).step_by(2).map(|id| (id, WcStatus::Success)).collect();
         assert_eq!(done, expected);
-        // All room is there again.
+        // All credit is there again.
         pair.send_on(0, 1, 1, write(keys[1]), &[sge(0, 100_000, keys[0])]);
         assert_eq!(flood(&mut pair, 0, |_| true).1, budget.datagrams);
     }
@@ -289,7 +292,7 @@ fn who_is_destroyed_or_reset_or_breaks_gives_its_room_and_its_place_to_others() 
 #[test]
 fn a_reset_waiter_waits_again_where_it_is_connected_next() {
     let (mut pair, keys, _) = crowded();
-    // The last one waits; it starts over and waits again, for the same room.
+    // The last one waits; it starts over and waits again, for the same credit.
     let [a, b] = [pair.ends[0].qpns[QPS - 1], pair.ends[1].qpns[QPS - 1]];
     let setup = setup(Budget { bytes: 1 << 30, datagrams: 10 });
     for (at, qpn, dest) in [(0, a, b), (1, b, a)] {
@@ -331,7 +334,7 @@ fn a_peer_that_refuses_one_gives_back_its_room() {
 #[test]
 fn a_silent_peer_holds_its_room_no_longer_than_the_timeout() {
     let (mut pair, _, _) = crowded();
-    // The first that hold all room lose their packets; everybody gets through in the end.
+    // The first ones take all credit and lose their packets; every queue pair succeeds in the end.
     pair.ends[0].out.packets.clear();
     pair.run();
     assert_eq!(pair.completions(0).len(), QPS);
@@ -354,7 +357,8 @@ fn who_asks_the_dead_is_told_so_in_time_however_many_do() {
         ends == QPS
     });
     assert!(pair.completions(0).iter().all(|cqe| cqe.status == WcStatus::RetryExcErr));
-    // It counts from when they asked: who found no room at first did so when those before had had no answer.
+    // The time counts from each queue pair's own AckReq: those without credit at first sent theirs
+    // only after the first ones had no response in time.
     assert!(ended.iter().all(|at| *at >= 4 * timeout), "too early: {ended:?}");
     assert!(ended.iter().all(|at| *at <= 5 * timeout + timeout / 100), "too late: {ended:?}");
 }
@@ -452,7 +456,7 @@ fn who_waits_for_room_that_never_comes_finds_out_whether_the_peer_lives() {
     pair.run();
     let done: Vec<_> = pair.completions(0).iter().map(|c| (c.wr_id, c.status)).collect();
     assert_eq!(done, [(1, WcStatus::RetryExcErr), (1, WcStatus::WrFlushErr)]);
-    // And where it does live, the work is done, packet by packet.
+    // Where the peer lives, the work is done, packet by packet.
     let (mut pair, keys, _) = crowded();
     pair.ends[0].out.packets.clear();
     pair.pass = Box::new(|_, packet| packet[7] != 0x34);
@@ -462,7 +466,7 @@ fn who_waits_for_room_that_never_comes_finds_out_whether_the_peer_lives() {
     pair.run_until(|pair| pair.ends[0].host.completions.iter().any(|c| c.wr_id == 1002));
 }
 
-/// As many WRITEs as nobody else asks for leave, of which the last did not ask.
+/// A requester with `count` WRITEs posted; nothing has left yet.
 fn unasked(setup: &Setup, count: u64) -> common::Solo {
     let mut solo = common::Solo::new(setup);
     let list = [solo.sge(0, 8)];
@@ -470,7 +474,7 @@ fn unasked(setup: &Setup, count: u64) -> common::Solo {
     solo
 }
 
-/// No timer helps, and there is room for one acknowledgement only.
+/// Without a timer, and with credit for only one acknowledgement.
 fn tight() -> Setup {
     let own = Budget { bytes: 1 << 20, datagrams: 1 };
     Setup { own: Some(own), timeout: 0, ..Setup::script() }

@@ -1,4 +1,5 @@
-//! Small WRITEs that nobody waits for and that answer the peer's ask with every eighth, and of what nobody was told somebody asks in time.
+//! Quiet WRITEs: small ones, unsignaled and in answer to the peer's. Only every eighth has AckReq,
+//! and a probe asks in time about those not acknowledged.
 
 mod common;
 
@@ -11,9 +12,9 @@ use rocinante_stack::wire::{NakCode, Opcode as Op};
 use rocinante_stack::{Budget, Busy, EngineConfig, QpAttr, QpInit};
 
 const TIMEOUT_14: u64 = 4096 << 14;
-/// After so long without a word the probe asks.
+/// After this time without a response, the probe asks.
 const PROBE: u64 = 2_000_000;
-/// From one WRITE to the next.
+/// Time from one WRITE to the next.
 const STEP: u64 = 5_000;
 const WRITE: SendOp = SendOp::Write { remote: BASE, rkey: Key(0x99), imm: None };
 
@@ -22,7 +23,7 @@ fn inline(wr_id: u64, bytes: &[u8]) -> SendWr<'_> {
     SendWr { wr_id, op: WRITE, data, signaled: false, solicited: false, fence: false }
 }
 
-/// One end, whose peer's WRITEs it answers.
+/// One end; it answers its peer's WRITEs.
 struct Talk {
     solo: Solo,
     heard: i64,
@@ -36,14 +37,14 @@ fn talk(setup: &Setup) -> Talk {
     begin(Solo::new(setup))
 }
 
-/// Its path is known: PSN 0 is acknowledged.
+/// With a known round trip: PSN 0 is acknowledged.
 fn begin(mut solo: Solo) -> Talk {
     solo.know_round_trip(1000);
     Talk { solo, heard: 0 }
 }
 
 impl Talk {
-    /// A WRITE comes that asks for nothing.
+    /// A WRITE without AckReq arrives.
     fn hear(&mut self) {
         let first = i64::from(self.solo.setup.psn[1]);
         let psn = Psn::new((first + self.heard) as u32);
@@ -55,7 +56,7 @@ impl Talk {
         self.heard += 1;
     }
 
-    /// Of what leaves now: the PSNs, and whether they ask.
+    /// The PSNs of the packets that leave now, and whether they have AckReq.
     fn leaving(&mut self) -> Vec<(u32, bool)> {
         let first = self.solo.setup.psn[0];
         let told = |packet: &Vec<u8>| {
@@ -65,21 +66,21 @@ impl Talk {
         self.solo.packets().iter().map(told).collect()
     }
 
-    /// Whether `wr` asks, which answers a WRITE of the peer.
+    /// Whether `wr` has AckReq if it answers a WRITE of the peer.
     fn asks(&mut self, wr: &SendWr<'_>) -> bool {
         self.solo.wait(STEP);
         self.hear();
         self.asks_unheard(wr)
     }
 
-    /// The same, and it answers nothing.
+    /// Whether `wr` has AckReq if it does not answer a WRITE.
     fn asks_unheard(&mut self, wr: &SendWr<'_>) -> bool {
         self.solo.post_wr(wr).expect("a good request");
         let [(_, asks)] = self.leaving()[..] else { panic!("one packet") };
         asks
     }
 
-    /// Sends so many that do not ask.
+    /// Sends `count` WRITEs; none has AckReq.
     fn hush(&mut self, count: u64) {
         for wr_id in 0..count {
             assert!(!self.asks(&inline(100 + wr_id, &[7; 64])), "number {wr_id}");
@@ -93,7 +94,7 @@ impl Talk {
     }
 }
 
-// ---- who asks ----
+// ---- which packets ask ----
 
 #[test]
 fn one_of_eight_asks_and_its_answer_is_for_all() {
@@ -210,7 +211,7 @@ fn what_is_sent_again_asks() {
     assert_eq!(talk.solo.end.host.sends_retired, 3);
 }
 
-// ---- what became of it ----
+// ---- the state of earlier packets ----
 
 #[test]
 fn the_probe_asks_once_and_costs_no_retry() {
@@ -228,7 +229,7 @@ fn the_probe_asks_once_and_costs_no_retry() {
     assert_eq!((counters.tail_probes, counters.retransmitted_pkts), (1, 0));
 }
 
-/// As where the process was stopped: the acknowledgement of what had asked would have been read first.
+/// As after our own process was stopped: it would first have read the ACK of a packet with AckReq.
 #[test]
 fn who_was_stopped_himself_asks_before_he_calls_the_peer_silent() {
     let mut talk = talk(&Setup { retry_cnt: 0, ..setup() });
@@ -239,7 +240,7 @@ fn who_was_stopped_himself_asks_before_he_calls_the_peer_silent() {
     talk.solo.hear_ack(2);
     assert_eq!((talk.solo.completed(), talk.solo.end.host.sends_retired), (vec![], 3));
 
-    // Who was asked and is silent has gone.
+    // A peer that was asked and does not answer is gone.
     let mut talk = self::talk(&Setup { retry_cnt: 0, ..setup() });
     talk.hush(1);
     talk.solo.wait(3 * TIMEOUT_14);
@@ -282,7 +283,7 @@ fn one_of_us_that_holds_what_followed_gets_the_missing_one_alone_and_is_asked() 
 
 #[test]
 fn a_lost_probe_is_repeated_and_the_end_comes_when_it_was_promised() {
-    // How long it takes to give up, and in how many timeouts.
+    // The time until it gives up, and the number of timeouts.
     let gives_up = |signaled: bool| {
         let mut talk = talk(&Setup { retry_cnt: 2, ..setup() });
         let asks = talk.asks(&SendWr { signaled, ..inline(7, &[5; 64]) });
@@ -315,7 +316,7 @@ fn what_is_lost_with_its_probe_arrives_when_the_network_is_back() {
     }
 }
 
-// ---- who cannot wait for the probe ----
+// ---- packets that cannot wait for the probe ----
 
 #[test]
 fn what_is_signaled_behind_asks_for_all() {
@@ -410,7 +411,7 @@ fn nothing_is_left_of_it_after_a_reset_or_destruction() {
 
 // ---- both sides ----
 
-/// Two that answer each other.
+/// Two ends that answer each other.
 struct Both {
     pair: Pair,
     keys: [Key; 2],
@@ -419,7 +420,7 @@ struct Both {
 fn both(setup: &Setup) -> Both {
     let mut pair = Pair::new(setup);
     let keys = pair.register();
-    // Each knows the path.
+    // Each end has measured the round trip.
     for at in [0, 1] {
         let op = SendOp::Write { remote: BASE, rkey: keys[1 - at], imm: None };
         pair.send(at, 0, op, &[common::sge(0, 8, keys[at])]);
@@ -430,7 +431,7 @@ fn both(setup: &Setup) -> Both {
 }
 
 impl Both {
-    /// Side `at` says `number`, and it leaves.
+    /// Side `at` posts `number`, and it leaves.
     fn say(&mut self, at: usize, number: u64, signaled: bool) {
         let op = SendOp::Write { remote: BASE + 64, rkey: self.keys[1 - at], imm: None };
         let bytes = number.to_be_bytes();
@@ -446,7 +447,7 @@ impl Both {
         u64::from_be_bytes(arena[64..72].try_into().expect("eight bytes"))
     }
 
-    /// Both answer until `last` was said; no side posts before it has heard.
+    /// Both sides answer up to `last`; no side posts before it has received the other's number.
     fn talk(&mut self, last: u64) {
         for number in 1..=last {
             let at = (number % 2) as usize;
@@ -515,7 +516,7 @@ fn over_a_bad_network_all_arrives_in_order_and_is_told_of() {
 
 #[test]
 fn who_needs_the_peers_room_does_not_wait_for_the_probe() {
-    // A queue of 40: of its quarter some is held by what nobody told of.
+    // A queue of 40. Quiet WRITEs hold a part of its quarter.
     let budget = Budget { bytes: 1 << 20, datagrams: 40 };
     let mut both = both(&Setup { budget, qps: 2, ..Setup::default() });
     for number in 1..=4 {

@@ -1,7 +1,8 @@
-//! Random work over a random network, beside a model: exactly once, in order, byte for byte.
+//! Random requests over a random network, compared with a model: exactly once, in order, byte for
+//! byte.
 //!
-//! A failure prints its seed; `ROCINANTE_SEED=n cargo test -p rocinante-stack --test rc_random` replays it, and
-//! `ROCINANTE_SEEDS=n` goes through more of them than the usual few.
+//! A failure prints its seed. `ROCINANTE_SEED=n cargo test -p rocinante-stack --test rc_random`
+//! replays it. `ROCINANTE_SEEDS=n` runs more seeds than the default.
 
 mod common;
 
@@ -16,7 +17,7 @@ use rocinante_stack::{Budget, Datagram, IpId};
 
 const FLUSHABLE: Access = Access::ALL.with(Access::FLUSH_GLOBAL);
 
-/// A small generator of numbers; the same for ever.
+/// A small generator of numbers; its sequences never change.
 struct Random(u64);
 
 impl Random {
@@ -45,8 +46,8 @@ impl Random {
 const LONGEST: u64 = 6000;
 const DEPTH: u64 = 8;
 
-/// Where things are in the arena of each end, per queue pair: sources of requests that it sends, receives, the
-/// window that the peer writes, one that it only reads, and its words.
+/// Layout of each end's arena, per queue pair: sources of the requests that it sends, receives, the
+/// window that the peer writes, a window that the peer only reads, and words for atomics.
 const SLOTS: u64 = DEPTH * LONGEST;
 const RECEIVES: u64 = SLOTS;
 const WINDOW: u64 = 2 * SLOTS;
@@ -54,14 +55,14 @@ const CONSTANT: u64 = WINDOW + LONGEST;
 const WORDS: u64 = CONSTANT + LONGEST;
 const SHARE: u64 = WORDS + 16;
 
-/// What is expected of a request.
+/// The expected effect of a request.
 enum Expect {
     Nothing,
-    /// A READ brings these bytes to this slot.
+    /// A READ places these bytes in this slot.
     Bytes(u64, Vec<u8>),
 }
 
-/// One direction of one queue pair: `at` asks, the other end answers.
+/// One direction of one queue pair: `at` sends requests, the other end responds.
 struct Stream {
     left: u32,
     posted: VecDeque<(u64, WcOpcode, bool, Expect)>,
@@ -71,7 +72,7 @@ struct Stream {
     /// The peer's window and words as this direction's requests leave them.
     window: Vec<u8>,
     words: [u64; 2],
-    /// Messages sent that the peer's receives have not brought yet, and the receives posted.
+    /// Messages sent that have not yet completed a receive of the peer, and the receives posted.
     sent: VecDeque<(Vec<u8>, Option<[u8; 4]>, bool)>,
     receives: VecDeque<(u64, u32)>,
     next_receive: u64,
@@ -84,7 +85,7 @@ struct World {
     streams: Vec<[Stream; 2]>,
     constants: Vec<u8>,
     now: Time,
-    /// Packets under way: when, to whom, what.
+    /// Packets in flight: arrival, order, destination, bytes.
     flying: Vec<(u64, u64, usize, Vec<u8>)>,
     order: u64,
     loss: u64,
@@ -141,7 +142,7 @@ impl World {
             next_receive: 0,
         };
         let streams = (0..qps).map(|_| [stream(), stream()]).collect();
-        // Not so bad that eight tries in a row fail.
+        // Not so many faults that eight tries in a row fail.
         let odds = |random: &mut Random, n: &[u64]| n[random.below(n.len() as u64) as usize];
         let loss = odds(&mut random, &[0, 20, 40, 100]);
         let dup = odds(&mut random, &[0, 10, 50]);
@@ -223,7 +224,7 @@ impl World {
                 (SendOp::Read { remote, rkey }, WcOpcode::RdmaRead, len, bytes)
             }
             5 => {
-                // What it reads must not be written before it was read.
+                // The memory that it reads must not be written before the READ is done.
                 stream.fence = true;
                 let remote = BASE + share + WINDOW + start;
                 let bytes = Expect::Bytes(slot, stream.window[range].to_vec());
@@ -238,7 +239,7 @@ impl World {
                 (SendOp::FetchAdd { remote, rkey, add }, WcOpcode::FetchAdd, 8, bytes)
             }
             7 => {
-                // The word that the next CAS looks at.
+                // The word that the next compare and swap uses.
                 stream.words[1] = self.random.0;
                 data = self.random.0.to_ne_bytes().to_vec();
                 let op = SendOp::AtomicWrite { remote: BASE + share + WORDS + 8, rkey };
@@ -263,7 +264,7 @@ impl World {
                 (SendOp::CompareSwap { remote, rkey, compare, swap }, WcOpcode::CompSwap, 8, bytes)
             }
         };
-        // Unsignaled requests are known to be done only when something behind them completes.
+        // Unsignaled requests are known to be done only when a later one completes.
         let last = stream.left == 1 || stream.posted.len() as u64 + 1 == DEPTH;
         let signaled = last || !self.random.one_in(4);
         let list = self.cut(slot, list_len, self.keys[at]);
@@ -294,7 +295,7 @@ impl World {
         end.engine.post_recv(end.qpns[qp], &wr, &mut end.host).expect("there is room");
     }
 
-    /// Posts what there is room for, more or less; whether there is more to post.
+    /// Posts requests and receives, roughly as many as fit. Returns whether more are left to post.
     fn work(&mut self) -> bool {
         for qp in 0..self.streams.len() {
             for at in 0..2 {
@@ -312,7 +313,7 @@ impl World {
         self.streams.iter().flatten().any(|stream| stream.left > 0)
     }
 
-    /// Compares what completed with what was expected.
+    /// Compares the completions with the expected ones.
     fn check(&mut self) {
         for at in 0..2 {
             for cqe in std::mem::take(&mut self.ends[at].host.completions) {
@@ -355,7 +356,7 @@ impl World {
         }
     }
 
-    /// Lets both ends send; the network does its worst.
+    /// Lets both ends send, with faults in the network.
     fn send(&mut self) {
         for at in 0..2 {
             let end = &mut self.ends[at];
@@ -383,7 +384,7 @@ impl World {
         }
     }
 
-    /// Goes on to the next thing that happens; `false` if nothing does.
+    /// Advances to the next event; `false` if there is none.
     fn pass(&mut self) -> bool {
         let arrival = self.flying.iter().map(|(due, order, ..)| (*due, *order)).min();
         let timer = self.ends.iter().filter_map(|end| end.engine.poll_timeout()).min();
@@ -433,7 +434,7 @@ impl World {
         panic!("it does not end");
     }
 
-    /// Everything is done: memory is what the model says.
+    /// After everything is done: compares the memory with the model.
     fn compare(&mut self) {
         for at in 0..2 {
             let end = &self.ends[at];
@@ -461,7 +462,7 @@ impl World {
     }
 }
 
-/// Prints how to see it again.
+/// Prints how to replay the run.
 struct Replay(u64);
 
 impl Drop for Replay {

@@ -57,11 +57,11 @@ fn an_ack_that_passes_an_unanswered_read_is_an_implied_nak() {
     solo.hear_ack(2);
     assert!(solo.completed().is_empty());
     assert_eq!(solo.sent(), ["READ #0 @9000+300", "SEND_ONLY #2 10B ack"]);
-    // Once only: the next one may have been on its way.
+    // Only once: the next response may have been in flight.
     solo.hear_ack(2);
     assert!(solo.sent().is_empty());
     assert_eq!(solo.end.engine.counters().implied_nak_seq_err, 1);
-    // But a timeout tries again.
+    // But a timeout sends it again.
     solo.wait(TIMEOUT_14);
     assert_eq!(solo.sent().len(), 2);
     solo.hear_data(Op::RC_RDMA_READ_RESPONSE_FIRST, 0, &[1; 256]);
@@ -82,7 +82,7 @@ fn an_atomic_that_was_passed_over_is_asked_for_again() {
             None => solo.hear_ack(2),
             Some(code) => solo.hear_nak(2, code),
         }
-        // What is before the atomic is acknowledged all the same.
+        // The requests before the atomic are acknowledged all the same.
         assert_eq!(solo.completed(), [(1, WcStatus::Success)], "{code:?}");
         assert_eq!(solo.sent(), ["FETCH_ADD #1", "SEND_ONLY #2 10B ack"]);
         solo.hear_found(1, 5);
@@ -131,7 +131,7 @@ fn a_large_read_is_cut_and_retried_with_the_same_borders() {
     assert_eq!(solo.sent(), ["READ #5 @9500+768", "READ #8 @9800+512"]);
 }
 
-/// So many packets each READ of `packets` asks for at once, if our own queue holds `own`.
+/// How many packets each request of a READ of `packets` asks for, if our own queue holds `own`.
 fn pieces(mtu: Mtu, own: Budget, packets: u32) -> Vec<u32> {
     let setup = Setup { mtu, own: Some(own), arena: 1 << 20, ..Setup::script() };
     let mut solo = Solo::new(&setup);
@@ -149,7 +149,7 @@ fn a_read_asks_for_a_third_of_our_room_in_full_runs_or_for_half_of_it() {
     let third = |datagrams| pieces(Mtu::Mtu4096, Budget { datagrams, ..wide }, 200);
     assert_eq!(third(99), [33, 33, 33], "no more than our room at a time");
     assert_eq!(third(53), [15, 15, 15]);
-    // A response of 256 or of 512 bytes costs 1,280: this is room for nine.
+    // A response of 256 or of 512 bytes costs 1,280: this is credit for nine.
     for mtu in [Mtu::Mtu256, Mtu::Mtu512] {
         let nine = Budget { bytes: 9 * 1280, ..wide };
         assert_eq!(pieces(mtu, nine, 4), [4], "{mtu:?}");
@@ -159,7 +159,8 @@ fn a_read_asks_for_a_third_of_our_room_in_full_runs_or_for_half_of_it() {
     assert_eq!(pieces(Mtu::Mtu256, one, 2)[0], 1, "something must be asked for");
 }
 
-/// A super-packet takes one place of our queue, if it arrives as such: then more is asked for, bit by bit; but what was begun keeps its borders.
+/// A super-packet that arrives as one takes one slot of our queue. Then READs gradually ask for
+/// more at once. A READ that has begun keeps its request boundaries.
 #[test]
 fn where_super_packets_arrive_whole_a_read_asks_for_more() {
     let own = Some(Budget { bytes: 8 << 20, datagrams: 48 });
@@ -325,20 +326,21 @@ fn duplicate_sends_and_writes_are_acknowledged_again_and_not_executed_again() {
     let reth = solo.reth(100, 5);
     solo.hear_request(Op::RC_RDMA_WRITE_ONLY, 1, &[&reth, b"first"]);
     solo.hear_request(Op::RC_RDMA_WRITE_ONLY, 1, &[&reth, b"again"]);
-    // One answer covers both, and both requests.
+    // One acknowledgement covers both, and both requests.
     assert_eq!(solo.sent(), ["ACK #1"]);
     assert_eq!(&solo.end.host.arena[100..105], b"first");
     assert_eq!(solo.end.engine.counters().duplicate_request, 2);
 }
 
-/// An ACK with the PSN of a READ would be taken for its response by some (Linux rxe), though that may be lost.
+/// Some peers (Linux rxe) would take an ACK with the PSN of a READ for its response, although the
+/// response may be lost.
 #[test]
 fn an_ack_never_has_the_psn_of_a_read() {
     let mut solo = Solo::script();
     let reth = solo.reth(0, 300);
     solo.hear_request(Op::RC_RDMA_WRITE_ONLY, 0, &[&solo.reth(0, 4), b"data"]);
     solo.hear_request(Op::RC_RDMA_READ_REQUEST, 1, &[&reth]);
-    // The response acknowledges the WRITE, too.
+    // The response also acknowledges the WRITE.
     assert_eq!(solo.sent(), ["READ_FIRST #1 256B", "READ_LAST #2 44B"]);
     solo.hear_request(Op::RC_RDMA_WRITE_ONLY, 0, &[&solo.reth(0, 4), b"data"]);
     assert_eq!(solo.sent(), ["ACK #0"]);
@@ -373,7 +375,7 @@ fn records_are_kept_until_as_many_came_after_them() {
         assert_eq!(solo.sent().len(), expected.len(), "PSN {psn}");
     }
     assert_eq!(solo.end.engine.drops().stale_duplicate, 2);
-    // Records serve again after they wrapped, and a new one still finds room.
+    // Responder resources are used again after they wrap, and a new request still finds one.
     let reth = solo.reth(0, 8);
     solo.hear_request(Op::RC_RDMA_READ_REQUEST, 6, &[&reth]);
     assert_eq!(solo.sent(), ["READ_ONLY #6 8B"]);
@@ -420,7 +422,7 @@ fn a_duplicate_while_the_ring_is_full_and_the_first_answer_is_under_way() {
     solo.hear_request(Op::RC_RDMA_READ_REQUEST, 0, &[&reth[0]]);
     solo.hear_request(Op::RC_RDMA_READ_REQUEST, 3, &[&reth[1]]);
     assert_eq!(solo.sent(), ["READ_FIRST #0 256B"]);
-    // Half sent: what was sent is sent again, the rest follows once.
+    // The READ is half answered: the sent responses are sent again, and the rest follows once.
     solo.hear_request(Op::RC_RDMA_READ_REQUEST, 0, &[&reth[0]]);
     solo.hear_request(Op::RC_RDMA_READ_REQUEST, 3, &[&reth[1]]);
     let mut seen = Vec::new();
@@ -488,7 +490,8 @@ fn a_region_that_goes_away_under_a_read_ends_it_with_a_nak_at_that_packet() {
     assert!(solo.sent().is_empty());
 }
 
-/// The peer has its answer, our program its memory back; and then the network brings the request once more.
+/// The peer has its response, and our program has deregistered the memory; then the network
+/// delivers the request once more.
 #[test]
 fn a_late_duplicate_of_a_read_does_no_harm_when_its_region_is_gone() {
     let mut solo = answered(1);
@@ -500,7 +503,7 @@ fn a_late_duplicate_of_a_read_does_no_harm_when_its_region_is_gone() {
     assert_eq!(solo.event(), None);
     assert_eq!(solo.state(), rocinante_stack::verbs::QpState::Rts);
     assert_eq!(solo.end.engine.drops().stale_duplicate, 1);
-    // What comes next is answered.
+    // The next request gets its response.
     solo.hear_request(Op::RC_RDMA_WRITE_ONLY, 1, &[&solo.reth(0, 0)]);
     assert_eq!(solo.sent(), ["ACK #1"]);
 }

@@ -1,4 +1,4 @@
-//! What a responder does with requests, good and bad: order, lengths, keys, receives.
+//! A responder and its requests, good and bad: order, lengths, keys, receives.
 
 mod common;
 
@@ -8,7 +8,7 @@ use rocinante_stack::types::Key;
 use rocinante_stack::verbs::{QpEvent, QpState, WcOpcode, WcStatus};
 use rocinante_stack::wire::Opcode as Op;
 
-/// The NAK that a single bad request gets, as the first after `before`, and the event.
+/// The NAK that a single bad request gets, as the first bad one after `before`, and the event.
 fn refused(before: &[(Op, &[&[u8]])], opcode: Op, rest: &[&[u8]]) -> (String, Option<QpEvent>) {
     let mut solo = Solo::script();
     let list = [solo.sge(0, 4096)];
@@ -30,7 +30,7 @@ fn refused_by(
     let sent = solo.sent();
     assert_eq!(sent.len(), 1, "{opcode:?}: {sent:?}");
     assert_eq!(solo.state(), QpState::Err, "{opcode:?}");
-    // Silence from here on.
+    // No more responses from here on.
     solo.hear_request(opcode, before.len() as i64, rest);
     assert!(solo.sent().is_empty());
     (sent[0].clone(), solo.event())
@@ -71,11 +71,12 @@ fn each_wrong_opcode_sequence_is_an_invalid_request() {
         (Op::RC_FLUSH, &[&atomic[..20]]),
         (Op::RC_ATOMIC_WRITE, &[&whole, &full[..8]]),
     ];
-    // Nothing under way: what goes on, or ends, is wrong.
+    // No message is in progress: a packet that continues or ends one is wrong.
     for (opcode, rest) in send_rest.iter().chain(write_rest) {
         assert_eq!(refused(&[], *opcode, rest), (invalid(0), Some(QpEvent::ReqErr)));
     }
-    // In the middle of a SEND: what begins is wrong, and what goes on with a WRITE. No event: the receive tells.
+    // In the middle of a SEND: a packet is wrong if it begins a message, or continues a WRITE.
+    // There is no event, because the receive reports the error.
     let send_first: &[(Op, &[&[u8]])] = &[(Op::RC_SEND_FIRST, &[&full])];
     for (opcode, rest) in begins.iter().chain(write_rest) {
         assert_eq!(refused(send_first, *opcode, rest), (invalid(1), None), "{opcode:?}");
@@ -131,7 +132,7 @@ fn the_bytes_of_a_write_are_as_many_as_its_header_says() {
     check(10, &[(O::RC_RDMA_WRITE_ONLY, 11)]);
     check(0, &[(O::RC_RDMA_WRITE_ONLY, 1)]);
     check(1, &[(O::RC_RDMA_WRITE_ONLY, 0)]);
-    // One packet would do.
+    // One packet would be enough.
     check(256, &[(O::RC_RDMA_WRITE_FIRST, 256)]);
     check(512, &[(O::RC_RDMA_WRITE_FIRST, 256), (O::RC_RDMA_WRITE_MIDDLE, 256)]);
     check(500, &[(O::RC_RDMA_WRITE_FIRST, 256), (O::RC_RDMA_WRITE_LAST, 243)]);
@@ -157,7 +158,7 @@ fn zero_length_needs_no_key() {
     assert_eq!((cqes[1].wr_id, cqes[1].opcode, cqes[1].byte_len), (2, WcOpcode::Recv, 0));
 }
 
-/// Every way to name memory that is refused: key, address, length.
+/// Every memory reference that is refused: key, address, length.
 fn bad_targets(solo: &mut Solo) -> Vec<(&'static str, Vec<u8>)> {
     let len = solo.setup.arena as u64;
     let host = &mut solo.end.host;
@@ -191,7 +192,7 @@ fn memory_that_is_not_the_peers_is_an_access_error() {
             match opcode {
                 Op::RC_RDMA_WRITE_ONLY => rest.extend_from_slice(&[0xff; 8]),
                 Op::RC_FETCH_ADD => {
-                    // An AtomicETH has the operands where a RETH has the length.
+                    // An AtomicETH has its operands where a RETH has the length.
                     rest.truncate(12);
                     rest.extend_from_slice(&[0xff; 16]);
                     if u64::from_be_bytes(rest[..8].try_into().unwrap()) % 8 != 0 {
@@ -287,7 +288,7 @@ fn a_receive_that_is_too_small_fails_on_both_sides() {
         assert!(solo.end.host.arena.iter().all(|byte| *byte == 0));
         assert_eq!(solo.end.host.recvs_retired, 2);
     }
-    // Also in mid-message.
+    // Also in the middle of a message.
     let mut solo = Solo::script();
     let list = [solo.sge(0, 300)];
     solo.post_recv(1, &list);
@@ -369,7 +370,7 @@ fn a_gap_is_reported_once_each_time_that_the_peer_goes_back() {
     assert_eq!(solo.sent(), ["NAK #1 sequence"]);
     solo.hear_request(Op::RC_RDMA_WRITE_MIDDLE, 6, &[&[9; 256]]);
     assert!(solo.sent().is_empty());
-    // It went back, and what is missing was lost again, or the NAK was.
+    // The requester went back, and the missing packet was lost again, or the NAK was.
     for psn in [2, 3, 4] {
         solo.hear_request(Op::RC_RDMA_WRITE_MIDDLE, psn, &[&[9; 256]]);
     }
@@ -377,7 +378,7 @@ fn a_gap_is_reported_once_each_time_that_the_peer_goes_back() {
     let counters = solo.end.engine.counters();
     assert_eq!((counters.out_of_seq_request, counters.sent_seq_err), (8, 2));
     assert_eq!(solo.end.engine.drops().out_of_sequence, 6);
-    // It comes, and the next gap is news again.
+    // It arrives, and the next gap is reported again.
     solo.hear_request(Op::RC_RDMA_WRITE_MIDDLE, 1, &[&[2; 256]]);
     solo.hear_request(Op::RC_RDMA_WRITE_LAST, 3, &[&[4; 232]]);
     assert_eq!(solo.sent(), ["NAK #2 sequence"]);
@@ -415,7 +416,7 @@ fn acks_are_coalesced_and_only_sent_when_asked_for() {
     assert!(solo.sent().is_empty());
 }
 
-/// A response acknowledges what is before its request, and nothing behind it.
+/// A response acknowledges the requests before its own, and none after it.
 #[test]
 fn the_acknowledgement_owed_behind_an_atomic_or_a_read_leaves_after_its_response() {
     for (name, answer) in [("atomic", "ATOMIC_ACKNOWLEDGE"), ("READ", "READ_ONLY")] {
@@ -436,15 +437,15 @@ fn the_acknowledgement_owed_behind_an_atomic_or_a_read_leaves_after_its_response
         };
         let response = |psn: i64| format!("{answer} #{psn}");
         let mut solo = Solo::script();
-        // Behind it: both leave.
+        // After it: both leave.
         hear(&mut solo, 0);
         write(&mut solo, 1);
         assert_eq!(begins(&solo.sent()), [response(0), "ACK #1".into()]);
-        // Before it: the response says so.
+        // Before it: the response acknowledges it.
         write(&mut solo, 2);
         hear(&mut solo, 3);
         assert_eq!(begins(&solo.sent()), [response(3)]);
-        // On both sides of it, and it comes again.
+        // Before and after it, and it comes again.
         write(&mut solo, 4);
         hear(&mut solo, 5);
         write(&mut solo, 6);
@@ -452,7 +453,7 @@ fn the_acknowledgement_owed_behind_an_atomic_or_a_read_leaves_after_its_response
         hear(&mut solo, 5);
         write(&mut solo, 7);
         assert_eq!(begins(&solo.sent()), [response(5), "ACK #7".into()]);
-        // A duplicate WRITE behind it is acknowledged again, too.
+        // A duplicate WRITE after it is acknowledged again, too.
         hear(&mut solo, 5);
         write(&mut solo, 6);
         assert_eq!(begins(&solo.sent()), [response(5), "ACK #7".into()]);

@@ -1,4 +1,5 @@
-//! Scenarios by the name of the fault, where the files by role leave one out: packets in, packets out, completions expected.
+//! Scenarios by the name of the fault, where the files by role leave one out: packets in, packets
+//! out, completions expected.
 //!
 //! `docs/conformance.md` says which rule each of them proves.
 
@@ -13,7 +14,7 @@ use rocinante_stack::wire::{Opcode as Op, Packet, Syndrome};
 
 // ---- lost acknowledgements ----
 
-/// Every operation whose only answer is lost is done once, whatever it is.
+/// Every operation is executed once, even if its only response is lost.
 #[test]
 fn a_lost_answer_of_each_operation_is_made_up_for() {
     let remote = |offset| BASE + offset;
@@ -35,7 +36,7 @@ fn a_lost_answer_of_each_operation_is_made_up_for() {
             _ => (SendOp::FetchAdd { remote: remote(16_384), rkey, add: 3 }, 8),
         };
         pair.send(0, 1, op, &[sge(if n < 4 { 0 } else { 16_384 }, len, keys[0])]);
-        // Whatever the responder says the first time is lost.
+        // The first responses are lost.
         let mut lost = 0;
         pair.pass = Box::new(move |from, _| {
             lost += u32::from(from == 1 && lost < 3);
@@ -56,7 +57,7 @@ fn a_lost_answer_of_each_operation_is_made_up_for() {
     }
 }
 
-/// Nor does the timer wait for them.
+/// The timer does not wait for lost ACKs either.
 #[test]
 fn a_lost_ack_is_covered_by_the_next() {
     let mut solo = Solo::script();
@@ -66,14 +67,14 @@ fn a_lost_ack_is_covered_by_the_next() {
     solo.hear_ack(3);
     let done: Vec<_> = (1..=4).map(|id| (id, WcStatus::Success)).collect();
     assert_eq!(solo.completed(), done);
-    // Ten times its timeout, 14.
+    // Ten times the timeout of code 14.
     solo.wait(10 * (4096 << 14));
     assert!(solo.sent().is_empty());
 }
 
 // ---- duplicates ----
 
-/// Every packet of every message again, after the message is complete.
+/// Every packet of every message is repeated after the message is complete.
 #[test]
 fn each_packet_of_a_message_again_changes_nothing() {
     let mut solo = Solo::script();
@@ -89,7 +90,7 @@ fn each_packet_of_a_message_again_changes_nothing() {
     let arena = solo.end.host.arena.clone();
     solo.post_recv(3, &list);
     for (psn, (opcode, body)) in talk.iter().enumerate() {
-        // Other bytes than the first time: they must not get anywhere.
+        // Other bytes than the first time: they must not be placed.
         let body: Vec<u8> = body.iter().map(|byte| !byte).collect();
         solo.hear_request(*opcode, psn as i64, &[&body]);
         assert_eq!(solo.sent(), ["ACK #5"], "{opcode:?}: the answer is the latest");
@@ -120,7 +121,7 @@ fn an_atomic_whose_record_was_overwritten_is_neither_done_again_nor_answered() {
         solo.hear_request(Op::RC_FETCH_ADD, psn, &[&add]);
         assert_eq!(solo.sent(), [format!("ATOMIC_ACKNOWLEDGE #{psn} ={psn}")]);
     }
-    // Two are kept, now at other places of the ring than they would be without a wrap.
+    // Two are kept, now in other slots of the ring than without a wrap.
     for psn in 0..5 {
         solo.hear_request(Op::RC_FETCH_ADD, psn, &[&add]);
         let expected = [format!("ATOMIC_ACKNOWLEDGE #{psn} ={psn}")];
@@ -138,14 +139,15 @@ fn a_duplicate_atomic_with_other_operands_is_answered_as_the_first_was() {
     solo.hear_request(Op::RC_FETCH_ADD, 0, &[&add]);
     solo.hear_request(Op::RC_FETCH_ADD, 0, &[&other]);
     solo.hear_request(Op::RC_COMPARE_SWAP, 0, &[&other]);
-    // One answer was still to leave: it serves all three.
+    // One response was still to leave: it serves all three.
     assert_eq!(solo.sent(), ["ATOMIC_ACKNOWLEDGE #0 =0"]);
     solo.hear_request(Op::RC_FETCH_ADD, 0, &[&other]);
     assert_eq!(solo.sent(), ["ATOMIC_ACKNOWLEDGE #0 =0"]);
     assert_eq!(solo.end.host.arena[64..72], [0; 8]);
 }
 
-/// PSNs are compared within half of their space: one less than 2^23 behind is old, and as far ahead is early.
+/// PSNs are compared within half of their space: up to 2^23 − 1 behind is a duplicate, and as far
+/// ahead is out of order.
 #[test]
 fn half_of_the_numbers_are_old_and_half_are_to_come() {
     let mut solo = Solo::script();
@@ -171,11 +173,11 @@ fn a_gap_in_the_middle_of_a_send_is_reported_and_the_message_goes_on() {
     solo.hear_request(Op::RC_SEND_FIRST, 0, &[&[1; 256]]);
     solo.hear_request(Op::RC_SEND_LAST, 2, &[&[3; 10]]);
     assert_eq!(solo.sent(), ["NAK #1 sequence"]);
-    // What is early is not looked at: a wrong opcode there is no offence yet.
+    // Packets out of order are not examined: a wrong opcode is no error yet.
     solo.hear_request(Op::RC_RDMA_WRITE_LAST, 3, &[&[3; 10]]);
     assert!(solo.sent().is_empty());
     solo.hear_request(Op::RC_SEND_MIDDLE, 1, &[&[2; 256]]);
-    // #2 and #3 came, and were dropped: the NAK says so without waiting for them.
+    // #2 and #3 arrived and were dropped: the NAK says so, without a wait for them.
     solo.hear_request(Op::RC_SEND_LAST, 2, &[&[3; 10]]);
     assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
     let arena = &solo.end.host.arena;
@@ -191,7 +193,7 @@ fn a_gap_before_reads_and_atomics_executes_none_of_them() {
     solo.hear_request(Op::RC_FETCH_ADD, 4, &[&add]);
     assert_eq!(solo.sent(), ["NAK #0 sequence"]);
     assert_eq!(solo.end.host.arena[..8], [0; 8]);
-    // A READ takes as many numbers as its response has packets: the next request's is #3, not #1.
+    // A READ takes as many PSNs as its response has packets: the next request's is #3, not #1.
     solo.hear_request(Op::RC_RDMA_READ_REQUEST, 0, &[&read]);
     assert_eq!(solo.sent().len(), 3);
     solo.hear_request(Op::RC_FETCH_ADD, 3, &[&add]);
@@ -213,8 +215,9 @@ fn a_sequence_nak_in_mid_message_acknowledges_what_is_before_it() {
 
 // ---- responses out of their order ----
 
-/// READ responses whose opcode does not fit where they stand are taken by their PSN, with the length that it asks for: hardware
-/// and rxe differ in how they split a repeated response. What they carry never gets anywhere else.
+/// A READ response with an opcode that does not fit its position is accepted by its PSN, if its
+/// length fits that PSN: hardware and rxe differ in how they split a repeated response. Its payload
+/// is never placed anywhere else.
 #[test]
 fn a_read_response_is_placed_by_its_number_with_the_length_of_its_place() {
     use Op as O;
@@ -224,7 +227,7 @@ fn a_read_response_is_placed_by_its_number_with_the_length_of_its_place() {
         O::RC_RDMA_READ_RESPONSE_LAST,
         O::RC_RDMA_READ_RESPONSE_ONLY,
     );
-    // A repeated READ begins with FIRST again, in the middle of the whole.
+    // The response to a repeated READ begins with FIRST again, in the middle of the whole.
     let good: [&[(Op, usize)]; 2] =
         [&[(first, 256), (first, 256), (last, 88)], &[(first, 256), (middle, 256), (only, 88)]];
     for talk in good {
@@ -238,7 +241,7 @@ fn a_read_response_is_placed_by_its_number_with_the_length_of_its_place() {
         let arena = &solo.end.host.arena;
         assert_eq!((arena[255], arena[256], arena[512], arena[600]), (1, 2, 3, 0));
     }
-    // Each place with each wrong length.
+    // Each position with each wrong length.
     for (psn, right) in [(0, 256), (1, 256), (2, 88)] {
         for (opcode, len) in [(middle, 256), (last, 88), (last, 87), (only, 255), (only, 0)] {
             if len == right {
@@ -263,7 +266,7 @@ fn an_ack_in_the_middle_of_a_read_does_not_end_it() {
     solo.hear_data(Op::RC_RDMA_READ_RESPONSE_FIRST, 0, &[1; 256]);
     solo.hear_ack(2);
     assert!(solo.completed().is_empty());
-    // It says that what is missing was answered, so it is asked for again.
+    // The ACK says that the missing response was sent, so the READ is repeated.
     assert_eq!(solo.sent(), ["READ #1 @9100+344"]);
 }
 
@@ -330,7 +333,7 @@ fn zero_length_of_every_request_takes_one_packet_and_completes() {
         SendOp::Read { remote, rkey },
     ];
     for (id, op) in ops.into_iter().enumerate() {
-        // No list at all, and a list of nothing whose key nobody registered.
+        // No list at all, and an empty element with an unregistered key.
         solo.post(id as u64, op, &[]);
         solo.post(id as u64 + 10, op, &[sge(0, 0, Key(0x55))]);
     }
@@ -345,7 +348,8 @@ fn zero_length_of_every_request_takes_one_packet_and_completes() {
     assert_eq!(ids, expected);
 }
 
-/// An empty message touches no memory, so what the receive names does not matter, however many elements it has.
+/// An empty message touches no memory. So the receive may name any memory, with any number of
+/// elements.
 #[test]
 fn an_empty_message_looks_at_no_key_of_its_receive() {
     let nowhere = sge(0, 64, Key(0x55));
@@ -360,7 +364,7 @@ fn an_empty_message_looks_at_no_key_of_its_receive() {
 
 // ---- keys ----
 
-/// The same memory registered again has another key; the old one stays dead.
+/// The same memory, registered again, has another key; the old key stays invalid.
 #[test]
 fn the_key_of_a_region_that_was_registered_again_is_refused() {
     for opcode in [Op::RC_RDMA_WRITE_ONLY, Op::RC_RDMA_READ_REQUEST, Op::RC_FETCH_ADD] {
@@ -467,7 +471,8 @@ fn no_receive_at_the_beginning_of_a_long_send_places_nothing() {
     assert_eq!(solo.end.host.arena[255..257], [1, 2]);
 }
 
-/// A peer that answers every request with RNR NAKs keeps one request waiting, at the delay that it asks for.
+/// A peer that answers every request with RNR NAKs delays one request, by the time that it asks
+/// for.
 #[test]
 fn rnr_naks_without_end_cost_one_packet_each_and_no_retry() {
     let mut solo = Solo::new(&Setup { rnr_retry: 7, retry_cnt: 0, ..Setup::script() });
@@ -510,7 +515,7 @@ fn only_a_write_with_immediate_that_succeeds_takes_a_receive() {
     let rest: &[&[u8]] = &[&bad, &[1, 2, 3, 4], &[1; 4]];
     solo.hear_request(Op::RC_RDMA_WRITE_ONLY_WITH_IMMEDIATE, 1, rest);
     assert_eq!(solo.sent(), ["NAK #1 access"]);
-    // The receive is flushed with all others, and says nothing of an immediate.
+    // The receive is flushed with all others, and its completion has no immediate.
     let cqes = std::mem::take(&mut solo.end.host.completions);
     assert_eq!((cqes.len(), cqes[0].status, cqes[0].imm), (1, WcStatus::WrFlushErr, None));
 }

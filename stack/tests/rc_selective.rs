@@ -1,5 +1,5 @@
-//! Selective repeat between two Rocinantes: what came too early is held and told of, and only what is missing goes again. The encoding is
-//! documented in `stack/src/rc/held.rs`.
+//! Selective repeat between two Rocinantes: the receiver keeps and reports packets out of order,
+//! and only missing packets are sent again. The encoding is documented in `stack/src/rc/held.rs`.
 
 mod common;
 
@@ -19,7 +19,7 @@ fn solo() -> Solo {
     Solo::new(&setup())
 }
 
-/// A WRITE of one packet, whose first byte is `byte`, to `256 * byte`.
+/// A WRITE of one packet and one byte, `byte`, to `256 * byte`.
 fn hear_write(solo: &mut Solo, psn: i64, byte: u8) {
     let header = solo.reth(256 * u64::from(byte), 1);
     solo.hear_request(Op::RC_RDMA_WRITE_ONLY, psn, &[&header, &[byte]]);
@@ -70,7 +70,7 @@ fn a_stranger_hears_nothing_of_it() {
     assert_eq!(solo.sent(), ["NAK #0 sequence"]);
     hear_write(&mut solo, 0, 1);
     assert_eq!(written(&solo), [1], "it is to be sent again");
-    // And what it says beyond the specification is not heard.
+    // And its report beyond the specification is ignored.
     (1..=4).for_each(|id| solo.send(id, 10));
     solo.sent();
     solo.hear_gap(0, &[1, 2, 3]);
@@ -114,7 +114,7 @@ fn memory_is_bounded_and_what_found_none_is_asked_for_again() {
     for psn in 1..=5 {
         hear_write(&mut solo, psn, psn as u8 + 1);
     }
-    // Each queue pair leaves as much as it has to the others.
+    // Each queue pair leaves as many buffers to the others as it takes.
     assert_eq!(solo.sent(), ["NAK #0 sequence holds [1, 2]"]);
     hear_write(&mut solo, 0, 1);
     assert_eq!(written(&solo), [1, 2, 3]);
@@ -131,7 +131,7 @@ fn a_gap_is_told_of_at_once_another_after_eight_packets_and_the_rest_by_thirty_t
     let mut is_told = |psn: &i64| {
         let header = solo.reth(0, 1);
         let mut packet = solo.request(Op::RC_RDMA_WRITE_ONLY, *psn, &[&header, &[1]]);
-        packet[8] &= 0x7f; // It does not ask.
+        packet[8] &= 0x7f; // without AckReq
         seal(&mut packet);
         solo.hear(&packet);
         !solo.sent().is_empty()
@@ -284,7 +284,8 @@ fn what_is_missing_is_asked_for_when_nothing_comes_back() {
     assert_eq!(solo.end.engine.counters().local_ack_timeout_err, 0);
 }
 
-/// A report puts off the question what else has arrived if something has since the one before, and not if it says the same again.
+/// A report postpones the question about other arrivals if it contains news since the one before. A
+/// repetition does not.
 #[test]
 fn only_news_put_off_the_question() {
     for (held, asks) in [(&[2][..], true), (&[2, 3], false)] {
@@ -303,7 +304,7 @@ fn only_news_put_off_the_question() {
     }
 }
 
-/// What leaves when the next timer that matters is due.
+/// The packets that leave when the next effective timer expires.
 fn next_sent(solo: &mut Solo) -> Vec<String> {
     loop {
         solo.wait_for_timer().expect("a timer");
@@ -314,7 +315,8 @@ fn next_sent(solo: &mut Solo) -> Vec<String> {
     }
 }
 
-/// The packet that goes again in the place of a probe asks, also if it did not at first: its answer was what was lost.
+/// A retransmission in the place of a probe has AckReq, even if it had none at first: its response
+/// may be the lost packet.
 #[test]
 fn a_lost_answer_to_a_repair_is_asked_for() {
     let mut solo = solo();
@@ -375,7 +377,7 @@ fn a_report_that_cannot_be_so_is_a_plain_nak() {
     solo.hear_gap(0, &[1, 2]);
     assert_eq!(solo.sent().len(), 1);
     solo.wait(1_000_000);
-    // It had said that it holds this.
+    // It had reported this packet as received.
     solo.hear_gap(1, &[3]);
     assert_eq!(solo.sent().len(), 3);
 }
@@ -390,8 +392,8 @@ fn send_up_to(solo: &mut Solo, from: i64, to: i64) {
     solo.completed();
 }
 
-/// PSNs that are 1,024 apart share a bit. It is cleared when its packet is acknowledged or goes
-/// again: else a later packet with that bit would not be known to be missing.
+/// PSNs that are 1,024 apart share a bit. The bit is cleared when its packet is acknowledged or
+/// sent again. Otherwise a later packet with that bit would not be known to be missing.
 #[test]
 fn what_was_held_is_not_taken_for_the_packet_1024_psns_later() {
     type Way = (&'static str, fn(&mut Solo));
@@ -413,7 +415,7 @@ fn what_was_held_is_not_taken_for_the_packet_1024_psns_later() {
             solo.wait(10_000_000);
             solo.hear_nak(0, NakCode::PsnSequenceError);
             assert_eq!(solo.sent().len(), 5);
-            // What the peer said it held is no longer believed.
+            // The peer's earlier report is no longer trusted.
             solo.hear_gap(0, &[4]);
             assert_eq!(solo.sent().len(), 4, "#0 to #3");
         }),
@@ -434,7 +436,8 @@ fn what_was_held_is_not_taken_for_the_packet_1024_psns_later() {
     }
 }
 
-/// Solicited bit, immediate data, place in the message and payload are those of the first packet.
+/// Solicited bit, immediate data, position in the message and payload are those of the first
+/// packet.
 #[test]
 fn what_goes_again_alone_is_the_packet_that_was_lost() {
     let (remote, rkey) = (0x9000, Key(9));
@@ -459,7 +462,7 @@ fn what_goes_again_alone_is_the_packet_that_was_lost() {
         let held = first.len() as i64;
         solo.hear_gap(0, &[held]);
         let again = solo.packets();
-        // All but AckReq and the ICRC.
+        // Everything but AckReq and the ICRC.
         let meant = |packet: &Vec<u8>| [&packet[..8], &packet[9..packet.len() - 4]].concat();
         let [first, again] = [&first, &again].map(|all| all.iter().map(meant).collect::<Vec<_>>());
         assert_eq!(first, again, "{op:?} of {len}");
@@ -489,7 +492,7 @@ fn every_pattern_of_losses_in_a_message_is_repaired_with_as_many_packets() {
         pair.run();
         assert_eq!(pair.ends[0].host.completed(), [(1, WcStatus::Success)], "{lost:#b}");
         assert_eq!(pair.ends[1].host.arena[4096..6144], data[..], "{lost:#b}");
-        // A lost tail is asked for by a timeout, after which everything that is not acknowledged goes again.
+        // A timeout detects a lost tail; then everything unacknowledged is sent again.
         let again = pair.ends[0].engine.counters().retransmitted_pkts;
         let tail = lost & 0x80 != 0;
         if !tail {

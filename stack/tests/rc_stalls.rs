@@ -1,4 +1,4 @@
-//! A host that stands still: its packets leave late, it reads late, or it answers late.
+//! A stalled host: its packets leave late, it reads late, or it responds late.
 
 mod common;
 
@@ -9,7 +9,8 @@ use rocinante_stack::{Busy, QpAttr};
 
 const TIMEOUT_14: u64 = 4096 << 14;
 
-/// The requester does not run for three timeouts; the answer came meanwhile, and is read first.
+/// The requester does not run for three timeouts. The response arrived meanwhile, and is read
+/// first.
 #[test]
 fn an_answer_that_came_while_the_host_stood_still_is_taken() {
     let mut solo = Solo::script();
@@ -17,14 +18,14 @@ fn an_answer_that_came_while_the_host_stood_still_is_taken() {
     solo.send(2, 10);
     assert_eq!(solo.sent().len(), 4);
     solo.now = solo.now.after(3 * TIMEOUT_14);
-    // The whole queue first, then what is due.
+    // First the whole receive queue, then expired timers.
     solo.hear_ack(2);
     solo.hear_ack(3);
     solo.wait(0);
     assert!(solo.sent().is_empty());
     assert_eq!(solo.completed(), [(1, WcStatus::Success), (2, WcStatus::Success)]);
     assert_eq!(solo.end.engine.counters().local_ack_timeout_err, 0);
-    // An answer to a part gives the rest as long as ever.
+    // A response to a part restarts the full time for the rest.
     solo.send(3, 10);
     solo.send(4, 10);
     solo.sent();
@@ -43,14 +44,14 @@ fn the_timeout_counts_from_when_the_packet_left() {
     solo.send(1, 10);
     let written = solo.now;
     assert_eq!(solo.sent().len(), 1);
-    // The host stood still before it handed the packet over.
+    // The host stalled before it handed the packet over.
     solo.now = written.after(5 * TIMEOUT_14);
     solo.end.engine.left_late(written, solo.now);
     solo.wait(0);
     solo.wait(TIMEOUT_14 - 1);
     assert!(solo.sent().is_empty());
     solo.wait(1);
-    // The same for what is sent again.
+    // The same for a retransmission.
     let written = solo.now;
     assert_eq!(solo.sent(), ["SEND_ONLY #0 10B ack"]);
     solo.now = written.after(5 * TIMEOUT_14);
@@ -62,7 +63,7 @@ fn the_timeout_counts_from_when_the_packet_left() {
     assert_eq!(solo.end.engine.counters().local_ack_timeout_err, 2);
 }
 
-/// Only what was written then has left late.
+/// Only the packets written at that time have left late.
 #[test]
 fn what_was_under_way_before_gains_nothing_by_a_late_packet() {
     let mut solo = Solo::script();
@@ -80,7 +81,7 @@ fn what_was_under_way_before_gains_nothing_by_a_late_packet() {
     assert_eq!(solo.sent().len(), 2);
 }
 
-/// The peer has asked for a pause: that is not the time of a packet.
+/// The peer has asked for an RNR delay; a packet's late departure does not change that.
 #[test]
 fn a_late_packet_does_not_make_a_pause_longer() {
     let mut solo = Solo::script();
@@ -96,7 +97,8 @@ fn a_late_packet_does_not_make_a_pause_longer() {
     assert_eq!(solo.end.engine.poll_timeout(), pause);
 }
 
-/// After a timeout the port has no room for half of another: the peer still has a whole one to answer.
+/// After a timeout the port has no room for half of another timeout: the peer still gets a whole
+/// one to respond.
 #[test]
 fn what_is_sent_again_late_is_waited_for_as_long() {
     let mut solo = Solo::new(&Setup { retry_cnt: 1, ..Setup::script() });
@@ -114,8 +116,9 @@ fn what_is_sent_again_late_is_waited_for_as_long() {
     assert_eq!(solo.completed(), [(1, WcStatus::RetryExcErr)]);
 }
 
-/// The responder stands still for two and a half timeouts, again and again: everything it gets then is what it was sent, and
-/// what it was sent again. Atomics are executed once, and the connection survives.
+/// The responder stalls for two and a half timeouts, again and again. Then it gets both the
+/// original packets and their retransmissions. Atomics are executed once, and the connection
+/// survives.
 #[test]
 fn a_responder_that_stands_still_answers_everything_once() {
     const ATOMICS: u64 = 100;
@@ -134,7 +137,7 @@ fn a_responder_that_stands_still_answers_everything_once() {
         end.engine.poll_transmit(pair.now, 1 << 20, &mut end.host, &mut end.out);
         unread.extend(end.out.packets.drain(..));
         if turn % 3 == 2 {
-            // Its turn: it reads all, then it answers.
+            // Its turn: it reads all packets, then it responds.
             let [src, dst] = [pair.ends[0].addr, pair.ends[1].addr];
             for packet in unread.drain(..) {
                 pair.inject(1, src, dst, &packet);
@@ -173,7 +176,7 @@ fn a_queue_pair_is_busy_while_requests_wait_for_room_or_an_answer() {
     assert_eq!(busy(&solo), Busy::Answered, "it is on its way");
     solo.hear_ack(0);
     assert_eq!(busy(&solo), Busy::No);
-    // What is posted to a broken queue pair is not under way.
+    // A request posted to a broken queue pair is not in flight.
     solo.send(2, 10);
     let qpn = solo.end.qpn;
     let broken = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };

@@ -1,4 +1,5 @@
-//! The life of a queue pair: transitions, attributes, posting in every state, flushing, RESET and reuse, destruction.
+//! The life of a queue pair: transitions, attributes, posting in every state, flushing, RESET and
+//! reuse, destruction.
 
 mod common;
 
@@ -11,7 +12,7 @@ use rocinante_stack::verbs::{
 use rocinante_stack::wire::{NakCode, Opcode as Op};
 use rocinante_stack::{Engine, EngineConfig, ModifyError, PostError, QpAttr, QpInit};
 
-/// Those that a reliable connection can be in.
+/// The states of a reliable connection.
 const STATES: [QpState; 6] =
     [QpState::Reset, QpState::Init, QpState::Rtr, QpState::Rts, QpState::Sqd, QpState::Err];
 
@@ -69,7 +70,7 @@ fn only_the_transitions_of_the_table_are_possible() {
                 );
             let result = end.modify(qpn, &step(target));
             if matches!(from, QpState::Rts | QpState::Sqd) && target == QpState::Rts {
-                // The row exists, but with other attributes.
+                // The transition exists, but with other attributes.
                 let attribute = "IBV_QP_SQ_PSN";
                 assert_eq!(result, Err(ModifyError::NotAllowed { to: target, attribute }));
             } else if legal {
@@ -123,7 +124,7 @@ fn each_missing_attribute_is_named() {
             assert_eq!(end.modify(qpn, &attr), Err(missing.clone()));
             assert!(missing.to_string().contains(attribute));
             assert_eq!(end.state(qpn), from);
-            // Nothing has changed: the whole step still works.
+            // Nothing has changed: the complete step still works.
             assert_eq!(end.modify(qpn, &step(target)), Ok(()));
         }
     }
@@ -211,7 +212,7 @@ fn posting_in_every_state() {
         let flushed = [(1, WcStatus::WrFlushErr), (2, WcStatus::WrFlushErr)];
         let expected = if state == QpState::Err { &flushed[..] } else { &[] };
         assert_eq!(end.host.completed(), expected, "{state}");
-        // Nothing leaves where nothing may.
+        // Packets leave only in RTS.
         end.engine.poll_transmit(Default::default(), 9, &mut end.host, &mut end.out);
         assert_eq!(end.out.packets.len(), usize::from(state == QpState::Rts));
     }
@@ -256,7 +257,7 @@ fn an_error_flushes_sends_then_receives_in_order() {
     assert_eq!(cqes.iter().map(|cqe| cqe.wr_id).collect::<Vec<_>>(), [1, 2, 3, 4, 5, 6]);
     assert_eq!((cqes[0].opcode, cqes[5].opcode), (WcOpcode::Send, WcOpcode::Recv));
     assert_eq!((solo.end.host.sends_retired, solo.end.host.recvs_retired), (3, 3));
-    // And once more changes nothing.
+    // A second change to ERR has no effect.
     solo.end.modify(qpn, &to(QpState::Err)).unwrap();
     assert!(solo.completed().is_empty());
     assert!(solo.sent().is_empty());
@@ -289,7 +290,7 @@ fn reset_forgets_all_work_without_completions_and_the_queue_pair_serves_again() 
     solo.end.modify(qpn, &to(QpState::Reset)).unwrap();
     assert!(solo.completed().is_empty());
     assert_eq!(solo.end.engine.query_qp(qpn).unwrap().1, to(QpState::Reset));
-    // Old packets fly on while it is set up again.
+    // Old packets are still in flight while it is set up again.
     let setup = Setup { psn: [0x800, 0x6000], ..Setup::script() };
     for attr in steps(0, addr(1), PEER, &setup) {
         solo.hear(&old_request);
@@ -297,7 +298,8 @@ fn reset_forgets_all_work_without_completions_and_the_queue_pair_serves_again() 
         solo.end.modify(qpn, &attr).unwrap();
     }
     solo.setup = setup;
-    // From RTR on the old request is a duplicate, by its PSN, and answered as one; nothing is executed.
+    // From RTR on, the old request is a duplicate by its PSN, and is acknowledged as one. Nothing
+    // is executed.
     assert_eq!(solo.sent(), ["ACK #-1"]);
     solo.send(3, 10);
     assert_eq!(solo.sent(), ["SEND_ONLY #0 10B ack"]);
@@ -341,7 +343,7 @@ fn a_destroyed_queue_pair_leaves_nothing_behind() {
     solo.hear_nak(4, NakCode::PsnSequenceError);
     assert!(solo.completed().is_empty());
     assert_eq!(solo.end.engine.drops().unknown_qpn, 2);
-    // Its slot serves another.
+    // Another queue pair uses its slot.
     let setup = Setup::script();
     solo.end.qpn = solo.end.engine.create_qp(&qp_init(&setup), 77).unwrap();
     let new = solo.end.qpn;
@@ -385,7 +387,7 @@ fn queue_pairs_are_limited_and_numbered_without_a_pattern_of_ours() {
     let config = EngineConfig { max_qp: 300, qpn_slot: 0x5a, ..EngineConfig::default() };
     let mut engine = Engine::new(config);
     let init = qp_init(&Setup::script());
-    // The same random number for all: they must differ all the same.
+    // The same random number for all: the QPNs must differ all the same.
     let mut qpns: Vec<_> = (0..300).map(|_| engine.create_qp(&init, 0xffff).unwrap()).collect();
     assert!(engine.create_qp(&init, 1).is_none());
     assert_eq!((engine.qp_count(), engine.config().max_qp), (300, 300));

@@ -1,4 +1,5 @@
-//! Many queue pairs and one receiver whose room comes back in pieces of any size: all get as much of it.
+//! Many queue pairs and one receiver with credit that comes back in pieces of any size: all queue
+//! pairs get an equal share.
 
 mod common;
 
@@ -7,11 +8,11 @@ use rocinante_stack::Budget;
 use rocinante_stack::types::Mtu;
 use rocinante_stack::verbs::{SendOp, WcStatus};
 
-/// Who sends what to whom.
+/// The senders, their messages and the receiver.
 #[derive(Debug, Clone, Copy)]
 struct Line {
     qps: usize,
-    /// Messages that each posts at a time.
+    /// Messages that each queue pair keeps posted.
     depth: u64,
     /// Packets of a message.
     message: u32,
@@ -19,8 +20,9 @@ struct Line {
     room: u32,
 }
 
-/// How many messages of each queue pair complete while the receiver takes `packets`, `pieces` of them at a time, and the sender's port `port` at a time. No time
-/// passes that any deadline waits for.
+/// How many messages of each queue pair complete while the receiver takes `packets`. It takes as
+/// many at a time as `pieces` says in turn; the sender's port holds `port` at a time. Too little
+/// time passes for any deadline.
 fn shares(line: Line, pieces: &[usize], port: usize, packets: usize) -> Vec<u64> {
     let Line { qps, depth, message, room } = line;
     let budget = Budget { bytes: u32::MAX, datagrams: room };
@@ -66,7 +68,7 @@ fn shares(line: Line, pieces: &[usize], port: usize, packets: usize) -> Vec<u64>
     done
 }
 
-/// Two turns of 64 packets, by which two queue pairs may be apart at any time.
+/// Two turns of 64 packets: the most by which two queue pairs may differ at any time.
 const APART: u64 = 2 * 4;
 
 #[test]
@@ -83,7 +85,8 @@ fn room_in_small_and_large_pieces_is_shared_equally() {
     }
 }
 
-/// What a packet needs that is awaited becomes less when the answer to one before has come: who waits for a whole run must not go on to do so.
+/// A packet that may wait for an earlier response needs less room after that response has arrived.
+/// A queue pair that waits for room for a whole run must then stop waiting.
 #[test]
 fn long_messages_never_wait_for_what_nobody_asks_for() {
     for room in [17, 33, 40, 84, 100, 151] {

@@ -1,4 +1,4 @@
-//! The PSN wraps at 2^24, wherever a message stands.
+//! The PSN wraps at 2^24, at any position in a message.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! The scripts of `scripts/`, played to our engine in virtual time: a test for each.
+//! The scripts of `scripts/`, played to our engine in virtual time: one test for each.
 
 mod common;
 
@@ -11,13 +11,13 @@ use rocinante_stack::mem::{Access, PdId, Region, Sge};
 use rocinante_stack::types::{Key, Qpn};
 use rocinante_stack::verbs::{QpState, SendData, SendOp, SendWr};
 
-/// Deadlines in a row without anything of interest.
+/// Most deadlines in a row without a relevant event.
 const DEADLINES: u32 = 1000;
 
-/// An engine whose peer is a script.
+/// An engine; a script is its peer.
 struct Virtual {
     solo: Solo,
-    /// Keys of regions, which lie one behind the other in the arena, with their place in it.
+    /// Keys of the regions with their offsets in the arena, where they lie one behind the other.
     regions: Vec<(Key, usize)>,
     used: usize,
     said: VecDeque<Vec<u8>>,
@@ -44,7 +44,7 @@ impl Virtual {
         ranges.iter().map(element).collect()
     }
 
-    /// Lets time pass until `found` finds something.
+    /// Lets time pass until `found` returns something.
     fn wait<T>(&mut self, wait: bool, found: impl Fn(&mut Self) -> Option<T>) -> Option<T> {
         for _ in 0..DEADLINES {
             let packets = self.solo.packets();
@@ -97,7 +97,7 @@ impl Subject for Virtual {
         let (offset, pd) = (self.used, if foreign { PdId(PD.0 + 1) } else { PD });
         let (host, start) = (offset as u64, BASE + offset as u64);
         let region = Region { pd, start, len: len as u64, host, access };
-        // As random as keys are for real: a former one does not come again at once.
+        // As random as real keys: a former key does not come again at once.
         let random = 0x5eed_0000 + 0x0135_7900 * self.regions.len() as u32;
         let rkey = self.solo.end.host.regions.insert(region, random).expect("room");
         self.regions.push((rkey, offset));

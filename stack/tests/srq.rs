@@ -1,4 +1,5 @@
-//! Shared receive queues: whoever needs a receive takes the oldest, and none is lost with who took it.
+//! Shared receive queues: a queue pair that needs a receive takes the oldest. No receive is lost
+//! when the queue pair that took it goes away.
 
 mod common;
 
@@ -37,7 +38,7 @@ fn to(state: QpState) -> QpAttr {
     QpAttr { state: Some(state), ..QpAttr::default() }
 }
 
-/// `wr_id` and queue pair of what completed, all of it well.
+/// `wr_id` and queue pair of the completions; all must be successful.
 fn received(end: &mut End) -> Vec<(u64, Qpn)> {
     let done = end.host.completions.drain(..);
     done.map(|cqe| {
@@ -71,7 +72,7 @@ fn whoever_needs_a_receive_takes_the_oldest() {
             assert_eq!(received(&mut pair.ends[1]), [(wr_id, qpns[qp])], "{qp_type}");
             assert_eq!(pair.ends[1].host.arena[wr_id as usize * 1000..][..700], data);
         }
-        // A WRITE with immediate takes one, too, a WRITE none.
+        // A WRITE with immediate takes one too, a plain WRITE none.
         let (remote, rkey) = (BASE + 20_000, keys[1]);
         pair.send_on(0, 0, 9, SendOp::Write { remote, rkey, imm: None }, &[sge(0, 700, keys[0])]);
         pair.run();
@@ -81,7 +82,7 @@ fn whoever_needs_a_receive_takes_the_oldest() {
         pair.run();
         let cqe = pair.ends[1].host.completions[0];
         assert_eq!((cqe.wr_id, cqe.opcode), (6, WcOpcode::RecvRdmaWithImm));
-        // Nobody's own queue is concerned.
+        // No receive of a queue pair's own queue was retired.
         assert_eq!(pair.ends[1].host.recvs_retired, 0);
     }
 }
@@ -119,10 +120,10 @@ fn without_a_receive_the_sender_waits_until_one_is_posted() {
     let list = [solo.sge(0, 100)];
     solo.end.share(5, &list).unwrap();
     send(&mut solo);
-    // What is shared is promised to nobody.
+    // Shared receives are promised to no peer.
     assert_eq!(solo.sent(), ["ACK #0"]);
     assert_eq!(solo.completed(), [(5, WcStatus::Success)]);
-    // Two engines find that out by themselves.
+    // Two engines find that out on their own.
     let (mut pair, keys) = pair(QpType::Rc, 1, 4);
     pair.send(0, 9, SEND, &[sge(0, 700, keys[0])]);
     pair.run_until(|pair| pair.ends[0].engine.counters().rcvd_rnr_err > 2);
@@ -136,7 +137,7 @@ fn the_limit_is_told_once_and_again_when_it_is_set_again() {
     let (mut pair, keys) = pair(QpType::Rc, 2, 8);
     assert_eq!(limit(&mut pair.ends[1], 9), Err(SrqError::Limit));
     assert_eq!(limit(&mut pair.ends[1], 3), Ok(()));
-    // That so few are posted says nothing: no message has come.
+    // A small number of posted receives alone raises no event: no message has come.
     share(&mut pair.ends[1], 1..=4, keys[1]);
     assert_eq!((pair.ends[1].engine.poll_srq_event(), armed(&pair.ends[1])), (None, 3));
     let mut told = Vec::new();
@@ -148,7 +149,7 @@ fn the_limit_is_told_once_and_again_when_it_is_set_again() {
     let srq = pair.ends[1].srq;
     assert_eq!(told, [None, srq, None, None]);
     assert_eq!(armed(&pair.ends[1]), 0);
-    // With none left, the next message is told of, though it finds none.
+    // With none left, the next message raises the event, although it finds no receive.
     assert_eq!(limit(&mut pair.ends[1], 1), Ok(()));
     assert_eq!(pair.ends[1].engine.poll_srq_event(), None);
     pair.send(0, 9, SEND, &[]);
@@ -156,7 +157,7 @@ fn the_limit_is_told_once_and_again_when_it_is_set_again() {
     assert_eq!((pair.ends[1].engine.poll_srq_event(), armed(&pair.ends[1])), (srq, 0));
     assert_eq!(pair.ends[1].engine.poll_srq_event(), None);
     share(&mut pair.ends[1], [5], keys[1]);
-    // 0 wants no event.
+    // 0 means no event.
     assert_eq!(limit(&mut pair.ends[1], 1).and_then(|()| limit(&mut pair.ends[1], 0)), Ok(()));
     pair.run();
     assert_eq!(pair.ends[1].engine.poll_srq_event(), None);
@@ -183,10 +184,10 @@ fn who_breaks_flushes_what_it_took_and_leaves_the_rest() {
     assert!(end.host.completions.is_empty());
     let events: Vec<_> = std::iter::from_fn(|| end.engine.poll_event()).collect();
     assert_eq!(events, [(dies, QpEvent::LastWqeReached)]);
-    // Once, however often it is told to break.
+    // Only once, even if it is told to break again.
     end.modify(dies, &to(QpState::Err)).unwrap();
     assert_eq!((end.engine.poll_event(), end.host.completions.len()), (None, 0));
-    // The other takes the next, and there is room for one again.
+    // The other queue pair takes the next, and there is room for one again.
     pair.pass = Box::new(|_, _| true);
     pair.send_on(0, 1, 8, SEND, &[]);
     pair.run_until(|pair| !pair.ends[1].host.completions.is_empty());
@@ -216,7 +217,7 @@ fn what_is_refused_takes_no_receive() {
     let mut solo = solo(4);
     let list = [solo.sge(0, 1000)];
     solo.end.share(1, &list).unwrap();
-    // A first packet is full, and a message begins with one.
+    // A FIRST packet must be full; this one is not.
     solo.hear_request(Op::RC_SEND_FIRST, 0, &[&[7; 8]]);
     assert_eq!(solo.sent(), ["NAK #0 invalid"]);
     assert!(solo.completed().is_empty());
@@ -236,7 +237,7 @@ fn comes_back(qp_type: QpType, away: impl Fn(&mut End, Qpn)) {
     let other = solo.end.qpns[1];
     share(&mut solo.end, 1..=3, solo.key);
     solo.hear_request(first, 0, &[&[7; 256]]);
-    // Its place is kept for it.
+    // Its slot stays reserved.
     assert_eq!(solo.end.share(4, &[]), Err(PostError::Full));
     let qpn = solo.end.qpn;
     away(&mut solo.end, qpn);
@@ -309,7 +310,7 @@ fn its_depth_can_change() {
     }
 }
 
-/// What a queue pair has taken and not completed has its place still: it may come back.
+/// A receive that a queue pair has taken and not completed keeps its slot: it may come back.
 #[test]
 fn its_depth_counts_receives_that_are_taken() {
     let mut solo = solo(4);
@@ -327,7 +328,7 @@ fn its_depth_counts_receives_that_are_taken() {
     share(&mut solo.end, [5], solo.key);
     assert_eq!(solo.end.share(6, &[]), Err(PostError::Full));
     assert_eq!(resize(&mut solo, 4), Err(SrqError::Depth));
-    // It comes back into the queue that has another depth now, and is the oldest.
+    // It comes back into the queue, which has another depth now, and is the oldest.
     let qpn = solo.end.qpn;
     solo.end.modify(qpn, &to(QpState::Reset)).unwrap();
     assert_eq!(solo.end.share(6, &[]), Err(PostError::Full));
@@ -401,14 +402,14 @@ fn datagrams_take_from_it_what_they_fit() {
     assert!(send(&mut pair, 0, 8).is_empty());
     pair.ends[1].share(1, &[sge(0, 50, keys[1])]).unwrap();
     pair.ends[1].share(2, &[sge(1000, 100, keys[1])]).unwrap();
-    // Too long: no receive is touched, and none is kept.
+    // Too long: no receive is consumed or kept.
     assert!(send(&mut pair, 0, 11).is_empty());
     let qpns = pair.ends[1].qpns.clone();
     assert_eq!(send(&mut pair, 1, 10), [(1, qpns[1])]);
     assert_eq!(send(&mut pair, 0, 60), [(2, qpns[0])]);
     let drops = pair.ends[1].engine.drops();
     assert_eq!((drops.no_receive, drops.too_long), (1, 1));
-    // The memory of one is not there: the queue pair breaks, with its receive.
+    // The memory of one is not registered: the queue pair breaks, with its receive.
     pair.ends[1].share(3, &[sge(0, 100, Key(5))]).unwrap();
     pair.ends[1].share(4, &[sge(0, 100, keys[1])]).unwrap();
     let to = Destination { ah, qpn: qpns[0], qkey: QKEY };
@@ -430,7 +431,7 @@ fn attributes_of_a_queue_pair_with_one_are_as_of_others() {
     assert_eq!(end.engine.post_send(end.qpn, &wr, &mut end.host), Err(PostError::State));
     end.modify(end.qpn, &to(QpState::Err)).unwrap();
     assert_eq!(end.engine.poll_event(), Some((end.qpn, QpEvent::LastWqeReached)));
-    // After a reset everything begins anew.
+    // After a reset everything starts again.
     end.modify(end.qpn, &to(QpState::Reset)).unwrap();
     end.connect(end.qpn, 0, PEER, &setup);
     end.modify(end.qpn, &to(QpState::Err)).unwrap();

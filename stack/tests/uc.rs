@@ -1,4 +1,4 @@
-//! The unreliable connection: everything arrives, or its message does not, and nobody is told.
+//! The unreliable connection: a message arrives whole or not at all, and no error is reported.
 
 mod common;
 
@@ -41,7 +41,7 @@ fn every_operation_at_every_mtu_and_no_word_from_the_receiver() {
             let half = setup.arena as u64 / 2;
             let len32 = len as u32;
             pair.ends[0].host.arena[..len].copy_from_slice(&data);
-            // Two elements here, two elsewhere there.
+            // Two elements here, two others there.
             let cut = len32 / 3;
             let source = [sge(0, cut, keys[0]), sge(cut.into(), len32 - cut, keys[0])];
             let target = [sge(0, len32 - cut, keys[1]), sge(half / 2, cut, keys[1])];
@@ -108,7 +108,7 @@ fn packets_carry_the_services_opcodes_and_ask_for_nothing() {
     assert_eq!(opcodes, expected);
     assert!(packets.iter().all(|packet| packet[8] == 0), "AckReq");
     assert_eq!(packets[5][1] & 0x80, 0x80, "solicited");
-    // Done when sent; the last was not to say so.
+    // Done when sent; the last is unsignaled.
     assert_eq!(solo.completed(), [(1, WcStatus::Success), (2, WcStatus::Success)]);
     assert_eq!(solo.end.host.sends_retired, 3);
     assert_eq!(solo.wait_for_timer(), None);
@@ -137,7 +137,7 @@ fn whatever_packet_is_lost_the_message_is_lost_and_the_receive_is_the_next_messa
         assert!(pair.ends[1].host.arena[..900] == pattern(2000, 3)[1000..1900]);
         let engine = &pair.ends[1].engine;
         assert_eq!(engine.counters().out_of_seq_request, 1);
-        // Those behind the lost one that begin nothing.
+        // Packets behind the lost one that begin no message.
         assert_eq!(engine.drops().incomplete, 3 - lost);
     }
 }
@@ -159,7 +159,7 @@ fn a_new_message_ends_an_unfinished_one() {
     let mut solo = script();
     solo.post_recv(1, &[solo.sge(0, 1000)]);
     solo.hear_request(Op::UC_SEND_FIRST, 0, &[&[1; 256]]);
-    // In sequence, but its sender gave up.
+    // In sequence, but the sender gave the message up.
     solo.hear_request(Op::UC_SEND_FIRST, 1, &[&[2; 256]]);
     solo.hear_request(Op::UC_SEND_LAST, 2, &[&[3; 4]]);
     let cqe = solo.end.host.completions[0];
@@ -196,7 +196,7 @@ fn what_comes_again_or_too_late_is_dropped() {
     solo.hear_request(Op::UC_SEND_ONLY, 1, &[&[2]]);
     assert_eq!(solo.completed(), [(0, WcStatus::Success), (1, WcStatus::Success)]);
     assert_eq!(solo.end.engine.counters().duplicate_request, 2);
-    // Far behind, the peer has begun anew.
+    // Far behind: the peer has started again.
     solo.hear_request(Op::UC_SEND_ONLY, -5000, &[&[4]]);
     solo.hear_request(Op::UC_SEND_ONLY, -4999, &[&[5]]);
     assert_eq!(solo.completed(), [(2, WcStatus::Success), (3, WcStatus::Success)]);
@@ -208,7 +208,7 @@ fn what_is_refused_is_counted_and_nothing_breaks() {
     let mut solo = script();
     let read_only = solo.end.host.register(0x8000, 0x1000, Access::NONE);
     let bad = |key| reth(BASE + 0x8000, key, 600);
-    // Whole messages: what follows a packet that was refused is dropped with it.
+    // Whole messages: after a refused packet, the rest of its message is dropped.
     for (n, key) in [read_only, Key(0x1234_5678)].into_iter().enumerate() {
         let psn = 3 * n as i64;
         solo.hear_request(Op::UC_RDMA_WRITE_FIRST, psn, &[&bad(key), &[1; 256]]);
@@ -217,7 +217,8 @@ fn what_is_refused_is_counted_and_nothing_breaks() {
     }
     assert_eq!(solo.end.engine.counters().remote_access_errors, 2);
     assert_eq!(solo.end.engine.drops().incomplete, 4);
-    // No receive; a receive that is too small; lengths that contradict each other; a message within another.
+    // No receive; a receive that is too small; lengths that contradict each other; a message within
+    // another.
     solo.hear_request(Op::UC_SEND_ONLY, 6, &[&[1; 8]]);
     assert_eq!(solo.end.engine.drops().no_receive, 1);
     solo.post_recv(7, &[solo.sge(0, 8)]);
@@ -253,7 +254,7 @@ fn packets_of_other_services_are_dropped() {
     solo.hear_request(Op::UD_SEND_ONLY, 0, &[&[0; 8], &[1; 8]]);
     assert_eq!(solo.end.engine.drops().wrong_service, 2);
     assert_eq!(solo.completed(), []);
-    // And so are ours where they do not belong.
+    // And packets of ours are dropped on a queue pair of another service.
     let mut solo = Solo::script();
     solo.post_recv(1, &[solo.sge(0, 100)]);
     solo.hear_request(Op::UC_SEND_ONLY, 0, &[&[1; 8]]);
@@ -282,7 +283,7 @@ fn a_send_that_fails_stops_the_sends_until_they_are_let_go_on() {
     let failed = [(1, WcStatus::Success), (2, WcStatus::LocProtErr), (3, WcStatus::WrFlushErr)];
     assert_eq!(solo.completed(), failed);
     assert_eq!((solo.state(), solo.end.host.sends_retired), (QpState::Sqe, 3));
-    // More is flushed at once; what comes in still does.
+    // Further sends are flushed at once; receives still work.
     solo.send(4, 10);
     assert_eq!(solo.completed(), [(4, WcStatus::WrFlushErr)]);
     solo.hear_request(Op::UC_SEND_ONLY, 0, &[&[1; 8]]);
@@ -290,7 +291,7 @@ fn a_send_that_fails_stops_the_sends_until_they_are_let_go_on() {
     let qpn = solo.end.qpn;
     solo.end.modify(qpn, &to(QpState::Rts)).unwrap();
     solo.send(5, 10);
-    // The PSNs of what was flushed are left out: the peer takes what follows for the next message.
+    // The PSNs of flushed requests are skipped: the peer takes the next packet as the next message.
     assert_eq!(solo.sent(), ["SEND_ONLY #6 10B"]);
     assert_eq!(solo.completed(), [(5, WcStatus::Success)]);
 }
@@ -353,7 +354,7 @@ fn sqd_ends_between_two_messages() {
     assert_eq!(solo.completed(), [(2, WcStatus::Success)]);
 }
 
-/// Packets of one long message are paced like messages; `pace.rs` has the rest.
+/// Packets of one long message are paced like messages; `pace.rs` has the other tests.
 #[test]
 fn a_receiver_gets_time_for_what_it_is_sent() {
     let budget = Budget { bytes: 8 << 20, datagrams: 512 };

@@ -1,6 +1,7 @@
-//! Random messages over a wire that loses, doubles and reorders, against a model: a message arrives whole, once and in order, or not at all; and it does
-//! arrive if nothing happened to it. A failure prints its seed, for
-//! `ROCINANTE_SEED=n cargo test -p rocinante-stack --test uc_random`.
+//! Random messages over a wire that loses, doubles and reorders, compared with a model. A message
+//! arrives whole, once and in order, or not at all. It does arrive if none of its packets was
+//! disturbed. A failure prints its seed, for `ROCINANTE_SEED=n cargo test -p rocinante-stack --test
+//! uc_random`.
 
 mod common;
 
@@ -14,7 +15,7 @@ use rocinante_stack::verbs::{QpType, RecvWr, SendData, SendOp, SendWr, WcOpcode,
 const MESSAGES: u64 = 400;
 const LONGEST: u64 = 3000;
 const DEPTH: u64 = 64;
-/// Where receives are, and where WRITEs go.
+/// Offsets of the receives, and of the target of WRITEs.
 const RECEIVES: u64 = 0;
 const WINDOW: u64 = DEPTH * LONGEST;
 
@@ -29,12 +30,12 @@ impl Random {
     }
 }
 
-/// What was sent.
+/// A message sent.
 struct Message {
     data: Vec<u8>,
-    /// Of a WRITE with immediate: where.
+    /// Target of a WRITE with immediate.
     target: Option<u64>,
-    /// Its first packet by count, and how many.
+    /// Its first packet, counted from the start, and its number of packets.
     packets: (u64, u64),
 }
 
@@ -47,7 +48,7 @@ struct Model {
     posted: VecDeque<u64>,
     next_receive: u64,
     packets: u64,
-    /// Packets that did not arrive in their turn.
+    /// Whether each packet failed to arrive in its turn.
     harmed: Vec<bool>,
     arrived: Vec<u64>,
 }
@@ -136,7 +137,7 @@ impl Model {
         self.packets += packets;
     }
 
-    /// Sends all that is posted; what becomes of the packets?
+    /// Sends everything posted, and decides the fate of the packets.
     fn send(&mut self) {
         let mut wire: Vec<(u64, Vec<u8>)> = Vec::new();
         loop {
@@ -156,7 +157,7 @@ impl Model {
                 0 => self.harmed[count as usize] = true,
                 1 => out.extend([(count, packet.clone()), (count, packet)]),
                 2 if !out.is_empty() => {
-                    // It overtakes up to three: those come too late.
+                    // It overtakes up to three packets: those come too late.
                     let back = (self.random.below(3) + 1).min(out.len() as u64) as usize;
                     let place = out.len() - back;
                     for (late, _) in &out[place..] {

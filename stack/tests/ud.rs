@@ -1,4 +1,4 @@
-//! Unreliable datagrams: from anybody to anybody who has the Q_Key and a receive.
+//! Unreliable datagrams: any sender reaches any queue pair that has the Q_Key and a receive.
 
 mod common;
 
@@ -47,7 +47,7 @@ fn recv(end: &mut End, wr_id: u64, list: &[rocinante_stack::mem::Sge]) {
     end.engine.post_recv(end.qpn, &wr, &mut end.host).unwrap();
 }
 
-/// What an end sends now.
+/// The packets that an end sends now.
 fn packets(end: &mut End) -> Vec<Vec<u8>> {
     end.engine.poll_transmit(Time(1000), 1000, &mut end.host, &mut end.out);
     end.out.packets.drain(..).collect()
@@ -62,7 +62,7 @@ fn hear(end: &mut End, src: IpAddr, packet: &[u8]) {
     end.engine.handle_datagram(Time(1000), &datagram, &mut end.host);
 }
 
-/// A datagram that a stranger at `src` makes for the queue pair.
+/// A datagram from an unknown sender at `src` to the queue pair.
 fn made(end: &End, src: IpAddr, deth: Deth, payload: &[u8]) -> Vec<u8> {
     let mut header = Bth::new(Opcode::UD_SEND_ONLY, Pkey::DEFAULT, end.qpn, Psn::new(0x77));
     header.pad = (payload.len().next_multiple_of(4) - payload.len()) as u8;
@@ -92,7 +92,7 @@ fn a_datagram_arrives_behind_its_ip_header_and_says_who_sent_it() {
         let data = pattern(len, wr_id as u8);
         a.host.arena[..len].copy_from_slice(&data);
         b.host.arena.fill(0xee);
-        // The header and the payload need not have a list each.
+        // Header and payload need no list elements of their own.
         recv(&mut b, 50 + wr_id as u64, &[sge(0, 10, key_b), sge(100, 1054, key_b)]);
         let list = [sge(0, len as u32, key_a)];
         let wr_id = wr_id as u64;
@@ -167,10 +167,10 @@ fn what_lies_before_an_ipv4_header_does_not_matter() {
         Datagram { bytes: &packet, src, dst, src_port: PORT, ip_id, tos: 0, hop_limit: None };
     end.engine.handle_datagram(Time(1), &datagram, &mut end.host);
     let mut grh = grh(&end, 0);
-    // Hardware leaves there what was there.
+    // Hardware leaves the earlier contents in the bytes before the IPv4 header.
     grh[0] = 0x60;
     assert_eq!(grh_addresses(&grh), Some((src, dst)));
-    // Soft-RoCE leaves nothing there, and no checksum in what does not leave the machine.
+    // Soft-RoCE has zeros there, and no checksum in packets that stay on the machine.
     grh[..20].fill(0);
     grh[30..32].fill(0);
     assert_eq!(grh_addresses(&grh), Some((src, dst)));
@@ -192,7 +192,7 @@ fn a_controlled_q_key_is_the_queue_pairs_own() {
         assert_eq!(Bth::read(packet.first_chunk().unwrap()).dest_qpn, Qpn::new(0x55));
         assert_eq!(packet[8], 0, "AckReq");
     }
-    // Which may change while it sends.
+    // The Q_Key may change while it sends.
     let qpn = end.qpn;
     end.modify(qpn, &QpAttr { qkey: Some(0x8001_0000), ..QpAttr::default() }).unwrap();
     let to = Destination { ah, qpn: Qpn::GSI, qkey: 0x8001_0000 };
@@ -238,7 +238,7 @@ fn what_cannot_be_taken_is_dropped_and_counted_and_touches_no_receive() {
 #[test]
 fn anybody_may_send() {
     let (mut end, key) = ready(1);
-    // More than are remembered, twice.
+    // More senders than are remembered, twice.
     for round in 0..2u64 {
         for n in 2..=250u8 {
             let wr_id = round << 8 | u64::from(n);
@@ -286,7 +286,7 @@ fn what_is_not_a_datagram_cannot_be_posted() {
         let list = [sge(0, 8, key)];
         assert_eq!(post(&mut end, 1, op, SendData::Sges(&list)), Err(PostError::Operation));
     }
-    // The port's path MTU is the longest.
+    // The longest datagram is the port's path MTU.
     for (len, result) in [(1024, Ok(())), (1025, Err(PostError::BeyondMtu))] {
         let list = [sge(0, len, key)];
         let op = SendOp::SendTo { to, imm: None };
@@ -360,7 +360,7 @@ fn a_state_is_left_with_the_attributes_of_the_manual() {
     assert_eq!(end.state(qpn), QpState::Rts);
 }
 
-/// Whatever bytes with a right CRC come: nothing panics, and nothing is placed but whole datagrams.
+/// Random bytes with a right CRC: nothing panics, and only whole datagrams are placed.
 #[test]
 fn hostile_bytes_do_no_harm() {
     let setup = Setup { mtu: Mtu::Mtu256, ..ud() };
@@ -395,7 +395,7 @@ fn hostile_bytes_do_no_harm() {
             packet[2..5].copy_from_slice(&[0xff, 0xff, 0]);
             packet[5..8].copy_from_slice(&end.qpn.value().to_be_bytes()[1..]);
             if uc {
-                // What is expected, mostly.
+                // Mostly the expected PSN.
                 let expected = end.engine.query_qp(end.qpn).unwrap().1.rq_psn.unwrap().value();
                 let psn = expected.wrapping_add([0, 0, 0, 1, 2, 9, u32::MAX, 5000][round / 2 % 8]);
                 let psn = psn.to_be_bytes();

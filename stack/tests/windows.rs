@@ -1,4 +1,4 @@
-//! Memory windows: bound, used by the peer, rebound and invalidated, by either side.
+//! Memory windows: bound, used by the peer, bound again and invalidated, by either side.
 
 mod common;
 
@@ -19,7 +19,7 @@ fn next(key: Key) -> Key {
     Key(key.0 & !0xff | (key.0 + 1) & 0xff)
 }
 
-/// A request that shows `len` bytes of the arena from `offset` on.
+/// A request that binds `len` bytes of the arena from `offset` on.
 fn bind(mw: Key, region: Key, offset: u64, len: u64) -> SendOp {
     SendOp::BindMw { mw, rkey: next(mw), region, addr: BASE + offset, len, access: REMOTE }
 }
@@ -28,12 +28,12 @@ fn write(rkey: Key, offset: u64) -> SendOp {
     SendOp::Write { remote: BASE + offset, rkey, imm: None }
 }
 
-/// Two ends; the second has memory to which windows may be bound, and a window.
+/// Two ends. The second has memory to which windows may be bound, and a window.
 struct Ends {
     pair: Pair,
-    /// All of the first end's arena.
+    /// The whole arena of the first end.
     source: Key,
-    /// All of the second end's, without remote access.
+    /// The whole arena of the second end, without remote access.
     region: Key,
     mw: Key,
 }
@@ -50,7 +50,7 @@ fn ends(setup: &Setup, mw_type: MwType) -> Ends {
     Ends { pair, source, region, mw }
 }
 
-/// What completed at one end: number and status.
+/// `wr_id` and status of the completions at one end.
 fn done(pair: &mut Pair, at: usize) -> Vec<(u64, WcStatus)> {
     pair.ends[at].host.completed()
 }
@@ -147,7 +147,8 @@ fn a_send_with_invalidate_takes_the_window_away() {
     }
 }
 
-/// Class J: the SEND was placed and is acknowledged; its receive says what was wrong, and the queue pair breaks.
+/// Class J: the SEND was placed and is acknowledged. Its receive reports the error, and the queue
+/// pair breaks.
 #[test]
 fn a_send_that_may_not_invalidate_breaks_the_receiver_and_invalidates_nothing() {
     for which in 0..6 {
@@ -183,7 +184,7 @@ fn a_send_that_may_not_invalidate_breaks_the_receiver_and_invalidates_nothing() 
             assert_eq!(solo.end.host.regions.get(key).map(|shown| shown.len), Some(64));
         }
         assert!(solo.end.host.regions.get(solo.key).is_some());
-        // What follows finds nobody.
+        // A later request gets no response.
         solo.hear_request(Op::RC_SEND_ONLY, 1, &[&[7; 4]]);
         assert!(solo.sent().is_empty());
     }
@@ -211,7 +212,7 @@ fn requests_without_packets_complete_in_order() {
     assert_eq!(pair.completions(0).len(), 3);
 }
 
-/// What is executed once is not executed again when the packets around it are.
+/// A request that was executed once is not executed again when packets around it are repeated.
 #[test]
 fn losses_do_not_repeat_or_skip_what_has_no_packets() {
     for seed in 1..200u64 {
@@ -270,7 +271,7 @@ fn an_invalidation_waits_for_what_was_posted_before_it() {
         fence: false,
     };
     solo.post(1, bind(mw, region, 0, 64), &[]);
-    // It tells the peer the key, which then may be used until the answer.
+    // The SEND tells the peer the key, which the peer may use until it answers.
     solo.post_wr(&quiet(2, SEND)).unwrap();
     solo.post(3, SendOp::LocalInv { rkey }, &[]);
     solo.send(4, 4);

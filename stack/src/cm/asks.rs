@@ -1,7 +1,9 @@
-//! Datagram services whose program decides for each peer: what is asked, and what was answered.
+//! Datagram services for which the program decides per peer: the peers' questions, and the answers
+//! given.
 //!
-//! Who asks for one repeats that until it is answered, and the answer may be lost: so an answer is kept for a while, and the program is asked
-//! once. Of questions that the program has not decided there are as many as its backlog; further ones are dropped, and come again.
+//! A peer repeats its question until an answer arrives, and an answer may be lost. So each answer
+//! is kept for a while, and the program is asked only once. At most the listener's backlog of
+//! questions may be undecided. Further questions are dropped; the peers repeat them.
 
 use core::net::{IpAddr, SocketAddr};
 
@@ -12,16 +14,16 @@ use crate::types::{Qpn, Time};
 use crate::wire::cm::{IpHeader, Message, ServiceId, SidrRep, SidrReq, SidrStatus};
 use crate::wire::mad::MadBytes;
 
-/// Answers that are kept at most; beyond, the oldest is forgotten.
+/// Most answers that are kept; one more discards the oldest.
 const ANSWERS_MAX: usize = 1024;
-/// For so long an answer is kept, nanoseconds: 60 s, within which Linux has asked 15 times.
+/// How long an answer is kept, nanoseconds: 60 s, in which Linux asks 15 times.
 const ANSWER_KEPT: u64 = 60_000_000_000;
 
-/// A question for the queue pair of a datagram service, which the program is to decide.
+/// A question for the queue pair of a datagram service, for the program to decide.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct AskId(pub u32);
 
-/// What a peer asks.
+/// A peer's question.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Asked {
     /// Our address, to which the question came.
@@ -30,7 +32,8 @@ pub struct Asked {
     pub peer: SocketAddr,
     /// The service.
     pub service: ServiceId,
-    /// What its program says: 180 bytes where the service has a port, else 216, zeros behind what it filled.
+    /// Private data from the peer's program: 180 bytes where the service has a port, else 216.
+    /// Unused bytes are 0.
     pub private: Vec<u8>,
 }
 
@@ -53,8 +56,8 @@ enum Stage {
 }
 
 impl ConnectionManager {
-    /// Listens to questions for `service` that come to `address`, or to any address of ours: [`CmEvent::Asked`]. Of those that the program has not
-    /// decided there are `backlog` at most.
+    /// Listens for questions about `service` to `address`, or to any address of ours:
+    /// [`CmEvent::Asked`]. At most `backlog` questions may be undecided.
     ///
     /// # Errors
     /// [`CmError::InUse`], [`CmError::Full`].
@@ -76,7 +79,7 @@ impl ConnectionManager {
         Ok(id)
     }
 
-    /// Listens no longer. Of the questions that wait for a decision, the ones of which the program has not `heard` are refused.
+    /// Stops listening. Undecided questions that the program has not `heard` of are refused.
     pub fn unlisten_datagrams(
         &mut self,
         now: Time,
@@ -97,7 +100,8 @@ impl ConnectionManager {
     /// Answers with a queue pair and its queue key, or refuses.
     ///
     /// # Errors
-    /// [`CmError::Unknown`] if that was decided, or too late; [`CmError::PrivateTooLong`]: 136 bytes.
+    /// [`CmError::Unknown`] if it is decided already, or too late; [`CmError::PrivateTooLong`]: 136
+    /// bytes.
     pub fn answer(
         &mut self,
         now: Time,
@@ -142,7 +146,8 @@ impl ConnectionManager {
         self.remove_ask(id);
     }
 
-    /// A question for a service whose program decides. Returns whether there is such a service.
+    /// Takes a question for a service that the program decides. Returns whether there is such a
+    /// service.
     pub(super) fn on_ask(
         &mut self,
         now: Time,
@@ -161,7 +166,7 @@ impl ConnectionManager {
                 return true;
             }
             if matches!(known.stage, Stage::Waits(_)) {
-                // A peer has each number once: one of both is not from it.
+                // A peer uses each number once: one of the two is not from it.
                 self.counters.stray += 1;
                 return true;
             }
@@ -218,7 +223,7 @@ impl ConnectionManager {
         places.into_iter().find(|place| self.resolvers.contains_key(place))
     }
 
-    /// One question less for its listener to decide.
+    /// Its listener has one undecided question less.
     fn decided(&mut self, listener: ListenerId) {
         if let Some(it) = self.resolvers.values_mut().find(|it| it.id == listener) {
             it.pending = it.pending.saturating_sub(1);

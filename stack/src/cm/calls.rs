@@ -1,4 +1,4 @@
-//! What the program asks of the connection manager.
+//! The program's calls of the connection manager.
 
 use core::net::{IpAddr, SocketAddr};
 
@@ -12,9 +12,9 @@ use crate::wire::cm::{
 };
 
 impl ConnectionManager {
-    /// Listens to requests for `service` that come to `address`, or to any address of ours. Of requests that the program has not
-    /// decided yet, and of accepted connections that are not established yet, there are `backlog` at most; further
-    /// peers are rejected for lack of resources.
+    /// Listens for requests for `service` to `address`, or to any address of ours. The `backlog`
+    /// limits the number of requests that the program has not decided plus the number of accepted
+    /// connections that are not established. Requests beyond it are rejected for lack of resources.
     ///
     /// # Errors
     /// [`CmError::InUse`], [`CmError::Full`].
@@ -36,7 +36,7 @@ impl ConnectionManager {
         Ok(id)
     }
 
-    /// Listens no longer. Of those who wait for a decision, the ones of which the program has not `heard` are rejected.
+    /// Stops listening. Undecided requests that the program has not `heard` of are rejected.
     pub fn unlisten(&mut self, listener: ListenerId, heard: impl Fn(ConnId) -> bool) {
         self.listeners.retain(|_, other| other.id != listener);
         let waits = |conn: &&Conn| {
@@ -136,10 +136,11 @@ impl ConnectionManager {
         }
     }
 
-    /// Accepts what a peer asked for. The queue pair must be in RTS.
+    /// Accepts a peer's request. The queue pair must be in RTS.
     ///
     /// # Errors
-    /// [`CmError::Unknown`] if the request has been withdrawn, [`CmError::State`], [`CmError::PrivateTooLong`].
+    /// [`CmError::Unknown`] if the request has been withdrawn, [`CmError::State`],
+    /// [`CmError::PrivateTooLong`].
     pub fn accept(&mut self, now: Time, conn: ConnId, accept: &Accept<'_>) -> Result<(), CmError> {
         if accept.private.len() > Rep::PRIVATE_LEN {
             return Err(CmError::PrivateTooLong { max: Rep::PRIVATE_LEN });
@@ -172,7 +173,7 @@ impl ConnectionManager {
         Ok(())
     }
 
-    /// Does not want the connection: the answer to a request, or to a reply.
+    /// Rejects the connection: the answer to a request, or to a reply.
     ///
     /// # Errors
     /// [`CmError::Unknown`], [`CmError::State`], [`CmError::PrivateTooLong`].
@@ -193,10 +194,11 @@ impl ConnectionManager {
         Ok(())
     }
 
-    /// Tells the peer, which has accepted, that our queue pair is in RTS.
+    /// Tells the peer that our queue pair is in RTS. The peer has accepted before.
     ///
     /// # Errors
-    /// [`CmError::Unknown`] if the peer has changed its mind, [`CmError::State`], [`CmError::PrivateTooLong`].
+    /// [`CmError::Unknown`] if the peer has withdrawn, [`CmError::State`],
+    /// [`CmError::PrivateTooLong`].
     pub fn establish(&mut self, conn: ConnId, private: &[u8]) -> Result<(), CmError> {
         if private.len() > Rtu::PRIVATE_LEN {
             return Err(CmError::PrivateTooLong { max: Rtu::PRIVATE_LEN });
@@ -211,7 +213,8 @@ impl ConnectionManager {
         Ok(())
     }
 
-    /// Ends a connection. [`CmEvent::Disconnected`](super::CmEvent::Disconnected) comes when the peer has answered, or is silent.
+    /// Ends a connection. [`CmEvent::Disconnected`](super::CmEvent::Disconnected) follows when the
+    /// peer has answered, or when it does not answer in time.
     ///
     /// # Errors
     /// [`CmError::Unknown`] if it has ended, [`CmError::State`], [`CmError::PrivateTooLong`].
@@ -224,8 +227,9 @@ impl ConnectionManager {
         Ok(())
     }
 
-    /// The program is not interested any more: whatever is under way is rejected or disconnected, and the only further event of
-    /// the connection is its release.
+    /// The program has no more interest in the connection. A pending request or reply is rejected.
+    /// A connection that we accepted, or that is established, is disconnected. The only further
+    /// event of the connection is its release.
     pub fn forget(&mut self, now: Time, conn: ConnId) {
         let Some(it) = self.conns.get_mut(&conn.0) else { return };
         it.told = true;
@@ -259,7 +263,7 @@ impl ConnectionManager {
     }
 }
 
-/// What stands before the user's private data.
+/// The header before the user's private data.
 pub(super) fn request_private(
     service: ServiceId,
     local: IpAddr,
@@ -272,7 +276,7 @@ pub(super) fn request_private(
     IpHeader { src: SocketAddr::new(local, source_port), dst }.bytes().to_vec()
 }
 
-/// Both, if they fit.
+/// Header and user data together, if they fit.
 pub(super) fn with_user(mut header: Vec<u8>, user: &[u8], room: usize) -> Result<Vec<u8>, CmError> {
     let max = room - header.len();
     if user.len() > max {

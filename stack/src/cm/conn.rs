@@ -1,4 +1,4 @@
-//! One connection, and the states that it has.
+//! One connection, and its states.
 //!
 //! ```text
 //!  active                                   passive
@@ -17,22 +17,23 @@ use crate::types::{Qpn, Time};
 use crate::wire::cm::{CommId, code_to_ns};
 use crate::wire::mad::MadBytes;
 
-/// Where a connection is.
+/// State of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
-    /// We asked.
+    /// We sent the request.
     ReqSent,
-    /// A peer asks; our program has to decide.
+    /// A peer sent a request; our program has to decide.
     ReqReceived,
     /// We accepted.
     RepSent,
     /// The peer accepted; our program has to bring its queue pair to RTS.
     RepReceived,
-    /// It is.
+    /// Both queue pairs are in RTS.
     Established,
-    /// We end it.
+    /// We are ending it.
     DreqSent,
-    /// It has ended. Packets may still be under way, so its queue pairs' numbers must not be used again yet.
+    /// It has ended. Packets may still be in flight, so its queue pairs' numbers must not be used
+    /// again yet.
     TimeWait,
 }
 
@@ -40,37 +41,39 @@ pub(super) enum State {
 #[derive(Debug)]
 pub(super) struct Conn {
     pub(super) state: State,
-    /// An MRA has been sent or received for the message that is waited for or to be answered.
+    /// An MRA has been sent or received, for the message that we wait for or that we have to
+    /// answer.
     pub(super) mra: bool,
-    /// The program has heard, or does not want to hear, that it ended.
+    /// The program knows that it ended, or does not want to know.
     pub(super) told: bool,
-    /// We asked for it.
+    /// We requested it.
     pub(super) active: bool,
     pub(super) addresses: (IpAddr, IpAddr),
     pub(super) local: CommId,
-    /// 0 while it is not known.
+    /// 0 while unknown.
     pub(super) remote: CommId,
     pub(super) tid: u64,
     pub(super) qpn: Qpn,
-    /// 0 while it is not known.
+    /// 0 while unknown.
     pub(super) remote_qpn: Qpn,
-    /// The peer's channel adapter; a number that only those know who saw its REQ or REP.
+    /// GUID of the peer's channel adapter. Only nodes that saw the peer's REQ or REP know it.
     pub(super) remote_guid: u64,
-    /// In whose backlog it is.
+    /// The listener that counts it in its backlog.
     pub(super) listener: Option<ListenerId>,
-    /// What is sent again.
+    /// The message that is sent again.
     pub(super) mad: Option<Box<MadBytes>>,
     pub(super) retries: u8,
     pub(super) deadline: Option<Time>,
     /// ACK timeout of the queue pairs, a code.
     pub(super) ack_timeout: u8,
-    /// The peer tells what its receive queue holds, and so reads what ours does.
+    /// Whether the peer announces its receive queue. If so, it also reads what we announce.
     pub(super) announces: bool,
 }
 
 /// The longest ACK timeout that counts, a code: 17 s.
 const ACK_TIMEOUT_MAX: u8 = 22;
-/// The shortest: 67 ms, as long as packets live on any network of ours.
+/// The shortest ACK timeout that counts, a code: 67 ms, as long as packets live on any network of
+/// ours.
 const ACK_TIMEOUT_MIN: u8 = 14;
 
 impl Conn {
@@ -78,8 +81,9 @@ impl Conn {
         ConnId(self.local)
     }
 
-    /// How long packets may still be under way: twice the ACK timeout, nanoseconds. 0 means that nobody waits for one; a peer that names
-    /// a short one makes nobody forget too soon.
+    /// How long packets may still be in flight: twice the ACK timeout, nanoseconds. A timeout of 0
+    /// means no timeout at all, and a peer may name a very short one. The lower bound keeps
+    /// TIMEWAIT long enough in both cases.
     pub(super) fn timewait(&self) -> u64 {
         2 * code_to_ns(self.ack_timeout.clamp(ACK_TIMEOUT_MIN, ACK_TIMEOUT_MAX))
     }

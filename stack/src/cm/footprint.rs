@@ -1,26 +1,24 @@
-//! What a connection manager holds: of everything that grows and shrinks while it works, how much
-//! there is.
+//! What a connection manager holds: the amount of everything that grows and shrinks while it works.
 
 use super::ConnectionManager;
 
-/// What a connection manager holds now. Its configuration, its listeners and what the program asked
-/// for bound all of it, whatever peers send.
+/// What a connection manager holds now. Its configuration, its listeners and the program's calls
+/// bound all of it, whatever peers send.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CmFootprint {
-    /// Connections, those included that only wait for their release.
+    /// Connections, also those that only wait for their release.
     pub connections: usize,
-    /// Entries by which a connection is found: by the peer's communication id, and by the peer's
-    /// queue pair.
+    /// Entries that find a connection by the peer's communication id.
     pub by_request: usize,
-    /// See [`by_request`](Self::by_request).
+    /// Entries that find a connection by the peer's queue pair.
     pub by_qpn: usize,
     /// Listeners and datagram services.
     pub listeners: usize,
-    /// Requests and questions that count for a backlog.
+    /// Requests and questions that count in a backlog.
     pub pending: usize,
-    /// Questions of peers for a datagram service: those not decided, and answers that are kept.
+    /// Questions of peers for a datagram service: undecided ones, and kept answers.
     pub asks: usize,
-    /// Entries by which those are found.
+    /// Entries that find those questions.
     pub by_ask: usize,
     /// Our questions for a datagram service.
     pub queries: usize,
@@ -28,7 +26,7 @@ pub struct CmFootprint {
     pub timers: usize,
     /// Datagrams that wait to be sent.
     pub datagrams: usize,
-    /// Events that nobody has asked for.
+    /// Events that the caller has not polled yet.
     pub events: usize,
 }
 

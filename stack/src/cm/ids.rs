@@ -1,7 +1,7 @@
-//! Communication ids that nobody outside can guess: a counter through SipHash-2-4 (Aumasson and Bernstein, 2012) with a key
-//! that the caller drew.
+//! Communication ids that no outsider can guess: a counter through SipHash-2-4 (Aumasson and
+//! Bernstein, 2012), with a key that the caller drew.
 
-/// A sequence of numbers that looks random to whoever does not have the key.
+/// A sequence of numbers that looks random without the key.
 #[derive(Debug)]
 pub(super) struct Ids {
     key: [u64; 2],
@@ -58,7 +58,7 @@ fn round(v: &mut [u64; 4]) {
 mod tests {
     use super::*;
 
-    /// The vector for eight bytes of the reference implementation: key 00 01 … 0f, message 00 01 … 07.
+    /// The reference implementation's vector for eight bytes: key 00 01 … 0f, message 00 01 … 07.
     #[test]
     fn it_is_siphash() {
         let key = [0x0706_0504_0302_0100, 0x0f0e_0d0c_0b0a_0908];

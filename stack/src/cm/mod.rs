@@ -1,18 +1,20 @@
-//! The connection manager (IBTA volume 1, chapter 12 \[M\]; behaviour of Linux where captures show it).
+//! The connection manager (IBTA volume 1, chapter 12 \[M\]; behaviour of Linux where captures show
+//! it).
 //!
-//! Sans-IO like the engine: management datagrams and the time go in, management datagrams, events and the next deadline come out. It
-//! knows queue pairs by their numbers only; whoever drives it connects them when the events say so.
+//! Sans-IO like the engine: management datagrams and the time go in; management datagrams, events
+//! and the next deadline come out. It knows queue pairs by their numbers only. Its caller connects
+//! them when the events say so.
 //!
-//! - Active: [`connect`](ConnectionManager::connect), then [`CmEvent::Replied`]; bring the queue pair to RTS;
-//!   [`establish`](ConnectionManager::establish).
-//! - Passive: [`listen`](ConnectionManager::listen), then [`CmEvent::Request`]; bring the queue pair to RTS;
-//!   [`accept`](ConnectionManager::accept), then [`CmEvent::Established`].
-//! - Either: [`disconnect`](ConnectionManager::disconnect), then [`CmEvent::Disconnected`], and after a while
-//!   [`CmEvent::Released`]: only then the number of the queue pair may be used for another.
+//! - Active: [`connect`](ConnectionManager::connect), then [`CmEvent::Replied`]; bring the queue
+//!   pair to RTS; [`establish`](ConnectionManager::establish).
+//! - Passive: [`listen`](ConnectionManager::listen), then [`CmEvent::Request`]; bring the queue
+//!   pair to RTS; [`accept`](ConnectionManager::accept), then [`CmEvent::Established`].
+//! - Either: [`disconnect`](ConnectionManager::disconnect), then [`CmEvent::Disconnected`], and
+//!   after a while [`CmEvent::Released`]: only then another queue pair may get the number.
 //!
-//! What a peer can make it hold is bounded: a listener's backlog, the number of connections, the datagrams that wait to be sent. Requests
-//! beyond are refused without leaving anything behind, and what refers to nothing that is known here is answered from
-//! the message alone.
+//! A peer cannot make it hold more than a bound: a listener's backlog, the number of connections,
+//! the number of datagrams that wait to be sent. It refuses requests beyond the bound and keeps no
+//! state for them. It answers a message for an unknown connection from the message alone.
 
 mod asks;
 mod calls;
@@ -42,12 +44,12 @@ use crate::types::{Qpn, Time};
 use crate::wire::cm::{CommId, Dreq, Message, Rej, RejReason, ServiceId, Subject, code_to_ns};
 use crate::wire::mad::MadBytes;
 
-/// Datagrams that wait to be sent at most.
+/// Most datagrams that wait to be sent.
 const TX_MAX: usize = 4096;
-/// Listeners and datagram services at most, and questions that are open.
+/// Most listeners and datagram services, and most open questions.
 const SERVICES_MAX: usize = 65_536;
 
-/// Somebody who listens.
+/// A listener.
 #[derive(Debug)]
 struct Listener {
     id: ListenerId,
@@ -56,7 +58,7 @@ struct Listener {
     pending: usize,
 }
 
-/// Whose deadline it is.
+/// The owner of a deadline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Timer {
     Conn(CommId),
@@ -64,7 +66,7 @@ enum Timer {
     Ask(AskId),
 }
 
-/// Where something listens: a service, on one address or on all.
+/// The address of a listener: a service, on one address or on all.
 type Place = (ServiceId, Option<IpAddr>);
 
 /// All connections of a device.
@@ -79,12 +81,12 @@ pub struct ConnectionManager {
     by_qpn: BTreeMap<(IpAddr, Qpn), CommId>,
     listeners: BTreeMap<Place, Listener>,
     services: BTreeMap<Place, Service>,
-    /// Those who listen to questions for datagram services.
+    /// Listeners for questions about datagram services.
     resolvers: BTreeMap<Place, Listener>,
     asks: BTreeMap<AskId, Ask>,
     /// Questions, by address and number of the peer.
     by_ask: BTreeMap<(IpAddr, u32), AskId>,
-    /// Those that were answered, oldest first.
+    /// The answered questions, oldest first.
     answered: VecDeque<AskId>,
     queries: BTreeMap<QueryId, Query>,
     timers: BTreeSet<(Time, Timer)>,
@@ -94,7 +96,7 @@ pub struct ConnectionManager {
 }
 
 impl ConnectionManager {
-    /// One without connections.
+    /// A connection manager without connections.
     #[must_use]
     pub fn new(config: CmConfig) -> Self {
         let config = CmConfig {
@@ -140,7 +142,7 @@ impl ConnectionManager {
         self.tx.push_front(transmit);
     }
 
-    /// What happened. Call after every other call.
+    /// The next event. Call after every other call.
     pub fn poll_event(&mut self) -> Option<CmEvent> {
         self.events.pop_front()
     }
@@ -151,13 +153,13 @@ impl ConnectionManager {
         self.timers.first().map(|(due, _)| *due)
     }
 
-    /// How many connections there are, those included that only wait for their release.
+    /// How many connections there are, also those that only wait for their release.
     #[must_use]
     pub fn len(&self) -> usize {
         self.conns.len()
     }
 
-    /// Whether nothing is known, and nobody listens.
+    /// Whether there is no state at all: no connection, listener, service or question.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.conns.is_empty()
@@ -168,7 +170,7 @@ impl ConnectionManager {
             && self.queries.is_empty()
     }
 
-    /// What happened so far, in numbers.
+    /// The counters so far.
     #[must_use]
     pub fn counters(&self) -> &CmCounters {
         &self.counters
@@ -199,7 +201,7 @@ impl ConnectionManager {
         self.tx.push_back(Transmit { local, remote, mad });
     }
 
-    /// Sends what the connection waits for an answer to, once more.
+    /// Sends the stored message of the connection once more: the one that waits for an answer.
     fn send_stored(&mut self, id: CommId) {
         let Some(conn) = self.conns.get(&id) else { return };
         if let Some(mad) = &conn.mad {
@@ -214,11 +216,12 @@ impl ConnectionManager {
         self.send(addresses, Message::Rej(*rej).emit(tid));
     }
 
-    /// Rejects what the peer of a connection said or may still say.
+    /// Rejects a message of a connection's peer, or one that may still come.
     fn reject_conn(&mut self, id: CommId, subject: Subject, reason: RejReason, private: &[u8]) {
         let Some(conn) = self.conns.get(&id) else { return };
         let guid = self.config.ca_guid.to_be_bytes();
-        // By the GUID a peer finds a connection whose other end it does not know yet.
+        // The GUID helps a peer to find the connection if it does not know our communication id
+        // yet.
         let info: &[u8] = if reason == RejReason::TIMEOUT { &guid } else { &[] };
         let rej = Rej { local: conn.local, remote: conn.remote, subject, reason, info, private };
         let (addresses, tid) = (conn.addresses, conn.tid);
@@ -237,7 +240,7 @@ impl ConnectionManager {
         }
     }
 
-    /// A new communication id, which nobody has.
+    /// A new communication id that no connection has.
     fn draw_id(&mut self) -> CommId {
         loop {
             #[allow(clippy::cast_possible_truncation)]
@@ -248,7 +251,7 @@ impl ConnectionManager {
         }
     }
 
-    /// It is nobody's backlog's any more.
+    /// The connection no longer counts in a backlog.
     fn leave_backlog(&mut self, id: CommId) {
         let Some(listener) = self.conns.get_mut(&id).and_then(|conn| conn.listener.take()) else {
             return;
@@ -258,7 +261,7 @@ impl ConnectionManager {
         }
     }
 
-    /// Tells the program that the connection is no more, if it has not heard.
+    /// Tells the program that the connection is gone, unless it knows already.
     fn tell(&mut self, id: CommId, event: CmEvent) {
         if let Some(conn) = self.conns.get_mut(&id)
             && !std::mem::replace(&mut conn.told, true)

@@ -1,4 +1,4 @@
-//! What peers say.
+//! Messages from peers.
 
 use core::net::{IpAddr, SocketAddr};
 
@@ -45,8 +45,8 @@ impl ConnectionManager {
             let (id, state) = (conn.local, conn.state);
             return self.on_known_req(now, id, state, (src, dst), tid, req);
         }
-        // One connection may have its communication id, another its queue pair, and either may be
-        // over.
+        // One connection may have its communication id, another its queue pair, and either may have
+        // ended.
         let by_qpn = self.by_qpn.get(&(src, req.qpn)).copied();
         let mut both = [known, by_qpn].into_iter().flatten();
         let stale = both.find(|id| !self.is_over(*id, req.ca_guid));
@@ -63,7 +63,7 @@ impl ConnectionManager {
         }
     }
 
-    /// A request that was heard before.
+    /// A repeated request.
     fn on_known_req(
         &mut self,
         now: Time,
@@ -86,7 +86,8 @@ impl ConnectionManager {
         }
     }
 
-    /// Whether a new request can be offered to the program; and to whom, in whose name, with what words.
+    /// Whether a new request can be offered to the program. Returns the listener, the peer's
+    /// address and the user's private data.
     fn judge<'a>(
         &mut self,
         stale: Option<CommId>,
@@ -185,7 +186,7 @@ impl ConnectionManager {
             private: user.to_vec(),
         });
         self.events.push_back(CmEvent::Request { listener, conn: ConnId(local), request });
-        // Before the peer becomes impatient it shall hear that the program takes its time.
+        // The peer needs an MRA before it gives up.
         let wait = code_to_ns(req.remote_response_timeout).min(self.patience()) / 2;
         self.set_deadline(local, Some(now.after(wait)));
     }
@@ -210,7 +211,7 @@ impl ConnectionManager {
 
     fn on_rej(&mut self, now: Time, (src, dst): (IpAddr, IpAddr), rej: &Rej<'_>) {
         self.counters.rejects_received += 1;
-        // Who gave up before it heard of us knows only its own id.
+        // A peer that gave up before it got an answer knows only its own id.
         let id = match rej.remote {
             CommId(0) => self.by_request.get(&(src, rej.local)).copied().unwrap_or_default(),
             id => id,
@@ -274,7 +275,7 @@ impl ConnectionManager {
     }
 
     fn take_reply(&mut self, now: Time, id: CommId, peer: IpAddr, rep: &Rep<'_>) {
-        // The peer repeats its reply after the time that we named.
+        // The peer repeats its reply after the time that we announced.
         let wait = code_to_ns(self.config.response_timeout).min(self.patience()) / 2;
         let Some(conn) = self.conns.get_mut(&id) else { return };
         (conn.state, conn.mra, conn.mad) = (State::RepReceived, false, None);
@@ -309,8 +310,9 @@ impl ConnectionManager {
         }
     }
 
-    /// A message arrived on the queue pair of a connection that waits for its RTU, which is not needed any more: so the peer's is in RTS (IBTA volume 1,
-    /// 12.9 \[M\]). Without that, a lost RTU comes again only when the REP is repeated.
+    /// A message arrived on the queue pair of a connection that waits for its RTU. So the peer is
+    /// in RTS, and the RTU is no longer needed (IBTA volume 1, 12.9 \[M\]). Without this rule, a
+    /// lost RTU would come again only after a repeated REP.
     pub fn message_arrived(&mut self, conn: ConnId) {
         if self.conns.get(&conn.0).is_some_and(|conn| conn.state == State::RepSent) {
             self.counters.by_message += 1;
@@ -329,7 +331,7 @@ impl ConnectionManager {
     }
 
     fn on_dreq(&mut self, now: Time, way: (IpAddr, IpAddr), tid: u64, dreq: &Dreq<'_>) {
-        // Whoever asks is answered, so that it stops asking.
+        // A DREQ for an unknown connection gets an answer too, so that the peer stops asking.
         let (local, remote) = (dreq.remote, dreq.local);
         let drep = Message::Drep(Drep { local, remote, private: &[] }).emit(tid);
         let Some(conn) = self.conn_of(way, dreq.remote) else {
@@ -363,7 +365,7 @@ impl ConnectionManager {
         }
     }
 
-    /// There is no path migration here.
+    /// Path migration is not supported.
     fn on_lap(&mut self, way: (IpAddr, IpAddr), tid: u64, lap: &Lap) {
         let known = self.conn_of(way, lap.remote).is_some_and(|conn| conn.remote == lap.local);
         let status = if known { Apr::UNSUPPORTED } else { Apr::INVALID_COMM_ID };
@@ -371,12 +373,12 @@ impl ConnectionManager {
         self.send((way.1, way.0), Message::Apr(apr).emit(tid));
     }
 
-    /// The connection with this id, if it is with whom the datagram came from.
+    /// The connection with this id, if its peer sent the datagram.
     fn conn_of(&mut self, (src, dst): (IpAddr, IpAddr), id: CommId) -> Option<&mut Conn> {
         self.conns.get_mut(&id).filter(|conn| conn.addresses == (dst, src))
     }
 
-    /// Rejects a message for which there is no connection here.
+    /// Rejects a message that has no connection here.
     fn refuse(
         &mut self,
         (src, dst): (IpAddr, IpAddr),
@@ -389,8 +391,10 @@ impl ConnectionManager {
         self.send_rej((dst, src), tid, &rej);
     }
 
-    /// Whether a connection only waits for its end to be answered, or until *our* queue pair's number may be used again. That the peer, if it is the same, uses its own
-    /// again is its affair: it may have begun to wait before us, its answer may have been lost, and packets of the old connection go to another queue pair here.
+    /// Whether a connection is over: it only waits for a DREP, or until *our* queue pair's number
+    /// may be used again. The same peer may already use its own number again: it may have entered
+    /// TIMEWAIT before us, its DREP may have been lost, and packets of the old connection go to
+    /// another queue pair here.
     fn is_over(&self, id: CommId, guid: u64) -> bool {
         let over = |conn: &Conn| {
             matches!(conn.state, State::DreqSent | State::TimeWait) && conn.remote_guid == guid
@@ -398,8 +402,9 @@ impl ConnectionManager {
         self.conns.get(&id).is_some_and(over)
     }
 
-    /// The peer's queue pair is in another connection now, or wants to be: it has forgotten this one, if it is the same peer. An address can be
-    /// forged and queue pairs' numbers be tried, but the number of its adapter is not told to others.
+    /// The peer's queue pair is in another connection now, or is about to be. If it is the same
+    /// peer, it has forgotten this connection. Addresses can be forged and queue pair numbers
+    /// guessed, but the peer does not tell the GUID of its adapter to others.
     fn end_stale(&mut self, now: Time, id: CommId, guid: u64) {
         let Some(conn) = self.conns.get(&id).filter(|conn| conn.remote_guid == guid) else {
             return self.counters.stray += 1;

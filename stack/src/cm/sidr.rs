@@ -1,5 +1,5 @@
-//! Datagram services: which queue pair serves them. Answers are given from a table, so that questions leave nothing behind; or by the program, see
-//! `asks`.
+//! Datagram services: the queue pairs that serve them. Answers come from a table, so that questions
+//! leave no state; or from the program, see `asks`.
 
 use core::net::IpAddr;
 
@@ -9,7 +9,7 @@ use crate::types::{Pkey, Qpn, Time};
 use crate::wire::cm::{IpHeader, Message, ServiceId, SidrRep, SidrReq, SidrStatus};
 use crate::wire::mad::MadBytes;
 
-/// What is answered to those who ask for a service.
+/// The answer to questions for a service.
 #[derive(Debug)]
 pub(super) struct Service {
     qpn: Qpn,
@@ -29,7 +29,7 @@ pub(super) struct Query {
 }
 
 impl ConnectionManager {
-    /// Answers those who ask for `service` on `address`, or on any, with this queue pair.
+    /// Answers questions for `service` on `address`, or on any address, with this queue pair.
     ///
     /// # Errors
     /// [`CmError::InUse`], [`CmError::PrivateTooLong`], [`CmError::Full`].
@@ -55,15 +55,17 @@ impl ConnectionManager {
         Ok(())
     }
 
-    /// Answers them no longer.
+    /// Stops answering them.
     pub fn unserve(&mut self, service: ServiceId, address: Option<IpAddr>) {
         self.services.remove(&(service, address));
     }
 
-    /// Asks a peer for the queue pair of a service: [`CmEvent::Resolved`] or [`CmEvent::Unresolved`].
+    /// Asks a peer for the queue pair of a service: [`CmEvent::Resolved`] or
+    /// [`CmEvent::Unresolved`] follows.
     ///
     /// # Errors
-    /// [`CmError::Family`], [`CmError::PrivateTooLong`] (180 bytes where the service has a port), [`CmError::Full`].
+    /// [`CmError::Family`], [`CmError::PrivateTooLong`] (180 bytes where the service has a port),
+    /// [`CmError::Full`].
     pub fn resolve(
         &mut self,
         now: Time,
@@ -97,7 +99,7 @@ impl ConnectionManager {
         Ok(id)
     }
 
-    /// The answer does not matter any more.
+    /// The program no longer needs the answer.
     pub fn forget_query(&mut self, query: QueryId) {
         if let Some(it) = self.queries.remove(&query) {
             self.timers.remove(&(it.due, Timer::Query(query)));

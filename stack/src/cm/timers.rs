@@ -1,11 +1,11 @@
-//! What happens when nothing happens.
+//! Expired deadlines: retransmission, MRAs and giving up.
 
 use super::conn::State;
 use super::{CmEvent, ConnectionManager, Ended, Timer};
 use crate::types::Time;
 use crate::wire::cm::{CommId, Message, Mra, RejReason, Subject};
 
-/// How much longer than usual the peer is asked to wait for an RTU, as a power of two.
+/// Factor on the usual time that the peer is asked to wait for an RTU, as a power of two.
 const A_WHILE: u8 = 4;
 
 impl ConnectionManager {
@@ -27,7 +27,7 @@ impl ConnectionManager {
         match conn.state {
             State::ReqSent | State::RepSent | State::DreqSent if conn.retries > 0 => {
                 conn.retries -= 1;
-                // Whoever asked for patience may do so again.
+                // The peer may send another MRA for the repetition.
                 conn.mra = false;
                 self.counters.repeated += 1;
                 self.send_stored(id);
@@ -65,18 +65,19 @@ impl ConnectionManager {
         }
     }
 
-    /// The peer repeats itself: it has not heard that it should be patient. If it has not been asked to, an answer is on its way,
-    /// or soon will be.
+    /// The peer repeated its message, so the MRA did not reach it: sends the MRA again. If none was
+    /// sent yet, an answer is on its way, or soon will be.
     pub(super) fn repeat_mra(&mut self, now: Time, id: CommId) {
         if self.conns.get(&id).is_some_and(|conn| conn.mra) {
             self.send_mra(now, id);
         }
     }
 
-    /// Asks the peer for patience.
+    /// Asks the peer for patience (MRA).
     ///
-    /// Who asks for a connection repeats that and is answered again; so it may wait for as long as the program may take. Who has
-    /// accepted learns from the RTU only, which may be lost, that it need not wait: so it is asked for less, and repeatedly.
+    /// A peer that sent a REQ repeats it and gets another answer, so it may wait for as long as the
+    /// program may take. A peer that sent a REP learns only from the RTU that the wait is over, and
+    /// the RTU may be lost. So it is asked for less time, and repeatedly.
     fn send_mra(&mut self, now: Time, id: CommId) {
         let (config, patience) = (self.config, self.patience());
         let Some(conn) = self.conns.get_mut(&id) else { return };
@@ -92,7 +93,7 @@ impl ConnectionManager {
         let (addresses, mad) = (conn.addresses, Message::Mra(mra).emit(conn.tid));
         let first = !std::mem::replace(&mut conn.mra, true);
         self.send(addresses, mad);
-        // Asked again, the peer waits anew; the program still has only as long as it was given.
+        // A repeated MRA restarts the peer's wait. The program's deadline stays.
         if first {
             self.set_deadline(id, Some(now.after(patience)));
         }

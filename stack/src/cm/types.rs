@@ -1,4 +1,4 @@
-//! What goes into the connection manager, and what comes out.
+//! Arguments and events of the connection manager.
 
 use core::fmt;
 use core::net::{IpAddr, SocketAddr};
@@ -8,22 +8,23 @@ use crate::types::{Mtu, Psn, Qpn};
 use crate::wire::cm::{Announced, CommId, RejReason, ServiceId, SidrStatus, Transport};
 use crate::wire::mad::MadBytes;
 
-/// How patient a connection manager is, and how much it holds.
+/// Timeouts and limits of a connection manager.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CmConfig {
-    /// Drawn at random: communication ids come out of it.
+    /// A random key; the communication ids are derived from it.
     pub key: [u64; 2],
-    /// The device's GUID, by which peers know it.
+    /// The device's GUID; peers identify the device by it.
     pub ca_guid: u64,
-    /// Connections at most, those included that wait until their queue pairs' numbers may be used again.
+    /// Most connections. Those count that wait until their queue pairs' numbers may be used again.
     pub max_connections: usize,
-    /// Within what time a peer is to answer: 4.096 µs · 2^code.
+    /// How long a peer may take to answer: 4.096 µs · 2^code.
     pub response_timeout: u8,
-    /// How long a packet is under way at most: 4.096 µs · 2^code.
+    /// Longest life of a packet in the network: 4.096 µs · 2^code.
     pub packet_lifetime: u8,
     /// How often a message is repeated, 0 to 15.
     pub max_retries: u8,
-    /// How long the program may take to decide, and how long a peer may say that its program does: 4.096 µs · 2^code.
+    /// How long the program may take to decide, and the longest time that a peer may claim for its
+    /// program: 4.096 µs · 2^code.
     pub service_timeout: u8,
 }
 
@@ -37,17 +38,17 @@ impl Default for CmConfig {
             response_timeout: 16,
             packet_lifetime: 14,
             max_retries: 15,
-            // 69 s, as Linux has it (CMA_CM_MRA_SETTING).
+            // 69 s, as in Linux (CMA_CM_MRA_SETTING).
             service_timeout: 24,
         }
     }
 }
 
-/// A connection, as long as the connection manager knows it: its local communication id.
+/// A connection, while the connection manager knows it: its local communication id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConnId(pub CommId);
 
-/// Something that listens.
+/// A listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ListenerId(pub u64);
 
@@ -55,126 +56,127 @@ pub struct ListenerId(pub u64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct QueryId(pub u32);
 
-/// What a queue pair is to be connected with; both sides have one.
+/// The connection parameters of a queue pair; both sides have them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QpSide {
     /// Its number.
     pub qpn: Qpn,
-    /// The PSN that it expects first, with which the other side shall begin.
+    /// The first PSN that it expects; the other side begins with it.
     pub psn: Psn,
     /// READs and atomics that it serves at a time.
     pub responder_resources: u8,
     /// READs and atomics that it may have outstanding.
     pub initiator_depth: u8,
-    /// How often what finds no receive is sent again; 7 is for ever.
+    /// RNR retries, 0 to 7; 7 means for ever.
     pub rnr_retry: u8,
     /// Whether its acknowledgements carry credits.
     pub flow_control: bool,
     /// Whether it takes receives from a shared queue.
     pub srq: bool,
-    /// What its receive queue holds, if known.
+    /// What it announces of its receive queue, if it does.
     pub announced: Option<Announced>,
 }
 
-/// Asks for a connection.
+/// A request for a connection, by us.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Connect<'a> {
     /// Our address.
     pub local: IpAddr,
     /// The peer's.
     pub remote: IpAddr,
-    /// What to be connected to.
+    /// The service to connect to.
     pub service: ServiceId,
     /// Our port, where the service has one.
     pub source_port: u16,
     /// Our queue pair.
     pub side: QpSide,
-    /// Which transport.
+    /// Transport service.
     pub transport: Transport,
     /// The largest path MTU.
     pub mtu: Mtu,
     /// ACK timeout of the connection: 4.096 µs · 2^code.
     pub ack_timeout: u8,
-    /// How often the connection repeats what is not acknowledged, 0 to 7.
+    /// Retries of packets that are not acknowledged, 0 to 7.
     pub retry_count: u8,
     /// Traffic class of the connection.
     pub traffic_class: u8,
     /// Hop limit.
     pub hop_limit: u8,
-    /// For the peer's program: 56 bytes at most where the service has a port, else 92.
+    /// Private data for the peer's program: at most 56 bytes where the service has a port, else 92.
     pub private: &'a [u8],
 }
 
-/// Accepts a connection.
+/// An acceptance, by us.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Accept<'a> {
-    /// Our queue pair. What its receive queue holds is told only to peers that told theirs.
+    /// Our queue pair. Its receive queue is announced only to peers that announced theirs.
     pub side: QpSide,
-    /// For the peer's program: 196 bytes at most.
+    /// Private data for the peer's program: at most 196 bytes.
     pub private: &'a [u8],
 }
 
-/// A peer asks for a connection.
+/// A peer's request for a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
     /// Our address, to which the request came.
     pub local: IpAddr,
     /// The peer's address; the port is 0 where the service has none.
     pub peer: SocketAddr,
-    /// What it wants to be connected to.
+    /// The service that it wants.
     pub service: ServiceId,
     /// Its queue pair.
     pub side: QpSide,
-    /// Which transport.
+    /// Transport service.
     pub transport: Transport,
-    /// The largest path MTU that it takes.
+    /// The largest path MTU that the peer takes.
     pub mtu: Mtu,
     /// ACK timeout: 4.096 µs · 2^code.
     pub ack_timeout: u8,
-    /// How often the connection shall repeat what is not acknowledged.
+    /// Retries of packets that are not acknowledged.
     pub retry_count: u8,
     /// Traffic class of the connection.
     pub traffic_class: u8,
-    /// What its program says: as many bytes as fit, zeros behind what it filled.
+    /// Private data from its program: as many bytes as fit; unused bytes are 0.
     pub private: Vec<u8>,
 }
 
-/// A peer accepts a connection.
+/// A peer's acceptance.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reply {
     /// Its queue pair.
     pub side: QpSide,
-    /// How long its acknowledgements take: 4.096 µs · 2^code.
+    /// ACK delay of the peer: 4.096 µs · 2^code.
     pub target_ack_delay: u8,
-    /// What its program says, 196 bytes.
+    /// Private data from its program, 196 bytes.
     pub private: Vec<u8>,
 }
 
-/// Who ended an established connection.
+/// The cause of the end of an established connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
-    /// The peer asked for it.
+    /// The peer ended it.
     ByPeer,
-    /// We did, and the peer has answered.
+    /// We ended it, and the peer has answered.
     ByUs,
-    /// We did, and the peer is silent.
+    /// We ended it, and the peer did not answer.
     Unanswered,
     /// The peer's queue pair asks for another connection, so it has forgotten this one.
     Stale,
-    /// The peer says that there is none.
+    /// The peer says that there is no such connection.
     Rejected(RejReason),
 }
 
-/// What happened. Each connection has one event that ends it: `Rejected`, `TimedOut` or `Disconnected`; and then `Released`.
+/// An event. Each connection ends with exactly one of `Rejected`, `TimedOut` and `Disconnected`;
+/// `Released` follows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CmEvent {
-    /// A peer asks; accept or reject it.
+    /// A peer requests a connection; accept or reject it.
     Request {
-        /// Where it asks.
+        /// The listener.
         listener: ListenerId,
         /// The new connection.
         conn: ConnId,
-        /// What it asks for.
+        /// The request.
         request: Box<Request>,
     },
     /// The peer accepts; bring the queue pair to RTS, then establish the connection, or reject it.
@@ -184,33 +186,34 @@ pub enum CmEvent {
         /// The peer's side.
         reply: Box<Reply>,
     },
-    /// The peer is ready.
+    /// The peer is in RTS.
     Established {
         /// The connection.
         conn: ConnId,
     },
-    /// The peer does not want the connection, or no longer.
+    /// The peer rejects the connection, or withdraws.
     Rejected {
         /// The connection.
         conn: ConnId,
-        /// Why.
+        /// The reason.
         reason: RejReason,
-        /// What its program says, 148 bytes.
+        /// Private data from its program, 148 bytes.
         private: Vec<u8>,
     },
-    /// The peer is silent, or our program did not decide in time.
+    /// The peer did not answer, or our program did not decide in time.
     TimedOut {
         /// The connection.
         conn: ConnId,
     },
-    /// An established connection has ended; its queue pair should not be used any more.
+    /// An established connection has ended; do not use its queue pair any more.
     Disconnected {
         /// The connection.
         conn: ConnId,
-        /// Who ended it.
+        /// The cause.
         ended: Ended,
     },
-    /// The connection manager has forgotten the connection: the number of its queue pair may be used again.
+    /// The connection manager has forgotten the connection: its queue pair's number may be used
+    /// again.
     Released {
         /// The connection.
         conn: ConnId,
@@ -223,30 +226,30 @@ pub enum CmEvent {
         query: QueryId,
         /// The queue pair.
         qpn: Qpn,
-        /// The queue key that it wants.
+        /// The queue key for datagrams to it.
         qkey: u32,
-        /// What its program says, 136 bytes.
+        /// Private data from its program, 136 bytes.
         private: Vec<u8>,
     },
-    /// A peer asks for the queue pair of a datagram service; answer it.
+    /// A peer asks for the queue pair of a datagram service; answer the question.
     Asked {
-        /// Where it asks.
+        /// The listener.
         listener: ListenerId,
-        /// The question.
+        /// The id of the question.
         ask: AskId,
-        /// What it asks.
+        /// The question.
         asked: Box<Asked>,
     },
-    /// The program did not answer in time.
+    /// The program did not answer a question in time.
     AskOver {
         /// The question.
         ask: AskId,
     },
-    /// There is none.
+    /// There is no queue pair for the service.
     Unresolved {
         /// The question.
         query: QueryId,
-        /// What the peer says; `None` if it is silent.
+        /// The peer's status; `None` if it did not answer.
         status: Option<SidrStatus>,
     },
 }
@@ -254,18 +257,18 @@ pub enum CmEvent {
 /// Why a call does nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CmError {
-    /// Somebody listens there already.
+    /// The service has a listener already.
     InUse,
-    /// There is no such connection or listener, or not any more.
+    /// There is no such connection or listener, or no longer.
     Unknown,
-    /// The connection is in a state in which this makes no sense.
+    /// The state of the connection does not permit the call.
     State,
     /// More private data than the message takes.
     PrivateTooLong {
-        /// What it takes.
+        /// The most bytes that it takes.
         max: usize,
     },
-    /// There are as many connections as there may be.
+    /// The limit of connections is reached.
     Full,
     /// The addresses are of different families.
     Family,
@@ -291,9 +294,9 @@ impl core::error::Error for CmError {}
 /// A management datagram to send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Transmit {
-    /// From this address of ours.
+    /// The source, an address of ours.
     pub local: IpAddr,
-    /// To this address.
+    /// The destination.
     pub remote: IpAddr,
     /// The datagram.
     pub mad: MadBytes,

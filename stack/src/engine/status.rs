@@ -1,4 +1,4 @@
-//! What an engine says of itself and of its queue pairs.
+//! The state of an engine and of its queue pairs, for queries.
 
 use super::{Engine, EngineConfig};
 use crate::any::{AnyQp, Busy};
@@ -25,7 +25,7 @@ impl Engine {
         Some((core.state, attr, core.init))
     }
 
-    /// Whether what is posted to a queue pair may wait for company.
+    /// Whether posts to a queue pair may wait and leave as a batch.
     #[must_use]
     #[inline]
     pub fn busy(&self, qpn: Qpn) -> Busy {
@@ -44,19 +44,19 @@ impl Engine {
         self.qps.len() - self.free.len()
     }
 
-    /// How many numbers are kept.
+    /// How many queue pair numbers are reserved.
     #[must_use]
     pub fn kept_qpns(&self) -> usize {
         self.kept.len()
     }
 
-    /// What the transport did.
+    /// Counters of the transport.
     #[must_use]
     pub fn counters(&self) -> &Counters {
         &self.shared.counters
     }
 
-    /// What was dropped.
+    /// Counters of dropped packets, by reason.
     #[must_use]
     pub fn drops(&self) -> &Drops {
         &self.shared.drops

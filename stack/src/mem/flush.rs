@@ -1,4 +1,5 @@
-//! FLUSH and ATOMIC WRITE (IBA 1.5) on registered memory: what they ask for, and whether a region admits it.
+//! FLUSH and ATOMIC WRITE (IBA 1.5) on registered memory: their arguments, and whether a region
+//! admits them.
 
 use super::{Access, AccessError, Accessor, Checked, RegionTable, Sge, Write};
 use crate::types::Key;
@@ -8,12 +9,12 @@ use crate::types::Key;
 pub struct Placement(u8);
 
 impl Placement {
-    /// What was written is visible to everybody who can see the memory (`IBV_FLUSH_GLOBAL`).
+    /// The bytes written are visible to all that can see the memory (`IBV_FLUSH_GLOBAL`).
     pub const GLOBAL: Self = Self(1);
-    /// What was written survives a loss of power (`IBV_FLUSH_PERSISTENT`).
+    /// The bytes written survive a loss of power (`IBV_FLUSH_PERSISTENT`).
     pub const PERSISTENT: Self = Self(2);
 
-    /// From the four bits of the header; `None` if they ask for nothing, or for something that is not known.
+    /// From the four bits of the header; `None` if they ask for nothing, or for something unknown.
     #[must_use]
     pub const fn from_bits(bits: u8) -> Option<Self> {
         match bits {
@@ -84,8 +85,8 @@ impl RegionTable {
     /// What a FLUSH names: the range `at`, or the whole region of its key.
     ///
     /// # Errors
-    /// See [`RegionTable::check`]; [`AccessError::Permission`] also for persistence, because no region is known to be on memory
-    /// that has it.
+    /// See [`RegionTable::check`]; [`AccessError::Permission`] also for persistence, because no
+    /// region is known to be on persistent memory.
     pub fn remote_flush(
         &self,
         by: Accessor,

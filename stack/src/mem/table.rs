@@ -8,8 +8,8 @@ use crate::types::{Key, Qpn};
 
 /// The registered regions and the windows by key.
 ///
-/// A key is 24 random bits, by which the table finds the region or window, and 8 bits that belong to the consumer and that must
-/// match too. Capacity is fixed; look-ups do not allocate.
+/// The upper 24 bits of a key are random; the table finds the region or window by them. The lower 8
+/// bits belong to the consumer and must match too. Capacity is fixed; look-ups do not allocate.
 #[derive(Debug)]
 pub struct RegionTable {
     /// Open addressing with linear probing and no tombstones; a power of two, at most half full.
@@ -30,7 +30,8 @@ pub(super) enum Slot {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Entry {
     pub(super) region: Region,
-    /// The only queue pair that it admits; 0 if it admits all of the domain. No queue pair has that number.
+    /// The only queue pair that it admits; 0 if it admits all of the domain. No queue pair has
+    /// number 0.
     pub(super) owner: Qpn,
     pub(super) kind: Kind,
 }
@@ -49,14 +50,14 @@ impl RegionTable {
         self.used
     }
 
-    /// Whether none is.
+    /// Whether there are none.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.used == 0
     }
 
-    /// Registers a region under a key drawn from `random`; `None` if the table is full or the region
-    /// wraps around the address space.
+    /// Registers a region under a key drawn from `random`; `None` if the table is full or the
+    /// region wraps around the address space.
     pub fn insert(&mut self, region: Region, random: u32) -> Option<Key> {
         region.start.checked_add(region.len)?;
         region.host.checked_add(region.len)?;
@@ -65,13 +66,14 @@ impl RegionTable {
         self.insert_entry(Entry { region, owner: Qpn::default(), kind }, random)
     }
 
-    /// Registers `region` in the place of the region `key`, which is refused from now on. `None`, with nothing changed, if there is no
-    /// such region, or if the new one wraps around the address space.
+    /// Registers `region` in the place of the region `key`, which is refused from now on. `None`,
+    /// with nothing changed, if there is no such region, or if the new one wraps around the address
+    /// space.
     pub fn replace(&mut self, key: Key, region: Region, random: u32) -> Option<Key> {
         region.start.checked_add(region.len)?;
         region.host.checked_add(region.len)?;
         self.remove(key)?;
-        // Its place is free, and it is drawn anew: nobody gets at the new memory by the old key.
+        // The slot is free now. The new key must differ: the old key must not reach the new memory.
         self.insert(region, if random >> 8 == key.0 >> 8 { !random } else { random })
     }
 
@@ -80,7 +82,7 @@ impl RegionTable {
             return None;
         }
         let mut key = random;
-        // Keys that look like an index are what programs send by mistake: 0 is never given.
+        // Programs send keys that look like an index by mistake: 0 is never given.
         while key >> 8 == 0 || self.find_tag(key).is_some() {
             key = key.wrapping_mul(0x9e37_79b1).wrapping_add(0x7f4a_7c15);
         }
@@ -93,7 +95,8 @@ impl RegionTable {
         Some(Key(key))
     }
 
-    /// Removes a region: from now on its key is refused, and so are those of the windows that are bound to it.
+    /// Removes a region: from now on its key is refused, and so are those of the windows that are
+    /// bound to it.
     pub fn remove(&mut self, key: Key) -> Option<Region> {
         let at = self.find(key)?;
         let Slot::Taken(_, entry) = self.slots[at] else { return None };
@@ -110,14 +113,14 @@ impl RegionTable {
         self.used -= 1;
     }
 
-    /// Empties a slot and moves what comes behind it up, so that every chain stays whole.
+    /// Empties a slot and moves later entries up, so that every chain stays whole.
     fn close_gap(&mut self, mut gap: usize) {
         let mask = self.slots.len() - 1;
         let mut at = gap;
         loop {
             at = (at + 1) & mask;
             let Slot::Taken(key, _) = self.slots[at] else { break };
-            // It may move up if its chain begins at the gap or before.
+            // An entry may move up if its chain begins at the gap or before.
             if at.wrapping_sub(self.home(key.0)) & mask >= at.wrapping_sub(gap) & mask {
                 self.slots[gap] = self.slots[at];
                 gap = at;
@@ -134,7 +137,7 @@ impl RegionTable {
 
     #[inline(always)]
     fn entry(&self, key: Key) -> Option<&Entry> {
-        // Most are where they are looked for first.
+        // Most entries are in the first slot of their chain.
         match &self.slots[self.home(key.0)] {
             Slot::Taken(found, entry) if *found == key => Some(entry),
             _ => self.search(key),
@@ -149,10 +152,11 @@ impl RegionTable {
         }
     }
 
-    /// Checks an access of `len` bytes at `addr` through `key`, by queue pair `by`, that needs `need`.
+    /// Checks an access of `len` bytes at `addr` through `key`, by queue pair `by`, that needs
+    /// `need`.
     ///
     /// # Errors
-    /// [`AccessError`] says what is wrong first.
+    /// [`AccessError`] names the first fault found.
     #[inline(always)]
     pub fn check(
         &self,

@@ -1,8 +1,9 @@
-//! Memory windows: keys of their own to parts of a region, given and taken back by work requests.
+//! Memory windows: keys of their own to parts of a region, which work requests bind and invalidate.
 //!
-//! A window is an entry of the table like a region, so an access costs the same through either. While it is bound to nothing it permits nothing.
-//! Of the specification's two kinds of type 2 this is 2B: a window belongs to the queue pair that bound it, and only that one's peer
-//! gets through it (IBTA volume 1, 10.6.7.2 \[M\]; `rxe_mw.c` of Linux, whose citations of clauses are repeated here).
+//! A window is an entry of the table like a region, so an access costs the same through either. An
+//! unbound window permits nothing. Of the specification's two kinds of type 2 this is 2B: a window
+//! belongs to the queue pair that bound it, and only the peer of that queue pair may use it (IBTA
+//! volume 1, 10.6.7.2 \[M\]; `rxe_mw.c` of Linux; its citations of clauses are repeated here).
 
 use super::table::{Entry, RegionTable, Slot};
 use super::{Access, Accessor, PdId, Region};
@@ -11,14 +12,15 @@ use crate::types::{Key, Qpn};
 /// The type of a memory window (`enum ibv_mw_type`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum MwType {
-    /// Bound by a verb, again and again; each queue pair of its protection domain gets through it.
+    /// Bound by a verb, as often as the program likes; each queue pair of its protection domain may
+    /// use it.
     Type1,
-    /// Bound by a work request, for the one queue pair that it was posted to, under a key whose low 8 bits are the consumer's; bound again only
-    /// after it was invalidated.
+    /// Bound by a work request, for the one queue pair that it was posted to, under a key with the
+    /// consumer's low 8 bits. It must be invalidated before it is bound again.
     Type2,
 }
 
-/// What a window is to show (`struct ibv_mw_bind_info`, and the key).
+/// The binding of a window (`struct ibv_mw_bind_info`, and the key).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bind {
     /// The window's key until now.
@@ -29,7 +31,7 @@ pub struct Bind {
     pub region: Key,
     /// Address of the first byte, as local work requests name it.
     pub addr: u64,
-    /// How many bytes; none takes a window of type 1 away from its region.
+    /// How many bytes; 0 unbinds a window of type 1.
     pub len: u64,
     /// What peers may do there: remote flags, and [`Access::ZERO_BASED`].
     pub access: Access,
@@ -42,9 +44,10 @@ pub enum WindowError {
     Key,
     /// Window, region and queue pair are not of one protection domain.
     Pd,
-    /// It is bound already, or, to be invalidated, not bound for this queue pair.
+    /// It is bound already. When invalidating: it is not bound for this queue pair.
     State,
-    /// It is of type 1, which is not invalidated and not zero-based; or of type 2, and was to be bound to no bytes.
+    /// A window of type 1 can be neither invalidated nor zero-based. A window of type 2 cannot be
+    /// bound to zero bytes.
     Type,
     /// No region has this local key.
     Region,
@@ -54,7 +57,7 @@ pub enum WindowError {
     Range,
 }
 
-/// What an entry of the table is.
+/// The kind of an entry of the table.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Kind {
     /// A region, and how many windows are bound to it.
@@ -63,20 +66,21 @@ pub(super) enum Kind {
     Window { mw_type: MwType, region: Option<Key> },
 }
 
-/// What a window can permit.
+/// All that a window can permit.
 const REMOTE: Access =
     WRITES.with(Access::REMOTE_READ).with(Access::FLUSH_GLOBAL).with(Access::FLUSH_PERSISTENT);
-/// What changes memory.
+/// Permissions that change memory.
 const WRITES: Access = Access::REMOTE_WRITE.with(Access::REMOTE_ATOMIC);
 
 impl RegionTable {
-    /// Makes a window that is not bound, under a key drawn from `random`; `None` if the table is full.
+    /// Makes an unbound window, under a key drawn from `random`; `None` if the table is full.
     pub fn insert_window(&mut self, pd: PdId, mw_type: MwType, random: u32) -> Option<Key> {
         let kind = Kind::Window { mw_type, region: None };
         self.insert_entry(Entry { region: unbound(pd), owner: Qpn::default(), kind }, random)
     }
 
-    /// Removes a window, whatever the low 8 bits of its key are now: from now on that is refused. Returns whether there was one.
+    /// Removes a window, whatever the low 8 bits of its key are now: from now on the key is
+    /// refused. Returns whether the window existed.
     pub fn remove_window(&mut self, key: Key) -> bool {
         let Some(at) = self.find_tag(key.0) else { return false };
         if self.window(at).is_none() {
@@ -135,7 +139,7 @@ impl RegionTable {
         Ok(())
     }
 
-    /// What the window will show.
+    /// The range that the window will show.
     fn part(&self, pd: PdId, bind: &Bind) -> Result<Region, WindowError> {
         let at = self.find(bind.region).ok_or(WindowError::Region)?;
         let Slot::Taken(_, Entry { region, kind: Kind::Region { .. }, .. }) = self.slots[at] else {
@@ -144,7 +148,7 @@ impl RegionTable {
         if region.pd != pd {
             return Err(WindowError::Pd);
         }
-        // C10-73; and no window is bound to what is zero-based itself.
+        // C10-73; also, no window is bound to a zero-based region.
         if !region.access.admits(Access::MW_BIND) || region.access.admits(Access::ZERO_BASED) {
             return Err(WindowError::Permission);
         }
@@ -163,8 +167,9 @@ impl RegionTable {
         Ok(Region { pd, start, len: bind.len, host: region.host + offset, access: wanted })
     }
 
-    /// Invalidates the window `key`, by a request that was posted to the queue pair `by`, or that its peer sent: it must be of type 2 and bound for
-    /// that queue pair. Regions are never invalidated.
+    /// Invalidates the window `key`. The request was posted to the queue pair `by`, or its peer
+    /// sent it. The window must be of type 2 and bound for that queue pair. Regions are never
+    /// invalidated.
     ///
     /// # Errors
     /// [`WindowError`]; nothing has changed then.
@@ -188,14 +193,15 @@ impl RegionTable {
         Ok(())
     }
 
-    /// The queue pair is gone or was reset: windows that were bound for it are not bound any more. Its number may be given again.
+    /// Unbinds all windows of a queue pair that is gone or was reset: its number may be given out
+    /// again.
     pub fn free_windows(&mut self, qpn: Qpn) {
         if self.owned > 0 && qpn != Qpn::default() {
             self.unbind_all(|entry| entry.owner == qpn);
         }
     }
 
-    /// The region goes away.
+    /// Unbinds all windows of a region that goes away.
     pub(super) fn revoke_windows_to(&mut self, key: Key) {
         self.unbind_all(|entry| {
             matches!(entry.kind, Kind::Window { region: Some(region), .. } if region == key)
@@ -228,7 +234,7 @@ impl RegionTable {
         }
     }
 
-    /// The window in this slot permits nothing any more.
+    /// Unbinds the window in this slot: it permits nothing any more.
     fn unbind(&mut self, at: usize) {
         let Slot::Taken(_, entry) = &mut self.slots[at] else { return };
         let Kind::Window { region, .. } = &mut entry.kind else { return };
@@ -251,7 +257,7 @@ impl RegionTable {
     }
 }
 
-/// What a window shows that is bound to nothing.
+/// An unbound window's entry.
 const fn unbound(pd: PdId) -> Region {
     Region { pd, start: 0, len: 0, host: 0, access: Access::NONE }
 }
@@ -307,7 +313,8 @@ mod tests {
         assert_eq!(write(&table, OTHER, key, 0x1100, 1), Err(AccessError::Qp));
         let stranger = Accessor { pd: PdId(2), ..QP };
         assert_eq!(write(&table, stranger, key, 0x1100, 1), Err(AccessError::Pd));
-        // Not by the region's own key, which permits nothing to peers; nor locally by the window's.
+        // Neither a peer by the region's own key, which permits nothing to peers, nor local code by
+        // the window's key.
         assert_eq!(write(&table, QP, region, 0x1100, 1), Err(AccessError::Permission));
         let sge = Sge { addr: 0x1100, len: 1, lkey: key };
         assert_eq!(table.local_read(PD, &sge).unwrap_err(), AccessError::Permission);
@@ -353,7 +360,7 @@ mod tests {
         }
         assert_eq!(before, format!("{table:?}"), "nothing has changed");
         assert_eq!(table.bind(Accessor { pd: PdId(2), ..QP }, &good), Err(WindowError::Pd));
-        // Without writing it needs no local right to write.
+        // Without writing, the binding needs no local right to write.
         table.bind(QP, &Bind { region: read_only, access: Access::REMOTE_READ, ..good }).unwrap();
         assert_eq!(table.bind(QP, &Bind { mw: good.rkey, ..good }), Err(WindowError::State));
     }
@@ -373,7 +380,7 @@ mod tests {
         assert!(!table.has_windows(region));
         assert_eq!(write(&table, QP, bind.rkey, 0x1100, 1), Err(AccessError::Permission));
         assert_eq!(table.invalidate(QP, bind.rkey), Err(WindowError::State));
-        // Free again, for anybody of its domain.
+        // Free again, for any queue pair of its domain.
         let again = Bind { mw: bind.rkey, rkey: next(bind.rkey), ..bind };
         table.bind(OTHER, &again).unwrap();
         assert_eq!(write(&table, OTHER, again.rkey, 0x1100, 1), Ok(64 + 0x100));
@@ -385,7 +392,8 @@ mod tests {
         assert!(write(&table, OTHER, again.rkey, 0x1100, 1).is_err());
     }
 
-    /// Bound anew, it would show another part: what is refused leaves it as it was, with its key.
+    /// A refused new binding, which would show another part, leaves the window as it was, with its
+    /// key.
     #[test]
     fn a_window_whose_next_binding_is_refused_still_shows_what_it_did() {
         let (mut table, region) = table();
@@ -446,7 +454,7 @@ mod tests {
             table.bind(QP, &bind).unwrap();
             bind.rkey
         });
-        // By any key that it had.
+        // Any key that the window had removes it.
         assert!(table.remove_window(Key(windows[0].0 ^ 0xff)));
         assert!(!table.remove_window(windows[0]) && !table.remove_window(region));
         assert_eq!(write(&table, QP, windows[0], 0x1100, 1), Err(AccessError::Key));

@@ -1,4 +1,5 @@
-//! Attributes of a queue pair and the table of what each state change needs (`ibv_modify_qp(3)`).
+//! Attributes of a queue pair, and the table of those that each state change needs
+//! (`ibv_modify_qp(3)`).
 
 use core::fmt;
 use core::net::IpAddr;
@@ -8,7 +9,7 @@ use crate::pool::Budget;
 use crate::types::{Mtu, Psn, Qpn};
 use crate::verbs::{CqId, QpState, QpType, SrqId};
 
-/// What a queue pair is made with (`struct ibv_qp_init_attr`).
+/// The arguments of creation (`struct ibv_qp_init_attr`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QpInit {
     /// Transport service.
@@ -19,7 +20,8 @@ pub struct QpInit {
     pub send_cq: CqId,
     /// Completion queue of receives.
     pub recv_cq: CqId,
-    /// The shared receive queue that takes the place of its own, whose depth and elements mean nothing then.
+    /// The shared receive queue in the place of its own. The depth and elements of its own have no
+    /// meaning then.
     pub srq: Option<SrqId>,
     /// Depth of the send queue.
     pub max_send_wr: u32,
@@ -33,7 +35,7 @@ pub struct QpInit {
     pub max_inline_data: u32,
     /// Whether every send makes a completion.
     pub sq_sig_all: bool,
-    /// The caller's, handed back through [`Completions`](crate::Completions).
+    /// The caller's own value, handed back through [`Completions`](crate::Completions).
     pub cookie: u64,
 }
 
@@ -55,7 +57,8 @@ pub struct PeerAddress {
 pub struct QpAttr {
     /// `IBV_QP_STATE`.
     pub state: Option<QpState>,
-    /// `IBV_QP_EN_SQD_ASYNC_NOTIFY`: whether [`QpEvent::SqDrained`](crate::verbs::QpEvent::SqDrained) is wanted.
+    /// `IBV_QP_EN_SQD_ASYNC_NOTIFY`: whether
+    /// [`QpEvent::SqDrained`](crate::verbs::QpEvent::SqDrained) is wanted.
     pub sqd_async_notify: Option<bool>,
     /// `IBV_QP_PKEY_INDEX`; only index 0 exists.
     pub pkey_index: Option<u16>,
@@ -63,7 +66,7 @@ pub struct QpAttr {
     pub port: Option<u8>,
     /// `IBV_QP_ACCESS_FLAGS`: which remote operations the peer may ask for.
     pub access: Option<Access>,
-    /// `IBV_QP_QKEY`: which datagrams are taken.
+    /// `IBV_QP_QKEY`: the Q_Key that a datagram must carry.
     pub qkey: Option<u32>,
     /// `IBV_QP_AV`.
     pub peer: Option<PeerAddress>,
@@ -81,11 +84,11 @@ pub struct QpAttr {
     pub sq_psn: Option<Psn>,
     /// `IBV_QP_MAX_QP_RD_ATOMIC`: READs and atomics that may be outstanding at the peer.
     pub max_rd_atomic: Option<u8>,
-    /// `IBV_QP_RETRY_CNT`, 0 to 7: how often a silent peer is asked again.
+    /// `IBV_QP_RETRY_CNT`, 0 to 7: retries when the peer does not answer.
     pub retry_cnt: Option<u8>,
-    /// `IBV_QP_RNR_RETRY`, 0 to 7: how often a peer without receives is asked again; 7 is for ever.
+    /// `IBV_QP_RNR_RETRY`, 0 to 7: retries when the peer has no receive posted; 7 means for ever.
     pub rnr_retry: Option<u8>,
-    /// `IBV_QP_TIMEOUT`, 0 to 31: 4.096 µs · 2^timeout; 0 is never.
+    /// `IBV_QP_TIMEOUT`, 0 to 31: 4.096 µs · 2^timeout; 0 means never.
     pub timeout: Option<u8>,
 }
 
@@ -119,7 +122,7 @@ pub enum ModifyError {
     Value {
         /// The attribute.
         attribute: &'static str,
-        /// What it may be.
+        /// The permitted values.
         allowed: &'static str,
     },
 }
@@ -183,10 +186,11 @@ attributes! {
     Timeout = timeout "IBV_QP_TIMEOUT",
 }
 
-/// From, to, what is required, what is optional besides.
+/// From, to, required attributes, further optional attributes.
 type Transition = (QpState, QpState, u32, u32);
 
-// To RESET and ERR a queue pair can go from everywhere. `transitions.txt` shows the tables and draws them.
+// A queue pair can go to RESET and ERR from every state. `transitions.txt` lists and draws the
+// tables.
 
 const RC: &[Transition] = &[
     (QpState::Reset, QpState::Init, State | PkeyIndex | Port | AccessFlags, 0),
@@ -255,10 +259,12 @@ const fn transitions(qp_type: QpType) -> &'static [Transition] {
 }
 
 impl QpAttr {
-    /// The state that the change leads to from `from`, if `ibv_modify_qp(3)` has it for queue pairs of this type.
+    /// The state that the change leads to from `from`, if `ibv_modify_qp(3)` permits it for queue
+    /// pairs of this type.
     ///
     /// # Errors
-    /// [`ModifyError`] says which attribute is missing, too much or out of range, or that the states do not follow each other.
+    /// [`ModifyError`] names the attribute that is missing, not allowed or out of range, or says
+    /// that the states do not follow each other.
     pub fn check(&self, qp_type: QpType, from: QpState) -> Result<QpState, ModifyError> {
         let to = self.state.unwrap_or(from);
         self.check_values()?;
@@ -354,7 +360,7 @@ mod tests {
         }
     }
 
-    /// The tables as text: for people, then for `dot`.
+    /// The tables as text, first for people, then for `dot`.
     fn drawn() -> String {
         use std::fmt::Write;
         let names = |mask: u32| {

@@ -1,8 +1,8 @@
-//! The message that is coming in on a connection: its packets are checked and placed, one after the other. Which packet is next is decided by the
-//! responder of the service, and so is what becomes of one that is refused.
+//! The incoming message of a connection: its packets are checked and placed, one after the other.
+//! The responder of the service decides which packet is next, and what follows from a refusal.
 //!
-//! The order of the checks is the protocol's: opcode sequence, opcode validity, resources, length, key, then execution
-//! (`rxe_resp.c` has the same pipeline).
+//! The order of the checks is the protocol's: opcode sequence, opcode validity, resources, length,
+//! key, then execution (`rxe_resp.c` has the same pipeline).
 
 use super::sq::MESSAGE_MAX;
 use crate::mem::{Access, Accessor, Memory, PdId, Sge};
@@ -14,7 +14,7 @@ use crate::wire::{NakCode, Packet, Place};
 /// What the connection permits.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rights {
-    /// As whom it accesses memory.
+    /// The identity with which it accesses memory.
     pub(crate) by: Accessor,
     /// The domain of its receives.
     pub(crate) recv_pd: PdId,
@@ -23,7 +23,7 @@ pub(crate) struct Rights {
 }
 
 impl Rights {
-    /// Of a queue pair that is not connected.
+    /// The rights of a queue pair that is not connected.
     pub(crate) const NONE: Self = Self {
         by: Accessor { pd: PdId(0), qpn: Qpn::new(0) },
         recv_pd: PdId(0),
@@ -32,7 +32,7 @@ impl Rights {
     };
 }
 
-/// A receive that is to be completed.
+/// A receive that is about to complete.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Received {
     pub(crate) wr_id: u64,
@@ -57,10 +57,10 @@ pub(crate) enum Refusal {
     Receive(NakCode, WcStatus),
 }
 
-/// How far the message is.
+/// Progress of the message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Message {
-    /// None is under way.
+    /// No message is in progress.
     #[default]
     None,
     Send {
@@ -75,7 +75,7 @@ pub(crate) enum Message {
 }
 
 impl Message {
-    /// Whether a SEND is half placed in the oldest receive.
+    /// Whether a SEND is partly placed in the oldest receive.
     pub(crate) fn in_receive(self) -> bool {
         matches!(self, Self::Send { .. })
     }
@@ -117,7 +117,8 @@ impl Message {
         if let Some(key) = packet.invalidate() {
             match memory.regions_mut().invalidate(rights.by, key) {
                 Ok(()) => received.invalidated = Some(key),
-                // The SEND itself is done: only the receiver hears of it (class J, as `rxe_resp.c` cites the specification).
+                // The SEND itself is done: only the receiver's completion reports the failure
+                // (class J, as `rxe_resp.c` cites the specification).
                 Err(_) => received.status = WcStatus::RemInvReqErr,
             }
         }
@@ -163,7 +164,7 @@ impl Message {
         if len > 0 {
             let regions = memory.regions();
             if place == Place::First {
-                // The whole range, before the first byte is placed.
+                // Checks the whole range before the first byte is placed.
                 let whole = Sge { addr: va, len, lkey: rkey };
                 regions.remote_write(rights.by, &whole).map_err(|_| Refusal::Access)?;
             }
@@ -184,7 +185,7 @@ impl Message {
     }
 }
 
-/// The oldest receive, with the message that ends with `packet`.
+/// The completion of the oldest receive by the message that ends with `packet`.
 fn received(packet: &Packet<'_>, wr_id: u64, opcode: WcOpcode, byte_len: u32) -> Received {
     Received {
         wr_id,
@@ -198,7 +199,7 @@ fn received(packet: &Packet<'_>, wr_id: u64, opcode: WcOpcode, byte_len: u32) ->
     }
 }
 
-/// The oldest receive fails.
+/// Fails the oldest receive.
 pub(crate) fn fail(receives: &mut Receives<'_>, status: WcStatus) {
     let Some(wr_id) = receives.front() else { return };
     receives.complete(Received {
@@ -213,7 +214,7 @@ pub(crate) fn fail(receives: &mut Receives<'_>, status: WcStatus) {
     });
 }
 
-/// Whether a packet at this place of a message may have so many bytes of payload.
+/// Whether a packet at this place of a message may have a payload of this length.
 #[inline]
 fn has_its_length(payload: usize, place: Place, mtu: Mtu) -> bool {
     let mtu = mtu.bytes() as usize;

@@ -1,4 +1,5 @@
-//! What queue pairs of every service have in common: state and attributes, their two queues, how work is completed and flushed.
+//! The common part of queue pairs of every service: state and attributes, the two queues, and how
+//! work completes and is flushed.
 
 pub(crate) mod attr;
 pub(crate) mod message;
@@ -30,7 +31,7 @@ pub(crate) enum Turn {
     Quantum,
     /// The sink is full.
     SinkFull,
-    /// The receiver's pool has no room for this.
+    /// The receiver has too little credit for this packet.
     Wait(PoolId, Charge),
 }
 
@@ -41,30 +42,32 @@ pub(crate) struct Core {
     pub(crate) init: QpInit,
     pub(crate) state: QpState,
     pub(crate) attr: QpAttr,
-    /// In the list of queue pairs with something to send.
+    /// Whether it is in the list of queue pairs with something to send.
     pub(crate) queued: bool,
-    /// The pool in whose line it waits, or from whose line it was called.
+    /// The pool (receiver credit) for which it waits, or which has just called it.
     pub(crate) waiting: Option<PoolId>,
-    /// Packets of the turn that it is still having: it was interrupted, as there was no more room.
+    /// Packets already sent in the current turn. The turn was interrupted because there was no more
+    /// room.
     pub(crate) spent: u16,
     pub(crate) slot: u32,
     pub(crate) sq: SendQueue,
-    /// Receives; with a shared receive queue, the one that it took from there.
+    /// Receives. With a shared receive queue: the receive that it took from there.
     pub(crate) rq: RecvQueue,
     /// The domain of the receives.
     pub(crate) recv_pd: PdId,
     pub(crate) deadline: Deadline,
     established: bool,
-    /// The connection that is established by the first message, as by the RTU.
+    /// The connection that the first message establishes, as the RTU does.
     pub(crate) awaited_by: Option<ConnId>,
-    /// That it takes no more from its shared receive queue was told.
+    /// Whether the event that it takes no more from its shared receive queue was reported.
     ended: bool,
-    /// The end of what was begun before SQD is to be reported.
+    /// Whether the event is wanted that all work begun before SQD is done.
     pub(crate) drain_wanted: bool,
 }
 
 impl Core {
-    /// `shared` is the domain of its shared receive queue, and a queue for what it takes from there.
+    /// `shared` is the domain of its shared receive queue, and a queue for the receives taken from
+    /// there.
     pub(crate) fn new(
         qpn: Qpn,
         slot: u32,
@@ -103,7 +106,7 @@ impl Core {
         self.drain_wanted |= attr.sqd_async_notify == Some(true);
     }
 
-    /// Back to RESET: all work and all attributes are forgotten.
+    /// Goes back to RESET: all work and all attributes are forgotten.
     pub(crate) fn reset(&mut self) {
         self.attr = QpAttr::default();
         self.sq.reset(0);
@@ -123,20 +126,20 @@ impl Core {
         self.attr.peer.as_ref()
     }
 
-    /// Whether a datagram comes from the peer and goes to us; of none that comes to who has no peer.
+    /// Whether a datagram comes from the peer and goes to us. Without a peer: never.
     #[inline]
     pub(crate) fn is_from_peer(&self, datagram: &Datagram<'_>) -> bool {
         self.peer().is_some_and(|peer| peer.remote == datagram.src && peer.local == datagram.dst)
     }
 
-    /// Where its next receive is.
+    /// The queue of its next receive.
     #[inline]
     pub(crate) fn receives<'a>(&'a mut self, srqs: &'a mut Srqs) -> Receives<'a> {
         let shared = self.init.srq.map(|id| (srqs, id));
         Receives { own: &mut self.rq, shared, done: None }
     }
 
-    /// What it took from a shared receive queue and did not complete goes back.
+    /// Gives back the receives that it took from a shared receive queue and did not complete.
     pub(crate) fn give_back(&mut self, srqs: &mut Srqs) {
         if let Some(srq) = self.init.srq {
             srqs.give_back(srq, &mut self.rq);
@@ -175,13 +178,13 @@ impl Core {
         }
     }
 
-    /// As whom it accesses memory for its peer.
+    /// The identity with which it accesses memory for its peer.
     #[inline]
     pub(crate) fn accessor(&self) -> Accessor {
         Accessor { pd: self.init.pd, qpn: self.qpn }
     }
 
-    /// Does what the request `index` wants, which concerns this side only.
+    /// Executes the request `index`, which concerns this side only.
     pub(crate) fn run_local(&self, index: u64, memory: &mut impl Memory) -> Result<(), WcStatus> {
         let (by, op) = (self.accessor(), &self.sq.get(index).op);
         let regions = memory.regions_mut();
@@ -214,7 +217,7 @@ impl Core {
         self.sq.pop();
     }
 
-    /// A receive request is done, and was taken from the queue.
+    /// Completes a receive request that was taken from the queue.
     pub(crate) fn complete_recv<H: Completions>(&self, received: &Received, host: &mut H) {
         if self.init.srq.is_none() {
             host.recv_retired(self.init.cookie, 1);
@@ -235,7 +238,8 @@ impl Core {
         );
     }
 
-    /// Completes all work with `WR_FLUSH_ERR`. Of a shared receive queue that is what it had taken, and then there will be no more.
+    /// Completes all work with `WR_FLUSH_ERR`. With a shared receive queue, that includes the
+    /// receives already taken from it; the queue pair takes no more.
     pub(crate) fn flush<H: Completions>(&mut self, shared: &mut Shared, host: &mut H) {
         self.flush_sends(host);
         let mut receives = 0;

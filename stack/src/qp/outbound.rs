@@ -1,5 +1,5 @@
-//! From a send request to its packets: which opcode, which headers, which part of the data. Which packet leaves when is decided
-//! by the requester of the service.
+//! From a send request to its packets: opcode, headers and part of the data. The requester of the
+//! service decides which packet leaves when.
 
 use super::Core;
 use super::sq::Wqe;
@@ -14,7 +14,7 @@ use crate::wire::{AtomicEth, Bth, Deth, Ext, Feth, ICRC_LEN, Opcode, OpcodeInfo,
 /// A packet of a request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Piece {
-    /// Of the request in the send queue.
+    /// Index of the request in the send queue.
     pub(crate) index: u64,
     pub(crate) psn: u64,
     pub(crate) opcode: Opcode,
@@ -22,7 +22,7 @@ pub(crate) struct Piece {
     pub(crate) offset: u32,
     /// Payload bytes, or the length of the READ.
     pub(crate) len: u32,
-    /// Bytes of the message that it begins, if it does.
+    /// If the packet begins a message: the bytes of that message.
     pub(crate) message: u32,
     pub(crate) ack_req: bool,
     pub(crate) solicited: bool,
@@ -43,7 +43,7 @@ pub(crate) enum Sent {
     Yes,
     /// The sink has no room.
     Full,
-    /// The memory is gone.
+    /// The memory is no longer registered.
     Refused,
 }
 
@@ -68,7 +68,8 @@ impl Core {
         self.send_piece_of(self.sq.get(piece.index), piece, to, counters, host, sink)
     }
 
-    /// Sends a packet of the request `wqe`, where that is at hand: as a part of its caller, which is a loop over many.
+    /// Sends a packet of the request `wqe`, which the caller has at hand. Inlined into its caller,
+    /// which is a loop over many packets.
     #[inline(always)]
     pub(crate) fn send_piece_of<H: Memory>(
         &self,
@@ -104,7 +105,7 @@ impl Core {
     }
 }
 
-/// Has a packet written into the sink.
+/// Lets the sink write a packet.
 #[inline]
 pub(crate) fn frame(
     to: &Target,
@@ -191,7 +192,7 @@ fn write_extensions(piece: &Piece, info: &OpcodeInfo, wqe: &Wqe, to: &Target, ou
     if let Some(deth) = to.deth {
         deth.write(&mut out[..Deth::LEN]);
     }
-    // It is the last of them.
+    // The immediate is the last of the extension headers.
     if let Some(imm) = wqe.op.immediate()
         && info.has(Ext::ImmDt)
         && let Some(last) = out.last_chunk_mut()

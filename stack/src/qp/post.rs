@@ -23,16 +23,18 @@ pub enum PostError {
     BeyondMtu,
     /// Inline data with an operation that returns data (`EINVAL`).
     InlineResponse,
-    /// An atomic that is not aligned to eight bytes, or has not room for eight; or an ATOMIC WRITE of something else than
-    /// eight bytes (`EINVAL`).
+    /// An atomic that is not aligned to eight bytes, or has no room for eight; or an ATOMIC WRITE
+    /// that does not have exactly eight bytes (`EINVAL`).
     BadAtomic,
     /// A FLUSH with data (`EINVAL`).
     FlushData,
-    /// A device in hardware, or its library, does not have the operation (`EOPNOTSUPP`); never the software device.
+    /// A hardware device, or its library, does not have the operation (`EOPNOTSUPP`); never from
+    /// the software device.
     Unsupported,
-    /// A device in hardware takes the data of an ATOMIC WRITE inline only (`EINVAL`); never the software device.
+    /// A hardware device takes the data of an ATOMIC WRITE inline only (`EINVAL`); never from the
+    /// software device.
     NotInline,
-    /// A device in hardware refused it, with this errno; never the software device.
+    /// A hardware device refused it, with this errno; never from the software device.
     Refused(i32),
 }
 

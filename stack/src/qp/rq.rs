@@ -1,4 +1,4 @@
-//! The receive queue: where incoming SENDs are placed, and what a WRITE with immediate consumes.
+//! The receive queue: SENDs are placed in its requests, and a WRITE with immediate consumes one.
 
 use super::post::PostError;
 use super::sq::{MESSAGE_MAX, place};
@@ -13,10 +13,11 @@ struct Rwqe {
     sges: u16,
 }
 
-/// Indices begin here, so that there are smaller ones for what is handed back: fewer than this are outstanding.
+/// Indices begin here, so that smaller ones exist for requests that are handed back. Fewer than
+/// this are outstanding.
 const FIRST: u64 = 1 << 32;
 
-/// A ring of receive requests, as long as a power of two; allocated when the queue pair is made.
+/// A ring of receive requests; its length is a power of two. Allocated when the queue pair is made.
 #[derive(Debug)]
 pub(crate) struct RecvQueue {
     wqes: Box<[Rwqe]>,
@@ -92,7 +93,7 @@ impl RecvQueue {
         self.head += 1;
     }
 
-    /// The oldest request becomes the newest of `to`, which has room for it.
+    /// Moves the oldest request to the end of `to`, which has room for it.
     #[inline]
     pub(crate) fn hand_over(&mut self, to: &mut Self) {
         debug_assert!(to.len() < to.depth.into());
@@ -101,7 +102,7 @@ impl RecvQueue {
         self.head += 1;
     }
 
-    /// The oldest request becomes the oldest of `to` again, whence it came.
+    /// Moves the oldest request back to the front of `to`, where it came from.
     pub(crate) fn hand_back(&mut self, to: &mut Self) {
         debug_assert!(to.len() < to.depth.into());
         to.head -= 1;
@@ -119,7 +120,7 @@ impl RecvQueue {
         self.wqes[slot] = wqe;
     }
 
-    /// As deep as this, with what it holds.
+    /// Changes the depth and keeps the requests.
     pub(crate) fn resize(&mut self, depth: u32) {
         let mut resized = Self::new(depth, self.max_sge);
         while self.len() > 0 {

@@ -1,4 +1,5 @@
-//! The send queue: immutable work requests in a ring, each with the packet sequence numbers it occupies.
+//! The send queue: immutable work requests in a ring, each with the packet sequence numbers it
+//! occupies.
 
 mod extent;
 
@@ -11,24 +12,25 @@ use crate::types::Mtu;
 use crate::verbs::{SendData, SendOp, SendWr};
 use crate::wire::Opcode;
 
-/// A posted work request. Nothing in it changes until it is retired: progress is a PSN.
+/// A posted work request. It does not change until it is retired: progress is a PSN.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Wqe {
     pub(crate) wr_id: u64,
     pub(crate) op: SendOp,
     /// First PSN, expanded.
     pub(crate) first: u64,
-    /// What the packets of all SENDs and WRITEs before it are charged with.
+    /// Sum of the costs of all packets of the SENDs and WRITEs before it.
     before: Sum,
-    /// How many PSNs it has: one for a message without payload, none for a request of which nothing is sent.
+    /// How many PSNs it has: one for a message without payload, none for a request that sends
+    /// nothing.
     packets: u32,
-    /// How many messages the peer has completed once it has completed this, modulo 2^32: what its AETHs count. A READ that is asked
-    /// for in pieces is as many messages.
+    /// How many messages the peer has completed after this one, modulo 2^32: the count in the
+    /// peer's AETHs. A READ that is split into several requests is as many messages.
     pub(crate) messages: u32,
     /// Message length in bytes.
     pub(crate) len: u32,
-    /// Of a SEND or WRITE, what its last packet costs its receiver. Of a READ, the packets of each request that it is asked for by but the
-    /// last: the same whenever it is sent again. Of others 0.
+    /// SEND or WRITE: the cost of its last packet to the receiver. READ: the packets of each of its
+    /// requests but the last; it stays the same for retransmissions. Other requests: 0.
     measure: u16,
     sges: u8,
     flags: u8,
@@ -43,7 +45,8 @@ const FENCE: u8 = 16;
 const RESPONSE: u8 = 32;
 const CUT: u8 = 64;
 
-/// A sum of [`Charge`]s modulo 2^32 of each: the difference of two is what lies between, as nobody has room for so many bytes.
+/// A sum of [`Charge`]s; each component is modulo 2^32. The difference of two sums is the exact
+/// charge between them, because no receiver has room for 2^32 bytes.
 #[derive(Debug, Clone, Copy, Default)]
 struct Sum {
     bytes: u32,
@@ -69,7 +72,7 @@ impl Sum {
 }
 
 impl Wqe {
-    /// Whether it is a SEND or WRITE of one packet that waits for nothing.
+    /// Whether it is a SEND or WRITE of one packet, without a fence.
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {
         self.flags & PLAIN != 0
@@ -80,7 +83,7 @@ impl Wqe {
         self.flags & INLINE != 0
     }
 
-    /// Whether its data was copied when it was posted, and it completes only if it fails.
+    /// Whether its data was copied at the post and it completes only on failure.
     #[inline]
     pub(crate) fn is_inline_and_unsignaled(&self) -> bool {
         self.flags & (INLINE | SIGNALED) == INLINE
@@ -96,7 +99,7 @@ impl Wqe {
         self.flags & SOLICITED != 0
     }
 
-    /// Whether it waits for the responses to all that was asked for before.
+    /// Whether it waits for all earlier requests that have responses of their own.
     #[inline]
     pub(crate) fn is_fenced(&self) -> bool {
         self.flags & FENCE != 0
@@ -108,7 +111,7 @@ impl Wqe {
         self.flags & RESPONSE != 0
     }
 
-    /// Whether it is a WRITE of which each packet is a message of its own.
+    /// Whether it is a WRITE that is split: each packet is a message of its own.
     #[inline]
     pub(crate) fn is_cut(&self) -> bool {
         self.flags & CUT != 0
@@ -120,7 +123,7 @@ impl Wqe {
         psn == self.first || self.is_cut()
     }
 
-    /// Bytes of the message that its packet with `payload` begins, if it does.
+    /// If the packet begins a message: the bytes of that message. `payload` is the packet's.
     #[inline]
     pub(crate) fn message(&self, payload: u32) -> u32 {
         if self.is_cut() { payload } else { self.len }
@@ -132,19 +135,19 @@ impl Wqe {
         data_opcode(&self.op, self.begins(psn), psn == self.last() || self.is_cut())
     }
 
-    /// What its last packet costs its receiver, if it is a SEND or WRITE.
+    /// The cost of its last packet to the receiver, if it is a SEND or WRITE.
     #[inline]
     pub(crate) fn cost(&self) -> u32 {
         if self.has_response() { 0 } else { self.measure.into() }
     }
 
-    /// Packets of each request but the last that a READ is asked for by.
+    /// Packets of each request of a READ but the last.
     #[inline]
     pub(crate) fn read_packets(&self) -> u16 {
         self.measure.max(1)
     }
 
-    /// Last PSN, expanded; that before the first if it has none.
+    /// Last PSN, expanded; the PSN before `first` if it has none.
     #[inline]
     pub(crate) fn last(&self) -> u64 {
         self.first + u64::from(self.packets) - 1
@@ -172,16 +175,16 @@ fn flag(bit: u8, set: bool) -> u8 {
     u8::from(set) * bit
 }
 
-/// What a packet that is full costs its receiver.
+/// The cost of a full packet to its receiver.
 fn full_cost(mtu: Mtu) -> u32 {
     Budget::cost(mtu.bytes() + OVERHEAD)
 }
 
-/// Elements of a request at most.
+/// Most elements of a request.
 const SGES_MAX: u32 = u8::MAX as u32;
 
-/// A ring of work requests; allocated when the queue pair is made. It is as long as a power of two, so that an index
-/// becomes a slot by a mask.
+/// A ring of work requests, allocated when the queue pair is made. Its length is a power of two, so
+/// that a mask turns an index into a slot.
 #[derive(Debug)]
 pub(crate) struct SendQueue {
     wqes: Box<[Wqe]>,
@@ -194,13 +197,13 @@ pub(crate) struct SendQueue {
     responses: u32,
     /// Index of the oldest request not yet retired.
     pub(crate) head: u64,
-    /// Index of the next to be posted.
+    /// Index of the next request to be posted.
     pub(crate) tail: u64,
-    /// PSN of the next to be posted, expanded.
+    /// First PSN of the next request to be posted, expanded.
     pub(crate) next_psn: u64,
     /// Messages posted since the start, modulo 2^32.
     messages: u32,
-    /// What the packets of all SENDs and WRITEs are charged with.
+    /// Sum of the costs of all packets of SENDs and WRITEs.
     charges: Sum,
 }
 
@@ -285,7 +288,7 @@ impl SendQueue {
         low
     }
 
-    /// What the packets of SENDs and WRITEs from `from` to before `to` are charged with.
+    /// The cost of the packets of SENDs and WRITEs from PSN `from` to before `to`.
     #[inline]
     pub(crate) fn charge_of(&self, from: u64, to: u64, mtu: Mtu) -> Charge {
         if from >= to {
@@ -294,7 +297,7 @@ impl SendQueue {
         self.charge_before(to, mtu).since(self.charge_before(from, mtu))
     }
 
-    /// The sum of all before `psn`.
+    /// The sum of the costs of all packets before `psn`.
     #[inline]
     fn charge_before(&self, psn: u64, mtu: Mtu) -> Sum {
         let index = self.locate(psn);
@@ -305,19 +308,20 @@ impl SendQueue {
         if psn <= wqe.first || wqe.cost() == 0 {
             return wqe.before;
         }
-        // All but the last are full.
+        // All packets but the last are full.
         #[allow(clippy::cast_possible_truncation)]
         wqe.before.and((psn - wqe.first) as u32, full_cost(mtu))
     }
 
-    /// Whether three quarters of it are free, but for what is under way or waits.
+    /// Whether at most a quarter of it is in use: requests in flight and requests that wait.
     #[inline]
     pub(crate) fn is_mostly_free(&self) -> bool {
         4 * (self.tail - self.head) <= u64::from(self.depth)
     }
 
-    /// Appends a request that `check` admitted with `len`. A READ of several packets is cut into requests of `cut` packets each; a WRITE into messages of one, if
-    /// `cut` is not 0.
+    /// Appends a request that `check` admitted with `len`. A READ of several packets is split into
+    /// requests of `cut` packets each. A WRITE is split into messages of one packet if `cut` is not
+    /// 0.
     #[inline(always)]
     pub(crate) fn push(&mut self, wr: &SendWr<'_>, len: u32, mtu: Mtu, cut: u16, signal_all: bool) {
         if wr.op.carries_data() && len <= mtu.bytes() {
@@ -328,7 +332,7 @@ impl SendQueue {
         }
     }
 
-    /// Appends what is no SEND or WRITE of one packet.
+    /// Appends any request but a SEND or WRITE of one packet.
     #[inline(never)]
     fn push_other(&mut self, wr: &SendWr<'_>, len: u32, mtu: Mtu, cut: u16, signal_all: bool) {
         let has_response = wr.op.has_response();
@@ -378,8 +382,8 @@ impl SendQueue {
         self.tail += 1;
     }
 
-    /// Copies `out.len()` bytes of the message of `wqe`, the request `index`, at `offset` into `out`; returns their CRC-32 if it came along with
-    /// the copying.
+    /// Copies `out.len()` bytes of the message of `wqe`, the request `index`, at `offset` into
+    /// `out`. Returns their CRC-32 if the copy computed it.
     #[inline]
     pub(crate) fn gather(
         &self,
@@ -401,7 +405,7 @@ impl SendQueue {
         }
         let list = &self.sges[slot * self.max_sge as usize..];
         match (wqe.sges, list.first()) {
-            // The usual case, without the walk.
+            // The usual case: one element.
             (1, Some(sge)) => {
                 let part = part_of(sge, offset, out.len())?;
                 Ok(memory.fetch_summed(memory.regions().local_read(pd, &part)?, out))
@@ -413,7 +417,7 @@ impl SendQueue {
         }
     }
 
-    /// Whether the whole list is registered for what the operation does with it.
+    /// Whether the whole list is registered for the access of the operation.
     pub(crate) fn admits(
         &self,
         index: u64,
@@ -429,7 +433,7 @@ impl SendQueue {
             false => regions.local_read(pd, part).map(drop),
         };
         match self.list(index) {
-            // The usual case, without the walk.
+            // The usual case: one element.
             [sge] if wqe.len > 0 => admits(&part_of(sge, 0, wqe.len as usize)?),
             list => parts(list, 0, wqe.len as usize).try_for_each(|part| admits(&part)),
         }
@@ -456,7 +460,7 @@ impl SendQueue {
         })
     }
 
-    /// Where the data of a request is.
+    /// The scatter-gather list of a request.
     #[inline]
     fn list(&self, index: u64) -> &[Sge] {
         let slot = self.slot(index);
@@ -471,7 +475,7 @@ impl SendQueue {
     }
 }
 
-/// Copies `out.len()` bytes from `offset` of a list on into `out`.
+/// Copies `out.len()` bytes of a list, from `offset` on, into `out`.
 #[inline(never)]
 fn gather_parts(
     list: &[Sge],
@@ -499,18 +503,18 @@ pub(crate) fn place(
     pd: PdId,
     memory: &mut impl Memory,
 ) -> Result<(), AccessError> {
-    // Nothing is placed nowhere, whatever the list names: no key is looked at (as in the walk below).
+    // An empty `src` places nothing, so no key of the list is checked (as in the walk below).
     if src.is_empty() {
         return Ok(());
     }
     if let [sge] = list {
-        // The usual case, without the walk.
+        // The usual case: one element.
         let part = part_of(sge, offset, src.len())?;
         let target: Checked<Write> = memory.regions().local_write(pd, &part)?;
         memory.place(target, src);
         return Ok(());
     }
-    // Everything is checked before anything is placed.
+    // Checks every part before the first is placed.
     for part in parts(list, offset, src.len()) {
         memory.regions().local_write(pd, &part)?;
     }
@@ -534,7 +538,7 @@ fn part_of(sge: &Sge, offset: u32, len: usize) -> Result<Sge, AccessError> {
     Ok(Sge { addr, len, lkey: sge.lkey })
 }
 
-/// The pieces of a list that hold `len` bytes from `offset` on.
+/// The parts of a list that hold `len` bytes from `offset` on.
 fn parts(list: &[Sge], offset: u32, len: usize) -> impl Iterator<Item = Sge> {
     let mut skip = offset;
     #[allow(clippy::cast_possible_truncation)]

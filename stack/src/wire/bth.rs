@@ -19,15 +19,15 @@ pub const LEN: usize = 12;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Bth {
-    /// What the packet is.
+    /// The opcode.
     pub opcode: Opcode,
     /// Solicited event: the responder shall raise an event on completion.
     pub solicited: bool,
-    /// Migration request; hardware sends 1, rxe 0; neither means anything without path migration.
+    /// Migration request; hardware sends 1, rxe 0. It has no meaning without path migration.
     pub mig_req: bool,
     /// Bytes of padding after the payload, 0 to 3.
     pub pad: u8,
-    /// Transport header version; 0 is the only one there is.
+    /// Transport header version; only 0 exists.
     pub version: u8,
     /// Partition key.
     pub pkey: Pkey,
@@ -68,11 +68,11 @@ impl Bth {
         }
     }
 
-    /// Reads a header; any 12 bytes are one.
+    /// Reads a header; any 12 bytes form one.
     #[must_use]
     #[inline(always)]
     pub const fn read(b: &[u8; LEN]) -> Self {
-        // Of the words of QPN and PSN the types take the low 24 bits.
+        // The types take the low 24 bits of the words of QPN and PSN.
         Self {
             opcode: Opcode(b[0]),
             solicited: b[1] & 0x80 != 0,
@@ -116,7 +116,7 @@ mod tests {
 
     #[test]
     fn every_bit_survives_a_round_trip() {
-        // Flip each bit of two backgrounds: whatever is read is written again.
+        // Flips each bit of two backgrounds: the bytes read are written again unchanged.
         for background in [0u8, 0xff] {
             for bit in 0..LEN * 8 {
                 let mut bytes = [background; LEN];

@@ -1,4 +1,5 @@
-//! The extension headers (IBTA volume 1, 9.2 and 9.3 \[M\]; `rxe_hdr.h`). All integers are big-endian.
+//! The extension headers (IBTA volume 1, 9.2 and 9.3 \[M\]; `rxe_hdr.h`). All integers are
+//! big-endian.
 
 use super::opcode::Ext;
 use crate::types::{Key, Qpn};
@@ -19,7 +20,7 @@ fn head<const N: usize>(b: &[u8]) -> &[u8; N] {
     b.first_chunk().expect("a whole header")
 }
 
-/// RDMA extended transport header: what memory a WRITE or READ addresses.
+/// RDMA extended transport header: the memory that a WRITE or READ addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Reth {
     /// Virtual address at the responder.
@@ -58,7 +59,8 @@ impl Reth {
     }
 }
 
-/// Flush extended transport header: four bits of placement type, two of selectivity level, and 26 reserved ones above.
+/// Flush extended transport header: four bits of placement type, two of selectivity level, and 26
+/// reserved bits above.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Feth(pub u32);
 
@@ -66,7 +68,7 @@ impl Feth {
     /// Length in bytes.
     pub const LEN: usize = Ext::Feth.size();
 
-    /// Of its two fields; the bits that these do not have are dropped.
+    /// From the two fields; higher bits of the arguments are dropped.
     #[must_use]
     pub const fn new(placement: u8, level: u8) -> Self {
         Self((level as u32 & 3) << 4 | placement as u32 & 0xf)
@@ -194,7 +196,7 @@ impl Deth {
 pub struct Aeth {
     /// ACK, RNR NAK or NAK, with its value.
     pub syndrome: Syndrome,
-    /// Message sequence number: how many messages the responder has completed (24 bits).
+    /// Message sequence number: the number of messages that the responder has completed (24 bits).
     pub msn: u32,
 }
 
@@ -235,7 +237,7 @@ impl Aeth {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Syndrome(pub u8);
 
-/// What a [`Syndrome`] means.
+/// The meaning of a [`Syndrome`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum AckKind {
     /// Positive, with a credit code (see [`credits`]); 0x1f means no limit.
@@ -273,7 +275,8 @@ impl Syndrome {
     /// An ACK without a credit limit, as rxe and SRQs send it.
     pub const ACK_UNLIMITED: Self = Self(0x1f);
 
-    /// An ACK that grants as many receives as a code can say, and no more than there are (see [`credits`]).
+    /// An ACK that grants the largest number of receives that a code can express and that is at
+    /// most `receives` (see [`credits`]).
     #[must_use]
     pub fn credits(receives: u64) -> Self {
         let granted = |code: &u8| credits(*code).is_some_and(|count| u64::from(count) <= receives);
@@ -292,7 +295,7 @@ impl Syndrome {
         Self(0x60 + code as u8)
     }
 
-    /// What it means.
+    /// Its meaning.
     #[must_use]
     pub const fn kind(self) -> AckKind {
         let value = self.0 & 0x1f;
@@ -312,7 +315,8 @@ impl Syndrome {
     }
 }
 
-/// The receives that a 5-bit credit code grants: 0, 1, 2, 3, 4, 6, 8, 12, 16, 24 … 32768; `None` for 0x1f, no limit.
+/// The receives that a 5-bit credit code grants: 0, 1, 2, 3, 4, 6, 8, 12, 16, 24 … 32768; `None`
+/// for 0x1f, no limit.
 #[must_use]
 pub const fn credits(code: u8) -> Option<u32> {
     match code & 0x1f {
@@ -324,7 +328,8 @@ pub const fn credits(code: u8) -> Option<u32> {
     }
 }
 
-/// The delay of a 5-bit RNR timer code in microseconds: 0 is 655.36 ms, 1 to 31 rise from 10 µs to 491.52 ms.
+/// The delay of a 5-bit RNR timer code in microseconds: 0 is 655.36 ms, 1 to 31 rise from 10 µs to
+/// 491.52 ms.
 #[must_use]
 pub const fn rnr_timer_us(code: u8) -> u32 {
     match code & 0x1f {

@@ -1,13 +1,15 @@
-//! The invariant CRC (IBTA annex A17, RoCEv2 \[M\]; formula checked against captures of rxe and scapy).
+//! The invariant CRC (IBTA annex A17, RoCEv2 \[M\]; formula checked against captures of rxe and
+//! scapy).
 //!
-//! CRC-32 (the Ethernet polynomial) over eight bytes of ones, the IP header, the UDP header, the BTH, all
-//! that follows it, with the fields that routers change set to ones: TOS, TTL and header
-//! checksum (IPv6: traffic class, flow label, hop limit), the UDP checksum, and byte 4 of the BTH. The result stands
-//! little-endian at the end of the packet.
+//! CRC-32 (the Ethernet polynomial) over eight bytes of ones, the IP header, the UDP header, the
+//! BTH and all that follows it. Fields that routers change count as ones: TOS, TTL and header
+//! checksum (IPv6: traffic class, flow label, hop limit), the UDP checksum, and byte 4 of the BTH.
+//! The result stands little-endian at the end of the packet.
 //!
-//! A CRC is linear, and two things rest on that. The headers of a flow differ between packets in lengths and identification
-//! only: their CRC is computed once, and each packet adds what these fields change ([`Template`]). And a
-//! receiver that cannot read the identification solves for it ([`Solver`]).
+//! A CRC is linear, and this module uses that twice. The headers of a flow's packets differ only in
+//! lengths and identification. So their CRC is computed once, and each packet adds the difference
+//! of these fields ([`Template`]). And a receiver that cannot read the identification solves for it
+//! ([`Solver`]).
 
 mod linear;
 mod solver;
@@ -34,28 +36,29 @@ const LRH_ONES: usize = 8;
 const IPV4_LEN: usize = 20;
 const IPV6_LEN: usize = 40;
 
-// What each field adds to the CRC of everything up to the BTH.
+// The share of each field in the CRC of everything up to the BTH.
 static UDP_LENGTH: Field = Field::new(2);
 static IPV4_TOTAL_LENGTH: Field = Field::new(16 + UDP_LEN);
 static IPV4_ID: Field = Field::new(14 + UDP_LEN);
 static IPV4_FLAGS: Field = Field::new(12 + UDP_LEN);
 static IPV6_PAYLOAD_LENGTH: Field = Field::new(34 + UDP_LEN);
 
-/// What the lengths in IP and UDP headers add together, by the length of the packet from BTH to ICRC.
+/// The share of the lengths in the IP and UDP headers together, by the length of the packet from
+/// BTH to ICRC.
 static IPV4_LENGTHS: [u32; LENGTHS] = lengths(&IPV4_TOTAL_LENGTH, IPV4_LEN);
 static IPV6_LENGTHS: [u32; LENGTHS] = lengths(&IPV6_PAYLOAD_LENGTH, 0);
 /// Packets of the longest path MTU are shorter than this.
 const LENGTHS: usize = 4096 + 64;
 
-// What the CRC of what stands before a payload of so many bytes adds to that of both.
+// The share of the bytes before a payload of this length in the CRC of both.
 static BEFORE_1024: Moved = Moved::by(1024);
 static BEFORE_2048: Moved = Moved::by(2048);
 static BEFORE_4096: Moved = Moved::by(4096);
 
-/// A part of a packet of which the CRC-32 is known, because it was computed when the bytes were copied there.
+/// A part of a packet with a known CRC-32, which was computed when the bytes were copied there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Summed {
-    /// Where it begins, counted from the BTH on.
+    /// Its first byte, counted from the BTH on.
     pub at: usize,
     /// How many bytes it has.
     pub len: usize,
@@ -74,7 +77,7 @@ pub enum IpFields {
         dst: Ipv4Addr,
         /// Identification.
         id: u16,
-        /// Flags and fragment offset; [`DF`] in what this stack sends.
+        /// Flags and fragment offset; [`DF`] in packets of this stack.
         flags: u16,
     },
     /// IPv6, without extension headers.
@@ -86,14 +89,15 @@ pub enum IpFields {
     },
 }
 
-/// The masked headers of a flow: everything the ICRC covers before the BTH. Made once per path, patched per packet.
+/// The masked headers of a flow: everything that the ICRC covers before the BTH. Made once per
+/// path, adapted per packet.
 #[derive(Debug, Clone, Copy)]
 pub struct Template {
     /// The CRC of ones, IP and UDP, with zeros for lengths, identification and flags.
     blank: u32,
-    /// The same with flags.
+    /// `blank` with flags.
     flagged: u32,
-    /// The same with identification and flags.
+    /// `blank` with flags and identification.
     crc: u32,
     id: u16,
     flags: u16,
@@ -115,7 +119,7 @@ impl Template {
         write_masked_ip(ip, ip_header);
         udp_header[0..2].copy_from_slice(&src_port.to_be_bytes());
         udp_header[2..4].copy_from_slice(&ROCE_PORT.to_be_bytes());
-        // The checksum; between it and the ports, the length stays blank.
+        // The checksum. The length, before it, stays blank.
         udp_header[6..8].fill(0xff);
         let blank = update(0, &bytes[..LRH_ONES + ip_len + UDP_LEN]);
         let (flagged, crc, summer) = (blank, blank, Summer::detect());
@@ -126,14 +130,14 @@ impl Template {
         template
     }
 
-    /// Whether this is an IPv4 flow, whose packets have an identification.
+    /// Whether this is an IPv4 flow: its packets have an identification.
     #[must_use]
     #[inline]
     pub const fn is_v4(&self) -> bool {
         self.v4
     }
 
-    /// Sets the IPv4 identification and flags of the next packets; nothing on IPv6.
+    /// Sets the IPv4 identification and flags of the next packets; does nothing on IPv6.
     #[inline]
     pub fn set_id(&mut self, id: u16, flags: u16) {
         if self.v4 {
@@ -151,7 +155,7 @@ impl Template {
     }
 
     /// Starts the ICRC of a packet of `packet_len` bytes (BTH to ICRC) that begins with `bth`; feed
-    /// what follows the BTH to [`Icrc::update`].
+    /// the bytes after the BTH to [`Icrc::update`].
     #[must_use]
     #[inline]
     pub fn start(&self, packet_len: usize, bth: &[u8; bth::LEN]) -> Icrc {
@@ -160,7 +164,7 @@ impl Template {
         Icrc(self.up_to(packet_len, &packet, bth::LEN))
     }
 
-    /// The ICRC of a whole packet, its own last four bytes left out; 0 for fewer than 16 bytes.
+    /// The ICRC of a whole packet, computed without its last four bytes; 0 for fewer than 16 bytes.
     #[must_use]
     #[inline]
     pub fn of(&self, packet: &[u8]) -> u32 {
@@ -170,7 +174,7 @@ impl Template {
         self.up_to(packet.len(), packet, packet.len() - ICRC_LEN)
     }
 
-    /// Computes and writes the ICRC of a packet that is complete but for it.
+    /// Computes and writes the ICRC of a packet that is complete except for the ICRC.
     ///
     /// # Panics
     /// If the packet is shorter than a BTH and an ICRC.
@@ -181,7 +185,7 @@ impl Template {
         packet[at..].copy_from_slice(&icrc.to_le_bytes());
     }
 
-    /// The same, where the CRC of a part behind the BTH may be known already.
+    /// As [`seal`](Self::seal), but may use the known CRC of a part behind the BTH.
     ///
     /// # Panics
     /// If the packet is shorter than a BTH and an ICRC.
@@ -193,7 +197,8 @@ impl Template {
         packet[at..].copy_from_slice(&icrc.to_le_bytes());
     }
 
-    /// The ICRC of a packet around what is known of it, if that is as long as a path MTU can be.
+    /// The ICRC of a packet, computed around the known part, if the length of that part is a path
+    /// MTU.
     #[inline]
     fn around(&self, packet: &[u8], known: Summed) -> Option<u32> {
         let moved = match known.len {
@@ -211,7 +216,7 @@ impl Template {
         Some(if behind.is_empty() { crc } else { update(crc, behind) })
     }
 
-    /// The CRC of all up to so many bytes of a packet of `packet_len` bytes.
+    /// The CRC of everything up to byte `covered` of a packet of `packet_len` bytes.
     #[inline]
     fn up_to(&self, packet_len: usize, packet: &[u8], covered: usize) -> u32 {
         let known = if self.v4 { &IPV4_LENGTHS } else { &IPV6_LENGTHS };
@@ -227,7 +232,7 @@ impl Template {
     }
 }
 
-/// What the lengths of a longer packet add.
+/// The share of the lengths of a longer packet.
 fn long(packet_len: usize, v4: bool) -> u32 {
     if v4 {
         of_length(packet_len, &IPV4_TOTAL_LENGTH, IPV4_LEN)
@@ -236,7 +241,8 @@ fn long(packet_len: usize, v4: bool) -> u32 {
     }
 }
 
-/// What the lengths of a packet add: the UDP header has one, and the IP header one that is greater by `more`.
+/// The share of a packet's two lengths: that of the UDP header, and that of the IP header, which is
+/// greater by `more`.
 const fn of_length(packet_len: usize, ip_length: &Field, more: usize) -> u32 {
     #[allow(clippy::cast_possible_truncation)]
     let (udp, ip) = ((packet_len + UDP_LEN) as u16, (packet_len + UDP_LEN + more) as u16);
@@ -253,7 +259,7 @@ const fn lengths(ip_length: &Field, more: usize) -> [u32; LENGTHS] {
     lengths
 }
 
-/// An IP header as the ICRC sees it, with zeros for lengths, identification and flags.
+/// An IP header as masked for the ICRC, with zeros for lengths, identification and flags.
 fn write_masked_ip(ip: &IpFields, header: &mut [u8]) {
     match *ip {
         IpFields::V4 { src, dst, .. } => {
@@ -271,18 +277,18 @@ fn write_masked_ip(ip: &IpFields, header: &mut [u8]) {
     }
 }
 
-/// An ICRC under way.
+/// An ICRC in progress.
 #[derive(Debug, Clone)]
 pub struct Icrc(u32);
 
 impl Icrc {
-    /// Takes in more bytes.
+    /// Adds more bytes.
     #[inline]
     pub fn update(&mut self, bytes: &[u8]) {
         self.0 = update(self.0, bytes);
     }
 
-    /// The result; written little-endian.
+    /// The result; it is written little-endian.
     #[must_use]
     #[inline]
     pub fn finish(self) -> u32 {
@@ -308,7 +314,7 @@ mod tests {
         IpFields::V6 { src: Ipv6Addr::LOCALHOST, dst }
     }
 
-    /// The formula as it is written, byte for byte.
+    /// The formula of the specification, byte for byte.
     fn by_the_book(ip: &IpFields, src_port: u16, packet: &[u8]) -> u32 {
         let udp_len = u16::try_from(packet.len() + 8).unwrap();
         let mut covered = vec![0xff; 8];
@@ -342,7 +348,7 @@ mod tests {
 
     #[test]
     fn the_shortcut_is_the_formula() {
-        // A multiplicative generator; what the bytes are does not matter, that they differ does.
+        // A multiplicative generator: the bytes only need to differ.
         let mut state = 1u32;
         let mut next = || {
             state = state.wrapping_mul(0x0801_0161).wrapping_add(0x9e37_79b9);

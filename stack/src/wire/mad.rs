@@ -1,4 +1,5 @@
-//! Management datagrams (IBTA volume 1, 13.4.3 \[M\]; `struct ib_mad_hdr` of Linux, `include/rdma/ib_mad.h`).
+//! Management datagrams (IBTA volume 1, 13.4.3 \[M\]; `struct ib_mad_hdr` of Linux,
+//! `include/rdma/ib_mad.h`).
 
 use core::fmt;
 
@@ -7,11 +8,11 @@ use super::icrc::ICRC_LEN;
 use super::{Bth, Opcode, bth};
 use crate::types::{Pkey, Psn, Qpn};
 
-/// Length of a management datagram in bytes; there are no others on QP1 here.
+/// Length of a management datagram in bytes; QP1 takes no other length.
 pub const MAD_LEN: usize = 256;
-/// Length of the header that all management datagrams have.
+/// Length of the common header of management datagrams.
 pub const MAD_HEADER_LEN: usize = 24;
-/// Length of what follows the header.
+/// Length of the data after the header.
 pub const MAD_DATA_LEN: usize = MAD_LEN - MAD_HEADER_LEN;
 
 /// The queue key of QP1 (`IB_QP1_QKEY`; seen in captures of rxe).
@@ -23,8 +24,9 @@ pub type MadBytes = [u8; MAD_LEN];
 /// Length of the packet that carries a management datagram, BTH to ICRC.
 pub const GSI_PACKET_LEN: usize = bth::LEN + Deth::LEN + MAD_LEN + ICRC_LEN;
 
-/// Writes the packet that carries a management datagram from QP1 to QP1: a UD SEND in the default partition. The ICRC, its
-/// last four bytes, is left to whoever knows the headers around it.
+/// Writes the packet that carries a management datagram from QP1 to QP1: a UD SEND in the default
+/// partition. It leaves out the ICRC, the last four bytes: only the sink knows the headers around
+/// the packet.
 ///
 /// # Panics
 /// If `out` is shorter than [`GSI_PACKET_LEN`].
@@ -52,21 +54,21 @@ pub fn write_gsi(out: &mut [u8], psn: Psn, mad: &MadBytes) {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct MadHeader {
-    /// Version of this header; 1 is the only one there is.
+    /// Version of this header; only 1 exists.
     pub base_version: u8,
     /// Management class.
     pub class: u8,
     /// Version of the class.
     pub class_version: u8,
-    /// What the datagram asks for; the top bit marks a response.
+    /// The method; the top bit marks a response.
     pub method: u8,
     /// Status; 0 in requests.
     pub status: u16,
-    /// Means something to some classes.
+    /// Has a meaning in some classes only.
     pub class_specific: u16,
-    /// What a request and its answers have in common.
+    /// Transaction id: the same in a request and its answers.
     pub tid: u64,
-    /// Which message it is.
+    /// Attribute id: the kind of message.
     pub attribute: u16,
     /// Two reserved bytes.
     pub reserved: u16,
@@ -74,7 +76,7 @@ pub struct MadHeader {
     pub modifier: u32,
 }
 
-/// Why bytes are not a management datagram of the class that is asked for.
+/// Why bytes are not a management datagram of the expected class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum MadError {
     /// Not 256 bytes.
@@ -87,7 +89,7 @@ pub enum MadError {
     ClassVersion(u8),
     /// A method other than Send.
     Method(u8),
-    /// No message of the communication manager.
+    /// The attribute is not a message of the communication manager.
     Attribute(u16),
 }
 
@@ -131,7 +133,7 @@ impl MadHeader {
         }
     }
 
-    /// Reads a header; any bytes are one.
+    /// Reads a header; any bytes form one.
     #[must_use]
     pub fn read(b: &[u8; MAD_HEADER_LEN]) -> Self {
         Self {
@@ -162,10 +164,10 @@ impl MadHeader {
         b
     }
 
-    /// Whether it is one of the communication manager's.
+    /// Checks that it is a header of the communication manager.
     ///
     /// # Errors
-    /// [`MadError`] says which field is not.
+    /// [`MadError`] says which field is wrong.
     pub const fn check_cm(&self) -> Result<(), MadError> {
         match self {
             Self { base_version, .. } if *base_version != 1 => {
@@ -181,7 +183,7 @@ impl MadHeader {
     }
 }
 
-// Callers have slices of fixed length, and offsets within them.
+// Callers pass slices of fixed length, and offsets within them.
 
 #[inline]
 pub(super) fn u16_at(b: &[u8], at: usize) -> u16 {

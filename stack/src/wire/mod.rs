@@ -1,4 +1,5 @@
-//! The wire: headers as values, one opcode table, the ICRC. Bytes in, value out; nothing half-checked.
+//! The wire: headers as values, one opcode table, the ICRC. Bytes in, value out; nothing
+//! half-checked.
 
 pub mod bth;
 pub mod cm;

@@ -1,4 +1,5 @@
-//! The one table of opcodes. Lengths, offsets and roles are derived from it; everything else asks it.
+//! The one table of opcodes. Lengths, offsets and roles are derived from it; all other code uses
+//! it.
 //!
 //! Values: `include/rdma/ib_pack.h` of Linux; the order of extension headers: IBTA volume 1, 9.2
 //! and the packet formats of the transport chapters \[M\], checked against captures of rxe.
@@ -18,11 +19,11 @@ pub enum Service {
     Uc,
     /// Unreliable datagram.
     Ud,
-    /// Congestion notification, which belongs to none.
+    /// Congestion notification; it belongs to no service.
     Cnp,
 }
 
-/// What an opcode asks for.
+/// The operation of an opcode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Operation {
     /// SEND, in all its variants.
@@ -65,7 +66,7 @@ impl Operation {
     }
 }
 
-/// Where in its message a packet stands.
+/// The position of a packet in its message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Place {
     /// First of several.
@@ -114,7 +115,7 @@ pub enum Ext {
 }
 
 impl Ext {
-    /// How many there are.
+    /// The number of extension headers.
     const COUNT: usize = Self::Feth as usize + 1;
 
     /// Its length in bytes.
@@ -129,24 +130,24 @@ impl Ext {
     }
 }
 
-/// What there is to know of an opcode.
+/// All facts about an opcode.
 #[derive(Debug, Clone, Copy)]
 pub struct OpcodeInfo {
     /// The opcode.
     pub opcode: Opcode,
-    /// Its name, as `ib_pack.h` has it, without the prefix.
+    /// Its name in `ib_pack.h`, without the prefix.
     pub name: &'static str,
     /// Its service.
     pub service: Service,
-    /// What it asks for.
+    /// Its operation.
     pub operation: Operation,
-    /// Where in its message it stands.
+    /// Its position in the message.
     pub place: Place,
     /// Its extension headers, in the order in which they follow the BTH.
     pub extensions: &'static [Ext],
     /// BTH and extension headers together, in bytes.
     pub header_len: usize,
-    /// Where each extension header begins; 0 for one that it does not have.
+    /// Offset of each extension header; 0 if the opcode does not have it.
     offsets: [u8; Ext::COUNT],
     payload: bool,
     request: bool,
@@ -168,8 +169,8 @@ impl OpcodeInfo {
         }
     }
 
-    /// Whether the packet may carry payload. FIRST and MIDDLE packets carry exactly one path MTU of it, LAST
-    /// packets 1 byte to one path MTU, ONLY packets 0 bytes to one path MTU.
+    /// Whether the packet may carry payload. FIRST and MIDDLE packets carry exactly one path MTU of
+    /// it, LAST packets 1 byte to one path MTU, ONLY packets 0 bytes to one path MTU.
     #[must_use]
     #[inline]
     pub const fn has_payload(&self) -> bool {
@@ -192,14 +193,14 @@ impl OpcodeInfo {
 }
 
 impl Opcode {
-    /// What the table knows of it, or `None` for a reserved opcode or another transport's.
+    /// Its entry in the table, or `None` for a reserved opcode or another transport's.
     #[must_use]
     #[inline]
     pub const fn info(self) -> Option<&'static OpcodeInfo> {
         INDEX[self.0 as usize]
     }
 
-    /// The same operation on an unreliable connection, of a SEND or WRITE on a reliable one.
+    /// For a SEND or WRITE on a reliable connection: the same operation on an unreliable one.
     #[must_use]
     pub const fn unreliable(self) -> Self {
         Self(self.0 & 0x1f | 0x20)
@@ -220,7 +221,7 @@ impl fmt::Debug for Opcode {
     }
 }
 
-/// Where each of these extension headers begins, in their order behind the BTH.
+/// Offsets of these extension headers, in their order behind the BTH.
 const fn offsets(extensions: &[Ext]) -> [u8; Ext::COUNT] {
     let mut offsets = [0; Ext::COUNT];
     let (mut at, mut i) = (super::bth::LEN, 0);

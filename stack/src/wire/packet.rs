@@ -33,12 +33,12 @@ impl core::error::Error for WireError {}
 
 /// A view of the bytes from the BTH to the ICRC. Once parsed, no accessor panics.
 ///
-/// Parsing checks structure only: whether a queue pair accepts the packet (version, keys, lengths, order,
-/// ICRC) is decided elsewhere.
+/// Parsing checks structure only. Other code decides whether a queue pair accepts the packet
+/// (version, keys, lengths, order, ICRC).
 #[derive(Debug, Clone, Copy)]
 pub struct Packet<'a> {
     header: &'a [u8; bth::LEN],
-    /// What the opcode table says.
+    /// The opcode's entry in the table.
     pub info: &'static OpcodeInfo,
     bytes: &'a [u8],
     payload: &'a [u8],
@@ -96,7 +96,7 @@ impl<'a> Packet<'a> {
         &self.bytes[end - usize::from(self.bth().pad)..end]
     }
 
-    /// The ICRC as it stands in the packet (little-endian on the wire).
+    /// The ICRC in the packet (little-endian on the wire).
     #[must_use]
     #[inline]
     pub fn icrc(&self) -> u32 {
@@ -161,8 +161,8 @@ impl<'a> Packet<'a> {
         self.ext(Ext::Feth).map(Feth::read)
     }
 
-    /// Parses to values and writes them again into `out`; returns how many bytes that were. The ICRC is
-    /// copied, not computed. For checks that nothing is lost in between.
+    /// Parses to values and writes them again into `out`; returns the number of bytes written. The
+    /// ICRC is copied, not computed. For checks that parsing loses nothing.
     ///
     /// # Panics
     /// If `out` is shorter than the packet.

@@ -1,4 +1,4 @@
-//! Datagram services whose program decides.
+//! Datagram services for which the program decides.
 
 use rocinante_stack::cm::{AskId, Asked, CmError, CmEvent, ListenerId, QueryId};
 use rocinante_stack::types::{Pkey, Qpn};
@@ -21,7 +21,7 @@ fn resolve(net: &mut Net) -> QueryId {
     net.cm[A].resolve(now, way, (UDP, 40_000), b"who").unwrap()
 }
 
-/// The one question that B has heard.
+/// The only question that B received.
 #[track_caller]
 fn asked(net: &mut Net) -> (AskId, Box<Asked>) {
     let CmEvent::Asked { ask, asked, .. } = net.one(B) else { panic!("no question") };
@@ -33,7 +33,7 @@ fn answer(net: &mut Net, ask: AskId) -> Result<(), CmError> {
     net.cm[B].answer(now, ask, Ok(QP), b"here")
 }
 
-/// A question of A's, with this number.
+/// A question of A, with this number.
 fn question(request: u32, tid: u64) -> MadBytes {
     let header = IpHeader { src: (address(A), 40_000).into(), dst: address(B) };
     let (pkey, private) = (Pkey::DEFAULT, &header.bytes()[..]);
@@ -45,7 +45,7 @@ fn hear(net: &mut Net, mad: &[u8]) {
     net.cm[B].handle_mad(now, address(A), address(B), mad);
 }
 
-/// The status of the next answer of B's.
+/// The status of B's next answer.
 fn status(net: &mut Net) -> Option<SidrStatus> {
     let transmit = net.cm[B].poll_transmit()?;
     let Ok((_, Message::SidrRep(rep))) = Message::parse(&transmit.mad) else { panic!("no answer") };
@@ -69,7 +69,7 @@ fn the_program_answers_each_question_with_a_queue_pair() {
     net.run(1);
     let CmEvent::Resolved { query: of, qpn, qkey, private } = net.one(A) else { panic!("nothing") };
     assert_eq!((of, (qpn, qkey), &private[..5]), (query, QP, &b"here\0"[..]));
-    // The answer is kept for a while, and no longer.
+    // The answer is kept for a while, and then discarded.
     net.cm[B].unlisten_datagrams(net.now, listener, |_| true);
     assert!(!net.cm[B].is_empty());
     net.run(61_000);
@@ -94,7 +94,8 @@ fn a_lost_answer_comes_again_and_the_program_is_asked_once() {
     assert!(net.cm[B].counters().duplicates >= 2);
 }
 
-/// However long the program took to decide.
+/// The time for which an answer is kept does not depend on the time that the program took to
+/// decide.
 #[test]
 fn an_answer_is_kept_from_when_it_was_given() {
     let mut net = Net::new();
@@ -121,7 +122,7 @@ fn who_refuses_says_so() {
     net.cm[B].answer(now, ask, Err(SidrStatus::REJECT), b"no").unwrap();
     net.run(1);
     assert_eq!(net.one(A), CmEvent::Unresolved { query, status: Some(SidrStatus::REJECT) });
-    // Who listens no longer refuses those whom the program has not heard.
+    // After the listener stops, B refuses the questions that its program has not heard of.
     let [heard, unheard] = [0, 1].map(|_| resolve(&mut net));
     net.run(1);
     let events = net.take(B);
@@ -165,7 +166,7 @@ fn a_flood_is_limited_to_the_backlog_and_leaves_nothing_behind() {
     assert_eq!(events.len(), 8);
     let counters = *net.cm[B].counters();
     assert_eq!((counters.requests, counters.backlog_overflow, counters.sent), (8, 4992, 0));
-    // Room comes back with each decision.
+    // Each decision frees a place in the backlog.
     let CmEvent::Asked { ask, .. } = events[3] else { panic!("no question") };
     answer(&mut net, ask).unwrap();
     hear(&mut net, &question(9000, 1));
@@ -186,7 +187,7 @@ fn a_question_again_is_none() {
     }
     let (ask, _) = asked(&mut net);
     assert_eq!(net.cm[B].counters().duplicates, 99);
-    // The same number in another exchange is not this peer's, as long as it waits.
+    // While the question waits, the same number in another exchange is not from this peer.
     hear(&mut net, &question(5, 2));
     assert_eq!(net.cm[B].counters().stray, 1);
     answer(&mut net, ask).unwrap();
@@ -196,7 +197,7 @@ fn a_question_again_is_none() {
         assert_eq!(status(&mut net), Some(SidrStatus::SUCCESS));
     }
     assert_eq!(net.take(B), vec![]);
-    // Afterwards it is another question: the peer has begun anew.
+    // Afterwards it is another question: the peer has started again.
     hear(&mut net, &question(5, 2));
     let (again, _) = asked(&mut net);
     assert_ne!(again, ask);
@@ -227,7 +228,7 @@ fn questions_that_contradict_themselves_are_refused_or_dropped() {
         hear(&mut net, &whole[..len]);
     }
     assert_eq!(net.cm[B].counters().malformed, whole.len() as u64);
-    // For another address, without a header, and for another service.
+    // The header names another address; the header is missing; the service is another.
     let elsewhere = IpHeader { src: (address(A), 40_000).into(), dst: address(A) }.bytes();
     let other = ServiceId::of_port(PortSpace::Udp, 7175);
     let tcp = ServiceId::of_port(PortSpace::Tcp, 7174);

@@ -1,4 +1,4 @@
-//! Peers that die, and queue pairs' numbers that are used again.
+//! Peers that die, and queue pair numbers that are used again.
 
 use rocinante_stack::cm::{CmEvent, Ended};
 use rocinante_stack::wire::cm::RejReason;
@@ -14,7 +14,7 @@ fn a_peer_that_died_and_asks_again_with_the_same_queue_pair_ends_the_old_connect
     net.restart(A, 99);
     let again = net.connect(0x11);
     net.run(1);
-    // The new one is rejected, the old one ended, and its next attempt succeeds.
+    // The new request is rejected, the old connection ends, and the next attempt succeeds.
     assert_eq!(rejection(&net.take(A)[0]), RejReason::STALE_CONNECTION);
     assert_eq!(net.take(B)[0], disconnected(b, Ended::Stale));
     assert_eq!(net.cm[B].counters().stale, 1);
@@ -33,7 +33,7 @@ fn a_peer_that_died_is_told_when_the_old_connection_speaks() {
     let now = net.now;
     net.cm[A].disconnect(now, a, b"").unwrap();
     net.run(1);
-    // It does not know the connection, and says that it is no more.
+    // B does not know the connection, and answers that it has ended.
     assert_eq!(net.one(A), disconnected(a, Ended::ByUs));
     net.run(500);
     net.take(A);
@@ -42,7 +42,7 @@ fn a_peer_that_died_is_told_when_the_old_connection_speaks() {
 
 #[test]
 fn the_asker_dies_at_each_step() {
-    // After REQ: the reply finds nobody, and that is said.
+    // After the REQ: no connection waits for the reply, and A says so.
     let mut net = Net::new();
     net.listen(1);
     let (_, b) = net.asked(0x11);
@@ -53,7 +53,7 @@ fn the_asker_dies_at_each_step() {
     net.run(500);
     net.take(B);
     net.assert_nothing_left();
-    // After REQ, and its address with it: the reply is repeated until it is enough.
+    // After the REQ, and the address is gone too: the reply is repeated up to the limit.
     let mut net = Net::new();
     net.listen(1);
     let (_, b) = net.asked(0x11);
@@ -63,7 +63,7 @@ fn the_asker_dies_at_each_step() {
     net.run(10_000);
     assert_eq!(net.take(B), [CmEvent::TimedOut { conn: b }, released(b, 0x22)]);
     net.assert_nothing_left();
-    // Before the end is answered.
+    // Before the DREQ is answered.
     let mut net = Net::new();
     net.listen(1);
     let (_, b) = net.connected(0x11, 0x22);
@@ -85,7 +85,7 @@ fn the_listener_dies_at_each_step() {
     net.restart(B, 99);
     net.run(500);
     assert_eq!(rejection(&net.take(A)[0]), RejReason::INVALID_SERVICE_ID);
-    // After its reply: the connection is one-sided, and ends when it is ended.
+    // After its reply: the connection exists on one side only, and ends with its disconnect.
     let mut net = Net::new();
     net.listen(1);
     let (c, d) = net.asked(0x11);
@@ -101,7 +101,8 @@ fn the_listener_dies_at_each_step() {
     assert_eq!(net.one(A), disconnected(c, Ended::ByUs));
 }
 
-/// Either side may begin to wait before the other, by the time that a message is under way, or for as long as a message is lost.
+/// Either side may enter TIMEWAIT before the other: by the flight time of a message, or longer if a
+/// message is lost.
 #[test]
 fn who_has_waited_uses_its_number_again_while_the_peer_still_waits() {
     for first in [A, B] {
@@ -109,7 +110,7 @@ fn who_has_waited_uses_its_number_again_while_the_peer_still_waits() {
         net.listen(2);
         let (a, b) = net.connected(0x1000, 0x2000);
         let now = net.now;
-        // The first to hear of the end waits longest: the DREP is lost, and comes again.
+        // The first side to learn of the end waits longest: the DREP is lost, and repeated.
         let (conn, other) = if first == A { (a, B) } else { (b, A) };
         net.cm[first].disconnect(now, conn, b"").unwrap();
         net.mute[other] = true;
@@ -118,7 +119,7 @@ fn who_has_waited_uses_its_number_again_while_the_peer_still_waits() {
         net.run(1000);
         let ended = [A, B].map(|side| net.take(side));
         assert!(ended.iter().flatten().count() >= 3, "{ended:?}");
-        // The number is free at A, whether B is done or not.
+        // The number is free at A, even if B still waits.
         net.cm[A].forget(now, a);
         let (a, b) = net.connected(0x1000, 0x2001);
         assert_eq!(net.cm[B].counters().stale, 0);
@@ -133,7 +134,8 @@ fn who_has_waited_uses_its_number_again_while_the_peer_still_waits() {
     }
 }
 
-/// The answer to a DREQ is lost, and its sender has waited before the DREQ comes again: whose was not answered lets its number in as well.
+/// The DREP is lost, and the side that sent it has left TIMEWAIT before the DREQ is repeated. The
+/// side that still waits for the DREP accepts the peer's number again as well.
 #[test]
 fn who_has_waited_uses_its_number_again_while_the_peer_still_asks_for_the_end() {
     for first in [A, B] {
@@ -149,11 +151,11 @@ fn who_has_waited_uses_its_number_again_while_the_peer_still_asks_for_the_end() 
         let ended = net.take(answers);
         assert!(matches!(ended[..], [_, CmEvent::Released { .. }]), "{ended:?}");
         assert_eq!(net.take(first), vec![], "it still asks");
-        // The side that is done uses its number again, the other has a new one.
+        // The side that is done uses its number again; the other side uses a new one.
         let numbers = if first == A { (0x1001, 0x2000) } else { (0x1000, 0x2001) };
         net.connected(numbers.0, numbers.1);
         assert_eq!([A, B].map(|side| net.cm[side].counters().stale), [0, 0]);
-        // The end is answered by who knows of it no more.
+        // The DREQ is answered although the connection is no longer known.
         net.run(1000);
         let number = if first == A { 0x1000 } else { 0x2000 };
         assert_eq!(net.take(first), vec![disconnected(asks, Ended::ByUs), released(asks, number)]);

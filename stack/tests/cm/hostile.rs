@@ -1,4 +1,4 @@
-//! A peer that may say anything.
+//! A peer that may send anything.
 
 use rocinante_stack::cm::{Accept, CmEvent};
 use rocinante_stack::types::{Pkey, Qpn};
@@ -15,7 +15,7 @@ fn real_req(net: &mut Net) -> MadBytes {
     net.cm[A].poll_transmit().unwrap().mad
 }
 
-/// What is answered to a REQ that is changed so.
+/// The rejection that a changed REQ gets, if any.
 #[track_caller]
 fn answer_to(change: impl FnOnce(&mut Req<'_>)) -> Option<RejReason> {
     let mut net = Net::new();
@@ -32,7 +32,7 @@ fn answer_to(change: impl FnOnce(&mut Req<'_>)) -> Option<RejReason> {
     Some(rej.reason)
 }
 
-/// Connections, malformed messages and requests for the program, after a REQ that is changed so.
+/// Connections, malformed messages and requests for the program, after a changed REQ.
 fn outcome_of(change: impl FnOnce(&mut Req<'_>)) -> (usize, u64, u64) {
     let mut net = Net::new();
     net.listen(2);
@@ -49,7 +49,7 @@ fn outcome_of(change: impl FnOnce(&mut Req<'_>)) -> (usize, u64, u64) {
 fn contradictory_requests_are_rejected_for_what_is_wrong_with_them() {
     assert_eq!(answer_to(|_| {}), None);
     assert_eq!(answer_to(|req| req.alternate = CmPath::default()), None);
-    // Nobody could be answered.
+    // No peer could receive the answer.
     assert_eq!(answer_to(|req| req.local = CommId(0)), None);
     assert_eq!(outcome_of(|req| req.local = CommId(0)), (0, 1, 0));
     assert_eq!(outcome_of(|_| {}), (1, 0, 1));
@@ -102,7 +102,8 @@ fn a_flood_of_requests_is_bounded() {
         waiting += 1;
     }
     assert_eq!(waiting, 4096);
-    // The program decides nothing; the peers are told to be patient, and then given up. Nothing is left, and the next is heard.
+    // The program decides nothing. The peers get MRAs, and then the requests expire. Nothing is
+    // left, and the next request is accepted.
     net.run(200_000);
     net.take(B);
     assert_eq!((net.cm[B].len(), net.cm[B].poll_timeout()), (0, None));
@@ -110,7 +111,7 @@ fn a_flood_of_requests_is_bounded() {
     net.asked(0x77);
 }
 
-/// Who guesses communication ids but is somebody else changes nothing.
+/// A third party that guesses communication ids changes nothing.
 #[test]
 fn a_third_party_that_knows_the_ids_changes_nothing() {
     let mut net = Net::new();
@@ -146,7 +147,7 @@ fn a_third_party_that_knows_the_ids_changes_nothing() {
             assert_eq!(answer.remote, third);
         }
     }
-    // And the peer itself, of another queue pair.
+    // And the peer itself, but with another queue pair.
     let wrong = Dreq { local, remote, remote_qpn: Qpn::new(0x23), private: b"" };
     let now = net.now;
     net.cm[B].handle_mad(now, address(A), address(B), &Message::Dreq(wrong).emit(1));
@@ -154,7 +155,8 @@ fn a_third_party_that_knows_the_ids_changes_nothing() {
     assert_eq!(net.cm[B].counters().stray, 6);
 }
 
-/// A reply to nothing is rejected, a rejection of nothing is not answered: no two managers talk for ever.
+/// A reply without a connection is rejected; a rejection without a connection gets no answer. So no
+/// two managers answer each other for ever.
 #[test]
 fn nothing_is_answered_for_ever() {
     let mut net = Net::new();
@@ -190,7 +192,8 @@ fn nothing_is_answered_for_ever() {
     net.assert_nothing_left();
 }
 
-/// Real messages with changed bytes, in any order, to managers in the middle of everything: nothing panics, nothing is left.
+/// Real messages with changed bytes, in any order, to managers in any state: nothing panics,
+/// nothing is left.
 #[test]
 fn damaged_messages_do_no_harm() {
     for seed in 0..150 {
@@ -203,7 +206,7 @@ fn damaged_messages_do_no_harm() {
             if net.random(3) == 0 {
                 net.connect(0x100 + round);
             }
-            // What goes over the wire is taken down, and some of it said again, changed.
+            // Messages on the wire are recorded, and some are sent again, changed.
             for side in [A, B] {
                 while let Some(sent) = net.cm[side].poll_transmit() {
                     let (now, other) = (net.now, 1 - side);
@@ -225,7 +228,7 @@ fn damaged_messages_do_no_harm() {
             for side in [A, B] {
                 for event in net.take(side) {
                     match event {
-                        // Either may have been withdrawn by a damaged message.
+                        // A damaged message may have withdrawn either.
                         CmEvent::Request { conn, .. } if net.random(4) > 0 => {
                             let (now, side) = (net.now, side_of(0x5000 + round));
                             let _ = net.cm[B].accept(now, conn, &Accept { side, private: b"" });
@@ -243,7 +246,7 @@ fn damaged_messages_do_no_harm() {
             net.run(50);
             assert!(net.cm[B].len() < 200);
         }
-        // Whoever is left goes.
+        // The remaining connections end.
         for _ in 0..3 {
             for side in [A, B] {
                 for event in net.take(side) {
@@ -260,7 +263,8 @@ fn damaged_messages_do_no_harm() {
         }
         let states = [A, B].map(|side| net.cm[side].poll_timeout());
         assert_eq!(states, [None, None], "seed {seed}");
-        // What has no deadline is established, and its program was told so; whoever ends that leaves nothing.
+        // A connection without a deadline is established, and its program knows. After it ends,
+        // nothing is left.
         for side in [A, B] {
             for conn in std::mem::take(&mut established[side]) {
                 let now = net.now;
@@ -285,7 +289,7 @@ fn who_forges_an_address_and_tries_queue_pairs_ends_nothing() {
     net.listen(4);
     net.connected(0x1000, 0x2000);
     let known = net.cm[B].counters().established;
-    // A's address and its queue pair, but not its adapter.
+    // A's address and queue pair number, but another adapter GUID.
     let forged = Req { local: CommId(77), qpn: Qpn::new(0x1000), ca_guid: req.ca_guid ^ 1, ..req };
     let now = net.now;
     net.cm[B].handle_mad(now, address(A), address(B), &Message::Req(forged).emit(header.tid));
@@ -295,7 +299,7 @@ fn who_forges_an_address_and_tries_queue_pairs_ends_nothing() {
     assert_eq!((net.cm[B].poll_transmit(), net.cm[B].poll_event()), (None, None));
     let counters = net.cm[B].counters();
     assert_eq!((counters.stale, counters.stray, counters.established), (0, 1, known));
-    // Who has it, has begun anew.
+    // With the right GUID, the peer has started again.
     let again = Req { ca_guid: req.ca_guid, ..forged };
     net.cm[B].handle_mad(now, address(A), address(B), &Message::Req(again).emit(header.tid));
     assert_eq!(net.cm[B].counters().stale, 1);

@@ -1,4 +1,4 @@
-//! What is sent: its transactions, what fits into it, and what becomes of it where there is no room.
+//! Messages sent: their transactions, the data that fits, and what happens without room.
 
 use rocinante_stack::cm::{Accept, CmError, CmEvent};
 use rocinante_stack::types::Qpn;
@@ -59,7 +59,7 @@ fn what_found_no_room_is_still_to_be_sent() {
     assert_eq!(net.cm[A].counters().sent, 2);
 }
 
-/// An answer names its question by the transaction: who asks for two things asks in two.
+/// An answer names its question by the transaction id: two questions have two transactions.
 #[test]
 fn each_question_is_a_transaction_of_its_own() {
     let mut net = Net::new();

@@ -1,4 +1,4 @@
-//! The wire, the clock, and what both sides heard.
+//! The wire, the clock, and the events of both sides.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -9,12 +9,12 @@ use rocinante_stack::cm::{
 use rocinante_stack::types::{Mtu, Psn, Qpn, Time};
 use rocinante_stack::wire::cm::{Message, PortSpace, ServiceId, Transport};
 
-/// One side or the other: whoever asks, usually, and whoever listens.
+/// The two sides: usually A connects and B listens.
 pub(crate) const A: usize = 0;
 pub(crate) const B: usize = 1;
 
 pub(crate) const MS: u64 = 1_000_000;
-/// How long a datagram is under way.
+/// The flight time of a datagram.
 pub(crate) const FLIGHT: u64 = MS / 10;
 pub(crate) const SERVICE: ServiceId = ServiceId::of_port(PortSpace::Tcp, 7471);
 
@@ -22,7 +22,7 @@ pub(crate) fn address(side: usize) -> IpAddr {
     Ipv4Addr::new(10, 0, 0, side as u8 + 1).into()
 }
 
-/// What becomes of datagrams, in hundredths.
+/// Probabilities of faults, in hundredths.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Faults {
     pub(crate) lost: u64,
@@ -32,14 +32,14 @@ pub(crate) struct Faults {
 
 pub(crate) struct Net {
     pub(crate) cm: [ConnectionManager; 2],
-    /// What each side heard and has not been asked for.
+    /// Events of each side that the test has not taken yet.
     pub(crate) heard: [Vec<CmEvent>; 2],
     pub(crate) now: Time,
     pub(crate) faults: Faults,
-    /// Whatever a side sends now is lost.
+    /// While set, all datagrams of a side are lost.
     pub(crate) mute: [bool; 2],
     wire: Vec<(Time, u64, Transmit)>,
-    /// All that was sent: by whom, and what.
+    /// All messages sent: the side, and the kind.
     pub(crate) log: Vec<(usize, &'static str)>,
     state: u64,
     sent: u64,
@@ -103,7 +103,7 @@ impl Net {
         (self.state >> 33) % below
     }
 
-    /// Takes what both sides want to send, and what they have to say.
+    /// Collects the datagrams and events of both sides.
     pub(crate) fn collect(&mut self) {
         for side in [A, B] {
             while let Some(transmit) = self.cm[side].poll_transmit() {
@@ -134,7 +134,8 @@ impl Net {
         }
     }
 
-    /// Goes to whatever is next, if it is before `until`. Returns whether there was something.
+    /// Goes to the next arrival or deadline, if it is before `until`. Returns whether there was
+    /// one.
     pub(crate) fn step(&mut self, until: Time) -> bool {
         self.collect();
         let arrival = self.wire.iter().map(|(at, ..)| *at).min();
@@ -164,13 +165,13 @@ impl Net {
         while self.step(until) {}
     }
 
-    /// Takes what a side heard.
+    /// Takes the events of a side.
     pub(crate) fn take(&mut self, side: usize) -> Vec<CmEvent> {
         self.collect();
         std::mem::take(&mut self.heard[side])
     }
 
-    /// Takes the one thing that a side heard.
+    /// Takes the only event of a side.
     #[track_caller]
     pub(crate) fn one(&mut self, side: usize) -> CmEvent {
         let mut heard = self.take(side);
@@ -178,7 +179,7 @@ impl Net {
         heard.remove(0)
     }
 
-    /// What was sent since the last call.
+    /// Messages sent since the last call.
     pub(crate) fn sent(&mut self) -> Vec<(usize, &'static str)> {
         self.collect();
         std::mem::take(&mut self.log)
@@ -198,7 +199,7 @@ impl Net {
         self.cm[B].accept(now, conn, &accept).unwrap();
     }
 
-    /// A request of A's that B has heard.
+    /// A request of A that B has received.
     pub(crate) fn asked(&mut self, qpn: u32) -> (ConnId, ConnId) {
         let a = self.connect(qpn);
         self.run(1);
@@ -206,7 +207,7 @@ impl Net {
         (a, b)
     }
 
-    /// A connection.
+    /// An established connection.
     pub(crate) fn connected(&mut self, qpn_a: u32, qpn_b: u32) -> (ConnId, ConnId) {
         let (a, b) = self.asked(qpn_a);
         self.accept(b, qpn_b);
@@ -218,7 +219,7 @@ impl Net {
         (a, b)
     }
 
-    /// The peer has died: a new manager is there in its place.
+    /// The peer has died: a new manager takes its place.
     pub(crate) fn restart(&mut self, side: usize, key: u64) {
         let config = CmConfig { key: [key, key], ..config(side) };
         self.cm[side] = ConnectionManager::new(config);

@@ -1,4 +1,4 @@
-//! Programs that do whatever they may, over a wire that does whatever it likes: every connection ends in one way on each side, in bounded
+//! Random programs over a random wire: every connection ends exactly once on each side, in bounded
 //! time, and nothing is left.
 
 use std::collections::BTreeMap;
@@ -31,7 +31,7 @@ impl Run {
         Self { net, known: [BTreeMap::new(), BTreeMap::new()], qpn: 0x100 }
     }
 
-    /// The programs react to what they hear, in one way or another, now or later.
+    /// The programs react to their events, in one way or another, at once or later.
     fn react(&mut self) {
         for side in [A, B] {
             for event in self.net.take(side) {
@@ -52,7 +52,7 @@ impl Run {
                         self.net.cm[B].reject(conn, RejReason::CONSUMER, b"").unwrap();
                         known.get_mut(&conn).unwrap().ended = true;
                     }
-                    // It sleeps.
+                    // The program sleeps.
                     10..15 => {}
                     15..20 => {
                         self.net.cm[B].forget(now, conn);
@@ -101,7 +101,7 @@ impl Run {
         }
     }
 
-    /// A program does something of its own accord.
+    /// A program acts on its own.
     fn act(&mut self) {
         let now = self.net.now;
         match self.net.random(10) {
@@ -118,7 +118,8 @@ impl Run {
                 }
                 let conn = all[self.net.random(all.len() as u64) as usize];
                 if self.net.random(3) > 0 {
-                    // Only an established one, or one accepted, can be ended so; its event will come.
+                    // Only an established or accepted connection can be disconnected; its event
+                    // follows.
                     let _ = self.net.cm[side].disconnect(now, conn, b"");
                 } else if !self.known[side][&conn].ended {
                     self.net.cm[side].forget(now, conn);
@@ -144,8 +145,8 @@ fn every_connection_ends_once_on_each_side_and_nothing_is_left() {
             }
             run.react();
         }
-        // Everybody wants to go home: what lives is ended. The longest wait is for a program that sleeps: 69 s for each
-        // attempt of the peer that asks for patience.
+        // All remaining connections are disconnected. The longest wait is for a program that
+        // sleeps: 69 s for each attempt of the peer, which gets an MRA.
         for side in [A, B] {
             for conn in run.known[side].iter().filter(|(_, it)| !it.ended).map(|(conn, _)| *conn) {
                 let now = run.net.now;
@@ -214,7 +215,7 @@ fn over_a_good_wire_both_sides_agree() {
             net.cm[A].forget(now, a);
             net.run(20_000);
             net.take(A);
-            // A request that was late came when the connection had been forgotten, and looks like a new one.
+            // A late request arrived after its connection was forgotten, and looks like a new one.
             for event in net.take(B) {
                 if let CmEvent::Request { conn, .. } = event {
                     let now = net.now;

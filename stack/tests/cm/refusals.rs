@@ -1,4 +1,4 @@
-//! Calls that are refused change nothing, and whatever fails leaves its place to the next.
+//! Refused calls change nothing, and a failed connection frees its place for the next.
 
 use std::net::IpAddr;
 
@@ -18,7 +18,7 @@ const OTHER: ServiceId = ServiceId::of_port(PortSpace::Udp, 7175);
 const LONG: [u8; 300] = [7; 300];
 const V6: IpAddr = IpAddr::V6(std::net::Ipv6Addr::LOCALHOST);
 
-/// A call that must be refused with this error.
+/// A call, and the error with which it must be refused.
 type Refused =
     (CmError, &'static str, fn(&mut ConnectionManager, Time, ConnId) -> Result<(), CmError>);
 
@@ -26,7 +26,7 @@ const fn too_long(max: usize) -> CmError {
     CmError::PrivateTooLong { max }
 }
 
-/// What is refused whatever the connection does.
+/// Calls that are refused in every state of the connection.
 const ALWAYS: [Refused; 19] = [
     (CmError::InUse, "listen", |cm, _, _| cm.listen(SERVICE, None, 1).map(drop)),
     (CmError::InUse, "listen to datagrams", |cm, _, _| cm.listen_datagrams(UDP, None, 1).map(drop)),
@@ -79,7 +79,7 @@ const ESTABLISH: fn(&mut ConnectionManager, Time, ConnId) -> Result<(), CmError>
 const DISCONNECT: fn(&mut ConnectionManager, Time, ConnId) -> Result<(), CmError> =
     |cm, now, conn| cm.disconnect(now, conn, b"");
 
-/// What is refused because of the state of the connection: at the asking side, and at the other.
+/// Calls that are refused because of the connection's state, at the asking side and at the other.
 fn at_the_wrong_time(step: Step, at: usize) -> Vec<Refused> {
     let (state, unknown) = (CmError::State, CmError::Unknown);
     let accept = |why| (why, "accept", ACCEPT);
@@ -92,7 +92,7 @@ fn at_the_wrong_time(step: Step, at: usize) -> Vec<Refused> {
         (Step::Asked, _) => vec![establish(state), disconnect(state)],
         (Step::Replied, A) => vec![accept(state), disconnect(state)],
         (Step::Accepted | Step::Replied, _) | (Step::Established, _) => none(state),
-        // Only the asking side knows of the end: the DREP was lost.
+        // Only the asking side knows that it has ended: the DREP was lost.
         (Step::Ending | Step::Ended, _) => [none(unknown), vec![disconnect(unknown)]].concat(),
     }
 }
@@ -116,7 +116,7 @@ fn what_is_refused_changes_nothing_in_any_state() {
     }
 }
 
-/// One connection more than there may be is refused, and nothing is kept of it.
+/// A connection beyond the limit is refused, and leaves no state.
 #[test]
 fn a_connection_more_than_there_may_be_leaves_nothing() {
     let mut net = Net::with(|side| CmConfig { max_connections: 2, ..config(side) }, 1);
@@ -129,7 +129,7 @@ fn a_connection_more_than_there_may_be_leaves_nothing() {
     assert_same(&before, &tables(&net.cm[A]), &"connect");
 }
 
-/// How a connection comes to nothing, or to its end.
+/// The ways in which a connection fails or ends.
 #[derive(Debug, Clone, Copy)]
 enum End {
     NobodyListens,
@@ -165,7 +165,7 @@ impl End {
     ];
 }
 
-/// Brings a connection as far as `step`.
+/// Brings a connection to `step`.
 fn reach(net: &mut Net, step: Step, qpn: u32) -> [ConnId; 2] {
     let (a, b) = net.asked(qpn);
     if step == Step::Asked {
@@ -238,7 +238,7 @@ fn come_to(net: &mut Net, end: End, qpn: u32) {
     let _ = [A, B].map(|side| net.take(side));
 }
 
-/// Each kind of end, more often than there may be connections and than the backlog is long.
+/// Each kind of end, more often than the limits of connections and backlog allow at a time.
 #[test]
 fn whatever_becomes_of_a_connection_its_place_is_the_next_ones() {
     for end in End::ALL {
@@ -246,7 +246,7 @@ fn whatever_becomes_of_a_connection_its_place_is_the_next_ones() {
         net.listen(1);
         for round in 0..5 {
             come_to(&mut net, end, 0x11 + round);
-            // Only the next request of a dead peer shows that it died.
+            // Only the next request of a dead peer shows that the peer died.
             let left = [A, B].map(|side| net.cm[side].len());
             assert_eq!(left, [0, 0], "{end:?} in round {round}");
             assert_eq!([A, B].map(|side| net.cm[side].poll_timeout()), [None; 2], "{end:?}");
@@ -259,7 +259,7 @@ fn whatever_becomes_of_a_connection_its_place_is_the_next_ones() {
     }
 }
 
-/// Questions that the program never answers, more often than its backlog is long.
+/// Questions that the program never answers, more of them than the backlog holds.
 #[test]
 fn questions_that_are_never_answered_take_no_room_for_ever() {
     let mut net = Net::new();

@@ -1,4 +1,4 @@
-//! What can happen to a connection, by name.
+//! Scenarios of a connection, by name.
 
 use rocinante_stack::cm::{Accept, CmError, CmEvent, Connect, ConnectionManager, Ended, QueryId};
 use rocinante_stack::types::{Mtu, Psn, Qpn};
@@ -8,7 +8,7 @@ use rocinante_stack::wire::cm::{
 
 use crate::net::{A, B, Net, SERVICE, address, ask, disconnected, released, side};
 
-/// After this even a peer that is silent for ever has been given up, milliseconds.
+/// Milliseconds after which even a peer that never answers has been given up.
 pub(crate) const FOR_EVER: u64 = 200_000;
 
 #[track_caller]
@@ -39,7 +39,7 @@ fn connect_and_disconnect() {
     net.run(1);
     assert_eq!(net.one(B), CmEvent::Established { conn: b });
     assert_eq!(net.sent(), [(A, "REQ"), (B, "REP"), (A, "RTU")]);
-    // Nothing more happens while it lives.
+    // Nothing more happens while the connection lives.
     net.run(FOR_EVER);
     assert_eq!((net.take(A), net.take(B), net.sent()), (vec![], vec![], vec![]));
     let now = net.now;
@@ -49,7 +49,7 @@ fn connect_and_disconnect() {
     assert_eq!(net.one(B), disconnected(b, Ended::ByPeer));
     assert_eq!(net.sent(), [(A, "DREQ"), (B, "DREP")]);
     assert_eq!(net.cm[A].disconnect(now, a, b""), Err(CmError::Unknown));
-    // Twice 67 ms after that the numbers of the queue pairs may be used again, and not before.
+    // The numbers of the queue pairs may be used again twice 67 ms after that, and not before.
     net.run(130);
     assert_eq!((net.take(A), net.take(B)), (vec![], vec![]));
     net.run(10);
@@ -76,7 +76,7 @@ fn a_listener_on_another_address_does_not_hear() {
     net.connect(0x11);
     net.run(1);
     assert_eq!(rejection(&net.take(A)[0]), RejReason::INVALID_SERVICE_ID);
-    // On its own it does, and before one that hears everything.
+    // On its own address it does, and it takes precedence over a listener on all addresses.
     net.listen(1);
     let own = net.cm[B].listen(SERVICE, Some(address(B)), 1).unwrap();
     assert_eq!(net.cm[B].listen(SERVICE, Some(address(B)), 1), Err(CmError::InUse));
@@ -230,13 +230,13 @@ fn a_program_that_takes_its_time_is_waited_for() {
     let mut net = Net::new();
     net.listen(1);
     let (a, b) = net.asked(0x11);
-    // A minute, with one word to the peer and none back.
+    // A minute, with one message to the peer and none back.
     net.run(60_000);
     assert_eq!(net.sent(), [(A, "REQ"), (B, "MRA")]);
     net.accept(b, 0x22);
     net.run(1);
     assert!(matches!(net.one(A), CmEvent::Replied { .. }));
-    // So is the asking program, whose peer asks again now and then.
+    // The asking program may take its time too; its peer repeats the reply now and then.
     net.sent();
     net.run(30_000);
     let sent = net.sent();
@@ -323,7 +323,7 @@ fn a_listener_that_goes_leaves_those_of_others_and_whom_the_program_knows() {
     assert_eq!((net.cm[B].len(), net.sent().len()), (1, 1), "it was another's");
     net.cm[B].unlisten(stays, |_| true);
     assert_eq!((net.cm[B].len(), net.sent().len()), (1, 0), "the program will decide");
-    // And nobody else is heard.
+    // No other request is accepted.
     net.connect(0x12);
     net.run(1);
     assert_eq!(rejection(&net.take(A)[0]), RejReason::INVALID_SERVICE_ID);

@@ -1,4 +1,4 @@
-//! Two things with one number: the release of the first leaves the second's entries alone.
+//! Two objects with one number: the release of the first leaves the entries of the second in place.
 
 use rocinante_stack::cm::{AskId, CmEvent, ConnId, Ended, QueryId};
 use rocinante_stack::types::{Pkey, Qpn};
@@ -10,7 +10,7 @@ use crate::net::{A, B, Net, SERVICE, address, disconnected, released};
 use crate::scenarios::rejection;
 
 const UDP: ServiceId = ServiceId::of_port(PortSpace::Udp, 7174);
-/// After this a connection that has ended is released.
+/// After this time a connection that has ended is released.
 const RELEASE: u64 = 1_000;
 
 /// A connection that both sides have ended, and that neither has released.
@@ -45,7 +45,7 @@ fn who_asks_with_one_queue_pair_twice_and_dies_is_found_stale() {
     net.assert_nothing_left();
 }
 
-/// The same, with the passive side that dies.
+/// The same for the passive side: it uses its queue pair again, and dies later.
 #[test]
 fn who_accepts_with_one_queue_pair_twice_and_dies_is_found_stale() {
     let mut net = Net::new();
@@ -69,7 +69,7 @@ fn who_accepts_with_one_queue_pair_twice_and_dies_is_found_stale() {
     net.assert_nothing_left();
 }
 
-/// Lets B hear a request of A's for `qpn` with this communication id.
+/// B receives a request of A for `qpn`, with this communication id.
 fn hear_req(net: &mut Net, id: u32, qpn: u32) {
     let mut other = Net::new();
     other.connect(qpn);
@@ -80,7 +80,7 @@ fn hear_req(net: &mut Net, id: u32, qpn: u32) {
     net.cm[B].handle_mad(now, address(A), address(B), &Message::Req(req).emit(header.tid));
 }
 
-/// The connection that B has been asked for.
+/// The connection of the request that B received.
 #[track_caller]
 fn asked(net: &mut Net) -> ConnId {
     let CmEvent::Request { conn, .. } = net.one(B) else { panic!("no request") };
@@ -95,7 +95,7 @@ fn refused(net: &mut Net) -> RejReason {
     rej.reason
 }
 
-/// A connection of B's with this communication id and queue pair of the peer, in TimeWait.
+/// A connection of B in TimeWait, with this communication id and queue pair of the peer.
 fn waiting(net: &mut Net, id: u32, qpn: u32) -> ConnId {
     hear_req(net, id, qpn);
     let conn = asked(net);
@@ -111,8 +111,8 @@ fn waiting(net: &mut Net, id: u32, qpn: u32) -> ConnId {
     conn
 }
 
-/// The peer uses its communication id again for another queue pair. The second's request is still
-/// known when the first is released.
+/// The peer uses its communication id again for another queue pair. The request of the second is
+/// still known when the first is released.
 #[test]
 fn a_communication_id_that_is_used_again_is_the_second_ones() {
     let mut net = Net::new();
@@ -124,7 +124,7 @@ fn a_communication_id_that_is_used_again_is_the_second_ones() {
     assert_eq!(net.take(B), vec![released(first, 0x2011)]);
     hear_req(&mut net, 77, 0x12);
     assert_eq!((net.take(B), net.cm[B].len()), (vec![], 1), "it is a duplicate");
-    // A peer that gives up before it knows our id is found by its own.
+    // A peer that gives up before it knows our id is found by its own id.
     let rej = Rej {
         local: CommId(77),
         remote: CommId(0),
@@ -141,7 +141,8 @@ fn a_communication_id_that_is_used_again_is_the_second_ones() {
     net.assert_nothing_left();
 }
 
-/// One connection has the id of a request and is over. Another has its queue pair and lives.
+/// One connection has the communication id of a request and is over. Another has its queue pair and
+/// is alive.
 #[test]
 fn a_request_with_the_id_of_one_connection_and_the_queue_pair_of_another_is_judged_by_both() {
     let mut net = Net::new();
@@ -158,7 +159,7 @@ fn a_request_with_the_id_of_one_connection_and_the_queue_pair_of_another_is_judg
     assert_eq!(net.take(B)[0], disconnected(lives, Ended::Stale));
 }
 
-/// Queue pairs' numbers are each peer's own.
+/// Each peer has its own space of queue pair numbers.
 #[test]
 fn two_peers_have_the_same_numbers() {
     let mut net = Net::new();
@@ -177,7 +178,7 @@ fn two_peers_have_the_same_numbers() {
         panic!("no request")
     };
     assert_ne!(conn, b);
-    // When the third's is forgotten, the other peer still is found by its number.
+    // After the third's connection is forgotten, the other peer is still found by its number.
     net.cm[B].forget(now, conn);
     while net.cm[B].poll_transmit().is_some() {}
     assert_eq!(net.take(B), vec![released(conn, 0)]);
@@ -190,7 +191,7 @@ fn two_peers_have_the_same_numbers() {
 
 // ---- listeners ----
 
-/// A request that came through a listener that is gone is not of the backlog of its successor.
+/// A request from a former listener does not count in the backlog of its successor.
 #[test]
 fn a_listener_in_the_place_of_another_has_a_backlog_of_its_own() {
     let mut net = Net::new();
@@ -227,7 +228,7 @@ fn two_listeners_of_a_service_have_a_backlog_each() {
     net.connect(0x12);
     net.run(1);
     assert_eq!(rejection(&net.take(A)[0]), RejReason::NO_RESOURCES, "the other is not asked");
-    // The end of one listener leaves the backlog of the other as it is.
+    // The end of one listener does not change the backlog of the other.
     net.cm[B].unlisten(all, |_| false);
     assert_eq!(net.take(B), vec![]);
     net.listen(1);
@@ -240,7 +241,7 @@ fn two_listeners_of_a_service_have_a_backlog_each() {
 
 // ---- datagram services ----
 
-/// A question of A's with this number, in this exchange.
+/// B receives a question of A with this number and transaction.
 fn hear_question(net: &mut Net, request: u32, tid: u64) {
     let header = IpHeader { src: (address(A), 40_000).into(), dst: address(B) };
     let (pkey, private) = (Pkey::DEFAULT, &header.bytes()[..]);
@@ -249,7 +250,7 @@ fn hear_question(net: &mut Net, request: u32, tid: u64) {
     net.cm[B].handle_mad(now, address(A), address(B), &Message::SidrReq(ask).emit(tid));
 }
 
-/// The question that the program is asked, which it answers.
+/// The question that the program got; the program answers it.
 #[track_caller]
 fn answered(net: &mut Net) -> AskId {
     let CmEvent::Asked { ask, .. } = net.one(B) else { panic!("no question") };
@@ -259,7 +260,7 @@ fn answered(net: &mut Net) -> AskId {
     ask
 }
 
-/// The time of the first is over before the second's, which still is answered from memory then.
+/// The first answer expires before the second, which is then still given from memory.
 #[test]
 fn a_question_whose_number_is_used_again_is_remembered_as_long_as_any() {
     let mut net = Net::new();

@@ -1,4 +1,5 @@
-//! Whatever a third party says, in whatever state the two are, and whatever the peer itself says at the wrong time.
+//! Messages of a third party, in every state of the two sides; and messages of the peer itself at
+//! the wrong time.
 
 use rocinante_stack::cm::{CmEvent, ConnId};
 use rocinante_stack::types::{Psn, Qpn};
@@ -8,7 +9,7 @@ use rocinante_stack::wire::cm::{
 
 use crate::net::{A, B, Net, address, disconnected};
 
-/// How far a connection has come when somebody interferes.
+/// The step that a connection has reached when another message interferes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
     Asked,
@@ -22,7 +23,7 @@ pub(crate) enum Step {
 pub(crate) const STEPS: [Step; 6] =
     [Step::Asked, Step::Accepted, Step::Replied, Step::Established, Step::Ending, Step::Ended];
 
-/// Two managers, of whose connection both ends have come so far. Nothing is under way.
+/// Two managers; both ends of their connection have reached `step`. Nothing is in flight.
 pub(crate) fn at(step: Step) -> (Net, ConnId, ConnId) {
     let mut net = Net::new();
     net.listen(4);
@@ -59,7 +60,7 @@ pub(crate) fn at(step: Step) -> (Net, ConnId, ConnId) {
     (net, a, b)
 }
 
-/// All that can be said about a connection by who knows both ids.
+/// All messages that a sender with knowledge of both ids can send about a connection.
 fn messages(local: CommId, remote: CommId) -> Vec<Message<'static>> {
     let rep = Rep {
         local,
@@ -99,7 +100,8 @@ fn messages(local: CommId, remote: CommId) -> Vec<Message<'static>> {
     ]
 }
 
-/// Who knows the ids, and even the number of the queue pair, but speaks from another address.
+/// A third party that knows the ids, and even the queue pair number, but sends from another
+/// address.
 #[test]
 fn a_third_party_changes_nothing_in_any_state() {
     let third = "10.0.0.3".parse().unwrap();
@@ -118,12 +120,12 @@ fn a_third_party_changes_nothing_in_any_state() {
         }
         let after = [A, B].map(|side| (net.cm[side].len(), net.cm[side].poll_timeout()));
         assert_eq!(before, after, "{step:?}");
-        // It goes on as if nothing had been, and leaves nothing.
+        // The connection goes on undisturbed, and leaves nothing.
         finish(net, a, b, step);
     }
 }
 
-/// Both sides end it, from wherever they are.
+/// Both sides end the connection, from any state.
 pub(crate) fn finish(mut net: Net, a: ConnId, b: ConnId, step: Step) {
     let now = net.now;
     net.cm[A].forget(now, a);
@@ -137,7 +139,8 @@ pub(crate) fn finish(mut net: Net, a: ConnId, b: ConnId, step: Step) {
     }
 }
 
-/// The peer says everything at every time: each connection ends at most once, and nothing is left when both have gone.
+/// The peer sends every message at every step: each connection ends at most once, and nothing is
+/// left after both sides have ended.
 #[test]
 fn a_peer_that_says_anything_at_any_time_ends_its_connection_at_most_once() {
     for step in STEPS {
@@ -171,7 +174,7 @@ fn a_peer_that_says_anything_at_any_time_ends_its_connection_at_most_once() {
     }
 }
 
-/// A message again, long after: of a connection that is over nothing comes back to life.
+/// Messages are replayed long after the end: the connection does not come back to life.
 #[test]
 fn what_is_replayed_after_the_end_leaves_nothing() {
     let mut net = Net::new();
@@ -200,7 +203,7 @@ fn what_is_replayed_after_the_end_leaves_nothing() {
     let _ = [A, B].map(|side| net.take(side));
     assert_eq!(said.len(), 5, "REQ, REP, RTU, DREQ, DREP");
     net.assert_nothing_left();
-    // Without the request, which looks like a new one, and then with it.
+    // First without the request, which looks like a new one, and then with it.
     for (side, mad) in &said[1..] {
         let now = net.now;
         net.cm[1 - side].handle_mad(now, address(*side), address(1 - side), mad);
@@ -214,7 +217,7 @@ fn what_is_replayed_after_the_end_leaves_nothing() {
     let CmEvent::Request { conn, .. } = net.one(B) else { panic!("no request") };
     net.accept(conn, 0x33);
     net.run(100);
-    // The other side knows of nothing, and says so.
+    // The other side does not know the connection, and says so.
     let heard = net.take(B);
     assert!(matches!(heard[0], CmEvent::Rejected { reason: RejReason::INVALID_COMM_ID, .. }));
     assert!(!heard.contains(&disconnected(conn, rocinante_stack::cm::Ended::ByPeer)));
@@ -223,7 +226,8 @@ fn what_is_replayed_after_the_end_leaves_nothing() {
     net.assert_nothing_left();
 }
 
-/// What is cut short, or too long, or says another class or version, is malformed, and nothing else.
+/// A message that is too short or too long, or has another class or version, counts as malformed
+/// and has no other effect.
 #[test]
 fn anything_but_a_whole_message_is_malformed() {
     let mut net = Net::new();
@@ -247,7 +251,7 @@ fn anything_but_a_whole_message_is_malformed() {
     assert_eq!((net.take(B), net.cm[B].len(), net.cm[B].poll_transmit()), (vec![], 0, None));
 }
 
-/// A word of patience counts if it is for what was said, and once.
+/// An MRA counts only for the message that it names, and only once.
 #[test]
 fn patience_is_for_what_was_said() {
     for (step, side, right) in [(Step::Asked, A, Subject::Req), (Step::Accepted, B, Subject::Rep)] {

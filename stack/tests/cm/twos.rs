@@ -1,4 +1,4 @@
-//! Two of a thing, one phase after another, and what is left when something was repeated.
+//! Two of the same object, consecutive phases, and the state left after repetitions.
 
 use rocinante_stack::cm::{CmEvent, Connect, Ended};
 use rocinante_stack::types::Pkey;
@@ -43,7 +43,7 @@ fn who_is_accepted_may_ask_for_patience_whoever_asked_for_it_before() {
     let mut net = Net::new();
     net.listen(1);
     let (_, b) = net.asked(0x11);
-    // The listening program takes its time, and then the asking one does.
+    // The listening program takes its time, and then the asking program.
     net.run(500);
     assert_eq!(count(&mut net, B, "MRA"), 1);
     net.accept(b, 0x22);
@@ -59,7 +59,8 @@ fn a_connection_leaves_its_listeners_backlog_once() {
     let mut net = Net::new();
     net.listen(1);
     let (a, _) = net.connected(0x11, 0x21);
-    // The second takes the one place, and keeps it while the first ends and is released.
+    // The second connection takes the only place, and keeps it while the first ends and is
+    // released.
     net.asked(0x12);
     let now = net.now;
     net.cm[A].disconnect(now, a, b"").unwrap();
@@ -113,7 +114,7 @@ fn of_two_requests_of_a_peer_the_one_that_it_withdraws_goes() {
             |event: &CmEvent| matches!(event, CmEvent::Rejected { conn, .. } if *conn == at_b);
         assert!(rejected(&heard[0]), "{heard:?}");
         assert_eq!((heard.len(), net.cm[B].len()), (2, 1));
-        // The other goes on.
+        // The other connection goes on.
         net.accept(both[1 - withdrawn].1, 0x22);
         net.run(1);
         assert!(net.take(A).iter().any(|event| matches!(event, CmEvent::Replied { .. })));
@@ -182,7 +183,7 @@ fn a_connection_is_established_once_by_its_rtu_and_by_a_message() {
     net.cm[A].disconnect(now, a, b"").unwrap();
     net.run(1);
     assert_eq!(net.one(B), disconnected(b, Ended::ByPeer));
-    // On the queue pair of a connection that has ended.
+    // A message on the queue pair of a connection that has ended.
     net.cm[B].message_arrived(b);
     assert_eq!(net.take(B), []);
     net.run(1_000);
@@ -204,7 +205,7 @@ fn a_question_that_was_repeated_leaves_no_timer_behind() {
     assert_eq!((net.cm[A].poll_timeout(), net.cm[A].is_empty()), (None, true));
 }
 
-/// A question of A's, with this number.
+/// A question of A, with this number.
 fn question(request: u32, tid: u64) -> MadBytes {
     let header = IpHeader { src: (address(A), 40_000).into(), dst: address(B) };
     let (pkey, private) = (Pkey::DEFAULT, &header.bytes()[..]);

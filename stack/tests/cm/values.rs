@@ -1,5 +1,5 @@
-//! The numeric fields that a peer chooses: their least, greatest and absurd values, in every state.
-//! None makes us wait for longer than our own configuration says, or keeps anything for ever.
+//! The numeric fields that a peer chooses: smallest, greatest and absurd values, in every state.
+//! None of them makes us wait longer than our own configuration says, or keep anything for ever.
 
 use rocinante_stack::cm::{Accept, CmConfig, CmEvent, ConnId, QueryId};
 use rocinante_stack::types::{Pkey, Psn, Qpn};
@@ -16,7 +16,7 @@ use crate::thirds::{STEPS, Step, at, finish};
 /// All codes of a time.
 const CODES: std::ops::Range<u8> = 0..32;
 
-/// How long we wait for anything at most: for a program, ours or the peer's, and for a packet.
+/// The longest time that we wait: for a program, ours or the peer's, and for a packet.
 fn longest(config: &CmConfig) -> u64 {
     code_to_ns(config.service_timeout) + code_to_ns(config.packet_lifetime)
 }
@@ -34,7 +34,7 @@ fn assert_waits_no_longer(net: &Net, side: usize, what: &dyn std::fmt::Debug) {
 
 // ---- MRA ----
 
-/// The peer's program may take as long as ours, however long the peer says that it takes.
+/// The peer's program gets as much time as ours, even if the peer announces more.
 #[test]
 fn the_time_of_an_mra_is_limited_to_what_our_own_program_may_take() {
     for (step, side, subject) in [(Step::Asked, A, Subject::Req), (Step::Accepted, B, Subject::Rep)]
@@ -55,7 +55,7 @@ fn the_time_of_an_mra_is_limited_to_what_our_own_program_may_take() {
     }
 }
 
-/// A peer may ask for patience after each repetition: what is repeated is counted all the same.
+/// A peer may send an MRA after each repetition: the repetitions still count.
 #[test]
 fn a_peer_that_asks_for_patience_again_and_again_is_given_up() {
     for (step, side, subject) in [(Step::Asked, A, Subject::Req), (Step::Accepted, B, Subject::Rep)]
@@ -87,7 +87,7 @@ fn a_peer_that_asks_for_patience_again_and_again_is_given_up() {
 
 // ---- the time that a queue pair's number rests ----
 
-/// Whatever ACK timeout the peer names: 134 ms at least, and 34 s at most.
+/// For every ACK timeout of the peer: at least 134 ms, and at most 34 s.
 #[test]
 fn the_rest_of_a_number_is_bounded_on_both_sides_whatever_the_peer_says() {
     for code in CODES {
@@ -111,7 +111,7 @@ fn the_rest_of_a_number_is_bounded_on_both_sides_whatever_the_peer_says() {
 
 // ---- REQ ----
 
-/// The REQ of a connection manager, from A with the id 77, changed.
+/// A REQ from A with the id 77, changed.
 fn req_mad(change: impl FnOnce(&mut Req<'_>)) -> MadBytes {
     let mut net = Net::new();
     net.connect(0x11);
@@ -129,7 +129,7 @@ fn hear_req(net: &mut Net, change: impl FnOnce(&mut Req<'_>)) {
 
 type Change = (&'static str, fn(&mut Req<'_>));
 
-/// Each numeric field of a REQ at its least and greatest, and at what makes no sense.
+/// Each numeric field of a REQ at its smallest and greatest value, and at invalid ones.
 const REQS: [Change; 45] = [
     ("as it is", |_| {}),
     ("id 1", |req| req.local = CommId(1)),
@@ -180,7 +180,7 @@ const REQS: [Change; 45] = [
     }),
 ];
 
-/// What the program makes of a request.
+/// The program's reaction to a request.
 #[derive(Debug, Clone, Copy)]
 enum Program {
     Sleeps,
@@ -188,7 +188,8 @@ enum Program {
     Rejects,
 }
 
-/// Whatever a request says and our program does: nothing is left once the peer is silent for long.
+/// For every request and every reaction of our program: nothing is left after the peer has been
+/// silent for long.
 #[test]
 fn no_value_of_a_request_makes_us_wait_for_long_or_hold_anything_for_ever() {
     for (what, change) in REQS {
@@ -221,7 +222,7 @@ fn no_value_of_a_request_makes_us_wait_for_long_or_hold_anything_for_ever() {
     }
 }
 
-/// The same requests, where there is a connection already: none is taken for a second one.
+/// The same requests with a connection already present: none is taken for a second connection.
 #[test]
 fn a_request_of_a_known_connection_changes_nothing_but_what_it_says() {
     for (what, change) in REQS {
@@ -244,7 +245,7 @@ fn a_request_of_a_known_connection_changes_nothing_but_what_it_says() {
     }
 }
 
-/// The program hears what stands in the message, as it stands there.
+/// The program gets the values of the message unchanged.
 #[test]
 fn the_program_hears_the_greatest_and_the_least_values() {
     for (extreme, few, three, psn) in [(0, 0, 0, 0), (255, 31, 7, 0xff_ffff)] {
@@ -265,7 +266,8 @@ fn the_program_hears_the_greatest_and_the_least_values() {
 
 // ---- everything else that the connected peer can say ----
 
-/// All messages about a connection, each with its numeric fields at their ends. The ids are right.
+/// All messages about a connection, each with its numeric fields at their limits. The ids are
+/// right.
 fn messages(local: CommId, remote: CommId) -> Vec<Message<'static>> {
     let rep = Rep {
         local,
@@ -353,7 +355,7 @@ fn no_value_of_any_message_in_any_state_makes_us_wait_for_long_or_leaves_anythin
     }
 }
 
-/// Every attribute with a body of zeros and of ones, from the peer, with ids that are right or not.
+/// Every attribute with a body of zeros and of ones, from the peer, with right and wrong ids.
 #[test]
 fn no_message_of_all_zeros_or_all_ones_does_any_harm_in_any_state() {
     for (step, to) in STEPS.into_iter().flat_map(|step| [(step, A), (step, B)]) {
@@ -362,7 +364,7 @@ fn no_message_of_all_zeros_or_all_ones_does_any_harm_in_any_state() {
         for attribute in 0x0f..=0x1bu8 {
             for (fill, whole) in [(0, true), (0xff, true), (0, false), (0xff, false)] {
                 let mut mad = rtu;
-                // Behind the header, or behind the ids.
+                // Fills everything behind the header, or behind the ids.
                 mad[if whole { 24 } else { 32 }..].fill(fill);
                 mad[17] = attribute;
                 if to == A && !whole {
@@ -379,7 +381,7 @@ fn no_message_of_all_zeros_or_all_ones_does_any_harm_in_any_state() {
     }
 }
 
-/// A REJ says how long its additional information is. No more is read than there is room for.
+/// A REJ states the length of its additional information. No more is read than the field holds.
 #[test]
 fn the_length_of_additional_information_is_limited() {
     let (local, remote) = (CommId(1), CommId(2));

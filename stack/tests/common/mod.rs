@@ -1,7 +1,7 @@
-//! What the tests of the engine stand on: memory, a wire, connected ends and a virtual clock.
+//! The base of the engine's tests: memory, a wire, connected ends and a virtual clock.
 //!
-//! [`Pair`] joins two engines by a link that loses what a test wants lost; [`Solo`] has one engine, and the test
-//! plays its peer, packet by packet.
+//! [`Pair`] joins two engines by a link that loses the packets that a test chooses. [`Solo`] has
+//! one engine, and the test plays its peer, packet by packet.
 #![allow(dead_code, unreachable_pub, unused_imports)]
 
 mod pair;
@@ -64,13 +64,14 @@ impl Host {
         self.regions.insert(region, random).expect("room in the table")
     }
 
-    /// Registers the arena from `host` on as if it began `offset` bytes into its addresses.
+    /// Registers `len` bytes of the arena from `host` on. Their address begins `offset` bytes
+    /// behind [`BASE`].
     pub fn register_at(&mut self, host: u64, offset: u64, len: u64, access: Access) -> Key {
         let region = Region { pd: PD, start: BASE + offset, len, host, access };
         self.regions.insert(region, 0x7a57_e000).expect("room in the table")
     }
 
-    /// `wr_id` and status of what completed since the last call.
+    /// `wr_id` and status of the completions since the last call.
     pub fn completed(&mut self) -> Vec<(u64, WcStatus)> {
         self.completions.drain(..).map(|cqe| (cqe.wr_id, cqe.status)).collect()
     }
@@ -127,14 +128,14 @@ impl Completions for Host {
     }
 }
 
-/// Packets on their way in one direction.
+/// Packets in flight in one direction.
 pub struct Wire {
     pub packets: VecDeque<Vec<u8>>,
     pub template: Template,
     pub room: usize,
 }
 
-/// The UDP source port of everybody.
+/// The UDP source port of every end.
 pub const PORT: u16 = 0xc001;
 
 impl Wire {
@@ -174,7 +175,7 @@ pub struct End {
     /// The first of the queue pairs.
     pub qpn: Qpn,
     pub qpns: Vec<Qpn>,
-    /// The shared receive queue of all of them, if that was wanted.
+    /// The shared receive queue of all queue pairs, if requested.
     pub srq: Option<SrqId>,
     pub addr: IpAddr,
 }
@@ -189,21 +190,22 @@ pub struct Setup {
     pub timeout: u8,
     pub retry_cnt: u8,
     pub rnr_retry: u8,
-    /// READs and atomics that each side asks for.
+    /// READs and atomics that each side may have outstanding.
     pub rd_atomic: u8,
-    /// READs and atomics that each side answers; `rd_atomic` if `None`.
+    /// READs and atomics that each side serves; `rd_atomic` if `None`.
     pub dest_rd_atomic: Option<u8>,
     pub access: Access,
     pub arena: usize,
     pub depth: u32,
     pub budget: Budget,
-    /// What the own receive queue holds for what is asked for, if not the same.
+    /// The own receive queue's budget for requested responses; `budget` if `None`.
     pub own: Option<Budget>,
-    /// Whether acknowledgements say how many receives are posted.
+    /// Whether acknowledgements announce how many receives are posted.
     pub advertise: bool,
-    /// Packets that came too early and are held, for selective repeat; without, the scripts read as the specification has it.
+    /// Most packets in reorder buffers, for selective repeat. With 0, scripts follow the
+    /// specification alone.
     pub held: u32,
-    /// Whether WRITEs may be cut.
+    /// Whether WRITEs may be split.
     pub cut_writes: bool,
     /// The depth of a shared receive queue, if there is one.
     pub srq: Option<u32>,
@@ -261,7 +263,7 @@ impl End {
         })
     }
 
-    /// The same with queue pairs that `make` makes.
+    /// As [`new`](Self::new), with queue pairs that `make` creates.
     pub fn of(
         n: u8,
         setup: &Setup,

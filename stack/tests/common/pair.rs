@@ -10,14 +10,14 @@ use rocinante_stack::{Datagram, IpId};
 
 use super::{End, PORT, Setup};
 
-/// Decides of each packet whether it arrives: sender, its bytes.
+/// Decides for each packet whether it arrives. Arguments: the sender, and the packet's bytes.
 pub type Pass = Box<dyn FnMut(usize, &[u8]) -> bool>;
 
 /// Two connected ends.
 pub struct Pair {
     pub ends: [End; 2],
     pub now: Time,
-    /// Decides of each packet whether it arrives: sender, its bytes.
+    /// Decides for each packet whether it arrives.
     pub pass: Pass,
     pub delivered: u64,
 }
@@ -59,7 +59,7 @@ impl Pair {
         end.engine.post_recv(end.qpn, &wr, &mut end.host).expect("room in the queue");
     }
 
-    /// Lets `from` send, and delivers what passes.
+    /// Lets `from` send, and delivers the packets that pass.
     pub fn deliver(&mut self, from: usize) -> bool {
         let end = &mut self.ends[from];
         end.engine.poll_transmit(self.now, 1 << 20, &mut end.host, &mut end.out);
@@ -91,7 +91,7 @@ impl Pair {
         end.engine.handle_datagram(self.now, &datagram, &mut end.host);
     }
 
-    /// Runs until nothing happens any more, or until `done`.
+    /// Runs until nothing more happens, or until `done`.
     pub fn run_until(&mut self, mut done: impl FnMut(&Self) -> bool) {
         for _ in 0..1_000_000 {
             if done(self) {

@@ -1,4 +1,4 @@
-//! One engine whose peer the test plays. PSNs are relative to the first of their direction.
+//! One engine; the test plays its peer. PSNs are relative to the first of their direction.
 
 use std::net::IpAddr;
 
@@ -12,7 +12,7 @@ use rocinante_stack::{Datagram, IpId, PostError, TxStop};
 
 use super::{End, PORT, Setup, addr, describe, template};
 
-/// What the peer's queue pair is called.
+/// The number of the peer's queue pair.
 pub const PEER: Qpn = Qpn::new(0x77);
 
 pub struct Solo {
@@ -67,7 +67,8 @@ impl Solo {
         self.post(wr_id, SendOp::Send { imm: None }, &[self.sge(0, len)]);
     }
 
-    /// Sends a first message, `wr_id` 1, which is acknowledged after so many nanoseconds: the round trip is known.
+    /// Sends a first message, `wr_id` 1, and acknowledges it after `nanoseconds`: now the round
+    /// trip is known.
     pub fn know_round_trip(&mut self, nanoseconds: u64) {
         self.send(1, 10);
         self.sent();
@@ -81,13 +82,13 @@ impl Solo {
         self.post(wr_id, SendOp::Read { remote: 0x9000, rkey: Key(0x99) }, &[self.sge(0, len)]);
     }
 
-    /// Posts a fetch-and-add whose result goes to `offset`.
+    /// Posts a fetch-and-add; its result goes to `offset`.
     pub fn add(&mut self, wr_id: u64, offset: u64) {
         let op = SendOp::FetchAdd { remote: 0x9000, rkey: Key(0x99), add: 1 };
         self.post(wr_id, op, &[self.sge(offset, 8)]);
     }
 
-    /// What leaves now, raw.
+    /// The packets that leave now, raw.
     pub fn packets(&mut self) -> Vec<Vec<u8>> {
         let end = &mut self.end;
         let stop = end.engine.poll_transmit(self.now, 1 << 16, &mut end.host, &mut end.out);
@@ -95,13 +96,13 @@ impl Solo {
         end.out.packets.drain(..).collect()
     }
 
-    /// What leaves now, described.
+    /// The packets that leave now, described.
     pub fn sent(&mut self) -> Vec<String> {
         let first = [self.setup.psn[0], self.setup.psn[1]];
         self.packets().iter().map(|packet| describe(packet, first)).collect()
     }
 
-    /// What completed since the last call.
+    /// The completions since the last call.
     pub fn completed(&mut self) -> Vec<(u64, WcStatus)> {
         self.end.host.completed()
     }
@@ -120,7 +121,7 @@ impl Solo {
         self.end.engine.handle_timeout(self.now, &mut self.end.host);
     }
 
-    /// Jumps to the next deadline; how long that took.
+    /// Jumps to the next deadline; returns the time that passed.
     pub fn wait_for_timer(&mut self) -> Option<u64> {
         let due = self.end.engine.poll_timeout()?;
         let passed = due.since(self.now);
@@ -175,7 +176,7 @@ impl Solo {
         self.hear_syndrome(psn, Syndrome::nak(code));
     }
 
-    /// The peer misses `psn`, and holds those of `held`.
+    /// The peer reports `psn` as missing, and `held` as received.
     pub fn hear_gap(&mut self, psn: i64, held: &[i64]) {
         let mut report = vec![0; 4 * (held.iter().max().unwrap_or(&psn) - psn + 32) as usize / 32];
         held.iter().for_each(|held| report[(held - psn) as usize / 8] |= 1 << ((held - psn) % 8));
@@ -196,7 +197,7 @@ impl Solo {
         self.hear(&packet);
     }
 
-    /// An atomic's result.
+    /// The response to an atomic.
     pub fn hear_found(&mut self, psn: i64, found: u64) {
         let rest = [&aeth(Syndrome::ACK_UNLIMITED, 0)[..], &found.to_be_bytes()];
         let packet = self.response(Opcode::RC_ATOMIC_ACKNOWLEDGE, psn, &rest);

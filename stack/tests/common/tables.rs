@@ -1,8 +1,8 @@
-//! All tables as `Debug` shows them: for what must change nothing.
+//! All tables in their `Debug` form, to check that an action changes nothing.
 
 use std::fmt::Debug;
 
-/// Everything that `of` holds, but for its counters.
+/// The whole state of `of`, without its counters.
 #[must_use]
 pub(crate) fn tables(of: &impl Debug) -> String {
     let mut text = format!("{of:?}");
@@ -15,7 +15,7 @@ pub(crate) fn tables(of: &impl Debug) -> String {
     text
 }
 
-/// Fails with the first difference.
+/// Fails at the first difference.
 #[track_caller]
 pub(crate) fn assert_same(before: &str, after: &str, what: &dyn Debug) {
     if before == after {

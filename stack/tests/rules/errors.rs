@@ -8,7 +8,7 @@ use rocinante_stack::{Budget, Footprint, QpAttr};
 
 use crate::common::{PEER, Setup, Solo, sge};
 
-/// More than the depth of a queue, the blocks for early packets, the responses, the peer's room.
+/// More than a queue's depth, the reorder buffers, the responder resources and the peer's credit.
 const ROUNDS: usize = 12;
 const DEPTH: u32 = 4;
 /// `wr_id`s of receives begin here.
@@ -30,7 +30,7 @@ fn to(state: QpState) -> QpAttr {
     QpAttr { state: Some(state), ..QpAttr::default() }
 }
 
-/// A key of nothing.
+/// A key that belongs to no region.
 const NOTHING: Key = Key(0x1234_5600);
 
 fn write(solo: &mut Solo, psn: i64, key: Key) {
@@ -38,7 +38,7 @@ fn write(solo: &mut Solo, psn: i64, key: Key) {
     solo.hear_request(Op::RC_RDMA_WRITE_ONLY, psn, &[&header, &[1; 8]]);
 }
 
-/// Receives until there is no room for more.
+/// Posts receives until the queue is full.
 fn receives(solo: &mut Solo) {
     let list = [solo.sge(8192, 700)];
     for wr_id in RECEIVES..RECEIVES + u64::from(DEPTH) {
@@ -54,7 +54,7 @@ fn sends(solo: &mut Solo) {
     solo.sent();
 }
 
-/// The memory of everything goes away; there is some again afterwards.
+/// All memory is deregistered during `act`; afterwards some is registered again.
 fn without_memory(solo: &mut Solo, act: impl FnOnce(&mut Solo)) {
     let key = solo.key;
     solo.end.host.regions.remove(key).expect("registered");
@@ -67,7 +67,7 @@ fn breaks(solo: &mut Solo) {
     solo.end.modify(qpn, &to(QpState::Err)).unwrap();
 }
 
-/// How a queue pair breaks.
+/// A way in which a queue pair breaks.
 type Failure = (&'static str, fn(&mut Solo));
 
 const FAILURES: [Failure; 21] = [
@@ -189,7 +189,7 @@ const FAILURES: [Failure; 21] = [
     }),
 ];
 
-/// Each request that was posted is completed once, and its place given back once.
+/// Checks that each posted request completes once, and frees its slot once.
 fn assert_each_is_retired(solo: &mut Solo, before: (u32, u32), what: &str) {
     let done = solo.completed();
     let sends = done.iter().filter(|(wr_id, _)| *wr_id < RECEIVES).count() as u32;
@@ -206,7 +206,7 @@ fn idle(solo: &mut Solo) -> Footprint {
     solo.end.engine.footprint()
 }
 
-/// What fails, and then is used again: by a reset, or as another queue pair.
+/// The queue pair fails, and then is used again: after a reset, or as another queue pair.
 fn fails_again_and_again(setup: &Setup, name: &str, fail: fn(&mut Solo), anew: bool) {
     let mut solo = Solo::new(setup);
     let mut first = None;
@@ -216,8 +216,8 @@ fn fails_again_and_again(setup: &Setup, name: &str, fail: fn(&mut Solo), anew: b
         assert_eq!(solo.state(), QpState::Err, "{name} in round {round}");
         assert_each_is_retired(&mut solo, retired, name);
         let qpn = solo.end.qpn;
-        // A queue pair in the error state blocks no other, and holds nothing for what will not
-        // come.
+        // A queue pair in the error state blocks no other, and keeps no resources for packets that
+        // will not come.
         let broken = idle(&mut solo);
         assert_eq!((broken.held_packets, broken.lists), (0, 0), "{name}");
         assert_eq!((broken.waiting, broken.charged_packets), (0, 0), "{name}");
@@ -236,7 +236,7 @@ fn fails_again_and_again(setup: &Setup, name: &str, fail: fn(&mut Solo), anew: b
         assert_eq!((now.held_packets, now.records, now.lists), (0, 0, 0), "{name}");
         assert_eq!(*first.get_or_insert(now), now, "{name} in round {round}");
     }
-    // It works: what it was made for is all there.
+    // It works: all its resources are there.
     receives(&mut solo);
     for psn in 0..4 {
         solo.hear_request(Op::RC_SEND_ONLY, psn, &[&[7; 8]]);
@@ -257,7 +257,7 @@ fn a_connection_that_fails_again_and_again_loses_nothing_of_what_it_takes() {
     }
 }
 
-/// Its receives are those of all: what a queue pair took of them is there again, or was completed.
+/// Its receives are shared: those that a queue pair took are there again, or were completed.
 #[test]
 fn a_connection_that_fails_again_and_again_loses_no_place_of_a_shared_receive_queue() {
     let setup = Setup { srq: Some(DEPTH), ..setup() };
@@ -268,7 +268,7 @@ fn a_connection_that_fails_again_and_again_loses_no_place_of_a_shared_receive_qu
     }
 }
 
-/// Two that wait for the same peer's room, and break while they do.
+/// Two queue pairs wait for the credit of the same peer, and break while they wait.
 #[test]
 fn who_breaks_while_it_waits_for_room_gives_its_place_in_the_line_back() {
     let setup = Setup { qps: 2, budget: Budget { bytes: 1 << 20, datagrams: 2 }, ..setup() };
@@ -300,7 +300,7 @@ fn who_breaks_while_it_waits_for_room_gives_its_place_in_the_line_back() {
     }
 }
 
-/// A local error of an unreliable queue pair stops its sends, which go on afterwards.
+/// A local error of an unreliable queue pair stops its sends; they resume afterwards.
 #[test]
 fn an_unreliable_queue_pair_goes_on_after_any_number_of_local_errors() {
     let setup = Setup { qp_type: QpType::Uc, ..setup() };
@@ -319,7 +319,7 @@ fn an_unreliable_queue_pair_goes_on_after_any_number_of_local_errors() {
         assert_eq!(solo.end.host.sends_retired, 3 * (round as u32 + 1));
         let now = idle(&mut solo);
         assert_eq!(*first.get_or_insert(now), now, "round {round}");
-        // Time for the receiver, so that what was sent does not pace what follows.
+        // Time for the receiver, so that the packets sent do not pace later ones.
         solo.wait(1_000_000);
     }
 }

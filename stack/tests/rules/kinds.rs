@@ -1,4 +1,5 @@
-//! Every kind of packet that a queue pair can be sent, each with a queue pair that would take it.
+//! Every kind of packet that a peer can send to a queue pair, each with a queue pair that would
+//! accept it.
 
 use rocinante_stack::mem::Access;
 use rocinante_stack::verbs::QpType;
@@ -11,16 +12,16 @@ use rocinante_scripts::aeth;
 pub(crate) struct Kind {
     pub(crate) name: &'static str,
     pub(crate) qp_type: QpType,
-    /// What the queue pair does before.
+    /// Brings the queue pair into a fitting state.
     prepare: fn(&mut Solo),
     /// The packet, sealed.
     make: fn(&Solo) -> Vec<u8>,
-    /// Whether it answers a request of ours.
+    /// Whether it is a response to a request of ours.
     pub(crate) is_response: bool,
 }
 
 impl Kind {
-    /// A queue pair that takes such a packet, and the packet.
+    /// A queue pair that accepts such a packet, and the packet.
     pub(crate) fn ready(&self) -> (Solo, Vec<u8>) {
         let mut solo = self.idle();
         (self.prepare)(&mut solo);
@@ -30,7 +31,7 @@ impl Kind {
         (solo, packet)
     }
 
-    /// The queue pair before anything was done.
+    /// The queue pair before any preparation.
     pub(crate) fn idle(&self) -> Solo {
         let access = Access::ALL.with(Access::FLUSH_GLOBAL);
         let mut solo = Solo::new(&Setup { qp_type: self.qp_type, access, ..Setup::script() });
@@ -58,7 +59,7 @@ fn receives(solo: &mut Solo) {
     }
 }
 
-/// As [`receives`], and a READ of one packet and an atomic were answered.
+/// As [`receives`], and with responses sent to a READ of one packet and to an atomic.
 fn answered(solo: &mut Solo) {
     receives(solo);
     solo.hear_request(Op::RC_RDMA_READ_REQUEST, 0, &[&solo.reth(0, 8)]);
@@ -96,7 +97,7 @@ const DETH: [u8; 8] = {
     [a, b, c, d, 0, 0, 0, 0x77]
 };
 
-/// All kinds that there are.
+/// All kinds of packets.
 pub(crate) const KINDS: [Kind; 33] = [
     request("SEND", |solo| solo.request(Op::RC_SEND_ONLY, 0, &[&[1; 8]])),
     request("SEND, first packet", |solo| solo.request(Op::RC_SEND_FIRST, 0, &[&[1; 256]])),

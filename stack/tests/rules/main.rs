@@ -1,6 +1,6 @@
-//! Rules by their class: each kind of packet against each rule about packets, two of everything
-//! that has a number, each call that is refused, each error more often than there are buffers, each
-//! numeric field at its least and greatest value.
+//! Rules by their class: each kind of packet against each rule about packets, two of every numbered
+//! object, each refused call, each error more often than there are buffers, each numeric field at
+//! its smallest and greatest value.
 
 #[path = "../common/mod.rs"]
 mod common;

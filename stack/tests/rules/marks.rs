@@ -1,4 +1,4 @@
-//! Congestion notifications: which marked packets are answered by one, and which must not be.
+//! Congestion notifications: the marked packets that cause one, and those that must not.
 
 use std::net::IpAddr;
 
@@ -14,9 +14,9 @@ use rocinante_stack::{Datagram, IpId, QpAttr};
 use crate::common::{PEER, PORT, Setup, Solo, addr, seal, template};
 use crate::kinds::KINDS;
 
-/// The TOS byte of a packet that was marked "congestion experienced".
+/// The TOS byte of a packet with the mark "congestion experienced".
 const MARKED: u8 = 0x68 | 3;
-/// No more than one notification in this time.
+/// At most one notification in this time.
 const PACE: u64 = 50_000;
 
 fn hear(solo: &mut Solo, (src, dst): (IpAddr, IpAddr), tos: u8, bytes: &[u8]) {
@@ -25,7 +25,7 @@ fn hear(solo: &mut Solo, (src, dst): (IpAddr, IpAddr), tos: u8, bytes: &[u8]) {
     solo.end.engine.handle_datagram(solo.now, &datagram, &mut solo.end.host);
 }
 
-/// How many notifications leave now. Each must be whole, and for the peer's queue pair.
+/// How many notifications leave now. Checks that each is whole, and for the peer's queue pair.
 fn notified(solo: &mut Solo, peer: Qpn) -> usize {
     let sent = solo.packets();
     let all = sent.iter().map(|bytes| Packet::parse(bytes).expect("a packet of ours"));
@@ -70,7 +70,7 @@ fn a_notification_is_not_answered_by_one() {
     assert_eq!((counters.rcvd_cnp, counters.rcvd_ecn_ce, counters.sent_cnp), (3, 0, 0));
 }
 
-/// Only the peer can make us send one: nothing that is dropped does.
+/// Only the peer can cause a notification; a dropped packet never does.
 #[test]
 fn no_marked_packet_that_is_dropped_is_answered() {
     for kind in KINDS.iter().filter(|kind| kind.qp_type == QpType::Rc) {
@@ -133,7 +133,7 @@ fn a_queue_pair_that_only_receives_or_is_drained_says_so_too() {
     }
 }
 
-/// Each queue pair tells its own peer, and one that has told does not speak for another.
+/// Each queue pair notifies its own peer, and not that of another queue pair.
 #[test]
 fn two_queue_pairs_notify_a_peer_each() {
     let mut solo = Solo::new(&Setup { qps: 2, ..Setup::script() });
@@ -156,7 +156,7 @@ fn two_queue_pairs_notify_a_peer_each() {
     }
     mark(&mut solo, second, 1);
     assert_eq!(notified(&mut solo, peers[1]), 1);
-    // After a reset it has told nobody of anything.
+    // A reset forgets the last notification, so the next may leave at once.
     let reset = QpAttr { state: Some(QpState::Reset), ..QpAttr::default() };
     solo.end.modify(second, &reset).unwrap();
     solo.end.connect(second, 0, peers[1], &setup);
@@ -164,7 +164,8 @@ fn two_queue_pairs_notify_a_peer_each() {
     assert_eq!(notified(&mut solo, peers[1]), 1);
 }
 
-/// What has no room to leave is owed, and one is enough for all that were marked meanwhile.
+/// A notification without room to leave stays due. One is enough for all packets that were marked
+/// meanwhile.
 #[test]
 fn a_notification_that_found_no_room_leaves_when_there_is_some() {
     let mut solo = Solo::script();

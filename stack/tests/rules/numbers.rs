@@ -1,5 +1,5 @@
-//! Two of each thing that queue pairs use: shared receive queues, address handles, peers, keys,
-//! windows, completion queues, groups. A reused number has nothing of its former owner.
+//! Two of each object that queue pairs use: shared receive queues, address handles, peers, keys,
+//! windows, completion queues, groups. A reused number carries nothing of its former owner.
 
 use rocinante_stack::mem::{Access, Accessor, Bind, MwType, PdId};
 use rocinante_stack::types::Key;
@@ -49,11 +49,11 @@ fn two_shared_receive_queues_have_receives_limits_and_events_of_their_own() {
         let expected = [(base, WcStatus::Success), (base + 1, WcStatus::Success)];
         assert_eq!(solo.completed(), expected);
     }
-    // The first goes with its event; the other's is still to be told.
+    // The first queue is destroyed with its event; the event of the other is still pending.
     solo.end.engine.destroy_qp(a).unwrap();
     assert_eq!(solo.end.engine.destroy_srq(second), Err(SrqError::InUse));
     solo.end.engine.destroy_srq(first).unwrap();
-    // Its number is given again, to one that has nothing of it.
+    // Its number is given out again; the new queue inherits nothing.
     let init = SrqInit { pd: PD, max_wr: 4, max_sge: 4 };
     assert_eq!(solo.end.engine.create_srq(&init), Some(first));
     assert_eq!(solo.end.engine.query_srq(first).unwrap().srq_limit, 0);
@@ -97,8 +97,9 @@ fn an_address_handle_in_the_place_of_another_is_another() {
     assert_eq!(send(&mut solo, first), (0, WcStatus::LocProtErr));
 }
 
-/// All queue pairs that send to a peer share its room. One that goes gives back its own packets
-/// alone. When all have gone, the next peer in that place begins with the room that it announces.
+/// All queue pairs that send to a peer share its credit. One that is destroyed gives back only the
+/// credit of its own packets. When all have gone, the next peer in that slot begins with its
+/// announced credit.
 #[test]
 fn the_room_of_a_peer_belongs_to_all_who_send_there() {
     let budget = Budget { bytes: 1 << 20, datagrams: 4 };
@@ -118,7 +119,7 @@ fn the_room_of_a_peer_belongs_to_all_who_send_there() {
     solo.end.engine.destroy_qp(b).unwrap();
     let left = solo.end.engine.footprint();
     assert_eq!((left.charged_packets, left.pool_users, left.waiting), (0, 0, 0));
-    // Another peer in the place of the first, with another room.
+    // Another peer in the slot of the first, with other credit.
     let setup = Setup { budget: Budget { bytes: 1 << 20, datagrams: 3 }, ..setup };
     let c = solo.end.engine.create_qp(&qp_init(&setup), a.value()).unwrap();
     for mut attr in crate::common::steps(0, addr(1), PEER, &setup) {
@@ -134,7 +135,7 @@ fn the_room_of_a_peer_belongs_to_all_who_send_there() {
 
 // ---- keys and windows ----
 
-/// A queue pair that goes frees its own windows alone, and its successor has none of them.
+/// A destroyed queue pair frees only its own windows, and its successor has none of them.
 #[test]
 fn windows_of_two_queue_pairs_come_and_go_each_by_itself() {
     let mut solo = two();
@@ -151,7 +152,7 @@ fn windows_of_two_queue_pairs_come_and_go_each_by_itself() {
     };
     let windows = [bind(a, 0x7000_0000), bind(b, 0x7100_0000), bind(a, 0x7200_0000)];
     let mut psns = [0i64; 2];
-    // Whether the peer of one of both gets through.
+    // Whether the window admits the peer of this queue pair.
     let admits = |solo: &mut Solo, qpn, key: Key, psn: &mut i64| {
         turn_to(solo, qpn);
         let header = reth(BASE, key, 4);
@@ -173,7 +174,7 @@ fn windows_of_two_queue_pairs_come_and_go_each_by_itself() {
     assert!(admits(&mut solo, a, windows[0], &mut psns[0]));
     assert!(admits(&mut solo, b, windows[1], &mut psns[1]));
     assert!(!admits(&mut solo, b, windows[0], &mut psns[1]), "another's");
-    // Its owner is gone, its number given again.
+    // Its owner is gone, and the number is given out again.
     solo.end.engine.destroy_qp(a).unwrap();
     solo.end.host.regions.free_windows(a);
     assert_eq!(solo.end.engine.create_qp(&qp_init(&setup()), a.value()), Some(a));
@@ -188,8 +189,8 @@ fn windows_of_two_queue_pairs_come_and_go_each_by_itself() {
     assert!(!solo.end.host.regions.has_windows(region));
 }
 
-/// Two regions over the same memory: one key goes alone, and a key that is given again names the
-/// new region.
+/// Two regions over the same memory: one key is removed alone, and a key that is given out again
+/// names the new region.
 #[test]
 fn keys_of_two_regions_over_one_memory_come_and_go_each_by_itself() {
     let mut solo = two();
@@ -215,7 +216,7 @@ fn keys_of_two_regions_over_one_memory_come_and_go_each_by_itself() {
     assert!(table.remote_write(by, &at(second)).is_ok());
 }
 
-/// Many keys hash to the same place: whichever goes, the others are still found.
+/// Many keys hash to the same slot: whichever is removed, the others are still found.
 #[test]
 fn keys_that_collide_are_found_whichever_of_them_goes() {
     use rocinante_stack::mem::{Region, RegionTable};
@@ -255,7 +256,7 @@ fn who_uses_a_completion_queue_that_is_full_breaks_and_nobody_else() {
     let end = &mut solo.end;
     end.engine.cq_overflow(CqId(5), &mut end.host);
     assert_eq!(states(&solo), [err, err, err, rts]);
-    // A queue of that number later on breaks the queue pairs that are not yet broken.
+    // Later, a queue with that number breaks the queue pairs that are not broken yet.
     let events = std::iter::from_fn(|| solo.event()).count();
     assert_eq!(events, 3);
     let end = &mut solo.end;

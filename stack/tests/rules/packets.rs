@@ -1,5 +1,5 @@
-//! The rules about a packet, for every kind of packet: what makes it be dropped, and what makes no
-//! difference.
+//! The rules about a packet, for every kind of packet: faults for which it is dropped, and
+//! differences that have no effect.
 
 use std::net::IpAddr;
 
@@ -25,7 +25,7 @@ fn with(packet: &[u8], change: impl FnOnce(&mut Bth)) -> Vec<u8> {
     packet
 }
 
-/// A packet that must be dropped, from where and to where, and the counter that says so.
+/// A packet that must be dropped, with source and destination, and the counter that counts it.
 struct Bad {
     why: &'static str,
     way: (IpAddr, IpAddr),
@@ -33,7 +33,7 @@ struct Bad {
     count: fn(&Drops) -> u64,
 }
 
-/// What can be wrong with a packet, whatever it is.
+/// All faults that any packet may have.
 fn bad(kind: &Kind, solo: &Solo, good: &[u8]) -> Vec<Bad> {
     let way = (addr(2), addr(1));
     let mut all = Vec::new();
@@ -88,7 +88,8 @@ fn bad(kind: &Kind, solo: &Solo, good: &[u8]) -> Vec<Bad> {
 fn what_is_wrong_with_a_packet_of_any_kind_is_counted_and_changes_nothing() {
     for kind in &KINDS {
         let (mut solo, good) = kind.ready();
-        // The first packet of a peer makes the entry of its source: that is not what is compared.
+        // The first packet of a peer makes the entry of its source; this is not part of the
+        // comparison.
         let damaged = [&good[..good.len() - 1], &[!good[good.len() - 1]]].concat();
         solo.hear(&damaged);
         let before = (tables(&solo.end.engine), solo.end.host.arena.clone());
@@ -105,7 +106,7 @@ fn what_is_wrong_with_a_packet_of_any_kind_is_counted_and_changes_nothing() {
         assert_same(&before.0, &tables(&solo.end.engine), &kind.name);
         assert!(solo.end.host.arena == before.1 && solo.completed().is_empty(), "{}", kind.name);
         assert!(!solo.end.engine.wants_transmit() && solo.event().is_none(), "{}", kind.name);
-        // The good one is taken: it was worth something that the others were not.
+        // The good packet is accepted: it does change the tables.
         solo.hear(&good);
         assert_ne!(before.0, tables(&solo.end.engine), "{}", kind.name);
     }
@@ -148,7 +149,7 @@ fn no_packet_of_any_kind_is_heard_by_who_is_gone() {
     }
 }
 
-/// What a queue pair does with a packet: its tables, its memory, what completes and what it sends.
+/// The effect of a packet on a queue pair: tables, memory, completions and packets sent.
 fn effect(kind: &Kind, change: impl FnOnce(&mut Bth)) -> (String, Vec<u8>, String, Vec<String>) {
     let (mut solo, good) = kind.ready();
     solo.hear(&with(&good, change));
@@ -190,7 +191,7 @@ fn bits_that_mean_nothing_here_make_no_difference_to_any_kind() {
     }
 }
 
-/// A NAK of a gap may ask for a repetition twice. Any other response is done with.
+/// A NAK of a gap may cause two retransmissions. Any other response has an effect only once.
 #[test]
 fn a_response_of_any_kind_that_comes_twice_does_nothing_the_second_time() {
     for kind in KINDS.iter().filter(|kind| kind.is_response) {

@@ -1,4 +1,4 @@
-//! Calls that are refused change nothing: every table is what it was.
+//! Refused calls change nothing: every table stays the same.
 
 use rocinante_stack::mem::{FlushLevel, PdId, Placement, Sge};
 use rocinante_stack::types::{Key, Qpn, Time};
@@ -56,7 +56,7 @@ fn wr(op: SendOp, data: SendData<'_>) -> SendWr<'_> {
     SendWr { wr_id: 7, op, data, signaled: true, solicited: false, fence: false }
 }
 
-/// Takes one attribute away.
+/// Removes one attribute.
 const WITHOUT: [fn(&mut QpAttr); 14] = [
     |attr| attr.pkey_index = None,
     |attr| attr.port = None,
@@ -74,7 +74,7 @@ const WITHOUT: [fn(&mut QpAttr); 14] = [
     |attr| attr.timeout = None,
 ];
 
-/// Sets one to what it cannot be.
+/// Sets one attribute to an invalid value.
 const WRONG: [fn(&mut QpAttr); 10] = [
     |attr| attr.pkey_index = Some(1),
     |attr| attr.port = Some(2),
@@ -112,7 +112,7 @@ fn refused(qp_type: QpType, from: QpState) -> Vec<QpAttr> {
                     refused.push(attr);
                 }
             }
-            // The change to SQD alone takes this.
+            // Only the change to SQD takes this.
             refused.push(QpAttr { sqd_async_notify: Some(true), ..*step });
         }
         for wrong in WRONG {
@@ -152,7 +152,7 @@ fn a_change_of_a_queue_pair_that_is_refused_changes_nothing_in_any_state() {
     }
 }
 
-/// What was flushed on the way to a state.
+/// How many requests were flushed on the way to a state.
 fn done(state: QpState) -> usize {
     usize::from(matches!(state, QpState::Err | QpState::Sqe))
 }
@@ -177,7 +177,7 @@ fn send_to() -> SendOp {
     SendOp::SendTo { to, imm: None }
 }
 
-/// Requests that no queue pair of this type takes, and why.
+/// Requests that no queue pair of this type accepts, with the errors.
 fn unpostable(qp_type: QpType) -> Vec<(SendOp, SendData<'static>, PostError)> {
     const FIVE: [Sge; 5] = [Sge { addr: 0, len: 1, lkey: Key(1) }; 5];
     const HUGE: [Sge; 2] = [Sge { addr: 0, len: 1 << 30 | 1 << 29 | 1, lkey: Key(1) }; 2];
@@ -357,7 +357,7 @@ fn a_queue_pair_more_than_there_may_be_takes_nothing_with_it() {
     assert_same(&before, &tables(&engine), &"create_qp");
     assert_eq!(engine.destroy_srq(srq), Ok(()), "nobody uses it");
     engine.destroy_qp(qpn).unwrap();
-    // And none of whose number would have to be one that is kept.
+    // And none is made while every number is reserved.
     (2..65_002).for_each(|low| engine.keep_qpn(Qpn::new(low)));
     let before = engine.footprint();
     assert_eq!(engine.create_qp(&init, 5), None);
@@ -406,7 +406,7 @@ fn an_address_handle_more_than_there_may_be_uses_no_room_of_the_peer() {
     assert_eq!(engine.footprint(), full);
 }
 
-/// Regions and windows: a table that is full, ranges that wrap, keys of nothing.
+/// Regions and windows: a full table, ranges that wrap, unknown keys.
 #[test]
 fn a_registration_that_is_refused_changes_nothing() {
     use rocinante_stack::mem::{Access, Accessor, Bind, MwType, Region};

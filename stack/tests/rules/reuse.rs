@@ -1,5 +1,6 @@
-//! Two queue pairs: one in the place of another, and one beside another. A successor has nothing of
-//! its predecessor, and a queue pair that goes takes nothing of its neighbour along.
+//! Two queue pairs: one after another in the same slot, and one beside another. A successor
+//! inherits nothing of its predecessor, and a destroyed queue pair takes nothing from its
+//! neighbour.
 
 use rocinante_stack::types::{Key, Qpn};
 use rocinante_stack::verbs::{Destination, QpState, QpType, SendOp};
@@ -16,7 +17,7 @@ pub(crate) fn setup() -> Setup {
     Setup { qps: 2, held: 8, rnr_retry: 3, ..Setup::script() }
 }
 
-/// The peer's queue pair of the second queue pair.
+/// The peer's queue pair number for the second queue pair.
 pub(crate) const OTHER: Qpn = Qpn::new(0x78);
 
 /// Two connected queue pairs. Posts and packets concern the first, until `turn_to`.
@@ -34,7 +35,7 @@ pub(crate) fn turn_to(solo: &mut Solo, qpn: Qpn) {
 
 // ---- queue pairs ----
 
-/// What a queue pair is at when it goes away.
+/// The activity of a queue pair when it goes away.
 type Past = (&'static str, fn(&mut Solo));
 
 const PASTS: [Past; 17] = [
@@ -110,7 +111,7 @@ const PASTS: [Past; 17] = [
     }),
 ];
 
-/// How a queue pair goes away, and another, or the same, comes in its place.
+/// A way in which a queue pair goes away and another, or the same, takes its place.
 type Successor = (&'static str, fn(&mut End, Qpn));
 
 const SUCCESSORS: [Successor; 3] = [
@@ -126,7 +127,7 @@ const SUCCESSORS: [Successor; 3] = [
     }),
 ];
 
-/// All that a queue pair says and hears in a conversation with a bit of everything.
+/// All packets, completions and events of a queue pair in a mixed conversation.
 fn conversation(solo: &mut Solo) -> Vec<String> {
     let mut said = Vec::new();
     let list = [solo.sge(20_000, 700)];
@@ -136,7 +137,7 @@ fn conversation(solo: &mut Solo) -> Vec<String> {
     solo.add(4, 4096);
     said.extend(solo.sent());
     said.push(format!("{:?}", solo.end.engine.poll_timeout()));
-    // Early, then what was missing; a READ and its duplicate.
+    // A packet out of order, then the missing one; a READ and its duplicate.
     solo.hear_request(Op::RC_SEND_ONLY, 1, &[&[2; 8]]);
     said.extend(solo.sent());
     solo.hear_request(Op::RC_SEND_ONLY, 0, &[&[1; 8]]);
@@ -166,7 +167,7 @@ fn conversation(solo: &mut Solo) -> Vec<String> {
     said
 }
 
-/// Nothing of what was is left to be heard.
+/// Discards everything that is still pending.
 fn quiet(solo: &mut Solo) {
     solo.sent();
     solo.completed();
@@ -196,7 +197,7 @@ fn a_queue_pair_in_the_place_of_another_begins_with_nothing_of_it() {
             assert_eq!((left.pool_users, left.queued), (1, 0), "{past}, {how}: the other's");
             solo.end.connect(qpn, 0, PEER, &setup());
             quiet(&mut solo);
-            // The same with one that has no past, at the same time.
+            // The same with a queue pair that has no past, at the same time.
             let mut fresh = two();
             fresh.now = solo.now;
             quiet(&mut fresh);
@@ -207,7 +208,8 @@ fn a_queue_pair_in_the_place_of_another_begins_with_nothing_of_it() {
     }
 }
 
-/// Of two in the same situation one goes. The other goes on as if it had been alone.
+/// One of two queue pairs in the same situation goes away. The other continues as if it had been
+/// alone.
 #[test]
 fn a_queue_pair_that_goes_takes_nothing_of_another_along() {
     for (past, live) in PASTS.into_iter().filter(|(past, _)| !past.contains("timeout")) {
@@ -218,7 +220,7 @@ fn a_queue_pair_that_goes_takes_nothing_of_another_along() {
                 turn_to(&mut solo, qpn);
                 live(&mut solo);
             }
-            // Both have said what they had to say.
+            // Both have sent everything that was due.
             solo.sent();
             solo.completed();
             if let Some(leaves) = leaves {
@@ -248,7 +250,7 @@ fn a_queue_pair_that_goes_takes_nothing_of_another_along() {
     }
 }
 
-/// Events and completions of the one that is gone are not heard, those of the other are.
+/// Events and completions of a destroyed queue pair are not delivered, those of the other are.
 #[test]
 fn events_of_a_queue_pair_that_is_gone_go_with_it() {
     let mut solo = two();
@@ -264,7 +266,7 @@ fn events_of_a_queue_pair_that_is_gone_go_with_it() {
     assert_eq!(events.iter().map(|(qpn, _)| *qpn).collect::<Vec<_>>(), [second]);
 }
 
-/// Any number of times: numbers, places and what they share are as at first.
+/// Any number of times: numbers, slots and shared resources are as at first.
 #[test]
 fn queue_pairs_come_and_go_without_end() {
     let mut solo = two();
@@ -286,7 +288,7 @@ fn queue_pairs_come_and_go_without_end() {
 
 // ---- unreliable queue pairs ----
 
-/// What an unreliable queue pair is at when it goes away.
+/// The activity of an unreliable queue pair when it goes away.
 const UNRELIABLE_PASTS: [Past; 6] = [
     ("nothing", |_| {}),
     ("requests that have not left", |solo| (1..=3).for_each(|wr_id| say(solo, wr_id, 1))),
@@ -338,7 +340,7 @@ fn say(solo: &mut Solo, wr_id: u64, len: u32) {
     solo.post(wr_id, op, &list);
 }
 
-/// What an unreliable queue pair says and hears.
+/// All packets and completions of an unreliable queue pair.
 fn words(solo: &mut Solo) -> Vec<String> {
     let list = [solo.sge(20_000, 700)];
     (90..93).for_each(|wr_id| solo.post_recv(wr_id, &list));
@@ -349,7 +351,7 @@ fn words(solo: &mut Solo) -> Vec<String> {
             _ => solo.hear_request(Op::UD_SEND_ONLY, psn, &[&deth, &[1; 8]]),
         }
     }
-    // What goes on with nothing is dropped.
+    // A packet that continues no message is dropped.
     if solo.setup.qp_type == QpType::Uc {
         solo.hear_request(Op::UC_SEND_LAST, 2, &[&[1; 8]]);
     }

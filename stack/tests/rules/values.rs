@@ -1,4 +1,4 @@
-//! The numeric fields that a peer chooses: their least, greatest and absurd values.
+//! The numeric fields that a peer chooses: smallest, greatest and absurd values.
 
 use rocinante_stack::mem::Access;
 use rocinante_stack::types::Key;
@@ -15,10 +15,10 @@ use rocinante_scripts::aeth;
 
 /// The longest message.
 const LONGEST: u32 = 1 << 31;
-/// What the peer may reach, in the arena.
+/// The part of the arena that the peer may access.
 const OPEN: u32 = 4096;
 
-/// What becomes of a request for this range.
+/// The responder's answer to a request for this range.
 fn answer(solo: &mut Solo, packet: &[u8]) -> &'static str {
     solo.hear(packet);
     let state = solo.state();
@@ -64,7 +64,7 @@ fn no_length_and_no_address_of_any_request_reaches_beyond_a_region() {
             let expected = match request {
                 "ATOMIC WRITE" if len != 8 || !va.is_multiple_of(8) => "invalid",
                 _ if len > LONGEST => "invalid",
-                // Of nothing no key is looked at; a FLUSH of nothing still names a region.
+                // An empty request checks no key; an empty FLUSH still names a region.
                 "WRITE" | "READ" if len == 0 => "done",
                 _ if inside => "done",
                 _ => "access",
@@ -77,7 +77,7 @@ fn no_length_and_no_address_of_any_request_reaches_beyond_a_region() {
     }
 }
 
-/// Both fields of a FLUSH at all their values; what is reserved above them means nothing.
+/// Both fields of a FLUSH with all their values; the reserved bits above them have no meaning.
 #[test]
 fn every_placement_and_level_of_a_flush_is_done_or_invalid() {
     let access = Access::ALL.with(Access::FLUSH_GLOBAL);
@@ -92,7 +92,7 @@ fn every_placement_and_level_of_a_flush_is_done_or_invalid() {
     }
 }
 
-/// A duplicate READ that asks for anything else than a part of the first is dropped.
+/// A duplicate READ is dropped if it asks for anything but a part of the first.
 #[test]
 fn no_length_or_address_of_a_repeated_read_is_answered_with_more_than_was_asked_for() {
     let lens = [0, 1, 255, 256, 257, 444, 445, 699, 701, LONGEST, u32::MAX];
@@ -122,7 +122,7 @@ fn no_length_or_address_of_a_repeated_read_is_answered_with_more_than_was_asked_
 /// Half of all PSNs.
 const HALF: i64 = 1 << 23;
 
-/// Every syndrome at every PSN that matters: which requests complete, and how.
+/// Every syndrome at every relevant PSN: which requests complete, and how.
 #[test]
 fn every_syndrome_at_every_psn_means_what_it_says_and_nothing_else() {
     let psns = [-HALF, -HALF + 1, -2, -1, 0, 1, 2, 3, 4, HALF - 2, HALF - 1];
@@ -130,9 +130,9 @@ fn every_syndrome_at_every_psn_means_what_it_says_and_nothing_else() {
         let inside = (1..=3).contains(&psn);
         let mut last = None;
         for code in 0..=u8::MAX {
-            // What changes nothing leaves a queue pair for the next.
+            // If nothing changes, the queue pair is used for the next case.
             let kept = last.take().filter(|_| !inside);
-            // #0 was acknowledged, #1 to #3 are under way.
+            // #0 was acknowledged, #1 to #3 are in flight.
             let mut solo = kept.unwrap_or_else(|| {
                 let mut fresh = Solo::script();
                 (0..4).for_each(|wr_id| fresh.send(wr_id, 10));
@@ -166,7 +166,7 @@ fn every_syndrome_at_every_psn_means_what_it_says_and_nothing_else() {
     }
 }
 
-/// As above, each alone, and then the peer is good: everything completes, or has been broken.
+/// As above, each alone; then the peer behaves. Everything completes, or has been broken.
 #[test]
 fn after_any_syndrome_at_any_psn_an_acknowledgement_ends_what_is_left() {
     for psn in [-HALF, -1, 0, 1, 2, 3, HALF - 1] {
@@ -192,7 +192,7 @@ fn after_any_syndrome_at_any_psn_an_acknowledgement_ends_what_is_left() {
     }
 }
 
-/// Whatever MSN and credits a peer says: messages beyond the limit are tried one by one.
+/// For every MSN and credit of a peer: messages beyond the limit are tried one by one.
 #[test]
 fn no_message_number_and_no_credit_stops_a_sender_for_good() {
     let msns = [0, 1, 2, 3, 1000, (1 << 23) - 1, 1 << 23, (1 << 23) + 1, (1 << 24) - 1];
@@ -235,10 +235,10 @@ fn every_code_of_an_rnr_nak_is_waited_for_as_long_as_the_table_says() {
     }
 }
 
-// ---- reports of what is held ----
+// ---- reports of packets received out of order ----
 
-/// A report of any length, with all bits, none, or the last bit alone: the sender repeats no more
-/// than is under way, and completes everything once it is acknowledged.
+/// A report of any length, with all bits, none, or only the last: the sender repeats no more than
+/// is in flight, and completes everything once it is acknowledged.
 #[test]
 fn a_report_of_any_length_and_content_leaves_a_sender_that_goes_on() {
     for len in (0..=12).chain([124, 127, 128, 129, 132, 1000, 4096]) {
@@ -272,13 +272,13 @@ fn a_report_of_any_length_and_content_leaves_a_sender_that_goes_on() {
 
 const EXTREMES: [u32; 5] = [0, 1, 17, 1 << 31, u32::MAX];
 
-/// Whatever a peer announces: all messages leave and complete, and no number overflows.
+/// For every announcement of a peer: all messages leave and complete, and no number overflows.
 #[test]
 fn no_announced_budget_stops_a_sender_or_overflows() {
     for (bytes, datagrams) in EXTREMES.into_iter().flat_map(|b| EXTREMES.map(|d| (b, d))) {
         let budget = Budget { bytes, datagrams };
         let mut solo = Solo::new(&Setup { budget, held: 64, ..Setup::script() });
-        // What leaves dense stretches what is there.
+        // Packets that leave as super-packets stretch the credit.
         (0..300).for_each(|_| solo.end.engine.departed(1, 40, 40 * 300));
         (1..=5).for_each(|wr_id| solo.send(wr_id, 600));
         let mut acknowledged = 0;
@@ -296,7 +296,7 @@ fn no_announced_budget_stops_a_sender_or_overflows() {
     }
 }
 
-/// Packets that nobody acknowledges are paced, and leave in the end.
+/// Unacknowledged packets are paced, and leave in the end.
 #[test]
 fn no_announced_budget_keeps_what_nobody_acknowledges_for_ever() {
     for (bytes, datagrams) in EXTREMES.into_iter().flat_map(|b| EXTREMES.map(|d| (b, d))) {
@@ -330,7 +330,7 @@ fn no_announced_budget_keeps_what_nobody_acknowledges_for_ever() {
 
 // ---- datagrams ----
 
-/// The sender's number is what it says, and is told as it is; a Q_Key is compared whole.
+/// The sender's QPN is reported exactly as the packet has it; a Q_Key is compared whole.
 #[test]
 fn the_numbers_of_a_datagram_are_told_as_they_are() {
     for src_qpn in [0u32, 1, 2, 0xff_fffe, 0xff_ffff] {
@@ -348,7 +348,7 @@ fn the_numbers_of_a_datagram_are_told_as_they_are() {
     }
 }
 
-/// A handle that never was, or whose bits are all set.
+/// A handle that never existed, or one with all bits set.
 #[test]
 fn a_number_of_no_address_handle_is_a_local_error() {
     for ah in [AhId(0), AhId(1 << 20), AhId(u32::MAX)] {
@@ -362,7 +362,7 @@ fn a_number_of_no_address_handle_is_a_local_error() {
 
 // ---- keys ----
 
-/// Keys at their ends are as any other that nobody has.
+/// Keys at the ends of the range are refused like any other unknown key.
 #[test]
 fn keys_of_nothing_are_refused_at_both_ends_of_their_range() {
     for key in [0, 1, 0xff, 0x100, u32::MAX - 1, u32::MAX] {
@@ -388,7 +388,8 @@ fn keys_of_nothing_are_refused_at_both_ends_of_their_range() {
 
 // ---- attributes ----
 
-/// A silent peer is given up in bounded time, whatever the timeout. Timeout 0 waits for ever.
+/// A peer that does not answer is given up in bounded time for every timeout. Timeout 0 waits for
+/// ever.
 #[test]
 fn every_timeout_and_retry_count_ends_or_waits_for_ever() {
     for timeout in [0, 1, 2, 14, 30, 31] {
@@ -416,7 +417,7 @@ fn every_timeout_and_retry_count_ends_or_waits_for_ever() {
     }
 }
 
-/// As many READs as can be agreed, and none.
+/// As many READs as can be agreed on, and the fewest.
 #[test]
 fn the_most_and_the_fewest_reads_that_can_be_agreed_are_served() {
     for rd_atomic in [1, 128] {
@@ -435,7 +436,7 @@ fn the_most_and_the_fewest_reads_that_can_be_agreed_are_served() {
     assert_eq!(answer(&mut solo, &packet), "invalid");
 }
 
-/// Bits of a header that say how much padding there is, with less body than that.
+/// Every amount of padding that a header can announce, also more than the body holds.
 #[test]
 fn every_amount_of_padding_over_every_short_body_is_taken_or_malformed() {
     for body in 0..6usize {

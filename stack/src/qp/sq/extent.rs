@@ -1,4 +1,5 @@
-//! What a request may be, and what it takes: length, packets, messages, and room at its receiver.
+//! The checks of a request's size, and the amounts it takes: length, packets, messages, and cost to
+//! its receiver.
 
 use super::{OVERHEAD, SendQueue, Sum, full_cost};
 use crate::pool::Budget;
@@ -9,17 +10,17 @@ use crate::verbs::{SendData, SendOp, SendWr};
 /// The most bytes of one message: 2^31.
 pub(crate) const MESSAGE_MAX: u64 = 1 << 31;
 
-/// What the longest packet costs.
+/// The cost of the longest packet.
 const COST_MAX: u32 = Budget::cost(4096 + OVERHEAD);
 const _: () = assert!(COST_MAX <= u16::MAX as u32);
 
-/// What a request takes, and the sums with it.
+/// The amounts that a request takes, and the queue's sums including them.
 pub(super) struct Extent {
     pub(super) packets: u32,
     pub(super) messages: u32,
     pub(super) measure: u16,
     pub(super) charges: Sum,
-    /// Whether each packet of several is a message.
+    /// Whether each of several packets is a message.
     pub(super) is_cut: bool,
 }
 
@@ -31,7 +32,7 @@ impl SendQueue {
             return Err(PostError::Full);
         }
         let len = match wr.data {
-            // The usual case, without the walk.
+            // The usual case: one element.
             SendData::Sges([sge]) if self.max_sge > 0 => sge.len.into(),
             _ => self.data_len(wr)?,
         };
@@ -60,14 +61,14 @@ impl SendQueue {
         }
     }
 
-    /// Of a SEND or WRITE of one packet.
+    /// The extent of a SEND or WRITE of one packet.
     #[inline]
     pub(super) fn extent_of_one(&self, len: u32) -> Extent {
         let cost = Budget::cost(len + OVERHEAD);
         Extent {
             packets: 1,
             messages: self.messages.wrapping_add(1),
-            // That of the longest packet fits: see `COST_MAX`.
+            // Even the cost of the longest packet fits: see `COST_MAX`.
             #[allow(clippy::cast_possible_truncation)]
             measure: cost as u16,
             charges: self.charges.and(1, cost),
@@ -75,7 +76,7 @@ impl SendQueue {
         }
     }
 
-    /// Of whatever else.
+    /// The extent of any other request.
     pub(super) fn extent(&self, op: &SendOp, len: u32, mtu: Mtu, cut: u16) -> Extent {
         if op.is_local() {
             let (messages, charges) = (self.messages, self.charges);
@@ -100,7 +101,7 @@ impl SendQueue {
     }
 }
 
-/// The length of a request that is no SEND or WRITE.
+/// The length of a request that is neither SEND nor WRITE.
 #[inline(never)]
 fn check_special(op: &SendOp, len: u64) -> Result<u32, PostError> {
     match op {

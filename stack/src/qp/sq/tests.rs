@@ -40,7 +40,8 @@ fn requests_occupy_consecutive_psns() {
     assert_eq!(sq.check(&wr), Err(PostError::Full));
 }
 
-/// Whatever is posted, and whichever of it is done: a range costs what its packets cost.
+/// The cost of a range is the sum of its packets' costs, for all kinds of requests and also after
+/// some are retired.
 #[test]
 fn a_range_is_charged_with_what_its_packets_cost() {
     let mtu = Mtu::Mtu1024;
@@ -50,7 +51,7 @@ fn a_range_is_charged_with_what_its_packets_cost() {
     let local = SendOp::LocalInv { rkey: Key(9) };
     let mut sq = SendQueue::new(16, 1, 16);
     sq.reset(1 << 24);
-    // Not far from where the number of packets wraps.
+    // Close to the wrap of the number of packets.
     sq.charges.datagrams = u32::MAX - 3;
     let mut costs = Vec::new();
     for (op, len) in

@@ -1,4 +1,4 @@
-//! The messages that answer, and those that end a connection.
+//! The answering messages, and those that end a connection.
 
 use core::fmt;
 
@@ -15,7 +15,7 @@ fn put_ids(b: &mut Data, local: CommId, remote: CommId) {
     b[4..8].copy_from_slice(&remote.0.to_be_bytes());
 }
 
-/// What an MRA or a REJ is about.
+/// The subject of an MRA or a REJ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Subject {
     /// A REQ, 0.
@@ -24,7 +24,7 @@ pub enum Subject {
     Rep,
     /// A LAP in an MRA, another message in a REJ, 2.
     Other,
-    /// The fourth value, which means nothing.
+    /// The fourth value, which has no meaning.
     Reserved,
 }
 
@@ -47,7 +47,7 @@ pub struct Mra<'a> {
     pub local: CommId,
     /// The receiver's.
     pub remote: CommId,
-    /// What was received.
+    /// The message received.
     pub subject: Subject,
     /// How long the answer may take: 4.096 µs · 2^code.
     pub service_timeout: u8,
@@ -73,7 +73,7 @@ impl<'a> Mra<'a> {
     }
 }
 
-/// Why there is no connection (`enum ib_cm_rej_reason`).
+/// Why a connection is rejected (`enum ib_cm_rej_reason`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RejReason(pub u16);
 
@@ -90,15 +90,15 @@ impl RejReason {
     pub const INVALID_COMM_ID: Self = Self(6);
     /// The message does not fit the state of the connection.
     pub const INVALID_COMM_INSTANCE: Self = Self(7);
-    /// Nobody listens there.
+    /// No listener.
     pub const INVALID_SERVICE_ID: Self = Self(8);
     /// The transport service is not supported.
     pub const INVALID_TRANSPORT_TYPE: Self = Self(9);
-    /// The queue pair is connected already, as far as is known here.
+    /// The queue pair is connected already, as far as the sender knows.
     pub const STALE_CONNECTION: Self = Self(10);
     /// The GID is not of this port.
     pub const INVALID_GID: Self = Self(12);
-    /// The path MTU is none, or too large.
+    /// The path MTU is invalid or too large.
     pub const INVALID_MTU: Self = Self(26);
     /// More READs and atomics than can be served.
     pub const INSUFFICIENT_RESPONDER_RESOURCES: Self = Self(27);
@@ -152,7 +152,7 @@ impl fmt::Display for RejReason {
     }
 }
 
-/// There is no connection (attribute 0x12).
+/// Rejects a connection (attribute 0x12).
 ///
 /// ```text
 ///  0..4     local communication id                0 if the sender has none
@@ -169,9 +169,9 @@ pub struct Rej<'a> {
     pub local: CommId,
     /// The receiver's.
     pub remote: CommId,
-    /// What was rejected.
+    /// The message rejected.
     pub subject: Subject,
-    /// Why.
+    /// The reason.
     pub reason: RejReason,
     /// Depends on the reason; 72 bytes at most.
     pub info: &'a [u8],
@@ -180,7 +180,7 @@ pub struct Rej<'a> {
 }
 
 impl<'a> Rej<'a> {
-    /// Bytes of additional information at most.
+    /// Most bytes of additional information.
     pub const INFO_LEN: usize = 72;
     /// Bytes of private data.
     pub const PRIVATE_LEN: usize = 148;
@@ -294,7 +294,8 @@ impl<'a> Dreq<'a> {
     }
 }
 
-/// Asks for an alternate path (attribute 0x19); the path itself is not read, because there is no path migration here.
+/// Asks for an alternate path (attribute 0x19). The path itself is not read, because path migration
+/// is not supported.
 ///
 /// ```text
 ///  0..4     local communication id
@@ -323,7 +324,7 @@ impl Lap {
     }
 }
 
-/// What became of an alternate path (attribute 0x1A).
+/// Result of a request for an alternate path (attribute 0x1A).
 ///
 /// ```text
 ///  0..4     local communication id
@@ -337,14 +338,14 @@ pub struct Apr {
     pub local: CommId,
     /// The receiver's.
     pub remote: CommId,
-    /// What became of it (`enum ib_cm_apr_status`).
+    /// Result (`enum ib_cm_apr_status`).
     pub status: u8,
 }
 
 impl Apr {
     /// There is no connection with these ids.
     pub const INVALID_COMM_ID: u8 = 1;
-    /// There is no path migration.
+    /// Path migration is not supported.
     pub const UNSUPPORTED: u8 = 2;
 
     pub(super) fn read(b: &Data) -> Self {

@@ -1,4 +1,4 @@
-//! REQ and REP: what two queue pairs must know of each other.
+//! REQ and REP: the parameters that two queue pairs must exchange.
 
 use super::super::mad::{put_u24, u16_at, u24_at, u32_at, u64_at};
 use super::{CommId, Data, Gid, ServiceId, put};
@@ -11,9 +11,9 @@ pub enum Transport {
     Rc,
     /// Unreliable connection, 1.
     Uc,
-    /// Reliable datagram, 2; nobody has it.
+    /// Reliable datagram, 2; no known implementation has it.
     Rd,
-    /// The fourth value, of which the extended transport type says more (XRC).
+    /// The fourth value; the extended transport type specifies it (XRC).
     Extended,
 }
 
@@ -40,7 +40,7 @@ impl Transport {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct CmPath {
-    /// The sender's LID; `CmPath::PERMISSIVE_LID` where a GID says all.
+    /// The sender's LID; `CmPath::PERMISSIVE_LID` where the GID is enough.
     pub local_lid: u16,
     /// The receiver's LID.
     pub remote_lid: u16,
@@ -100,11 +100,13 @@ impl CmPath {
     }
 }
 
-/// What a sender announces of its receive queue, in the four reserved bytes 24 to 27 of a REQ, and in the number of the end-to-end
-/// context (bytes 16 to 18) of a REP, which only reliable datagrams use. Receivers that do not know it do not read
-/// these bytes; a REP has it only in answer to a REQ that has it.
+/// A sender's announcement of its receive queue. In a REQ it is in the four reserved bytes 24 to
+/// 27. In a REP it is in the number of the end-to-end context (bytes 16 to 18), which only reliable
+/// datagrams use. Receivers that do not know it do not read these bytes. A REP has it only in
+/// answer to a REQ that has it.
 ///
-/// Both numbers are rounded down to one byte each, by less than an eighth: five bits of exponent, three of mantissa.
+/// Both numbers are rounded down to one byte each, by less than an eighth: five bits of exponent,
+/// three of mantissa.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Announced {
     /// Bytes that the receive queue holds.
@@ -114,7 +116,7 @@ pub struct Announced {
 }
 
 impl Announced {
-    /// Marks the fields.
+    /// Marks the fields as an announcement.
     const MARK: u8 = 0x52;
 
     fn read(mark: u8, bytes: u8, datagrams: u8) -> Option<Self> {
@@ -126,10 +128,11 @@ impl Announced {
     }
 }
 
-/// The code of the largest number; those above it mean the same.
+/// The code of the largest number; higher codes mean the same.
 const CODE_MAX: u8 = 29 << 3 | 7;
 
-/// A number of 32 bits from a byte: below 8 itself, else (8 + the lower three bits) << (the upper five − 1).
+/// A 32-bit number from a byte: below 8 the byte itself, else (8 + the lower three bits) << (the
+/// upper five − 1).
 const fn expand(code: u8) -> u32 {
     let code = if code > CODE_MAX { CODE_MAX } else { code } as u32;
     let (exponent, mantissa) = (code >> 3, code & 7);
@@ -139,7 +142,7 @@ const fn expand(code: u8) -> u32 {
     }
 }
 
-/// The largest code whose number is not larger.
+/// The largest code of a number that is at most `value`.
 const fn compress(value: u32) -> u8 {
     if value < 8 {
         #[allow(clippy::cast_possible_truncation)]
@@ -179,13 +182,13 @@ const fn compress(value: u32) -> u8 {
 pub struct Req<'a> {
     /// The sender's communication id.
     pub local: CommId,
-    /// What it wants to be connected to.
+    /// The service to connect to.
     pub service: ServiceId,
     /// The sender's GUID.
     pub ca_guid: u64,
-    /// What its receive queue holds, if it says so.
+    /// What the sender announces of its receive queue, if it does.
     pub announced: Option<Announced>,
-    /// Queue key, of reliable datagrams only.
+    /// Queue key, for reliable datagrams only.
     pub qkey: u32,
     /// The sender's queue pair.
     pub qpn: Qpn,
@@ -193,17 +196,18 @@ pub struct Req<'a> {
     pub responder_resources: u8,
     /// READs and atomics that it may have outstanding.
     pub initiator_depth: u8,
-    /// Within what time it expects an answer: 4.096 µs · 2^code.
+    /// How long the receiver may take to answer: 4.096 µs · 2^code.
     pub remote_response_timeout: u8,
-    /// Which service.
+    /// Transport service.
     pub transport: Transport,
     /// Whether its acknowledgements carry credits.
     pub flow_control: bool,
-    /// The PSN with which the receiver of the message shall begin to send: what the sender expects first (captures of Linux).
+    /// The first PSN that the sender expects; the receiver of the message shall begin to send with
+    /// it (captures of Linux).
     pub psn: Psn,
-    /// Within what time it will answer itself: 4.096 µs · 2^code.
+    /// How long the sender itself will take to answer: 4.096 µs · 2^code.
     pub local_response_timeout: u8,
-    /// How often the connection repeats what is not acknowledged.
+    /// Retries of packets that are not acknowledged.
     pub retry_count: u8,
     /// Partition key.
     pub pkey: Pkey,
@@ -211,9 +215,9 @@ pub struct Req<'a> {
     pub mtu: u8,
     /// Whether a reliable datagram channel exists.
     pub rdc_exists: bool,
-    /// How often the connection repeats what finds no receive; 7 is for ever.
+    /// RNR retries; 7 means for ever.
     pub rnr_retry: u8,
-    /// How often the message is repeated.
+    /// Retries of connection manager messages.
     pub max_cm_retries: u8,
     /// Whether the queue pair takes receives from a shared queue.
     pub srq: bool,
@@ -223,7 +227,8 @@ pub struct Req<'a> {
     pub primary: CmPath,
     /// Another path for path migration; all zeros if there is none.
     pub alternate: CmPath,
-    /// Private data; begins with an [`IpHeader`](super::IpHeader) where the service id is one of `rdma_cm`.
+    /// Private data; begins with an [`IpHeader`](super::IpHeader) where the service id is one of
+    /// `rdma_cm`.
     pub private: &'a [u8],
 }
 
@@ -308,25 +313,26 @@ pub struct Rep<'a> {
     pub local: CommId,
     /// The receiver's.
     pub remote: CommId,
-    /// Queue key, of reliable datagrams only.
+    /// Queue key, for reliable datagrams only.
     pub qkey: u32,
     /// The sender's queue pair.
     pub qpn: Qpn,
-    /// What its receive queue holds, if it says so.
+    /// What the sender announces of its receive queue, if it does.
     pub announced: Option<Announced>,
-    /// The PSN with which the receiver of the message shall begin to send: what the sender expects first (captures of Linux).
+    /// The first PSN that the sender expects; the receiver of the message shall begin to send with
+    /// it (captures of Linux).
     pub psn: Psn,
     /// READs and atomics that it serves at a time.
     pub responder_resources: u8,
     /// READs and atomics that it may have outstanding.
     pub initiator_depth: u8,
-    /// How long its acknowledgements take: 4.096 µs · 2^code.
+    /// ACK delay of the sender: 4.096 µs · 2^code.
     pub target_ack_delay: u8,
-    /// What became of the alternate path, 2 bits.
+    /// Result for the alternate path, 2 bits.
     pub failover: u8,
     /// Whether its acknowledgements carry credits.
     pub flow_control: bool,
-    /// How often the connection repeats what finds no receive; 7 is for ever.
+    /// RNR retries; 7 means for ever.
     pub rnr_retry: u8,
     /// Whether the queue pair takes receives from a shared queue.
     pub srq: bool,

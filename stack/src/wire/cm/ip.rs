@@ -1,4 +1,5 @@
-//! How IP addresses and ports stand in the messages: GIDs, service ids, and the header that `rdma_cm` puts before the private data.
+//! IP addresses and ports in the messages: GIDs, service ids, and the header that `rdma_cm` puts
+//! before the private data.
 
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -10,7 +11,7 @@ use super::super::mad::u16_at;
 pub struct Gid(pub [u8; 16]);
 
 impl Gid {
-    /// The IP address that it stands for.
+    /// The IP address of the GID.
     #[must_use]
     pub fn address(self) -> IpAddr {
         Ipv6Addr::from(self.0).to_canonical()
@@ -39,7 +40,8 @@ pub enum PortSpace {
     Tcp,
     /// `RDMA_PS_UDP`: datagrams.
     Udp,
-    /// `RDMA_PS_IB`: any service; the kernel's connection manager has unreliable connections nowhere else.
+    /// `RDMA_PS_IB`: any service. The kernel's connection manager has unreliable connections only
+    /// here.
     Ib,
 }
 
@@ -55,8 +57,8 @@ impl PortSpace {
     }
 }
 
-/// Names a service. Those of `rdma_cm` are the port space in bits 16 to 31 and the port below (IBTA annex A11 \[M\]; seen in
-/// captures).
+/// A service id. Those of `rdma_cm` have the port space in bits 16 to 31 and the port below (IBTA
+/// annex A11 \[M\]; seen in captures).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ServiceId(pub u64);
 
@@ -67,8 +69,9 @@ impl ServiceId {
         Self((space.number() as u64) << 16 | port as u64)
     }
 
-    /// Where somebody listens for it: whoever listens to a port of [`PortSpace::Tcp`] is asked by the same port of [`PortSpace::Ib`], too, because Linux has
-    /// unreliable connections only there (`ucma_get_qp_type` of `drivers/infiniband/core/ucma.c`).
+    /// The service id of the listener. A listener on a port of [`PortSpace::Tcp`] also gets
+    /// requests for the same port of [`PortSpace::Ib`], because Linux has unreliable connections
+    /// only there (`ucma_get_qp_type` of `drivers/infiniband/core/ucma.c`).
     #[must_use]
     pub const fn listened(self) -> Self {
         match self.port() {
@@ -77,7 +80,7 @@ impl ServiceId {
         }
     }
 
-    /// Port space and port, if it is one of `rdma_cm` that is known here.
+    /// Port space and port, if it is an `rdma_cm` service id of a known port space.
     #[must_use]
     pub const fn port(self) -> Option<(PortSpace, u16)> {
         #[allow(clippy::cast_possible_truncation)]
@@ -101,8 +104,8 @@ impl fmt::Display for ServiceId {
     }
 }
 
-/// The header that `rdma_cm` puts before the private data of a REQ and a SIDR_REQ (IBTA annex A11 \[M\]; `struct cma_hdr` of Linux,
-/// `drivers/infiniband/core/cma.c`; seen in captures).
+/// The header that `rdma_cm` puts before the private data of a REQ and a SIDR_REQ (IBTA annex A11
+/// \[M\]; `struct cma_hdr` of Linux, `drivers/infiniband/core/cma.c`; seen in captures).
 ///
 /// ```text
 ///  0        major version(4) minor version(4)     0
@@ -148,7 +151,7 @@ impl IpHeader {
     /// Its length in bytes.
     pub const LEN: usize = 36;
 
-    /// Reads the header; returns it and what the user said.
+    /// Reads the header; returns it and the user's private data.
     ///
     /// # Errors
     /// [`IpHeaderError`].
@@ -210,7 +213,7 @@ mod tests {
         assert_eq!(id.port(), Some((PortSpace::Tcp, 7471)));
         assert_eq!(ServiceId(0x0000_0000_0111_1c37).port(), Some((PortSpace::Udp, 7223)));
         assert_eq!(ServiceId(0x0100_0000_0106_1d2f).port(), None);
-        // Who listens for reliable connections is asked for unreliable ones, too.
+        // A listener for reliable connections also gets requests for unreliable ones.
         assert_eq!(ServiceId(0x0000_0000_013f_1d2f).listened(), id);
         for other in [id, ServiceId(0x0000_0000_0111_1c37), ServiceId(7)] {
             assert_eq!(other.listened(), other);

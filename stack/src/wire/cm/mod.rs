@@ -1,12 +1,13 @@
 //! The messages of the communication manager.
 //!
-//! Offsets and widths are those of Linux' `include/rdma/ibta_vol1_c12.h`, which names the tables of IBTA volume 1, chapter
-//! 12; attribute ids, rejection reasons and lengths of private data those of `include/rdma/ib_cm.h`; all were
-//! compared with captures of rxe. Offsets in the comments count from the end of the MAD header. Fields smaller than a byte stand
-//! most significant bit first. Reserved bits are written as 0 and not read.
+//! Offsets and widths are those of Linux' `include/rdma/ibta_vol1_c12.h`, which names the tables of
+//! IBTA volume 1, chapter 12. Attribute ids, rejection reasons and lengths of private data are
+//! those of `include/rdma/ib_cm.h`. All were compared with captures of rxe. Offsets in the comments
+//! count from the end of the MAD header. Fields smaller than a byte are listed most significant bit
+//! first. Reserved bits are written as 0 and not read.
 //!
-//! Each message is a value that borrows its private data. What a sender does not fill of it is 0, and a receiver cannot tell how
-//! much was filled: parsed private data always has its full length.
+//! Each message is a value that borrows its private data. Unused bytes of private data are 0, and a
+//! receiver cannot tell how much was used: parsed private data always has its full length.
 
 mod answer;
 mod connect;
@@ -20,20 +21,20 @@ pub use sidr::{SidrRep, SidrReq, SidrStatus};
 
 use super::mad::{MAD_DATA_LEN, MAD_HEADER_LEN, MadBytes, MadError, MadHeader};
 
-/// What follows the MAD header.
+/// The bytes after the MAD header.
 type Data = [u8; MAD_DATA_LEN];
 
-/// A communication id: chosen by one side, and unpredictable. 0 is nobody's.
+/// A communication id: one side chooses it, unpredictably. 0 is no id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct CommId(pub u32);
 
-/// A 5-bit time as the management of InfiniBand has it: 4.096 µs · 2^code. Returns nanoseconds.
+/// Converts a 5-bit time of InfiniBand management, 4.096 µs · 2^code, to nanoseconds.
 #[must_use]
 pub const fn code_to_ns(code: u8) -> u64 {
     4096 << (code & 31)
 }
 
-/// The smallest code whose time is at least `ns` nanoseconds; 31 (2.4 hours) if none is.
+/// The smallest code for a time of at least `ns` nanoseconds; 31 (2.4 hours) if there is none.
 #[must_use]
 pub const fn ns_to_code(ns: u64) -> u8 {
     let mut code = 0;
@@ -66,7 +67,7 @@ pub enum Message<'a> {
     SidrRep(SidrRep<'a>),
     /// Asks for an alternate path.
     Lap(Lap),
-    /// What became of that.
+    /// The result for an alternate path.
     Apr(Apr),
 }
 
@@ -74,7 +75,8 @@ impl<'a> Message<'a> {
     /// Reads a management datagram.
     ///
     /// # Errors
-    /// [`MadError`], if it is not a message of the communication manager. What its fields say is not judged.
+    /// [`MadError`], if it is not a message of the communication manager. The values of its fields
+    /// are not checked.
     pub fn parse(bytes: &'a [u8]) -> Result<(MadHeader, Self), MadError> {
         let Ok(bytes) = <&MadBytes>::try_from(bytes) else {
             return Err(MadError::Length(bytes.len()));
@@ -118,7 +120,8 @@ impl<'a> Message<'a> {
         }
     }
 
-    /// The management datagram with this transaction id. Private data that is too long is cut off.
+    /// The management datagram with this transaction id. Private data that is too long is
+    /// truncated.
     #[must_use]
     pub fn emit(&self, tid: u64) -> MadBytes {
         let mut bytes = [0; super::mad::MAD_LEN];
@@ -141,7 +144,7 @@ impl<'a> Message<'a> {
     }
 }
 
-/// Writes private data where it fits.
+/// Writes private data, as much as fits.
 fn put(out: &mut [u8], private: &[u8]) {
     let len = private.len().min(out.len());
     out[..len].copy_from_slice(&private[..len]);

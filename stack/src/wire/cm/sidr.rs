@@ -1,4 +1,4 @@
-//! Service id resolution: what queue pair serves a datagram service.
+//! Service id resolution: asks for the queue pair of a datagram service.
 
 use core::fmt;
 
@@ -22,7 +22,8 @@ pub struct SidrReq<'a> {
     pub pkey: Pkey,
     /// The service.
     pub service: ServiceId,
-    /// Private data; begins with an [`IpHeader`](super::IpHeader) where the service id is one of `rdma_cm`.
+    /// Private data; begins with an [`IpHeader`](super::IpHeader) where the service id is one of
+    /// `rdma_cm`.
     pub private: &'a [u8],
 }
 
@@ -47,14 +48,14 @@ impl<'a> SidrReq<'a> {
     }
 }
 
-/// How a resolution went (`enum ib_cm_sidr_status`).
+/// Result of a resolution (`enum ib_cm_sidr_status`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SidrStatus(pub u8);
 
 impl SidrStatus {
-    /// Here is the queue pair.
+    /// The message names the queue pair.
     pub const SUCCESS: Self = Self(0);
-    /// Nobody serves that.
+    /// The service does not exist here.
     pub const UNSUPPORTED: Self = Self(1);
     /// The program refuses.
     pub const REJECT: Self = Self(2);
@@ -93,13 +94,13 @@ impl fmt::Display for SidrStatus {
 pub struct SidrRep<'a> {
     /// The number of the request.
     pub request: u32,
-    /// How it went.
+    /// The result.
     pub status: SidrStatus,
     /// The queue pair.
     pub qpn: Qpn,
     /// The service.
     pub service: ServiceId,
-    /// The queue key that the queue pair wants.
+    /// The queue key for datagrams to the queue pair.
     pub qkey: u32,
     /// Depends on the status; 72 bytes at most.
     pub info: &'a [u8],
@@ -108,7 +109,7 @@ pub struct SidrRep<'a> {
 }
 
 impl<'a> SidrRep<'a> {
-    /// Bytes of additional information at most.
+    /// Most bytes of additional information.
     pub const INFO_LEN: usize = 72;
     /// Bytes of private data.
     pub const PRIVATE_LEN: usize = 136;

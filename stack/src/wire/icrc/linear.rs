@@ -1,15 +1,16 @@
-//! CRC-32 as the linear map that it is: what a change of a few bytes does to the result, and the way back.
+//! CRC-32 as a linear map: how a change of a few bytes changes the result, and the inverse.
 //!
-//! The CRC of two messages of one length that differ by a pattern differs by an amount that depends on the
-//! pattern and on how many bytes stand behind it, and on nothing else. So a header that changes in
-//! a length and an identification needs no new pass over its bytes: a few look-ups, combined with XOR.
+//! Take two messages of one length that differ by a pattern. Their CRCs differ by an amount that
+//! depends only on the pattern and on the number of bytes behind it. So if a length and an
+//! identification in a header change, no new pass over the header is needed: a few look-ups,
+//! combined with XOR, are enough.
 
 use rocinante_crc::{ONE, multiply, power, times_x};
 
-/// By the value of a byte, what it adds to the CRC.
+/// The share of a byte in the CRC, by its value.
 pub(super) type Table = [u32; 256];
 
-/// What a byte adds that has `behind` bytes behind it.
+/// The share of a byte that has `behind` bytes behind it.
 pub(super) const fn byte(behind: usize) -> Table {
     let (mut table, moved) = (last_byte(), power(8 * behind as u64));
     let mut value = 0;
@@ -37,7 +38,7 @@ const fn last_byte() -> Table {
     table
 }
 
-/// What a big-endian 16-bit field adds.
+/// The share of a big-endian 16-bit field.
 pub(super) struct Field {
     high: Table,
     low: Table,
@@ -56,11 +57,12 @@ impl Field {
     }
 }
 
-/// What a CRC adds to that of the same bytes with others behind them (zlib's `crc32_combine`).
+/// The share of a CRC in the CRC of the same bytes with others behind them (zlib's
+/// `crc32_combine`).
 pub(super) struct Moved([Table; 4]);
 
 impl Moved {
-    /// So many `bytes` behind them, four at least.
+    /// With `bytes` bytes behind them, at least four.
     pub(super) const fn by(bytes: usize) -> Self {
         Self([byte(bytes - 1), byte(bytes - 2), byte(bytes - 3), byte(bytes - 4)])
     }
@@ -75,7 +77,7 @@ impl Moved {
     }
 }
 
-/// x^-8, which takes a CRC back by one byte of zeros, squared 0 to 16 times.
+/// x^-8, which undoes one byte of zeros in a CRC, squared 0 to 16 times.
 static BACK: [u32; 17] = {
     // The polynomial is primitive: x has the order 2^32 - 1.
     let mut back = [power(u32::MAX as u64 - 8); 17];
@@ -87,7 +89,7 @@ static BACK: [u32; 17] = {
     back
 };
 
-/// The factor that takes a CRC back by `bytes` bytes of zeros, of which there may be 131,071.
+/// The factor that undoes `bytes` bytes of zeros in a CRC, at most 131,071.
 pub(super) fn back(bytes: usize) -> u32 {
     debug_assert!(bytes >> BACK.len() == 0);
     let set = BACK.iter().enumerate().filter(|(i, _)| bytes >> i & 1 == 1);

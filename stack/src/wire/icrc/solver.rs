@@ -8,14 +8,14 @@ use super::{ICRC_LEN, Template};
 /// Bytes of an IPv4 and UDP header behind the flags-and-fragment-offset field.
 const BEHIND_FLAGS: usize = 12 + super::UDP_LEN;
 
-/// Solves a wrong ICRC for the one thing that a UDP receiver does not know: identification and flags of
-/// the IPv4 header.
+/// Solves a wrong ICRC for the only unknown of a UDP receiver: identification and flags of the IPv4
+/// header.
 ///
-/// Every other bit of the packet must be right, because the caller accepts only a few of the 2^32 solutions: see
-/// [`Solver::solve`]. Keeps the factors it needs for the lengths last seen.
+/// Every other bit of the packet must be right, because the caller accepts only a few of the 2^32
+/// solutions: see [`Solver::solve`]. The solver keeps the factors of the lengths last seen.
 #[derive(Debug, Clone)]
 pub struct Solver {
-    /// Packet length and its factor, at the slot of the length.
+    /// Packet length and its factor; the slot is derived from the length.
     factors: [(usize, u32); 64],
 }
 
@@ -26,11 +26,13 @@ impl Default for Solver {
 }
 
 impl Solver {
-    /// What identification and flags make `packet_icrc` right, given that the template's gave `computed` for
-    /// a packet of `packet_len` bytes (BTH to ICRC). There is always exactly one such pair, so it proves
-    /// nothing: a caller that accepts n pairs lets n of 2^32 damaged packets through.
+    /// The identification and flags that make `packet_icrc` right, if the template's own gave
+    /// `computed` for a packet of `packet_len` bytes (BTH to ICRC). Exactly one such pair always
+    /// exists, so its existence proves nothing: a caller that accepts n pairs lets n of 2^32
+    /// damaged packets through.
     ///
-    /// `None` for IPv6, which has no identification, and for a length that no UDP datagram has.
+    /// `None` for IPv6, which has no identification, and for a length that is impossible in a UDP
+    /// datagram.
     #[must_use]
     pub fn solve(
         &mut self,
@@ -51,7 +53,7 @@ impl Solver {
         ))
     }
 
-    /// Takes a CRC difference back to the four bytes of identification and flags.
+    /// The factor that takes a CRC difference back to the four bytes of identification and flags.
     fn factor(&mut self, packet_len: usize) -> u32 {
         // Lengths are multiples of four.
         let slot = &mut self.factors[packet_len / 4 % 64];
