@@ -362,7 +362,7 @@ impl Context {
         }
     }
 
-    /// What the connection manager did and dropped. `None` for a device of the kernel, whose
+    /// What the connection manager did and dropped. `None` for a device of the kernel: its
     /// connection manager counts in `/sys/class/infiniband/*/ports/*/cm_*`.
     #[must_use]
     pub fn cm_counters(&self) -> Option<CmCounters> {
@@ -412,7 +412,7 @@ impl Context {
         Cq::create(self, depth, None)
     }
 
-    /// Makes a completion queue whose completions `channel` announces.
+    /// Makes a completion queue with a channel that announces its completions.
     ///
     /// # Errors
     /// As [`create_cq`](Self::create_cq).

@@ -128,7 +128,7 @@ fn the_port_is_watched_for_a_program_that_polls_now_and_then() {
 }
 
 /// A staged request that fails at once completes while the thread that holds the shard posts it.
-/// After that, no other thread may drive for long.
+/// It may be long until another thread drives.
 #[test]
 fn what_completed_while_the_shard_was_held_is_delivered_when_it_is_let_go() {
     let core = core();

@@ -21,8 +21,8 @@ pub(crate) struct Mail {
     letters: Mutex<Letters>,
     /// Datagrams dropped for lack of room.
     lost: AtomicU64,
-    /// Datagrams of this shard's port that were handed over in vain, not yet reported to this
-    /// shard.
+    /// Datagrams that this shard handed over and their owners refused or dropped, since the last
+    /// `take_wasted`.
     wasted: AtomicU64,
 }
 
@@ -157,7 +157,7 @@ impl Mail {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// Counts a datagram that this shard handed over in vain.
+    /// Counts a datagram that this shard handed over and its owner refused or dropped.
     #[cold]
     pub(super) fn waste(&self) {
         self.wasted.fetch_add(1, Ordering::Relaxed);
