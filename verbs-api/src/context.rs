@@ -34,8 +34,8 @@ pub struct Limits {
     pub max_qp_wr: u32,
     /// Scatter-gather elements of a request.
     pub max_sge: u32,
-    /// Bytes of inline data. `u32::MAX` if the device does not say; then creation of a queue pair
-    /// reports an error.
+    /// Bytes of inline data. `u32::MAX` if the device does not report its limit, which then applies
+    /// when a queue pair is made.
     pub max_inline_data: u32,
     /// Shared receive queues.
     pub max_srq: u32,
@@ -130,8 +130,8 @@ pub struct MwSupport {
     pub type_1: bool,
     /// Type 2A: all queue pairs of its domain with the same peer may use the window.
     pub type_2a: bool,
-    /// Type 2B: only the queue pair that bound the window may use it. The windows of type 2 of the
-    /// device in software are such.
+    /// Type 2B: only the queue pair that bound the window may use it. Windows of type 2 of the
+    /// device in software are of this kind.
     pub type_2b: bool,
 }
 
@@ -372,8 +372,8 @@ impl Context {
         }
     }
 
-    /// How much of the device this context's clones use in this process. `None` for a device of the
-    /// kernel: `rdma resource show` reports it.
+    /// The objects of the device in use, counting all clones of this context in the process. `None`
+    /// for a device of the kernel: `rdma resource show` reports it.
     #[must_use]
     pub fn resources(&self) -> Option<Resources> {
         match &self.device {

@@ -9,7 +9,8 @@ use rocinante_stack::{ModifyError, PostError};
 use crate::cm::CmFailure;
 use crate::hw::HardwareError;
 
-/// Why a call failed. After an error nothing has changed, unless the call's documentation says so.
+/// Why a call failed. After an error nothing has changed, unless the error or the call's
+/// documentation says so.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum VerbsError {

@@ -69,7 +69,7 @@ impl Range {
 
     /// Copies `src` into the range, ascending. The last word is stored last and with release, so
     /// that a thread that sees the last byte sees all bytes. If the range ends with a whole aligned
-    /// word, the store of that word is one; other ends are stored byte by byte.
+    /// word, that word is stored at once; other ends are stored byte by byte.
     ///
     /// # Safety
     /// The range must be valid for writes of `src.len()` bytes for the duration of the call.

@@ -227,7 +227,7 @@ impl Mr {
     ///
     /// A write that covers only the end of an aligned word of eight bytes, such as a WRITE of four
     /// bytes to an address of 4 modulo 8, is stored byte by byte and loaded as part of the word.
-    /// Processors do the expected; Rust's memory model does not cover such a pair.
+    /// Processors handle that correctly; Rust's memory model does not cover such a pair.
     ///
     /// # Panics
     /// If that is not inside the region.

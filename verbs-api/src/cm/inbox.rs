@@ -32,7 +32,7 @@ impl Inbox {
         self.mailbox.pop()
     }
 
-    /// Drives the device until `look` finds something. `None` waits for ever.
+    /// Drives the device until `look` finds something. `None` waits without limit.
     pub(super) fn wait<T>(
         &self,
         patience: Option<Duration>,
@@ -50,7 +50,8 @@ impl Inbox {
         }
     }
 
-    /// Readable while there are events, and from the end of its subject on. Made at the first call.
+    /// Readable while there are events, and from the end of the connection or request on. Made at
+    /// the first call.
     pub(super) fn fd(&self) -> Result<BorrowedFd<'_>, VerbsError> {
         Ok(self.mailbox.fd()?)
     }

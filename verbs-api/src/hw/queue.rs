@@ -97,7 +97,7 @@ impl Cq {
         let mut cqe = convert::cqe(wc);
         if !self.datagrams.load(Ordering::Relaxed) {
             cqe.src_qp = None;
-            // This library does not use the flag for correct checksums.
+            // On Soft-RoCE this flag means an invalidated key. No checksum flag is in use here.
             if wc.wc_flags & ffi::abi::WC_IP_CSUM_OK != 0
                 && self.device.attr.vendor_id == RXE_VENDOR
                 && cqe.opcode == WcOpcode::Recv

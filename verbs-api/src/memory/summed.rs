@@ -25,7 +25,7 @@ impl Summing {
     }
 
     /// Copies `dst.len()` bytes and returns their CRC-32. It returns `None` and copies nothing if
-    /// the processor has not the instructions, or if the length is not a path MTU of 1024 bytes or
+    /// the processor lacks the instructions, or if the length is not a path MTU of 1024 bytes or
     /// more: shorter payloads are not faster this way, and only the CRCs of these lengths can be
     /// joined to the ICRC (`Template::seal_around`).
     ///

@@ -1,4 +1,4 @@
-//! Building queue pairs: built, prepared, connected.
+//! The builder of queue pairs, and prepared queue pairs before they connect.
 
 use rocinante_stack::mem::Access;
 use rocinante_stack::types::Psn;
@@ -283,7 +283,7 @@ impl PreparedQp {
         self.connect_by(peer, psns, options)
     }
 
-    /// As [`connect`](Self::connect), but each side has told the PSN that it wants to receive
+    /// As [`connect`](Self::connect), but each side has announced the PSN that it wants to receive
     /// first, as the connection manager does, not the PSN that it sends first. `ours` is this
     /// side's, if it is not the queue pair's own.
     pub(crate) fn connect_by_cm(

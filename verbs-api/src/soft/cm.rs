@@ -208,7 +208,7 @@ impl Shard {
     }
 
     /// Drops idle paths, so that an idle device has nothing to maintain. Returns the nanoseconds
-    /// until the next may become idle.
+    /// until the next path may be dropped.
     pub(super) fn tidy_cm_paths(&mut self, now: Time) -> Option<u64> {
         let idle = |(_, (_, used)): &(&_, &(u32, Time))| now.since(*used) >= PATH_IDLE;
         let idle: Vec<_> = self.post.paths.iter().filter(idle).map(|(way, _)| *way).collect();

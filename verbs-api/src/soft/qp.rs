@@ -179,7 +179,7 @@ impl Drop for Qp {
         self.cqs.iter().for_each(|cq| cq.left_by(self.shard));
         self.device.qps.fetch_sub(1, Ordering::Relaxed);
         let mut shard = self.core.hold();
-        // Requests that were staged while another thread held the shard: takes them as well.
+        // Requests that were staged while another thread held the shard leave as well.
         self.core.take_staged(&mut shard);
         self.shared.forget_staged();
         shard.send_waiting();

@@ -1,7 +1,8 @@
 //! The shards of a device: each has an engine, a port and a thread, and a lock of its own.
 //!
-//! A queue pair lives on one shard, the upper byte of its number. All shards know all regions,
-//! completion queues and address handles. The connection manager belongs to the first shard.
+//! A queue pair lives on one shard: the upper byte of its number is the shard's index. All shards
+//! know all regions, completion queues and address handles. The connection manager belongs to the
+//! first shard.
 //!
 //! Threads lock shards in ascending order. A thread that drives a shard takes no other shard's
 //! lock: it leaves [mail](super::mail).

@@ -28,7 +28,7 @@ const FINDING: i32 = 5000;
 const LIFETIME: u8 = 16;
 
 /// The room for the program's private data in each message (IBTA volume 1, 12.6 \[M\]). In
-/// requests, `rdma_cm` puts 36 bytes before it.
+/// requests, `rdma_cm` takes 36 bytes of it.
 mod room {
     pub(super) const REQ: usize = 92 - 36;
     pub(super) const REP: usize = 196;
