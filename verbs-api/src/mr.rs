@@ -63,7 +63,7 @@ pub struct Mr {
     _pd: Pd,
 }
 
-/// What [`Mr::rereg`] changes.
+/// The changes of [`Mr::rereg`].
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Rereg<'a> {
     /// The protection domain (`IBV_REREG_MR_CHANGE_PD`).
@@ -171,7 +171,7 @@ impl Mr {
         self.range.len == 0
     }
 
-    /// What it permits.
+    /// Its permissions.
     #[must_use]
     pub fn access(&self) -> Access {
         self.access

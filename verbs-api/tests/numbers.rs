@@ -23,7 +23,7 @@ fn connect(qp: PreparedQp, to: &Endpoint, options: &ConnectOptions) -> Result<Qp
     qp.connect(to, options).map_err(|(_, error)| error)
 }
 
-/// Carries more than a window, and READs.
+/// Carries more than a window of WRITEs.
 fn works(sides: &[Side; 2], qp: &Qp, what: &str) {
     let [a, b] = sides;
     let (remote, rkey) = (b.mr.address(), b.mr.rkey());

@@ -497,7 +497,7 @@ const WC_RECV: c_int = 128;
 /// A completion.
 #[inline]
 pub(super) fn cqe(wc: &abi::Wc) -> Cqe {
-    // Almost all are this one.
+    // Almost all completions succeed.
     let status = if wc.status == 0 { WcStatus::Success } else { wc_status(wc.status) };
     // Without success only number, status and queue pair mean anything (ibv_poll_cq(3)).
     let success = status == WcStatus::Success;

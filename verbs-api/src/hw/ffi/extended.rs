@@ -143,7 +143,7 @@ impl Context {
         let result = unsafe {
             query(self.pointer.as_ptr(), ptr::null(), attr.as_mut_ptr(), size_of::<DeviceAttrEx>())
         };
-        // SAFETY: all-zero bytes are a valid value, and the call writes nothing else than numbers.
+        // SAFETY: all-zero bytes are a valid value, and the call writes only numbers.
         if result == 0 { unsafe { attr.assume_init() }.device_cap_flags_ex } else { 0 }
     }
 
