@@ -35,7 +35,7 @@ macro_rules! library {
                 let library = Self {
                     // SAFETY: the type is that of the function in the library's header. The
                     // function has only one version, or has not changed since the version node
-                    // IBVERBS_1.1, whose symbols are the default ones.
+                    // IBVERBS_1.1, the node of the default symbols.
                     $( $name: *unsafe { handle.get(stringify!($name)) }.map_err(|error| reason(&error))?, )*
                     // SAFETY: as above.
                     $( $newer: unsafe { handle.get(stringify!($newer)) }.ok().map(|found| *found), )*
