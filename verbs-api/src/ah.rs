@@ -1,4 +1,4 @@
-//! Address handles: where datagrams go.
+//! Address handles: destinations of datagrams.
 
 use rocinante_stack::grh_addresses;
 use rocinante_stack::types::Qpn;
@@ -10,11 +10,13 @@ use crate::error::VerbsError;
 use crate::qp::PeerPath;
 use crate::{hw, soft};
 
-/// Bytes that come before the payload in the receive of a datagram: its IP header, over IPv4 in the last 20 of them.
+/// Bytes before the payload in the receive of a datagram: its IP header. An IPv4 header is in the
+/// last 20 of them.
 pub const GRH_LEN: usize = 40;
 
-/// An address handle (`struct ibv_ah`): a port to which a queue pair of type UD can send. It must live until the requests that name it are complete;
-/// those that have not left when it is dropped fail.
+/// An address handle (`struct ibv_ah`): a port to which a queue pair of type UD can send. It must
+/// live until the requests that name it are complete. If it is dropped, requests that have not left
+/// yet fail.
 #[derive(Debug)]
 pub struct Ah {
     kind: AhKind,
@@ -28,7 +30,7 @@ enum AhKind {
 }
 
 impl Ah {
-    /// What work requests name it by.
+    /// The identifier by which work requests name it.
     #[must_use]
     pub fn id(&self) -> AhId {
         match &self.kind {
@@ -37,7 +39,7 @@ impl Ah {
         }
     }
 
-    /// A queue pair there.
+    /// The queue pair `qpn` at this address.
     #[must_use]
     pub fn to(&self, qpn: Qpn, qkey: u32) -> Destination {
         Destination { ah: self.id(), qpn, qkey }
@@ -45,12 +47,12 @@ impl Ah {
 }
 
 impl Pd {
-    /// Makes an address handle (`ibv_create_ah(3)`) for datagrams along `path`, from the device's address `gid_index`: an
-    /// index into [`Context::gids`](crate::Context::gids).
+    /// Makes an address handle (`ibv_create_ah(3)`) for datagrams along `path`. They leave from the
+    /// device's address `gid_index`, an index into [`Context::gids`](crate::Context::gids).
     ///
     /// # Errors
-    /// [`VerbsError::Invalid`] if there is no such index, [`VerbsError::Path`] if there is no way, [`VerbsError::Limit`] if there are
-    /// too many.
+    /// [`VerbsError::Invalid`] if there is no such index, [`VerbsError::Path`] if there is no path,
+    /// [`VerbsError::Limit`] if there are too many.
     pub fn create_ah(&self, gid_index: usize, path: &PeerPath) -> Result<Ah, VerbsError> {
         let Some(local) = self.device().gids().get(gid_index).copied() else {
             return Err(VerbsError::Invalid(format!("there is no GID index {gid_index}")));
@@ -66,11 +68,13 @@ impl Pd {
         Ok(Ah { kind, _pd: self.clone() })
     }
 
-    /// Makes an address handle for the answer to a datagram (`ibv_create_ah_from_wc(3)`): `grh` are the first 40 bytes of the
-    /// receive that `wc` completed. Whom to answer says [`Wc::src_qp`](crate::Wc::src_qp).
+    /// Makes an address handle for the answer to a datagram (`ibv_create_ah_from_wc(3)`). `grh` are
+    /// the first 40 bytes of the receive that `wc` completed. [`Wc::src_qp`](crate::Wc::src_qp) is
+    /// the queue pair to answer.
     ///
     /// # Errors
-    /// [`VerbsError::Invalid`] if that is no datagram's completion or header; else as [`create_ah`](Self::create_ah).
+    /// [`VerbsError::Invalid`] if `wc` or `grh` is not a datagram's; else as
+    /// [`create_ah`](Self::create_ah).
     pub fn create_ah_from_wc(&self, wc: &Wc, grh: &[u8; GRH_LEN]) -> Result<Ah, VerbsError> {
         let header = wc.src_qp.and_then(|_| grh_addresses(grh));
         let Some((remote, local)) = header else {
@@ -78,7 +82,7 @@ impl Pd {
             return Err(VerbsError::Invalid(why.into()));
         };
         let gids = self.device().gids();
-        // A datagram to a group is answered from the first address of its family.
+        // The answer to a datagram to a group leaves from the first address of its family.
         let found = gids
             .iter()
             .position(|gid| *gid == local)

@@ -1,5 +1,5 @@
-//! Connections by the connection manager: as `librdmacm` makes them, over the network that the queue pairs use, and with its programs at
-//! the other end.
+//! Connections through the connection manager, as `librdmacm` makes them: over the network of the
+//! queue pairs, and with programs of `librdmacm` as peers.
 //!
 //! ```
 //! use std::net::SocketAddr;
@@ -32,11 +32,15 @@
 //! # Ok::<(), rocinante::VerbsError>(())
 //! ```
 //!
-//! Nothing here needs a thread: what waits drives the device. A program with a loop of its own, or an asynchronous one, sleeps on descriptors instead, and calls
-//! what does not wait: [`Listener::try_request`], [`Connecting::try_finish`], [`Connection::is_disconnected`]. A [`Listener`] is a descriptor itself
-//! (`AsFd`, `AsRawFd`), and [`Connecting::notifier`] and [`Connection::notifier`] give one; so it is with [`DatagramListener`] and [`Resolving`]. The example `async_echo` does so with tokio's `AsyncFd`.
+//! No call here needs a thread: calls that wait drive the device. An event loop or an asynchronous
+//! program sleeps on descriptors instead, and uses the calls that do not wait:
+//! [`Listener::try_request`], [`Connecting::try_finish`], [`Connection::is_disconnected`]. A
+//! [`Listener`] is a descriptor itself (`AsFd`, `AsRawFd`); [`Connecting::notifier`] and
+//! [`Connection::notifier`] return one. The same holds for [`DatagramListener`] and [`Resolving`].
+//! The example `async_echo` does so with tokio's `AsyncFd`.
 //!
-//! For datagrams there is no connection: who listens answers with a queue pair and its Q_Key, and may do so for each peer with another one.
+//! Datagrams have no connection. The listening program answers with a queue pair and its Q_Key, and
+//! may choose another one for each peer.
 //!
 //! ```
 //! use std::net::SocketAddr;
@@ -62,11 +66,17 @@
 //! # Ok::<(), rocinante::VerbsError>(())
 //! ```
 //!
-//! Queue pairs of the kernel's devices are connected by the kernel's connection manager, through the system's `librdmacm`, which is opened with the first call (Debian and
-//! Ubuntu: `apt-get install librdmacm1`). What happens is the same, but for what that does not let programs say: whoever is rejected hears
-//! [`RejReason::CONSUMER`], also where a backlog is full or queue pairs do not fit; a datagram service has no other Q_Key than [`UDP_QKEY`], and refuses
-//! what is beyond its backlog; and the kernel adds
-//! to the ACK timeout that it tells peers what its device needs. Addresses of a link only (`fe80::`) are not listened to.
+//! For queue pairs of the kernel's devices, the kernel's connection manager makes the connections,
+//! through the system's `librdmacm`. The first call opens that library (Debian and Ubuntu: `apt-get
+//! install librdmacm1`). The behaviour is the same, except where `librdmacm` gives programs no
+//! choice:
+//!
+//! - A rejected peer always sees [`RejReason::CONSUMER`], even if a backlog is full or queue pairs
+//!   do not fit.
+//! - The Q_Key of a datagram service is always [`UDP_QKEY`], and the service refuses requests
+//!   beyond its backlog.
+//! - The kernel adds its device's delay to the ACK timeout that it tells peers.
+//! - Listeners do not take link-local addresses (`fe80::`).
 
 mod connection;
 mod datagram;
@@ -101,7 +111,8 @@ use crate::error::VerbsError;
 use crate::exchange::Endpoint;
 use crate::qp::{ConnectOptions, PreparedQp};
 
-/// How to connect: what the queue pair is connected with (`struct rdma_conn_param`), and what the peer's program is told.
+/// Parameters of a connection: those of the queue pair (`struct rdma_conn_param`), and data for the
+/// peer's program.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Params {
     options: ConnectOptions,
@@ -109,16 +120,16 @@ pub struct Params {
 }
 
 impl Params {
-    /// Connects with these options. Of READs and atomics each side gets as many as both permit; path MTU, ACK timeout and retry counts are the
-    /// asking side's.
+    /// Connects with these options. Each side gets as many READs and atomics as both permit. Path
+    /// MTU, ACK timeout and retry counts are those of the active side.
     #[must_use]
     pub fn options(mut self, options: ConnectOptions) -> Self {
         self.options = options;
         self
     }
 
-    /// Tells the peer's program this: 56 bytes at most in a request, 196 in its answer. The peer gets zeros behind it, and cannot
-    /// tell how long it was.
+    /// Sends this to the peer's program: at most 56 bytes in a request, 196 in its answer. The peer
+    /// sees zeros behind it, and cannot tell its length.
     #[must_use]
     pub fn private_data(mut self, private: &[u8]) -> Self {
         self.private = private.to_vec();
@@ -126,11 +137,12 @@ impl Params {
     }
 }
 
-/// Connects a queue pair to whoever listens on `peer`, and waits for it.
+/// Connects a queue pair to the program that listens on `peer`, and waits for the connection.
 ///
 /// # Errors
-/// [`VerbsError::Cm`] if the peer rejects it, which names the reason; [`VerbsError::TimedOut`] if it is silent, or `patience` is over;
-/// [`VerbsError::Path`] if there is no way to it. The queue pair is gone then.
+/// [`VerbsError::Cm`] with the reason if the peer rejects it; [`VerbsError::TimedOut`] if the peer
+/// is silent, or `patience` is over; [`VerbsError::Path`] if there is no path to it. The queue pair
+/// is then destroyed.
 pub fn connect(
     qp: PreparedQp,
     peer: SocketAddr,
@@ -153,7 +165,7 @@ fn transport_of(qp: &PreparedQp) -> Result<Transport, VerbsError> {
     }
 }
 
-/// What the peer is told of a queue pair.
+/// The description of a queue pair for the peer.
 fn side_of(
     endpoint: &Endpoint,
     responder_resources: u8,
@@ -174,7 +186,7 @@ fn side_of(
     }
 }
 
-/// What a queue pair is to be connected to.
+/// The endpoint for the queue pair to connect to.
 fn endpoint_of(side: &QpSide, peer: SocketAddr, mtu: Mtu) -> Endpoint {
     let budget = match side.announced {
         Some(Announced { bytes, datagrams }) if bytes > 0 && datagrams > 0 => {

@@ -1,4 +1,4 @@
-//! Devices: found, opened, asked; and protection domains.
+//! Devices (open, query) and protection domains.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -17,12 +17,12 @@ use crate::qp::{QpBuilder, QpCaps};
 use crate::resources::Resources;
 use crate::{hw, soft};
 
-/// What a device may hold at most (`struct ibv_device_attr`); reported by [`Context::query_device`].
+/// Limits of a device (`struct ibv_device_attr`); [`Context::query_device`] reports them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Queue pairs, at most 65,000.
     pub max_qp: u32,
-    /// Memory regions; of the device in software regions and windows together.
+    /// Memory regions; in the device in software, regions and windows together.
     pub max_mr: u32,
     /// Memory windows.
     pub max_mw: u32,
@@ -34,7 +34,8 @@ pub struct Limits {
     pub max_qp_wr: u32,
     /// Scatter-gather elements of a request.
     pub max_sge: u32,
-    /// Bytes of inline data; `u32::MAX` if the device does not say: hardware tells when a queue pair is made.
+    /// Bytes of inline data. `u32::MAX` if the device does not report its limit, which then applies
+    /// when a queue pair is made.
     pub max_inline_data: u32,
     /// Shared receive queues.
     pub max_srq: u32,
@@ -85,19 +86,20 @@ impl Limits {
     }
 }
 
-/// Operations that not every device answers (bits of `device_cap_flags_ex` of `ibv_query_device_ex(3)`).
+/// Optional operations of a device (bits of `device_cap_flags_ex` of `ibv_query_device_ex(3)`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OptionalOperations {
     /// FLUSH for [`Placement::GLOBAL`](rocinante_stack::mem::Placement::GLOBAL).
     pub flush_global: bool,
-    /// FLUSH for [`Placement::PERSISTENT`](rocinante_stack::mem::Placement::PERSISTENT), of persistent memory.
+    /// FLUSH for [`Placement::PERSISTENT`](rocinante_stack::mem::Placement::PERSISTENT), of
+    /// persistent memory.
     pub flush_persistent: bool,
     /// ATOMIC WRITE.
     pub atomic_write: bool,
 }
 
 impl OptionalOperations {
-    /// Of the device in software: it knows of no persistent memory.
+    /// Those of the device in software, which knows of no persistent memory.
     const SOFTWARE: Self = Self { flush_global: true, flush_persistent: false, atomic_write: true };
 }
 
@@ -106,13 +108,14 @@ impl OptionalOperations {
 pub struct DeviceAttr {
     /// The limits.
     pub limits: Limits,
-    /// What it answers of that which not every device has. To ask for it takes a library that knows it, too: see `PostError::Unsupported`.
+    /// The optional operations that it answers. To request one, the library must support it as
+    /// well: see `PostError::Unsupported`.
     pub optional: OptionalOperations,
-    /// Which memory windows there are.
+    /// The types of memory windows.
     pub windows: MwSupport,
     /// What the port of a device in software can do.
     pub port: Option<Capabilities>,
-    /// What is known only of a device in hardware.
+    /// Attributes that only a device of the kernel has.
     pub hardware: Option<HardwareAttr>,
     /// The largest path MTU that fits the link.
     pub active_mtu: Mtu,
@@ -125,9 +128,10 @@ pub struct DeviceAttr {
 pub struct MwSupport {
     /// Type 1.
     pub type_1: bool,
-    /// Type 2A, which all queue pairs of its domain with the same peer get through.
+    /// Type 2A: all queue pairs of its domain with the same peer may use the window.
     pub type_2a: bool,
-    /// Type 2B, which only the queue pair gets through that bound it: those of the device in software.
+    /// Type 2B: only the queue pair that bound the window may use it. Windows of type 2 of the
+    /// device in software are of this kind.
     pub type_2b: bool,
 }
 
@@ -157,7 +161,8 @@ impl std::fmt::Display for Provider {
     }
 }
 
-/// All counters of a device. Hardware counts for all its users together, and only what its driver shows in `hw_counters`; the rest is 0.
+/// All counters of a device. A device of the kernel counts for all its users together, and only
+/// what its driver shows in `hw_counters`; the other counters are 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceCounters {
     /// What the transport did.
@@ -168,8 +173,8 @@ pub struct DeviceCounters {
     pub port: PortStats,
     /// Datagrams that the kernel refused, and its last errno.
     pub refused: (u64, i32),
-    /// Datagrams that came to another shard's port and were handed over to theirs, and those that were lost because that one had no room: see
-    /// [`OpenOptions::shards`].
+    /// Datagrams that arrived at the port of another shard: the number handed over to their shard,
+    /// and the number lost because that shard had no room. See [`OpenOptions::shards`].
     pub handed_over: (u64, u64),
 }
 
@@ -188,8 +193,8 @@ impl DeviceCounters {
     }
 }
 
-/// An open device (`struct ibv_context`). Cheap to clone; it is closed when the last clone and the last object made of it
-/// are gone.
+/// An open device (`struct ibv_context`). Cheap to clone. It closes when the last clone and the
+/// last of its objects are gone.
 #[derive(Debug, Clone)]
 pub struct Context {
     pub(crate) device: Device,
@@ -210,7 +215,7 @@ impl Device {
         }
     }
 
-    /// Whether it is the same, opened once.
+    /// Whether both are the same device from one `open` call.
     pub(crate) fn is(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Soft(device), Self::Soft(other)) => Arc::ptr_eq(device, other),
@@ -240,7 +245,7 @@ impl Device {
         }
     }
 
-    /// What peers are told of its receive queue.
+    /// The receive budget that peers learn.
     pub(crate) fn advertised(&self) -> Budget {
         match self {
             Self::Soft(device) => device.advertised,
@@ -248,7 +253,7 @@ impl Device {
         }
     }
 
-    /// Whether a completion queue was made of it.
+    /// Whether the completion queue belongs to this device.
     pub(crate) fn has(&self, cq: &Cq) -> bool {
         match (self, &cq.kind) {
             (Self::Soft(device), CqKind::Soft(cq)) => Arc::ptr_eq(device, cq.device()),
@@ -259,7 +264,7 @@ impl Device {
 }
 
 impl Context {
-    /// Opens the device of the interface that has `address`, with the defaults: see [`OpenOptions`].
+    /// Opens the device of the interface that has `address`, with the defaults of [`OpenOptions`].
     ///
     /// # Errors
     /// As [`OpenOptions::open`].
@@ -271,7 +276,8 @@ impl Context {
         self.device.limits()
     }
 
-    /// Opens the device of this name: an RDMA device of the kernel, or a network interface: see [`OpenOptions::device`].
+    /// Opens the device of this name, an RDMA device of the kernel or a network interface: see
+    /// [`OpenOptions::device`].
     ///
     /// # Errors
     /// As [`OpenOptions::open`].
@@ -279,7 +285,7 @@ impl Context {
         OpenOptions::new().open_device(name)
     }
 
-    /// Its name: that of the interface, or of the kernel's RDMA device.
+    /// Its name: the interface's, or that of the kernel's RDMA device.
     #[must_use]
     pub fn name(&self) -> &str {
         self.device.name()
@@ -303,8 +309,8 @@ impl Context {
         }
     }
 
-    /// Its addresses, IPv4 first: the GID table of port 1 (`ibv_query_gid(3)`; an IPv4 address stands for its
-    /// IPv4-mapped GID).
+    /// Its addresses, IPv4 first: the GID table of port 1 (`ibv_query_gid(3)`). An IPv4 address
+    /// stands for its IPv4-mapped GID.
     #[must_use]
     pub fn gids(&self) -> &[IpAddr] {
         self.device.gids()
@@ -338,7 +344,7 @@ impl Context {
         }
     }
 
-    /// How many shards it has: see [`OpenOptions::shards`]. 1 of a device of the kernel.
+    /// The number of shards (see [`OpenOptions::shards`]); 1 for a device of the kernel.
     #[must_use]
     pub fn shards(&self) -> usize {
         match &self.device {
@@ -356,8 +362,8 @@ impl Context {
         }
     }
 
-    /// What the connection manager did and dropped; `None` for a device of the kernel, whose connection manager counts elsewhere
-    /// (`/sys/class/infiniband/*/ports/*/cm_*`).
+    /// What the connection manager did and dropped. `None` for a device of the kernel: its
+    /// connection manager counts in `/sys/class/infiniband/*/ports/*/cm_*`.
     #[must_use]
     pub fn cm_counters(&self) -> Option<CmCounters> {
         match &self.device {
@@ -366,7 +372,8 @@ impl Context {
         }
     }
 
-    /// How much of the device is in use, by all of the process that share this context; `None` for a device of the kernel, which `rdma resource show` knows.
+    /// The objects of the device in use, counting all clones of this context in the process. `None`
+    /// for a device of the kernel: `rdma resource show` reports it.
     #[must_use]
     pub fn resources(&self) -> Option<Resources> {
         match &self.device {
@@ -385,7 +392,8 @@ impl Context {
         }
     }
 
-    /// Makes a protection domain (`ibv_alloc_pd(3)`). If a device in hardware has none left, what is made in the domain says so.
+    /// Makes a protection domain (`ibv_alloc_pd(3)`). If a device of the kernel has none left, the
+    /// calls that make objects in the domain report it.
     #[must_use]
     pub fn alloc_pd(&self) -> Pd {
         let kind = match &self.device {
@@ -398,13 +406,13 @@ impl Context {
     /// Makes a completion queue of `depth` entries (`ibv_create_cq(3)`).
     ///
     /// # Errors
-    /// [`VerbsError::Invalid`] for a depth out of range, [`VerbsError::Limit`] if there are too many; [`VerbsError::Hardware`] if
-    /// hardware refuses.
+    /// [`VerbsError::Invalid`] for a depth out of range, [`VerbsError::Limit`] if there are too
+    /// many; [`VerbsError::Hardware`] if the kernel's device refuses.
     pub fn create_cq(&self, depth: u32) -> Result<Cq, VerbsError> {
         Cq::create(self, depth, None)
     }
 
-    /// Makes a completion queue whose completions `channel` announces.
+    /// Makes a completion queue with a channel that announces its completions.
     ///
     /// # Errors
     /// As [`create_cq`](Self::create_cq).
@@ -420,12 +428,12 @@ impl Context {
         CompChannel::create(self)
     }
 
-    /// Drives the device on this thread: receives, does what is due, sends. For programs that wait on memory instead of a
-    /// completion queue.
+    /// Drives the device on this thread: receives, runs expired timers, sends. For programs that
+    /// wait on memory instead of a completion queue.
     pub fn progress(&self) {
         match &self.device {
             Device::Soft(device) => device.progress(),
-            // It drives itself.
+            // The kernel's device drives itself.
             Device::Hw(_) => {}
         }
     }
@@ -449,7 +457,7 @@ impl Context {
     }
 }
 
-/// A protection domain (`struct ibv_pd`): queue pairs reach only regions of their own. Cheap to clone.
+/// A protection domain (`struct ibv_pd`): queue pairs reach only its regions. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Pd {
     pub(crate) inner: Arc<PdInner>,
@@ -472,7 +480,7 @@ impl Pd {
         &self.inner.device
     }
 
-    /// Begins to make a queue pair (`ibv_create_qp(3)`).
+    /// Starts the builder of a queue pair (`ibv_create_qp(3)`).
     #[must_use]
     pub fn qp(&self, send_cq: &Cq, recv_cq: &Cq) -> QpBuilder {
         QpBuilder::new(self, send_cq, recv_cq)
@@ -481,7 +489,8 @@ impl Pd {
     /// Deallocates the domain (`ibv_dealloc_pd(3)`).
     ///
     /// # Errors
-    /// [`VerbsError::Busy`], with the domain, while a region, a queue pair or another clone uses it.
+    /// [`VerbsError::Busy`], with the domain, while a region, a queue pair or another clone uses
+    /// it.
     pub fn dealloc(self) -> Result<(), (Self, VerbsError)> {
         match Arc::try_unwrap(self.inner) {
             Ok(_) => Ok(()),
@@ -494,7 +503,7 @@ impl Pd {
     }
 }
 
-/// Four bytes that nobody can guess.
+/// Four random bytes that a peer cannot guess.
 pub(crate) fn random() -> Result<u32, VerbsError> {
     getrandom::u32().map_err(|error| VerbsError::Io(std::io::Error::other(error)))
 }

@@ -13,8 +13,8 @@ use crate::{hw, soft};
 /// A completion (`struct ibv_wc`).
 pub type Wc = Cqe;
 
-/// A completion queue (`ibv_create_cq(3)`). Cheap to clone; it lives until the last clone and the last queue pair that uses
-/// it are gone.
+/// A completion queue (`ibv_create_cq(3)`). Cheap to clone. It lives until the last clone and the
+/// last queue pair that uses it are gone.
 #[derive(Debug, Clone)]
 pub struct Cq {
     pub(crate) kind: CqKind,
@@ -68,7 +68,7 @@ impl Cq {
         }
     }
 
-    /// How many completions it holds at most.
+    /// The most completions that it holds.
     #[must_use]
     pub fn depth(&self) -> usize {
         match &self.kind {
@@ -77,13 +77,14 @@ impl Cq {
         }
     }
 
-    /// Takes up to `out.len()` completions, oldest first, and returns how many (`ibv_poll_cq(3)`). If there is none, the
-    /// device is driven first: this call receives and sends packets on the caller's thread.
+    /// Takes up to `out.len()` completions, oldest first, and returns their number
+    /// (`ibv_poll_cq(3)`). If there is none, the call first drives the device: it receives and
+    /// sends packets on the caller's thread.
     ///
     /// # Errors
-    /// [`VerbsError::Busy`] once the queue has overflowed (`IBV_EVENT_CQ_ERR`): completions were lost, and the queue
-    /// pairs that use it are in the error state. What is still in the queue can be taken first.
-    /// [`VerbsError::Hardware`] if hardware cannot read its queue.
+    /// [`VerbsError::Busy`] once the queue has overflowed (`IBV_EVENT_CQ_ERR`): completions were
+    /// lost, and the queue pairs that use it are in the error state. Completions still in the queue
+    /// can be taken first. [`VerbsError::Hardware`] if the kernel's device cannot read its queue.
     #[inline]
     pub fn poll(&self, out: &mut [Option<Wc>]) -> Result<usize, VerbsError> {
         match &self.kind {
@@ -92,7 +93,7 @@ impl Cq {
         }
     }
 
-    /// Takes one completion, if there is one: as [`poll`](Self::poll).
+    /// Takes one completion, if there is one, as [`poll`](Self::poll).
     ///
     /// # Errors
     /// As [`poll`](Self::poll).
@@ -104,10 +105,10 @@ impl Cq {
         }
     }
 
-    /// Polls until there is a completion: spins for as long as that may pay, then sleeps.
+    /// Polls until there is a completion: spins at first, then sleeps between polls.
     ///
     /// # Errors
-    /// [`VerbsError::TimedOut`] after `timeout`; as [`poll`](Self::poll).
+    /// [`VerbsError::TimedOut`] after `timeout`; else as [`poll`](Self::poll).
     pub fn wait_one(&self, timeout: Duration) -> Result<Wc, VerbsError> {
         let deadline = Instant::now().checked_add(timeout);
         let mut spins = 0u32;
@@ -121,7 +122,7 @@ impl Cq {
                 return Err(VerbsError::TimedOut);
             }
             if spins > 100_000 {
-                // The background thread drives while this one sleeps.
+                // The background thread drives the device while this thread sleeps.
                 std::thread::sleep(Duration::from_micros(50));
             } else {
                 std::hint::spin_loop();
@@ -129,11 +130,13 @@ impl Cq {
         }
     }
 
-    /// Asks for one event on the channel when the next completion arrives (`ibv_req_notify_cq(3)`), or the next
-    /// solicited or failed one. Completions that are there already make none: poll once after arming.
+    /// Requests one event on the channel for the next completion (`ibv_req_notify_cq(3)`), or for
+    /// the next solicited or failed one. Completions that are already there raise no event: poll
+    /// once after arming.
     ///
     /// # Errors
-    /// [`VerbsError::Invalid`] if the queue has no channel; [`VerbsError::Hardware`] if hardware refuses.
+    /// [`VerbsError::Invalid`] if the queue has no channel; [`VerbsError::Hardware`] if the
+    /// kernel's device refuses.
     pub fn req_notify(&self, solicited_only: bool) -> Result<(), VerbsError> {
         match &self.kind {
             CqKind::Soft(cq) if cq.has_channel() => {
@@ -177,8 +180,8 @@ impl PartialEq for Cq {
     }
 }
 
-/// A completion event channel (`ibv_create_comp_channel(3)`): a descriptor that becomes readable when a queue that was armed
-/// by [`Cq::req_notify`] completes something.
+/// A completion event channel (`ibv_create_comp_channel(3)`). Its descriptor becomes readable when
+/// a queue that [`Cq::req_notify`] armed completes something.
 #[derive(Debug, Clone)]
 pub struct CompChannel {
     kind: ChannelKind,
@@ -209,11 +212,12 @@ impl CompChannel {
         Some(Cq { kind })
     }
 
-    /// Waits for the next event (`ibv_get_cq_event(3)`): sleeps on the channel and, of a device in software, on the port too, and drives the
-    /// device on this thread. Events need no acknowledgement.
+    /// Waits for the next event (`ibv_get_cq_event(3)`). It sleeps on the channel and, for a device
+    /// in software, on the port as well; it drives that device on this thread. Events need no
+    /// acknowledgement.
     ///
     /// # Errors
-    /// [`VerbsError::TimedOut`] if there is none within `timeout`; `None` waits for ever.
+    /// [`VerbsError::TimedOut`] if there is none within `timeout`; `None` waits without limit.
     pub fn wait_event(&self, timeout: Option<Duration>) -> Result<Cq, VerbsError> {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {

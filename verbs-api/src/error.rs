@@ -1,4 +1,4 @@
-//! What can go wrong in a call, and the errno that a C program would have seen.
+//! Errors of calls, and the errno that a C program would have seen.
 
 use std::fmt;
 use std::io;
@@ -9,7 +9,8 @@ use rocinante_stack::{ModifyError, PostError};
 use crate::cm::CmFailure;
 use crate::hw::HardwareError;
 
-/// Why a call failed. Nothing has changed then, unless it says so.
+/// Why a call failed. After an error nothing has changed, unless the error or the call's
+/// documentation says so.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum VerbsError {
@@ -23,26 +24,26 @@ pub enum VerbsError {
     Modify(ModifyError),
     /// The object is in use (`EBUSY`).
     Busy(&'static str),
-    /// A limit of the device is reached (`ENOMEM`).
+    /// The device has reached a limit (`ENOMEM`).
     Limit {
-        /// Of what.
+        /// The objects that are limited.
         what: &'static str,
-        /// How many there may be.
+        /// Their maximum number.
         max: u64,
     },
-    /// An argument makes no sense (`EINVAL`).
+    /// An argument is invalid (`EINVAL`).
     Invalid(String),
     /// The path to the peer cannot be used: no route, wrong address family.
     Path(io::Error),
     /// The exchange of connection data failed.
     Exchange(String),
-    /// The system's RDMA stack refused, or a device of it.
+    /// The system's RDMA stack, or one of its devices, refused.
     Hardware(Box<HardwareError>),
-    /// The connection manager or the peer's refused.
+    /// The connection manager, or that of the peer, refused.
     Cm(CmFailure),
     /// The operating system refused.
     Io(io::Error),
-    /// The time given is over (`ETIMEDOUT`).
+    /// The timeout expired (`ETIMEDOUT`).
     TimedOut,
 }
 

@@ -3,47 +3,50 @@
 use rocinante_stack::types::Qpn;
 use rocinante_stack::verbs::QpEvent;
 
-/// Something that happened outside the completions (`struct ibv_async_event`).
+/// An event other than a completion (`struct ibv_async_event`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AsyncEvent {
-    /// To a queue pair.
+    /// An event of a queue pair.
     Qp {
-        /// Which one.
+        /// The number of the queue pair.
         qpn: Qpn,
-        /// What.
+        /// The event.
         event: QpEvent,
     },
-    /// A completion queue overflowed (`IBV_EVENT_CQ_ERR`): completions were lost, and every queue pair that completes to it
-    /// is in the error state.
+    /// A completion queue overflowed (`IBV_EVENT_CQ_ERR`). Completions were lost, and every queue
+    /// pair that completes to it is in the error state.
     CqOverflow {
         /// Its [`Cq::number`](crate::Cq::number).
         cq: u32,
     },
-    /// Fewer receives are left in a shared receive queue than its limit (`IBV_EVENT_SRQ_LIMIT_REACHED`), which is 0 again.
+    /// A shared receive queue has fewer receives left than its limit
+    /// (`IBV_EVENT_SRQ_LIMIT_REACHED`). The limit is 0 again.
     SrqLimitReached {
         /// Its [`Srq::number`](crate::Srq::number).
         srq: u32,
     },
-    /// A shared receive queue broke (`IBV_EVENT_SRQ_ERR`); of hardware only.
+    /// A shared receive queue broke (`IBV_EVENT_SRQ_ERR`). Only devices of the kernel report it.
     SrqErr {
         /// Its [`Srq::number`](crate::Srq::number).
         srq: u32,
     },
-    /// The interface is gone (`IBV_EVENT_DEVICE_FATAL`): every queue pair is in the error state, and the device is good for
-    /// nothing but being closed.
+    /// The interface is gone (`IBV_EVENT_DEVICE_FATAL`). Every queue pair is in the error state,
+    /// and the device can only be closed.
     DeviceFatal,
-    /// The port came up (`IBV_EVENT_PORT_ACTIVE`); of hardware only, as are the next.
+    /// The port came up (`IBV_EVENT_PORT_ACTIVE`). Only devices of the kernel report this event and
+    /// those below.
     PortActive,
     /// The port went down (`IBV_EVENT_PORT_ERR`).
     PortErr,
-    /// The addresses of the port changed (`IBV_EVENT_GID_CHANGE`): open the device again to see them.
+    /// The addresses of the port changed (`IBV_EVENT_GID_CHANGE`). Open the device again to see
+    /// them.
     GidChange,
-    /// Another one.
+    /// Another event.
     Other {
         /// Its number in `enum ibv_event_type`.
         kind: i32,
-        /// Of the queue pair or completion queue that it is about, if it is about one.
+        /// The number of its queue pair or completion queue, if it concerns one.
         number: Option<u32>,
     },
 }

@@ -1,7 +1,8 @@
-//! A small exchange, over TCP or a queue pair, that connects queue pairs and lets two programs speak.
+//! A small exchange, over TCP or a queue pair, that connects queue pairs and lets two programs
+//! talk.
 //!
-//! Each side sends one line of JSON and reads one: address, QPN, starting PSN, path MTU, what its receive
-//! queue holds, and whatever the program adds, such as the address and key of a region.
+//! Each side sends and reads one line of JSON. It holds address, QPN, starting PSN, path MTU,
+//! receive budget, and data of the program, such as the address and key of a region.
 
 mod link;
 mod queue;
@@ -24,7 +25,7 @@ use crate::context::Context;
 use crate::error::VerbsError;
 use crate::mr::Mr;
 
-/// What a peer needs to know of a queue pair.
+/// The data of a queue pair that a peer needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Endpoint {
     /// Its address.
@@ -33,9 +34,9 @@ pub struct Endpoint {
     pub qpn: Qpn,
     /// The first PSN that it will send.
     pub psn: Psn,
-    /// The largest path MTU that its link takes.
+    /// The largest path MTU of its link.
     pub mtu: Mtu,
-    /// What its receive queue holds.
+    /// Its receive budget.
     pub budget: Budget,
 }
 
@@ -51,13 +52,13 @@ pub struct RemoteRegion {
 }
 
 impl RemoteRegion {
-    /// The key as work requests have it.
+    /// The key, as work requests take it.
     #[must_use]
     pub fn key(&self) -> Key {
         Key(self.rkey)
     }
 
-    /// As it fits into the private data of a connection: address, length and key, big-endian.
+    /// The form for the private data of a connection: address, length and key, big-endian.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; 20] {
         let mut bytes = [0; 20];
@@ -67,7 +68,8 @@ impl RemoteRegion {
         bytes
     }
 
-    /// Reads what [`to_bytes`](Self::to_bytes) wrote at the beginning of a peer's private data; `None` if that is shorter.
+    /// Parses the output of [`to_bytes`](Self::to_bytes) at the beginning of a peer's private data;
+    /// `None` if that is shorter.
     #[must_use]
     pub fn from_bytes(private: &[u8]) -> Option<Self> {
         let (address, rest) = private.split_first_chunk()?;
@@ -86,28 +88,31 @@ impl From<&Mr> for RemoteRegion {
     }
 }
 
-/// What one side tells the other: its queue pairs, its regions, and a note of the program's.
+/// The data that one side sends: its queue pairs, its regions, and a note of the program.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Hello {
-    /// Its queue pairs, in the order in which they are to be connected.
+    /// Its queue pairs, in the order in which to connect them.
     pub endpoints: Vec<Endpoint>,
     /// Regions that the peer may address.
     pub regions: Vec<RemoteRegion>,
-    /// Whatever the program wants to say.
+    /// A note of the program.
     pub note: String,
 }
 
-/// The longest line that is read.
+/// The longest accepted line, in bytes.
 const LINE_MAX: usize = 4 << 20;
-/// How long the peer may take for a line unless [`Exchange::set_patience`] says otherwise, and to read one.
+/// Timeout for a line from the peer, unless [`Exchange::set_patience`] sets another, and for the
+/// peer to read one.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How often a wait that may be given up asks whether to.
+/// Interval at which a wait asks the caller whether to go on.
 const ASKED: Duration = Duration::from_millis(200);
 
-/// A connection over which two programs tell each other of their queue pairs, and wait for each other.
+/// A connection over which two programs exchange the data of their queue pairs, and wait for each
+/// other.
 ///
-/// Every wait has an end, unless [`set_patience`](Self::set_patience) says otherwise, and even then it ends when the peer's machine has gone. Errors
-/// name the peer and what both sides were about to do.
+/// Every wait has a time limit, unless [`set_patience`](Self::set_patience) removes it. Without a
+/// limit it still ends when the peer's machine is gone. Errors name the peer and the phase of both
+/// sides.
 #[derive(Debug)]
 pub struct Exchange {
     link: Link,
@@ -134,10 +139,11 @@ impl Exchange {
         Self::over(stream, peer)
     }
 
-    /// Connects to a peer that listens on `address`, and tries again until `patience` is over while nobody does.
+    /// Connects to a peer that listens on `address`. While no program listens there, it retries
+    /// until `patience` is over.
     ///
     /// # Errors
-    /// [`VerbsError::Exchange`] names the peer, what it answered, and what to do.
+    /// [`VerbsError::Exchange`] names the peer, its answer, and the remedy.
     pub fn connect(address: SocketAddr, patience: Duration) -> Result<Self, VerbsError> {
         let begin = Instant::now();
         loop {
@@ -160,11 +166,13 @@ impl Exchange {
         Self { link, peer, phase: "exchange".to_owned(), patience: Some(PATIENCE) }
     }
 
-    /// Connects by the connection manager to a peer that listens on `address` ([`cm::Listener`]) and accepts by [`accept_cm`](Self::accept_cm), and tries
-    /// again until `patience` is over while nobody does. What is said then goes over a queue pair of `ctx`, and nothing over TCP.
+    /// Connects through the connection manager to a peer that listens on `address`
+    /// ([`cm::Listener`]) and accepts with [`accept_cm`](Self::accept_cm). While no program listens
+    /// there, it retries until `patience` is over. The lines then go over a queue pair of `ctx`,
+    /// not over TCP.
     ///
     /// # Errors
-    /// [`VerbsError::Exchange`] names the peer, what it answered, and what to do.
+    /// [`VerbsError::Exchange`] names the peer, its answer, and the remedy.
     pub fn connect_cm(
         ctx: &Context,
         address: SocketAddr,
@@ -174,23 +182,25 @@ impl Exchange {
         Ok(Self::new(Link::Queue(Box::new(queue)), address))
     }
 
-    /// Accepts a peer that asks by [`connect_cm`](Self::connect_cm), and rejects any other, which is told why.
+    /// Accepts a peer that calls [`connect_cm`](Self::connect_cm). Rejects any other, and tells it
+    /// the reason.
     ///
     /// # Errors
-    /// [`VerbsError::Exchange`] if it asks for something else, or goes away.
+    /// [`VerbsError::Exchange`] if the peer requests something else, or goes away.
     pub fn accept_cm(ctx: &Context, request: cm::Request) -> Result<Self, VerbsError> {
         let peer = request.peer();
         let queue = queue::accept(ctx, request)?;
         Ok(Self::new(Link::Queue(Box::new(queue)), peer))
     }
 
-    /// Whether a request is one of [`connect_cm`](Self::connect_cm), to be accepted by [`accept_cm`](Self::accept_cm).
+    /// Whether a request comes from [`connect_cm`](Self::connect_cm), for
+    /// [`accept_cm`](Self::accept_cm) to accept.
     #[must_use]
     pub fn is_asked_for_by(request: &cm::Request) -> bool {
         queue::is_asked_for_by(request)
     }
 
-    /// The path MTU that both sides take, if the exchange goes over a queue pair.
+    /// The path MTU that both links take, if the exchange goes over a queue pair.
     #[must_use]
     pub fn path_mtu(&self) -> Option<Mtu> {
         match &self.link {
@@ -213,27 +223,30 @@ impl Exchange {
         Ok(self.link.local()?)
     }
 
-    /// How long the peer may take for its next line, from when it is waited for to its end; `None` for ever. It begins with 60 s.
+    /// Timeout for the peer's next line, from the start of the wait to the line's end; `None` waits
+    /// without limit. The default is 60 s.
     pub fn set_patience(&mut self, patience: Option<Duration>) {
         self.patience = patience;
     }
 
-    /// Says what both sides do from now on, for errors. [`swap`](Self::swap) and [`barrier`](Self::barrier) say so themselves.
+    /// Sets the phase of both sides, for errors. [`swap`](Self::swap) and
+    /// [`barrier`](Self::barrier) set their own.
     pub fn enter(&mut self, phase: &str) {
         phase.clone_into(&mut self.phase);
     }
 
-    /// What went wrong, with the peer and with what both sides were about to do.
+    /// An error that names the peer and the phase of both sides.
     #[must_use]
     pub fn error(&self, what: impl fmt::Display) -> VerbsError {
         VerbsError::Exchange(format!("peer {}, {}: {what}", self.peer, self.phase))
     }
 
-    /// Says hello and hears the peer's.
+    /// Sends a hello and reads the peer's.
     ///
     /// # Errors
-    /// [`VerbsError::Exchange`] if the peer is silent, closes, or says something else: also what no queue pair can be connected to, and addresses of another
-    /// family than those of `hello`.
+    /// [`VerbsError::Exchange`] if the peer is silent, closes, or sends an invalid line. A hello is
+    /// also invalid if no queue pair can be connected to its endpoints, or if their addresses are
+    /// of another family than those of `hello`.
     pub fn swap(&mut self, hello: &Hello) -> Result<Hello, VerbsError> {
         self.during("exchange of endpoints", |exchange| {
             exchange.say(&wire::line(hello))?;
@@ -243,7 +256,7 @@ impl Exchange {
         })
     }
 
-    /// Waits until the peer has come to the same point.
+    /// Waits until the peer has reached the same point.
     ///
     /// # Errors
     /// As [`swap`](Self::swap).
@@ -251,8 +264,9 @@ impl Exchange {
         self.meet(name, None)
     }
 
-    /// As [`barrier`](Self::barrier), but for as long as `goes_on` says so, which is asked several times a second: for peers that may be busy
-    /// for however long, while that can be seen.
+    /// As [`barrier`](Self::barrier), but waits while `goes_on` returns true; it is called several
+    /// times a second. For peers that may be busy without limit, as long as the caller can see
+    /// that.
     ///
     /// # Errors
     /// As [`barrier`](Self::barrier).
@@ -283,7 +297,7 @@ impl Exchange {
     /// Sends one line.
     ///
     /// # Errors
-    /// [`VerbsError::Exchange`] if the peer has closed, or does not read.
+    /// [`VerbsError::Exchange`] if the peer has closed the connection, or does not read.
     pub fn say(&mut self, line: &str) -> Result<(), VerbsError> {
         let mut bytes = Vec::with_capacity(line.len() + 1);
         bytes.extend_from_slice(line.as_bytes());
@@ -296,10 +310,11 @@ impl Exchange {
         })
     }
 
-    /// Tells the peer that this side cannot go on, and why. Whatever the peer waits for then, it gets this as an error.
+    /// Tells the peer that this side cannot go on, and why. The peer's next read returns it as an
+    /// error.
     pub fn give_up(&mut self, why: &str) {
         let why = why.replace('\n', " ");
-        // Whoever does not hear it any more has ended, too.
+        // A peer that does not read it any more has ended as well.
         let _ = self.say(&format!("{GAVE_UP}{why}"));
     }
 
@@ -311,8 +326,8 @@ impl Exchange {
         self.line(None)
     }
 
-    /// Reads one line if the peer has sent something, and does not wait for it otherwise. So a program that is busy
-    /// with its queue pairs notices that the peer has gone.
+    /// Reads one line if the peer has sent something, else returns at once. So a program that is
+    /// busy with its queue pairs notices that the peer has gone.
     ///
     /// # Errors
     /// As [`swap`](Self::swap).
@@ -327,7 +342,7 @@ impl Exchange {
         }
     }
 
-    /// Something to ask, also from another thread, whether the peer is still there.
+    /// A handle that tells, also on another thread, whether the peer is still there.
     ///
     /// # Errors
     /// [`VerbsError::Io`].
@@ -346,13 +361,13 @@ impl Exchange {
         done
     }
 
-    /// The next line. All of it must come in time: a byte now and then does not prolong it.
+    /// The next line. All of it must arrive in time: a byte now and then does not extend the wait.
     fn line(
         &mut self,
         mut goes_on: Option<&mut dyn FnMut() -> bool>,
     ) -> Result<String, VerbsError> {
         let begin = Instant::now();
-        // Who is asked decides.
+        // If there is a `goes_on`, only it decides.
         let patience = if goes_on.is_some() { None } else { self.patience };
         let mut line = Vec::new();
         while !self.take(&mut line)? {
@@ -389,7 +404,8 @@ impl Exchange {
         }
     }
 
-    /// Moves what was read into `line`, to the line's end if that is there; whether it is.
+    /// Moves the bytes read so far into `line`, up to the line's end. Returns whether the end was
+    /// there.
     fn take(&mut self, line: &mut Vec<u8>) -> Result<bool, VerbsError> {
         let read = self.link.buffer();
         let end = read.iter().position(|byte| *byte == b'\n');
@@ -412,35 +428,36 @@ impl Exchange {
     }
 }
 
-/// Whether there is merely nothing to read yet. A connection that the kernel gave up is `TimedOut`.
+/// Whether there is nothing to read yet. A connection that the kernel gave up is `TimedOut`.
 fn is_not_yet(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }
 
-/// Knows whether the peer of an [`Exchange`] has gone, without reading what it says.
+/// Detects that the peer of an [`Exchange`] has gone, without reading its lines.
 #[derive(Debug)]
 pub struct PeerWatch {
     watch: Watch,
 }
 
 impl PeerWatch {
-    /// Whether the peer has closed the connection or given up: [`Exchange::hear`] then says so, too.
+    /// Whether the peer has closed the connection or given up. [`Exchange::hear`] then reports it
+    /// as well.
     #[must_use]
     pub fn is_gone(&self) -> bool {
         self.watch.is_gone()
     }
 }
 
-/// Begins a line that says why the peer cannot go on.
+/// Starts a line that says why the peer cannot go on.
 const GAVE_UP: char = '!';
 
-/// A peer's words, as far as they may go to a terminal.
+/// The peer's words, made safe for a terminal.
 fn printable(words: &str) -> String {
     const CHARS_MAX: usize = 500;
     words.chars().take(CHARS_MAX).map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
-/// What to say when there is no connection to `address`.
+/// The message for a failed connection to `address`.
 fn cannot_connect(address: SocketAddr, error: &io::Error) -> String {
     let (host, port) = (address.ip(), address.port());
     let advice = match error.kind() {
@@ -458,7 +475,7 @@ fn cannot_connect(address: SocketAddr, error: &io::Error) -> String {
     format!("cannot connect to {address}: {error}: {advice}")
 }
 
-/// A line as a peer's hello; one that is understood means the same when it is written again.
+/// Parses a line as a peer's hello; a valid one means the same after it is written again.
 #[cfg(feature = "fuzzing")]
 pub(crate) fn try_parse(text: &str) {
     for own in [None, Some(IpAddr::from([10, 0, 0, 1])), Some(IpAddr::from([0; 16]))] {

@@ -1,6 +1,6 @@
 //! For fuzz targets only.
 
-/// Reads a peer's hello of [`Exchange`](crate::Exchange), and what was understood again.
+/// Parses a peer's hello of [`Exchange`](crate::Exchange); formats and parses a valid one again.
 pub fn hello(line: &str) {
     crate::exchange::try_parse(line);
 }

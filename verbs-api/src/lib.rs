@@ -1,7 +1,8 @@
 //! RDMA verbs in user space, over any network interface.
 //!
-//! A RoCEv2 host channel adapter in software: queue pairs, memory regions and completion queues as `libibverbs` has them, spoken
-//! on the wire as hardware speaks them, without an RDMA card, a kernel module or root.
+//! Rocinante is a RoCEv2 host channel adapter in software. Its queue pairs, memory regions and
+//! completion queues work as those of `libibverbs`, and its packets are those of hardware. It needs
+//! no RDMA card, no kernel module and no root.
 //!
 //! ```
 //! use std::time::Duration;
@@ -36,15 +37,18 @@
 //! # Ok::<(), rocinante::VerbsError>(())
 //! ```
 //!
-//! - [`Context`], [`OpenOptions`]: a device, which is a network interface and the backend that carries its packets;
-//! - [`Pd`], [`Mr`], [`Access`]: protection domains and memory regions; [`Mw`]: windows to parts of them;
-//! - [`Cq`], [`CompChannel`]: completions, polled or waited for;
-//! - [`QpBuilder`], [`PreparedQp`], [`Qp`]: queue pairs; [`Ah`]: where datagrams go; [`Srq`]: receives that they share;
-//! - [`cm`]: connections made by the connection manager, as `librdmacm` makes them;
-//! - [`Exchange`]: a small exchange, over TCP or a queue pair, that connects two of them.
+//! - [`Context`], [`OpenOptions`]: a device, which is a network interface and the backend that
+//!   carries its packets;
+//! - [`Pd`], [`Mr`], [`Access`]: protection domains and memory regions; [`Mw`]: windows to parts of
+//!   them;
+//! - [`Cq`], [`CompChannel`]: completions, which a program polls or waits for;
+//! - [`QpBuilder`], [`PreparedQp`], [`Qp`]: queue pairs; [`Ah`]: destinations of datagrams;
+//!   [`Srq`]: receives that queue pairs share;
+//! - [`cm`]: connections through the connection manager, as `librdmacm` makes them;
+//! - [`Exchange`]: a small exchange, over TCP or a queue pair, that connects two queue pairs.
 //!
-//! Nothing needs a thread of the program's: `post_send` and `poll` drive the device on the spot, and a background thread does while
-//! the program does not.
+//! The program needs no thread for the device: `post_send` and `poll` drive it on the spot. A
+//! background thread drives it while the program does not.
 
 mod ah;
 pub mod cm;
@@ -103,13 +107,13 @@ pub use rocinante_stack::verbs::{
 pub use rocinante_stack::{Budget, ModifyError, PostError, QpAttr, SrqAttr, SrqChange};
 pub use srq::Srq;
 
-/// What examples in the documentation need to run beside each other.
+/// Two addresses for the examples in the documentation, so that they can run at the same time.
 #[doc(hidden)]
 pub mod doc {
     use std::net::{IpAddr, Ipv4Addr};
     use std::sync::atomic::{AtomicU8, Ordering};
 
-    /// Two loopback addresses that nobody else on the machine is likely to use now.
+    /// Two loopback addresses that no other process on the machine is likely to use now.
     pub fn addresses() -> (IpAddr, IpAddr) {
         static NEXT: AtomicU8 = AtomicU8::new(1);
         let [_, _, high, low] = std::process::id().to_be_bytes();

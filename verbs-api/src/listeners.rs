@@ -1,4 +1,4 @@
-//! Which completion queues a channel announces, by numbers that are never used again.
+//! The completion queues that a channel announces, by numbers that are never reused.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +12,7 @@ pub(crate) struct Listeners<Q> {
     queues: Mutex<HashMap<u64, Weak<Q>>>,
 }
 
-/// A number for a queue: an event of one that is gone must not reach another.
+/// A number for a queue, never reused: an event of a destroyed queue must not reach another.
 pub(crate) fn fresh_number() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
@@ -26,7 +26,8 @@ impl<Q> Listeners<Q> {
     pub(crate) fn add(&self, number: u64, queue: &Arc<Q>) {
         let mut queues = self.queues.lock();
         if queues.len() == queues.capacity() {
-            // Those that are gone make room; each is looked at a few times in all.
+            // Drops destroyed queues. Capacity grows with the live ones, so each entry is visited
+            // only a few times in all.
             queues.retain(|_, queue| queue.strong_count() > 0);
             let live = queues.len();
             queues.reserve(live.max(4));

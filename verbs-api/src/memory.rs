@@ -1,8 +1,9 @@
 //! User memory: buffers, and the only code that dereferences it.
 //!
-//! Registered memory is shared with a peer, as memory under DMA is: the peer may read or write it at any
-//! time, and so may other threads of the program. Nothing here makes a Rust reference to it; all access is by raw copies and
-//! atomics. What a copy sees while somebody writes is any mix of old and new aligned words.
+//! Registered memory is shared with a peer, as memory under DMA is. The peer may read or write it
+//! at any time, and so may other threads of the program. So this module makes no Rust reference to
+//! it: all access is by raw copies and atomics. A copy during a concurrent write sees any mix of
+//! old and new aligned words.
 #![allow(unsafe_code)]
 
 mod summed;
@@ -22,7 +23,8 @@ pub(crate) struct Buffer {
     layout: Layout,
 }
 
-// SAFETY: the buffer is plain bytes that this value owns; every access goes through raw copies and atomics.
+// SAFETY: the buffer is plain bytes that this value owns; every access goes through raw copies and
+// atomics.
 unsafe impl Send for Buffer {}
 // SAFETY: as above; shared access never makes references.
 unsafe impl Sync for Buffer {}
@@ -31,7 +33,7 @@ unsafe impl Sync for Buffer {}
 const PAGE: usize = 4096;
 
 impl Buffer {
-    /// `len` zero bytes, or `None` if there is no such memory.
+    /// `len` zero bytes, or `None` if the allocation fails.
     pub(crate) fn zeroed(len: usize) -> Option<Self> {
         let layout = Layout::from_size_align(len.max(1), PAGE).ok()?;
         // SAFETY: the layout's size is at least 1.
@@ -51,8 +53,8 @@ impl Drop for Buffer {
     }
 }
 
-/// A range of the process's memory for whose validity somebody else answers: the region table admitted it, and a region is
-/// removed from the table before its memory goes.
+/// A range of the process's memory. Its holder vouches for its validity: the region table admitted
+/// it, and a region leaves the table before its memory is freed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Range {
     pub(crate) address: u64,
@@ -65,8 +67,9 @@ impl Range {
         if access.admits(Access::ZERO_BASED) { 0 } else { self.address }
     }
 
-    /// Copies `src` into the range, ascending; the last word comes last and with release, so that who
-    /// sees the last byte sees all of them. An aligned word that the range ends with is stored as one, other ends byte by byte.
+    /// Copies `src` into the range, ascending. The last word is stored last and with release, so
+    /// that a thread that sees the last byte sees all bytes. If the range ends with a whole aligned
+    /// word, that word is stored at once; other ends are stored byte by byte.
     ///
     /// # Safety
     /// The range must be valid for writes of `src.len()` bytes for the duration of the call.
@@ -77,8 +80,8 @@ impl Range {
         let start = self.address as *mut u8;
         // The bytes from the last word boundary on.
         let tail = ((self.address + last as u64) & !7).saturating_sub(self.address) as usize;
-        // SAFETY: `tail <= last`, so both ranges are within what the caller vouches for. User memory
-        // and a packet buffer of the port never overlap.
+        // SAFETY: `tail <= last`, so both ranges are within the range for which the caller vouches.
+        // User memory and a packet buffer of the port never overlap.
         unsafe {
             ptr::copy_nonoverlapping(src.as_ptr(), start, tail);
             let word = start.add(tail);
@@ -102,13 +105,13 @@ impl Range {
     #[inline]
     pub(crate) unsafe fn load(self, dst: &mut [u8]) {
         debug_assert_eq!(self.len, dst.len());
-        // SAFETY: the caller vouches for the range; a packet buffer or the program's own slice does not overlap
-        // registered memory.
+        // SAFETY: the caller vouches for the range; a packet buffer or the program's own slice does
+        // not overlap registered memory.
         unsafe { ptr::copy_nonoverlapping(self.address as *const u8, dst.as_mut_ptr(), dst.len()) };
         prefetch(self.address.wrapping_add(dst.len() as u64), dst.len());
     }
 
-    /// Copies the range into `dst`, and returns the CRC-32 of what was copied if that comes along with it.
+    /// Copies the range into `dst`. Returns the CRC-32 of the copied bytes if the copy computed it.
     ///
     /// # Safety
     /// As for [`load`](Self::load).
@@ -128,10 +131,12 @@ impl Range {
     /// Performs an atomic on the aligned word of the range, against local threads too.
     ///
     /// # Safety
-    /// The range must be 8 bytes, aligned to 8, valid for reads and writes for the duration of the call.
+    /// The range must be 8 bytes, aligned to 8, valid for reads and writes for the duration of the
+    /// call.
     pub(crate) unsafe fn atomic(self, op: AtomicOp) -> u64 {
         debug_assert!(self.len == 8 && self.address.is_multiple_of(8));
-        // SAFETY: the caller vouches for the word; all access to registered memory by this crate is raw or atomic.
+        // SAFETY: the caller vouches for the word; all access to registered memory by this crate is
+        // raw or atomic.
         let word = unsafe { AtomicU64::from_ptr(self.address as *mut u64) };
         match op {
             AtomicOp::FetchAdd { add } => word.fetch_add(add, Ordering::SeqCst),
@@ -141,16 +146,18 @@ impl Range {
         }
     }
 
-    /// Reads the byte at `at` with acquire, as [`store`](Self::store) writes the last one: the last byte of an aligned word as
-    /// part of that word, if the range has all of it. Two threads that access the same bytes at once by atomics of different sizes
-    /// would race, as Rust sees it (`std::sync::atomic`, "Memory model for atomic accesses").
+    /// Reads the byte at `at` with acquire, the counterpart of [`store`](Self::store). It reads the
+    /// last byte of an aligned word as part of that word, if the range has the whole word. Two
+    /// concurrent atomic accesses of different sizes to the same bytes would be a race in Rust's
+    /// model (`std::sync::atomic`, "Memory model for atomic accesses").
     ///
     /// # Safety
     /// The range must be valid for reads, and `at` be inside it.
     pub(crate) unsafe fn load_byte(self, at: usize) -> u8 {
         debug_assert!(at < self.len);
         let byte = self.address + at as u64;
-        // SAFETY: the caller vouches for the range, and the byte or the seven before it too are in it.
+        // SAFETY: the caller vouches for the range, and the byte or the seven before it too are in
+        // it.
         unsafe {
             if byte % 8 == 7 && at >= 7 {
                 let word = AtomicU64::from_ptr((byte - 7) as *mut u64).load(Ordering::Acquire);
@@ -172,11 +179,12 @@ impl Range {
     }
 }
 
-/// A packet of so many bytes was copied that end before `address`: the next of its message will be, once the CRC of this one is computed. Meanwhile
-/// its lines can come, which processors do not do by themselves beyond the end of a page.
+/// Prefetches the `len` bytes from `address` on. `len` bytes that end there were just copied, and
+/// the next packet of the message continues there once this packet's CRC is computed. Processors do
+/// not prefetch across the end of a page by themselves.
 #[inline]
 fn prefetch(address: u64, len: usize) {
-    /// Shorter packets are most often whole messages.
+    /// Shorter packets are usually whole messages.
     const LEN_MIN: usize = 1024;
     if len < LEN_MIN {
         return;

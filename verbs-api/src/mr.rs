@@ -15,19 +15,19 @@ impl Pd {
     /// Allocates `len` zero bytes and registers them. The region owns them.
     ///
     /// # Errors
-    /// [`VerbsError::Invalid`] for flags that contradict each other or too much memory; [`VerbsError::Limit`] if there
-    /// are too many regions.
+    /// [`VerbsError::Invalid`] for contradictory flags or too much memory; [`VerbsError::Limit`] if
+    /// there are too many regions.
     pub fn allocate(&self, len: usize, access: Access) -> Result<Mr, VerbsError> {
         Mr::allocate(self, len, access)
     }
 
-    /// Registers memory of the caller's (`ibv_reg_mr(3)`).
+    /// Registers memory of the caller (`ibv_reg_mr(3)`).
     ///
     /// # Safety
-    /// From now until the region is dropped or deregistered, `start` must point to `len` bytes that are valid for reads and,
-    /// with any write or atomic flag, for writes; and the program must access them only as memory that
-    /// others change at any time: through raw pointers, atomics or the region's own methods, never through references
-    /// whose rules a concurrent writer would break.
+    /// From now until the region is dropped or deregistered, `start` must point to `len` bytes that
+    /// are valid for reads and, with any write or atomic flag, for writes. The program must access
+    /// them only as memory that others change at any time: through raw pointers, atomics or the
+    /// region's own methods, never through references that a concurrent writer would invalidate.
     ///
     /// # Errors
     /// As [`allocate`](Self::allocate).
@@ -44,31 +44,34 @@ impl Pd {
 
 /// A registered memory region (`struct ibv_mr`).
 ///
-/// While it is registered, peers that know its key may read or change it as its flags say, at any time. So it never lends
-/// slices of its memory: use [`read`](Self::read), [`write`](Self::write) and the atomics.
+/// While it is registered, peers that know its key may read or change it at any time, as its flags
+/// permit. So it never lends slices of its memory: use [`read`](Self::read), [`write`](Self::write)
+/// and the atomics.
 ///
-/// Dropping it deregisters it at once: requests still in flight that name it fail with `LOC_PROT_ERR`, and peers'
-/// with a remote access error, also through windows that are bound to it. [`deregister`](Self::deregister) refuses instead.
+/// Dropping it deregisters it at once. Requests in flight that name it then fail with
+/// `LOC_PROT_ERR`; requests of peers fail with a remote access error, also through windows bound to
+/// it. [`deregister`](Self::deregister) refuses instead.
 #[derive(Debug)]
 pub struct Mr {
     kind: MrKind,
     range: Range,
     access: Access,
-    /// Freed after the region was deregistered: fields are dropped in this order.
+    /// Freed after deregistration, because fields drop in this order.
     buffer: Option<Buffer>,
-    /// Memory that the device may still use although it refused it.
+    /// Memory that the device refused but may still use.
     spare: Vec<Buffer>,
     _pd: Pd,
 }
 
-/// What [`Mr::rereg`] changes.
+/// The changes of [`Mr::rereg`].
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Rereg<'a> {
     /// The protection domain (`IBV_REREG_MR_CHANGE_PD`).
     pub pd: Option<&'a Pd>,
     /// The permissions (`IBV_REREG_MR_CHANGE_ACCESS`).
     pub access: Option<Access>,
-    /// The memory (`IBV_REREG_MR_CHANGE_TRANSLATION`): so many new bytes of its own, all zero.
+    /// The memory (`IBV_REREG_MR_CHANGE_TRANSLATION`): this many new bytes, owned by the region,
+    /// all zero.
     pub len: Option<usize>,
 }
 
@@ -93,7 +96,8 @@ impl Mr {
             return Err(VerbsError::Invalid(format!("there are no {len} bytes of memory")));
         };
         let range = Range { address: buffer.address(), len };
-        // SAFETY: the buffer lives as long as the region, and all access to it is by the region's methods.
+        // SAFETY: the buffer lives as long as the region, and all access to it is by the region's
+        // methods.
         unsafe { Self::insert(pd, range, access, Some(buffer)) }
     }
 
@@ -148,7 +152,8 @@ impl Mr {
         }
     }
 
-    /// The address of its first byte, by which work requests and peers name it: 0 if it is [`Access::ZERO_BASED`].
+    /// The address by which work requests and peers name its first byte: 0 if it is
+    /// [`Access::ZERO_BASED`].
     #[must_use]
     pub fn address(&self) -> u64 {
         self.range.start(self.access)
@@ -166,7 +171,7 @@ impl Mr {
         self.range.len == 0
     }
 
-    /// What it permits.
+    /// Its permissions.
     #[must_use]
     pub fn access(&self) -> Access {
         self.access
@@ -183,8 +188,8 @@ impl Mr {
         Sge { addr: self.address() + offset as u64, len, lkey: self.lkey() }
     }
 
-    /// Copies `out.len()` bytes from `offset` on into `out`. While a peer or another thread writes there, the
-    /// result is a mix of old and new.
+    /// Copies `out.len()` bytes from `offset` on into `out`. While a peer or another thread writes
+    /// there, the result is a mix of old and new bytes.
     ///
     /// # Panics
     /// If that is not inside the region.
@@ -205,21 +210,24 @@ impl Mr {
         out
     }
 
-    /// Copies `data` to `offset`; who sees the last byte sees all of it.
+    /// Copies `data` to `offset`. A thread that sees the last byte sees all bytes.
     ///
     /// # Panics
     /// If that is not inside the region.
     pub fn write(&self, offset: usize, data: &[u8]) {
         let part = self.part(offset, data.len());
-        // SAFETY: as for `read`; owned memory is writable, and who registered raw memory answers for it.
+        // SAFETY: as for `read`; owned memory is writable, and the caller that registered raw
+        // memory vouched for it.
         unsafe { part.store(data) };
     }
 
-    /// The byte at `offset`, with acquire: everything a peer wrote before it is visible. This is how to wait for the last byte of a
-    /// WRITE; a counter of eight bytes is better read by [`load_u64`](Self::load_u64).
+    /// The byte at `offset`, with acquire: all bytes that a peer wrote before it are visible. Use
+    /// it to wait for the last byte of a WRITE; [`load_u64`](Self::load_u64) suits a counter of
+    /// eight bytes better.
     ///
-    /// What is less than an aligned word of eight bytes and is its end, such as a WRITE of four bytes to an address of 4 modulo 8, is stored
-    /// byte by byte and loaded as part of the word. Processors do what one expects; Rust's model knows no such pair.
+    /// A write that covers only the end of an aligned word of eight bytes, such as a WRITE of four
+    /// bytes to an address of 4 modulo 8, is stored byte by byte and loaded as part of the word.
+    /// Processors handle that correctly; Rust's memory model does not cover such a pair.
     ///
     /// # Panics
     /// If that is not inside the region.
@@ -230,7 +238,8 @@ impl Mr {
         unsafe { self.range.load_byte(offset) }
     }
 
-    /// The aligned word at `offset`, as the atomic that peers' atomics work on, in the byte order of the host.
+    /// The aligned word at `offset`, in the byte order of the host: the atomic that peers' atomics
+    /// work on.
     ///
     /// # Panics
     /// If that is not inside the region or its address is not a multiple of 8.
@@ -251,11 +260,12 @@ impl Mr {
         self.word(offset).load(Ordering::Acquire)
     }
 
-    /// Deregisters it (`ibv_dereg_mr(3)`); its key is refused from now on.
+    /// Deregisters it (`ibv_dereg_mr(3)`); accesses with its key fail from now on.
     ///
     /// # Errors
-    /// [`VerbsError::Busy`], with the region, while a posted request names it or a window is bound to it. Hardware does not look at what
-    /// is posted: such requests fail, as if the region had been dropped.
+    /// [`VerbsError::Busy`], with the region, while a posted request names it or a window is bound
+    /// to it. A device of the kernel does not check posted requests: they fail, as if the region
+    /// had been dropped.
     // The region comes back by value, as a protection domain and a completion queue do.
     #[allow(clippy::result_large_err)]
     pub fn deregister(mut self) -> Result<(), (Self, VerbsError)> {
@@ -266,8 +276,8 @@ impl Mr {
         removed.map_err(|why| (self, why))
     }
 
-    /// Why an access of a peer through this key would be refused, for diagnosis. Of a device in hardware only range and flags are
-    /// known.
+    /// Why an access of a peer through this key would be refused, for diagnosis. For a device of
+    /// the kernel, only range and flags are known.
     ///
     /// # Errors
     /// [`AccessError`].
@@ -278,16 +288,18 @@ impl Mr {
         }
     }
 
-    /// Changes its protection domain, its permissions, or its memory, as if it was deregistered and registered anew (`ibv_rereg_mr(3)`). With
-    /// [`Rereg::len`] it has new memory of its own, of zero bytes, and what it had is freed.
+    /// Changes its protection domain, its permissions or its memory, as if it was deregistered and
+    /// registered anew (`ibv_rereg_mr(3)`). With [`Rereg::len`] it gets new memory of its own, all
+    /// zero, and frees the old memory.
     ///
-    /// Its keys may be others from now on: the device in software always changes them, and refuses the old ones from the moment when this
-    /// returns. Ask [`lkey`](Self::lkey) and [`rkey`](Self::rkey) again.
+    /// Its keys may change: ask [`lkey`](Self::lkey) and [`rkey`](Self::rkey) again. The device in
+    /// software always changes them, and refuses the old keys once this call returns.
     ///
     /// # Errors
-    /// [`VerbsError::Busy`] while a posted request names the region, or a window is bound to it; [`VerbsError::Invalid`] for what cannot be
-    /// registered either: then nothing has changed. [`VerbsError::Hardware`] if the kernel's device refuses, or cannot do that, and says whether
-    /// the region may be used on.
+    /// [`VerbsError::Busy`] while a posted request names the region or a window is bound to it;
+    /// [`VerbsError::Invalid`] for a change that registration would refuse, too. In both cases
+    /// nothing has changed. [`VerbsError::Hardware`] if the kernel's device refuses or does not
+    /// support the change; the error says whether the region may still be used.
     pub fn rereg(&mut self, change: &Rereg<'_>) -> Result<(), VerbsError> {
         let buffer = change.len.map(|len| {
             let none = || VerbsError::Invalid(format!("there are no {len} bytes of memory"));
@@ -300,10 +312,10 @@ impl Mr {
         unsafe { self.change(change, range, buffer.map(|(buffer, _)| buffer)) }
     }
 
-    /// As [`rereg`](Self::rereg), to other memory of the caller's; [`Rereg::len`] is not looked at.
+    /// As [`rereg`](Self::rereg), to other memory of the caller; ignores [`Rereg::len`].
     ///
     /// # Safety
-    /// As [`Pd::register`], for the new memory; the old memory is the caller's own when this has succeeded.
+    /// As [`Pd::register`], for the new memory. After success the old memory is the caller's own.
     ///
     /// # Errors
     /// As [`rereg`](Self::rereg).
@@ -348,7 +360,7 @@ impl Mr {
         };
         if let Err(error) = changed {
             if matches!(self.kind, MrKind::Hw(_)) {
-                // Whether the device uses it is not known.
+                // The device may or may not use the new memory.
                 self.spare.extend(buffer);
             }
             return Err(error);
@@ -376,7 +388,7 @@ impl Drop for Mr {
         if let MrKind::Hw(registration) = &mut self.kind
             && registration.remove().is_err()
         {
-            // The device may still use the memory: it is better lost than used for something else.
+            // The device may still use the memory: leak it rather than reuse it.
             std::mem::forget((self.buffer.take(), std::mem::take(&mut self.spare)));
         }
     }

@@ -1,4 +1,5 @@
-//! Memory windows: keys of their own to parts of a region, given and taken back while the region stays registered.
+//! Memory windows: keys to parts of a region, bound and invalidated while the region stays
+//! registered.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -13,10 +14,11 @@ use crate::qp::{Qp, QpKind};
 use crate::{hw, soft};
 
 impl Pd {
-    /// Allocates a memory window (`ibv_alloc_mw(3)`), which is bound to nothing yet.
+    /// Allocates a memory window (`ibv_alloc_mw(3)`), which is not bound yet.
     ///
     /// # Errors
-    /// [`VerbsError::Limit`] if there are too many; [`VerbsError::Hardware`] if the kernel's device refuses, or has none.
+    /// [`VerbsError::Limit`] if there are too many; [`VerbsError::Hardware`] if the kernel's device
+    /// refuses or has no windows.
     pub fn alloc_mw(&self, mw_type: MwType) -> Result<Mw, VerbsError> {
         let kind = match &self.inner.kind {
             PdKind::Soft(pd) => MwKind::Soft(soft::Window::alloc(pd, mw_type)?),
@@ -30,17 +32,21 @@ impl Pd {
     }
 }
 
-/// A memory window (`struct ibv_mw`): it shows peers a part of a region, under a key of its own. The region needs
-/// [`Access::MW_BIND`], and no right of the peers'.
+/// A memory window (`struct ibv_mw`): it gives peers access to a part of a region, under a key of
+/// its own. The region needs [`Access::MW_BIND`], but no remote permission.
 ///
-/// - Type 1 is bound by [`Qp::bind_mw`], as often as wanted. All queue pairs of the protection domain get through it.
-/// - Type 2 is bound by the request that [`bind`](Self::bind) makes, and freed by [`SendOp::LocalInv`], or by a [`SendOp::SendInv`] of the peer's; then
-///   it may be bound again. Only the queue pair that bound it gets through it (type 2B).
+/// - Type 1: [`Qp::bind_mw`] binds it, any number of times. All queue pairs of the protection
+///   domain may use it.
+/// - Type 2: the request that [`bind`](Self::bind) makes binds it. [`SendOp::LocalInv`], or a
+///   [`SendOp::SendInv`] of the peer, invalidates it; then it may be bound again. Only the queue
+///   pair that bound it may use it (type 2B).
 ///
-/// Each binding has a new key: the low 8 bits count. From the moment when the request is executed the old key is refused; after 256 bindings
-/// it comes again. While a window is bound to it, a region is neither deregistered nor changed.
+/// Each binding has a new key, which counts up in the low 8 bits. Once the request is executed,
+/// accesses with the old key fail; after 256 bindings the key repeats. A region with a bound window
+/// can be neither deregistered nor changed.
 ///
-/// Dropping it deallocates it (`ibv_dealloc_mw(3)`): then its key is refused, and a request in flight that binds it fails.
+/// Dropping it deallocates it (`ibv_dealloc_mw(3)`): accesses with its key then fail, and so does a
+/// request in flight that binds it.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -76,7 +82,7 @@ impl Pd {
 pub struct Mw {
     kind: MwKind,
     mw_type: MwType,
-    /// Of the last binding that was asked for.
+    /// The key of the last requested binding.
     rkey: AtomicU32,
     _pd: Pd,
 }
@@ -87,17 +93,18 @@ enum MwKind {
     Hw(hw::Window),
 }
 
-/// A part of a region, and what peers may do there (`struct ibv_mw_bind_info`).
+/// A part of a region, and the peers' rights there (`struct ibv_mw_bind_info`).
 #[derive(Debug, Clone, Copy)]
 pub struct MwPart<'a> {
     /// The region.
     pub mr: &'a Mr,
-    /// Where in the region the part begins.
+    /// Offset of the part in the region, in bytes.
     pub offset: usize,
-    /// How many bytes it has; none frees a window of type 1, and cannot be bound by one of type 2. Whether the part is inside the region is found out
-    /// when the window is bound.
+    /// Its length in bytes. Length 0 frees a window of type 1; a window of type 2 cannot be bound
+    /// to length 0. The device checks at binding whether the part is inside the region.
     pub len: usize,
-    /// Remote flags; and [`Access::ZERO_BASED`], only of type 2, if peers shall name its bytes by their offset in it.
+    /// Remote flags. For type 2 also [`Access::ZERO_BASED`]: peers then name its bytes by their
+    /// offset in it.
     pub access: Access,
 }
 
@@ -120,20 +127,23 @@ impl Mw {
         self.mw_type
     }
 
-    /// The key for peers: of the last binding that was asked for, good once that is complete. If it is not done, see [`set_rkey`](Self::set_rkey).
+    /// The key for peers: that of the last requested binding, valid once the binding is complete.
+    /// If it fails, see [`set_rkey`](Self::set_rkey).
     #[must_use]
     pub fn rkey(&self) -> Key {
         Key(self.rkey.load(Ordering::Acquire))
     }
 
-    /// Says which key the window has (as programs write `ibv_mw::rkey`). To be called with the key of before when a binding of type 2 that was asked for
-    /// is not done: it was not posted, it failed, or it was flushed. The next one counts from there; devices refuse to bind by any other key.
+    /// Sets the key that the window has (as programs write `ibv_mw::rkey`). Call it with the
+    /// previous key if a requested binding of type 2 was not executed: it was not posted, it
+    /// failed, or it was flushed. The next binding counts from this key; devices refuse any other.
     pub fn set_rkey(&self, rkey: Key) {
         self.rkey.store(rkey.0, Ordering::Release);
     }
 
-    /// The request that binds a window of type 2 to `part`, under the next key, which [`rkey`](Self::rkey) returns from now on. The requests are to be
-    /// posted in the order in which they were made.
+    /// The request that binds a window of type 2 to `part`, under the next key.
+    /// [`rkey`](Self::rkey) returns that key from now on. Post the requests in the order in which
+    /// they were made.
     #[must_use]
     pub fn bind(&self, part: &MwPart<'_>) -> SendOp {
         let next = |key: u32| Some(key & !0xff | key.wrapping_add(1) & 0xff);
@@ -157,21 +167,23 @@ impl Mw {
 pub struct BindMw<'a> {
     /// Returned in the completion.
     pub wr_id: u64,
-    /// What to show.
+    /// The part that peers may access.
     pub part: MwPart<'a>,
-    /// Whether success makes a completion; errors always do.
+    /// Whether success makes a completion; an error always does.
     pub signaled: bool,
     /// Whether to wait for all READs and atomics before it.
     pub fence: bool,
 }
 
 impl Qp {
-    /// Binds a window of type 1 (`ibv_bind_mw(3)`) by a request in the send queue, and returns its new key at once: it is good when the
-    /// request is complete, and the old one until the request is executed. Of no bytes, it takes the window away from its region.
+    /// Binds a window of type 1 (`ibv_bind_mw(3)`) by a request in the send queue, and returns its
+    /// new key at once. The new key is valid once the request is complete, the old one until the
+    /// request is executed. A part of length 0 unbinds the window.
     ///
     /// # Errors
-    /// [`VerbsError::Invalid`] for a window of type 2, which [`Mw::bind`] binds, or of another device; [`VerbsError::Post`] as
-    /// [`post_send`](Self::post_send). What does not go together fails when it is executed, with `MW_BIND_ERR`; some devices look at once.
+    /// [`VerbsError::Invalid`] for a window of type 2, which [`Mw::bind`] binds, or of another
+    /// device; [`VerbsError::Post`] as [`post_send`](Self::post_send). A binding that the device
+    /// does not permit fails with `MW_BIND_ERR` at execution; some devices check at once.
     pub fn bind_mw(&self, mw: &Mw, bind: &BindMw<'_>) -> Result<Key, VerbsError> {
         let invalid = |why: &str| Err(VerbsError::Invalid(why.into()));
         if mw.mw_type != MwType::Type1 {
@@ -191,7 +203,7 @@ impl Qp {
         let BindMw { signaled, fence, .. } = *bind;
         let wr = SendWr { wr_id, op, data, signaled, solicited: false, fence };
         match &self.kind {
-            // The next binding counts on from the key that the window has.
+            // The next binding counts from the key that the window has.
             QpKind::Soft(qp) => qp.post_send(&[wr]).inspect_err(|_| mw.set_rkey(before))?,
             QpKind::Hw(qp) => {
                 let key = qp.bind_mw(&wr).map_err(VerbsError::Post)?;

@@ -1,4 +1,4 @@
-//! How devices are found and opened.
+//! Finds and opens devices.
 
 use std::ffi::OsStr;
 use std::net::IpAddr;
@@ -11,7 +11,7 @@ use crate::hw;
 use crate::soft::{self, Settings};
 use crate::wish::Wish;
 
-/// How a device is opened.
+/// Options for opening a device.
 ///
 /// ```no_run
 /// use rocinante::{Backend, OpenOptions};
@@ -35,112 +35,136 @@ pub struct OpenOptions {
     cpus: Vec<usize>,
 }
 
-/// The environment variable that chooses the backend where the program does not: `afxdp`, `packet`, `udp` or `auto`.
+/// The environment variable that names the backend if the program does not: `afxdp`, `packet`,
+/// `udp` or `auto`.
 pub const NETDEV_VARIABLE: &str = "ROCINANTE_NETDEV";
 
-/// The environment variable that chooses the device where the program does not: see [`OpenOptions::device`].
+/// The environment variable that names the device if the program does not: see
+/// [`OpenOptions::device`].
 pub const DEVICE_VARIABLE: &str = "ROCINANTE_DEVICE";
 
-/// The environment variable that says of how many shards a device in software is, where the program does not: see [`OpenOptions::shards`].
+/// The environment variable that sets the number of shards of a device in software if the program
+/// does not: see [`OpenOptions::shards`].
 pub const SHARDS_VARIABLE: &str = "ROCINANTE_SHARDS";
 
 impl OpenOptions {
-    /// The defaults: the backend is chosen, buffers are large, a background thread drives the device.
+    /// The defaults: Rocinante chooses the backend, buffers are large, and a background thread
+    /// drives the device.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Takes this device: the name of an RDMA device of the kernel, which is used through the system's `libibverbs` (`mlx5_0`,
-    /// `rxe0`; `mlx5_0:2` is its second port; `hw` is whichever has the address), or else of a network interface, over which
-    /// the device in software runs. Without it, and without the variable `ROCINANTE_DEVICE`, the device is the one in software.
+    /// Takes the device of this name.
+    ///
+    /// The name of an RDMA device of the kernel (`mlx5_0`, `rxe0`; `mlx5_0:2` is its second port)
+    /// selects that device, through the system's `libibverbs`. `hw` selects the kernel's device
+    /// that has the address. The name of a network interface selects the device in software over
+    /// that interface. Without a name, here and in the variable `ROCINANTE_DEVICE`, the device is
+    /// the one in software.
     #[must_use]
     pub fn device(mut self, name: &str) -> Self {
         self.device = Some(name.to_owned());
         self
     }
 
-    /// Takes this backend or fails, instead of choosing; only the device in software has one.
+    /// Takes this backend or fails, instead of choosing. Only the device in software has backends.
     #[must_use]
     pub fn netdev(mut self, backend: Backend) -> Self {
         self.netdev = Wish::Only(backend);
         self
     }
 
-    /// Takes the best backend that may be opened and bypasses no rule of the network namespace, also where
-    /// [`NETDEV_VARIABLE`] asks for another. Without that variable it is the default.
+    /// Takes the best backend that the process may open and that bypasses no rule of the network
+    /// namespace, even if [`NETDEV_VARIABLE`] names another. This is the default if that variable
+    /// is not set.
     #[must_use]
     pub fn netdev_auto(mut self) -> Self {
         self.netdev = Wish::Auto;
         self
     }
 
-    /// How the port is opened: buffer sizes, ring sizes; of the device in software, as are the next four.
+    /// The configuration of the port: buffer sizes, ring sizes. This option and those below apply
+    /// only to the device in software.
     #[must_use]
     pub fn port(mut self, config: PortConfig) -> Self {
         self.port = config;
         self
     }
 
-    /// What the device may hold.
+    /// The limits of the device.
     #[must_use]
     pub fn limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
         self
     }
 
-    /// The most packets that a queue pair has unacknowledged, 512 unless said otherwise. The peer's receive budget limits it further.
+    /// The most packets that a queue pair may have unacknowledged; 512 by default. The peer's
+    /// receive budget limits it further.
     #[must_use]
     pub fn window_max(mut self, packets: u32) -> Self {
         self.window_max = Some(packets);
         self
     }
 
-    /// Whether acknowledgements tell the peer how many receives are posted, as hardware does; unless said otherwise they set
-    /// no limit, as those of Soft-RoCE, and a peer without a receive is told by RNR NAK.
+    /// Whether acknowledgements tell the peer how many receives are posted (end-to-end credits), as
+    /// hardware does. By default they set no limit, as those of Soft-RoCE, and a peer that finds no
+    /// receive gets an RNR NAK.
     #[must_use]
     pub fn advertise_credits(mut self, yes: bool) -> Self {
         self.advertise_credits = yes;
         self
     }
 
-    /// Whether a WRITE of several packets may leave as that many messages of one packet each; it may unless said otherwise.
+    /// Whether a WRITE of several packets may be split into that many messages of one packet each.
+    /// By default it may.
     ///
-    /// It does where the port sends super-packets (`udp` and `packet`), if others to its peer are not acknowledged yet and that saves a tenth of them: never if it fills more than about
-    /// seventeen (1 MiB at a path MTU of 4096), and below that it depends on its length; `false` is for who wants one message for each request. None with an immediate. Up to four times as much gets through. A peer sees WRITEs of a path MTU at most that follow each other: the same bytes in the same order, and one completion here. If the peer
-    /// refuses a part of the range, what is before that part has been written.
+    /// The device splits a WRITE if the port sends super-packets (`udp` and `packet`), if other
+    /// requests to the same peer are not acknowledged yet, and if that saves a tenth of the
+    /// super-packets. Whether it saves a tenth depends on the length; it never does for a WRITE
+    /// that fills more than about seventeen super-packets (1 MiB at a path MTU of 4096). A WRITE
+    /// with immediate is never split. Splitting raises throughput up to four times.
+    ///
+    /// The peer sees consecutive WRITEs of at most a path MTU: the same bytes in the same order.
+    /// The program sees one completion. If the peer refuses a part of the range, the bytes before
+    /// that part have been written. Take `false` if each request must be one message.
     #[must_use]
     pub fn cut_writes(mut self, yes: bool) -> Self {
         self.whole_writes = !yes;
         self
     }
 
-    /// Whether a background thread drives the device while the program does not call it; it does unless said otherwise.
-    /// Without it, one-sided operations of peers are served only inside `poll`, nothing is sent again in time, and of several datagrams that are
-    /// posted one after the other the last may leave only then.
+    /// Whether a background thread drives the device while the program does not call it. By default
+    /// it does. Without it, the device serves one-sided operations of peers only inside `poll`,
+    /// retransmits nothing on time, and may hold back the last of several consecutive datagrams
+    /// until then.
     #[must_use]
     pub fn background(mut self, yes: bool) -> Self {
         self.no_background = !yes;
         self
     }
 
-    /// How often the connection manager sends a message again that nobody answers, 0.4 s apart,
-    /// before it gives the peer up: 0 to 15 times, 15 unless said otherwise. A request tells the
-    /// peer the same number (`max_cm_retries` of Linux's `struct ib_cm_req_param`). Of the device
-    /// in software.
+    /// How often the connection manager repeats a message without an answer, 0.4 s apart, before it
+    /// gives up: 0 to 15 times, 15 by default. A request tells the peer the same number
+    /// (`max_cm_retries` of Linux's `struct ib_cm_req_param`). Only for the device in software.
     #[must_use]
     pub fn cm_retries(mut self, times: u8) -> Self {
         self.cm_retries = Some(times);
         self
     }
 
-    /// Makes a device in software of `count` shards, 1 to 64: each has an engine, a port, a lock and a background thread of its own, so that they run on as
-    /// many processors. Unless said otherwise, or by [`SHARDS_VARIABLE`], it is one.
+    /// Makes a device in software of `count` shards, 1 to 64. Each shard has its own engine, port,
+    /// lock and background thread, so shards run on as many processors. The default is
+    /// [`SHARDS_VARIABLE`], or else one shard.
     ///
-    /// Queue pairs are spread over them, by turns or as [`QpBuilder::shard`](crate::QpBuilder::shard) says; everything else is the device's as ever, but
-    /// that a shared receive queue is on one shard, with its queue pairs, that there are no memory windows, and that the connection manager works on the first
-    /// shard. A completion queue may serve queue pairs of all; but who polls it drives their shards one after the other, so that a queue and a thread for each shard scale
-    /// better. Datagrams reach the shard of their queue pair through the kernel, as far as it can tell, and else are
+    /// The device spreads queue pairs over the shards in turn, or as
+    /// [`QpBuilder::shard`](crate::QpBuilder::shard) says. A shared receive queue and its queue
+    /// pairs are on one shard. The connection manager works on the first shard. A device of several
+    /// shards has no memory windows. All other objects belong to the device as usual.
+    ///
+    /// A completion queue may serve queue pairs of all shards. But a thread that polls it drives
+    /// these shards one after the other, so one queue and one thread per shard scale better. The
+    /// kernel steers datagrams to the shard of their queue pair as far as it can; the others are
     /// [handed over](crate::DeviceCounters::handed_over).
     #[must_use]
     pub fn shards(mut self, count: usize) -> Self {
@@ -148,19 +172,19 @@ impl OpenOptions {
         self
     }
 
-    /// Keeps the background threads on these processors, that of the first shard on the first, and so on, and then from the first again. Unless said otherwise they run
-    /// where the scheduler puts them.
+    /// Keeps the background threads on these processors: the first shard's on the first, and so on,
+    /// starting again from the first processor. By default the scheduler places them.
     #[must_use]
     pub fn cpus(mut self, cpus: impl IntoIterator<Item = usize>) -> Self {
         self.cpus = cpus.into_iter().collect();
         self
     }
 
-    /// Opens the device that has `address`, with that address only.
+    /// Opens the device that has `address`, with only that address.
     ///
     /// # Errors
-    /// [`VerbsError::NoDevice`] if there is none; [`VerbsError::Open`] and [`VerbsError::Hardware`] say what is lacking and what
-    /// to do.
+    /// [`VerbsError::NoDevice`] if there is none; [`VerbsError::Open`] and [`VerbsError::Hardware`]
+    /// say what is missing and what to do.
     pub fn open(self, address: IpAddr) -> Result<Context, VerbsError> {
         let iface = match self.wanted()? {
             Some(name) if hw::exists(&name) => return self.open_hardware(&name, Some(address)),
@@ -173,7 +197,7 @@ impl OpenOptions {
         self.open_addresses(&iface, &[address])
     }
 
-    /// Opens the device of this name, as [`device`](Self::device) has it, with all its addresses.
+    /// Opens the device of this name (see [`device`](Self::device)), with all its addresses.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -187,7 +211,7 @@ impl OpenOptions {
         self.open_interface(name)
     }
 
-    /// Opens the device in software of an interface, with all its addresses.
+    /// Opens the device in software over an interface, with all its addresses.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -224,7 +248,7 @@ impl OpenOptions {
         Ok(Context { device: Device::Hw(hw::Device::open(name, address)?) })
     }
 
-    /// Opens the device over a port made elsewhere, such as one of the simulator's.
+    /// Opens the device over an existing port, such as one of the simulator's.
     ///
     /// # Errors
     /// [`VerbsError::Io`] if the operating system has no descriptors or threads left.
@@ -269,7 +293,7 @@ impl OpenOptions {
     }
 }
 
-/// Of how many shards it shall be.
+/// The number of shards: the program's, else the variable's, else one.
 fn settle_shards(said: Option<usize>, variable: Option<&OsStr>) -> Result<usize, VerbsError> {
     let most = soft::SHARDS_MAX;
     let (source, count) = match (said, variable.filter(|text| !text.is_empty())) {
@@ -289,7 +313,7 @@ fn settle_shards(said: Option<usize>, variable: Option<&OsStr>) -> Result<usize,
     }
 }
 
-/// The interface, if it has the address.
+/// Returns the interface if it has the address.
 fn has_address(iface: Interface, address: IpAddr) -> Result<Interface, VerbsError> {
     if iface.addresses.iter().any(|(other, _)| *other == address) {
         return Ok(iface);

@@ -1,4 +1,4 @@
-//! Threads that stay on one processor.
+//! Threads pinned to one processor.
 
 use std::sync::mpsc;
 use std::thread::JoinHandle;
@@ -7,10 +7,10 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::error::VerbsError;
 
-/// Starts a thread, on one processor if that is said.
+/// Starts a thread, pinned to `cpu` if that is given.
 ///
 /// # Errors
-/// There can be no more threads, or the processor is none that this process may use.
+/// The system has no more threads, or this process may not use the processor.
 pub(crate) fn spawn(
     name: &str,
     cpu: Option<usize>,
@@ -31,7 +31,7 @@ pub(crate) fn spawn(
     }
 }
 
-/// Keeps the calling thread on this processor (`sched_setaffinity(2)`).
+/// Pins the calling thread to this processor (`sched_setaffinity(2)`).
 fn pin(cpu: usize) -> Result<(), VerbsError> {
     let refused = |why: String| {
         VerbsError::Invalid(format!(

@@ -1,4 +1,4 @@
-//! Queue pairs: connected, asked, posted to.
+//! Queue pairs: connect, query, post.
 
 mod attr;
 mod builder;
@@ -23,9 +23,10 @@ use crate::exchange::Endpoint;
 use crate::srq::Srq;
 use crate::{hw, soft};
 
-/// A queue pair. Everything may be called from any thread.
+/// A queue pair. Any thread may call any method.
 ///
-/// Dropping it destroys it: work that is outstanding never completes, and the peer runs into its timeout.
+/// Dropping it destroys it: outstanding requests never complete, and the peer runs into its
+/// timeout.
 #[derive(Debug)]
 pub struct Qp {
     pub(crate) kind: QpKind,
@@ -33,23 +34,24 @@ pub struct Qp {
     psn: Psn,
     qp_type: QpType,
     peers: Peers,
-    // After the queue pair itself: what it uses must outlive it, and fields are dropped in this order.
+    // Declared after the queue pair, because fields drop in this order and the queue pair uses
+    // these.
     srq: Option<Srq>,
     _cqs: (Cq, Cq),
     pd: Pd,
 }
 
-/// What its peers may do, from INIT on.
+/// What peers may do, from INIT on.
 #[derive(Debug, Clone, Copy)]
 enum Peers {
-    /// The one that it is connected to.
+    /// The connected peer has these rights.
     Access(Access),
-    /// All that know this Q_Key.
+    /// All peers that know this Q_Key may send.
     Qkey(u32),
 }
 
 impl Peers {
-    /// From RESET to INIT.
+    /// The change from RESET to INIT.
     fn init(self) -> ModifyAttr {
         match self {
             Self::Access(access) => ModifyAttr::init(access),
@@ -74,7 +76,8 @@ impl Qp {
         }
     }
 
-    /// The shard of the device that it lives on: see [`OpenOptions::shards`](crate::OpenOptions::shards). 0 of a device of the kernel.
+    /// The shard of the device that it lives on (see
+    /// [`OpenOptions::shards`](crate::OpenOptions::shards)); 0 for a device of the kernel.
     #[must_use]
     pub fn shard(&self) -> usize {
         match &self.kind {
@@ -105,9 +108,10 @@ impl Qp {
     /// Changes attributes and state (`ibv_modify_qp(3)`).
     ///
     /// # Errors
-    /// [`VerbsError::Modify`] says which attribute is missing, too much or out of range, or that the states do not follow
-    /// each other; [`VerbsError::Path`] that there is no way to the peer; [`VerbsError::Invalid`] that a limit of the
-    /// device is exceeded; [`VerbsError::Hardware`] that the kernel's device refuses.
+    /// [`VerbsError::Modify`] names an attribute that is missing, not allowed or out of range, or a
+    /// state that does not follow; [`VerbsError::Path`] if there is no path to the peer;
+    /// [`VerbsError::Invalid`] if a limit of the device is exceeded; [`VerbsError::Hardware`] if
+    /// the kernel's device refuses.
     pub fn modify(&self, change: &ModifyAttr) -> Result<(), VerbsError> {
         self.check_limits(&change.attr)?;
         match &self.kind {
@@ -129,12 +133,12 @@ impl Qp {
         Ok(())
     }
 
-    /// The device that it is of.
+    /// Its device.
     pub(crate) fn device(&self) -> &crate::context::Device {
         self.pd.device()
     }
 
-    /// Through RTR to RTS; `psns` are the first that is sent and the first that is received.
+    /// Through RTR to RTS. `psns` are the first PSN to send and the first PSN to receive.
     fn connect_to(
         &self,
         peer: &Endpoint,
@@ -185,7 +189,7 @@ impl Qp {
         self.bring_up(&ModifyAttr { attr: to(QpState::Rtr), path: None }, rts)
     }
 
-    /// From INIT to RTS, or else to INIT again.
+    /// From INIT to RTS. If RTS fails, the queue pair goes back to INIT.
     fn bring_up(&self, rtr: &ModifyAttr, rts: QpAttr) -> Result<(), VerbsError> {
         self.modify(rtr)?;
         if let Err(error) = self.modify(&ModifyAttr { attr: rts, path: None }) {
@@ -211,11 +215,12 @@ impl Qp {
         self.query().0
     }
 
-    /// Posts send requests in order (`ibv_post_send(3)`), and sends what can be sent at once. Returns before they are done:
-    /// a completion says when, and until then the memory they name must stay registered.
+    /// Posts send requests in order (`ibv_post_send(3)`), and sends at once what can be sent. It
+    /// returns before they are done: a completion reports that. Until then the memory that they
+    /// name must stay registered.
     ///
     /// # Errors
-    /// [`PostListError`] names the first request that was not posted; those before it are on their way.
+    /// [`PostListError`] names the first request that was not posted; those before it are posted.
     #[inline]
     pub fn post_send(&self, list: &[SendWr<'_>]) -> Result<(), PostListError> {
         match &self.kind {
@@ -227,8 +232,8 @@ impl Qp {
     /// Posts receive requests in order (`ibv_post_recv(3)`).
     ///
     /// # Errors
-    /// [`PostListError`] names the first request that was not posted; those before it were. A queue pair with a shared receive queue
-    /// takes none: see [`Srq::post_recv`].
+    /// [`PostListError`] names the first request that was not posted; those before it are posted. A
+    /// queue pair with a shared receive queue takes none: see [`Srq::post_recv`].
     #[inline]
     pub fn post_recv(&self, list: &[RecvWr<'_>]) -> Result<(), PostListError> {
         if self.srq.is_some() && !list.is_empty() {
@@ -240,7 +245,7 @@ impl Qp {
         }
     }
 
-    /// The shared receive queue that it was made with.
+    /// The shared receive queue, if it uses one.
     #[must_use]
     pub fn srq(&self) -> Option<&Srq> {
         self.srq.as_ref()

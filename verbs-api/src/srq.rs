@@ -1,4 +1,4 @@
-//! Shared receive queues: receives that whichever queue pair needs one takes.
+//! Shared receive queues: receives that several queue pairs share.
 
 use std::sync::Arc;
 
@@ -11,11 +11,13 @@ use crate::error::VerbsError;
 use crate::qp::PostListError;
 use crate::{hw, soft};
 
-/// A shared receive queue (`struct ibv_srq`): queue pairs that are made with it take their receives from there, the oldest first, and have none
-/// of their own. Cheap to clone; it lives until the last clone and the last queue pair that uses it are gone.
+/// A shared receive queue (`struct ibv_srq`). Queue pairs that are made with it take their receives
+/// from it, the oldest first, and have none of their own. Cheap to clone. It lives until the last
+/// clone and the last queue pair that uses it are gone.
 ///
-/// When a queue pair breaks, what it had taken is flushed, by it; the rest stays. Then comes
-/// [`QpEvent::LastWqeReached`](crate::QpEvent::LastWqeReached): only after it the queue pair has completed all that it ever took.
+/// When a queue pair breaks, it flushes the receives that it had taken; the others stay. Then it
+/// reports [`QpEvent::LastWqeReached`](crate::QpEvent::LastWqeReached): all receives that it ever
+/// took are complete.
 ///
 /// ```
 /// use std::time::Duration;
@@ -60,7 +62,7 @@ pub struct Srq {
 #[derive(Debug)]
 struct SrqInner {
     kind: SrqKind,
-    // After the queue, which it must outlive.
+    // Declared after the queue, because it must outlive the queue.
     pd: Pd,
 }
 
@@ -71,12 +73,12 @@ pub(crate) enum SrqKind {
 }
 
 impl Pd {
-    /// Makes a shared receive queue for `max_wr` receives of `max_sge` elements at most (`ibv_create_srq(3)`). What its receives name must be in
-    /// this domain.
+    /// Makes a shared receive queue for at most `max_wr` receives of at most `max_sge` elements
+    /// (`ibv_create_srq(3)`). The memory that its receives name must belong to this domain.
     ///
     /// # Errors
-    /// [`VerbsError::Invalid`] where a limit of the device is exceeded, [`VerbsError::Limit`] if there are too many,
-    /// [`VerbsError::Hardware`] if the kernel's device refuses.
+    /// [`VerbsError::Invalid`] if a limit of the device is exceeded, [`VerbsError::Limit`] if there
+    /// are too many, [`VerbsError::Hardware`] if the kernel's device refuses.
     pub fn create_srq(&self, max_wr: u32, max_sge: u32) -> Result<Srq, VerbsError> {
         let limits = self.device().limits();
         for (name, wanted, least, most) in
@@ -101,7 +103,7 @@ impl Srq {
         &self.inner.kind
     }
 
-    /// Whether it was made of `device`.
+    /// Whether it belongs to `device`.
     pub(crate) fn is_of(&self, device: &Device) -> bool {
         match (self.inner.pd.device(), device) {
             (Device::Soft(own), Device::Soft(other)) => Arc::ptr_eq(own, other),
@@ -110,7 +112,7 @@ impl Srq {
         }
     }
 
-    /// Its number among the device's, by which asynchronous events name it.
+    /// Its number on the device, by which asynchronous events name it.
     #[must_use]
     pub fn number(&self) -> u32 {
         match self.kind() {
@@ -122,7 +124,7 @@ impl Srq {
     /// Posts receive requests in order (`ibv_post_srq_recv(3)`).
     ///
     /// # Errors
-    /// [`PostListError`] names the first request that was not posted; those before it were.
+    /// [`PostListError`] names the first request that was not posted; those before it are posted.
     #[inline]
     pub fn post_recv(&self, list: &[RecvWr<'_>]) -> Result<(), PostListError> {
         match self.kind() {
@@ -131,11 +133,13 @@ impl Srq {
         }
     }
 
-    /// Changes depth or limit (`ibv_modify_srq(3)`). Not every device in hardware can change the depth.
+    /// Changes depth or limit (`ibv_modify_srq(3)`). Not every device of the kernel can change the
+    /// depth.
     ///
     /// # Errors
-    /// [`VerbsError::Invalid`] if the depth is 0, above the device's or less than what is posted, or the limit above the depth;
-    /// [`VerbsError::Hardware`] if the kernel's device refuses.
+    /// [`VerbsError::Invalid`] if the depth is 0, above the device's limit or below the number of
+    /// posted receives, or if the limit is above the depth; [`VerbsError::Hardware`] if the
+    /// kernel's device refuses.
     pub fn modify(&self, change: &SrqChange) -> Result<(), VerbsError> {
         let most = self.inner.pd.device().limits().max_srq_wr;
         if change.max_wr.is_some_and(|depth| depth > most) {
@@ -148,8 +152,9 @@ impl Srq {
         }
     }
 
-    /// Asks for one event, [`AsyncEvent::SrqLimitReached`](crate::AsyncEvent::SrqLimitReached), once fewer than `srq_limit` receives are
-    /// left; 0 wants none. A message has to come for it: that few were posted, or were left before, says nothing.
+    /// Requests one event, [`AsyncEvent::SrqLimitReached`](crate::AsyncEvent::SrqLimitReached),
+    /// once fewer than `srq_limit` receives are left; 0 requests none. Only an arriving message
+    /// raises the event; a queue that is already below the limit does not.
     ///
     /// # Errors
     /// As [`modify`](Self::modify).
@@ -157,7 +162,7 @@ impl Srq {
         self.modify(&SrqChange { srq_limit: Some(srq_limit), max_wr: None })
     }
 
-    /// Its attributes (`ibv_query_srq(3)`); the limit is 0 unless its event is still due.
+    /// Its attributes (`ibv_query_srq(3)`). The limit is 0 unless its event is still due.
     ///
     /// # Errors
     /// [`VerbsError::Hardware`] if the kernel's device refuses.
@@ -168,7 +173,7 @@ impl Srq {
         }
     }
 
-    /// Destroys it (`ibv_destroy_srq(3)`); what is posted never completes.
+    /// Destroys it (`ibv_destroy_srq(3)`). Posted receives never complete.
     ///
     /// # Errors
     /// [`VerbsError::Busy`], with the queue, while a queue pair or another clone uses it.

@@ -1,4 +1,5 @@
-//! What threads share by, and what they read the time from. The models in `tests/models` compile the files that use it with loom's in its place.
+//! Primitives for sharing between threads, and the clock. The models in `tests/models` compile the
+//! files that use them with loom's in their place.
 
 pub(crate) use std::hint::spin_loop;
 pub(crate) use std::sync::OnceLock;
@@ -10,13 +11,13 @@ pub(crate) use std::time::Instant;
 
 pub(crate) use parking_lot::{Mutex, MutexGuard};
 
-/// The processor that this thread runs on, for now.
+/// The processor that runs this thread now.
 #[cfg(not(miri))]
 pub(crate) fn processor() -> u32 {
     rustix::thread::sched_getcpu() as u32
 }
 
-/// Miri knows of none.
+/// Miri has no such call.
 #[cfg(miri)]
 pub(crate) fn processor() -> u32 {
     0

@@ -1,4 +1,4 @@
-//! Event descriptors: how one thread wakes another, and how a program waits for the device in its own loop.
+//! Event descriptors: one thread wakes another, and a program waits for the device in its own loop.
 
 use std::io;
 pub(crate) use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,7 +13,7 @@ pub(crate) fn eventfd() -> io::Result<OwnedFd> {
 
 /// Makes it readable.
 pub(crate) fn notify(fd: &OwnedFd) {
-    // EAGAIN means that it is readable already, 2^64 - 2 times over.
+    // EAGAIN means that it is readable already: its counter is at the maximum of 2^64 - 2.
     let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
 }
 
@@ -22,13 +22,13 @@ pub(crate) fn clear(fd: &OwnedFd) {
     take(fd);
 }
 
-/// Whether it is readable; if so, no longer.
+/// Returns whether it is readable, and makes it unreadable.
 pub(crate) fn take(fd: &OwnedFd) -> bool {
     let mut count = [0; 8];
     rustix::io::read(fd, &mut count).is_ok()
 }
 
-/// How one thread is called by others while it sleeps: at once, or later without a thought of theirs.
+/// Wakes a sleeping thread: at once, or later by a timer.
 #[derive(Debug)]
 pub(crate) struct Calls {
     now: OwnedFd,
@@ -41,19 +41,21 @@ impl Calls {
         Ok(Self { now: eventfd()?, later: timer()? })
     }
 
-    /// Wakes who sleeps, or will.
+    /// Wakes the thread that waits, or the next one that waits.
     pub(crate) fn wake(&self) {
         notify(&self.now);
     }
 
-    /// Wakes who sleeps when that time is over, and not when the one is that was set before. That costs the caller far less than
-    /// [`wake`](Self::wake), after which the scheduler may give its processor to the other at once.
+    /// Wakes the waiting thread after `time`; this replaces a time set before. It costs the caller
+    /// far less than [`wake`](Self::wake), after which the scheduler may give the caller's
+    /// processor to the woken thread at once.
     pub(crate) fn wake_in(&self, time: Duration) {
         set(&self.later, time);
     }
 
-    /// Sleeps until somebody calls, or has called since it was last asked, or `port` is readable (or writable, if so said), or `timeout` is over.
-    /// Returns whether it was the port or the timeout, and not only a call.
+    /// Waits for a call, for `port` to be readable (or writable, if its flag is set), or for
+    /// `timeout`. A call since the last wait counts as well. Returns whether the port or the
+    /// timeout ended the wait, not only a call.
     pub(crate) fn wait(
         &self,
         port: Option<(BorrowedFd<'_>, bool)>,
@@ -81,15 +83,15 @@ fn timer() -> io::Result<OwnedFd> {
     eventfd()
 }
 
-/// Makes a timer readable when that time is over.
+/// Makes a timer readable after `time`.
 #[cfg(not(miri))]
 fn set(timer: &OwnedFd, time: Duration) {
     use rustix::time::{Itimerspec, TimerfdTimerFlags, timerfd_settime};
-    // No time at all would stop it.
+    // Zero would stop the timer.
     let it_value = timespec(time.max(Duration::from_nanos(1)));
     let it_interval = timespec(Duration::ZERO);
     let setting = Itimerspec { it_interval, it_value };
-    // It cannot fail: the descriptor is a timer and the nanoseconds are below a second.
+    // This cannot fail: the descriptor is a timer and the nanoseconds are below a second.
     let _ = timerfd_settime(timer, TimerfdTimerFlags::empty(), &setting);
 }
 
@@ -98,8 +100,8 @@ fn set(timer: &OwnedFd, _: Duration) {
     notify(timer);
 }
 
-/// Waits until `port` is readable (or writable, if `write`), or `other` is readable, or `timeout` is over. Returns whether
-/// it was the port or the time, and not only `other`.
+/// Waits for `port` to be readable (or writable, if its flag is set), for `other` to be readable,
+/// or for `timeout`. Returns whether the port or the timeout ended the wait, not only `other`.
 pub(crate) fn wait(
     port: Option<(BorrowedFd<'_>, bool)>,
     other: BorrowedFd<'_>,
@@ -116,7 +118,7 @@ fn timespec(time: Duration) -> Timespec {
     }
 }
 
-/// Which are, the port or the others, when one is or the time is over.
+/// Waits for the port, the others or the timeout, and returns which of the descriptors are ready.
 #[cfg(not(miri))]
 fn ready(
     port: Option<(BorrowedFd<'_>, bool)>,
@@ -135,13 +137,14 @@ fn ready(
         PollFd::from_borrowed_fd(port.map_or(now.as_fd(), |(fd, _)| fd), flags),
     ];
     let count = if port.is_some() { 3 } else { 2 };
-    // An interrupted wait is a short one: callers look at their state again anyway.
+    // An interrupted wait is a short one: callers check their state again.
     let _ = poll(&mut fds[..count], timeout.map(timespec).as_ref());
     let [now, later, port] = fds.map(|fd| !fd.revents().is_empty());
     [count == 3 && port, now, later]
 }
 
-/// The same by `epoll(7)`, because miri does not know `poll(2)`; and no descriptor that it knows is ever not writable.
+/// The same by `epoll(7)`, because miri has no `poll(2)`. Every descriptor that miri supports is
+/// always writable.
 #[cfg(miri)]
 fn ready(
     port: Option<(BorrowedFd<'_>, bool)>,
@@ -153,7 +156,7 @@ fn ready(
     let epoll = create(CreateFlags::CLOEXEC).unwrap();
     let flags = EventFlags::IN | EventFlags::ET;
     let [now, later] = others;
-    // One may be there twice, but not in the set.
+    // Both may be the same descriptor, which the epoll set takes only once.
     let later = (now.as_fd().as_raw_fd() != later.as_fd().as_raw_fd()).then_some(later.as_fd());
     for (at, fd) in (0..).zip([port.map(|(port, _)| port), Some(now.as_fd()), later]) {
         fd.map(|fd| add(&epoll, fd, EventData::new_u64(at), flags).unwrap());

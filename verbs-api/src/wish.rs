@@ -1,4 +1,4 @@
-//! What is wished for as a backend: by the program, else by the environment, else nothing.
+//! The choice of a backend: the program's, else the environment's, else the best.
 
 use std::ffi::OsStr;
 
@@ -7,23 +7,23 @@ use rocinante_netdev::Backend;
 use crate::error::VerbsError;
 use crate::open::NETDEV_VARIABLE;
 
-/// What the program says.
+/// The program's choice.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Wish {
-    /// Nothing: the environment may say something.
+    /// None: the environment may choose.
     #[default]
     Unsaid,
     /// The best, whatever the environment says.
     Auto,
-    /// This one.
+    /// This backend.
     Only(Backend),
 }
 
 impl Wish {
-    /// The backend that it shall be, or `None` for the best, where `variable` is what [`NETDEV_VARIABLE`] says.
+    /// The backend to use, or `None` for the best. `variable` is the value of [`NETDEV_VARIABLE`].
     ///
     /// # Errors
-    /// The variable counts, and names no backend.
+    /// The variable decides and names no backend.
     pub(crate) fn settle(self, variable: Option<&OsStr>) -> Result<Option<Backend>, VerbsError> {
         match self {
             Self::Only(backend) => Ok(Some(backend)),

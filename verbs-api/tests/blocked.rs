@@ -1,6 +1,6 @@
-//! A port that takes nothing for a while: what was posted leaves when it does again, by the
-//! background thread alone, and nobody is woken in vain. Nothing here is acknowledged, so no timer
-//! makes up for what stays behind.
+//! A port that accepts nothing for a while. The background thread alone sends the posted requests
+//! when the port accepts again, and no thread wakes without need. Nothing here is acknowledged, so
+//! no timer makes up for packets that stay behind.
 
 mod sim;
 
@@ -19,8 +19,8 @@ const B: IpAddr = ADDRESSES[1];
 /// Less than a window, and than what both ports hold.
 const BURST: u64 = 40;
 
-/// A device behind a gate with a background thread, whose name is the device's, and one that is
-/// driven by hand.
+/// A device behind a gate, with a background thread named after the device; and a device that the
+/// test drives.
 fn sides(name: &str) -> (SimGate, Side, Side) {
     let net = SimNet::new(1);
     let (port, gate) = net.gated_port(&[A], &SimConfig::default()).unwrap();
@@ -43,8 +43,8 @@ fn naps(name: &str) -> u64 {
     found[0]
 }
 
-/// Nothing is to be done for a device: its thread sleeps, but for the few looks of a thread that
-/// has just driven.
+/// Asserts that a device has nothing to do: its thread sleeps, except for the few looks after it
+/// has driven.
 fn assert_quiet(name: &str, when: &str) {
     const WINDOW: Duration = Duration::from_millis(50);
     const NAPS_MAX: u64 = 15;
@@ -56,8 +56,7 @@ fn assert_quiet(name: &str, when: &str) {
     assert!(count <= NAPS_MAX, "{when}: woken {count} times in {WINDOW:?}");
 }
 
-/// Posts bursts at a shut gate and opens it; `post` gives the requests of a burst to the queue
-/// pair.
+/// Posts bursts at a shut gate and opens it. `wr` is the request of a burst.
 fn all_leaves(name: &str, (gate, a, b): (SimGate, Side, Side), from: &Qp, to: &Qp, wr: SendWr<'_>) {
     for round in 0..3 {
         for wr_id in 0..BURST {
@@ -67,7 +66,7 @@ fn all_leaves(name: &str, (gate, a, b): (SimGate, Side, Side), from: &Qp, to: &Q
         for wr_id in 0..BURST {
             from.post_send(&[SendWr { wr_id, ..wr }]).unwrap();
         }
-        // They are complete when the port has them.
+        // A request is complete when the port has it.
         (0..BURST).for_each(|wr_id| a.succeed(wr_id));
         assert_quiet(name, "at a shut gate");
         assert_eq!(b.cq.poll_one().unwrap(), None, "round {round}");
@@ -107,7 +106,7 @@ fn the_tail_of_a_burst_of_datagrams_leaves_when_the_port_takes_more() {
     all_leaves("gate-ud", (gate, a, b), &from, &to, wr);
 }
 
-/// Two devices, of which one is blocked: the other's thread has nothing to do with it.
+/// Two devices, one of them blocked: the other's thread does not notice.
 #[test]
 fn a_port_that_blocks_wakes_no_other_device() {
     let (gate, a, b) = sides("gate-one");
@@ -125,14 +124,14 @@ fn a_port_that_blocks_wakes_no_other_device() {
     from.post_send(&[request(1, op, SendData::Inline(&[7; 32]))]).unwrap();
     a.succeed(1);
     assert_quiet("gate-other", "beside a shut gate");
-    // What is blocked is no reason to wait: neither for calls nor for the end.
+    // Neither calls nor the end of a device wait for a blocked port.
     drop(other.pd.alloc_mw(MwType::Type1).unwrap());
     drop(ah);
     drop(from);
     drop(a);
 }
 
-/// An acknowledgement that the port does not take is not lost.
+/// An acknowledgement that the port does not accept is not lost.
 #[test]
 fn an_acknowledgement_leaves_when_the_port_takes_more() {
     let (gate, a, b) = sides("gate-ack");

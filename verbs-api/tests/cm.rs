@@ -1,4 +1,5 @@
-//! Connections over a network that loses, repeats and reorders; and programs that go at the wrong time.
+//! Connections over a network that loses, duplicates and reorders; and programs that leave at the
+//! wrong time.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -110,7 +111,7 @@ fn who_does_not_wait_any_more_is_not_offered() {
     let gone = Connecting::start(a.qp(), SERVER, &Params::default()).unwrap();
     let taken = listener.request(Some(PATIENCE)).unwrap();
     drop(gone);
-    // It was taken; what the peer said since makes it useless.
+    // The program had taken the request; the peer has withdrawn it since.
     let deadline = Instant::now() + PATIENCE;
     while b.ctx.cm_counters().unwrap().rejects_received == 0 {
         assert!(Instant::now() < deadline, "the rejection never came");
@@ -118,7 +119,7 @@ fn who_does_not_wait_any_more_is_not_offered() {
     }
     let error = taken.accept(b.qp(), &Params::default()).unwrap_err();
     assert!(matches!(error, VerbsError::Cm(CmFailure::Ended)), "{error}");
-    // It was not taken.
+    // The program has not taken this request.
     drop(Connecting::start(a.qp(), SERVER, &Params::default()).unwrap());
     let error = listener.request(Some(Duration::from_millis(300))).unwrap_err();
     assert!(matches!(error, VerbsError::TimedOut), "{error}");

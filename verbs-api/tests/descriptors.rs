@@ -1,7 +1,7 @@
-//! No descriptors left: what needs one says so, leaves nothing behind, and works when there are
-//! some again.
+//! No descriptors left: a call that needs one fails, leaves nothing behind, and works once there
+//! are descriptors again.
 //!
-//! One test, because the limit is its process's.
+//! One test, because the limit belongs to the process.
 
 mod sim;
 
@@ -12,7 +12,7 @@ use rocinante::cm::{self, Connecting, DatagramListener, Listener, Params};
 use rocinante_netdev::sim::SimNet;
 use sim::{ADDRESSES, Side, sides};
 
-/// All that the process may have.
+/// All descriptors that the process may have.
 fn take_all() -> Vec<File> {
     std::iter::from_fn(|| File::open("/dev/null").ok()).collect()
 }
@@ -39,11 +39,11 @@ fn whoever_finds_no_descriptor_leaves_nothing_and_tries_again() {
         let all = take_all();
         for _ in 0..20 {
             assert!(is_lack(a.ctx.create_comp_channel()));
-            // Its port is free again each time.
+            // The port is free again each time.
             assert!(is_lack(Listener::bind(&b.ctx, at, 1)));
             assert!(is_lack(DatagramListener::bind(&b.ctx, at, 1)));
         }
-        // What needs none until it is asked for works without.
+        // Objects that make their descriptor on request work without one.
         let resolving = cm::Resolving::start(&a.ctx, 0, at, &[]).unwrap();
         assert!(is_lack(resolving.fd()) && is_lack(resolving.notifier()));
         drop(all);
@@ -60,7 +60,7 @@ fn whoever_finds_no_descriptor_leaves_nothing_and_tries_again() {
         b.ctx.progress();
         let all = take_all();
         assert!(is_lack(asked.fd()));
-        // A listener has one from the beginning.
+        // A listener has its descriptor from the beginning.
         let request = listener.try_request().unwrap().expect("it has come");
         assert!(matches!(
             listener.request(Some(std::time::Duration::ZERO)),
@@ -73,7 +73,7 @@ fn whoever_finds_no_descriptor_leaves_nothing_and_tries_again() {
         let error = asked.wait(sim::PATIENCE).unwrap_err();
         assert!(matches!(error, VerbsError::Cm(_)), "{error}");
     }
-    // A device needs some, too, and gives back those that it got.
+    // A device needs descriptors, too, and gives back those that it got.
     let all = take_all();
     let count = || std::fs::read_dir("/proc/self/fd").map(Iterator::count);
     assert_eq!(count().unwrap_err().raw_os_error(), Some(24));

@@ -1,5 +1,6 @@
-//! Registered memory and the programs that share it with a peer: who keeps to the rules of [`Mr`] never races with the device. Small, because
-//! miri judges it (`cargo xtask miri`): elsewhere a race would rarely show.
+//! Registered memory and the programs that share it with a peer: a program that follows the rules
+//! of [`Mr`] never races with the device. The test is small, because miri runs it (`cargo xtask
+//! miri`): elsewhere a race would rarely show.
 
 mod sim;
 
@@ -11,7 +12,7 @@ use rocinante::{Access, Mr, RecvWr, SendData, SendOp};
 use rocinante_netdev::sim::SimNet;
 use sim::{PATIENCE, Side, connect, request, sides};
 
-/// About four seconds: a peer that miri runs is slow.
+/// About four seconds: a peer under miri is slow.
 const TIMEOUT: u8 = 20;
 
 fn remote(mr: &Mr, offset: usize) -> SendOp {
@@ -27,11 +28,12 @@ fn spin_until(mut what: impl FnMut() -> bool) {
     }
 }
 
-/// Lengths, and offsets into a place of their own: whole words and parts of them, at words and between them.
+/// Lengths, and offsets into each shape's place: whole words and parts of them, aligned and not.
 const SHAPES: [(usize, usize); 10] =
     [(1, 0), (3, 9), (4, 16), (7, 24), (8, 0), (8, 3), (13, 3), (23, 1), (64, 64), (1500, 5)];
 
-/// What separates their places. Miri gives up (not on us) where a word is stored as one and, later, in parts.
+/// Distance between the places. Miri rejects a word that is stored as one and later in parts,
+/// although that is no fault here.
 const PLACE: usize = 128;
 
 #[test]
@@ -117,7 +119,7 @@ fn atomics_of_peers_and_of_the_program_add_up() {
     assert_eq!((a.mr.load_u64(0), b.mr.load_u64(8)), (total, 7));
 }
 
-/// Who waits for the completion need not look at bytes: the memory is its own again.
+/// A thread that waits for the completion need not look at bytes: it owns the memory again.
 #[test]
 fn a_completion_gives_the_memory_back() {
     const ROUNDS: u64 = 8;
@@ -125,7 +127,7 @@ fn a_completion_gives_the_memory_back() {
     let sides = sides(&net, [true, true]);
     let [a, b] = &sides;
     let [qp, peer] = connect(&sides, TIMEOUT);
-    // Each on its own thread: the background threads place and fetch.
+    // Each side has its own thread; the background threads place and fetch.
     thread::scope(|scope| {
         scope.spawn(|| {
             for round in 0..ROUNDS {
@@ -149,7 +151,7 @@ fn a_completion_gives_the_memory_back() {
     assert_eq!(a.mr.to_vec(2000, 1000), vec![0xff; 1000]);
 }
 
-/// Sends 1000 bytes for each empty message that comes.
+/// Sends 1000 bytes for each empty message that arrives.
 fn echo(side: &Side, qp: &rocinante::Qp, rounds: u64) {
     for round in 0..rounds {
         qp.post_recv(&[RecvWr { wr_id: round, sges: &[] }]).unwrap();
@@ -162,7 +164,8 @@ fn echo(side: &Side, qp: &rocinante::Qp, rounds: u64) {
     }
 }
 
-/// Two threads share a queue pair, and a third one drives the device; then the region goes while a peer writes to it.
+/// Two threads share a queue pair, and a third drives the device; then the region is dropped while
+/// a peer writes to it.
 #[test]
 fn threads_post_at_once_and_a_region_goes_while_it_is_written() {
     const EACH: u64 = 12;
@@ -197,7 +200,7 @@ fn threads_post_at_once_and_a_region_goes_while_it_is_written() {
         ids.sort_unstable();
         assert_eq!(ids, (0..2 * EACH).collect::<Vec<_>>());
         assert_eq!(target.to_vec(128, 64), [7; 64]);
-        // In use while it goes: the peer's writes succeed before, and fail after.
+        // The region is dropped while in use: the peer's writes succeed before, and fail after.
         let writes: Vec<_> = (0..EACH)
             .map(|round| {
                 let write = SendOp::Write { remote: at, rkey, imm: None };

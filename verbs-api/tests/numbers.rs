@@ -1,5 +1,5 @@
-//! Numbers that a program or a peer says, at their least, their greatest and absurd: refused, or
-//! understood, and then all works.
+//! Smallest, largest and absurd numbers from a program or a peer: the device refuses them, or
+//! accepts them and then works.
 
 mod sim;
 
@@ -23,7 +23,7 @@ fn connect(qp: PreparedQp, to: &Endpoint, options: &ConnectOptions) -> Result<Qp
     qp.connect(to, options).map_err(|(_, error)| error)
 }
 
-/// More than a window goes through, both ways, and READs.
+/// Carries more than a window of WRITEs.
 fn works(sides: &[Side; 2], qp: &Qp, what: &str) {
     let [a, b] = sides;
     let (remote, rkey) = (b.mr.address(), b.mr.rkey());

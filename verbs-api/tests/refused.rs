@@ -1,5 +1,5 @@
-//! A call that is refused leaves everything as it was: objects, paths, numbers, connections,
-//! descriptors, and what the caller had.
+//! A call that fails leaves everything as it was: objects, paths, numbers, connections,
+//! descriptors, and the caller's values.
 //!
 //! One test, because it counts the descriptors of its process.
 
@@ -17,13 +17,13 @@ use rocinante_netdev::AnyPort;
 use rocinante_netdev::sim::{SimConfig, SimNet};
 use sim::{ADDRESSES, Side, connect, sides};
 
-/// What calls are made on.
+/// The objects of the calls.
 struct World {
     a: Side,
     b: Side,
-    /// A device that is full of everything.
+    /// A device at all its limits.
     full: Side,
-    /// Connected, a's and b's.
+    /// Connected queue pairs of a and b.
     connected: [Qp; 2],
     listener: Listener,
     datagrams: DatagramListener,
@@ -63,7 +63,7 @@ impl World {
         self.a.pd.qp(&self.a.cq, &self.a.cq).qp_type(QpType::Ud).build().unwrap()
     }
 
-    /// From INIT to RTR, all well.
+    /// A valid change from INIT to RTR.
     fn rtr(&self) -> ModifyAttr {
         let attr = QpAttr {
             state: Some(QpState::Rtr),
@@ -77,7 +77,7 @@ impl World {
         ModifyAttr { attr, path: Some(PeerPath::new(ADDRESSES[1])) }
     }
 
-    /// A queue pair in INIT is not changed so.
+    /// Applies a change that must fail, to a queue pair in INIT.
     fn modified(&self, change: &ModifyAttr) -> Result<(), VerbsError> {
         let qp = self.a.pd.qp(&self.a.cq, &self.a.cq).build_reset()?;
         qp.modify(&ModifyAttr::init(Access::ALL))?;
@@ -87,7 +87,7 @@ impl World {
         result
     }
 
-    /// One that can be reached is not connected so, and then as it should be.
+    /// Makes a connection that must fail, and then a valid one with the same queue pair.
     fn connected(&self, to: Endpoint, options: &ConnectOptions) -> Result<(), VerbsError> {
         let qp = self.qp();
         let before = self.held();
@@ -98,14 +98,14 @@ impl World {
         Err(error)
     }
 
-    /// A request of a's queue pair that b takes.
+    /// A request from a's queue pair, taken by b.
     fn asked(&self, qp: PreparedQp) -> (Connecting, cm::Request) {
         let asked = Connecting::start(qp, self.listener.address(), &Params::default()).unwrap();
         self.b.ctx.progress();
         (asked, self.listener.try_request().unwrap().expect("it has come"))
     }
 
-    /// The connection manager's numbers are kept for a while after the end: those are not lost.
+    /// Counts without the connection manager's numbers, which it keeps for a while after the end.
     fn after_asking(
         &self,
         call: impl FnOnce(cm::Request) -> Result<(), VerbsError>,
@@ -126,7 +126,7 @@ type Call = fn(&World) -> Result<(), VerbsError>;
 const ABSENT: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 77));
 const OTHER_FAMILY: IpAddr = IpAddr::V6(std::net::Ipv6Addr::LOCALHOST);
 
-/// Objects that are not made.
+/// Objects that cannot be made.
 const CREATE: [(&str, Call); 22] = [
     ("a queue without entries", |w| w.a.ctx.create_cq(0).map(drop)),
     ("a queue of the most entries", |w| w.a.ctx.create_cq(u32::MAX).map(drop)),
@@ -167,7 +167,7 @@ const CREATE: [(&str, Call); 22] = [
     }),
     ("a handle of another family", |w| w.a.pd.create_ah(0, &PeerPath::new(OTHER_FAMILY)).map(drop)),
     ("a second device at an address", |w| {
-        // What is made for a device that is not opened goes with it.
+        // Objects that were made for a device that then fails to open go with it.
         drop(w.a.ctx.create_comp_channel().unwrap());
         let net = SimNet::new(3);
         let _first = net.port(&[ADDRESSES[0]], &SimConfig::default()).unwrap();
@@ -175,7 +175,7 @@ const CREATE: [(&str, Call); 22] = [
     }),
 ];
 
-/// Objects that are not changed.
+/// Changes that fail.
 const CHANGE: [(&str, Call); 22] = [
     ("to RTR without a number", |w| {
         let mut change = w.rtr();
@@ -278,7 +278,7 @@ const CHANGE: [(&str, Call); 22] = [
     }),
 ];
 
-/// What the connection manager does not do.
+/// Calls to the connection manager that fail.
 const CONNECT: [(&str, Call); 16] = [
     ("a second listener", |w| Listener::bind(&w.b.ctx, w.listener.address(), 1).map(drop)),
     ("a second listener for datagrams", |w| {
@@ -332,7 +332,7 @@ const CONNECT: [(&str, Call); 16] = [
     }),
 ];
 
-/// Whose question is answered so hears that it is refused.
+/// The peer gets a refusal after such an answer.
 fn after_question(
     w: &World,
     call: impl FnOnce(cm::DatagramRequest) -> Result<(), VerbsError>,
@@ -345,7 +345,7 @@ fn after_question(
     result
 }
 
-/// A region that is not changed so keeps keys, place and content, and works on.
+/// A region keeps keys, address and content after a failed change, and still works.
 fn changed_region(w: &World, change: &Rereg<'_>) -> Result<(), VerbsError> {
     let mut mr = w.a.pd.allocate(64, Access::ALL)?;
     mr.write(0, &[7; 64]);
@@ -357,14 +357,14 @@ fn changed_region(w: &World, change: &Rereg<'_>) -> Result<(), VerbsError> {
     result
 }
 
-/// More often than there is room for what each would leave behind.
+/// More often than there is room for leftovers of each call.
 const TIMES: usize = 24;
 
 #[test]
 fn whatever_is_refused_leaves_nothing_behind() {
     let world = World::new();
     for (what, call) in CREATE.into_iter().chain(CHANGE).chain(CONNECT) {
-        // What asks a peer leaves numbers that are kept for a while: those are few.
+        // Calls that reach a peer leave numbers that are kept for a while, so they run only once.
         let asks = what.starts_with("accepted") || what.starts_with("rejected");
         let before = world.held();
         for round in 0..if asks { 1 } else { TIMES } {
@@ -377,7 +377,7 @@ fn whatever_is_refused_leaves_nothing_behind() {
         let paths = |held: &([Resources; 3], usize)| held.0.map(|of| (of.paths, of.qps, of.mrs));
         assert_eq!(paths(&world.held()), paths(&before), "{what}");
     }
-    // All that works goes on working.
+    // The connection still works.
     let [qp, _] = &world.connected;
     let wr = sim::request(
         1,

@@ -1,5 +1,5 @@
-//! What a process that did not run for a while does next: it reads what waits for it before it believes that a peer is
-//! silent. Two devices on a simulated network; the time is real.
+//! A process that did not run for a while reads its waiting packets before it concludes that a peer
+//! is silent. Two devices on a simulated network, in real time.
 
 mod sim;
 
@@ -14,7 +14,7 @@ fn timeouts(side: &Side) -> u64 {
     side.ctx.counters().transport.local_ack_timeout_err
 }
 
-/// Answers what has come; a plain acknowledgement waits for the second call.
+/// Answers the packets that have arrived. A plain acknowledgement waits for the second call.
 fn serve(side: &Side) {
     side.ctx.progress();
     side.ctx.progress();
@@ -26,7 +26,8 @@ fn write(wr_id: u64, to: &Side, signaled: bool) -> SendWr<'static> {
     SendWr { signaled, ..sim::request(wr_id, op, SendData::Inline(&[7; 8])) }
 }
 
-/// The answer is the last of more than one burst takes, and the process reads them only long after the timeout.
+/// The answer is the last packet of more than one burst, and the process reads the bursts only long
+/// after the timeout.
 #[test]
 fn an_answer_that_waits_behind_many_packets_is_no_silence() {
     const BEFORE: usize = 400;
@@ -38,7 +39,7 @@ fn an_answer_that_waits_behind_many_packets_is_no_silence() {
     let [qp, _peer] = connect(&sides, 10);
     qp.post_send(&[write(1, b, true)]).unwrap();
     busy.post_send(&vec![write(2, a, false); BEFORE]).unwrap();
-    // Only now does b read the WRITE, and answer.
+    // b reads the WRITE and answers only now.
     serve(b);
     assert!(net.stats().delivered > 300, "more than a burst, if not all at once");
     std::thread::sleep(3 * TIMEOUT_10);
@@ -48,8 +49,8 @@ fn an_answer_that_waits_behind_many_packets_is_no_silence() {
     assert_eq!(b.ctx.counters().transport.duplicate_request, 0);
 }
 
-/// The process stands still between writing a packet and sending it, for longer than the timeout: the peer has from then on
-/// as long as it was promised.
+/// The process stands still between writing a packet and sending it, for longer than the timeout.
+/// The peer's time starts only when the packet leaves.
 #[test]
 fn the_timeout_begins_when_the_packet_leaves() {
     const TIMEOUT_14: Duration = Duration::from_nanos(4096 << 14);
@@ -73,7 +74,7 @@ fn the_timeout_begins_when_the_packet_leaves() {
         let after = timeouts(a);
         serve(b);
         a.succeed(round);
-        // Unless the machine let this thread wait once more.
+        // Unless the machine stalled this thread once more.
         if waited < TIMEOUT_14 {
             assert_eq!(before, after);
             return;
@@ -82,20 +83,22 @@ fn the_timeout_begins_when_the_packet_leaves() {
     panic!("this machine is too busy: a thread never ran for {TIMEOUT_14:?}");
 }
 
-/// The program polled a moment ago and does not any more. Whom a packet wakes then looks at it at once, and does not wait first
-/// for the program: on a busy machine it may not run again for long.
+/// The program polled a moment ago and has stopped. A thread that a packet wakes handles it at
+/// once, without leaving it to the program first: on a busy machine the program may not run again
+/// for long.
 #[test]
 fn who_is_woken_by_a_packet_reads_it_before_it_stands_aside() {
     let net = SimNet::new(1);
     let sides = sides(&net, [false, true]);
     let [a, b] = &sides;
     let [qp, _peer] = connect(&sides, 20);
-    // Who stands aside first never takes less than 0.5 ms; where others have the processor, few rounds show what it takes.
+    // A thread that stands aside first takes at least 0.5 ms. If other programs occupy the
+    // processor, few rounds show the real time.
     const AT_ONCE: Duration = Duration::from_micros(300);
     let deadline = Instant::now() + Duration::from_secs(60);
     let (mut best, mut round) = (Duration::MAX, 0);
     while best >= AT_ONCE && Instant::now() < deadline {
-        // The thread falls asleep.
+        // The background thread falls asleep.
         std::thread::sleep(Duration::from_millis(2));
         assert_eq!(b.cq.poll_one().unwrap(), None);
         let start = Instant::now();

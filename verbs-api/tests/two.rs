@@ -1,5 +1,5 @@
-//! Two of each thing that has a number, a key, a descriptor or a queue: what is done to one does
-//! nothing to the other, and what is made in the place of one that is gone has nothing of it.
+//! Two of each object that has a number, a key, a descriptor or a queue: an action on one does not
+//! affect the other, and a new object inherits nothing from a destroyed one in its place.
 
 mod sim;
 
@@ -10,7 +10,7 @@ use rocinante::{
 use rocinante_netdev::sim::{SimConfig, SimNet};
 use sim::{PATIENCE, Side, connect, done, is_ready, request, send, sides, undriven, write};
 
-/// A queue pair of `side` that completes to these, and its peer.
+/// A queue pair of the first side that completes to these queues, and its peer.
 fn pair(sides: &[Side; 2], send_cq: &Cq, recv_cq: &Cq) -> [Qp; 2] {
     let qp = sides[0].pd.qp(send_cq, recv_cq).build().unwrap();
     let peer = sides[1].pd.qp(&sides[1].cq, &sides[1].cq).build().unwrap();
@@ -77,7 +77,7 @@ fn a_queue_pair_with_two_queues_tells_two_channels() {
     }
 }
 
-/// Its event waits in the channel, its number is given again.
+/// The old queue's event waits in the channel, and its number is reused.
 #[test]
 fn a_queue_in_the_place_of_another_hears_nothing_of_that() {
     let sides = undriven(1);
@@ -135,7 +135,7 @@ fn two_queues_that_overflow_are_told_in_their_order() {
     assert!(!is_ready(&a.ctx.async_fd()));
 }
 
-/// Its number may be another's soon.
+/// Its number may soon be another's.
 #[test]
 fn of_a_queue_pair_that_is_gone_nobody_hears() {
     let sides = undriven(1);
@@ -162,7 +162,7 @@ fn two_regions_have_keys_rights_and_ends_of_their_own() {
     let [gone, second_key] = [first.rkey(), second.rkey()];
     let at = first.address();
     first.deregister().map_err(|(_, error)| error).unwrap();
-    // Whatever is registered next: the old key reaches nothing.
+    // Whatever is registered next, the old key reaches nothing.
     let others: Vec<_> = (0..60).map(|_| b.pd.allocate(64, Access::ALL).unwrap()).collect();
     assert!(others.iter().all(|other| other.rkey() != gone));
     for (to, status) in [
@@ -198,14 +198,14 @@ fn a_region_is_busy_until_the_last_of_its_windows_is_gone() {
         assert!(matches!(why, VerbsError::Busy(_)), "{why}");
         region = back;
     }
-    // One that is bound anew is bound once.
+    // A window that is bound again is bound once.
     qp.bind_mw(&second, &bind(&region)).unwrap();
     a.succeed(5);
     drop(second);
     region.deregister().map_err(|(_, error)| error).unwrap();
 }
 
-/// A refused request does not move the key, so the window can be bound when there is room.
+/// A refused request does not change the key, so the window can be bound when there is room.
 #[test]
 fn a_window_is_bound_by_the_next_request_after_one_that_was_refused() {
     let sides = undriven(1);
@@ -259,7 +259,7 @@ fn datagrams_by_one_of_two_handles_go_on_when_the_other_is_gone() {
         std::iter::from_fn(|| side.cq.poll_one().unwrap()).count()
     };
     for round in 0..10 {
-        // A path's number is given again, to one that leads elsewhere.
+        // A path's number is reused for another destination.
         let gone = handle(&to_b);
         let stale = gone.to(to_b.qpn(), 0x1111_1111);
         from.post_send(&[datagram(&gone, &to_b)]).unwrap();
@@ -271,7 +271,7 @@ fn datagrams_by_one_of_two_handles_go_on_when_the_other_is_gone() {
         from.post_send(&[datagram(&kept[round % 2], &to_b)]).unwrap();
         a.succeed(9);
         assert_eq!([arrived(b), arrived(&c)], [2, 1], "{round}");
-        // What names the one that is gone fails, and goes nowhere.
+        // A request with the destroyed handle fails, and goes nowhere.
         let other = ready(a);
         let op = SendOp::SendTo { to: stale, imm: None };
         other.post_send(&[request(9, op, SendData::Inline(&[7; 8]))]).unwrap();
@@ -284,7 +284,7 @@ fn datagrams_by_one_of_two_handles_go_on_when_the_other_is_gone() {
     }
 }
 
-/// The port is in a group as long as one of two queue pairs is, and no longer.
+/// The port is in a group exactly as long as one of two queue pairs is.
 #[test]
 fn two_members_of_two_groups_get_what_is_sent_to_theirs() {
     let sides = undriven(1);
@@ -355,7 +355,7 @@ fn each_of_two_shared_queues_says_that_it_runs_low_and_none_in_its_place_does() 
         });
         assert_eq!(done(&sides, &qps[1][0], send(1, &[7; 8])), WcStatus::Success);
         assert_eq!(events(b), [AsyncEvent::SrqLimitReached { srq: queues[1].number() }]);
-        // The other's waits when it goes.
+        // The other queue's event still waits when the queue is destroyed.
         assert_eq!(done(&sides, &qps[0][0], send(1, &[7; 8])), WcStatus::Success);
         assert!(is_ready(&b.ctx.async_fd()), "{round}");
         drop((qps, queues));
@@ -365,8 +365,8 @@ fn each_of_two_shared_queues_says_that_it_runs_low_and_none_in_its_place_does() 
     assert!(made.iter().flatten().all(|number| made[0].contains(number)), "{made:?}: given again");
 }
 
-/// Two queue pairs of one device and two devices of one process: only the one that is named gets
-/// it.
+/// Two queue pairs of one device and two devices of one process: only the addressed one gets the
+/// message.
 #[test]
 fn what_is_sent_to_one_of_two_comes_to_that_one() {
     let net = SimNet::new(1);
@@ -387,7 +387,7 @@ fn what_is_sent_to_one_of_two_comes_to_that_one() {
     }
     let quiet = |sides: &[Side; 2]| sides.iter().all(|side| side.cq.poll_one().unwrap().is_none());
     assert!(pairs.iter().all(quiet));
-    // A queue pair in the place of another is reached by its own number only.
+    // Only its own number reaches a queue pair in the place of another.
     for (sides, qps) in pairs.iter().zip(qps) {
         let [[_, _], [qp, gone]] = qps;
         let number = gone.qpn();

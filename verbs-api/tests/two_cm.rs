@@ -1,4 +1,4 @@
-//! Two listeners, and two connections between two devices: what is done to one does nothing to the
+//! Two listeners, and two connections between two devices: an action on one does not affect the
 //! other.
 
 mod sim;
@@ -7,7 +7,7 @@ use rocinante::WcStatus;
 use rocinante::cm::{Connecting, Connection, Listener, Params};
 use sim::{ADDRESSES, Side, done, is_ready, undriven, until, write};
 
-/// A request of a's for each listener's port is told to that one only.
+/// Only the listener of the requested port gets a's request.
 #[test]
 fn each_of_two_listeners_hears_its_own_and_a_port_is_free_when_its_listener_goes() {
     let sides = undriven(1);
@@ -26,7 +26,7 @@ fn each_of_two_listeners_hears_its_own_and_a_port_is_free_when_its_listener_goes
     assert!(first.try_request().unwrap().is_none());
     let to_first = ask(7471);
     assert_eq!([is_ready(&first), is_ready(&second)], [true, true]);
-    // One that is given up takes its request along, and leaves the other's.
+    // A dropped request vanishes from its listener, and leaves the other's.
     drop(to_first);
     b.ctx.progress();
     assert_eq!([is_ready(&first), is_ready(&second)], [false, true]);
@@ -72,7 +72,7 @@ fn the_end_of_one_of_two_connections_is_no_news_of_the_other() {
     assert!(is_ready(&bells[0]), "it stays so");
     let at = (b.mr.address(), b.mr.rkey());
     assert_eq!(done(&sides, &second, write(1, at)), WcStatus::Success);
-    // The first one's queue pair is flushed, and the second's is not.
+    // The first one's queue pair is flushed, the second one's is not.
     drop((first, first_there));
     assert_eq!(done(&sides, &second, write(1, at)), WcStatus::Success);
     drop((second, second_there));
@@ -81,7 +81,7 @@ fn the_end_of_one_of_two_connections_is_no_news_of_the_other() {
     for (before, after) in before.into_iter().zip(after) {
         assert_eq!((after.qps, after.paths, after.mrs), (before.qps, before.paths, before.mrs));
     }
-    // They are over when what is under way of them cannot come any more.
+    // They are over once their packets in flight cannot arrive any more.
     until("numbers are given back", || {
         [a, b].iter().all(|side| {
             side.ctx.progress();

@@ -1,4 +1,4 @@
-//! The active side, and what both sides have in the end.
+//! The active side, and the connections of both sides.
 
 use std::net::SocketAddr;
 use std::ops::Deref;
@@ -17,7 +17,7 @@ use super::{Params, endpoint_of, side_of, transport_of};
 use crate::error::VerbsError;
 use crate::qp::{ConnectOptions, ModifyAttr, PreparedQp, Qp};
 
-/// A connection that the connection manager knows: it is given up when this is dropped.
+/// A connection in the connection manager's state. Dropping it gives it up.
 #[derive(Debug)]
 struct Link {
     inbox: Inbox,
@@ -30,36 +30,37 @@ impl Drop for Link {
     }
 }
 
-/// A connection that is being made, by either side. Dropping it gives it up.
+/// A connection in setup, of either side. Dropping it gives it up.
 #[derive(Debug)]
 pub struct Connecting {
     stage: Stage,
     peer: SocketAddr,
     private: Vec<u8>,
-    // After the queue pair: the peer is told once that is gone.
+    // Declared after the queue pair: the peer learns of the end once the queue pair is gone.
     link: Option<Link>,
 }
 
 #[derive(Debug)]
 enum Stage {
-    /// We asked.
+    /// The active side, which sent a request.
     Asked(Box<PreparedQp>, ConnectOptions, Mtu),
-    /// We accepted.
+    /// The passive side, which accepted.
     Accepted(Box<Qp>),
-    /// It is done, or has failed.
+    /// Done or failed.
     Done,
 }
 
 impl Connecting {
-    /// Asks whoever listens on `peer` for a connection, and does not wait.
+    /// Requests a connection from the program that listens on `peer`, and does not wait.
     ///
     /// # Errors
-    /// [`VerbsError::Cm`] for too much private data, too many connections, or an address of another family;
-    /// [`VerbsError::Invalid`] for a queue pair for datagrams; [`VerbsError::Hardware`] if the kernel's connection manager cannot be used.
+    /// [`VerbsError::Cm`] for too much private data, too many connections, or an address of another
+    /// family; [`VerbsError::Invalid`] for a queue pair for datagrams; [`VerbsError::Hardware`] if
+    /// the kernel's connection manager cannot be used.
     pub fn start(qp: PreparedQp, peer: SocketAddr, params: &Params) -> Result<Self, VerbsError> {
         let manager = qp.device().manager();
         let transport = transport_of(&qp)?;
-        // Of the kernel's connection manager, `RDMA_PS_TCP` has reliable connections only.
+        // In the kernel's connection manager, `RDMA_PS_TCP` has reliable connections only.
         let space = if transport == Transport::Uc { PortSpace::Ib } else { PortSpace::Tcp };
         let endpoint = qp.endpoint();
         let options = params.options;
@@ -100,8 +101,9 @@ impl Connecting {
         Self { stage: Stage::Accepted(Box::new(qp)), peer, private, link }
     }
 
-    /// Goes on as far as that is possible without waiting. The device must be driven meanwhile, by its background thread or
-    /// [`Context::progress`](crate::Context::progress). Once this has returned something, there is nothing more to come.
+    /// Goes on as far as possible without waiting. The device must be driven meanwhile, by its
+    /// background thread or [`Context::progress`](crate::Context::progress). After a result, none
+    /// follows.
     ///
     /// # Errors
     /// As [`connect`](super::connect).
@@ -135,7 +137,7 @@ impl Connecting {
         self.link.as_ref().map_or(Ok(None), |link| link.inbox.pop())
     }
 
-    /// The peer has accepted.
+    /// The peer has accepted: connects the queue pair.
     fn finish(
         &self,
         qp: PreparedQp,
@@ -160,14 +162,14 @@ impl Connecting {
                 Ok(qp)
             }
             Err((_, error)) => {
-                // Whether the peer still waits for an answer or not, it gets none but this.
+                // The peer gets no other answer, whether it still waits or not.
                 let _ = link.inbox.manager.reject(link.conn, RejReason::CONSUMER, &[]);
                 Err(error)
             }
         }
     }
 
-    /// Waits until it is made.
+    /// Waits for the connection.
     ///
     /// # Errors
     /// As [`connect`](super::connect).
@@ -180,7 +182,8 @@ impl Connecting {
     /// A descriptor that is readable while [`try_finish`](Self::try_finish) has something to do.
     ///
     /// # Errors
-    /// [`VerbsError::Io`] if there are no descriptors left; [`VerbsError::Cm`] once it has finished.
+    /// [`VerbsError::Io`] if there are no descriptors left; [`VerbsError::Cm`] once it has
+    /// finished.
     pub fn fd(&self) -> Result<BorrowedFd<'_>, VerbsError> {
         match &self.link {
             Some(link) => link.inbox.fd(),
@@ -188,7 +191,7 @@ impl Connecting {
         }
     }
 
-    /// The same descriptor, to be owned by a reactor. It is the connection's as well, once there is one.
+    /// The same descriptor, for a reactor to own. It stays valid for the finished connection.
     ///
     /// # Errors
     /// As [`fd`](Self::fd).
@@ -200,16 +203,17 @@ impl Connecting {
     }
 }
 
-/// A connected queue pair, to be used as one. Dropping it disconnects and destroys it.
+/// A connected queue pair. Dropping it disconnects and destroys it.
 ///
-/// When the peer disconnects, the queue pair goes to the error state, so that everything that is posted completes.
+/// When the peer disconnects, the queue pair goes to the error state, so that all posted requests
+/// complete.
 #[derive(Debug)]
 pub struct Connection {
     qp: Qp,
     peer: SocketAddr,
     private: Vec<u8>,
     ended: AtomicBool,
-    // After the queue pair: the peer is told once that is gone.
+    // Declared after the queue pair: the peer learns of the end once the queue pair is gone.
     link: Link,
 }
 
@@ -230,25 +234,28 @@ impl Connection {
         self.peer
     }
 
-    /// What the peer's program said when the connection was made: 56 bytes if it asked, 196 if it accepted, zeros behind what it filled.
+    /// The data of the peer's program from the setup: 56 bytes if the peer was the active side, 196
+    /// if it accepted, zeros behind its end.
     #[must_use]
     pub fn private_data(&self) -> &[u8] {
         &self.private
     }
 
-    /// Ends the connection (`rdma_disconnect(3)`): the queue pair goes to the error state, what is posted completes, the peer is told,
-    /// and asked again until it answers, as long as the device is open. Does not wait for that: who is about to leave calls
-    /// [`wait_disconnected`](Self::wait_disconnected) first, or a peer that did not hear it stays connected to nobody.
+    /// Ends the connection (`rdma_disconnect(3)`). The queue pair goes to the error state and all
+    /// posted requests complete. The connection manager tells the peer, and repeats that until the
+    /// peer answers, while the device is open. The call does not wait for the answer. A program
+    /// that is about to exit calls [`wait_disconnected`](Self::wait_disconnected) first; else a
+    /// peer that missed the message stays half-connected.
     ///
     /// # Errors
-    /// As [`Qp::modify`]. That it has ended already is none.
+    /// As [`Qp::modify`]. A connection that has already ended is no error.
     pub fn disconnect(&self) -> Result<(), VerbsError> {
         self.link.inbox.manager.flush();
         self.qp.modify(&ModifyAttr::state(QpState::Err))?;
         self.link.inbox.manager.disconnect(self.link.conn)
     }
 
-    /// Whether it has ended, whoever ended it. The device must be driven for that to be noticed.
+    /// Whether either side has ended it. The device must be driven to notice that.
     #[must_use]
     pub fn is_disconnected(&self) -> bool {
         loop {
@@ -256,7 +263,7 @@ impl Connection {
                 Ok(None) => return self.ended.load(Ordering::Relaxed),
                 Ok(Some(CmEvent::Established { .. })) => {}
                 Ok(Some(_)) => self.ended.store(true, Ordering::Relaxed),
-                // That nothing more will come is an end, too.
+                // If no more events can come, that is an end, too.
                 Err(_) => {
                     self.ended.store(true, Ordering::Relaxed);
                     return true;
@@ -265,16 +272,16 @@ impl Connection {
         }
     }
 
-    /// Waits until it has ended, whoever ended it.
+    /// Waits until either side has ended it.
     ///
     /// # Errors
-    /// [`VerbsError::TimedOut`] if it has not within `timeout`.
+    /// [`VerbsError::TimedOut`] if it has not ended within `timeout`.
     pub fn wait_disconnected(&self, timeout: Duration) -> Result<(), VerbsError> {
         let ended = || Ok(self.is_disconnected().then_some(()));
         self.link.inbox.wait(Some(timeout), ended)
     }
 
-    /// A descriptor that is readable once it has ended, from then on.
+    /// A descriptor that becomes readable when the connection ends, and stays so.
     ///
     /// # Errors
     /// [`VerbsError::Io`] if there are no descriptors left.
@@ -282,7 +289,7 @@ impl Connection {
         self.link.inbox.fd()
     }
 
-    /// The same descriptor, to be owned by a reactor.
+    /// The same descriptor, for a reactor to own.
     ///
     /// # Errors
     /// As [`fd`](Self::fd).

@@ -1,4 +1,4 @@
-//! Datagram services: who has a queue pair for datagrams, and how it is reached.
+//! Datagram services: finding the queue pair of a service, and answering for one.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -17,18 +17,20 @@ use crate::context::{Context, Device, Pd};
 use crate::error::VerbsError;
 use crate::qp::{PeerPath, Qp};
 
-/// The Q_Key that programs of `librdmacm` use for datagrams and multicast unless they say otherwise (`RDMA_UDP_QKEY`).
+/// The default Q_Key of `librdmacm` programs for datagrams and multicast (`RDMA_UDP_QKEY`).
 pub const UDP_QKEY: u32 = 0x0123_4567;
 
-/// Listens on a port to those who ask for a queue pair for datagrams (`rdma_listen(3)` with `RDMA_PS_UDP`); dropping it refuses who waits.
+/// Listens on a port for requests for a queue pair for datagrams (`rdma_listen(3)` with
+/// `RDMA_PS_UDP`). Dropping it refuses the waiting requests.
 #[derive(Debug)]
 pub struct DatagramListener(Port);
 
 impl DatagramListener {
-    /// Listens on a port of the device: on one of its addresses, or on all of them if the address is the unspecified one. Of questions that are not
-    /// answered yet there are `backlog` at most; further ones are dropped, and their peers ask again.
+    /// Listens on a port of the device: on one of its addresses, or on all if the address is
+    /// unspecified. At most `backlog` requests wait for an answer; it drops further ones, and their
+    /// peers repeat them.
     ///
-    /// The port is one of `RDMA_PS_UDP`, which has nothing to do with UDP's, and it is this device's.
+    /// The port is one of `RDMA_PS_UDP`, unrelated to UDP's ports, and belongs to this device.
     ///
     /// # Errors
     /// As [`Listener::bind`](super::Listener::bind).
@@ -36,18 +38,18 @@ impl DatagramListener {
         Port::bind(ctx, address, backlog, ListensTo::Datagrams).map(Self)
     }
 
-    /// Where it listens.
+    /// The address and port that it listens on.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.0.address
     }
 
-    /// The next request, if there is one now. The device must be driven for one to come, by its background thread or
-    /// [`Context::progress`].
+    /// The next request, if there is one now. Requests arrive only while the device is driven, by
+    /// its background thread or [`Context::progress`].
     ///
     /// # Errors
-    /// [`VerbsError::Hardware`] if nobody will come any more, because the kernel's device is gone or its connection manager has failed; then
-    /// [`VerbsError::Io`] whenever it is asked again.
+    /// [`VerbsError::Hardware`] if no more requests can come, because the kernel's device is gone
+    /// or its connection manager has failed; on later calls [`VerbsError::Io`].
     pub fn try_request(&self) -> Result<Option<DatagramRequest>, VerbsError> {
         self.0.next(|event| match event {
             CmEvent::Asked { ask, asked, .. } => {
@@ -61,7 +63,8 @@ impl DatagramListener {
     /// Waits for the next request.
     ///
     /// # Errors
-    /// [`VerbsError::TimedOut`] if there is none within `timeout`; `None` waits for ever. As [`try_request`](Self::try_request).
+    /// [`VerbsError::TimedOut`] if there is none within `timeout`; `None` waits without limit. Else
+    /// as [`try_request`](Self::try_request).
     pub fn request(&self, timeout: Option<Duration>) -> Result<DatagramRequest, VerbsError> {
         self.0.inbox.wait(timeout, || self.try_request())
     }
@@ -79,7 +82,8 @@ impl AsRawFd for DatagramListener {
         self.as_fd().as_raw_fd()
     }
 }
-/// A peer asks for a queue pair to which it can send datagrams. It asks again for some seconds; dropping the request refuses it.
+/// A peer's request for a queue pair to which it can send datagrams. The peer repeats it for some
+/// seconds. Dropping the request refuses it.
 #[derive(Debug)]
 pub struct DatagramRequest {
     device: Device,
@@ -90,30 +94,32 @@ pub struct DatagramRequest {
 }
 
 impl DatagramRequest {
-    /// The peer's address and port. Its queue pair is known once it sends something: [`Wc::src_qp`](crate::Wc::src_qp).
+    /// The peer's address and port. The first datagram reveals its queue pair:
+    /// [`Wc::src_qp`](crate::Wc::src_qp).
     #[must_use]
     pub fn peer(&self) -> SocketAddr {
         self.asked.peer
     }
 
-    /// Our address, to which the request came.
+    /// The local address that received the request.
     #[must_use]
     pub fn local(&self) -> IpAddr {
         self.asked.local
     }
 
-    /// What the peer's program says: 180 bytes, zeros behind what it filled.
+    /// The data of the peer's program: 180 bytes, zeros behind its end.
     #[must_use]
     pub fn private_data(&self) -> &[u8] {
         &self.asked.private
     }
 
-    /// Answers with a queue pair, its Q_Key, and 136 bytes at most for the peer's program. Post receives before: the peer may send at once. One queue pair
-    /// may serve any number of peers.
+    /// Answers with a queue pair, its Q_Key, and at most 136 bytes for the peer's program. Post
+    /// receives first: the peer may send at once. One queue pair may serve any number of peers.
     ///
     /// # Errors
-    /// [`VerbsError::Invalid`] for a queue pair that is no ready one for datagrams, or another device's or address's; [`VerbsError::Cm`] for too much private data,
-    /// or if the peer does not wait any more. It is refused then.
+    /// [`VerbsError::Invalid`] for a queue pair that is not for datagrams or not ready, or is of
+    /// another device or address; [`VerbsError::Cm`] for too much private data, or if the peer no
+    /// longer waits. The request is then refused.
     pub fn accept(mut self, qp: &Qp, private_data: &[u8]) -> Result<(), VerbsError> {
         let invalid = |why: String| Err(VerbsError::Invalid(why));
         if qp.qp_type() != QpType::Ud {
@@ -139,11 +145,11 @@ impl DatagramRequest {
         Ok(())
     }
 
-    /// Refuses, and tells the peer's program why: 136 bytes at most.
+    /// Refuses, and tells the peer's program why, in at most 136 bytes.
     ///
     /// # Errors
-    /// [`VerbsError::Cm`] if that is too much, and the peer is refused without a word; or if it
-    /// does not wait any more.
+    /// [`VerbsError::Cm`] if that is too long (the peer is then refused without it), or if the peer
+    /// no longer waits.
     pub fn reject(mut self, private_data: &[u8]) -> Result<(), VerbsError> {
         self.manager.answer(self.ask, Err(SidrStatus::REJECT), private_data)?;
         self.decided = true;
@@ -154,13 +160,13 @@ impl DatagramRequest {
 impl Drop for DatagramRequest {
     fn drop(&mut self) {
         if !self.decided {
-            // Whether the peer still waits or not.
+            // The peer may no longer wait; that does not matter.
             let _ = self.manager.answer(self.ask, Err(SidrStatus::REJECT), &[]);
         }
     }
 }
 
-/// Where the datagrams of a service go.
+/// The destination of a service's datagrams.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DatagramService {
     gid_index: usize,
@@ -171,7 +177,7 @@ pub struct DatagramService {
 }
 
 impl DatagramService {
-    /// Whom was asked.
+    /// The address and port of the service.
     #[must_use]
     pub fn peer(&self) -> SocketAddr {
         self.peer
@@ -183,19 +189,20 @@ impl DatagramService {
         self.qpn
     }
 
-    /// The Q_Key that it wants.
+    /// The Q_Key of the service.
     #[must_use]
     pub fn qkey(&self) -> u32 {
         self.qkey
     }
 
-    /// What the peer's program says: 136 bytes, zeros behind what it filled.
+    /// The data of the peer's program: 136 bytes, zeros behind its end.
     #[must_use]
     pub fn private_data(&self) -> &[u8] {
         &self.private
     }
 
-    /// An address handle for it, from the address that asked. It must live until the requests that name it are complete.
+    /// An address handle for the service, from the address of the request. It must live until the
+    /// requests that name it are complete.
     ///
     /// # Errors
     /// As [`Pd::create_ah`].
@@ -203,14 +210,14 @@ impl DatagramService {
         pd.create_ah(self.gid_index, &PeerPath::new(self.peer.ip()))
     }
 
-    /// Where to send, by a handle of [`address_handle`](Self::address_handle).
+    /// The destination, by a handle of [`address_handle`](Self::address_handle).
     #[must_use]
     pub fn destination(&self, ah: &Ah) -> Destination {
         ah.to(self.qpn, self.qkey)
     }
 }
 
-/// A service that is being asked for. Dropping it gives it up.
+/// A request for a service, in progress. Dropping it gives it up.
 #[derive(Debug)]
 pub struct Resolving {
     inbox: Inbox,
@@ -220,11 +227,12 @@ pub struct Resolving {
 }
 
 impl Resolving {
-    /// Asks whoever listens on `peer`, from the device's address `gid_index`, and does not wait. Its program is told `private_data`: 180 bytes
-    /// at most.
+    /// Sends a request to the program that listens on `peer`, from the device's address
+    /// `gid_index`, and does not wait. `private_data` goes to that program: at most 180 bytes.
     ///
     /// # Errors
-    /// [`VerbsError::Cm`] for too much private data, too many questions, or an address of another family; [`VerbsError::Invalid`] for an index that the device has not;
+    /// [`VerbsError::Cm`] for too much private data, too many requests, or an address of another
+    /// family; [`VerbsError::Invalid`] for an index that the device does not have;
     /// [`VerbsError::Hardware`] if the kernel's connection manager cannot be used.
     pub fn start(
         ctx: &Context,
@@ -240,8 +248,8 @@ impl Resolving {
         Ok(Self { inbox: Inbox::new(manager, mailbox), query, gid_index, peer })
     }
 
-    /// The answer, if it is there. The device must be driven meanwhile, by its background thread or [`Context::progress`]. Once this has returned
-    /// something, there is nothing more to come.
+    /// The answer, if it is there. It arrives only while the device is driven, by its background
+    /// thread or [`Context::progress`]. After a result, none follows.
     ///
     /// # Errors
     /// As [`resolve`].
@@ -276,7 +284,7 @@ impl Resolving {
         self.inbox.fd()
     }
 
-    /// The same descriptor, to be owned by a reactor.
+    /// The same descriptor, for a reactor to own.
     ///
     /// # Errors
     /// As [`fd`](Self::fd).
@@ -291,11 +299,12 @@ impl Drop for Resolving {
     }
 }
 
-/// Asks whoever listens on `peer` for the queue pair of a datagram service, and waits for the answer: see [`Resolving::start`].
+/// Asks the program that listens on `peer` for the queue pair of its datagram service, and waits
+/// for the answer: see [`Resolving::start`].
 ///
 /// # Errors
-/// [`VerbsError::Cm`] if nobody listens there, or the program refuses; [`VerbsError::TimedOut`] if the peer is silent, or `patience` is over; and as
-/// [`Resolving::start`].
+/// [`VerbsError::Cm`] if no program listens there, or the program refuses; [`VerbsError::TimedOut`]
+/// if the peer is silent, or `patience` is over; else as [`Resolving::start`].
 pub fn resolve(
     ctx: &Context,
     gid_index: usize,

@@ -1,4 +1,4 @@
-//! Why there is no connection.
+//! Why a connection failed.
 
 use std::fmt;
 
@@ -8,25 +8,26 @@ use rustix::io::Errno;
 
 use crate::error::VerbsError;
 
-/// Why there is no connection, or no longer.
+/// Why a connection failed or ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CmFailure {
     /// The peer rejected it (`ECONNREFUSED`).
     Rejected {
-        /// Why.
+        /// The reason.
         reason: RejReason,
-        /// What its program says: 148 bytes, zeros behind what it filled.
+        /// The data of the peer's program: 148 bytes, zeros behind its end.
         private_data: Vec<u8>,
     },
     /// The peer gave up, or ended the connection (`ECONNRESET`).
     Ended,
     /// The peer has no queue pair for the datagrams of this service (`ECONNREFUSED`).
     Unresolved {
-        /// Why.
+        /// The reason.
         status: SidrStatus,
     },
-    /// The call cannot be done: the port is taken (`EADDRINUSE`), private data is too long, or there are too many connections.
+    /// The call is not possible: the port is in use (`EADDRINUSE`), private data is too long, or
+    /// there are too many connections.
     Call(CmError),
 }
 

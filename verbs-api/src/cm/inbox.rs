@@ -1,4 +1,5 @@
-//! What all that the connection manager tells something to has in common: a place where it arrives, and ways to wait for it.
+//! The receiving end of connection manager events: a place where they arrive, and ways to wait for
+//! them.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -11,7 +12,7 @@ use super::{ListensTo, Mailbox, Manager, Place};
 use crate::context::{Context, Device};
 use crate::error::VerbsError;
 
-/// What the connection manager of a device says about one listener, connection or question.
+/// The connection manager's events for one listener, connection or service request.
 #[derive(Debug, Clone)]
 pub(super) struct Inbox {
     pub(super) manager: Arc<dyn Manager>,
@@ -26,12 +27,12 @@ impl Inbox {
     /// The next event, if there is one.
     ///
     /// # Errors
-    /// Why there will be none.
+    /// The reason why no more will come.
     pub(super) fn pop(&self) -> Result<Option<CmEvent>, VerbsError> {
         self.mailbox.pop()
     }
 
-    /// Drives the device until `look` finds something. `None` waits for ever.
+    /// Drives the device until `look` finds something. `None` waits without limit.
     pub(super) fn wait<T>(
         &self,
         patience: Option<Duration>,
@@ -49,7 +50,8 @@ impl Inbox {
         }
     }
 
-    /// Readable while there is something to look at, and from the end of what it is about. Made when it is first asked for.
+    /// Readable while there are events, and from the end of the connection or request on. Made at
+    /// the first call.
     pub(super) fn fd(&self) -> Result<BorrowedFd<'_>, VerbsError> {
         Ok(self.mailbox.fd()?)
     }
@@ -60,8 +62,10 @@ impl Inbox {
     }
 }
 
-/// A descriptor of a [`Connecting`](super::Connecting), a [`Connection`](super::Connection) or a [`Resolving`](super::Resolving) that a reactor can own while the
-/// program owns those: readable while there is something to be done, and from the end on. It costs nothing until it is asked for.
+/// A descriptor of a [`Connecting`](super::Connecting), a [`Connection`](super::Connection) or a
+/// [`Resolving`](super::Resolving). A reactor can own it while the program owns that object. It is
+/// readable while there is something to do, and from the end on. It costs nothing until the program
+/// requests it.
 #[derive(Debug, Clone)]
 pub struct Notifier {
     mailbox: Arc<Mailbox>,
@@ -79,7 +83,7 @@ impl AsRawFd for Notifier {
     }
 }
 
-/// A listener, whatever it listens to.
+/// A listener of either kind.
 #[derive(Debug)]
 pub(super) struct Port {
     pub(super) device: Device,
@@ -90,7 +94,7 @@ pub(super) struct Port {
 }
 
 impl Port {
-    /// Listens at the address, and has a descriptor from the beginning.
+    /// Listens at the address, and makes the descriptor at once.
     pub(super) fn bind(
         ctx: &Context,
         address: SocketAddr,
@@ -106,7 +110,7 @@ impl Port {
         Ok(port)
     }
 
-    /// The next event of which `of` makes something, if there is one now.
+    /// The next event for which `of` returns something, if there is one now.
     pub(super) fn next<T>(
         &self,
         of: impl Fn(CmEvent) -> Option<T>,

@@ -17,35 +17,37 @@ use crate::context::{Context, Device};
 use crate::error::VerbsError;
 use crate::qp::{ConnectOptions, PreparedQp};
 
-/// Listens for connections on a port (`rdma_listen(3)`); dropping it rejects who waits.
+/// Listens for connections on a port (`rdma_listen(3)`). Dropping it rejects the waiting requests.
 #[derive(Debug)]
 pub struct Listener(Port);
 
 impl Listener {
-    /// Listens on a port of the device: on one of its addresses, or on all of them if the address is the unspecified one. Of requests that
-    /// are not accepted yet, or not established, there are `backlog` at most; further peers are rejected.
+    /// Listens on a port of the device: on one of its addresses, or on all if the address is
+    /// unspecified. At most `backlog` requests may be not yet accepted or not yet established; it
+    /// rejects further peers.
     ///
-    /// The port is one of `RDMA_PS_TCP`, which has nothing to do with TCP's, and it is this device's.
+    /// The port is one of `RDMA_PS_TCP`, unrelated to TCP's ports, and belongs to this device.
     ///
     /// # Errors
-    /// [`VerbsError::Cm`] if somebody listens there already; [`VerbsError::Invalid`] for an address that the device has not, or port 0;
-    /// [`VerbsError::Hardware`] if the kernel's connection manager cannot be used; [`VerbsError::Io`] if there are no descriptors left.
+    /// [`VerbsError::Cm`] if there is a listener on it already; [`VerbsError::Invalid`] for an
+    /// address that the device does not have, or port 0; [`VerbsError::Hardware`] if the kernel's
+    /// connection manager cannot be used; [`VerbsError::Io`] if there are no descriptors left.
     pub fn bind(ctx: &Context, address: SocketAddr, backlog: usize) -> Result<Self, VerbsError> {
         Port::bind(ctx, address, backlog, ListensTo::Connections).map(Self)
     }
 
-    /// Where it listens.
+    /// The address and port that it listens on.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.0.address
     }
 
-    /// The next request, if there is one now. The device must be driven for one to come, by its background thread or
-    /// [`Context::progress`].
+    /// The next request, if there is one now. Requests arrive only while the device is driven, by
+    /// its background thread or [`Context::progress`].
     ///
     /// # Errors
-    /// [`VerbsError::Hardware`] if nobody will come any more, because the kernel's device is gone or its connection manager has failed; then
-    /// [`VerbsError::Io`] whenever it is asked again.
+    /// [`VerbsError::Hardware`] if no more requests can come, because the kernel's device is gone
+    /// or its connection manager has failed; on later calls [`VerbsError::Io`].
     pub fn try_request(&self) -> Result<Option<Request>, VerbsError> {
         self.0.next(|event| match event {
             CmEvent::Request { conn, request, .. } => {
@@ -59,7 +61,8 @@ impl Listener {
     /// Waits for the next request.
     ///
     /// # Errors
-    /// [`VerbsError::TimedOut`] if there is none within `timeout`; `None` waits for ever. As [`try_request`](Self::try_request).
+    /// [`VerbsError::TimedOut`] if there is none within `timeout`; `None` waits without limit. Else
+    /// as [`try_request`](Self::try_request).
     pub fn request(&self, timeout: Option<Duration>) -> Result<Request, VerbsError> {
         self.0.inbox.wait(timeout, || self.try_request())
     }
@@ -77,7 +80,8 @@ impl AsRawFd for Listener {
         self.as_fd().as_raw_fd()
     }
 }
-/// A peer asks for a connection. It is patient for about a minute; dropping the request rejects it.
+/// A peer's request for a connection. The peer waits for about a minute. Dropping the request
+/// rejects it.
 #[derive(Debug)]
 pub struct Request {
     device: Device,
@@ -94,43 +98,45 @@ impl Request {
         self.asked.peer
     }
 
-    /// Our address, to which the request came.
+    /// The local address that received the request.
     #[must_use]
     pub fn local(&self) -> IpAddr {
         self.asked.local
     }
 
-    /// What the peer's program says: 56 bytes, zeros behind what it filled.
+    /// The data of the peer's program: 56 bytes, zeros behind its end.
     #[must_use]
     pub fn private_data(&self) -> &[u8] {
         &self.asked.private
     }
 
-    /// The type of queue pair that the peer asks for: a reliable connection, or an unreliable one.
+    /// The type of queue pair that the peer requests: a reliable connection, or an unreliable one.
     #[must_use]
     pub fn qp_type(&self) -> QpType {
-        // The connection manager hands over no others.
+        // The connection manager delivers no others.
         if self.asked.transport == Transport::Uc { QpType::Uc } else { QpType::Rc }
     }
 
-    /// The path MTU that the peer asks for; the connection has it, or there is none.
+    /// The path MTU that the peer requests. The connection has this path MTU or fails.
     #[must_use]
     pub fn mtu(&self) -> Mtu {
         self.asked.mtu
     }
 
-    /// READs and atomics that the peer wants to have outstanding, and those that it serves at a time.
+    /// READs and atomics that the peer wants to have outstanding, and the number that it serves at
+    /// a time.
     #[must_use]
     pub fn rd_atomic(&self) -> (u8, u8) {
         (self.asked.side.initiator_depth, self.asked.side.responder_resources)
     }
 
-    /// Accepts: connects the queue pair and tells the peer. The queue pair's address must be that to which the request came
-    /// ([`QpBuilder::gid_index`](crate::QpBuilder::gid_index)).
+    /// Accepts: connects the queue pair and tells the peer. The queue pair's address must be the
+    /// one that received the request ([`QpBuilder::gid_index`](crate::QpBuilder::gid_index)).
     ///
     /// # Errors
-    /// [`VerbsError::Cm`] if the peer does not wait any more; [`VerbsError::Invalid`] for a queue pair of another device or address,
-    /// or if the link does not take the path MTU that the peer asks for, which is told so; [`VerbsError::Path`]. The peer is rejected then.
+    /// [`VerbsError::Cm`] if the peer no longer waits; [`VerbsError::Invalid`] for a queue pair of
+    /// another device or address, or if the link does not take the requested path MTU, which the
+    /// peer is told; [`VerbsError::Path`]. The peer is then rejected.
     pub fn accept(mut self, qp: PreparedQp, params: &Params) -> Result<Connecting, VerbsError> {
         if transport_of(&qp)? != self.asked.transport {
             self.decided = true;
@@ -176,7 +182,7 @@ impl Request {
         Ok(Connecting::accepted((inbox, self.conn), qp, self.asked.peer, private))
     }
 
-    /// What both sides permit.
+    /// The options that both sides permit.
     fn options(&self, ours: &ConnectOptions) -> ConnectOptions {
         let side = &self.asked.side;
         ConnectOptions {
@@ -195,11 +201,11 @@ impl Request {
         }
     }
 
-    /// Rejects (`rdma_reject(3)`), and tells the peer's program why: 148 bytes at most.
+    /// Rejects (`rdma_reject(3)`), and tells the peer's program why, in at most 148 bytes.
     ///
     /// # Errors
-    /// [`VerbsError::Cm`] if that is too much, and the peer is rejected without a word; or if it
-    /// does not wait any more.
+    /// [`VerbsError::Cm`] if that is too long (the peer is then rejected without it), or if the
+    /// peer no longer waits.
     pub fn reject(mut self, private_data: &[u8]) -> Result<(), VerbsError> {
         self.manager.reject(self.conn, RejReason::CONSUMER, private_data)?;
         self.decided = true;

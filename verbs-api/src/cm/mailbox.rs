@@ -1,4 +1,4 @@
-//! Where what happens to a connection, or comes to a listener, waits for the program.
+//! Events of a connection or a listener, queued for the program.
 
 use std::collections::VecDeque;
 use std::io;
@@ -9,14 +9,15 @@ use crate::error::VerbsError;
 use crate::sync::{AtomicBool, AtomicI32, Mutex, OnceLock, Ordering};
 use crate::wake::{self, AsFd, BorrowedFd, OwnedFd};
 
-/// Events that wait for their owner, and a descriptor for those who want to sleep until there are some.
+/// Events that wait for their owner, and a descriptor for threads that sleep until there are some.
 #[derive(Debug, Default)]
 pub(crate) struct Mailbox {
-    /// What happened; or why nothing more will.
+    /// The events; the last may say why no more will come.
     events: Mutex<VecDeque<Result<CmEvent, VerbsError>>>,
-    /// Its last event was taken: the descriptor stays readable, for all who sleep on it. Changed under the lock of the events.
+    /// The last event was taken: the descriptor stays readable, for all threads that sleep on it.
+    /// Changes only under the lock of the events.
     over: AtomicBool,
-    /// The errno for whoever asks again after having heard why nothing more comes; or 0.
+    /// The errno for further calls after the reason was returned once; or 0.
     failed: AtomicI32,
     fd: OnceLock<OwnedFd>,
 }
@@ -26,7 +27,7 @@ impl Mailbox {
         self.put(Ok(event));
     }
 
-    /// Nothing more comes, and this is why.
+    /// No more events will come, for this reason.
     pub(crate) fn fail(&self, why: VerbsError) {
         self.put(Err(why));
     }
@@ -42,7 +43,7 @@ impl Mailbox {
     /// The next event, if there is one.
     ///
     /// # Errors
-    /// Why there will be none.
+    /// The reason why no more will come.
     pub(crate) fn pop(&self) -> Result<Option<CmEvent>, VerbsError> {
         let mut events = self.events.lock();
         let event = events.pop_front();
@@ -69,12 +70,12 @@ impl Mailbox {
         }
     }
 
-    /// How many events wait.
+    /// The number of waiting events.
     pub(crate) fn len(&self) -> usize {
         self.events.lock().len()
     }
 
-    /// The connections and questions that a listener's program has not taken yet.
+    /// The connections and service requests that a listener's program has not taken yet.
     pub(crate) fn numbers(&self) -> Vec<u32> {
         let number = |event: &CmEvent| match event {
             CmEvent::Request { conn, .. } => Some(conn.0.0),
@@ -92,19 +93,20 @@ impl Mailbox {
         self.events.lock().iter().flatten().any(of)
     }
 
-    /// Leaves out what nobody shall hear of any more.
+    /// Removes events that the program must not see any more.
     pub(crate) fn retain(&self, keep: impl Fn(&CmEvent) -> bool) {
         let mut events = self.events.lock();
         events.retain(|event| event.as_ref().map_or(true, &keep));
         self.clear_if_idle(&events);
     }
 
-    /// A peer does not ask any more.
+    /// A peer has withdrawn its request.
     pub(crate) fn withdraw(&self, gone: ConnId) {
         self.retain(|event| !matches!(event, CmEvent::Request { conn, .. } if *conn == gone));
     }
 
-    /// Readable while there are events, and once the connection is over. Made when it is first asked for: few connections need one.
+    /// Readable while there are events, and once the connection is over. Made at the first call:
+    /// few connections need one.
     pub(crate) fn fd(&self) -> io::Result<BorrowedFd<'_>> {
         if self.fd.get().is_none() {
             let fd = wake::eventfd()?;
@@ -118,7 +120,7 @@ impl Mailbox {
     }
 }
 
-/// Whether nothing more comes of a connection.
+/// Whether this is the last event of a connection.
 fn is_last(event: &Result<CmEvent, VerbsError>) -> bool {
     matches!(
         event,

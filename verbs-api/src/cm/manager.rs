@@ -1,4 +1,5 @@
-//! What the connection manager of the device in software and the kernel's have in common.
+//! The common interface of two connection managers: that of the device in software, and the
+//! kernel's.
 
 use std::fmt;
 use std::io;
@@ -15,22 +16,22 @@ use crate::context::Device;
 use crate::error::VerbsError;
 use crate::qp::Qp;
 
-/// Makes connections, and tells what becomes of them in mailboxes.
+/// Makes connections, and reports their events in mailboxes.
 pub(crate) trait Manager: fmt::Debug + Send + Sync {
-    /// Listens to those who come to a port, at one of the device's addresses or at all of them.
+    /// Listens on a port, at one of the device's addresses or at all of them.
     fn listen(&self, place: Place, to: ListensTo)
     -> Result<(ListenerId, Arc<Mailbox>), VerbsError>;
 
-    /// Listens no longer; rejects what the program has not taken.
+    /// Stops listening, and rejects the requests that the program has not taken.
     fn unlisten(&self, listener: ListenerId, to: ListensTo);
 
-    /// Asks a peer to be connected with the queue pair.
+    /// Requests a connection of the queue pair from a peer.
     fn connect(&self, ask: &Connect<'_>, qp: &Qp) -> Result<(ConnId, Arc<Mailbox>), VerbsError>;
 
-    /// What the manager has chosen for the queue pair, unless it leaves that to the queue pair.
+    /// The values that the manager has chosen for the queue pair, if it chooses any.
     fn chosen(&self, conn: ConnId) -> Option<Chosen>;
 
-    /// Accepts what a peer asked for; the queue pair is in RTS.
+    /// Accepts a peer's request; the queue pair is in RTS.
     fn accept(
         &self,
         conn: ConnId,
@@ -38,22 +39,23 @@ pub(crate) trait Manager: fmt::Debug + Send + Sync {
         qp: &Qp,
     ) -> Result<Arc<Mailbox>, VerbsError>;
 
-    /// Rejects what a peer asked for, or its answer.
+    /// Rejects a peer's request, or its answer.
     fn reject(&self, conn: ConnId, reason: RejReason, private: &[u8]) -> Result<(), VerbsError>;
 
     /// The peer has accepted, and the queue pair is in RTS.
     fn establish(&self, conn: ConnId) -> Result<(), VerbsError>;
 
-    /// Sends what waits for company: once a queue pair is in the error state the peer would never get it.
+    /// Sends batched packets: once a queue pair is in the error state, the peer would never get
+    /// them.
     fn flush(&self);
 
-    /// Ends a connection. That it has ended is no error.
+    /// Ends a connection. One that has already ended is no error.
     fn disconnect(&self, conn: ConnId) -> Result<(), VerbsError>;
 
-    /// The program is not interested any more: what is under way is rejected or disconnected.
+    /// The program has dropped the connection: rejects or disconnects it.
     fn forget(&self, conn: ConnId);
 
-    /// Answers a question with a queue pair and its Q_Key, or refuses.
+    /// Answers a datagram service request with a queue pair and its Q_Key, or refuses.
     fn answer(
         &self,
         ask: AskId,
@@ -61,7 +63,7 @@ pub(crate) trait Manager: fmt::Debug + Send + Sync {
         private: &[u8],
     ) -> Result<(), VerbsError>;
 
-    /// Asks for a datagram service, from an address of the device's.
+    /// Requests a datagram service, from an address of the device.
     fn resolve(
         &self,
         local: IpAddr,
@@ -69,32 +71,33 @@ pub(crate) trait Manager: fmt::Debug + Send + Sync {
         private: &[u8],
     ) -> Result<(QueryId, Arc<Mailbox>), VerbsError>;
 
-    /// Asks no longer.
+    /// Drops the request.
     fn forget_query(&self, query: QueryId);
 
-    /// Sleeps until the mailbox has something, or `until`, and drives the device meanwhile where it has to be.
+    /// Sleeps until the mailbox has an event, or until `until`. Drives the device meanwhile if it
+    /// needs that.
     fn wait(&self, mailbox: &Mailbox, until: Option<Instant>) -> io::Result<()>;
 }
 
-/// What the kernel's connection manager does not let its user choose.
+/// The values that the kernel's connection manager chooses itself.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Chosen {
-    /// What the queue pair has to receive first.
+    /// The first PSN that the queue pair receives.
     pub(crate) psn: Psn,
     /// The connection's path MTU.
     pub(crate) mtu: Mtu,
 }
 
-/// Where somebody listens, and how many may wait there.
+/// The place of a listener, and its backlog.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Place {
-    /// All of the device's if none.
+    /// `None` for all addresses of the device.
     pub(crate) address: Option<IpAddr>,
     pub(crate) port: u16,
     pub(crate) backlog: usize,
 }
 
-/// What those who come to a listener want.
+/// The kind of requests that a listener takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ListensTo {
     /// A connection.
@@ -104,7 +107,7 @@ pub(crate) enum ListensTo {
 }
 
 impl Place {
-    /// Of what a program says: the unspecified address stands for all.
+    /// From a program's address; the unspecified address stands for all.
     pub(super) fn of(
         device: &Device,
         address: SocketAddr,

@@ -1,4 +1,4 @@
-//! What carries the lines of an exchange: TCP, or a queue pair.
+//! The carrier of an exchange's lines: TCP, or a queue pair.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -10,7 +10,7 @@ use rustix::net::{RecvFlags, recv, sockopt};
 use super::queue::{QueueLink, QueueWatch};
 use super::{GAVE_UP, PATIENCE};
 
-/// What carries the lines.
+/// The carrier of the lines.
 #[derive(Debug)]
 pub(super) enum Link {
     Tcp(BufReader<TcpStream>),
@@ -32,7 +32,7 @@ impl Link {
         }
     }
 
-    /// Sends all of it, or fails after a while.
+    /// Sends all bytes, or fails after a timeout.
     pub(super) fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         match self {
             Self::Tcp(stream) => stream.get_mut().write_all(bytes),
@@ -40,7 +40,7 @@ impl Link {
         }
     }
 
-    /// What came and has not been consumed.
+    /// Received bytes that are not consumed yet.
     pub(super) fn buffer(&self) -> &[u8] {
         match self {
             Self::Tcp(stream) => stream.buffer(),
@@ -55,8 +55,9 @@ impl Link {
         }
     }
 
-    /// Waits for something in an empty buffer, for ever if `wait` is none, not at all if it is zero. Whether there is: else the peer has closed
-    /// the connection. An error of the kind `WouldBlock` if there is nothing yet.
+    /// Waits for bytes in an empty buffer: without limit if `wait` is `None`, not at all if it is
+    /// zero. Returns false if the peer has closed the connection. Fails with the kind `WouldBlock`
+    /// if there is nothing yet.
     pub(super) fn fill(&mut self, wait: Option<Duration>) -> io::Result<bool> {
         match self {
             Self::Tcp(stream) if wait == Some(Duration::ZERO) => {
@@ -81,8 +82,8 @@ impl Link {
     }
 }
 
-/// Has the kernel ask a silent peer's kernel whether it is still there, and end the connection after half a minute without an answer: a machine that has
-/// lost its power closes nothing.
+/// Makes the kernel probe a silent peer's kernel, and end the connection after half a minute
+/// without an answer. A machine that loses power closes nothing.
 fn notice_dead_machines(stream: &TcpStream) -> io::Result<()> {
     const PAUSE: Duration = Duration::from_secs(5);
     sockopt::set_socket_keepalive(stream, true)?;
@@ -92,7 +93,7 @@ fn notice_dead_machines(stream: &TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-/// Sees whether the peer has gone, without reading.
+/// Detects that the peer has gone, without reading.
 #[derive(Debug)]
 pub(super) enum Watch {
     Tcp(TcpStream),

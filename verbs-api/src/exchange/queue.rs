@@ -1,6 +1,7 @@
 //! An exchange over a queue pair that the connection manager connected: lines are bytes of SENDs.
 //!
-//! The private data of request and answer begins with [`MAGIC`], and then says the path MTU that the side's link takes.
+//! The private data of request and answer begins with [`MAGIC`], followed by the path MTU of the
+//! side's link.
 
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
@@ -20,24 +21,26 @@ use crate::error::VerbsError;
 use crate::mr::Mr;
 use crate::qp::{ConnectOptions, PreparedQp};
 
-/// Begins the private data of both sides: what is spoken, in which version.
+/// Starts the private data of both sides: protocol and version.
 const MAGIC: &[u8; 8] = b"lines/1\n";
-/// Bytes of a SEND at most, and of a receive.
+/// The most bytes of a SEND, and of a receive.
 const SLOT: usize = 1024;
-/// Receives that are posted.
+/// Number of posted receives.
 const SLOTS: usize = 16;
-/// Bytes that may have come and not been read before the peer has to wait.
+/// The peer must wait once this many bytes are received but not read.
 const UNREAD_MAX: usize = 64 << 10;
-/// Work request of the one SEND that is under way; receives have the number of their slot.
+/// Work request of the one SEND in flight; receives have the number of their slot.
 const SENT: u64 = u64::MAX;
-/// How often a wait looks up.
+/// Longest single sleep of a wait.
 const LOOK: Duration = Duration::from_millis(100);
-/// The kernel's connection manager repeats a request only after more than 4 s, also one that was lost because the peer was not there yet: so it is asked anew before.
+/// The kernel's connection manager repeats a request only after more than 4 s, even if it was lost
+/// because the peer was not listening yet. So the exchange starts a new request after this time.
 const ANEW: Duration = Duration::from_secs(1);
-/// Whoever is watched and says nothing for so long is asked whether it is still there.
+/// A watched peer that is silent for this long gets a probe.
 const PROBE: Duration = Duration::from_secs(1);
 
-/// Asks a peer that listens for such an exchange, and again until `patience` is over while nobody listens.
+/// Connects to a peer that listens for such an exchange. While no program listens, it retries until
+/// `patience` is over.
 pub(super) fn connect(
     ctx: &Context,
     peer: SocketAddr,
@@ -79,7 +82,7 @@ pub(super) fn connect(
     }
 }
 
-/// Accepts who asks for such an exchange.
+/// Accepts a peer that requests such an exchange.
 pub(super) fn accept(ctx: &Context, request: Request) -> Result<QueueLink, VerbsError> {
     let peer = request.peer();
     let Some(theirs) = mtu_of(request.private_data()) else {
@@ -97,7 +100,7 @@ pub(super) fn accept(ctx: &Context, request: Request) -> Result<QueueLink, Verbs
     Ok(QueueLink::new(connection, (parts.cq, parts.memory), local, own.min(theirs)))
 }
 
-/// Whether somebody asks for such an exchange.
+/// Whether a peer requests such an exchange.
 pub(super) fn is_asked_for_by(request: &Request) -> bool {
     mtu_of(request.private_data()).is_some()
 }
@@ -113,7 +116,7 @@ fn words(own: Mtu) -> Vec<u8> {
     words
 }
 
-/// The path MTU that a peer says, if it speaks as we do.
+/// The path MTU of a peer that speaks this protocol.
 fn mtu_of(private: &[u8]) -> Option<Mtu> {
     let code = *private.strip_prefix(MAGIC)?.first()?;
     Mtu::ALL.into_iter().find(|mtu| mtu.code() == code)
@@ -144,7 +147,7 @@ fn cannot_connect(peer: SocketAddr, error: VerbsError) -> VerbsError {
     VerbsError::Exchange(format!("cannot connect to {peer}: {error}{advice}"))
 }
 
-/// What becomes a link once it is connected.
+/// The parts of a link, before it is connected.
 struct Parts {
     qp: PreparedQp,
     cq: Cq,
@@ -152,7 +155,7 @@ struct Parts {
 }
 
 impl Parts {
-    /// With receives posted, so that the first words find them.
+    /// Posts the receives before the first lines arrive.
     fn new(ctx: &Context, gid_index: usize) -> Result<Self, VerbsError> {
         let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(SLOTS as u32 + 2)?);
         let memory = pd.allocate((SLOTS + 1) * SLOT, Access::LOCAL_WRITE)?;
@@ -165,7 +168,7 @@ impl Parts {
     }
 }
 
-/// Bytes that come and go in order, over a queue pair.
+/// An ordered byte stream over a queue pair.
 #[derive(Debug)]
 pub(super) struct QueueLink {
     shared: Arc<Mutex<Shared>>,
@@ -175,24 +178,25 @@ pub(super) struct QueueLink {
     path_mtu: Mtu,
 }
 
-/// What the reader and its watch have in common.
+/// State that the reader and its watch share.
 #[derive(Debug)]
 struct Shared {
     connection: Connection,
     cq: Cq,
-    /// Slots of receives, then the one that is sent from.
+    /// The slots of receives, then the slot of the SEND.
     memory: Mr,
-    /// What came and was not read.
+    /// Received bytes that are not read yet.
     came: Vec<u8>,
-    /// Receives that are posted again once that is read: a peer that says more than anybody hears has to wait.
+    /// Receives to post again once these bytes are read: a peer that sends faster than this side
+    /// reads must wait.
     held: Vec<u64>,
-    /// A SEND is under way.
+    /// A SEND is in flight.
     sending: bool,
-    /// One did not arrive.
+    /// A SEND failed.
     unsent: bool,
-    /// The connection has ended, and how: by a disconnection, or because the peer is silent.
+    /// How the connection ended, if it has: by a disconnection, or because the peer is silent.
     ended: Option<WcStatus>,
-    /// When the peer was last seen alive.
+    /// Time of the last sign of life from the peer.
     alive: Instant,
 }
 
@@ -222,12 +226,12 @@ impl QueueLink {
         self.local
     }
 
-    /// The largest that both links take.
+    /// The largest path MTU of both links.
     pub(super) fn path_mtu(&self) -> Mtu {
         self.path_mtu
     }
 
-    /// Sends all, and waits until the peer's device has it.
+    /// Sends all bytes, and waits until the peer's device has them.
     pub(super) fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         let deadline = Instant::now() + PATIENCE;
         let mut shared = self.shared.lock();
@@ -279,16 +283,17 @@ impl QueueLink {
     }
 }
 
-/// The peer's device is silent.
+/// The error if the peer's device is silent.
 fn gone() -> io::Error {
     let why = "it does not answer any more (RETRY_EXC_ERR): its program was killed, or the network between is cut";
     io::Error::new(ErrorKind::NotConnected, why)
 }
 
 impl Shared {
-    /// Takes what has completed.
+    /// Handles the completions that are there.
     fn look(&mut self) -> io::Result<()> {
-        // No more than can have been there: a peer that never stops must not keep us.
+        // At most as many as can have been there: a peer that never stops must not keep this
+        // thread.
         for _ in 0..=SLOTS {
             let Some(wc) = self.cq.poll_one().map_err(io::Error::other)? else { break };
             self.take(&wc)?;
@@ -296,7 +301,7 @@ impl Shared {
         Ok(())
     }
 
-    /// What came was read: there is room for more.
+    /// The received bytes were read, so there is room for more.
     fn receive_on(&mut self) -> io::Result<()> {
         while let Some(slot) = self.held.pop() {
             self.receive(slot)?;
@@ -310,7 +315,7 @@ impl Shared {
         self.connection.post_recv(&[receive]).map_err(io::Error::other)
     }
 
-    /// Waits for a completion, not for long.
+    /// Waits for a completion, briefly.
     fn sleep(&mut self, deadline: Option<Instant>) -> io::Result<()> {
         let left = deadline.map_or(LOOK, |at| at.saturating_duration_since(Instant::now()));
         match self.cq.wait_one(left.min(LOOK)) {
@@ -327,7 +332,7 @@ impl Shared {
         }
         if wc.status != WcStatus::Success {
             self.unsent |= of_send;
-            // The first says why, the others are flushed.
+            // The first status is the cause; the others are flushes.
             self.ended.get_or_insert(wc.status);
             return Ok(());
         }
@@ -344,11 +349,11 @@ impl Shared {
         self.receive(wc.wr_id)
     }
 
-    /// Waits until what was sent has arrived.
+    /// Waits until the last SEND has arrived.
     fn settle(&mut self, deadline: Instant) -> io::Result<()> {
         loop {
             self.look()?;
-            // Whoever hears the last words may hang up before this is seen.
+            // The peer may hang up after the last line, before this side sees the completion.
             if !self.sending && !self.unsent {
                 return Ok(());
             }
@@ -382,7 +387,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Asks a peer that has been silent for a while whether it is still there, by an empty SEND.
+    /// Probes a peer that has been silent for a while, by an empty SEND.
     fn probe(&mut self) -> io::Result<()> {
         if self.sending || self.ended.is_some() || self.alive.elapsed() < PROBE {
             return Ok(());
@@ -391,7 +396,7 @@ impl Shared {
     }
 }
 
-/// Sees whether the peer has gone.
+/// Detects that the peer has gone.
 #[derive(Debug)]
 pub(super) struct QueueWatch {
     shared: Arc<Mutex<Shared>>,
@@ -399,7 +404,7 @@ pub(super) struct QueueWatch {
 
 impl QueueWatch {
     pub(super) fn is_gone(&self) -> bool {
-        // Who reads notices himself.
+        // A thread that holds the lock is reading, and detects it by itself.
         let Some(mut shared) = self.shared.try_lock() else { return false };
         if shared.look().and_then(|()| shared.probe()).is_err() {
             return true;

@@ -1,4 +1,4 @@
-//! What is said over an exchange, and by whom not.
+//! Lines of an exchange, valid and not.
 
 use super::*;
 use std::io::{Read, Write};
@@ -12,7 +12,7 @@ fn connected() -> (Exchange, TcpStream) {
     (exchange, other)
 }
 
-/// What is said of a peer that says this and stays, in time.
+/// The result of reading from a peer that sends this and then stays silent; it must come in time.
 fn heard(words: &[u8]) -> Result<String, String> {
     let (mut exchange, mut other) = connected();
     let words = words.to_vec();
@@ -58,7 +58,7 @@ fn peers_that_say_no_line_are_named_with_the_phase() {
     }
 }
 
-/// A byte now and then does not prolong it.
+/// A byte now and then does not extend the wait.
 #[test]
 fn whoever_drips_is_no_better() {
     let (mut exchange, mut other) = connected();
@@ -118,7 +118,7 @@ fn a_peer_at_another_point_is_told_apart() {
     assert_eq!(said, "ready\n");
 }
 
-/// An exchange over queue pairs: the two sides of it.
+/// The two sides of an exchange over queue pairs.
 fn managed() -> [Exchange; 2] {
     let (here, there) = crate::doc::addresses();
     let server = Context::open(there).unwrap();
@@ -127,7 +127,7 @@ fn managed() -> [Exchange; 2] {
         let ctx = Context::open(here).unwrap();
         Exchange::connect_cm(&ctx, at, Duration::from_secs(10)).unwrap()
     });
-    // Nobody listens at first.
+    // At first no program listens.
     std::thread::sleep(Duration::from_millis(50));
     let listener = cm::Listener::bind(&server, at, 4).unwrap();
     let request = listener.request(Some(Duration::from_secs(10))).unwrap();

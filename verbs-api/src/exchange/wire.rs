@@ -1,4 +1,4 @@
-//! The line of JSON in which one side tells of its queue pairs, and what is believed of a peer's.
+//! The line of JSON in which one side describes its queue pairs, and the checks of a peer's.
 
 use std::net::IpAddr;
 
@@ -11,9 +11,9 @@ use super::{Endpoint, Hello, RemoteRegion};
 const VERSION: u32 = 1;
 /// PSNs have 24 bits.
 const PSN_MAX: u32 = 0xff_ffff;
-/// So have the numbers of queue pairs; the last stands for multicast.
+/// QPNs have 24 bits, too; the last stands for multicast.
 const QPN_MAX: u32 = 0xff_fffe;
-/// The first two queue pairs are for management: no program has them.
+/// The first two queue pairs are for management, never a program's.
 const QPN_MIN: u32 = 2;
 
 #[derive(Serialize, Deserialize)]
@@ -39,7 +39,7 @@ pub(super) fn line(hello: &Hello) -> String {
     serde_json::to_string(&WireHello::from(hello)).expect("a hello is JSON")
 }
 
-/// Reads a peer's line; `own` is the address that is to be connected to the peer's.
+/// Parses a peer's line. `own` is the address to connect to the peer's.
 pub(super) fn parse(line: &str, own: Option<IpAddr>) -> Result<Hello, String> {
     let wire: WireHello = serde_json::from_str(line).map_err(|error| error.to_string())?;
     if wire.rocinante != VERSION {

@@ -1,4 +1,5 @@
-//! Address handles. Requests name them by number, so that one that is gone is refused instead of followed.
+//! Address handles. Requests name them by number, so that a request with a destroyed handle fails
+//! and no dangling pointer is followed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -43,7 +44,7 @@ impl Ah {
 
 impl Drop for Ah {
     fn drop(&mut self) {
-        // Destroyed after the lock is given back: that is a call into the kernel.
+        // Destroyed after the unlock, because that is a call into the kernel.
         let gone = self.device.ahs.write().remove(&self.id);
         drop(gone);
     }

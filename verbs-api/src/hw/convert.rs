@@ -1,4 +1,4 @@
-//! Between the numbers of `verbs.h` and our types, both ways.
+//! Conversions between the numbers of `verbs.h` and our types, both ways.
 
 use std::ffi::{c_int, c_uint};
 use std::net::{IpAddr, Ipv6Addr};
@@ -37,7 +37,7 @@ pub(super) fn qp_state_number(state: QpState) -> c_int {
     found.map_or(6, |(number, _)| *number)
 }
 
-/// `None` for states that our queue pairs are never put into.
+/// `None` for states that no queue pair of this library enters.
 pub(super) fn qp_state(number: c_int) -> Option<QpState> {
     STATES.iter().find(|(other, _)| *other == number).map(|(_, state)| *state)
 }
@@ -65,11 +65,11 @@ pub(super) fn mtu(number: c_int) -> Option<Mtu> {
 
 /// `enum ibv_access_flags`: our bits are the same.
 pub(super) fn access_flags(access: Access) -> c_int {
-    // A zero-based region is registered at 0, which every device can.
+    // A zero-based region is registered at address 0, which every device supports.
     access.without(Access::ZERO_BASED).bits() as c_int
 }
 
-/// The flags that we know; others are left out.
+/// The flags that this library knows; it ignores others.
 pub(super) fn access(flags: c_uint) -> Access {
     Access::from_bits(flags & Access::KNOWN.bits()).unwrap_or(Access::NONE)
 }
@@ -101,7 +101,7 @@ impl From<abi::QpCap> for QpCaps {
     }
 }
 
-/// What a device may hold. It does not say how much inline data it takes until a queue pair is made.
+/// The limits of a device. It reports its limit of inline data only when a queue pair is made.
 pub(super) fn limits(attr: &abi::DeviceAttr) -> Limits {
     let count = |count: c_int| u32::try_from(count).unwrap_or(0);
     Limits {
@@ -120,13 +120,13 @@ pub(super) fn limits(attr: &abi::DeviceAttr) -> Limits {
     }
 }
 
-/// Of `enum ib_uverbs_device_cap_flags`.
+/// From the bits of `enum ib_uverbs_device_cap_flags`.
 pub(super) fn optional(flags: u64) -> OptionalOperations {
     let has = |bit: u32| flags >> bit & 1 == 1;
     OptionalOperations { flush_global: has(38), flush_persistent: has(39), atomic_write: has(40) }
 }
 
-/// Which memory windows a device has.
+/// The types of memory windows of a device.
 pub(super) fn windows(attr: &abi::DeviceAttr) -> MwSupport {
     let has = |bit| attr.device_cap_flags & bit != 0;
     MwSupport {
@@ -144,7 +144,7 @@ pub(super) fn mw_type_number(mw_type: MwType) -> c_int {
     }
 }
 
-/// The rest of what a device says of itself.
+/// The other attributes of a device.
 pub(super) fn hardware_attr(
     attr: &abi::DeviceAttr,
     port_attr: &abi::PortAttr,
@@ -171,7 +171,7 @@ pub(super) fn hardware_attr(
     }
 }
 
-/// Adds what a file of `hw_counters` or `counters` says, under the names of rxe and of mlx5.
+/// Adds the value of a file of `hw_counters` or `counters`, under the names of rxe and of mlx5.
 pub(super) fn count(name: &str, value: u64, transport: &mut Counters, port: &mut PortStats) {
     let field = match name {
         "sent_pkts" | "port_xmit_packets" => {
@@ -209,7 +209,7 @@ pub(super) fn count(name: &str, value: u64, transport: &mut Counters, port: &mut
     *field = value.max(*field);
 }
 
-/// Attributes and their mask. Our port 1 is `port` of the device.
+/// Attributes and their mask. Our port 1 is the device's `port`.
 pub(super) fn qp_attr(attr: &QpAttr, path: Option<&abi::AhAttr>, port: u8) -> (abi::QpAttr, c_int) {
     let mut out = abi::QpAttr::default();
     let mut bits = 0;
@@ -246,7 +246,7 @@ pub(super) fn qp_attr(attr: &QpAttr, path: Option<&abi::AhAttr>, port: u8) -> (a
     (out, bits)
 }
 
-/// All that [`qp_attr_back`] reads.
+/// All attributes that [`qp_attr_back`] reads.
 pub(super) const QUERY_ALL: c_int = mask::STATE
     | mask::PKEY_INDEX
     | mask::PORT
@@ -265,7 +265,8 @@ pub(super) const QUERY_ALL: c_int = mask::STATE
     | mask::TIMEOUT
     | mask::CAP;
 
-/// What a queue pair at `local` says of itself. Attributes that its state has not set yet are left out.
+/// The attributes that a queue pair at `local` reports, without those that its state has not set
+/// yet.
 pub(super) fn qp_attr_back(
     attr: &abi::QpAttr,
     qp_type: QpType,
@@ -311,7 +312,7 @@ pub(super) fn qp_attr_back(
     (state, out)
 }
 
-/// The way to the peer, from the GID of this index at this port.
+/// The path to the peer, from the GID of this index at this port.
 pub(super) fn path(path: &PeerPath, sgid_index: u8, port: u8) -> abi::AhAttr {
     let mut out = abi::AhAttr::default();
     out.grh = abi::GlobalRoute {
@@ -326,8 +327,9 @@ pub(super) fn path(path: &PeerPath, sgid_index: u8, port: u8) -> abi::AhAttr {
     out
 }
 
-/// A send request as the library wants it, and the element for its inline data, which its list must name then. Both are good as long as
-/// what `wr` borrows, and as `ah`, the address of the handle of a datagram. `None` for what has no such form.
+/// A send request in the library's form, and the element for its inline data, which the caller puts
+/// into its list. Both are valid as long as the borrows of `wr`, and as long as `ah`, the address
+/// of the handle of a datagram. `None` for an operation without such a form.
 #[inline]
 pub(super) fn send_wr(wr: &SendWr<'_>, ah: u64) -> Option<(abi::SendWr, Option<Sge>)> {
     let (opcode, imm, remote) = operation(&wr.op, ah)?;
@@ -369,7 +371,7 @@ pub(super) fn send_wr(wr: &SendWr<'_>, ah: u64) -> Option<(abi::SendWr, Option<S
     Some((out, inline))
 }
 
-/// What a request binds, but for window and region, which the library wants by their addresses.
+/// The binding of a request, without window and region, which the library takes by their addresses.
 #[inline]
 fn bind(op: &SendOp) -> abi::BindMw {
     let none = abi::BindMw::NONE;
@@ -386,7 +388,7 @@ fn bind(op: &SendOp) -> abi::BindMw {
 /// Opcode, immediate data or the key to invalidate, and the union `wr`.
 #[inline]
 fn operation(op: &SendOp, ah: u64) -> Option<(c_int, [u8; 4], abi::Remote)> {
-    // Two numbers in the place of one.
+    // Two 32-bit numbers in one word, in memory order.
     let pair = |first: u32, second: u32| {
         let (low, high) =
             if cfg!(target_endian = "little") { (first, second) } else { (second, first) };
@@ -426,7 +428,7 @@ fn operation(op: &SendOp, ah: u64) -> Option<(c_int, [u8; 4], abi::Remote)> {
     })
 }
 
-/// A receive request as the library wants it; as [`send_wr`].
+/// A receive request in the library's form; else as [`send_wr`].
 #[inline]
 pub(super) fn recv_wr(wr: &RecvWr<'_>) -> abi::RecvWr {
     abi::RecvWr {
@@ -437,16 +439,16 @@ pub(super) fn recv_wr(wr: &RecvWr<'_>) -> abi::RecvWr {
     }
 }
 
-/// Why the device did not post a request.
+/// The error for a request that the device did not post.
 pub(super) fn post_error(result: c_int) -> PostError {
-    // Functions of the data path return an errno, some of them negative.
+    // Functions of the data path return an errno, sometimes a negative one.
     match result.abs() {
         errno if errno == Errno::NOMEM.raw_os_error() => PostError::Full,
         errno => PostError::Refused(errno),
     }
 }
 
-/// `enum ibv_wc_status`, by number; those of services that are not used here are general errors.
+/// `enum ibv_wc_status`, by number. Statuses of services that are not used here are general errors.
 pub(super) fn wc_status(number: c_int) -> WcStatus {
     let known = [
         WcStatus::Success,
@@ -471,7 +473,7 @@ pub(super) fn wc_status(number: c_int) -> WcStatus {
     found.unwrap_or(WcStatus::GeneralErr)
 }
 
-/// `enum ibv_wc_opcode`, by number; `None` for what is never posted here.
+/// `enum ibv_wc_opcode`, by number; `None` for operations that are never posted here.
 pub(super) fn wc_opcode(number: c_int) -> Option<WcOpcode> {
     Some(match number {
         0 => WcOpcode::Send,
@@ -495,7 +497,7 @@ const WC_RECV: c_int = 128;
 /// A completion.
 #[inline]
 pub(super) fn cqe(wc: &abi::Wc) -> Cqe {
-    // Almost all are this one.
+    // Almost all completions succeed.
     let status = if wc.status == 0 { WcStatus::Success } else { wc_status(wc.status) };
     // Without success only number, status and queue pair mean anything (ibv_poll_cq(3)).
     let success = status == WcStatus::Success;
@@ -508,15 +510,17 @@ pub(super) fn cqe(wc: &abi::Wc) -> Cqe {
         invalidated: (success && wc.wc_flags & abi::WC_WITH_INV != 0)
             .then(|| Key(u32::from_ne_bytes(wc.imm_data))),
         qpn: Qpn::new(wc.qp_num),
-        // Soft-RoCE says of every receive that it has the header: whose receives are datagrams the queue knows.
+        // Soft-RoCE sets this flag on every receive. The queue knows whether its receives are
+        // datagrams.
         src_qp: (success && wc.opcode == WC_RECV && wc.wc_flags & abi::WC_GRH != 0)
             .then(|| Qpn::new(wc.src_qp)),
-        // Whether the sender asked for an event is the device's secret.
+        // The device does not report whether the sender requested an event.
         solicited: !success,
     }
 }
 
-/// The port that an event is about, if it is about one: others than the device's own are nobody's business.
+/// The port of an event, if it concerns one. The caller ignores events of ports that the device
+/// does not use.
 pub(super) fn port(event: &ffi::Event) -> Option<u32> {
     event.number.filter(|_| matches!(event.kind, 9..=13 | 17 | 18))
 }

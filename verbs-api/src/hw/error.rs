@@ -1,4 +1,4 @@
-//! What the system's RDMA stack refuses, and what to do about it.
+//! Errors of the system's RDMA stack, and the remedies.
 
 use std::fmt;
 use std::fs;
@@ -16,7 +16,7 @@ use super::sysfs::{self, HardwareDevice};
 use crate::error::VerbsError;
 use crate::qp::QpCaps;
 
-/// The system's RDMA stack, or a device of it, refused.
+/// The system's RDMA stack, or one of its devices, refused.
 #[derive(Debug)]
 pub struct HardwareError {
     what: String,
@@ -114,7 +114,7 @@ pub(super) fn another_device(
     )
 }
 
-/// The kernel finds no way to a peer.
+/// The kernel finds no path to a peer.
 pub(super) fn no_way(error: io::Error) -> VerbsError {
     VerbsError::Path(error)
 }
@@ -155,7 +155,7 @@ pub(super) fn not_listed(device: &HardwareDevice) -> VerbsError {
     )
 }
 
-/// The list of devices cannot be had.
+/// The library cannot list the devices.
 pub(super) fn cannot_list(error: io::Error) -> VerbsError {
     HardwareError::refused(
         "libibverbs cannot list the RDMA devices",
@@ -166,7 +166,7 @@ pub(super) fn cannot_list(error: io::Error) -> VerbsError {
 
 /// The device cannot be opened.
 pub(super) fn cannot_open(device: &HardwareDevice, error: io::Error) -> VerbsError {
-    // The library tries several ways, and tells how the last one failed.
+    // The library tries several ways, and reports the error of the last one.
     let (error, advice) = match device.file.as_deref().and_then(file_problem) {
         Some((problem, advice)) => (problem, advice),
         None => (error, String::new()),
@@ -174,12 +174,12 @@ pub(super) fn cannot_open(device: &HardwareDevice, error: io::Error) -> VerbsErr
     HardwareError::refused(format!("cannot open the RDMA device {}", device.name), error, advice)
 }
 
-/// What is wrong with a device's file, and what to do.
+/// The problem with a device's file, and the remedy.
 fn file_problem(file: &Path) -> Option<(io::Error, String)> {
     problem_with(file, "ib_uverbs")
 }
 
-/// What is wrong with a file that a module of the kernel serves, and what to do.
+/// The problem with a file that a kernel module serves, and the remedy.
 fn problem_with(file: &Path, module: &str) -> Option<(io::Error, String)> {
     let error = fs::OpenOptions::new().read(true).write(true).open(file).err()?;
     let shown = file.display();
@@ -228,7 +228,7 @@ pub(super) fn bad_port(device: &HardwareDevice, wanted: Option<u8>) -> VerbsErro
     )
 }
 
-/// No device, or not the one that is wanted, has the address.
+/// No device has the address, or the requested one does not have it.
 pub(super) fn no_address(
     name: Option<&str>,
     devices: &[HardwareDevice],
@@ -256,7 +256,7 @@ pub(super) fn no_address(
     )
 }
 
-/// A call of the library's failed.
+/// A call of the library failed.
 pub(super) fn failed(call: &str, error: io::Error) -> VerbsError {
     HardwareError::refused(call, error, "")
 }
@@ -273,7 +273,7 @@ pub(super) fn refused_caps(caps: &QpCaps, error: io::Error) -> VerbsError {
     )
 }
 
-/// An object that needs `bytes` of locked memory, or some if that is not known, could not be made.
+/// Creation of an object that needs locked memory failed; `bytes` is the amount if it is known.
 pub(super) fn locked(call: &str, bytes: Option<u64>, error: io::Error) -> VerbsError {
     if error.raw_os_error() != Some(Errno::NOMEM.raw_os_error()) {
         return failed(call, error);
@@ -283,7 +283,7 @@ pub(super) fn locked(call: &str, bytes: Option<u64>, error: io::Error) -> VerbsE
     HardwareError::refused(call, error, advice)
 }
 
-/// What to do about memory that cannot be locked; `status` is `/proc/self/status`.
+/// The remedy if memory cannot be locked; `status` is `/proc/self/status`.
 fn memlock_advice(bytes: Option<u64>, limit: Option<u64>, status: &str) -> String {
     const CAP_IPC_LOCK: u32 = 14;
     let field = |name: &str| {

@@ -1,8 +1,9 @@
 //! Multicast groups of a device of the kernel.
 //!
-//! The device takes what comes for a group to which a queue pair is attached; a socket that joins the group sees to it that it comes: routers,
-//! switches and the interface are told (for `librdmacm` the kernel does that itself, over IPv4). Soft-RoCE gets its packets from the
-//! kernel's UDP, which drops what is for a group that nobody has joined.
+//! The device receives datagrams to a group if a queue pair is attached to it. A socket that joins
+//! the group makes them arrive: it tells routers, switches and the interface (for `librdmacm` the
+//! kernel does that itself, over IPv4). Soft-RoCE gets its packets from the kernel's UDP, which
+//! drops datagrams to groups that no socket has joined.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
@@ -49,14 +50,14 @@ impl Qp {
 
 impl Drop for Qp {
     fn drop(&mut self) {
-        // The kernel does not destroy a queue pair that is attached.
+        // The kernel does not destroy an attached queue pair.
         for member in self.groups.get_mut().drain(..) {
             let _ = self.raw.detach_mcast(&convert::gid(member.group));
         }
     }
 }
 
-/// A socket that has joined a group at the interface with an address.
+/// A socket that has joined a group at the interface with address `local`.
 fn join(group: IpAddr, local: IpAddr) -> io::Result<UdpSocket> {
     let index = || Interface::by_address(local).map(|interface| interface.index);
     let joined = match (group, local) {

@@ -1,7 +1,9 @@
-//! The hardware provider: devices of the kernel, used through the system's `libibverbs`, and connected through its `librdmacm`, which are opened at
-//! run time.
+//! The hardware provider: devices of the kernel. It uses them through the system's `libibverbs`,
+//! and connects their queue pairs through the system's `librdmacm`. It opens both libraries at run
+//! time.
 //!
-//! Only `ffi` is unsafe, and `mr` passes its caller's promise on. Its handles own the library's objects; here they are given the meaning of our API.
+//! Only `ffi` is unsafe; `mr` passes its caller's promise on. The handles of `ffi` own the
+//! library's objects; the modules here give them the semantics of our API.
 
 mod ah;
 mod cm;
@@ -41,54 +43,55 @@ use crate::context::{DeviceCounters, Limits, MwSupport, OptionalOperations};
 use crate::error::VerbsError;
 use crate::event::AsyncEvent;
 
-/// What is known only of a device in hardware (`struct ibv_device_attr`, `struct ibv_port_attr`).
+/// Attributes that only a device of the kernel has (`struct ibv_device_attr`, `struct
+/// ibv_port_attr`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HardwareAttr {
     /// Version of its firmware; empty if it has none.
     pub firmware: String,
     /// The node's GUID.
     pub node_guid: u64,
-    /// IEEE number of the vendor.
+    /// The vendor's IEEE number.
     pub vendor_id: u32,
-    /// The vendor's number of the part.
+    /// The vendor's part number.
     pub vendor_part_id: u32,
-    /// The vendor's number of the version.
+    /// The vendor's version number.
     pub hw_ver: u32,
-    /// Bytes of the largest region.
+    /// Size of the largest region in bytes.
     pub max_mr_size: u64,
-    /// How far its atomics are atomic.
+    /// The scope of its atomics.
     pub atomics: Atomics,
-    /// The port that is used, by the device's count.
+    /// The port in use, by the device's numbering.
     pub port: u8,
-    /// The largest path MTU that the port could have.
+    /// The largest path MTU that the port supports.
     pub max_mtu: Mtu,
-    /// Bytes of the longest message.
+    /// Size of the longest message in bytes.
     pub max_msg_sz: u32,
-    /// Where each of [`Context::gids`](crate::Context::gids) is in the device's table.
+    /// The index of each of [`Context::gids`](crate::Context::gids) in the device's table.
     pub gid_indices: Vec<u8>,
 }
 
-/// How far atomics are atomic (`enum ibv_atomic_cap`).
+/// The scope of atomics (`enum ibv_atomic_cap`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Atomics {
     /// The device has none.
     None,
-    /// Against other atomics of this device; not against the processor's.
+    /// Atomic against other atomics of this device, not against the processor's.
     Device,
-    /// Against the processor's, too.
+    /// Atomic against the processor's, too.
     Global,
 }
 
-/// An open device, and the one of its ports that is used.
+/// An open device, and its port in use.
 #[derive(Debug)]
 pub(crate) struct Device {
-    /// The connection manager, once it is used. Before the device: it goes first.
+    /// The connection manager, once it is used. Declared before the device, so that it drops first.
     cm: Mutex<Option<cm::Cm>>,
-    /// Address handles by their numbers. Before the device: they go first.
+    /// Address handles by number. Declared before the device, so that they drop first.
     ahs: RwLock<HashMap<AhId, ffi::Ah>>,
-    /// Windows, which likewise go first.
+    /// Windows, which likewise drop first.
     windows: RwLock<ffi::Windows>,
-    /// Whether there ever was one.
+    /// Whether there ever was a window.
     has_windows: AtomicBool,
     pub(crate) mw_support: MwSupport,
     context: Arc<ffi::Context>,
@@ -100,7 +103,7 @@ pub(crate) struct Device {
     pub(crate) attr: HardwareAttr,
 }
 
-/// A name on a command line: of a device, with a port behind a colon or not.
+/// Splits a name from a command line into a device and, after a colon, its port.
 fn split(name: &str) -> (&str, Option<u8>) {
     let split = name.rsplit_once(':').and_then(|(name, port)| Some((name, port.parse().ok()?)));
     split.map_or((name, None), |(name, port)| (name, Some(port)))
@@ -111,16 +114,16 @@ pub(crate) fn exists(name: &str) -> bool {
     name == ANY || hardware_devices().iter().any(|device| device.name == split(name).0)
 }
 
-/// The name that stands for any device.
+/// The name for any device.
 pub(crate) const ANY: &str = "hw";
 
-/// There is neither such an RDMA device nor such an interface.
+/// There is no RDMA device and no interface of this name.
 pub(crate) fn no_device(name: &str) -> VerbsError {
     error::no_device(name)
 }
 
-/// The device of this name, or any, and a port of it that can be used: the one named, or the first; with the address, if one
-/// is given.
+/// The device of this name, or any device, and a usable port of it: the named port, or the first
+/// one. The port has the address, if one is given.
 fn choose<'a>(
     devices: &'a [HardwareDevice],
     name: &str,
@@ -195,7 +198,7 @@ impl Device {
         }
     }
 
-    /// What peers are told of its receive queue: nothing, so they assume what they assume of strangers.
+    /// The receive budget that peers learn: none, so they assume the default of a standard peer.
     pub(crate) fn advertised(&self) -> Budget {
         Budget::STRANGER
     }
@@ -229,7 +232,7 @@ impl Device {
     }
 }
 
-/// A protection domain. If the device has none left, whatever needs it says so.
+/// A protection domain. If the device has none left, the calls that need it report the error.
 #[derive(Debug)]
 pub(crate) struct Pd {
     raw: Result<Arc<ffi::Pd>, i32>,

@@ -16,13 +16,13 @@ use crate::memory::Range;
 pub(crate) struct Registration {
     raw: ffi::Mr,
     device: Arc<Device>,
-    /// As work requests name it.
+    /// The address by which work requests name it.
     start: u64,
     len: usize,
     access: Access,
 }
 
-/// What is to be changed.
+/// The properties to change.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Change<'a> {
     pub(crate) pd: Option<&'a Pd>,
@@ -45,7 +45,7 @@ impl Registration {
         Ok(it)
     }
 
-    /// Windows can be bound to it, by its local key.
+    /// Allows windows to be bound to it, by its local key.
     fn tell(&self) {
         if self.access.admits(Access::MW_BIND)
             && let Some(name) = self.raw.name()
@@ -54,7 +54,7 @@ impl Registration {
         }
     }
 
-    /// No window is bound to it any more.
+    /// Allows no more windows to be bound to it.
     fn withdraw(&self) {
         if self.access.admits(Access::MW_BIND) {
             self.device.windows.write().mrs.remove(&self.raw.lkey);
@@ -77,7 +77,7 @@ impl Registration {
             let is = |errno: Errno| error.raw_os_error() == Some(errno.raw_os_error());
             match () {
                 () if is(Errno::BUSY) => VerbsError::Busy("the device still uses the region"),
-                // What Soft-RoCE says.
+                // Soft-RoCE returns this errno.
                 () if is(Errno::INVAL) && self.access.admits(Access::MW_BIND) => {
                     VerbsError::Busy("a memory window is bound to the region")
                 }
@@ -86,7 +86,7 @@ impl Registration {
         })
     }
 
-    /// Changes domain, memory or permissions. Whether the region can still be used if that fails is said by the error.
+    /// Changes domain, memory or permissions. An error says whether the region can still be used.
     ///
     /// # Safety
     /// As `Pd::register` of the API, for the new range.
@@ -120,7 +120,7 @@ impl Registration {
         })
     }
 
-    /// Why an access of a peer would be refused, as far as the region decides it.
+    /// Why an access of a peer would be refused, as far as the region decides that.
     pub(crate) fn check(&self, address: u64, len: u32, need: Access) -> Result<(), AccessError> {
         let inside = address.checked_sub(self.start).is_some_and(|offset| {
             offset.checked_add(u64::from(len)).is_some_and(|end| end <= self.len as u64)

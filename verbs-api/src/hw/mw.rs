@@ -29,7 +29,7 @@ impl Window {
         Ok(Self { device, first })
     }
 
-    /// The key that it had first.
+    /// The first key of the window.
     pub(crate) fn first_key(&self) -> Key {
         self.first
     }
@@ -37,14 +37,14 @@ impl Window {
 
 impl Drop for Window {
     fn drop(&mut self) {
-        // The call to the device is made without the lock.
+        // The lock is released before the call to the device.
         let gone = self.device.windows.write().mws.remove(&(self.first.0 >> 8));
         drop(gone);
     }
 }
 
 impl Qp {
-    /// Binds a window of type 1 by a request that is a `SendOp::BindMw`; its new key.
+    /// Binds a window of type 1 by a request with `SendOp::BindMw`. Returns its new key.
     pub(crate) fn bind_mw(&self, wr: &SendWr<'_>) -> Result<Key, PostError> {
         if !self.state.get().takes_sends() {
             return Err(PostError::State);

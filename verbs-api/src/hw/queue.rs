@@ -29,7 +29,7 @@ pub(crate) struct Cq {
     handle: u32,
     depth: usize,
     has_channel: bool,
-    /// Receives of datagrams complete here: who sent them is told.
+    /// Receives of datagrams complete here, so completions report the sender.
     datagrams: AtomicBool,
 }
 
@@ -39,7 +39,7 @@ impl Cq {
         depth: u32,
         channel: Option<&Arc<Channel>>,
     ) -> Result<Arc<Self>, VerbsError> {
-        // The library hands it back with each event of the queue.
+        // The library returns this number with each event of the queue.
         let number = fresh_number();
         let events = channel.map(|channel| &channel.raw);
         let entries = c_int::try_from(depth).unwrap_or(c_int::MAX);
@@ -97,7 +97,7 @@ impl Cq {
         let mut cqe = convert::cqe(wc);
         if !self.datagrams.load(Ordering::Relaxed) {
             cqe.src_qp = None;
-            // Nothing that we take says that a checksum is right.
+            // On Soft-RoCE this flag means an invalidated key. No checksum flag is in use here.
             if wc.wc_flags & ffi::abi::WC_IP_CSUM_OK != 0
                 && self.device.attr.vendor_id == RXE_VENDOR
                 && cqe.opcode == WcOpcode::Recv
@@ -156,7 +156,7 @@ impl Channel {
         }
     }
 
-    /// Sleeps until there is an event, or `until`.
+    /// Sleeps until there is an event, or until `until`.
     pub(crate) fn wait(&self, until: Option<Instant>) {
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));
         wake::wait(None, self.raw.fd(), left);
@@ -167,7 +167,7 @@ impl Channel {
     }
 }
 
-/// What a queue pair is made with.
+/// The attributes of a new queue pair.
 #[derive(Debug)]
 pub(crate) struct QpInitAttr<'a> {
     pub(crate) qp_type: QpType,
@@ -176,7 +176,7 @@ pub(crate) struct QpInitAttr<'a> {
     pub(crate) srq: Option<&'a Srq>,
     pub(crate) caps: QpCaps,
     pub(crate) sq_sig_all: bool,
-    /// Its address, an index of the device's.
+    /// Its address: an index into the device's addresses.
     pub(crate) gid_index: usize,
 }
 
@@ -190,12 +190,12 @@ pub(crate) struct Qp {
     pub(super) state: StateCell,
     pub(super) rules: SendRules,
     pub(super) local: IpAddr,
-    /// Where that is in the device's table.
+    /// The index of that address in the device's table.
     gid_index: u8,
 }
 
 impl Qp {
-    /// Makes one in the RESET state.
+    /// Makes a queue pair in the RESET state.
     pub(crate) fn create(pd: &Pd, attr: &QpInitAttr<'_>) -> Result<Self, VerbsError> {
         let cqs = [&attr.send_cq.raw, &attr.recv_cq.raw];
         let qp_type = convert::qp_type_number(attr.qp_type);
@@ -247,7 +247,7 @@ impl Qp {
         modified.map_err(|error| self.cannot_modify(change, error))
     }
 
-    /// What the device would refuse with no more than an errno.
+    /// Checks a change that the device would refuse with only an errno.
     fn check(&self, change: &ModifyAttr) -> Result<(), ModifyError> {
         let peer = |path: PeerPath| {
             let (local, remote, budget) = (self.local, path.remote, path.budget);
@@ -275,12 +275,13 @@ impl Qp {
         {
             return self.post_with_binds(list);
         }
-        // While it is read, no handle goes away.
+        // While this lock is held, no handle is destroyed.
         let ahs = (self.rules.qp_type == QpType::Ud).then(|| self.device.ahs.read());
         self.raw.post_send(list, &self.rules, ahs.as_deref())
     }
 
-    /// The same with requests that bind windows: these are posted one by one, because the library reads a window's key when it is called.
+    /// Posts a list with requests that bind windows. It posts these one by one, because the library
+    /// reads a window's key during the call.
     #[cold]
     fn post_with_binds(&self, list: &[SendWr<'_>]) -> Result<(), PostListError> {
         let mut windows = self.device.windows.write();
@@ -310,7 +311,7 @@ impl Qp {
         }
     }
 
-    /// Why the device refuses a change, as far as an errno says it.
+    /// The error for a refused change, as far as the errno tells.
     fn cannot_modify(&self, change: &ModifyAttr, error: io::Error) -> VerbsError {
         let errno = error.raw_os_error().and_then(|errno| Errno::from_raw_os_error(errno).into());
         let unreachable = [Errno::TIMEDOUT, Errno::HOSTUNREACH, Errno::NETUNREACH, Errno::NODEV];
@@ -325,7 +326,7 @@ impl Qp {
     }
 }
 
-/// Nothing of a list was posted, if there was anything.
+/// The error for a list in the wrong state, unless the list is empty.
 fn wrong_state(len: usize) -> Result<(), PostListError> {
     if len == 0 { Ok(()) } else { Err(PostListError { index: 0, error: PostError::State }) }
 }

@@ -1,4 +1,5 @@
-//! The kernel's RDMA devices as `/sys/class/infiniband` shows them: without opening one, so without any permission.
+//! The kernel's RDMA devices in `/sys/class/infiniband`. Reading them opens no device and needs no
+//! permission.
 
 use std::fs;
 use std::net::{IpAddr, Ipv6Addr};
@@ -6,10 +7,10 @@ use std::path::{Path, PathBuf};
 
 use super::convert;
 
-/// Where the kernel shows them.
+/// The folder of device classes.
 pub(super) const ROOT: &str = "/sys/class";
 
-/// An RDMA device of the kernel: of a card, or of its Soft-RoCE (`rdma_rxe`).
+/// An RDMA device of the kernel: a card, or Soft-RoCE (`rdma_rxe`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HardwareDevice {
     /// Its name, such as `mlx5_0` or `rxe0`.
@@ -23,13 +24,14 @@ pub struct HardwareDevice {
 /// A port of an RDMA device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HardwarePort {
-    /// From 1 on.
+    /// Its number, from 1 on.
     pub number: u8,
-    /// The state as the kernel says it, such as `ACTIVE` or `DOWN`.
+    /// The state in the kernel's words, such as `ACTIVE` or `DOWN`.
     pub state: String,
-    /// `Ethernet`, or what cannot carry RoCE.
+    /// `Ethernet`, or a link layer that cannot carry RoCE.
     pub link_layer: String,
-    /// Its RoCE v2 addresses: IPv4, then global IPv6, then link-local ones, each in the order of the table.
+    /// Its RoCE v2 addresses: IPv4, then global IPv6, then link-local ones, each in the order of
+    /// the table.
     pub gids: Vec<HardwareGid>,
 }
 
@@ -40,12 +42,12 @@ pub struct HardwareGid {
     pub index: u8,
     /// The address.
     pub address: IpAddr,
-    /// The interface that has it, if the kernel says.
+    /// The interface of the address, if the kernel reports it.
     pub interface: Option<String>,
 }
 
 impl HardwarePort {
-    /// Whether RoCE v2 connections can be made over it: an active port on Ethernet that has an address.
+    /// Whether RoCE v2 connections can be made over it: an active Ethernet port with an address.
     #[must_use]
     pub fn is_usable(&self) -> bool {
         self.state == "ACTIVE" && self.link_layer == "Ethernet" && !self.gids.is_empty()
@@ -79,7 +81,7 @@ pub(super) fn devices(root: &Path) -> Vec<HardwareDevice> {
         .collect()
 }
 
-/// Which file serves which device.
+/// The device of each file.
 fn files(root: &Path) -> Vec<(String, String)> {
     let class = root.join("infiniband_verbs");
     let files = entries(&class).into_iter().filter(|name| name.starts_with("uverbs"));
@@ -91,7 +93,7 @@ fn port(number: u8, path: &Path) -> HardwarePort {
     let state = line(&path.join("state")).unwrap_or_default();
     let state = state.split_once(": ").map_or(state.as_str(), |(_, name)| name).to_owned();
     let link_layer = line(&path.join("link_layer")).unwrap_or_default();
-    // The address vector has eight bits for an index.
+    // An address vector has eight bits for the index.
     let indices = entries(&path.join("gids")).into_iter().filter_map(|name| name.parse().ok());
     let mut gids: Vec<HardwareGid> = indices.filter_map(|index| gid(index, path)).collect();
     gids.sort_by_key(|gid| (rank(gid.address), gid.index));
@@ -119,7 +121,7 @@ fn rank(address: IpAddr) -> u8 {
     }
 }
 
-/// What a port of a device counts: name and value of each file in `hw_counters` and `counters`.
+/// The counters of a device's port: name and value of each file in `hw_counters` and `counters`.
 pub(super) fn counters(device: &str, port: u8) -> impl Iterator<Item = (String, u64)> {
     let port = Path::new(ROOT).join("infiniband").join(device).join(format!("ports/{port}"));
     ["hw_counters", "counters"].into_iter().flat_map(move |folder| {

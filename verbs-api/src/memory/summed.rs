@@ -1,9 +1,10 @@
-//! Copying and the CRC-32 of what is copied in one pass: the ICRC of a packet covers its payload, which has just been copied from
-//! registered memory, so its bytes are in registers once and not twice.
+//! Copies bytes and computes their CRC-32 in the same pass. The ICRC of a packet covers its
+//! payload, which was just copied from registered memory: so its bytes pass through registers once,
+//! not twice.
 //!
-//! Folding by carry-less multiplication, after Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction"
-//! (Intel, 2009), with registers of four lanes. The lanes are added up in a tree and not one after the other, which counts
-//! where there are few rounds: 1 KiB has four.
+//! Folding by carry-less multiplication, after Gopal et al., "Fast CRC Computation for Generic
+//! Polynomials Using PCLMULQDQ Instruction" (Intel, 2009), with registers of four lanes. The lanes
+//! are added in a tree, not one after the other. That matters for few rounds: 1 KiB has four.
 #![allow(unsafe_code)]
 
 /// Whether this processor copies and sums in one pass.
@@ -23,11 +24,14 @@ impl Summing {
         Self(false)
     }
 
-    /// Copies `dst.len()` bytes and returns their CRC-32; or `None`, with nothing copied, if this processor does not do that, or these are not a path
-    /// MTU's that is long enough for it to be faster: only of those what is known can be joined to the ICRC (`Template::seal_around`).
+    /// Copies `dst.len()` bytes and returns their CRC-32. It returns `None` and copies nothing if
+    /// the processor lacks the instructions, or if the length is not a path MTU of 1024 bytes or
+    /// more: shorter payloads are not faster this way, and only the CRCs of these lengths can be
+    /// joined to the ICRC (`Template::seal_around`).
     ///
     /// # Safety
-    /// `src` must be valid for reads of `dst.len()` bytes for the duration of the call, and not overlap `dst`.
+    /// `src` must be valid for reads of `dst.len()` bytes for the duration of the call, and not
+    /// overlap `dst`.
     #[inline]
     pub(super) unsafe fn copy(self, src: *const u8, dst: &mut [u8]) -> Option<u32> {
         #[cfg(target_arch = "x86_64")]
@@ -64,19 +68,21 @@ mod wide {
     const LANE_ON: Factors = further(128);
 
     /// # Safety
-    /// `src` must be valid for reads of `dst.len()` bytes, which is a multiple of [`ROUND`] and not 0, and not overlap `dst`.
+    /// `src` must be valid for reads of `dst.len()` bytes, which is a multiple of [`ROUND`] and not
+    /// 0, and not overlap `dst`.
     #[target_feature(enable = "avx512f,vpclmulqdq,pclmulqdq")]
     pub(super) unsafe fn copy(src: *const u8, dst: &mut [u8]) -> u32 {
         let to = dst.as_mut_ptr();
         let take = |at: usize| {
-            // SAFETY: all callers below stay within `dst.len()`, and the caller vouches for as much of `src`.
+            // SAFETY: all callers below stay within `dst.len()`, and the caller vouches for as much
+            // of `src`.
             unsafe {
                 let lanes = _mm512_loadu_si512(src.add(at).cast());
                 _mm512_storeu_si512(to.add(at).cast(), lanes);
                 lanes
             }
         };
-        // The CRC begins with ones.
+        // The CRC starts with all ones.
         let ones = _mm512_zextsi128_si512(_mm_cvtsi32_si128(-1));
         let mut a = _mm512_xor_si512(take(0), ones);
         let [mut b, mut c, mut d] = [take(LANES), take(2 * LANES), take(3 * LANES)];
@@ -100,7 +106,7 @@ mod wide {
         _mm512_set_epi64(high, low, high, low, high, low, high, low)
     }
 
-    /// `lanes`, taken further by `factors`, and `next`, which stands there.
+    /// `lanes`, advanced by `factors`, plus `next` at that position.
     #[inline]
     #[target_feature(enable = "avx512f,vpclmulqdq")]
     fn fold(lanes: __m512i, next: __m512i, factors: __m512i) -> __m512i {
@@ -110,7 +116,7 @@ mod wide {
         _mm512_ternarylogic_epi64(low, high, next, XOR)
     }
 
-    /// The four lanes, each taken as far as the last is.
+    /// The sum of the four lanes, each advanced to the position of the last.
     #[inline]
     #[target_feature(enable = "avx512f,vpclmulqdq")]
     fn add_lanes(lanes: __m512i) -> __m128i {
@@ -132,7 +138,7 @@ mod wide {
 mod tests {
     use super::*;
 
-    /// Where the processor cannot, there is nothing to test but that it says so.
+    /// Without the instructions, the test checks only that `copy` returns `None`.
     #[test]
     fn the_sum_is_the_crc_of_what_was_copied() {
         let detected = Summing::detect();

@@ -1,4 +1,4 @@
-//! What a queue pair is made with and changed by.
+//! Attributes of a queue pair, at creation and later.
 
 use std::net::IpAddr;
 
@@ -37,12 +37,12 @@ impl Default for QpCaps {
     }
 }
 
-/// What can be said of a send request without its queue.
+/// The checks of a send request that need no queue.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SendRules {
     pub(crate) caps: QpCaps,
     pub(crate) qp_type: QpType,
-    /// Of the port: a datagram is no longer.
+    /// The MTU of the port: the longest datagram.
     pub(crate) mtu: Mtu,
 }
 
@@ -85,7 +85,7 @@ impl SendRules {
 }
 
 impl QpCaps {
-    /// What can be said of a receive request without its queue.
+    /// The checks of a receive request that need no queue.
     #[inline]
     pub(crate) fn check_recv(&self, wr: &RecvWr<'_>) -> Result<(), PostError> {
         if wr.sges.len() > self.max_recv_sge as usize {
@@ -109,9 +109,10 @@ fn total(list: &[Sge]) -> u64 {
 /// A request of a list could not be posted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PostListError {
-    /// Index of the first request that was not posted; those before it were (`bad_wr` of `ibv_post_send(3)`).
+    /// Index of the first request that was not posted; those before it were (`bad_wr` of
+    /// `ibv_post_send(3)`).
     pub index: usize,
-    /// Why.
+    /// The reason.
     pub error: PostError,
 }
 
@@ -129,20 +130,23 @@ impl From<PostListError> for VerbsError {
     }
 }
 
-/// Where the peer is and how packets to it are marked (`struct ibv_ah_attr`).
+/// The peer's address, and the marks of packets to it (`struct ibv_ah_attr`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PeerPath {
     /// The peer's address.
     pub remote: IpAddr,
-    /// TOS or traffic class: DSCP in the upper six bits, ECN in the lower two. With 2, ECT(0), congested switches may mark the packets; the
-    /// peer then says so (CNP), and less is sent.
+    /// TOS or traffic class: DSCP in the upper six bits, ECN in the lower two. With 2, ECT(0),
+    /// congested switches may mark the packets. The peer then reports it (CNP), and the queue pair
+    /// sends less.
     pub traffic_class: u8,
     /// TTL or hop limit.
     pub hop_limit: u8,
-    /// IPv6 flow label, which also decides the UDP source port; 0 lets the queue pairs' numbers decide.
+    /// IPv6 flow label. It also decides the UDP source port; with 0 the queue pairs' numbers
+    /// decide.
     pub flow_label: u32,
-    /// What the peer's receive queue holds, in its own words: only Rocinante says so, and is then told of gaps in a way that others do not
-    /// understand. [`Budget::STRANGER`] if it did not say.
+    /// The peer's receive budget, as the peer announced it. Only Rocinante announces one; it is
+    /// then sent reports of gaps that other implementations do not understand. [`Budget::STRANGER`]
+    /// if the peer announced none.
     pub budget: Budget,
 }
 
@@ -153,14 +157,14 @@ impl PeerPath {
         Self { remote, traffic_class: 0, hop_limit: 64, flow_label: 0, budget: Budget::STRANGER }
     }
 
-    /// The path to a queue pair that said what its receive queue holds.
+    /// The path to a queue pair that announced its receive budget.
     #[must_use]
     pub const fn to(peer: &Endpoint) -> Self {
         Self { budget: peer.budget, ..Self::new(peer.address) }
     }
 }
 
-/// Attributes to set (`struct ibv_qp_attr` with its mask). [`QpAttr`] says what each means.
+/// Attributes to set (`struct ibv_qp_attr` with its mask). [`QpAttr`] documents each.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ModifyAttr {
     /// All attributes but the path; leave `peer` empty.
@@ -196,7 +200,7 @@ impl ModifyAttr {
         Self { attr, path: None }
     }
 
-    /// Any state to `state`, which needs nothing else: RESET or ERR, or RTS from SQD or SQE.
+    /// Any state to `state` if that needs no other attribute: RESET or ERR, or RTS from SQD or SQE.
     #[must_use]
     pub fn state(state: QpState) -> Self {
         let attr = QpAttr { state: Some(state), ..QpAttr::default() };
@@ -204,10 +208,10 @@ impl ModifyAttr {
     }
 }
 
-/// How patient a connection is and how much it may have outstanding.
+/// Timeouts, retries and limits of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConnectOptions {
-    /// Path MTU; the smaller of both sides' is taken.
+    /// Path MTU; the connection uses the smallest of this, the device's and the peer's.
     pub mtu: Option<Mtu>,
     /// READs and atomics outstanding at the peer, which must permit as many.
     pub max_rd_atomic: u8,
@@ -215,11 +219,11 @@ pub struct ConnectOptions {
     pub max_dest_rd_atomic: u8,
     /// ACK timeout: 4.096 µs · 2^timeout; 0 is never.
     pub timeout: u8,
-    /// How often a silent peer is asked again, 0 to 7.
+    /// How often an unacknowledged request is retransmitted, 0 to 7.
     pub retry_cnt: u8,
-    /// How often a peer without receives is asked again; 7 is for ever.
+    /// How often a request is retransmitted to a peer without receives; 7 means without limit.
     pub rnr_retry: u8,
-    /// Code of the delay asked for when no receive is posted: 12 is 0.64 ms.
+    /// Code of the RNR delay that the peer shall wait if no receive is posted: 12 is 0.64 ms.
     pub min_rnr_timer: u8,
     /// TOS or traffic class.
     pub traffic_class: u8,

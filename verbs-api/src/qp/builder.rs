@@ -1,4 +1,4 @@
-//! How a queue pair comes to be: built, prepared, connected.
+//! The builder of queue pairs, and prepared queue pairs before they connect.
 
 use rocinante_stack::mem::Access;
 use rocinante_stack::types::Psn;
@@ -46,28 +46,30 @@ impl QpBuilder {
         }
     }
 
-    /// The transport service; a reliable connection unless said otherwise.
+    /// The transport service; a reliable connection by default.
     #[must_use]
     pub fn qp_type(mut self, qp_type: QpType) -> Self {
         self.qp_type = qp_type;
         self
     }
 
-    /// Takes its receives from a shared receive queue: it has none of its own, and what is said of their number and elements means nothing.
+    /// Takes receives from a shared receive queue. The queue pair then has none of its own, and
+    /// ignores the capabilities of its receive queue.
     #[must_use]
     pub fn srq(mut self, srq: &Srq) -> Self {
         self.srq = Some(srq.clone());
         self
     }
 
-    /// The Q_Key of a queue pair for datagrams; 0x11111111 unless said otherwise, as many programs have it. It takes only datagrams that carry it.
+    /// The Q_Key of a queue pair for datagrams; 0x11111111 by default, as in many programs. The
+    /// queue pair takes only datagrams that carry it.
     #[must_use]
     pub fn qkey(mut self, qkey: u32) -> Self {
         self.qkey = qkey;
         self
     }
 
-    /// Depths and sizes; 128 requests of one element each and 64 bytes inline unless said otherwise.
+    /// Depths and sizes; by default 128 requests of one element each, and 64 bytes inline.
     #[must_use]
     pub fn caps(mut self, caps: QpCaps) -> Self {
         self.caps = caps;
@@ -103,7 +105,7 @@ impl QpBuilder {
         self
     }
 
-    /// What the peer may do (`IBV_QP_ACCESS_FLAGS`); everything unless said otherwise. A region's own flags
+    /// What the peer may do (`IBV_QP_ACCESS_FLAGS`); everything by default. A region's own flags
     /// limit it further.
     #[must_use]
     pub fn access(mut self, access: Access) -> Self {
@@ -118,26 +120,30 @@ impl QpBuilder {
         self
     }
 
-    /// Which of the device's addresses it uses: an index into [`Context::gids`](crate::Context::gids).
+    /// The address of the device that it uses: an index into
+    /// [`Context::gids`](crate::Context::gids).
     #[must_use]
     pub fn gid_index(mut self, index: usize) -> Self {
         self.gid_index = index;
         self
     }
 
-    /// The shard of the device that it lives on, counted from 0: see [`OpenOptions::shards`](crate::OpenOptions::shards). Unless said otherwise, or its
-    /// shared receive queue is on one, queue pairs take turns. A device of the kernel has none, and this means nothing.
+    /// The shard of the device that it lives on, counted from 0: see
+    /// [`OpenOptions::shards`](crate::OpenOptions::shards). By default the device takes the shard
+    /// of the shared receive queue if there is one, else the shards in turn. A device of the kernel
+    /// has no shards and ignores it.
     #[must_use]
     pub fn shard(mut self, shard: usize) -> Self {
         self.shard = Some(shard);
         self
     }
 
-    /// Makes the queue pair in the RESET state, for programs that change its state themselves by [`Qp::modify`].
+    /// Makes the queue pair in the RESET state, for programs that change its state by
+    /// [`Qp::modify`].
     ///
     /// # Errors
-    /// [`VerbsError::Limit`] or [`VerbsError::Invalid`] where the device's limits are exceeded; [`VerbsError::Hardware`] if hardware
-    /// refuses all the same.
+    /// [`VerbsError::Limit`] or [`VerbsError::Invalid`] if a limit of the device is exceeded;
+    /// [`VerbsError::Hardware`] if the kernel's device refuses.
     pub fn build_reset(mut self) -> Result<Qp, VerbsError> {
         if self.srq.is_some() {
             (self.caps.max_recv_wr, self.caps.max_recv_sge) = (0, 0);
@@ -184,7 +190,7 @@ impl QpBuilder {
                     hw::QpInitAttr { qp_type, send_cq, recv_cq, srq, caps, sq_sig_all, gid_index };
                 QpKind::Hw(hw::Qp::create(pd, &attr)?)
             }
-            // `has` said so.
+            // `has` has excluded mixed providers above.
             _ => return Err(foreign()),
         };
         Ok(Qp {
@@ -202,8 +208,8 @@ impl QpBuilder {
         })
     }
 
-    /// Makes the queue pair in the INIT state: receives can be posted, and [`PreparedQp::connect`] does the rest, or
-    /// [`PreparedQp::ready`] for datagrams.
+    /// Makes the queue pair in the INIT state, where the program can post receives.
+    /// [`PreparedQp::connect`] does the rest, or [`PreparedQp::ready`] for datagrams.
     ///
     /// # Errors
     /// As [`build_reset`](Self::build_reset).
@@ -220,7 +226,7 @@ fn foreign() -> VerbsError {
     VerbsError::Invalid(why.into())
 }
 
-/// A queue pair in the INIT state: receives can be posted, nothing can be sent yet.
+/// A queue pair in the INIT state: the program can post receives, but not send yet.
 #[derive(Debug)]
 pub struct PreparedQp {
     qp: Qp,
@@ -233,7 +239,7 @@ impl PreparedQp {
         self.qp.endpoint()
     }
 
-    /// The shared receive queue that it was made with.
+    /// The shared receive queue, if it uses one.
     #[must_use]
     pub fn srq(&self) -> Option<&Srq> {
         self.qp.srq()
@@ -247,7 +253,7 @@ impl PreparedQp {
         self.qp.post_recv(list)
     }
 
-    /// The queue pair, which is not ready yet.
+    /// The queue pair, still in INIT.
     pub(crate) fn qp(&self) -> &Qp {
         &self.qp
     }
@@ -257,16 +263,17 @@ impl PreparedQp {
         self.qp.qp_type()
     }
 
-    /// The device that it is of.
+    /// Its device.
     pub(crate) fn device(&self) -> &crate::context::Device {
         self.qp.device()
     }
 
-    /// Connects: through RTR to RTS. What the options say of acknowledgements and READs does not matter to an unreliable
-    /// connection.
+    /// Connects: through RTR to RTS. An unreliable connection ignores the options for
+    /// acknowledgements and READs.
     ///
     /// # Errors
-    /// [`VerbsError::Invalid`] for a queue pair for datagrams. The queue pair comes back with the error, in the INIT or the RESET state.
+    /// [`VerbsError::Invalid`] for a queue pair for datagrams. The queue pair comes back with the
+    /// error, in the INIT or the RESET state.
     pub fn connect(
         self,
         peer: &Endpoint,
@@ -276,8 +283,9 @@ impl PreparedQp {
         self.connect_by(peer, psns, options)
     }
 
-    /// As [`connect`](Self::connect), where each side has told the PSN that it wants to receive first, as the connection manager
-    /// does, and not the one that it will send first: `ours`, if that is not the queue pair's own.
+    /// As [`connect`](Self::connect), but each side has announced the PSN that it wants to receive
+    /// first, as the connection manager does, not the PSN that it sends first. `ours` is this
+    /// side's, if it is not the queue pair's own.
     pub(crate) fn connect_by_cm(
         self,
         peer: &Endpoint,
@@ -300,7 +308,7 @@ impl PreparedQp {
         }
     }
 
-    /// Makes a queue pair for datagrams ready, which has no peer: through RTR to RTS.
+    /// Makes a queue pair for datagrams ready, without a peer: through RTR to RTS.
     ///
     /// # Errors
     /// [`VerbsError::Invalid`] for a connection. The queue pair comes back with the error.

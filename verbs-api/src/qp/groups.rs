@@ -8,19 +8,25 @@ use super::{Qp, QpKind};
 use crate::error::VerbsError;
 
 impl Qp {
-    /// Attaches a queue pair of type UD to a multicast group (`ibv_attach_mcast(3)`): it receives what anybody sends to it with its Q_Key, until it is
-    /// detached or destroyed. The interface joins the group (IGMP, MLD) for as long as a queue pair is attached. An IPv4 group may be
-    /// written as IPv6, as its GID has it; attaching again does nothing.
+    /// Attaches a queue pair of type UD to a multicast group (`ibv_attach_mcast(3)`). Until it is
+    /// detached or destroyed, it receives the datagrams to the group that carry its Q_Key, from any
+    /// sender. The interface joins the group (IGMP, MLD) while a queue pair is attached. An IPv4
+    /// group may be written as its IPv4-mapped IPv6 address, as in its GID. Attaching twice does
+    /// nothing.
     ///
-    /// Who sends to a group uses an address handle for its address ([`Pd::create_ah`](crate::Pd::create_ah)) and the number
-    /// [`Qpn::MULTICAST`](crate::Qpn::MULTICAST), and need not be attached. Who is gets its own datagrams, too, like every other on the
-    /// machine (`IBV_QP_CREATE_BLOCK_SELF_MCAST_LB` of verbs is missing here).
+    /// A sender uses an address handle of the group's address
+    /// ([`Pd::create_ah`](crate::Pd::create_ah)) and the number
+    /// [`Qpn::MULTICAST`](crate::Qpn::MULTICAST). It need not be attached. If it is attached it
+    /// receives its own datagrams, as do all other members on the machine
+    /// (`IBV_QP_CREATE_BLOCK_SELF_MCAST_LB` of verbs is missing here).
     ///
-    /// The group's socket is made in the network namespace of the calling thread: one that is elsewhere than where the device was opened is refused.
+    /// The call makes the group's socket in the network namespace of the calling thread, and fails
+    /// if the device was opened in another one.
     ///
     /// # Errors
-    /// [`VerbsError::Invalid`] for another type of queue pair, an address of no group, or beyond 256 groups of a device or 1024 queue pairs of a
-    /// group; [`VerbsError::Io`] if the group cannot be joined; [`VerbsError::Hardware`].
+    /// [`VerbsError::Invalid`] for another type of queue pair, for an address that is no group, or
+    /// beyond 256 groups of a device or 1024 queue pairs of a group; [`VerbsError::Io`] if the
+    /// group cannot be joined; [`VerbsError::Hardware`].
     pub fn attach_mcast(&self, group: IpAddr) -> Result<(), VerbsError> {
         let group = self.check_group(group)?;
         match &self.kind {
@@ -29,7 +35,7 @@ impl Qp {
         }
     }
 
-    /// Detaches it again (`ibv_detach_mcast(3)`).
+    /// Detaches the queue pair from the group (`ibv_detach_mcast(3)`).
     ///
     /// # Errors
     /// [`VerbsError::Invalid`] if it is not attached; [`VerbsError::Hardware`].

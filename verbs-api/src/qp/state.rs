@@ -1,11 +1,11 @@
-//! The state of a queue pair, for those who post.
+//! The state of a queue pair, as post calls read it.
 
 use rocinante_stack::verbs::QpState;
 
 use crate::sync::{AtomicU8, Ordering};
 
-/// The state as the last change left it; RESET at first. A queue pair that broke since is in ERR, where posting is allowed
-/// as in RTS.
+/// The state after the last change; RESET at first. If the queue pair broke since then it is in
+/// ERR, where posting is allowed as in RTS.
 #[derive(Debug, Default)]
 pub(crate) struct StateCell(AtomicU8);
 

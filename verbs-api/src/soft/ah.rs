@@ -16,7 +16,7 @@ use crate::qp::PeerPath;
 pub(crate) struct Ah {
     device: Arc<Device>,
     id: AhId,
-    /// Of each shard.
+    /// The path of each shard.
     paths: Box<[u32]>,
 }
 
@@ -42,7 +42,7 @@ impl Ah {
             for (shard, path_id) in shards.iter_mut().zip(&paths) {
                 let peer = PeerAddress { local, remote: path.remote, path: *path_id, budget };
                 let ah = shard.engine.create_ah(pd.id, &peer);
-                // All give and take back numbers in one order, so one has none left when the first has not.
+                // All shards assign and free numbers in the same order, so all run out at once.
                 debug_assert!(made.is_none() || ah == made);
                 made = ah;
             }
@@ -67,7 +67,7 @@ impl Drop for Ah {
     fn drop(&mut self) {
         let mut shards = self.device.shards.hold_all();
         for (shard, path) in shards.iter_mut().zip(&self.paths) {
-            // What was posted before may leave.
+            // Requests that were posted before may still leave.
             shard.take_staged();
             let now = shard.now();
             shard.transmit(now);
@@ -77,7 +77,8 @@ impl Drop for Ah {
     }
 }
 
-/// Datagrams to one address all have one source port, so that they share super-packets; those to others have others.
+/// The flow label for an address. Datagrams to one address share a source port, so that they share
+/// super-packets; other addresses get other ports.
 fn spread(path: &PeerPath) -> u32 {
     let mix = |octets: &[u8]| {
         octets.iter().fold(0u32, |sum, octet| sum.wrapping_mul(31).wrapping_add((*octet).into()))
@@ -89,8 +90,9 @@ fn spread(path: &PeerPath) -> u32 {
     sum & 0xf_ffff
 }
 
-/// What the port needs to know of a path. Its source port spreads flows over links and queues: it follows from the flow label,
-/// or without one from `label`, as `rdma_flow_label_to_udp_sport` of Linux has it.
+/// The port's description of a path. The source port spreads flows over links and queues. It
+/// follows from the flow label, or from `label` if there is none, as in Linux's
+/// `rdma_flow_label_to_udp_sport`.
 pub(super) fn spec(local: IpAddr, path: &PeerPath, label: u32) -> PathSpec {
     let label = if path.flow_label == 0 { label } else { path.flow_label & 0xf_ffff };
     #[allow(clippy::cast_possible_truncation)]

@@ -1,4 +1,4 @@
-//! What a completion queue holds, and how its channel hears of it.
+//! The completions in a queue, and the events for its channel.
 
 use std::collections::VecDeque;
 use std::io;
@@ -10,11 +10,11 @@ use crate::listeners::fresh_number;
 use crate::sync::{AtomicBool, AtomicU8, Mutex, Ordering};
 use crate::wake::{self, AsFd, BorrowedFd, OwnedFd};
 
-/// A completion queue as the progress sees it.
+/// The part of a completion queue that the driving thread uses.
 #[derive(Debug)]
 pub(crate) struct CqShared {
     pub(super) id: u32,
-    /// What its channel calls it.
+    /// The queue's number in its channel's events.
     pub(super) number: u64,
     pub(super) capacity: usize,
     ring: Mutex<VecDeque<Cqe>>,
@@ -23,12 +23,12 @@ pub(crate) struct CqShared {
     channel: Option<Arc<ChannelShared>>,
 }
 
-/// What became of completions.
+/// The result of a push.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pushed {
     /// They are in the queue.
     All,
-    /// Some found no room; `news` if that never happened before.
+    /// Some did not fit; `news` if this is the first overflow.
     Overflow { news: bool },
 }
 
@@ -67,7 +67,8 @@ impl CqShared {
         if news {
             self.announce();
         }
-        // Who armed and then found the queue empty locked it before: that is what makes its wish visible here.
+        // If a thread armed the queue and then found it empty, it took the lock before this push.
+        // That makes its arming visible here.
         match self.armed.load(Ordering::SeqCst) {
             ARMED => self.announce(),
             ARMED_SOLICITED if solicited => self.announce(),
@@ -76,7 +77,7 @@ impl CqShared {
         if fits { Pushed::All } else { Pushed::Overflow { news } }
     }
 
-    /// Disarms, and tells the channel if it was armed.
+    /// Disarms, and notifies the channel if the queue was armed.
     fn announce(&self) {
         if self.armed.swap(DISARMED, Ordering::SeqCst) != DISARMED
             && let Some(channel) = &self.channel
@@ -85,7 +86,7 @@ impl CqShared {
         }
     }
 
-    /// Asks for an event when something is pushed. Of two wishes the stronger stays.
+    /// Requests an event for the next push. Of two requests the broader stays.
     pub(super) fn arm(&self, solicited_only: bool) {
         let level = if solicited_only { ARMED_SOLICITED } else { ARMED };
         self.armed.fetch_max(level, Ordering::SeqCst);
@@ -109,12 +110,12 @@ impl CqShared {
         self.overflowed.load(Ordering::Relaxed)
     }
 
-    /// Whether completions were lost, and all that were not have been taken.
+    /// Whether completions were lost, and the program has taken all others.
     pub(super) fn is_lost(&self) -> bool {
         self.has_overflowed() && self.ring.lock().is_empty()
     }
 
-    /// The queue goes away: nobody shall hear of it any more.
+    /// The queue is being destroyed: removes its events from the channel.
     pub(super) fn leave_channel(&self) {
         if let Some(channel) = &self.channel {
             channel.forget(self.number);
@@ -126,7 +127,7 @@ impl CqShared {
     }
 }
 
-/// A channel as the progress sees it.
+/// The part of a channel that the driving thread uses.
 #[derive(Debug)]
 pub(crate) struct ChannelShared {
     fd: OwnedFd,
@@ -142,13 +143,14 @@ impl ChannelShared {
     fn push(&self, cq: u64) {
         let mut events = self.events.lock();
         events.push_back(cq);
-        // Before others can take it: the descriptor is readable while there are events, and only then.
+        // Under the lock, before a thread can take the event: the descriptor is readable exactly
+        // while there are events.
         if events.len() == 1 {
             wake::notify(&self.fd);
         }
     }
 
-    /// The number of the queue that the next event is of.
+    /// The number of the queue of the next event.
     pub(super) fn next(&self) -> Option<u64> {
         let mut events = self.events.lock();
         let number = events.pop_front();

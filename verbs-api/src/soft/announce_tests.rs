@@ -1,4 +1,4 @@
-//! Of `announce.rs`, which `tests/models` compiles, too.
+//! Tests of `announce.rs`, which `tests/models` compiles, too.
 
 use std::iter::once_with;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::announce::{ChannelShared, CqShared, Pushed};
 
-/// A channel and as many queues of one entry.
+/// A channel and N queues of one entry each.
 fn queues<const N: usize>() -> (Arc<ChannelShared>, [CqShared; N]) {
     let channel = Arc::new(ChannelShared::new().unwrap());
     let queues = [(); N].map(|()| CqShared::new(0, 1, Some(channel.clone())));
@@ -77,8 +77,8 @@ fn of_a_queue_that_goes_away_nobody_hears_and_the_other_events_stay() {
     assert_eq!(channel.next(), None);
 }
 
-/// A program that arms and then finds the queue empty is told of what comes, also if it was on its
-/// way already.
+/// A program that arms a queue and then finds it empty gets an event, even if the completion was
+/// already on its way.
 #[test]
 fn a_wish_counts_that_is_made_before_the_completion_is_in_the_queue() {
     for (solicited_only, solicited) in [(false, false), (false, true), (true, true)] {

@@ -1,4 +1,4 @@
-//! The connection manager on a shard: what it wants to send, and whom its events concern.
+//! The connection manager on a shard: sending its datagrams, and delivering its events.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -25,27 +25,27 @@ use crate::cm::{Chosen, ListensTo, Mailbox, Manager, Place};
 use crate::error::VerbsError;
 use crate::qp::Qp;
 
-/// What the connection manager needs of its shard.
+/// The state that the connection manager needs on its shard.
 #[derive(Debug, Default)]
 pub(super) struct Post {
-    /// The ports' paths by which QP1 sends, and when they were last used.
+    /// The ports' paths of QP1, with the time of their last use.
     paths: BTreeMap<(IpAddr, IpAddr), (u32, Time)>,
-    /// How many more may be made.
+    /// How many more paths may be made.
     fresh: Allowance,
     conns: BTreeMap<ConnId, (Qpn, Arc<Mailbox>)>,
     listeners: BTreeMap<ListenerId, Arc<Mailbox>>,
-    /// Who was told of a connection that a peer asked for.
+    /// The listener that got each request.
     asked: BTreeMap<ConnId, ListenerId>,
     pub(super) services: Services,
 }
 
 impl Post {
-    /// How many paths QP1 has.
+    /// The number of QP1's paths.
     pub(super) fn paths(&self) -> usize {
         self.paths.len()
     }
 
-    /// The connection is no more: nobody shall be asked about it.
+    /// The connection is over: withdraws its request from the listener.
     fn release(&mut self, conn: ConnId) {
         self.conns.remove(&conn);
         let listener = self.asked.remove(&conn);
@@ -55,11 +55,12 @@ impl Post {
     }
 }
 
-/// How many paths QP1 may make: each asks the kernel for a route, and whoever forges addresses could have it asked all the time.
+/// Limits the new paths of QP1. Each costs a route lookup in the kernel, which forged addresses
+/// could otherwise trigger without end.
 #[derive(Debug)]
 struct Allowance {
     left: u32,
-    /// Since when it has grown.
+    /// Time of the last growth.
     since: Time,
 }
 
@@ -71,7 +72,7 @@ impl Default for Allowance {
 
 impl Allowance {
     const MAX: u32 = 64;
-    /// It grows by one in so many nanoseconds: 10 ms.
+    /// Nanoseconds per unit of growth: 10 ms.
     const GROWTH: u64 = 10_000_000;
 
     fn take(&mut self, now: Time) -> bool {
@@ -87,10 +88,10 @@ impl Allowance {
     }
 }
 
-/// Paths of QP1 at most.
+/// The most paths of QP1.
 const PATHS_MAX: usize = 256;
-/// One that was not used for so long is given up: 2 s, in which an unanswered message is sent five
-/// times.
+/// Idle time in nanoseconds after which a path is dropped: 2 s, in which an unanswered message is
+/// sent five times.
 const PATH_IDLE: u64 = 2_000_000_000;
 
 impl Shard {
@@ -99,11 +100,11 @@ impl Shard {
         self.engine.cm().expect("started with the device")
     }
 
-    /// Hands its events to their owners, and its datagrams to the port. What that completes,
-    /// the caller delivers.
+    /// Delivers the connection manager's events, and sends its datagrams. The caller delivers the
+    /// completions that result.
     pub(super) fn serve_cm(&mut self, now: Time) {
-        // An answer leaves before the program hears of what it answers: that may be the last that
-        // the program waits for.
+        // An answer leaves before the program sees the event that it answers: that event may be the
+        // last that the program waits for.
         self.transmit_cm(now);
         let mut any = false;
         while let Some(event) = self.engine.cm().and_then(ConnectionManager::poll_event) {
@@ -124,7 +125,7 @@ impl Shard {
                         self.post.asked.insert(*conn, *listener);
                         mailbox.push(event);
                     }
-                    // Whoever listened has just gone.
+                    // The listener has just been dropped.
                     None => {
                         let (conn, now) = (*conn, self.now());
                         self.cm().forget(now, conn);
@@ -144,7 +145,7 @@ impl Shard {
             CmEvent::Disconnected { conn, .. } => {
                 let conn = *conn;
                 if let Some((qpn, _)) = self.post.conns.get(&conn) {
-                    // Nobody answers any more: what is posted completes now.
+                    // The peer no longer answers: posted requests complete now.
                     self.end_connection_of(*qpn);
                 }
                 conn
@@ -165,7 +166,8 @@ impl Shard {
         }
         while let Some(transmit) = self.engine.cm().and_then(ConnectionManager::poll_transmit) {
             let way = (transmit.local, transmit.remote);
-            // Without a way to the peer it is lost, as on any network; it is sent again if it matters.
+            // Without a path to the peer the message is lost, as on any network; it is repeated if
+            // it matters.
             let Ok(path) = self.cm_path(now, way) else { continue };
             if !self.send_mad(&transmit.mad, path) {
                 self.flush();
@@ -205,7 +207,8 @@ impl Shard {
         }
     }
 
-    /// Gives up paths that nobody uses, so that an idle device has nothing to look after. Returns the time until the next may be given up, nanoseconds.
+    /// Drops idle paths, so that an idle device has nothing to maintain. Returns the nanoseconds
+    /// until the next path may be dropped.
     pub(super) fn tidy_cm_paths(&mut self, now: Time) -> Option<u64> {
         let idle = |(_, (_, used)): &(&_, &(u32, Time))| now.since(*used) >= PATH_IDLE;
         let idle: Vec<_> = self.post.paths.iter().filter(idle).map(|(way, _)| *way).collect();
@@ -217,7 +220,7 @@ impl Shard {
 }
 
 impl Device {
-    /// Does something with the connection manager, and what follows from it.
+    /// Calls the connection manager, and handles the consequences.
     pub(super) fn with_cm<T>(&self, call: impl FnOnce(&mut ConnectionManager, Time) -> T) -> T {
         let mut shard = self.cm_core().hold();
         let now = shard.now();
@@ -231,8 +234,9 @@ impl Device {
         self.shards.first()
     }
 
-    /// The number of a queue pair that gets a connection is not given again before that is over; and the first message from the peer may say that it is
-    /// `awaited_by` a connection. `first` is the shard of the connection manager, which is locked.
+    /// Reserves the number of a queue pair until its connection is over. With `awaited_by`, the
+    /// first message from the peer is reported to that connection. `first` is the shard of the
+    /// connection manager, which is locked.
     fn keep(&self, first: &mut Shard, qpn: Qpn, awaited_by: Option<ConnId>) {
         let keep = |engine: &mut Engine| {
             engine.keep_qpn(qpn);
@@ -275,7 +279,7 @@ impl Manager for Device {
         let mut shard = self.cm_core().hold();
         let mailbox = shard.post.listeners.remove(&listener);
         let now = shard.now();
-        // What the program has taken is still its to decide.
+        // The program still decides about requests that it has taken.
         let heard = |conn| mailbox.as_ref().is_none_or(|mailbox| !mailbox.has_request(conn));
         shard.cm().unlisten(listener, heard);
         shard.serve_cm(now);
@@ -368,7 +372,7 @@ impl Manager for Device {
 }
 
 impl Shard {
-    /// The events of the connection have an owner from now on.
+    /// Makes the mailbox for the connection's events.
     fn own(&mut self, conn: ConnId, qpn: Qpn) -> Arc<Mailbox> {
         let mailbox = Arc::new(Mailbox::default());
         self.post.conns.insert(conn, (qpn, mailbox.clone()));
@@ -384,7 +388,7 @@ impl Shard {
     }
 }
 
-/// How a device's connection manager is started.
+/// The configuration of a device's connection manager.
 pub(super) fn config(settings: &Settings) -> Result<CmConfig, VerbsError> {
     let mut random = [0; 3];
     for word in &mut random {

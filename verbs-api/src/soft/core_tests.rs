@@ -1,4 +1,4 @@
-//! Of `core.rs`: here because the models compile that file without its surroundings.
+//! Tests of `core.rs`. They are here because the models compile that file without its surroundings.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ fn core() -> Core {
     Core::new(shard, Arc::new(Events::new().unwrap())).unwrap()
 }
 
-/// The program may not call again for long, and the peer waits.
+/// The program may not call again for long, while the peer waits for the acknowledgement.
 #[test]
 fn who_stands_aside_for_longer_wakes_for_an_acknowledgement_that_is_held() {
     const NEVER: Duration = Duration::from_secs(20);
@@ -40,7 +40,7 @@ fn who_stands_aside_for_longer_wakes_for_an_acknowledgement_that_is_held() {
         while core.parked_until.load(Ordering::Relaxed) != HELD_ONLY && !sleeper.is_finished() {
             std::thread::yield_now();
         }
-        // What is not held may wait.
+        // Work that is not held may wait.
         let mut shard = core.shard.lock();
         core.touch();
         core.release(shard);
@@ -50,13 +50,13 @@ fn who_stands_aside_for_longer_wakes_for_an_acknowledgement_that_is_held() {
         core.release(shard);
         assert!(sleeper.join().unwrap() < NEVER);
     });
-    // Who was faster than the sleep is noticed, too.
+    // A release before the sleep counts as well.
     let start = Instant::now();
     core.stand_aside(NEVER, core.epoch.load(Ordering::Relaxed).wrapping_sub(1));
     assert!(start.elapsed() < NEVER);
 }
 
-/// So that a test that fails does not wait for the background thread.
+/// Stops the background thread, so that a failing test does not wait for it.
 struct ShutsDown<'a>(&'a Core);
 
 impl Drop for ShutsDown<'_> {
@@ -65,7 +65,7 @@ impl Drop for ShutsDown<'_> {
     }
 }
 
-/// A look costs such a program more than anything else that the background thread does.
+/// A look of the background thread costs such a program more than anything else that thread does.
 #[test]
 fn a_program_that_polls_without_pause_is_left_alone_until_it_expects_something_or_stops() {
     let core = core();
@@ -83,7 +83,7 @@ fn a_program_that_polls_without_pause_is_left_alone_until_it_expects_something_o
             core.drive();
             yields()
         });
-        // Once it may have been looked at just before it asked.
+        // The background thread may have looked once just before `expect`.
         let (begin, mut left_alone) = (Instant::now(), 0);
         core.expect();
         while begin.elapsed() < 60 * Aside::STEADY_MAX {
@@ -100,7 +100,7 @@ fn a_program_that_polls_without_pause_is_left_alone_until_it_expects_something_o
     });
 }
 
-/// What arrives wakes the background thread, unless the program is sure to find it first.
+/// Arrivals wake the background thread, unless the program is sure to see them first.
 #[test]
 fn the_port_is_watched_for_a_program_that_polls_now_and_then() {
     let core = core();
@@ -121,14 +121,14 @@ fn the_port_is_watched_for_a_program_that_polls_now_and_then() {
     core.drive();
     assert!(!is_watched(), "it polls in a loop");
     assert_eq!(core.parked_until.load(Ordering::Relaxed), 0, "it is looked at soon");
-    // Each sleep of the background thread is another matter.
+    // Each sleep of the background thread starts anew.
     park(u64::MAX);
     core.drive();
     assert!(is_watched());
 }
 
-/// A staged request that fails at once completes while it is posted, by the thread that holds the
-/// shard for something else: nobody else need drive for long.
+/// A staged request that fails at once completes while the thread that holds the shard posts it.
+/// It may be long until another thread drives.
 #[test]
 fn what_completed_while_the_shard_was_held_is_delivered_when_it_is_let_go() {
     let core = core();
@@ -150,7 +150,8 @@ fn what_completed_while_the_shard_was_held_is_delivered_when_it_is_let_go() {
     assert_eq!([&first, &second].map(|cq| taken(cq)), [2, 1]);
 }
 
-/// Each of a flood would else wake a thread, and whoever shares its core would wait for it.
+/// Otherwise each packet of a flood would wake a thread, and other threads on its core would wait
+/// for it.
 #[test]
 fn a_flood_is_left_alone_for_a_moment_and_then_read_at_once() {
     let net = SimNet::new(1);

@@ -23,7 +23,7 @@ pub(crate) struct Cq {
     channel: Option<Channel>,
 }
 
-/// The shards of the queue pairs that complete to a queue: who polls it drives those.
+/// The shards of the queue pairs that complete to a queue: polling the queue drives them.
 #[derive(Debug)]
 struct Users {
     counts: Mutex<Vec<u32>>,
@@ -52,7 +52,7 @@ impl Drop for Cq {
             shard.host.cqs.remove(id);
         }
         self.shared.leave_channel();
-        // Its number is given again.
+        // The number will be reused.
         let events = &self.device.shards.first().events;
         events.forget(|event| matches!(event, AsyncEvent::CqOverflow { cq } if *cq == id));
     }
@@ -76,7 +76,7 @@ impl Cq {
         let id = shard.host.cqs.insert(|id| Arc::new(CqShared::new(id, depth as usize, events)));
         let shared = shard.host.cqs.get(id).expect("just inserted").clone();
         for shard in shards.rest_mut() {
-            // All give and take back numbers in one order.
+            // All shards assign and free numbers in the same order.
             let same = shard.host.cqs.insert(|_| shared.clone());
             debug_assert_eq!(same, id);
         }
@@ -94,7 +94,7 @@ impl Cq {
         &self.device
     }
 
-    /// A queue pair of this shard completes to it.
+    /// A queue pair of this shard now completes to it.
     pub(super) fn used_by(&self, shard: usize) {
         self.shards.change(shard, |count| *count += 1);
         if let Some(channel) = &self.channel {
@@ -102,7 +102,7 @@ impl Cq {
         }
     }
 
-    /// One does no longer.
+    /// A queue pair of this shard no longer completes to it.
     pub(super) fn left_by(&self, shard: usize) {
         self.shards.change(shard, |count| *count -= 1);
     }
@@ -167,7 +167,7 @@ pub(crate) struct Channel {
     device: Arc<Device>,
     shared: Arc<ChannelShared>,
     queues: Arc<Listeners<Cq>>,
-    /// Shards with queue pairs that complete to these, or once did.
+    /// Shards with queue pairs that complete to these queues, now or earlier.
     shards: Arc<AtomicU64>,
 }
 
@@ -191,8 +191,8 @@ impl Channel {
         }
     }
 
-    /// Sleeps on the channel and on the port until `until`, and drives the device on this thread; or leaves that to the background threads, where
-    /// several shards complete to its queues.
+    /// Sleeps on the channel and the port until `until`, and drives the device on this thread. If
+    /// several shards complete to its queues, the background threads drive them.
     pub(crate) fn wait(&self, until: Option<Instant>) {
         let shards = self.shards.load(Ordering::Relaxed);
         self.device.shards.wait(shards, self.shared.fd(), until);

@@ -1,4 +1,4 @@
-//! The asynchronous events of a device: those of all its shards, in one queue with one descriptor.
+//! The asynchronous events of all shards of a device, in one queue with one descriptor.
 
 use std::collections::VecDeque;
 
@@ -7,11 +7,11 @@ use crate::event::AsyncEvent;
 use crate::sync::Mutex;
 use crate::wake::{self, AsFd as _, BorrowedFd, OwnedFd};
 
-/// The events that the program has not taken.
+/// The events that the program has not taken yet.
 #[derive(Debug)]
 pub(crate) struct Events {
     queue: Mutex<VecDeque<AsyncEvent>>,
-    /// Readable while there are some.
+    /// Readable while there are events.
     fd: OwnedFd,
 }
 
@@ -20,7 +20,7 @@ impl Events {
         Ok(Self { queue: Mutex::new(VecDeque::new()), fd: wake::eventfd()? })
     }
 
-    /// Takes those of a shard.
+    /// Takes the events of a shard.
     pub(super) fn collect(&self, shard: &mut Shard) {
         let Some(first) = shard.poll_event() else { return };
         let mut events = self.queue.lock();
@@ -31,7 +31,7 @@ impl Events {
         wake::notify(&self.fd);
     }
 
-    /// The oldest.
+    /// Takes the oldest event.
     pub(crate) fn next(&self) -> Option<AsyncEvent> {
         let mut events = self.queue.lock();
         let event = events.pop_front();
@@ -41,7 +41,7 @@ impl Events {
         event
     }
 
-    /// Nobody shall hear of these any more.
+    /// Removes events that no longer apply.
     pub(crate) fn forget(&self, gone: impl Fn(&AsyncEvent) -> bool) {
         let mut events = self.queue.lock();
         events.retain(|event| !gone(event));

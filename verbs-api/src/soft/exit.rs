@@ -1,8 +1,8 @@
-//! What the program's end must not lose: acknowledgements that wait for its next call.
+//! Acknowledgements that wait for the program's next call, sent at the program's exit.
 //!
-//! Objects that are dropped send what they owe. A program that returns from `main` or calls
-//! `exit(3)` without dropping them runs the function that is registered here. One that ends by
-//! `_exit(2)` or a signal runs nothing more.
+//! Dropping an object sends what it holds back. A program that returns from `main` or calls
+//! `exit(3)` without dropping its objects runs the function that this module registers. A program
+//! that ends by `_exit(2)` or a signal runs nothing more.
 
 #![allow(unsafe_code)]
 
@@ -16,16 +16,16 @@ use crate::sync::{Mutex, OnceLock};
 static DEVICES: Mutex<Vec<Weak<Device>>> = Mutex::new(Vec::new());
 /// The process that registered [`send_held`].
 static OWNER: OnceLock<u32> = OnceLock::new();
-/// How long the end of the program waits for a thread that holds a lock.
+/// How long the exit waits for a thread that holds a lock.
 const PATIENCE: Duration = Duration::from_millis(20);
 
-/// Has what `device` holds sent when the program exits.
+/// Sends what `device` holds back when the program exits.
 pub(super) fn watch(device: &Arc<Device>) {
     OWNER.get_or_init(|| {
-        // SAFETY: the function is one of this library, which outlives it: exit(3) runs it, or
-        // dlclose(3) before it unmaps the library. It does not unwind.
+        // SAFETY: the function belongs to this library, which outlives the registration: exit(3)
+        // runs it, or dlclose(3) does before it unmaps the library. It does not unwind.
         let full = unsafe { libc::atexit(send_held) };
-        // Without room the program ends as if by _exit(2).
+        // If the table is full, the program ends as if by _exit(2).
         debug_assert_eq!(full, 0);
         std::process::id()
     });
@@ -35,7 +35,7 @@ pub(super) fn watch(device: &Arc<Device>) {
 }
 
 extern "C" fn send_held() {
-    // A child of fork(2) has copies of its parent's devices. What they owe, the parent sends.
+    // A child of fork(2) has copies of its parent's devices. The parent sends for them.
     if OWNER.get() != Some(&std::process::id()) {
         return;
     }
@@ -48,7 +48,7 @@ extern "C" fn send_held() {
                 shard.send_waiting();
             }
         }
-        // Its threads need not be waited for.
+        // Leaks the device, so that the exit does not wait for its threads.
         std::mem::forget(device);
     }
 }

@@ -1,4 +1,4 @@
-//! Multicast groups: the engine knows who is attached, the port joins.
+//! Multicast groups: the engine knows the attached queue pairs, the port joins the groups.
 
 use std::net::IpAddr;
 
@@ -27,7 +27,7 @@ impl Qp {
         self.detach_from(&mut shard, group).map_err(refused)
     }
 
-    /// Detaches from all groups: it is about to go.
+    /// Detaches from all groups, before destruction.
     pub(super) fn detach_all(&self, shard: &mut Shard) {
         for group in shard.engine.groups_of(self.qpn) {
             let _ = self.detach_from(shard, group);

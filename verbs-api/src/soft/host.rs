@@ -1,4 +1,4 @@
-//! The engine's caller as the engine sees it: memory to place in, queues to complete to.
+//! The engine's caller, as the engine sees it: memory for placement, queues for completions.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use super::announce::{CqShared, Pushed};
 use super::front::QpShared;
 use crate::memory::{Range, Summing};
 
-/// Regions, completion queues and queue pairs by the numbers that the engine knows.
+/// Regions, completion queues and queue pairs, by the engine's numbers.
 #[derive(Debug)]
 pub(crate) struct Host {
     pub(crate) regions: RegionTable,
@@ -24,7 +24,7 @@ pub(crate) struct Host {
     summing: Summing,
 }
 
-/// Completions that are held back at most while a burst is handled, without allocating.
+/// The most completions of a burst that are kept without allocation.
 const PENDING: usize = 8192;
 
 impl Host {
@@ -38,8 +38,8 @@ impl Host {
         }
     }
 
-    /// Puts completions into their queues, one lock per queue and burst. `overflow` hears of queues that are full, and whether
-    /// that is news.
+    /// Puts completions into their queues, with one lock per queue and burst. Calls `overflow` for
+    /// each full queue, with whether this is its first overflow.
     pub(crate) fn deliver(&mut self, mut overflow: impl FnMut(CqId, bool)) {
         let mut rest = &self.pending[..];
         while let Some((cq, _)) = rest.first() {
@@ -55,7 +55,7 @@ impl Host {
         self.pending.clear();
     }
 
-    /// Every queue pair goes to the error state.
+    /// Takes every queue pair to the error state.
     pub(crate) fn break_all(&mut self, engine: &mut Engine) {
         let qpns: Vec<_> = self.qps.iter().map(|qp| qp.qpn()).collect();
         let error = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };
@@ -69,7 +69,7 @@ impl Host {
         !self.pending.is_empty()
     }
 
-    /// Whether some of these complete receives.
+    /// Whether some of the pending completions complete receives.
     pub(crate) fn has_pending_receives(&self) -> bool {
         self.pending
             .iter()
@@ -86,7 +86,7 @@ impl Completions for Host {
     #[inline]
     fn send_retired(&mut self, cookie: u64, count: u32) {
         if let Some(qp) = self.qps.get(cookie as u32) {
-            // One writer: the shard's lock is held.
+            // There is one writer, because the shard's lock is held.
             let retired = qp.send_retired.load(Ordering::Relaxed) + u64::from(count);
             qp.send_retired.store(retired, Ordering::Release);
         }
@@ -115,9 +115,10 @@ impl Memory for Host {
     fn place(&mut self, dst: Checked<Write>, src: &[u8]) {
         let range = Range { address: dst.host(), len: dst.len() as usize };
         assert_eq!(range.len, src.len());
-        // SAFETY: a `Checked<Write>` exists only for a range inside a registered region with that right, and was made
-        // in this call of the engine, under the shard's lock. A region is removed under the same lock before its memory
-        // is freed (`Mr`), and who registers raw memory promises the same.
+        // SAFETY: a `Checked<Write>` exists only for a range inside a registered region with that
+        // right, and was made in this call of the engine, under the shard's lock. A region is
+        // removed under the same lock before its memory is freed (`Mr`), and the caller that
+        // registered raw memory promised the same.
         unsafe { range.store(src) };
     }
 

@@ -1,6 +1,8 @@
-//! What shards leave for one another: datagrams that came to another's port, and what one must do to a queue pair of another.
+//! Mail between shards: datagrams that arrived at another shard's port, and orders for queue pairs
+//! of another shard.
 //!
-//! A shard never takes another's lock: it leaves mail, which whoever drives the other finds, and rings ([`Core::ring`](super::core::Core::ring)).
+//! A shard never takes another's lock. It leaves mail, which the thread that drives the other shard
+//! takes, and rings ([`Core::ring`](super::core::Core::ring)).
 
 use std::net::IpAddr;
 
@@ -14,16 +16,17 @@ use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
 /// The mail of one shard.
 #[derive(Debug, Default)]
 pub(crate) struct Mail {
-    /// There is some.
+    /// There is mail.
     some: AtomicBool,
     letters: Mutex<Letters>,
-    /// Datagrams for which there was no room.
+    /// Datagrams dropped for lack of room.
     lost: AtomicU64,
-    /// Datagrams that came to the port of this shard, were handed over and for nothing, and of which it does not know yet.
+    /// Datagrams that this shard handed over and their owners refused or dropped, since the last
+    /// `take_wasted`.
     wasted: AtomicU64,
 }
 
-/// What was left, in its order.
+/// The mail, in order.
 #[derive(Debug, Default)]
 pub(crate) struct Letters {
     bytes: Vec<u8>,
@@ -31,7 +34,7 @@ pub(crate) struct Letters {
     orders: Vec<Order>,
 }
 
-/// A datagram but for its bytes.
+/// A datagram without its bytes.
 #[derive(Debug, Clone, Copy)]
 struct Head {
     from: u8,
@@ -44,26 +47,28 @@ struct Head {
     hop_limit: Option<u8>,
 }
 
-/// What a shard is to do.
+/// A task for a shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Order {
-    /// The connection of this queue pair has ended: to the error state.
+    /// The connection of this queue pair has ended: take it to the error state.
     Break(Qpn),
-    /// The number may be given again.
+    /// The number may be reused.
     Release(Qpn),
-    /// The first message of a connection is here, so the peer is ready. For the shard of the connection manager.
+    /// The first message of a connection has arrived, so the peer is ready. For the shard of the
+    /// connection manager.
     Arrived(ConnId),
     /// Completions were lost.
     Overflow(CqId),
 }
 
-/// What a letter box holds, as much as a receive queue: who empties it may have been kept from the processor for a while.
+/// Room for datagrams, as much as a receive queue: the thread that takes them may not have run for
+/// a while.
 const BYTES: usize = 4 << 20;
 const DATAGRAMS: usize = 2048;
 
 impl Letters {
-    /// Takes no memory before it is used, and for datagrams never more. Orders are few for each connection that ends: where more wait than there is
-    /// room for, the list grows.
+    /// The kernel backs the memory only when it is used, and datagrams never need more. Each
+    /// connection that ends leaves few orders; if more wait than there is room for, the list grows.
     pub(super) fn new() -> Self {
         Self {
             bytes: Vec::with_capacity(BYTES),
@@ -84,7 +89,7 @@ impl Letters {
         true
     }
 
-    /// Each with the shard to whose port it came.
+    /// The datagrams, each with the shard of the port that received it.
     pub(super) fn datagrams(&self) -> impl Iterator<Item = (usize, Datagram<'_>)> {
         let mut rest = &self.bytes[..];
         self.heads.iter().map(move |head| {
@@ -107,12 +112,13 @@ impl Letters {
 }
 
 impl Mail {
-    /// For a shard among several.
+    /// For one of several shards.
     pub(super) fn new() -> Self {
         Self { letters: Mutex::new(Letters::new()), ..Self::default() }
     }
 
-    /// Leaves a datagram that came to the port of shard `from`, or counts it if there is no room. Returns whether there was. Who left some rings.
+    /// Leaves a datagram that arrived at the port of shard `from`, or counts it as lost if there is
+    /// no room. Returns whether there was room. The caller rings afterwards.
     pub(super) fn hand_over(&self, from: u8, datagram: &Datagram<'_>) -> bool {
         let fits = self.letters.lock().push(from, datagram);
         if !fits {
@@ -122,18 +128,18 @@ impl Mail {
         fits
     }
 
-    /// Leaves an order; then rings.
+    /// Leaves an order. The caller rings afterwards.
     pub(super) fn order(&self, order: Order) {
         self.letters.lock().orders.push(order);
         self.some.store(true, Ordering::Release);
     }
 
-    /// Whether there is some.
+    /// Whether there is mail.
     pub(super) fn has_some(&self) -> bool {
         self.some.load(Ordering::Relaxed)
     }
 
-    /// Takes what was left in exchange for what was read. Returns whether there was some; costs a load if not.
+    /// Swaps the mail for the cleared `read`. Returns whether there was any; costs one load if not.
     #[inline]
     pub(super) fn take(&self, read: &mut Letters) -> bool {
         if !self.some.load(Ordering::Acquire) {
@@ -146,18 +152,18 @@ impl Mail {
         true
     }
 
-    /// Datagrams for which there was no room.
+    /// Datagrams dropped for lack of room.
     pub(super) fn lost(&self) -> u64 {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// A datagram that this shard handed over was for nothing.
+    /// Counts a datagram that this shard handed over and its owner refused or dropped.
     #[cold]
     pub(super) fn waste(&self) {
         self.wasted.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How many were since it was asked last. Costs a load if none was.
+    /// The count since the last call. Costs one load if it is 0.
     #[inline]
     pub(super) fn take_wasted(&self) -> u64 {
         if self.wasted.load(Ordering::Relaxed) == 0 {

@@ -59,28 +59,29 @@ use crate::error::VerbsError;
 use crate::event::AsyncEvent;
 use crate::resources::Resources;
 
-/// How a device is started.
+/// The settings of a new device.
 #[derive(Debug, Clone)]
 pub(crate) struct Settings {
     pub(crate) limits: Limits,
-    /// The most packets that a queue pair has unacknowledged.
+    /// The most packets that a queue pair may have unacknowledged.
     pub(crate) window_max: u32,
     pub(crate) advertise_credits: bool,
     pub(crate) cut_writes: bool,
     /// Whether a thread drives the device while the program does not.
     pub(crate) background: bool,
-    /// How often the connection manager sends a message again, if the program says so.
+    /// How often the connection manager repeats a message, if the program sets it.
     pub(crate) cm_retries: Option<u8>,
-    /// The processors of the threads, shard by shard and then from the first again; none leaves them where they are.
+    /// The processors of the threads: one per shard, starting again from the first. If empty, the
+    /// threads are not pinned.
     pub(crate) cpus: Vec<usize>,
 }
 
-/// What lives as long as any object of the device.
+/// State that lives as long as any object of the device.
 pub(crate) struct Device {
     shards: Shards,
     pub(crate) limits: Limits,
     pub(crate) active_mtu: Mtu,
-    /// What peers are told of our receive queue: of one shard's.
+    /// The receive budget that peers learn: that of one shard.
     pub(crate) advertised: Budget,
     pub(crate) name: String,
     /// Why this backend was chosen.
@@ -90,7 +91,7 @@ pub(crate) struct Device {
     pds: AtomicU32,
     /// Queue pairs.
     qps: AtomicU32,
-    /// The shard of the next queue pair for which nobody chose one.
+    /// The next shard for queue pairs without a chosen one.
     next: AtomicU32,
 }
 
@@ -105,7 +106,7 @@ impl std::fmt::Debug for Device {
 }
 
 impl Device {
-    /// Starts a device of as many shards as there are ports.
+    /// Starts a device with one shard per port.
     pub(crate) fn start(
         settings: &Settings,
         name: &str,
@@ -125,7 +126,7 @@ impl Device {
                 capabilities.link_mtu
             ))
         })?;
-        // Three quarters for what peers send of their own accord, one for what we ask for.
+        // Three quarters for peers' own requests, one quarter for responses to ours.
         let shards = Shards::start(settings, name, ports, active_mtu, budget.part(1, 4))?;
         let device = Arc::new(Self {
             shards,
@@ -144,12 +145,12 @@ impl Device {
         Ok(device)
     }
 
-    /// How many shards it has.
+    /// The number of shards.
     pub(crate) fn shard_count(&self) -> usize {
         self.shards.count()
     }
 
-    /// The shard of something for which nobody chose one: all take turns.
+    /// The shard of an object without a chosen one: the shards in turn.
     fn next_shard(&self) -> usize {
         match self.shards.count() {
             1 => 0,
@@ -157,7 +158,8 @@ impl Device {
         }
     }
 
-    /// What the queue pairs of one shard may have under way to a peer that said what it takes: the other shards send there, too.
+    /// One shard's share of the budget of a peer that announced one: the other shards send there,
+    /// too.
     fn share_of(&self, budget: Budget) -> Budget {
         #[allow(clippy::cast_possible_truncation, reason = "64 at most")]
         match self.shards.count() as u32 {
@@ -194,7 +196,7 @@ impl Device {
             sum.kept_qpns += shard.engine.kept_qpns();
             sum.paths += shard.paths_of_queue_pairs();
             if index == 0 {
-                // All have the same.
+                // All shards have the same regions.
                 sum.mrs = shard.host.regions.len();
             }
         }

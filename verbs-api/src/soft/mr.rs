@@ -19,10 +19,10 @@ pub(crate) struct Registration {
     removed: bool,
 }
 
-/// What a region shall be from now on.
+/// The new properties of a region.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Change<'a> {
-    /// Another domain.
+    /// The new domain, if it changes.
     pub(crate) pd: Option<&'a Pd>,
     pub(crate) range: Range,
     pub(crate) access: Access,
@@ -53,11 +53,11 @@ impl Registration {
         self.key
     }
 
-    /// The shards, if neither a posted request nor a window names the region.
+    /// Locks the shards, if no posted request and no window names the region.
     fn unused(&self) -> Result<HeldAll<'_>, VerbsError> {
         let mut shards = self.device.shards.hold_all();
         for shard in shards.iter_mut() {
-            // Requests that wait to be posted name regions too.
+            // Staged requests name regions, too.
             shard.take_staged();
             let now = shard.now();
             shard.transmit(now);
@@ -79,7 +79,8 @@ impl Registration {
         Ok(())
     }
 
-    /// The region becomes another one, with another key, unless a posted request names it or a window is bound to it.
+    /// Replaces the region, under another key, unless a posted request names it or a window is
+    /// bound to it.
     pub(crate) fn change(&mut self, change: &Change<'_>) -> Result<(), VerbsError> {
         if change.pd.is_some_and(|pd| !Arc::ptr_eq(&pd.device, &self.device)) {
             return Err(VerbsError::Invalid("the domain belongs to another device".into()));
@@ -110,7 +111,8 @@ impl Registration {
     }
 }
 
-/// Registers in the other shards what the first has: none of them has the key, as all have the same regions.
+/// Registers the first shard's region in the other shards. The key is free there, because all
+/// shards have the same regions.
 fn insert_too(shards: &mut HeldAll<'_>, key: Key, region: Region) {
     for shard in shards.rest_mut() {
         let same = shard.host.regions.insert(region, key.0);

@@ -35,7 +35,7 @@ impl Window {
         Arc::ptr_eq(&self.device, device)
     }
 
-    /// The key that it had first.
+    /// The first key of the window.
     pub(crate) fn first_key(&self) -> Key {
         self.first
     }

@@ -1,4 +1,4 @@
-//! The other shards of a device, as one of them sees them: what it hands over to them, and what it does with what they left.
+//! The other shards of a device, seen from one: mail to them, and mail from them.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +14,7 @@ use super::mail::{Letters, Order};
 use super::shard::{OVERDUE_MAX, Shard, accepted};
 use super::staging::Staging;
 
-/// Shards at most: as many as a word has bits.
+/// The most shards: the bits of a word.
 pub(crate) const SHARDS_MAX: usize = 64;
 
 /// The shard of a queue pair: the upper byte of its number.
@@ -22,15 +22,15 @@ pub(super) const fn shard_of(qpn: Qpn) -> usize {
     (qpn.value() >> 16) as usize
 }
 
-/// Where a BTH has the upper byte of the number of the destination queue pair.
+/// Offset in the BTH of the upper byte of the destination QPN.
 const QPN_AT: usize = 5;
 
-/// What all shards of a device know.
+/// State that all shards of a device share.
 #[derive(Debug, Default)]
 pub(super) struct Common {
-    /// Set when all are made.
+    /// Set once all shards are made.
     pub(super) cores: OnceLock<Box<[Weak<Core>]>>,
-    /// The port of one has broken.
+    /// The port of one shard has broken.
     broken: AtomicBool,
 }
 
@@ -38,18 +38,19 @@ pub(super) struct Common {
 #[derive(Debug)]
 pub(super) struct Others {
     own: usize,
-    /// Those of all, by shard.
+    /// Those of all shards, by shard.
     boxes: Arc<[Arc<Staging>]>,
     common: Arc<Common>,
-    /// Who has got mail and has not been told.
+    /// Shards that have new mail and have not been rung yet.
     unrung: u64,
-    /// What was taken from the own letter box.
+    /// The mail taken from the own box.
     pub(super) letters: Letters,
-    /// What others said, and the round in which it is done at the latest, until the port is drained.
+    /// Orders of other shards, each with the last round in which it must be done; until then it
+    /// waits for the port to be drained.
     orders: VecDeque<(u64, Order)>,
-    /// Rounds in which there were orders.
+    /// Number of rounds with waiting orders.
     round: u64,
-    /// Datagrams handed over to others.
+    /// Datagrams handed over to other shards.
     pub(super) handed_over: u64,
 }
 
@@ -71,7 +72,7 @@ impl Others {
         self.boxes[self.own].clone()
     }
 
-    /// Hands a datagram over if it is another shard's; what is nobody's stays here.
+    /// Hands a datagram over if it belongs to another shard. One without an owner stays here.
     #[inline]
     pub(super) fn hand_over(&mut self, datagram: &Datagram<'_>) -> bool {
         let Some(&owner) = datagram.bytes.get(QPN_AT) else { return false };
@@ -89,19 +90,19 @@ impl Others {
         true
     }
 
-    /// A number among all shards' for what has `number` in this one.
+    /// The number on the device of this shard's object `number`.
     pub(super) fn number_of(&self, number: u32) -> u32 {
         #[allow(clippy::cast_possible_truncation, reason = "64 shards at most")]
         let (count, own) = (self.boxes.len() as u32, self.own as u32);
         number * count + own
     }
 
-    /// Whether no port of the device had broken before this one did: the program hears of it once.
+    /// Whether this shard's port is the device's first to break: the program gets one event.
     pub(super) fn is_first_to_break(&self) -> bool {
         !self.common.broken.swap(true, Ordering::Relaxed)
     }
 
-    /// Whether a queue pair is another's.
+    /// Whether a queue pair belongs to another shard.
     pub(super) fn has(&self, qpn: Qpn) -> bool {
         shard_of(qpn) != self.own
     }
@@ -114,7 +115,7 @@ impl Others {
         }
     }
 
-    /// Leaves an order for every other one.
+    /// Leaves an order for every other shard.
     pub(super) fn order_all(&mut self, order: Order) {
         for shard in (0..self.boxes.len()).filter(|shard| *shard != self.own) {
             self.boxes[shard].mail.order(order);
@@ -122,19 +123,19 @@ impl Others {
         }
     }
 
-    /// The next order that is not put off.
+    /// The next order that is due.
     fn next_order(&mut self, drained: bool) -> Option<Order> {
         let (latest, _) = self.orders.front()?;
         let due = drained || self.round >= *latest;
         due.then(|| self.orders.pop_front())?.map(|(_, order)| order)
     }
 
-    /// Whether a queue pair is still to be brought to the error state.
+    /// Whether an order to break the queue pair is waiting.
     fn is_to_break(&self, qpn: Qpn) -> bool {
         self.orders.iter().any(|(_, order)| *order == Order::Break(qpn))
     }
 
-    /// Tells those that have got mail.
+    /// Rings the shards that have new mail.
     #[inline]
     pub(super) fn ring(&mut self) {
         if self.unrung != 0 {
@@ -148,7 +149,7 @@ impl Others {
         while self.unrung != 0 {
             let shard = self.unrung.trailing_zeros() as usize;
             self.unrung &= self.unrung - 1;
-            // A device that is not made yet, or is going, has nobody to wake.
+            // A device in setup or shutdown has no thread to wake.
             if let Some(core) = cores.and_then(|cores| cores[shard].upgrade()) {
                 core.ring();
             }
@@ -157,7 +158,8 @@ impl Others {
 }
 
 impl Shard {
-    /// Reads what other shards left. Returns whether there was something.
+    /// Handles the datagrams of other shards, and queues their orders. Returns whether there was
+    /// mail.
     #[inline]
     pub(super) fn read_mail(&mut self, now: Time) -> bool {
         let Some(others) = &mut self.others else { return false };
@@ -168,7 +170,8 @@ impl Shard {
             self.staging.take(&mut self.engine, &mut self.host);
             let before = accepted(&self.engine);
             self.engine.handle_datagram(now, &datagram, &mut self.host);
-            // Whoever reads that port can leave it alone for a moment, and wake nobody meanwhile.
+            // Tells the receiving shard, which can then leave its port alone for a moment and wake
+            // no thread meanwhile.
             if accepted(&self.engine) == before {
                 others.boxes[from].mail.waste();
             }
@@ -178,8 +181,9 @@ impl Shard {
         true
     }
 
-    /// Does what other shards said, once the port is drained: what had arrived when they said so, counts. A connection that has ended
-    /// ends after its last messages. A peer that keeps the port full puts it off for no longer than deadlines.
+    /// Executes the orders of other shards once the port is drained, because messages that arrived
+    /// before an order still count: a connection ends after its last messages. If a peer keeps the
+    /// port full, orders wait no longer than deadlines do.
     #[inline]
     pub(super) fn obey(&mut self, drained: bool) {
         let Some(others) = &mut self.others else { return };
@@ -189,7 +193,7 @@ impl Shard {
         others.round += 1;
         while let Some(order) = others.next_order(drained) {
             match order {
-                // It may be gone, or in the error state.
+                // The queue pair may be gone, or already in the error state.
                 Order::Break(qpn) => break_down(&mut self.engine, &mut self.host, qpn),
                 Order::Release(qpn) => self.engine.release_qpn(qpn),
                 Order::Arrived(conn) => {
@@ -197,7 +201,7 @@ impl Shard {
                         cm.message_arrived(conn);
                     }
                 }
-                // The queue may be gone, and its number another's.
+                // The queue may be gone, and its number reused.
                 Order::Overflow(cq) => {
                     if self.host.cqs.get(cq.0).is_some_and(|cq| cq.has_overflowed()) {
                         self.engine.cq_overflow(cq, &mut self.host);
@@ -207,21 +211,22 @@ impl Shard {
         }
     }
 
-    /// Does what other shards have left to be done: whoever asks for the state of a queue pair, or changes it, finds it as the connection manager has made
-    /// it, and what ended an old connection does not end the next.
+    /// Executes the waiting orders for a queue pair before a query or a change of it. The caller
+    /// then sees the state that the connection manager has set, and the end of an old connection
+    /// cannot end the next.
     pub(super) fn settle(&mut self, qpn: Qpn) {
         if self.staging.mail.has_some()
             || self.others.as_ref().is_some_and(|it| !it.orders.is_empty())
         {
             self.drive(false);
         }
-        // Not for ever: each time brings the order nearer, drained or not.
+        // This terminates: each call brings the order's last round nearer, drained or not.
         while self.others.as_ref().is_some_and(|it| it.is_to_break(qpn)) {
             self.drive(false);
         }
     }
 
-    /// What the engine says that concerns other shards.
+    /// Leaves mail for events of the engine that concern other shards.
     pub(super) fn write_mail(&mut self) {
         let Some(others) = &mut self.others else { return };
         while let Some(conn) = self.engine.poll_arrived() {
@@ -230,7 +235,7 @@ impl Shard {
         others.ring();
     }
 
-    /// The connection of a queue pair, of whatever shard, has ended.
+    /// Ends the connection of a queue pair of any shard.
     pub(super) fn end_connection_of(&mut self, qpn: Qpn) {
         match &mut self.others {
             Some(others) if others.has(qpn) => others.order(shard_of(qpn), Order::Break(qpn)),
@@ -238,7 +243,7 @@ impl Shard {
         }
     }
 
-    /// The number of a queue pair, of whatever shard, may be given again.
+    /// Releases the number of a queue pair of any shard for reuse.
     pub(super) fn release_number(&mut self, qpn: Qpn) {
         match &mut self.others {
             Some(others) if others.has(qpn) => others.order(shard_of(qpn), Order::Release(qpn)),
@@ -246,21 +251,22 @@ impl Shard {
         }
     }
 
-    /// Datagrams that were handed over to other shards, and those of others for which there was no room here.
+    /// Datagrams handed over to other shards, and those of other shards that this one dropped for
+    /// lack of room.
     pub(super) fn handed_over(&self) -> (u64, u64) {
         let handed_over = self.others.as_ref().map_or(0, |others| others.handed_over);
         (handed_over, self.staging.mail.lost())
     }
 
-    /// The number of a shared receive queue among all of the device's.
+    /// The number on the device of a shared receive queue.
     pub(super) fn number_of(&self, srq: SrqId) -> u32 {
         self.others.as_ref().map_or(srq.0, |others| others.number_of(srq.0))
     }
 }
 
-/// To the error state, which is allowed from every other.
+/// Takes the queue pair to the error state, which every other state allows.
 fn break_down(engine: &mut Engine, host: &mut Host, qpn: Qpn) {
     let error = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };
-    // The queue pair may be gone, or be in the error state.
+    // The queue pair may be gone, or already in the error state.
     let _ = engine.modify_qp(qpn, &error, host);
 }

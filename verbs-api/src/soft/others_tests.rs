@@ -1,4 +1,4 @@
-//! Two shards on two ports, driven in turns.
+//! Two shards on two ports, driven in turn.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -22,12 +22,12 @@ use super::staging::Staging;
 
 const SRC_PORT: u16 = 0xc000;
 
-/// A device of two shards, and a port of somebody else.
+/// A device of two shards, and the port of a sender.
 struct Bench {
     net: SimNet,
     shards: [Shard; 2],
     sender: SimPort,
-    /// From there to the port of each shard.
+    /// From the sender to the port of each shard.
     paths: [PathId; 2],
 }
 
@@ -58,7 +58,7 @@ impl Bench {
         Self { net, shards, sender, paths }
     }
 
-    /// A queue pair of the second shard, which takes datagrams.
+    /// A queue pair of the second shard, for datagrams.
     fn qp(&mut self) -> Qpn {
         let init = QpInit {
             qp_type: QpType::Ud,
@@ -88,7 +88,7 @@ impl Bench {
         self.shards[1].engine.query_qp(qpn).unwrap().0
     }
 
-    /// Sends datagrams for a queue pair to the port of a shard, whole or damaged.
+    /// Sends datagrams for a queue pair to the port of a shard, intact or damaged.
     fn send(&mut self, count: usize, shard: usize, qpn: Qpn, whole: bool) {
         let bth = Bth::new(Opcode::UD_SEND_ONLY, Pkey::DEFAULT, qpn, Psn::new(1)).bytes();
         let (src, dst) = (address(9), address(1 + u8::try_from(shard).unwrap()));
@@ -121,7 +121,8 @@ impl Bench {
     }
 }
 
-/// What had arrived before it counts, but a peer that keeps the port full cannot keep a connection from its end.
+/// Messages that arrived before an order count; but a peer that keeps the port full cannot delay
+/// the end of a connection without limit.
 #[test]
 fn an_order_is_put_off_while_the_port_is_full_but_not_for_ever() {
     let mut bench = Bench::new();
@@ -133,7 +134,7 @@ fn an_order_is_put_off_while_the_port_is_full_but_not_for_ever() {
         for _ in 1..drained_in.unwrap_or(OVERDUE_MAX) {
             bench.shards[1].obey(false);
             assert_eq!(bench.state(qpn), QpState::Rtr);
-            // Another is put off for as long, and brings this one no nearer.
+            // A later order waits as long, and does not bring this one nearer.
             bench.order(Order::Release(qpn));
             assert!(bench.shards[1].read_mail(now));
         }
@@ -143,7 +144,7 @@ fn an_order_is_put_off_while_the_port_is_full_but_not_for_ever() {
     }
 }
 
-/// Else it would be done later to what the program has made of the queue pair.
+/// Otherwise the order would later hit the state that the program has set.
 #[test]
 fn whoever_changes_a_queue_pair_finds_done_what_was_to_be_done_to_it() {
     let mut bench = Bench::new();
@@ -162,7 +163,8 @@ fn whoever_changes_a_queue_pair_finds_done_what_was_to_be_done_to_it() {
     assert_eq!(bench.state(qpn), QpState::Reset);
 }
 
-/// Who reads the port that they come to learns it from their owner; that one's own port is not to blame.
+/// The owner reports the waste to the shard of the receiving port; the owner's own port is not
+/// affected.
 #[test]
 fn a_flood_at_the_wrong_port_is_left_alone_there() {
     let mut bench = Bench::new();
@@ -171,7 +173,7 @@ fn a_flood_at_the_wrong_port_is_left_alone_there() {
         bench.send(count, 0, qpn, whole);
         assert!(bench.shards[0].drive(false), "what is handed over is no waste yet");
         assert!(bench.shards[1].drive(false));
-        // What the owner said is heard when the port is read next.
+        // The report counts at the next read of the port.
         bench.shards[0].drive(false);
         assert!(!bench.shards[1].is_flooded());
         bench.shards[0].is_flooded()
@@ -182,7 +184,7 @@ fn a_flood_at_the_wrong_port_is_left_alone_there() {
     assert_eq!((bench.drops(), bench.shards[0].handed_over().0), (510, 1010));
 }
 
-/// What finds the letter box full.
+/// Datagrams that find the owner's box full.
 #[test]
 fn what_the_owner_has_no_room_for_is_for_nothing() {
     let mut bench = Bench::new();
@@ -197,7 +199,8 @@ fn what_the_owner_has_no_room_for_is_for_nothing() {
     assert!(bench.shards[0].is_flooded());
 }
 
-/// The queue that overflowed may be gone when another shard hears of it, and its number another's.
+/// The queue that overflowed may be gone when the order arrives at another shard, and its number
+/// reused.
 #[test]
 fn an_overflow_that_is_told_late_breaks_only_who_uses_that_queue() {
     let mut bench = Bench::new();

@@ -17,7 +17,7 @@ use crate::error::VerbsError;
 use crate::event::AsyncEvent;
 use crate::qp::{ModifyAttr, PeerPath, PostListError, QpCaps, SendRules};
 
-/// What a queue pair is made with.
+/// The attributes of a new queue pair.
 #[derive(Debug)]
 pub(crate) struct QpInitAttr<'a> {
     pub(crate) qp_type: QpType,
@@ -40,7 +40,7 @@ pub(crate) struct Qp {
     pub(super) device: Arc<Device>,
     pub(super) core: Arc<Core>,
     shard: usize,
-    // Which drive the shard when they are polled.
+    // Polling these drives the shard.
     cqs: [Arc<Cq>; 2],
     pub(super) qpn: Qpn,
     cookie: u32,
@@ -49,7 +49,7 @@ pub(crate) struct Qp {
 }
 
 impl Qp {
-    /// Makes one in the RESET state.
+    /// Makes a queue pair in the RESET state.
     pub(crate) fn create(pd: &Pd, attr: &QpInitAttr<'_>) -> Result<Self, VerbsError> {
         let device = pd.device.clone();
         let random = crate::context::random()?;
@@ -97,7 +97,7 @@ impl Qp {
 
     pub(crate) fn modify(&self, change: &ModifyAttr) -> Result<(), VerbsError> {
         let mut attr = change.attr;
-        // Such a packet is lost, or never finds room (AF_XDP), and all others would wait behind it.
+        // Such a packet is lost, or never finds room (AF_XDP) and blocks all others behind it.
         if let Some(mtu) = attr.path_mtu.filter(|mtu| *mtu > self.device.active_mtu) {
             return Err(VerbsError::Invalid(format!(
                 "a path MTU of {} does not fit the link, which carries {}: raise the link's MTU before the device is opened, or choose less",
@@ -142,8 +142,9 @@ impl Qp {
         result.map_err(VerbsError::Modify)
     }
 
-    /// Connections are spread, and the port depends on the destination slot, so that a receiver never merges packets of
-    /// two owners (the formula of rdma_get_udp_sport in Linux).
+    /// The source port depends on the queue pair's number, which spreads connections, and on the
+    /// destination's, so that a receiver never merges packets of two owners (the formula of
+    /// rdma_get_udp_sport in Linux).
     fn path_spec(&self, path: &PeerPath, dest: Option<Qpn>) -> PathSpec {
         let dest = dest.unwrap_or_default().value();
         let product = u64::from(self.qpn.value()) * u64::from(dest);
@@ -178,7 +179,7 @@ impl Drop for Qp {
         self.cqs.iter().for_each(|cq| cq.left_by(self.shard));
         self.device.qps.fetch_sub(1, Ordering::Relaxed);
         let mut shard = self.core.hold();
-        // Left there, because somebody held the shard: it leaves, too.
+        // Requests that were staged while another thread held the shard leave as well.
         self.core.take_staged(&mut shard);
         self.shared.forget_staged();
         shard.send_waiting();
@@ -190,14 +191,14 @@ impl Drop for Qp {
         if let Some(path) = self.path.lock().take() {
             shard.remove_path(path);
         }
-        // Its number is given again.
+        // The number will be reused.
         self.core
             .events
             .forget(|event| matches!(event, AsyncEvent::Qp { qpn, .. } if *qpn == self.qpn));
     }
 }
 
-/// Where the program said, or its shared receive queue is; else they take turns.
+/// The program's choice, or the shard of the shared receive queue; else the shards in turn.
 fn choose_shard(device: &Device, attr: &QpInitAttr<'_>) -> Result<usize, VerbsError> {
     let count = device.shards.count();
     match (attr.shard, attr.srq.map(Srq::shard)) {
@@ -212,7 +213,7 @@ fn choose_shard(device: &Device, attr: &QpInitAttr<'_>) -> Result<usize, VerbsEr
     }
 }
 
-/// One of the device's queue pairs: dropped, it is not made after all.
+/// A queue pair counted against the device's limit. Dropping it takes the count back.
 struct Counted<'a>(&'a Device);
 
 impl<'a> Counted<'a> {

@@ -1,9 +1,11 @@
-//! The shards of a device: each an engine, a port and a thread, with a lock of its own.
+//! The shards of a device: each has an engine, a port and a thread, and a lock of its own.
 //!
-//! A queue pair lives on one of them, and its number says on which: the upper byte. Regions, completion queues and address handles are known to
-//! all. The connection manager is the first one's.
+//! A queue pair lives on one shard: the upper byte of its number is the shard's index. All shards
+//! know all regions, completion queues and address handles. The connection manager belongs to the
+//! first shard.
 //!
-//! Locks are taken in the order of the shards, and who drives a shard takes no other's: it leaves [mail](super::mail).
+//! Threads lock shards in ascending order. A thread that drives a shard takes no other shard's
+//! lock: it leaves [mail](super::mail).
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -43,7 +45,7 @@ impl Drop for Shards {
 }
 
 impl Shards {
-    /// Starts one for each port.
+    /// Starts one shard for each port.
     pub(super) fn start(
         settings: &Settings,
         name: &str,
@@ -53,7 +55,7 @@ impl Shards {
     ) -> Result<Self, VerbsError> {
         let count = ports.len();
         let events = Arc::new(Events::new()?);
-        // Who is alone gets no mail.
+        // A single shard gets no mail.
         let staging = if count > 1 { Staging::with_mail } else { Staging::default };
         let boxes: Arc<[_]> = (0..count).map(|_| Arc::new(staging())).collect();
         let common = Arc::new(Common::default());
@@ -105,7 +107,7 @@ impl Shards {
         1 + self.rest.len()
     }
 
-    /// The one that has the connection manager.
+    /// The shard of the connection manager.
     #[inline]
     pub(super) fn first(&self) -> &Arc<Core> {
         &self.first
@@ -122,13 +124,13 @@ impl Shards {
         }
     }
 
-    /// Locks them all.
+    /// Locks all shards.
     pub(super) fn hold_all(&self) -> HeldAll<'_> {
         let first = self.first.hold();
         HeldAll { rest: self.rest.iter().map(|core| core.hold()).collect(), first }
     }
 
-    /// Drives those of a set.
+    /// Drives the shards of a set.
     #[inline]
     pub(super) fn drive(&self, set: u64) {
         if self.rest.is_empty() {
@@ -137,7 +139,7 @@ impl Shards {
         self.of(set).for_each(|core| core.drive());
     }
 
-    /// The program may be about to sleep on what those of a set bring.
+    /// The program may be about to sleep until the shards of a set complete something.
     #[inline]
     pub(super) fn expect(&self, set: u64) {
         self.of(set).for_each(|core| core.expect());
@@ -147,8 +149,9 @@ impl Shards {
         self.all().enumerate().filter(move |(index, _)| set >> index & 1 == 1).map(|(_, core)| core)
     }
 
-    /// Sleeps until `fd` is readable or the time has come, or, where those of the set are one, its port has something, which is driven then. For several a
-    /// thread of the program cannot watch their ports: the background threads do.
+    /// Sleeps until `fd` is readable or until `until`. For a set of at most one shard, it watches
+    /// that shard's port as well and drives the shard. For several shards a thread of the program
+    /// cannot watch the ports: the background threads do.
     pub(super) fn wait(&self, set: u64, fd: BorrowedFd<'_>, until: Option<Instant>) {
         if self.rest.is_empty() || set.count_ones() < 2 {
             let only = if set == 0 { 0 } else { set.trailing_zeros() as usize };
@@ -161,7 +164,8 @@ impl Shards {
     }
 }
 
-/// All shards, locked. They are unlocked from the second on, and at last the first: unlocking may drive, and the first one leaves mail for the others.
+/// All shards, locked. The first shard is unlocked last: unlocking may drive it, and it leaves mail
+/// for the others.
 pub(super) struct HeldAll<'a> {
     rest: Vec<Held<'a>>,
     first: Held<'a>,

@@ -1,4 +1,4 @@
-//! Datagram services on a shard: who is asked, and who has asked.
+//! Datagram services on a shard: listeners, and queries.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -12,7 +12,7 @@ use super::shard::Shard;
 use crate::cm::{Mailbox, Place};
 use crate::error::VerbsError;
 
-/// Whom events of datagram services concern.
+/// The mailboxes for events of datagram services.
 #[derive(Debug, Default)]
 pub(super) struct Services {
     listeners: BTreeMap<ListenerId, Arc<Mailbox>>,
@@ -20,13 +20,13 @@ pub(super) struct Services {
 }
 
 impl Shard {
-    /// Hands an event of a datagram service to whom it concerns.
+    /// Puts an event of a datagram service into the mailbox of its listener or query.
     pub(super) fn deliver_service(&mut self, event: CmEvent) {
         let services = &self.post.services;
         match &event {
             CmEvent::Asked { listener, ask, .. } => match services.listeners.get(listener) {
                 Some(mailbox) => mailbox.push(event),
-                // Whoever listened has just gone.
+                // The listener has just been dropped.
                 None => {
                     let (ask, now) = (*ask, self.now());
                     let _ = self.cm().answer(now, ask, Err(SidrStatus::REJECT), &[]);
@@ -68,7 +68,7 @@ impl Device {
         let mut shard = self.cm_core().hold();
         let mailbox = shard.post.services.listeners.remove(&listener);
         let now = shard.now();
-        // What the program has taken is still its to decide.
+        // The program still decides about requests that it has taken.
         let heard = |ask| mailbox.as_ref().is_none_or(|it| !it.any(|event| is_asked(event, ask)));
         shard.cm().unlisten_datagrams(now, listener, heard);
         shard.serve_cm(now);

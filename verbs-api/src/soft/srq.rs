@@ -15,7 +15,7 @@ use crate::qp::PostListError;
 #[derive(Debug)]
 pub(crate) struct Srq {
     core: Arc<Core>,
-    /// Where it lives, and with it all queue pairs that use it.
+    /// The shard of the queue and of all queue pairs that use it.
     shard: usize,
     id: SrqId,
     number: u32,
@@ -46,12 +46,13 @@ impl Srq {
         self.shard
     }
 
-    /// Its number among the device's.
+    /// Its number on the device.
     pub(crate) fn number(&self) -> u32 {
         self.number
     }
 
-    /// Waits for whoever drives the device: nothing is staged, so a receive that was posted is there for the next packet.
+    /// Waits for the shard's lock and stages nothing, so a posted receive is there for the next
+    /// packet.
     #[inline]
     pub(crate) fn post_recv(&self, list: &[RecvWr<'_>]) -> Result<(), PostListError> {
         let mut shard = self.core.hold();
@@ -78,7 +79,7 @@ impl Drop for Srq {
         let mut shard = self.core.hold();
         let gone = shard.engine.destroy_srq(self.id);
         debug_assert!(gone.is_ok());
-        // Its number is given again.
+        // The number will be reused.
         self.core.events.forget(
             |event| matches!(event, AsyncEvent::SrqLimitReached { srq } if *srq == self.number),
         );

@@ -1,4 +1,4 @@
-//! Two of a thing, on a device of two shards where that counts; and calls that fail after they
+//! Pairs of objects, on a device of two shards where that matters; and calls that fail after they
 //! acquired something.
 
 use std::net::{IpAddr, SocketAddr};
@@ -54,7 +54,7 @@ fn soft(ctx: &Context) -> &Arc<super::Device> {
     device
 }
 
-/// What a program has of a device.
+/// A program's objects on a device.
 struct Side {
     ctx: Context,
     pd: Pd,
@@ -172,7 +172,7 @@ fn datagrams_leave_before_the_handle_goes_that_they_name() {
             let op = SendOp::SendTo { to: ah.to(to.qpn(), QKEY), imm: None };
             let data = SendData::Sges(&sges);
             let wr = SendWr { wr_id, op, data, signaled: true, solicited: false, fence: false };
-            // The second waits for company.
+            // The second is batched.
             from.post_send(&[wr]).unwrap();
         }
         drop(ah);
@@ -214,14 +214,13 @@ fn a_question_that_is_given_up_is_asked_no_more() {
     assert!(is_idle());
 }
 
-/// A request and the asker that waits for its answer.
+/// A connecting side that waits for its answer, and the request on the other side.
 fn asked(a: &Side, listener: &Listener) -> (Connecting, crate::cm::Request) {
     let asked = Connecting::start(a.qp(), SERVER, &Params::default()).unwrap();
     (asked, listener.request(Some(PATIENCE)).unwrap())
 }
 
-/// The peer hears at once, and not only when the connection manager has waited for the program for
-/// long enough.
+/// The peer gets the rejection at once, without waiting for the connection manager's timeout.
 #[test]
 fn a_decision_that_cannot_be_told_rejects_the_request() {
     let net = SimNet::new(1);
@@ -311,7 +310,7 @@ fn shards_share_what_a_peer_says_that_it_takes() {
     }
 }
 
-/// A program that watches its peer while the peer says much reads it all later.
+/// A program that only watches its peer while the peer sends much reads all of it later.
 #[test]
 fn what_is_held_while_nobody_reads_is_given_back() {
     const LINES: usize = 80;

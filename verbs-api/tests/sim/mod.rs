@@ -1,4 +1,4 @@
-//! Two devices on a simulated network; the time is real.
+//! Two devices on a simulated network, in real time.
 #![allow(dead_code, reason = "each program uses a part")]
 
 use std::net::{IpAddr, Ipv4Addr};
@@ -53,7 +53,7 @@ impl Side {
     }
 }
 
-/// Two devices, each with its background thread or without.
+/// Two devices, each with or without its background thread.
 pub(crate) fn sides(net: &SimNet, background: [bool; 2]) -> [Side; 2] {
     [0, 1].map(|at| Side::open(net, ADDRESSES[at], background[at]))
 }
@@ -74,12 +74,12 @@ pub(crate) fn request(wr_id: u64, op: SendOp, data: SendData<'_>) -> SendWr<'_> 
     SendWr { wr_id, op, data, signaled: true, solicited: false, fence: false }
 }
 
-/// A message.
+/// A SEND request.
 pub(crate) fn send(wr_id: u64, bytes: &[u8]) -> SendWr<'_> {
     request(wr_id, SendOp::Send { imm: None }, SendData::Inline(bytes))
 }
 
-/// Waits until it is so.
+/// Waits until the condition holds.
 pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !is_so() {
@@ -99,7 +99,7 @@ pub(crate) fn write(wr_id: u64, to: (u64, Key)) -> SendWr<'static> {
     request(wr_id, op, SendData::Inline(&[7; 8]))
 }
 
-/// Does the request, and says how it ended.
+/// Executes the request and returns its status.
 pub(crate) fn done(sides: &[Side; 2], qp: &Qp, wr: SendWr<'_>) -> WcStatus {
     qp.post_send(&[wr]).unwrap();
     let mut wc = None;

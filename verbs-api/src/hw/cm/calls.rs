@@ -1,4 +1,4 @@
-//! What the program asks of the connection manager.
+//! The program's calls to the connection manager.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -20,13 +20,15 @@ use crate::error::VerbsError;
 use crate::qp::{Qp, QpKind};
 use crate::wake;
 
-/// How long the kernel may look for the peer's address, and for the way, in milliseconds. Neighbours are asked three times, a second apart.
+/// Timeout in milliseconds for finding the peer's address, and for finding the path. The kernel
+/// asks neighbours three times, a second apart.
 const FINDING: i32 = 5000;
 
-/// How long a packet is under way at most where the program does not say: 4.096 µs · 2^16, as Linux has it.
+/// The packet lifetime if the program sets none: 4.096 µs · 2^16, as in Linux.
 const LIFETIME: u8 = 16;
 
-/// What the messages take of the program's private data (IBTA volume 1, 12.6 \[M\]), less the 36 bytes that `rdma_cm` puts before it where somebody asks.
+/// The room for the program's private data in each message (IBTA volume 1, 12.6 \[M\]). In
+/// requests, `rdma_cm` takes 36 bytes of it.
 mod room {
     pub(super) const REQ: usize = 92 - 36;
     pub(super) const REP: usize = 196;
@@ -49,7 +51,8 @@ impl Manager for Device {
         }
     }
 
-    /// What the program has taken is still its to decide; the rest is rejected by being dropped.
+    /// The program still decides about requests that it has taken; dropping the others rejects
+    /// them.
     fn unlisten(&self, listener: ListenerId, _to: ListensTo) {
         let Some(cm) = self.begun() else { return };
         let mut table = cm.table.lock();
@@ -72,7 +75,8 @@ impl Manager for Device {
         let question = Question {
             terms: Terms { retry_count: ask.retry_count.min(7), ..terms(&ask.side) },
             private: ask.private.to_vec(),
-            // The kernel knows of no wish for another path MTU than the link's, but takes a path that is given.
+            // The kernel has no option for a path MTU below the link's, but it accepts a complete
+            // path.
             path: (ask.mtu < self.active_mtu).then(|| Path {
                 local: convert::gid(ask.local),
                 remote: convert::gid(ask.remote),
@@ -89,7 +93,7 @@ impl Manager for Device {
             if ask.traffic_class != 0 {
                 id.set_option(OPTION_ID_TOS, ask.traffic_class)?;
             }
-            // Linux before 5.3 does not know it, and takes 2 s.
+            // Linux before 5.3 does not know this option, and uses 2 s.
             match (service, id.set_option(OPTION_ID_ACK_TIMEOUT, ask.ack_timeout)) {
                 (Service::Reliable, Err(error)) if !is_unknown(&error) => Err(error),
                 _ => Ok(()),
@@ -160,7 +164,7 @@ impl Manager for Device {
             && matches!(conn.stage, Stage::Established)
             && conn.id.disconnect().is_ok()
         {
-            // It stays until the peer has answered.
+            // The connection stays until the peer has answered.
             conn.stage = Stage::Leaving;
             return;
         }
@@ -225,7 +229,7 @@ impl Manager for Device {
 }
 
 impl Device {
-    /// Listens at the address, or at all of the device's that are not only of a link.
+    /// Listens at the address, or at all addresses of the device that are not link-local.
     fn listen_to(
         &self,
         services: &[Service],
@@ -257,7 +261,7 @@ impl Device {
 }
 
 impl Shared {
-    /// Begins to find a peer, from an address of the device's.
+    /// Starts finding a peer, from an address of the device.
     fn find(
         &self,
         number: u32,
@@ -276,7 +280,7 @@ impl Shared {
     }
 }
 
-/// What the kernel has to know of a queue pair that is ours.
+/// The parameters of our queue pair for the kernel.
 fn terms(side: &QpSide) -> Terms {
     Terms {
         responder_resources: side.responder_resources,
@@ -291,7 +295,7 @@ fn terms(side: &QpSide) -> Terms {
 fn weak(qp: &Qp) -> Weak<ffi::Qp> {
     match &qp.kind {
         QpKind::Hw(qp) => Arc::downgrade(&qp.raw),
-        // The devices are compared before.
+        // The caller has already compared the devices.
         QpKind::Soft(_) => Weak::new(),
     }
 }
@@ -300,14 +304,14 @@ fn fits(private: &[u8], max: usize) -> Result<(), CmError> {
     if private.len() > max { Err(CmError::PrivateTooLong { max }) } else { Ok(()) }
 }
 
-/// An option that this kernel has not.
+/// Whether this kernel does not know an option.
 fn is_unknown(error: &io::Error) -> bool {
     [Errno::NOSYS, Errno::INVAL]
         .map(|errno| Some(errno.raw_os_error()))
         .contains(&error.raw_os_error())
 }
 
-/// The kernel says that the connection is in another state if the peer does not wait any more.
+/// If the peer no longer waits, the kernel reports a wrong state of the connection.
 fn call_failed(call: &str, error: io::Error) -> VerbsError {
     if error.raw_os_error() == Some(Errno::INVAL.raw_os_error()) {
         CmError::Unknown.into()

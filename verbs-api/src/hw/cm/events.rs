@@ -1,4 +1,4 @@
-//! What the kernel tells.
+//! Events of the kernel.
 
 use std::io;
 use std::mem;
@@ -18,10 +18,11 @@ use crate::cm::Chosen;
 use crate::error::VerbsError;
 use crate::wake;
 
-/// How long the kernel may look for the way, in milliseconds.
+/// Timeout in milliseconds for finding the path.
 const FINDING: i32 = 5000;
 
-/// What is no longer needed: it is dropped when the table is not locked any more, because destroying an identifier is a call into the kernel.
+/// An object to drop after the table is unlocked, because destroying an identifier is a call into
+/// the kernel.
 #[derive(Debug)]
 enum Gone {
     Nothing,
@@ -38,7 +39,7 @@ impl From<Option<Id>> for Gone {
 }
 
 impl Shared {
-    /// Takes events until it is told to stop.
+    /// Handles events until `stop` is readable.
     pub(super) fn serve(&self) {
         use std::os::fd::AsFd;
         loop {
@@ -57,11 +58,12 @@ impl Shared {
         }
     }
 
-    /// The kernel tells nothing any more.
+    /// The kernel reports no more events.
     fn fail(&self, why: &io::Error) {
         self.dead.store(true, Ordering::Release);
         let table = mem::take(&mut *self.table.lock());
-        // Whoever only asks a listener is the listener's; nobody has to decide any more.
+        // A request without a decision has its listener's mailbox; it is withdrawn there, because
+        // no decision is possible any more.
         for (number, conn) in &table.conns {
             if matches!(conn.stage, Stage::Requested(_)) {
                 conn.mailbox.withdraw(conn_id(*number));
@@ -94,12 +96,13 @@ impl Shared {
             listening.mailbox.fail(removed());
             Gone::Listening { _listening: listening }
         } else {
-            // Of what waits for an answer.
+            // A service request that waits for an answer.
             table.asks.remove(&number).into()
         }
     }
 
-    /// A peer asks. Returns its identifier if it is to be dropped, which tells the peer.
+    /// Handles a peer's request. Returns its identifier if it must be dropped, which tells the
+    /// peer.
     fn requested(&self, table: &mut Table, listener: u32, event: Event) -> Option<Id> {
         let id = event.id?;
         let (local, peer) = id.addresses()?;
@@ -151,12 +154,12 @@ impl Shared {
     }
 }
 
-/// The kernel has no such device any more.
+/// The error for a device that the kernel has removed.
 fn removed() -> VerbsError {
     error::failed("the device", Errno::NODEV.into())
 }
 
-/// Returns the connection if it is over.
+/// Handles an event of a connection. Returns the connection if it is over.
 fn of_conn(table: &mut Table, number: u32, event: Event) -> Option<Conn> {
     let conn = table.conns.get_mut(&number)?;
     let id = conn_id(number);
@@ -202,7 +205,8 @@ fn of_conn(table: &mut Table, number: u32, event: Event) -> Option<Conn> {
         _ => return None,
     };
     if matches!(conn.stage, Stage::Requested(_)) {
-        // Nobody has to decide any more; whoever has taken it hears when deciding.
+        // No decision is needed any more. If the program has already taken the request, its
+        // decision reports the error.
         conn.mailbox.withdraw(id);
     } else {
         match over {
@@ -213,7 +217,7 @@ fn of_conn(table: &mut Table, number: u32, event: Event) -> Option<Conn> {
     table.conns.remove(&number)
 }
 
-/// Returns the query if it is over.
+/// Handles an event of a query. Returns the query if it is over.
 fn of_query(table: &mut Table, number: u32, event: Event) -> Option<Query> {
     let query = table.queries.get(&number)?;
     let id = query_id(number);
@@ -231,7 +235,7 @@ fn of_query(table: &mut Table, number: u32, event: Event) -> Option<Query> {
             let (qpn, private) = (Qpn::new(qp_num), event.private);
             Ok(CmEvent::Resolved { query: id, qpn, qkey, private })
         }
-        // What the peer says is positive.
+        // A status from the peer is positive.
         event::UNREACHABLE if event.status > 0 => {
             let status = u8::try_from(event.status).ok().map(SidrStatus);
             Ok(CmEvent::Unresolved { query: id, status })
@@ -249,7 +253,7 @@ fn of_query(table: &mut Table, number: u32, event: Event) -> Option<Query> {
     table.queries.remove(&number)
 }
 
-/// Takes this path, or lets the kernel find one.
+/// Uses this path, or lets the kernel find one.
 fn find_route(id: &Id, path: Option<&Path>) -> Result<(), VerbsError> {
     match path {
         None => id.resolve_route(FINDING).map_err(error::no_way),
@@ -263,7 +267,7 @@ impl Conn {
         find_route(&self.id, question.path.as_ref())
     }
 
-    /// Asks the peer, to which there is a way now.
+    /// Sends the request to the peer, now that there is a path.
     fn ask(&mut self) -> io::Result<()> {
         match mem::replace(&mut self.stage, Stage::Asked) {
             Stage::Finding(question) => self.id.connect(&question.terms, &question.private),
@@ -274,13 +278,13 @@ impl Conn {
         }
     }
 
-    /// It has ended: the peer hears that we know, and what is posted completes.
+    /// The connection has ended: confirms that to the peer, and completes the posted requests.
     fn end(&self) {
-        // It is gone anyway.
+        // The connection is gone in any case.
         let _ = self.id.disconnect();
         if let Some(qp) = self.qp.upgrade() {
             let mut attr = QpAttr::to(convert::qp_state_number(QpState::Err));
-            // It may be in that state already.
+            // The queue pair may be in that state already.
             let _ = qp.modify(&mut attr, mask::STATE);
         }
     }
@@ -292,7 +296,7 @@ impl Query {
     }
 }
 
-/// What both sides' queue pairs are to be connected with, as the kernel has agreed with the peer.
+/// The parameters of both sides' queue pairs, as the kernel and the peer agreed them.
 struct Agreed {
     dest_qpn: Qpn,
     rq_psn: Psn,
@@ -325,7 +329,7 @@ impl Agreed {
         Chosen { psn: self.rq_psn, mtu: self.mtu }
     }
 
-    /// The peer's side. An event says of READs and atomics what our side may do.
+    /// The peer's side. In an event, the values for READs and atomics are those for our side.
     fn side(&self, param: &Param) -> QpSide {
         QpSide {
             qpn: self.dest_qpn,
@@ -340,7 +344,7 @@ impl Agreed {
     }
 }
 
-/// Whether a peer is only silent, or why there is no way to it.
+/// `Ok` for a peer that is only silent, else the reason why there is no path to it.
 fn failure(status: i32) -> Result<(), VerbsError> {
     let errno = status.saturating_abs();
     if errno == Errno::TIMEDOUT.raw_os_error() {

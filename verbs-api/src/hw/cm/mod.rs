@@ -1,7 +1,9 @@
-//! The kernel's connection manager (`rdma_cm`), through `librdmacm`, for the queue pairs of a device of the kernel's.
+//! The kernel's connection manager (`rdma_cm`), through `librdmacm`, for the queue pairs of a
+//! kernel device.
 //!
-//! A device has one event channel, and a thread that takes its events: so a connection goes on, and its queue pair breaks when the peer ends it,
-//! whether the program looks or not. The thread begins with the first call and ends with the device.
+//! A device has one event channel, and a thread that handles its events. So a connection makes
+//! progress, and its queue pair breaks when the peer ends it, even while the program makes no
+//! calls. The thread starts with the first call and ends with the device.
 
 mod calls;
 mod events;
@@ -24,27 +26,28 @@ use crate::cm::{Chosen, Mailbox};
 use crate::error::VerbsError;
 use crate::wake;
 
-/// The connection manager as far as one device uses it; dropping it ends everything.
+/// One device's use of the connection manager. Dropping it ends all its connections, listeners and
+/// queries.
 #[derive(Debug)]
 pub(super) struct Cm {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// What the calls and the thread share.
+/// State that the calls and the thread share.
 #[derive(Debug)]
 struct Shared {
     channel: Arc<EventChannel>,
-    /// Readable when the thread is to end.
+    /// Readable when the thread must stop.
     stop: OwnedFd,
     /// The device's name, and the port.
     place: (String, u8),
     table: Mutex<Table>,
-    /// The thread has ended because the kernel tells nothing any more.
+    /// The thread has ended, because the kernel reports no more events.
     dead: AtomicBool,
 }
 
-/// Everything under way, by number.
+/// All connections, listeners, queries and service requests, by number.
 #[derive(Debug, Default)]
 struct Table {
     conns: HashMap<u32, Conn>,
@@ -53,47 +56,47 @@ struct Table {
     asks: HashMap<u32, Id>,
 }
 
-/// A connection, made or being made.
+/// A connection, established or in setup.
 #[derive(Debug)]
 struct Conn {
     id: Id,
     stage: Stage,
-    /// The listener's until the program has decided.
+    /// The listener's mailbox until the program has decided.
     mailbox: Arc<Mailbox>,
-    /// To be broken when the peer ends the connection.
+    /// The queue pair to break when the peer ends the connection.
     qp: Weak<ffi::Qp>,
-    /// What the kernel has chosen for the queue pair, once it is known.
+    /// The kernel's choices for the queue pair, once they are known.
     chosen: Option<Chosen>,
 }
 
-/// How far a connection is.
+/// The stage of a connection.
 #[derive(Debug)]
 enum Stage {
-    /// The way to the peer is being found; then it is asked this.
+    /// The kernel is looking for the path to the peer; then it sends this request.
     Finding(Box<Question>),
-    /// The peer is asked.
+    /// The request is sent.
     Asked,
-    /// The peer has accepted; the program has to establish it.
+    /// The peer has accepted; the program must establish the connection.
     Replied,
-    /// The program is asked by a listener.
+    /// A request at a listener waits for the program's decision.
     Requested(u32),
-    /// The program of a listener has accepted; the peer has to establish it.
+    /// The program of a listener has accepted; the peer must establish the connection.
     Accepted(u32),
     Established,
-    /// The program has dropped it, and the peer is told.
+    /// The program has dropped the connection, and the peer is being told.
     Leaving,
 }
 
-/// What a peer will be asked once the way to it is known.
+/// The request to a peer, sent once the path to it is known.
 #[derive(Debug)]
 struct Question {
     terms: Terms,
     private: Vec<u8>,
-    /// The path that it shall take, if that is not the one that the kernel would.
+    /// The path to take, if it is not the kernel's own choice.
     path: Option<Path>,
 }
 
-/// Somebody who listens, with an identifier for each address and service.
+/// A listener, with an identifier for each address and service.
 #[derive(Debug)]
 struct Listening {
     _ids: Vec<Id>,
@@ -101,7 +104,7 @@ struct Listening {
     backlog: usize,
 }
 
-/// A datagram service that is asked for.
+/// A request for a datagram service.
 #[derive(Debug)]
 struct Query {
     id: Id,
@@ -110,7 +113,8 @@ struct Query {
 }
 
 impl Table {
-    /// A number that nothing has, and nothing of a manager that has died: whoever still holds that means nothing that is alive.
+    /// A fresh number. Numbers of a manager that has died are not reused either, so a stale number
+    /// never names a live object.
     fn number(&self) -> u32 {
         static LAST: AtomicU32 = AtomicU32::new(0);
         loop {
@@ -125,7 +129,7 @@ impl Table {
         }
     }
 
-    /// How many peers of a listener wait: for the program, or for their own establishment.
+    /// The number of a listener's peers that wait for the program, or for their own establishment.
     fn waiting(&self, listener: u32) -> usize {
         let of = |conn: &&Conn| matches!(conn.stage, Stage::Requested(of) | Stage::Accepted(of) if of == listener);
         self.conns.values().filter(of).count()
@@ -162,14 +166,14 @@ impl Drop for Cm {
             // The thread never panics on purpose; if it did, there is nothing left to save.
             let _ = thread.join();
         }
-        // They hold the channel.
+        // These objects hold the channel.
         let gone = std::mem::take(&mut *self.shared.table.lock());
         drop(gone);
     }
 }
 
 impl Device {
-    /// The connection manager, begun with the first call, and anew when it has died.
+    /// The connection manager. The first call starts it; a call after its death starts a new one.
     fn cm(&self) -> Result<Arc<Shared>, VerbsError> {
         let mut cm = self.cm.lock();
         if let Some(cm) = &*cm
@@ -183,27 +187,27 @@ impl Device {
         Ok(shared)
     }
 
-    /// The connection manager, if it has begun: of another nothing is known to it.
+    /// The connection manager, if it has started. Otherwise it knows no objects.
     fn begun(&self) -> Option<Arc<Shared>> {
         self.cm.lock().as_ref().map(|cm| cm.shared.clone())
     }
 }
 
 impl Shared {
-    /// The table, for something new.
+    /// The locked table, for a new object.
     ///
     /// # Errors
-    /// Nothing would be heard of it.
+    /// The manager is dead, so no events would arrive.
     fn table(&self) -> Result<MutexGuard<'_, Table>, VerbsError> {
         let table = self.table.lock();
-        // It dies before its table is taken away.
+        // `dead` is set before the table is emptied.
         if self.dead.load(Ordering::Acquire) {
             return Err(error::failed("rdma_get_cm_event", Errno::NODEV.into()));
         }
         Ok(table)
     }
 
-    /// An identifier with an address of the device's.
+    /// An identifier bound to an address of the device.
     fn bind(&self, number: u32, service: Service, address: SocketAddr) -> Result<Id, VerbsError> {
         let id = Id::bind(&self.channel, number.into(), service, address).map_err(|error| {
             let errno = error.raw_os_error();
@@ -217,7 +221,8 @@ impl Shared {
         Ok(id)
     }
 
-    /// Several devices may have an address: the kernel takes the first.
+    /// Checks that the kernel chose this device: several may have the address, and the kernel takes
+    /// the first.
     fn check(&self, id: &Id, address: IpAddr) -> Result<(), VerbsError> {
         match id.device() {
             Some(place) if place == self.place => Ok(()),
@@ -234,7 +239,7 @@ fn listener_id(number: u32) -> ListenerId {
     ListenerId(number.into())
 }
 
-/// Of a listener of ours.
+/// The number of a listener of this manager.
 fn number_of(listener: ListenerId) -> u32 {
     u32::try_from(listener.0).unwrap_or(0)
 }

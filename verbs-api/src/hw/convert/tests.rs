@@ -1,4 +1,4 @@
-//! Every number of `verbs.h` that is used, both ways.
+//! Every number of `verbs.h` in use, both ways.
 
 use rocinante_stack::verbs::AhId;
 
@@ -12,7 +12,7 @@ fn states_both_ways() {
         assert_eq!(qp_state_number(state), number, "{state}");
         assert_eq!(qp_state(number), Some(state));
     }
-    // UNKNOWN, and nothing.
+    // UNKNOWN, and an invalid number.
     assert_eq!([7, -1].map(qp_state), [None; 2]);
     // enum ibv_qp_type
     assert_eq!(QpType::ALL.map(qp_type_number), [2, 3, 4]);
@@ -43,10 +43,10 @@ fn access_flags_both_ways() {
     ];
     for (flag, bits) in flags {
         assert_eq!(access_flags(flag), bits);
-        // With what we do not know: on-demand paging, relaxed ordering.
+        // With flags that this library does not know: on-demand paging, relaxed ordering.
         assert_eq!(access(bits as c_uint | 0x10_0040), flag);
     }
-    // Zero-based is where a region is registered, and no flag of it.
+    // Zero-based decides the address of registration, and is no flag of the registration.
     assert_eq!(access_flags(Access::ALL | Access::ZERO_BASED), 15);
     assert_eq!(access(32), Access::ZERO_BASED);
 }
@@ -75,7 +75,7 @@ fn capabilities_both_ways() {
     assert_eq!(QpCaps::from(abi::QpCap::from(caps)), caps);
 }
 
-/// Each attribute with a value of its own.
+/// Each attribute with a distinct value.
 fn attributes() -> QpAttr {
     QpAttr {
         state: Some(QpState::Rts),
@@ -220,7 +220,7 @@ fn requests_about_windows_in_the_librarys_form() {
             .unwrap()
             .0
     };
-    // The key is in the order of the host, in the place of the immediate data.
+    // The key is in host byte order, in place of the immediate data.
     let rkey = Key(0x0102_0304);
     for (op, opcode) in [(SendOp::LocalInv { rkey }, 7), (SendOp::SendInv { rkey }, 9)] {
         let out = form(op);
@@ -253,7 +253,7 @@ fn datagrams_in_the_librarys_form() {
     assert_eq!(cqe(&wc).src_qp, None);
     (wc.src_qp, wc.wc_flags, wc.opcode) = (0x99, abi::WC_GRH, 128);
     assert_eq!(cqe(&wc).src_qp, Some(Qpn::new(0x99)));
-    // A failed receive, and what is no receive.
+    // A failed receive, and a completion that is no receive.
     for (status, opcode) in [(5, 128), (0, 0)] {
         (wc.status, wc.opcode) = (status, opcode);
         assert_eq!(cqe(&wc).src_qp, None);
@@ -269,7 +269,7 @@ fn flags_of_send_requests() {
         let data = SendData::Inline(&[]);
         let wr = SendWr { wr_id: 0, op, data, signaled: on(0), solicited: on(1), fence: on(2) };
         let (out, inline) = send_wr(&wr, 0).unwrap();
-        // No inline data, no element, no flag for it.
+        // Without inline data, no element and no flag for it.
         assert_eq!((out.send_flags, out.num_sge, inline), (bit, 0, None));
     }
     let bytes = [1, 2, 3];
@@ -402,7 +402,7 @@ fn asynchronous_events() {
     ] {
         assert_eq!(of(kind, None), expected);
     }
-    // Those of ports say which.
+    // Events of ports name the port.
     for (kind, number) in [(10, Some(2)), (18, Some(2)), (8, None), (0, None)] {
         assert_eq!(port(&ffi::Event { kind, number: Some(2) }), number);
     }

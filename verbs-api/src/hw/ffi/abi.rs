@@ -1,8 +1,10 @@
-//! The binary interface of `libibverbs.so.1`: structures and numbers of `verbs.h`, as far as they are used here.
+//! The binary interface of `libibverbs.so.1`: the structures and numbers of `verbs.h` that this
+//! crate uses.
 //!
-//! It is stable: the version nodes `IBVERBS_1.0` and `IBVERBS_1.1` of 2007 are served by every release since, and
-//! structures grow at their ends only. The layout is asserted below against offsets that a C compiler printed. Of structures that the
-//! library makes, only the beginning is declared; they are never made or copied here.
+//! It is stable: every release since 2007 serves the version nodes `IBVERBS_1.0` and `IBVERBS_1.1`,
+//! and structures grow only at their ends. The code below asserts the layout against offsets that a
+//! C compiler printed. Of structures that the library makes, only the beginning is declared; this
+//! crate never makes or copies them.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
@@ -21,7 +23,7 @@ pub(in crate::hw) struct Pd {
     _opaque: [u8; 0],
 }
 
-/// `struct ibv_context`, up to what is read of it.
+/// `struct ibv_context`, up to the last member that is read.
 #[repr(C)]
 pub(in crate::hw) struct Context {
     pub(in crate::hw) device: *mut Device,
@@ -30,11 +32,11 @@ pub(in crate::hw) struct Context {
     pub(in crate::hw) async_fd: c_int,
     _num_comp_vectors: c_int,
     _mutex: [u64; 5],
-    /// All ones if it is the end of a `struct verbs_context`.
+    /// All ones if this is the end of a `struct verbs_context`.
     pub(in crate::hw) abi_compat: *const c_void,
 }
 
-/// `struct ibv_context_ops`: what the header's inline functions call.
+/// `struct ibv_context_ops`: the functions that the header's inline functions call.
 #[repr(C)]
 pub(in crate::hw) struct ContextOps {
     _before_mw: [*const c_void; 7],
@@ -110,7 +112,7 @@ pub(in crate::hw) struct CompChannel {
     _refcnt: c_int,
 }
 
-/// `struct ibv_cq`, up to what is read of it.
+/// `struct ibv_cq`, up to the last member that is read.
 #[repr(C)]
 pub(in crate::hw) struct Cq {
     pub(in crate::hw) context: *mut Context,
@@ -120,7 +122,7 @@ pub(in crate::hw) struct Cq {
     pub(in crate::hw) cqe: c_int,
 }
 
-/// `struct ibv_srq`, up to what is read of it.
+/// `struct ibv_srq`, up to the last member that is read.
 #[repr(C)]
 pub(in crate::hw) struct Srq {
     pub(in crate::hw) context: *mut Context,
@@ -150,7 +152,7 @@ pub(in crate::hw) const SRQ_MAX_WR: c_int = 1;
 /// As above.
 pub(in crate::hw) const SRQ_LIMIT: c_int = 1 << 1;
 
-/// `struct ibv_qp`, up to what is read of it.
+/// `struct ibv_qp`, up to the last member that is read.
 #[repr(C)]
 pub(in crate::hw) struct Qp {
     pub(in crate::hw) context: *mut Context,
@@ -167,7 +169,7 @@ pub(in crate::hw) struct Qp {
 #[repr(C)]
 pub(in crate::hw) struct DeviceAttr {
     pub(in crate::hw) fw_ver: [c_char; 64],
-    /// Big-endian, as is the next.
+    /// Big-endian, as is the next member.
     pub(in crate::hw) node_guid: u64,
     _sys_image_guid: u64,
     pub(in crate::hw) max_mr_size: u64,
@@ -199,11 +201,11 @@ pub(in crate::hw) struct DeviceAttr {
     _max_pkeys: u16,
     _local_ca_ack_delay: u8,
     pub(in crate::hw) phys_port_cnt: u8,
-    /// For a library whose structure is longer.
+    /// Room for a newer library's longer structure.
     _reserve: [u64; 16],
 }
 
-/// Bits of `enum ibv_device_cap_flags`: which memory windows there are.
+/// Bits of `enum ibv_device_cap_flags` for memory windows.
 pub(in crate::hw) mod cap {
     use std::ffi::c_uint;
 
@@ -230,7 +232,7 @@ pub(in crate::hw) struct PortAttr {
     pub(in crate::hw) link_layer: u8,
     _flags: u8,
     _port_cap_flags2: u16,
-    /// For a library whose structure is longer.
+    /// Room for a newer library's longer structure.
     _reserve: [u64; 16],
 }
 
@@ -320,7 +322,7 @@ pub(in crate::hw) struct QpAttr {
 }
 
 impl QpAttr {
-    /// For this state of `enum ibv_qp_state`.
+    /// The attributes for this state of `enum ibv_qp_state`.
     pub(in crate::hw) fn to(state: c_int) -> Self {
         Self { qp_state: state, ..Self::default() }
     }
@@ -360,10 +362,10 @@ pub(in crate::hw) struct SendWr {
     pub(in crate::hw) num_sge: c_int,
     pub(in crate::hw) opcode: c_int,
     pub(in crate::hw) send_flags: c_uint,
-    /// Big-endian; or, in the order of the host, the key to invalidate.
+    /// Big-endian immediate data; or the key to invalidate, in host byte order.
     pub(in crate::hw) imm_data: [u8; 4],
     pub(in crate::hw) wr: Remote,
-    /// For other services.
+    /// For other transport services.
     pub(in crate::hw) unused: u64,
     pub(in crate::hw) bind_mw: BindMw,
 }
@@ -378,7 +380,7 @@ pub(in crate::hw) struct BindMw {
 }
 
 impl BindMw {
-    /// For requests that bind nothing.
+    /// For requests without a binding.
     pub(in crate::hw) const NONE: Self = Self {
         mw: std::ptr::null_mut(),
         rkey: 0,
@@ -386,13 +388,13 @@ impl BindMw {
     };
 }
 
-/// The union `wr` of `struct ibv_send_wr`, as for atomics; `rdma` has its key where `compare_add` is, `ud` its handle where the address is, and behind it
-/// the number and the Q_Key of the queue pair.
+/// The union `wr` of `struct ibv_send_wr`, as for atomics. `rdma` has its key at `compare_add`.
+/// `ud` has its handle at the address, and behind it the number and the Q_Key of the queue pair.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::hw) struct Remote {
     pub(in crate::hw) remote_addr: u64,
-    /// Of an RDMA operation: the key in the first four bytes.
+    /// For an RDMA operation: the key in the first four bytes.
     pub(in crate::hw) compare_add: u64,
     pub(in crate::hw) swap: u64,
     pub(in crate::hw) rkey: u32,
@@ -427,7 +429,7 @@ pub(in crate::hw) struct Wc {
     pub(in crate::hw) opcode: c_int,
     _vendor_err: u32,
     pub(in crate::hw) byte_len: u32,
-    /// Big-endian; or, in the order of the host, the key that was invalidated.
+    /// Big-endian immediate data; or the invalidated key, in host byte order.
     pub(in crate::hw) imm_data: [u8; 4],
     pub(in crate::hw) qp_num: u32,
     pub(in crate::hw) src_qp: u32,
@@ -444,13 +446,14 @@ pub(in crate::hw) const WC_GRH: c_uint = 1;
 /// `IBV_WC_WITH_IMM`.
 pub(in crate::hw) const WC_WITH_IMM: c_uint = 1 << 1;
 
-/// `IBV_WC_IP_CSUM_OK`; and what Linux calls `IB_WC_WITH_INVALIDATE`, which Soft-RoCE hands to programs as it is.
+/// `IBV_WC_IP_CSUM_OK`. The same bit is Linux's `IB_WC_WITH_INVALIDATE`, which Soft-RoCE passes to
+/// programs unchanged.
 pub(in crate::hw) const WC_IP_CSUM_OK: c_uint = 1 << 2;
 
 /// `IBV_WC_WITH_INV`.
 pub(in crate::hw) const WC_WITH_INV: c_uint = 1 << 3;
 
-/// `struct ibv_async_event`; the union is a pointer, or the number of a port in its first bytes.
+/// `struct ibv_async_event`. The union is a pointer, or a port number in its first bytes.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(in crate::hw) struct AsyncEvent {
@@ -474,7 +477,7 @@ macro_rules! assert_layout {
 
 pub(super) use assert_layout;
 
-// On the 64-bit systems that there are; what is only read has no size of its own.
+// For 64-bit systems. Structures that are only read have no size of their own.
 #[cfg(target_pointer_width = "64")]
 assert_layout! {
     Sge: 16 { addr 0 len 8 lkey 12 }

@@ -1,7 +1,8 @@
-//! Queue pairs of the extended interface (`ibv_create_qp_ex`, `ibv_wr_start(3)`): `struct ibv_send_wr` has no form for FLUSH and ATOMIC WRITE.
+//! Queue pairs of the extended interface (`ibv_create_qp_ex`, `ibv_wr_start(3)`), because `struct
+//! ibv_send_wr` has no form for FLUSH and ATOMIC WRITE.
 //!
-//! Queue pairs are made so where the device says that it has the operations; whatever else is posted goes the usual way, which the library
-//! permits beside it (`ibv_wr_post(3)`).
+//! A queue pair is extended if the device reports these operations. All other requests use
+//! `ibv_post_send`, which the library permits beside it (`ibv_wr_post(3)`).
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_uint, c_void};
@@ -17,7 +18,7 @@ use super::abi::{self, QpCap, send_flags};
 use super::{Context, Library};
 use crate::hw::convert;
 
-/// `struct verbs_context` up to the `struct ibv_context` that it ends with: it grows at its beginning.
+/// `struct verbs_context`, up to the `struct ibv_context` at its end: it grows at its beginning.
 #[repr(C)]
 struct VerbsContext {
     _newer: [*const c_void; 27],
@@ -31,7 +32,7 @@ struct VerbsContext {
     sz: usize,
 }
 
-/// The length of `struct verbs_context` when these members had come.
+/// The length of the `struct verbs_context` that introduced these members.
 const VERBS_CONTEXT: usize = 648;
 
 /// `struct ibv_device_attr_ex`.
@@ -75,7 +76,8 @@ pub(super) struct QpEx {
     wr_complete: Option<unsafe extern "C" fn(*mut QpEx) -> c_int>,
     _wr_abort: *const c_void,
     wr_atomic_write: Option<unsafe extern "C" fn(*mut QpEx, u32, u64, *const c_void)>,
-    /// Only if the queue pair was made with it: older libraries end before.
+    /// Only if the queue pair was made with this operation: the structure of older libraries ends
+    /// before it.
     wr_flush: Option<unsafe extern "C" fn(*mut QpEx, u32, u64, usize, u8, u8)>,
 }
 
@@ -94,17 +96,17 @@ const _: () = {
     assert!(offset_of!(QpEx, wr_atomic_write) == 344 && offset_of!(QpEx, wr_flush) == 352);
 };
 
-/// Operations that a queue pair is made with: bits of `enum ibv_qp_create_send_ops_flags`.
+/// The operations of a new queue pair: bits of `enum ibv_qp_create_send_ops_flags`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::hw) struct SendOps(u64);
 
 impl SendOps {
-    /// Those that need no extended queue pair.
+    /// The operations that need no extended queue pair.
     pub(in crate::hw) const USUAL: Self = Self(0);
     const FLUSH: u64 = 1 << 11;
     const ATOMIC_WRITE: u64 = 1 << 12;
 
-    /// What is worth trying on a device that answers these.
+    /// The operations to try on a device that reports these.
     pub(in crate::hw) fn new(flush: bool, atomic_write: bool) -> Self {
         let flag = |wanted, flag| if wanted { flag } else { 0 };
         Self(flag(flush, Self::FLUSH) | flag(atomic_write, Self::ATOMIC_WRITE))
@@ -116,22 +118,23 @@ impl SendOps {
 }
 
 impl Context {
-    /// The table of newer operations, if the library has it as far as `offset`.
+    /// The table of newer operations, if the library's table reaches to `offset`.
     fn newer(&self, offset: usize) -> Option<&VerbsContext> {
         let context = self.pointer.as_ptr();
         // SAFETY: the device is open.
         if unsafe { (*context).abi_compat }.addr() != usize::MAX {
             return None;
         }
-        // SAFETY: the mark says that the context is the end of a `struct verbs_context`, of which `sz` bytes are there; all
-        // versions have its size.
+        // SAFETY: the mark says that the context is the end of a `struct verbs_context`, of which
+        // `sz` bytes are there; all versions have its size.
         unsafe {
             let newer = context.byte_sub(size_of::<VerbsContext>()).cast::<VerbsContext>();
             ((*newer).sz >= VERBS_CONTEXT - offset).then(|| &*newer)
         }
     }
 
-    /// Bits of `enum ib_uverbs_device_cap_flags`; those that older libraries do not tell are missing.
+    /// Bits of `enum ib_uverbs_device_cap_flags`, without those that an older library does not
+    /// report.
     pub(in crate::hw) fn capabilities(&self) -> u64 {
         let newer = self.newer(offset_of!(VerbsContext, query_device_ex));
         let Some(query) = newer.and_then(|newer| newer.query_device_ex) else { return 0 };
@@ -140,11 +143,12 @@ impl Context {
         let result = unsafe {
             query(self.pointer.as_ptr(), ptr::null(), attr.as_mut_ptr(), size_of::<DeviceAttrEx>())
         };
-        // SAFETY: all-zero bytes are a valid value, and the call writes nothing else than numbers.
+        // SAFETY: all-zero bytes are a valid value, and the call writes only numbers.
         if result == 0 { unsafe { attr.assume_init() }.device_cap_flags_ex } else { 0 }
     }
 
-    /// Makes a queue pair with these operations, or with as many as the library knows; `None` if it has to be a usual one.
+    /// Makes a queue pair with these operations, or with as many as the library knows. `None` if
+    /// the queue pair cannot be extended.
     ///
     /// # Safety
     /// The domain and the queues of `init` exist.
@@ -173,7 +177,7 @@ impl Context {
                 _between: [0; 7],
                 send_ops_flags: ops,
             };
-            // SAFETY: the device is open; the caller answers for the rest.
+            // SAFETY: the device is open; the caller vouches for the rest.
             let Some(qp) = NonNull::new(unsafe { create(self.pointer.as_ptr(), &mut attr) }) else {
                 continue;
             };
@@ -189,7 +193,7 @@ impl Context {
     }
 }
 
-/// The extended side of a queue pair, which lives as long as that.
+/// The extended side of a queue pair. It lives as long as the queue pair.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Extended {
     pointer: NonNull<QpEx>,
@@ -205,8 +209,8 @@ impl Extended {
         let to_extended = library.ibv_qp_to_qp_ex?;
         // SAFETY: the queue pair exists.
         let pointer = NonNull::new(unsafe { to_extended(qp.as_ptr()) }.cast::<QpEx>())?;
-        // SAFETY: it was made as an extended one; the two functions are there since there are such. No reference is
-        // made of it, because it may end before its last member.
+        // SAFETY: it was made as an extended queue pair, and all extended queue pairs have these
+        // two functions. No reference is made to it, because it may end before its last member.
         let (start, complete) =
             unsafe { ((*pointer.as_ptr()).wr_start, (*pointer.as_ptr()).wr_complete) };
         Some(Self { pointer, ops, start: start?, complete: complete? })
@@ -241,7 +245,8 @@ impl Extended {
             }
             _ => return Err(PostError::Unsupported),
         };
-        // SAFETY: the queue pair exists. From start to complete the library holds its lock, so that nobody else writes the two members.
+        // SAFETY: the queue pair exists. From start to complete the library holds its lock, so no
+        // other thread writes the two members.
         let result = unsafe {
             (self.start)(qp);
             (*qp).wr_id = wr.wr_id;

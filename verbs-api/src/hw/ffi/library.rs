@@ -8,10 +8,11 @@ use super::abi::{
     QpAttr, QpInitAttr, Srq, SrqAttr, SrqInitAttr,
 };
 
-/// The name under which the dynamic linker finds it.
+/// The library's name for the dynamic linker.
 pub(in crate::hw) const SONAME: &str = "libibverbs.so.1";
 
-/// Declares the functions of a library that are used, those that older versions lack behind `optional:`. It is opened when it is first needed, and never closed.
+/// Declares the functions of a library that this crate uses; those that older versions lack are
+/// behind `optional:`. The first use opens the library, and nothing closes it.
 macro_rules! library {
     (
         $soname:expr;
@@ -32,18 +33,19 @@ macro_rules! library {
                 let handle = unsafe { libloading::Library::new($soname) };
                 let handle = handle.map_err(|error| reason(&error))?;
                 let library = Self {
-                    // SAFETY: the type is that of the function in the library's header, of which there is one version, or which has
-                    // not changed since the version node IBVERBS_1.1, whose symbols are the default ones.
+                    // SAFETY: the type is that of the function in the library's header. The
+                    // function has only one version, or has not changed since the version node
+                    // IBVERBS_1.1, the node of the default symbols.
                     $( $name: *unsafe { handle.get(stringify!($name)) }.map_err(|error| reason(&error))?, )*
                     // SAFETY: as above.
                     $( $newer: unsafe { handle.get(stringify!($newer)) }.ok().map(|found| *found), )*
                 };
-                // The functions are called until the process ends.
+                // The program calls these functions until the process ends.
                 std::mem::forget(handle);
                 Ok(library)
             }
 
-            /// The library, loaded once; or why it cannot be.
+            /// The library, loaded once; or the reason why it cannot be loaded.
             pub(in crate::hw) fn get() -> Result<&'static Self, &'static str> {
                 static LIBRARY: std::sync::OnceLock<Result<Library, String>> =
                     std::sync::OnceLock::new();
@@ -95,7 +97,7 @@ library! {
     fn ibv_reg_mr_iova2(*mut Pd, *mut c_void, usize, u64, c_uint) -> *mut Mr;
 }
 
-/// What the dynamic linker says.
+/// The dynamic linker's message.
 pub(super) fn reason(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }

@@ -1,4 +1,4 @@
-//! Handles of regions and windows, and what is posted to bind these.
+//! Handles of regions and windows, and the requests that bind windows.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
@@ -21,7 +21,8 @@ use crate::memory::Range;
 /// A registered range of memory.
 #[derive(Debug)]
 pub(in crate::hw) struct Mr {
-    /// That it was made in: it stays while any of them may be the region's.
+    /// The domains of the region, past and present. They stay as long as any of them may be the
+    /// region's.
     pds: Vec<Arc<Pd>>,
     /// `None` once it is deregistered.
     pointer: Option<NonNull<abi::Mr>>,
@@ -35,11 +36,12 @@ unsafe impl Send for Mr {}
 unsafe impl Sync for Mr {}
 
 impl Mr {
-    /// Registers memory, with flags of `enum ibv_access_flags`. Work requests and peers name its first byte by `start`.
+    /// Registers memory, with flags of `enum ibv_access_flags`. Work requests and peers name its
+    /// first byte by `start`.
     ///
     /// # Safety
-    /// The range must be valid memory of the process until the handle is dropped, and accessed only as memory that
-    /// others change at any time.
+    /// The range must be valid memory of the process until the handle is dropped, and accessed only
+    /// as memory that others change at any time.
     pub(in crate::hw) unsafe fn register(
         pd: &Arc<Pd>,
         range: Range,
@@ -48,7 +50,7 @@ impl Mr {
     ) -> io::Result<Self> {
         let (library, at) = (pd.context.library, range.address as *mut c_void);
         let pointer = if start == range.address {
-            // SAFETY: the domain is allocated; the caller answers for the memory.
+            // SAFETY: the domain is allocated; the caller vouches for the memory.
             unsafe { (library.ibv_reg_mr)(pd.pointer.as_ptr(), at, range.len, access) }
         } else {
             let register = library.ibv_reg_mr_iova2.ok_or(io::ErrorKind::Unsupported)?;
@@ -69,7 +71,8 @@ impl Mr {
         }
     }
 
-    /// Changes what is given; the code of `enum ibv_rereg_mr_err_code` if that fails.
+    /// Changes the given properties. Returns the code of `enum ibv_rereg_mr_err_code` if that
+    /// fails.
     ///
     /// # Safety
     /// As [`register`](Self::register), for the new range.
@@ -94,7 +97,8 @@ impl Mr {
         let raw = pd.map_or(ptr::null_mut(), |pd| pd.pointer.as_ptr());
         let (at, len) =
             range.map_or((ptr::null_mut(), 0), |range| (range.address as *mut c_void, range.len));
-        // SAFETY: the region is registered and the domain allocated; the caller answers for the memory.
+        // SAFETY: the region is registered and the domain allocated; the caller vouches for the
+        // memory.
         let result = unsafe {
             (library.ibv_rereg_mr)(pointer.as_ptr(), flags, raw, at, len, access.unwrap_or(0))
         };
@@ -104,7 +108,8 @@ impl Mr {
         failed.map_or(Ok(()), |error| Err((result, error)))
     }
 
-    /// Deregisters it: when this returns, the device uses the memory no more. If the device refuses, it stays registered.
+    /// Deregisters it: after this call the device no longer uses the memory. If the device refuses,
+    /// it stays registered.
     pub(in crate::hw) fn deregister(&mut self) -> io::Result<()> {
         let (Some(pointer), Some(pd)) = (self.pointer, self.pds.first()) else { return Ok(()) };
         // SAFETY: it is registered.
@@ -140,13 +145,13 @@ pub(in crate::hw) struct Mw {
     pointer: NonNull<abi::Mw>,
 }
 
-// SAFETY: as for `Mr`; what changes in it is changed with `Windows` locked for writing.
+// SAFETY: as for `Mr`; its members change only while `Windows` is locked for writing.
 unsafe impl Send for Mw {}
 // SAFETY: as above.
 unsafe impl Sync for Mw {}
 
 impl Mw {
-    /// Allocates one of a type of `enum ibv_mw_type`.
+    /// Allocates a window of a type of `enum ibv_mw_type`.
     pub(in crate::hw) fn alloc(pd: &Arc<Pd>, mw_type: c_int) -> io::Result<Self> {
         // SAFETY: the device is open, and its operations do not change.
         let ops = unsafe { &(*pd.context.pointer.as_ptr()).ops };
@@ -158,7 +163,7 @@ impl Mw {
         Ok(Self { pd: pd.clone(), pointer })
     }
 
-    /// The key that it has, or will have once what is posted is done.
+    /// Its key, including the posted bindings.
     pub(in crate::hw) fn rkey(&self) -> Key {
         // SAFETY: the window exists.
         Key(unsafe { (*self.pointer.as_ptr()).rkey })
@@ -176,8 +181,8 @@ impl Drop for Mw {
     }
 }
 
-/// The windows of a device, and the regions to which they can be bound: requests name them by keys, and the library by pointers. Who takes
-/// a name away has it locked, so that no call uses it any more.
+/// The windows of a device, and the regions for them. Requests name them by keys, the library by
+/// pointers. A thread holds the lock when it removes a name, so no call still uses that pointer.
 #[derive(Debug, Default)]
 pub(in crate::hw) struct Windows {
     /// By the upper 24 bits of their keys, which never change.
@@ -187,7 +192,8 @@ pub(in crate::hw) struct Windows {
 }
 
 impl Windows {
-    /// Window and region of a request. A region is named also by one that shows no bytes of it: Soft-RoCE's library follows the pointer.
+    /// Window and region of a request. A binding of length 0 must name a region, too: Soft-RoCE's
+    /// library follows the pointer.
     fn find(&self, bind: &Bind) -> Option<(&Mw, *mut abi::Mr)> {
         let mr = self.mrs.get(&bind.region.0)?.0.as_ptr();
         Some((self.mws.get(&(bind.mw.0 >> 8))?, mr))
@@ -209,8 +215,9 @@ impl Qp {
         raw.bind_mw.mw = mw.pointer.as_ptr();
         raw.bind_mw.info.mr = mr;
         let mut bad = ptr::null_mut();
-        // SAFETY: window and region exist while `windows` is locked, and so does the queue pair. The library leaves the key of a window of
-        // type 2 to its caller; nobody else reads or writes it now.
+        // SAFETY: window and region exist while `windows` is locked, and so does the queue pair.
+        // The library leaves the key of a window of type 2 to its caller; no other thread reads or
+        // writes it now.
         unsafe {
             let before = (*raw.bind_mw.mw).rkey;
             (*raw.bind_mw.mw).rkey = bind.mw.0;
@@ -225,7 +232,7 @@ impl Qp {
         Ok(())
     }
 
-    /// Binds a window of type 1 (`ibv_bind_mw`); its new key.
+    /// Binds a window of type 1 (`ibv_bind_mw`). Returns its new key.
     pub(in crate::hw) fn bind_mw(
         &self,
         wr: &SendWr<'_>,

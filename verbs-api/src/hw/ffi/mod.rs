@@ -1,7 +1,8 @@
-//! Everything unsafe about the system's `libibverbs` and `librdmacm`: loading them, and handles that own their objects.
+//! The unsafe part of using the system's `libibverbs` and `librdmacm`: loading them, and handles
+//! that own their objects.
 //!
-//! A handle keeps what it depends on alive, so that objects go in the order in which the library wants it. All
-//! of the libraries' functions may be called from any thread.
+//! A handle keeps its dependencies alive, so that objects are destroyed in the order that the
+//! library requires. Any thread may call any function of the libraries.
 
 pub(super) mod abi;
 mod extended;

@@ -14,7 +14,7 @@ use super::extended::{Extended, SendOps};
 use super::{Library, abi};
 use crate::qp::QpCaps;
 
-/// What a function says that returns 0 or an errno, or −1 and sets errno.
+/// The result of a function that returns 0 or an errno, or −1 and sets errno.
 pub(super) fn done(result: c_int) -> io::Result<()> {
     match result {
         0 => Ok(()),
@@ -23,7 +23,7 @@ pub(super) fn done(result: c_int) -> io::Result<()> {
     }
 }
 
-/// What a function says that returns an object, or null and sets errno.
+/// The result of a function that returns an object, or null and sets errno.
 pub(super) fn made<T>(pointer: *mut T) -> io::Result<NonNull<T>> {
     NonNull::new(pointer).ok_or_else(io::Error::last_os_error)
 }
@@ -38,8 +38,9 @@ pub(super) unsafe fn nonblocking(fd: c_int) -> io::Result<()> {
 
 macro_rules! handle {
     ($($name:ident)*) => { $(
-        // SAFETY: the library's objects may be used from any thread (ibv_alloc_td(3): "By default all verbs objects are safe for multi-threaded access"), and what
-        // a handle reads of them does not change while it lives.
+        // SAFETY: the library's objects may be used from any thread (ibv_alloc_td(3): "By default
+        // all verbs objects are safe for multi-threaded access"), and the members that a handle
+        // reads do not change while it lives.
         unsafe impl Send for $name {}
         // SAFETY: as above.
         unsafe impl Sync for $name {}
@@ -64,7 +65,8 @@ pub(in crate::hw) enum OpenError {
     Open(io::Error),
 }
 
-/// An asynchronous event: `enum ibv_event_type`, and the number of the queue pair, completion queue, shared receive queue or port that it is about.
+/// An asynchronous event: `enum ibv_event_type`, and the number of its queue pair, completion
+/// queue, shared receive queue or port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::hw) struct Event {
     pub(in crate::hw) kind: c_int,
@@ -83,7 +85,8 @@ impl Context {
         let list = made(list).map_err(OpenError::List)?.as_ptr();
         let mut opened = None;
         for index in 0..usize::try_from(count).unwrap_or(0) {
-            // SAFETY: the list has `count` entries, which are valid until it is freed; an open device stays valid.
+            // SAFETY: the list has `count` entries, which are valid until it is freed; an open
+            // device stays valid.
             unsafe {
                 let device = *list.add(index);
                 let found = (library.ibv_get_device_name)(device);
@@ -104,7 +107,8 @@ impl Context {
     }
 
     pub(in crate::hw) fn query_device(&self) -> io::Result<abi::DeviceAttr> {
-        // SAFETY: all-zero bytes are a valid value, and there is room for what newer libraries may add.
+        // SAFETY: all-zero bytes are a valid value, and there is room for members that newer
+        // libraries may add.
         let mut attr = unsafe { zeroed() };
         // SAFETY: the device is open.
         done(unsafe { (self.library.ibv_query_device)(self.pointer.as_ptr(), &mut attr) })?;
@@ -121,7 +125,7 @@ impl Context {
 
     /// The next asynchronous event, acknowledged, if there is one now.
     pub(in crate::hw) fn next_event(&self) -> Option<Event> {
-        // Of a port's event the library writes a part of the element only.
+        // For an event of a port, the library writes only a part of the element.
         let mut event = abi::AsyncEvent { element: ptr::null_mut(), event_type: 0 };
         // SAFETY: the device is open, and its descriptor does not block.
         let result =
@@ -129,8 +133,8 @@ impl Context {
         if result != 0 {
             return None;
         }
-        // SAFETY: the call succeeded. Destroying an object waits until its events are acknowledged, so the element is
-        // valid until then; which type it has follows from the kind of the event.
+        // SAFETY: the call succeeded. Destroying an object waits until its events are acknowledged,
+        // so the element is valid until then. The kind of the event determines its type.
         unsafe {
             let number = match event.event_type {
                 0 => Some((*event.element.cast::<abi::Cq>()).handle),
@@ -181,7 +185,8 @@ impl Pd {
 
 impl Drop for Pd {
     fn drop(&mut self) {
-        // SAFETY: every region and queue pair of the domain holds an `Arc` of this, so none is left.
+        // SAFETY: every region and queue pair of the domain holds an `Arc` of this, so none is
+        // left.
         unsafe { (self.context.library.ibv_dealloc_pd)(self.pointer.as_ptr()) };
     }
 }
@@ -209,7 +214,8 @@ impl Channel {
         unsafe { BorrowedFd::borrow_raw((*self.pointer.as_ptr()).fd) }
     }
 
-    /// The number that the queue of the next event was made with, if there is an event now; it is acknowledged.
+    /// The creation number of the next event's queue, if there is an event now. The event is
+    /// acknowledged.
     pub(in crate::hw) fn next_event(&self) -> Option<u64> {
         let (mut cq, mut number) = (ptr::null_mut(), ptr::null_mut());
         let library = self.context.library;
@@ -219,7 +225,8 @@ impl Channel {
         if result != 0 {
             return None;
         }
-        // SAFETY: destroying a queue waits until its events are acknowledged, so it exists until then.
+        // SAFETY: destroying a queue waits until its events are acknowledged, so it exists until
+        // then.
         unsafe { (library.ibv_ack_cq_events)(cq, 1) };
         Some(number as u64)
     }
@@ -241,7 +248,7 @@ pub(in crate::hw) struct Cq {
     pub(super) ops: CqOps,
 }
 
-/// What the provider of the device does for a queue.
+/// The provider's functions for a completion queue.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CqOps {
     pub(super) poll: unsafe extern "C" fn(*mut abi::Cq, c_int, *mut abi::Wc) -> c_int,
@@ -249,7 +256,7 @@ pub(super) struct CqOps {
 }
 
 impl Cq {
-    /// Makes one with at least `depth` entries; events of it say `number`.
+    /// Makes a queue with at least `depth` entries. Its events carry `number`.
     pub(in crate::hw) fn create(
         context: &Arc<Context>,
         depth: c_int,
@@ -274,7 +281,7 @@ impl Cq {
         Ok(Self { context: context.clone(), pointer, _channel: channel.cloned(), ops })
     }
 
-    /// By which asynchronous events name it, and how many entries it has.
+    /// The number by which asynchronous events name it, and its number of entries.
     pub(in crate::hw) fn handle_and_depth(&self) -> (u32, usize) {
         // SAFETY: the queue exists.
         let cq = unsafe { &*self.pointer.as_ptr() };
@@ -308,7 +315,7 @@ impl Ah {
         Ok(Self { pd: pd.clone(), pointer: made(pointer)? })
     }
 
-    /// As requests name it. They are good only while it lives.
+    /// The address by which requests name it. They are valid only while it lives.
     pub(in crate::hw) fn address(&self) -> u64 {
         self.pointer.as_ptr() as u64
     }
@@ -344,12 +351,12 @@ impl Srq {
             unsafe { (context.library.ibv_destroy_srq)(pointer.as_ptr()) };
             return Err(io::ErrorKind::Unsupported.into());
         };
-        // The library says what it really made: at least what was asked for.
+        // The library reports the actual sizes, which are at least the requested ones.
         let max_sge = init.attr.max_sge as usize;
         Ok(Self { pd: pd.clone(), pointer, max_sge, post_recv })
     }
 
-    /// By which asynchronous events name it.
+    /// The number by which asynchronous events name it.
     pub(in crate::hw) fn handle(&self) -> u32 {
         // SAFETY: the queue exists.
         unsafe { (*self.pointer.as_ptr()).handle }
@@ -384,11 +391,11 @@ pub(in crate::hw) struct Qp {
     _srq: Option<Arc<Srq>>,
     caps: QpCaps,
     pub(super) ops: QpOps,
-    /// For what has no form in `struct ibv_send_wr`.
+    /// For requests without a form in `struct ibv_send_wr`.
     pub(super) extended: Option<Extended>,
 }
 
-/// What the provider of the device does for a queue pair.
+/// The provider's functions for a queue pair.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct QpOps {
     pub(super) post_send:
@@ -398,7 +405,8 @@ pub(super) struct QpOps {
 }
 
 impl Qp {
-    /// Makes one of a type of `enum ibv_qp_type`, with the completion queues of sends and of receives.
+    /// Makes a queue pair of a type of `enum ibv_qp_type`, with the completion queues of sends and
+    /// of receives.
     pub(in crate::hw) fn create(
         pd: &Arc<Pd>,
         cqs: [&Arc<Cq>; 2],
@@ -418,7 +426,7 @@ impl Qp {
             qp_type,
             sq_sig_all: c_int::from(sq_sig_all),
         };
-        // SAFETY: domain and queues exist, also the shared one.
+        // SAFETY: domain and queues exist, also the shared receive queue.
         let extended = unsafe { context.create_qp(pd.pointer, &mut init, operations) };
         let (pointer, extended) = match extended {
             Some((pointer, extended)) => (pointer, Some(extended)),
@@ -451,7 +459,7 @@ impl Qp {
         unsafe { (*self.pointer.as_ptr()).qp_num }
     }
 
-    /// What it was really made with: at least what was asked for.
+    /// The actual sizes, which are at least the requested ones.
     pub(in crate::hw) fn caps(&self) -> QpCaps {
         self.caps
     }
@@ -463,7 +471,7 @@ impl Qp {
 
     pub(in crate::hw) fn query(&self, mask: c_int) -> io::Result<abi::QpAttr> {
         let mut attr = abi::QpAttr::default();
-        // SAFETY: all-zero bytes are a valid value; it is only written.
+        // SAFETY: all-zero bytes are a valid value; the call only writes it.
         let mut init = unsafe { zeroed() };
         let query = self.pd.context.library.ibv_query_qp;
         // SAFETY: the queue pair exists.
@@ -473,7 +481,7 @@ impl Qp {
 }
 
 impl Qp {
-    /// To the group with this GID; it has no LID on Ethernet.
+    /// Attaches to the group with this GID. The LID is 0, because Ethernet has none.
     pub(in crate::hw) fn attach_mcast(&self, gid: &[u8; 16]) -> io::Result<()> {
         // SAFETY: the queue pair exists, the GID is only read.
         done(unsafe { (self.pd.context.library.ibv_attach_mcast)(self.pointer.as_ptr(), gid, 0) })

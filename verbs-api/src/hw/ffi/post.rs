@@ -1,4 +1,4 @@
-//! The data path: requests posted and completions taken, without allocation.
+//! The data path: posting requests and taking completions, without allocation.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
@@ -17,18 +17,18 @@ use super::objects::{Ah, Cq, Qp, Srq};
 use crate::hw::convert;
 use crate::qp::{PostListError, SendRules};
 
-/// Requests handed to the device at once: one doorbell.
+/// The most requests of one call to the device: one doorbell.
 const CHAIN: usize = 32;
-/// Completions taken at once.
+/// The most completions of one call.
 const BURST: usize = 32;
 
-/// A request in the library's form, and the element of its inline data, beside it.
+/// A request in the library's form, and beside it the element of its inline data.
 struct Entry<Wr> {
     wr: Wr,
     inline: Option<Sge>,
 }
 
-/// What differs between requests to send and to receive.
+/// The difference between send and receive requests.
 trait Request: Sized {
     fn link(&mut self, next: *mut Self);
     fn set_list(&mut self, sge: *const Sge);
@@ -71,7 +71,7 @@ impl Qp {
         }
     }
 
-    /// From a request on that has no usual form.
+    /// Posts from a request on that has no form in `struct ibv_send_wr`.
     #[cold]
     fn post_rest(
         &self,
@@ -100,7 +100,8 @@ impl Qp {
         }
     }
 
-    /// Posts requests as long as they have the usual form; at the first that has not, says that it is unsupported.
+    /// Posts requests up to the first without a form in `struct ibv_send_wr`, which it reports as
+    /// unsupported.
     fn post_usual(
         &self,
         list: &[SendWr<'_>],
@@ -114,7 +115,7 @@ impl Qp {
                     let ah = ahs.and_then(|ahs| ahs.get(&to.ah));
                     ah.ok_or(PostError::Refused(Errno::INVAL.raw_os_error()))?.address()
                 }
-                // There is no window: else it is posted by `post_bind`.
+                // The device has no window: otherwise `post_bind` posts the request.
                 SendOp::BindMw { .. } => {
                     return Err(PostError::Refused(Errno::INVAL.raw_os_error()));
                 }
@@ -123,8 +124,9 @@ impl Qp {
             let (wr, inline) = convert::send_wr(wr, ah).ok_or(PostError::Unsupported)?;
             Ok(Entry { wr, inline })
         };
-        // SAFETY: the queue pair exists, and the chain is whole. Its requests name memory by keys, which the device
-        // checks; lists, inline data and address handles are read during the call only, and are borrowed for longer.
+        // SAFETY: the queue pair exists, and the chain is whole. Its requests name memory by keys,
+        // which the device checks. The call reads lists, inline data and address handles; they are
+        // borrowed for longer.
         let post =
             |first, bad: &mut _| unsafe { (self.ops.post_send)(self.pointer.as_ptr(), first, bad) };
         post_chains(list, translate, post)
@@ -159,8 +161,8 @@ impl Srq {
     }
 }
 
-/// Translates requests and posts them, as many at once as a chain holds. `post` gets a chain whose pointers are good for the
-/// call.
+/// Translates requests and posts them in chains of up to `CHAIN`. The pointers of a chain are valid
+/// during the call of `post`.
 fn post_chains<From, Wr: Request>(
     list: &[From],
     translate: impl Fn(&From) -> Result<Entry<Wr>, PostError>,
@@ -182,7 +184,7 @@ fn post_chains<From, Wr: Request>(
             count += 1;
         }
         if count > 0 {
-            // SAFETY: so many entries were just written; entries have nothing to drop.
+            // SAFETY: that many entries were just written; entries have nothing to drop.
             let entries = unsafe { chain[..count].assume_init_mut() };
             if let Err((index, error)) = post_entries(entries, &post) {
                 return Err(PostListError { index: posted + index, error });
@@ -196,7 +198,7 @@ fn post_chains<From, Wr: Request>(
     Ok(())
 }
 
-/// Posts one chain; the index of the first request that was not posted, if any.
+/// Posts one chain. Fails with the index of the first request that was not posted.
 fn post_entries<Wr: Request>(
     entries: &mut [Entry<Wr>],
     post: impl Fn(*mut Wr, &mut *mut Wr) -> c_int,
@@ -215,12 +217,12 @@ fn post_entries<Wr: Request>(
         return Ok(());
     }
     let index = entries.iter().position(|entry| ptr::eq(&raw const entry.wr, bad));
-    // A pointer elsewhere would be a fault of the library's: then nothing is known to be posted.
+    // Any other pointer is a fault of the library; then no request counts as posted.
     Err((index.unwrap_or(0), convert::post_error(result)))
 }
 
 impl Cq {
-    /// Hands up to `max` completions to `sink`, oldest first; returns how many.
+    /// Passes up to `max` completions to `sink`, oldest first. Returns their number.
     #[inline]
     pub(in crate::hw) fn poll(
         &self,
@@ -228,7 +230,7 @@ impl Cq {
         mut sink: impl FnMut(&abi::Wc),
     ) -> io::Result<usize> {
         let mut burst = [const { MaybeUninit::<abi::Wc>::uninit() }; BURST];
-        // The device fills no more than what belongs to a status.
+        // The device fills only the members that belong to a status.
         burst[..max.min(BURST)].iter_mut().for_each(|wc| _ = wc.write(abi::Wc::default()));
         let mut total = 0;
         while total < max {
@@ -239,7 +241,7 @@ impl Cq {
             };
             let count = match usize::try_from(count) {
                 Ok(count) => count,
-                // What was taken before is the caller's; it will ask again.
+                // Completions taken before belong to the caller, which will poll again.
                 Err(_) if total > 0 => break,
                 Err(_) => {
                     return Err(io::Error::other("the device cannot read the completion queue"));
@@ -266,10 +268,10 @@ mod tests {
 
     use super::*;
 
-    /// What a provider would see: the number of each request, and its first inline byte.
+    /// The requests that a provider sees: number, and first inline byte.
     type Seen = Vec<(u64, Option<u8>)>;
 
-    /// Posts `count` requests to a provider that refuses request `full`, if it ever comes to it.
+    /// Posts `count` requests to a provider that refuses request `full` if it comes to it.
     fn post(count: u64, full: u64, bad_pointer: bool) -> (Vec<Seen>, Result<(), PostListError>) {
         let bytes: Vec<u8> = (0..=255).collect();
         let list: Vec<SendWr<'_>> = (0..count)
@@ -297,7 +299,7 @@ mod tests {
         let provider = |first: *mut abi::SendWr, bad: &mut *mut abi::SendWr| {
             let mut seen = Seen::new();
             let mut next = first;
-            // SAFETY: the chain is what `post_entries` promises.
+            // SAFETY: the chain is as `post_entries` promises.
             while let Some(wr) = unsafe { next.as_ref() } {
                 if wr.wr_id == full {
                     *bad = if bad_pointer { ptr::dangling_mut() } else { next };
@@ -336,7 +338,7 @@ mod tests {
             assert_eq!(result, Err(PostListError { index, error: PostError::Full }));
             assert_eq!(calls.concat().len(), index);
         }
-        // What is wrong by itself stops the list, too; what comes before it is posted.
+        // An invalid request stops the list, too; the requests before it are posted.
         let (calls, result) = post(100, u64::MAX, false);
         assert_eq!(result, Err(PostListError { index: 90, error: PostError::BadAtomic }));
         assert_eq!(calls.concat().len(), 90);

@@ -1,7 +1,9 @@
-//! The binary interface of `librdmacm.so.1`: structures and numbers of `rdma_cma.h`, as far as they are used here, and the functions.
+//! The binary interface of `librdmacm.so.1`: the structures and numbers of `rdma_cma.h` that this
+//! crate uses, and the functions.
 //!
-//! Like that of `libibverbs` it is stable: all symbols but three are of the version node `RDMACM_1.0` of 2006. The layout is asserted against
-//! offsets that a C compiler printed for rdma-core 44.
+//! Like that of `libibverbs` it is stable: all symbols but three are of the version node
+//! `RDMACM_1.0` of 2006. The code below asserts the layout against offsets that a C compiler
+//! printed for rdma-core 44.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_char, c_int, c_void};
@@ -10,7 +12,7 @@ use std::net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use super::super::abi::{AhAttr, Context, Device, QpAttr, assert_layout};
 use super::super::library::library;
 
-/// The name under which the dynamic linker finds it.
+/// The library's name for the dynamic linker.
 pub(in crate::hw) const SONAME: &str = "librdmacm.so.1";
 
 library! {
@@ -88,7 +90,7 @@ pub(super) struct UdParam {
     pub(super) qkey: u32,
 }
 
-/// The union in `struct rdma_cm_event`. Both begin with private data and its length.
+/// The union in `struct rdma_cm_event`. Both members begin with private data and its length.
 #[repr(C)]
 pub(super) union Param {
     pub(super) conn: ConnParam,
@@ -148,14 +150,16 @@ pub(super) const OPTION_IB: c_int = 1;
 /// `RDMA_OPTION_IB_PATH`.
 pub(super) const OPTION_IB_PATH: c_int = 1;
 
-/// `struct ibv_path_data` with its `struct ibv_path_record`, a packed path record of the subnet administration.
+/// `struct ibv_path_data` with its `struct ibv_path_record`, a packed path record of the subnet
+/// administration.
 #[repr(C, align(8))]
 pub(super) struct PathData(pub(super) [u8; 72]);
 
 impl PathData {
-    /// Primary, for management and both directions: `IBV_PATH_FLAG_GMP`, `PRIMARY` and `BIDIRECTIONAL`.
+    /// Primary, for management and both directions: `IBV_PATH_FLAG_GMP`, `PRIMARY` and
+    /// `BIDIRECTIONAL`.
     const FLAGS: u32 = 1 | 1 << 1 | 1 << 3 | 1 << 5;
-    /// Exactly this, in the upper two bits of path MTU, rate and lifetime.
+    /// The selector "exactly", in the upper two bits of path MTU, rate and lifetime.
     const EXACTLY: u8 = 2 << 6;
 
     /// ```text
@@ -174,7 +178,7 @@ impl PathData {
         b[57] = 1 << 7 | 1;
         b[58..60].copy_from_slice(&[0xff, 0xff]);
         b[62] = Self::EXACTLY | u8::try_from(path.mtu).unwrap_or(0);
-        // The port's.
+        // The port's rate.
         b[63] = Self::EXACTLY;
         b[64] = Self::EXACTLY | path.lifetime & 31;
         Self(b)
@@ -229,13 +233,13 @@ impl SockAddr {
         Self { bytes }
     }
 
-    /// Bytes that count.
+    /// The length for its family, in bytes.
     pub(super) fn len(&self) -> u32 {
         if self.bytes[..2] == AF_INET.to_ne_bytes() { 16 } else { 28 }
     }
 }
 
-/// What an id says of itself or of its peer; `None` for other families.
+/// The address of an identifier or of its peer; `None` for other families.
 pub(super) fn address(storage: &Storage) -> Option<SocketAddr> {
     let mut bytes = [0; 32];
     for (part, word) in bytes.chunks_exact_mut(8).zip(storage) {
@@ -266,7 +270,7 @@ pub(super) struct DeviceHead {
     pub(super) name: [c_char; 64],
 }
 
-/// The head of a device that is open.
+/// The head of an open device.
 pub(super) fn head(device: *mut Device) -> *const DeviceHead {
     device.cast()
 }
@@ -302,7 +306,7 @@ mod tests {
             assert_eq!(there.len(), if given.is_ipv4() { 16 } else { 28 });
         }
         assert_eq!(address(&[0; 16]), None);
-        // As `struct sockaddr_in` has it.
+        // As in `struct sockaddr_in`.
         let bytes = SockAddr::new("10.1.2.3:7471".parse().unwrap()).bytes;
         assert_eq!((&bytes[2..8], &bytes[8..]), (&[0x1d, 0x2f, 10, 1, 2, 3][..], &[0; 24][..]));
     }

@@ -1,7 +1,7 @@
 //! Event channels and identifiers of `librdmacm`.
 //!
-//! The queue pairs are ours, made through `libibverbs` on a context of our own: the kernel connects numbers, and
-//! [`Id::init_qp_attr`] says what they have to be connected with.
+//! The queue pairs are made through `libibverbs`, on a context of this crate. The kernel connects
+//! queue pair numbers, and [`Id::init_qp_attr`] returns the attributes for them.
 #![allow(unsafe_code)]
 
 mod abi;
@@ -17,50 +17,52 @@ pub(in crate::hw) use self::abi::{Library, OPTION_ID_ACK_TIMEOUT, OPTION_ID_TOS,
 use super::abi::QpAttr;
 use super::objects::{done, made, nonblocking};
 
-/// Where events come; and by it the kernel knows the identifiers, which are gone when it is closed.
+/// The channel of events. In the kernel it also owns the identifiers, which are gone when it
+/// closes.
 #[derive(Debug)]
 pub(in crate::hw) struct EventChannel {
     library: &'static Library,
     pointer: NonNull<abi::EventChannel>,
 }
 
-// SAFETY: the library's functions may be called from any thread; an event is taken and acknowledged by one.
+// SAFETY: the library's functions may be called from any thread; one thread takes and acknowledges
+// an event.
 unsafe impl Send for EventChannel {}
 // SAFETY: as above.
 unsafe impl Sync for EventChannel {}
 
-/// What happened to an identifier.
+/// An event of an identifier.
 #[derive(Debug)]
 pub(in crate::hw) struct Event {
     /// One of [`event`].
     pub(in crate::hw) kind: c_int,
-    /// An errno, negative; or why a peer has rejected.
+    /// A negative errno, or the reason of a peer's rejection.
     pub(in crate::hw) status: c_int,
-    /// The number of the identifier; of a request, that of the one which listens.
+    /// The number of the identifier; for a request, that of the listening one.
     pub(in crate::hw) number: u64,
-    /// Of the peer; what it means depends on the event.
+    /// The peer's parameters; the event determines their meaning.
     pub(in crate::hw) param: Param,
-    /// What the peer's program says.
+    /// The private data of the peer's program.
     pub(in crate::hw) private: Vec<u8>,
-    /// Of a request.
+    /// The identifier of a request.
     pub(in crate::hw) id: Option<Id>,
 }
 
 /// A path to a peer.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::hw) struct Path {
-    /// GIDs.
+    /// The GIDs of both ends.
     pub(in crate::hw) local: [u8; 16],
     pub(in crate::hw) remote: [u8; 16],
     /// `enum ibv_mtu`.
     pub(in crate::hw) mtu: c_int,
-    /// How long a packet is under way at most: 4.096 µs · 2^lifetime.
+    /// The longest lifetime of a packet: 4.096 µs · 2^lifetime.
     pub(in crate::hw) lifetime: u8,
     pub(in crate::hw) traffic_class: u8,
     pub(in crate::hw) hop_limit: u8,
 }
 
-/// What a peer is told of a queue pair of ours.
+/// The parameters of our queue pair for a peer.
 #[derive(Debug, Clone, Copy, Default)]
 pub(in crate::hw) struct Terms {
     pub(in crate::hw) qp_num: u32,
@@ -72,7 +74,7 @@ pub(in crate::hw) struct Terms {
 }
 
 impl Terms {
-    /// With private data, of which no more than 255 bytes are told; it must live as long as this is used.
+    /// Adds private data, at most 255 bytes. It must live as long as the result.
     fn with(&self, private: &[u8]) -> abi::ConnParam {
         abi::ConnParam {
             private_data: private.as_ptr().cast(),
@@ -88,14 +90,14 @@ impl Terms {
     }
 }
 
-/// What an event says of the peer.
+/// The peer's parameters in an event.
 #[derive(Debug, Clone, Copy, Default)]
 pub(in crate::hw) struct Param {
     pub(in crate::hw) responder_resources: u8,
     pub(in crate::hw) initiator_depth: u8,
     pub(in crate::hw) srq: bool,
     pub(in crate::hw) qp_num: u32,
-    /// Of a datagram service.
+    /// For a datagram service.
     pub(in crate::hw) qkey: u32,
 }
 
@@ -125,8 +127,9 @@ impl EventChannel {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
             got => got?,
         }
-        // SAFETY: the call succeeded; until the event is acknowledged it and its identifiers exist. Both parts of the union are
-        // numbers and begin with the private data, which is as long as it says.
+        // SAFETY: the call succeeded; until the event is acknowledged it and its identifiers exist.
+        // Both parts of the union are numbers and begin with the private data, which is as long as
+        // its length says.
         let event = unsafe {
             let raw = &*pointer;
             let asks = raw.event == event::CONNECT_REQUEST;
@@ -168,7 +171,8 @@ impl EventChannel {
 
 impl Drop for EventChannel {
     fn drop(&mut self) {
-        // SAFETY: every identifier holds an `Arc` of this, so none is left; all events are acknowledged.
+        // SAFETY: every identifier holds an `Arc` of this, so none is left; all events are
+        // acknowledged.
         unsafe { (self.library.rdma_destroy_event_channel)(self.pointer.as_ptr()) };
     }
 }
@@ -178,29 +182,31 @@ const UNRELIABLE: c_int = 3;
 /// `IBV_QPT_UD`.
 const DATAGRAMS: c_int = 4;
 
-/// What an identifier is for.
+/// The service of an identifier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::hw) enum Service {
     /// Reliable connections: `RDMA_PS_TCP`.
     Reliable,
-    /// Unreliable connections: `RDMA_PS_IB`, because `RDMA_PS_TCP` has but reliable ones.
+    /// Unreliable connections: `RDMA_PS_IB`, because `RDMA_PS_TCP` has reliable ones only.
     Unreliable,
     /// Datagrams: `RDMA_PS_UDP`.
     Datagrams,
 }
 
-/// An identifier (`struct rdma_cm_id`). Dropping it destroys it, for which the events that were taken must be acknowledged; it tells a peer that waits.
+/// An identifier (`struct rdma_cm_id`). Dropping it destroys it, and tells a waiting peer. The
+/// events that were taken must be acknowledged before.
 #[derive(Debug)]
 pub(in crate::hw) struct Id {
     channel: Arc<EventChannel>,
     pointer: NonNull<abi::CmId>,
 }
 
-// SAFETY: the library's functions may be called from any thread; what is read of an identifier is written before the event that tells of it.
+// SAFETY: the library's functions may be called from any thread; the members that are read are
+// written before the event that reports them.
 unsafe impl Send for Id {}
 
 impl Id {
-    /// Makes one that has an address of ours; its events say `number`.
+    /// Makes an identifier with a local address. Its events carry `number`.
     pub(in crate::hw) fn bind(
         channel: &Arc<EventChannel>,
         number: u64,
@@ -226,7 +232,7 @@ impl Id {
             done(unsafe { (library.rdma_bind_addr)(id.pointer.as_ptr(), &mut address) })?;
             return Ok(id);
         };
-        // Of other types an identifier is made by this call only, with a channel of its own.
+        // For other types only this call makes an identifier, with a channel of its own.
         let mut info = abi::AddrInfo {
             flags: abi::RAI_PASSIVE,
             family: 0,
@@ -244,7 +250,8 @@ impl Id {
             next: ptr::null_mut(),
         };
         let none = ptr::null_mut();
-        // SAFETY: the structure and its address live until the call returns; there is no queue pair, and no domain for it.
+        // SAFETY: the structure and its address live until the call returns; there is no queue
+        // pair, and no domain for it.
         done(unsafe { (library.rdma_create_ep)(&mut pointer, &mut info, none, none) })?;
         let id = Self { channel: channel.clone(), pointer: made(pointer)? };
         id.set_number(number);
@@ -253,15 +260,16 @@ impl Id {
         Ok(id)
     }
 
-    /// Its events say this from now on.
+    /// Its events carry this number from now on.
     pub(in crate::hw) fn set_number(&self, number: u64) {
-        // SAFETY: the identifier exists. The member is the program's; it is read by whoever takes events, who has none of this identifier now.
+        // SAFETY: the identifier exists. The member is the program's; only the thread that takes
+        // events reads it, and it has no event of this identifier now.
         unsafe { (*self.pointer.as_ptr()).context = number as *mut c_void };
     }
 
-    /// The name of the device that it is bound to, and the port.
+    /// The name of its device, and the port.
     pub(in crate::hw) fn device(&self) -> Option<(String, u8)> {
-        // SAFETY: the identifier exists; a device to which it is bound is open as long as that.
+        // SAFETY: the identifier exists; its device is open as long as the identifier.
         unsafe {
             let id = self.pointer.as_ptr();
             let context = NonNull::new((*id).verbs)?.as_ptr();
@@ -297,7 +305,7 @@ impl Id {
         done(unsafe { (self.channel.library.rdma_listen)(self.pointer.as_ptr(), backlog) })
     }
 
-    /// Finds out where the peer is.
+    /// Finds the peer's address.
     pub(in crate::hw) fn resolve_addr(
         &self,
         peer: SocketAddr,
@@ -305,7 +313,8 @@ impl Id {
     ) -> io::Result<()> {
         let mut peer = abi::SockAddr::new(peer);
         let resolve = self.channel.library.rdma_resolve_addr;
-        // SAFETY: the identifier exists and has an address; the peer's is as long as its family says.
+        // SAFETY: the identifier exists and has an address; the peer's is as long as its family
+        // says.
         done(unsafe { resolve(self.pointer.as_ptr(), ptr::null_mut(), &mut peer, timeout_ms) })
     }
 
@@ -316,7 +325,7 @@ impl Id {
         done(unsafe { resolve(self.pointer.as_ptr(), timeout_ms) })
     }
 
-    /// Sets an option that is a byte.
+    /// Sets a one-byte option.
     pub(in crate::hw) fn set_option(&self, name: c_int, mut value: u8) -> io::Result<()> {
         let value = (&raw mut value).cast::<c_void>();
         let set = self.channel.library.rdma_set_option;
@@ -324,7 +333,7 @@ impl Id {
         done(unsafe { set(self.pointer.as_ptr(), abi::OPTION_ID, name, value, 1) })
     }
 
-    /// Takes this path to the peer, instead of having one found; the event is the same.
+    /// Uses this path to the peer, instead of finding one; the event is the same.
     pub(in crate::hw) fn set_path(&self, path: &Path) -> io::Result<()> {
         let mut data = abi::PathData::new(path);
         let (value, set) = ((&raw mut data).cast::<c_void>(), self.channel.library.rdma_set_option);
@@ -333,17 +342,18 @@ impl Id {
         done(unsafe { set(self.pointer.as_ptr(), level, name, value, len) })
     }
 
-    /// Asks for a connection, or for a datagram service.
+    /// Requests a connection or a datagram service.
     pub(in crate::hw) fn connect(&self, terms: &Terms, private: &[u8]) -> io::Result<()> {
         let mut param = terms.with(private);
-        // SAFETY: the identifier exists and is bound to a device; the private data is read before the call returns.
+        // SAFETY: the identifier exists and is bound to a device; the private data is read before
+        // the call returns.
         done(unsafe { (self.channel.library.rdma_connect)(self.pointer.as_ptr(), &mut param) })
     }
 
-    /// Accepts what was asked.
+    /// Accepts a request.
     pub(in crate::hw) fn accept(&self, terms: &Terms, private: &[u8]) -> io::Result<()> {
         let mut param = terms.with(private);
-        // SAFETY: as above; whoever was asked is bound to a device.
+        // SAFETY: as above; the identifier of a request is bound to a device.
         done(unsafe { (self.channel.library.rdma_accept)(self.pointer.as_ptr(), &mut param) })
     }
 
@@ -359,13 +369,13 @@ impl Id {
         done(unsafe { (self.channel.library.rdma_establish)(self.pointer.as_ptr()) })
     }
 
-    /// Ends the connection, or answers the peer who has.
+    /// Ends the connection, or confirms that the peer has ended it.
     pub(in crate::hw) fn disconnect(&self) -> io::Result<()> {
         // SAFETY: the identifier exists.
         done(unsafe { (self.channel.library.rdma_disconnect)(self.pointer.as_ptr()) })
     }
 
-    /// What a queue pair has to be brought to this state with (`enum ibv_qp_state`).
+    /// The attributes for the change of a queue pair to this state (`enum ibv_qp_state`).
     pub(in crate::hw) fn init_qp_attr(&self, state: c_int) -> io::Result<QpAttr> {
         let mut attr = QpAttr::to(state);
         let mut mask = 0;
@@ -378,8 +388,8 @@ impl Id {
 
 impl Drop for Id {
     fn drop(&mut self) {
-        // SAFETY: it is destroyed once. The call waits until the events that were taken are acknowledged, which they are as soon as
-        // they have been read.
+        // SAFETY: it is destroyed once. The call waits until the events that were taken are
+        // acknowledged, which happens as soon as they have been read.
         unsafe { (self.channel.library.rdma_destroy_id)(self.pointer.as_ptr()) };
     }
 }
