@@ -1,7 +1,8 @@
-//! `rocinante udaddy`: finds a queue pair for datagrams by the connection manager and plays as `udaddy(1)` of librdmacm does, with such a program or
-//! with itself.
+//! `rocinante udaddy`: finds a queue pair for datagrams through the connection manager and plays
+//! like librdmacm's `udaddy(1)`. The other side is that program or `rocinante udaddy`.
 //!
-//! The client sends a number of datagrams, each with the number of its queue pair; the server answers whoever sent the first with as many.
+//! The client sends a number of datagrams, each with the number of its queue pair. The server
+//! answers the sender of the first one with as many.
 
 use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
@@ -42,7 +43,7 @@ pub struct Args {
     /// Bytes of a message; the server's must not be less than the client's
     #[arg(short = 'S', long, value_name = "BYTES", default_value_t = 100)]
     size: u32,
-    /// How long the next message is waited for, and the client waits for the server's answer, in seconds
+    /// Time limit for the next message, and for the server's answer to the client, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=3600))]
     patience: u64,
     #[command(flatten)]
@@ -52,7 +53,7 @@ pub struct Args {
     json: bool,
 }
 
-/// What a side did.
+/// The result of one side.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
     role: &'static str,
@@ -82,7 +83,7 @@ pub fn run(args: &Args) -> ExitCode {
 impl Args {
     fn plan(&self) -> Plan {
         let patience = Duration::from_secs(self.patience);
-        // As udaddy has it: what is empty is not sent.
+        // As in udaddy: empty messages are not sent.
         let count = if self.size == 0 { 0 } else { self.count };
         Plan { count, size: self.size, patience }
     }
@@ -147,7 +148,7 @@ fn serve(args: &Args, out: Output) -> Result<Report, Failure> {
     out.note(format_args!("waiting for a client on {place}"));
     let mut nodes = Vec::new();
     for _ in 0..args.connections {
-        // All clients are one program, which asks for all at once.
+        // All requests come from one program, which sends them all at once.
         let patience = (!nodes.is_empty()).then_some(plan.patience);
         let request = listener.request(patience)?;
         let node = Node::new(&ctx, plan)?;
