@@ -30,9 +30,9 @@ use crate::workers::{PlaceArgs, Provider};
 /// Measure everything: bandwidth, rate and latency of all backends beside their raw ceilings and
 /// TCP, and what it costs
 ///
-/// With Soft-RoCE devices no process goes before others, since the kernel's threads need their
-/// cores. Where the processor is emulated, each figure is measured for as many times longer as the
-/// processor is slower, and no goal is judged.
+/// With Soft-RoCE devices all processes wait for their turn, since the kernel's threads need their
+/// cores. Where the processor is emulated, everything takes as many times longer as the processor is
+/// slower, and no goal is judged.
 ///
 /// A ceiling is what the same interface carries without a protocol: packets of the same sizes, ICRC
 /// and copies, and nothing else. A run does not count if its ceiling of 1 MiB is below 2.5 times

@@ -31,7 +31,7 @@ use kernel::KernelCounters;
 pub struct Args {
     /// Only the device of this name
     name: Option<String>,
-    /// Print what the kernel counts: interfaces, UDP sockets, and who has UDP/4791
+    /// Print what the kernel counts: interfaces, UDP sockets, and the sockets on UDP/4791
     #[arg(long)]
     counters: bool,
     /// End standard output with one JSON object on one line; all else goes to standard error

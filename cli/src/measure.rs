@@ -8,8 +8,8 @@
 //!
 //! | measurement | client | server |
 //! |---|---|---|
-//! | latency of WRITE | [`write_latency`] with [`Side::First`] | [`write_latency`] with [`Side::Second`] |
-//! | latency of SEND | [`send_latency`] with [`Side::First`] | [`send_latency`] with [`Side::Second`] |
+//! | latency of WRITE | [`write_latency`], [`Side::First`] | [`write_latency`], [`Side::Second`] |
+//! | latency of SEND | [`send_latency`], [`Side::First`] | [`send_latency`], [`Side::Second`] |
 //! | latency of READ and atomics | [`round_trips`] | [`serve`] |
 //! | rate, bandwidth of WRITE and READ | [`bulk`] | [`serve`] |
 //! | rate, bandwidth of SEND | [`bulk`] | [`post_receives`], then [`receive_bulk`] |

@@ -189,7 +189,8 @@ pub struct Outcome {
 /// Plays ping-pong with such a program.
 ///
 /// # Errors
-/// The peer says something else, goes, or stays silent; no device; a request fails. The text names the peer and the phase.
+/// The peer says something else, goes, or stays silent; there is no device; or a request fails. The
+/// text names the peer and the phase.
 pub fn run(args: &Args, rules: &Rules, out: Output) -> Result<Outcome, Failure> {
     let mut wire = meet(args, rules, out)?;
     let wish = args.gid_idx.map_or(Wish::Any, |index| Wish::Gid { index, option: "-g" });

@@ -1,4 +1,5 @@
-//! `rocinante perf --compat perftest`: the other side is `ib_write_bw` or another of perftest's programs.
+//! `rocinante perf --compat perftest`: the other side is one of perftest's programs, such as
+//! `ib_write_bw`.
 //!
 //! Both sides agree on little ([`talk`]): pages, cache lines, path MTU. The user must give sizes
 //! and numbers to both. Each side sends the addresses of its queue pairs and of their memory
@@ -6,9 +7,9 @@
 //!
 //! | | before | for each size | at the end |
 //! |---|---|---|---|
-//! | `send_bw` | | post receives, meet, both work; with `-b` and `-n` both tell results; with `-a` meet | close |
+//! | `send_bw` | | post receives, meet, both work; `-b -n`: both tell results; `-a`: meet | close |
 //! | `write_bw`, `read_bw`, `atomic_bw` | | the client works | meet, both tell results, close |
-//! | the same with `-b` | | meet, both work; with `-a` meet; both tell results | close |
+//! | the same with `-b` | | meet, both work; `-a`: meet; both tell results | close |
 //! | `send_lat` | | post receives, meet, back and forth | close |
 //! | `write_lat` | meet | back and forth, the server first | |
 //! | `read_lat`, `atomic_lat` | meet | the client works | close |
@@ -76,7 +77,8 @@ pub struct Outcome {
 /// Measures with one of perftest's programs.
 ///
 /// # Errors
-/// The peer says something else, goes, or stays silent; no device; a request fails. The text names the peer and the phase.
+/// The peer says something else, goes, or stays silent; there is no device; or a request fails. The
+/// text names the peer and the phase.
 pub fn run(args: &Args, given: &Given, out: Output) -> Result<Outcome, Failure> {
     let mut plan = Plan::new(args.test, given, &args.options, &args.net)?;
     let wish = match args.options.gid_index {

@@ -10,7 +10,7 @@ use super::check::Verdict;
 use super::frame::LinkType;
 use super::line::{NO_BTH, opcode_name};
 
-/// Counts of a capture. Every RoCEv2 packet counts once under its verdict and once under its opcode.
+/// The counts of a capture. Each RoCEv2 packet counts under its verdict and under its opcode.
 #[derive(Debug, Default, Serialize)]
 pub struct Summary {
     /// Frames in the file.

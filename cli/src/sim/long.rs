@@ -1,4 +1,4 @@
-//! The simulator for hours: one seed after the other, until the time is over or an invariant is violated.
+//! Long simulations: one seed after the other, until the time is over or an invariant is violated.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
