@@ -31,8 +31,8 @@ use crate::workers::{PlaceArgs, Provider};
 /// TCP, and what it costs
 ///
 /// With Soft-RoCE devices all processes wait for their turn, since the kernel's threads need their
-/// cores. Where the processor is emulated, everything takes as many times longer as the processor is
-/// slower, and no goal is judged.
+/// cores. Where the processor is emulated, everything takes as many times longer as the processor
+/// is slower, and no goal is judged.
 ///
 /// A ceiling is what the same interface carries without a protocol: packets of the same sizes, ICRC
 /// and copies, and nothing else. A run does not count if its ceiling of 1 MiB is below 2.5 times

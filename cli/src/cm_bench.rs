@@ -16,7 +16,8 @@ use crate::output::{Failure, Output};
 use crate::session::{OpenArgs, address};
 use crate::workers::resident;
 
-/// Measure the connection manager: connections made and ended per second, held at once, and their memory
+/// Measure the connection manager: connections made and ended per second, held at once, and their
+/// memory
 ///
 /// First it makes and holds --connections of them, to measure their memory. Then it makes and ends
 /// connections for --seconds.

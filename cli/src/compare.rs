@@ -46,7 +46,8 @@ pub struct Args {
     /// Only figures with this in their names
     #[arg(long)]
     only: Option<String>,
-    /// Print one JSON object on the last line of standard output, and everything else to standard error
+    /// Print one JSON object on the last line of standard output, and everything else to standard
+    /// error
     #[arg(long)]
     json: bool,
 }

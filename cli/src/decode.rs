@@ -29,9 +29,11 @@ use summary::Summary;
 /// Exit status: 0 if no ICRC is wrong, 1 if one is, 2 if the file cannot be read to its end.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// A pcap or pcapng file (Ethernet, 802.1Q, Linux cooked, raw IP or BSD loopback), or - for standard input
+    /// A pcap or pcapng file (Ethernet, 802.1Q, Linux cooked, raw IP or BSD loopback), or - for
+    /// standard input
     pub file: PathBuf,
-    /// End standard output with the counts as one JSON object on one line; all else goes to standard error
+    /// End standard output with the counts as one JSON object on one line; all else goes to
+    /// standard error
     #[arg(long)]
     pub json: bool,
     /// Print only packets with a wrong ICRC, and the summary

@@ -38,13 +38,15 @@ pub use worker::{WorkerArgs, run as run_worker};
 ///
 /// Needs root, or unprivileged user namespaces (then without afxdp, which loads a BPF program).
 ///
-/// Exit status: 0 if every backend that the machine allows moved all data right and obeyed the host.
+/// Exit status: 0 if every backend that the machine allows moved all data right and obeyed the
+/// host.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Which backend to show
     #[arg(long, value_enum, default_value_t = Netdev::All)]
     netdev: Netdev,
-    /// End standard output with the result as one JSON object on one line; all else goes to standard error
+    /// End standard output with the result as one JSON object on one line; all else goes to
+    /// standard error
     #[arg(long)]
     json: bool,
     /// Measure for a short time only; verify and check as ever

@@ -17,8 +17,8 @@ use crate::session::OpenArgs;
 /// The other sides are `rocinante mckey` or mckey of librdmacm, over any network that RoCE v2 and
 /// multicast pass.
 ///
-/// Two terminals on one machine, without privileges: `rocinante mckey -m 239.1.2.3 -b 127.0.0.1`, and then
-/// `rocinante mckey -m 239.1.2.3 -b 127.0.0.2 -s`.
+/// Two terminals on one machine, without privileges: `rocinante mckey -m 239.1.2.3 -b 127.0.0.1`,
+/// and then `rocinante mckey -m 239.1.2.3 -b 127.0.0.2 -s`.
 ///
 /// Exit status: 0 if all went well, 1 if it did not, 2 if the command line makes no sense.
 #[derive(Debug, clap::Args)]
@@ -26,7 +26,8 @@ pub struct Args {
     /// The group's address: 224.0.0.0/4 or ff00::/8
     #[arg(short, long, value_name = "ADDR", required_unless_present = "unmapped")]
     multicast: Option<IpAddr>,
-    /// The group's GID instead: of an IPv6 group its address, of an IPv4 group the address as ::ffff:239.1.2.3
+    /// The group's GID instead: of an IPv6 group its address, of an IPv4 group the address as
+    /// ::ffff:239.1.2.3
     #[arg(short = 'M', long, value_name = "GID", conflicts_with = "multicast")]
     unmapped: Option<Ipv6Addr>,
     /// The address of the device to use

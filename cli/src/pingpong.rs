@@ -59,7 +59,8 @@ pub struct Args {
     compat: Option<Program>,
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
-    /// With --compat: index of the GID to use (`rocinante devices` shows them) [default: that of the address of the TCP connection]
+    /// With --compat: index of the GID to use (`rocinante devices` shows them) [default: that of
+    /// the address of the TCP connection]
     #[arg(short, long, value_name = "INDEX")]
     pub(crate) gid_idx: Option<usize>,
     /// With --compat ibv-srq: queue pairs [default: 16]

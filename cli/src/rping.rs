@@ -39,7 +39,8 @@ pub struct Args {
     /// The server's address: at the server, that of the device to use
     #[arg(short, long, value_name = "ADDR")]
     address: IpAddr,
-    /// At the client, the address of the device to use [default: the one from which the server is reached]
+    /// At the client, the address of the device to use [default: the one from which the server is
+    /// reached]
     #[arg(short = 'I', long, value_name = "ADDR", requires = "client")]
     source: Option<IpAddr>,
     /// The server's port, one of RDMA_PS_TCP

@@ -40,8 +40,8 @@ pub struct NetArgs {
     /// The choice of the device.
     #[command(flatten)]
     pub device: OpenArgs,
-    /// Use the device with this address. The default is, at the client, the address from which HOST is reached; at the
-    /// server, the one by which the client comes
+    /// Use the device with this address. The default is, at the client, the address from which HOST
+    /// is reached; at the server, the one by which the client comes
     #[arg(long, value_name = "ADDR")]
     pub bind: Option<IpAddr>,
     /// Connect by the connection manager, as programs of librdmacm do, and not over TCP: all goes

@@ -12,7 +12,8 @@ use serde::Serialize;
 
 use crate::output::{Failure, Output};
 
-/// Simulate hosts, queue pairs and a bad network from a seed, and check every invariant at every step
+/// Simulate hosts, queue pairs and a bad network from a seed, and check every invariant at every
+/// step
 ///
 /// The same seed does the same, to the last byte, as the digest at the end shows. A step is a
 /// packet that arrives or is lost, a timer, or a call of the engine. A violation names the step;

@@ -45,7 +45,8 @@ struct Common {
 
 /// Make connections by the connection manager and exchange messages on all of them, like ucmatose
 ///
-/// The other side is `rocinante ucmatose` or ucmatose of librdmacm. Both sides need the same -c, -C and -S.
+/// The other side is `rocinante ucmatose` or ucmatose of librdmacm. Both sides need the same -c, -C
+/// and -S.
 ///
 /// Exit status: 0 if all went well, 1 if it did not, 2 if the command line makes no sense.
 #[derive(Debug, clap::Args)]
@@ -53,7 +54,8 @@ pub struct Args {
     /// Be the client of this server
     #[arg(short, long, value_name = "ADDR")]
     server: Option<IpAddr>,
-    /// The address of the device to use [default at the client: the one from which the server is reached]
+    /// The address of the device to use [default at the client: the one from which the server is
+    /// reached]
     #[arg(short, long, value_name = "ADDR", required_unless_present = "server")]
     bind: Option<IpAddr>,
     /// Connections

@@ -17,7 +17,8 @@ use crate::session::{OpenArgs, address};
 
 /// Find a queue pair by the connection manager and exchange datagrams with it, like udaddy
 ///
-/// The other side is `rocinante udaddy` or udaddy of librdmacm, over any network that RoCE v2 passes.
+/// The other side is `rocinante udaddy` or udaddy of librdmacm, over any network that RoCE v2
+/// passes.
 ///
 /// Two terminals on one machine, without privileges: `rocinante udaddy -b 127.0.0.1`, and
 /// `rocinante udaddy -s 127.0.0.1 -b 127.0.0.2`.
@@ -28,7 +29,8 @@ pub struct Args {
     /// Be the client of the server with this address
     #[arg(short, long, value_name = "ADDR", required_unless_present = "bind")]
     server: Option<IpAddr>,
-    /// The address of the device to use; the server must be given one [default: the one from which the server is reached]
+    /// The address of the device to use; the server must be given one [default: the one from which
+    /// the server is reached]
     #[arg(short, long, value_name = "ADDR")]
     bind: Option<IpAddr>,
     /// The server's port, one of RDMA_PS_UDP

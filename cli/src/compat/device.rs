@@ -10,7 +10,8 @@ use crate::session::{NetArgs, OpenArgs};
 /// Device options of the programs in [`compat`](crate::compat).
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct DeviceArgs {
-    /// With --compat: the device, which is a network interface, or an RDMA device of the kernel (`rocinante devices` lists them)
+    /// With --compat: the device, which is a network interface, or an RDMA device of the kernel
+    /// (`rocinante devices` lists them)
     #[arg(short = 'd', long, value_name = "INTERFACE")]
     pub ib_dev: Option<String>,
     /// With --compat: the device's port, always 1

@@ -9,8 +9,8 @@ use crate::output::{Failure, Output};
 /// The choice of device and backend.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct OpenArgs {
-    /// Carry the packets by afxdp, packet, udp, or auto: the best of them that bypasses no rule [default: the variable
-    /// ROCINANTE_NETDEV, else auto]
+    /// Carry the packets by afxdp, packet, udp, or auto: the best of them that bypasses no rule
+    /// [default: the variable ROCINANTE_NETDEV, else auto]
     #[arg(long, value_name = "NETDEV", value_parser = netdev)]
     pub netdev: Option<Netdev>,
     /// Use this device: an RDMA device of the kernel (mlx5_0, rxe0; "hw" for the one with the

@@ -59,7 +59,8 @@ pub enum Measure {
     AtomicLatAsleep,
     /// The extra time of a UDP socket's answer if its process sleeps until the question comes.
     WakeUp,
-    /// Processor time, in user and kernel mode, of the processes of both ends for 10⁹ bytes of payload, to a passive target.
+    /// Processor time, in user and kernel mode, of the processes of both ends for 10⁹ bytes of
+    /// payload, to a passive target.
     CpuPerGb,
     /// Processor time of the whole machine for 10⁹ bytes of payload.
     MachineCpuPerGb,

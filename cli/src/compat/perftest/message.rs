@@ -8,7 +8,7 @@
 //! | 0..4, 4..8, 8..12, 12..16, 16..20 | LID, READs and atomics at a time, QPN, PSN, key |
 //! | 20..24 | whatever was in the memory there |
 //! | 24..32, 32..48 | address, GID |
-//! | 48..52, 52..56 | number of a shared receive queue, index of the GID: nobody reads them |
+//! | 48..52, 52..56 | number of a shared receive queue, index of the GID: not read |
 
 use std::str;
 

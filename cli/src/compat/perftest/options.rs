@@ -13,7 +13,8 @@ use crate::perf::plan::Test;
 pub struct Options {
     #[command(flatten)]
     pub(super) device: DeviceArgs,
-    /// With --compat: index of the GID to use (`rocinante devices` shows them) [default: that of the address of the TCP connection]
+    /// With --compat: index of the GID to use (`rocinante devices` shows them) [default: that of
+    /// the address of the TCP connection]
     #[arg(short = 'x', long, value_name = "INDEX")]
     pub(super) gid_index: Option<usize>,
     /// With --compat: use the device's first global IPv6 address; TCP stays on IPv4
@@ -25,7 +26,8 @@ pub struct Options {
     /// With --compat: sleep on completion events instead of polling
     #[arg(short, long)]
     pub(super) events: bool,
-    /// With --compat: send messages up to this size inline [default: 0 for bandwidth, 64 for latency]
+    /// With --compat: send messages up to this size inline [default: 0 for bandwidth, 64 for
+    /// latency]
     #[arg(short = 'I', long = "inline_size", value_name = "BYTES", value_parser = clap::value_parser!(u32).range(..=4096))]
     pub(super) inline_size: Option<u32>,
     /// With --compat: READs or atomics outstanding at a time [default: 16]
@@ -37,7 +39,8 @@ pub struct Options {
     /// With --compat: do not look for the best stretch
     #[arg(short = 'N', long)]
     pub(super) no_peak: bool,
-    /// With --compat and -D: do not count the first and the last seconds [default: a quarter of -D each]
+    /// With --compat and -D: do not count the first and the last seconds [default: a quarter of -D
+    /// each]
     #[arg(short = 'f', long, value_name = "SECONDS")]
     pub(super) margin: Option<u64>,
     /// With --compat: traffic class of the packets
