@@ -131,8 +131,8 @@ impl From<PostListError> for MeasureError {
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The other side of [`bulk`] and [`round_trips`]: drives the device on this thread until the peer
-/// reaches the barrier `name`, too. Continues as long as packets arrive. This thread sleeps on a
-/// device of the kernel, which drives itself, maybe with threads that need this core.
+/// reaches the barrier `name`, too. Continues as long as packets arrive. A device of the kernel
+/// drives itself, maybe with threads that need this core, so this thread sleeps then.
 ///
 /// # Errors
 /// [`VerbsError::Exchange`] as [`Exchange::barrier_while`].

@@ -48,8 +48,8 @@ impl Match {
         self.and(&format!("oifname {name:?}"))
     }
 
-    /// Matches only packets that also match `expression`, as in nft(8): `"@ih,0,8 0x0a"`, `"meta
-    /// length < 100"`.
+    /// Matches only packets that also match `expression`, as in nft(8): `"@ih,0,8 0x0a"`,
+    /// `"meta length < 100"`.
     #[must_use]
     pub fn and(mut self, expression: &str) -> Self {
         let _ = write!(self.0, " {expression}");

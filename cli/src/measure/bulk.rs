@@ -72,7 +72,7 @@ pub struct BulkResult {
     pub messages: u64,
     /// Their payload.
     pub bytes: u64,
-    /// From the first post to the last completion.
+    /// From the first post to the last completion; in [`receive_bulk`] from the first message on.
     pub elapsed: Duration,
 }
 

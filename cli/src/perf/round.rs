@@ -21,8 +21,8 @@ const PATIENCE: Duration = Duration::from_secs(15);
 /// Messages before the measured ones. They fill caches and train predictors, and show that the
 /// second side is ready.
 const WARM_UP: u64 = 100;
-/// Least memory that messages in flight are spread over, so that they do not all fit into the
-/// fastest cache.
+/// Memory that messages in flight are spread over, as far as they fill it, so that they do not all
+/// lie in the fastest cache.
 const SPREAD: usize = 4 << 20;
 /// RNR timer code 1: 10 µs. A late receive then costs as little as possible.
 const RNR_10_US: u8 = 1;

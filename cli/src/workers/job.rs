@@ -21,7 +21,7 @@ use crate::output::Failure;
 /// TCP port of the exchange between the two processes. It must differ from those of `perf`,
 /// perftest and an agent, which may use the same address.
 const PORT: u16 = 18_517;
-/// Least time in which the other process has to start.
+/// Least time limit for the start of the other process.
 const PATIENCE: Duration = Duration::from_secs(15);
 /// The defaults of `net.core.rmem_max` and `wmem_max`.
 const SMALL_BUFFER: u32 = 212_992;
