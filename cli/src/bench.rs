@@ -1,7 +1,9 @@
-//! `rocinante bench`: everything that there is to measure, each figure right after its raw ceiling, and TCP beside.
+//! `rocinante bench`: measures everything, each figure right after its raw ceiling, with TCP
+//! beside.
 //!
-//! A run measures all once; runs follow each other. Within a run, what is compared is measured right after each other, by pairs of processes
-//! in two network namespaces, so that a machine that changes its speed changes it for all.
+//! One run measures every cell once, and the runs follow each other. Within a run, figures to be
+//! compared are measured right after each other, by pairs of processes in two network namespaces.
+//! So a machine that changes its speed changes it for all of them.
 
 mod attempts;
 mod goals;
@@ -25,22 +27,27 @@ use crate::output::{Failure, Output};
 use crate::session::mtu;
 use crate::workers::{PlaceArgs, Provider};
 
-/// Measure everything: bandwidth, rate and latency of all backends beside their raw ceilings and TCP, and what it costs
+/// Measure everything: bandwidth, rate and latency of all backends beside their raw ceilings and
+/// TCP, and what it costs
 ///
-/// With devices of Soft-RoCE all processes wait for their turn, since the kernel's threads need their cores; where the processor is emulated, everything
-/// takes as many times longer as it is slower, and goals are not judged.
+/// With Soft-RoCE devices all processes wait for their turn, since the kernel's threads need their
+/// cores. Where the processor is emulated, everything takes as many times longer as the processor
+/// is slower, and no goal is judged.
 ///
-/// A ceiling is what the same interface carries when there is no protocol: packets of the same sizes, ICRC and copies, and nothing else. A run
-/// in which the ceiling of 1 MiB is below 2.5 times one iperf3 stream does not count; one that lacks either is not judged. Everything is measured between two network
-/// namespaces with one veth between them, unless addresses are given.
+/// A ceiling is what the same interface carries without a protocol: packets of the same sizes, ICRC
+/// and copies, and nothing else. A run does not count if its ceiling of 1 MiB is below 2.5 times
+/// one iperf3 stream. A run that lacks either figure is not judged. Everything is measured between
+/// two network namespaces with one veth between them, unless addresses are given.
 ///
-/// Exit status: 0 if something was measured, 1 if nothing could be, 2 if the command line makes no sense. What could not be measured is said.
+/// Exit status: 0 if something was measured, 1 if nothing could be, 2 if the command line makes no
+/// sense. The output names what could not be measured.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     /// Fewer sizes, each for a shorter time: at most 2 minutes instead of 8
     #[arg(long)]
     quick: bool,
-    /// Only these groups (bandwidth, rate, latency, both, qps, small_buffers, sweep, latency_sweep, idle), measures (write_bw, …) or peers (tcp-spin, iperf3, udp)
+    /// Only these groups (bandwidth, rate, latency, both, qps, small_buffers, sweep, latency_sweep,
+    /// idle), measures (write_bw, …) or peers (tcp-spin, iperf3, udp)
     #[arg(long, value_delimiter = ',', value_name = "WORDS")]
     only: Vec<String>,
     /// Backends: udp, packet, afxdp; hw for the kernel's RDMA devices
@@ -52,7 +59,8 @@ pub struct Args {
     /// How often everything is measured
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
-    /// How long each figure is measured, in seconds [default: 0.25, or 0.08 with --quick; more on a slow machine]
+    /// How long each figure is measured, in seconds [default: 0.25, or 0.08 with --quick; more on a
+    /// slow machine]
     #[arg(long)]
     seconds: Option<f64>,
     /// Also the backends' ports with no engine behind them, as rows of udp-port and packet-port
@@ -79,7 +87,8 @@ pub fn run(args: &Args) -> ExitCode {
 }
 
 impl Args {
-    /// What to measure on a machine that is so many times slower than an ordinary one.
+    /// The choice of what to measure, on a machine that is `slowness` times slower than an ordinary
+    /// one.
     fn choice(&self, slowness: f64) -> Result<Choice, Failure> {
         let usual = slowness * if self.quick { 0.08 } else { 0.25 };
         let seconds = self.seconds.unwrap_or(usual);

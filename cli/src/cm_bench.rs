@@ -1,4 +1,5 @@
-//! `rocinante cm-bench`: how fast connections are made and ended, how many are held at once, and what an idle one costs.
+//! `rocinante cm-bench`: how fast connections are made and ended, how many are held at once, and
+//! the cost of an idle one.
 
 mod asks;
 mod serves;
@@ -15,12 +16,14 @@ use crate::output::{Failure, Output};
 use crate::session::{OpenArgs, address};
 use crate::workers::resident;
 
-/// Measure the connection manager: connections made and ended per second, held at once, and their memory
+/// Measure the connection manager: connections made and ended per second, held at once, and their
+/// memory
 ///
-/// First as many as are asked for are made and held, for their memory; then connections are made and ended.
+/// First it makes and holds --connections of them, to measure their memory. Then it makes and ends
+/// connections for --seconds.
 ///
-/// Without HOST and --server it joins two network namespaces by a veth and runs both sides there. Each connection has a queue pair of its
-/// own, which is made for it, brought up, and destroyed.
+/// Without HOST and --server it joins two network namespaces by a veth and runs both sides there.
+/// Each connection has its own queue pair, which is created, brought up and destroyed with it.
 ///
 /// Exit status: 0 if all went well, 1 if it did not, 2 if the command line makes no sense.
 #[derive(Debug, Clone, clap::Args)]
@@ -30,7 +33,8 @@ pub struct Args {
     /// Be the server, for one client
     #[arg(long, conflicts_with = "host")]
     server: bool,
-    /// Use the device with this address [default: at the client the one from which HOST is reached, at the server the only one]
+    /// Use the device with this address [default: at the client the one from which HOST is reached,
+    /// at the server the only one]
     #[arg(long, value_name = "ADDR")]
     bind: Option<IpAddr>,
     #[command(flatten)]
@@ -55,7 +59,7 @@ pub struct Args {
     json: bool,
 }
 
-/// What both sides do; the client decides it.
+/// The parameters of both sides. The client chooses them.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 struct Plan {
     at_a_time: u32,
@@ -64,7 +68,7 @@ struct Plan {
 }
 
 impl Plan {
-    /// A client's may say anything.
+    /// Checks a plan that a client sent.
     fn check(self) -> Result<Self, Failure> {
         let fits = (1..=4096).contains(&self.at_a_time)
             && (1..=20_000).contains(&self.connections)
@@ -80,9 +84,10 @@ impl Plan {
 /// Memory of one side.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 struct Memory {
-    /// Resident bytes per connection: what the process has more than before its first, divided by the number of connections.
+    /// Resident bytes per connection: the growth of the process since before its first connection,
+    /// divided by their number.
     bytes_per_connection: f64,
-    /// Descriptors that the process has more.
+    /// Growth of the number of descriptors.
     descriptors: i64,
 }
 
@@ -91,19 +96,20 @@ struct Memory {
 struct Report {
     netdev: String,
     seconds: f64,
-    /// Made and ended in that time, each from making the queue pair to destroying it.
+    /// Connections made and ended in that time, each from creating the queue pair to destroying it.
     connections: u64,
     connections_per_s: f64,
-    /// From before the request is sent to the established connection, with as many at a time as were asked for, microseconds.
+    /// Time from before the request is sent until the connection is established, with `at_a_time`
+    /// in progress; microseconds.
     connect_us_p50: f64,
     connect_us_p99: f64,
-    /// Held at once.
+    /// Number of connections held at once.
     held: u32,
-    /// How long it took until all of them were established, seconds.
+    /// Time until all of them were established, in seconds.
     held_after_s: f64,
     client: Memory,
     server: Memory,
-    /// Messages that were sent again, by either side.
+    /// Messages that either side retransmitted.
     repeated: u64,
 }
 
@@ -161,10 +167,11 @@ impl Args {
     }
 }
 
-/// How long the server may take to end when the client has: it may wait for words of a client that is gone.
+/// Time in which the server has to end after the client. It may still wait for a message of a
+/// client that is gone.
 const ENDS_AFTER: Duration = Duration::from_secs(30);
 
-/// Both sides, each a process in a namespace of its own.
+/// Runs both sides, each in a process and a namespace of its own.
 fn in_a_lab(args: &Args, out: Output) -> Result<Report, Failure> {
     let failed = |error: &dyn std::fmt::Display| Failure::Failed(error.to_string());
     kill_children_on_signal().map_err(|error| failed(&error))?;
@@ -212,7 +219,7 @@ fn in_a_lab(args: &Args, out: Output) -> Result<Report, Failure> {
     serde_json::from_slice(&asked.stdout).map_err(|error| failed(&error))
 }
 
-/// What makes queue pairs.
+/// Creates queue pairs.
 struct Maker {
     ctx: Context,
     pd: Pd,
@@ -237,7 +244,7 @@ impl Maker {
     }
 }
 
-/// What the process has: resident bytes and descriptors.
+/// What the process holds: resident bytes and descriptors.
 fn holdings() -> Result<(u64, i64), Failure> {
     let failed = |what: &str| Failure::Failed(format!("cannot read {what}"));
     let descriptors =
@@ -246,7 +253,7 @@ fn holdings() -> Result<(u64, i64), Failure> {
     Ok((resident()?, descriptors))
 }
 
-/// What it has more than before, with so many connections.
+/// The growth of the process since `before`, with so many connections.
 fn grown(before: (u64, i64), connections: u32) -> Result<Memory, Failure> {
     let now = holdings()?;
     Ok(Memory {

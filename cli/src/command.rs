@@ -1,4 +1,4 @@
-//! The command line: each subcommand is a module of its own.
+//! The command line. Each subcommand has its own module.
 
 use std::ffi::OsString;
 use std::panic;
@@ -42,7 +42,8 @@ enum Command {
     MeasureWorker(workers::WorkerArgs),
 }
 
-/// Runs the command line `args`, whose first word is the program's name. Ends the process if they make no sense.
+/// Runs the command line `args`. Its first word is the program's name. Ends the process if the
+/// arguments make no sense.
 #[must_use]
 pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     end_quietly_without_a_reader();
@@ -67,11 +68,12 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
 }
 
-/// The status of a process that ended by SIGPIPE, as shells report it.
+/// The status that shells report for a process that ended by SIGPIPE.
 const BROKEN_PIPE: i32 = 141;
 
-/// Whoever reads standard output may have read enough (`| head`): then this process ends, as others do by SIGPIPE. Rust ignores that signal, which sockets and the
-/// pipes to workers need; but `println!` panics then.
+/// Ends this process quietly when the reader of standard output closes it early (`| head`), as
+/// SIGPIPE ends other programs. Rust ignores that signal, and the sockets and the pipes to workers
+/// need this; but then `println!` panics.
 fn end_quietly_without_a_reader() {
     let usual = panic::take_hook();
     panic::set_hook(Box::new(move |info| {

@@ -1,8 +1,10 @@
-//! `rocinante compare`: the same measurements on several providers, one right after the other, and how they relate.
+//! `rocinante compare`: the same measurements on several providers, one right after the other, and
+//! their ratios.
 //!
-//! Providers are the backends of the software device and, where there is one, the hardware's (or Soft-RoCE's) device. Each
-//! measurement has two processes of its own, bound to two cores. All providers take turns within a run, and runs follow each other, so
-//! that a machine that changes its speed changes it for all.
+//! A provider is a backend of the software device, or a device of the hardware (or Soft-RoCE),
+//! where there is one. Each measurement has two processes of its own, bound to two cores. All
+//! providers take turns within a run, and the runs follow each other. So a machine that changes its
+//! speed changes it for all of them.
 
 mod figure;
 mod table;
@@ -19,13 +21,15 @@ use crate::workers::{Figure, Outcome, PlaceArgs, Places, Provider, Work};
 
 /// Measure several providers side by side: latency, message rate, bandwidth, processor time
 ///
-/// Without addresses it joins two network namespaces by a veth and compares the backends of the software device there. With
-/// --local and --remote it works between two addresses of this namespace that reach each other over a wire. With --devices, the
-/// RDMA devices of these two addresses are measured between them, and the software device between two namespaces as without
-/// addresses: Soft-RoCE holds UDP/4791 of all addresses of its namespace.
+/// Without addresses it joins two network namespaces by a veth and compares the backends of the
+/// software device there. With --local and --remote it works between two addresses of this
+/// namespace that reach each other over a wire. With --devices, it measures the RDMA devices of
+/// these two addresses, and the software device between two namespaces as without addresses:
+/// Soft-RoCE holds UDP/4791 of all addresses of its namespace.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
-    /// Providers, the first of which is the baseline: hw, udp, packet, afxdp; all that can be had unless said otherwise
+    /// Providers, the first of which is the baseline: hw, udp, packet, afxdp [default: all that are
+    /// available]
     #[arg(long, value_delimiter = ',')]
     providers: Vec<Provider>,
     #[command(flatten)]
@@ -39,10 +43,11 @@ pub struct Args {
     /// Path MTUs in bytes
     #[arg(long, value_delimiter = ',', default_value = "1024,4096", value_parser = mtu)]
     mtu: Vec<Mtu>,
-    /// Only figures whose name contains this
+    /// Only figures with this in their names
     #[arg(long)]
     only: Option<String>,
-    /// Print one JSON object on the last line of standard output, and everything else to standard error
+    /// Print one JSON object on the last line of standard output, and everything else to standard
+    /// error
     #[arg(long)]
     json: bool,
 }
@@ -78,7 +83,8 @@ fn compare(args: &Args, output: Output) -> Result<Comparison, Failure> {
                 ));
                 match measure(args, &places, provider, mtu) {
                     Ok(figures) => comparison.add(provider, figures),
-                    // What cannot be had is said once; what broke in a later run is an error.
+                    // A provider that is not available is reported once. A failure in a later run
+                    // is an error.
                     Err(Failure::Failed(why)) if run == 1 && args.providers.is_empty() => {
                         comparison.skip(provider, why);
                     }

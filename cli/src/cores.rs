@@ -1,12 +1,14 @@
-//! Which core each of the two processes gets, so that two that spin do not share one by chance.
+//! Chooses a core for each of the two processes, so that two spinning processes do not share one by
+//! chance.
 
 use std::fs;
 
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
-/// Binds this process, as long as it has one thread, or else the calling thread to the core that is `index` (0 or 1) of the pair. Does nothing where there is only one core, or if
-/// the kernel refuses: the scheduler then decides.
+/// Binds the calling thread to the core with index `index` (0 or 1) of the pair. In a process with
+/// one thread this binds the process. Does nothing if there is only one core or the kernel refuses:
+/// the scheduler then decides.
 pub(crate) fn bind(index: usize) {
     let this = Pid::from_raw(0);
     let Ok(allowed) = sched_getaffinity(this) else { return };
@@ -22,12 +24,14 @@ pub(crate) fn bind(index: usize) {
     }
 }
 
-/// Where to begin: processes of one parent at the same place, those of others likely elsewhere.
+/// The first core to use: the same for all processes of one parent, and likely another one for
+/// processes of another parent.
 fn first_of(allowed: &[usize], parent: i32) -> Option<usize> {
     usize::try_from(parent).ok()?.checked_rem(allowed.len())
 }
 
-/// The first core, and the first that is not another thread of it, as far as there is one.
+/// The first core, and the first of the others that is not a hardware thread of the same core, if
+/// there is one.
 fn pair(allowed: &[usize], siblings: impl Fn(usize) -> Vec<usize>) -> Option<[usize; 2]> {
     let (first, others) = allowed.split_first()?;
     let same = siblings(*first);
@@ -35,13 +39,13 @@ fn pair(allowed: &[usize], siblings: impl Fn(usize) -> Vec<usize>) -> Option<[us
     Some([*first, *other])
 }
 
-/// The hardware threads of the core that has this one.
+/// The hardware threads of the core that `core` belongs to.
 fn siblings(core: usize) -> Vec<usize> {
     let path = format!("/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list");
     fs::read_to_string(path).map(|list| numbers(list.trim())).unwrap_or_default()
 }
 
-/// A list of the kernel's: `0-2,8`.
+/// Reads one of the kernel's lists: `0-2,8`.
 fn numbers(list: &str) -> Vec<usize> {
     let range = |part: &str| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));

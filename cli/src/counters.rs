@@ -3,7 +3,7 @@
 use rocinante::DeviceCounters;
 use serde_json::{Map, Value, json};
 
-/// Those that are not zero, one line each.
+/// The counters that are not zero, one per line.
 #[must_use]
 pub fn text(counters: &DeviceCounters) -> String {
     let mut lines = vec!["counters of this process (those that are not 0):".to_owned()];
@@ -14,7 +14,7 @@ pub fn text(counters: &DeviceCounters) -> String {
     lines.join("\n")
 }
 
-/// All of them, by group.
+/// All counters, by group.
 #[must_use]
 pub fn json(counters: &DeviceCounters) -> Value {
     let groups = groups(counters).into_iter().map(|(group, list)| {

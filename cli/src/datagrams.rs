@@ -1,5 +1,6 @@
-//! Queue pairs for datagrams with as many sends and receives as they need at once: what `udaddy` and `mckey` of librdmacm play with, and so
-//! [`udaddy`](crate::udaddy) and [`mckey`](crate::mckey).
+//! Queue pairs for datagrams, with room for all sends and receives of a run at once.
+//! [`udaddy`](crate::udaddy) and [`mckey`](crate::mckey) use them, to talk to librdmacm's `udaddy`
+//! and `mckey`.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -14,23 +15,23 @@ use crate::output::Failure;
 const RECV: u64 = 1;
 const SEND: u64 = 2;
 
-/// What is sent and received, by either side.
+/// The messages of either side.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Plan {
     /// Messages of each queue pair.
     pub(crate) count: u32,
     /// Bytes of a message.
     pub(crate) size: u32,
-    /// How long the next message is waited for.
+    /// Time limit for the next message.
     pub(crate) patience: Duration,
 }
 
-/// A queue pair, its queue and its buffer.
+/// A queue pair, its completion queue and its buffer.
 pub(crate) struct Node {
     pub(crate) qp: Qp,
     pub(crate) pd: Pd,
     cq: Cq,
-    /// Of all messages, in and out, as in the programs that are played with.
+    /// The one buffer of all messages, in and out, as in librdmacm's programs.
     buffer: Mr,
     plan: Plan,
     sent: u32,
@@ -40,7 +41,7 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    /// Makes a ready one.
+    /// Creates a node that is ready to send.
     pub(crate) fn new(ctx: &Context, plan: Plan) -> Result<Self, Failure> {
         let mtu = ctx.query_device().active_mtu.bytes();
         if plan.size > mtu {
@@ -70,7 +71,8 @@ impl Node {
         Ok(())
     }
 
-    /// Sends all messages, each with this queue pair's number as its immediate data, and waits until they have left.
+    /// Sends all messages, each with this queue pair's number as its immediate data. Waits for
+    /// their completions.
     pub(crate) fn send(&mut self, to: Destination) -> Result<(), Failure> {
         let number = self.qp.qpn().value().to_be_bytes();
         let sges = [self.buffer.sge(GRH_LEN, self.plan.size as usize)];
@@ -82,7 +84,7 @@ impl Node {
         self.complete(|node| node.sent)
     }
 
-    /// Waits until all messages have come.
+    /// Waits until all messages have arrived.
     pub(crate) fn receive(&mut self) -> Result<(), Failure> {
         self.complete(|node| node.received)
     }
@@ -122,7 +124,8 @@ impl Node {
         ))
     }
 
-    /// An address handle for whoever sent the first datagram, and the queue pair that this named.
+    /// An address handle for the sender of the first datagram, and the queue pair that this
+    /// datagram names.
     pub(crate) fn answer(&self) -> Result<(Ah, Destination), Failure> {
         let none = || Failure::Failed("nobody to answer has sent anything".into());
         let (wc, header) = self.first.as_ref().ok_or_else(none)?;
@@ -142,7 +145,7 @@ impl Node {
         (self.sent, self.received)
     }
 
-    /// Its address.
+    /// The local address.
     pub(crate) fn local(&self) -> IpAddr {
         self.qp.endpoint().address
     }

@@ -1,7 +1,7 @@
-//! `rocinante decode`: every RoCEv2 packet of a capture file, with the verdict on its ICRC.
+//! `rocinante decode`: prints every RoCEv2 packet of a capture file, and checks its ICRC.
 //!
-//! Packet analysers show RoCEv2 but do not check the ICRC, so a sender that computes it wrongly looks perfect in
-//! them while its peer drops everything.
+//! Packet analysers show RoCEv2 but do not check the ICRC. So a sender with wrong ICRCs looks
+//! perfect in them, while its peer drops everything.
 
 pub mod check;
 pub mod file;
@@ -21,19 +21,22 @@ use summary::Summary;
 
 /// Print every RoCEv2 packet (UDP port 4791) of a capture file, and check its ICRC
 ///
-/// One line per packet: number, seconds since the first frame, addresses, opcode, destination QP, PSN, flags (SE solicited, M
-/// MigReq, A AckReq, FECN, BECN), extension headers, payload length, and whether the ICRC is right. Packets of a
-/// super-packet, as captured where segmentation is offloaded, are numbered 7.1, 7.2 and so on.
+/// One line per packet: number, seconds since the first frame, addresses, opcode, destination QP,
+/// PSN, flags (SE solicited, M MigReq, A AckReq, FECN, BECN), extension headers, payload length,
+/// and whether the ICRC is right. Packets of a super-packet, as captured where segmentation is
+/// offloaded, are numbered 7.1, 7.2 and so on.
 ///
 /// Exit status: 0 if no ICRC is wrong, 1 if one is, 2 if the file cannot be read to its end.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// A pcap or pcapng file (Ethernet, 802.1Q, Linux cooked, raw IP or BSD loopback), or - for standard input
+    /// A pcap or pcapng file (Ethernet, 802.1Q, Linux cooked, raw IP or BSD loopback), or - for
+    /// standard input
     pub file: PathBuf,
-    /// End standard output with the counts as one JSON object on one line; all else goes to standard error
+    /// End standard output with the counts as one JSON object on one line; all else goes to
+    /// standard error
     #[arg(long)]
     pub json: bool,
-    /// Print only packets whose ICRC is wrong, and the summary
+    /// Print only packets with a wrong ICRC, and the summary
     #[arg(short, long)]
     pub quiet: bool,
 }
@@ -51,18 +54,18 @@ pub fn run(args: &Args) -> ExitCode {
     }
     if args.json {
         let json = serde_json::to_string(&summary).expect("counts are JSON");
-        // Whoever read our output may have gone; the exit status tells all the same.
+        // The reader of our output may be gone; the exit status has the result, too.
         let _ = writeln!(io::stdout(), "{json}");
     }
     exit_code(&summary)
 }
 
-/// Prints everything but the JSON.
+/// Prints everything except the JSON.
 fn report(args: &Args, out: impl Write) -> Summary {
     let mut out = BufWriter::with_capacity(1 << 16, out);
     let (mut summary, end) = decode(args, &mut out);
     summary.error = match end {
-        // `rocinante decode FILE | head`: no reason to complain.
+        // `rocinante decode FILE | head` is not an error.
         Err(ReadError::Sink(error)) if error.kind() == ErrorKind::BrokenPipe && !args.json => None,
         Err(error) => Some(format!("{} {error}", args.file.display())),
         Ok(()) => refusal(&summary),
@@ -73,7 +76,7 @@ fn report(args: &Args, out: impl Write) -> Summary {
     summary
 }
 
-/// Why nothing was checked, if there were frames but none of a link type that is read.
+/// The reason why nothing was checked, if all frames have link types that cannot be read.
 fn refusal(summary: &Summary) -> Option<String> {
     let unread = summary.unread.values().sum::<u64>();
     let (link, _) = summary.unread.first_key_value()?;
@@ -88,7 +91,7 @@ fn exit_code(summary: &Summary) -> ExitCode {
     }
 }
 
-/// Prints the packets and counts them, as far as the file goes.
+/// Prints the packets and counts them, up to the first error in the file.
 fn decode(args: &Args, out: &mut impl Write) -> (Summary, Result<(), ReadError>) {
     let mut summary = Summary::default();
     let mut start_ns = None;
@@ -117,7 +120,7 @@ fn decode(args: &Args, out: &mut impl Write) -> (Summary, Result<(), ReadError>)
     (summary, end)
 }
 
-/// Number and time.
+/// Prints number and time.
 fn write_place(
     out: &mut impl Write,
     frame: &Frame<'_>,

@@ -1,8 +1,8 @@
-//! `rocinante demo`: two containers, a host between them, and everything that this software does.
+//! `rocinante demo`: shows all features between two containers with a host between them.
 //!
-//! The containers are network namespaces with a veth each, the host is a third one with a bridge between
-//! them. A process in each container opens its device and connects a queue pair with the other's; this process tells them
-//! what to do, and changes the host's rules meanwhile.
+//! The containers are network namespaces with a veth each. The host is a third namespace, with a
+//! bridge between them. A process in each container opens its device and connects a queue pair to
+//! the other's. This process gives them orders, and changes the host's rules meanwhile.
 
 mod order;
 mod pair;
@@ -30,21 +30,23 @@ pub use worker::{WorkerArgs, run as run_worker};
 
 /// Show RDMA between two containers, and the host's rules and shaping binding it
 ///
-/// Makes two network namespaces with a veth each and a third one, "the host", with a bridge between them; nothing of the
-/// machine's own network is touched, and nothing is left behind. In each namespace a process opens its device and
-/// connects an RC queue pair; SEND, WRITE, WRITE with immediate, READ, compare-and-swap and fetch-and-add run
-/// with every byte compared; then latency and bandwidth are measured; then nftables and tc on the host's side show that
-/// they bind the traffic.
+/// Makes two network namespaces with a veth each and a third one, "the host", with a bridge between
+/// them. It does not touch the machine's own network, and leaves nothing behind. In each namespace
+/// a process opens its device and connects an RC queue pair. SEND, WRITE, WRITE with immediate,
+/// READ, compare-and-swap and fetch-and-add run with every byte compared. Then latency and
+/// bandwidth are measured. Then nftables and tc on the host's side show that they bind the traffic.
 ///
 /// Needs root, or unprivileged user namespaces (then without afxdp, which loads a BPF program).
 ///
-/// Exit status: 0 if every backend that the machine allows moved all data right and obeyed the host.
+/// Exit status: 0 if every backend that the machine allows moved all data right and obeyed the
+/// host.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Which backend to show
     #[arg(long, value_enum, default_value_t = Netdev::All)]
     netdev: Netdev,
-    /// End standard output with the result as one JSON object on one line; all else goes to standard error
+    /// End standard output with the result as one JSON object on one line; all else goes to
+    /// standard error
     #[arg(long)]
     json: bool,
     /// Measure for a short time only; verify and check as ever
@@ -75,16 +77,18 @@ impl Netdev {
     }
 }
 
-/// When the demo must be over.
+/// Time limit of the whole demo.
 const WHOLE: Duration = Duration::from_secs(115);
-/// Compared bytes of SEND, WRITE, WRITE with immediate and READ, each at each path MTU: 64 MiB together.
+/// Bytes that are compared for each of SEND, WRITE, WRITE with immediate and READ, at each path
+/// MTU: 64 MiB together.
 const VERIFY_BYTES: u64 = 8 << 20;
 const MTUS: [u32; 2] = [1024, 4096];
-/// How connections are made where nothing else is wanted: 0.54 s, seven times more. Nothing is lost here, but on a busy
-/// machine a container's process may not run for the half second after which the usual 67 ms give a peer up.
+/// The default connection: an ACK timeout of 0.54 s, and seven retries. No packet is lost here. But
+/// on a busy machine a container's process may not run for half a second, and after that time the
+/// default of 67 ms would give up the peer.
 const CONNECT: Order = Order::Connect { mtu: 0, timeout: 17, retry_cnt: 7 };
 
-/// Runs the command. Must be called before the process has a second thread.
+/// Runs the command. Call it before the process has a second thread.
 #[must_use]
 pub fn run(args: &Args) -> ExitCode {
     let console = Console { to_stderr: args.json };
@@ -96,20 +100,20 @@ pub fn run(args: &Args) -> ExitCode {
     });
     if args.json {
         let json = serde_json::to_string(&report).expect("a report is JSON");
-        // Whoever read our output may have gone; the exit status tells all the same.
+        // The reader of our output may be gone; the exit status has the result, too.
         let _ = writeln!(io::stdout(), "{json}");
     }
     if report.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Where text for people goes.
+/// The destination of text for people.
 struct Console {
     to_stderr: bool,
 }
 
 impl Console {
     fn line(&self, text: Arguments<'_>) {
-        // As for the JSON: the exit status tells all the same.
+        // As for the JSON: the exit status has the result, too.
         let _ = if self.to_stderr {
             writeln!(io::stderr(), "{text}")
         } else {
@@ -151,7 +155,7 @@ fn show(args: &Args, console: &Console) -> Result<Report, LabError> {
     Ok(report)
 }
 
-/// What every backend needs.
+/// The common parts of all backends' runs.
 struct Demo<'a> {
     lab: &'a Lab,
     available: &'a Availability,
@@ -164,7 +168,7 @@ impl Demo<'_> {
     /// Shows one backend.
     ///
     /// # Errors
-    /// Why it cannot be had here.
+    /// The reason why the backend is not available here.
     fn backend(&self, name: &str) -> Result<BackendReport, String> {
         let mut report = BackendReport { netdev: name.to_owned(), ..BackendReport::default() };
         let mut broken = Vec::new();
@@ -184,7 +188,7 @@ impl Demo<'_> {
         Ok(report)
     }
 
-    /// All phases of one backend; the reason if it cannot be had.
+    /// Runs all phases of one backend. Returns the reason if it is not available.
     fn run(
         &self,
         name: &str,
@@ -273,7 +277,7 @@ impl Demo<'_> {
     }
 }
 
-/// Connects a new queue pair as `how` says, at path MTU `mtu`.
+/// Connects a new queue pair as in `how`, at path MTU `mtu`.
 fn connect(pair: &mut Pair, phase: &str, mtu: u32, how: &Order) -> Result<(), Fault> {
     let order = match *how {
         Order::Connect { timeout, retry_cnt, .. } => Order::Connect { mtu, timeout, retry_cnt },

@@ -1,4 +1,4 @@
-//! `rocinante devices`: what there is to open, like `ibv_devinfo(1)`.
+//! `rocinante devices`: lists the devices that can be opened, like `ibv_devinfo(1)`.
 
 pub mod hardware;
 pub mod kernel;
@@ -19,17 +19,19 @@ use crate::output::{Failure, Output};
 use hardware::Hardware;
 use kernel::KernelCounters;
 
-/// Show the devices: every interface that can carry RoCEv2, with its addresses, limits, and the backend that would carry it; and
-/// the kernel's own RDMA devices, which --device takes by their names
+/// Show the devices: every interface that can carry RoCEv2, with its addresses, limits, and the
+/// backend that would carry it; and the kernel's own RDMA devices, which --device takes by their
+/// names
 ///
-/// To find out, each device is opened for a moment, except where that would be AF_XDP, which attaches a program to the interface.
+/// To find out, each device is opened for a moment, except with AF_XDP, which attaches a program to
+/// the interface.
 ///
 /// Exit status: 0 if there is a device, 1 if there is none, 2 if the command line makes no sense.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Only the device of this name
     name: Option<String>,
-    /// Print what the kernel counts: interfaces, UDP sockets, and who has UDP/4791
+    /// Print what the kernel counts: interfaces, UDP sockets, and the sockets on UDP/4791
     #[arg(long)]
     counters: bool,
     /// End standard output with one JSON object on one line; all else goes to standard error
@@ -37,16 +39,17 @@ pub struct Args {
     json: bool,
 }
 
-/// Whether an RDMA device of the kernel's is its Soft-RoCE (`rdma_rxe`); a port may be named behind a colon.
+/// Whether an RDMA device of the kernel is Soft-RoCE (`rdma_rxe`). `device` may name a port after a
+/// colon.
 #[must_use]
 pub fn is_soft_roce(device: &str) -> bool {
     let name = device.split(':').next().unwrap_or(device);
     let path = Path::new("/sys/class/infiniband").join(name);
-    // It is no device of any bus, and says on which interface it lies.
+    // Soft-RoCE is on no bus, and names the interface that it uses.
     !path.join("device").exists() && path.join("parent").exists()
 }
 
-/// What `--json` prints.
+/// The output of `--json`.
 #[derive(Debug, Serialize)]
 struct Report {
     devices: Vec<Device>,
@@ -66,9 +69,9 @@ struct Device {
     max_path_mtu: u32,
     active_path_mtu: u32,
     gids: Vec<Gid>,
-    /// The backend that would carry it, unless there is none.
+    /// The backend that would carry it, if there is one.
     netdev: Option<&'static str>,
-    /// Why this one, or why none.
+    /// The reason for this backend, or for none.
     reason: String,
     capabilities: Option<PortCapabilities>,
     limits: DeviceLimits,
@@ -83,7 +86,7 @@ struct Gid {
     prefix_len: u8,
 }
 
-/// What a port can do.
+/// The capabilities of a port.
 #[derive(Debug, Serialize)]
 struct PortCapabilities {
     segments_max: u16,
@@ -95,7 +98,7 @@ struct PortCapabilities {
     rx_budget_datagrams: u32,
 }
 
-/// The limits of a device that is opened without others.
+/// The limits of a device with default options.
 #[derive(Debug, Serialize)]
 struct DeviceLimits {
     max_qp: u32,
@@ -105,7 +108,7 @@ struct DeviceLimits {
     max_cqe: u32,
     max_qp_wr: u32,
     max_sge: u32,
-    /// Nothing if the device does not say.
+    /// `None` if the device does not say.
     max_inline_data: Option<u32>,
     max_qp_rd_atom: u32,
     max_srq: u32,
@@ -113,7 +116,7 @@ struct DeviceLimits {
     max_srq_sge: u32,
 }
 
-/// An interface that cannot.
+/// An interface that cannot carry RoCEv2.
 #[derive(Debug, Serialize)]
 struct Unusable {
     name: String,
@@ -163,7 +166,7 @@ fn report(args: &Args) -> Result<Report, Failure> {
 }
 
 impl Device {
-    /// What there is to say of an interface, or why it is no device.
+    /// Describes an interface, or says why it is no device.
     fn examine(interface: &Interface) -> Result<Self, String> {
         if interface.addresses.is_empty() {
             return Err("it has no address".to_owned());
@@ -198,7 +201,8 @@ impl Device {
     }
 }
 
-/// The backend that a program without a wish would get, and why; or why it would get none.
+/// The backend that a program without a choice of its own would get, with the reason; or the reason
+/// why it would get none.
 fn backend(interface: &Interface) -> (Option<Backend>, String, Option<Capabilities>) {
     let wish = std::env::var(NETDEV_VARIABLE).unwrap_or_default();
     if !wish.is_empty() && wish != "auto" {
@@ -249,7 +253,7 @@ impl From<&Capabilities> for PortCapabilities {
 }
 
 impl DeviceLimits {
-    /// Writes a row for each.
+    /// Writes one row per limit.
     fn rows(&self, row: &mut impl FnMut(&str, &dyn fmt::Display) -> fmt::Result) -> fmt::Result {
         for (name, value) in [
             ("max_qp:", Some(self.max_qp)),
@@ -380,7 +384,7 @@ mod tests {
 
     #[test]
     fn a_device_that_cannot_be_opened_is_listed_with_the_reason() {
-        // The address is not one of this machine's.
+        // No interface of this machine has that address.
         let device = Device::examine(&interface()).unwrap();
         assert_eq!((device.netdev, device.active_path_mtu), (None, 1024));
         let text = device.to_string();

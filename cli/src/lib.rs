@@ -1,7 +1,16 @@
-//! What the `rocinante` command is made of, as far as tests and benchmarks share it.
+//! The parts of the `rocinante` command that tests and benchmarks share.
 //!
-//! [`demo`] shows everything. [`devices`] lists what there is to open. [`pingpong`] and [`perf`] work between two processes that find each other by [`session`]; by [`compat`] the other side may be a program of rdma-core's or perftest's. [`rping`] and [`ucmatose`] connect by the connection manager, [`udaddy`] finds queue pairs for datagrams by it, [`mckey`] sends to multicast groups. [`decode`] reads capture files. [`measure`] has the loops behind latencies and bandwidths. [`lab`] makes small networks out of network namespaces: containers,
-//! the host's bridge between them, and the host's policy on it.
+//! - [`demo`] shows all features.
+//! - [`devices`] lists the devices that can be opened.
+//! - [`pingpong`] and [`perf`] work between two processes that meet through [`session`]. With
+//!   [`compat`] the other side may be a program of rdma-core or perftest.
+//! - [`rping`] and [`ucmatose`] connect through the connection manager, [`udaddy`] finds queue
+//!   pairs for datagrams through it.
+//! - [`mckey`] sends to multicast groups.
+//! - [`decode`] reads capture files.
+//! - [`measure`] has the loops behind latencies and bandwidths.
+//! - [`lab`] builds small networks out of network namespaces: containers, the host's bridge between
+//!   them, and the host's policy on it.
 #![forbid(unsafe_code)]
 
 pub mod bench;

@@ -1,4 +1,5 @@
-//! `rocinante mckey`: sends to a multicast group, or receives from it, as `mckey(1)` of librdmacm does, with such programs or with itself.
+//! `rocinante mckey`: sends to a multicast group or receives from it, like librdmacm's `mckey(1)`.
+//! The other side is that program or `rocinante mckey`.
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::process::ExitCode;
@@ -13,10 +14,11 @@ use crate::session::OpenArgs;
 
 /// Send to a multicast group, or receive from it, like mckey
 ///
-/// The other sides are `rocinante mckey` or mckey of librdmacm, over any network that RoCE v2 and multicast pass.
+/// The other sides are `rocinante mckey` or mckey of librdmacm, over any network that RoCE v2 and
+/// multicast pass.
 ///
-/// Two terminals on one machine, without privileges: `rocinante mckey -m 239.1.2.3 -b 127.0.0.1`, and then
-/// `rocinante mckey -m 239.1.2.3 -b 127.0.0.2 -s`.
+/// Two terminals on one machine, without privileges: `rocinante mckey -m 239.1.2.3 -b 127.0.0.1`,
+/// and then `rocinante mckey -m 239.1.2.3 -b 127.0.0.2 -s`.
 ///
 /// Exit status: 0 if all went well, 1 if it did not, 2 if the command line makes no sense.
 #[derive(Debug, clap::Args)]
@@ -24,7 +26,8 @@ pub struct Args {
     /// The group's address: 224.0.0.0/4 or ff00::/8
     #[arg(short, long, value_name = "ADDR", required_unless_present = "unmapped")]
     multicast: Option<IpAddr>,
-    /// The group's GID instead: of an IPv6 group its address, of an IPv4 group the address as ::ffff:239.1.2.3
+    /// The group's GID instead: of an IPv6 group its address, of an IPv4 group the address as
+    /// ::ffff:239.1.2.3
     #[arg(short = 'M', long, value_name = "GID", conflicts_with = "multicast")]
     unmapped: Option<Ipv6Addr>,
     /// The address of the device to use
@@ -45,7 +48,8 @@ pub struct Args {
     /// Send without joining the group
     #[arg(short = 'o', long, requires = "sender")]
     send_only: bool,
-    /// How long the sender waits before it sends, so that switches have learnt who has joined, in seconds
+    /// How long the sender waits before it sends, so that switches learn the members first, in
+    /// seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 3, value_parser = clap::value_parser!(u64).range(0..=3600))]
     pause: u64,
     /// How long a receiver waits for the next message, in seconds
@@ -58,7 +62,7 @@ pub struct Args {
     json: bool,
 }
 
-/// What a side did.
+/// The result of one side.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
     role: &'static str,
@@ -104,7 +108,7 @@ fn play(args: &Args, out: Output) -> Result<Report, Failure> {
     let group = args.group()?;
     let ctx = args.device.open(args.bind, out)?;
     let patience = Duration::from_secs(args.patience);
-    // As mckey has it: what is empty is not sent.
+    // As in mckey: empty messages are not sent.
     let count = if args.size == 0 { 0 } else { args.count };
     let plan = Plan { count, size: args.size, patience };
     let mut nodes = Vec::new();

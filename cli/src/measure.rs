@@ -1,14 +1,15 @@
 //! The measuring loops of the command line: latency, rate, bandwidth.
 //!
-//! They work on connected queue pairs and spin: a measurement has its core for itself. The half of a region that comes first is what its
-//! owner sends from, the other half is where its peer's data lands; so both sides of a measurement use regions of the same length.
+//! The loops use connected queue pairs and spin: a measurement has its core for itself. The owner
+//! of a region sends from its first half. The peer's data arrives in the other half. So both sides
+//! of a measurement use regions of the same length.
 //!
-//! What the two sides call:
+//! The calls of the two sides:
 //!
 //! | measurement | client | server |
 //! |---|---|---|
-//! | latency of WRITE | [`write_latency`] with [`Side::First`] | [`write_latency`] with [`Side::Second`] |
-//! | latency of SEND | [`send_latency`] with [`Side::First`] | [`send_latency`] with [`Side::Second`] |
+//! | latency of WRITE | [`write_latency`], [`Side::First`] | [`write_latency`], [`Side::Second`] |
+//! | latency of SEND | [`send_latency`], [`Side::First`] | [`send_latency`], [`Side::Second`] |
 //! | latency of READ and atomics | [`round_trips`] | [`serve`] |
 //! | rate, bandwidth of WRITE and READ | [`bulk`] | [`serve`] |
 //! | rate, bandwidth of SEND | [`bulk`] | [`post_receives`], then [`receive_bulk`] |
@@ -40,34 +41,35 @@ pub use latency::{
 pub(crate) use latency::{histogram, record};
 pub use spread::Spread;
 
-/// One end of a connection, as a measurement needs it.
+/// One end of a connection, with everything that a measurement uses.
 #[derive(Debug, Clone, Copy)]
 pub struct End<'a> {
     /// The device.
     pub ctx: &'a Context,
     /// The connected queue pair.
     pub qp: &'a Qp,
-    /// Where both its queues complete to. Nothing else may, while a measurement runs.
+    /// The completion queue of both its queues. It must serve nothing else while a measurement
+    /// runs.
     pub cq: &'a Cq,
     /// The local region.
     pub mr: &'a Mr,
     /// The peer's region.
     pub remote: RemoteRegion,
-    /// How long nothing may happen before the measurement gives up.
+    /// Time without progress after which the measurement gives up.
     pub patience: Duration,
 }
 
-/// When a measurement ends.
+/// The end of a measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Until {
-    /// After so many messages; at least one is sent.
+    /// After this many messages. At least one is sent.
     Messages(u64),
-    /// After so much time.
+    /// After this time.
     Time(Duration),
 }
 
 impl Until {
-    /// Whether a message that begins after `elapsed` and is the `number`th (from 1) is the last.
+    /// Whether the message `number` (from 1), which begins after `elapsed`, is the last.
     fn is_last(self, number: u64, elapsed: Duration) -> bool {
         match self {
             Self::Messages(messages) => number >= messages,
@@ -76,7 +78,7 @@ impl Until {
     }
 }
 
-/// Why a measurement could not be finished.
+/// The reason why a measurement could not be finished.
 #[derive(Debug)]
 pub enum MeasureError {
     /// A call failed.
@@ -85,9 +87,9 @@ pub enum MeasureError {
     Completion(WcStatus),
     /// Nothing happened for as long as [`End::patience`].
     Silence {
-        /// What was waited for.
+        /// The awaited event.
         what: &'static str,
-        /// How long.
+        /// The time limit.
         patience: Duration,
     },
 }
@@ -125,11 +127,12 @@ impl From<PostListError> for MeasureError {
     }
 }
 
-/// How long a side that only answers waits for a packet.
+/// Longest time without a packet for a side that only answers.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The other side of [`bulk`] and [`round_trips`]: drives the device on this thread until the peer has come to the barrier `name` too, for as long as
-/// packets come. A device of the kernel's drives itself, maybe with threads that this thread would keep from its core: it sleeps meanwhile.
+/// The other side of [`bulk`] and [`round_trips`]: drives the device on this thread until the peer
+/// reaches the barrier `name`, too. Continues as long as packets arrive. A device of the kernel
+/// drives itself, maybe with threads that need this core, so this thread sleeps then.
 ///
 /// # Errors
 /// [`VerbsError::Exchange`] as [`Exchange::barrier_while`].
@@ -154,22 +157,22 @@ pub fn serve(ctx: &Context, exchange: &mut Exchange, name: &str) -> Result<(), V
 }
 
 impl End<'_> {
-    /// Where the half of the local region begins in which the peer's data lands.
+    /// Offset of the half of the local region where the peer's data arrives.
     fn landing(&self) -> usize {
         self.mr.len() / 2
     }
 
-    /// The address where the half of the peer's region begins in which our data lands.
+    /// Address of the half of the peer's region where our data arrives.
     fn remote_landing(&self) -> u64 {
         self.remote.address + self.remote.len / 2
     }
 
-    /// Polls until there is a completion, and checks that it is a success.
+    /// Polls until there is a completion. Fails unless its status is a success.
     fn wait(&self, what: &'static str) -> Result<Wc, MeasureError> {
         self.spin(what, || self.cq.poll_one()?.map(succeeded).transpose())
     }
 
-    /// Calls `look`, which drives the device, until it has something.
+    /// Calls `look`, which drives the device, until it finds something.
     fn spin<T>(
         &self,
         what: &'static str,
@@ -191,19 +194,21 @@ impl End<'_> {
             if now >= *deadline.get_or_insert(now + self.patience) {
                 return Err(MeasureError::Silence { what, patience: self.patience });
             }
-            // The other side may wait for this core.
+            // The other side may need this core.
             std::thread::yield_now();
         }
     }
 
-    /// The status with which the broken queue pair ended: who waits for memory has not polled for it.
+    /// The status that broke the queue pair. A side that waits for memory has not polled for it.
     fn why_broken(&self) -> WcStatus {
         cause(WcStatus::WrFlushErr, [self.cq])
     }
 }
 
-/// Why a request ended in `status`: what was flushed fell with another request, and that one's completion may lie in any of `cqs`. Sends and receives
-/// that complete to queues of their own are seen in any order: a look into the second may end what the first had nothing of a moment before.
+/// The cause of a request that ended in `status`. A flushed request failed because of another one,
+/// and the completion of that one may be in any of `cqs`. The queues of sends and of receives are
+/// polled in no fixed order, so a poll of the second may fail with a flush after the first was
+/// still empty.
 pub(crate) fn cause<'a>(status: WcStatus, cqs: impl IntoIterator<Item = &'a Cq>) -> WcStatus {
     let says_why = |status| !matches!(status, WcStatus::Success | WcStatus::WrFlushErr);
     if says_why(status) {
@@ -219,8 +224,9 @@ pub(crate) fn cause<'a>(status: WcStatus, cqs: impl IntoIterator<Item = &'a Cq>)
     WcStatus::WrFlushErr
 }
 
-/// Sleeps until one of `cqs` has announced a completion on `channel`, or `patience` is over, unless `look` finds something: what completed after
-/// the last look, and before the queues are armed, makes no event.
+/// Sleeps until one of `cqs` announces a completion on `channel`, or `patience` is over. Arms the
+/// queues and then calls `look`, because a completion before the arming makes no event. Returns
+/// without sleeping if `look` finds something.
 pub(crate) fn sleep<'a, T>(
     channel: &CompChannel,
     cqs: impl IntoIterator<Item = &'a Cq>,
@@ -241,7 +247,7 @@ fn succeeded(wc: Wc) -> Result<Wc, MeasureError> {
     if wc.status == WcStatus::Success { Ok(wc) } else { Err(MeasureError::Completion(wc.status)) }
 }
 
-/// Connected pairs for the tests of the loops.
+/// Connected pairs for tests of the loops.
 #[cfg(test)]
 mod pair {
     use super::*;
@@ -297,7 +303,7 @@ mod pair {
         })
     }
 
-    /// Runs both sides, each on a thread.
+    /// Runs both sides, each on its own thread.
     pub(super) fn both<A: Send, B: Send>(
         first: impl FnOnce(&End<'_>, &mut Exchange) -> A + Send,
         second: impl FnOnce(&End<'_>, &mut Exchange) -> B + Send,
@@ -322,7 +328,7 @@ mod tests {
     use super::*;
     use rocinante::{Access, Backend, ConnectOptions, OpenOptions, SendData, SendOp, SendWr};
 
-    /// The last look found nothing, and before the queue is armed, something completes: there will be no event of it.
+    /// A request completes after the last look and before the queue is armed. It makes no event.
     #[test]
     fn what_completes_between_a_look_and_the_arming_is_not_slept_on() {
         const NEVER: Duration = Duration::from_secs(30);
@@ -341,7 +347,7 @@ mod tests {
         let data = SendData::Sges(&sges);
         let wr = SendWr { wr_id: 7, op, data, signaled: true, solicited: false, fence: false };
         a.post_send(&[wr]).unwrap();
-        // The acknowledgement of it is here.
+        // Its acknowledgement has arrived.
         while ctx.counters().transport.rcvd_pkts < 2 {
             ctx.progress();
         }
@@ -349,7 +355,7 @@ mod tests {
         let found = sleep(&channel, [&cq], NEVER, || Ok(cq.poll_one()?)).unwrap();
         assert_eq!(found.map(|wc| wc.wr_id), Some(7));
         assert!(start.elapsed() < NEVER);
-        // And now there is an event for what comes next.
+        // Now the next completion makes an event.
         a.post_send(&[wr]).unwrap();
         assert!(sleep(&channel, [&cq], NEVER, || Ok(None::<()>)).unwrap().is_none());
         assert!(start.elapsed() < NEVER);

@@ -1,8 +1,8 @@
-//! What commands say, where, and how they end.
+//! The output of commands, and their exit codes.
 //!
-//! Without `--json`, results go to standard output and everything else to standard error. With it, standard output
-//! ends with one JSON object on one line, and everything else goes to standard error. Exit codes: 0 all went well, 1 it did not,
-//! 2 the command line makes no sense.
+//! Without `--json`, results go to standard output and everything else to standard error. With
+//! `--json`, standard output ends with one JSON object on one line, and everything else goes to
+//! standard error. Exit codes: 0 success, 1 failure, 2 the command line makes no sense.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use rocinante::VerbsError;
 use serde::Serialize;
 
-/// Why a command failed: what happened and what to do.
+/// The reason why a command failed, and what to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Failure {
     /// The command line contradicts itself.
@@ -43,7 +43,7 @@ impl std::error::Error for Failure {}
 impl From<VerbsError> for Failure {
     fn from(error: VerbsError) -> Self {
         Self::Failed(match error {
-            // What is exchanged is clear to who runs one of two sides.
+            // The user runs one of the two sides, so the bare reason is clear.
             VerbsError::Exchange(why) => why,
             VerbsError::Open(error) if error.errno() == libc::EADDRINUSE => {
                 format!("{error} with --bind")
@@ -53,17 +53,17 @@ impl From<VerbsError> for Failure {
     }
 }
 
-/// Where a command's results go.
+/// The destination of a command's results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Output {
-    /// Standard output is for the JSON object alone.
+    /// Whether standard output is for the JSON object alone.
     pub json: bool,
 }
 
 impl Output {
     /// A line of the result.
     pub fn line(self, text: impl fmt::Display) {
-        // Whoever read our output may have gone; the exit status tells all the same.
+        // The reader of our output may be gone; the exit status has the result, too.
         let _ = if self.json {
             writeln!(io::stderr(), "{text}")
         } else {
@@ -81,7 +81,8 @@ impl Output {
         let _ = writeln!(io::stderr(), "{text}");
     }
 
-    /// Ends the command: the JSON object if one is wanted, the error if there is one, the exit code.
+    /// Ends the command: prints the JSON object if one is wanted and the error if there is one, and
+    /// returns the exit code.
     #[must_use]
     pub fn end<T: Serialize>(self, command: &str, result: &Result<T, Failure>) -> ExitCode {
         #[derive(Serialize)]
@@ -103,7 +104,7 @@ impl Output {
     }
 }
 
-/// Three digits that count.
+/// Formats three significant digits.
 pub(crate) fn digits(value: f64) -> String {
     let whole = value.abs().max(f64::MIN_POSITIVE).log10().floor() as i32;
     format!("{value:.*}", usize::try_from(2 - whole).unwrap_or(0).min(4))

@@ -1,4 +1,5 @@
-//! `rocinante perf`: bandwidth and latency between two processes, as perftest's programs measure them.
+//! `rocinante perf`: bandwidth and latency between two processes, measured as in perftest's
+//! programs.
 
 pub mod plan;
 pub mod round;
@@ -19,11 +20,13 @@ use table::Row;
 
 /// Measure bandwidth or latency between two processes, like perftest's ib_write_bw and its kin
 ///
-/// The server is started with the test alone, the client with the server's name or address as well. What the client is given
-/// holds for both; what the server is given as well must be the same. The client prints the results. The server ends after one client.
+/// The server is started with the test alone, the client with the server's name or address as well.
+/// The client's options hold for both; an option that the server is given as well must be the same.
+/// The client prints the results. The server ends after one client.
 ///
-/// Latency is half the round trip for send and write (both sides poll), the whole for read and atomic. Bandwidth counts
-/// payload: Gb/s are 10⁹ bits per second, Mpps 10⁶ messages per second. Its peak is the best stretch of at least 10 ms.
+/// Latency is half the round trip for send and write (both sides poll), the whole for read and
+/// atomic. Bandwidth counts payload: Gb/s are 10⁹ bits per second, Mpps 10⁶ messages per second.
+/// Its peak is the best stretch of at least 10 ms.
 ///
 /// Exit status: 0 if all went well, 1 if it did not, 2 if the command line makes no sense.
 #[derive(Debug, clap::Args)]
@@ -39,7 +42,8 @@ pub struct Args {
     /// Measure all powers of two from 2 bytes to 8 MiB
     #[arg(short, long, conflicts_with = "size")]
     all: bool,
-    /// Messages of each queue pair [default: 1000 for latency, 5000 for bandwidth; with -a, at most 1 GiB of each size]
+    /// Messages of each queue pair [default: 1000 for latency, 5000 for bandwidth; with -a, at most
+    /// 1 GiB of each size]
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     iters: Option<u64>,
     /// Run for so many seconds (per size) instead of a number of messages
@@ -69,7 +73,7 @@ pub struct Args {
     /// In both directions at once (bandwidth only): the sum of both sides is printed
     #[arg(short, long)]
     bidirectional: bool,
-    /// Speak with a program of others
+    /// The other side is a program of this kind
     #[arg(long, value_enum, value_name = "PROGRAM")]
     compat: Option<Program>,
     #[command(flatten)]
@@ -82,18 +86,18 @@ pub struct Args {
     json: bool,
 }
 
-/// What `--json` prints.
+/// The output of `--json`.
 #[derive(Debug, Serialize)]
 struct Report {
     test: Test,
     role: &'static str,
     netdev: &'static str,
-    /// The version of perftest's exchange that the other side speaks, if it is a program of perftest's.
+    /// The version of the peer's exchange, if the peer is one of perftest's programs.
     #[serde(skip_serializing_if = "Option::is_none")]
     perftest: Option<String>,
     #[serde(flatten)]
     plan: Plan,
-    /// A row per size; the server of one-sided tests measures nothing.
+    /// One row per size. The server of a one-sided test has none.
     results: Vec<Row>,
     #[serde(skip_serializing_if = "Option::is_none")]
     counters: Option<serde_json::Value>,
@@ -127,7 +131,7 @@ fn run_side(args: &Args, command: &str, out: Output) -> Result<Report, Failure> 
     })
 }
 
-/// The other side is a program of perftest's.
+/// Measures with one of perftest's programs.
 fn with_perftest(args: &Args, given: &Given, out: Output) -> Result<Report, Failure> {
     let outcome = perftest::run(args, given, out)?;
     let mut plan = given.plan(args.test);

@@ -1,4 +1,4 @@
-//! `rocinante pingpong`: one SEND at a time, back and forth, as `ibv_rc_pingpong(1)` does it.
+//! `rocinante pingpong`: one SEND at a time, back and forth, like `ibv_rc_pingpong(1)`.
 
 pub mod game;
 pub mod pattern;
@@ -21,14 +21,15 @@ use game::Game;
 
 /// Send a message back and forth over a reliable connection, like ibv_rc_pingpong
 ///
-/// The server is started without HOST, the client with the server's name or address. What the client is given holds for
-/// both; what the server is given as well must be the same.
+/// The server is started without HOST, the client with the server's name or address. The client's
+/// options hold for both; an option that the server is given as well must be the same.
 ///
 /// Two terminals on one machine, without privileges: `rocinante pingpong --bind 127.0.0.1`, and
-/// `rocinante pingpong --bind 127.0.0.2 127.0.0.1`. With --cm at both the connection manager connects them, and nothing goes over TCP.
+/// `rocinante pingpong --bind 127.0.0.2 127.0.0.1`. With --cm at both, the connection manager
+/// connects them, and nothing goes over TCP.
 ///
-/// With --compat the other side is ibv_{rc,uc,ud,srq}_pingpong of rdma-core. These agree on nothing: give both sides the same
-/// -s, -n, -m and -q, and the other one a -g.
+/// With --compat the other side is ibv_{rc,uc,ud,srq}_pingpong of rdma-core. These agree on
+/// nothing: give both sides the same -s, -n, -m and -q, and give the other one a -g.
 ///
 /// Exit status: 0 if all went well, 1 if it did not, 2 if the command line makes no sense.
 #[derive(Debug, clap::Args)]
@@ -53,12 +54,13 @@ pub struct Args {
     /// Validate: both sides check every byte of every message
     #[arg(short = 'c', long)]
     pub(crate) chk: bool,
-    /// Speak with a program of rdma-core's
+    /// The other side is a program of this kind
     #[arg(long, value_enum, value_name = "PROGRAM")]
     compat: Option<Program>,
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
-    /// With --compat: index of the GID to use (`rocinante devices` shows them) [default: that of the address of the TCP connection]
+    /// With --compat: index of the GID to use (`rocinante devices` shows them) [default: that of
+    /// the address of the TCP connection]
     #[arg(short, long, value_name = "INDEX")]
     pub(crate) gid_idx: Option<usize>,
     /// With --compat ibv-srq: queue pairs [default: 16]
@@ -77,7 +79,7 @@ pub struct Args {
 /// Bytes of the longest message.
 const SIZE_MAX: i64 = 1 << 30;
 
-/// Of rdma-core's ping-pongs.
+/// rdma-core's ping-pongs.
 #[derive(Debug)]
 struct PingPongs;
 
@@ -115,7 +117,7 @@ impl Table for PingPongs {
     ];
 }
 
-/// What both sides do; the client decides it.
+/// The parameters of both sides. The client chooses them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
     iters: u64,
@@ -124,7 +126,7 @@ pub struct Plan {
     chk: bool,
 }
 
-/// What of it a side was given.
+/// The parameters on one side's command line.
 #[derive(Debug, Serialize)]
 struct Given {
     iters: Option<u64>,
@@ -139,13 +141,14 @@ pub struct Report {
     netdev: &'static str,
     local: Place,
     remote: Place,
-    /// Of how many queue pairs these are the first, where the peer's program has several.
+    /// Number of queue pairs, if the peer's program has several. `local` and `remote` are the first
+    /// ones.
     #[serde(skip_serializing_if = "Option::is_none")]
     qps: Option<usize>,
     size: u32,
     mtu: u32,
     iters: u64,
-    /// Both directions together.
+    /// Bytes of both directions together.
     bytes: u64,
     seconds: f64,
     mbit_per_s: f64,
@@ -155,7 +158,7 @@ pub struct Report {
     counters: Option<serde_json::Value>,
 }
 
-/// One end, as it is printed.
+/// One end of the connection, for output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Place {
     address: IpAddr,
@@ -171,7 +174,7 @@ impl From<&Endpoint> for Place {
 }
 
 impl fmt::Display for Place {
-    /// As `ibv_rc_pingpong` prints it; there are no LIDs on Ethernet.
+    /// The format of `ibv_rc_pingpong`. Its LID is 0, because Ethernet has no LIDs.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let gid = match self.address {
             IpAddr::V4(address) => address.to_ipv6_mapped(),
@@ -211,7 +214,7 @@ fn run_side(args: &Args, out: Output) -> Result<Report, Failure> {
     session.run(|session| play(session, args, &plan, out))
 }
 
-/// The other side is a program of rdma-core's.
+/// Plays with one of rdma-core's programs.
 fn with_program(args: &Args, program: Program, out: Output) -> Result<Report, Failure> {
     let rules = Rules::new(args, program)?;
     let outcome = ibv::run(args, &rules, out)?;
@@ -240,7 +243,7 @@ impl Args {
 }
 
 impl Plan {
-    /// The path MTU, of a plan that may be a client's.
+    /// Checks the plan, which may come from a client. Returns its path MTU.
     fn check(&self) -> Result<Mtu, String> {
         if i64::from(self.size) > SIZE_MAX || self.iters == 0 {
             return Err(format!("{} messages of {} bytes make no sense", self.iters, self.size));

@@ -1,10 +1,11 @@
-//! How long nothing has come from the network.
+//! Measures how long no packet has arrived from the network.
 
 use std::time::{Duration, Instant};
 
 use rocinante::Context;
 
-/// Sees whether packets still come to a device, where that can be seen: in hardware they are not this process's to count.
+/// Tells whether packets still arrive at a device. This process cannot count the packets of a
+/// hardware device.
 #[derive(Debug)]
 pub struct Quiet<'a> {
     ctx: &'a Context,
@@ -14,14 +15,15 @@ pub struct Quiet<'a> {
 }
 
 impl<'a> Quiet<'a> {
-    /// From now on.
+    /// Starts now.
     #[must_use]
     pub fn new(ctx: &'a Context, patience: Duration) -> Self {
         let packets = ctx.counters().transport.rcvd_pkts;
         Self { ctx, patience, packets, since: Instant::now() }
     }
 
-    /// Whether something came within the patience, as far as can be seen. Asking costs a lock: a few times a second will do.
+    /// Whether a packet arrived within `patience`; always `true` where packets cannot be counted. A
+    /// call takes a lock, so call it a few times per second only.
     #[must_use]
     pub fn goes_on(&mut self) -> bool {
         if self.ctx.backend().is_none() {

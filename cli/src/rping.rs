@@ -1,7 +1,9 @@
-//! `rocinante rping`: connects by the connection manager and plays as `rping(1)` of librdmacm does, with such a program or with itself.
+//! `rocinante rping`: connects through the connection manager and plays like librdmacm's
+//! `rping(1)`. The other side is that program or `rocinante rping`.
 //!
-//! In each round the client advertises a buffer by a SEND of address, key and length; the server READs it, and says go ahead by a SEND; the
-//! client advertises another one; the server WRITEs into it what it has read, and says so.
+//! In each round the client first advertises a buffer, with a SEND of address, key and length. The
+//! server READs it, and answers with a SEND. The client then advertises another buffer. The server
+//! WRITEs the same bytes into it, and answers again.
 
 mod game;
 
@@ -37,7 +39,8 @@ pub struct Args {
     /// The server's address: at the server, that of the device to use
     #[arg(short, long, value_name = "ADDR")]
     address: IpAddr,
-    /// At the client, the address of the device to use [default: the one from which the server is reached]
+    /// At the client, the address of the device to use [default: the one from which the server is
+    /// reached]
     #[arg(short = 'I', long, value_name = "ADDR", requires = "client")]
     source: Option<IpAddr>,
     /// The server's port, one of RDMA_PS_TCP
@@ -68,7 +71,7 @@ pub struct Args {
     json: bool,
 }
 
-/// What a side did.
+/// The result of one side.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
     role: &'static str,
@@ -116,7 +119,7 @@ fn ask(args: &Args, out: Output) -> Result<Report, Failure> {
     let local = args.source.map_or_else(|| address::towards(args.address), Ok)?;
     let ctx = args.device.open(local, out)?;
     let prepared = game::prepare(&ctx, args.size)?;
-    // As rping asks for it.
+    // rping asks for the same values.
     let options = ConnectOptions { max_rd_atomic: 1, max_dest_rd_atomic: 1, ..Default::default() };
     let params = Params::default().options(options);
     let server = SocketAddr::new(args.address, args.port);
@@ -128,7 +131,8 @@ fn ask(args: &Args, out: Output) -> Result<Report, Failure> {
     let connect = start.elapsed();
     game.ask(args.count, args.verbose, args.validate, out)?;
     game.connection.disconnect()?;
-    // The server is told again until it answers; who ends before that leaves it waiting.
+    // The server gets this request repeatedly until it answers. Without the wait, a lost request
+    // would leave the server waiting.
     let _ = game.connection.wait_disconnected(Duration::from_secs(2));
     Ok(args.report("client", &game, connect))
 }

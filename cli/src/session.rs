@@ -1,8 +1,10 @@
-//! Two processes of one command: how they find each other, agree on what to do, and tell each other when it goes wrong.
+//! Two processes of one command: how they find each other, agree on the work, and report failures
+//! to each other.
 //!
-//! The server listens on TCP, or with `--cm` on a port of the connection manager. The client says in one line what it wants, the server accepts or says why
-//! not, both connect their queue pairs ([`Session::join`]), and wait for each other before and after the work. A side that cannot go on says
-//! why ([`Exchange::give_up`]), so that both users see the reason.
+//! The server listens on TCP, or with `--cm` on a port of the connection manager. The client sends
+//! its request in one line. The server accepts it, or says why not. Both connect their queue pairs
+//! ([`Session::join`]), and wait for each other before and after the work. A side that fails sends
+//! the reason ([`Exchange::give_up`]), so that both users see it.
 
 pub mod address;
 pub mod agreement;
@@ -30,19 +32,20 @@ use crate::quiet::Quiet;
 pub use opening::{Netdev, OpenArgs};
 pub use server::Server;
 
-/// Where the peer is and by what to reach it: options of every command with two sides.
+/// The peer's location and how to reach it: options of every command with two sides.
 #[derive(Debug, Clone, clap::Args)]
 pub struct NetArgs {
     /// Name or address of the server; without it, this is the server
     pub host: Option<String>,
-    /// Which device.
+    /// The choice of the device.
     #[command(flatten)]
     pub device: OpenArgs,
-    /// Use the device with this address. The default is, at the client, the address from which HOST is reached; at the
-    /// server, the one by which the client comes
+    /// Use the device with this address. The default is, at the client, the address from which HOST
+    /// is reached; at the server, the one by which the client comes
     #[arg(long, value_name = "ADDR")]
     pub bind: Option<IpAddr>,
-    /// Connect by the connection manager, as programs of librdmacm do, and not over TCP: all goes over UDP port 4791
+    /// Connect by the connection manager, as programs of librdmacm do, and not over TCP: all goes
+    /// over UDP port 4791
     #[arg(long)]
     pub cm: bool,
     /// Port on which the two sides find each other: TCP's, or with --cm one of RDMA_PS_TCP
@@ -50,10 +53,10 @@ pub struct NetArgs {
     pub port: u16,
 }
 
-/// A path MTU on the command line.
+/// Parses a path MTU of the command line.
 ///
 /// # Errors
-/// It is none of the five.
+/// The text is none of the five.
 pub fn mtu(text: &str) -> Result<Mtu, String> {
     let bytes = text.parse().ok();
     bytes
@@ -62,10 +65,11 @@ pub fn mtu(text: &str) -> Result<Mtu, String> {
 }
 
 impl NetArgs {
-    /// Programs of others find each other in their own ways.
+    /// Checks that no option contradicts `--compat`: other programs find each other in their own
+    /// ways.
     ///
     /// # Errors
-    /// `--cm` is given.
+    /// `--cm` was given.
     pub fn check_compat(&self) -> Result<(), Failure> {
         if self.cm {
             let why = "--cm is for two sides of rocinante: leave out --compat, or --cm";
@@ -75,11 +79,11 @@ impl NetArgs {
     }
 }
 
-/// How long a client tries to reach a server that is not there yet.
+/// Time during which a client tries to reach a server that is not there yet.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(3);
-/// How long a connection to the server may say nothing.
+/// Time limit for the first message on a connection to the server.
 const REQUEST_PATIENCE: Duration = Duration::from_secs(5);
-/// How long each side waits for the next line of a peer that has only to answer.
+/// Time limit for the next line of a peer that only has to answer.
 const LINE_PATIENCE: Duration = Duration::from_secs(20);
 
 fn refuse(exchange: &mut Exchange, why: &str) -> Failure {
@@ -87,16 +91,17 @@ fn refuse(exchange: &mut Exchange, why: &str) -> Failure {
     exchange.error(why).into()
 }
 
-/// Breaks a connection, so that whoever waits for a completion gets one: for [`Session::watched`].
+/// Breaks a connection, so that a thread that waits for a completion gets one. For
+/// [`Session::watched`].
 pub fn abandon(qp: &Qp) {
-    // Only a queue pair that does not exist any more cannot go to the error state.
+    // This fails only for a queue pair that does not exist any more.
     let _ = qp.modify(&ModifyAttr::state(QpState::Err));
 }
 
-/// Connects a queue pair at exactly the path MTU that is wanted, if one is.
+/// Connects a queue pair. If the options name a path MTU, it uses exactly that one.
 ///
 /// # Errors
-/// A link that does not take the path MTU, no way to the peer.
+/// A link does not take the path MTU, or there is no route to the peer.
 pub fn connect_qp(
     ctx: &Context,
     qp: PreparedQp,
@@ -107,7 +112,7 @@ pub fn connect_qp(
     qp.connect(peer, options).map_err(|(_, error)| error.into())
 }
 
-/// Whether the path MTU that is wanted fits both links.
+/// Checks that the path MTU of the options fits both links.
 fn check_mtu(ctx: &Context, there: Mtu, options: &ConnectOptions) -> Result<(), Failure> {
     let own = ctx.query_device();
     if let Some(wanted) = options.mtu {
@@ -140,17 +145,19 @@ fn check_mtu(ctx: &Context, there: Mtu, options: &ConnectOptions) -> Result<(), 
 pub struct Session {
     /// The device.
     pub ctx: Context,
-    /// What the two processes say to each other, over TCP or a queue pair.
+    /// The messages between the two processes, over TCP or a queue pair.
     pub exchange: Exchange,
-    /// Where the peer's queue pairs come, at a server that the connection manager connects.
+    /// The listener for the peer's queue pairs, at a server with connections by the connection
+    /// manager.
     door: Option<Door>,
 }
 
 impl Session {
-    /// Reaches the server at `host` and tells it what to do.
+    /// Connects to the server at `host` and sends it the plan.
     ///
     /// # Errors
-    /// No such host, nobody there, no device, or the server refuses: the text says what to do.
+    /// The host is unknown, no server answers, there is no device, or the server refuses. The text
+    /// says what to do.
     pub fn connect(
         net: &NetArgs,
         host: &str,
@@ -164,7 +171,7 @@ impl Session {
             None => address::towards(server.ip())?,
         };
         let opened = net.device.open(address, out);
-        // Hardware has room for both.
+        // On a hardware device both sides can use one address.
         let shared = opened.as_ref().is_ok_and(|ctx| ctx.provider() == Provider::Hardware);
         if address == server.ip() && !shared {
             out.note(format_args!(
@@ -186,23 +193,24 @@ impl Session {
         Ok(Self { ctx, exchange, door: None })
     }
 
-    /// Does `work`; if it fails, the peer is told why.
+    /// Does `work`. If it fails, sends the reason to the peer.
     ///
     /// # Errors
-    /// What `work` says.
+    /// The error of `work`.
     pub fn run<T>(
         mut self,
         work: impl FnOnce(&mut Self) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
         work(&mut self).inspect_err(|failure| {
             let why = failure.to_string();
-            // It knows who it is.
+            // The peer does not need its own address.
             let own = format!("peer {}, ", self.peer());
             self.exchange.give_up(why.strip_prefix(&own).unwrap_or(&why));
         })
     }
 
-    /// Swaps endpoints and regions with the peer, which must have as many of each, and of the same lengths.
+    /// Swaps endpoints and regions with the peer. The peer must have the same number of each, and
+    /// regions of the same lengths.
     ///
     /// # Errors
     /// The peer is gone, says something else, or its addresses are of another family.
@@ -228,12 +236,12 @@ impl Session {
         Ok(peer)
     }
 
-    /// Says what both sides do from now on, for errors.
+    /// Names the phase that both sides enter, for errors.
     pub fn enter(&mut self, phase: &str) {
         self.exchange.enter(phase);
     }
 
-    /// What went wrong, with whom, and in which phase.
+    /// An error that names the peer and the phase.
     pub fn failed(&self, what: impl std::fmt::Display) -> Failure {
         self.exchange.error(what).into()
     }
@@ -241,7 +249,7 @@ impl Session {
     /// As [`connect_qp`], with the session's device.
     ///
     /// # Errors
-    /// As there; the text names the peer.
+    /// As [`connect_qp`]. The text names the peer.
     fn connect_qp(
         &self,
         qp: PreparedQp,
@@ -251,11 +259,11 @@ impl Session {
         connect_qp(&self.ctx, qp, peer, options).map_err(|why| self.failed(why))
     }
 
-    /// Does `work` while another thread watches the peer. If the peer goes or gives up, that thread calls `abandon`, which is to make `work`
-    /// fail; and the error is then the peer's reason.
+    /// Does `work` while another thread watches the peer. If the peer goes or gives up, that thread
+    /// calls `abandon`, which must make `work` fail. The error then has the peer's reason.
     ///
     /// # Errors
-    /// What `work` says, or why the peer has gone.
+    /// The error of `work`, or the reason why the peer is gone.
     pub fn watched<T>(
         &mut self,
         work: impl FnOnce(&mut Exchange) -> Result<T, Failure>,
@@ -281,22 +289,23 @@ impl Session {
         });
         result.map_err(|failure| match self.exchange.try_hear() {
             Err(why) => Failure::from(why),
-            // It said something before it went.
+            // The peer sent a message before it went.
             Ok(_) if gone.load(Ordering::Relaxed) => self.failed("it closed the connection"),
             Ok(_) => self.failed(failure),
         })
     }
 
-    /// Waits for the peer to come to the same point, for as long as it says nothing but packets come.
+    /// Waits until the peer reaches the same point. Waits on while packets arrive, even if the peer
+    /// sends no message.
     ///
     /// # Errors
-    /// The peer has gone, given up, or fallen silent.
+    /// The peer is gone, has given up, or is silent.
     pub fn barrier(&mut self, name: &str) -> Result<(), Failure> {
         let mut quiet = Quiet::new(&self.ctx, LINE_PATIENCE);
         Ok(self.exchange.barrier_while(name, || quiet.goes_on())?)
     }
 
-    /// Whether the connection manager connects.
+    /// Whether the connection manager connects the queue pairs.
     #[must_use]
     pub fn is_managed(&self) -> bool {
         self.exchange.path_mtu().is_some()

@@ -1,4 +1,5 @@
-//! `rocinante sim`: the deterministic simulator, from a seed; with a bug planted in the engine, if wanted; or for hours, with one seed after the other.
+//! `rocinante sim`: the deterministic simulator, from a seed. It can plant a bug in the engine, or
+//! run for hours with one seed after the other.
 
 mod long;
 
@@ -11,21 +12,24 @@ use serde::Serialize;
 
 use crate::output::{Failure, Output};
 
-/// Simulate hosts, queue pairs and a bad network from a seed, and check every invariant at every step
+/// Simulate hosts, queue pairs and a bad network from a seed, and check every invariant at every
+/// step
 ///
-/// The same seed does the same, to the last byte: what the digest at the end tells. A step is a packet that arrives or is lost, a timer, or a
-/// call of the engine. A violation names the step; the same command finds it again.
+/// The same seed does the same, to the last byte, as the digest at the end shows. A step is a
+/// packet that arrives or is lost, a timer, or a call of the engine. A violation names the step;
+/// the same command finds it again.
 ///
-/// With --for, one seed after the other is simulated until the time is over or an invariant is violated: from a fresh seed on, which every run has for
-/// itself, or from --seed. Lines on standard error tell how far it is.
+/// With --for, one seed after the other is simulated until the time is over or an invariant is
+/// violated. The first seed is --seed, or else a fresh one for each run. Lines on standard error
+/// tell the progress.
 ///
 /// Exit status: 0 if no invariant was violated, 1 if one was, 2 if the command line makes no sense.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Where all that is random comes from [default: 1; with --for, another one each time]
+    /// Seed of all random numbers [default: 1; with --for, another one each time]
     #[arg(long, value_name = "S")]
     seed: Option<u64>,
-    /// After so many steps the last round comes to its end
+    /// Number of steps after which the last round ends
     #[arg(long, value_name = "N", default_value_t = 300_000)]
     steps: u64,
     /// Go on for so long, with the next seed each time: 90s, 15m, 2h
@@ -37,12 +41,12 @@ pub struct Args {
     /// Print every packet, request and completion on standard error
     #[arg(long)]
     trace: bool,
-    /// Nothing changes: standard output has only one line of JSON anyway
+    /// Accepted without effect: standard output has only one line of JSON anyway
     #[arg(long)]
     json: bool,
 }
 
-/// What a run prints.
+/// The output of a run.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 enum Line {
@@ -87,7 +91,7 @@ pub fn run_command(args: &Args) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// The seed, if none is named.
+/// The default seed.
 const FIRST: u64 = 1;
 
 fn simulate(args: &Args) -> Result<Line, Failure> {

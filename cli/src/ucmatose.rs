@@ -1,8 +1,11 @@
-//! `rocinante ucmatose`, `rocinante rdma-server` and `rocinante rdma-client`: connect by the connection manager and exchange messages, as the
-//! programs of librdmacm with these names do, with such a program or with themselves.
+//! `rocinante ucmatose`, `rocinante rdma-server` and `rocinante rdma-client`: connect through the
+//! connection manager and exchange messages, like librdmacm's programs of these names. The other
+//! side is such a program or one of these commands.
 //!
-//! With `ucmatose` the server waits for all connections, sends its messages on each, hears as many, and ends the connections; the client hears first.
-//! With the other two there is one connection and one message of 16 bytes each way, the client's first, and the client ends the connection.
+//! With `ucmatose` the server waits for all connections, sends its messages on each, receives as
+//! many, and ends the connections. The client receives first. With the other two there is one
+//! connection and one message of 16 bytes each way. The client sends first, and ends the
+//! connection.
 
 mod lane;
 
@@ -18,13 +21,13 @@ use self::lane::{Lane, Unconnected};
 use crate::output::{Failure, Output};
 use crate::session::{OpenArgs, address};
 
-/// Connections, and messages on each.
+/// Largest numbers of connections, and of messages on each.
 const CONNECTIONS_MAX: i64 = 10_000;
 const MESSAGES_MAX: i64 = 10_000;
 /// Bytes of a message of `rdma_client`.
 const SIMPLE_SIZE: u32 = 16;
 
-/// What all three are told.
+/// Options of all three commands.
 #[derive(Debug, clap::Args)]
 struct Common {
     /// The server's port, one of RDMA_PS_TCP
@@ -42,7 +45,8 @@ struct Common {
 
 /// Make connections by the connection manager and exchange messages on all of them, like ucmatose
 ///
-/// The other side is `rocinante ucmatose` or ucmatose of librdmacm. Both sides need the same -c, -C and -S.
+/// The other side is `rocinante ucmatose` or ucmatose of librdmacm. Both sides need the same -c, -C
+/// and -S.
 ///
 /// Exit status: 0 if all went well, 1 if it did not, 2 if the command line makes no sense.
 #[derive(Debug, clap::Args)]
@@ -50,7 +54,8 @@ pub struct Args {
     /// Be the client of this server
     #[arg(short, long, value_name = "ADDR")]
     server: Option<IpAddr>,
-    /// The address of the device to use [default at the client: the one from which the server is reached]
+    /// The address of the device to use [default at the client: the one from which the server is
+    /// reached]
     #[arg(short, long, value_name = "ADDR", required_unless_present = "server")]
     bind: Option<IpAddr>,
     /// Connections
@@ -97,7 +102,7 @@ pub struct ClientArgs {
     common: Common,
 }
 
-/// What is exchanged.
+/// The parameters of a run.
 #[derive(Debug, Clone, Copy)]
 struct Plan {
     connections: u32,
@@ -105,18 +110,18 @@ struct Plan {
     size: u32,
     patience: Duration,
     port: u16,
-    /// Who speaks first, and hears the answer.
+    /// Whether the client sends first, and then receives the answer.
     client_begins: bool,
 }
 
-/// What a side did.
+/// The result of one side.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
     role: &'static str,
     netdev: &'static str,
     local: IpAddr,
     connections: u32,
-    /// Sent and received, on all connections together.
+    /// Messages sent and received, on all connections together.
     messages: u64,
     size: u32,
     connect_seconds: f64,
@@ -127,7 +132,7 @@ pub struct Report {
 #[must_use]
 pub fn run(args: &Args) -> ExitCode {
     let common = &args.common;
-    // As ucmatose has it: no message is empty.
+    // As in ucmatose: no message is empty.
     let count = if args.size == 0 { 0 } else { args.count };
     let plan = Plan {
         connections: args.connections,
@@ -174,7 +179,8 @@ fn end(
 }
 
 impl Common {
-    /// One message of 16 bytes each way, the client's first.
+    /// The plan of `rdma-server` and `rdma-client`: one message of 16 bytes each way, the client's
+    /// first.
     fn plan(&self) -> Plan {
         Plan {
             connections: 1,
@@ -187,7 +193,7 @@ impl Common {
     }
 }
 
-/// As the programs of librdmacm ask for it.
+/// The programs of librdmacm ask for the same values.
 fn params() -> Params {
     let options = ConnectOptions { max_rd_atomic: 1, max_dest_rd_atomic: 1, ..Default::default() };
     Params::default().options(options)
@@ -218,7 +224,7 @@ fn ask(
     }
     let connected = start.elapsed();
     exchange(plan, &mut lanes, plan.client_begins)?;
-    // Who begins to speak is who ends the connections.
+    // The side that sent first ends the connections.
     finish(plan, &lanes, plan.client_begins)?;
     Ok(report("client", &ctx, local, plan, start, connected))
 }
@@ -228,7 +234,7 @@ fn serve(common: &Common, plan: &Plan, local: IpAddr, out: Output) -> Result<Rep
     let here = SocketAddr::new(local, plan.port);
     let listener = Listener::bind(&ctx, here, plan.connections as usize)?;
     out.note(format_args!("waiting for {} connections on {here}", plan.connections));
-    // For the first for ever: then for a client that has come.
+    // Waits for the first connection without a limit, for the others with one.
     let mut patience = None;
     let mut start = Instant::now();
     let mut accepted = Vec::with_capacity(plan.connections as usize);
@@ -258,7 +264,7 @@ fn serve(common: &Common, plan: &Plan, local: IpAddr, out: Output) -> Result<Rep
     Ok(report("server", &ctx, local, plan, start, connected))
 }
 
-/// All messages, on all connections at once.
+/// Exchanges all messages, on all connections at once.
 fn exchange(plan: &Plan, lanes: &mut [Lane], begins: bool) -> Result<(), Failure> {
     for speaks in [begins, !begins] {
         if speaks {

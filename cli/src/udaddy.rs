@@ -1,7 +1,8 @@
-//! `rocinante udaddy`: finds a queue pair for datagrams by the connection manager and plays as `udaddy(1)` of librdmacm does, with such a program or
-//! with itself.
+//! `rocinante udaddy`: finds a queue pair for datagrams through the connection manager and plays
+//! like librdmacm's `udaddy(1)`. The other side is that program or `rocinante udaddy`.
 //!
-//! The client sends a number of datagrams, each with the number of its queue pair; the server answers whoever sent the first with as many.
+//! The client sends a number of datagrams, each with the number of its queue pair. The server
+//! answers the sender of the first one with as many.
 
 use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
@@ -16,7 +17,8 @@ use crate::session::{OpenArgs, address};
 
 /// Find a queue pair by the connection manager and exchange datagrams with it, like udaddy
 ///
-/// The other side is `rocinante udaddy` or udaddy of librdmacm, over any network that RoCE v2 passes.
+/// The other side is `rocinante udaddy` or udaddy of librdmacm, over any network that RoCE v2
+/// passes.
 ///
 /// Two terminals on one machine, without privileges: `rocinante udaddy -b 127.0.0.1`, and
 /// `rocinante udaddy -s 127.0.0.1 -b 127.0.0.2`.
@@ -27,7 +29,8 @@ pub struct Args {
     /// Be the client of the server with this address
     #[arg(short, long, value_name = "ADDR", required_unless_present = "bind")]
     server: Option<IpAddr>,
-    /// The address of the device to use; the server must be given one [default: the one from which the server is reached]
+    /// The address of the device to use; the server must be given one [default: the one from which
+    /// the server is reached]
     #[arg(short, long, value_name = "ADDR")]
     bind: Option<IpAddr>,
     /// The server's port, one of RDMA_PS_UDP
@@ -42,7 +45,7 @@ pub struct Args {
     /// Bytes of a message; the server's must not be less than the client's
     #[arg(short = 'S', long, value_name = "BYTES", default_value_t = 100)]
     size: u32,
-    /// How long the next message is waited for, and the client waits for the server's answer, in seconds
+    /// Time limit for the next message, and for the server's answer to the client, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=3600))]
     patience: u64,
     #[command(flatten)]
@@ -52,7 +55,7 @@ pub struct Args {
     json: bool,
 }
 
-/// What a side did.
+/// The result of one side.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
     role: &'static str,
@@ -82,7 +85,7 @@ pub fn run(args: &Args) -> ExitCode {
 impl Args {
     fn plan(&self) -> Plan {
         let patience = Duration::from_secs(self.patience);
-        // As udaddy has it: what is empty is not sent.
+        // As in udaddy: empty messages are not sent.
         let count = if self.size == 0 { 0 } else { self.count };
         Plan { count, size: self.size, patience }
     }
@@ -147,7 +150,7 @@ fn serve(args: &Args, out: Output) -> Result<Report, Failure> {
     out.note(format_args!("waiting for a client on {place}"));
     let mut nodes = Vec::new();
     for _ in 0..args.connections {
-        // All clients are one program, which asks for all at once.
+        // All requests come from one program, which sends them all at once.
         let patience = (!nodes.is_empty()).then_some(plan.patience);
         let request = listener.request(patience)?;
         let node = Node::new(&ctx, plan)?;

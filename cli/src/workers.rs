@@ -1,7 +1,9 @@
-//! Pairs of processes that measure together, one in each of two namespaces: what [`bench`](crate::bench) and [`compare`](crate::compare) are made of.
+//! Pairs of processes that measure together, one in each of two namespaces. [`bench`](crate::bench)
+//! and [`compare`](crate::compare) use them.
 //!
-//! A [`Measure`] is what is measured, a `Step` is that with a size and a time. One pair of processes does the steps of one subject: our device, a
-//! raw ceiling, or something else that carries bytes. Each process keeps to a core of its own.
+//! A [`Measure`] names what is measured. A `Step` is a measure with a size and a time. One pair of
+//! processes does the steps of one subject: our device, a raw ceiling, or another transport. Each
+//! process keeps to its own core.
 
 mod cost;
 mod idle;

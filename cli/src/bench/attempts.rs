@@ -1,11 +1,11 @@
-//! What need not be tried again.
+//! Remembers which subjects never work, so that the benchmark stops trying them.
 
 use std::collections::BTreeMap;
 
-/// What is tried.
+/// One thing that a benchmark tries to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Subject {
-    /// What rows name so: a backend of ours, or a peer.
+    /// A peer, or one of our backends, under its name in the rows.
     Netdev(&'static str),
     /// The ceiling of a backend.
     Ceiling(&'static str),
@@ -13,7 +13,7 @@ pub(super) enum Subject {
     Port(&'static str),
 }
 
-/// What has worked so far, and how often it has failed.
+/// For each subject: whether it ever worked, and how often it failed.
 #[derive(Debug, Default)]
 pub(super) struct Attempts(BTreeMap<Subject, Tried>);
 
@@ -23,18 +23,19 @@ struct Tried {
     failures: u32,
 }
 
-/// What has failed so often and never worked cannot be had; once may have been an accident.
+/// After so many failures, a subject that never worked is not tried again. One failure may be an
+/// accident.
 const FAILURES_MAX: u32 = 2;
 
 impl Attempts {
-    /// Remembers how one went.
+    /// Remembers one attempt and its result.
     pub(super) fn add(&mut self, subject: Subject, worked: bool) {
         let tried = self.0.entry(subject).or_default();
         tried.worked |= worked;
         tried.failures += u32::from(!worked);
     }
 
-    /// Whether there is no use in trying.
+    /// Whether another attempt is pointless.
     pub(super) fn in_vain(&self, subject: Subject) -> bool {
         self.0.get(&subject).is_some_and(|tried| !tried.worked && tried.failures >= FAILURES_MAX)
     }

@@ -1,4 +1,4 @@
-//! The goals, judged by the rows.
+//! The goals, and how the rows meet them.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use super::rows::{Key, Row};
 use crate::output::digits;
 use crate::workers::Measure;
 
-/// What a value shall be.
+/// The limit that a value has to keep.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Bound {
     AtLeast(f64),
@@ -19,18 +19,18 @@ enum Bound {
 /// A goal and how far it is met.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Goal {
-    /// What is to be, without the bound.
+    /// The subject of the goal, without the bound.
     text: String,
     bound: Bound,
-    /// What was measured, if it was.
+    /// The measured value, if there is one.
     value: Option<f64>,
 }
 
-/// A goal, judged by what counts.
+/// A goal, judged by the rows that count.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Judged {
     goal: Goal,
-    /// Whether there would be a value if runs that are not valid counted.
+    /// Whether invalid runs have a value for it.
     has_invalid: bool,
 }
 
@@ -40,7 +40,7 @@ pub(super) enum Verdict {
     Met,
     Missed,
     NotMeasured,
-    /// What there is is not of valid runs.
+    /// Only invalid runs have a value.
     NoValidRun,
 }
 
@@ -74,7 +74,7 @@ impl fmt::Display for Judged {
     }
 }
 
-/// All goals, as a Markdown table, and below it a word of caution, if there is one.
+/// All goals, as a Markdown table, followed by `caution` if it is not empty.
 pub(super) fn markdown(goals: &[Judged], caution: &str) -> String {
     let count = |verdict| goals.iter().filter(|goal| goal.verdict() == verdict).count();
     let lines: Vec<String> = goals.iter().map(|goal| format!("{goal}\n")).collect();
@@ -90,7 +90,7 @@ pub(super) fn markdown(goals: &[Judged], caution: &str) -> String {
 /// The backends that have goals.
 const BACKENDS: [&str; 3] = ["udp", "packet", "afxdp"];
 
-/// All goals, judged by those of `rows` that count.
+/// All goals, judged by the rows that count.
 pub(super) fn all(rows: &[Row]) -> Vec<Judged> {
     let [valid, any] = [false, true].map(|with_invalid| goals(&Rows { all: rows, with_invalid }));
     let judged =
@@ -126,7 +126,7 @@ fn goals(rows: &Rows<'_>) -> Vec<Goal> {
 
 struct Rows<'a> {
     all: &'a [Row],
-    /// Whether rows that are not valid count, too.
+    /// Whether rows of invalid runs count, too.
     with_invalid: bool,
 }
 
@@ -229,7 +229,8 @@ impl Rows<'_> {
                     value: by(self.value(measure, netdev, size), round_trip),
                 });
             }
-            // A run without one was on a busy machine, where everything takes longer.
+            // A run has no wake-up figure if the machine was busy, and then everything takes
+            // longer.
             let beyond = self.row(asleep, netdev, size, MTU, 1).zip(wake_up);
             let beyond = beyond.filter(|(row, wake_up)| wake_up.samples >= row.samples);
             goals.push(Goal {
@@ -325,12 +326,13 @@ impl Rows<'_> {
         });
     }
 
-    /// Bandwidth by size: the lowest point, by the straight line between its neighbours; none without three sizes.
+    /// Bandwidth by size: the lowest ratio of a point to the straight line between its neighbours.
+    /// `None` with fewer than three sizes.
     fn dent(&self, netdev: &str) -> Option<f64> {
         let is_of = |key: &Key| {
             (key.measure, key.netdev, key.mtu, key.qps) == (Measure::WriteBw, netdev, MTU, 1)
         };
-        // Without one of its points it is another line.
+        // Without one of its points the line has another shape.
         let mut points = self
             .all
             .iter()

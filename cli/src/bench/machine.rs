@@ -1,4 +1,4 @@
-//! The machine, and how fast it is now.
+//! The machine, and its speed at the moment.
 
 use std::fmt;
 use std::fs;
@@ -10,14 +10,14 @@ use serde::Serialize;
 
 use crate::cores;
 
-/// What the figures were measured on.
+/// The machine on which the figures were measured.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Machine {
-    /// As `/proc/cpuinfo` names it.
+    /// Name, family and model from `/proc/cpuinfo`.
     pub cpu: String,
     /// How many processors are online.
     pub cpus: usize,
-    /// Release of the kernel.
+    /// The kernel's release.
     pub kernel: String,
 }
 
@@ -28,7 +28,7 @@ impl fmt::Display for Machine {
 }
 
 impl Machine {
-    /// This one.
+    /// This machine.
     #[must_use]
     pub(super) fn here() -> Self {
         let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -50,14 +50,14 @@ impl Machine {
     }
 }
 
-/// The speed of one core at one time: virtual machines change theirs.
+/// The speed of one core at one time. Virtual machines change theirs.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(super) struct Mode {
     /// CRC-32 of 4 KiB in the first-level cache, in nanoseconds.
     pub crc_ns: f64,
     /// Copy of 4 KiB within the first-level cache, in nanoseconds.
     pub memcpy_ns: f64,
-    /// A cache line from one of the two cores to the other, in nanoseconds.
+    /// Time of a cache line from one of the two cores to the other, in nanoseconds.
     pub handoff_ns: f64,
 }
 
@@ -71,24 +71,27 @@ impl fmt::Display for Mode {
     }
 }
 
-/// How long the slowest of ordinary processors copies 4 KiB, in nanoseconds: 16 bytes in a cycle at 2.5 GHz.
+/// Time in which the slowest of ordinary processors copies 4 KiB, in nanoseconds: 16 bytes per
+/// cycle at 2.5 GHz.
 const ORDINARY_COPY_NS: f64 = 100.0;
-/// Nothing takes longer than so many times what it takes elsewhere.
+/// The largest factor by which any measurement is made longer.
 const SLOWNESS_MAX: f64 = 10.0;
 
 impl Mode {
-    /// How many times slower than an ordinary processor this is, which one that is emulated is: 1 if it is not twice as slow.
+    /// How many times slower this processor is than an ordinary one; an emulated processor is. 1 if
+    /// it is less than twice as slow.
     #[must_use]
     pub(super) fn slowness(&self) -> f64 {
         let times = self.memcpy_ns / ORDINARY_COPY_NS;
         if times < 2.0 { 1.0 } else { times.min(SLOWNESS_MAX) }
     }
 
-    /// That of the two cores on which measurements run; takes a few milliseconds.
+    /// The speed of the two cores on which measurements run. Takes a few milliseconds.
     #[must_use]
     pub(super) fn now() -> Self {
         let line = AtomicU32::new(0);
-        // Both from a thread that is bound to none: what it starts would inherit that.
+        // Both run in new threads, because threads inherit the binding of the thread that starts
+        // them.
         std::thread::scope(|scope| {
             let first = scope.spawn(|| {
                 cores::bind(0);
@@ -116,12 +119,12 @@ impl Mode {
     }
 }
 
-/// Stores that are handed over at once, and how often.
+/// Round trips in one batch, and the number of batches.
 const BATCH: u32 = 500;
 const BATCHES: u32 = 20;
 
-/// Nanoseconds that a store takes to be seen by a thread that spins on the other core: half the round trip, in the fastest
-/// of some batches.
+/// Nanoseconds until a thread that spins on the other core sees a store: half the round trip, in
+/// the fastest of some batches.
 fn hand_over(line: &AtomicU32) -> f64 {
     let mut best = Duration::MAX;
     for batch in 0..BATCHES {
@@ -147,7 +150,7 @@ fn wait_for(line: &AtomicU32, value: u32) {
     let mut looks = 0_u32;
     while line.load(Ordering::Acquire) != value {
         looks = looks.wrapping_add(1);
-        // There may be one core only.
+        // The machine may have one core only.
         if looks.is_multiple_of(4096) {
             std::thread::yield_now();
         }
@@ -155,7 +158,7 @@ fn wait_for(line: &AtomicU32, value: u32) {
     }
 }
 
-/// Nanoseconds of the fastest of some batches.
+/// Time of one call, in nanoseconds, in the fastest of some batches.
 fn fastest(mut work: impl FnMut()) -> f64 {
     const BATCH: u32 = 256;
     let mut best = Duration::MAX;

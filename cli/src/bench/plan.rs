@@ -1,4 +1,4 @@
-//! What is measured, in which order.
+//! The plan of a run: its cells and their order.
 
 use std::fmt;
 use std::time::Duration;
@@ -12,26 +12,26 @@ use crate::workers::{IPERF3_WARM_UP, Measure, Provider, Step, depth};
 /// Bytes of a small message, and of a large one.
 pub(super) const SMALL: usize = 64;
 pub(super) const LARGE: usize = 1 << 20;
-/// Bytes of the messages of many queue pairs.
+/// Message bytes with many queue pairs.
 pub(super) const SHARED: usize = 64 << 10;
 /// Bytes of an atomic.
 const ATOMIC: usize = 8;
-/// The path MTU of what does not say.
+/// The path MTU where a cell does not choose another.
 pub(super) const MTU: u32 = 4096;
-/// The link's MTU, which is what TCP has.
+/// The link's MTU, which TCP uses.
 pub(super) const LINK_MTU: u32 = 9000;
-/// Bytes that the spinning TCP stream writes at once, unless sizes are what is measured.
+/// Bytes that the spinning TCP stream writes at once, where the size of messages does not vary.
 pub(super) const TCP_WRITES: usize = 256 << 10;
-/// Bytes that iperf3 writes at once unless told otherwise.
+/// Bytes that iperf3 writes at once by default.
 pub(super) const IPERF3_WRITES: usize = 128 << 10;
-/// Queue pairs that share a connection between two processes.
+/// Numbers of queue pairs between the two processes.
 pub(super) const QPS: [u32; 5] = [1, 4, 16, 64, 256];
-/// Queue pairs on which nothing happens.
+/// Number of idle queue pairs.
 pub(super) const IDLE_QPS: u32 = 1000;
-/// Messages of latencies by size: what all receive queues hold at once.
+/// The largest message of the latencies by size: every receive queue has room for one.
 const LATENCY_MAX: usize = 64 << 10;
 
-/// What belongs together, in the order in which it is measured.
+/// Measurements that belong together, in the order in which they run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub(super) enum Group {
@@ -55,7 +55,7 @@ pub(super) enum Group {
     Idle,
 }
 
-/// What else carries bytes.
+/// Other transports, to compare with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(super) enum Peer {
     /// One TCP stream, both ends spinning.
@@ -67,7 +67,7 @@ pub(super) enum Peer {
 }
 
 impl Peer {
-    /// As rows name it.
+    /// Its name in the rows.
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::TcpSpin => "tcp-spin",
@@ -77,11 +77,11 @@ impl Peer {
     }
 }
 
-/// What is measured by processes right after each other.
+/// One or more steps that processes measure right after each other.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Cell {
     pub(super) group: Group,
-    /// None if it is of peers only.
+    /// `None` if it measures peers only.
     pub(super) ours: Option<Provider>,
     pub(super) mtu: u32,
     pub(super) qps: u32,
@@ -91,7 +91,7 @@ pub(super) struct Cell {
 }
 
 impl Cell {
-    /// What the ceiling is to do for the steps.
+    /// The tasks that give these steps their ceilings.
     pub(super) fn tasks(&self) -> Vec<Task> {
         let mut tasks: Vec<Task> = Vec::new();
         for step in &self.steps {
@@ -104,7 +104,8 @@ impl Cell {
         tasks
     }
 
-    /// How long it is measured, at least: that of what else there is to do, starting processes above all, nobody knows.
+    /// The least time that it takes to measure. Other work, above all starting processes, comes on
+    /// top: its time is unknown.
     pub(super) fn time(&self, ports: bool) -> Duration {
         let of = |steps: &[Step]| steps.iter().map(|step| step.seconds).sum::<f64>();
         let has_port = ports && self.ours.is_some_and(|ours| ours.port_name().is_some());
@@ -117,7 +118,7 @@ impl Cell {
         raw.mul_f64(times) + Duration::from_secs_f64(of(&self.steps) + peers.sum::<f64>())
     }
 
-    /// The row of one of its figures; none of a figure that has no row.
+    /// The row of one of its figures. `None` if the figure has no row.
     pub(super) fn key(&self, netdev: &'static str, measure: Measure, size: usize) -> Option<Key> {
         let measure = match measure {
             Measure::MachineCpuPerGb | Measure::MachineCpuPerGbPassive => return None,
@@ -131,7 +132,7 @@ impl Cell {
         self.key(self.ours?.name(), step.measure, step.size)
     }
 
-    /// The rows of its steps, without what these find out besides.
+    /// The rows of its steps, without the figures that the steps yield besides.
     fn keys(&self) -> Vec<Key> {
         let own = self.steps.iter().filter_map(|step| self.own_key(step));
         let of_peer = |(peer, steps): &(Peer, Vec<Step>)| {
@@ -158,7 +159,7 @@ impl fmt::Display for Cell {
     }
 }
 
-/// Of what a figure's ceiling is.
+/// The task and message size that make the ceiling of a figure.
 pub(super) fn reference(measure: Measure, size: usize) -> Option<(Kind, usize)> {
     match measure {
         Measure::WriteBw
@@ -171,7 +172,7 @@ pub(super) fn reference(measure: Measure, size: usize) -> Option<(Kind, usize)> 
         Measure::WriteLat | Measure::WriteLatSignaled | Measure::WriteLatMemory => {
             Some((Kind::PingPong, size))
         }
-        // Of the round trip of a small WRITE.
+        // Their ceiling is the round trip of a small WRITE.
         Measure::ReadLat
         | Measure::ReadLatPassive
         | Measure::ReadLatAsleep
@@ -182,20 +183,20 @@ pub(super) fn reference(measure: Measure, size: usize) -> Option<(Kind, usize)> 
     }
 }
 
-/// What to measure.
+/// The choice of what to measure.
 #[derive(Debug, Clone)]
 pub(super) struct Choice {
     pub(super) providers: Vec<Provider>,
     pub(super) mtus: Vec<u32>,
     /// Names of groups, measures and peers; none for all.
     pub(super) only: Vec<String>,
-    /// How long a figure is measured.
+    /// How long each figure is measured, in seconds.
     pub(super) seconds: f64,
     pub(super) quick: bool,
 }
 
 impl Choice {
-    /// Whether `word` names something.
+    /// Checks that `word` names a group, a measure or a peer.
     pub(super) fn check(word: &str) -> Result<(), String> {
         let groups = names::<Group>();
         let (measures, peers) = (names::<Measure>(), names::<Peer>());
@@ -210,7 +211,9 @@ impl Choice {
         self.only.is_empty() || self.only.iter().any(|only| only == word)
     }
 
-    /// The steps of a group that are wanted: a group wants all of its own; a measure only where it does not come in many sizes.
+    /// The wanted steps of a group. The name of a group selects all of its steps. The name of a
+    /// measure selects no steps in the sweeps, in `Qps` only by its fairness, and in `SmallBuffers`
+    /// only by its name with small buffers.
     fn steps(&self, group: Group, steps: Vec<Step>) -> Vec<Step> {
         let by_measure =
             !matches!(group, Group::Sweep | Group::LatencySweep | Group::Qps | Group::SmallBuffers);
@@ -273,7 +276,7 @@ impl Choice {
                 let at = |qps| cell(MTU, qps, vec![step(Measure::WriteBw, SHARED)]);
                 QPS.into_iter().map(at).collect()
             }
-            // Those of the kernel's devices are not ours to choose.
+            // The kernel's devices choose their own buffers.
             Group::SmallBuffers if provider == Provider::Hw => Vec::new(),
             Group::SmallBuffers => {
                 let at = |&mtu| {
@@ -297,7 +300,8 @@ impl Choice {
 
     fn latency(&self, cell: &impl Fn(u32, u32, Vec<Step>) -> Cell) -> Vec<Cell> {
         let step = |measure, size| Step { measure, size, seconds: self.seconds };
-        // What waits two milliseconds between two round trips has few of them.
+        // A step that waits two milliseconds between round trips has few of them, so it takes
+        // longer.
         let slow = |measure, size| Step { measure, size, seconds: (2.0 * self.seconds).max(0.2) };
         let steps = vec![
             step(Measure::WriteLat, SMALL),
@@ -324,7 +328,7 @@ impl Choice {
         vec![cell]
     }
 
-    /// What is measured beside large messages.
+    /// The TCP streams that are measured beside large messages.
     fn streams(&self, with_iperf3: bool) -> Vec<(Peer, Vec<Step>)> {
         let step = |size, seconds| Step { measure: Measure::WriteBw, size, seconds };
         let all = [
@@ -349,7 +353,8 @@ impl Choice {
         vec![Cell { group, ours: None, mtu, qps, small_buffers, steps: Vec::new(), peers }]
     }
 
-    /// The sizes of messages, so many at a time that a ceiling is measured soon before what it is a ceiling for.
+    /// The steps of all message sizes, in chunks, so that each ceiling is measured soon before its
+    /// figure.
     fn sweep(&self, group: Group) -> Vec<Vec<Step>> {
         const AT_ONCE: usize = 6;
         let (measure, max) = match group {
@@ -364,7 +369,8 @@ impl Choice {
     }
 }
 
-/// Leaves out of the sweeps what is measured anyway, and for longer: a row is of one kind of samples.
+/// Removes from the sweeps what other groups measure for longer: all samples of a row are of one
+/// kind.
 fn leave_out(cells: &mut [Cell]) {
     let is_sweep = |cell: &&mut Cell| matches!(cell.group, Group::Sweep | Group::LatencySweep);
     let (sweeps, others): (Vec<_>, Vec<_>) = cells.iter_mut().partition(is_sweep);
@@ -380,7 +386,7 @@ fn leave_out(cells: &mut [Cell]) {
     }
 }
 
-/// The row of what a peer does.
+/// The row of a peer's step.
 fn key_of_peer(peer: Peer, step: &Step) -> Key {
     let Step { measure, size, .. } = *step;
     Key { measure, netdev: peer.name(), size, mtu: LINK_MTU, qps: 1 }

@@ -19,7 +19,7 @@ pub(super) struct Line {
 }
 
 impl Line {
-    /// Whose line it is, or whose ceiling.
+    /// The peer of this line, or of the line that this one is the ceiling of.
     fn peer(&self) -> &str {
         self.name.strip_suffix(CEILING).unwrap_or(&self.name)
     }
@@ -27,13 +27,13 @@ impl Line {
 
 const CEILING: &str = ", ceiling";
 
-/// What has a plot.
+/// The measures that are plotted, with file name and title.
 pub(super) const PLOTS: [(Measure, &str, &str); 2] = [
     (Measure::WriteBw, "throughput.svg", "WRITE throughput, Gb/s"),
     (Measure::WriteLat, "latency.svg", "WRITE latency, half round trip, median, µs"),
 ];
 
-/// The lines of a measure: each backend and its ceiling, and what else there is.
+/// The lines of a measure: each backend, its ceiling, and the peers.
 pub(super) fn lines(rows: &[Row], measure: Measure) -> Vec<Line> {
     let is_of = |row: &&Row| {
         row.key.measure == measure && row.key.qps == 1 && [MTU, LINK_MTU].contains(&row.key.mtu)
@@ -118,12 +118,12 @@ fn draw(path: &Path, title: &str, lines: &[Line]) -> Result<(), Box<dyn std::err
     Ok(())
 }
 
-/// What the marks of an axis are powers of: few decades need more of them.
+/// The base of an axis's marks: an axis of few decades needs more marks.
 fn base(min: f64, max: f64) -> f64 {
     if max / min < 100.0 { 2.0 } else { 10.0 }
 }
 
-/// Each peer has its colour in every plot; a ceiling has that of what it is the ceiling of.
+/// Each peer has the same colour in every plot, and its ceiling has that colour, too.
 fn colour(peer: &str) -> RGBColor {
     match peer {
         "udp" => RGBColor(0x1f, 0x77, 0xb4),

@@ -9,14 +9,14 @@ use super::run::Bench;
 use super::{plot, table};
 use crate::output::Failure;
 
-/// What a report's files are called, but for the plots.
+/// File names in a report. The plots have names of their own.
 const TEXT: &str = "report.md";
 const ROWS: &str = "rows.jsonl";
 
-/// Writes the report to `dir`, which is made if it is not there.
+/// Writes the report to the directory `dir`, and creates it first if it is missing.
 ///
 /// # Errors
-/// What cannot be written, and why.
+/// A file that cannot be written, and why.
 pub(super) fn write(
     dir: &Path,
     bench: &Bench,
@@ -30,7 +30,7 @@ pub(super) fn write(
     let mut plots = String::new();
     for (measure, file, title) in plot::PLOTS {
         let lines = plot::lines(rows, measure);
-        // A point is no line.
+        // One point makes no line.
         if rows.iter().filter(|row| row.key.measure == measure).count() > 1 {
             plot::write(&dir.join(file), title, &lines)?;
             plots.push_str(&format!("![{title}]({file})\n\n"));

@@ -1,4 +1,4 @@
-//! What was measured, by rows.
+//! The measured values, gathered into rows.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,15 +7,15 @@ use serde::Serialize;
 use crate::measure::Spread;
 use crate::workers::Measure;
 
-/// What a row is of.
+/// The subject of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub(super) struct Key {
     pub(super) measure: Measure,
-    /// Our backend, or what else carried it.
+    /// Our backend, or the peer.
     pub(super) netdev: &'static str,
     /// Bytes of a message.
     pub(super) size: usize,
-    /// Path MTU; of TCP and UDP the link's MTU.
+    /// Path MTU; for TCP and UDP the link's MTU.
     pub(super) mtu: u32,
     pub(super) qps: u32,
 }
@@ -23,34 +23,34 @@ pub(super) struct Key {
 /// One value.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Sample {
-    /// Counted from 1.
+    /// The run, counted from 1.
     pub(super) run: usize,
     pub(super) value: f64,
-    /// What was measured right before as its ceiling.
+    /// Its ceiling, measured right before.
     pub(super) ceiling: Option<f64>,
 }
 
-/// Everything that was measured.
+/// All samples of all runs.
 #[derive(Debug, Default)]
 pub(super) struct Rows {
     samples: BTreeMap<Key, Vec<Sample>>,
-    /// How the runs stand.
+    /// The standing of each run.
     standings: BTreeMap<usize, Standing>,
 }
 
-/// How a run stands, in the order in which runs count: those that stand better.
+/// The standing of a run. Better standings come first: the runs of the best one count.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Standing {
-    /// Its ceilings were some.
+    /// The ceilings are high enough.
     Valid,
-    /// Nobody knows, and why.
+    /// Unknown, and why.
     NotJudged(String),
-    /// A ceiling was none, and which.
+    /// A ceiling is too low, and which.
     Invalid(String),
 }
 
 impl Standing {
-    /// As rows say it.
+    /// The `valid` column of the rows.
     const fn is_valid(&self) -> Option<bool> {
         match self {
             Self::Valid => Some(true),
@@ -59,7 +59,7 @@ impl Standing {
         }
     }
 
-    /// What is to be said of it, if anything.
+    /// A remark for the report, unless the run is valid.
     pub(super) fn remark(&self, run: usize) -> Option<String> {
         match self {
             Self::Valid => None,
@@ -79,27 +79,27 @@ pub(super) struct Row {
     pub(super) max: f64,
     pub(super) unit: &'static str,
     pub(super) ceiling: Option<f64>,
-    /// The value by the ceiling.
+    /// The value divided by the ceiling.
     pub(super) ratio: Option<f64>,
-    /// Samples that count.
+    /// Number of samples that count.
     pub(super) samples: usize,
-    /// Whether they are of valid runs; none if these were not judged.
+    /// Whether they come from valid runs; `None` if those runs were not judged.
     pub(super) valid: Option<bool>,
 }
 
 impl Row {
-    /// Whether a goal may be judged by it.
+    /// Whether a goal may use it.
     pub(super) fn counts(&self) -> bool {
         self.valid != Some(false)
     }
 
-    /// As one line.
+    /// The row as one line of JSON.
     pub(super) fn json(&self) -> String {
         serde_json::to_string(self).expect("a row is JSON")
     }
 }
 
-/// A ceiling below this multiple of one iperf3 stream is no ceiling.
+/// A ceiling below this multiple of one iperf3 stream is too low.
 const CEILING_MIN: f64 = 2.5;
 
 impl Rows {
@@ -111,13 +111,13 @@ impl Rows {
         self.samples.is_empty()
     }
 
-    /// Judges each run by its ceilings of `large` bytes at a path MTU.
+    /// Judges each run by its ceilings for `large` bytes at path MTU `mtu`.
     pub(super) fn judge(&mut self, large: usize, mtu: u32) {
         let stands = |run| (run, self.standing(run, large, mtu));
         self.standings = self.runs().into_iter().map(stands).collect();
     }
 
-    /// Judges no run, and says why.
+    /// Judges no run, for the reason `why`.
     pub(super) fn leave_unjudged(&mut self, why: &str) {
         let stands = |run| (run, Standing::NotJudged(why.to_owned()));
         self.standings = self.runs().into_iter().map(stands).collect();
@@ -158,12 +158,12 @@ impl Rows {
         }
     }
 
-    /// What is to be said of each run that is not valid.
+    /// A remark for each run that is not valid.
     pub(super) fn remarks(&self) -> Vec<String> {
         self.standings.iter().filter_map(|(run, standing)| standing.remark(*run)).collect()
     }
 
-    /// What that means for the rows; empty if all of them are of valid runs.
+    /// What the remarks mean for the rows. Empty if all rows come from valid runs.
     pub(super) fn caution(&self) -> String {
         let best = self.standings.values().map(Standing::is_valid).fold(Some(false), better);
         let rows = self.rows();
@@ -182,7 +182,8 @@ impl Rows {
         out
     }
 
-    /// All rows: each of the valid runs, or if it has none of those, of those that were not judged, or of the invalid ones.
+    /// All rows. A row takes its samples from valid runs, else from runs that were not judged, else
+    /// from invalid ones.
     pub(super) fn rows(&self) -> Vec<Row> {
         let all = self.samples.iter();
         all.filter_map(|(key, samples)| self.row(*key, samples)).collect()
@@ -209,7 +210,7 @@ impl Rows {
     }
 }
 
-/// The better of two: true, not known, false.
+/// The better of two standings: true, then unknown, then false.
 fn better(a: Option<bool>, b: Option<bool>) -> Option<bool> {
     match (a, b) {
         (Some(true), _) | (_, Some(true)) => Some(true),

@@ -13,13 +13,13 @@ use super::rows::{Row, Rows, Sample};
 use crate::output::{Failure, Output};
 use crate::workers::{Device, Figure, Measure, Outcome, PlaceArgs, Places, Provider, Step, Work};
 
-/// How long all may take.
+/// Time limits of the whole benchmark.
 const TIME_MAX: Duration = Duration::from_secs(8 * 60);
 const TIME_MAX_QUICK: Duration = Duration::from_secs(2 * 60);
-/// What is left for the last cell.
+/// Time that is kept for the last cell.
 const RESERVE: Duration = Duration::from_secs(5);
 
-/// A benchmark that runs.
+/// A running benchmark.
 pub(super) struct Bench {
     places: Places,
     place: PlaceArgs,
@@ -32,7 +32,7 @@ pub(super) struct Bench {
     until: Instant,
     pub(super) rows: Rows,
     pub(super) machine: Machine,
-    /// Of each run.
+    /// The machine's speed, at the start of each run.
     pub(super) modes: Vec<Mode>,
     /// What could not be measured, and why.
     pub(super) notes: Vec<String>,
@@ -64,7 +64,7 @@ impl Bench {
         })
     }
 
-    /// Measures everything, as often as is wanted and as there is time for.
+    /// Measures everything up to `runs` times, as far as time allows.
     pub(super) fn measure(&mut self, choice: &Choice, runs: usize) {
         self.out.note(&self.machine);
         if self.is_slow() {
@@ -95,7 +95,7 @@ impl Bench {
         }
     }
 
-    /// Measures everything once; `false` if there was no time for that.
+    /// Measures everything once. Returns `false` if the time was too short for some cells.
     fn run(&mut self, choice: &Choice, run: usize) -> bool {
         let mode = Mode::now();
         self.out.note(format_args!("run {run}: {mode}"));
@@ -120,17 +120,17 @@ impl Bench {
         skipped == 0
     }
 
-    /// Whether the processor is none that goals are for.
+    /// Whether the processor is too slow for the goals.
     pub(super) fn is_slow(&self) -> bool {
         self.slowness > 1.0
     }
 
-    /// What could not be measured, and which runs do not count, as a list.
+    /// The notes, as a list: what could not be measured, and which runs do not count.
     pub(super) fn remarks(&self) -> String {
         self.notes.iter().map(|note| format!("- {note}\n")).collect()
     }
 
-    /// The rows, if there are any.
+    /// All rows.
     pub(super) fn finish(&mut self) -> Result<Vec<Row>, Failure> {
         if self.rows.is_empty() {
             let why = if self.notes.is_empty() {
@@ -143,7 +143,7 @@ impl Bench {
         Ok(self.rows.rows())
     }
 
-    /// As rows name it.
+    /// Its name in the rows.
     fn netdev(&self, provider: Provider) -> &'static str {
         match provider {
             Provider::Hw if self.place.is_soft_roce() => "rxe",
@@ -158,7 +158,7 @@ impl Bench {
         }
     }
 
-    /// The ceiling, ours, and the peers, one right after the other.
+    /// Measures the ceiling, our backend, and the peers, one right after the other.
     fn cell(&mut self, run: usize, cell: &Cell) {
         if let Some(provider) = cell.ours
             && !cell.steps.is_empty()
@@ -191,7 +191,7 @@ impl Bench {
                 Ok(figures) => {
                     let of_link = Cell { mtu: plan::LINK_MTU, qps: 1, ..cell.clone() };
                     self.add(run, &of_link, peer.name(), &figures, &[]);
-                    // The other figures are there if there are any.
+                    // The other figures are present whenever any figure is.
                     let wake_up = |of: Measure| of == Measure::WakeUp;
                     if steps.iter().any(|step| wake_up(step.measure))
                         && !figures.iter().any(|figure| wake_up(figure.measure))
@@ -222,7 +222,7 @@ impl Bench {
         }
     }
 
-    /// What the ceiling of the backend does, or its port with no engine behind it.
+    /// Measures the ceiling of the backend, or its port with no engine behind it.
     fn raw(&mut self, cell: &Cell, provider: Provider, port: bool) -> Vec<(Task, Raw)> {
         let tasks = cell.tasks();
         let Some(backend) = provider.backend_name().filter(|_| !tasks.is_empty()) else {
@@ -244,7 +244,7 @@ impl Bench {
                 return Vec::new();
             }
         };
-        // The processes are of this user and in this mount namespace.
+        // The processes have the same user and the same mount namespace.
         let path = format!("/proc/{}/fd/{}", std::process::id(), tally.as_raw_fd());
         let work = Work::Raw { backend, port, tasks: tasks.clone(), tally: PathBuf::from(path) };
         let outcome = self.places.run(&work);
@@ -287,7 +287,7 @@ impl Bench {
     }
 }
 
-/// What a figure would be if there were no protocol.
+/// The value of a figure without a protocol.
 fn ceiling(measure: Measure, size: usize, ceilings: &[(Task, Raw)]) -> Option<f64> {
     let (kind, message) = plan::reference(measure, size)?;
     let of = |task: &Task| (task.kind, task.message) == (kind, message);
@@ -295,7 +295,7 @@ fn ceiling(measure: Measure, size: usize, ceilings: &[(Task, Raw)]) -> Option<f6
     Some(match (raw, measure.unit()) {
         (Raw::Flood { mpps, .. }, "Mop/s") => *mpps,
         (Raw::Flood { gbps, .. }, _) => *gbps,
-        // Of the whole round trip.
+        // These figures are whole round trips.
         (Raw::PingPong { us }, _) if measure.is_whole_round_trip() => 2.0 * us,
         (Raw::PingPong { us }, _) => *us,
     })

@@ -1,11 +1,11 @@
-//! Rows as a table, for people.
+//! Rows as a table.
 
 use std::fmt::Write as _;
 
 use super::rows::Row;
 use crate::output::digits;
 
-/// A Markdown table of `rows`, and below it a word of caution, if there is one.
+/// A Markdown table of `rows`, followed by `caution` if it is not empty.
 pub(super) fn markdown(rows: &[Row], caution: &str) -> String {
     let mut out = String::from(
         "| measure | netdev | size, B | MTU | QPs | median | min | max | unit | ceiling | ratio | valid |\n|---|---|---|---|---|---|---|---|---|---|---|---|\n",

@@ -1,4 +1,4 @@
-//! The side that asks.
+//! The client.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -12,9 +12,9 @@ use super::{Args, Maker, Memory, Report, grown, holdings};
 use crate::output::{Failure, Output};
 use crate::session::address;
 
-/// How long a server may take to be there.
+/// Time in which the server has to appear.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long nothing may happen.
+/// Longest time without progress.
 const SILENCE: Duration = Duration::from_secs(20);
 
 /// Measures with the server at `host`.
@@ -27,7 +27,8 @@ pub(super) fn ask(args: &Args, host: IpAddr, out: Output) -> Result<Report, Fail
     let plan = args.plan();
     exchange.say(&serde_json::to_string(&plan).expect("a plan is JSON"))?;
     let asker = Asker { server, maker: Maker::new(&ctx, plan.depth)? };
-    // Before any connection: what others have left behind would be used again, and not seen.
+    // Taken before any connection: memory that earlier ones left would be used again, and not
+    // counted.
     exchange.barrier("ready")?;
     let before = holdings()?;
     let start = Instant::now();
@@ -71,18 +72,19 @@ struct Asker {
 struct Rate {
     count: u64,
     elapsed: Duration,
-    /// Nanoseconds.
+    /// Time to connect, in nanoseconds.
     latency: Histogram<u64>,
 }
 
 impl Asker {
-    /// Asks for a connection, and says when.
+    /// Requests a connection, and returns the time of the request.
     fn start(&self) -> Result<(Connecting, Instant), Failure> {
         let (qp, now) = (self.maker.make()?, Instant::now());
         Ok((Connecting::start(qp, self.server, &Params::default())?, now))
     }
 
-    /// Makes connections, and ends each as soon as it is there, for as long as `time`; then until the last has ended.
+    /// Makes connections for `time`, and ends each as soon as it is established. Then waits until
+    /// the last has ended.
     fn make_and_end(&self, time: Duration, at_a_time: u32) -> Result<Rate, Failure> {
         let begin = Instant::now();
         let mut latency = Histogram::new_with_max(60_000_000_000, 3).expect("three digits");
@@ -120,7 +122,7 @@ impl Asker {
         }
     }
 
-    /// Makes so many and keeps them.
+    /// Makes `count` connections and keeps them.
     fn hold(&self, count: u32, at_a_time: u32) -> Result<Vec<Connection>, Failure> {
         let mut held = Vec::with_capacity(count as usize);
         let mut making: VecDeque<Connecting> = VecDeque::new();

@@ -1,4 +1,4 @@
-//! The side that is asked.
+//! The server.
 
 use std::time::{Duration, Instant};
 
@@ -8,9 +8,9 @@ use rocinante::cm::{Connecting, Connection, Listener, Params};
 use super::{Args, Maker, Plan, address, grown, holdings};
 use crate::output::{Failure, Output};
 
-/// How long nothing may happen.
+/// Longest time without progress.
 const SILENCE: Duration = Duration::from_secs(20);
-/// How often what the client says is looked for, in rounds.
+/// Rounds between two looks at the client's messages.
 const ROUNDS: u32 = 256;
 
 /// Serves one client.
@@ -63,7 +63,7 @@ struct Server {
 }
 
 impl Server {
-    /// Accepts whoever comes until the client says `words`.
+    /// Accepts every connection until the client says `words`.
     fn until(&mut self, exchange: &mut Exchange, words: &str) -> Result<(), Failure> {
         let mut rounds = 0u32;
         let mut active = Instant::now();
@@ -90,7 +90,7 @@ impl Server {
         }
     }
 
-    /// Goes on until there are so many connections.
+    /// Continues until there are `count` connections and none is being made.
     fn until_there_are(&mut self, count: usize) -> Result<(), Failure> {
         let begin = Instant::now();
         while !self.making.is_empty() || self.made.len() != count {
@@ -106,7 +106,7 @@ impl Server {
         Ok(())
     }
 
-    /// Does what there is to do. Whether there was something.
+    /// Drives everything once. Returns whether something changed.
     fn round(&mut self) -> Result<bool, Failure> {
         self.maker.ctx.progress();
         let before = (self.making.len(), self.made.len());

@@ -1,4 +1,4 @@
-//! What is measured, in which order, and what it is called.
+//! The figures: their steps, order and names.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use crate::workers::{Measure, Step};
 /// Bytes of a small message.
 const SMALL: usize = 64;
 
-/// A figure of a step; a bandwidth has two.
+/// One figure of a step. A bandwidth step has two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Key {
     pub(super) mtu: u32,
@@ -39,7 +39,7 @@ impl fmt::Display for Key {
     }
 }
 
-/// All steps at a path MTU, or those whose name contains `only`.
+/// All steps at path MTU `mtu`, or those with `only` in the name of a figure.
 pub(super) fn plan(mtu: u32, only: Option<&str>, seconds: f64) -> Vec<Step> {
     let step = |measure, size| Step { measure, size, seconds };
     let mut steps = vec![step(Measure::WriteLat, SMALL)];
@@ -57,7 +57,7 @@ pub(super) fn plan(mtu: u32, only: Option<&str>, seconds: f64) -> Vec<Step> {
     steps
 }
 
-/// What a step measures at a path MTU, as far as it is compared.
+/// The figures of a step that are compared.
 pub(super) fn figures(step: &Step, mtu: u32) -> impl Iterator<Item = Key> + use<> {
     let cost = match step.measure {
         Measure::WriteBw => Some(Measure::MachineCpuPerGb),

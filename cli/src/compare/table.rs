@@ -1,4 +1,4 @@
-//! Figures of all runs, and how they relate.
+//! The figures of all runs, and the ratios between providers.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -11,7 +11,7 @@ use crate::measure::Spread;
 use crate::output::{Failure, digits};
 use crate::workers::Provider;
 
-/// Everything that was measured.
+/// All figures that were measured.
 #[derive(Debug)]
 pub(super) struct Comparison {
     providers: Vec<Provider>,
@@ -19,10 +19,10 @@ pub(super) struct Comparison {
     skipped: Vec<(Provider, String)>,
 }
 
-/// Fewer runs have no range to speak of.
+/// With fewer runs the ranges say too little.
 const RUNS_MIN: usize = 3;
 
-/// A provider beside the baseline.
+/// How a provider compares with the baseline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Place {
@@ -76,7 +76,8 @@ impl Comparison {
         self.figures.get(&key).and_then(|of| of.get(&provider)).map_or(0, Vec::len)
     }
 
-    /// How many times better than the baseline, by the medians, and whether that is beyond doubt: a run or two leave it.
+    /// The provider's median divided by the baseline's (the inverse where less is better), and
+    /// whether the difference is certain. One or two runs leave it uncertain.
     fn relation(&self, key: Key, provider: Provider) -> Option<(f64, Place)> {
         let baseline = self.present().next()?;
         let (own, base) = (self.spread(key, provider)?, self.spread(key, baseline)?);

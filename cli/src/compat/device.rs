@@ -1,4 +1,4 @@
-//! The device, as the users of other programs name it: `-d eth0 -i 1 -g 0`.
+//! Finds the device by the options that users of these programs know: `-d eth0 -i 1 -g 0`.
 
 use std::net::IpAddr;
 
@@ -7,13 +7,14 @@ use rocinante::{Context, Interface};
 use crate::output::{Failure, Output};
 use crate::session::{NetArgs, OpenArgs};
 
-/// Options of the programs that [`compat`](crate::compat) speaks with.
+/// Device options of the programs in [`compat`](crate::compat).
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct DeviceArgs {
-    /// With --compat: the device, which is a network interface, or an RDMA device of the kernel (`rocinante devices` lists them)
+    /// With --compat: the device, which is a network interface, or an RDMA device of the kernel
+    /// (`rocinante devices` lists them)
     #[arg(short = 'd', long, value_name = "INTERFACE")]
     pub ib_dev: Option<String>,
-    /// With --compat: the device's port, of which there is one
+    /// With --compat: the device's port, always 1
     #[arg(short = 'i', long, value_name = "PORT", value_parser = clap::value_parser!(u32).range(1..=1))]
     pub ib_port: Option<u32>,
 }
@@ -26,14 +27,14 @@ impl DeviceArgs {
     }
 }
 
-/// Which address of the device is wanted.
+/// The wanted address of the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wish {
-    /// The one of the connection over TCP, or the device's first.
+    /// The local address of the TCP connection, or the device's first.
     Any,
     /// The first global IPv6 address.
     Ipv6,
-    /// The one with this index in the GID table, which `option` gave.
+    /// The address with this index in the GID table. The user gave the index with `option`.
     Gid {
         /// As `rocinante devices` shows it.
         index: usize,
@@ -42,7 +43,7 @@ pub enum Wish {
     },
 }
 
-/// Opens the device that is meant. `route` is the own address of the connection over TCP.
+/// Opens the chosen device. `route` is the local address of the TCP connection.
 ///
 /// # Errors
 /// There is no such device or address; the options contradict each other.
@@ -79,7 +80,7 @@ pub fn open(
     net.device.open(address, out)
 }
 
-/// The device that is meant, if it is no interface.
+/// The chosen device, if it is not a network interface.
 fn kernel_device(net: &NetArgs, args: &DeviceArgs) -> Option<String> {
     let name = net.device.name.as_ref().or(args.ib_dev.as_ref())?;
     if net.device.name.is_some() && name == "hw" {
@@ -87,7 +88,7 @@ fn kernel_device(net: &NetArgs, args: &DeviceArgs) -> Option<String> {
     }
     let known = Interface::by_name(name).is_ok();
     let listed = std::path::Path::new("/sys/class/infiniband").join(name).exists();
-    // What is neither is left to whoever opens it to complain about.
+    // A name of neither kind fails later, with an error from the code that opens it.
     (!known && (listed || net.device.name.is_some())).then(|| name.clone())
 }
 

@@ -1,4 +1,4 @@
-//! GIDs, by which the programs of others name an address.
+//! GIDs: the other programs' form of an address.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -11,10 +11,11 @@ pub fn of(address: IpAddr) -> [u8; 16] {
     }
 }
 
-/// The address that a peer's GID stands for; `option` is what the peer's program is given to choose another, such as `-g`.
+/// The address of a peer's GID. `option` is the option of the peer's program that chooses another
+/// GID, such as `-g`.
 ///
 /// # Errors
-/// None that packets can be sent to: what to do about it.
+/// No packets can be sent to this address. The text says what to do.
 pub fn address(gid: [u8; 16], option: &str) -> Result<IpAddr, String> {
     let advice = format!(
         "start it with {option} and the index of a GID that is an IPv4 or a global IPv6 address (`ibv_devinfo -v` lists \
@@ -38,10 +39,10 @@ pub fn address(gid: [u8; 16], option: &str) -> Result<IpAddr, String> {
     }
 }
 
-/// Whether both ends can reach each other: they must be of one family.
+/// Checks that both addresses are of one family, so that the ends can reach each other.
 ///
 /// # Errors
-/// They are not: what to do about it.
+/// They are of different families. The text says what to do.
 pub fn same_family(local: IpAddr, remote: IpAddr, option: &str) -> Result<(), String> {
     if local.is_ipv4() == remote.is_ipv4() {
         return Ok(());

@@ -1,8 +1,10 @@
-//! `rocinante pingpong --compat ibv`: the other side is `ibv_rc_pingpong`, or another of rdma-core's ping-pongs with `ibv-uc`, `ibv-ud`, `ibv-srq`.
+//! `rocinante pingpong --compat ibv`: the other side is `ibv_rc_pingpong`, or with `ibv-uc`,
+//! `ibv-ud`, `ibv-srq` another of rdma-core's ping-pongs.
 //!
-//! Both tell each other where their queue pairs are ([`message`]): the client first, the server when its queue pairs are ready, then the
-//! client says `done` and both close the connection. Nothing else is agreed on: size, number and path MTU must be given to both.
-//! Then SENDs go back and forth ([`game`]), each side sending what it received.
+//! Both sides exchange the addresses of their queue pairs ([`message`]): the client first, the
+//! server when its queue pairs are ready. Then the client says `done` and both close the
+//! connection. They agree on nothing else: the user must give size, number and path MTU to both.
+//! Then SENDs go back and forth ([`game`]), and each side sends what it received.
 
 pub mod game;
 pub mod message;
@@ -24,7 +26,7 @@ use crate::session::{self, address};
 use game::Game;
 use message::Address;
 
-/// Whose exchange is spoken.
+/// The program of the other side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Program {
     /// ibv_rc_pingpong: one queue pair
@@ -49,7 +51,7 @@ impl Program {
         }
     }
 
-    /// How many addresses each side tells, whether it has as many queue pairs or not.
+    /// Number of addresses that each side sends, even if it has fewer queue pairs.
     const fn addresses(self) -> usize {
         match self {
             Self::Ibv | Self::IbvUc | Self::IbvUd => 1,
@@ -65,7 +67,7 @@ impl Program {
         }
     }
 
-    /// What comes before a message in the memory of a receive.
+    /// Bytes before a message in the memory of a receive.
     const fn head(self) -> usize {
         match self {
             Self::IbvUd => GRH_LEN,
@@ -73,7 +75,7 @@ impl Program {
         }
     }
 
-    /// Bytes of a message unless `-s` says otherwise.
+    /// Default message size in bytes.
     const fn size(self) -> u32 {
         match self {
             Self::IbvUd => 1024,
@@ -82,22 +84,22 @@ impl Program {
     }
 }
 
-/// Queue pairs unless `-q` says otherwise, and at most, as `ibv_srq_pingpong` has it.
+/// Number of queue pairs by default, and its maximum in `ibv_srq_pingpong`.
 const QPS: u32 = 16;
 const QPS_MAX: u32 = 255;
-/// What those programs leave free on either side.
+/// The READs and atomics in flight that those programs allow on either side.
 const RD_ATOMIC: u8 = 1;
 /// The Q_Key of both sides.
 const QKEY: u32 = 0x1111_1111;
-/// 0.27 s: the other side may be an emulated machine that has not always a core.
+/// 0.27 s: the other side may be an emulated machine that does not always get a core.
 const TIMEOUT: u8 = 16;
 
-/// What is played, as this side was given it.
+/// The options of a ping-pong, as the user gave them to this side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rules {
-    /// Whose exchange.
+    /// The program of the other side.
     pub program: Program,
-    /// Whether this side sends first: it is the client.
+    /// Whether this side is the client, which sends first.
     pub begins: bool,
     /// Queue pairs.
     pub qps: u32,
@@ -109,9 +111,9 @@ pub struct Rules {
     pub mtu: Mtu,
     /// Receives posted at a time, over all queue pairs.
     pub rx_depth: u32,
-    /// Whether completions are slept for.
+    /// Whether this side sleeps until a completion arrives.
     pub events: bool,
-    /// Whether every byte of every message is compared.
+    /// Whether this side compares every byte of every message.
     pub chk: bool,
 }
 
@@ -121,7 +123,8 @@ impl Rules {
         matches!(self.program, Program::IbvSrq)
     }
 
-    /// Whatever a receive belongs to: the queue pairs, or, where these share them, each receive by itself.
+    /// Number of seats. A seat owns receives: one seat per queue pair, or one per receive where the
+    /// queue pairs share their receives.
     const fn seats(&self) -> usize {
         (if self.shares() { self.rx_depth } else { self.qps }) as usize
     }
@@ -131,10 +134,10 @@ impl Rules {
         if self.shares() { 1 } else { self.rx_depth.div_ceil(self.qps) }
     }
 
-    /// What the command line says.
+    /// The rules that the command line gives.
     ///
     /// # Errors
-    /// It makes no sense.
+    /// The options contradict each other or are out of range.
     pub fn new(args: &Args, program: Program) -> Result<Self, Failure> {
         let usage = |why: String| Err(Failure::Usage(why));
         let qps = match (program, args.num_qp) {
@@ -170,12 +173,12 @@ impl Rules {
     }
 }
 
-/// What came out of it.
+/// The result of a ping-pong.
 #[derive(Debug)]
 pub struct Outcome {
     /// The device that was used.
     pub ctx: Context,
-    /// The own queue pairs.
+    /// The queue pairs of this side.
     pub local: Vec<Place>,
     /// The peer's.
     pub remote: Vec<Place>,
@@ -183,10 +186,11 @@ pub struct Outcome {
     pub time: std::time::Duration,
 }
 
-/// Plays with such a program.
+/// Plays ping-pong with such a program.
 ///
 /// # Errors
-/// The peer says something else, goes, or stays silent; no device; a request fails. The text names the peer and the phase.
+/// The peer says something else, goes, or stays silent; there is no device; or a request fails. The
+/// text names the peer and the phase.
 pub fn run(args: &Args, rules: &Rules, out: Output) -> Result<Outcome, Failure> {
     let mut wire = meet(args, rules, out)?;
     let wish = args.gid_idx.map_or(Wish::Any, |index| Wish::Gid { index, option: "-g" });
@@ -201,7 +205,7 @@ pub fn run(args: &Args, rules: &Rules, out: Output) -> Result<Outcome, Failure> 
     Ok(Outcome { ctx, local, remote, time })
 }
 
-/// A connection over TCP, on which nothing has been said.
+/// A new connection over TCP, before any message.
 fn meet(args: &Args, rules: &Rules, out: Output) -> Result<Wire, Failure> {
     let (port, program) = (args.net.port, rules.program.name());
     if let Some(host) = &args.net.host {
@@ -216,7 +220,7 @@ fn meet(args: &Args, rules: &Rules, out: Output) -> Result<Wire, Failure> {
     Ok(wire)
 }
 
-/// Queue pairs that are not connected yet, and what they work with.
+/// Queue pairs before they are connected, and the objects that they use.
 struct Table {
     pd: Pd,
     cq: Cq,
@@ -226,7 +230,7 @@ struct Table {
     qps: Vec<PreparedQp>,
 }
 
-/// As `Table`, connected.
+/// As `Table`, with connected queue pairs.
 #[derive(Debug)]
 pub struct Laid {
     cq: Cq,
@@ -234,13 +238,13 @@ pub struct Laid {
     memory: Mr,
     srq: Option<Srq>,
     qps: Vec<Qp>,
-    /// Where each sends to, if it is not connected.
+    /// The destination of each queue pair, if it sends datagrams.
     ahs: Vec<(Ah, Qpn)>,
     peer: IpAddr,
 }
 
 impl Laid {
-    /// Posts a receive of a seat.
+    /// Posts one receive for a seat.
     fn post_recv(&self, wr: &RecvWr<'_>, seat: usize) -> Result<(), VerbsError> {
         let posted = match &self.srq {
             Some(srq) => srq.post_recv(std::slice::from_ref(wr)),
@@ -249,12 +253,12 @@ impl Laid {
         posted.map_err(VerbsError::from)
     }
 
-    /// The index of the queue pair that a completion is of.
+    /// The index of the queue pair with this number.
     fn qp_of(&self, qpn: Qpn) -> Option<usize> {
         self.qps.iter().position(|qp| qp.qpn() == qpn)
     }
 
-    /// What sends a message on the queue pair with this index.
+    /// The operation that sends a message on the queue pair with this index.
     fn send_op(&self, index: usize) -> SendOp {
         match self.ahs.get(index) {
             None => SendOp::Send { imm: None },
@@ -310,7 +314,8 @@ impl Table {
         Ok(())
     }
 
-    /// Tells where the queue pairs are, hears where the peer's are, connects them in between: a server says nothing before it is ready.
+    /// Sends the addresses of the queue pairs, receives the peer's, and connects them. The server
+    /// connects first and then sends, because its message says that it is ready.
     fn connect(
         self,
         ctx: &Context,
@@ -362,7 +367,7 @@ impl Table {
     }
 }
 
-/// The peer's queue pairs: as many as this side has.
+/// Receives the addresses of the peer's queue pairs: as many as this side has.
 fn hear(rules: &Rules, wire: &mut Wire, local: IpAddr) -> Result<Vec<Endpoint>, Failure> {
     let mut heard = Vec::with_capacity(rules.program.addresses());
     for _ in 0..rules.program.addresses() {
@@ -381,7 +386,7 @@ fn hear(rules: &Rules, wire: &mut Wire, local: IpAddr) -> Result<Vec<Endpoint>, 
 }
 
 impl Address {
-    /// What a queue pair is connected to.
+    /// The endpoint to connect a queue pair to.
     fn endpoint(&self, mtu: Mtu) -> Result<Endpoint, String> {
         if self.qpn < 2 {
             return Err(format!(

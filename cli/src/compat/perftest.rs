@@ -1,18 +1,21 @@
-//! `rocinante perf --compat perftest`: the other side is `ib_write_bw` or another of perftest's programs.
+//! `rocinante perf --compat perftest`: the other side is one of perftest's programs, such as
+//! `ib_write_bw`.
 //!
-//! Both agree on little ([`talk`]): pages, cache lines, path MTU. Sizes and numbers must be given to both. Each queue pair tells where it and its
-//! memory is ([`message`]), all of them twice, and once more to meet:
+//! Both sides agree on little ([`talk`]): pages, cache lines, path MTU. The user must give sizes
+//! and numbers to both. Each side sends the addresses of its queue pairs and of their memory
+//! ([`message`]), all of them twice. They then exchange them once more as a barrier ("meet"):
 //!
 //! | | before | for each size | at the end |
 //! |---|---|---|---|
-//! | `send_bw` | | post receives, meet, both work; with `-b` and `-n` both tell results; with `-a` meet | close |
+//! | `send_bw` | | post receives, meet, both work; `-b -n`: both tell results; `-a`: meet | close |
 //! | `write_bw`, `read_bw`, `atomic_bw` | | the client works | meet, both tell results, close |
-//! | the same with `-b` | | meet, both work; with `-a` meet; both tell results | close |
+//! | the same with `-b` | | meet, both work; `-a`: meet; both tell results | close |
 //! | `send_lat` | | post receives, meet, back and forth | close |
 //! | `write_lat` | meet | back and forth, the server first | |
 //! | `read_lat`, `atomic_lat` | meet | the client works | close |
 //!
-//! All that goes over TCP, or with `-z` and `-R` over a queue pair that the connection manager connects (`managed`).
+//! All messages go over TCP, or with `-z` and `-R` over a queue pair that the connection manager
+//! connects (`managed`).
 
 pub mod bench;
 mod connect;
@@ -45,20 +48,21 @@ pub use options::Options;
 use plan::{Managed, Plan};
 use talk::Talk;
 
-/// Whose exchange is spoken.
+/// The program of the other side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Program {
     /// perftest's ib_send_bw, ib_write_lat and so on
     Perftest,
 }
 
-/// How long a side that has written its last stays, so that the peer's last is acknowledged though that acknowledgement was lost.
+/// Time that a side stays after its last write. If its acknowledgement of the peer's last message
+/// was lost, the peer asks again.
 const FAREWELL: Duration = Duration::from_millis(200);
 
-/// What came out of it.
+/// The result of a measurement.
 #[derive(Debug)]
 pub struct Outcome {
-    /// What was done.
+    /// The plan that was carried out.
     pub plan: Plan,
     /// The device that was used.
     pub ctx: Context,
@@ -66,14 +70,15 @@ pub struct Outcome {
     pub version: String,
     /// The path MTU.
     pub mtu: u32,
-    /// A row per size; the server of one-sided tests measures nothing.
+    /// One row per size. The server of a one-sided test has none.
     pub results: Vec<Row>,
 }
 
-/// Measures with such a program.
+/// Measures with one of perftest's programs.
 ///
 /// # Errors
-/// The peer says something else, goes, or stays silent; no device; a request fails. The text names the peer and the phase.
+/// The peer says something else, goes, or stays silent; there is no device; or a request fails. The
+/// text names the peer and the phase.
 pub fn run(args: &Args, given: &Given, out: Output) -> Result<Outcome, Failure> {
     let mut plan = Plan::new(args.test, given, &args.options, &args.net)?;
     let wish = match args.options.gid_index {
@@ -107,13 +112,14 @@ pub fn run(args: &Args, given: &Given, out: Output) -> Result<Outcome, Failure> 
     Ok(Outcome { plan, ctx, version, mtu, results })
 }
 
-/// A connection over TCP, on which nothing has been said.
+/// A new connection over TCP, before any message.
 fn meet(args: &Args, out: Output) -> Result<Wire, Failure> {
     let (port, program) = (args.net.port, program(args.test));
     if let Some(host) = &args.net.host {
         return Wire::connect(host, port, &program);
     }
-    // The packets' address may be of another family than the connection over TCP, which is IPv4 with these programs.
+    // The packets' address may be of another family than the TCP connection, which is always IPv4
+    // with these programs.
     let listener = address::listen(args.net.bind.filter(IpAddr::is_ipv4), port)?;
     out.note(format_args!("waiting for a client ({program}) on TCP port {port}"));
     let wire = Wire::accept(&listener)?;
@@ -126,7 +132,7 @@ fn program(test: Test) -> String {
     format!("ib_{}", test.to_string().replace('-', "_"))
 }
 
-/// A measurement that can begin.
+/// A measurement that is ready to begin.
 struct Run<'a> {
     bench: &'a Bench,
     plan: &'a Plan,
@@ -163,7 +169,7 @@ impl Run<'_> {
         out.line(print::header(plan));
     }
 
-    /// The client works; the server waits and prints what it is told.
+    /// The client works. The server waits and prints the client's results.
     fn one_way(&self, mut talk: Talk) -> Result<Vec<Row>, Failure> {
         let Self { bench, plan, out } = self;
         let own = &bench.own[0];
@@ -190,7 +196,8 @@ impl Run<'_> {
         Ok(rows)
     }
 
-    /// What a client's additions came to: each once. Swaps leave what is there.
+    /// Checks that each of the client's fetch-and-adds took effect exactly once. Swaps leave the
+    /// memory as it is.
     fn check_sum(&self, talk: &Talk, theirs: &Report) -> Result<(), Failure> {
         let Self { bench, plan, .. } = self;
         if plan.test != Test::AtomicBw || plan.iters() == 0 {
@@ -206,7 +213,7 @@ impl Run<'_> {
         }
     }
 
-    /// Both work.
+    /// Both sides send.
     fn both_ways(&self, mut talk: Talk) -> Result<Vec<Row>, Failure> {
         let (bench, plan) = (self.bench, self.plan);
         let own = &bench.own[0];
@@ -225,7 +232,7 @@ impl Run<'_> {
         Ok(rows)
     }
 
-    /// What both measured at the same time.
+    /// Adds up the results of both sides, which measured at the same time.
     fn sum(&self, talk: &mut Talk, row: &Bandwidth) -> Result<Bandwidth, Failure> {
         let plan = self.plan;
         talk.enter("telling results");
@@ -248,7 +255,7 @@ impl Run<'_> {
         })
     }
 
-    /// Both sides count.
+    /// Both sides count messages.
     fn send_bandwidth(&self, mut talk: Talk) -> Result<Vec<Row>, Failure> {
         let Self { bench, plan, out } = self;
         let own = &bench.own[0];
@@ -295,7 +302,7 @@ impl Run<'_> {
             rows.push(Row::Latency(row));
         }
         if plan.test.is_write() {
-            // These programs go without a word.
+            // These programs leave without a closing message.
             let end = Instant::now() + FAREWELL;
             while Instant::now() < end {
                 bench.ctx.progress();
@@ -330,7 +337,8 @@ impl Run<'_> {
     }
 }
 
-/// What of a flow counts: all of it, or with a time what neither margin has.
+/// The part of a flow that counts: all of it, or, in a test for a time, the part between the
+/// margins.
 #[derive(Debug)]
 struct Sample {
     window: Option<(Duration, Duration)>,
@@ -338,7 +346,7 @@ struct Sample {
     last: (u64, Duration),
     peak: Peak,
     sends: bool,
-    /// Whether received messages count beside those that are sent: as perftest counts for a time.
+    /// Whether received messages count beside sent ones. perftest counts so in a test for a time.
     both: bool,
 }
 

@@ -1,4 +1,5 @@
-//! Messages that are SENDs of a queue pair, which the connection manager connected. Nobody says two of them in a row.
+//! Messages as SENDs of a queue pair that the connection manager connected. Neither side sends two
+//! messages in a row.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
@@ -12,25 +13,25 @@ use rocinante::{
     Sge, VerbsError, Wc, WcStatus,
 };
 
-/// Bytes of a message at most.
+/// Largest message in bytes.
 const SLOT: usize = 256;
-/// Receives that are posted: a peer that says more than is read has to wait.
+/// Number of posted receives. A peer that sends more messages has to wait until some are read.
 const SLOTS: usize = 4;
-/// Work request of the one SEND that is under way; receives have the number of their slot.
+/// Work request ID of the one SEND in flight. The ID of a receive is the number of its slot.
 const SENT: u64 = u64::MAX;
-/// How often a server that is not there yet is asked again.
+/// Interval at which a client asks a server that is not there yet.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Messages out and in.
+/// A connected queue pair for messages.
 #[derive(Debug)]
 pub struct Queue {
     connection: Arc<Connection>,
     cq: Cq,
-    /// Slots of receives, then the one that is sent from.
+    /// The slots of the receives, then the slot of the send.
     memory: Mr,
-    /// Messages that came and were not read: slots, and bytes in them.
+    /// Messages that arrived and were not read: slot, and length in bytes.
     came: VecDeque<(u64, usize)>,
-    /// What became of the last SEND, if it is not under way.
+    /// Status of the last SEND, if it has completed.
     sent: Option<WcStatus>,
     /// How the connection ended.
     ended: Option<WcStatus>,
@@ -51,7 +52,7 @@ impl Queue {
         Ok(Self::over(cm::connect(qp, server, &params, patience)?, cq, memory))
     }
 
-    /// Accepts one.
+    /// Accepts a connection.
     ///
     /// # Errors
     /// As [`Request::accept`], and [`cm::Connecting::wait`].
@@ -72,17 +73,17 @@ impl Queue {
         &self.connection
     }
 
-    /// The own address.
+    /// The local address.
     #[must_use]
     pub fn local(&self) -> IpAddr {
         self.connection.endpoint().address
     }
 
-    /// Sends a message and waits until the peer's device has it.
+    /// Sends a message and waits until the peer acknowledges it.
     ///
     /// # Errors
-    /// `BrokenPipe` once the peer has ended the connection, `WouldBlock` if it takes nothing until `deadline`, anything else if it does not
-    /// answer any more.
+    /// `BrokenPipe` once the peer has ended the connection. `WouldBlock` if the message is not
+    /// acknowledged until `deadline`. Another error if the peer does not answer any more.
     pub fn send(&mut self, message: &[u8], deadline: Instant) -> io::Result<()> {
         if message.len() > SLOT {
             return Err(ErrorKind::InvalidInput.into());
@@ -97,19 +98,21 @@ impl Queue {
         self.sent = None;
         loop {
             match self.sent {
-                // Whoever hears the last words may hang up before this is seen.
+                // The peer may end the connection after it received the last message, before this
+                // side sees the completion.
                 Some(WcStatus::Success) => return Ok(()),
-                // The first that failed says why.
+                // The first failed request has the reason.
                 Some(_) => return of(self.ended),
                 None => self.wait(deadline)?,
             }
         }
     }
 
-    /// The next message: as many bytes of it as `into` has, and how many it had. `None` once the peer has ended the connection.
+    /// The next message. Copies as much of it as fits `into`, and returns its whole length. `None`
+    /// once the peer has ended the connection.
     ///
     /// # Errors
-    /// `WouldBlock` if none comes until `deadline`, anything else if the connection broke.
+    /// `WouldBlock` if no message arrives until `deadline`. Another error if the connection broke.
     pub fn receive(&mut self, into: &mut [u8], deadline: Instant) -> io::Result<Option<usize>> {
         while !self.is_ready()? {
             self.wait(deadline)?;
@@ -122,7 +125,7 @@ impl Queue {
         };
         let read = len.min(into.len());
         self.memory.read(slot as usize * SLOT, &mut into[..read]);
-        // Of a connection that has ended, messages are left and no more will come.
+        // An ended connection takes no more receives, but its unread messages remain.
         if self.ended.is_none() {
             let receive = RecvWr { wr_id: slot, sges: &[place(&self.memory, slot)] };
             self.connection.post_recv(&[receive]).map_err(io::Error::other)?;
@@ -130,7 +133,7 @@ impl Queue {
         Ok(Some(len))
     }
 
-    /// Whether there is a message, or there will be none any more.
+    /// Whether a message is there, or none will ever come.
     ///
     /// # Errors
     /// The completion queue is broken.
@@ -139,7 +142,7 @@ impl Queue {
         Ok(!self.came.is_empty() || self.ended.is_some())
     }
 
-    /// Takes what has completed.
+    /// Takes all completions.
     fn look(&mut self) -> io::Result<()> {
         while let Some(wc) = self.cq.poll_one().map_err(io::Error::other)? {
             self.take(&wc);
@@ -164,7 +167,7 @@ impl Queue {
             self.sent = Some(wc.status);
         }
         if wc.status != WcStatus::Success {
-            // The first says why, the others are flushed.
+            // The first failure has the reason, the others are flushed.
             self.ended.get_or_insert(wc.status);
         } else if wc.wr_id != SENT {
             self.came.push_back((wc.wr_id, wc.byte_len as usize));
@@ -172,7 +175,7 @@ impl Queue {
     }
 }
 
-/// What the end of a connection means.
+/// The I/O result for the end of a connection.
 fn of(end: Option<WcStatus>) -> io::Result<()> {
     match end {
         None => Ok(()),
@@ -183,13 +186,13 @@ fn of(end: Option<WcStatus>) -> io::Result<()> {
         Some(WcStatus::LocLenErr) => Err(io::Error::other(format!(
             "it sent more than {SLOT} bytes at once, which is no message"
         ))),
-        // The connection manager, or the queue pair's end, flushes what is posted.
+        // When the connection manager or the queue pair ends, posted requests are flushed.
         Some(WcStatus::WrFlushErr) => Err(ErrorKind::BrokenPipe.into()),
         Some(status) => Err(io::Error::other(format!("the connection broke ({status})"))),
     }
 }
 
-/// What becomes a queue once it is connected.
+/// A queue before it is connected.
 struct Parts {
     qp: PreparedQp,
     cq: Cq,
@@ -197,7 +200,7 @@ struct Parts {
 }
 
 impl Parts {
-    /// With receives posted, so that the first words find them.
+    /// Creates the objects and posts the receives, so that the first message finds one.
     fn new(ctx: &Context, gid_index: usize) -> Result<Self, VerbsError> {
         let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(SLOTS as u32 + 1)?);
         let memory = pd.allocate((SLOTS + 1) * SLOT, Access::LOCAL_WRITE)?;
@@ -214,21 +217,21 @@ fn place(memory: &Mr, slot: u64) -> Sge {
     memory.sge(slot as usize * SLOT, SLOT)
 }
 
-/// Any link carries that path MTU, and messages are short.
+/// Every link carries this path MTU, and messages are short.
 fn options() -> ConnectOptions {
     ConnectOptions { mtu: Some(Mtu::Mtu256), ..ConnectOptions::default() }
 }
 
-/// The index of an own address.
+/// The GID index of a local address.
 #[must_use]
 pub fn gid_index(ctx: &Context, local: IpAddr) -> usize {
     ctx.gids().iter().position(|gid| *gid == local).unwrap_or(0)
 }
 
-/// Asks, and again while nobody listens, until `deadline`.
+/// Calls `ask` again until a listener answers or `deadline` has passed.
 ///
 /// # Errors
-/// What was said to the last question.
+/// The last error of `ask`.
 pub fn ask_again<T>(
     deadline: Instant,
     mut ask: impl FnMut() -> Result<T, VerbsError>,
@@ -245,7 +248,7 @@ pub fn ask_again<T>(
     }
 }
 
-/// Whether nobody listens there, at least not yet.
+/// Whether the server does not listen, or does not listen yet.
 fn is_absent(error: &VerbsError) -> bool {
     match error {
         VerbsError::Cm(CmFailure::Rejected { reason, .. }) => {
@@ -256,7 +259,7 @@ fn is_absent(error: &VerbsError) -> bool {
     }
 }
 
-/// Two ends of a connection over loopback, for tests of what is said over it: the client's, and the server's.
+/// Two connected ends over loopback, for tests: the client's, and the server's.
 #[cfg(test)]
 pub(crate) mod pair {
     use super::*;
@@ -286,7 +289,7 @@ mod tests {
     fn what_is_too_long_for_a_message_is_named() {
         let [mut client, mut server] = pair::connected();
         let deadline = Instant::now() + Duration::from_secs(20);
-        // Nothing that long is sent by itself.
+        // `send` itself refuses such lengths.
         assert!(client.send(&[0; SLOT + 1], deadline).is_err());
         let sges = [client.memory.sge(0, SLOT + 1)];
         let (op, data) = (SendOp::Send { imm: None }, SendData::Sges(&sges));
@@ -296,7 +299,7 @@ mod tests {
         assert!(why.contains("more than 256 bytes"), "{why}");
     }
 
-    /// Whoever says more than is read has to wait, and nothing is lost.
+    /// A sender waits while its messages are not read, and no message is lost.
     #[test]
     fn messages_wait_for_who_reads_them() {
         let [mut client, mut server] = pair::connected();

@@ -1,4 +1,5 @@
-//! Options that users of other programs know and that are not taken here: named, so that the error can say why.
+//! Options of other programs that this command does not take. It knows their names, so that the
+//! error can give a reason.
 
 use std::marker::PhantomData;
 
@@ -15,17 +16,17 @@ pub struct Option_ {
     pub long: &'static str,
     /// Whether a value follows.
     pub value: bool,
-    /// Why not, and what to do instead.
+    /// Why it is not taken, and what to do instead.
     pub why: &'static str,
 }
 
-/// Those of one program.
+/// The refused options of one program.
 pub trait Table {
     /// The options.
     const OPTIONS: &'static [Option_];
 }
 
-/// Those that were given nevertheless.
+/// The refused options on a command line.
 #[derive(Debug)]
 pub struct Refused<T> {
     given: Vec<&'static Option_>,
@@ -33,10 +34,10 @@ pub struct Refused<T> {
 }
 
 impl<T: Table> Refused<T> {
-    /// Whether none was.
+    /// Checks that no refused option was given.
     ///
     /// # Errors
-    /// One was: why that is no good.
+    /// A refused option was given. The text gives the reason.
     pub fn check(&self) -> Result<(), Failure> {
         let Some(option) = self.given.first() else { return Ok(()) };
         let name = match option.short {

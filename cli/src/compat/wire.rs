@@ -1,4 +1,5 @@
-//! Messages of known length over TCP or a queue pair, within a time, with errors that name the peer and the phase.
+//! Messages of known length over TCP or a queue pair, within a time limit. Errors name the peer and
+//! the phase.
 
 use std::fmt;
 use std::io::{ErrorKind, Read, Write};
@@ -13,25 +14,26 @@ use rustix::net::{RecvFlags, recv, sockopt};
 use super::queue::Queue;
 use crate::output::Failure;
 
-/// How long a peer that has only to answer may take for one message.
+/// Time limit for one message of a peer that only has to answer.
 pub const PATIENCE: Duration = Duration::from_secs(20);
-/// How long it may take for all messages of a phase together, in patiences: many messages, each of which is just in time, do not prolong it for ever.
+/// Time limit for all messages of one phase, in multiples of the limit for one. Otherwise many
+/// messages, each just in time, would prolong a phase for ever.
 const PHASE: u32 = 3;
-/// How long a client tries to reach a server that is not there yet.
+/// Time during which a client tries to reach a server that is not there yet.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(5);
 
-/// A connection over which messages go.
+/// A connection for messages.
 #[derive(Debug)]
 pub struct Wire {
     link: Link,
     peer: SocketAddr,
     phase: &'static str,
     patience: Duration,
-    /// How long this side has waited for messages in this phase.
+    /// Time that this side has waited for messages in this phase.
     waited: Duration,
 }
 
-/// What carries them.
+/// The transport of the messages.
 #[derive(Debug)]
 enum Link {
     Tcp(TcpStream),
@@ -39,10 +41,10 @@ enum Link {
 }
 
 impl Wire {
-    /// Reaches a server, by each of its addresses in turn, until one answers or it takes too long.
+    /// Connects to a server. Tries its addresses in turn until one answers or the time is over.
     ///
     /// # Errors
-    /// No such name, or nobody there.
+    /// The name is unknown, or no server answers.
     pub fn connect(host: &str, port: u16, program: &str) -> Result<Self, Failure> {
         let found = (host, port).to_socket_addrs().map_err(|error| {
             Failure::Failed(format!(
@@ -75,7 +77,7 @@ impl Wire {
     /// Waits for a client.
     ///
     /// # Errors
-    /// The operating system refuses.
+    /// The operating system refuses the connection.
     pub fn accept(listener: &TcpListener) -> Result<Self, Failure> {
         let accepted = listener.accept();
         let (stream, peer) =
@@ -93,7 +95,7 @@ impl Wire {
         Ok(wire)
     }
 
-    /// Over a queue pair.
+    /// Messages over a queue pair.
     #[must_use]
     pub fn over_queue(queue: Queue) -> Self {
         let peer = queue.connection().peer();
@@ -106,7 +108,7 @@ impl Wire {
         Self { link, peer, phase, patience: PATIENCE, waited }
     }
 
-    /// Whether the connection manager made it: each message is a SEND then.
+    /// Whether the connection manager made the connection. Each message is then a SEND.
     #[must_use]
     pub fn is_managed(&self) -> bool {
         matches!(self.link, Link::Queue(_))
@@ -118,10 +120,10 @@ impl Wire {
         self.peer
     }
 
-    /// The own address of the connection.
+    /// The local address of the connection.
     ///
     /// # Errors
-    /// The operating system refuses.
+    /// The operating system does not know it.
     pub fn local(&self) -> Result<IpAddr, Failure> {
         match &self.link {
             Link::Tcp(stream) => {
@@ -132,26 +134,27 @@ impl Wire {
         }
     }
 
-    /// Says what both sides do from now on, for errors.
+    /// Names the phase that both sides enter, for errors.
     pub fn enter(&mut self, phase: &'static str) {
         self.phase = phase;
         self.waited = Duration::ZERO;
     }
 
-    /// How long a message may take from now on.
+    /// Sets the time limit of the messages that follow.
     pub fn set_patience(&mut self, patience: Duration) {
         self.patience = patience;
     }
 
-    /// What went wrong, with whom, and in which phase.
+    /// An error that names the peer and the phase.
     pub fn failed(&self, what: impl fmt::Display) -> Failure {
         Failure::Failed(format!("peer {}, {}: {what}", self.peer, self.phase))
     }
 
-    /// Sends a message, as one segment: the programs of others take what one `read` gives them for the whole.
+    /// Sends a message as one segment, because other programs take the result of one `read` for the
+    /// whole.
     ///
     /// # Errors
-    /// The peer has gone, or does not read.
+    /// The peer is gone, or does not read.
     pub fn send(&mut self, message: &[u8]) -> Result<(), Failure> {
         let sent = match &mut self.link {
             Link::Tcp(stream) => stream.write_all(message),
@@ -169,7 +172,7 @@ impl Wire {
     /// Reads a message.
     ///
     /// # Errors
-    /// The peer closes the connection, or the message is not complete in time.
+    /// The peer closes the connection, or the message is incomplete when its time is over.
     pub fn receive<const N: usize>(&mut self) -> Result<[u8; N], Failure> {
         let begin = Instant::now();
         let message = self.message(begin);
@@ -240,17 +243,17 @@ impl Wire {
         ))
     }
 
-    /// Whether the peer has said something, or has gone: reading would not wait.
+    /// Whether a message of the peer is unread, or the peer is gone. Reading would not wait then.
     #[must_use]
     pub fn is_ready(&mut self) -> bool {
         match &mut self.link {
             Link::Tcp(stream) => peek(stream).is_some(),
-            // Reading says what is wrong.
+            // An error shows up on reading.
             Link::Queue(queue) => queue.is_ready().unwrap_or(true),
         }
     }
 
-    /// Something to ask, also from another thread, whether the peer is still there.
+    /// A handle that tells, also to another thread, whether the peer is still there.
     ///
     /// # Errors
     /// The operating system has no descriptors left.
@@ -269,7 +272,7 @@ impl Wire {
     }
 }
 
-/// Knows whether the peer of a [`Wire`] has gone, without reading what it says.
+/// Tells whether the peer of a [`Wire`] is gone, without reading its messages.
 #[derive(Debug)]
 pub enum Watch {
     /// Over TCP.
@@ -279,7 +282,7 @@ pub enum Watch {
 }
 
 impl Watch {
-    /// Whether the peer has closed the connection, and everything it said has been read.
+    /// Whether the peer has closed the connection and all of its messages have been read.
     #[must_use]
     pub fn is_gone(&self) -> bool {
         match self {
@@ -288,7 +291,7 @@ impl Watch {
         }
     }
 
-    /// Whether the peer has said something that has not been read, where that can be seen: over TCP.
+    /// Whether a message of the peer is unread. Visible over TCP only; `false` over a queue pair.
     #[must_use]
     pub fn has_said(&self) -> bool {
         match self {
@@ -298,8 +301,8 @@ impl Watch {
     }
 }
 
-/// Has the kernel ask a silent peer's kernel whether it is still there, and end the connection after half a minute without an answer: a machine that has
-/// lost its power closes nothing.
+/// Lets the kernel send keepalives to a silent peer, and end the connection after half a minute
+/// without an answer. A machine that lost its power closes no connection.
 fn notice_dead_machines(stream: &TcpStream) -> std::io::Result<()> {
     const PAUSE: Duration = Duration::from_secs(5);
     sockopt::set_socket_keepalive(stream, true)?;
@@ -309,7 +312,8 @@ fn notice_dead_machines(stream: &TcpStream) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Whether there is something to read; `None` if the peer is there and silent.
+/// Whether there is something to read: `Some(false)` if the peer is gone, `None` if it is there and
+/// silent.
 fn peek(stream: &TcpStream) -> Option<bool> {
     let mut next = [0; 1];
     match recv(stream, &mut next, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
@@ -319,7 +323,8 @@ fn peek(stream: &TcpStream) -> Option<bool> {
     }
 }
 
-/// A peer's words, as far as they may go to a terminal.
+/// A peer's bytes with every character that is unsafe for a terminal replaced by `?`, up to 120
+/// bytes.
 #[must_use]
 pub fn printable(bytes: &[u8]) -> String {
     const BYTES_MAX: usize = 120;
@@ -327,10 +332,10 @@ pub fn printable(bytes: &[u8]) -> String {
     shown.map(|byte| if (b' '..=b'~').contains(byte) { char::from(*byte) } else { '?' }).collect()
 }
 
-/// A hexadecimal number as the programs of others write it: digits only.
+/// Reads a hexadecimal number in the form of the other programs: digits only.
 ///
 /// # Errors
-/// It is none, or too large.
+/// The text is no such number, or the number is above `max`.
 pub fn hex(text: &str, max: u64) -> Result<u64, String> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_hexdigit());
     let number = if digits { u64::from_str_radix(text, 16).ok() } else { None };
@@ -339,7 +344,7 @@ pub fn hex(text: &str, max: u64) -> Result<u64, String> {
         .ok_or_else(|| format!("{:?} is no number up to {max:#x}", printable(text.as_bytes())))
 }
 
-/// Two ends of a connection over loopback, for tests of what is said over it.
+/// Two connected ends over loopback, for tests.
 #[cfg(test)]
 pub(crate) mod pair {
     use super::*;
@@ -407,7 +412,7 @@ mod tests {
         dawdling.join().unwrap();
     }
 
-    /// A byte now and then does not prolong it.
+    /// Single bytes do not prolong the time limit of a message.
     #[test]
     fn whoever_drips_is_no_better() {
         let (mut wire, mut other) = pair::connected();
@@ -456,7 +461,7 @@ mod tests {
         client.send(b"abcde").unwrap();
         let why = server.receive::<16>().unwrap_err().to_string();
         assert!(why.contains("telling versions: it sent 5 bytes, not a message of 16"), "{why}");
-        // Who says nothing is late; who goes is heard to the end.
+        // A silent peer is late. A peer that ends the connection has its messages read first.
         assert!(!server.is_ready() && !server.watch().unwrap().is_gone());
         server.set_patience(Duration::from_millis(50));
         let why = server.receive::<16>().unwrap_err().to_string();
@@ -467,7 +472,7 @@ mod tests {
         assert_eq!(server.receive::<3>().unwrap(), *b"bye");
         let why = server.receive::<3>().unwrap_err().to_string();
         assert!(why.contains("closed the connection"), "{why}");
-        // The last work requests may be back before the connection manager has said why.
+        // The last work requests may be flushed before the connection manager reports the end.
         let Watch::Connection(connection) = server.watch().unwrap() else { panic!("it is none") };
         connection.wait_disconnected(PATIENCE).unwrap();
         assert!(server.is_ready() && server.watch().unwrap().is_gone());

@@ -1,9 +1,10 @@
-//! The ICRC verdict on a datagram, and the packets in a super-packet.
+//! The verdict on a datagram's ICRC, and the packets in a super-packet.
 //!
-//! Where segmentation is left to the device, a capture on the sender's side (and behind a veth, or a receiver's
-//! GRO, on the other) holds super-packets: one IP packet of up to 64 KiB in which several RoCEv2 packets stand one behind
-//! the other, all of one length but the last. The file does not say that length. The ICRC does: it is right at
-//! the end of the first packet, for the length that this packet will have on the wire, and nowhere else.
+//! Where the device does the segmentation, a capture on the sender's side holds super-packets. So
+//! does a capture behind a veth or a receiver's GRO on the other side. A super-packet is one IP
+//! packet of up to 64 KiB. Several RoCEv2 packets follow each other in it, all of one length except
+//! the last. The file does not say that length, but the ICRC does: it is right only at the end of
+//! the first packet, for the length that this packet will have on the wire.
 
 use rocinante_stack::wire::bth;
 use rocinante_stack::wire::icrc::{ICRC_LEN, IpFields, Template};
@@ -13,19 +14,19 @@ use super::frame::{Datagram, Obstacle};
 /// The shortest packet: a BTH and an ICRC.
 const SHORTEST: usize = bth::LEN + ICRC_LEN;
 
-/// The longest packet that a super-packet is made of: 4096 bytes with the longest headers.
+/// The longest packet in a super-packet: 4096 bytes of payload with the longest headers.
 const LONGEST: usize = bth::LEN + 32 + 4096 + ICRC_LEN;
 
-/// What the ICRC says of a packet.
+/// The verdict on a packet's ICRC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// It is right.
     Ok,
     /// It is wrong.
     Bad {
-        /// The right one.
+        /// The right ICRC.
         computed: u32,
-        /// The one in the packet.
+        /// The ICRC in the packet.
         found: u32,
     },
     /// It cannot be computed.
@@ -35,13 +36,13 @@ pub enum Verdict {
 /// One RoCEv2 packet.
 #[derive(Debug, Clone, Copy)]
 pub struct Piece<'a> {
-    /// Which one it is in its super-packet, from 1; `None` for a datagram of its own.
+    /// Its number in the super-packet, from 1; `None` for a datagram of its own.
     pub index: Option<usize>,
     /// The bytes from the BTH on, as far as they are in the file.
     pub captured: &'a [u8],
     /// Its length, ICRC included; at least that of `captured`.
     pub len: usize,
-    /// What the ICRC says.
+    /// The verdict on its ICRC.
     pub verdict: Verdict,
 }
 
@@ -81,7 +82,8 @@ fn verdict(template: &Template, packet: &[u8]) -> Verdict {
     }
 }
 
-/// The length of the first packet, if that is not the whole. Lengths are multiples of four: payload is padded.
+/// The length of the first packet, if the datagram has more than one. Lengths are multiples of
+/// four, because payload is padded.
 fn segment_size(template: &Template, datagram: &[u8]) -> Option<usize> {
     let longest = LONGEST.min(datagram.len().checked_sub(SHORTEST)?);
     (SHORTEST..=longest)
@@ -89,7 +91,8 @@ fn segment_size(template: &Template, datagram: &[u8]) -> Option<usize> {
         .find(|&size| verdict(template, &datagram[..size]) == Verdict::Ok)
 }
 
-/// Segmentation numbers the packets on from the first one's identification, or leaves it as it is.
+/// The verdict on the `i`-th packet. Segmentation either adds `i` to the first packet's IP
+/// identification, or leaves that as it is.
 fn segment_verdict(template: &Template, ip: &IpFields, i: usize, segment: &[u8]) -> Verdict {
     let unchanged = verdict(template, segment);
     let &IpFields::V4 { id, flags, .. } = ip else { return unchanged };

@@ -21,7 +21,7 @@ pub struct Frame<'a> {
     pub number: u64,
     /// Nanoseconds since 1970, where the file has the time.
     pub time_ns: Option<i128>,
-    /// What the bytes begin with.
+    /// The type of the first header.
     pub link: LinkType,
     /// The captured bytes.
     pub data: &'a [u8],
@@ -32,18 +32,18 @@ pub struct Frame<'a> {
 pub enum ReadError {
     /// The file cannot be opened or read.
     Io(io::Error),
-    /// There is nothing in it.
+    /// The file has no bytes.
     Empty,
-    /// It begins with these bytes, which are no capture's.
+    /// The file begins with these bytes, so it is no capture.
     Magic([u8; 4]),
-    /// It is cut off or damaged after so many frames.
+    /// The file is cut off or damaged after so many frames.
     Damaged {
         /// Frames read before.
         after: u64,
         /// What is wrong.
         what: String,
     },
-    /// Whoever takes the frames cannot go on.
+    /// The receiver of the frames reported this error.
     Sink(io::Error),
 }
 
@@ -78,10 +78,10 @@ impl fmt::Display for ReadError {
 
 impl std::error::Error for ReadError {}
 
-/// Reads a capture file, `-` being the standard input, and gives each frame to `sink`.
+/// Reads a capture file and gives each frame to `sink`. The path `-` means the standard input.
 ///
 /// # Errors
-/// [`ReadError`]; the frames before it have been given.
+/// [`ReadError`]. `sink` has got the frames before it.
 pub fn read(
     path: &Path,
     mut sink: impl FnMut(Frame<'_>) -> io::Result<()>,
@@ -103,7 +103,8 @@ pub fn read(
     }
 }
 
-/// Reads the first four bytes; a file of one to three is filled up with zeros, and so no capture.
+/// Reads the first four bytes. Fills up a file of one to three bytes with zeros, which makes no
+/// capture's magic.
 fn read_magic(source: &mut impl Read) -> Result<[u8; 4], ReadError> {
     let mut magic = [0; 4];
     let mut len = 0;
@@ -131,7 +132,7 @@ fn read_pcap(
         TsResolution::NanoSecond => 1,
     };
     let mut number = 0;
-    // Raw records: the checked ones refuse a frame that is longer than the snapshot length.
+    // Raw records, because the checked ones refuse a frame that is longer than the snapshot length.
     while let Some(record) = reader.next_raw_packet() {
         let record = record.map_err(|error| damaged(number, error))?;
         number += 1;
@@ -149,7 +150,8 @@ fn read_pcapng(
 ) -> Result<(), ReadError> {
     let mut reader = PcapNgReader::new(source).map_err(|error| damaged(0, error))?;
     let mut number = 0;
-    // Raw blocks: the parsed ones know no time resolution, and refuse options that some writers leave open.
+    // Raw blocks, because the parsed ones know no time resolution and refuse options that some
+    // writers do not terminate.
     while let Some(block) = reader.next_raw_block() {
         let RawBlock { type_, body, .. } = block.map_err(|error| damaged(number, error))?;
         let body = body.into_owned();
@@ -182,7 +184,7 @@ struct Record<'a> {
 }
 
 impl<'a> Record<'a> {
-    /// `None` for blocks that are no packets.
+    /// Parses a block. `None` for blocks that are no packets.
     fn of_block(kind: u32, body: &'a [u8], endianness: Endianness) -> Option<Result<Self, String>> {
         let word = |at: usize| -> Option<u32> {
             let bytes = *body.get(at..)?.first_chunk()?;
@@ -223,7 +225,7 @@ impl<'a> Record<'a> {
     }
 }
 
-/// The time in nanoseconds, by the interface's resolution (a microsecond unless it says otherwise) and offset.
+/// The time in nanoseconds, by the interface's resolution (by default a microsecond) and offset.
 fn time_ns(ticks: u64, interface: &InterfaceDescriptionBlock<'_>) -> Option<i128> {
     let (mut resolution, mut offset_s) = (6, 0);
     for option in &interface.options {

@@ -1,4 +1,4 @@
-//! From a captured frame to the RoCEv2 datagram in it.
+//! Finds the RoCEv2 datagram in a captured frame.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -12,7 +12,7 @@ use rocinante_stack::wire::IpFields;
 /// The UDP destination port of RoCEv2.
 const ROCE_PORT: u16 = 4791;
 
-/// What kind of header a frame begins with (see tcpdump.org/linktypes.html).
+/// The type of a frame's first header (see tcpdump.org/linktypes.html).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LinkType(pub u32);
 
@@ -31,16 +31,17 @@ impl fmt::Display for Unsupported {
     }
 }
 
-/// Why the ICRC of a datagram cannot be computed.
+/// The reason why the ICRC of a datagram cannot be computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Obstacle {
     /// Only a part of the datagram is in the file.
     Cut,
-    /// The first fragment of an IP datagram; the rest is elsewhere.
+    /// The first fragment of an IP datagram; the rest is in other packets.
     Fragment,
     /// IPv4 options, which the formula does not mention.
     IpOptions,
-    /// IPv6 extension headers or an authentication header, likewise.
+    /// IPv6 extension headers or an authentication header, which the formula does not mention
+    /// either.
     IpExtensions,
     /// The IP and UDP headers do not agree on the length.
     Lengths,
@@ -64,15 +65,15 @@ impl fmt::Display for Obstacle {
 /// A UDP datagram to port 4791.
 #[derive(Debug, Clone, Copy)]
 pub struct Datagram<'a> {
-    /// What the ICRC covers of the IP header.
+    /// The fields of the IP header that the ICRC covers.
     pub ip: IpFields,
     /// UDP source port.
     pub src_port: u16,
-    /// As much of the UDP payload as is in the file.
+    /// The part of the UDP payload that is in the file.
     pub captured: &'a [u8],
     /// Length of the UDP payload on the wire, at least that of `captured`.
     pub len: usize,
-    /// Why its ICRC cannot be computed, if that is so.
+    /// The reason why its ICRC cannot be computed, if there is one.
     pub obstacle: Option<Obstacle>,
 }
 
@@ -97,9 +98,10 @@ pub fn roce_datagram(link: LinkType, frame: &[u8]) -> Result<Option<Datagram<'_>
         // Linux cooked: of 16 or 20 bytes, an Ethernet protocol number at 14 or 0.
         113 => cooked(frame, 16, 14),
         276 => cooked(frame, 20, 0),
-        // Raw IP; 12 and 14 are what some systems' DLT_RAW is in files.
+        // Raw IP. Some systems write their DLT_RAW as 12 or 14.
         101 | 228 | 229 | 12 | 14 => raw_ip(frame),
-        // BSD loopback: a four-byte address family, in either byte order; the IP version tells as much.
+        // BSD loopback: a four-byte address family in either byte order. The IP version has the
+        // same information.
         0 | 108 => frame.get(4..).and_then(raw_ip),
         _ => return Err(Unsupported(link)),
     };
@@ -165,7 +167,8 @@ fn from_ipv6<'a>(ip: &LaxIpv6Slice<'a>) -> Option<Datagram<'a>> {
     from_udp(fields, ip.payload().ip_number, ip.payload().payload, payload_len, obstacle)
 }
 
-/// `payload_len` is what the IP header says is left for UDP.
+/// The UDP datagram to port 4791 in an IP payload. `payload_len` is the payload length in the IP
+/// header.
 fn from_udp(
     ip: IpFields,
     protocol: etherparse::IpNumber,
@@ -184,7 +187,7 @@ fn from_udp(
     let udp_len = usize::from(udp.length());
     let obstacle = obstacle.or((payload_len != Some(udp_len)).then_some(Obstacle::Lengths));
     let Some(len) = udp_len.checked_sub(udp.slice().len()) else {
-        // A length that does not even cover the UDP header says nothing: take what is there.
+        // A length that does not even cover the UDP header is useless: take all captured bytes.
         return Some(Datagram {
             ip,
             src_port: udp.source_port(),

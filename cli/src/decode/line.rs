@@ -10,12 +10,12 @@ use rocinante_stack::wire::{
 
 use super::check::{Piece, Verdict};
 
-/// A packet as far as it can be read.
+/// A packet, as far as it can be read.
 #[derive(Debug)]
 pub struct Decoded<'a> {
     bth: Option<Bth>,
     info: Option<&'static OpcodeInfo>,
-    /// Extension headers that are wholly in the file, as text.
+    /// Text of the extension headers that are completely in the file.
     headers: Vec<String>,
     payload_len: Option<usize>,
     error: Option<WireError>,
@@ -23,7 +23,7 @@ pub struct Decoded<'a> {
 }
 
 impl<'a> Decoded<'a> {
-    /// Reads what is there. What the capture cut off is taken for zeros and not shown.
+    /// Reads the captured bytes. Bytes that the capture cut off count as zeros and are not shown.
     #[must_use]
     pub fn new(piece: Piece<'a>) -> Self {
         let bth = piece.captured.first_chunk::<{ bth::LEN }>().map(Bth::read);
@@ -56,17 +56,18 @@ impl<'a> Decoded<'a> {
         decoded
     }
 
-    /// The opcode, if as much as the BTH is in the file.
+    /// The opcode, if the whole BTH is in the file.
     #[must_use]
     pub fn opcode(&self) -> Option<Opcode> {
         self.bth.map(|bth| bth.opcode)
     }
 }
 
-/// What stands for the opcode of a packet whose BTH is not in the file.
+/// Stands for the opcode of a packet without a BTH in the file.
 pub const NO_BTH: &str = "NO_BTH";
 
-/// The name of an opcode: `RC_SEND_ONLY`, or `0xa4` for one that is not in the table.
+/// The name of an opcode, such as `RC_SEND_ONLY`; a number such as `0xa4` if it is not in the
+/// table.
 #[must_use]
 pub fn opcode_name(opcode: Opcode) -> String {
     opcode.info().map_or_else(|| format!("0x{:02x}", opcode.0), |info| info.name.to_owned())
@@ -88,7 +89,7 @@ impl fmt::Display for Decoded<'_> {
         }
         match (self.payload_len, self.error) {
             (Some(len), _) => write!(f, " len {len}")?,
-            // Already said.
+            // The opcode has been printed.
             (None, Some(WireError::UnknownOpcode(_))) => write!(f, " bytes {}", self.piece.len)?,
             (None, Some(error)) => write!(f, " bytes {} ({error})", self.piece.len)?,
             (None, None) => write!(f, " bytes {}", self.piece.len)?,
@@ -103,7 +104,7 @@ impl fmt::Display for Decoded<'_> {
     }
 }
 
-/// ` [SE,A]` and what is out of the ordinary; nothing if no flag is set.
+/// Prints the flags as ` [SE,A]`, if any is set, and then each field with an unusual value.
 fn write_flags(f: &mut fmt::Formatter<'_>, bth: &Bth) -> fmt::Result {
     let flags = [
         (bth.solicited, "SE"),

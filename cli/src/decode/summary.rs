@@ -1,4 +1,4 @@
-//! What a capture held in all.
+//! The counts of a capture.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,26 +10,26 @@ use super::check::Verdict;
 use super::frame::LinkType;
 use super::line::{NO_BTH, opcode_name};
 
-/// Counts of a capture. Every RoCEv2 packet counts once under its verdict and once under its opcode.
+/// The counts of a capture. Each RoCEv2 packet counts under its verdict and under its opcode.
 #[derive(Debug, Default, Serialize)]
 pub struct Summary {
     /// Frames in the file.
     pub packets: u64,
     /// RoCEv2 packets; several where a frame is a super-packet.
     pub roce: u64,
-    /// Those whose ICRC is right,
+    /// RoCEv2 packets with a right ICRC.
     pub icrc_ok: u64,
-    /// is wrong,
+    /// RoCEv2 packets with a wrong ICRC.
     pub icrc_bad: u64,
-    /// or cannot be computed.
+    /// RoCEv2 packets with an ICRC that cannot be computed.
     pub icrc_unknown: u64,
-    /// RoCEv2 packets by opcode; `None` for those whose BTH is not in the file.
+    /// RoCEv2 packets by opcode; `None` for those without a BTH in the file.
     #[serde(serialize_with = "by_name")]
     pub by_opcode: BTreeMap<Option<Opcode>, u64>,
-    /// Frames that were not read, by their link type.
+    /// Frames that could not be read, by link type.
     #[serde(skip)]
     pub unread: BTreeMap<LinkType, u64>,
-    /// Why reading ended before the end of the file.
+    /// The error that ended reading before the end of the file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! What the demo and its processes in the containers say to each other: one JSON object on one line each.
+//! Messages between the demo and its processes in the containers: one JSON object per line.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,55 +17,55 @@ pub(super) enum Order {
         mtu: u32,
         /// ACK timeout: 4.096 µs · 2^timeout.
         timeout: u8,
-        /// How often to ask a silent peer again.
+        /// Number of retries for a silent peer.
         retry_cnt: u8,
     },
     /// Move data by every operation and compare every byte.
     Verify {
         /// Bytes of each operation but the atomics.
         bytes_per_op: u64,
-        /// What the data is made of.
+        /// Seed of the data.
         seed: u64,
     },
-    /// Half round trips of WRITEs.
+    /// Measure half round trips of WRITEs.
     Latency {
         /// Bytes of each.
         size: usize,
-        /// For how long.
+        /// Duration in milliseconds.
         millis: u64,
     },
-    /// WRITEs toward the other container, which has to [`Serve`](Self::Serve).
+    /// Send WRITEs to the other container, which has to [`Serve`](Self::Serve).
     Bulk(BulkOrder),
     /// Serve until the other container is done.
     Serve,
-    /// One WRITE, however it ends.
+    /// Send one WRITE, and report its status.
     Write,
 }
 
-/// How to write in bulk.
+/// Parameters of a bulk transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct BulkOrder {
     /// Bytes of each WRITE.
     pub(super) size: usize,
-    /// How many are outstanding.
+    /// Number of outstanding WRITEs.
     pub(super) depth: usize,
-    /// How many are posted at once, and make one completion together.
+    /// WRITEs that are posted at once. Only the last of them is signaled.
     pub(super) list: usize,
-    /// How long before the measurement begins.
+    /// Time before the measurement, in milliseconds.
     pub(super) warm_millis: u64,
-    /// How long it takes.
+    /// Time of the measurement, in milliseconds.
     pub(super) millis: u64,
 }
 
-/// From a process in a container to the demo, on its standard output: one answer for each order.
+/// From a process in a container to the demo, on its standard output: one answer per order.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "answer", rename_all = "snake_case")]
 pub(super) enum Answer {
-    /// Done, and there is nothing to say.
+    /// Done, without further data.
     Done,
-    /// The backend cannot be had here.
+    /// The backend is not available here.
     Unavailable {
-        /// What it lacks and what to do.
+        /// The reason, and what to do.
         why: String,
     },
     /// All bytes are right.
@@ -81,23 +81,23 @@ pub(super) enum Answer {
         messages: u64,
         /// Their payload.
         bytes: u64,
-        /// How long the measurement took.
+        /// Duration of the measurement.
         seconds: f64,
-        /// Payload of all messages, also before and after the measurement.
+        /// Payload of all messages, including those before and after the measurement.
         all_bytes: u64,
     },
-    /// How one WRITE ended.
+    /// The result of one WRITE.
     Wrote {
         /// The status of its completion.
         status: String,
-        /// How long it took.
+        /// Time until its completion.
         seconds: f64,
         /// Its payload.
         bytes: u64,
     },
-    /// It did not work.
+    /// The order failed.
     Failed {
-        /// What went wrong.
+        /// The reason.
         why: String,
     },
 }
@@ -114,7 +114,7 @@ pub(super) struct ByOp {
 }
 
 impl ByOp {
-    /// Each operation's name in the verbs, and its bytes.
+    /// Each operation's name in the verbs API, and its bytes.
     pub(super) fn entries(&self) -> [(&'static str, u64); 6] {
         [
             ("SEND", self.send),
@@ -130,7 +130,7 @@ impl ByOp {
         self.entries().iter().map(|(_, bytes)| bytes).sum()
     }
 
-    /// Adds what another has verified.
+    /// Adds the bytes of `other`.
     pub(super) fn add(&mut self, other: &Self) {
         self.send += other.send;
         self.write += other.write;

@@ -1,4 +1,5 @@
-//! The two processes in the containers, as the demo sees them: orders go out, answers come back in time or not at all.
+//! The demo's connection to the two processes in the containers: sends orders, and receives answers
+//! within a time limit.
 
 use std::fmt;
 use std::io::{BufRead, BufReader, Write};
@@ -11,10 +12,10 @@ use super::order::{Answer, Order};
 use super::worker::Side;
 use crate::lab::{ChildGuard, Lab, LabError};
 
-/// What went wrong while a backend was shown.
+/// A failure while a backend was shown.
 #[derive(Debug)]
 pub(super) struct Fault {
-    /// While doing what.
+    /// The phase in which it happened.
     phase: String,
     what: String,
 }
@@ -31,14 +32,14 @@ impl Fault {
     }
 }
 
-/// How long to wait for the other side of a failure.
+/// Time to wait for the other side's account of a failure.
 const OTHER: Duration = Duration::from_millis(500);
 
-/// The processes; they end with it.
+/// The two processes. They end when this is dropped.
 pub(super) struct Pair {
     workers: [Worker; 2],
     heard: Receiver<(Side, Option<String>)>,
-    /// When the demo must be over.
+    /// The time at which the whole demo must be over.
     deadline: Instant,
 }
 
@@ -67,7 +68,7 @@ impl Pair {
         Ok(Self { workers, heard, deadline })
     }
 
-    /// Both do the same.
+    /// Gives both containers the same order.
     pub(super) fn both(
         &mut self,
         phase: &str,
@@ -77,7 +78,7 @@ impl Pair {
         self.each(phase, limit, [Some(order), Some(order)])
     }
 
-    /// Container a acts and b serves it.
+    /// Container a gets an order, and b serves it.
     pub(super) fn served(
         &mut self,
         phase: &str,
@@ -88,7 +89,7 @@ impl Pair {
         Ok(answer)
     }
 
-    /// Container a acts and b has nothing to do.
+    /// Container a gets an order, and b gets none.
     pub(super) fn first(
         &mut self,
         phase: &str,
@@ -111,7 +112,7 @@ impl Pair {
         for (worker, order) in self.workers.iter_mut().zip(orders) {
             let Some(order) = order else { continue };
             let line = serde_json::to_string(order).map_err(|error| fault(error.to_string()))?;
-            // A process that has ended is noticed by its silence.
+            // If the process has ended, its missing answer shows that.
             let _ = writeln!(worker.orders, "{line}");
             missing.push(worker.side);
         }
@@ -128,7 +129,7 @@ impl Pair {
                 })
             })?;
             let answer = self.understood(side, line).map_err(|what| {
-                // What the other says of it may be the cause.
+                // The other side's answer may have the cause.
                 let other = self.heard.recv_timeout(OTHER);
                 let other = other.map(|(side, line)| self.understood(side, line));
                 fault(match other {
@@ -142,10 +143,10 @@ impl Pair {
         Ok(answers)
     }
 
-    /// The answer in a line.
+    /// Reads the answer in a line.
     ///
     /// # Errors
-    /// What went wrong in that container, in words.
+    /// The failure in that container, as text.
     fn understood(&mut self, side: Side, line: Option<String>) -> Result<Answer, String> {
         let line = line.ok_or_else(|| self.ended(side))?;
         match serde_json::from_str(&line) {
@@ -155,7 +156,7 @@ impl Pair {
         }
     }
 
-    /// In words, how a process ended that should not have.
+    /// Describes how a process ended unexpectedly.
     fn ended(&mut self, side: Side) -> String {
         let worker = &mut self.workers[side as usize];
         let how = match worker.child.wait(Duration::from_secs(1)) {
@@ -178,7 +179,7 @@ fn names(sides: &[Side]) -> String {
     names.join(" and ")
 }
 
-/// Passes the process's lines on, and `None` at their end.
+/// Passes on the lines of a process, and `None` at their end.
 fn listen(side: Side, child: &mut ChildGuard, sender: Sender<(Side, Option<String>)>) {
     let stdout = child.child_mut().stdout.take().expect("a pipe was asked for");
     std::thread::spawn(move || {
@@ -191,7 +192,7 @@ fn listen(side: Side, child: &mut ChildGuard, sender: Sender<(Side, Option<Strin
     });
 }
 
-/// This program, also if its file was replaced meanwhile.
+/// The path of this program, even if its file was replaced meanwhile.
 fn own_path() -> PathBuf {
     match std::env::current_exe() {
         Ok(path) if path.exists() => path,

@@ -1,8 +1,8 @@
-//! The data that the demo moves: both sides compute it, so that each can tell what must arrive.
+//! The data that the demo moves. Both sides compute it, so each knows which bytes must arrive.
 
 use std::ops::Range;
 
-/// Messages side by side in an area of memory, with gaps between them that nothing may touch.
+/// Messages side by side in an area of memory. The gaps between them must stay unchanged.
 #[derive(Debug)]
 pub(super) struct Plan {
     pub(super) messages: Vec<Message>,
@@ -12,20 +12,21 @@ pub(super) struct Plan {
     room: usize,
 }
 
-/// A message, and where in the area it is, on either side.
+/// A message, and its place in the area, which is the same on both sides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Message {
     pub(super) offset: usize,
     pub(super) len: usize,
 }
 
-/// The longest message, 3 bytes more than a power of two so that it ends in the middle of a packet.
+/// The longest message: 3 bytes more than a power of two, so that it ends in the middle of a
+/// packet.
 pub(super) const LONGEST: usize = (1 << 20) + 3;
 /// The longest gap.
 const GAP_MAX: u64 = 63;
 
 impl Plan {
-    /// Messages of all kinds of sizes until there are at least `wanted` bytes, or no more fit in `room`.
+    /// Adds messages of many sizes until they have `wanted` bytes or `room` is full.
     pub(super) fn new(seed: u64, mtu: usize, room: usize, wanted: u64) -> Self {
         let special =
             [0, 1, 7, 8, 64, mtu - 1, mtu, mtu + 1, 2 * mtu, 5 * mtu + 3, 65_536, LONGEST];
@@ -68,7 +69,7 @@ impl Plan {
     /// Compares the area with the messages and the gaps.
     ///
     /// # Errors
-    /// The first difference, in words.
+    /// The first difference, as text.
     pub(super) fn compare(&self, area: &[u8], gap: u8) -> Result<(), String> {
         let image = self.image(gap);
         if area == image {
@@ -95,7 +96,7 @@ impl Message {
     }
 }
 
-/// Numbers that look random and are the same everywhere: Sebastiano Vigna's splitmix64 (public domain).
+/// Reproducible pseudo-random numbers: Sebastiano Vigna's splitmix64 (public domain).
 #[derive(Debug, Clone)]
 pub(super) struct Random(pub(super) u64);
 
@@ -108,7 +109,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// One of 0 to `bound` − 1.
+    /// A number from 0 to `bound` − 1.
     #[allow(clippy::cast_possible_truncation)]
     fn below(&mut self, bound: u64) -> usize {
         (self.next() % bound) as usize

@@ -1,4 +1,5 @@
-//! The host is in charge: its rules and its shaper bind the containers, and its own figures say so.
+//! Checks that the host's rules and its shaper bind the containers, and that the kernel's counters
+//! show it.
 
 use std::time::Duration;
 
@@ -10,18 +11,20 @@ use crate::lab::{Lab, Match, Tbf};
 
 /// Rate of the shaper.
 const LIMIT_MBPS: u32 = 100;
-/// What must come through it.
+/// Accepted rates through it.
 const SHAPED_MBPS: std::ops::RangeInclusive<f64> = 70.0..=100.0;
-/// How much faster the transfer must be without it, also on a busy machine: the shaper binds.
+/// Smallest ratio of the rates without and with the shaper, even on a busy machine. It shows that
+/// the shaper binds.
 const UNSHAPED_TIMES: f64 = 2.0;
-/// How long a WRITE into the void may take; what the connection promises is 4 to 16 times 17 ms.
+/// Time limit of a WRITE into the void. The connection's parameters allow 4 to 16 times 17 ms.
 const DROP_SECONDS_MAX: f64 = 3.0;
 const STATUS: &str = "RETRY_EXC_ERR";
 /// Path MTU of all checks.
 const MTU: u32 = 4096;
 const MESSAGE: usize = 65_536;
 
-/// Runs all checks. What did not hold is added to `broken`; figures stay in `policy` also if a phase fails.
+/// Runs all checks. Adds each failed expectation to `broken`. `policy` keeps its figures even if a
+/// phase fails.
 pub(super) fn check(
     lab: &Lab,
     pair: &mut Pair,
@@ -34,7 +37,7 @@ pub(super) fn check(
     shaper(lab, pair, policy, broken, console)
 }
 
-/// A counter on the bridge sees the packets.
+/// Checks that a counter on the bridge sees the packets.
 fn counter(
     lab: &Lab,
     pair: &mut Pair,
@@ -62,7 +65,8 @@ fn counter(
     Ok(())
 }
 
-/// A rule that drops ends a WRITE with an error, and a new connection works once it is gone.
+/// Checks that a WRITE fails while a rule drops its packets, and that a new connection works
+/// without the rule.
 fn block(
     lab: &Lab,
     pair: &mut Pair,
@@ -73,7 +77,7 @@ fn block(
     const PHASE: &str = "nft drop rule on the host's bridge";
     const LIMIT: Duration = Duration::from_secs(15);
     let fault = |error| Fault::new(PHASE, error);
-    // 16.8 ms, and three times more.
+    // A timeout of 16.8 ms, and three retries.
     connect(pair, PHASE, MTU, &Order::Connect { mtu: MTU, timeout: 12, retry_cnt: 3 })?;
     let before = write(pair, PHASE, LIMIT)?;
     if before.0 != "SUCCESS" {
@@ -107,7 +111,7 @@ fn block(
     Ok(())
 }
 
-/// A shaper on the host's end of the receiver's veth holds bulk back.
+/// Checks that a shaper on the host's end of the receiver's veth limits bulk traffic.
 fn shaper(
     lab: &Lab,
     pair: &mut Pair,
@@ -121,10 +125,11 @@ fn shaper(
     policy.unshaped_mbps = rounded(bulk(pair, PHASE, &order(200, 1000))?.mbps);
 
     let shaper = lab.shape(1, &Tbf::mbit(LIMIT_MBPS)).map_err(fault)?;
-    // The burst is through after some ten milliseconds, and what was queued before after a hundred.
+    // The initial burst passes within some ten milliseconds, and packets queued earlier within a
+    // hundred.
     let mut shaped = bulk(pair, PHASE, &order(1000, 3500))?;
     if shaped.mbps < *SHAPED_MBPS.start() {
-        // It cannot be the shaper's doing that less comes through than it lets pass.
+        // The shaper cannot be the cause of a rate below its limit.
         console.line(format_args!(
             "    tc tbf:      only {:.1} Mbit/s: is the machine busy? Once more",
             shaped.mbps
@@ -158,8 +163,8 @@ fn shaper(
     Ok(())
 }
 
-/// The transfer that is compared with and without the shaper. What is outstanding fits the shaper's queue and passes it
-/// within the ACK timeout, so that nothing is lost and nothing is sent twice.
+/// The transfer to compare with and without the shaper. The outstanding WRITEs fit into the
+/// shaper's queue and pass it within the ACK timeout, so no packet is lost or sent twice.
 fn order(warm_millis: u64, millis: u64) -> BulkOrder {
     BulkOrder { size: MESSAGE, depth: 8, list: 1, warm_millis, millis }
 }

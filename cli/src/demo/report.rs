@@ -1,4 +1,4 @@
-//! What the demo found, as JSON and for people.
+//! The results of the demo, as JSON and as text.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::order::ByOp;
 
-/// Everything (`rocinante demo --json`).
+/// All results (`rocinante demo --json`).
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub(super) struct Report {
     pub(super) backends: Vec<BackendReport>,
@@ -15,20 +15,20 @@ pub(super) struct Report {
 }
 
 impl Report {
-    /// Whether something was shown, and all of it held.
+    /// Whether a backend ran, and all backends passed.
     pub(super) fn is_ok(&self) -> bool {
         !self.backends.is_empty() && self.backends.iter().all(|backend| backend.ok)
     }
 }
 
-/// A backend that cannot be had here.
+/// A backend that is not available here.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Skipped {
     pub(super) netdev: String,
     pub(super) why: String,
 }
 
-/// What one backend did.
+/// The results of one backend.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub(super) struct BackendReport {
     pub(super) netdev: String,
@@ -38,15 +38,15 @@ pub(super) struct BackendReport {
     /// By path MTU.
     pub(super) mtu: BTreeMap<String, Figures>,
     pub(super) policy: Option<Policy>,
-    /// Why there is no `policy`.
+    /// The reason why there is no `policy`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) policy_why: Option<String>,
-    /// Why it is not ok.
+    /// The failures, if `ok` is false.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) error: Option<String>,
 }
 
-/// What was measured at one path MTU.
+/// The figures at one path MTU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub(super) struct Figures {
     /// Half the round trip of a 64-byte WRITE, median, in microseconds.
@@ -59,14 +59,15 @@ pub(super) struct Figures {
     pub(super) gbps_1048576: f64,
 }
 
-/// What the host's rules did.
+/// The effects of the host's rules.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub(super) struct Policy {
-    /// Packets of the kernel's (skbs; a super-packet is one) that a counter on the host's bridge saw.
+    /// Packets that a counter on the host's bridge saw. These are the kernel's packets (skbs): a
+    /// super-packet counts as one.
     pub(super) counted_skbs: u64,
-    /// How a WRITE ended while a rule on the host's bridge dropped its packets.
+    /// Status of a WRITE while a rule on the host's bridge dropped its packets.
     pub(super) drop_status: String,
-    /// How long that took.
+    /// Time until its completion, in seconds.
     pub(super) drop_seconds: f64,
     /// Whether a new connection moved data once the rule was gone.
     pub(super) after_drop_ok: bool,
@@ -74,14 +75,15 @@ pub(super) struct Policy {
     pub(super) unshaped_mbps: f64,
     /// The rate of the shaper on the host's end of the receiver's veth.
     pub(super) shaped_limit_mbps: u32,
-    /// 10⁶ payload bits per second through it.
+    /// 10⁶ payload bits per second through the shaper.
     pub(super) shaped_mbps: f64,
-    /// Bytes that it let pass, and how often it held a packet back, as the kernel says.
+    /// Bytes that the shaper passed, and how often it held a packet back, from the kernel's
+    /// statistics.
     pub(super) tbf_bytes: u64,
     pub(super) tbf_overlimits: u64,
 }
 
-/// Three digits after the point say enough.
+/// Rounds to three decimal places.
 pub(super) fn rounded(value: f64) -> f64 {
     (value * 1000.0).round() / 1000.0
 }
@@ -94,7 +96,7 @@ impl fmt::Display for ByOp {
 }
 
 impl Figures {
-    /// What stands above the lines of [`Figures::line`].
+    /// The heading above the lines of [`Figures::line`].
     pub(super) const HEADING: &str =
         "path MTU   64 B half RTT p50   64 B WRITEs       64 KiB         1 MiB";
 
@@ -106,7 +108,7 @@ impl Figures {
     }
 }
 
-/// Bytes for people.
+/// A number of bytes in a readable unit.
 pub(super) struct Bytes(pub(super) u64);
 
 impl fmt::Display for Bytes {

@@ -1,4 +1,4 @@
-//! Data moved by every operation, and every byte compared.
+//! Moves data by every operation, and compares every byte.
 
 use rocinante::{Mr, RecvWr, RemoteRegion, SendData, SendOp, SendWr, Sge, Wc, WcOpcode, WcStatus};
 
@@ -6,20 +6,20 @@ use super::order::ByOp;
 use super::plan::{Message, Plan, Random};
 use super::worker::{PATIENCE, Session, Side};
 
-/// Between messages, where they land.
+/// Fills the gaps between messages where they arrive.
 const UNTOUCHED: u8 = 0xa5;
-/// Between messages, where they come from.
+/// Fills the gaps between messages where they are sent from.
 const NOT_SENT: u8 = 0x5a;
 /// Requests outstanding.
 const DEPTH: usize = 64;
 /// Receives posted ahead.
 const RECEIVES: usize = 256;
-/// How often each atomic is done.
+/// Number of executions of each atomic.
 const ATOMICS: usize = 2048;
-/// How many words they work on.
+/// Number of words that they work on.
 const WORDS: usize = 8;
 
-/// What is verified by [`Verifier::messages`].
+/// The operations of [`Verifier::messages`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Send,
@@ -28,10 +28,11 @@ enum Kind {
     Read,
 }
 
-/// Runs every operation from container a to container b; both sides call it. What this side has compared.
+/// Runs every operation from container a to container b. Both sides call it. Returns the bytes that
+/// this side compared.
 ///
 /// # Errors
-/// The first thing that is wrong, in words.
+/// The first failure or difference, as text.
 pub(super) fn verify(session: &mut Session, bytes_per_op: u64, seed: u64) -> Result<ByOp, String> {
     let mut verifier = Verifier { session, done: ByOp::default() };
     let kinds = [Kind::Send, Kind::Write, Kind::WriteImm, Kind::Read];
@@ -59,7 +60,7 @@ struct Request {
 }
 
 impl Verifier<'_> {
-    /// One area full of messages, or as many as make `wanted` bytes. How many bytes they have.
+    /// Moves an area full of messages, or messages of `wanted` bytes. Returns their bytes.
     fn messages(&mut self, kind: Kind, seed: u64, wanted: u64) -> Result<u64, String> {
         let half = self.session.data.len() / 2;
         let plan = Plan::new(seed, self.session.mtu as usize, half, wanted);
@@ -105,7 +106,7 @@ impl Verifier<'_> {
         Ok(plan.bytes)
     }
 
-    /// A SEND or WRITE of a message; every third in two pieces.
+    /// A SEND or WRITE of a message. Every third one has two SGEs.
     fn outgoing(&self, kind: Kind, number: usize, message: Message) -> Request {
         let remote = self.remote();
         let at = remote.address + remote.len / 2 + message.offset as u64;
@@ -131,7 +132,8 @@ impl Verifier<'_> {
         Request { op, sges: [data.sge(at, cut), data.sge(at + cut, message.len - cut)] }
     }
 
-    /// Receives all messages of the plan, in order, each with its length and immediate data.
+    /// Receives all messages of the plan in order, and checks the length and immediate data of
+    /// each.
     fn receive(&mut self, kind: Kind, plan: &Plan) -> Result<(), String> {
         let count = plan.messages.len();
         for number in 0..count.min(RECEIVES) {
@@ -207,7 +209,7 @@ impl Verifier<'_> {
         Ok(())
     }
 
-    /// Adds to words of b's; what it finds there must be the sum of all before.
+    /// Adds to b's words. Each result must be the sum of all earlier additions.
     fn fetch_add(&mut self, seed: u64) -> Result<(), String> {
         let mut model = [seed; WORDS];
         let mut random = Random(seed);
@@ -223,7 +225,7 @@ impl Verifier<'_> {
         Ok(())
     }
 
-    /// Swaps words of b's, every third time with a comparison that must fail.
+    /// Compares and swaps b's words. Every third comparison must fail.
     fn compare_swap(&mut self, seed: u64) -> Result<(), String> {
         let mut model = [seed; WORDS];
         let mut random = Random(!seed);
@@ -242,7 +244,8 @@ impl Verifier<'_> {
         Ok(())
     }
 
-    /// Runs the steps on words that begin as `initial` and must end as `model`. The bytes that this side compared.
+    /// Runs the steps on words that all start as `initial` and must end as `model`. Returns the
+    /// bytes that this side compared.
     fn atomics(
         &mut self,
         name: &str,
@@ -319,7 +322,7 @@ impl Verifier<'_> {
     }
 }
 
-/// An atomic: on which word, and what it must find.
+/// One atomic: its word, and the value that it must find.
 struct Step {
     word: usize,
     found: u64,
@@ -336,7 +339,7 @@ fn immediate(number: usize) -> [u8; 4] {
     (number as u32 ^ 0x5eed_0000).to_be_bytes()
 }
 
-/// Every second SEND is one with immediate data, and every WRITE with immediate.
+/// Every second SEND has immediate data, and every WRITE with immediate does.
 fn has_immediate(kind: Kind, number: usize) -> bool {
     kind == Kind::WriteImm || (kind == Kind::Send && !number.is_multiple_of(2))
 }

@@ -1,4 +1,4 @@
-//! The process in a container: does what the demo orders, line by line.
+//! The process in a container. It carries out the demo's orders, one per line.
 
 use std::io::{self, BufRead, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener};
@@ -18,21 +18,21 @@ use crate::measure::{self, Bulk, BulkOp, BulkResult, End, Pinging, Until};
 
 /// TCP port of the exchange, in container b.
 const PORT: u16 = 18_515;
-/// How long nothing may happen.
+/// Longest time without progress.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 /// Bytes of the region for verification: half of it for each direction.
 const DATA: usize = 20 << 20;
-/// Bytes of the region for measurements. Larger ones would measure the caches too.
+/// Bytes of the region for measurements. A larger region would measure the caches, too.
 const BENCH: usize = 8 << 20;
 /// Bytes of the single WRITE.
 const ONE_WRITE: usize = 65_536;
 
-/// Which container.
+/// One of the two containers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Side {
-    /// The one that begins.
+    /// The container that begins.
     A,
-    /// The other.
+    /// The other container.
     B,
 }
 
@@ -45,12 +45,12 @@ pub struct WorkerArgs {
     /// The address of this container
     #[arg(long)]
     pub(super) address: IpAddr,
-    /// The address of the other
+    /// The address of the other container
     #[arg(long)]
     pub(super) peer: IpAddr,
 }
 
-/// Obeys until standard input ends.
+/// Carries out orders until standard input ends.
 pub fn run(args: &WorkerArgs) -> ExitCode {
     cores::bind(args.side as usize);
     exit_with_parent();
@@ -88,7 +88,7 @@ struct Worker<'a> {
     session: Option<Session>,
 }
 
-/// A connection to the other container. Dropped from top to bottom.
+/// A connection to the other container. Fields drop from top to bottom.
 pub(super) struct Session {
     pub(super) side: Side,
     pub(super) qp: Qp,
@@ -244,7 +244,7 @@ impl Session {
     }
 }
 
-/// What happened between the end of the warm-up and now.
+/// The messages between the end of the warm-up and now.
 struct Window {
     warm: Duration,
     first: Option<BulkResult>,

@@ -14,10 +14,10 @@ pub struct Hardware {
     pub(super) name: String,
     file: Option<String>,
     ports: Vec<Port>,
-    /// What it says of itself, if it can be opened.
+    /// Its attributes, if it can be opened.
     #[serde(skip_serializing_if = "Option::is_none")]
     details: Option<Details>,
-    /// Why it cannot be used, unless it can.
+    /// The reason why it cannot be used, if so.
     #[serde(skip_serializing_if = "Option::is_none")]
     problem: Option<String>,
 }
@@ -38,7 +38,7 @@ struct Gid {
     interface: Option<String>,
 }
 
-/// What only an open device tells.
+/// Attributes that only an open device tells.
 #[derive(Debug, Serialize)]
 struct Details {
     firmware: String,
@@ -55,7 +55,7 @@ struct Details {
 }
 
 impl Hardware {
-    /// What there is to say of it.
+    /// Describes a device.
     #[must_use]
     pub fn examine(device: &HardwareDevice) -> Self {
         let opened = Context::open_device(&device.name).map(|ctx| ctx.query_device());

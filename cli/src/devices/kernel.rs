@@ -1,7 +1,7 @@
-//! What the kernel counts for RoCEv2 in this network namespace, whoever carries it.
+//! The kernel's counters for RoCEv2 in this network namespace, for all programs.
 //!
-//! The transport's own counters (retransmissions, NAKs, drops by reason) belong to the process that has a device open; no other can read
-//! them.
+//! The transport's own counters (retransmissions, NAKs, drops by reason) belong to the process that
+//! has a device open. No other process can read them.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,9 +16,10 @@ use serde::Serialize;
 /// Counters of the kernel's.
 #[derive(Debug, Serialize)]
 pub struct KernelCounters {
-    /// Of each interface: all of its traffic.
+    /// Counters of each interface, for all of its traffic.
     interfaces: BTreeMap<String, InterfaceCounters>,
-    /// Of all UDP sockets of the namespace, IPv4 and IPv6, by the names in /proc/net/snmp.
+    /// Counters of all UDP sockets of the namespace, IPv4 and IPv6 together, by their names in
+    /// /proc/net/snmp.
     udp: BTreeMap<String, u64>,
     /// The sockets on UDP/4791.
     roce_sockets: Vec<RoceSocket>,
@@ -49,10 +50,11 @@ struct Process {
 }
 
 impl KernelCounters {
-    /// Reads them; those of interfaces only for `interfaces`. What cannot be read is left out.
+    /// Reads the counters, those of interfaces only for `interfaces`. Leaves out any that cannot be
+    /// read.
     #[must_use]
     pub fn read(interfaces: &[Interface]) -> Self {
-        // Not /proc/net, which is that of the process's first thread.
+        // Not /proc/net, which shows the namespace of the process's first thread.
         let read =
             |name| fs::read_to_string(format!("/proc/thread-self/net/{name}")).unwrap_or_default();
         let wanted = |name: &str| interfaces.iter().any(|interface| interface.name == name);
@@ -80,7 +82,7 @@ impl KernelCounters {
     }
 }
 
-/// /proc/net/dev: after the name, eight columns received and eight sent.
+/// Reads /proc/net/dev: after the name, eight columns received and eight sent.
 fn parse_dev(table: &str) -> BTreeMap<String, InterfaceCounters> {
     let rows = table.lines().filter_map(|row| {
         let (name, counts) = row.split_once(':')?;
@@ -117,7 +119,7 @@ fn parse_dev(table: &str) -> BTreeMap<String, InterfaceCounters> {
     rows.collect()
 }
 
-/// The lines `Udp:` of /proc/net/snmp: names, then values.
+/// Reads the two lines `Udp:` of /proc/net/snmp: names, then values.
 fn parse_snmp(table: &str) -> BTreeMap<String, u64> {
     let mut lines = table.lines().filter_map(|line| line.strip_prefix("Udp:"));
     let (Some(names), Some(values)) = (lines.next(), lines.next()) else { return BTreeMap::new() };
@@ -125,7 +127,7 @@ fn parse_snmp(table: &str) -> BTreeMap<String, u64> {
     names.split_ascii_whitespace().map(str::to_owned).zip(values).collect()
 }
 
-/// /proc/net/snmp6: `Udp6InDatagrams 7`.
+/// Reads /proc/net/snmp6: `Udp6InDatagrams 7`.
 fn parse_snmp6(table: &str) -> Vec<(String, u64)> {
     let rows = table.lines().filter_map(|row| {
         let (name, count) = row.strip_prefix("Udp6")?.split_once(char::is_whitespace)?;

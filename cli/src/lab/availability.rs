@@ -1,4 +1,4 @@
-//! What of the lab can be had here, found out by trying.
+//! The parts of the lab that are available here, found out by trying.
 
 use super::error::LabError;
 use super::netns::Netns;
@@ -6,10 +6,10 @@ use super::rules::{Match, Rule};
 use super::userns::{Privilege, privilege};
 use super::{Lab, LabConfig, Tbf};
 
-/// What can be had, and why not.
+/// The available parts, and why others are not.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Availability {
-    /// Where the rights come from; `None` if there are none.
+    /// Where the rights come from; `None` without rights.
     pub privilege: Option<Privilege>,
     /// Namespaces, veths and a bridge: without them there is no lab.
     pub lab: Result<(), String>,

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// Names the environment variable that tells a child which process started it.
 const PARENT_VARIABLE: &str = "ROCINANTE_PARENT_PID";
 
-/// Children that are not reaped yet, so that their ids still name them.
+/// Children that are not reaped yet. Their process ids are still valid.
 static CHILDREN: Mutex<Vec<u32>> = Mutex::new(Vec::new());
 
 /// A child process that is killed when this is dropped.
@@ -31,7 +31,8 @@ impl ChildGuard {
     /// The program does not exist or cannot be started.
     pub fn spawn(command: &mut Command) -> Result<Self, LabError> {
         command.env(PARENT_VARIABLE, std::process::id().to_string());
-        // Held across the start, so that a signal finds either no child or a registered one.
+        // The lock is held across the start, so that a signal handler finds either no child or a
+        // registered one.
         let mut children = registry();
         let child = command.spawn().map_err(|error| tool::cannot_start(command, error))?;
         children.push(child.id());
@@ -52,7 +53,7 @@ impl ChildGuard {
     /// The exit status if the child has ended.
     ///
     /// # Errors
-    /// What `waitpid` says.
+    /// The error of `waitpid`.
     pub fn try_wait(&mut self) -> io::Result<Option<ExitStatus>> {
         if self.status.is_none() {
             let mut children = registry();
@@ -67,7 +68,7 @@ impl ChildGuard {
     /// Waits until the child ends.
     ///
     /// # Errors
-    /// It did not end within `limit`; then it is killed.
+    /// The child did not end within `limit`. It is killed then.
     pub fn wait(&mut self, limit: Duration) -> Result<ExitStatus, LabError> {
         let deadline = Instant::now() + limit;
         let mut pause = Duration::from_micros(200);
@@ -88,10 +89,10 @@ impl ChildGuard {
         }
     }
 
-    /// Waits until the child ends, and collects what it wrote to those of its outputs that are pipes.
+    /// Waits until the child ends. Collects the output that it wrote to pipes.
     ///
     /// # Errors
-    /// It did not end within `limit`; then it is killed.
+    /// The child did not end within `limit`. It is killed then.
     pub fn wait_with_output(mut self, limit: Duration) -> Result<Output, LabError> {
         let stdout = self.child.stdout.take().map(|pipe| std::thread::spawn(|| drain(pipe)));
         let stderr = self.child.stderr.take().map(|pipe| std::thread::spawn(|| drain(pipe)));
@@ -124,26 +125,26 @@ impl Drop for ChildGuard {
     }
 }
 
-/// Kills (SIGKILL) every child that a [`ChildGuard`] of this process guards.
+/// Kills (SIGKILL) every child that has a [`ChildGuard`] in this process.
 pub fn kill_children() {
     for &pid in registry().iter() {
         send(pid, Signal::SIGKILL);
     }
 }
 
-/// From now on SIGINT (Ctrl-C), SIGTERM and SIGHUP kill all children and end this process with exit
-/// code 130. Namespaces vanish with it.
+/// Installs a handler: SIGINT (Ctrl-C), SIGTERM and SIGHUP then kill all children and end this
+/// process with exit code 130. The namespaces vanish with it.
 ///
 /// # Errors
 /// A handler is installed already.
 pub fn kill_children_on_signal() -> Result<(), ctrlc::Error> {
     ctrlc::set_handler(|| {
-        // Nothing may be started any more: the lock is kept to the end.
+        // The lock is kept to the end, so that no thread starts another child.
         let children = registry();
         for &pid in children.iter() {
             send(pid, Signal::SIGKILL);
         }
-        // When the shell's prompt comes back they are gone, with all that they had.
+        // Reaps them, so that they and their resources are gone when the shell's prompt appears.
         for &pid in children.iter() {
             let _ = waitpid(Pid::from_raw(pid.cast_signed()), None);
         }
@@ -151,8 +152,8 @@ pub fn kill_children_on_signal() -> Result<(), ctrlc::Error> {
     })
 }
 
-/// In a process started by a [`ChildGuard`]: ends this process soon after the one that started it has
-/// ended, even by `kill -9`. Does nothing in other processes.
+/// In a process that a [`ChildGuard`] started: ends this process soon after its parent has ended,
+/// even by `kill -9`. Does nothing in other processes.
 pub fn exit_with_parent() {
     let Some(parent) = std::env::var(PARENT_VARIABLE).ok().and_then(|pid| pid.parse::<u32>().ok())
     else {
@@ -171,7 +172,7 @@ fn registry() -> MutexGuard<'static, Vec<u32>> {
 }
 
 fn send(pid: u32, signal: Signal) {
-    // It may have ended by itself: then there is nothing to do.
+    // The child may have ended already: then there is nothing to do.
     let _ = kill(Pid::from_raw(pid.cast_signed()), signal);
 }
 

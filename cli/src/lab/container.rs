@@ -57,7 +57,7 @@ impl Container {
         Self::on_device(netns, host_end, (ipv4, 24), ipv6.map(|address| (address, 64)))
     }
 
-    /// The container around an `eth0` that is in `netns` already: gives it addresses and sets it up.
+    /// A container around an `eth0` that is in `netns` already. Gives it addresses and sets it up.
     pub(super) fn on_device(
         netns: Netns,
         host_end: String,
@@ -77,7 +77,7 @@ impl Container {
         Ok(Self { netns, host_end, ipv4, ipv6: ipv6.map(|(address, _)| address) })
     }
 
-    /// A namespace in which addresses are usable at once.
+    /// Creates a namespace in which addresses are usable at once.
     pub(super) fn new_netns() -> Result<Netns, LabError> {
         let netns = Netns::new()?;
         no_duplicate_address_detection(&netns)?;
@@ -102,8 +102,8 @@ impl Container {
         self.ipv6
     }
 
-    /// Name of the other end of its veth, in the host's namespace; in a [`Pair`](super::Pair), in the
-    /// other container's.
+    /// Name of the other end of its veth, in the host's namespace. In a [`Pair`](super::Pair) that
+    /// end is in the other container's namespace.
     #[must_use]
     pub fn host_end(&self) -> &str {
         &self.host_end
@@ -112,7 +112,7 @@ impl Container {
     /// As [`Netns::run`].
     ///
     /// # Errors
-    /// No right to enter the namespace.
+    /// The caller has no right to enter the namespace.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, LabError> {
         self.netns.run(work)
     }
@@ -133,24 +133,26 @@ impl Container {
         self.netns.output(command)
     }
 
-    /// Feeds a script to `nft` inside the container: rules of its own namespace, beside the host's.
+    /// Feeds a script to `nft` inside the container. Its rules belong to the container's namespace,
+    /// and apply beside the host's.
     ///
     /// # Errors
-    /// No `nft`, or it refuses the script, with what it said.
+    /// There is no `nft`, or it refuses the script; the error has its message.
     pub fn nft(&self, script: &str) -> Result<(), LabError> {
         tool::nft_script(&self.netns, script)
     }
 
-    /// Lets UDP super-packets leave `eth0` whole (`true`, the default of a veth), or has the kernel cut
-    /// them into datagrams before the host sees them, so that rules and counters work packet by packet.
+    /// Lets UDP super-packets leave `eth0` whole (`true`, the default of a veth), or lets the
+    /// kernel split them into datagrams before the host sees them. Rules and counters then work
+    /// packet by packet.
     ///
     /// # Errors
-    /// No `ethtool`, or a kernel older than 4.18.
+    /// There is no `ethtool`, or the kernel is older than 4.18.
     pub fn set_udp_segmentation(&self, whole: bool) -> Result<(), LabError> {
         set_udp_segmentation(&self.netns, Self::DEVICE, whole)
     }
 
-    /// What is not up yet, in words.
+    /// Names each part that is not up yet.
     pub(super) fn not_yet_up(&self) -> Result<Vec<String>, LabError> {
         let mut waiting = Vec::new();
         let links = tool::ip_json(&self.netns, &["link", "show", "dev", Self::DEVICE])?;
@@ -165,7 +167,7 @@ impl Container {
     }
 }
 
-/// Whether super-packets leave `device` whole.
+/// Sets whether super-packets leave `device` whole.
 pub(super) fn set_udp_segmentation(
     netns: &Netns,
     device: &str,
@@ -189,8 +191,8 @@ fn mac(index: u8) -> String {
     format!("02:00:0a:4d:00:{:02x}", index + 1)
 }
 
-/// Link-local addresses come up at once in interfaces made after this. Where /proc/sys is read-only
-/// they take their second or two, and the lab waits for them.
+/// Lets link-local addresses come up at once in interfaces that are created after this. Where
+/// /proc/sys is read-only they take a second or two, and the lab waits for them.
 fn no_duplicate_address_detection(netns: &Netns) -> Result<(), LabError> {
     netns.run(|| {
         for (name, value) in [("accept_dad", "0"), ("dad_transmits", "0")] {

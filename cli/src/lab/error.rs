@@ -1,16 +1,16 @@
-//! What can go wrong in the lab, in words that say what to do next.
+//! The errors of the lab. Their texts say what to do next.
 
 use std::fmt;
 use std::io;
 
-/// Why the lab could not do something.
+/// The reason why the lab could not do something.
 #[derive(Debug)]
 pub enum LabError {
     /// A namespace could not be made or entered.
     Namespace {
-        /// What was tried.
+        /// The attempted operation.
         doing: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// A program is not installed.
@@ -18,37 +18,37 @@ pub enum LabError {
         /// The program.
         program: String,
     },
-    /// A program could not be started, for another reason than not being installed.
+    /// A program is installed, but could not be started.
     Spawn {
         /// The program.
         program: String,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// A program failed.
     Failed {
         /// The command line.
         command: String,
-        /// What it wrote to its standard error.
+        /// Its standard error.
         stderr: String,
     },
-    /// A program's output was not what this version knows.
+    /// A program's output has an unknown form.
     Output {
         /// The command line.
         command: String,
-        /// What was missing in it.
+        /// The part that was missing in it.
         problem: String,
     },
     /// Links did not come up in time.
     NotUp {
-        /// Which, in words.
+        /// The links, as text.
         links: Vec<String>,
     },
     /// A child process did not end in time and was killed.
     Timeout {
         /// The command line.
         command: String,
-        /// How long it was given, in seconds.
+        /// Its time limit, in seconds.
         seconds: f64,
     },
 }

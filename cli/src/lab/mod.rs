@@ -1,5 +1,6 @@
-//! A network of containers in one process: a "host" with a bridge, and N "containers", each with its
-//! own network namespace and a veth `eth0` whose other end is a port of that bridge.
+//! A network of containers in one process: a "host" with a bridge, and N "containers". Each
+//! container has its own network namespace and a veth `eth0`. The other end of the veth is a port
+//! of the bridge.
 //!
 //! ```text
 //!  container 0            host                     container 1
@@ -10,14 +11,15 @@
 //! A [`Pair`] is two containers with nothing between them.
 //!
 //! The namespaces have no names. They exist as long as this process holds their descriptors, or a
-//! process started inside them lives, so nothing is left behind, not even after `kill -9`. The network
-//! of the machine is never touched.
+//! process that was started inside them lives. So nothing is left behind, not even after `kill -9`.
+//! The lab never touches the network of the machine.
 //!
-//! The host's policy ([`Rule`], [`Shaper`]) is plain `nft` and `tc` on the host's side, and its figures
-//! are read back from the kernel.
+//! The host's policy ([`Rule`], [`Shaper`]) is plain `nft` and `tc` on the host's side. Its figures
+//! are the kernel's.
 //!
 //! It works as root, and for any user where user namespaces are allowed: call
-//! [`enter_user_namespace`] first thing in `main`. [`Availability`] tells what can be had and why not.
+//! [`enter_user_namespace`] first thing in `main`. [`Availability`] tells what is available, and
+//! why not.
 //!
 //! ```no_run
 //! use rocinante_cli::lab::{Lab, LabConfig, Match};
@@ -60,20 +62,21 @@ use std::time::{Duration, Instant};
 /// Name of the bridge in the host's namespace.
 pub const BRIDGE: &str = "br0";
 
-/// How long links may take to come up before [`Lab::new`] gives up. The kernel takes note of a carrier once a second, when it gets a lock for which everybody
-/// waits who makes or ends a namespace: where many do so, more than ten seconds were seen.
+/// Time limit for links to come up in [`Lab::new`]. The kernel notices a carrier once a second, and
+/// needs a lock for that. Every thread that creates or ends a namespace waits for the same lock.
+/// With many such threads it took more than ten seconds.
 const LINKS_UP_MAX: Duration = Duration::from_secs(60);
 
-/// What a [`Lab`] should look like.
+/// The shape of a [`Lab`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LabConfig {
-    /// How many containers, 1 to 250.
+    /// Number of containers, 1 to 250.
     pub containers: u8,
     /// MTU in bytes of every link, IP header included. With 9000 a path MTU of 4096 fits.
     pub mtu: u32,
     /// Whether the containers also get IPv6 addresses.
     pub ipv6: bool,
-    /// How many queues each end of a container's link has, in either direction.
+    /// Number of queues of each end of a container's link, in either direction.
     pub queues: u32,
 }
 
@@ -84,8 +87,8 @@ impl Default for LabConfig {
     }
 }
 
-/// Containers on a host's bridge. Everything vanishes when it is dropped and no process started in it
-/// is left.
+/// Containers on a host's bridge. Everything vanishes once it is dropped and the last process in it
+/// has ended.
 #[derive(Debug)]
 pub struct Lab {
     host: Netns,
@@ -93,11 +96,12 @@ pub struct Lab {
 }
 
 impl Lab {
-    /// Makes the namespaces, joins them, and waits until every link is up and every address usable.
+    /// Creates the namespaces, joins them, and waits until every link is up and every address
+    /// usable.
     ///
     /// # Errors
-    /// No right to make namespaces, a missing program (`ip`), a kernel without veth or bridge: the
-    /// error says what to do.
+    /// The caller has no right to create namespaces, a program (`ip`) is missing, or the kernel has
+    /// no veth or bridge. The error says what to do.
     pub fn new(config: &LabConfig) -> Result<Self, LabError> {
         let host = Netns::new()?;
         no_addresses_by_themselves(&host)?;
@@ -135,34 +139,34 @@ impl Lab {
         &self.containers[index]
     }
 
-    /// A counter on the host's bridge: counts what matches, and lets it pass.
+    /// Adds a counter to the host's bridge. It counts matching packets and lets them pass.
     ///
     /// # Errors
-    /// No `nft`, or a kernel without nftables for bridges.
+    /// There is no `nft`, or the kernel has no nftables for bridges.
     pub fn count(&self, what: &Match) -> Result<Rule, LabError> {
         Rule::count(&self.host, what)
     }
 
-    /// A rule on the host's bridge that drops, and counts, everything that matches.
+    /// Adds a rule to the host's bridge that drops and counts every matching packet.
     ///
     /// # Errors
-    /// No `nft`, or a kernel without nftables for bridges.
+    /// There is no `nft`, or the kernel has no nftables for bridges.
     pub fn block(&self, what: &Match) -> Result<Rule, LabError> {
         Rule::block(&self.host, what)
     }
 
-    /// A rule on the host's bridge that drops, and counts, `percent` of what matches, at random.
-    /// The unit is the kernel's packet (skb): a super-packet is lost or passes as a whole. Switch it
-    /// off by [`Container::set_udp_segmentation`] to lose single datagrams.
+    /// Adds a rule to the host's bridge that drops and counts `percent` of the matching packets, at
+    /// random. The unit is the kernel's packet (skb): a super-packet is lost or passes as a whole.
+    /// To lose single datagrams, switch super-packets off by [`Container::set_udp_segmentation`].
     ///
     /// # Errors
-    /// No `nft`, or a kernel without nftables for bridges or without `numgen`.
+    /// There is no `nft`, or the kernel has no nftables for bridges or no `numgen`.
     pub fn lose(&self, what: &Match, percent: f64) -> Result<Rule, LabError> {
         Rule::lose(&self.host, what, percent)
     }
 
-    /// Lets UDP super-packets reach the container at `index` whole (`true`, the default), or has the host cut them into datagrams, though they left their
-    /// sender whole.
+    /// Lets UDP super-packets reach the container at `index` whole (`true`, the default), or lets
+    /// the host split them into datagrams. They leave their sender whole in both cases.
     ///
     /// # Errors
     /// As [`Container::set_udp_segmentation`].
@@ -173,11 +177,11 @@ impl Lab {
         container::set_udp_segmentation(&self.host, self.container(index).host_end(), whole)
     }
 
-    /// Shapes what the host sends to the container at `index`, by a token bucket on the host's end of
-    /// its veth.
+    /// Shapes the host's traffic to the container at `index`, by a token bucket on the host's end
+    /// of its veth.
     ///
     /// # Errors
-    /// No `tc`, a kernel without `sch_tbf`, or a container that is shaped already.
+    /// There is no `tc`, the kernel has no `sch_tbf`, or the container is shaped already.
     ///
     /// # Panics
     /// If there is no such container.
@@ -189,7 +193,7 @@ impl Lab {
         wait_until_none(|| self.not_yet_up())
     }
 
-    /// What is not up yet, in words; empty when all is.
+    /// Names each part that is not up yet. Empty when all are.
     fn not_yet_up(&self) -> Result<Vec<String>, LabError> {
         let ports = self.ports()?;
         let mut waiting = Vec::new();
@@ -235,10 +239,11 @@ fn wait_until_none(not_yet_up: impl Fn() -> Result<Vec<String>, LabError>) -> Re
     }
 }
 
-/// The host's ends get no IPv6 addresses, so that the host itself says nothing on the bridge.
+/// Keeps IPv6 addresses off the host's interfaces, so that the host itself sends nothing on the
+/// bridge.
 fn no_addresses_by_themselves(host: &Netns) -> Result<(), LabError> {
     host.run(|| {
-        // Where /proc/sys is read-only it talks a little, which does no harm.
+        // Where /proc/sys is read-only the host sends a few packets, which do no harm.
         let _ = std::fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1");
     })
 }

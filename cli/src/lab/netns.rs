@@ -12,18 +12,18 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::Arc;
 
-/// A network namespace, held open by a descriptor. Clones name the same namespace; it ends with the
+/// A network namespace, held open by a descriptor. Clones name the same namespace. It ends with the
 /// last clone and the last process in it.
 #[derive(Debug, Clone)]
 pub struct Netns(Arc<OwnedFd>);
 
 impl Netns {
-    /// Makes a new namespace with nothing in it but `lo`, which is up.
+    /// Creates a namespace with only `lo` in it, which is up.
     ///
     /// # Errors
-    /// No right to make namespaces, or no `ip`.
+    /// The caller has no right to create namespaces, or there is no `ip`.
     pub fn new() -> Result<Self, LabError> {
-        // Only the calling thread moves, and this thread ends here.
+        // Only the calling thread moves, and that thread ends here.
         let fd = on_a_thread(|| {
             unshare(CloneFlags::CLONE_NEWNET)?;
             File::open("/proc/thread-self/ns/net").map(OwnedFd::from)
@@ -37,7 +37,7 @@ impl Netns {
     /// The namespace behind a file: `/run/netns/NAME` (`ip netns`), `/proc/PID/ns/net`.
     ///
     /// # Errors
-    /// There is no such file, or no right to open it.
+    /// There is no such file, or the caller has no right to open it.
     pub fn open(path: &Path) -> Result<Self, LabError> {
         File::open(path)
             .map(|file| Self(Arc::new(file.into())))
@@ -45,19 +45,19 @@ impl Netns {
     }
 
     /// Moves the calling thread into this namespace for good. Threads and processes that it starts
-    /// from then on are born there.
+    /// afterwards begin there.
     ///
     /// # Errors
-    /// No right to enter.
+    /// The caller has no right to enter.
     pub fn enter(&self) -> io::Result<()> {
         Ok(setns(self.0.as_fd(), CloneFlags::CLONE_NEWNET)?)
     }
 
-    /// Runs `work` on a thread inside this namespace and returns its value. Sockets that it opens stay
-    /// in the namespace wherever they are used later. A panic in `work` is passed on.
+    /// Runs `work` on a thread inside this namespace and returns its value. Sockets that it opens
+    /// stay in the namespace, no matter where they are used later. A panic in `work` is passed on.
     ///
     /// # Errors
-    /// No right to enter.
+    /// The caller has no right to enter.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, LabError> {
         on_a_thread(|| self.enter().map(|()| work()))
             .map_err(|source| LabError::Namespace { doing: "enter a network namespace", source })
@@ -71,10 +71,10 @@ impl Netns {
         self.run(|| ChildGuard::spawn(command))?
     }
 
-    /// Runs `command` inside this namespace to its end and returns what it wrote.
+    /// Runs `command` inside this namespace to its end and returns its output.
     ///
     /// # Errors
-    /// The program does not exist or cannot be started; not a failure of the program.
+    /// The program does not exist or cannot be started. A program that fails is no error here.
     pub fn output(&self, command: &mut Command) -> Result<Output, LabError> {
         self.run(|| tool::output(command))?
     }
@@ -93,7 +93,7 @@ impl AsFd for Netns {
     }
 }
 
-/// Runs `work` on a fresh thread, so that what it does to its thread ends with it.
+/// Runs `work` on a new thread, so that changes to the thread's state end with it.
 fn on_a_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         scope.spawn(work).join().unwrap_or_else(|panic| resume_unwind(panic))

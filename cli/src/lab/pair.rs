@@ -1,19 +1,19 @@
-//! Two containers and the veth between them: the shortest way that packets can go.
+//! Two containers and the veth between them: the shortest path of packets.
 
 use super::container::Container;
 use super::error::LabError;
 use super::{LabConfig, wait_until_none};
 
-/// Two containers joined by one veth, without a host between: `eth0` of each is the other end of the
-/// other's.
+/// Two containers joined by one veth, without a host between them. Each `eth0` is the other end of
+/// the other's veth.
 #[derive(Debug)]
 pub struct Pair {
     containers: [Container; 2],
 }
 
 impl Pair {
-    /// Makes the namespaces, joins them, and waits until the links are up and every address usable. The number of containers in
-    /// `config` does not matter: there are two.
+    /// Creates the namespaces, joins them, and waits until the links are up and every address
+    /// usable. Ignores the number of containers in `config`: there are two.
     ///
     /// # Errors
     /// As [`Lab::new`](super::Lab::new).

@@ -7,7 +7,7 @@ use super::tool;
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Which packets on the bridge a rule looks at.
+/// A filter for packets on the bridge.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Match(String);
 
@@ -24,31 +24,32 @@ impl Match {
         Self(format!("meta l4proto udp udp dport {port}"))
     }
 
-    /// Only what comes from `container`.
+    /// Matches only packets from `container`.
     #[must_use]
     pub fn from(self, container: &Container) -> Self {
         self.from_port(container.host_end())
     }
 
-    /// Only what goes to `container`.
+    /// Matches only packets to `container`.
     #[must_use]
     pub fn to(self, container: &Container) -> Self {
         self.to_port(container.host_end())
     }
 
-    /// Only what comes from the port `name` of the bridge.
+    /// Matches only packets from the bridge's port `name`.
     #[must_use]
     pub fn from_port(self, name: &str) -> Self {
         self.and(&format!("iifname {name:?}"))
     }
 
-    /// Only what goes to the port `name` of the bridge.
+    /// Matches only packets to the bridge's port `name`.
     #[must_use]
     pub fn to_port(self, name: &str) -> Self {
         self.and(&format!("oifname {name:?}"))
     }
 
-    /// Only what also matches `expression`, as in nft(8): `"@ih,0,8 0x0a"`, `"meta length < 100"`.
+    /// Matches only packets that also match `expression`, as in nft(8): `"@ih,0,8 0x0a"`,
+    /// `"meta length < 100"`.
     #[must_use]
     pub fn and(mut self, expression: &str) -> Self {
         let _ = write!(self.0, " {expression}");
@@ -56,7 +57,7 @@ impl Match {
     }
 }
 
-/// What an nftables counter has counted.
+/// The values of an nftables counter.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counter {
     /// The kernel's packets (skbs): a super-packet counts as one.
@@ -65,8 +66,8 @@ pub struct Counter {
     pub bytes: u64,
 }
 
-/// A rule in the host's bridge (family `bridge`, hook `forward`) with a counter. It is removed when
-/// this is dropped.
+/// A rule in the host's bridge (family `bridge`, hook `forward`) with a counter. Dropping this
+/// value removes the rule.
 #[derive(Debug)]
 pub struct Rule {
     host: Netns,
@@ -79,7 +80,7 @@ const COUNTER: &str = "hits";
 
 impl Rule {
     pub(super) fn count(host: &Netns, what: &Match) -> Result<Self, LabError> {
-        // Before the rules that drop.
+        // The priority puts it before the rules that drop.
         Self::add(host, "count", -10, &what.0, "accept")
     }
 
@@ -99,7 +100,7 @@ impl Rule {
         verdict: &str,
     ) -> Result<Self, LabError> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
-        // A table of its own makes the rule removable without knowing handles.
+        // With its own table, the rule can be removed without its handle.
         let table = format!("rocinante_{kind}_{}", NUMBER.fetch_add(1, Ordering::Relaxed));
         let script = format!(
             "table bridge {table} {{\n\
@@ -113,10 +114,10 @@ impl Rule {
         Ok(Self { host: host.clone(), table, removed: false })
     }
 
-    /// What the rule has matched so far, as `nft -j` reports it.
+    /// The packets that the rule has matched so far, from `nft -j`.
     ///
     /// # Errors
-    /// `nft` fails, or its output is not understood.
+    /// `nft` fails, or its output has an unknown form.
     pub fn counter(&self) -> Result<Counter, LabError> {
         let args = ["-j", "list", "counter", "bridge", &self.table, COUNTER];
         let listing = tool::run_json(&self.host, "nft", &args)?;
@@ -126,7 +127,7 @@ impl Rule {
         })
     }
 
-    /// Takes the rule away.
+    /// Removes the rule.
     ///
     /// # Errors
     /// `nft` fails.
@@ -144,12 +145,13 @@ impl Rule {
 
 impl Drop for Rule {
     fn drop(&mut self) {
-        // The namespace and all that is in it vanishes with the lab anyway.
+        // The lab's namespace vanishes later with all its rules, so an error does not matter.
         let _ = self.delete();
     }
 }
 
-/// A random match of `percent`, in steps of a thousandth of a percent; of everything, nothing is needed.
+/// A random match of `percent`, in steps of a thousandth of a percent. Empty if it would match
+/// everything.
 fn one_in(percent: f64) -> String {
     let of_100_000 = (percent.clamp(0.0, 100.0) * 1000.0).round();
     if of_100_000 >= 100_000.0 {

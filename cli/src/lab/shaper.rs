@@ -10,27 +10,27 @@ use serde_json::Value;
 pub struct Tbf {
     /// Bits per second on the wire, Ethernet header included.
     pub rate_bits: u64,
-    /// Bytes that may pass at once. Super-packets larger than this are cut into datagrams.
+    /// Bytes that may pass at once. Larger super-packets are split into datagrams.
     pub burst_bytes: u32,
     /// Bytes that may wait in the queue before it drops.
     pub limit_bytes: u32,
 }
 
 impl Tbf {
-    /// A bucket of `mbit` · 10⁶ bit/s, with a burst that lets a super-packet of 64 KiB pass whole and a
-    /// queue of 1 MB.
+    /// A bucket of `mbit` · 10⁶ bit/s with a queue of 1 MB. Its burst lets a super-packet of 64 KiB
+    /// pass whole.
     #[must_use]
     pub const fn mbit(mbit: u32) -> Self {
         Self { rate_bits: mbit as u64 * 1_000_000, burst_bytes: 128 << 10, limit_bytes: 1_000_000 }
     }
 }
 
-/// What a shaper has done, as `tc -s -j` reports it.
+/// Statistics of a shaper, as `tc -s -j` reports them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ShaperStats {
     /// Bytes that passed, Ethernet header included.
     pub bytes: u64,
-    /// The kernel's packets (skbs) that passed; what was cut counts as its pieces.
+    /// The kernel's packets (skbs) that passed. Each piece of a split packet counts.
     pub packets: u64,
     /// Packets dropped because the queue was full.
     pub drops: u64,
@@ -40,7 +40,7 @@ pub struct ShaperStats {
     pub backlog_bytes: u64,
 }
 
-/// A shaper on the host's end of a container's veth. It is removed when this is dropped.
+/// A shaper on the host's end of a container's veth. Dropping this value removes the shaper.
 #[derive(Debug)]
 pub struct Shaper {
     host: Netns,
@@ -58,10 +58,10 @@ impl Shaper {
         Ok(Self { host: host.clone(), device: device.to_owned(), removed: false })
     }
 
-    /// What it has done so far, read from the kernel.
+    /// Its statistics so far, read from the kernel.
     ///
     /// # Errors
-    /// `tc` fails, or its output is not understood.
+    /// `tc` fails, or its output has an unknown form.
     pub fn stats(&self) -> Result<ShaperStats, LabError> {
         let args = ["-s", "-j", "qdisc", "show", "dev", &self.device];
         let listing = tool::run_json(&self.host, "tc", &args)?;
@@ -71,7 +71,7 @@ impl Shaper {
         })
     }
 
-    /// Takes the shaper away; what waits in it is lost.
+    /// Removes the shaper. Packets in its queue are lost.
     ///
     /// # Errors
     /// `tc` fails.
@@ -89,7 +89,7 @@ impl Shaper {
 
 impl Drop for Shaper {
     fn drop(&mut self) {
-        // The namespace and all that is in it vanishes with the lab anyway.
+        // The lab's namespace vanishes later with everything in it, so an error does not matter.
         let _ = self.delete();
     }
 }

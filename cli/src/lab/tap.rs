@@ -1,4 +1,4 @@
-//! Taps: where a virtual machine's network interface meets the lab.
+//! Taps: virtual machines' network interfaces in the lab.
 
 use super::container::Container;
 use super::error::LabError;
@@ -7,11 +7,11 @@ use super::{BRIDGE, Lab, tool, wait_until_none};
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 impl Lab {
-    /// Makes a tap in the host's namespace, for a virtual machine that is started there; `bridged` makes it a port of the
-    /// bridge. It has a carrier only while the machine runs.
+    /// Creates a tap in the host's namespace, for a virtual machine that is started there. With
+    /// `bridged` the tap is a port of the bridge. It has a carrier only while the machine runs.
     ///
     /// # Errors
-    /// No `/dev/net/tun`, no `ip`, or a name that is taken.
+    /// There is no `/dev/net/tun` or no `ip`, or the name is taken.
     pub fn add_tap(&self, name: &str, mtu: u32, bridged: bool) -> Result<(), LabError> {
         let mtu = mtu.to_string();
         tool::ip(&self.host, &["tuntap", "add", "dev", name, "mode", "tap"])?;
@@ -25,7 +25,7 @@ impl Lab {
     /// Waits until the bridge forwards to the port `name`.
     ///
     /// # Errors
-    /// It does not in time: the virtual machine has not opened the tap.
+    /// The bridge does not forward in time: the virtual machine has not opened the tap.
     pub fn wait_for_port(&self, name: &str) -> Result<(), LabError> {
         wait_until_none(|| {
             let ports = self.ports()?;
@@ -34,11 +34,11 @@ impl Lab {
         })
     }
 
-    /// Makes a container whose `eth0` is the tap `name`, moved out of the host: the virtual machine that has opened it is
-    /// its neighbour, with nothing between them.
+    /// Creates a container and moves the tap `name` from the host into it, as its `eth0`. The
+    /// virtual machine that has opened the tap is then its direct neighbour.
     ///
     /// # Errors
-    /// There is no such interface in the host, or nothing has opened it.
+    /// The host has no such interface, or no program has opened it.
     pub fn adopt(
         &self,
         name: &str,
@@ -61,7 +61,7 @@ impl Container {
         let netns = Self::new_netns()?;
         tool::ip(host, &["link", "set", name, "down"])?;
         tool::ip(host, &["link", "set", name, "netns", &netns.path(), "name", Self::DEVICE])?;
-        // What the host's default was when the tap was made moved with it.
+        // The interface still has the host's IPv6 defaults of the time when the tap was created.
         netns.run(|| {
             let _ = std::fs::write("/proc/sys/net/ipv6/conf/eth0/disable_ipv6", "0");
             let _ = std::fs::write("/proc/sys/net/ipv6/conf/eth0/accept_dad", "0");

@@ -1,4 +1,4 @@
-//! Running `ip`, `nft`, `tc` and `ethtool` inside a namespace, and reading their JSON.
+//! Runs `ip`, `nft`, `tc` and `ethtool` inside a namespace, and reads their JSON.
 
 use super::error::LabError;
 use super::netns::Netns;
@@ -6,31 +6,32 @@ use serde_json::Value;
 use std::io::{self, Write};
 use std::process::{Command, Output, Stdio};
 
-/// `ip ARGS`.
+/// Runs `ip ARGS`.
 pub(super) fn ip(netns: &Netns, args: &[&str]) -> Result<(), LabError> {
     run(netns, "ip", args).map(drop)
 }
 
-/// `ip -j ARGS`.
+/// Runs `ip -j ARGS`.
 pub(super) fn ip_json(netns: &Netns, args: &[&str]) -> Result<Value, LabError> {
     run_json(netns, "ip", &[&["-j"], args].concat())
 }
 
-/// Feeds `script` to `nft -f -`: all of it takes effect, or nothing.
+/// Feeds `script` to `nft -f -`. The whole script takes effect, or nothing.
 pub(super) fn nft_script(netns: &Netns, script: &str) -> Result<(), LabError> {
     let mut command = command("nft", &["-f", "-"]);
     let output = netns.run(|| fed(&mut command, script.as_bytes()))??;
     succeeded(&command, &output).map(drop)
 }
 
-/// Runs a program; its standard output, if it succeeded.
+/// Runs a program. Returns its standard output if it succeeded.
 pub(super) fn run(netns: &Netns, program: &str, args: &[&str]) -> Result<String, LabError> {
     let mut command = command(program, args);
     let output = netns.output(&mut command)?;
     succeeded(&command, &output)
 }
 
-/// Runs a program that writes JSON. No output at all is `null` (`ip -j` with nothing to list).
+/// Runs a program that writes JSON. Returns `null` for no output at all (`ip -j` with nothing to
+/// list).
 pub(super) fn run_json(netns: &Netns, program: &str, args: &[&str]) -> Result<Value, LabError> {
     let stdout = run(netns, program, args)?;
     if stdout.trim().is_empty() {
@@ -42,7 +43,7 @@ pub(super) fn run_json(netns: &Netns, program: &str, args: &[&str]) -> Result<Va
     })
 }
 
-/// The objects of a JSON array that have something in them (`ip -j` lists what it filters out as `{}`).
+/// The non-empty objects of a JSON array. `ip -j` lists filtered objects as `{}`.
 pub(super) fn objects(list: &Value) -> impl Iterator<Item = &Value> {
     list.as_array()
         .into_iter()
@@ -89,7 +90,7 @@ fn fed(command: &mut Command, input: &[u8]) -> Result<Output, LabError> {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|error| cannot_start(command, error))?;
     if let Some(mut stdin) = child.stdin.take() {
-        // A program that does not read its input says why on its standard error.
+        // A program that does not read its input gives the reason on its standard error.
         let _ = stdin.write_all(input);
     }
     child.wait_with_output().map_err(|error| cannot_start(command, error))

@@ -1,4 +1,4 @@
-//! Rights: root's own, or those of the root of a user namespace.
+//! Rights: those of root, or of root in a user namespace.
 
 use super::error::LabError;
 use nix::sched::{CloneFlags, unshare};
@@ -6,12 +6,13 @@ use nix::unistd::{getegid, geteuid};
 use std::fs;
 use std::io;
 
-/// Where the right to make networks comes from.
+/// The source of the right to create networks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Privilege {
     /// Root's capabilities on the machine itself: everything works.
     Machine,
-    /// Those of a user namespace: networks, `nft` and `tc` work; loading BPF programs does not.
+    /// Capabilities in a user namespace: networks, `nft` and `tc` work; loading BPF programs does
+    /// not.
     UserNamespace,
 }
 
@@ -19,13 +20,13 @@ pub enum Privilege {
 const CAP_NET_ADMIN: u32 = 12;
 const CAP_SYS_ADMIN: u32 = 21;
 
-/// Gets the right to make namespaces: does nothing if the process has it, else moves the process into a
-/// new user namespace in which the user is root.
+/// Gets the right to create namespaces. Does nothing if the process has it, else moves the process
+/// into a new user namespace in which the user is root.
 ///
-/// Call it at the start of `main`: the kernel refuses it once there is a second thread.
+/// Call it at the start of `main`: the kernel refuses it once the process has a second thread.
 ///
 /// # Errors
-/// User namespaces are not allowed here, or there are several threads already.
+/// User namespaces are not allowed here, or the process has several threads already.
 pub fn enter_user_namespace() -> Result<Privilege, LabError> {
     if let Some(privilege) = privilege() {
         return Ok(privilege);
@@ -35,7 +36,7 @@ pub fn enter_user_namespace() -> Result<Privilege, LabError> {
     Ok(Privilege::UserNamespace)
 }
 
-/// What the process may do now; `None` if it cannot make network namespaces.
+/// The present rights of the process; `None` if it cannot create network namespaces.
 pub(super) fn privilege() -> Option<Privilege> {
     let effective = effective_capabilities(&fs::read_to_string("/proc/thread-self/status").ok()?)?;
     let has = |capability: u32| effective & (1 << capability) != 0;
@@ -49,7 +50,7 @@ pub(super) fn privilege() -> Option<Privilege> {
 fn become_root_of_a_user_namespace() -> io::Result<()> {
     let (uid, gid) = (geteuid(), getegid());
     unshare(CloneFlags::CLONE_NEWUSER)?;
-    // The order is the kernel's: an unprivileged group map needs setgroups denied before.
+    // The kernel requires this order: an unprivileged group map needs setgroups denied first.
     fs::write("/proc/self/setgroups", "deny")?;
     fs::write("/proc/self/uid_map", format!("0 {uid} 1"))?;
     fs::write("/proc/self/gid_map", format!("0 {gid} 1"))

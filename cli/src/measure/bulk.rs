@@ -6,7 +6,7 @@ use rocinante::{Key, RecvWr, SendData, SendOp, SendWr, Sge, Wc};
 
 use super::{End, MeasureError, Until, succeeded};
 
-/// What is sent in bulk.
+/// The operation of a bulk transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BulkOp {
     /// RDMA WRITE.
@@ -22,7 +22,7 @@ pub enum BulkOp {
 }
 
 impl BulkOp {
-    /// The request; `mark` adds immediate data to a SEND.
+    /// The request. `mark` adds immediate data to a SEND.
     pub(crate) const fn request(self, remote: u64, rkey: Key, mark: bool) -> SendOp {
         match self {
             Self::Write => SendOp::Write { remote, rkey, imm: None },
@@ -34,10 +34,10 @@ impl BulkOp {
     }
 }
 
-/// What [`bulk`] does.
+/// The parameters of [`bulk`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bulk {
-    /// With what.
+    /// The operation.
     pub op: BulkOp,
     /// Bytes of each message, at most half a region.
     pub size: usize,
@@ -45,9 +45,9 @@ pub struct Bulk {
     pub depth: usize,
     /// Requests posted at once.
     pub list: usize,
-    /// One of so many requests makes a completion; at most the depth.
+    /// One request in this many is signaled; at most the depth.
     pub signal_every: usize,
-    /// When to post no more; messages count over all queue pairs.
+    /// When to stop posting. Messages count over all queue pairs.
     pub until: Until,
 }
 
@@ -58,21 +58,21 @@ impl Bulk {
         Self { op, size, depth, list: 1, signal_every: 1, until }
     }
 
-    /// Small messages, as many as possible: posted in lists of 32, 512 outstanding, one completion for 32.
+    /// Small messages, as many as possible: lists of 32, 512 outstanding, one completion per 32.
     #[must_use]
     pub const fn small(op: BulkOp, size: usize, until: Until) -> Self {
         Self { op, size, depth: 512, list: 32, signal_every: 32, until }
     }
 }
 
-/// What [`bulk`] and [`receive_bulk`] measured.
+/// The result of [`bulk`] and [`receive_bulk`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct BulkResult {
     /// Messages completed.
     pub messages: u64,
     /// Their payload.
     pub bytes: u64,
-    /// From the first post to the last completion.
+    /// From the first post to the last completion; in [`receive_bulk`] from the first message on.
     pub elapsed: Duration,
 }
 
@@ -90,11 +90,12 @@ impl BulkResult {
     }
 }
 
-/// Keeps requests outstanding on every queue pair of `ends`, which share device, completion queue, region and the peer's region, until
-/// the time comes, then waits for the rest. `observe` hears of the result so far whenever something has completed.
+/// Keeps requests outstanding on every queue pair of `ends` until `what.until`, then waits for the
+/// rest. All `ends` share the device, the completion queue, the region and the peer's region. Calls
+/// `observe` with the result so far after each completion.
 ///
 /// # Errors
-/// A failed request, or silence.
+/// A request fails, or there is no progress.
 pub fn bulk(
     ends: &[End<'_>],
     what: &Bulk,
@@ -103,10 +104,11 @@ pub fn bulk(
     Ok(bulk_with_shares(ends, what, observe)?.0)
 }
 
-/// As [`bulk`], and how many messages of each queue pair had completed when the time came.
+/// As [`bulk`]. Returns also how many messages of each queue pair had completed when the time was
+/// over.
 ///
 /// # Errors
-/// A failed request, or silence.
+/// A request fails, or there is no progress.
 pub fn bulk_with_shares(
     ends: &[End<'_>],
     what: &Bulk,
@@ -121,7 +123,7 @@ pub fn bulk_with_shares(
     let mut out = [None; 32];
     let start = Instant::now();
     loop {
-        // In turns until all are full, and only then is anything polled for, as perftest does.
+        // Posts in turns until all queues are full, and only then polls, as perftest does.
         let mut room = true;
         while std::mem::take(&mut room) {
             for stream in &mut streams {
@@ -157,7 +159,8 @@ fn completed(streams: &[Stream<'_>]) -> Vec<u64> {
     streams.iter().map(|stream| stream.completed).collect()
 }
 
-/// A `wr_id` is the index of the queue pair and, in these low bits, how many requests it had posted.
+/// A `wr_id` has the index of the queue pair in its high bits. These low bits have the number of
+/// requests that the queue pair had posted.
 const NUMBER_BITS: u32 = 48;
 
 /// The requests of one queue pair.
@@ -167,7 +170,8 @@ struct Stream<'a> {
     index: u64,
     posted: u64,
     completed: u64,
-    /// How many to post in all; the last makes a completion, and carries immediate data if it is a SEND.
+    /// Number of requests to post in all. The last one is signaled, and has immediate data if it is
+    /// a SEND.
     quota: u64,
 }
 
@@ -188,7 +192,8 @@ impl<'a> Stream<'a> {
         self.posted - self.completed
     }
 
-    /// How many requests may be posted now: as many as a list holds, or as are left.
+    /// How many requests to post now: a full list, or the rest if it is shorter; 0 if they do not
+    /// fit.
     fn room(&self, what: &Bulk) -> u64 {
         let list = (what.list.clamp(1, what.depth) as u64).min(self.quota - self.posted);
         if what.depth as u64 - self.outstanding() >= list { list } else { 0 }
@@ -202,7 +207,7 @@ impl<'a> Stream<'a> {
         self.posted == self.quota && self.outstanding() == 0
     }
 
-    /// The next request is the last.
+    /// Makes the next request the last one.
     fn end_soon(&mut self) {
         self.quota = self.quota.min(self.posted + 1);
     }
@@ -231,7 +236,7 @@ impl<'a> Stream<'a> {
     }
 }
 
-/// Where messages come from and go to.
+/// The local and remote memory of the messages.
 struct Places {
     op: BulkOp,
     local: Vec<[Sge; 1]>,
@@ -241,7 +246,7 @@ struct Places {
 }
 
 impl Places {
-    /// Messages in flight use different memory as far as there is some.
+    /// Gives messages in flight different memory, as far as the region is large enough.
     fn new(end: &End<'_>, what: &Bulk) -> Self {
         let half = end.mr.len().min(end.remote.len as usize) / 2;
         let slots = (half / what.size.max(1)).clamp(1, what.depth.max(1));
@@ -275,10 +280,11 @@ impl Places {
     }
 }
 
-/// Posts `depth` receives of `size` bytes on every queue pair of `ends`, for [`receive_bulk`]. To be called before the peer begins.
+/// Posts `depth` receives of `size` bytes on every queue pair of `ends`, for [`receive_bulk`]. Call
+/// it before the peer begins.
 ///
 /// # Errors
-/// A receive that cannot be posted.
+/// A receive cannot be posted.
 pub fn post_receives(ends: &[End<'_>], size: usize, depth: usize) -> Result<(), MeasureError> {
     for (index, end) in ends.iter().enumerate() {
         for slot in 0..depth {
@@ -295,10 +301,11 @@ fn receive(end: &End<'_>, index: usize, slot: u64, size: usize) -> Result<(), Me
     Ok(end.qp.post_recv(&[RecvWr { wr_id: (index as u64) << NUMBER_BITS | slot, sges: &sge }])?)
 }
 
-/// Receives what [`bulk`] sends by [`BulkOp::Send`], until the last message of every queue pair of `ends`.
+/// Receives the messages that [`bulk`] sends with [`BulkOp::Send`], until the last one of every
+/// queue pair of `ends`.
 ///
 /// # Errors
-/// A failed request, or silence.
+/// A request fails, or there is no progress.
 pub fn receive_bulk(
     ends: &[End<'_>],
     size: usize,

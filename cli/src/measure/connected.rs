@@ -1,4 +1,4 @@
-//! Queue pairs, connected to those of another process, with memory at both ends: what a measurement works on.
+//! Queue pairs connected to those of another process, with memory at both ends, for measurements.
 
 use std::time::Duration;
 
@@ -9,13 +9,13 @@ use rocinante::{
 
 use super::End;
 
-/// Queue pairs that are connected by one exchange.
+/// Number of queue pairs that one exchange connects.
 const AT_ONCE: u32 = 32;
 
-/// How [`Connected`] are to be.
+/// The parameters of [`Connected`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Connecting {
-    /// The largest that the links carry if none is wanted.
+    /// The path MTU; by default the largest that the links carry.
     pub mtu: Option<Mtu>,
     /// Queue pairs, which share a completion queue and a region.
     pub qps: u32,
@@ -23,15 +23,15 @@ pub struct Connecting {
     pub sends: u32,
     /// Depth of each receive queue.
     pub receives: u32,
-    /// Bytes of inline data of a request.
+    /// Bytes of inline data per request.
     pub inline: u32,
     /// Entries of the completion queue.
     pub completions: u32,
-    /// Bytes of half a region: one half is sent from and the other written to.
+    /// Bytes of half a region. One half is the source of messages, the other half their target.
     pub half: usize,
 }
 
-/// Connected queue pairs and what belongs to them.
+/// Connected queue pairs and their objects.
 #[derive(Debug)]
 pub struct Connected {
     ctx: Context,
@@ -43,10 +43,11 @@ pub struct Connected {
 }
 
 impl Connected {
-    /// Makes them and connects them to those at the other end of `exchange`.
+    /// Creates queue pairs and connects them to those at the other end of `exchange`.
     ///
     /// # Errors
-    /// Limits of the device, a path MTU that it does not carry, or a peer that is silent or has no such queue pairs.
+    /// The device's limits are exceeded or it does not carry the path MTU, or the peer is silent or
+    /// has other queue pairs.
     pub fn new(
         ctx: Context,
         how: &Connecting,
@@ -74,13 +75,14 @@ impl Connected {
         &self.ctx
     }
 
-    /// To what the completion queue announces.
+    /// The channel of the completion queue.
     #[must_use]
     pub fn channel(&self) -> &CompChannel {
         &self.channel
     }
 
-    /// The ends of a measurement that gives up after so much `patience`: one of each queue pair.
+    /// The ends of a measurement, one per queue pair. The measurement gives up after `patience`
+    /// without progress.
     #[must_use]
     pub fn ends(&self, patience: Duration) -> Vec<End<'_>> {
         let Self { ctx, cq, mr, peer, .. } = self;
@@ -88,7 +90,7 @@ impl Connected {
     }
 }
 
-/// Makes and connects `count` more; the peer's region.
+/// Creates and connects `count` more queue pairs. Returns the peer's region.
 fn connect(
     pd: &Pd,
     cq: &Cq,

@@ -1,7 +1,9 @@
-//! Requests in flight in one direction or in both, over queue pairs that each have memory of their own.
+//! Requests in flight in one direction or in both, over queue pairs that each have their own
+//! memory.
 //!
-//! [`bulk`](super::bulk) measures one direction between two sides that share what they know; here each queue pair has its own target, both
-//! directions may run at once, and nothing but counts or the time need say when it ends, as between programs that are not both ours.
+//! [`bulk`](super::bulk) measures one direction between two sides of this program. Here each queue
+//! pair has its own target, and both directions may run at once. Counts or the time alone can end a
+//! flow, so the other side may be another program.
 
 use std::time::{Duration, Instant};
 
@@ -12,25 +14,26 @@ use rocinante::{
 
 use super::{BulkOp, MeasureError, Until};
 
-/// A queue pair and where its messages come from and go to.
+/// A queue pair and the memory of its messages.
 #[derive(Debug, Clone, Copy)]
 pub struct Lane<'a> {
-    /// Connected.
+    /// The queue pair, connected.
     pub qp: &'a Qp,
-    /// Offset in the local region from which it sends, and into which READs and atomics return.
+    /// Offset in the local region: the source of its messages, and the target of READs and atomics.
     pub source: usize,
-    /// Offset in the local region at which what it receives lands.
+    /// Offset in the local region: the target of received messages.
     pub landing: usize,
-    /// The peer's address at which its requests aim.
+    /// The peer's address that its requests access.
     pub remote: u64,
     /// The key of the peer's region.
     pub rkey: Key,
-    /// Where its datagrams go, if it is for those.
+    /// The destination of its datagrams, if it sends any.
     pub to: Option<Destination>,
 }
 
 impl Lane<'_> {
-    /// A request that aims at a byte of the peer's memory, or where the datagrams go; `mark` adds immediate data to a SEND.
+    /// A request at `offset` in the peer's memory, or a datagram to the lane's destination. `mark`
+    /// adds immediate data to a SEND.
     pub(crate) fn request(&self, op: BulkOp, offset: u64, mark: bool) -> SendOp {
         match (op.request(self.remote.wrapping_add(offset), self.rkey, mark), self.to) {
             (SendOp::Send { imm }, Some(to)) => SendOp::SendTo { to, imm },
@@ -38,20 +41,20 @@ impl Lane<'_> {
         }
     }
 
-    /// Bytes that come before a message in its receive.
+    /// Bytes before a message in its receive.
     pub(crate) fn head(&self) -> usize {
         if self.qp.qp_type() == QpType::Ud { GRH_LEN } else { 0 }
     }
 }
 
-/// Lanes with what they share.
+/// Lanes and the objects that they share.
 #[derive(Debug)]
 pub struct Lanes<'a> {
     /// The device.
     pub ctx: &'a Context,
-    /// The queues to which they complete: one, or one for each direction.
+    /// Their completion queues: one, or one per direction.
     pub cqs: &'a [Cq],
-    /// What announces completions, if they are slept for.
+    /// The channel of completion events, if this side sleeps for them.
     pub channel: Option<&'a CompChannel>,
     /// The local region.
     pub mr: &'a Mr,
@@ -59,18 +62,19 @@ pub struct Lanes<'a> {
     pub lanes: Vec<Lane<'a>>,
 }
 
-/// What to do with them.
+/// The parameters of a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FlowPlan {
-    /// What is sent, if something is.
+    /// The operation that this side sends, if any.
     pub op: Option<BulkOp>,
     /// Whether, and until when, messages are received.
     pub receive: Receive,
     /// Bytes of each message.
     pub size: usize,
-    /// Bytes that each receive takes of messages: this size, or more where what is left of one flow may serve another.
+    /// Message bytes that each receive has room for. It exceeds `size` where receives that one flow
+    /// leaves may serve another.
     pub room: usize,
-    /// Places that messages of a lane take in turn.
+    /// Number of places that the messages of a lane cycle through.
     pub slots: usize,
     /// Bytes from one place to the next.
     pub stride: usize,
@@ -80,50 +84,51 @@ pub struct FlowPlan {
     pub recv_depth: usize,
     /// Requests posted at once.
     pub list: usize,
-    /// One of so many requests makes a completion.
+    /// One request in this many is signaled.
     pub signal_every: usize,
-    /// When to end. Messages count per lane and direction.
+    /// The end of the flow. Messages count per lane and direction.
     pub until: Until,
-    /// Whether the last message of a lane carries immediate data; if not, requests that are outstanding when the time is over are left.
+    /// Whether the last message of a lane has immediate data. If not, the flow ends without waiting
+    /// for requests that are outstanding when the time is over.
     pub mark_last: bool,
-    /// Whether sending begins only when something was received.
+    /// Whether this side sends only after it has received something.
     pub second: bool,
 }
 
 /// Whether, and until when, messages are received.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Receive {
-    /// They are not.
+    /// This side receives none.
     No,
-    /// As [`FlowPlan::until`] says.
+    /// Until [`FlowPlan::until`].
     Until,
-    /// Until one with immediate data has come on each lane.
+    /// Until each lane has received a message with immediate data.
     Marked,
 }
 
-/// What happens while nothing completes.
+/// What to do while nothing completes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Idle {
-    /// It will.
+    /// Keep waiting.
     Wait,
-    /// The messages that did not come are lost: the flow ends with those that did.
+    /// End the flow without the missing messages, which are lost.
     End,
 }
 
-/// How far a flow has come.
+/// The progress of a flow.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Flowed {
     /// Messages sent and completed.
     pub sent: u64,
     /// Messages received.
     pub received: u64,
-    /// Whether nothing is left to send.
+    /// Whether all messages are sent.
     pub all_sent: bool,
-    /// Since the first was posted or received.
+    /// Time since the first message was posted or received.
     pub elapsed: Duration,
 }
 
-/// One lane's account.
+/// The counts of one lane.
 #[derive(Debug, Clone, Copy, Default)]
 struct Count {
     posted: u64,
@@ -131,14 +136,15 @@ struct Count {
     recv_posted: u64,
     received: u64,
     marked: bool,
-    /// How many to send.
+    /// Number of messages to send.
     quota: u64,
 }
 
-/// A `wr_id` is the index of the lane and, in these low bits, how many requests it had posted.
+/// A `wr_id` has the index of the lane in its high bits. These low bits have the number of requests
+/// that the lane had posted.
 const NUMBER_BITS: u32 = 48;
 
-/// A flow that runs.
+/// A running flow.
 struct Run<'a, 'b> {
     lanes: &'b Lanes<'a>,
     plan: &'b FlowPlan,
@@ -148,11 +154,12 @@ struct Run<'a, 'b> {
 }
 
 impl Lanes<'_> {
-    /// Posts the receives with which a flow begins. To be called before the peer sends. Those that a flow before it left, because messages were
-    /// lost, serve this one: a queue that is full is full enough.
+    /// Posts the first receives of a flow. Call it before the peer sends. If messages of an earlier
+    /// flow were lost, their receives are left and serve this flow. So a full receive queue is no
+    /// error.
     ///
     /// # Errors
-    /// A receive that cannot be posted.
+    /// A receive cannot be posted.
     pub fn post_receives(&self, plan: &FlowPlan) -> Result<(), MeasureError> {
         for index in 0..self.lanes.len() {
             for number in 0..plan.first_receives() {
@@ -172,11 +179,12 @@ impl Lanes<'_> {
         lane.qp.post_recv(&[RecvWr { wr_id, sges: &sges }])
     }
 
-    /// Runs a flow, after [`post_receives`](Self::post_receives). `observe` hears how far it is whenever something has completed; `idle` is asked,
-    /// with the time since that happened, when nothing has, and may end it or give up.
+    /// Runs a flow, after [`post_receives`](Self::post_receives). Calls `observe` with the progress
+    /// after each completion. Calls `idle` while nothing completes, with the time since the last
+    /// completion; it may end the flow or give up.
     ///
     /// # Errors
-    /// A failed request, or what `idle` says.
+    /// A request fails, or `idle` returns an error.
     pub fn flow<E: From<MeasureError>>(
         &self,
         plan: &FlowPlan,
@@ -223,13 +231,14 @@ impl Lanes<'_> {
         self.lanes.iter().map(of).collect()
     }
 
-    /// Lets others have the core, or sleeps until something completes. What `look` found meanwhile.
+    /// Yields the core, or sleeps until something completes. Returns the number of completions that
+    /// `look` found.
     fn sleep(
         &self,
         plan: &FlowPlan,
         look: impl FnOnce() -> Result<usize, MeasureError>,
     ) -> Result<usize, MeasureError> {
-        // At most until the peer is looked after.
+        // Longest sleep before the next look at the peer.
         const NAP: Duration = Duration::from_millis(50);
         let Some(channel) = self.channel.filter(|_| matches!(plan.until, Until::Messages(_)))
         else {
@@ -242,7 +251,7 @@ impl Lanes<'_> {
 }
 
 impl FlowPlan {
-    /// Where the message with this number lies in a lane's memory.
+    /// Offset of the message with this number in a lane's memory.
     fn offset(&self, number: u64) -> usize {
         (number % self.slots.max(1) as u64) as usize * self.stride
     }
@@ -293,7 +302,7 @@ impl<'a, 'b> Run<'a, 'b> {
         Ok(())
     }
 
-    /// Fills a list for one lane, if there is room for it.
+    /// Fills a list for one lane. Returns `false` if the lane has no room for it.
     fn fill<'p>(
         &mut self,
         index: usize,
@@ -325,7 +334,7 @@ impl<'a, 'b> Run<'a, 'b> {
         true
     }
 
-    /// Takes completions: how many.
+    /// Takes completions, and returns their number.
     fn look(&mut self, out: &mut [Option<Wc>; 32]) -> Result<usize, MeasureError> {
         let mut found = 0;
         for cq in self.lanes.cqs {
@@ -379,7 +388,7 @@ impl<'a, 'b> Run<'a, 'b> {
             if !self.plan.mark_last {
                 return true;
             }
-            // One more, which says that it is the last.
+            // Sends one more message, marked as the last.
             let ends = |count: &mut Count| count.quota = count.quota.min(count.posted + 1);
             self.counts.iter_mut().filter(|_| self.plan.op.is_some()).for_each(ends);
         }

@@ -8,16 +8,16 @@ use serde::{Deserialize, Serialize};
 
 use super::{End, MeasureError, Until, sleep, succeeded};
 
-/// Which side of a ping-pong this is.
+/// The side of a ping-pong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Side {
-    /// Begins, decides when to end, and measures.
+    /// The side that begins, measures, and decides when to end.
     First,
-    /// Answers.
+    /// The side that answers.
     Second,
 }
 
-/// What [`round_trips`] measures.
+/// The operation of [`round_trips`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RoundTrip {
     /// READs of so many bytes.
@@ -28,7 +28,7 @@ pub enum RoundTrip {
     CompareSwap,
 }
 
-/// A histogram of nanoseconds, exact to three digits, up to a minute.
+/// A histogram of nanoseconds, up to a minute, with a precision of three digits.
 pub(crate) fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("bounds that make sense")
 }
@@ -37,29 +37,31 @@ pub(crate) fn record(histogram: &mut Histogram<u64>, time: Duration) {
     histogram.saturating_record(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
 }
 
-/// What the last byte of a message is: it differs from message to message, and says which is the last.
+/// The last byte of the last message. The last bytes of other messages change from one to the next.
 const LAST: u8 = 255;
 
 fn mark(number: u64) -> u8 {
     u8::try_from(number % 254 + 1).unwrap_or(1)
 }
 
-/// How the sides of [`write_latency`] play.
+/// How both sides of [`write_latency`] work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pinging {
-    /// Both poll their memory and drive the device; one WRITE of 16 makes a completion, and the last.
+    /// Both sides poll their memory and drive the device. One WRITE in 16 is signaled, and the last
+    /// one.
     Usual,
-    /// The same, but each WRITE makes a completion, so that each is acknowledged by itself.
+    /// The same, but each WRITE is signaled, so each has its own acknowledgement.
     Signaled,
-    /// Both only look at their memory: the device's own thread does all that is done but posting.
+    /// Both sides poll only their memory. The device's own thread does everything except posting.
     ByMemory,
 }
 
-/// Ping-pong of WRITEs of `size` bytes (1 to half the region) between two sides that both look at their memory. Half the round trip of each, in
-/// nanoseconds; the second side's histogram is empty, and its `until` is ignored. They wait for each other before they begin.
+/// Ping-pong of WRITEs of `size` bytes (1 to half the region) between two sides that poll their
+/// memory. Returns half the time of each round trip in nanoseconds. The second side ignores
+/// `until`, and its histogram is empty. Both sides meet at a barrier before they begin.
 ///
 /// # Errors
-/// A failed request, or silence.
+/// A request fails, or there is no progress.
 pub fn write_latency(
     end: &End<'_>,
     exchange: &mut Exchange,
@@ -84,7 +86,7 @@ fn to_and_fro(
 ) -> Result<Histogram<u64>, MeasureError> {
     let (end, size) = (pings.end, pings.size);
     let mut histogram = histogram();
-    // Nobody's mark is 0.
+    // No mark is 0.
     end.mr.write(end.landing() + size - 1, &[0]);
     exchange.barrier("write latency")?;
     let mut arrived = 0;
@@ -121,14 +123,15 @@ struct Pings<'a> {
     end: &'a End<'a>,
     size: usize,
     inline: bool,
-    /// One of so many makes a completion, as the last does. If no other, the device is not driven.
+    /// One WRITE in this many is signaled, and the last one. With `u64::MAX` the device is not
+    /// driven.
     signal_every: u64,
     posted: u64,
     unfinished: u64,
     buffer: Vec<u8>,
 }
 
-/// One of so many WRITEs makes a completion.
+/// One WRITE in this many is signaled.
 const SIGNAL_EVERY: u64 = 16;
 
 impl<'a> Pings<'a> {
@@ -141,7 +144,7 @@ impl<'a> Pings<'a> {
         let end = self.end;
         let last = self.size - 1;
         self.buffer[last] = mark;
-        // The message before has arrived, or there would be no reason to send this one: its bytes are free.
+        // The previous message has arrived, because its answer has. So its bytes are free.
         if !self.inline {
             end.mr.write(last, &[mark]);
         }
@@ -155,7 +158,7 @@ impl<'a> Pings<'a> {
         Ok(end.qp.post_send(&[wr])?)
     }
 
-    /// Polls memory until the mark is another than `old`.
+    /// Polls memory until the mark differs from `old`.
     fn await_mark(&mut self, old: u8) -> Result<u8, MeasureError> {
         let end = self.end;
         let at = end.landing() + self.size - 1;
@@ -187,12 +190,13 @@ impl<'a> Pings<'a> {
     }
 }
 
-/// Ping-pong of SENDs of `size` bytes (0 to half the region); both sides poll the completion queue. As [`write_latency`].
+/// Ping-pong of SENDs of `size` bytes (0 to half the region). Both sides poll the completion queue.
+/// As [`write_latency`].
 ///
 /// The receive queue must be empty.
 ///
 /// # Errors
-/// A failed request, or silence.
+/// A request fails, or there is no progress.
 pub fn send_latency(
     end: &End<'_>,
     exchange: &mut Exchange,
@@ -203,10 +207,10 @@ pub fn send_latency(
     sends_to_and_fro(end, exchange, side, size, until, None)
 }
 
-/// As [`send_latency`], but both sides sleep on `channel`, to which the completion queue announces.
+/// As [`send_latency`], but both sides sleep on `channel`, which must be the completion queue's.
 ///
 /// # Errors
-/// A failed request, or silence.
+/// A request fails, or there is no progress.
 pub fn send_latency_blocking(
     end: &End<'_>,
     channel: &CompChannel,
@@ -248,7 +252,7 @@ fn sends_to_and_fro(
             Side::Second => {
                 let last = sends.await_message()?;
                 if !last {
-                    // Posted before the answer that asks for the next message.
+                    // Posted before the answer, which makes the peer send the next message.
                     sends.receive()?;
                 }
                 sends.send(number, last)?;
@@ -271,7 +275,7 @@ fn sends_to_and_fro(
 
 struct Sends<'a> {
     end: &'a End<'a>,
-    /// What to sleep on instead of polling.
+    /// The channel to sleep on instead of polling.
     channel: Option<&'a CompChannel>,
     size: usize,
     inline: bool,
@@ -285,7 +289,7 @@ impl Sends<'_> {
         Ok(self.end.qp.post_recv(&[RecvWr { wr_id: 0, sges: &sge }])?)
     }
 
-    /// The last message carries immediate data.
+    /// Sends a message. The last one has immediate data.
     fn send(&mut self, number: u64, last: bool) -> Result<(), MeasureError> {
         let end = self.end;
         let sge = [end.mr.sge(0, self.size)];
@@ -315,7 +319,7 @@ impl Sends<'_> {
         }
     }
 
-    /// Whether the message that arrives is the last.
+    /// Waits for a message. Returns whether it is the last.
     fn await_message(&mut self) -> Result<bool, MeasureError> {
         loop {
             let wc = self.next()?;
@@ -327,10 +331,11 @@ impl Sends<'_> {
     }
 }
 
-/// READs or atomics, each posted when the one before is complete: the time of each, in nanoseconds.
+/// READs or atomics, each posted after the previous one completed. Returns the time of each in
+/// nanoseconds.
 ///
 /// # Errors
-/// A failed request, or silence.
+/// A request fails, or there is no progress.
 pub fn round_trips(
     end: &End<'_>,
     what: RoundTrip,
@@ -339,10 +344,10 @@ pub fn round_trips(
     round_trips_apart(end, what, Duration::ZERO, until)
 }
 
-/// As [`round_trips`], with so much time between a completion and the next post.
+/// As [`round_trips`], with the time `apart` between a completion and the next post.
 ///
 /// # Errors
-/// A failed request, or silence.
+/// A request fails, or there is no progress.
 pub fn round_trips_apart(
     end: &End<'_>,
     what: RoundTrip,
@@ -363,7 +368,7 @@ pub fn round_trips_apart(
     for number in 1.. {
         let last = until.is_last(number, before - start);
         if !apart.is_zero() {
-            // A core that rests would be slow when it goes on.
+            // Spins, because a core that rests would be slow afterwards.
             while before.elapsed() < apart {
                 std::hint::spin_loop();
             }

@@ -1,4 +1,4 @@
-//! What several runs of one measurement found.
+//! Statistics over several runs of one measurement.
 
 use serde::Serialize;
 
@@ -14,7 +14,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// Of at least one value.
+    /// The spread of `values`; `None` without values.
     #[must_use]
     pub fn of(mut values: Vec<f64>) -> Option<Self> {
         values.sort_by(f64::total_cmp);

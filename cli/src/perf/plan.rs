@@ -1,4 +1,4 @@
-//! What is measured and how: what a side was given, and what both do.
+//! The parameters of a measurement: the options of one side, and the plan of both.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,20 +10,20 @@ use serde::{Deserialize, Serialize};
 use crate::measure::{Bulk, BulkOp, Until};
 use crate::output::Failure;
 
-/// Bytes of a message at most.
+/// Largest message in bytes.
 pub const SIZE_MAX: i64 = 1 << 30;
-/// Queue pairs at most.
+/// Largest number of queue pairs.
 pub const QPS_MAX: i64 = 1024;
-/// Depth of a queue at most.
+/// Largest depth of a queue.
 pub const DEPTH_MAX: i64 = 16_384;
 /// The sizes of `-a`: 2^1 to 2^23.
 const ALL_SHIFTS: std::ops::RangeInclusive<u32> = 1..=23;
-/// With `-a` and without `-n`, at most so many bytes of each size.
+/// Limit of the bytes of each size with `-a` and without `-n`.
 const ALL_BYTES: u64 = 1 << 30;
-/// Completions of all queue pairs together; the device's queues hold more.
+/// Limit of the completion queue that all queue pairs share. The device takes more.
 const COMPLETIONS_MAX: u64 = 1 << 19;
 
-/// What can be measured.
+/// The measurements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Test {
@@ -61,13 +61,13 @@ impl fmt::Display for Test {
 }
 
 impl Test {
-    /// What comes after `rocinante`.
+    /// The command's words after `rocinante`.
     #[must_use]
     pub fn command(self) -> String {
         format!("perf {self}")
     }
 
-    /// The operation whose bandwidth is measured, unless it is a latency.
+    /// The operation of a bandwidth test; `None` for latencies.
     #[must_use]
     pub const fn bulk(self, atomic: Atomic) -> Option<BulkOp> {
         match self {
@@ -82,25 +82,25 @@ impl Test {
         }
     }
 
-    /// Whether it is a bandwidth.
+    /// Whether it measures a bandwidth.
     #[must_use]
     pub const fn is_bandwidth(self) -> bool {
         self.bulk(Atomic::FetchAdd).is_some()
     }
 
-    /// Whether messages are received.
+    /// Whether it sends messages that the peer receives.
     #[must_use]
     pub const fn is_send(self) -> bool {
         matches!(self, Self::SendBw | Self::SendLat)
     }
 
-    /// Whether the peer's memory is written.
+    /// Whether it writes to the peer's memory.
     #[must_use]
     pub const fn is_write(self) -> bool {
         matches!(self, Self::WriteBw | Self::WriteLat)
     }
 
-    /// Whether it is of atomics.
+    /// Whether it uses atomics.
     #[must_use]
     pub const fn is_atomic(self) -> bool {
         matches!(self, Self::AtomicBw | Self::AtomicLat)
@@ -119,7 +119,7 @@ pub enum Atomic {
     CompareSwap,
 }
 
-/// What a side was given on its command line, by the names there.
+/// The options on a side's command line, by their names there.
 #[derive(Debug, Clone, Default, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Given {
@@ -150,10 +150,10 @@ pub struct Given {
 }
 
 impl Given {
-    /// Whether the options suit the test, whoever is at the other side.
+    /// Checks that the options suit the test, for any program at the other side.
     ///
     /// # Errors
-    /// One does not.
+    /// An option does not suit the test.
     pub fn check(&self, test: Test) -> Result<(), Failure> {
         let usage = |what: &str| Err(Failure::Usage(what.to_owned()));
         if !test.is_bandwidth() {
@@ -180,10 +180,10 @@ impl Given {
         Ok(())
     }
 
-    /// Whether they suit it where the other side is ours, too.
+    /// Checks that the options suit the test between two sides of this program.
     ///
     /// # Errors
-    /// One does not.
+    /// An option does not suit the test.
     pub fn check_own(&self, test: Test) -> Result<(), Failure> {
         self.check(test)?;
         if test != Test::SendBw && self.rx_depth.is_some() {
@@ -226,21 +226,21 @@ impl Given {
     }
 }
 
-/// What both sides do; the client decides it.
+/// The parameters of both sides. The client chooses them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Plan {
     size: u32,
     all: bool,
-    /// Messages of each queue pair; none where a time is given.
+    /// Messages of each queue pair; `None` in a test for a time.
     iters: Option<u64>,
-    /// `iters` are only as many as make 1 GiB.
+    /// Whether the messages of each size are limited to 1 GiB.
     limited: bool,
-    /// Seconds.
+    /// Duration in seconds.
     duration: Option<u64>,
     /// Queue pairs.
     pub qps: u32,
-    /// Path MTU, if it matters.
+    /// Path MTU, if one was given.
     pub mtu: Option<u32>,
     /// Requests outstanding per queue pair.
     pub tx_depth: u32,
@@ -248,24 +248,24 @@ pub struct Plan {
     pub rx_depth: u32,
     post_list: u32,
     cq_mod: u32,
-    /// Which atomic.
+    /// The kind of atomic.
     pub atomic: Atomic,
-    /// In both directions at once.
+    /// Whether messages go in both directions at once.
     #[serde(default)]
     pub bidirectional: bool,
 }
 
 impl Plan {
-    /// Says what was done with a program of perftest's, by its defaults.
+    /// Adopts the parameters that were used with a perftest program.
     pub fn done_as(&mut self, messages: Option<u64>, cq_mod: u32, [tx_depth, rx_depth]: [u32; 2]) {
         (self.iters, self.limited) = (messages, false);
         (self.cq_mod, self.tx_depth, self.rx_depth) = (cq_mod, tx_depth, rx_depth);
     }
 
-    /// Whether it can be done; it may have come from a peer.
+    /// Checks that the plan can be carried out. It may come from a peer.
     ///
     /// # Errors
-    /// It cannot: what is out of range.
+    /// A parameter is out of range. The text names it.
     pub fn check(&self, test: Test) -> Result<(), Failure> {
         let depths = DEPTH_MAX;
         let ranges = [
@@ -312,7 +312,7 @@ impl Plan {
         u64::from(self.qps) * (u64::from(self.tx_depth) + u64::from(self.rx_depth))
     }
 
-    /// The path MTU that is wanted.
+    /// The requested path MTU.
     #[must_use]
     pub fn path_mtu(&self) -> Option<Mtu> {
         self.mtu.and_then(Mtu::from_bytes)
@@ -325,7 +325,7 @@ impl Plan {
         powers.chain((!all).then_some(size as usize))
     }
 
-    /// When to end with messages of `size`, on each queue pair.
+    /// The end of the measurement with messages of `size` bytes, on each queue pair.
     #[must_use]
     pub fn until(&self, size: usize) -> Until {
         match (self.duration, self.iters) {
@@ -338,7 +338,7 @@ impl Plan {
         }
     }
 
-    /// What is kept outstanding, over all queue pairs.
+    /// The bulk transfer of `size` bytes per message, over all queue pairs.
     #[must_use]
     pub fn bulk(&self, op: BulkOp, size: usize) -> Bulk {
         let until = match self.until(size) {

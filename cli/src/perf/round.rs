@@ -1,4 +1,4 @@
-//! One measurement: queue pairs, memory, and who does what.
+//! One measurement: its queue pairs, its memory, and the part of each side.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -16,13 +16,15 @@ use crate::session::join::{Joined, Theirs};
 use crate::session::progress::Progress;
 use crate::session::{self, Session, diagnosis};
 
-/// How long nothing may happen.
+/// Longest time without progress.
 const PATIENCE: Duration = Duration::from_secs(15);
-/// Messages before those that count: caches and predictors learn, and the second side is surely there.
+/// Messages before the measured ones. They fill caches and train predictors, and show that the
+/// second side is ready.
 const WARM_UP: u64 = 100;
-/// Memory that messages in flight share at least, so that they do not all lie in the fastest cache.
+/// Memory that messages in flight are spread over, as far as they fill it, so that they do not all
+/// lie in the fastest cache.
 const SPREAD: usize = 4 << 20;
-/// RNR timer code 1: 10 µs. A receive that is late costs no more than it must.
+/// RNR timer code 1: 10 µs. A late receive then costs as little as possible.
 const RNR_10_US: u8 = 1;
 
 /// Connected queue pairs that share a completion queue and a region.
@@ -41,10 +43,10 @@ pub struct Round<'a> {
 }
 
 impl<'a> Round<'a> {
-    /// Makes and connects them.
+    /// Creates and connects the queue pairs.
     ///
     /// # Errors
-    /// Limits, a path MTU that does not fit, a peer that has gone.
+    /// A limit is exceeded, the path MTU does not fit, or the peer is gone.
     pub fn connect(
         session: &mut Session,
         test: Test,
@@ -76,7 +78,7 @@ impl<'a> Round<'a> {
         Ok(Self { test, plan, size, client, ctx, cq, mr, qps, remote, peer, mtu })
     }
 
-    /// What both sides are about to do, in a few lines.
+    /// Describes what both sides are about to do, in a few lines.
     #[must_use]
     pub fn banner(&self, session: &Session) -> String {
         let Self { test, plan, mtu, peer, ctx, .. } = self;
@@ -103,10 +105,10 @@ impl<'a> Round<'a> {
         )
     }
 
-    /// Measures; the server of a one-sided test has nothing to tell.
+    /// Measures. Returns `None` at the server of a one-sided test.
     ///
     /// # Errors
-    /// A failed request, silence, a peer that has gone.
+    /// A request fails, there is no progress, or the peer is gone.
     pub fn measure(&self, session: &mut Session) -> Result<Option<Row>, Failure> {
         let ends = self.ends();
         if self.test == Test::SendBw {
@@ -141,7 +143,7 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// What both sides measured at the same time.
+    /// Adds up the results of both sides, which measured at the same time.
     fn sum(&self, session: &mut Session, row: Bandwidth) -> Result<Row, Failure> {
         let own = serde_json::to_string(&row).expect("a result is JSON");
         session.enter("telling results");
@@ -155,7 +157,7 @@ impl<'a> Round<'a> {
         Ok(Row::Bandwidth(row.and(&theirs)))
     }
 
-    /// SENDs in both directions.
+    /// The lanes and parameters of SENDs in both directions; `None` for other tests.
     fn both_ways(&self) -> Option<(Lanes<'_>, FlowPlan)> {
         if self.test != Test::SendBw || !self.plan.bidirectional {
             return None;
@@ -214,7 +216,7 @@ impl<'a> Round<'a> {
         Ok((result(&flowed), peak))
     }
 
-    /// What both sides say at the end: they must have counted the same.
+    /// The closing message of both sides. They must have counted the same number of messages.
     fn farewell(&self, row: Option<&Row>) -> String {
         match row {
             Some(Row::Bandwidth(row)) if self.test == Test::SendBw && !self.plan.bidirectional => {
@@ -319,7 +321,7 @@ impl<'a> Round<'a> {
     }
 }
 
-/// The best stretch of a run.
+/// The best stretch of a run so far.
 #[derive(Debug, Default)]
 pub(crate) struct Peak {
     bytes: u64,
@@ -328,7 +330,7 @@ pub(crate) struct Peak {
 }
 
 impl Peak {
-    /// Shorter stretches are a matter of when completions are polled.
+    /// Over shorter stretches the rate depends on the moments of polling.
     const STRETCH: Duration = Duration::from_millis(10);
 
     pub(crate) fn observe(&mut self, so_far: &BulkResult) {

@@ -7,13 +7,13 @@ use serde::{Deserialize, Serialize};
 
 use super::plan::Test;
 
-/// One measurement.
+/// The result of one measurement.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Row {
-    /// Of a bandwidth.
+    /// The result of a bandwidth test.
     Bandwidth(Bandwidth),
-    /// Of a latency.
+    /// The result of a latency test.
     Latency(Latency),
 }
 
@@ -32,7 +32,8 @@ pub struct Bandwidth {
     pub gbps: f64,
     /// 10⁶ messages per second.
     pub mpps: f64,
-    /// Messages that did not arrive, over all queue pairs, where they may be lost and this side knows how many there were.
+    /// Messages that did not arrive, over all queue pairs. Known only where messages may be lost
+    /// and this side knows their number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lost: Option<u64>,
 }
@@ -69,7 +70,7 @@ pub struct Latency {
 }
 
 impl Latency {
-    /// From a histogram of nanoseconds.
+    /// The figures of a histogram of nanoseconds.
     #[must_use]
     pub fn new(bytes: usize, histogram: &Histogram<u64>) -> Self {
         let at = |quantile| histogram.value_at_quantile(quantile) as f64 / 1e3;
@@ -88,7 +89,7 @@ impl Latency {
     }
 }
 
-/// The heads of the columns.
+/// The headings of the columns.
 #[must_use]
 pub fn header(test: Test) -> String {
     if test.is_bandwidth() {

@@ -12,33 +12,34 @@ use super::pattern;
 use crate::output::Failure;
 use crate::session::diagnosis;
 
-/// A connected queue pair and what it works with.
+/// A connected queue pair and the objects that it uses.
 pub struct Game<'a> {
     /// The device.
     pub ctx: &'a Context,
     /// The connected queue pair.
     pub qp: &'a Qp,
-    /// Where it completes to.
+    /// Its completion queue.
     pub cq: Cq,
-    /// What announces completions, if they are slept for.
+    /// The channel of completion events, if this side sleeps for them.
     pub channel: Option<CompChannel>,
-    /// First half: what is sent; second half: what is received.
+    /// First half: the message to send. Second half: the received message.
     pub memory: Mr,
     /// Bytes of a message.
     pub size: usize,
     /// The peer's address.
     pub peer: IpAddr,
-    /// Whether messages are validated, and then whether this side begins.
+    /// Whether messages are validated: `Some` if so, with `true` on the side that begins.
     pub chk: Option<bool>,
 }
 
-/// How long nothing may happen.
+/// Longest time without a completion.
 const PATIENCE: Duration = Duration::from_secs(15);
-/// Polls that find nothing before others get the core for a moment.
+/// Empty polls before this thread yields its core.
 const SPINS: u32 = 2000;
 
 impl Game<'_> {
-    /// Posts `count` receives. All are into the same memory: a message is looked at before the next can come.
+    /// Posts `count` receives, all with the same memory. Each message is checked before the next
+    /// one can arrive.
     ///
     /// # Errors
     /// The receive queue is full.
@@ -50,11 +51,11 @@ impl Game<'_> {
             .map_err(|e| VerbsError::from(e).into())
     }
 
-    /// Sends `iters` messages and receives as many, each sent when the one before has been answered. How long that took. `begun` hears of the
-    /// first that went well.
+    /// Sends `iters` messages and receives as many. Sends each after the previous one was answered.
+    /// Returns the time that it took. Calls `begun` after the first success.
     ///
     /// # Errors
-    /// A request failed, a message is not what was sent, or none came.
+    /// A request fails, a message has wrong contents, or no message arrives.
     pub fn play(
         &self,
         begins: bool,
@@ -89,7 +90,7 @@ impl Game<'_> {
             } else {
                 completed += 1;
             }
-            // The next message when the last is on the other side, and its answer here.
+            // Sends the next message once the last one is at the peer and its answer is here.
             if completed == sent && received == sent + u64::from(!begins) && sent < iters {
                 self.send(sent)?;
                 sent += 1;
@@ -116,7 +117,7 @@ impl Game<'_> {
         self.qp.post_send(&[wr]).map_err(|error| VerbsError::from(error).into())
     }
 
-    /// The list for a message at `offset`: empty for an empty message.
+    /// The SGEs of a message at `offset`: none for an empty message.
     fn sge(&self, offset: usize) -> Vec<Sge> {
         if self.size == 0 { Vec::new() } else { vec![self.memory.sge(offset, self.size)] }
     }
@@ -156,7 +157,7 @@ impl Game<'_> {
                 None => std::thread::yield_now(),
                 Some(channel) => {
                     self.cq.req_notify(false)?;
-                    // What came before it was armed makes no event.
+                    // Completions that came before it was armed make no event.
                     if let Some(wc) = self.cq.poll_one()? {
                         return Ok(wc);
                     }
@@ -171,7 +172,7 @@ impl Game<'_> {
     }
 }
 
-/// Messages of both directions differ.
+/// The seed of a message. Messages of both directions differ.
 fn seed(number: u64, of_first: bool) -> u64 {
     number * 2 + u64::from(of_first)
 }

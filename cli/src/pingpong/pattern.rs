@@ -1,13 +1,14 @@
-//! Bytes that differ from message to message and from place to place, so that any that is wrong, old or misplaced shows.
+//! Test patterns. Their bytes differ between messages and between offsets, so any wrong, old or
+//! misplaced byte shows.
 
-/// Fills a message; `seed` says which.
+/// Fills a message with the pattern of `seed`.
 pub fn fill(message: &mut [u8], seed: u64) {
     for (index, chunk) in (0..).zip(message.chunks_mut(8)) {
         chunk.copy_from_slice(&word(seed, index)[..chunk.len()]);
     }
 }
 
-/// The first byte of a message that is not as [`fill`] makes it.
+/// The offset of the first byte that differs from [`fill`]'s pattern.
 #[must_use]
 pub fn first_difference(message: &[u8], seed: u64) -> Option<usize> {
     let mut words = (0..).zip(message.chunks(8));
@@ -19,7 +20,7 @@ pub fn first_difference(message: &[u8], seed: u64) -> Option<usize> {
 }
 
 fn word(seed: u64, index: u64) -> [u8; 8] {
-    // Odd multipliers and a shift: neighbours in either argument share no bytes.
+    // The odd multipliers and the shift change all bytes between neighbours of either argument.
     let mixed =
         (seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ index).wrapping_mul(0xd6e8_feb8_6659_fd93);
     (mixed ^ (mixed >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93).to_le_bytes()

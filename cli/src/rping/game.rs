@@ -1,4 +1,4 @@
-//! The rounds of `rping`, of either side.
+//! The rounds of `rping`, for both sides.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -11,14 +11,14 @@ use rocinante::{
 
 use crate::output::{Failure, Output};
 
-/// A text has room for its number, and is no longer than rping's buffer.
+/// The shortest text: it has room for the round's number.
 pub(super) const SIZE_MIN: u32 = 26;
-/// The longest text.
+/// The longest text, as long as rping's buffer.
 pub(super) const SIZE_MAX: u32 = 64 * 1024 - 1;
 
 /// Address, key and length of a buffer, big-endian (`struct rping_rdma_info`).
 const ADVERT: usize = 16;
-/// Where in the control region what is sent stands, and what is received.
+/// Offsets in the control region: the advert to send, and the received one.
 const OUT: usize = 0;
 const IN: usize = ADVERT;
 
@@ -26,7 +26,7 @@ const RECV: u64 = 1;
 const SEND: u64 = 2;
 const RDMA: u64 = 3;
 
-/// Everything but a connection.
+/// All objects of a game except the connection.
 pub(super) struct Prepared {
     qp: PreparedQp,
     parts: Parts,
@@ -35,16 +35,16 @@ pub(super) struct Prepared {
 struct Parts {
     cq: Cq,
     channel: CompChannel,
-    /// Adverts, one out and one in.
+    /// Two adverts, one out and one in.
     control: Mr,
-    /// Two texts: the client's own, and what comes back.
+    /// Two texts: the client's own, and the one that comes back.
     texts: Mr,
     size: u32,
     local: IpAddr,
     netdev: &'static str,
 }
 
-/// A connection and what is played over it.
+/// A connection and the state of the game.
 pub(super) struct Game {
     pub(super) connection: Connection,
     pub(super) rounds: u64,
@@ -53,13 +53,13 @@ pub(super) struct Game {
     pub(super) local: IpAddr,
     pub(super) netdev: &'static str,
     parts: Parts,
-    /// Adverts received and not yet looked for.
+    /// Number of received adverts that are not read yet.
     heard: u32,
-    /// The peer has ended the connection.
+    /// Whether the peer has ended the connection.
     gone: bool,
 }
 
-/// Makes a queue pair with a receive, and buffers for texts of `size` bytes.
+/// Creates a queue pair with one receive, and buffers for texts of `size` bytes.
 pub(super) fn prepare(ctx: &Context, size: u32) -> Result<Prepared, Failure> {
     let pd = ctx.alloc_pd();
     let channel = ctx.create_comp_channel()?;
@@ -77,7 +77,7 @@ pub(super) fn prepare(ctx: &Context, size: u32) -> Result<Prepared, Failure> {
 }
 
 impl Prepared {
-    /// With a connection.
+    /// Adds the connection.
     pub(super) fn connect(
         self,
         connect: impl FnOnce(PreparedQp) -> Result<Connection, VerbsError>,
@@ -90,7 +90,7 @@ impl Prepared {
     }
 }
 
-/// What a peer's buffer is.
+/// A peer's buffer.
 struct Advert {
     address: u64,
     rkey: Key,
@@ -137,7 +137,7 @@ impl Game {
         loop {
             let advert = match self.hear() {
                 Ok(advert) => advert,
-                // Between two rounds it may go.
+                // The client may leave between two rounds.
                 Err(_) if self.gone => break,
                 Err(failure) => return Err(failure),
             };
@@ -156,7 +156,7 @@ impl Game {
             }
             self.send()?;
             let advert = self.hear()?;
-            // As rping does, up to the zero that ends the text.
+            // As rping does: up to and including the zero that ends the text.
             let back = text.iter().position(|byte| *byte == 0).map_or(len, |at| at + 1);
             let write = SendOp::Write { remote: advert.address, rkey: advert.rkey, imm: None };
             self.rdma(write, self.parts.texts.sge(0, back.min(advert.len as usize)))?;
@@ -167,7 +167,7 @@ impl Game {
         Ok(())
     }
 
-    /// Tells the peer of the text at `offset`.
+    /// Sends the peer an advert of the text at `offset`.
     fn advertise(&mut self, offset: usize) -> Result<(), Failure> {
         let texts = &self.parts.texts;
         let mut advert = [0; ADVERT];
@@ -178,18 +178,18 @@ impl Game {
         self.send()
     }
 
-    /// Sends what stands in the control region.
+    /// Sends the advert in the control region.
     fn send(&mut self) -> Result<(), Failure> {
         let sge = self.parts.control.sge(OUT, ADVERT);
         self.post(SEND, SendOp::Send { imm: None }, sge)
     }
 
-    /// READs or WRITEs.
+    /// Posts a READ or WRITE and waits for its completion.
     fn rdma(&mut self, op: SendOp, sge: Sge) -> Result<(), Failure> {
         self.post(RDMA, op, sge)
     }
 
-    /// Posts a request and waits until it is done.
+    /// Posts a request and waits for its completion.
     fn post(&mut self, wr_id: u64, op: SendOp, sge: Sge) -> Result<(), Failure> {
         let sges = [sge];
         let data = SendData::Sges(&sges);
@@ -199,7 +199,7 @@ impl Game {
         Ok(())
     }
 
-    /// Waits for the peer's next SEND; its receive is posted again.
+    /// Waits for the peer's next advert, and posts its receive again.
     fn hear(&mut self) -> Result<Advert, Failure> {
         while self.heard == 0 {
             self.complete()?;
@@ -224,7 +224,7 @@ impl Game {
         if wc.status == WcStatus::WrFlushErr {
             self.gone = true;
             let peer = self.connection.peer();
-            // It is said by the connection manager, perhaps in a moment.
+            // The connection manager reports the end, perhaps a moment later.
             let _ = self.connection.wait_disconnected(Duration::from_secs(1));
             return Err(Failure::Failed(format!("{peer} has ended the connection")));
         }
@@ -247,7 +247,7 @@ impl Game {
         Ok(wc)
     }
 
-    /// Sleeps until there is one.
+    /// Polls for a completion, and sleeps while there is none.
     fn next(&self) -> Result<Wc, Failure> {
         const LOOK: Duration = Duration::from_secs(1);
         let Parts { cq, channel, .. } = &self.parts;
@@ -267,7 +267,8 @@ impl Game {
     }
 }
 
-/// The text of a round: its number, then letters from `A` to `z`, a letter later in each round, and a zero.
+/// The text of a round: its number, then letters from `A` to `z`, and a zero. Each round begins one
+/// letter later.
 fn text(round: u64, size: usize) -> Vec<u8> {
     let letters = (b'A'..=b'z').cycle().skip((round % 58) as usize);
     let mut text = format!("rdma-ping-{round}: ").into_bytes();
@@ -277,7 +278,7 @@ fn text(round: u64, size: usize) -> Vec<u8> {
     text
 }
 
-/// A peer's text, as far as it may go to a terminal.
+/// A peer's text with control characters replaced, safe for a terminal.
 fn printable(text: &[u8]) -> String {
     let text = text.split(|byte| *byte == 0).next().unwrap_or_default();
     String::from_utf8_lossy(text).chars().map(|c| if c.is_control() { '?' } else { c }).collect()
@@ -287,7 +288,7 @@ fn printable(text: &[u8]) -> String {
 mod tests {
     use super::*;
 
-    /// What `rping -C 2 -S 64 -v` of librdmacm prints.
+    /// The output of `rping -C 2 -S 64 -v` of librdmacm.
     #[test]
     fn texts_are_those_of_rping() {
         let shown = |round| printable(&text(round, 64));

@@ -1,4 +1,4 @@
-//! Which address a side uses where none was given, and what stands in the way of a TCP port.
+//! Chooses a side's address where none was given, and explains why a TCP port cannot be used.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs, UdpSocket};
@@ -8,7 +8,7 @@ use rocinante_netdev::{Interface, ROCE_PORT};
 
 use crate::output::Failure;
 
-/// The own address from which packets to `peer` leave.
+/// The local address of packets to `peer`.
 ///
 /// # Errors
 /// There is no route.
@@ -17,7 +17,7 @@ pub fn towards(peer: IpAddr) -> Result<IpAddr, Failure> {
         IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
-    // Connecting a UDP socket sends nothing: it asks the routing table.
+    // Connecting a UDP socket sends no packet. It only asks the routing table.
     let asked = UdpSocket::bind((any, 0)).and_then(|socket| {
         socket.connect((peer, ROCE_PORT))?;
         socket.local_addr()
@@ -29,10 +29,10 @@ pub fn towards(peer: IpAddr) -> Result<IpAddr, Failure> {
     })
 }
 
-/// The server's address: one of the family of `bind`, if that is given.
+/// The server's address. If `bind` is given, the address is of the same family.
 ///
 /// # Errors
-/// No such name, or no such address.
+/// The name is unknown, or has no such address.
 pub fn resolve(host: &str, port: u16, bind: Option<IpAddr>) -> Result<SocketAddr, Failure> {
     let failed = |why: String| Failure::Failed(why);
     let found = (host, port).to_socket_addrs().map_err(|error| {
@@ -51,10 +51,10 @@ pub fn resolve(host: &str, port: u16, bind: Option<IpAddr>) -> Result<SocketAddr
     })
 }
 
-/// The address of the only interface, besides loopback, that is up and has one.
+/// The address of the only interface that is up and has one, besides loopback.
 ///
 /// # Errors
-/// There is none, or a choice: they are named.
+/// There is no such interface, or several. The text names them.
 pub fn only() -> Result<IpAddr, Failure> {
     let all = Interface::all().map_err(|error| {
         Failure::Failed(format!("cannot list the interfaces: {error}: give --bind"))
@@ -84,14 +84,15 @@ pub fn only() -> Result<IpAddr, Failure> {
 /// Listens on `bind`, or on all addresses of both families.
 ///
 /// # Errors
-/// The port is taken, by a process that is named as far as it is visible; or it needs a privilege.
+/// The port is taken, or needs a privilege. The text names the process that has it, if that is
+/// visible.
 pub fn listen(bind: Option<IpAddr>, port: u16) -> Result<TcpListener, Failure> {
     let listener = match bind {
         Some(address) => TcpListener::bind((address, port)),
         None => {
             TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).or_else(|error| match error.kind() {
                 ErrorKind::AddrInUse => Err(error),
-                // A machine without IPv6.
+                // The machine has no IPv6.
                 _ => TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)),
             })
         }

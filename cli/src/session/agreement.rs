@@ -1,22 +1,23 @@
-//! What the client asks for, and whether the server was started for the same.
+//! The client's request, and the check that the server was started for the same.
 //!
-//! The client's line is `{"rocinante":1,"command":"perf write-bw","options":{"size":64,…}}`. The names of the options are those of the
-//! command line. An option that the server was given must be the client's; what it was not given, the client decides.
+//! The client's line is `{"rocinante":1,"command":"perf write-bw","options":{"size":64,…}}`. The
+//! names of the options are those of the command line. An option that the server was given must
+//! equal the client's. The client decides the other options.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// What the server answers if it agrees.
+/// The server's answer if it agrees.
 pub const ACCEPTED: &str = "accepted";
 
 const VERSION: u32 = 1;
 
-/// What a client asks for.
+/// A client's request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Request {
     rocinante: u32,
     command: String,
-    /// Its options, by their names.
+    /// The client's options, by their names.
     pub options: Value,
 }
 
@@ -31,15 +32,15 @@ pub fn request(command: &str, plan: &impl Serialize) -> String {
 /// Reads the client's line.
 ///
 /// # Errors
-/// It is something else.
+/// The line has another format.
 pub fn parse(line: &str) -> Result<Request, String> {
     serde_json::from_str(line).map_err(|error| format!("its first line is no request: {error}"))
 }
 
-/// Whether a client's request is what this server was started for.
+/// Checks that a client's request is what this server was started for.
 ///
 /// # Errors
-/// What differs, in words that suit both sides.
+/// The differences, in words that suit both sides.
 pub fn check(command: &str, given: &impl Serialize, request: &Request) -> Result<(), String> {
     if request.rocinante != VERSION {
         return Err(format!(
@@ -79,10 +80,10 @@ fn printable(text: &str) -> String {
     text.chars().take(80).map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
-/// Whether the server agreed.
+/// Checks that the server agreed.
 ///
 /// # Errors
-/// It answered something that is no answer.
+/// The peer answered something else.
 pub fn accepted(answer: &str) -> Result<(), String> {
     if answer == ACCEPTED {
         return Ok(());

@@ -1,4 +1,4 @@
-//! What a broken connection means, in words that help.
+//! Explains broken connections to the user.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -7,13 +7,13 @@ use rocinante::{Context, DeviceCounters, WcStatus};
 
 use crate::output::Failure;
 
-/// Why a request to `peer` ended in `status`, as far as the device's counters tell.
+/// The reason why a request to `peer` ended in `status`, as far as the device's counters tell.
 #[must_use]
 pub fn of_status(ctx: &Context, peer: IpAddr, status: WcStatus) -> Failure {
     Failure::Failed(format!("{} ({status})", explain(&ctx.counters(), peer, status)))
 }
 
-/// Why nothing came from `peer` within `patience`, as far as the device's counters tell.
+/// The reason why nothing came from `peer` within `patience`, as far as the device's counters tell.
 #[must_use]
 pub fn of_silence(ctx: &Context, peer: IpAddr, patience: Duration) -> Failure {
     let why = silence(&ctx.counters(), peer);
@@ -43,7 +43,7 @@ fn explain(counters: &DeviceCounters, peer: IpAddr, status: WcStatus) -> String 
     }
 }
 
-/// What is known of a connection that broke while this side waited.
+/// Explains a connection that broke while this side waited.
 fn broken(counters: &DeviceCounters, peer: IpAddr) -> String {
     if counters.transport.remote_invalid_request > 0 {
         format!(
@@ -58,7 +58,7 @@ fn broken(counters: &DeviceCounters, peer: IpAddr) -> String {
     }
 }
 
-/// What is known of a peer that does not answer.
+/// Explains why a peer does not answer.
 fn silence(counters: &DeviceCounters, peer: IpAddr) -> String {
     let (refused, errno) = counters.refused;
     let dropped: Vec<String> = counters

@@ -1,4 +1,5 @@
-//! The door of a server that the connection manager connects, from when it has its client: the client's queue pairs come in, other clients are told at once.
+//! The listener of a server with connections by the connection manager, once it has its client. It
+//! accepts the client's queue pairs, and rejects other clients at once.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -11,14 +12,14 @@ use rocinante::cm::{Listener, Request};
 use rocinante::{Exchange, VerbsError};
 use rustix::event::{PollFd, PollFlags, poll};
 
-/// Requests for queue pairs that wait for the server to look: the client asks for one after the other.
+/// Requests for queue pairs that may wait for the server. The client sends one after the other.
 const WAITING: usize = 16;
 
-/// Listens on a thread of its own, which sleeps until somebody comes and does not drive the device.
+/// Listens on its own thread, which sleeps until a request comes and does not drive the device.
 #[derive(Debug)]
 pub(super) struct Door {
     asked: Receiver<Request>,
-    /// Closed, it ends the thread.
+    /// Closing it ends the thread.
     open: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
 }
@@ -47,9 +48,9 @@ impl Drop for Door {
     }
 }
 
-/// Says why.
+/// Rejects a request, with the reason.
 pub(super) fn turn_away(request: Request) {
-    // Whether it hears that or has gone does not matter here.
+    // The peer may be gone; that does no harm here.
     let _: Result<(), VerbsError> =
         request.reject(b"another client is being served: try again later");
 }
@@ -60,7 +61,7 @@ fn keep(listener: &Listener, ends: &UnixStream, passes: &SyncSender<Request>) {
             let request = match listener.try_request() {
                 Ok(Some(request)) => request,
                 Ok(None) => break,
-                // Nobody will come.
+                // The listener is broken: no more requests will come.
                 Err(_) => return,
             };
             let other = Exchange::is_asked_for_by(&request);
@@ -76,7 +77,7 @@ fn back(refused: TrySendError<Request>) -> Request {
     }
 }
 
-/// Sleeps until somebody comes; whether the door is still to be kept.
+/// Sleeps until a request comes. Returns `false` if the thread must end.
 fn wait(comes: BorrowedFd<'_>, ends: BorrowedFd<'_>) -> bool {
     let mut fds = [comes, ends].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
     match poll(&mut fds, None) {

@@ -1,12 +1,13 @@
-//! How the queue pairs of two processes are connected: by the endpoints that they swap, or by the connection manager.
+//! Connects the queue pairs of two processes: with endpoints that they swap, or through the
+//! connection manager.
 //!
-//! By the connection manager each queue pair is a connection of its own. Its private data names the session, the queue pair's place in it, and the
-//! region that the peer may address:
+//! Through the connection manager each queue pair has its own connection. The private data names
+//! the session, the index of the queue pair, and the region that the peer may access:
 //!
 //! | bytes | |
 //! |---|---|
-//! | 0..8 | a number that the client has drawn and told over the exchange |
-//! | 8..12 | which queue pair |
+//! | 0..8 | a number that the client has drawn and sent over the exchange |
+//! | 8..12 | index of the queue pair |
 //! | 12..20, 20..28, 28..32 | the region: address, length, key; zeros if there is none |
 
 use std::ops::Deref;
@@ -19,15 +20,15 @@ use super::door::{Door, turn_away};
 use super::{LINE_PATIENCE, Session, check_mtu};
 use crate::output::Failure;
 
-/// How often who waits for a request looks whether the peer is still there.
+/// Interval at which a side that waits for a request checks whether the peer is still there.
 const LOOK: Duration = Duration::from_millis(200);
 
 /// A connected queue pair.
 #[derive(Debug)]
 pub enum Joined {
-    /// The endpoints were swapped, or it is for datagrams.
+    /// Connected by swapped endpoints, or for datagrams.
     Plain(Box<Qp>),
-    /// The connection manager connected it, and disconnects it.
+    /// Connected by the connection manager, which also disconnects it.
     Managed(Box<Connection>),
 }
 
@@ -53,22 +54,24 @@ impl Deref for Joined {
     }
 }
 
-/// Connected queue pairs, and what the peer said.
+/// Connected queue pairs, and the peer's data.
 #[derive(Debug)]
 pub struct Theirs {
-    /// In the order of those that were to be connected.
+    /// In the order of the prepared queue pairs.
     pub qps: Vec<Joined>,
-    /// This side of the first of them, and the peer's.
+    /// The endpoints of the first queue pair: this side's, and the peer's.
     pub first: [Endpoint; 2],
     /// The peer's region, where this side has one.
     pub region: Option<RemoteRegion>,
 }
 
 impl Session {
-    /// Connects queue pairs with as many of the peer's, and swaps regions, which must be of the same length.
+    /// Connects queue pairs to the peer's, and swaps regions. The peer must have the same number of
+    /// queue pairs, and a region of the same length.
     ///
     /// # Errors
-    /// The peer is gone, says something else, has others, or the path MTU does not fit.
+    /// The peer is gone, says something else, or has other queue pairs or regions; or the path MTU
+    /// does not fit.
     pub fn join(
         &mut self,
         qps: Vec<PreparedQp>,
@@ -144,7 +147,8 @@ impl Session {
         Ok(Theirs { qps: joined, first, region: theirs })
     }
 
-    /// The client draws a number for the connections to come, and says how many there will be.
+    /// Agrees on the number that names the connections to come. The client draws it, and sends it
+    /// with their count.
     fn agree_on_number(&mut self, count: usize) -> Result<u64, Failure> {
         if self.door.is_none() {
             let number = draw();
@@ -166,7 +170,7 @@ impl Session {
         })
     }
 
-    /// Waits for the request with this ticket.
+    /// Waits for the request with this ticket, and accepts it.
     fn accept(
         &mut self,
         qp: PreparedQp,
@@ -191,7 +195,7 @@ impl Session {
     }
 }
 
-/// The next request, if it is the one with this ticket; others are turned away.
+/// The next request, if it has this ticket. Rejects it otherwise.
 fn wanted(door: &Door, ticket: &Ticket) -> Option<Request> {
     let request = door.request(LOOK)?;
     match Ticket::parse(request.private_data()) {
@@ -205,7 +209,7 @@ fn wanted(door: &Door, ticket: &Ticket) -> Option<Request> {
     }
 }
 
-/// What is in the private data.
+/// The contents of the private data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Ticket {
     session: u64,
@@ -238,7 +242,7 @@ impl Ticket {
         read().ok_or_else(|| "its private data is too short".to_owned())
     }
 
-    /// The peer's region, if its ticket is the counterpart of ours.
+    /// The peer's region, if its ticket matches ours.
     fn suits(&self, ours: &Self) -> Result<Option<RemoteRegion>, String> {
         if (self.session, self.index) != (ours.session, ours.index) {
             return Err("it accepts as if for another connection".to_owned());
@@ -251,7 +255,7 @@ impl Ticket {
     }
 }
 
-/// A number that nobody else draws, as far as matters between a client and its server.
+/// A random number, unique enough between a client and its server.
 fn draw() -> u64 {
     use std::hash::{BuildHasher, Hasher, RandomState};
     RandomState::new().build_hasher().finish()

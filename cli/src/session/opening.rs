@@ -1,4 +1,4 @@
-//! Which device a command opens: options of every command that opens one.
+//! The choice of the device: options of every command that opens one.
 
 use std::net::IpAddr;
 
@@ -6,27 +6,29 @@ use rocinante::{Backend, Context, OpenOptions};
 
 use crate::output::{Failure, Output};
 
-/// What carries the packets.
+/// The choice of device and backend.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct OpenArgs {
-    /// Carry the packets by afxdp, packet, udp, or auto: the best of them that bypasses no rule [default: the variable
-    /// ROCINANTE_NETDEV, else auto]
+    /// Carry the packets by afxdp, packet, udp, or auto: the best of them that bypasses no rule
+    /// [default: the variable ROCINANTE_NETDEV, else auto]
     #[arg(long, value_name = "NETDEV", value_parser = netdev)]
     pub netdev: Option<Netdev>,
-    /// Use this device: an RDMA device of the kernel (mlx5_0, rxe0; "hw" for whichever has the address), or a network interface, for the device
-    /// in software on it [default: the variable ROCINANTE_DEVICE, else the device in software]
+    /// Use this device: an RDMA device of the kernel (mlx5_0, rxe0; "hw" for the one with the
+    /// address), or a network interface, for the device in software on it [default: the variable
+    /// ROCINANTE_DEVICE, else the device in software]
     #[arg(id = "device", long, value_name = "NAME")]
     pub name: Option<String>,
-    /// Make the device in software of so many shards, each with a thread and a lock of its own: queue pairs are spread over them, and those of the connection
-    /// manager are on the first [default: the variable ROCINANTE_SHARDS, else 1]
+    /// Make the device in software of N shards, each with its own thread and lock: queue pairs are
+    /// spread over them, and those of the connection manager are on the first [default: the
+    /// variable ROCINANTE_SHARDS, else 1]
     #[arg(long, value_name = "N")]
     pub shards: Option<usize>,
 }
 
-/// A wish for a backend.
+/// The choice of a backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Netdev {
-    /// Choose.
+    /// The best available one.
     Auto,
     /// This one.
     Only(Backend),
@@ -41,7 +43,7 @@ fn netdev(name: &str) -> Result<Netdev, String> {
 }
 
 impl OpenArgs {
-    /// The options that say the same on another command line.
+    /// The same options as words of a command line.
     pub(crate) fn to_words(&self) -> Vec<String> {
         let netdev = self.netdev.map(|netdev| match netdev {
             Netdev::Auto => "auto".to_owned(),
@@ -53,10 +55,10 @@ impl OpenArgs {
         given.flatten().collect()
     }
 
-    /// Opens the device that has `address`, and says which that is and what carries it.
+    /// Opens the device with `address`. Prints its name and the reason for its backend.
     ///
     /// # Errors
-    /// There is none, or the backend cannot be had; the text says what to do.
+    /// There is no such device, or the backend is not available. The text says what to do.
     pub fn open(&self, address: IpAddr, out: Output) -> Result<Context, Failure> {
         let mut options = OpenOptions::new();
         options = match self.netdev {

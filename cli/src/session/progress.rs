@@ -1,4 +1,4 @@
-//! A line now and then that says how far a long run is.
+//! Prints the progress of a long run, now and then.
 
 use std::io::{IsTerminal, Write, stderr};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -7,14 +7,15 @@ use std::time::{Duration, Instant};
 
 use rocinante::{Context, DeviceCounters};
 
-/// Prints a line on standard error, every second on a terminal and every ten elsewhere, until it is dropped.
+/// Prints a line on standard error until it is dropped: every second on a terminal, every ten
+/// seconds elsewhere.
 pub struct Progress {
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Progress {
-    /// Begins to print what the device does, after `label`.
+    /// Begins to print the device's activity, after `label`.
     #[must_use]
     pub fn start(ctx: &Context, label: &str) -> Self {
         let terminal = stderr().is_terminal();

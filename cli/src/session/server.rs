@@ -1,4 +1,4 @@
-//! The side that waits.
+//! The server of two processes.
 
 use std::net::{SocketAddr, TcpListener};
 
@@ -11,29 +11,29 @@ use super::door::Door;
 use super::{LINE_PATIENCE, NetArgs, REQUEST_PATIENCE, Session, address, refuse};
 use crate::output::{Failure, Output};
 
-/// Where clients come.
+/// The listener for clients.
 enum Waits {
     Tcp(TcpListener),
     Cm(cm::Listener),
 }
 
-/// Requests of the connection manager that wait.
+/// Requests that may wait at the connection manager's listener.
 const BACKLOG: usize = 128;
 
 /// A server that waits for its client.
 pub struct Server {
     listener: Waits,
-    /// Open already where the address was given.
+    /// The device, open already if its address was given.
     ctx: Option<Context>,
     net: NetArgs,
     out: Output,
 }
 
 impl Server {
-    /// Opens the device, if its address is given, and listens.
+    /// Listens, and opens the device first if its address is given.
     ///
     /// # Errors
-    /// No device, or the TCP port is taken: the text says by whom.
+    /// There is no device, or the TCP port is taken. The text names the process that has the port.
     pub fn start(net: &NetArgs, out: Output) -> Result<Self, Failure> {
         if net.cm {
             return Self::start_cm(net, out);
@@ -51,7 +51,8 @@ impl Server {
         Ok(Self { listener, ctx, net: net.clone(), out })
     }
 
-    /// By the connection manager a client comes to a device, so that must be open.
+    /// Starts a server of the connection manager. Clients connect to a device there, so the device
+    /// must be open.
     fn start_cm(net: &NetArgs, out: Output) -> Result<Self, Failure> {
         let address = net.bind.map_or_else(address::only, Ok)?;
         let ctx = net.device.open(address, out)?;
@@ -63,11 +64,12 @@ impl Server {
         Ok(Self { listener: Waits::Cm(listener), ctx: Some(ctx), net: net.clone(), out })
     }
 
-    /// Waits for a client of `command` and takes what it wants, unless that contradicts `given`: the options that were
-    /// given here, by their names on the command line. Whoever does not speak our language is sent away.
+    /// Waits for a client of `command` and takes its plan. The plan must not contradict `given`:
+    /// the options of this side, by their names on the command line. Closes connections of other
+    /// programs.
     ///
     /// # Errors
-    /// The client wants something else: it is told so, too.
+    /// The client wants something else. It gets the reason, too.
     pub fn accept<Plan: DeserializeOwned>(
         self,
         command: &str,
@@ -100,7 +102,7 @@ impl Server {
         Ok((Session { ctx, exchange, door }, plan))
     }
 
-    /// Waits for somebody who asks for something.
+    /// Waits for a client with a valid request.
     fn next_request(&self) -> Result<(Exchange, Request), Failure> {
         loop {
             let mut exchange = match self.next_exchange()? {
@@ -130,7 +132,7 @@ impl Server {
         }
     }
 
-    /// Waits for somebody, who may turn out to want something else.
+    /// Waits for a connection, which may be of another program.
     fn next_exchange(&self) -> Result<Result<Exchange, VerbsError>, Failure> {
         Ok(match (&self.listener, &self.ctx) {
             (Waits::Cm(listener), Some(ctx)) => Exchange::accept_cm(ctx, listener.request(None)?),

@@ -1,4 +1,4 @@
-//! The simulator for hours: one seed after the other, until the time is over or an invariant is violated.
+//! Long simulations: one seed after the other, until the time is over or an invariant is violated.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -9,13 +9,13 @@ use serde::Serialize;
 
 use crate::output::{Failure, Output};
 
-/// So often it is told how far it is.
+/// Interval of the progress lines.
 const PROGRESS: Duration = Duration::from_secs(30);
 
-/// What a run did.
+/// The sums over all seeds of a run.
 #[derive(Debug, Default, Serialize)]
 struct Total {
-    /// The first seed, and how many there were, one after the other.
+    /// The first seed, and the number of seeds, which follow each other.
     seed: u64,
     seeds: u64,
     seconds: f64,
@@ -34,7 +34,7 @@ struct Total {
     violated_by: Option<u64>,
 }
 
-/// Simulates from `seed` on, or from one that no other run has.
+/// Simulates from `seed` on, or from a fresh seed.
 pub(super) fn run(output: &Output, seed: Option<u64>, steps: u64, time: Duration) -> ExitCode {
     let mut total = Total { seed: seed.unwrap_or_else(fresh), ..Total::default() };
     let start = Instant::now();
@@ -58,10 +58,10 @@ pub(super) fn run(output: &Output, seed: Option<u64>, steps: u64, time: Duration
     output.end("sim", &Ok::<_, Failure>(total))
 }
 
-/// A seed from the clock: two runs begin in the same nanosecond hardly ever.
+/// A seed from the clock. Two runs hardly ever begin in the same nanosecond.
 fn fresh() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    // The low half of it, which changes.
+    // The low half, which changes.
     since.as_nanos() as u64
 }
 
@@ -94,7 +94,7 @@ impl Total {
     }
 }
 
-/// A time as people write it: a number with s, m, h or nothing for seconds.
+/// Parses a time: a number of seconds, or a number with `s`, `m` or `h`.
 pub(super) fn time(text: &str) -> Result<Duration, String> {
     let (number, unit) = match text.as_bytes().last() {
         Some(b's') => (&text[..text.len() - 1], 1),

@@ -10,16 +10,16 @@ use rocinante::{
 
 use crate::output::Failure;
 
-/// Everything but a connection.
+/// All objects of a lane except the connection.
 pub(super) struct Unconnected {
     cq: Cq,
-    /// A message out, and one in.
+    /// Two messages, one out and one in.
     memory: Mr,
     count: u32,
     size: u32,
 }
 
-/// A connection.
+/// A connection and its objects.
 pub(super) struct Lane {
     connection: Connection,
     parts: Unconnected,
@@ -28,7 +28,7 @@ pub(super) struct Lane {
 }
 
 impl Unconnected {
-    /// A queue pair with all its receives.
+    /// Creates a queue pair and posts all receives.
     pub(super) fn make(
         ctx: &Context,
         count: u32,
@@ -72,7 +72,7 @@ impl Lane {
         Ok(())
     }
 
-    /// Waits for all of the peer's messages.
+    /// Waits for all messages of the peer.
     pub(super) fn heard(&mut self, deadline: Instant) -> Result<(), Failure> {
         while self.heard < self.parts.count {
             self.complete(deadline)?;
@@ -117,7 +117,7 @@ impl Lane {
         Ok(self.connection.disconnect()?)
     }
 
-    /// Waits until it is ended.
+    /// Waits until the connection has ended.
     pub(super) fn wait_disconnected(&self, patience: Duration) -> Result<(), Failure> {
         let peer = self.connection.peer();
         self.connection.wait_disconnected(patience).map_err(|error| match error {

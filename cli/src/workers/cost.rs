@@ -1,4 +1,4 @@
-//! What measuring takes of the machine: processor time, memory, wake-ups.
+//! The costs of a measurement: processor time, memory, wake-ups.
 
 use std::fs;
 use std::io;
@@ -8,7 +8,7 @@ use nix::sys::resource::{UsageWho, getrusage};
 
 use crate::output::Failure;
 
-/// Seconds of processor time that this process has taken, in user and kernel mode.
+/// Processor time of this process in seconds, in user and kernel mode.
 pub(super) fn own() -> Result<f64, Failure> {
     let usage = getrusage(UsageWho::RUSAGE_SELF);
     let usage = usage.map_err(|error| Failure::Failed(format!("getrusage: {error}")))?;
@@ -17,7 +17,7 @@ pub(super) fn own() -> Result<f64, Failure> {
     Ok(seconds(usage.user_time()) + seconds(usage.system_time()))
 }
 
-/// Processors of the machine.
+/// Number of the machine's processors.
 pub(super) fn online() -> Result<usize, Failure> {
     let lines = read("/proc/stat")?;
     let count = lines.lines().filter(|line| {
@@ -26,7 +26,8 @@ pub(super) fn online() -> Result<usize, Failure> {
     Ok(count.count().max(1))
 }
 
-/// Seconds that all processors were idle or waiting for a disk, in sum, since the machine started (`proc_stat(5)`).
+/// Seconds since the machine started that all processors were idle or waiting for a disk, in sum
+/// (`proc_stat(5)`).
 pub(super) fn idle() -> Result<f64, Failure> {
     let text = read("/proc/stat")?;
     let mut fields = text.lines().next().unwrap_or_default().split_whitespace().skip(4);
@@ -49,10 +50,11 @@ pub(crate) fn resident() -> Result<u64, Failure> {
     Ok(pages * rustix::param::page_size() as u64)
 }
 
-/// What the threads of devices in software are called, in part.
+/// The first part of the names of software devices' threads.
 const OF_DEVICES: &str = "roce-";
 
-/// How often the threads of this process's devices have gone to sleep, which is how often they were woken (`proc_pid_status(5)`).
+/// How often the threads of this process's devices went to sleep, which is how often they were
+/// woken (`proc_pid_status(5)`).
 pub(super) fn naps() -> Result<u64, Failure> {
     let failed = |error: io::Error| Failure::Failed(format!("/proc/self/task: {error}"));
     let mut naps = 0;
@@ -62,7 +64,7 @@ pub(super) fn naps() -> Result<u64, Failure> {
     Ok(naps)
 }
 
-/// The same of one thread; `None` if it is no device's, or has ended.
+/// The same of one thread. `None` if it is not a device's thread, or has ended.
 fn naps_of(task: &Path) -> Option<u64> {
     let status = fs::read_to_string(task.join("status")).ok()?;
     let field = |name| status.lines().find_map(|line| Some(line.strip_prefix(name)?.trim()));
@@ -83,7 +85,7 @@ mod tests {
 
     #[test]
     fn naps_are_those_of_threads_of_devices() {
-        // Threads of other tests come and go, so each counts its own.
+        // Threads of other tests come and go, so each thread counts its own.
         let own = || naps_of(Path::new("/proc/thread-self"));
         let look = move || {
             let before = own();

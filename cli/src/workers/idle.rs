@@ -1,4 +1,4 @@
-//! Many connected queue pairs on which nothing happens.
+//! Many connected but idle queue pairs.
 
 use std::time::Duration;
 
@@ -9,13 +9,14 @@ use super::measure::{Figure, Measure, Step};
 use crate::measure::{Connected, Connecting, Side};
 use crate::output::Failure;
 
-/// Depth of either queue.
+/// Depth of each send queue and each receive queue.
 const DEPTH: u32 = 16;
-/// After what was done to connect them.
+/// Time for the work of connecting to settle.
 const SETTLES: Duration = Duration::from_millis(500);
 
-/// Makes and connects `qps` queue pairs, leaves them alone for as long as `step` says, and tells what each costs. Nothing else may have been done by
-/// this process before: it would have left memory that is used again.
+/// Connects `qps` queue pairs, leaves them idle for the time of `step`, and returns the cost of
+/// each. This process must not have done anything else before, because memory that earlier work
+/// freed would be used again.
 pub(super) fn measure(
     ctx: Context,
     side: Side,
@@ -32,7 +33,8 @@ pub(super) fn measure(
         completions: DEPTH,
         half: 4096,
     };
-    // What is there once is none of theirs: the code that connects, for one, is read from its file when it runs first.
+    // The first connection loads what all of them need, such as the code that connects, which is
+    // read from its file when it first runs.
     let first = Connected::new(ctx.clone(), &Connecting { qps: 1, ..how }, exchange)?;
     exchange.barrier("before")?;
     let before = cost::resident()?;

@@ -1,4 +1,4 @@
-//! One of the two processes.
+//! One of the two processes of a measurement.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::process::CommandExt as _;
@@ -18,30 +18,31 @@ use crate::lab::exit_with_parent;
 use crate::measure::{MeasureError, Side};
 use crate::output::Failure;
 
-/// TCP port of the exchange between the two: none that `perf`, perftest or an agent listens on, since it may be their address, too.
+/// TCP port of the exchange between the two processes. It must differ from those of `perf`,
+/// perftest and an agent, which may use the same address.
 const PORT: u16 = 18_517;
-/// How long the other may take to start, where it may not take longer for everything.
+/// Least time limit for the start of the other process.
 const PATIENCE: Duration = Duration::from_secs(15);
-/// What `net.core.rmem_max` and `wmem_max` are unless somebody has changed them.
+/// The defaults of `net.core.rmem_max` and `wmem_max`.
 const SMALL_BUFFER: u32 = 212_992;
 
-/// What carries the requests.
+/// The device that carries the requests.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Device {
     /// The device in software, over a backend.
     Software {
         backend: String,
-        /// No socket buffers beyond what every process may have.
+        /// Limits socket buffers to the size that every process may have.
         small_buffers: bool,
     },
-    /// RDMA devices of the kernel: of the first side, and of the second.
+    /// RDMA devices of the kernel: the first side's, and the second side's.
     Hardware([String; 2]),
 }
 
-/// What two processes do.
+/// The work of two processes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Work {
-    /// RDMA.
+    /// RDMA measurements.
     Verbs { device: Device, mtu: u32, qps: u32, steps: Vec<Step> },
     /// The ceiling of a backend, or with `port` its port with no engine behind it.
     Raw { backend: String, port: bool, tasks: Vec<Task>, tally: PathBuf },
@@ -53,22 +54,22 @@ pub(crate) enum Work {
     Iperf3(Step),
 }
 
-/// What they found out.
+/// The results of two processes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Outcome {
     Figures(Vec<Figure>),
     Raw(Vec<Raw>),
 }
 
-/// Everything that a process is told.
+/// All parameters of one process.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Job {
     pub(super) side: Side,
     pub(super) local: IpAddr,
     pub(super) remote: IpAddr,
-    /// Whether to go before everything else that runs on the machine.
+    /// Whether to run before all other processes of the machine.
     pub(super) urgent: bool,
-    /// How long all may take, in seconds.
+    /// Time limit of the whole work, in seconds.
     pub(super) limit: f64,
     pub(super) work: Work,
 }
@@ -81,7 +82,7 @@ pub struct WorkerArgs {
     job: String,
 }
 
-/// Runs one process of a measurement: what it found goes to standard output.
+/// Runs one process of a measurement. Prints its results to standard output.
 #[must_use]
 pub fn run_worker(args: &WorkerArgs) -> ExitCode {
     exit_with_parent();
@@ -101,12 +102,12 @@ pub fn run_worker(args: &WorkerArgs) -> ExitCode {
 }
 
 impl Work {
-    /// Whether it is of devices of the kernel.
+    /// Whether it uses devices of the kernel.
     pub(super) const fn is_hardware(&self) -> bool {
         matches!(self, Self::Verbs { device: Device::Hardware(_), .. })
     }
 
-    /// How long it is measured, in seconds.
+    /// Time of measuring, in seconds.
     pub(super) fn seconds(&self) -> f64 {
         match self {
             Self::Verbs { steps, .. } | Self::Tcp(steps) | Self::Udp(steps) => {
@@ -124,7 +125,7 @@ impl Job {
         if let Work::Iperf3(step) = &self.work {
             return Err(self.iperf3(step));
         }
-        // Opened first: who cannot says so at once.
+        // Opens the device first, so that a failure shows at once.
         let ctx = self.open()?;
         let mut exchange = match self.side {
             Side::Second => Exchange::accept(SocketAddr::from((self.local, PORT)))?,
@@ -177,8 +178,8 @@ impl Job {
         Ok(Outcome::Figures(figures))
     }
 
-    /// Keeps to one core, and gets that core first if it may: a session of its own is scheduled as one group,
-    /// whose weight is its own.
+    /// Binds this process to one core. If urgent, it also gets priority on that core: as its own
+    /// session it is scheduled as one group, which has a weight of its own.
     fn settle(&self) {
         if self.urgent && setsid().is_ok() {
             let _ = std::fs::write("/proc/self/autogroup", "-20");
@@ -205,7 +206,7 @@ impl Job {
         Ok(Some(options.open(self.local)?))
     }
 
-    /// Becomes iperf3; returns only if it cannot.
+    /// Replaces this process with iperf3. Returns only if that fails.
     fn iperf3(&self, step: &Step) -> Failure {
         let mut command = Command::new("iperf3");
         match self.side {

@@ -1,14 +1,15 @@
-//! What can be measured.
+//! The measures.
 
 use std::fmt;
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-/// What a figure is of; its name in JSON is that of the variant, in small letters with underscores.
+/// The subject of a figure. Its name in JSON is the variant's, in snake case.
 ///
-/// The target is the side that only answers. It is active if its program drives the device, passive if the program sleeps and the device's
-/// background thread answers, asleep if that sleeps as well, because the requests come far apart.
+/// The target is the side that only answers. It is active if its program drives the device. It is
+/// passive if the program sleeps and the device's background thread answers. It is asleep if that
+/// thread sleeps, too, because the requests come far apart.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ValueEnum,
 )]
@@ -29,17 +30,18 @@ pub enum Measure {
     SendBw,
     /// READs: goodput.
     ReadBw,
-    /// Small WRITEs in one direction, as many as go.
+    /// Small WRITEs in one direction, at the highest rate.
     WriteRate,
     /// The same, to a passive target.
     WriteRatePassive,
     /// The same as `write_rate` with receive buffers of 212,992 bytes.
     WriteRateSmallBuffers,
-    /// WRITEs to and fro, one of 16 with a completion, both sides polling memory and driving the device: half the round trip.
+    /// WRITEs to and fro, one in 16 signaled, both sides polling memory and driving the device:
+    /// half the round trip.
     WriteLat,
-    /// The same, each with a completion.
+    /// The same, each WRITE signaled.
     WriteLatSignaled,
-    /// The same, both sides only looking at their memory, without any call of the verbs.
+    /// The same, both sides only polling their memory, without any call of the verbs.
     WriteLatMemory,
     /// SENDs to and fro, both sides sleeping on a completion channel: half the round trip.
     SendLatBlocking,
@@ -55,9 +57,10 @@ pub enum Measure {
     AtomicLatPassive,
     /// The same, at a target that is asleep.
     AtomicLatAsleep,
-    /// What a UDP socket's answer takes longer if its process sleeps until the question comes.
+    /// The extra time of a UDP socket's answer if its process sleeps until the question comes.
     WakeUp,
-    /// Processor time, in user and kernel mode, of the processes of both ends for 10⁹ bytes of payload, to a passive target.
+    /// Processor time, in user and kernel mode, of the processes of both ends for 10⁹ bytes of
+    /// payload, to a passive target.
     CpuPerGb,
     /// Processor time of the whole machine for 10⁹ bytes of payload.
     MachineCpuPerGb,
@@ -69,25 +72,25 @@ pub enum Measure {
     IdleWakeups,
 }
 
-/// What the answering side does.
+/// How the answering side works.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Target {
     /// Its program drives the device.
     Active,
     /// Its program sleeps.
     Passive,
-    /// Its program and the device's thread sleep when a request comes.
+    /// Its program and the device's thread both sleep when a request comes.
     Asleep,
 }
 
 impl Measure {
-    /// As in JSON.
+    /// Its name in JSON.
     #[must_use]
     pub fn name(self) -> String {
         self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
 
-    /// What its values are in.
+    /// The unit of its values.
     #[must_use]
     pub const fn unit(self) -> &'static str {
         match self {
@@ -112,7 +115,7 @@ impl Measure {
         matches!(self.unit(), "Gb/s" | "Mop/s" | "1")
     }
 
-    /// The same with small receive buffers, if that has a name of its own.
+    /// The measure of the same with small receive buffers, if there is one.
     #[must_use]
     pub const fn with_small_buffers(self) -> Option<Self> {
         match self {
@@ -122,7 +125,7 @@ impl Measure {
         }
     }
 
-    /// Whether it is of one side's requests, each posted when the one before is complete.
+    /// Whether it measures one side's requests, each posted after the previous one completed.
     #[must_use]
     pub const fn is_whole_round_trip(self) -> bool {
         matches!(
@@ -154,30 +157,30 @@ impl fmt::Display for Measure {
     }
 }
 
-/// One thing that a pair of processes is to measure; it may have several figures.
+/// One measurement of a pair of processes. It may have several figures.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Step {
-    /// What.
+    /// The measure.
     pub measure: Measure,
     /// Bytes of each message.
     pub size: usize,
-    /// How long, in seconds.
+    /// Time of measuring, in seconds.
     pub seconds: f64,
 }
 
-/// What was measured.
+/// One measured value.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Figure {
-    /// Of what.
+    /// The measure.
     pub measure: Measure,
     /// Bytes of each message.
     pub size: usize,
-    /// In [`Measure::unit`].
+    /// The value in units of [`Measure::unit`].
     pub value: f64,
 }
 
 impl Step {
-    /// What it has figures of.
+    /// The measures of its figures.
     pub(crate) fn figures(&self) -> impl Iterator<Item = Measure> + use<> {
         let more: &[Measure] = match self.measure {
             Measure::WriteBw => &[Measure::MachineCpuPerGb, Measure::WriteBwFairness],

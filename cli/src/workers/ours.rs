@@ -1,4 +1,4 @@
-//! RDMA through the verbs: the steps of both sides.
+//! RDMA measurements through the verbs API: the steps of both sides.
 
 use std::time::{Duration, Instant};
 
@@ -15,26 +15,26 @@ use crate::measure::{
 };
 use crate::output::Failure;
 
-/// How long nothing may happen.
+/// Longest time without progress.
 const PATIENCE: Duration = Duration::from_secs(15);
-/// What comes before a figure.
+/// Time of the warm-up before a figure.
 pub(super) const WARM_UP: Duration = Duration::from_millis(20);
-/// Half of each region, unless a message is larger.
+/// Bytes of half a region, unless a message is larger.
 const HALF: usize = 4 << 20;
 /// Depth of the send queue of a single queue pair.
 const DEPTH: u32 = 1024;
-/// The same of each of many.
+/// Depth of each send queue if there are several queue pairs.
 const SENDS_OF_MANY: u32 = 64;
 /// Depth of the receive queue.
 const RECEIVES: u32 = 512;
 /// Bytes of inline data.
 const INLINE: u32 = 64;
-/// Large messages that are outstanding at once, as many as of perftest.
+/// Number of large messages in flight, as in perftest.
 const LARGE: usize = 128;
 /// Messages below this are posted in lists.
 const SMALL: usize = 4096;
 
-/// Connected queue pairs on which steps are done.
+/// Connected queue pairs for steps.
 pub(super) struct Device {
     connected: Connected,
     side: Side,
@@ -63,7 +63,7 @@ impl Device {
         Ok(Self { connected: Connected::new(ctx, &how, exchange)?, side })
     }
 
-    /// Does a step together with the other side; the first side has the figures.
+    /// Does a step together with the other side. Returns the figures on the first side.
     pub(super) fn step(
         &self,
         exchange: &mut Exchange,
@@ -95,7 +95,7 @@ impl Device {
         Ok(figure.into_iter().collect())
     }
 
-    /// The side that decides what happens.
+    /// The part of the side that leads.
     fn ask(
         &self,
         ends: &[End<'_>],
@@ -130,7 +130,7 @@ impl Device {
         Ok(own.figures(step, &theirs))
     }
 
-    /// A warm-up, and then what is measured.
+    /// Warms up, and then measures.
     fn flow(&self, ends: &[End<'_>], what: &Bulk) -> Result<Flow, Failure> {
         let begin = cost::own()?;
         let warm_up = Bulk { until: Until::Time(WARM_UP), ..*what };
@@ -143,7 +143,7 @@ impl Device {
         Ok(Flow { result, shares, machine, cpu, bytes })
     }
 
-    /// The side that answers.
+    /// The part of the side that answers.
     fn answer(
         &self,
         ends: &[End<'_>],
@@ -177,24 +177,24 @@ impl Device {
     }
 }
 
-/// What the side that asks knows of a flow.
+/// The leading side's results of a flow.
 struct Flow {
     result: BulkResult,
     /// Messages of each queue pair.
     shares: Vec<u64>,
-    /// Seconds that all processors were busy meanwhile.
+    /// Busy seconds of all processors during the flow.
     machine: f64,
-    /// Seconds of processor time of this process, and bytes sent, the warm-up included.
+    /// Processor time of this process in seconds, and bytes sent, both with the warm-up.
     cpu: f64,
     bytes: u64,
 }
 
-/// What the side that answers knows.
+/// The answering side's results.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 struct Answered {
-    /// Seconds of processor time.
+    /// Processor time in seconds.
     cpu: f64,
-    /// What it sent itself, in 10⁹ bits per second.
+    /// Its own goodput, in 10⁹ bits per second.
     gbps: f64,
 }
 
@@ -228,7 +228,7 @@ fn hear(exchange: &mut Exchange) -> Result<Answered, Failure> {
     Ok(answered.map_err(|_| exchange.error(format_args!("it said {said}")))?)
 }
 
-/// How many messages of a step each of `qps` queue pairs keeps outstanding.
+/// Number of messages that each of `qps` queue pairs keeps in flight in a step.
 pub(crate) fn depth(step: &Step, qps: u32) -> usize {
     match step.measure.unit() {
         "us" => 1,
@@ -236,14 +236,15 @@ pub(crate) fn depth(step: &Step, qps: u32) -> usize {
     }
 }
 
-/// What is kept outstanding over `qps` queue pairs.
+/// The bulk transfer of a step over `qps` queue pairs.
 fn in_bulk(step: &Step, qps: usize, until: Until) -> Bulk {
     let op = match step.measure {
         Measure::SendBw => BulkOp::Send,
         Measure::ReadBw => BulkOp::Read,
         _ => BulkOp::Write,
     };
-    // Where messages are so small that posting and completing costs more than sending, as programs do it that send many.
+    // Posting and completing messages this small costs more than sending them, so post them in
+    // lists.
     if step.size < SMALL || step.measure.unit() == "Mop/s" {
         return Bulk::small(op, step.size, until);
     }

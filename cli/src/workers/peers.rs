@@ -1,4 +1,4 @@
-//! What else carries bytes, to measure beside us: TCP with both ends spinning, UDP sockets, iperf3.
+//! Other transports to compare with: TCP with both ends spinning, UDP sockets, iperf3.
 
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::{IpAddr, TcpListener, TcpStream, UdpSocket};
@@ -13,17 +13,17 @@ use super::ours::WARM_UP;
 use crate::measure::{Side, histogram, record};
 use crate::output::Failure;
 
-/// Bytes that a stream is sent from or received into.
+/// Bytes of the memory that a stream is sent from or received into.
 const REGION: usize = 4 << 20;
 /// Port of the stream, and of the datagrams.
 const PORT: u16 = 18_516;
-/// How long nothing may come.
+/// Longest time without data.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Between two questions to somebody who shall have fallen asleep.
+/// Pause before a question, in which the other side falls asleep.
 pub(super) const PAUSE: Duration = Duration::from_millis(2);
-/// What iperf3 sends before it counts, in seconds: it knows whole ones.
+/// Seconds that iperf3 sends before it counts. It takes whole seconds only.
 pub(crate) const IPERF3_WARM_UP: f64 = 1.0;
-/// Round trips that are not counted.
+/// Round trips before the measured ones.
 const FIRST: u32 = 50;
 /// Ends a ping-pong.
 const LAST: u8 = 255;
@@ -32,7 +32,8 @@ fn failed(what: &str) -> impl Fn(io::Error) -> Failure + '_ {
     move |error| Failure::Failed(format!("{what}: {error}"))
 }
 
-/// A stream with both ends spinning: goodput in writes of a step's size, or half the round trip of messages of that size.
+/// A stream with both ends spinning. Measures the goodput of writes of the step's size, or half the
+/// round trip of messages of that size.
 pub(super) fn tcp(
     side: Side,
     (local, remote): (IpAddr, IpAddr),
@@ -74,7 +75,7 @@ pub(super) fn tcp(
     Ok(value.map(|value| step.figure(step.measure, value)))
 }
 
-/// Sends until the receiver has closed the stream.
+/// Sends until the receiver closes the stream.
 fn send(stream: &mut TcpStream, size: usize, patience: Duration) -> io::Result<()> {
     let region = vec![0x5a; REGION.max(size)];
     let mut at = 0;
@@ -90,7 +91,7 @@ fn send(stream: &mut TcpStream, size: usize, patience: Duration) -> io::Result<(
     }
 }
 
-/// Receives for a warm-up, and then counts for `time`: 10⁹ bits per second.
+/// Receives for a warm-up, and then counts for `time`. Returns 10⁹ bits per second.
 fn receive(stream: &mut TcpStream, time: Duration, patience: Duration) -> io::Result<f64> {
     const CHUNK: usize = 256 << 10;
     let mut region = vec![0; REGION];
@@ -132,7 +133,7 @@ fn read_all(stream: &mut TcpStream, bytes: &mut [u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Calls until it would not block.
+/// Calls `call` until it would not block.
 fn spin<T>(patience: Duration, mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     let mut since = None;
     loop {
@@ -148,8 +149,9 @@ fn spin<T>(patience: Duration, mut call: impl FnMut() -> io::Result<T>) -> io::R
     }
 }
 
-/// Messages to and fro, with pauses between if there is to be one, until the time is over: half the round trip's median in microseconds, at the first side. `transfer` sends the bytes
-/// or, if told so, receives as many.
+/// Sends messages to and fro until the time is over, with the pause `apart` before each if there is
+/// one. Returns half the median round trip in microseconds, at the first side. `transfer` sends the
+/// bytes if its second argument is `true`, and else receives as many.
 fn ping_pong(
     side: Side,
     size: usize,
@@ -187,12 +189,12 @@ fn ping_pong(
     Ok((side == Side::First).then(|| median_us(&histogram)))
 }
 
-/// The median in microseconds of nanoseconds.
+/// The median of a histogram of nanoseconds, in microseconds.
 pub(super) fn median_us(histogram: &Histogram<u64>) -> f64 {
     histogram.value_at_quantile(0.5) as f64 / 1e3
 }
 
-/// UDP sockets: [`Measure::SendLatBlocking`] of both sides sleeping, or [`Measure::WakeUp`].
+/// UDP sockets: [`Measure::SendLatBlocking`] with both sides sleeping, or [`Measure::WakeUp`].
 pub(super) fn udp(
     side: Side,
     (local, remote): (IpAddr, IpAddr),
@@ -202,7 +204,7 @@ pub(super) fn udp(
     let in_udp = failed("UDP");
     let socket = UdpSocket::bind((local, PORT)).map_err(&in_udp)?;
     socket.connect((remote, PORT)).map_err(&in_udp)?;
-    // On a veth nothing is lost but what finds no socket.
+    // A veth loses no datagram, except when the receiver has no socket.
     socket.set_read_timeout(Some(PATIENCE)).map_err(&in_udp)?;
     exchange.barrier("bound")?;
     let time = Duration::from_secs_f64(step.seconds);
@@ -225,9 +227,10 @@ pub(super) fn udp(
     Ok(value.map(|value| step.figure(step.measure, value)))
 }
 
-/// What a round trip takes longer where the answer comes from a process that sleeps. None if it takes less, as on a busy machine, or a virtual one
-/// whose host is busy: others most often had the core of the process that spins when the question came, while one that has slept is scheduled at
-/// once. The difference is then a time slice of those others, and no wake-up.
+/// The extra time of a round trip if the answering process sleeps. `None` if the time is shorter,
+/// as on a busy machine, or on a virtual one with a busy host. There, other processes often had the
+/// core of the spinning process when the question came, while a process that has slept is scheduled
+/// at once. The difference is then a time slice of those others, and no wake-up.
 fn wake_up(spins_us: f64, sleeps_us: f64) -> Option<f64> {
     Some(sleeps_us - spins_us).filter(|longer| *longer > 0.0)
 }
@@ -236,7 +239,7 @@ fn datagram(socket: &UdpSocket, bytes: &mut [u8], sends: bool) -> io::Result<()>
     spin(PATIENCE, || if sends { socket.send(bytes) } else { socket.recv(bytes) }).map(drop)
 }
 
-/// Spins: a core that rests would be slow when it goes on.
+/// Spins, because a core that rests would be slow afterwards.
 pub(super) fn pause(time: Duration) {
     let start = Instant::now();
     while start.elapsed() < time {
@@ -244,7 +247,8 @@ pub(super) fn pause(time: Duration) {
     }
 }
 
-/// The processor time of both ends for 10⁹ bytes, and the goodput, of one stream as iperf3 reports it.
+/// The figures of one stream in iperf3's report: its goodput, and the processor time of both ends
+/// per 10⁹ bytes.
 pub(super) fn iperf3_figures(report: &str, step: &Step) -> Result<Vec<Figure>, Failure> {
     let what = |why: &dyn std::fmt::Display| Failure::Failed(format!("iperf3: {why}: {report}"));
     let json: Value = serde_json::from_str(report).map_err(|error| what(&error))?;
@@ -303,7 +307,7 @@ mod tests {
             drop(receiver);
             sends.join().unwrap().unwrap();
         });
-        // And nobody waits for ever.
+        // Neither side waits for ever.
         let patience = Duration::from_millis(50);
         let (mut silent, mut receiver) = stream();
         let kind = receive(&mut receiver, patience, patience).unwrap_err().kind();

@@ -1,4 +1,4 @@
-//! Between which addresses two processes measure, and how they are started.
+//! Chooses the addresses between which two processes measure, and starts the processes.
 
 use std::net::IpAddr;
 use std::process::{Command, Output, Stdio};
@@ -12,7 +12,7 @@ use crate::lab::{ChildGuard, LabConfig, Pair, kill_children_on_signal};
 use crate::measure::Side;
 use crate::output::Failure;
 
-/// Where to measure.
+/// The place of a measurement.
 #[derive(Debug, Clone, clap::Args)]
 pub struct PlaceArgs {
     /// Address of the side that sends
@@ -24,19 +24,21 @@ pub struct PlaceArgs {
     /// RDMA devices of the two addresses, for the provider hw
     #[arg(long, value_delimiter = ',', requires = "local")]
     pub(crate) devices: Vec<String>,
-    /// Wait for one's turn among the other processes of the machine, instead of going first; always so with devices of Soft-RoCE
+    /// Take turns with the other processes of the machine, instead of going first; always so with
+    /// devices of Soft-RoCE
     #[arg(long)]
     patient: bool,
 }
 
 impl PlaceArgs {
-    /// Whether one of the RDMA devices is Soft-RoCE: the kernel's threads then do what a card does otherwise. They have no more right to a
-    /// core than any other process, and the cores on which processes spin that go first are never theirs.
+    /// Whether one of the RDMA devices is Soft-RoCE. The kernel's threads then do the work of a
+    /// card. They have no more right to a core than any other process, so they would never get a
+    /// core with a spinning process that goes first.
     pub(crate) fn is_soft_roce(&self) -> bool {
         self.devices.iter().any(|device| is_soft_roce(device))
     }
 
-    /// The RDMA devices of both sides, if there are to be some.
+    /// The RDMA devices of both sides.
     pub(crate) fn devices(&self) -> Result<[String; 2], Failure> {
         self.devices.clone().try_into().map_err(|_| {
             let why = "the provider hw needs --devices with the RDMA devices of --local and --remote: \
@@ -46,7 +48,7 @@ impl PlaceArgs {
     }
 }
 
-/// Between whom, and where.
+/// The addresses of a measurement, and their namespaces.
 enum Place {
     /// Two namespaces of our own.
     Made(Pair),
@@ -71,29 +73,30 @@ impl Place {
     }
 }
 
-/// Where pairs of processes are started.
+/// The places where pairs of processes start.
 pub(crate) struct Places {
     software: Place,
-    /// Of the kernel's devices, if not the same.
+    /// The place for the kernel's devices, if it differs.
     hardware: Option<Place>,
     urgent: bool,
-    /// How many times longer starting takes than on an ordinary machine.
+    /// How many times longer processes take to start than on an ordinary machine.
     slowness: f64,
 }
 
-/// What two processes may take longer than they measure.
+/// Time that two processes may take in addition to measuring.
 const STARTS_WITHIN: Duration = Duration::from_secs(20);
-/// Nobody waits longer than so many times that.
+/// Limit of the factor by which that time is extended.
 const SLOWNESS_MAX: f64 = 3.0;
-/// How long who answers may take to end after who asked.
+/// Time in which the answering process has to end after the leading one.
 const ENDS_AFTER: Duration = Duration::from_secs(5);
-/// What iperf3 says if its server does not listen yet.
+/// iperf3's message if its server does not listen yet.
 const REFUSED: &str = "Connection refused";
-/// A second's worth.
+/// Attempts to start iperf3: they last one second.
 const ATTEMPTS_MAX: u32 = 20;
 
 impl Places {
-    /// Makes namespaces where no addresses are given. From now on signals end this process with all that it started.
+    /// Creates namespaces if no addresses are given. From now on, signals end this process and all
+    /// its children.
     pub(crate) fn new(args: &PlaceArgs) -> Result<Self, Failure> {
         kill_children_on_signal().map_err(|error| Failure::Failed(error.to_string()))?;
         let urgent = !args.patient && !args.is_soft_roce();
@@ -111,12 +114,12 @@ impl Places {
         Ok(Self { software: Place::Made(pair), hardware: here, urgent, slowness: 1.0 })
     }
 
-    /// On a machine that is so many times slower than an ordinary one.
+    /// Adapts to a machine that is `slowness` times slower than an ordinary one.
     pub(crate) fn slower(self, slowness: f64) -> Self {
         Self { slowness, ..self }
     }
 
-    /// Both processes of `work`, from their start to their end; what the first found out.
+    /// Runs both processes of `work` to their end. Returns the results of the first one.
     pub(crate) fn run(&self, work: &Work) -> Result<Outcome, Failure> {
         if let Work::Iperf3(step) = work {
             return self.iperf3(work, step).map(Outcome::Figures);
@@ -127,7 +130,8 @@ impl Places {
         let received =
             receiver.wait_with_output(grace).map_err(|error| Failure::Failed(error.to_string()));
         if !sent.status.success() {
-            // Who could not even begin says why; the other only knows that nobody came.
+            // A process that could not even begin gives the reason. The other one only knows that
+            // it had no peer.
             let texts = [Some(&sent), received.as_ref().ok()].map(|output| output.map(said));
             let [first, second] = texts.map(Option::unwrap_or_default);
             let same = second.is_empty() || first == second;
@@ -141,7 +145,8 @@ impl Places {
         serde_json::from_slice(&sent.stdout).map_err(|error| Failure::Failed(error.to_string()))
     }
 
-    /// One stream of iperf3, which does not wait for its server, and may report that with success.
+    /// Runs one stream of iperf3. Its client does not wait for the server, and may still exit with
+    /// success.
     fn iperf3(&self, work: &Work, step: &Step) -> Result<Vec<Figure>, Failure> {
         let _server = self.start(work, Side::Second)?;
         let mut attempts = 0;
@@ -187,7 +192,7 @@ impl Places {
     }
 }
 
-/// What a process wrote about its failure.
+/// The error output of a process.
 fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ")
 }

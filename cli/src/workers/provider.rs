@@ -1,4 +1,4 @@
-//! What measurements are made of.
+//! The providers of measurements.
 
 use rocinante::Backend;
 
@@ -6,7 +6,7 @@ use super::job::Device;
 use super::place::PlaceArgs;
 use crate::output::Failure;
 
-/// What carries the requests of a measurement.
+/// The provider that carries the requests of a measurement.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, Hash, clap::ValueEnum, serde::Serialize, serde::Deserialize,
 )]
@@ -25,10 +25,10 @@ pub enum Provider {
 impl Provider {
     const ALL: [Self; 4] = [Self::Hw, Self::Udp, Self::Packet, Self::Afxdp];
 
-    /// Those that are `given`, or else all that can be had with the devices that are.
+    /// The `given` providers. By default, all that are available with the named devices.
     ///
     /// # Errors
-    /// The kernel's devices are wanted, and not named.
+    /// The provider `hw` is wanted, but no devices are named.
     pub(crate) fn wanted(given: &[Self], place: &PlaceArgs) -> Result<Vec<Self>, Failure> {
         let mut wanted = given.to_vec();
         if given.is_empty() {
@@ -41,7 +41,7 @@ impl Provider {
         Ok(wanted)
     }
 
-    /// As on the command line.
+    /// Its name on the command line.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -66,7 +66,7 @@ impl Provider {
         self.backend().map(|backend| backend.to_string())
     }
 
-    /// What its port is called where that is measured alone; that of `afxdp` is its ceiling.
+    /// The name of its port in measurements of the port alone. The port of `afxdp` is its ceiling.
     pub(crate) const fn port_name(self) -> Option<&'static str> {
         match self {
             Self::Udp => Some("udp-port"),
@@ -75,7 +75,7 @@ impl Provider {
         }
     }
 
-    /// The device.
+    /// The device to measure.
     pub(crate) fn device(self, place: &PlaceArgs) -> Result<Device, Failure> {
         match self.backend_name() {
             Some(backend) => Ok(Device::Software { backend, small_buffers: false }),

@@ -1,4 +1,4 @@
-//! The ceilings of our backends.
+//! Measures the ceilings of our backends.
 
 use std::fs::File;
 use std::net::IpAddr;
@@ -15,8 +15,8 @@ use rocinante_netdev::xdp::XdpPort;
 use crate::measure::Side;
 use crate::output::Failure;
 
-/// Measures `tasks` together with the other side; the first side has the results. With `port`, over the port of the backend instead of sockets of
-/// its own.
+/// Measures `tasks` together with the other side. Returns the results on the first side. With
+/// `port`, uses the backend's port instead of sockets of its own.
 pub(super) fn run(
     side: Side,
     (backend, port): (Backend, bool),

@@ -12,7 +12,7 @@ fn with_ratio(row: Row, ratio: f64) -> Row {
     Row { ceiling: Some(row.value / ratio), ratio: Some(ratio), ..row }
 }
 
-/// The verdict on the goal whose text begins and continues so.
+/// The verdict on the one goal with a text that begins with `begins` and contains `contains`.
 fn verdict(rows: &[Row], begins: &str, contains: &str) -> Verdict {
     let goals = all(rows);
     let mut found = goals.iter().filter(|Judged { goal, .. }| {
@@ -104,7 +104,7 @@ fn latencies_are_judged_by_the_write_and_by_the_wake_up() {
         assert_eq!(verdict(rows, "64 B READ, `packet`, active target", ""), expected);
         assert_eq!(verdict(rows, "64 B READ, `packet`, sleeping target", ""), expected);
     }
-    // One run had no wake-up.
+    // One run measured no wake-up.
     let rows = [asleep(24.9), Row { samples: 2, ..wake_up }];
     let goal = "64 B READ, `packet`, sleeping target";
     assert_eq!(verdict(&rows, goal, ""), Verdict::NotMeasured);

@@ -1,4 +1,4 @@
-//! Of the plan: its time, its rows, its ceilings.
+//! Tests of the plan: its time, its rows, its ceilings.
 
 use super::*;
 
@@ -12,7 +12,7 @@ fn choice(only: &[&str], quick: bool) -> Choice {
     }
 }
 
-/// Of measuring alone.
+/// The time of measuring alone.
 fn seconds(cells: &[Cell]) -> f64 {
     let of = |steps: &[Step]| steps.iter().map(|step| step.seconds).sum::<f64>();
     let raw =
@@ -58,7 +58,7 @@ fn the_time_of_a_cell_is_of_all_its_parts() {
     assert_eq!(with_peers, time + Duration::from_secs_f64(4.0 + IPERF3_WARM_UP));
 }
 
-/// Each row's samples are of one group of cells: a sweep has what no other group has.
+/// All samples of a row come from one group: a sweep keeps only what no other group measures.
 #[test]
 fn sweeps_leave_out_what_is_measured_anyway() {
     for (only, left_out) in [
@@ -78,7 +78,7 @@ fn sweeps_leave_out_what_is_measured_anyway() {
         let (headline, sweeps) = (of(false), of(true));
         assert!(sweeps.iter().all(|key| !headline.contains(key)), "{only:?}");
         let wants = |word| only.is_empty() || only.contains(&word);
-        // Of three backends and of TCP.
+        // Three backends and TCP.
         let all =
             4 * 23 * usize::from(wants("sweep")) + 4 * 16 * usize::from(wants("latency_sweep"));
         assert_eq!(sweeps.len(), all - left_out, "{only:?}");
@@ -128,7 +128,7 @@ fn what_is_named_is_measured_and_nothing_else() {
     assert!(Choice::check("wriet_bw").unwrap_err().contains("write_bw_both"));
 }
 
-/// A SEND needs receives, of which there is room for one step's.
+/// SENDs need receives, and a cell has room for the receives of one step.
 #[test]
 fn a_cell_has_one_step_with_receives_at_most() {
     let sends = |cell: &Cell| {

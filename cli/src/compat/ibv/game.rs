@@ -1,8 +1,9 @@
-//! The loop of a ping-pong with a program of rdma-core's.
+//! The loop of a ping-pong with one of rdma-core's programs.
 //!
-//! Those programs have one buffer: what arrives is what they send next, on whichever queue pair. So every message of both directions is
-//! the client's first one, and a side that validates can compare every byte of every message with it. The client's message is a
-//! pattern with a zero at the start of each page, because that is what those programs look for themselves.
+//! Those programs have one buffer: each sends the bytes that it received last, on any queue pair.
+//! So every message of both directions equals the client's first one, and a side that validates can
+//! compare every byte with it. The client's message is a pattern with a zero at the start of each
+//! page, because those programs check for that.
 
 use std::time::{Duration, Instant};
 
@@ -14,16 +15,16 @@ use crate::output::Failure;
 use crate::pingpong::pattern;
 use crate::session::diagnosis;
 
-/// How long nothing may happen.
+/// Longest time without a completion.
 const PATIENCE: Duration = Duration::from_secs(15);
-/// How long a side stays when it has finished, so that the peer's last message is acknowledged though that acknowledgement was lost: the peer asks
-/// again after 67 ms.
+/// Time that a side stays after its last message. If its acknowledgement of the peer's last message
+/// was lost, the peer asks again after 67 ms.
 const FAREWELL: Duration = Duration::from_millis(200);
-/// Polls that find nothing before others get the core for a moment.
+/// Empty polls before this thread yields its core.
 const SPINS: u32 = 2000;
-/// At the start of each there is a zero in a message that is validated.
+/// A validated message has a zero at each multiple of this.
 const PAGE: usize = 4096;
-/// What is in the memory where a message is to arrive. A zero would look like a part of one.
+/// Fills the memory where a message will arrive. A zero would look like a part of a message.
 const NOTHING: u8 = 0xa5;
 
 /// Bytes of memory that a game needs.
@@ -33,56 +34,58 @@ pub fn bytes(rules: &Rules) -> usize {
     areas * area_len(rules)
 }
 
-/// Bytes of an area: what comes before a message, and the message.
+/// Bytes of an area: the part before the message, and the message.
 fn area_len(rules: &Rules) -> usize {
     rules.program.head() + rules.size
 }
 
-/// Where the message of an area begins.
+/// Offset of the message in an area.
 fn message_at(rules: &Rules, area: usize) -> usize {
     area * area_len(rules) + rules.program.head()
 }
 
-/// Where messages of a seat arrive: in what is sent next, as in those programs, unless they are compared.
+/// The memory where a seat's messages arrive. As in those programs, this is the memory of the next
+/// send, unless messages are compared.
 #[must_use]
 pub fn landing(rules: &Rules, memory: &Mr, seat: usize) -> Vec<Sge> {
     let (area, len) = (if rules.chk { 1 + seat } else { 0 }, area_len(rules));
     if len == 0 { Vec::new() } else { vec![memory.sge(area * len, len)] }
 }
 
-/// Wipes the memory where the next message of a seat arrives, if it will be compared. To be called before that can come.
+/// Wipes the memory where the next message of a seat arrives, if it will be compared. Call it
+/// before that message can arrive.
 pub fn clear(rules: &Rules, memory: &Mr, seat: usize) {
     if rules.chk {
         memory.write(message_at(rules, 1 + seat), &vec![NOTHING; rules.size]);
     }
 }
 
-/// The message that is sent.
+/// The memory of the message to send.
 fn sges(rules: &Rules, memory: &Mr) -> Vec<Sge> {
     if rules.size == 0 { Vec::new() } else { vec![memory.sge(message_at(rules, 0), rules.size)] }
 }
 
-/// The work request's name for a receive of a seat.
+/// The work request ID of a seat's receives.
 #[must_use]
 pub const fn recv_id(seat: usize) -> u64 {
     (seat as u64) << 1 | 1
 }
 
-/// That for a send of a queue pair.
+/// The work request ID of a queue pair's sends.
 const fn send_id(index: usize) -> u64 {
     (index as u64) << 1
 }
 
-/// What is open on a queue pair.
+/// The open operations of a queue pair.
 #[derive(Debug, Clone, Copy)]
 struct Turn {
-    /// The message sent last is not on the other side yet.
+    /// The last send has not completed.
     sending: bool,
-    /// The peer's message has not come.
+    /// The peer's message has not arrived.
     waiting: bool,
 }
 
-/// A game that can begin.
+/// A game that is ready to begin.
 #[derive(Debug)]
 pub struct Game<'a> {
     ctx: &'a Context,
@@ -90,14 +93,15 @@ pub struct Game<'a> {
     table: Laid,
     wire: Wire,
     turns: Vec<Turn>,
-    /// Receives that are posted, by seat.
+    /// Number of posted receives, by seat.
     posted: Vec<u32>,
-    /// What every message is, once that is known.
+    /// The contents of every message, once known.
     message: Option<Vec<u8>>,
 }
 
 impl<'a> Game<'a> {
-    /// Makes it. Receives are posted already, and the peer's first message may be there.
+    /// Creates the game. Receives are posted already, and the peer's first message may have
+    /// arrived.
     #[must_use]
     pub fn new(ctx: &'a Context, rules: &'a Rules, table: Laid, wire: Wire) -> Self {
         let mut message = vec![0; rules.size];
@@ -112,10 +116,10 @@ impl<'a> Game<'a> {
         Self { ctx, rules, table, wire, turns, posted, message }
     }
 
-    /// Plays it to its end: how long that took.
+    /// Plays the game to its end. Returns the time that it took.
     ///
     /// # Errors
-    /// A request fails, a message is not what it should be, the peer stays silent.
+    /// A request fails, a message has wrong contents, or the peer stays silent.
     pub fn play(mut self) -> Result<Duration, Failure> {
         let iters = self.rules.iters;
         let (mut sent, mut received) = (0, 0);
@@ -173,7 +177,7 @@ impl<'a> Game<'a> {
         Ok(())
     }
 
-    /// The queue pair that a message came to.
+    /// The index of the queue pair that received a message.
     fn of(&self, wc: &Wc) -> Result<usize, Failure> {
         let index = self.table.qp_of(wc.qpn);
         index.ok_or_else(|| {
@@ -181,7 +185,7 @@ impl<'a> Game<'a> {
         })
     }
 
-    /// Posts receives when there is but one left.
+    /// Posts receives when only one is left.
     fn refill(&mut self, seat: usize) -> Result<(), Failure> {
         let (posted, each) = (&mut self.posted[seat], self.rules.each());
         *posted -= 1;
@@ -252,7 +256,7 @@ impl<'a> Game<'a> {
                 None => std::thread::yield_now(),
                 Some(channel) => {
                     self.table.cq.req_notify(false)?;
-                    // What came before it was armed makes no event.
+                    // Completions that came before it was armed make no event.
                     if let Some(wc) = self.table.cq.poll_one()? {
                         return Ok(wc);
                     }
@@ -266,7 +270,7 @@ impl<'a> Game<'a> {
         }
     }
 
-    /// Answers for a while.
+    /// Keeps answering the peer for a while.
     fn stay(&self) {
         let end = Instant::now() + FAREWELL;
         while Instant::now() < end {

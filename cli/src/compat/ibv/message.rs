@@ -1,5 +1,5 @@
-//! Where a queue pair is, as the ping-pongs of rdma-core tell it: LID, number, first PSN and GID, in hexadecimal, with colons
-//! between, and a zero at the end.
+//! The address of a queue pair in the format of rdma-core's ping-pongs: LID, number, first PSN and
+//! GID, in hexadecimal, separated by colons, with a zero byte at the end.
 
 use rocinante::Endpoint;
 
@@ -8,10 +8,10 @@ use crate::compat::wire::{hex, printable};
 
 /// Bytes of a message.
 pub const LEN: usize = 52;
-/// What a client says when it has heard the server's addresses.
+/// The client's message after it received the server's addresses.
 pub const DONE: &[u8; 5] = b"done\0";
 
-/// A queue pair of the peer's.
+/// The address of a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Address {
     /// Its number: 24 bits; 0 where there is no such queue pair.
@@ -22,7 +22,7 @@ pub struct Address {
     pub gid: [u8; 16],
 }
 
-/// The messages for `ends`, and as many for queue pairs that there are not as make `count`.
+/// The messages for `ends`, padded with messages for absent queue pairs up to `count`.
 #[must_use]
 pub fn all(ends: &[Endpoint], count: usize) -> Vec<u8> {
     let mut messages = Vec::with_capacity(count * LEN);
@@ -37,7 +37,7 @@ pub fn all(ends: &[Endpoint], count: usize) -> Vec<u8> {
 }
 
 impl Address {
-    /// The message. There are no LIDs on Ethernet.
+    /// The message. Its LID is 0, because Ethernet has no LIDs.
     #[must_use]
     pub fn message(&self) -> [u8; LEN] {
         let Self { qpn, psn, gid } = self;
@@ -49,7 +49,7 @@ impl Address {
     /// Reads a message.
     ///
     /// # Errors
-    /// It is something else.
+    /// The bytes have another format.
     pub fn parse(message: &[u8; LEN]) -> Result<Self, String> {
         let wrong = |why: String| format!("{:?} is no address: {why}", printable(message));
         let end = message.iter().position(|byte| *byte == 0);

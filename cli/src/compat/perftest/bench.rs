@@ -1,5 +1,5 @@
-//! Queue pairs that are connected to a perftest program's, and the memory behind them, laid out as there: first what each queue pair
-//! sends from, then where each queue pair's messages land.
+//! Queue pairs connected to those of a perftest program, and their memory. The layout of the memory
+//! is perftest's: first the send areas of all queue pairs, then their receive areas.
 
 use std::cell::Cell;
 use std::net::IpAddr;
@@ -18,44 +18,45 @@ use crate::output::Failure;
 use crate::session::diagnosis;
 use crate::session::join::Joined;
 
-/// Bytes of a page of memory here, as the peer is told: the messages of a queue pair take so many in turn.
+/// Bytes of a memory page, as the peer is told. The messages of a queue pair cycle through this
+/// many bytes.
 pub const PAGE: u32 = 4096;
-/// How far apart they are, at least.
+/// Smallest distance between two messages, in bytes.
 pub const CACHE_LINE: u32 = 64;
-/// How long a peer whose words have ended may finish what is on its way.
+/// Time in which a peer that ended its connection may finish the packets in flight.
 const GRACE: Duration = Duration::from_secs(1);
-/// How long the end of all connections may take.
+/// Time limit for ending all connections.
 const FAREWELL: Duration = Duration::from_secs(2);
-/// Once the peer says that it has sent everything, what has not come after so much silence is lost.
+/// Messages count as lost after this much silence, once the peer says that it has sent everything.
 const LOST_AFTER_WORDS: Duration = Duration::from_millis(200);
-/// The same if it says nothing, because it waits as well.
+/// The same while the peer says nothing, because it waits as well.
 const LOST: Duration = Duration::from_secs(5);
 
-/// All of it.
+/// The queue pairs of a measurement and their memory.
 #[derive(Debug)]
 pub struct Bench {
     /// The device.
     pub ctx: Context,
-    /// Where sends complete, and where receives do.
+    /// The completion queues of sends and of receives.
     pub cqs: [Cq; 2],
-    /// What announces completions, if they are slept for.
+    /// The channel of completion events, if this side sleeps for them.
     pub channel: Option<CompChannel>,
     /// The region.
     pub mr: Mr,
     /// The queue pairs.
     pub qps: Vec<Joined>,
-    /// Where the datagrams of each go, if they are for those and send any.
+    /// The destination of each queue pair's datagrams, if it sends any.
     targets: Vec<Target>,
-    /// What the peer was told of them.
+    /// The keys of the queue pairs that the peer was sent.
     pub own: Vec<Keys>,
-    /// What it told of its own.
+    /// The keys of the peer's queue pairs.
     pub theirs: Vec<Keys>,
-    /// What both know.
+    /// The terms that both sides agreed on.
     pub terms: Terms,
-    /// The address of its packets.
+    /// The address of the peer's packets.
     pub peer: IpAddr,
     watch: Watch,
-    /// When its words ended, if they have.
+    /// When the peer ended its connection, if it did.
     gone: Cell<Option<Instant>>,
 }
 
@@ -75,10 +76,12 @@ impl From<MeasureError> for Trouble {
 }
 
 impl Bench {
-    /// Makes queue pairs, tells of them, connects them: by the connection manager if there is a side of it.
+    /// Creates queue pairs, exchanges their keys, and connects them: through the connection manager
+    /// if `side` is given.
     ///
     /// # Errors
-    /// Limits; the peer says something else, goes or stays silent; its address cannot be reached.
+    /// A limit is exceeded; the peer says something else, goes or stays silent; its address cannot
+    /// be reached.
     pub(super) fn connect(
         ctx: Context,
         plan: &mut Plan,
@@ -111,7 +114,7 @@ impl Bench {
         Ok(bench)
     }
 
-    /// Both sides tell everything again, and meet once.
+    /// Both sides send all keys again, and meet once.
     fn meet_connected(&self, plan: &Plan, talk: &mut Talk) -> Result<(), Failure> {
         if plan.test.is_send() {
             talk.keys(&self.own[0])?;
@@ -123,12 +126,12 @@ impl Bench {
         Ok(())
     }
 
-    /// Bytes of each queue pair's memory, in which it sends and in which it receives.
+    /// Bytes of each queue pair's send area, and of its receive area.
     fn area(&self) -> usize {
         self.mr.len() / 2 / self.qps.len()
     }
 
-    /// Where a queue pair's messages come from and go to.
+    /// The memory and addresses that a queue pair's messages use.
     #[must_use]
     pub fn lane(&self, index: usize) -> Lane<'_> {
         let (area, theirs) = (self.area(), &self.theirs[index]);
@@ -142,7 +145,7 @@ impl Bench {
         }
     }
 
-    /// All of them.
+    /// All lanes.
     #[must_use]
     pub fn lanes(&self) -> Lanes<'_> {
         Lanes {
@@ -154,7 +157,7 @@ impl Bench {
         }
     }
 
-    /// The sum of all words where the peer's messages land: they begin at 0.
+    /// The sum of all words in the receive areas. They start at 0.
     #[must_use]
     pub fn landed_sum(&self) -> u64 {
         let half = self.mr.len() / 2;
@@ -162,7 +165,7 @@ impl Bench {
         words.fold(0, |sum, at| sum.wrapping_add(self.mr.load_u64(at)))
     }
 
-    /// What is done with them for messages of a size.
+    /// The flow for messages of `size` bytes.
     #[must_use]
     pub fn flow(&self, plan: &Plan, size: usize) -> FlowPlan {
         let cycle = self.terms.cycle_buffer as usize;
@@ -174,7 +177,7 @@ impl Bench {
             op: plan.op().filter(|_| sends),
             receive: if receives { Receive::Until } else { Receive::No },
             size,
-            // A receive that is left because a message was lost takes one of a later size.
+            // If a message was lost, its receive takes a message of a later size.
             room: if plan.loses() { plan.size_max() } else { size },
             slots: if taken <= cycle / 2 && !(plan.loses() && plan.all) {
                 cycle / stride
@@ -192,7 +195,8 @@ impl Bench {
         }
     }
 
-    /// Called while nothing happens in a flow: where messages may be lost, those that have not come in time are.
+    /// To be called while a flow makes no progress. Ends a flow that may lose messages when the
+    /// missing ones are overdue.
     ///
     /// # Errors
     /// As [`idle`](Self::idle).
@@ -207,10 +211,11 @@ impl Bench {
         self.idle(idle).map(|()| Idle::Wait)
     }
 
-    /// Called while nothing happens: gives up when that takes too long, or when the peer's words have ended and with them its packets.
+    /// To be called while nothing happens. Gives up when that takes too long, or some time after
+    /// the peer ended its connection.
     ///
     /// # Errors
-    /// It has come to that.
+    /// The silence lasts too long, the peer is gone, or a queue pair is in the error state.
     pub fn idle(&self, idle: Duration) -> Result<(), Trouble> {
         const SOON: Duration = Duration::from_millis(5);
         if idle < SOON {
@@ -223,7 +228,8 @@ impl Bench {
             }));
         }
         if self.qps.iter().any(|qp| qp.state() == QpState::Err) {
-            // Who waits for memory has not polled for the reason.
+            // A test that waits for memory has not polled, so the reason is still in the completion
+            // queue.
             return Err(self.broken(WcStatus::WrFlushErr));
         }
         if self.gone.get().is_none() && self.watch.is_gone() {
@@ -237,16 +243,17 @@ impl Bench {
         }
     }
 
-    /// A request ended in `status`.
+    /// The error for a request that ended in `status`.
     pub fn broken(&self, status: WcStatus) -> Trouble {
         Trouble::Measure(MeasureError::Completion(measure::cause(status, &self.cqs)))
     }
 
-    /// Ends the connections that the connection manager made: the client asks for that, and perftest's waits until the server has answered.
+    /// Ends the connections that the connection manager made. The client asks for the end, and
+    /// perftest's client waits until the server has answered.
     pub fn end(self, plan: &Plan) {
         let deadline = Instant::now() + FAREWELL;
         let managed = || self.qps.iter().filter_map(Joined::managed);
-        // Who has gone is told no more.
+        // The peer may be gone: then disconnecting fails, which does not matter.
         if plan.client {
             managed().for_each(|connection| drop(connection.disconnect()));
         }
@@ -256,7 +263,7 @@ impl Bench {
         }
     }
 
-    /// What to tell the user.
+    /// The error for the user.
     pub fn failure(&self, talk: &Talk, trouble: &Trouble) -> Failure {
         match trouble {
             Trouble::Peer(why) => talk.failed(why),

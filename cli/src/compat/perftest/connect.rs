@@ -1,4 +1,5 @@
-//! How queue pairs are made, and connected with a perftest program's: by what both sides tell each other, or with `-R` by the connection manager.
+//! Creates queue pairs and connects them to a perftest program's: with the addresses that both
+//! sides exchange, or with `-R` through the connection manager.
 
 use std::net::IpAddr;
 
@@ -18,38 +19,38 @@ use crate::output::Failure;
 use crate::session::join::Joined;
 use crate::session::{self};
 
-/// Of both sides' datagrams, unless the connection manager connects.
+/// The Q_Key of both sides' datagrams, unless the connection manager connects.
 const QKEY: u32 = 0x1111_1111;
-/// What the device takes.
+/// The READs and atomics in flight that the device takes.
 const READS_MAX: u32 = 128;
 
-/// What queue pairs are made of.
+/// The objects that queue pairs are created with.
 pub(super) struct Parts {
     pub(super) ctx: Context,
-    /// Where sends complete, and where receives do.
+    /// The completion queues of sends and of receives.
     pub(super) cqs: [Cq; 2],
     pub(super) channel: Option<CompChannel>,
     pub(super) pd: Pd,
-    /// First what each queue pair sends from, then where each queue pair's messages land.
+    /// First the send areas of all queue pairs, then their receive areas.
     pub(super) mr: Mr,
     rx_depth: u32,
 }
 
-/// Queue pairs that can be used.
+/// Connected queue pairs.
 pub(super) struct Connected {
     pub(super) qps: Vec<Joined>,
-    /// Where the datagrams of each go, if it is for those and sends any.
+    /// The destination of each queue pair's datagrams, if it sends any.
     pub(super) targets: Vec<Target>,
-    /// What the peer was told of them.
+    /// The keys of the queue pairs that the peer was sent.
     pub(super) own: Vec<Keys>,
-    /// What it told of its own.
+    /// The keys of the peer's queue pairs.
     pub(super) theirs: Vec<Keys>,
-    /// The address of its packets.
+    /// The address of the peer's packets.
     pub(super) peer: IpAddr,
     pub(super) mtu: Mtu,
 }
 
-/// Where datagrams go.
+/// The destination of datagrams.
 #[derive(Debug)]
 pub(super) struct Target {
     pub(super) ah: Ah,
@@ -78,7 +79,7 @@ impl Parts {
         Ok(Self { ctx, cqs, channel, pd, mr, rx_depth })
     }
 
-    /// A queue pair.
+    /// Creates a queue pair.
     pub(super) fn build(&self, plan: &Plan, local: IpAddr) -> Result<PreparedQp, VerbsError> {
         let qkey = if plan.managed == Managed::All { cm::UDP_QKEY } else { QKEY };
         let qp = self.pd.qp(&self.cqs[0], &self.cqs[1]).gid_index(gid_index(&self.ctx, local));
@@ -86,12 +87,12 @@ impl Parts {
         qp.qp_type(plan.service).qkey(qkey).max_inline_data(plan.inline).build()
     }
 
-    /// Where in the region the messages of a queue pair land.
+    /// Offset in the region of a queue pair's receive area.
     pub(super) fn landing(&self, plan: &Plan, index: usize) -> usize {
         self.mr.len() / 2 + index * (self.mr.len() / 2 / plan.qps as usize)
     }
 
-    /// What the peer is told of a queue pair.
+    /// The keys of a queue pair, for the peer.
     fn keys(&self, plan: &Plan, end: &Endpoint, index: usize) -> Keys {
         Keys {
             out_reads: plan.out_reads.into(),
@@ -114,7 +115,7 @@ impl Parts {
         self.pd.create_ah(gid_index(&self.ctx, local), &path)
     }
 
-    /// Tells of queue pairs, and connects them to those that the peer tells of.
+    /// Exchanges keys with the peer, and connects the queue pairs accordingly.
     pub(super) fn swap(
         &self,
         plan: &Plan,
@@ -147,7 +148,7 @@ impl Parts {
         Ok(Connected { qps, targets, own, theirs, peer, mtu: terms.mtu })
     }
 
-    /// Connects queue pairs by the connection manager, and tells of them then.
+    /// Connects queue pairs through the connection manager, and then exchanges keys.
     pub(super) fn manage(
         &self,
         side: Side,
@@ -155,7 +156,7 @@ impl Parts {
         talk: &mut Talk,
         terms: &Terms,
     ) -> Result<Connected, Failure> {
-        // Both meet before it and after it, and have nothing to tell yet.
+        // Both sides meet before connecting and after it. They have no keys to exchange yet.
         talk.enter("connecting queue pairs (both sides need the same -q and -c)");
         talk.keys(&Keys::default())?;
         let (mut qps, mut targets) = (Vec::with_capacity(plan.qps as usize), Vec::new());
@@ -168,20 +169,21 @@ impl Parts {
             qps.push(qp);
             targets.extend(target);
         }
-        // Whoever comes later finds nobody listening.
+        // A later client finds no listener.
         drop(side);
         talk.keys(&Keys::default())?;
         let told = |(index, qp): (usize, &Joined)| self.keys(plan, &Qp::endpoint(qp), index);
         let own: Vec<Keys> = qps.iter().enumerate().map(told).collect();
         let theirs = tell(plan, &own, talk)?;
-        // Who asked for the connection has decided.
+        // The side that asked for the connection chose the path MTU.
         let mtu = qps[0].query().1.path_mtu.unwrap_or(terms.mtu);
         let peer = talk.wire().peer().ip();
         Ok(Connected { qps, targets, own, theirs, peer, mtu })
     }
 
-    /// What the connection manager is told. perftest's server asks for as many READs at a time as its own device takes, whatever the client
-    /// offers to serve: so that is all there is.
+    /// The options of a connection. Whatever the client offers to serve, perftest's server asks for
+    /// as many READs in flight as its own device takes. So this side offers as many as its device
+    /// can serve.
     fn offer(&self, plan: &Plan, mtu: Mtu) -> ConnectOptions {
         let serves = self.ctx.query_device().limits.max_qp_rd_atom;
         ConnectOptions {
@@ -191,7 +193,7 @@ impl Parts {
     }
 }
 
-/// Both tell of all queue pairs.
+/// Both sides exchange the keys of all queue pairs.
 fn tell(plan: &Plan, own: &[Keys], talk: &mut Talk) -> Result<Vec<Keys>, Failure> {
     talk.enter("telling addresses (both sides need the same test and the same -q)");
     if !plan.test.is_bandwidth() && !plan.test.is_send() {
@@ -203,7 +205,7 @@ fn tell(plan: &Plan, own: &[Keys], talk: &mut Talk) -> Result<Vec<Keys>, Failure
     Ok(theirs)
 }
 
-/// Whether what the peer told of its memory can be meant.
+/// Checks that the memory in the peer's keys can exist.
 fn suits(plan: &Plan, theirs: &Keys) -> Result<(), String> {
     let space = 2 * plan.size_max().max(PAGE as usize) as u64;
     if !plan.test.is_send() && theirs.address.checked_add(space).is_none() {
@@ -215,7 +217,7 @@ fn suits(plan: &Plan, theirs: &Keys) -> Result<(), String> {
     Ok(())
 }
 
-/// What a queue pair is connected to, if what the peer told of it can be meant.
+/// The endpoint of the peer's queue pair, if its keys are valid.
 fn endpoint(theirs: &Keys, local: IpAddr, mtu: Mtu) -> Result<Endpoint, String> {
     if theirs.qpn < 2 {
         return Err(format!("{} is no number of a queue pair", theirs.qpn));

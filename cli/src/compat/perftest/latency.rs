@@ -1,4 +1,4 @@
-//! Round trips as perftest's programs make them, one at a time, on the first queue pair.
+//! Round trips in the way of perftest's programs: one at a time, on the first queue pair.
 
 use std::time::{Duration, Instant};
 
@@ -10,35 +10,35 @@ use super::plan::Plan;
 use crate::measure::{self, BulkOp, Lane, MeasureError, Until};
 use crate::perf::plan::Atomic;
 
-/// What was measured.
+/// Results of a measurement.
 #[derive(Debug)]
 pub struct Latencies {
-    /// Nanoseconds from one message to the next; half of it where the peer sends one in between.
+    /// Nanoseconds from one message to the next, halved where the peer sends one in between.
     pub histogram: Histogram<u64>,
-    /// Messages that count: with a time, those that neither margin has.
+    /// Messages that count: in a test for a time, those between the margins.
     pub messages: u64,
-    /// How long those took.
+    /// Time that those messages took.
     pub elapsed: Duration,
 }
 
-/// A measurement that runs.
+/// A running measurement.
 struct Trips<'a> {
     bench: &'a Bench,
     plan: &'a Plan,
     lane: Lane<'a>,
     size: usize,
     start: Instant,
-    /// When the message before was posted.
+    /// When the previous message was posted.
     before: Option<Instant>,
     halves: u32,
     latencies: Latencies,
     counted: Option<(u64, Instant)>,
 }
 
-/// Measures with messages of a size.
+/// Measures with messages of `size` bytes.
 ///
 /// # Errors
-/// A failed request, silence, a peer that goes.
+/// A request fails, the network stays silent, or the peer goes.
 pub fn measure(bench: &Bench, plan: &Plan, size: usize) -> Result<Latencies, Trouble> {
     let op = match plan.atomic {
         _ if plan.test.is_write() => BulkOp::Write,
@@ -70,10 +70,10 @@ pub fn measure(bench: &Bench, plan: &Plan, size: usize) -> Result<Latencies, Tro
     Ok(trips.latencies)
 }
 
-/// Posts the receives with which a measurement of SENDs begins. To be called before both sides meet.
+/// Posts the first receives of a measurement of SENDs. Call it before both sides meet.
 ///
 /// # Errors
-/// A receive that cannot be posted.
+/// A receive cannot be posted.
 pub fn post_receives(bench: &Bench, plan: &Plan, size: usize) -> Result<(), MeasureError> {
     (0..plan.rx_depth).try_for_each(|_| receive(bench, size))
 }
@@ -85,7 +85,8 @@ fn receive(bench: &Bench, size: usize) -> Result<(), MeasureError> {
 }
 
 impl Trips<'_> {
-    /// Both sides write a number into each other's last byte, which the other waits for; the server first.
+    /// Each side writes a number into the last byte of the other's message and waits for the
+    /// other's number. The server writes first.
     fn write(&mut self) -> Result<(), Trouble> {
         let (bench, size) = (self.bench, self.size);
         let (post_at, poll_at) = (self.lane.source + size - 1, self.lane.landing + size - 1);
@@ -112,7 +113,7 @@ impl Trips<'_> {
         Ok(())
     }
 
-    /// Both sides send and wait for an answer, the client first.
+    /// Each side sends and waits for the answer. The client sends first.
     fn send(&mut self) -> Result<(), Trouble> {
         let (mut sent, mut received) = (0u64, 0u64);
         let ahead = u64::from(self.plan.rx_depth);
@@ -143,7 +144,7 @@ impl Trips<'_> {
         Ok(())
     }
 
-    /// The client alone asks.
+    /// Only the client sends requests.
     fn ask(&mut self, op: BulkOp) -> Result<(), Trouble> {
         let mut asked = 0;
         while self.goes_on(asked) {
@@ -153,7 +154,7 @@ impl Trips<'_> {
                 break;
             }
         }
-        // The last has no next.
+        // Ends the last round trip.
         self.tick();
         Ok(())
     }
@@ -183,7 +184,7 @@ impl Trips<'_> {
         Ok(())
     }
 
-    /// A message begins: the one before is measured.
+    /// Marks the start of a message, and records the time since the previous one.
     fn tick(&mut self) {
         let now = Instant::now();
         let Some(before) = self.before.replace(now) else { return };
@@ -201,7 +202,7 @@ impl Trips<'_> {
         (self.latencies.messages, self.latencies.elapsed) = (*messages, now - *since);
     }
 
-    /// The next completion of sends (0) or receives (1); none if the time is over.
+    /// The next completion of sends (`which` = 0) or of receives (1). `None` if the time is over.
     fn completion(&mut self, which: usize) -> Result<Option<()>, Trouble> {
         let bench = self.bench;
         let cq = &bench.cqs[which];
@@ -213,7 +214,7 @@ impl Trips<'_> {
         }
     }
 
-    /// Looks until there is something, or the time is over.
+    /// Polls until `look` finds something. `None` if the time is over.
     fn wait<T>(
         &self,
         cq: Option<&Cq>,
@@ -249,7 +250,7 @@ impl Trips<'_> {
     }
 }
 
-/// How long to sleep at most before the peer is looked after.
+/// Longest sleep before the next look at the peer.
 const NAP: Duration = Duration::from_millis(50);
-/// What the device takes inline.
+/// Bytes that the device takes inline.
 const INLINE_MAX: usize = 4096;

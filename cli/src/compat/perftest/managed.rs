@@ -1,9 +1,14 @@
-//! `-z`, with which both sides talk over a queue pair that the connection manager connects, and `-R`, with which it connects those of the measurement, too.
+//! `-z` and `-R`. With `-z` both sides talk over a queue pair that the connection manager connects.
+//! With `-R` the connection manager connects the queue pairs of the measurement, too.
 //!
-//! With `-R` the server listens on one port for both. Once the control queue pair is connected and all is agreed, the client asks for one connection for each
-//! queue pair, in their order, or with `-c UD` on the same port of `RDMA_PS_UDP` for the number of the server's queue pair. A server that sends
-//! datagrams, too, learns the number of the client's by a first one, whose immediate data it is. perftest's server begins to listen for those only when both have met,
-//! so a client asks again; perftest's client does not, so our server listens all the time.
+//! With `-R` the server listens for both kinds of connections on one port. Once the control queue
+//! pair is connected and all is agreed, the client asks for one connection per queue pair, in their
+//! order. With `-c UD` it asks instead for the number of each of the server's queue pairs, on the
+//! same port of `RDMA_PS_UDP`. If the server sends datagrams, too, the client's first datagram has
+//! the number of the client's queue pair as immediate data.
+//!
+//! perftest's server begins to listen for those requests only after both sides have met, so our
+//! client asks again. perftest's client does not ask again, so our server listens all the time.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -25,27 +30,28 @@ use crate::perf::Args;
 use crate::session::address;
 use crate::session::join::Joined;
 
-/// Requests that wait.
+/// Requests that may wait at the listener.
 const BACKLOG: usize = 128;
-/// How long a client asks again while nobody listens, and a server waits for one that does not go on.
+/// Time during which a client asks again while no server listens, and a server waits for a client
+/// that is silent.
 const ABSENCE: Duration = Duration::from_secs(5);
-/// How often who waits for a request looks whether the peer goes on without.
+/// Interval at which a side that waits for a request checks whether the peer goes on without one.
 const LOOK: Duration = Duration::from_millis(100);
-/// Bytes of a datagram that tells a number; it has that as immediate data, too.
+/// Bytes of a datagram that carries a queue pair's number. The number is in its immediate data.
 const NUMBER_LEN: usize = 4;
 
-/// Where the connections come from.
+/// The source of the connections.
 pub(super) enum Side {
-    /// This side asks there.
+    /// This side asks the server at this address.
     Asks(SocketAddr),
-    /// This side listens, and with `-c UD` for datagrams, too.
+    /// This side listens; with `-c UD` also for requests for datagrams.
     Listens(Listener, Option<DatagramListener>),
 }
 
-/// Opens the device, and meets the peer there.
+/// Opens the device, and meets the peer through it.
 ///
 /// # Errors
-/// No device, a port that is taken, nobody there.
+/// There is no device, the port is taken, or no peer is there.
 pub(super) fn meet(
     args: &Args,
     plan: &Plan,
@@ -89,7 +95,7 @@ fn cannot_connect(server: SocketAddr, error: &VerbsError) -> Failure {
     Failure::Failed(format!("cannot connect to {server}: {}{advice}", said(error)))
 }
 
-/// What went wrong, and what the peer's program says of it.
+/// The error, with the reason that the peer's program gives.
 fn said(error: &VerbsError) -> String {
     let words = match error {
         VerbsError::Cm(CmFailure::Rejected { private_data, .. }) => &private_data[..],
@@ -136,7 +142,7 @@ fn listen(
     Ok((ctx, wire, Side::Listens(listener, datagrams)))
 }
 
-/// Accepts who asks as perftest's programs do.
+/// Accepts a request in the form of perftest's programs, and rejects others.
 fn first(ctx: &Context, request: Request) -> Result<Queue, (SocketAddr, String)> {
     let peer = request.peer();
     let failed = |error: VerbsError| (peer, error.to_string());
@@ -152,7 +158,7 @@ impl Side {
     /// Connects a queue pair.
     ///
     /// # Errors
-    /// The peer has no such queue pair, is silent, or goes on without.
+    /// The peer has no such queue pair, stays silent, or goes on without it.
     pub(super) fn connect(
         &self,
         parts: &Parts,
@@ -179,7 +185,8 @@ impl Side {
         Ok(Joined::Managed(Box::new(connection)))
     }
 
-    /// Finds a queue pair for datagrams, and where its own datagrams go if it sends any.
+    /// Creates a queue pair for datagrams and exchanges its number. Returns also the destination of
+    /// its datagrams if it sends any.
     ///
     /// # Errors
     /// As [`connect`](Self::connect).
@@ -198,7 +205,7 @@ impl Side {
             Self::Listens(connections, Some(datagrams)) => {
                 let next = |wait| {
                     if let Some(other) = connections.try_request()? {
-                        // It goes then, or asks as it should.
+                        // That client either gives up, or asks for datagrams.
                         let _ = other.reject(b"this side has -c UD");
                     }
                     datagrams.request(Some(wait))
@@ -213,7 +220,7 @@ impl Side {
     }
 }
 
-/// The client's next request. Those of others are turned away.
+/// The client's next request. Requests of other clients are rejected.
 fn awaited<T>(
     talk: &mut Talk,
     next: impl Fn(Duration) -> Result<T, VerbsError>,
@@ -224,7 +231,7 @@ fn awaited<T>(
     loop {
         match next(LOOK) {
             Ok(request) if peer(&request).ip() == talk.wire().peer().ip() => return Ok(request),
-            // Whether it hears why or not does not matter here.
+            // The other client may miss the reason; that does no harm here.
             Ok(request) => drop(refuse(request, b"another client is being served")),
             Err(VerbsError::TimedOut) => {}
             Err(error) => return Err(talk.failed(error)),
@@ -237,14 +244,14 @@ fn awaited<T>(
     }
 }
 
-/// Whether the server sends datagrams, too, and must be told where to.
+/// Whether the server sends datagrams, too, and must learn their destination.
 fn is_answered(plan: &Plan) -> bool {
     plan.both || !plan.test.is_bandwidth()
 }
 
 type Found = Result<(Qp, Option<Target>), Failure>;
 
-/// The client asks for a queue pair of the server's, and tells it its own.
+/// On the client: asks for one of the server's queue pairs, and sends the number of its own.
 fn resolve(parts: &Parts, plan: &Plan, server: SocketAddr) -> Found {
     let local = parts.ctx.gids()[0];
     let qp = parts.build(plan, local)?.ready().map_err(|(_, error)| error)?;
@@ -264,7 +271,7 @@ fn resolve(parts: &Parts, plan: &Plan, server: SocketAddr) -> Found {
     Ok((qp, Some(target)))
 }
 
-/// The server names a queue pair, and hears of the client's.
+/// On the server: names a queue pair, and learns the number of the client's.
 fn name(parts: &Parts, plan: &Plan, request: cm::DatagramRequest, index: usize) -> Found {
     let (local, peer) = (request.local(), request.peer().ip());
     let qp = parts.build(plan, local)?.ready().map_err(|(_, error)| error)?;

@@ -1,14 +1,14 @@
-//! What perftest's programs tell each other, byte by byte.
+//! The messages of perftest's programs, byte by byte.
 //!
-//! Texts end with zeros, numbers are big-endian. Every message is told by both sides, the client first. What is told of a queue pair is a text over
-//! TCP, and over a queue pair a C structure:
+//! Texts end with zeros, numbers are big-endian. Both sides send every message, the client first.
+//! The keys of a queue pair are a text over TCP, and a C structure over a queue pair:
 //!
 //! | bytes | |
 //! |---|---|
 //! | 0..4, 4..8, 8..12, 12..16, 16..20 | LID, READs and atomics at a time, QPN, PSN, key |
 //! | 20..24 | whatever was in the memory there |
 //! | 24..32, 32..48 | address, GID |
-//! | 48..52, 52..56 | number of a shared receive queue, index of the GID: nobody reads them |
+//! | 48..52, 52..56 | number of a shared receive queue, index of the GID: not read |
 
 use std::str;
 
@@ -18,27 +18,27 @@ use crate::compat::wire::{hex, printable};
 
 /// Bytes of a version.
 pub const VERSION_LEN: usize = 16;
-/// The version that this side tells: that of perftest 4.5-0.17.
+/// The version that this side sends: that of perftest 4.5-0.17.
 pub const VERSION: &[u8; VERSION_LEN] = b"6.06\0\0\0\0\0\0\0\0\0\0\0\0";
 /// Bytes of a path MTU.
 pub const MTU_LEN: usize = 2;
-/// Bytes of what is told of a queue pair, as a text.
+/// Bytes of a queue pair's keys, as a text.
 pub const KEYS_LEN: usize = 108;
-/// The same, as a structure.
+/// Bytes of a queue pair's keys, as a structure.
 pub const BINARY_LEN: usize = 56;
-/// What each side says over TCP before it closes.
+/// The last message of each side over TCP.
 pub const DONE: &[u8; 5] = b"done\0";
 
-/// Older versions tell each other other things.
+/// Older versions exchange other messages.
 const VERSION_MIN: f64 = 5.70;
-/// The largest page and the longest cache line of any machine that Linux knows; rounded up.
+/// The largest page and the longest cache line of any machine that Linux supports, rounded up.
 const BUFFER_MAX: u32 = 1 << 20;
 const LINE_MAX: u32 = 4096;
 
 /// The peer's version.
 ///
 /// # Errors
-/// It is none, or too old.
+/// The message is no version, or the version is too old.
 pub fn version(message: &[u8; VERSION_LEN]) -> Result<String, String> {
     let text = text(message).filter(|text| !text.is_empty());
     let number = text.and_then(|text| text.parse::<f64>().ok()).filter(|number| number.is_finite());
@@ -54,7 +54,7 @@ pub fn version(message: &[u8; VERSION_LEN]) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
-/// How many bytes the messages of a queue pair take in turn: the larger of both sides' pages.
+/// Reads a page size. The messages of a queue pair cycle through the larger of both sides' pages.
 ///
 /// # Errors
 /// No machine has such pages.
@@ -66,7 +66,8 @@ pub fn cycle_buffer(message: [u8; 4]) -> Result<u32, String> {
     Err(format!("it has pages of {bytes} bytes, as no machine has"))
 }
 
-/// How far apart they are: the larger of both sides' cache lines.
+/// Reads the length of a cache line. Messages are at least the larger of both sides' cache lines
+/// apart.
 ///
 /// # Errors
 /// No machine has such cache lines.
@@ -78,7 +79,7 @@ pub fn cache_line(message: [u8; 4]) -> Result<u32, String> {
     Err(format!("it has cache lines of {bytes} bytes, as no machine has"))
 }
 
-/// The message for a path MTU: the code that libibverbs has for it.
+/// The message for a path MTU: libibverbs' code of it, as a digit.
 #[must_use]
 pub fn mtu_message(mtu: Mtu) -> [u8; MTU_LEN] {
     let code = match mtu {
@@ -94,7 +95,7 @@ pub fn mtu_message(mtu: Mtu) -> [u8; MTU_LEN] {
 /// The peer's path MTU.
 ///
 /// # Errors
-/// It is none.
+/// The message is no path MTU.
 pub fn mtu(message: [u8; MTU_LEN]) -> Result<Mtu, String> {
     match &message {
         b"1\0" => Ok(Mtu::Mtu256),
@@ -106,10 +107,10 @@ pub fn mtu(message: [u8; MTU_LEN]) -> Result<Mtu, String> {
     }
 }
 
-/// A queue pair and the memory behind it.
+/// The keys of a queue pair: its address and its memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Keys {
-    /// How many READs and atomics it takes at a time.
+    /// READs and atomics in flight that it takes.
     pub out_reads: u32,
     /// Its number: 24 bits.
     pub qpn: u32,
@@ -117,14 +118,15 @@ pub struct Keys {
     pub psn: u32,
     /// The key of the memory.
     pub rkey: u32,
-    /// Its address.
+    /// The address of the memory.
     pub address: u64,
     /// The queue pair's GID.
     pub gid: [u8; 16],
 }
 
 impl Keys {
-    /// The message. There is no LID on Ethernet, and no number of a shared receive queue.
+    /// The message as a text. It has no LID, because Ethernet has none, and no number of a shared
+    /// receive queue.
     #[must_use]
     pub fn message(&self) -> [u8; KEYS_LEN] {
         let Self { out_reads, qpn, psn, rkey, address, gid } = self;
@@ -136,10 +138,10 @@ impl Keys {
         text.as_bytes().try_into().expect("every field has its width")
     }
 
-    /// Reads a message.
+    /// Reads a message that is a text.
     ///
     /// # Errors
-    /// It is something else.
+    /// The bytes have another format.
     pub fn parse(message: &[u8; KEYS_LEN]) -> Result<Self, String> {
         let wrong = |why: String| format!("{:?} is no address: {why}", printable(message));
         let Some(text) = text(message) else {
@@ -183,10 +185,10 @@ impl Keys {
         message
     }
 
-    /// Reads such a message.
+    /// Reads a message that is a structure.
     ///
     /// # Errors
-    /// A number is larger than it can be.
+    /// A number is out of range.
     pub fn parse_binary(message: &[u8; BINARY_LEN]) -> Result<Self, String> {
         let part = |at: usize| <[u8; 4]>::try_from(&message[at..at + 4]).expect("four bytes");
         let number = |at: usize, max: u32, what: &str| match u32::from_be_bytes(part(at)) {
@@ -204,26 +206,26 @@ impl Keys {
     }
 }
 
-/// What one side measured, in its own units.
+/// The results of one side, in its own units.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Report {
     /// Bytes of a message.
     pub size: u64,
     /// Messages of all queue pairs.
     pub iters: u64,
-    /// The best stretch.
+    /// The best stretch of the measurement.
     pub peak: f64,
-    /// All of it.
+    /// The average of the measurement.
     pub average: f64,
     /// 10⁶ messages per second.
     pub rate: f64,
 }
 
-/// Numbers of a report, each a message.
+/// Numbers of a report. Each is a message of its own.
 pub const REPORT_PARTS: usize = 5;
 
 impl Report {
-    /// Its messages.
+    /// The messages of the report.
     #[must_use]
     pub fn parts(&self) -> [[u8; 8]; REPORT_PARTS] {
         let numbers =
@@ -232,7 +234,7 @@ impl Report {
         [self.size.to_be_bytes(), self.iters.to_be_bytes(), peak, average, rate]
     }
 
-    /// Reads its messages. What is no number counts as nothing.
+    /// Reads the messages of a report. A value that is not a number counts as 0.
     #[must_use]
     pub fn of(parts: [[u8; 8]; REPORT_PARTS]) -> Self {
         let [size, iters, peak, average, rate] = parts.map(u64::from_be_bytes);
@@ -242,7 +244,7 @@ impl Report {
     }
 }
 
-/// What stands before the first zero.
+/// The text before the first zero.
 fn text(message: &[u8]) -> Option<&str> {
     let end = message.iter().position(|byte| *byte == 0)?;
     str::from_utf8(&message[..end]).ok()
@@ -286,7 +288,7 @@ mod tests {
         );
         assert_eq!(binary[24..32], [0, 0, 0x7f, 0x3b, 0x8c, 0, 0x10, 0]);
         assert_eq!(binary[32..], [&gid::of([10, 77, 0, 2].into())[..], &[0; 8]].concat());
-        // Of a structure whose holes and last numbers hold anything.
+        // A C structure may have any bytes in its holes and in its last numbers.
         binary[20..24].fill(0xee);
         binary[48..].fill(0xee);
         assert_eq!(Keys::parse_binary(&binary), Ok(keys()));

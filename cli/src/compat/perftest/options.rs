@@ -8,24 +8,26 @@ use crate::compat::refused::{Option_, Refused, Table};
 use crate::output::Failure;
 use crate::perf::plan::Test;
 
-/// What `--compat perftest` adds to the options of `perf`.
+/// Options that `--compat perftest` adds to those of `perf`.
 #[derive(Debug, clap::Args)]
 pub struct Options {
     #[command(flatten)]
     pub(super) device: DeviceArgs,
-    /// With --compat: index of the GID to use (`rocinante devices` shows them) [default: that of the address of the TCP connection]
+    /// With --compat: index of the GID to use (`rocinante devices` shows them) [default: that of
+    /// the address of the TCP connection]
     #[arg(short = 'x', long, value_name = "INDEX")]
     pub(super) gid_index: Option<usize>,
     /// With --compat: use the device's first global IPv6 address; TCP stays on IPv4
     #[arg(long)]
     pub(super) ipv6: bool,
-    /// With --compat: do not ask for the processor's frequency, which nobody does here anyway
+    /// With --compat: accepted without effect, as the processor's frequency is not used here
     #[arg(short = 'F', long = "CPU-freq")]
     pub(super) cpu_freq: bool,
     /// With --compat: sleep on completion events instead of polling
     #[arg(short, long)]
     pub(super) events: bool,
-    /// With --compat: send messages up to this size inline [default: 0 for bandwidth, 64 for latency]
+    /// With --compat: send messages up to this size inline [default: 0 for bandwidth, 64 for
+    /// latency]
     #[arg(short = 'I', long = "inline_size", value_name = "BYTES", value_parser = clap::value_parser!(u32).range(..=4096))]
     pub(super) inline_size: Option<u32>,
     /// With --compat: READs or atomics outstanding at a time [default: 16]
@@ -37,7 +39,8 @@ pub struct Options {
     /// With --compat: do not look for the best stretch
     #[arg(short = 'N', long)]
     pub(super) no_peak: bool,
-    /// With --compat and -D: do not count the first and the last seconds [default: a quarter of -D each]
+    /// With --compat and -D: do not count the first and the last seconds [default: a quarter of -D
+    /// each]
     #[arg(short = 'f', long, value_name = "SECONDS")]
     pub(super) margin: Option<u64>,
     /// With --compat: traffic class of the packets
@@ -49,23 +52,25 @@ pub struct Options {
     /// With --compat: the transport: RC, UC for send and write, UD for send [default: RC]
     #[arg(short = 'c', long, value_name = "TYPE")]
     pub(super) connection: Option<String>,
-    /// With --compat: connect by the connection manager, as --cm does without: what both sides tell each other goes over a queue pair, too
+    /// With --compat: connect by the connection manager, as --cm does without --compat; also the
+    /// messages of both sides go over a queue pair
     #[arg(short = 'R', long = "rdma_cm", alias = "rdma-cm")]
     pub(super) rdma_cm: bool,
-    /// With --compat: tell each other everything over a queue pair that the connection manager connects, but connect the others as without
+    /// With --compat: exchange all messages over a queue pair that the connection manager connects,
+    /// but connect the other queue pairs without it
     #[arg(short = 'z', long = "comm_rdma_cm", alias = "com_rdma_cm")]
     pub(super) comm_rdma_cm: bool,
     /// With --compat and -R: type of service of the packets, as --tclass
     #[arg(short = 'T', long, value_name = "TOS")]
     pub(super) tos: Option<u8>,
-    /// With --compat: the service level, which is 0
+    /// With --compat: the service level, always 0
     #[arg(short = 'S', long = "sl", value_name = "LEVEL")]
     pub(super) service_level: Option<u8>,
     #[command(flatten)]
     refused: Refused<Perftest>,
 }
 
-/// Of perftest's programs.
+/// perftest's programs.
 #[derive(Debug)]
 struct Perftest;
 
@@ -124,10 +129,10 @@ impl Table for Perftest {
 }
 
 impl Options {
-    /// Without `--compat` none of them means anything.
+    /// Checks that no option was given that needs `--compat`.
     ///
     /// # Errors
-    /// One was given.
+    /// Such an option was given.
     pub fn check_absent(&self) -> Result<(), Failure> {
         let given = [
             ("-d", self.device.ib_dev.is_some()),
@@ -160,7 +165,7 @@ impl Options {
         }
     }
 
-    /// What the connection manager connects; `cm` is `--cm`.
+    /// The connections that the connection manager makes. `cm` is `--cm`.
     pub(super) fn managed(&self, cm: bool) -> Managed {
         match (self.rdma_cm || cm, self.comm_rdma_cm) {
             (true, _) => Managed::All,
@@ -188,10 +193,10 @@ impl Options {
         })
     }
 
-    /// Whether they can be meant.
+    /// Checks that the options are supported.
     ///
     /// # Errors
-    /// One is for something that there is not.
+    /// An option is not supported here.
     pub fn check(&self) -> Result<(), Failure> {
         self.refused.check()?;
         if self.service_level.is_some_and(|level| level != 0) {

@@ -1,4 +1,4 @@
-//! What is measured against a perftest program, with the defaults of that program.
+//! The plan of a measurement against a perftest program, with that program's defaults.
 
 use std::time::Duration;
 
@@ -10,46 +10,46 @@ use crate::output::Failure;
 use crate::perf::plan::{Atomic, Given, Test};
 use crate::session::NetArgs;
 
-/// Messages larger than this are completed one by one, unless `-Q` says otherwise.
+/// Requests with larger messages are all signaled, unless `-Q` says otherwise.
 const LARGE: u32 = 8192;
 /// The largest message of `-a`.
 const ALL_MAX: u32 = 1 << 23;
 
-/// What the connection manager connects.
+/// The connections that the connection manager makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Managed {
-    /// Nothing.
+    /// None.
     Nothing,
-    /// A queue pair over which both sides talk (`-z`).
+    /// The queue pair over which both sides talk (`-z`).
     Words,
-    /// That, and those of the measurement (`-R`).
+    /// That one, and the queue pairs of the measurement (`-R`).
     All,
 }
 
-/// All of it.
+/// The plan of a measurement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
-    /// What is measured.
+    /// The test.
     pub test: Test,
     /// The transport service.
     pub service: QpType,
-    /// What the connection manager connects.
+    /// The connections that the connection manager makes.
     pub managed: Managed,
     /// Whether this side is the client.
     pub client: bool,
-    /// In both directions.
+    /// Whether messages go in both directions.
     pub both: bool,
     /// The sizes of messages, one after the other.
     pub sizes: Vec<usize>,
-    /// Whether there are all of `-a`: both sides meet after each.
+    /// Whether these are all sizes of `-a`. Both sides meet after each.
     pub all: bool,
-    /// When to end, on each queue pair.
+    /// The end of the measurement, on each queue pair.
     pub until: Until,
-    /// With a time: what is not counted at its beginning and at its end.
+    /// In a test for a time: the part that does not count, at the beginning and again at the end.
     pub margin: Duration,
     /// Queue pairs.
     pub qps: u32,
-    /// The path MTU, if it matters.
+    /// The path MTU, if one was given.
     pub mtu: Option<Mtu>,
     /// Requests outstanding per queue pair.
     pub tx_depth: u32,
@@ -57,19 +57,19 @@ pub struct Plan {
     pub rx_depth: u32,
     /// Requests posted at once.
     pub post_list: u32,
-    /// One of so many requests makes a completion.
+    /// One request in this many is signaled.
     pub cq_mod: u32,
-    /// Which atomic.
+    /// The kind of atomic.
     pub atomic: Atomic,
-    /// Whether completions are slept for.
+    /// Whether this side sleeps until a completion arrives.
     pub events: bool,
     /// Messages up to this size are sent inline.
     pub inline: u32,
-    /// READs and atomics at a time.
+    /// READs and atomics in flight.
     pub out_reads: u8,
-    /// 4.096 µs · 2^timeout.
+    /// The ACK timeout: 4.096 µs · 2^timeout.
     pub timeout: u8,
-    /// Of the packets.
+    /// The traffic class of the packets.
     pub traffic_class: u8,
     /// Whether to look for the best stretch.
     pub peak: bool,
@@ -78,10 +78,10 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// What the command line says.
+    /// The plan that the command line gives.
     ///
     /// # Errors
-    /// It makes no sense.
+    /// The options contradict each other or are out of range.
     pub fn new(
         test: Test,
         given: &Given,
@@ -151,7 +151,7 @@ impl Plan {
 
     fn margin(until: Until, options: &Options) -> Result<Duration, Failure> {
         let Until::Time(time) = until else { return Ok(Duration::ZERO) };
-        // As perftest: whole seconds.
+        // Whole seconds, as in perftest.
         let margin =
             options.margin.map_or(Duration::from_secs(time.as_secs() / 4), Duration::from_secs);
         if margin * 2 >= time {
@@ -192,7 +192,7 @@ impl Plan {
         Ok(())
     }
 
-    /// What this side sends in bulk.
+    /// The operation that this side sends.
     #[must_use]
     pub fn op(&self) -> Option<BulkOp> {
         self.test.bulk(self.atomic)
@@ -210,10 +210,11 @@ impl Plan {
         self.service != QpType::Rc
     }
 
-    /// Leaves out what no datagram holds: as perftest's programs do with `-a`. One size that was asked for must fit.
+    /// Checks the sizes of datagrams against the path MTU. Drops larger sizes of `-a`, as
+    /// perftest's programs do. A single size must fit.
     ///
     /// # Errors
-    /// It does not.
+    /// The size does not fit.
     pub fn fit(&mut self, mtu: Mtu) -> Result<(), Failure> {
         let most = mtu.bytes() as usize;
         if self.service != QpType::Ud {
@@ -236,7 +237,7 @@ impl Plan {
         self.sizes.iter().copied().max().unwrap_or(0)
     }
 
-    /// How many messages of each queue pair, 0 where a time is given.
+    /// Number of messages of each queue pair; 0 in a test for a time.
     #[must_use]
     pub fn iters(&self) -> u64 {
         match self.until {

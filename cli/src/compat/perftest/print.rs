@@ -1,4 +1,4 @@
-//! Results in the tables that perftest's programs print, for scripts that read those.
+//! Results in the table format of perftest's programs, for scripts that read it.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use crate::perf::table::{Bandwidth, Latency};
 use super::message::Report;
 use super::plan::Plan;
 
-/// Between parts.
+/// The line between two parts.
 pub const LINE: &str =
     "---------------------------------------------------------------------------------------";
 
@@ -27,12 +27,13 @@ pub fn header(plan: &Plan) -> String {
         .to_owned()
 }
 
-/// 10⁹ bits, or 2²⁰ bytes, per second, of 10⁹ bits per second.
+/// Converts 10⁹ bits per second to the printed unit: that, or 2²⁰ bytes per second.
 fn units(plan: &Plan, gbps: f64) -> f64 {
     if plan.gbits { gbps } else { gbps * 1e9 / 8.0 / f64::from(1 << 20) }
 }
 
-/// What the peer is told of a bandwidth. `iters` are those of all queue pairs, as those programs count them here.
+/// The report of a bandwidth for the peer. Its `iters` count the messages of all queue pairs, as
+/// those programs do.
 #[must_use]
 pub fn report(plan: &Plan, row: &Bandwidth) -> Report {
     let all = plan.iters().saturating_mul(plan.qps.into());

@@ -1,5 +1,6 @@
-//! The conversation of two perftest programs: each message is told by both, the client first. So each is a meeting point, too, and they
-//! tell their queue pairs' keys again wherever they only want to meet.
+//! The conversation of two perftest programs. Both sides send each message, the client first. So
+//! each message is also a barrier, and the sides send their queue pairs' keys again where they need
+//! only a barrier ("meet").
 
 use std::time::{Duration, Instant};
 
@@ -10,13 +11,14 @@ use crate::compat::wire::Wire;
 use crate::output::Failure;
 use crate::quiet::Quiet;
 
-/// How long nothing may happen on the network while the peer is waited for.
+/// Longest time without traffic on the network while this side waits for the peer.
 pub const PATIENCE: Duration = Duration::from_secs(15);
 
-/// The same where messages may be lost: perftest's programs notice that nothing comes any more after one minute to two.
+/// The same where messages may be lost. perftest's programs notice missing messages only after one
+/// to two minutes.
 const PATIENCE_WITH_LOSSES: Duration = Duration::from_secs(130);
 
-/// Larger than any message, and than any number of them: a report with more is none.
+/// Upper limits of message sizes and of their numbers. A report with larger ones is invalid.
 const SIZE_MAX: u64 = 1 << 31;
 const ITERS_MAX: u64 = 1 << 48;
 
@@ -25,41 +27,41 @@ const ITERS_MAX: u64 = 1 << 48;
 pub struct Talk {
     wire: Wire,
     client: bool,
-    /// The peer may be waiting for messages that were lost.
+    /// Whether the peer may wait for messages that were lost.
     loses: bool,
 }
 
-/// What both sides know of each other before they make queue pairs.
+/// What both sides agree on before they create queue pairs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Terms {
     /// The peer's version.
     pub version: String,
-    /// How many bytes the messages of a queue pair take in turn.
+    /// The messages of a queue pair cycle through this many bytes.
     pub cycle_buffer: u32,
-    /// How far apart they are, at least.
+    /// Smallest distance between two messages, in bytes.
     pub cache_line: u32,
     /// The path MTU.
     pub mtu: Mtu,
 }
 
 impl Talk {
-    /// Over a connection on which nothing has been said.
+    /// A conversation over a new connection.
     #[must_use]
     pub fn new(wire: Wire, client: bool) -> Self {
         Self { wire, client, loses: false }
     }
 
-    /// From now on messages may be lost.
+    /// Tells that messages may be lost from now on.
     pub fn expect_losses(&mut self) {
         self.loses = true;
     }
 
-    /// How long nothing may happen on the network while the peer is waited for.
+    /// Longest time without traffic on the network while this side waits for the peer.
     fn patience(&self) -> Duration {
         if self.loses { PATIENCE_WITH_LOSSES } else { PATIENCE }
     }
 
-    /// Why nothing more is heard, if messages may have been lost.
+    /// Adds to a failure that messages may have been lost.
     fn doubt(&self, failure: Failure) -> Failure {
         if !self.loses {
             return failure;
@@ -75,17 +77,17 @@ impl Talk {
         &self.wire
     }
 
-    /// Says what both sides do from now on, for errors.
+    /// Names the phase that both sides enter, for errors.
     pub fn enter(&mut self, phase: &'static str) {
         self.wire.enter(phase);
     }
 
-    /// What went wrong, with whom, and in which phase.
+    /// An error that names the peer and the phase.
     pub fn failed(&self, what: impl std::fmt::Display) -> Failure {
         self.wire.failed(what)
     }
 
-    /// Tells something and hears as much.
+    /// Exchanges a message with the peer: sends one and receives one of the same length.
     ///
     /// # Errors
     /// The peer goes, or stays silent.
@@ -99,7 +101,8 @@ impl Talk {
         Ok(theirs)
     }
 
-    /// Versions, pages, cache lines and path MTUs. `mtu` is the largest that this side takes.
+    /// Exchanges versions, pages, cache lines and path MTUs. `mtu` is the largest that this side
+    /// takes.
     ///
     /// # Errors
     /// As [`swap`](Self::swap); the peer says something else, or is too old.
@@ -127,7 +130,7 @@ impl Talk {
         })
     }
 
-    /// Tells of a queue pair and hears of the peer's.
+    /// Exchanges the keys of a queue pair with the peer.
     ///
     /// # Errors
     /// As [`swap`](Self::swap); the peer says something else.
@@ -158,16 +161,17 @@ impl Talk {
         theirs.map_err(|why| self.failed(format_args!("{why}: {advice}")))
     }
 
-    /// Whether the peer has said something that was not read.
+    /// Whether a message of the peer is unread.
     #[must_use]
     pub fn has_heard(&mut self) -> bool {
         self.wire.is_ready()
     }
 
-    /// Waits until the peer says something, and serves it meanwhile, as long as anything happens on the network, where that can be seen.
+    /// Waits for a message of the peer, and drives the device meanwhile. Waits as long as there is
+    /// traffic on the network, where that can be seen.
     ///
     /// # Errors
-    /// Nothing happens.
+    /// There was no traffic for too long.
     pub fn serve(&mut self, ctx: &Context) -> Result<(), Failure> {
         const LOOKS: u32 = 256;
         const PAUSE: Duration = Duration::from_millis(200);
@@ -195,7 +199,7 @@ impl Talk {
         Ok(())
     }
 
-    /// Meets the peer, who may be busy with the network still.
+    /// Meets the peer, which may still be busy with the network.
     ///
     /// # Errors
     /// As [`serve`](Self::serve) and [`keys`](Self::keys).
@@ -214,7 +218,7 @@ impl Talk {
         self.hear("were both sides given the same test and options?").map(drop)
     }
 
-    /// Tells what this side measured and hears what the peer did, who may be busy with the network still.
+    /// Exchanges results with the peer, which may still be busy with the network.
     ///
     /// # Errors
     /// As [`serve`](Self::serve) and [`swap`](Self::swap).
@@ -235,10 +239,11 @@ impl Talk {
         Ok(Report::of(parts))
     }
 
-    /// Whether a peer that has measured told a result. One that has not tells whatever was in its memory.
+    /// Checks the result of a peer that has measured. A peer that has not measured sends the
+    /// contents of uninitialised memory.
     ///
     /// # Errors
-    /// It is none.
+    /// The result is invalid.
     pub fn check(&self, theirs: &Report) -> Result<(), Failure> {
         if theirs.size <= SIZE_MAX && theirs.iters <= ITERS_MAX {
             return Ok(());
@@ -261,13 +266,14 @@ impl Talk {
             }
             self.serve(ctx)?;
             self.heard()?;
-            // Whoever has heard it may be gone before its acknowledgement is here.
+            // The peer may leave after it received this message, before its acknowledgement
+            // arrives.
             self.wire.set_patience(SOON);
             let _ = self.tell(own);
             return Ok(());
         }
         self.meet(ctx, own)?;
-        // Whoever has closed already has heard enough.
+        // The peer needs no more messages if it has closed the connection already.
         let _ = self.wire.send(message::DONE);
         self.wire.set_patience(SOON);
         let _ = self.wire.receive::<{ message::DONE.len() }>();
@@ -281,7 +287,8 @@ mod tests {
     use crate::compat::wire::pair::connected;
     use std::io::{Read, Write};
 
-    /// What a server says of a client with these words; each of its own messages is read and thrown away.
+    /// The server's answer to a client that sends `words`. The server's own messages are thrown
+    /// away.
     fn agreed(words: &[u8]) -> Result<Terms, String> {
         let (mut wire, mut other) = connected();
         wire.set_patience(Duration::from_millis(100));

@@ -45,7 +45,8 @@ fn patient(_: &Flowed, idle: Duration) -> Result<Idle, MeasureError> {
     }
 }
 
-/// Both sides, each on a thread, with receives posted on both before either begins.
+/// Runs both sides, each on its own thread. The receives of both sides are posted before either
+/// begins.
 fn both(a: &FlowPlan, b: &FlowPlan) -> (Flowed, Flowed) {
     let [first, second] = connected();
     let (ours, theirs) = (lanes(&first, &second), lanes(&second, &first));
@@ -131,7 +132,7 @@ fn whoever_waits_may_give_up() {
     assert!(matches!(error, Err(MeasureError::Silence { .. })));
 }
 
-/// Which look into a queue ends the connection is left to chance.
+/// Chance decides which poll of a queue ends the connection.
 #[test]
 fn a_flush_is_told_by_its_cause_in_the_other_queue() {
     (0..16).for_each(|_| a_flow_that_breaks());
