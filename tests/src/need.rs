@@ -41,8 +41,8 @@ macro_rules! require_ethtool {
     };
 }
 
-/// Ends the test by [`skip!`](crate::skip!) unless it runs with root's own capabilities (loading BPF
-/// programs needs them; those of a user namespace do not suffice).
+/// Ends the test by [`skip!`](crate::skip!) unless it has the capabilities of root outside of any
+/// user namespace: loading BPF programs needs them.
 #[macro_export]
 macro_rules! require_machine_root {
     () => {
@@ -50,7 +50,8 @@ macro_rules! require_machine_root {
     };
 }
 
-/// Ends the test by [`skip!`](crate::skip!) unless devices with this backend can be opened in the lab.
+/// Ends the test by [`skip!`](crate::skip!) unless devices with this backend can be opened in the
+/// lab.
 #[macro_export]
 macro_rules! require_backend {
     ($backend:expr) => {
@@ -132,7 +133,7 @@ pub fn backend(backend: Backend) -> Result<(), String> {
     }
 }
 
-/// A virtual machine with a tap in the lab, whose packets the host can drop.
+/// A virtual machine with a tap in the lab. The host can drop its packets.
 ///
 /// # Errors
 /// The reason why there is none.

@@ -63,7 +63,7 @@ const SILENCE: Duration = Duration::from_millis(2);
 /// program.
 const CROSSINGS: u64 = 4;
 
-/// Channels whose descriptors the harness checks.
+/// Channels with descriptors that the harness checks.
 pub(crate) type Channels = Arc<Mutex<Vec<CompChannel>>>;
 
 /// The devices of a test, and what they held when they were opened.
@@ -101,8 +101,8 @@ impl Oracles {
         }
     }
 
-    /// The rules for a device without a harness. Declare the value right after the device: then Rust
-    /// drops it before the device.
+    /// The rules for a device without a harness. Declare the value right after the device: then
+    /// Rust drops it before the device.
     #[must_use]
     pub fn of(side: &Side) -> Self {
         Self::new(std::slice::from_ref(side), &[])

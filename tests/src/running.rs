@@ -81,7 +81,7 @@ impl Running {
         Self::of(ChildGuard::spawn(command).unwrap())
     }
 
-    /// A child whose outputs are pipes.
+    /// A child with pipes as its outputs.
     ///
     /// # Panics
     /// If its outputs are not pipes.

@@ -104,7 +104,7 @@ pub fn remote_access_is_checked(on: On) {
     let start = all.address();
     let end = start + LEN as u64;
     let key = |bits: u32| Key(all.rkey().0 ^ bits);
-    // A bystander whose work must go on.
+    // A bystander: its work must go on.
     let bystander = harness.pair();
     let mut cases = Vec::new();
     for op in [write(&all), read(&all), add(&all)] {

@@ -32,8 +32,7 @@ fn inline(wr_id: u64, op: SendOp, bytes: &[u8]) -> SendWr<'_> {
     SendWr { data: SendData::Inline(bytes), ..wr(wr_id, op, &[]) }
 }
 
-/// Posts a FLUSH. Returns `false` on a device of the kernel whose library has no `ibv_wr_flush` and
-/// so cannot post one.
+/// Posts a FLUSH. Returns `false` on a device of the kernel if the library has no `ibv_wr_flush`.
 fn posts(harness: &Harness, qp: &Qp, request: &SendWr<'_>) -> bool {
     match qp.post_send(std::slice::from_ref(request)) {
         Ok(()) => true,

@@ -1,4 +1,5 @@
-//! Memory as a peer sees it: the last byte of a WRITE comes last, sequence numbers wrap, and a device reaches itself.
+//! Memory as a peer sees it: the last byte of a WRITE comes last, sequence numbers wrap, and a
+//! device reaches itself.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -24,7 +24,7 @@ fn with_channel(side: &Side) -> (CompChannel, rocinante::Cq) {
     (channel, cq)
 }
 
-/// A pair whose passive end completes to a queue with a channel.
+/// A pair. Its passive end completes to a queue with a channel.
 fn pair_with_channel(harness: &Harness) -> (Qp, Qp, CompChannel, rocinante::Cq) {
     let [a, b] = &harness.sides;
     let (channel, cq) = with_channel(b);
