@@ -37,6 +37,7 @@ impl Attacker {
     /// Sends a UDP datagram from `src`.
     ///
     /// # Panics
+    /// If the kernel does not accept it.
     pub fn send(&self, src: IpAddr, payload: &[u8]) {
         self.send_whole(&self.whole(src, payload));
     }

@@ -111,6 +111,7 @@ pub enum Request {
     },
     /// Fill a range with [`pattern`](rocinante_tests::harness::pattern) of a seed.
     Fill {
+        /// The range.
         range: Range,
         /// The pattern's seed.
         seed: u64,
@@ -146,7 +147,8 @@ pub enum Request {
         /// The limit.
         limit: u32,
     },
-    /// Make a queue pair in the INIT state. Answered by [`Reply::Qp`]; queue pairs are numbered from 0.
+    /// Make a queue pair in the INIT state. Answered by [`Reply::Qp`]; queue pairs are numbered
+    /// from 0.
     Qp {
         /// The transport service of the queue pair.
         service: Service,
@@ -214,6 +216,7 @@ pub enum Request {
     },
     /// Post send requests.
     Send {
+        /// The queue pair.
         qp: usize,
         /// The requests.
         list: Vec<Send>,
@@ -240,6 +243,7 @@ pub enum Request {
     Poll {
         /// How many.
         count: usize,
+        /// At most this long.
         timeout_ms: u64,
     },
     /// Ask for an event of the completion queue.
@@ -249,6 +253,7 @@ pub enum Request {
     },
     /// Wait for an event of the completion queue: [`Reply::Event`].
     Event {
+        /// At most this long.
         timeout_ms: u64,
     },
     /// Wait for an asynchronous event: [`Reply::Async`].
@@ -277,7 +282,8 @@ pub enum Reply {
     Ended(Option<Outcome>),
     /// Of [`Request::Open`].
     Opened(About),
-    /// Of [`Request::Region`], [`Request::ForeignRegion`], [`Request::Rereg`] and [`Request::Bind`].
+    /// Answers [`Request::Region`], [`Request::ForeignRegion`], [`Request::Rereg`] and
+    /// [`Request::Bind`].
     Region(Remote),
     /// Answers [`Request::Compare`], with the difference if there is one.
     Difference(Option<Difference>),

@@ -28,27 +28,27 @@ pub struct Args {
     /// The device, as `ibv_devices` lists it: `mlx5_0`; `mlx5_0:2` is its second port
     #[arg(long, value_name = "NAME")]
     device: String,
-    /// An address of the device; else the first IPv4 and the first global IPv6 address of the port. May be
-    /// repeated
+    /// An address of the device; else the first IPv4 and the first global IPv6 address of the port.
+    /// May be repeated
     #[arg(long, value_name = "ADDRESS")]
     address: Vec<IpAddr>,
-    /// Where the verbs agent of the device's machine is (`cargo xtask interop agent` starts it there): HOST
-    /// or HOST:PORT; `local`: the device is in this machine
+    /// Where the verbs agent of the device's machine is (`cargo xtask interop agent` starts it
+    /// there): HOST or HOST:PORT; `local`: the device is in this machine
     #[arg(long, value_name = "HOST|local", default_value = "local")]
     agent: String,
     /// An address of ours, for Rocinante in software; that of the other family is found on the same
     /// interface. May be repeated
     #[arg(long, value_name = "ADDRESS")]
     ours: Vec<IpAddr>,
-    /// The network namespace of our address, if it is not the present one: a name of `ip netns`, or a
-    /// path
+    /// The network namespace of our address, if it is not the present one: a name of `ip netns`, or
+    /// a path
     #[arg(long, value_name = "NAME|PATH")]
     netns: Option<String>,
     /// Only these backends: udp, packet, afxdp
     #[arg(long, value_name = "BACKENDS", value_delimiter = ',')]
     netdev: Vec<Backend>,
-    /// What is expected of Soft-RoCE: that it departs as it is known to, or what the specification says, as
-    /// of any other device
+    /// What is expected of Soft-RoCE: that it departs as it is known to, or what the specification
+    /// says, as of any other device
     #[arg(long, value_enum, default_value = "known")]
     expect: Expect,
     /// Where the report is written; else `interop-DEVICE.md`

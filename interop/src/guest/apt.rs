@@ -67,6 +67,7 @@ impl Apt {
     /// Downloads one package alone and unpacks it into `root`.
     ///
     /// # Errors
+    /// No network, or no space.
     pub(crate) fn unpack_one(&self, package: &str, root: &Path) -> Result<()> {
         let place = self.dir.join("one");
         fs::create_dir_all(&place)?;

@@ -1,4 +1,5 @@
-//! A small virtual machine with a recent Debian kernel, `rdma_rxe`, perftest and the programs of rdma-core, in a [`Lab`].
+//! A small virtual machine with a recent Debian kernel, `rdma_rxe`, perftest and the programs of
+//! rdma-core, in a [`Lab`].
 //!
 //! ```text
 //!  container 0                 host                           guest

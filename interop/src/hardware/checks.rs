@@ -65,6 +65,7 @@ pub fn run_all(device: &str, address: IpAddr) -> Step {
 /// none for `seconds`.
 ///
 /// # Errors
+/// The error of the device or of the kernel.
 pub fn watch(device: &str, address: IpAddr, seconds: u16) -> Step {
     let ctx = OpenOptions::new().device(device).open(address).map_err(text)?;
     println!("listening to {device}");
