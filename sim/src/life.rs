@@ -244,8 +244,8 @@ impl World<'_> {
         self.make_panes(end);
     }
 
-    /// The queue pair of an end is connected. If the connection manager `asked` this end, its peer's
-    /// queue pair is certainly not connected yet.
+    /// The queue pair of an end is connected. If the connection manager `asked` this end, its
+    /// peer's queue pair is certainly not connected yet.
     pub(crate) fn joined(&mut self, end: EndId, asked: bool) {
         let generation = self.ends[end].generation;
         self.ends[end].phase = Phase::Ready;

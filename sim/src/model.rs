@@ -94,7 +94,7 @@ pub(crate) struct Request {
     pub(crate) overruns: u32,
     /// The key of the window through which it goes.
     pub(crate) through: Option<Key>,
-    /// That window is unbound now: parts not executed yet must not be executed.
+    /// That window shows nothing any more: parts not executed yet must not be executed.
     pub(crate) void: bool,
     /// Other statuses it may end with, because memory or receives have changed since.
     pub(crate) excuses: Vec<WcStatus>,

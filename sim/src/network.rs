@@ -74,7 +74,7 @@ faults! {
     destroy,
     /// A queue pair was reset with requests outstanding.
     reset,
-    /// A queue pair was told to fail.
+    /// A program put a queue pair into the error state.
     fail,
     /// A queue pair was drained, and went on.
     drain,

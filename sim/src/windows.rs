@@ -316,7 +316,7 @@ impl World<'_> {
                 self.tally.faults.garbage_remote += 1;
                 let was = pane.old.filter(|_| pane.shows == Shows::Nothing && !pane.pending);
                 let rkey = was.filter(|_| start.is_multiple_of(2)).unwrap_or(key);
-                // This key is not valid any more: its use must fail.
+                // The window does not admit this access, or its key is out of date: it must fail.
                 Way { rkey, pane: false, bad: true, ..through }
             }
             Shows::Part | Shows::Nothing => direct,

@@ -246,7 +246,7 @@ impl Harness {
         self.lab.as_ref().expect("only devices in software are in a lab")
     }
 
-    /// Whether the device is the software one: it counts all that it does, and tells more than
+    /// Whether the device is the software one: it counts all that it does, and reports more than
     /// verbs do.
     #[must_use]
     pub fn is_software(&self) -> bool {

@@ -276,27 +276,27 @@ pub enum Reply {
     Done,
     /// The step failed.
     Failed(String),
-    /// Of [`Request::Describe`].
+    /// Answers [`Request::Describe`].
     Machine(Box<Machine>),
     /// Answers [`Request::Ended`]: the program's outcome, if it has ended.
     Ended(Option<Outcome>),
-    /// Of [`Request::Open`].
+    /// Answers [`Request::Open`].
     Opened(About),
     /// Answers [`Request::Region`], [`Request::ForeignRegion`], [`Request::Rereg`] and
     /// [`Request::Bind`].
     Region(Remote),
     /// Answers [`Request::Compare`], with the difference if there is one.
     Difference(Option<Difference>),
-    /// Of [`Request::Load`].
+    /// Answers [`Request::Load`].
     Value(u64),
-    /// Of [`Request::Bytes`].
+    /// Answers [`Request::Bytes`].
     Bytes(Vec<u8>),
-    /// Of [`Request::Qp`].
+    /// Answers [`Request::Qp`].
     Qp {
         /// Its number on the wire.
         qpn: u32,
     },
-    /// Of [`Request::Query`].
+    /// Answers [`Request::Query`].
     State(State),
     /// Answers [`Request::Poll`], with the completions found.
     Completions(Vec<Completion>),
@@ -307,7 +307,7 @@ pub enum Reply {
     Async(Option<String>),
     /// Answers [`Request::Drops`]: reasons and packet counts. Soft-RoCE reports none.
     Drops(Vec<(String, u64)>),
-    /// Of [`Request::Heard`].
+    /// Answers [`Request::Heard`].
     Heard(Heard),
     /// Answers [`Request::Counters`]: all counters that are not zero, by the device's names.
     Counters(String),

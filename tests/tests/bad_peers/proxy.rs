@@ -61,7 +61,7 @@ pub(super) fn between(
     let _ = victim.shutdown(Shutdown::Both);
 }
 
-/// The next message. Lines and sizes that are not complete end the forwarding.
+/// The next message. Bytes behind the listed sizes are messages of one byte each.
 fn next(reader: &mut BufReader<TcpStream>, framing: Framing, number: usize) -> Option<Vec<u8>> {
     let mut message = Vec::new();
     match framing {
