@@ -24,8 +24,8 @@ pub fn tcp_port(address: Ipv4Addr) -> u16 {
     listener.local_addr().expect("a bound socket has an address").port()
 }
 
-/// 16 bits of the process id and the number modulo 192, as a host number that ends in neither 0 nor
-/// 255.
+/// 16 bits of the process id and the number modulo 192, as a host number. Its last byte is neither
+/// 0 nor 255.
 fn address(pid: u32, number: u32) -> Ipv4Addr {
     let [_, _, pid_high, pid_low] = pid.to_be_bytes();
     let [_, _, _, low] = (number % 192).to_be_bytes();
