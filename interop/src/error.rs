@@ -1,12 +1,12 @@
-//! What can go wrong around a guest, in words that say what to do next.
+//! Errors around a guest. Their texts say what to do next.
 
 use std::fmt;
 
-/// Why something about the guest could not be done.
+/// Why an operation on the guest failed.
 #[derive(Debug)]
 pub struct Error(String);
 
-/// What functions of this crate return.
+/// The result of this crate's functions.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {

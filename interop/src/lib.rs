@@ -1,4 +1,5 @@
-//! Real peers for Rocinante: a virtual machine with Linux Soft-RoCE, and the matrix of everything that we do with it.
+//! Real peers for Rocinante: a virtual machine with Linux Soft-RoCE, and the matrix of all that we
+//! do with it.
 #![warn(missing_docs)]
 
 pub mod agent;

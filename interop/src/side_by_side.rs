@@ -8,8 +8,9 @@ use rocinante_cli::lab::{Lab, LabConfig};
 use crate::error::{Error, Result};
 use crate::guest::{Guest, GuestConfig, Image};
 
-/// Two Soft-RoCE devices on the ends of a veth pair. Both must be in the first network namespace, so routing rules make packets
-/// between the two addresses leave through the pair instead of staying inside.
+/// Two Soft-RoCE devices on the ends of a veth pair. Both must be in the first network namespace,
+/// so routing rules make packets between the two addresses leave through the pair instead of
+/// staying inside.
 const DEVICES: &str = "\
 set -e
 modprobe -a veth rdma_rxe
@@ -42,11 +43,12 @@ const LIMIT: Duration = Duration::from_secs(7200);
 /// Where a report is written in the guest.
 const REPORT: &str = "/tmp/report";
 
-/// Runs `rocinante compare` or `rocinante bench` in a guest, with Soft-RoCE beside us, and prints what it says; the report that `bench` is to write
-/// is brought out of the guest. `args` are the command and its arguments. `rocinante` and `rocinante-interop` must lie beside this program.
+/// Runs `rocinante compare` or `rocinante bench` in a guest, with Soft-RoCE beside ours, and prints
+/// the output. A report that `bench` writes is copied out of the guest. `args` are the command and
+/// its arguments. `rocinante` and `rocinante-interop` must be beside this program.
 ///
 /// # Errors
-/// The guest cannot be had, or the command failed.
+/// The guest does not start, or the command failed.
 pub fn run(args: &[String]) -> Result<()> {
     let (words, report) = with_report_inside(args)?;
     let lab = Lab::new(&LabConfig { containers: 1, ..LabConfig::default() })?;
@@ -83,7 +85,7 @@ pub fn run(args: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// The arguments as the guest gets them, and the directory that `--report` names here.
+/// The arguments for the guest, and the directory that `--report` names here.
 fn with_report_inside(args: &[String]) -> Result<(Vec<String>, Option<PathBuf>)> {
     let mut words = args.to_vec();
     let Some(at) = words.iter().position(|word| word == "--report") else {
@@ -94,7 +96,7 @@ fn with_report_inside(args: &[String]) -> Result<(Vec<String>, Option<PathBuf>)>
     Ok((words, Some(dir)))
 }
 
-/// A word that the shell leaves alone.
+/// A word, quoted for the shell.
 fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }

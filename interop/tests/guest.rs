@@ -1,4 +1,5 @@
-//! The virtual machine itself: it boots, runs what it is told, shares a directory, and leaves nothing behind.
+//! The virtual machine itself: it boots, runs commands, shares a directory, and leaves nothing
+//! behind.
 
 use std::fs;
 use std::path::Path;
@@ -33,7 +34,8 @@ fn it_boots_runs_what_it_is_told_and_is_gone() {
     assert_eq!(fs::read_to_string(share.join("from-guest")).unwrap(), "back\n");
     fs::remove_dir_all(&share).unwrap();
 
-    // A command is not waited for in vain when the guest dies, and the machine is gone with its handle.
+    // A command's caller does not wait for ever when the guest dies, and the machine goes with its
+    // handle.
     let job = guest.start("reboot -f; sleep 60", Duration::from_secs(120)).unwrap();
     assert!(job.wait().unwrap_err().to_string().contains("reboot -f"));
     let deadline = Instant::now() + SOON;

@@ -1,21 +1,24 @@
-// The bugs: where each is planted. `right` stands once in `file`, below `stack/src`; in the copy `wrong` takes its place, where BUG says whether it is on.
-// Who changes such a place of the engine changes it here too: the test `every_planted_bug_is_found_by_its_seed` names those that have lost theirs.
+// The bugs, and where each is planted. `right` occurs once in `file`, below `stack/src`. In the
+// copy `wrong` replaces it; there BUG says whether the bug is on. A change of such a place in the
+// engine needs the same change here: the test `every_planted_bug_is_found_by_its_seed` names the
+// bugs without a place.
 
 /// A bug that can be switched on.
 #[derive(Debug)]
 pub struct Bug {
-    /// By which it is switched on.
+    /// Its name.
     pub name: &'static str,
-    /// What the engine does then.
+    /// The faulty behaviour of the engine.
     pub what: &'static str,
-    /// A seed that finds it within 300,000 steps. What a seed does changes with engine and simulator: if it does no more, the test names another.
+    /// A seed that finds it within 300,000 steps. Changes of engine and simulator change what a
+    /// seed does: if this seed no longer finds the bug, the test names another.
     pub seed: u64,
     file: &'static str,
     right: &'static str,
     wrong: &'static str,
 }
 
-/// All of them.
+/// All bugs.
 pub const BUGS: &[Bug] = &[
     Bug {
         name: "ack-skips",

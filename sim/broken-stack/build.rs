@@ -17,7 +17,7 @@ fn main() -> io::Result<()> {
         fs::remove_dir_all(&engine)?;
     }
     copy(&source, &engine)?;
-    // What must stand at the beginning of a crate stands there already.
+    // `src/lib.rs` already has the lines that must be at the head of a crate.
     let root = engine.join("lib.rs");
     let text = fs::read_to_string(&root)?;
     let is_head = |line: &&str| line.starts_with("//!") || line.starts_with("#![");
@@ -31,7 +31,8 @@ fn main() -> io::Result<()> {
             let wrong = bug.wrong.replace("BUG", &format!("crate::broken::on({at})"));
             fs::write(&file, text.replace(bug.right, &wrong))?;
         } else {
-            // Not an error: the tests say which bug has to follow the source, and all else can be built meanwhile.
+            // Not an error: the tests name the bugs that must follow the source, and all else can
+            // still be built.
             println!(
                 "cargo::warning=sim/broken-stack/bugs.rs: {}: its place in {} has changed",
                 bug.name, bug.file

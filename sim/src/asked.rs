@@ -1,4 +1,4 @@
-//! The invariants of who asks: how an engine ends the requests of its own program.
+//! The invariants of the requester: how an engine ends the requests of its own program.
 
 use rocinante_stack::verbs::{Cqe, QpType, WcStatus};
 
@@ -7,7 +7,7 @@ use crate::model::{EndId, Op, locate, peer};
 use crate::world::World;
 
 impl World<'_> {
-    /// The result of a READ or an atomic was placed at `end`.
+    /// The engine placed the result of a READ or an atomic at `end`.
     pub(crate) fn answered(&mut self, end: EndId, at: u64, bytes: &[u8]) -> Verdict {
         let far = self.ends[peer(end)].host;
         let stream = self.ends[end].current().ok_or("a response to nobody")?;
@@ -35,7 +35,7 @@ impl World<'_> {
             return Err(format!("end {end}: request {number} was answered with too much"));
         }
         let right = match request.op {
-            // A long READ is asked for in pieces, and the first ones may be all right.
+            // A long READ is requested in parts, and the first ones may be right.
             Op::Read { .. } if request.bad == Some(WcStatus::RemAccessErr) => true,
             _ if request.bad.is_some() => false,
             Op::Read { at } => {
@@ -56,9 +56,9 @@ impl World<'_> {
         Ok(())
     }
 
-    /// A request of `end` completed.
+    /// A request of `end` has completed.
     pub(crate) fn sent(&mut self, end: EndId, cqe: &Cqe) -> Verdict {
-        // Those before it that wanted no completion are done.
+        // Unsignaled requests before it are done, too.
         let (number, stream) = loop {
             let stream = self.ends[end].current().ok_or("a completion for nobody")?;
             let number = stream.popped;
@@ -93,7 +93,7 @@ impl World<'_> {
         }
     }
 
-    /// Request `number` of `end` is said to be done: was it?
+    /// The engine reports request `number` of `end` as done: checks that it is.
     pub(crate) fn succeeded(&mut self, end: EndId, number: u64) -> Verdict {
         let reliable = self.connections[end / 2].qp_type == QpType::Rc;
         let stream = self.ends[end].current().ok_or("no stream")?;
@@ -165,7 +165,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// The engine said that it has retired requests: those that wanted no completion are done.
+    /// The engine has retired requests: the unsignaled ones among them are done.
     pub(crate) fn retire(&mut self, end: EndId) -> Verdict {
         self.ends[end].touched = true;
         loop {

@@ -1,4 +1,5 @@
-//! What an engine holds: never more than what its queue pairs account for, and nothing once all is given up.
+//! Bounds of an engine's resources: never more than its queue pairs account for, and none at the
+//! end.
 
 use rocinante_stack::Footprint;
 use rocinante_stack::cm::CmFootprint;
@@ -8,11 +9,11 @@ use crate::check::Verdict;
 use crate::talk::Talk;
 use crate::world::{Host, World};
 
-/// After so many calls of an engine one looks at what it holds.
+/// How many calls of an engine lie between two checks.
 const EACH: u64 = 16;
 
 impl World<'_> {
-    /// Looks, now and then, at what the engine of `host` holds.
+    /// Now and then checks what the engine of `host` holds.
     pub(crate) fn weigh(&mut self, host: usize) -> Verdict {
         self.weighed += 1;
         if !self.weighed.is_multiple_of(EACH) {
@@ -58,7 +59,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Looks at what the connection manager of `host` holds.
+    /// Checks what the connection manager of `host` holds.
     fn weigh_manager(&self, host: usize) -> Verdict {
         let Host { engine: Some(engine), desk, .. } = &self.hosts[host] else { return Ok(()) };
         let Some(found) = engine.cm_footprint() else { return Ok(()) };
@@ -83,7 +84,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Gives everything up, when nothing is under way any more: nothing may be left of it.
+    /// Destroys everything once nothing is in flight: nothing may be left.
     pub(crate) fn dissolve(&mut self, host: usize) -> Verdict {
         let Some(engine) = &self.hosts[host].engine else { return Ok(()) };
         let resting = engine.footprint();
@@ -110,7 +111,7 @@ impl World<'_> {
             engine.destroy_srq(id).map_err(|error| format!("host {host}: {error}"))?;
         }
         let left = engine.footprint();
-        // Memory for packets and lists is kept.
+        // Memory for packets and lists is kept for reuse.
         let nothing = Footprint {
             spare_lists: left.spare_lists,
             held_blocks: left.spare_blocks,

@@ -1,4 +1,4 @@
-//! What programs do with connection managers: they listen, call, accept, reject, end and forget, at
+//! The programs that use connection managers: they listen, call, accept, reject, end and forget, at
 //! random.
 
 use std::collections::BTreeSet;
@@ -16,7 +16,7 @@ use crate::world::{Stage, World};
 const AMPLE: usize = 16;
 
 impl World<'_> {
-    /// The programs of `host` that use its connection manager have a turn.
+    /// A turn of the programs of `host` that use its connection manager.
     pub(crate) fn turn(&mut self, host: usize) -> Verdict {
         let pause = match self.stage {
             Stage::Storm => self.hosts[host].desk.pause,
@@ -87,8 +87,7 @@ impl World<'_> {
         self.after_call(host)
     }
 
-    /// Listens no longer. The program has seen some of the requests there, and decides about them
-    /// later.
+    /// Ends a listener. The program has seen some of its requests, and decides on them later.
     fn unlisten(&mut self, host: usize, at: usize) -> Verdict {
         let Some(Listening { id, .. }) = self.hosts[host].desk.listening[at].take() else {
             return Ok(());
@@ -121,7 +120,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Asks another host for a connection of a queue pair that nobody made.
+    /// Requests a connection to another host, for a queue pair that does not really exist.
     fn call_anybody(&mut self, host: usize, plan: Option<Plan>) -> Verdict {
         let Some(qpn) = self.hosts[host].desk.free_number(&mut self.random) else { return Ok(()) };
         let others = |to: &usize| *to != host && self.has_manager(*to);
@@ -231,7 +230,7 @@ impl World<'_> {
         }
     }
 
-    /// What is over cannot be accepted, established or ended.
+    /// A connection that is over cannot be accepted, established or ended.
     fn call_too_late(&mut self, host: usize, conn: ConnId) -> Verdict {
         if self.stage != Stage::Storm || !self.random.one_in(400) {
             return Ok(());
@@ -324,7 +323,7 @@ impl World<'_> {
         engine.cm().ok_or_else(|| "the connection manager was not started".into())
     }
 
-    /// A call of the connection manager was made.
+    /// After a call of the connection manager.
     fn after_call(&mut self, host: usize) -> Verdict {
         self.tally.steps += 1;
         self.settle(host, None)?;
@@ -333,7 +332,7 @@ impl World<'_> {
     }
 }
 
-/// What a queue pair that nobody made is to be connected with.
+/// The attributes of a queue pair that does not really exist.
 fn side(qpn: Qpn, psn: u32) -> QpSide {
     QpSide {
         qpn,
@@ -348,8 +347,8 @@ fn side(qpn: Qpn, psn: u32) -> QpSide {
 }
 
 impl World<'_> {
-    /// Whether no connection of a queue pair that nobody made is left, and every port has a
-    /// listener with room.
+    /// Whether no connection of a queue pair that does not really exist is left, and each port has
+    /// a listener with room.
     pub(crate) fn no_call_is_open(&self) -> bool {
         self.hosts.iter().enumerate().all(|(at, host)| {
             let ample = |it: &Option<Listening>| it.is_some_and(|it| it.backlog == AMPLE);
@@ -359,7 +358,7 @@ impl World<'_> {
         }) && self.managed_are_open()
     }
 
-    /// Whether each call of the proof came to what it was made for.
+    /// Whether each call of the proof had its planned result.
     pub(crate) fn calls_are_proven(&self) -> bool {
         let proven = |call: &Call| {
             let here = self.hosts[call.from].desk.talks.get(&call.conn);
@@ -379,7 +378,7 @@ impl World<'_> {
             && self.calls.iter().all(proven)
     }
 
-    /// Whether no connection is left, and nobody listens.
+    /// Whether no connection and no listener is left.
     pub(crate) fn all_is_released(&mut self) -> bool {
         let idle = |it: &Option<Listening>| it.is_none();
         self.hosts

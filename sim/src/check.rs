@@ -1,4 +1,4 @@
-//! The invariants: whatever an engine does is compared with what the model expects, at once.
+//! The invariants: each action of an engine is compared with the model at once.
 
 use rocinante_stack::verbs::{CqId, Cqe, QpEvent, QpState, WcStatus};
 
@@ -8,17 +8,17 @@ use crate::network::Packet;
 use crate::receives::Owner;
 use crate::world::World;
 
-/// Whether all is as it must be; or what is not.
+/// `Ok` if all invariants hold; else the violation.
 pub(crate) type Verdict = Result<(), String>;
 
-/// The packet that is being handled.
+/// The packet being handled.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Context<'a> {
     pub(crate) packet: &'a Packet,
     pub(crate) harmed: bool,
     pub(crate) psn: u32,
     pub(crate) generation: u32,
-    /// The end that it is for.
+    /// The end that it is addressed to.
     pub(crate) to: Option<EndId>,
 }
 
@@ -187,7 +187,7 @@ impl World<'_> {
         }
     }
 
-    /// Looks at the queue pairs that something happened to.
+    /// Checks the queue pairs that were touched.
     fn look(&mut self, host: usize) -> Verdict {
         for at in 0..self.hosts[host].ends.len() {
             let end = self.hosts[host].ends[at];
@@ -250,5 +250,5 @@ pub(crate) const fn queue_of(end: EndId, receives: bool) -> CqId {
     CqId((end as u32 >> 1 & 1) << 1 | receives as u32)
 }
 
-/// The bit of `wr_id` by which receives are told from sends.
+/// The bit of `wr_id` that distinguishes receives from sends.
 pub(crate) const RECEIVE: u32 = 63;

@@ -1,4 +1,5 @@
-//! Datagrams: what they say is read from their bytes once more here, and what must become of each is known before the engine gets it.
+//! Datagrams. They are parsed again here, and the model decides on the fate of each before the
+//! engine gets it.
 
 use std::net::IpAddr;
 
@@ -23,7 +24,7 @@ const ICRC: usize = 4;
 const PLAIN: u8 = 0x64;
 const WITH_IMMEDIATE: u8 = 0x65;
 
-/// A datagram as it stands on the wire.
+/// A datagram on the wire.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Letter<'a> {
     pub(crate) to: u32,
@@ -36,7 +37,7 @@ pub(crate) struct Letter<'a> {
 }
 
 impl<'a> Letter<'a> {
-    /// Reads it; `None` if it is something else.
+    /// Parses it; `None` if it is something else.
     pub(crate) fn read(bytes: &'a [u8]) -> Option<Self> {
         let word = |at: usize| bytes.get(at..at + 4)?.try_into().ok().map(u32::from_be_bytes);
         let imm = match *bytes.first()? {
@@ -69,16 +70,16 @@ impl Letter<'_> {
     }
 }
 
-/// What must become of a packet that comes in.
+/// The right fate of an incoming packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {
-    /// It is no datagram, or none that is all right.
+    /// It is not a datagram, or not a valid one.
     Unknown,
-    /// It is taken, whole.
+    /// It is accepted as a whole.
     Taken,
-    /// It is dropped, and touches nothing.
+    /// It is dropped, and changes nothing.
     Dropped,
-    /// It finds a receive whose memory must be refused, which breaks its queue pair.
+    /// It gets a receive with memory that must be refused, which breaks its queue pair.
     Breaks,
 }
 
@@ -87,7 +88,7 @@ impl World<'_> {
         self.connections[end / 2].qp_type == QpType::Ud
     }
 
-    /// What must become of a packet.
+    /// The right fate of a packet.
     pub(crate) fn fate(&self, packet: &Packet) -> Fate {
         if packet.harmed {
             return Fate::Unknown;
@@ -113,7 +114,7 @@ impl World<'_> {
         }
     }
 
-    /// The packet was handled: did what had to become of it?
+    /// After a packet was handled: checks its fate.
     pub(crate) fn befell(&mut self, packet: &Packet, fate: Fate) -> Verdict {
         let Some(end) = packet.end.filter(|_| fate != Fate::Unknown) else { return Ok(()) };
         let arrived = std::mem::take(&mut self.ends[end].letters.arrived);
@@ -132,7 +133,7 @@ impl World<'_> {
         }
     }
 
-    /// Bytes of a datagram, or of the header before it, were placed in a receive of `end`.
+    /// The engine placed bytes of a datagram, or of the header before it, in a receive of `end`.
     pub(crate) fn delivered(
         &mut self,
         end: EndId,
@@ -160,7 +161,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// The IP header with which a packet came, as the verbs show it.
+    /// The IP header of a packet, as verbs show it.
     fn header(&self, packet: &Packet) -> [u8; GRH as usize] {
         let mut header = [0; GRH as usize];
         let length = (packet.bytes.len() + 8) as u16;
@@ -190,7 +191,7 @@ impl World<'_> {
         header
     }
 
-    /// A receive of `end`, which takes datagrams, completed.
+    /// A receive of `end`, a datagram queue pair, completed.
     pub(crate) fn datagram_received(
         &mut self,
         end: EndId,
@@ -225,7 +226,8 @@ impl World<'_> {
         Ok(())
     }
 
-    /// A packet leaves host `from`: if it is a datagram, it is the next one of its sender, as that was posted.
+    /// A packet leaves host `from`. If it is a datagram, it must be its sender's next one, as
+    /// posted.
     pub(crate) fn letter_left(&mut self, from: usize, bytes: &[u8]) -> Verdict {
         if is_mad(bytes) {
             return Ok(());
@@ -264,7 +266,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// A datagram to anybody; in the storm now and then with a wrong Q_Key.
+    /// A datagram to any end; in the storm now and then with a wrong Q_Key.
     pub(crate) fn letter(&mut self, end: EndId) -> Option<Wish> {
         let targets: Vec<EndId> = (0..self.ends.len()).filter(|to| self.is_datagram(*to)).collect();
         let to = self.random.of(&targets);
@@ -279,7 +281,7 @@ impl World<'_> {
         self.tally.faults.wrong_qkey += u64::from(wrong);
         let asked =
             if wrong { self.random.of(&[right ^ 1, right ^ 0x4000_0000, own]) } else { right };
-        // With the highest bit the sender's own goes instead.
+        // With the highest bit set, the sender's own key is sent instead.
         let qkey = if asked >> 31 == 1 { own } else { asked };
         let (ah, bad) = self.handle(end, self.ends[to].host)?;
         let mut data = vec![0; usize::try_from(len).unwrap_or_default()];
@@ -297,7 +299,8 @@ impl World<'_> {
         Some(Wish { op, model, len, data, bad, overruns: 0, through: None, excused: false })
     }
 
-    /// An address handle of `end` for the host `to`, and what must come of using it: seldom it is gone, or somebody else's.
+    /// An address handle of `end` for the host `to`, and the status that its use must have. Seldom
+    /// the handle is destroyed, or belongs to another end.
     fn handle(&mut self, end: EndId, to: usize) -> Option<(AhId, Option<WcStatus>)> {
         let (local, remote) = (self.hosts[self.ends[end].host].addr, self.hosts[to].addr);
         let budget = self.hosts[to].config.own_budget;
@@ -326,7 +329,7 @@ impl World<'_> {
         Some((handle, None))
     }
 
-    /// A handle goes away while datagrams name it.
+    /// Destroys a handle while datagrams name it.
     pub(crate) fn drop_handle(&mut self, end: EndId) -> Verdict {
         let Host { engine: Some(engine), .. } = &mut self.hosts[self.ends[end].host] else {
             return Ok(());

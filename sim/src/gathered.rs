@@ -1,22 +1,22 @@
-//! What arrives at a host comes in super-packets, of which one place of the receive queue holds many datagrams, or one by one; and
-//! that changes without a word. So does how what it sends leaves.
+//! How datagrams arrive at a host, and leave it: as super-packets, of which one slot of the receive
+//! queue holds many datagrams, or one by one. That changes without notice.
 
 use rocinante_stack::Engine;
 
 use crate::random::Random;
 
-/// What arrived at one host since it last told its engine how.
+/// Datagrams that arrived at one host since the last report to its engine.
 #[derive(Debug)]
 pub(crate) struct Gathered {
-    /// Its own: how datagrams are gathered changes nothing of what else happens in a world.
+    /// Its own random numbers: how datagrams are gathered changes nothing else in a world.
     random: Random,
-    /// How many of them come together, about.
+    /// The average number of datagrams in a run.
     together: u64,
     datagrams: u32,
     bytes: u64,
 }
 
-/// 0: of these datagrams the host says nothing.
+/// With 0 the host reports nothing.
 const TOGETHER: [u64; 6] = [0, 1, 1, 4, 15, 60];
 
 impl Gathered {
@@ -24,7 +24,7 @@ impl Gathered {
         Self { random, together: 0, datagrams: 0, bytes: 0 }
     }
 
-    /// `engine` took another datagram, of so many bytes.
+    /// `engine` took another datagram, of `len` bytes.
     pub(crate) fn add(&mut self, engine: &mut Engine, len: usize) {
         self.turn();
         self.datagrams += 1;
@@ -36,7 +36,7 @@ impl Gathered {
         }
     }
 
-    /// `engine` handed over `datagrams` of so many bytes.
+    /// `engine` handed over `datagrams`, of `bytes` in all.
     pub(crate) fn departed(&mut self, engine: &mut Engine, datagrams: usize, bytes: usize) {
         self.turn();
         if self.together > 0 {
@@ -46,7 +46,7 @@ impl Gathered {
         }
     }
 
-    /// Now and then it changes.
+    /// Now and then changes the length of the runs.
     fn turn(&mut self) {
         if self.random.one_in(300) {
             self.together = self.random.of(&TOGETHER);

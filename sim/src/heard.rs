@@ -1,5 +1,5 @@
-//! The invariants of connections: what each event of a connection manager means, and whether it may
-//! come.
+//! The invariants of connections: the meaning of each event of a connection manager, and whether it
+//! may come.
 
 use rocinante_stack::cm::{CmEvent, ConnId, Ended, QpSide, Reply, Request};
 use rocinante_stack::types::Qpn;
@@ -9,13 +9,13 @@ use crate::check::Verdict;
 use crate::talk::{News, Step, Talk, carries, read_words, service};
 use crate::world::{Stage, World};
 
-/// Bytes that a request, a reply and a rejection carry for the program.
+/// Bytes of private data in a request, a reply and a rejection.
 const REQUEST: usize = 56;
 const REPLY: usize = 196;
 const REJECTION: usize = 148;
 
 impl World<'_> {
-    /// Judges what the connection manager of `host` has to say.
+    /// Judges the events of the connection manager of `host`.
     pub(crate) fn hear(&mut self, host: usize) -> Verdict {
         if !self.has_manager(host) {
             return Ok(());
@@ -93,7 +93,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// The one event that ends a connection has come.
+    /// The one event that ends a connection.
     fn over(&mut self, host: usize, conn: ConnId) -> Verdict {
         let now = self.now;
         let Some(talk) = self.hosts[host].desk.talks.get_mut(&conn) else { return Ok(()) };
@@ -108,7 +108,7 @@ impl World<'_> {
         self.tell(host, conn, News::Ended)
     }
 
-    /// A peer asks: as its program did, and no other.
+    /// A peer's request: it must be that of its program.
     fn requested(&mut self, host: usize, request: &Request) -> Result<Talk, String> {
         let (id, _) = read_words(&request.private).ok_or("a request without words")?;
         let call = self.calls.get(id).ok_or("a request that nobody made")?;
@@ -128,7 +128,7 @@ impl World<'_> {
         Ok(talk)
     }
 
-    /// The peer accepts: with what its program said.
+    /// The peer accepts: the reply must have its program's words.
     fn replied(&mut self, host: usize, conn: ConnId, reply: &Reply) -> Verdict {
         let now = self.now;
         let talk = self.talk(host, conn)?;
@@ -184,11 +184,12 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Whether the peer said so. What a program did not say is not known: it stands for nothing.
+    /// Whether the peer refused for this reason. Private data of `None` is unknown, and matches
+    /// any.
     fn was_refused(&self, talk: &Talk, reason: RejReason, private: Option<&[u8]>) -> bool {
         let said = &self.calls[talk.call].refusals[usize::from(!talk.active)];
         said.iter().any(|(why, words)| {
-            // What the manager finds out by itself has no words.
+            // A rejection by the manager itself has no words.
             let heard = private.is_none_or(|told| match told.len() {
                 0 => words.is_empty(),
                 len => len == REJECTION && carries(told, words),
@@ -197,7 +198,7 @@ impl World<'_> {
         })
     }
 
-    /// Nobody answered, or the program did not decide: for long enough?
+    /// A timeout, of the peer or of the program: checks that it is not too early.
     fn timed_out(&mut self, host: usize, conn: ConnId) -> Verdict {
         let desk = &self.hosts[host].desk;
         let talk = self.talk(host, conn)?;
@@ -210,7 +211,7 @@ impl World<'_> {
         if waited < due || self.stage == Stage::Prove {
             return Err(format!("{talk:?} is said to have timed out after {waited} ns"));
         }
-        // The peer hears of it.
+        // The peer gets this rejection.
         self.calls[call].refusals[usize::from(active)].push((RejReason::TIMEOUT, Vec::new()));
         Ok(())
     }
@@ -250,7 +251,8 @@ impl World<'_> {
         (far.accept.is_some() && far.accept == talk.accept).then_some(far)
     }
 
-    /// The connection is forgotten, and the number of its queue pair free: not too early?
+    /// The connection is forgotten, and its queue pair's number is free: checks that this is not
+    /// too early.
     fn released(&mut self, host: usize, conn: ConnId, qpn: Qpn) -> Verdict {
         let talk = self.talk(host, conn)?;
         let timeout = self.calls[talk.call].ack_timeout.clamp(14, 22);

@@ -1,6 +1,5 @@
-//! What leaves a host: each packet of a request in its order, none without those before it, whether
-//! the
-//! port had room at once or not.
+//! Packets that leave a host: each packet of a request leaves in order, and none before its
+//! predecessors, whether or not the port had room at once.
 
 use rocinante_stack::types::Psn;
 use rocinante_stack::verbs::QpType;
@@ -9,15 +8,14 @@ use crate::check::Verdict;
 use crate::model::{EndId, Phase, peer};
 use crate::world::World;
 
-/// Opcodes of a reliable connection: the request for a READ, and what answers. The others are
-/// requests.
+/// Opcodes of a reliable connection: the READ request, and the responses. All others are requests.
 const READ: u8 = 0x0c;
 const ANSWERS: core::ops::RangeInclusive<u8> = 0x0d..=0x12;
-/// Where the RETH of a READ has its length.
+/// Offset of the length in the RETH of a READ.
 const LENGTH: usize = 12 + 12;
 
 impl World<'_> {
-    /// A packet leaves `from`: a request is the next one of its queue pair, or one that left
+    /// A packet leaves `from`: a request must be the next one of its queue pair, or one that left
     /// before.
     pub(crate) fn request_left(&mut self, from: usize, to: usize, bytes: &[u8]) -> Verdict {
         let word = |at: usize| bytes.get(at..at + 4)?.try_into().ok().map(u32::from_be_bytes);

@@ -1,30 +1,43 @@
-//! A deterministic simulator: some hosts, their queue pairs, a bad network, bad luck, and a model that knows what must come of it.
+//! A deterministic simulator: some hosts, their queue pairs, a bad network, other faults, and a
+//! model that knows the right result.
 //!
-//! The engines are the real ones, of `rocinante-stack`. Time is virtual, and everything that is random comes from one seed: the same seed does the same, to the
-//! last byte, which the digest of a run proves. A run goes through rounds, each with a world of its own: a storm, in which everything goes wrong that can; then nothing
-//! goes wrong any more, and all that was begun must come to its end within a bound; then everything that is asked for must work.
+//! The engines are the real ones, of `rocinante-stack`. Time is virtual, and all random numbers
+//! come from one seed: the same seed does the same, to the last byte, which the digest of a run
+//! proves. A run has several rounds, each with a world of its own. First comes a storm, in which
+//! everything goes wrong that can. Then nothing goes wrong any more, and all that was begun must
+//! end within a bound. Then all requests must succeed.
 //!
 //! A step is one event: a packet that arrives or is lost, a timer, a call of the engine.
 //!
-//! What is checked, at the moment when it happens (`check.rs`):
-//! - every completion comes once, in the order of its queue, with the right status, length, opcode and immediate data;
-//! - each byte that an engine stores is the next one of the request whose turn it is, at its place: so everything is placed exactly once and in order;
-//! - success means that the peer has executed the request to its end, and that the result is what the peer had;
+//! The invariants, each checked at once (`check.rs`):
+//! - every completion comes once, in the order of its queue, with the right status, length, opcode
+//!   and immediate data;
+//! - each byte that an engine stores is the next one of the request in turn, at its place: so all
+//!   bytes are placed exactly once and in order;
+//! - success means that the peer has executed the request to its end, and that the result is what
+//!   the peer had;
 //! - no access leaves a registered region, or does what the region does not permit;
-//! - a request that must be refused is refused, with the status that says why, and nothing else is;
-//! - a packet that was damaged or misrouted, or is of an earlier life of the connection, has no effect;
-//! - a queue pair that failed has flushed all its work; counters add up; an unreliable connection delivers a message whole and once or not at all.
-//! - a datagram is taken whole, with the header before it, if key and receive are right, and touches nothing if not; each leaves once and in order;
-//! - a shared receive is consumed once, by whoever took it; the limit is told of when it is reached, and not else; who breaks says that it takes no more;
-//! - a marked packet of a reliable connection is answered by a congestion notification, and nothing
-//!   else is;
-//! - each packet of a request leaves in its order, also if the port had no room for a while: then
-//!   it leaves as soon as there is some;
-//! - nothing gets through a window that shows nothing any more, or belongs to another queue pair;
-//! - a connection ends once on each side, by one event that what the programs did explains; words
-//!   of programs arrive unchanged; a peer that was restarted is found, and no
-//!   number of a queue pair is released early;
-//! - what an engine holds is bounded by its queue pairs and its configuration, and nothing is left when all is given up (`bounds.rs`).
+//! - a request that must be refused is refused, with the status that says why, and no other request
+//!   is;
+//! - a packet that was damaged or misrouted, or is of an earlier life of the connection, has no
+//!   effect;
+//! - a failed queue pair has flushed all its work; counters add up; an unreliable connection
+//!   delivers a message whole and once, or not at all;
+//! - a datagram is accepted whole, with the header before it, if key and receive are right, and
+//!   changes nothing if not; each leaves once and in order;
+//! - a shared receive is consumed once, by the queue pair that took it; the event of the limit
+//!   comes when the limit is reached, and never else; a queue pair that breaks reports that it
+//!   takes no more receives;
+//! - a marked packet of a reliable connection is answered by a congestion notification, and no
+//!   other packet is;
+//! - each packet of a request leaves in its order. If the port has no room for a while, the packet
+//!   leaves as soon as there is room;
+//! - nothing gets through a window that is unbound, or belongs to another queue pair;
+//! - a connection ends once on each side, by one event that the programs' actions explain; words of
+//!   programs arrive unchanged; a restarted peer is noticed, and no queue pair number is released
+//!   early;
+//! - an engine's resources are bounded by its queue pairs and its configuration, and nothing is
+//!   left once all is destroyed (`bounds.rs`).
 
 #![forbid(unsafe_code)]
 
@@ -64,18 +77,18 @@ pub use self::network::Faults;
 use self::random::{Digest, Random};
 use self::world::{Tally, World};
 
-/// What to simulate.
+/// The options of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Options {
-    /// Where all that is random comes from.
+    /// The seed of all random numbers.
     pub seed: u64,
-    /// After so many steps no new round begins: the last one comes to its end.
+    /// After this many steps no new round begins; the last one runs to its end.
     pub steps: u64,
     /// Whether to print every packet, request and completion on standard error.
     pub trace: bool,
 }
 
-/// What a run did.
+/// The result of a run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Report {
     /// As in [`Options`].
@@ -88,27 +101,27 @@ pub struct Report {
     pub ops: u64,
     /// Completions.
     pub completions: u64,
-    /// Connections that were asked for of a connection manager, and sides of connections that came
-    /// to their end.
+    /// Connections requested from a connection manager.
     pub calls: u64,
-    /// See [`calls`](Self::calls).
+    /// Sides of connections that ended.
     pub released: u64,
     /// Congestion notifications that were owed and sent.
     pub notifications: u64,
-    /// What went wrong, how often.
+    /// The faults, and how often each happened.
     pub faults: Faults,
-    /// How the lives of queue pairs ended, how often: by the status that broke them, or by what was done to them.
+    /// How often lives of queue pairs ended, by the status that broke them or by the operation that
+    /// ended them.
     pub qps_ended: BTreeMap<String, u64>,
     /// Invariants that were violated: the run ends with the first.
     pub violations: u64,
-    /// All that happened in one number.
+    /// A digest of all that happened.
     pub digest: String,
     /// The violation, and when it was found.
     #[serde(skip)]
     pub violation: Option<String>,
 }
 
-/// Simulates.
+/// Runs the simulation.
 #[must_use]
 pub fn run(options: &Options) -> Report {
     let mut tally = Tally {
@@ -150,7 +163,7 @@ pub fn run(options: &Options) -> Report {
     }
 }
 
-/// One round. An engine that panics violates an invariant, too.
+/// Runs one round. An engine that panics violates an invariant, too.
 fn run_round(seed: u64, length: u64, options: &Options, tally: &mut Tally) -> Result<(), String> {
     let until = tally.steps + length;
     let round =

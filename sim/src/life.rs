@@ -1,4 +1,4 @@
-//! The lives of hosts and connections: made, broken, made again with the same numbers; and everything that goes wrong besides the network.
+//! The lives of hosts and connections: made, broken, and made again with the same numbers.
 
 use rocinante_stack::mem::{Access, MwType, Region};
 use rocinante_stack::types::{Mtu, Psn, Qpn};
@@ -14,10 +14,12 @@ use crate::windows::Pane;
 use crate::work::{INLINE, SGES, base_of};
 use crate::world::{Host, World};
 
-/// After this nothing of an earlier life is under way: the longest delay, behind the longest queue.
+/// After this time nothing of an earlier life is in flight: the longest delay, behind the longest
+/// queue.
 const FORGOTTEN: u64 = LATE_MAX + 1_000_000;
 
-/// A new life begins so far behind the last one that no packet of that is near its window.
+/// A new life's PSNs begin so far behind the last one's that none of its packets is near the new
+/// window.
 const APART: u32 = 1 << 22;
 
 impl World<'_> {
@@ -75,7 +77,7 @@ impl World<'_> {
         Connection { qp_type, generation: 0, terms, managed, crashed: false, rejoining: false }
     }
 
-    /// What both ends agree upon.
+    /// The terms of both ends.
     fn terms(&mut self, psn: [u32; 2]) -> Terms {
         let random = &mut self.random;
         let lacks = [
@@ -94,7 +96,7 @@ impl World<'_> {
             mtu,
             psn,
             terse,
-            // What asks late is only for who has the time.
+            // A requester that seldom asks for an ACK needs a long timeout.
             timeout: if terse { small(11, 13) } else { small(7, 11) },
             retry_cnt: small(0, 8),
             rnr_retry,
@@ -105,7 +107,7 @@ impl World<'_> {
         }
     }
 
-    /// The connection of `end` is to be made again.
+    /// Schedules a new life of the connection of `end`.
     pub(crate) fn rejoin(&mut self, end: EndId) {
         let connection = &mut self.connections[end / 2];
         if !connection.rejoining {
@@ -115,7 +117,7 @@ impl World<'_> {
         }
     }
 
-    /// A new life of a connection begins: one end joins, and later the other.
+    /// Begins a new life of a connection: one end joins, and later the other.
     pub(crate) fn begin_again(&mut self, at: usize) -> Verdict {
         let ends = [2 * at, 2 * at + 1];
         if ends.iter().any(|end| self.hosts[self.ends[*end].host].stalled) {
@@ -130,7 +132,7 @@ impl World<'_> {
         }
         let generation = generation + 1;
         let mut psn = terms.psn;
-        // Numbers of queue pairs that wait for their release keep the last life's packets away.
+        // Queue pair numbers that wait for their release keep the last life's packets away.
         let same = managed && !crashed && generation > 1 && self.random.one_in(2);
         self.tally.faults.same_psn += u64::from(same);
         for psn in psn.iter_mut().filter(|_| !same) {
@@ -148,7 +150,8 @@ impl World<'_> {
         let mut delay = self.random.of(&[0, 0, 1_000_000]);
         let mut start = self.now;
         if qp_type == QpType::Uc {
-            // Who takes what comes must not be there until nothing of the last life is on its way.
+            // An end that takes any packet may appear only once nothing of the last life is in
+            // flight.
             for end in ends {
                 self.leave(end)?;
             }
@@ -160,7 +163,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// The queue pair of an end goes away, or back to RESET.
+    /// Destroys the queue pair of an end, or resets it.
     pub(crate) fn leave(&mut self, end: EndId) -> Verdict {
         let host = self.ends[end].host;
         let destroys = self.random.one_in(2) || self.is_managed(end);
@@ -181,7 +184,7 @@ impl World<'_> {
         self.settle(host, None)
     }
 
-    /// What was posted at an end never completes.
+    /// Requests posted at an end never complete.
     pub(crate) fn forget(&mut self, end: EndId) {
         self.give_back(end);
         self.close_pane(end);
@@ -204,7 +207,7 @@ impl World<'_> {
             self.agenda.at(self.now + 50_000, Event::Join(end, generation));
             return Ok(());
         }
-        // While the host is down, its return will see to it.
+        // If the host is down, its restart joins the end.
         let down = self.hosts[host].engine.is_none();
         let late = self.connections[end / 2].generation != generation;
         if down || late || self.ends[end].generation == generation {
@@ -241,8 +244,8 @@ impl World<'_> {
         self.make_panes(end);
     }
 
-    /// The queue pair of an end is connected; that of its peer not yet, for sure, if it was `asked`
-    /// by the connection manager.
+    /// The queue pair of an end is connected. If the connection manager `asked` this end, its
+    /// peer's queue pair is certainly not connected yet.
     pub(crate) fn joined(&mut self, end: EndId, asked: bool) {
         let generation = self.ends[end].generation;
         self.ends[end].phase = Phase::Ready;
@@ -256,7 +259,7 @@ impl World<'_> {
         self.plan_transmit(self.ends[end].host);
     }
 
-    /// Registers a zone, if it is not.
+    /// Registers a zone, unless it is registered.
     pub(crate) fn register(&mut self, end: EndId, zone: Zone) {
         let this = &self.ends[end];
         if this.keys[zone as usize].is_some() {
@@ -328,7 +331,7 @@ impl World<'_> {
         self.settle(at, None)
     }
 
-    /// A host that is down comes back, with the same numbers.
+    /// Restarts a host that is down, with the same numbers.
     pub(crate) fn restart(&mut self, host: usize) -> Verdict {
         if self.hosts[host].engine.is_some() {
             return Ok(());
@@ -370,7 +373,7 @@ impl World<'_> {
         self.settle(self.ends[end].host, None)
     }
 
-    /// The program breaks the queue pair: everything must be flushed.
+    /// The program breaks the queue pair: all its requests must be flushed.
     pub(crate) fn fail(&mut self, end: EndId) -> Verdict {
         self.ends[end].reason.get_or_insert(WcStatus::WrFlushErr);
         self.ends[end].touched = true;
@@ -402,7 +405,7 @@ impl World<'_> {
     }
 }
 
-/// The attributes of INIT, RTR and RTS of a queue pair of datagrams, for the side `at`.
+/// The attributes of INIT, RTR and RTS of a datagram queue pair, for the side `at`.
 fn datagram_steps(terms: &Terms, at: usize) -> [QpAttr; 3] {
     let init = QpAttr {
         state: Some(QpState::Init),

@@ -1,4 +1,4 @@
-//! Management datagrams that come in: what must become of each is known before the connection
+//! Incoming management datagrams: the model decides on the effects of each before the connection
 //! manager gets it.
 
 use rocinante_stack::cm::ConnId;
@@ -11,9 +11,9 @@ use crate::network::Packet;
 use crate::talk::{CallId, News, SERVICES, Step, Talk, read_words, service};
 use crate::world::World;
 
-/// Where a management datagram begins in its packet: behind BTH and DETH.
+/// Offset of a management datagram in its packet: behind BTH and DETH.
 const HEADERS: usize = 20;
-/// Bytes before the program's words in a request to a port.
+/// Length of the IP header before the program's words in a request to a port.
 const IP_HEADER: usize = 36;
 
 const REJ: u16 = 0x12;
@@ -21,22 +21,22 @@ const REP: u16 = 0x13;
 const RTU: u16 = 0x14;
 const DREP: u16 = 0x16;
 
-/// What must become of a datagram.
+/// The right effects of a datagram.
 #[derive(Debug, Default)]
 pub(crate) struct Due {
-    /// Nothing: it is damaged.
+    /// It is damaged, so it has no effect.
     nothing: bool,
-    /// A program hears of this request; without one, of none.
+    /// The program gets this request; with `None`, it gets no request.
     request: Option<CallId>,
-    /// It may be refused as well.
+    /// The request may be refused as well.
     optional: bool,
-    /// This connection has this event.
+    /// This connection gets this event.
     news: Option<(ConnId, News)>,
-    /// These come to their end, if they have not.
+    /// These connections end, unless they have ended.
     over: Vec<ConnId>,
-    /// A message with this attribute goes back.
+    /// The answer has this attribute.
     answer: Option<u16>,
-    /// So many of that, or of any, wait to be sent already.
+    /// So many messages with this attribute, or of all kinds, wait to be sent already.
     waiting: usize,
 }
 
@@ -46,7 +46,7 @@ pub(crate) fn is_mad(bytes: &[u8]) -> bool {
 }
 
 impl World<'_> {
-    /// What must become of a packet, if it is for the connection manager.
+    /// The right effects of a packet, if it is for the connection manager.
     pub(crate) fn foresee(&mut self, packet: &Packet) -> Result<Option<Due>, String> {
         if !is_mad(&packet.bytes) || self.hosts[packet.to].engine.is_none() {
             return Ok(None);
@@ -100,7 +100,7 @@ impl World<'_> {
         Ok(Some(due))
     }
 
-    /// A request: known, or refused for a reason, or for the program.
+    /// A REQ: known, or refused for a reason, or for the program.
     fn foresee_req(&mut self, at: usize, req: &Req<'_>, due: &mut Due) -> Verdict {
         let words = req.private.get(IP_HEADER..).and_then(read_words);
         let (id, _) = words.ok_or("a request without words was sent")?;
@@ -143,7 +143,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// A reply: to a call that is open, established, or forgotten.
+    /// A REP: to a call that is open, established, or forgotten.
     fn foresee_rep(&mut self, at: usize, from: usize, rep: &Rep<'_>, due: &mut Due) -> Verdict {
         let (id, answer) = read_words(rep.private).ok_or("a reply without words was sent")?;
         let Some(talk) = self.known(at, from, rep.remote) else {
@@ -182,20 +182,19 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Connections of the host `at` with this queue pair of `from` that stand in the way of
-    /// another.
+    /// Connections of the host `at` with this queue pair of `from`, which block another one.
     fn blockers(&self, at: usize, from: usize, qpn: Qpn, call: CallId) -> Vec<ConnId> {
         let others = self.hosts[at].desk.with_peer(from, qpn, call).into_iter();
         others.filter_map(|(conn, talk)| (!talk.is_over()).then_some(conn)).collect()
     }
 
-    /// Whether one of another adapter, which is over, may stand in the way as well.
+    /// Whether a connection of another adapter that is over may block as well.
     fn is_doubtful(&self, at: usize, from: usize, qpn: Qpn, call: CallId, guid: u64) -> bool {
         let others = self.hosts[at].desk.with_peer(from, qpn, call);
         others.iter().any(|(_, talk)| talk.is_over() && talk.far_guid != guid)
     }
 
-    /// The same peer uses the queue pair of these anew: it has forgotten them.
+    /// The same peer uses the queue pair of these connections anew: it has forgotten them.
     fn end_blockers(
         &mut self,
         at: usize,
@@ -214,7 +213,7 @@ impl World<'_> {
         }
     }
 
-    /// Whether the sender has given this up since.
+    /// Whether the sender has given this request up since.
     fn is_late(&self, from: usize, id: CommId, boot: u32) -> bool {
         let desk = &self.hosts[from].desk;
         desk.boot != boot || desk.talks.get(&ConnId(id)).is_none_or(Talk::is_over)
@@ -225,14 +224,14 @@ impl World<'_> {
         self.hosts[at].desk.talks.get(&ConnId(id)).filter(|talk| talk.peer == from)
     }
 
-    /// The communication id of what the peer asked for by its own.
+    /// The communication id of the connection that the peer requested with its own id.
     fn asked_by(&self, at: usize, from: usize, id: CommId) -> CommId {
         let asked =
             |(_, talk): &(&ConnId, &Talk)| (talk.peer, talk.far_id) == (from, id) && !talk.active;
         self.hosts[at].desk.talks.iter().find(asked).map_or(CommId(0), |(conn, _)| conn.0)
     }
 
-    /// Messages with this attribute, or all, that wait to be sent to a host.
+    /// How many messages with this attribute, or of all kinds, wait to be sent to a host.
     fn waiting(&mut self, at: usize, to: usize, answer: Option<u16>) -> Result<usize, String> {
         let to = self.hosts[to].addr;
         let manager = self.manager(at)?;
@@ -249,7 +248,7 @@ impl World<'_> {
         Ok(count)
     }
 
-    /// The datagram was handled: did what had to become of it?
+    /// After the datagram was handled: checks its effects.
     pub(crate) fn fulfilled(&mut self, packet: &Packet, due: Option<Due>) -> Verdict {
         let Some(due) = due else { return Ok(()) };
         let (at, from) = (packet.to, packet.from);

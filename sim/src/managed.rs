@@ -1,5 +1,5 @@
-//! Connections of real queue pairs that the connection manager makes: their numbers are those that
-//! it carried, and wait until it releases them.
+//! Connections of real queue pairs by the connection manager. The queue pairs' numbers are those
+//! that it carried, and wait until it releases them.
 
 use rocinante_stack::cm::{ConnId, QpSide};
 use rocinante_stack::types::{Psn, Qpn};
@@ -16,7 +16,7 @@ impl World<'_> {
         self.connections[end / 2].managed
     }
 
-    /// An end asks the other for the next life of their connection.
+    /// An end requests the next life of its connection from the other end.
     pub(crate) fn dial(&mut self, end: EndId) -> Verdict {
         self.hang_up(end)?;
         self.enlist(end)?;
@@ -51,14 +51,14 @@ impl World<'_> {
         self.keep(end, None)
     }
 
-    /// The call of `end` came to nothing.
+    /// The call of `end` failed.
     fn dial_again(&mut self, end: EndId) {
         self.ends[end].conn = None;
         self.connections[end / 2].rejoining = false;
         self.rejoin(end);
     }
 
-    /// Gives up the connection that the end has.
+    /// Gives up the connection of an end.
     fn hang_up(&mut self, end: EndId) -> Verdict {
         let host = self.ends[end].host;
         let Some(conn) = self.ends[end].conn.take() else { return Ok(()) };
@@ -72,7 +72,7 @@ impl World<'_> {
         }
     }
 
-    /// Makes the queue pair of an end for the present life, with a number that no connection has.
+    /// Makes the queue pair of an end for the present life, with a number that no connection uses.
     fn enlist(&mut self, end: EndId) -> Verdict {
         let host = self.ends[end].host;
         self.leave(end)?;
@@ -86,7 +86,7 @@ impl World<'_> {
         self.settle(host, None)
     }
 
-    /// What the peer is to know of the queue pair of `end`.
+    /// The peer's view of the queue pair of `end`.
     fn side(&self, end: EndId) -> QpSide {
         let terms = &self.connections[end / 2].terms;
         QpSide {
@@ -101,8 +101,8 @@ impl World<'_> {
         }
     }
 
-    /// The number of the queue pair waits for the release of its connection, and its first message
-    /// for nobody.
+    /// Keeps the number of a queue pair until its connection is released. `awaited_by` is the
+    /// connection that the first message to that number establishes.
     fn keep(&mut self, end: EndId, awaited_by: Option<ConnId>) -> Verdict {
         let host = self.ends[end].host;
         let (Some(engine), Some(qpn)) = (&mut self.hosts[host].engine, self.ends[end].qpn) else {
@@ -115,7 +115,7 @@ impl World<'_> {
         self.settle(host, None)
     }
 
-    /// A connection is forgotten: the number that it kept may be given again.
+    /// A connection is forgotten: its queue pair's number may be used again.
     pub(crate) fn release(&mut self, host: usize, talk: &Talk, qpn: Qpn) {
         if self.calls[talk.call].end.is_some()
             && let Some(engine) = &mut self.hosts[host].engine
@@ -124,8 +124,7 @@ impl World<'_> {
         }
     }
 
-    /// The program looks at a connection of a real queue pair: that of the end `caller`, or of its
-    /// peer.
+    /// The program looks at a connection of a real queue pair: of the end `caller`, or of its peer.
     pub(crate) fn consider_managed(
         &mut self,
         host: usize,
@@ -155,7 +154,7 @@ impl World<'_> {
                 self.accept_with(host, conn, side)?;
                 self.keep(end, Some(conn))
             }
-            // Its queue pair broke, or went, before it was connected.
+            // Its queue pair broke or was destroyed before it was connected.
             Step::Replied if own && self.is_spoilt(end) => {
                 self.hang_up(end)?;
                 self.dial_again(end);
@@ -168,7 +167,7 @@ impl World<'_> {
             }
             Step::Asking => Ok(()),
             _ if !own => self.leave_talk(host, conn),
-            // Its queue pair broke, or is gone.
+            // Its queue pair broke or was destroyed.
             _ if self.ends[end].phase != Phase::Ready => self.hang_up(end),
             _ => Ok(()),
         }
@@ -202,12 +201,12 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Whether the queue pair of an end that waits for its connection cannot get one any more.
+    /// Whether an end waits for its connection with a queue pair that cannot be connected any more.
     fn is_spoilt(&self, end: EndId) -> bool {
         self.ends[end].reason.is_some() || self.ends[end].qpn.is_none()
     }
 
-    /// Whether the program at `end` may send: where the connection manager connects, both sides are
+    /// Whether the program at `end` may send. With the connection manager, both sides must be
     /// ready.
     pub(crate) fn is_open(&self, end: EndId) -> bool {
         let this = &self.ends[end];
@@ -216,7 +215,7 @@ impl World<'_> {
         !self.is_managed(end) || talk.is_some_and(|talk| talk.step == Step::Established)
     }
 
-    /// Whether the connection manager has made each connection that it is to make, on both sides.
+    /// Whether the connection manager has made all its connections, on both sides.
     pub(crate) fn managed_are_open(&self) -> bool {
         self.ends.iter().enumerate().all(|(at, end)| {
             let talks = &self.hosts[end.host].desk.talks;
@@ -226,9 +225,9 @@ impl World<'_> {
         })
     }
 
-    /// Whether a connection of this kind may be made by the connection manager.
+    /// Whether the connection manager may make a connection of this kind.
     pub(crate) const fn can_be_managed(qp_type: QpType) -> bool {
-        // An unreliable one takes what is under way of its number's last life.
+        // An unreliable one would accept packets in flight from its number's last life.
         matches!(qp_type, QpType::Rc)
     }
 }

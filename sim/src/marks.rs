@@ -1,6 +1,5 @@
 //! Congestion marks: the receiver of a marked packet of a reliable connection owes its sender a
-//! notification, one
-//! in 50 µs at most. Nobody else sends any.
+//! notification, at most one in 50 µs. No other end sends one.
 
 use rocinante_stack::verbs::QpType;
 
@@ -9,15 +8,15 @@ use crate::model::Phase;
 use crate::network::Packet;
 use crate::world::World;
 
-/// What an end owes.
+/// The notification that an end owes.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Marks {
     owes: bool,
-    /// When it took the marked packet of its last notification.
+    /// The time of the marked packet that caused the last notification.
     last: Option<u64>,
 }
 
-/// No more than one notification in this time, nanoseconds.
+/// At most one notification in this time, nanoseconds.
 const PACE: u64 = 50_000;
 /// The mark "congestion experienced" of the IP header.
 const MARK: u8 = 3;
@@ -28,7 +27,7 @@ const CNP_LEN: usize = 12 + 16 + 4;
 const BECN: u8 = 0x40;
 
 impl World<'_> {
-    /// A packet is about to be handled: its receiver may owe a notification from now on.
+    /// A packet is about to be handled: its receiver may owe a notification after it.
     pub(crate) fn marked(&mut self, packet: &Packet) {
         let marked = packet.tos & MARK == MARK && !packet.harmed;
         let Some(end) = packet.end.filter(|_| marked && packet.bytes[0] != CNP) else { return };

@@ -1,7 +1,8 @@
-//! The memory of a host, which tells everything that the engine does with it.
+//! The memory of a host. It records all accesses of the engine.
 //!
-//! Each end of a connection owns a stretch of the arena, cut into zones with guards between them. A zone is registered as one region, or not at the moment.
-//! What the engine may touch is looked up here once more, by zone and without the engine's own table.
+//! Each end of a connection owns a stretch of the arena, divided into zones with guards between
+//! them. A zone is registered as one region, or not registered at the moment. The accesses of the
+//! engine are checked again here, by zone and without the engine's own table.
 
 use std::cell::RefCell;
 
@@ -9,23 +10,23 @@ use rocinante_stack::Completions;
 use rocinante_stack::mem::{Access, Atomic, AtomicOp, Checked, Memory, Read, RegionTable, Write};
 use rocinante_stack::verbs::{CqId, Cqe};
 
-/// The longest message, and how many requests are in a queue at most.
+/// The longest message, and the depth of queues.
 pub(crate) const LONGEST: u64 = 4608;
 pub(crate) const DEPTH: u64 = 8;
 
-/// Bytes that belong to no region, after each zone.
+/// Bytes after each zone that belong to no region.
 const GUARD: u64 = 64;
 
 /// A stretch of memory for one purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Zone {
-    /// Sources of SEND and WRITE, destinations of READ and atomics: a slot for each request.
+    /// Sources of SEND and WRITE, destinations of READ and atomics: one slot for each request.
     Local,
-    /// Receives: a slot for each.
+    /// Receives: one slot for each.
     Receive,
-    /// The peer writes and reads it.
+    /// Written and read by the peer.
     Window,
-    /// The peer reads it, nobody writes.
+    /// Read by the peer, and never written.
     Constant,
     /// Two words for the peer's atomics.
     Words,
@@ -43,12 +44,12 @@ impl Zone {
         }
     }
 
-    /// Offset in the stretch of an end.
+    /// Offset in an end's stretch.
     pub(crate) fn offset(self) -> u64 {
         Self::ALL.iter().take_while(|zone| **zone != self).map(|zone| zone.len() + GUARD).sum()
     }
 
-    /// What a region over it permits.
+    /// Rights of a region over the zone.
     pub(crate) fn access(self) -> Access {
         match self {
             Self::Local | Self::Receive => Access::LOCAL_WRITE,
@@ -67,7 +68,8 @@ pub(crate) fn stride() -> u64 {
     Zone::Words.offset() + Zone::Words.len() + GUARD
 }
 
-/// Whose bytes these are: the end by its index on the host, the zone, and the offset in it; `None` if they are not within one zone.
+/// The owner of these bytes: the index of its end on the host, the zone, and the offset in the
+/// zone. `None` if the bytes are not within one zone.
 pub(crate) fn owner(at: u64, len: u64) -> Option<(usize, Zone, u64)> {
     let (index, within) = (at / stride(), at % stride());
     let zone = Zone::ALL.into_iter().find(|zone| {
@@ -79,10 +81,10 @@ pub(crate) fn owner(at: u64, len: u64) -> Option<(usize, Zone, u64)> {
     Some((index, zone, within - zone.offset()))
 }
 
-/// What the engine did during one call.
+/// An effect of the engine during one call.
 #[derive(Debug, Clone)]
 pub(crate) enum Effect {
-    /// Bytes were stored: they begin at `from` in [`Ram::bytes`].
+    /// Bytes were stored; `from` is their offset in [`Ram::bytes`].
     Place {
         at: u64,
         from: usize,
@@ -114,7 +116,7 @@ pub(crate) struct Ram {
     pub(crate) registered: Vec<[bool; 5]>,
     pub(crate) effects: Vec<Effect>,
     pub(crate) bytes: Vec<u8>,
-    /// What the engine should not have touched.
+    /// An access that the engine should not have made.
     pub(crate) wrong: RefCell<Option<String>>,
     pub(crate) placed: u64,
 }
@@ -122,7 +124,7 @@ pub(crate) struct Ram {
 impl Ram {
     pub(crate) fn new(ends: usize) -> Self {
         Self {
-            // And two windows of each.
+            // And two windows of each end.
             regions: RegionTable::new(ends * (Zone::ALL.len() + 2)),
             #[allow(clippy::cast_possible_truncation)]
             arena: vec![0; ends * stride() as usize],
@@ -146,7 +148,7 @@ impl Ram {
         &mut self.arena[at..at + len]
     }
 
-    /// Looks an access up by zone. Returns whether the bytes exist at all.
+    /// Checks an access by zone. Returns whether the bytes exist at all.
     fn admit(&self, what: &str, at: u64, len: u64, need: Access) -> bool {
         if len == 0 {
             return false;

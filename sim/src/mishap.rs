@@ -1,4 +1,4 @@
-//! What goes wrong besides the network.
+//! Faults besides those of the network.
 
 use rocinante_stack::verbs::{QpState, WcStatus};
 
@@ -9,7 +9,7 @@ use crate::network::Event;
 use crate::world::{Host, Stage, World};
 
 impl World<'_> {
-    /// Something goes wrong that is not the network's.
+    /// Causes a fault that is not the network's.
     pub(crate) fn mishap(&mut self) -> Verdict {
         let later = self.now + self.random.range(20_000, 400_000);
         self.agenda.at(later, Event::Mishap);
@@ -86,15 +86,16 @@ impl World<'_> {
         }
     }
 
-    /// A completion queue of the host of `end` overflows: whoever uses it breaks, and says so.
+    /// A completion queue of the host of `end` overflows: all queue pairs that use it break, and
+    /// report it.
     fn overrun(&mut self, end: EndId) -> Verdict {
         let host = self.ends[end].host;
         let cq = queue_of(end, self.random.one_in(2));
         for at in 0..self.hosts[host].ends.len() {
             let other = self.hosts[host].ends[at];
             let uses = [false, true].map(|receives| queue_of(other, receives)).contains(&cq);
-            // Also one that was reset, and waits for its peer.
-            // Who broke so before has nothing more to say.
+            // Also a queue pair that was reset and waits for its peer. One that broke in this way
+            // before reports nothing more.
             let this = &self.ends[other];
             let idle = this.phase == Phase::Absent && this.qpn.is_some() && this.reason.is_none();
             if uses && (idle || self.ends[other].phase == Phase::Ready) {
@@ -110,7 +111,7 @@ impl World<'_> {
         self.settle(host, None)
     }
 
-    /// A shared receive queue of the host is given up, or its memory is deregistered.
+    /// Destroys a shared receive queue of the host, or deregisters its memory.
     fn spoil_shared(&mut self, host: usize) -> Verdict {
         let count = self.hosts[host].srqs.len();
         if count == 0 {
@@ -143,7 +144,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// A region goes away while others use it.
+    /// Deregisters a region while others use it.
     pub(crate) fn deregister(&mut self, end: EndId) {
         let zone = Zone::ALL[self.random.index(5)];
         let this = &mut self.ends[end];
@@ -160,7 +161,7 @@ impl World<'_> {
         }
     }
 
-    /// What is under way may find the memory of `zone` gone.
+    /// Requests in flight may find the memory of `zone` gone.
     pub(crate) fn excuse(&mut self, end: EndId, zone: Zone) {
         let (asker, excuse) = match zone {
             Zone::Receive => {

@@ -1,4 +1,4 @@
-//! What each end of a connection asked for, and how far that is: the model beside the engines.
+//! The model beside the engines: the requests of each end of a connection, and their progress.
 
 use std::collections::VecDeque;
 
@@ -11,7 +11,7 @@ use crate::marks::Marks;
 use crate::memory::LONGEST;
 use crate::windows::Pane;
 
-/// Index of an end among all; the other end of its connection has the same but for the lowest bit.
+/// Index of an end among all. The other end of its connection differs only in the lowest bit.
 pub(crate) type EndId = usize;
 
 /// The other end.
@@ -22,7 +22,7 @@ pub(crate) const fn peer(end: EndId) -> EndId {
 /// A range of a host's arena.
 pub(crate) type Piece = (u64, u32);
 
-/// What a request does, with places in the arena of the peer's host.
+/// The operation of a request, with places in the arena of the peer's host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Op {
     Send {
@@ -49,18 +49,18 @@ pub(crate) enum Op {
         at: u64,
     },
     Flush,
-    /// SEND that invalidates a window; `wrong`: which is none.
+    /// SEND that invalidates a window; if `wrong`, there is no such window.
     SendInv {
         key: Key,
         wrong: bool,
     },
-    /// Binds the end's own window, or takes it away: nothing is sent.
+    /// Bind or invalidate the end's own window: nothing is sent.
     Bind,
     Invalidate,
 }
 
 impl Op {
-    /// Whether its data is placed in a receive.
+    /// Whether the engine places its data in a receive.
     pub(crate) const fn is_send(self) -> bool {
         matches!(self, Self::Send { .. } | Self::SendInv { .. })
     }
@@ -71,31 +71,32 @@ impl Op {
     }
 }
 
-/// A request that was posted.
+/// A posted request.
 #[derive(Debug, Clone)]
 pub(crate) struct Request {
     pub(crate) id: u64,
     pub(crate) op: Op,
     pub(crate) opcode: WcOpcode,
     pub(crate) len: u32,
-    /// What it sends.
+    /// The bytes that it sends.
     pub(crate) data: Vec<u8>,
-    /// Where its result goes.
+    /// The place of its result.
     pub(crate) list: Vec<Piece>,
     pub(crate) signaled: bool,
     pub(crate) solicited: bool,
-    /// Packets of the stream before it, and its own.
+    /// Packets of the stream before this request, and its own packets.
     pub(crate) first: u64,
     pub(crate) packets: u64,
-    /// Garbage: it must end like this, and nothing of it may be executed.
+    /// A bad request: it must end with this status, and no part of it may be executed.
     pub(crate) bad: Option<WcStatus>,
-    /// So many bytes of it may be executed all the same: of a WRITE that may be cut, of which only the end is outside.
+    /// How many of its bytes may be executed all the same: those of a WRITE that may be split, if
+    /// only its end is outside.
     pub(crate) overruns: u32,
     /// The key of the window through which it goes.
     pub(crate) through: Option<Key>,
-    /// That window does not show anything any more: what is not executed yet must not be.
+    /// That window shows nothing any more: parts not executed yet must not be executed.
     pub(crate) void: bool,
-    /// How it may end besides, for what became of memory and receives since.
+    /// Other statuses it may end with, because memory or receives have changed since.
     pub(crate) excuses: Vec<WcStatus>,
     /// The value that its atomic found.
     pub(crate) found: Option<u64>,
@@ -113,7 +114,7 @@ impl Request {
         }
     }
 
-    /// Whether its execution by the peer shows nowhere: no byte, no completion.
+    /// Whether its execution by the peer is invisible: no byte, no completion.
     fn is_silent(&self) -> bool {
         let silent = match self.op {
             Op::Read { .. } | Op::Flush | Op::Bind | Op::Invalidate => true,
@@ -135,24 +136,24 @@ impl Request {
 #[derive(Debug, Default)]
 pub(crate) struct Stream {
     pub(crate) generation: u32,
-    /// The oldest that somebody may still ask for, and its number.
+    /// Requests that are not yet both executed and completed, and the number of the oldest.
     requests: VecDeque<Request>,
     base: u64,
-    /// Number of the next that the peer executes, and how many bytes of it were placed.
+    /// Number of the next request that the peer executes, and how many of its bytes were placed.
     pub(crate) exec: u64,
     pub(crate) exec_bytes: u32,
-    /// Number of the next to complete.
+    /// Number of the next request to complete.
     pub(crate) popped: u64,
     /// Number of the next datagram to leave.
     pub(crate) left: u64,
     pub(crate) packets: u64,
-    /// Packets that left, one after the other.
+    /// Packets that left, in order.
     pub(crate) sent: u64,
-    /// As many requests must work in the end.
+    /// As many requests must succeed in the end.
     pub(crate) proof: u64,
-    /// What the engine said it had retired.
+    /// How many requests the engine reported as retired.
     pub(crate) retired: u64,
-    /// Nothing more of it completes.
+    /// No further request completes.
     abandoned: bool,
 }
 
@@ -161,7 +162,7 @@ impl Stream {
         Self { generation, ..Self::default() }
     }
 
-    /// Number of the next to be posted.
+    /// Number of the next request to be posted.
     pub(crate) fn next(&self) -> u64 {
         self.base + self.requests.len() as u64
     }
@@ -188,17 +189,17 @@ impl Stream {
         self.requests.get_mut(index)
     }
 
-    /// Those not yet executed or not yet completed.
+    /// Requests not yet executed or not yet completed.
     pub(crate) fn pending(&self) -> impl Iterator<Item = &Request> {
         self.requests.iter()
     }
 
-    /// The same.
+    /// As [`pending`](Self::pending), mutable.
     pub(crate) fn pending_mut(&mut self) -> impl Iterator<Item = &mut Request> {
         self.requests.iter_mut()
     }
 
-    /// Passes over what the peer executes without a trace. Returns the number of what is next then.
+    /// Passes over requests with invisible execution. Returns the number of the next one.
     pub(crate) fn frontier(&mut self) -> u64 {
         while self.exec_bytes == 0 && self.get(self.exec).is_some_and(Request::is_silent) {
             self.exec += 1;
@@ -206,23 +207,23 @@ impl Stream {
         self.exec
     }
 
-    /// Number of the request to which the packet belongs that has `psn` more than the stream's first.
+    /// Number of the request with the packet that is `psn` packets behind the stream's first.
     pub(crate) fn at_packet(&self, psn: u64) -> Option<u64> {
         let holds =
             |request: &&Request| (request.first..request.first + request.packets).contains(&psn);
-        // Newest first: that is what comes in.
+        // Newest first: most packets belong to it.
         let index = self.requests.iter().rev().position(|request| holds(&request))?;
         Some(self.next() - 1 - index as u64)
     }
 
-    /// Request `number` failed or was flushed: the rest of it does not leave.
+    /// Request `number` failed or was flushed: its remaining packets do not leave.
     pub(crate) fn skip(&mut self, number: u64) {
         if let Some(request) = self.get(number) {
             self.sent = self.sent.max(request.first + request.packets);
         }
     }
 
-    /// What is outstanding never completes: its queue pair is gone.
+    /// Outstanding requests never complete: their queue pair is gone.
     pub(crate) fn abandon(&mut self) {
         self.abandoned = true;
     }
@@ -234,7 +235,7 @@ impl Stream {
         self.prune();
     }
 
-    /// Forgets what is both executed and completed.
+    /// Forgets requests that are both executed and completed.
     pub(crate) fn prune(&mut self) {
         while self.base < self.exec.min(self.popped) && self.requests.pop_front().is_some() {
             self.base += 1;
@@ -242,7 +243,7 @@ impl Stream {
     }
 }
 
-/// A receive that was posted.
+/// A posted receive.
 #[derive(Debug, Clone)]
 pub(crate) struct Receive {
     pub(crate) id: u64,
@@ -261,7 +262,7 @@ impl Receive {
     }
 }
 
-/// What an end's queue pair is.
+/// The state of an end's queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
     /// There is none, or it is not connected.
@@ -275,17 +276,17 @@ pub(crate) enum Phase {
 #[derive(Debug)]
 pub(crate) struct End {
     pub(crate) host: usize,
-    /// Which stretch of the host's arena is its own.
+    /// The index of its stretch in the host's arena.
     pub(crate) index: usize,
     pub(crate) pd: u32,
-    /// What its queue pair's number is drawn from.
+    /// The value that its queue pair's number is derived from.
     pub(crate) home: u32,
-    /// The lower half of its queue pair's number: `home`, but where a connection keeps that.
+    /// The lower half of its queue pair's number: `home`, unless a connection keeps that number.
     pub(crate) low: u32,
     /// The number of the queue pair that it is connected to.
     pub(crate) dest: u32,
     pub(crate) marks: Marks,
-    /// Its connection, where the connection manager makes it.
+    /// Its connection, if the connection manager makes it.
     pub(crate) conn: Option<ConnId>,
     /// Its queue pair's number, while there is one.
     pub(crate) qpn: Option<Qpn>,
@@ -295,31 +296,32 @@ pub(crate) struct End {
     pub(crate) keys: [Option<Key>; 5],
     /// A key that was deregistered.
     pub(crate) stale: Option<Key>,
-    /// What it asked for, in this life and, while the peer is still in that, an earlier one.
+    /// Its requests in this life, and those in an earlier life that the peer is still in.
     pub(crate) streams: VecDeque<Stream>,
     pub(crate) receives: VecDeque<Receive>,
     pub(crate) receives_posted: u64,
     pub(crate) receives_retired: u64,
     pub(crate) receives_popped: u64,
-    /// The shared queue of its host that it takes its receives from, and the one that it took and has not completed.
+    /// The shared queue of its host for its receives, and the receive that it took and has not
+    /// completed.
     pub(crate) srq: Option<usize>,
     pub(crate) taken: Option<Receive>,
-    /// Its queue pair said that it takes no more of them.
+    /// Whether its queue pair reported that it takes no more receives.
     pub(crate) last_reached: bool,
-    /// Its completion queue overflowed, and it has not said so yet.
+    /// Whether its completion queue overflowed, and the queue pair has not reported that yet.
     pub(crate) overrun: bool,
     pub(crate) letters: Letters,
     /// Windows of type 1 and of type 2.
     pub(crate) panes: [Pane; 2],
-    /// Why its queue pair may be broken, if it is.
+    /// Why its queue pair may be broken.
     pub(crate) reason: Option<WcStatus>,
-    /// It must be looked at after this call.
+    /// Whether it must be checked after this call.
     pub(crate) touched: bool,
-    /// The request behind a READ of the window waits for it.
+    /// Whether the request behind a READ of the window is fenced by it.
     pub(crate) fence: bool,
-    /// How far the peer was in its requests when something was posted last.
+    /// How many requests the peer had executed when something was last posted.
     pub(crate) answered: u64,
-    /// Until when no receives are posted.
+    /// Until this time no receives are posted.
     pub(crate) starved_until: u64,
     /// It is in SQD.
     pub(crate) draining: bool,
@@ -350,18 +352,18 @@ impl End {
     }
 }
 
-/// What an end that sends and takes datagrams knows besides.
+/// Further state of a datagram end.
 #[derive(Debug, Default)]
 pub(crate) struct Letters {
     /// Its address handles, by host.
     pub(crate) handles: Vec<Option<AhId>>,
     /// One that was destroyed.
     pub(crate) stale: Option<AhId>,
-    /// Bytes that were placed of the datagram that is coming in.
+    /// Bytes placed of the incoming datagram.
     pub(crate) placed: u32,
-    /// It was taken.
+    /// Whether it was accepted.
     pub(crate) arrived: bool,
-    /// Those that must arrive.
+    /// How many datagrams must arrive.
     pub(crate) coming: u64,
 }
 
@@ -371,16 +373,16 @@ pub(crate) struct Connection {
     pub(crate) qp_type: QpType,
     pub(crate) generation: u32,
     pub(crate) terms: Terms,
-    /// A host of it crashed in its present life, so that its queue pairs' numbers may be used again
+    /// One of its hosts crashed in its present life, so its queue pairs' numbers may be used again
     /// at once.
     pub(crate) crashed: bool,
     /// The connection manager makes it.
     pub(crate) managed: bool,
-    /// Somebody is about to connect it anew.
+    /// Whether a new life is scheduled.
     pub(crate) rejoining: bool,
 }
 
-/// What both ends agree upon for one life.
+/// The terms of both ends for one life.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Terms {
     pub(crate) mtu: Mtu,
@@ -391,15 +393,15 @@ pub(crate) struct Terms {
     pub(crate) rnr_retry: u8,
     pub(crate) rd_atomic: u8,
     pub(crate) min_rnr_timer: u8,
-    /// What either may ask the other for.
+    /// The rights that both ends grant.
     pub(crate) access: Access,
-    /// Of a reliable connection: mostly short WRITEs that answer each other, of which few make a completion.
+    /// For a reliable connection: mostly short WRITEs that answer each other, few of them signaled.
     pub(crate) terse: bool,
-    /// What either asks of datagrams.
+    /// The Q_Key of each end.
     pub(crate) qkey: [u32; 2],
 }
 
-/// Where byte `offset` of a list is, and how many bytes follow in the same piece.
+/// The place of byte `offset` of a list, and how many bytes follow in the same piece.
 pub(crate) fn locate(list: &[Piece], offset: u32) -> Option<(u64, u32)> {
     let mut skip = offset;
     for (at, len) in list {

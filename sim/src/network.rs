@@ -1,11 +1,11 @@
-//! The network between the hosts: everything that networks do to packets, and how often.
+//! The network between the hosts: its faults, and how often they happen.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use crate::random::Random;
 
-/// What the network, the hosts and the programs did wrong, by its name in the report.
+/// Faults of the network, the hosts and the programs, by their names in the report.
 macro_rules! faults {
     ($( $(#[$doc:meta])* $name:ident, )*) => {
         /// How often each kind of fault happened.
@@ -21,7 +21,7 @@ macro_rules! faults {
                 [$( (stringify!($name), self.$name), )*].into_iter()
             }
 
-            /// Adds those of another run.
+            /// Adds the counts of another run.
             pub fn add(&mut self, other: &Self) {
                 $( self.$name += other.$name; )*
             }
@@ -68,21 +68,21 @@ faults! {
     stall,
     /// A program posted no receives for a while.
     starve,
-    /// A region was deregistered while requests were under way.
+    /// A region was deregistered with requests outstanding.
     dereg,
-    /// A queue pair was destroyed while requests were under way.
+    /// A queue pair was destroyed with requests outstanding.
     destroy,
-    /// A queue pair was reset while requests were under way.
+    /// A queue pair was reset with requests outstanding.
     reset,
-    /// A queue pair was told to fail.
+    /// A program put a queue pair into the error state.
     fail,
     /// A queue pair was drained, and went on.
     drain,
     /// A request was posted that the peer must refuse.
     garbage_remote,
-    /// A request was posted whose own memory must be refused.
+    /// A request was posted with own memory that must be refused.
     garbage_local,
-    /// A receive was posted that is too short, or whose memory must be refused.
+    /// A receive was posted that is too short, or has memory that must be refused.
     garbage_receive,
     /// A call was made that must be refused.
     garbage_call,
@@ -92,9 +92,9 @@ faults! {
     cq_overflow,
     /// An address handle was destroyed while datagrams named it.
     drop_handle,
-    /// A shared receive queue was given up, with all that used it.
+    /// A shared receive queue was destroyed, with all queue pairs that used it.
     renew,
-    /// No program did anything for so long that connections that had ended were forgotten.
+    /// All programs slept for so long that ended connections were forgotten.
     night,
 }
 
@@ -102,24 +102,24 @@ faults! {
 #[derive(Debug, Clone)]
 pub(crate) struct Packet {
     pub(crate) bytes: Vec<u8>,
-    /// From which host, and to which it comes.
+    /// The sending host, and the host where it arrives.
     pub(crate) from: usize,
     pub(crate) to: usize,
-    /// To which host it says it goes.
+    /// The host that it is addressed to.
     pub(crate) dst: usize,
     pub(crate) port: u16,
     pub(crate) id: u16,
     pub(crate) tos: u8,
     /// It was handed to another shard first.
     pub(crate) misled: bool,
-    /// It is not as it left, or not where it belongs: nobody may take it.
+    /// It was changed, or arrives at the wrong place: no engine may accept it.
     pub(crate) harmed: bool,
-    /// The end that it is for, and in which life of its connection it left.
+    /// The end that it is for, and the life of the connection in which it left.
     pub(crate) end: Option<usize>,
     pub(crate) generation: u32,
 }
 
-/// How bad the network is: once in so many packets, never for 0.
+/// How bad the network is: each fault once in so many packets, never for 0.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Weather {
     pub(crate) drop: u64,
@@ -131,18 +131,19 @@ pub(crate) struct Weather {
     pub(crate) misroute: u64,
     pub(crate) congestion: u64,
     pub(crate) partition: u64,
-    /// Nanoseconds of the way.
+    /// Delay in nanoseconds.
     pub(crate) delay: u64,
-    /// Nanoseconds per byte in sixteenths, 0 for no limit, and bytes that may wait.
+    /// Nanoseconds per byte in sixteenths, 0 for no limit; and the bytes that may wait in the
+    /// queue.
     pub(crate) rate: u64,
     pub(crate) queue: u64,
 }
 
-/// The longest that a packet is under way, but for the queue.
+/// The longest delay of a packet, without the queue, nanoseconds.
 pub(crate) const LATE_MAX: u64 = 300_000;
 
 impl Weather {
-    /// Nothing goes wrong.
+    /// No faults.
     pub(crate) fn calm() -> Self {
         Self { delay: 3_000, ..Self::default() }
     }
@@ -165,7 +166,7 @@ impl Weather {
     }
 }
 
-/// The way from one host to another.
+/// The link from one host to another.
 #[derive(Debug, Clone, Copy, Default)]
 struct Link {
     busy_until: u64,
@@ -173,17 +174,17 @@ struct Link {
     cut_until: u64,
 }
 
-/// What happens at a time.
+/// An event at some time.
 #[derive(Debug)]
 pub(crate) enum Event {
     Arrive(Packet),
-    /// The program at an end looks what it could do.
+    /// The program at an end has a turn.
     Work(usize),
-    /// The programs at a host that use its connection manager look what they could do.
+    /// The programs at a host that use its connection manager have a turn.
     Turn(usize),
-    /// Something goes wrong that is not the network's.
+    /// A fault that is not the network's.
     Mishap,
-    /// A connection is made anew.
+    /// A connection begins a new life.
     Rejoin(usize),
     /// An end joins this life of its connection.
     Join(usize, u32),
@@ -195,14 +196,14 @@ pub(crate) enum Event {
     Undrain(usize, u32),
 }
 
-/// Events by their time, and then by their order.
+/// Events, ordered by time and then by insertion.
 #[derive(Debug, Default)]
 pub(crate) struct Agenda {
     heap: BinaryHeap<Reverse<(u64, u64, Slot)>>,
     order: u64,
 }
 
-/// An event that does not take part in the order.
+/// An event, which the order ignores.
 #[derive(Debug)]
 struct Slot(Event);
 
@@ -260,16 +261,16 @@ impl Network {
         Self { weather, links: vec![Link::default(); hosts * hosts], hosts, v4 }
     }
 
-    /// From now on nothing goes wrong.
+    /// Ends all faults.
     pub(crate) fn heal(&mut self) {
         self.weather = Weather::calm();
         for link in &mut self.links {
-            // What waits in a queue is not overtaken.
+            // Packets that wait in a queue are not overtaken.
             *link = Link { busy_until: link.busy_until, ..Link::default() };
         }
     }
 
-    /// Sends a packet on its way, if it has one. Returns how many were lost.
+    /// Sends a packet, unless the network loses it. Returns how many were lost.
     pub(crate) fn send(
         &mut self,
         now: u64,
@@ -354,7 +355,7 @@ impl Network {
     }
 }
 
-/// Changes one to three bits, which no ICRC misses, of the packet or of the headers before it.
+/// Changes one to three bits of the packet or of the headers before it; each ICRC notices that.
 fn corrupt(packet: &mut Packet, v4: bool, random: &mut Random) {
     match random.below(8) {
         0 => packet.port ^= 1 << random.below(16),
@@ -365,7 +366,7 @@ fn corrupt(packet: &mut Packet, v4: bool, random: &mut Random) {
             flip(&mut packet.bytes, first);
             for more in [1, 2] {
                 if random.one_in(2) {
-                    // Another bit than the first, and than the other.
+                    // A bit other than the first two.
                     flip(&mut packet.bytes, (first + more * random.range(16, bits / 3)) % bits);
                 }
             }
@@ -374,7 +375,8 @@ fn corrupt(packet: &mut Packet, v4: bool, random: &mut Random) {
     packet.harmed = true;
 }
 
-/// Changes a bit, but not of the one byte of the BTH that routers may change: the ICRC does not cover it, and nothing here reads it.
+/// Changes a bit, but not in the one byte of the BTH that routers may change: the ICRC does not
+/// cover it, and nothing here reads it.
 fn flip(bytes: &mut [u8], bit: u64) {
     #[allow(clippy::cast_possible_truncation)]
     let at = (bit / 8) as usize;
@@ -382,5 +384,5 @@ fn flip(bytes: &mut [u8], bit: u64) {
     bytes[at] ^= 1 << (bit % 8);
 }
 
-/// Where that byte is.
+/// The offset of that byte.
 const MUTABLE: usize = 4;

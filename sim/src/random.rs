@@ -14,21 +14,21 @@ impl Random {
         mix(self.0)
     }
 
-    /// Below `bound`, all values (nearly) alike; 0 for 0.
+    /// A number below `bound`, (nearly) uniform; 0 for 0.
     pub(crate) fn below(&mut self, bound: u64) -> u64 {
         #[allow(clippy::cast_possible_truncation)]
         let scaled = ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64;
         scaled
     }
 
-    /// Below `bound`, for indices.
+    /// As [`below`](Self::below), for indices.
     pub(crate) fn index(&mut self, bound: usize) -> usize {
         #[allow(clippy::cast_possible_truncation)]
         let index = self.below(bound as u64) as usize;
         index
     }
 
-    /// From `low` to before `high`.
+    /// A number from `low` on, below `high`.
     pub(crate) fn range(&mut self, low: u64, high: u64) -> u64 {
         low + self.below(high - low)
     }
@@ -38,7 +38,7 @@ impl Random {
         n > 0 && self.below(n) == 0
     }
 
-    /// One of them.
+    /// One of `choices`.
     pub(crate) fn of<T: Copy>(&mut self, choices: &[T]) -> T {
         choices[self.index(choices.len())]
     }
@@ -63,7 +63,7 @@ const fn mix(z: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// What happened, in one number: two runs that differ anywhere differ here.
+/// A digest of all that happened: two runs that differ anywhere differ here.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Digest(u64);
 

@@ -1,4 +1,4 @@
-//! Where receives come from: a queue of the end's own, or one that several ends of a host share.
+//! The source of receives: an end's own queue, or one that several ends of a host share.
 
 use std::collections::VecDeque;
 
@@ -13,7 +13,7 @@ use crate::model::{EndId, Piece, Receive};
 use crate::work::{SGES, base_of};
 use crate::world::{Host, Stage, World};
 
-/// Who owns a stretch of a host's memory.
+/// The owner of a stretch of a host's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Owner {
     End(EndId),
@@ -24,25 +24,25 @@ pub(crate) enum Owner {
 /// A shared receive queue.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    /// Which stretch of the host's memory its receives are in.
+    /// The index of its receives' stretch in the host's memory.
     pub(crate) index: usize,
     pub(crate) pd: u32,
-    /// While the host is up.
+    /// `None` while the host is down.
     pub(crate) id: Option<SrqId>,
     pub(crate) key: Option<Key>,
     pub(crate) depth: u64,
-    /// The limit whose event is to come.
+    /// The limit with a pending event.
     pub(crate) limit: u64,
-    /// It must come with this call.
+    /// Whether the event must come with this call.
     due: bool,
-    /// Receives that nobody has taken.
+    /// Receives that no end has taken.
     pub(crate) posted: VecDeque<Receive>,
-    /// Places in the zone that no receive has.
+    /// Free slots of the zone.
     free: Vec<u64>,
     count: u64,
 }
 
-/// The bit of `wr_id` by which receives of shared queues are told.
+/// The bit of `wr_id` that marks receives of shared queues.
 const SHARED: u32 = 62;
 
 impl Shared {
@@ -61,12 +61,12 @@ impl Shared {
         }
     }
 
-    /// There is no such queue any more.
+    /// The queue exists no longer.
     pub(crate) fn forget(&mut self) {
         *self = Self { count: self.count, ..Self::new(self.index, self.pd) };
     }
 
-    /// Whether a receive of it must fail, or may.
+    /// Whether one of its receives must fail, or may.
     pub(crate) fn is_spoilt(&self) -> bool {
         self.posted.iter().any(Receive::is_spoilt)
     }
@@ -82,7 +82,7 @@ impl World<'_> {
         }
     }
 
-    /// `end` begins to fill a receive: that of a shared queue is its own from now on.
+    /// `end` begins to fill a receive: one from a shared queue belongs to it from now on.
     pub(crate) fn take_receive(&mut self, end: EndId) {
         let this = &mut self.ends[end];
         let Some(at) = this.srq.filter(|_| this.taken.is_none()) else { return };
@@ -110,7 +110,8 @@ impl World<'_> {
         }
     }
 
-    /// The queue pair of `end` is gone or was reset: what it took is the oldest of the shared queue again.
+    /// The queue pair of `end` is gone or was reset: the receive that it took is again the oldest
+    /// of the shared queue.
     pub(crate) fn give_back(&mut self, end: EndId) {
         let this = &mut self.ends[end];
         if let (Some(at), Some(receive)) = (this.srq, this.taken.take()) {
@@ -118,7 +119,7 @@ impl World<'_> {
         }
     }
 
-    /// Limits that were reached.
+    /// Judges the events of reached limits.
     pub(crate) fn limit_events(&mut self, host: usize) -> Verdict {
         let Host { engine: Some(engine), srqs, .. } = &mut self.hosts[host] else { return Ok(()) };
         while let Some(id) = engine.poll_srq_event() {
@@ -143,7 +144,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Makes the shared receive queues of a host that has just begun.
+    /// Makes the shared receive queues of a host that has just started.
     pub(crate) fn share(&mut self, host: usize) -> Verdict {
         for at in 0..self.hosts[host].srqs.len() {
             let Host { engine: Some(engine), srqs, .. } = &mut self.hosts[host] else { continue };
@@ -175,7 +176,8 @@ impl World<'_> {
         self.tally.steps += 1;
     }
 
-    /// The program looks after a shared receive queue: posts receives, now and then wrong ones, and changes depth and limit.
+    /// The program serves a shared receive queue: it posts receives, now and then wrong ones, and
+    /// changes depth and limit.
     pub(crate) fn tend(&mut self, host: usize, at: usize) -> Verdict {
         self.register_shared(host, at);
         if self.stage != Stage::Storm {
@@ -193,7 +195,8 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Receives that ends took and have not completed keep their places.
+    /// Receives in the queue, and those that ends took and have not completed: they keep their
+    /// slots.
     fn held(&self, host: usize, at: usize) -> u64 {
         let host = &self.hosts[host];
         let taken =
@@ -264,7 +267,7 @@ impl World<'_> {
         self.settle(host, None)
     }
 
-    /// Its memory is deregistered while receives name it.
+    /// Deregisters the memory of a shared queue while receives name it.
     pub(crate) fn deregister_shared(&mut self, host: usize, at: usize) {
         let Host { ram, srqs, ends, .. } = &mut self.hosts[host];
         let srq = &mut srqs[at];
@@ -281,7 +284,8 @@ impl World<'_> {
         self.tally.steps += 1;
     }
 
-    /// The program gives a shared receive queue up, with all that use it, and makes another one.
+    /// The program destroys a shared receive queue, with all queue pairs that use it, and makes
+    /// another one.
     pub(crate) fn renew(&mut self, host: usize, at: usize) -> Verdict {
         let users: Vec<EndId> = self.hosts[host]
             .ends
@@ -300,7 +304,7 @@ impl World<'_> {
         self.share(host)
     }
 
-    /// Destroys it, which must be refused while somebody uses it.
+    /// Destroys the queue, which must be refused while a queue pair uses it.
     fn destroy_shared(&mut self, host: usize, at: usize, free: bool) -> Verdict {
         let Host { engine: Some(engine), srqs, ram, .. } = &mut self.hosts[host] else {
             return Ok(());

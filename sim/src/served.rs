@@ -1,4 +1,4 @@
-//! The invariants of who is asked: what an engine does for the peer.
+//! The invariants of the responder: what an engine does for the peer.
 
 use rocinante_stack::mem::AtomicOp;
 use rocinante_stack::types::Psn;
@@ -9,7 +9,8 @@ use crate::model::{End, EndId, Op, Phase, Receive, Request, Stream, locate, peer
 use crate::world::World;
 
 impl World<'_> {
-    /// The request that `end` is executing: of its peer's stream in the same life. For an unreliable connection the packet says which one it is.
+    /// The request that `end` is executing, of its peer's stream in the same life. On an unreliable
+    /// connection the packet tells which one it is.
     pub(crate) fn executing(
         &mut self,
         end: EndId,
@@ -38,13 +39,13 @@ impl World<'_> {
             return Err(format!("request {number} of end {} again, or too late", peer(end)));
         }
         if number > stream.exec {
-            // What was between is lost, and what was begun.
+            // Requests between, and one that was begun, are lost.
             (stream.exec, stream.exec_bytes) = (number, 0);
         }
         Ok(number)
     }
 
-    /// What `end` is asked for in its present life.
+    /// The requests to `end` in its present life.
     pub(crate) fn serving(&mut self, end: EndId) -> Result<&mut Stream, String> {
         let generation = self.ends[end].generation;
         self.ends[peer(end)]
@@ -52,7 +53,7 @@ impl World<'_> {
             .ok_or_else(|| format!("nobody asked end {end} for anything"))
     }
 
-    /// A WRITE was placed at `end`.
+    /// The engine placed bytes of a WRITE at `end`.
     pub(crate) fn written(
         &mut self,
         end: EndId,
@@ -94,7 +95,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Bytes of a SEND were placed in a receive of `end`.
+    /// The engine placed bytes of a SEND in a receive of `end`.
     pub(crate) fn filled(
         &mut self,
         end: EndId,
@@ -133,7 +134,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// An atomic was executed at `end`.
+    /// The engine executed an atomic at `end`.
     pub(crate) fn calculated(&mut self, end: EndId, at: u64, op: AtomicOp, found: u64) -> Verdict {
         let number = self.executing(end, None)?;
         let stream = self.serving(end)?;
@@ -212,7 +213,8 @@ impl World<'_> {
         Ok(())
     }
 
-    /// A SEND arrived that was to invalidate a window which is none: the receive says so, and the queue pair breaks.
+    /// A SEND arrived that was to invalidate a window that does not exist. The receive reports an
+    /// error, and the queue pair breaks.
     fn invalidated_nothing(&mut self, end: EndId, context: Option<&Context<'_>>) -> Verdict {
         let number = self.executing(end, context)?;
         self.ends[end].reason.get_or_insert(WcStatus::RemInvReqErr);
@@ -249,7 +251,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// `end` refused a request of its peer: is there one to refuse?
+    /// `end` refused a request of its peer: checks that there is one to refuse.
     pub(crate) fn refused(&mut self, end: EndId, status: WcStatus) -> Verdict {
         let generation = self.ends[end].generation;
         self.ends[end].reason.get_or_insert(status);

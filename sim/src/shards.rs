@@ -1,5 +1,5 @@
-//! Hosts with two shards: two engines behind one address, told apart by the upper byte of a queue
-//! pair's number. The lower halves of the numbers are the same in both, as far as possible.
+//! Hosts with two shards: two engines behind one address, distinguished by the upper byte of a
+//! queue pair's number. The lower halves of the numbers are the same in both, as far as possible.
 
 use std::net::IpAddr;
 
@@ -10,7 +10,7 @@ use crate::network::{Event, Packet};
 use crate::world::{Stage, World};
 
 impl World<'_> {
-    /// Some worlds have a host with two shards, which are the first and the last of its `hosts`.
+    /// Gives some worlds a host with two shards: the first and the last of `hosts`.
     pub(crate) fn pair_shards(&mut self, addrs: &mut [IpAddr]) {
         let last = addrs.len() - 1;
         if last >= 2 && self.random.one_in(3) {
@@ -39,15 +39,15 @@ impl World<'_> {
         u32::from(slot) << 16 | self.ends[end].low
     }
 
-    /// Whether a packet comes to the wrong shard first.
+    /// Whether a packet goes to the wrong shard first.
     pub(crate) fn misleads(&mut self, packet: &Packet) -> bool {
         let shared = self.shard.is_some_and(|shard| packet.to == 0 || packet.to == shard);
         let may = shared && !packet.misled && !packet.harmed && !is_mad(&packet.bytes);
         may && self.stage == Stage::Storm && self.random.one_in(10)
     }
 
-    /// The other shard gets a packet: it must not take it. It passes it on, unless the letter box
-    /// is full.
+    /// The other shard gets a packet, which it must not accept. It forwards the packet, unless the
+    /// mailbox is full.
     pub(crate) fn mislead(&mut self, mut packet: Packet) -> Verdict {
         let Some(shard) = self.shard else { return Ok(()) };
         self.tally.faults.wrong_shard += 1;

@@ -1,5 +1,5 @@
-//! Connections that the connection managers make, as the programs see them: caller, callee and for
-//! what, what was answered, and how far each side is.
+//! Connections by the connection managers, as the programs see them: caller, callee and purpose,
+//! the answers, and the progress of each side.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::random::Random;
 /// Index of a call among all of a round.
 pub(crate) type CallId = usize;
 
-/// Ports that programs listen to; nobody listens to the one behind them.
+/// Ports with listeners; the next port never has one.
 pub(crate) const SERVICES: usize = 2;
 
 /// The service of a port.
@@ -20,24 +20,24 @@ pub(crate) const fn service(at: usize) -> ServiceId {
     ServiceId::of_port(PortSpace::Tcp, 7000 + at as u16)
 }
 
-/// What the asked side does with a call; only calls of the proof have a plan.
+/// The callee's decision on a call; only calls of the proof have a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Plan {
     Accept,
     Reject,
-    /// Nobody listens.
+    /// There is no listener.
     Nobody,
 }
 
-/// One connection that was asked for.
+/// A requested connection.
 #[derive(Debug)]
 pub(crate) struct Call {
     pub(crate) from: usize,
-    /// In which life of its host.
+    /// The life of its host.
     pub(crate) boot: u32,
     pub(crate) to: usize,
     pub(crate) conn: ConnId,
-    /// Its channel adapter.
+    /// The GUID of its channel adapter.
     pub(crate) guid: u64,
     pub(crate) service: usize,
     pub(crate) side: QpSide,
@@ -48,16 +48,16 @@ pub(crate) struct Call {
     pub(crate) source_port: u16,
     pub(crate) private: Vec<u8>,
     pub(crate) plan: Option<Plan>,
-    /// The end whose queue pair it connects, and for which life.
+    /// The end that the call connects, and the life for which it does.
     pub(crate) end: Option<(usize, u32)>,
     pub(crate) accepts: Vec<Accepted>,
-    /// Why the asked side says no, and why the asker does, with what words.
+    /// Reasons and words of rejections by the callee, and by the caller.
     pub(crate) refusals: [Vec<(RejReason, Vec<u8>)>; 2],
-    /// How it ended for the asker before it was established.
+    /// The reason why it ended for the caller before it was established.
     pub(crate) refused: Option<RejReason>,
 }
 
-/// An answer to a call. A request that comes twice may have two.
+/// An answer to a call. A duplicated request may get two.
 #[derive(Debug)]
 pub(crate) struct Accepted {
     pub(crate) guid: u64,
@@ -67,16 +67,16 @@ pub(crate) struct Accepted {
     pub(crate) private: Vec<u8>,
 }
 
-/// How far a side of a connection is, for its program.
+/// How far a side of a connection is, as its program sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// It asked.
+    /// It has sent a request.
     Asking,
-    /// It was asked.
+    /// It has received a request.
     Asked,
-    /// It accepted.
+    /// It has accepted.
     Accepted,
-    /// It was accepted.
+    /// Its request was accepted.
     Replied,
     Established,
 }
@@ -88,7 +88,7 @@ pub(crate) struct Talk {
     pub(crate) active: bool,
     pub(crate) peer: usize,
     pub(crate) step: Step,
-    /// When it came to that step.
+    /// The time of that step.
     pub(crate) since: u64,
     /// Its queue pair; 0 while it has none.
     pub(crate) qpn: Qpn,
@@ -96,16 +96,16 @@ pub(crate) struct Talk {
     pub(crate) far_qpn: Qpn,
     pub(crate) far_id: CommId,
     pub(crate) far_guid: u64,
-    /// Which of the call's answers it is.
+    /// The index of the call's answer.
     pub(crate) accept: Option<usize>,
     pub(crate) listener: Option<ListenerId>,
-    /// The program wants to hear no more of it.
+    /// The program has forgotten it.
     pub(crate) given_up: bool,
-    /// The program ends it.
+    /// The program is ending it.
     pub(crate) leaving: bool,
-    /// The program heard that it ended.
+    /// The program has its end event.
     pub(crate) ended: bool,
-    /// When the last of these began.
+    /// The time of the last of these three.
     pub(crate) over_at: u64,
     /// A late copy of another request or reply names the peer's queue pair, as if the peer had
     /// forgotten the connection.
@@ -139,7 +139,7 @@ impl Talk {
         self.given_up || self.leaving || self.ended
     }
 
-    /// Whether the queue pairs of both sides may have sent: its number must wait.
+    /// Whether the queue pairs of both sides may have sent: then the number must wait.
     pub(crate) const fn was_open(&self) -> bool {
         matches!(self.step, Step::Accepted | Step::Established)
     }
@@ -152,7 +152,7 @@ pub(crate) struct Listening {
     pub(crate) backlog: usize,
 }
 
-/// What an event was, for the program that expected one.
+/// The meaning of an event, for the program that expected it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum News {
     Request(CallId),
@@ -165,26 +165,26 @@ pub(crate) enum News {
 #[derive(Debug)]
 pub(crate) struct Desk {
     pub(crate) config: CmConfig,
-    /// How often the host has begun.
+    /// How often the host has started.
     pub(crate) boot: u32,
     pub(crate) listening: [Option<Listening>; SERVICES],
     pub(crate) talks: BTreeMap<ConnId, Talk>,
-    /// Numbers of queue pairs that nobody made: so many, and how long the programs rest between two
-    /// turns.
+    /// How many numbers there are for queue pairs that do not really exist, and how long the
+    /// programs rest between two turns.
     pub(crate) numbers: u32,
     pub(crate) pause: u64,
-    /// What was heard in the call that is being judged.
+    /// Events of the call that is being judged.
     pub(crate) news: Vec<(ConnId, News)>,
-    /// Connections of real queue pairs that have ended, of which their programs have not heard yet:
-    /// of which call, and whether this side asked.
+    /// Ended connections of real queue pairs, with programs that do not know it yet: the call, and
+    /// whether this side requested it.
     pub(crate) farewells: Vec<(ConnId, CallId, bool)>,
-    /// Its calls of the proof.
+    /// The host's calls of the proof.
     pub(crate) proof: Vec<CallId>,
 }
 
-/// The first number of a queue pair that nobody made.
+/// The first number of a queue pair that does not really exist.
 const FIRST: u32 = 0x10;
-/// The upper byte of the numbers that its engine gives.
+/// The upper byte of its engine's queue pair numbers.
 pub(crate) const SLOT: u8 = 3;
 
 impl Desk {
@@ -214,7 +214,7 @@ impl Desk {
         }
     }
 
-    /// All that the programs knew is lost.
+    /// The programs lose all their state.
     pub(crate) fn crash(&mut self) {
         self.talks.clear();
         self.listening = [None; SERVICES];
@@ -222,7 +222,7 @@ impl Desk {
         self.farewells.clear();
     }
 
-    /// A number that no connection has.
+    /// A number that no connection uses.
     pub(crate) fn free_number(&self, random: &mut Random) -> Option<Qpn> {
         let all = (FIRST..FIRST + self.numbers).map(|low| Qpn::new(u32::from(SLOT) << 16 | low));
         let taken = |qpn: &Qpn| self.talks.values().any(|talk| talk.qpn == *qpn);
@@ -230,7 +230,7 @@ impl Desk {
         (!free.is_empty()).then(|| random.of(&free))
     }
 
-    /// Requests that count for the backlog of a listener.
+    /// Requests that count towards the backlog of a listener.
     pub(crate) fn pending(&self, listener: ListenerId) -> usize {
         let waits = |talk: &&Talk| {
             let open = matches!(talk.step, Step::Asked | Step::Accepted) && !talk.is_over();
@@ -239,14 +239,13 @@ impl Desk {
         self.talks.values().filter(waits).count()
     }
 
-    /// Whether a request for this port must be refused for lack of room.
+    /// Whether a request for this port must be refused because the host or the backlog is full.
     pub(crate) fn is_full(&self, listening: Listening) -> bool {
         self.talks.len() >= self.config.max_connections
             || self.pending(listening.id) >= listening.backlog
     }
 
-    /// Connections with this queue pair of this peer, but for those of `call`; and whether each is
-    /// over, as far as the same adapter asks.
+    /// Connections with this queue pair of this peer, except those of `call`.
     pub(crate) fn with_peer(&self, peer: usize, qpn: Qpn, call: CallId) -> Vec<(ConnId, &Talk)> {
         let with = |(_, talk): &(&ConnId, &Talk)| {
             (talk.peer, talk.far_qpn) == (peer, qpn) && talk.call != call
@@ -254,30 +253,28 @@ impl Desk {
         self.talks.iter().filter(with).map(|(conn, talk)| (*conn, talk)).collect()
     }
 
-    /// How long it waits for an answer before it repeats a message.
+    /// How long it waits for an answer before it repeats a message, nanoseconds.
     pub(crate) fn interval(&self) -> u64 {
         2 * code_to_ns(self.config.packet_lifetime) + code_to_ns(self.config.response_timeout)
     }
 
-    /// How long it asks without an answer before it gives up, at least.
+    /// How long it repeats a request without an answer before it gives up, at least, nanoseconds.
     pub(crate) fn asks_for(&self) -> u64 {
         (u64::from(self.config.max_retries) + 1) * self.interval()
     }
 
-    /// How long a program may take.
+    /// How long a program may take to decide, nanoseconds.
     pub(crate) fn patience(&self) -> u64 {
         code_to_ns(self.config.service_timeout)
     }
 }
 
-/// What a message carries for a program, where the other side's program said `said`: as many bytes
-/// as it has room for, zeros behind.
+/// Whether a message's private data `told` is the other program's words `said`, followed by zeros.
 pub(crate) fn carries(told: &[u8], said: &[u8]) -> bool {
     told.strip_prefix(said).is_some_and(|rest| rest.iter().all(|byte| *byte == 0))
 }
 
-/// Words of a program: the number of the call and of the answer, and something to fill up to
-/// `room`.
+/// Words of a program: the numbers of the call and of the answer, and random bytes up to `room`.
 pub(crate) fn words(call: CallId, answer: usize, room: usize, random: &mut Random) -> Vec<u8> {
     let mut words = vec![0; 8 + random.index(room - 7)];
     random.fill(&mut words);
@@ -286,7 +283,7 @@ pub(crate) fn words(call: CallId, answer: usize, room: usize, random: &mut Rando
     words
 }
 
-/// Call and answer of which these are the words.
+/// The call and the answer in these words.
 pub(crate) fn read_words(words: &[u8]) -> Option<(CallId, usize)> {
     let word = |at: usize| words.get(at..at + 4)?.try_into().ok().map(u32::from_be_bytes);
     Some((word(0)? as usize, word(4)? as usize))

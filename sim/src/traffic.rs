@@ -32,7 +32,7 @@ impl World<'_> {
 
     pub(crate) fn deliver(&mut self, packet: &Packet) -> Verdict {
         if packet.to != packet.dst && is_mad(&packet.bytes) {
-            // Every host has a QP1, but takes what is addressed to it only.
+            // Each host has a QP1, but accepts only packets addressed to it.
             return Ok(());
         }
         let fate = self.fate(packet);
@@ -74,7 +74,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// A host goes on: first it takes what came meanwhile.
+    /// A host continues after a stall: first it takes the packets that arrived meanwhile.
     pub(crate) fn resume(&mut self, host: usize) -> Verdict {
         self.hosts[host].stalled = false;
         while let Some(packet) = self.hosts[host].inbox.pop_front() {
@@ -94,7 +94,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// A call of the engine of `host` was made: it may have something to send.
+    /// After a call of the engine of `host`, which may have packets to send.
     pub(crate) fn plan_transmit(&mut self, host: usize) {
         let soon = self.random.of(&[0, 0, 300, 3_000]);
         let soon = self.now + self.random.below(1 + soon);
@@ -184,7 +184,7 @@ impl World<'_> {
             self.tally.digest.add(u64::from(u32::from_le_bytes(*tail)) << 16 | from as u64);
         }
         if self.now < self.hosts[from].refusing_until {
-            // The kernel refuses it, and nothing sends it again.
+            // The kernel refuses it, and nothing retransmits it.
             self.tally.faults.refused += 1;
             return Ok(());
         }
@@ -195,7 +195,7 @@ impl World<'_> {
     }
 }
 
-/// Sends what the connection manager has to send. Returns whether all had room.
+/// Sends the connection manager's messages. Returns whether all had room.
 fn write_mads(engine: &mut Engine, addrs: &[IpAddr], sink: &mut Sink) -> bool {
     while let Some(transmit) = engine.cm().and_then(|cm| cm.poll_transmit()) {
         let path = addrs.iter().position(|addr| *addr == transmit.remote);
@@ -211,10 +211,10 @@ fn write_mads(engine: &mut Engine, addrs: &[IpAddr], sink: &mut Sink) -> bool {
     true
 }
 
-/// With how many hops left packets arrive.
+/// The hop limit of arriving packets.
 pub(crate) const HOP_LIMIT: u8 = 61;
 
-/// Where packets go on their way out of an engine.
+/// Takes the packets that leave an engine.
 struct Sink {
     out: Vec<(u32, Vec<u8>)>,
     room: usize,
@@ -230,7 +230,7 @@ impl TxSink for Sink {
         if self.out.len() >= self.room {
             return Ok(false);
         }
-        // What the engine forgets to write shows.
+        // Bytes that the engine forgets to write show.
         let mut packet = vec![0xee; len];
         fill(&mut packet)?;
         self.out.push((path, packet));

@@ -1,4 +1,5 @@
-//! Memory windows: keys of their own to a part of what an end shows its peer, given and taken back while that uses them.
+//! Memory windows: keys to a part of an end's memory, given and taken back while the peer uses
+//! them.
 
 use rocinante_stack::mem::{Access, Accessor, Bind, MwType};
 use rocinante_stack::types::Key;
@@ -11,30 +12,30 @@ use crate::wish::Wish;
 use crate::work::base_of;
 use crate::world::{Stage, World};
 
-/// What a window shows.
+/// What the peer reaches through a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Shows {
     Nothing,
     Part,
-    /// Something that changes it is under way.
+    /// A change is in flight.
     Either,
 }
 
-/// A window of an end's, or the place of one.
+/// A window of an end, or the place for one.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Pane {
     mw_type: MwType,
     pub(crate) key: Option<Key>,
-    /// The key before.
+    /// The previous key.
     old: Option<Key>,
     pub(crate) shows: Shows,
-    /// What it shows of the zone, and what it permits there.
+    /// The part of the zone, and the rights there.
     from: u64,
     len: u64,
     access: Access,
-    /// A request that binds or invalidates it is under way.
+    /// Whether a request that binds or invalidates it is outstanding.
     pending: bool,
-    /// Since that was posted, the region went away.
+    /// Whether the region was deregistered since that was posted.
     revoked: bool,
     /// What it showed before that.
     before: Shows,
@@ -56,7 +57,7 @@ impl Pane {
         }
     }
 
-    /// There is no such window any more.
+    /// The window exists no longer.
     pub(crate) fn forget(&mut self) {
         *self = Self { old: self.key.or(self.old), ..Self::new(self.mw_type) };
     }
@@ -68,13 +69,13 @@ pub(crate) struct Way {
     pub(crate) at: u64,
     pub(crate) rkey: Key,
     pub(crate) len: u64,
-    /// It leads through a window.
+    /// Whether it leads through a window.
     pub(crate) pane: bool,
     pub(crate) bad: bool,
     pub(crate) excused: bool,
 }
 
-/// The place of the window of type 2 among an end's.
+/// The index of the window of type 2 among an end's.
 const OWN: usize = 1;
 
 impl World<'_> {
@@ -92,7 +93,7 @@ impl World<'_> {
         }
     }
 
-    /// The queue pair of `end` is gone, or was reset: nobody gets through what was bound for it.
+    /// The queue pair of `end` is gone or was reset: its window of type 2 is invalid.
     pub(crate) fn close_pane(&mut self, end: EndId) {
         self.doubt(end, OWN);
         self.void(end, OWN);
@@ -104,7 +105,7 @@ impl World<'_> {
         this.panes[OWN].forget();
     }
 
-    /// The host of `end` is down, with everything that was registered there.
+    /// The host of `end` is down, with all its registrations.
     pub(crate) fn lose_panes(&mut self, end: EndId) {
         for at in 0..2 {
             self.doubt(end, at);
@@ -113,7 +114,7 @@ impl World<'_> {
         }
     }
 
-    /// The region goes away, with what its windows showed.
+    /// The region is deregistered: its windows show nothing.
     pub(crate) fn revoke_panes(&mut self, end: EndId) {
         for at in 0..2 {
             let pane = &mut self.ends[end].panes[at];
@@ -137,7 +138,7 @@ impl World<'_> {
         pending.any(|request| request.through == Some(key))
     }
 
-    /// What goes through the window may be refused from now on.
+    /// Requests through the window may be refused from now on.
     fn doubt(&mut self, end: EndId, at: usize) {
         let key = self.ends[end].panes[at].key;
         for stream in &mut self.ends[peer(end)].streams {
@@ -146,7 +147,7 @@ impl World<'_> {
         }
     }
 
-    /// What goes through the window, and is not executed yet, must not be any more.
+    /// Requests through the window that are not executed yet must not be executed any more.
     fn void(&mut self, end: EndId, at: usize) {
         let key = self.ends[end].panes[at].key;
         for stream in &mut self.ends[peer(end)].streams {
@@ -155,7 +156,7 @@ impl World<'_> {
         }
     }
 
-    /// Draws what a window shall show, under the key that follows its own.
+    /// Draws a range and rights for a window, under the key that follows its own.
     fn draw(&mut self, end: EndId, at: usize) -> Option<Bind> {
         let region = self.ends[end].keys[Zone::Window as usize]?;
         let from = self.random.below(LONGEST / 2);
@@ -173,7 +174,7 @@ impl World<'_> {
         Some(Bind { mw, rkey, region, addr: start + from, len, access })
     }
 
-    /// The program binds the window of type 1 anew, or takes it away.
+    /// The program binds the window of type 1 anew, or unbinds it.
     pub(crate) fn bind_by_verb(&mut self, end: EndId) -> Verdict {
         let this = &self.ends[end];
         if this.panes[0].key.is_none() || this.keys[Zone::Window as usize].is_none() {
@@ -196,7 +197,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// A request that binds the window of type 2, or invalidates it; seldom what is wrong.
+    /// A request that binds the window of type 2, or invalidates it; seldom a wrong one.
     pub(crate) fn pane_wish(&mut self, end: EndId) -> Option<Wish> {
         let garbage = self.stage == Stage::Storm && self.random.one_in(40);
         let Pane { key, shows, pending, .. } = self.ends[end].panes[OWN];
@@ -243,7 +244,7 @@ impl World<'_> {
         })
     }
 
-    /// A request that binds or invalidates is done.
+    /// A request that binds or invalidates has succeeded.
     pub(crate) fn pane_changed(&mut self, end: EndId, op: Op) {
         if op == Op::Invalidate {
             self.void(end, OWN);
@@ -253,7 +254,7 @@ impl World<'_> {
         pane.shows = if op == Op::Bind && !pane.revoked { Shows::Part } else { Shows::Nothing };
     }
 
-    /// It failed: a window that was to be bound has the key that it had.
+    /// It failed: a window that was to be bound keeps its key.
     pub(crate) fn pane_unchanged(&mut self, end: EndId, op: Op) {
         let pane = &mut self.ends[end].panes[OWN];
         pane.pending = false;
@@ -263,7 +264,7 @@ impl World<'_> {
         }
     }
 
-    /// A SEND that invalidates the peer's window, if that shows something; seldom another.
+    /// A SEND that invalidates the peer's window, if that is bound; seldom another key.
     pub(crate) fn send_inv(&mut self, end: EndId) -> Option<(SendOp, Op)> {
         let far = peer(end);
         let Pane { key, shows, pending, .. } = self.ends[far].panes[OWN];
@@ -282,13 +283,14 @@ impl World<'_> {
         Some((SendOp::SendInv { rkey: key }, Op::SendInv { key, wrong: false }))
     }
 
-    /// Whether a SEND that came to `end` may have had nothing to invalidate.
+    /// Whether a SEND that arrived at `end` may have had nothing to invalidate.
     pub(crate) fn may_be_gone(&self, end: EndId, key: Key, wrong: bool) -> bool {
         let pane = &self.ends[end].panes[OWN];
         wrong || pane.key != Some(key) || pane.shows == Shows::Nothing
     }
 
-    /// How `end` gets at up to `len` bytes of the peer's zone, `need` permitting: by the region's key, or through a window.
+    /// A way of `end` to up to `len` bytes of the peer's zone, with the rights `need`: by the
+    /// region's key, or through a window.
     pub(crate) fn way(&mut self, end: EndId, len: u64, need: Access, reliable: bool) -> Way {
         let start = self.random.below(LONGEST - len + 1);
         let (choice, dare) = (self.random.index(4), self.random.one_in(12));
@@ -314,14 +316,15 @@ impl World<'_> {
                 self.tally.faults.garbage_remote += 1;
                 let was = pane.old.filter(|_| pane.shows == Shows::Nothing && !pane.pending);
                 let rkey = was.filter(|_| start.is_multiple_of(2)).unwrap_or(key);
-                // Nobody knows any more what it shows, and to get there must fail.
+                // The window does not admit this access, or its key is out of date: it must fail.
                 Way { rkey, pane: false, bad: true, ..through }
             }
             Shows::Part | Shows::Nothing => direct,
         }
     }
 
-    /// A window of type 2 of another end that shares host and domain with the peer of `end`: address and key of what it shows.
+    /// The address and key behind a window of type 2 of another end that shares host and domain
+    /// with the peer of `end`.
     pub(crate) fn other_pane(&self, end: EndId, len: u64) -> Option<(u64, Key)> {
         let far = peer(end);
         let (host, pd) = (self.ends[far].host, self.ends[far].pd);

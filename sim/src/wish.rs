@@ -1,4 +1,4 @@
-//! What a program asks for: requests of every kind that are all right, and how one is made wrong.
+//! The requests of programs: valid ones of every kind, and how to make one wrong.
 
 use rocinante_stack::mem::{Access, AtomicOp, FlushLevel, Placement};
 use rocinante_stack::types::Key;
@@ -13,23 +13,24 @@ use crate::world::{Stage, World};
 /// A kind of request: a short WRITE.
 const TERSE: u64 = 13;
 
-/// A request as the engine gets it.
+/// A request for the engine.
 pub(crate) struct Wish {
     pub(crate) op: SendOp,
     pub(crate) model: Op,
     pub(crate) len: u32,
     pub(crate) data: Vec<u8>,
     pub(crate) bad: Option<WcStatus>,
-    /// Only its end is outside: so many bytes are not, and its requester may send them as messages of their own. Else 0.
+    /// Nonzero if only its end is outside: the number of bytes inside, which the requester may send
+    /// as messages of their own.
     pub(crate) overruns: u32,
     /// The key of the window through which it goes.
     pub(crate) through: Option<Key>,
-    /// It may be refused by the time it arrives.
+    /// Whether it may be refused by the time it arrives.
     pub(crate) excused: bool,
 }
 
 impl Wish {
-    /// What its completion must be called.
+    /// The opcode that its completion must have.
     pub(crate) fn opcode(&self) -> WcOpcode {
         match self.model {
             Op::Send { .. } | Op::SendInv { .. } | Op::Datagram { .. } => WcOpcode::Send,
@@ -45,7 +46,7 @@ impl Wish {
     }
 }
 
-/// What a request needs of the peer, and by which way it goes there.
+/// The rights that a request needs at the peer, and its way there.
 struct Plan {
     op: SendOp,
     model: Op,
@@ -56,7 +57,7 @@ struct Plan {
 }
 
 impl World<'_> {
-    /// A request that is all right, as far as the connection permits what it wants.
+    /// A valid request, as far as the connection permits it.
     pub(crate) fn wish(&mut self, end: EndId) -> Option<Wish> {
         let reliable = self.connections[end / 2].qp_type == QpType::Rc;
         let terse = self.is_terse(end) && !self.random.one_in(4);
@@ -95,12 +96,12 @@ impl World<'_> {
         Some(Wish { op, model, len: len as u32, data, bad, overruns: 0, through, excused })
     }
 
-    /// Whether the program says little, and to be answered.
+    /// Whether the program's requests are terse: few, short, and waiting for an answer.
     pub(crate) fn is_terse(&self, end: EndId) -> bool {
         self.connections[end / 2].qp_type == QpType::Rc && self.ends[end].terms.terse
     }
 
-    /// What a request of this kind does.
+    /// The operation of a request of this kind.
     fn plan(&mut self, end: EndId, kind: u64, reliable: bool) -> Option<Plan> {
         let (len, terse) = (self.length(end), kind == TERSE);
         let far = peer(end);
@@ -160,7 +161,8 @@ impl World<'_> {
         }
     }
 
-    /// Where a zone of `far` is, and its key. While it is not registered, its last key will do for as long as it is refused.
+    /// The address and key of a zone of `far`. While the zone is not registered, its last key will
+    /// do: the request is refused.
     fn remote_zone(&self, far: EndId, zone: Zone) -> (u64, Key) {
         let this = &self.ends[far];
         let key = this.keys[zone as usize].or(this.stale).unwrap_or_default();
@@ -208,7 +210,7 @@ impl World<'_> {
         let beyond = self.random.range(1, 9).min(u64::from(wish.len));
         let len = u64::from(wish.len);
         let stranger = self.other_pane(end, len);
-        // Another's window is there seldom.
+        // A window of another end is seldom there.
         let tries = stranger.is_some() && self.random.one_in(2);
         let way = if tries { 1 } else { self.random.below(6) };
         if let (Op::Write { at, imm: None }, 3) = (&mut wish.model, way) {
@@ -222,7 +224,7 @@ impl World<'_> {
             SendOp::Write { remote, rkey, .. } | SendOp::Read { remote, rkey } => match way {
                 0 => *rkey = wrong_key,
                 1 => (*remote, *rkey) = stranger.unwrap_or((*remote, wrong_key)),
-                // Another region, which does not permit it.
+                // Another region, without the right.
                 2 => (*remote, *rkey) = other,
                 // Its end, or its beginning, is outside.
                 3 => *remote = place + here.offset() + here.len() - len + beyond,
@@ -246,7 +248,7 @@ impl World<'_> {
             && let (Some(key), SendOp::Read { rkey, .. }) =
                 (self.ends[far].keys[here as usize], &mut wish.op)
         {
-            // It may have been the constant's.
+            // The key may have been that of the constant zone.
             *rkey = key;
         }
         (wish.bad, wish.through) = (Some(WcStatus::RemAccessErr), None);

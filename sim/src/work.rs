@@ -1,4 +1,4 @@
-//! What the programs do: requests and receives of every kind, at random; now and then wrong ones.
+//! The work of programs: requests and receives of every kind, at random; now and then wrong ones.
 
 use rocinante_stack::PostError;
 use rocinante_stack::mem::{PdId, Sge};
@@ -11,12 +11,12 @@ use crate::model::{EndId, Op, Phase, Piece, Receive, Request, peer};
 use crate::receives::Shared;
 use crate::world::{Host, Stage, World};
 
-/// Scatter-gather elements, and bytes of inline data.
+/// Elements of a request, and bytes of inline data.
 pub(crate) const SGES: u32 = 4;
 pub(crate) const INLINE: u32 = 64;
 
-/// The addresses by which an end's zone is named begin here, in the arena of its host: far below, in between and at the very end of
-/// what 64 bits can name.
+/// The first address of an end's memory, as its keys name it: low, in the middle, and at the very
+/// end of the 64-bit range.
 pub(crate) fn base_of(end: EndId, arena: u64) -> u64 {
     match end % 3 {
         0 => 0x10_0000,
@@ -26,7 +26,7 @@ pub(crate) fn base_of(end: EndId, arena: u64) -> u64 {
 }
 
 impl World<'_> {
-    /// The program at `end` has a turn.
+    /// A turn of the program at `end`.
     pub(crate) fn work(&mut self, end: EndId) -> Verdict {
         let host = &self.hosts[self.ends[end].host];
         if host.stalled || host.engine.is_none() || self.ends[end].phase != Phase::Ready {
@@ -79,14 +79,15 @@ impl World<'_> {
         Ok(())
     }
 
-    /// What would spoil the proof: receives that were posted to fail.
+    /// Whether receives are posted that must fail: they would spoil the proof.
     fn must_be_cleaned(&self, end: EndId) -> bool {
         let this = &self.ends[end];
         let spoilt = this.receives.iter().chain(&this.taken).any(Receive::is_spoilt);
         self.stage == Stage::Heal && spoilt
     }
 
-    /// Whether something came since it posted last; now and then it does not wait for that.
+    /// Whether something has come since the program last posted; now and then it does not wait for
+    /// that.
     fn answers(&mut self, end: EndId) -> bool {
         let far = &self.ends[peer(end)];
         let executed = far.stream(self.ends[end].generation).map_or(0, |stream| stream.exec);
@@ -102,7 +103,8 @@ impl World<'_> {
             Stage::Storm => room,
             Stage::Heal | Stage::End => false,
             Stage::Prove => {
-                // Who finds no receive may give up at once, and an unreliable connection loses it.
+                // Without a receive a requester may give up at once, and an unreliable connection
+                // loses the message.
                 let far = peer(end);
                 let ready =
                     self.is_datagram(end) || self.receives_due(far) < self.receives_ready(far);
@@ -111,14 +113,14 @@ impl World<'_> {
         }
     }
 
-    /// Receives that `end` can take.
+    /// Receives available to `end`.
     pub(crate) fn receives_ready(&self, end: EndId) -> u64 {
         let this = &self.ends[end];
         let shared = this.srq.map(|srq| &self.hosts[this.host].srqs[srq].posted);
         shared.unwrap_or(&this.receives).len() as u64
     }
 
-    /// Receives that what is under way may want of those.
+    /// Receives that messages in flight may take of those.
     pub(crate) fn receives_due(&self, end: EndId) -> u64 {
         let this = &self.ends[end];
         let shares = |other: &&EndId| {
@@ -145,7 +147,8 @@ impl World<'_> {
         .min(LONGEST)
     }
 
-    /// One to four pieces, which hold `len` bytes in the slot of `capacity` bytes at `at`, with holes between them.
+    /// One to four pieces that hold `len` bytes in the slot of `capacity` bytes at `at`, with holes
+    /// between them.
     pub(crate) fn pieces(&mut self, at: u64, len: u64, capacity: u64) -> Vec<Piece> {
         let (mut list, mut left, mut spare) = (Vec::new(), len, capacity - len);
         let mut at = at;
@@ -163,7 +166,7 @@ impl World<'_> {
         list
     }
 
-    /// A list as the engine gets it: by the key of the zone in which it is.
+    /// A list for the engine, with the key of its zone.
     fn sges(&self, end: EndId, zone: Zone, list: &[Piece]) -> Vec<Sge> {
         let this = &self.ends[end];
         let base = base_of(end, self.hosts[this.host].ram.arena.len() as u64);
@@ -206,7 +209,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// A key that must be refused where that of `zone` is right: of nothing, of the past, or of another domain.
+    /// A key that must be refused in place of that of `zone`: unknown, stale, or of another domain.
     pub(crate) fn bad_key(&mut self, end: EndId, zone: Zone) -> Key {
         let right = self.ends[end].keys[zone as usize].unwrap_or_default();
         let (host, pd) = (self.ends[end].host, self.ends[end].pd);
@@ -303,7 +306,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// The program writes what it is about to send.
+    /// The program writes the bytes that it is about to send.
     fn store(&mut self, end: EndId, list: &[Piece], data: &[u8]) {
         let ram = &mut self.hosts[self.ends[end].host].ram;
         let mut data = data;
@@ -314,7 +317,7 @@ impl World<'_> {
         }
     }
 
-    /// A call that must be refused, and change nothing.
+    /// A call that must be refused, and must change nothing.
     fn call_wrongly(&mut self, end: EndId) -> Verdict {
         let (host, reliable) =
             (self.ends[end].host, self.connections[end / 2].qp_type == QpType::Rc);

@@ -1,4 +1,4 @@
-//! Hosts, connections and the network between them: one after the other, what happens next.
+//! Hosts, connections and the network between them, and the loop over their events.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
@@ -18,7 +18,7 @@ use crate::receives::Shared;
 use crate::talk::{Call, Desk, SLOT};
 use crate::traffic::{address, template};
 
-/// What a run counts.
+/// The counts of a run.
 #[derive(Debug)]
 pub(crate) struct Tally {
     pub(crate) steps: u64,
@@ -36,7 +36,7 @@ pub(crate) struct Tally {
 /// A machine with one device.
 #[derive(Debug)]
 pub(crate) struct Host {
-    /// None while it is down.
+    /// `None` while it is down.
     pub(crate) engine: Option<Engine>,
     pub(crate) ram: Ram,
     pub(crate) addr: IpAddr,
@@ -44,32 +44,32 @@ pub(crate) struct Host {
     pub(crate) srqs: Vec<Shared>,
     pub(crate) config: EngineConfig,
     pub(crate) stalled: bool,
-    /// What came while it was stalled.
+    /// Packets that arrived while it was stalled.
     pub(crate) inbox: VecDeque<Packet>,
-    /// When it sends what there is to send.
+    /// The time when it next sends.
     pub(crate) tx_at: Option<u64>,
-    /// Datagrams that its engine took, and packets that it sent.
+    /// Datagrams that its engine took, and packets that its engine sent.
     pub(crate) taken: u64,
     pub(crate) sent: u64,
     pub(crate) next_id: u16,
     pub(crate) templates: Vec<Template>,
     pub(crate) gathered: Gathered,
     pub(crate) desk: Desk,
-    /// Until when its port has no room, and until when its kernel refuses what the port sends.
+    /// Until these times its port has no room, and its kernel refuses packets.
     pub(crate) blocked_until: u64,
     pub(crate) refusing_until: u64,
 }
 
-/// How far a round is.
+/// The stage of a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// Everything goes wrong.
+    /// Everything that can go wrong does.
     Storm,
-    /// Nothing goes wrong any more, and what was begun comes to its end.
+    /// Nothing goes wrong any more, and all that was begun ends.
     Heal,
-    /// Everything has to work.
+    /// All requests must succeed.
     Prove,
-    /// Everything is given up.
+    /// Everything is destroyed.
     End,
 }
 
@@ -86,26 +86,27 @@ pub(crate) struct World<'a> {
     pub(crate) agenda: Agenda,
     pub(crate) tally: &'a mut Tally,
     pub(crate) trace: bool,
-    /// What was asked of connection managers.
+    /// Requests to connection managers.
     pub(crate) calls: Vec<Call>,
-    /// A second shard of the first host, with an engine of its own: the connection manager is the
-    /// first one's.
+    /// A second shard of the first host, with an engine of its own. The first shard has the
+    /// connection manager.
     pub(crate) shard: Option<usize>,
-    /// Until when no program does anything.
+    /// Until this time all programs sleep.
     pub(crate) asleep_until: u64,
     /// Events at the present time.
     busy: u32,
-    /// Calls of engines after which it was asked what they hold.
+    /// Calls of engines, to check what they hold after some of them.
     pub(crate) weighed: u64,
 }
 
-/// The UDP source port of everybody.
+/// The UDP source port of all hosts.
 pub(crate) const PORT: u16 = 0xc001;
-/// What waits at a stalled host before its queue overflows.
+/// How many packets may wait at a stalled host.
 pub(crate) const INBOX: usize = 64;
-/// By then everything has come to its end: eight timeouts of the longest, 17 ms each, and some.
+/// By then everything has ended: eight timeouts of the longest, 17 ms each, and a margin.
+/// Nanoseconds.
 const PATIENCE: u64 = 1_000_000_000;
-/// Events at one and the same time before something is wrong.
+/// More events than this at one time are a fault.
 const BUSY_MAX: u32 = 20_000;
 
 impl<'a> World<'a> {
@@ -160,11 +161,12 @@ impl<'a> World<'a> {
         let port_mtu = self.random.of(&Mtu::ALL);
         for (host, ends) in ends_of.into_iter().enumerate() {
             let datagrams = 1 << self.random.range(3, 9);
-            // A socket's memory, chunks for single frames, or slots for super-packets.
+            // The size of a slot: a socket's memory, a chunk for a single frame, or a slot for a
+            // super-packet.
             let each = self.random.clone().of(&[1_024, 8_704, 66_560]);
             let config = EngineConfig {
                 qpn_slot: if self.has_manager(host) { SLOT } else { SLOT + 1 },
-                // Shards of one host have one receive queue.
+                // Shards of one host share one receive queue.
                 own_budget: match self.hosts.first() {
                     Some(first) if !self.has_manager(host) => first.config.own_budget,
                     _ => Budget { bytes: each * datagrams, datagrams },
@@ -213,7 +215,7 @@ impl<'a> World<'a> {
         self.agenda.at(self.now + 100_000, Event::Mishap);
     }
 
-    /// A host begins, with nothing but its memory.
+    /// Starts a host, with nothing but its memory.
     pub(crate) fn start(&mut self, at: usize) -> Verdict {
         let key = [self.random.next(), self.random.next()];
         let (other, manages) = (self.random.one_in(3), self.has_manager(at));
@@ -233,7 +235,7 @@ impl<'a> World<'a> {
         self.share(at)
     }
 
-    /// Shared receive queues for some of the ends of a host.
+    /// Makes shared receive queues for some of the ends of a host.
     fn shared_queues(&mut self, ends: &[EndId]) -> Vec<Shared> {
         let count = self.random.index(3);
         let mut srqs = Vec::new();
@@ -248,7 +250,7 @@ impl<'a> World<'a> {
         srqs
     }
 
-    /// Goes through the round. `until` is the step after which the storm ends.
+    /// Runs the round. `until` is the step at which the storm ends.
     pub(crate) fn run(&mut self, until: u64) -> Verdict {
         while self.tally.steps < until {
             self.step()?;
@@ -306,7 +308,7 @@ impl<'a> World<'a> {
         text
     }
 
-    /// The next thing that happens.
+    /// Handles the next event.
     fn step(&mut self) -> Verdict {
         let mut tx: Option<(u64, usize)> = None;
         let mut timer: Option<(u64, usize)> = None;
@@ -371,7 +373,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// A host goes down: what it sent and took adds up.
+    /// A host goes down: checks its counts.
     pub(crate) fn stop(&mut self, host: usize) -> Verdict {
         self.count(host)?;
         let host = &mut self.hosts[host];
@@ -393,7 +395,7 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// The counters of a host's engine add up to what it was given and what it gave.
+    /// Checks that the counters of a host's engine match the packets given to it and taken from it.
     fn count(&self, at: usize) -> Verdict {
         let host = &self.hosts[at];
         let Some(engine) = &host.engine else { return Ok(()) };
@@ -440,7 +442,7 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// Whether all ends are connected, and nothing is under way.
+    /// Whether all ends are connected, and nothing is in flight.
     fn is_at_rest(&mut self) -> bool {
         self.ends.iter().enumerate().all(|(at, end)| {
             end.phase == Phase::Ready
@@ -460,14 +462,14 @@ impl<'a> World<'a> {
         for end in &mut self.ends {
             let Some(stream) = end.current() else { continue };
             stream.proof = stream.next() + 12;
-            // What an unreliable connection lost is lost.
+            // Messages that an unreliable connection has lost stay lost.
             stream.exec = stream.next();
             stream.exec_bytes = 0;
             end.letters.coming = 0;
         }
     }
 
-    /// Whether everything that had to work did.
+    /// Whether all that had to succeed has succeeded.
     fn is_proven(&mut self) -> bool {
         self.ends.iter_mut().all(|end| {
             let Some(stream) = end.current() else { return false };

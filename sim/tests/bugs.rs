@@ -1,12 +1,12 @@
-//! Planted bugs: each is found by its seed.
+//! Planted bugs: the listed seed finds each one.
 
 use rocinante_sim_broken::{Options, run};
 use rocinante_stack_broken::broken::{BUGS, LOST, plant};
 
-/// What a listed seed may take.
+/// Steps for a listed seed.
 const STEPS: u64 = 300_000;
 
-/// Seeds to look for one that finds a bug, if the listed one does not.
+/// Seeds to try, if the listed one does not find the bug.
 const TRIALS: u64 = 60;
 
 #[test]

@@ -21,7 +21,7 @@ fn fixed_seeds_hold_and_meet_every_fault() {
     }
 }
 
-/// Other seeds each time: `ROCINANTE_SIM_SECONDS` says for how long.
+/// Other seeds each time; `ROCINANTE_SIM_SECONDS` sets the time.
 #[test]
 fn fresh_seeds_hold() {
     let seconds = std::env::var("ROCINANTE_SIM_SECONDS").ok().and_then(|text| text.parse().ok());

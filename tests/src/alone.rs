@@ -1,4 +1,4 @@
-//! Tests that count what their process holds: each runs in a process in which nothing else does.
+//! Tests that count what their process holds. Each runs in a process of its own.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -11,31 +11,32 @@ use crate::lab::{ChildGuard, exit_with_parent};
 /// Set in a process that runs one test only.
 const ALONE: &str = "ROCINANTE_TEST_ALONE";
 
-/// Runs `work` in a process of its own: this program again, with only the test of this name.
-/// Returns once that has ended. There are as many descriptors after `work` as before.
+/// Runs `work` in a process of its own: this program again, with only the test `test`. Returns once
+/// that process has ended, and checks that `work` leaks no descriptors.
 ///
 /// # Panics
-/// If it fails there, or does not end within `limit`.
+/// If `work` fails in that process, or the process does not end within `limit`.
 pub fn alone(test: &str, limit: Duration, work: impl FnOnce()) {
     if std::env::var_os(ALONE).is_some() {
         exit_with_parent();
         let before = descriptors();
         work();
-        // A thread that has ended gives its own back a moment later.
+        // A thread that has ended closes its descriptors a moment later.
         return wait_until("as many descriptors as before", || descriptors() == before);
     }
     let mut command = myself(test);
-    // mallopt(3): what is freed is given back to the kernel, so that what is resident is what is held.
+    // mallopt(3): freed memory goes back to the kernel at once, so resident memory is held memory.
     command.env("MALLOC_ARENA_MAX", "1").env("MALLOC_MMAP_THRESHOLD_", "65536");
     command.env("MALLOC_TRIM_THRESHOLD_", "65536");
-    // What it counts, this process counts again.
+    // Both processes count the tests that they run: keep the child's count off our standard output.
     command.stdout(std::io::stderr());
     let mut child = ChildGuard::spawn(command.env(ALONE, "1")).unwrap();
     let status = child.wait(limit).unwrap();
     assert!(status.success(), "{test}, alone: {status}");
 }
 
-/// Tests of a backend, each in a process of its own and killed after so many seconds: `name: Backend work`, where `work` is given the backend.
+/// Tests of a backend, each in a process of its own with a time limit in seconds. Each test is
+/// `name: Backend work`; `work` gets the backend.
 #[macro_export]
 macro_rules! alone_on_each_backend {
     ($seconds:literal: $( $name:ident: $backend:ident $work:expr; )*) => {$(
@@ -56,20 +57,20 @@ pub fn myself(test: &str) -> Command {
     command
 }
 
-/// What a process holds: of the kernel's and of its devices'.
+/// What a process holds of the kernel, and what its devices hold.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Held {
     /// Open file descriptors.
     pub descriptors: usize,
-    /// Of each device.
+    /// The resources of each device.
     pub resources: Vec<Resources>,
 }
 
 impl Held {
-    /// Now, by the whole process and these devices in software.
+    /// What the whole process and these software devices hold now.
     ///
     /// # Panics
-    /// If a device is the kernel's.
+    /// If one of `devices` is a device of the kernel.
     #[must_use]
     pub fn now(devices: &[&Context]) -> Self {
         let resources = devices.iter().map(|ctx| ctx.resources().expect("in software"));
@@ -77,7 +78,7 @@ impl Held {
     }
 }
 
-/// Open file descriptors of this process. One of them is that of the directory itself, each time.
+/// Open file descriptors of this process. The count always includes that of `/proc/self/fd` itself.
 fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
@@ -85,7 +86,7 @@ fn descriptors() -> usize {
 /// Resident memory of this process, bytes.
 ///
 /// # Panics
-/// If `/proc` does not say.
+/// If `/proc` does not report it.
 #[must_use]
 pub fn resident_bytes() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();

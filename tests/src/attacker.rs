@@ -1,4 +1,4 @@
-//! Somebody in a container who sends what nobody should, with whatever source address.
+//! An attacker in a container: it sends arbitrary packets with arbitrary source addresses.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
@@ -11,7 +11,8 @@ use rustix::net::{AddressFamily, SendFlags, SocketType, ipproto, sendto, socket}
 use crate::lab::Container;
 
 const SRC_PORT: u16 = 0xc123;
-/// Below the segment limit, so that a receiver that cannot read it solves it.
+/// Below the segment limit, so that a receiver that cannot read the IP identification can solve for
+/// it.
 const IP_ID: u16 = 5;
 
 /// Sends whole IP packets to UDP/4791 of its target.
@@ -22,10 +23,10 @@ pub struct Attacker {
 }
 
 impl Attacker {
-    /// In this container.
+    /// An attacker in this container.
     ///
     /// # Panics
-    /// If there is no right to raw sockets.
+    /// If the process may not open raw sockets.
     #[must_use]
     pub fn new(container: &Container, target: IpAddr) -> Self {
         let family = if target.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
@@ -36,7 +37,7 @@ impl Attacker {
     /// Sends a UDP datagram from `src`.
     ///
     /// # Panics
-    /// If the kernel does not take it.
+    /// If the kernel does not accept it.
     pub fn send(&self, src: IpAddr, payload: &[u8]) {
         self.send_whole(&self.whole(src, payload));
     }
@@ -44,9 +45,9 @@ impl Attacker {
     /// Sends a packet with its IP header, as [`whole`](Self::whole) makes it.
     ///
     /// # Panics
-    /// If the kernel does not take it.
+    /// If the kernel does not accept it.
     pub fn send_whole(&self, packet: &[u8]) {
-        // A raw socket names no port.
+        // A raw socket has no port.
         let to = SocketAddr::new(self.target, 0);
         let sent = sendto(&self.socket, packet, SendFlags::empty(), &to).unwrap();
         assert_eq!(sent, packet.len());
@@ -104,7 +105,7 @@ impl Attacker {
         packet
     }
 
-    /// The packet, damaged on its way from `src`: with an ICRC that is right for no identification.
+    /// The packet as if damaged on its way from `src`: its ICRC is right for no IP identification.
     #[must_use]
     pub fn damaged(&self, src: IpAddr, packet: Vec<u8>) -> Vec<u8> {
         let mut bytes = self.sealed(src, packet);
@@ -113,7 +114,8 @@ impl Attacker {
     }
 }
 
-/// Headers of zeros but for the BTH, a payload of `len` bytes, and room for the ICRC.
+/// A packet with this BTH: other headers are zero, the payload has `len` bytes, and 4 bytes are
+/// left for the ICRC.
 #[must_use]
 pub fn packet(bth: &Bth, len: usize) -> Vec<u8> {
     let header = bth.opcode.info().map_or(12, |info| info.header_len);

@@ -25,7 +25,7 @@ pub struct Captured {
     pub file: String,
     /// Number of the packet in its file, from 1.
     pub number: usize,
-    /// What the ICRC covers of the IP header.
+    /// The fields of the IP header that the ICRC covers.
     pub ip: IpFields,
     /// UDP source port.
     pub src_port: u16,
@@ -40,7 +40,7 @@ impl Captured {
         Template::new(&self.ip, self.src_port)
     }
 
-    /// The ICRC that stands in the packet.
+    /// The ICRC in the packet.
     ///
     /// # Panics
     /// If the packet is shorter than 4 bytes.
@@ -77,7 +77,7 @@ pub fn files() -> Vec<PathBuf> {
 /// The RoCEv2 packets of one capture.
 ///
 /// # Panics
-/// If it cannot be read.
+/// If the capture cannot be read.
 #[must_use]
 pub fn packets(path: &Path) -> Vec<Captured> {
     let mut reader = PcapReader::new(File::open(path).expect("a capture")).expect("a capture");
@@ -100,7 +100,7 @@ pub fn all() -> Vec<Captured> {
     files().iter().flat_map(|path| packets(path)).collect()
 }
 
-/// What is in a frame, if it is a whole RoCEv2 packet.
+/// The parts of a frame, if it is a whole RoCEv2 packet.
 fn roce(frame: &[u8]) -> Option<(IpFields, u16, Vec<u8>)> {
     let sliced = SlicedPacket::from_ethernet(frame).ok()?;
     let TransportSlice::Udp(udp) = sliced.transport? else { return None };

@@ -1,14 +1,14 @@
-//! For how long the threads of this process did not run although they had something to do: what is
-//! late then is no fault of theirs.
+//! How long the threads of this process were runnable but did not run. A delay of that length is
+//! the machine's fault, not theirs.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::time::Duration;
 
-/// What was counted at some time.
+/// The delays up to some time.
 #[derive(Debug)]
 pub(crate) struct Delay {
-    /// Of each thread.
+    /// The delay of each thread.
     threads: BTreeMap<String, Duration>,
     stolen: Duration,
 }
@@ -21,7 +21,7 @@ impl Delay {
         Self { threads: threads(), stolen: stolen() }
     }
 
-    /// What was added since. Threads that have ended do not count.
+    /// The delay since. Threads that have ended do not count.
     pub(crate) fn passed(&self) -> Duration {
         let now = Self::now();
         let before = |id| self.threads.get(id).copied().unwrap_or_default();
@@ -30,7 +30,7 @@ impl Delay {
     }
 }
 
-/// For how long each thread waited for a processor: the second number of `schedstat`
+/// How long each thread has waited for a processor: the second number of `schedstat`
 /// (proc_pid_schedstat(5), sched-stats.rst of Linux).
 fn threads() -> BTreeMap<String, Duration> {
     let tasks = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
@@ -43,8 +43,8 @@ fn threads() -> BTreeMap<String, Duration> {
         .collect()
 }
 
-/// For how long other guests of the machine had our processors: the eighth number of the first line
-/// (proc_stat(5)).
+/// How long other guests of the machine have had our processors: the eighth number of the first
+/// line (proc_stat(5)).
 fn stolen() -> Duration {
     let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
     let ticks = stat.split_whitespace().nth(8).and_then(|ticks| ticks.parse().ok());

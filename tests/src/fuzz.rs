@@ -1,8 +1,9 @@
-//! What the fuzz targets in `fuzz/` do with their bytes. They are functions of bytes here, so that an ordinary test
-//! (`tests/tests/fuzz.rs`) runs them over the corpora and over changed copies of those, also where there is no cargo-fuzz.
+//! What the fuzz targets in `fuzz/` do with their bytes. They are functions of bytes, so an
+//! ordinary test (`tests/tests/fuzz.rs`) can run them without cargo-fuzz, over the corpora and over
+//! mutated copies of them.
 //!
-//! A target panics if what it tries is wrong; it has no other result. Bytes are read from the front, and what is missing is zero,
-//! so every input means something.
+//! A target panics if it finds a fault; it has no other result. It reads its bytes from the front.
+//! Missing bytes are zero, so every input has a meaning.
 
 #[path = "../../stack/tests/common/mod.rs"]
 #[allow(missing_docs)]
@@ -20,17 +21,17 @@ use crate::captures;
 /// A fuzz target.
 #[derive(Debug, Clone, Copy)]
 pub struct Target {
-    /// Its name, which its file in `fuzz/fuzz_targets` and its corpus have, too.
+    /// Its name; its file in `fuzz/fuzz_targets` and its corpus have the same name.
     pub name: &'static str,
-    /// What it does with the bytes of an input.
+    /// Runs the target on the bytes of one input.
     pub run: fn(&[u8]),
-    /// The inputs to start from.
+    /// The seed inputs.
     pub corpus: fn() -> Vec<Vec<u8>>,
-    /// How many changed inputs the ordinary test tries.
+    /// How many mutated inputs the ordinary test tries.
     pub tries: u32,
 }
 
-/// All of them.
+/// All targets.
 pub const TARGETS: [Target; 6] = [
     Target { name: "packet", run: packet::run, corpus: packet::corpus, tries: 200_000 },
     Target { name: "engine", run: engine::run, corpus: engine::corpus, tries: 6_000 },
@@ -40,10 +41,10 @@ pub const TARGETS: [Target; 6] = [
     Target { name: "kernel", run: kernel::run, corpus: kernel::corpus, tries: 100_000 },
 ];
 
-/// The target of this name.
+/// The target with this name.
 ///
 /// # Panics
-/// There is none.
+/// If there is none.
 #[must_use]
 pub fn target(name: &str) -> &'static Target {
     TARGETS.iter().find(|target| target.name == name).expect("a target of this name")
@@ -83,12 +84,12 @@ impl<'a> Input<'a> {
         u64::from_le_bytes(self.bytes())
     }
 
-    /// One of a few.
+    /// One of `all`.
     fn of<T: Copy>(&mut self, all: &[T]) -> T {
         all[usize::from(self.u8()) % all.len()]
     }
 
-    /// At most `len` bytes.
+    /// The next bytes, at most `len` of them.
     fn slice(&mut self, len: usize) -> &'a [u8] {
         let (now, later) = self.0.split_at(len.min(self.0.len()));
         self.0 = later;
@@ -96,24 +97,25 @@ impl<'a> Input<'a> {
     }
 }
 
-/// Numbers without a pattern, the same for the same seed.
+/// Pseudo-random numbers; the same seed gives the same numbers.
 #[derive(Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// Those of a seed.
+    /// The numbers of a seed.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    /// The next, below `below`.
+    /// The next number, less than `below`.
     pub fn below(&mut self, below: usize) -> usize {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         (self.0 >> 33) as usize % below.max(1)
     }
 
-    /// A changed copy of one of `from`: bits, bytes, cuts, repeats, and parts of others.
+    /// A mutated copy of one of `from`: changed bits and bytes, cuts, repeats, and parts of other
+    /// inputs.
     pub fn changed(&mut self, from: &[Vec<u8>]) -> Vec<u8> {
         let mut input = from[self.below(from.len())].clone();
         for _ in 0..=self.below(6) {

@@ -1,11 +1,13 @@
-//! Two devices in two containers of a lab, and queue pairs between them; or both ends on a device of the kernel: see [`On`].
+//! Two devices in two containers of a lab, and queue pairs between them; or both ends on one device
+//! of the kernel: see [`On`].
 //!
-//! When a harness is dropped, it asks what each test promises without saying so: see
-//! [`oracles`](crate::oracles). A test that means to break one of these rules says which and why,
-//! by [`Setup::breaks`] or [`Setup::may_break`].
+//! When a harness is dropped, it checks rules that hold for every test: see
+//! [`oracles`](crate::oracles). A test that breaks one of these rules says which and why, by
+//! [`Setup::breaks`] or [`Setup::may_break`].
 //!
-//! Both live in this process: each device was opened inside its container's namespace, and its sockets stay there. Queue
-//! pairs are connected inside it, too, or each would not send from a source port of its own; and directly, without TCP.
+//! Both devices live in this process. Each is opened inside its container's namespace, and its
+//! sockets stay there. Queue pairs are connected inside the namespace, too; otherwise they would
+//! not send from a source port each. They are connected directly, without TCP.
 //!
 //! ```no_run
 //! use rocinante::{Access, Backend, SendOp};
@@ -40,13 +42,13 @@ use crate::lab::{Lab, LabConfig, Netns};
 use crate::oracles::{Channels, Oracles, becomes_idle, is_ready_within};
 pub use crate::setup::{ADDRESS_VARIABLE, DEVICE_VARIABLE, Family, KernelDevice, On, Setup};
 
-/// How long anything that must happen may take on a busy machine.
+/// How long an expected event may take on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Entries of each side's completion queue.
 pub const CQ_DEPTH: u32 = 4096;
 
-/// What Soft-RoCE says that its vendor is (`RXE_VENDOR_ID` of Linux).
+/// The vendor id that Soft-RoCE reports (`RXE_VENDOR_ID` of Linux).
 const RXE_VENDOR: u32 = 0xff_ffff;
 
 /// A device in a container, with a protection domain and a completion queue.
@@ -56,18 +58,18 @@ pub struct Side {
     pub ctx: Context,
     /// A protection domain.
     pub pd: Pd,
-    /// A completion queue for everything.
+    /// The completion queue of all its queue pairs.
     pub cq: Cq,
     /// Its address.
     pub address: IpAddr,
-    /// `None` if the whole process is inside.
+    /// `None` if the whole process is inside the namespace.
     netns: Option<Netns>,
-    /// Those of [`channel`](Self::channel).
+    /// The channels that [`channel`](Self::channel) made.
     pub(crate) channels: Channels,
 }
 
 impl Side {
-    /// A device that this process opened in the namespace that it lives in.
+    /// A device that this process opened in its own namespace.
     #[must_use]
     pub fn of(ctx: Context, pd: Pd, cq: Cq, address: IpAddr) -> Self {
         Self { ctx, pd, cq, address, netns: None, channels: Channels::default() }
@@ -114,7 +116,7 @@ impl Side {
         }
     }
 
-    /// A completion channel, whose descriptor the harness looks at in the end.
+    /// A completion channel. When the harness is dropped, it checks the channel's descriptor.
     ///
     /// # Panics
     /// If it cannot be made.
@@ -125,7 +127,8 @@ impl Side {
         channel
     }
 
-    /// A queue pair with queues of 512, four elements and 256 bytes inline, on the side's completion queue.
+    /// A queue pair on the side's completion queue, with queues of 512, 4 elements and 256 bytes
+    /// inline.
     #[must_use]
     pub fn qp(&self) -> QpBuilder {
         let qp = self.pd.qp(&self.cq, &self.cq);
@@ -163,7 +166,7 @@ impl Side {
         wc
     }
 
-    /// Asserts that nothing completes for a while.
+    /// Asserts that nothing completes within `pause`.
     ///
     /// # Panics
     /// If something does.
@@ -176,21 +179,21 @@ impl Side {
     }
 }
 
-/// Two devices in the first two containers of a lab, or a device of the kernel opened twice.
+/// Two devices in the first two containers of a lab, or one device of the kernel, opened twice.
 #[derive(Debug)]
 pub struct Harness {
-    /// What is asked of the devices in the end: it goes first.
+    /// The rules that the devices are checked against at the end: dropped first.
     oracles: Oracles,
     /// The devices.
     pub sides: [Side; 2],
     /// How they were made.
     pub setup: Setup,
-    /// Their lab, if they are in software. It goes last.
+    /// The lab of software devices: dropped last.
     pub lab: Option<Lab>,
 }
 
 impl Harness {
-    /// Opens the devices; those in software in a lab made for them.
+    /// Opens the devices. Software devices get a new lab.
     ///
     /// # Panics
     /// If that fails: ask [`require_backend!`](crate::require_backend!) first.
@@ -217,17 +220,16 @@ impl Harness {
         Self { oracles, sides, setup: setup.clone(), lab }
     }
 
-    /// Its parts, of which the test makes something else: nothing more is asked of the devices than
-    /// up to now.
+    /// Its parts, for another use. The rules are checked now, and not again later.
     #[must_use]
     pub fn take_apart(self) -> ([Side; 2], Setup, Option<Lab>) {
         (self.sides, self.setup, self.lab)
     }
 
-    /// Waits until the background threads do nothing, as of any device that is idle.
+    /// Waits until the background threads of the devices are idle.
     ///
     /// # Panics
-    /// If they never stop: see [`becomes_idle`].
+    /// If they never become idle: see [`becomes_idle`].
     #[track_caller]
     pub fn rests(&self) {
         let devices = self.sides.each_ref().map(|side| &side.ctx);
@@ -235,30 +237,32 @@ impl Harness {
             .unwrap_or_else(|why| panic!("{why}: {:#?}", devices.map(Context::counters)));
     }
 
-    /// The lab of devices in software.
+    /// The lab of the software devices.
     ///
     /// # Panics
-    /// If the device is the kernel's.
+    /// If the device is a device of the kernel.
     #[must_use]
     pub fn lab(&self) -> &Lab {
         self.lab.as_ref().expect("only devices in software are in a lab")
     }
 
-    /// Whether the device is the one in software: it counts all that it does, and says more than verbs ask for.
+    /// Whether the device is the software one: it counts all that it does, and reports more than
+    /// verbs do.
     #[must_use]
     pub fn is_software(&self) -> bool {
         self.sides[0].is_software()
     }
 
-    /// Whether the device is Linux Soft-RoCE. Where that departs from what verbs promise, a test says so by asking this.
+    /// Whether the device is Linux Soft-RoCE. A test asks this where Soft-RoCE departs from verbs.
     #[must_use]
     pub fn is_rxe(&self) -> bool {
         let hardware = self.sides[0].ctx.query_device().hardware;
         hardware.is_some_and(|hardware| hardware.vendor_id == RXE_VENDOR)
     }
 
-    /// How a SEND that is longer than its receive ends: there where it came from, and where it went to (IBTA volume 1, 9.7.5 \[M\]:
-    /// "invalid request"). Soft-RoCE says "remote operational error", and calls its own receive a `LOC_QP_OP_ERR`.
+    /// Statuses of a SEND that is longer than its receive: at the sender, and at the receiver (IBTA
+    /// volume 1, 9.7.5 \[M\]: "invalid request"). Soft-RoCE reports "remote operational error" to
+    /// the sender, and completes the receive with `LOC_QP_OP_ERR`.
     #[must_use]
     pub fn too_long(&self) -> [WcStatus; 2] {
         if self.is_rxe() {
@@ -295,7 +299,7 @@ impl Harness {
     pub fn connect_with(&self, qps: [PreparedQp; 2], options: [&ConnectOptions; 2]) -> [Qp; 2] {
         let ends = [qps[0].endpoint(), qps[1].endpoint()];
         let [a, b] = qps;
-        // The passive side first, so that nothing arrives before its time.
+        // The passive side first, so that it is ready before the first packet arrives.
         let b = self.sides[1].run(|| b.connect(&ends[0], options[1]));
         let a = self.sides[0].run(|| a.connect(&ends[1], options[0]));
         self.oracles.count_queue_pairs();
@@ -346,10 +350,10 @@ pub fn next(cq: &Cq) -> Wc {
     }
 }
 
-/// The next event of a channel, whose descriptor says that there is one.
+/// The next event of a channel. Its descriptor must become readable first.
 ///
 /// # Panics
-/// If it does not within [`PATIENCE`], or there is none.
+/// If the descriptor does not become readable within [`PATIENCE`], or there is no event.
 #[must_use]
 #[track_caller]
 pub fn woken(channel: &CompChannel) -> Cq {
@@ -359,10 +363,10 @@ pub fn woken(channel: &CompChannel) -> Cq {
     event.expect("an event")
 }
 
-/// The next request at a listener, whose descriptor says that there is one.
+/// The next request at a listener. Its descriptor must become readable first.
 ///
 /// # Panics
-/// If it does not within [`PATIENCE`], or there is none.
+/// If the descriptor does not become readable within [`PATIENCE`], or there is no request.
 #[must_use]
 #[track_caller]
 pub fn requested(listener: &Listener) -> Request {
@@ -379,7 +383,7 @@ pub fn wr(wr_id: u64, op: SendOp, sges: &[Sge]) -> SendWr<'_> {
     SendWr { wr_id, op, data, signaled: true, solicited: false, fence: false }
 }
 
-/// `len` bytes that differ with `seed` and do not repeat soon.
+/// `len` bytes that depend on `seed` and do not repeat soon.
 #[must_use]
 pub fn pattern(len: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
@@ -423,7 +427,7 @@ impl Drop for StopOnDrop<'_> {
     }
 }
 
-/// Waits until `done` says yes.
+/// Waits until `done` returns `true`.
 ///
 /// # Panics
 /// If it does not within [`PATIENCE`].
@@ -436,8 +440,10 @@ pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Runs functions that take a [`Backend`] or [`On`] as one test per backend: `on_each_backend!(f, g)` makes the tests `f::udp`,
-/// `f::packet`, `f::afxdp`, `g::udp`, …; `on_each_backend!(windows::*)` those of all tests that [`verbs`](crate::verbs) lists for that module.
+/// Makes one test per backend of each function that takes a [`Backend`] or [`On`].
+/// `on_each_backend!(f, g)` makes the tests `f::udp`, `f::packet`, `f::afxdp`, `g::udp`, …;
+/// `on_each_backend!(windows::*)` takes all tests that [`verbs`](crate::verbs) lists for that
+/// module.
 #[macro_export]
 macro_rules! on_each_backend {
     ($module:ident::*) => {

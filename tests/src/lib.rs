@@ -1,8 +1,8 @@
 //! What the end-to-end tests share: the network lab, and the rules for tests that cannot run here.
 //!
 //! A test that cannot run is never silently off. It ends by [`skip!`] or one of the `require_…!`
-//! macros, which print one line, `SKIPPED name: reason`, on the real standard error (the test harness
-//! does not swallow it), and append it to the file that the environment variable
+//! macros. These print one line, `SKIPPED name: reason`, on the real standard error, which the test
+//! harness does not capture. They also append the line to the file that the environment variable
 //! `ROCINANTE_TEST_LOG` names, if it is set.
 //!
 //! ```no_run

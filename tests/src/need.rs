@@ -1,4 +1,4 @@
-//! What tests may need, each with the reason why it is not to be had.
+//! What tests need, each with the reason why it is not available.
 
 use crate::lab::{Availability, Privilege};
 use rocinante::Backend;
@@ -7,7 +7,8 @@ use std::sync::LazyLock;
 
 static AVAILABLE: LazyLock<Availability> = LazyLock::new(Availability::probe);
 
-/// Ends the test by [`skip!`](crate::skip!) unless network namespaces, veths and a bridge can be had.
+/// Ends the test by [`skip!`](crate::skip!) unless network namespaces, veths and a bridge are
+/// available.
 #[macro_export]
 macro_rules! require_lab {
     () => {
@@ -15,7 +16,7 @@ macro_rules! require_lab {
     };
 }
 
-/// Ends the test by [`skip!`](crate::skip!) unless the lab and its nftables rules can be had.
+/// Ends the test by [`skip!`](crate::skip!) unless the lab and its nftables rules are available.
 #[macro_export]
 macro_rules! require_nft {
     () => {
@@ -23,7 +24,7 @@ macro_rules! require_nft {
     };
 }
 
-/// Ends the test by [`skip!`](crate::skip!) unless the lab and its traffic shaping can be had.
+/// Ends the test by [`skip!`](crate::skip!) unless the lab and its traffic shaping are available.
 #[macro_export]
 macro_rules! require_tc {
     () => {
@@ -31,8 +32,8 @@ macro_rules! require_tc {
     };
 }
 
-/// Ends the test by [`skip!`](crate::skip!) unless the lab and its switch of segmentation offload can
-/// be had.
+/// Ends the test by [`skip!`](crate::skip!) unless the lab and its switch of segmentation offload
+/// are available.
 #[macro_export]
 macro_rules! require_ethtool {
     () => {
@@ -40,8 +41,8 @@ macro_rules! require_ethtool {
     };
 }
 
-/// Ends the test by [`skip!`](crate::skip!) unless it runs with root's own capabilities (loading BPF
-/// programs needs them; those of a user namespace do not suffice).
+/// Ends the test by [`skip!`](crate::skip!) unless it has the capabilities of root outside of any
+/// user namespace: loading BPF programs needs them.
 #[macro_export]
 macro_rules! require_machine_root {
     () => {
@@ -49,7 +50,8 @@ macro_rules! require_machine_root {
     };
 }
 
-/// Ends the test by [`skip!`](crate::skip!) unless devices with this backend can be opened in the lab.
+/// Ends the test by [`skip!`](crate::skip!) unless devices with this backend can be opened in the
+/// lab.
 #[macro_export]
 macro_rules! require_backend {
     ($backend:expr) => {
@@ -107,10 +109,10 @@ pub fn ethtool() -> Result<(), String> {
     AVAILABLE.ethtool.clone()
 }
 
-/// Root's own capabilities.
+/// The capabilities of root outside of any user namespace.
 ///
 /// # Errors
-/// What the process is instead.
+/// The privilege that the process has instead.
 pub fn machine_root() -> Result<(), String> {
     match AVAILABLE.privilege {
         Some(Privilege::Machine) => Ok(()),
@@ -131,7 +133,7 @@ pub fn backend(backend: Backend) -> Result<(), String> {
     }
 }
 
-/// A virtual machine with a tap in the lab, of which the host drops packets.
+/// A virtual machine with a tap in the lab. The host can drop its packets.
 ///
 /// # Errors
 /// The reason why there is none.
@@ -152,7 +154,7 @@ pub fn guest() -> Result<(), String> {
 /// A program on the search path or among the system's.
 ///
 /// # Errors
-/// That it is not installed.
+/// The program is not installed.
 pub fn program(name: &str) -> Result<(), String> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let system = ["/usr/local/sbin", "/usr/sbin", "/sbin"].map(Into::into);

@@ -1,12 +1,12 @@
-//! What every test asks of its devices without saying so: [`Harness`](crate::harness::Harness) asks
-//! it when it is dropped, unless the test fails anyway.
+//! Rules that every test's devices must keep. [`Harness`](crate::harness::Harness) checks them when
+//! it is dropped, unless the test has failed already.
 //!
-//! The objects that a test makes must be gone by then: Rust drops locals in reverse order, so the
-//! harness is made first. A structure that holds a harness holds it in its last field.
+//! A test's objects must be gone by then. Rust drops locals in reverse order, so a test makes the
+//! harness first. A structure that holds a harness holds it in its last field.
 //!
-//! A test that means to break a rule says which and why, in its [`Setup`](crate::harness::Setup):
-//! [`breaks`](crate::harness::Setup::breaks) where it always does, which is checked as well, and
-//! [`may_break`](crate::harness::Setup::may_break) where the machine decides.
+//! A test that breaks a rule says which and why, in its [`Setup`](crate::harness::Setup):
+//! [`breaks`](crate::harness::Setup::breaks) if it always does (the harness checks that, too), or
+//! [`may_break`](crate::harness::Setup::may_break) if it depends on the machine.
 
 use std::fmt::Write as _;
 use std::os::fd::AsFd;
@@ -23,56 +23,56 @@ use crate::harness::{PATIENCE, Side};
 /// A rule for the devices of a test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Oracle {
-    /// Nothing is sent again, and nobody asks whether it arrived, without a reason that a counter
-    /// names: a packet that was lost or refused, a receive that was not posted, a thread that did
-    /// not get the processor.
+    /// No packet is retransmitted and no tail probe is sent without a reason that a counter names:
+    /// a packet that was lost or refused, a receive that was not posted, a thread that did not get
+    /// the processor.
     Retransmissions,
-    /// A device holds as much as when it was opened.
+    /// A device holds as much as when it was opened, not more.
     Resources,
-    /// The background threads of an idle device do nothing: within two seconds there is a time of
+    /// The background threads of an idle device sleep: within two seconds there is a period of
     /// [`QUIET`] without a round.
     Idle,
-    /// The kernel finds the shard of each datagram, on `udp` and `packet`.
+    /// The kernel gives each datagram to the right shard, on `udp` and `packet`.
     Steering,
-    /// A descriptor is ready if, and only if, something waits behind it: asynchronous events, and
-    /// events of the channels that [`Side::channel`](crate::harness::Side::channel) makes.
+    /// A descriptor is readable if, and only if, something waits behind it: asynchronous events,
+    /// and events of the channels that [`Side::channel`](crate::harness::Side::channel) makes.
     Descriptors,
 }
 
 /// A rule that a test breaks.
 #[derive(Debug, Clone, Copy)]
 pub struct Exception {
-    /// Which.
+    /// The rule.
     pub oracle: Oracle,
-    /// Every time; else now and then.
+    /// Whether the test breaks it every time, or only now and then.
     pub always: bool,
     /// The reason.
     pub why: &'static str,
 }
 
-/// No background thread of an idle device does anything for so long.
+/// For so long the background threads of an idle device must do nothing.
 pub const QUIET: Duration = Duration::from_millis(15);
-/// What a background thread needs to notice that the program has stopped.
+/// How long a background thread needs to notice that the program has stopped.
 const SETTLES: Duration = Duration::from_millis(3);
-/// When such a time must have begun.
+/// Within this time such a quiet period must begin.
 const QUIET_WITHIN: Duration = Duration::from_secs(2);
-/// How long nothing must come back before a queue pair asks (`PATIENCE_NS` of the engine): each
-/// question needs a wait of that length.
+/// How long a queue pair hears nothing before it probes (`PATIENCE_NS` of the engine): each probe
+/// needs a wait of that length.
 const SILENCE: Duration = Duration::from_millis(2);
-/// Questions that cross their answers: the background thread may look that late at a program that
-/// polls.
+/// Probes that may cross their answers: the background thread may be late to look at a polling
+/// program.
 const CROSSINGS: u64 = 4;
 
-/// Channels whose descriptors are looked at.
+/// Channels with descriptors that the harness checks.
 pub(crate) type Channels = Arc<Mutex<Vec<CompChannel>>>;
 
-/// The devices of a test, as they were when they were opened.
+/// The devices of a test, and what they held when they were opened.
 #[derive(Debug)]
 pub struct Oracles {
     devices: Vec<Device>,
     exceptions: Vec<Exception>,
     delay: Delay,
-    /// The most that a device was seen to have.
+    /// The largest number of queue pairs seen on one device.
     queue_pairs: AtomicU64,
 }
 
@@ -84,7 +84,8 @@ struct Device {
 }
 
 impl Oracles {
-    /// About these devices, as they are now. Those of the kernel are not asked.
+    /// The rules for these devices, starting from their present state. Devices of the kernel are
+    /// left out.
     pub(crate) fn new(sides: &[Side], exceptions: &[Exception]) -> Self {
         let device = |side: &Side| {
             let ctx = side.ctx.clone();
@@ -100,7 +101,8 @@ impl Oracles {
         }
     }
 
-    /// About a device without a harness: declared behind it, they are dropped before.
+    /// The rules for a device without a harness. Declare the value right after the device: then
+    /// Rust drops it before the device.
     #[must_use]
     pub fn of(side: &Side) -> Self {
         Self::new(std::slice::from_ref(side), &[])
@@ -113,10 +115,10 @@ impl Oracles {
         self
     }
 
-    /// Asks all of them.
+    /// Checks all rules.
     ///
     /// # Panics
-    /// If one is broken, or is not although the test always does.
+    /// If the test breaks a rule, or keeps a rule that it says it always breaks.
     fn ask(&self) {
         let mut wrong = String::new();
         for (oracle, broken) in [
@@ -145,8 +147,8 @@ impl Oracles {
         self.exceptions.iter().find(|exception| exception.oracle == oracle)
     }
 
-    /// What is held, and was not at first. Connections are over a moment after they have ended:
-    /// that is waited for.
+    /// What a device holds now and did not hold at first. Connections end a moment later than their
+    /// objects: wait for them.
     fn resources(&self) -> Option<String> {
         let expected = self.exception(Oracle::Resources).is_some();
         let deadline = Instant::now() + if expected { Duration::ZERO } else { PATIENCE };
@@ -154,7 +156,7 @@ impl Oracles {
             let more = |device: &&Device| device.ctx.resources() != Some(device.held);
             let device = self.devices.iter().find(more)?;
             let (now, before) = (device.ctx.resources()?, device.held);
-            // Objects are gone at once, numbers of connections are not.
+            // Objects vanish at once, connection numbers do not.
             let objects = |it: Resources| (it.qps, it.mrs, it.paths);
             if objects(now) != objects(before) && now.connections == 0 || Instant::now() >= deadline
             {
@@ -164,13 +166,13 @@ impl Oracles {
         }
     }
 
-    /// Which device is not idle.
+    /// A device that is not idle.
     fn idle(&self) -> Option<String> {
         let contexts: Vec<_> = self.devices.iter().map(|device| &device.ctx).collect();
         becomes_idle(&contexts).err()
     }
 
-    /// A descriptor that lies.
+    /// A descriptor that is readable with nothing behind it, or the reverse.
     fn descriptors(&self) -> Option<String> {
         self.devices.iter().find_map(|device| {
             let ctx = &device.ctx;
@@ -184,7 +186,7 @@ impl Oracles {
         })
     }
 
-    /// Datagrams that were not for the shard that the kernel gave them to.
+    /// Datagrams that the kernel gave to the wrong shard.
     fn steering(&self) -> Option<String> {
         let steers = |device: &&Device| device.ctx.backend() != Some(Backend::Xdp);
         self.devices.iter().filter(steers).find_map(|device| {
@@ -194,18 +196,20 @@ impl Oracles {
         })
     }
 
-    /// What was sent again, or asked for, for no reason.
+    /// Packets retransmitted or probes sent without a reason.
     fn retransmissions(&self) -> Option<String> {
         let counters: Vec<_> = self.devices.iter().map(Device::counters).collect();
         let lost = counters.iter().any(loses);
-        // What goes through the guard until a neighbour is known may be overtaken by what follows.
+        // Datagrams that the guard sends while a neighbour is unresolved may be overtaken by later
+        // ones.
         let overtaken: u64 = counters.iter().map(|counters| counters.port.tx_unresolved).sum();
         let delay = self.delay.passed();
         counters.iter().find_map(|counters| {
             let it = &counters.transport;
             let gaps = it.rcvd_seq_err + it.implied_nak_seq_err;
             let (timeouts, probes) = (it.local_ack_timeout_err, it.tail_probes);
-            // A question is none of those that count as sent again, but to a stranger.
+            // A tail probe does not count as retransmitted, except to a peer with
+            // `Budget::STRANGER`.
             if it.retransmitted_pkts > 0 && gaps + timeouts + it.rcvd_rnr_err == 0 {
                 let what = "packets were sent again, and nothing asked for them";
                 return Some(format!("{} {what}", it.retransmitted_pkts));
@@ -267,7 +271,7 @@ fn loses(counters: &DeviceCounters) -> bool {
 /// Waits until the background threads of these devices do nothing for [`QUIET`].
 ///
 /// # Errors
-/// They never stop, which is what is said then.
+/// They never become idle; the text says how many rounds they made.
 pub fn becomes_idle(devices: &[&Context]) -> Result<(), String> {
     let rounds = || devices.iter().map(|ctx| ctx.background_rounds()).collect::<Vec<_>>();
     std::thread::sleep(SETTLES);
@@ -289,7 +293,7 @@ pub fn becomes_idle(devices: &[&Context]) -> Result<(), String> {
     }
 }
 
-/// Takes what waits behind a descriptor, which must be ready as long as there is something.
+/// Takes all that waits behind a descriptor, which must be readable as long as there is something.
 fn agrees(fd: impl AsFd, mut take: impl FnMut() -> bool) -> Result<(), String> {
     loop {
         let ready = is_ready_within(&fd, Duration::ZERO);

@@ -1,4 +1,4 @@
-//! Commands as their users run them, watched from outside.
+//! Commands run as users run them, and watched from outside.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
@@ -13,7 +13,7 @@ use crate::lab::ChildGuard;
 /// How long any command here may take on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A command that runs.
+/// A running command.
 #[derive(Debug)]
 pub struct Running {
     /// The process.
@@ -24,7 +24,7 @@ pub struct Running {
     heard: String,
 }
 
-/// What a command did.
+/// The result of a command.
 #[derive(Debug)]
 pub struct Done {
     /// Its exit status, -1 if a signal ended it.
@@ -36,17 +36,17 @@ pub struct Done {
 }
 
 impl Done {
-    /// The last line of standard output, which is to be JSON.
+    /// The last line of standard output, parsed as JSON.
     ///
     /// # Panics
-    /// If it is not.
+    /// If it is not JSON.
     #[must_use]
     pub fn json(&self) -> Value {
         let line = self.out.lines().last().unwrap_or_else(|| panic!("no output: {}", self.err));
         serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))
     }
 
-    /// It went well.
+    /// Asserts that the command succeeded.
     ///
     /// # Panics
     /// If it did not.
@@ -56,7 +56,8 @@ impl Done {
         self
     }
 
-    /// It failed with `status`, and said all of `words`.
+    /// Asserts that the command failed with `status`, and that its standard error contains all of
+    /// `words`.
     ///
     /// # Panics
     /// If it did not.
@@ -80,10 +81,10 @@ impl Running {
         Self::of(ChildGuard::spawn(command).unwrap())
     }
 
-    /// A child whose outputs are pipes.
+    /// A child with pipes as its outputs.
     ///
     /// # Panics
-    /// If they are not.
+    /// If its outputs are not pipes.
     #[must_use]
     pub fn of(mut child: ChildGuard) -> Self {
         let mut stdout = child.child_mut().stdout.take().unwrap();
@@ -102,7 +103,7 @@ impl Running {
         Self { child, stdout, lines, heard: String::new() }
     }
 
-    /// Waits for a line of its standard error.
+    /// Waits for a line of its standard error that contains `what`.
     ///
     /// # Panics
     /// If it does not come in [`PATIENCE`].
@@ -122,10 +123,10 @@ impl Running {
         }
     }
 
-    /// Waits for its end.
+    /// Waits for the command to end.
     ///
     /// # Panics
-    /// If it does not come in [`PATIENCE`].
+    /// If it does not end within [`PATIENCE`].
     #[must_use]
     pub fn finish(mut self) -> Done {
         let status = self.child.wait(PATIENCE).unwrap().code().unwrap_or(-1);

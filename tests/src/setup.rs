@@ -11,7 +11,7 @@ use crate::oracles::{Exception, Oracle};
 /// What a test of the API runs on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum On {
-    /// The device in software over this backend: two of them, in two containers of a lab.
+    /// The software device over this backend: two of them, in two containers of a lab.
     Software(Backend),
     /// A device of the kernel, opened twice.
     Kernel(KernelDevice),
@@ -26,7 +26,7 @@ impl From<Backend> for On {
 /// A device of the kernel that tests run on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KernelDevice {
-    /// Its name, as [`OpenOptions::device`] has it.
+    /// Its name, as in [`OpenOptions::device`].
     pub name: String,
     /// Its address.
     pub address: IpAddr,
@@ -36,14 +36,15 @@ pub struct KernelDevice {
 /// as `mlx5_0`.
 pub const DEVICE_VARIABLE: &str = "ROCINANTE_TEST_DEVICE";
 
-/// The environment variable with the address of that device.
+/// The environment variable that gives that device's address.
 pub const ADDRESS_VARIABLE: &str = "ROCINANTE_TEST_ADDRESS";
 
 impl KernelDevice {
-    /// The one that [`DEVICE_VARIABLE`] and [`ADDRESS_VARIABLE`] name; `None` if they are not set.
+    /// The device that [`DEVICE_VARIABLE`] and [`ADDRESS_VARIABLE`] name; `None` if they are not
+    /// set.
     ///
     /// # Errors
-    /// Only one of them is set, or the address is none.
+    /// Only one of them is set, or the address is not valid.
     pub fn from_environment() -> Result<Option<Self>, String> {
         let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
         match (variable(DEVICE_VARIABLE), variable(ADDRESS_VARIABLE)) {
@@ -56,11 +57,11 @@ impl KernelDevice {
         }
     }
 
-    /// Its address of this family: the one given, or the first of the device's that is not only of
-    /// its link.
+    /// Its address of this family: the given one, or the first of the device that is not
+    /// link-local.
     ///
     /// # Errors
-    /// It has none, or cannot be opened.
+    /// It has none, or the device cannot be opened.
     pub fn address_of(&self, family: Family) -> Result<IpAddr, String> {
         let fits = |address: &IpAddr| match address {
             IpAddr::V4(_) => family == Family::V4,
@@ -87,27 +88,27 @@ pub enum Family {
 /// How the devices are opened and connected.
 #[derive(Debug, Clone)]
 pub struct Setup {
-    /// What devices.
+    /// The kind of device.
     pub on: On,
-    /// Which addresses they use.
+    /// The address family.
     pub family: Family,
     /// How queue pairs are connected, the path MTU included.
     pub connect: ConnectOptions,
-    /// How the ports are opened; of the device in software, as is all that follows.
+    /// How the ports are opened. This and all that follows is for the software device.
     pub port: PortConfig,
-    /// What the devices may hold.
+    /// The limits of the devices.
     pub limits: Limits,
     /// How many containers the lab has; the devices are in the first two.
     pub containers: u8,
-    /// Whether super-packets leave the containers whole.
+    /// Whether super-packets leave the containers unsegmented.
     pub segmentation: bool,
     /// Whether background threads drive the devices.
     pub background: bool,
-    /// Whether WRITEs may be cut: [`OpenOptions::cut_writes`].
+    /// Whether the device may split WRITEs: [`OpenOptions::cut_writes`].
     pub cut_writes: bool,
-    /// Of how many shards they are, if that is not left to the environment.
+    /// How many shards the devices have; `None` leaves it to the environment.
     pub shards: Option<usize>,
-    /// How often the connection manager repeats itself, if not as usual.
+    /// How often the connection manager repeats a message; `None` is the default.
     pub cm_retries: Option<u8>,
     /// Which rules the test breaks: see [`breaks`](Self::breaks).
     pub exceptions: Vec<Exception>,
@@ -133,21 +134,21 @@ impl Setup {
         }
     }
 
-    /// The test breaks this rule each time, because of `why`: it fails if it does not.
+    /// The test breaks this rule every time, because of `why`. It fails if it does not.
     #[must_use]
     pub fn breaks(mut self, oracle: Oracle, why: &'static str) -> Self {
         self.exceptions.push(Exception { oracle, always: true, why });
         self
     }
 
-    /// The test may break this rule, because of `why`: it depends on the machine.
+    /// The test may break this rule, because of `why`: whether it does depends on the machine.
     #[must_use]
     pub fn may_break(mut self, oracle: Oracle, why: &'static str) -> Self {
         self.exceptions.push(Exception { oracle, always: false, why });
         self
     }
 
-    /// What the devices need: a shard over AF_XDP has a queue of its own.
+    /// How many receive queues the devices need: each shard over AF_XDP has its own.
     pub(crate) fn receive_queues(&self) -> u32 {
         let environment = || std::env::var(SHARDS_VARIABLE).ok()?.parse().ok();
         match self.on {
@@ -158,7 +159,7 @@ impl Setup {
         }
     }
 
-    /// How a device in software is opened.
+    /// How a software device is opened.
     pub(crate) fn open_options(&self, backend: Backend) -> OpenOptions {
         let options = OpenOptions::new()
             .netdev(backend)
@@ -190,8 +191,8 @@ impl Setup {
         self
     }
 
-    /// With receive buffers as a default container has them: `rmem_max` of 212,992 bytes, and no
-    /// right to exceed it.
+    /// With receive buffers as in a default container: `rmem_max` is 212,992 bytes, and the process
+    /// may not exceed it.
     #[must_use]
     pub fn small_buffers(mut self) -> Self {
         self.port.rx_buffer_bytes = 212_992;
@@ -200,7 +201,7 @@ impl Setup {
         self
     }
 
-    /// Without super-packets on the wire: the kernel cuts them before they leave the container.
+    /// Without super-packets on the wire: the kernel segments them before they leave the container.
     #[must_use]
     pub fn without_segmentation(mut self) -> Self {
         self.segmentation = false;

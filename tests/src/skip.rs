@@ -1,4 +1,4 @@
-//! Tests that cannot run here say so.
+//! Tests that cannot run here report it.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -7,8 +7,8 @@ use std::path::Path;
 /// Names the environment variable with the path of the file that collects skipped tests.
 pub const LOG_VARIABLE: &str = "ROCINANTE_TEST_LOG";
 
-/// Ends the test that it stands in, with a reason in `format!` style: `skip!("needs {what}")`.
-/// The test may return `()` or a `Result<(), _>`.
+/// Ends the surrounding test, with a reason in `format!` style: `skip!("needs {what}")`. The test
+/// may return `()` or a `Result<(), _>`.
 #[macro_export]
 macro_rules! skip {
     ($($reason:tt)+) => {{
@@ -17,7 +17,7 @@ macro_rules! skip {
     }};
 }
 
-/// The path of the function that it stands in: `end_to_end::rc::write_of_every_size`.
+/// The path of the surrounding function: `end_to_end::rc::write_of_every_size`.
 #[macro_export]
 macro_rules! test_name {
     () => {{
@@ -28,7 +28,7 @@ macro_rules! test_name {
 
 /// What a skipped test returns.
 pub trait Skipped {
-    /// The value of success.
+    /// The value that means success.
     fn skipped() -> Self;
 }
 
@@ -42,10 +42,10 @@ impl<E> Skipped for Result<(), E> {
     }
 }
 
-/// Says that the test `name` cannot run here because of `reason`, as [`skip!`] does.
+/// Reports that the test `name` cannot run here because of `reason`, as [`skip!`] does.
 pub fn report(name: &str, reason: &str) {
     let line = format!("SKIPPED {name}: {}\n", one_line(reason));
-    // Not eprint!: the harness captures the macros of tests that pass, but not the stream itself.
+    // Not `eprint!`: the harness captures that macro in tests that pass, but not the stream itself.
     let _ = io::stderr().lock().write_all(line.as_bytes());
     if let Some(log) = std::env::var_os(LOG_VARIABLE)
         && let Err(error) = append(Path::new(&log), &line)

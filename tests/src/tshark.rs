@@ -1,4 +1,4 @@
-//! tshark as a witness: it captures, and what it prints is read.
+//! tshark as a witness: it captures, and we read what it prints.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -11,7 +11,7 @@ use nix::sys::signal::Signal;
 
 use crate::lab::{ChildGuard, Netns};
 
-/// A capture of what RoCE packets pass an interface. Its file is gone when it is dropped.
+/// A capture of the RoCE packets that pass an interface. Dropping it removes its file.
 #[derive(Debug)]
 pub struct Capture {
     tshark: ChildGuard,
@@ -22,7 +22,7 @@ impl Capture {
     /// Begins to capture at `device` in `netns`.
     ///
     /// # Errors
-    /// What tshark says.
+    /// The text that tshark printed.
     pub fn start(netns: &Netns, device: &str) -> Result<Self, String> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -36,7 +36,7 @@ impl Capture {
         let mut said = String::new();
         for line in BufReader::new(stderr).lines().map_while(Result::ok) {
             if line.contains("Capture started") || line.contains("File:") {
-                // It says this when packets are seen, in all versions since 3.4.
+                // tshark prints this once it captures, in all versions since 3.4.
                 return Ok(Self { tshark, file });
             }
             said += &line;
@@ -44,15 +44,16 @@ impl Capture {
         Err(format!("tshark does not capture: {said}"))
     }
 
-    /// Of each packet that is captured so far these fields, the first of each name. What is captured is written after a while, and the last packet
-    /// perhaps in part.
+    /// These fields of each packet captured so far; of each field only its first value. tshark
+    /// writes packets with a delay, and may have written the last one only in part.
     ///
     /// # Errors
-    /// tshark cannot be started or fails, as it does while the last packet is written in part; or it calls a packet malformed.
+    /// tshark cannot be started; or it fails, as it does while the last packet is written only in
+    /// part; or it calls a packet malformed.
     pub fn packets(&self, fields: &[&str]) -> Result<Vec<Vec<String>>, String> {
         let mut command = Command::new("tshark");
         command.arg("-r").arg(&self.file);
-        // These guess at what SENDs carry and at ports, and stumble.
+        // These dissectors guess from payloads and ports, and fail on our packets.
         for guess in ["rpcordma", "infiniband.eoib", "tftp"] {
             command.args(["--disable-protocol", guess]);
         }
@@ -77,10 +78,10 @@ impl Capture {
         text.lines().map(packet).collect()
     }
 
-    /// Ends it: what was captured is written.
+    /// Ends the capture: all captured packets are written.
     ///
     /// # Errors
-    /// tshark does not end, or ends in an error.
+    /// tshark does not end, or reports an error.
     pub fn stop(&mut self) -> Result<(), String> {
         self.tshark.signal(Signal::SIGINT);
         let ended = self.tshark.wait(Duration::from_secs(30)).map_err(|error| error.to_string())?;

@@ -1,13 +1,13 @@
 //! Addresses and ports that no other test uses at the same time, for tests on loopback.
 //!
-//! In a lab of its own a test needs none of this.
+//! A test with its own lab needs none of this.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A loopback address, 127.64.0.0 to 127.255.255.254, that differs from all others given out by this
-/// process and, as far as process ids differ, by processes that run at the same time. Ports that are
-/// fixed (4791) can be bound on it without clashes.
+/// A loopback address, 127.64.0.0 to 127.255.255.254. It differs from all others that this process
+/// has given out, and from those of processes that run at the same time, as far as process ids
+/// differ. A fixed port (4791) can be bound on it without clashes.
 #[must_use]
 pub fn loopback() -> Ipv4Addr {
     static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -24,7 +24,8 @@ pub fn tcp_port(address: Ipv4Addr) -> u16 {
     listener.local_addr().expect("a bound socket has an address").port()
 }
 
-/// 16 bits of the process id and 6 of the number, in host numbers that end in neither 0 nor 255.
+/// 16 bits of the process id and the number modulo 192, as a host number. Its last byte is neither
+/// 0 nor 255.
 fn address(pid: u32, number: u32) -> Ipv4Addr {
     let [_, _, pid_high, pid_low] = pid.to_be_bytes();
     let [_, _, _, low] = (number % 192).to_be_bytes();

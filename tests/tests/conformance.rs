@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Fewer rows than this means that the table was not read, or was cut.
+/// A table with fewer rows was not read, or was cut.
 const ROWS_MIN: usize = 120;
 /// Likewise the links of the tour and of the design notes.
 const LINKS_MIN: usize = 60;
@@ -63,7 +63,7 @@ fn rows() -> Vec<Row> {
         .collect()
 }
 
-/// Source files, read once.
+/// Source files; each is read once.
 #[derive(Default)]
 struct Files(BTreeMap<PathBuf, String>);
 
@@ -78,7 +78,7 @@ impl Files {
     }
 }
 
-/// Whether `word` stands in `text` behind one of `before`, and ends there.
+/// Whether `text` has `word` after one of `before`, as a whole word.
 fn defines(text: &str, before: &[&str], word: &str) -> bool {
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
     before.iter().any(|before| {
@@ -123,7 +123,8 @@ fn each_rule_has_a_test() {
     for row in rows() {
         for (file, name) in &row.tests {
             let text = files.text(&row.id, "stack/tests", file);
-            // A script that is not in the list of `each_script!` would be dead code, which clippy refuses.
+            // A script outside of the list of `each_script!` would be dead code, which clippy
+            // refuses.
             if file.starts_with("scripts/src/") {
                 if !text.contains(&format!("\npub(crate) fn {name}(t: &mut Talk<'_>) -> Step {{")) {
                     wrong.push(format!("{}: {file} has no script {name}", row.id));
@@ -132,7 +133,7 @@ fn each_rule_has_a_test() {
             }
             let wanted = format!("fn {name}(");
             let marked = text.find(&wanted).is_some_and(|at| {
-                // The attribute stands right above, perhaps with another.
+                // The attribute is right above, perhaps with another one.
                 let mut above = text[..at].trim_end().lines().rev().take(3);
                 above.any(|line| line.trim() == "#[test]")
             });
@@ -166,7 +167,7 @@ fn rows_are_whole_and_their_sources_are_of_a_known_kind() {
         assert!(ids.insert(id.clone()), "{id} stands twice");
         assert!(rule.len() > 15, "{id}: {rule:?} says nothing");
         assert!(known.iter().any(|kind| source.contains(kind)), "{id}: what is {source:?}?");
-        // A clause is cited only with whom it was seen at.
+        // A clause needs the source in which it was seen.
         let clause = source.split([' ', ',', ';']).any(|word| {
             let mut letters = word.chars();
             matches!(letters.next(), Some('C' | 'o'))

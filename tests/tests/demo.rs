@@ -1,4 +1,4 @@
-//! `rocinante demo`, as its users run it: what it reports, and what it leaves behind.
+//! `rocinante demo`, run as users run it: its report, and what it leaves behind.
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -15,12 +15,12 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The demo's own limit, and some.
+/// The demo's own limit, and a margin.
 const LIMIT: Duration = Duration::from_secs(125);
 const NOBODY: u32 = 65534;
 const SOON: Duration = Duration::from_secs(5);
 
-/// A demo takes the machine for itself.
+/// A demo needs the machine for itself.
 fn alone() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -69,7 +69,7 @@ impl Demo {
         }
     }
 
-    /// Its processes in the containers: a and b.
+    /// Its processes in the containers a and b.
     fn workers(&self) -> [u32; 2] {
         let mut workers: Vec<u32> = processes().filter(|pid| self.has_worker(*pid)).collect();
         workers.sort_by_key(|pid| command_line(*pid));
@@ -85,7 +85,7 @@ impl Demo {
 
     /// Exit code and standard output.
     fn end(mut self) -> (Option<i32>, String) {
-        // It fits a pipe.
+        // The output fits into a pipe.
         let status = self.child.wait(LIMIT).unwrap();
         let mut stdout = String::new();
         self.stdout.read_to_string(&mut stdout).unwrap();
@@ -155,7 +155,7 @@ fn obeyed(policy: &Value) {
     assert_eq!(keys(policy), names);
     assert!(policy["counted_skbs"].as_u64().unwrap() > 0);
     assert_eq!(policy["drop_status"], "RETRY_EXC_ERR");
-    // Four times the ACK timeout, to the millisecond, and not for ever.
+    // At least four ACK timeouts, less a millisecond, and at most 3 s.
     let promised = (4.0 * 4.096e-6 * f64::from(1 << 12) - 0.001)..3.0;
     assert!(promised.contains(&number(&policy["drop_seconds"])), "{policy}");
     assert_eq!(policy["after_drop_ok"], true);
@@ -163,7 +163,7 @@ fn obeyed(policy: &Value) {
     assert_eq!(policy["shaped_limit_mbps"], 100);
     assert!((70.0..=100.0).contains(&shaped), "{policy}");
     assert!(number(&policy["unshaped_mbps"]) >= 5.0 * shaped, "{policy}");
-    // Three seconds of what came through, at least.
+    // At least three seconds of the traffic that passed the shaper.
     assert!(number(&policy["tbf_bytes"]) > 3.0 * 1e6 * shaped / 8.0, "{policy}");
     assert!(policy["tbf_overlimits"].as_u64().unwrap() > 0);
 }
@@ -179,7 +179,7 @@ fn ctrl_c_ends_it_and_nothing_is_left() {
     assert_ne!(namespaces[0], namespaces[1]);
     demo.child.signal(Signal::SIGINT);
     assert_eq!(demo.child.wait(SOON).unwrap().code(), Some(130));
-    // At once: they ended before it did.
+    // At once: the workers ended before the demo did.
     for (worker, theirs) in workers.iter().zip(&namespaces) {
         assert!(!PathBuf::from(format!("/proc/{worker}")).exists(), "{worker} is left");
         let inside: Vec<u32> =
@@ -223,7 +223,7 @@ fn a_container_that_hangs_ends_the_demo_in_time() {
 #[test]
 fn without_root_it_runs_in_a_user_namespace() {
     let _alone = alone();
-    // Root gives itself up, with a copy of the program where everybody may run it.
+    // Root drops its privilege, with a copy of the program that any user may run.
     let copy = std::env::temp_dir().join(format!("rocinante-demo-{}", std::process::id()));
     let mut command = Command::new(PROGRAM);
     if rocinante_tests::need::machine_root().is_ok() {

@@ -1,7 +1,8 @@
-//! What nobody may guess: numbers of queue pairs, first PSNs and keys, as a device draws them. Each bit is as often set as not, whatever was
-//! drawn before, and nothing comes again more often than by chance.
+//! Numbers that must be unpredictable: queue pair numbers, first PSNs and keys, as a device draws
+//! them. Each bit is set in half of the draws, independently of earlier draws, and no number
+//! repeats more often than by chance.
 //!
-//! Every bound is such that fair draws are outside of it less than once in 10⁹ runs.
+//! Fair draws exceed each bound less than once in 10⁹ runs.
 
 use std::collections::HashSet;
 use std::fmt::Debug;
@@ -13,8 +14,9 @@ use rocinante_tests::require_backend;
 /// Draws of each kind.
 const DRAWS: usize = 4096;
 
-/// How far the count of a bit may be from the half. By Hoeffding's inequality fair bits are further away with 2·exp(−2·t²/n) = 2·exp(−50) < 4·10⁻²², and fewer than
-/// 10,000 counts are looked at.
+/// How far a bit's count may be from one half of the draws. By Hoeffding's inequality fair bits are
+/// further away with probability 2·exp(−2·t²/n) = 2·exp(−50) < 4·10⁻²². Fewer than 10,000 counts
+/// are checked.
 const AWAY: usize = 320;
 
 /// Numbers of one kind, in the order in which they were drawn.
@@ -48,7 +50,7 @@ fn assert_none_is_held(ctx: &Context) {
     assert_eq!((held.qps, held.mrs), (0, 0), "{held:?}");
 }
 
-/// As many as not, in each bit of `words`.
+/// Asserts that each bit of `words` is set about as often as not.
 fn assert_fair(words: &(impl Iterator<Item = u32> + Clone), bits: u32, what: &dyn Debug) {
     let count = words.clone().count();
     for bit in 0..bits {
@@ -64,7 +66,7 @@ fn draws_are_fair_and_follow_from_nothing() {
     let all = draws();
     for Draws { name, bits, numbers } in &all {
         assert_fair(&numbers.iter().copied(), *bits, name);
-        // A counter, or a step that is always the same, has differences with a bit that is always or never set.
+        // A counter or a constant step has differences with a bit that is always set or never set.
         let pairs = || numbers.iter().zip(&numbers[1..]);
         assert_fair(&pairs().map(|(a, b)| a ^ b), *bits, &(name, "from one to the next"));
         assert_fair(&pairs().map(|(a, b)| b.wrapping_sub(*a)), *bits, &(name, "the steps"));
@@ -72,13 +74,13 @@ fn draws_are_fair_and_follow_from_nothing() {
             let pairs = numbers.iter().zip(&numbers[far..]);
             assert_fair(&pairs.map(|(a, b)| a ^ b), *bits, &(name, "so many later", far));
         }
-        // One bit tells nothing of another.
+        // Bits of one number are independent of each other.
         for apart in 1..*bits {
             let turned = numbers.iter().map(|word| word ^ (word >> apart | word << (bits - apart)));
             assert_fair(&turned, *bits, &(name, "so many bits apart", apart));
         }
     }
-    // And nothing of one kind follows from another's.
+    // Numbers of one kind are independent of those of another kind.
     for (at, a) in all.iter().enumerate() {
         for b in &all[..at] {
             let bits = a.bits.min(b.bits);
@@ -91,8 +93,9 @@ fn draws_are_fair_and_follow_from_nothing() {
     }
 }
 
-/// The number of draws that are equal to an earlier one is about Poisson's, of a mean of n²/2^(bits+1): 128 of 16 bits, 0.5 of 24, 0.002 of 32. More than the mean, eight of
-/// its roots and twelve have a probability below 10⁻¹².
+/// The number of draws that equal an earlier one is about Poisson-distributed, with a mean of
+/// n²/2^(bits+1): 128 for 16 bits, 0.5 for 24, 0.002 for 32. A count above the mean plus eight
+/// times its root plus twelve has a probability below 10⁻¹².
 #[test]
 fn nothing_comes_again_more_often_than_by_chance() {
     require_backend!(Backend::Udp);
@@ -102,7 +105,7 @@ fn nothing_comes_again_more_often_than_by_chance() {
         let different: HashSet<_> = numbers.iter().collect();
         let again = numbers.len() - different.len();
         assert!((again as f64) < most, "{name}: {again} come again, {mean} were to be expected");
-        // Nor too rarely: drawn without putting back, of 16 bits none would.
+        // Too few are wrong, too: 16-bit numbers drawn without replacement would never repeat.
         assert!(bits > 16 || again > 30, "{name}: {again} come again, {mean} were to be expected");
     }
 }

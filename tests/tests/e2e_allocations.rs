@@ -1,6 +1,6 @@
-//! Once warm, no thread of the process allocates, whatever it posts, receives or completes.
+//! After warm-up, no thread of the process allocates: not to post, receive or complete.
 //!
-//! The only test of its process, because it counts the allocations of all its threads.
+//! This is the only test of its process, because it counts the allocations of all threads.
 #![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -11,7 +11,7 @@ use rocinante::{Access, Backend, Mr, Qp, RecvWr, SendOp, WcStatus};
 use rocinante_tests::harness::{Harness, PATIENCE, Setup, wr};
 use rocinante_tests::{need, require_lab};
 
-/// The system's allocator, which counts while it is asked to.
+/// The system's allocator; it counts allocations while counting is on.
 struct Counting;
 
 static COUNTS: AtomicBool = AtomicBool::new(false);
@@ -50,12 +50,12 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Of each operation.
+/// How often each operation is done.
 const TIMES: u64 = 10_000;
-/// Long enough for chores that come every second.
+/// Long enough to include chores that run once a second.
 const AT_LEAST: Duration = Duration::from_millis(2500);
 const OPS: usize = 7;
-/// Requests under way at once.
+/// Outstanding requests.
 const WINDOW: u64 = 64;
 
 #[test]
@@ -84,7 +84,8 @@ fn nothing_is_allocated_once_warm() {
     assert!(found.iter().all(|(_, count, _)| *count == 0), "backend, count, largest: {found:?}");
 }
 
-/// The first time that a thread waits for a lock of parking_lot, which may be late, its place in the queue is allocated.
+/// When a thread waits for a parking_lot lock for the first time, which may be late, its queue
+/// entry is allocated.
 fn block_once() {
     let lock = parking_lot::Mutex::new(());
     let _held = lock.lock();
@@ -93,7 +94,8 @@ fn block_once() {
 
 const REGION: usize = 1 << 16;
 
-/// Each operation so often and for so long, of sizes from nothing to several packets; both sides are polled.
+/// Does each operation `times` times and for at least `time`, with sizes from zero to several
+/// packets. Both sides are polled.
 fn run(harness: &Harness, [qp, peer]: &[Qp; 2], regions: &[Mr; 2], times: u64, time: Duration) {
     let [a, b] = &harness.sides;
     let [mine, its] = regions;

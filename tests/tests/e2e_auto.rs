@@ -1,4 +1,4 @@
-//! Which backend a container's device gets when nobody asks for one, and why.
+//! The backend of a container's device if the program names none, and the reason.
 
 use rocinante::{Access, Backend, ConnectOptions, Context, OpenOptions, SendOp, WcStatus};
 use rocinante_tests::harness::{Harness, Setup, wr};
@@ -11,25 +11,25 @@ fn lab() -> Lab {
 
 fn open(container: &Container) -> Context {
     let address = container.ipv4().into();
-    // The environment may say something for the whole test run.
+    // The environment may name a backend for the whole test run.
     container.run(|| OpenOptions::new().netdev_auto().open(address)).unwrap().unwrap()
 }
 
-/// Rules by which a container forbids itself to send what matches.
+/// Rules by which a container drops matching packets on its own output.
 fn forbid(what: &str) -> String {
     format!(
         "table inet guarded {{ chain out {{ type filter hook output priority 0; {what} drop; }}; }}"
     )
 }
 
-/// What the device says of its backend.
+/// The device's backend, and its reason.
 fn choice(ctx: &Context) -> (Backend, String) {
     (ctx.backend().unwrap(), ctx.query_device().chosen_because)
 }
 
 #[test]
 fn a_container_without_rules_gets_packet() {
-    // Who cannot see all rules cannot know that there are none.
+    // A process that may not see all rules cannot know that there are none.
     require_machine_root!();
     require_lab!();
     let lab = lab();
@@ -48,7 +48,7 @@ fn rules_of_the_own_namespace_mean_udp() {
     let (backend, why) = choice(&open(one));
     assert_eq!(backend, Backend::Udp, "{why}");
     assert!(why.contains("not packet") && why.contains("guarded"), "{why}");
-    // A rule that cannot match is none.
+    // A rule that cannot match does not count.
     other.nft(&forbid("tcp dport 80")).unwrap();
     let (backend, why) = choice(&open(other));
     assert_eq!(backend, Backend::Packet, "{why}");
@@ -69,7 +69,8 @@ fn a_wish_is_obeyed_and_says_what_it_bypasses() {
     assert!(why.contains("asked for") && why.contains("bypass"), "{why}");
 }
 
-/// The rule that pushed it to `udp` binds it: what it forbids does not leave, and the counters say so.
+/// The rule that made the device choose `udp` also binds it: matching packets do not leave, and the
+/// counters report it.
 #[test]
 fn what_the_own_namespace_forbids_does_not_leave() {
     require_nft!();
@@ -89,7 +90,7 @@ fn what_the_own_namespace_forbids_does_not_leave() {
     assert!(datagrams >= 3);
     assert_eq!(errno, rustix::io::Errno::PERM.raw_os_error());
     one.nft("delete table inet guarded").unwrap();
-    // It may take longer on a busy machine.
+    // This one may take longer on a busy machine.
     let qps = [a, b].map(|side| side.qp().build().unwrap());
     let patient = ConnectOptions::default();
     let [qp, _peer] = harness.connect_with(qps, [&patient, &patient]);

@@ -15,7 +15,8 @@ fn server_of(harness: &Harness) -> SocketAddr {
     SocketAddr::new(harness.sides[1].address, PORT)
 }
 
-/// A program that connects and disconnects all day: every queue pair is another, and nothing is left.
+/// A program that connects and disconnects all the time: each queue pair is a new one, and nothing
+/// is left.
 #[test]
 fn many_connections_at_once_and_nothing_is_left() {
     const COUNT: usize = 300;

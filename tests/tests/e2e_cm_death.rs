@@ -1,6 +1,7 @@
-//! Peers that are killed (`kill -9`) at each step of the handshake, all of them while one survivor goes on: it hears the error or the end within the time that the
-//! protocol gives (four messages, 0.4 s apart, none of them answered; `e2e_cm_silent` has the usual
-//! sixteen), holds nothing of them afterwards, and connects to the next.
+//! Peers are killed (`kill -9`) at each step of the handshake, all while one survivor goes on. The
+//! survivor gets the error or the end within the time that the protocol allows: four messages, 0.4
+//! s apart, none of them answered (`e2e_cm_silent` has the usual sixteen). Afterwards it holds
+//! nothing of them, and connects to the next.
 
 use std::io::{BufRead, BufReader, Lines};
 use std::net::SocketAddr;
@@ -42,37 +43,37 @@ deaths! {
 
 const ROLE: &str = "ROCINANTE_CM_DEATH";
 const PORT: u16 = 7471;
-/// How often the survivor repeats itself.
+/// How often the survivor repeats a message.
 const RETRIES: u8 = 3;
 
-/// How far a peer comes before it is killed.
+/// How far a peer gets before it is killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
-    /// It has asked, and the survivor accepts.
+    /// It has sent a REQ, and the survivor accepts.
     Asked,
-    /// It has asked, and the survivor does not want it.
+    /// It has sent a REQ, and the survivor rejects.
     AskedInVain,
-    /// It has our REP and has not established.
+    /// It has our REP and has not sent an RTU.
     Replied,
-    /// The same, and has asked for patience (MRA).
+    /// As `Replied`, and it has sent an MRA.
     RepliedLater,
-    /// It is connected, having asked.
+    /// It is connected as the active side.
     Established,
-    /// It is connected, and we send.
+    /// It is connected as the active side, and we send data.
     EstablishedForData,
     /// It has ended the connection.
     Ended,
-    /// It was asked, and has not decided.
+    /// It has our REQ, and has not decided.
     WasAsked,
-    /// The same, and has asked for patience, of which it is granted 69 s: more than our program has.
+    /// As `WasAsked`, and it has sent an MRA that grants it 69 s: longer than our program waits.
     WasAskedLater,
-    /// It has accepted, and is dead before our RTU.
+    /// It has accepted, and dies before our RTU.
     Accepted,
-    /// It is connected, having accepted.
+    /// It is connected as the passive side.
     AcceptedAndEstablished,
-    /// It was asked for a queue pair for datagrams.
+    /// It has our SIDR_REQ for a datagram queue pair.
     WasAskedForDatagrams,
-    /// None: it lives until we are done.
+    /// No step: it lives until we are done.
     Lives,
 }
 
@@ -96,13 +97,13 @@ impl Step {
         (self as usize) <= Step::Ended as usize || self == Step::Lives
     }
 
-    /// Whether the survivor gives up something because nobody answers.
+    /// Whether a timeout of the survivor's connection manager expires.
     fn times_out(self) -> bool {
         !matches!(self, Step::AskedInVain | Step::Ended | Step::WasAskedLater | Step::Lives)
     }
 }
 
-/// What a process is that will be killed.
+/// A process that will be killed.
 struct Role {
     step: Step,
     own: SocketAddr,
@@ -123,7 +124,8 @@ impl Role {
 
     fn play(&self, backend: Backend) {
         exit_with_parent();
-        // Who is not to ask for patience by itself drives nothing once it is where it shall be.
+        // A peer that must not send an MRA by itself has no background thread: at its step it
+        // drives nothing.
         let background = self.step != Step::WasAsked;
         let options = rocinante::OpenOptions::new().netdev(backend).background(background);
         let ctx = options.open(self.own.ip()).unwrap();
@@ -141,7 +143,7 @@ impl Role {
                 wait_until_readable(&connecting);
                 let before = side.ctx.counters().port.tx_datagrams;
                 if self.step == Step::RepliedLater {
-                    // Nothing else is left to be said.
+                    // No other datagram is left to be sent.
                     wait_until("an MRA", || side.ctx.counters().port.tx_datagrams > before);
                 }
                 there();
@@ -195,12 +197,12 @@ fn params() -> Params {
     Params::default().options(ConnectOptions { retry_cnt: 3, ..ConnectOptions::default() })
 }
 
-/// The test harness leaves lines unfinished.
+/// Starts on a new line: the test harness leaves its own lines unfinished.
 fn say(what: &str) {
     println!("\n{what}");
 }
 
-/// As far as it comes.
+/// The step is reached: waits to be killed.
 fn there() -> ! {
     say("there");
     loop {
@@ -215,19 +217,19 @@ fn wait_until_readable(connecting: &Connecting) {
     assert_eq!(count, 1, "not in time");
 }
 
-/// How long somebody is silent before it is given up.
+/// After this silence the survivor gives up a peer.
 fn gives_up() -> Duration {
     let config = CmConfig::default();
     let interval = 2 * code_to_ns(config.packet_lifetime) + code_to_ns(config.response_timeout);
     Duration::from_nanos(interval) * (u32::from(RETRIES) + 1)
 }
 
-/// Who may have asked for patience is granted it once, 4.4 s of it; and all of this takes longer on a busy machine.
+/// A peer that has sent an MRA gets 4.4 s more, once. The factor is for a busy machine.
 fn bound() -> Duration {
     6 * (gives_up() + Duration::from_nanos(2 * code_to_ns(20)))
 }
 
-/// One device that outlives them all.
+/// One device survives all its peers.
 fn survive(backend: Backend, test: &str) {
     let containers = STEPS.len() as u8 + 1;
     let lab = Lab::new(&LabConfig { containers, ..LabConfig::default() }).unwrap();
@@ -242,7 +244,8 @@ fn survive(backend: Backend, test: &str) {
             scope.spawn(move || scene.act(step, at + 1));
         }
     });
-    // Numbers are kept a little longer; the connection manager's own ways to them for 2 s.
+    // Numbers are kept a little longer; the connection manager keeps its paths to the peers for 2
+    // s.
     let deadline = Instant::now() + bound();
     while Held::now(&[&side.ctx]) != before {
         let now = Held::now(&[&side.ctx]);
@@ -251,7 +254,7 @@ fn survive(backend: Backend, test: &str) {
     }
     let now = side.ctx.cm_counters().unwrap();
     let timeouts = now.timeouts - counted.timeouts;
-    // A message whose answer is late goes again, too.
+    // A message is also repeated if its answer is late.
     let (repeated, retries) = (now.repeated - counted.repeated, u64::from(RETRIES));
     assert!((1..3).contains(&(repeated / (retries * timeouts))), "{repeated} for {timeouts}");
     assert_eq!(timeouts, STEPS.into_iter().filter(|step| step.times_out()).count() as u64);
@@ -265,7 +268,7 @@ struct Scene<'a> {
     test: &'a str,
 }
 
-/// A process that says how far it is.
+/// A process that reports its step.
 struct Peer {
     child: ChildGuard,
     lines: Lines<BufReader<ChildStdout>>,
@@ -277,7 +280,7 @@ impl Peer {
         assert!(said, "it never said {what:?}");
     }
 
-    /// As soon as it is where it shall be.
+    /// Kills the peer as soon as it has reached its step.
     fn dies(&mut self) {
         if self.child.try_wait().unwrap().is_none() {
             self.says("there");
@@ -296,7 +299,7 @@ impl Scene<'_> {
         Peer { child, lines }
     }
 
-    /// A peer that dies at this step, and what the survivor hears.
+    /// A peer dies at this step; checks what the survivor gets.
     fn act(&self, step: Step, container: usize) {
         let port = PORT + container as u16;
         let own = SocketAddr::new(address(self.lab, container, Family::V4), port);
@@ -383,7 +386,7 @@ fn silent<T: std::fmt::Debug>(outcome: &Result<T, VerbsError>) {
     assert!(matches!(outcome, Err(VerbsError::TimedOut)), "{outcome:?}");
 }
 
-/// What a program has for each connection.
+/// The objects that a program has for each connection.
 struct End {
     cq: Cq,
     mr: Mr,
@@ -401,7 +404,7 @@ impl End {
         qp
     }
 
-    /// A connection of which the peer dies, or ends it.
+    /// The peer of this connection dies, or ends it.
     fn outlive(&self, connection: &Connection, step: Step, peer: &mut Peer) {
         if step == Step::Lives {
             peer.says("there");
@@ -418,7 +421,7 @@ impl End {
             connection.disconnect().unwrap();
         }
         connection.wait_disconnected(bound()).unwrap_or_else(|e| panic!("{step:?}: {e}"));
-        // What was posted for its messages comes back.
+        // The receive for its messages is flushed.
         let wc = self.cq.wait_one(PATIENCE).unwrap();
         assert_eq!((wc.wr_id, wc.status), (1, WcStatus::WrFlushErr), "{step:?}");
     }

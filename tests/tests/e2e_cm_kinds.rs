@@ -1,4 +1,5 @@
-//! Connections by the connection manager that are not the usual ones: unreliable, or established by a message that comes before the RTU.
+//! Special connections by the connection manager: unreliable ones, and those established by a
+//! message that comes before the RTU.
 
 use std::net::SocketAddr;
 
@@ -27,7 +28,7 @@ fn send(from: (&Side, &Connection), to: (&Side, &Connection)) {
     assert_eq!(into.to_vec(0, LEN), pattern(LEN, 7));
 }
 
-/// Whoever asks for one type is not connected to a queue pair of another.
+/// A request for one type is not connected to a queue pair of another type.
 #[test]
 fn types_must_agree() {
     require_backend!(Backend::Udp);
@@ -53,8 +54,8 @@ fn types_must_agree() {
     assert!(why.to_string().contains("for datagrams"), "{why}");
 }
 
-/// The RTU is lost, again and again. What the peer sends says that it is ready as well, so nothing waits for the REP to be repeated, which
-/// is after 0.4 s.
+/// Each RTU is lost. The peer's first message also says that the peer is ready, so the connection
+/// does not wait for the REP to be repeated after 0.4 s.
 #[test]
 fn a_lost_rtu_is_made_up_for_by_the_first_message() {
     require_backend!(Backend::Udp);
@@ -83,7 +84,7 @@ fn a_lost_rtu_is_made_up_for_by_the_first_message() {
             connection
         });
         b.succeed(1);
-        // No RTU comes, however often: without the message the connection would be given up after 6.4 s.
+        // No RTU ever arrives. Without the message, the connection would be given up after 6.4 s.
         let counters = b.ctx.cm_counters().unwrap();
         assert_eq!((counters.established, counters.by_message), (1, 1), "{counters:?}");
         assert!(lost.counter().unwrap().packets >= 1);

@@ -1,5 +1,6 @@
-//! A thousand connections, made and ended one after the other as by a program that does so all day: descriptors, queue pairs, their numbers, regions and paths are all
-//! given back, and the memory of the process does not grow.
+//! A thousand connections are made and ended one after the other, as by a program that does so all
+//! the time. Descriptors, queue pairs, their numbers, regions and paths are all given back, and the
+//! memory of the process does not grow.
 
 use std::net::SocketAddr;
 
@@ -17,10 +18,11 @@ alone_on_each_backend! { 300:
 
 const PORT: u16 = 7471;
 const COUNT: usize = 1000;
-/// Connections after which all has its size: lists, caches, the allocator's arenas.
+/// After so many connections, lists, caches and the allocator's arenas have reached their size.
 const FIRST: usize = 500;
-/// What the memory may have grown by after [`COUNT`] more, bytes. The allocator alone makes it go up and down by one million; the queues of a queue pair that is not given
-/// back, or a page for each connection, would be more than this.
+/// By how much the memory may have grown after [`COUNT`] more, bytes. The allocator alone makes it
+/// vary by one million. A queue pair's queues that are not given back, or a page for each
+/// connection, would be more than this.
 const GROWTH_MAX: usize = COUNT * 4096;
 
 fn cycles(backend: Backend) {
@@ -36,7 +38,7 @@ fn cycles(backend: Backend) {
     assert!(growth < GROWTH_MAX, "{growth} bytes more after {COUNT} connections");
 }
 
-/// What is held, and how much memory, after so many more connections.
+/// What is held, and the resident memory, after `count` more connections.
 fn held_after(count: usize, harness: &Harness, listener: &Listener) -> (Held, usize) {
     harness.both(|at, side| {
         for turn in 0..count {
@@ -51,7 +53,7 @@ fn held_after(count: usize, harness: &Harness, listener: &Listener) -> (Held, us
     (held(), resident_bytes())
 }
 
-/// One connection of one side's, with all that belongs to it.
+/// One connection of one side, with all its objects.
 fn cycle(side: &Side, listener: Option<&Listener>, server: SocketAddr, ends: bool) {
     let cq = side.ctx.create_cq(4).unwrap();
     let mr = side.pd.allocate(8192, Access::LOCAL_WRITE).unwrap();
@@ -69,7 +71,7 @@ fn cycle(side: &Side, listener: Option<&Listener>, server: SocketAddr, ends: boo
     for _ in 0..2 {
         assert_eq!(cq.wait_one(PATIENCE).unwrap().status, WcStatus::Success);
     }
-    // Every other time by dropping it, which is what a program does that returns early.
+    // Each second time the connection is dropped, as a program does that returns early.
     if !ends {
         connection.wait_disconnected(PATIENCE).unwrap();
     }

@@ -1,5 +1,6 @@
-//! Peers that die (`kill -9` looks the same from here: silence) at each step of a handshake with a real device, and a flood of requests: the device gives
-//! them up in bounded time, keeps nothing of them, and serves others meanwhile.
+//! Peers that die (`kill -9` looks the same from here: silence) at each step of a handshake with a
+//! real device, and a flood of requests. The device gives them up in bounded time, keeps nothing of
+//! them, and serves others meanwhile.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
@@ -17,7 +18,7 @@ use rocinante_tests::require_backend;
 
 const PORT: u16 = 7471;
 
-/// A connection manager by hand, in the third container: it says no more than its test wants.
+/// A connection manager driven by hand, in the third container: it sends only what its test wants.
 struct Puppet {
     cm: ConnectionManager,
     socket: UdpSocket,
@@ -71,7 +72,7 @@ impl Puppet {
         self.cm.connect(Time(1_000_000_000), &ask).unwrap();
     }
 
-    /// Sends what there is to be said.
+    /// Sends all pending messages.
     fn speak(&mut self) {
         while let Some(transmit) = self.cm.poll_transmit() {
             self.send(&transmit.mad);
@@ -90,7 +91,7 @@ impl Puppet {
         packet
     }
 
-    /// With the right ICRC.
+    /// Seals the packet and sends it.
     fn send_packet(&self, packet: &mut [u8]) {
         let (IpAddr::V4(src), IpAddr::V4(dst)) = (self.here, self.device) else { panic!() };
         let ip = IpFields::V4 { src, dst, id: 0, flags: DF };
@@ -98,7 +99,7 @@ impl Puppet {
         self.socket.send_to(packet, (self.device, 4791)).unwrap();
     }
 
-    /// Hears what the device says, until it has said something new to the program.
+    /// Receives the device's messages until one is an event for the program.
     fn hear(&mut self) -> CmEvent {
         let deadline = Instant::now() + PATIENCE;
         let mut bytes = [0; 2048];
@@ -116,7 +117,7 @@ impl Puppet {
     }
 }
 
-/// The harness, with a puppet in place of a peer, and what listens.
+/// The harness, a puppet as the peer, and a listener.
 fn stage() -> (Harness, Puppet, Listener) {
     stage_of(&Setup::new(Backend::Udp))
 }
@@ -129,7 +130,7 @@ fn stage_of(setup: &Setup) -> (Harness, Puppet, Listener) {
     (harness, puppet, listener)
 }
 
-/// It has accepted the puppet.
+/// The device accepts the puppet.
 fn accepted(harness: &Harness, puppet: &mut Puppet, listener: &Listener) -> Connecting {
     puppet.ask(0x1234);
     let request = listener.request(Some(PATIENCE)).unwrap();
@@ -138,7 +139,7 @@ fn accepted(harness: &Harness, puppet: &mut Puppet, listener: &Listener) -> Conn
     side.run(|| request.accept(qp, &Params::default())).unwrap()
 }
 
-/// The device has as many descriptors as before, and the next peer is connected.
+/// The device has as many descriptors as before, and connects the next peer.
 fn as_before(harness: &Harness, listener: &Listener) {
     let server = listener.address();
     let all = harness.both(|at, side| {
@@ -157,7 +158,8 @@ fn as_before(harness: &Harness, listener: &Listener) {
 fn dead_after_its_request() {
     require_backend!(Backend::Udp);
     let (harness, mut puppet, listener) = stage();
-    // Four that never come back; the backlog is full, and a good peer is told so at once.
+    // Four requests from a peer that falls silent. The backlog is full, and another peer is
+    // rejected at once.
     let requests: Vec<_> = (0..4)
         .map(|n| {
             puppet.ask(0x1000 + n);
@@ -171,7 +173,7 @@ fn dead_after_its_request() {
     let refused = side.run(|| cm::connect(qp, server, &Params::default(), PATIENCE));
     assert!(matches!(refused, Err(VerbsError::Cm(CmFailure::Rejected { .. }))), "{refused:?}");
     assert!(begin.elapsed() < Duration::from_secs(10));
-    // The program turns them away, and nothing is left of them.
+    // The program rejects them, and nothing is left of them.
     drop(requests);
     as_before(&harness, &listener);
 }
@@ -182,7 +184,7 @@ fn dead_before_its_rtu() {
     let (harness, mut puppet, listener) = stage();
     let connecting = accepted(&harness, &mut puppet, &listener);
     assert!(matches!(puppet.hear(), CmEvent::Replied { .. }));
-    // It is told again, 15 times in 6.4 s, and then given up.
+    // The REP is repeated 15 times in 6.4 s, and then the peer is given up.
     let begin = Instant::now();
     let side = &harness.sides[1];
     let outcome = side.run(|| connecting.wait(Duration::from_secs(60)));
@@ -203,7 +205,7 @@ fn dead_once_it_is_established_and_when_it_is_asked_to_end() {
     puppet.speak();
     let side = &harness.sides[1];
     let connection = side.run(|| connecting.wait(PATIENCE)).unwrap();
-    // Nobody answers the DREQ, nor what it is repeated by.
+    // Neither the DREQ nor its repetitions are answered.
     connection.disconnect().unwrap();
     side.run(|| connection.wait_disconnected(Duration::from_secs(60))).unwrap();
     assert_eq!(side.ctx.cm_counters().unwrap().repeated, 3);
@@ -211,7 +213,7 @@ fn dead_once_it_is_established_and_when_it_is_asked_to_end() {
     as_before(&harness, &listener);
 }
 
-/// Thousands of requests in a second, of which each looks like a new peer's.
+/// Thousands of requests in a second; each looks like a new peer's.
 #[test]
 fn a_flood_of_requests_harms_nobody_else() {
     require_backend!(Backend::Udp);
@@ -224,10 +226,10 @@ fn a_flood_of_requests_harms_nobody_else() {
             as_before(&harness, &other);
         }
     });
-    // What comes behind the flood is answered when all of that has been read.
+    // A request behind the flood is answered once the flood has been read.
     as_before(&harness, &other);
     let counters = side.ctx.cm_counters().unwrap();
-    // No more than the backlog holds was offered, besides what the others asked for.
+    // The program was offered only what the backlog holds, and the other peers' requests.
     assert_eq!(counters.requests, 4 + 6, "{counters:?}");
     assert!(counters.backlog_overflow > 0 && counters.malformed == 0, "{counters:?}");
     while let Some(request) = flooded.try_request().unwrap() {
@@ -236,11 +238,12 @@ fn a_flood_of_requests_harms_nobody_else() {
     as_before(&harness, &flooded);
 }
 
-/// What is of another partition is counted, and nothing else: not answered, and not shown to the program. The same packets with our P_Key are.
+/// Packets of another partition are only counted: not answered, and not shown to the program. The
+/// same packets with our P_Key are.
 #[test]
 fn another_partition_is_not_answered() {
     require_backend!(Backend::Udp);
-    // Nor is the DREQ answered in the end.
+    // The DREQ at the end is not answered, either.
     let setup = Setup { cm_retries: Some(1), ..Setup::new(Backend::Udp) };
     let (harness, mut puppet, listener) = stage_of(&setup);
     let side = &harness.sides[1];

@@ -1,5 +1,7 @@
-//! WRITEs of several packets, one behind the other, which leave as messages of one packet each where the port sends super-packets
-//! (`stack/src/rc/cuts.rs`): what is on the wire, that every byte arrives whatever is lost, and what is written of a range that is not all permitted.
+//! WRITEs of several packets, posted one behind the other. Where the port sends super-packets, they
+//! leave as messages of one packet each (`stack/src/rc/cuts.rs`). The tests check the bytes on the
+//! wire, that each byte arrives under loss, and what is written of a range that is only partly
+//! permitted.
 
 use std::time::{Duration, Instant};
 
@@ -15,16 +17,17 @@ on_each_backend!(
     what_is_before_the_end_of_a_region_is_written
 );
 
-/// WRITEs of a list, of two full packets each.
+/// WRITEs of a list; each has two full packets.
 const LIST: usize = 64;
 const LEN: usize = 8192;
 /// BTH and ICRC; RETH.
 const HEADERS: u64 = 12 + 4;
 const RETH: u64 = 16;
-/// What has not been seen by then never will be.
+/// What has not happened by then never will.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Posts lists of WRITEs until one of them has left without a repetition, and compares what arrived; returns the bytes that this list had on the wire.
+/// Posts lists of WRITEs until one of them has left without a retransmission, and compares the
+/// data. Returns the bytes of that list on the wire.
 fn list_on_the_wire(setup: &Setup) -> u64 {
     let harness = Harness::new(setup);
     let [a, b] = &harness.sides;
@@ -52,7 +55,7 @@ fn list_on_the_wire(setup: &Setup) -> u64 {
         }
         assert_same(&target.to_vec(0, LIST * LEN), &bytes, "all of it");
         let after = a.ctx.counters().port;
-        // Nothing went twice, and nobody was asked.
+        // Nothing was retransmitted, and no probe was sent.
         if after.tx_datagrams - before.tx_datagrams == 2 * LIST as u64 {
             return after.tx_bytes - before.tx_bytes;
         }
@@ -60,7 +63,7 @@ fn list_on_the_wire(setup: &Setup) -> u64 {
     panic!("in each of {round} rounds something went twice: {:?}", a.ctx.counters());
 }
 
-/// What the list has on the wire if each is one message.
+/// Bytes of the list on the wire if each WRITE is one message.
 const AS_MESSAGES: u64 = LIST as u64 * (LEN as u64 + 2 * HEADERS + RETH);
 
 fn they_leave_in_equal_packets_where_the_port_sends_super_packets(backend: Backend) {
@@ -68,7 +71,8 @@ fn they_leave_in_equal_packets_where_the_port_sends_super_packets(backend: Backe
     if backend == Backend::Xdp {
         assert_eq!(bytes, AS_MESSAGES, "there are no super-packets to fill");
     } else {
-        // The first is alone; of the others those that find the queue empty.
+        // The first WRITE leaves alone. Of the others, those that find the send queue empty are not
+        // split.
         let cut = (bytes - AS_MESSAGES) / RETH;
         assert!((LIST as u64 / 2..LIST as u64).contains(&cut), "{cut} of {LIST}");
     }
@@ -79,7 +83,8 @@ fn who_wants_one_message_for_each_has_it(backend: Backend) {
     assert_eq!(list_on_the_wire(&setup), AS_MESSAGES);
 }
 
-/// The request fails as it would alone, and nothing outside of the region is touched. If it was cut, the packets before the first that is refused are written; else nothing is.
+/// The request fails as if it were alone, and nothing outside of the region is written. If it was
+/// split, the packets before the first refused one are written; else none is.
 fn what_is_before_the_end_of_a_region_is_written(backend: Backend) {
     let harness = Harness::new(&Setup::new(backend).mtu(Mtu::Mtu1024));
     if backend == Backend::Xdp {
@@ -88,7 +93,7 @@ fn what_is_before_the_end_of_a_region_is_written(backend: Backend) {
         }
         return;
     }
-    // Not cut if the one before it is acknowledged already.
+    // The WRITE is not split if the one before it is acknowledged already.
     let deadline = Instant::now() + PATIENCE;
     let mut round = 0;
     loop {
@@ -101,12 +106,13 @@ fn what_is_before_the_end_of_a_region_is_written(backend: Backend) {
     }
 }
 
-/// A WRITE of one byte, and behind it one of four packets to a region that ends within the third: how many bytes of the region were written.
+/// Posts a WRITE of one byte, and behind it one of four packets to a region that ends within the
+/// third. Returns how many bytes of the region were written.
 fn written_before_the_end(harness: &Harness, round: u64) -> usize {
     let [a, b] = &harness.sides;
     let [qp, _peer] = harness.pair();
     let source = a.pd.allocate(4096, Access::NONE).unwrap();
-    // No byte is what the region has before.
+    // No byte is zero, which the region holds before.
     let bytes: Vec<u8> = pattern(4096, round).iter().map(|byte| byte | 1).collect();
     source.write(0, &bytes);
     let target = b.pd.allocate(3000, Access::ALL).unwrap();
@@ -141,13 +147,14 @@ losses! {
     packet_with_losses_of_datagrams: Packet false;
 }
 
-/// The network must have dropped so many of the kernel's packets.
+/// The network must drop at least so many of the kernel's packets.
 const DROPS_MIN: u64 = 30;
-/// The longest WRITE, and how many places there are for them.
+/// The longest WRITE, and the number of places that WRITEs go to.
 const LONGEST: usize = 12 * 1024;
 const PLACES: usize = 32;
 
-/// WRITEs of one to twelve packets, each to its place, and each place again and again: what is there in the end is what was posted last.
+/// WRITEs of one to twelve packets, each to its own place, many times over. In the end each place
+/// holds what was posted to it last.
 fn everything_arrives(backend: Backend, whole: bool) {
     let mut setup = Setup::new(backend)
         .mtu(Mtu::Mtu1024)
@@ -187,7 +194,8 @@ fn everything_arrives(backend: Backend, whole: bool) {
     }
     let [a, b] = harness.sides.each_ref().map(|side| side.ctx.counters());
     assert!(a.transport.retransmitted_pkts > 0, "{a:?}");
-    // Each packet has a BTH and an ICRC, the first of a message a RETH, and the last of a request up to three bytes of padding.
+    // Each packet has a BTH and an ICRC, the first of a message a RETH, and the last of a request
+    // up to three bytes of padding.
     let again = a.transport.retransmitted_pkts + a.transport.tail_probes;
     let messages_max = round * PLACES as u64 + again;
     let more = a.port.tx_bytes - a.transport.sent_bytes - HEADERS * a.port.tx_datagrams;

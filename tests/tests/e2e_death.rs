@@ -1,4 +1,5 @@
-//! A peer that is killed (`kill -9`) in mid-transfer: the survivor hears of it in bounded time, and can connect anew.
+//! A peer is killed (`kill -9`) during a transfer. The survivor learns of it in bounded time, and
+//! can connect anew.
 
 use rocinante::Backend;
 use rocinante_tests::require_backend;

@@ -1,5 +1,5 @@
-//! What goes wrong between two containers: each fault with the status that verbs users know, at both ends, and nothing
-//! changed that should not.
+//! Faults between two containers. Each ends with the status that verbs users know, at both ends,
+//! and changes no byte that it should not.
 
 use rocinante_tests::on_each_backend;
 

@@ -1,4 +1,5 @@
-//! Who attacks at the rate of a network: a flood of damaged packets from the peer's address, and keys that are guessed one after the other.
+//! Attacks at the rate of a network: a flood of damaged packets from the peer's address, and keys
+//! guessed one after the other.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -22,11 +23,12 @@ const MESSAGES: u64 = 40;
 /// How long both may take on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// From the peer's own address to the right queue pair, as fast as a thread sends: what an attacker off the path can do at most without guessing.
+/// Packets from the peer's own address to the right queue pair, as fast as a thread sends. An
+/// attacker off the path can do no more without guessing.
 fn damaged_packets_without_end_break_nothing(backend: Backend) {
     let mut setup = Setup::new(backend);
     setup.containers = 3;
-    // Nine seconds: what is lost to a full queue is sent again.
+    // Nine seconds: packets lost to a full queue are retransmitted in that time.
     setup.connect = ConnectOptions { timeout: 18, ..ConnectOptions::default() };
     let harness = Harness::new(&setup);
     let [a, b] = &harness.sides;
@@ -57,7 +59,8 @@ fn damaged_packets_without_end_break_nothing(backend: Backend) {
     });
     let (sent, drops) = (sent.into_inner(), b.ctx.counters().drops);
     println!("{sent} sent, {drops:?}");
-    // What is lost to a full queue comes again, and what follows a gap is too early or comes twice.
+    // Packets lost to a full queue are retransmitted. Packets behind a gap come too early, or
+    // twice.
     let flood = ["icrc", "out_of_sequence", "stale_duplicate"];
     let others = drops.iter().filter(|(name, count)| !flood.contains(name) && *count > 0);
     assert_eq!(others.collect::<Vec<_>>(), [], "for another reason");
@@ -65,7 +68,7 @@ fn damaged_packets_without_end_break_nothing(backend: Backend) {
     assert_eq!([qp, peer].map(|qp| qp.state()), [QpState::Rts; 2]);
 }
 
-/// WRITEs that are read back, every byte compared.
+/// WRITEs that are read back, with all bytes compared.
 struct Traffic<'a> {
     harness: &'a Harness,
     qp: &'a Qp,
@@ -101,13 +104,13 @@ impl<'a> Traffic<'a> {
     }
 }
 
-/// Wrong guesses near a key that is good: whoever knows most guesses these.
+/// Wrong guesses near a good key: the guesses of an attacker that knows a lot.
 fn guesses(key: Key) -> impl Iterator<Item = Key> {
     let bits = (0..32).map(move |bit| Key(key.0 ^ 1 << bit));
     bits.chain((1..=16).map(move |step| Key(key.0.wrapping_add(step * 0x0101))))
 }
 
-/// A connected peer that guesses: each guess ends its connection, is counted, and changes nothing.
+/// A connected peer guesses keys. Each guess ends its connection, is counted, and changes nothing.
 fn each_guessed_key_costs_a_connection_and_is_counted(backend: Backend) {
     let harness = Harness::new(&Setup::new(backend));
     let [a, b] = &harness.sides;
@@ -133,7 +136,7 @@ fn each_guessed_key_costs_a_connection_and_is_counted(backend: Backend) {
     assert_same(&mine.to_vec(0, 4096), &[0; 4096], "what was to be read");
 }
 
-/// There a guess costs a packet only, and nobody hears of it; but it is counted.
+/// Here a guess costs only one packet, and the peer gets no answer; but it is counted.
 fn each_guessed_key_of_an_unreliable_connection_is_counted(backend: Backend) {
     let harness = Harness::new(&Setup::new(backend));
     let [a, b] = &harness.sides;

@@ -1,6 +1,6 @@
-//! What a connected queue pair takes of memory: the bytes that are allocated for it, counted.
+//! The memory of a connected queue pair: the bytes allocated for it, counted.
 //!
-//! The only test of its process, because it counts the allocations of all its threads.
+//! This is the only test of its process, because it counts the allocations of all threads.
 #![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -10,7 +10,7 @@ use rocinante::{Access, Backend, Mr, Qp, RecvWr, SendOp};
 use rocinante_tests::harness::{Harness, Setup, wr};
 use rocinante_tests::{need, require_lab};
 
-/// The system's allocator, which knows how many bytes are allocated.
+/// The system's allocator; it counts the bytes allocated.
 struct Counting;
 
 static BYTES: AtomicI64 = AtomicI64::new(0);
@@ -44,13 +44,15 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// At each side.
+/// Queue pairs of each side.
 const QPS: usize = 1000;
-/// Of either queue.
+/// Depth of each queue.
 const DEPTH: u32 = 16;
-/// Bytes of one, which was never used. `rocinante bench --only idle` measures what the system's allocator adds, too.
+/// Bytes of a queue pair that was never used. `rocinante bench --only idle` also measures what the
+/// system's allocator adds.
 const IDLE_MAX: i64 = 3850;
-/// What one may have more once all have been used, in turns: what few of them still have (`stack/src/rc/lists.rs`), shared by all.
+/// How much more a queue pair may take once all have been used in turn. A few of them still hold
+/// in-flight lists, which all share (`stack/src/rc/lists.rs`).
 const USED_MORE_MAX: i64 = 256;
 const REGION: usize = 1 << 16;
 
@@ -67,7 +69,7 @@ fn an_idle_queue_pair_takes_little() {
         let harness = Harness::new(&Setup::new(backend));
         let regions =
             harness.sides.each_ref().map(|side| side.pd.allocate(REGION, Access::ALL).unwrap());
-        // What is allocated once is allocated with it.
+        // What is allocated only once is allocated with the first pair.
         let first = pair(&harness);
         exchange(&harness, &first, &regions);
         let before = BYTES.load(Ordering::SeqCst);
@@ -95,7 +97,8 @@ fn pair(harness: &Harness) -> [Qp; 2] {
     harness.connect([0, 1].map(make))
 }
 
-/// Each side writes and sends to the other. A queue pair that is asked for READs or atomics would keep what it answered, for duplicates.
+/// Each side writes and sends to the other. READs and atomics are left out: a queue pair keeps its
+/// answers to them, for duplicates.
 fn exchange(harness: &Harness, qps: &[Qp; 2], regions: &[Mr; 2]) {
     let half = REGION / 2;
     for (from, to) in [(0, 1), (1, 0)] {

@@ -1,5 +1,5 @@
-//! A third container sends what nobody should: malformed, truncated, oversized, forged. It is dropped and counted by reason,
-//! and the connection between the other two does not suffer.
+//! A third container sends malformed, truncated, oversized and forged packets. They are dropped and
+//! counted by reason, and the connection between the other two does not suffer.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -26,7 +26,7 @@ fn hostile_packets_over_ipv6(backend: Backend) {
 
 type Count = fn(&DeviceCounters) -> u64;
 
-/// What is sent, from whom, and which counter must see it.
+/// A packet, its source, and the counter that must see it.
 struct Attack {
     name: &'static str,
     src: IpAddr,
@@ -34,10 +34,10 @@ struct Attack {
     count: Count,
 }
 
-/// So far from what is expected next that traffic never gets there.
+/// So far from the expected PSN that traffic never gets there.
 const FAR: u32 = 1 << 22;
 
-/// Attacks on `qp`, whose peer is `peer`, from `own`.
+/// Attacks on `qp`, from `own`. The peer of `qp` is `peer`.
 fn attacks(attacker: &Attacker, own: IpAddr, peer: IpAddr, qp: &Qp) -> Vec<Attack> {
     let (qpn, attr) = (qp.qpn(), qp.query().1);
     let ahead = |psn: Option<Psn>| Psn::new(psn.unwrap().value().wrapping_add(FAR));
@@ -104,7 +104,7 @@ fn attacks(attacker: &Attacker, own: IpAddr, peer: IpAddr, qp: &Qp) -> Vec<Attac
     list
 }
 
-/// Each attack until its counter has seen it so often.
+/// Each attack is repeated until its counter has seen it so often.
 const TIMES: u64 = 5;
 
 fn attack(backend: Backend, family: Family) {
@@ -144,11 +144,11 @@ fn attack(backend: Backend, family: Family) {
     let (a, b) = (a.ctx.counters(), b.ctx.counters());
     println!("{a:#?} {b:#?}");
     assert_eq!(b.transport.remote_access_errors + b.transport.remote_invalid_request, 0);
-    // Nobody attacked this side.
+    // This side was not attacked.
     assert_eq!((a.drops.malformed, a.drops.icrc, a.drops.wrong_source), (0, 0, 0));
 }
 
-/// Random bytes, and good packets with random damage, from everybody.
+/// Random bytes, and good packets with random damage, from all addresses.
 fn noise(attacker: &Attacker, own: IpAddr, peer: IpAddr, qpn: Qpn) {
     let random = pattern(1 << 16, 99);
     let bth = Bth::new(Opcode::RC_RDMA_WRITE_ONLY, Pkey::DEFAULT, qpn, Psn::new(1));
@@ -170,7 +170,8 @@ fn noise(attacker: &Attacker, own: IpAddr, peer: IpAddr, qpn: Qpn) {
     }
 }
 
-/// Who can forge the source and knows the QPN still does not know the PSN: what is far off costs at most a repetition.
+/// An attacker that can forge the source and knows the QPN still does not know the PSN. A packet
+/// far from the expected PSN causes at most one retransmission.
 fn forged_but_well_formed(attacker: &Attacker, src: IpAddr, peer: &Qp) {
     for (opcode, ahead) in [
         (Opcode::RC_SEND_ONLY, 1u32 << 20),
@@ -194,7 +195,7 @@ fn forged_but_well_formed(attacker: &Attacker, src: IpAddr, peer: &Qp) {
     }
 }
 
-/// SENDs and WRITEs, every byte compared, until it is told to stop.
+/// SENDs and WRITEs, with all bytes compared, until `stop` is set.
 fn traffic(harness: &Harness, qp: &Qp, peer: &Qp, stop: &AtomicBool, moved: &AtomicU64) {
     const LEN: usize = 20_000;
     let [a, b] = &harness.sides;

@@ -1,6 +1,6 @@
 //! Idle connected devices cost next to nothing, also while the program sleeps on a channel.
 //!
-//! The only test of its process, because it looks at the processor time of the process's threads.
+//! This is the only test of its process, because it measures the processor time of all threads.
 
 use std::fs;
 use std::time::Duration;
@@ -12,9 +12,10 @@ use rocinante_tests::{need, require_lab};
 const IDLE: Duration = Duration::from_secs(5);
 /// A thousandth of a core.
 const CPU_MAX: Duration = Duration::from_millis(5);
-/// How often a device may wake in that time: less than once a second, as it would if it looked at the network by itself. The kernel tells of its neighbours.
+/// How often a device may wake in that time: less than once a second, as it would if it polled the
+/// network. The kernel reports changes of neighbours.
 const WAKES_MAX: u64 = 3;
-/// What the threads of devices are called, in part.
+/// A part of the names of devices' threads.
 const BACKGROUND: &str = "roce-";
 
 #[test]
@@ -35,7 +36,7 @@ fn idle_connected_devices_cost_next_to_nothing() {
         .map(|backend| Harness::new(&Setup::new(backend)))
         .collect();
     let pairs: Vec<[Qp; 2]> = harnesses.iter().map(Harness::pair).collect();
-    // They were busy once.
+    // All were busy once.
     for (harness, [qp, peer]) in harnesses.iter().zip(&pairs) {
         let [a, b] = &harness.sides;
         for wr_id in 0..100 {
@@ -46,7 +47,8 @@ fn idle_connected_devices_cost_next_to_nothing() {
         }
     }
     std::thread::scope(|scope| {
-        // The program of every first device sleeps on a channel, that of every second does nothing.
+        // The program of each first device sleeps on a channel; that of each second device does
+        // nothing.
         for harness in &harnesses {
             let sleeper = std::thread::Builder::new().name("sleeper".into());
             let sleeper = sleeper.spawn_scoped(scope, move || {
@@ -81,13 +83,14 @@ fn idle_connected_devices_cost_next_to_nothing() {
     });
 }
 
-/// Id, name and processor time of every thread of this process, and how often it fell asleep.
+/// For each thread of this process: id, name, processor time, and how often it fell asleep.
 fn threads() -> Vec<(String, String, Duration, u64)> {
     let tasks = fs::read_dir("/proc/self/task").unwrap().flatten();
     tasks
         .filter_map(|task| {
             let read = |file| fs::read_to_string(task.path().join(file)).ok();
-            // Nanoseconds on a processor, then waiting for one, then how often.
+            // Nanoseconds on a processor, nanoseconds waiting for one, and the number of time
+            // slices.
             let stat = read("schedstat")?;
             let spent = stat.split_whitespace().next()?.parse().ok()?;
             let name = read("comm")?.trim().to_owned();

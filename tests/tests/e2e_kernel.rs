@@ -1,8 +1,11 @@
-//! The tests of the API on a device of the kernel's, such as a ConnectX, as a user who may open it:
+//! The tests of the API on a device of the kernel, such as a ConnectX, run as a user with access to
+//! it:
 //!
-//! `ROCINANTE_TEST_DEVICE=mlx5_0 ROCINANTE_TEST_ADDRESS=10.0.0.5 cargo test -p rocinante-tests --test e2e_kernel -- [--list] [FILTER…]`
+//! `ROCINANTE_TEST_DEVICE=mlx5_0 ROCINANTE_TEST_ADDRESS=10.0.0.5
+//! cargo test -p rocinante-tests --test e2e_kernel -- [--list] [FILTER…]`
 //!
-//! Without these variables there is nothing to run: `cargo xtask interop hardware::verbs` runs the same on Soft-RoCE, in a virtual machine.
+//! Without these variables there is nothing to run. `cargo xtask interop hardware::verbs` runs the
+//! same tests on Soft-RoCE, in a virtual machine.
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -43,7 +46,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// One after the other: they share the device's counters.
+/// One after the other, because they share the device's counters.
 fn run(tests: &[&Test], device: &KernelDevice) -> ExitCode {
     println!("running {} tests on {} with {}", tests.len(), device.name, device.address);
     let start = Instant::now();

@@ -1,5 +1,7 @@
-//! Ten thousand queue pairs, regions, queues and handles, and hundreds of devices, made and given back one after the other: descriptors, threads, queue pairs, their numbers, regions and paths are as before,
-//! and the memory of the process does not grow. Connections made by the connection manager are in `e2e_cm_leaks.rs`.
+//! Ten thousand queue pairs, regions, queues and handles, and hundreds of devices, are made and
+//! given back one after the other. Afterwards descriptors, threads, queue pairs, their numbers,
+//! regions and paths are as before, and the memory of the process has not grown. `e2e_cm_leaks.rs`
+//! has the connections of the connection manager.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -35,13 +37,15 @@ turns! {
     devices_afxdp: devices Xdp 100;
 }
 
-/// What the memory may have grown by after the second half of the turns. The allocator alone makes it go up and down by one million.
+/// By how much the memory may have grown after the second half of the turns, bytes. The allocator
+/// alone makes it vary by one million.
 const GROWTH_MAX: usize = 3 << 20;
 
-/// Turns after which lists and caches have their size.
+/// After so many turns, lists and caches have reached their size.
 const FIRST: usize = 20;
 
-/// Runs `turn` so many times, and compares what is held at first, after half of them, and at the end.
+/// Runs `turn` `count` times, and compares what is held at first, after half of the turns, and at
+/// the end.
 fn repeat(harness: &Harness, count: usize, mut turn: impl FnMut(usize)) {
     let held = || {
         let held = Held::now(&[&harness.sides[0].ctx, &harness.sides[1].ctx]);
@@ -52,14 +56,14 @@ fn repeat(harness: &Harness, count: usize, mut turn: impl FnMut(usize)) {
     (0..count / 2).for_each(&mut turn);
     let resident = resident_bytes();
     (count / 2..count).for_each(&mut turn);
-    // A thread that has ended is in the list for a moment longer.
+    // A thread that has ended stays in the list for a moment.
     wait_until("no more is held than at first", || held() == first);
     let growth = resident_bytes().saturating_sub(resident);
     println!("{} KiB resident, {growth} bytes more than after half of it", resident >> 10);
     assert!(growth < GROWTH_MAX, "{growth} bytes more after {} turns", count - count / 2);
 }
 
-/// Every other time with work outstanding, and either end goes first.
+/// Each second time with work outstanding; either end goes first.
 fn connected_queue_pairs(harness: &Harness, count: usize) {
     let [a, b] = &harness.sides;
     let target = b.pd.allocate(4096, Access::ALL).unwrap();
@@ -74,7 +78,7 @@ fn connected_queue_pairs(harness: &Harness, count: usize) {
         let (first, last) = if turn % 4 < 2 { (qp, peer) } else { (peer, qp) };
         drop(first);
         drop(last);
-        // What completed before its queue pair went.
+        // Completions of queue pairs that are gone.
         while a.cq.poll_one().unwrap().is_some() {}
     });
 }
@@ -97,7 +101,8 @@ fn regions_and_windows(harness: &Harness, count: usize) {
     drop(qp);
 }
 
-/// Completion queues, their channels, and shared receive queues, with a queue pair that uses them every tenth time.
+/// Completion queues, their channels and shared receive queues; each tenth time with a queue pair
+/// that uses them.
 fn queues_and_channels(harness: &Harness, count: usize) {
     let side = &harness.sides[0];
     let region = side.pd.allocate(64, Access::LOCAL_WRITE).unwrap();
@@ -125,7 +130,8 @@ fn address_handles(harness: &Harness, count: usize) {
     drop(qp);
 }
 
-/// Twice as many queue pairs as there are numbers for: those of the ones that are gone are given again.
+/// Twice as many queue pairs as there are numbers: numbers of destroyed queue pairs are given
+/// again.
 fn numbers_come_again(harness: &Harness, count: usize) {
     let side = &harness.sides[0];
     let mut numbers = HashSet::new();
@@ -138,7 +144,7 @@ fn numbers_come_again(harness: &Harness, count: usize) {
     assert!(numbers.len() < count);
 }
 
-/// Devices opened and closed, with a thread, sockets, rings and a program at the interface each.
+/// Devices opened and closed; each has a thread, sockets, rings and a program at the interface.
 fn devices(harness: &Harness, count: usize) {
     let lab = Lab::new(&LabConfig { containers: 1, ..LabConfig::default() }).unwrap();
     let address = address(&lab, 0, Family::V4);

@@ -1,8 +1,8 @@
-//! Random loss on the host's bridge: every SEND arrives once and in order, every fetch-and-add is executed once, whatever
-//! the bridge drops, in whole super-packets or datagram by datagram.
+//! Random loss on the host's bridge, in whole super-packets or datagram by datagram. Each SEND
+//! arrives once and in order, and each fetch-and-add is executed once.
 //!
-//! The unit of loss is the kernel's packet. With super-packets one loss takes up to a whole run of datagrams; with
-//! segmentation switched off it takes one datagram.
+//! The unit of loss is the kernel's packet. With super-packets one loss takes up to a whole run of
+//! datagrams; with segmentation switched off it takes one datagram.
 
 use std::time::{Duration, Instant};
 
@@ -46,7 +46,8 @@ cells! {
 
 on_each_backend!(congestion_is_told_to_who_causes_it);
 
-/// Marked as a congested switch would mark it; such a program is told of, and everything arrives.
+/// A rule marks packets as a congested switch would. The sender is notified of its congestion, and
+/// everything arrives.
 fn congestion_is_told_to_who_causes_it(backend: Backend) {
     let mut setup = Setup::new(backend);
     setup.connect.traffic_class = 3;
@@ -74,15 +75,15 @@ fn no_cell_is_missing() {
     assert_eq!(CELLS.len(), 3 * 2 * 2);
 }
 
-/// The rule must have dropped so many.
+/// The rule must drop at least so many packets.
 const DROPS_MIN: u64 = 30;
-/// Numbered SENDs that are on their way at once.
+/// Numbered SENDs in flight.
 const WINDOW: u64 = 64;
 /// The longest SEND.
 const LONGEST: usize = 40_000;
 /// Rounds between two looks at the rule's counter.
 const ROUND: u64 = 2 * WINDOW;
-/// A run that has not seen enough drops by then would never end.
+/// A run without enough drops in this time would never end.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn run(backend: Backend, percent: f64, whole: bool) {
@@ -90,7 +91,8 @@ fn run(backend: Backend, percent: f64, whole: bool) {
         .mtu(Mtu::Mtu1024)
         .may_break(Oracle::Retransmissions, "the bridge drops packets");
     setup.segmentation = whole;
-    // 0.3 s, eight times: on a busy machine a side may not run for long. What is lost at the very end is asked for sooner.
+    // 0.3 s, eight times: on a busy machine a side may not run for long. A tail probe recovers a
+    // loss at the very end sooner.
     setup.connect = ConnectOptions { timeout: 16, retry_cnt: 7, ..setup.connect };
     let harness = Harness::new(&setup);
     let lose = harness.lab().lose(&Match::roce(), percent).expect("a rule");
@@ -103,7 +105,7 @@ fn run(backend: Backend, percent: f64, whole: bool) {
     }
     let drops = dropped(&lose);
     lose.remove().expect("no rule");
-    // And without loss again.
+    // Again, without loss.
     stream.round(&harness, &qp, &peer);
     stream.finish(&harness);
     let [a, b] = harness.sides.each_ref().map(|side| side.ctx.counters());
@@ -116,7 +118,7 @@ fn dropped(rule: &Rule) -> u64 {
     rule.counter().expect("a counter").packets
 }
 
-/// Numbered SENDs with fetch-and-adds and READs in between.
+/// Numbered SENDs, with fetch-and-adds and READs between them.
 struct Stream {
     source: Mr,
     results: Mr,
@@ -146,7 +148,7 @@ impl Stream {
         }
     }
 
-    /// Where the payload of SEND `number` begins in the source, and how long it is: mostly short, some long.
+    /// Offset in the source and length of the payload of SEND `number`: mostly short, some long.
     fn payload(number: u64) -> (usize, usize) {
         let mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
         let len = match mixed % 8 {
@@ -168,7 +170,8 @@ impl Stream {
         let mut seen_adds = first_add;
         let expected_completions = 2 * ROUND;
         while received < until || completed < expected_completions {
-            // As many as there are receives for; and what a SEND reads is not written again before it has completed: it may be sent once more.
+            // At most as many as there are receives. The bytes of a SEND are not overwritten before
+            // it has completed, because it may be retransmitted.
             let sent = first + completed / 2;
             while posted < until && posted < received.min(sent) + WINDOW {
                 self.post(qp, posted);
@@ -177,7 +180,8 @@ impl Stream {
             if let Some(wc) = a.cq.poll_one().unwrap() {
                 assert_eq!(wc.status, rocinante::WcStatus::Success, "after {completed}: {wc:?}");
                 if wc.opcode == rocinante::WcOpcode::FetchAdd {
-                    // In order, and each found what the one before it left: none was lost or done twice.
+                    // In order, and each found what the one before it left: none was lost or
+                    // executed twice.
                     assert_eq!(wc.wr_id, seen_adds);
                     let at = 8 * (wc.wr_id % ROUND) as usize;
                     assert_eq!(self.results.load_u64(at), seen_adds, "the value it found");
@@ -206,7 +210,7 @@ impl Stream {
         peer.post_recv(&[RecvWr { wr_id: number, sges: &sges }]).unwrap();
     }
 
-    /// A SEND that says its number, and a fetch-and-add.
+    /// A SEND that carries its number, and a fetch-and-add.
     fn post(&self, qp: &Qp, number: u64) {
         let (from, len) = Self::payload(number);
         let label = self.bytes.len() + 8 * (number % WINDOW) as usize;

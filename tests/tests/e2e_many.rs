@@ -1,4 +1,5 @@
-//! Many queue pairs between two devices: mixed operations, every byte verified; and receive queues that are never overrun.
+//! Many queue pairs between two devices: mixed operations, with each byte verified; and receive
+//! queues that are never overrun.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -9,7 +10,8 @@ use rocinante_tests::{on_each_backend, require_backend, require_ethtool};
 
 on_each_backend!(many::*);
 
-/// One test per backend, number of queue pairs, kind of load, and whether super-packets leave the containers whole.
+/// One test per backend, number of queue pairs, kind of load, and whether super-packets leave the
+/// containers whole.
 macro_rules! never_overrun {
     ($( $name:ident: $backend:ident $qps:literal $load:ident $whole:literal; )*) => {
         mod never_overrun {
@@ -48,7 +50,7 @@ never_overrun! {
     afxdp_64_small: Xdp 64 Small true;
 }
 
-/// One test per backend whose queue holds more of super-packets.
+/// One test per backend with a receive queue that holds more if super-packets stay whole.
 macro_rules! taken_apart_on_the_way {
     ($( $name:ident: $backend:ident; )*) => {
         mod taken_apart_on_the_way {
@@ -71,15 +73,17 @@ taken_apart_on_the_way! {
     packet: Packet;
 }
 
-/// What left as super-packets comes one by one: that is found out by a loss, which costs nobody a retry, and then remembered.
+/// Super-packets that leave whole arrive as single datagrams. The sender finds that out by a loss,
+/// which costs no retry, and then remembers it.
 ///
-/// This thread drives both devices, in turns, so that in a turn leaves what the queue is taken to hold, and what it does not hold is lost however fast
-/// it would have been emptied. A socket holds it all the same: parts of a super-packet share its pages, and it is charged with less for them than for datagrams that
-/// left one by one, by which its budget is reckoned.
+/// This thread drives both devices in turn. So a turn sends as much as the peer's queue is taken to
+/// hold, and what the queue does not hold is lost, however fast the peer would have emptied it. A
+/// socket holds it all the same: parts of a super-packet share its pages, so the socket is charged
+/// less for them than for datagrams that left one by one, on which its budget is based.
 fn taken_apart_on_the_way(backend: Backend) {
     const LEN: usize = 1 << 20;
     let mut setup = Setup::new(backend).small_buffers().mtu(Mtu::Mtu1024);
-    // 4 s, and no second time.
+    // A timeout of 4 s, and no retry.
     (setup.connect.timeout, setup.connect.retry_cnt) = (20, 0);
     (setup.background, setup.shards) = (false, Some(1));
     let harness = Harness::new(&setup);
@@ -110,19 +114,19 @@ fn taken_apart_on_the_way(backend: Backend) {
     println!("{sent:#?} {came:#?}");
     assert!(sent.port.tx_runs < sent.port.tx_datagrams / 8, "{:?}", sent.port);
     assert!(came.port.rx_runs > came.port.rx_datagrams / 2, "{:?}", came.port);
-    // No more than a ring of 256 slots is taken to hold, once.
+    // At most what a ring of 256 slots is taken to hold, once.
     assert!(came.port.rx_queue_drops < 640, "{:?}", came.port);
     if backend == Backend::Packet {
         assert!(came.port.rx_queue_drops > 0, "{:?}", came.port);
         assert!(sent.transport.retransmitted_pkts > 0, "{:?}", sent.transport);
     } else {
-        // First what it said, and then more.
+        // At first as much as the peer announced, and then more.
         let first = turns.iter().find(|&&at_once| at_once > 0);
         assert!(first < turns.iter().max(), "{first:?} at once, and never more");
     }
 }
 
-/// Drives a device until what is counted grows no more; returns by how much it grew.
+/// Drives a device until the counter stops growing; returns by how much it grew.
 fn drive(side: &Side, counted: impl Fn(&PortStats) -> u64) -> u64 {
     let now = || counted(&side.ctx.counters().port);
     let first = now();
@@ -137,13 +141,13 @@ fn drive(side: &Side, counted: impl Fn(&PortStats) -> u64) -> u64 {
     }
 }
 
-/// On a busy machine.
+/// For a busy machine.
 const ENDS_WITHIN: Duration = Duration::from_secs(120);
-/// WRITEs at once, and in all.
+/// Outstanding WRITEs, and WRITEs in all.
 const DEPTH: u64 = 16;
 const WRITES: u64 = 240;
 
-/// What the queue pairs do.
+/// The load on the queue pairs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Load {
     /// WRITEs and READs from 1 byte to 256 KiB.
@@ -156,7 +160,8 @@ enum Load {
 fn never_overrun(backend: Backend, count: usize, load: Load, whole: bool) {
     let mut setup = Setup::new(backend).small_buffers();
     setup.segmentation = whole;
-    // 4 s: on a busy machine a peer may not run for a while, and what is sent again then was not lost.
+    // 4 s: on a busy machine a peer may not run for a while. A retransmission then would not mean a
+    // loss.
     setup.connect.timeout = 20;
     let harness = Harness::new(&setup);
     let qps: Vec<[Qp; 2]> = (0..count).map(|_| harness.pair()).collect();
@@ -184,8 +189,8 @@ fn never_overrun(backend: Backend, count: usize, load: Load, whole: bool) {
     }
 }
 
-/// One message each way, for the neighbours to be resolved: what the kernel holds until then is sent when the answer comes, beside what is
-/// sent at that moment, and may be overtaken by it.
+/// Sends one message each way, so that the neighbours are resolved. Until then the kernel holds
+/// packets. It sends them when the answer comes, and packets sent at that moment may overtake them.
 fn know_each_other(harness: &Harness, qps: &[Qp; 2], regions: &[Mr; 2]) {
     let deadline = Instant::now() + ENDS_WITHIN;
     for (at, side) in harness.sides.iter().enumerate() {
@@ -205,10 +210,10 @@ fn know_each_other(harness: &Harness, qps: &[Qp; 2], regions: &[Mr; 2]) {
 
 const CHUNK: usize = 256 * 1024;
 const LOAD_TIME: Duration = Duration::from_millis(1200);
-/// The requests that all queue pairs of a side together have posted at once.
+/// The requests that all queue pairs of a side together have outstanding.
 const POSTED: usize = 2048;
 
-/// Keeps all queue pairs full of requests of many sizes; the bytes moved.
+/// Keeps all queue pairs full of requests of many sizes; returns the bytes moved.
 fn keep_busy(qps: &[&Qp], cq: &Cq, local: &Mr, remote: &Mr, load: Load) -> u64 {
     let (address, rkey) = (remote.address() + CHUNK as u64, remote.rkey());
     let mut number = 0u64;

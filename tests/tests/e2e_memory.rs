@@ -1,4 +1,5 @@
-//! Memory as a peer sees it: the last byte of a WRITE comes last, sequence numbers wrap, and a device reaches itself.
+//! Memory as a peer sees it: the last byte of a WRITE comes last, sequence numbers wrap, and a
+//! device reaches itself.
 
 use rocinante::{Access, Backend, SendOp};
 use rocinante_tests::harness::{Harness, Setup, assert_same, pattern, wr};
@@ -55,7 +56,7 @@ fn two_addresses_of_one_device_reach_each_other(backend: Backend) {
         assert_eq!((wc.wr_id, wc.status), (5, rocinante::WcStatus::Success));
         assert_same(&target.to_vec(0, 9000), &pattern(9000, 1), "WRITE");
     }
-    // The second address can be reached from outside, too.
+    // The second address is also reachable from outside.
     let outside = a.pd.allocate(9000, Access::NONE).unwrap();
     outside.write(0, &pattern(9000, 2));
     from_a.post_send(&[wr(6, write, &[outside.sge(0, 9000)])]).unwrap();

@@ -1,6 +1,6 @@
-//! Misuse of the API: the errors that verbs users know, and nothing broken afterwards.
+//! Misuse of the API causes the errors that verbs users know, and breaks nothing.
 //!
-//! Nothing here depends on the backend: one device per end suffices.
+//! None of these tests depends on the backend: one device per end is enough.
 
 use rocinante::{
     Access, Backend, ConnectOptions, Limits, ModifyAttr, Mtu, OpenOptions, PeerPath, Psn, QpAttr,
@@ -124,7 +124,7 @@ fn limits_are_reported_and_kept() {
     invalid(a.pd.allocate(16, Access::REMOTE_WRITE).unwrap_err());
     a.pd.allocate(16, Access::ALL).unwrap();
 
-    // READs and atomics outstanding, in either direction.
+    // The limits of outstanding READs and atomics, in either direction.
     let [_, b] = &harness.sides;
     let peer = b.qp().build().unwrap().endpoint();
     for options in [
@@ -170,7 +170,7 @@ fn a_device_is_found_by_what_it_has_and_opened_once() {
     let error = a.run(|| OpenOptions::new().open(b.address)).unwrap_err();
     assert!(matches!(error, VerbsError::NoDevice(_)), "{error}");
     assert!(error.to_string().contains(&b.address.to_string()), "{error}");
-    // One process per address: the error names it.
+    // One process per address: the error names that process.
     let error = a.run(|| OpenOptions::new().netdev(Backend::Udp).open(a.address)).unwrap_err();
     assert!(error.to_string().contains(&std::process::id().to_string()), "{error}");
     let error = a.run(|| OpenOptions::new().cm_retries(16).open(a.address)).unwrap_err();
@@ -179,14 +179,14 @@ fn a_device_is_found_by_what_it_has_and_opened_once() {
     assert!(matches!(error, VerbsError::NoDevice(_)), "{error}");
 }
 
-/// What never fits would keep everything that is sent behind it from leaving, of whatever queue pair.
+/// Packets that never fit would block all packets behind them, of all queue pairs.
 #[test]
 fn a_path_mtu_that_the_link_does_not_carry_is_refused() {
     require_lab!();
     let lab = Lab::new(&LabConfig { mtu: 1500, ..LabConfig::default() }).unwrap();
     let [own, peer] = [0, 1].map(|at| address(&lab, at, Family::V4));
     let side = Side::open(lab.container(0).netns(), own, &Setup::new(Backend::Udp));
-    // What was made for a change that is refused is not kept.
+    // Objects made for a refused change are not kept.
     let _oracles = Oracles::of(&side);
     let qp = side.qp().build_reset().unwrap();
     let rtr = |mtu| ModifyAttr {

@@ -1,4 +1,4 @@
-//! What objects say of themselves, whom they wake, and memory of the program's own.
+//! Attributes and events of objects, and registration of the program's own memory.
 
 use rocinante_tests::on_each_backend;
 

@@ -1,5 +1,5 @@
-//! Every operation between two containers, on every backend, over IPv4 and IPv6, at three path MTUs, at sizes around
-//! packet borders; every byte is compared, also those around the target.
+//! Every operation between two containers: on every backend, over IPv4 and IPv6, at three path
+//! MTUs, at sizes around packet borders. All bytes are compared, also those around the target.
 
 use rocinante::{Backend, Mtu};
 use rocinante_tests::harness::{Family, Setup};

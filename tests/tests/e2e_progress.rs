@@ -1,4 +1,4 @@
-//! Who drives a device, and who hears of what: channels, solicited events, several threads, a target that does nothing.
+//! Progress and notification: channels, solicited events, several threads, a passive target.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +14,8 @@ use rocinante_tests::{on_each_backend, require_nft};
 on_each_backend!(progress::*);
 on_each_backend!(a_sleeper_keeps_the_time_of_others, a_device_is_driven_from_elsewhere);
 
-/// One thread sleeps on a channel; another posts meanwhile, and what it sends is lost: somebody must send it again.
+/// One thread sleeps on a channel. Another posts meanwhile, and its packets are lost: the device
+/// must retransmit them.
 fn a_sleeper_keeps_the_time_of_others(backend: Backend) {
     require_nft!();
     let why = "the bridge drops what is sent, a few packets";
@@ -43,8 +44,8 @@ fn a_sleeper_keeps_the_time_of_others(backend: Backend) {
     assert!(counters.retransmitted_pkts + counters.tail_probes >= 3, "{counters:?}");
 }
 
-/// The only thread that drives it never was in its container: what it makes on the way, to connect or to answer the connection manager, is the
-/// container's.
+/// The only thread that drives the device has never been in its container. Sockets that it opens on
+/// the way, to connect or to answer the connection manager, must belong to the container.
 fn a_device_is_driven_from_elsewhere(backend: Backend) {
     let mut setup = Setup::new(backend);
     setup.background = false;

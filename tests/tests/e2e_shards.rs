@@ -1,4 +1,5 @@
-//! Devices of several shards: what a queue pair does is the same on whichever it lives, and what all have in common is there for all.
+//! Devices with several shards: a queue pair works the same on each shard, and shared objects work
+//! on all.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -70,7 +71,7 @@ fn two_shards(backend: Backend) -> Harness {
     harness
 }
 
-/// A pair of which each end is on a shard.
+/// A pair with each end on the given shard.
 fn pair_on(harness: &Harness, shards: [usize; 2]) -> [Qp; 2] {
     let [a, b] = [0, 1].map(|at| harness.sides[at].qp().shard(shards[at]).build().unwrap());
     let qps = harness.connect([a, b]);
@@ -88,14 +89,14 @@ fn queue_pairs_of_both_shards_do_everything(backend: Backend) {
     [Family::V4, Family::V6].into_iter().for_each(|family| all_do_everything(backend, family));
 }
 
-/// The harness asks in the end whether the kernel found the shard of each packet.
+/// At the end the harness checks that the kernel gave each packet to the right shard.
 fn all_do_everything(backend: Backend, family: Family) {
     const LEN: usize = 100_000;
     let setup = Setup { shards: Some(2), ..Setup::new(backend) }.family(family);
     let harness = Harness::new(&setup);
     let [a, b] = &harness.sides;
     let mut qps = all_pairs(&harness);
-    // And where nobody chooses, they take turns.
+    // Queue pairs made without a choice of shard take turns.
     let turns: Vec<[Qp; 2]> = (0..6).map(|_| harness.pair()).collect();
     for at in [0, 1] {
         let used: Vec<_> = turns.iter().map(|pair| pair[at].shard()).collect();
@@ -110,7 +111,8 @@ fn all_do_everything(backend: Backend, family: Family) {
     harness.both(|at, side| {
         let (own, its) = (&regions[at], &regions[1 - at]);
         for (index, qp) in ends[at].iter().enumerate() {
-            // A part each: for what is sent, received and written; and the first is what the peer reads.
+            // Each has its part: for data sent, received and written. The peer also reads the first
+            // part.
             let from = 3 * LEN * index;
             own.write(from, &pattern(LEN, (2 * index + at) as u64));
             let sges = [own.sge(from + LEN, LEN)];
@@ -161,7 +163,7 @@ fn datagrams(side: &Side, shard: usize) -> Qp {
     qp.ready().map_err(|(_, error)| error).unwrap()
 }
 
-/// A super-packet goes to one shard, whoever its datagrams are for.
+/// A super-packet goes to one shard, even if its datagrams are for several.
 fn datagrams_in_one_run_reach_both_shards(backend: Backend) {
     const LEN: usize = 500;
     const EACH: usize = 8;
@@ -200,7 +202,7 @@ fn datagrams_in_one_run_reach_both_shards(backend: Backend) {
         assert_same(&data, &pattern(2 * EACH * LEN, 3)[nth * LEN..][..LEN], "a datagram");
     }
     let (handed_over, lost) = b.ctx.counters().handed_over;
-    // All are of one flow, and so came to one queue.
+    // All are of one flow, so they came to one queue.
     assert!(handed_over > 0 && lost == 0, "{handed_over} handed over, {lost} lost");
 }
 
@@ -214,7 +216,7 @@ fn a_region_is_gone_on_both_shards(backend: Backend) {
         let op = SendOp::Write { remote, rkey, imm: None };
         qp.post_send(&[wr(1, op, &[source.sge(0, 64)])]).unwrap();
     };
-    // Registered anew it has another key, which all know; the old one nobody does.
+    // A region registered anew has another key, valid on all shards. The old key is valid on none.
     let old = target.rkey();
     target.rereg(&Rereg { access: Some(Access::ALL), ..Rereg::default() }).unwrap();
     assert_ne!(target.rkey(), old);
@@ -268,7 +270,8 @@ fn one_queue_and_one_channel_serve_both_shards(backend: Backend) {
             }
         });
         for round in 0..ROUNDS {
-            // Where no receive is posted yet, the peer says so, and it is sent again.
+            // If no receive is posted yet, the peer answers with an RNR NAK, and the SEND is
+            // retransmitted.
             qps[(round % 2) as usize][0].post_send(&[wr(round, SEND, &[])]).unwrap();
             a.succeed(round);
         }
@@ -296,7 +299,7 @@ fn nothing_is_left_behind(backend: Backend) {
             a.succeed(1);
         }
         let now = a.ctx.resources().unwrap();
-        // Of each queue pair one way, of each handle one on either shard.
+        // One path for each queue pair, and one on each shard for each handle.
         assert_eq!((now.qps, now.mrs, now.paths), (4, 5, 4 + 2 * 3));
         drop((qps, ahs, cqs, regions, target));
         assert_eq!([a, b].map(|side| side.ctx.resources().unwrap()), before);
@@ -330,7 +333,8 @@ fn a_shared_receive_queue_is_on_one_shard(backend: Backend) {
     assert_eq!((homes.len(), numbers.len()), (2, 2), "they take turns");
 }
 
-/// The processors on which the threads of this name may run, as Linux writes them (proc_pid_status(5)).
+/// The processors on which the threads of this name may run, as Linux writes them
+/// (proc_pid_status(5)).
 fn processors_of(threads: &str) -> Vec<(String, String)> {
     let field = |status: &str, name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name));
@@ -361,7 +365,7 @@ fn threads_stay_on_their_processors(backend: Backend) {
         .zip(&wanted)
         .map(|(shard, cpu)| (format!("roce-{}{shard}", ctx.name()), cpu.to_string()))
         .collect();
-    // The two devices of the harness run where they like.
+    // The two devices of the harness run on any processor.
     let pinned = || {
         let mut found = processors_of("roce-");
         found.retain(|found| expected.contains(found));
@@ -369,7 +373,7 @@ fn threads_stay_on_their_processors(backend: Backend) {
     };
     assert!(cpus.len() == 1 || pinned() == expected, "{:?}", processors_of("roce-"));
     drop(ctx);
-    // One that was waited for may be listed a moment longer.
+    // A joined thread may stay listed for a moment.
     wait_until("the threads end", || cpus.len() == 1 || pinned().is_empty());
     let error = open(options.cpus([1023])).unwrap_err().to_string();
     assert!(error.contains("processor 1023"), "{error}");
@@ -400,7 +404,8 @@ fn what_there_cannot_be_is_refused(backend: Backend) {
     said(opened.unwrap_err(), "background threads");
 }
 
-/// Tests of the API as they are, with devices of two shards: each in a process in which the environment says so.
+/// Tests of the API on devices with two shards. Each runs in a process with that setting in its
+/// environment.
 macro_rules! with_two_shards {
     ($( $name:ident: $backend:ident $work:expr; )*) => {$(
         #[test]

@@ -1,8 +1,10 @@
-//! Several threads do everything to the same devices at once: post, poll, sleep, break and destroy queue pairs, take regions away. What was posted completes
-//! exactly once, or went with its queue pair; nothing hangs, and nothing is stored outside of what was named.
+//! Several threads do everything to the same devices at once: post, poll, sleep, break and destroy
+//! queue pairs, take regions away. Each posted request completes exactly once, or goes with its
+//! queue pair; nothing hangs, and nothing is stored outside of the named ranges.
 //!
-//! Bounded by operations. A failure says the seed: `ROCINANTE_THREADS_SEED=n` draws the same operations again, and the machine another order of theirs;
-//! `ROCINANTE_THREADS_TIMES=k` does k times as many.
+//! The number of operations is bounded. A failure names its seed: `ROCINANTE_THREADS_SEED=n` draws
+//! the same operations again, though the machine orders them anew. `ROCINANTE_THREADS_TIMES=k` does
+//! k times as many.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +19,7 @@ use rocinante_tests::alone_on_each_backend;
 use rocinante_tests::fuzz::Random;
 use rocinante_tests::harness::{Harness, PATIENCE, Setup, assert_same, pattern, wait_until, wr};
 
-// Nothing takes so long that does not hang.
+// Only a run that hangs takes so long.
 alone_on_each_backend! { 300:
     everything_at_once_udp: Udp storm;
     everything_at_once_packet: Packet storm;
@@ -30,30 +32,30 @@ const OPERATIONS: usize = 10_000;
 const PAIRS: usize = 6;
 /// Regions of each side.
 const REGIONS: usize = 3;
-/// A region is three bands, and only the middle one is named in requests.
+/// A region has three bands. Requests name only the middle one.
 const BAND: usize = 6000;
 /// Depth of the queues.
 const DEPTH: u32 = 24;
 
-/// Two queue pairs that are connected; `generation` tells them from those that were in their place before.
+/// Two connected queue pairs. `generation` distinguishes them from earlier ones in the same place.
 struct Pair {
     qps: [Qp; 2],
     generation: u64,
 }
 
-/// One end: its queue, its regions, and what is posted.
+/// One end: its queue, its regions, and its posted requests.
 struct End {
     cq: Cq,
     channel: CompChannel,
     regions: Vec<RwLock<Mr>>,
-    /// The generations of the requests that are to complete.
+    /// The generations of the outstanding requests.
     posted: Mutex<HashMap<u64, u64>>,
 }
 
 struct Storm {
     ends: [End; 2],
     pairs: Vec<RwLock<Pair>>,
-    /// Generations whose queue pairs were destroyed.
+    /// Generations of destroyed queue pairs.
     gone: Mutex<HashSet<u64>>,
     number: AtomicU64,
     succeeded: AtomicU64,
@@ -84,7 +86,7 @@ fn storm(backend: Backend) {
 impl Storm {
     fn new(backend: Backend) -> Self {
         let mut setup = Setup::new(backend);
-        // What is lost because its target was destroyed shall not be waited for.
+        // Short, so that no thread waits long for a destroyed target.
         (setup.connect.timeout, setup.connect.retry_cnt) = (10, 2);
         let harness = Harness::new(&setup);
         let ends = [0, 1].map(|at| {
@@ -147,7 +149,7 @@ impl Storm {
         });
     }
 
-    /// Notes a request before it is posted: it may complete before the call returns.
+    /// Records a request before it is posted: it may complete before the call returns.
     fn post(&self, at: usize, pair: &Pair, post: impl FnOnce(u64) -> Result<(), PostError>) {
         let id = self.number.fetch_add(1, Ordering::Relaxed);
         self.ends[at].posted.lock().insert(id, pair.generation);
@@ -180,7 +182,7 @@ impl Storm {
         count.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Arms, looks, and sleeps for a moment.
+    /// Arms the queue, polls it, and sleeps for a moment.
     fn sleep(&self, at: usize, random: &mut Random) {
         let end = &self.ends[at];
         end.cq.req_notify(random.below(3) == 0).unwrap();
@@ -196,7 +198,7 @@ impl Storm {
         }
     }
 
-    /// Takes a region away, or the right to it although requests name it.
+    /// Takes a region away; or only the right to it, although requests name it.
     fn deregister(&self, at: usize, random: &mut Random) {
         let mut slot = self.ends[at].regions[random.below(REGIONS)].write();
         check_bands(&slot);
@@ -214,7 +216,7 @@ impl Storm {
         pair.qps[at].modify(&ModifyAttr::state(QpState::Err)).unwrap();
     }
 
-    /// Destroys two queue pairs, whatever they are doing, and connects others in their place.
+    /// Destroys two queue pairs, whatever their state, and connects others in their place.
     fn replace(&self, random: &mut Random) {
         let mut slot = self.pairs[random.below(PAIRS)].write();
         let new = pair(&self.harness, &self.ends, &self.number);
@@ -223,7 +225,7 @@ impl Storm {
         drop(old);
     }
 
-    /// Questions that any thread may ask at any time.
+    /// Queries that any thread may make at any time.
     fn ask(&self, at: usize) {
         let ctx = &self.harness.sides[at].ctx;
         let _ = ctx.counters();
@@ -232,7 +234,7 @@ impl Storm {
         while ctx.poll_async_event().is_some() {}
     }
 
-    /// Everything that was posted to a queue pair that still lives completes, after which nothing is left of anything.
+    /// All requests of the queue pairs that still live complete; then nothing is left.
     fn finish(self) {
         for pair in &self.pairs {
             for qp in &pair.read().qps {
@@ -262,10 +264,10 @@ impl Storm {
         }
     }
 
-    /// The devices do as well as before.
+    /// The devices work as before.
     fn still_good(&self) {
         let [a, b] = &self.harness.sides;
-        // An ACK timeout of 2 s: a device that is late because the machine is busy is as good as before.
+        // An ACK timeout of 2 s: a late device on a busy machine is no fault.
         let connect = ConnectOptions { timeout: 19, ..ConnectOptions::default() };
         let qps = [a, b].map(|side| side.qp().build().unwrap());
         let [qp, _peer] = self.harness.connect_with(qps, [&connect, &connect]);
@@ -288,7 +290,7 @@ fn pair(harness: &Harness, ends: &[End; 2], number: &AtomicU64) -> Pair {
     Pair { qps: harness.connect(qps), generation: number.fetch_add(1, Ordering::Relaxed) }
 }
 
-/// Zeroes between two bands that nothing may change.
+/// Zeroes between two bands that must never change.
 fn region(pd: &rocinante::Pd) -> Mr {
     let region = pd.allocate(3 * BAND, Access::ALL).unwrap();
     region.write(0, &pattern(BAND, 1));

@@ -1,5 +1,5 @@
-//! Unreliable connections and datagrams between two containers, on every backend, over IPv4 and IPv6. What may be lost is sent again by
-//! the tests, which compare every byte of what arrives.
+//! Unreliable connections and datagrams between two containers, on every backend, over IPv4 and
+//! IPv6. The tests repeat messages that may be lost, and compare each byte that arrives.
 
 use std::process::Command;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use rocinante_tests::{on_each_backend, require_backend, require_tc};
 
 const IMM: [u8; 4] = [0xde, 0xad, 0xbe, 0xef];
 const QKEY: u32 = 0x2222_3333;
-/// How long a message that may be lost is waited for.
+/// How long to wait for a message that may be lost.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 macro_rules! cells {
@@ -79,7 +79,7 @@ fn connections(backend: Backend, family: Family) {
                 assert_eq!((wc.wr_id, wc.opcode, wc.byte_len as usize), (seed, opcode, len));
                 assert_eq!((wc.imm, wc.src_qp), (op.immediate(), None));
             } else {
-                // Nobody says when it is there.
+                // The target is not notified of a plain WRITE.
                 wait_until("the WRITE", || {
                     qps[0].post_send(&[wr(1000, op, &sges)]).unwrap();
                     a.succeed(1000);
@@ -93,7 +93,7 @@ fn connections(backend: Backend, family: Family) {
             assert_same(&target.to_vec(7 + len, 57), after, "behind it");
         }
     }
-    // Nothing was ever acknowledged.
+    // No packet was ever acknowledged.
     for side in &harness.sides {
         let counters = side.ctx.counters().transport;
         assert_eq!((counters.sent_acks, counters.retransmitted_pkts), (0, 0));
@@ -115,7 +115,7 @@ fn until_it_arrives(harness: &Harness, qp: &Qp, request: SendWr<'_>) -> Wc {
     panic!("it never arrives: {:?}", b.ctx.counters());
 }
 
-/// A queue pair for datagrams.
+/// A datagram queue pair in RTS.
 fn ready(side: &Side) -> Qp {
     let qp = side.qp().qp_type(QpType::Ud).qkey(QKEY).build().unwrap();
     qp.ready().map_err(|(_, error)| error).unwrap()
@@ -154,7 +154,7 @@ fn datagrams(backend: Backend, family: Family) {
     assert_eq!((beyond.index, beyond.error), (0, PostError::BeyondMtu));
 }
 
-/// The other side answers what it got, to where it came from.
+/// The other side answers the datagram to its sender.
 fn answer(harness: &Harness, qps: &[Qp; 2], regions: &[Mr; 2], wc: &Wc) {
     let [a, b] = &harness.sides;
     let ah = b.run(|| b.pd.create_ah_from_wc(wc, &grh(&regions[1]))).unwrap();
@@ -185,8 +185,8 @@ on_each_backend!(
     what_waits_for_company_leaves_though_nobody_polls,
 );
 
-/// Datagrams that follow upon each other may wait for more of them: not for ever, if the program turns to something else. Each that is
-/// lost on the way may be sent again, so only silence fails.
+/// Datagrams in a row may be held back for a batch, but not for ever, even if the program turns to
+/// something else. A lost datagram may be repeated, so only silence fails.
 fn what_waits_for_company_leaves_though_nobody_polls(backend: Backend) {
     const COUNT: usize = 9;
     let harness = Harness::new(&Setup::new(backend));
@@ -206,14 +206,14 @@ fn what_waits_for_company_leaves_though_nobody_polls(backend: Backend) {
             let wr = SendWr { wr_id: 1, op, data, signaled: false, solicited: false, fence: false };
             qps[0].post_send(&[wr]).unwrap();
         }
-        // The receiver alone is driven.
+        // Only the receiver is driven.
         (0..COUNT).all(|_| b.cq.wait_one(PATIENCE).is_ok())
     };
     assert!((0..10).any(|_| arrived()), "{:?} {:?}", a.ctx.counters(), b.ctx.counters());
 }
 
-/// One test for each backend that sends through the qdisc of its interface; frames of `afxdp` go
-/// around it.
+/// One test for each backend that sends through the qdisc of its interface. Frames of `afxdp`
+/// bypass the qdisc.
 mod what_waits_for_room_leaves_and_then_all_is_idle {
     use super::*;
 
@@ -232,8 +232,8 @@ mod what_waits_for_room_leaves_and_then_all_is_idle {
     }
 }
 
-/// The kernel takes less than is posted. Two queue pairs have a source port each, and so on `udp` a
-/// socket each that is full; the sender's program does nothing more.
+/// The kernel accepts less than is posted. The two queue pairs have a source port each, and so on
+/// `udp` a full socket each. The sender's program does nothing more.
 fn what_waits_for_room_leaves(backend: Backend) {
     const LEN: usize = 400_000;
     let mut setup = Setup::new(backend);
@@ -282,7 +282,7 @@ fn what_a_receiver_does_not_want_is_counted(backend: Backend) {
         a.succeed(1);
     };
     let drops = || b.ctx.counters().drops;
-    // Each is repeated until it has come: a lost one is no news here.
+    // Each is repeated until it has arrived: a loss is no fault here.
     qps[1].post_recv(&[RecvWr { wr_id: 5, sges: &[mr.sge(0, 100)] }]).unwrap();
     wait_until("another Q_Key", || {
         send(there.qpn, QKEY ^ 1, 8);
@@ -331,7 +331,7 @@ fn a_handle_that_is_gone_fails_the_request(backend: Backend) {
     let to = ah.to(Qpn::new(0x77), QKEY);
     qp.post_send(&[wr(4, SendOp::SendTo { to, imm: None }, &[])]).unwrap();
     a.succeed(4);
-    // A domain of another family, and an index that is not there.
+    // An address of another family, and an index that does not exist.
     assert!(a.pd.create_ah(0, &PeerPath::new("fd00::1".parse().unwrap())).is_err());
     assert!(a.pd.create_ah(99, &PeerPath::new(b.address)).is_err());
 }
@@ -353,7 +353,7 @@ fn a_device_talks_to_itself(backend: Backend) {
     assert_eq!(mr.to_vec(GRH_LEN, 5), b"hello");
 }
 
-/// Though each but the first waited for company.
+/// Also the requests that were held back for a batch, which are all but the first.
 fn what_was_posted_leaves_before_its_queue_pair_goes(backend: Backend) {
     const COUNT: u64 = 20;
     let harness = Harness::new(&Setup::new(backend));
@@ -378,7 +378,7 @@ fn what_was_posted_leaves_before_its_queue_pair_goes(backend: Backend) {
     }
 }
 
-/// What the program does wrong is said at once.
+/// Misuse by the program is refused at once.
 #[test]
 fn misuse_is_named() {
     require_backend!(Backend::Udp);

@@ -1,4 +1,4 @@
-//! Memory windows, their keys' beginnings and ends, and regions that are registered anew.
+//! Memory windows, the lifetime of their keys, and regions registered anew.
 
 use rocinante_tests::on_each_backend;
 

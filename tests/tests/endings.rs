@@ -1,6 +1,6 @@
-//! However a process with a lab ends, nothing of the lab is left.
+//! A process with a lab leaves nothing of the lab, in whichever way it ends.
 //!
-//! Each test starts this program again, as the holder of a lab, and ends that.
+//! Each test starts this program again as the holder of a lab, and ends the holder.
 
 use nix::sys::signal::Signal;
 use rocinante_tests::lab::{ChildGuard, Lab, LabConfig, exit_with_parent, kill_children_on_signal};
@@ -10,14 +10,14 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Tells a process started by a test what it is to be.
+/// The role of a process started by a test.
 const ROLE: &str = "ROCINANTE_TEST_ROLE";
 const SOON: Duration = Duration::from_secs(5);
 
 #[test]
 fn ctrl_c_ends_the_children_and_their_namespaces() {
     if std::env::var(ROLE).is_ok() {
-        // This one would not end by itself.
+        // This process would not end by itself.
         let mut command = Command::new("sleep");
         return hold_a_lab(|lab| {
             lab.container(0).spawn(command.arg("60").stdin(Stdio::null())).unwrap()
@@ -43,7 +43,7 @@ fn after_kill_9_the_children_end_by_themselves() {
     assert_ends_soon(worker);
 }
 
-/// Starts `test` of this program as the holder; with it comes the id of the process in its lab.
+/// Starts `test` of this program as the holder; returns also the id of the process in its lab.
 fn start_holder(test: &str) -> (ChildGuard, u32) {
     let mut command = myself(test, "holder");
     let mut holder = ChildGuard::spawn(command.stdout(Stdio::piped())).unwrap();
@@ -67,7 +67,7 @@ fn hold_a_lab(start: impl FnOnce(&Lab) -> ChildGuard) {
 fn start_worker(lab: &Lab) -> ChildGuard {
     let mut command = myself("after_kill_9_the_children_end_by_themselves", "worker");
     let mut worker = lab.container(0).spawn(command.stdout(Stdio::piped())).unwrap();
-    // The worker has set itself up once it says so.
+    // The worker is set up once it prints this.
     let stdout = worker.child_mut().stdout.take().unwrap();
     let ready = |line: std::io::Result<String>| line.unwrap().contains("ready");
     assert!(BufReader::new(stdout).lines().any(ready));
@@ -94,7 +94,7 @@ fn assert_ends_soon(pid: u32) {
     }
 }
 
-/// Whether the process exists and is more than an entry that nobody has reaped.
+/// Whether the process exists and is not a zombie.
 fn is_alive(pid: u32) -> bool {
     let status = Path::new("/proc").join(pid.to_string()).join("status");
     std::fs::read_to_string(status).is_ok_and(|status| !status.contains("State:\tZ"))

@@ -1,5 +1,6 @@
-//! The fuzz targets over their corpora, and over changed copies of those: always the same ones, so that a failure here is one everywhere.
-//! `ROCINANTE_FUZZ_SEED=n` tries others; `ROCINANTE_FUZZ_TIMES=k`, k times as many.
+//! The fuzz targets over their corpora, and over mutated copies of them. The copies are always the
+//! same, so a failure repeats everywhere. `ROCINANTE_FUZZ_SEED=n` tries others;
+//! `ROCINANTE_FUZZ_TIMES=k` tries k times as many.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

@@ -1,5 +1,5 @@
 //! The lab itself: containers reach each other over the host's bridge, and the host's policy binds
-//! them. Nothing of RDMA here: plain UDP datagrams, so that a failure is the lab's.
+//! them. The tests use plain UDP datagrams instead of RDMA, so that a failure is the lab's.
 
 use rocinante_tests::lab::{Container, Lab, LabConfig, Match, Pair, Tbf};
 use rocinante_tests::{require_ethtool, require_lab, require_nft, require_tc};
@@ -78,7 +78,7 @@ fn a_lab_is_apart_from_the_machine_and_from_other_labs() {
     names.sort_unstable();
     assert_eq!(names, ["br0", "lo", "veth0", "veth1"]);
 
-    // The same addresses, and no way from one to the other.
+    // The same addresses, with no path between the two labs.
     let (a, _) = pair(&one);
     let (_, b) = pair(&two);
     b.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
@@ -163,7 +163,7 @@ fn random_loss_loses_what_its_counter_says() {
     b.set_nonblocking(true).unwrap();
     for _ in 0..sent {
         a.send_to(b"number", b.local_addr().unwrap()).unwrap();
-        // Never more than a few in the socket's queue, which would drop too.
+        // Never more than a few in the socket's queue, which would drop packets, too.
         while b.recv(&mut buf).is_ok() {
             received += 1;
         }
@@ -175,7 +175,7 @@ fn random_loss_loses_what_its_counter_says() {
     }
     let lost = loss.counter().unwrap().packets;
     assert_eq!(sent, received + lost);
-    // 300 expected, standard deviation 14.5: eight of them to either side.
+    // 300 are expected, with a standard deviation of 14.5: the bounds are eight of them away.
     assert!((184..416).contains(&lost), "{lost} of {sent} lost");
 }
 
@@ -187,8 +187,8 @@ fn segmentation_can_be_switched() {
     lab.container(0).set_udp_segmentation(true).unwrap();
 }
 
-/// Sends datagrams from `a` to `b` as fast as they are taken, for `time`; payload bytes per second
-/// that arrived.
+/// Sends datagrams from `a` to `b` as fast as the kernel accepts them, for `time`. Returns the
+/// payload bytes per second that arrived.
 fn flood(a: &UdpSocket, b: &UdpSocket, time: Duration) -> f64 {
     let target = b.local_addr().unwrap();
     let start = Instant::now();
@@ -215,7 +215,7 @@ fn a_shaper_shapes_and_its_statistics_say_so() {
     let shaper = lab.shape(1, &tbf).unwrap();
     let shaped = flood(&a, &b, Duration::from_secs(1));
     let stats = shaper.stats().unwrap();
-    // 2.5 MB/s on the wire, the burst on top of it, and 42 of 4138 bytes are headers.
+    // 2.5 MB/s on the wire, with the burst on top; 42 of 4138 bytes are headers.
     assert!((1_500_000.0..2_600_000.0).contains(&shaped), "{shaped} bytes/s, {stats:?}");
     assert!(unshaped > 5.0 * shaped, "unshaped {unshaped}, shaped {shaped} bytes/s");
     assert!(stats.overlimits > 0 && stats.drops > 0, "{stats:?}");

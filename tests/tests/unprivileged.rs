@@ -1,8 +1,8 @@
-//! The lab without root: the test runs itself once more as the user `nobody`, who enters a user
-//! namespace and uses everything there.
+//! The lab without root. The test runs itself once more as the user `nobody`. That process enters a
+//! user namespace and uses everything there.
 //!
-//! It has a `main` of its own, because a user namespace can be entered only by a process with a single
-//! thread.
+//! It has a `main` of its own, because only a process with a single thread can enter a user
+//! namespace.
 
 use rocinante_tests::lab::{
     Availability, Lab, LabConfig, Match, Privilege, Tbf, enter_user_namespace,
@@ -17,11 +17,11 @@ use std::time::Duration;
 
 const NAME: &str = "unprivileged::lab_in_a_user_namespace";
 const NOBODY: u32 = 65534;
-/// The exit code by which the unprivileged half says that it cannot run here.
+/// The exit code of the unprivileged half if it cannot run here.
 const CANNOT: i32 = 75;
 
 fn main() -> ExitCode {
-    // What the harness would do for `cargo test -- --list` and for filters.
+    // As the harness does for `cargo test -- --list` and for filters.
     let mut args = std::env::args().skip(1);
     match args.next().as_deref() {
         Some("as-nobody") => as_nobody(),
@@ -34,7 +34,7 @@ fn main() -> ExitCode {
 
 fn run_as_nobody() -> ExitCode {
     if rocinante_tests::need::machine_root().is_err() {
-        // No other user to become: this user's own namespace will do.
+        // There is no other user to become: this user's own namespace is enough.
         return verdict(Command::new(own_path()).arg("as-nobody"));
     }
     let copy = Copy::new();
@@ -81,7 +81,7 @@ fn own_path() -> PathBuf {
     std::env::current_exe().unwrap()
 }
 
-/// The test proper, without any privilege at its start.
+/// The test itself, which starts without privilege.
 fn as_nobody() {
     match enter_user_namespace() {
         Ok(privilege) => assert_eq!(privilege, Privilege::UserNamespace),

@@ -1,5 +1,6 @@
-//! What another implementation really sent: every packet decodes, re-emits byte for byte, and carries the
-//! ICRC that we compute. Decoding is not acceptance: a queue pair would drop some of these.
+//! Packets that another implementation really sent. Each one decodes, re-emits byte for byte, and
+//! carries the ICRC that we compute. Decoding is not acceptance: a queue pair would drop some of
+//! these.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -30,7 +31,7 @@ fn every_packet_is_emitted_byte_for_byte() {
     }
 }
 
-/// A packet as values that own nothing of its bytes, written by nothing but the headers' emitters.
+/// A packet as values that borrow none of its bytes. Only the headers' emitters write it.
 struct Repr {
     bth: Bth,
     deth: Option<Deth>,
@@ -60,8 +61,8 @@ impl Repr {
         }
     }
 
-    /// Everything but the ICRC. The order is the one of IBTA volume 1, 9.2 [M]: no opcode has more than two of
-    /// these.
+    /// Everything but the ICRC, in the order of IBTA volume 1, 9.2 [M]. No opcode has more than two
+    /// of these.
     fn emit(&self) -> Vec<u8> {
         let mut out = self.bth.bytes().to_vec();
         let mut header = [0; 28];
@@ -160,7 +161,7 @@ fn counts_per_file_and_opcode_are_what_they_were() {
     assert_snapshot("captures.txt", &text);
 }
 
-/// A few packets of which the README of the captures says what they are.
+/// A few packets that the README of the captures describes.
 #[test]
 fn known_packets_say_what_they_are_known_to_say() {
     let dir = captures::data_dir().join("captures");
@@ -183,7 +184,7 @@ fn known_packets_say_what_they_are_known_to_say() {
     assert_eq!(with_immediate.padding().len(), 3);
     assert!(with_immediate.immediate().is_some());
 
-    // Only these two syndromes can come out of a wrong key, range or permission.
+    // A wrong key, range or permission can cause only these two syndromes.
     let naks = captures::packets(&dir.join("nak_ipv4.pcap"));
     let syndromes: Vec<u8> = naks
         .iter()

@@ -1,4 +1,5 @@
-//! The messages of the connection manager: as Linux sent them, as tshark reads ours, and as a hostile peer may send them.
+//! The messages of the connection manager: as Linux sent them, as tshark reads ours, and as a
+//! hostile peer may send them.
 
 use std::fs::File;
 use std::net::Ipv4Addr;
@@ -88,7 +89,7 @@ fn what_linux_meant_is_what_tshark_shows_of_it() {
 
     let bytes = of("cm_reject_no_listener", 1);
     let Ok((_, Message::Rej(rej))) = Message::parse(bytes) else { panic!() };
-    // Linux: 28 from the port space of rdma_cm, where the module listens to everything.
+    // Linux: 28 from the port space of rdma_cm, where the module listens on all ports.
     assert!([RejReason::INVALID_SERVICE_ID, RejReason::CONSUMER].contains(&rej.reason));
     assert_eq!(rej.subject, Subject::Req);
 
@@ -172,7 +173,7 @@ fn rep(seed: u32, private: &[u8]) -> Rep<'_> {
     }
 }
 
-/// One of each kind.
+/// One message of each kind.
 fn messages(seed: u32, private: &[u8]) -> [Message<'_>; 11] {
     let (local, remote) = (CommId(seed), CommId(seed.rotate_left(16) | 1));
     let (remote_qpn, service) = (Qpn::new(!seed), ServiceId::of_port(PortSpace::Udp, seed as u16));
@@ -197,7 +198,7 @@ fn messages(seed: u32, private: &[u8]) -> [Message<'_>; 11] {
     ]
 }
 
-/// What the sender filled comes back, followed by zeros.
+/// The sender's bytes come back, followed by zeros.
 fn same_private(sent: &[u8], read: &[u8]) -> bool {
     let len = sent.len().min(read.len());
     read[..len] == sent[..len] && read[len..].iter().all(|byte| *byte == 0)
@@ -267,7 +268,7 @@ fn a_budget_stands_where_strangers_do_not_look() {
     assert_eq!(differing, [24 + 24, 24 + 25, 24 + 26]);
 }
 
-/// What tshark shows of the fields, under these names, and what stands there.
+/// tshark's names of the fields, and their values.
 fn shown(message: &Message<'_>) -> Vec<(&'static str, u64)> {
     let id = |id: CommId| u64::from(id.0);
     match message {
@@ -293,7 +294,7 @@ fn shown(message: &Message<'_>) -> Vec<(&'static str, u64)> {
             ("cm.req.ext_transport", m.extended_transport.into()),
             ("cm.req.prim_locallid", m.primary.local_lid.into()),
             ("cm.req.prim_remotelid", m.primary.remote_lid.into()),
-            // Of flow label and packet rate tshark 4.0 shows other bits.
+            // tshark 4.0 reads other bits as flow label and packet rate.
             ("cm.req.prim_tfcclass", m.primary.traffic_class.into()),
             ("cm.req.prim_hoplim", m.primary.hop_limit.into()),
             ("cm.req.prim_sl", m.primary.service_level.into()),
@@ -332,7 +333,7 @@ fn shown(message: &Message<'_>) -> Vec<(&'static str, u64)> {
         Message::Drep(m) => {
             vec![("cm.drsp.localcommid", id(m.local)), ("cm.drsp.remotecommid", id(m.remote))]
         }
-        // Of the others tshark shows the header.
+        // tshark shows only the header of the others.
         _ => vec![],
     }
 }
@@ -352,7 +353,7 @@ fn frame(mad: &[u8; MAD_LEN]) -> Vec<u8> {
     frame
 }
 
-/// Asks tshark for these fields of each frame, and what it calls them.
+/// tshark's values of these fields for each frame.
 fn ask_tshark(frames: &[Vec<u8>], fields: &[&str]) -> Vec<Vec<String>> {
     let file = format!("rocinante-cm-{}-{}.pcap", std::process::id(), fields.len());
     let path: PathBuf = std::env::temp_dir().join(file);
@@ -441,7 +442,7 @@ fn tshark_sees_the_addresses_that_we_wrote() {
     assert_eq!(seen[1][1..6], ["", "", "fd77::2", "fd77::3", "0x9d8b"]);
 }
 
-/// The requests that Linux sent, to a connection manager of ours in the place of the peer.
+/// Linux' requests, given to a connection manager of ours in place of the peer.
 #[test]
 fn what_linux_asked_for_is_offered_and_answered() {
     let now = Time(1_000_000_000);
@@ -474,12 +475,12 @@ fn what_linux_asked_for_is_offered_and_answered() {
         cm.accept(now, conn, &Accept { side, private: b"" }).unwrap();
         let reply = cm.poll_transmit().unwrap();
         let Ok((header, Message::Rep(rep))) = Message::parse(&reply.mad) else { panic!() };
-        // A stranger is told nothing that it does not know.
+        // A peer of another implementation gets no announcement, which it would not understand.
         assert_eq!((rep.announced, rep.qpn), (None, Qpn::new(0x77)));
         let asked = Packet::parse(&of_file().next().unwrap().bytes).unwrap();
         let (first, _) = Message::parse(asked.payload()).unwrap();
         assert_eq!(header.tid, first.tid);
-        // What follows is for another's connection id, and so for nobody here: only the DREQ is answered.
+        // The next messages have another connection id, unknown here: only the DREQ is answered.
         for index in 2..of_file().count() {
             hear(&mut cm, index);
         }
@@ -489,7 +490,7 @@ fn what_linux_asked_for_is_offered_and_answered() {
     }
 }
 
-/// A starting PSN is the one that the receiver of the message begins with, not its sender.
+/// A starting PSN belongs to the receiver of the message: its first packet has that PSN.
 #[test]
 fn starting_psns_are_those_that_the_other_side_sends_first() {
     for file in ["cm_rping_ipv4", "cm_rping_ipv6"] {

@@ -1,4 +1,5 @@
-//! Handshakes of two devices of ours, as tshark sees them on the wire: every message of the connection manager that we send, with what stands in it.
+//! Handshakes of two of our devices, as tshark sees them on the wire: all messages that our
+//! connection manager sends, with their fields.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -18,7 +19,7 @@ use rustix::net::sockopt::{self, Ipv4PathMtuDiscovery};
 on_each_backend!(ipv4_handshakes_are_what_tshark_knows, ipv6_handshakes_are_what_tshark_knows,);
 
 const PORT: u16 = 7471;
-/// Nobody listens there.
+/// No program listens on this port.
 const SHUT: u16 = 9;
 
 fn ipv4_handshakes_are_what_tshark_knows(backend: Backend) {
@@ -31,7 +32,7 @@ fn ipv6_handshakes_are_what_tshark_knows(backend: Backend) {
     handshakes(&Setup::new(backend).family(Family::V6));
 }
 
-/// What is looked at, by tshark's name without `infiniband.`.
+/// The fields to check, by tshark's names without `infiniband.`.
 #[rustfmt::skip]
 const FIELDS: [&str; 34] = [
     "bth.opcode", "bth.destqp", "bth.p_key", "deth.q_key", "deth.srcqp",
@@ -77,7 +78,7 @@ impl Seen {
     }
 }
 
-/// All handshakes there are: nobody listens; somebody does, and decides late; and a question for a datagram service.
+/// All kinds of handshakes: without a listener, with one that decides late, and with a SIDR_REQ.
 fn handshakes(setup: &Setup) {
     let harness = Harness::new(setup);
     let [client, server] = &harness.sides;
@@ -125,7 +126,8 @@ fn handshakes(setup: &Setup) {
     }
 }
 
-/// Connects and disconnects; the server is asked twice before it decides. The numbers of the queue pairs and the PSNs that each begins with.
+/// Connects and disconnects; the server gets the REQ twice before it decides. Returns the queue
+/// pairs' numbers and starting PSNs.
 fn connect_late(harness: &Harness, params: &Params) -> [(u64, u64); 2] {
     let address = SocketAddr::new(harness.sides[1].address, PORT);
     let listener = Listener::bind(&harness.sides[1].ctx, address, 4).unwrap();
@@ -136,7 +138,7 @@ fn connect_late(harness: &Harness, params: &Params) -> [(u64, u64); 2] {
             0 => rocinante::cm::connect(qp, address, params, PATIENCE).unwrap(),
             _ => {
                 let request = listener.request(Some(PATIENCE)).unwrap();
-                // Longer than a peer waits that hears nothing.
+                // Longer than a peer waits before it repeats its REQ.
                 let late = Instant::now() + Duration::from_secs(1);
                 while Instant::now() < late {
                     side.ctx.progress();
@@ -153,7 +155,7 @@ fn connect_late(harness: &Harness, params: &Params) -> [(u64, u64); 2] {
     })
 }
 
-/// Asks who serves a port of `RDMA_PS_UDP`; the answer goes to the device, which did not ask.
+/// Sends a SIDR_REQ for a port of `RDMA_PS_UDP`. The answer goes to the device, which did not ask.
 fn ask(own: IpAddr, server: IpAddr) {
     let socket = UdpSocket::bind(SocketAddr::new(own, 0)).unwrap();
     let header = IpHeader { src: SocketAddr::new(own, PORT), dst: server };
@@ -169,13 +171,14 @@ fn ask(own: IpAddr, server: IpAddr) {
     };
     Template::new(&ip, socket.local_addr().unwrap().port()).seal(&mut packet);
     if own.is_ipv4() {
-        // With this an unconnected socket's packets have the identification 0, which the ICRC covers.
+        // This makes the kernel send packets of an unconnected socket with the IP identification 0,
+        // which the ICRC covers.
         sockopt::set_ip_mtu_discover(&socket, Ipv4PathMtuDiscovery::DO).unwrap();
     }
     socket.send_to(&packet, SocketAddr::new(server, 4791)).unwrap();
 }
 
-/// What is captured, once the last of it is.
+/// All captured messages, once the last one is captured.
 fn all_seen(capture: &mut Capture) -> Vec<Seen> {
     let fields = FIELDS.iter().chain(&ADDRESSES).map(|name| format!("infiniband.{name}"));
     let fields: Vec<String> = fields.collect();
@@ -201,11 +204,12 @@ fn check_rejection(seen: &[Seen], client: IpAddr, server: IpAddr) {
     assert_eq!((req.from, rej.from), (client, server));
     assert_eq!(req.has("cm.req.serviceid"), ServiceId::of_port(PortSpace::Tcp, SHUT).0);
     assert_eq!(rej.has("cm.rej.remotecommid"), req.has("cm.req"));
-    // Of a REQ, for a service that there is not.
+    // The REJ answers a REQ; the reason is that there is no such service.
     assert_eq!((rej.has("cm.rej.msgrej"), rej.has("cm.rej.reason")), (0, 8));
 }
 
-/// The connection: who begins with which PSN says each to the other, and each calls the connection by both sides' numbers.
+/// The connection: each side announces its starting PSN to the other, and the messages carry both
+/// sides' numbers.
 fn check_connection(
     seen: &[Seen],
     client: IpAddr,
@@ -243,6 +247,6 @@ fn check_connection(
         assert_eq!(names.map(|name| one(title, from).has(name)), ids, "{title}");
     }
     assert_eq!(one("DisconnectRequest", client).has("cm.req.remoteqpneecn"), peer_qpn);
-    // tshark knows no more of these than what they are.
+    // tshark decodes no more than the kind of these.
     assert_eq!(one("MsgRcptAck", server).has("mad.attributeid"), 0x11);
 }

@@ -1,4 +1,5 @@
-//! Input from the network is hostile: no bytes make the wire layer panic, and no change goes unnoticed.
+//! Input from the network is hostile: no bytes make the wire layer panic, and each change is
+//! noticed.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -9,11 +10,11 @@ use rocinante_stack::wire::{Bth, ICRC_LEN, Opcode, Packet, WireError, bth};
 use rocinante_tests::captures;
 
 fn config(cases: u32) -> ProptestConfig {
-    // A failure prints its smallest input; there is no need for a file beside the sources.
+    // A failure prints its smallest input; a file beside the sources is not needed.
     ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
 }
 
-/// Calls everything that there is to call, and holds what must always hold.
+/// Calls all accessors, and checks the invariants.
 fn exercise(bytes: &[u8]) {
     let template = flow(7, DF);
     let _ = template.of(bytes);
@@ -102,10 +103,12 @@ fn too_short(bytes: &[u8], header_len: usize) -> bool {
     bytes.len() < header_len + pad + ICRC_LEN
 }
 
-/// Each bit of some captured packets: it parses or not, and the ICRC notices, but for the byte that is masked.
+/// Flips each bit of some captured packets. They parse or not, and the ICRC notices each flip
+/// except in the masked byte.
 #[test]
 fn every_flipped_bit_is_noticed() {
-    // Every kind of file and length is among them; the one with the wrong ICRC is not.
+    // The sample includes all kinds of files and all lengths, but not the packet with the wrong
+    // ICRC.
     let sample = captures::all().into_iter().step_by(37);
     for captured in sample {
         let template = captured.template();
@@ -122,7 +125,7 @@ fn every_flipped_bit_is_noticed() {
     }
 }
 
-/// A receiver takes these for the identification of a segmented run.
+/// Whether a receiver accepts these as the identification of a segmented run.
 fn plausible((id, flags): (u16, u16)) -> bool {
     id < 128 && (flags == DF || flags == 0)
 }
@@ -158,8 +161,8 @@ proptest! {
     }
 }
 
-/// What a single wrong bit looks like depends only on how far behind the identification it stands: the longest packet
-/// covers all the shorter ones. All 33,000 places are tried.
+/// The effect of a single wrong bit depends only on its distance behind the identification, so the
+/// longest packet covers all shorter ones. All 33,000 places are tried.
 #[test]
 fn no_single_wrong_bit_passes_for_another_identification() {
     let mut packet = vec![0x5a; 4136];
@@ -179,7 +182,8 @@ fn no_single_wrong_bit_passes_for_another_identification() {
     }
 }
 
-/// Damage of any other kind is accepted as often as chance has it: 256 of 2^32 solutions are plausible.
+/// Any other damage is accepted with the probability of chance: 256 of 2^32 solutions are
+/// plausible.
 #[test]
 fn damage_passes_for_an_identification_as_rarely_as_chance_has_it() {
     const TRIALS: u32 = 200_000;

@@ -1,4 +1,5 @@
-//! The opcode table, committed as a text: lengths and offsets that other implementations must agree with.
+//! The opcode table, committed as a text: other implementations must agree with its lengths and
+//! offsets.
 
 use std::fmt::Write;
 
@@ -43,7 +44,7 @@ fn row(info: &OpcodeInfo) -> String {
     )
 }
 
-/// What can be derived from the opcode and the sizes of `ib_pack.h` without the table.
+/// Properties that follow from the opcode and the sizes of `ib_pack.h`, without the table.
 #[test]
 fn the_table_agrees_with_itself() {
     let mut last = None;

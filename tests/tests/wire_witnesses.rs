@@ -1,6 +1,6 @@
-//! Packets of every opcode that our emitters write, as seen by other programs: scapy, which computes the
-//! ICRC, and tshark, which knows the extension headers. A stack that is wrong on both of its sides agrees with
-//! itself; it does not agree with these.
+//! Packets of every opcode, written by our emitters and read by other programs: scapy, which
+//! computes the ICRC, and tshark, which knows the extension headers. A stack that is wrong on both
+//! of its sides agrees with itself, but not with these.
 
 use std::fs::File;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -32,7 +32,7 @@ impl Sample {
     }
 }
 
-/// Every opcode with every payload length that it may have, each time in another guise.
+/// Each opcode with each payload length that it may have, each time with other header fields.
 fn samples() -> Vec<Sample> {
     let mut samples = Vec::new();
     for info in Opcode::all() {
@@ -151,7 +151,7 @@ fn frame(packet: &mut [u8], v6: bool, src_port: u16, seed: usize) -> (IpFields, 
     (ip, frame)
 }
 
-/// A capture file that is gone when it is dropped.
+/// A capture file that is removed when it is dropped.
 struct Capture(PathBuf);
 
 impl Capture {
@@ -173,7 +173,8 @@ impl Drop for Capture {
     }
 }
 
-/// A Python that has scapy. Debian's scapy belongs to Debian's Python, which need not be the first one.
+/// A Python that has scapy. Debian's scapy belongs to Debian's Python, which need not be the first
+/// one.
 fn python() -> Result<&'static str, String> {
     ["python3", "/usr/bin/python3"]
         .into_iter()
@@ -184,7 +185,7 @@ fn python() -> Result<&'static str, String> {
         .ok_or_else(|| "python3-scapy is not installed".into())
 }
 
-/// What scapy says: of itself, and of each frame.
+/// scapy's report of itself, and of each frame.
 fn ask_scapy(python: &str, capture: &Path) -> (Value, Vec<Value>) {
     let script = rocinante_tests::captures::data_dir().join("scapy_roce.py");
     let output = Command::new(python).arg(script).arg(capture).output().unwrap();
@@ -215,7 +216,7 @@ fn expected(sample: &Sample) -> Value {
         "psn": bth.psn.value(),
         "icrc": hex(&packet.icrc().to_le_bytes()),
     });
-    // The one extension header that scapy knows, and the one opcode where it expects it.
+    // scapy knows only this extension header, and expects it only with this opcode.
     if bth.opcode == Opcode::RC_ACKNOWLEDGE {
         let aeth = packet.aeth().unwrap();
         fields["syndrome"] = json!(aeth.syndrome.0);
@@ -250,7 +251,8 @@ fn scapy_sees_what_we_wrote_and_computes_the_same_icrc() {
 fn scapy_notices_a_changed_bit() {
     require!(python());
     let mut samples = samples();
-    // Somewhere in the UDP payload, but not in the masked byte, and not in the ICRC: that one is not computed.
+    // Somewhere in the UDP payload, but not in the masked byte and not in the ICRC, which is not
+    // computed.
     for (i, sample) in samples.iter_mut().enumerate() {
         let start = sample.frame.len() - sample.packet.len();
         let at = (i * 13) % (sample.packet.len() - 5);
@@ -264,7 +266,7 @@ fn scapy_notices_a_changed_bit() {
     }
 }
 
-/// scapy's table has no opcode of RC, UC, UD or CNP that ours lacks, and the same names.
+/// scapy's table has no opcode of RC, UC, UD or CNP that ours lacks, and has the same names.
 #[test]
 fn scapy_has_the_same_opcodes() {
     require!(python());
@@ -345,13 +347,13 @@ fn fields(packet: &Packet<'_>) -> Vec<Option<u64>> {
 #[test]
 fn tshark_sees_every_field_that_we_wrote() {
     require_program!("tshark");
-    // What tshark's table of opcodes lacks: FLUSH, ATOMIC WRITE and the CNP.
+    // tshark's table of opcodes lacks FLUSH, ATOMIC WRITE and the CNP.
     let known = |sample: &Sample| !matches!(sample.packet[0], 0x1c | 0x1d | 0x81);
     let samples: Vec<_> = samples().into_iter().filter(known).collect();
     let capture = Capture::write("tshark", samples.iter().map(|sample| &sample.frame[..]));
     let mut command = Command::new("tshark");
     command.arg("-r").arg(&capture.0);
-    // These guess at what SENDs carry, and stumble over short ones.
+    // These dissectors guess from the payloads of SENDs, and fail on short ones.
     for guess in ["rpcordma", "infiniband.eoib"] {
         command.args(["--disable-protocol", guess]);
     }

@@ -1,5 +1,5 @@
-//! What an agent does for the machine with the kernel's devices: it tells about them, checks them, starts the programs that nobody here
-//! wrote, and leaves all else to [`Verbs`].
+//! The agent of a machine with devices of the kernel. It describes and checks the devices, and
+//! starts the programs of other projects. All else it leaves to [`Verbs`].
 
 use std::io::Read;
 use std::net::IpAddr;
@@ -19,7 +19,7 @@ use crate::matrix::cannot;
 use crate::matrix::ours::PATIENCE;
 use crate::matrix::programs::Program;
 
-/// How long a check may take; whoever asks waits longer.
+/// How long a check may take; the asking side waits longer.
 const CHECK_MAX: Duration = Duration::from_secs(100);
 
 /// The agent of this machine.
@@ -29,7 +29,7 @@ pub struct Host {
     running: Option<Running>,
 }
 
-/// A program. It is killed when this is dropped.
+/// A running program. It is killed when this is dropped.
 #[derive(Debug)]
 struct Running {
     child: ChildGuard,
@@ -71,7 +71,7 @@ impl Host {
         let mut command = Command::new(program.tool());
         command.args(["-d", device, program.gid(), &index.to_string()]);
         command.args(["-p", &invocation.port.to_string()]);
-        // Datagrams have the link's path MTU.
+        // Datagrams use the link's path MTU.
         if program.tool() != "ibv_ud_pingpong" {
             command.args(["-m", &invocation.mtu.to_string()]);
         }
@@ -114,7 +114,8 @@ impl Host {
     }
 }
 
-/// Runs a check in a process of its own: one that hangs or crashes takes nothing with it, and one that skips itself says so.
+/// Runs a check in a process of its own. A check that hangs or crashes takes nothing with it, and a
+/// skipped check reports it.
 fn check(check: &str, name: &str, address: IpAddr) -> Result<(), String> {
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
     let mut command = Command::new(program);
@@ -137,14 +138,14 @@ fn collect(output: Option<impl Read + Send + 'static>) -> JoinHandle<String> {
     std::thread::spawn(move || {
         let mut bytes = Vec::new();
         if let Some(mut output) = output {
-            // What was read until then is what there is.
+            // An error ends the output: keep the bytes read so far.
             let _ = output.read_to_end(&mut bytes);
         }
         String::from_utf8_lossy(&bytes).into_owned()
     })
 }
 
-/// Where an address is in the device's table.
+/// The index of an address in the device's GID table.
 fn gid_index(device: &str, address: IpAddr) -> Result<u8, String> {
     let name = device.split(':').next().unwrap_or_default();
     let devices = hardware_devices();

@@ -1,4 +1,5 @@
-//! What an agent tells about its machine and a device of it, for reports and for what may be expected of the device.
+//! An agent's description of its machine and of one device, for reports, and to know what to expect
+//! of the device.
 
 use std::fs;
 use std::net::IpAddr;
@@ -8,14 +9,15 @@ use rocinante::{Atomics, Context, HardwareDevice, OpenOptions, hardware_devices}
 use rocinante_cli::devices::is_soft_roce;
 use serde::{Deserialize, Serialize};
 
-/// Whose a device is: scenarios expect what the specification says, but for what a kind is known to do otherwise.
+/// The kind of a device. Scenarios expect what the specification says, except for known departures
+/// of a kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Kind {
-    /// Rocinante's, in software.
+    /// Rocinante's software device.
     Rocinante,
-    /// Linux Soft-RoCE, whose departures are known.
+    /// Linux Soft-RoCE, with its known departures.
     SoftRoce,
-    /// Any other device of the kernel: the specification counts.
+    /// Any other device of the kernel; scenarios expect what the specification says.
     Device,
 }
 
@@ -32,20 +34,20 @@ pub struct Machine {
     pub processor: String,
     /// Programs and libraries with their versions.
     pub versions: Vec<(String, String)>,
-    /// The device that was asked for; nothing on a machine that was asked for none.
+    /// The device that was asked for, if any.
     pub device: Option<Device>,
 }
 
-/// An RDMA device of the kernel, and the port of it that is used.
+/// An RDMA device of the kernel, and the port in use.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Device {
     /// Its name, without a port.
     pub name: String,
-    /// Whose it is.
+    /// Its kind.
     pub kind: Kind,
     /// The kernel's module.
     pub driver: String,
-    /// Its part, as the driver and the bus name it.
+    /// The device's part, as driver and bus name it.
     pub part: String,
     /// Version of its firmware.
     pub firmware: String,
@@ -57,13 +59,13 @@ pub struct Device {
     pub link: String,
     /// The network interface behind it, and its MTU.
     pub interface: Option<(String, u32)>,
-    /// The largest path MTU that fits the link, and the largest that the port could have.
+    /// The largest path MTU that fits the link, and the largest that the port supports.
     pub mtus: (u32, u32),
     /// READs and atomics that a queue pair may have outstanding.
     pub max_rd_atomic: u32,
     /// Scatter-gather elements of a request.
     pub max_sge: u32,
-    /// How far its atomics are atomic.
+    /// The scope of its atomics.
     pub atomics: String,
     /// Its RoCE v2 addresses with their indices.
     pub gids: Vec<(u8, IpAddr)>,
@@ -81,7 +83,7 @@ impl Kind {
 const CLASS: &str = "/sys/class/infiniband";
 
 impl Machine {
-    /// This one, without a device.
+    /// This machine, without a device.
     #[must_use]
     pub fn present() -> Self {
         let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -102,10 +104,10 @@ impl Machine {
         }
     }
 
-    /// This one with a device, which must have `address`, if one is given.
+    /// This machine with a device, which must have `address` if one is given.
     ///
     /// # Errors
-    /// The device cannot be opened: with what there is instead, and what to do.
+    /// The device cannot be opened. The text names the devices that there are, and says what to do.
     pub fn with_device(name: &str, address: Option<IpAddr>) -> Result<Self, String> {
         let opened = match address {
             Some(address) => OpenOptions::new().device(name).open(address),
@@ -165,7 +167,8 @@ impl Device {
         })
     }
 
-    /// The first address of a family; no link-local one, which no other machine may use without saying on which link.
+    /// The first address of a family. Link-local addresses are left out: another machine needs a
+    /// link to use them.
     #[must_use]
     pub fn address(&self, ipv6: bool) -> Option<IpAddr> {
         let usable = |address: &IpAddr| match address {
@@ -187,7 +190,7 @@ fn line(path: &str) -> String {
     text.lines().next().unwrap_or_default().trim().to_owned()
 }
 
-/// What the RDMA stack of user space consists of here.
+/// The versions of this machine's user-space RDMA libraries and programs.
 fn versions() -> Vec<(String, String)> {
     let mut found = Vec::new();
     let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
@@ -206,7 +209,7 @@ fn versions() -> Vec<(String, String)> {
     ];
     for (name, program, args) in packages {
         let output = Command::new(program).args(args).stdin(Stdio::null()).output();
-        // perftest tells its version and calls that a failure.
+        // perftest prints its version with the exit code of a failure.
         let said = output.ok().filter(|output| output.status.success() || name == "perftest");
         let said = said.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
         if let Some(version) = said.filter(|said| !said.is_empty()) {

@@ -1,5 +1,6 @@
-//! The verbs agent: does on a device what a scenario asks, step by step. On the kernel's device it runs on the machine that has it, such as
-//! the guest, and is asked over TCP; on Rocinante's it is in the scenario's own process.
+//! The verbs agent does on a device, step by step, what a scenario asks. For a device of the kernel
+//! it runs on the machine with the device, such as the guest, and is reached over TCP. For
+//! Rocinante's device it runs in the scenario's own process.
 
 mod host;
 pub mod machine;
@@ -18,13 +19,13 @@ pub(crate) use self::words::{qp_state, state_of};
 use proto::{Difference, Reply, Request};
 use rocinante_tests::harness::pattern;
 
-/// A device that does what it is asked.
+/// A device that executes requests.
 pub trait Agent {
     /// Does one step.
     fn ask(&mut self, request: &Request) -> Reply;
 }
 
-/// Where agents listen unless they are told otherwise.
+/// The TCP port where agents listen by default.
 pub const PORT: u16 = 18_515;
 
 /// Entries of each queue of a queue pair.
@@ -36,9 +37,10 @@ const ELEMENTS: u32 = 4;
 /// Bytes of inline data.
 const INLINE: u32 = 64;
 
-/// Serves scenarios with the kernel's devices, through the system's libibverbs, each on its own connection to `address`.
+/// Serves scenarios with the kernel's devices, through the system's libibverbs. Each connection to
+/// `address` is one scenario.
 ///
-/// Who reaches that address may use the devices, and nothing else of the machine.
+/// Any client of that address may use the devices, and nothing else of the machine.
 ///
 /// # Errors
 /// The address cannot be bound.
@@ -48,7 +50,7 @@ pub fn serve(address: &str) -> io::Result<()> {
     for stream in listener.incoming() {
         let stream = stream?;
         std::thread::spawn(move || {
-            // What goes wrong with a connection is the scenario's to tell.
+            // The scenario reports errors of its connection.
             let _ = attend(&stream, &mut Host::default());
         });
     }
@@ -68,7 +70,8 @@ fn attend(stream: &TcpStream, agent: &mut impl Agent) -> io::Result<()> {
     Ok(())
 }
 
-/// How `bytes` differ from the pattern of a seed, from a byte of it on; without a seed, from zeros.
+/// The difference of `bytes` from a seed's pattern, compared from a given byte of the pattern on;
+/// without a seed, from zeros.
 fn difference(bytes: &[u8], with: Option<(u64, usize)>) -> Option<Difference> {
     let wanted = match with {
         Some((seed, skip)) => pattern(skip + bytes.len(), seed).split_off(skip),

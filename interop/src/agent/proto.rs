@@ -1,5 +1,5 @@
-//! What a scenario asks of a side, be its device Rocinante's or the kernel's: the verbs as values, so that one scenario
-//! drives either side in either role, here or over TCP.
+//! Requests of a scenario to a side, with a device of Rocinante or of the kernel. The requests are
+//! the verbs as values: one scenario drives either side in either role, here or over TCP.
 
 mod work;
 
@@ -11,12 +11,12 @@ pub use self::work::*;
 use super::machine::{Kind, Machine};
 use crate::guest::Outcome;
 
-/// A step that a side is asked to do.
+/// A step of a side.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Request {
-    /// Tell about the machine and the device `name` of it; with its address if it has several: [`Reply::Machine`].
+    /// Describe the machine and its device `name`: [`Reply::Machine`].
     Describe {
-        /// As `ibv_devices` lists it; with a port behind a colon if it is not the first that can be used.
+        /// As `ibv_devices` lists it. Without a port behind a colon, the first usable one counts.
         name: String,
         /// One of its addresses.
         address: Option<IpAddr>,
@@ -30,16 +30,18 @@ pub enum Request {
         /// One of its addresses.
         address: IpAddr,
     },
-    /// Start one of the [programs that nobody here wrote](crate::matrix::programs), and kill the one that was started before.
+    /// Start one of the [programs of other projects](crate::matrix::programs), and kill the one
+    /// started before.
     Start(Invocation),
-    /// Wait for the end of the program: [`Reply::Ended`].
+    /// Wait until the program ends: [`Reply::Ended`].
     Ended {
-        /// For how long.
+        /// At most this long.
         timeout_ms: u64,
     },
-    /// Open the device `name` and use its GID for `address`: [`Reply::Opened`]. Must come before all that follow.
+    /// Open the device `name` and use its GID for `address`: [`Reply::Opened`]. All requests below
+    /// need it.
     Open {
-        /// As `ibv_devices` lists it; ignored by Rocinante, whose device is the one with the address.
+        /// As `ibv_devices` lists it. Rocinante ignores it: its device is the one with the address.
         name: String,
         /// One of its addresses.
         address: IpAddr,
@@ -55,28 +57,29 @@ pub enum Request {
     Rereg {
         /// Which.
         region: usize,
-        /// With these bits of `IBV_ACCESS_*`, if they shall change.
+        /// The new bits of `IBV_ACCESS_*`, if they change.
         access: Option<u32>,
-        /// With so many bytes of other memory, if it shall change; they are zero.
+        /// The bytes of new, zeroed memory, if the memory changes.
         len: Option<usize>,
     },
-    /// Allocate a memory window, which is bound to nothing; they are numbered from 0.
+    /// Allocate a memory window, not bound; windows are numbered from 0.
     Window {
         /// Its type.
         mw_type: MwType,
     },
-    /// Bind a window: of type 1 by `ibv_bind_mw`, of type 2 by a work request. Answered by [`Reply::Region`], as soon as it is posted: the
-    /// address by which peers name its first byte, and the new key.
+    /// Bind a window: of type 1 by `ibv_bind_mw`, of type 2 by a work request. Answered by
+    /// [`Reply::Region`] as soon as it is posted: the address at which peers reach its first byte,
+    /// and the new key.
     Bind {
-        /// The queue pair to whose send queue the request goes.
+        /// The queue pair that gets the request in its send queue.
         qp: usize,
         /// Returned in the completion.
         wr_id: u64,
         /// Which.
         window: usize,
-        /// To this, which need not be inside the region.
+        /// The range to bind to, which need not be inside the region.
         range: Range,
-        /// What peers may do, as bits of `IBV_ACCESS_*`; and [`ZERO_BASED`].
+        /// Rights of peers, as bits of `IBV_ACCESS_*`; and [`ZERO_BASED`].
         access: u32,
     },
     /// Deallocate a window.
@@ -84,7 +87,8 @@ pub enum Request {
         /// Which.
         window: usize,
     },
-    /// Register a zeroed region in a protection domain of which no queue pair is: requests may name it, and fail. Answered by [`Reply::Region`].
+    /// Register a zeroed region in a protection domain without queue pairs: requests that name it
+    /// fail. Answered by [`Reply::Region`].
     ForeignRegion {
         /// Bytes.
         len: usize,
@@ -98,37 +102,38 @@ pub enum Request {
     },
     /// Store bytes.
     Put {
-        /// In which region.
+        /// The region.
         region: usize,
-        /// From which byte on.
+        /// The first byte.
         offset: usize,
-        /// What.
+        /// The bytes.
         bytes: Vec<u8>,
     },
     /// Fill a range with [`pattern`](rocinante_tests::harness::pattern) of a seed.
     Fill {
-        /// Which region, from which byte, how many.
+        /// The range.
         range: Range,
-        /// Of the pattern.
+        /// The pattern's seed.
         seed: u64,
     },
-    /// Compare a range with what it should have: [`Reply::Difference`].
+    /// Compare a range with its expected bytes: [`Reply::Difference`].
     Compare {
-        /// Which region, from which byte, how many.
+        /// The range.
         range: Range,
-        /// [`pattern`](rocinante_tests::harness::pattern) of this seed, from this byte of it on; nothing means zeros.
+        /// [`pattern`](rocinante_tests::harness::pattern) of this seed, from this byte of it on;
+        /// `None` means zeros.
         with: Option<(u64, usize)>,
     },
     /// Store eight bytes in the machine's order.
     Store {
-        /// Which region and byte.
+        /// Region and byte.
         at: Range,
         /// The value.
         value: u64,
     },
     /// Load eight bytes in the machine's order: [`Reply::Value`].
     Load(Range),
-    /// What a range has: [`Reply::Bytes`].
+    /// Return the bytes of a range: [`Reply::Bytes`].
     Bytes(Range),
     /// Make a shared receive queue; they are numbered from 0.
     Srq {
@@ -142,13 +147,14 @@ pub enum Request {
         /// The limit.
         limit: u32,
     },
-    /// Make a queue pair in the INIT state. Answered by [`Reply::Qp`]; queue pairs are numbered from 0.
+    /// Make a queue pair in the INIT state. Answered by [`Reply::Qp`]; queue pairs are numbered
+    /// from 0.
     Qp {
-        /// Its transport service.
+        /// The transport service of the queue pair.
         service: Service,
-        /// What the peer may do, as bits of `IBV_ACCESS_*`; of no meaning for datagrams.
+        /// Rights of the peer, as bits of `IBV_ACCESS_*`; without meaning for datagrams.
         access: u32,
-        /// The shared receive queue that it takes its receives from, if it has none of its own.
+        /// The shared receive queue for its receives; `None` gives it a queue of its own.
         srq: Option<usize>,
     },
     /// Make an address handle; they are numbered from 0.
@@ -156,9 +162,9 @@ pub enum Request {
         /// For this address.
         address: IpAddr,
     },
-    /// Make an address handle for the answer to the datagram whose completion was taken last.
+    /// Make an address handle for the answer to the last datagram completed.
     HandleOfLast {
-        /// Where the receive begins that it completed.
+        /// The start of the receive that it completed.
         grh: Range,
     },
     /// Attach a queue pair for datagrams to a multicast group.
@@ -179,26 +185,26 @@ pub enum Request {
     Prepare {
         /// Which.
         qp: usize,
-        /// What the peer may do.
+        /// Rights of the peer.
         access: u32,
     },
     /// Take a queue pair to RTR and RTS.
     Connect {
         /// Which.
         qp: usize,
-        /// The peer; of no meaning for datagrams.
+        /// The peer; without meaning for datagrams.
         peer: Peer,
-        /// How.
+        /// The connection's options.
         how: Connection,
     },
-    /// Change the state of a queue pair and nothing else.
+    /// Change only the state of a queue pair.
     Modify {
         /// Which.
         qp: usize,
-        /// To this.
+        /// The new state.
         state: State,
     },
-    /// The state of a queue pair: [`Reply::State`].
+    /// Return the state of a queue pair: [`Reply::State`].
     Query {
         /// Which.
         qp: usize,
@@ -210,109 +216,111 @@ pub enum Request {
     },
     /// Post send requests.
     Send {
-        /// Where.
+        /// The queue pair.
         qp: usize,
-        /// What.
+        /// The requests.
         list: Vec<Send>,
     },
     /// Post receives, numbered from `first`, one per range.
     Recv {
-        /// Where.
+        /// The queue pair.
         qp: usize,
         /// The number of the first.
         first: u64,
-        /// Their elements.
+        /// The elements of each receive.
         list: Vec<Vec<Range>>,
     },
     /// Post receives to a shared receive queue, numbered from `first`.
     RecvShared {
-        /// Where.
+        /// The shared receive queue.
         srq: usize,
         /// The number of the first.
         first: u64,
-        /// Their elements.
+        /// The elements of each receive.
         list: Vec<Vec<Range>>,
     },
-    /// Wait until there are `count` completions, or the time is over: [`Reply::Completions`].
+    /// Wait for `count` completions, at most for `timeout_ms`: [`Reply::Completions`].
     Poll {
         /// How many.
         count: usize,
-        /// For how long.
+        /// At most this long.
         timeout_ms: u64,
     },
     /// Ask for an event of the completion queue.
     Arm {
-        /// Only for a solicited one.
+        /// Only for a solicited completion.
         solicited: bool,
     },
     /// Wait for an event of the completion queue: [`Reply::Event`].
     Event {
-        /// For how long.
+        /// At most this long.
         timeout_ms: u64,
     },
     /// Wait for an asynchronous event: [`Reply::Async`].
     Async {
-        /// For how long.
+        /// At most this long.
         timeout_ms: u64,
     },
-    /// What the device has dropped since it was opened: [`Reply::Drops`].
+    /// Return the device's drops since it was opened: [`Reply::Drops`].
     Drops,
-    /// What the device has heard since it was opened: [`Reply::Heard`].
+    /// Return the device's received packets since it was opened: [`Reply::Heard`].
     Heard,
-    /// What the device has counted, for whoever looks for what went wrong: [`Reply::Counters`].
+    /// Return the device's counters, for an investigation: [`Reply::Counters`].
     Counters,
 }
 
-/// What a side answers.
+/// The answer of a side.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Reply {
     /// Done.
     Done,
-    /// It could not be done.
+    /// The step failed.
     Failed(String),
-    /// Of [`Request::Describe`].
+    /// Answers [`Request::Describe`].
     Machine(Box<Machine>),
-    /// Of [`Request::Ended`]: what became of the program, if it has ended.
+    /// Answers [`Request::Ended`]: the program's outcome, if it has ended.
     Ended(Option<Outcome>),
-    /// Of [`Request::Open`].
+    /// Answers [`Request::Open`].
     Opened(About),
-    /// Of [`Request::Region`], [`Request::ForeignRegion`], [`Request::Rereg`] and [`Request::Bind`].
+    /// Answers [`Request::Region`], [`Request::ForeignRegion`], [`Request::Rereg`] and
+    /// [`Request::Bind`].
     Region(Remote),
-    /// Of [`Request::Compare`], if there is one.
+    /// Answers [`Request::Compare`], with the difference if there is one.
     Difference(Option<Difference>),
-    /// Of [`Request::Load`].
+    /// Answers [`Request::Load`].
     Value(u64),
-    /// Of [`Request::Bytes`].
+    /// Answers [`Request::Bytes`].
     Bytes(Vec<u8>),
-    /// Of [`Request::Qp`].
+    /// Answers [`Request::Qp`].
     Qp {
         /// Its number on the wire.
         qpn: u32,
     },
-    /// Of [`Request::Query`].
+    /// Answers [`Request::Query`].
     State(State),
-    /// Of [`Request::Poll`]: those that there are.
+    /// Answers [`Request::Poll`], with the completions found.
     Completions(Vec<Completion>),
-    /// Of [`Request::Event`]: whether there was one.
+    /// Answers [`Request::Event`]: whether there was one.
     Event(bool),
-    /// Of [`Request::Async`]: its name in `verbs.h` without `IBV_EVENT_`, if there was one.
+    /// Answers [`Request::Async`]: the event's name in `verbs.h` without `IBV_EVENT_`, if there was
+    /// one.
     Async(Option<String>),
-    /// Of [`Request::Drops`]: reasons with how many packets. Soft-RoCE tells of none.
+    /// Answers [`Request::Drops`]: reasons and packet counts. Soft-RoCE reports none.
     Drops(Vec<(String, u64)>),
-    /// Of [`Request::Heard`].
+    /// Answers [`Request::Heard`].
     Heard(Heard),
-    /// Of [`Request::Counters`]: those that are not zero, as the device calls them.
+    /// Answers [`Request::Counters`]: all counters that are not zero, by the device's names.
     Counters(String),
 }
 
-/// Packets that a device has heard.
+/// Packets that a device has received.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Heard {
     /// All.
     pub packets: u64,
-    /// Requests that had come before.
+    /// Duplicate requests.
     pub duplicates: u64,
-    /// Requests before which others were missing.
+    /// Requests behind a gap.
     pub gaps: u64,
 }
 
@@ -325,7 +333,7 @@ pub enum Service {
     Uc,
     /// Datagrams.
     Ud {
-        /// Those that it takes have this key.
+        /// The queue pair takes datagrams with this key.
         qkey: u32,
     },
 }
@@ -339,10 +347,10 @@ pub enum MwType {
     Type2,
 }
 
-/// What a scenario must know of a device.
+/// Properties of a device that a scenario needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct About {
-    /// Whose it is.
+    /// Its kind.
     pub kind: Kind,
     /// READs and atomics that a queue pair may have outstanding.
     pub max_rd_atomic: u8,
@@ -354,37 +362,38 @@ pub struct About {
     pub flush: bool,
     /// Whether it has memory windows of type 1, and of type 2.
     pub windows: [bool; 2],
-    /// Whether requests may carry their data with them.
+    /// Whether requests may carry inline data.
     pub inline: bool,
     /// The largest path MTU that fits the link, in bytes.
     pub active_mtu: u32,
 }
 
-/// How a program is started.
+/// How to start a program.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Invocation {
-    /// The name of one of the [programs](crate::matrix::programs::PROGRAMS); nothing else is run.
+    /// The name of one of the [programs](crate::matrix::programs::PROGRAMS); the agent runs nothing
+    /// else.
     pub program: String,
     /// The RDMA device.
     pub device: String,
-    /// Its address, which tells the index of the GID.
+    /// Its address, which determines the GID index.
     pub address: IpAddr,
     /// Path MTU in bytes.
     pub mtu: u32,
     /// TCP port on which the sides find each other.
     pub port: u16,
-    /// The server; nothing if this is it.
+    /// The server's address; `None` if this program is the server.
     pub server: Option<IpAddr>,
 }
 
-/// How a range is not what it should be.
+/// The difference of a range from its expected bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Difference {
     /// The first byte that differs.
     pub first: usize,
-    /// How many do.
+    /// How many bytes differ.
     pub count: usize,
-    /// What there is from the first on: eight bytes, or zeros beyond the end.
+    /// Eight bytes found from the first on; zeros beyond the end.
     pub found: [u8; 8],
 }
 
@@ -411,7 +420,7 @@ pub struct Remote {
 /// The other end of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Peer {
-    /// Where.
+    /// Its address.
     pub address: IpAddr,
     /// Its queue pair.
     pub qpn: u32,
@@ -432,7 +441,7 @@ pub struct Connection {
     pub retry_cnt: u8,
     /// 0 to 7.
     pub rnr_retry: u8,
-    /// The code of the delay asked for when no receive is posted.
+    /// The code of the delay for RNR NAKs.
     pub min_rnr_timer: u8,
     /// READs and atomics outstanding in each direction.
     pub rd_atomic: u8,

@@ -8,10 +8,10 @@ use super::Agent;
 use super::proto::{Reply, Request};
 use crate::error::{Error, Result};
 
-/// How long an answer may take beyond what was asked to be waited.
+/// How long an answer may take, beyond the time that the request itself may wait.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What to do where no agent is.
+/// The advice if no agent answers.
 const ADVICE: &str = "start it on the machine with the device by `cargo xtask interop agent`, and let TCP through to it";
 
 /// A connection to [`serve`](super::serve).
@@ -21,10 +21,10 @@ pub struct Remote {
 }
 
 impl Remote {
-    /// Connects to an agent, and tries again for `patience` while nobody listens.
+    /// Connects to an agent. Retries for `patience` while nothing listens.
     ///
     /// # Errors
-    /// Nobody listens.
+    /// Nothing listens.
     pub fn connect(address: SocketAddr, patience: Duration) -> Result<Self> {
         let deadline = Instant::now() + patience;
         let stream = loop {

@@ -1,4 +1,5 @@
-//! Does what it is asked with Rocinante's API: on its own devices, and on the kernel's through the system's libibverbs.
+//! Executes requests with Rocinante's API: on its own devices, and on the kernel's through the
+//! system's libibverbs.
 
 mod windows;
 
@@ -24,7 +25,7 @@ type Result<T> = std::result::Result<T, String>;
 
 const NO_REGION: &str = "no such region";
 
-/// A device with what was made of it.
+/// A device with its objects.
 #[derive(Debug)]
 pub struct Verbs {
     netns: Option<Netns>,
@@ -33,9 +34,9 @@ pub struct Verbs {
     qps: Vec<Option<Qp>>,
     srqs: Vec<Srq>,
     handles: Vec<Ah>,
-    /// The completion of a datagram that was taken last.
+    /// The last completion of a datagram that was taken.
     last: Option<Wc>,
-    /// Deallocated before the regions to which they are bound.
+    /// Before `regions`: windows are deallocated before the regions to which they are bound.
     windows: Vec<Option<Mw>>,
     regions: Vec<Option<Mr>>,
     opened: Option<Opened>,
@@ -64,7 +65,7 @@ impl Opened {
             None => Kind::Rocinante,
             Some(_) => Kind::of(self.ctx.name()),
         };
-        // Hardware does not tell how much data a request may carry with it.
+        // Hardware does not report how much inline data a request may carry.
         let carries = || {
             let builder = self.pd.qp(&self.cq, &self.cq).max_inline_data(INLINE);
             builder.build_reset().is_ok()
@@ -83,14 +84,14 @@ impl Opened {
 }
 
 impl Verbs {
-    /// Rocinante's device in `netns`, or in the present namespace, with this backend, that is not open yet; with `credits` it tells its peers how many
-    /// receives it has posted.
+    /// Rocinante's device in `netns`, or in the present namespace, with this backend; not open yet.
+    /// With `credits`, its acknowledgements announce how many receives are posted.
     #[must_use]
     pub fn soft(netns: Option<&Netns>, backend: Backend, credits: bool) -> Self {
         Self { netns: netns.cloned(), backend: Some(backend), credits, ..Self::kernel() }
     }
 
-    /// A device of the kernel's that is not open yet.
+    /// A device of the kernel, not open yet.
     #[must_use]
     pub fn kernel() -> Self {
         Self {
@@ -181,7 +182,7 @@ impl Verbs {
             Request::Handle { address } => self.create_handle(*address)?,
             Request::HandleOfLast { grh } => self.create_handle_of_last(grh)?,
             Request::Attach { qp, group } => {
-                // The group's socket is the container's.
+                // The group's socket must be in the container's namespace.
                 let qp = self.qp(*qp)?;
                 self.inside(|| qp.attach_mcast(*group))?.map_err(text)?;
             }
@@ -363,7 +364,7 @@ impl Verbs {
             timeout: reliable.then_some(how.timeout),
             ..QpAttr::default()
         };
-        // Connecting looks up routes, which are those of the container.
+        // Connecting looks up routes, which must be the container's.
         let connected = self.inside(|| {
             qp.modify(&rtr)?;
             qp.modify(&ModifyAttr { attr: rts, path: None })
@@ -459,7 +460,7 @@ impl Verbs {
     }
 }
 
-/// What a device has counted: a kernel's as its driver shows it.
+/// The counters of a device; a device of the kernel shows them through its driver.
 fn counters(ctx: &Context) -> String {
     let folder = format!("/sys/class/infiniband/{}/ports/1/hw_counters", ctx.name());
     let Ok(files) = std::fs::read_dir(folder) else {

@@ -1,4 +1,4 @@
-//! What a scenario says in words, and the API in its own.
+//! Translates the words of scenarios to the API, and back.
 
 use rocinante::{Access, AsyncEvent, MwType, QpEvent, QpState, QpType, VerbsError, Wc, WcOpcode};
 
@@ -36,7 +36,7 @@ pub(super) fn completion(wc: &Wc) -> Completion {
     }
 }
 
-/// The type of a queue pair, and its Q_Key, which only datagrams have.
+/// The type of a queue pair, and its Q_Key; only datagram queue pairs have one.
 pub(super) fn service(service: Service) -> (QpType, u32) {
     match service {
         Service::Rc => (QpType::Rc, 0),
@@ -76,7 +76,7 @@ pub(crate) fn state_of(state: QpState) -> State {
     }
 }
 
-/// As `ibv_event_type_str(3)` has it.
+/// As in `ibv_event_type_str(3)`.
 pub(super) fn event_name(event: &AsyncEvent) -> String {
     match event {
         AsyncEvent::Qp { event: QpEvent::CommEst, .. } => "communication established".into(),

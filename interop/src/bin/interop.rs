@@ -1,5 +1,7 @@
-//! What runs on a machine with a device of the kernel's, be it the guest: `agent` serves scenarios, `check`, `open` and `watch` try the device, `control` obeys
-//! the host of the guest; and what runs against such a machine: `device` is the whole matrix, `rocinante` the command of that name.
+//! The program for a machine with a device of the kernel, such as the guest: `agent` serves
+//! scenarios; `check`, `open` and `watch` try the device; `control` obeys the host of the guest.
+//! Against such a machine, `device` runs the whole matrix, and `rocinante` is the command of that
+//! name.
 
 use std::net::IpAddr;
 use std::process::ExitCode;

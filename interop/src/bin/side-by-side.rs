@@ -1,4 +1,5 @@
-//! `rocinante compare` or `rocinante bench` in a guest, with Soft-RoCE beside us: the command and its arguments.
+//! `rocinante compare` or `rocinante bench` in a guest, with Soft-RoCE beside ours. The arguments
+//! are the command and its arguments.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! Everything that is to be run with a device, each with a name.
+//! All runs with a device, each with a name.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,16 +17,16 @@ use crate::matrix::{
     MTUS, Node, Requester, SCENARIOS, Scenario, Session, Setting, Step, Verdict, cannot,
 };
 
-/// Something to be run.
+/// A run.
 #[derive(Clone, Copy)]
 pub(super) enum Cell {
     /// A check of the device by itself, or a test of the API with it at both ends.
     Check(&'static str),
     /// A scenario with the device at both ends.
     Itself { scenario: &'static Scenario, ipv6: bool, mtu: u32 },
-    /// A scenario with Rocinante at one end; the setting's link says nothing.
+    /// A scenario with Rocinante at one end; the setting's link is not used.
     Software { scenario: &'static Scenario, setting: Setting },
-    /// A program that nobody here wrote; the setting's link says nothing.
+    /// A program of another project; the setting's link is not used.
     Program(ProgramCell),
 }
 
@@ -79,7 +79,7 @@ impl fmt::Display for Cell {
 }
 
 impl Cell {
-    /// The row of the report's table that it belongs to.
+    /// The row of the report's table.
     pub(super) fn row(&self) -> String {
         let ip = |ipv6: bool| if ipv6 { "IPv6" } else { "IPv4" };
         match self {
@@ -102,7 +102,7 @@ impl Cell {
         }
     }
 
-    /// Runs it; what the device does otherwise than the specification has it is added to `noticed`.
+    /// Runs the cell. Departures of the device from the specification are added to `noticed`.
     pub(super) fn run(&self, stage: &Stage, noticed: &mut BTreeMap<String, String>) -> Step {
         match *self {
             Self::Check(check) => {
@@ -181,14 +181,15 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    /// Whoever changes these numbers says why: cells do not vanish.
+    /// A change of these numbers needs a reason: cells do not vanish.
     #[test]
     fn no_cell_is_missing() {
         let cells = all();
         let scenarios = SCENARIOS.len();
         let itself = CHECKS.len() + TESTS.len();
-        // The checks and tests of the API; the scenarios with 2 families and 5 path MTUs, with the device at both ends, and with either side as the
-        // requester on 3 backends; and the programs of others.
+        // The checks and tests of the API; the scenarios with 2 families and 5 path MTUs, with the
+        // device at both ends, and with either side as the requester on 3 backends; and the
+        // programs of other projects.
         assert_eq!(
             cells.len(),
             itself + scenarios * 10 + scenarios * 10 * 2 * 3 + programs::all().len()

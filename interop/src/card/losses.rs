@@ -1,7 +1,8 @@
-//! Losing packets where no bridge of ours lies between the sides: a table of our own, of nftables, at an interface that the packets pass.
+//! Packet loss without a bridge of ours between the sides: an nftables table of our own, at an
+//! interface that the packets pass.
 //!
-//! The table belongs to the `nft` that made it (`flags owner`), which ends when its standard input does: so it is gone with what holds
-//! it, and with this process, however that ends.
+//! The table belongs to the `nft` that made it (`flags owner`). That `nft` ends when its standard
+//! input does. So the table goes with its holder, and with this process, however the process ends.
 
 use std::io::{Read, Write};
 use std::process::{Command, Stdio};
@@ -14,31 +15,31 @@ use rocinante_cli::lab::{ChildGuard, Netns};
 use crate::agent::machine::Kind;
 use crate::matrix::{Losing, Node, Step, Wire, cannot};
 
-/// Where packets are lost.
+/// The place of the loss.
 #[derive(Debug, Clone)]
 pub(super) struct Place {
     /// The namespace, if it is not the present one.
     pub(super) netns: Option<Netns>,
     /// The interface in it.
     pub(super) interface: String,
-    /// Whether it is the other end of our veth, and not our own interface.
+    /// Whether the interface is the other end of our veth instead of our own interface.
     pub(super) beyond: bool,
 }
 
-/// What one backend's packets pass.
+/// Loss for the packets of one backend.
 pub(super) struct Rules<'a> {
     pub(super) place: &'a Place,
     pub(super) backend: Backend,
 }
 
-/// Two queue pairs of one device: nothing of ours sees their packets.
+/// Two queue pairs of one device: their packets pass no interface of ours.
 pub(super) struct Inside;
 
 /// A table with a rule.
 struct Table {
     netns: Option<Netns>,
     name: String,
-    // Its end is the table's.
+    // When it ends, the table goes.
     _nft: ChildGuard,
 }
 
@@ -83,7 +84,7 @@ impl Table {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let name = format!("rocinante_interop_{}_{number}", std::process::id());
-        // Of everything, nothing need be drawn by lot.
+        // At 100 percent no random number is needed.
         let lot = match (percent.clamp(0.0, 100.0) * 10.0).round() {
             1000.0 => String::new(),
             of_1000 => format!("numgen random mod 1000 < {of_1000}"),
@@ -101,7 +102,7 @@ impl Table {
             None => ChildGuard::spawn(&mut command),
         };
         let mut nft = nft.map_err(|error| cannot(format!("packets are lost by nft: {error}")))?;
-        // Not taken out: its end would be the end of the table.
+        // Standard input stays in place: closing it would remove the table.
         if let Some(stdin) = nft.child_mut().stdin.as_mut() {
             stdin.write_all(script.as_bytes()).map_err(|error| format!("nft: {error}"))?;
         }
@@ -117,7 +118,7 @@ impl Table {
         Ok(table)
     }
 
-    /// What it has said until it is ended.
+    /// Ends `nft`, and returns its error output.
     fn complaint(&mut self) -> String {
         self._nft.kill();
         let mut said = String::new();
@@ -156,7 +157,7 @@ fn counter(listing: &serde_json::Value) -> Option<u64> {
     items.iter().find_map(|item| item["counter"]["packets"].as_u64())
 }
 
-/// The search path with the directories of system programs, which users often lack.
+/// The search path and the directories of system programs, which users often lack.
 fn search_path() -> String {
     let path = std::env::var("PATH").unwrap_or_default();
     format!("{path}:/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin")

@@ -1,5 +1,6 @@
-//! The whole matrix with an RDMA device of the kernel, such as a ConnectX, and a report of it: the device by itself, with itself, with
-//! Rocinante in software, and Rocinante with programs that nobody here wrote.
+//! The whole matrix with an RDMA device of the kernel, such as a ConnectX, and a report of it: the
+//! device by itself, with itself, with Rocinante in software, and Rocinante with programs of other
+//! projects.
 
 mod cells;
 mod losses;
@@ -27,23 +28,27 @@ pub struct Args {
     /// The device, as `ibv_devices` lists it: `mlx5_0`; `mlx5_0:2` is its second port
     #[arg(long, value_name = "NAME")]
     device: String,
-    /// An address of the device; else the first IPv4 and the first global IPv6 address of the port. May be repeated
+    /// An address of the device; else the first IPv4 and the first global IPv6 address of the port.
+    /// May be repeated
     #[arg(long, value_name = "ADDRESS")]
     address: Vec<IpAddr>,
-    /// Where the verbs agent of the device's machine is (`cargo xtask interop agent` starts it there): HOST or HOST:PORT; `local`: the
-    /// device is in this machine
+    /// Where the verbs agent of the device's machine is (`cargo xtask interop agent` starts it
+    /// there): HOST or HOST:PORT; `local`: the device is in this machine
     #[arg(long, value_name = "HOST|local", default_value = "local")]
     agent: String,
-    /// An address of ours, for Rocinante in software; that of the other family is found on the same interface. May be repeated
+    /// An address of ours, for Rocinante in software; that of the other family is found on the same
+    /// interface. May be repeated
     #[arg(long, value_name = "ADDRESS")]
     ours: Vec<IpAddr>,
-    /// The network namespace of our address, if it is not the present one: a name of `ip netns`, or a path
+    /// The network namespace of our address, if it is not the present one: a name of `ip netns`, or
+    /// a path
     #[arg(long, value_name = "NAME|PATH")]
     netns: Option<String>,
     /// Only these backends: udp, packet, afxdp
     #[arg(long, value_name = "BACKENDS", value_delimiter = ',')]
     netdev: Vec<Backend>,
-    /// What is expected of Soft-RoCE: that it departs as it is known to, or what the specification says, as of any other device
+    /// What is expected of Soft-RoCE: that it departs as it is known to, or what the specification
+    /// says, as of any other device
     #[arg(long, value_enum, default_value = "known")]
     expect: Expect,
     /// Where the report is written; else `interop-DEVICE.md`
@@ -71,7 +76,7 @@ impl Args {
         self.netdev.is_empty() || self.netdev.contains(&backend)
     }
 
-    /// Why a cell is left out, if it is.
+    /// The reason why a cell is left out, if it is.
     fn leaves_out(&self, name: &str) -> Option<String> {
         let any = |word: &String| word.split(',').any(|part| name.contains(part));
         let chosen = self.filters.iter().all(any);
@@ -79,10 +84,11 @@ impl Args {
     }
 }
 
-/// How often in a row an agent may be missed before it is given up.
+/// How often in a row an agent may fail to answer before the run gives up.
 const MISSED_MAX: u32 = 3;
 
-/// Runs what `args` say and writes the report. It fails if a cell fails, or nothing could be run.
+/// Runs the cells that `args` selects and writes the report. It fails if a cell fails, or if no
+/// cell could run.
 #[must_use]
 pub fn run(args: &Args) -> ExitCode {
     let cells = cells::all();
@@ -102,7 +108,7 @@ pub fn run(args: &Args) -> ExitCode {
 }
 
 fn attempt(args: &Args, cells: &[Cell]) -> Step<bool> {
-    // Ctrl-C ends what we have started, and the rules with it.
+    // Ctrl-C ends all child processes, and with them the rules.
     kill_children_on_signal().map_err(|error| format!("no handler for Ctrl-C: {error}"))?;
     let mut report = Report::begin();
     let stage = Stage::new(args);

@@ -1,4 +1,4 @@
-//! The report: what was tried with what, what became of it, and why what was not run was not.
+//! The report: what was tried with which devices, the results, and why some cells were not run.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,10 +10,10 @@ use super::stage::{Stage, list};
 use crate::agent::machine::{Device, Kind, Machine};
 use crate::matrix::Verdict;
 
-/// Names that are shown of cells that were not run for one reason.
+/// How many names are shown of cells that were not run for one reason.
 const NAMES_MAX: usize = 40;
 
-/// What became of one cell.
+/// The result of one cell.
 #[derive(Debug)]
 pub(super) struct Entry {
     name: String,
@@ -27,16 +27,16 @@ impl Entry {
     }
 }
 
-/// What is written at the end.
+/// The contents of the report.
 #[derive(Debug)]
 pub(super) struct Report {
     command: String,
     begun: (String, Instant),
     facts: Vec<(&'static str, String)>,
     remarks: Vec<String>,
-    /// What the device did otherwise than the specification has it, and in which cell first.
+    /// Departures of the device from the specification, each with the first cell that showed it.
     pub(super) noticed: BTreeMap<String, String>,
-    /// What became of the cells.
+    /// The results of the cells.
     pub(super) entries: Vec<Entry>,
 }
 
@@ -63,7 +63,7 @@ impl Count {
 }
 
 impl Report {
-    /// One that begins now.
+    /// A report that begins now.
     pub(super) fn begin() -> Self {
         let words: Vec<String> = std::env::args().map(|word| quoted(&word)).collect();
         Self {
@@ -76,7 +76,7 @@ impl Report {
         }
     }
 
-    /// Says what is tried with what.
+    /// Describes both machines and the device.
     pub(super) fn describe(&mut self, stage: &Stage) {
         self.facts.extend(machine("the device's machine", &stage.machine));
         if let Some(device) = &stage.machine.device {
@@ -89,7 +89,7 @@ impl Report {
         self.remarks.extend(stage.remarks());
     }
 
-    /// Says why nothing was run.
+    /// Records why nothing was run.
     pub(super) fn give_up(&mut self, why: &str) {
         self.remarks.push(format!("nothing was run: {why}"));
     }
@@ -100,13 +100,13 @@ impl Report {
         count
     }
 
-    /// Whether something was run, and nothing failed.
+    /// Whether at least one cell passed, and none failed.
     pub(super) fn is_good(&self) -> bool {
         let count = self.count();
         count.passed > 0 && count.failed == 0
     }
 
-    /// One line.
+    /// The totals, as one line.
     pub(super) fn totals(&self) -> String {
         let count = self.count();
         let Count { passed, failed, not_run } = count;
@@ -242,7 +242,7 @@ fn now() -> String {
     said.unwrap_or_else(|_| "at an unknown time".into())
 }
 
-/// A word as a shell takes it.
+/// A word, quoted for a shell.
 fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_=./:,@[]%".contains(c);
     if !word.is_empty() && word.chars().all(plain) { word.to_owned() } else { format!("'{word}'") }

@@ -1,4 +1,4 @@
-//! What there is before anything is run: the device, its agent, our interface, and what each of them permits.
+//! The surroundings of a run: the device, its agent, our interface, and what each of them permits.
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
@@ -16,25 +16,25 @@ use crate::agent::proto::{Reply, Request};
 use crate::agent::{Agent, Host, PORT, Remote};
 use crate::matrix::{Node, Step, cannot};
 
-/// How long an agent that shall be there already may take to answer.
+/// How long a running agent may take to answer.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Where the agent is.
+/// The place of the agent.
 #[derive(Debug)]
 enum Control {
     /// In this process.
     Local,
-    /// There, to be called from this namespace, or the present one.
+    /// At this address, called from this namespace or from the present one.
     Remote(SocketAddr, Option<Netns>),
 }
 
-/// Our side: the device in software.
+/// Our side: the software device.
 #[derive(Debug)]
 struct Software {
     netns: Option<Netns>,
     interface: Interface,
     addresses: Vec<IpAddr>,
-    /// The path MTU that fits, for each backend and address family, or why there is no such device.
+    /// For each backend and address family: the path MTU that fits, or why there is no such device.
     opened: Vec<(Backend, bool, Result<u32, String>)>,
     losses: Place,
 }
@@ -46,27 +46,27 @@ pub(super) struct Ours<'a> {
     pub(super) active_mtu: u32,
 }
 
-/// Both ends, looked at.
+/// Both ends, examined.
 #[derive(Debug)]
 pub(super) struct Stage {
     control: Control,
     expect: Expect,
-    /// The name that was given, with a port if one was.
+    /// The device's name as given, with its port if it has one.
     name: String,
     addresses: Vec<IpAddr>,
     /// The machine with the device.
     pub(super) machine: Machine,
-    /// This one.
+    /// This machine.
     pub(super) here: Machine,
     software: Result<Software, String>,
 }
 
 impl Stage {
-    /// Looks at both ends.
+    /// Examines both ends.
     ///
     /// # Errors
-    /// No agent, no such device, an address that it has not, no permission: with what to do. What is wrong with our side is no error if
-    /// none was asked for: cells with it are not run.
+    /// No agent, no such device, an address that the device lacks, or no permission: the text says
+    /// what to do. A missing `--ours` is no error: cells with our side are then not run.
     pub(super) fn new(args: &Args) -> Step<Self> {
         let netns = args.netns.as_deref().map(open_netns).transpose()?;
         let control = Control::new(&args.agent, netns.as_ref())?;
@@ -95,7 +95,7 @@ impl Stage {
         self.control.agent()
     }
 
-    /// The device's name, as it was given.
+    /// The device's name as given.
     pub(super) fn device_name(&self) -> String {
         self.name.clone()
     }
@@ -146,12 +146,12 @@ impl Stage {
         Ok(Ours { netns: software.netns.as_ref(), address, active_mtu })
     }
 
-    /// Where packets between the sides are lost.
+    /// Where packets between the sides can be lost.
     pub(super) fn losses(&self) -> Step<&Place> {
         self.software.as_ref().map(|software| &software.losses).map_err(cannot)
     }
 
-    /// What a report says of our side.
+    /// The report's lines about our side.
     pub(super) fn our_side(&self) -> Vec<(&'static str, String)> {
         let software = match &self.software {
             Ok(software) => software,
@@ -167,12 +167,12 @@ impl Stage {
         ]
     }
 
-    /// The addresses of the device that are used.
+    /// The device's addresses in use.
     pub(super) fn used(&self) -> String {
         list(&self.addresses)
     }
 
-    /// What may spoil the result.
+    /// Circumstances that may spoil the result.
     pub(super) fn remarks(&self) -> Vec<String> {
         let mut remarks = Vec::new();
         if let Ok(software) = &self.software {
@@ -201,7 +201,7 @@ impl Control {
             return Ok(Self::Local);
         }
         let address = resolve(agent)?;
-        // Where the packets go, or else where this process is.
+        // Try the packets' namespace first, then the namespace of this process.
         let mut control = Self::Remote(address, netns.cloned());
         if netns.is_some() && control.agent().is_err() {
             control = Self::Remote(address, None);
@@ -239,7 +239,7 @@ fn resolve(agent: &str) -> Step<SocketAddr> {
     found.ok_or_else(|| format!("--agent {agent}: `local`, a host, or HOST:PORT"))
 }
 
-/// The device's addresses that are used: those that were asked for, and else the first of each family.
+/// The device's addresses in use: those asked for, else the first of each family.
 fn addresses_of(device: &Device, wanted: &[IpAddr]) -> Step<Vec<IpAddr>> {
     let all: Vec<IpAddr> = device.gids.iter().map(|(_, address)| *address).collect();
     if let Some(missing) = wanted.iter().find(|address| !all.contains(address)) {
@@ -254,7 +254,7 @@ fn addresses_of(device: &Device, wanted: &[IpAddr]) -> Step<Vec<IpAddr>> {
 }
 
 impl Software {
-    /// Our side; the inner error says why there is none, though nothing was said wrong.
+    /// Our side. The inner error says why there is none, although the arguments are valid.
     fn new(args: &Args, netns: Option<Netns>, control: &Control) -> Step<Result<Self, String>> {
         if matches!(control, Control::Local) && netns.is_none() {
             return Ok(Err("the device is in our own namespace, where packets between two own addresses never leave: give our side \
@@ -296,7 +296,7 @@ impl Software {
     }
 }
 
-/// What was asked for, and the first address of the other family.
+/// The addresses asked for, and the first address of the other family.
 fn own_addresses(interface: &Interface, wanted: &[IpAddr]) -> Vec<IpAddr> {
     let each = [false, true].map(|ipv6| {
         let fits = |address: &&IpAddr| match address {
@@ -309,8 +309,8 @@ fn own_addresses(interface: &Interface, wanted: &[IpAddr]) -> Vec<IpAddr> {
     each.into_iter().flatten().collect()
 }
 
-/// The other end of our veth, if it is in the present namespace: what passes there is what any backend sends and receives. Else our own
-/// interface.
+/// The other end of our veth, if it is in the present namespace: each backend's packets pass there.
+/// Else our own interface.
 fn place_of_losses(netns: Option<&Netns>, own: &Interface) -> Place {
     let beyond = netns.and_then(|netns| {
         let links = |netns: Option<&Netns>| {
@@ -351,7 +351,7 @@ fn inside<T: Send>(netns: Option<&Netns>, work: impl FnOnce() -> T + Send) -> St
     }
 }
 
-/// Addresses with commas.
+/// Addresses, separated by commas.
 pub(super) fn list(addresses: &[IpAddr]) -> String {
     let words: Vec<String> = addresses.iter().map(IpAddr::to_string).collect();
     if words.is_empty() { "no address".into() } else { words.join(", ") }

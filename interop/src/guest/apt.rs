@@ -1,5 +1,5 @@
-//! Debian packages, downloaded and unpacked without installing anything: through a private view of apt made of the
-//! machine's own sources, so that nothing which happens to be installed here hides a dependency of the guest.
+//! Debian packages, downloaded and unpacked without installing them. A private view of apt is made
+//! of the machine's own sources, so packages installed here hide no dependency of the guest.
 
 use std::ffi::OsString;
 use std::fs;
@@ -30,10 +30,10 @@ impl Apt {
         Ok(apt)
     }
 
-    /// The first of `names` that there is.
+    /// The first of `names` that exists.
     ///
     /// # Errors
-    /// There is none.
+    /// None exists.
     pub(crate) fn first_of(&self, names: &[&str]) -> Result<String> {
         let there = |name: &&&str| {
             self.tool("apt-cache", &["show", "--quiet=2", name])
@@ -46,10 +46,10 @@ impl Apt {
         })
     }
 
-    /// The package of an actual kernel that a package such as `linux-image-amd64` stands for.
+    /// The kernel package behind a meta package such as `linux-image-amd64`.
     ///
     /// # Errors
-    /// It stands for none.
+    /// There is none behind it.
     pub(crate) fn kernel_behind(&self, meta: &str) -> Result<String> {
         let plan = self
             .tool("apt-get", &["--simulate", "--no-install-recommends", "install", meta])
@@ -67,7 +67,7 @@ impl Apt {
     /// Downloads one package alone and unpacks it into `root`.
     ///
     /// # Errors
-    /// No network, or no room.
+    /// No network, or no space.
     pub(crate) fn unpack_one(&self, package: &str, root: &Path) -> Result<()> {
         let place = self.dir.join("one");
         fs::create_dir_all(&place)?;
@@ -79,10 +79,11 @@ impl Apt {
         Ok(())
     }
 
-    /// Downloads packages with all that they depend on and unpacks them into `root`. Returns the names of their files.
+    /// Downloads packages with all dependencies and unpacks them into `root`. Returns the names of
+    /// their files.
     ///
     /// # Errors
-    /// No network, or no room.
+    /// No network, or no space.
     pub(crate) fn unpack_all(&self, packages: &[&str], root: &Path) -> Result<Vec<String>> {
         let install = ["install", "-y", "--no-install-recommends", "--download-only"];
         self.get(&[&install, packages].concat())?;
@@ -127,7 +128,7 @@ impl Apt {
             .arg(dir("State::status", "status"))
             .arg(dir("State::extended_states", "extended"))
             .arg(dir("Cache", "cache"))
-            // Nothing of the machine's is changed, so its locks do not matter; nor is another user needed.
+            // Nothing of the machine is changed, so neither its locks nor another user are needed.
             .args(&["-oDebug::NoLocking=1", "-oAPT::Sandbox::User=", "-oAcquire::Retries=3"])
             .args(&["-oAPT::Architectures=amd64", "-oAPT::Architecture=amd64"])
             .args(args)

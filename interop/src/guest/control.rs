@@ -1,5 +1,5 @@
-//! How the host tells the guest what to run: lines of JSON over a virtio serial port, whose end on the host is the
-//! virtual machine's standard input and output. [`serve`] is the guest's side.
+//! The control channel from the host to the guest: lines of JSON over a virtio serial port. Its end
+//! on the host is the virtual machine's standard input and output. [`serve`] is the guest's side.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -17,32 +17,32 @@ use serde::{Deserialize, Serialize};
 /// The name of the serial port.
 pub(super) const PORT: &str = "control";
 
-/// The exit code of a command that was killed because its time was over, as `timeout(1)` has it.
+/// The exit code of a command that was killed because its time was over, as in `timeout(1)`.
 pub const TIMED_OUT: i32 = 124;
 
-/// How long the host may be silent: then it is gone, and the guest ends.
+/// How long the host may be silent. After that it counts as gone, and the guest ends.
 const SILENCE_MAX: Duration = Duration::from_secs(90);
 
-/// Most bytes of each output that are kept: the last ones.
+/// How many bytes of each output are kept: the last ones.
 const OUTPUT_MAX: usize = 1 << 20;
 
-/// What the host asks for.
+/// A request of the host.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Request {
     /// Run `sh -c command`, and answer [`Reply::Ended`] with the same number.
     Run { id: u64, command: String, timeout_ms: u64 },
-    /// Kill what runs under this number; it is answered as any end is.
+    /// Kill the command with this number; it is answered like any end.
     Kill { id: u64 },
-    /// The host lives.
+    /// The host is alive.
     Alive,
 }
 
-/// What the guest answers.
+/// An answer of the guest.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Reply {
-    /// It is up.
+    /// The guest is up.
     Ready {
         /// `uname -r`.
         kernel: String,
@@ -51,10 +51,10 @@ pub(super) enum Reply {
     Ended { id: u64, outcome: Outcome },
 }
 
-/// What became of a command.
+/// The outcome of a command.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Outcome {
-    /// Its exit code; 128 and the signal's number if one killed it; [`TIMED_OUT`].
+    /// Its exit code; 128 plus the signal's number if a signal killed it; or [`TIMED_OUT`].
     pub code: i32,
     /// What it wrote to its standard output.
     pub stdout: String,
@@ -62,20 +62,20 @@ pub struct Outcome {
     pub stderr: String,
 }
 
-/// What runs, or is about to.
+/// Commands that run, or are about to.
 type Jobs = Arc<Mutex<BTreeMap<u64, Running>>>;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Running {
-    /// It is not started yet.
+    /// Not started yet.
     Soon,
-    /// It shall be killed as soon as it is started.
+    /// To be killed as soon as it is started.
     Doomed,
-    /// In this process group.
+    /// Running in this process group.
     Group(Pid),
 }
 
-/// Serves the host until it falls silent.
+/// Serves the host until the host falls silent.
 ///
 /// # Errors
 /// There is no serial port.
@@ -152,7 +152,7 @@ fn kill(id: u64, jobs: &Jobs) {
 fn run(id: u64, command: &str, limit: Duration, jobs: &Jobs) -> Outcome {
     let mut shell = Command::new("sh");
     shell.args(["-c", command]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    // A group of its own, so that all of it can be killed.
+    // A group of its own, so that all its processes can be killed.
     let child = shell.process_group(0).current_dir("/root").spawn();
     match child {
         Ok(child) => {
@@ -190,7 +190,7 @@ fn attend(mut child: Child, group: Pid, limit: Duration) -> Outcome {
         }
         pause = (pause * 2).min(Duration::from_millis(20));
     };
-    // What it left behind in the background would keep the pipes open.
+    // Processes left in the background would keep the pipes open.
     let _ = killpg(group, Signal::SIGKILL);
     let text = |reader: Option<std::thread::JoinHandle<Vec<u8>>>| {
         let bytes = reader.and_then(|reader| reader.join().ok()).unwrap_or_default();

@@ -1,5 +1,5 @@
-//! The kernel's archive format for initial root file systems: `newc`, as `Documentation/driver-api/early-userspace/
-//! buffer-format.rst` of Linux describes it.
+//! The kernel's archive format for initial root file systems: `newc`, as in
+//! `Documentation/driver-api/early-userspace/buffer-format.rst` of Linux.
 
 use std::fs;
 use std::io::{self, Write};
@@ -11,8 +11,8 @@ const DIRECTORY: u32 = 0o040_000;
 const REGULAR: u32 = 0o100_000;
 const SYMLINK: u32 = 0o120_000;
 
-/// Writes the tree below `root` as one archive, everything owned by root, in the order of the names, so that equal trees
-/// make equal archives.
+/// Writes the tree below `root` as one archive. Root owns all entries, and entries are sorted by
+/// name, so equal trees make equal archives.
 ///
 /// # Errors
 /// A file cannot be read or the archive cannot be written.
@@ -54,7 +54,8 @@ impl<W: Write> Archive<'_, W> {
         let too_large = || io::Error::other(format!("{name} is too large for an archive"));
         let size = u32::try_from(data.len()).map_err(|_| too_large())?;
         let name_size = u32::try_from(name.len() + 1).map_err(|_| too_large())?;
-        // Inode, mode, owner, group, links, time, size, device and represented device (two numbers each), name, checksum.
+        // Inode, mode, owner, group, links, time, size, device and represented device (two numbers
+        // each), name, checksum.
         let fields = [self.inode, mode, 0, 0, 1, 0, size, 0, 0, 0, 0, name_size, 0];
         let mut header = String::from("070701");
         for field in fields {
@@ -70,7 +71,7 @@ impl<W: Write> Archive<'_, W> {
     }
 }
 
-/// To a multiple of four bytes.
+/// Pads to a multiple of four bytes.
 fn pad(bytes: &mut Vec<u8>) {
     bytes.resize(bytes.len().next_multiple_of(4), 0);
 }

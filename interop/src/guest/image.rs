@@ -1,4 +1,4 @@
-//! The guest's kernel and file system, made of Debian packages once and kept.
+//! The guest's kernel and file system, made of Debian packages once and cached.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -12,10 +12,10 @@ use super::tool::Tool;
 use super::{cpio, kernel};
 use crate::error::{Error, Result};
 
-/// Kernels that have `rdma_rxe`, the newest first. (Those for clouds lack it.)
+/// Kernels that have `rdma_rxe`, the newest first. (Cloud kernels lack it.)
 const KERNELS: [&str; 2] = ["linux-image-6.12-amd64", "linux-image-amd64"];
 
-/// What the guest's programs come from, with all that these depend on.
+/// The packages of the guest's programs; their dependencies come with them.
 #[rustfmt::skip]
 const PACKAGES: [&str; 15] = [
     "busybox-static", "dash", "libc6", "libc-bin", "libgcc-s1", "iproute2", "ethtool", "nftables", "rdma-core", "ibverbs-providers",
@@ -33,17 +33,17 @@ const PROGRAMS: [&str; 35] = [
     "iperf3", "taskset", "prlimit", "chrt",
 ];
 
-/// Libraries that programs open at run time, or that programs from outside need.
+/// Libraries that programs open at run time, or that the host's programs need.
 #[rustfmt::skip]
 const LIBRARIES: [&str; 8] = [
     "libc.so.6", "libm.so.6", "libgcc_s.so.1", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libibverbs.so.1", "librdmacm.so.1",
 ];
 
-/// Modules without which there is no guest.
+/// Modules that each guest needs.
 const NEEDED: [&str; 7] =
     ["virtio_mmio", "virtio_net", "virtio_console", "9p", "9pnet_virtio", "ib_uverbs", "rdma_rxe"];
 
-/// Modules that something may ask for.
+/// Modules that a test may ask for.
 #[rustfmt::skip]
 const WANTED: [&str; 42] = [
     "virtio_mmio", "virtio_net", "virtio_console", "virtio_rng", "9p", "9pnet_virtio", "veth", "tun", "dummy", "bridge",
@@ -54,13 +54,13 @@ const WANTED: [&str; 42] = [
     "nfnetlink", "nft_ct",
 ];
 
-/// Where loaders look.
+/// Where dynamic loaders look.
 const LIBRARY_DIRS: [&str; 4] =
     ["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu", "lib", "usr/lib"];
 
 const INIT: &str = include_str!("init.sh");
 
-/// Raised when what is made of the packages changes though the lists above do not.
+/// Raise this when the image changes though the lists above do not.
 const VERSION: u32 = 1;
 
 /// A kernel and a file system to boot.
@@ -70,8 +70,8 @@ pub struct Image {
 }
 
 impl Image {
-    /// The image in the cache, made now if there is none: that takes about half a minute and the network. Several
-    /// processes may do this at once.
+    /// The image in the cache, made now if there is none: that takes about half a minute and the
+    /// network. Several processes may call this at once.
     ///
     /// # Errors
     /// Another architecture, no Debian, no network, a missing program: the error says what to do.
@@ -107,7 +107,7 @@ impl Image {
         self.dir.join("initrd.cpio")
     }
 
-    /// The Debian packages that it was made of, one file name per line, the kernel's first.
+    /// The Debian packages of the image, one file name per line, the kernel's first.
     ///
     /// # Errors
     /// The cache was tampered with.
@@ -115,7 +115,7 @@ impl Image {
         Ok(fs::read_to_string(self.dir.join("packages.txt"))?)
     }
 
-    /// A place for what was found out about this machine.
+    /// The path of a note about this machine.
     pub(crate) fn note(&self, name: &str) -> PathBuf {
         self.dir.join(name)
     }
@@ -127,7 +127,7 @@ fn cache_directory() -> Result<PathBuf> {
         return Ok(PathBuf::from(cache).join("rocinante"));
     }
     let program = std::env::current_exe()?;
-    // Of …/target/debug/deps/matrix-0123 the directory with cargo's own files.
+    // For …/target/debug/deps/matrix-0123, the directory with cargo's own files.
     let is_cargos = |dir: &&Path| {
         [".rustc_info.json", "CACHEDIR.TAG"].iter().any(|file| dir.join(file).exists())
     };
@@ -137,7 +137,7 @@ fn cache_directory() -> Result<PathBuf> {
     })
 }
 
-/// Changes with everything that the image is made of, except the packages' versions.
+/// Changes with everything that determines the image, except the packages' versions.
 fn fingerprint() -> u64 {
     let mut hasher = DefaultHasher::new();
     let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
@@ -145,7 +145,7 @@ fn fingerprint() -> u64 {
     hasher.finish()
 }
 
-/// Makes an image in `dir/image`, with everything else in `dir`.
+/// Makes an image in `dir/image`; all else goes to `dir`.
 fn make(dir: &Path) -> Result<()> {
     let (image, tree) = (dir.join("image"), dir.join("tree"));
     fs::create_dir_all(&image)?;
@@ -162,7 +162,7 @@ fn make(dir: &Path) -> Result<()> {
     let mut initrd = BufWriter::new(File::create(image.join("initrd.cpio"))?);
     cpio::write_tree(&tree, &mut initrd)?;
     initrd.flush()?;
-    // Last: it says that all is there.
+    // Last: this file says that the image is complete.
     fs::write(image.join("packages.txt"), format!("{kernel}\n{}\n", files.join("\n")))?;
     Ok(())
 }
@@ -223,13 +223,13 @@ fn add_programs(packages: &Path, tree: &Path) -> Result<()> {
         libraries.extend(list.lines().filter_map(library_in).map(PathBuf::from));
     }
     libraries.iter().try_for_each(|library| copy_into(library, &target))?;
-    // Where all loaders look, whatever the release thinks of /usr.
+    // Where all loaders look, however the release treats /usr.
     symlink("../usr/lib/x86_64-linux-gnu", tree.join("lib/x86_64-linux-gnu"))?;
     copy_into(&loader, &tree.join("lib64"))?;
     add_busybox(packages, tree)
 }
 
-/// The library by which libibverbs drives rxe; its name has the version of their private interface.
+/// The provider of libibverbs for rxe; its name has the version of their private interface.
 fn find_rxe_provider(packages: &Path) -> Option<PathBuf> {
     LIBRARY_DIRS.iter().find_map(|dir| {
         let mut providers = fs::read_dir(packages.join(dir).join("libibverbs")).ok()?.flatten();
@@ -257,12 +257,13 @@ fn add_busybox(packages: &Path, tree: &Path) -> Result<()> {
     fs::copy(source, tree.join("bin/busybox"))?;
     let list = Tool::new(&source.display().to_string()).arg("--list").read()?;
     for applet in list.lines().filter(|name| *name != "busybox" && !PROGRAMS.contains(name)) {
-        // The kernel asks for /sbin/modprobe.
+        // The kernel calls /sbin/modprobe.
         let dir = if applet == "modprobe" { "sbin" } else { "bin" };
         let path = tree.join(dir).join(applet);
         symlink("/bin/busybox", path)?;
     }
-    // busybox's own shell would prefer its own `ip` and others to those of the search path.
+    // busybox's own shell would prefer its own `ip` and other applets to programs on the search
+    // path.
     fs::remove_file(tree.join("bin/sh"))?;
     symlink("/usr/bin/dash", tree.join("bin/sh"))?;
     fs::write(tree.join("etc/passwd"), "root:x:0:0:root:/root:/bin/sh\n")?;

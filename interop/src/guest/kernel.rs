@@ -1,5 +1,5 @@
-//! A Debian kernel made ready for a quick start: the ELF file out of the compressed image, and the modules that are wanted
-//! with what they depend on.
+//! Prepares a Debian kernel for a quick start: extracts the ELF file from the compressed image, and
+//! copies the wanted modules with their dependencies.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -9,11 +9,12 @@ use std::path::{Path, PathBuf};
 use super::tool::Tool;
 use crate::error::{Error, Result};
 
-/// Takes the kernel proper out of a bzImage: booted directly (PVH), it need not unpack itself, which takes seconds on an
-/// emulated processor. The offsets are those of `Documentation/arch/x86/boot.rst`.
+/// Extracts the kernel proper from a bzImage. Booted directly (PVH), it need not unpack itself,
+/// which takes seconds on an emulated processor. The offsets are those of
+/// `Documentation/arch/x86/boot.rst`.
 ///
 /// # Errors
-/// The image is not what it should be, or the program that unpacks it is missing.
+/// The image has another format, or the program that unpacks it is missing.
 pub(crate) fn extract(image: &Path, elf: &Path) -> Result<()> {
     let mut file = File::open(image).map_err(|e| Error::because(image.display(), e))?;
     let mut header = [0; 0x250];
@@ -35,7 +36,7 @@ pub(crate) fn extract(image: &Path, elf: &Path) -> Result<()> {
     Ok(File::create(elf)?.write_all(&unpacked)?)
 }
 
-/// Unpacks a file whose first bytes are `start`.
+/// Unpacks a file. `start` is its first bytes, which give the format.
 fn decompress(file: &Path, start: &[u8]) -> Result<Vec<u8>> {
     let (program, args): (&str, &[&str]) = match start {
         [0x28, 0xb5, 0x2f, 0xfd, ..] => ("zstd", &["-qdc"]),
@@ -48,9 +49,9 @@ fn decompress(file: &Path, start: &[u8]) -> Result<Vec<u8>> {
     Tool::new(program).args(args).input(File::open(file)?).bytes()
 }
 
-/// Puts the modules `wanted`, and what they depend on, unpacked into `target` (`lib/modules/VERSION` of the guest), with the
-/// indices by which `modprobe` finds them by name and by alias. Wanted modules that this kernel does not have are left out
-/// unless they are among `needed` and not built in.
+/// Unpacks the modules `wanted`, and their dependencies, into `target` (`lib/modules/VERSION` of
+/// the guest), with the indices by which `modprobe` finds them by name and by alias. A wanted
+/// module that this kernel lacks is left out, unless it is one of `needed` and not built in.
 ///
 /// # Errors
 /// One of `needed` is missing, or a file cannot be read or written.
@@ -84,7 +85,7 @@ pub(crate) fn modules(
     Ok(())
 }
 
-/// What a module says of itself in its section `.modinfo`.
+/// The contents of a module's section `.modinfo`.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Info {
     depends: Vec<String>,
@@ -111,7 +112,7 @@ impl ModuleSet<'_> {
         depends.iter().try_for_each(|name| self.add(name))
     }
 
-    /// `modules.dep`: each module with all that must be loaded before it, the last first.
+    /// `modules.dep`: each module with the modules to be loaded before it, the last one first.
     fn dependencies(&self) -> String {
         let mut text = String::new();
         for name in self.infos.keys() {
@@ -124,7 +125,7 @@ impl ModuleSet<'_> {
         text
     }
 
-    /// Appends `name` after all that it needs.
+    /// Appends `name` after its dependencies.
     fn before(&self, name: &str, order: &mut Vec<String>) {
         if order.iter().any(|known| known == name) {
             return;

@@ -1,4 +1,5 @@
-//! A small virtual machine with a recent Debian kernel, `rdma_rxe`, perftest and the programs of rdma-core, in a [`Lab`].
+//! A small virtual machine with a recent Debian kernel, `rdma_rxe`, perftest and the programs of
+//! rdma-core, in a [`Lab`].
 //!
 //! ```text
 //!  container 0                 host                           guest
@@ -8,8 +9,8 @@
 //!  eth0 10.78.0.1/24 (the tap itself) ──────────────────────── rxe1 on eth1 10.78.0.2/24, fd00:78::2/64
 //! ```
 //!
-//! It is made of Debian packages ([`Image`]), needs about five seconds to boot where the processor must be emulated, and
-//! is gone with its handle, and with the process, however that ends.
+//! It is made of Debian packages ([`Image`]), and boots in about five seconds if the processor must
+//! be emulated. It goes with its handle, and with the process, however the process ends.
 
 mod apt;
 pub mod control;
@@ -41,30 +42,31 @@ use self::qemu::{Machine, Nic};
 use self::tool::Tool;
 use crate::error::{Error, Result};
 
-/// How long a boot may take before it counts as hung.
+/// A boot that takes longer counts as hung.
 const BOOT_MAX: Duration = Duration::from_secs(40);
 
-/// How often a boot that hangs is begun again.
+/// How often a hung boot is repeated.
 const BOOTS_MAX: u32 = 3;
 
-/// How long after its limit a command is waited for: the guest should have killed it.
+/// How long after its limit to wait for a command: the guest should have killed it.
 const LATE_MAX: Duration = Duration::from_secs(30);
 
-/// What a [`Guest`] should be.
+/// The configuration of a [`Guest`].
 #[derive(Debug, Clone)]
 pub struct GuestConfig {
     /// Virtual processors.
     pub cpus: u8,
     /// Memory.
     pub memory_mib: u32,
-    /// The directory that the guest sees, read-only, at `/host`; `rocinante-interop` must be in it.
+    /// The directory that the guest sees, read-only, at `/host`; it must contain
+    /// `rocinante-interop`.
     pub programs: PathBuf,
-    /// A directory that the guest sees, and can write, at `/share`.
+    /// A directory that the guest sees at `/share` and may write to.
     pub share: Option<PathBuf>,
 }
 
 impl GuestConfig {
-    /// Two processors, 768 MiB, and the directory that `rocinante-interop` lies in.
+    /// Two processors, 768 MiB, and the directory that contains `rocinante-interop`.
     #[must_use]
     pub fn new(programs: impl Into<PathBuf>) -> Self {
         Self { cpus: 2, memory_mib: 768, programs: programs.into(), share: None }
@@ -87,13 +89,13 @@ pub struct Guest {
 #[derive(Debug)]
 struct Control {
     to_guest: Mutex<Option<ChildStdin>>,
-    /// Something should have ended long ago.
+    /// Whether a command should have ended long ago.
     hangs: AtomicBool,
     waiting: Mutex<BTreeMap<u64, Sender<Outcome>>>,
     numbers: AtomicU64,
 }
 
-/// A command that runs in the guest.
+/// A command running in the guest.
 #[derive(Debug)]
 pub struct Job {
     id: u64,
@@ -106,11 +108,12 @@ pub struct Job {
 impl Guest {
     /// Boots a guest in `lab`, with its taps, and makes its RDMA devices.
     ///
-    /// A boot that hangs is killed, which is said on standard error, and begun again, three times at most. KVM is taken if
-    /// a guest boots with it here; whether it does is remembered beside the image.
+    /// A hung boot is killed, reported on standard error, and repeated, up to three boots. KVM is
+    /// used if a guest boots with it here; the image's directory keeps a note whether one does.
     ///
     /// # Errors
-    /// No QEMU, no `/dev/net/tun`, or a guest that does not boot: with the end of its console.
+    /// No QEMU, no `/dev/net/tun`, or a guest that does not boot: the text has the end of its
+    /// console.
     pub fn boot(lab: &Lab, image: &Image, config: &GuestConfig) -> Result<Self> {
         if !config.programs.join("rocinante-interop").exists() {
             let programs = config.programs.display();
@@ -190,13 +193,13 @@ impl Guest {
         Ok(Self { machine: child, console, control, kernel, accelerator, network, _keeper: keeper })
     }
 
-    /// Its kernel's release.
+    /// Release of its kernel.
     #[must_use]
     pub fn kernel(&self) -> &str {
         &self.kernel
     }
 
-    /// What executes its instructions.
+    /// The accelerator that executes its instructions.
     #[must_use]
     pub fn accelerator(&self) -> Accelerator {
         self.accelerator
@@ -214,30 +217,30 @@ impl Guest {
         self.machine.id()
     }
 
-    /// The end of what its kernel has written.
+    /// The last output of its kernel.
     #[must_use]
     pub fn console(&self) -> String {
         console_tail(&self.console)
     }
 
-    /// What its kernel said as it broke, in lines, or its last lines.
+    /// The kernel's output from its breakdown on, or its last lines.
     #[must_use]
     pub fn last_words(&self) -> String {
         last_words(&String::from_utf8_lossy(&lock(&self.console)))
     }
 
-    /// Runs `sh -c command` in the guest to its end, for `limit` at most.
+    /// Runs `sh -c command` in the guest to its end, at most for `limit`.
     ///
     /// # Errors
-    /// The guest is gone. That the command fails is no error: see [`Outcome::code`].
+    /// The guest is gone. A command that fails is no error: see [`Outcome::code`].
     pub fn run(&self, command: &str, limit: Duration) -> Result<Outcome> {
         self.start(command, limit)?.wait()
     }
 
-    /// Runs `sh -c command` in the guest, which must succeed; its standard output.
+    /// Runs `sh -c command` in the guest, which must succeed; returns its standard output.
     ///
     /// # Errors
-    /// It failed, or did not end within `limit`: with what it said.
+    /// The command failed, or did not end within `limit`: the text has its output.
     pub fn read(&self, command: &str, limit: Duration) -> Result<String> {
         let outcome = self.run(command, limit)?;
         if outcome.code == 0 {
@@ -247,7 +250,7 @@ impl Guest {
         Err(Error::new(format!("in the guest, {command:?} ended with {}: {said}", outcome.code)))
     }
 
-    /// Starts `sh -c command` in the guest, where it is killed after `limit`.
+    /// Starts `sh -c command` in the guest, which kills it after `limit`.
     ///
     /// # Errors
     /// The guest is gone.
@@ -261,7 +264,7 @@ impl Guest {
         Ok(Job { id, command, ended, control, limit })
     }
 
-    /// Whether the virtual machine still runs. One that hangs is ended.
+    /// Whether the virtual machine still runs. A hung one is ended.
     pub fn is_alive(&mut self) -> bool {
         if self.control.hangs.load(Ordering::Relaxed) {
             self.machine.kill();
@@ -269,22 +272,22 @@ impl Guest {
         self.machine.try_wait().is_ok_and(|status| status.is_none())
     }
 
-    /// Ends the virtual machine at once: it has nothing that is worth saving.
+    /// Ends the virtual machine at once: it has no state to save.
     pub fn stop(self) {}
 }
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        // Its heart stops beating.
+        // This ends the guest's sign of life.
         *lock(&self.control.to_guest) = None;
     }
 }
 
 impl Job {
-    /// Waits for its end.
+    /// Waits until the command ends.
     ///
     /// # Errors
-    /// The guest is gone, or says nothing of an end long after the limit: then it is ended.
+    /// The guest is gone, or reports no end long after the limit. Then the guest is ended.
     pub fn wait(self) -> Result<Outcome> {
         self.ended.recv_timeout(self.limit.saturating_add(LATE_MAX)).map_err(|error| match error {
             RecvTimeoutError::Disconnected => {
@@ -298,13 +301,13 @@ impl Job {
         })
     }
 
-    /// What became of it, if it has ended.
+    /// The outcome, if the command has ended.
     #[must_use]
     pub fn try_wait(&self) -> Option<Outcome> {
         self.ended.try_recv().ok()
     }
 
-    /// Kills it with all its children.
+    /// Kills the command with all its children.
     ///
     /// # Errors
     /// The guest is gone.
@@ -339,19 +342,20 @@ impl Control {
                 Err(error) => eprintln!("interop: the guest said {line:?}: {error}"),
             }
         }
-        // Nobody waits any more for what will never end.
+        // No caller waits any longer for a command that will never end.
         self.hang_up();
     }
 
-    /// Says nothing more, and expects nothing.
+    /// Closes the channel, and forgets all waiting callers.
     fn hang_up(&self) {
         *lock(&self.to_guest) = None;
         lock(&self.waiting).clear();
     }
 }
 
-/// Starts a command in a namespace such that the kernel kills it when this process ends, however that happens. Linux ties this
-/// to the thread that started it (`PR_SET_PDEATHSIG`), so that thread stays until what is returned is dropped.
+/// Starts a command in a namespace. The kernel kills it when this process ends, however that
+/// happens. Linux ties this to the thread that started it (`PR_SET_PDEATHSIG`), so that thread
+/// stays until the returned sender is dropped.
 fn start(netns: &Netns, command: &Command) -> Result<(ChildGuard, Sender<()>)> {
     let mut bound = Command::new("setpriv");
     bound.args(["--pdeathsig", "KILL", "--"]).arg(command.get_program()).args(command.get_args());
@@ -365,14 +369,14 @@ fn start(netns: &Netns, command: &Command) -> Result<(ChildGuard, Sender<()>)> {
             Err(error) => Err(Error::because("cannot enter the lab's namespace", error)),
         };
         let _ = give.send(child);
-        // Until the other end is gone.
+        // Until the other end is dropped.
         let _ = released.recv();
     });
     let child = given.recv().map_err(|_| Error::new("cannot start the virtual machine"))??;
     Ok((child, keeper))
 }
 
-/// A guest with KVM, if it is to be had.
+/// A guest with KVM, if KVM works here.
 fn try_kvm(lab: &Lab, image: &Image, machine: &Machine<'_>, network: &Network) -> Option<Guest> {
     fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").ok()?;
     let note = image.note("kvm-unusable");
@@ -387,7 +391,7 @@ fn try_kvm(lab: &Lab, image: &Image, machine: &Machine<'_>, network: &Network) -
             eprintln!(
                 "interop: no guest with KVM here, from now on one is emulated (until {place} is removed): {error}"
             );
-            // If it cannot be noted it is tried again.
+            // If the note cannot be written, the next guest tries KVM again.
             let _ = fs::write(&note, host);
             None
         }
@@ -431,7 +435,7 @@ fn tail(text: &str) -> Vec<&str> {
     lines[lines.len().saturating_sub(12)..].to_vec()
 }
 
-/// What a console says from the line on with which a kernel begins to break, or its last lines.
+/// A console's text from the line on that reports a breakdown of the kernel; else its last lines.
 fn last_words(text: &str) -> String {
     const SIGNS: [&str; 5] =
         ["BUG:", "Oops", "general protection fault", "Kernel panic", "cut here"];

@@ -1,4 +1,5 @@
-//! The guest's two links: one into the lab's bridge, and one whose tap is itself the interface of a container.
+//! The guest's two links: one into the lab's bridge, and one with a tap that is itself the
+//! interface of a container.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
@@ -31,7 +32,7 @@ pub(super) struct Port {
     ipv6: Ipv6Addr,
 }
 
-/// The guest's interfaces and what is at their other ends.
+/// The guest's interfaces and their other ends.
 #[derive(Debug, Clone)]
 pub struct Network {
     bridged: Port,
@@ -65,7 +66,8 @@ impl Network {
         vec![Nic::from(&self.bridged), Nic::from(&self.direct)]
     }
 
-    /// Moves the second tap into its container, and sets up addresses and RDMA devices in the guest.
+    /// Moves the second tap into its container, and sets up addresses and RDMA devices in the
+    /// guest.
     pub(super) fn join(&self, lab: &Lab, guest: &Guest) -> Result<()> {
         let container = lab.adopt(
             &self.direct.tap,
@@ -99,7 +101,7 @@ impl Network {
     /// The container with Rocinante at the other end of `link`.
     ///
     /// # Panics
-    /// Before the guest is up.
+    /// If the guest is not up yet.
     #[must_use]
     pub fn container<'a>(&'a self, lab: &'a Lab, link: Link) -> &'a Container {
         match link {

@@ -1,4 +1,4 @@
-//! The command line of the virtual machine, and what runs it.
+//! The command line of the virtual machine, and its accelerator.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,10 +7,10 @@ use super::control::PORT;
 use super::image::Image;
 use super::tool::Tool;
 
-/// The program.
+/// QEMU's program.
 pub(super) const PROGRAM: &str = "qemu-system-x86_64";
 
-/// What executes the guest's instructions.
+/// The accelerator that executes the guest's instructions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Accelerator {
     /// The processor (`/dev/kvm`).
@@ -42,7 +42,8 @@ pub(super) struct Machine<'a> {
 }
 
 impl Machine<'_> {
-    /// The command that runs it: its standard input and output are the control channel, its standard error the console.
+    /// The command that runs it. Its standard input and output are the control channel, its
+    /// standard error is the console.
     pub(super) fn command(&self, accelerator: Accelerator) -> Command {
         let mut command = Command::new(PROGRAM);
         match accelerator {
@@ -81,7 +82,7 @@ impl Machine<'_> {
         }
         for (number, nic) in self.nics.iter().enumerate() {
             let tap = format!("tap,id=n{number},ifname={},script=no,downscript=no", nic.tap);
-            // Frames as they are on a wire: whole checksums, no super-packets.
+            // Frames as on a wire: complete checksums, no super-packets.
             let device = format!(
                 "virtio-net-device,netdev=n{number},mac={},csum=off,gso=off,guest_csum=off,guest_tso4=off,\
                  guest_tso6=off,guest_ecn=off,guest_ufo=off,mrg_rxbuf=on",
@@ -95,7 +96,7 @@ impl Machine<'_> {
 
 /// Shares a directory by 9p under the tag `name`.
 fn directory(command: &mut Command, name: &str, path: &Path, options: &str) {
-    // A comma in an option is written twice.
+    // A comma in an option must be doubled.
     let path = path.display().to_string().replace(',', ",,");
     let fsdev = format!("local,id={name},path={path},security_model=none,multidevs=remap{options}");
     let device = format!("virtio-9p-device,fsdev={name},mount_tag={name}");
@@ -106,7 +107,8 @@ fn kernel_command_line(accelerator: Accelerator) -> String {
     let mut line = String::from("console=ttyS0 quiet panic=-1 mitigations=off nokaslr");
     if accelerator == Accelerator::Tcg {
         line += " tsc=reliable no_timer_check";
-        // The emulated counter runs at the host's rate. On a busy host the guest cannot measure that, and hangs.
+        // The emulated counter runs at the host's rate. On a busy host the guest cannot measure
+        // that rate, and hangs.
         if let Some(khz) = tsc_khz() {
             line += &format!(" tsc_early_khz={khz}");
         }
@@ -114,7 +116,7 @@ fn kernel_command_line(accelerator: Accelerator) -> String {
     line
 }
 
-/// The rate of the time stamp counter, as the kernel found it; else the processor's.
+/// The rate of the time stamp counter, as the kernel detected it; else the processor's rate.
 fn tsc_khz() -> Option<u64> {
     let log = Tool::new("dmesg").read().unwrap_or_default();
     let detected = log.lines().rev().find_map(|line| {

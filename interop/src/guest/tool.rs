@@ -1,4 +1,4 @@
-//! Programs of the machine's that make the guest's image.
+//! Programs of the machine for making the guest's image.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use crate::error::{Error, Result};
 
-/// A program to be run to its end.
+/// A program that runs to its end.
 pub(crate) struct Tool {
     command: Command,
     name: String,
@@ -47,10 +47,10 @@ impl Tool {
         self
     }
 
-    /// Runs it and returns its standard output.
+    /// Runs the program and returns its standard output.
     ///
     /// # Errors
-    /// It is not installed, or failed: with what it said.
+    /// It is not installed, or it failed: the text has its error output.
     pub(crate) fn read(self) -> Result<String> {
         self.bytes().map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
     }
@@ -74,7 +74,7 @@ impl Tool {
     }
 }
 
-/// What to do about a program that is not there.
+/// Advice for a missing program.
 pub(crate) fn missing(program: &str) -> String {
     let package = match program {
         "qemu-system-x86_64" => "qemu-system-x86",

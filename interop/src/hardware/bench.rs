@@ -1,4 +1,4 @@
-//! `rocinante bench` on the kernel's device: Soft-RoCE's rows come out, in bandwidth and in latency.
+//! `rocinante bench` on the kernel's device: the rows of Soft-RoCE have bandwidth and latency.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -8,10 +8,10 @@ use serde::Deserialize;
 use crate::guest::Guest;
 use crate::matrix::Step;
 
-/// How long it may take: some seconds where nothing else runs.
+/// How long it may take: some seconds on an idle machine.
 const LIMIT: Duration = Duration::from_secs(240);
 
-/// What a row must have; of the values nothing is expected, but that there are some.
+/// The fields that a row must have, with any values.
 #[derive(Debug, Deserialize)]
 struct Row {
     measure: String,
@@ -21,7 +21,7 @@ struct Row {
     samples: usize,
 }
 
-/// Both processes on `device`, which has `address`.
+/// Runs both processes on `device`, which has `address`.
 pub(super) fn run(guest: &Guest, device: &str, address: IpAddr) -> Step {
     let command = format!(
         "exec /host/rocinante-under-interop bench --local {address} --remote {address} --devices {device},{device} --netdev hw \

@@ -1,4 +1,5 @@
-//! What only hardware has, tried inside the guest; and all tests of the API by their names.
+//! Checks of features that only hardware has, run inside the guest; and all tests of the API, by
+//! name.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -26,10 +27,10 @@ pub struct Check {
 pub static CHECKS: [Check; 2] =
     [Check { name: "device", run: device }, Check { name: "counters", run: counters }];
 
-/// Runs the check or the test of the API of this name on a device.
+/// Runs the check or the test of the API with this name on a device.
 ///
 /// # Errors
-/// What was otherwise than it should be.
+/// The first deviation from what is expected.
 pub fn run(name: &str, device: &str, address: IpAddr) -> Step {
     if let Some(test) = verbs::find(name) {
         return test.run(&KernelDevice { name: device.to_owned(), address });
@@ -40,7 +41,7 @@ pub fn run(name: &str, device: &str, address: IpAddr) -> Step {
     (check.run)(&ctx)
 }
 
-/// Runs all of them and prints what became of each.
+/// Runs all checks and tests and prints the results.
 ///
 /// # Errors
 /// How many failed.
@@ -60,10 +61,11 @@ pub fn run_all(device: &str, address: IpAddr) -> Step {
     ensure(failed == 0, || format!("{failed} of {} checks failed", names.len()))
 }
 
-/// Prints a device's asynchronous events, one line each, until there was none for `seconds`; first it says that it listens.
+/// Prints that it listens, and then a device's asynchronous events, one line each, until there was
+/// none for `seconds`.
 ///
 /// # Errors
-/// What the device or the kernel says.
+/// The error of the device or of the kernel.
 pub fn watch(device: &str, address: IpAddr, seconds: u16) -> Step {
     let ctx = OpenOptions::new().device(device).open(address).map_err(text)?;
     println!("listening to {device}");
@@ -79,10 +81,10 @@ pub fn watch(device: &str, address: IpAddr, seconds: u16) -> Step {
     Ok(())
 }
 
-/// Listens for connections, has one with itself, says so, and waits until the device is gone.
+/// Listens for connections, makes one with itself, prints that, and waits until the device is gone.
 ///
 /// # Errors
-/// The listener or a connection does not hear of it, or the listener hears it once only.
+/// The listener or a connection is not notified, or the listener is notified only once.
 pub fn gone(device: &str, address: IpAddr) -> Step {
     const PATIENCE: Duration = Duration::from_secs(30);
     let ctx = OpenOptions::new().device(device).open(address).map_err(text)?;
@@ -107,10 +109,11 @@ pub fn gone(device: &str, address: IpAddr) -> Step {
     Ok(())
 }
 
-/// Opens a device as a user of this number, registers so many bytes, and listens for connections if it shall.
+/// Opens a device as the user with this number, registers `bytes` bytes, and listens for
+/// connections if `listen` is set.
 ///
 /// # Errors
-/// What the device or the kernel says.
+/// The error of the device or of the kernel.
 pub fn open(device: &str, address: IpAddr, bytes: usize, user: u32, listen: bool) -> Step {
     if user != 0 {
         setgid(Gid::from_raw(user)).map_err(|error| error.to_string())?;
@@ -133,10 +136,10 @@ fn device(ctx: &Context) -> Step {
     let attr = ctx.query_device();
     let hardware = attr.hardware.clone().ok_or("no attributes of hardware")?;
     let sane = attr.limits.max_qp > 0 && attr.active_mtu <= hardware.max_mtu && attr.port.is_none();
-    // The guest's link has room for all path MTUs.
+    // The guest's link is large enough for all path MTUs.
     let sane = sane && (!soft_roce || attr.active_mtu == rocinante::Mtu::Mtu4096);
     ensure(sane && hardware.port >= 1 && hardware.gid_indices.len() == 1, || format!("{attr:?}"))?;
-    // By name with all addresses, by port, by address alone.
+    // Opened by name, by port, and by address alone.
     let all = Context::open_device(&name).map_err(text)?;
     let several = !soft_roce || (all.gids().len() >= 2 && all.gids()[0] == address);
     ensure(several && !all.gids().is_empty(), || format!("{:?}", all.gids()))?;
@@ -159,7 +162,7 @@ fn counters(ctx: &Context) -> Step {
     let mr = pd.allocate(16 << 10, Access::ALL).map_err(text)?;
     let qp = pd.qp(&cq, &cq).build().map_err(text)?;
     let end = qp.endpoint();
-    // It is its own peer.
+    // The queue pair is its own peer.
     let qp = qp.connect(&end, &ConnectOptions::default()).map_err(|(_, error)| text(error))?;
     let op = SendOp::Write { remote: mr.address() + 8192, rkey: mr.rkey(), imm: None };
     let (sge, signaled) = ([mr.sge(0, 8192)], true);
@@ -168,11 +171,11 @@ fn counters(ctx: &Context) -> Step {
     qp.post_send(&[wr]).map_err(|error| error.to_string())?;
     let wc = cq.wait_one(Duration::from_secs(10)).map_err(text)?;
     ensure(wc.status == WcStatus::Success, || format!("{wc:?}"))?;
-    // The kernel reads a device's counters anew only after a while: 10 ms unless set otherwise ("lifespan").
+    // The kernel refreshes a device's counters only after a while: 10 ms by default ("lifespan").
     let deadline = Instant::now() + Duration::from_secs(5);
     loop {
         let after = ctx.counters();
-        // Two packets there, and an acknowledgement back.
+        // Two packets there, and one acknowledgement back.
         let sent = after.transport.sent_pkts - before.transport.sent_pkts;
         let received = after.transport.rcvd_pkts - before.transport.rcvd_pkts;
         if sent >= 3 && received >= 3 {
@@ -180,7 +183,8 @@ fn counters(ctx: &Context) -> Step {
         }
         if Instant::now() >= deadline {
             let found = format!("{sent} sent, {received} received");
-            // Hardware may count only what its port sees, and not what it loops back; and the counters have a driver's own names.
+            // Hardware may count only packets at its port, and not looped ones. Drivers also name
+            // counters differently.
             return Err(match Kind::of(ctx.name()) {
                 Kind::Device => {
                     cannot(format!("what the device sends itself is not counted: {found}"))

@@ -1,14 +1,15 @@
-//! What becomes of a port, told to a program.
+//! Events of a port and of a device, as a program sees them.
 
 use crate::guest::{Guest, Link};
 use crate::matrix::Step;
 
-/// The port of the device on the tap goes down, up, and gets and loses an address, while a program listens.
+/// The port of the device on the tap goes down, comes up, and gains and loses an address, while a
+/// program listens.
 pub(super) fn of_port(guest: &Guest) -> Step {
     let network = guest.network();
     let device = network.device(Link::Tap);
     let address = network.address(Link::Tap, false);
-    // `up` forgets the addresses of IPv6: they are put back.
+    // `up` removes the IPv6 addresses: they are put back.
     let script = format!(
         "IF=$(cat /sys/class/infiniband/{device}/parent); ip -6 -o address show dev $IF scope global >/tmp/addresses; \
          /host/rocinante-interop watch {device} {address} 3 >/tmp/events 2>&1 & \

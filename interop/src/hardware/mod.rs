@@ -1,7 +1,9 @@
-//! The provider `hw` on its own: Rocinante's programs inside the guest, on the kernel's device through libibverbs.
+//! The provider `hw` on its own: Rocinante's programs inside the guest, on the kernel's device
+//! through libibverbs.
 //!
-//! Every cell of the [matrix](crate::matrix) has this provider at one side already. Here it is at both; the tests of the API run
-//! on it ([`rocinante_tests::verbs`]); what only hardware has is tried ([`checks`]); and what is missing or forbidden must be said (`refusals`).
+//! Each cell of the [matrix](crate::matrix) has this provider at one side already. Here it is at
+//! both. The tests of the API run on it ([`rocinante_tests::verbs`]), [`checks`] try features that
+//! only hardware has, and `refusals` check the errors for missing or forbidden things.
 
 mod bench;
 pub mod checks;
@@ -50,14 +52,14 @@ pub enum Cell {
     Program {
         /// Which.
         program: &'static programs::Program,
-        /// Who has the kernel's device.
+        /// The sides with the kernel's device.
         kernel: Kernel,
     },
     /// Something is missing or forbidden.
     Refusal(&'static refusals::Refusal),
 }
 
-/// All of them, or those of the committed subset.
+/// All cells, or those of the committed subset.
 #[must_use]
 pub fn all(whole: bool) -> Vec<Cell> {
     let mut cells: Vec<Cell> = CHECKS.iter().map(|check| Cell::Check(check.name)).collect();
@@ -65,7 +67,7 @@ pub fn all(whole: bool) -> Vec<Cell> {
     cells.extend([Cell::PortEvents, Cell::Removal, Cell::Bench]);
     for (number, program) in PROGRAMS.iter().enumerate() {
         for kernel in Kernel::ALL {
-            // Of the two with one end in software one, in turns.
+            // With one end in software: one of the two cells, in turn.
             let turn = [Kernel::Client, Kernel::Server][number % 2];
             let chosen =
                 kernel == Kernel::Both || program.has_client() && (whole || kernel == turn);
@@ -78,7 +80,7 @@ pub fn all(whole: bool) -> Vec<Cell> {
     let scenarios = SCENARIOS.iter().filter(|scenario| scenario.fits_anywhere());
     for (number, scenario) in scenarios.enumerate() {
         for (ipv6, mtu) in [(false, 1024), (true, 4096), (false, 256), (true, 1024)] {
-            // Of the first two one, in turns.
+            // One of the first two, in turn.
             let chosen = mtu != 256 && (mtu == 1024) == (number % 2 == 0) && ipv6 == (mtu == 4096);
             if whole || chosen {
                 cells.push(Cell::Both { scenario, ipv6, mtu });
@@ -109,10 +111,10 @@ impl fmt::Display for Cell {
 }
 
 impl Cell {
-    /// Runs it; `programs` is the directory that the guest sees at `/host`.
+    /// Runs the cell; `programs` is the directory that the guest sees at `/host`.
     ///
     /// # Errors
-    /// What was otherwise than it should be.
+    /// The first deviation from what is expected.
     pub fn run(&self, bench: &Bench, programs: &Path) -> Step {
         let network = bench.guest.network();
         let (device, ip) = (network.device(Link::Veth), network.address(Link::Veth, false));
@@ -140,7 +142,7 @@ impl Cell {
     }
 }
 
-/// Runs a check inside the guest. There it can run: so it must not skip itself.
+/// Runs a check inside the guest. The guest has all it needs, so a skipped check is a failure.
 fn check(guest: &Guest, name: &str, device: &str, address: &str) -> Step {
     let command = format!("/host/rocinante-interop check {name} {device} {address}");
     let outcome = guest.run(&command, PATIENCE).map_err(|error| error.to_string())?;
@@ -153,14 +155,14 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    /// Whoever changes these numbers says why: cells do not vanish.
+    /// A change of these numbers needs a reason: cells do not vanish.
     #[test]
     fn no_cell_is_missing() {
         let (whole, subset) = (all(true), all(false));
         // With the events of the port, the removal, and the benchmark.
         let fixed = CHECKS.len() + TESTS.len() + REFUSALS.len() + 3;
         let scenarios = SCENARIOS.iter().filter(|scenario| scenario.fits_anywhere()).count();
-        // The scenarios that need no bridge; a program with one side, and 14 with two.
+        // The scenarios that need no bridge; one program with one side, and 14 with two.
         assert_eq!(whole.len(), fixed + scenarios * 4 + 1 + 14 * 3);
         assert_eq!(subset.len(), fixed + scenarios + 1 + 14 * 2);
         assert_eq!((CHECKS.len(), PROGRAMS.len(), REFUSALS.len()), (2, 15, 9));

@@ -1,5 +1,5 @@
-//! The commands of `rocinante` and the examples on the kernel's device: at both ends inside the guest, and at one end with the device in
-//! software in a container at the other.
+//! The commands of `rocinante` and the examples on the kernel's device: at both ends inside the
+//! guest; or at one end, with the software device in a container at the other.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -12,10 +12,10 @@ use rocinante_cli::lab::{ChildGuard, Container};
 use crate::guest::{Guest, Job, Outcome};
 use crate::matrix::Step;
 
-/// TCP port on which two sides find each other.
+/// The TCP port of each pair of sides.
 const PORT: u16 = 18_600;
 
-/// The command, and the examples, by the names that both sides' directories of programs have for them.
+/// The command and the examples, by their names in both sides' directories of programs.
 const ROCINANTE: &str = "rocinante-interop rocinante";
 const RC_PINGPONG: &str = "rc_pingpong-under-interop";
 const KV_STORE: &str = "kv_store-under-interop";
@@ -24,26 +24,26 @@ const KV_STORE: &str = "kv_store-under-interop";
 pub struct Program {
     /// Its name.
     pub(super) name: &'static str,
-    /// What both sides run, before their options.
+    /// The command of both sides, before their options.
     program: &'static str,
-    /// What comes between program and options at the server.
+    /// The server's words between program and options.
     server: &'static str,
-    /// The same at the client, and what comes at the end; `None` if there is but one side.
+    /// The client's words there, and its words at the end; `None` if the program has only one side.
     client: Option<[&'static str; 2]>,
     /// The option for the port: TCP's, or the connection manager's.
     port: &'static str,
-    /// How addresses are named.
+    /// How addresses are given.
     names: Names,
     /// Whether the server ends with its client.
     ends: bool,
-    /// What the only side, or the client, must say.
+    /// Words that the only side, or the client, must print.
     says: &'static [&'static str],
 }
 
-/// How a program is told addresses.
+/// How a program gets addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Names {
-    /// The own one by `--bind`, the server's by itself.
+    /// Its own by `--bind`, the server's as a bare argument.
     Bind,
     /// As rping: the server's by `-a`, a client's own by `-I`.
     Rping,
@@ -62,7 +62,7 @@ const fn two(name: &'static str, command: &'static str, options: &'static str) -
     }
 }
 
-/// All of them.
+/// All programs.
 pub(super) static PROGRAMS: [Program; 15] = [
     Program {
         name: "devices",
@@ -105,7 +105,7 @@ pub(super) static PROGRAMS: [Program; 15] = [
     },
 ];
 
-/// Who has the kernel's device; the other has the one in software.
+/// Which sides have the kernel's device; the others have the software device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kernel {
     /// Both.
@@ -130,15 +130,15 @@ impl fmt::Display for Kernel {
     }
 }
 
-/// A machine, its device, and where its programs are.
+/// A machine, its device, and the place of its programs.
 pub(super) enum Side<'a> {
     /// The guest, with the kernel's device of this name.
     Guest(&'a Guest, &'a str, IpAddr),
-    /// A container, with the device in software.
+    /// A container, with the software device.
     Container(&'a Container, &'a Path),
 }
 
-/// A program while it runs.
+/// A running program.
 enum Running {
     Guest(Job),
     Container(Box<ChildGuard>),
@@ -169,7 +169,7 @@ impl Side<'_> {
         }
     }
 
-    /// What says which device, by which address and over which port the sides find each other; at a client also where the server is.
+    /// The options for device, address and port; a client also gets the server's address.
     fn options(&self, program: &Program, server: Option<IpAddr>) -> String {
         let device = match self {
             Self::Guest(_, device, _) => format!("--device {device}"),
@@ -200,7 +200,7 @@ impl Running {
         }
     }
 
-    /// Ends it; what it has said.
+    /// Kills it, and returns its output.
     fn kill(self) -> Step<Outcome> {
         match self {
             Self::Guest(job) => job.kill().map_err(|error| error.to_string()),
@@ -218,7 +218,7 @@ impl Program {
         self.client.is_some()
     }
 
-    /// Runs it; a program with one side runs at the client's.
+    /// Runs the program; if it has only one side, that side runs at the client.
     pub(super) fn run(&self, server: &Side<'_>, client: &Side<'_>) -> Step {
         let Some([command, options]) = self.client else {
             let outcome = client.start(self.program, self.server)?.wait()?;
@@ -231,7 +231,7 @@ impl Program {
         let deadline = Instant::now() + super::PATIENCE;
         let asked = loop {
             let asked = client.start(self.program, &line)?.wait();
-            // A server that does not listen yet rejects.
+            // A server that does not listen yet rejects the client.
             let early = |outcome: &Outcome| outcome.stderr.contains("nobody listens there");
             if !asked.as_ref().is_ok_and(early) || Instant::now() > deadline {
                 break asked;

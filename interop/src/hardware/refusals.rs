@@ -1,21 +1,22 @@
-//! What is missing or forbidden inside the guest, and that the error says what to do.
+//! Missing or forbidden things inside the guest. Each error must say what to do.
 
 use crate::guest::Guest;
 use crate::matrix::Step;
 
-/// Something to break before a device is opened, and what must be said.
+/// Something to break before a device is opened, and the words of the error.
 pub struct Refusal {
     /// Its name.
     pub(super) name: &'static str,
-    /// Commands that break it, and those that mend it.
+    /// Commands that break it, and commands that mend it.
     spoil: &'static str,
     mend: &'static str,
-    /// Of `rocinante-interop open`: the device, the address if it is not the device's, bytes to register, and the user.
+    /// Arguments of `rocinante-interop open`: the device, the address if it is not the device's,
+    /// bytes to register, and the user.
     device: Option<&'static str>,
     address: Option<&'static str>,
     bytes: usize,
     user: u32,
-    /// Whether it is to listen, too.
+    /// Whether it also listens.
     listen: bool,
     /// What the error must contain.
     says: &'static [&'static str],
@@ -35,7 +36,7 @@ const USUAL: Refusal = Refusal {
     says: &[],
 };
 
-/// All of them.
+/// All refusals.
 pub(super) static REFUSALS: [Refusal; 9] = [
     Refusal {
         name: "no_library",
@@ -114,7 +115,7 @@ impl Refusal {
         let Self { spoil, mend, bytes, user, .. } = self;
         let listen = if self.listen { "--listen" } else { "" };
         let (device, address) = (self.device.unwrap_or(device), self.address.unwrap_or(address));
-        // The limit of memory is the shell's, and its children's.
+        // The memory limit applies to this shell and its children only.
         let script = format!(
             "( {spoil}; /host/rocinante-interop open {device} {address} {bytes} {user} {listen} ); code=$?; {mend}; exit $code"
         );

@@ -1,4 +1,4 @@
-//! The cells of the matrix: every scenario in every setting that makes sense for it, each with a name.
+//! The cells of the matrix: each scenario in each setting that makes sense for it, with a name.
 
 use std::fmt;
 
@@ -7,23 +7,23 @@ use rocinante::Backend;
 use super::scenario::{SCENARIOS, Scenario};
 use crate::guest::Link;
 
-/// Who asks.
+/// The requesting side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Requester {
-    /// Rocinante asks, the kernel's Soft-RoCE answers.
+    /// Rocinante requests, the kernel's Soft-RoCE responds.
     Ours,
-    /// The kernel's Soft-RoCE asks, Rocinante answers.
+    /// The kernel's Soft-RoCE requests, Rocinante responds.
     Rxe,
 }
 
 /// Where and how a scenario is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Setting {
-    /// Who asks.
+    /// The requesting side.
     pub requester: Requester,
     /// How Rocinante's packets are carried.
     pub backend: Backend,
-    /// Over which link.
+    /// The link.
     pub link: Link,
     /// With IPv6 addresses.
     pub ipv6: bool,
@@ -37,7 +37,7 @@ impl Setting {
         self.link == [Link::Veth, Link::Tap][self.number() % 2]
     }
 
-    /// A number by which settings take turns: neighbours have neighbouring ones.
+    /// A number by which settings take turns: neighbouring settings have neighbouring numbers.
     pub(super) fn number(&self) -> usize {
         let mtu = MTUS.iter().position(|mtu| *mtu == self.mtu).unwrap_or(0);
         let backend = BACKENDS.iter().position(|backend| *backend == self.backend).unwrap_or(0);
@@ -48,9 +48,9 @@ impl Setting {
 /// A scenario in a setting.
 #[derive(Clone, Copy)]
 pub struct Cell {
-    /// What.
+    /// The scenario.
     pub scenario: &'static Scenario,
-    /// Where and how.
+    /// The setting.
     pub setting: Setting,
 }
 
@@ -59,7 +59,7 @@ pub const MTUS: [u32; 5] = [256, 512, 1024, 2048, 4096];
 
 const BACKENDS: [Backend; 3] = [Backend::Udp, Backend::Packet, Backend::Xdp];
 
-/// Every cell, in an order in which neighbours share as much as possible.
+/// All cells, in an order in which neighbours share as much as possible.
 #[must_use]
 pub fn all() -> Vec<Cell> {
     let mut cells = Vec::new();
@@ -86,7 +86,7 @@ impl Cell {
         format!("{}::{}", self.scenario.name, self.setting)
     }
 
-    /// Its properties, by which pairs are covered.
+    /// Its properties; the subset covers all pairs of them.
     #[must_use]
     pub fn properties(&self) -> [String; 6] {
         let name = self.name();
@@ -116,15 +116,17 @@ mod tests {
     use crate::matrix::scenario::Needs;
     use std::collections::BTreeSet;
 
-    /// Whoever changes these numbers says why: cells do not vanish.
+    /// A change of these numbers needs a reason: cells do not vanish.
     #[test]
     fn no_cell_is_missing() {
         let count = |needs| SCENARIOS.iter().filter(|scenario| scenario.needs == needs).count();
         let [everywhere, bridge, turns] = [Needs::Nothing, Needs::Bridge, Needs::Turns].map(count);
         let ours = count(Needs::OursAsks);
-        // Of reliable connections: on both links, and three with losses on the bridge only. Of the other services and shared receives: in turns, and
-        // another one with losses. Of ATOMIC WRITE three in turns and one with losses; FLUSH in turns where Rocinante asks. Of memory windows and
-        // invalidation nine in turns and one with losses; in turns one of regions that are registered anew, and two of multicast.
+        // Of reliable connections: on both links, and three with losses on the bridge only. Of the
+        // other services and shared receives: in turns, and another one with losses. Of ATOMIC
+        // WRITE three in turns and one with losses; FLUSH in turns where Rocinante requests. Of
+        // memory windows and invalidation nine in turns and one with losses. In turns one of
+        // regions registered anew, and two of multicast.
         assert_eq!([everywhere, bridge, turns], [34, 6, 34]);
         assert_eq!(ours, 1);
         // With either side as the requester, 3 backends, 2 families, 5 path MTUs.

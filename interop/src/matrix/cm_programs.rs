@@ -1,5 +1,5 @@
-//! Programs of librdmacm in the guest, over the kernel's `rdma_cm` and Soft-RoCE, and ours of the same names: connected by the connection
-//! manager, with either side as the client.
+//! Programs of librdmacm in the guest, over the kernel's `rdma_cm` and Soft-RoCE, and our programs
+//! of the same names. The connection manager connects them, with either side as the client.
 
 mod mckey;
 mod place;
@@ -16,22 +16,23 @@ use super::node::Step;
 use crate::guest::Link;
 use place::Place;
 
-/// A program as both sides are told to run it: `{here}` is the own address, `{there}` the other's, `{port}` a port of RDMA_PS_TCP.
+/// The commands of a program on both sides: `{here}` is the own address, `{there}` the peer's,
+/// `{port}` a port of RDMA_PS_TCP.
 #[derive(Debug)]
 pub struct CmProgram {
-    /// What the cell is called.
+    /// The cell's name.
     name: &'static str,
-    /// Its server and its client in the guest.
+    /// The server's and the client's command in the guest.
     theirs: [&'static str; 2],
-    /// Ours.
+    /// Our server's and client's commands.
     ours: [&'static str; 2],
-    /// What the server and the client in the guest print.
+    /// The words that the server and the client in the guest print.
     say: [&'static str; 2],
-    /// What ours has in its JSON.
+    /// A word of our JSON.
     done: &'static str,
 }
 
-/// All of them.
+/// All programs.
 pub static CM_PROGRAMS: [CmProgram; 4] = [
     CmProgram {
         name: "rping",
@@ -78,20 +79,21 @@ pub static CM_PROGRAMS: [CmProgram; 4] = [
     },
 ];
 
-/// What is run.
+/// The kinds of runs.
 #[derive(Debug, Clone, Copy)]
 enum What {
     /// A program at both sides.
     Program(&'static CmProgram),
-    /// We ask for a connection where nobody listens.
+    /// We request a connection where no program listens.
     NobodyListens,
-    /// We ask for a datagram service that nobody offers.
+    /// We request a datagram service that no program offers.
     NobodyServes,
-    /// Who asks sends to a multicast group, the other has joined it.
+    /// The requesting side sends to a multicast group that the other has joined.
     Mckey,
 }
 
-/// A program in a setting; who asks is the client. The path MTU is the link's, as `rdma_cm` has it.
+/// A program in a setting; the requesting side is the client. The path MTU is the link's, as
+/// `rdma_cm` sets it.
 #[derive(Debug, Clone, Copy)]
 pub struct CmCell {
     what: What,
@@ -127,8 +129,8 @@ impl What {
     }
 }
 
-/// Every program with either side as the client, on every backend, with IPv4 and IPv6; and ports where nobody listens, or serves. Links take
-/// turns.
+/// Each program with either side as the client, on each backend, with IPv4 and IPv6; and ports
+/// without a listener or a service. Links take turns.
 #[must_use]
 pub fn all() -> Vec<CmCell> {
     let mut cells = Vec::new();
@@ -151,7 +153,7 @@ pub fn all() -> Vec<CmCell> {
     cells
 }
 
-/// The part that every test run takes: of the six settings of each program and client two.
+/// The part for each test run: of the six settings of each program and client, two.
 #[must_use]
 pub fn subset() -> Vec<CmCell> {
     let all = all().into_iter().enumerate();
@@ -159,10 +161,10 @@ pub fn subset() -> Vec<CmCell> {
 }
 
 impl Bench {
-    /// Runs a cell: `ours` is the `rocinante` to run.
+    /// Runs a cell; `ours` is the `rocinante` to run.
     ///
     /// # Errors
-    /// One of both fails, or says something else than it should: what both said.
+    /// One of both fails, or prints something unexpected: the text has the output of both.
     pub fn run_cm_program(&self, cell: &CmCell, ours: &Path) -> Step {
         static NEXT: AtomicU16 = AtomicU16::new(0);
         let setting = cell.setting;
@@ -198,11 +200,11 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    /// Whoever changes these numbers says why: cells do not vanish.
+    /// A change of these numbers needs a reason: cells do not vanish.
     #[test]
     fn no_cell_is_missing() {
-        // Four programs with either side as the client, 3 backends, 2 families; twice nobody, whom only we ask; and multicast with either side as
-        // the sender, over IPv4.
+        // Four programs with either side as the client, 3 backends, 2 families; two runs without a
+        // server, for which only we ask; and multicast with either side as the sender, over IPv4.
         assert_eq!(all().len(), 4 * 2 * 3 * 2 + 2 * 3 * 2 + 2 * 3);
         assert_eq!(subset().len(), 4 * 2 * 2 + 2 * 2 + 2);
         let names: BTreeSet<String> = all().iter().map(CmCell::name).collect();

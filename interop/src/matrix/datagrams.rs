@@ -1,4 +1,5 @@
-//! Datagrams: who sent them is said, who may send them is checked, and what cannot be taken is dropped.
+//! Datagrams: the receiver learns the sender, the Q_Key is checked, and datagrams without a fitting
+//! receive are dropped.
 
 use std::net::IpAddr;
 
@@ -11,7 +12,7 @@ use crate::agent::proto::{Opcode, Request, Send, State};
 const HALF: usize = BUFFER / 2;
 /// The Q_Key of both sides.
 pub(super) const QKEY: u32 = 0x1234_5678;
-/// How long what shall not come is waited for, in milliseconds.
+/// How long to wait for a completion that must not come, in milliseconds.
 pub(super) const LOST_MS: u64 = 100;
 
 /// Datagrams of all sizes, with immediate and without: length, sender and the header before them.
@@ -31,7 +32,7 @@ pub(super) fn send(s: &mut Session<'_>) -> Step {
     Ok(())
 }
 
-/// The header is the packet's: over IPv4 in the last 20 bytes.
+/// Checks that the header is the packet's; over IPv4 it is in the last 20 bytes.
 pub(super) fn check_header(header: &[u8], from: IpAddr, to: IpAddr) -> Step {
     const UDP: u8 = 17;
     let ends = (from, to);
@@ -50,7 +51,7 @@ pub(super) fn check_header(header: &[u8], from: IpAddr, to: IpAddr) -> Step {
     if fine { Ok(()) } else { Err(format!("the header is not of {ends:?}: {header:02x?}")) }
 }
 
-/// A datagram of several pieces, and one that was posted inline, into receives of several pieces.
+/// A datagram of several pieces, and one posted inline, into receives of several pieces.
 pub(super) fn scattered(s: &mut Session<'_>) -> Step {
     let len = s.mtu() / 2 + 7;
     s.active.fill(at(0, len), 3)?;
@@ -70,7 +71,7 @@ pub(super) fn scattered(s: &mut Session<'_>) -> Step {
     s.passive.holds_part(at(192, 32), 3, 1)
 }
 
-/// Who receives a datagram answers it by what its completion and header say.
+/// The receiver of a datagram answers it by its completion and header.
 pub(super) fn answered(s: &mut Session<'_>) -> Step {
     let Session { active, passive, .. } = s;
     active.fill(at(0, 40), 1)?;
@@ -109,7 +110,7 @@ pub(super) fn controlled_key(s: &mut Session<'_>) -> Step {
     let op = s.active.send_to(0, &s.passive, 0x8000_0001, None);
     s.active.perform(1, op, &[at(0, 64)])?;
     if s.active.kind() == Kind::SoftRoce {
-        // It sends it as it is: see the table of its departures.
+        // Soft-RoCE sends the request's key: see the table of its departures.
         s.notice("a controlled Q_Key of a request is sent instead of the queue pair's");
         s.passive.quiet(LOST_MS)?;
         return arrives(s);
@@ -160,7 +161,8 @@ fn arrives(s: &mut Session<'_>) -> Step {
     s.both_in(State::Rts)
 }
 
-/// As of an unreliable connection: a request that fails here stops the sending (SQE) and nothing else.
+/// As on an unreliable connection: a request that fails locally stops the sending (SQE) and nothing
+/// else.
 pub(super) fn stops_sending(s: &mut Session<'_>) -> Step {
     let op = s.active.send_to(0, &s.passive, QKEY, None);
     if !stopped(s, op)? {

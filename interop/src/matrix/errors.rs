@@ -1,4 +1,4 @@
-//! What a side refuses, and how both sides see it.
+//! Refused requests, and how both sides see them.
 
 use super::node::{BUFFER, SEND, Step, at, signaled};
 use super::scenario::Session;
@@ -30,7 +30,8 @@ pub(super) fn queue_pair_forbids(s: &mut Session<'_>) -> Step {
     refused(s, op, "REM_INV_REQ_ERR")
 }
 
-/// A request of 16 bytes is refused: it ends in `status`, what follows is flushed, and nothing was changed.
+/// Posts a request of 16 bytes, which is refused: it ends in `status`, the next one is flushed, and
+/// no byte changes.
 fn refused(s: &mut Session<'_>, op: Op, status: &str) -> Step {
     s.active.fill(at(0, 16), 1)?;
     s.active.post(&[signaled(1, op, &[at(0, 16)]), signaled(2, SEND, &[at(0, 16)])])?;
@@ -43,7 +44,7 @@ fn refused(s: &mut Session<'_>, op: Op, status: &str) -> Step {
         "REM_ACCESS_ERR" => "local access violation work queue error",
         _ => "invalid request local work queue error",
     };
-    // The program that answers shall hear of it, too.
+    // The responding program must get an event, too.
     let event = match s.passive.kind() {
         Kind::SoftRoce => return Ok(()),
         Kind::Rocinante => s.passive.async_event(5000)?,
@@ -60,7 +61,7 @@ fn refused(s: &mut Session<'_>, op: Op, status: &str) -> Step {
 pub(super) fn message_too_long(s: &mut Session<'_>) -> Step {
     s.passive.receive(1, &[at(0, 10)])?;
     s.active.post(&[signaled(1, SEND, &[at(0, 11)])])?;
-    // Soft-RoCE calls that an operational error, here and there: see the table of its departures.
+    // Soft-RoCE reports an operational error on both sides: see the table of its departures.
     let (status, of_the_receive) = match s.passive.kind() {
         Kind::SoftRoce => ("REM_OP_ERR", "LOC_QP_OP_ERR"),
         Kind::Rocinante | Kind::Device => ("REM_INV_REQ_ERR", "LOC_LEN_ERR"),
@@ -77,7 +78,7 @@ pub(super) fn message_too_long(s: &mut Session<'_>) -> Step {
     s.passive.untouched(at(10, 4096))
 }
 
-/// The peer's queue pair is in the error state: it is silent, and its receives are flushed.
+/// The peer's queue pair is in the error state: it does not answer, and its receives are flushed.
 pub(super) fn peer_in_error(s: &mut Session<'_>) -> Step {
     s.passive.receive(7, &[at(0, 64), at(0, 64)])?;
     s.passive.modify(State::Err)?;
@@ -95,7 +96,7 @@ pub(super) fn peer_destroyed(s: &mut Session<'_>) -> Step {
     s.active.ends(1, "RETRY_EXC_ERR").map(drop)
 }
 
-/// Each side flushes its work when its queue pair is put into the error state.
+/// Each side flushes its requests when its queue pair goes to the error state.
 pub(super) fn flushed(s: &mut Session<'_>) -> Step {
     for node in [&mut s.active, &mut s.passive] {
         node.receive(0, &[at(0, 8), at(8, 8)])?;
@@ -121,7 +122,7 @@ pub(super) fn connected_again(s: &mut Session<'_>) -> Step {
     Ok(())
 }
 
-/// The send queue of who asks is drained and stopped (SQD), and goes on.
+/// The send queue of the active side is drained and stopped (SQD), and goes on.
 pub(super) fn drained(s: &mut Session<'_>) -> Step {
     s.active.fill(at(0, 64), 1)?;
     let op = s.passive.write_to(0, None);
@@ -131,7 +132,7 @@ pub(super) fn drained(s: &mut Session<'_>) -> Step {
     let found = s.active.poll(1, 100)?;
     s.active.expect(&found, &vec![], "what completes in SQD")?;
     s.passive.untouched(at(128, 64))?;
-    // Meanwhile it answers.
+    // Meanwhile the active side responds.
     let op = s.active.read_from(0);
     s.passive.perform(3, op, &[at(4096, 64)])?;
     s.passive.holds(at(4096, 64), 1)?;

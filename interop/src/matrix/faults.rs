@@ -1,4 +1,4 @@
-//! What goes wrong on the way, and is mended or given up.
+//! Faults on the way, recovered or given up.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::agent::proto::{Opcode, State};
 
 const HALF: usize = BUFFER / 2;
 
-/// A receive comes late: the requester waits as it is told, and then succeeds.
+/// A receive comes late: the requester waits as told by the RNR NAK, and then succeeds.
 pub(super) fn receiver_not_ready(s: &mut Session<'_>) -> Step {
     let len = s.mtu() + 1;
     s.active.fill(at(0, len), 1)?;
@@ -36,16 +36,16 @@ pub(super) fn receiver_never_ready(s: &mut Session<'_>) -> Step {
 }
 
 pub(super) fn requests_lost(s: &mut Session<'_>) -> Step {
-    // Not more: Soft-RoCE begins to count anew only when a whole message got through.
+    // Not more: Soft-RoCE resets its retry counter only after a whole message.
     with_losses(s, true, 6.0)
 }
 
 pub(super) fn responses_lost(s: &mut Session<'_>) -> Step {
-    // More: there are fewer of them, the more so where a READ's leave as one super-packet.
+    // More: there are fewer of them, even more so if a READ's responses leave as one super-packet.
     with_losses(s, false, 15.0)
 }
 
-/// Everything arrives once and in order though packets are lost.
+/// Everything arrives once and in order, though packets are lost.
 fn with_losses(s: &mut Session<'_>, requests: bool, percent: f64) -> Step {
     let len = 6 * s.mtu().min(2048) + 5;
     let mut losses = Losses::begin(s, &[(requests, percent)])?;

@@ -1,7 +1,7 @@
 //! FLUSH and ATOMIC WRITE.
 //!
-//! Soft-RoCE asks for an ATOMIC WRITE as it does for anything else, but not for a FLUSH: that takes a `librxe` with `ibv_wr_flush`, which
-//! the guest's (rdma-core 44) is not.
+//! Soft-RoCE requests ATOMIC WRITE like any other operation, but not FLUSH: that needs a `librxe`
+//! with `ibv_wr_flush`, which the guest's (rdma-core 44) lacks.
 
 use super::node::{Step, at, opcode_of, signaled};
 use super::scenario::Session;
@@ -9,10 +9,11 @@ use super::verdict::cannot;
 use crate::agent::machine::Kind;
 use crate::agent::proto::{LOCAL_WRITE, Op, REMOTE_READ, Send};
 
-/// For everybody to see.
+/// Global visibility.
 const GLOBAL: u8 = 1;
 
-/// ATOMIC WRITE of the eight bytes of the asking side's region 0 at `from`: as a library wants them, inline.
+/// ATOMIC WRITE of the eight bytes of the active side's region 0 at `from`: inline, as libraries
+/// require.
 fn store(wr_id: u64, (remote, rkey): (u64, u32), from: usize) -> Send {
     Send { inline: true, ..signaled(wr_id, Op::AtomicWrite { remote, rkey }, &[at(from, 8)]) }
 }
@@ -21,7 +22,7 @@ fn flush(wr_id: u64, (remote, rkey): (u64, u32), len: u32, region: bool) -> Send
     signaled(wr_id, Op::Flush { remote, rkey, len, placement: GLOBAL, region }, &[])
 }
 
-/// Posts what not every library can.
+/// Posts requests that some libraries do not support.
 fn post(s: &mut Session<'_>, list: &[Send]) -> Step {
     s.active.post(list).map_err(|why| {
         let lacks =
@@ -50,7 +51,8 @@ pub(super) fn atomic_write(s: &mut Session<'_>) -> Step {
     s.passive.untouched(at(72, 64))
 }
 
-/// More of them than may be outstanding, between atomics that change the same word: one that was executed twice would show.
+/// More of them than may be outstanding, between atomics that change the same word: an ATOMIC WRITE
+/// executed twice would show.
 pub(super) fn atomic_writes_lost(s: &mut Session<'_>) -> Step {
     s.needs_atomic_write()?;
     s.needs_atomics()?;
@@ -89,7 +91,7 @@ pub(super) fn atomic_write_forbidden(s: &mut Session<'_>) -> Step {
     s.active.ends(1, "REM_ACCESS_ERR").map(drop)
 }
 
-/// The end of the region is in the middle of the word.
+/// The region ends in the middle of the word.
 pub(super) fn atomic_write_out_of_range(s: &mut Session<'_>) -> Step {
     s.needs_atomic_write()?;
     let region = s.passive.region(4092, s.passive.full())?;
@@ -99,8 +101,8 @@ pub(super) fn atomic_write_out_of_range(s: &mut Session<'_>) -> Step {
 
 /// A range and a whole region, behind WRITEs.
 ///
-/// Soft-RoCE does not hear them: for this opcode its table lacks where the payload begins, so that it takes the headers for payload,
-/// computes the ICRC over them twice, and drops what has the right one.
+/// Soft-RoCE drops them. Its table lacks the payload's offset for this opcode, so it takes the
+/// headers for payload, computes the ICRC over them twice, and drops packets with the right one.
 pub(super) fn flushes(s: &mut Session<'_>) -> Step {
     s.needs_flush()?;
     for (round, len) in s.sizes().into_iter().enumerate() {

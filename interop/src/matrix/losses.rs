@@ -1,11 +1,17 @@
-//! Packets that are lost between two sides, and a request of Soft-RoCE's that is caught by it.
+//! Packet loss between two sides, and a fault of Soft-RoCE under loss: a stuck request.
 //!
-//! A SEND or WRITE of several packets that is acknowledged while Soft-RoCE sends it again does not complete (see the table of its departures). If the
-//! answer to the last packet that came again is lost then, or that packet, the request stays where it is: it is neither repeated nor given up, and
-//! completes when something behind it is acknowledged. That is what is done here, without losses: if something behind it had to be sent again, the
-//! request would go with it, as an empty one. It is said, and only done if who asks is caught indeed and who answers is not at fault: nothing has come
-//! for longer than all repetitions take, something was lost and part of what was asked for had come twice, and all of it had come when the next request
-//! did; and no more than twice in a cell.
+//! A SEND or WRITE of several packets that is acknowledged while Soft-RoCE retransmits it does not
+//! complete (see the table of its departures). If the answer to its last retransmitted packet is
+//! then lost, or that packet itself, the request is stuck. Soft-RoCE neither repeats it nor gives
+//! it up. The request completes when a later one is acknowledged.
+//!
+//! So a stuck request is freed by posting a later one, without losses. If the later one had to be
+//! retransmitted, the stuck request would go with it, as an empty one. Each case is reported.
+//!
+//! A request is freed only if the active side is really stuck and the passive side is not at fault.
+//! Nothing has come for longer than all repetitions take. A packet was lost, and a part of the
+//! posted requests had arrived twice. All of them had arrived before the later one did. A cell
+//! frees at most two requests.
 
 use super::node::{PATIENCE_MS, Step, signaled};
 use super::scenario::Session;
@@ -16,24 +22,24 @@ use crate::agent::proto::{Completion, Heard, Opcode, Send, State};
 /// Longer than all repetitions take.
 const SILENCE_MS: u64 = PATIENCE_MS / 5;
 
-/// Losses, and what who answers had heard before what was posted last.
+/// Losses, and the state of the passive side before the last requests were posted.
 pub(super) struct Losses {
-    /// From who asks (`true`) or from who answers, and how many percent.
+    /// From the active side (`true`) or from the passive side, and the percentage.
     of: Vec<(bool, f64)>,
     rules: Vec<Box<dyn Losing>>,
-    /// What rules that are gone have lost.
+    /// Losses of earlier rules.
     before: Vec<u64>,
     heard: Heard,
     lost: u64,
-    /// How often a request was freed.
+    /// How many requests were freed.
     freed: u32,
 }
 
-/// More requests than this are not caught in one cell by chance: about one cell in a hundred has one.
+/// More stuck requests in one cell are not chance: about one cell in a hundred has one.
 const FREED_MAX: u32 = 2;
 
 impl Losses {
-    /// Loses so many percent of what who asks sends (`true`), or who answers.
+    /// Loses this percentage of the packets of the active side (`true`) or of the passive side.
     ///
     /// # Errors
     /// As [`lose`](super::Wire::lose).
@@ -45,7 +51,7 @@ impl Losses {
         Ok(losses)
     }
 
-    /// Nothing is lost.
+    /// No losses.
     pub(super) fn none() -> Self {
         let heard = Heard::default();
         Self { of: vec![], rules: vec![], before: vec![], heard, lost: 0, freed: 0 }
@@ -65,7 +71,7 @@ impl Losses {
         Ok(())
     }
 
-    /// How many packets were lost in the direction in which fewer were.
+    /// Packets lost in the direction with fewer losses.
     ///
     /// # Errors
     /// As [`lost`](Losing::lost).
@@ -73,22 +79,22 @@ impl Losses {
         Ok(self.each()?.into_iter().min().unwrap_or(0))
     }
 
-    /// How many packets were lost in each direction.
+    /// Packets lost in each direction.
     fn each(&self) -> Step<Vec<u64>> {
         let each = self.before.iter().zip(&self.rules);
         each.map(|(before, rule)| Ok(before + rule.lost()?)).collect()
     }
 
-    /// Whether requests may be caught.
+    /// Whether requests may get stuck.
     pub(super) fn may_catch(&self, s: &Session<'_>) -> bool {
         let kinds = (s.active.kind(), s.passive.kind());
         !self.of.is_empty() && kinds == (Kind::SoftRoce, Kind::Rocinante)
     }
 
-    /// Posts requests of who asks.
+    /// Posts requests of the active side.
     ///
     /// # Errors
-    /// What the sides say.
+    /// The error of one of the sides.
     pub(super) fn post(&mut self, s: &mut Session<'_>, list: &[Send]) -> Step {
         if self.may_catch(s) {
             self.heard = s.passive.heard()?;
@@ -97,10 +103,10 @@ impl Losses {
         s.active.post(list)
     }
 
-    /// Takes the next completion of who asks, which must be the success of `wr_id`.
+    /// Takes the next completion of the active side, which must be the success of `wr_id`.
     ///
     /// # Errors
-    /// It is another; or there is none, though the request is not caught.
+    /// It is another; or there is none, though the request is not stuck.
     pub(super) fn succeeds(&mut self, s: &mut Session<'_>, wr_id: u64, opcode: Opcode) -> Step {
         if !self.may_catch(s) {
             return s.active.succeeds(wr_id, opcode);
@@ -111,7 +117,7 @@ impl Losses {
         }
     }
 
-    /// Has something behind the request acknowledged.
+    /// Frees the stuck request: posts a later one without losses and waits for its acknowledgement.
     fn free(&mut self, s: &mut Session<'_>, wr_id: u64, opcode: Opcode) -> Step {
         let state = s.active.state()?;
         s.active.expect(&state, &State::Rts, "the state of who says nothing")?;
@@ -137,7 +143,7 @@ impl Losses {
     }
 }
 
-/// The next completion of who asks; nothing if it has said nothing for too long.
+/// The next completion of the active side; `None` if there was none for too long.
 fn next(s: &mut Session<'_>) -> Step<Option<Completion>> {
     let mut heard = s.passive.heard()?;
     for _ in 0..PATIENCE_MS / SILENCE_MS {

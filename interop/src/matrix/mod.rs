@@ -1,4 +1,5 @@
-//! The matrix: every scenario with each side as the requester, on every backend, link, address family and path MTU.
+//! The matrix: each scenario with each side as the requester, on each backend, link, address family
+//! and path MTU.
 
 mod cell;
 pub mod cm_programs;
@@ -62,7 +63,7 @@ impl Bench {
     /// Runs one cell.
     ///
     /// # Errors
-    /// What was otherwise than it should be.
+    /// The first deviation from what is expected.
     pub fn run(&self, cell: &Cell) -> Step {
         let mut session = self.session(cell)?;
         let done = cell.scenario.run(&mut session);
@@ -72,7 +73,7 @@ impl Bench {
     /// The two sides of a cell, connected.
     ///
     /// # Errors
-    /// What one of them says.
+    /// The error of one of them.
     pub fn session(&self, cell: &Cell) -> Step<Session<'_>> {
         let setting = cell.setting;
         let network = self.guest.network();
@@ -97,10 +98,11 @@ impl Bench {
         Bridge { lab: &self.lab, tap: self.guest.network().tap() }
     }
 
-    /// Runs a scenario between two queue pairs of the kernel's device on the bridge, each in a connection of its own to the agent.
+    /// Runs a scenario between two queue pairs of the kernel's device on the bridge, each with a
+    /// connection of its own to the agent.
     ///
     /// # Errors
-    /// What was otherwise than it should be.
+    /// The first deviation from what is expected.
     pub fn run_between_kernels(&self, scenario: &Scenario, ipv6: bool, mtu: u32) -> Step {
         let link = Link::Veth;
         let container = self.guest.network().container(&self.lab, link);

@@ -1,4 +1,4 @@
-//! Multicast: what is sent to a group goes to every queue pair that is attached to it, and to no other.
+//! Multicast: a datagram to a group reaches each queue pair that is attached to it, and no other.
 
 use std::net::IpAddr;
 
@@ -11,14 +11,16 @@ use crate::agent::proto::{Completion, Op, Opcode, Request};
 const HALF: usize = BUFFER / 2;
 /// Bytes between the receives of two queue pairs.
 const APART: usize = 8192;
-/// A request whose datagram may be lost.
+/// The request of a datagram that may be lost.
 const PROBE: u64 = 1000;
-/// How long a datagram is waited for that may be lost, in milliseconds: long enough for a slow machine.
+/// How long to wait for a datagram that may be lost, in milliseconds: long enough for a slow
+/// machine.
 const PROBE_MS: u64 = 2000;
-/// The number to which datagrams for a group go.
+/// The destination QPN of datagrams to a group.
 const MULTICAST: u32 = 0xff_ffff;
 
-/// A group of the scenario's family: the first; one with another Ethernet address; and one that has the first one's Ethernet address.
+/// Three groups of the scenario's family: the first; one with another Ethernet address; and one
+/// with the first one's Ethernet address.
 fn groups(s: &Session<'_>) -> [IpAddr; 3] {
     match s.active.address() {
         IpAddr::V4(_) => [[239, 83, 0, 1], [239, 83, 0, 2], [239, 211, 0, 1]].map(IpAddr::from),
@@ -32,9 +34,10 @@ fn to(handle: usize, qkey: u32, imm: Option<u32>) -> Op {
     Op::SendTo { handle, qpn: MULTICAST, qkey, imm }
 }
 
-/// A queue pair joins the first group, of which the asking side's address handle 1 is, and hears something of it, which takes its receive
-/// `wr_id`: an interface may take its time to let the group through, so the first datagrams may be lost (the guest's programs its filter later, by
-/// `virtnet_rx_mode_work`).
+/// A queue pair joins the first group and gets one datagram, which takes its receive `wr_id`. The
+/// active side's address handle 1 is for that group. The first datagrams may be lost, because an
+/// interface may let the group through late: the guest's programs its filter later, by
+/// `virtnet_rx_mode_work`.
 fn join(s: &mut Session<'_>, qp: usize, wr_id: u64) -> Step {
     let [group, ..] = groups(s);
     s.passive.do_(&Request::Attach { qp, group })?;
@@ -50,7 +53,7 @@ fn join(s: &mut Session<'_>, qp: usize, wr_id: u64) -> Step {
     Err(format!("{group} is not heard by who has joined"))
 }
 
-/// Both queue pairs that have joined get each datagram once, and the third none.
+/// Both members get each datagram once, and the third queue pair gets none.
 pub(super) fn reaches_members(s: &mut Session<'_>) -> Step {
     let [group, ..] = groups(s);
     s.active.do_(&Request::Handle { address: group })?;
@@ -90,7 +93,8 @@ pub(super) fn reaches_members(s: &mut Session<'_>) -> Step {
     s.passive.quiet(LOST_MS)
 }
 
-/// Who has left hears no more; nor is anything heard that goes to another group, or has another Q_Key.
+/// A queue pair that has left gets no more; no member gets datagrams to another group, or with
+/// another Q_Key.
 pub(super) fn others_are_not_heard(s: &mut Session<'_>) -> Step {
     let groups = groups(s);
     for address in groups {

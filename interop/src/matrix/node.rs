@@ -1,4 +1,4 @@
-//! One side of a scenario: an agent, and what is asked of it in words that scenarios use.
+//! One side of a scenario: an agent, with methods in the words of scenarios.
 
 mod services;
 mod windows;
@@ -14,13 +14,13 @@ use crate::agent::proto::{
     Remote, Reply, Request, Send, Service, State,
 };
 
-/// What steps of scenarios return: the error says which side said what.
+/// The result of a scenario's step: the error names the side and has its text.
 pub type Step<T = ()> = Result<T, String>;
 
-/// How long anything that must happen may take, in milliseconds.
+/// How long an expected event may take, in milliseconds.
 pub(super) const PATIENCE_MS: u64 = 20_000;
 
-/// Bytes of the region that every side has.
+/// Bytes of region 0, which each side has.
 pub(super) const BUFFER: usize = 64 << 10;
 
 /// One side, with a device, a region 0 of `BUFFER` bytes and full rights, and a queue pair 0.
@@ -53,7 +53,7 @@ impl Node {
     /// Opens the device `device` with `address` on a side called `name`, with its region.
     ///
     /// # Errors
-    /// What the side says.
+    /// The error of the side.
     pub fn open(
         mut agent: Box<dyn Agent>,
         name: &str,
@@ -71,32 +71,32 @@ impl Node {
         Ok(node)
     }
 
-    /// Which side it is.
+    /// The side's name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What its device is.
+    /// Properties of its device.
     #[must_use]
     pub fn about(&self) -> &About {
         &self.about
     }
 
-    /// Whose its device is, as far as that matters for what may be expected of it.
+    /// The kind of its device, as far as it matters for what to expect.
     #[must_use]
     pub fn kind(&self) -> Kind {
         self.about.kind
     }
 
-    /// Expects of its device what is expected of any other.
+    /// Expects of its device what the specification says.
     pub fn hold_to_the_specification(&mut self) {
         if self.about.kind == Kind::SoftRoce {
             self.about.kind = Kind::Device;
         }
     }
 
-    /// All rights that its device can grant.
+    /// All rights that the device can grant.
     #[must_use]
     pub fn full(&self) -> u32 {
         let flush = if self.about.flush { FLUSH_GLOBAL } else { 0 };
@@ -107,7 +107,7 @@ impl Node {
     /// Puts its send queue into SQD.
     ///
     /// # Errors
-    /// As [`ask`](Self::ask); and that the device does not know this state.
+    /// As [`ask`](Self::ask); or the device does not support this state.
     pub fn stop_sending(&mut self) -> Step {
         let stopped = self.modify(State::Sqd);
         match self.kind() {
@@ -133,7 +133,7 @@ impl Node {
     /// Does a step.
     ///
     /// # Errors
-    /// What the side says.
+    /// The error of the side.
     pub fn ask(&mut self, request: &Request) -> Step<Reply> {
         match self.agent.ask(request) {
             Reply::Failed(why) => Err(format!("{}: {why} ({request:?})", self.name)),
@@ -141,7 +141,7 @@ impl Node {
         }
     }
 
-    /// Does a step that answers nothing.
+    /// Does a step without a result.
     ///
     /// # Errors
     /// As [`ask`](Self::ask).
@@ -152,7 +152,7 @@ impl Node {
         }
     }
 
-    /// A region of its own.
+    /// Registers another region.
     ///
     /// # Errors
     /// As [`ask`](Self::ask).
@@ -160,8 +160,8 @@ impl Node {
         self.remote_of(&Request::Region { len, access })
     }
 
-    /// Makes a queue pair, which takes receives from the shared queue `srq` if that is given; the first one is the queue pair 0 of all other
-    /// methods.
+    /// Makes a queue pair. It takes receives from the shared queue `srq` if that is given. The
+    /// first one is the queue pair 0 of all other methods.
     ///
     /// # Errors
     /// As [`ask`](Self::ask).
@@ -179,7 +179,7 @@ impl Node {
         self.qpns.get(qp).copied().unwrap_or(0)
     }
 
-    /// What the peer of a queue pair must know to connect, if it begins with `psn`.
+    /// What a peer must know to connect to a queue pair with the starting PSN `psn`.
     #[must_use]
     pub fn endpoint(&self, qp: usize, psn: u32) -> Peer {
         Peer { address: self.address, qpn: self.qpn_of(qp), psn }
@@ -204,7 +204,7 @@ impl Node {
     /// Fails unless a range has the pattern of `seed`, from its byte `skip` on.
     ///
     /// # Errors
-    /// It has not, or as [`ask`](Self::ask).
+    /// It has other bytes, or as [`ask`](Self::ask).
     pub fn holds_part(&mut self, range: Range, seed: u64, skip: usize) -> Step {
         self.compare(range, Some((seed, skip)))
     }
@@ -302,7 +302,7 @@ impl Node {
     /// Waits for `count` completions.
     ///
     /// # Errors
-    /// There are fewer in time.
+    /// There are fewer in that time.
     pub fn completions(&mut self, count: usize) -> Step<Vec<Completion>> {
         let found = self.poll(count, PATIENCE_MS)?;
         if found.len() < count {
@@ -312,7 +312,7 @@ impl Node {
         Ok(found)
     }
 
-    /// The completions that there are within `timeout_ms`, `count` at most.
+    /// The completions found within `timeout_ms`, at most `count`.
     ///
     /// # Errors
     /// As [`ask`](Self::ask).
@@ -358,7 +358,8 @@ impl Node {
         self.expect(&wc.opcode, &opcode, "the opcode")
     }
 
-    /// Takes the next completion, which must be of the receive `wr_id` with this length and immediate.
+    /// Takes the next completion, which must be that of the receive `wr_id` with this length and
+    /// immediate.
     ///
     /// # Errors
     /// It is another.
@@ -379,10 +380,10 @@ impl Node {
         self.succeeds(wr_id, opcode_of(op))
     }
 
-    /// Fails unless the two are equal.
+    /// Fails unless the two values are equal.
     ///
     /// # Errors
-    /// They are not.
+    /// They differ.
     pub fn expect<T: PartialEq + std::fmt::Debug>(
         &self,
         found: &T,
@@ -403,7 +404,7 @@ impl Node {
         self.state_of(0)
     }
 
-    /// The state of queue pair 0, the completions that nobody has taken, and what the device has counted.
+    /// The state of queue pair 0, the completions not taken yet, and the device's counters.
     pub(super) fn standing(&mut self) -> String {
         const MANY: usize = 64;
         let state = self.state();
@@ -426,7 +427,7 @@ impl Node {
         self.do_(&Request::Modify { qp: 0, state })
     }
 
-    /// Whether there is an event of the completion queue in time.
+    /// Whether there is an event of the completion queue within `timeout_ms`.
     ///
     /// # Errors
     /// As [`ask`](Self::ask).
@@ -438,7 +439,7 @@ impl Node {
     }
 }
 
-/// What the completion of a request is called.
+/// The opcode in the completion of a request.
 #[must_use]
 pub(super) fn opcode_of(op: Op) -> Opcode {
     match op {

@@ -1,4 +1,4 @@
-//! Everything that can be done, done right.
+//! All operations, done correctly.
 
 use super::losses::Losses;
 use super::node::{BUFFER, SEND, Step, at, signaled};
@@ -46,7 +46,7 @@ pub(super) fn send_inline(s: &mut Session<'_>) -> Step {
     let inline = Send { inline: true, ..signaled(0, SEND, &[at(0, 64)]) };
     let list = [inline.clone(), Send { wr_id: 1, ranges: vec![at(0, 9), at(9, 20)], ..inline }];
     s.active.post(&list)?;
-    // What was posted is what is sent, whatever becomes of the memory.
+    // Inline data is copied when posted, so later changes of the memory do not matter.
     s.active.fill(at(0, 64), 4)?;
     for (wr_id, len) in [(0, 64), (1, 29)] {
         s.active.succeeds(wr_id, Opcode::Send)?;
@@ -95,7 +95,7 @@ pub(super) fn write_sizes(s: &mut Session<'_>) -> Step {
     writes_in_a_list(s)
 }
 
-/// One behind the other, so that ours may cut those behind the first; a SEND is behind them all.
+/// WRITEs in one list, so that ours may split those behind the first; a SEND follows them all.
 fn writes_in_a_list(s: &mut Session<'_>) -> Step {
     let (len, count) = (2 * s.mtu(), 5);
     s.active.fill(at(0, count * len), 77)?;
@@ -119,7 +119,7 @@ fn writes_in_a_list(s: &mut Session<'_>) -> Step {
 pub(super) fn write_zero(s: &mut Session<'_>) -> Step {
     let op = s.passive.write_to(0, None);
     s.active.perform(1, op, &[])?;
-    // Of no bytes neither address nor key is looked at.
+    // Without bytes, neither address nor key is checked.
     s.active.perform(2, Op::Write { remote: 0, rkey: 0, imm: None }, &[])?;
     s.passive.untouched(at(0, HALF))
 }
@@ -265,7 +265,7 @@ pub(super) fn mixed(s: &mut Session<'_>) -> Step {
     s.passive.holds(at(HALF + 16384, 40), 2)
 }
 
-/// A fenced request sends what a READ before it has brought.
+/// A fenced request sends the data of the READ before it.
 pub(super) fn fence(s: &mut Session<'_>) -> Step {
     let len = 3 * s.mtu();
     s.passive.fill(at(0, len), 11)?;
@@ -277,7 +277,7 @@ pub(super) fn fence(s: &mut Session<'_>) -> Step {
     s.passive.holds(at(HALF, len), 11)
 }
 
-/// Both sides ask at the same time over one connection.
+/// Both sides request at the same time over one connection.
 pub(super) fn both_ask(s: &mut Session<'_>) -> Step {
     let len = 2 * s.mtu() + 5;
     s.active.fill(at(0, len), 1)?;
@@ -314,8 +314,9 @@ pub(super) fn psn_wraps(s: &mut Session<'_>) -> Step {
     Ok(())
 }
 
-/// A WRITE, a SEND and a READ of what the WRITE brought, all bytes of which say the `round`. The READ is asked for at once, unless the SEND may be caught:
-/// behind that, nothing may have to be asked for again.
+/// A WRITE, a SEND, and a READ of the WRITE's data; all bytes depend on `round`. The READ is posted
+/// at once, unless the SEND may get stuck: nothing behind a stuck request may need a
+/// retransmission.
 pub(super) fn write_send_read(
     s: &mut Session<'_>,
     losses: &mut Losses,
@@ -348,7 +349,8 @@ pub(super) fn write_send_read(
     Ok(())
 }
 
-/// Rocinante's acknowledgements grant credits, and run out of them: who asks goes on all the same.
+/// Rocinante's acknowledgements grant credits, and the credits run out: the active side goes on all
+/// the same.
 pub(super) fn credits_granted(s: &mut Session<'_>) -> Step {
     let len = s.mtu() + 1;
     s.active.fill(at(0, len), 3)?;
@@ -357,7 +359,7 @@ pub(super) fn credits_granted(s: &mut Session<'_>) -> Step {
     s.active.post(&list)?;
     for id in 0..12 {
         if id % 4 == 3 {
-            // There is none left by now, and the peer knows it.
+            // No credit is left by now, and the peer knows it.
             s.passive.receive(id + 1, &[at(HALF, len); 4])?;
         }
         s.passive.received(id, len, None)?;

@@ -1,4 +1,4 @@
-//! A command of ours while it runs.
+//! A running command of ours.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
@@ -11,10 +11,10 @@ use rocinante_cli::lab::{ChildGuard, Netns};
 use super::node::Step;
 use crate::guest::Outcome;
 
-/// How long it may take until it says something, or ends.
+/// How long it may take until it prints something, or ends.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A command of ours, with what it says read as it says it. It is killed when this is dropped.
+/// A running command of ours. Its output is read as it comes. It is killed when this is dropped.
 pub(super) struct Ours {
     child: ChildGuard,
     stdout: JoinHandle<String>,
@@ -23,7 +23,7 @@ pub(super) struct Ours {
 }
 
 impl Ours {
-    /// Starts it, in a network namespace or in this one.
+    /// Starts the command, in a network namespace or in the present one.
     pub(super) fn start(netns: Option<&Netns>, command: &mut Command) -> Step<Self> {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let child = match netns {
@@ -73,7 +73,7 @@ impl Ours {
         Ok(status.map(|status| status.code().unwrap_or(-1)))
     }
 
-    /// Ends it, if it has not ended with `code`, and says all that it said.
+    /// Kills it, if it has not ended with `code`, and returns all its output.
     pub(super) fn outcome(self, code: i32) -> Outcome {
         let Self { child, stdout, lines, mut heard } = self;
         drop(child);
@@ -82,7 +82,7 @@ impl Ours {
         Outcome { code, stdout, stderr: heard }
     }
 
-    /// Waits for its end, and kills what does not come to it.
+    /// Waits until it ends, and kills it if that takes too long.
     pub(super) fn finish(mut self) -> Step<Outcome> {
         let deadline = Instant::now() + PATIENCE;
         while Instant::now() < deadline {

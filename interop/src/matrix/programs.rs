@@ -1,5 +1,6 @@
-//! Programs that nobody here wrote: rdma-core's ping-pongs and perftest's measurements run on the machine with the kernel's device, started by its
-//! agent, against `rocinante pingpong --compat` and `rocinante perf --compat`, over the connections that those programs make themselves.
+//! Programs of other projects: rdma-core's ping-pongs and perftest's measurements. The agent starts
+//! them on the machine with the kernel's device. They run against `rocinante pingpong --compat` and
+//! `rocinante perf --compat`, over the connections that they make themselves.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -21,15 +22,15 @@ use crate::guest::{Link, Outcome};
 /// A program, and how it is run on both sides.
 #[derive(Debug)]
 pub struct Program {
-    /// What the cell is called.
+    /// The cell's name.
     pub name: &'static str,
     /// The command on the machine with the device.
     tool: &'static str,
-    /// Ours.
+    /// Our command.
     ours: &'static str,
-    /// Options of both.
+    /// Options of both sides.
     options: &'static str,
-    /// How that command is told its GID.
+    /// The option for its GID.
     gid: &'static str,
 }
 
@@ -37,7 +38,7 @@ impl Program {
     /// The program of this name.
     ///
     /// # Errors
-    /// There is none.
+    /// If there is none.
     pub(crate) fn by_name(name: &str) -> Step<&'static Self> {
         let program = PROGRAMS.iter().find(|program| program.name == name);
         program.ok_or_else(|| format!("there is no program {name:?}"))
@@ -53,22 +54,24 @@ impl Program {
         self.options.split_whitespace()
     }
 
-    /// The option by which the command is told the index of its GID.
+    /// The option for the index of its GID.
     pub(crate) fn gid(&self) -> &'static str {
         self.gid
     }
 
-    /// All sizes, to 8 MiB, take long on an emulated machine: in one setting only, with the path MTU that has the fewest packets.
+    /// All sizes up to 8 MiB take long on an emulated machine: they run in one setting only, with
+    /// the path MTU that has the fewest packets.
     fn is_long(&self) -> bool {
         self.options.starts_with("-a")
     }
 
-    /// The connection manager connects them (`-R`), or what they talk over (`-z`). perftest 4.5 does that over IPv4 only, and `rdma_cm` with the link's path MTU.
+    /// Whether the connection manager connects the queue pairs (`-R`), or their exchange (`-z`).
+    /// perftest 4.5 does that over IPv4 only, and `rdma_cm` with the link's path MTU.
     fn is_managed(&self) -> bool {
         self.options().any(|option| matches!(option, "-R" | "-z"))
     }
 
-    /// Whether it is run on this backend with this address family.
+    /// Whether it runs on this backend with this address family.
     fn is_run(&self, backend: Backend, ipv6: bool) -> bool {
         let once = (backend, ipv6) == (Backend::Packet, false);
         (once || !self.is_long()) && !(ipv6 && self.is_managed())
@@ -93,7 +96,7 @@ const fn perf(
     Program { name, tool, ours, options, gid: "-x" }
 }
 
-/// All of them.
+/// All programs.
 #[rustfmt::skip]
 pub static PROGRAMS: [Program; 42] = [
     ibv("ibv_rc_pingpong", "ibv_rc_pingpong", "pingpong --compat ibv", "-c -n 20 -s 10001"),
@@ -140,10 +143,10 @@ pub static PROGRAMS: [Program; 42] = [
     perf("ib_atomic_lat_cm", "ib_atomic_lat", "perf atomic-lat", "-R -n 20"),
 ];
 
-/// A program in a setting; who asks is the client.
+/// A program in a setting; the requesting side is the client.
 #[derive(Debug, Clone, Copy)]
 pub struct ProgramCell {
-    /// What.
+    /// The program.
     pub program: &'static Program,
     /// Where and how.
     pub setting: Setting,
@@ -159,8 +162,9 @@ impl ProgramCell {
 
 const BACKENDS: [Backend; 3] = [Backend::Udp, Backend::Packet, Backend::Xdp];
 
-/// Every program with either side as the client, on every backend, with IPv4 and, unless the connection manager connects, IPv6. Links and path MTUs take turns, so that each program
-/// sees each of them with each side as the client.
+/// Each program with either side as the client, on each backend, with IPv4 and, unless the
+/// connection manager connects, IPv6. Links and path MTUs take turns, so each program runs with
+/// each of them and with each side as the client.
 #[must_use]
 pub fn all() -> Vec<ProgramCell> {
     let mut cells = Vec::new();
@@ -183,27 +187,27 @@ pub fn all() -> Vec<ProgramCell> {
     cells
 }
 
-/// The part that every test run takes: every program that is not long twice, with either side as the client; of those that the connection manager connects
-/// one for each client and backend.
+/// The part for each test run: each program that is not long twice, with either side as the client.
+/// Of those that the connection manager connects, one for each client and backend.
 #[must_use]
 pub fn subset() -> Vec<ProgramCell> {
     let short = all().into_iter().filter(|cell| !cell.program.is_long());
     let (managed, others): (Vec<_>, Vec<_>) = short.partition(|cell| cell.program.is_managed());
-    // Six cells of each program and client follow each other: another one of them each time.
+    // Each program and client has six cells in a row: take another one of the six each time.
     let others = others.into_iter().enumerate();
     let others = others.filter(|(index, _)| index % 6 == (index / 6) % 6).map(|(_, cell)| cell);
-    // Six cells of each program: another program and another one of them each time.
+    // Each program has six cells: take another program, and another one of the six, each time.
     others.chain(managed.into_iter().step_by(11)).collect()
 }
 
-/// How long ours may take to notice that the other has failed.
+/// How long ours may take to notice that the other program has failed.
 const ALONE: Duration = Duration::from_secs(20);
 
-/// Where a program's cell is run.
+/// The place of a program's cell.
 pub struct Place<'a> {
     /// Our namespace, if it is not the present one.
     pub netns: Option<&'a Netns>,
-    /// Our command: the program `rocinante`, and words before its own.
+    /// Our command: the program `rocinante`, and words before its own arguments.
     pub ours: (&'a Path, &'a [&'a str]),
     /// Our address.
     pub own: IpAddr,
@@ -211,21 +215,22 @@ pub struct Place<'a> {
     pub device: &'a str,
     /// The device's address.
     pub address: IpAddr,
-    /// Where the two find each other, by IPv4: perftest's programs can nothing else. Ours, and the device's.
+    /// The IPv4 addresses of the TCP connection, ours and the device's: perftest's programs know no
+    /// other family.
     pub meet: [IpAddr; 2],
 }
 
-/// What perftest says when it cannot tell how fast its processor counts: the emulated one had no regular turn meanwhile. It then ends without a
-/// report, whatever was measured.
+/// perftest prints this if it cannot measure how fast its processor counts: the emulated processor
+/// was not scheduled regularly. It then ends without a report, whatever it has measured.
 const NO_CLOCK: &str = "Correlation coefficient";
-/// How often a program is started that says so.
+/// How often to start a program that prints this.
 const CLOCK_TRIES: u32 = 3;
 
 impl Bench {
-    /// Runs a program's cell: `ours` is the `rocinante` to run.
+    /// Runs a program's cell; `ours` is the `rocinante` to run.
     ///
     /// # Errors
-    /// One of both fails, or says something else than it should: what both said.
+    /// One of both fails, or prints something unexpected: the text has the output of both.
     pub fn run_program(&self, cell: &ProgramCell, ours: &Path) -> Step {
         let setting = cell.setting;
         let network = self.guest.network();
@@ -261,10 +266,10 @@ impl Bench {
 }
 
 impl ProgramCell {
-    /// Runs it; `agent` starts the program on the machine with the device.
+    /// Runs the cell; `agent` starts the program on the machine with the device.
     ///
     /// # Errors
-    /// One of both fails, or says something else than it should: what both said.
+    /// One of both fails, or prints something unexpected: the text has the output of both.
     pub fn run(&self, place: &Place<'_>, agent: Box<dyn Agent>) -> Step {
         let Self { program, setting } = *self;
         let port = next_port();
@@ -320,7 +325,7 @@ impl Theirs {
         }
     }
 
-    /// What became of it, if it ends in time.
+    /// The outcome, if the program ends in time.
     fn ended(&mut self, timeout_ms: u64) -> Step<Option<Outcome>> {
         match self.agent.ask(&Request::Ended { timeout_ms }) {
             Reply::Ended(outcome) => Ok(outcome),
@@ -330,7 +335,7 @@ impl Theirs {
     }
 
     fn wait(mut self) -> Step<Outcome> {
-        // The agent kills what takes too long.
+        // The agent kills a program that takes too long.
         loop {
             if let Some(outcome) = self.ended(10_000)? {
                 return Ok(outcome);
@@ -344,13 +349,13 @@ fn next_port() -> u16 {
     20_000 + NEXT.fetch_add(1, Ordering::Relaxed) % 10_000
 }
 
-/// Both ends, as far as they were waited for.
+/// The outcomes of both ends, as far as they ended.
 struct Ended {
     ours: Outcome,
     theirs: Option<Outcome>,
 }
 
-/// Waits for both ends. A server that waits for a client that has failed is not waited for.
+/// Waits for both ends, but not for a server that waits for a failed client.
 fn finish(mut ours: Ours, job: &mut Theirs) -> Step<Ended> {
     let mut deadline = Instant::now() + PATIENCE;
     let mut theirs: Option<Outcome> = None;
@@ -372,7 +377,7 @@ fn finish(mut ours: Ours, job: &mut Theirs) -> Step<Ended> {
     Ok(Ended { ours: ours.outcome(code), theirs })
 }
 
-/// Both ended well, and both say that they did what they were asked for.
+/// Checks that both ended well and report what they were asked to do.
 fn verdict(cell: &ProgramCell, ours: &Outcome, theirs: &Outcome) -> Step {
     let both = || {
         format!(
@@ -398,7 +403,7 @@ fn verdict(cell: &ProgramCell, ours: &Outcome, theirs: &Outcome) -> Step {
     if fine { Ok(()) } else { Err(format!("not what it should be: {}", both())) }
 }
 
-/// Whether our client measured every size.
+/// Whether our client measured each size.
 fn has_results(cell: &ProgramCell, json: &serde_json::Value) -> bool {
     let sizes = if cell.program.options.split(' ').any(|word| word == "-a") { 23 } else { 1 };
     let rows = json["results"].as_array().map_or(&[][..], Vec::as_slice);
@@ -406,7 +411,7 @@ fn has_results(cell: &ProgramCell, json: &serde_json::Value) -> bool {
     cell.setting.requester == Requester::Rxe || measured == sizes
 }
 
-/// perftest's servers of latencies of what they take no part in print no table.
+/// Whether the program prints no table: perftest's servers of latencies in which they take no part.
 fn is_silent(cell: &ProgramCell) -> bool {
     let passive = matches!(cell.program.tool, "ib_read_lat" | "ib_atomic_lat");
     passive && cell.setting.requester == Requester::Ours
@@ -417,11 +422,12 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    /// Whoever changes this number says why: cells do not vanish.
+    /// A change of this number needs a reason: cells do not vanish.
     #[test]
     fn no_cell_is_missing() {
-        // 25 programs with either side as the client, 3 backends, 2 families; 6 long ones with either side as the client; 11 that the connection manager
-        // connects with either side as the client, 3 backends.
+        // 25 programs with either side as the client, 3 backends, 2 families; 6 long ones with
+        // either side as the client; 11 that the connection manager connects, with either side as
+        // the client, 3 backends.
         assert_eq!(all().len(), 25 * 2 * 3 * 2 + 6 * 2 + 11 * 2 * 3);
         assert_eq!(subset().len(), 25 * 2 + 2 * 3);
         let names: BTreeSet<String> = all().iter().map(ProgramCell::name).collect();
@@ -447,7 +453,7 @@ mod tests {
             .collect();
         let programs: BTreeSet<&str> = managed.iter().map(|cell| cell.program.name).collect();
         assert_eq!((managed.len(), clients.len(), programs.len()), (6, 6, 6));
-        // The part: all settings occur, though not with each program.
+        // In the part all settings occur, though not with each program.
         let of: [fn(&Setting) -> String; 4] = [
             |s| s.mtu.to_string(),
             |s| format!("{:?}", s.link),

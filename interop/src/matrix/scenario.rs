@@ -1,4 +1,4 @@
-//! What can be asked of two sides, and what each scenario needs.
+//! The scenarios, and their needs.
 
 use super::cell::{Requester, Setting};
 use super::node::{Node, Step};
@@ -13,9 +13,9 @@ use crate::guest::Link;
 
 /// Two connected sides.
 pub struct Session<'a> {
-    /// Who asks.
+    /// The requesting side.
     pub active: Node,
-    /// Who answers.
+    /// The responding side.
     pub passive: Node,
     /// How they are connected.
     pub plan: Plan,
@@ -26,19 +26,21 @@ pub struct Session<'a> {
 /// How the sides of a scenario are connected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Plan {
-    /// Both sides' options, but for the path MTU and PSN.
+    /// Options of both sides, except the path MTU and the PSNs.
     pub how: Connection,
     /// The transport service.
     pub service: Service,
     /// Queue pairs of each side.
     pub qps: usize,
-    /// Receives in the queue that the answering side's queue pairs share; nothing if each has its own.
+    /// Receives in the queue that the passive side's queue pairs share; `None` if each has its own
+    /// queue.
     pub shared: Option<u32>,
-    /// First PSNs: of who asks, and of who answers.
+    /// First PSNs: of the active side, and of the passive side.
     pub psns: [u32; 2],
-    /// What the answering side's queue pair permits.
+    /// Rights of the passive side's queue pair.
     pub access: u32,
-    /// Whether Rocinante's acknowledgements say how many receives it has posted, as hardware's do.
+    /// Whether Rocinante's acknowledgements carry credits for its posted receives, as hardware's
+    /// do.
     pub credits: bool,
 }
 
@@ -50,7 +52,7 @@ impl Plan {
                 mtu,
                 timeout: 15,
                 retry_cnt: 7,
-                // For ever: how fast receives are posted depends on the machine.
+                // For ever: the machine decides how fast receives are posted.
                 rnr_retry: 7,
                 min_rnr_timer: 12,
                 rd_atomic: 8,
@@ -65,13 +67,13 @@ impl Plan {
     }
 }
 
-/// A named sequence of steps with what must come of them.
+/// A named sequence of steps with their expected results.
 pub struct Scenario {
     /// Its name.
     pub name: &'static str,
     /// Where it makes sense.
     pub(super) needs: Needs,
-    /// What it changes of the usual connection.
+    /// Changes to the usual plan.
     pub(super) plan: fn(&mut Plan),
     /// The steps.
     pub(super) run: fn(&mut Session<'_>) -> Step,
@@ -84,9 +86,10 @@ pub(super) enum Needs {
     Nothing,
     /// Where the host can drop packets.
     Bridge,
-    /// Everywhere, but each setting on one of the links only: they take turns, for what does not depend on them.
+    /// Everywhere, but each setting on one of the links only: the links take turns, as the result
+    /// does not depend on them.
     Turns,
-    /// As above, where Rocinante asks: the guest's library cannot.
+    /// As `Turns`, where Rocinante requests: the guest's library lacks the operation.
     OursAsks,
 }
 
@@ -100,13 +103,13 @@ impl Scenario {
         }
     }
 
-    /// Whether it needs nothing of the network between the sides.
+    /// Whether it needs no special network between the sides.
     #[must_use]
     pub fn fits_anywhere(&self) -> bool {
         matches!(self.needs, Needs::Nothing | Needs::Turns)
     }
 
-    /// How its sides are connected.
+    /// The plan of its connection.
     #[must_use]
     pub fn plan(&self, mtu: u32) -> Plan {
         let mut plan = Plan::usual(mtu);
@@ -114,10 +117,10 @@ impl Scenario {
         plan
     }
 
-    /// Runs it.
+    /// Runs the steps.
     ///
     /// # Errors
-    /// What was otherwise than it should be.
+    /// The first deviation from what is expected.
     pub fn run(&self, session: &mut Session<'_>) -> Step {
         (self.run)(session)
     }
@@ -144,7 +147,7 @@ const fn planned(
     Scenario { name, needs: Needs::Nothing, plan, run }
 }
 
-/// As `planned`, on one link in each setting.
+/// As `planned`, but on one link in each setting.
 const fn turning(
     name: &'static str,
     plan: fn(&mut Plan),
@@ -153,13 +156,13 @@ const fn turning(
     Scenario { name, needs: Needs::Turns, plan, run }
 }
 
-/// Soon given up.
+/// Gives up soon.
 fn impatient(plan: &mut Plan) {
     plan.how.timeout = 12;
     plan.how.retry_cnt = 2;
 }
 
-/// The queue pair of who answers permits FLUSH.
+/// The passive side's queue pair permits FLUSH.
 fn flushable(plan: &mut Plan) {
     plan.access = ALL | FLUSH_GLOBAL;
     impatient(plan);
@@ -185,7 +188,7 @@ fn members(plan: &mut Plan) {
     plan.qps = 3;
 }
 
-/// So many queue pairs of who answers share their receives.
+/// `qps` queue pairs of the passive side share their receives.
 fn sharing(plan: &mut Plan, qps: usize) {
     plan.qps = qps;
     plan.shared = Some(16);
@@ -279,7 +282,7 @@ impl<'a> Session<'a> {
     /// Connects two sides for `scenario`, with `wire` between them.
     ///
     /// # Errors
-    /// What one of them says.
+    /// The error of one of them.
     pub fn connect(
         active: Node,
         passive: Node,
@@ -289,7 +292,7 @@ impl<'a> Session<'a> {
         for node in [&active, &passive] {
             plan.how.rd_atomic = plan.how.rd_atomic.min(node.about().max_rd_atomic).max(1);
             if node.kind() == Kind::SoftRoce {
-                // With 7 it tries for ever: see the table of its departures.
+                // With 7 it retries for ever: see the table of its departures.
                 plan.how.retry_cnt = plan.how.retry_cnt.min(6);
             }
             if plan.how.mtu > node.about().active_mtu {
@@ -309,7 +312,7 @@ impl<'a> Session<'a> {
 
     fn make_qps(&mut self) -> Step {
         let Plan { service, qps, shared, access, .. } = self.plan;
-        // Who has no acknowledgements reads nothing.
+        // Without acknowledgements there is no READ.
         let most = match service {
             Service::Rc => ALL | FLUSH_GLOBAL,
             _ => LOCAL_WRITE | REMOTE_WRITE,
@@ -331,7 +334,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Resets both queue pairs and connects them again; who asks begins with `psn`.
+    /// Resets both queue pairs and connects them again; the active side begins with `psn`.
     pub(super) fn reconnect(&mut self, psn: u32) -> Step {
         for node in [&mut self.active, &mut self.passive] {
             let access = node.full();
@@ -361,7 +364,8 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// How both sides stand, for whoever wants to know why a step failed: which of them waits, and which has given up.
+    /// The state of both sides, to explain a failed step: it shows which side waits, and which has
+    /// given up.
     pub fn standing(&mut self) -> String {
         [&mut self.active, &mut self.passive].map(Node::standing).join("; ")
     }
@@ -379,7 +383,7 @@ impl<'a> Session<'a> {
         [1, 3, mtu - 1, mtu, mtu + 1, 2 * mtu, 3 * mtu + 7]
     }
 
-    /// Loses some packets from who asks (`true`), or from who answers.
+    /// Loses some packets of the active side (`true`), or of the passive side.
     pub(super) fn lose(&self, from_active: bool, percent: f64) -> Step<Box<dyn Losing>> {
         let (from, to) = match from_active {
             true => (&self.active, &self.passive),
@@ -393,23 +397,23 @@ impl<'a> Session<'a> {
         self.needs("atomics", |node| node.about().atomics)
     }
 
-    /// Fails if a side does not answer ATOMIC WRITEs, or cannot carry their data with the request.
+    /// Fails if a side does not respond to ATOMIC WRITE, or cannot send inline data.
     pub(super) fn needs_atomic_write(&self) -> Step {
         self.needs_inline()?;
         self.needs("ATOMIC WRITE", |node| node.about().atomic_write)
     }
 
-    /// Fails if a side does not answer a FLUSH.
+    /// Fails if a side does not respond to FLUSH.
     pub(super) fn needs_flush(&self) -> Step {
         self.needs("FLUSH", |node| node.about().flush)
     }
 
-    /// Fails if a side has not both types of memory windows.
+    /// Fails if a side lacks one of the two types of memory windows.
     pub(super) fn needs_windows(&self) -> Step {
         self.needs("memory windows", |node| node.about().windows == [true; 2])
     }
 
-    /// Fails if a side cannot carry data with its requests.
+    /// Fails if a side cannot send inline data.
     pub(super) fn needs_inline(&self) -> Step {
         self.needs("inline data", |node| node.about().inline)
     }
@@ -421,19 +425,20 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Remembers that a device does otherwise than the specification has it, though the scenario bears it.
+    /// Records a departure of a device from the specification that the scenario tolerates.
     pub(super) fn notice(&mut self, what: impl Into<String>) {
         self.noticed.push(what.into());
     }
 
-    /// As [`notice`](Self::notice), of what does not always happen: it is printed, too.
+    /// As [`notice`](Self::notice), for departures that do not always happen: they are also
+    /// printed.
     pub(super) fn say(&mut self, what: impl Into<String>) {
         let what = what.into();
         println!("    {what}");
         self.notice(what);
     }
 
-    /// What devices did otherwise than the specification has it.
+    /// The recorded departures.
     #[must_use]
     pub fn noticed(&self) -> &[String] {
         &self.noticed

@@ -1,5 +1,6 @@
-//! The scripts of `scripts/`, played to Soft-RoCE: the agent in the guest has its queue pair, and we are that one's peer, packet by packet, with
-//! sockets of ours in the container. Over IPv6, whose headers have nothing that a socket does not know and the ICRC covers.
+//! The scripts of `scripts/`, played to Soft-RoCE. The agent in the guest has the queue pair. We
+//! are its peer, packet by packet, with sockets in the container. They use IPv6: its header has no
+//! field that the ICRC covers and a socket does not know.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -29,7 +30,8 @@ const ROCE: u16 = 4791;
 
 const UDP_LEN: usize = 8;
 
-/// How long a packet may take that must not come. One that comes later disturbs what the script expects next.
+/// How long to wait for a packet that must not come. A later one disturbs the script's next
+/// expectation.
 const MOMENT: Duration = Duration::from_millis(10);
 
 /// A script, played to Soft-RoCE.
@@ -44,7 +46,7 @@ impl ScriptCell {
     }
 }
 
-/// What every test run plays: one or two of each kind, for a dozen seconds.
+/// The scripts of each test run: one or two of each kind, for a dozen seconds.
 const SUBSET: [&str; 20] = [
     "duplicate_send",
     "duplicate_write",
@@ -74,7 +76,7 @@ pub fn all() -> Vec<ScriptCell> {
     SCRIPTS.iter().map(ScriptCell).collect()
 }
 
-/// Those that every test run plays.
+/// The scripts of each test run.
 #[must_use]
 pub fn subset() -> Vec<ScriptCell> {
     SCRIPTS.iter().filter(|script| SUBSET.contains(&script.name)).map(ScriptCell).collect()
@@ -84,7 +86,7 @@ impl Bench {
     /// Plays a script to the guest's device.
     ///
     /// # Errors
-    /// What was otherwise than the script has it, or than Soft-RoCE is known to do it.
+    /// A deviation from the script, or from the known behaviour of Soft-RoCE.
     pub fn run_script(&self, cell: &ScriptCell) -> Step {
         let link = Link::Veth;
         let container = self.guest.network().container(&self.lab, link);
@@ -101,11 +103,12 @@ impl Bench {
     }
 }
 
-/// What the script's side sends and receives with.
+/// The sockets of the script's side.
 struct Sockets {
-    /// Sends; and owns the port, so that nobody says it is unreachable.
+    /// Sends. It also owns the port, so the kernel does not answer "port unreachable".
     udp: UdpSocket,
-    /// Receives all of UDP, with its header: Soft-RoCE's datagrams have no checksum, which a UDP socket does not take over IPv6.
+    /// Receives all of UDP, with its header: Soft-RoCE's datagrams have no checksum, and a UDP
+    /// socket drops those over IPv6.
     raw: UdpSocket,
 }
 
@@ -123,21 +126,22 @@ struct Guest {
     sockets: Sockets,
     own: Ipv6Addr,
     theirs: Ipv6Addr,
-    /// What the queue pair believes its peer's number to be: another one for each connection, so packets of former ones are known.
+    /// The number of the queue pair's peer, as the queue pair knows it. Each connection has another
+    /// one, so packets of earlier ones can be told.
     peer: Qpn,
     connected: bool,
 }
 
-/// The number of the last peer that any guest had.
+/// The number of the last peer, over all guests.
 static PEERS: AtomicU32 = AtomicU32::new(0x10_0000);
 
 impl Guest {
-    /// The next datagram from the guest in time.
+    /// The guest's next datagram, if one comes before the deadline.
     fn datagram(&self, deadline: Instant) -> Step<Option<(Vec<u8>, u16)>> {
         let mut bytes = [0; 8192];
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            // A time of zero would mean for ever.
+            // A timeout of zero would mean for ever.
             let left = left.max(Duration::from_micros(1));
             self.sockets.raw.set_read_timeout(Some(left)).map_err(|error| error.to_string())?;
             match self.sockets.raw.recv_from(&mut bytes) {
@@ -270,7 +274,7 @@ impl Subject for Guest {
     }
 }
 
-/// A script's regions come behind the one that every node has.
+/// The number of a script's region: region 0 belongs to the node itself.
 fn number(region: usize) -> usize {
     region + 1
 }
@@ -324,7 +328,7 @@ mod tests {
         assert_eq!(names.len(), all().len());
     }
 
-    /// What a script bears with Soft-RoCE, the table says.
+    /// The table lists each departure that a script tolerates.
     #[test]
     fn the_table_has_every_departure_that_a_script_knows() {
         let table = include_str!("../../README.md");

@@ -1,4 +1,5 @@
-//! Shared receive queues: whoever needs a receive takes the oldest, and what becomes of one queue pair does not concern the others.
+//! Shared receive queues: a message that needs a receive takes the oldest. A broken queue pair does
+//! not affect the others.
 
 use super::datagrams::QKEY;
 use super::node::{BUFFER, GRH, SEND, Step, at, signaled};
@@ -9,7 +10,7 @@ const HALF: usize = BUFFER / 2;
 /// Bytes of a receive.
 const SIZE: usize = 256;
 
-/// SENDs and WRITEs with immediate on several queue pairs take receives in the order in which they come.
+/// SENDs and WRITEs with immediate on several queue pairs take receives in the order of arrival.
 pub(super) fn shares(s: &mut Session<'_>) -> Step {
     let places: Vec<_> = (0..8).map(|n| at(n * SIZE, SIZE)).collect();
     s.passive.receive_shared(0, &places)?;
@@ -52,8 +53,8 @@ pub(super) fn datagrams(s: &mut Session<'_>) -> Step {
     Ok(())
 }
 
-/// Without receives whoever sends reliably waits until there are some. Which of two queue pairs is first is their affair, also where each has
-/// its own processor: one takes the first receive, the other is done sooner.
+/// Without receives, reliable senders wait until there are some. The order of two queue pairs is
+/// open, also where each has its own processor: one takes the first receive, the other ends sooner.
 pub(super) fn not_ready(s: &mut Session<'_>) -> Step {
     for qp in 0..2 {
         s.active.post_on(qp, &[signaled(qp as u64, SEND, &[at(0, 9)])])?;
@@ -70,7 +71,7 @@ pub(super) fn not_ready(s: &mut Session<'_>) -> Step {
     s.active.expect(&ends(&sent), &both, "the requests")
 }
 
-/// Which requests ended, and how.
+/// The ended requests, with their statuses.
 fn ends(completions: &[Completion]) -> Vec<(u64, &str)> {
     sorted(completions.iter().map(|wc| (wc.wr_id, wc.status.as_str())).collect())
 }
@@ -80,7 +81,7 @@ fn sorted<T: Ord>(mut list: Vec<T>) -> Vec<T> {
     list
 }
 
-/// That few receives are left is told once.
+/// The event of the limit comes once.
 pub(super) fn limit(s: &mut Session<'_>) -> Step {
     s.passive.receive_shared(0, &[at(0, 64); 8])?;
     s.passive.do_(&Request::ArmSrq { srq: 0, limit: 6 })?;
@@ -96,7 +97,8 @@ pub(super) fn limit(s: &mut Session<'_>) -> Step {
     Ok(())
 }
 
-/// A queue pair that breaks says that it takes no more, and leaves the others what is posted.
+/// A queue pair that breaks reports that it takes no more receives, and leaves the posted ones to
+/// the others.
 pub(super) fn last(s: &mut Session<'_>) -> Step {
     s.passive.receive_shared(0, &[at(0, 64); 4])?;
     s.active.post_on(0, &[signaled(0, SEND, &[at(0, 64)])])?;

@@ -1,4 +1,4 @@
-//! The part of the matrix that every test run takes: few cells in which all pairs of properties occur.
+//! The part of the matrix for each test run: few cells in which all pairs of properties occur.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,7 +13,7 @@ type Pair = (usize, String, usize, String);
 /// The cells of the committed list.
 ///
 /// # Errors
-/// A name on the list that no cell has.
+/// A name on the list is not the name of a cell.
 pub fn committed() -> Result<Vec<Cell>, String> {
     let cells = all();
     let find = |name: &str| {
@@ -31,8 +31,8 @@ pub fn missing(cells: &[Cell]) -> Vec<String> {
     wanted.difference(&covered).map(|(_, a, _, b)| format!("{a} with {b}")).collect()
 }
 
-/// A subset in which every pair of properties occurs: always the cell with the most new pairs next, and of several the one
-/// whose pairs were chosen least so far.
+/// A subset in which each pair of properties occurs. It always takes the cell with the most new
+/// pairs next; of several, the one with the least used pairs.
 #[must_use]
 pub fn cover() -> Vec<Cell> {
     let mut left: Vec<(Cell, Vec<Pair>)> =

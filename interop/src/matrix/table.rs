@@ -1,11 +1,11 @@
-//! What became of the cells, as a table.
+//! The results of the cells, as a table.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use super::cell::Cell;
 
-/// Counts by setting: rows are backend, link and address family, columns who asked.
+/// Counts by setting: rows are backend, link and address family, columns the requesting side.
 #[derive(Debug, Default)]
 pub struct Table {
     rows: BTreeMap<String, BTreeMap<String, Count>>,
@@ -24,7 +24,7 @@ impl Table {
         self.count(format!("{backend:<7} {link:<5} {family}"), requester, passed);
     }
 
-    /// Adds a program's cell of this name; who asks is the client.
+    /// Adds a program's cell by its name; the requesting side is the client.
     pub fn add_program(&mut self, name: &str, passed: bool) {
         let mut parts = name.split("::");
         let program = parts.next().unwrap_or_default().to_owned();

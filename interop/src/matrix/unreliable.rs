@@ -1,4 +1,4 @@
-//! Unreliable connections: what arrives arrives whole, and what does not is lost without a word.
+//! Unreliable connections: a message arrives whole, or is lost without notice.
 
 use super::datagrams::LOST_MS;
 use super::node::{BUFFER, GRH, SEND, Step, at, signaled};
@@ -22,7 +22,7 @@ pub(super) fn send(s: &mut Session<'_>) -> Step {
     Ok(())
 }
 
-/// WRITEs of all sizes: of those without immediate the SEND behind them tells.
+/// WRITEs of all sizes; a WRITE without immediate is announced by the SEND behind it.
 pub(super) fn write(s: &mut Session<'_>) -> Step {
     let sizes = s.sizes().into_iter().chain([0]);
     for (number, len) in (0..).zip(sizes) {
@@ -59,8 +59,8 @@ pub(super) fn psn_wraps(s: &mut Session<'_>) -> Step {
     Ok(())
 }
 
-/// A message of which a packet is lost is lost as a whole, and nobody hears of it; those that arrive have every byte, in the order in which they
-/// were sent.
+/// If a packet of a message is lost, the whole message is lost without notice. Messages that arrive
+/// are complete and in order.
 pub(super) fn lost(s: &mut Session<'_>) -> Step {
     let len = 6 * s.mtu().min(2048) + 5;
     let rule = s.lose(true, 8.0)?;
@@ -70,7 +70,7 @@ pub(super) fn lost(s: &mut Session<'_>) -> Step {
         if !posted {
             s.passive.receive(round, &[at(HALF, len)])?;
         }
-        // The immediate says which it is, should it come late.
+        // The immediate identifies the message, in case it comes late.
         let imm = u32::try_from(round).unwrap_or(0);
         s.active.perform(round, Op::Send { imm: Some(imm) }, &[at(0, len)])?;
         let found = s.passive.poll(1, LOST_MS)?;
@@ -94,7 +94,8 @@ pub(super) fn lost(s: &mut Session<'_>) -> Step {
     Err(format!("{missed} messages of 199 were lost, {} packets", rule.lost()?))
 }
 
-/// A WRITE with a wrong key, and a SEND for which no receive is posted, vanish; the next message is fine.
+/// A WRITE with a wrong key, and a SEND without a posted receive, are dropped; the next message is
+/// fine.
 pub(super) fn refused(s: &mut Session<'_>) -> Step {
     let len = 2 * s.mtu() + 1;
     s.active.fill(at(0, len), 7)?;
@@ -111,14 +112,14 @@ pub(super) fn refused(s: &mut Session<'_>) -> Step {
     s.both_in(State::Rts)
 }
 
-/// A SEND longer than the receive vanishes, and leaves the receive to the next one.
+/// A SEND longer than the receive is dropped, and the next message gets the receive.
 pub(super) fn too_long(s: &mut Session<'_>) -> Step {
     let len = s.mtu() + 1;
     s.active.fill(at(0, len), 7)?;
     s.passive.receive(3, &[at(HALF, len - 1)])?;
     s.active.perform(1, SEND, &[at(0, len)])?;
     if s.passive.kind() == Kind::SoftRoce {
-        // It breaks: see the table of its departures.
+        // Soft-RoCE breaks the queue pair: see the table of its departures.
         s.notice("a SEND longer than the receive breaks an unreliable connection");
         s.passive.ends(3, "LOC_QP_OP_ERR")?;
         let state = s.passive.state()?;
@@ -132,13 +133,14 @@ pub(super) fn too_long(s: &mut Session<'_>) -> Step {
     s.both_in(State::Rts)
 }
 
-/// A request that fails here stops the sending (SQE) and nothing else, until the program has it go on.
+/// A request that fails locally stops the sending (SQE) and nothing else, until the program
+/// restarts it.
 pub(super) fn stops_sending(s: &mut Session<'_>) -> Step {
     if !stopped(s, SEND)? {
         return Ok(());
     }
     let Session { active, passive, .. } = s;
-    // It still hears.
+    // It still receives.
     passive.fill(at(0, 9), 5)?;
     active.receive(4, &[at(HALF, 9)])?;
     passive.perform(4, SEND, &[at(0, 9)])?;
@@ -152,18 +154,19 @@ pub(super) fn stops_sending(s: &mut Session<'_>) -> Step {
     passive.holds(at(HALF, 9), 6)
 }
 
-/// A request `op` that may not use its memory fails, as does what comes behind it: whether the sending has stopped, and nothing else.
+/// Posts a request `op` that may not use its memory, which fails together with the next one.
+/// Returns whether the sending has stopped, and nothing else.
 pub(super) fn stopped(s: &mut Session<'_>, op: Op) -> Step<bool> {
     s.active.remote_of(&Request::ForeignRegion { len: 64, access: LOCAL_WRITE })?;
     let foreign = Range { region: 1, offset: 0, len: 9 };
-    // Taken, so that it does not come late into a receive that is for another.
+    // Taken now, so that it does not take a later receive.
     s.passive.receive(0, &[at(HALF, GRH + 9)])?;
     s.active.perform(1, op, &[at(0, 9)])?;
     s.passive.ends(0, "SUCCESS")?;
     s.active.post(&[signaled(2, op, &[foreign]), signaled(3, op, &[at(0, 9)])])?;
     let (state, stops) = match s.active.kind() {
         Kind::SoftRoce => {
-            // It breaks: see the table of its departures.
+            // Soft-RoCE breaks the queue pair: see the table of its departures.
             s.notice("a request of an unreliable queue pair that fails here breaks it, instead of taking it to SQE");
             let wc = s.active.completions(1)?.remove(0);
             s.active.expect(&wc.wr_id, &2, "the request")?;

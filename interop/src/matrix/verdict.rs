@@ -1,22 +1,22 @@
-//! What becomes of a cell.
+//! The result of a cell.
 
 use super::node::Step;
 
-/// What became of a cell.
+/// The result of a cell.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// All was as it should be.
+    /// All was as expected.
     Passed,
-    /// What was otherwise.
+    /// The deviation.
     Failed(String),
-    /// Why it was not run, or cannot be.
+    /// The reason why it was not run, or cannot be run.
     NotRun(String),
 }
 
-/// What the error of a step begins with that a side cannot do.
+/// The start of an error's text if a side cannot do the step.
 const MARK: &str = "cannot be run: ";
 
-/// The error of a step which a side cannot do, though that is no fault of it.
+/// The error of a step that a side cannot do, without being at fault.
 #[must_use]
 pub fn cannot(why: impl std::fmt::Display) -> String {
     format!("{MARK}{why}")
@@ -26,7 +26,7 @@ impl From<Step> for Verdict {
     fn from(step: Step) -> Self {
         match step {
             Ok(()) => Self::Passed,
-            // A node may have put its name before it.
+            // A node may have put its name in front.
             Err(why) => match why.split_once(MARK) {
                 Some((_, why)) => Self::NotRun(why.to_owned()),
                 None => Self::Failed(why),

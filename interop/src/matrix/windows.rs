@@ -1,4 +1,4 @@
-//! Memory windows: what peers get through them, from when they do not any more, and who takes them away.
+//! Memory windows: what peers reach through them, until when, and what invalidates them.
 
 use super::losses::Losses;
 use super::node::{BUFFER, Node, Step, at, opcode_of, signaled};
@@ -11,9 +11,9 @@ use crate::agent::proto::{
 };
 
 const HALF: usize = BUFFER / 2;
-/// Bytes of the region to which windows are bound: the region 1 of who answers.
+/// Bytes of the region for windows: region 1 of the passive side.
 const SIZE: usize = 16 << 10;
-/// All that a window can permit.
+/// All rights that a window can grant.
 const REMOTE: u32 = REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC;
 
 /// Bytes of the region 1.
@@ -21,12 +21,12 @@ fn part(offset: usize, len: usize) -> Range {
     Range { region: 1, offset, len }
 }
 
-/// WRITE to a byte that is shown.
+/// WRITE to a byte behind `shown`.
 fn write_to(shown: Remote, offset: usize) -> Op {
     Op::Write { remote: shown.address + offset as u64, rkey: shown.rkey, imm: None }
 }
 
-/// Makes the region 1, and one window of each of these types.
+/// Makes region 1, and one window of each of these types.
 fn prepare(s: &mut Session<'_>, windows: &[MwType]) -> Step {
     s.needs_windows()?;
     s.needs_atomics()?;
@@ -34,13 +34,14 @@ fn prepare(s: &mut Session<'_>, windows: &[MwType]) -> Step {
     windows.iter().try_for_each(|mw_type| s.passive.window(*mw_type))
 }
 
-/// Posts a request to a queue pair of who asks, and waits for its success.
+/// Posts a request to a queue pair of the active side, and waits for its success.
 fn perform(s: &mut Session<'_>, qp: usize, op: Op, ranges: &[Range]) -> Step {
     s.active.post_on(qp, &[signaled(1, op, ranges)])?;
     s.active.succeeds(1, opcode_of(op))
 }
 
-/// WRITEs `len` bytes through a window, READs them, and changes the first eight, which are at `offset` of the region and of `from` on in the window.
+/// WRITEs `len` bytes through a window, READs them, and changes the first eight by atomics. The
+/// first byte of the window is at `offset` of the region.
 fn through(s: &mut Session<'_>, qp: usize, shown: Remote, offset: usize, len: usize) -> Step {
     let seed = u64::from(shown.rkey) + qp as u64;
     s.active.fill(at(0, len), seed)?;
@@ -58,7 +59,7 @@ fn through(s: &mut Session<'_>, qp: usize, shown: Remote, offset: usize, len: us
     s.active.expect(&is, &found.wrapping_add(7), "what it left")
 }
 
-/// A request of eight bytes is refused, and nothing is changed.
+/// Posts a request of eight bytes, which is refused; no byte changes.
 fn refused(s: &mut Session<'_>, qp: usize, op: Op) -> Step {
     let before = s.passive.bytes(part(0, SIZE))?;
     s.active.fill(at(0, 8), 99)?;
@@ -68,13 +69,14 @@ fn refused(s: &mut Session<'_>, qp: usize, op: Op) -> Step {
     if before == after { Ok(()) } else { Err("what is refused has changed the region".into()) }
 }
 
-/// Takes a window away from what it is bound to, by a request in a send queue of its own side.
+/// Invalidates a window, by a request in a send queue of its own side.
 fn invalidate(node: &mut Node, qp: usize, rkey: u32) -> Step {
     node.post_on(qp, &[signaled(91, Op::LocalInv { rkey }, &[])])?;
     node.succeeds(91, Opcode::LocalInv)
 }
 
-/// A window of type 1 is bound anew as often as wanted, and all queue pairs of its domain get through it.
+/// A window of type 1 can be bound anew any number of times. All queue pairs of its domain get
+/// through it.
 pub(super) fn type_1(s: &mut Session<'_>) -> Step {
     prepare(s, &[MwType::Type1])?;
     let len = s.mtu() + 1;
@@ -87,7 +89,7 @@ pub(super) fn type_1(s: &mut Session<'_>) -> Step {
         return Err(format!("the key of two bindings is {:#x}", first.rkey));
     }
     refused(s, 0, write_to(first, 0))?;
-    // Of no bytes it takes the window away.
+    // A bind of zero bytes unbinds the window.
     let third = s.passive.bind(1, 0, part(0, 0), REMOTE)?;
     refused(s, 1, write_to(Remote { rkey: third.rkey, ..second }, 0))?;
     s.passive.do_(&Request::FreeWindow { window: 0 })?;
@@ -110,7 +112,7 @@ pub(super) fn type_2(s: &mut Session<'_>) -> Step {
     }
     let last = s.passive.bind(0, 0, part(0, 64), REMOTE)?;
     refused(s, 0, write_to(Remote { rkey: keys[0], ..last }, 0))?;
-    // Invalidated, and deallocated.
+    // Once by invalidation, and once by deallocation.
     let shown = s.passive.bind(1, 1, part(0, 64), REMOTE)?;
     through(s, 1, shown, 0, 64)?;
     invalidate(&mut s.passive, 1, shown.rkey)?;
@@ -121,18 +123,19 @@ pub(super) fn type_2(s: &mut Session<'_>) -> Step {
     refused(s, 2, write_to(shown, 0))
 }
 
-/// What is beside the window is not shown, be it in the region or not.
+/// Bytes outside of the window cannot be reached, inside the region or not.
 pub(super) fn range(s: &mut Session<'_>) -> Step {
     const FROM: usize = 4096;
     const LEN: usize = 2048;
     prepare(s, &[MwType::Type2; 5])?;
     let start = |shown: Remote| shown.address - FROM as u64;
-    // From the region's first byte on.
+    // Counted from the region's first byte.
     for (qp, offset) in [FROM - 8, FROM + LEN, FROM + LEN - 4].into_iter().enumerate() {
         let shown = s.passive.bind(qp, qp, part(FROM, LEN), REMOTE)?;
         let op = write_to(Remote { address: start(shown), ..shown }, offset);
         if s.passive.kind() == Kind::SoftRoce {
-            // It looks only whether the access is inside the region: see the table of its departures.
+            // Soft-RoCE checks only that the access is inside the region: see the table of its
+            // departures.
             s.notice("a memory window admits the whole region to which it is bound");
             perform(s, qp, op, &[at(0, 8)])?;
         } else {
@@ -147,7 +150,7 @@ pub(super) fn range(s: &mut Session<'_>) -> Step {
     Ok(())
 }
 
-/// The bytes of a window may be counted from its first.
+/// The addresses of a window may begin at zero.
 pub(super) fn zero_based(s: &mut Session<'_>) -> Step {
     prepare(s, &[MwType::Type2])?;
     let len = 2 * s.mtu() + 8;
@@ -164,7 +167,7 @@ pub(super) fn zero_based(s: &mut Session<'_>) -> Step {
     refused(s, 0, write_to(shown, beyond))
 }
 
-/// What a window does not permit is refused, whatever the queue pair permits.
+/// An access that a window does not permit is refused, whatever the queue pair permits.
 pub(super) fn forbids(s: &mut Session<'_>) -> Step {
     prepare(s, &[MwType::Type2; 3])?;
     for qp in 0..3 {
@@ -179,7 +182,8 @@ pub(super) fn forbids(s: &mut Session<'_>) -> Step {
     Ok(())
 }
 
-/// A window of type 2 is its queue pair's, which alone gets through it, and whose peer alone takes it away.
+/// A window of type 2 belongs to one queue pair. Only that one gets through it, and only its peer
+/// invalidates it.
 pub(super) fn of_another(s: &mut Session<'_>) -> Step {
     prepare(s, &[MwType::Type2])?;
     let shown = s.passive.bind(0, 0, part(0, 64), REMOTE)?;
@@ -198,7 +202,7 @@ pub(super) fn of_another(s: &mut Session<'_>) -> Step {
     through(s, 0, shown, 0, 64)
 }
 
-/// A SEND takes a window away, and its receiver is told which.
+/// A SEND invalidates a window, and its receiver learns the key.
 pub(super) fn send_invalidates(s: &mut Session<'_>) -> Step {
     prepare(s, &[MwType::Type2])?;
     let mut shown = Remote { address: 0, rkey: 0 };
@@ -207,14 +211,15 @@ pub(super) fn send_invalidates(s: &mut Session<'_>) -> Step {
         let key = taken_away(s, &mut Losses::none(), number, shown, len)?;
         s.passive.expect(&key, &Some(shown.rkey), "the invalidated key")?;
     }
-    // With nothing to invalidate nothing is told.
+    // Without an invalidation no key is reported.
     s.passive.receive(100, &[at(HALF, 8)])?;
     s.active.perform(100, Op::Send { imm: None }, &[at(0, 8)])?;
     s.passive.received(100, 8, None)?;
     refused(s, 0, write_to(shown, 0))
 }
 
-/// A WRITE through a window and a SEND of `len` bytes that takes it away: the key in the completion of the receive.
+/// A WRITE through a window, and a SEND of `len` bytes that invalidates it. Returns the key in the
+/// completion of the receive.
 fn taken_away(
     s: &mut Session<'_>,
     losses: &mut Losses,
@@ -237,7 +242,8 @@ fn taken_away(
     Ok(wc.invalidated)
 }
 
-/// What is no window of type 2 is not invalidated: the SEND is done, and its receiver breaks.
+/// Only windows of type 2 are invalidated. For any other key the SEND succeeds, and its receiver
+/// breaks.
 pub(super) fn send_invalidates_nothing(s: &mut Session<'_>) -> Step {
     prepare(s, &[MwType::Type1, MwType::Type2])?;
     let shown = s.passive.bind(3, 0, part(0, 64), REMOTE)?;
@@ -262,19 +268,19 @@ pub(super) fn unbindable(s: &mut Session<'_>) -> Step {
     prepare(s, &[one, one, one, two, two, two])?;
     s.passive.region(SIZE, MW_BIND)?;
     let read_only = Range { region: 2, offset: 0, len: 64 };
-    // Outside its region; a region that permits no windows, and one that may not be written.
+    // Outside of its region; in a region that permits no windows; in one that may not be written.
     for (number, range) in [part(SIZE - 32, 64), at(0, 64), read_only].into_iter().enumerate() {
         let (binds, asks) = (2 * number, 2 * number + 1);
         if let Some(shown) = not_bound(s, binds, number, range)? {
             refused(s, asks, write_to(shown, 0))?;
         }
     }
-    // Of no bytes; and while it is bound.
+    // Of zero bytes; and bound already.
     not_bound(s, 6, 3, part(0, 0))?;
     let shown = s.passive.bind(7, 4, part(0, 64), REMOTE)?;
     through(s, 7, shown, 0, 64)?;
     not_bound(s, 7, 4, part(0, 64))?;
-    // A region of another domain, though one like it of their own can.
+    // To a region of another domain. The same bind to a region of their own domain succeeds.
     s.passive.remote_of(&Request::ForeignRegion { len: 64, access: LOCAL_WRITE | MW_BIND })?;
     s.passive.region(64, LOCAL_WRITE | MW_BIND)?;
     let [foreign, own] = [3, 4].map(|region| Range { region, offset: 0, len: 64 });
@@ -284,17 +290,18 @@ pub(super) fn unbindable(s: &mut Session<'_>) -> Step {
     not_bound(s, 8, 5, foreign).map(drop)
 }
 
-/// A window is not bound, and the queue pair that was to do it breaks; its key, if the request was taken.
+/// A bind fails, and breaks its queue pair. Returns the window's new key, if the request was
+/// posted.
 fn not_bound(s: &mut Session<'_>, qp: usize, window: usize, range: Range) -> Step<Option<Remote>> {
     let node = &mut s.passive;
     let shown = match node.post_bind(qp, window, range, REMOTE) {
         Ok(shown) => shown,
         Err(why) if node.kind() == Kind::Rocinante => return Err(why),
-        // Some libraries look at once.
+        // Some libraries check at once.
         Err(_) => return Ok(None),
     };
     let wc = node.completions(1)?.remove(0);
-    // Soft-RoCE says either: see the table of its departures.
+    // Soft-RoCE reports one or the other: see the table of its departures.
     let flushed = node.kind() == Kind::SoftRoce && wc.status == "WR_FLUSH_ERR";
     node.expect(&(wc.wr_id, wc.status == "MW_BIND_ERR" || flushed), &(90, true), "the end")?;
     let state = node.state_of(qp)?;
@@ -302,7 +309,7 @@ fn not_bound(s: &mut Session<'_>, qp: usize, window: usize, range: Range) -> Ste
     Ok(Some(shown))
 }
 
-/// A region is registered anew, with other permissions, and with other memory.
+/// A region is registered anew, with other rights, and with other memory.
 pub(super) fn reregistered(s: &mut Session<'_>) -> Step {
     let old = s.passive.region(SIZE, LOCAL_WRITE | REMOTE_READ)?;
     let read = Op::Read { remote: old.address, rkey: old.rkey };
@@ -315,7 +322,7 @@ pub(super) fn reregistered(s: &mut Session<'_>) -> Step {
             Kind::Rocinante => return Err(why),
             Kind::Device => return Err(cannot(why)),
             Kind::SoftRoce => {
-                // See the table of its departures; what is refused changes nothing.
+                // See the table of its departures. A refused change has no effect.
                 s.notice("a region cannot be registered anew");
                 perform(s, 0, read, &[at(0, 64)])?;
                 return refused(s, 0, write_to(old, 0));
@@ -338,7 +345,8 @@ pub(super) fn reregistered(s: &mut Session<'_>) -> Step {
     if known { refused(s, 2, write_to(anew, 0)) } else { Ok(()) }
 }
 
-/// Each SEND takes one window away, though packets are lost both ways: what comes again is not executed again.
+/// Each SEND invalidates one window, though packets are lost both ways: a retransmission is not
+/// executed again.
 pub(super) fn lost(s: &mut Session<'_>) -> Step {
     prepare(s, &[MwType::Type2])?;
     let len = 4 * s.mtu().min(2048) + 5;

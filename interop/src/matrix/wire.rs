@@ -1,25 +1,26 @@
-//! What lies between two sides, and can lose packets.
+//! The wire between two sides. It can lose packets.
 
 use rocinante_cli::lab::{Lab, Match, Rule};
 
 use super::node::{Node, Step};
 use crate::agent::machine::Kind;
 
-/// What carries packets between two sides.
+/// The carrier of packets between two sides.
 pub trait Wire {
-    /// Loses `percent` of the RoCE packets that one side sends the other, until what is returned is dropped.
+    /// Loses `percent` of the RoCE packets from one side to the other, until the returned value is
+    /// dropped.
     ///
     /// # Errors
-    /// They cannot be lost: [`cannot`](super::cannot) says why if that is no fault.
+    /// The wire cannot lose them: [`cannot`](super::cannot) gives the reason if that is no fault.
     fn lose(&self, from: &Node, to: &Node, percent: f64) -> Step<Box<dyn Losing>>;
 }
 
-/// A rule that loses packets; it is gone when this is dropped.
+/// A rule that loses packets. Dropping it removes the rule.
 pub trait Losing {
-    /// How many packets were lost: the kernel's, of which a super-packet is one.
+    /// How many of the kernel's packets were lost; a super-packet counts as one.
     ///
     /// # Errors
-    /// What `nft` says.
+    /// The error text of `nft`.
     fn lost(&self) -> Step<u64>;
 }
 

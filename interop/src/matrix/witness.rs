@@ -1,5 +1,5 @@
-//! What a cell looks like on the wire to a program that is not ours: everything is captured at the guest's tap, decoded by
-//! tshark, and compared with what the verbs asked for.
+//! A cell on the wire, as seen by another program. All packets are captured at the guest's tap,
+//! decoded by tshark, and compared with the requests.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -14,13 +14,13 @@ use crate::agent::proto::{LOCAL_WRITE, MW_BIND, MwType, Op, REMOTE_WRITE, Range}
 
 /// The path MTU of the captured connection.
 const MTU: u32 = 1024;
-/// What the counter has before rxe adds to it.
+/// The counter's value before rxe adds to it.
 const COUNTER: u64 = 0x0102_0304_0506_0708;
 
 /// A field of a packet, by tshark's name without `infiniband.`.
 type Fields = BTreeMap<&'static str, u64>;
 
-/// The fields that are looked at.
+/// The fields to check.
 #[rustfmt::skip]
 const FIELDS: [&str; 15] = [
     "bth.opcode", "bth.destqp", "bth.psn", "bth.p_key", "bth.tver", "bth.m", "reth.va", "reth.r_key", "reth.dmalen",
@@ -28,11 +28,11 @@ const FIELDS: [&str; 15] = [
     "ieth",
 ];
 
-/// Ends a capture when it has so many packets of `from`, and returns what tshark sees in it.
+/// Ends a capture once it has so many packets of `from`, and returns tshark's view of it.
 fn decode(capture: &mut Capture, from: &Node, packets: usize) -> Step<Vec<(bool, Fields)>> {
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {
-        // What is captured is written after a while, and the last packet perhaps in part.
+        // tshark writes packets with a delay, and the last one perhaps only in part.
         let ours =
             read(capture, from).map_or(0, |seen| seen.iter().filter(|(ours, _)| *ours).count());
         if ours >= packets || Instant::now() > deadline {
@@ -43,7 +43,7 @@ fn decode(capture: &mut Capture, from: &Node, packets: usize) -> Step<Vec<(bool,
     }
 }
 
-/// What is captured: whether it is of `from`, and its fields.
+/// Each captured packet: whether it is of `from`, and its fields.
 fn read(capture: &Capture, from: &Node) -> Step<Vec<(bool, Fields)>> {
     let wanted = FIELDS.map(|field| format!("infiniband.{field}"));
     let mut names = vec!["ip.src", "ipv6.src"];
@@ -57,7 +57,7 @@ fn read(capture: &Capture, from: &Node) -> Step<Vec<(bool, Fields)>> {
     Ok(capture.packets(&names)?.into_iter().map(packet).collect())
 }
 
-/// What tshark prints of a field: for IETH its bytes, for others a number.
+/// tshark's text of a field as a number: IETH is printed as bytes, other fields as numbers.
 fn value(name: &str, text: &str) -> Option<u64> {
     match name {
         "ieth" => u64::from_str_radix(&text.replace(':', ""), 16).ok(),
@@ -66,11 +66,12 @@ fn value(name: &str, text: &str) -> Option<u64> {
 }
 
 impl Bench {
-    /// Lets both sides ask the other everything, and compares what tshark sees of Rocinante's packets with what it was
-    /// asked to send: opcode, QPN, PSN, RETH, AtomicETH, AETH and IETH, and no malformed packet of either side.
+    /// Both sides do all kinds of requests. tshark's view of Rocinante's packets is compared with
+    /// the requests: opcode, QPN, PSN, RETH, AtomicETH, AETH and IETH. No packet of either side may
+    /// be malformed.
     ///
     /// # Errors
-    /// What was otherwise.
+    /// The first deviation.
     pub fn witness(&self, setting: Setting) -> Step {
         let scenario = SCENARIOS.iter().find(|scenario| scenario.name == "psn_wraps");
         let scenario = scenario.ok_or("there is no scenario with wrapping PSNs")?;
@@ -90,7 +91,7 @@ impl Bench {
     }
 }
 
-/// Asks rxe everything; the packets that must be seen.
+/// Does all kinds of requests to rxe; returns the packets that must be seen.
 fn requests(ours: &mut Node, rxe: &mut Node, first: u32) -> Step<Vec<Fields>> {
     let (va, rkey) = rxe.remote(0x100);
     let reth = |len: u64| {
@@ -107,7 +108,7 @@ fn requests(ours: &mut Node, rxe: &mut Node, first: u32) -> Step<Vec<Fields>> {
     ours.perform(6, Op::FetchAdd { remote, rkey, add: 3 }, &[at(0x4000, 8)])?;
     ours.perform(7, rxe.write_to(0x100, None), &[])?;
     rxe.completions(3)?;
-    // Two windows, which two SENDs take away: of several packets, and of one.
+    // Two windows, which two SENDs invalidate: one of several packets, and one of one.
     rxe.region(4096, LOCAL_WRITE | MW_BIND)?;
     let keys = [(0, 8, 1500), (1, 9, 20)].map(|(window, wr_id, len)| -> Step<u32> {
         rxe.window(MwType::Type2)?;
@@ -121,7 +122,7 @@ fn requests(ours: &mut Node, rxe: &mut Node, first: u32) -> Step<Vec<Fields>> {
     let [first_key, second_key] = keys;
     let (first_key, second_key) = (first_key?, second_key?);
     let ieth = |rkey: u32| Fields::from([("ieth", rkey.into())]);
-    // Opcodes of ib_pack.h, with how many PSNs each takes and what it carries.
+    // Opcodes of ib_pack.h, each with its number of PSNs and its headers.
     let atomic = |swap: u64, compare: u64| {
         let mut fields = reth(0);
         fields.remove("reth.dmalen");
@@ -151,7 +152,8 @@ fn requests(ours: &mut Node, rxe: &mut Node, first: u32) -> Step<Vec<Fields>> {
     ))
 }
 
-/// Lets rxe ask everything, and at last what is refused; the packets that must be seen.
+/// Lets rxe do all kinds of requests, and at last one that is refused; returns the packets that
+/// must be seen.
 fn responses(ours: &mut Node, rxe: &mut Node, first: u32) -> Step<Vec<Fields>> {
     ours.store(0x40, COUNTER)?;
     let (remote, rkey) = ours.remote(0x40);
@@ -160,7 +162,7 @@ fn responses(ours: &mut Node, rxe: &mut Node, first: u32) -> Step<Vec<Fields>> {
     rxe.perform(2, Op::FetchAdd { remote, rkey, add: 1 }, &[at(0x4000, 8)])?;
     rxe.post(&[signaled(3, Op::Write { remote, rkey: rkey ^ 1, imm: None }, &[at(0, 8)])])?;
     rxe.ends(3, "REM_ACCESS_ERR")?;
-    // Without a shared queue, and without a promise of receives: "no limit".
+    // Without a shared queue, and without credits: "no limit".
     let aeth =
         |syndrome: u64, msn: u64| Fields::from([("aeth.syndrome", syndrome), ("aeth.msn", msn)]);
     let mut found = aeth(0x1f, 3);
@@ -190,7 +192,8 @@ fn numbered(first: u32, packets: Vec<(u64, u32, Fields)>) -> Vec<Fields> {
     all
 }
 
-/// Every packet that is wanted is seen, in order; what is sent again on a slow machine is seen again.
+/// Each wanted packet must be seen, in order. On a slow machine retransmitted packets are seen
+/// again.
 fn compare(wanted: &[Fields], seen: impl Iterator<Item = Fields>) -> Step {
     let mut next = 0;
     for fields in seen {

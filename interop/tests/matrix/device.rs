@@ -1,5 +1,6 @@
-//! `rocinante-interop device`, the command for machines with a card, with the guest as that machine: the container at the bridge is
-//! our side. Its report must account for the whole matrix, whatever part of it was run.
+//! `rocinante-interop device`, the command for machines with a card. Here the guest is that
+//! machine, and the container at the bridge is our side. The report must account for the whole
+//! matrix, whatever part of it ran.
 
 use std::process::Command;
 
@@ -9,19 +10,20 @@ use rocinante_interop::matrix::{Bench, Step};
 /// The program that users run by `cargo xtask interop --device`.
 const PROGRAM: &str = env!("CARGO_BIN_EXE_rocinante-interop");
 
-/// A run of the command and what must come of it.
+/// A run of the command and its expected results.
 pub(crate) struct Case {
     pub(crate) name: &'static str,
-    /// Runs in the bridge's namespace and enters the container's by `--netns`; else it is in the container's from the start.
+    /// Whether it runs in the bridge's namespace and enters the container's by `--netns`; else it
+    /// starts in the container's.
     beside: bool,
-    /// Other options than those that name the guest's device; then those that take the place of these.
+    /// Options besides those that name the guest's device; and replacements for these.
     options: &'static [&'static str],
     instead: &'static [(&'static str, &'static str)],
     filters: &'static [&'static str],
-    /// Cells that pass, and that fail.
+    /// How many cells pass, and how many fail.
     passed: usize,
     failed: usize,
-    /// What report and errors must say.
+    /// Words that the report and the errors must contain.
     says: &'static [&'static str],
 }
 
@@ -36,7 +38,7 @@ const USUAL: Case = Case {
     says: &[],
 };
 
-/// All of them.
+/// All cases.
 pub(crate) static CASES: [Case; 8] = [
     Case {
         name: "every_part",
@@ -60,7 +62,7 @@ pub(crate) static CASES: [Case; 8] = [
     Case {
         name: "losses_at_our_interface",
         filters: &["requests_lost::", "ours::,device::", "v4::1024"],
-        // udp both ways, packet as far as it sends.
+        // udp both ways, packet only as the sender.
         passed: 3,
         says: &["no rule on our own interface eth0 binds what afxdp sends", "what packet receives"],
         ..USUAL
@@ -168,7 +170,7 @@ impl Case {
     }
 }
 
-/// How many cells the whole matrix has.
+/// The number of cells of the whole matrix.
 fn whole() -> Step<usize> {
     let output = Command::new(PROGRAM).args(["device", "--device", "any", "--list"]).output();
     let output = output.map_err(|error| error.to_string())?;

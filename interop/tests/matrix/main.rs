@@ -1,7 +1,9 @@
-//! The matrix as named tests, in one guest that boots once; the whole of it in two that share the work.
+//! The matrix as named tests, in one guest that boots once; the whole matrix in two that share the
+//! work.
 //!
-//! `cargo test -p rocinante-interop --test matrix -- [--whole | --write-subset | --list] [FILTER…]`: without `--whole` only the
-//! committed subset. A cell runs if every FILTER is part of its name; with `--some` there must be one. `--times=N` runs everything N times.
+//! `cargo test -p rocinante-interop --test matrix -- [--whole | --write-subset | --list]
+//! [FILTER…]`: without `--whole`, only the committed subset. A cell runs if each FILTER is part of
+//! its name; with `--some`, it is an error if no cell runs. `--times=N` runs everything N times.
 
 mod device;
 
@@ -26,10 +28,10 @@ use rocinante_tests::{need, skip};
 const SUBSET_MAX: Duration = Duration::from_secs(25 * 60);
 const WHOLE_MAX: Duration = Duration::from_secs(30 * 60);
 
-/// From so many tests on two guests share them, where there are two processors.
+/// From this number of tests on, two guests share them if there are two processors.
 const MANY: usize = 1000;
 
-/// How often a guest that has died under a cell is replaced.
+/// How often a guest that died during a cell is replaced.
 const GUESTS_MAX: u32 = 3;
 
 fn main() -> ExitCode {
@@ -79,7 +81,7 @@ fn main() -> ExitCode {
         println!("test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out");
         return ExitCode::SUCCESS;
     }
-    // Ctrl-C ends the guest too.
+    // Ctrl-C ends the guest, too.
     if let Err(error) = kill_children_on_signal() {
         return fail(&Error::because("no handler for Ctrl-C", error));
     }
@@ -91,10 +93,10 @@ fn main() -> ExitCode {
     }
 }
 
-/// How often everything is to run.
+/// How often to run everything.
 fn options(args: &[String]) -> std::result::Result<u32, String> {
     const OWN: [&str; 4] = ["--whole", "--write-subset", "--list", "--some"];
-    // Those of the usual harness, which whoever runs all tests may give.
+    // Options of the usual harness, which a run of all tests may pass.
     const USUAL: [&str; 12] = [
         "--quiet",
         "-q",
@@ -125,10 +127,10 @@ fn options(args: &[String]) -> std::result::Result<u32, String> {
     Ok(times)
 }
 
-/// What other programs talk to.
+/// Our program, the peer of other programs.
 const OURS: &str = env!("CARGO_BIN_EXE_rocinante-under-interop");
 
-/// Where the programs are: the guest sees it at `/host`.
+/// The directory of the programs; the guest sees it at `/host`.
 fn host_programs() -> &'static Path {
     let guest = Path::new(env!("CARGO_BIN_EXE_rocinante-interop"));
     guest.parent().unwrap_or(Path::new("."))
@@ -138,7 +140,7 @@ fn host_programs() -> &'static Path {
 enum Test {
     /// A cell of the matrix.
     Cell(Cell),
-    /// A program that nobody here wrote.
+    /// A program of another project.
     Program(ProgramCell),
     /// A program of librdmacm.
     CmProgram(CmCell),
@@ -184,7 +186,7 @@ impl Test {
     }
 }
 
-/// Once for each way in which packets are made.
+/// One setting for each way in which packets are made.
 fn witnesses() -> Vec<Setting> {
     let mut all = Vec::new();
     for backend in [Backend::Udp, Backend::Packet, Backend::Xdp] {
@@ -214,11 +216,11 @@ fn boot() -> Result<Bench> {
     Ok(bench)
 }
 
-/// Runs the cells; how many failed.
+/// Runs the cells; returns how many failed.
 fn run(tests: &[Test], times: usize, filtered_out: usize, limit: Duration) -> Result<usize> {
     let (start, total) = (Instant::now(), tests.len() * times);
     println!("running {} tests", tests.len());
-    // Made once, before several guests want it.
+    // Made once, before several guests need it.
     Image::prepare()?;
     let guests = if total > MANY { parallelism().min(2) } else { 1 };
     let (next, outcomes) = (AtomicUsize::new(0), Mutex::new(Outcomes::default()));
@@ -249,7 +251,7 @@ fn run(tests: &[Test], times: usize, filtered_out: usize, limit: Duration) -> Re
                 }
                 bench = boot()?;
                 boots += 1;
-                // A kernel that breaks once is its own affair; one that breaks again breaks by this.
+                // A kernel may break once by itself. If it breaks again, the test is the cause.
                 if !std::mem::take(&mut once_more) {
                     break Err("the guest has died twice".into());
                 }
@@ -283,12 +285,12 @@ fn run(tests: &[Test], times: usize, filtered_out: usize, limit: Duration) -> Re
     Ok(failed)
 }
 
-/// What became of the tests.
+/// The results of the tests.
 #[derive(Default)]
 struct Outcomes {
     table: Table,
     failures: Vec<String>,
-    /// During which a guest's kernel broke, whatever became of the test.
+    /// Tests during which a guest's kernel broke, whatever their results.
     deaths: Vec<String>,
 }
 

@@ -1,10 +1,14 @@
-//! What threads share in `verbs-api`, compiled from its own files, with loom's atomics in the place of the machine's: a test tries
-//! every order of the steps of a few threads with few preemptions, and every value that an atomic may be seen to have by the memory model.
+//! The state that threads share in `verbs-api`, compiled from its own files, with loom's atomics in
+//! place of the machine's. A test tries every order of the steps of a few threads with few
+//! preemptions, and every value that the memory model permits an atomic to be seen with.
 //!
-//! [`sync`] and [`wake`] stand for the modules of those names: locks with the orderings of `parking_lot`, and descriptors as the kernel has them.
-//! [`soft`] has the real `core.rs`, `background.rs`, `posting.rs`, `front.rs`, `staging.rs` and `announce.rs` around an engine and a shard that do as little as possible.
+//! [`sync`] and [`wake`] replace the modules of those names: locks with the orderings of
+//! `parking_lot`, and descriptors that behave as the kernel's do. [`soft`] has the real `core.rs`,
+//! `background.rs`, `posting.rs`, `front.rs`, `staging.rs` and `announce.rs`, around a minimal
+//! engine and a minimal shard.
 //!
-//! Loom takes `SeqCst` of a load or a store for acquire and release: where the order of two variables counts, the code needs a fence.
+//! Loom treats `SeqCst` of a load or a store as acquire and release. Where the order of two
+//! variables counts, the code needs a fence.
 #![forbid(unsafe_code)]
 #![allow(dead_code, unreachable_pub, missing_docs)]
 
@@ -36,7 +40,7 @@ impl Letters {
     }
 }
 
-/// What the files refer to, as far as they use it.
+/// The errors, as far as the files use them.
 pub mod error {
     /// Why a call failed.
     #[derive(Debug)]
@@ -65,7 +69,7 @@ pub mod event {
 pub mod listeners {
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    /// Loom need not know: nothing depends on which it is.
+    /// Not one of loom's atomics: nothing depends on the number.
     pub(crate) fn fresh_number() -> u64 {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         NEXT.fetch_add(1, Ordering::Relaxed)

@@ -1,4 +1,4 @@
-//! What the posting side asks of a queue pair.
+//! The parts of a queue pair that the posting side uses.
 
 use rocinante_stack::PostError;
 use rocinante_stack::verbs::{RecvWr, SendWr};
@@ -7,7 +7,7 @@ use rocinante_stack::verbs::{RecvWr, SendWr};
 mod state;
 pub(crate) use self::state::StateCell;
 
-/// Depths.
+/// Depths of the queues.
 #[derive(Debug, Clone, Copy)]
 pub struct QpCaps {
     pub max_send_wr: u32,

@@ -1,4 +1,4 @@
-//! In the place of `verbs-api/src/sync.rs`.
+//! Replaces `verbs-api/src/sync.rs`.
 
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
@@ -18,21 +18,21 @@ pub(crate) fn processor() -> u32 {
     0
 }
 
-/// A lock with the memory orderings of `parking_lot`'s: who does not get it learns nothing of who has it, and may see it
-/// locked when it no longer is.
+/// A lock with the memory orderings of `parking_lot`. A failed `try_lock` synchronises with
+/// nothing, and may see the lock as taken when it is free again.
 #[derive(Debug, Default)]
 pub struct Mutex<T> {
     locked: AtomicBool,
-    /// Looks so far; loom need not know.
+    /// Looks so far. Not one of loom's atomics.
     looks: std::sync::atomic::AtomicUsize,
     /// Never contended: `locked` guards it.
     data: std::sync::Mutex<T>,
 }
 
-/// How often whether it is locked may be seen as it no longer is.
+/// How many looks may see the lock as taken when it is free again.
 const LOOKS_MAX: usize = 8;
 
-/// The locked lock.
+/// A locked mutex.
 #[derive(Debug)]
 pub struct MutexGuard<'a, T> {
     lock: &'a Mutex<T>,
@@ -52,7 +52,7 @@ impl<T> Mutex<T> {
     }
 
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
-        // A look may be out of date, but not for ever.
+        // A look may be out of date, but only a bounded number of times.
         let looks = self.looks.fetch_add(1, std::sync::atomic::Ordering::Relaxed) < LOOKS_MAX;
         let locked = looks && self.locked.load(Ordering::Relaxed);
         (!locked && self.acquire()).then(|| self.guard())
@@ -92,7 +92,8 @@ impl<T> Drop for MutexGuard<'_, T> {
     }
 }
 
-/// Time stands still for who only looks at the clock: the shard has [another clock](crate::wake::clock).
+/// Time stands still for a thread that only looks at the clock: the shard has [another
+/// clock](crate::wake::clock).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Instant;
 

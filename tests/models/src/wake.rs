@@ -1,4 +1,5 @@
-//! In the place of `verbs-api/src/wake.rs`: descriptors that the kernel locks one by one, and sleeps that end at once if they have an end.
+//! Replaces `verbs-api/src/wake.rs`: descriptors with a lock each, as in the kernel, and sleeps
+//! that end at once if they have a timeout.
 
 use std::io;
 use std::sync::Arc;
@@ -7,7 +8,7 @@ use std::time::Duration;
 use loom::sync::Mutex;
 use loom::thread::{self, Thread};
 
-/// An event descriptor, or a port's.
+/// An event descriptor, or the descriptor of a port.
 #[derive(Debug, Clone, Default)]
 pub struct OwnedFd(Arc<Inner>);
 
@@ -24,9 +25,9 @@ impl Default for Inner {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Of an event descriptor its counter, of a port the datagrams that wait.
+    /// The counter of an event descriptor, or the number of datagrams waiting at a port.
     count: u64,
-    /// A port that tells nobody of what arrives.
+    /// A port with notification turned off.
     is_mute: bool,
     sleepers: Vec<Thread>,
 }
@@ -36,12 +37,12 @@ impl OwnedFd {
         Ok(self.clone())
     }
 
-    /// Takes all that is there.
+    /// Takes all that is there, and returns the count.
     pub fn drain(&self) -> u64 {
         std::mem::take(&mut self.0.0.lock().unwrap().count)
     }
 
-    /// Whether it tells what arrives, and what is there.
+    /// Turns notification of arrivals on or off. Turning it on reports what is there already.
     pub fn watch(&self, wished: bool) {
         let mut state = self.0.0.lock().unwrap();
         state.is_mute = !wished;
@@ -97,8 +98,8 @@ pub fn take(fd: &OwnedFd) -> bool {
     fd.drain() > 0
 }
 
-/// As in `poll(2)`. With a timeout it is over at once: nothing that needs another thread may be waited for by it. The clock of the shard then
-/// stands at its end.
+/// As `poll(2)`. With a timeout it ends at once, and the clock of the shard advances by the
+/// timeout. So no test may use a timeout to wait for another thread.
 pub fn wait(
     port: Option<(BorrowedFd<'_>, bool)>,
     other: BorrowedFd<'_>,
@@ -122,11 +123,12 @@ pub fn wait(
     }
 }
 
-/// Calls to a thread that sleeps; those for later are there at once, as a sleep with an end is over at once.
+/// Wake-ups of a sleeping thread. A delayed wake-up takes effect at once, as a sleep with a timeout
+/// ends at once.
 #[derive(Debug)]
 pub struct Calls {
     fd: OwnedFd,
-    /// By how much the time moves with a call. Loom need not know of it.
+    /// By how much the clock advances with a wake-up. Not one of loom's types.
     later: std::sync::Mutex<Option<Duration>>,
 }
 
@@ -155,9 +157,11 @@ impl Calls {
     }
 }
 
-/// Which of them are ready; if none is, this thread is woken when one is, if it sleeps.
+/// Which of the two are ready. If none is and `sleeps` is set, this thread is woken when one
+/// becomes ready.
 ///
-/// Both are looked at under both locks: loom forgets that a thread was woken if that waits for a lock before it sleeps.
+/// Both are looked at under both locks. Loom forgets a wake-up of a thread that waits for a lock
+/// before it sleeps.
 fn look(other: BorrowedFd<'_>, port: Option<BorrowedFd<'_>>, sleeps: bool) -> (bool, bool) {
     let mut other = other.0.0.lock().unwrap();
     let mut port = port.map(|port| port.0.0.lock().unwrap());
@@ -171,7 +175,7 @@ fn look(other: BorrowedFd<'_>, port: Option<BorrowedFd<'_>>, sleeps: bool) -> (b
     ready
 }
 
-/// The clock of the shard, which moves when somebody sleeps.
+/// The clock of the shard. It moves when a thread sleeps.
 pub mod clock {
     use std::time::Duration;
 
@@ -179,16 +183,17 @@ pub mod clock {
 
     loom::lazy_static! {
         static ref NANOSECONDS: AtomicU64 = AtomicU64::new(1_000_000_000);
-        /// Loom need not know of it.
+        /// Not one of loom's types.
         static ref IN_A_ROW: std::sync::atomic::AtomicUsize = 0.into();
     }
 
-    /// As a clock is: all see the same time, and nothing else by it.
+    /// As a real clock: all threads see the same time, and the clock synchronises nothing else.
     pub fn now() -> u64 {
         NANOSECONDS.fetch_add(0, Ordering::Relaxed)
     }
 
-    /// So many sleeps are over before anybody else does anything: loom takes a thread that yields for one that cannot go on.
+    /// The next `count` sleeps end without a yield to other threads. Loom takes a thread that
+    /// yields for one that cannot go on.
     pub fn sleep_in_a_row(count: usize) {
         IN_A_ROW.store(count, std::sync::atomic::Ordering::Relaxed);
     }

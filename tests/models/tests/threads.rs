@@ -1,7 +1,9 @@
-//! Every order of the steps of a few threads over one device: nothing that is posted, arrives or falls due is forgotten. A thread that sleeps for
-//! ever is a deadlock, which loom reports with the steps that led to it.
+//! Every order of the steps of a few threads over one device: no posted request, arriving datagram
+//! or deadline is forgotten. A thread that sleeps for ever is a deadlock, which loom reports with
+//! the steps that led to it.
 //!
-//! `LOOM_MAX_PREEMPTIONS=4 LOOM_LOG=trace cargo test -p rocinante-models` looks deeper, or shows more.
+//! `LOOM_MAX_PREEMPTIONS=4 LOOM_LOG=trace cargo test -p rocinante-models` looks deeper, or shows
+//! more.
 
 use std::sync::Arc;
 
@@ -12,7 +14,7 @@ use rocinante_models::soft::{Device, Peer};
 use rocinante_models::wake;
 use rocinante_stack::verbs::Cqe;
 
-/// Tries everything that takes no more than so many switches away from a thread that could go on.
+/// Tries all orders with at most `preemptions` switches away from a thread that could go on.
 fn model(preemptions: usize, body: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound.get_or_insert(preemptions);
@@ -20,7 +22,8 @@ fn model(preemptions: usize, body: impl Fn() + Sync + Send + 'static) {
     builder.check(body);
 }
 
-/// Who posts while another thread drives leaves it to that one, and nobody looks away too early.
+/// A thread that posts while another drives leaves the request to that one. The driving thread
+/// takes it before it stops.
 #[test]
 fn what_two_threads_post_reaches_the_engine_once_and_in_order() {
     model(2, || {
@@ -44,7 +47,7 @@ fn what_two_threads_post_reaches_the_engine_once_and_in_order() {
     });
 }
 
-/// The same while a third holds the lock for something else.
+/// The same while a third thread holds the lock for something else.
 #[test]
 fn what_is_posted_while_the_shard_is_held_is_made_up_for() {
     model(3, || {
@@ -59,7 +62,7 @@ fn what_is_posted_while_the_shard_is_held_is_made_up_for() {
     });
 }
 
-/// A reset forgets what was posted before, staged or not, and leaves room for a whole queue.
+/// A reset forgets earlier requests, staged or not, and leaves room for a whole queue.
 #[test]
 fn a_reset_leaves_no_request_and_no_place_taken() {
     model(3, || {
@@ -75,12 +78,12 @@ fn a_reset_leaves_no_request_and_no_place_taken() {
         posting.join().unwrap();
         device.set_up_again();
         assert_eq!(device.room(), 8);
-        // What was staged before belongs to the queue pair of before.
+        // Requests staged before the reset must not reach the new queue pair.
         assert_eq!(device.posted().iter().filter(|id| **id != 99).count(), 0);
     });
 }
 
-/// Armed, looked, slept: whatever completes after the look makes an event.
+/// The program arms, looks and sleeps: each completion after the look makes an event.
 #[test]
 fn who_arms_then_looks_then_sleeps_misses_nothing() {
     model(3, || {
@@ -94,7 +97,7 @@ fn who_arms_then_looks_then_sleeps_misses_nothing() {
         };
         let mut seen = 0;
         while seen < 2 {
-            // The second is solicited, so either wish is granted.
+            // The second completion is solicited, so it makes an event either way.
             device.arm(seen == 1);
             let before = seen;
             while device.taken().is_some() {
@@ -108,7 +111,7 @@ fn who_arms_then_looks_then_sleeps_misses_nothing() {
     });
 }
 
-/// One event for one wish; and the descriptor is readable while there are events, and only then.
+/// Arming once makes one event. The descriptor is readable exactly while there are events.
 #[test]
 fn a_wish_makes_one_event_and_the_descriptor_tells_the_truth() {
     model(3, || {
@@ -129,7 +132,7 @@ fn a_wish_makes_one_event_and_the_descriptor_tells_the_truth() {
     });
 }
 
-/// Both events are there, and the descriptor stays readable for the second.
+/// Both events are delivered, and the descriptor stays readable for the second.
 #[test]
 fn of_two_queues_with_one_channel_each_wakes_its_program() {
     model(3, || {
@@ -152,7 +155,7 @@ fn of_two_queues_with_one_channel_each_wakes_its_program() {
     });
 }
 
-/// Of two wishes the stronger stays.
+/// If two threads arm a queue differently, "all completions" prevails over "solicited only".
 #[test]
 fn who_wants_to_hear_of_all_does() {
     model(3, || {
@@ -168,7 +171,7 @@ fn who_wants_to_hear_of_all_does() {
     });
 }
 
-/// A device whose background thread runs until it is closed.
+/// A device with a background thread, which runs until the device is closed.
 fn with_background(peer: Peer, program: impl FnOnce(&Arc<Device>)) {
     let device = Device::new(peer);
     let background = {
@@ -180,13 +183,14 @@ fn with_background(peer: Peer, program: impl FnOnce(&Arc<Device>)) {
     background.join().unwrap();
 }
 
-/// Whatever it is doing.
+/// Whatever it is doing at that moment.
 #[test]
 fn the_background_thread_ends_when_it_is_told_to() {
     model(3, || with_background(Peer::Near, |device| assert!(device.poll().is_none())));
 }
 
-/// The program posts and then sleeps: the background thread must learn of the deadline, also if it was about to sleep for longer.
+/// The program posts and then sleeps. The background thread must learn of the deadline, even if it
+/// was about to sleep for longer.
 #[test]
 fn a_deadline_of_the_programs_is_kept_by_the_background_thread() {
     model(2, || {
@@ -200,14 +204,15 @@ fn a_deadline_of_the_programs_is_kept_by_the_background_thread() {
     });
 }
 
-/// Asynchronous events: readable when there are some.
+/// The descriptor is readable exactly while there are asynchronous events.
 fn wait_for_async_event(device: &Device) {
     wake::wait(None, device.async_fd(), None);
     assert!(device.async_event());
     assert!(!device.async_fd().is_ready());
 }
 
-/// Another thread does `what`; the program, if it does not find a completion when it looks, sleeps until there is one.
+/// Another thread does `what`. If the program finds no completion when it looks, it sleeps until
+/// there is one.
 fn is_learnt_of(
     what: impl Fn(&Device) + Copy + Send + Sync + 'static,
     look: impl Fn(&Device) -> bool + Send + Sync + 'static,
@@ -228,7 +233,7 @@ fn is_learnt_of(
     });
 }
 
-/// A program that drove once, and then only sleeps on its channel: the background thread takes over.
+/// A program drives once and then only sleeps on its channel: the background thread takes over.
 #[test]
 fn a_datagram_is_received_when_the_program_no_longer_drives() {
     is_learnt_of(
@@ -238,7 +243,7 @@ fn a_datagram_is_received_when_the_program_no_longer_drives() {
     );
 }
 
-/// Another shard has a datagram for this one, and nobody drives.
+/// Another shard has a command for this one, and no thread drives.
 #[test]
 fn mail_is_read_whoever_sleeps() {
     is_learnt_of(
@@ -258,7 +263,8 @@ fn mail_is_read_while_the_program_sleeps_on_the_port() {
     );
 }
 
-/// A program that drove, and then sleeps on several shards at once: the background thread watches the port.
+/// A program drives and then sleeps on several shards at once: the background thread watches the
+/// port.
 #[test]
 fn who_sleeps_on_several_shards_is_woken_by_any() {
     is_learnt_of(
@@ -268,7 +274,8 @@ fn who_sleeps_on_several_shards_is_woken_by_any() {
     );
 }
 
-/// The program polls, and so takes the acknowledgement upon itself; then it sleeps: the background thread must send it.
+/// The program polls, so the acknowledgement is left to it. Then it sleeps, and the background
+/// thread must send the acknowledgement.
 #[test]
 fn an_acknowledgement_that_waits_for_the_program_leaves_without_it() {
     model(2, || {
@@ -280,11 +287,11 @@ fn an_acknowledgement_that_waits_for_the_program_leaves_without_it() {
     });
 }
 
-/// A thread that sleeps on the port watches it, and gives it back when it goes.
+/// A thread that sleeps on the port turns its notification on, and off again when it goes.
 #[test]
 fn who_sleeps_on_the_port_gives_it_back() {
     model(1, || {
-        // Until the background thread rests.
+        // Until the background thread sleeps.
         wake::clock::sleep_in_a_row(6);
         with_background(Peer::Near, |device| {
             let arriving = {
@@ -310,7 +317,7 @@ fn who_sleeps_on_the_port_gives_it_back() {
     });
 }
 
-/// Events of the connection manager: whenever the descriptor is asked for.
+/// The mailbox of the connection manager, whenever the program asks for the descriptor.
 #[test]
 fn a_mailbox_with_letters_is_readable() {
     model(3, || {

@@ -1,4 +1,5 @@
-//! Writes the inputs that the fuzz targets start from, out of the captures: `fuzz-corpus DIRECTORY` makes `DIRECTORY/TARGET/N`.
+//! Writes the seed inputs of the fuzz targets, made from the captures: `fuzz-corpus DIRECTORY`
+//! writes `DIRECTORY/TARGET/N`.
 
 use std::path::PathBuf;
 use std::{env, fs};

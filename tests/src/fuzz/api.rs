@@ -1,4 +1,5 @@
-//! Sequences of calls of the engine, in any order and with any values. What it sends comes back to it: its peers are its own queue pairs.
+//! Calls of the engine in any order and with any values. The engine's packets come back to it: its
+//! peers are its own queue pairs.
 
 use std::net::IpAddr;
 
@@ -52,7 +53,7 @@ impl Calls {
         }
     }
 
-    /// One of those that there are, or were, or a number that nobody has.
+    /// The number of a queue pair that exists or existed, or an arbitrary number.
     fn qpn(&self, input: &mut Input<'_>) -> Qpn {
         match input.u8() {
             any if any < 250 && !self.qps.is_empty() => self.qps[usize::from(any) % self.qps.len()],
@@ -138,7 +139,7 @@ impl Calls {
         let _ = self.engine.modify_qp(qpn, &attr, &mut self.host);
     }
 
-    /// Takes a queue pair to RTS, whatever it is and wherever it was: random attributes hardly ever do.
+    /// Takes a queue pair to RTS, whatever its type and state. Random attributes hardly ever do.
     fn connect(&mut self, input: &mut Input<'_>) {
         let (qpn, dest) = (self.qpn(input), self.qpn(input));
         let Some((_, _, init)) = self.engine.query_qp(qpn) else { return };
@@ -238,7 +239,7 @@ impl Calls {
         self.handles.extend(self.engine.create_ah(PdId(u32::from(input.u8() % 2)), &to));
     }
 
-    /// What leaves comes back, or is lost.
+    /// Packets sent come back, or are lost.
     fn deliver(&mut self, input: &mut Input<'_>) {
         let budget = usize::from(input.u8());
         self.engine.poll_transmit(self.now, budget, &mut self.host, &mut self.wire);
@@ -313,7 +314,7 @@ pub(super) fn corpus() -> Vec<Vec<u8>> {
         .map(|seed| {
             let mut random = super::Random::new(seed + 1000);
             let len = 200 + random.below(1200);
-            // Something to begin with: memory, queue pairs, connections.
+            // A start: memory, queue pairs, connections.
             let mut input = vec![64, 0, 3, 31, 9, 1, 0, 0, 15, 1, 0, 16, 9, 1, 0, 0, 15, 1, 0, 16];
             input.extend((0..len).map(|_| random.below(256) as u8));
             input

@@ -1,6 +1,7 @@
-//! Management datagrams, changed or made up, at two connection managers in the middle of everything.
+//! Management datagrams, mutated or made up, sent to two connection managers in any state.
 //!
-//! Nothing panics; what they hold stays bounded; one datagram is answered by few; and in the end, with the peer gone, nothing is left.
+//! Nothing panics. What they hold stays bounded, and one datagram causes few answers. In the end,
+//! with the peer gone, nothing is left.
 
 use std::net::IpAddr;
 
@@ -20,7 +21,7 @@ struct Pair {
     sides: [ConnectionManager; 2],
     now: Time,
     conns: [Vec<ConnId>; 2],
-    /// What was sent: from which side.
+    /// The datagrams sent, each with its sender's side.
     seen: Vec<(usize, MadBytes)>,
 }
 
@@ -78,7 +79,7 @@ impl Pair {
         self.conns[side].extend(conn.ok());
     }
 
-    /// The program of a side does something with one of its connections.
+    /// The program of one side calls something on one of its connections.
     fn call(&mut self, side: usize, input: &mut Input<'_>) {
         let known = &self.conns[side];
         let Some(conn) = known.get(usize::from(input.u8()) % known.len().max(1)).copied() else {
@@ -109,7 +110,7 @@ impl Pair {
         }
     }
 
-    /// A datagram comes to a side; what that says is taken down, and delivered by later steps, if at all.
+    /// Gives a datagram to a side. The side's answers are recorded; later steps may deliver them.
     fn hear(&mut self, to: usize, from: IpAddr, mad: &[u8]) {
         self.collect(to);
         self.sides[to].handle_mad(self.now, from, address(to), mad);
@@ -128,7 +129,8 @@ impl Pair {
         count
     }
 
-    /// One of the datagrams that were sent, changed or not, to the other side or back.
+    /// Delivers one of the recorded datagrams, mutated or not, to the other side or back to its
+    /// sender.
     fn again(&mut self, input: &mut Input<'_>) {
         if self.seen.is_empty() {
             return;
@@ -185,7 +187,7 @@ pub(super) fn run(data: &[u8]) {
     end(&mut pair);
 }
 
-/// Both programs lose interest, and nothing arrives any more.
+/// Both programs forget their connections, and nothing arrives any more.
 fn end(pair: &mut Pair) {
     for side in [0, 1] {
         for conn in std::mem::take(&mut pair.conns[side]) {
@@ -200,7 +202,7 @@ fn end(pair: &mut Pair) {
             pair.sides[side].handle_timeout(pair.now);
             pair.collect(side);
             pair.events(side);
-            // A request that came last, and that nobody has decided.
+            // The last request, on which the program has not decided.
             for conn in std::mem::take(&mut pair.conns[side]) {
                 pair.sides[side].forget(pair.now, conn);
             }
@@ -211,7 +213,7 @@ fn end(pair: &mut Pair) {
 }
 
 pub(super) fn corpus() -> Vec<Vec<u8>> {
-    // Real datagrams, as if they came from somewhere; and programs that do this and that.
+    // Real datagrams, as if they came from somewhere, and arbitrary calls of the programs.
     let mut all: Vec<Vec<u8>> = super::captured()
         .iter()
         .filter(|bytes| bytes.len() > MAD_LEN + bth::LEN)

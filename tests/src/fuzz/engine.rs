@@ -1,7 +1,8 @@
-//! Packets with right ICRCs at a live queue pair whose number and window are known, between what its program does.
+//! Packets with right ICRCs at a live queue pair, between calls of its program. The sender knows
+//! the queue pair's number and window.
 //!
-//! Nothing panics; no byte changes but where the peer, or our own requests, may write; each request completes at most once,
-//! and all of them once the queue pair is broken.
+//! Nothing panics. No byte changes except where the peer, or our own requests, may write. Each
+//! request completes at most once; once the queue pair is broken, all have completed.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -17,7 +18,7 @@ use super::common::{self, BASE, QKEY, Setup, Solo, addr};
 
 /// Where the peer may write.
 const OPEN: Range<usize> = 4096..8192;
-/// Where our own requests place what they get.
+/// Where our own requests place their results.
 const OURS: Range<usize> = 16_384..32_768;
 
 struct Victim {
@@ -56,14 +57,15 @@ impl Victim {
         self.next_id
     }
 
-    /// A range of our own, where results may be placed.
+    /// A random range in `OURS`, where results may be placed.
     fn ours(&self, input: &mut Input<'_>) -> Sge {
         let len = u32::from(input.u16()) % 1500;
         let room = OURS.len() as u64 - u64::from(len) - 8;
         self.solo.sge(OURS.start as u64 + u64::from(input.u16()) % room, len)
     }
 
-    /// Where the peer's memory shall be, as our program says; or where its own may be, as the peer says.
+    /// A remote address and key: where our program expects the peer's memory, or where the peer may
+    /// write in ours.
     fn address(&self, input: &mut Input<'_>) -> (u64, Key) {
         let va = match input.u8() % 8 {
             0 => input.u64(),
@@ -112,7 +114,7 @@ impl Victim {
         }
     }
 
-    /// A packet near what is expected.
+    /// A packet close to the expected one.
     fn packet(&self, input: &mut Input<'_>) -> Vec<u8> {
         let (_, attr, init) = self.solo.end.engine.query_qp(self.solo.end.qpn).expect("it lives");
         let first = match init.qp_type {
@@ -161,7 +163,7 @@ impl Victim {
         let Some(info) = opcode.info() else { return input.slice(16).to_vec() };
         let mut body = vec![0; info.header_len - bth::LEN];
         let (va, key) = self.address(input);
-        // A RETH and an AtomicETH begin alike, and a DETH with the Q_Key.
+        // A RETH and an AtomicETH begin alike; a DETH begins with the Q_Key.
         if body.len() >= 16 {
             body[..8].copy_from_slice(&va.to_be_bytes());
             body[8..12].copy_from_slice(&key.0.to_be_bytes());
@@ -188,7 +190,7 @@ impl Victim {
         let _ = self.solo.end.modify(qpn, &attr);
     }
 
-    /// Who completed must have been posted, and not completed before.
+    /// Each completed request was posted, and had not completed before.
     fn settle(&mut self) {
         for (id, status) in self.solo.completed() {
             assert!(
@@ -242,14 +244,14 @@ pub(super) fn run(data: &[u8]) {
     let outside = |at: &usize| !OPEN.contains(at) && !OURS.contains(at);
     let changed = (0..after.len()).filter(outside).find(|at| after[*at] != before[*at]);
     assert_eq!(changed, None, "a byte that is nobody's to write");
-    // The end: everything that is left is flushed, once.
+    // At the end, each request that is left is flushed once.
     let qpn = victim.solo.end.qpn;
     let end = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };
     victim.solo.end.modify(qpn, &end).expect("the error state can always be reached");
     victim.settle();
 }
 
-/// What is sent is whole, and for the peer.
+/// Packets sent are whole, and addressed to the peer.
 fn check_sent(victim: &mut Victim) {
     for packet in victim.solo.packets() {
         let packet = Packet::parse(&packet).expect("what we send is a packet");
@@ -260,7 +262,7 @@ fn check_sent(victim: &mut Victim) {
 }
 
 pub(super) fn corpus() -> Vec<Vec<u8>> {
-    // One conversation of each kind of queue pair, in the bytes of random numbers.
+    // One conversation for each kind of queue pair, made of random bytes.
     (0..64u8)
         .map(|kind| {
             let mut random = super::Random::new(u64::from(kind) + 77);

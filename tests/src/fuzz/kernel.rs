@@ -1,4 +1,5 @@
-//! What the kernel tells, should it not be what we think: netlink's datagrams, and control messages of sockets.
+//! Input from the kernel in case it differs from what we expect: netlink datagrams, and control
+//! messages of sockets.
 
 use rocinante_netdev::fuzzing;
 

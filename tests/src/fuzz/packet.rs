@@ -1,4 +1,5 @@
-//! The packet parser, and what is behind it: arbitrary bytes as a UDP payload, as a management datagram, as a frame.
+//! The packet parser and the parsers behind it: arbitrary bytes as a UDP payload, as a management
+//! datagram, and as a frame.
 
 use rocinante_netdev::headers;
 use rocinante_stack::wire::cm::{IpHeader, Message};
@@ -20,7 +21,7 @@ pub(super) fn run(data: &[u8]) {
     }
 }
 
-/// Whatever was parsed has no part outside of the bytes, and no accessor panics.
+/// A parsed packet has no part outside of the bytes, and no accessor panics.
 fn whole(data: &[u8], packet: &Packet<'_>) {
     let (payload, padding) = (packet.payload(), packet.padding());
     let parts = packet.info.header_len + payload.len() + padding.len() + ICRC_LEN;
@@ -32,7 +33,7 @@ fn whole(data: &[u8], packet: &Packet<'_>) {
     let _ = (packet.deth(), packet.immediate(), packet.invalidate(), packet.feth());
 }
 
-/// A message that is one survives being written.
+/// A valid message is the same after it is written and read again.
 fn management(data: &[u8]) {
     let _ = IpHeader::parse(data);
     let Ok((header, message)) = Message::parse(data) else { return };

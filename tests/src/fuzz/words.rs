@@ -1,7 +1,7 @@
-//! What peers say before there is a connection: our own exchange and what a client asks of a server in it, the private data of a
-//! connection, rdma-core's ping-pongs', perftest's.
+//! Words that peers exchange before they are connected: our own exchange and a client's request in
+//! it, the private data of a connection, rdma-core's ping-pong lines, perftest's lines.
 //!
-//! What is understood is written again, and means the same.
+//! A word that is understood is written again, and the copy means the same.
 
 use rocinante::{RemoteRegion, fuzzing};
 use rocinante_cli::compat::ibv::message::{Address, LEN as ADDRESS_LEN};
@@ -70,7 +70,8 @@ pub(super) fn run(data: &[u8]) {
     }
 }
 
-/// What a client of `rocinante perf` wants; a server that was given options of its own, and one that was not.
+/// The request of a client of `rocinante perf`, at a server with options of its own and at one
+/// without.
 fn request(line: &str) {
     let Ok(request) = agreement::parse(line) else { return };
     let given = Given { size: Some(64), qps: Some(2), ..Given::default() };

@@ -1,4 +1,4 @@
-//! Connections by the connection manager: ours, or the kernel's.
+//! Connections by our connection manager, or by the kernel's.
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -39,7 +39,7 @@ fn connect_exchange_disconnect(setup: &Setup) {
     let harness = Harness::new(setup);
     let listener = listen(&harness, 4);
     let server = listener.address();
-    // Each side ends one connection, and the ports are as good as before.
+    // Each side ends one connection. Afterwards the ports work as before.
     for ending in [0, 1] {
         harness.both(|at, side| {
             let connection = if at == 0 { ask(side, server) } else { answer(side, &listener) };
@@ -49,7 +49,7 @@ fn connect_exchange_disconnect(setup: &Setup) {
             }
             connection.wait_disconnected(PATIENCE).unwrap();
             assert_eq!(connection.state(), QpState::Err);
-            // What is posted completes, whoever ended it.
+            // Posted requests complete, whichever side ended the connection.
             side.complete(99, WcStatus::WrFlushErr);
         });
     }
@@ -84,7 +84,8 @@ fn answer(side: &Side, listener: &Listener) -> Connection {
     request.accept(qp, &params).unwrap().wait(PATIENCE).unwrap()
 }
 
-/// Each side sends; both keep to what was agreed, and those in software know what the other's receive queue holds.
+/// Each side sends. Both keep to the agreed options, and software devices know the size of the
+/// peer's receive queue.
 fn exchange(at: usize, side: &Side, connection: &Connection) {
     const LEN: usize = 100_000;
     let (state, attr, _) = connection.query();
@@ -96,8 +97,9 @@ fn exchange(at: usize, side: &Side, connection: &Connection) {
     let out = side.pd.allocate(LEN, Access::NONE).unwrap();
     let into = side.pd.allocate(LEN, Access::LOCAL_WRITE).unwrap();
     out.write(0, &pattern(LEN, at as u64));
-    // The second is for the end. Whoever has heard the peer knows that both have it posted, and may end the connection: Soft-RoCE flushes no
-    // receive that is posted after that.
+    // The second receive is for the end. A side that has received the peer's message knows that
+    // both receives are posted on either side, and may end the connection. Soft-RoCE does not flush
+    // a receive that is posted after the end.
     let list = [into.sge(0, LEN)];
     let receives = [RecvWr { wr_id: 1, sges: &list }, RecvWr { wr_id: 99, sges: &[] }];
     connection.post_recv(&receives).unwrap();
@@ -108,7 +110,7 @@ fn exchange(at: usize, side: &Side, connection: &Connection) {
     assert_eq!(into.to_vec(0, LEN), pattern(LEN, 1 - at as u64));
 }
 
-/// Asks from the first side, for reliable connections.
+/// Connects from the first side, with a reliable connection.
 fn connect(harness: &Harness, patience: Duration) -> Result<Connection, VerbsError> {
     let (side, server) = (&harness.sides[0], server_of(harness));
     let qp = side.qp().build().unwrap();
@@ -139,12 +141,12 @@ fn rejection<T: std::fmt::Debug>(result: Result<T, VerbsError>) -> (RejReason, V
 pub fn who_is_not_wanted_hears_why(on: On) {
     let harness = Harness::new(&Setup::new(on));
     let server = server_of(&harness);
-    // Nobody listens; not even the port's device was asked for anything before.
+    // No listener exists, and nothing was asked of the port's device before.
     let error = connect(&harness, PATIENCE);
     let text = error.as_ref().unwrap_err().to_string();
     assert!(text.contains("start the server first"), "{text}");
     assert_eq!(rejection(error).0, RejReason::INVALID_SERVICE_ID);
-    // The program does not want it.
+    // The program rejects the request.
     let listener = listen(&harness, 1);
     let twice = Listener::bind(&harness.sides[1].ctx, server, 1);
     assert!(twice.is_err_and(|error| error.errno() == 98));
@@ -160,12 +162,12 @@ pub fn who_is_not_wanted_hears_why(on: On) {
         (reason, &words[..15], words.len()),
         (RejReason::CONSUMER, &b"come back later"[..], 148)
     );
-    // Who listened goes.
+    // The listener goes.
     drop(listener);
     assert_eq!(rejection(connect(&harness, PATIENCE)).0, RejReason::INVALID_SERVICE_ID);
 }
 
-/// As in a program with a loop of its own: nobody calls what waits.
+/// As in a program with its own event loop: no thread blocks in a call.
 pub fn nothing_waits_but_descriptors(on: On) {
     let harness = Harness::new(&Setup::new(on));
     let listener = listen(&harness, 1);
@@ -190,15 +192,15 @@ pub fn nothing_waits_but_descriptors(on: On) {
     assert!(!a.is_disconnected() && !b.is_disconnected());
     assert!(!readable(b.fd().unwrap(), Duration::ZERO));
     let notifier = b.notifier().unwrap();
-    // Destroyed without a word, which the peer hears nevertheless.
+    // Destroyed without a disconnect; the peer is informed nevertheless.
     drop(a);
     assert!(readable(b.fd().unwrap(), PATIENCE));
     assert!(b.is_disconnected());
-    // From then on, whoever looks.
+    // From now on every look reports it, also a new one.
     assert!(readable(b.fd().unwrap(), Duration::ZERO) && readable(notifier.as_fd(), PATIENCE));
 }
 
-/// The queue pair breaks, though the program looks at nothing but its completions.
+/// The queue pair breaks, though the program looks only at its completions.
 pub fn who_never_looks_is_told_by_completions(on: On) {
     let harness = Harness::new(&Setup::new(on));
     let listener = listen(&harness, 1);
@@ -207,7 +209,7 @@ pub fn who_never_looks_is_told_by_completions(on: On) {
     a.disconnect().unwrap();
     harness.sides[1].complete(7, WcStatus::WrFlushErr);
     wait_until("the end of the peer's", || a.is_disconnected());
-    // Once more is no error, from either side.
+    // Disconnecting twice is no error, on either side.
     a.disconnect().unwrap();
     b.disconnect().unwrap();
 }
@@ -221,7 +223,7 @@ pub fn unreliable_connections(on: On) {
         assert_eq!((at_a.qp_type(), at_b.qp_type()), (QpType::Uc, QpType::Uc));
         send((a, &at_a), (b, &at_b));
         send((b, &at_b), (a, &at_a));
-        // A WRITE, too; and the end is heard as on any connection.
+        // A WRITE works, too; and the end is reported as on any connection.
         let target = b.pd.allocate(64, Access::ALL).unwrap();
         let source = a.pd.allocate(64, Access::NONE).unwrap();
         source.write(0, b"unreliable");
@@ -250,7 +252,7 @@ fn send(from: (&Side, &Connection), to: (&Side, &Connection)) {
     assert_eq!(into.to_vec(0, LEN), pattern(LEN, 7));
 }
 
-/// As much private data as fits arrives, and no more is taken.
+/// Private data of each permitted length arrives; longer data is refused.
 pub fn private_data_of_every_length(on: On) {
     let harness = Harness::new(&Setup::new(on));
     let listener = listen(&harness, 4);
@@ -272,11 +274,11 @@ pub fn private_data_of_every_length(on: On) {
     let params = Params::default().private_data(&of(57, 0));
     let why = cm::connect(side.qp().build().unwrap(), server, &params, PATIENCE).unwrap_err();
     assert!(why.to_string().contains("56 bytes at most"), "{why}");
-    // What is refused here has asked nobody.
+    // A request refused locally was never sent.
     assert!(listener.try_request().unwrap().is_none());
 }
 
-/// Every connection is another, and nothing is left of it.
+/// Each connection is a new one, and leaves nothing behind.
 pub fn many_connections_one_after_the_other(on: On) {
     let harness = Harness::new(&Setup::new(on));
     let listener = listen(&harness, 1);
@@ -291,7 +293,8 @@ pub fn many_connections_one_after_the_other(on: On) {
     }
 }
 
-/// Whoever asked at a listener that goes is rejected, if the program has not taken the request; what it has taken is its own to decide.
+/// A listener that goes rejects each request that the program has not taken. The program still
+/// decides on the requests that it has taken.
 pub fn a_listener_goes_while_a_peer_waits(on: On) {
     let harness = Harness::new(&Setup::new(on));
     let [side, serving] = &harness.sides;
@@ -318,14 +321,16 @@ pub fn a_listener_goes_while_a_peer_waits(on: On) {
     });
 }
 
-/// Who waits for something that does not happen waits as long as it said, and who gives up is not connected.
+/// A wait for an event that does not happen ends at its time limit; a request that was given up
+/// leads to no connection.
 pub fn patience_ends(on: On) {
     let short = Duration::from_millis(200);
     let harness = Harness::new(&Setup::new(on));
     let serving = &harness.sides[1];
     let listener = listen(&harness, 2);
     assert!(matches!(listener.request(Some(short)), Err(VerbsError::TimedOut)));
-    // The program does not decide in time. Whoever has taken the request hears that the peer is gone, at the latest when it waits for it.
+    // The program does not decide in time. The side that has taken the request learns that the peer
+    // is gone, at the latest when it waits for the connection.
     let [impatient, taken] = harness.both(|at, _| match at {
         0 => (Some(connect(&harness, short)), None),
         _ => (None, Some(listener.request(Some(PATIENCE)).unwrap())),
@@ -338,10 +343,10 @@ pub fn patience_ends(on: On) {
         connecting.wait(PATIENCE)
     });
     assert!(outcome.is_err(), "{outcome:?}");
-    // The next one is served.
+    // The next request is served.
     let [a, _b] = connected(&harness, &listener, QpType::Rc);
     assert!(matches!(a.wait_disconnected(short), Err(VerbsError::TimedOut)));
-    // More than the backlog are rejected.
+    // Requests beyond the backlog are rejected.
     let patient: Vec<_> = (0..2)
         .map(|_| {
             let qp = harness.sides[0].qp().build().unwrap();
@@ -355,7 +360,7 @@ pub fn patience_ends(on: On) {
     drop(patient);
 }
 
-/// Also where it asks for less than the links take.
+/// Also a path MTU below that of the links.
 pub fn the_asking_side_chooses_the_path_mtu(on: On) {
     for family in families(&on) {
         let harness = Harness::new(&Setup::new(on.clone()).family(family));

@@ -1,4 +1,5 @@
-//! A peer that is killed (`kill -9`) in mid-transfer: the survivor hears of it in bounded time, and can connect anew.
+//! A peer is killed (`kill -9`) during a transfer. The survivor learns of it in bounded time, and
+//! can connect anew.
 
 use std::net::SocketAddr;
 use std::process::{Command, Stdio};
@@ -15,14 +16,15 @@ use crate::harness::{
 use crate::lab::{ChildGuard, Lab, LabConfig, exit_with_parent};
 use crate::oracles::{Oracle, Oracles};
 
-/// Makes a process of this program the peer of a test: the address on which it waits.
+/// Makes a process of this program the peer of a test; the value is the address on which it waits.
 const ROLE: &str = "ROCINANTE_E2E_DEATH";
 const PORT: u16 = 18_700;
 const LEN: usize = 1 << 20;
-/// Requests under way when the peer dies.
+/// Requests outstanding when the peer dies.
 const DEPTH: u64 = 32;
 
-/// Ends the process if it was started as the peer of a test on a device of the kernel's, when it has been that: for the beginning of `main`.
+/// For the beginning of `main`: if this process was started as the peer of a test on a device of
+/// the kernel, acts as that peer and then ends the process.
 pub fn be_the_peer_if_asked() {
     if !is_the_peer() {
         return;
@@ -42,12 +44,12 @@ pub fn a_killed_peer_is_noticed(on: On) {
     survive(on, &[]);
 }
 
-/// 67 ms, four times.
+/// An ACK timeout of 67 ms, expiring four times.
 fn options() -> ConnectOptions {
     ConnectOptions { timeout: 14, retry_cnt: 3, ..ConnectOptions::default() }
 }
 
-/// A device, a queue pair and a region on either side of an exchange.
+/// A device, a queue pair and a region, as each side of an exchange has them.
 struct Connection {
     qp: Qp,
     mr: Mr,
@@ -56,7 +58,7 @@ struct Connection {
 }
 
 impl Connection {
-    /// To be called inside the namespace.
+    /// Call it inside the namespace.
     fn new(side: &Side, mut exchange: Exchange) -> Self {
         let prepared = side.qp().build().unwrap();
         let mr = side.pd.allocate(2 * LEN, Access::ALL).unwrap();
@@ -80,7 +82,7 @@ impl Connection {
     }
 }
 
-/// The process that will be killed: serves, and streams WRITEs if it is told to.
+/// The process that will be killed: it serves, and streams WRITEs on request.
 pub fn be_the_peer(on: On) {
     exit_with_parent();
     let own: SocketAddr = std::env::var(ROLE).unwrap().parse().unwrap();
@@ -109,7 +111,8 @@ pub fn be_the_peer(on: On) {
     }
 }
 
-/// The survivor. With `args` a process of this program in the second container becomes the peer; on a device of the kernel's without.
+/// The survivor. The peer is a process of this program: started with `args` in the second
+/// container, or, on a device of the kernel, without `args`.
 pub fn survive(on: On, args: &[&str]) {
     let place = Place::new(on, args);
     let side = place.open();
@@ -124,7 +127,7 @@ pub fn survive(on: On, args: &[&str]) {
             Transfer::PeersWrite => die_while_writing(&side, &mut connection, &mut child),
         }
     }
-    // Three peers' deaths later the device is as good as new.
+    // After three peers' deaths the device still works.
     let (mut child, mut connection) = place.start(&side);
     verify(&side, &connection);
     connection.exchange.say("bye").unwrap();
@@ -139,7 +142,7 @@ enum Transfer {
     PeersWrite,
 }
 
-/// Where both processes are: in two containers, or on one device.
+/// The place of both processes: two containers, or one device.
 struct Place<'a> {
     on: On,
     args: &'a [&'a str],
@@ -187,7 +190,7 @@ impl<'a> Place<'a> {
     }
 }
 
-/// Writes and reads back.
+/// Writes, reads back and compares.
 fn verify(side: &Side, connection: &Connection) {
     let bytes = pattern(LEN, 6);
     connection.mr.write(0, &bytes);
@@ -199,7 +202,7 @@ fn verify(side: &Side, connection: &Connection) {
     assert_same(&connection.mr.to_vec(LEN, LEN), &bytes, "written and read back");
 }
 
-/// The peer dies while it is written to or read from.
+/// The peer dies while the survivor writes to it or reads from it.
 fn die_while_asked(side: &Side, connection: &Connection, op: SendOp, child: &mut ChildGuard) {
     let sges = [connection.mr.sge(0, LEN)];
     let mut next = 0;
@@ -212,7 +215,7 @@ fn die_while_asked(side: &Side, connection: &Connection, op: SendOp, child: &mut
         connection.qp.post_send(&[wr(next, op, &sges)]).unwrap();
         next += 1;
     }
-    // Its last sign of life comes later.
+    // The peer's last ACK arrives after this.
     let killed = Instant::now();
     child.kill();
     let mut done = 20;
@@ -224,14 +227,15 @@ fn die_while_asked(side: &Side, connection: &Connection, op: SendOp, child: &mut
             break wc;
         }
     };
-    // The kernel takes a dead process's objects away one by one: if the region goes before the queue pair, that says so.
+    // The kernel destroys a dead process's objects one by one. If the region goes before the queue
+    // pair, the queue pair answers with an access error.
     let refused = !side.is_software() && failed.status == WcStatus::RemAccessErr;
     if !refused {
         assert_eq!(failed.status, WcStatus::RetryExcErr);
-        // Four times 67 ms.
+        // The ACK timeout expires four times, after 67 ms each.
         assert!(killed.elapsed() > Duration::from_millis(150), "{:?}", killed.elapsed());
     }
-    // A busy machine's bound.
+    // A generous bound for a busy machine.
     assert!(killed.elapsed() < Duration::from_secs(10), "{:?}", killed.elapsed());
     for wr_id in done..next {
         side.complete(wr_id, WcStatus::WrFlushErr);
@@ -242,7 +246,7 @@ fn die_while_asked(side: &Side, connection: &Connection, op: SendOp, child: &mut
     }
 }
 
-/// The peer dies while it writes: its target notices nothing, and can be destroyed.
+/// The peer dies while it writes. Its target notices nothing, and can be destroyed.
 fn die_while_writing(side: &Side, connection: &mut Connection, child: &mut ChildGuard) {
     connection.exchange.say("stream").unwrap();
     let before = side.ctx.counters().transport.rcvd_pkts;

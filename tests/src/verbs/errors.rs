@@ -1,5 +1,5 @@
-//! What goes wrong between two devices: each fault with the status that verbs users know, at both ends, and nothing
-//! changed that should not.
+//! Faults between two devices. Each ends with the status that verbs users know, at both ends, and
+//! changes no byte that it should not.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use rocinante::{
 
 use crate::harness::{Harness, On, PATIENCE, Setup, Side, pattern, wait_until, wr};
 
-/// Patient enough for a busy machine, but not for ever: about 270 ms.
+/// Patient enough for a busy machine, but bounded: about 270 ms.
 fn hasty() -> ConnectOptions {
     ConnectOptions { timeout: 14, retry_cnt: 3, ..ConnectOptions::default() }
 }
@@ -51,7 +51,8 @@ fn event(side: &Side, qp: &Qp, event: QpEvent) {
     });
 }
 
-/// Posts a request that the peer must refuse and one behind it; both queue pairs break, and both requests say so.
+/// Posts a request that the peer must refuse, and one behind it. Both queue pairs break, and both
+/// requests complete with an error.
 fn refused(harness: &Harness, qps: &[Qp; 2], op: SendOp, source: &Mr, len: usize, is: WcStatus) {
     let [a, b] = &harness.sides;
     let sges = [source.sge(0, len)];
@@ -62,18 +63,18 @@ fn refused(harness: &Harness, qps: &[Qp; 2], op: SendOp, source: &Mr, len: usize
     assert_eq!(qps[0].state(), QpState::Err);
     wait_until("the responder breaks too", || qps[1].state() == QpState::Err);
     if harness.is_rxe() {
-        // Soft-RoCE does not tell of it,
+        // Soft-RoCE raises no event.
         assert_eq!(b.ctx.poll_async_event(), None);
     } else {
         let kind = if is == WcStatus::RemAccessErr { QpEvent::AccessErr } else { QpEvent::ReqErr };
         event(b, &qps[1], kind);
     }
-    // In the error state everything is flushed at once;
+    // In the error state, requests are flushed at once.
     qps[0].post_send(&[wr(3, SendOp::Send { imm: None }, &[])]).unwrap();
     a.complete(3, WcStatus::WrFlushErr);
     qps[1].post_recv(&[RecvWr { wr_id: 4, sges: &[] }]).unwrap();
     if !harness.is_rxe() {
-        // but of a receive nobody tells the kernel's part of Soft-RoCE.
+        // Receives, too; but the kernel's part of Soft-RoCE does not learn of a new receive.
         b.complete(4, WcStatus::WrFlushErr);
     }
 }
@@ -103,11 +104,11 @@ pub fn remote_access_is_checked(on: On) {
     let start = all.address();
     let end = start + LEN as u64;
     let key = |bits: u32| Key(all.rkey().0 ^ bits);
-    // A bystander whose work must go on.
+    // A bystander: its work must go on.
     let bystander = harness.pair();
     let mut cases = Vec::new();
     for op in [write(&all), read(&all), add(&all)] {
-        // An index that does not exist, a tag that is not right, a consumer's part that is not right.
+        // A wrong index, a wrong tag, and a wrong consumer part.
         for bits in [0x8000_0000, 0x0001_0000, 0x1] {
             cases.push((at(op, start, key(bits)), 8));
         }
@@ -140,7 +141,8 @@ pub fn remote_access_is_checked(on: On) {
     if harness.is_software() {
         assert_eq!(b.ctx.counters().transport.remote_access_errors, 40);
     }
-    // No length, no access: any key will do (IBTA volume 1, 9.4.3 [M]; rxe does so too).
+    // A request without length needs no access: any key will do (IBTA volume 1, 9.4.3 [M]; rxe does
+    // so too).
     bystander[0].post_send(&[wr(1, at(write(&all), 0, Key(0)), &[])]).unwrap();
     a.succeed(1);
     bystander[0].post_send(&[wr(2, write(&all), &[source.sge(0, LEN)])]).unwrap();
@@ -189,13 +191,13 @@ pub fn receives_that_do_not_fit(on: On) {
     let gone_sge = gone.sge(0, 20_000);
     drop(gone);
     let too_small = harness.too_long();
-    // Soft-RoCE says the same of both.
+    // Soft-RoCE reports both the same way.
     let unusable =
         if harness.is_rxe() { too_small } else { [WcStatus::RemOpErr, WcStatus::LocProtErr] };
     for (sges, len, [there, here]) in [
         (vec![], 1, too_small),
         (vec![target.sge(0, 63)], 64, too_small),
-        // Found out in a later packet.
+        // The responder notices in a later packet.
         (vec![target.sge(0, 9_000), target.sge(9_000, 10_999)], 20_000, too_small),
         (vec![read_only.sge(0, 20_000)], 64, unusable),
         (vec![gone_sge], 20_000, unusable),
@@ -239,13 +241,14 @@ pub fn local_memory_is_checked(on: On) {
         (add(&target), wrong_key),
     ] {
         let qps = harness.pair();
-        // What was posted before succeeds, what comes after is flushed.
+        // A request posted before succeeds, one posted after is flushed.
         let before = [good.sge(0, 8192)];
         let bad = [sge];
         let list =
             [wr(1, write(&target), &before), wr(2, op, &bad), wr(3, write(&target), &before)];
         if harness.is_rxe() {
-            // Soft-RoCE flushes also what was sent before and is not acknowledged yet, and the culprit may look like the others.
+            // Soft-RoCE also flushes requests that were sent before and are not yet acknowledged,
+            // and it may flush the faulty request, too.
             qps[0].post_send(&list[..1]).unwrap();
             a.succeed(1);
             qps[0].post_send(&list[1..]).unwrap();
@@ -302,7 +305,7 @@ pub fn without_a_receive_in_time_the_sender_gives_up(on: On) {
     setup.connect = ConnectOptions { rnr_retry: 2, min_rnr_timer: 14, ..hasty() };
     let harness = Harness::new(&setup);
     let [a, b] = &harness.sides;
-    // A device of the kernel counts for all its users, and since it was made.
+    // A device of the kernel counts for all its users, and from its creation on.
     let before = [a, b].map(|side| side.ctx.counters().transport);
     let qps = harness.pair();
     let start = Instant::now();
@@ -310,13 +313,13 @@ pub fn without_a_receive_in_time_the_sender_gives_up(on: On) {
     qps[0].post_send(&[wr(1, send, &[]), wr(2, send, &[])]).unwrap();
     a.complete(1, WcStatus::RnrRetryExcErr);
     a.complete(2, WcStatus::WrFlushErr);
-    // Twice asked again, a millisecond apart each time.
+    // Two retries, a millisecond apart each.
     assert!(start.elapsed() >= Duration::from_millis(2), "{:?}", start.elapsed());
     wait_until("three RNR NAKs and one loss of patience", || {
         let [at_a, at_b] = [a, b].map(|side| side.ctx.counters().transport);
         let sent = at_b.send_rnr_err - before[1].send_rnr_err;
         let given_up = at_a.retry_rnr_exceeded_err - before[0].retry_rnr_exceeded_err;
-        // What is sent again because the first answer is late is answered, too.
+        // A request retransmitted because the first answer is late is answered, too.
         let repeated = at_a.local_ack_timeout_err - before[0].local_ack_timeout_err;
         given_up == 1 && (3..=3 + repeated).contains(&sent)
     });
@@ -339,7 +342,7 @@ pub fn a_destroyed_queue_pair_ends_its_peer_only(on: On) {
         let list: Vec<_> = (0..64).map(|wr_id| wr(wr_id, op, &sges)).collect();
         mine.post_send(&list).unwrap();
         if round < 2 {
-            // The target goes while a transfer is under way.
+            // The target goes in the middle of a transfer.
             a.succeed(0);
             its.destroy();
             let mut statuses: Vec<_> = (1..64).map(|_| a.next().status).collect();
@@ -348,7 +351,8 @@ pub fn a_destroyed_queue_pair_ends_its_peer_only(on: On) {
             assert!(statuses[1..].iter().all(|status| *status == WcStatus::WrFlushErr));
             assert_eq!(mine.state(), QpState::Err);
         } else {
-            // The sender goes; what it had posted never completes, and nothing names its memory any more.
+            // The sender goes. Its posted requests never complete, and nothing refers to its memory
+            // any more.
             a.succeed(0);
             mine.destroy();
             while a.cq.poll_one().unwrap().is_some() {}
@@ -370,19 +374,20 @@ pub fn more_reads_than_the_peer_permits(on: On) {
     let result = a.pd.allocate(4096, Access::LOCAL_WRITE).unwrap();
     let none = ConnectOptions { max_rd_atomic: 0, max_dest_rd_atomic: 0, ..hasty() };
     let some = hasty();
-    // Soft-RoCE waits for ever for the first of none, and counts those of others not at all.
+    // With a depth of zero, Soft-RoCE waits for ever for its own first READ, and does not count the
+    // peer's at all.
     if !harness.is_rxe() {
-        // None at all, locally: it could never be sent.
+        // A local depth of zero: the READ could never be sent.
         let qps =
             harness.connect_with([a, b].map(|side| side.qp().build().unwrap()), [&none, &some]);
         qps[0].post_send(&[wr(1, read(&target), &[result.sge(0, 64)])]).unwrap();
         a.complete(1, WcStatus::LocQpOpErr);
-        // None at all at the peer.
+        // A depth of zero at the peer.
         let qps =
             harness.connect_with([a, b].map(|side| side.qp().build().unwrap()), [&some, &none]);
         refused(&harness, &qps, read(&target), &result, 64, WcStatus::RemInvReqErr);
     }
-    // As many as may be outstanding wait for their turn, and all are served.
+    // Requests beyond the depth wait for their turn, and all are served.
     let one = ConnectOptions { max_rd_atomic: 1, max_dest_rd_atomic: 1, ..hasty() };
     let qps = harness.connect_with([a, b].map(|side| side.qp().build().unwrap()), [&one, &one]);
     let start = Instant::now();

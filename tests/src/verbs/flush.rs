@@ -11,7 +11,7 @@ use crate::harness::{Harness, On, Setup, pattern, wr};
 
 const FLUSHABLE: Access = Access::ALL.with(Access::FLUSH_GLOBAL);
 
-/// Queue pairs of which the second permits flushing.
+/// A pair of queue pairs with the right to flush.
 fn pair(harness: &Harness) -> [Qp; 2] {
     let rights = FLUSHABLE.with(Access::FLUSH_PERSISTENT);
     let qps = harness.sides.each_ref().map(|side| side.qp().access(rights).build().unwrap());
@@ -32,7 +32,7 @@ fn inline(wr_id: u64, op: SendOp, bytes: &[u8]) -> SendWr<'_> {
     SendWr { data: SendData::Inline(bytes), ..wr(wr_id, op, &[]) }
 }
 
-/// Posts a FLUSH; `false` if the library of a device of the kernel cannot be asked for one, as those before `ibv_wr_flush` cannot.
+/// Posts a FLUSH. Returns `false` on a device of the kernel if the library has no `ibv_wr_flush`.
 fn posts(harness: &Harness, qp: &Qp, request: &SendWr<'_>) -> bool {
     match qp.post_send(std::slice::from_ref(request)) {
         Ok(()) => true,
@@ -44,7 +44,7 @@ fn posts(harness: &Harness, qp: &Qp, request: &SendWr<'_>) -> bool {
     }
 }
 
-/// Ends who watches, also when a test fails.
+/// Stops the watching thread, also when a test fails.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -53,7 +53,7 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// What the device says, for a card that may have none of it.
+/// Whether the device has FLUSH and ATOMIC WRITE: a card may have neither.
 fn has(on: &On) -> Result<(), String> {
     let On::Kernel(device) = on else { return Ok(()) };
     let ctx = rocinante::Context::open_device(&device.name).map_err(|error| error.to_string())?;
@@ -74,7 +74,7 @@ pub fn an_atomic_write_is_whole_and_behind_what_is_before(on: On) {
     let word = LEN.next_multiple_of(8);
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        // Both halves change together, and then all before is there.
+        // Both halves change together, and then all earlier data is in place.
         let watcher = scope.spawn(|| {
             let mut seen = 0;
             while !stop.load(Ordering::Acquire) {
@@ -108,7 +108,7 @@ pub fn an_atomic_write_is_whole_and_behind_what_is_before(on: On) {
         watcher.join().unwrap();
     });
     assert_eq!(target.to_vec(0, LEN), [200; LEN]);
-    // From a list: hardware takes it inline only.
+    // From a list of elements: hardware takes inline data only.
     source.write(8, b"fromlist");
     let list = [source.sge(8, 3), source.sge(11, 5)];
     match qp.post_send(&[wr(1, store(&target, 0), &list)]) {
@@ -147,7 +147,7 @@ pub fn what_was_written_is_flushed(on: On) {
         assert_eq!(a.succeed(7).opcode, WcOpcode::Flush);
         assert_eq!(target.to_vec(0, LEN), bytes);
     }
-    // More of them than may be outstanding at once, between others.
+    // More FLUSHes than may be outstanding at once, between WRITEs.
     for wr_id in 0..64 {
         let (remote, rkey) = (target.address(), target.rkey());
         let list = [source.sge(0, 64)];
@@ -169,7 +169,7 @@ pub fn what_may_not_be_flushed_is_refused(on: On) {
     crate::require!(has(&on));
     let harness = Harness::new(&Setup::new(on));
     let [a, b] = &harness.sides;
-    // No memory here survives a loss of power.
+    // No memory here is persistent.
     let error = b.pd.allocate(4096, FLUSHABLE.with(Access::FLUSH_PERSISTENT)).unwrap_err();
     assert!(!harness.is_software() || matches!(error, VerbsError::Invalid(_)), "{error}");
     let flushable = b.pd.allocate(4096, FLUSHABLE).unwrap();
@@ -209,7 +209,7 @@ pub fn what_may_not_be_flushed_is_refused(on: On) {
     let qps = [a.qp(), b.qp().access(no_write)].map(|qp| qp.build().unwrap());
     refused(harness.connect(qps), &inline(6, store(&plain, 0), &[1; 8]), WcStatus::RemInvReqErr);
     assert_eq!(plain.to_vec(0, 4096), [0; 4096]);
-    // What cannot be meant is not even posted.
+    // A malformed request is refused when it is posted.
     let [qp, _peer] = pair(&harness);
     let error = |request| qp.post_send(&[request]).unwrap_err().error;
     assert_eq!(error(inline(1, store(&plain, 4), &[1; 8])), PostError::BadAtomic);

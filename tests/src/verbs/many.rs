@@ -8,8 +8,8 @@ use crate::harness::{Harness, On, Setup, assert_same, next, pattern, wr};
 
 const QPS: usize = 64;
 
-/// Every queue pair has its own slice of the regions of both sides. In each round each posts one of each operation, of its
-/// own sizes; then everything is compared.
+/// Each queue pair has its own slice of the regions of both sides. In each round each queue pair
+/// posts one of each operation, with sizes of its own; then all bytes are compared.
 pub fn mixed_operations_on_64_queue_pairs(on: On) {
     const SLICE: usize = 5 * SPAN;
     let harness = Harness::new(&Setup::new(on).mtu(Mtu::Mtu1024));
@@ -38,7 +38,7 @@ pub fn mixed_operations_on_64_queue_pairs(on: On) {
         for _ in 0..QPS * 5 {
             let wc = a.next();
             assert_eq!(wc.status, WcStatus::Success);
-            // In the order of each queue.
+            // In order within each queue pair.
             let index = (wc.wr_id / 8) as usize;
             assert_eq!((wc.wr_id % 8, wc.qpn), (done[index], qps[index][0].qpn()));
             done[index] += 1;
@@ -62,8 +62,8 @@ pub fn mixed_operations_on_64_queue_pairs(on: On) {
 /// Room for one operation's data.
 const SPAN: usize = 12_000;
 
-/// What one queue pair does in one round. Both slices have five spans: a source, the target of a SEND, of a WRITE with
-/// immediate, of a READ, and words for atomics.
+/// The work of one queue pair in one round. Both slices have five spans: a source, the target of a
+/// SEND, of a WRITE with immediate, of a READ, and words for atomics.
 struct Job<'a> {
     seed: u64,
     at: usize,
@@ -83,7 +83,7 @@ impl Job<'_> {
         if mixed.is_multiple_of(3) { (mixed % 100) as usize } else { (mixed as usize) % SPAN }
     }
 
-    /// Fills both slices; what they will hold.
+    /// Fills both slices, and returns their expected content.
     fn prepare(&self) -> Slices {
         let mut mine = pattern(5 * SPAN, 2 * self.seed);
         let mut its = pattern(5 * SPAN, 2 * self.seed + 1);
@@ -131,7 +131,8 @@ impl Job<'_> {
     }
 }
 
-/// Queue pairs are made, connected, used and destroyed, some with work outstanding, while eight others work undisturbed.
+/// Queue pairs are made, connected, used and destroyed, some with work outstanding, while eight
+/// others work undisturbed.
 pub fn queue_pairs_come_and_go_while_others_work(on: On) {
     const LEN: usize = 30_000;
     let harness = Harness::new(&Setup::new(on));
@@ -185,7 +186,7 @@ pub fn queue_pairs_come_and_go_while_others_work(on: On) {
                 drop(qp);
                 drop(peer);
             }
-            // What it completed before it went.
+            // Take what it completed before it went.
             while a.cq.poll_one().unwrap().is_some() {}
         }
         stop.store(true, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Multicast: what is sent to a group goes to every queue pair that is attached to it.
+//! Multicast: a datagram to a group reaches each queue pair that is attached to it.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -15,7 +15,7 @@ const QKEY: u32 = 0x0123_4567;
 const IMM: [u8; 4] = [1, 2, 3, 4];
 /// Bytes of a receive: the header, and the longest datagram of an Ethernet link.
 const SIZE: usize = GRH_LEN + 1024;
-/// How long nothing may come where nothing should.
+/// How long to wait for a datagram that should not come.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// A group that no other test of this machine uses now.
@@ -61,7 +61,7 @@ fn send(side: &Side, qp: &Qp, ah: &Ah, qkey: u32, data: &[u8]) {
     let op = SendOp::SendTo { to: ah.to(Qpn::MULTICAST, qkey), imm: Some(IMM) };
     qp.post_send(&[wr(1000, op, &[source.sge(0, data.len())])]).unwrap();
     let mut wc = side.next();
-    // A copy of its own may be first.
+    // The sender's own copy may complete first.
     while wc.wr_id != 1000 {
         wc = side.next();
     }
@@ -71,7 +71,7 @@ fn grh(buffers: &Mr, wr_id: usize) -> [u8; GRH_LEN] {
     buffers.to_vec(wr_id * SIZE, GRH_LEN).try_into().unwrap()
 }
 
-/// All of it is there, and says where it came from and where it went to.
+/// Checks that all data has arrived, and that the header names sender and group.
 fn check(buffers: &Mr, wc: &Wc, from: &Qp, (local, group): (IpAddr, IpAddr), data: &[u8]) {
     assert_eq!((wc.opcode, wc.byte_len as usize), (WcOpcode::Recv, GRH_LEN + data.len()), "{wc:?}");
     assert_eq!((wc.src_qp, wc.imm), (Some(from.qpn()), Some(IMM)));
@@ -107,7 +107,7 @@ fn every_member_receives(on: On, family: Family) {
         let data = pattern(len, round as u64);
         (0..3).for_each(|at| post(&qps[at], &buffers, 3 * round + at));
         send(a, &from, &ah, QKEY, &data);
-        // Each gets one copy; the third is not attached.
+        // Two members get one copy each; the third queue pair is not attached.
         let mut wcs = [b.next(), b.next()];
         wcs.sort_by_key(|wc| wc.wr_id);
         for (at, wc) in wcs.iter().enumerate() {
@@ -117,7 +117,7 @@ fn every_member_receives(on: On, family: Family) {
         }
     }
     b.quiet(PAUSE);
-    // The answer goes to one.
+    // The answer goes to one queue pair.
     let back = ready(builder(b));
     let heard = buffers.to_vec(0, GRH_LEN).try_into().unwrap();
     post(&qps[0], &buffers, 15);
@@ -144,7 +144,7 @@ pub fn every_member_receives_ipv6(on: On) {
     every_member_receives(on, Family::V6);
 }
 
-/// On the sender's own device, too, the sender itself not left out.
+/// Also on the sender's own device: the sender gets a copy, too.
 pub fn who_sends_to_its_own_group_hears_it(on: On) {
     for family in [Family::V4, Family::V6] {
         let harness = Harness::new(&Setup::new(on.clone()).family(family));
@@ -170,13 +170,13 @@ pub fn who_sends_to_its_own_group_hears_it(on: On) {
     }
 }
 
-/// Each member decides for itself what it takes.
+/// Each member accepts or drops its copy on its own.
 pub fn one_member_that_cannot_take_it_is_no_trouble_to_others(on: On) {
     let harness = Harness::new(&Setup::new(on));
     let [a, b] = &harness.sides;
     let group = group(Family::V4);
     let buffers = b.pd.allocate(8 * SIZE, Access::LOCAL_WRITE).unwrap();
-    // Another key; no receive; and one that is well.
+    // One with another key, one without a receive, and one that is ready.
     let qps = [ready(builder(b).qkey(QKEY ^ 1)), ready(builder(b)), ready(builder(b))];
     for qp in &qps {
         attach(b, qp, group).unwrap();
@@ -188,7 +188,7 @@ pub fn one_member_that_cannot_take_it_is_no_trouble_to_others(on: On) {
     let wc = b.succeed(2);
     check(&buffers, &wc, &from, (a.address, group), b"for two");
     b.quiet(PAUSE);
-    // For nobody but the first, which still has its receive.
+    // For the first only, which still has its receive.
     post(&qps[1], &buffers, 1);
     post(&qps[2], &buffers, 2);
     send(a, &from, &ah, QKEY ^ 1, b"for one");
@@ -229,7 +229,7 @@ pub fn who_has_left_hears_no_more(on: On) {
     expected.sort();
     assert_eq!(heard, expected);
     b.quiet(PAUSE);
-    // Nobody is left; one comes back.
+    // No member is left; then one comes back.
     drop(leaves);
     stays.detach_mcast(groups[1]).unwrap();
     send(a, &from, &ahs[1], QKEY, b"to nobody");

@@ -1,4 +1,5 @@
-//! Memory as a peer sees it: the last byte of a WRITE comes last, sequence numbers wrap, and a device reaches itself.
+//! Memory as a peer sees it: the last byte of a WRITE comes last, sequence numbers wrap, and a
+//! device reaches itself.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,7 +8,8 @@ use rocinante::{Access, ModifyAttr, Mr, Mtu, PeerPath, Psn, Qp, QpAttr, QpState,
 use crate::harness::{Harness, On, PATIENCE, Setup, Side, assert_same, pattern, wr};
 use crate::oracles::Oracle;
 
-/// A reader spins on the last byte, without calling verbs, and then compares all the others at once.
+/// A reader spins on the last byte, without calling verbs; then it compares all other bytes at
+/// once.
 pub fn the_last_byte_of_a_write_comes_last(on: On) {
     for mtu in [Mtu::Mtu4096, Mtu::Mtu1024] {
         let harness = Harness::new(&Setup::new(on.clone()).mtu(mtu));
@@ -32,7 +34,7 @@ fn spin(harness: &Harness, mtu: usize) {
     let source = a.pd.allocate(LARGEST, Access::NONE).unwrap();
     let target = b.pd.allocate(LARGEST + 8, Access::ALL).unwrap();
     let shapes = shapes(mtu);
-    // The round that the reader waits for; the round that it has seen.
+    // The round that the reader waits for, and the round that it has seen.
     let (ready, seen) = (AtomicU64::new(0), AtomicU64::new(0));
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| {
@@ -60,7 +62,7 @@ fn spin(harness: &Harness, mtu: usize) {
     });
 }
 
-/// Bytes that are never zero, other ones in every round.
+/// Bytes that are never zero, different in each round.
 fn content(round: u64, len: usize) -> Vec<u8> {
     pattern(len, round).into_iter().map(|byte| byte | 1).collect()
 }
@@ -74,7 +76,7 @@ fn wait_for<T>(counter: &AtomicU64, round: u64, reader: &std::thread::ScopedJoin
     }
 }
 
-/// Both directions start just below 2^24, by modify and not by chance.
+/// Both directions start just below 2^24, set by modify.
 pub fn sequence_numbers_wrap(on: On) {
     let harness = Harness::new(&Setup::new(on).mtu(Mtu::Mtu256));
     let [a, b] = &harness.sides;
@@ -126,7 +128,7 @@ pub fn sequence_numbers_wrap(on: On) {
     }
 }
 
-/// RESET to RTS with PSNs of our choice.
+/// RESET to RTS with the given PSNs.
 fn connect_at(side: &Side, qp: &Qp, peer: &Side, its: &Qp, sq_psn: u32, rq_psn: u32) {
     let rtr = QpAttr {
         state: Some(QpState::Rtr),

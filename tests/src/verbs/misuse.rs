@@ -1,6 +1,6 @@
-//! Misuse of the API: the errors that verbs users know, and nothing broken afterwards.
+//! Misuse of the API causes the errors that verbs users know, and breaks nothing.
 //!
-//! Nothing here depends on what carries the packets.
+//! None of these tests depends on the backend.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ fn inline(wr_id: u64, op: SendOp, bytes: &[u8]) -> SendWr<'_> {
     SendWr { data: SendData::Inline(bytes), ..wr(wr_id, op, &[]) }
 }
 
-/// The errno of a failed post, and which request it was.
+/// Checks the error and the errno of a failed post, and the index of its request.
 fn refused(
     result: Result<(), rocinante::PostListError>,
     index: usize,
@@ -45,14 +45,14 @@ pub fn posting_needs_the_right_state(on: On) {
     qp.modify(&ModifyAttr::init(Access::ALL)).unwrap();
     refused(qp.post_send(&[wr(1, SEND, &[])]), 0, PostError::State, EINVAL);
     qp.post_recv(&[recv(7)]).unwrap();
-    // What is posted in INIT is flushed by ERR, and what is posted in ERR too.
+    // A receive posted in INIT is flushed by ERR; so is one posted in ERR.
     qp.modify(&ModifyAttr::state(QpState::Err)).unwrap();
     a.complete(7, WcStatus::WrFlushErr);
     qp.post_send(&[wr(8, SEND, &[])]).unwrap();
     a.complete(8, WcStatus::WrFlushErr);
     qp.post_recv(&[recv(9)]).unwrap();
     if !harness.is_rxe() {
-        // Nobody tells the kernel's part of Soft-RoCE of a receive: it stays where it is.
+        // The kernel's part of Soft-RoCE does not learn of a new receive, so it does not flush it.
         a.complete(9, WcStatus::WrFlushErr);
     }
     qp.modify(&ModifyAttr::state(QpState::Reset)).unwrap();
@@ -73,10 +73,10 @@ pub fn a_queue_takes_what_it_was_made_for(on: On) {
     let [qp, peer] = harness.connect(qps);
     let mr = a.pd.allocate(4096, Access::LOCAL_WRITE).unwrap();
     let sge = mr.sge(0, 8);
-    // A device may give more than was asked for (ibv_create_qp(3)), and says so.
+    // A device may give more than the program asked for (ibv_create_qp(3)), and reports it.
     let caps = given(&harness, &qp, caps);
 
-    // Too much of something: nothing is posted, what is before it in the list is.
+    // Each limit exceeded: that request is not posted, those before it in the list are.
     let many = vec![sge; caps.max_send_sge.max(caps.max_recv_sge) as usize + 1];
     let sends = &many[..=caps.max_send_sge as usize];
     refused(qp.post_send(&[wr(1, SEND, sends)]), 0, PostError::TooManySges, EINVAL);
@@ -105,7 +105,7 @@ pub fn a_queue_takes_what_it_was_made_for(on: On) {
     refused(qp.post_send(&list[room as usize..]), 0, PostError::Full, ENOMEM);
     let list_of = |count| (10..10 + count).map(|wr_id| RecvWr { wr_id, sges: &[] });
     let list_of_receives: Vec<_> = list_of(receives + 1).collect();
-    // Inline data needs room at the receiver like any other: none here.
+    // Inline data needs space in a receive, too: these receives have none.
     refused(peer.post_recv(&list_of_receives), receives as usize, PostError::Full, ENOMEM);
     let [there, here] = harness.too_long();
     a.complete(0, there);
@@ -113,11 +113,11 @@ pub fn a_queue_takes_what_it_was_made_for(on: On) {
         a.complete(wr_id, WcStatus::WrFlushErr);
     });
     b.complete(10, here);
-    // Room again, as much as before.
+    // There is room again, as much as before.
     assert!(qp.post_send(&list[..room as usize]).is_ok());
 }
 
-/// What a queue pair can do that was made with `asked`.
+/// The capabilities that a queue pair got for `asked`.
 fn given(harness: &Harness, qp: &Qp, asked: QpCaps) -> QpCaps {
     let given = qp.query().2;
     if harness.is_software() {
@@ -147,7 +147,7 @@ pub fn room_in_a_queue_comes_back_with_completions(on: On) {
         assert_eq!(room, 8);
     }
     let receives: Vec<_> = (0..room).map(|wr_id| RecvWr { wr_id, sges: &[] }).collect();
-    // Unsignaled requests hold their place until they are acknowledged.
+    // An unsignaled request holds its place until it is acknowledged.
     let last = room - 1;
     let sends: Vec<_> =
         (0..room).map(|wr_id| SendWr { signaled: wr_id == last, ..wr(wr_id, SEND, &[]) }).collect();
@@ -160,7 +160,7 @@ pub fn room_in_a_queue_comes_back_with_completions(on: On) {
             b.succeed(wr_id);
         }
     }
-    // A reset gives all places back, too.
+    // A reset also frees all places.
     for _ in 0..3 {
         peer.post_recv(&receives).unwrap();
         refused(peer.post_recv(&receives[..1]), 0, PostError::Full, ENOMEM);
@@ -210,7 +210,7 @@ pub fn states_follow_each_other_and_attributes_belong_to_them(on: On) {
         modify(&rtr).unwrap_err(),
         ModifyError::Missing { to: QpState::Rtr, attribute: "IBV_QP_AV" },
     );
-    // Another family: there is no path, and the state stays.
+    // An address of another family: there is no path, and the state stays.
     rtr.path = Some(PeerPath::new("fd00::1".parse().unwrap()));
     assert!(matches!(modify(&rtr), Err(VerbsError::Path(_))));
     rtr.path = Some(PeerPath::new("192.0.2.1".parse().unwrap()));
@@ -276,7 +276,8 @@ pub fn a_completion_queue_that_overflows_breaks_its_queue_pairs(on: On) {
         events.extend(a.ctx.poll_async_event());
         expected.iter().all(|event| events.contains(event))
     });
-    // What found room is there, in order; what did not is lost, and that is said.
+    // The completions that fitted are there, in order. The others are lost, and an event reports
+    // that.
     for wr_id in 0..room {
         assert_eq!(small.poll_one().unwrap().map(|wc| wc.wr_id), Some(wr_id));
     }
@@ -285,16 +286,16 @@ pub fn a_completion_queue_that_overflows_breaks_its_queue_pairs(on: On) {
         let error = small.poll_one().unwrap_err();
         assert!(matches!(error, VerbsError::Busy(_)), "{error}");
     }
-    // Nobody else is affected.
+    // Other queue pairs are not affected.
     assert_eq!((other[0].state(), peer.state()), (QpState::Rts, QpState::Rts));
     other[0].post_send(&[wr(1, write, &[])]).unwrap();
     a.succeed(1);
 }
 
-/// Whoever has one device's objects cannot use them with another's.
+/// Objects of one device cannot be used with those of another.
 ///
 /// # Panics
-/// If something is otherwise than it should be.
+/// If a check fails.
 pub fn objects_of_two_devices_do_not_mix(on: On) {
     let harness = Harness::new(&Setup::new(on));
     let [a, b] = &harness.sides;

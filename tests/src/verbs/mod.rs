@@ -1,8 +1,9 @@
-//! The tests of the API that know no difference between the device in software and one of the kernel's: functions of what they
-//! run [`On`].
+//! Tests of the API that are the same for the software device and for a device of the kernel:
+//! functions of what they run [`On`].
 //!
-//! `tests/e2e_*.rs` has them with every backend. [`TESTS`] are run on a device of the kernel: on Soft-RoCE in the guest of `interop`, and on
-//! a real card by `ROCINANTE_TEST_DEVICE=mlx5_0 ROCINANTE_TEST_ADDRESS=10.0.0.5 cargo test -p rocinante-tests`.
+//! `tests/e2e_*.rs` runs them with every backend. [`TESTS`] run on a device of the kernel: on
+//! Soft-RoCE in the guest of `interop`, and on a real card by
+//! `ROCINANTE_TEST_DEVICE=mlx5_0 ROCINANTE_TEST_ADDRESS=10.0.0.5 cargo test -p rocinante-tests`.
 
 use std::os::fd::BorrowedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,7 +13,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::harness::{Family, KernelDevice, On};
 
-/// Declares the modules, whose public functions are tests, and lists these; [`on_each_backend!`](crate::on_each_backend) runs those of a module.
+/// Declares the modules and lists their public functions, which are tests.
+/// [`on_each_backend!`](crate::on_each_backend) runs those of a module.
 macro_rules! tests {
     ($($module:ident: $($name:ident),+;)+) => {
         $(
@@ -32,7 +34,7 @@ macro_rules! tests {
             }
         )+
 
-        /// All of them.
+        /// All tests.
         pub static TESTS: &[Test] = &[$($(
             Test { name: concat!(stringify!($module), "::", stringify!($name)), run: $module::$name },
         )+)+];
@@ -142,7 +144,7 @@ tests! {
         nothing_waits_but_descriptors;
 }
 
-/// The families of which there are addresses: a card may have none of IPv6.
+/// The families of which the device has addresses: a card may have no IPv6 address.
 fn families(on: &On) -> Vec<Family> {
     let has = |family: &Family| match on {
         On::Software(_) => true,
@@ -151,7 +153,7 @@ fn families(on: &On) -> Vec<Family> {
     [Family::V4, Family::V6].into_iter().filter(has).collect()
 }
 
-/// Whether there is something to read within this time.
+/// Whether the descriptor becomes readable within this time.
 fn readable(fd: BorrowedFd<'_>, patience: Duration) -> bool {
     let timeout = Timespec::try_from(patience).expect("no longer than a century");
     let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
@@ -170,7 +172,7 @@ impl Test {
     /// Runs it on a device of the kernel.
     ///
     /// # Errors
-    /// What the panic said with which it ended.
+    /// The message of its panic.
     pub fn run(&self, device: &KernelDevice) -> Result<(), String> {
         let on = On::Kernel(device.clone());
         catch_unwind(AssertUnwindSafe(|| (self.run)(on))).map_err(|panic| {
@@ -192,7 +194,7 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    /// Whoever changes this number says why: tests do not vanish.
+    /// A change of this number needs a reason: tests do not vanish.
     #[test]
     fn no_test_is_missing() {
         let names: BTreeSet<&str> = TESTS.iter().map(|test| test.name).collect();

@@ -1,4 +1,4 @@
-//! What objects say of themselves, and whom they wake.
+//! Attributes and events of objects.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -60,21 +60,22 @@ pub fn a_drained_queue_says_so(on: On) {
     assert_eq!(a.ctx.poll_async_event(), Some(drained));
     assert_eq!(a.ctx.poll_async_event(), None);
     assert_eq!(epoll.wait(Duration::ZERO), None);
-    // What was not begun is done when the queue goes on, on Soft-RoCE only once more is posted.
+    // The requests that were not begun are done when the queue goes on; on Soft-RoCE only once
+    // another request is posted.
     qp.modify(&ModifyAttr::state(QpState::Rts)).unwrap();
     qp.post_send(&[wr(2, write, &[])]).unwrap();
     a.succeed(1);
     a.succeed(2);
 }
 
-/// To SQD, with an event when that is reached.
+/// To SQD, with an event when the queue has drained.
 fn drain() -> ModifyAttr {
     let (state, sqd_async_notify) = (Some(QpState::Sqd), Some(true));
     ModifyAttr { attr: QpAttr { state, sqd_async_notify, ..QpAttr::default() }, path: None }
 }
 
-/// Of two queues that share a channel, both tell before anybody looks: each event is taken when the
-/// descriptor says that there is one.
+/// Two queues share a channel, and both raise an event before the program looks. The descriptor
+/// stays readable until both events are taken.
 pub fn a_descriptor_is_ready_until_the_last_event_is_taken(on: On) {
     let harness = Harness::new(&Setup::new(on));
     let [a, b] = &harness.sides;
@@ -88,7 +89,7 @@ pub fn a_descriptor_is_ready_until_the_last_event_is_taken(on: On) {
         qp.post_send(&[wr(2, SendOp::Send { imm: None }, &[])]).unwrap();
         a.succeed(2);
     }
-    // Both have told: nothing is under way any more.
+    // Both have raised their events: nothing is in flight any more.
     harness.rests();
     let first = woken(&channel);
     let second = woken(&channel);
@@ -96,7 +97,8 @@ pub fn a_descriptor_is_ready_until_the_last_event_is_taken(on: On) {
     assert!(channel.try_event().is_none());
 }
 
-/// Its event was not taken: the descriptor is ready no more, or it is for another queue's event.
+/// A queue goes with its event not taken: the descriptor is readable no more, unless another queue
+/// has an event.
 pub fn a_queue_that_goes_takes_its_event_along(on: On) {
     let harness = Harness::new(&Setup::new(on));
     let [a, b] = &harness.sides;
@@ -123,7 +125,8 @@ pub fn a_queue_that_goes_takes_its_event_along(on: On) {
     assert!(!is_ready_within(&channel, Duration::ZERO));
 }
 
-/// One thread waits for two queues' channels and for both devices' asynchronous events, as a server does.
+/// One thread waits for two queues' channels and for both devices' asynchronous events, as a server
+/// does.
 pub fn channels_and_events_are_waited_for_together(on: On) {
     const SEND: SendOp = SendOp::Send { imm: None };
     let harness = Harness::new(&Setup::new(on));
@@ -174,7 +177,7 @@ impl Epoll {
         Self(epoll)
     }
 
-    /// The number of one that is readable.
+    /// The number of a readable descriptor.
     fn wait(&self, timeout: Duration) -> Option<u64> {
         let timeout = Timespec::try_from(timeout).unwrap();
         let mut events = [Event { flags: EventFlags::empty(), data: EventData::new_u64(0) }];

@@ -1,10 +1,11 @@
-//! Every operation, at sizes around packet borders; every byte is compared, also those around the target.
+//! Every operation, at sizes around packet borders. All bytes are compared, also those around the
+//! target.
 
 use rocinante::{Access, Mr, Mtu, Provider, Qp, RecvWr, SendOp, WcOpcode};
 
 use crate::harness::{Family, Harness, On, Setup, Side, assert_same, pattern, wr};
 
-/// With addresses of a family and a path MTU, as a function of what it runs on.
+/// Tests with addresses of one family and one path MTU.
 macro_rules! cells {
     ($( $name:ident: $family:ident $mtu:ident; )*) => {$(
         #[doc = concat!("With ", stringify!($family), " and ", stringify!($mtu), ".")]
@@ -53,7 +54,7 @@ pub fn run(setup: &Setup) {
     let harness = Harness::new(setup);
     let [a, b] = &harness.sides;
     let qps = harness.pair();
-    // One region of each side is the source, one the target; READ swaps the sides.
+    // Each side has two regions: one is the source, one the target. READ swaps the sides.
     let regions = [a, b].map(|side| {
         [Access::REMOTE_READ, Access::LOCAL_WRITE | Access::REMOTE_WRITE]
             .map(|access| side.pd.allocate(LARGEST + 2 * GUARD, access).unwrap())
@@ -103,7 +104,7 @@ fn data(op: Op, len: usize, seed: u64, harness: &Harness, qps: &[Qp; 2], regions
         Op::WriteImm => SendOp::Write { remote, rkey, imm: Some(IMM) },
         Op::Read => SendOp::Read { remote: source.address() + from as u64, rkey: source.rkey() },
     };
-    // Some in one element, some in several.
+    // In one element, in two, or in more.
     let local = |mr: &Mr, offset: usize| match seed % 3 {
         0 => vec![mr.sge(offset, len)],
         1 => vec![mr.sge(offset, len / 2), mr.sge(offset + len / 2, len - len / 2)],
@@ -141,7 +142,8 @@ fn data(op: Op, len: usize, seed: u64, harness: &Harness, qps: &[Qp; 2], regions
     assert_same(&target.to_vec(0, len + 2 * GUARD), &expected, &what);
 }
 
-/// Compare-and-swap and fetch-and-add, with the values they find and leave, and the words around them.
+/// Compare-and-swap and fetch-and-add: the values found, the values left, and the words around
+/// them.
 fn atomics(harness: &Harness, qp: &Qp) {
     let [a, b] = &harness.sides;
     let words = b.pd.allocate(4096, Access::LOCAL_WRITE | Access::REMOTE_ATOMIC).unwrap();
@@ -161,7 +163,7 @@ fn atomics(harness: &Harness, qp: &Qp) {
         let op = match index % 3 {
             0 => SendOp::FetchAdd { remote, rkey, add: value },
             1 => SendOp::CompareSwap { remote, rkey, compare: found, swap: value },
-            // Does not match, unless by a chance of 2^-64.
+            // Does not match, except with probability 2^-64.
             _ => SendOp::CompareSwap { remote, rkey, compare: !found, swap: value },
         };
         model[at] = match index % 3 {

@@ -1,4 +1,4 @@
-//! Who drives a device, and who hears of what: channels, solicited events, several threads, a target that does nothing.
+//! Progress and notification: channels, solicited events, several threads, a passive target.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,14 +17,14 @@ use crate::harness::{
 
 const SEND: SendOp = SendOp::Send { imm: None };
 
-/// A side with its receives on a queue with a channel of its own.
+/// A channel, and a completion queue of the side with that channel.
 fn with_channel(side: &Side) -> (CompChannel, rocinante::Cq) {
     let channel = side.channel();
     let cq = side.ctx.create_cq_with(1024, &channel).unwrap();
     (channel, cq)
 }
 
-/// A pair whose passive end completes to a queue with a channel.
+/// A pair. Its passive end completes to a queue with a channel.
 fn pair_with_channel(harness: &Harness) -> (Qp, Qp, CompChannel, rocinante::Cq) {
     let [a, b] = &harness.sides;
     let (channel, cq) = with_channel(b);
@@ -37,7 +37,7 @@ pub fn a_channel_wakes_who_sleeps_on_it(on: On) {
     let harness = Harness::new(&Setup::new(on));
     let [a, _] = &harness.sides;
     let (qp, peer, channel, cq) = pair_with_channel(&harness);
-    // Without being armed it says nothing.
+    // A queue that is not armed raises no event.
     peer.post_recv(&[RecvWr { wr_id: 7, sges: &[] }]).unwrap();
     qp.post_send(&[wr(7, SEND, &[])]).unwrap();
     a.succeed(7);
@@ -54,14 +54,14 @@ pub fn a_channel_wakes_who_sleeps_on_it(on: On) {
                 let woken = channel.wait_event(Some(PATIENCE)).expect("an event");
                 assert!(woken == cq);
                 assert_eq!(next(&cq).wr_id, round);
-                // Answers, so that both take turns to sleep.
+                // The answer makes both sides sleep in turn.
                 peer.post_send(&[SendWr { signaled: false, ..wr(round, SEND, &[]) }]).unwrap();
             }
         });
         for round in 0..ROUNDS {
             qp.post_recv(&[RecvWr { wr_id: 1000 + round, sges: &[] }]).unwrap();
             if round % 50 == 0 {
-                // Long enough for everybody to fall asleep.
+                // Long enough for all threads to fall asleep.
                 std::thread::sleep(Duration::from_millis(30));
             }
             qp.post_send(&[SendWr { signaled: false, ..wr(round, SEND, &[]) }]).unwrap();
@@ -85,7 +85,7 @@ pub fn a_channel_wakes_who_polls_its_descriptor(on: On) {
         peer.post_recv(&[RecvWr { wr_id: round, sges: &[] }]).unwrap();
         cq.req_notify(false).unwrap();
         assert!(!is_readable(&channel, Duration::from_millis(1)));
-        // Nobody calls verbs here: the background thread must see it.
+        // No thread calls verbs here: the background thread must notice it.
         qp.post_send(&[wr(round, SEND, &[])]).unwrap();
         assert!(woken(&channel) == cq);
         assert!(!is_readable(&channel, Duration::ZERO));
@@ -130,13 +130,14 @@ pub fn solicited_events_are_for_solicited_sends_and_errors(on: On) {
     let received: Vec<_> = std::iter::from_fn(|| cq.poll_one().unwrap()).collect();
     let flags: Vec<_> = received.iter().map(|wc| wc.solicited).collect();
     if !harness.is_software() {
-        // Hardware keeps that to itself.
+        // Hardware does not report the flag.
         assert_eq!(flags, [false; 4]);
     } else {
         assert_eq!(flags, [false, true, true, true]);
     }
     if harness.is_rxe() {
-        // An error makes no event there, though ibv_req_notify_cq(3) says so: it is one as well.
+        // On Soft-RoCE an error raises no event, although ibv_req_notify_cq(3) counts it as
+        // solicited.
         return;
     }
     cq.req_notify(true).unwrap();
@@ -145,7 +146,8 @@ pub fn solicited_events_are_for_solicited_sends_and_errors(on: On) {
     assert_eq!(cq.poll_one().unwrap().map(|wc| wc.status), Some(WcStatus::WrFlushErr));
 }
 
-/// The target's program never calls: everything one-sided is served all the same, also after a long sleep.
+/// The target's program never calls verbs. One-sided operations are served all the same, also after
+/// a long sleep.
 pub fn a_passive_target_serves_everything(on: On) {
     const LEN: usize = 200_000;
     let harness = Harness::new(&Setup::new(on));
@@ -181,7 +183,8 @@ pub fn a_passive_target_serves_everything(on: On) {
     assert_eq!(target.load_u64(LEN), 10);
 }
 
-/// Whoever drives the device at that moment: a receive that was posted before the peer sends is there for what it sends.
+/// A receive posted before the peer sends is there for that message, whichever thread drives the
+/// device at that moment.
 pub fn a_receive_that_was_posted_is_there(on: On) {
     const ROUNDS: u64 = 500;
     let harness = Harness::new(&Setup::new(on));
@@ -206,7 +209,7 @@ pub fn a_receive_that_was_posted_is_there(on: On) {
         scope.spawn(|| {
             while !over.load(Ordering::Relaxed) {
                 assert_eq!(others[1].poll_one().unwrap(), None);
-                // Where there are fewer processors than threads, nobody waits for a time slice.
+                // Where there are fewer processors than threads: do not use up the time slice.
                 std::thread::yield_now();
             }
         });
@@ -224,7 +227,7 @@ pub fn a_receive_that_was_posted_is_there(on: On) {
     }
 }
 
-/// Tells the other threads, also after a panic.
+/// Stops the other threads, also after a panic.
 struct Ended<'a>(&'a AtomicBool);
 
 impl Drop for Ended<'_> {
@@ -233,7 +236,8 @@ impl Drop for Ended<'_> {
     }
 }
 
-/// Four threads post to one queue pair and four poll its queue: every request completes once.
+/// Four threads post to one queue pair and four poll its completion queue: each request completes
+/// once.
 pub fn several_threads_share_one_queue_pair(on: On) {
     const EACH: u64 = 2000;
     const THREADS: u64 = 4;
@@ -267,7 +271,7 @@ pub fn several_threads_share_one_queue_pair(on: On) {
                         },
                         _ => wr(wr_id, SendOp::Read { remote, rkey }, &sge),
                     };
-                    // The queue may be full: then others complete first.
+                    // The queue may be full: other requests complete first.
                     while let Err(error) = qp.post_send(&[request]) {
                         assert_eq!(error.error, rocinante::PostError::Full);
                         assert!(Instant::now() < deadline && !failed.load(Ordering::Relaxed));
@@ -304,9 +308,9 @@ pub fn several_threads_share_one_queue_pair(on: On) {
     drop(peer);
 }
 
-/// A thread that only asks the device questions never makes another's post get lost.
+/// A thread that only queries the device never makes another thread's post get lost.
 pub fn asking_questions_loses_no_work(on: On) {
-    // An ACK timeout of 2 s: what is late because the machine is busy is not lost.
+    // An ACK timeout of 2 s: a late ACK on a busy machine must not count as lost.
     let connect = ConnectOptions { timeout: 19, ..ConnectOptions::default() };
     let harness = Harness::new(&Setup { connect, ..Setup::new(on) });
     let [a, b] = &harness.sides;
@@ -343,7 +347,7 @@ pub fn events_are_told(on: On) {
     let harness = Harness::new(&Setup::new(on));
     let [a, b] = &harness.sides;
     assert_eq!(b.ctx.poll_async_event(), None);
-    // Only the active side is ready to send: the passive one hears of the first request while in RTR.
+    // Only the active side is in RTS. The passive side gets the first request while in RTR.
     let prepared = [a, b].map(|side| side.qp().build_reset().unwrap());
     let [qp, peer] = &prepared;
     let rtr = |its: &Qp| rocinante::QpAttr {
@@ -378,7 +382,8 @@ pub fn events_are_told(on: On) {
     a.succeed(1);
     b.succeed(1);
     if harness.is_rxe() {
-        // It does not tell: the first packet may well find the queue pair in RTR.
+        // Soft-RoCE raises no such event, although the first packet may well find the queue pair in
+        // RTR.
         assert!(!is_readable(&b.ctx.async_fd(), Duration::from_millis(100)));
         return;
     }

@@ -1,4 +1,4 @@
-//! Memory of the program's own, registered.
+//! Registration of the program's own memory.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,16 +7,17 @@ use rocinante::{Access, Mr, Pd, SendOp, VerbsError, WcStatus};
 
 use crate::harness::{Harness, On, Setup, assert_same, pattern, wr};
 
-/// Words that others may change at any time.
+/// Words that other threads and the peer may change at any time.
 fn words(count: usize) -> Vec<AtomicU64> {
     (0..count).map(|_| AtomicU64::new(0)).collect()
 }
 
-/// Registers a part of `memory`, which outlives the region at every caller.
+/// Registers a part of `memory`. The callers keep `memory` alive longer than the region.
 fn register(pd: &Pd, memory: &[AtomicU64], from: usize, len: usize, access: Access) -> Mr {
     assert!(from + len <= size_of_val(memory));
     let start = memory.as_ptr().cast::<u8>().cast_mut().wrapping_add(from);
-    // SAFETY: the bytes are inside `memory`, which the callers drop after the region, and use as atomics only.
+    // SAFETY: the bytes are inside `memory`, which the callers drop after the region and use as
+    // atomics only.
     unsafe { pd.register(start, len, access) }.expect("registered")
 }
 
@@ -30,11 +31,11 @@ fn fill(memory: &[AtomicU64], bytes: &[u8]) {
     }
 }
 
-/// Peers and the program see each other's changes of the same memory, and nobody touches what is around the region, nor the memory
-/// when the region is gone.
+/// Peers and the program see each other's changes of the same memory. The bytes around the region
+/// never change, and no peer reaches the memory once the region is gone.
 pub fn the_programs_own_memory_is_reached(on: On) {
     const WORDS: usize = 5000;
-    /// Neither at the start of a page nor of a word, nor whole pages.
+    /// Not at the start of a page or word, and not whole pages.
     const FROM: usize = 4096 + 3;
     const LEN: usize = 20_000;
     let memory = words(WORDS);
@@ -57,14 +58,14 @@ pub fn the_programs_own_memory_is_reached(on: On) {
     expected[FROM..FROM + LEN].copy_from_slice(&pattern(8 * WORDS, 2)[7..7 + LEN]);
     assert_same(&bytes(&memory), &expected, "the program's memory after a WRITE");
 
-    // What the program itself stores is what a READ finds.
+    // A READ finds what the program has stored.
     let changed = pattern(8 * WORDS, 3);
     fill(&memory, &changed);
     qp.post_send(&[wr(2, SendOp::Read { remote, rkey }, &[source.sge(0, LEN)])]).unwrap();
     a.succeed(2);
     assert_same(&bytes(&mine)[..LEN], &changed[FROM..FROM + LEN], "a READ");
 
-    // Another region over the same memory, with other rights; and an atomic on a word of the program's.
+    // A second region over the same memory, with other rights, and an atomic on one of its words.
     let word = 1000;
     let counted =
         register(&b.pd, &memory, 8 * word, 8, Access::LOCAL_WRITE | Access::REMOTE_ATOMIC);
@@ -75,7 +76,7 @@ pub fn the_programs_own_memory_is_reached(on: On) {
     a.succeed(3);
     assert_eq!((mine[0].load(Ordering::SeqCst), memory[word].load(Ordering::SeqCst)), (41, 42));
 
-    // Gone with the region, though the memory is still there.
+    // The region is gone, though the memory is still there.
     drop(target);
     let left = bytes(&memory);
     qp.post_send(&[wr(4, write, &[source.sge(0, 64)])]).unwrap();
@@ -91,7 +92,8 @@ pub fn what_contradicts_itself_is_not_registered(on: On) {
     let [a, _] = &harness.sides;
     for access in [Access::REMOTE_WRITE, Access::REMOTE_ATOMIC] {
         let start = memory.as_ptr().cast::<u8>().cast_mut();
-        // SAFETY: `memory` has these bytes, outlives whatever is made of them, and is not used otherwise.
+        // SAFETY: `memory` has these bytes, outlives each region made of them, and is not used
+        // otherwise.
         let error = unsafe { a.pd.register(start, 64, access) }.unwrap_err();
         assert!(matches!(error, VerbsError::Invalid(_)), "{error}");
     }

@@ -1,4 +1,4 @@
-//! Datagram services by the connection manager: ours, or the kernel's.
+//! Datagram services by our connection manager, or by the kernel's.
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -38,7 +38,7 @@ fn find_and_use(setup: &Setup) {
     let server = server_of(&harness);
     let listener = DatagramListener::bind(&b.ctx, server, 4).unwrap();
     assert_eq!(listener.address(), server);
-    // The kernel's connection manager tells no other key.
+    // The kernel's connection manager announces this Q_Key only.
     let keys: &[u32] = if harness.is_software() { &[UDP_QKEY, 0x77] } else { &[UDP_QKEY] };
     for qkey in keys.iter().copied() {
         harness.both(|at, side| {
@@ -86,7 +86,8 @@ pub fn who_is_not_wanted_hears_why(on: On) {
     refused(SidrStatus::UNSUPPORTED);
     let listener = DatagramListener::bind(&b.ctx, server, 2).unwrap();
     assert!(DatagramListener::bind(&b.ctx, server, 2).is_err(), "the port is taken");
-    // By word, by dropping the request, and by a queue pair that does not serve.
+    // Rejected by call, by dropping the request, by a queue pair of another type, and by too much
+    // data.
     for way in 0..4 {
         let asking = Resolving::start(&a.ctx, 0, server, b"").unwrap();
         let request = listener.request(Some(PATIENCE)).unwrap();
@@ -108,12 +109,13 @@ pub fn who_is_not_wanted_hears_why(on: On) {
             other => panic!("{other:?}"),
         }
     }
-    // Who listens no longer has refused; who never decides is not waited for beyond patience.
+    // A listener that goes rejects its open requests. A client waits for a decision only as long as
+    // its patience allows.
     let asking = Resolving::start(&a.ctx, 0, server, b"").unwrap();
     assert!(readable(listener.as_fd(), PATIENCE));
     let impatient = resolve(&a.ctx, 0, server, b"", Duration::from_millis(300));
     assert!(matches!(impatient, Err(VerbsError::TimedOut)), "{impatient:?}");
-    // That was its own patience, not the protocol's, which is sixteen questions long.
+    // That timeout was the caller's, not the protocol's, which allows sixteen repeats.
     assert_eq!(a.ctx.cm_counters().map_or(0, |counters| counters.timeouts), 0);
     drop(listener);
     match asking.wait(PATIENCE) {
@@ -141,10 +143,10 @@ pub fn nothing_waits_but_descriptors(on: On) {
     assert!(!readable(listener.as_fd(), Duration::ZERO));
     assert!(readable(owned.as_fd(), PATIENCE) && readable(asking.fd().unwrap(), Duration::ZERO));
     assert_eq!(asking.try_finish().unwrap().map(|service| service.qpn()), Some(qp.qpn()));
-    // Whoever owns the descriptor learns that nothing more comes, also when the question is gone.
+    // The notifier reports that nothing more comes, also after its request is gone.
     drop(asking);
     assert!(readable(owned.as_fd(), Duration::ZERO));
-    // A reactor may ask for it only when the answer has come.
+    // A program may ask for the notifier only after the answer has come.
     let late = Resolving::start(&a.ctx, 0, server, b"").unwrap();
     listener.request(Some(PATIENCE)).unwrap().reject(b"").unwrap();
     assert!(readable(late.notifier().unwrap().as_fd(), PATIENCE));

@@ -1,4 +1,4 @@
-//! Shared receive queues: whoever needs a receive takes the oldest.
+//! Shared receive queues: a message that needs a receive takes the oldest.
 
 use std::time::Duration;
 
@@ -43,7 +43,7 @@ pub fn queue_pairs_share_receives(on: On) {
             source.write(0, &data);
             let [qp, peer] = &qps[at];
             let (remote, rkey) = (buffers.address() + 15 * SIZE as u64, buffers.rkey());
-            // Every other one is a WRITE, whose data goes elsewhere.
+            // Every other message is a WRITE with immediate, with its data elsewhere.
             let write = SendOp::Write { remote, rkey, imm: Some([1, 2, 3, 4]) };
             let (op, is, place) = match round % 2 {
                 0 => (SEND, WcOpcode::Recv, round * SIZE),
@@ -147,7 +147,7 @@ pub fn who_breaks_leaves_what_is_shared(on: On) {
     let qps = pairs(&harness, &srq, QpType::Rc, 3);
     let buffers = b.pd.allocate(8 * SIZE, Access::LOCAL_WRITE).unwrap();
     (0..6).for_each(|wr_id| post(&srq, &buffers, wr_id).unwrap());
-    // By its program's will, or by a message that is too long for its receive.
+    // Broken by its program, or by a message that is too long for its receive.
     let source = a.pd.allocate(2 * SIZE, Access::NONE).unwrap();
     qps[0][1].modify(&ModifyAttr::state(QpState::Err)).unwrap();
     qps[1][0].post_send(&[wr(1, SEND, &[source.sge(0, SIZE + 1)])]).unwrap();
@@ -176,7 +176,7 @@ pub fn a_shared_queue_in_use_is_not_destroyed(on: On) {
     let harness = Harness::new(&Setup::new(on));
     let [a, b] = &harness.sides;
     let srq = b.pd.create_srq(4, 1).unwrap();
-    // Of another device it cannot be used,
+    // A queue pair of another device cannot use it,
     let error = a.qp().srq(&srq).build().unwrap_err();
     assert!(matches!(error, VerbsError::Invalid(_)), "{error}");
     // and a queue pair with one takes no receives of its own.
@@ -187,7 +187,7 @@ pub fn a_shared_queue_in_use_is_not_destroyed(on: On) {
     let (srq, error) = srq.destroy().unwrap_err();
     assert!(matches!(error, VerbsError::Busy(_)), "{error}");
     drop(qp);
-    // It takes as many as it says, of as many elements.
+    // It takes as many receives as it reports, with as many elements.
     let attr = srq.query().unwrap();
     let buffers = b.pd.allocate(SIZE, Access::LOCAL_WRITE).unwrap();
     let many = vec![buffers.sge(0, 1); attr.max_sge as usize + 1];
@@ -202,7 +202,8 @@ pub fn a_shared_queue_in_use_is_not_destroyed(on: On) {
     srq.destroy().map_err(|(_, error)| error).unwrap();
 }
 
-/// Eight senders, sixteen receives: the senders wait for each other's, and nothing is lost or mixed up.
+/// Eight senders, sixteen receives: the senders wait for receives, and no message is lost or mixed
+/// up.
 pub fn few_receives_serve_many_senders(on: On) {
     const SENDERS: usize = 8;
     const MESSAGES: usize = 100;

@@ -1,4 +1,5 @@
-//! Unreliable connections and datagrams: what arrives is right, what does not is lost, and nobody waits for it.
+//! Unreliable connections and datagrams: messages that arrive are right; lost ones are lost, and
+//! nothing waits for them.
 
 use std::time::Duration;
 
@@ -14,19 +15,20 @@ const QKEY: u32 = 0x1111_1111;
 /// Bytes of a receive.
 const SIZE: usize = 32 << 10;
 
-/// A queue pair of a side for datagrams, ready.
+/// A datagram queue pair of a side, in RTS.
 fn datagrams(side: &Side, qkey: u32) -> Qp {
     let prepared: PreparedQp = side.qp().qp_type(QpType::Ud).qkey(qkey).build().unwrap();
     prepared.ready().map_err(|(_, error)| error).expect("a queue pair without a peer")
 }
 
-/// A way from one side to the other.
+/// An address handle from one side to the other.
 fn way(from: &Side, to: &Side) -> Ah {
     let index = from.ctx.gids().iter().position(|gid| *gid == from.address).expect("its address");
     from.run(|| from.pd.create_ah(index, &PeerPath::new(to.address))).unwrap()
 }
 
-/// Waits until so many packets were dropped for this reason; devices of the kernel do not tell, and get some time.
+/// Waits until `count` packets were dropped for this reason. Devices of the kernel do not report
+/// drops; for them it waits a fixed time.
 fn until_lost(side: &Side, reason: &str, count: u64) {
     if !side.is_software() {
         return side.quiet(Duration::from_millis(200));
@@ -41,7 +43,8 @@ fn receive(qp: &Qp, wr_id: u64, buffer: &Mr, len: usize) {
     qp.post_recv(&[RecvWr { wr_id, sges: &[buffer.sge(0, len)] }]).unwrap();
 }
 
-/// A queue pair for datagrams on each side, the way from the first to the second, and a region of each.
+/// A datagram queue pair on each side, the address handle from the first to the second, and a
+/// region of each.
 struct Datagrams {
     qps: [Qp; 2],
     there: Ah,
@@ -58,7 +61,7 @@ impl Datagrams {
         Self { qps, there: way(a, b), regions, harness }
     }
 
-    /// Sends `len` bytes to the second queue pair with this key.
+    /// Sends `len` bytes to the second queue pair, with this Q_Key.
     fn send(&self, wr_id: u64, len: usize, qkey: u32) {
         let to = self.there.to(self.qps[1].qpn(), qkey);
         let op = SendOp::SendTo { to, imm: None };
@@ -78,7 +81,7 @@ pub fn datagrams_over_ipv6(on: On) {
     there_and_back(on, Family::V6);
 }
 
-/// Each is answered by who got it, along what its header says.
+/// Each receiver answers, along the addresses in the header that it got.
 fn there_and_back(on: On, family: Family) {
     let harness = Harness::new(&Setup::new(on).family(family));
     let [a, b] = &harness.sides;
@@ -105,7 +108,7 @@ fn there_and_back(on: On, family: Family) {
     }
 }
 
-/// Sends the `len` bytes behind the header's place from one side to the other.
+/// Sends `len` bytes, those behind the header's place, from one side to the other.
 fn one_way(
     harness: &Harness,
     [from, to]: [usize; 2],
@@ -124,7 +127,7 @@ fn one_way(
     wc
 }
 
-/// Bytes 20 to 39 are the IP header over IPv4; all 40 are it over IPv6.
+/// Over IPv4, bytes 20 to 39 are the IP header. Over IPv6, all 40 bytes are.
 fn check_header(grh: &[u8; GRH_LEN], from: &Side, to: &Side) {
     use std::net::IpAddr::{V4, V6};
     let (source, destination) = match (from.address, to.address) {
@@ -161,7 +164,7 @@ pub fn a_controlled_queue_key_stands_for_the_senders_own(on: On) {
     receive(&pair.qps[1], 5, &pair.regions[1], SIZE);
     pair.send(1, 10, 0x8000_0000);
     if pair.harness.is_rxe() {
-        // It sends the key that the request says.
+        // Soft-RoCE sends the Q_Key of the request.
         until_lost(b, "qkey", 1);
         pair.send(2, 10, 0x8000_1234);
     }
@@ -204,7 +207,8 @@ pub fn unreliable_connections_carry_sends_and_writes(on: On) {
             qp.post_send(&[wr(3, op, &[source.sge(0, len)])]).unwrap();
             a.succeed(3);
             if matches!(op, SendOp::Write { imm: None, .. }) {
-                // Nobody tells of it: what comes behind does.
+                // The target learns nothing of a plain WRITE, but of the WRITE with immediate
+                // behind it.
                 qp.post_send(&[wr(3, SendOp::Write { remote, rkey, imm: Some(IMM) }, &[])])
                     .unwrap();
                 a.succeed(3);
@@ -252,7 +256,7 @@ pub fn a_faulty_datagram_stops_sending_only(on: On) {
     let good = [pair.regions[0].sge(0, 8)];
     qp.post_send(&[wr(1, op, &nowhere), wr(2, op, &good)]).unwrap();
     if pair.harness.is_rxe() {
-        // It does not know SQE, and may flush the culprit, too.
+        // Soft-RoCE has no SQE state, and may flush the faulty request, too.
         let wc = a.next();
         assert!(matches!(wc.status, WcStatus::LocProtErr | WcStatus::WrFlushErr), "{wc:?}");
         a.complete(2, WcStatus::WrFlushErr);
@@ -262,14 +266,14 @@ pub fn a_faulty_datagram_stops_sending_only(on: On) {
     a.complete(2, WcStatus::WrFlushErr);
     let (state, ..) = qp.query();
     assert_eq!(state, QpState::Sqe);
-    // What comes in still does.
+    // Incoming messages still arrive.
     receive(qp, 5, &pair.regions[0], SIZE);
     let back = way(b, a);
     let op = SendOp::SendTo { to: back.to(qp.qpn(), QKEY), imm: None };
     pair.qps[1].post_send(&[wr(6, op, &[pair.regions[1].sge(0, 33)])]).unwrap();
     b.succeed(6);
     assert_eq!(a.succeed(5).byte_len as usize, GRH_LEN + 33);
-    // And what goes out does again when the program says so.
+    // Outgoing messages leave again once the program goes back to RTS.
     qp.modify(&ModifyAttr::state(QpState::Rts)).unwrap();
     receive(&pair.qps[1], 7, &pair.regions[1], SIZE);
     pair.send(8, 12, QKEY);

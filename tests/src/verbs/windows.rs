@@ -1,4 +1,4 @@
-//! Memory windows: what peers get through them, and from when they do not any more.
+//! Memory windows: what peers reach through them, and until when.
 
 use rocinante::{
     Access, BindMw, Key, Mr, Mw, MwPart, MwType, PostError, Qp, QpState, RecvWr, Rereg, SendOp,
@@ -9,12 +9,12 @@ use crate::harness::{Harness, On, Setup, assert_same, pattern, wait_until, wr};
 
 const SEND: SendOp = SendOp::Send { imm: None };
 const REMOTE: Access = Access::REMOTE_WRITE.with(Access::REMOTE_READ).with(Access::REMOTE_ATOMIC);
-/// What a region permits to which windows are bound.
+/// Rights of a region to which windows are bound.
 const OPEN: Access = Access::LOCAL_WRITE.with(Access::MW_BIND);
 /// Bytes of a region.
 const SIZE: usize = 1 << 16;
 
-/// The second side has a region; the first side is the peer.
+/// The first side is the peer; the second side has the region.
 struct Ends {
     region: Mr,
     source: Mr,
@@ -39,7 +39,7 @@ impl Ends {
         MwPart { mr: &self.region, offset, len, access: REMOTE }
     }
 
-    /// Binds a window of type 2 for the second queue pair; its key.
+    /// Binds a window of type 2 through the second side's queue pair; returns the window's key.
     fn bind(&self, qp: &Qp, mw: &Mw, part: &MwPart<'_>) -> Key {
         qp.post_send(&[wr(90, mw.bind(part), &[])]).unwrap();
         assert_eq!(self.harness.sides[1].succeed(90).opcode, WcOpcode::BindMw);
@@ -53,7 +53,8 @@ impl Ends {
         self.harness.sides[0].succeed(91);
     }
 
-    /// The second side's request `wr_id` fails; Soft-RoCE says so, or that something else had failed before.
+    /// The second side's request `wr_id` fails with `status`; on Soft-RoCE it may be flushed
+    /// instead.
     fn fails(&self, wr_id: u64, status: WcStatus) {
         let wc = self.harness.sides[1].next();
         let flushed = self.harness.is_rxe() && wc.status == WcStatus::WrFlushErr;
@@ -96,7 +97,7 @@ pub fn a_window_of_type_2_is_used_until_it_is_invalidated(on: On) {
         qp.post_send(&[wr(2, add, &[ends.source.sge(30_000, 8)])]).unwrap();
         a.succeed(2);
         assert_eq!(ends.region.load_u64(4096), found.wrapping_add(7));
-        // It waits for what is before it, and is done before what follows begins.
+        // The invalidation waits for the requests before it, and ends before the next one begins.
         let list = [wr(3, SEND, &[]), wr(4, SendOp::LocalInv { rkey }, &[]), wr(5, SEND, &[])];
         for wr_id in [6, 7] {
             qp.post_recv(&[RecvWr { wr_id, sges: &[] }]).unwrap();
@@ -126,7 +127,7 @@ pub fn a_window_of_type_1_is_bound_anew(on: On) {
     };
     let start = ends.region.address();
     let first = bind(0, 0, 4096);
-    // Whoever bound it: all queue pairs of the domain get through it.
+    // All queue pairs of the domain get through it, not only the one that bound it.
     ends.write(&pairs[0][0], first, start, 4096);
     ends.write(&pairs[1][0], first, start, 4096);
     let second = bind(1, 8192, 4096);
@@ -135,14 +136,14 @@ pub fn a_window_of_type_1_is_bound_anew(on: On) {
     ends.refused(&pairs[0][0], first, start);
     let third = bind(1, 0, 0);
     ends.refused(&pairs[2][0], third, start);
-    // Another verb, another request.
+    // A bind by another verb is another request.
     let wrong = ends.window();
     let part = BindMw { wr_id: 1, part: ends.part(0, 64), signaled: true, fence: false };
     let error = pairs[3][1].bind_mw(&wrong, &part).unwrap_err();
     assert!(matches!(error, VerbsError::Invalid(_)), "{error}");
     let foreign = ends.harness.sides[0].pd.alloc_mw(MwType::Type1).unwrap();
     if ends.harness.is_software() {
-        // It is not looked for in the other device's table.
+        // The key is not looked up in the other device's table.
         let error = pairs[3][1].bind_mw(&foreign, &part).unwrap_err();
         assert!(matches!(error, VerbsError::Invalid(_)), "{error}");
     }
@@ -171,7 +172,7 @@ pub fn a_send_takes_a_window_away(on: On) {
     ends.refused(&qp, rkey, part.address());
 }
 
-/// The SEND is done; its receiver says that it would have invalidated what it may not, and breaks.
+/// The SEND itself succeeds. Its receiver may not invalidate that key, reports an error and breaks.
 pub fn a_send_takes_away_no_more_than_it_may(on: On) {
     let ends = Ends::new(on);
     let [a, b] = &ends.harness.sides;
@@ -187,8 +188,8 @@ pub fn a_send_takes_away_no_more_than_it_may(on: On) {
     let ordinary = b.pd.allocate(64, Access::ALL).unwrap();
     let mut keys = vec![ordinary.rkey(), type_1.0, Key(foreign.0 ^ 0x55)];
     if ends.harness.is_software() {
-        // Soft-RoCE lets any queue pair invalidate any window of type 2, and follows a null pointer in the kernel if that is bound to nothing
-        // (`rxe_do_invalidate_mw`).
+        // Soft-RoCE lets any queue pair invalidate any window of type 2. If that window is not
+        // bound, the kernel follows a null pointer (`rxe_do_invalidate_mw`).
         keys.extend([foreign, own.rkey(), Key(0), Key(u32::MAX)]);
     }
     for key in keys {
@@ -200,7 +201,7 @@ pub fn a_send_takes_away_no_more_than_it_may(on: On) {
         a.succeed(3);
         wait_until("the queue pair breaks", || peer.state() == QpState::Err);
     }
-    // Nothing of it is gone.
+    // All keys are still valid.
     ends.write(&other, foreign, part.address(), 4096);
     ends.write(&other, type_1.0, part.address(), 4096);
     ends.write(&other, ordinary.rkey(), ordinary.address(), 64);
@@ -210,7 +211,7 @@ pub fn a_window_shows_what_it_was_bound_to(on: On) {
     let ends = Ends::new(on);
     let [a, _] = &ends.harness.sides;
     let at = ends.region.address() + 4096;
-    // From where on, with which rights; none of these is admitted.
+    // The start of the window, and its rights. None of these accesses is admitted.
     let mut cases = vec![
         (at, Access::REMOTE_READ | Access::REMOTE_ATOMIC),
         (ends.region.address() + SIZE as u64, REMOTE),
@@ -218,7 +219,8 @@ pub fn a_window_shows_what_it_was_bound_to(on: On) {
     ];
     let beside = [at - 8, at + 4096, at + 4092];
     if ends.harness.is_rxe() {
-        // Soft-RoCE looks only whether the access is inside the region (`check_rkey` of `rxe_resp.c`).
+        // Soft-RoCE checks only that the access is inside the region (`check_rkey` of
+        // `rxe_resp.c`).
         let [qp, peer] = ends.harness.pair();
         let mw = ends.window();
         let rkey = ends.bind(&peer, &mw, &ends.part(4096, 4096));
@@ -275,7 +277,7 @@ pub fn what_cannot_be_bound(on: On) {
     let first = ends.window();
     let unbound = first.rkey();
     requests.push((first.bind(&MwPart { len: SIZE + 2, ..good }), first));
-    // Of another domain than the queue pair's, without a window, of a region that is no more.
+    // A window of another domain than the queue pair's, no window, and a region that is gone.
     let mw = elsewhere.alloc_mw(MwType::Type2).unwrap();
     requests.push((mw.bind(&MwPart { mr: &foreign, ..good }), mw));
     let SendOp::BindMw { rkey, region, addr, len, access, .. } = requests[0].0 else { panic!() };
@@ -287,7 +289,7 @@ pub fn what_cannot_be_bound(on: On) {
     requests.push((after, mw));
     for (op, _mw) in &requests {
         let [_qp, peer] = ends.harness.pair();
-        // Some devices look at once.
+        // Some devices check when the request is posted.
         match peer.post_send(&[wr(1, *op, &[]), wr(2, SEND, &[])]) {
             Ok(()) => {
                 ends.fails(1, WcStatus::MwBindErr);
@@ -300,7 +302,8 @@ pub fn what_cannot_be_bound(on: On) {
             }
         }
     }
-    // Whose binding has failed has its key of before, and can be bound. Once that is done, it must be invalidated before it is bound again.
+    // A failed bind leaves the window with its old key, and the window can still be bound. Once
+    // bound, it must be invalidated before the next bind.
     let [qp, peer] = ends.harness.pair();
     let (_, mw) = &requests[parts.len()];
     assert_ne!(mw.rkey(), unbound);
@@ -324,13 +327,13 @@ pub fn a_window_of_type_2_is_one_queue_pairs(on: On) {
     ends.refused(&other, rkey, part.address());
     ends.write(&qp, rkey, part.address(), 64);
     if ends.harness.is_software() {
-        // Nor does another queue pair take it away.
+        // Another queue pair cannot invalidate it, either.
         let [_third, third_peer] = ends.harness.pair();
         third_peer.post_send(&[wr(1, SendOp::LocalInv { rkey }, &[])]).unwrap();
         b.complete(1, WcStatus::LocQpOpErr);
         ends.write(&qp, rkey, part.address(), 64);
         assert_eq!(other_peer.state(), QpState::Err);
-        // With its queue pair it is free.
+        // The window is free once its queue pair is gone.
         drop(peer);
         let [qp, peer] = ends.harness.pair();
         let again = ends.bind(&peer, &mw, &part);
@@ -371,7 +374,7 @@ pub fn a_window_that_is_gone_is_refused(on: On) {
     ends.refused(&qp, rkey, part.address());
     let b = &ends.harness.sides[1];
     if ends.harness.is_software() {
-        // A region that is dropped takes its windows with it.
+        // A region that is dropped invalidates its windows.
         let [qp, peer] = ends.harness.pair();
         let region = b.pd.allocate(SIZE, OPEN).unwrap();
         let mw = ends.window();
@@ -380,7 +383,7 @@ pub fn a_window_that_is_gone_is_refused(on: On) {
         drop(region);
         ends.refused(&qp, rkey, remote);
     }
-    // Its key is no local key.
+    // The window's key is not valid as a local key.
     let [_qp, peer] = ends.harness.pair();
     let mw = ends.window();
     let rkey = ends.bind(&peer, &mw, &part);
@@ -426,7 +429,7 @@ pub fn a_region_is_registered_anew(on: On) {
     let old = region.rkey();
     let writable = Rereg { access: Some(Access::ALL), ..Rereg::default() };
     if ends.harness.is_rxe() {
-        // It has no such verb, or a part of it (6.7).
+        // Soft-RoCE has no such verb, or only a part of it (6.7).
         match region.rereg(&writable) {
             Ok(()) => assert_eq!(region.access(), Access::ALL),
             Err(error) => {
@@ -439,7 +442,7 @@ pub fn a_region_is_registered_anew(on: On) {
     let bad = Rereg { access: Some(Access::REMOTE_WRITE), ..Rereg::default() };
     let error = region.rereg(&bad).unwrap_err();
     assert!(matches!(error, VerbsError::Invalid(_)) && region.rkey() == old, "{error}");
-    // Permissions; the memory is the same.
+    // New permissions; the memory is the same.
     let pairs = [(); 4].map(|()| ends.harness.pair());
     region.rereg(&writable).unwrap();
     let (qp, start) = (&pairs[0][0], region.address());
@@ -458,7 +461,7 @@ pub fn a_region_is_registered_anew(on: On) {
     assert_same(&region.to_vec(4096, 8192), &ends.source.to_vec(0, 8192), "the WRITE");
     if ends.harness.is_software() {
         ends.refused(&pairs[2][0], second, start);
-        // Not while it is asked for.
+        // A region with an outstanding request cannot be changed.
         let list = [region.sge(0, 64)];
         pairs[3][1].post_recv(&[RecvWr { wr_id: 1, sges: &list }]).unwrap();
         let error = region.rereg(&writable).unwrap_err();
@@ -468,7 +471,7 @@ pub fn a_region_is_registered_anew(on: On) {
         a.succeed(2);
         b.succeed(1);
     }
-    // Another domain, whose queue pairs get at it, and no others.
+    // Another domain: its queue pairs reach the region, others do not.
     let domain = b.ctx.alloc_pd();
     region.rereg(&Rereg { pd: Some(&domain), ..Rereg::default() }).unwrap();
     ends.refused(qp, region.rkey(), region.address());

@@ -1,30 +1,31 @@
-//! Peers that are killed, and peers that use another path MTU than was agreed on: both are real.
+//! Peers that are killed, and peers with another path MTU than agreed: both are real programs.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use super::{Addresses, PORT, SLACK, Trial, Victim, call, failed, left_nothing, serve};
 
-/// A command that would go on for long.
+/// A command that would run for a long time.
 struct Case {
     command: &'static str,
     victim: Victim,
-    /// What the victim says; one of these.
+    /// The victim's error has one of these.
     words: &'static [&'static str],
     within: Duration,
 }
 
-/// Who is asked again and again, or closes a connection that is watched, is missed soon.
+/// A dead peer is noticed this soon if requests to it are outstanding, or if the connection to it
+/// is watched and closes.
 const SOON: Duration = Duration::from_secs(5);
-/// Who only waits for packets waits for so long.
+/// A victim that only waits for packets waits this long.
 const QUIET: Duration = Duration::from_secs(15);
 
-/// On a busy machine the peer may die while the two still connect. Over the connection manager
-/// nobody closes anything for the dead, so the victim waits for so long.
+/// On a busy machine the peer may die while the two still connect. Over the connection manager no
+/// close is sent for a dead process, so the victim waits this long.
 const CONNECTING: Duration = Duration::from_secs(20);
 
 const DEAD: &[&str] = &["closed the connection", "RETRY_EXC_ERR", "within 15 s"];
-/// What the victim says of a peer that died while the two still connected.
+/// The victim's error if the peer died while the two still connected.
 const EARLY: [&str; 2] = ["within 20 s", "the time given is over"];
 
 impl Case {
@@ -53,7 +54,7 @@ impl Case {
         let by_cm = ["--cm", "-R"].iter().any(|word| self.command.contains(word));
         let name = match self.victim {
             Victim::Client => SocketAddr::from((there, PORT)).to_string(),
-            // Its port is not known here; over TCP it comes from anywhere.
+            // The peer's port is not known here. Over TCP the peer has any local address.
             Victim::Server if by_cm => format!("{there}:"),
             Victim::Server => "127.0.0.1:".to_owned(),
         };
@@ -104,7 +105,7 @@ pub(super) fn trials() -> Vec<Trial> {
     trials
 }
 
-/// The programs of rdma-core do not tell each other their path MTU.
+/// The programs of rdma-core do not announce their path MTU to each other.
 fn another_path_mtu((server, client): (&str, &str)) -> Result<(), String> {
     let addresses = Addresses::new();
     let [own, there] = addresses.0;

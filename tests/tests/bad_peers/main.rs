@@ -1,8 +1,8 @@
-//! Peers that say the wrong things, at the wrong time, or nothing: whoever talks to them ends with an error that names them and what both were
-//! about to do, in time, and leaves nothing behind.
+//! Peers that say wrong things, or the right things at the wrong time, or nothing. Their victim
+//! ends in time, with an error that names the peer and the phase, and leaves nothing behind.
 //!
-//! Every message of every exchange is left out, cut, dripped, garbled, or contradicted, at the client and at the server; and with an exchange in which
-//! all is well, the packets are not what they should be, or end.
+//! Each message of each exchange is left out, cut, dripped, garbled or contradicted, at the client
+//! and at the server. After a good exchange, the packets are wrong, or end.
 
 mod death;
 mod packets;
@@ -19,44 +19,44 @@ use proxy::{Fault, Framing};
 use rocinante_tests::running::{Done, Running};
 use rocinante_tests::unique;
 
-/// Of all servers here.
+/// The TCP port of all servers here.
 const PORT: u16 = 18_515;
-/// What a busy machine needs on top of what a program promises.
+/// Time for a busy machine, added to what a program promises.
 const SLACK: Duration = Duration::from_secs(20);
-/// How many trials run at a time that wait for something that never comes, and of others.
+/// How many trials run at a time: those that wait for something that never comes, and all others.
 const WAITERS: usize = 90;
 const WORKERS: usize = 12;
 
-/// Who has to put up with it.
+/// The program under test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Victim {
     Client,
     Server,
 }
 
-/// Two programs with somebody between them.
+/// Two programs with a proxy between them.
 #[derive(Debug, Clone)]
 struct Case {
     victim: Victim,
-    /// The victim's command, and the other's.
+    /// The victim's command, and that of the other program.
     commands: [&'static str; 2],
     framing: Framing,
-    /// In place of which message to the victim.
+    /// Number of the message to the victim that the fault replaces.
     at: usize,
     fault: Fault,
-    /// What the victim says besides the peer's address.
+    /// Words of the victim's error, besides the peer's address.
     words: Vec<&'static str>,
-    /// How long it may take.
+    /// How long the victim may take.
     within: Duration,
 }
 
-/// Addresses on loopback that nobody else has as long as this lives.
+/// Addresses on loopback that are used by nothing else as long as this lives.
 struct Addresses<const N: usize>([Ipv4Addr; N]);
 
-/// Those that were given back, which are taken again when there are no more: as late as can be, because a process that is being started
-/// holds the sockets of this one for a moment.
+/// Addresses that were given back. The oldest is taken first, and only when there is no new one: a
+/// process that is being started holds the sockets of this one for a moment.
 static FREE: Mutex<(u32, VecDeque<Ipv4Addr>)> = Mutex::new((0, VecDeque::new()));
-/// How many there are of a process.
+/// The number of addresses of a process.
 const ADDRESSES: u32 = 190;
 
 impl<const N: usize> Addresses<N> {
@@ -104,7 +104,7 @@ impl Case {
     fn run(&self) -> Result<(), String> {
         let addresses = Addresses::new();
         let [own, there] = addresses.0;
-        // Whoever is between the two listens at the address of the one who is not the victim.
+        // The proxy listens at the address of the program that is not the victim.
         let listener = TcpListener::bind((there, 0)).unwrap();
         let middle = listener.local_addr().unwrap();
         let to_middle = |command| format!("{command} -p {}", middle.port());
@@ -130,7 +130,7 @@ impl Case {
         std::thread::spawn(move || proxy::between(at_victim, at_other, framing, at, &fault));
         let done = victim.finish();
         let time = begin.elapsed();
-        // Its part is over, whatever it says.
+        // The other program's result does not count.
         drop(other);
         self.verdict(&done, peer, own, time)
     }
@@ -150,7 +150,7 @@ impl Case {
     }
 }
 
-/// It failed, and named the peer and all of `words`.
+/// Checks that the command failed and named the peer and all of `words`.
 fn failed(done: &Done, peer: SocketAddr, words: &[&str]) -> Result<(), String> {
     let text = format!("status {}: {}{}", done.status, done.out, done.err);
     if done.status != 1 {
@@ -165,7 +165,7 @@ fn failed(done: &Done, peer: SocketAddr, words: &[&str]) -> Result<(), String> {
     Ok(())
 }
 
-/// Nobody holds what a command has used.
+/// Checks that the command's port and address are free again.
 fn left_nothing(own: Ipv4Addr) -> Result<(), String> {
     UdpSocket::bind((own, 4791)).map_err(|error| format!("UDP/4791: {error}"))?;
     match TcpStream::connect((own, PORT)) {
@@ -174,7 +174,7 @@ fn left_nothing(own: Ipv4Addr) -> Result<(), String> {
     }
 }
 
-/// Something that must end in an error.
+/// A run that must end in an error.
 struct Trial {
     name: String,
     run: Box<dyn Fn() -> Result<(), String> + Send>,
@@ -186,7 +186,7 @@ impl Trial {
     }
 }
 
-/// Runs all of them, many at a time, and says which did not end as they should.
+/// Runs all trials, many at a time, and names those that did not end as they should.
 #[track_caller]
 fn run_all(workers: usize, mut trials: Vec<Trial>) {
     let total = trials.len();
@@ -211,7 +211,8 @@ fn run_all(workers: usize, mut trials: Vec<Trial>) {
     assert!(wrong.is_empty(), "{} of {total}:\n{}", wrong.len(), wrong.join("\n\n"));
 }
 
-/// Nothing comes of them, or nothing that can be used: they are given up in time. All at once, for nobody has anything to do.
+/// Nothing useful comes from these peers: the victim gives them up in time. All run at once, as
+/// they only wait.
 #[test]
 fn whoever_is_waited_for_is_given_up() {
     let mut trials = packets::trials();

@@ -1,4 +1,4 @@
-//! Peers with which everything was agreed, and whose packets are not what they should be.
+//! Peers that agree on everything and then send wrong packets.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -18,29 +18,29 @@ struct Wire {
     socket: UdpSocket,
     template: Template,
     to: SocketAddr,
-    /// The victim's queue pair.
+    /// The number of the victim's queue pair.
     qpn: u32,
-    /// The victim has heard that this side begins with this.
+    /// The starting PSN that this side announced to the victim.
     psn: u32,
 }
 
 const ROCE: u16 = 4791;
 const QPN: u32 = 0xabcdef;
 const PSN: u32 = 0x123456;
-/// So far from what is expected that nothing gets there.
+/// So far from the expected PSN that the exchange never gets there.
 const FAR: u32 = 1 << 22;
 
 impl Wire {
     fn new(own: Ipv4Addr, to: Ipv4Addr, qpn: u32) -> Self {
         let socket = UdpSocket::bind((own, ROCE)).unwrap();
-        // So that the kernel sends 0 as identification, on which the ICRC depends.
+        // This makes the kernel send 0 as the IP identification, on which the ICRC depends.
         set_ip_mtu_discover(&socket, Ipv4PathMtuDiscovery::DO).unwrap();
         socket.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
         let template = Template::new(&IpFields::V4 { src: own, dst: to, id: 0, flags: DF }, ROCE);
         Self { socket, template, to: (to, ROCE).into(), qpn, psn: PSN }
     }
 
-    /// A packet; `header` is what follows the BTH.
+    /// Sends a packet; `header` follows the BTH.
     fn send(&self, opcode: Opcode, psn: u32, header: &[u8], payload: usize, good: bool) {
         let mut bth = Bth::new(opcode, Pkey::DEFAULT, Qpn::new(self.qpn), Psn::new(psn));
         bth.ack_req = true;
@@ -66,7 +66,7 @@ impl Wire {
     }
 }
 
-/// What this side does about each packet, or about none.
+/// What this side does for each packet, or when no packet comes.
 type Conduct = fn(&Wire, Option<&Bth>);
 
 fn answers_with_wrong_icrcs(wire: &Wire, packet: Option<&Bth>) {
@@ -140,7 +140,8 @@ fn sends_more_than_fits(wire: &Wire, packet: Option<&Bth>) {
     }
 }
 
-/// How to agree with a victim, up to the first packet: its queue pair, where it is, and a connection that stays.
+/// How to agree with a victim, up to the first packet. It gives the victim's queue pair and
+/// address, and a connection that stays open.
 #[derive(Debug, Clone, Copy)]
 enum Tongue {
     Own,
@@ -151,7 +152,7 @@ enum Tongue {
 const VERSION: &[u8; 16] = b"6.06\0\0\0\0\0\0\0\0\0\0\0\0";
 
 impl Tongue {
-    /// As the server of a victim: the number of its queue pair.
+    /// As the server of a victim; returns the number of the victim's queue pair.
     fn answer(self, stream: &TcpStream, own: Ipv4Addr) -> u32 {
         let mut out = stream;
         let gid = u128::from_be_bytes(own.to_ipv6_mapped().octets());
@@ -166,7 +167,7 @@ impl Tongue {
                 let theirs = end["qpn"].as_u64().unwrap();
                 (end["address"], end["qpn"], end["psn"]) = (json!(own), json!(QPN), json!(PSN));
                 out.write_all(format!("{hello}\n").as_bytes()).unwrap();
-                // Whatever it waits for has been reached here, too.
+                // Echo each meeting point: this side has reached it, too.
                 let mut echo = stream.try_clone().unwrap();
                 std::thread::spawn(move || {
                     for line in lines.map_while(Result::ok) {
@@ -198,7 +199,7 @@ impl Tongue {
         }
     }
 
-    /// As the client of a victim.
+    /// As the client of a victim; returns the number of the victim's queue pair.
     fn ask(self, stream: &TcpStream, own: Ipv4Addr) -> u32 {
         let mut out = stream;
         let gid = u128::from_be_bytes(own.to_ipv6_mapped().octets());
@@ -234,7 +235,7 @@ impl Tongue {
                 out.write_all(b"3\0").unwrap();
                 let _ = read::<2>(stream);
                 let mut theirs = [0; 108];
-                // Twice, once to meet, and once before the size.
+                // Twice: once to meet, and once before the size.
                 for _ in 0..4 {
                     out.write_all(&keys(own)).unwrap();
                     theirs = read::<108>(stream);
@@ -305,7 +306,7 @@ impl Case {
         });
         let time = begin.elapsed();
         failed(&done, name, self.words)?;
-        // The address of its packets, too.
+        // The error also names the address from which the packets come.
         let address = IpAddr::from(peer).to_string();
         if !done.err.contains(&address) {
             return Err(format!("no {address} in: {}", done.err));
@@ -317,9 +318,9 @@ impl Case {
     }
 }
 
-/// Eight waits of 67 ms, or of 0.27 s with the programs of others.
+/// Eight ACK timeouts of 67 ms, or of 0.27 s with other projects' programs.
 const RETRIES: Duration = Duration::from_secs(5);
-/// How long nothing may happen.
+/// How long the victim may hear nothing.
 const QUIET: Duration = Duration::from_secs(15);
 
 const fn case(
@@ -367,7 +368,7 @@ fn clients() -> Vec<Case> {
         case.words = match case.name {
             "wrong ICRCs" => &["first message: ", "for icrc"],
             "never ready" => &["first message: ", "within 15 s"],
-            // By whichever limit is reached first.
+            // Either limit may end it first.
             "misses for ever" => &["first message: "],
             "refuses" => &["first message: ", "path MTU", "REM_INV_REQ_ERR"],
             _ => &["first message: ", "RETRY_EXC_ERR"],

@@ -1,38 +1,40 @@
-//! Between two programs: passes on what they tell each other over TCP, up to a message in whose place the one in the middle does something else.
+//! A proxy between two programs. It forwards their words over TCP, up to one message; there it does
+//! something else.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
-/// How a program's words are cut into messages.
+/// How a program's words are split into messages.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Framing {
     /// At the ends of lines.
     Lines,
-    /// Into so many bytes each, and then one by one.
+    /// Into messages of these sizes, and then byte by byte.
     Sizes(&'static [usize]),
 }
 
-/// What comes in place of a message.
+/// What replaces a message.
 #[derive(Debug, Clone)]
 pub(super) enum Fault {
-    /// Nothing, ever, and the connection stays.
+    /// Nothing, ever; the connection stays open.
     Silence,
     /// The end of the connection.
     Close,
-    /// Half of it, and then the end of the connection.
+    /// Half of the message, and then the end of the connection.
     Half,
-    /// A byte of it per second.
+    /// The message, one byte per second.
     Drip,
-    /// As many bytes that no text has.
+    /// As many bytes that occur in no text.
     Noise,
     /// These bytes, and nothing afterwards.
     Words(Vec<u8>),
-    /// What becomes of it, and everything afterwards as it is.
+    /// The edited message; later messages are unchanged.
     Edit(fn(&str) -> String),
 }
 
-/// Connects `victim`, which is one end, to the other end, and does `fault` in place of message `at` of those to the victim.
+/// Connects `victim`, which is one end, to the other end. Does `fault` in place of message number
+/// `at` to the victim.
 pub(super) fn between(
     victim: TcpStream,
     other: TcpStream,
@@ -42,7 +44,7 @@ pub(super) fn between(
 ) {
     let (mut from_victim, mut to_other) = (victim.try_clone().unwrap(), other.try_clone().unwrap());
     std::thread::spawn(move || {
-        // Until one of them goes, as the other shall hear.
+        // Until one end closes; the other end must learn of it.
         let _ = std::io::copy(&mut from_victim, &mut to_other);
         let _ = to_other.shutdown(Shutdown::Both);
     });
@@ -59,7 +61,7 @@ pub(super) fn between(
     let _ = victim.shutdown(Shutdown::Both);
 }
 
-/// The next message; what is not cut is passed on as it comes.
+/// The next message. Bytes behind the listed sizes are messages of one byte each.
 fn next(reader: &mut BufReader<TcpStream>, framing: Framing, number: usize) -> Option<Vec<u8>> {
     let mut message = Vec::new();
     match framing {
@@ -74,7 +76,7 @@ fn next(reader: &mut BufReader<TcpStream>, framing: Framing, number: usize) -> O
     (!message.is_empty()).then_some(message)
 }
 
-/// What to pass on in place of `message`, if anything.
+/// What to forward in place of `message`, if anything.
 fn twisted(victim: &mut TcpStream, message: &[u8], fault: &Fault) -> Option<Vec<u8>> {
     match fault {
         Fault::Silence => until_gone(victim),
@@ -111,7 +113,8 @@ fn twisted(victim: &mut TcpStream, message: &[u8], fault: &Fault) -> Option<Vec<
     }
 }
 
-/// Waits until whoever is at the other end has closed. The thread that reads its words sees that, too, so this only looks whether it can be written to.
+/// Waits until the peer has closed. Another thread reads the peer's words and sees the end, too, so
+/// this one only peeks.
 fn until_gone(victim: &TcpStream) -> Option<Vec<u8>> {
     let mut next = [0; 1];
     while !matches!(victim.peek(&mut next), Ok(0) | Err(_)) {
@@ -120,7 +123,7 @@ fn until_gone(victim: &TcpStream) -> Option<Vec<u8>> {
     None
 }
 
-/// A connection to whoever listens on `address`.
+/// A connection to the listener at `address`; waits until there is one.
 pub(super) fn reach(address: SocketAddr) -> TcpStream {
     let deadline = std::time::Instant::now() + Duration::from_secs(20);
     loop {
@@ -132,7 +135,7 @@ pub(super) fn reach(address: SocketAddr) -> TcpStream {
     }
 }
 
-/// The first who comes.
+/// The first connection to the listener.
 pub(super) fn accept(listener: &TcpListener) -> TcpStream {
     let (stream, _) = listener.accept().unwrap();
     stream.set_nodelay(true).unwrap();

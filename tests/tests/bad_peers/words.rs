@@ -1,4 +1,4 @@
-//! What peers tell over TCP.
+//! The words of peers over TCP.
 
 use super::proxy::reach;
 use super::{Addresses, Case, Fault, Framing, PORT, Trial, Victim, call, left_nothing, serve};
@@ -6,21 +6,21 @@ use serde_json::{Value, json};
 use std::io::Write;
 use std::time::Duration;
 
-/// What each program promises: for a line or a message.
+/// The time that each program promises for one line or message.
 const MESSAGE: Duration = Duration::from_secs(20);
 /// At once, for a command in the debug profile.
 const SOON: Duration = Duration::from_secs(5);
 
-/// An exchange as one side hears it.
+/// One side of an exchange.
 struct Script {
     victim: Victim,
     command: &'static str,
     framing: Framing,
-    /// What the victim says it was about to do, for each message of the peer's that it needs.
+    /// For each message that the victim needs: the phase that its error names.
     phases: &'static [&'static str],
-    /// The first of them: before it a server waits for another client.
+    /// The first of these messages. Before it, a server waits for another client.
     first: usize,
-    /// What it does with garbage: those of its messages that may be anything are left out.
+    /// The messages to replace by garbage. Messages that may have any content are left out.
     noise: &'static [usize],
 }
 
@@ -30,8 +30,8 @@ const READY: &str = "meeting at \"ready\": ";
 const TOLD: &str = "telling addresses";
 const MEMORY: &str = "agreeing on memory and path MTU: ";
 
-/// Of perftest's exchange of one queue pair: version, page, cache line, path MTU, keys three times; then the meeting after the work, five numbers, and
-/// the meeting at the end.
+/// The messages of perftest's exchange for one queue pair: version, page, cache line, path MTU,
+/// keys three times; then the meeting after the work, five numbers, and the meeting at the end.
 const PERFTEST: Framing = Framing::Sizes(&[16, 4, 4, 2, 108, 108, 108, 108, 8, 8, 8, 8, 8, 108, 5]);
 
 static SCRIPTS: [Script; 12] = [
@@ -189,12 +189,12 @@ fn trials(cases: Vec<Case>) -> Vec<Trial> {
     cases.into_iter().map(|case| Trial::new(name(&case), move || case.run())).collect()
 }
 
-/// Whoever falls silent or drips.
+/// Peers that fall silent or drip.
 pub(super) fn silences() -> Vec<Trial> {
     let mut cases = Vec::new();
     for script in &SCRIPTS {
         for at in script.all() {
-            // Of messages of one kind one will do.
+            // One message of each kind is enough.
             if script.phases[..at].contains(&script.phases[at]) && !script.phases[at].is_empty() {
                 continue;
             }
@@ -211,7 +211,7 @@ pub(super) fn silences() -> Vec<Trial> {
     trials
 }
 
-/// Whoever closes or talks nonsense.
+/// Peers that close the connection or send nonsense.
 pub(super) fn nonsense() -> Vec<Trial> {
     let mut cases = Vec::new();
     for script in &SCRIPTS {
@@ -281,7 +281,7 @@ pub(super) fn own_contradictions() -> Vec<Trial> {
         hello!("regions where", ["regions"] = json!([])),
     ];
     let mut cases = Vec::new();
-    // A client of one program, and a server of another.
+    // To a client of one program, and to a server of another.
     for script in [&SCRIPTS[0], &SCRIPTS[3]] {
         for (word, fault) in &edits {
             cases.push(script.case(1, fault.clone(), word, SOON));
@@ -295,7 +295,7 @@ pub(super) fn own_contradictions() -> Vec<Trial> {
     trials(cases)
 }
 
-/// What a client may ask for in its first line.
+/// Requests in the first line of a client.
 pub(super) fn requests() -> Vec<Trial> {
     let changed: [(&str, Fault); 6] = [
         hello!("make no sense", ["options"]["size"] = json!(u32::MAX)),
@@ -314,7 +314,7 @@ pub(super) fn requests() -> Vec<Trial> {
     trials(cases)
 }
 
-/// Text of fixed width with something at its place.
+/// Replaces the text at a fixed place of a message.
 macro_rules! at {
     ($word:literal, $place:literal, $text:literal) => {
         (
@@ -363,7 +363,7 @@ pub(super) fn other_contradictions() -> Vec<Trial> {
     let mut cases = Vec::new();
     for script in SCRIPTS.iter().filter(|script| script.command.contains("--compat")) {
         if script.command.contains("ibv-srq") {
-            // As ibv.
+            // The same as ibv.
             continue;
         }
         if script.command.contains("ibv") {
@@ -387,7 +387,7 @@ pub(super) fn other_contradictions() -> Vec<Trial> {
     let perftest = &SCRIPTS[10];
     let (word, key) = at!("refused the access", 24, "12345678");
     cases.push(Case { words: vec!["measuring: ", word], ..perftest.case(4, key, word, SOON) });
-    // Other options at the two ends: what is heard is for something else.
+    // Different options at the two ends: this end receives the words for other options.
     let fewer = Case {
         commands: ["pingpong --compat ibv-srq -q 9", "pingpong --compat ibv-srq -q 2"],
         ..SCRIPTS[8].case(999, Fault::Silence, "queue pair 3", SOON)
@@ -396,7 +396,7 @@ pub(super) fn other_contradictions() -> Vec<Trial> {
     trials(cases)
 }
 
-/// Who says nothing, or says it slowly, is sent away, and the client who comes next is served.
+/// A client that sends nothing, or sends slowly, is sent away; the next client is served.
 fn stranger(words: &'static [u8]) -> Trial {
     let name = format!("a stranger who says {:?}", String::from_utf8_lossy(words));
     Trial::new(name, move || {

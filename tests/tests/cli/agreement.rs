@@ -1,4 +1,4 @@
-//! What the two sides were given must fit.
+//! The options of the two sides must agree.
 
 use super::{Addresses, both, run};
 use std::io::{Read, Write};

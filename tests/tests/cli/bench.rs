@@ -1,4 +1,5 @@
-//! `rocinante bench`, as far as a test may look: which rows there are and what they consist of, not how large.
+//! `rocinante bench`, as far as a test can check it: which rows there are and their parts, not
+//! their values.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -8,7 +9,7 @@ use rocinante::Backend;
 use rocinante_tests::{require_backend, require_lab};
 use serde_json::Value;
 
-/// A directory that goes with the test.
+/// A directory that is removed with the test.
 struct Dir(PathBuf);
 
 impl Dir {
@@ -38,7 +39,7 @@ fn named(row: &Value) -> String {
     format!("{} {} {} {}", word("measure"), word("netdev"), row["size"], row["mtu"])
 }
 
-/// Every field is there, and they fit together.
+/// Each field is there, and the fields agree with each other.
 #[track_caller]
 fn is_complete(row: &Value) {
     let number = |name: &str| row[name].as_f64().unwrap_or_else(|| panic!("{name} of {row}"));
@@ -142,7 +143,7 @@ fn every_measure_can_be_had() {
     ];
     let mut expected = BTreeSet::from(expected);
     if done.err.contains("no wake_up: ") {
-        // Of a machine on which others have the core of who spins there is none.
+        // A machine on which other work takes the core of the spinning thread has no such row.
         expected.remove("wake_up");
     }
     assert_eq!(measures, expected, "{}", done.err);

@@ -16,21 +16,21 @@ fn connections_are_made_held_and_released() {
         let figure = |name: &str| json[name].as_f64().unwrap();
         let rate = figure("connections") / figure("seconds");
         assert!((figure("connections_per_s") / rate - 1.0).abs() < 1e-6, "{json}");
-        // The last were begun within the time, and had ended after it.
+        // The last connections began within the time, and ended after it.
         assert!(figure("seconds") >= 0.3 && figure("held_after_s") > 0.0, "{json}");
         let [half, most] = ["connect_us_p50", "connect_us_p99"].map(figure);
         assert!(0.0 < half && half <= most && most < 1.01e6 * figure("seconds"), "{json}");
         for side in ["client", "server"] {
-            // Descriptors are not what limits the number of connections.
+            // Descriptors must not limit the number of connections.
             assert!(json[side]["descriptors"].as_i64().unwrap() < 64, "{json}");
             let each = json[side]["bytes_per_connection"].as_f64().unwrap();
-            // The queues of 16 requests alone are more than the least.
+            // The queues of 16 requests alone take more than the lower bound.
             assert!((1e3..24e3).contains(&each), "{json}");
         }
     }
 }
 
-/// A client that sends what is no plan makes no success of its server: what the lab hears of it is an error.
+/// A client that sends no plan makes its server fail: the lab gets an error.
 #[test]
 fn a_server_without_its_client_fails() {
     let Addresses { server, client } = Addresses::new();

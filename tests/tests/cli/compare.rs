@@ -1,4 +1,4 @@
-//! `rocinante compare`, as far as a test may look: which figures there are, not how large.
+//! `rocinante compare`, as far as a test can check it: which figures there are, not their values.
 
 use super::run;
 use rocinante::Backend;
@@ -12,7 +12,8 @@ fn every_provider_has_every_figure() {
     let json = done.succeeded().json();
     assert_eq!(json["baseline"], "udp", "{json}");
     let rows = json["rows"].as_array().unwrap();
-    // One latency, and for an active and a passive target: a latency, a rate, and three bandwidths with their processor time.
+    // One latency; and for an active and a passive target each: a latency, a rate, and three
+    // bandwidths with their processor time.
     assert_eq!(rows.len(), 1 + 2 * (2 + 3 * 2), "{json}");
     for row in rows {
         assert!(row["figure"].as_str().unwrap().contains("path MTU 1024"), "{row}");

@@ -1,4 +1,5 @@
-//! The exchanges of other programs, with ourselves on both sides, and with peers that do not keep to them.
+//! The exchanges of other programs, with our program on both sides, and with peers that violate
+//! them.
 
 use super::{Addresses, Done, both, run};
 use serde_json::Value;
@@ -26,7 +27,7 @@ fn pingpong_as_ibv_rc_pingpong() {
 
 #[test]
 fn pingpong_as_ibv_uc_pingpong_and_ibv_ud_pingpong() {
-    // Without anything between them nothing is lost.
+    // Nothing between the two loses packets.
     for options in [
         "ibv-uc -c -n 30",
         "ibv-uc -c -e -n 20 -s 9001 -m 512",
@@ -87,13 +88,14 @@ fn options_of_no_meaning_say_why() {
     }
 }
 
-/// A server meets a client that says this and no more, and ends the connection unless it stays: what it did, and how long it took.
+/// A server meets a client that sends these words only, and then closes the connection unless it
+/// stays. Returns the server's result, and how long it took.
 fn meets(command: &str, words: &[u8], stays: bool) -> (Done, Duration) {
     let addresses = Addresses::new();
     let server = addresses.serve(command);
     let mut peer = TcpStream::connect((addresses.server, 18515)).unwrap();
     let start = Instant::now();
-    // A server that has heard enough closes.
+    // A server closes once it has read enough.
     let _ = peer.write_all(words);
     if !stays {
         peer.shutdown(Shutdown::Write).unwrap();
@@ -122,7 +124,7 @@ fn a_server_that_vanishes_is_named() {
         let (mut stream, _) = listener.accept().unwrap();
         let mut message = [0; 52];
         stream.read_exact(&mut message).unwrap();
-        // Its own address with another queue pair: nobody answers there.
+        // Its own address with another queue pair: nothing answers there.
         stream.write_all(b"0000:abcdef:123456:00000000000000000000ffff7ffffffe\0").unwrap();
         let mut done = [0; 5];
         stream.read_exact(&mut done).unwrap();
@@ -161,7 +163,8 @@ fn perf_as_perftest() {
     }
 }
 
-/// Both sides as perftest's programs, one of which passes the time in latencies of what it takes no part in.
+/// Both sides as perftest's programs. One of them spends the time with latencies in which it takes
+/// no part.
 #[track_caller]
 pub(super) fn measures(options: &str, rows: usize) -> Value {
     let line = format!("perf --compat perftest --json {options}");
@@ -181,7 +184,8 @@ pub(super) fn measures(options: &str, rows: usize) -> Value {
     json
 }
 
-/// Five receives are too few for runs of dozens of messages. Each side says what it misses, and both end well.
+/// Five receives are too few for runs of dozens of messages. Each side counts the lost ones, and
+/// both succeed.
 #[test]
 fn what_is_lost_on_the_way_is_counted() {
     for (options, sizes, both_ways) in [
@@ -204,7 +208,7 @@ fn what_is_lost_on_the_way_is_counted() {
             let (messages, lost) = (row["messages"].as_u64().unwrap(), row["lost"].as_u64());
             let lost = lost.unwrap_or_else(|| panic!("{options}: {row}"));
             assert!(lost > 0 && lost < all, "{options}: {row}");
-            // In both directions a row is of what was sent.
+            // In both directions, a row counts the messages sent.
             assert!(both_ways || messages + lost == all, "{options}: {row}");
         }
         assert!(server.err.contains(" messages were lost on their way here"), "{}", server.err);
@@ -242,7 +246,7 @@ fn perftest_servers_name_clients_that_talk_nonsense() {
     done.failed(1, &["telling addresses", "closed the connection"]);
     let (done, _) = meets(server, &[&agreed, &[b'x'; 108][..]].concat(), true);
     done.failed(1, &["telling addresses", "is no address", "-q"]);
-    // One that goes when everything is agreed.
+    // A client that closes once everything is agreed.
     let keys = b"0000:0010:abcdef:123456:00000001:0000000000001000:00:00:00:00:00:00:00:00:00:00:ff:ff:7f:ff:ff:fe:00000000:\0";
     let (done, _) = meets(server, &[&agreed[..], keys, keys, keys].concat(), false);
     done.failed(1, &["measuring", "closed the connection"]);

@@ -37,7 +37,7 @@ fn mckey_sends_to_all_who_have_joined() {
     let group = format!("239.82.{}.{}", octets[2], octets[3]);
     let mut receiver = start(&format!("mckey -m {group} -b {server} -c 2 -C 30 --json"));
     receiver.says("receiving data transfers");
-    // One sends without joining, for both queue pairs of the receiver.
+    // A sender that has not joined sends to both queue pairs of the receiver.
     let line = format!("mckey -m {group} -b {client} -s -o -C 30 --pause 0 --json");
     let sender = start(&line).finish().succeeded();
     let receiver = receiver.finish().succeeded();
@@ -45,7 +45,8 @@ fn mckey_sends_to_all_who_have_joined() {
     assert_eq!((&receiver.json()["sent"], &receiver.json()["received"]), (&0.into(), &60.into()));
 }
 
-/// By its address at one side and its GID at the other, with either family; who has not joined hears nothing.
+/// Members join by address on one side and by GID on the other, with either family. A queue pair
+/// that has not joined receives nothing.
 fn groups_are_joined(backend: Backend) {
     let lab = Lab::new(&LabConfig { containers: 3, ..LabConfig::default() }).unwrap();
     let within = |container: usize, line: &str| {
@@ -109,7 +110,7 @@ fn errors_say_what_to_do() {
     start(&line).finish().failed(1, &["cannot find the queue pair", "UDP port 4791"]);
     let line = format!("udaddy -s {server} -b {client} -S 5000");
     start(&line).finish().failed(2, &["larger than a packet", "4096 at most"]);
-    // Somebody else is there, but does not listen on that port.
+    // A device is there, but no program listens on that port.
     let mut at_server = start(&format!("udaddy -b {server}"));
     at_server.says("waiting for a client");
     let line = format!("udaddy -s {server} -b {client} --port 9");

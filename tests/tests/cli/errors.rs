@@ -1,4 +1,4 @@
-//! Every error says what happened and what to do.
+//! Each error says what happened and what to do.
 
 use super::{Addresses, Running, rocinante, run, words};
 use rocinante_tests::unique;
@@ -16,7 +16,7 @@ fn a_taken_address_names_who_has_it() {
     let second = run(&format!("{line} --json"));
     let second = second.failed(1, &["UDP/4791 is held by", &pid, "or use another address"]);
     assert!(second.json()["error"].as_str().unwrap().contains(&pid), "{}", second.out);
-    // Also for a client that forgot --bind on its server's machine.
+    // Also for a client that was started without `--bind` on its server's machine.
     let line = format!("pingpong --netdev udp --bind {0} {0}", addresses.server);
     run(&line).failed(1, &[&pid, "the server must use another one"]);
 }
@@ -51,7 +51,7 @@ fn another_service_on_the_port_is_no_server() {
     let ssh = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         stream.write_all(b"SSH-2.0-OpenSSH_9.2\r\n").unwrap();
-        // Until the client has gone.
+        // Until the client has closed.
         let _ = BufReader::new(stream).lines().count();
     });
     let client = addresses.call("pingpong");
@@ -59,7 +59,7 @@ fn another_service_on_the_port_is_no_server() {
     ssh.join().unwrap();
 }
 
-/// A peer that says all the right things over TCP and nothing on UDP/4791.
+/// A peer that answers correctly over TCP and sends nothing on UDP/4791.
 fn silent_server(address: Ipv4Addr) -> std::thread::JoinHandle<Vec<String>> {
     let listener = TcpListener::bind((address, 18515)).unwrap();
     let silence = UdpSocket::bind((address, 4791)).unwrap();
@@ -75,7 +75,7 @@ fn silent_server(address: Ipv4Addr) -> std::thread::JoinHandle<Vec<String>> {
             endpoint["qpn"] = json!(17);
         }
         answers.write_all(format!("{hello}\n").as_bytes()).unwrap();
-        // Whatever the client waits for has been reached here, too, but for its last words.
+        // Echo each meeting point but the last words: this side has reached it, too.
         let mut heard = Vec::new();
         for line in lines {
             heard.push(line.clone());
@@ -108,7 +108,7 @@ fn a_silent_peer_means_a_firewall() {
         );
         client.failed(1, &[&no_reply]);
         assert!(start.elapsed() < Duration::from_secs(30), "{command}");
-        // The peer is told, too.
+        // The peer gets the error, too.
         let heard = server.join().unwrap();
         assert!(heard.last().unwrap().contains(": no reply on UDP/4791"), "{heard:?}");
     }

@@ -1,4 +1,4 @@
-//! The commands between two containers, each backend, with the host's rules on the way.
+//! The commands between two containers, with each backend, and with the host's rules on the way.
 
 use super::{Done, Running, rocinante, words};
 use rocinante_tests::lab::{Container, Lab, LabConfig, Match};
@@ -12,7 +12,7 @@ fn start(container: &Container, line: &str) -> Running {
     Running::of(container.spawn(&mut command).unwrap())
 }
 
-/// Server in the second container, client in the first, with nothing said of addresses.
+/// Server in the second container, client in the first; no addresses are given.
 fn between(lab: &Lab, server: &str, client: &str) -> (Done, Done) {
     let mut server = start(lab.container(1), server);
     server.says("waiting for a client");
@@ -81,7 +81,7 @@ fn second_processes_are_refused(backend: rocinante::Backend) {
     first.says("waiting for a client");
     let second = start(container, &format!("{line} -p 18516")).finish();
     second.failed(1, &[&format!("pid {}", first.child.id()), "UDP/4791", "--bind"]);
-    // The first does not mind.
+    // The first is not disturbed.
     let line = format!("perf send-bw --netdev {backend} -n 100 {}", container.ipv4());
     start(lab.container(0), &line).finish().succeeded();
     first.finish().succeeded();

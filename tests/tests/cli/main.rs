@@ -1,4 +1,4 @@
-//! The commands with two sides, and `devices`, as their users run them.
+//! The commands with two sides, and `devices`, run as users run them.
 
 mod agreement;
 mod bench;
@@ -37,7 +37,7 @@ fn run(line: &str) -> Done {
     Running::start(&mut rocinante(words(line))).finish()
 }
 
-/// Two addresses on loopback on which nobody else has anything open.
+/// Two addresses on loopback that no other program uses.
 struct Addresses {
     server: Ipv4Addr,
     client: Ipv4Addr,
@@ -48,7 +48,7 @@ impl Addresses {
         Self { server: unique::loopback(), client: unique::loopback() }
     }
 
-    /// Starts the server of a command and waits until it waits.
+    /// Starts the server of a command and waits until it is ready.
     #[track_caller]
     fn serve(&self, command: &str) -> Running {
         let line = format!("{command} --netdev udp --bind {}", self.server);

@@ -1,4 +1,4 @@
-//! `--cm`: the connection manager connects both sides of `pingpong` and `perf`, and nothing goes over TCP.
+//! `--cm`: the connection manager connects both sides of `pingpong` and `perf`; TCP is not used.
 
 use super::{Addresses, Running, both, rocinante, run, words};
 
@@ -53,7 +53,7 @@ fn who_finds_nobody_hears_what_to_do() {
     let alone = addresses.call("pingpong --cm");
     assert_eq!(alone.status, 1);
     assert!(alone.err.contains("the server started with"), "{}", alone.err);
-    // A server that only listens on TCP has the device open, and rejects.
+    // A server that listens only on TCP has the device open, and rejects.
     let server = addresses.serve("pingpong");
     let client = addresses.call("pingpong --cm");
     assert_eq!(client.status, 1);
@@ -64,10 +64,11 @@ fn who_finds_nobody_hears_what_to_do() {
     assert!(bad.err.contains("leave out --compat"), "{}", bad.err);
 }
 
-/// The other client is turned away in the middle of the first's game, at once and not when that is over; the first does not notice.
+/// The second client is rejected at once, in the middle of the first client's run. The first does
+/// not notice.
 #[test]
 fn a_second_client_is_turned_away() {
-    // Until the first is found to play longer than the second is refused.
+    // Longer and longer runs, until the first is still running when the second is rejected.
     for iters in (0..6).map(|doubled| 20_000u64 << (2 * doubled)) {
         let addresses = Addresses::new();
         let mut server = addresses.serve("pingpong --cm");

@@ -43,7 +43,7 @@ fn every_bandwidth_counts_all_messages() {
         let (gbps, peak) = (row["gbps"].as_f64().unwrap(), row["gbps_peak"].as_f64().unwrap());
         let by_rate = row["mpps"].as_f64().unwrap() * 5000.0 * 8.0 / 1e3;
         assert!(gbps > 0.0 && peak >= gbps && (gbps / by_rate - 1.0).abs() < 1e-6, "{row}");
-        // What was sent has been received.
+        // All messages sent were received.
         let received = rows(&server).iter().map(|row| row["messages"].as_u64().unwrap());
         let received: Vec<u64> = received.collect();
         assert_eq!(received, if test == "send-bw" { vec![900] } else { vec![] });

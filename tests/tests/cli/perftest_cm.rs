@@ -7,12 +7,12 @@ use rocinante_tests::running::Done;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// What a client says until it has told its path MTU: each a message.
+/// A client's messages up to its path MTU.
 const AGREED: [&[u8]; 4] =
     [b"6.06\0\0\0\0\0\0\0\0\0\0\0\0", &[0, 0, 16, 0], &[0, 0, 0, 64], b"3\0"];
-/// What both say where they have nothing to tell.
+/// The message of both sides if they have nothing to announce.
 const NOTHING: &[u8] = &[0; 56];
-/// Of work requests that are sends.
+/// The `wr_id` of all sends.
 const SENT: u64 = 99;
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -68,7 +68,7 @@ fn what_makes_no_sense_says_so() {
     }
     let families = run("perf send-bw --compat perftest --netdev udp -R --bind ::1 127.0.0.1");
     families.failed(1, &["one family"]);
-    // That one listens to others.
+    // This server listens to other clients.
     let addresses = Addresses::new();
     let server = addresses.serve("perf write-bw --cm");
     let client = addresses.call("perf write-bw --compat perftest -R");
@@ -76,7 +76,8 @@ fn what_makes_no_sense_says_so() {
     drop(server);
 }
 
-/// A server meets a client of the connection manager, which says these words, each of them a message, and stays or, once it has heard as many, goes.
+/// A server meets a client of the connection manager, which sends these words, one message each.
+/// Then the client stays, or goes once it has received as many messages.
 fn meets(words: &[&[u8]], stays: bool) -> Done {
     let addresses = Addresses::new();
     let server = addresses.serve("perf write-bw --compat perftest -R");
@@ -91,7 +92,7 @@ fn meets(words: &[&[u8]], stays: bool) -> Done {
     let connection = cm::connect(qp, place, &cm::Params::default(), PATIENCE).unwrap();
     let complete = || {
         let wc = cq.wait_one(PATIENCE).unwrap();
-        // A server that has heard enough ends the connection, with receives in it.
+        // A server that has received enough ends the connection, with receives outstanding.
         let sent = wc.wr_id == SENT;
         assert!(wc.status == WcStatus::Success || !sent, "{wc:?}");
         sent
@@ -129,7 +130,7 @@ fn clients_that_talk_nonsense_are_named() {
     meets(&[version, page, line, b"9\0"], true).failed(1, &["path MTU", "9"]);
     meets(&[version, page, line, mtu], false)
         .failed(1, &["connecting queue pairs", "closed the connection"]);
-    // One that tells of queue pairs without connecting them.
+    // A client that announces queue pairs and does not connect them.
     meets(&[version, page, line, mtu, NOTHING, NOTHING], true)
         .failed(1, &["connecting queue pairs", "as many queue pairs"]);
     let mut wild = NOTHING.to_vec();
@@ -138,7 +139,7 @@ fn clients_that_talk_nonsense_are_named() {
         .failed(1, &["connecting queue pairs", "0x1000000 is no number of a queue pair"]);
 }
 
-/// It is turned away, and the server waits for the next.
+/// Such a client is rejected, and the server waits for the next.
 #[test]
 fn other_kinds_of_clients_are_turned_away() {
     let addresses = Addresses::new();

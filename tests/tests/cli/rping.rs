@@ -46,7 +46,7 @@ fn errors_say_what_to_do() {
     start("rping -s -a 192.0.2.1").finish().failed(1, &["192.0.2.1", "devices"]);
     let line = format!("rping -c -a {server} -I {client} --patience 1");
     start(&line).finish().failed(1, &["cannot connect", "UDP port 4791"]);
-    // Somebody else is there, but does not listen on that port.
+    // A device is there, but no program listens on that port.
     let mut at_server = start(&format!("rping -s -a {server}"));
     at_server.says("waiting for a client");
     let line = format!("rping -c -a {server} -p 9 -I {client}");

@@ -37,7 +37,7 @@ fn errors_say_what_to_do() {
     start("rdma-client").finish().failed(2, &["--server"]);
     let line = format!("ucmatose -s {server} -b {client} --patience 1");
     start(&line).finish().failed(1, &["cannot connect"]);
-    // The two do not agree on anything.
+    // The two sides do not agree on the number of connections.
     let mut at_server = start(&format!("ucmatose -b {server} -c 2 -p 7001 --patience 2"));
     at_server.says("waiting for");
     let line = format!("ucmatose -s {server} -b {client} -c 1 -p 7001 --patience 5");

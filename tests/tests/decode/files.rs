@@ -1,4 +1,4 @@
-//! File formats: every flavour of pcap and pcapng, and files that are damaged or none.
+//! File formats: all flavours of pcap and pcapng, damaged files, and files of other formats.
 
 use std::process::Stdio;
 
@@ -34,7 +34,7 @@ fn pcap_in_either_byte_order_and_resolution() {
     }
 }
 
-/// Three kinds of packet blocks, two interfaces, and blocks that are none of our business.
+/// Three kinds of packet blocks, two interfaces, and blocks that the decoder must skip.
 pub(crate) fn pcapng(style: Style) -> Vec<u8> {
     let v6 = ip_packet(&ipv6(), &write_packet(&ipv6(), 4, 32));
     let us = 1_700_000_000_000_000;
@@ -114,7 +114,7 @@ fn a_file_that_is_cut_off_is_read_as_far_as_it_goes() {
         (pcapng_of(&frames), boundaries(28 + 20, pcapng_of(&frames[..1]).len() - 48)),
     ] {
         assert_eq!(starts[3], whole.len());
-        // Every third length: a process each.
+        // Each third length only: each needs a process.
         for len in (1..=whole.len()).step_by(3).chain(starts) {
             let done = decode_bytes(&whole[..len], &["--json"]);
             let read = starts.iter().filter(|start| **start <= len).count().saturating_sub(1);

@@ -1,4 +1,4 @@
-//! Captures are input from the network too.
+//! Captures are input from the network, too.
 
 use std::io;
 
@@ -13,7 +13,7 @@ use super::made::{Style, ethernet, good_frame, ip_packet, ipv4, ipv6, pcap, writ
 
 const LINKS: [u32; 11] = [0, 1, 12, 14, 101, 108, 113, 228, 229, 276, 147];
 
-/// Decodes a frame as the command does; returns how many packets were right.
+/// Decodes a frame as the command does; returns the number of right packets.
 fn exercise(link: u32, frame: &[u8]) -> usize {
     let Ok(Some(datagram)) = roce_datagram(LinkType(link), frame) else { return 0 };
     assert!(datagram.captured.len() <= datagram.len);
@@ -60,7 +60,7 @@ proptest! {
     }
 }
 
-/// Reads a file as the command does, whatever is in it.
+/// Reads a file with any content as the command does.
 fn read_all(bytes: &[u8]) {
     let file = Temporary::new(bytes);
     let mut frames = 0;

@@ -1,4 +1,4 @@
-//! Every link type, and what stands in the way of an ICRC.
+//! Each link type, and each obstacle to checking an ICRC.
 
 use super::decode_bytes;
 use super::made::{
@@ -34,7 +34,7 @@ fn expect_both_right(what: &str, link: u32, frame: impl Fn(&[u8]) -> Vec<u8>) {
 #[test]
 fn ethernet_with_and_without_tags() {
     expect_both_right("Ethernet", 1, ethernet);
-    // The bits above the link type say how long a frame check sequence is; here is one.
+    // The bits above the link type give the length of the frame check sequence; here there is one.
     expect_both_right("Ethernet with FCS", 1 | 0x2400_0000, |packet| {
         [ethernet(packet), vec![0xde, 0xad, 0xbe, 0xef]].concat()
     });
@@ -114,7 +114,7 @@ fn other_traffic_is_counted_and_not_shown() {
     assert_eq!(done.json()["roce"], 1);
 }
 
-/// One frame, decoded; its only line and the exit status.
+/// Decodes one frame; returns its only line and the exit status.
 fn only_line(frame: &[u8], len: usize) -> (String, i32) {
     let file = [pcap_header(Style::USUAL, 1), pcap_record(Style::USUAL, 0, frame, len)].concat();
     let done = decode_bytes(&file, &["--json"]);
@@ -147,7 +147,7 @@ fn an_icrc_that_cannot_be_computed_is_unknown_and_no_failure() {
     let mut first_fragment = good.clone();
     first_fragment[6] = 0x20;
     ends(&first_fragment, "icrc unknown (IP fragment)");
-    // The first fragment alone: less than the UDP header says. Its extension header is there to be shown.
+    // The first fragment alone: shorter than its UDP header says. Its extension header is decoded.
     first_fragment.truncate(20 + 8 + 40);
     first_fragment[2..4].copy_from_slice(&68u16.to_be_bytes());
     ends(
@@ -183,7 +183,7 @@ fn an_icrc_that_cannot_be_computed_is_unknown_and_no_failure() {
     fragment6[4..6].copy_from_slice(&len);
     ends(&fragment6, "len 64 icrc unknown (IP fragment)");
 
-    // Later fragments have no UDP header to tell them by.
+    // Later fragments have no UDP header, so they are not recognised.
     let mut later = good;
     later[6..8].copy_from_slice(&0x0010u16.to_be_bytes());
     assert_eq!(only_line(&ethernet(&later), 200).0, "");
@@ -222,7 +222,7 @@ fn what_is_no_packet_is_said_to_be_none() {
         assert!(line.ends_with(&end), "{line}");
         assert_eq!(status, 0);
     }
-    // XRC, which the table does not have; its ICRC is like any other.
+    // An XRC packet: the opcode table lacks it, but its ICRC is like any other.
     let mut packet = write_packet(&ip, 1, 32);
     packet[0] = 0xaa;
     super::runs::seal(&ip, &mut packet);
@@ -233,7 +233,7 @@ fn what_is_no_packet_is_said_to_be_none() {
     assert_eq!(status, 0);
     let done = decode_bytes(&pcap(Style::USUAL, 1, &[frame]), &["--json"]);
     assert_eq!(done.json()["by_opcode"]["0xaa"], 1);
-    // More padding than there is.
+    // More padding than payload.
     let mut packet = write_packet(&ip, 1, 0);
     packet[1] |= 0x30;
     super::runs::seal(&ip, &mut packet);

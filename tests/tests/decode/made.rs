@@ -1,5 +1,5 @@
-//! Packets, frames and files made for the tests; the files byte by byte, so that no library reads its own
-//! mistakes.
+//! Packets, frames and files made for the tests. Files are made byte by byte, so that no library
+//! reads its own mistakes.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -108,7 +108,7 @@ impl Style {
     }
 }
 
-/// A pcap file; each frame a millisecond after the one before, and as long as on the wire.
+/// A pcap file. Each frame comes a millisecond after the one before, and is captured whole.
 pub(crate) fn pcap(style: Style, link: u32, frames: &[Vec<u8>]) -> Vec<u8> {
     let mut file = pcap_header(style, link);
     for (i, frame) in frames.iter().enumerate() {
@@ -172,7 +172,7 @@ pub(crate) fn interface(style: Style, link: u16, snaplen: u32, resolution: Optio
     block(style, 1, &body)
 }
 
-/// An enhanced packet block, with a comment that is not closed as the format would like it.
+/// An enhanced packet block, with a comment that is not terminated as the format wants it.
 pub(crate) fn enhanced(style: Style, interface: u32, ticks: u64, frame: &[u8]) -> Vec<u8> {
     let mut body = Vec::new();
     let len = frame.len() as u32;
@@ -199,7 +199,7 @@ pub(crate) fn obsolete(style: Style, interface: u16, ticks: u64, frame: &[u8]) -
     block(style, 2, &body)
 }
 
-/// A simple packet block: of interface 0, without a time.
+/// A simple packet block: on interface 0, without a timestamp.
 pub(crate) fn simple(style: Style, len: usize, captured: &[u8]) -> Vec<u8> {
     let mut body = style.u32(len as u32).to_vec();
     body.extend(captured);

@@ -1,4 +1,5 @@
-//! `rocinante decode` from end to end: captures of another implementation, and files of every kind made here.
+//! `rocinante decode` from end to end: captures of another implementation, and files of each kind
+//! made here.
 
 mod captures;
 mod files;
@@ -15,7 +16,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use serde_json::Value;
 
-/// What the command did.
+/// The result of the command.
 struct Done {
     status: i32,
     out: String,
@@ -59,7 +60,7 @@ fn decode_bytes(bytes: &[u8], args: &[&str]) -> Done {
     let mut child = command.spawn().unwrap();
     let mut stdin = child.stdin.take().unwrap();
     let bytes = bytes.to_vec();
-    // The command may end before it has read everything; that is no fault of the test.
+    // The command may end before it has read everything; that does not fail the test.
     let writer = std::thread::spawn(move || drop(stdin.write_all(&bytes)));
     let output = child.wait_with_output().unwrap();
     writer.join().unwrap();
@@ -70,7 +71,7 @@ fn decode_bytes(bytes: &[u8], args: &[&str]) -> Done {
     }
 }
 
-/// A file that is gone when it is dropped.
+/// A file that is removed when it is dropped.
 struct Temporary(PathBuf);
 
 impl Temporary {

@@ -34,10 +34,10 @@ fn runs_are_taken_apart_at_every_size() {
         let most = (65_507 / (32 + payload.next_multiple_of(4))).min(64);
         for count in [2, 3, most] {
             let payloads = vec![payload; count];
-            // Numbered on, as segmentation does.
+            // Increasing identifications, as segmentation makes them.
             expect(run(&ipv4(0), ipv4, &payloads), count, 0);
             expect(run(&ipv4(65_530), |i| ipv4(65_530u16.wrapping_add(i)), &payloads), count, 0);
-            // All alike, as some hardware does.
+            // Equal identifications, as some hardware makes them.
             expect(run(&ipv4(77), |_| ipv4(77), &payloads), count, 0);
             expect(run(&ipv6(), |_| ipv6(), &payloads), count, 0);
         }
@@ -61,7 +61,7 @@ fn one_wrong_packet_of_a_run_is_one_wrong_packet() {
     frame[fourth] ^= 1;
     let lines = expect(frame, 10, 1);
     assert!(lines[3].contains("2.4") && lines[3].contains("icrc BAD"), "{}", lines[3]);
-    // Without a right first packet nothing tells where it ends.
+    // Without a right first packet, its end cannot be found.
     let mut frame = run(&ipv4(0), ipv4, &[256; 10]);
     frame[100] ^= 1;
     expect(frame, 1, 1);

@@ -1,7 +1,9 @@
-//! The work of one queue pair, the same at both of its ends: turns of every operation, and every byte compared where it arrived.
+//! The work of one queue pair, the same at both of its ends: turns of all operations. Each byte is
+//! compared where it arrives.
 //!
-//! A turn is a WRITE that is read back, a WRITE with immediate, a SEND, a fetch-and-add and a compare-and-swap. Who hears one compares all that it
-//! has brought, makes room for the next, and writes how many it has heard into the memory of the one that speaks.
+//! A turn is a WRITE that is read back, a WRITE with immediate, a SEND, a fetch-and-add and a
+//! compare-and-swap. The receiver of a turn compares all its data and posts receives for the next.
+//! Then it writes the number of turns received into the sender's memory.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -13,32 +15,33 @@ use rocinante::{
 };
 use rocinante_tests::harness::{assert_same, pattern, wr};
 
-/// Turns that are under way.
+/// Turns in flight.
 const SLOTS: usize = 4;
 /// The longest message.
 const LEN_MAX: usize = 20_000;
-/// Receives that are posted: two for each turn, and the last word.
+/// Posted receives: two for each turn, and one for the last word.
 const RECEIVES: usize = 2 * SLOTS + 1;
 /// Requests of a turn.
 const TURN: usize = 6;
-/// Room in the send queue: for the turns, and what tells what was heard.
+/// Depth of the send queue: for the turns, and for the WRITEs that confirm turns received.
 const SENDS: usize = 64;
 
-/// Entries of a completion queue for so many lanes.
+/// Entries of a completion queue for `lanes` lanes.
 pub(super) const fn completions(lanes: usize) -> u32 {
     (lanes * (SENDS + RECEIVES)) as u32
 }
 
-/// What a message begins with: who speaks, the turn, the kind.
+/// The label at the start of a message: its sender, the turn, the kind.
 const LABEL: usize = 24;
 
-// What the peer reaches: how many of our turns it has heard, its atomics' word, and where its WRITEs go.
+// Memory that the peer reaches: how many of our turns it has received, the word of its atomics, and
+// the targets of its WRITEs.
 const HEARD: usize = 0;
 const WORD: usize = 8;
 const TARGETS: usize = 64;
 const SHARED: usize = TARGETS + 2 * SLOTS * LEN_MAX;
 
-// What it does not: labels, results of atomics, what was read back, what is received.
+// Memory that the peer does not reach: labels, results of atomics, data read back, data received.
 const LABELS: usize = 0;
 const RESULTS: usize = LABELS + 3 * SLOTS * LABEL;
 const READ_BACK: usize = RESULTS + 16 * SLOTS;
@@ -74,7 +77,7 @@ const KINDS: [Kind; 8] = [
     Kind::Last,
 ];
 
-/// Bytes of which every message is a piece.
+/// Random bytes; each message is a piece of them.
 pub(super) struct Source {
     mr: Mr,
     bytes: Vec<u8>,
@@ -117,7 +120,7 @@ impl Message {
     }
 }
 
-/// What the word of the atomics holds before and after a turn's.
+/// The operands of a turn's atomics, and the value of the word after them.
 struct Atomics {
     add: u64,
     compare: u64,
@@ -129,7 +132,7 @@ impl Atomics {
     fn new(voice: u64, turn: u64, before: u64) -> Self {
         let add = mix(voice ^ turn);
         let (sum, swap) = (before.wrapping_add(add), mix(add));
-        // Some must fail.
+        // Some swaps must fail.
         let fails = turn % 5 == 4;
         let compare = if fails { !sum } else { sum };
         Self { add, compare, swap, after: if fails { sum } else { swap } }
@@ -144,7 +147,7 @@ pub(super) const fn mix(word: u64) -> u64 {
     word ^ word >> 31
 }
 
-/// What lanes have done.
+/// Counts of a lane's work.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Tally {
     /// Requests that succeeded.
@@ -153,9 +156,9 @@ pub(super) struct Tally {
     pub(super) cut_off: u64,
     /// Messages of the peer.
     pub(super) received: u64,
-    /// Bytes that were compared here: received, written by the peer, read back.
+    /// Bytes compared here: received, written by the peer, and read back.
     pub(super) bytes: u64,
-    /// The longest that nothing completed.
+    /// The longest time without a completion.
     pub(super) silence: Duration,
 }
 
@@ -169,14 +172,14 @@ impl Tally {
     }
 }
 
-/// The memory of a lane that has no connection yet.
+/// The memory of a lane without a connection.
 pub(super) struct Unconnected {
     shared: Mr,
     own: Mr,
 }
 
 impl Unconnected {
-    /// With a queue pair of which the receives are posted.
+    /// Also makes a queue pair with posted receives.
     pub(super) fn new(pd: &Pd, cq: &Cq) -> Result<(Self, PreparedQp), VerbsError> {
         let shared = pd.allocate(SHARED, Access::ALL)?;
         let own = pd.allocate(OWN, Access::LOCAL_WRITE)?;
@@ -188,7 +191,7 @@ impl Unconnected {
         Ok((Self { shared, own }, qp))
     }
 
-    /// What the peer has to know.
+    /// The region that the peer needs.
     pub(super) fn region(&self) -> RemoteRegion {
         RemoteRegion::from(&self.shared)
     }
@@ -231,7 +234,7 @@ fn receive(number: u64, sges: &[Sge]) -> RecvWr<'_> {
     RecvWr { wr_id: RECEIVE | number, sges }
 }
 
-/// Whether a last word was said, or heard.
+/// The state of a last word, sent or received.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Last {
     No,
@@ -239,29 +242,30 @@ enum Last {
     Yes,
 }
 
-/// A queue pair at work.
+/// A working queue pair.
 pub(super) struct Lane {
     remote: RemoteRegion,
-    /// Ours, and the peer's: in each message, so that none is taken for another's or an earlier life's.
+    /// Labels of our messages and of the peer's. They are in each message, so that it is not
+    /// mistaken for that of another lane or of an earlier life.
     voice: u64,
     hears: u64,
     /// Our turns: posted, and completed.
     begun: u64,
     done: u64,
-    /// The requests that are under way, in order.
+    /// Outstanding requests, in order.
     under_way: VecDeque<u64>,
-    /// What is in the peer's word once all that is posted, or all that has completed, is executed.
+    /// The peer's word after all posted requests, and after all completed ones.
     posted_word: u64,
     word: u64,
-    /// Turns of the peer's that were compared, and what they made of our word.
+    /// Turns of the peer that were compared, and our word after their atomics.
     heard: u64,
     their_word: u64,
-    /// Messages that have arrived, and receives that were posted.
+    /// Messages received, and receives posted.
     received: u64,
     receives: u64,
-    /// Of its turns that were heard the peer was told so many.
+    /// How many of the peer's turns were confirmed to it.
     told: u64,
-    /// Ours, and the peer's.
+    /// Our last word, and the peer's.
     last: [Last; 2],
     dies: bool,
     failed: bool,
@@ -282,12 +286,12 @@ impl Lane {
         &self.tally
     }
 
-    /// All lanes are there: it begins.
+    /// All lanes exist: the work begins.
     pub(super) fn start(&mut self) {
         self.moved = Instant::now();
     }
 
-    /// Posts what there is to be posted.
+    /// Posts all that can be posted.
     pub(super) fn work(&mut self, source: &Source, stopping: bool) {
         if self.told < self.heard && self.has_room(1) {
             self.tell();
@@ -309,7 +313,7 @@ impl Lane {
         self.under_way.len() + count <= SENDS
     }
 
-    /// Tells the peer how many of its turns were heard.
+    /// Confirms to the peer how many of its turns were received.
     fn tell(&mut self) {
         self.told = self.heard;
         let (remote, rkey) = (self.remote.address + HEARD as u64, self.remote.key());
@@ -366,7 +370,7 @@ impl Lane {
         self.begun += 1;
     }
 
-    /// Takes a completion of this queue pair's.
+    /// Takes a completion of this queue pair.
     pub(super) fn take(&mut self, wc: &Wc, source: &Source) {
         let now = Instant::now();
         if !self.dies {
@@ -403,11 +407,11 @@ impl Lane {
         }
     }
 
-    /// A request or receive that the peer's death has ended.
+    /// A request or receive that failed by the peer's death.
     fn fail(&mut self, wc: &Wc) {
         assert!(self.dies, "{self}: {wc:?}, though the peer lives");
         let receive = wc.wr_id & RECEIVE != 0;
-        // The peer's next life may have told that there was another before.
+        // The peer's next life may have ended this connection before.
         let first = !receive && !self.failed && !self.qp.is_disconnected();
         let expected = if first { WcStatus::RetryExcErr } else { WcStatus::WrFlushErr };
         assert_eq!(wc.status, expected, "{self}: {wc:?}");
@@ -415,7 +419,7 @@ impl Lane {
         self.tally.cut_off += 1;
     }
 
-    /// Something has arrived.
+    /// A message has arrived.
     fn receive(&mut self, wc: &Wc, source: &Source) {
         assert_eq!(wc.wr_id, RECEIVE | self.received, "{self}: {wc:?} out of order");
         self.received += 1;
@@ -445,7 +449,7 @@ impl Lane {
             assert_eq!(wc.opcode, WcOpcode::Recv, "{self}: {wc:?}");
             assert_eq!((wc.imm, len), (send_immediate(turn), send.len), "{self}: {wc:?}");
             self.compare(Mine::Own, at, send, source);
-            // The atomics come behind: what they found is compared by who posted them.
+            // The atomics follow. The side that posted them compares the values they found.
             self.their_word = Atomics::new(self.hears, turn, self.their_word).after;
             self.heard += 1;
         }
@@ -457,7 +461,7 @@ impl Lane {
         }
     }
 
-    /// Compares every byte of what lies at `at`.
+    /// Compares each byte of the message at `at`.
     fn compare(&mut self, mine: Mine, at: usize, message: Message, source: &Source) {
         let mut found = std::mem::take(&mut self.scratch);
         let region = if mine == Mine::Own { &self.own } else { &self.shared };
@@ -473,20 +477,21 @@ impl Lane {
         self.scratch = found;
     }
 
-    /// Whether both have said all, and all was heard.
+    /// Whether both sides have sent and received all.
     pub(super) fn is_over(&self) -> bool {
         self.last == [Last::Yes; 2] && self.under_way.is_empty()
     }
 
-    /// How long nothing has completed.
+    /// The time since the last completion.
     pub(super) fn silent_for(&self) -> Duration {
         self.moved.elapsed()
     }
 
-    /// The peer was killed: there is at least one request by which that is noticed. Whether all that was posted has come back.
+    /// The peer was killed. Keeps at least one request outstanding, which notices that. Returns
+    /// whether all posted requests have completed.
     pub(super) fn die(&mut self) -> bool {
         self.dies = true;
-        // What the peer had acknowledged before still succeeds.
+        // Requests that the peer had acknowledged before still succeed.
         if self.under_way.is_empty() && !self.failed && self.qp.state() == QpState::Rts {
             self.tell();
         }

@@ -1,8 +1,11 @@
-//! A soak over real namespaces: one device and 32 reliable connections to two peers, each of which is killed every few seconds and comes back, while the host
-//! drops one packet of a thousand, and addresses, routes, neighbours and links change. Every byte of every operation is compared, every connection to a dead
-//! peer ends by an error in the time that it promises, and in the end nothing is held that was not before.
+//! A soak over real namespaces. One device has 32 reliable connections to two peers. Each peer is
+//! killed every few seconds and comes back, while the host drops one packet of a thousand, and
+//! addresses, routes, neighbours and links change. Each byte of each operation is compared. Each
+//! connection to a dead peer ends by an error in the time that it promises. In the end nothing more
+//! is held than before.
 //!
-//! Ten seconds for each backend; `cargo xtask soak [SECONDS [BACKEND]]` does it for longer. The last line has the figures.
+//! It takes ten seconds for each backend; `cargo xtask soak [SECONDS [BACKEND]]` runs longer. The
+//! last line has the figures.
 
 mod lane;
 mod party;
@@ -48,7 +51,7 @@ soak! {
 
 on_each_backend!(after_each_change_of_the_network_it_goes_on);
 
-/// With nothing else in the way: what is under way during a change, and what comes after, arrives.
+/// With no other trouble: packets in flight during a change, and packets after it, arrive.
 fn after_each_change_of_the_network_it_goes_on(backend: Backend) {
     let times = std::env::var("ROCINANTE_SOAK_TIMES").map_or(2, |times| times.parse().unwrap());
     let mut setup =
@@ -92,7 +95,8 @@ fn time() -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// Makes a process of this program a peer: its address, the survivor's, and the number of its life.
+/// Makes a process of this program a peer. The value is its address, the survivor's, and the number
+/// of its life.
 const ROLE: &str = "ROCINANTE_SOAK_PEER";
 
 /// A process that will be killed.
@@ -119,12 +123,12 @@ impl Peer {
         say(&format!("ready {}", attempts.join(" ")));
         party.work(|| orders.try_recv().is_ok());
         say("over");
-        // Until the survivor has heard our last acknowledgement.
+        // Until the survivor has received our last acknowledgement.
         let bye = orders.recv_timeout(PATIENCE);
         assert_eq!(bye.as_deref(), Ok("bye"));
     }
 
-    /// Its address may be away just now.
+    /// Opens the device; its address may be away at this moment.
     fn open(&self, backend: Backend) -> Context {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -148,7 +152,7 @@ fn orders() -> Receiver<String> {
     orders
 }
 
-/// The test harness leaves lines unfinished.
+/// Starts on a new line: the test harness leaves its own lines unfinished.
 fn say(what: &str) {
     println!("\n{what}");
 }

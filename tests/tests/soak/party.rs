@@ -1,4 +1,4 @@
-//! The lanes of one side between it and one life of a peer, and how the two processes find each other.
+//! The lanes between one side and one life of a peer, and how the two processes find each other.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -11,15 +11,16 @@ use super::lane::{Lane, Source, Tally, Unconnected, completions};
 
 /// Queue pairs between the survivor and each peer.
 pub(super) const LANES: usize = 16;
-/// How long nothing may complete, and anything may take, on a busy machine.
+/// How long nothing may complete, and how long anything may take, on a busy machine.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
-/// The code of 1.07 s, which eight times is longer than any trouble of the network.
+/// The code of 1.07 s. Eight of them are longer than any trouble of the network.
 const TIMEOUT: u8 = 18;
 const RETRIES: u8 = 7;
-/// In what a connection promises to end if its peer is silent: each timeout may take four times as long (IBTA volume 1, 9.7.6.1.3 [M]).
+/// The time in which a connection promises to end if its peer is silent: each timeout may take four
+/// times as long (IBTA volume 1, 9.7.6.1.3 [M]).
 pub(super) const PROMISE: Duration =
     Duration::from_nanos(4 * (4096 << TIMEOUT) * (RETRIES as u64 + 1));
-/// Without a completion the lanes look at their memory.
+/// How long to wait for a completion before the lanes look at their memory.
 const LOOK: Duration = Duration::from_micros(500);
 
 fn params(region: RemoteRegion, words: &[u64]) -> Params {
@@ -34,7 +35,7 @@ fn params(region: RemoteRegion, words: &[u64]) -> Params {
     Params::default().options(options).private_data(&private)
 }
 
-/// Who asks: which life of which peer, which of its lanes, and how often it has asked for that one.
+/// A request for a lane: the peer's life, the lane, and the number of the attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Asker {
     life: u64,
@@ -52,7 +53,7 @@ impl Asker {
         Some((RemoteRegion::from_bytes(private)?, asker))
     }
 
-    /// What the survivor and the peer say on this lane.
+    /// The labels of the survivor and of the peer on this lane.
     fn voices(self) -> [u64; 2] {
         let both = self.life << 16 | self.lane << 1;
         [both, both | 1]
@@ -74,7 +75,8 @@ impl Party {
         Self { lanes, by_qpn, source: Source::new(pd), cq }
     }
 
-    /// The peer's: asks for each lane until it has it, whatever happens to the network meanwhile; and how often it asked for each.
+    /// The peer's side: asks for each lane until it is connected, whatever happens to the network.
+    /// Returns also the number of attempts for each.
     pub(super) fn ask(ctx: &Context, survivor: SocketAddr, life: u64) -> (Self, Vec<u64>) {
         let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(completions(LANES)).unwrap());
         let deadline = Instant::now() + PATIENCE;
@@ -97,7 +99,8 @@ impl Party {
         (Self::new(lanes, &pd, cq), attempts)
     }
 
-    /// The survivor's: accepts what this life of a peer asks for, until `ready` says how often that has asked for each.
+    /// The survivor's side: accepts the requests of this life of a peer, until `ready` returns the
+    /// number of attempts for each lane.
     pub(super) fn accept(
         ctx: &Context,
         pd: &Pd,
@@ -137,7 +140,7 @@ impl Party {
         Self::new(lanes.into_iter().map(|(_, (_, lane))| lane).collect(), pd, cq)
     }
 
-    /// Works until `stop` says so, then until both sides have said all and heard all.
+    /// Works until `stop` returns `true`, then until both sides have sent and received all.
     pub(super) fn work(&mut self, mut stop: impl FnMut() -> bool) {
         let mut stopping = false;
         while !self.lanes.iter().all(Lane::is_over) {
@@ -146,7 +149,7 @@ impl Party {
         }
     }
 
-    /// Works until `stop` says so, and leaves it at that.
+    /// Works until `stop` returns `true`, and stops there.
     pub(super) fn work_until(&mut self, mut stop: impl FnMut() -> bool) {
         while !stop() {
             self.turn(false);
@@ -164,7 +167,7 @@ impl Party {
         }
     }
 
-    /// Takes completions, and waits a little for the first; whether there were any.
+    /// Takes completions, and waits a little for the first; returns whether there were any.
     fn take(&mut self) -> bool {
         let mut wcs: [Option<Wc>; 64] = [None; 64];
         if self.cq.poll(&mut wcs).expect("no overflow") == 0 {
@@ -181,15 +184,16 @@ impl Party {
         true
     }
 
-    /// The peer was killed: every lane ends by an error in the time that the connection promises. How long the last one took.
+    /// The peer was killed: each lane ends by an error in the time that the connection promises.
+    /// Returns how long the last one took.
     pub(super) fn die(&mut self, killed: Instant) -> Duration {
         loop {
             let lives = |lane: &mut Lane| !lane.die();
-            // Each of them is asked something.
+            // Each of them has a request outstanding.
             let left: Vec<_> =
                 self.lanes.iter_mut().filter_map(|lane| lives(lane).then_some(&*lane)).collect();
             let Some(lane) = left.first() else { break };
-            // And for what a busy machine makes of it.
+            // With a margin for a busy machine.
             assert!(killed.elapsed() < PROMISE + PATIENCE / 2, "{lane}");
             self.take();
         }
@@ -213,14 +217,14 @@ impl Party {
 fn ask_once(pd: &Pd, cq: &Cq, survivor: SocketAddr, asker: Asker) -> Result<Lane, VerbsError> {
     let (memory, qp) = Unconnected::new(pd, cq)?;
     let params = params(memory.region(), &[asker.life, asker.lane, asker.attempt]);
-    // Who accepts, and finds no way to us just then, may not even be able to say so.
+    // The survivor may accept and have no path to us at this moment; then it cannot even answer.
     let connection = Connecting::start(qp, survivor, &params)?.wait(PATIENCE / 10)?;
     let remote = RemoteRegion::from_bytes(connection.private_data()).expect("a region");
     let [theirs, ours] = asker.voices();
     Ok(memory.connected(connection, remote, [ours, theirs]))
 }
 
-/// `None` if nobody asks, or one that is dead by now.
+/// `None` if no request comes, or only one from an earlier life.
 fn accept_once(
     pd: &Pd,
     cq: &Cq,

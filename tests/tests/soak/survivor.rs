@@ -20,36 +20,37 @@ use super::{ROLE, trouble};
 
 const PEERS: usize = 2;
 const PORT: u16 = 7471;
-/// Of a hundred packets.
+/// Percent of the packets.
 const LOST: f64 = 0.1;
 /// How long a life lasts once all its lanes work, ms.
 const LIFE: [u64; 2] = [1500, 4500];
-/// Lives before the last.
+/// Lives before the last one.
 const LIVES_MIN: u64 = 2;
-/// Every so many lives one ends by saying so.
+/// One of so many lives ends peacefully, by its own word.
 const PEACEFUL: u64 = 4;
-/// What the process may have grown by when all is given back: the engine's store for packets that came too early, 2,048 of 4 KiB, which it keeps, and less than a page or two
-/// for each of the thousands of connections of ten minutes.
+/// By how much the process may have grown once all is given back, bytes. The engine keeps its
+/// reorder buffer of 2,048 packets of 4 KiB. Each of the thousands of connections of ten minutes
+/// adds less than a page or two.
 const GROWTH_MAX: usize = 16 << 20;
 
-/// What has happened.
+/// The events of a run.
 #[derive(Debug, Default)]
 struct Story {
     tally: Tally,
     lives: u64,
     killed: u64,
-    /// From a death to the last of the errors, and to the first work of the next life; the longest.
+    /// The longest times from a death to the last error, and to the first work of the next life.
     noticed: Duration,
     back: Duration,
 }
 
-/// All of it, for `time`.
+/// Runs the whole soak for `time`.
 pub(super) fn soak(backend: Backend, test: &str, time: Duration) {
     let seed = std::env::var("ROCINANTE_SOAK_SEED").map_or(1, |seed| seed.parse().unwrap());
     println!("soak {backend}: {} s, ROCINANTE_SOAK_SEED={seed}", time.as_secs());
     let containers = PEERS as u8 + 1;
     let lab = Lab::new(&LabConfig { containers, ..LabConfig::default() }).unwrap();
-    // Single datagrams are lost on their way from one peer, and super-packets from the others.
+    // On the way from one peer single datagrams are lost, and from the others super-packets.
     lab.container(PEERS).set_udp_segmentation(false).unwrap();
     let setup = Setup::new(backend).mtu(Mtu::Mtu1024);
     let side = Side::open(lab.container(0).netns(), address(&lab, 0, Family::V4), &setup);
@@ -75,7 +76,7 @@ pub(super) fn soak(backend: Backend, test: &str, time: Duration) {
     assert!(grown < GROWTH_MAX, "{grown} bytes more than before");
     assert!(dropped > 0 && story.killed > 0 && story.lives > story.killed, "{story:?}");
     let counters = side.ctx.counters();
-    // Nothing damages packets, and everybody has receives for what the other sends.
+    // Nothing damages packets, and both sides have receives for the other's messages.
     assert_eq!((counters.drops.malformed, counters.drops.icrc), (0, 0), "{counters:?}");
     assert_eq!(counters.transport.send_rnr_err, 0, "{counters:?}");
     let refused =
@@ -83,7 +84,7 @@ pub(super) fn soak(backend: Backend, test: &str, time: Duration) {
     assert_eq!(refused, 0, "{counters:?}");
 }
 
-/// The numbers of ended connections are kept for a while, and dead peers are asked for the end of theirs.
+/// Numbers of ended connections are kept for a while, and DREQs to dead peers are repeated.
 fn nothing_is_left(side: &Side, before: &Held) {
     let deadline = Instant::now() + 2 * PATIENCE;
     loop {
@@ -127,20 +128,20 @@ fn figures(
     )
 }
 
-/// Who keeps one peer alive, but for a while.
+/// Keeps one peer alive, one life after the other.
 struct Ward<'a> {
     lab: &'a Lab,
     side: &'a Side,
     loses: &'a Rule,
     test: &'a str,
-    /// Of the peer and its container.
+    /// The number of the peer and of its container.
     number: usize,
     story: &'a Mutex<Story>,
     until: Instant,
 }
 
 impl Ward<'_> {
-    /// One life after the other. The connections of a dead one end while the next is at work.
+    /// Runs one life after the other. The connections of a dead life end while the next one works.
     fn watch(&self, mut random: u64) {
         let at = SocketAddr::new(self.side.address, PORT + self.number as u16);
         let listener = Listener::bind(&self.side.ctx, at, 2 * LANES).unwrap();
@@ -160,7 +161,7 @@ impl Ward<'_> {
                 });
                 let lasts = LIFE[0] + random % (LIFE[1] - LIFE[0]);
                 let ends = Instant::now() + Duration::from_millis(lasts);
-                // However slow the machine is, there is something to get over.
+                // However slow the machine is, each run has several lives and a loss.
                 let last = self.until <= ends
                     && number > LIVES_MIN
                     && self.loses.counter().unwrap().packets > 0;
@@ -234,7 +235,7 @@ impl Process {
         assert!(ended.is_none(), "the peer ended by itself: {ended:?}");
     }
 
-    /// How often it has asked for each of its lanes, once it has all.
+    /// The number of attempts for each lane, once the peer has all lanes.
     fn is_ready(&mut self) -> Option<Vec<u64>> {
         self.is_alive();
         let line = self.lines.try_iter().find(|line| line.starts_with("ready "))?;
@@ -245,7 +246,7 @@ impl Process {
         writeln!(self.stdin, "{what}").expect("it listens");
     }
 
-    /// Both have said all: now the connections may go.
+    /// Both sides have sent all: now the connections may go.
     fn end(mut self, party: &Party) {
         let deadline = Instant::now() + PATIENCE;
         loop {

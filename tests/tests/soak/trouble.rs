@@ -1,4 +1,5 @@
-//! What happens to the network while they work: addresses, routes, neighbours and links change, and are put back.
+//! Changes of the network during the work: addresses, routes, neighbours and links change, and are
+//! put back.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -10,10 +11,11 @@ use super::lane::mix;
 
 /// How long a change lasts, ms: less than any connection's patience.
 const LASTS: [u64; 2] = [20, 600];
-/// And how long all is well between two, ms.
+/// The time without a change between two changes, ms.
 const PAUSE: [u64; 2] = [200, 1200];
 
-/// A change, and how it is put back: arguments of `ip`, where `{own}` and `{peer}` are addresses, `{n}` the container's number, and `{port}` the host's end of its veth.
+/// A change, and how it is put back. Both are arguments of `ip`: `{own}` and `{peer}` stand for
+/// addresses, `{n}` for the container's number, and `{port}` for the host's end of its veth.
 struct Change {
     name: &'static str,
     place: Place,
@@ -96,14 +98,15 @@ const CHANGES: &[Change] = &[
     },
 ];
 
-/// How things are.
+/// The state of the network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum When {
     Changed,
     Back,
 }
 
-/// Makes each change at a container so often, puts it back a moment later, and calls `work` each time: while it lasts, and after.
+/// Makes each change at a container `times` times, and puts it back a moment later. Calls `work`
+/// both while the change lasts and after it.
 pub(super) fn each(
     lab: &Lab,
     [at, peer]: [usize; 2],
@@ -121,7 +124,7 @@ pub(super) fn each(
     }
 }
 
-/// Changes one thing after the other at random until `stop` says so; how often each.
+/// Makes random changes one after the other until `stop` returns `true`; returns how often each.
 pub(super) fn make(lab: &Lab, seed: u64, stop: impl Fn() -> bool) -> BTreeMap<&'static str, u64> {
     let mut made = BTreeMap::new();
     let mut random = seed;
@@ -133,7 +136,7 @@ pub(super) fn make(lab: &Lab, seed: u64, stop: impl Fn() -> bool) -> BTreeMap<&'
         std::thread::sleep(Duration::from_millis(between(PAUSE)));
         let change = &CHANGES[between([0, CHANGES.len() as u64]) as usize];
         let at = between([0, lab.containers().len() as u64]) as usize;
-        // The survivor is in the first container, and everybody's peer.
+        // The survivor is in the first container, and is everyone's peer.
         let peer = if at == 0 { 1 + between([0, 2]) as usize } else { 0 };
         run(lab, change, at, peer, change.change);
         std::thread::sleep(Duration::from_millis(between(LASTS)));
@@ -154,7 +157,8 @@ fn run(lab: &Lab, change: &Change, at: usize, peer: usize, arguments: &str) {
     let netns = if change.place == Place::Host { lab.host() } else { container.netns() };
     ip(netns, &arguments);
     if change.name == "another MAC address" {
-        // A machine that changes its own says so, or its peers forget it: these do.
+        // A machine that changes its own address announces it, or its peers forget it: these
+        // forget.
         for other in lab.containers() {
             ip(other.netns(), "neighbour flush dev eth0");
         }
@@ -166,7 +170,7 @@ fn ip(netns: &Netns, arguments: &str) {
     command.args(arguments.split(' '));
     let output = netns.output(&mut command).unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
-    // What was put right by itself meanwhile need not be put back.
+    // A change that the kernel has undone meanwhile need not be put back.
     let gone = arguments.starts_with("neighbour del") || arguments.starts_with("route del");
     assert!(output.status.success() || gone, "ip {arguments}: {said}");
 }

@@ -1,4 +1,4 @@
-//! What is posted, and what completes.
+//! Work requests and completions.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,15 +11,15 @@ pub struct Send {
     pub wr_id: u64,
     /// What to do.
     pub op: Op,
-    /// With which bytes.
+    /// The local bytes.
     pub ranges: Vec<Range>,
-    /// Copy them when posted.
+    /// Whether to copy the bytes when the request is posted.
     pub inline: bool,
     /// Whether success makes a completion.
     pub signaled: bool,
-    /// Whether the receiver shall be woken.
+    /// Whether to raise a solicited event at the receiver.
     pub solicited: bool,
-    /// Whether to wait for READs and atomics.
+    /// Whether to wait for earlier READs and atomics.
     pub fence: bool,
 }
 
@@ -29,9 +29,9 @@ pub struct Send {
 pub enum Op {
     /// SEND, perhaps with immediate.
     Send { imm: Option<u32> },
-    /// SEND that takes a window of the receiver's away.
+    /// SEND that invalidates a window of the receiver.
     SendInv { rkey: u32 },
-    /// Take an own window away from what it is bound to.
+    /// Invalidate a window of this side.
     LocalInv { rkey: u32 },
     /// SEND of a datagram: along an address handle, to a queue pair there.
     SendTo { handle: usize, qpn: u32, qkey: u32, imm: Option<u32> },
@@ -58,19 +58,20 @@ pub struct Completion {
     pub qpn: u32,
     /// The name in `verbs.h`, without `IBV_WC_`.
     pub status: String,
-    /// What it was; meaningless unless it succeeded.
+    /// The operation; only meaningful for a success.
     pub opcode: Opcode,
     /// Bytes received.
     pub byte_len: u32,
     /// Immediate data.
     pub imm: Option<u32>,
-    /// The key that the SEND took away (`IBV_WC_WITH_INV`).
+    /// The key that the SEND invalidated (`IBV_WC_WITH_INV`).
     pub invalidated: Option<u32>,
-    /// The queue pair that sent the datagram. Then the first 40 bytes of the receive are its IP header, and count as received.
+    /// The queue pair that sent the datagram. The first 40 bytes of the receive are then its IP
+    /// header, and count as received.
     pub source: Option<u32>,
 }
 
-/// What completed.
+/// The operation of a completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub enum Opcode {
@@ -87,7 +88,7 @@ pub enum Opcode {
     LocalInv,
 }
 
-/// Bits of `IBV_ACCESS_*`: `LOCAL_WRITE`.
+/// `LOCAL_WRITE`, the first of the bits of `IBV_ACCESS_*`.
 pub const LOCAL_WRITE: u32 = 1;
 /// `REMOTE_WRITE`.
 pub const REMOTE_WRITE: u32 = 2;
@@ -103,5 +104,5 @@ pub const ZERO_BASED: u32 = 32;
 pub const FLUSH_GLOBAL: u32 = 1 << 8;
 /// `FLUSH_PERSISTENT`.
 pub const FLUSH_PERSISTENT: u32 = 1 << 9;
-/// All but those of windows and FLUSH.
+/// All bits but those of windows and FLUSH.
 pub const ALL: u32 = 15;

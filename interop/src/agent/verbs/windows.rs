@@ -1,4 +1,4 @@
-//! Memory windows, and regions that are registered anew.
+//! Memory windows, and regions registered anew.
 
 use rocinante::{BindMw, MwPart, MwType, Rereg, SendData, SendWr};
 

@@ -1,17 +1,20 @@
 //! `mckey` of librdmacm in the guest, and ours: either sends to a group that the other has joined.
 //!
-//! Theirs destroys its address handle and its queue pair as soon as it has posted, so what has not left until then never does: that
-//! was all, or all but one, in each of six runs with 200. So it is held up until the kernel has sent; and the device's counter says how many have
+//! The guest's `mckey` destroys its address handle and its queue pair as soon as it has posted, so
+//! datagrams that have not left by then never do. In each of six runs with 200 datagrams, all or
+//! all but one were lost. So the guest's program is delayed until the kernel has sent. The device's
+//! counter says how many packets have left: as many must arrive.
 //! left: so many must come.
 
 use super::place::Place;
 use crate::matrix::node::Step;
 
-/// Datagrams that ours sends, and theirs waits for.
+/// Datagrams that our program sends, and that the guest's waits for.
 const FROM_US: usize = 25;
-/// Datagrams that theirs is told to send: Soft-RoCE lets go of 64 before it waits.
+/// Datagrams that the guest's program sends: Soft-RoCE sends 64 before it waits.
 const FROM_THEM: usize = 40;
-/// How long ours waits for the next one, in seconds: theirs joins, pauses for three, and sends all at once.
+/// How long our program waits for the next datagram, in seconds. The guest's joins, pauses for
+/// three seconds, and sends all at once.
 const PATIENCE_S: u64 = 12;
 
 impl Place<'_> {
@@ -62,7 +65,7 @@ impl Place<'_> {
         if fine { Ok(()) } else { Err(all()) }
     }
 
-    /// Packets that the guest's device has sent.
+    /// The number of packets that the guest's device has sent.
     fn sent(&self) -> Step<usize> {
         let counter =
             format!("cat /sys/class/infiniband/{}/ports/1/hw_counters/sent_pkts", self.device);
@@ -82,8 +85,8 @@ impl Place<'_> {
     }
 }
 
-/// A command of the guest's that gives way to whatever sends for it in the kernel: that is kept on the same processor (Soft-RoCE sends from an
-/// unbound work queue), and goes first.
+/// A command of the guest that gives way to the kernel's senders. The command and the senders share
+/// one processor (Soft-RoCE sends from an unbound work queue), and the senders go first.
 fn yielding(line: &str) -> String {
     const MASK: &str = "/sys/devices/virtual/workqueue/cpumask";
     format!(
@@ -91,7 +94,7 @@ fn yielding(line: &str) -> String {
     )
 }
 
-/// Whether a group is in the kernel's list, which has them in the machine's order.
+/// Whether the kernel's list, which is in the machine's byte order, contains a group.
 fn names(igmp: &str, group: [u8; 4]) -> bool {
     igmp.contains(&format!("{:08X}", u32::from_ne_bytes(group)))
 }

@@ -1,4 +1,4 @@
-//! Where both sides are, and how their programs are run there.
+//! The places of both sides, and how to run programs there.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -14,7 +14,7 @@ use crate::matrix::Bench;
 use crate::matrix::node::Step;
 use crate::matrix::ours::{Ours, PATIENCE};
 
-/// Where both sides are.
+/// The places of both sides.
 pub(super) struct Place<'a> {
     pub(super) bench: &'a Bench,
     pub(super) netns: &'a Netns,
@@ -59,7 +59,7 @@ impl Place<'_> {
         self.refused("udaddy -s {there} -b {here} --port {port}", "nobody serves that")
     }
 
-    /// A command of ours fails, and says why.
+    /// Runs a command of ours, which must fail with this reason.
     fn refused(&self, line: &str, why: &str) -> Step {
         let ours = self.run(line)?.finish()?;
         let said = ours.code == 1 && ours.stderr.contains(why);
@@ -82,7 +82,7 @@ impl Place<'_> {
         verdict(program, 1, &ours, &theirs)
     }
 
-    /// Whether the kernel of the guest knows of a listener at the program's port.
+    /// Whether the guest's kernel has a listener at the program's port.
     fn guest_listens(&self, program: &CmProgram) -> Step<bool> {
         let port = if program.theirs[0].contains("{port}") { self.port } else { UDADDY_PORT };
         let ids = self.guest("rdma resource show cm_id")?;
@@ -106,10 +106,11 @@ impl Place<'_> {
     }
 }
 
-/// udaddy's own: it can be told none.
+/// udaddy's fixed port: no option changes it.
 const UDADDY_PORT: u16 = 7174;
 
-/// Both ended well, and both say what they did. `role` is the other program's: 0 is the server.
+/// Checks that both ended well and printed what they did. `role` is the guest's program: 0 is the
+/// server.
 fn verdict(program: &CmProgram, role: usize, ours: &Outcome, theirs: &Outcome) -> Step {
     // rping's server ends with an error of its own when the client goes.
     let fine = ours.code == 0

@@ -1,4 +1,4 @@
-//! What datagrams, several queue pairs and shared receive queues need of a side.
+//! A side's methods for datagrams, several queue pairs and shared receive queues.
 
 use super::{Node, Step};
 use crate::agent::proto::{Completion, Heard, Op, Opcode, Range, Reply, Request, Send, State};
@@ -50,7 +50,8 @@ impl Node {
         self.do_(&Request::RecvShared { srq: 0, first, list })
     }
 
-    /// Takes the next completion, which must be of the receive `wr_id`, on this queue pair, with this length.
+    /// Takes the next completion, which must be that of the receive `wr_id` on this queue pair,
+    /// with this length.
     ///
     /// # Errors
     /// It is another.
@@ -61,7 +62,8 @@ impl Node {
         Ok(wc)
     }
 
-    /// Takes the next completion, which must be of the receive `wr_id`, with a datagram of this length and immediate from queue pair 0 of `peer`.
+    /// Takes the next completion, which must be that of the receive `wr_id`, with a datagram of
+    /// this length and immediate from the queue pair `peer`.
     ///
     /// # Errors
     /// It is another.
@@ -82,7 +84,7 @@ impl Node {
         self.expect(&found, &vec![], "what completes")
     }
 
-    /// What a range has.
+    /// The bytes of a range.
     ///
     /// # Errors
     /// As [`ask`](Self::ask).
@@ -93,7 +95,7 @@ impl Node {
         }
     }
 
-    /// How many packets its device has dropped for a reason; nothing if it does not tell.
+    /// How many packets the device has dropped for a reason; 0 if it does not report drops.
     ///
     /// # Errors
     /// As [`ask`](Self::ask).
@@ -107,7 +109,7 @@ impl Node {
         }
     }
 
-    /// What its device has heard.
+    /// The packets that the device has received.
     ///
     /// # Errors
     /// As [`ask`](Self::ask).
@@ -118,7 +120,7 @@ impl Node {
         }
     }
 
-    /// The next asynchronous event but that a connection is used, if there is one in time.
+    /// The next asynchronous event within `timeout_ms`, other than "communication established".
     ///
     /// # Errors
     /// As [`ask`](Self::ask).

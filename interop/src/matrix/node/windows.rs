@@ -1,10 +1,10 @@
-//! What memory windows need of a side.
+//! A side's methods for memory windows.
 
 use super::{Node, Step};
 use crate::agent::proto::{MwType, Opcode, Range, Remote, Reply, Request};
 
 impl Node {
-    /// Allocates a window; the scenario counts them from 0.
+    /// Allocates a window; windows are numbered from 0.
     ///
     /// # Errors
     /// As [`ask`](Self::ask).
@@ -12,7 +12,7 @@ impl Node {
         self.do_(&Request::Window { mw_type })
     }
 
-    /// Posts the request 90 that binds a window to the send queue of a queue pair.
+    /// Posts the request 90, which binds a window, to the send queue of a queue pair.
     ///
     /// # Errors
     /// As [`ask`](Self::ask).
@@ -26,17 +26,17 @@ impl Node {
         self.remote_of(&Request::Bind { qp, wr_id: 90, window, range, access })
     }
 
-    /// Binds a window by a queue pair, and waits until that is done: how peers name its first byte.
+    /// Binds a window by a queue pair, and waits for it. Returns where peers reach its first byte.
     ///
     /// # Errors
-    /// It is not bound.
+    /// The bind fails.
     pub fn bind(&mut self, qp: usize, window: usize, range: Range, access: u32) -> Step<Remote> {
         let shown = self.post_bind(qp, window, range, access)?;
         self.succeeds(90, Opcode::BindMw)?;
         Ok(shown)
     }
 
-    /// Does a step that is answered by where something is.
+    /// Does a step with an address and a key as its answer.
     ///
     /// # Errors
     /// As [`ask`](Self::ask).

@@ -1,4 +1,5 @@
-//! The device in software, its engine and its port reduced to what its threads can tell of them.
+//! The software device. Its engine and its port are reduced to what the threads can observe of
+//! them.
 
 #[path = "../../../../verbs-api/src/soft/announce.rs"]
 pub mod announce;
@@ -40,11 +41,11 @@ use crate::wake::{self, BorrowedFd, OwnedFd};
 pub struct Device {
     core: Core,
     staging: Arc<Staging>,
-    /// What arrives, and what is acknowledged.
+    /// The port's datagrams, and the acknowledgements sent.
     wire: [OwnedFd; 2],
     qp: Arc<QpShared>,
     cq: Arc<CqShared>,
-    /// No queue pair's.
+    /// Used by no queue pair.
     other: Arc<CqShared>,
     channel: Arc<ChannelShared>,
 }
@@ -52,9 +53,10 @@ pub struct Device {
 /// What the engine of a device does with a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Peer {
-    /// It completes at once, and what arrives needs no answer.
+    /// The request completes at once, and arriving datagrams need no answer.
     Near,
-    /// It is lost: it completes when its deadline has passed. What arrives is to be acknowledged.
+    /// The request is lost: it completes when its deadline has passed. Arriving datagrams need an
+    /// acknowledgement.
     Silent,
 }
 
@@ -106,17 +108,17 @@ impl Device {
         self.qp.set_state(QpState::Rts);
     }
 
-    /// Something that needs the lock, but drives nothing.
+    /// An operation that needs the lock but drives nothing.
     pub fn hold(&self) {
         drop(self.core.hold());
     }
 
-    /// What the background thread does.
+    /// The body of the background thread.
     pub fn background(&self) {
         self.core.background();
     }
 
-    /// The device is closed.
+    /// Closes the device.
     pub fn shut_down(&self) {
         self.core.shut_down();
     }
@@ -138,7 +140,7 @@ impl Device {
         })
     }
 
-    /// What is in the queue, without driving.
+    /// Takes a completion from the queue, without driving the device.
     pub fn taken(&self) -> Option<Cqe> {
         self.cq.take_one()
     }
@@ -154,7 +156,7 @@ impl Device {
         self.cq.push(completions.iter().copied());
     }
 
-    /// The same of both queues.
+    /// `ibv_req_notify_cq` on both queues.
     pub fn arm_both(&self) {
         self.cq.arm(false);
         self.other.arm(false);
@@ -165,7 +167,7 @@ impl Device {
         self.other.push(completions.iter().copied());
     }
 
-    /// The number of the queue of the next event.
+    /// The number of the completion queue that raised the next event.
     pub fn event_number(&self) -> Option<u64> {
         self.channel.next()
     }
@@ -179,27 +181,27 @@ impl Device {
         self.channel.fd()
     }
 
-    /// `ibv_get_cq_event` of a program that drives the device meanwhile.
+    /// `ibv_get_cq_event` of a program that drives the device while it waits.
     pub fn wait_event(&self) {
         while !self.event() {
             self.core.wait(self.channel.fd(), None);
         }
     }
 
-    /// The same by `poll(2)` in the program's own loop: the background thread drives.
+    /// `ibv_get_cq_event` by `poll(2)` in the program's own loop: the background thread drives.
     pub fn sleep_for_event(&self) {
         while !self.event() {
             wake::wait(None, self.channel.fd(), None);
         }
     }
 
-    /// Another shard leaves something for this one.
+    /// Another shard leaves a command in this shard's mailbox.
     pub fn leave_mail(&self) {
         self.staging.mail.order(Order::Break(Qpn::default()));
         self.core.ring();
     }
 
-    /// `ibv_get_cq_event` of a program that sleeps on more than this shard.
+    /// `ibv_get_cq_event` of a program that sleeps on several shards.
     pub fn wait_event_of_several(&self) {
         while !self.event() {
             self.core.sleeps();
@@ -213,12 +215,12 @@ impl Device {
         wake::notify(&self.wire[0]);
     }
 
-    /// Sleeps until what arrived is acknowledged.
+    /// Sleeps until an arrived datagram is acknowledged.
     pub fn sleep_for_acknowledgement(&self) {
         wake::wait(None, &self.wire[1], None);
     }
 
-    /// The requests that the engine was given, in their order.
+    /// The requests posted to the engine, in order.
     pub fn posted(&self) -> Vec<u64> {
         self.core.shard.lock().engine.posted.clone()
     }

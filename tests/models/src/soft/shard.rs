@@ -19,9 +19,9 @@ use crate::wake::{self, BorrowedFd, OwnedFd, clock};
 
 #[derive(Debug, Default)]
 pub struct Engine {
-    /// All that it was given.
+    /// All requests posted to it.
     pub posted: Vec<u64>,
-    /// Sends that have not left.
+    /// Sends that have not left yet.
     fresh: Vec<u64>,
     is_reset: bool,
 }
@@ -71,7 +71,7 @@ impl Engine {
 }
 
 pub mod host {
-    /// The caller of the engine.
+    /// The engine's interface to its caller.
     #[derive(Debug, Default)]
     pub struct Host;
 }
@@ -79,7 +79,7 @@ pub mod host {
 pub mod spin {
     use std::time::Duration;
 
-    /// Sleeps at once.
+    /// A spin that sleeps at once.
     #[derive(Debug)]
     pub struct Spin;
 
@@ -108,7 +108,7 @@ pub struct Shard {
     cq: Arc<CqShared>,
     qp: Arc<QpShared>,
     timer: Option<Time>,
-    /// An acknowledgement is to be sent.
+    /// Whether an acknowledgement is due.
     owed: bool,
     acknowledged: OwnedFd,
     events: Vec<AsyncEvent>,
@@ -117,7 +117,7 @@ pub struct Shard {
     is_watched: bool,
 }
 
-/// When what is lost is sent again.
+/// The retransmission timeout.
 const TIMEOUT: Duration = Duration::from_millis(100);
 
 impl Shard {
@@ -159,7 +159,7 @@ impl Shard {
         self.received > 0
     }
 
-    /// As if it had been for long.
+    /// Always, as after long polling.
     pub(super) fn is_polled_without_pause(&mut self) -> bool {
         true
     }
@@ -182,7 +182,7 @@ impl Shard {
         Time(clock::now())
     }
 
-    /// It is as well if it was not.
+    /// Always: the code must also work if this is wrong.
     pub(super) fn was_driven_within(&self, _: Duration) -> bool {
         true
     }
@@ -230,7 +230,7 @@ impl Shard {
         self.events.pop()
     }
 
-    /// What was posted leaves.
+    /// Sends all posted requests.
     fn transmit(&mut self) {
         self.held = false;
         if std::mem::take(&mut self.owed) {
@@ -257,7 +257,7 @@ impl Shard {
     }
 }
 
-/// A success.
+/// A successful completion.
 pub fn cqe(wr_id: u64) -> Cqe {
     Cqe {
         wr_id,
