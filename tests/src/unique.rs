@@ -5,7 +5,7 @@
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A loopback address, 127.64.0.0 to 127.255.255.254. It differs from all others that this process
+/// A loopback address, 127.64.0.0 to 127.254.255.255. It differs from all others that this process
 /// has given out, and from those of processes that run at the same time, as far as process ids
 /// differ. A fixed port (4791) can be bound on it without clashes.
 #[must_use]
@@ -24,12 +24,12 @@ pub fn tcp_port(address: Ipv4Addr) -> u16 {
     listener.local_addr().expect("a bound socket has an address").port()
 }
 
-/// 16 bits of the process id and the number modulo 192, as a host number. Its last byte is neither
-/// 0 nor 255.
+/// 16 bits of the process id and the number modulo 191, as a host number. The loopback network is a
+/// /8, so a last byte of 0 or 255 is an address as any other.
 fn address(pid: u32, number: u32) -> Ipv4Addr {
     let [_, _, pid_high, pid_low] = pid.to_be_bytes();
-    let [_, _, _, low] = (number % 192).to_be_bytes();
-    Ipv4Addr::new(127, 64 + low, pid_high, if matches!(pid_low, 0 | 255) { 128 } else { pid_low })
+    let [_, _, _, low] = (number % 191).to_be_bytes();
+    Ipv4Addr::new(127, 64 + low, pid_high, pid_low)
 }
 
 #[cfg(test)]
@@ -50,7 +50,8 @@ mod tests {
     #[test]
     fn neighbouring_processes_do_not_share() {
         assert_ne!(address(1000, 5), address(1001, 5));
-        assert_ne!(address(0x1_0203, 0).octets()[3], 0);
+        let of_256 = (0x1200..0x1300).map(|pid| address(pid, 0));
+        assert_eq!(of_256.collect::<std::collections::BTreeSet<_>>().len(), 256);
     }
 
     #[test]
