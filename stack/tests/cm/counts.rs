@@ -2,7 +2,10 @@
 
 use rocinante_stack::cm::{CmEvent, CmFootprint};
 use rocinante_stack::types::Qpn;
-use rocinante_stack::wire::cm::{Message, PortSpace, Rej, RejReason, ServiceId, SidrStatus};
+use rocinante_stack::wire::cm::{
+    Apr, CommId, Drep, Lap, Message, PortSpace, Rej, RejReason, Rep, Rtu, ServiceId, SidrStatus,
+    Subject,
+};
 
 use crate::net::{A, B, Net, address, ask};
 use crate::scenarios::rejection;
@@ -125,6 +128,7 @@ fn only_a_rejection_for_time_names_the_adapter() {
     net.cm[A].connect(now, &ask(0x12, b"")).unwrap();
     let by_time = |rej: &Rej<'_>| {
         assert_eq!((rej.reason, rej.info), (RejReason::TIMEOUT, &100u64.to_be_bytes()[..]));
+        assert_eq!(rej.subject, Subject::Req);
     };
     while !next_rejection(&mut net, A, by_time) {
         now = net.cm[A].poll_timeout().expect("it waits for an answer");
@@ -153,4 +157,115 @@ fn an_old_answer_that_goes_takes_no_other_with_it() {
     assert_eq!(net.cm[B].footprint().asks, 10);
     answer(&mut net, KEPT);
     assert_eq!(net.cm[B].footprint().asks, KEPT);
+}
+
+/// Every message arrives twice.
+#[test]
+fn whatever_arrives_again_is_counted_and_changes_nothing() {
+    let mut net = Net::new();
+    net.faults.doubled = 100;
+    net.listen(4);
+    for round in 1..=2 {
+        let (a, _) = net.connected(0x10 + round, 0x20 + round);
+        let now = net.now;
+        net.cm[A].disconnect(now, a, b"").unwrap();
+        net.run(1);
+        let [asking, listening] = [A, B].map(|side| *net.cm[side].counters());
+        // The second REP, and three of four DREPs, as each of two DREQs is answered.
+        assert_eq!((asking.duplicates, asking.stray), (4 * u64::from(round), 0));
+        // The second REQ, RTU and DREQ.
+        assert_eq!((listening.duplicates, listening.stray), (3 * u64::from(round), 0));
+        assert_eq!((asking.established, listening.established), (round.into(), round.into()));
+        net.take(A);
+        net.take(B);
+    }
+}
+
+/// Delivers a message to a side, and returns how it counted it: as a duplicate, as a stray one.
+fn counted(net: &mut Net, side: usize, message: Message<'_>) -> (u64, u64) {
+    let before = *net.cm[side].counters();
+    let now = net.now;
+    net.cm[side].handle_mad(now, address(1 - side), address(side), &message.emit(1));
+    let after = net.cm[side].counters();
+    (after.duplicates - before.duplicates, after.stray - before.stray)
+}
+
+#[test]
+fn messages_of_another_connection_or_role_are_strays() {
+    const AGAIN: (u64, u64) = (1, 0);
+    const STRAY: (u64, u64) = (0, 1);
+    let mut net = Net::new();
+    net.listen(4);
+    let (a, b) = net.connected(0x11, 0x21);
+    let other = CommId(b.0.0 ^ 1);
+    let rtu = |local, remote| Message::Rtu(Rtu { local, remote, private: &[] });
+    let drep = |local, remote| Message::Drep(Drep { local, remote, private: &[] });
+    for _ in 0..2 {
+        assert_eq!(counted(&mut net, B, rtu(a.0, b.0)), AGAIN);
+        assert_eq!(counted(&mut net, B, rtu(other, b.0)), STRAY);
+        assert_eq!(counted(&mut net, A, rtu(b.0, a.0)), STRAY, "it has sent the RTU");
+        assert_eq!(counted(&mut net, A, drep(b.0, a.0)), STRAY, "it has not asked");
+    }
+    for (local, status) in [(b.0, Apr::UNSUPPORTED), (other, Apr::INVALID_COMM_ID)] {
+        counted(&mut net, A, Message::Lap(Lap { local, remote: a.0, remote_qpn: Qpn::new(0x11) }));
+        let sent = net.cm[A].poll_transmit().expect("an answer").mad;
+        let (_, Message::Apr(apr)) = Message::parse(&sent).unwrap() else { panic!("no APR") };
+        assert_eq!(apr.status, status);
+    }
+    let now = net.now;
+    net.cm[A].disconnect(now, a, b"").unwrap();
+    net.run(1);
+    for _ in 0..2 {
+        assert_eq!(counted(&mut net, A, drep(b.0, a.0)), AGAIN);
+        assert_eq!(counted(&mut net, A, drep(other, a.0)), STRAY);
+    }
+}
+
+/// The REP may have been lost.
+#[test]
+fn a_request_that_comes_again_gets_the_reply_again() {
+    let mut net = Net::new();
+    net.listen(1);
+    net.connect(0x11);
+    let request = net.cm[A].poll_transmit().unwrap().mad;
+    let now = net.now;
+    net.cm[B].handle_mad(now, address(A), address(B), &request);
+    let CmEvent::Request { conn, .. } = net.one(B) else { panic!("no request") };
+    net.accept(conn, 0x21);
+    let reply = net.cm[B].poll_transmit().expect("a reply");
+    for _ in 0..2 {
+        net.cm[B].handle_mad(now, address(A), address(B), &request);
+        assert_eq!(net.cm[B].poll_transmit(), Some(reply));
+    }
+    let (_, Message::Rep(rep)) = Message::parse(&reply.mad).unwrap() else { panic!("no REP") };
+    assert_eq!(counted(&mut net, A, Message::Rep(rep)), (0, 0));
+    let CmEvent::Replied { conn, .. } = net.one(A) else { panic!("no reply") };
+    assert_eq!(counted(&mut net, A, Message::Rep(rep)), (1, 0));
+    net.cm[A].establish(conn, b"").unwrap();
+    let ready = net.cm[A].poll_transmit().expect("an RTU");
+    let other = CommId(rep.local.0 ^ 1);
+    for _ in 0..2 {
+        assert_eq!(counted(&mut net, A, Message::Rep(rep)), (1, 0));
+        assert_eq!(net.cm[A].poll_transmit(), Some(ready), "the RTU may have been lost");
+        assert_eq!(counted(&mut net, A, Message::Rep(Rep { local: other, ..rep })), (0, 1));
+        assert_eq!(net.cm[A].poll_transmit(), None);
+        assert_eq!(counted(&mut net, A, Message::Rep(Rep { remote: other, ..rep })), (0, 1));
+        let refused = |rej: &Rej<'_>| assert_eq!(rej.reason, RejReason::INVALID_COMM_ID);
+        assert!(next_rejection(&mut net, A, refused));
+    }
+}
+
+#[test]
+fn questions_that_nobody_answers_are_counted_each_time() {
+    let mut net = Net::new();
+    net.mute[A] = true;
+    for round in 1..=2 {
+        resolve(&mut net, UDP);
+        net.run(600_000);
+        let counters = net.cm[A].counters();
+        assert_eq!(counters.timeouts, round);
+        assert_eq!(counters.repeated % round, 0);
+        assert_eq!(counters.sent, counters.repeated + round);
+        assert!(matches!(net.one(A), CmEvent::Unresolved { status: None, .. }));
+    }
 }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use rocinante_netdev::sim::{SimConfig, SimNet, Verdict};
 use rocinante_netdev::{AnyPort, Port as _};
 use rocinante_stack::Budget;
+use rocinante_stack::cm::CmConfig;
 use rocinante_stack::mem::Access;
 use rocinante_stack::types::Mtu;
 use rocinante_stack::verbs::{QpType, RecvWr, SendData, SendOp, SendWr, WcStatus};
@@ -31,19 +32,22 @@ fn ip(last: u8) -> IpAddr {
     [10, 0, 0, last].into()
 }
 
-/// A device with a shard for each of these addresses.
-fn device(net: &SimNet, own: &[u8], background: bool) -> Context {
-    let port = |last: &u8| AnyPort::from(net.port(&[ip(*last)], &SimConfig::default()).unwrap());
-    let limits = Limits { max_qp: 64, max_mr: 64, max_mw: 64, ..Limits::default() };
-    let settings = Settings {
-        limits,
+fn settings(background: bool) -> Settings {
+    Settings {
+        limits: Limits { max_qp: 64, max_mr: 64, max_mw: 64, ..Limits::default() },
         window_max: 512,
         advertise_credits: false,
         cut_writes: true,
         cm_retries: None,
         background,
         cpus: Vec::new(),
-    };
+    }
+}
+
+/// A device with a shard for each of these addresses.
+fn device(net: &SimNet, own: &[u8], background: bool) -> Context {
+    let port = |last: &u8| AnyPort::from(net.port(&[ip(*last)], &SimConfig::default()).unwrap());
+    let settings = settings(background);
     let ports = own.iter().map(port).collect();
     let started = super::Device::start(&settings, "sim", ports, "a test wants it".to_owned());
     Context { device: Device::Soft(started.unwrap()) }
@@ -268,17 +272,40 @@ fn each_side_asks_for_no_more_reads_than_the_other_serves() {
             ..ConnectOptions::default()
         })
     };
-    let asked = Connecting::start(a.qp(), SERVER, &params(9, 8)).unwrap();
-    let request = listener.request(Some(PATIENCE)).unwrap();
-    assert_eq!(request.rd_atomic(), (9, 8));
-    let accepted = request.accept(b.qp(), &params(3, 5)).unwrap();
-    let depths = |qp: &Qp| {
-        let (_, attr, _) = qp.query();
-        (attr.max_rd_atomic, attr.max_dest_rd_atomic)
+    let depths = |connecting: Connecting| {
+        let (_, attr, _) = connecting.wait(PATIENCE).unwrap().query();
+        (attr.max_rd_atomic.unwrap(), attr.max_dest_rd_atomic.unwrap())
     };
-    let asked = asked.wait(PATIENCE).unwrap();
-    assert_eq!(depths(&asked), (Some(5), Some(3)));
-    assert_eq!(depths(&accepted.wait(PATIENCE).unwrap()), (Some(3), Some(5)));
+    // What the side that asks wants and serves, what the other does; and what comes of it.
+    for (ours, theirs, agreed) in [((9, 8), (3, 5), (5, 3)), ((4, 2), (12, 6), (4, 2))] {
+        let asked = Connecting::start(a.qp(), SERVER, &params(ours.0, ours.1)).unwrap();
+        let request = listener.request(Some(PATIENCE)).unwrap();
+        assert_eq!((request.rd_atomic(), request.qp_type()), (ours, QpType::Rc));
+        let accepted = request.accept(b.qp(), &params(theirs.0, theirs.1)).unwrap();
+        assert_eq!(depths(asked), agreed);
+        assert_eq!(depths(accepted), (agreed.1, agreed.0));
+    }
+}
+
+#[test]
+fn a_connection_manager_has_the_limits_of_its_device() {
+    let of = |cm_retries| super::cm::config(&Settings { cm_retries, ..settings(false) }).unwrap();
+    let usual = of(None);
+    assert_eq!(usual.max_connections, 64);
+    assert_eq!(usual.max_retries, CmConfig::default().max_retries);
+    let other = of(Some(3));
+    assert_eq!(other.max_retries, 3);
+    assert!(usual.key != other.key && usual.ca_guid != other.ca_guid, "nobody can guess them");
+}
+
+#[test]
+fn a_request_says_which_type_of_queue_pair_it_is_for() {
+    let net = SimNet::new(1);
+    let [a, b] = &sides(&net, true);
+    let listener = Listener::bind(&b.ctx, SERVER, 4).unwrap();
+    let unreliable = a.pd.qp(&a.cq, &a.cq).qp_type(QpType::Uc).build().unwrap();
+    let _asked = Connecting::start(unreliable, SERVER, &Params::default()).unwrap();
+    assert_eq!(listener.request(Some(PATIENCE)).unwrap().qp_type(), QpType::Uc);
 }
 
 /// The request says it, so the side that accepts has no choice.
