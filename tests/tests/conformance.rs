@@ -1,5 +1,5 @@
-//! `docs/conformance.md`: each row names code that exists and a test that exists. Likewise the links
-//! of the tour and of the design notes.
+//! `docs/conformance.md`: each row names code that exists and a test that exists. Likewise the
+//! links of the tour and of the design notes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -50,7 +50,8 @@ impl Pd {
 ///
 /// ```
 /// # use std::time::Duration;
-/// # use rocinante::{Access, ConnectOptions, Context, MwPart, MwType, SendData, SendOp, SendWr, WcStatus};
+/// # use rocinante::{Access, ConnectOptions, Context, MwPart, MwType};
+/// # use rocinante::{SendData, SendOp, SendWr, WcStatus};
 /// # let (here, there) = rocinante::doc::addresses();
 /// # let (a, b) = (Context::open(here)?, Context::open(there)?);
 /// # let (pd_a, pd_b) = (a.alloc_pd(), b.alloc_pd());
@@ -61,7 +62,10 @@ impl Pd {
 /// # let qp_a = qp_a.connect(&to_b, &options).map_err(|(_, error)| error)?;
 /// # let qp_b = qp_b.connect(&to_a, &options).map_err(|(_, error)| error)?;
 /// # let source = pd_a.allocate(64, Access::NONE)?;
-/// # let request = |op, list: &'static [_]| SendWr { wr_id: 1, op, data: SendData::Sges(list), signaled: true, solicited: false, fence: false };
+/// # let request = |op, list: &'static [_]| {
+/// #     let data = SendData::Sges(list);
+/// #     SendWr { wr_id: 1, op, data, signaled: true, solicited: false, fence: false }
+/// # };
 /// // `qp_b`'s peer may write 64 bytes of the region, until they are taken back.
 /// let region = pd_b.allocate(4096, Access::LOCAL_WRITE | Access::MW_BIND)?;
 /// let mw = pd_b.alloc_mw(MwType::Type2)?;
@@ -71,7 +75,8 @@ impl Pd {
 /// let (remote, rkey) = (part.address(), mw.rkey());
 ///
 /// let write = SendOp::Write { remote, rkey, imm: None };
-/// qp_a.post_send(&[SendWr { data: SendData::Sges(&[source.sge(0, 64)]), ..request(write, &[]) }])?;
+/// let data = SendData::Sges(&[source.sge(0, 64)]);
+/// qp_a.post_send(&[SendWr { data, ..request(write, &[]) }])?;
 /// assert_eq!(cq_a.wait_one(Duration::from_secs(5))?.status, WcStatus::Success);
 ///
 /// qp_b.post_send(&[request(SendOp::LocalInv { rkey }, &[])])?;

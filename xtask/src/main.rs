@@ -15,6 +15,7 @@ mod mutants;
 mod planted;
 mod pool;
 mod programs;
+mod prose;
 mod setup;
 mod skips;
 mod soak;

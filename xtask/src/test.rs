@@ -8,7 +8,7 @@ use crate::command::{self, cargo};
 use crate::pool::{Ended, Pool};
 use crate::programs::{self, Program, figure};
 use crate::skips::{self, Allowed};
-use crate::{arrows, demo, deny, fuzz, instructions, machine, memory, setup, unsafe_files};
+use crate::{arrows, demo, deny, fuzz, instructions, machine, memory, prose, setup, unsafe_files};
 use serde_json::Value;
 use std::fs;
 use std::process::Command;
@@ -65,6 +65,7 @@ const STEPS: &[Step] = &[
         when: When::First(|| check(arrows::check())),
     },
     Step { name: "unsafe files", quick: true, when: When::First(|| check(unsafe_files::check())) },
+    Step { name: "prose", quick: true, when: When::First(|| check(prose::check())) },
     Step { name: "clippy", quick: true, when: When::First(clippy) },
     Step { name: "documentation", quick: true, when: When::First(documentation) },
     Step { name: "stack for wasm32", quick: true, when: When::First(wasm) },

@@ -5,7 +5,8 @@
 //!
 //! ```text
 //! cargo run --release -p rocinante-examples --bin async_echo -- --bind 127.0.0.1
-//! cargo run --release -p rocinante-examples --bin async_echo -- --bind 127.0.0.2 --connections 50 127.0.0.1
+//! cargo run --release -p rocinante-examples --bin async_echo -- \
+//!     --bind 127.0.0.2 --connections 50 127.0.0.1
 //! ```
 //!
 //! Nothing in rocinante is asynchronous by itself, and nothing has to be. Each blocking call has a

@@ -5,8 +5,10 @@
 //!
 //! ```text
 //! cargo run --release -p rocinante-examples --bin kv_store -- serve --bind 127.0.0.1
-//! cargo run --release -p rocinante-examples --bin kv_store -- put --bind 127.0.0.2 127.0.0.1 colour red
-//! cargo run --release -p rocinante-examples --bin kv_store -- get --bind 127.0.0.2 127.0.0.1 colour
+//! cargo run --release -p rocinante-examples --bin kv_store -- \
+//!     put --bind 127.0.0.2 127.0.0.1 colour red
+//! cargo run --release -p rocinante-examples --bin kv_store -- \
+//!     get --bind 127.0.0.2 127.0.0.1 colour
 //! cargo run --release -p rocinante-examples --bin kv_store -- demo --bind 127.0.0.2 127.0.0.1
 //! ```
 //!

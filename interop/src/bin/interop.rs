@@ -21,7 +21,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Serve scenarios with this machine's RDMA devices; who reaches the address may use them
+    /// Serve scenarios with this machine's RDMA devices, to everybody that reaches the address
     Agent {
         /// Where to listen
         #[arg(default_value_t = format!("[::]:{}", agent::PORT))]

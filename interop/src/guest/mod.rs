@@ -2,11 +2,11 @@
 //! rdma-core, in a [`Lab`].
 //!
 //! ```text
-//!  container 0                 host                           guest
-//!  eth0 10.77.0.1/24 ── veth0 ┐ br0 ┌ bridged (tap) ────────── rxe0 on eth0 10.77.0.200/24, fd00:77::c8/64
+//!  container 0                 host                   guest
+//!  eth0 10.77.0.1/24 ── veth0 ┐ br0 ┌ bridged (tap) ── rxe0 on eth0 10.77.0.200/24, fd00:77::c8/64
 //!                             └─────┘
 //!  direct container
-//!  eth0 10.78.0.1/24 (the tap itself) ──────────────────────── rxe1 on eth1 10.78.0.2/24, fd00:78::2/64
+//!  eth0 10.78.0.1/24 (the tap itself) ──────────────── rxe1 on eth1 10.78.0.2/24, fd00:78::2/64
 //! ```
 //!
 //! It is made of Debian packages ([`Image`]), and boots in about five seconds if the processor must

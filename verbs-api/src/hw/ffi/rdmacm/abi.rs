@@ -166,7 +166,7 @@ impl PathData {
     ///  0..4   flags             8..16 service id        16..32 DGID           32..48 SGID
     /// 48..52  LIDs             52..56 flow label(20) hop limit(8)
     /// 56      traffic class    57     reversible(1) number of paths(7)       58..60 P_Key
-    /// 60..62  service level    62     path MTU          63     rate           64     packet lifetime
+    /// 60..62  service level    62     path MTU   63     rate   64     packet lifetime
     /// ```
     pub(super) fn new(path: &super::Path) -> Self {
         let mut b = [0; 72];

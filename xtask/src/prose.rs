@@ -1,0 +1,153 @@
+//! How long comments and documents may be, and a habit of theirs that makes riddles.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The most columns of a line of prose.
+const COLUMNS: usize = 100;
+/// The most comment lines with one of [`RIDDLES`], of a thousand.
+const RIDDLES_MAX: usize = 2;
+const RIDDLES: [&str; 3] = ["who", "whom", "whoever"];
+/// Comments of these files are not looked at yet: the send side is about to be written anew.
+const LATER: [&str; 16] = [
+    "stack/src/rc/",
+    "stack/src/pool/",
+    "stack/src/pool.rs",
+    "stack/src/pace.rs",
+    "stack/src/unreliable/",
+    "verbs-api/src/soft/aside.rs",
+    "verbs-api/src/soft/background.rs",
+    "verbs-api/src/soft/core.rs",
+    "verbs-api/src/soft/density.rs",
+    "verbs-api/src/soft/flood.rs",
+    "verbs-api/src/soft/front.rs",
+    "verbs-api/src/soft/posting.rs",
+    "verbs-api/src/soft/shard.rs",
+    "verbs-api/src/soft/sink.rs",
+    "verbs-api/src/soft/spin.rs",
+    "verbs-api/src/soft/staging.rs",
+];
+/// Documents that are read as a whole: the most lines and the most words.
+const DOCUMENTS: [(&str, usize, usize); 2] =
+    [("README.md", 150, 1_100), ("ARCHITECTURE.md", 250, 3_500)];
+
+/// Checks comments and documents.
+///
+/// # Errors
+/// What is too long, and where; or a file cannot be read.
+pub(crate) fn check() -> Result<(), String> {
+    let mut sources = Vec::new();
+    find_sources(Path::new("."), &mut sources).map_err(|error| error.to_string())?;
+    let (mut wrong, mut comments, mut riddles) = (Vec::new(), 0, Vec::new());
+    for path in sources {
+        let name = path.strip_prefix(".").unwrap_or(&path).display().to_string();
+        if LATER.iter().any(|later| name.starts_with(later)) {
+            continue;
+        }
+        let text = fs::read_to_string(&path).map_err(|error| format!("{name}: {error}"))?;
+        for (number, line) in comment_lines(&text) {
+            comments += 1;
+            if line.chars().count() > COLUMNS {
+                wrong.push(format!("{name}:{number}: more than {COLUMNS} columns"));
+            }
+            if has_riddle(line) {
+                riddles.push(format!("{name}:{number}: {}", line.trim()));
+            }
+        }
+    }
+    if riddles.len() * 1_000 > comments * RIDDLES_MAX {
+        let (found, words) = (riddles.len(), RIDDLES.join("/"));
+        wrong.push(format!("{found} of {comments} comment lines have {words}: name the subject"));
+        wrong.extend(riddles);
+    }
+    for (name, lines_max, words_max) in DOCUMENTS {
+        let text = fs::read_to_string(name).map_err(|error| format!("{name}: {error}"))?;
+        let (lines, words) = (text.lines().count(), text.split_whitespace().count());
+        if lines > lines_max || words > words_max {
+            wrong.push(format!(
+                "{name}: {lines} lines and {words} words, of {lines_max} and {words_max} at most"
+            ));
+        }
+        let long = long_lines(&text).into_iter();
+        wrong.extend(long.map(|number| format!("{name}:{number}: more than {COLUMNS} columns")));
+    }
+    if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
+}
+
+fn find_sources(directory: &Path, found: &mut Vec<PathBuf>) -> std::io::Result<()> {
+    for entry in fs::read_dir(directory)? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if path.is_dir() && !path.is_symlink() && name != "target" && !name.starts_with('.') {
+            find_sources(&path, found)?;
+        } else if name.ends_with(".rs") {
+            found.push(path);
+        }
+    }
+    Ok(())
+}
+
+/// The lines that are comments and nothing else, with their numbers.
+fn comment_lines(source: &str) -> impl Iterator<Item = (usize, &str)> {
+    let lines = (1..).zip(source.lines());
+    lines.filter(|(_, line)| line.trim_start().starts_with("//"))
+}
+
+fn has_riddle(line: &str) -> bool {
+    let mut words = line.split(|c: char| !c.is_alphanumeric() && c != '_');
+    words.any(|word| RIDDLES.iter().any(|riddle| word.eq_ignore_ascii_case(riddle)))
+}
+
+/// The numbers of a document's lines that are too long and neither a row of a table nor code, and
+/// would not be short without the address of a link.
+fn long_lines(text: &str) -> Vec<usize> {
+    let mut in_code = false;
+    let mut long = Vec::new();
+    for (number, line) in (1..).zip(text.lines()) {
+        let fence = line.trim_start().starts_with("```");
+        in_code ^= fence;
+        let exempt = fence || in_code || line.starts_with('|') || line.contains("](");
+        if !exempt && line.chars().count() > COLUMNS {
+            long.push(number);
+        }
+    }
+    long
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_lines_that_are_comments_count() {
+        let source = "let who = 1; // who\n    // two\n/// three\n//! four\n";
+        let lines: Vec<usize> = comment_lines(source).map(|(number, _)| number).collect();
+        assert_eq!(lines, [2, 3, 4]);
+    }
+
+    #[test]
+    fn riddles_are_whole_words() {
+        for line in ["// Who waits", "/// for whom it is", "// whoever: asks", "//! (who)"] {
+            assert!(has_riddle(line), "{line}");
+        }
+        for line in ["// the whole", "// whose", "// `who_waits`", "// the peer that waits"] {
+            assert!(!has_riddle(line), "{line}");
+        }
+    }
+
+    #[test]
+    fn tables_links_and_code_may_be_long() {
+        let long = "x".repeat(COLUMNS + 1);
+        let text =
+            format!("{}\n{long}\n|{long}|\n[x]({long})\n```\n{long}\n```\n{long}", "x".repeat(100));
+        assert_eq!(long_lines(&text), [2, 8]);
+    }
+
+    #[test]
+    fn the_files_for_later_exist() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace");
+        for later in LATER {
+            assert!(root.join(later).exists(), "{later}: take it out of the list");
+        }
+    }
+}
