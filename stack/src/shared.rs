@@ -42,7 +42,8 @@ pub struct EngineConfig {
     /// loss, it is again taken to hold more of the packets that leave as super-packets
     /// ([`Engine::departed`](crate::Engine::departed)).
     pub calm_packets: u32,
-    /// Packets that a queue pair sends before other queue pairs get their turn, at most 65,535.
+    /// Packets that a queue pair sends before other queue pairs get their turn. 0 counts as 1, and
+    /// what is above 65,535 as that.
     pub quantum: u32,
 }
 
@@ -88,7 +89,7 @@ impl Shared {
     /// Packets per turn.
     #[inline]
     pub(crate) fn quantum(&self) -> u16 {
-        u16::try_from(self.config.quantum).unwrap_or(u16::MAX)
+        u16::try_from(self.config.quantum.max(1)).unwrap_or(u16::MAX)
     }
 
     #[inline]

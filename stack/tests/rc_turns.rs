@@ -99,3 +99,19 @@ fn long_messages_never_wait_for_what_nobody_asks_for() {
         }
     }
 }
+
+#[test]
+fn a_turn_of_any_length_is_one() {
+    for quantum in [0, 1, u32::from(u16::MAX), u32::from(u16::MAX) + 1, u32::MAX] {
+        let mut pair = Pair::new(&Setup { qps: 2, quantum, ..Setup::default() });
+        let keys = pair.register();
+        for qp in [0, 1] {
+            let op = SendOp::Write { remote: BASE, rkey: keys[1], imm: None };
+            pair.send_on(0, qp, qp as u64, op, &[sge(0, 5 * 1024, keys[0])]);
+        }
+        pair.run();
+        let mut done: Vec<_> = pair.completions(0).iter().map(|c| (c.wr_id, c.status)).collect();
+        done.sort_unstable_by_key(|(wr_id, _)| *wr_id);
+        assert_eq!(done, [(0, WcStatus::Success), (1, WcStatus::Success)], "{quantum}");
+    }
+}

@@ -210,6 +210,7 @@ pub struct Setup {
     /// The depth of a shared receive queue, if there is one.
     pub srq: Option<u32>,
     pub qps: usize,
+    pub quantum: u32,
 }
 
 impl Default for Setup {
@@ -233,6 +234,7 @@ impl Default for Setup {
             cut_writes: false,
             srq: None,
             qps: 1,
+            quantum: EngineConfig::default().quantum,
         }
     }
 }
@@ -275,6 +277,7 @@ impl End {
             port_mtu: setup.mtu,
             held_packets_max: setup.held,
             cut_writes: setup.cut_writes,
+            quantum: setup.quantum,
             ..EngineConfig::default()
         };
         let mut engine = Engine::new(config);
