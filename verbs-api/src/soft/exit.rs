@@ -22,16 +22,27 @@ const PATIENCE: Duration = Duration::from_millis(20);
 /// Sends what `device` holds back when the program exits.
 pub(super) fn watch(device: &Arc<Device>) {
     OWNER.get_or_init(|| {
-        // SAFETY: the function belongs to this library, which outlives the registration: exit(3)
-        // runs it, or dlclose(3) does before it unmaps the library. It does not unwind.
-        let full = unsafe { libc::atexit(send_held) };
-        // If the table is full, the program ends as if by _exit(2).
-        debug_assert_eq!(full, 0);
+        register();
         std::process::id()
     });
     let mut devices = DEVICES.lock();
     devices.retain(|device| device.strong_count() > 0);
     devices.push(Arc::downgrade(device));
+}
+
+#[cfg(not(miri))]
+fn register() {
+    // SAFETY: the function is one of this library, which outlives it: exit(3) runs it, or
+    // dlclose(3) before it unmaps the library. It does not unwind.
+    let full = unsafe { libc::atexit(send_held) };
+    // Without room the program ends as if by _exit(2).
+    debug_assert_eq!(full, 0);
+}
+
+/// Miri knows no atexit(3).
+#[cfg(miri)]
+fn register() {
+    let _: extern "C" fn() = send_held;
 }
 
 extern "C" fn send_held() {
