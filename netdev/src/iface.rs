@@ -101,13 +101,8 @@ mod tests {
             (255, false, false),
         ] {
             let lo = Interface {
-                name: "lo".into(),
-                index: 1,
-                mtu: 65_536,
-                mac: [0; 6],
-                up: true,
-                loopback: true,
                 addresses: vec![([127, 0, 0, 1].into(), prefix_len)],
+                ..crate::sides::lo()
             };
             assert!(lo.has([127, 0, 0, 1].into()));
             assert_eq!(lo.has([127, 0, 0, 2].into()), has_2, "/{prefix_len}");

@@ -140,22 +140,7 @@ impl PathTable {
             let path = guard.add_path(spec)?;
             (Some(path.id), path.src_port)
         };
-        let mut entry = Entry {
-            spec: *spec,
-            src_port,
-            target,
-            guard,
-            template: None,
-            check: false,
-            answered: false,
-            last: 0,
-            turn: None,
-            used: false,
-            changed: false,
-            rerouted: false,
-            route_refreshes: 0,
-            ip_id: 0,
-        };
+        let mut entry = Entry::new(*spec, src_port, target, guard);
         entry.settle(&self.iface, neighbour);
         if entry.template.is_none() && entry.is_resolved_by_kernel() {
             self.backoff = RESOLVE_FIRST;

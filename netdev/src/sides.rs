@@ -13,6 +13,19 @@ pub(crate) fn ip(address: &str) -> IpAddr {
     address.parse().expect("an address")
 }
 
+/// The loopback interface, as it is in every namespace.
+pub(crate) fn lo() -> Interface {
+    Interface {
+        name: "lo".into(),
+        index: 1,
+        mtu: 65_536,
+        mac: [0; 6],
+        up: true,
+        loopback: true,
+        addresses: vec![(ip("127.0.0.1"), 8)],
+    }
+}
+
 /// A port on `v0`, for the addresses given.
 pub(crate) fn open(ns: &NetNs, backend: Backend, own: &[&str]) -> Result<AnyPort, OpenError> {
     let mut ports = open_shards(ns, backend, own, 1)?;

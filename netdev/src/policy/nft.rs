@@ -249,3 +249,22 @@ pub(super) fn text(value: &[u8]) -> String {
 pub(super) fn be32(value: &[u8]) -> Option<u32> {
     value.first_chunk().map(|bytes| u32::from_be_bytes(*bytes))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chain_is_named_as_nft_names_it() {
+        let name = |family| describe(&(family, "t".to_owned(), "c".to_owned()));
+        for (family, word) in [
+            (FAMILY_INET, "inet"),
+            (FAMILY_IPV4, "ip"),
+            (FAMILY_IPV6, "ip6"),
+            (FAMILY_NETDEV, "netdev"),
+            (0xff, "other"),
+        ] {
+            assert_eq!(name(family), format!("chain c of table {word} t"));
+        }
+    }
+}

@@ -54,11 +54,14 @@ fn rules_that_cannot_match_are_left_out() {
         "oifname \"eth*\" drop",
         "oif lo drop",
         "tcp dport 22 jump other",
+        "udp dport 4791 jump harmless",
+        "goto harmless",
     ] {
         let found = with_nft(
             &pair,
             &format!(
                 "table inet t {{ chain other {{ drop; }}
+                   chain harmless {{ tcp dport 22 drop; }}
                    chain c {{ type filter hook output priority 0; {rules}; }} }}"
             ),
         );

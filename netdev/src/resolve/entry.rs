@@ -68,6 +68,31 @@ pub(super) enum Target {
 }
 
 impl Entry {
+    /// A path of which nothing is known yet but where it leads.
+    pub(super) fn new(
+        spec: PathSpec,
+        src_port: u16,
+        target: Target,
+        guard: Option<PathId>,
+    ) -> Self {
+        Self {
+            spec,
+            src_port,
+            target,
+            guard,
+            template: None,
+            check: false,
+            answered: false,
+            last: 0,
+            turn: None,
+            used: false,
+            changed: false,
+            rerouted: false,
+            route_refreshes: 0,
+            ip_id: 0,
+        }
+    }
+
     /// Whether the kernel resolves its next hop, now or once there is a route.
     pub(super) fn is_resolved_by_kernel(&self) -> bool {
         matches!(self.target, Target::Neighbour(_) | Target::Nowhere)
@@ -127,29 +152,15 @@ mod tests {
     use super::*;
 
     fn entry(target: Target) -> Entry {
-        Entry {
-            spec: PathSpec {
-                local: [10, 9, 0, 1].into(),
-                remote: [10, 9, 0, 2].into(),
-                src_port: 0,
-                tos: 0,
-                ttl: 64,
-                flow_label: 0,
-            },
-            src_port: 49152,
-            target,
-            guard: Some(PathId(0)),
-            template: None,
-            check: false,
-            answered: false,
-            last: 0,
-            turn: None,
-            used: false,
-            changed: false,
-            rerouted: false,
-            route_refreshes: 0,
-            ip_id: 0,
-        }
+        let spec = PathSpec {
+            local: [10, 9, 0, 1].into(),
+            remote: [10, 9, 0, 2].into(),
+            src_port: 0,
+            tos: 0,
+            ttl: 64,
+            flow_label: 0,
+        };
+        Entry::new(spec, 49152, target, Some(PathId(0)))
     }
 
     fn iface() -> Interface {

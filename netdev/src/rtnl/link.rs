@@ -215,6 +215,29 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_link_is_what_its_attributes_say() {
+        let mut message = LinkMessage::default();
+        message.header.index = 7;
+        message.attributes = vec![
+            LinkAttribute::IfName("v7".into()),
+            LinkAttribute::Mtu(4200),
+            LinkAttribute::Address(vec![1, 2, 3, 4, 5, 6]),
+            LinkAttribute::GsoMaxSegs(11),
+            LinkAttribute::GsoMaxSize(12),
+            LinkAttribute::NumRxQueues(13),
+            LinkAttribute::NumTxQueues(14),
+        ];
+        let link = link_from(&message);
+        assert_eq!((link.index, link.name.as_str(), link.mtu), (7, "v7", 4200));
+        assert_eq!(link.mac, [1, 2, 3, 4, 5, 6]);
+        assert_eq!((link.gso_segs_max, link.gso_bytes_max), (11, 12));
+        assert_eq!((link.rx_queues, link.tx_queues), (13, 14));
+        // An address of another kind of link is none of ours.
+        message.attributes = vec![LinkAttribute::Address(vec![1; 20])];
+        assert_eq!(link_from(&message).mac, [0; 6]);
+    }
+
+    #[test]
     fn gid_order_is_ipv4_then_global_then_link_local() {
         let mut all: Vec<IpAddr> = ["fe80::1", "2001:db8::1", "10.0.0.1", "fd00::1", "10.0.0.2"]
             .iter()

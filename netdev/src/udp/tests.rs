@@ -1,6 +1,7 @@
 use super::*;
 use crate::fd;
 use crate::port::{ROCE_PORT, RxIpId};
+use crate::sides::lo;
 use crate::testns::{Pair, or_skip};
 
 /// Addresses 127.x.y.z of this test process alone, so that tests of several processes, which all
@@ -10,18 +11,6 @@ fn loopback(n: u8) -> IpAddr {
     // 63 × 256 pids apart; the second byte is never 0, where 127.0.0.1 is.
     let [_, _, high, low] = pid.to_be_bytes();
     IpAddr::from([127, 64 + (high & 0x3F) + 1, low, n])
-}
-
-fn lo() -> Interface {
-    Interface {
-        name: "lo".into(),
-        index: 1,
-        mtu: 65_536,
-        mac: [0; 6],
-        up: true,
-        loopback: true,
-        addresses: vec![("127.0.0.1".parse().unwrap(), 8)],
-    }
 }
 
 /// A received datagram, owned.
