@@ -1,4 +1,4 @@
-//! The scripts of `scripts/`, played to our engine in virtual time: one test for each.
+//! The scripts of `tests/scripts/`, played to our engine in virtual time: one test for each.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! What the fuzz targets in `fuzz/` do with their bytes. They are functions of bytes, so an
+//! What the fuzz targets in `tests/fuzz/` do with their bytes. They are functions of bytes, so an
 //! ordinary test (`tests/tests/fuzz.rs`) can run them without cargo-fuzz, over the corpora and over
 //! mutated copies of them.
 //!
@@ -21,7 +21,7 @@ use crate::captures;
 /// A fuzz target.
 #[derive(Debug, Clone, Copy)]
 pub struct Target {
-    /// Its name; its file in `fuzz/fuzz_targets` and its corpus have the same name.
+    /// Its name; its file in `tests/fuzz/fuzz_targets` and its corpus have the same name.
     pub name: &'static str,
     /// Runs the target on the bytes of one input.
     pub run: fn(&[u8]),

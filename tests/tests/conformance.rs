@@ -125,7 +125,7 @@ fn each_rule_has_a_test() {
             let text = files.text(&row.id, "stack/tests", file);
             // A script outside of the list of `each_script!` would be dead code, which clippy
             // refuses.
-            if file.starts_with("scripts/src/") {
+            if file.starts_with("tests/scripts/src/") {
                 if !text.contains(&format!("\npub(crate) fn {name}(t: &mut Talk<'_>) -> Step {{")) {
                     wrong.push(format!("{}: {file} has no script {name}", row.id));
                 }

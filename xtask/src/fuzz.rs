@@ -1,4 +1,4 @@
-//! The fuzz targets of `fuzz/` under cargo-fuzz, each for a limited time. Without cargo-fuzz,
+//! The fuzz targets of `tests/fuzz/` under cargo-fuzz, each for a limited time. Without cargo-fuzz,
 //! `tests/tests/fuzz.rs` still runs the same functions over their corpora and over changed copies
 //! of those.
 
@@ -6,6 +6,8 @@ use crate::command::{self, cargo};
 use std::fs;
 use std::process::Command;
 
+/// Where cargo-fuzz finds the targets.
+const FOLDER: &str = "tests/fuzz";
 /// Time for each target in `cargo xtask test`, in seconds.
 const SMOKE_SECONDS: u32 = 10;
 
@@ -38,7 +40,7 @@ pub(crate) fn run(args: &[&str]) -> Result<(), String> {
 
 fn all(seconds: u32, wanted: &[&str]) -> Result<(), String> {
     let corpus = ["run", "--quiet", "-p", "rocinante-tests", "--bin", "fuzz-corpus"];
-    command::run(cargo(corpus).args(["--", "fuzz/corpus"]))?;
+    command::run(cargo(corpus).args(["--", &format!("{FOLDER}/corpus")]))?;
     command::run(&mut fuzz(&["build"]))?;
     let targets = targets()?;
     if let Some(unknown) = wanted.iter().find(|name| !targets.iter().any(|known| known == *name)) {
@@ -55,7 +57,7 @@ fn all(seconds: u32, wanted: &[&str]) -> Result<(), String> {
 
 /// The targets, one per file.
 fn targets() -> Result<Vec<String>, String> {
-    let folder = fs::read_dir("fuzz/fuzz_targets").map_err(|error| error.to_string())?;
+    let folder = fs::read_dir(format!("{FOLDER}/fuzz_targets")).map_err(|error| error.to_string())?;
     let names = folder.filter_map(|entry| Some(entry.ok()?.path().file_stem()?.to_str()?.into()));
     let mut names: Vec<String> = names.collect();
     names.sort();
@@ -66,6 +68,7 @@ fn targets() -> Result<Vec<String>, String> {
 /// stable compiler.
 fn fuzz(args: &[&str]) -> Command {
     let mut command = cargo(["fuzz"]);
-    command.args(args).env("RUSTC_BOOTSTRAP", "1");
+    let (what, args) = args.split_first().expect("a command of cargo-fuzz");
+    command.args([what, "--fuzz-dir", FOLDER]).args(args).env("RUSTC_BOOTSTRAP", "1");
     command
 }

@@ -2,7 +2,8 @@
 //! workspace. For each of them a named test must fail.
 //!
 //! The rows are in `planted/`: `right` occurs exactly once in its file, and the bug replaces it by
-//! `wrong`. The bugs of the engine are in `sim/broken-stack/bugs.rs`; the simulator finds them.
+//! `wrong`. The bugs of the engine are in `tests/sim/broken-stack/bugs.rs`; the simulator finds
+//! them.
 
 mod cm;
 mod netdev;

@@ -8,7 +8,7 @@ use rocinante_tests::fuzz::TARGETS;
 
 fn main() -> std::io::Result<()> {
     let Some(directory) = env::args_os().nth(1).map(PathBuf::from) else {
-        eprintln!("usage: fuzz-corpus DIRECTORY, such as fuzz/corpus");
+        eprintln!("usage: fuzz-corpus DIRECTORY, such as tests/fuzz/corpus");
         std::process::exit(2);
     };
     for target in TARGETS {

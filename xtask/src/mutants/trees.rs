@@ -26,14 +26,14 @@ const MANIFESTS: [(&str, &str); 3] = [
          [profile.dev]\ndebug = false\n\n[profile.dev.package.\"*\"]\nopt-level = 2\n",
     ),
     (
-        "crc/Cargo.toml",
+        "stack/crc/Cargo.toml",
         "[package]\nname = \"rocinante-crc\"\nversion = \"0.1.0\"\nedition = \"2024\"\n\n\
          [dependencies]\ncrc32fast = \"*\"\n",
     ),
     (
         "stack/Cargo.toml",
         "[package]\nname = \"rocinante-stack\"\nversion = \"0.1.0\"\nedition = \"2024\"\nautotests = false\n\n\
-         [dependencies]\ncrc32fast = \"*\"\nrocinante-crc = { path = \"../crc\" }\n\n\
+         [dependencies]\ncrc32fast = \"*\"\nrocinante-crc = { path = \"crc\" }\n\n\
          [dev-dependencies]\netherparse = \"*\"\npcap-file = \"*\"\n\
          proptest = { version = \"*\", default-features = false, features = [\"std\"] }\n",
     ),
@@ -42,7 +42,7 @@ const MANIFESTS: [(&str, &str); 3] = [
 /// The engine, with its tests and those of the wire (`tests/tests/wire_*.rs`) as modules of one
 /// test program.
 pub(super) fn stack(tree: &Path) -> io::Result<()> {
-    for folder in ["crc/src", "stack/src", "stack/tests", "tests/data"] {
+    for folder in ["stack/crc/src", "stack/src", "stack/tests", "tests/data"] {
         let to = if folder == "tests/data" { "stack/data" } else { folder };
         copy(Path::new(folder), &tree.join(to), &|text| text)?;
     }
@@ -60,7 +60,7 @@ pub(super) fn stack(tree: &Path) -> io::Result<()> {
     let tests = tree.join("stack/tests");
     module(&tests.join("common/mod.rs"), "common");
     let scripts = tests.join("rocinante_scripts");
-    copy(Path::new("scripts/src"), &scripts, &|text| {
+    copy(Path::new("tests/scripts/src"), &scripts, &|text| {
         text.replace("$crate::", "$crate::rocinante_scripts::")
             .replace(" crate::", " crate::rocinante_scripts::")
     })?;
@@ -134,7 +134,7 @@ pub(super) fn netdev(tree: &Path) -> io::Result<()> {
 /// `verbs-api` with its dependencies, its tests as modules of one test program; and the models of
 /// what threads share.
 pub(super) fn verbs_api(tree: &Path) -> io::Result<()> {
-    workspace(tree, &["crc", "stack", "scripts", "netdev", "verbs-api", "tests/models"])?;
+    workspace(tree, &["stack", "stack/crc", "netdev", "verbs-api", "tests/models", "tests/scripts"])?;
     for tests in ["stack/tests", "verbs-api/tests"] {
         fs::remove_dir_all(tree.join(tests))?;
     }
@@ -168,15 +168,8 @@ fn workspace(tree: &Path, members: &[&str]) -> io::Result<()> {
     for file in ["Cargo.lock", ".cargo/mutants.toml"] {
         fs::copy(file, tree.join(file))?;
     }
-    let kept = |line: &str| {
-        if line.starts_with("members = ") {
-            format!("members = {members:?}\n")
-        } else if line.starts_with("default-members = ") {
-            String::new()
-        } else {
-            format!("{line}\n")
-        }
-    };
-    let manifest: String = fs::read_to_string("Cargo.toml")?.lines().map(kept).collect();
-    fs::write(tree.join("Cargo.toml"), manifest)
+    let manifest = fs::read_to_string("Cargo.toml")?;
+    let (_, rest) = manifest.split_once("\n\n").unwrap_or_default();
+    let head = format!("[workspace]\nresolver = \"3\"\nmembers = {members:?}\n");
+    fs::write(tree.join("Cargo.toml"), format!("{head}\n{rest}"))
 }

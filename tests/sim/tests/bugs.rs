@@ -13,7 +13,7 @@ const TRIALS: u64 = 60;
 fn every_planted_bug_is_found_by_its_seed() {
     assert!(
         LOST.is_empty(),
-        "sim/broken-stack/bugs.rs: the places of these have changed: {LOST:?}"
+        "tests/sim/broken-stack/bugs.rs: the places of these have changed: {LOST:?}"
     );
     assert!(BUGS.len() >= 15);
     let mut missed = Vec::new();
@@ -34,7 +34,7 @@ fn every_planted_bug_is_found_by_its_seed() {
     plant(None);
     assert!(
         missed.is_empty(),
-        "sim/broken-stack/bugs.rs needs other seeds:\n{}",
+        "tests/sim/broken-stack/bugs.rs needs other seeds:\n{}",
         missed.join("\n")
     );
 }

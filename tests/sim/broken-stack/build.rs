@@ -8,7 +8,7 @@ include!("bugs.rs");
 fn main() -> io::Result<()> {
     let home = env::var("CARGO_MANIFEST_DIR").expect("cargo sets it");
     let out = env::var("OUT_DIR").expect("cargo sets it");
-    let source = Path::new(&home).join("../../stack/src");
+    let source = Path::new(&home).join("../../../stack/src");
     let engine = Path::new(&out).join("engine");
     println!("cargo::rerun-if-changed={}", source.display());
     println!("cargo::rerun-if-changed=bugs.rs");
@@ -34,7 +34,7 @@ fn main() -> io::Result<()> {
             // Not an error: the tests name the bugs that must follow the source, and all else can
             // still be built.
             println!(
-                "cargo::warning=sim/broken-stack/bugs.rs: {}: its place in {} has changed",
+                "cargo::warning=tests/sim/broken-stack/bugs.rs: {}: its place in {} has changed",
                 bug.name, bug.file
             );
             lost.push(bug.name);

@@ -1,4 +1,5 @@
-//! Known departures of Soft-RoCE from the specification. `interop/README.md` has a row for each.
+//! Known departures of Soft-RoCE from the specification. `tests/interop/README.md` has a row for
+//! each.
 
 /// A departure of Soft-RoCE.
 #[derive(Debug, PartialEq, Eq)]

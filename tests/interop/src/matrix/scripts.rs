@@ -1,6 +1,6 @@
-//! The scripts of `scripts/`, played to Soft-RoCE. The agent in the guest has the queue pair. We
-//! are its peer, packet by packet, with sockets in the container. They use IPv6: its header has no
-//! field that the ICRC covers and a socket does not know.
+//! The scripts of `tests/scripts/`, played to Soft-RoCE. The agent in the guest has the queue pair.
+//! We are its peer, packet by packet, with sockets in the container. They use IPv6: its header has
+//! no field that the ICRC covers and a socket does not know.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
