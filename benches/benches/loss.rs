@@ -10,8 +10,8 @@ mod writes;
 use std::time::Duration;
 
 use rocinante::{Access, Backend, Mtu};
+use rocinante_node::Match;
 use rocinante_tests::harness::{Harness, Setup};
-use rocinante_tests::lab::Match;
 use rocinante_tests::oracles::Oracle;
 
 /// Bytes of a message.

@@ -1,15 +1,12 @@
 //! The command line. Each subcommand has its own module.
 
 use std::ffi::OsString;
-use std::panic;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::{
-    bench, cm_bench, compare, decode, demo, devices, mckey, perf, pingpong, rping, sim, ucmatose,
-    udaddy, workers,
-};
+use crate::output::{Failure, Output};
+use crate::{decode, demo, devices, mckey, perf, pingpong, rping, ucmatose, udaddy};
 
 /// RDMA over Converged Ethernet in user space: no RDMA card, no kernel module, no root
 #[derive(Debug, Parser)]
@@ -30,23 +27,24 @@ enum Command {
     Rping(rping::Args),
     Udaddy(udaddy::Args),
     Mckey(mckey::Args),
-    CmBench(cm_bench::Args),
     Ucmatose(ucmatose::Args),
     RdmaServer(ucmatose::ServerArgs),
     RdmaClient(ucmatose::ClientArgs),
     Decode(decode::Args),
-    Bench(bench::Args),
-    Compare(compare::Args),
-    Sim(sim::Args),
     #[command(hide = true)]
-    MeasureWorker(workers::WorkerArgs),
+    Bench(Moved),
+    #[command(hide = true)]
+    Compare(Moved),
+    #[command(hide = true)]
+    CmBench(Moved),
+    #[command(hide = true)]
+    Sim(Moved),
 }
 
 /// Runs the command line `args`. Its first word is the program's name. Ends the process if the
 /// arguments make no sense.
 #[must_use]
 pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
-    end_quietly_without_a_reader();
     match Cli::parse_from(args).command {
         Command::Demo(args) => demo::run(&args),
         Command::DemoWorker(args) => demo::run_worker(&args),
@@ -56,31 +54,31 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Rping(args) => rping::run(&args),
         Command::Udaddy(args) => udaddy::run(&args),
         Command::Mckey(args) => mckey::run(&args),
-        Command::CmBench(args) => cm_bench::run(&args),
         Command::Ucmatose(args) => ucmatose::run(&args),
         Command::RdmaServer(args) => ucmatose::run_server(&args),
         Command::RdmaClient(args) => ucmatose::run_client(&args),
         Command::Decode(args) => decode::run(&args),
-        Command::Bench(args) => bench::run(&args),
-        Command::Compare(args) => compare::run(&args),
-        Command::Sim(args) => sim::run_command(&args),
-        Command::MeasureWorker(args) => workers::run_worker(&args),
+        Command::Bench(_) => moved("bench", "rocinante-bench"),
+        Command::Compare(_) => moved("compare", "rocinante-bench compare"),
+        Command::CmBench(_) => moved("cm-bench", "rocinante-bench cm"),
+        Command::Sim(_) => moved("sim", "rocinante-sim"),
     }
 }
 
-/// The status that shells report for a process that ended by SIGPIPE.
-const BROKEN_PIPE: i32 = 141;
+/// The arguments of a command that is now a program of its own.
+#[derive(Debug, clap::Args)]
+#[command(disable_help_flag = true)]
+struct Moved {
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    _args: Vec<OsString>,
+}
 
-/// Ends this process quietly when the reader of standard output closes it early (`| head`), as
-/// SIGPIPE ends other programs. Rust ignores that signal, and the sockets and the pipes to workers
-/// need this; but then `println!` panics.
-fn end_quietly_without_a_reader() {
-    let usual = panic::take_hook();
-    panic::set_hook(Box::new(move |info| {
-        let said = info.payload_as_str().unwrap_or_default();
-        if said.starts_with("failed printing to std") && said.contains("Broken pipe") {
-            std::process::exit(BROKEN_PIPE);
-        }
-        usual(info);
-    }));
+/// Says where the command `was` went.
+fn moved(was: &str, now: &str) -> ExitCode {
+    let why = format!(
+        "this command is now `{now}`, in the project's source tree: build it by \
+         `cargo build --release --workspace`"
+    );
+    let out = Output { json: false };
+    out.end(&format!("rocinante {was}"), &Err::<(), _>(Failure::Usage(why)))
 }

@@ -9,7 +9,7 @@ use nix::unistd::Pid;
 /// Binds the calling thread to the core with index `index` (0 or 1) of the pair. In a process with
 /// one thread this binds the process. Does nothing if there is only one core or the kernel refuses:
 /// the scheduler then decides.
-pub(crate) fn bind(index: usize) {
+pub fn bind(index: usize) {
     let this = Pid::from_raw(0);
     let Ok(allowed) = sched_getaffinity(this) else { return };
     let mut allowed: Vec<usize> =

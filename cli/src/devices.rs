@@ -131,7 +131,7 @@ pub fn run(args: &Args) -> ExitCode {
     if let Ok(report) = &result {
         report.print(out);
     }
-    out.end("devices", &result)
+    out.end("rocinante devices", &result)
 }
 
 fn report(args: &Args) -> Result<Report, Failure> {

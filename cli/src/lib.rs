@@ -9,22 +9,16 @@
 //! - [`mckey`] sends to multicast groups.
 //! - [`decode`] reads capture files.
 //! - [`measure`] has the loops behind latencies and bandwidths.
-//! - [`lab`] builds small networks out of network namespaces: containers, the host's bridge between
-//!   them, and the host's policy on it.
 #![forbid(unsafe_code)]
 
-pub mod bench;
-pub mod cm_bench;
 pub mod command;
-pub mod compare;
 pub mod compat;
-mod cores;
+pub mod cores;
 pub mod counters;
 mod datagrams;
 pub mod decode;
 pub mod demo;
 pub mod devices;
-pub mod lab;
 pub mod mckey;
 pub mod measure;
 pub mod output;
@@ -33,7 +27,5 @@ pub mod pingpong;
 pub mod quiet;
 pub mod rping;
 pub mod session;
-pub mod sim;
 pub mod ucmatose;
 pub mod udaddy;
-pub mod workers;

@@ -84,7 +84,7 @@ pub fn run(args: &Args) -> ExitCode {
     if let Ok(report) = &result {
         out.line(format_args!("{} datagrams sent, {} received", report.sent, report.received));
     }
-    out.end("mckey", &result)
+    out.end("rocinante mckey", &result)
 }
 
 impl Args {

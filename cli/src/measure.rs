@@ -38,7 +38,7 @@ pub use latency::{
     Pinging, RoundTrip, Side, round_trips, round_trips_apart, send_latency, send_latency_blocking,
     write_latency,
 };
-pub(crate) use latency::{histogram, record};
+pub use latency::{histogram, record};
 pub use spread::Spread;
 
 /// One end of a connection, with everything that a measurement uses.

@@ -11,6 +11,8 @@ use std::process::ExitCode;
 use rocinante::VerbsError;
 use serde::Serialize;
 
+use crate::measure::MeasureError;
+
 /// The reason why a command failed, and what to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Failure {
@@ -53,6 +55,15 @@ impl From<VerbsError> for Failure {
     }
 }
 
+impl From<MeasureError> for Failure {
+    fn from(error: MeasureError) -> Self {
+        match error {
+            MeasureError::Verbs(error) => error.into(),
+            error => Self::Failed(error.to_string()),
+        }
+    }
+}
+
 /// The destination of a command's results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Output {
@@ -81,10 +92,10 @@ impl Output {
         let _ = writeln!(io::stderr(), "{text}");
     }
 
-    /// Ends the command: prints the JSON object if one is wanted and the error if there is one, and
-    /// returns the exit code.
+    /// Ends the command: prints the JSON object if one is wanted and the error, after the words of
+    /// `program`, if there is one. Returns the exit code.
     #[must_use]
-    pub fn end<T: Serialize>(self, command: &str, result: &Result<T, Failure>) -> ExitCode {
+    pub fn end<T: Serialize>(self, program: &str, result: &Result<T, Failure>) -> ExitCode {
         #[derive(Serialize)]
         struct Error<'a> {
             error: &'a str,
@@ -92,7 +103,7 @@ impl Output {
         let (line, code) = match result {
             Ok(value) => (serde_json::to_string(value), ExitCode::SUCCESS),
             Err(failure) => {
-                self.note(format_args!("rocinante {command}: {failure}"));
+                self.note(format_args!("{program}: {failure}"));
                 let (Failure::Usage(error) | Failure::Failed(error)) = failure;
                 (serde_json::to_string(&Error { error }), ExitCode::from(failure.code()))
             }
@@ -105,7 +116,7 @@ impl Output {
 }
 
 /// Formats three significant digits.
-pub(crate) fn digits(value: f64) -> String {
+pub fn digits(value: f64) -> String {
     let whole = value.abs().max(f64::MIN_POSITIVE).log10().floor() as i32;
     format!("{value:.*}", usize::try_from(2 - whole).unwrap_or(0).min(4))
 }

@@ -108,7 +108,7 @@ struct Report {
 pub fn run(args: &Args) -> ExitCode {
     let out = Output { json: args.json };
     let command = args.test.command();
-    out.end(&command, &run_side(args, &command, out))
+    out.end(&format!("rocinante {command}"), &run_side(args, &command, out))
 }
 
 fn run_side(args: &Args, command: &str, out: Output) -> Result<Report, Failure> {

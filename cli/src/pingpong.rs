@@ -189,7 +189,7 @@ impl fmt::Display for Place {
 #[must_use]
 pub fn run(args: &Args) -> ExitCode {
     let out = Output { json: args.json };
-    out.end("pingpong", &run_side(args, out))
+    out.end("rocinante pingpong", &run_side(args, out))
 }
 
 fn run_side(args: &Args, out: Output) -> Result<Report, Failure> {

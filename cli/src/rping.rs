@@ -96,7 +96,7 @@ pub fn run(args: &Args) -> ExitCode {
             report.rounds, report.peer, report.seconds, report.connect_us
         ));
     }
-    out.end("rping", &result)
+    out.end("rocinante rping", &result)
 }
 
 impl Args {

@@ -175,7 +175,7 @@ fn end(
             report.messages, report.connections, report.seconds, report.connect_seconds
         ));
     }
-    out.end(name, &result)
+    out.end(&format!("rocinante {name}"), &result)
 }
 
 impl Common {

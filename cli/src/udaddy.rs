@@ -79,7 +79,7 @@ pub fn run(args: &Args) -> ExitCode {
     if let Ok(report) = &result {
         out.line(format_args!("{} datagrams sent, {} received", report.sent, report.received));
     }
-    out.end("udaddy", &result)
+    out.end("rocinante udaddy", &result)
 }
 
 impl Args {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use rocinante::{Context, Resources};
 
 use crate::harness::wait_until;
-use crate::lab::{ChildGuard, exit_with_parent};
+use rocinante_node::{ChildGuard, exit_with_parent};
 
 /// Set in a process that runs one test only.
 const ALONE: &str = "ROCINANTE_TEST_ALONE";

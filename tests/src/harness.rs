@@ -38,9 +38,9 @@ use rocinante::{
     SendOp, SendWr, Sge, VerbsError, Wc, WcStatus,
 };
 
-use crate::lab::{Lab, LabConfig, Netns};
 use crate::oracles::{Channels, Oracles, becomes_idle, is_ready_within};
 pub use crate::setup::{ADDRESS_VARIABLE, DEVICE_VARIABLE, Family, KernelDevice, On, Setup};
+use rocinante_node::{Lab, LabConfig, Netns};
 
 /// How long an expected event may take on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(30);

@@ -6,7 +6,7 @@
 //! `ROCINANTE_TEST_LOG` names, if it is set.
 //!
 //! ```no_run
-//! use rocinante_tests::lab::{Lab, LabConfig};
+//! use rocinante_node::{Lab, LabConfig};
 //!
 //! fn two_containers_talk() {
 //!     rocinante_tests::require_lab!();
@@ -31,5 +31,3 @@ pub mod snapshot;
 pub mod tshark;
 pub mod unique;
 pub mod verbs;
-
-pub use rocinante_cli::lab;

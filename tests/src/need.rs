@@ -1,7 +1,7 @@
 //! What tests need, each with the reason why it is not available.
 
-use crate::lab::{Availability, Privilege};
 use rocinante::Backend;
+use rocinante_node::{Availability, Privilege};
 use std::path::Path;
 use std::sync::LazyLock;
 

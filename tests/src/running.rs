@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::lab::ChildGuard;
+use rocinante_node::ChildGuard;
 
 /// How long any command here may take on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);

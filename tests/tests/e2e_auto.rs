@@ -1,8 +1,8 @@
 //! The backend of a container's device if the program names none, and the reason.
 
 use rocinante::{Access, Backend, ConnectOptions, Context, OpenOptions, SendOp, WcStatus};
+use rocinante_node::{Container, Lab, LabConfig};
 use rocinante_tests::harness::{Harness, Setup, wr};
-use rocinante_tests::lab::{Container, Lab, LabConfig};
 use rocinante_tests::{require_backend, require_lab, require_machine_root, require_nft};
 
 fn lab() -> Lab {

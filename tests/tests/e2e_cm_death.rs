@@ -13,11 +13,11 @@ use rocinante::{
     Access, Backend, ConnectOptions, Cq, Mr, PreparedQp, RecvWr, Resources, SendOp, VerbsError,
     WcStatus,
 };
+use rocinante_node::{ChildGuard, Lab, LabConfig, exit_with_parent};
 use rocinante_stack::cm::CmConfig;
 use rocinante_stack::wire::cm::code_to_ns;
 use rocinante_tests::alone::{Held, alone, myself};
 use rocinante_tests::harness::{Family, PATIENCE, Setup, Side, address, wait_until, wr};
-use rocinante_tests::lab::{ChildGuard, Lab, LabConfig, exit_with_parent};
 use rocinante_tests::require_backend;
 use rustix::event::{PollFd, PollFlags, poll};
 

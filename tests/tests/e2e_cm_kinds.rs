@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 
 use rocinante::cm::{self, CmFailure, Connection, Listener, Params, RejReason};
 use rocinante::{Access, Backend, QpType, RecvWr, SendOp, VerbsError};
+use rocinante_node::Match;
 use rocinante_tests::harness::{Harness, PATIENCE, Setup, Side, pattern, wr};
-use rocinante_tests::lab::Match;
 use rocinante_tests::{require_backend, require_nft};
 
 const PORT: u16 = 7471;

@@ -6,8 +6,8 @@
 use std::time::{Duration, Instant};
 
 use rocinante::{Access, Backend, ConnectOptions, Mtu, SendOp, WcStatus};
+use rocinante_node::Match;
 use rocinante_tests::harness::{Harness, Setup, assert_same, pattern, wr};
-use rocinante_tests::lab::Match;
 use rocinante_tests::oracles::Oracle;
 use rocinante_tests::{on_each_backend, require_backend, require_ethtool, require_nft};
 

@@ -7,9 +7,9 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use rocinante::{Access, Backend, MwType, PeerPath, QpType, RecvWr, SendOp};
+use rocinante_node::{Lab, LabConfig};
 use rocinante_tests::alone::{Held, alone, resident_bytes};
 use rocinante_tests::harness::{Family, Harness, Setup, Side, address, next, wait_until, wr};
-use rocinante_tests::lab::{Lab, LabConfig};
 use rocinante_tests::require_backend;
 
 /// One test for each function, backend and number of turns.

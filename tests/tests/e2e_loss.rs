@@ -7,8 +7,8 @@
 use std::time::{Duration, Instant};
 
 use rocinante::{Access, Backend, ConnectOptions, Mr, Mtu, Qp, RecvWr, SendOp};
+use rocinante_node::{Match, Rule};
 use rocinante_tests::harness::{Harness, Setup, Side, assert_same, pattern, wr};
-use rocinante_tests::lab::{Match, Rule};
 use rocinante_tests::oracles::Oracle;
 use rocinante_tests::{on_each_backend, require_backend, require_ethtool, require_nft};
 

@@ -6,8 +6,8 @@ use rocinante::{
     Access, Backend, ConnectOptions, Limits, ModifyAttr, Mtu, OpenOptions, PeerPath, Psn, QpAttr,
     QpState, Qpn, RecvWr, SendOp, VerbsError, WcStatus,
 };
+use rocinante_node::{Lab, LabConfig};
 use rocinante_tests::harness::{Family, Harness, Setup, Side, address, wait_until, wr};
-use rocinante_tests::lab::{Lab, LabConfig};
 use rocinante_tests::oracles::Oracles;
 use rocinante_tests::require_lab;
 use rocinante_tests::verbs::misuse;

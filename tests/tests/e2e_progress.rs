@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use rocinante::cm::{CmFailure, SidrStatus, resolve};
 use rocinante::{Access, Backend, ConnectOptions, SendOp, VerbsError};
+use rocinante_node::Match;
 use rocinante_tests::harness::{Harness, PATIENCE, Setup, StopOnDrop, next, wait_until, wr};
-use rocinante_tests::lab::Match;
 use rocinante_tests::oracles::Oracle;
 use rocinante_tests::{on_each_backend, require_nft};
 

@@ -8,11 +8,11 @@ use rocinante::{
     Access, GRH_LEN, MwType, OpenOptions, PeerPath, Qp, QpType, RecvWr, Rereg, SHARDS_VARIABLE,
     SendOp, SendWr, VerbsError, WcStatus,
 };
+use rocinante_node::ChildGuard;
 use rocinante_tests::alone::myself;
 use rocinante_tests::harness::{
     Backend, Family, Harness, PATIENCE, Setup, Side, assert_same, next, pattern, wait_until, wr,
 };
-use rocinante_tests::lab::ChildGuard;
 use rocinante_tests::oracles::Oracle;
 use rocinante_tests::verbs::{self, death};
 use rocinante_tests::{alone_on_each_backend, require_backend};

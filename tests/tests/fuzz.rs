@@ -69,7 +69,8 @@ fn any_words_of_the_kernel() {
 #[test]
 fn each_target_has_a_program_for_cargo_fuzz() {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz");
-    let manifest = std::fs::read_to_string(folder.join("Cargo.toml")).expect("tests/fuzz/Cargo.toml");
+    let manifest =
+        std::fs::read_to_string(folder.join("Cargo.toml")).expect("tests/fuzz/Cargo.toml");
     for target in fuzz::TARGETS {
         let program = folder.join(format!("fuzz_targets/{}.rs", target.name));
         assert!(program.is_file(), "{}", program.display());

@@ -5,38 +5,48 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 
 /// Every member of the workspace, with the members it may depend on, tests and examples included.
-const MAY_DEPEND_ON: [(&str, &[&str]); 16] = [
+const MAY_DEPEND_ON: [(&str, &[&str]); 18] = [
     ("rocinante-crc", &[]),
     ("rocinante-stack", &["rocinante-crc"]),
-    ("rocinante-scripts", &["rocinante-stack"]),
     ("rocinante-netdev", &[]),
-    ("rocinante-sim", &["rocinante-stack", "rocinante-sim-broken", "rocinante-stack-broken"]),
-    ("rocinante-stack-broken", &["rocinante-crc"]),
-    ("rocinante-sim-broken", &["rocinante-stack-broken"]),
     ("rocinante", &["rocinante-crc", "rocinante-stack", "rocinante-netdev"]),
-    ("rocinante-ceilings", &["rocinante", "rocinante-stack", "rocinante-netdev"]),
+    ("rocinante-node", &[]),
+    ("rocinante-cli", &["rocinante", "rocinante-stack", "rocinante-netdev", "rocinante-node"]),
+    ("rocinante-examples", &["rocinante"]),
+    ("rocinante-baselines", &["rocinante", "rocinante-stack", "rocinante-netdev"]),
     (
-        "rocinante-cli",
+        "rocinante-bench",
         &[
+            "rocinante-cli",
+            "rocinante-node",
+            "rocinante-baselines",
             "rocinante",
-            "rocinante-ceilings",
-            "rocinante-stack",
             "rocinante-netdev",
-            "rocinante-sim",
-            "rocinante-sim-broken",
-            "rocinante-stack-broken",
         ],
     ),
-    ("rocinante-examples", &["rocinante"]),
+    ("rocinante-scripts", &["rocinante-stack"]),
+    ("rocinante-stack-broken", &["rocinante-crc"]),
+    ("rocinante-sim-broken", &["rocinante-stack-broken"]),
+    ("rocinante-sim", &["rocinante-stack", "rocinante-sim-broken", "rocinante-stack-broken"]),
     (
         "rocinante-tests",
-        &["rocinante-cli", "rocinante", "rocinante-stack", "rocinante-netdev", "rocinante-scripts"],
+        &[
+            "rocinante-cli",
+            "rocinante-bench",
+            "rocinante-node",
+            "rocinante",
+            "rocinante-stack",
+            "rocinante-netdev",
+            "rocinante-scripts",
+        ],
     ),
     (
         "rocinante-interop",
         &[
             "rocinante-tests",
             "rocinante-cli",
+            "rocinante-bench",
+            "rocinante-node",
             "rocinante-examples",
             "rocinante",
             "rocinante-stack",
@@ -45,7 +55,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 16] = [
     ),
     // It compiles files of verbs-api itself.
     ("rocinante-models", &["rocinante-stack"]),
-    ("rocinante-benches", &["rocinante-tests", "rocinante", "rocinante-stack"]),
+    ("rocinante-benches", &["rocinante-tests", "rocinante-node", "rocinante", "rocinante-stack"]),
     ("xtask", &[]),
 ];
 

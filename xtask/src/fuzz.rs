@@ -57,7 +57,8 @@ fn all(seconds: u32, wanted: &[&str]) -> Result<(), String> {
 
 /// The targets, one per file.
 fn targets() -> Result<Vec<String>, String> {
-    let folder = fs::read_dir(format!("{FOLDER}/fuzz_targets")).map_err(|error| error.to_string())?;
+    let folder =
+        fs::read_dir(format!("{FOLDER}/fuzz_targets")).map_err(|error| error.to_string())?;
     let names = folder.filter_map(|entry| Some(entry.ok()?.path().file_stem()?.to_str()?.into()));
     let mut names: Vec<String> = names.collect();
     names.sort();

@@ -45,7 +45,8 @@ fn program(args: &[&str], from: &Path) -> Result<(), String> {
 /// Measures Soft-RoCE and Rocinante side by side in the guest; `args` are `compare` or `bench` and
 /// their arguments.
 fn side_by_side(args: &[&str]) -> Result<(), String> {
-    let build = ["build", "--release", "-p", "rocinante-cli", "-p", "rocinante-interop", "--bins"];
+    let build =
+        ["build", "--release", "-p", "rocinante-bench", "-p", "rocinante-interop", "--bins"];
     command::run(&mut cargo(build))?;
     let run = [
         "run",

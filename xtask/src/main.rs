@@ -22,6 +22,7 @@ mod soak;
 mod test;
 mod unsafe_files;
 
+use crate::command::cargo;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -29,6 +30,7 @@ const USAGE: &str = "\
 cargo xtask COMMAND
 
   demo [ARGS]          set up the machine, build, and run `rocinante demo ARGS`
+  bench [ARGS]         build and run `rocinante-bench ARGS`: measure everything (as root)
   test [--quick]       set up the machine, and run every check and every test; --quick leaves out
                        cargo-deny, miri, the instructions, cargo-fuzz, the demo, and the tests that take longest
   test --only STEP...  only these steps, such as clippy, tests, miri
@@ -46,7 +48,7 @@ cargo xtask COMMAND
                        or the part that `test` runs; only cells with every FILTER in their names
                        (--list names them, --times=N repeats them, --write-subset chooses that part anew)
   interop compare [ARGS], interop bench [ARGS]
-                       in that machine, `rocinante compare ARGS` or `rocinante bench ARGS` beside Soft-RoCE
+                       in that machine, `rocinante-bench compare ARGS` or `rocinante-bench ARGS` beside Soft-RoCE
   interop agent [ADDRESS:PORT]
                        on a machine with an RDMA device of the kernel's: let others try it
   interop --device NAME [--agent HOST|local] [--ours ADDRESS] ...
@@ -72,6 +74,7 @@ fn main() -> ExitCode {
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     let done = match args.split_first() {
         Some((&"demo", rest)) => return demo::run(rest),
+        Some((&"bench", rest)) => bench(rest, &from),
         Some((&"test", [])) => test::run(test::Scope::All),
         Some((&"test", ["--quick"])) => test::run(test::Scope::Quick),
         Some((&"test", ["--only", steps @ ..])) if !steps.is_empty() => {
@@ -104,4 +107,12 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// `cargo xtask bench ARGS`, in the directory `from`.
+fn bench(args: &[&str], from: &Path) -> Result<(), String> {
+    setup::packages(setup::DEMO);
+    command::run(&mut cargo(["build", "--release", "--quiet", "-p", "rocinante-bench"]))?;
+    let program = demo::target()?.join("release/rocinante-bench");
+    command::run(std::process::Command::new(program).args(args).current_dir(from))
 }

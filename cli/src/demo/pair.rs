@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::order::{Answer, Order};
 use super::worker::Side;
-use crate::lab::{ChildGuard, Lab, LabError};
+use rocinante_node::{ChildGuard, Lab, LabError};
 
 /// A failure while a backend was shown.
 #[derive(Debug)]

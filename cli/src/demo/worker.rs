@@ -13,8 +13,8 @@ use rocinante::{
 use super::order::{Answer, BulkOrder, Order};
 use super::verify;
 use crate::cores;
-use crate::lab::exit_with_parent;
 use crate::measure::{self, Bulk, BulkOp, BulkResult, End, Pinging, Until};
+use rocinante_node::exit_with_parent;
 
 /// TCP port of the exchange, in container b.
 const PORT: u16 = 18_515;

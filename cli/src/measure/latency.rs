@@ -29,11 +29,12 @@ pub enum RoundTrip {
 }
 
 /// A histogram of nanoseconds, up to a minute, with a precision of three digits.
-pub(crate) fn histogram() -> Histogram<u64> {
+pub fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("bounds that make sense")
 }
 
-pub(crate) fn record(histogram: &mut Histogram<u64>, time: Duration) {
+/// Records a time, in nanoseconds.
+pub fn record(histogram: &mut Histogram<u64>, time: Duration) {
     histogram.saturating_record(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
 }
 

@@ -44,7 +44,7 @@ fn netdev(name: &str) -> Result<Netdev, String> {
 
 impl OpenArgs {
     /// The same options as words of a command line.
-    pub(crate) fn to_words(&self) -> Vec<String> {
+    pub fn to_words(&self) -> Vec<String> {
         let netdev = self.netdev.map(|netdev| match netdev {
             Netdev::Auto => "auto".to_owned(),
             Netdev::Only(backend) => backend.to_string(),

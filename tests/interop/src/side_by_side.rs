@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use rocinante_cli::lab::{Lab, LabConfig};
+use rocinante_node::{Lab, LabConfig};
 
 use crate::error::{Error, Result};
 use crate::guest::{Guest, GuestConfig, Image};
@@ -43,9 +43,9 @@ const LIMIT: Duration = Duration::from_secs(7200);
 /// Where a report is written in the guest.
 const REPORT: &str = "/tmp/report";
 
-/// Runs `rocinante compare` or `rocinante bench` in a guest, with Soft-RoCE beside ours, and prints
-/// the output. A report that `bench` writes is copied out of the guest. `args` are the command and
-/// its arguments. `rocinante` and `rocinante-interop` must be beside this program.
+/// Runs `rocinante-bench compare` or `rocinante-bench` in a guest, with Soft-RoCE beside ours, and prints
+/// the output. A report that `bench` writes is copied out of the guest. `args` are `compare`
+/// or `bench` and their arguments. `rocinante-bench` and `rocinante-interop` must be beside this program.
 ///
 /// # Errors
 /// The guest does not start, or the command failed.
@@ -65,14 +65,19 @@ pub fn run(args: &[String]) -> Result<()> {
     guest.read(DEVICES, Duration::from_secs(60))?;
     let [name, rest @ ..] = &words[..] else { return Err(Error::new("no command")) };
     let rest = rest.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ");
+    let name = match name.as_str() {
+        "bench" => "rocinante-bench",
+        "compare" => "rocinante-bench compare",
+        _ => return Err(Error::new(format!("{name}: say `bench` or `compare`"))),
+    };
     let command = format!(
-        "/host/rocinante {name} --local 10.66.0.1 --remote 10.66.0.2 --devices sbs_rxe0,sbs_rxe1 {rest}"
+        "/host/{name} --local 10.66.0.1 --remote 10.66.0.2 --devices sbs_rxe0,sbs_rxe1 {rest}"
     );
     let outcome = guest.run(&command, LIMIT)?;
     eprint!("{}", outcome.stderr);
     print!("{}", outcome.stdout);
     if outcome.code != 0 {
-        return Err(Error::new(format!("rocinante {name} failed")));
+        return Err(Error::new(format!("{name} failed")));
     }
     if let Some(dir) = report {
         let failed = |error: std::io::Error| Error::new(format!("{}: {error}", dir.display()));

@@ -5,7 +5,7 @@ use rocinante_sim::{Options, Report, run};
 fn passes(seed: u64, steps: u64) -> Report {
     let report = run(&Options { seed, steps, trace: false });
     if let Some(violation) = &report.violation {
-        panic!("replay with rocinante sim --seed {seed} --steps {steps}: {violation}");
+        panic!("replay with rocinante-sim --seed {seed} --steps {steps}: {violation}");
     }
     report
 }

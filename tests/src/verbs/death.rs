@@ -13,7 +13,7 @@ use crate::harness::{
     DEVICE_VARIABLE, Family, KernelDevice, On, PATIENCE, Setup, Side, address, assert_same,
     pattern, wait_until, wr,
 };
-use crate::lab::{ChildGuard, Lab, LabConfig, exit_with_parent};
+use rocinante_node::{ChildGuard, Lab, LabConfig, exit_with_parent};
 use crate::oracles::{Oracle, Oracles};
 
 /// Makes a process of this program the peer of a test; the value is the address on which it waits.

@@ -1,10 +1,10 @@
-//! `rocinante bench`, as far as a test can check it: which rows there are and their parts, not
+//! `rocinante-bench`, as far as a test can check it: which rows there are and their parts, not
 //! their values.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use super::run;
+use super::run_bench;
 use rocinante::Backend;
 use rocinante_tests::{require_backend, require_lab};
 use serde_json::Value;
@@ -69,8 +69,8 @@ fn rows_are_complete_and_the_report_has_them_all() {
     require_lab!();
     require_backend!(Backend::Packet);
     let dir = Dir::new("report");
-    let done = run(&format!(
-        "bench --only write_bw,write_lat,write_rate,tcp-spin --netdev udp,packet --mtu 4096 --runs 2 --seconds 0.01 \
+    let done = run_bench(&format!(
+        "--only write_bw,write_lat,write_rate,tcp-spin --netdev udp,packet --mtu 4096 --runs 2 --seconds 0.01 \
          --patient --json --report {}",
         dir.0.display()
     ))
@@ -108,8 +108,8 @@ fn rows_are_complete_and_the_report_has_them_all() {
 #[test]
 fn every_measure_can_be_had() {
     require_lab!();
-    let done = run(
-        "bench --only bandwidth,rate,latency,both,qps,small_buffers,idle --netdev udp --mtu 4096 --runs 1 --seconds 0.02 --patient --json",
+    let done = run_bench(
+        "--only bandwidth,rate,latency,both,qps,small_buffers,idle --netdev udp --mtu 4096 --runs 1 --seconds 0.02 --patient --json",
     )
     .succeeded();
     let rows = rows(&done.out);
@@ -158,7 +158,7 @@ fn every_measure_can_be_had() {
 #[test]
 fn without_json_there_is_a_table() {
     require_lab!();
-    let done = run("bench --only write_lat --netdev udp --runs 1 --seconds 0.01 --patient");
+    let done = run_bench("--only write_lat --netdev udp --runs 1 --seconds 0.01 --patient");
     let done = done.succeeded();
     assert!(done.out.contains("| write_lat | udp | 64 | 4096 | 1 |"), "{}", done.out);
     assert!(done.err.contains("run 1, 1 of 1: latency: udp"), "progress: {}", done.err);
@@ -166,8 +166,8 @@ fn without_json_there_is_a_table() {
 
 #[test]
 fn what_cannot_be_measured_is_refused() {
-    run("bench --only wriet_bw").failed(2, &["there is no wriet_bw", "write_bw_both"]);
-    run("bench --mtu 1500").failed(2, &["a path MTU is 256, 512, 1024, 2048 or 4096"]);
-    run("bench --seconds 0").failed(2, &["--seconds must be from 0.01 to 60"]);
-    run("bench --netdev hw").failed(2, &["--devices", "rocinante devices"]);
+    run_bench("--only wriet_bw").failed(2, &["there is no wriet_bw", "write_bw_both"]);
+    run_bench("--mtu 1500").failed(2, &["a path MTU is 256, 512, 1024, 2048 or 4096"]);
+    run_bench("--seconds 0").failed(2, &["--seconds must be from 0.01 to 60"]);
+    run_bench("--netdev hw").failed(2, &["--devices", "rocinante devices"]);
 }

@@ -1,15 +1,15 @@
-//! `rocinante cm-bench`: what it reports, not how fast it is here.
+//! `rocinante-bench cm`: what it reports, not how fast it is here.
 
 use rocinante_tests::{need, require};
 
-use super::{Addresses, Running, rocinante, run, words};
+use super::{Addresses, Running, rocinante_bench, run, run_bench, words};
 
 #[test]
 fn connections_are_made_held_and_released() {
     require!(need::lab());
     for netdev in ["udp", "packet"] {
-        let line = format!("cm-bench --json -D 0.3 --connections 1000 --netdev {netdev}");
-        let done = run(&line).succeeded();
+        let line = format!("cm --json -D 0.3 --connections 1000 --netdev {netdev}");
+        let done = run_bench(&line).succeeded();
         let json = done.json();
         assert_eq!((&json["netdev"], &json["held"]), (&netdev.into(), &1000.into()));
         assert!(json["connections"].as_u64().unwrap() > 32, "{json}");
@@ -34,8 +34,8 @@ fn connections_are_made_held_and_released() {
 #[test]
 fn a_server_without_its_client_fails() {
     let Addresses { server, client } = Addresses::new();
-    let mut serving = Running::start(&mut rocinante(words(&format!(
-        "cm-bench --server --bind {server} --netdev udp"
+    let mut serving = Running::start(&mut rocinante_bench(words(&format!(
+        "cm --server --bind {server} --netdev udp"
     ))));
     serving.says("waiting for a client");
     let line = format!("pingpong --cm --netdev udp --bind {client} --port 18515 {server}");
@@ -47,17 +47,17 @@ fn a_server_without_its_client_fails() {
 #[test]
 fn a_server_serves_a_client() {
     let Addresses { server, client } = Addresses::new();
-    let mut serving = Running::start(&mut rocinante(words(&format!(
-        "cm-bench --server --bind {server} --netdev udp"
+    let mut serving = Running::start(&mut rocinante_bench(words(&format!(
+        "cm --server --bind {server} --netdev udp"
     ))));
     serving.says("waiting for a client");
-    let done = run(&format!(
-        "cm-bench --bind {client} --netdev udp -D 0.2 --connections 50 --at-a-time 5 {server}"
+    let done = run_bench(&format!(
+        "cm --bind {client} --netdev udp -D 0.2 --connections 50 --at-a-time 5 {server}"
     ));
     let done = done.succeeded();
     assert!(done.out.contains("50 held at once"), "{}", done.out);
     serving.finish().succeeded();
-    let alone = run(&format!("cm-bench --bind {client} --netdev udp {server}"));
+    let alone = run_bench(&format!("cm --bind {client} --netdev udp {server}"));
     assert_eq!(alone.status, 1);
     assert!(alone.err.contains("cannot connect to"), "{}", alone.err);
 }

@@ -1,6 +1,6 @@
-//! `rocinante compare`, as far as a test can check it: which figures there are, not their values.
+//! `rocinante-bench compare`, as far as a test can check it: which figures there are, not their values.
 
-use super::run;
+use super::run_bench;
 use rocinante::Backend;
 use rocinante_tests::{require_backend, require_lab};
 
@@ -8,7 +8,8 @@ use rocinante_tests::{require_backend, require_lab};
 fn every_provider_has_every_figure() {
     require_lab!();
     require_backend!(Backend::Packet);
-    let done = run("compare --providers udp,packet --runs 1 --seconds 0.01 --mtu 1024 --json");
+    let done =
+        run_bench("compare --providers udp,packet --runs 1 --seconds 0.01 --mtu 1024 --json");
     let json = done.succeeded().json();
     assert_eq!(json["baseline"], "udp", "{json}");
     let rows = json["rows"].as_array().unwrap();
@@ -28,7 +29,8 @@ fn every_provider_has_every_figure() {
 
 #[test]
 fn what_cannot_be_compared_is_refused() {
-    run("compare --mtu 1500").failed(2, &["a path MTU is 256, 512, 1024, 2048 or 4096"]);
-    run("compare --only nothing --providers udp,packet").failed(1, &["no figure has that name"]);
-    run("compare --providers hw").failed(2, &["--devices", "rocinante devices"]);
+    run_bench("compare --mtu 1500").failed(2, &["a path MTU is 256, 512, 1024, 2048 or 4096"]);
+    run_bench("compare --only nothing --providers udp,packet")
+        .failed(1, &["no figure has that name"]);
+    run_bench("compare --providers hw").failed(2, &["--devices", "rocinante devices"]);
 }

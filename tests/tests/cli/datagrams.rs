@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::process::Stdio;
 
 use rocinante::Backend;
-use rocinante_tests::lab::{Lab, LabConfig};
+use rocinante_node::{Lab, LabConfig};
 use rocinante_tests::{require_backend, require_lab};
 
 use super::{Addresses, Running, rocinante, words};

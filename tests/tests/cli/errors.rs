@@ -166,10 +166,18 @@ fn a_peer_that_speaks_nonsense_is_named() {
 }
 
 #[test]
-fn who_reads_no_further_ends_the_command_quietly() {
+fn a_closed_standard_output_is_no_error() {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
-    let done = rocinante(words("sim --break list")).stdout(writer).output().unwrap();
+    let done = rocinante(words("devices")).stdout(writer).output().unwrap();
     assert_eq!(String::from_utf8_lossy(&done.stderr), "");
-    assert_eq!(done.status.code(), Some(141));
+    assert_eq!(done.status.code(), Some(0));
+}
+
+#[test]
+fn commands_that_are_programs_now_say_so() {
+    run("bench --quick").failed(2, &["`rocinante-bench`", "cargo build --release --workspace"]);
+    run("compare --help").failed(2, &["`rocinante-bench compare`"]);
+    run("cm-bench -D 1 10.0.0.1").failed(2, &["`rocinante-bench cm`"]);
+    run("sim --seed 7").failed(2, &["`rocinante-sim`"]);
 }

@@ -1,7 +1,7 @@
 //! The commands between two containers, with each backend, and with the host's rules on the way.
 
 use super::{Done, Running, rocinante, words};
-use rocinante_tests::lab::{Container, Lab, LabConfig, Match};
+use rocinante_node::{Container, Lab, LabConfig, Match};
 use rocinante_tests::{require_backend, require_lab, require_nft};
 use std::process::Stdio;
 

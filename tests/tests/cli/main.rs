@@ -16,14 +16,23 @@ mod pingpong;
 mod rping;
 mod ucmatose;
 
+use std::ffi::OsStr;
 use std::net::Ipv4Addr;
 use std::process::{Command, Stdio};
 
 use rocinante_tests::running::{Done, Running};
 use rocinante_tests::unique;
 
-fn rocinante<S: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_rocinante-under-test"));
+fn rocinante<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
+    command(env!("CARGO_BIN_EXE_rocinante-under-test"), args)
+}
+
+fn rocinante_bench<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
+    command(env!("CARGO_BIN_EXE_rocinante-bench-under-test"), args)
+}
+
+fn command<S: AsRef<OsStr>>(program: &str, args: impl IntoIterator<Item = S>) -> Command {
+    let mut command = Command::new(program);
     command.args(args).env_remove("ROCINANTE_NETDEV").stdin(Stdio::null());
     command
 }
@@ -32,9 +41,14 @@ fn words(line: &str) -> Vec<String> {
     line.split_whitespace().map(str::to_owned).collect()
 }
 
-/// Runs a command line to its end.
+/// Runs a command line of `rocinante` to its end.
 fn run(line: &str) -> Done {
     Running::start(&mut rocinante(words(line))).finish()
+}
+
+/// Runs a command line of `rocinante-bench` to its end.
+fn run_bench(line: &str) -> Done {
+    Running::start(&mut rocinante_bench(words(line))).finish()
 }
 
 /// Two addresses on loopback that no other program uses.

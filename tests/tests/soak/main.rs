@@ -18,9 +18,9 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use rocinante::{Access, Backend, ConnectOptions, Context, OpenOptions, SendOp};
+use rocinante_node::exit_with_parent;
 use rocinante_tests::alone::alone;
 use rocinante_tests::harness::{Harness, Setup, wr};
-use rocinante_tests::lab::exit_with_parent;
 use rocinante_tests::oracles::Oracle;
 use rocinante_tests::{on_each_backend, require_backend, require_ethtool, require_nft};
 

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use rocinante::cm::Listener;
 use rocinante::{Backend, Mtu, Resources};
+use rocinante_node::{ChildGuard, Lab, LabConfig, Match, Rule};
 use rocinante_tests::alone::{Held, myself, resident_bytes};
 use rocinante_tests::harness::{Family, Setup, Side, address};
-use rocinante_tests::lab::{ChildGuard, Lab, LabConfig, Match, Rule};
 
 use super::lane::{Tally, mix};
 use super::party::{LANES, PATIENCE, Party};

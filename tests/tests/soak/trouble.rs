@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::process::Command;
 use std::time::Duration;
 
-use rocinante_tests::lab::{Lab, Netns};
+use rocinante_node::{Lab, Netns};
 
 use super::lane::mix;
 

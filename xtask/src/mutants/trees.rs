@@ -134,7 +134,10 @@ pub(super) fn netdev(tree: &Path) -> io::Result<()> {
 /// `verbs-api` with its dependencies, its tests as modules of one test program; and the models of
 /// what threads share.
 pub(super) fn verbs_api(tree: &Path) -> io::Result<()> {
-    workspace(tree, &["stack", "stack/crc", "netdev", "verbs-api", "tests/models", "tests/scripts"])?;
+    workspace(
+        tree,
+        &["stack", "stack/crc", "netdev", "verbs-api", "tests/models", "tests/scripts"],
+    )?;
     for tests in ["stack/tests", "verbs-api/tests"] {
         fs::remove_dir_all(tree.join(tests))?;
     }

@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rocinante::hardware_devices;
-use rocinante_cli::lab::{ChildGuard, LabError};
+use rocinante_node::{ChildGuard, LabError};
 
 use super::machine::Machine;
 use super::proto::{Invocation, Reply, Request};

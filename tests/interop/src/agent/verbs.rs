@@ -11,7 +11,7 @@ use rocinante::{
     Key, ModifyAttr, Mr, Mtu, Mw, OpenOptions, Pd, PeerPath, Placement, Psn, Qp, QpAttr, QpState,
     QpType, Qpn, RecvWr, SendData, SendOp, SendWr, Sge, Srq, VerbsError, Wc,
 };
-use rocinante_cli::lab::Netns;
+use rocinante_node::Netns;
 use rocinante_tests::harness::pattern;
 
 use super::machine::Kind;

@@ -7,9 +7,9 @@ use std::net::IpAddr;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use rocinante_cli::lab::kill_children_on_signal;
 use rocinante_interop::hardware::checks;
 use rocinante_interop::{agent, card, guest};
+use rocinante_node::kill_children_on_signal;
 
 /// Rocinante and the RDMA devices of the kernel, tried with each other
 #[derive(Debug, Parser)]

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use rocinante::Backend;
-use rocinante_cli::lab::{ChildGuard, Netns};
+use rocinante_node::{ChildGuard, Netns};
 
 use crate::agent::machine::Kind;
 use crate::matrix::{Losing, Node, Step, Wire, cannot};
@@ -166,7 +166,7 @@ fn search_path() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rocinante_cli::lab::{Lab, LabConfig};
+    use rocinante_node::{Lab, LabConfig};
     use rocinante_tests::{need, require};
 
     #[test]

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use rocinante::Backend;
-use rocinante_cli::lab::kill_children_on_signal;
+use rocinante_node::kill_children_on_signal;
 
 use self::cells::Cell;
 use self::report::{Entry, Report};

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use rocinante::{Backend, Interface, OpenOptions, hardware_devices};
-use rocinante_cli::lab::Netns;
+use rocinante_node::Netns;
 
 use super::cells::BACKENDS;
 use super::losses::Place;

@@ -31,7 +31,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use rocinante_cli::lab::{ChildGuard, Lab, Netns};
+use rocinante_node::{ChildGuard, Lab, Netns};
 
 pub use self::control::Outcome;
 use self::control::{Reply, Request, lock};

@@ -4,7 +4,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
-use rocinante_cli::lab::{Container, Lab};
+use rocinante_node::{Container, Lab};
 
 use super::Guest;
 use super::qemu::Nic;

@@ -1,4 +1,4 @@
-//! `rocinante bench` on the kernel's device: the rows of Soft-RoCE have bandwidth and latency.
+//! `rocinante-bench` on the kernel's device: the rows of Soft-RoCE have bandwidth and latency.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -24,7 +24,7 @@ struct Row {
 /// Runs both processes on `device`, which has `address`.
 pub(super) fn run(guest: &Guest, device: &str, address: IpAddr) -> Step {
     let command = format!(
-        "exec /host/rocinante-under-interop bench --local {address} --remote {address} --devices {device},{device} --netdev hw \
+        "exec /host/rocinante-bench-under-interop --local {address} --remote {address} --devices {device},{device} --netdev hw \
          --only write_bw,write_lat --mtu 1024 --runs 1 --seconds 0.05 --json"
     );
     let outcome = guest.run(&command, LIMIT).map_err(|error| error.to_string())?;

@@ -46,7 +46,7 @@ pub enum Cell {
     PortEvents,
     /// The device is removed.
     Removal,
-    /// `rocinante bench`, short.
+    /// `rocinante-bench`, short.
     Bench,
     /// One of the commands of `rocinante` or of the examples.
     Program {

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rocinante_cli::lab::{ChildGuard, Netns};
+use rocinante_node::{ChildGuard, Netns};
 
 use super::node::Step;
 use crate::guest::Outcome;

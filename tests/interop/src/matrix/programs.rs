@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use rocinante::Backend;
-use rocinante_cli::lab::Netns;
+use rocinante_node::Netns;
 
 use super::Bench;
 use super::cell::{MTUS, Requester, Setting};

@@ -15,13 +15,13 @@ use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
 use rocinante::Backend;
-use rocinante_cli::lab::{Lab, LabConfig, kill_children_on_signal};
 use rocinante_interop::guest::{Guest, GuestConfig, Image, Link};
 use rocinante_interop::matrix::cm_programs::{self, CmCell};
 use rocinante_interop::matrix::programs::{self, ProgramCell};
 use rocinante_interop::matrix::scripts::{self, ScriptCell};
 use rocinante_interop::matrix::{self, Bench, Cell, Requester, Setting, Table, subset};
 use rocinante_interop::{Error, Result, hardware};
+use rocinante_node::{Lab, LabConfig, kill_children_on_signal};
 use rocinante_tests::{need, skip};
 
 /// How long the committed subset may take, and the whole matrix.

@@ -2,7 +2,7 @@
 //! time can be switched on; without one, this engine behaves like the original.
 //!
 //! So the engine's source knows nothing of planted bugs, and the shipped engine has none. This is
-//! another crate, which `build.rs` makes from the same files, for `rocinante sim --break` only.
+//! another crate, which `build.rs` makes from the same files, for `rocinante-sim --break` only.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::all, clippy::pedantic, unused, unreachable_pub, missing_docs)]

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use rocinante::Backend;
-use rocinante_cli::lab::Netns;
+use rocinante_node::Netns;
 
 use super::{CM_PROGRAMS, CmProgram};
 use crate::guest::{Job, Outcome};

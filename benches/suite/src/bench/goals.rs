@@ -1,0 +1,356 @@
+//! The goals, and how the rows meet them.
+
+use std::fmt;
+
+use super::plan::{
+    IDLE_QPS, IPERF3_WRITES, LARGE, LINK_MTU, MTU, Peer, QPS, SHARED, SMALL, TCP_WRITES,
+};
+use super::rows::{Key, Row};
+use crate::workers::Measure;
+use rocinante_cli::output::digits;
+
+/// The limit that a value has to keep.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Bound {
+    AtLeast(f64),
+    AtMost(f64),
+}
+
+/// A goal and how far it is met.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Goal {
+    /// The subject of the goal, without the bound.
+    text: String,
+    bound: Bound,
+    /// The measured value, if there is one.
+    value: Option<f64>,
+}
+
+/// A goal, judged by the rows that count.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Judged {
+    goal: Goal,
+    /// Whether invalid runs have a value for it.
+    has_invalid: bool,
+}
+
+/// How a goal stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verdict {
+    Met,
+    Missed,
+    NotMeasured,
+    /// Only invalid runs have a value.
+    NoValidRun,
+}
+
+impl Judged {
+    pub(super) fn verdict(&self) -> Verdict {
+        let met = match (self.goal.value, self.goal.bound) {
+            (None, _) if self.has_invalid => return Verdict::NoValidRun,
+            (None, _) => return Verdict::NotMeasured,
+            (Some(value), Bound::AtLeast(least)) => value >= least,
+            (Some(value), Bound::AtMost(most)) => value <= most,
+        };
+        if met { Verdict::Met } else { Verdict::Missed }
+    }
+}
+
+impl fmt::Display for Judged {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Goal { text, bound, value } = &self.goal;
+        let bound = match bound {
+            Bound::AtLeast(least) => format!("≥ {least}"),
+            Bound::AtMost(most) => format!("≤ {most}"),
+        };
+        let value = value.map_or_else(|| "–".to_owned(), digits);
+        let verdict = match self.verdict() {
+            Verdict::Met => "met",
+            Verdict::Missed => "**missed**",
+            Verdict::NotMeasured => "not measured",
+            Verdict::NoValidRun => "not measured (no valid run)",
+        };
+        write!(f, "| {text} | {bound} | {value} | {verdict} |")
+    }
+}
+
+/// All goals, as a Markdown table, followed by `caution` if it is not empty.
+pub(super) fn markdown(goals: &[Judged], caution: &str) -> String {
+    let count = |verdict| goals.iter().filter(|goal| goal.verdict() == verdict).count();
+    let lines: Vec<String> = goals.iter().map(|goal| format!("{goal}\n")).collect();
+    format!(
+        "| goal | bound | here | |\n|---|---|---|---|\n{}\n{} met, {} missed, {} not measured.\n{caution}",
+        lines.concat(),
+        count(Verdict::Met),
+        count(Verdict::Missed),
+        count(Verdict::NotMeasured) + count(Verdict::NoValidRun),
+    )
+}
+
+/// The backends that have goals.
+const BACKENDS: [&str; 3] = ["udp", "packet", "afxdp"];
+
+/// All goals, judged by the rows that count.
+pub(super) fn all(rows: &[Row]) -> Vec<Judged> {
+    let [valid, any] = [false, true].map(|with_invalid| goals(&Rows { all: rows, with_invalid }));
+    let judged =
+        |(goal, of_any): (Goal, Goal)| Judged { goal, has_invalid: of_any.value.is_some() };
+    valid.into_iter().zip(any).map(judged).collect()
+}
+
+fn goals(rows: &Rows<'_>) -> Vec<Goal> {
+    let mut goals = Vec::new();
+    for netdev in BACKENDS {
+        rows.bandwidth(netdev, &mut goals);
+    }
+    for netdev in BACKENDS {
+        rows.latency(netdev, &mut goals);
+    }
+    goals.push(Goal {
+        text: "64 B WRITE, half round trip, on the best backend, µs".into(),
+        bound: Bound::AtMost(2.0),
+        value: rows.best_latency(),
+    });
+    goals.push(Goal {
+        text: "64 B WRITEs on one queue pair, `udp`, 10⁶/s".into(),
+        bound: Bound::AtLeast(5.0),
+        value: rows.value(Measure::WriteRate, "udp", SMALL),
+    });
+    for netdev in BACKENDS {
+        rows.many(netdev, &mut goals);
+        rows.small_buffers(netdev, &mut goals);
+        rows.costs(netdev, &mut goals);
+    }
+    goals
+}
+
+struct Rows<'a> {
+    all: &'a [Row],
+    /// Whether rows of invalid runs count, too.
+    with_invalid: bool,
+}
+
+impl Rows<'_> {
+    fn counts(&self, row: &Row) -> bool {
+        self.with_invalid || row.counts()
+    }
+
+    fn row(&self, measure: Measure, netdev: &str, size: usize, mtu: u32, qps: u32) -> Option<&Row> {
+        let is_of = |key: &Key| {
+            (key.measure, key.netdev) == (measure, netdev)
+                && (key.size, key.mtu, key.qps) == (size, mtu, qps)
+        };
+        self.all.iter().find(|row| is_of(&row.key) && self.counts(row))
+    }
+
+    fn value(&self, measure: Measure, netdev: &str, size: usize) -> Option<f64> {
+        Some(self.row(measure, netdev, size, MTU, 1)?.value)
+    }
+
+    fn of_peer(&self, measure: Measure, peer: Peer, size: usize) -> Option<f64> {
+        Some(self.row(measure, peer.name(), size, LINK_MTU, 1)?.value)
+    }
+
+    fn bandwidth(&self, netdev: &str, goals: &mut Vec<Goal>) {
+        let is_raw = netdev != "afxdp";
+        let large = |measure, mtu| self.row(measure, netdev, LARGE, mtu, 1);
+        for (mtu, least) in
+            [(MTU, if is_raw { 0.9 } else { 0.95 }), (1024, if is_raw { 0.8 } else { 0.95 })]
+        {
+            for (measure, what) in [(Measure::WriteBw, "WRITE"), (Measure::SendBw, "SEND")] {
+                goals.push(Goal {
+                    text: format!("1 MiB {what}, `{netdev}`, path MTU {mtu}, of the ceiling"),
+                    bound: Bound::AtLeast(least),
+                    value: large(measure, mtu).and_then(|row| row.ratio),
+                });
+            }
+            goals.push(Goal {
+                text: format!("1 MiB READ, `{netdev}`, path MTU {mtu}, of our WRITE"),
+                bound: Bound::AtLeast(0.95),
+                value: by(
+                    large(Measure::ReadBw, mtu).map(|row| row.value),
+                    large(Measure::WriteBw, mtu).map(|row| row.value),
+                ),
+            });
+        }
+        if is_raw {
+            for (measure, what) in [(Measure::WriteBw, "WRITE"), (Measure::SendBw, "SEND")] {
+                for (peer, size, name, least) in [
+                    (Peer::TcpSpin, TCP_WRITES, "a spinning TCP stream", 1.3),
+                    (Peer::Iperf3, IPERF3_WRITES, "iperf3", 2.5),
+                ] {
+                    goals.push(Goal {
+                        text: format!("1 MiB {what}, `{netdev}`, path MTU {MTU}, by {name}"),
+                        bound: Bound::AtLeast(least),
+                        value: by(
+                            self.value(measure, netdev, LARGE),
+                            self.of_peer(Measure::WriteBw, peer, size),
+                        ),
+                    });
+                }
+            }
+        }
+        goals.push(Goal {
+            text: format!("1 MiB WRITEs in both directions, `{netdev}`, by one direction"),
+            bound: Bound::AtLeast(0.9),
+            value: by(
+                self.value(Measure::WriteBwBoth, netdev, LARGE),
+                self.value(Measure::WriteBw, netdev, LARGE),
+            ),
+        });
+        goals.push(Goal {
+            text: format!(
+                "WRITEs by size, `{netdev}`: the lowest point by the line between its neighbours"
+            ),
+            bound: Bound::AtLeast(0.9),
+            value: self.dent(netdev),
+        });
+    }
+
+    fn latency(&self, netdev: &str, goals: &mut Vec<Goal>) {
+        let write = self.row(Measure::WriteLat, netdev, SMALL, MTU, 1);
+        goals.push(Goal {
+            text: format!("64 B WRITE, half round trip, `{netdev}`, of the ceiling's"),
+            bound: Bound::AtMost(1.15),
+            value: write.and_then(|row| row.ratio),
+        });
+        let round_trip = write.map(|row| 2.0 * row.value);
+        let wake_up = self.row(Measure::WakeUp, Peer::Udp.name(), SMALL, LINK_MTU, 1);
+        for (what, size, active, passive, asleep) in [
+            ("64 B READ", SMALL, Measure::ReadLat, Measure::ReadLatPassive, Measure::ReadLatAsleep),
+            ("FAA", 8, Measure::AtomicLat, Measure::AtomicLatPassive, Measure::AtomicLatAsleep),
+        ] {
+            for (measure, target) in
+                [(active, "active target"), (passive, "passive target under traffic")]
+            {
+                goals.push(Goal {
+                    text: format!("{what}, `{netdev}`, {target}, by a WRITE's round trip"),
+                    bound: Bound::AtMost(1.2),
+                    value: by(self.value(measure, netdev, size), round_trip),
+                });
+            }
+            // A run has no wake-up figure if the machine was busy, and then everything takes
+            // longer.
+            let beyond = self.row(asleep, netdev, size, MTU, 1).zip(wake_up);
+            let beyond = beyond.filter(|(row, wake_up)| wake_up.samples >= row.samples);
+            goals.push(Goal {
+                text: format!("{what}, `{netdev}`, sleeping target, beyond a wake-up, µs"),
+                bound: Bound::AtMost(5.0),
+                value: beyond.map(|(row, wake_up)| row.value - wake_up.value),
+            });
+        }
+        goals.push(Goal {
+            text: format!(
+                "64 B SEND, both sides sleeping, `{netdev}`, by a blocking UDP ping-pong"
+            ),
+            bound: Bound::AtMost(1.2),
+            value: by(
+                self.value(Measure::SendLatBlocking, netdev, SMALL),
+                self.of_peer(Measure::SendLatBlocking, Peer::Udp, SMALL),
+            ),
+        });
+    }
+
+    fn best_latency(&self) -> Option<f64> {
+        let of = |netdev: &&str| self.value(Measure::WriteLat, netdev, SMALL);
+        BACKENDS.iter().filter_map(of).min_by(f64::total_cmp)
+    }
+
+    fn many(&self, netdev: &str, goals: &mut Vec<Goal>) {
+        let least = |measure: Measure| {
+            let of = |qps: &u32| Some(self.row(measure, netdev, SHARED, MTU, *qps)?.value);
+            let many = QPS.iter().filter(|qps| **qps > 1);
+            let values: Option<Vec<f64>> = many.map(of).collect();
+            values?.into_iter().min_by(f64::total_cmp)
+        };
+        goals.push(Goal {
+            text: format!(
+                "64 KiB WRITEs on up to 256 queue pairs, `{netdev}`: the least, by one queue pair's"
+            ),
+            bound: Bound::AtLeast(0.8),
+            value: by(least(Measure::WriteBw), self.value(Measure::WriteBw, netdev, SHARED)),
+        });
+        goals.push(Goal {
+            text: format!("the same, `{netdev}`: Jain's index of their shares"),
+            bound: Bound::AtLeast(0.95),
+            value: least(Measure::WriteBwFairness),
+        });
+    }
+
+    fn small_buffers(&self, netdev: &str, goals: &mut Vec<Goal>) {
+        for (what, small, large, size, mtu) in [
+            (
+                "1 MiB WRITE, path MTU 4096",
+                Measure::WriteBwSmallBuffers,
+                Measure::WriteBw,
+                LARGE,
+                MTU,
+            ),
+            (
+                "1 MiB WRITE, path MTU 1024",
+                Measure::WriteBwSmallBuffers,
+                Measure::WriteBw,
+                LARGE,
+                1024,
+            ),
+            ("64 B WRITE rate", Measure::WriteRateSmallBuffers, Measure::WriteRate, SMALL, MTU),
+        ] {
+            let value = |measure| Some(self.row(measure, netdev, size, mtu, 1)?.value);
+            goals.push(Goal {
+                text: format!("{what}, `{netdev}`, receive buffers of 212,992 B, by large ones"),
+                bound: Bound::AtLeast(0.8),
+                value: by(value(small), value(large)),
+            });
+        }
+    }
+
+    fn costs(&self, netdev: &str, goals: &mut Vec<Goal>) {
+        goals.push(Goal {
+            text: format!("processor time per GB, `{netdev}`, by iperf3's"),
+            bound: Bound::AtMost(0.7),
+            value: by(
+                self.value(Measure::CpuPerGb, netdev, LARGE),
+                self.of_peer(Measure::CpuPerGb, Peer::Iperf3, IPERF3_WRITES),
+            ),
+        });
+        let idle = |measure| Some(self.row(measure, netdev, 0, MTU, IDLE_QPS)?.value);
+        goals.push(Goal {
+            text: format!("wake-ups per second, 1,000 idle queue pairs, `{netdev}`"),
+            bound: Bound::AtMost(0.0),
+            value: idle(Measure::IdleWakeups),
+        });
+        goals.push(Goal {
+            text: format!("bytes per queue pair of 16 sends and 16 receives, `{netdev}`"),
+            bound: Bound::AtMost(4096.0),
+            value: idle(Measure::QpBytes),
+        });
+    }
+
+    /// Bandwidth by size: the lowest ratio of a point to the straight line between its neighbours.
+    /// `None` with fewer than three sizes.
+    fn dent(&self, netdev: &str) -> Option<f64> {
+        let is_of = |key: &Key| {
+            (key.measure, key.netdev, key.mtu, key.qps) == (Measure::WriteBw, netdev, MTU, 1)
+        };
+        // Without one of its points the line has another shape.
+        let mut points = self
+            .all
+            .iter()
+            .filter(|row| is_of(&row.key))
+            .map(|row| self.counts(row).then_some((row.key.size as f64, row.value)))
+            .collect::<Option<Vec<(f64, f64)>>>()?;
+        points.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let dents = points.windows(3).map(|window| {
+            let [(x0, y0), (x1, y1), (x2, y2)] = [window[0], window[1], window[2]];
+            y1 / (y0 + (y2 - y0) * (x1 - x0) / (x2 - x0))
+        });
+        dents.min_by(f64::total_cmp)
+    }
+}
+
+fn by(value: Option<f64>, of: Option<f64>) -> Option<f64> {
+    value.zip(of.filter(|of| *of > 0.0)).map(|(value, of)| value / of)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,62 @@
+//! A directory with what was measured: Markdown, the rows as JSON, and plots.
+
+use std::fs;
+use std::path::Path;
+
+use super::goals::{self, Judged};
+use super::rows::Row;
+use super::run::Bench;
+use super::{plot, table};
+use rocinante_cli::output::Failure;
+
+/// File names in a report. The plots have names of their own.
+const TEXT: &str = "report.md";
+const ROWS: &str = "rows.jsonl";
+
+/// Writes the report to the directory `dir`, and creates it first if it is missing.
+///
+/// # Errors
+/// A file that cannot be written, and why.
+pub(super) fn write(
+    dir: &Path,
+    bench: &Bench,
+    rows: &[Row],
+    goals: &[Judged],
+) -> Result<(), Failure> {
+    let failed = |path: &Path, error: std::io::Error| {
+        Failure::Failed(format!("--report: {}: {error}", path.display()))
+    };
+    fs::create_dir_all(dir).map_err(|error| failed(dir, error))?;
+    let mut plots = String::new();
+    for (measure, file, title) in plot::PLOTS {
+        let lines = plot::lines(rows, measure);
+        // One point makes no line.
+        if rows.iter().filter(|row| row.key.measure == measure).count() > 1 {
+            plot::write(&dir.join(file), title, &lines)?;
+            plots.push_str(&format!("![{title}]({file})\n\n"));
+        }
+    }
+    let put = |file: &str, text: &str| {
+        let path = dir.join(file);
+        fs::write(&path, text).map_err(|error| failed(&path, error))
+    };
+    put(ROWS, &rows.iter().map(|row| row.json() + "\n").collect::<String>())?;
+    put(TEXT, &text(bench, rows, goals, &plots))
+}
+
+fn text(bench: &Bench, rows: &[Row], goals: &[Judged], plots: &str) -> String {
+    let mode =
+        |(index, mode): (usize, &super::machine::Mode)| format!("- run {}: {mode}\n", index + 1);
+    let modes: String = bench.modes.iter().enumerate().map(mode).collect();
+    let caution = bench.rows.caution();
+    let goals = match goals {
+        [] => String::new(),
+        goals => format!("## Goals\n\n{}\n", goals::markdown(goals, &caution)),
+    };
+    format!(
+        "# `rocinante-bench`\n\n{}\n\n{modes}\n{plots}{goals}## Rows\n\n{}\n{}",
+        bench.machine,
+        table::markdown(rows, &caution),
+        bench.remarks(),
+    )
+}

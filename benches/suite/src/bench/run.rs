@@ -1,0 +1,302 @@
+//! The runs.
+
+use std::os::fd::AsRawFd as _;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use rocinante_baselines::{Raw, Tally, Task};
+
+use super::attempts::{Attempts, Subject};
+use super::machine::{Machine, Mode};
+use super::plan::{self, Cell, Choice, Peer};
+use super::rows::{Row, Rows, Sample};
+use crate::workers::{Device, Figure, Measure, Outcome, PlaceArgs, Places, Provider, Step, Work};
+use rocinante_cli::output::{Failure, Output};
+
+/// Time limits of the whole benchmark.
+const TIME_MAX: Duration = Duration::from_secs(8 * 60);
+const TIME_MAX_QUICK: Duration = Duration::from_secs(2 * 60);
+/// Time that is kept for the last cell.
+const RESERVE: Duration = Duration::from_secs(5);
+
+/// A running benchmark.
+pub(super) struct Bench {
+    places: Places,
+    place: PlaceArgs,
+    out: Output,
+    /// Whether the ports are measured, too.
+    ports: bool,
+    /// How many times slower than an ordinary machine this one is.
+    slowness: f64,
+    begin: Instant,
+    until: Instant,
+    pub(super) rows: Rows,
+    pub(super) machine: Machine,
+    /// The machine's speed, at the start of each run.
+    pub(super) modes: Vec<Mode>,
+    /// What could not be measured, and why.
+    pub(super) notes: Vec<String>,
+    attempts: Attempts,
+}
+
+impl Bench {
+    pub(super) fn new(
+        place: &PlaceArgs,
+        quick: bool,
+        ports: bool,
+        slowness: f64,
+        out: Output,
+    ) -> Result<Self, Failure> {
+        let time = if quick { TIME_MAX_QUICK } else { TIME_MAX };
+        Ok(Self {
+            begin: Instant::now(),
+            until: Instant::now() + time.mul_f64(slowness) - RESERVE,
+            places: Places::new(place)?.slower(slowness),
+            place: place.clone(),
+            out,
+            ports,
+            slowness,
+            rows: Rows::default(),
+            machine: Machine::here(),
+            modes: Vec::new(),
+            notes: Vec::new(),
+            attempts: Attempts::default(),
+        })
+    }
+
+    /// Measures everything up to `runs` times, as far as time allows.
+    pub(super) fn measure(&mut self, choice: &Choice, runs: usize) {
+        self.out.note(&self.machine);
+        if self.is_slow() {
+            self.note(format!(
+                "the processor is emulated, or as slow: {:.1} times slower than an ordinary one. Figures are measured as many times longer, unless \
+                 told --seconds; only ratios between rows mean anything, and no goal is judged",
+                self.slowness
+            ));
+        }
+        if self.place.is_soft_roce() {
+            self.note(
+                "the kernel's threads do the work of Soft-RoCE: so that they have turns, too, no process goes before others (--patient)"
+                    .to_owned(),
+            );
+        }
+        for run in 1..=runs {
+            if !self.run(choice, run) {
+                break;
+            }
+        }
+        if self.is_slow() {
+            self.rows.leave_unjudged("of a slow processor ceilings say nothing");
+        } else {
+            self.rows.judge(plan::LARGE, plan::MTU);
+        }
+        for remark in self.rows.remarks() {
+            self.note(remark);
+        }
+    }
+
+    /// Measures everything once. Returns `false` if the time was too short for some cells.
+    fn run(&mut self, choice: &Choice, run: usize) -> bool {
+        let mode = Mode::now();
+        self.out.note(format_args!("run {run}: {mode}"));
+        self.modes.push(mode);
+        let cells = choice.cells();
+        let count = cells.len();
+        let mut skipped = 0;
+        for (index, cell) in cells.iter().enumerate() {
+            if Instant::now() + cell.time(self.ports) > self.until {
+                skipped += 1;
+                continue;
+            }
+            let spent = self.begin.elapsed().as_secs();
+            self.out.note(format_args!("{spent:3} s: run {run}, {} of {count}: {cell}", index + 1));
+            self.cell(run, cell);
+        }
+        if skipped > 0 {
+            self.note(format!(
+                "run {run}: there was no time left for {skipped} of {count} cells: they are not measured"
+            ));
+        }
+        skipped == 0
+    }
+
+    /// Whether the processor is too slow for the goals.
+    pub(super) fn is_slow(&self) -> bool {
+        self.slowness > 1.0
+    }
+
+    /// The notes, as a list: what could not be measured, and which runs do not count.
+    pub(super) fn remarks(&self) -> String {
+        self.notes.iter().map(|note| format!("- {note}\n")).collect()
+    }
+
+    /// All rows.
+    pub(super) fn finish(&mut self) -> Result<Vec<Row>, Failure> {
+        if self.rows.is_empty() {
+            let why = if self.notes.is_empty() {
+                "there is nothing of that name".to_owned()
+            } else {
+                self.notes.join("; ")
+            };
+            return Err(Failure::Failed(format!("nothing was measured: {why}")));
+        }
+        Ok(self.rows.rows())
+    }
+
+    /// Its name in the rows.
+    fn netdev(&self, provider: Provider) -> &'static str {
+        match provider {
+            Provider::Hw if self.place.is_soft_roce() => "rxe",
+            _ => provider.name(),
+        }
+    }
+
+    fn note(&mut self, text: String) {
+        self.out.note(&text);
+        if !self.notes.contains(&text) {
+            self.notes.push(text);
+        }
+    }
+
+    /// Measures the ceiling, our backend, and the peers, one right after the other.
+    fn cell(&mut self, run: usize, cell: &Cell) {
+        if let Some(provider) = cell.ours
+            && !cell.steps.is_empty()
+            && let netdev = self.netdev(provider)
+            && !self.attempts.in_vain(Subject::Netdev(netdev))
+        {
+            let ceilings = self.raw(cell, provider, false);
+            if let Some(port_name) = provider.port_name().filter(|_| self.ports) {
+                let port = self.raw(cell, provider, true);
+                let figure = |step: &Step| {
+                    Some(step.figure(step.measure, ceiling(step.measure, step.size, &port)?))
+                };
+                let figures: Vec<Figure> = cell.steps.iter().filter_map(figure).collect();
+                self.add(run, cell, port_name, &figures, &ceilings);
+            }
+            let ours = self.ours(cell, provider);
+            self.attempts.add(Subject::Netdev(netdev), ours.is_ok());
+            match ours {
+                Ok(figures) => self.add(run, cell, netdev, &figures, &ceilings),
+                Err(failure) => self.note(format!("{cell}: {failure}")),
+            }
+        }
+        for (peer, steps) in &cell.peers {
+            if self.attempts.in_vain(Subject::Netdev(peer.name())) {
+                continue;
+            }
+            let theirs = self.peer(*peer, steps);
+            self.attempts.add(Subject::Netdev(peer.name()), theirs.is_ok());
+            match theirs {
+                Ok(figures) => {
+                    let of_link = Cell { mtu: plan::LINK_MTU, qps: 1, ..cell.clone() };
+                    self.add(run, &of_link, peer.name(), &figures, &[]);
+                    // The other figures are present whenever any figure is.
+                    let wake_up = |of: Measure| of == Measure::WakeUp;
+                    if steps.iter().any(|step| wake_up(step.measure))
+                        && !figures.iter().any(|figure| wake_up(figure.measure))
+                    {
+                        self.note(format!(
+                            "run {run}: no wake_up: who spun answered later than who slept, since others had its core"
+                        ));
+                    }
+                }
+                Err(failure) => self.note(format!("{}: {failure}", peer.name())),
+            }
+        }
+    }
+
+    fn add(
+        &mut self,
+        run: usize,
+        cell: &Cell,
+        netdev: &'static str,
+        figures: &[Figure],
+        ceilings: &[(Task, Raw)],
+    ) {
+        for Figure { measure, size, value } in figures.iter().copied() {
+            let ceiling = ceiling(measure, size, ceilings);
+            if let Some(key) = cell.key(netdev, measure, size) {
+                self.rows.add(key, Sample { run, value, ceiling });
+            }
+        }
+    }
+
+    /// Measures the ceiling of the backend, or its port with no engine behind it.
+    fn raw(&mut self, cell: &Cell, provider: Provider, port: bool) -> Vec<(Task, Raw)> {
+        let tasks = cell.tasks();
+        let Some(backend) = provider.backend_name().filter(|_| !tasks.is_empty()) else {
+            return Vec::new();
+        };
+        let netdev = provider.name();
+        let (subject, what) = if port {
+            (Subject::Port(netdev), "the port")
+        } else {
+            (Subject::Ceiling(netdev), "the ceiling")
+        };
+        if self.attempts.in_vain(subject) {
+            return Vec::new();
+        }
+        let tally = match Tally::file() {
+            Ok(tally) => tally,
+            Err(error) => {
+                self.note(format!("the ceilings: {error}"));
+                return Vec::new();
+            }
+        };
+        // The processes have the same user and the same mount namespace.
+        let path = format!("/proc/{}/fd/{}", std::process::id(), tally.as_raw_fd());
+        let work = Work::Raw { backend, port, tasks: tasks.clone(), tally: PathBuf::from(path) };
+        let outcome = self.places.run(&work);
+        self.attempts.add(subject, outcome.is_ok());
+        match outcome {
+            Ok(Outcome::Raw(raw)) => tasks.into_iter().zip(raw).collect(),
+            Ok(Outcome::Figures(_)) => Vec::new(),
+            Err(failure) => {
+                self.note(format!("{cell}: {what}: {failure}"));
+                Vec::new()
+            }
+        }
+    }
+
+    fn ours(&self, cell: &Cell, provider: Provider) -> Result<Vec<Figure>, Failure> {
+        let mut device = provider.device(&self.place)?;
+        if let Device::Software { small_buffers, .. } = &mut device {
+            *small_buffers = cell.small_buffers;
+        }
+        let Cell { mtu, qps, steps, .. } = cell;
+        let work = Work::Verbs { device, mtu: *mtu, qps: *qps, steps: steps.clone() };
+        self.figures(&work)
+    }
+
+    fn peer(&self, peer: Peer, steps: &[Step]) -> Result<Vec<Figure>, Failure> {
+        let work = match (peer, steps) {
+            (Peer::Iperf3, [step]) => Work::Iperf3(*step),
+            (Peer::Iperf3, _) => return Ok(Vec::new()),
+            (Peer::TcpSpin, steps) => Work::Tcp(steps.to_vec()),
+            (Peer::Udp, steps) => Work::Udp(steps.to_vec()),
+        };
+        self.figures(&work)
+    }
+
+    fn figures(&self, work: &Work) -> Result<Vec<Figure>, Failure> {
+        match self.places.run(work)? {
+            Outcome::Figures(figures) => Ok(figures),
+            Outcome::Raw(_) => Err(Failure::Failed("it measured a ceiling".into())),
+        }
+    }
+}
+
+/// The value of a figure without a protocol.
+fn ceiling(measure: Measure, size: usize, ceilings: &[(Task, Raw)]) -> Option<f64> {
+    let (kind, message) = plan::reference(measure, size)?;
+    let of = |task: &Task| (task.kind, task.message) == (kind, message);
+    let (_, raw) = ceilings.iter().find(|(task, _)| of(task))?;
+    Some(match (raw, measure.unit()) {
+        (Raw::Flood { mpps, .. }, "Mop/s") => *mpps,
+        (Raw::Flood { gbps, .. }, _) => *gbps,
+        // These figures are whole round trips.
+        (Raw::PingPong { us }, _) if measure.is_whole_round_trip() => 2.0 * us,
+        (Raw::PingPong { us }, _) => *us,
+    })
+}

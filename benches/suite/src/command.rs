@@ -1,0 +1,38 @@
+//! The command line.
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::{bench, cm, compare, workers};
+
+#[derive(Debug, Parser)]
+#[command(name = "rocinante-bench", version, args_conflicts_with_subcommands = true)]
+struct Cli {
+    #[command(flatten)]
+    bench: bench::Args,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Compare(compare::Args),
+    Cm(cm::Args),
+    #[command(hide = true)]
+    MeasureWorker(workers::WorkerArgs),
+}
+
+/// Runs the command line `args`. Its first word is the program's name. Ends the process if the
+/// arguments make no sense.
+#[must_use]
+pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let cli = Cli::parse_from(args);
+    match cli.command {
+        None => bench::run(&cli.bench),
+        Some(Command::Compare(args)) => compare::run(&args),
+        Some(Command::Cm(args)) => cm::run(&args),
+        Some(Command::MeasureWorker(args)) => workers::run_worker(&args),
+    }
+}

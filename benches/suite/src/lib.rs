@@ -1,0 +1,13 @@
+//! The benchmarks: everything that is measured between two processes.
+//!
+//! - [`bench`] measures all backends, each figure beside a raw ceiling and TCP, and judges goals.
+//! - [`compare`] measures providers side by side.
+//! - [`cm`] measures the connection manager.
+//! - [`workers`] starts the two processes of a measurement.
+#![forbid(unsafe_code)]
+
+pub mod bench;
+pub mod cm;
+pub mod command;
+pub mod compare;
+pub mod workers;

@@ -1,0 +1,228 @@
+//! One of the two processes of a measurement.
+
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+use nix::unistd::setsid;
+use rocinante::{Backend, Context, Exchange, OpenOptions, PortConfig};
+use rocinante_baselines::{Raw, Task};
+use serde::{Deserialize, Serialize};
+
+use super::measure::{Figure, Measure, Step};
+use super::{idle, ours, peers, raw};
+use rocinante_cli::cores;
+use rocinante_cli::measure::Side;
+use rocinante_cli::output::Failure;
+use rocinante_node::exit_with_parent;
+
+/// TCP port of the exchange between the two processes. It must differ from those of `perf`,
+/// perftest and an agent, which may use the same address.
+const PORT: u16 = 18_517;
+/// Least time limit for the start of the other process.
+const PATIENCE: Duration = Duration::from_secs(15);
+/// The defaults of `net.core.rmem_max` and `wmem_max`.
+const SMALL_BUFFER: u32 = 212_992;
+
+/// The device that carries the requests.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Device {
+    /// The device in software, over a backend.
+    Software {
+        backend: String,
+        /// Limits socket buffers to the size that every process may have.
+        small_buffers: bool,
+    },
+    /// RDMA devices of the kernel: the first side's, and the second side's.
+    Hardware([String; 2]),
+}
+
+/// The work of two processes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) enum Work {
+    /// RDMA measurements.
+    Verbs { device: Device, mtu: u32, qps: u32, steps: Vec<Step> },
+    /// The ceiling of a backend, or with `port` its port with no engine behind it.
+    Raw { backend: String, port: bool, tasks: Vec<Task>, tally: PathBuf },
+    /// A TCP stream, both ends spinning.
+    Tcp(Vec<Step>),
+    /// UDP sockets.
+    Udp(Vec<Step>),
+    /// A TCP stream of iperf3.
+    Iperf3(Step),
+}
+
+/// The results of two processes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) enum Outcome {
+    Figures(Vec<Figure>),
+    Raw(Vec<Raw>),
+}
+
+/// All parameters of one process.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Job {
+    pub(super) side: Side,
+    pub(super) local: IpAddr,
+    pub(super) remote: IpAddr,
+    /// Whether to run before all other processes of the machine.
+    pub(super) urgent: bool,
+    /// Time limit of the whole work, in seconds.
+    pub(super) limit: f64,
+    pub(super) work: Work,
+}
+
+/// One process of a measurement
+#[derive(Debug, Clone, clap::Args)]
+pub struct WorkerArgs {
+    /// What to do, in JSON
+    #[arg(long)]
+    job: String,
+}
+
+/// Runs one process of a measurement. Prints its results to standard output.
+#[must_use]
+pub fn run_worker(args: &WorkerArgs) -> ExitCode {
+    exit_with_parent();
+    let result = serde_json::from_str::<Job>(&args.job)
+        .map_err(|error| Failure::Usage(format!("--job: {error}")))
+        .and_then(|job| job.run());
+    match result {
+        Ok(outcome) => {
+            println!("{}", serde_json::json!(outcome));
+            ExitCode::SUCCESS
+        }
+        Err(failure) => {
+            eprintln!("{failure}");
+            ExitCode::from(failure.code())
+        }
+    }
+}
+
+impl Work {
+    /// Whether it uses devices of the kernel.
+    pub(super) const fn is_hardware(&self) -> bool {
+        matches!(self, Self::Verbs { device: Device::Hardware(_), .. })
+    }
+
+    /// Time of measuring, in seconds.
+    pub(super) fn seconds(&self) -> f64 {
+        match self {
+            Self::Verbs { steps, .. } | Self::Tcp(steps) | Self::Udp(steps) => {
+                steps.iter().map(|step| step.seconds).sum()
+            }
+            Self::Raw { tasks, .. } => tasks.iter().map(|task| task.seconds).sum(),
+            Self::Iperf3(step) => step.seconds.ceil() + peers::IPERF3_WARM_UP,
+        }
+    }
+}
+
+impl Job {
+    fn run(&self) -> Result<Outcome, Failure> {
+        self.settle();
+        if let Work::Iperf3(step) = &self.work {
+            return Err(self.iperf3(step));
+        }
+        // Opens the device first, so that a failure shows at once.
+        let ctx = self.open()?;
+        let mut exchange = match self.side {
+            Side::Second => Exchange::accept(SocketAddr::from((self.local, PORT)))?,
+            Side::First => {
+                let patience = PATIENCE.max(Duration::from_secs_f64(self.limit / 2.0));
+                Exchange::connect(SocketAddr::from((self.remote, PORT)), patience)?
+            }
+        };
+        exchange.set_patience(Some(Duration::from_secs_f64(self.limit)));
+        let outcome = self.outcome(ctx, &mut exchange)?;
+        exchange.barrier("bye")?;
+        Ok(outcome)
+    }
+
+    fn outcome(&self, ctx: Option<Context>, exchange: &mut Exchange) -> Result<Outcome, Failure> {
+        let (side, ends) = (self.side, (self.local, self.remote));
+        let mut figures = Vec::new();
+        match (&self.work, ctx) {
+            (Work::Raw { backend, port, tasks, tally }, _) => {
+                let of = (self::backend(backend)?, *port);
+                return raw::run(side, of, ends, tally, tasks, exchange).map(Outcome::Raw);
+            }
+            (Work::Verbs { mtu, qps, steps, .. }, Some(ctx)) => {
+                let size = (*mtu, *qps);
+                if let [step] = &steps[..]
+                    && step.measure == Measure::IdleWakeups
+                {
+                    let figures = idle::measure(ctx, side, size, step, exchange)?;
+                    return Ok(Outcome::Figures(figures));
+                }
+                let device = ours::Device::connect(ctx, side, size, steps, exchange)?;
+                for step in steps {
+                    figures.extend(device.step(exchange, step)?);
+                }
+                // The peer's last request may not be acknowledged yet.
+                exchange.barrier("over")?;
+            }
+            (Work::Tcp(steps), _) => {
+                for step in steps {
+                    figures.extend(peers::tcp(side, ends, exchange, step)?);
+                }
+            }
+            (Work::Udp(steps), _) => {
+                for step in steps {
+                    figures.extend(peers::udp(side, ends, exchange, step)?);
+                }
+            }
+            (Work::Verbs { .. }, None) | (Work::Iperf3(_), _) => {}
+        }
+        Ok(Outcome::Figures(figures))
+    }
+
+    /// Binds this process to one core. If urgent, it also gets priority on that core: as its own
+    /// session it is scheduled as one group, which has a weight of its own.
+    fn settle(&self) {
+        if self.urgent && setsid().is_ok() {
+            let _ = std::fs::write("/proc/self/autogroup", "-20");
+        }
+        cores::bind(usize::from(self.side == Side::Second));
+    }
+
+    fn open(&self) -> Result<Option<Context>, Failure> {
+        let Work::Verbs { device, .. } = &self.work else { return Ok(None) };
+        let options = OpenOptions::new();
+        let options = match device {
+            Device::Hardware(names) => {
+                options.device(&names[usize::from(self.side == Side::Second)])
+            }
+            Device::Software { backend, small_buffers } => {
+                let mut config = PortConfig::default();
+                if *small_buffers {
+                    (config.rx_buffer_bytes, config.tx_buffer_bytes) = (SMALL_BUFFER, SMALL_BUFFER);
+                    config.force_buffers = false;
+                }
+                options.netdev(self::backend(backend)?).port(config)
+            }
+        };
+        Ok(Some(options.open(self.local)?))
+    }
+
+    /// Replaces this process with iperf3. Returns only if that fails.
+    fn iperf3(&self, step: &Step) -> Failure {
+        let mut command = Command::new("iperf3");
+        match self.side {
+            Side::Second => command.args(["-s", "-1", "-B", &self.local.to_string()]),
+            Side::First => {
+                let seconds = step.seconds.ceil().max(1.0).to_string();
+                let size = step.size.to_string();
+                let warm_up = peers::IPERF3_WARM_UP.to_string();
+                command.args(["-c", &self.remote.to_string(), "-J"]);
+                command.args(["-t", &seconds, "-O", &warm_up, "-l", &size])
+            }
+        };
+        Failure::Failed(format!("cannot start iperf3: {}: install it", command.exec()))
+    }
+}
+
+fn backend(name: &str) -> Result<Backend, Failure> {
+    name.parse().map_err(Failure::Failed)
+}

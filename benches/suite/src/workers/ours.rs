@@ -1,0 +1,286 @@
+//! RDMA measurements through the verbs API: the steps of both sides.
+
+use std::time::{Duration, Instant};
+
+use rocinante::{Context, Exchange, Mtu};
+use serde::{Deserialize, Serialize};
+
+use super::cost;
+use super::measure::{Figure, Measure, Step, Target};
+use super::peers::{PAUSE, median_us};
+use rocinante_cli::measure::{
+    Bulk, BulkOp, BulkResult, Connected, Connecting, End, Pinging, RoundTrip, Side, Until,
+    bulk_with_shares, post_receives, receive_bulk, round_trips, round_trips_apart,
+    send_latency_blocking, serve, write_latency,
+};
+use rocinante_cli::output::Failure;
+
+/// Longest time without progress.
+const PATIENCE: Duration = Duration::from_secs(15);
+/// Time of the warm-up before a figure.
+pub(super) const WARM_UP: Duration = Duration::from_millis(20);
+/// Bytes of half a region, unless a message is larger.
+const HALF: usize = 4 << 20;
+/// Depth of the send queue of a single queue pair.
+const DEPTH: u32 = 1024;
+/// Depth of each send queue if there are several queue pairs.
+const SENDS_OF_MANY: u32 = 64;
+/// Depth of the receive queue.
+const RECEIVES: u32 = 512;
+/// Bytes of inline data.
+const INLINE: u32 = 64;
+/// Number of large messages in flight, as in perftest.
+const LARGE: usize = 128;
+/// Messages below this are posted in lists.
+const SMALL: usize = 4096;
+
+/// Connected queue pairs for steps.
+pub(super) struct Device {
+    connected: Connected,
+    side: Side,
+}
+
+impl Device {
+    /// Connects `qps` queue pairs, with memory for all `steps`.
+    pub(super) fn connect(
+        ctx: Context,
+        side: Side,
+        (mtu, qps): (u32, u32),
+        steps: &[Step],
+        exchange: &mut Exchange,
+    ) -> Result<Self, Failure> {
+        let half = steps.iter().map(|step| step.size).fold(HALF, usize::max);
+        let sends = if qps == 1 { DEPTH } else { SENDS_OF_MANY };
+        let how = Connecting {
+            mtu: Mtu::from_bytes(mtu),
+            qps,
+            sends,
+            receives: if qps == 1 { RECEIVES } else { 1 },
+            inline: INLINE,
+            completions: qps * sends + RECEIVES,
+            half,
+        };
+        Ok(Self { connected: Connected::new(ctx, &how, exchange)?, side })
+    }
+
+    /// Does a step together with the other side. Returns the figures on the first side.
+    pub(super) fn step(
+        &self,
+        exchange: &mut Exchange,
+        step: &Step,
+    ) -> Result<Vec<Figure>, Failure> {
+        let ends = self.connected.ends(PATIENCE);
+        let until = Until::Time(Duration::from_secs_f64(step.seconds));
+        let first = &ends[0];
+        if step.measure == Measure::SendBw && self.side == Side::Second {
+            post_receives(&ends, step.size, RECEIVES as usize)?;
+        }
+        exchange.barrier("ready")?;
+        let ping = |exchange: &mut Exchange, pinging| {
+            write_latency(first, exchange, pinging, self.side, step.size, until)
+        };
+        let to_and_fro = match step.measure {
+            Measure::WriteLat => ping(exchange, Pinging::Usual)?,
+            Measure::WriteLatSignaled => ping(exchange, Pinging::Signaled)?,
+            Measure::WriteLatMemory => ping(exchange, Pinging::ByMemory)?,
+            Measure::SendLatBlocking => {
+                let channel = self.connected.channel();
+                send_latency_blocking(first, channel, exchange, self.side, step.size, until)?
+            }
+            _ if self.side == Side::First => return self.ask(&ends, exchange, step, until),
+            _ => return self.answer(&ends, exchange, step),
+        };
+        let figure =
+            (self.side == Side::First).then(|| step.figure(step.measure, median_us(&to_and_fro)));
+        Ok(figure.into_iter().collect())
+    }
+
+    /// The part of the side that leads.
+    fn ask(
+        &self,
+        ends: &[End<'_>],
+        exchange: &mut Exchange,
+        step: &Step,
+        until: Until,
+    ) -> Result<Vec<Figure>, Failure> {
+        let round_trip = match step.measure {
+            Measure::ReadLat | Measure::ReadLatPassive | Measure::ReadLatAsleep => {
+                Some(RoundTrip::Read(step.size))
+            }
+            Measure::AtomicLat | Measure::AtomicLatPassive | Measure::AtomicLatAsleep => {
+                Some(RoundTrip::FetchAdd)
+            }
+            _ => None,
+        };
+        if let Some(what) = round_trip {
+            let times = match step.measure.target() {
+                Target::Asleep => round_trips_apart(&ends[0], what, PAUSE, until)?,
+                Target::Active | Target::Passive => round_trips(&ends[0], what, until)?,
+            };
+            exchange.barrier("done")?;
+            return Ok(vec![step.figure(step.measure, median_us(&times))]);
+        }
+        let own = self.flow(ends, &in_bulk(step, ends.len(), until))?;
+        if step.measure == Measure::WriteBwBoth {
+            serve(self.connected.ctx(), exchange, "done")?;
+        } else {
+            exchange.barrier("done")?;
+        }
+        let theirs: Answered = hear(exchange)?;
+        Ok(own.figures(step, &theirs))
+    }
+
+    /// Warms up, and then measures.
+    fn flow(&self, ends: &[End<'_>], what: &Bulk) -> Result<Flow, Failure> {
+        let begin = cost::own()?;
+        let warm_up = Bulk { until: Until::Time(WARM_UP), ..*what };
+        let (before, _) = bulk_with_shares(ends, &warm_up, |_| ())?;
+        let (idle, start) = (cost::idle()?, Instant::now());
+        let (result, shares) = bulk_with_shares(ends, what, |_| ())?;
+        let (elapsed, idle) = (start.elapsed().as_secs_f64(), cost::idle()? - idle);
+        let machine = (elapsed * cost::online()? as f64 - idle).max(0.0);
+        let (cpu, bytes) = (cost::own()? - begin, before.bytes + result.bytes);
+        Ok(Flow { result, shares, machine, cpu, bytes })
+    }
+
+    /// The part of the side that answers.
+    fn answer(
+        &self,
+        ends: &[End<'_>],
+        exchange: &mut Exchange,
+        step: &Step,
+    ) -> Result<Vec<Figure>, Failure> {
+        let begin = cost::own()?;
+        let mut gbps = 0.0;
+        match step.measure {
+            Measure::SendBw => {
+                for _ in 0..2 {
+                    receive_bulk(ends, step.size, |_| ())?;
+                }
+                exchange.barrier("done")?;
+            }
+            Measure::WriteBwBoth => {
+                let until = Until::Time(Duration::from_secs_f64(step.seconds));
+                gbps = self.flow(ends, &in_bulk(step, ends.len(), until))?.result.gbps();
+                serve(self.connected.ctx(), exchange, "done")?;
+            }
+            _ if step.measure.target() == Target::Active => {
+                serve(self.connected.ctx(), exchange, "done")?;
+            }
+            _ => exchange.barrier("done")?,
+        }
+        if !step.measure.is_whole_round_trip() {
+            let answered = Answered { cpu: cost::own()? - begin, gbps };
+            exchange.say(&serde_json::to_string(&answered).expect("figures are JSON"))?;
+        }
+        Ok(Vec::new())
+    }
+}
+
+/// The leading side's results of a flow.
+struct Flow {
+    result: BulkResult,
+    /// Messages of each queue pair.
+    shares: Vec<u64>,
+    /// Busy seconds of all processors during the flow.
+    machine: f64,
+    /// Processor time of this process in seconds, and bytes sent, both with the warm-up.
+    cpu: f64,
+    bytes: u64,
+}
+
+/// The answering side's results.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+struct Answered {
+    /// Processor time in seconds.
+    cpu: f64,
+    /// Its own goodput, in 10⁹ bits per second.
+    gbps: f64,
+}
+
+impl Flow {
+    fn figures(&self, step: &Step, theirs: &Answered) -> Vec<Figure> {
+        let Self { result, shares, machine, cpu, bytes } = self;
+        let machine = machine / (result.bytes as f64 / 1e9);
+        let value = match step.measure {
+            Measure::WriteRate | Measure::WriteRatePassive => result.mops(),
+            _ => result.gbps() + theirs.gbps,
+        };
+        let mut figures = vec![step.figure(step.measure, value)];
+        if shares.len() > 1 {
+            figures.push(step.figure(Measure::WriteBwFairness, jain(shares)));
+        }
+        match step.measure {
+            Measure::WriteBw => figures.push(step.figure(Measure::MachineCpuPerGb, machine)),
+            Measure::WriteBwPassive => figures.extend([
+                step.figure(Measure::CpuPerGb, (cpu + theirs.cpu) / (*bytes as f64 / 1e9)),
+                step.figure(Measure::MachineCpuPerGbPassive, machine),
+            ]),
+            _ => {}
+        }
+        figures
+    }
+}
+
+fn hear(exchange: &mut Exchange) -> Result<Answered, Failure> {
+    let said = exchange.hear()?;
+    let answered = serde_json::from_str(&said);
+    Ok(answered.map_err(|_| exchange.error(format_args!("it said {said}")))?)
+}
+
+/// Number of messages that each of `qps` queue pairs keeps in flight in a step.
+pub(crate) fn depth(step: &Step, qps: u32) -> usize {
+    match step.measure.unit() {
+        "us" => 1,
+        _ => in_bulk(step, qps as usize, Until::Messages(1)).depth,
+    }
+}
+
+/// The bulk transfer of a step over `qps` queue pairs.
+fn in_bulk(step: &Step, qps: usize, until: Until) -> Bulk {
+    let op = match step.measure {
+        Measure::SendBw => BulkOp::Send,
+        Measure::ReadBw => BulkOp::Read,
+        _ => BulkOp::Write,
+    };
+    // Posting and completing messages this small costs more than sending them, so post them in
+    // lists.
+    if step.size < SMALL || step.measure.unit() == "Mop/s" {
+        return Bulk::small(op, step.size, until);
+    }
+    let depth = (2 * HALF / step.size).clamp(2, LARGE) / qps;
+    Bulk::large(op, step.size, depth.max(2), until)
+}
+
+/// Jain's index of fairness.
+fn jain(shares: &[u64]) -> f64 {
+    let shares = shares.iter().map(|share| *share as f64);
+    let (sum, squares) =
+        shares.clone().fold((0.0, 0.0), |(sum, squares), x| (sum + x, squares + x * x));
+    if squares == 0.0 { 0.0 } else { sum * sum / (shares.len() as f64 * squares) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_shares_are_fair() {
+        assert!((jain(&[7, 7, 7, 7]) - 1.0).abs() < 1e-12);
+        assert!((jain(&[1, 0, 0, 0]) - 0.25).abs() < 1e-12);
+        assert!((jain(&[3, 1]) - 0.8).abs() < 1e-12);
+        assert_eq!(jain(&[0, 0]), 0.0);
+    }
+
+    #[test]
+    fn what_is_outstanding_fits_into_the_queues() {
+        for qps in [1_usize, 2, 16, 256] {
+            for size in [2, 64, 4096, 65_536, 1 << 20, 8 << 20] {
+                let step = Step { measure: Measure::WriteBw, size, seconds: 0.1 };
+                let bulk = in_bulk(&step, qps, Until::Messages(1));
+                let sends = if qps == 1 { DEPTH } else { SENDS_OF_MANY };
+                assert!(qps > 1 && size < SMALL || bulk.depth <= sends as usize, "{bulk:?}");
+            }
+        }
+    }
+}

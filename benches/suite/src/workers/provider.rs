@@ -1,0 +1,85 @@
+//! The providers of measurements.
+
+use rocinante::Backend;
+
+use super::job::Device;
+use super::place::PlaceArgs;
+use rocinante_cli::output::Failure;
+
+/// The provider that carries the requests of a measurement.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, clap::ValueEnum, serde::Serialize, serde::Deserialize,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum Provider {
+    /// The RDMA device of the kernel: hardware, or Soft-RoCE.
+    Hw,
+    /// The software device over UDP sockets.
+    Udp,
+    /// The software device over AF_PACKET.
+    Packet,
+    /// The software device over AF_XDP.
+    Afxdp,
+}
+
+impl Provider {
+    const ALL: [Self; 4] = [Self::Hw, Self::Udp, Self::Packet, Self::Afxdp];
+
+    /// The `given` providers. By default, all that are available with the named devices.
+    ///
+    /// # Errors
+    /// The provider `hw` is wanted, but no devices are named.
+    pub(crate) fn wanted(given: &[Self], place: &PlaceArgs) -> Result<Vec<Self>, Failure> {
+        let mut wanted = given.to_vec();
+        if given.is_empty() {
+            let can_be = |one: &Self| *one != Self::Hw || !place.devices.is_empty();
+            wanted.extend(Self::ALL.into_iter().filter(can_be));
+        }
+        if wanted.contains(&Self::Hw) {
+            place.devices()?;
+        }
+        Ok(wanted)
+    }
+
+    /// Its name on the command line.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Hw => "hw",
+            Self::Udp => "udp",
+            Self::Packet => "packet",
+            Self::Afxdp => "afxdp",
+        }
+    }
+
+    const fn backend(self) -> Option<Backend> {
+        match self {
+            Self::Hw => None,
+            Self::Udp => Some(Backend::Udp),
+            Self::Packet => Some(Backend::Packet),
+            Self::Afxdp => Some(Backend::Xdp),
+        }
+    }
+
+    /// The name of its backend, if it is the device in software.
+    pub(crate) fn backend_name(self) -> Option<String> {
+        self.backend().map(|backend| backend.to_string())
+    }
+
+    /// The name of its port in measurements of the port alone. The port of `afxdp` is its ceiling.
+    pub(crate) const fn port_name(self) -> Option<&'static str> {
+        match self {
+            Self::Udp => Some("udp-port"),
+            Self::Packet => Some("packet-port"),
+            Self::Hw | Self::Afxdp => None,
+        }
+    }
+
+    /// The device to measure.
+    pub(crate) fn device(self, place: &PlaceArgs) -> Result<Device, Failure> {
+        match self.backend_name() {
+            Some(backend) => Ok(Device::Software { backend, small_buffers: false }),
+            None => Ok(Device::Hardware(place.devices()?)),
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! Measures the ceilings of our backends.
+
+use std::fs::File;
+use std::net::IpAddr;
+use std::path::Path;
+
+use rocinante::{Backend, Exchange, Interface, PortConfig};
+use rocinante_baselines::{
+    Flow, Link, PacketLink, PortLink, Raw, Tally, Task, UdpLink, answer, measure,
+};
+use rocinante_netdev::packet::PacketPort;
+use rocinante_netdev::udp::UdpPort;
+use rocinante_netdev::xdp::XdpPort;
+
+use rocinante_cli::measure::Side;
+use rocinante_cli::output::Failure;
+
+/// Measures `tasks` together with the other side. Returns the results on the first side. With
+/// `port`, uses the backend's port instead of sockets of its own.
+pub(super) fn run(
+    side: Side,
+    (backend, port): (Backend, bool),
+    (local, remote): (IpAddr, IpAddr),
+    tally: &Path,
+    tasks: &[Task],
+    exchange: &mut Exchange,
+) -> Result<Vec<Raw>, Failure> {
+    let failed = |error: &dyn std::fmt::Display| Failure::Failed(error.to_string());
+    let (IpAddr::V4(v4), IpAddr::V4(to)) = (local, remote) else {
+        return Err(Failure::Failed("the ceilings are over IPv4".into()));
+    };
+    let flow = Flow { local: v4, remote: to };
+    let interface = Interface::by_address(local).map_err(|error| failed(&error))?;
+    exchange.say(&serde_json::to_string(&interface.mac).expect("an address is JSON"))?;
+    let said = exchange.hear()?;
+    let mac =
+        serde_json::from_str(&said).map_err(|_| exchange.error(format_args!("it said {said}")))?;
+    let both = Both { side, tally, tasks };
+    let (own, config) = ([local], PortConfig::default());
+    match (backend, port) {
+        (Backend::Udp, false) => {
+            both.drive(UdpLink::open(flow).map_err(|error| failed(&error))?, exchange)
+        }
+        (Backend::Packet, false) => {
+            both.drive(PacketLink::open(flow, mac).map_err(|error| failed(&error))?, exchange)
+        }
+        (Backend::Udp, true) => {
+            let port = UdpPort::open(&interface, &own, &config).map_err(|error| failed(&error))?;
+            both.drive(PortLink::new(port, flow).map_err(|error| failed(&error))?, exchange)
+        }
+        (Backend::Packet, true) => {
+            let port =
+                PacketPort::open(&interface, &own, &config).map_err(|error| failed(&error))?;
+            both.drive(PortLink::new(port, flow).map_err(|error| failed(&error))?, exchange)
+        }
+        (Backend::Xdp, _) => {
+            let port = XdpPort::open(&interface, &own, &config).map_err(|error| failed(&error))?;
+            both.drive(PortLink::new(port, flow).map_err(|error| failed(&error))?, exchange)
+        }
+        (Backend::Sim, _) => Err(Failure::Failed("the simulator has no ceiling".into())),
+    }
+}
+
+struct Both<'a> {
+    side: Side,
+    tally: &'a Path,
+    tasks: &'a [Task],
+}
+
+impl Both<'_> {
+    fn drive(&self, mut link: impl Link, exchange: &mut Exchange) -> Result<Vec<Raw>, Failure> {
+        let why = |error: std::io::Error| Failure::Failed(format!("the tally: {error}"));
+        let file = File::options().read(true).write(true).open(self.tally).map_err(why)?;
+        let tally = Tally::map(&file).map_err(why)?;
+        exchange.barrier("open")?;
+        let raw = match self.side {
+            Side::First => measure(&mut link, exchange, &tally, self.tasks)?,
+            Side::Second => {
+                answer(&mut link, exchange, &tally, self.tasks)?;
+                Vec::new()
+            }
+        };
+        Ok(raw)
+    }
+}

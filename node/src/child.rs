@@ -1,0 +1,226 @@
+//! Child processes that do not outlive the lab.
+
+use crate::error::LabError;
+use crate::tool;
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::waitpid;
+use nix::unistd::Pid;
+use std::io::{self, Read};
+use std::process::{Child, Command, ExitStatus, Output};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Names the environment variable that tells a child which process started it.
+const PARENT_VARIABLE: &str = "ROCINANTE_PARENT_PID";
+
+/// Children that are not reaped yet. Their process ids are still valid.
+static CHILDREN: Mutex<Vec<u32>> = Mutex::new(Vec::new());
+
+/// A child process that is killed when this is dropped.
+#[derive(Debug)]
+pub struct ChildGuard {
+    child: Child,
+    command: String,
+    status: Option<ExitStatus>,
+}
+
+impl ChildGuard {
+    /// Starts `command` in the calling thread's namespace.
+    ///
+    /// # Errors
+    /// The program does not exist or cannot be started.
+    pub fn spawn(command: &mut Command) -> Result<Self, LabError> {
+        command.env(PARENT_VARIABLE, std::process::id().to_string());
+        // The lock is held across the start, so that a signal handler finds either no child or a
+        // registered one.
+        let mut children = registry();
+        let child = command.spawn().map_err(|error| tool::cannot_start(command, error))?;
+        children.push(child.id());
+        Ok(Self { child, command: tool::describe(command), status: None })
+    }
+
+    /// The process id.
+    #[must_use]
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The process, to take its pipes. Wait for it only through this guard.
+    pub fn child_mut(&mut self) -> &mut Child {
+        &mut self.child
+    }
+
+    /// The exit status if the child has ended.
+    ///
+    /// # Errors
+    /// The error of `waitpid`.
+    pub fn try_wait(&mut self) -> io::Result<Option<ExitStatus>> {
+        if self.status.is_none() {
+            let mut children = registry();
+            self.status = self.child.try_wait()?;
+            if self.status.is_some() {
+                children.retain(|&pid| pid != self.child.id());
+            }
+        }
+        Ok(self.status)
+    }
+
+    /// Waits until the child ends.
+    ///
+    /// # Errors
+    /// The child did not end within `limit`. It is killed then.
+    pub fn wait(&mut self, limit: Duration) -> Result<ExitStatus, LabError> {
+        let deadline = Instant::now() + limit;
+        let mut pause = Duration::from_micros(200);
+        loop {
+            match self.try_wait() {
+                Ok(Some(status)) => return Ok(status),
+                Ok(None) if Instant::now() < deadline => std::thread::sleep(pause),
+                Ok(None) => {
+                    self.kill();
+                    let (command, seconds) = (self.command.clone(), limit.as_secs_f64());
+                    return Err(LabError::Timeout { command, seconds });
+                }
+                Err(source) => {
+                    return Err(LabError::Spawn { program: self.command.clone(), source });
+                }
+            }
+            pause = (pause * 2).min(Duration::from_millis(10));
+        }
+    }
+
+    /// Waits until the child ends. Collects the output that it wrote to pipes.
+    ///
+    /// # Errors
+    /// The child did not end within `limit`. It is killed then.
+    pub fn wait_with_output(mut self, limit: Duration) -> Result<Output, LabError> {
+        let stdout = self.child.stdout.take().map(|pipe| std::thread::spawn(|| drain(pipe)));
+        let stderr = self.child.stderr.take().map(|pipe| std::thread::spawn(|| drain(pipe)));
+        let status = self.wait(limit)?;
+        let join = |reader: Option<std::thread::JoinHandle<Vec<u8>>>| {
+            reader.and_then(|reader| reader.join().ok()).unwrap_or_default()
+        };
+        Ok(Output { status, stdout: join(stdout), stderr: join(stderr) })
+    }
+
+    /// Sends a signal, if the child has not ended.
+    pub fn signal(&mut self, signal: Signal) {
+        if self.status.is_none() {
+            send(self.child.id(), signal);
+        }
+    }
+
+    /// Kills the child (SIGKILL) and waits for its end.
+    pub fn kill(&mut self) {
+        self.signal(Signal::SIGKILL);
+        while let Ok(None) = self.try_wait() {
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+}
+
+impl Drop for ChildGuard {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Kills (SIGKILL) every child that has a [`ChildGuard`] in this process.
+pub fn kill_children() {
+    for &pid in registry().iter() {
+        send(pid, Signal::SIGKILL);
+    }
+}
+
+/// Installs a handler: SIGINT (Ctrl-C), SIGTERM and SIGHUP then kill all children and end this
+/// process with exit code 130. The namespaces vanish with it.
+///
+/// # Errors
+/// A handler is installed already.
+pub fn kill_children_on_signal() -> Result<(), ctrlc::Error> {
+    ctrlc::set_handler(|| {
+        // The lock is kept to the end, so that no thread starts another child.
+        let children = registry();
+        for &pid in children.iter() {
+            send(pid, Signal::SIGKILL);
+        }
+        // Reaps them, so that they and their resources are gone when the shell's prompt appears.
+        for &pid in children.iter() {
+            let _ = waitpid(Pid::from_raw(pid.cast_signed()), None);
+        }
+        std::process::exit(130);
+    })
+}
+
+/// In a process that a [`ChildGuard`] started: ends this process soon after its parent has ended,
+/// even by `kill -9`. Does nothing in other processes.
+pub fn exit_with_parent() {
+    let Some(parent) = std::env::var(PARENT_VARIABLE).ok().and_then(|pid| pid.parse::<u32>().ok())
+    else {
+        return;
+    };
+    std::thread::spawn(move || {
+        while std::os::unix::process::parent_id() == parent {
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        std::process::exit(131);
+    });
+}
+
+fn registry() -> MutexGuard<'static, Vec<u32>> {
+    CHILDREN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn send(pid: u32, signal: Signal) {
+    // The child may have ended already: then there is nothing to do.
+    let _ = kill(Pid::from_raw(pid.cast_signed()), signal);
+}
+
+fn drain(mut pipe: impl Read) -> Vec<u8> {
+    let mut all = Vec::new();
+    let _ = pipe.read_to_end(&mut all);
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Stdio;
+
+    fn sleeper() -> ChildGuard {
+        ChildGuard::spawn(Command::new("sleep").arg("60").stdin(Stdio::null())).unwrap()
+    }
+
+    fn is_alive(pid: u32) -> bool {
+        kill(Pid::from_raw(pid.cast_signed()), None).is_ok()
+    }
+
+    #[test]
+    fn dropping_the_guard_kills_and_reaps() {
+        let child = sleeper();
+        let pid = child.id();
+        assert!(is_alive(pid));
+        drop(child);
+        assert!(!is_alive(pid));
+        assert!(!registry().contains(&pid));
+    }
+
+    #[test]
+    fn a_child_that_takes_too_long_is_killed() {
+        let mut child = sleeper();
+        let error = child.wait(Duration::from_millis(20)).unwrap_err();
+        assert!(matches!(error, LabError::Timeout { .. }), "{error}");
+        assert!(!is_alive(child.id()));
+    }
+
+    #[test]
+    fn output_larger_than_a_pipe_is_collected() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "head -c 300000 /dev/zero; echo oops >&2; exit 7"]);
+        let child =
+            ChildGuard::spawn(command.stdout(Stdio::piped()).stderr(Stdio::piped())).unwrap();
+        let output = child.wait_with_output(Duration::from_secs(20)).unwrap();
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(7), 300_000));
+        assert_eq!(output.stderr, b"oops\n");
+    }
+}

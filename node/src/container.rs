@@ -1,0 +1,222 @@
+//! One container: a namespace, its `eth0`, and the other end of that veth in the host's namespace.
+
+use crate::child::ChildGuard;
+use crate::error::LabError;
+use crate::netns::Netns;
+use crate::{BRIDGE, LabConfig, tool};
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::process::{Command, Output};
+
+/// A "container": its own network namespace with `lo` and one veth, `eth0`.
+#[derive(Debug)]
+pub struct Container {
+    netns: Netns,
+    host_end: String,
+    ipv4: Ipv4Addr,
+    ipv6: Option<Ipv6Addr>,
+}
+
+impl Container {
+    /// Name of the interface inside the container.
+    pub const DEVICE: &str = "eth0";
+
+    pub(super) fn new(host: &Netns, index: u8, config: &LabConfig) -> Result<Self, LabError> {
+        let netns = Self::new_netns()?;
+        let host_end = format!("veth{index}");
+        let (mac, mtu, queues) = (mac(index), config.mtu.to_string(), config.queues.to_string());
+        #[rustfmt::skip]
+        tool::ip(host, &["link", "add", &host_end, "mtu", &mtu, "numtxqueues", &queues, "numrxqueues", &queues, "type", "veth",
+                         "peer", "name", Self::DEVICE, "mtu", &mtu, "numtxqueues", &queues, "numrxqueues", &queues,
+                         "address", &mac, "netns", &netns.path()])?;
+        tool::ip(host, &["link", "set", &host_end, "master", BRIDGE, "up"])?;
+        Self::with_addresses(netns, host_end, index, config)
+    }
+
+    /// Two containers with one veth between them.
+    pub(super) fn pair(config: &LabConfig) -> Result<[Self; 2], LabError> {
+        let (first, second) = (Self::new_netns()?, Self::new_netns()?);
+        let (macs, mtu) = ([mac(0), mac(1)], config.mtu.to_string());
+        #[rustfmt::skip]
+        tool::ip(&first, &["link", "add", Self::DEVICE, "mtu", &mtu, "address", &macs[0], "type", "veth",
+                           "peer", "name", Self::DEVICE, "mtu", &mtu, "address", &macs[1], "netns", &second.path()])?;
+        let end =
+            |netns, index| Self::with_addresses(netns, Self::DEVICE.to_owned(), index, config);
+        Ok([end(first, 0)?, end(second, 1)?])
+    }
+
+    /// Gives `eth0` its addresses and sets it up.
+    fn with_addresses(
+        netns: Netns,
+        host_end: String,
+        index: u8,
+        config: &LabConfig,
+    ) -> Result<Self, LabError> {
+        let number = index + 1;
+        let ipv4 = Ipv4Addr::new(10, 77, 0, number);
+        let ipv6 = config.ipv6.then(|| Ipv6Addr::new(0xfd00, 0x77, 0, 0, 0, 0, 0, number.into()));
+        Self::on_device(netns, host_end, (ipv4, 24), ipv6.map(|address| (address, 64)))
+    }
+
+    /// A container around an `eth0` that is in `netns` already. Gives it addresses and sets it up.
+    pub(super) fn on_device(
+        netns: Netns,
+        host_end: String,
+        (ipv4, v4_prefix): (Ipv4Addr, u8),
+        ipv6: Option<(Ipv6Addr, u8)>,
+    ) -> Result<Self, LabError> {
+        let on_eth0 = |family: &str, address: String| {
+            let nodad: &[&str] = if family == "-6" { &["nodad"] } else { &[] };
+            let add = [family, "address", "add", &address, "dev", Self::DEVICE];
+            tool::ip(&netns, &[&add, nodad].concat())
+        };
+        on_eth0("-4", format!("{ipv4}/{v4_prefix}"))?;
+        if let Some((ipv6, prefix)) = ipv6 {
+            on_eth0("-6", format!("{ipv6}/{prefix}"))?;
+        }
+        tool::ip(&netns, &["link", "set", Self::DEVICE, "up"])?;
+        Ok(Self { netns, host_end, ipv4, ipv6: ipv6.map(|(address, _)| address) })
+    }
+
+    /// Creates a namespace in which addresses are usable at once.
+    pub(super) fn new_netns() -> Result<Netns, LabError> {
+        let netns = Netns::new()?;
+        no_duplicate_address_detection(&netns)?;
+        Ok(netns)
+    }
+
+    /// Its namespace.
+    #[must_use]
+    pub fn netns(&self) -> &Netns {
+        &self.netns
+    }
+
+    /// Its address on the bridge's IPv4 network, a /24.
+    #[must_use]
+    pub fn ipv4(&self) -> Ipv4Addr {
+        self.ipv4
+    }
+
+    /// Its address on the bridge's IPv6 network, a /64, if the lab has IPv6.
+    #[must_use]
+    pub fn ipv6(&self) -> Option<Ipv6Addr> {
+        self.ipv6
+    }
+
+    /// Name of the other end of its veth, in the host's namespace. In a [`Pair`](crate::Pair) that
+    /// end is in the other container's namespace.
+    #[must_use]
+    pub fn host_end(&self) -> &str {
+        &self.host_end
+    }
+
+    /// As [`Netns::run`].
+    ///
+    /// # Errors
+    /// The caller has no right to enter the namespace.
+    pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, LabError> {
+        self.netns.run(work)
+    }
+
+    /// As [`Netns::spawn`].
+    ///
+    /// # Errors
+    /// The program does not exist or cannot be started.
+    pub fn spawn(&self, command: &mut Command) -> Result<ChildGuard, LabError> {
+        self.netns.spawn(command)
+    }
+
+    /// As [`Netns::output`].
+    ///
+    /// # Errors
+    /// The program does not exist or cannot be started.
+    pub fn output(&self, command: &mut Command) -> Result<Output, LabError> {
+        self.netns.output(command)
+    }
+
+    /// Feeds a script to `nft` inside the container. Its rules belong to the container's namespace,
+    /// and apply beside the host's.
+    ///
+    /// # Errors
+    /// There is no `nft`, or it refuses the script; the error has its message.
+    pub fn nft(&self, script: &str) -> Result<(), LabError> {
+        tool::nft_script(&self.netns, script)
+    }
+
+    /// Lets UDP super-packets leave `eth0` whole (`true`, the default of a veth), or lets the
+    /// kernel split them into datagrams before the host sees them. Rules and counters then work
+    /// packet by packet.
+    ///
+    /// # Errors
+    /// There is no `ethtool`, or the kernel is older than 4.18.
+    pub fn set_udp_segmentation(&self, whole: bool) -> Result<(), LabError> {
+        set_udp_segmentation(&self.netns, Self::DEVICE, whole)
+    }
+
+    /// Names each part that is not up yet.
+    pub(super) fn not_yet_up(&self) -> Result<Vec<String>, LabError> {
+        let mut waiting = Vec::new();
+        let links = tool::ip_json(&self.netns, &["link", "show", "dev", Self::DEVICE])?;
+        if !tool::objects(&links).any(|link| link["operstate"] == "UP") {
+            waiting.push(format!("{} at {} has no carrier", Self::DEVICE, self.ipv4));
+        }
+        let tentative = tool::ip_json(&self.netns, &["-6", "address", "show", "tentative"])?;
+        if tool::objects(&tentative).next().is_some() {
+            waiting.push(format!("IPv6 addresses at {} are tentative", self.ipv4));
+        }
+        Ok(waiting)
+    }
+}
+
+/// Sets whether super-packets leave `device` whole.
+pub(super) fn set_udp_segmentation(
+    netns: &Netns,
+    device: &str,
+    whole: bool,
+) -> Result<(), LabError> {
+    let wanted = if whole { "on" } else { "off" };
+    let change = ["-K", device, "tx-udp-segmentation", wanted];
+    tool::run(netns, "ethtool", &change)?;
+    // ethtool reports success for some features that it could not change.
+    let features = tool::run(netns, "ethtool", &["-k", device])?;
+    match feature(&features, "tx-udp-segmentation") {
+        Some(is) if is == wanted => Ok(()),
+        is => Err(LabError::Output {
+            command: format!("ethtool {}", change.join(" ")),
+            problem: format!("tx-udp-segmentation is {}", is.unwrap_or("unknown")),
+        }),
+    }
+}
+
+fn mac(index: u8) -> String {
+    format!("02:00:0a:4d:00:{:02x}", index + 1)
+}
+
+/// Lets link-local addresses come up at once in interfaces that are created after this. Where
+/// /proc/sys is read-only they take a second or two, and the lab waits for them.
+fn no_duplicate_address_detection(netns: &Netns) -> Result<(), LabError> {
+    netns.run(|| {
+        for (name, value) in [("accept_dad", "0"), ("dad_transmits", "0")] {
+            let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/default/{name}"), value);
+        }
+    })
+}
+
+/// The state of a feature in the output of `ethtool -k`: `on` or `off`.
+fn feature<'a>(features: &'a str, name: &str) -> Option<&'a str> {
+    features.lines().find_map(|line| {
+        let state = line.trim().strip_prefix(name)?.strip_prefix(':')?;
+        state.split_whitespace().next()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::feature;
+
+    #[test]
+    fn features_are_read_from_ethtool() {
+        let features = "Features for eth0:\ntx-udp_tnl-segmentation: on\ntx-udp-segmentation: off [requested on]\n";
+        assert_eq!(feature(features, "tx-udp-segmentation"), Some("off"));
+        assert_eq!(feature(features, "tx-udp"), None);
+    }
+}

@@ -1,0 +1,249 @@
+//! A network of containers in one process: a "host" with a bridge, and N "containers". Each
+//! container has its own network namespace and a veth `eth0`. The other end of the veth is a port
+//! of the bridge.
+//!
+//! ```text
+//!  container 0            host                     container 1
+//!  eth0 10.77.0.1/24 ── veth0 ┐ br0 ┌ veth1 ── eth0 10.77.0.2/24
+//!       fd00:77::1/64         └─────┘               fd00:77::2/64
+//! ```
+//!
+//! A [`Pair`] is two containers with nothing between them.
+//!
+//! The namespaces have no names. They exist as long as this process holds their descriptors, or a
+//! process that was started inside them lives. So nothing is left behind, not even after `kill -9`.
+//! The lab never touches the network of the machine.
+//!
+//! The host's policy ([`Rule`], [`Shaper`]) is plain `nft` and `tc` on the host's side. Its figures
+//! are the kernel's.
+//!
+//! It works as root, and for any user where user namespaces are allowed: call
+//! [`enter_user_namespace`] first thing in `main`. [`Availability`] tells what is available, and
+//! why not.
+//!
+//! ```no_run
+//! use rocinante_node::{Lab, LabConfig, Match};
+//! use std::process::Command;
+//!
+//! let lab = Lab::new(&LabConfig::default())?;
+//! let seen = lab.count(&Match::roce())?;
+//! let mut server = lab.container(1).spawn(Command::new("rocinante").arg("pingpong"))?;
+//! let peer = lab.container(1).ipv4().to_string();
+//! lab.container(0).output(Command::new("rocinante").args(["pingpong", &peer]))?;
+//! server.kill();
+//! println!("the bridge saw {} packets", seen.counter()?.packets);
+//! # Ok::<(), rocinante_node::LabError>(())
+//! ```
+
+mod availability;
+mod child;
+mod container;
+mod error;
+mod netns;
+mod pair;
+mod rules;
+mod shaper;
+mod tap;
+mod tool;
+mod userns;
+
+pub use availability::Availability;
+pub use child::{ChildGuard, exit_with_parent, kill_children, kill_children_on_signal};
+pub use container::Container;
+pub use error::LabError;
+pub use netns::Netns;
+pub use pair::Pair;
+pub use rules::{Counter, Match, Rule};
+pub use shaper::{Shaper, ShaperStats, Tbf};
+pub use userns::{Privilege, enter_user_namespace};
+
+use std::time::{Duration, Instant};
+
+/// Name of the bridge in the host's namespace.
+pub const BRIDGE: &str = "br0";
+
+/// Time limit for links to come up in [`Lab::new`]. The kernel notices a carrier once a second, and
+/// needs a lock for that. Every thread that creates or ends a namespace waits for the same lock.
+/// With many such threads it took more than ten seconds.
+const LINKS_UP_MAX: Duration = Duration::from_secs(60);
+
+/// The shape of a [`Lab`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LabConfig {
+    /// Number of containers, 1 to 250.
+    pub containers: u8,
+    /// MTU in bytes of every link, IP header included. With 9000 a path MTU of 4096 fits.
+    pub mtu: u32,
+    /// Whether the containers also get IPv6 addresses.
+    pub ipv6: bool,
+    /// Number of queues of each end of a container's link, in either direction.
+    pub queues: u32,
+}
+
+impl Default for LabConfig {
+    /// Two containers, MTU 9000, IPv4 and IPv6, one queue.
+    fn default() -> Self {
+        Self { containers: 2, mtu: 9000, ipv6: true, queues: 1 }
+    }
+}
+
+/// Containers on a host's bridge. Everything vanishes once it is dropped and the last process in it
+/// has ended.
+#[derive(Debug)]
+pub struct Lab {
+    host: Netns,
+    containers: Vec<Container>,
+}
+
+impl Lab {
+    /// Creates the namespaces, joins them, and waits until every link is up and every address
+    /// usable.
+    ///
+    /// # Errors
+    /// The caller has no right to create namespaces, a program (`ip`) is missing, or the kernel has
+    /// no veth or bridge. The error says what to do.
+    pub fn new(config: &LabConfig) -> Result<Self, LabError> {
+        let host = Netns::new()?;
+        no_addresses_by_themselves(&host)?;
+        let mtu = config.mtu.to_string();
+        #[rustfmt::skip]
+        tool::ip(&host, &["link", "add", BRIDGE, "mtu", &mtu, "type", "bridge",
+                          "forward_delay", "0", "stp_state", "0", "mcast_snooping", "0"])?;
+        tool::ip(&host, &["link", "set", BRIDGE, "up"])?;
+        let containers = (0..config.containers)
+            .map(|index| Container::new(&host, index, config))
+            .collect::<Result<Vec<_>, _>>()?;
+        let lab = Self { host, containers };
+        lab.wait_until_up()?;
+        Ok(lab)
+    }
+
+    /// The host's namespace: it holds the bridge and the host's ends of the veths.
+    #[must_use]
+    pub fn host(&self) -> &Netns {
+        &self.host
+    }
+
+    /// All containers.
+    #[must_use]
+    pub fn containers(&self) -> &[Container] {
+        &self.containers
+    }
+
+    /// The container at `index`.
+    ///
+    /// # Panics
+    /// If there is no such container.
+    #[must_use]
+    pub fn container(&self, index: usize) -> &Container {
+        &self.containers[index]
+    }
+
+    /// Adds a counter to the host's bridge. It counts matching packets and lets them pass.
+    ///
+    /// # Errors
+    /// There is no `nft`, or the kernel has no nftables for bridges.
+    pub fn count(&self, what: &Match) -> Result<Rule, LabError> {
+        Rule::count(&self.host, what)
+    }
+
+    /// Adds a rule to the host's bridge that drops and counts every matching packet.
+    ///
+    /// # Errors
+    /// There is no `nft`, or the kernel has no nftables for bridges.
+    pub fn block(&self, what: &Match) -> Result<Rule, LabError> {
+        Rule::block(&self.host, what)
+    }
+
+    /// Adds a rule to the host's bridge that drops and counts `percent` of the matching packets, at
+    /// random. The unit is the kernel's packet (skb): a super-packet is lost or passes as a whole.
+    /// To lose single datagrams, switch super-packets off by [`Container::set_udp_segmentation`].
+    ///
+    /// # Errors
+    /// There is no `nft`, or the kernel has no nftables for bridges or no `numgen`.
+    pub fn lose(&self, what: &Match, percent: f64) -> Result<Rule, LabError> {
+        Rule::lose(&self.host, what, percent)
+    }
+
+    /// Lets UDP super-packets reach the container at `index` whole (`true`, the default), or lets
+    /// the host split them into datagrams. They leave their sender whole in both cases.
+    ///
+    /// # Errors
+    /// As [`Container::set_udp_segmentation`].
+    ///
+    /// # Panics
+    /// If there is no such container.
+    pub fn set_udp_segmentation_towards(&self, index: usize, whole: bool) -> Result<(), LabError> {
+        container::set_udp_segmentation(&self.host, self.container(index).host_end(), whole)
+    }
+
+    /// Shapes the host's traffic to the container at `index`, by a token bucket on the host's end
+    /// of its veth.
+    ///
+    /// # Errors
+    /// There is no `tc`, the kernel has no `sch_tbf`, or the container is shaped already.
+    ///
+    /// # Panics
+    /// If there is no such container.
+    pub fn shape(&self, index: usize, tbf: &Tbf) -> Result<Shaper, LabError> {
+        Shaper::new(&self.host, self.container(index).host_end(), tbf)
+    }
+
+    fn wait_until_up(&self) -> Result<(), LabError> {
+        wait_until_none(|| self.not_yet_up())
+    }
+
+    /// Names each part that is not up yet. Empty when all are.
+    fn not_yet_up(&self) -> Result<Vec<String>, LabError> {
+        let ports = self.ports()?;
+        let mut waiting = Vec::new();
+        for container in &self.containers {
+            if !ports.forwarding(container.host_end()) {
+                waiting.push(format!("{} is not forwarding", container.host_end()));
+            }
+            waiting.extend(container.not_yet_up()?);
+        }
+        Ok(waiting)
+    }
+
+    fn ports(&self) -> Result<Ports, LabError> {
+        tool::ip_json(&self.host, &["-d", "link", "show", "master", BRIDGE]).map(Ports)
+    }
+}
+
+/// The bridge's ports as `ip -j` lists them.
+struct Ports(serde_json::Value);
+
+impl Ports {
+    fn forwarding(&self, name: &str) -> bool {
+        tool::objects(&self.0).any(|port| {
+            port["ifname"] == name
+                && port["operstate"] == "UP"
+                && port["linkinfo"]["info_slave_data"]["state"] == "forwarding"
+        })
+    }
+}
+
+/// Waits until `not_yet_up` names no link any more.
+fn wait_until_none(not_yet_up: impl Fn() -> Result<Vec<String>, LabError>) -> Result<(), LabError> {
+    let deadline = Instant::now() + LINKS_UP_MAX;
+    loop {
+        let waiting = not_yet_up()?;
+        if waiting.is_empty() {
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            return Err(LabError::NotUp { links: waiting });
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Keeps IPv6 addresses off the host's interfaces, so that the host itself sends nothing on the
+/// bridge.
+fn no_addresses_by_themselves(host: &Netns) -> Result<(), LabError> {
+    host.run(|| {
+        // Where /proc/sys is read-only the host sends a few packets, which do no harm.
+        let _ = std::fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1");
+    })
+}

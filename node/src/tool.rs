@@ -1,0 +1,135 @@
+//! Runs `ip`, `nft`, `tc` and `ethtool` inside a namespace, and reads their JSON.
+
+use crate::error::LabError;
+use crate::netns::Netns;
+use serde_json::Value;
+use std::io::{self, Write};
+use std::process::{Command, Output, Stdio};
+
+/// Runs `ip ARGS`.
+pub(super) fn ip(netns: &Netns, args: &[&str]) -> Result<(), LabError> {
+    run(netns, "ip", args).map(drop)
+}
+
+/// Runs `ip -j ARGS`.
+pub(super) fn ip_json(netns: &Netns, args: &[&str]) -> Result<Value, LabError> {
+    run_json(netns, "ip", &[&["-j"], args].concat())
+}
+
+/// Feeds `script` to `nft -f -`. The whole script takes effect, or nothing.
+pub(super) fn nft_script(netns: &Netns, script: &str) -> Result<(), LabError> {
+    let mut command = command("nft", &["-f", "-"]);
+    let output = netns.run(|| fed(&mut command, script.as_bytes()))??;
+    succeeded(&command, &output).map(drop)
+}
+
+/// Runs a program. Returns its standard output if it succeeded.
+pub(super) fn run(netns: &Netns, program: &str, args: &[&str]) -> Result<String, LabError> {
+    let mut command = command(program, args);
+    let output = netns.output(&mut command)?;
+    succeeded(&command, &output)
+}
+
+/// Runs a program that writes JSON. Returns `null` for no output at all (`ip -j` with nothing to
+/// list).
+pub(super) fn run_json(netns: &Netns, program: &str, args: &[&str]) -> Result<Value, LabError> {
+    let stdout = run(netns, program, args)?;
+    if stdout.trim().is_empty() {
+        return Ok(Value::Null);
+    }
+    serde_json::from_str(&stdout).map_err(|error| LabError::Output {
+        command: describe(&command(program, args)),
+        problem: error.to_string(),
+    })
+}
+
+/// The non-empty objects of a JSON array. `ip -j` lists filtered objects as `{}`.
+pub(super) fn objects(list: &Value) -> impl Iterator<Item = &Value> {
+    list.as_array()
+        .into_iter()
+        .flatten()
+        .filter(|item| item.as_object().is_some_and(|o| !o.is_empty()))
+}
+
+/// Runs `command` to its end with no standard input.
+pub(super) fn output(command: &mut Command) -> Result<Output, LabError> {
+    command.stdin(Stdio::null()).output().map_err(|error| cannot_start(command, error))
+}
+
+/// The error of a command that could not be started.
+pub(super) fn cannot_start(command: &Command, source: io::Error) -> LabError {
+    let program = command.get_program().to_string_lossy().into_owned();
+    match source.kind() {
+        io::ErrorKind::NotFound => LabError::Missing { program },
+        _ => LabError::Spawn { program, source },
+    }
+}
+
+/// The command line, for messages.
+pub(super) fn describe(command: &Command) -> String {
+    std::iter::once(command.get_program())
+        .chain(command.get_args())
+        .map(|word| word.to_string_lossy())
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+fn command(program: &str, args: &[&str]) -> Command {
+    let mut command = Command::new(program);
+    command.args(args).env("LC_ALL", "C").env("PATH", search_path());
+    command
+}
+
+/// The search path with the directories of system programs, which users often lack.
+fn search_path() -> String {
+    let path = std::env::var("PATH").unwrap_or_default();
+    format!("{path}:/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin")
+}
+
+fn fed(command: &mut Command, input: &[u8]) -> Result<Output, LabError> {
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().map_err(|error| cannot_start(command, error))?;
+    if let Some(mut stdin) = child.stdin.take() {
+        // A program that does not read its input gives the reason on its standard error.
+        let _ = stdin.write_all(input);
+    }
+    child.wait_with_output().map_err(|error| cannot_start(command, error))
+}
+
+fn succeeded(command: &Command, output: &Output) -> Result<String, LabError> {
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    let stderr = if stderr.trim().is_empty() { output.status.to_string() } else { stderr.into() };
+    Err(LabError::Failed { command: describe(command), stderr })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_is_not_there_is_named() {
+        let error = output(&mut command("no-such-program", &[])).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "no-such-program is not installed: apt install no-such-program"
+        );
+    }
+
+    #[test]
+    fn a_failure_carries_what_the_program_said() {
+        let mut failing = command("sh", &["-c", "echo first second >&2; exit 3"]);
+        let output = output(&mut failing).unwrap();
+        let error = succeeded(&failing, &output).unwrap_err().to_string();
+        assert!(error.ends_with("failed: first second"), "{error}");
+    }
+
+    #[test]
+    fn filtered_objects_are_skipped() {
+        let list = serde_json::json!([{}, {"ifname": "eth0"}, 3]);
+        assert_eq!(objects(&list).count(), 1);
+        assert_eq!(objects(&Value::Null).count(), 0);
+    }
+}

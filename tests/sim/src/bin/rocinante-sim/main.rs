@@ -1,0 +1,126 @@
+//! `rocinante-sim`: the deterministic simulator, from a seed. It can plant a bug in the engine, or
+//! run for hours with one seed after the other.
+
+mod long;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use std::io::Write as _;
+
+use clap::Parser;
+use rocinante_sim::{Options, Report, run};
+use rocinante_stack_broken::broken;
+use serde::Serialize;
+
+/// Simulate hosts, queue pairs and a bad network from a seed, and check every invariant at every
+/// step
+///
+/// The same seed does the same, to the last byte, as the digest at the end shows. A step is a
+/// packet that arrives or is lost, a timer, or a call of the engine. A violation names the step;
+/// the same command finds it again.
+///
+/// With --for, one seed after the other is simulated until the time is over or an invariant is
+/// violated. The first seed is --seed, or else a fresh one for each run. Lines on standard error
+/// tell the progress.
+///
+/// Exit status: 0 if no invariant was violated, 1 if one was, 2 if the command line makes no sense.
+#[derive(Debug, Parser)]
+#[command(name = "rocinante-sim", version)]
+struct Args {
+    /// Seed of all random numbers [default: 1; with --for, another one each time]
+    #[arg(long, value_name = "S")]
+    seed: Option<u64>,
+    /// Number of steps after which the last round ends
+    #[arg(long, value_name = "N", default_value_t = 300_000)]
+    steps: u64,
+    /// Go on for so long, with the next seed each time: 90s, 15m, 2h
+    #[arg(long = "for", value_name = "TIME", value_parser = long::time, conflicts_with_all = ["bug", "trace"])]
+    time: Option<Duration>,
+    /// Plant a bug in a copy of the engine, to see it found; "list" lists them
+    #[arg(long = "break", value_name = "NAME")]
+    bug: Option<String>,
+    /// Print every packet, request and completion on standard error
+    #[arg(long)]
+    trace: bool,
+    /// Accepted without effect: standard output has only one line of JSON anyway
+    #[arg(long)]
+    json: bool,
+}
+
+/// The output of a run.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum Line {
+    Engine(Report),
+    Broken(rocinante_sim_broken::Report),
+}
+
+impl Line {
+    fn violation(&self) -> Option<&str> {
+        match self {
+            Self::Engine(report) => report.violation.as_deref(),
+            Self::Broken(report) => report.violation.as_deref(),
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    if args.bug.as_deref() == Some("list") {
+        for bug in broken::BUGS {
+            print(format_args!("{:26} seed {:<3} {}", bug.name, bug.seed, bug.what));
+        }
+        return ExitCode::SUCCESS;
+    }
+    if let Some(time) = args.time {
+        return long::run(args.seed, args.steps, time);
+    }
+    let line = match simulate(&args) {
+        Ok(line) => line,
+        Err(error) => {
+            eprintln!("rocinante-sim: {error}");
+            print_json(&serde_json::json!({ "error": error }));
+            return ExitCode::from(2);
+        }
+    };
+    print_json(&line);
+    let Some(violation) = line.violation() else { return ExitCode::SUCCESS };
+    let bug = args.bug.as_ref().map(|bug| format!(" --break {bug}")).unwrap_or_default();
+    let seed = args.seed.unwrap_or(FIRST);
+    violated(violation, seed, args.steps, &bug)
+}
+
+/// Prints a line of the result. The reader of standard output may be gone.
+fn print(line: impl std::fmt::Display) {
+    let _ = writeln!(std::io::stdout(), "{line}");
+}
+
+fn print_json(result: &impl Serialize) {
+    print(serde_json::to_string(result).expect("results are JSON"));
+}
+
+/// Says what was violated, and how to see it again.
+fn violated(violation: &str, seed: u64, steps: u64, bug: &str) -> ExitCode {
+    eprintln!("rocinante-sim: {violation}");
+    eprintln!("replay with rocinante-sim --seed {seed} --steps {steps}{bug}");
+    ExitCode::FAILURE
+}
+
+/// The default seed.
+const FIRST: u64 = 1;
+
+fn simulate(args: &Args) -> Result<Line, String> {
+    let Args { steps, trace, .. } = *args;
+    let seed = args.seed.unwrap_or(FIRST);
+    let Some(bug) = &args.bug else {
+        return Ok(Line::Engine(run(&Options { seed, steps, trace })));
+    };
+    if broken::LOST.contains(&bug.as_str()) || !broken::plant(Some(bug)) {
+        return Err(format!("no bug is called {bug}: rocinante-sim --break list lists them"));
+    }
+    let options = rocinante_sim_broken::Options { seed, steps, trace };
+    let report = rocinante_sim_broken::run(&options);
+    broken::plant(None);
+    Ok(Line::Broken(report))
+}
