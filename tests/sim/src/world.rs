@@ -427,7 +427,10 @@ impl<'a> World<'a> {
 
     fn heal(&mut self) -> Verdict {
         self.stage = Stage::Heal;
-        self.hosts.iter_mut().for_each(|host| host.refusing_until = 0);
+        for host in &mut self.hosts {
+            (host.refusing_until, host.blocked_until) = (0, 0);
+            host.tx_at = host.tx_at.map(|_| self.now);
+        }
         self.network.heal();
         for host in 0..self.hosts.len() {
             if self.hosts[host].engine.is_none() {
