@@ -194,7 +194,7 @@ impl DeviceCounters {
 }
 
 /// An open device (`struct ibv_context`). Cheap to clone. It closes when the last clone and the
-/// last of its objects are gone.
+/// last of its objects are gone. A device may be open several times: see [`OpenOptions::open`].
 #[derive(Debug, Clone)]
 pub struct Context {
     pub(crate) device: Device,
@@ -215,7 +215,7 @@ impl Device {
         }
     }
 
-    /// Whether both are the same device from one `open` call.
+    /// Whether both are of one context.
     pub(crate) fn is(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Soft(device), Self::Soft(other)) => Arc::ptr_eq(device, other),
@@ -372,8 +372,8 @@ impl Context {
         }
     }
 
-    /// The objects of the device in use, counting all clones of this context in the process. `None`
-    /// for a device of the kernel: `rdma resource show` reports it.
+    /// The objects of the device in use, of all its contexts in the process. `None` for a device of
+    /// the kernel: `rdma resource show` reports it.
     #[must_use]
     pub fn resources(&self) -> Option<Resources> {
         match &self.device {

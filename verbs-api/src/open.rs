@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use rocinante_netdev::{AnyPort, Backend, Interface, PortConfig, auto};
 
@@ -182,6 +183,12 @@ impl OpenOptions {
 
     /// Opens the device that has `address`, with only that address.
     ///
+    /// A process may open a device as often as it likes. Each context has its own objects and its
+    /// own asynchronous events; limits, counters and shards are the device's. A device in software
+    /// has the options of its first context: later ones give the same options, or leave them at
+    /// their defaults. It closes with the last object of its last context. Another process cannot
+    /// open it meanwhile.
+    ///
     /// # Errors
     /// [`VerbsError::NoDevice`] if there is none; [`VerbsError::Open`] and [`VerbsError::Hardware`]
     /// say what is missing and what to do.
@@ -256,11 +263,12 @@ impl OpenOptions {
         if self.shards.is_some_and(|count| count != 1) {
             return Err(VerbsError::Invalid("a device over one port has one shard".into()));
         }
-        self.start(name, vec![port], why.to_owned())
+        context(soft::Hca::start(&self.settings(), name, vec![port], why.to_owned(), None)?)
     }
 
-    fn start(&self, name: &str, ports: Vec<AnyPort>, why: String) -> Result<Context, VerbsError> {
-        let settings = Settings {
+    fn settings(&self) -> Settings {
+        Settings {
+            port: self.port.clone(),
             limits: self.limits,
             window_max: self.window_max.unwrap_or(512),
             advertise_credits: self.advertise_credits,
@@ -268,9 +276,38 @@ impl OpenOptions {
             background: !self.no_background,
             cm_retries: self.cm_retries,
             cpus: self.cpus.clone(),
-        };
-        let device = soft::Device::start(&settings, name, ports, why)?;
-        Ok(Context { device: Device::Soft(device) })
+        }
+    }
+
+    /// Whether a device that this process has open already suits these options: those that the
+    /// program left at their defaults suit any device.
+    fn suit(
+        &self,
+        device: &soft::Hca,
+        backend: Option<Backend>,
+        shards: Option<usize>,
+    ) -> Result<(), VerbsError> {
+        let (is, wanted) = (&device.settings, self.settings());
+        let suits = [
+            ("netdev", backend.is_none_or(|backend| backend == device.capabilities.backend)),
+            ("shards", shards.is_none_or(|count| count == device.shard_count())),
+            ("port", wanted.port == is.port || self.port == PortConfig::default()),
+            ("limits", wanted.limits == is.limits || self.limits == Limits::default()),
+            ("window_max", wanted.window_max == is.window_max || self.window_max.is_none()),
+            ("advertise_credits", is.advertise_credits || !self.advertise_credits),
+            ("cut_writes", !is.cut_writes || !self.whole_writes),
+            ("background", wanted.background == is.background),
+            ("cm_retries", wanted.cm_retries == is.cm_retries || self.cm_retries.is_none()),
+            ("cpus", wanted.cpus == is.cpus || self.cpus.is_empty()),
+        ];
+        match suits.iter().find(|(_, suits)| !suits) {
+            None => Ok(()),
+            Some((option, _)) => Err(VerbsError::Invalid(format!(
+                "{} is open in this process with another `{option}`: open it with the same, or \
+                 close it first",
+                device.name
+            ))),
+        }
     }
 
     fn open_addresses(
@@ -284,28 +321,42 @@ impl OpenOptions {
         }
         let backend = self.netdev.settle(std::env::var_os(NETDEV_VARIABLE).as_deref())?;
         let shards = settle_shards(self.shards, std::env::var_os(SHARDS_VARIABLE).as_deref())?;
-        if shards > 1 && self.no_background {
+        let count = shards.unwrap_or(1);
+        if count > 1 && self.no_background {
             let why = "several shards need their background threads: leave them, or open one shard";
             return Err(VerbsError::Invalid(why.into()));
         }
-        let (ports, choice) = auto::choose_shards(iface, addresses, backend, &self.port, shards)?;
-        self.start(&iface.name, ports, choice.to_string())
+        let start = |claim| {
+            let (ports, choice) =
+                auto::choose_shards(iface, addresses, backend, &self.port, count)?;
+            soft::Hca::start(&self.settings(), &iface.name, ports, choice.to_string(), claim)
+        };
+        let key = soft::Key::new(iface.index, addresses);
+        context(soft::open(key, |device| self.suit(device, backend, shards), start)?)
     }
 }
 
-/// The number of shards: the program's, else the variable's, else one.
-fn settle_shards(said: Option<usize>, variable: Option<&OsStr>) -> Result<usize, VerbsError> {
+/// A context of the device.
+fn context(device: Arc<soft::Hca>) -> Result<Context, VerbsError> {
+    Ok(Context { device: Device::Soft(soft::Device::new(device)?) })
+}
+
+/// The number of shards: the program's, else the variable's.
+fn settle_shards(
+    said: Option<usize>,
+    variable: Option<&OsStr>,
+) -> Result<Option<usize>, VerbsError> {
     let most = soft::SHARDS_MAX;
     let (source, count) = match (said, variable.filter(|text| !text.is_empty())) {
         (Some(count), _) => ("shards".to_owned(), Some(count)),
-        (None, None) => return Ok(1),
+        (None, None) => return Ok(None),
         (None, Some(text)) => {
             let count = text.to_str().and_then(|text| text.parse().ok());
             (format!("{SHARDS_VARIABLE}={}", text.to_string_lossy()), count)
         }
     };
     match count {
-        Some(count) if (1..=most).contains(&count) => Ok(count),
+        Some(count) if (1..=most).contains(&count) => Ok(Some(count)),
         Some(count) => Err(VerbsError::Invalid(format!(
             "{source}: a device has 1 to {most} shards, not {count}"
         ))),
@@ -330,9 +381,12 @@ mod tests {
     #[test]
     fn the_program_says_of_how_many_shards_it_is_or_else_the_environment() {
         let settled = |said, variable: Option<&str>| settle_shards(said, variable.map(OsStr::new));
-        for (said, variable, count) in
-            [(None, None, 1), (None, Some(""), 1), (None, Some("3"), 3), (Some(64), Some("x"), 64)]
-        {
+        for (said, variable, count) in [
+            (None, None, None),
+            (None, Some(""), None),
+            (None, Some("3"), Some(3)),
+            (Some(64), Some("x"), Some(64)),
+        ] {
             assert_eq!(settled(said, variable).unwrap(), count);
         }
         for (said, variable, words) in [

@@ -14,7 +14,6 @@ use super::announce::CqShared;
 use super::announce_tests::cqe;
 use super::aside::Aside;
 use super::core::{Core, HELD_ONLY};
-use super::events::Events;
 use super::flood::Flood;
 use super::host::Host;
 use super::shard::{POLLS, Shard};
@@ -23,7 +22,7 @@ fn core() -> Core {
     let port = SimNet::new(1).port(&[[10, 0, 0, 1].into()], &SimConfig::default()).unwrap();
     let engine = Engine::new(EngineConfig::default());
     let shard = Shard::new(engine, AnyPort::from(port), Host::new(1), None);
-    Core::new(shard, Arc::new(Events::new().unwrap())).unwrap()
+    Core::new(shard, Arc::default()).unwrap()
 }
 
 /// The program may not call again for long, while the peer waits for the acknowledgement.

@@ -10,6 +10,7 @@ use rocinante_stack::verbs::{CqId, Cqe};
 
 use super::Device;
 use super::announce::{ChannelShared, CqShared};
+use super::events::Owner;
 use crate::error::VerbsError;
 use crate::event::AsyncEvent;
 use crate::listeners::Listeners;
@@ -52,9 +53,9 @@ impl Drop for Cq {
             shard.host.cqs.remove(id);
         }
         self.shared.leave_channel();
-        // The number will be reused.
-        let events = &self.device.shards.first().events;
-        events.forget(|event| matches!(event, AsyncEvent::CqOverflow { cq } if *cq == id));
+        let is_of =
+            |event: &AsyncEvent| matches!(event, AsyncEvent::CqOverflow { cq } if *cq == id);
+        self.device.remove_owner(Owner::Cq(id), is_of);
     }
 }
 
@@ -80,6 +81,7 @@ impl Cq {
             let same = shard.host.cqs.insert(|_| shared.clone());
             debug_assert_eq!(same, id);
         }
+        device.add_owner(Owner::Cq(id));
         drop(shards);
         let users = Users::new(device.shards.count());
         let (device, channel_of) = (device.clone(), channel.cloned());

@@ -1,34 +1,109 @@
-//! The asynchronous events of all shards of a device, in one queue with one descriptor.
+//! The asynchronous events of a device: each reaches the contexts that it concerns.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use rocinante_stack::mem::PdId;
 
 use super::shard::Shard;
 use crate::event::AsyncEvent;
 use crate::sync::Mutex;
 use crate::wake::{self, AsFd as _, BorrowedFd, OwnedFd};
 
-/// The events that the program has not taken yet.
-#[derive(Debug)]
+/// The object of a context that an event names. A queue pair has its context's protection domain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Owner {
+    Pd(u32),
+    Cq(u32),
+    Srq(u32),
+}
+
+impl From<PdId> for Owner {
+    fn from(pd: PdId) -> Self {
+        Self::Pd(pd.0)
+    }
+}
+
+/// The contexts of a device, and the objects of each.
+#[derive(Debug, Default)]
 pub(crate) struct Events {
-    queue: Mutex<VecDeque<AsyncEvent>>,
-    /// Readable while there are events.
-    fd: OwnedFd,
+    contexts: Mutex<Contexts>,
+}
+
+#[derive(Debug, Default)]
+struct Contexts {
+    all: Vec<Arc<Inbox>>,
+    owners: BTreeMap<Owner, Arc<Inbox>>,
 }
 
 impl Events {
-    pub(crate) fn new() -> std::io::Result<Self> {
-        Ok(Self { queue: Mutex::new(VecDeque::new()), fd: wake::eventfd()? })
+    /// Adds a context.
+    pub(crate) fn join(&self) -> std::io::Result<Arc<Inbox>> {
+        let inbox = Arc::new(Inbox::new()?);
+        self.contexts.lock().all.push(inbox.clone());
+        Ok(inbox)
+    }
+
+    /// Removes a context. Its objects are gone.
+    pub(crate) fn leave(&self, inbox: &Arc<Inbox>) {
+        self.contexts.lock().all.retain(|other| !Arc::ptr_eq(other, inbox));
+    }
+
+    /// An object of a context exists.
+    pub(crate) fn add(&self, owner: Owner, inbox: &Arc<Inbox>) {
+        self.contexts.lock().owners.insert(owner, inbox.clone());
+    }
+
+    /// The object is gone. Its number will be reused.
+    pub(crate) fn remove(&self, owner: Owner) {
+        self.contexts.lock().owners.remove(&owner);
     }
 
     /// Takes the events of a shard.
     pub(super) fn collect(&self, shard: &mut Shard) {
         let Some(first) = shard.poll_event() else { return };
-        let mut events = self.queue.lock();
-        events.push_back(first);
-        while let Some(event) = shard.poll_event() {
-            events.push_back(event);
+        let contexts = self.contexts.lock();
+        contexts.deliver(first);
+        while let Some(next) = shard.poll_event() {
+            contexts.deliver(next);
         }
-        wake::notify(&self.fd);
+    }
+}
+
+impl Contexts {
+    /// Delivers an event to the context of its owner, or to all contexts if it has none.
+    fn deliver(&self, (owner, event): (Option<Owner>, AsyncEvent)) {
+        match owner {
+            Some(owner) => {
+                // An object that is gone has no events.
+                if let Some(inbox) = self.owners.get(&owner) {
+                    inbox.push(event);
+                }
+            }
+            None => self.all.iter().for_each(|inbox| inbox.push(event)),
+        }
+    }
+}
+
+/// The events of a context that the program has not taken yet.
+#[derive(Debug)]
+pub(crate) struct Inbox {
+    queue: Mutex<VecDeque<AsyncEvent>>,
+    /// Readable while there are events.
+    fd: OwnedFd,
+}
+
+impl Inbox {
+    fn new() -> std::io::Result<Self> {
+        Ok(Self { queue: Mutex::new(VecDeque::new()), fd: wake::eventfd()? })
+    }
+
+    fn push(&self, event: AsyncEvent) {
+        let mut events = self.queue.lock();
+        events.push_back(event);
+        if events.len() == 1 {
+            wake::notify(&self.fd);
+        }
     }
 
     /// Takes the oldest event.

@@ -9,18 +9,18 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use super::Device;
+use super::Hca;
 use crate::sync::{Mutex, OnceLock};
 
 /// The devices of this process.
-static DEVICES: Mutex<Vec<Weak<Device>>> = Mutex::new(Vec::new());
+static DEVICES: Mutex<Vec<Weak<Hca>>> = Mutex::new(Vec::new());
 /// The process that registered [`send_held`].
 static OWNER: OnceLock<u32> = OnceLock::new();
 /// How long the exit waits for a thread that holds a lock.
 const PATIENCE: Duration = Duration::from_millis(20);
 
 /// Sends what `device` holds back when the program exits.
-pub(super) fn watch(device: &Arc<Device>) {
+pub(super) fn watch(device: &Arc<Hca>) {
     OWNER.get_or_init(|| {
         register();
         std::process::id()

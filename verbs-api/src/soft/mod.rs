@@ -21,6 +21,7 @@ mod host;
 mod mail;
 mod mr;
 mod mw;
+mod opens;
 mod others;
 #[cfg(test)]
 mod others_tests;
@@ -37,19 +38,22 @@ mod staging;
 mod two_tests;
 
 use std::net::IpAddr;
+use std::ops::Deref;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use rocinante_netdev::{AnyPort, Capabilities, Port};
+use rocinante_netdev::{AnyPort, Capabilities, Port, PortConfig};
 use rocinante_stack::mem::PdId;
 use rocinante_stack::types::Mtu;
 use rocinante_stack::{Budget, Engine};
 
 pub(crate) use self::ah::Ah;
 pub(crate) use self::cq::{Channel, Cq};
+use self::events::{Events, Inbox, Owner};
 pub(crate) use self::mr::{Change, Registration};
 pub(crate) use self::mw::Window;
+pub(crate) use self::opens::{Claim, Key, open};
 pub(crate) use self::others::SHARDS_MAX;
 pub(crate) use self::qp::{Qp, QpInitAttr};
 use self::shards::Shards;
@@ -60,8 +64,10 @@ use crate::event::AsyncEvent;
 use crate::resources::Resources;
 
 /// The settings of a new device.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Settings {
+    /// How the ports were opened.
+    pub(crate) port: PortConfig,
     pub(crate) limits: Limits,
     /// The most packets that a queue pair may have unacknowledged.
     pub(crate) window_max: u32,
@@ -76,9 +82,33 @@ pub(crate) struct Settings {
     pub(crate) cpus: Vec<usize>,
 }
 
-/// State that lives as long as any object of the device.
+/// One opening of the device: a program's context. It lives as long as any of its objects.
 pub(crate) struct Device {
+    hca: Arc<Hca>,
+    /// The asynchronous events of its objects.
+    events: Arc<Inbox>,
+}
+
+impl Deref for Device {
+    type Target = Hca;
+
+    #[inline]
+    fn deref(&self) -> &Hca {
+        &self.hca
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        self.hca.events().leave(&self.events);
+    }
+}
+
+/// The device itself: all contexts that the process has opened share it.
+pub(crate) struct Hca {
     shards: Shards,
+    /// What it was started with.
+    pub(crate) settings: Settings,
     pub(crate) limits: Limits,
     pub(crate) active_mtu: Mtu,
     /// The receive budget that peers learn: that of one shard.
@@ -93,11 +123,19 @@ pub(crate) struct Device {
     qps: AtomicU32,
     /// The next shard for queue pairs without a chosen one.
     next: AtomicU32,
+    /// Its entry among the open devices. This is the last field: the entry outlives the ports.
+    _claim: Option<Claim>,
 }
 
 impl std::fmt::Debug for Device {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Device")
+        self.hca.fmt(f)
+    }
+}
+
+impl std::fmt::Debug for Hca {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Hca")
             .field("name", &self.name)
             .field("backend", &self.capabilities.backend)
             .field("gids", &self.gids)
@@ -106,12 +144,43 @@ impl std::fmt::Debug for Device {
 }
 
 impl Device {
+    /// Opens the device.
+    ///
+    /// # Errors
+    /// [`VerbsError::Io`] if there is no descriptor left.
+    pub(crate) fn new(hca: Arc<Hca>) -> Result<Arc<Self>, VerbsError> {
+        let events = hca.events().join()?;
+        Ok(Arc::new(Self { hca, events }))
+    }
+
+    pub(crate) fn next_event(&self) -> Option<AsyncEvent> {
+        self.events.next()
+    }
+
+    pub(crate) fn event_fd(&self) -> BorrowedFd<'_> {
+        self.events.fd()
+    }
+
+    /// Directs the events of an object to this context.
+    fn add_owner(&self, owner: Owner) {
+        self.hca.events().add(owner, &self.events);
+    }
+
+    /// The object is gone, and its number will be reused: forgets its events.
+    fn remove_owner(&self, owner: Owner, is_of: impl Fn(&AsyncEvent) -> bool) {
+        self.hca.events().remove(owner);
+        self.events.forget(is_of);
+    }
+}
+
+impl Hca {
     /// Starts a device with one shard per port.
     pub(crate) fn start(
         settings: &Settings,
         name: &str,
         ports: Vec<AnyPort>,
         why: String,
+        claim: Option<Claim>,
     ) -> Result<Arc<Self>, VerbsError> {
         let Some(first) = ports.first() else {
             return Err(VerbsError::Invalid("a device needs a port".into()));
@@ -128,8 +197,9 @@ impl Device {
         })?;
         // Three quarters for peers' own requests, one quarter for responses to ours.
         let shards = Shards::start(settings, name, ports, active_mtu, budget.part(1, 4))?;
-        let device = Arc::new(Self {
+        let hca = Arc::new(Self {
             shards,
+            settings: settings.clone(),
             limits: settings.limits,
             active_mtu,
             advertised: budget.part(3, 4),
@@ -140,9 +210,19 @@ impl Device {
             pds: AtomicU32::new(1),
             qps: AtomicU32::new(0),
             next: AtomicU32::new(0),
+            _claim: claim,
         });
-        exit::watch(&device);
-        Ok(device)
+        exit::watch(&hca);
+        Ok(hca)
+    }
+
+    fn events(&self) -> &Events {
+        &self.shards.first().events
+    }
+
+    /// Whether its interface is gone.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.shards.all().any(|core| core.hold().broken.is_some())
     }
 
     /// The number of shards.
@@ -211,14 +291,6 @@ impl Device {
     pub(crate) fn progress(&self) {
         self.shards.all().for_each(|core| core.drive());
     }
-
-    pub(crate) fn next_event(&self) -> Option<AsyncEvent> {
-        self.shards.first().events.next()
-    }
-
-    pub(crate) fn event_fd(&self) -> BorrowedFd<'_> {
-        self.shards.first().events.fd()
-    }
 }
 
 /// A protection domain: a number that regions and queue pairs must share.
@@ -230,7 +302,14 @@ pub(crate) struct Pd {
 
 impl Pd {
     pub(crate) fn new(device: &Arc<Device>) -> Self {
-        let id = device.pds.fetch_add(1, Ordering::Relaxed);
-        Self { device: device.clone(), id: PdId(id) }
+        let id = PdId(device.pds.fetch_add(1, Ordering::Relaxed));
+        device.add_owner(id.into());
+        Self { device: device.clone(), id }
+    }
+}
+
+impl Drop for Pd {
+    fn drop(&mut self) {
+        self.device.remove_owner(self.id.into(), |_| false);
     }
 }

@@ -192,7 +192,7 @@ impl Drop for Qp {
             shard.remove_path(path);
         }
         // The number will be reused.
-        self.core
+        self.device
             .events
             .forget(|event| matches!(event, AsyncEvent::Qp { qpn, .. } if *qpn == self.qpn));
     }

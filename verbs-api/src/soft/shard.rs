@@ -16,6 +16,7 @@ use rocinante_stack::{Busy, Engine, TxStop};
 
 use super::cm::Post;
 use super::density::Density;
+use super::events::Owner;
 use super::flood::Flood;
 use super::host::Host;
 use super::mail::Order;
@@ -474,16 +475,24 @@ impl Shard {
         self.paths.used - self.post.paths()
     }
 
-    /// The next asynchronous event.
-    pub(crate) fn poll_event(&mut self) -> Option<AsyncEvent> {
+    /// The next asynchronous event, and the object that it is of, if it is of one.
+    pub(crate) fn poll_event(&mut self) -> Option<(Option<Owner>, AsyncEvent)> {
         if let Some(event) = self.events.pop_front() {
-            return Some(event);
+            let owner = match event {
+                AsyncEvent::CqOverflow { cq } => Some(Owner::Cq(cq)),
+                _ => None,
+            };
+            return Some((owner, event));
         }
-        let of_qp = self.engine.poll_event().map(|(qpn, event)| AsyncEvent::Qp { qpn, event });
-        of_qp.or_else(|| {
-            let srq = self.engine.poll_srq_event()?;
-            Some(AsyncEvent::SrqLimitReached { srq: self.number_of(srq) })
-        })
+        while let Some((qpn, event)) = self.engine.poll_event() {
+            // A queue pair that is gone has no events.
+            if let Some((_, _, init)) = self.engine.query_qp(qpn) {
+                return Some((Some(init.pd.into()), AsyncEvent::Qp { qpn, event }));
+            }
+        }
+        let srq = self.engine.poll_srq_event()?;
+        let srq = self.number_of(srq);
+        Some((Some(Owner::Srq(srq)), AsyncEvent::SrqLimitReached { srq }))
     }
 }
 

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use rocinante_stack::verbs::{RecvWr, SrqId};
 use rocinante_stack::{SrqAttr, SrqChange, SrqInit};
 
-use super::Pd;
 use super::core::Core;
+use super::events::Owner;
+use super::{Device, Pd};
 use crate::error::VerbsError;
 use crate::event::AsyncEvent;
 use crate::qp::PostListError;
@@ -14,6 +15,7 @@ use crate::qp::PostListError;
 /// A shared receive queue; dropping it destroys it, when no queue pair uses it any more.
 #[derive(Debug)]
 pub(crate) struct Srq {
+    device: Arc<Device>,
     core: Arc<Core>,
     /// The shard of the queue and of all queue pairs that use it.
     shard: usize,
@@ -34,8 +36,9 @@ impl Srq {
             return Err(VerbsError::Limit { what: "shared receive queues", max: max.into() });
         };
         let number = shard.number_of(id);
+        device.add_owner(Owner::Srq(number));
         drop(shard);
-        Ok(Self { core, shard: index, id, number })
+        Ok(Self { device: device.clone(), core, shard: index, id, number })
     }
 
     pub(super) fn id(&self) -> SrqId {
@@ -79,9 +82,8 @@ impl Drop for Srq {
         let mut shard = self.core.hold();
         let gone = shard.engine.destroy_srq(self.id);
         debug_assert!(gone.is_ok());
-        // The number will be reused.
-        self.core.events.forget(
-            |event| matches!(event, AsyncEvent::SrqLimitReached { srq } if *srq == self.number),
-        );
+        let number = self.number;
+        let is_of = |event: &AsyncEvent| matches!(event, AsyncEvent::SrqLimitReached { srq } if *srq == number);
+        self.device.remove_owner(Owner::Srq(number), is_of);
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rocinante_netdev::sim::{SimConfig, SimNet, Verdict};
-use rocinante_netdev::{AnyPort, Port as _};
+use rocinante_netdev::{AnyPort, Port as _, PortConfig};
 use rocinante_stack::Budget;
 use rocinante_stack::cm::CmConfig;
 use rocinante_stack::mem::Access;
@@ -37,6 +37,7 @@ fn settings(background: bool) -> Settings {
         limits: Limits { max_qp: 64, max_mr: 64, max_mw: 64, ..Limits::default() },
         window_max: 512,
         advertise_credits: false,
+        port: PortConfig::default(),
         cut_writes: true,
         cm_retries: None,
         background,
@@ -49,8 +50,9 @@ fn device(net: &SimNet, own: &[u8], background: bool) -> Context {
     let port = |last: &u8| AnyPort::from(net.port(&[ip(*last)], &SimConfig::default()).unwrap());
     let settings = settings(background);
     let ports = own.iter().map(port).collect();
-    let started = super::Device::start(&settings, "sim", ports, "a test wants it".to_owned());
-    Context { device: Device::Soft(started.unwrap()) }
+    let why = "a test wants it".to_owned();
+    let hca = super::Hca::start(&settings, "sim", ports, why, None).unwrap();
+    Context { device: Device::Soft(super::Device::new(hca).unwrap()) }
 }
 
 fn soft(ctx: &Context) -> &Arc<super::Device> {

@@ -28,7 +28,7 @@ use rocinante_stack::verbs::{Cqe, QpState, RecvWr, SendData, SendOp, SendWr};
 
 use self::announce::{ChannelShared, CqShared};
 use self::core::Core;
-use self::events::Events;
+use self::events::{Events, Inbox};
 use self::front::QpShared;
 use self::mail::Order;
 use self::shard::{Engine, Shard, host, spin};
@@ -40,6 +40,8 @@ use crate::wake::{self, BorrowedFd, OwnedFd};
 #[derive(Debug)]
 pub struct Device {
     core: Core,
+    /// The asynchronous events of its only context.
+    context: Arc<Inbox>,
     staging: Arc<Staging>,
     /// The port's datagrams, and the acknowledgements sent.
     wire: [OwnedFd; 2],
@@ -70,9 +72,11 @@ impl Device {
         let wire: [OwnedFd; 2] = Default::default();
         let shard = Shard::new(&wire, peer, cq.clone(), qp.clone());
         let staging = shard.staging.clone();
+        let events = Arc::new(Events::default());
         Arc::new(Self {
             staging,
-            core: Core::new(shard, Arc::new(Events::new().unwrap())).unwrap(),
+            context: events.join().unwrap(),
+            core: Core::new(shard, events).unwrap(),
             wire,
             qp,
             cq,
@@ -125,11 +129,11 @@ impl Device {
 
     /// `ibv_get_async_event`, without waiting.
     pub fn async_event(&self) -> bool {
-        self.core.events.next().is_some()
+        self.context.next().is_some()
     }
 
     pub fn async_fd(&self) -> BorrowedFd<'_> {
-        self.core.events.fd()
+        self.context.fd()
     }
 
     /// `ibv_poll_cq`.

@@ -10,6 +10,7 @@ use rocinante_stack::{Busy, PostError};
 use self::host::Host;
 use super::Peer;
 use super::announce::CqShared;
+use super::events::Owner;
 use super::front::QpShared;
 use super::mail::Letters;
 use super::staging::Staging;
@@ -226,8 +227,8 @@ impl Shard {
 
     pub(super) fn deliver(&mut self) {}
 
-    pub(super) fn poll_event(&mut self) -> Option<AsyncEvent> {
-        self.events.pop()
+    pub(super) fn poll_event(&mut self) -> Option<(Option<Owner>, AsyncEvent)> {
+        self.events.pop().map(|event| (None, event))
     }
 
     /// Sends all posted requests.

@@ -1,0 +1,196 @@
+//! A process opens a device as often as it likes. Each context has its own objects and its own
+//! asynchronous events.
+
+use std::process::Command;
+
+use rocinante::{
+    Access, AsyncEvent, Context, Cq, Limits, OpenOptions, Pd, QpEvent, QpState, SendOp, VerbsError,
+    WcStatus,
+};
+use rocinante_node::{Lab, LabConfig};
+use rocinante_tests::harness::{Backend, Harness, Setup, Side, next, wait_until, wr};
+use rocinante_tests::oracles::Oracle;
+use rocinante_tests::{on_each_backend, require_backend};
+
+on_each_backend!(
+    contexts_have_their_own_objects_and_events,
+    a_device_closes_with_its_last_context,
+    threads_open_and_close_one_device_at_the_same_time,
+    options_of_a_device_that_is_open_must_suit,
+);
+
+/// Opens the device of a side once more.
+fn again(side: &Side, options: OpenOptions) -> Result<Context, VerbsError> {
+    side.run(|| options.open(side.address))
+}
+
+/// The objects of another context of a side's device.
+struct Other {
+    cq: Cq,
+    pd: Pd,
+    ctx: Context,
+}
+
+impl Other {
+    fn open(side: &Side, backend: Backend) -> Self {
+        let ctx = again(side, OpenOptions::new().netdev(backend)).unwrap();
+        let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(64).unwrap());
+        Self { cq, pd, ctx }
+    }
+}
+
+fn contexts_have_their_own_objects_and_events(backend: Backend) {
+    let harness = Harness::new(&Setup::new(backend));
+    let [a, b] = &harness.sides;
+    let other = Other::open(a, backend);
+    assert_eq!(other.ctx.gids(), a.ctx.gids());
+
+    // Objects of different contexts do not mix.
+    let mixed = a.pd.qp(&other.cq, &a.cq).build().unwrap_err();
+    assert!(matches!(mixed, VerbsError::Invalid(_)), "{mixed}");
+    let channel = other.ctx.create_comp_channel().unwrap();
+    let mixed = a.ctx.create_cq_with(1, &channel).unwrap_err();
+    assert!(matches!(mixed, VerbsError::Invalid(_)), "{mixed}");
+
+    // Both work at the same time.
+    let small = other.ctx.create_cq(4).unwrap();
+    let [qp, _peer] = harness.pair();
+    let second = other.pd.qp(&small, &small).max_send_wr(512).build().unwrap();
+    let [second, _second_peer] = harness.connect([second, b.qp().build().unwrap()]);
+    let target = b.pd.allocate(64, Access::ALL).unwrap();
+    let source = other.pd.allocate(64, Access::NONE).unwrap();
+    let write = SendOp::Write { remote: target.address(), rkey: target.rkey(), imm: None };
+    qp.post_send(&[wr(1, write, &[])]).unwrap();
+    a.succeed(1);
+    second.post_send(&[wr(2, write, &[source.sge(0, 64)])]).unwrap();
+    let wc = next(&small);
+    assert_eq!((wc.wr_id, wc.status), (2, WcStatus::Success));
+
+    // The second overflows its queue. The first context hears nothing of that.
+    let list: Vec<_> = (0..2 * small.depth() as u64).map(|wr_id| wr(wr_id, write, &[])).collect();
+    second.post_send(&list).unwrap();
+    wait_until("the queue pair breaks", || second.state() == QpState::Err);
+    let mut events = Vec::new();
+    wait_until("its events", || {
+        events.extend(other.ctx.poll_async_event());
+        events.len() == 2
+    });
+    assert!(events.contains(&AsyncEvent::CqOverflow { cq: small.number() }), "{events:?}");
+    let fatal = AsyncEvent::Qp { qpn: second.qpn(), event: QpEvent::Fatal };
+    assert!(events.contains(&fatal), "{events:?}");
+    assert_eq!(a.ctx.poll_async_event(), None);
+
+    // A region of the other context's domain is none of the first one's.
+    qp.post_send(&[wr(3, write, &[source.sge(0, 64)])]).unwrap();
+    a.complete(3, WcStatus::LocProtErr);
+    let error = AsyncEvent::Qp { qpn: qp.qpn(), event: QpEvent::Fatal };
+    assert!(a.ctx.poll_async_event().is_none_or(|event| event == error));
+    assert_eq!(other.ctx.poll_async_event(), None);
+}
+
+/// A container with one device, and what opens it there.
+struct Alone {
+    lab: Lab,
+    backend: Backend,
+}
+
+impl Alone {
+    fn new(backend: Backend) -> Self {
+        Self { lab: Lab::new(&LabConfig::default()).unwrap(), backend }
+    }
+
+    fn open(&self, options: OpenOptions) -> Result<Context, VerbsError> {
+        let container = self.lab.container(0);
+        let options = options.netdev(self.backend);
+        container.netns().run(|| options.open(container.ipv4().into())).unwrap()
+    }
+}
+
+fn a_device_closes_with_its_last_context(backend: Backend) {
+    let alone = Alone::new(backend);
+    let limits = Limits { max_qp: 7, ..Limits::default() };
+    let other = || alone.open(OpenOptions::new().limits(limits));
+    let first = alone.open(OpenOptions::new()).unwrap();
+    let second = alone.open(OpenOptions::new()).unwrap();
+    drop(first);
+    let cq = second.create_cq(1).unwrap();
+    drop(second);
+    // An object keeps its context.
+    assert!(other().is_err());
+    drop(cq);
+    assert_eq!(other().unwrap().query_device().limits.max_qp, 7);
+}
+
+/// Again and again the last context closes while another thread opens the next.
+fn threads_open_and_close_one_device_at_the_same_time(backend: Backend) {
+    let alone = Alone::new(backend);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..10 {
+                    drop(alone.open(OpenOptions::new()).expect("one port, many contexts"));
+                }
+            });
+        }
+    });
+}
+
+fn options_of_a_device_that_is_open_must_suit(backend: Backend) {
+    let harness = Harness::new(&Setup::new(backend));
+    let [a, _b] = &harness.sides;
+    let plain = || OpenOptions::new().netdev(backend);
+    let limits = Limits { max_qp: 7, ..Limits::default() };
+    let other = match backend {
+        Backend::Udp => Backend::Packet,
+        _ => Backend::Udp,
+    };
+    for (options, named) in [
+        (plain().netdev(other), "`netdev`"),
+        (plain().shards(2), "`shards`"),
+        (plain().limits(limits), "`limits`"),
+        (plain().window_max(9), "`window_max`"),
+        (plain().advertise_credits(true), "`advertise_credits`"),
+        (plain().cut_writes(false), "`cut_writes`"),
+        (plain().background(false), "`background`"),
+        (plain().cm_retries(3), "`cm_retries`"),
+        (plain().cpus([0]), "`cpus`"),
+    ] {
+        let error = again(a, options).unwrap_err().to_string();
+        assert!(error.contains(named) && error.contains("eth0 is open"), "{named}: {error}");
+    }
+    // Nothing said suits, and so does the same.
+    for options in [OpenOptions::new(), plain(), plain().window_max(512), plain().shards(1)] {
+        assert_eq!(again(a, options).unwrap().backend(), a.ctx.backend());
+    }
+}
+
+/// UDP sockets outlive the interface.
+macro_rules! the_interface_goes {
+    ($($name:ident: $backend:ident),+) => {$(
+        #[test]
+        fn $name() {
+            require_backend!(Backend::$backend);
+            all_contexts_learn_that_the_interface_is_gone(Backend::$backend);
+        }
+    )+};
+}
+
+the_interface_goes!(the_interface_goes_packet: Packet, the_interface_goes_afxdp: Xdp);
+
+fn all_contexts_learn_that_the_interface_is_gone(backend: Backend) {
+    let why = "the interface is gone";
+    let setup = Setup::new(backend).may_break(Oracle::Retransmissions, why);
+    let harness = Harness::new(&setup.may_break(Oracle::Idle, why));
+    let [a, _b] = &harness.sides;
+    let other = Other::open(a, backend);
+    let container = harness.lab().container(0);
+    container.output(Command::new("ip").args(["link", "delete", "eth0"])).unwrap();
+    for ctx in [&a.ctx, &other.ctx] {
+        let mut events = Vec::new();
+        wait_until("the event of the device", || {
+            events.extend(ctx.poll_async_event());
+            !events.is_empty()
+        });
+        assert_eq!(events, [AsyncEvent::DeviceFatal]);
+    }
+}
