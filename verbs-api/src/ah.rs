@@ -6,8 +6,8 @@ use rocinante_stack::verbs::{AhId, Destination};
 
 use crate::context::{Pd, PdKind};
 use crate::cq::Wc;
-use crate::error::VerbsError;
-use crate::qp::PeerPath;
+use crate::model::error::VerbsError;
+use crate::model::qp::PeerPath;
 use crate::{hw, soft};
 
 /// Bytes before the payload in the receive of a datagram: its IP header. An IPv4 header is in the

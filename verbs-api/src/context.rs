@@ -9,12 +9,13 @@ use rocinante_stack::stats::{CmCounters, Counters, Drops};
 use rocinante_stack::types::Mtu;
 
 use crate::cq::{CompChannel, Cq, CqKind};
-use crate::error::VerbsError;
-use crate::event::AsyncEvent;
 use crate::hw::HardwareAttr;
+use crate::model::error::VerbsError;
+use crate::model::event::AsyncEvent;
+use crate::model::qp::QpCaps;
+use crate::model::resources::Resources;
 use crate::open::OpenOptions;
-use crate::qp::{QpBuilder, QpCaps};
-use crate::resources::Resources;
+use crate::qp::QpBuilder;
 use crate::{hw, soft};
 
 /// Limits of a device (`struct ibv_device_attr`); [`Context::query_device`] reports them.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rocinante_stack::verbs::Cqe;
 
 use crate::context::{Context, Device};
-use crate::error::VerbsError;
+use crate::model::error::VerbsError;
 use crate::{hw, soft};
 
 /// A completion (`struct ibv_wc`).

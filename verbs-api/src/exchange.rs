@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use self::link::{Link, Watch};
 use crate::cm;
 use crate::context::Context;
-use crate::error::VerbsError;
+use crate::model::error::VerbsError;
 use crate::mr::Mr;
 
 /// The data of a queue pair that a peer needs.

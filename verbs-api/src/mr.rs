@@ -7,8 +7,8 @@ use rocinante_stack::mem::{Access, AccessError, Sge};
 use rocinante_stack::types::Key;
 
 use crate::context::{Pd, PdKind};
-use crate::error::VerbsError;
-use crate::memory::{Buffer, Range};
+use crate::model::error::VerbsError;
+use crate::provider::memory::{Buffer, Range};
 use crate::{hw, soft};
 
 impl Pd {

@@ -8,7 +8,7 @@ use rocinante_stack::types::Key;
 use rocinante_stack::verbs::{SendData, SendOp, SendWr};
 
 use crate::context::{Pd, PdKind};
-use crate::error::VerbsError;
+use crate::model::error::VerbsError;
 use crate::mr::Mr;
 use crate::qp::{Qp, QpKind};
 use crate::{hw, soft};

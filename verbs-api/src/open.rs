@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use rocinante_netdev::{AnyPort, Backend, Interface, PortConfig, auto};
 
 use crate::context::{Context, Device, Limits};
-use crate::error::VerbsError;
 use crate::hw;
+use crate::model::error::VerbsError;
 use crate::soft::{self, Settings};
 use crate::wish::Wish;
 

@@ -1,9 +1,7 @@
 //! Queue pairs: connect, query, post.
 
-mod attr;
 mod builder;
 mod groups;
-mod state;
 
 use std::net::IpAddr;
 
@@ -12,14 +10,12 @@ use rocinante_stack::types::{Psn, Qpn};
 use rocinante_stack::verbs::{QpState, QpType, RecvWr, SendWr};
 use rocinante_stack::{PostError, QpAttr};
 
-pub(crate) use self::attr::SendRules;
-pub use self::attr::{ConnectOptions, ModifyAttr, PeerPath, PostListError, QpCaps};
 pub use self::builder::{PreparedQp, QpBuilder};
-pub(crate) use self::state::StateCell;
 use crate::context::Pd;
 use crate::cq::Cq;
-use crate::error::VerbsError;
 use crate::exchange::Endpoint;
+use crate::model::error::VerbsError;
+use crate::model::qp::{ConnectOptions, ModifyAttr, PeerPath, PostListError, QpCaps};
 use crate::srq::Srq;
 use crate::{hw, soft};
 

@@ -7,8 +7,8 @@ use rocinante_stack::SrqChange;
 use rocinante_stack::verbs::RecvWr;
 
 use crate::context::{Device, Pd, PdKind};
-use crate::error::VerbsError;
-use crate::qp::PostListError;
+use crate::model::error::VerbsError;
+use crate::model::qp::PostListError;
 use crate::{hw, soft};
 
 /// A shared receive queue (`struct ibv_srq`). Queue pairs that are made with it take their receives

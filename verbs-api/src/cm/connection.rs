@@ -11,11 +11,12 @@ use rocinante_stack::types::Mtu;
 use rocinante_stack::verbs::QpState;
 use rocinante_stack::wire::cm::{PortSpace, RejReason, ServiceId, Transport};
 
-use super::failure::CmFailure;
 use super::inbox::{Inbox, Notifier};
 use super::{Params, endpoint_of, side_of, transport_of};
-use crate::error::VerbsError;
-use crate::qp::{ConnectOptions, ModifyAttr, PreparedQp, Qp};
+use crate::model::cm::CmFailure;
+use crate::model::error::VerbsError;
+use crate::model::qp::{ConnectOptions, ModifyAttr};
+use crate::qp::{PreparedQp, Qp};
 
 /// A connection in the connection manager's state. Dropping it gives it up.
 #[derive(Debug)]

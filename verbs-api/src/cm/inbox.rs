@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 
 use rocinante_stack::cm::{CmEvent, ListenerId};
 
-use super::{ListensTo, Mailbox, Manager, Place};
 use crate::context::{Context, Device};
-use crate::error::VerbsError;
+use crate::model::error::VerbsError;
+use crate::provider::mailbox::Mailbox;
+use crate::provider::manager::{ListensTo, Manager, Place};
 
 /// The connection manager's events for one listener, connection or service request.
 #[derive(Debug, Clone)]

@@ -12,10 +12,12 @@ use rocinante_stack::wire::cm::{RejReason, Transport};
 
 use super::connection::Connecting;
 use super::inbox::{Inbox, Port};
-use super::{ListensTo, Manager, Params, endpoint_of, side_of, transport_of};
+use super::{Params, endpoint_of, side_of, transport_of};
 use crate::context::{Context, Device};
-use crate::error::VerbsError;
-use crate::qp::{ConnectOptions, PreparedQp};
+use crate::model::error::VerbsError;
+use crate::model::qp::ConnectOptions;
+use crate::provider::manager::{ListensTo, Manager};
+use crate::qp::PreparedQp;
 
 /// Listens for connections on a port (`rdma_listen(3)`). Dropping it rejects the waiting requests.
 #[derive(Debug)]

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rocinante_stack::verbs::AhId;
 
 use super::{Device, Pd, convert, error, ffi};
-use crate::error::VerbsError;
-use crate::qp::PeerPath;
+use crate::model::error::VerbsError;
+use crate::model::qp::PeerPath;
 
 /// An address handle; dropping it destroys it.
 #[derive(Debug)]

@@ -18,8 +18,8 @@ use rustix::io::Errno;
 use super::ffi::abi::{self, mask, send_flags};
 use super::{Atomics, HardwareAttr, ffi};
 use crate::context::{Limits, MwSupport, OptionalOperations};
-use crate::event::AsyncEvent;
-use crate::qp::{PeerPath, QpCaps};
+use crate::model::event::AsyncEvent;
+use crate::model::qp::{PeerPath, QpCaps};
 
 /// `enum ibv_qp_state`, by number.
 const STATES: [(c_int, QpState); 7] = [

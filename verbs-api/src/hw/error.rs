@@ -13,8 +13,8 @@ use rustix::process::{Resource, getrlimit};
 
 use super::ffi;
 use super::sysfs::{self, HardwareDevice};
-use crate::error::VerbsError;
-use crate::qp::QpCaps;
+use crate::model::error::VerbsError;
+use crate::model::qp::QpCaps;
 
 /// The system's RDMA stack, or one of its devices, refused.
 #[derive(Debug)]

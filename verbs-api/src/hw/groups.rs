@@ -11,7 +11,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use rocinante_netdev::Interface;
 
 use super::{Qp, convert, error};
-use crate::error::VerbsError;
+use crate::model::error::VerbsError;
 
 /// A group to which a queue pair is attached, and the socket that has joined it.
 #[derive(Debug)]

@@ -40,8 +40,8 @@ pub(crate) use self::queue::{Channel, Cq, Qp, QpInitAttr};
 pub(crate) use self::srq::Srq;
 pub use self::sysfs::{HardwareDevice, HardwareGid, HardwarePort, hardware_devices};
 use crate::context::{DeviceCounters, Limits, MwSupport, OptionalOperations};
-use crate::error::VerbsError;
-use crate::event::AsyncEvent;
+use crate::model::error::VerbsError;
+use crate::model::event::AsyncEvent;
 
 /// Attributes that only a device of the kernel has (`struct ibv_device_attr`, `struct
 /// ibv_port_attr`).

@@ -8,8 +8,8 @@ use rocinante_stack::types::Key;
 use rustix::io::Errno;
 
 use super::{Device, Pd, convert, error, ffi};
-use crate::error::VerbsError;
-use crate::memory::Range;
+use crate::model::error::VerbsError;
+use crate::provider::memory::Range;
 
 /// A registered region.
 #[derive(Debug)]

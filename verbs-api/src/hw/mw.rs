@@ -10,7 +10,7 @@ use rocinante_stack::verbs::SendWr;
 use rustix::io::Errno;
 
 use super::{Device, Pd, Qp, convert, error, ffi};
-use crate::error::VerbsError;
+use crate::model::error::VerbsError;
 
 /// A memory window; dropping it deallocates it.
 #[derive(Debug)]

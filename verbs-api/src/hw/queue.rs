@@ -16,10 +16,11 @@ use rustix::io::Errno;
 
 use super::groups::Membership;
 use super::{Device, Pd, Srq, convert, error, ffi};
-use crate::error::VerbsError;
-use crate::listeners::{Listeners, fresh_number};
-use crate::qp::{ModifyAttr, PeerPath, PostListError, QpCaps, SendRules, StateCell};
-use crate::wake;
+use crate::model::error::VerbsError;
+use crate::model::qp::{ModifyAttr, PeerPath, PostListError, QpCaps, SendRules};
+use crate::provider::listeners::{Listeners, fresh_number};
+use crate::provider::state::StateCell;
+use crate::provider::wake;
 
 /// A completion queue.
 #[derive(Debug)]

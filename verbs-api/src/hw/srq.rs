@@ -9,8 +9,8 @@ use rustix::io::Errno;
 
 use super::ffi::{self, abi};
 use super::{Pd, error};
-use crate::error::VerbsError;
-use crate::qp::PostListError;
+use crate::model::error::VerbsError;
+use crate::model::qp::PostListError;
 
 /// A shared receive queue; dropping it destroys it.
 #[derive(Debug)]

@@ -4,12 +4,12 @@ use rocinante_stack::mem::Access;
 use rocinante_stack::types::Psn;
 use rocinante_stack::verbs::{QpType, RecvWr};
 
-use super::attr::{ConnectOptions, PostListError, QpCaps};
 use super::{Peers, Qp, QpKind};
 use crate::context::{Pd, PdKind};
 use crate::cq::{Cq, CqKind};
-use crate::error::VerbsError;
 use crate::exchange::Endpoint;
+use crate::model::error::VerbsError;
+use crate::model::qp::{ConnectOptions, PostListError, QpCaps};
 use crate::srq::{Srq, SrqKind};
 use crate::{hw, soft};
 

@@ -21,8 +21,9 @@ use super::others::shard_of;
 use super::shard::Shard;
 use super::sidr::Services;
 use super::{Device, Settings};
-use crate::cm::{Chosen, ListensTo, Mailbox, Manager, Place};
-use crate::error::VerbsError;
+use crate::model::error::VerbsError;
+use crate::provider::mailbox::Mailbox;
+use crate::provider::manager::{Chosen, ListensTo, Manager, Place};
 use crate::qp::Qp;
 
 /// The state that the connection manager needs on its shard.

@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 
 use super::shard::Shard;
-use crate::event::AsyncEvent;
-use crate::sync::Mutex;
-use crate::wake::{self, AsFd as _, BorrowedFd, OwnedFd};
+use crate::model::event::AsyncEvent;
+use crate::provider::sync::Mutex;
+use crate::provider::wake::{self, AsFd as _, BorrowedFd, OwnedFd};
 
 /// The events that the program has not taken yet.
 #[derive(Debug)]

@@ -24,6 +24,7 @@ mod mw;
 mod others;
 #[cfg(test)]
 mod others_tests;
+mod pin;
 mod posting;
 mod qp;
 mod shard;
@@ -55,9 +56,9 @@ pub(crate) use self::qp::{Qp, QpInitAttr};
 use self::shards::Shards;
 pub(crate) use self::srq::Srq;
 use crate::context::{DeviceCounters, Limits};
-use crate::error::VerbsError;
-use crate::event::AsyncEvent;
-use crate::resources::Resources;
+use crate::model::error::VerbsError;
+use crate::model::event::AsyncEvent;
+use crate::model::resources::Resources;
 
 /// The settings of a new device.
 #[derive(Debug, Clone)]

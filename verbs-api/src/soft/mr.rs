@@ -7,8 +7,8 @@ use rocinante_stack::types::{Key, Qpn};
 
 use super::shards::HeldAll;
 use super::{Device, Pd};
-use crate::error::VerbsError;
-use crate::memory::Range;
+use crate::model::error::VerbsError;
+use crate::provider::memory::Range;
 
 /// A region that peers can address until this is dropped.
 #[derive(Debug)]

@@ -6,7 +6,7 @@ use rocinante_stack::mem::MwType;
 use rocinante_stack::types::Key;
 
 use super::{Device, Pd};
-use crate::error::VerbsError;
+use crate::model::error::VerbsError;
 
 /// A memory window; dropping it deallocates it.
 #[derive(Debug)]

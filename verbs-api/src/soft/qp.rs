@@ -13,9 +13,9 @@ use rocinante_stack::{ModifyError, PeerAddress, QpAttr, QpInit};
 use super::core::Core;
 use super::front::QpShared;
 use super::{Cq, Device, Pd, Srq, ah};
-use crate::error::VerbsError;
-use crate::event::AsyncEvent;
-use crate::qp::{ModifyAttr, PeerPath, PostListError, QpCaps, SendRules};
+use crate::model::error::VerbsError;
+use crate::model::event::AsyncEvent;
+use crate::model::qp::{ModifyAttr, PeerPath, PostListError, QpCaps, SendRules};
 
 /// The attributes of a new queue pair.
 #[derive(Debug)]

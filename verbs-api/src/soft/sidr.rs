@@ -9,8 +9,9 @@ use rocinante_stack::wire::cm::{PortSpace, ServiceId, SidrStatus};
 
 use super::Device;
 use super::shard::Shard;
-use crate::cm::{Mailbox, Place};
-use crate::error::VerbsError;
+use crate::model::error::VerbsError;
+use crate::provider::mailbox::Mailbox;
+use crate::provider::manager::Place;
 
 /// The mailboxes for events of datagram services.
 #[derive(Debug, Default)]

@@ -19,10 +19,11 @@ use crate::cm::{
 };
 use crate::context::{Context, Device, Limits, Pd};
 use crate::cq::{Cq, CqKind};
-use crate::error::VerbsError;
 use crate::exchange::Exchange;
+use crate::model::error::VerbsError;
+use crate::model::qp::{ConnectOptions, PeerPath};
 use crate::mr::Rereg;
-use crate::qp::{ConnectOptions, PeerPath, PreparedQp, Qp};
+use crate::qp::{PreparedQp, Qp};
 use crate::srq::SrqKind;
 
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -15,10 +15,12 @@ use super::super::{Device, convert, error, ffi};
 use super::{
     Conn, Listening, Query, Question, Shared, Stage, conn_id, listener_id, number_of, query_id,
 };
-use crate::cm::{Chosen, ListensTo, Mailbox, Manager, Place, UDP_QKEY};
-use crate::error::VerbsError;
+use crate::cm::UDP_QKEY;
+use crate::model::error::VerbsError;
+use crate::provider::mailbox::Mailbox;
+use crate::provider::manager::{Chosen, ListensTo, Manager, Place};
+use crate::provider::wake;
 use crate::qp::{Qp, QpKind};
-use crate::wake;
 
 /// Timeout in milliseconds for finding the peer's address, and for finding the path. The kernel
 /// asks neighbours three times, a second apart.

@@ -14,9 +14,9 @@ use super::super::ffi::abi::{QpAttr, mask};
 use super::super::ffi::rdmacm::{Event, Id, Param, Path, event};
 use super::super::{convert, error};
 use super::{Conn, Listening, Query, Shared, Stage, Table, ask_id, conn_id, listener_id, query_id};
-use crate::cm::Chosen;
-use crate::error::VerbsError;
-use crate::wake;
+use crate::model::error::VerbsError;
+use crate::provider::manager::Chosen;
+use crate::provider::wake;
 
 /// Timeout in milliseconds for finding the path.
 const FINDING: i32 = 5000;

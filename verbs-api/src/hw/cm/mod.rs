@@ -22,9 +22,10 @@ use rustix::io::Errno;
 
 use super::ffi::rdmacm::{EventChannel, Id, Library, Path, Service, Terms};
 use super::{Device, error, ffi};
-use crate::cm::{Chosen, Mailbox};
-use crate::error::VerbsError;
-use crate::wake;
+use crate::model::error::VerbsError;
+use crate::provider::mailbox::Mailbox;
+use crate::provider::manager::Chosen;
+use crate::provider::wake;
 
 /// One device's use of the connection manager. Dropping it ends all its connections, listeners and
 /// queries.

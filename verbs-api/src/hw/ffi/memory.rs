@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use super::abi;
 use super::objects::{Pd, Qp, done, made};
 use crate::hw::convert;
-use crate::memory::Range;
+use crate::provider::memory::Range;
 
 /// A registered range of memory.
 #[derive(Debug)]

@@ -12,7 +12,7 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
 use super::extended::{Extended, SendOps};
 use super::{Library, abi};
-use crate::qp::QpCaps;
+use crate::model::qp::QpCaps;
 
 /// The result of a function that returns 0 or an errno, or −1 and sets errno.
 pub(super) fn done(result: c_int) -> io::Result<()> {

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use super::abi;
 use super::objects::{Ah, Cq, Qp, Srq};
 use crate::hw::convert;
-use crate::qp::{PostListError, SendRules};
+use crate::model::qp::{PostListError, SendRules};
 
 /// The most requests of one call to the device: one doorbell.
 const CHAIN: usize = 32;

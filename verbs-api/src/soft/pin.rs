@@ -5,13 +5,13 @@ use std::thread::JoinHandle;
 
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-use crate::error::VerbsError;
+use crate::model::error::VerbsError;
 
 /// Starts a thread, pinned to `cpu` if that is given.
 ///
 /// # Errors
 /// The system has no more threads, or this process may not use the processor.
-pub(crate) fn spawn(
+pub(super) fn spawn(
     name: &str,
     cpu: Option<usize>,
     work: impl FnOnce() + Send + 'static,

@@ -1,4 +1,4 @@
-//! Replaces `verbs-api/src/sync.rs`.
+//! Replaces `verbs-api/src/provider/sync.rs`.
 
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
@@ -93,7 +93,7 @@ impl<T> Drop for MutexGuard<'_, T> {
 }
 
 /// Time stands still for a thread that only looks at the clock: the shard has [another
-/// clock](crate::wake::clock).
+/// clock](crate::provider::wake::clock).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Instant;
 

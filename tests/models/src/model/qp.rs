@@ -3,10 +3,6 @@
 use rocinante_stack::PostError;
 use rocinante_stack::verbs::{RecvWr, SendWr};
 
-#[path = "../../../verbs-api/src/qp/state.rs"]
-mod state;
-pub(crate) use self::state::StateCell;
-
 /// Depths of the queues.
 #[derive(Debug, Clone, Copy)]
 pub struct QpCaps {

@@ -1,4 +1,4 @@
-//! Replaces `verbs-api/src/wake.rs`: descriptors with a lock each, as in the kernel, and sleeps
+//! Replaces `verbs-api/src/provider/wake.rs`: descriptors with a lock each, as in the kernel, and sleeps
 //! that end at once if they have a timeout.
 
 use std::io;

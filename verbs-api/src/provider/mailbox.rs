@@ -5,9 +5,9 @@ use std::io;
 
 use rocinante_stack::cm::{CmEvent, ConnId};
 
-use crate::error::VerbsError;
-use crate::sync::{AtomicBool, AtomicI32, Mutex, OnceLock, Ordering};
-use crate::wake::{self, AsFd, BorrowedFd, OwnedFd};
+use crate::model::error::VerbsError;
+use crate::provider::sync::{AtomicBool, AtomicI32, Mutex, OnceLock, Ordering};
+use crate::provider::wake::{self, AsFd, BorrowedFd, OwnedFd};
 
 /// Events that wait for their owner, and a descriptor for threads that sleep until there are some.
 #[derive(Debug, Default)]

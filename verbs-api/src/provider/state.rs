@@ -2,7 +2,7 @@
 
 use rocinante_stack::verbs::QpState;
 
-use crate::sync::{AtomicU8, Ordering};
+use crate::provider::sync::{AtomicU8, Ordering};
 
 /// The state after the last change; RESET at first. If the queue pair broke since then it is in
 /// ERR, where posting is allowed as in RTS.

@@ -6,7 +6,7 @@ use rocinante_stack::cm::CmError;
 use rocinante_stack::wire::cm::{RejReason, SidrStatus};
 use rustix::io::Errno;
 
-use crate::error::VerbsError;
+use crate::model::error::VerbsError;
 
 /// Why a connection failed or ended.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -6,8 +6,8 @@ use std::io;
 use rocinante_netdev::OpenError;
 use rocinante_stack::{ModifyError, PostError};
 
-use crate::cm::CmFailure;
 use crate::hw::HardwareError;
+use crate::model::cm::CmFailure;
 
 /// Why a call failed. After an error nothing has changed, unless the error or the call's
 /// documentation says so.

@@ -11,9 +11,9 @@ use rocinante_stack::cm::{Accept, AskId, ConnId, Connect, ListenerId, QueryId};
 use rocinante_stack::types::{Mtu, Psn, Qpn};
 use rocinante_stack::wire::cm::{RejReason, SidrStatus};
 
-use super::Mailbox;
+use super::mailbox::Mailbox;
 use crate::context::Device;
-use crate::error::VerbsError;
+use crate::model::error::VerbsError;
 use crate::qp::Qp;
 
 /// Makes connections, and reports their events in mailboxes.
@@ -108,7 +108,7 @@ pub(crate) enum ListensTo {
 
 impl Place {
     /// From a program's address; the unspecified address stands for all.
-    pub(super) fn of(
+    pub(crate) fn of(
         device: &Device,
         address: SocketAddr,
         backlog: usize,
@@ -128,7 +128,7 @@ impl Place {
 
 impl Device {
     /// Its connection manager.
-    pub(super) fn manager(&self) -> Arc<dyn Manager> {
+    pub(crate) fn manager(&self) -> Arc<dyn Manager> {
         match self {
             Self::Soft(device) => device.clone(),
             Self::Hw(device) => device.clone(),

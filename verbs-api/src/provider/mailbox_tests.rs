@@ -1,7 +1,7 @@
 //! Mailboxes; `mailbox.rs` is compiled by `tests/models`, too.
 
-use super::Mailbox;
-use crate::error::VerbsError;
+use super::mailbox::Mailbox;
+use crate::model::error::VerbsError;
 use rocinante_stack::cm::{CmEvent, ConnId};
 use rocinante_stack::wire::cm::CommId;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
