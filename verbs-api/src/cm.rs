@@ -94,13 +94,11 @@ use rocinante_stack::wire::cm::{Announced, Transport};
 pub use rocinante_stack::wire::cm::{RejReason, SidrStatus};
 
 pub use self::connection::{Connecting, Connection};
-pub use self::datagram::{
-    DatagramListener, DatagramRequest, DatagramService, Resolving, UDP_QKEY, resolve,
-};
+pub use self::datagram::{DatagramListener, DatagramRequest, DatagramService, Resolving, resolve};
 pub use self::inbox::Notifier;
 pub use self::listener::{Listener, Request};
-use crate::exchange::Endpoint;
-pub use crate::model::cm::CmFailure;
+pub use crate::model::cm::{CmFailure, UDP_QKEY};
+use crate::model::endpoint::Endpoint;
 use crate::model::error::VerbsError;
 use crate::model::qp::ConnectOptions;
 use crate::qp::PreparedQp;

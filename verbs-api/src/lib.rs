@@ -70,16 +70,16 @@ mod srq;
 mod wish;
 
 pub use ah::{Ah, GRH_LEN};
-pub use context::{
-    Context, DeviceAttr, DeviceCounters, Limits, MwSupport, OptionalOperations, Pd, Provider,
-};
+pub use context::{Context, Pd};
 pub use cq::{CompChannel, Cq, Wc};
-pub use exchange::{Endpoint, Exchange, Hello, PeerWatch, RemoteRegion};
-pub use hw::{
-    Atomics, HardwareAttr, HardwareDevice, HardwareError, HardwareGid, HardwarePort,
-    hardware_devices,
+pub use exchange::{Exchange, Hello, PeerWatch, RemoteRegion};
+pub use hw::{HardwareDevice, HardwareGid, HardwarePort, hardware_devices};
+pub use model::device::{
+    Atomics, DeviceAttr, DeviceCounters, HardwareAttr, Limits, MwSupport, OptionalOperations,
+    Provider,
 };
-pub use model::error::VerbsError;
+pub use model::endpoint::Endpoint;
+pub use model::error::{HardwareError, VerbsError};
 pub use model::event::AsyncEvent;
 pub use model::qp::{ConnectOptions, ModifyAttr, PeerPath, PostListError, QpCaps};
 pub use model::resources::Resources;

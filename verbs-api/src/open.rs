@@ -5,8 +5,9 @@ use std::net::IpAddr;
 
 use rocinante_netdev::{AnyPort, Backend, Interface, PortConfig, auto};
 
-use crate::context::{Context, Device, Limits};
+use crate::context::{Context, Device};
 use crate::hw;
+use crate::model::device::Limits;
 use crate::model::error::VerbsError;
 use crate::soft::{self, Settings};
 use crate::wish::Wish;

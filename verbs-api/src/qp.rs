@@ -4,6 +4,7 @@ mod builder;
 mod groups;
 
 use std::net::IpAddr;
+use std::sync::Weak;
 
 use rocinante_stack::mem::Access;
 use rocinante_stack::types::{Psn, Qpn};
@@ -13,9 +14,10 @@ use rocinante_stack::{PostError, QpAttr};
 pub use self::builder::{PreparedQp, QpBuilder};
 use crate::context::Pd;
 use crate::cq::Cq;
-use crate::exchange::Endpoint;
+use crate::model::endpoint::Endpoint;
 use crate::model::error::VerbsError;
 use crate::model::qp::{ConnectOptions, ModifyAttr, PeerPath, PostListError, QpCaps};
+use crate::provider::manager::Breaks;
 use crate::srq::Srq;
 use crate::{hw, soft};
 
@@ -132,6 +134,15 @@ impl Qp {
     /// Its device.
     pub(crate) fn device(&self) -> &crate::context::Device {
         self.pd.device()
+    }
+
+    /// The queue pair as the connection manager breaks it. The device in software finds it by its
+    /// number.
+    pub(crate) fn breaks(&self) -> Option<Weak<dyn Breaks>> {
+        match &self.kind {
+            QpKind::Soft(_) => None,
+            QpKind::Hw(qp) => Some(qp.breaks()),
+        }
     }
 
     /// Through RTR to RTS. `psns` are the first PSN to send and the first PSN to receive.

@@ -3,9 +3,9 @@
 //! preemptions, and every value that the memory model permits an atomic to be seen with.
 //!
 //! [`provider::sync`] and [`provider::wake`] replace the modules of those names: locks with the
-//! orderings of `parking_lot`, and descriptors that behave as the kernel's do. [`soft`] has the real `core.rs`,
-//! `background.rs`, `posting.rs`, `front.rs`, `staging.rs` and `announce.rs`, around a minimal
-//! engine and a minimal shard.
+//! orderings of `parking_lot`, and descriptors that behave as the kernel's do. [`soft`] has the
+//! real `core.rs`, `background.rs`, `posting.rs`, `front.rs`, `staging.rs` and `announce.rs`,
+//! around a minimal engine and a minimal shard.
 //!
 //! Loom treats `SeqCst` of a load or a store as acquire and release. Where the order of two
 //! variables counts, the code needs a fence.

@@ -19,9 +19,6 @@ use crate::model::qp::PeerPath;
 use crate::provider::manager::{ListensTo, Manager};
 use crate::qp::Qp;
 
-/// The default Q_Key of `librdmacm` programs for datagrams and multicast (`RDMA_UDP_QKEY`).
-pub const UDP_QKEY: u32 = 0x0123_4567;
-
 /// Listens on a port for requests for a queue pair for datagrams (`rdma_listen(3)` with
 /// `RDMA_PS_UDP`). Dropping it refuses the waiting requests.
 #[derive(Debug)]

@@ -177,7 +177,7 @@ impl Request {
         let (serve, ask) = (options.max_dest_rd_atomic, options.max_rd_atomic);
         let side = side_of(&endpoint, serve, ask, params.options.rnr_retry, qp.srq().is_some());
         let accept = Accept { side, private: &params.private };
-        let mailbox = self.manager.accept(self.conn, &accept, &qp)?;
+        let mailbox = self.manager.accept(self.conn, &accept, qp.breaks())?;
         self.decided = true;
         let private = std::mem::take(&mut self.asked.private);
         let inbox = Inbox::new(self.manager.clone(), mailbox);

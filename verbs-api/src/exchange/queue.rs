@@ -15,8 +15,9 @@ use rocinante_stack::verbs::{RecvWr, SendData, SendOp, SendWr, WcStatus};
 
 use super::{GAVE_UP, PATIENCE};
 use crate::cm::{self, CmFailure, Connection, Params, RejReason, Request};
-use crate::context::{Context, Provider};
+use crate::context::Context;
 use crate::cq::{Cq, Wc};
+use crate::model::device::Provider;
 use crate::model::error::VerbsError;
 use crate::model::qp::ConnectOptions;
 use crate::mr::Mr;

@@ -15,9 +15,9 @@ use rocinante_stack::verbs::{
 use rocinante_stack::{Budget, PeerAddress, PostError, QpAttr};
 use rustix::io::Errno;
 
+use super::ffi;
 use super::ffi::abi::{self, mask, send_flags};
-use super::{Atomics, HardwareAttr, ffi};
-use crate::context::{Limits, MwSupport, OptionalOperations};
+use crate::model::device::{Atomics, HardwareAttr, Limits, MwSupport, OptionalOperations};
 use crate::model::event::AsyncEvent;
 use crate::model::qp::{PeerPath, QpCaps};
 

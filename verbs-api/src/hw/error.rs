@@ -1,6 +1,5 @@
 //! Errors of the system's RDMA stack, and the remedies.
 
-use std::fmt;
 use std::fs;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -13,47 +12,8 @@ use rustix::process::{Resource, getrlimit};
 
 use super::ffi;
 use super::sysfs::{self, HardwareDevice};
-use crate::model::error::VerbsError;
+use crate::model::error::{HardwareError, VerbsError};
 use crate::model::qp::QpCaps;
-
-/// The system's RDMA stack, or one of its devices, refused.
-#[derive(Debug)]
-pub struct HardwareError {
-    what: String,
-    source: io::Error,
-    advice: String,
-}
-
-impl HardwareError {
-    /// The errno.
-    #[must_use]
-    pub fn errno(&self) -> i32 {
-        self.source.raw_os_error().unwrap_or(Errno::NODEV.raw_os_error())
-    }
-
-    fn refused(
-        what: impl Into<String>,
-        source: impl Into<io::Error>,
-        advice: impl Into<String>,
-    ) -> VerbsError {
-        let (what, source, advice) = (what.into(), source.into(), advice.into());
-        VerbsError::Hardware(Box::new(Self { what, source, advice }))
-    }
-}
-
-impl fmt::Display for HardwareError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { what, source, advice } = self;
-        write!(f, "{what}: {source}")?;
-        if advice.is_empty() { Ok(()) } else { write!(f, ": {advice}") }
-    }
-}
-
-impl std::error::Error for HardwareError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        Some(&self.source)
-    }
-}
 
 /// The library cannot be loaded.
 pub(super) fn no_library(why: &str) -> VerbsError {

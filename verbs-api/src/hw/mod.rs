@@ -32,55 +32,17 @@ use rocinante_stack::types::Mtu;
 use rocinante_stack::verbs::AhId;
 
 pub(crate) use self::ah::Ah;
-pub use self::error::HardwareError;
 use self::ffi::Library;
 pub(crate) use self::mr::{Change, Registration};
 pub(crate) use self::mw::Window;
 pub(crate) use self::queue::{Channel, Cq, Qp, QpInitAttr};
 pub(crate) use self::srq::Srq;
 pub use self::sysfs::{HardwareDevice, HardwareGid, HardwarePort, hardware_devices};
-use crate::context::{DeviceCounters, Limits, MwSupport, OptionalOperations};
+use crate::model::device::{
+    DeviceAttr, DeviceCounters, HardwareAttr, Limits, MwSupport, OptionalOperations,
+};
 use crate::model::error::VerbsError;
 use crate::model::event::AsyncEvent;
-
-/// Attributes that only a device of the kernel has (`struct ibv_device_attr`, `struct
-/// ibv_port_attr`).
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HardwareAttr {
-    /// Version of its firmware; empty if it has none.
-    pub firmware: String,
-    /// The node's GUID.
-    pub node_guid: u64,
-    /// The vendor's IEEE number.
-    pub vendor_id: u32,
-    /// The vendor's part number.
-    pub vendor_part_id: u32,
-    /// The vendor's version number.
-    pub hw_ver: u32,
-    /// Size of the largest region in bytes.
-    pub max_mr_size: u64,
-    /// The scope of its atomics.
-    pub atomics: Atomics,
-    /// The port in use, by the device's numbering.
-    pub port: u8,
-    /// The largest path MTU that the port supports.
-    pub max_mtu: Mtu,
-    /// Size of the longest message in bytes.
-    pub max_msg_sz: u32,
-    /// The index of each of [`Context::gids`](crate::Context::gids) in the device's table.
-    pub gid_indices: Vec<u8>,
-}
-
-/// The scope of atomics (`enum ibv_atomic_cap`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Atomics {
-    /// The device has none.
-    None,
-    /// Atomic against other atomics of this device, not against the processor's.
-    Device,
-    /// Atomic against the processor's, too.
-    Global,
-}
 
 /// An open device, and its port in use.
 #[derive(Debug)]
@@ -93,14 +55,14 @@ pub(crate) struct Device {
     windows: RwLock<ffi::Windows>,
     /// Whether there ever was a window.
     has_windows: AtomicBool,
-    pub(crate) mw_support: MwSupport,
+    mw_support: MwSupport,
     context: Arc<ffi::Context>,
     pub(crate) name: String,
     pub(crate) limits: Limits,
-    pub(crate) optional: OptionalOperations,
+    optional: OptionalOperations,
     pub(crate) active_mtu: Mtu,
     pub(crate) gids: Vec<IpAddr>,
-    pub(crate) attr: HardwareAttr,
+    attr: HardwareAttr,
 }
 
 /// Splits a name from a command line into a device and, after a colon, its port.
@@ -195,6 +157,19 @@ impl Device {
             Ok(None) => Err(error::not_listed(device)),
             Err(ffi::OpenError::List(error)) => Err(error::cannot_list(error)),
             Err(ffi::OpenError::Open(error)) => Err(error::cannot_open(device, error)),
+        }
+    }
+
+    /// What it can do.
+    pub(crate) fn query(&self) -> DeviceAttr {
+        DeviceAttr {
+            limits: self.limits,
+            optional: self.optional,
+            windows: self.mw_support,
+            port: None,
+            hardware: Some(self.attr.clone()),
+            active_mtu: self.active_mtu,
+            chosen_because: "the kernel's RDMA device, through libibverbs".to_owned(),
         }
     }
 

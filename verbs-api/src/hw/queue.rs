@@ -4,8 +4,8 @@ use std::ffi::c_int;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use parking_lot::Mutex;
@@ -19,6 +19,7 @@ use super::{Device, Pd, Srq, convert, error, ffi};
 use crate::model::error::VerbsError;
 use crate::model::qp::{ModifyAttr, PeerPath, PostListError, QpCaps, SendRules};
 use crate::provider::listeners::{Listeners, fresh_number};
+use crate::provider::manager::Breaks;
 use crate::provider::state::StateCell;
 use crate::provider::wake;
 
@@ -195,7 +196,21 @@ pub(crate) struct Qp {
     gid_index: u8,
 }
 
+impl Breaks for ffi::Qp {
+    fn break_off(&self) {
+        let mut attr = ffi::abi::QpAttr::to(convert::qp_state_number(QpState::Err));
+        // The queue pair may be in that state already.
+        let _ = self.modify(&mut attr, ffi::abi::mask::STATE);
+    }
+}
+
 impl Qp {
+    /// The queue pair as the connection manager breaks it.
+    pub(crate) fn breaks(&self) -> Weak<dyn Breaks> {
+        let raw: Arc<dyn Breaks> = self.raw.clone();
+        Arc::downgrade(&raw)
+    }
+
     /// Makes a queue pair in the RESET state.
     pub(crate) fn create(pd: &Pd, attr: &QpInitAttr<'_>) -> Result<Self, VerbsError> {
         let cqs = [&attr.send_cq.raw, &attr.recv_cq.raw];

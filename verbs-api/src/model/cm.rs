@@ -1,4 +1,4 @@
-//! Why a connection failed.
+//! Values of the connection manager.
 
 use std::fmt;
 
@@ -6,7 +6,8 @@ use rocinante_stack::cm::CmError;
 use rocinante_stack::wire::cm::{RejReason, SidrStatus};
 use rustix::io::Errno;
 
-use crate::model::error::VerbsError;
+/// The default Q_Key of `librdmacm` programs for datagrams and multicast (`RDMA_UDP_QKEY`).
+pub const UDP_QKEY: u32 = 0x0123_4567;
 
 /// Why a connection failed or ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -76,12 +77,3 @@ impl fmt::Display for CmFailure {
 }
 
 impl std::error::Error for CmFailure {}
-
-impl From<CmError> for VerbsError {
-    fn from(error: CmError) -> Self {
-        Self::Cm(match error {
-            CmError::Unknown => CmFailure::Ended,
-            other => CmFailure::Call(other),
-        })
-    }
-}

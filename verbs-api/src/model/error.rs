@@ -4,10 +4,11 @@ use std::fmt;
 use std::io;
 
 use rocinante_netdev::OpenError;
+use rocinante_stack::cm::CmError;
 use rocinante_stack::{ModifyError, PostError};
+use rustix::io::Errno;
 
-use crate::hw::HardwareError;
-use crate::model::cm::CmFailure;
+use super::cm::CmFailure;
 
 /// Why a call failed. After an error nothing has changed, unless the error or the call's
 /// documentation says so.
@@ -51,7 +52,6 @@ impl VerbsError {
     /// The errno of the matching call in `libibverbs`.
     #[must_use]
     pub fn errno(&self) -> i32 {
-        use rustix::io::Errno;
         match self {
             Self::Open(error) if error.errno() != 0 => error.errno(),
             Self::Open(_) | Self::NoDevice(_) => Errno::NODEV.raw_os_error(),
@@ -135,9 +135,58 @@ impl From<PostError> for VerbsError {
     }
 }
 
+impl From<CmError> for VerbsError {
+    fn from(error: CmError) -> Self {
+        Self::Cm(match error {
+            CmError::Unknown => CmFailure::Ended,
+            other => CmFailure::Call(other),
+        })
+    }
+}
+
 impl From<io::Error> for VerbsError {
     fn from(error: io::Error) -> Self {
         Self::Io(error)
+    }
+}
+
+/// The system's RDMA stack, or one of its devices, refused.
+#[derive(Debug)]
+pub struct HardwareError {
+    what: String,
+    source: io::Error,
+    advice: String,
+}
+
+impl HardwareError {
+    /// The errno.
+    #[must_use]
+    pub fn errno(&self) -> i32 {
+        self.source.raw_os_error().unwrap_or(Errno::NODEV.raw_os_error())
+    }
+
+    /// Something was refused: what, why, and what the user can do about it.
+    pub(crate) fn refused(
+        what: impl Into<String>,
+        source: impl Into<io::Error>,
+        advice: impl Into<String>,
+    ) -> VerbsError {
+        let (what, source, advice) = (what.into(), source.into(), advice.into());
+        VerbsError::Hardware(Box::new(Self { what, source, advice }))
+    }
+}
+
+impl fmt::Display for HardwareError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { what, source, advice } = self;
+        write!(f, "{what}: {source}")?;
+        if advice.is_empty() { Ok(()) } else { write!(f, ": {advice}") }
+    }
+}
+
+impl std::error::Error for HardwareError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.source)
     }
 }
 

@@ -2,6 +2,8 @@
 //! `rocinante-stack` and `rocinante-netdev`, and nothing else of this crate.
 
 pub(crate) mod cm;
+pub(crate) mod device;
+pub(crate) mod endpoint;
 pub(crate) mod error;
 pub(crate) mod event;
 pub(crate) mod qp;

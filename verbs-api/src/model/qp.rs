@@ -7,8 +7,8 @@ use rocinante_stack::types::Mtu;
 use rocinante_stack::verbs::{QpState, QpType, RecvWr, SendData, SendOp, SendWr};
 use rocinante_stack::{Budget, PostError, QpAttr};
 
-use crate::exchange::Endpoint;
-use crate::model::error::VerbsError;
+use super::endpoint::Endpoint;
+use super::error::VerbsError;
 
 /// Depths and sizes of a queue pair (`struct ibv_qp_cap`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,7 +4,7 @@
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use rocinante_stack::cm::{Accept, AskId, ConnId, Connect, ListenerId, QueryId};
@@ -12,9 +12,13 @@ use rocinante_stack::types::{Mtu, Psn, Qpn};
 use rocinante_stack::wire::cm::{RejReason, SidrStatus};
 
 use super::mailbox::Mailbox;
-use crate::context::Device;
 use crate::model::error::VerbsError;
-use crate::qp::Qp;
+
+/// A queue pair that breaks when the peer ends its connection.
+pub(crate) trait Breaks: fmt::Debug + Send + Sync {
+    /// Takes it to the error state, so that all posted requests complete.
+    fn break_off(&self);
+}
 
 /// Makes connections, and reports their events in mailboxes.
 pub(crate) trait Manager: fmt::Debug + Send + Sync {
@@ -25,18 +29,24 @@ pub(crate) trait Manager: fmt::Debug + Send + Sync {
     /// Stops listening, and rejects the requests that the program has not taken.
     fn unlisten(&self, listener: ListenerId, to: ListensTo);
 
-    /// Requests a connection of the queue pair from a peer.
-    fn connect(&self, ask: &Connect<'_>, qp: &Qp) -> Result<(ConnId, Arc<Mailbox>), VerbsError>;
+    /// Requests a connection of a queue pair from a peer. `qp` breaks when the peer ends the
+    /// connection; `None` if the manager finds the queue pair by its number.
+    fn connect(
+        &self,
+        ask: &Connect<'_>,
+        qp: Option<Weak<dyn Breaks>>,
+    ) -> Result<(ConnId, Arc<Mailbox>), VerbsError>;
 
     /// The values that the manager has chosen for the queue pair, if it chooses any.
     fn chosen(&self, conn: ConnId) -> Option<Chosen>;
 
-    /// Accepts a peer's request; the queue pair is in RTS.
+    /// Accepts a peer's request; the queue pair is in RTS. `qp` is as in
+    /// [`connect`](Self::connect).
     fn accept(
         &self,
         conn: ConnId,
         accept: &Accept<'_>,
-        qp: &Qp,
+        qp: Option<Weak<dyn Breaks>>,
     ) -> Result<Arc<Mailbox>, VerbsError>;
 
     /// Rejects a peer's request, or its answer.
@@ -104,34 +114,4 @@ pub(crate) enum ListensTo {
     Connections,
     /// A queue pair for datagrams.
     Datagrams,
-}
-
-impl Place {
-    /// From a program's address; the unspecified address stands for all.
-    pub(crate) fn of(
-        device: &Device,
-        address: SocketAddr,
-        backlog: usize,
-    ) -> Result<Self, VerbsError> {
-        let ip = Some(address.ip()).filter(|ip| !ip.is_unspecified());
-        if let Some(ip) = ip.filter(|ip| !device.gids().contains(ip)) {
-            let name = device.name();
-            let why = format!("{name} has not the address {ip}: see `rocinante devices`");
-            return Err(VerbsError::Invalid(why));
-        }
-        if address.port() == 0 {
-            return Err(VerbsError::Invalid("port 0 is none: choose one".into()));
-        }
-        Ok(Self { address: ip, port: address.port(), backlog })
-    }
-}
-
-impl Device {
-    /// Its connection manager.
-    pub(crate) fn manager(&self) -> Arc<dyn Manager> {
-        match self {
-            Self::Soft(device) => device.clone(),
-            Self::Hw(device) => device.clone(),
-        }
-    }
 }

@@ -7,6 +7,7 @@ pub(crate) mod mailbox;
 mod mailbox_tests;
 pub(crate) mod manager;
 pub(crate) mod memory;
+pub(crate) mod random;
 pub(crate) mod state;
 pub(crate) mod sync;
 pub(crate) mod wake;

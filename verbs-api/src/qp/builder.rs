@@ -7,9 +7,10 @@ use rocinante_stack::verbs::{QpType, RecvWr};
 use super::{Peers, Qp, QpKind};
 use crate::context::{Pd, PdKind};
 use crate::cq::{Cq, CqKind};
-use crate::exchange::Endpoint;
+use crate::model::endpoint::Endpoint;
 use crate::model::error::VerbsError;
 use crate::model::qp::{ConnectOptions, PostListError, QpCaps};
+use crate::provider::random::random;
 use crate::srq::{Srq, SrqKind};
 use crate::{hw, soft};
 
@@ -196,7 +197,7 @@ impl QpBuilder {
         Ok(Qp {
             kind,
             local,
-            psn: Psn::new(crate::context::random()?),
+            psn: Psn::new(random()?),
             qp_type: self.qp_type,
             peers: match self.qp_type {
                 QpType::Ud => Peers::Qkey(self.qkey),

@@ -55,7 +55,7 @@ pub(crate) use self::others::SHARDS_MAX;
 pub(crate) use self::qp::{Qp, QpInitAttr};
 use self::shards::Shards;
 pub(crate) use self::srq::Srq;
-use crate::context::{DeviceCounters, Limits};
+use crate::model::device::{DeviceAttr, DeviceCounters, Limits, MwSupport, OptionalOperations};
 use crate::model::error::VerbsError;
 use crate::model::event::AsyncEvent;
 use crate::model::resources::Resources;
@@ -86,7 +86,7 @@ pub(crate) struct Device {
     pub(crate) advertised: Budget,
     pub(crate) name: String,
     /// Why this backend was chosen.
-    pub(crate) why: String,
+    why: String,
     pub(crate) capabilities: Capabilities,
     pub(crate) gids: Vec<IpAddr>,
     pds: AtomicU32,
@@ -144,6 +144,24 @@ impl Device {
         });
         exit::watch(&device);
         Ok(device)
+    }
+
+    /// What it can do. It knows no persistent memory.
+    pub(crate) fn query(&self) -> DeviceAttr {
+        let has_windows = self.shard_count() == 1;
+        DeviceAttr {
+            limits: Limits { max_mw: self.limits.max_mr, ..self.limits },
+            windows: MwSupport { type_1: has_windows, type_2a: false, type_2b: has_windows },
+            optional: OptionalOperations {
+                flush_global: true,
+                flush_persistent: false,
+                atomic_write: true,
+            },
+            port: Some(self.capabilities.clone()),
+            hardware: None,
+            active_mtu: self.active_mtu,
+            chosen_because: self.why.clone(),
+        }
     }
 
     /// The number of shards.

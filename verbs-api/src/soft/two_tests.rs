@@ -17,9 +17,10 @@ use super::Settings;
 use crate::cm::{
     CmFailure, Connecting, DatagramListener, Listener, Params, RejReason, Resolving, SidrStatus,
 };
-use crate::context::{Context, Device, Limits, Pd};
+use crate::context::{Context, Device, Pd};
 use crate::cq::{Cq, CqKind};
 use crate::exchange::Exchange;
+use crate::model::device::Limits;
 use crate::model::error::VerbsError;
 use crate::model::qp::{ConnectOptions, PeerPath};
 use crate::mr::Rereg;

@@ -16,11 +16,11 @@ pub(super) const BUGS: &[Bug] = &[
         name: "decided-too-early",
         what: "a request counts as decided before the connection manager has accepted it: what cannot be accepted is never answered",
         file: "verbs-api/src/cm/listener.rs",
-        right: "        let mailbox = self.manager.accept(self.conn, &accept, &qp)?;
+        right: "        let mailbox = self.manager.accept(self.conn, &accept, qp.breaks())?;
         self.decided = true;
 ",
         wrong: "        self.decided = true;
-        let mailbox = self.manager.accept(self.conn, &accept, &qp)?;
+        let mailbox = self.manager.accept(self.conn, &accept, qp.breaks())?;
 ",
         found_by: &[of(
             "soft::two_tests::a_decision_that_cannot_be_told_rejects_the_request",

@@ -11,16 +11,15 @@ use rocinante_stack::wire::cm::{RejReason, SidrStatus, Transport};
 use rustix::io::Errno;
 
 use super::super::ffi::rdmacm::{Id, OPTION_ID_ACK_TIMEOUT, OPTION_ID_TOS, Path, Service, Terms};
-use super::super::{Device, convert, error, ffi};
+use super::super::{Device, convert, error};
 use super::{
     Conn, Listening, Query, Question, Shared, Stage, conn_id, listener_id, number_of, query_id,
 };
-use crate::cm::UDP_QKEY;
+use crate::model::cm::UDP_QKEY;
 use crate::model::error::VerbsError;
 use crate::provider::mailbox::Mailbox;
-use crate::provider::manager::{Chosen, ListensTo, Manager, Place};
+use crate::provider::manager::{Breaks, Chosen, ListensTo, Manager, Place};
 use crate::provider::wake;
-use crate::qp::{Qp, QpKind};
 
 /// Timeout in milliseconds for finding the peer's address, and for finding the path. The kernel
 /// asks neighbours three times, a second apart.
@@ -67,7 +66,11 @@ impl Manager for Device {
         drop((gone, conns, asks));
     }
 
-    fn connect(&self, ask: &Connect<'_>, qp: &Qp) -> Result<(ConnId, Arc<Mailbox>), VerbsError> {
+    fn connect(
+        &self,
+        ask: &Connect<'_>,
+        qp: Option<Weak<dyn Breaks>>,
+    ) -> Result<(ConnId, Arc<Mailbox>), VerbsError> {
         fits(ask.private, room::REQ)?;
         let service = match ask.transport {
             Transport::Uc => Service::Unreliable,
@@ -103,7 +106,7 @@ impl Manager for Device {
         })?;
         let mailbox = Arc::new(Mailbox::default());
         let stage = Stage::Finding(Box::new(question));
-        let conn = Conn { id, stage, mailbox: mailbox.clone(), qp: weak(qp), chosen: None };
+        let conn = Conn { id, stage, mailbox: mailbox.clone(), qp, chosen: None };
         table.conns.insert(number, conn);
         Ok((conn_id(number), mailbox))
     }
@@ -116,7 +119,7 @@ impl Manager for Device {
         &self,
         conn: ConnId,
         accept: &Accept<'_>,
-        qp: &Qp,
+        qp: Option<Weak<dyn Breaks>>,
     ) -> Result<Arc<Mailbox>, VerbsError> {
         fits(accept.private, room::REP)?;
         let cm = self.cm()?;
@@ -127,7 +130,7 @@ impl Manager for Device {
         accepted.map_err(|error| call_failed("rdma_accept", error))?;
         conn.stage = Stage::Accepted(listener);
         conn.mailbox = Arc::new(Mailbox::default());
-        conn.qp = weak(qp);
+        conn.qp = qp;
         Ok(conn.mailbox.clone())
     }
 
@@ -291,14 +294,6 @@ fn terms(side: &QpSide) -> Terms {
         srq: side.srq,
         qp_num: side.qpn.value(),
         ..Terms::default()
-    }
-}
-
-fn weak(qp: &Qp) -> Weak<ffi::Qp> {
-    match &qp.kind {
-        QpKind::Hw(qp) => Arc::downgrade(&qp.raw),
-        // The caller has already compared the devices.
-        QpKind::Soft(_) => Weak::new(),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::mem;
+use std::sync::Weak;
 use std::sync::atomic::Ordering;
 
 use rocinante_stack::cm::{Asked, CmEvent, Ended, QpSide, Reply, Request};
@@ -10,7 +11,6 @@ use rocinante_stack::verbs::QpState;
 use rocinante_stack::wire::cm::{PortSpace, RejReason, ServiceId, SidrStatus, Transport};
 use rustix::io::Errno;
 
-use super::super::ffi::abi::{QpAttr, mask};
 use super::super::ffi::rdmacm::{Event, Id, Param, Path, event};
 use super::super::{convert, error};
 use super::{Conn, Listening, Query, Shared, Stage, Table, ask_id, conn_id, listener_id, query_id};
@@ -145,7 +145,7 @@ impl Shared {
         };
         let stage = Stage::Requested(listener);
         let chosen = Some(agreed.chosen());
-        let conn = Conn { id, stage, mailbox, qp: std::sync::Weak::new(), chosen };
+        let conn = Conn { id, stage, mailbox, qp: None, chosen };
         let mailbox = conn.mailbox.clone();
         table.conns.insert(number, conn);
         let (listener, conn) = (listener_id(listener), conn_id(number));
@@ -282,10 +282,8 @@ impl Conn {
     fn end(&self) {
         // The connection is gone in any case.
         let _ = self.id.disconnect();
-        if let Some(qp) = self.qp.upgrade() {
-            let mut attr = QpAttr::to(convert::qp_state_number(QpState::Err));
-            // The queue pair may be in that state already.
-            let _ = qp.modify(&mut attr, mask::STATE);
+        if let Some(qp) = self.qp.as_ref().and_then(Weak::upgrade) {
+            qp.break_off();
         }
     }
 }

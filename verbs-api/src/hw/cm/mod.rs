@@ -21,10 +21,10 @@ use rocinante_stack::wire::cm::CommId;
 use rustix::io::Errno;
 
 use super::ffi::rdmacm::{EventChannel, Id, Library, Path, Service, Terms};
-use super::{Device, error, ffi};
+use super::{Device, error};
 use crate::model::error::VerbsError;
 use crate::provider::mailbox::Mailbox;
-use crate::provider::manager::Chosen;
+use crate::provider::manager::{Breaks, Chosen};
 use crate::provider::wake;
 
 /// One device's use of the connection manager. Dropping it ends all its connections, listeners and
@@ -65,7 +65,7 @@ struct Conn {
     /// The listener's mailbox until the program has decided.
     mailbox: Arc<Mailbox>,
     /// The queue pair to break when the peer ends the connection.
-    qp: Weak<ffi::Qp>,
+    qp: Option<Weak<dyn Breaks>>,
     /// The kernel's choices for the queue pair, once they are known.
     chosen: Option<Chosen>,
 }
