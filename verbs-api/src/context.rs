@@ -16,7 +16,7 @@ use crate::model::resources::Resources;
 use crate::open::OpenOptions;
 use crate::provider::manager::Manager;
 use crate::qp::QpBuilder;
-use crate::{hw, soft};
+use crate::{kernel, soft};
 
 /// An open device (`struct ibv_context`). Cheap to clone. It closes when the last clone and the
 /// last of its objects are gone.
@@ -29,14 +29,14 @@ pub struct Context {
 #[derive(Debug, Clone)]
 pub(crate) enum Device {
     Soft(Arc<soft::Device>),
-    Hw(Arc<hw::Device>),
+    Kernel(Arc<kernel::Device>),
 }
 
 impl Device {
     pub(crate) fn name(&self) -> &str {
         match self {
             Self::Soft(device) => &device.name,
-            Self::Hw(device) => &device.name,
+            Self::Kernel(device) => &device.name,
         }
     }
 
@@ -44,7 +44,7 @@ impl Device {
     pub(crate) fn manager(&self) -> Arc<dyn Manager> {
         match self {
             Self::Soft(device) => device.clone(),
-            Self::Hw(device) => device.clone(),
+            Self::Kernel(device) => device.clone(),
         }
     }
 
@@ -52,7 +52,7 @@ impl Device {
     pub(crate) fn is(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Soft(device), Self::Soft(other)) => Arc::ptr_eq(device, other),
-            (Self::Hw(device), Self::Hw(other)) => Arc::ptr_eq(device, other),
+            (Self::Kernel(device), Self::Kernel(other)) => Arc::ptr_eq(device, other),
             _ => false,
         }
     }
@@ -60,21 +60,21 @@ impl Device {
     pub(crate) fn limits(&self) -> &Limits {
         match self {
             Self::Soft(device) => &device.limits,
-            Self::Hw(device) => &device.limits,
+            Self::Kernel(device) => &device.limits,
         }
     }
 
     pub(crate) fn gids(&self) -> &[IpAddr] {
         match self {
             Self::Soft(device) => &device.gids,
-            Self::Hw(device) => &device.gids,
+            Self::Kernel(device) => &device.gids,
         }
     }
 
     pub(crate) fn active_mtu(&self) -> Mtu {
         match self {
             Self::Soft(device) => device.active_mtu,
-            Self::Hw(device) => device.active_mtu,
+            Self::Kernel(device) => device.active_mtu,
         }
     }
 
@@ -82,7 +82,7 @@ impl Device {
     pub(crate) fn advertised(&self) -> Budget {
         match self {
             Self::Soft(device) => device.advertised,
-            Self::Hw(device) => device.advertised(),
+            Self::Kernel(device) => device.advertised(),
         }
     }
 
@@ -90,7 +90,7 @@ impl Device {
     pub(crate) fn has(&self, cq: &Cq) -> bool {
         match (self, &cq.kind) {
             (Self::Soft(device), CqKind::Soft(cq)) => Arc::ptr_eq(device, cq.device()),
-            (Self::Hw(device), CqKind::Hw(cq)) => Arc::ptr_eq(device, cq.device()),
+            (Self::Kernel(device), CqKind::Kernel(cq)) => Arc::ptr_eq(device, cq.device()),
             _ => false,
         }
     }
@@ -129,7 +129,7 @@ impl Context {
     pub fn provider(&self) -> Provider {
         match &self.device {
             Device::Soft(device) => Provider::Software(device.capabilities.backend),
-            Device::Hw(_) => Provider::Hardware,
+            Device::Kernel(_) => Provider::Hardware,
         }
     }
 
@@ -154,7 +154,7 @@ impl Context {
     pub fn query_device(&self) -> DeviceAttr {
         match &self.device {
             Device::Soft(device) => device.query(),
-            Device::Hw(device) => device.query(),
+            Device::Kernel(device) => device.query(),
         }
     }
 
@@ -163,7 +163,7 @@ impl Context {
     pub fn shards(&self) -> usize {
         match &self.device {
             Device::Soft(device) => device.shard_count(),
-            Device::Hw(_) => 1,
+            Device::Kernel(_) => 1,
         }
     }
 
@@ -172,7 +172,7 @@ impl Context {
     pub fn counters(&self) -> DeviceCounters {
         match &self.device {
             Device::Soft(device) => device.counters(),
-            Device::Hw(device) => device.counters(),
+            Device::Kernel(device) => device.counters(),
         }
     }
 
@@ -182,7 +182,7 @@ impl Context {
     pub fn cm_counters(&self) -> Option<CmCounters> {
         match &self.device {
             Device::Soft(device) => Some(device.cm_counters()),
-            Device::Hw(_) => None,
+            Device::Kernel(_) => None,
         }
     }
 
@@ -192,7 +192,7 @@ impl Context {
     pub fn resources(&self) -> Option<Resources> {
         match &self.device {
             Device::Soft(device) => Some(device.resources()),
-            Device::Hw(_) => None,
+            Device::Kernel(_) => None,
         }
     }
 
@@ -202,7 +202,7 @@ impl Context {
     pub fn background_rounds(&self) -> Option<u64> {
         match &self.device {
             Device::Soft(device) => Some(device.background_rounds()),
-            Device::Hw(_) => None,
+            Device::Kernel(_) => None,
         }
     }
 
@@ -212,7 +212,7 @@ impl Context {
     pub fn alloc_pd(&self) -> Pd {
         let kind = match &self.device {
             Device::Soft(device) => PdKind::Soft(soft::Pd::new(device)),
-            Device::Hw(device) => PdKind::Hw(hw::Pd::new(device)),
+            Device::Kernel(device) => PdKind::Kernel(kernel::Pd::new(device)),
         };
         Pd { inner: Arc::new(PdInner { kind, device: self.device.clone() }) }
     }
@@ -248,7 +248,7 @@ impl Context {
         match &self.device {
             Device::Soft(device) => device.progress(),
             // The kernel's device drives itself.
-            Device::Hw(_) => {}
+            Device::Kernel(_) => {}
         }
     }
 
@@ -257,7 +257,7 @@ impl Context {
     pub fn poll_async_event(&self) -> Option<AsyncEvent> {
         match &self.device {
             Device::Soft(device) => device.next_event(),
-            Device::Hw(device) => device.next_event(),
+            Device::Kernel(device) => device.next_event(),
         }
     }
 
@@ -266,7 +266,7 @@ impl Context {
     pub fn async_fd(&self) -> std::os::fd::BorrowedFd<'_> {
         match &self.device {
             Device::Soft(device) => device.event_fd(),
-            Device::Hw(device) => device.event_fd(),
+            Device::Kernel(device) => device.event_fd(),
         }
     }
 }
@@ -286,7 +286,7 @@ pub(crate) struct PdInner {
 #[derive(Debug)]
 pub(crate) enum PdKind {
     Soft(soft::Pd),
-    Hw(hw::Pd),
+    Kernel(kernel::Pd),
 }
 
 impl Pd {

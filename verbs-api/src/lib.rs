@@ -58,7 +58,7 @@ mod exchange;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
-mod hw;
+mod kernel;
 mod model;
 mod mr;
 mod mw;
@@ -73,7 +73,7 @@ pub use ah::{Ah, GRH_LEN};
 pub use context::{Context, Pd};
 pub use cq::{CompChannel, Cq, Wc};
 pub use exchange::{Exchange, Hello, PeerWatch, RemoteRegion};
-pub use hw::{HardwareDevice, HardwareGid, HardwarePort, hardware_devices};
+pub use kernel::{HardwareDevice, HardwareGid, HardwarePort, hardware_devices};
 pub use model::device::{
     Atomics, DeviceAttr, DeviceCounters, HardwareAttr, Limits, MwSupport, OptionalOperations,
     Provider,

@@ -19,7 +19,7 @@ use crate::model::error::VerbsError;
 use crate::model::qp::{ConnectOptions, ModifyAttr, PeerPath, PostListError, QpCaps};
 use crate::provider::manager::Breaks;
 use crate::srq::Srq;
-use crate::{hw, soft};
+use crate::{kernel, soft};
 
 /// A queue pair. Any thread may call any method.
 ///
@@ -61,7 +61,7 @@ impl Peers {
 #[derive(Debug)]
 pub(crate) enum QpKind {
     Soft(soft::Qp),
-    Hw(hw::Qp),
+    Kernel(kernel::Qp),
 }
 
 impl Qp {
@@ -70,7 +70,7 @@ impl Qp {
     pub fn qpn(&self) -> Qpn {
         match &self.kind {
             QpKind::Soft(qp) => qp.qpn(),
-            QpKind::Hw(qp) => qp.qpn(),
+            QpKind::Kernel(qp) => qp.qpn(),
         }
     }
 
@@ -80,7 +80,7 @@ impl Qp {
     pub fn shard(&self) -> usize {
         match &self.kind {
             QpKind::Soft(qp) => qp.shard(),
-            QpKind::Hw(_) => 0,
+            QpKind::Kernel(_) => 0,
         }
     }
 
@@ -114,7 +114,7 @@ impl Qp {
         self.check_limits(&change.attr)?;
         match &self.kind {
             QpKind::Soft(qp) => qp.modify(change),
-            QpKind::Hw(qp) => qp.modify(change),
+            QpKind::Kernel(qp) => qp.modify(change),
         }
     }
 
@@ -141,7 +141,7 @@ impl Qp {
     pub(crate) fn breaks(&self) -> Option<Weak<dyn Breaks>> {
         match &self.kind {
             QpKind::Soft(_) => None,
-            QpKind::Hw(qp) => Some(qp.breaks()),
+            QpKind::Kernel(qp) => Some(qp.breaks()),
         }
     }
 
@@ -212,7 +212,7 @@ impl Qp {
     pub fn query(&self) -> (QpState, QpAttr, QpCaps) {
         match &self.kind {
             QpKind::Soft(qp) => qp.query(),
-            QpKind::Hw(qp) => qp.query(),
+            QpKind::Kernel(qp) => qp.query(),
         }
     }
 
@@ -232,7 +232,7 @@ impl Qp {
     pub fn post_send(&self, list: &[SendWr<'_>]) -> Result<(), PostListError> {
         match &self.kind {
             QpKind::Soft(qp) => qp.post_send(list),
-            QpKind::Hw(qp) => qp.post_send(list),
+            QpKind::Kernel(qp) => qp.post_send(list),
         }
     }
 
@@ -248,7 +248,7 @@ impl Qp {
         }
         match &self.kind {
             QpKind::Soft(qp) => qp.post_recv(list),
-            QpKind::Hw(qp) => qp.post_recv(list),
+            QpKind::Kernel(qp) => qp.post_recv(list),
         }
     }
 

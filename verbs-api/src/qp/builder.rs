@@ -12,7 +12,7 @@ use crate::model::error::VerbsError;
 use crate::model::qp::{ConnectOptions, PostListError, QpCaps};
 use crate::provider::random::random;
 use crate::srq::{Srq, SrqKind};
-use crate::{hw, soft};
+use crate::{kernel, soft};
 
 /// Makes queue pairs: see [`Pd::qp`].
 #[derive(Debug, Clone)]
@@ -166,7 +166,7 @@ impl QpBuilder {
                 let Self { qp_type, caps, sq_sig_all, .. } = self;
                 let srq = self.srq.as_ref().and_then(|srq| match srq.kind() {
                     SrqKind::Soft(srq) => Some(srq),
-                    SrqKind::Hw(_) => None,
+                    SrqKind::Kernel(_) => None,
                 });
                 let Self { shard, .. } = self;
                 let attr = soft::QpInitAttr {
@@ -181,15 +181,22 @@ impl QpBuilder {
                 };
                 QpKind::Soft(soft::Qp::create(pd, &attr)?)
             }
-            (PdKind::Hw(pd), CqKind::Hw(send_cq), CqKind::Hw(recv_cq)) => {
+            (PdKind::Kernel(pd), CqKind::Kernel(send_cq), CqKind::Kernel(recv_cq)) => {
                 let Self { qp_type, caps, sq_sig_all, gid_index, .. } = self;
                 let srq = self.srq.as_ref().and_then(|srq| match srq.kind() {
-                    SrqKind::Hw(srq) => Some(srq),
+                    SrqKind::Kernel(srq) => Some(srq),
                     SrqKind::Soft(_) => None,
                 });
-                let attr =
-                    hw::QpInitAttr { qp_type, send_cq, recv_cq, srq, caps, sq_sig_all, gid_index };
-                QpKind::Hw(hw::Qp::create(pd, &attr)?)
+                let attr = kernel::QpInitAttr {
+                    qp_type,
+                    send_cq,
+                    recv_cq,
+                    srq,
+                    caps,
+                    sq_sig_all,
+                    gid_index,
+                };
+                QpKind::Kernel(kernel::Qp::create(pd, &attr)?)
             }
             // `has` has excluded mixed providers above.
             _ => return Err(foreign()),

@@ -31,7 +31,7 @@ impl Qp {
         let group = self.check_group(group)?;
         match &self.kind {
             QpKind::Soft(qp) => qp.attach_mcast(group),
-            QpKind::Hw(qp) => qp.attach_mcast(group),
+            QpKind::Kernel(qp) => qp.attach_mcast(group),
         }
     }
 
@@ -43,7 +43,7 @@ impl Qp {
         let group = self.check_group(group)?;
         match &self.kind {
             QpKind::Soft(qp) => qp.detach_mcast(group),
-            QpKind::Hw(qp) => qp.detach_mcast(group),
+            QpKind::Kernel(qp) => qp.detach_mcast(group),
         }
     }
 

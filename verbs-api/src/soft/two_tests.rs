@@ -114,7 +114,7 @@ fn shared_receive_queues_of_two_shards_have_two_numbers() {
     let both = [(); 2].map(|()| pd.create_srq(4, 1).unwrap());
     let shards = both.each_ref().map(|srq| match srq.kind() {
         SrqKind::Soft(srq) => srq.shard(),
-        SrqKind::Hw(_) => panic!(),
+        SrqKind::Kernel(_) => panic!(),
     });
     assert_ne!(shards[0], shards[1]);
     assert_ne!(both[0].number(), both[1].number());

@@ -176,13 +176,13 @@ pub(super) const BUGS: &[Bug] = &[
         what: "a region that may not be changed now has its new memory all the same, and the old one is freed",
         file: "verbs-api/src/mr.rs",
         right: "        if let Err(error) = changed {
-            if matches!(self.kind, MrKind::Hw(_)) {
+            if matches!(self.kind, MrKind::Kernel(_)) {
 ",
         wrong: "        if let (Some(range), true) = (range, buffer.is_some()) {
             self.range = range;
         }
         if let Err(error) = changed {
-            if matches!(self.kind, MrKind::Hw(_)) {
+            if matches!(self.kind, MrKind::Kernel(_)) {
 ",
         found_by: &[of(
             "soft::two_tests::a_region_that_may_not_be_changed_is_what_it_was",

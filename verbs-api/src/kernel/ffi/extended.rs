@@ -16,7 +16,7 @@ use rustix::io::Errno;
 
 use super::abi::{self, QpCap, send_flags};
 use super::{Context, Library};
-use crate::hw::convert;
+use crate::kernel::convert;
 
 /// `struct verbs_context`, up to the `struct ibv_context` at its end: it grows at its beginning.
 #[repr(C)]
@@ -98,16 +98,16 @@ const _: () = {
 
 /// The operations of a new queue pair: bits of `enum ibv_qp_create_send_ops_flags`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::hw) struct SendOps(u64);
+pub(in crate::kernel) struct SendOps(u64);
 
 impl SendOps {
     /// The operations that need no extended queue pair.
-    pub(in crate::hw) const USUAL: Self = Self(0);
+    pub(in crate::kernel) const USUAL: Self = Self(0);
     const FLUSH: u64 = 1 << 11;
     const ATOMIC_WRITE: u64 = 1 << 12;
 
     /// The operations to try on a device that reports these.
-    pub(in crate::hw) fn new(flush: bool, atomic_write: bool) -> Self {
+    pub(in crate::kernel) fn new(flush: bool, atomic_write: bool) -> Self {
         let flag = |wanted, flag| if wanted { flag } else { 0 };
         Self(flag(flush, Self::FLUSH) | flag(atomic_write, Self::ATOMIC_WRITE))
     }
@@ -135,7 +135,7 @@ impl Context {
 
     /// Bits of `enum ib_uverbs_device_cap_flags`, without those that an older library does not
     /// report.
-    pub(in crate::hw) fn capabilities(&self) -> u64 {
+    pub(in crate::kernel) fn capabilities(&self) -> u64 {
         let newer = self.newer(offset_of!(VerbsContext, query_device_ex));
         let Some(query) = newer.and_then(|newer| newer.query_device_ex) else { return 0 };
         let mut attr = MaybeUninit::<DeviceAttrEx>::zeroed();

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 
 use super::abi;
 use super::objects::{Ah, Cq, Qp, Srq};
-use crate::hw::convert;
+use crate::kernel::convert;
 use crate::model::qp::{PostListError, SendRules};
 
 /// The most requests of one call to the device: one doorbell.
@@ -57,7 +57,7 @@ impl Request for abi::RecvWr {
 impl Qp {
     /// Posts send requests in order, to the handles of `ahs` if they are datagrams.
     #[inline]
-    pub(in crate::hw) fn post_send(
+    pub(in crate::kernel) fn post_send(
         &self,
         list: &[SendWr<'_>],
         rules: &SendRules,
@@ -133,7 +133,7 @@ impl Qp {
     }
 
     /// Posts receive requests in order.
-    pub(in crate::hw) fn post_recv(&self, list: &[RecvWr<'_>]) -> Result<(), PostListError> {
+    pub(in crate::kernel) fn post_recv(&self, list: &[RecvWr<'_>]) -> Result<(), PostListError> {
         let translate = |wr: &RecvWr<'_>| {
             self.caps().check_recv(wr)?;
             Ok(Entry { wr: convert::recv_wr(wr), inline: None })
@@ -147,7 +147,7 @@ impl Qp {
 
 impl Srq {
     /// Posts receive requests in order.
-    pub(in crate::hw) fn post_recv(&self, list: &[RecvWr<'_>]) -> Result<(), PostListError> {
+    pub(in crate::kernel) fn post_recv(&self, list: &[RecvWr<'_>]) -> Result<(), PostListError> {
         let translate = |wr: &RecvWr<'_>| {
             if wr.sges.len() > self.max_sge {
                 return Err(PostError::TooManySges);
@@ -224,7 +224,7 @@ fn post_entries<Wr: Request>(
 impl Cq {
     /// Passes up to `max` completions to `sink`, oldest first. Returns their number.
     #[inline]
-    pub(in crate::hw) fn poll(
+    pub(in crate::kernel) fn poll(
         &self,
         max: usize,
         mut sink: impl FnMut(&abi::Wc),

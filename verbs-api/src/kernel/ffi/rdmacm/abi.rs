@@ -13,7 +13,7 @@ use super::super::abi::{AhAttr, Context, Device, QpAttr, assert_layout};
 use super::super::library::library;
 
 /// The library's name for the dynamic linker.
-pub(in crate::hw) const SONAME: &str = "librdmacm.so.1";
+pub(in crate::kernel) const SONAME: &str = "librdmacm.so.1";
 
 library! {
     SONAME;
@@ -42,13 +42,13 @@ library! {
 
 /// `struct rdma_event_channel`.
 #[repr(C)]
-pub(in crate::hw) struct EventChannel {
+pub(in crate::kernel) struct EventChannel {
     pub(super) fd: c_int,
 }
 
 /// `struct rdma_cm_id`.
 #[repr(C)]
-pub(in crate::hw) struct CmId {
+pub(in crate::kernel) struct CmId {
     pub(super) verbs: *mut Context,
     _channel: *mut EventChannel,
     pub(super) context: *mut c_void,
@@ -67,7 +67,7 @@ pub(in crate::hw) struct CmId {
 /// `struct rdma_conn_param`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(in crate::hw) struct ConnParam {
+pub(in crate::kernel) struct ConnParam {
     pub(super) private_data: *const c_void,
     pub(super) private_data_len: u8,
     pub(super) responder_resources: u8,
@@ -141,9 +141,9 @@ pub(super) mod port_space {
 /// `RDMA_OPTION_ID`.
 pub(super) const OPTION_ID: c_int = 0;
 /// `RDMA_OPTION_ID_TOS`.
-pub(in crate::hw) const OPTION_ID_TOS: c_int = 0;
+pub(in crate::kernel) const OPTION_ID_TOS: c_int = 0;
 /// `RDMA_OPTION_ID_ACK_TIMEOUT`.
-pub(in crate::hw) const OPTION_ID_ACK_TIMEOUT: c_int = 3;
+pub(in crate::kernel) const OPTION_ID_ACK_TIMEOUT: c_int = 3;
 
 /// `RDMA_OPTION_IB`.
 pub(super) const OPTION_IB: c_int = 1;
@@ -186,21 +186,21 @@ impl PathData {
 }
 
 /// `enum rdma_cm_event_type`.
-pub(in crate::hw) mod event {
+pub(in crate::kernel) mod event {
     use std::ffi::c_int;
 
-    pub(in crate::hw) const ADDR_RESOLVED: c_int = 0;
-    pub(in crate::hw) const ADDR_ERROR: c_int = 1;
-    pub(in crate::hw) const ROUTE_RESOLVED: c_int = 2;
-    pub(in crate::hw) const ROUTE_ERROR: c_int = 3;
-    pub(in crate::hw) const CONNECT_REQUEST: c_int = 4;
-    pub(in crate::hw) const CONNECT_RESPONSE: c_int = 5;
-    pub(in crate::hw) const CONNECT_ERROR: c_int = 6;
-    pub(in crate::hw) const UNREACHABLE: c_int = 7;
-    pub(in crate::hw) const REJECTED: c_int = 8;
-    pub(in crate::hw) const ESTABLISHED: c_int = 9;
-    pub(in crate::hw) const DISCONNECTED: c_int = 10;
-    pub(in crate::hw) const DEVICE_REMOVAL: c_int = 11;
+    pub(in crate::kernel) const ADDR_RESOLVED: c_int = 0;
+    pub(in crate::kernel) const ADDR_ERROR: c_int = 1;
+    pub(in crate::kernel) const ROUTE_RESOLVED: c_int = 2;
+    pub(in crate::kernel) const ROUTE_ERROR: c_int = 3;
+    pub(in crate::kernel) const CONNECT_REQUEST: c_int = 4;
+    pub(in crate::kernel) const CONNECT_RESPONSE: c_int = 5;
+    pub(in crate::kernel) const CONNECT_ERROR: c_int = 6;
+    pub(in crate::kernel) const UNREACHABLE: c_int = 7;
+    pub(in crate::kernel) const REJECTED: c_int = 8;
+    pub(in crate::kernel) const ESTABLISHED: c_int = 9;
+    pub(in crate::kernel) const DISCONNECTED: c_int = 10;
+    pub(in crate::kernel) const DEVICE_REMOVAL: c_int = 11;
 }
 
 /// `struct sockaddr_storage`.
@@ -208,7 +208,7 @@ pub(super) type Storage = [u64; 16];
 
 /// `struct sockaddr_in` or `struct sockaddr_in6`, with room for either.
 #[repr(C, align(8))]
-pub(in crate::hw) struct SockAddr {
+pub(in crate::kernel) struct SockAddr {
     bytes: [u8; 32],
 }
 

@@ -13,14 +13,16 @@ use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-pub(in crate::hw) use self::abi::{Library, OPTION_ID_ACK_TIMEOUT, OPTION_ID_TOS, SONAME, event};
+pub(in crate::kernel) use self::abi::{
+    Library, OPTION_ID_ACK_TIMEOUT, OPTION_ID_TOS, SONAME, event,
+};
 use super::abi::QpAttr;
 use super::objects::{done, made, nonblocking};
 
 /// The channel of events. In the kernel it also owns the identifiers, which are gone when it
 /// closes.
 #[derive(Debug)]
-pub(in crate::hw) struct EventChannel {
+pub(in crate::kernel) struct EventChannel {
     library: &'static Library,
     pointer: NonNull<abi::EventChannel>,
 }
@@ -33,44 +35,44 @@ unsafe impl Sync for EventChannel {}
 
 /// An event of an identifier.
 #[derive(Debug)]
-pub(in crate::hw) struct Event {
+pub(in crate::kernel) struct Event {
     /// One of [`event`].
-    pub(in crate::hw) kind: c_int,
+    pub(in crate::kernel) kind: c_int,
     /// A negative errno, or the reason of a peer's rejection.
-    pub(in crate::hw) status: c_int,
+    pub(in crate::kernel) status: c_int,
     /// The number of the identifier; for a request, that of the listening one.
-    pub(in crate::hw) number: u64,
+    pub(in crate::kernel) number: u64,
     /// The peer's parameters; the event determines their meaning.
-    pub(in crate::hw) param: Param,
+    pub(in crate::kernel) param: Param,
     /// The private data of the peer's program.
-    pub(in crate::hw) private: Vec<u8>,
+    pub(in crate::kernel) private: Vec<u8>,
     /// The identifier of a request.
-    pub(in crate::hw) id: Option<Id>,
+    pub(in crate::kernel) id: Option<Id>,
 }
 
 /// A path to a peer.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::hw) struct Path {
+pub(in crate::kernel) struct Path {
     /// The GIDs of both ends.
-    pub(in crate::hw) local: [u8; 16],
-    pub(in crate::hw) remote: [u8; 16],
+    pub(in crate::kernel) local: [u8; 16],
+    pub(in crate::kernel) remote: [u8; 16],
     /// `enum ibv_mtu`.
-    pub(in crate::hw) mtu: c_int,
+    pub(in crate::kernel) mtu: c_int,
     /// The longest lifetime of a packet: 4.096 µs · 2^lifetime.
-    pub(in crate::hw) lifetime: u8,
-    pub(in crate::hw) traffic_class: u8,
-    pub(in crate::hw) hop_limit: u8,
+    pub(in crate::kernel) lifetime: u8,
+    pub(in crate::kernel) traffic_class: u8,
+    pub(in crate::kernel) hop_limit: u8,
 }
 
 /// The parameters of our queue pair for a peer.
 #[derive(Debug, Clone, Copy, Default)]
-pub(in crate::hw) struct Terms {
-    pub(in crate::hw) qp_num: u32,
-    pub(in crate::hw) responder_resources: u8,
-    pub(in crate::hw) initiator_depth: u8,
-    pub(in crate::hw) retry_count: u8,
-    pub(in crate::hw) rnr_retry_count: u8,
-    pub(in crate::hw) srq: bool,
+pub(in crate::kernel) struct Terms {
+    pub(in crate::kernel) qp_num: u32,
+    pub(in crate::kernel) responder_resources: u8,
+    pub(in crate::kernel) initiator_depth: u8,
+    pub(in crate::kernel) retry_count: u8,
+    pub(in crate::kernel) rnr_retry_count: u8,
+    pub(in crate::kernel) srq: bool,
 }
 
 impl Terms {
@@ -92,17 +94,17 @@ impl Terms {
 
 /// The peer's parameters in an event.
 #[derive(Debug, Clone, Copy, Default)]
-pub(in crate::hw) struct Param {
-    pub(in crate::hw) responder_resources: u8,
-    pub(in crate::hw) initiator_depth: u8,
-    pub(in crate::hw) srq: bool,
-    pub(in crate::hw) qp_num: u32,
+pub(in crate::kernel) struct Param {
+    pub(in crate::kernel) responder_resources: u8,
+    pub(in crate::kernel) initiator_depth: u8,
+    pub(in crate::kernel) srq: bool,
+    pub(in crate::kernel) qp_num: u32,
     /// For a datagram service.
-    pub(in crate::hw) qkey: u32,
+    pub(in crate::kernel) qkey: u32,
 }
 
 impl EventChannel {
-    pub(in crate::hw) fn create(library: &'static Library) -> io::Result<Self> {
+    pub(in crate::kernel) fn create(library: &'static Library) -> io::Result<Self> {
         // SAFETY: the function takes nothing.
         let pointer = made(unsafe { (library.rdma_create_event_channel)() })?;
         let channel = Self { library, pointer };
@@ -112,13 +114,13 @@ impl EventChannel {
     }
 
     /// Readable while there are events.
-    pub(in crate::hw) fn fd(&self) -> BorrowedFd<'_> {
+    pub(in crate::kernel) fn fd(&self) -> BorrowedFd<'_> {
         // SAFETY: it is open as long as the channel.
         unsafe { BorrowedFd::borrow_raw((*self.pointer.as_ptr()).fd) }
     }
 
     /// The next event, acknowledged, if there is one now. Only one thread may do this.
-    pub(in crate::hw) fn next_event(self: &Arc<Self>) -> io::Result<Option<Event>> {
+    pub(in crate::kernel) fn next_event(self: &Arc<Self>) -> io::Result<Option<Event>> {
         let mut pointer = ptr::null_mut();
         // SAFETY: the channel is open, and does not block.
         let got =
@@ -184,7 +186,7 @@ const DATAGRAMS: c_int = 4;
 
 /// The service of an identifier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::hw) enum Service {
+pub(in crate::kernel) enum Service {
     /// Reliable connections: `RDMA_PS_TCP`.
     Reliable,
     /// Unreliable connections: `RDMA_PS_IB`, because `RDMA_PS_TCP` has reliable ones only.
@@ -196,7 +198,7 @@ pub(in crate::hw) enum Service {
 /// An identifier (`struct rdma_cm_id`). Dropping it destroys it, and tells a waiting peer. The
 /// events that were taken must be acknowledged before.
 #[derive(Debug)]
-pub(in crate::hw) struct Id {
+pub(in crate::kernel) struct Id {
     channel: Arc<EventChannel>,
     pointer: NonNull<abi::CmId>,
 }
@@ -207,7 +209,7 @@ unsafe impl Send for Id {}
 
 impl Id {
     /// Makes an identifier with a local address. Its events carry `number`.
-    pub(in crate::hw) fn bind(
+    pub(in crate::kernel) fn bind(
         channel: &Arc<EventChannel>,
         number: u64,
         service: Service,
@@ -261,14 +263,14 @@ impl Id {
     }
 
     /// Its events carry this number from now on.
-    pub(in crate::hw) fn set_number(&self, number: u64) {
+    pub(in crate::kernel) fn set_number(&self, number: u64) {
         // SAFETY: the identifier exists. The member is the program's; only the thread that takes
         // events reads it, and it has no event of this identifier now.
         unsafe { (*self.pointer.as_ptr()).context = number as *mut c_void };
     }
 
     /// The name of its device, and the port.
-    pub(in crate::hw) fn device(&self) -> Option<(String, u8)> {
+    pub(in crate::kernel) fn device(&self) -> Option<(String, u8)> {
         // SAFETY: the identifier exists; its device is open as long as the identifier.
         unsafe {
             let id = self.pointer.as_ptr();
@@ -279,18 +281,18 @@ impl Id {
     }
 
     /// Its own address, and the peer's.
-    pub(in crate::hw) fn addresses(&self) -> Option<(SocketAddr, SocketAddr)> {
+    pub(in crate::kernel) fn addresses(&self) -> Option<(SocketAddr, SocketAddr)> {
         // SAFETY: the identifier exists.
         let (local, peer) =
             unsafe { ((*self.pointer.as_ptr()).src_addr, (*self.pointer.as_ptr()).dst_addr) };
         Some((abi::address(&local)?, abi::address(&peer)?))
     }
 
-    pub(in crate::hw) fn is_datagrams(&self) -> bool {
+    pub(in crate::kernel) fn is_datagrams(&self) -> bool {
         self.qp_type() == DATAGRAMS
     }
 
-    pub(in crate::hw) fn is_unreliable(&self) -> bool {
+    pub(in crate::kernel) fn is_unreliable(&self) -> bool {
         self.qp_type() == UNRELIABLE
     }
 
@@ -299,14 +301,14 @@ impl Id {
         unsafe { (*self.pointer.as_ptr()).qp_type }
     }
 
-    pub(in crate::hw) fn listen(&self, backlog: usize) -> io::Result<()> {
+    pub(in crate::kernel) fn listen(&self, backlog: usize) -> io::Result<()> {
         let backlog = c_int::try_from(backlog).unwrap_or(c_int::MAX);
         // SAFETY: the identifier exists.
         done(unsafe { (self.channel.library.rdma_listen)(self.pointer.as_ptr(), backlog) })
     }
 
     /// Finds the peer's address.
-    pub(in crate::hw) fn resolve_addr(
+    pub(in crate::kernel) fn resolve_addr(
         &self,
         peer: SocketAddr,
         timeout_ms: c_int,
@@ -319,14 +321,14 @@ impl Id {
     }
 
     /// Finds the path to the peer.
-    pub(in crate::hw) fn resolve_route(&self, timeout_ms: c_int) -> io::Result<()> {
+    pub(in crate::kernel) fn resolve_route(&self, timeout_ms: c_int) -> io::Result<()> {
         let resolve = self.channel.library.rdma_resolve_route;
         // SAFETY: the identifier exists, and is bound to a device.
         done(unsafe { resolve(self.pointer.as_ptr(), timeout_ms) })
     }
 
     /// Sets a one-byte option.
-    pub(in crate::hw) fn set_option(&self, name: c_int, mut value: u8) -> io::Result<()> {
+    pub(in crate::kernel) fn set_option(&self, name: c_int, mut value: u8) -> io::Result<()> {
         let value = (&raw mut value).cast::<c_void>();
         let set = self.channel.library.rdma_set_option;
         // SAFETY: the identifier exists, and the value is read before the call returns.
@@ -334,7 +336,7 @@ impl Id {
     }
 
     /// Uses this path to the peer, instead of finding one; the event is the same.
-    pub(in crate::hw) fn set_path(&self, path: &Path) -> io::Result<()> {
+    pub(in crate::kernel) fn set_path(&self, path: &Path) -> io::Result<()> {
         let mut data = abi::PathData::new(path);
         let (value, set) = ((&raw mut data).cast::<c_void>(), self.channel.library.rdma_set_option);
         let (level, name, len) = (abi::OPTION_IB, abi::OPTION_IB_PATH, size_of_val(&data));
@@ -343,7 +345,7 @@ impl Id {
     }
 
     /// Requests a connection or a datagram service.
-    pub(in crate::hw) fn connect(&self, terms: &Terms, private: &[u8]) -> io::Result<()> {
+    pub(in crate::kernel) fn connect(&self, terms: &Terms, private: &[u8]) -> io::Result<()> {
         let mut param = terms.with(private);
         // SAFETY: the identifier exists and is bound to a device; the private data is read before
         // the call returns.
@@ -351,32 +353,32 @@ impl Id {
     }
 
     /// Accepts a request.
-    pub(in crate::hw) fn accept(&self, terms: &Terms, private: &[u8]) -> io::Result<()> {
+    pub(in crate::kernel) fn accept(&self, terms: &Terms, private: &[u8]) -> io::Result<()> {
         let mut param = terms.with(private);
         // SAFETY: as above; the identifier of a request is bound to a device.
         done(unsafe { (self.channel.library.rdma_accept)(self.pointer.as_ptr(), &mut param) })
     }
 
-    pub(in crate::hw) fn reject(&self, private: &[u8]) -> io::Result<()> {
+    pub(in crate::kernel) fn reject(&self, private: &[u8]) -> io::Result<()> {
         let len = u8::try_from(private.len()).unwrap_or(u8::MAX);
         let reject = self.channel.library.rdma_reject;
         // SAFETY: the identifier exists; no more than `len` bytes are read.
         done(unsafe { reject(self.pointer.as_ptr(), private.as_ptr().cast(), len) })
     }
 
-    pub(in crate::hw) fn establish(&self) -> io::Result<()> {
+    pub(in crate::kernel) fn establish(&self) -> io::Result<()> {
         // SAFETY: the identifier exists, and has no queue pair of the library's.
         done(unsafe { (self.channel.library.rdma_establish)(self.pointer.as_ptr()) })
     }
 
     /// Ends the connection, or confirms that the peer has ended it.
-    pub(in crate::hw) fn disconnect(&self) -> io::Result<()> {
+    pub(in crate::kernel) fn disconnect(&self) -> io::Result<()> {
         // SAFETY: the identifier exists.
         done(unsafe { (self.channel.library.rdma_disconnect)(self.pointer.as_ptr()) })
     }
 
     /// The attributes for the change of a queue pair to this state (`enum ibv_qp_state`).
-    pub(in crate::hw) fn init_qp_attr(&self, state: c_int) -> io::Result<QpAttr> {
+    pub(in crate::kernel) fn init_qp_attr(&self, state: c_int) -> io::Result<QpAttr> {
         let mut attr = QpAttr::to(state);
         let mut mask = 0;
         let init = self.channel.library.rdma_init_qp_attr;

@@ -15,19 +15,19 @@ use rustix::io::Errno;
 
 use super::abi;
 use super::objects::{Pd, Qp, done, made};
-use crate::hw::convert;
+use crate::kernel::convert;
 use crate::provider::memory::Range;
 
 /// A registered range of memory.
 #[derive(Debug)]
-pub(in crate::hw) struct Mr {
+pub(in crate::kernel) struct Mr {
     /// The domains of the region, past and present. They stay as long as any of them may be the
     /// region's.
     pds: Vec<Arc<Pd>>,
     /// `None` once it is deregistered.
     pointer: Option<NonNull<abi::Mr>>,
-    pub(in crate::hw) lkey: u32,
-    pub(in crate::hw) rkey: u32,
+    pub(in crate::kernel) lkey: u32,
+    pub(in crate::kernel) rkey: u32,
 }
 
 // SAFETY: the library's objects may be used from any thread (ibv_alloc_td(3)).
@@ -42,7 +42,7 @@ impl Mr {
     /// # Safety
     /// The range must be valid memory of the process until the handle is dropped, and accessed only
     /// as memory that others change at any time.
-    pub(in crate::hw) unsafe fn register(
+    pub(in crate::kernel) unsafe fn register(
         pd: &Arc<Pd>,
         range: Range,
         start: u64,
@@ -76,7 +76,7 @@ impl Mr {
     ///
     /// # Safety
     /// As [`register`](Self::register), for the new range.
-    pub(in crate::hw) unsafe fn change(
+    pub(in crate::kernel) unsafe fn change(
         &mut self,
         pd: Option<&Arc<Pd>>,
         range: Option<Range>,
@@ -110,7 +110,7 @@ impl Mr {
 
     /// Deregisters it: after this call the device no longer uses the memory. If the device refuses,
     /// it stays registered.
-    pub(in crate::hw) fn deregister(&mut self) -> io::Result<()> {
+    pub(in crate::kernel) fn deregister(&mut self) -> io::Result<()> {
         let (Some(pointer), Some(pd)) = (self.pointer, self.pds.first()) else { return Ok(()) };
         // SAFETY: it is registered.
         done(unsafe { (pd.context.library.ibv_dereg_mr)(pointer.as_ptr()) })?;
@@ -118,7 +118,7 @@ impl Mr {
         Ok(())
     }
 
-    pub(in crate::hw) fn name(&self) -> Option<MrName> {
+    pub(in crate::kernel) fn name(&self) -> Option<MrName> {
         self.pointer.map(MrName)
     }
 }
@@ -131,7 +131,7 @@ impl Drop for Mr {
 
 /// The name of a region in a request that binds a window to it.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::hw) struct MrName(NonNull<abi::Mr>);
+pub(in crate::kernel) struct MrName(NonNull<abi::Mr>);
 
 // SAFETY: it is followed only while its region exists: see `Windows`.
 unsafe impl Send for MrName {}
@@ -140,7 +140,7 @@ unsafe impl Sync for MrName {}
 
 /// A memory window.
 #[derive(Debug)]
-pub(in crate::hw) struct Mw {
+pub(in crate::kernel) struct Mw {
     pd: Arc<Pd>,
     pointer: NonNull<abi::Mw>,
 }
@@ -152,7 +152,7 @@ unsafe impl Sync for Mw {}
 
 impl Mw {
     /// Allocates a window of a type of `enum ibv_mw_type`.
-    pub(in crate::hw) fn alloc(pd: &Arc<Pd>, mw_type: c_int) -> io::Result<Self> {
+    pub(in crate::kernel) fn alloc(pd: &Arc<Pd>, mw_type: c_int) -> io::Result<Self> {
         // SAFETY: the device is open, and its operations do not change.
         let ops = unsafe { &(*pd.context.pointer.as_ptr()).ops };
         let (Some(alloc), Some(_)) = (ops.alloc_mw, ops.dealloc_mw) else {
@@ -164,7 +164,7 @@ impl Mw {
     }
 
     /// Its key, including the posted bindings.
-    pub(in crate::hw) fn rkey(&self) -> Key {
+    pub(in crate::kernel) fn rkey(&self) -> Key {
         // SAFETY: the window exists.
         Key(unsafe { (*self.pointer.as_ptr()).rkey })
     }
@@ -184,11 +184,11 @@ impl Drop for Mw {
 /// The windows of a device, and the regions for them. Requests name them by keys, the library by
 /// pointers. A thread holds the lock when it removes a name, so no call still uses that pointer.
 #[derive(Debug, Default)]
-pub(in crate::hw) struct Windows {
+pub(in crate::kernel) struct Windows {
     /// By the upper 24 bits of their keys, which never change.
-    pub(in crate::hw) mws: HashMap<u32, Mw>,
+    pub(in crate::kernel) mws: HashMap<u32, Mw>,
     /// By their local keys.
-    pub(in crate::hw) mrs: HashMap<u32, MrName>,
+    pub(in crate::kernel) mrs: HashMap<u32, MrName>,
 }
 
 impl Windows {
@@ -202,7 +202,7 @@ impl Windows {
 
 impl Qp {
     /// Posts a request that binds a window of type 2.
-    pub(in crate::hw) fn post_bind(
+    pub(in crate::kernel) fn post_bind(
         &self,
         wr: &SendWr<'_>,
         bind: &Bind,
@@ -233,7 +233,7 @@ impl Qp {
     }
 
     /// Binds a window of type 1 (`ibv_bind_mw`). Returns its new key.
-    pub(in crate::hw) fn bind_mw(
+    pub(in crate::kernel) fn bind_mw(
         &self,
         wr: &SendWr<'_>,
         bind: &Bind,

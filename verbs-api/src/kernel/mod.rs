@@ -1,6 +1,6 @@
-//! The hardware provider: devices of the kernel. It uses them through the system's `libibverbs`,
-//! and connects their queue pairs through the system's `librdmacm`. It opens both libraries at run
-//! time.
+//! The kernel provider: devices of the kernel, which are cards and Soft-RoCE (`rdma_rxe`). It uses
+//! them through the system's `libibverbs`, and connects their queue pairs through the system's
+//! `librdmacm`. It opens both libraries at run time.
 //!
 //! Only `ffi` is unsafe; `mr` passes its caller's promise on. The handles of `ffi` own the
 //! library's objects; the modules here give them the semantics of our API.

@@ -51,14 +51,14 @@ handle! { Context Pd Channel Cq Ah Srq Qp }
 
 /// An open device.
 #[derive(Debug)]
-pub(in crate::hw) struct Context {
+pub(in crate::kernel) struct Context {
     pub(super) library: &'static Library,
     pub(super) pointer: NonNull<abi::Context>,
 }
 
 /// Why a device could not be opened.
 #[derive(Debug)]
-pub(in crate::hw) enum OpenError {
+pub(in crate::kernel) enum OpenError {
     /// The library cannot list the devices.
     List(io::Error),
     /// The device cannot be opened.
@@ -68,14 +68,14 @@ pub(in crate::hw) enum OpenError {
 /// An asynchronous event: `enum ibv_event_type`, and the number of its queue pair, completion
 /// queue, shared receive queue or port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::hw) struct Event {
-    pub(in crate::hw) kind: c_int,
-    pub(in crate::hw) number: Option<u32>,
+pub(in crate::kernel) struct Event {
+    pub(in crate::kernel) kind: c_int,
+    pub(in crate::kernel) number: Option<u32>,
 }
 
 impl Context {
     /// Opens the device of this name; `None` if the library does not know it.
-    pub(in crate::hw) fn open(
+    pub(in crate::kernel) fn open(
         library: &'static Library,
         name: &str,
     ) -> Result<Option<Self>, OpenError> {
@@ -106,7 +106,7 @@ impl Context {
         Ok(Some(context))
     }
 
-    pub(in crate::hw) fn query_device(&self) -> io::Result<abi::DeviceAttr> {
+    pub(in crate::kernel) fn query_device(&self) -> io::Result<abi::DeviceAttr> {
         // SAFETY: all-zero bytes are a valid value, and there is room for members that newer
         // libraries may add.
         let mut attr = unsafe { zeroed() };
@@ -115,7 +115,7 @@ impl Context {
         Ok(attr)
     }
 
-    pub(in crate::hw) fn query_port(&self, port: u8) -> io::Result<abi::PortAttr> {
+    pub(in crate::kernel) fn query_port(&self, port: u8) -> io::Result<abi::PortAttr> {
         // SAFETY: as in `query_device`.
         let mut attr = unsafe { zeroed() };
         // SAFETY: the device is open.
@@ -124,7 +124,7 @@ impl Context {
     }
 
     /// The next asynchronous event, acknowledged, if there is one now.
-    pub(in crate::hw) fn next_event(&self) -> Option<Event> {
+    pub(in crate::kernel) fn next_event(&self) -> Option<Event> {
         // For an event of a port, the library writes only a part of the element.
         let mut event = abi::AsyncEvent { element: ptr::null_mut(), event_type: 0 };
         // SAFETY: the device is open, and its descriptor does not block.
@@ -155,7 +155,7 @@ impl Context {
     }
 
     /// Readable while there are asynchronous events.
-    pub(in crate::hw) fn async_fd(&self) -> BorrowedFd<'_> {
+    pub(in crate::kernel) fn async_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: it is open as long as the device.
         unsafe { BorrowedFd::borrow_raw(self.async_fd_number()) }
     }
@@ -170,13 +170,13 @@ impl Drop for Context {
 
 /// A protection domain.
 #[derive(Debug)]
-pub(in crate::hw) struct Pd {
+pub(in crate::kernel) struct Pd {
     pub(super) context: Arc<Context>,
     pub(super) pointer: NonNull<abi::Pd>,
 }
 
 impl Pd {
-    pub(in crate::hw) fn alloc(context: &Arc<Context>) -> io::Result<Self> {
+    pub(in crate::kernel) fn alloc(context: &Arc<Context>) -> io::Result<Self> {
         // SAFETY: the device is open.
         let pointer = unsafe { (context.library.ibv_alloc_pd)(context.pointer.as_ptr()) };
         Ok(Self { context: context.clone(), pointer: made(pointer)? })
@@ -193,13 +193,13 @@ impl Drop for Pd {
 
 /// A completion event channel.
 #[derive(Debug)]
-pub(in crate::hw) struct Channel {
+pub(in crate::kernel) struct Channel {
     context: Arc<Context>,
     pointer: NonNull<abi::CompChannel>,
 }
 
 impl Channel {
-    pub(in crate::hw) fn create(context: &Arc<Context>) -> io::Result<Self> {
+    pub(in crate::kernel) fn create(context: &Arc<Context>) -> io::Result<Self> {
         // SAFETY: the device is open.
         let pointer =
             unsafe { (context.library.ibv_create_comp_channel)(context.pointer.as_ptr()) };
@@ -209,14 +209,14 @@ impl Channel {
         Ok(channel)
     }
 
-    pub(in crate::hw) fn fd(&self) -> BorrowedFd<'_> {
+    pub(in crate::kernel) fn fd(&self) -> BorrowedFd<'_> {
         // SAFETY: it is open as long as the channel.
         unsafe { BorrowedFd::borrow_raw((*self.pointer.as_ptr()).fd) }
     }
 
     /// The creation number of the next event's queue, if there is an event now. The event is
     /// acknowledged.
-    pub(in crate::hw) fn next_event(&self) -> Option<u64> {
+    pub(in crate::kernel) fn next_event(&self) -> Option<u64> {
         let (mut cq, mut number) = (ptr::null_mut(), ptr::null_mut());
         let library = self.context.library;
         // SAFETY: the channel exists and does not block.
@@ -241,7 +241,7 @@ impl Drop for Channel {
 
 /// A completion queue.
 #[derive(Debug)]
-pub(in crate::hw) struct Cq {
+pub(in crate::kernel) struct Cq {
     context: Arc<Context>,
     pub(super) pointer: NonNull<abi::Cq>,
     _channel: Option<Arc<Channel>>,
@@ -257,7 +257,7 @@ pub(super) struct CqOps {
 
 impl Cq {
     /// Makes a queue with at least `depth` entries. Its events carry `number`.
-    pub(in crate::hw) fn create(
+    pub(in crate::kernel) fn create(
         context: &Arc<Context>,
         depth: c_int,
         number: u64,
@@ -282,13 +282,13 @@ impl Cq {
     }
 
     /// The number by which asynchronous events name it, and its number of entries.
-    pub(in crate::hw) fn handle_and_depth(&self) -> (u32, usize) {
+    pub(in crate::kernel) fn handle_and_depth(&self) -> (u32, usize) {
         // SAFETY: the queue exists.
         let cq = unsafe { &*self.pointer.as_ptr() };
         (cq.handle, usize::try_from(cq.cqe).unwrap_or(0))
     }
 
-    pub(in crate::hw) fn req_notify(&self, solicited_only: bool) -> io::Result<()> {
+    pub(in crate::kernel) fn req_notify(&self, solicited_only: bool) -> io::Result<()> {
         // SAFETY: the queue exists.
         done(unsafe { (self.ops.req_notify)(self.pointer.as_ptr(), c_int::from(solicited_only)) })
     }
@@ -303,20 +303,20 @@ impl Drop for Cq {
 
 /// An address handle.
 #[derive(Debug)]
-pub(in crate::hw) struct Ah {
+pub(in crate::kernel) struct Ah {
     pd: Arc<Pd>,
     pointer: NonNull<abi::Ah>,
 }
 
 impl Ah {
-    pub(in crate::hw) fn create(pd: &Arc<Pd>, attr: &mut abi::AhAttr) -> io::Result<Self> {
+    pub(in crate::kernel) fn create(pd: &Arc<Pd>, attr: &mut abi::AhAttr) -> io::Result<Self> {
         // SAFETY: the domain exists.
         let pointer = unsafe { (pd.context.library.ibv_create_ah)(pd.pointer.as_ptr(), attr) };
         Ok(Self { pd: pd.clone(), pointer: made(pointer)? })
     }
 
     /// The address by which requests name it. They are valid only while it lives.
-    pub(in crate::hw) fn address(&self) -> u64 {
+    pub(in crate::kernel) fn address(&self) -> u64 {
         self.pointer.as_ptr() as u64
     }
 }
@@ -330,7 +330,7 @@ impl Drop for Ah {
 
 /// A shared receive queue.
 #[derive(Debug)]
-pub(in crate::hw) struct Srq {
+pub(in crate::kernel) struct Srq {
     pd: Arc<Pd>,
     pub(super) pointer: NonNull<abi::Srq>,
     pub(super) max_sge: usize,
@@ -339,7 +339,7 @@ pub(in crate::hw) struct Srq {
 }
 
 impl Srq {
-    pub(in crate::hw) fn create(pd: &Arc<Pd>, attr: abi::SrqAttr) -> io::Result<Self> {
+    pub(in crate::kernel) fn create(pd: &Arc<Pd>, attr: abi::SrqAttr) -> io::Result<Self> {
         let context = &pd.context;
         let mut init = abi::SrqInitAttr { srq_context: ptr::null_mut(), attr };
         // SAFETY: the domain exists.
@@ -357,17 +357,17 @@ impl Srq {
     }
 
     /// The number by which asynchronous events name it.
-    pub(in crate::hw) fn handle(&self) -> u32 {
+    pub(in crate::kernel) fn handle(&self) -> u32 {
         // SAFETY: the queue exists.
         unsafe { (*self.pointer.as_ptr()).handle }
     }
 
-    pub(in crate::hw) fn modify(&self, attr: &mut abi::SrqAttr, mask: c_int) -> io::Result<()> {
+    pub(in crate::kernel) fn modify(&self, attr: &mut abi::SrqAttr, mask: c_int) -> io::Result<()> {
         // SAFETY: the queue exists.
         done(unsafe { (self.pd.context.library.ibv_modify_srq)(self.pointer.as_ptr(), attr, mask) })
     }
 
-    pub(in crate::hw) fn query(&self) -> io::Result<abi::SrqAttr> {
+    pub(in crate::kernel) fn query(&self) -> io::Result<abi::SrqAttr> {
         let mut attr = abi::SrqAttr::default();
         // SAFETY: the queue exists.
         done(unsafe { (self.pd.context.library.ibv_query_srq)(self.pointer.as_ptr(), &mut attr) })?;
@@ -384,7 +384,7 @@ impl Drop for Srq {
 
 /// A queue pair.
 #[derive(Debug)]
-pub(in crate::hw) struct Qp {
+pub(in crate::kernel) struct Qp {
     pub(super) pd: Arc<Pd>,
     pub(super) pointer: NonNull<abi::Qp>,
     _cqs: [Arc<Cq>; 2],
@@ -407,7 +407,7 @@ pub(super) struct QpOps {
 impl Qp {
     /// Makes a queue pair of a type of `enum ibv_qp_type`, with the completion queues of sends and
     /// of receives.
-    pub(in crate::hw) fn create(
+    pub(in crate::kernel) fn create(
         pd: &Arc<Pd>,
         cqs: [&Arc<Cq>; 2],
         srq: Option<&Arc<Srq>>,
@@ -454,22 +454,22 @@ impl Qp {
         })
     }
 
-    pub(in crate::hw) fn number(&self) -> u32 {
+    pub(in crate::kernel) fn number(&self) -> u32 {
         // SAFETY: the queue pair exists.
         unsafe { (*self.pointer.as_ptr()).qp_num }
     }
 
     /// The actual sizes, which are at least the requested ones.
-    pub(in crate::hw) fn caps(&self) -> QpCaps {
+    pub(in crate::kernel) fn caps(&self) -> QpCaps {
         self.caps
     }
 
-    pub(in crate::hw) fn modify(&self, attr: &mut abi::QpAttr, mask: c_int) -> io::Result<()> {
+    pub(in crate::kernel) fn modify(&self, attr: &mut abi::QpAttr, mask: c_int) -> io::Result<()> {
         // SAFETY: the queue pair exists.
         done(unsafe { (self.pd.context.library.ibv_modify_qp)(self.pointer.as_ptr(), attr, mask) })
     }
 
-    pub(in crate::hw) fn query(&self, mask: c_int) -> io::Result<abi::QpAttr> {
+    pub(in crate::kernel) fn query(&self, mask: c_int) -> io::Result<abi::QpAttr> {
         let mut attr = abi::QpAttr::default();
         // SAFETY: all-zero bytes are a valid value; the call only writes it.
         let mut init = unsafe { zeroed() };
@@ -482,12 +482,12 @@ impl Qp {
 
 impl Qp {
     /// Attaches to the group with this GID. The LID is 0, because Ethernet has none.
-    pub(in crate::hw) fn attach_mcast(&self, gid: &[u8; 16]) -> io::Result<()> {
+    pub(in crate::kernel) fn attach_mcast(&self, gid: &[u8; 16]) -> io::Result<()> {
         // SAFETY: the queue pair exists, the GID is only read.
         done(unsafe { (self.pd.context.library.ibv_attach_mcast)(self.pointer.as_ptr(), gid, 0) })
     }
 
-    pub(in crate::hw) fn detach_mcast(&self, gid: &[u8; 16]) -> io::Result<()> {
+    pub(in crate::kernel) fn detach_mcast(&self, gid: &[u8; 16]) -> io::Result<()> {
         // SAFETY: as above.
         done(unsafe { (self.pd.context.library.ibv_detach_mcast)(self.pointer.as_ptr(), gid, 0) })
     }

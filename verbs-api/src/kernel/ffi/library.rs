@@ -9,7 +9,7 @@ use super::abi::{
 };
 
 /// The library's name for the dynamic linker.
-pub(in crate::hw) const SONAME: &str = "libibverbs.so.1";
+pub(in crate::kernel) const SONAME: &str = "libibverbs.so.1";
 
 /// Declares the functions of a library that this crate uses; those that older versions lack are
 /// behind `optional:`. The first use opens the library, and nothing closes it.
@@ -21,14 +21,14 @@ macro_rules! library {
     ) => {
         /// The functions of the library that are used. It is never closed.
         #[derive(Debug)]
-        pub(in crate::hw) struct Library {
+        pub(in crate::kernel) struct Library {
             $( pub(super) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?, )*
             $( pub(super) $newer: Option<unsafe extern "C" fn($($newer_argument),*) -> $newer_result>, )*
         }
 
         impl Library {
             fn load() -> Result<Self, String> {
-                let reason = $crate::hw::ffi::library::reason;
+                let reason = $crate::kernel::ffi::library::reason;
                 // SAFETY: the constructors of the system's RDMA libraries may run on any thread.
                 let handle = unsafe { libloading::Library::new($soname) };
                 let handle = handle.map_err(|error| reason(&error))?;
@@ -46,7 +46,7 @@ macro_rules! library {
             }
 
             /// The library, loaded once; or the reason why it cannot be loaded.
-            pub(in crate::hw) fn get() -> Result<&'static Self, &'static str> {
+            pub(in crate::kernel) fn get() -> Result<&'static Self, &'static str> {
                 static LIBRARY: std::sync::OnceLock<Result<Library, String>> =
                     std::sync::OnceLock::new();
                 LIBRARY.get_or_init(Self::load).as_ref().map_err(String::as_str)
