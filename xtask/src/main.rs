@@ -61,7 +61,7 @@ cargo xtask COMMAND
   sanitize WHICH       tests under a sanitizer: netdev, verbs-api and, under address, end to end; address or thread; needs a nightly toolchain
                        with rust-src
   setup                only set up the machine
-  floors               the arrows between the units of stack, and its modules in circles
+  floors               the arrows between the units of verbs-api and of stack, and their modules in circles
   unsafe-files         list the files with unsafe code, as unsafe-files.txt must have them
 ";
 
