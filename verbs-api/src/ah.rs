@@ -6,9 +6,9 @@ use rocinante_stack::verbs::{AhId, Destination};
 
 use crate::context::{Pd, PdKind};
 use crate::cq::Wc;
-use crate::error::VerbsError;
-use crate::qp::PeerPath;
-use crate::{hw, soft};
+use crate::model::error::VerbsError;
+use crate::model::qp::PeerPath;
+use crate::{kernel, soft};
 
 /// Bytes before the payload in the receive of a datagram: its IP header. An IPv4 header is in the
 /// last 20 of them.
@@ -26,7 +26,7 @@ pub struct Ah {
 #[derive(Debug)]
 enum AhKind {
     Soft(soft::Ah),
-    Hw(hw::Ah),
+    Kernel(kernel::Ah),
 }
 
 impl Ah {
@@ -35,7 +35,7 @@ impl Ah {
     pub fn id(&self) -> AhId {
         match &self.kind {
             AhKind::Soft(ah) => ah.id(),
-            AhKind::Hw(ah) => ah.id(),
+            AhKind::Kernel(ah) => ah.id(),
         }
     }
 
@@ -63,7 +63,7 @@ impl Pd {
         }
         let kind = match &self.inner.kind {
             PdKind::Soft(pd) => AhKind::Soft(soft::Ah::create(pd, local, path)?),
-            PdKind::Hw(pd) => AhKind::Hw(hw::Ah::create(pd, gid_index, path)?),
+            PdKind::Kernel(pd) => AhKind::Kernel(kernel::Ah::create(pd, gid_index, path)?),
         };
         Ok(Ah { kind, _pd: self.clone() })
     }

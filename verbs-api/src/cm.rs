@@ -80,13 +80,8 @@
 
 mod connection;
 mod datagram;
-mod failure;
 mod inbox;
 mod listener;
-mod mailbox;
-#[cfg(test)]
-mod mailbox_tests;
-mod manager;
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -99,17 +94,14 @@ use rocinante_stack::wire::cm::{Announced, Transport};
 pub use rocinante_stack::wire::cm::{RejReason, SidrStatus};
 
 pub use self::connection::{Connecting, Connection};
-pub use self::datagram::{
-    DatagramListener, DatagramRequest, DatagramService, Resolving, UDP_QKEY, resolve,
-};
-pub use self::failure::CmFailure;
+pub use self::datagram::{DatagramListener, DatagramRequest, DatagramService, Resolving, resolve};
 pub use self::inbox::Notifier;
 pub use self::listener::{Listener, Request};
-pub(crate) use self::mailbox::Mailbox;
-pub(crate) use self::manager::{Chosen, ListensTo, Manager, Place};
-use crate::error::VerbsError;
-use crate::exchange::Endpoint;
-use crate::qp::{ConnectOptions, PreparedQp};
+pub use crate::model::cm::{CmFailure, UDP_QKEY};
+use crate::model::endpoint::Endpoint;
+use crate::model::error::VerbsError;
+use crate::model::qp::ConnectOptions;
+use crate::qp::PreparedQp;
 
 /// Parameters of a connection: those of the queue pair (`struct rdma_conn_param`), and data for the
 /// peer's program.

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use rocinante_stack::verbs::Cqe;
 
 use crate::context::{Context, Device};
-use crate::error::VerbsError;
-use crate::{hw, soft};
+use crate::model::error::VerbsError;
+use crate::{kernel, soft};
 
 /// A completion (`struct ibv_wc`).
 pub type Wc = Cqe;
@@ -23,7 +23,7 @@ pub struct Cq {
 #[derive(Debug, Clone)]
 pub(crate) enum CqKind {
     Soft(Arc<soft::Cq>),
-    Hw(Arc<hw::Cq>),
+    Kernel(Arc<kernel::Cq>),
 }
 
 impl Cq {
@@ -45,11 +45,13 @@ impl Cq {
             {
                 CqKind::Soft(soft::Cq::create(device, depth, Some(channel))?)
             }
-            (Device::Hw(device), None) => CqKind::Hw(hw::Cq::create(device, depth, None)?),
-            (Device::Hw(device), Some(ChannelKind::Hw(channel)))
+            (Device::Kernel(device), None) => {
+                CqKind::Kernel(kernel::Cq::create(device, depth, None)?)
+            }
+            (Device::Kernel(device), Some(ChannelKind::Kernel(channel)))
                 if Arc::ptr_eq(device, channel.device()) =>
             {
-                CqKind::Hw(hw::Cq::create(device, depth, Some(channel))?)
+                CqKind::Kernel(kernel::Cq::create(device, depth, Some(channel))?)
             }
             (_, Some(_)) => {
                 let why = "the completion channel belongs to another device";
@@ -64,7 +66,7 @@ impl Cq {
     pub fn number(&self) -> u32 {
         match &self.kind {
             CqKind::Soft(cq) => cq.id().0,
-            CqKind::Hw(cq) => cq.number(),
+            CqKind::Kernel(cq) => cq.number(),
         }
     }
 
@@ -73,7 +75,7 @@ impl Cq {
     pub fn depth(&self) -> usize {
         match &self.kind {
             CqKind::Soft(cq) => cq.depth(),
-            CqKind::Hw(cq) => cq.depth(),
+            CqKind::Kernel(cq) => cq.depth(),
         }
     }
 
@@ -89,7 +91,7 @@ impl Cq {
     pub fn poll(&self, out: &mut [Option<Wc>]) -> Result<usize, VerbsError> {
         match &self.kind {
             CqKind::Soft(cq) => cq.poll(out),
-            CqKind::Hw(cq) => cq.poll(out),
+            CqKind::Kernel(cq) => cq.poll(out),
         }
     }
 
@@ -101,7 +103,7 @@ impl Cq {
     pub fn poll_one(&self) -> Result<Option<Wc>, VerbsError> {
         match &self.kind {
             CqKind::Soft(cq) => cq.poll_one(),
-            CqKind::Hw(cq) => cq.poll_one(),
+            CqKind::Kernel(cq) => cq.poll_one(),
         }
     }
 
@@ -143,8 +145,8 @@ impl Cq {
                 cq.req_notify(solicited_only);
                 Ok(())
             }
-            CqKind::Hw(cq) if cq.has_channel() => cq.req_notify(solicited_only),
-            CqKind::Soft(_) | CqKind::Hw(_) => {
+            CqKind::Kernel(cq) if cq.has_channel() => cq.req_notify(solicited_only),
+            CqKind::Soft(_) | CqKind::Kernel(_) => {
                 Err(VerbsError::Invalid("the completion queue has no channel".into()))
             }
         }
@@ -160,9 +162,9 @@ impl Cq {
                 Ok(_) => return Ok(()),
                 Err(cq) => CqKind::Soft(cq),
             },
-            CqKind::Hw(cq) => match Arc::try_unwrap(cq) {
+            CqKind::Kernel(cq) => match Arc::try_unwrap(cq) {
                 Ok(_) => return Ok(()),
-                Err(cq) => CqKind::Hw(cq),
+                Err(cq) => CqKind::Kernel(cq),
             },
         };
         let why = VerbsError::Busy("a queue pair or another handle uses the completion queue");
@@ -174,7 +176,7 @@ impl PartialEq for Cq {
     fn eq(&self, other: &Self) -> bool {
         match (&self.kind, &other.kind) {
             (CqKind::Soft(a), CqKind::Soft(b)) => Arc::ptr_eq(a, b),
-            (CqKind::Hw(a), CqKind::Hw(b)) => Arc::ptr_eq(a, b),
+            (CqKind::Kernel(a), CqKind::Kernel(b)) => Arc::ptr_eq(a, b),
             _ => false,
         }
     }
@@ -190,14 +192,14 @@ pub struct CompChannel {
 #[derive(Debug, Clone)]
 enum ChannelKind {
     Soft(soft::Channel),
-    Hw(Arc<hw::Channel>),
+    Kernel(Arc<kernel::Channel>),
 }
 
 impl CompChannel {
     pub(crate) fn create(ctx: &Context) -> Result<Self, VerbsError> {
         let kind = match &ctx.device {
             Device::Soft(device) => ChannelKind::Soft(soft::Channel::create(device)?),
-            Device::Hw(device) => ChannelKind::Hw(hw::Channel::create(device)?),
+            Device::Kernel(device) => ChannelKind::Kernel(kernel::Channel::create(device)?),
         };
         Ok(Self { kind })
     }
@@ -207,7 +209,7 @@ impl CompChannel {
     pub fn try_event(&self) -> Option<Cq> {
         let kind = match &self.kind {
             ChannelKind::Soft(channel) => CqKind::Soft(channel.try_event()?),
-            ChannelKind::Hw(channel) => CqKind::Hw(channel.try_event()?),
+            ChannelKind::Kernel(channel) => CqKind::Kernel(channel.try_event()?),
         };
         Some(Cq { kind })
     }
@@ -229,7 +231,7 @@ impl CompChannel {
             }
             match &self.kind {
                 ChannelKind::Soft(channel) => channel.wait(deadline),
-                ChannelKind::Hw(channel) => channel.wait(deadline),
+                ChannelKind::Kernel(channel) => channel.wait(deadline),
             }
         }
     }
@@ -245,7 +247,7 @@ impl AsFd for CompChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match &self.kind {
             ChannelKind::Soft(channel) => channel.fd(),
-            ChannelKind::Hw(channel) => channel.fd(),
+            ChannelKind::Kernel(channel) => channel.fd(),
         }
     }
 }

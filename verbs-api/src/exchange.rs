@@ -12,33 +12,18 @@ mod wire;
 
 use std::fmt;
 use std::io::{self, ErrorKind};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use rocinante_stack::Budget;
-use rocinante_stack::types::{Key, Mtu, Psn, Qpn};
+use rocinante_stack::types::{Key, Mtu};
 use serde::{Deserialize, Serialize};
 
 use self::link::{Link, Watch};
 use crate::cm;
 use crate::context::Context;
-use crate::error::VerbsError;
+use crate::model::endpoint::Endpoint;
+use crate::model::error::VerbsError;
 use crate::mr::Mr;
-
-/// The data of a queue pair that a peer needs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Endpoint {
-    /// Its address.
-    pub address: IpAddr,
-    /// Its number.
-    pub qpn: Qpn,
-    /// The first PSN that it will send.
-    pub psn: Psn,
-    /// The largest path MTU of its link.
-    pub mtu: Mtu,
-    /// Its receive budget.
-    pub budget: Budget,
-}
 
 /// A region that a peer may address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -54,46 +54,39 @@ mod ah;
 pub mod cm;
 mod context;
 mod cq;
-mod error;
-mod event;
 mod exchange;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
-mod hw;
-mod listeners;
-mod memory;
+mod kernel;
+mod model;
 mod mr;
 mod mw;
 mod open;
-mod pin;
+mod provider;
 mod qp;
-mod resources;
 mod soft;
 mod srq;
-mod sync;
-mod wake;
 mod wish;
 
 pub use ah::{Ah, GRH_LEN};
-pub use context::{
-    Context, DeviceAttr, DeviceCounters, Limits, MwSupport, OptionalOperations, Pd, Provider,
-};
+pub use context::{Context, Pd};
 pub use cq::{CompChannel, Cq, Wc};
-pub use error::VerbsError;
-pub use event::AsyncEvent;
-pub use exchange::{Endpoint, Exchange, Hello, PeerWatch, RemoteRegion};
-pub use hw::{
-    Atomics, HardwareAttr, HardwareDevice, HardwareError, HardwareGid, HardwarePort,
-    hardware_devices,
+pub use exchange::{Exchange, Hello, PeerWatch, RemoteRegion};
+pub use kernel::{HardwareDevice, HardwareGid, HardwarePort, hardware_devices};
+pub use model::device::{
+    Atomics, DeviceAttr, DeviceCounters, HardwareAttr, Limits, MwSupport, OptionalOperations,
+    Provider,
 };
+pub use model::endpoint::Endpoint;
+pub use model::error::{HardwareError, VerbsError};
+pub use model::event::AsyncEvent;
+pub use model::qp::{ConnectOptions, ModifyAttr, PeerPath, PostListError, QpCaps};
+pub use model::resources::Resources;
 pub use mr::{Mr, Rereg};
 pub use mw::{BindMw, Mw, MwPart};
 pub use open::{DEVICE_VARIABLE, NETDEV_VARIABLE, OpenOptions, SHARDS_VARIABLE};
-pub use qp::{
-    ConnectOptions, ModifyAttr, PeerPath, PostListError, PreparedQp, Qp, QpBuilder, QpCaps,
-};
-pub use resources::Resources;
+pub use qp::{PreparedQp, Qp, QpBuilder};
 pub use rocinante_netdev::{
     AnyPort, Backend, Capabilities, Interface, OpenError, PortConfig, PortStats,
 };

@@ -7,9 +7,9 @@ use rocinante_stack::mem::{Access, AccessError, Sge};
 use rocinante_stack::types::Key;
 
 use crate::context::{Pd, PdKind};
-use crate::error::VerbsError;
-use crate::memory::{Buffer, Range};
-use crate::{hw, soft};
+use crate::model::error::VerbsError;
+use crate::provider::memory::{Buffer, Range};
+use crate::{kernel, soft};
 
 impl Pd {
     /// Allocates `len` zero bytes and registers them. The region owns them.
@@ -87,7 +87,7 @@ fn check(access: Access) -> Result<(), VerbsError> {
 #[derive(Debug)]
 enum MrKind {
     Soft(soft::Registration),
-    Hw(hw::Registration),
+    Kernel(kernel::Registration),
 }
 
 impl Mr {
@@ -124,9 +124,9 @@ impl Mr {
         check(access)?;
         let kind = match &pd.inner.kind {
             PdKind::Soft(pd) => MrKind::Soft(soft::Registration::insert(pd, range, access)?),
-            PdKind::Hw(pd) => {
+            PdKind::Kernel(pd) => {
                 // SAFETY: the caller's promise is passed on.
-                MrKind::Hw(unsafe { hw::Registration::insert(pd, range, access) }?)
+                MrKind::Kernel(unsafe { kernel::Registration::insert(pd, range, access) }?)
             }
         };
         Ok(Self { kind, range, access, buffer, spare: Vec::new(), _pd: pd.clone() })
@@ -138,7 +138,7 @@ impl Mr {
     pub fn lkey(&self) -> Key {
         match &self.kind {
             MrKind::Soft(registration) => registration.key(),
-            MrKind::Hw(registration) => registration.lkey(),
+            MrKind::Kernel(registration) => registration.lkey(),
         }
     }
 
@@ -148,7 +148,7 @@ impl Mr {
     pub fn rkey(&self) -> Key {
         match &self.kind {
             MrKind::Soft(registration) => registration.key(),
-            MrKind::Hw(registration) => registration.rkey(),
+            MrKind::Kernel(registration) => registration.rkey(),
         }
     }
 
@@ -271,7 +271,7 @@ impl Mr {
     pub fn deregister(mut self) -> Result<(), (Self, VerbsError)> {
         let removed = match &mut self.kind {
             MrKind::Soft(registration) => registration.remove(),
-            MrKind::Hw(registration) => registration.remove(),
+            MrKind::Kernel(registration) => registration.remove(),
         };
         removed.map_err(|why| (self, why))
     }
@@ -284,7 +284,7 @@ impl Mr {
     pub fn check(&self, address: u64, len: u32, need: Access) -> Result<(), AccessError> {
         match &self.kind {
             MrKind::Soft(registration) => registration.check(address, len, need),
-            MrKind::Hw(registration) => registration.check(address, len, need),
+            MrKind::Kernel(registration) => registration.check(address, len, need),
         }
     }
 
@@ -351,15 +351,16 @@ impl Mr {
                 let range = range.unwrap_or(self.range);
                 registration.change(&soft::Change { pd, range, access })
             }
-            (MrKind::Hw(registration), pd @ (None | Some(PdKind::Hw(_)))) => {
-                let pd = pd.and_then(|pd| if let PdKind::Hw(pd) = pd { Some(pd) } else { None });
+            (MrKind::Kernel(registration), pd @ (None | Some(PdKind::Kernel(_)))) => {
+                let pd =
+                    pd.and_then(|pd| if let PdKind::Kernel(pd) = pd { Some(pd) } else { None });
                 // SAFETY: the caller's promise is passed on.
-                unsafe { registration.change(&hw::Change { pd, range, access: change.access }) }
+                unsafe { registration.change(&kernel::Change { pd, range, access: change.access }) }
             }
             _ => Err(VerbsError::Invalid("the domain belongs to another device".into())),
         };
         if let Err(error) = changed {
-            if matches!(self.kind, MrKind::Hw(_)) {
+            if matches!(self.kind, MrKind::Kernel(_)) {
                 // The device may or may not use the new memory.
                 self.spare.extend(buffer);
             }
@@ -385,7 +386,7 @@ impl Mr {
 
 impl Drop for Mr {
     fn drop(&mut self) {
-        if let MrKind::Hw(registration) = &mut self.kind
+        if let MrKind::Kernel(registration) = &mut self.kind
             && registration.remove().is_err()
         {
             // The device may still use the memory: leak it rather than reuse it.

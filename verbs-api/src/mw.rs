@@ -8,10 +8,10 @@ use rocinante_stack::types::Key;
 use rocinante_stack::verbs::{SendData, SendOp, SendWr};
 
 use crate::context::{Pd, PdKind};
-use crate::error::VerbsError;
+use crate::model::error::VerbsError;
 use crate::mr::Mr;
 use crate::qp::{Qp, QpKind};
-use crate::{hw, soft};
+use crate::{kernel, soft};
 
 impl Pd {
     /// Allocates a memory window (`ibv_alloc_mw(3)`), which is not bound yet.
@@ -22,11 +22,11 @@ impl Pd {
     pub fn alloc_mw(&self, mw_type: MwType) -> Result<Mw, VerbsError> {
         let kind = match &self.inner.kind {
             PdKind::Soft(pd) => MwKind::Soft(soft::Window::alloc(pd, mw_type)?),
-            PdKind::Hw(pd) => MwKind::Hw(hw::Window::alloc(pd, mw_type)?),
+            PdKind::Kernel(pd) => MwKind::Kernel(kernel::Window::alloc(pd, mw_type)?),
         };
         let first = match &kind {
             MwKind::Soft(window) => window.first_key(),
-            MwKind::Hw(window) => window.first_key(),
+            MwKind::Kernel(window) => window.first_key(),
         };
         Ok(Mw { rkey: AtomicU32::new(first.0), kind, mw_type, _pd: self.clone() })
     }
@@ -95,7 +95,7 @@ pub struct Mw {
 #[derive(Debug)]
 enum MwKind {
     Soft(soft::Window),
-    Hw(hw::Window),
+    Kernel(kernel::Window),
 }
 
 /// A part of a region, and the peers' rights there (`struct ibv_mw_bind_info`).
@@ -201,7 +201,7 @@ impl Qp {
             (QpKind::Soft(qp), MwKind::Soft(window)) if window.is_of(qp.device()) => {
                 mw.bind(&bind.part)
             }
-            (QpKind::Hw(_), MwKind::Hw(_)) => mw.request(before, before, &bind.part),
+            (QpKind::Kernel(_), MwKind::Kernel(_)) => mw.request(before, before, &bind.part),
             _ => return invalid("the window belongs to another device"),
         };
         let (wr_id, data) = (bind.wr_id, SendData::Sges(&[]));
@@ -210,7 +210,7 @@ impl Qp {
         match &self.kind {
             // The next binding counts from the key that the window has.
             QpKind::Soft(qp) => qp.post_send(&[wr]).inspect_err(|_| mw.set_rkey(before))?,
-            QpKind::Hw(qp) => {
+            QpKind::Kernel(qp) => {
                 let key = qp.bind_mw(&wr).map_err(VerbsError::Post)?;
                 mw.set_rkey(key);
             }

@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use rocinante_netdev::{AnyPort, Backend, Interface, PortConfig, auto};
 
-use crate::context::{Context, Device, Limits};
-use crate::error::VerbsError;
-use crate::hw;
+use crate::context::{Context, Device};
+use crate::kernel;
+use crate::model::device::Limits;
+use crate::model::error::VerbsError;
 use crate::soft::{self, Settings};
 use crate::wish::Wish;
 
@@ -194,9 +195,9 @@ impl OpenOptions {
     /// say what is missing and what to do.
     pub fn open(self, address: IpAddr) -> Result<Context, VerbsError> {
         let iface = match self.wanted()? {
-            Some(name) if hw::exists(&name) => return self.open_hardware(&name, Some(address)),
+            Some(name) if kernel::exists(&name) => return self.open_hardware(&name, Some(address)),
             Some(name) => Interface::by_name(&name)
-                .map_err(|_| hw::no_device(&name))
+                .map_err(|_| kernel::no_device(&name))
                 .and_then(|iface| has_address(iface, address))?,
             None => Interface::by_address(address)
                 .map_err(|_| VerbsError::NoDevice(format!("the address {address}")))?,
@@ -209,11 +210,11 @@ impl OpenOptions {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn open_device(self, name: &str) -> Result<Context, VerbsError> {
-        if hw::exists(name) {
+        if kernel::exists(name) {
             return self.open_hardware(name, None);
         }
         if Interface::by_name(name).is_err() {
-            return Err(hw::no_device(name));
+            return Err(kernel::no_device(name));
         }
         self.open_interface(name)
     }
@@ -252,7 +253,7 @@ impl OpenOptions {
                  device in software of an interface"
             )));
         }
-        Ok(Context { device: Device::Hw(hw::Device::open(name, address)?) })
+        Ok(Context { device: Device::Kernel(kernel::Device::open(name, address)?) })
     }
 
     /// Opens the device over an existing port, such as one of the simulator's.

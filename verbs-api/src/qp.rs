@@ -1,27 +1,25 @@
 //! Queue pairs: connect, query, post.
 
-mod attr;
 mod builder;
 mod groups;
-mod state;
 
 use std::net::IpAddr;
+use std::sync::Weak;
 
 use rocinante_stack::mem::Access;
 use rocinante_stack::types::{Psn, Qpn};
 use rocinante_stack::verbs::{QpState, QpType, RecvWr, SendWr};
 use rocinante_stack::{PostError, QpAttr};
 
-pub(crate) use self::attr::SendRules;
-pub use self::attr::{ConnectOptions, ModifyAttr, PeerPath, PostListError, QpCaps};
 pub use self::builder::{PreparedQp, QpBuilder};
-pub(crate) use self::state::StateCell;
 use crate::context::Pd;
 use crate::cq::Cq;
-use crate::error::VerbsError;
-use crate::exchange::Endpoint;
+use crate::model::endpoint::Endpoint;
+use crate::model::error::VerbsError;
+use crate::model::qp::{ConnectOptions, ModifyAttr, PeerPath, PostListError, QpCaps};
+use crate::provider::manager::Breaks;
 use crate::srq::Srq;
-use crate::{hw, soft};
+use crate::{kernel, soft};
 
 /// A queue pair. Any thread may call any method.
 ///
@@ -63,7 +61,7 @@ impl Peers {
 #[derive(Debug)]
 pub(crate) enum QpKind {
     Soft(soft::Qp),
-    Hw(hw::Qp),
+    Kernel(kernel::Qp),
 }
 
 impl Qp {
@@ -72,7 +70,7 @@ impl Qp {
     pub fn qpn(&self) -> Qpn {
         match &self.kind {
             QpKind::Soft(qp) => qp.qpn(),
-            QpKind::Hw(qp) => qp.qpn(),
+            QpKind::Kernel(qp) => qp.qpn(),
         }
     }
 
@@ -82,7 +80,7 @@ impl Qp {
     pub fn shard(&self) -> usize {
         match &self.kind {
             QpKind::Soft(qp) => qp.shard(),
-            QpKind::Hw(_) => 0,
+            QpKind::Kernel(_) => 0,
         }
     }
 
@@ -116,7 +114,7 @@ impl Qp {
         self.check_limits(&change.attr)?;
         match &self.kind {
             QpKind::Soft(qp) => qp.modify(change),
-            QpKind::Hw(qp) => qp.modify(change),
+            QpKind::Kernel(qp) => qp.modify(change),
         }
     }
 
@@ -136,6 +134,15 @@ impl Qp {
     /// Its device.
     pub(crate) fn device(&self) -> &crate::context::Device {
         self.pd.device()
+    }
+
+    /// The queue pair as the connection manager breaks it. The device in software finds it by its
+    /// number.
+    pub(crate) fn breaks(&self) -> Option<Weak<dyn Breaks>> {
+        match &self.kind {
+            QpKind::Soft(_) => None,
+            QpKind::Kernel(qp) => Some(qp.breaks()),
+        }
     }
 
     /// Through RTR to RTS. `psns` are the first PSN to send and the first PSN to receive.
@@ -205,7 +212,7 @@ impl Qp {
     pub fn query(&self) -> (QpState, QpAttr, QpCaps) {
         match &self.kind {
             QpKind::Soft(qp) => qp.query(),
-            QpKind::Hw(qp) => qp.query(),
+            QpKind::Kernel(qp) => qp.query(),
         }
     }
 
@@ -225,7 +232,7 @@ impl Qp {
     pub fn post_send(&self, list: &[SendWr<'_>]) -> Result<(), PostListError> {
         match &self.kind {
             QpKind::Soft(qp) => qp.post_send(list),
-            QpKind::Hw(qp) => qp.post_send(list),
+            QpKind::Kernel(qp) => qp.post_send(list),
         }
     }
 
@@ -241,7 +248,7 @@ impl Qp {
         }
         match &self.kind {
             QpKind::Soft(qp) => qp.post_recv(list),
-            QpKind::Hw(qp) => qp.post_recv(list),
+            QpKind::Kernel(qp) => qp.post_recv(list),
         }
     }
 

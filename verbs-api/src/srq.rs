@@ -7,9 +7,9 @@ use rocinante_stack::SrqChange;
 use rocinante_stack::verbs::RecvWr;
 
 use crate::context::{Device, Pd, PdKind};
-use crate::error::VerbsError;
-use crate::qp::PostListError;
-use crate::{hw, soft};
+use crate::model::error::VerbsError;
+use crate::model::qp::PostListError;
+use crate::{kernel, soft};
 
 /// A shared receive queue (`struct ibv_srq`). Queue pairs that are made with it take their receives
 /// from it, the oldest first, and have none of their own. Cheap to clone. It lives until the last
@@ -69,7 +69,7 @@ struct SrqInner {
 #[derive(Debug)]
 pub(crate) enum SrqKind {
     Soft(soft::Srq),
-    Hw(hw::Srq),
+    Kernel(kernel::Srq),
 }
 
 impl Pd {
@@ -92,7 +92,7 @@ impl Pd {
         }
         let kind = match &self.inner.kind {
             PdKind::Soft(pd) => SrqKind::Soft(soft::Srq::create(pd, max_wr, max_sge)?),
-            PdKind::Hw(pd) => SrqKind::Hw(hw::Srq::create(pd, max_wr, max_sge)?),
+            PdKind::Kernel(pd) => SrqKind::Kernel(kernel::Srq::create(pd, max_wr, max_sge)?),
         };
         Ok(Srq { inner: Arc::new(SrqInner { kind, pd: self.clone() }) })
     }
@@ -107,7 +107,7 @@ impl Srq {
     pub(crate) fn is_of(&self, device: &Device) -> bool {
         match (self.inner.pd.device(), device) {
             (Device::Soft(own), Device::Soft(other)) => Arc::ptr_eq(own, other),
-            (Device::Hw(own), Device::Hw(other)) => Arc::ptr_eq(own, other),
+            (Device::Kernel(own), Device::Kernel(other)) => Arc::ptr_eq(own, other),
             _ => false,
         }
     }
@@ -117,7 +117,7 @@ impl Srq {
     pub fn number(&self) -> u32 {
         match self.kind() {
             SrqKind::Soft(srq) => srq.number(),
-            SrqKind::Hw(srq) => srq.number(),
+            SrqKind::Kernel(srq) => srq.number(),
         }
     }
 
@@ -129,7 +129,7 @@ impl Srq {
     pub fn post_recv(&self, list: &[RecvWr<'_>]) -> Result<(), PostListError> {
         match self.kind() {
             SrqKind::Soft(srq) => srq.post_recv(list),
-            SrqKind::Hw(srq) => srq.post_recv(list),
+            SrqKind::Kernel(srq) => srq.post_recv(list),
         }
     }
 
@@ -148,7 +148,7 @@ impl Srq {
         }
         match self.kind() {
             SrqKind::Soft(srq) => srq.modify(change),
-            SrqKind::Hw(srq) => srq.modify(change),
+            SrqKind::Kernel(srq) => srq.modify(change),
         }
     }
 
@@ -169,7 +169,7 @@ impl Srq {
     pub fn query(&self) -> Result<SrqAttr, VerbsError> {
         match self.kind() {
             SrqKind::Soft(srq) => Ok(srq.query()),
-            SrqKind::Hw(srq) => srq.query(),
+            SrqKind::Kernel(srq) => srq.query(),
         }
     }
 

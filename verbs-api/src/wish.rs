@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 
 use rocinante_netdev::Backend;
 
-use crate::error::VerbsError;
+use crate::model::error::VerbsError;
 use crate::open::NETDEV_VARIABLE;
 
 /// The program's choice.

@@ -6,6 +6,7 @@ mod arrows;
 mod command;
 mod demo;
 mod deny;
+mod floors;
 mod fuzz;
 mod instructions;
 mod interop;
@@ -60,6 +61,7 @@ cargo xtask COMMAND
   sanitize WHICH       tests under a sanitizer: netdev, verbs-api and, under address, end to end; address or thread; needs a nightly toolchain
                        with rust-src
   setup                only set up the machine
+  floors               the arrows between the units of verbs-api and of stack, and their modules in circles
   unsafe-files         list the files with unsafe code, as unsafe-files.txt must have them
 ";
 
@@ -92,6 +94,7 @@ fn main() -> ExitCode {
             setup::packages(setup::TESTS);
             setup::toolchain()
         }
+        Some((&"floors", [])) => floors::print(),
         Some((&"unsafe-files", [])) => unsafe_files::print(),
         Some((&("help" | "--help" | "-h"), _)) => {
             print!("{USAGE}");

@@ -73,7 +73,7 @@ const PARTS: [Part; 4] = [
         name: "verbs-api",
         plant: trees::verbs_api,
         // The guest of `interop` covers the code that asks a device of the kernel.
-        of: &["--package", "rocinante", "--exclude", "verbs-api/src/hw/**"],
+        of: &["--package", "rocinante", "--exclude", "verbs-api/src/kernel/**"],
         passes: &[
             units(60, &SLOW_OF_VERBS),
             Pass {

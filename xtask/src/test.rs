@@ -8,7 +8,9 @@ use crate::command::{self, cargo};
 use crate::pool::{Ended, Pool};
 use crate::programs::{self, Program, figure};
 use crate::skips::{self, Allowed};
-use crate::{arrows, demo, deny, fuzz, instructions, machine, memory, prose, setup, unsafe_files};
+use crate::{
+    arrows, demo, deny, floors, fuzz, instructions, machine, memory, prose, setup, unsafe_files,
+};
 use serde_json::Value;
 use std::fs;
 use std::process::Command;
@@ -64,6 +66,7 @@ const STEPS: &[Step] = &[
         quick: true,
         when: When::First(|| check(arrows::check())),
     },
+    Step { name: "floors", quick: true, when: When::First(|| check(floors::check())) },
     Step { name: "unsafe files", quick: true, when: When::First(|| check(unsafe_files::check())) },
     Step { name: "prose", quick: true, when: When::First(|| check(prose::check())) },
     Step { name: "clippy", quick: true, when: When::First(clippy) },

@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 use loom::thread;
 use rocinante_models::Letters;
+use rocinante_models::provider::wake;
 use rocinante_models::soft::shard::cqe;
 use rocinante_models::soft::{Device, Peer};
-use rocinante_models::wake;
 use rocinante_stack::verbs::Cqe;
 
 /// Tries all orders with at most `preemptions` switches away from a thread that could go on.

@@ -11,11 +11,13 @@ use rocinante_stack::types::Mtu;
 use rocinante_stack::verbs::QpState;
 use rocinante_stack::wire::cm::{PortSpace, RejReason, ServiceId, Transport};
 
-use super::failure::CmFailure;
 use super::inbox::{Inbox, Notifier};
 use super::{Params, endpoint_of, side_of, transport_of};
-use crate::error::VerbsError;
-use crate::qp::{ConnectOptions, ModifyAttr, PreparedQp, Qp};
+use crate::model::cm::CmFailure;
+use crate::model::error::VerbsError;
+use crate::model::qp::{ConnectOptions, ModifyAttr};
+use crate::provider::random::random;
+use crate::qp::{PreparedQp, Qp};
 
 /// A connection in the connection manager's state. Dropping it gives it up.
 #[derive(Debug)]
@@ -67,7 +69,7 @@ impl Connecting {
         let mtu = options.mtu.unwrap_or(endpoint.mtu).min(endpoint.mtu);
         let (serve, ask) = (options.max_dest_rd_atomic, options.max_rd_atomic);
         #[allow(clippy::cast_possible_truncation)]
-        let source_port = 0x8000 | crate::context::random()? as u16;
+        let source_port = 0x8000 | random()? as u16;
         let ask = Connect {
             local: endpoint.address,
             remote: peer.ip(),
@@ -82,7 +84,7 @@ impl Connecting {
             hop_limit: options.hop_limit,
             private: &params.private,
         };
-        let (conn, mailbox) = manager.connect(&ask, qp.qp())?;
+        let (conn, mailbox) = manager.connect(&ask, qp.qp().breaks())?;
         Ok(Self {
             stage: Stage::Asked(Box::new(qp), options, mtu),
             peer,

@@ -11,14 +11,13 @@ use rocinante_stack::verbs::{Destination, QpType};
 use rocinante_stack::wire::cm::SidrStatus;
 
 use super::inbox::{Inbox, Notifier, Port};
-use super::{CmFailure, ListensTo, Manager};
 use crate::ah::Ah;
 use crate::context::{Context, Device, Pd};
-use crate::error::VerbsError;
-use crate::qp::{PeerPath, Qp};
-
-/// The default Q_Key of `librdmacm` programs for datagrams and multicast (`RDMA_UDP_QKEY`).
-pub const UDP_QKEY: u32 = 0x0123_4567;
+use crate::model::cm::CmFailure;
+use crate::model::error::VerbsError;
+use crate::model::qp::PeerPath;
+use crate::provider::manager::{ListensTo, Manager};
+use crate::qp::Qp;
 
 /// Listens on a port for requests for a queue pair for datagrams (`rdma_listen(3)` with
 /// `RDMA_PS_UDP`). Dropping it refuses the waiting requests.

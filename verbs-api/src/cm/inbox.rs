@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 
 use rocinante_stack::cm::{CmEvent, ListenerId};
 
-use super::{ListensTo, Mailbox, Manager, Place};
 use crate::context::{Context, Device};
-use crate::error::VerbsError;
+use crate::model::error::VerbsError;
+use crate::provider::mailbox::Mailbox;
+use crate::provider::manager::{ListensTo, Manager, Place};
 
 /// The connection manager's events for one listener, connection or service request.
 #[derive(Debug, Clone)]
@@ -101,7 +102,7 @@ impl Port {
         backlog: usize,
         to: ListensTo,
     ) -> Result<Self, VerbsError> {
-        let place = Place::of(&ctx.device, address, backlog)?;
+        let place = place(&ctx.device, address, backlog)?;
         let manager = ctx.device.manager();
         let (id, mailbox) = manager.listen(place, to)?;
         let (device, inbox) = (ctx.device.clone(), Inbox::new(manager, mailbox));
@@ -122,6 +123,20 @@ impl Port {
         }
         Ok(None)
     }
+}
+
+/// The place of a listener at a program's address; the unspecified address stands for all.
+fn place(device: &Device, address: SocketAddr, backlog: usize) -> Result<Place, VerbsError> {
+    let ip = Some(address.ip()).filter(|ip| !ip.is_unspecified());
+    if let Some(ip) = ip.filter(|ip| !device.gids().contains(ip)) {
+        let name = device.name();
+        let why = format!("{name} has not the address {ip}: see `rocinante devices`");
+        return Err(VerbsError::Invalid(why));
+    }
+    if address.port() == 0 {
+        return Err(VerbsError::Invalid("port 0 is none: choose one".into()));
+    }
+    Ok(Place { address: ip, port: address.port(), backlog })
 }
 
 impl AsFd for Port {

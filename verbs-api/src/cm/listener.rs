@@ -12,10 +12,12 @@ use rocinante_stack::wire::cm::{RejReason, Transport};
 
 use super::connection::Connecting;
 use super::inbox::{Inbox, Port};
-use super::{ListensTo, Manager, Params, endpoint_of, side_of, transport_of};
+use super::{Params, endpoint_of, side_of, transport_of};
 use crate::context::{Context, Device};
-use crate::error::VerbsError;
-use crate::qp::{ConnectOptions, PreparedQp};
+use crate::model::error::VerbsError;
+use crate::model::qp::ConnectOptions;
+use crate::provider::manager::{ListensTo, Manager};
+use crate::qp::PreparedQp;
 
 /// Listens for connections on a port (`rdma_listen(3)`). Dropping it rejects the waiting requests.
 #[derive(Debug)]
@@ -175,7 +177,7 @@ impl Request {
         let (serve, ask) = (options.max_dest_rd_atomic, options.max_rd_atomic);
         let side = side_of(&endpoint, serve, ask, params.options.rnr_retry, qp.srq().is_some());
         let accept = Accept { side, private: &params.private };
-        let mailbox = self.manager.accept(self.conn, &accept, &qp)?;
+        let mailbox = self.manager.accept(self.conn, &accept, qp.breaks())?;
         self.decided = true;
         let private = std::mem::take(&mut self.asked.private);
         let inbox = Inbox::new(self.manager.clone(), mailbox);

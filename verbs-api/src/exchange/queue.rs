@@ -15,11 +15,13 @@ use rocinante_stack::verbs::{RecvWr, SendData, SendOp, SendWr, WcStatus};
 
 use super::{GAVE_UP, PATIENCE};
 use crate::cm::{self, CmFailure, Connection, Params, RejReason, Request};
-use crate::context::{Context, Provider};
+use crate::context::Context;
 use crate::cq::{Cq, Wc};
-use crate::error::VerbsError;
+use crate::model::device::Provider;
+use crate::model::error::VerbsError;
+use crate::model::qp::ConnectOptions;
 use crate::mr::Mr;
-use crate::qp::{ConnectOptions, PreparedQp};
+use crate::qp::PreparedQp;
 
 /// Starts the private data of both sides: protocol and version.
 const MAGIC: &[u8; 8] = b"lines/1\n";

@@ -4,14 +4,15 @@ use rocinante_stack::mem::Access;
 use rocinante_stack::types::Psn;
 use rocinante_stack::verbs::{QpType, RecvWr};
 
-use super::attr::{ConnectOptions, PostListError, QpCaps};
 use super::{Peers, Qp, QpKind};
 use crate::context::{Pd, PdKind};
 use crate::cq::{Cq, CqKind};
-use crate::error::VerbsError;
-use crate::exchange::Endpoint;
+use crate::model::endpoint::Endpoint;
+use crate::model::error::VerbsError;
+use crate::model::qp::{ConnectOptions, PostListError, QpCaps};
+use crate::provider::random::random;
 use crate::srq::{Srq, SrqKind};
-use crate::{hw, soft};
+use crate::{kernel, soft};
 
 /// Makes queue pairs: see [`Pd::qp`].
 #[derive(Debug, Clone)]
@@ -165,7 +166,7 @@ impl QpBuilder {
                 let Self { qp_type, caps, sq_sig_all, .. } = self;
                 let srq = self.srq.as_ref().and_then(|srq| match srq.kind() {
                     SrqKind::Soft(srq) => Some(srq),
-                    SrqKind::Hw(_) => None,
+                    SrqKind::Kernel(_) => None,
                 });
                 let Self { shard, .. } = self;
                 let attr = soft::QpInitAttr {
@@ -180,15 +181,22 @@ impl QpBuilder {
                 };
                 QpKind::Soft(soft::Qp::create(pd, &attr)?)
             }
-            (PdKind::Hw(pd), CqKind::Hw(send_cq), CqKind::Hw(recv_cq)) => {
+            (PdKind::Kernel(pd), CqKind::Kernel(send_cq), CqKind::Kernel(recv_cq)) => {
                 let Self { qp_type, caps, sq_sig_all, gid_index, .. } = self;
                 let srq = self.srq.as_ref().and_then(|srq| match srq.kind() {
-                    SrqKind::Hw(srq) => Some(srq),
+                    SrqKind::Kernel(srq) => Some(srq),
                     SrqKind::Soft(_) => None,
                 });
-                let attr =
-                    hw::QpInitAttr { qp_type, send_cq, recv_cq, srq, caps, sq_sig_all, gid_index };
-                QpKind::Hw(hw::Qp::create(pd, &attr)?)
+                let attr = kernel::QpInitAttr {
+                    qp_type,
+                    send_cq,
+                    recv_cq,
+                    srq,
+                    caps,
+                    sq_sig_all,
+                    gid_index,
+                };
+                QpKind::Kernel(kernel::Qp::create(pd, &attr)?)
             }
             // `has` has excluded mixed providers above.
             _ => return Err(foreign()),
@@ -196,7 +204,7 @@ impl QpBuilder {
         Ok(Qp {
             kind,
             local,
-            psn: Psn::new(crate::context::random()?),
+            psn: Psn::new(random()?),
             qp_type: self.qp_type,
             peers: match self.qp_type {
                 QpType::Ud => Peers::Qkey(self.qkey),

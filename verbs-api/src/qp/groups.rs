@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use rocinante_stack::verbs::QpType;
 
 use super::{Qp, QpKind};
-use crate::error::VerbsError;
+use crate::model::error::VerbsError;
 
 impl Qp {
     /// Attaches a queue pair of type UD to a multicast group (`ibv_attach_mcast(3)`). Until it is
@@ -31,7 +31,7 @@ impl Qp {
         let group = self.check_group(group)?;
         match &self.kind {
             QpKind::Soft(qp) => qp.attach_mcast(group),
-            QpKind::Hw(qp) => qp.attach_mcast(group),
+            QpKind::Kernel(qp) => qp.attach_mcast(group),
         }
     }
 
@@ -43,7 +43,7 @@ impl Qp {
         let group = self.check_group(group)?;
         match &self.kind {
             QpKind::Soft(qp) => qp.detach_mcast(group),
-            QpKind::Hw(qp) => qp.detach_mcast(group),
+            QpKind::Kernel(qp) => qp.detach_mcast(group),
         }
     }
 

@@ -8,8 +8,8 @@ use rocinante_stack::PeerAddress;
 use rocinante_stack::verbs::AhId;
 
 use super::{Device, Pd};
-use crate::error::VerbsError;
-use crate::qp::PeerPath;
+use crate::model::error::VerbsError;
+use crate::model::qp::PeerPath;
 
 /// An address handle; dropping it destroys it.
 #[derive(Debug)]

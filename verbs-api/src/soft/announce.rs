@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use rocinante_stack::verbs::Cqe;
 
-use crate::listeners::fresh_number;
-use crate::sync::{AtomicBool, AtomicU8, Mutex, Ordering};
-use crate::wake::{self, AsFd, BorrowedFd, OwnedFd};
+use crate::provider::listeners::fresh_number;
+use crate::provider::sync::{AtomicBool, AtomicU8, Mutex, Ordering};
+use crate::provider::wake::{self, AsFd, BorrowedFd, OwnedFd};
 
 /// The part of a completion queue that the driving thread uses.
 #[derive(Debug)]

@@ -8,8 +8,10 @@ use super::aside::Aside;
 use super::core::{Core, HELD_ONLY, NOWHERE};
 use super::shard::Shard;
 use super::spin::Spin;
-use crate::sync::{Instant, Mutex, MutexGuard, Ordering, fence, processor, spin_loop, yield_now};
-use crate::wake::BorrowedFd;
+use crate::provider::sync::{
+    Instant, Mutex, MutexGuard, Ordering, fence, processor, spin_loop, yield_now,
+};
+use crate::provider::wake::BorrowedFd;
 
 /// The background thread was not given the processor if it sleeps longer by this.
 const LATE: Duration = Duration::from_micros(500);

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use rocinante_netdev::{PathSpec, Port};
@@ -21,9 +21,10 @@ use super::others::shard_of;
 use super::shard::Shard;
 use super::sidr::Services;
 use super::{Device, Settings};
-use crate::cm::{Chosen, ListensTo, Mailbox, Manager, Place};
-use crate::error::VerbsError;
-use crate::qp::Qp;
+use crate::model::error::VerbsError;
+use crate::provider::mailbox::Mailbox;
+use crate::provider::manager::{Breaks, Chosen, ListensTo, Manager, Place};
+use crate::provider::random::random;
 
 /// The state that the connection manager needs on its shard.
 #[derive(Debug, Default)]
@@ -285,7 +286,11 @@ impl Manager for Device {
         shard.serve_cm(now);
     }
 
-    fn connect(&self, ask: &Connect<'_>, _qp: &Qp) -> Result<(ConnId, Arc<Mailbox>), VerbsError> {
+    fn connect(
+        &self,
+        ask: &Connect<'_>,
+        _qp: Option<Weak<dyn Breaks>>,
+    ) -> Result<(ConnId, Arc<Mailbox>), VerbsError> {
         let mut shard = self.cm_core().hold();
         let now = shard.now();
         let conn = shard.cm().connect(now, ask)?;
@@ -303,7 +308,7 @@ impl Manager for Device {
         &self,
         conn: ConnId,
         accept: &Accept<'_>,
-        _qp: &Qp,
+        _qp: Option<Weak<dyn Breaks>>,
     ) -> Result<Arc<Mailbox>, VerbsError> {
         let mut shard = self.cm_core().hold();
         let now = shard.now();
@@ -390,12 +395,12 @@ impl Shard {
 
 /// The configuration of a device's connection manager.
 pub(super) fn config(settings: &Settings) -> Result<CmConfig, VerbsError> {
-    let mut random = [0; 3];
-    for word in &mut random {
-        let halves = [crate::context::random()?, crate::context::random()?];
+    let mut words = [0; 3];
+    for word in &mut words {
+        let halves = [random()?, random()?];
         *word = u64::from(halves[0]) << 32 | u64::from(halves[1]);
     }
-    let [first, second, ca_guid] = random;
+    let [first, second, ca_guid] = words;
     let max_connections = settings.limits.max_qp as usize;
     let usual = CmConfig::default();
     let max_retries = settings.cm_retries.unwrap_or(usual.max_retries);

@@ -13,10 +13,10 @@ use super::events::Events;
 use super::front::{Backlog, QpShared};
 use super::shard::Shard;
 use super::staging::Staging;
-use crate::sync::{
+use crate::provider::sync::{
     AtomicBool, AtomicU32, AtomicU64, Instant, Mutex, MutexGuard, Ordering, fence, processor,
 };
-use crate::wake::{self, AsFd as _, BorrowedFd, Calls, OwnedFd};
+use crate::provider::wake::{self, AsFd as _, BorrowedFd, Calls, OwnedFd};
 
 /// The shard and what its drivers need to agree on.
 #[derive(Debug)]

@@ -11,9 +11,9 @@ use rocinante_stack::verbs::{CqId, Cqe};
 use super::Device;
 use super::announce::{ChannelShared, CqShared};
 use super::events::Owner;
-use crate::error::VerbsError;
-use crate::event::AsyncEvent;
-use crate::listeners::Listeners;
+use crate::model::error::VerbsError;
+use crate::model::event::AsyncEvent;
+use crate::provider::listeners::Listeners;
 
 /// A completion queue.
 #[derive(Debug)]

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use rocinante_stack::mem::PdId;
 
 use super::shard::Shard;
-use crate::event::AsyncEvent;
-use crate::sync::Mutex;
-use crate::wake::{self, AsFd as _, BorrowedFd, OwnedFd};
+use crate::model::event::AsyncEvent;
+use crate::provider::sync::Mutex;
+use crate::provider::wake::{self, AsFd as _, BorrowedFd, OwnedFd};
 
 /// The object of a context that an event names. A queue pair has its context's protection domain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

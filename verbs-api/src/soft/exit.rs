@@ -10,7 +10,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::Hca;
-use crate::sync::{Mutex, OnceLock};
+use crate::provider::sync::{Mutex, OnceLock};
 
 /// The devices of this process.
 static DEVICES: Mutex<Vec<Weak<Hca>>> = Mutex::new(Vec::new());

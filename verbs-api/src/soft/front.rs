@@ -8,8 +8,9 @@ use rocinante_stack::verbs::{QpState, RecvWr, SendData, SendOp, SendWr};
 
 use super::Engine;
 use super::host::Host;
-use crate::qp::{QpCaps, SendRules, StateCell};
-use crate::sync::{AtomicU64, Mutex, Ordering};
+use crate::model::qp::{QpCaps, SendRules};
+use crate::provider::state::StateCell;
+use crate::provider::sync::{AtomicU64, Mutex, Ordering};
 
 /// What a queue pair shares between those who post and those who drive.
 #[derive(Debug)]

@@ -7,7 +7,7 @@ use rocinante_stack::GroupError;
 
 use super::Qp;
 use super::shard::Shard;
-use crate::error::VerbsError;
+use crate::model::error::VerbsError;
 
 impl Qp {
     pub(crate) fn attach_mcast(&self, group: IpAddr) -> Result<(), VerbsError> {

@@ -11,7 +11,7 @@ use rocinante_stack::{Engine, QpAttr};
 
 use super::announce::{CqShared, Pushed};
 use super::front::QpShared;
-use crate::memory::{Range, Summing};
+use crate::provider::memory::{Range, Summing};
 
 /// Regions, completion queues and queue pairs, by the engine's numbers.
 #[derive(Debug)]

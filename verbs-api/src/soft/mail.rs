@@ -11,7 +11,7 @@ use rocinante_stack::types::Qpn;
 use rocinante_stack::verbs::CqId;
 use rocinante_stack::{Datagram, IpId};
 
-use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
+use crate::provider::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
 
 /// The mail of one shard.
 #[derive(Debug, Default)]

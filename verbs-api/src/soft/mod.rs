@@ -25,6 +25,7 @@ mod opens;
 mod others;
 #[cfg(test)]
 mod others_tests;
+mod pin;
 mod posting;
 mod qp;
 mod shard;
@@ -58,10 +59,10 @@ pub(crate) use self::others::SHARDS_MAX;
 pub(crate) use self::qp::{Qp, QpInitAttr};
 use self::shards::Shards;
 pub(crate) use self::srq::Srq;
-use crate::context::{DeviceCounters, Limits};
-use crate::error::VerbsError;
-use crate::event::AsyncEvent;
-use crate::resources::Resources;
+use crate::model::device::{DeviceAttr, DeviceCounters, Limits, MwSupport, OptionalOperations};
+use crate::model::error::VerbsError;
+use crate::model::event::AsyncEvent;
+use crate::model::resources::Resources;
 
 /// The settings of a new device.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -115,7 +116,7 @@ pub(crate) struct Hca {
     pub(crate) advertised: Budget,
     pub(crate) name: String,
     /// Why this backend was chosen.
-    pub(crate) why: String,
+    why: String,
     pub(crate) capabilities: Capabilities,
     pub(crate) gids: Vec<IpAddr>,
     pds: AtomicU32,
@@ -223,6 +224,24 @@ impl Hca {
     /// Whether its interface is gone.
     pub(crate) fn is_broken(&self) -> bool {
         self.shards.all().any(|core| core.hold().broken.is_some())
+    }
+
+    /// What it can do. It knows no persistent memory.
+    pub(crate) fn query(&self) -> DeviceAttr {
+        let has_windows = self.shard_count() == 1;
+        DeviceAttr {
+            limits: Limits { max_mw: self.limits.max_mr, ..self.limits },
+            windows: MwSupport { type_1: has_windows, type_2a: false, type_2b: has_windows },
+            optional: OptionalOperations {
+                flush_global: true,
+                flush_persistent: false,
+                atomic_write: true,
+            },
+            port: Some(self.capabilities.clone()),
+            hardware: None,
+            active_mtu: self.active_mtu,
+            chosen_because: self.why.clone(),
+        }
     }
 
     /// The number of shards.

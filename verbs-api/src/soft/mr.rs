@@ -7,8 +7,9 @@ use rocinante_stack::types::{Key, Qpn};
 
 use super::shards::HeldAll;
 use super::{Device, Pd};
-use crate::error::VerbsError;
-use crate::memory::Range;
+use crate::model::error::VerbsError;
+use crate::provider::memory::Range;
+use crate::provider::random::random;
 
 /// A region that peers can address until this is dropped.
 #[derive(Debug)]
@@ -35,7 +36,7 @@ impl Registration {
                 "FLUSH_PERSISTENT is for persistent memory, and this device knows of none: register with FLUSH_GLOBAL".into(),
             ));
         }
-        let random = crate::context::random()?;
+        let random = random()?;
         let device = &pd.device;
         let region = region(pd.id, range, access);
         let mut shards = device.shards.hold_all();
@@ -85,7 +86,7 @@ impl Registration {
         if change.pd.is_some_and(|pd| !Arc::ptr_eq(&pd.device, &self.device)) {
             return Err(VerbsError::Invalid("the domain belongs to another device".into()));
         }
-        let random = crate::context::random()?;
+        let random = random()?;
         let pd = change.pd.map_or(self.pd, |pd| pd.id);
         let region = region(pd, change.range, change.access);
         let mut shards = self.unused()?;

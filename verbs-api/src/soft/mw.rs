@@ -6,7 +6,8 @@ use rocinante_stack::mem::MwType;
 use rocinante_stack::types::Key;
 
 use super::{Device, Pd};
-use crate::error::VerbsError;
+use crate::model::error::VerbsError;
+use crate::provider::random::random;
 
 /// A memory window; dropping it deallocates it.
 #[derive(Debug)]
@@ -17,7 +18,7 @@ pub(crate) struct Window {
 
 impl Window {
     pub(crate) fn alloc(pd: &Pd, mw_type: MwType) -> Result<Self, VerbsError> {
-        let random = crate::context::random()?;
+        let random = random()?;
         let device = pd.device.clone();
         if device.shards.count() > 1 {
             let why = "a binding is one shard's, and a peer may come to any: for memory windows open the device with one shard";

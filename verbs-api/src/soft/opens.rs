@@ -9,7 +9,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::{Condvar, Mutex};
 
 use super::Hca;
-use crate::error::VerbsError;
+use crate::model::error::VerbsError;
 
 /// The identity of a device: an interface of a network namespace, with some of its addresses.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]

@@ -6,8 +6,8 @@ use rocinante_stack::verbs::{RecvWr, SendWr};
 
 use super::core::Core;
 use super::front::{Backlog, Front, QpShared};
-use crate::qp::PostListError;
-use crate::sync::MutexGuard;
+use crate::model::qp::PostListError;
+use crate::provider::sync::MutexGuard;
 
 impl QpShared {
     #[inline]

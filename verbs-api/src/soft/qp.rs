@@ -13,9 +13,10 @@ use rocinante_stack::{ModifyError, PeerAddress, QpAttr, QpInit};
 use super::core::Core;
 use super::front::QpShared;
 use super::{Cq, Device, Pd, Srq, ah};
-use crate::error::VerbsError;
-use crate::event::AsyncEvent;
-use crate::qp::{ModifyAttr, PeerPath, PostListError, QpCaps, SendRules};
+use crate::model::error::VerbsError;
+use crate::model::event::AsyncEvent;
+use crate::model::qp::{ModifyAttr, PeerPath, PostListError, QpCaps, SendRules};
+use crate::provider::random::random;
 
 /// The attributes of a new queue pair.
 #[derive(Debug)]
@@ -52,7 +53,7 @@ impl Qp {
     /// Makes a queue pair in the RESET state.
     pub(crate) fn create(pd: &Pd, attr: &QpInitAttr<'_>) -> Result<Self, VerbsError> {
         let device = pd.device.clone();
-        let random = crate::context::random()?;
+        let random = random()?;
         let index = choose_shard(&device, attr)?;
         let core = device.shards.get(index).expect("chosen among them").clone();
         let counted = Counted::new(&device)?;

@@ -23,7 +23,7 @@ use super::mail::Order;
 use super::others::Others;
 use super::sink::{Paths, Sink, translate};
 use super::staging::Staging;
-use crate::event::AsyncEvent;
+use crate::model::event::AsyncEvent;
 
 /// What one thread at a time drives.
 pub(crate) struct Shard {

@@ -20,11 +20,12 @@ use super::core::{Core, Held};
 use super::events::Events;
 use super::host::Host;
 use super::others::{Common, Others};
+use super::pin;
 use super::shard::Shard;
 use super::staging::Staging;
 use super::{Settings, cm};
-use crate::error::VerbsError;
-use crate::{pin, wake};
+use crate::model::error::VerbsError;
+use crate::provider::wake;
 
 /// All shards of a device, and their threads.
 #[derive(Debug)]

@@ -9,8 +9,10 @@ use rocinante_stack::wire::cm::{PortSpace, ServiceId, SidrStatus};
 
 use super::Device;
 use super::shard::Shard;
-use crate::cm::{Mailbox, Place};
-use crate::error::VerbsError;
+use crate::model::error::VerbsError;
+use crate::provider::mailbox::Mailbox;
+use crate::provider::manager::Place;
+use crate::provider::random::random;
 
 /// The mailboxes for events of datagram services.
 #[derive(Debug, Default)]
@@ -82,7 +84,7 @@ impl Device {
     ) -> Result<(QueryId, Arc<Mailbox>), VerbsError> {
         let service = ServiceId::of_port(PortSpace::Udp, peer.port());
         #[allow(clippy::cast_possible_truncation)]
-        let source_port = 0x8000 | crate::context::random()? as u16;
+        let source_port = 0x8000 | random()? as u16;
         let mut shard = self.cm_core().hold();
         let now = shard.now();
         let way = (local, peer.ip());

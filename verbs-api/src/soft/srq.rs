@@ -8,9 +8,9 @@ use rocinante_stack::{SrqAttr, SrqChange, SrqInit};
 use super::core::Core;
 use super::events::Owner;
 use super::{Device, Pd};
-use crate::error::VerbsError;
-use crate::event::AsyncEvent;
-use crate::qp::PostListError;
+use crate::model::error::VerbsError;
+use crate::model::event::AsyncEvent;
+use crate::model::qp::PostListError;
 
 /// A shared receive queue; dropping it destroys it, when no queue pair uses it any more.
 #[derive(Debug)]

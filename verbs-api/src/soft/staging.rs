@@ -6,7 +6,7 @@ use super::Engine;
 use super::front::{Backlog, QpShared};
 use super::host::Host;
 use super::mail::Mail;
-use crate::sync::{AtomicBool, Mutex, Ordering, fence};
+use crate::provider::sync::{AtomicBool, Mutex, Ordering, fence};
 
 /// Shared by those who post and whoever holds the shard's lock.
 #[derive(Debug)]

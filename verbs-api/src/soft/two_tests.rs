@@ -17,12 +17,14 @@ use super::Settings;
 use crate::cm::{
     CmFailure, Connecting, DatagramListener, Listener, Params, RejReason, Resolving, SidrStatus,
 };
-use crate::context::{Context, Device, Limits, Pd};
+use crate::context::{Context, Device, Pd};
 use crate::cq::{Cq, CqKind};
-use crate::error::VerbsError;
 use crate::exchange::Exchange;
+use crate::model::device::Limits;
+use crate::model::error::VerbsError;
+use crate::model::qp::{ConnectOptions, PeerPath};
 use crate::mr::Rereg;
-use crate::qp::{ConnectOptions, PeerPath, PreparedQp, Qp};
+use crate::qp::{PreparedQp, Qp};
 use crate::srq::SrqKind;
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -114,7 +116,7 @@ fn shared_receive_queues_of_two_shards_have_two_numbers() {
     let both = [(); 2].map(|()| pd.create_srq(4, 1).unwrap());
     let shards = both.each_ref().map(|srq| match srq.kind() {
         SrqKind::Soft(srq) => srq.shard(),
-        SrqKind::Hw(_) => panic!(),
+        SrqKind::Kernel(_) => panic!(),
     });
     assert_ne!(shards[0], shards[1]);
     assert_ne!(both[0].number(), both[1].number());

@@ -16,11 +16,11 @@ pub(super) const BUGS: &[Bug] = &[
         name: "decided-too-early",
         what: "a request counts as decided before the connection manager has accepted it: what cannot be accepted is never answered",
         file: "verbs-api/src/cm/listener.rs",
-        right: "        let mailbox = self.manager.accept(self.conn, &accept, &qp)?;
+        right: "        let mailbox = self.manager.accept(self.conn, &accept, qp.breaks())?;
         self.decided = true;
 ",
         wrong: "        self.decided = true;
-        let mailbox = self.manager.accept(self.conn, &accept, &qp)?;
+        let mailbox = self.manager.accept(self.conn, &accept, qp.breaks())?;
 ",
         found_by: &[of(
             "soft::two_tests::a_decision_that_cannot_be_told_rejects_the_request",
@@ -176,13 +176,13 @@ pub(super) const BUGS: &[Bug] = &[
         what: "a region that may not be changed now has its new memory all the same, and the old one is freed",
         file: "verbs-api/src/mr.rs",
         right: "        if let Err(error) = changed {
-            if matches!(self.kind, MrKind::Hw(_)) {
+            if matches!(self.kind, MrKind::Kernel(_)) {
 ",
         wrong: "        if let (Some(range), true) = (range, buffer.is_some()) {
             self.range = range;
         }
         if let Err(error) = changed {
-            if matches!(self.kind, MrKind::Hw(_)) {
+            if matches!(self.kind, MrKind::Kernel(_)) {
 ",
         found_by: &[of(
             "soft::two_tests::a_region_that_may_not_be_changed_is_what_it_was",

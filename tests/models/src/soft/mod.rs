@@ -33,8 +33,8 @@ use self::front::QpShared;
 use self::mail::Order;
 use self::shard::{Engine, Shard, host, spin};
 use self::staging::Staging;
-use crate::qp::{PostListError, QpCaps, SendRules};
-use crate::wake::{self, BorrowedFd, OwnedFd};
+use crate::model::qp::{PostListError, QpCaps, SendRules};
+use crate::provider::wake::{self, BorrowedFd, OwnedFd};
 
 /// A device with a queue pair, and two completion queues with one channel.
 #[derive(Debug)]

@@ -14,9 +14,9 @@ use super::events::Owner;
 use super::front::QpShared;
 use super::mail::Letters;
 use super::staging::Staging;
-use crate::event::AsyncEvent;
-use crate::sync::Ordering;
-use crate::wake::{self, BorrowedFd, OwnedFd, clock};
+use crate::model::event::AsyncEvent;
+use crate::provider::sync::Ordering;
+use crate::provider::wake::{self, BorrowedFd, OwnedFd, clock};
 
 #[derive(Debug, Default)]
 pub struct Engine {

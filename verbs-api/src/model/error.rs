@@ -1,0 +1,212 @@
+//! Errors of calls, and the errno that a C program would have seen.
+
+use std::fmt;
+use std::io;
+
+use rocinante_netdev::OpenError;
+use rocinante_stack::cm::CmError;
+use rocinante_stack::{ModifyError, PostError};
+use rustix::io::Errno;
+
+use super::cm::CmFailure;
+
+/// Why a call failed. After an error nothing has changed, unless the error or the call's
+/// documentation says so.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum VerbsError {
+    /// A port could not be opened.
+    Open(OpenError),
+    /// No interface has that name or address.
+    NoDevice(String),
+    /// A work request cannot be posted.
+    Post(PostError),
+    /// A queue pair cannot be modified.
+    Modify(ModifyError),
+    /// The object is in use (`EBUSY`).
+    Busy(&'static str),
+    /// The device has reached a limit (`ENOMEM`).
+    Limit {
+        /// The objects that are limited.
+        what: &'static str,
+        /// Their maximum number.
+        max: u64,
+    },
+    /// An argument is invalid (`EINVAL`).
+    Invalid(String),
+    /// The path to the peer cannot be used: no route, wrong address family.
+    Path(io::Error),
+    /// The exchange of connection data failed.
+    Exchange(String),
+    /// The system's RDMA stack, or one of its devices, refused.
+    Hardware(Box<HardwareError>),
+    /// The connection manager, or that of the peer, refused.
+    Cm(CmFailure),
+    /// The operating system refused.
+    Io(io::Error),
+    /// The timeout expired (`ETIMEDOUT`).
+    TimedOut,
+}
+
+impl VerbsError {
+    /// The errno of the matching call in `libibverbs`.
+    #[must_use]
+    pub fn errno(&self) -> i32 {
+        match self {
+            Self::Open(error) if error.errno() != 0 => error.errno(),
+            Self::Open(_) | Self::NoDevice(_) => Errno::NODEV.raw_os_error(),
+            Self::Post(PostError::Full) | Self::Limit { .. } => Errno::NOMEM.raw_os_error(),
+            Self::Post(PostError::Refused(errno)) => errno.abs(),
+            Self::Post(PostError::Unsupported) => Errno::OPNOTSUPP.raw_os_error(),
+            Self::Post(_) | Self::Modify(_) | Self::Invalid(_) => Errno::INVAL.raw_os_error(),
+            Self::Busy(_) => Errno::BUSY.raw_os_error(),
+            Self::Path(error) | Self::Io(error) => {
+                error.raw_os_error().unwrap_or(Errno::IO.raw_os_error())
+            }
+            Self::Hardware(error) => error.errno(),
+            Self::Exchange(_) => Errno::PROTO.raw_os_error(),
+            Self::Cm(failure) => failure.errno().raw_os_error(),
+            Self::TimedOut => Errno::TIMEDOUT.raw_os_error(),
+        }
+    }
+}
+
+impl fmt::Display for VerbsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Open(error) => error.fmt(f),
+            Self::NoDevice(what) => {
+                write!(f, "no interface has {what}: see `rocinante devices` or `ip address`")
+            }
+            Self::Post(PostError::Refused(errno)) => {
+                let error = io::Error::from_raw_os_error(errno.abs());
+                write!(f, "the device refused the request: {error}")
+            }
+            Self::Post(error) => error.fmt(f),
+            Self::Modify(error) => error.fmt(f),
+            Self::Busy(why) => write!(f, "in use: {why}"),
+            Self::Limit { what, max } => {
+                write!(f, "the device has {max} {what} at most: raise the limit when opening it")
+            }
+            Self::Invalid(why) => f.write_str(why),
+            Self::Path(error) => write!(
+                f,
+                "no path to the peer: {error}: check `ip route get` and that both sides use the \
+                 same address family"
+            ),
+            Self::Exchange(why) => write!(f, "exchange of connection data: {why}"),
+            Self::Hardware(error) => error.fmt(f),
+            Self::Cm(failure) => failure.fmt(f),
+            Self::Io(error) => error.fmt(f),
+            Self::TimedOut => f.write_str("the time given is over"),
+        }
+    }
+}
+
+impl std::error::Error for VerbsError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Open(error) => Some(error),
+            Self::Post(error) => Some(error),
+            Self::Modify(error) => Some(error),
+            Self::Path(error) | Self::Io(error) => Some(error),
+            Self::Hardware(error) => Some(&**error),
+            Self::Cm(failure) => Some(failure),
+            _ => None,
+        }
+    }
+}
+
+impl From<OpenError> for VerbsError {
+    fn from(error: OpenError) -> Self {
+        Self::Open(error)
+    }
+}
+
+impl From<ModifyError> for VerbsError {
+    fn from(error: ModifyError) -> Self {
+        Self::Modify(error)
+    }
+}
+
+impl From<PostError> for VerbsError {
+    fn from(error: PostError) -> Self {
+        Self::Post(error)
+    }
+}
+
+impl From<CmError> for VerbsError {
+    fn from(error: CmError) -> Self {
+        Self::Cm(match error {
+            CmError::Unknown => CmFailure::Ended,
+            other => CmFailure::Call(other),
+        })
+    }
+}
+
+impl From<io::Error> for VerbsError {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+/// The system's RDMA stack, or one of its devices, refused.
+#[derive(Debug)]
+pub struct HardwareError {
+    what: String,
+    source: io::Error,
+    advice: String,
+}
+
+impl HardwareError {
+    /// The errno.
+    #[must_use]
+    pub fn errno(&self) -> i32 {
+        self.source.raw_os_error().unwrap_or(Errno::NODEV.raw_os_error())
+    }
+
+    /// Something was refused: what, why, and what the user can do about it.
+    pub(crate) fn refused(
+        what: impl Into<String>,
+        source: impl Into<io::Error>,
+        advice: impl Into<String>,
+    ) -> VerbsError {
+        let (what, source, advice) = (what.into(), source.into(), advice.into());
+        VerbsError::Hardware(Box::new(Self { what, source, advice }))
+    }
+}
+
+impl fmt::Display for HardwareError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { what, source, advice } = self;
+        write!(f, "{what}: {source}")?;
+        if advice.is_empty() { Ok(()) } else { write!(f, ": {advice}") }
+    }
+}
+
+impl std::error::Error for HardwareError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.source)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error as _;
+
+    use super::*;
+
+    /// `anyhow` and its like print the cause of an error, so the cause must not be lost.
+    #[test]
+    fn an_error_that_has_a_cause_tells_it() {
+        let io = || std::io::Error::other("why");
+        let told: [VerbsError; 3] =
+            [VerbsError::Io(io()), VerbsError::Path(io()), VerbsError::Post(PostError::Full)];
+        for error in told {
+            let cause = error.source().unwrap_or_else(|| panic!("no cause: {error}")).to_string();
+            assert!(error.to_string().contains(&cause), "{cause:?} is not in {error}");
+        }
+        assert!(VerbsError::TimedOut.source().is_none());
+        assert!(VerbsError::Invalid("x".into()).source().is_none());
+    }
+}

@@ -1,0 +1,248 @@
+//! Attributes of a queue pair, at creation and later.
+
+use std::net::IpAddr;
+
+use rocinante_stack::mem::{Access, Sge};
+use rocinante_stack::types::Mtu;
+use rocinante_stack::verbs::{QpState, QpType, RecvWr, SendData, SendOp, SendWr};
+use rocinante_stack::{Budget, PostError, QpAttr};
+
+use super::endpoint::Endpoint;
+use super::error::VerbsError;
+
+/// Depths and sizes of a queue pair (`struct ibv_qp_cap`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QpCaps {
+    /// Depth of the send queue.
+    pub max_send_wr: u32,
+    /// Depth of the receive queue.
+    pub max_recv_wr: u32,
+    /// Scatter-gather elements of a send.
+    pub max_send_sge: u32,
+    /// Scatter-gather elements of a receive.
+    pub max_recv_sge: u32,
+    /// Bytes of inline data of a send.
+    pub max_inline_data: u32,
+}
+
+impl Default for QpCaps {
+    fn default() -> Self {
+        Self {
+            max_send_wr: 128,
+            max_recv_wr: 128,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline_data: 64,
+        }
+    }
+}
+
+/// The checks of a send request that need no queue.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SendRules {
+    pub(crate) caps: QpCaps,
+    pub(crate) qp_type: QpType,
+    /// The MTU of the port: the longest datagram.
+    pub(crate) mtu: Mtu,
+}
+
+impl SendRules {
+    #[inline]
+    pub(crate) fn check(&self, wr: &SendWr<'_>) -> Result<(), PostError> {
+        if !self.qp_type.has(&wr.op) {
+            return Err(PostError::Operation);
+        }
+        let (count, len, inline) = match wr.data {
+            SendData::Sges(list) => (list.len(), total(list), 0),
+            SendData::Inline(bytes) => (0, bytes.len() as u64, bytes.len()),
+        };
+        if count > self.caps.max_send_sge as usize {
+            return Err(PostError::TooManySges);
+        }
+        if inline > self.caps.max_inline_data as usize {
+            return Err(PostError::InlineTooLong);
+        }
+        if len > MESSAGE_MAX {
+            return Err(PostError::TooLong);
+        }
+        if self.qp_type == QpType::Ud && len > u64::from(self.mtu.bytes()) {
+            return Err(PostError::BeyondMtu);
+        }
+        match (wr.op, wr.data) {
+            (op, SendData::Inline(_)) if op.has_result() => Err(PostError::InlineResponse),
+            (SendOp::CompareSwap { remote, .. } | SendOp::FetchAdd { remote, .. }, _)
+                if remote % 8 != 0 || len < 8 =>
+            {
+                Err(PostError::BadAtomic)
+            }
+            (SendOp::AtomicWrite { remote, .. }, _) if remote % 8 != 0 || len != 8 => {
+                Err(PostError::BadAtomic)
+            }
+            (SendOp::Flush { .. }, _) if len > 0 => Err(PostError::FlushData),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl QpCaps {
+    /// The checks of a receive request that need no queue.
+    #[inline]
+    pub(crate) fn check_recv(&self, wr: &RecvWr<'_>) -> Result<(), PostError> {
+        if wr.sges.len() > self.max_recv_sge as usize {
+            return Err(PostError::TooManySges);
+        }
+        if total(wr.sges) > MESSAGE_MAX {
+            return Err(PostError::TooLong);
+        }
+        Ok(())
+    }
+}
+
+/// The most bytes of one message.
+const MESSAGE_MAX: u64 = 1 << 31;
+
+#[inline]
+fn total(list: &[Sge]) -> u64 {
+    list.iter().map(|sge| u64::from(sge.len)).sum()
+}
+
+/// A request of a list could not be posted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PostListError {
+    /// Index of the first request that was not posted; those before it were (`bad_wr` of
+    /// `ibv_post_send(3)`).
+    pub index: usize,
+    /// The reason.
+    pub error: PostError,
+}
+
+impl std::fmt::Display for PostListError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "work request {}: {}", self.index, self.error)
+    }
+}
+
+impl std::error::Error for PostListError {}
+
+impl From<PostListError> for VerbsError {
+    fn from(error: PostListError) -> Self {
+        Self::Post(error.error)
+    }
+}
+
+/// The peer's address, and the marks of packets to it (`struct ibv_ah_attr`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PeerPath {
+    /// The peer's address.
+    pub remote: IpAddr,
+    /// TOS or traffic class: DSCP in the upper six bits, ECN in the lower two. With 2, ECT(0),
+    /// congested switches may mark the packets. The peer then reports it (CNP), and the queue pair
+    /// sends less.
+    pub traffic_class: u8,
+    /// TTL or hop limit.
+    pub hop_limit: u8,
+    /// IPv6 flow label. It also decides the UDP source port; with 0 the queue pairs' numbers
+    /// decide.
+    pub flow_label: u32,
+    /// The peer's receive budget, as the peer announced it. Only Rocinante announces one; it is
+    /// then sent reports of gaps that other implementations do not understand. [`Budget::STRANGER`]
+    /// if the peer announced none.
+    pub budget: Budget,
+}
+
+impl PeerPath {
+    /// A path without marks, hop limit 64.
+    #[must_use]
+    pub const fn new(remote: IpAddr) -> Self {
+        Self { remote, traffic_class: 0, hop_limit: 64, flow_label: 0, budget: Budget::STRANGER }
+    }
+
+    /// The path to a queue pair that announced its receive budget.
+    #[must_use]
+    pub const fn to(peer: &Endpoint) -> Self {
+        Self { budget: peer.budget, ..Self::new(peer.address) }
+    }
+}
+
+/// Attributes to set (`struct ibv_qp_attr` with its mask). [`QpAttr`] documents each.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ModifyAttr {
+    /// All attributes but the path; leave `peer` empty.
+    pub attr: QpAttr,
+    /// `IBV_QP_AV`.
+    pub path: Option<PeerPath>,
+}
+
+impl ModifyAttr {
+    /// RESET to INIT, of a connection.
+    #[must_use]
+    pub fn init(access: Access) -> Self {
+        let attr = QpAttr {
+            state: Some(QpState::Init),
+            pkey_index: Some(0),
+            port: Some(1),
+            access: Some(access),
+            ..QpAttr::default()
+        };
+        Self { attr, path: None }
+    }
+
+    /// RESET to INIT, of a queue pair for datagrams.
+    #[must_use]
+    pub fn init_datagram(qkey: u32) -> Self {
+        let attr = QpAttr {
+            state: Some(QpState::Init),
+            pkey_index: Some(0),
+            port: Some(1),
+            qkey: Some(qkey),
+            ..QpAttr::default()
+        };
+        Self { attr, path: None }
+    }
+
+    /// Any state to `state` if that needs no other attribute: RESET or ERR, or RTS from SQD or SQE.
+    #[must_use]
+    pub fn state(state: QpState) -> Self {
+        let attr = QpAttr { state: Some(state), ..QpAttr::default() };
+        Self { attr, path: None }
+    }
+}
+
+/// Timeouts, retries and limits of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ConnectOptions {
+    /// Path MTU; the connection uses the smallest of this, the device's and the peer's.
+    pub mtu: Option<Mtu>,
+    /// READs and atomics outstanding at the peer, which must permit as many.
+    pub max_rd_atomic: u8,
+    /// READs and atomics that the peer may have outstanding here.
+    pub max_dest_rd_atomic: u8,
+    /// ACK timeout: 4.096 µs · 2^timeout; 0 is never.
+    pub timeout: u8,
+    /// How often an unacknowledged request is retransmitted, 0 to 7.
+    pub retry_cnt: u8,
+    /// How often a request is retransmitted to a peer without receives; 7 means without limit.
+    pub rnr_retry: u8,
+    /// Code of the RNR delay that the peer shall wait if no receive is posted: 12 is 0.64 ms.
+    pub min_rnr_timer: u8,
+    /// TOS or traffic class.
+    pub traffic_class: u8,
+    /// TTL or hop limit.
+    pub hop_limit: u8,
+}
+
+impl Default for ConnectOptions {
+    fn default() -> Self {
+        Self {
+            mtu: None,
+            max_rd_atomic: 16,
+            max_dest_rd_atomic: 16,
+            timeout: 14,
+            retry_cnt: 7,
+            rnr_retry: 7,
+            min_rnr_timer: 12,
+            traffic_class: 0,
+            hop_limit: 64,
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! Mailboxes; `mailbox.rs` is compiled by `tests/models`, too.
+
+use super::mailbox::Mailbox;
+use crate::model::error::VerbsError;
+use rocinante_stack::cm::{CmEvent, ConnId};
+use rocinante_stack::wire::cm::CommId;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+fn readable(mailbox: &Mailbox) -> bool {
+    let mut fds = [PollFd::from_borrowed_fd(mailbox.fd().unwrap(), PollFlags::IN)];
+    poll(&mut fds, Some(&Timespec::default())).unwrap() > 0
+}
+
+#[test]
+fn a_failure_is_told_after_what_came_before_and_for_ever() {
+    let (mailbox, conn) = (Mailbox::default(), ConnId(CommId(7)));
+    assert!(!readable(&mailbox));
+    mailbox.push(CmEvent::Established { conn });
+    mailbox.fail(VerbsError::TimedOut);
+    assert!(matches!(mailbox.pop(), Ok(Some(CmEvent::Established { .. }))));
+    assert!(matches!(mailbox.pop(), Err(VerbsError::TimedOut)));
+    for _ in 0..3 {
+        let again = mailbox.pop().unwrap_err();
+        assert!(matches!(again, VerbsError::Io(_)), "{again:?}");
+        assert_eq!(again.errno(), Errno::TIMEDOUT.raw_os_error());
+        assert!(readable(&mailbox));
+    }
+}
+
+#[test]
+fn a_mailbox_of_which_the_last_letter_is_withdrawn_is_not_readable() {
+    let [first, second] = [7, 8].map(|number| ConnId(CommId(number)));
+    let mailbox = Mailbox::default();
+    assert!(!readable(&mailbox));
+    for conn in [first, second] {
+        mailbox.push(CmEvent::Established { conn });
+    }
+    let withdraw = |of| {
+        mailbox.retain(|event| !matches!(event, CmEvent::Established { conn } if *conn == of));
+    };
+    withdraw(first);
+    assert!(readable(&mailbox), "the other waits");
+    withdraw(second);
+    assert!(!readable(&mailbox));
+    assert!(matches!(mailbox.pop(), Ok(None)));
+    mailbox.push(CmEvent::TimedOut { conn: first });
+    assert!(readable(&mailbox) && matches!(mailbox.pop(), Ok(Some(_))));
+    mailbox.push(CmEvent::Established { conn: second });
+    withdraw(second);
+    assert!(readable(&mailbox), "it is over, for all who look");
+}

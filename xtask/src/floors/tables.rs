@@ -1,0 +1,130 @@
+//! The floors of each crate.
+
+use super::{Crate, Known, ROOT, Tests, Unit};
+
+/// Three floors: values, providers, and the fronts that programs use. Tests set up whole devices.
+pub(super) const VERBS_API: Crate = Crate {
+    name: "verbs-api",
+    root: "verbs-api/src/lib.rs",
+    units: &[
+        Unit { name: "model", modules: &["model"], uses: &[], tests: Tests::AsCode },
+        Unit { name: "provider", modules: &["provider"], uses: &["model"], tests: Tests::AsCode },
+        Unit { name: "soft", modules: &["soft"], uses: &["model", "provider"], tests: Tests::All },
+        Unit {
+            name: "kernel",
+            modules: &["kernel"],
+            uses: &["model", "provider"],
+            tests: Tests::AsCode,
+        },
+        Unit {
+            name: "objects",
+            modules: &["ah", "context", "cq", "mr", "mw", "open", "qp", "srq", "wish"],
+            uses: &["model", "provider", "soft", "kernel"],
+            tests: Tests::All,
+        },
+        Unit {
+            name: "cm",
+            modules: &["cm"],
+            uses: &["model", "provider", "objects"],
+            tests: Tests::All,
+        },
+        Unit {
+            name: "exchange",
+            modules: &["exchange"],
+            uses: &["model", "objects", "cm"],
+            tests: Tests::All,
+        },
+        Unit {
+            name: "root",
+            modules: &[ROOT, "doc", "fuzzing"],
+            uses: &["model", "kernel", "objects", "cm", "exchange"],
+            tests: Tests::All,
+        },
+    ],
+    known: &[],
+};
+
+/// The engine. Its tests set up whole engines.
+pub(super) const STACK: Crate = Crate {
+    name: "stack",
+    root: "stack/src/lib.rs",
+    units: &[
+        Unit { name: "types", modules: &["types", "stats"], uses: &[], tests: Tests::AsCode },
+        Unit { name: "wire", modules: &["wire"], uses: &["types"], tests: Tests::AsCode },
+        Unit { name: "timer", modules: &["timer"], uses: &["types"], tests: Tests::AsCode },
+        Unit { name: "memory", modules: &["mem"], uses: &["types"], tests: Tests::AsCode },
+        Unit { name: "verbs", modules: &["verbs"], uses: &["types", "memory"], tests: Tests::All },
+        Unit {
+            name: "ingress",
+            modules: &["ingress"],
+            uses: &["types", "wire"],
+            tests: Tests::All,
+        },
+        Unit { name: "credit", modules: &["pool", "pace"], uses: &["types"], tests: Tests::AsCode },
+        Unit { name: "cm", modules: &["cm"], uses: &["types", "wire"], tests: Tests::All },
+        Unit {
+            name: "handles",
+            modules: &["ah"],
+            uses: &["memory", "verbs", "credit"],
+            tests: Tests::All,
+        },
+        Unit {
+            name: "queues",
+            modules: &["qp", "srq", "shared"],
+            uses: &[
+                "types", "wire", "timer", "memory", "verbs", "ingress", "credit", "cm", "handles",
+            ],
+            tests: Tests::All,
+        },
+        Unit {
+            name: "rc",
+            modules: &["rc"],
+            uses: &["types", "wire", "memory", "verbs", "ingress", "credit", "queues"],
+            tests: Tests::All,
+        },
+        Unit {
+            name: "unreliable",
+            modules: &["unreliable"],
+            uses: &["types", "wire", "memory", "verbs", "ingress", "credit", "queues"],
+            tests: Tests::All,
+        },
+        Unit {
+            name: "engine",
+            modules: &["engine", "any", "groups", "gsi", "footprint"],
+            uses: &[
+                "types",
+                "wire",
+                "timer",
+                "memory",
+                "verbs",
+                "ingress",
+                "credit",
+                "cm",
+                "handles",
+                "queues",
+                "rc",
+                "unreliable",
+            ],
+            tests: Tests::All,
+        },
+        Unit {
+            name: "root",
+            modules: &[ROOT],
+            uses: &["verbs", "ingress", "credit", "queues", "unreliable", "engine"],
+            tests: Tests::All,
+        },
+    ],
+    known: &[
+        // The trait that the engine's ports implement stands beside the engine.
+        Known { from: "qp::outbound", to: "engine" },
+        Known { from: "rc::run", to: "engine" },
+        Known { from: "rc::transmit", to: "engine" },
+        Known { from: "unreliable::transmit", to: "engine" },
+        Known { from: "unreliable", to: "any" },
+        // What queue pairs share holds memory that reliable connections lend each other.
+        Known { from: "shared", to: "rc::held" },
+        Known { from: "shared", to: "rc::lists" },
+        // The calls of shared receive queues are methods of the engine.
+        Known { from: "srq", to: "engine" },
+    ],
+};
