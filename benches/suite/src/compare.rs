@@ -1,5 +1,5 @@
-//! `rocinante-bench compare`: the same measurements on several providers, one right after the other, and
-//! their ratios.
+//! `rocinante-bench compare`: the same measurements on several providers, one right after the
+//! other, and their ratios.
 //!
 //! A provider is a backend of the software device, or a device of the hardware (or Soft-RoCE),
 //! where there is one. Each measurement has two processes of its own, bound to two cores. All

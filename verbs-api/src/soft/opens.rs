@@ -23,8 +23,8 @@ pub(crate) struct Key {
 }
 
 impl Key {
-    /// The device over an interface of this thread's network namespace. `None` without `/proc`: such
-    /// a device is not shared.
+    /// The device over an interface of this thread's network namespace. `None` without `/proc`:
+    /// such a device is not shared.
     pub(crate) fn new(interface: u32, addresses: &[IpAddr]) -> Option<Self> {
         let namespace = std::fs::metadata("/proc/thread-self/ns/net").ok()?;
         let mut addresses = addresses.to_vec();
