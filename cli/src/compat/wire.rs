@@ -283,7 +283,7 @@ impl Watch {
 
     /// Whether a message of the peer is unread. Visible over TCP only; `false` over a queue pair.
     #[must_use]
-    pub fn has_said(&self) -> bool {
+    pub fn has_message(&self) -> bool {
         match self {
             Self::Tcp(stream) => peek(stream) == Some(true),
             Self::Connection(_) => false,
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_says_half_a_message_is_named_in_time() {
+    fn a_peer_that_sends_half_a_message_is_named_in_time() {
         let (mut wire, mut other) = pair::connected();
         wire.enter("telling addresses");
         wire.set_patience(Duration::from_millis(200));
@@ -360,7 +360,7 @@ mod tests {
 
     /// Messages that are each just in time do not prolong a phase for ever.
     #[test]
-    fn whoever_dawdles_is_not_waited_for() {
+    fn a_slow_peer_does_not_prolong_a_phase() {
         let (mut wire, mut other) = pair::connected();
         wire.set_patience(Duration::from_millis(200));
         wire.enter("telling addresses");
@@ -383,7 +383,7 @@ mod tests {
 
     /// Single bytes do not prolong the time limit of a message.
     #[test]
-    fn whoever_drips_is_no_better() {
+    fn single_bytes_do_not_prolong_a_message() {
         let (mut wire, mut other) = pair::connected();
         wire.set_patience(Duration::from_millis(300));
         let dripping = std::thread::spawn(move || {
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_goes_is_named() {
+    fn a_peer_that_goes_is_named() {
         let (mut wire, mut other) = pair::connected();
         let watch = wire.watch().unwrap();
         other.write_all(b"xy").unwrap();

@@ -1,4 +1,5 @@
-//! `rocinante-bench compare`, as far as a test can check it: which figures there are, not their values.
+//! `rocinante-bench compare`, as far as a test can check it: which figures there are, not their
+//! values.
 
 use super::run_bench;
 use rocinante::Backend;
