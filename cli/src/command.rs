@@ -76,8 +76,9 @@ struct Moved {
 /// Says where the command `was` went.
 fn moved(was: &str, now: &str) -> ExitCode {
     let why = format!(
-        "this command is now `{now}`, in the project's source tree: build it by \
-         `cargo build --release --workspace`"
+        "this command is the program `{now}` now: `cargo build --release` in the project's source \
+         tree builds it as target/release/{}",
+        now.split(' ').next().unwrap_or(now)
     );
     let out = Output { json: false };
     out.end(&format!("rocinante {was}"), &Err::<(), _>(Failure::Usage(why)))

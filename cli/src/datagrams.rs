@@ -17,7 +17,7 @@ const SEND: u64 = 2;
 
 /// The messages of either side.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Plan {
+pub(crate) struct DatagramPlan {
     /// Messages of each queue pair.
     pub(crate) count: u32,
     /// Bytes of a message.
@@ -33,7 +33,7 @@ pub(crate) struct Node {
     cq: Cq,
     /// The one buffer of all messages, in and out, as in librdmacm's programs.
     buffer: Mr,
-    plan: Plan,
+    plan: DatagramPlan,
     sent: u32,
     received: u32,
     /// The first datagram: its completion, and the header before it.
@@ -42,7 +42,7 @@ pub(crate) struct Node {
 
 impl Node {
     /// Creates a node that is ready to send.
-    pub(crate) fn new(ctx: &Context, plan: Plan) -> Result<Self, Failure> {
+    pub(crate) fn new(ctx: &Context, plan: DatagramPlan) -> Result<Self, Failure> {
         let mtu = ctx.query_device().active_mtu.bytes();
         if plan.size > mtu {
             return Err(Failure::Usage(format!(
@@ -127,7 +127,11 @@ impl Node {
     /// An address handle for the sender of the first datagram, and the queue pair that this
     /// datagram names.
     pub(crate) fn answer(&self) -> Result<(Ah, Destination), Failure> {
-        let none = || Failure::Failed("nobody to answer has sent anything".into());
+        let none = || {
+            Failure::Failed(
+                "no datagram has come whose sender could be answered: does the client send?".into(),
+            )
+        };
         let (wc, header) = self.first.as_ref().ok_or_else(none)?;
         let named = wc.imm.map(u32::from_be_bytes).ok_or_else(|| {
             Failure::Failed(

@@ -43,8 +43,8 @@ pub use worker::{WorkerArgs, run as run_worker};
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Which backend to show
-    #[arg(long, value_enum, default_value_t = Netdev::All)]
-    netdev: Netdev,
+    #[arg(long, value_enum, default_value_t = Netdevs::All)]
+    netdev: Netdevs,
     /// End standard output with the result as one JSON object on one line; all else goes to
     /// standard error
     #[arg(long)]
@@ -55,7 +55,7 @@ pub struct Args {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Netdev {
+enum Netdevs {
     /// Every one that the machine allows
     All,
     /// AF_XDP
@@ -66,7 +66,7 @@ enum Netdev {
     Udp,
 }
 
-impl Netdev {
+impl Netdevs {
     fn names(self) -> &'static [&'static str] {
         match self {
             Self::All => &["afxdp", "packet", "udp"],

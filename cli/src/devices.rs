@@ -68,7 +68,7 @@ struct Device {
     link_mtu: u32,
     max_path_mtu: u32,
     active_path_mtu: u32,
-    gids: Vec<Gid>,
+    gids: Vec<GidEntry>,
     /// The backend that would carry it, if there is one.
     netdev: Option<&'static str>,
     /// The reason for this backend, or for none.
@@ -79,7 +79,7 @@ struct Device {
 
 /// An entry of the GID table.
 #[derive(Debug, Serialize)]
-struct Gid {
+struct GidEntry {
     index: usize,
     gid: Ipv6Addr,
     address: IpAddr,
@@ -186,7 +186,7 @@ impl Device {
             max_path_mtu: 4096,
             active_path_mtu: active.bytes(),
             gids: gids
-                .map(|(index, &(address, prefix_len))| Gid {
+                .map(|(index, &(address, prefix_len))| GidEntry {
                     index,
                     gid: gid(address),
                     address,
@@ -204,9 +204,9 @@ impl Device {
 /// The backend that a program without a choice of its own would get, with the reason; or the reason
 /// why it would get none.
 fn backend(interface: &Interface) -> (Option<Backend>, String, Option<Capabilities>) {
-    let wish = std::env::var(NETDEV_VARIABLE).unwrap_or_default();
-    if !wish.is_empty() && wish != "auto" {
-        return wished(interface, &wish);
+    let word = std::env::var(NETDEV_VARIABLE).unwrap_or_default();
+    if !word.is_empty() && word != "auto" {
+        return requested(interface, &word);
     }
     let addresses: Vec<IpAddr> = interface.addresses.iter().map(|(address, _)| *address).collect();
     match auto::preview(interface, &addresses, &PortConfig::default()) {
@@ -215,8 +215,8 @@ fn backend(interface: &Interface) -> (Option<Backend>, String, Option<Capabiliti
     }
 }
 
-fn wished(interface: &Interface, wish: &str) -> (Option<Backend>, String, Option<Capabilities>) {
-    let backend = match wish.parse() {
+fn requested(interface: &Interface, word: &str) -> (Option<Backend>, String, Option<Capabilities>) {
+    let backend = match word.parse() {
         Ok(backend) => backend,
         Err(why) => return (None, format!("{NETDEV_VARIABLE}: {why}"), None),
     };
@@ -339,7 +339,7 @@ impl fmt::Display for Device {
         row("link mtu:", link_mtu)?;
         row("max path mtu:", max_path_mtu)?;
         row("active path mtu:", active_path_mtu)?;
-        for Gid { index, gid, prefix_len, address } in &self.gids {
+        for GidEntry { index, gid, prefix_len, address } in &self.gids {
             row(&format!("GID[{index}]:"), &format_args!("{gid} ({address}/{prefix_len})"))?;
         }
         row("netdev:", &format_args!("{}: {reason}", self.netdev.unwrap_or("none")))?;

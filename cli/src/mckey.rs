@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rocinante::{PeerPath, Qpn, cm};
 use serde::Serialize;
 
-use crate::datagrams::{Node, Plan};
+use crate::datagrams::{DatagramPlan, Node};
 use crate::output::{Failure, Output};
 use crate::session::OpenArgs;
 
@@ -98,7 +98,10 @@ impl Args {
             )));
         }
         if group.is_ipv4() != self.bind.is_ipv4() {
-            return Err(Failure::Usage(format!("{group} and {} are of two families", self.bind)));
+            return Err(Failure::Usage(format!(
+                "{group} and {} are of two families: give -b an address of the group's",
+                self.bind
+            )));
         }
         Ok(group)
     }
@@ -110,7 +113,7 @@ fn play(args: &Args, out: Output) -> Result<Report, Failure> {
     let patience = Duration::from_secs(args.patience);
     // As in mckey: empty messages are not sent.
     let count = if args.size == 0 { 0 } else { args.count };
-    let plan = Plan { count, size: args.size, patience };
+    let plan = DatagramPlan { count, size: args.size, patience };
     let mut nodes = Vec::new();
     for _ in 0..args.connections {
         let node = Node::new(&ctx, plan)?;

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use rocinante::{Context, Mtu};
 use serde::Serialize;
 
-use crate::compat::perftest::{self, Options, Program};
+use crate::compat::perftest::{self, Options, PerftestProgram};
 use crate::counters;
 use crate::output::{Failure, Output};
 use crate::session::{self, NetArgs, Server, Session};
@@ -75,7 +75,7 @@ pub struct Args {
     bidirectional: bool,
     /// The other side is a program of this kind
     #[arg(long, value_enum, value_name = "PROGRAM")]
-    compat: Option<Program>,
+    compat: Option<PerftestProgram>,
     #[command(flatten)]
     pub(crate) options: Options,
     /// Print this process's counters at the end

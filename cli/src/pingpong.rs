@@ -12,12 +12,12 @@ use rocinante::{Access, ConnectOptions, Context, Endpoint, Mtu};
 use serde::{Deserialize, Serialize};
 
 use crate::compat::device::DeviceArgs;
-use crate::compat::ibv::{self, Program, Rules};
+use crate::compat::ibv::{self, IbvProgram, Rules};
 use crate::compat::refused::{Option_, Refused, Table};
 use crate::counters;
 use crate::output::{Failure, Output};
 use crate::session::{self, NetArgs, Server, Session};
-use game::Game;
+use game::PingPong;
 
 /// Send a message back and forth over a reliable connection, like ibv_rc_pingpong
 ///
@@ -56,7 +56,7 @@ pub struct Args {
     pub(crate) chk: bool,
     /// The other side is a program of this kind
     #[arg(long, value_enum, value_name = "PROGRAM")]
-    compat: Option<Program>,
+    compat: Option<IbvProgram>,
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
     /// With --compat: index of the GID to use (`rocinante devices` shows them) [default: that of
@@ -119,7 +119,7 @@ impl Table for PingPongs {
 
 /// The parameters of both sides. The client chooses them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Plan {
+pub struct PingPongPlan {
     iters: u64,
     size: u32,
     mtu: u32,
@@ -128,7 +128,7 @@ pub struct Plan {
 
 /// The parameters on one side's command line.
 #[derive(Debug, Serialize)]
-struct Given {
+struct GivenOptions {
     iters: Option<u64>,
     size: Option<u32>,
     mtu: Option<u32>,
@@ -215,10 +215,10 @@ fn run_side(args: &Args, out: Output) -> Result<Report, Failure> {
 }
 
 /// Plays with one of rdma-core's programs.
-fn with_program(args: &Args, program: Program, out: Output) -> Result<Report, Failure> {
+fn with_program(args: &Args, program: IbvProgram, out: Output) -> Result<Report, Failure> {
     let rules = Rules::new(args, program)?;
     let outcome = ibv::run(args, &rules, out)?;
-    let plan = Plan { size: rules.size as u32, mtu: rules.mtu.bytes(), ..args.plan() };
+    let plan = PingPongPlan { size: rules.size as u32, mtu: rules.mtu.bytes(), ..args.plan() };
     let ends = [outcome.local[0], outcome.remote[0]];
     let mut report = report(&outcome.ctx, &plan, ends, outcome.time);
     report.qps = Some(outcome.local.len()).filter(|count| *count > 1);
@@ -227,13 +227,13 @@ fn with_program(args: &Args, program: Program, out: Output) -> Result<Report, Fa
 }
 
 impl Args {
-    fn given(&self) -> Given {
+    fn given(&self) -> GivenOptions {
         let Self { iters, size, mtu, chk, .. } = *self;
-        Given { iters, size, mtu: mtu.map(Mtu::bytes), chk }
+        GivenOptions { iters, size, mtu: mtu.map(Mtu::bytes), chk }
     }
 
-    fn plan(&self) -> Plan {
-        Plan {
+    fn plan(&self) -> PingPongPlan {
+        PingPongPlan {
             iters: self.iters.unwrap_or(1000),
             size: self.size.unwrap_or(4096),
             mtu: self.mtu.unwrap_or(Mtu::Mtu1024).bytes(),
@@ -242,18 +242,27 @@ impl Args {
     }
 }
 
-impl Plan {
+impl PingPongPlan {
     /// Checks the plan, which may come from a client. Returns its path MTU.
     fn check(&self) -> Result<Mtu, String> {
         if i64::from(self.size) > SIZE_MAX || self.iters == 0 {
-            return Err(format!("{} messages of {} bytes make no sense", self.iters, self.size));
+            return Err(format!(
+                "there are no messages of {} bytes, {} of them: give both sides -n 1 or more, and -s \
+                 {SIZE_MAX} or less",
+                self.size, self.iters
+            ));
         }
         Mtu::from_bytes(self.mtu)
             .ok_or_else(|| format!("there is no path MTU of {} bytes", self.mtu))
     }
 }
 
-fn play(session: &mut Session, args: &Args, plan: &Plan, out: Output) -> Result<Report, Failure> {
+fn play(
+    session: &mut Session,
+    args: &Args,
+    plan: &PingPongPlan,
+    out: Output,
+) -> Result<Report, Failure> {
     let mtu = plan.check().map_err(|why| session.failed(why))?;
     let ctx = session.ctx.clone();
     let channel = args.events.then(|| ctx.create_comp_channel()).transpose()?;
@@ -274,7 +283,7 @@ fn play(session: &mut Session, args: &Args, plan: &Plan, out: Output) -> Result<
     let begins = args.net.host.is_some();
     let chk = plan.chk.then_some(begins);
     let peer = remote.address;
-    let game = Game { ctx: &ctx, qp, cq, channel, memory, size, peer, chk };
+    let game = PingPong { ctx: &ctx, qp, cq, channel, memory, size, peer, chk };
     game.post_receives(args.rx_depth)?;
     session.barrier("ready")?;
     session.enter("first message");
@@ -291,7 +300,7 @@ fn play(session: &mut Session, args: &Args, plan: &Plan, out: Output) -> Result<
     Ok(report)
 }
 
-fn report(ctx: &Context, plan: &Plan, ends: [Place; 2], time: Duration) -> Report {
+fn report(ctx: &Context, plan: &PingPongPlan, ends: [Place; 2], time: Duration) -> Report {
     let bytes = (2 * u64::from(plan.size)).saturating_mul(plan.iters);
     let seconds = time.as_secs_f64();
     let [local, remote] = ends;

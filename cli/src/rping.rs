@@ -15,7 +15,7 @@ use rocinante::cm::{self, Listener, Params, Request};
 use rocinante::{ConnectOptions, Context};
 use serde::Serialize;
 
-use self::game::{Game, SIZE_MAX, SIZE_MIN};
+use self::game::{RpingGame, SIZE_MAX, SIZE_MIN};
 use crate::output::{Failure, Output};
 use crate::session::{OpenArgs, address};
 
@@ -100,7 +100,7 @@ pub fn run(args: &Args) -> ExitCode {
 }
 
 impl Args {
-    fn report(&self, role: &'static str, game: &Game, connect: Duration) -> Report {
+    fn report(&self, role: &'static str, game: &RpingGame, connect: Duration) -> Report {
         Report {
             role,
             netdev: game.netdev,

@@ -17,7 +17,7 @@ use rocinante::cm::{Connecting, Listener, Params};
 use rocinante::{ConnectOptions, Context, VerbsError};
 use serde::Serialize;
 
-use self::lane::{Lane, Unconnected};
+use self::lane::{MessageLane, Unconnected};
 use crate::output::{Failure, Output};
 use crate::session::{OpenArgs, address};
 
@@ -85,7 +85,7 @@ pub struct ServerArgs {
     common: Common,
 }
 
-/// Connect by the connection manager, send a message and hear the answer, like rdma_client
+/// Connect by the connection manager, send a message and receive the answer, like rdma_client
 ///
 /// The other side is `rocinante rdma-server` or rdma_server of librdmacm.
 ///
@@ -104,7 +104,7 @@ pub struct ClientArgs {
 
 /// The parameters of a run.
 #[derive(Debug, Clone, Copy)]
-struct Plan {
+struct ConnectionPlan {
     connections: u32,
     count: u32,
     size: u32,
@@ -134,7 +134,7 @@ pub fn run(args: &Args) -> ExitCode {
     let common = &args.common;
     // As in ucmatose: no message is empty.
     let count = if args.size == 0 { 0 } else { args.count };
-    let plan = Plan {
+    let plan = ConnectionPlan {
         connections: args.connections,
         count,
         size: args.size,
@@ -144,7 +144,10 @@ pub fn run(args: &Args) -> ExitCode {
     end("ucmatose", common, |out| match (args.server, args.bind) {
         (Some(server), bind) => ask(common, &plan, server, bind, out),
         (None, Some(bind)) => serve(common, &plan, bind, out),
-        (None, None) => Err(Failure::Usage("-b says which device to use, -s whose client".into())),
+        (None, None) => Err(Failure::Usage(
+            "give -b and an own address to be the server, or -s and the server's to be its client"
+                .into(),
+        )),
     })
 }
 
@@ -181,8 +184,8 @@ fn end(
 impl Common {
     /// The plan of `rdma-server` and `rdma-client`: one message of 16 bytes each way, the client's
     /// first.
-    fn plan(&self) -> Plan {
-        Plan {
+    fn plan(&self) -> ConnectionPlan {
+        ConnectionPlan {
             connections: 1,
             count: 1,
             size: SIMPLE_SIZE,
@@ -201,7 +204,7 @@ fn params() -> Params {
 
 fn ask(
     common: &Common,
-    plan: &Plan,
+    plan: &ConnectionPlan,
     server: IpAddr,
     bind: Option<IpAddr>,
     out: Output,
@@ -229,7 +232,12 @@ fn ask(
     Ok(report("client", &ctx, local, plan, start, connected))
 }
 
-fn serve(common: &Common, plan: &Plan, local: IpAddr, out: Output) -> Result<Report, Failure> {
+fn serve(
+    common: &Common,
+    plan: &ConnectionPlan,
+    local: IpAddr,
+    out: Output,
+) -> Result<Report, Failure> {
     let ctx = common.device.open(local, out)?;
     let here = SocketAddr::new(local, plan.port);
     let listener = Listener::bind(&ctx, here, plan.connections as usize)?;
@@ -265,23 +273,23 @@ fn serve(common: &Common, plan: &Plan, local: IpAddr, out: Output) -> Result<Rep
 }
 
 /// Exchanges all messages, on all connections at once.
-fn exchange(plan: &Plan, lanes: &mut [Lane], begins: bool) -> Result<(), Failure> {
+fn exchange(plan: &ConnectionPlan, lanes: &mut [MessageLane], begins: bool) -> Result<(), Failure> {
     for speaks in [begins, !begins] {
         if speaks {
-            lanes.iter().try_for_each(Lane::speak)?;
+            lanes.iter().try_for_each(MessageLane::speak)?;
         }
         let deadline = Instant::now() + plan.patience;
         for lane in &mut *lanes {
-            if speaks { lane.spoken(deadline)? } else { lane.heard(deadline)? }
+            if speaks { lane.wait_sent(deadline)? } else { lane.wait_received(deadline)? }
         }
     }
     Ok(())
 }
 
 /// Ends the connections, or waits until the peer has ended them.
-fn finish(plan: &Plan, lanes: &[Lane], ends: bool) -> Result<(), Failure> {
+fn finish(plan: &ConnectionPlan, lanes: &[MessageLane], ends: bool) -> Result<(), Failure> {
     if ends {
-        lanes.iter().try_for_each(Lane::disconnect)?;
+        lanes.iter().try_for_each(MessageLane::disconnect)?;
     }
     lanes.iter().try_for_each(|lane| lane.wait_disconnected(plan.patience))
 }
@@ -290,7 +298,7 @@ fn report(
     role: &'static str,
     ctx: &Context,
     local: IpAddr,
-    plan: &Plan,
+    plan: &ConnectionPlan,
     start: Instant,
     connected: Duration,
 ) -> Report {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rocinante::{Context, VerbsError, cm};
 use serde::Serialize;
 
-use crate::datagrams::{Node, Plan};
+use crate::datagrams::{DatagramPlan, Node};
 use crate::output::{Failure, Output};
 use crate::session::{OpenArgs, address};
 
@@ -83,11 +83,11 @@ pub fn run(args: &Args) -> ExitCode {
 }
 
 impl Args {
-    fn plan(&self) -> Plan {
+    fn plan(&self) -> DatagramPlan {
         let patience = Duration::from_secs(self.patience);
         // As in udaddy: empty messages are not sent.
         let count = if self.size == 0 { 0 } else { self.count };
-        Plan { count, size: self.size, patience }
+        DatagramPlan { count, size: self.size, patience }
     }
 
     fn report(&self, role: &'static str, ctx: &Context, nodes: &[Node], start: Instant) -> Report {

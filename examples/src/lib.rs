@@ -57,7 +57,7 @@ impl Args {
                 continue;
             };
             let value = given.next().ok_or_else(|| format!("{word} needs a value"))?;
-            let bad = |_| format!("{word}: {value:?} makes no sense");
+            let bad = |_| format!("{word} cannot be {value:?}");
             match name {
                 "bind" => args.bind = Some(value.parse().map_err(|_| bad(()))?),
                 "device" => args.device = Some(value),

@@ -5,6 +5,8 @@ use crate::tool;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::waitpid;
 use nix::unistd::Pid;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
 use std::io::{self, Read};
 use std::process::{Child, Command, ExitStatus, Output};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -132,24 +134,34 @@ pub fn kill_children() {
     }
 }
 
-/// Installs a handler: SIGINT (Ctrl-C), SIGTERM and SIGHUP then kill all children and end this
-/// process with exit code 130. The namespaces vanish with it.
+/// Handles SIGINT (Ctrl-C), SIGTERM and SIGHUP from now on: each kills all children and ends this
+/// process with the exit code that a shell reports for the signal, 128 plus its number: 130, 143
+/// or 129. The namespaces vanish with the process.
 ///
 /// # Errors
-/// A handler is installed already.
-pub fn kill_children_on_signal() -> Result<(), ctrlc::Error> {
-    ctrlc::set_handler(|| {
-        // The lock is kept to the end, so that no thread starts another child.
-        let children = registry();
-        for &pid in children.iter() {
-            send(pid, Signal::SIGKILL);
+/// The kernel refuses the handler or its pipe.
+pub fn kill_children_on_signal() -> io::Result<()> {
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
+    let end = move || {
+        if let Some(signal) = signals.forever().next() {
+            end_with_children(128 + signal);
         }
-        // Reaps them, so that they and their resources are gone when the shell's prompt appears.
-        for &pid in children.iter() {
-            let _ = waitpid(Pid::from_raw(pid.cast_signed()), None);
-        }
-        std::process::exit(130);
-    })
+    };
+    std::thread::Builder::new().name("signals".into()).spawn(end)?;
+    Ok(())
+}
+
+fn end_with_children(code: i32) {
+    // The lock is kept to the end, so that no thread starts another child.
+    let children = registry();
+    for &pid in children.iter() {
+        send(pid, Signal::SIGKILL);
+    }
+    // Reaps them, so that they and their resources are gone when the shell's prompt appears.
+    for &pid in children.iter() {
+        let _ = waitpid(Pid::from_raw(pid.cast_signed()), None);
+    }
+    std::process::exit(code);
 }
 
 /// In a process that a [`ChildGuard`] started: ends this process soon after its parent has ended,

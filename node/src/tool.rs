@@ -5,6 +5,7 @@ use crate::netns::Netns;
 use serde_json::Value;
 use std::io::{self, Write};
 use std::process::{Command, Output, Stdio};
+use std::thread;
 
 /// Runs `ip ARGS`.
 pub(super) fn ip(netns: &Netns, args: &[&str]) -> Result<(), LabError> {
@@ -89,11 +90,17 @@ fn search_path() -> String {
 fn fed(command: &mut Command, input: &[u8]) -> Result<Output, LabError> {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|error| cannot_start(command, error))?;
-    if let Some(mut stdin) = child.stdin.take() {
-        // A program that does not read its input gives the reason on its standard error.
-        let _ = stdin.write_all(input);
-    }
-    child.wait_with_output().map_err(|error| cannot_start(command, error))
+    let stdin = child.stdin.take();
+    // The input is written on its own thread: a child whose output fills the pipe reads no more
+    // input until somebody reads that output.
+    let output = thread::scope(|scope| {
+        if let Some(mut stdin) = stdin {
+            // A program that does not read its input gives the reason on its standard error.
+            scope.spawn(move || drop(stdin.write_all(input)));
+        }
+        child.wait_with_output()
+    });
+    output.map_err(|error| cannot_start(command, error))
 }
 
 fn succeeded(command: &Command, output: &Output) -> Result<String, LabError> {
@@ -108,6 +115,8 @@ fn succeeded(command: &Command, output: &Output) -> Result<String, LabError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::mpsc;
+    use std::time::Duration;
 
     #[test]
     fn a_program_that_is_not_there_is_named() {
@@ -124,6 +133,26 @@ mod tests {
         let output = output(&mut failing).unwrap();
         let error = succeeded(&failing, &output).unwrap_err().to_string();
         assert!(error.ends_with("failed: first second"), "{error}");
+    }
+
+    /// The child writes more than a pipe holds before it reads its input, which does not fit into
+    /// a pipe either.
+    #[test]
+    fn a_program_may_write_before_it_reads() {
+        let (done, result) = mpsc::channel();
+        thread::spawn(move || {
+            let mut chatty = command("sh", &["-c", "head -c 300000 /dev/zero; exec wc -c"]);
+            done.send(fed(&mut chatty, &[b'x'; 300_000]))
+        });
+        let output = result.recv_timeout(Duration::from_secs(20)).expect("it ends").unwrap();
+        assert_eq!(output.stdout.len(), 300_000 + "300000\n".len());
+    }
+
+    #[test]
+    fn a_program_may_end_without_reading() {
+        let mut deaf = command("sh", &["-c", "exec 0<&-; echo no >&2; exit 4"]);
+        let output = fed(&mut deaf, &[b'x'; 300_000]).unwrap();
+        assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(4), &b"no\n"[..]));
     }
 
     #[test]

@@ -58,7 +58,7 @@ mod tests {
 
     /// More threads than processors, all of them busy.
     #[test]
-    fn who_waits_for_a_processor_is_counted() {
+    fn waiting_for_a_processor_is_counted() {
         let before = Delay::now();
         let until = Instant::now() + Duration::from_millis(100);
         let count = 2 * std::thread::available_parallelism().map_or(1, usize::from);

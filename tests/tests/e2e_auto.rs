@@ -55,7 +55,7 @@ fn rules_of_the_own_namespace_mean_udp() {
 }
 
 #[test]
-fn a_wish_is_obeyed_and_says_what_it_bypasses() {
+fn a_named_backend_is_used_and_says_what_it_bypasses() {
     require_backend!(Backend::Packet);
     require_nft!();
     let lab = lab();

@@ -13,7 +13,7 @@ use rocinante_tests::{on_each_backend, require_backend, require_ethtool, require
 
 on_each_backend!(
     they_leave_in_equal_packets_where_the_port_sends_super_packets,
-    who_wants_one_message_for_each_has_it,
+    without_split_writes_each_is_one_message,
     what_is_before_the_end_of_a_region_is_written
 );
 
@@ -78,7 +78,7 @@ fn they_leave_in_equal_packets_where_the_port_sends_super_packets(backend: Backe
     }
 }
 
-fn who_wants_one_message_for_each_has_it(backend: Backend) {
+fn without_split_writes_each_is_one_message(backend: Backend) {
     let setup = Setup { cut_writes: false, ..Setup::new(backend) };
     assert_eq!(list_on_the_wire(&setup), AS_MESSAGES);
 }

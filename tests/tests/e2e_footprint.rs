@@ -48,7 +48,7 @@ static ALLOCATOR: Counting = Counting;
 const QPS: usize = 1000;
 /// Depth of each queue.
 const DEPTH: u32 = 16;
-/// Bytes of a queue pair that was never used. `rocinante bench --only idle` also measures what the
+/// Bytes of a queue pair that was never used. `rocinante-bench --only idle` also measures what the
 /// system's allocator adds.
 const IDLE_MAX: i64 = 3850;
 /// How much more a queue pair may take once all have been used in turn. A few of them still hold

@@ -81,7 +81,7 @@ fn attacks(attacker: &Attacker, own: IpAddr, peer: IpAddr, qp: &Qp) -> Vec<Attac
         add("another P_Key", peer, sealed(peer, packet(&other, 64)), |c| c.drops.pkey);
     }
     let all_right = sealed(own, packet(&send, 64));
-    add("from a stranger", own, all_right, |c| c.drops.wrong_source);
+    add("from another address", own, all_right, |c| c.drops.wrong_source);
     let bytes = sealed(own, packet(&send, 64));
     add("sealed for another source", peer, bytes, |c| c.drops.icrc);
     let mut damaged = sealed(peer, packet(&send, 64));

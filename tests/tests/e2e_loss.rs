@@ -44,11 +44,11 @@ cells! {
     afxdp_10_percent_datagrams: Xdp 10 false;
 }
 
-on_each_backend!(congestion_is_told_to_who_causes_it);
+on_each_backend!(congestion_is_notified_to_its_sender);
 
 /// A rule marks packets as a congested switch would. The sender is notified of its congestion, and
 /// everything arrives.
-fn congestion_is_told_to_who_causes_it(backend: Backend) {
+fn congestion_is_notified_to_its_sender(backend: Backend) {
     let mut setup = Setup::new(backend);
     setup.connect.traffic_class = 3;
     let harness = Harness::new(&setup);

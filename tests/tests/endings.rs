@@ -14,8 +14,10 @@ use std::time::{Duration, Instant};
 const ROLE: &str = "ROCINANTE_TEST_ROLE";
 const SOON: Duration = Duration::from_secs(5);
 
+/// The exit code is the one that a shell reports for a program that the signal killed.
 #[test]
-fn ctrl_c_ends_the_children_and_their_namespaces() {
+fn signals_end_the_children_and_tell_the_caller_which_it_was() {
+    const NAME: &str = "signals_end_the_children_and_tell_the_caller_which_it_was";
     if std::env::var(ROLE).is_ok() {
         // This process would not end by itself.
         let mut command = Command::new("sleep");
@@ -24,10 +26,12 @@ fn ctrl_c_ends_the_children_and_their_namespaces() {
         });
     }
     require_lab!();
-    let (mut holder, worker) = start_holder("ctrl_c_ends_the_children_and_their_namespaces");
-    holder.signal(Signal::SIGINT);
-    assert_eq!(holder.wait(SOON).unwrap().code(), Some(130));
-    assert_ends_soon(worker);
+    for (signal, code) in [(Signal::SIGINT, 130), (Signal::SIGTERM, 143), (Signal::SIGHUP, 129)] {
+        let (mut holder, worker) = start_holder(NAME);
+        holder.signal(signal);
+        assert_eq!(holder.wait(SOON).unwrap().code(), Some(code), "{signal}");
+        assert_ends_soon(worker);
+    }
 }
 
 #[test]

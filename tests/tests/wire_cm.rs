@@ -258,7 +258,7 @@ proptest! {
 }
 
 #[test]
-fn a_budget_stands_where_strangers_do_not_look() {
+fn a_budget_stands_where_other_implementations_do_not_look() {
     let announced = Some(Announced { bytes: 147_456, datagrams: 384 });
     let bytes = Message::Req(Req { announced, ..req(7, b"x") }).emit(1);
     let without = Message::Req(req(7, b"x")).emit(1);

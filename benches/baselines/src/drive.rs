@@ -27,7 +27,7 @@ const ATTEMPTS: u32 = 5;
 /// The longest silence of a link or peer.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 /// Super-packets in flight. A value that suits one interface and cache is too low or too high for
-/// another. So each of them is tried, and the ceiling is measured with the best.
+/// another. So each of them is tried, and the baseline is measured with the best.
 const WINDOWS: [u64; 4] = [2, 4, 10, 30];
 
 /// The traffic pattern.
@@ -153,7 +153,7 @@ pub fn measure(
             for _ in 0..ATTEMPTS {
                 exchange.barrier("ready")?;
                 flood(link, tally, shape, &region, time.mul_f64(LONGER) + warm_up, window)?;
-                received = hear(exchange)?;
+                received = receive_count(exchange)?;
                 if received.packets > 0 {
                     break;
                 }
@@ -170,9 +170,9 @@ pub fn measure(
     Ok(results)
 }
 
-fn hear(exchange: &mut Exchange) -> Result<Received, VerbsError> {
-    let said = exchange.hear()?;
-    serde_json::from_str(&said).map_err(|_| exchange.error(format_args!("it said {said}")))
+fn receive_count(exchange: &mut Exchange) -> Result<Received, VerbsError> {
+    let line = exchange.hear()?;
+    serde_json::from_str(&line).map_err(|_| exchange.error(format_args!("it said {line}")))
 }
 
 /// The other side of [`measure`].

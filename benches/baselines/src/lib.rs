@@ -1,6 +1,6 @@
-//! Raw ceilings: the throughput and latency of an interface without a protocol.
+//! Raw baselines: the throughput and latency of an interface without a protocol.
 //!
-//! Each ceiling sends packets of the same sizes as a WRITE, in super-packets if the backend has
+//! Each baseline sends packets of the same sizes as a WRITE, in super-packets if the backend has
 //! them. It gathers their payload from a region and copies it into one at the other end, and it
 //! computes and checks the ICRC. Nothing is acknowledged or retransmitted: the receiver counts
 //! whole packets. The only code shared with the engine is the ICRC.
@@ -32,7 +32,7 @@ pub use wire::{Arrived, Packet};
 
 /// The UDP destination port of RoCEv2.
 const ROCE_PORT: u16 = 4791;
-/// The UDP source port of the ceilings.
+/// The UDP source port of the baselines.
 const SRC_PORT: u16 = 50_000;
 
 /// Two addresses of two interfaces.

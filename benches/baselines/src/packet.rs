@@ -1,4 +1,4 @@
-//! The ceiling of `AF_PACKET`: super-packets with a virtio header out, a mapped ring in.
+//! The baseline of `AF_PACKET`: super-packets with a virtio header out, a mapped ring in.
 
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, SocketAddrV4};

@@ -1,7 +1,7 @@
-//! The ceiling of `AF_XDP`: the port itself, without an engine behind it.
+//! The baseline of `AF_XDP`: the port itself, without an engine behind it.
 //!
 //! The measurement is not about the rings, the program and its loading, so they are not written
-//! again. The same link over the other ports shows the difference between a ceiling and its port,
+//! again. The same link over the other ports shows the difference between a baseline and its port,
 //! and between a port and the engine.
 
 use std::io;

@@ -1,4 +1,4 @@
-//! The system calls of the ceilings, and the mapped ring.
+//! The system calls of the baselines, and the mapped ring.
 //!
 //! Sources: `udp(7)`, `packet(7)`, `cmsg(3)`, `sendmsg(2)`, `recvmmsg(2)`,
 //! `include/uapi/linux/if_packet.h`, `Documentation/networking/packet_mmap.rst`.

@@ -1,4 +1,4 @@
-//! The ceiling of UDP sockets: `UDP_SEGMENT` out, `UDP_GRO` in.
+//! The baseline of UDP sockets: `UDP_SEGMENT` out, `UDP_GRO` in.
 
 use std::io::{self, IoSlice};
 use std::net::SocketAddrV4;

@@ -1,4 +1,4 @@
-//! The packets of the ceilings: of the same sizes as those of a WRITE.
+//! The packets of the baselines: of the same sizes as those of a WRITE.
 
 use rocinante_stack::wire::icrc::{DF, Template};
 

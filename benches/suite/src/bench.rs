@@ -1,4 +1,4 @@
-//! `rocinante-bench`: measures everything, each figure right after its raw ceiling, with TCP
+//! `rocinante-bench`: measures everything, each figure right after its raw baseline, with TCP
 //! beside.
 //!
 //! One run measures every cell once, and the runs follow each other. Within a run, figures to be
@@ -27,17 +27,17 @@ use crate::workers::{PlaceArgs, Provider};
 use rocinante_cli::output::{Failure, Output};
 use rocinante_cli::session::mtu;
 
-/// Measure everything: bandwidth, rate and latency of all backends beside their raw ceilings and
+/// Measure everything: bandwidth, rate and latency of all backends beside their raw baselines and
 /// TCP, and what it costs
 ///
 /// With Soft-RoCE devices all processes wait for their turn, since the kernel's threads need their
 /// cores. Where the processor is emulated, everything takes as many times longer as the processor
 /// is slower, and no goal is judged.
 ///
-/// A ceiling is what the same interface carries without a protocol: packets of the same sizes, ICRC
-/// and copies, and nothing else. A run does not count if its ceiling of 1 MiB is below 2.5 times
-/// one iperf3 stream. A run that lacks either figure is not judged. Everything is measured between
-/// two network namespaces with one veth between them, unless addresses are given.
+/// A raw baseline is what the same interface carries without a protocol: packets of the same sizes,
+/// ICRC and copies, and nothing else. A run does not count if its baseline of 1 MiB is below 2.5
+/// times one iperf3 stream. A run that lacks either figure is not judged. Everything is measured
+/// between two network namespaces with one veth between them, unless addresses are given.
 ///
 /// Exit status: 0 if something was measured, 1 if nothing could be, 2 if the command line makes no
 /// sense. The output names what could not be measured.
@@ -50,7 +50,8 @@ pub struct Args {
     /// idle), measures (write_bw, …) or peers (tcp-spin, iperf3, udp)
     #[arg(long, value_delimiter = ',', value_name = "WORDS")]
     only: Vec<String>,
-    /// Backends: udp, packet, afxdp; hw for the kernel's RDMA devices
+    /// Backends: udp, packet, afxdp; hw for the kernel's RDMA devices [default: all that are
+    /// available]
     #[arg(long, value_delimiter = ',')]
     netdev: Vec<Provider>,
     /// Path MTUs of bandwidths, in bytes

@@ -76,7 +76,9 @@ impl Plan {
         if fits {
             Ok(self)
         } else {
-            Err(Failure::Failed(format!("the client's plan makes no sense: {self:?}")))
+            Err(Failure::Failed(format!(
+                "the client's plan is out of range: {self:?}: use the same version on both sides"
+            )))
         }
     }
 }
@@ -196,10 +198,10 @@ fn in_a_lab(args: &Args, out: Output) -> Result<Report, Failure> {
     )?;
     let asked = asking.wait_with_output(limit).map_err(|error| failed(&error))?;
     let served = serving.wait_with_output(ENDS_AFTER);
-    let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().replace('\n', "; ");
+    let one_line = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().replace('\n', "; ");
     let server = match served {
         Ok(served) if served.status.success() => None,
-        Ok(served) => Some(format!("{}: {}", served.status, said(&served.stderr))),
+        Ok(served) => Some(format!("{}: {}", served.status, one_line(&served.stderr))),
         Err(error) => Some(error.to_string()),
     };
     match (asked.status.success(), server) {
@@ -207,11 +209,11 @@ fn in_a_lab(args: &Args, out: Output) -> Result<Report, Failure> {
         (true, Some(other)) => return Err(Failure::Failed(format!("the server: {other}"))),
         (false, other) => {
             let other = other.unwrap_or_else(|| "has ended well".into());
-            let why = format!("{}; the server: {other}", said(&asked.stderr));
+            let why = format!("{}; the server: {other}", one_line(&asked.stderr));
             return Err(Failure::Failed(why));
         }
     }
-    out.note(said(&asked.stderr));
+    out.note(one_line(&asked.stderr));
     serde_json::from_slice(&asked.stdout).map_err(|error| failed(&error))
 }
 

@@ -13,7 +13,7 @@ use std::process::ExitCode;
 
 use rocinante::Mtu;
 
-use self::figure::{Key, figures, plan};
+use self::figure::{FigureKey, figures, plan};
 use self::table::Comparison;
 use crate::workers::{Figure, Outcome, PlaceArgs, Places, Provider, Work};
 use rocinante_cli::output::{Failure, Output};
@@ -26,10 +26,12 @@ use rocinante_cli::session::mtu;
 /// namespace that reach each other over a wire. With --devices, it measures the RDMA devices of
 /// these two addresses, and the software device between two namespaces as without addresses:
 /// Soft-RoCE holds UDP/4791 of all addresses of its namespace.
+///
+/// Exit status: 0 if all went well, 1 if it did not, 2 if the command line makes no sense.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
-    /// Providers, the first of which is the baseline: hw, udp, packet, afxdp [default: all that are
-    /// available]
+    /// Providers; the others are compared with the first: hw, udp, packet, afxdp [default: all that
+    /// are available]
     #[arg(long, value_delimiter = ',')]
     providers: Vec<Provider>,
     #[command(flatten)]
@@ -103,10 +105,10 @@ fn measure(
     places: &Places,
     provider: Provider,
     mtu: Mtu,
-) -> Result<Vec<(Key, f64)>, Failure> {
+) -> Result<Vec<(FigureKey, f64)>, Failure> {
     let mtu = mtu.bytes();
     let steps = plan(mtu, args.only.as_deref(), args.seconds);
-    let keys: Vec<Key> = steps.iter().flat_map(|step| figures(step, mtu)).collect();
+    let keys: Vec<FigureKey> = steps.iter().flat_map(|step| figures(step, mtu)).collect();
     let device = provider.device(&args.place)?;
     let outcome = places.run(&Work::Verbs { device, mtu, qps: 1, steps }).map_err(|failure| {
         Failure::Failed(format!("{} at path MTU {mtu}: {failure}", provider.name()))
@@ -114,6 +116,6 @@ fn measure(
     let Outcome::Figures(figures) = outcome else { return Ok(Vec::new()) };
     let keyed = figures
         .into_iter()
-        .map(|Figure { measure, size, value }| (Key { mtu, measure, size }, value));
+        .map(|Figure { measure, size, value }| (FigureKey { mtu, measure, size }, value));
     Ok(keyed.filter(|(key, _)| keys.contains(key)).collect())
 }

@@ -1,6 +1,7 @@
 //! The benchmarks: everything that is measured between two processes.
 //!
-//! - [`bench`] measures all backends, each figure beside a raw ceiling and TCP, and judges goals.
+//! - [`mod@bench`] measures all backends, each figure beside a raw baseline and TCP, and judges
+//!   goals.
 //! - [`compare`] measures providers side by side.
 //! - [`cm`] measures the connection manager.
 //! - [`workers`] starts the two processes of a measurement.

@@ -2,7 +2,7 @@
 //! and [`compare`](crate::compare) use them.
 //!
 //! A [`Measure`] names what is measured. A `Step` is a measure with a size and a time. One pair of
-//! processes does the steps of one subject: our device, a raw ceiling, or another transport. Each
+//! processes does the steps of one subject: our device, a raw baseline, or another transport. Each
 //! process keeps to its own core.
 
 mod cost;

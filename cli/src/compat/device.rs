@@ -29,7 +29,7 @@ impl DeviceArgs {
 
 /// The wanted address of the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wish {
+pub enum AddressChoice {
     /// The local address of the TCP connection, or the device's first.
     Any,
     /// The first global IPv6 address.
@@ -50,12 +50,12 @@ pub enum Wish {
 pub fn open(
     net: &NetArgs,
     args: &DeviceArgs,
-    wish: Wish,
+    choice: AddressChoice,
     route: IpAddr,
     out: Output,
 ) -> Result<Context, Failure> {
     if let Some(name) = kernel_device(net, args) {
-        if wish != Wish::Any {
+        if choice != AddressChoice::Any {
             return Err(Failure::Usage(format!(
                 "{name} is a device of the kernel: --bind says which of its addresses to use"
             )));
@@ -66,7 +66,7 @@ pub fn open(
     let named = net.device.name.as_ref().or(args.ib_dev.as_ref());
     let address = match net.bind {
         Some(address) => {
-            if args.ib_dev.is_some() || wish != Wish::Any {
+            if args.ib_dev.is_some() || choice != AddressChoice::Any {
                 return Err(Failure::Usage(
                     "--bind says which address to use: leave out -d, the GID's index and --ipv6"
                         .into(),
@@ -74,8 +74,8 @@ pub fn open(
             }
             address
         }
-        None if named.is_none() && wish == Wish::Any => route,
-        None => chosen(&interface(named, route)?, wish, route)?,
+        None if named.is_none() && choice == AddressChoice::Any => route,
+        None => chosen(&interface(named, route)?, choice, route)?,
     };
     net.device.open(address, out)
 }
@@ -105,18 +105,18 @@ fn interface(name: Option<&String>, route: IpAddr) -> Result<Interface, Failure>
     found.map_err(Failure::Failed)
 }
 
-fn chosen(interface: &Interface, wish: Wish, route: IpAddr) -> Result<IpAddr, Failure> {
+fn chosen(interface: &Interface, choice: AddressChoice, route: IpAddr) -> Result<IpAddr, Failure> {
     let addresses = || interface.addresses.iter().map(|(address, _)| *address);
     let name = &interface.name;
-    let found = match wish {
-        Wish::Any => addresses()
+    let found = match choice {
+        AddressChoice::Any => addresses()
             .find(|address| *address == route)
             .or_else(|| addresses().next())
             .ok_or_else(|| format!("{name} has no address: give it one with `ip address add`")),
-        Wish::Ipv6 => addresses()
+        AddressChoice::Ipv6 => addresses()
             .find(|address| matches!(address, IpAddr::V6(v6) if !v6.is_unicast_link_local()))
             .ok_or_else(|| format!("{name} has no global IPv6 address: leave out --ipv6, or give it one")),
-        Wish::Gid { index, option } => addresses().nth(index).ok_or_else(|| {
+        AddressChoice::Gid { index, option } => addresses().nth(index).ok_or_else(|| {
             format!(
                 "{name} has {} GIDs, and {option} {index} is none of them: `rocinante devices` lists them",
                 interface.addresses.len()
@@ -148,21 +148,21 @@ mod tests {
         let [v4, v6, local]: [IpAddr; 3] =
             ["10.0.0.5", "fd00::5", "fe80::5"].map(|text| text.parse().unwrap());
         let elsewhere = IpAddr::from([192, 0, 2, 1]);
-        let gid = |index| Wish::Gid { index, option: "-x" };
-        for (wish, route, address) in [
-            (Wish::Any, v6, v6),
-            (Wish::Any, elsewhere, v4),
-            (Wish::Ipv6, v4, v6),
+        let gid = |index| AddressChoice::Gid { index, option: "-x" };
+        for (choice, route, address) in [
+            (AddressChoice::Any, v6, v6),
+            (AddressChoice::Any, elsewhere, v4),
+            (AddressChoice::Ipv6, v4, v6),
             (gid(0), v6, v4),
             (gid(2), v4, local),
         ] {
-            assert_eq!(chosen(&eth(), wish, route), Ok(address), "{wish:?}");
+            assert_eq!(chosen(&eth(), choice, route), Ok(address), "{choice:?}");
         }
         let why = chosen(&eth(), gid(3), v4).unwrap_err().to_string();
         assert!(why.contains("-x 3") && why.contains("3 GIDs"), "{why}");
         let mut bare = eth();
         bare.addresses.truncate(1);
-        assert!(chosen(&bare, Wish::Ipv6, v4).unwrap_err().to_string().contains("--ipv6"));
+        assert!(chosen(&bare, AddressChoice::Ipv6, v4).unwrap_err().to_string().contains("--ipv6"));
     }
 
     #[test]

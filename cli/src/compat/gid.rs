@@ -30,7 +30,7 @@ pub fn address(gid: [u8; 16], option: &str) -> Result<IpAddr, String> {
             Err(format!("its GID {v6} is a link-local address: {advice}"))
         }
         IpAddr::V4(v4) if v4.is_broadcast() || v4.is_unspecified() => {
-            Err(format!("its GID stands for {v4}, which is nobody's address: {advice}"))
+            Err(format!("its GID stands for {v4}, which is no host's address: {advice}"))
         }
         _ if address.is_multicast() => {
             Err(format!("its GID {address} is a multicast address: {advice}"))
@@ -73,7 +73,7 @@ mod tests {
             ("fe80::1", "link-local"),
             ("ff0e::ffff:e001:0203", "multicast"),
             ("::ffff:224.0.0.1", "multicast"),
-            ("::ffff:255.255.255.255", "nobody's"),
+            ("::ffff:255.255.255.255", "no host's"),
             ("::ffff:0.0.0.0", "no"),
         ] {
             let why = address(gid(text), "-g").unwrap_err();

@@ -17,18 +17,18 @@ use rocinante::{
     PeerPath, PreparedQp, Psn, Qp, QpType, Qpn, RecvWr, SendOp, Srq, VerbsError,
 };
 
-use crate::compat::device::{self, Wish};
+use crate::compat::device::{self, AddressChoice};
 use crate::compat::gid;
 use crate::compat::wire::Wire;
 use crate::output::{Failure, Output};
 use crate::pingpong::{Args, Place};
 use crate::session::{self, address};
-use game::Game;
+use game::IbvGame;
 use message::Address;
 
 /// The program of the other side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Program {
+pub enum IbvProgram {
     /// ibv_rc_pingpong: one queue pair
     Ibv,
     /// ibv_uc_pingpong: an unreliable connection
@@ -39,7 +39,7 @@ pub enum Program {
     IbvSrq,
 }
 
-impl Program {
+impl IbvProgram {
     /// Its name.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -98,7 +98,7 @@ const TIMEOUT: u8 = 16;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rules {
     /// The program of the other side.
-    pub program: Program,
+    pub program: IbvProgram,
     /// Whether this side is the client, which sends first.
     pub begins: bool,
     /// Queue pairs.
@@ -120,7 +120,7 @@ pub struct Rules {
 impl Rules {
     /// Whether the queue pairs share their receives.
     const fn shares(&self) -> bool {
-        matches!(self.program, Program::IbvSrq)
+        matches!(self.program, IbvProgram::IbvSrq)
     }
 
     /// Number of seats. A seat owns receives: one seat per queue pair, or one per receive where the
@@ -138,10 +138,10 @@ impl Rules {
     ///
     /// # Errors
     /// The options contradict each other or are out of range.
-    pub fn new(args: &Args, program: Program) -> Result<Self, Failure> {
+    pub fn new(args: &Args, program: IbvProgram) -> Result<Self, Failure> {
         let usage = |why: String| Err(Failure::Usage(why));
         let qps = match (program, args.num_qp) {
-            (Program::IbvSrq, given) => given.unwrap_or(QPS),
+            (IbvProgram::IbvSrq, given) => given.unwrap_or(QPS),
             (_, Some(1) | None) => 1,
             (one, Some(_)) => {
                 let name = one.name();
@@ -175,7 +175,7 @@ impl Rules {
 
 /// The result of a ping-pong.
 #[derive(Debug)]
-pub struct Outcome {
+pub struct IbvOutcome {
     /// The device that was used.
     pub ctx: Context,
     /// The queue pairs of this side.
@@ -191,18 +191,19 @@ pub struct Outcome {
 /// # Errors
 /// The peer says something else, goes, or stays silent; there is no device; or a request fails. The
 /// text names the peer and the phase.
-pub fn run(args: &Args, rules: &Rules, out: Output) -> Result<Outcome, Failure> {
+pub fn run(args: &Args, rules: &Rules, out: Output) -> Result<IbvOutcome, Failure> {
     let mut wire = meet(args, rules, out)?;
-    let wish = args.gid_idx.map_or(Wish::Any, |index| Wish::Gid { index, option: "-g" });
-    let ctx = device::open(&args.net, &args.device, wish, wire.local()?, out)?;
-    let table = Table::lay(&ctx, rules)?;
+    let choice =
+        args.gid_idx.map_or(AddressChoice::Any, |index| AddressChoice::Gid { index, option: "-g" });
+    let ctx = device::open(&args.net, &args.device, choice, wire.local()?, out)?;
+    let table = UnconnectedQps::lay(&ctx, rules)?;
     let local: Vec<Place> = table.qps.iter().map(|qp| Place::from(&qp.endpoint())).collect();
     local.iter().for_each(|place| out.line(format_args!("  local address:  {place}")));
     table.post_receives(rules)?;
     let (table, remote) = table.connect(&ctx, rules, &mut wire, out)?;
     wire.enter("first message");
-    let time = Game::new(&ctx, rules, table, wire).play()?;
-    Ok(Outcome { ctx, local, remote, time })
+    let time = IbvGame::new(&ctx, rules, table, wire).play()?;
+    Ok(IbvOutcome { ctx, local, remote, time })
 }
 
 /// A new connection over TCP, before any message.
@@ -221,7 +222,7 @@ fn meet(args: &Args, rules: &Rules, out: Output) -> Result<Wire, Failure> {
 }
 
 /// Queue pairs before they are connected, and the objects that they use.
-struct Table {
+struct UnconnectedQps {
     pd: Pd,
     cq: Cq,
     channel: Option<CompChannel>,
@@ -230,7 +231,7 @@ struct Table {
     qps: Vec<PreparedQp>,
 }
 
-/// As `Table`, with connected queue pairs.
+/// As `UnconnectedQps`, with connected queue pairs.
 #[derive(Debug)]
 pub struct Laid {
     cq: Cq,
@@ -267,7 +268,7 @@ impl Laid {
     }
 }
 
-impl Table {
+impl UnconnectedQps {
     fn lay(ctx: &Context, rules: &Rules) -> Result<Self, Failure> {
         let channel = rules.events.then(|| ctx.create_comp_channel()).transpose()?;
         let each = rules.each();
@@ -330,7 +331,7 @@ impl Table {
         if rules.begins {
             wire.send(&own)?;
         }
-        let remote = hear(rules, wire, ends[0].address)?;
+        let remote = receive_endpoints(rules, wire, ends[0].address)?;
         remote.iter().for_each(|end| {
             out.line(format_args!("  remote address: {}", Place::from(end)));
         });
@@ -368,13 +369,17 @@ impl Table {
 }
 
 /// Receives the addresses of the peer's queue pairs: as many as this side has.
-fn hear(rules: &Rules, wire: &mut Wire, local: IpAddr) -> Result<Vec<Endpoint>, Failure> {
-    let mut heard = Vec::with_capacity(rules.program.addresses());
+fn receive_endpoints(
+    rules: &Rules,
+    wire: &mut Wire,
+    local: IpAddr,
+) -> Result<Vec<Endpoint>, Failure> {
+    let mut messages = Vec::with_capacity(rules.program.addresses());
     for _ in 0..rules.program.addresses() {
-        heard.push(wire.receive::<{ message::LEN }>()?);
+        messages.push(wire.receive::<{ message::LEN }>()?);
     }
     let mut remote = Vec::with_capacity(rules.qps as usize);
-    for (index, bytes) in heard.iter().take(rules.qps as usize).enumerate() {
+    for (index, bytes) in messages.iter().take(rules.qps as usize).enumerate() {
         let parsed = Address::parse(bytes).and_then(|address| address.endpoint(rules.mtu));
         let end = parsed.map_err(|why| {
             wire.failed(format_args!("the address of its queue pair {}: {why}", index + 1))
@@ -411,7 +416,7 @@ mod tests {
     use std::io::Write;
     use std::time::Duration;
 
-    fn rules(program: Program, qps: u32) -> Rules {
+    fn rules(program: IbvProgram, qps: u32) -> Rules {
         Rules {
             program,
             begins: false,
@@ -425,20 +430,21 @@ mod tests {
         }
     }
 
-    fn heard(program: Program, qps: u32, words: &[u8]) -> Result<Vec<Endpoint>, String> {
+    fn endpoints_of(program: IbvProgram, qps: u32, words: &[u8]) -> Result<Vec<Endpoint>, String> {
         let (mut wire, mut other) = connected();
         wire.enter("telling addresses");
         wire.set_patience(Duration::from_millis(100));
         other.write_all(words).unwrap();
         let local = IpAddr::from([10, 0, 0, 1]);
-        hear(&rules(program, qps), &mut wire, local).map_err(|failure| failure.to_string())
+        receive_endpoints(&rules(program, qps), &mut wire, local)
+            .map_err(|failure| failure.to_string())
     }
 
     const GOOD: &[u8; message::LEN] = b"0000:000011:5b2c1f:00000000000000000000ffff0a000002\0";
 
     #[test]
     fn a_peer_is_understood() {
-        let [end] = heard(Program::Ibv, 1, GOOD).unwrap()[..] else { panic!("not one") };
+        let [end] = endpoints_of(IbvProgram::Ibv, 1, GOOD).unwrap()[..] else { panic!("not one") };
         assert_eq!(end.address, IpAddr::from([10, 0, 0, 2]));
         assert_eq!((end.qpn.value(), end.psn.value()), (0x11, 0x5b_2c1f));
     }
@@ -447,8 +453,8 @@ mod tests {
     fn a_peer_with_fewer_queue_pairs_is_told_apart() {
         let mut words = GOOD.repeat(2);
         words.extend(b"0000:000000:000000:00000000000000000000000000000000\0".repeat(254));
-        assert_eq!(heard(Program::IbvSrq, 2, &words).unwrap().len(), 2);
-        let why = heard(Program::IbvSrq, 3, &words).unwrap_err();
+        assert_eq!(endpoints_of(IbvProgram::IbvSrq, 2, &words).unwrap().len(), 2);
+        let why = endpoints_of(IbvProgram::IbvSrq, 3, &words).unwrap_err();
         assert!(why.contains("queue pair 3") && why.contains("-q"), "{why}");
     }
 
@@ -469,7 +475,7 @@ mod tests {
             ),
             (&[][..], "0 bytes"),
         ] {
-            let why = heard(Program::Ibv, 1, words).unwrap_err();
+            let why = endpoints_of(IbvProgram::Ibv, 1, words).unwrap_err();
             let word = if word == "family" { "both IPv6" } else { word };
             assert!(why.contains(word), "no {word:?} in: {why}");
             assert!(why.starts_with("peer 127.0.0.1:") && why.contains("telling addresses"));

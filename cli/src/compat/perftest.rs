@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 use clap::ValueEnum;
 use rocinante::Context;
 
-use crate::compat::device::{self, Wish};
+use crate::compat::device::{self, AddressChoice};
 use crate::compat::wire::Wire;
 use crate::measure::{BulkResult, Flowed, Receive, Until};
 use crate::output::{Failure, Output};
@@ -45,12 +45,12 @@ use crate::session::address;
 use bench::{Bench, Trouble};
 use message::Report;
 pub use options::Options;
-use plan::{Managed, Plan};
+use plan::{Managed, PerftestPlan};
 use talk::Talk;
 
 /// The program of the other side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Program {
+pub enum PerftestProgram {
     /// perftest's ib_send_bw, ib_write_lat and so on
     Perftest,
 }
@@ -61,9 +61,9 @@ const FAREWELL: Duration = Duration::from_millis(200);
 
 /// The result of a measurement.
 #[derive(Debug)]
-pub struct Outcome {
+pub struct PerftestOutcome {
     /// The plan that was carried out.
-    pub plan: Plan,
+    pub plan: PerftestPlan,
     /// The device that was used.
     pub ctx: Context,
     /// The peer's version.
@@ -79,18 +79,18 @@ pub struct Outcome {
 /// # Errors
 /// The peer says something else, goes, or stays silent; there is no device; or a request fails. The
 /// text names the peer and the phase.
-pub fn run(args: &Args, given: &Given, out: Output) -> Result<Outcome, Failure> {
-    let mut plan = Plan::new(args.test, given, &args.options, &args.net)?;
-    let wish = match args.options.gid_index {
-        Some(index) => Wish::Gid { index, option: "-x" },
-        None if args.options.ipv6 => Wish::Ipv6,
-        None => Wish::Any,
+pub fn run(args: &Args, given: &Given, out: Output) -> Result<PerftestOutcome, Failure> {
+    let mut plan = PerftestPlan::new(args.test, given, &args.options, &args.net)?;
+    let choice = match args.options.gid_index {
+        Some(index) => AddressChoice::Gid { index, option: "-x" },
+        None if args.options.ipv6 => AddressChoice::Ipv6,
+        None => AddressChoice::Any,
     };
     let (ctx, wire, side) = if plan.managed == Managed::Nothing {
         let wire = meet(args, out)?;
-        (device::open(&args.net, &args.options.device, wish, wire.local()?, out)?, wire, None)
+        (device::open(&args.net, &args.options.device, choice, wire.local()?, out)?, wire, None)
     } else {
-        let (ctx, wire, side) = managed::meet(args, &plan, wish, out)?;
+        let (ctx, wire, side) = managed::meet(args, &plan, choice, out)?;
         (ctx, wire, Some(side).filter(|_| plan.managed == Managed::All))
     };
     let mut talk = Talk::new(wire, plan.client);
@@ -98,7 +98,7 @@ pub fn run(args: &Args, given: &Given, out: Output) -> Result<Outcome, Failure> 
         talk.expect_losses();
     }
     let bench = Bench::connect(ctx.clone(), &mut plan, &mut talk, side)?;
-    let run = Run { bench: &bench, plan: &plan, out };
+    let run = TestRun { bench: &bench, plan: &plan, out };
     run.begin(&talk);
     let results = match plan.test {
         Test::SendBw => run.send_bandwidth(talk),
@@ -109,7 +109,7 @@ pub fn run(args: &Args, given: &Given, out: Output) -> Result<Outcome, Failure> 
     out.line(print::LINE);
     let (version, mtu) = (bench.terms.version.clone(), bench.terms.mtu.bytes());
     bench.end(&plan);
-    Ok(Outcome { plan, ctx, version, mtu, results })
+    Ok(PerftestOutcome { plan, ctx, version, mtu, results })
 }
 
 /// A new connection over TCP, before any message.
@@ -133,13 +133,13 @@ fn program(test: Test) -> String {
 }
 
 /// A measurement that is ready to begin.
-struct Run<'a> {
+struct TestRun<'a> {
     bench: &'a Bench,
-    plan: &'a Plan,
+    plan: &'a PerftestPlan,
     out: Output,
 }
 
-impl Run<'_> {
+impl TestRun<'_> {
     fn begin(&self, talk: &Talk) {
         let Self { bench, plan, out } = self;
         let both = if plan.both { "bidirectional " } else { "" };
@@ -351,7 +351,7 @@ struct Sample {
 }
 
 impl Sample {
-    fn new(plan: &Plan, receive: &Receive, sends: bool) -> Self {
+    fn new(plan: &PerftestPlan, receive: &Receive, sends: bool) -> Self {
         let window = match plan.until {
             Until::Time(time) => Some((plan.margin, time - plan.margin)),
             Until::Messages(_) => None,
@@ -413,10 +413,10 @@ pub(crate) mod tests {
     }
 
     /// The plan of a server's command line.
-    pub(crate) fn plan(line: &str) -> Result<Plan, Failure> {
+    pub(crate) fn plan(line: &str) -> Result<PerftestPlan, Failure> {
         let words = ["perf"].into_iter().chain(line.split_whitespace());
         let Line { args } = Line::try_parse_from(words).unwrap();
-        Plan::new(args.test, &args.given(), &args.options, &args.net)
+        PerftestPlan::new(args.test, &args.given(), &args.options, &args.net)
     }
 
     #[test]

@@ -47,7 +47,7 @@ impl Queue {
         server: SocketAddr,
         patience: Duration,
     ) -> Result<Self, VerbsError> {
-        let Parts { qp, cq, memory } = Parts::new(ctx, 0)?;
+        let QueueParts { qp, cq, memory } = QueueParts::new(ctx, 0)?;
         let params = Params::default().options(options());
         Ok(Self::over(cm::connect(qp, server, &params, patience)?, cq, memory))
     }
@@ -57,7 +57,7 @@ impl Queue {
     /// # Errors
     /// As [`Request::accept`], and [`cm::Connecting::wait`].
     pub fn accept(ctx: &Context, request: Request, patience: Duration) -> Result<Self, VerbsError> {
-        let Parts { qp, cq, memory } = Parts::new(ctx, gid_index(ctx, request.local()))?;
+        let QueueParts { qp, cq, memory } = QueueParts::new(ctx, gid_index(ctx, request.local()))?;
         let params = Params::default().options(options());
         Ok(Self::over(request.accept(qp, &params)?.wait(patience)?, cq, memory))
     }
@@ -193,13 +193,13 @@ fn of(end: Option<WcStatus>) -> io::Result<()> {
 }
 
 /// A queue before it is connected.
-struct Parts {
+struct QueueParts {
     qp: PreparedQp,
     cq: Cq,
     memory: Mr,
 }
 
-impl Parts {
+impl QueueParts {
     /// Creates the objects and posts the receives, so that the first message finds one.
     fn new(ctx: &Context, gid_index: usize) -> Result<Self, VerbsError> {
         let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(SLOTS as u32 + 1)?);
@@ -301,7 +301,7 @@ mod tests {
 
     /// A sender waits while its messages are not read, and no message is lost.
     #[test]
-    fn messages_wait_for_who_reads_them() {
+    fn messages_wait_for_their_reader() {
         let [mut client, mut server] = pair::connected();
         let deadline = Instant::now() + Duration::from_secs(20);
         let speaker = std::thread::spawn(move || {
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn only_who_is_absent_is_asked_again() {
+    fn only_an_absent_server_is_asked_again() {
         let mut asked = 0;
         let absent = || VerbsError::Cm(CmFailure::Unresolved { status: SidrStatus::UNSUPPORTED });
         let deadline = Instant::now() + Duration::from_secs(20);

@@ -1,16 +1,17 @@
 //! Messages of known length over TCP or a queue pair, within a time limit. Errors name the peer and
 //! the phase.
 
+mod tcp;
+
 use std::fmt;
-use std::io::{ErrorKind, Read, Write};
+use std::io::{ErrorKind, Read};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rocinante::cm::Connection;
-use rustix::io::Errno;
-use rustix::net::{RecvFlags, recv, sockopt};
 
+use self::tcp::{notice_dead_machines, peek, reach, write_until};
 use super::queue::Queue;
 use crate::output::Failure;
 
@@ -52,25 +53,15 @@ impl Wire {
             ))
         })?;
         let found: Vec<SocketAddr> = found.collect();
-        let deadline = Instant::now() + CONNECT_PATIENCE;
-        loop {
-            let mut last = None;
-            for address in &found {
-                match TcpStream::connect_timeout(address, CONNECT_PATIENCE) {
-                    Ok(stream) => return Self::over(stream, *address),
-                    Err(error) => last = Some((*address, error)),
-                }
-            }
-            let Some((address, error)) = last else {
-                return Err(Failure::Failed(format!("{host:?} has no address")));
-            };
-            if Instant::now() >= deadline {
-                return Err(Failure::Failed(format!(
-                    "cannot connect to {address}: {error}: start {program} there first, give both sides the same port, and let \
-                     TCP port {port} through the firewall between"
-                )));
-            }
-            std::thread::sleep(Duration::from_millis(50));
+        match reach(&found, CONNECT_PATIENCE) {
+            Ok((stream, address)) => Self::over(stream, address),
+            Err(None) => Err(Failure::Failed(format!(
+                "{host:?} has no address: give the server's IP address instead"
+            ))),
+            Err(Some((address, error))) => Err(Failure::Failed(format!(
+                "cannot connect to {address}: {error}: start {program} there first, give both \
+                 sides the same port, and let TCP port {port} through the firewall between"
+            ))),
         }
     }
 
@@ -86,10 +77,7 @@ impl Wire {
     }
 
     fn over(stream: TcpStream, peer: SocketAddr) -> Result<Self, Failure> {
-        let set = stream.set_nodelay(true);
-        let set = set
-            .and_then(|()| stream.set_write_timeout(Some(PATIENCE)))
-            .and_then(|()| notice_dead_machines(&stream));
+        let set = stream.set_nodelay(true).and_then(|()| notice_dead_machines(&stream));
         let wire = Self::new(Link::Tcp(stream), peer);
         set.map_err(|error| wire.failed(error))?;
         Ok(wire)
@@ -156,15 +144,17 @@ impl Wire {
     /// # Errors
     /// The peer is gone, or does not read.
     pub fn send(&mut self, message: &[u8]) -> Result<(), Failure> {
+        let deadline = Instant::now() + self.patience;
         let sent = match &mut self.link {
-            Link::Tcp(stream) => stream.write_all(message),
-            Link::Queue(queue) => queue.send(message, Instant::now() + self.patience),
+            Link::Tcp(stream) => write_until(stream, message, deadline),
+            Link::Queue(queue) => queue.send(message, deadline),
         };
         sent.map_err(|error| match error.kind() {
             ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => self.closed(),
-            ErrorKind::WouldBlock | ErrorKind::TimedOut => {
-                self.failed("it does not read what it is told")
-            }
+            ErrorKind::WouldBlock | ErrorKind::TimedOut => self.failed(format_args!(
+                "it does not read our messages: one did not leave within {} s",
+                self.patience.as_secs_f32()
+            )),
             _ => self.failed(error),
         })
     }
@@ -293,33 +283,11 @@ impl Watch {
 
     /// Whether a message of the peer is unread. Visible over TCP only; `false` over a queue pair.
     #[must_use]
-    pub fn has_said(&self) -> bool {
+    pub fn has_message(&self) -> bool {
         match self {
             Self::Tcp(stream) => peek(stream) == Some(true),
             Self::Connection(_) => false,
         }
-    }
-}
-
-/// Lets the kernel send keepalives to a silent peer, and end the connection after half a minute
-/// without an answer. A machine that lost its power closes no connection.
-fn notice_dead_machines(stream: &TcpStream) -> std::io::Result<()> {
-    const PAUSE: Duration = Duration::from_secs(5);
-    sockopt::set_socket_keepalive(stream, true)?;
-    sockopt::set_tcp_keepidle(stream, 2 * PAUSE)?;
-    sockopt::set_tcp_keepintvl(stream, PAUSE)?;
-    sockopt::set_tcp_keepcnt(stream, 4)?;
-    Ok(())
-}
-
-/// Whether there is something to read: `Some(false)` if the peer is gone, `None` if it is there and
-/// silent.
-fn peek(stream: &TcpStream) -> Option<bool> {
-    let mut next = [0; 1];
-    match recv(stream, &mut next, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
-        Ok((count, _)) => Some(count > 0),
-        Err(Errno::WOULDBLOCK | Errno::INTR) => None,
-        Err(_) => Some(false),
     }
 }
 
@@ -359,6 +327,7 @@ pub(crate) mod pair {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Write;
 
     #[test]
     fn messages_may_come_in_pieces() {
@@ -376,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_says_half_a_message_is_named_in_time() {
+    fn a_peer_that_sends_half_a_message_is_named_in_time() {
         let (mut wire, mut other) = pair::connected();
         wire.enter("telling addresses");
         wire.set_patience(Duration::from_millis(200));
@@ -391,7 +360,7 @@ mod tests {
 
     /// Messages that are each just in time do not prolong a phase for ever.
     #[test]
-    fn whoever_dawdles_is_not_waited_for() {
+    fn a_slow_peer_does_not_prolong_a_phase() {
         let (mut wire, mut other) = pair::connected();
         wire.set_patience(Duration::from_millis(200));
         wire.enter("telling addresses");
@@ -401,11 +370,11 @@ mod tests {
             }
         });
         let begin = Instant::now();
-        let mut heard = 0;
+        let mut received = 0;
         while wire.receive::<2>().is_ok() {
-            heard += 1;
+            received += 1;
         }
-        assert!(heard > 1 && begin.elapsed() < Duration::from_secs(3), "{:?}", begin.elapsed());
+        assert!(received > 1 && begin.elapsed() < Duration::from_secs(3), "{:?}", begin.elapsed());
         wire.enter("the next phase");
         assert!(wire.receive::<1>().is_ok());
         drop(wire);
@@ -414,7 +383,7 @@ mod tests {
 
     /// Single bytes do not prolong the time limit of a message.
     #[test]
-    fn whoever_drips_is_no_better() {
+    fn single_bytes_do_not_prolong_a_message() {
         let (mut wire, mut other) = pair::connected();
         wire.set_patience(Duration::from_millis(300));
         let dripping = std::thread::spawn(move || {
@@ -433,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_goes_is_named() {
+    fn a_peer_that_goes_is_named() {
         let (mut wire, mut other) = pair::connected();
         let watch = wire.watch().unwrap();
         other.write_all(b"xy").unwrap();
@@ -477,6 +446,28 @@ mod tests {
         connection.wait_disconnected(PATIENCE).unwrap();
         assert!(server.is_ready() && server.watch().unwrap().is_gone());
         assert!(server.send(b"bye").unwrap_err().to_string().contains("closed the connection"));
+    }
+
+    /// A peer that reads now and then does not prolong the time limit of a message.
+    #[test]
+    fn a_peer_that_reads_too_slowly_is_named_in_time() {
+        const PATIENCE: Duration = Duration::from_millis(500);
+        let (mut wire, mut other) = pair::connected();
+        wire.enter("telling addresses");
+        wire.set_patience(PATIENCE);
+        let reading = std::thread::spawn(move || {
+            let mut some = vec![0; 1 << 18];
+            // The reader drains the whole message, in some six seconds.
+            while other.read(&mut some).is_ok_and(|count| count > 0) {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        });
+        let begin = Instant::now();
+        let why = wire.send(&vec![0; 32 << 20]).unwrap_err().to_string();
+        assert!(why.contains("telling addresses: it does not read our messages"), "{why}");
+        assert!(begin.elapsed() < 6 * PATIENCE, "{:?}", begin.elapsed());
+        drop(wire);
+        reading.join().unwrap();
     }
 
     #[test]

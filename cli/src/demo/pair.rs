@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use super::order::{Answer, Order};
-use super::worker::Side;
+use super::worker::ContainerSide;
 use rocinante_node::{ChildGuard, Lab, LabError};
 
 /// A failure while a backend was shown.
@@ -37,14 +37,14 @@ const OTHER: Duration = Duration::from_millis(500);
 
 /// The two processes. They end when this is dropped.
 pub(super) struct Pair {
-    workers: [Worker; 2],
-    heard: Receiver<(Side, Option<String>)>,
+    workers: [WorkerProcess; 2],
+    lines: Receiver<(ContainerSide, Option<String>)>,
     /// The time at which the whole demo must be over.
     deadline: Instant,
 }
 
-struct Worker {
-    side: Side,
+struct WorkerProcess {
+    side: ContainerSide,
     orders: ChildStdin,
     child: ChildGuard,
 }
@@ -52,20 +52,20 @@ struct Worker {
 impl Pair {
     /// Starts a process in each of the first two containers.
     pub(super) fn start(lab: &Lab, deadline: Instant) -> Result<Self, LabError> {
-        let (sender, heard) = channel();
+        let (sender, lines) = channel();
         let start = |side, here: usize, there: usize| {
             let [address, peer] = [here, there].map(|i| lab.container(i).ipv4().to_string());
-            let name = if side == Side::A { "a" } else { "b" };
+            let name = if side == ContainerSide::A { "a" } else { "b" };
             let mut command = Command::new(own_path());
             command.args(["demo-worker", "--side", name, "--address", &address, "--peer", &peer]);
             command.stdin(Stdio::piped()).stdout(Stdio::piped());
             let mut child = lab.container(here).spawn(&mut command)?;
             listen(side, &mut child, sender.clone());
             let orders = child.child_mut().stdin.take().expect("a pipe was asked for");
-            Ok(Worker { side, orders, child })
+            Ok(WorkerProcess { side, orders, child })
         };
-        let workers = [start(Side::A, 0, 1)?, start(Side::B, 1, 0)?];
-        Ok(Self { workers, heard, deadline })
+        let workers = [start(ContainerSide::A, 0, 1)?, start(ContainerSide::B, 1, 0)?];
+        Ok(Self { workers, lines, deadline })
     }
 
     /// Gives both containers the same order.
@@ -120,7 +120,7 @@ impl Pair {
         let mut answers = [Answer::Done, Answer::Done];
         while !missing.is_empty() {
             let left = deadline.saturating_duration_since(Instant::now());
-            let (side, line) = self.heard.recv_timeout(left).map_err(|error| {
+            let (side, line) = self.lines.recv_timeout(left).map_err(|error| {
                 fault(match error {
                     RecvTimeoutError::Timeout if deadline == self.deadline => {
                         "the time for the whole demo is over".to_owned()
@@ -130,7 +130,7 @@ impl Pair {
             })?;
             let answer = self.understood(side, line).map_err(|what| {
                 // The other side's answer may have the cause.
-                let other = self.heard.recv_timeout(OTHER);
+                let other = self.lines.recv_timeout(OTHER);
                 let other = other.map(|(side, line)| self.understood(side, line));
                 fault(match other {
                     Ok(Err(other)) => format!("{what}; {other}"),
@@ -147,7 +147,7 @@ impl Pair {
     ///
     /// # Errors
     /// The failure in that container, as text.
-    fn understood(&mut self, side: Side, line: Option<String>) -> Result<Answer, String> {
+    fn understood(&mut self, side: ContainerSide, line: Option<String>) -> Result<Answer, String> {
         let line = line.ok_or_else(|| self.ended(side))?;
         match serde_json::from_str(&line) {
             Ok(Answer::Failed { why }) => Err(format!("container {}: {why}", name(side))),
@@ -157,7 +157,7 @@ impl Pair {
     }
 
     /// Describes how a process ended unexpectedly.
-    fn ended(&mut self, side: Side) -> String {
+    fn ended(&mut self, side: ContainerSide) -> String {
         let worker = &mut self.workers[side as usize];
         let how = match worker.child.wait(Duration::from_secs(1)) {
             Ok(status) => status.to_string(),
@@ -167,20 +167,24 @@ impl Pair {
     }
 }
 
-fn name(side: Side) -> &'static str {
+fn name(side: ContainerSide) -> &'static str {
     match side {
-        Side::A => "a",
-        Side::B => "b",
+        ContainerSide::A => "a",
+        ContainerSide::B => "b",
     }
 }
 
-fn names(sides: &[Side]) -> String {
+fn names(sides: &[ContainerSide]) -> String {
     let names: Vec<_> = sides.iter().map(|side| format!("container {}", name(*side))).collect();
     names.join(" and ")
 }
 
 /// Passes on the lines of a process, and `None` at their end.
-fn listen(side: Side, child: &mut ChildGuard, sender: Sender<(Side, Option<String>)>) {
+fn listen(
+    side: ContainerSide,
+    child: &mut ChildGuard,
+    sender: Sender<(ContainerSide, Option<String>)>,
+) {
     let stdout = child.child_mut().stdout.take().expect("a pipe was asked for");
     std::thread::spawn(move || {
         let lines = BufReader::new(stdout).lines().map_while(Result::ok);

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 /// Messages side by side in an area of memory. The gaps between them must stay unchanged.
 #[derive(Debug)]
-pub(super) struct Plan {
+pub(super) struct MessagePlan {
     pub(super) messages: Vec<Message>,
     /// Payload of all messages.
     pub(super) bytes: u64,
@@ -25,7 +25,7 @@ pub(super) const LONGEST: usize = (1 << 20) + 3;
 /// The longest gap.
 const GAP_MAX: u64 = 63;
 
-impl Plan {
+impl MessagePlan {
     /// Adds messages of many sizes until they have `wanted` bytes or `room` is full.
     pub(super) fn new(seed: u64, mtu: usize, room: usize, wanted: u64) -> Self {
         let special =
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn a_plan_fits_and_has_what_was_wanted() {
-        let plan = Plan::new(7, 1024, 8 << 20, 6 << 20);
+        let plan = MessagePlan::new(7, 1024, 8 << 20, 6 << 20);
         assert!(plan.bytes >= 6 << 20);
         assert_eq!(plan.bytes, plan.messages.iter().map(|m| m.len as u64).sum::<u64>());
         let mut ends = plan.messages.iter().map(|m| m.offset + m.len);
@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn every_wrong_byte_is_found() {
-        let plan = Plan::new(3, 256, 1 << 16, 20_000);
+        let plan = MessagePlan::new(3, 256, 1 << 16, 20_000);
         let mut area = plan.image(0xa5);
         assert_eq!(plan.compare(&area, 0xa5), Ok(()));
         for at in [0, 1, 4000, 20_000, (1 << 16) - 1] {
@@ -146,6 +146,6 @@ mod tests {
             area[at] ^= 1;
         }
         assert!(plan.compare(&area[..100], 0xa5).is_err());
-        assert!(Plan::new(4, 256, 1 << 16, 20_000).compare(&area, 0xa5).is_err());
+        assert!(MessagePlan::new(4, 256, 1 << 16, 20_000).compare(&area, 0xa5).is_err());
     }
 }

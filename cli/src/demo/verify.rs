@@ -3,8 +3,8 @@
 use rocinante::{Mr, RecvWr, RemoteRegion, SendData, SendOp, SendWr, Sge, Wc, WcOpcode, WcStatus};
 
 use super::order::ByOp;
-use super::plan::{Message, Plan, Random};
-use super::worker::{PATIENCE, Session, Side};
+use super::plan::{Message, MessagePlan, Random};
+use super::worker::{ContainerSide, DemoLink, PATIENCE};
 
 /// Fills the gaps between messages where they arrive.
 const UNTOUCHED: u8 = 0xa5;
@@ -33,7 +33,7 @@ enum Kind {
 ///
 /// # Errors
 /// The first failure or difference, as text.
-pub(super) fn verify(session: &mut Session, bytes_per_op: u64, seed: u64) -> Result<ByOp, String> {
+pub(super) fn verify(session: &mut DemoLink, bytes_per_op: u64, seed: u64) -> Result<ByOp, String> {
     let mut verifier = Verifier { session, done: ByOp::default() };
     let kinds = [Kind::Send, Kind::Write, Kind::WriteImm, Kind::Read];
     for (kind, number) in kinds.into_iter().zip(1..) {
@@ -49,12 +49,12 @@ pub(super) fn verify(session: &mut Session, bytes_per_op: u64, seed: u64) -> Res
 }
 
 struct Verifier<'a> {
-    session: &'a mut Session,
+    session: &'a mut DemoLink,
     done: ByOp,
 }
 
 /// A request with its data.
-struct Request {
+struct CheckedRequest {
     op: SendOp,
     sges: [Sge; 2],
 }
@@ -63,10 +63,10 @@ impl Verifier<'_> {
     /// Moves an area full of messages, or messages of `wanted` bytes. Returns their bytes.
     fn messages(&mut self, kind: Kind, seed: u64, wanted: u64) -> Result<u64, String> {
         let half = self.session.data.len() / 2;
-        let plan = Plan::new(seed, self.session.mtu as usize, half, wanted);
+        let plan = MessagePlan::new(seed, self.session.mtu as usize, half, wanted);
         let name = format!("{kind:?}");
         match (self.session.side, kind) {
-            (Side::A, Kind::Read) => {
+            (ContainerSide::A, Kind::Read) => {
                 self.fill_landing();
                 self.barrier("go")?;
                 self.post(&name, plan.messages.len(), |this, i| this.read(plan.messages[i]))?;
@@ -74,7 +74,7 @@ impl Verifier<'_> {
                 self.compare(&name, &plan)?;
                 self.done.read += plan.bytes;
             }
-            (Side::A, _) => {
+            (ContainerSide::A, _) => {
                 self.session.data.write(0, &plan.image(NOT_SENT));
                 self.barrier("go")?;
                 self.post(&name, plan.messages.len(), |this, i| {
@@ -82,12 +82,12 @@ impl Verifier<'_> {
                 })?;
                 self.barrier("done")?;
             }
-            (Side::B, Kind::Read) => {
+            (ContainerSide::B, Kind::Read) => {
                 self.session.data.write(0, &plan.image(NOT_SENT));
                 self.barrier("go")?;
                 self.barrier("done")?;
             }
-            (Side::B, _) => {
+            (ContainerSide::B, _) => {
                 self.fill_landing();
                 if kind == Kind::Write {
                     self.barrier("go")?;
@@ -107,7 +107,7 @@ impl Verifier<'_> {
     }
 
     /// A SEND or WRITE of a message. Every third one has two SGEs.
-    fn outgoing(&self, kind: Kind, number: usize, message: Message) -> Request {
+    fn outgoing(&self, kind: Kind, number: usize, message: Message) -> CheckedRequest {
         let remote = self.remote();
         let at = remote.address + remote.len / 2 + message.offset as u64;
         let imm = Some(immediate(number));
@@ -120,21 +120,21 @@ impl Verifier<'_> {
         let data = &self.session.data;
         let sges =
             [data.sge(message.offset, cut), data.sge(message.offset + cut, message.len - cut)];
-        Request { op, sges }
+        CheckedRequest { op, sges }
     }
 
-    fn read(&self, message: Message) -> Request {
+    fn read(&self, message: Message) -> CheckedRequest {
         let remote = self.remote();
         let op =
             SendOp::Read { remote: remote.address + message.offset as u64, rkey: remote.key() };
         let (data, cut) = (&self.session.data, message.len / 2);
         let at = data.len() / 2 + message.offset;
-        Request { op, sges: [data.sge(at, cut), data.sge(at + cut, message.len - cut)] }
+        CheckedRequest { op, sges: [data.sge(at, cut), data.sge(at + cut, message.len - cut)] }
     }
 
     /// Receives all messages of the plan in order, and checks the length and immediate data of
     /// each.
-    fn receive(&mut self, kind: Kind, plan: &Plan) -> Result<(), String> {
+    fn receive(&mut self, kind: Kind, plan: &MessagePlan) -> Result<(), String> {
         let count = plan.messages.len();
         for number in 0..count.min(RECEIVES) {
             self.post_receive(kind, number, plan)?;
@@ -162,7 +162,7 @@ impl Verifier<'_> {
         Ok(())
     }
 
-    fn post_receive(&self, kind: Kind, number: usize, plan: &Plan) -> Result<(), String> {
+    fn post_receive(&self, kind: Kind, number: usize, plan: &MessagePlan) -> Result<(), String> {
         let (data, message) = (&self.session.data, plan.messages[number]);
         let sges = [data.sge(data.len() / 2 + message.offset, message.len)];
         let sges = if kind == Kind::Send { &sges[..] } else { &[] };
@@ -175,7 +175,7 @@ impl Verifier<'_> {
         &self,
         name: &str,
         count: usize,
-        mut make: impl FnMut(&Self, usize) -> Request,
+        mut make: impl FnMut(&Self, usize) -> CheckedRequest,
     ) -> Result<(), String> {
         const LIST: usize = 8;
         const SIGNAL_EVERY: usize = 4;
@@ -218,7 +218,7 @@ impl Verifier<'_> {
                 let (word, add) = (number % WORDS, random.next());
                 let found = model[word];
                 model[word] = found.wrapping_add(add);
-                Step { word, found, atomic: Atomic::Add(add) }
+                Step { word, found, atomic: AtomicKind::Add(add) }
             })
             .collect();
         self.done.faa += self.atomics("FetchAdd", seed, &steps, &model)?;
@@ -237,7 +237,7 @@ impl Verifier<'_> {
                 if compare == found {
                     model[word] = swap;
                 }
-                Step { word, found, atomic: Atomic::Swap { compare, swap } }
+                Step { word, found, atomic: AtomicKind::Swap { compare, swap } }
             })
             .collect();
         self.done.cas += self.atomics("CompareSwap", seed, &steps, &model)?;
@@ -258,7 +258,7 @@ impl Verifier<'_> {
         let store = |data: &Mr, index: usize, value: u64| {
             data.write(base + 8 * index, &value.to_ne_bytes());
         };
-        if self.session.side == Side::B {
+        if self.session.side == ContainerSide::B {
             (0..WORDS).for_each(|index| store(&self.session.data, index, initial));
             self.barrier("go")?;
             self.barrier("done")?;
@@ -276,12 +276,12 @@ impl Verifier<'_> {
             let remote = region.address + region.len / 2 + 8 * step.word as u64;
             let rkey = region.key();
             let op = match step.atomic {
-                Atomic::Add(add) => SendOp::FetchAdd { remote, rkey, add },
-                Atomic::Swap { compare, swap } => {
+                AtomicKind::Add(add) => SendOp::FetchAdd { remote, rkey, add },
+                AtomicKind::Swap { compare, swap } => {
                     SendOp::CompareSwap { remote, rkey, compare, swap }
                 }
             };
-            Request { op, sges: [data.sge(base + 8 * number, 8), data.sge(base, 0)] }
+            CheckedRequest { op, sges: [data.sge(base + 8 * number, 8), data.sge(base, 0)] }
         })?;
         self.barrier("done")?;
         for (number, step) in steps.iter().enumerate() {
@@ -298,7 +298,7 @@ impl Verifier<'_> {
         self.session.data.write(half, &vec![UNTOUCHED; half]);
     }
 
-    fn compare(&self, name: &str, plan: &Plan) -> Result<(), String> {
+    fn compare(&self, name: &str, plan: &MessagePlan) -> Result<(), String> {
         let half = self.session.data.len() / 2;
         let area = self.session.data.to_vec(half, half);
         plan.compare(&area, UNTOUCHED).map_err(|what| format!("{name}: wrong data: {what}"))
@@ -326,10 +326,10 @@ impl Verifier<'_> {
 struct Step {
     word: usize,
     found: u64,
-    atomic: Atomic,
+    atomic: AtomicKind,
 }
 
-enum Atomic {
+enum AtomicKind {
     Add(u64),
     Swap { compare: u64, swap: u64 },
 }

@@ -29,7 +29,7 @@ const ONE_WRITE: usize = 65_536;
 
 /// One of the two containers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(super) enum Side {
+pub(super) enum ContainerSide {
     /// The container that begins.
     A,
     /// The other container.
@@ -41,7 +41,7 @@ pub(super) enum Side {
 pub struct WorkerArgs {
     /// Which of the two
     #[arg(long)]
-    pub(super) side: Side,
+    pub(super) side: ContainerSide,
     /// The address of this container
     #[arg(long)]
     pub(super) address: IpAddr,
@@ -65,8 +65,8 @@ pub fn run(args: &WorkerArgs) -> ExitCode {
 
 fn obey_all(args: &WorkerArgs) -> io::Result<()> {
     let listener = match args.side {
-        Side::A => None,
-        Side::B => Some(TcpListener::bind((args.address, PORT))?),
+        ContainerSide::A => None,
+        ContainerSide::B => Some(TcpListener::bind((args.address, PORT))?),
     };
     let mut worker = Worker { args, listener, ctx: None, session: None };
     for line in io::stdin().lock().lines() {
@@ -85,12 +85,12 @@ struct Worker<'a> {
     args: &'a WorkerArgs,
     listener: Option<TcpListener>,
     ctx: Option<Context>,
-    session: Option<Session>,
+    session: Option<DemoLink>,
 }
 
 /// A connection to the other container. Fields drop from top to bottom.
-pub(super) struct Session {
-    pub(super) side: Side,
+pub(super) struct DemoLink {
+    pub(super) side: ContainerSide,
     pub(super) qp: Qp,
     pub(super) cq: Cq,
     pub(super) data: Mr,
@@ -130,7 +130,7 @@ impl Worker<'_> {
         }
     }
 
-    fn connect(&self, options: &ConnectOptions) -> Result<Session, VerbsError> {
+    fn connect(&self, options: &ConnectOptions) -> Result<DemoLink, VerbsError> {
         let closed = || VerbsError::Invalid("the device is not open".into());
         let ctx = self.ctx.as_ref().ok_or_else(closed)?.clone();
         let mut exchange = match &self.listener {
@@ -148,12 +148,13 @@ impl Worker<'_> {
             .build()?;
         let data = pd.allocate(DATA, Access::ALL)?;
         let bench = pd.allocate(BENCH, Access::ALL)?;
-        let heard = exchange.swap(&Hello {
+        let theirs = exchange.swap(&Hello {
             endpoints: vec![prepared.endpoint()],
             regions: vec![(&data).into(), (&bench).into()],
             note: String::new(),
         })?;
-        let ([endpoint], [remote_data, remote_bench]) = (&heard.endpoints[..], &heard.regions[..])
+        let ([endpoint], [remote_data, remote_bench]) =
+            (&theirs.endpoints[..], &theirs.regions[..])
         else {
             return Err(VerbsError::Exchange("the peer is another version".into()));
         };
@@ -165,11 +166,11 @@ impl Worker<'_> {
         let (remote_data, remote_bench) = (*remote_data, *remote_bench);
         exchange.barrier("connected")?;
         let side = self.args.side;
-        Ok(Session { side, qp, cq, data, remote_data, bench, remote_bench, mtu, exchange, ctx })
+        Ok(DemoLink { side, qp, cq, data, remote_data, bench, remote_bench, mtu, exchange, ctx })
     }
 }
 
-impl Session {
+impl DemoLink {
     fn obey(&mut self, order: &Order) -> Result<Answer, String> {
         match *order {
             Order::Open { .. } | Order::Connect { .. } => Err("no order for a session".into()),
@@ -193,8 +194,8 @@ impl Session {
 
     fn latency(&mut self, size: usize, millis: u64) -> Result<Answer, String> {
         let side = match self.side {
-            Side::A => measure::Side::First,
-            Side::B => measure::Side::Second,
+            ContainerSide::A => measure::Side::First,
+            ContainerSide::B => measure::Side::Second,
         };
         let Self { ctx, qp, cq, bench: mr, remote_bench: remote, exchange, .. } = self;
         let end = End { ctx, qp, cq, mr, remote: *remote, patience: PATIENCE };

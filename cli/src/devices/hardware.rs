@@ -27,11 +27,11 @@ struct Port {
     number: u8,
     state: String,
     link_layer: String,
-    gids: Vec<Gid>,
+    gids: Vec<KernelGid>,
 }
 
 #[derive(Debug, Serialize)]
-struct Gid {
+struct KernelGid {
     index: u8,
     gid: Ipv6Addr,
     address: IpAddr,
@@ -75,7 +75,7 @@ impl Hardware {
 
 impl From<&HardwarePort> for Port {
     fn from(port: &HardwarePort) -> Self {
-        let gids = port.gids.iter().map(|gid| Gid {
+        let gids = port.gids.iter().map(|gid| KernelGid {
             index: gid.index,
             gid: super::gid(gid.address),
             address: gid.address,
@@ -127,7 +127,7 @@ impl fmt::Display for Hardware {
         row("file:", &self.file.as_deref().unwrap_or("none"))?;
         for Port { number, state, link_layer, gids } in &self.ports {
             row(&format!("port {number}:"), &format_args!("PORT_{state}, {link_layer}"))?;
-            for Gid { index, gid, address, interface } in gids {
+            for KernelGid { index, gid, address, interface } in gids {
                 let interface = interface.as_deref().unwrap_or("no interface");
                 row(&format!("GID[{index}]:"), &format_args!("{gid} ({address}, {interface})"))?;
             }

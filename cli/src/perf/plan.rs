@@ -295,13 +295,15 @@ impl Plan {
             return Err(Failure::Failed("a path MTU is 256, 512, 1024, 2048 or 4096".to_owned()));
         }
         if self.iters.is_none() == self.duration.is_none() || self.iters == Some(0) {
-            return Err(Failure::Failed("either -n or -D says when to end".to_owned()));
+            return Err(Failure::Failed(
+                "either -n or -D says when to end: give one of them".to_owned(),
+            ));
         }
         if self.bidirectional && !test.is_bandwidth() {
-            return Err(Failure::Failed("--bidirectional is for bandwidth".to_owned()));
+            return Err(Failure::Failed("-b is for bandwidth: leave it out".to_owned()));
         }
         if test.is_atomic() && self.size != 8 {
-            return Err(Failure::Failed("an atomic has 8 bytes".to_owned()));
+            return Err(Failure::Failed("an atomic has 8 bytes: leave out -s".to_owned()));
         }
         Ok(())
     }

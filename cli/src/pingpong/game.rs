@@ -13,7 +13,7 @@ use crate::output::Failure;
 use crate::session::diagnosis;
 
 /// A connected queue pair and the objects that it uses.
-pub struct Game<'a> {
+pub struct PingPong<'a> {
     /// The device.
     pub ctx: &'a Context,
     /// The connected queue pair.
@@ -37,7 +37,7 @@ const PATIENCE: Duration = Duration::from_secs(15);
 /// Empty polls before this thread yields its core.
 const SPINS: u32 = 2000;
 
-impl Game<'_> {
+impl PingPong<'_> {
     /// Posts `count` receives, all with the same memory. Each message is checked before the next
     /// one can arrive.
     ///

@@ -45,7 +45,7 @@ struct Parts {
 }
 
 /// A connection and the state of the game.
-pub(super) struct Game {
+pub(super) struct RpingGame {
     pub(super) connection: Connection,
     pub(super) rounds: u64,
     pub(super) time: Duration,
@@ -54,7 +54,7 @@ pub(super) struct Game {
     pub(super) netdev: &'static str,
     parts: Parts,
     /// Number of received adverts that are not read yet.
-    heard: u32,
+    adverts: u32,
     /// Whether the peer has ended the connection.
     gone: bool,
 }
@@ -81,12 +81,12 @@ impl Prepared {
     pub(super) fn connect(
         self,
         connect: impl FnOnce(PreparedQp) -> Result<Connection, VerbsError>,
-    ) -> Result<Game, VerbsError> {
+    ) -> Result<RpingGame, VerbsError> {
         let Self { qp, parts } = self;
         let connection = connect(qp)?;
         let (size, local, netdev) = (parts.size, parts.local, parts.netdev);
-        let (rounds, time, heard) = (0, Duration::ZERO, 0);
-        Ok(Game { connection, rounds, time, size, local, netdev, parts, heard, gone: false })
+        let (rounds, time, adverts) = (0, Duration::ZERO, 0);
+        Ok(RpingGame { connection, rounds, time, size, local, netdev, parts, adverts, gone: false })
     }
 }
 
@@ -97,7 +97,7 @@ struct Advert {
     len: u32,
 }
 
-impl Game {
+impl RpingGame {
     /// Plays the client.
     pub(super) fn ask(
         &mut self,
@@ -111,9 +111,9 @@ impl Game {
             let text = text(self.rounds, size);
             self.parts.texts.write(0, &text);
             self.advertise(0)?;
-            self.hear()?;
+            self.receive_advert()?;
             self.advertise(size)?;
-            self.hear()?;
+            self.receive_advert()?;
             let back = self.parts.texts.to_vec(size, size);
             if validate && back != text {
                 let at = back.iter().zip(&text).position(|(a, b)| a != b).unwrap_or(0);
@@ -135,7 +135,7 @@ impl Game {
     pub(super) fn serve(&mut self, verbose: bool, out: Output) -> Result<(), Failure> {
         let start = Instant::now();
         loop {
-            let advert = match self.hear() {
+            let advert = match self.receive_advert() {
                 Ok(advert) => advert,
                 // The client may leave between two rounds.
                 Err(_) if self.gone => break,
@@ -144,7 +144,7 @@ impl Game {
             let len = advert.len as usize;
             if !(1..=self.parts.texts.len() / 2).contains(&len) {
                 return Err(Failure::Failed(format!(
-                    "the client's text has {len} bytes: 1 to {SIZE_MAX} make sense"
+                    "the client's text has {len} bytes: give it -S {SIZE_MAX} or less"
                 )));
             }
             self.size = advert.len;
@@ -155,7 +155,7 @@ impl Game {
                 out.line(format_args!("server ping data: {}", printable(&text)));
             }
             self.send()?;
-            let advert = self.hear()?;
+            let advert = self.receive_advert()?;
             // As rping does: up to and including the zero that ends the text.
             let back = text.iter().position(|byte| *byte == 0).map_or(len, |at| at + 1);
             let write = SendOp::Write { remote: advert.address, rkey: advert.rkey, imm: None };
@@ -200,11 +200,11 @@ impl Game {
     }
 
     /// Waits for the peer's next advert, and posts its receive again.
-    fn hear(&mut self) -> Result<Advert, Failure> {
-        while self.heard == 0 {
+    fn receive_advert(&mut self) -> Result<Advert, Failure> {
+        while self.adverts == 0 {
             self.complete()?;
         }
-        self.heard -= 1;
+        self.adverts -= 1;
         let bytes = self.parts.control.to_vec(IN, ADVERT);
         let sges = [self.parts.control.sge(IN, ADVERT)];
         let receive = RecvWr { wr_id: RECV, sges: &sges };
@@ -242,7 +242,7 @@ impl Game {
                     wc.byte_len
                 )));
             }
-            self.heard += 1;
+            self.adverts += 1;
         }
         Ok(wc)
     }

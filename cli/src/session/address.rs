@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_taken_port_names_who_has_it() {
+    fn a_taken_port_names_its_process() {
         let address = IpAddr::from([127, 0, 0, 1]);
         let first = listen(Some(address), 0).unwrap();
         let port = first.local_addr().unwrap().port();

@@ -89,7 +89,7 @@ pub fn accepted(answer: &str) -> Result<(), String> {
         return Ok(());
     }
     Err(format!(
-        "whoever listens there is no rocinante server: it answered {:?}: check the port (-p)",
+        "the program that listens there is no rocinante server: it answered {:?}: check the port (-p)",
         printable(answer)
     ))
 }
@@ -99,23 +99,23 @@ mod tests {
     use super::*;
 
     #[derive(Serialize)]
-    struct Options {
+    struct TestOptions {
         size: Option<u32>,
         iters: Option<u64>,
         chk: bool,
     }
 
-    fn verdict(client: &Options, server: &Options) -> Result<(), String> {
+    fn verdict(client: &TestOptions, server: &TestOptions) -> Result<(), String> {
         check("pingpong", server, &parse(&request("pingpong", client)).unwrap())
     }
 
     #[test]
     fn what_the_server_was_given_must_be_the_clients() {
-        let client = Options { size: Some(64), iters: None, chk: false };
-        let silent = Options { size: None, iters: None, chk: false };
+        let client = TestOptions { size: Some(64), iters: None, chk: false };
+        let silent = TestOptions { size: None, iters: None, chk: false };
         assert_eq!(verdict(&client, &silent), Ok(()));
         assert_eq!(verdict(&client, &client), Ok(()));
-        let other = Options { size: Some(4096), iters: Some(5), chk: true };
+        let other = TestOptions { size: Some(4096), iters: Some(5), chk: true };
         let why = verdict(&client, &other).unwrap_err();
         assert!(why.contains("--size is 64 at the client and 4096 at the server"), "{why}");
         assert!(why.contains("--iters is not given at the client and 5 at the server"), "{why}");
@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn another_command_or_version_is_named() {
-        let options = Options { size: None, iters: None, chk: false };
+        let options = TestOptions { size: None, iters: None, chk: false };
         let mut request = parse(&request("perf write-bw", &options)).unwrap();
         let why = check("perf read-bw", &options, &request).unwrap_err();
         assert!(
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_are_no_clients() {
+    fn other_programs_are_no_clients() {
         for line in ["", "GET / HTTP/1.1", "{}", "[1]", "{\"rocinante\":1}"] {
             assert!(parse(line).is_err(), "{line}");
         }

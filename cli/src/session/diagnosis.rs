@@ -106,28 +106,28 @@ mod tests {
     #[test]
     fn silence_has_a_cause() {
         let peer = IpAddr::from([10, 0, 0, 2]);
-        let said = |counters: &DeviceCounters| explain(counters, peer, WcStatus::RetryExcErr);
+        let explained = |counters: &DeviceCounters| explain(counters, peer, WcStatus::RetryExcErr);
         let mut c = counters();
-        assert_eq!(said(&c), "no reply on UDP/4791 from 10.0.0.2: check the firewall between");
+        assert_eq!(explained(&c), "no reply on UDP/4791 from 10.0.0.2: check the firewall between");
         c.refused = (3, libc::EPERM);
-        assert!(said(&c).contains("refused to send 3 packets"), "{}", said(&c));
+        assert!(explained(&c).contains("refused to send 3 packets"), "{}", explained(&c));
         c.refused = (0, 0);
         c.port.rx_datagrams = 5;
         c.drops.wrong_source = 5;
-        assert!(said(&c).contains("dropped 5 for wrong source"), "{}", said(&c));
+        assert!(explained(&c).contains("dropped 5 for wrong source"), "{}", explained(&c));
         c.transport.rcvd_pkts = 9;
-        assert!(said(&c).contains("stopped answering"), "{}", said(&c));
+        assert!(explained(&c).contains("stopped answering"), "{}", explained(&c));
     }
 
     #[test]
     fn a_connection_that_a_peer_broke_says_so() {
         let peer = IpAddr::from([10, 0, 0, 2]);
-        let said = |counters: &DeviceCounters| explain(counters, peer, WcStatus::WrFlushErr);
+        let explained = |counters: &DeviceCounters| explain(counters, peer, WcStatus::WrFlushErr);
         let mut c = counters();
-        assert!(said(&c).contains("broke"), "{}", said(&c));
+        assert!(explained(&c).contains("broke"), "{}", explained(&c));
         c.transport.remote_access_errors = 1;
-        assert!(said(&c).contains("does not permit"), "{}", said(&c));
+        assert!(explained(&c).contains("does not permit"), "{}", explained(&c));
         c.transport.remote_invalid_request = 1;
-        assert!(said(&c).contains("path MTU"), "{}", said(&c));
+        assert!(explained(&c).contains("path MTU"), "{}", explained(&c));
     }
 }

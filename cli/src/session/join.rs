@@ -128,9 +128,9 @@ impl Session {
                 let asked = cm::connect(qp, self.exchange.peer(), &params, LINE_PATIENCE);
                 asked.map_err(|error| self.failed(error))?
             };
-            let told =
-                Ticket::parse(connection.private_data()).and_then(|told| told.suits(&ticket));
-            theirs = told.map_err(|why| self.failed(why))?;
+            let announced = Ticket::parse(connection.private_data())
+                .and_then(|announced| announced.suits(&ticket));
+            theirs = announced.map_err(|why| self.failed(why))?;
             joined.push(Joined::Managed(Box::new(connection)));
         }
         let attr = joined[0].query().1;
@@ -179,7 +179,9 @@ impl Session {
     ) -> Result<Connection, Failure> {
         let deadline = Instant::now() + LINE_PATIENCE;
         loop {
-            let Some(door) = &self.door else { return Err(self.failed("nobody listens")) };
+            let Some(door) = &self.door else {
+                return Err(self.failed("this side has stopped listening: start both sides again"));
+            };
             if let Some(request) = wanted(door, &ticket) {
                 let connection = request.accept(qp, params).and_then(|it| it.wait(LINE_PATIENCE));
                 return connection.map_err(|error| self.failed(error));

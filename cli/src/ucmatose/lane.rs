@@ -20,11 +20,11 @@ pub(super) struct Unconnected {
 }
 
 /// A connection and its objects.
-pub(super) struct Lane {
+pub(super) struct MessageLane {
     connection: Connection,
     parts: Unconnected,
-    spoken: u32,
-    heard: u32,
+    sent: u32,
+    received: u32,
 }
 
 impl Unconnected {
@@ -46,12 +46,12 @@ impl Unconnected {
         Ok((Self { cq, memory, count, size }, qp))
     }
 
-    pub(super) fn connected(self, connection: Connection) -> Lane {
-        Lane { connection, parts: self, spoken: 0, heard: 0 }
+    pub(super) fn connected(self, connection: Connection) -> MessageLane {
+        MessageLane { connection, parts: self, sent: 0, received: 0 }
     }
 }
 
-impl Lane {
+impl MessageLane {
     /// Sends all messages.
     pub(super) fn speak(&self) -> Result<(), Failure> {
         let Unconnected { memory, count, size, .. } = &self.parts;
@@ -65,16 +65,16 @@ impl Lane {
     }
 
     /// Waits until all messages are acknowledged.
-    pub(super) fn spoken(&mut self, deadline: Instant) -> Result<(), Failure> {
-        while self.spoken < self.parts.count {
+    pub(super) fn wait_sent(&mut self, deadline: Instant) -> Result<(), Failure> {
+        while self.sent < self.parts.count {
             self.complete(deadline)?;
         }
         Ok(())
     }
 
     /// Waits for all messages of the peer.
-    pub(super) fn heard(&mut self, deadline: Instant) -> Result<(), Failure> {
-        while self.heard < self.parts.count {
+    pub(super) fn wait_received(&mut self, deadline: Instant) -> Result<(), Failure> {
+        while self.received < self.parts.count {
             self.complete(deadline)?;
         }
         Ok(())
@@ -86,7 +86,7 @@ impl Lane {
         let wc = self.parts.cq.wait_one(left).map_err(|error| match error {
             VerbsError::TimedOut => Failure::Failed(format!(
                 "{peer} is silent: {} messages came, {} went: were both sides given the same -C?",
-                self.heard, self.spoken
+                self.received, self.sent
             )),
             other => other.into(),
         })?;
@@ -98,16 +98,16 @@ impl Lane {
                 )))
             }
             (WcStatus::Success, WcOpcode::Recv) => {
-                self.heard += 1;
+                self.received += 1;
                 Ok(())
             }
             (WcStatus::Success, _) => {
-                self.spoken += 1;
+                self.sent += 1;
                 Ok(())
             }
             (status, _) => Err(Failure::Failed(format!(
                 "{peer}: {status}, after {} messages came and {} went",
-                self.heard, self.spoken
+                self.received, self.sent
             ))),
         }
     }

@@ -44,9 +44,8 @@ const LIMIT: Duration = Duration::from_secs(7200);
 const REPORT: &str = "/tmp/report";
 
 /// Runs `rocinante-bench compare` or `rocinante-bench` in a guest, with Soft-RoCE beside ours, and
-/// prints the output. A report that `bench` writes is copied out of the guest. `args` are `compare`
-/// or `bench` and their arguments. `rocinante-bench` and `rocinante-interop` must be beside this
-/// program.
+/// prints the output. A report is copied out of the guest. `args` are `compare` or `bench` and the
+/// arguments of that. `rocinante-bench` and `rocinante-interop` must be beside this program.
 ///
 /// # Errors
 /// The guest does not start, or the command failed.

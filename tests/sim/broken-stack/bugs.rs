@@ -277,7 +277,7 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         name: "limit-untold",
-        what: "nobody hears that a shared receive queue has reached its limit",
+        what: "no event says that a shared receive queue has reached its limit",
         seed: 1,
         file: "srq.rs",
         right: "            self.events.push_back(id);
@@ -531,7 +531,7 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         name: "refused-is-forgotten",
-        what: "a queue pair for whose packet the port has no room waits for something else to happen",
+        what: "a queue pair whose packet found no room in the port waits for another event",
         seed: 1,
         file: "engine.rs",
         right: "                        self.shared.dirty.push_front(slot);

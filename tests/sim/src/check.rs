@@ -56,7 +56,7 @@ impl World<'_> {
         ram.effects.clear();
         ram.bytes.clear();
         self.events(host)?;
-        self.hear(host)?;
+        self.poll_cm(host)?;
         self.weigh(host)?;
         self.look(host)
     }

@@ -7,11 +7,11 @@ use rocinante_stack::verbs::{AhId, Cqe, Destination, QpType, SendOp, WcOpcode, W
 use rocinante_stack::{PeerAddress, types::Qpn};
 
 use crate::check::{Context, Verdict};
+use crate::draft::Draft;
 use crate::mads::is_mad;
 use crate::model::{EndId, Op, Phase, Receive, locate};
 use crate::network::Packet;
 use crate::traffic::HOP_LIMIT;
-use crate::wish::Wish;
 use crate::world::{Host, Stage, World};
 
 /// Bytes before the payload of a datagram in its receive.
@@ -60,7 +60,7 @@ impl<'a> Letter<'a> {
 }
 
 impl Letter<'_> {
-    fn told(&self) -> String {
+    fn summary(&self) -> String {
         let Self { to, psn, qkey, imm, solicited, payload, .. } = self;
         let hash = payload.iter().fold(0, |hash: u32, byte| hash.rotate_left(5) ^ u32::from(*byte));
         format!(
@@ -255,8 +255,8 @@ impl World<'_> {
         if letter != expected || request.bad.is_some() {
             return Err(format!(
                 "end {end}: datagram {number} left as {} instead of {}, bad {:?}",
-                letter.told(),
-                expected.told(),
+                letter.summary(),
+                expected.summary(),
                 request.bad
             ));
         }
@@ -267,7 +267,7 @@ impl World<'_> {
     }
 
     /// A datagram to any end; in the storm now and then with a wrong Q_Key.
-    pub(crate) fn letter(&mut self, end: EndId) -> Option<Wish> {
+    pub(crate) fn letter(&mut self, end: EndId) -> Option<Draft> {
         let targets: Vec<EndId> = (0..self.ends.len()).filter(|to| self.is_datagram(*to)).collect();
         let to = self.random.of(&targets);
         if self.stage == Stage::Prove && self.receives_due(to) >= self.receives_ready(to) {
@@ -296,7 +296,7 @@ impl World<'_> {
         }
         let model = Op::Datagram { to, qkey, imm };
         let len = data.len() as u32;
-        Some(Wish { op, model, len, data, bad, overruns: 0, through: None, excused: false })
+        Some(Draft { op, model, len, data, bad, overruns: 0, through: None, excused: false })
     }
 
     /// An address handle of `end` for the host `to`, and the status that its use must have. Seldom

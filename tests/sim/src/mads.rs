@@ -8,7 +8,7 @@ use rocinante_stack::wire::mad::MAD_LEN;
 
 use crate::check::Verdict;
 use crate::network::Packet;
-use crate::talk::{CallId, News, SERVICES, Step, Talk, read_words, service};
+use crate::talk::{CallId, Notice, SERVICES, Step, Talk, read_words, service};
 use crate::world::World;
 
 /// Offset of a management datagram in its packet: behind BTH and DETH.
@@ -31,7 +31,7 @@ pub(crate) struct Due {
     /// The request may be refused as well.
     optional: bool,
     /// This connection gets this event.
-    news: Option<(ConnId, News)>,
+    notices: Option<(ConnId, Notice)>,
     /// These connections end, unless they have ended.
     over: Vec<ConnId>,
     /// The answer has this attribute.
@@ -52,7 +52,7 @@ impl World<'_> {
             return Ok(None);
         }
         let (at, from) = (packet.to, packet.from);
-        self.hosts[at].desk.news.clear();
+        self.hosts[at].desk.notices.clear();
         let mut due = Due { nothing: packet.harmed, ..Due::default() };
         if !packet.harmed {
             let mad = packet.bytes.get(HEADERS..HEADERS + MAD_LEN).ok_or("a short datagram")?;
@@ -64,7 +64,7 @@ impl World<'_> {
                     let known = self.known(at, from, rtu.remote);
                     let fits = |talk: &&Talk| talk.step == Step::Accepted && !talk.is_over();
                     if known.filter(fits).is_some_and(|talk| talk.far_id == rtu.local) {
-                        due.news = Some((ConnId(rtu.remote), News::Established));
+                        due.notices = Some((ConnId(rtu.remote), Notice::Established));
                     }
                 }
                 Message::Rej(rej) => {
@@ -75,7 +75,7 @@ impl World<'_> {
                     let known = self.known(at, from, remote).filter(|talk| !talk.is_over());
                     let fits = |talk: &Talk| talk.step == Step::Asking || talk.far_id == rej.local;
                     if known.is_some_and(fits) {
-                        due.news = Some((ConnId(remote), News::Ended));
+                        due.notices = Some((ConnId(remote), Notice::Ended));
                     }
                 }
                 Message::Dreq(dreq) => match self.known(at, from, dreq.remote) {
@@ -90,7 +90,7 @@ impl World<'_> {
                     let known = self.known(at, from, drep.remote);
                     let fits = |talk: &Talk| talk.far_id == drep.local && talk.leaving;
                     if known.is_some_and(|talk| fits(talk) && !talk.ended && !talk.given_up) {
-                        due.news = Some((ConnId(drep.remote), News::Ended));
+                        due.notices = Some((ConnId(drep.remote), Notice::Ended));
                     }
                 }
                 _ => {}
@@ -162,11 +162,11 @@ impl World<'_> {
                     return Ok(());
                 }
                 if blockers.is_empty() {
-                    due.news = Some((conn, News::Replied));
+                    due.notices = Some((conn, Notice::Replied));
                     return Ok(());
                 }
                 due.answer = Some(REJ);
-                due.news = Some((conn, News::Ended));
+                due.notices = Some((conn, Notice::Ended));
                 for refusals in &mut self.calls[id].refusals {
                     refusals.push((RejReason::STALE_CONNECTION, Vec::new()));
                 }
@@ -252,23 +252,27 @@ impl World<'_> {
     pub(crate) fn fulfilled(&mut self, packet: &Packet, due: Option<Due>) -> Verdict {
         let Some(due) = due else { return Ok(()) };
         let (at, from) = (packet.to, packet.from);
-        let news = std::mem::take(&mut self.hosts[at].desk.news);
+        let notices = std::mem::take(&mut self.hosts[at].desk.notices);
         let waiting = self.waiting(at, from, due.answer)?;
         if due.nothing {
-            let calm = news.is_empty() && waiting == due.waiting;
-            return if calm { Ok(()) } else { Err(format!("host {at}: a damaged one: {news:?}")) };
+            let calm = notices.is_empty() && waiting == due.waiting;
+            return if calm {
+                Ok(())
+            } else {
+                Err(format!("host {at}: a damaged one: {notices:?}"))
+            };
         }
-        let requests = news.iter().filter_map(|(_, news)| match news {
-            News::Request(call) => Some(*call),
+        let requests = notices.iter().filter_map(|(_, notices)| match notices {
+            Notice::Request(call) => Some(*call),
             _ => None,
         });
         let requests: Vec<CallId> = requests.collect();
         let refused = due.optional && requests.is_empty();
         if requests != Vec::from_iter(due.request) && !refused {
-            return Err(format!("host {at}: {news:?}, but a request was due: {due:?}"));
+            return Err(format!("host {at}: {notices:?}, but a request was due: {due:?}"));
         }
-        if due.news.is_some_and(|due| !news.contains(&due)) {
-            return Err(format!("host {at}: {news:?}, and not {due:?}"));
+        if due.notices.is_some_and(|due| !notices.contains(&due)) {
+            return Err(format!("host {at}: {notices:?}, and not {due:?}"));
         }
         for conn in &due.over {
             if self.hosts[at].desk.talks.get(conn).is_some_and(|talk| !talk.is_over()) {

@@ -154,7 +154,7 @@ pub(crate) struct Listening {
 
 /// The meaning of an event, for the program that expected it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum News {
+pub(crate) enum Notice {
     Request(CallId),
     Replied,
     Established,
@@ -174,7 +174,7 @@ pub(crate) struct Desk {
     pub(crate) numbers: u32,
     pub(crate) pause: u64,
     /// Events of the call that is being judged.
-    pub(crate) news: Vec<(ConnId, News)>,
+    pub(crate) notices: Vec<(ConnId, Notice)>,
     /// Ended connections of real queue pairs, with programs that do not know it yet: the call, and
     /// whether this side requested it.
     pub(crate) farewells: Vec<(ConnId, CallId, bool)>,
@@ -208,7 +208,7 @@ impl Desk {
             talks: BTreeMap::new(),
             numbers: random.of(&[1, 3, 8]),
             pause: random.of(&[20_000, 300_000, 1_000_000]),
-            news: Vec::new(),
+            notices: Vec::new(),
             farewells: Vec::new(),
             proof: Vec::new(),
         }
@@ -218,7 +218,7 @@ impl Desk {
     pub(crate) fn crash(&mut self) {
         self.talks.clear();
         self.listening = [None; SERVICES];
-        self.news.clear();
+        self.notices.clear();
         self.farewells.clear();
     }
 

@@ -6,9 +6,9 @@ use rocinante_stack::types::Key;
 use rocinante_stack::verbs::{SendOp, WcStatus};
 
 use crate::check::Verdict;
+use crate::draft::Draft;
 use crate::memory::{LONGEST, Zone, stride};
 use crate::model::{EndId, Op, Stream, peer};
-use crate::wish::Wish;
 use crate::work::base_of;
 use crate::world::{Stage, World};
 
@@ -198,7 +198,7 @@ impl World<'_> {
     }
 
     /// A request that binds the window of type 2, or invalidates it; seldom a wrong one.
-    pub(crate) fn pane_wish(&mut self, end: EndId) -> Option<Wish> {
+    pub(crate) fn pane_draft(&mut self, end: EndId) -> Option<Draft> {
         let garbage = self.stage == Stage::Storm && self.random.one_in(40);
         let Pane { key, shows, pending, .. } = self.ends[end].panes[OWN];
         let key = key.filter(|_| !pending)?;
@@ -232,7 +232,7 @@ impl World<'_> {
         let pane = &mut self.ends[end].panes[OWN];
         (pane.pending, pane.revoked) = (true, false);
         (pane.before, pane.shows) = (shows, Shows::Either);
-        Some(Wish {
+        Some(Draft {
             op,
             model,
             len: 0,

@@ -91,8 +91,8 @@ impl World<'_> {
     fn answers(&mut self, end: EndId) -> bool {
         let far = &self.ends[peer(end)];
         let executed = far.stream(self.ends[end].generation).map_or(0, |stream| stream.exec);
-        let news = executed != core::mem::replace(&mut self.ends[end].answered, executed);
-        news || self.random.one_in(6)
+        let notices = executed != core::mem::replace(&mut self.ends[end].answered, executed);
+        notices || self.random.one_in(6)
     }
 
     fn may_post(&self, end: EndId) -> bool {
@@ -226,63 +226,63 @@ impl World<'_> {
     /// Posts a random request.
     fn post(&mut self, end: EndId) -> Verdict {
         let garbage = self.stage == Stage::Storm && self.random.one_in(100);
-        let wish = if self.is_datagram(end) { self.letter(end) } else { self.wish(end) };
-        let Some(mut wish) = wish else { return Ok(()) };
+        let draft = if self.is_datagram(end) { self.letter(end) } else { self.draft(end) };
+        let Some(mut draft) = draft else { return Ok(()) };
         let local = garbage && self.random.one_in(3);
         if garbage && !local {
-            self.spoil(end, &mut wish);
+            self.spoil(end, &mut draft);
         }
         let this = &self.ends[end];
         let Some(stream) = this.stream(this.generation) else { return Ok(()) };
         let number = stream.next();
         let (first, generation) = (stream.packets, this.generation);
         let slot = this.index as u64 * stride() + Zone::Local.offset() + number % DEPTH * LONGEST;
-        let result = wish.op.has_result();
-        let list = self.pieces(slot, u64::from(wish.len), LONGEST);
+        let result = draft.op.has_result();
+        let list = self.pieces(slot, u64::from(draft.len), LONGEST);
         let mut sges = self.sges(end, Zone::Local, &list);
-        let short = !result && wish.len <= INLINE && !local;
-        let terse = self.is_terse(end) && matches!(wish.model, Op::Write { .. });
+        let short = !result && draft.len <= INLINE && !local;
+        let terse = self.is_terse(end) && matches!(draft.model, Op::Write { .. });
         let inline = short && (terse || self.random.one_in(2));
         if !result {
-            self.store(end, &list, &wish.data);
+            self.store(end, &list, &draft.data);
         }
-        if local && wish.len > 0 {
+        if local && draft.len > 0 {
             let key = self.bad_key(end, Zone::Local);
             sges.iter_mut().for_each(|sge| sge.lkey = key);
-            wish.bad = Some(WcStatus::LocProtErr);
+            draft.bad = Some(WcStatus::LocProtErr);
             self.tally.faults.garbage_local += 1;
         }
         let last = self.ends[end].outstanding() + 1 == DEPTH;
         let usual = self.stage == Stage::Prove || !self.random.one_in(4);
         let signaled = last || if terse { self.random.one_in(8) } else { usual };
         let fence = self.ends[end].fence || self.random.one_in(8);
-        if !wish.model.is_local() {
-            self.ends[end].fence = matches!(wish.model, Op::Read { .. });
+        if !draft.model.is_local() {
+            self.ends[end].fence = matches!(draft.model, Op::Read { .. });
         }
         let id = u64::from(generation) << 32 | number;
         let solicited = self.random.one_in(3);
         let mtu = self.ends[end].terms.mtu.bytes();
         let request = Request {
             id,
-            op: wish.model,
-            opcode: wish.opcode(),
-            len: wish.len,
-            data: wish.data.clone(),
+            op: draft.model,
+            opcode: draft.opcode(),
+            len: draft.len,
+            data: draft.data.clone(),
             list,
             signaled,
             solicited,
             first,
-            packets: u64::from(wish.len.div_ceil(mtu).max(u32::from(!wish.model.is_local()))),
-            bad: wish.bad,
-            overruns: wish.overruns,
-            through: wish.through,
+            packets: u64::from(draft.len.div_ceil(mtu).max(u32::from(!draft.model.is_local()))),
+            bad: draft.bad,
+            overruns: draft.overruns,
+            through: draft.through,
             void: false,
-            excuses: if wish.excused { vec![WcStatus::RemAccessErr] } else { Vec::new() },
+            excuses: if draft.excused { vec![WcStatus::RemAccessErr] } else { Vec::new() },
             found: None,
             answered: 0,
         };
-        let data = if inline { SendData::Inline(&wish.data) } else { SendData::Sges(&sges) };
-        let wr = SendWr { wr_id: id, op: wish.op, data, signaled, solicited, fence };
+        let data = if inline { SendData::Inline(&draft.data) } else { SendData::Sges(&sges) };
+        let wr = SendWr { wr_id: id, op: draft.op, data, signaled, solicited, fence };
         if let Some(stream) = self.ends[end].current() {
             stream.push(request);
         }

@@ -138,7 +138,7 @@ fn rejection<T: std::fmt::Debug>(result: Result<T, VerbsError>) -> (RejReason, V
     }
 }
 
-pub fn who_is_not_wanted_hears_why(on: On) {
+pub fn a_rejected_peer_gets_the_reason(on: On) {
     let harness = Harness::new(&Setup::new(on));
     let server = server_of(&harness);
     // No listener exists, and nothing was asked of the port's device before.
@@ -201,7 +201,7 @@ pub fn nothing_waits_but_descriptors(on: On) {
 }
 
 /// The queue pair breaks, though the program looks only at its completions.
-pub fn who_never_looks_is_told_by_completions(on: On) {
+pub fn a_program_without_cm_calls_gets_completions(on: On) {
     let harness = Harness::new(&Setup::new(on));
     let listener = listen(&harness, 1);
     let [a, b] = connected(&harness, &listener, QpType::Rc);

@@ -13,8 +13,8 @@ use crate::harness::{
     DEVICE_VARIABLE, Family, KernelDevice, On, PATIENCE, Setup, Side, address, assert_same,
     pattern, wait_until, wr,
 };
-use rocinante_node::{ChildGuard, Lab, LabConfig, exit_with_parent};
 use crate::oracles::{Oracle, Oracles};
+use rocinante_node::{ChildGuard, Lab, LabConfig, exit_with_parent};
 
 /// Makes a process of this program the peer of a test; the value is the address on which it waits.
 const ROLE: &str = "ROCINANTE_E2E_DEATH";

@@ -145,7 +145,7 @@ pub fn every_member_receives_ipv6(on: On) {
 }
 
 /// Also on the sender's own device: the sender gets a copy, too.
-pub fn who_sends_to_its_own_group_hears_it(on: On) {
+pub fn a_sender_in_the_group_receives_its_own_datagram(on: On) {
     for family in [Family::V4, Family::V6] {
         let harness = Harness::new(&Setup::new(on.clone()).family(family));
         let [a, _] = &harness.sides;
@@ -201,7 +201,7 @@ pub fn one_member_that_cannot_take_it_is_no_trouble_to_others(on: On) {
     }
 }
 
-pub fn who_has_left_hears_no_more(on: On) {
+pub fn a_queue_pair_that_left_the_group_receives_no_more(on: On) {
     let harness = Harness::new(&Setup::new(on));
     let [a, b] = &harness.sides;
     let groups = [group(Family::V4), group(Family::V4)];

@@ -68,8 +68,8 @@ tests! {
         mixed_operations_on_64_queue_pairs,
         queue_pairs_come_and_go_while_others_work;
     progress:
-        a_channel_wakes_who_sleeps_on_it,
-        a_channel_wakes_who_polls_its_descriptor,
+        a_channel_wakes_its_sleeper,
+        a_channel_wakes_a_poll_of_its_descriptor,
         solicited_events_are_for_solicited_sends_and_errors,
         a_passive_target_serves_everything,
         a_receive_that_was_posted_is_there,
@@ -89,7 +89,7 @@ tests! {
         datagrams_share_receives,
         without_a_shared_receive_the_sender_waits,
         the_limit_of_a_shared_queue_is_told_once,
-        who_breaks_leaves_what_is_shared,
+        a_broken_queue_pair_leaves_the_shared_queue,
         a_shared_queue_in_use_is_not_destroyed,
         few_receives_serve_many_senders;
     unreliable:
@@ -104,9 +104,9 @@ tests! {
     mcast:
         every_member_receives_ipv4,
         every_member_receives_ipv6,
-        who_sends_to_its_own_group_hears_it,
+        a_sender_in_the_group_receives_its_own_datagram,
         one_member_that_cannot_take_it_is_no_trouble_to_others,
-        who_has_left_hears_no_more,
+        a_queue_pair_that_left_the_group_receives_no_more,
         what_cannot_be_attached_is_refused;
     windows:
         a_window_of_type_2_is_used_until_it_is_invalidated,
@@ -128,9 +128,9 @@ tests! {
     cm:
         ipv4_connects_exchanges_and_disconnects,
         ipv6_connects_exchanges_and_disconnects,
-        who_is_not_wanted_hears_why,
+        a_rejected_peer_gets_the_reason,
         nothing_waits_but_descriptors,
-        who_never_looks_is_told_by_completions,
+        a_program_without_cm_calls_gets_completions,
         unreliable_connections,
         private_data_of_every_length,
         many_connections_one_after_the_other,
@@ -140,7 +140,7 @@ tests! {
     services:
         a_service_is_found_and_used_over_ipv4,
         a_service_is_found_and_used_over_ipv6,
-        who_is_not_wanted_hears_why,
+        a_rejected_peer_gets_the_reason,
         nothing_waits_but_descriptors;
 }
 

@@ -33,7 +33,7 @@ fn pair_with_channel(harness: &Harness) -> (Qp, Qp, CompChannel, rocinante::Cq) 
     (qp, peer, channel, cq)
 }
 
-pub fn a_channel_wakes_who_sleeps_on_it(on: On) {
+pub fn a_channel_wakes_its_sleeper(on: On) {
     let harness = Harness::new(&Setup::new(on));
     let [a, _] = &harness.sides;
     let (qp, peer, channel, cq) = pair_with_channel(&harness);
@@ -77,7 +77,7 @@ fn is_readable(fd: &impl AsFd, timeout: Duration) -> bool {
     poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&timeout)).unwrap() == 1
 }
 
-pub fn a_channel_wakes_who_polls_its_descriptor(on: On) {
+pub fn a_channel_wakes_a_poll_of_its_descriptor(on: On) {
     let harness = Harness::new(&Setup::new(on));
     let [a, _] = &harness.sides;
     let (qp, peer, channel, cq) = pair_with_channel(&harness);

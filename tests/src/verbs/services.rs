@@ -4,10 +4,10 @@ use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use rocinante::cm::{CmFailure, DatagramListener, Resolving, SidrStatus, UDP_QKEY, resolve};
-use rocinante::{Access, GRH_LEN, QpType, RecvWr, SendOp, VerbsError, WcStatus};
 use super::readable;
 use crate::harness::{Family, Harness, On, PATIENCE, Setup, Side, wr};
+use rocinante::cm::{CmFailure, DatagramListener, Resolving, SidrStatus, UDP_QKEY, resolve};
+use rocinante::{Access, GRH_LEN, QpType, RecvWr, SendOp, VerbsError, WcStatus};
 
 const PORT: u16 = 7174;
 
@@ -71,7 +71,7 @@ fn find_and_use(setup: &Setup) {
     }
 }
 
-pub fn who_is_not_wanted_hears_why(on: On) {
+pub fn a_rejected_peer_gets_the_reason(on: On) {
     let harness = Harness::new(&Setup::new(on));
     let [a, b] = &harness.sides;
     let server = server_of(&harness);

@@ -140,7 +140,7 @@ pub fn the_limit_of_a_shared_queue_is_told_once(on: On) {
     }
 }
 
-pub fn who_breaks_leaves_what_is_shared(on: On) {
+pub fn a_broken_queue_pair_leaves_the_shared_queue(on: On) {
     let harness = Harness::new(&Setup::new(on));
     let [a, b] = &harness.sides;
     let srq = b.pd.create_srq(8, 1).unwrap();

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::{Addresses, PORT, SLACK, Trial, Victim, call, failed, left_nothing, serve};
 
 /// A command that would run for a long time.
-struct Case {
+struct DeathCase {
     command: &'static str,
     victim: Victim,
     /// The victim's error has one of these.
@@ -28,7 +28,7 @@ const DEAD: &[&str] = &["closed the connection", "RETRY_EXC_ERR", "within 15 s"]
 /// The victim's error if the peer died while the two still connected.
 const EARLY: [&str; 2] = ["within 20 s", "the time given is over"];
 
-impl Case {
+impl DeathCase {
     fn run(&self) -> Result<(), String> {
         let addresses = Addresses::new();
         let [own, there] = addresses.0;
@@ -94,7 +94,7 @@ pub(super) fn trials() -> Vec<Trial> {
     let mut trials = Vec::new();
     for (command, within) in commands {
         for victim in [Victim::Client, Victim::Server] {
-            let case = Case { command, victim, words: DEAD, within };
+            let case = DeathCase { command, victim, words: DEAD, within };
             let name = format!("death of the peer of the {victim:?} of {command:?}");
             trials.push(Trial::new(name, move || case.run()));
         }

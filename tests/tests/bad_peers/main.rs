@@ -214,7 +214,7 @@ fn run_all(workers: usize, mut trials: Vec<Trial>) {
 /// Nothing useful comes from these peers: the victim gives them up in time. All run at once, as
 /// they only wait.
 #[test]
-fn whoever_is_waited_for_is_given_up() {
+fn a_silent_peer_is_given_up() {
     let mut trials = packets::trials();
     trials.extend(death::trials());
     trials.extend(words::silences());
@@ -223,7 +223,7 @@ fn whoever_is_waited_for_is_given_up() {
 }
 
 #[test]
-fn whoever_closes_or_talks_nonsense_is_named_at_once() {
+fn a_peer_that_closes_or_sends_nonsense_is_named_at_once() {
     let mut trials = words::nonsense();
     trials.extend(words::requests());
     trials.extend(words::own_contradictions());

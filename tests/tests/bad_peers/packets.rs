@@ -263,7 +263,7 @@ fn keys(own: Ipv4Addr) -> Vec<u8> {
     keys.into_bytes()
 }
 
-struct Case {
+struct PacketCase {
     name: &'static str,
     command: &'static str,
     victim_begins: bool,
@@ -273,7 +273,7 @@ struct Case {
     within: Duration,
 }
 
-impl Case {
+impl PacketCase {
     fn run(&self) -> Result<(), String> {
         let addresses = Addresses::new();
         let [own, peer] = addresses.0;
@@ -328,8 +328,8 @@ const fn case(
     conduct: Conduct,
     within: Duration,
     words: &'static [&'static str],
-) -> Case {
-    Case {
+) -> PacketCase {
+    PacketCase {
         name,
         command: "pingpong -n 20 -s 100",
         victim_begins: true,
@@ -341,7 +341,7 @@ const fn case(
 }
 
 #[rustfmt::skip]
-fn clients() -> Vec<Case> {
+fn clients() -> Vec<PacketCase> {
     let mut all = vec![
         case("wrong ICRCs", answers_with_wrong_icrcs, RETRIES, &["dropped", "for icrc", "RETRY_EXC_ERR"]),
         case("ghost ACKs", acknowledges_what_was_not_sent, RETRIES, &["RETRY_EXC_ERR"]),
@@ -350,7 +350,7 @@ fn clients() -> Vec<Case> {
         case("reserved codes", answers_in_reserved_codes, RETRIES, &["RETRY_EXC_ERR"]),
         case("refuses", refuses, RETRIES, &["path MTU", "REM_INV_REQ_ERR"]),
     ];
-    let perf = all.iter().map(|case| Case {
+    let perf = all.iter().map(|case| PacketCase {
         command: "perf send-bw -n 20 -s 100 -m 1024",
         words: match case.name {
             "never ready" => &["measuring: ", "within 15 s"],
@@ -358,12 +358,12 @@ fn clients() -> Vec<Case> {
         },
         ..*case
     });
-    let perf: Vec<Case> = perf.collect();
+    let perf: Vec<PacketCase> = perf.collect();
     let others = all.iter().flat_map(|case| [
-        Case { command: "pingpong --compat ibv -n 20 -s 100", tongue: Tongue::Ibv, ..*case },
-        Case { command: "perf write-bw --compat perftest -n 20 -s 100 -m 1024", tongue: Tongue::Perftest, ..*case },
+        PacketCase { command: "pingpong --compat ibv -n 20 -s 100", tongue: Tongue::Ibv, ..*case },
+        PacketCase { command: "perf write-bw --compat perftest -n 20 -s 100 -m 1024", tongue: Tongue::Perftest, ..*case },
     ]);
-    let others: Vec<Case> = others.collect();
+    let others: Vec<PacketCase> = others.collect();
     for case in &mut all {
         case.words = match case.name {
             "wrong ICRCs" => &["first message: ", "for icrc"],
@@ -377,12 +377,12 @@ fn clients() -> Vec<Case> {
     all.extend(perf);
     all.extend(others);
     let short = case("short READ", reads_too_little, RETRIES, &["measuring: "]);
-    all.push(Case { command: "perf read-lat -n 20 -s 100", ..short });
+    all.push(PacketCase { command: "perf read-lat -n 20 -s 100", ..short });
     all
 }
 
 #[rustfmt::skip]
-fn servers() -> Vec<Case> {
+fn servers() -> Vec<PacketCase> {
     let cases = [
         case("wrong ICRCs", sends_with_wrong_icrcs, QUIET, &["within 15 s", "for icrc"]),
         case("far ahead", sends_far_ahead, QUIET, &["within 15 s"]),
@@ -395,13 +395,13 @@ fn servers() -> Vec<Case> {
         ("perf send-bw --compat perftest -n 20 -s 100 -m 1024", Tongue::Perftest),
     ];
     let all = cases.iter().flat_map(|case| {
-        victims.iter().map(|(command, tongue)| Case { command, tongue: *tongue, victim_begins: false, ..*case })
+        victims.iter().map(|(command, tongue)| PacketCase { command, tongue: *tongue, victim_begins: false, ..*case })
     });
     all.collect()
 }
 
 pub(super) fn trials() -> Vec<Trial> {
     let cases = servers().into_iter().chain(clients());
-    let name = |case: &Case| format!("{} ({})", case.name, case.command);
+    let name = |case: &PacketCase| format!("{} ({})", case.name, case.command);
     cases.map(|case| Trial::new(name(&case), move || case.run())).collect()
 }

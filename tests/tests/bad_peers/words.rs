@@ -206,8 +206,8 @@ pub(super) fn silences() -> Vec<Trial> {
         }
     }
     let mut trials = trials(cases);
-    trials.push(stranger(b""));
-    trials.push(stranger(b"{\"rocinante\":1,\"command\":\"ping"));
+    trials.push(other_program(b""));
+    trials.push(other_program(b"{\"rocinante\":1,\"command\":\"ping"));
     trials
 }
 
@@ -227,8 +227,8 @@ pub(super) fn nonsense() -> Vec<Trial> {
         if matches!(script.framing, Framing::Lines) {
             let endless = Fault::Words(vec![b'x'; 5 << 20]);
             cases.push(script.case(1, endless, "longer than", SOON));
-            let stranger = Fault::Words(b"SSH-2.0-OpenSSH_9.2\r\n".to_vec());
-            cases.push(script.case(1, stranger, "", SOON));
+            let other = Fault::Words(b"SSH-2.0-OpenSSH_9.2\r\n".to_vec());
+            cases.push(script.case(1, other, "", SOON));
         }
     }
     trials(cases)
@@ -298,8 +298,8 @@ pub(super) fn own_contradictions() -> Vec<Trial> {
 /// Requests in the first line of a client.
 pub(super) fn requests() -> Vec<Trial> {
     let changed: [(&str, Fault); 6] = [
-        hello!("make no sense", ["options"]["size"] = json!(u32::MAX)),
-        hello!("make no sense", ["options"]["iters"] = json!(0)),
+        hello!("no messages of", ["options"]["size"] = json!(u32::MAX)),
+        hello!("no messages of", ["options"]["iters"] = json!(0)),
         hello!("no path MTU of 999", ["options"]["mtu"] = json!(999)),
         hello!("not understood", ["options"]["size"] = json!("x")),
         hello!("version 7", ["rocinante"] = json!(7)),
@@ -340,7 +340,7 @@ pub(super) fn other_contradictions() -> Vec<Trial> {
         at!("both IPv6", 19, "fd770000000000000000000000000002"),
         at!("link-local", 19, "fe800000000000000000000000000002"),
         at!("multicast", 19, "00000000000000000000ffffe0000001"),
-        at!("nobody's", 19, "00000000000000000000ffffffffffff"),
+        at!("no host's", 19, "00000000000000000000ffffffffffff"),
         at!("is no address", 51, "0"),
     ];
     let keys = [
@@ -397,14 +397,14 @@ pub(super) fn other_contradictions() -> Vec<Trial> {
 }
 
 /// A client that sends nothing, or sends slowly, is sent away; the next client is served.
-fn stranger(words: &'static [u8]) -> Trial {
-    let name = format!("a stranger who says {:?}", String::from_utf8_lossy(words));
+fn other_program(words: &'static [u8]) -> Trial {
+    let name = format!("another program that says {:?}", String::from_utf8_lossy(words));
     Trial::new(name, move || {
         let addresses = Addresses::new();
         let [own, there] = addresses.0;
         let server = serve("pingpong", own);
-        let stranger = reach((own, PORT).into());
-        let mut dripping = stranger.try_clone().unwrap();
+        let other = reach((own, PORT).into());
+        let mut dripping = other.try_clone().unwrap();
         std::thread::spawn(move || {
             for byte in words.chunks(1) {
                 if dripping.write_all(byte).is_err() {
@@ -415,7 +415,7 @@ fn stranger(words: &'static [u8]) -> Trial {
         });
         let client = call("pingpong -n 20 -s 100", there, own).finish();
         let server = server.finish();
-        drop(stranger);
+        drop(other);
         if (server.status, client.status) != (0, 0) {
             return Err(format!("{}{}", server.err, client.err));
         }

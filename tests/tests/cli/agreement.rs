@@ -40,14 +40,14 @@ fn another_command_is_named_on_both_sides() {
 }
 
 #[test]
-fn strangers_are_sent_away_and_the_client_is_served() {
+fn other_programs_are_sent_away_and_the_client_is_served() {
     let addresses = Addresses::new();
     let mut server = addresses.serve("pingpong");
     for line in ["GET / HTTP/1.1\r\n\r\n", "{\"rocinante\":1}\n", "\u{1b}[2J\n", "\n"] {
-        let mut stranger = TcpStream::connect((addresses.server, 18515)).unwrap();
-        stranger.write_all(line.as_bytes()).unwrap();
+        let mut other = TcpStream::connect((addresses.server, 18515)).unwrap();
+        other.write_all(line.as_bytes()).unwrap();
         let mut answer = String::new();
-        stranger.read_to_string(&mut answer).unwrap();
+        other.read_to_string(&mut answer).unwrap();
         assert!(answer.contains("this is a rocinante server"), "{answer}");
         server.says("is no client of rocinante");
     }

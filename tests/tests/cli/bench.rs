@@ -100,7 +100,7 @@ fn rows_are_complete_and_the_report_has_them_all() {
         assert!(text.contains(&line), "{line} is not in {text}");
     }
     let plot = dir.read("throughput.svg");
-    for name in ["udp", "packet", "udp, ceiling", "tcp-spin", "WRITE throughput"] {
+    for name in ["udp", "packet", "udp, raw baseline", "tcp-spin", "WRITE throughput"] {
         assert!(plot.contains(name), "{name} is not in {plot}");
     }
 }

@@ -31,7 +31,7 @@ fn udaddy_sends_there_and_back() {
 }
 
 #[test]
-fn mckey_sends_to_all_who_have_joined() {
+fn mckey_sends_to_all_members() {
     let Addresses { server, client } = Addresses::new();
     let octets = std::process::id().to_be_bytes();
     let group = format!("239.82.{}.{}", octets[2], octets[3]);
@@ -76,9 +76,9 @@ fn groups_are_joined(backend: Backend) {
         let line = format!("-M {gid} -b {sender} -s -C 20 -S 500 --pause 0");
         let sent = within(2, &line).finish().succeeded().json();
         assert_eq!((&sent["sent"], &sent["group"]), (&20.into(), &group.into()));
-        let [member, stranger] = receivers.map(Running::finish);
+        let [member, other] = receivers.map(Running::finish);
         assert_eq!(member.succeeded().json()["received"], 40);
-        stranger.failed(1, &["0 of 20 datagrams have come"]);
+        other.failed(1, &["0 of 20 datagrams have come"]);
     }
 }
 

@@ -36,7 +36,7 @@ fn json_has_the_promised_members() {
 }
 
 #[test]
-fn counters_name_who_has_the_port() {
+fn counters_name_the_process_that_has_the_port() {
     let addresses = Addresses::new();
     let server = addresses.serve("pingpong");
     let done = run("devices lo --counters --json").succeeded();

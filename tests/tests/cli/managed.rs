@@ -48,7 +48,7 @@ fn the_server_still_decides_what_it_was_given() {
 }
 
 #[test]
-fn who_finds_nobody_hears_what_to_do() {
+fn a_client_without_a_server_learns_what_to_do() {
     let addresses = Addresses::new();
     let alone = addresses.call("pingpong --cm");
     assert_eq!(alone.status, 1);

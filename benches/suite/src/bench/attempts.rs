@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 pub(super) enum Subject {
     /// A peer, or one of our backends, under its name in the rows.
     Netdev(&'static str),
-    /// The ceiling of a backend.
-    Ceiling(&'static str),
+    /// The baseline of a backend.
+    Baseline(&'static str),
     /// The port of a backend, with no engine behind it.
     Port(&'static str),
 }
@@ -48,7 +48,7 @@ mod tests {
     #[test]
     fn what_never_worked_is_given_up_and_what_worked_once_is_not() {
         let mut attempts = Attempts::default();
-        let (iperf3, packet) = (Subject::Netdev("iperf3"), Subject::Ceiling("packet"));
+        let (iperf3, packet) = (Subject::Netdev("iperf3"), Subject::Baseline("packet"));
         assert!(!attempts.in_vain(iperf3));
         attempts.add(iperf3, false);
         assert!(!attempts.in_vain(iperf3), "once");
@@ -59,7 +59,7 @@ mod tests {
         }
         assert!(!attempts.in_vain(iperf3), "it has worked");
         assert!(attempts.in_vain(packet));
-        assert!(!attempts.in_vain(Subject::Netdev("packet")), "only its ceiling fails");
+        assert!(!attempts.in_vain(Subject::Netdev("packet")), "only its baseline fails");
         assert!(!attempts.in_vain(Subject::Port("packet")));
     }
 }

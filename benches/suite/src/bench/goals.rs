@@ -92,13 +92,14 @@ const BACKENDS: [&str; 3] = ["udp", "packet", "afxdp"];
 
 /// All goals, judged by the rows that count.
 pub(super) fn all(rows: &[Row]) -> Vec<Judged> {
-    let [valid, any] = [false, true].map(|with_invalid| goals(&Rows { all: rows, with_invalid }));
+    let [valid, any] =
+        [false, true].map(|with_invalid| goals(&JudgedRows { all: rows, with_invalid }));
     let judged =
         |(goal, of_any): (Goal, Goal)| Judged { goal, has_invalid: of_any.value.is_some() };
     valid.into_iter().zip(any).map(judged).collect()
 }
 
-fn goals(rows: &Rows<'_>) -> Vec<Goal> {
+fn goals(rows: &JudgedRows<'_>) -> Vec<Goal> {
     let mut goals = Vec::new();
     for netdev in BACKENDS {
         rows.bandwidth(netdev, &mut goals);
@@ -124,13 +125,13 @@ fn goals(rows: &Rows<'_>) -> Vec<Goal> {
     goals
 }
 
-struct Rows<'a> {
+struct JudgedRows<'a> {
     all: &'a [Row],
     /// Whether rows of invalid runs count, too.
     with_invalid: bool,
 }
 
-impl Rows<'_> {
+impl JudgedRows<'_> {
     fn counts(&self, row: &Row) -> bool {
         self.with_invalid || row.counts()
     }
@@ -159,7 +160,7 @@ impl Rows<'_> {
         {
             for (measure, what) in [(Measure::WriteBw, "WRITE"), (Measure::SendBw, "SEND")] {
                 goals.push(Goal {
-                    text: format!("1 MiB {what}, `{netdev}`, path MTU {mtu}, of the ceiling"),
+                    text: format!("1 MiB {what}, `{netdev}`, path MTU {mtu}, of the baseline"),
                     bound: Bound::AtLeast(least),
                     value: large(measure, mtu).and_then(|row| row.ratio),
                 });
@@ -210,7 +211,7 @@ impl Rows<'_> {
     fn latency(&self, netdev: &str, goals: &mut Vec<Goal>) {
         let write = self.row(Measure::WriteLat, netdev, SMALL, MTU, 1);
         goals.push(Goal {
-            text: format!("64 B WRITE, half round trip, `{netdev}`, of the ceiling's"),
+            text: format!("64 B WRITE, half round trip, `{netdev}`, of the baseline's"),
             bound: Bound::AtMost(1.15),
             value: write.and_then(|row| row.ratio),
         });

@@ -91,7 +91,7 @@ pub(super) struct Cell {
 }
 
 impl Cell {
-    /// The tasks that give these steps their ceilings.
+    /// The tasks that give these steps their baselines.
     pub(super) fn tasks(&self) -> Vec<Task> {
         let mut tasks: Vec<Task> = Vec::new();
         for step in &self.steps {
@@ -159,7 +159,7 @@ impl fmt::Display for Cell {
     }
 }
 
-/// The task and message size that make the ceiling of a figure.
+/// The task and message size that make the baseline of a figure.
 pub(super) fn reference(measure: Measure, size: usize) -> Option<(Kind, usize)> {
     match measure {
         Measure::WriteBw
@@ -172,7 +172,7 @@ pub(super) fn reference(measure: Measure, size: usize) -> Option<(Kind, usize)> 
         Measure::WriteLat | Measure::WriteLatSignaled | Measure::WriteLatMemory => {
             Some((Kind::PingPong, size))
         }
-        // Their ceiling is the round trip of a small WRITE.
+        // Their baseline is the round trip of a small WRITE.
         Measure::ReadLat
         | Measure::ReadLatPassive
         | Measure::ReadLatAsleep
@@ -353,7 +353,7 @@ impl Choice {
         vec![Cell { group, ours: None, mtu, qps, small_buffers, steps: Vec::new(), peers }]
     }
 
-    /// The steps of all message sizes, in chunks, so that each ceiling is measured soon before its
+    /// The steps of all message sizes, in chunks, so that each baseline is measured soon before its
     /// figure.
     fn sweep(&self, group: Group) -> Vec<Vec<Step>> {
         const AT_ONCE: usize = 6;

@@ -15,17 +15,17 @@ use rocinante_cli::output::Failure;
 pub(super) struct Line {
     name: String,
     points: Vec<(f64, f64)>,
-    is_ceiling: bool,
+    is_baseline: bool,
 }
 
 impl Line {
-    /// The peer of this line, or of the line that this one is the ceiling of.
+    /// The peer of this line, or of the line that this one is the baseline of.
     fn peer(&self) -> &str {
-        self.name.strip_suffix(CEILING).unwrap_or(&self.name)
+        self.name.strip_suffix(BASELINE).unwrap_or(&self.name)
     }
 }
 
-const CEILING: &str = ", ceiling";
+const BASELINE: &str = ", raw baseline";
 
 /// The measures that are plotted, with file name and title.
 pub(super) const PLOTS: [(Measure, &str, &str); 2] = [
@@ -33,23 +33,23 @@ pub(super) const PLOTS: [(Measure, &str, &str); 2] = [
     (Measure::WriteLat, "latency.svg", "WRITE latency, half round trip, median, µs"),
 ];
 
-/// The lines of a measure: each backend, its ceiling, and the peers.
+/// The lines of a measure: each backend, its baseline, and the peers.
 pub(super) fn lines(rows: &[Row], measure: Measure) -> Vec<Line> {
     let is_of = |row: &&Row| {
         row.key.measure == measure && row.key.qps == 1 && [MTU, LINK_MTU].contains(&row.key.mtu)
     };
     let mut lines: Vec<Line> = Vec::new();
-    let mut add = |name: String, is_ceiling, size: usize, value: f64| {
+    let mut add = |name: String, is_baseline, size: usize, value: f64| {
         let point = (size as f64, value);
         match lines.iter_mut().find(|line| line.name == name) {
             Some(line) => line.points.push(point),
-            None => lines.push(Line { name, points: vec![point], is_ceiling }),
+            None => lines.push(Line { name, points: vec![point], is_baseline }),
         }
     };
     for row in rows.iter().filter(is_of) {
         add(row.key.netdev.to_owned(), false, row.key.size, row.value);
-        if let Some(ceiling) = row.ceiling {
-            add(format!("{}{CEILING}", row.key.netdev), true, row.key.size, ceiling);
+        if let Some(baseline) = row.baseline {
+            add(format!("{}{BASELINE}", row.key.netdev), true, row.key.size, baseline);
         }
     }
     lines.iter_mut().for_each(|line| line.points.sort_by(|a, b| a.0.total_cmp(&b.0)));
@@ -94,7 +94,7 @@ fn draw(path: &Path, title: &str, lines: &[Line]) -> Result<(), Box<dyn std::err
     for line in lines {
         let style = colour(line.peer()).stroke_width(2);
         let points = line.points.iter().copied();
-        if line.is_ceiling {
+        if line.is_baseline {
             chart
                 .draw_series(DashedLineSeries::new(points, 4, 4, style))?
                 .label(&line.name)
@@ -123,7 +123,7 @@ fn base(min: f64, max: f64) -> f64 {
     if max / min < 100.0 { 2.0 } else { 10.0 }
 }
 
-/// Each peer has the same colour in every plot, and its ceiling has that colour, too.
+/// Each peer has the same colour in every plot, and its baseline has that colour, too.
 fn colour(peer: &str) -> RGBColor {
     match peer {
         "udp" => RGBColor(0x1f, 0x77, 0xb4),
@@ -151,14 +151,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_backend_has_a_line_and_its_ceiling_another() {
-        let row = |netdev, size, mtu, qps, ceiling| Row {
+    fn every_backend_has_a_line_and_its_baseline_another() {
+        let row = |netdev, size, mtu, qps, baseline| Row {
             key: Key { measure: Measure::WriteBw, netdev, size, mtu, qps },
             value: size as f64,
             min: 1.0,
             max: 1.0,
             unit: "Gb/s",
-            ceiling,
+            baseline,
             ratio: None,
             samples: 1,
             valid: Some(true),
@@ -170,14 +170,14 @@ mod tests {
             row("udp", 2, MTU, 4, Some(9.0)),
             row("tcp-spin", 64, LINK_MTU, 1, None),
         ];
-        let line = |name: &str, points: &[(f64, f64)], is_ceiling| Line {
+        let line = |name: &str, points: &[(f64, f64)], is_baseline| Line {
             name: name.to_owned(),
             points: points.to_vec(),
-            is_ceiling,
+            is_baseline,
         };
         let expected = [
             line("udp", &[(2.0, 2.0), (64.0, 64.0)], false),
-            line("udp, ceiling", &[(2.0, 9.0), (64.0, 90.0)], true),
+            line("udp, raw baseline", &[(2.0, 9.0), (64.0, 90.0)], true),
             line("tcp-spin", &[(64.0, 64.0)], false),
         ];
         assert_eq!(lines(&rows, Measure::WriteBw), expected);

@@ -26,8 +26,8 @@ pub(super) struct Sample {
     /// The run, counted from 1.
     pub(super) run: usize,
     pub(super) value: f64,
-    /// Its ceiling, measured right before.
-    pub(super) ceiling: Option<f64>,
+    /// Its baseline, measured right before.
+    pub(super) baseline: Option<f64>,
 }
 
 /// All samples of all runs.
@@ -41,11 +41,11 @@ pub(super) struct Rows {
 /// The standing of a run. Better standings come first: the runs of the best one count.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Standing {
-    /// The ceilings are high enough.
+    /// The baselines are high enough.
     Valid,
     /// Unknown, and why.
     NotJudged(String),
-    /// A ceiling is too low, and which.
+    /// A baseline is too low, and which.
     Invalid(String),
 }
 
@@ -78,8 +78,10 @@ pub(super) struct Row {
     pub(super) min: f64,
     pub(super) max: f64,
     pub(super) unit: &'static str,
-    pub(super) ceiling: Option<f64>,
-    /// The value divided by the ceiling.
+    /// The median of the raw baselines. The rows of earlier versions have it by this name, too.
+    #[serde(rename = "ceiling")]
+    pub(super) baseline: Option<f64>,
+    /// The value divided by the baseline.
     pub(super) ratio: Option<f64>,
     /// Number of samples that count.
     pub(super) samples: usize,
@@ -99,8 +101,8 @@ impl Row {
     }
 }
 
-/// A ceiling below this multiple of one iperf3 stream is too low.
-const CEILING_MIN: f64 = 2.5;
+/// A baseline below this multiple of one iperf3 stream is too low.
+const BASELINE_MIN: f64 = 2.5;
 
 impl Rows {
     pub(super) fn add(&mut self, key: Key, sample: Sample) {
@@ -111,7 +113,7 @@ impl Rows {
         self.samples.is_empty()
     }
 
-    /// Judges each run by its ceilings for `large` bytes at path MTU `mtu`.
+    /// Judges each run by its baselines for `large` bytes at path MTU `mtu`.
     pub(super) fn judge(&mut self, large: usize, mtu: u32) {
         let stands = |run| (run, self.standing(run, large, mtu));
         self.standings = self.runs().into_iter().map(stands).collect();
@@ -138,21 +140,21 @@ impl Rows {
             let values = samples.filter(|sample| sample.run == run).filter_map(pick);
             Some(Spread::of(values.collect())?.median)
         };
-        let ceiling =
-            |netdev: &'static str| Some((netdev, streams(netdev, |sample| sample.ceiling)?));
-        let ceilings: Vec<(&str, f64)> =
-            ["udp", "packet"].into_iter().filter_map(ceiling).collect();
+        let baseline =
+            |netdev: &'static str| Some((netdev, streams(netdev, |sample| sample.baseline)?));
+        let baselines: Vec<(&str, f64)> =
+            ["udp", "packet"].into_iter().filter_map(baseline).collect();
         let Some(iperf3) = streams("iperf3", |sample| Some(sample.value)) else {
             return Standing::NotJudged("there is no iperf3 stream of it".into());
         };
-        if ceilings.is_empty() {
+        if baselines.is_empty() {
             let why =
-                format!("there is no ceiling of udp or packet of {large} B at path MTU {mtu}");
+                format!("there is no raw baseline of udp or packet of {large} B at path MTU {mtu}");
             return Standing::NotJudged(why);
         }
-        match ceilings.iter().find(|(_, ceiling)| *ceiling < CEILING_MIN * iperf3) {
+        match baselines.iter().find(|(_, baseline)| *baseline < BASELINE_MIN * iperf3) {
             Some((netdev, low)) => Standing::Invalid(format!(
-                "the ceiling of {netdev} ({low:.1} Gb/s) is below {CEILING_MIN} times one iperf3 stream ({iperf3:.1} Gb/s)"
+                "the raw baseline of {netdev} ({low:.1} Gb/s) is below {BASELINE_MIN} times one iperf3 stream ({iperf3:.1} Gb/s)"
             )),
             None => Standing::Valid,
         }
@@ -194,16 +196,18 @@ impl Rows {
         let valid = samples.iter().map(of).fold(Some(false), better);
         let counted: Vec<&Sample> = samples.iter().filter(|sample| of(sample) == valid).collect();
         let value = Spread::of(counted.iter().map(|sample| sample.value).collect())?;
-        let ceiling = Spread::of(counted.iter().filter_map(|sample| sample.ceiling).collect());
-        let ceiling = ceiling.map(|spread| spread.median);
+        let baseline = Spread::of(counted.iter().filter_map(|sample| sample.baseline).collect());
+        let baseline = baseline.map(|spread| spread.median);
         Some(Row {
             key,
             value: value.median,
             min: value.min,
             max: value.max,
             unit: key.measure.unit(),
-            ceiling,
-            ratio: ceiling.filter(|ceiling| *ceiling > 0.0).map(|ceiling| value.median / ceiling),
+            baseline,
+            ratio: baseline
+                .filter(|baseline| *baseline > 0.0)
+                .map(|baseline| value.median / baseline),
             samples: counted.len(),
             valid,
         })
@@ -229,27 +233,27 @@ mod tests {
         Key { measure, netdev, size, mtu: 4096, qps: 1 }
     }
 
-    fn rows(ceilings: [f64; 3]) -> Rows {
+    fn rows(baselines: [f64; 3]) -> Rows {
         let mut rows = Rows::default();
-        for (run, ceiling) in (1..).zip(ceilings) {
+        for (run, baseline) in (1..).zip(baselines) {
             let value = run as f64;
             let ours = key(Measure::WriteBw, "udp", LARGE);
-            rows.add(ours, Sample { run, value, ceiling: Some(ceiling) });
+            rows.add(ours, Sample { run, value, baseline: Some(baseline) });
             let iperf3 = Key { mtu: 9000, ..key(Measure::WriteBw, "iperf3", 131_072) };
-            rows.add(iperf3, Sample { run, value: 10.0, ceiling: None });
+            rows.add(iperf3, Sample { run, value: 10.0, baseline: None });
         }
         rows.judge(LARGE, 4096);
         rows
     }
 
     #[test]
-    fn a_row_is_the_median_beside_the_median_of_its_ceilings() {
+    fn a_row_is_the_median_beside_the_median_of_its_baselines() {
         let rows = rows([30.0, 50.0, 40.0]);
         assert_eq!((rows.remarks(), rows.caution()), (Vec::new(), String::new()));
         let [iperf3, ours] = &rows.rows()[..] else { panic!("two rows") };
         assert_eq!((iperf3.key.netdev, iperf3.ratio), ("iperf3", None));
         assert_eq!((ours.min, ours.value, ours.max), (1.0, 2.0, 3.0));
-        assert_eq!((ours.ceiling, ours.ratio), (Some(40.0), Some(2.0 / 40.0)));
+        assert_eq!((ours.baseline, ours.ratio), (Some(40.0), Some(2.0 / 40.0)));
         assert_eq!((ours.samples, ours.valid, ours.unit), (3, Some(true), "Gb/s"));
         let json: serde_json::Value = serde_json::from_str(&ours.json()).unwrap();
         let named = [
@@ -273,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_whose_ceiling_is_none_does_not_count() {
+    fn a_run_with_too_low_a_baseline_does_not_count() {
         let rows = rows([24.9, 50.0, 40.0]);
         let [remark] = &rows.remarks()[..] else { panic!("{:?}", rows.remarks()) };
         assert!(remark.starts_with("run 1 is invalid") && remark.contains("24.9 Gb/s"), "{remark}");
@@ -295,19 +299,21 @@ mod tests {
     fn what_only_an_invalid_run_has_is_invalid() {
         let mut rows = rows([24.9, 50.0, 40.0]);
         let rate = key(Measure::WriteRate, "udp", 64);
-        rows.add(rate, Sample { run: 1, value: 1.0, ceiling: None });
+        rows.add(rate, Sample { run: 1, value: 1.0, baseline: None });
         let found = rows.rows().into_iter().find(|row| row.key == rate).unwrap();
         assert_eq!((found.valid, found.samples), (Some(false), 1));
         assert!(rows.caution().starts_with("Rows marked **no**"), "{}", rows.caution());
     }
 
     #[test]
-    fn without_iperf3_or_a_ceiling_nothing_is_judged() {
+    fn without_iperf3_or_a_baseline_nothing_is_judged() {
         let ours = key(Measure::WriteBw, "udp", LARGE);
         let iperf3 = Key { mtu: 9000, ..key(Measure::WriteBw, "iperf3", 131_072) };
-        for (key, ceiling, why) in [(ours, Some(1.0), "no iperf3"), (iperf3, None, "no ceiling")] {
+        for (key, baseline, why) in
+            [(ours, Some(1.0), "no iperf3"), (iperf3, None, "no raw baseline")]
+        {
             let mut rows = Rows::default();
-            rows.add(key, Sample { run: 1, value: 1.0, ceiling });
+            rows.add(key, Sample { run: 1, value: 1.0, baseline });
             rows.judge(LARGE, 4096);
             let [row] = rows.rows()[..] else { panic!("a row") };
             assert!(row.valid.is_none() && row.counts(), "{row:?}");
@@ -332,9 +338,9 @@ mod tests {
         let mut rows = rows([24.9, 50.0, 40.0]);
         let (ours, rate) =
             (key(Measure::WriteBw, "udp", LARGE), key(Measure::WriteRate, "udp", 64));
-        rows.add(ours, Sample { run: 4, value: 9.0, ceiling: Some(1.0) });
+        rows.add(ours, Sample { run: 4, value: 9.0, baseline: Some(1.0) });
         for run in [1, 4] {
-            rows.add(rate, Sample { run, value: run as f64, ceiling: None });
+            rows.add(rate, Sample { run, value: run as f64, baseline: None });
         }
         rows.judge(LARGE, 4096);
         let of = |key| rows.rows().into_iter().find(|row| row.key == key).unwrap();

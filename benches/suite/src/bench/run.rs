@@ -86,7 +86,7 @@ impl Bench {
             }
         }
         if self.is_slow() {
-            self.rows.leave_unjudged("of a slow processor ceilings say nothing");
+            self.rows.leave_unjudged("the raw baselines of a slow processor say nothing");
         } else {
             self.rows.judge(plan::LARGE, plan::MTU);
         }
@@ -158,26 +158,26 @@ impl Bench {
         }
     }
 
-    /// Measures the ceiling, our backend, and the peers, one right after the other.
+    /// Measures the baseline, our backend, and the peers, one right after the other.
     fn cell(&mut self, run: usize, cell: &Cell) {
         if let Some(provider) = cell.ours
             && !cell.steps.is_empty()
             && let netdev = self.netdev(provider)
             && !self.attempts.in_vain(Subject::Netdev(netdev))
         {
-            let ceilings = self.raw(cell, provider, false);
+            let baselines = self.raw(cell, provider, false);
             if let Some(port_name) = provider.port_name().filter(|_| self.ports) {
                 let port = self.raw(cell, provider, true);
                 let figure = |step: &Step| {
-                    Some(step.figure(step.measure, ceiling(step.measure, step.size, &port)?))
+                    Some(step.figure(step.measure, baseline(step.measure, step.size, &port)?))
                 };
                 let figures: Vec<Figure> = cell.steps.iter().filter_map(figure).collect();
-                self.add(run, cell, port_name, &figures, &ceilings);
+                self.add(run, cell, port_name, &figures, &baselines);
             }
             let ours = self.ours(cell, provider);
             self.attempts.add(Subject::Netdev(netdev), ours.is_ok());
             match ours {
-                Ok(figures) => self.add(run, cell, netdev, &figures, &ceilings),
+                Ok(figures) => self.add(run, cell, netdev, &figures, &baselines),
                 Err(failure) => self.note(format!("{cell}: {failure}")),
             }
         }
@@ -197,7 +197,7 @@ impl Bench {
                         && !figures.iter().any(|figure| wake_up(figure.measure))
                     {
                         self.note(format!(
-                            "run {run}: no wake_up: who spun answered later than who slept, since others had its core"
+                            "run {run}: no wake_up: the process that spun answered later than the one that slept, because other programs had its core: stop them, or measure with more cores"
                         ));
                     }
                 }
@@ -212,17 +212,17 @@ impl Bench {
         cell: &Cell,
         netdev: &'static str,
         figures: &[Figure],
-        ceilings: &[(Task, Raw)],
+        baselines: &[(Task, Raw)],
     ) {
         for Figure { measure, size, value } in figures.iter().copied() {
-            let ceiling = ceiling(measure, size, ceilings);
+            let baseline = baseline(measure, size, baselines);
             if let Some(key) = cell.key(netdev, measure, size) {
-                self.rows.add(key, Sample { run, value, ceiling });
+                self.rows.add(key, Sample { run, value, baseline });
             }
         }
     }
 
-    /// Measures the ceiling of the backend, or its port with no engine behind it.
+    /// Measures the baseline of the backend, or its port with no engine behind it.
     fn raw(&mut self, cell: &Cell, provider: Provider, port: bool) -> Vec<(Task, Raw)> {
         let tasks = cell.tasks();
         let Some(backend) = provider.backend_name().filter(|_| !tasks.is_empty()) else {
@@ -232,7 +232,7 @@ impl Bench {
         let (subject, what) = if port {
             (Subject::Port(netdev), "the port")
         } else {
-            (Subject::Ceiling(netdev), "the ceiling")
+            (Subject::Baseline(netdev), "its raw baseline")
         };
         if self.attempts.in_vain(subject) {
             return Vec::new();
@@ -240,7 +240,7 @@ impl Bench {
         let tally = match Tally::file() {
             Ok(tally) => tally,
             Err(error) => {
-                self.note(format!("the ceilings: {error}"));
+                self.note(format!("the raw baselines: {error}"));
                 return Vec::new();
             }
         };
@@ -282,16 +282,16 @@ impl Bench {
     fn figures(&self, work: &Work) -> Result<Vec<Figure>, Failure> {
         match self.places.run(work)? {
             Outcome::Figures(figures) => Ok(figures),
-            Outcome::Raw(_) => Err(Failure::Failed("it measured a ceiling".into())),
+            Outcome::Raw(_) => Err(Failure::Failed("it measured a raw baseline".into())),
         }
     }
 }
 
 /// The value of a figure without a protocol.
-fn ceiling(measure: Measure, size: usize, ceilings: &[(Task, Raw)]) -> Option<f64> {
+fn baseline(measure: Measure, size: usize, baselines: &[(Task, Raw)]) -> Option<f64> {
     let (kind, message) = plan::reference(measure, size)?;
     let of = |task: &Task| (task.kind, task.message) == (kind, message);
-    let (_, raw) = ceilings.iter().find(|(task, _)| of(task))?;
+    let (_, raw) = baselines.iter().find(|(task, _)| of(task))?;
     Some(match (raw, measure.unit()) {
         (Raw::Flood { mpps, .. }, "Mop/s") => *mpps,
         (Raw::Flood { gbps, .. }, _) => *gbps,

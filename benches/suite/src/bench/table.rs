@@ -8,13 +8,13 @@ use rocinante_cli::output::digits;
 /// A Markdown table of `rows`, followed by `caution` if it is not empty.
 pub(super) fn markdown(rows: &[Row], caution: &str) -> String {
     let mut out = String::from(
-        "| measure | netdev | size, B | MTU | QPs | median | min | max | unit | ceiling | ratio | valid |\n|---|---|---|---|---|---|---|---|---|---|---|---|\n",
+        "| measure | netdev | size, B | MTU | QPs | median | min | max | unit | baseline | ratio | valid |\n|---|---|---|---|---|---|---|---|---|---|---|---|\n",
     );
     for row in rows {
-        let Row { key, value, min, max, unit, ceiling, ratio, valid, .. } = row;
+        let Row { key, value, min, max, unit, baseline, ratio, valid, .. } = row;
         let [value, min, max] = [*value, *min, *max].map(digits);
-        let [ceiling, ratio] =
-            [ceiling, ratio].map(|value| value.map_or_else(|| "–".to_owned(), digits));
+        let [baseline, ratio] =
+            [baseline, ratio].map(|value| value.map_or_else(|| "–".to_owned(), digits));
         let valid = match valid {
             Some(true) => "yes",
             Some(false) => "**no**",
@@ -22,7 +22,7 @@ pub(super) fn markdown(rows: &[Row], caution: &str) -> String {
         };
         let _ = writeln!(
             out,
-            "| {} | {} | {} | {} | {} | {value} | {min} | {max} | {unit} | {ceiling} | {ratio} | {valid} |",
+            "| {} | {} | {} | {} | {} | {value} | {min} | {max} | {unit} | {baseline} | {ratio} | {valid} |",
             key.measure, key.netdev, key.size, key.mtu, key.qps
         );
     }
@@ -47,7 +47,7 @@ mod tests {
             min: 1.0,
             max: 3.0,
             unit: "Mop/s",
-            ceiling: None,
+            baseline: None,
             ratio: None,
             samples: 3,
             valid,

@@ -9,13 +9,13 @@ const SMALL: usize = 64;
 
 /// One figure of a step. A bandwidth step has two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Key {
+pub(super) struct FigureKey {
     pub(super) mtu: u32,
     pub(super) measure: Measure,
     pub(super) size: usize,
 }
 
-impl fmt::Display for Key {
+impl fmt::Display for FigureKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { mtu, measure, size } = self;
         let size = match size {
@@ -58,14 +58,18 @@ pub(super) fn plan(mtu: u32, only: Option<&str>, seconds: f64) -> Vec<Step> {
 }
 
 /// The figures of a step that are compared.
-pub(super) fn figures(step: &Step, mtu: u32) -> impl Iterator<Item = Key> + use<> {
+pub(super) fn figures(step: &Step, mtu: u32) -> impl Iterator<Item = FigureKey> + use<> {
     let cost = match step.measure {
         Measure::WriteBw => Some(Measure::MachineCpuPerGb),
         Measure::WriteBwPassive => Some(Measure::MachineCpuPerGbPassive),
         _ => None,
     };
     let size = step.size;
-    [Some(step.measure), cost].into_iter().flatten().map(move |measure| Key { mtu, measure, size })
+    [Some(step.measure), cost].into_iter().flatten().map(move |measure| FigureKey {
+        mtu,
+        measure,
+        size,
+    })
 }
 
 #[cfg(test)]

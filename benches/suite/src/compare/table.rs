@@ -6,7 +6,7 @@ use std::fmt;
 use serde::{Serialize, Serializer};
 use serde_json::json;
 
-use super::figure::Key;
+use super::figure::FigureKey;
 use crate::workers::Provider;
 use rocinante_cli::measure::Spread;
 use rocinante_cli::output::{Failure, digits};
@@ -15,18 +15,18 @@ use rocinante_cli::output::{Failure, digits};
 #[derive(Debug)]
 pub(super) struct Comparison {
     providers: Vec<Provider>,
-    figures: BTreeMap<Key, HashMap<Provider, Vec<f64>>>,
+    figures: BTreeMap<FigureKey, HashMap<Provider, Vec<f64>>>,
     skipped: Vec<(Provider, String)>,
 }
 
 /// With fewer runs the ranges say too little.
 const RUNS_MIN: usize = 3;
 
-/// How a provider compares with the baseline.
+/// How a provider compares with the reference, the first one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Place {
-    /// All runs were better than all of the baseline.
+enum Rank {
+    /// All runs were better than all of the reference.
     Ahead,
     /// All runs were worse.
     Behind,
@@ -39,7 +39,7 @@ impl Comparison {
         Self { providers, figures: BTreeMap::new(), skipped: Vec::new() }
     }
 
-    pub(super) fn add(&mut self, provider: Provider, figures: Vec<(Key, f64)>) {
+    pub(super) fn add(&mut self, provider: Provider, figures: Vec<(FigureKey, f64)>) {
         for (key, value) in figures {
             self.figures.entry(key).or_default().entry(provider).or_default().push(value);
         }
@@ -68,30 +68,30 @@ impl Comparison {
         self.providers.iter().copied().filter(|provider| !self.is_skipped(*provider))
     }
 
-    fn spread(&self, key: Key, provider: Provider) -> Option<Spread> {
+    fn spread(&self, key: FigureKey, provider: Provider) -> Option<Spread> {
         Spread::of(self.figures.get(&key)?.get(&provider)?.clone())
     }
 
-    fn runs(&self, key: Key, provider: Provider) -> usize {
+    fn runs(&self, key: FigureKey, provider: Provider) -> usize {
         self.figures.get(&key).and_then(|of| of.get(&provider)).map_or(0, Vec::len)
     }
 
-    /// The provider's median divided by the baseline's (the inverse where less is better), and
+    /// The provider's median divided by the reference's (the inverse where less is better), and
     /// whether the difference is certain. One or two runs leave it uncertain.
-    fn relation(&self, key: Key, provider: Provider) -> Option<(f64, Place)> {
-        let baseline = self.present().next()?;
-        let (own, base) = (self.spread(key, provider)?, self.spread(key, baseline)?);
-        let runs = self.runs(key, provider).min(self.runs(key, baseline));
+    fn relation(&self, key: FigureKey, provider: Provider) -> Option<(f64, Rank)> {
+        let reference = self.present().next()?;
+        let (own, base) = (self.spread(key, provider)?, self.spread(key, reference)?);
+        let runs = self.runs(key, provider).min(self.runs(key, reference));
         let (ratio, better, worse) = if key.measure.rises() {
             (own.median / base.median, own.min > base.max, own.max < base.min)
         } else {
             (base.median / own.median, own.max < base.min, own.min > base.max)
         };
         let place = match (better, worse) {
-            _ if runs < RUNS_MIN => Place::Level,
-            (true, _) => Place::Ahead,
-            (_, true) => Place::Behind,
-            _ => Place::Level,
+            _ if runs < RUNS_MIN => Rank::Level,
+            (true, _) => Rank::Ahead,
+            (_, true) => Rank::Behind,
+            _ => Rank::Level,
         };
         Some((ratio, place))
     }
@@ -121,18 +121,18 @@ impl fmt::Display for Comparison {
                     continue;
                 }
                 match self.relation(key, provider) {
-                    Some((ratio, Place::Ahead)) => write!(f, " **{}** ahead |", digits(ratio))?,
-                    Some((ratio, Place::Behind)) => write!(f, " {} behind |", digits(ratio))?,
-                    Some((ratio, Place::Level)) => write!(f, " {} |", digits(ratio))?,
+                    Some((ratio, Rank::Ahead)) => write!(f, " **{}** ahead |", digits(ratio))?,
+                    Some((ratio, Rank::Behind)) => write!(f, " {} behind |", digits(ratio))?,
+                    Some((ratio, Rank::Level)) => write!(f, " {} |", digits(ratio))?,
                     None => write!(f, " – |")?,
                 }
             }
             writeln!(f)?;
         }
-        let baseline = self.present().next().map_or("", Provider::name);
+        let reference = self.present().next().map_or("", Provider::name);
         write!(
             f,
-            "\nMedian (smallest–largest) of the runs. A ratio says how many times better than {baseline}; \"ahead\" and \"behind\" only if \
+            "\nMedian (smallest–largest) of the runs. A ratio says how many times better than {reference}; \"ahead\" and \"behind\" only if \
              the ranges of {RUNS_MIN} runs or more do not overlap."
         )?;
         for (provider, why) in &self.skipped {
@@ -144,7 +144,7 @@ impl fmt::Display for Comparison {
 
 impl Serialize for Comparison {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let row = |key: Key| {
+        let row = |key: FigureKey| {
             let mut providers = serde_json::Map::new();
             for provider in self.present() {
                 let mut entry = json!(self.spread(key, provider));
@@ -162,8 +162,8 @@ impl Serialize for Comparison {
             .iter()
             .map(|(provider, why)| json!({"provider": provider.name(), "why": why}))
             .collect();
-        let baseline = self.present().next().map(Provider::name);
-        json!({"baseline": baseline, "rows": rows, "skipped": skipped}).serialize(serializer)
+        let reference = self.present().next().map(Provider::name);
+        json!({"baseline": reference, "rows": rows, "skipped": skipped}).serialize(serializer)
     }
 }
 
@@ -175,7 +175,7 @@ mod tests {
     #[test]
     fn ahead_means_that_the_ranges_do_not_overlap() {
         let mut comparison = Comparison::new(vec![Provider::Hw, Provider::Udp]);
-        let key = Key { mtu: 1024, measure: Measure::WriteLat, size: 64 };
+        let key = FigureKey { mtu: 1024, measure: Measure::WriteLat, size: 64 };
         let place = |values: [[f64; 3]; 2]| {
             let mut comparison = Comparison::new(vec![Provider::Hw, Provider::Udp]);
             for (provider, values) in [Provider::Hw, Provider::Udp].into_iter().zip(values) {
@@ -184,12 +184,12 @@ mod tests {
             comparison.relation(key, Provider::Udp).unwrap()
         };
         // Less is better.
-        assert_eq!(place([[8.0, 9.0, 10.0], [2.0, 3.0, 4.0]]), (3.0, Place::Ahead));
-        assert_eq!(place([[8.0, 9.0, 10.0], [2.0, 3.0, 8.0]]), (3.0, Place::Level));
-        assert_eq!(place([[2.0, 3.0, 4.0], [8.0, 6.0, 10.0]]).1, Place::Behind);
+        assert_eq!(place([[8.0, 9.0, 10.0], [2.0, 3.0, 4.0]]), (3.0, Rank::Ahead));
+        assert_eq!(place([[8.0, 9.0, 10.0], [2.0, 3.0, 8.0]]), (3.0, Rank::Level));
+        assert_eq!(place([[2.0, 3.0, 4.0], [8.0, 6.0, 10.0]]).1, Rank::Behind);
         comparison.add(Provider::Hw, vec![(key, 8.0), (key, 9.0)]);
         comparison.add(Provider::Udp, vec![(key, 2.0), (key, 3.0)]);
-        assert_eq!(comparison.relation(key, Provider::Udp).unwrap().1, Place::Level);
+        assert_eq!(comparison.relation(key, Provider::Udp).unwrap().1, Rank::Level);
         let mut comparison = Comparison::new(vec![Provider::Hw, Provider::Udp]);
         assert!(comparison.check().is_err());
         comparison.add(Provider::Hw, vec![(key, 1.0)]);

@@ -52,9 +52,9 @@ pub(super) fn measure(
         exchange.say(&serde_json::to_string(&[bytes, naps]).expect("figures are JSON"))?;
         return Ok(Vec::new());
     }
-    let said = exchange.hear()?;
+    let line = exchange.hear()?;
     let theirs: [f64; 2] =
-        serde_json::from_str(&said).map_err(|_| exchange.error(format_args!("it said {said}")))?;
+        serde_json::from_str(&line).map_err(|_| exchange.error(format_args!("it said {line}")))?;
     Ok(vec![
         step.figure(Measure::QpBytes, bytes.max(theirs[0])),
         step.figure(Measure::IdleWakeups, naps.max(theirs[1])),

@@ -44,7 +44,7 @@ pub(crate) enum Device {
 pub(crate) enum Work {
     /// RDMA measurements.
     Verbs { device: Device, mtu: u32, qps: u32, steps: Vec<Step> },
-    /// The ceiling of a backend, or with `port` its port with no engine behind it.
+    /// The baseline of a backend, or with `port` its port with no engine behind it.
     Raw { backend: String, port: bool, tasks: Vec<Task>, tally: PathBuf },
     /// A TCP stream, both ends spinning.
     Tcp(Vec<Step>),
@@ -156,7 +156,7 @@ impl Job {
                     let figures = idle::measure(ctx, side, size, step, exchange)?;
                     return Ok(Outcome::Figures(figures));
                 }
-                let device = ours::Device::connect(ctx, side, size, steps, exchange)?;
+                let device = ours::OpenDevice::connect(ctx, side, size, steps, exchange)?;
                 for step in steps {
                     figures.extend(device.step(exchange, step)?);
                 }

@@ -35,12 +35,12 @@ const LARGE: usize = 128;
 const SMALL: usize = 4096;
 
 /// Connected queue pairs for steps.
-pub(super) struct Device {
+pub(super) struct OpenDevice {
     connected: Connected,
     side: Side,
 }
 
-impl Device {
+impl OpenDevice {
     /// Connects `qps` queue pairs, with memory for all `steps`.
     pub(super) fn connect(
         ctx: Context,
@@ -126,7 +126,7 @@ impl Device {
         } else {
             exchange.barrier("done")?;
         }
-        let theirs: Answered = hear(exchange)?;
+        let theirs: Answered = receive_answer(exchange)?;
         Ok(own.figures(step, &theirs))
     }
 
@@ -222,10 +222,10 @@ impl Flow {
     }
 }
 
-fn hear(exchange: &mut Exchange) -> Result<Answered, Failure> {
-    let said = exchange.hear()?;
-    let answered = serde_json::from_str(&said);
-    Ok(answered.map_err(|_| exchange.error(format_args!("it said {said}")))?)
+fn receive_answer(exchange: &mut Exchange) -> Result<Answered, Failure> {
+    let line = exchange.hear()?;
+    let answered = serde_json::from_str(&line);
+    Ok(answered.map_err(|_| exchange.error(format_args!("it said {line}")))?)
 }
 
 /// Number of messages that each of `qps` queue pairs keeps in flight in a step.

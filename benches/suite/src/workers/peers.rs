@@ -62,8 +62,8 @@ pub(super) fn tcp(
         .map_err(&in_tcp)?,
         (_, Side::First) => {
             send(&mut stream, step.size, PATIENCE).map_err(&in_tcp)?;
-            let said = exchange.hear()?;
-            Some(said.parse().map_err(|_| exchange.error(format_args!("it said {said}")))?)
+            let line = exchange.hear()?;
+            Some(line.parse().map_err(|_| exchange.error(format_args!("it said {line}")))?)
         }
         (_, Side::Second) => {
             let gbps = receive(&mut stream, time, PATIENCE).map_err(&in_tcp)?;
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn who_spins_without_a_core_tells_nothing_of_wake_ups() {
+    fn without_a_core_of_its_own_no_wake_up_is_measured() {
         assert_eq!(wake_up(30.0, 80.0), Some(50.0));
         assert_eq!(wake_up(5000.0, 80.0), None);
     }

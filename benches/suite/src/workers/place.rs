@@ -21,7 +21,7 @@ pub struct PlaceArgs {
     /// Address of the side that receives
     #[arg(long, requires = "local")]
     remote: Option<IpAddr>,
-    /// RDMA devices of the two addresses, for the provider hw
+    /// RDMA devices of the two addresses, for the kernel provider (hw)
     #[arg(long, value_delimiter = ',', requires = "local")]
     pub(crate) devices: Vec<String>,
     /// Take turns with the other processes of the machine, instead of going first; always so with
@@ -132,7 +132,7 @@ impl Places {
         if !sent.status.success() {
             // A process that could not even begin gives the reason. The other one only knows that
             // it had no peer.
-            let texts = [Some(&sent), received.as_ref().ok()].map(|output| output.map(said));
+            let texts = [Some(&sent), received.as_ref().ok()].map(|output| output.map(error_text));
             let [first, second] = texts.map(Option::unwrap_or_default);
             let same = second.is_empty() || first == second;
             let both = if same { first } else { format!("{first}; the receiver: {second}") };
@@ -140,7 +140,7 @@ impl Places {
         }
         let received = received?;
         if !received.status.success() {
-            return Err(Failure::Failed(said(&received)));
+            return Err(Failure::Failed(error_text(&received)));
         }
         serde_json::from_slice(&sent.stdout).map_err(|error| Failure::Failed(error.to_string()))
     }
@@ -159,7 +159,7 @@ impl Places {
                 continue;
             }
             if !output.status.success() && report.is_empty() {
-                return Err(Failure::Failed(said(&output)));
+                return Err(Failure::Failed(error_text(&output)));
             }
             return iperf3_figures(&report, step);
         }
@@ -193,6 +193,6 @@ impl Places {
 }
 
 /// The error output of a process.
-fn said(output: &Output) -> String {
+fn error_text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ")
 }

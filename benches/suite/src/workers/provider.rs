@@ -28,7 +28,7 @@ impl Provider {
     /// The `given` providers. By default, all that are available with the named devices.
     ///
     /// # Errors
-    /// The provider `hw` is wanted, but no devices are named.
+    /// The kernel provider (`hw`) is wanted, but no devices are named.
     pub(crate) fn wanted(given: &[Self], place: &PlaceArgs) -> Result<Vec<Self>, Failure> {
         let mut wanted = given.to_vec();
         if given.is_empty() {
@@ -66,7 +66,7 @@ impl Provider {
         self.backend().map(|backend| backend.to_string())
     }
 
-    /// The name of its port in measurements of the port alone. The port of `afxdp` is its ceiling.
+    /// The name of its port in measurements of the port alone. The port of `afxdp` is its baseline.
     pub(crate) const fn port_name(self) -> Option<&'static str> {
         match self {
             Self::Udp => Some("udp-port"),

@@ -1,4 +1,4 @@
-//! Measures the ceilings of our backends.
+//! Measures the baselines of our backends.
 
 use std::fs::File;
 use std::net::IpAddr;
@@ -27,14 +27,16 @@ pub(super) fn run(
 ) -> Result<Vec<Raw>, Failure> {
     let failed = |error: &dyn std::fmt::Display| Failure::Failed(error.to_string());
     let (IpAddr::V4(v4), IpAddr::V4(to)) = (local, remote) else {
-        return Err(Failure::Failed("the ceilings are over IPv4".into()));
+        return Err(Failure::Failed(
+            "raw baselines are measured over IPv4: give IPv4 addresses".into(),
+        ));
     };
     let flow = Flow { local: v4, remote: to };
     let interface = Interface::by_address(local).map_err(|error| failed(&error))?;
     exchange.say(&serde_json::to_string(&interface.mac).expect("an address is JSON"))?;
-    let said = exchange.hear()?;
+    let line = exchange.hear()?;
     let mac =
-        serde_json::from_str(&said).map_err(|_| exchange.error(format_args!("it said {said}")))?;
+        serde_json::from_str(&line).map_err(|_| exchange.error(format_args!("it said {line}")))?;
     let both = Both { side, tally, tasks };
     let (own, config) = ([local], PortConfig::default());
     match (backend, port) {
@@ -57,7 +59,7 @@ pub(super) fn run(
             let port = XdpPort::open(&interface, &own, &config).map_err(|error| failed(&error))?;
             both.drive(PortLink::new(port, flow).map_err(|error| failed(&error))?, exchange)
         }
-        (Backend::Sim, _) => Err(Failure::Failed("the simulator has no ceiling".into())),
+        (Backend::Sim, _) => Err(Failure::Failed("the simulator has no raw baseline".into())),
     }
 }
 

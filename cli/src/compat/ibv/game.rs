@@ -87,7 +87,7 @@ struct Turn {
 
 /// A game that is ready to begin.
 #[derive(Debug)]
-pub struct Game<'a> {
+pub struct IbvGame<'a> {
     ctx: &'a Context,
     rules: &'a Rules,
     table: Laid,
@@ -99,7 +99,7 @@ pub struct Game<'a> {
     message: Option<Vec<u8>>,
 }
 
-impl<'a> Game<'a> {
+impl<'a> IbvGame<'a> {
     /// Creates the game. Receives are posted already, and the peer's first message may have
     /// arrived.
     #[must_use]

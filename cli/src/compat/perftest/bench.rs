@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use rocinante::{CompChannel, Context, Cq, Key, Mr, QpState, WcStatus};
 
-use super::connect::{Connected, Parts, Target};
-use super::managed::Side;
+use super::connect::{ConnectedQps, PerftestParts, Target};
+use super::managed::ManagedSide;
 use super::message::Keys;
-use super::plan::Plan;
+use super::plan::PerftestPlan;
 use super::talk::{PATIENCE, Talk, Terms};
 use crate::compat::wire::Watch;
 use crate::measure::{self, FlowPlan, Flowed, Idle, Lane, Lanes, MeasureError, Receive, Until};
@@ -84,9 +84,9 @@ impl Bench {
     /// be reached.
     pub(super) fn connect(
         ctx: Context,
-        plan: &mut Plan,
+        plan: &mut PerftestPlan,
         talk: &mut Talk,
-        side: Option<Side>,
+        side: Option<ManagedSide>,
     ) -> Result<Self, Failure> {
         let active = ctx.query_device().active_mtu;
         let mtu = plan.mtu.unwrap_or(active);
@@ -98,15 +98,15 @@ impl Bench {
         }
         let mut terms = talk.agree(PAGE, CACHE_LINE, mtu)?;
         plan.fit(terms.mtu)?;
-        let parts = Parts::new(ctx, plan, &terms)?;
+        let parts = PerftestParts::new(ctx, plan, &terms)?;
         let connected = match side {
             Some(side) => parts.manage(side, plan, talk, &terms),
             None => parts.swap(plan, talk, &terms),
         };
-        let Connected { qps, targets, own, theirs, peer, mtu } = connected?;
+        let ConnectedQps { qps, targets, own, theirs, peer, mtu } = connected?;
         terms.mtu = mtu;
         let watch = talk.wire().watch()?;
-        let Parts { ctx, cqs, channel, mr, .. } = parts;
+        let PerftestParts { ctx, cqs, channel, mr, .. } = parts;
         let gone = Cell::new(None);
         let bench =
             Self { ctx, cqs, channel, mr, qps, targets, own, theirs, terms, peer, watch, gone };
@@ -115,7 +115,7 @@ impl Bench {
     }
 
     /// Both sides send all keys again, and meet once.
-    fn meet_connected(&self, plan: &Plan, talk: &mut Talk) -> Result<(), Failure> {
+    fn meet_connected(&self, plan: &PerftestPlan, talk: &mut Talk) -> Result<(), Failure> {
         if plan.test.is_send() {
             talk.keys(&self.own[0])?;
         }
@@ -167,7 +167,7 @@ impl Bench {
 
     /// The flow for messages of `size` bytes.
     #[must_use]
-    pub fn flow(&self, plan: &Plan, size: usize) -> FlowPlan {
+    pub fn flow(&self, plan: &PerftestPlan, size: usize) -> FlowPlan {
         let cycle = self.terms.cycle_buffer as usize;
         let taken = plan.head() + size;
         let stride = taken.max(1).next_multiple_of(self.terms.cache_line as usize);
@@ -200,10 +200,15 @@ impl Bench {
     ///
     /// # Errors
     /// As [`idle`](Self::idle).
-    pub fn idle_flow(&self, plan: &Plan, so_far: &Flowed, idle: Duration) -> Result<Idle, Trouble> {
+    pub fn idle_flow(
+        &self,
+        plan: &PerftestPlan,
+        so_far: &Flowed,
+        idle: Duration,
+    ) -> Result<Idle, Trouble> {
         let timed = matches!(plan.until, Until::Time(_));
         if plan.loses() && !timed && so_far.all_sent && so_far.received > 0 {
-            let patience = if self.watch.has_said() { LOST_AFTER_WORDS } else { LOST };
+            let patience = if self.watch.has_message() { LOST_AFTER_WORDS } else { LOST };
             if idle >= patience {
                 return Ok(Idle::End);
             }
@@ -250,7 +255,7 @@ impl Bench {
 
     /// Ends the connections that the connection manager made. The client asks for the end, and
     /// perftest's client waits until the server has answered.
-    pub fn end(self, plan: &Plan) {
+    pub fn end(self, plan: &PerftestPlan) {
         let deadline = Instant::now() + FAREWELL;
         let managed = || self.qps.iter().filter_map(Joined::managed);
         // The peer may be gone: then disconnecting fails, which does not matter.

@@ -9,9 +9,9 @@ use rocinante::{
 };
 
 use super::bench::PAGE;
-use super::managed::Side;
+use super::managed::ManagedSide;
 use super::message::Keys;
-use super::plan::{Managed, Plan};
+use super::plan::{Managed, PerftestPlan};
 use super::talk::{Talk, Terms};
 use crate::compat::gid;
 use crate::compat::queue::gid_index;
@@ -25,7 +25,7 @@ const QKEY: u32 = 0x1111_1111;
 const READS_MAX: u32 = 128;
 
 /// The objects that queue pairs are created with.
-pub(super) struct Parts {
+pub(super) struct PerftestParts {
     pub(super) ctx: Context,
     /// The completion queues of sends and of receives.
     pub(super) cqs: [Cq; 2],
@@ -37,7 +37,7 @@ pub(super) struct Parts {
 }
 
 /// Connected queue pairs.
-pub(super) struct Connected {
+pub(super) struct ConnectedQps {
     pub(super) qps: Vec<Joined>,
     /// The destination of each queue pair's datagrams, if it sends any.
     pub(super) targets: Vec<Target>,
@@ -64,8 +64,8 @@ impl Target {
     }
 }
 
-impl Parts {
-    pub(super) fn new(ctx: Context, plan: &Plan, terms: &Terms) -> Result<Self, Failure> {
+impl PerftestParts {
+    pub(super) fn new(ctx: Context, plan: &PerftestPlan, terms: &Terms) -> Result<Self, Failure> {
         let channel = plan.events.then(|| ctx.create_comp_channel()).transpose()?;
         let cq = |depth: u32| match &channel {
             Some(channel) => ctx.create_cq_with(depth, channel),
@@ -80,7 +80,11 @@ impl Parts {
     }
 
     /// Creates a queue pair.
-    pub(super) fn build(&self, plan: &Plan, local: IpAddr) -> Result<PreparedQp, VerbsError> {
+    pub(super) fn build(
+        &self,
+        plan: &PerftestPlan,
+        local: IpAddr,
+    ) -> Result<PreparedQp, VerbsError> {
         let qkey = if plan.managed == Managed::All { cm::UDP_QKEY } else { QKEY };
         let qp = self.pd.qp(&self.cqs[0], &self.cqs[1]).gid_index(gid_index(&self.ctx, local));
         let qp = qp.max_send_wr(plan.tx_depth).max_recv_wr(self.rx_depth);
@@ -88,12 +92,12 @@ impl Parts {
     }
 
     /// Offset in the region of a queue pair's receive area.
-    pub(super) fn landing(&self, plan: &Plan, index: usize) -> usize {
+    pub(super) fn landing(&self, plan: &PerftestPlan, index: usize) -> usize {
         self.mr.len() / 2 + index * (self.mr.len() / 2 / plan.qps as usize)
     }
 
     /// The keys of a queue pair, for the peer.
-    fn keys(&self, plan: &Plan, end: &Endpoint, index: usize) -> Keys {
+    fn keys(&self, plan: &PerftestPlan, end: &Endpoint, index: usize) -> Keys {
         Keys {
             out_reads: plan.out_reads.into(),
             qpn: end.qpn.value(),
@@ -107,7 +111,7 @@ impl Parts {
     /// An address handle for the peer's datagrams.
     pub(super) fn target(
         &self,
-        plan: &Plan,
+        plan: &PerftestPlan,
         local: IpAddr,
         path: PeerPath,
     ) -> Result<Ah, VerbsError> {
@@ -118,16 +122,16 @@ impl Parts {
     /// Exchanges keys with the peer, and connects the queue pairs accordingly.
     pub(super) fn swap(
         &self,
-        plan: &Plan,
+        plan: &PerftestPlan,
         talk: &mut Talk,
         terms: &Terms,
-    ) -> Result<Connected, Failure> {
+    ) -> Result<ConnectedQps, Failure> {
         let local = self.ctx.gids()[0];
         let built = (0..plan.qps).map(|_| self.build(plan, local));
         let prepared = built.collect::<Result<Vec<_>, _>>()?;
         let own = prepared.iter().enumerate();
         let own: Vec<Keys> = own.map(|(at, qp)| self.keys(plan, &qp.endpoint(), at)).collect();
-        let theirs = tell(plan, &own, talk)?;
+        let theirs = exchange_keys(plan, &own, talk)?;
         let ends = theirs.iter().map(|theirs| endpoint(theirs, local, terms.mtu));
         let ends = ends.collect::<Result<Vec<_>, _>>().map_err(|why| talk.failed(why))?;
         let peer = ends[0].address;
@@ -145,17 +149,17 @@ impl Parts {
             };
             qps.push(Joined::Plain(Box::new(qp)));
         }
-        Ok(Connected { qps, targets, own, theirs, peer, mtu: terms.mtu })
+        Ok(ConnectedQps { qps, targets, own, theirs, peer, mtu: terms.mtu })
     }
 
     /// Connects queue pairs through the connection manager, and then exchanges keys.
     pub(super) fn manage(
         &self,
-        side: Side,
-        plan: &Plan,
+        side: ManagedSide,
+        plan: &PerftestPlan,
         talk: &mut Talk,
         terms: &Terms,
-    ) -> Result<Connected, Failure> {
+    ) -> Result<ConnectedQps, Failure> {
         // Both sides meet before connecting and after it. They have no keys to exchange yet.
         talk.enter("connecting queue pairs (both sides need the same -q and -c)");
         talk.keys(&Keys::default())?;
@@ -172,19 +176,19 @@ impl Parts {
         // A later client finds no listener.
         drop(side);
         talk.keys(&Keys::default())?;
-        let told = |(index, qp): (usize, &Joined)| self.keys(plan, &Qp::endpoint(qp), index);
-        let own: Vec<Keys> = qps.iter().enumerate().map(told).collect();
-        let theirs = tell(plan, &own, talk)?;
+        let keys = |(index, qp): (usize, &Joined)| self.keys(plan, &Qp::endpoint(qp), index);
+        let own: Vec<Keys> = qps.iter().enumerate().map(keys).collect();
+        let theirs = exchange_keys(plan, &own, talk)?;
         // The side that asked for the connection chose the path MTU.
         let mtu = qps[0].query().1.path_mtu.unwrap_or(terms.mtu);
         let peer = talk.wire().peer().ip();
-        Ok(Connected { qps, targets, own, theirs, peer, mtu })
+        Ok(ConnectedQps { qps, targets, own, theirs, peer, mtu })
     }
 
     /// The options of a connection. Whatever the client offers to serve, perftest's server asks for
     /// as many READs in flight as its own device takes. So this side offers as many as its device
     /// can serve.
-    fn offer(&self, plan: &Plan, mtu: Mtu) -> ConnectOptions {
+    fn offer(&self, plan: &PerftestPlan, mtu: Mtu) -> ConnectOptions {
         let serves = self.ctx.query_device().limits.max_qp_rd_atom;
         ConnectOptions {
             max_dest_rd_atomic: serves.min(READS_MAX) as u8,
@@ -194,7 +198,7 @@ impl Parts {
 }
 
 /// Both sides exchange the keys of all queue pairs.
-fn tell(plan: &Plan, own: &[Keys], talk: &mut Talk) -> Result<Vec<Keys>, Failure> {
+fn exchange_keys(plan: &PerftestPlan, own: &[Keys], talk: &mut Talk) -> Result<Vec<Keys>, Failure> {
     talk.enter("telling addresses (both sides need the same test and the same -q)");
     if !plan.test.is_bandwidth() && !plan.test.is_send() {
         talk.keys(&own[0])?;
@@ -206,7 +210,7 @@ fn tell(plan: &Plan, own: &[Keys], talk: &mut Talk) -> Result<Vec<Keys>, Failure
 }
 
 /// Checks that the memory in the peer's keys can exist.
-fn suits(plan: &Plan, theirs: &Keys) -> Result<(), String> {
+fn suits(plan: &PerftestPlan, theirs: &Keys) -> Result<(), String> {
     let space = 2 * plan.size_max().max(PAGE as usize) as u64;
     if !plan.test.is_send() && theirs.address.checked_add(space).is_none() {
         return Err(format!("its memory at {:#x} has no end", theirs.address));
@@ -233,7 +237,7 @@ fn endpoint(theirs: &Keys, local: IpAddr, mtu: Mtu) -> Result<Endpoint, String> 
     })
 }
 
-fn options(plan: &Plan, their_reads: u32, mtu: Mtu) -> ConnectOptions {
+fn options(plan: &PerftestPlan, their_reads: u32, mtu: Mtu) -> ConnectOptions {
     ConnectOptions {
         mtu: Some(mtu),
         max_rd_atomic: their_reads.clamp(1, READS_MAX) as u8,

@@ -6,7 +6,7 @@ use hdrhistogram::Histogram;
 use rocinante::{Cq, RecvWr, SendData, SendWr, VerbsError, Wc, WcStatus};
 
 use super::bench::{Bench, Trouble};
-use super::plan::Plan;
+use super::plan::PerftestPlan;
 use crate::measure::{self, BulkOp, Lane, MeasureError, Until};
 use crate::perf::plan::Atomic;
 
@@ -24,7 +24,7 @@ pub struct Latencies {
 /// A running measurement.
 struct Trips<'a> {
     bench: &'a Bench,
-    plan: &'a Plan,
+    plan: &'a PerftestPlan,
     lane: Lane<'a>,
     size: usize,
     start: Instant,
@@ -39,7 +39,7 @@ struct Trips<'a> {
 ///
 /// # Errors
 /// A request fails, the network stays silent, or the peer goes.
-pub fn measure(bench: &Bench, plan: &Plan, size: usize) -> Result<Latencies, Trouble> {
+pub fn measure(bench: &Bench, plan: &PerftestPlan, size: usize) -> Result<Latencies, Trouble> {
     let op = match plan.atomic {
         _ if plan.test.is_write() => BulkOp::Write,
         _ if plan.test.is_send() => BulkOp::Send,
@@ -74,7 +74,7 @@ pub fn measure(bench: &Bench, plan: &Plan, size: usize) -> Result<Latencies, Tro
 ///
 /// # Errors
 /// A receive cannot be posted.
-pub fn post_receives(bench: &Bench, plan: &Plan, size: usize) -> Result<(), MeasureError> {
+pub fn post_receives(bench: &Bench, plan: &PerftestPlan, size: usize) -> Result<(), MeasureError> {
     (0..plan.rx_depth).try_for_each(|_| receive(bench, size))
 }
 

@@ -19,10 +19,10 @@ use rocinante::{
     VerbsError, Wc, WcStatus,
 };
 
-use super::connect::{Parts, Target};
-use super::plan::{Managed, Plan};
+use super::connect::{PerftestParts, Target};
+use super::plan::{Managed, PerftestPlan};
 use super::talk::Talk;
-use crate::compat::device::{self, Wish};
+use crate::compat::device::{self, AddressChoice};
 use crate::compat::queue::{Queue, ask_again};
 use crate::compat::wire::{PATIENCE, Wire, printable};
 use crate::output::{Failure, Output};
@@ -41,7 +41,7 @@ const LOOK: Duration = Duration::from_millis(100);
 const NUMBER_LEN: usize = 4;
 
 /// The source of the connections.
-pub(super) enum Side {
+pub(super) enum ManagedSide {
     /// This side asks the server at this address.
     Asks(SocketAddr),
     /// This side listens; with `-c UD` also for requests for datagrams.
@@ -54,20 +54,25 @@ pub(super) enum Side {
 /// There is no device, the port is taken, or no peer is there.
 pub(super) fn meet(
     args: &Args,
-    plan: &Plan,
-    wish: Wish,
+    plan: &PerftestPlan,
+    choice: AddressChoice,
     out: Output,
-) -> Result<(Context, Wire, Side), Failure> {
+) -> Result<(Context, Wire, ManagedSide), Failure> {
     match &args.net.host {
-        Some(host) => ask(args, host, wish, out),
-        None => listen(args, plan, wish, out),
+        Some(host) => ask(args, host, choice, out),
+        None => listen(args, plan, choice, out),
     }
 }
 
-fn ask(args: &Args, host: &str, wish: Wish, out: Output) -> Result<(Context, Wire, Side), Failure> {
+fn ask(
+    args: &Args,
+    host: &str,
+    choice: AddressChoice,
+    out: Output,
+) -> Result<(Context, Wire, ManagedSide), Failure> {
     let server = address::resolve(host, args.net.port, args.net.bind)?;
     let route = args.net.bind.map_or_else(|| address::towards(server.ip()), Ok)?;
-    let ctx = device::open(&args.net, &args.options.device, wish, route, out)?;
+    let ctx = device::open(&args.net, &args.options.device, choice, route, out)?;
     let own = ctx.gids()[0];
     if own.is_ipv4() != server.is_ipv4() {
         return Err(Failure::Usage(format!(
@@ -77,7 +82,7 @@ fn ask(args: &Args, host: &str, wish: Wish, out: Output) -> Result<(Context, Wir
     let deadline = Instant::now() + ABSENCE;
     let queue = ask_again(deadline, || Queue::connect(&ctx, server, PATIENCE));
     let queue = queue.map_err(|error| cannot_connect(server, &error))?;
-    Ok((ctx, Wire::over_queue(queue), Side::Asks(server)))
+    Ok((ctx, Wire::over_queue(queue), ManagedSide::Asks(server)))
 }
 
 fn cannot_connect(server: SocketAddr, error: &VerbsError) -> Failure {
@@ -92,11 +97,11 @@ fn cannot_connect(server: SocketAddr, error: &VerbsError) -> Failure {
         }
         _ => "",
     };
-    Failure::Failed(format!("cannot connect to {server}: {}{advice}", said(error)))
+    Failure::Failed(format!("cannot connect to {server}: {}{advice}", with_its_reason(error)))
 }
 
 /// The error, with the reason that the peer's program gives.
-fn said(error: &VerbsError) -> String {
+fn with_its_reason(error: &VerbsError) -> String {
     let words = match error {
         VerbsError::Cm(CmFailure::Rejected { private_data, .. }) => &private_data[..],
         _ => &[],
@@ -110,17 +115,17 @@ fn said(error: &VerbsError) -> String {
 
 fn listen(
     args: &Args,
-    plan: &Plan,
-    wish: Wish,
+    plan: &PerftestPlan,
+    choice: AddressChoice,
     out: Output,
-) -> Result<(Context, Wire, Side), Failure> {
+) -> Result<(Context, Wire, ManagedSide), Failure> {
     let named = args.net.device.name.is_some() || args.options.device.ib_dev.is_some();
     let route = match args.net.bind {
         Some(address) => address,
         None if named => Ipv4Addr::UNSPECIFIED.into(),
         None => address::only()?,
     };
-    let ctx = device::open(&args.net, &args.options.device, wish, route, out)?;
+    let ctx = device::open(&args.net, &args.options.device, choice, route, out)?;
     let place = SocketAddr::new(ctx.gids()[0], args.net.port);
     let listener = Listener::bind(&ctx, place, BACKLOG)?;
     let datagrams = plan.managed == Managed::All && plan.service == QpType::Ud;
@@ -139,7 +144,7 @@ fn listen(
         }
     };
     out.note(format_args!("client {}", wire.peer()));
-    Ok((ctx, wire, Side::Listens(listener, datagrams)))
+    Ok((ctx, wire, ManagedSide::Listens(listener, datagrams)))
 }
 
 /// Accepts a request in the form of perftest's programs, and rejects others.
@@ -154,15 +159,15 @@ fn first(ctx: &Context, request: Request) -> Result<Queue, (SocketAddr, String)>
     Queue::accept(ctx, request, ABSENCE).map_err(failed)
 }
 
-impl Side {
+impl ManagedSide {
     /// Connects a queue pair.
     ///
     /// # Errors
     /// The peer has no such queue pair, stays silent, or goes on without it.
     pub(super) fn connect(
         &self,
-        parts: &Parts,
-        plan: &Plan,
+        parts: &PerftestParts,
+        plan: &PerftestPlan,
         talk: &mut Talk,
         options: &ConnectOptions,
     ) -> Result<Joined, Failure> {
@@ -181,7 +186,7 @@ impl Side {
                 })
             }
         };
-        let connection = connection.map_err(|why| talk.failed(said(&why)))?;
+        let connection = connection.map_err(|why| talk.failed(with_its_reason(&why)))?;
         Ok(Joined::Managed(Box::new(connection)))
     }
 
@@ -192,16 +197,16 @@ impl Side {
     /// As [`connect`](Self::connect).
     pub(super) fn find(
         &self,
-        parts: &Parts,
-        plan: &Plan,
+        parts: &PerftestParts,
+        plan: &PerftestPlan,
         talk: &mut Talk,
         index: usize,
     ) -> Result<(Joined, Option<Target>), Failure> {
         let found = match self {
             Self::Asks(server) => resolve(parts, plan, *server),
-            Self::Listens(_, None) => {
-                Err(Failure::Failed("nobody listens for datagrams".to_owned()))
-            }
+            Self::Listens(_, None) => Err(Failure::Failed(
+                "this side does not listen for datagrams: give it -c UD".to_owned(),
+            )),
             Self::Listens(connections, Some(datagrams)) => {
                 let next = |wait| {
                     if let Some(other) = connections.try_request()? {
@@ -236,7 +241,7 @@ fn awaited<T>(
             Err(VerbsError::TimedOut) => {}
             Err(error) => return Err(talk.failed(error)),
         }
-        if talk.has_heard() || Instant::now() > deadline {
+        if talk.has_message() || Instant::now() > deadline {
             return Err(talk.failed(
                 "it does not connect as many queue pairs as this side has, of this type: were both sides given the same -q and -c?",
             ));
@@ -245,14 +250,14 @@ fn awaited<T>(
 }
 
 /// Whether the server sends datagrams, too, and must learn their destination.
-fn is_answered(plan: &Plan) -> bool {
+fn is_answered(plan: &PerftestPlan) -> bool {
     plan.both || !plan.test.is_bandwidth()
 }
 
 type Found = Result<(Qp, Option<Target>), Failure>;
 
 /// On the client: asks for one of the server's queue pairs, and sends the number of its own.
-fn resolve(parts: &Parts, plan: &Plan, server: SocketAddr) -> Found {
+fn resolve(parts: &PerftestParts, plan: &PerftestPlan, server: SocketAddr) -> Found {
     let local = parts.ctx.gids()[0];
     let qp = parts.build(plan, local)?.ready().map_err(|(_, error)| error)?;
     let ask = || cm::resolve(&parts.ctx, 0, server, b"", PATIENCE);
@@ -272,7 +277,12 @@ fn resolve(parts: &Parts, plan: &Plan, server: SocketAddr) -> Found {
 }
 
 /// On the server: names a queue pair, and learns the number of the client's.
-fn name(parts: &Parts, plan: &Plan, request: cm::DatagramRequest, index: usize) -> Found {
+fn name(
+    parts: &PerftestParts,
+    plan: &PerftestPlan,
+    request: cm::DatagramRequest,
+    index: usize,
+) -> Found {
     let (local, peer) = (request.local(), request.peer().ip());
     let qp = parts.build(plan, local)?.ready().map_err(|(_, error)| error)?;
     if !is_answered(plan) {

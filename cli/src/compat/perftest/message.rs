@@ -357,8 +357,8 @@ mod tests {
         assert_eq!(Report::of(report.parts()), report);
         assert_eq!(report.parts()[1], [0, 0, 0, 0, 0, 0, 19, 136]);
         let nonsense = Report { peak: f64::NAN, average: -1.0, rate: f64::INFINITY, ..report };
-        let heard = Report::of(nonsense.parts());
-        assert_eq!((heard.peak, heard.average, heard.rate), (0.0, 0.0, 0.0));
+        let read = Report::of(nonsense.parts());
+        assert_eq!((read.peak, read.average, read.rate), (0.0, 0.0, 0.0));
     }
 
     proptest! {

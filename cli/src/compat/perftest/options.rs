@@ -214,14 +214,14 @@ mod tests {
     use clap::Parser;
 
     #[derive(Debug, Parser)]
-    struct Line {
+    struct OptionLine {
         #[command(flatten)]
         options: Options,
     }
 
     fn checked(line: &str) -> Result<(), String> {
-        let line =
-            Line::try_parse_from(line.split_whitespace()).map_err(|error| error.to_string())?;
+        let line = OptionLine::try_parse_from(line.split_whitespace())
+            .map_err(|error| error.to_string())?;
         line.options.check().map_err(|failure| failure.to_string())
     }
 
@@ -248,7 +248,7 @@ mod tests {
         for line in
             ["x -F", "x -x 1", "x -e", "x -c RC", "x -f 1", "x --ipv6", "x -o 4", "x -R", "x -z"]
         {
-            let options = Line::try_parse_from(line.split_whitespace()).unwrap().options;
+            let options = OptionLine::try_parse_from(line.split_whitespace()).unwrap().options;
             let why = options.check_absent().unwrap_err().to_string();
             assert!(why.contains("--compat perftest"), "{why}");
         }

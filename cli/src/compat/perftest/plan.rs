@@ -28,7 +28,7 @@ pub enum Managed {
 
 /// The plan of a measurement.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Plan {
+pub struct PerftestPlan {
     /// The test.
     pub test: Test,
     /// The transport service.
@@ -77,7 +77,7 @@ pub struct Plan {
     pub gbits: bool,
 }
 
-impl Plan {
+impl PerftestPlan {
     /// The plan that the command line gives.
     ///
     /// # Errors

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::perf::table::{Bandwidth, Latency};
 
 use super::message::Report;
-use super::plan::Plan;
+use super::plan::PerftestPlan;
 
 /// The line between two parts.
 pub const LINE: &str =
@@ -13,7 +13,7 @@ pub const LINE: &str =
 
 /// The heads of the columns.
 #[must_use]
-pub fn header(plan: &Plan) -> String {
+pub fn header(plan: &PerftestPlan) -> String {
     if plan.test.is_bandwidth() {
         let unit = if plan.gbits { "Gb" } else { "MB" };
         return format!(
@@ -28,14 +28,14 @@ pub fn header(plan: &Plan) -> String {
 }
 
 /// Converts 10⁹ bits per second to the printed unit: that, or 2²⁰ bytes per second.
-fn units(plan: &Plan, gbps: f64) -> f64 {
+fn units(plan: &PerftestPlan, gbps: f64) -> f64 {
     if plan.gbits { gbps } else { gbps * 1e9 / 8.0 / f64::from(1 << 20) }
 }
 
 /// The report of a bandwidth for the peer. Its `iters` count the messages of all queue pairs, as
 /// those programs do.
 #[must_use]
-pub fn report(plan: &Plan, row: &Bandwidth) -> Report {
+pub fn report(plan: &PerftestPlan, row: &Bandwidth) -> Report {
     let all = plan.iters().saturating_mul(plan.qps.into());
     let whole = all > 0 && row.lost.unwrap_or(0) == 0;
     let iters = if whole { all } else { row.messages };
@@ -46,7 +46,7 @@ pub fn report(plan: &Plan, row: &Bandwidth) -> Report {
 
 /// The row of a bandwidth.
 #[must_use]
-pub fn bandwidth(plan: &Plan, report: &Report) -> String {
+pub fn bandwidth(plan: &PerftestPlan, report: &Report) -> String {
     let Report { size, iters, peak, average, rate } = report;
     if plan.gbits && *average < 0.1 {
         return format!(
@@ -60,7 +60,7 @@ pub fn bandwidth(plan: &Plan, report: &Report) -> String {
 
 /// The row of a latency.
 #[must_use]
-pub fn latency(plan: &Plan, row: &Latency, elapsed: Duration) -> String {
+pub fn latency(plan: &PerftestPlan, row: &Latency, elapsed: Duration) -> String {
     let size = row.bytes;
     if plan.iters() == 0 {
         let rate = row.messages as f64 / elapsed.as_secs_f64().max(f64::MIN_POSITIVE);

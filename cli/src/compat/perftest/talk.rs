@@ -137,22 +137,22 @@ impl Talk {
     pub fn keys(&mut self, own: &Keys) -> Result<Keys, Failure> {
         const ADVICE: &str = "were both sides given the same test and the same -q?";
         if self.client {
-            self.tell(own)?;
-            return self.hear(ADVICE);
+            self.send_keys(own)?;
+            return self.receive_keys(ADVICE);
         }
-        let theirs = self.hear(ADVICE)?;
-        self.tell(own)?;
+        let theirs = self.receive_keys(ADVICE)?;
+        self.send_keys(own)?;
         Ok(theirs)
     }
 
-    fn tell(&mut self, own: &Keys) -> Result<(), Failure> {
+    fn send_keys(&mut self, own: &Keys) -> Result<(), Failure> {
         if self.wire.is_managed() {
             return self.wire.send(&own.binary());
         }
         self.wire.send(&own.message())
     }
 
-    fn hear(&mut self, advice: &str) -> Result<Keys, Failure> {
+    fn receive_keys(&mut self, advice: &str) -> Result<Keys, Failure> {
         let theirs = if self.wire.is_managed() {
             Keys::parse_binary(&self.wire.receive()?)
         } else {
@@ -163,7 +163,7 @@ impl Talk {
 
     /// Whether a message of the peer is unread.
     #[must_use]
-    pub fn has_heard(&mut self) -> bool {
+    pub fn has_message(&mut self) -> bool {
         self.wire.is_ready()
     }
 
@@ -205,17 +205,17 @@ impl Talk {
     /// As [`serve`](Self::serve) and [`keys`](Self::keys).
     pub fn meet(&mut self, ctx: &Context, own: &Keys) -> Result<(), Failure> {
         if self.client {
-            self.tell(own)?;
+            self.send_keys(own)?;
             self.serve(ctx)?;
-            return self.heard().map_err(|failure| self.doubt(failure));
+            return self.await_keys().map_err(|failure| self.doubt(failure));
         }
         self.serve(ctx)?;
-        self.heard()?;
-        self.tell(own)
+        self.await_keys()?;
+        self.send_keys(own)
     }
 
-    fn heard(&mut self) -> Result<(), Failure> {
-        self.hear("were both sides given the same test and options?").map(drop)
+    fn await_keys(&mut self) -> Result<(), Failure> {
+        self.receive_keys("were both sides given the same test and options?").map(drop)
     }
 
     /// Exchanges results with the peer, which may still be busy with the network.
@@ -249,7 +249,7 @@ impl Talk {
             return Ok(());
         }
         Err(self.failed(
-            "what it told is no result: were both sides given the same test and the same -q, -a and -b?",
+            "its result is out of range: were both sides given the same test and the same -q, -a and -b?",
         ))
     }
 
@@ -265,11 +265,11 @@ impl Talk {
                 return self.meet(ctx, own);
             }
             self.serve(ctx)?;
-            self.heard()?;
+            self.await_keys()?;
             // The peer may leave after it received this message, before its acknowledgement
             // arrives.
             self.wire.set_patience(SOON);
-            let _ = self.tell(own);
+            let _ = self.send_keys(own);
             return Ok(());
         }
         self.meet(ctx, own)?;
@@ -339,7 +339,7 @@ mod tests {
         });
         let (here, _) = rocinante::doc::addresses();
         let ctx = rocinante::OpenOptions::new().netdev(rocinante::Backend::Udp).open(here).unwrap();
-        let heard = Talk::new(wire, true).report(&ctx, &Report::default()).unwrap();
-        assert_eq!(heard, server.join().unwrap());
+        let received = Talk::new(wire, true).report(&ctx, &Report::default()).unwrap();
+        assert_eq!(received, server.join().unwrap());
     }
 }

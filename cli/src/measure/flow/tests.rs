@@ -113,7 +113,7 @@ fn reads_and_writes_flow_with_nobody_at_the_other_end() {
 }
 
 #[test]
-fn whoever_waits_may_give_up() {
+fn a_side_that_waits_may_give_up() {
     let [a, b] = connected();
     let ours = lanes(&a, &b);
     let what = plan(None, Receive::Until, Until::Messages(1));

@@ -26,12 +26,12 @@ const CHECK_MAX: Duration = Duration::from_secs(100);
 #[derive(Debug)]
 pub struct Host {
     verbs: Verbs,
-    running: Option<Running>,
+    running: Option<RunningProgram>,
 }
 
 /// A running program. It is killed when this is dropped.
 #[derive(Debug)]
-struct Running {
+struct RunningProgram {
     child: ChildGuard,
     stdout: JoinHandle<String>,
     stderr: JoinHandle<String>,
@@ -86,7 +86,7 @@ impl Host {
         let outputs = child.child_mut();
         let (stdout, stderr) = (outputs.stdout.take(), outputs.stderr.take());
         let (stdout, stderr) = (collect(stdout), collect(stderr));
-        self.running = Some(Running { child, stdout, stderr, since: Instant::now() });
+        self.running = Some(RunningProgram { child, stdout, stderr, since: Instant::now() });
         Ok(())
     }
 

@@ -13,7 +13,7 @@ use std::io::{self, BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 
 pub use self::host::Host;
-pub use self::remote::Remote;
+pub use self::remote::RemoteAgent;
 pub use self::verbs::Verbs;
 pub(crate) use self::words::{qp_state, state_of};
 use proto::{Difference, Reply, Request};

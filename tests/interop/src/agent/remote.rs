@@ -16,11 +16,11 @@ const ADVICE: &str = "start it on the machine with the device by `cargo xtask in
 
 /// A connection to [`serve`](super::serve).
 #[derive(Debug)]
-pub struct Remote {
+pub struct RemoteAgent {
     stream: BufReader<TcpStream>,
 }
 
-impl Remote {
+impl RemoteAgent {
     /// Connects to an agent. Retries for `patience` while nothing listens.
     ///
     /// # Errors
@@ -53,7 +53,7 @@ impl Remote {
     }
 }
 
-impl Agent for Remote {
+impl Agent for RemoteAgent {
     fn ask(&mut self, request: &Request) -> Reply {
         self.exchange(request)
             .unwrap_or_else(|error| Reply::Failed(format!("the verbs agent is lost: {error}")))

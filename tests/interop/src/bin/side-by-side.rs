@@ -1,5 +1,5 @@
 //! `rocinante-bench compare` or `rocinante-bench` in a guest, with Soft-RoCE beside ours. The
-//! arguments are `compare` or `bench` and their arguments.
+//! arguments are `compare` or `bench` and the arguments of that.
 
 use std::process::ExitCode;
 

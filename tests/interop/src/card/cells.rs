@@ -12,14 +12,14 @@ use crate::agent::Verbs;
 use crate::agent::proto::{Reply, Request};
 use crate::guest::Link;
 use crate::hardware::checks::CHECKS;
-use crate::matrix::programs::{self, Place, ProgramCell};
+use crate::matrix::programs::{self, ProgramCell, ProgramPlace};
 use crate::matrix::{
     MTUS, Node, Requester, SCENARIOS, Scenario, Session, Setting, Step, Verdict, cannot,
 };
 
 /// A run.
 #[derive(Clone, Copy)]
-pub(super) enum Cell {
+pub(super) enum CardCell {
     /// A check of the device by itself, or a test of the API with it at both ends.
     Check(&'static str),
     /// A scenario with the device at both ends.
@@ -34,22 +34,24 @@ pub(super) enum Cell {
 pub(super) const BACKENDS: [Backend; 3] = [Backend::Udp, Backend::Packet, Backend::Xdp];
 
 /// The whole matrix.
-pub(super) fn all() -> Vec<Cell> {
+pub(super) fn all() -> Vec<CardCell> {
     let names = CHECKS.iter().map(|check| check.name).chain(TESTS.iter().map(|test| test.name));
-    let mut cells: Vec<Cell> = names.map(Cell::Check).collect();
+    let mut cells: Vec<CardCell> = names.map(CardCell::Check).collect();
     let families = || [false, true].into_iter().flat_map(|ipv6| MTUS.map(|mtu| (ipv6, mtu)));
     for (ipv6, mtu) in families() {
-        cells.extend(SCENARIOS.iter().map(|scenario| Cell::Itself { scenario, ipv6, mtu }));
+        cells.extend(SCENARIOS.iter().map(|scenario| CardCell::Itself { scenario, ipv6, mtu }));
     }
     for backend in BACKENDS {
         for (ipv6, mtu) in families() {
             for requester in [Requester::Ours, Requester::Rxe] {
                 let setting = Setting { requester, backend, link: Link::Veth, ipv6, mtu };
-                cells.extend(SCENARIOS.iter().map(|scenario| Cell::Software { scenario, setting }));
+                cells.extend(
+                    SCENARIOS.iter().map(|scenario| CardCell::Software { scenario, setting }),
+                );
             }
         }
     }
-    cells.extend(programs::all().into_iter().map(Cell::Program));
+    cells.extend(programs::all().into_iter().map(CardCell::Program));
     cells
 }
 
@@ -64,7 +66,7 @@ fn side(requester: Requester) -> &'static str {
     }
 }
 
-impl fmt::Display for Cell {
+impl fmt::Display for CardCell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (name, Setting { requester, backend, ipv6, mtu, .. }) = match self {
             Self::Check(name) => return write!(f, "check::{name}"),
@@ -78,7 +80,7 @@ impl fmt::Display for Cell {
     }
 }
 
-impl Cell {
+impl CardCell {
     /// The row of the report's table.
     pub(super) fn row(&self) -> String {
         let ip = |ipv6: bool| if ipv6 { "IPv6" } else { "IPv4" };
@@ -165,7 +167,7 @@ fn program(cell: &ProgramCell, stage: &Stage) -> Step {
     let meet = [stage.ours(backend, false)?.address, stage.device_address(false)?];
     let exe = std::env::current_exe().map_err(|error| error.to_string())?;
     let device = stage.device_name();
-    let place = Place {
+    let place = ProgramPlace {
         netns: ours.netns,
         ours: (&exe, &["rocinante"]),
         own: ours.address,
@@ -194,9 +196,9 @@ mod tests {
             cells.len(),
             itself + scenarios * 10 + scenarios * 10 * 2 * 3 + programs::all().len()
         );
-        let names: BTreeSet<String> = cells.iter().map(Cell::to_string).collect();
+        let names: BTreeSet<String> = cells.iter().map(CardCell::to_string).collect();
         assert_eq!(names.len(), cells.len());
-        let rows: BTreeSet<String> = cells.iter().map(Cell::row).collect();
+        let rows: BTreeSet<String> = cells.iter().map(CardCell::row).collect();
         assert_eq!(rows.len(), 1 + 2 + 3 * 2 * 2 + 3 * 2);
     }
 }

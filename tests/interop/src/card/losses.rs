@@ -17,7 +17,7 @@ use crate::matrix::{Losing, Node, Step, Wire, cannot};
 
 /// The place of the loss.
 #[derive(Debug, Clone)]
-pub(super) struct Place {
+pub(super) struct LossPlace {
     /// The namespace, if it is not the present one.
     pub(super) netns: Option<Netns>,
     /// The interface in it.
@@ -28,7 +28,7 @@ pub(super) struct Place {
 
 /// Loss for the packets of one backend.
 pub(super) struct Rules<'a> {
-    pub(super) place: &'a Place,
+    pub(super) place: &'a LossPlace,
     pub(super) backend: Backend,
 }
 
@@ -36,7 +36,7 @@ pub(super) struct Rules<'a> {
 pub(super) struct Inside;
 
 /// A table with a rule.
-struct Table {
+struct LossTable {
     netns: Option<Netns>,
     name: String,
     // When it ends, the table goes.
@@ -51,7 +51,7 @@ impl Wire for Inside {
 
 impl Wire for Rules<'_> {
     fn lose(&self, from: &Node, to: &Node, percent: f64) -> Step<Box<dyn Losing>> {
-        let Place { netns, interface, beyond } = self.place;
+        let LossPlace { netns, interface, beyond } = self.place;
         let ours_sends = from.kind() == Kind::Rocinante;
         let bound = match (self.backend, ours_sends) {
             _ if *beyond => true,
@@ -69,11 +69,11 @@ impl Wire for Rules<'_> {
         let hook = if ours_sends == *beyond { "ingress" } else { "egress" };
         let ip = if from.address().is_ipv6() { "ip6" } else { "ip" };
         let what = format!("{ip} saddr {} {ip} daddr {}", from.address(), to.address());
-        Ok(Box::new(Table::new(netns.clone(), interface, hook, &what, percent)?))
+        Ok(Box::new(LossTable::new(netns.clone(), interface, hook, &what, percent)?))
     }
 }
 
-impl Table {
+impl LossTable {
     fn new(
         netns: Option<Netns>,
         interface: &str,
@@ -133,7 +133,7 @@ impl Table {
     }
 }
 
-impl Losing for Table {
+impl Losing for LossTable {
     fn lost(&self) -> Step<u64> {
         let mut command = Command::new("nft");
         command.args(["-j", "list", "counter", "netdev", &self.name, "lost"]);
@@ -179,7 +179,7 @@ mod tests {
             String::from_utf8_lossy(&listing.stdout).into_owned()
         };
         let what = "ip saddr 10.77.0.1 ip daddr 10.77.0.200";
-        let table = Table::new(Some(netns.clone()), "eth0", "egress", what, 6.0).unwrap();
+        let table = LossTable::new(Some(netns.clone()), "eth0", "egress", what, 6.0).unwrap();
         assert_eq!(table.lost(), Ok(0));
         assert!(tables().contains("udp dport 4791 ip saddr 10.77.0.1"), "{}", tables());
         drop(table);
@@ -188,10 +188,11 @@ mod tests {
             assert!(Instant::now() < deadline, "{}", tables());
             std::thread::sleep(Duration::from_millis(5));
         }
-        let all = Table::new(Some(netns.clone()), "eth0", "ingress", what, 100.0).unwrap();
+        let all = LossTable::new(Some(netns.clone()), "eth0", "ingress", what, 100.0).unwrap();
         assert!(!tables().contains("numgen"), "{}", tables());
         drop(all);
-        let error = Table::new(Some(netns.clone()), "eth0", "sideways", what, 6.0).err().unwrap();
+        let error =
+            LossTable::new(Some(netns.clone()), "eth0", "sideways", what, 6.0).err().unwrap();
         assert!(error.contains("no table at eth0: Error: "), "{error}");
     }
 }

@@ -17,7 +17,7 @@ use clap::ValueEnum;
 use rocinante::Backend;
 use rocinante_node::kill_children_on_signal;
 
-use self::cells::Cell;
+use self::cells::CardCell;
 use self::report::{Entry, Report};
 use self::stage::Stage;
 use crate::matrix::{Step, Verdict};
@@ -93,7 +93,7 @@ const MISSED_MAX: u32 = 3;
 pub fn run(args: &Args) -> ExitCode {
     let cells = cells::all();
     if args.list {
-        let names = cells.iter().map(Cell::to_string);
+        let names = cells.iter().map(CardCell::to_string);
         names.filter(|name| args.leaves_out(name).is_none()).for_each(|name| println!("{name}"));
         return ExitCode::SUCCESS;
     }
@@ -107,7 +107,7 @@ pub fn run(args: &Args) -> ExitCode {
     }
 }
 
-fn attempt(args: &Args, cells: &[Cell]) -> Step<bool> {
+fn attempt(args: &Args, cells: &[CardCell]) -> Step<bool> {
     // Ctrl-C ends all child processes, and with them the rules.
     kill_children_on_signal().map_err(|error| format!("no handler for Ctrl-C: {error}"))?;
     let mut report = Report::begin();
@@ -133,7 +133,7 @@ fn attempt(args: &Args, cells: &[Cell]) -> Step<bool> {
     Ok(report.is_good())
 }
 
-fn run_all(args: &Args, stage: &Stage, cells: &[Cell], report: &mut Report) {
+fn run_all(args: &Args, stage: &Stage, cells: &[CardCell], report: &mut Report) {
     let mut missed = 0;
     for cell in cells {
         let name = cell.to_string();

@@ -5,7 +5,7 @@ use std::fmt;
 use std::process::Command;
 use std::time::Instant;
 
-use super::cells::Cell;
+use super::cells::CardCell;
 use super::stage::{Stage, list};
 use crate::agent::machine::{Device, Kind, Machine};
 use crate::matrix::Verdict;
@@ -22,7 +22,7 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    pub(super) fn new(cell: &Cell, verdict: Verdict) -> Self {
+    pub(super) fn new(cell: &CardCell, verdict: Verdict) -> Self {
         Self { name: cell.to_string(), row: cell.row(), verdict }
     }
 }
@@ -42,13 +42,13 @@ pub(super) struct Report {
 
 /// Counts of cells.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-struct Count {
+struct Counts {
     passed: usize,
     failed: usize,
     not_run: usize,
 }
 
-impl Count {
+impl Counts {
     fn add(&mut self, verdict: &Verdict) {
         match verdict {
             Verdict::Passed => self.passed += 1,
@@ -94,8 +94,8 @@ impl Report {
         self.remarks.push(format!("nothing was run: {why}"));
     }
 
-    fn count(&self) -> Count {
-        let mut count = Count::default();
+    fn count(&self) -> Counts {
+        let mut count = Counts::default();
         self.entries.iter().for_each(|entry| count.add(&entry.verdict));
         count
     }
@@ -109,17 +109,17 @@ impl Report {
     /// The totals, as one line.
     pub(super) fn totals(&self) -> String {
         let count = self.count();
-        let Count { passed, failed, not_run } = count;
+        let Counts { passed, failed, not_run } = count;
         format!("{} cells: {passed} passed, {failed} failed, {not_run} not run", count.all())
     }
 
     fn table(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut rows: BTreeMap<&str, Count> = BTreeMap::new();
+        let mut rows: BTreeMap<&str, Counts> = BTreeMap::new();
         self.entries.iter().for_each(|e| rows.entry(&e.row).or_default().add(&e.verdict));
         writeln!(f, "| what | passed | failed | not run | all |\n|---|--:|--:|--:|--:|")?;
         let total = ("**all**", self.count());
         for (row, count) in rows.into_iter().chain([total]) {
-            let Count { passed, failed, not_run } = count;
+            let Counts { passed, failed, not_run } = count;
             writeln!(f, "| {row} | {passed} | {failed} | {not_run} | {} |", count.all())?;
         }
         Ok(())

@@ -9,11 +9,11 @@ use rocinante::{Backend, Interface, OpenOptions, hardware_devices};
 use rocinante_node::Netns;
 
 use super::cells::BACKENDS;
-use super::losses::Place;
+use super::losses::LossPlace;
 use super::{Args, Expect};
 use crate::agent::machine::{Device, Kind, Machine};
 use crate::agent::proto::{Reply, Request};
-use crate::agent::{Agent, Host, PORT, Remote};
+use crate::agent::{Agent, Host, PORT, RemoteAgent};
 use crate::matrix::{Node, Step, cannot};
 
 /// How long a running agent may take to answer.
@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(3);
 
 /// The place of the agent.
 #[derive(Debug)]
-enum Control {
+enum AgentPlace {
     /// In this process.
     Local,
     /// At this address, called from this namespace or from the present one.
@@ -36,11 +36,11 @@ struct Software {
     addresses: Vec<IpAddr>,
     /// For each backend and address family: the path MTU that fits, or why there is no such device.
     opened: Vec<(Backend, bool, Result<u32, String>)>,
-    losses: Place,
+    losses: LossPlace,
 }
 
 /// Our end in one setting.
-pub(super) struct Ours<'a> {
+pub(super) struct OurSide<'a> {
     pub(super) netns: Option<&'a Netns>,
     pub(super) address: IpAddr,
     pub(super) active_mtu: u32,
@@ -49,7 +49,7 @@ pub(super) struct Ours<'a> {
 /// Both ends, examined.
 #[derive(Debug)]
 pub(super) struct Stage {
-    control: Control,
+    control: AgentPlace,
     expect: Expect,
     /// The device's name as given, with its port if it has one.
     name: String,
@@ -69,7 +69,7 @@ impl Stage {
     /// what to do. A missing `--ours` is no error: cells with our side are then not run.
     pub(super) fn new(args: &Args) -> Step<Self> {
         let netns = args.netns.as_deref().map(open_netns).transpose()?;
-        let control = Control::new(&args.agent, netns.as_ref())?;
+        let control = AgentPlace::new(&args.agent, netns.as_ref())?;
         let name = args.device.clone();
         let address = args.address.first().copied();
         let machine = match control.agent()?.ask(&Request::Describe { name: name.clone(), address })
@@ -132,7 +132,7 @@ impl Stage {
     }
 
     /// Our end in a setting.
-    pub(super) fn ours(&self, backend: Backend, ipv6: bool) -> Step<Ours<'_>> {
+    pub(super) fn ours(&self, backend: Backend, ipv6: bool) -> Step<OurSide<'_>> {
         let software = self.software.as_ref().map_err(cannot)?;
         let address = software.addresses.iter().find(|address| address.is_ipv6() == ipv6);
         let address = address.copied().ok_or_else(|| {
@@ -143,11 +143,11 @@ impl Stage {
         let (_, _, opened) =
             opened.ok_or_else(|| cannot(format!("left out by --netdev: {backend}")))?;
         let active_mtu = *opened.as_ref().map_err(cannot)?;
-        Ok(Ours { netns: software.netns.as_ref(), address, active_mtu })
+        Ok(OurSide { netns: software.netns.as_ref(), address, active_mtu })
     }
 
     /// Where packets between the sides can be lost.
-    pub(super) fn losses(&self) -> Step<&Place> {
+    pub(super) fn losses(&self) -> Step<&LossPlace> {
         self.software.as_ref().map(|software| &software.losses).map_err(cannot)
     }
 
@@ -195,7 +195,7 @@ impl Stage {
     }
 }
 
-impl Control {
+impl AgentPlace {
     fn new(agent: &str, netns: Option<&Netns>) -> Step<Self> {
         if agent == "local" {
             return Ok(Self::Local);
@@ -212,7 +212,7 @@ impl Control {
 
     fn agent(&self) -> Step<Box<dyn Agent>> {
         let Self::Remote(address, netns) = self else { return Ok(Box::new(Host::default())) };
-        let connect = || Remote::connect(*address, PATIENCE);
+        let connect = || RemoteAgent::connect(*address, PATIENCE);
         let agent = match netns {
             Some(netns) => netns.run(connect).map_err(|error| error.to_string())?,
             None => connect(),
@@ -255,8 +255,8 @@ fn addresses_of(device: &Device, wanted: &[IpAddr]) -> Step<Vec<IpAddr>> {
 
 impl Software {
     /// Our side. The inner error says why there is none, although the arguments are valid.
-    fn new(args: &Args, netns: Option<Netns>, control: &Control) -> Step<Result<Self, String>> {
-        if matches!(control, Control::Local) && netns.is_none() {
+    fn new(args: &Args, netns: Option<Netns>, control: &AgentPlace) -> Step<Result<Self, String>> {
+        if matches!(control, AgentPlace::Local) && netns.is_none() {
             return Ok(Err("the device is in our own namespace, where packets between two own addresses never leave: give our side \
                            another one by --netns"
                 .into()));
@@ -311,7 +311,7 @@ fn own_addresses(interface: &Interface, wanted: &[IpAddr]) -> Vec<IpAddr> {
 
 /// The other end of our veth, if it is in the present namespace: each backend's packets pass there.
 /// Else our own interface.
-fn place_of_losses(netns: Option<&Netns>, own: &Interface) -> Place {
+fn place_of_losses(netns: Option<&Netns>, own: &Interface) -> LossPlace {
     let beyond = netns.and_then(|netns| {
         let links = |netns: Option<&Netns>| {
             let mut command = Command::new("ip");
@@ -329,8 +329,8 @@ fn place_of_losses(netns: Option<&Netns>, own: &Interface) -> Place {
         (other["link_index"] == own.index).then(|| other["ifname"].as_str().map(str::to_owned))?
     });
     match beyond {
-        Some(interface) => Place { netns: None, interface, beyond: true },
-        None => Place { netns: netns.cloned(), interface: own.name.clone(), beyond: false },
+        Some(interface) => LossPlace { netns: None, interface, beyond: true },
+        None => LossPlace { netns: netns.cloned(), interface: own.name.clone(), beyond: false },
     }
 }
 

@@ -29,8 +29,8 @@ const OUTPUT_MAX: usize = 1 << 20;
 /// A request of the host.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Request {
-    /// Run `sh -c command`, and answer [`Reply::Ended`] with the same number.
+pub(super) enum ControlRequest {
+    /// Run `sh -c command`, and answer [`ControlReply::Ended`] with the same number.
     Run { id: u64, command: String, timeout_ms: u64 },
     /// Kill the command with this number; it is answered like any end.
     Kill { id: u64 },
@@ -41,7 +41,7 @@ pub(super) enum Request {
 /// An answer of the guest.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Reply {
+pub(super) enum ControlReply {
     /// The guest is up.
     Ready {
         /// `uname -r`.
@@ -63,10 +63,10 @@ pub struct Outcome {
 }
 
 /// Commands that run, or are about to.
-type Jobs = Arc<Mutex<BTreeMap<u64, Running>>>;
+type Jobs = Arc<Mutex<BTreeMap<u64, JobState>>>;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Running {
+enum JobState {
     /// Not started yet.
     Soon,
     /// To be killed as soon as it is started.
@@ -92,23 +92,23 @@ pub fn serve() -> io::Result<()> {
     let port = OpenOptions::new().read(true).write(true).open(find_port()?)?;
     let out = Arc::new(Mutex::new(port.try_clone()?));
     let kernel = fs::read_to_string("/proc/sys/kernel/osrelease")?.trim().to_owned();
-    say(&out, &Reply::Ready { kernel })?;
+    say(&out, &ControlReply::Ready { kernel })?;
     let jobs = Jobs::default();
     for line in BufReader::new(port).lines() {
         let line = line?;
         *lock(&heard) = Instant::now();
         match serde_json::from_str(&line) {
-            Ok(Request::Run { id, command, timeout_ms }) => {
+            Ok(ControlRequest::Run { id, command, timeout_ms }) => {
                 let (out, jobs) = (out.clone(), jobs.clone());
-                lock(&jobs).insert(id, Running::Soon);
+                lock(&jobs).insert(id, JobState::Soon);
                 let limit = Duration::from_millis(timeout_ms);
                 std::thread::spawn(move || {
                     let outcome = run(id, &command, limit, &jobs);
-                    let _ = say(&out, &Reply::Ended { id, outcome });
+                    let _ = say(&out, &ControlReply::Ended { id, outcome });
                 });
             }
-            Ok(Request::Kill { id }) => kill(id, &jobs),
-            Ok(Request::Alive) => {}
+            Ok(ControlRequest::Kill { id }) => kill(id, &jobs),
+            Ok(ControlRequest::Alive) => {}
             Err(error) => eprintln!("not understood: {line}: {error}"),
         }
     }
@@ -133,18 +133,18 @@ fn find_port() -> io::Result<PathBuf> {
     }
 }
 
-fn say(out: &Mutex<File>, reply: &Reply) -> io::Result<()> {
+fn say(out: &Mutex<File>, reply: &ControlReply) -> io::Result<()> {
     let line = serde_json::to_string(reply)? + "\n";
     lock(out).write_all(line.as_bytes())
 }
 
 fn kill(id: u64, jobs: &Jobs) {
     match lock(jobs).get_mut(&id) {
-        Some(Running::Group(group)) => {
+        Some(JobState::Group(group)) => {
             // It may have ended by itself.
             let _ = killpg(*group, Signal::SIGKILL);
         }
-        Some(soon) => *soon = Running::Doomed,
+        Some(soon) => *soon = JobState::Doomed,
         None => {}
     }
 }
@@ -157,7 +157,7 @@ fn run(id: u64, command: &str, limit: Duration, jobs: &Jobs) -> Outcome {
     match child {
         Ok(child) => {
             let group = Pid::from_raw(child.id().cast_signed());
-            if lock(jobs).insert(id, Running::Group(group)) == Some(Running::Doomed) {
+            if lock(jobs).insert(id, JobState::Group(group)) == Some(JobState::Doomed) {
                 kill(id, jobs);
             }
             let outcome = attend(child, group, limit);
@@ -243,7 +243,7 @@ mod tests {
         let jobs = Jobs::default();
         let outcome = std::thread::scope(|scope| {
             let running = scope.spawn(|| run(7, "sleep 60", Duration::from_secs(60), &jobs));
-            while !matches!(lock(&jobs).get(&7), Some(Running::Group(_))) {
+            while !matches!(lock(&jobs).get(&7), Some(JobState::Group(_))) {
                 std::thread::yield_now();
             }
             kill(7, &jobs);
@@ -255,7 +255,7 @@ mod tests {
     #[test]
     fn a_command_may_be_killed_before_it_is_started() {
         let jobs = Jobs::default();
-        lock(&jobs).insert(7, Running::Soon);
+        lock(&jobs).insert(7, JobState::Soon);
         kill(7, &jobs);
         assert_eq!(run(7, "sleep 60", Duration::from_secs(60), &jobs).code, 128 + 9);
     }

@@ -34,11 +34,11 @@ use std::time::{Duration, Instant};
 use rocinante_node::{ChildGuard, Lab, Netns};
 
 pub use self::control::Outcome;
-use self::control::{Reply, Request, lock};
+use self::control::{ControlReply, ControlRequest, lock};
 pub use self::image::Image;
 pub use self::network::{Link, Network};
 pub use self::qemu::Accelerator;
-use self::qemu::{Machine, Nic};
+use self::qemu::{Nic, QemuMachine};
 use self::tool::Tool;
 use crate::error::{Error, Result};
 
@@ -123,7 +123,7 @@ impl Guest {
         }
         Tool::new(qemu::PROGRAM).arg("--version").read()?;
         let network = Network::prepare(lab)?;
-        let machine = Machine {
+        let machine = QemuMachine {
             image,
             cpus: config.cpus,
             memory_mib: config.memory_mib,
@@ -142,7 +142,7 @@ impl Guest {
 
     fn attempt(
         lab: &Lab,
-        machine: &Machine<'_>,
+        machine: &QemuMachine<'_>,
         accelerator: Accelerator,
         network: &Network,
     ) -> Result<Self> {
@@ -185,7 +185,7 @@ impl Guest {
         };
         let beats = control.clone();
         std::thread::spawn(move || {
-            while beats.send(&Request::Alive).is_ok() {
+            while beats.send(&ControlRequest::Alive).is_ok() {
                 std::thread::sleep(Duration::from_secs(5));
             }
         });
@@ -259,7 +259,7 @@ impl Guest {
         let (end, ended) = channel();
         lock(&self.control.waiting).insert(id, end);
         let timeout_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
-        self.control.send(&Request::Run { id, command: command.to_owned(), timeout_ms })?;
+        self.control.send(&ControlRequest::Run { id, command: command.to_owned(), timeout_ms })?;
         let (command, control) = (command.to_owned(), self.control.clone());
         Ok(Job { id, command, ended, control, limit })
     }
@@ -312,13 +312,13 @@ impl Job {
     /// # Errors
     /// The guest is gone.
     pub fn kill(self) -> Result<Outcome> {
-        self.control.send(&Request::Kill { id: self.id })?;
+        self.control.send(&ControlRequest::Kill { id: self.id })?;
         self.wait()
     }
 }
 
 impl Control {
-    fn send(&self, request: &Request) -> Result<()> {
+    fn send(&self, request: &ControlRequest) -> Result<()> {
         let line = serde_json::to_string(request)? + "\n";
         let mut guest = lock(&self.to_guest);
         let sent = guest.as_mut().map(|pipe| pipe.write_all(line.as_bytes()));
@@ -331,10 +331,10 @@ impl Control {
     fn listen(&self, from_guest: impl Read, ready: &Sender<String>) {
         for line in BufReader::new(from_guest).lines().map_while(std::result::Result::ok) {
             match serde_json::from_str(&line) {
-                Ok(Reply::Ready { kernel }) => {
+                Ok(ControlReply::Ready { kernel }) => {
                     let _ = ready.send(kernel);
                 }
-                Ok(Reply::Ended { id, outcome }) => {
+                Ok(ControlReply::Ended { id, outcome }) => {
                     if let Some(end) = lock(&self.waiting).remove(&id) {
                         let _ = end.send(outcome);
                     }
@@ -377,7 +377,12 @@ fn start(netns: &Netns, command: &Command) -> Result<(ChildGuard, Sender<()>)> {
 }
 
 /// A guest with KVM, if KVM works here.
-fn try_kvm(lab: &Lab, image: &Image, machine: &Machine<'_>, network: &Network) -> Option<Guest> {
+fn try_kvm(
+    lab: &Lab,
+    image: &Image,
+    machine: &QemuMachine<'_>,
+    network: &Network,
+) -> Option<Guest> {
     fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").ok()?;
     let note = image.note("kvm-unusable");
     let host = fs::read_to_string("/proc/version").unwrap_or_default();
@@ -398,7 +403,7 @@ fn try_kvm(lab: &Lab, image: &Image, machine: &Machine<'_>, network: &Network) -
     }
 }
 
-fn boot_emulated(lab: &Lab, machine: &Machine<'_>, network: &Network) -> Result<Guest> {
+fn boot_emulated(lab: &Lab, machine: &QemuMachine<'_>, network: &Network) -> Result<Guest> {
     let mut attempt = 1;
     loop {
         match Guest::attempt(lab, machine, Accelerator::Tcg, network) {

@@ -30,7 +30,7 @@ pub(super) struct Nic {
 
 /// A virtual machine to be started.
 #[derive(Debug, Clone)]
-pub(super) struct Machine<'a> {
+pub(super) struct QemuMachine<'a> {
     pub(super) image: &'a Image,
     pub(super) cpus: u8,
     pub(super) memory_mib: u32,
@@ -41,7 +41,7 @@ pub(super) struct Machine<'a> {
     pub(super) nics: Vec<Nic>,
 }
 
-impl Machine<'_> {
+impl QemuMachine<'_> {
     /// The command that runs it. Its standard input and output are the control channel, its
     /// standard error is the console.
     pub(super) fn command(&self, accelerator: Accelerator) -> Command {

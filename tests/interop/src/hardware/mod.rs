@@ -1,4 +1,4 @@
-//! The provider `hw` on its own: Rocinante's programs inside the guest, on the kernel's device
+//! The kernel provider on its own: Rocinante's programs inside the guest, on the kernel's device
 //! through libibverbs.
 //!
 //! Each cell of the [matrix](crate::matrix) has this provider at one side already. Here it is at
@@ -26,9 +26,9 @@ use refusals::REFUSALS;
 /// How long a command in the guest may take.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A named test of the provider `hw`.
+/// A named test of the kernel provider.
 #[derive(Clone, Copy)]
-pub enum Cell {
+pub enum HardwareCell {
     /// A scenario of the matrix with the kernel's device at both sides.
     Both {
         /// Which.
@@ -51,7 +51,7 @@ pub enum Cell {
     /// One of the commands of `rocinante` or of the examples.
     Program {
         /// Which.
-        program: &'static programs::Program,
+        program: &'static programs::HardwareProgram,
         /// The sides with the kernel's device.
         kernel: Kernel,
     },
@@ -61,10 +61,11 @@ pub enum Cell {
 
 /// All cells, or those of the committed subset.
 #[must_use]
-pub fn all(whole: bool) -> Vec<Cell> {
-    let mut cells: Vec<Cell> = CHECKS.iter().map(|check| Cell::Check(check.name)).collect();
-    cells.extend(TESTS.iter().map(Cell::Verbs));
-    cells.extend([Cell::PortEvents, Cell::Removal, Cell::Bench]);
+pub fn all(whole: bool) -> Vec<HardwareCell> {
+    let mut cells: Vec<HardwareCell> =
+        CHECKS.iter().map(|check| HardwareCell::Check(check.name)).collect();
+    cells.extend(TESTS.iter().map(HardwareCell::Verbs));
+    cells.extend([HardwareCell::PortEvents, HardwareCell::Removal, HardwareCell::Bench]);
     for (number, program) in PROGRAMS.iter().enumerate() {
         for kernel in Kernel::ALL {
             // With one end in software: one of the two cells, in turn.
@@ -72,25 +73,25 @@ pub fn all(whole: bool) -> Vec<Cell> {
             let chosen =
                 kernel == Kernel::Both || program.has_client() && (whole || kernel == turn);
             if chosen {
-                cells.push(Cell::Program { program, kernel });
+                cells.push(HardwareCell::Program { program, kernel });
             }
         }
     }
-    cells.extend(REFUSALS.iter().map(Cell::Refusal));
+    cells.extend(REFUSALS.iter().map(HardwareCell::Refusal));
     let scenarios = SCENARIOS.iter().filter(|scenario| scenario.fits_anywhere());
     for (number, scenario) in scenarios.enumerate() {
         for (ipv6, mtu) in [(false, 1024), (true, 4096), (false, 256), (true, 1024)] {
             // One of the first two, in turn.
             let chosen = mtu != 256 && (mtu == 1024) == (number % 2 == 0) && ipv6 == (mtu == 4096);
             if whole || chosen {
-                cells.push(Cell::Both { scenario, ipv6, mtu });
+                cells.push(HardwareCell::Both { scenario, ipv6, mtu });
             }
         }
     }
     cells
 }
 
-impl fmt::Display for Cell {
+impl fmt::Display for HardwareCell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Both { scenario, ipv6, mtu } => {
@@ -110,7 +111,7 @@ impl fmt::Display for Cell {
     }
 }
 
-impl Cell {
+impl HardwareCell {
     /// Runs the cell; `programs` is the directory that the guest sees at `/host`.
     ///
     /// # Errors
@@ -166,7 +167,7 @@ mod tests {
         assert_eq!(whole.len(), fixed + scenarios * 4 + 1 + 14 * 3);
         assert_eq!(subset.len(), fixed + scenarios + 1 + 14 * 2);
         assert_eq!((CHECKS.len(), PROGRAMS.len(), REFUSALS.len()), (2, 15, 9));
-        let names: BTreeSet<String> = whole.iter().map(Cell::to_string).collect();
+        let names: BTreeSet<String> = whole.iter().map(HardwareCell::to_string).collect();
         assert_eq!(names.len(), whole.len());
         assert!(subset.iter().all(|cell| names.contains(&cell.to_string())));
     }

@@ -21,7 +21,7 @@ const RC_PINGPONG: &str = "rc_pingpong-under-interop";
 const KV_STORE: &str = "kv_store-under-interop";
 
 /// A program with two sides, or with one.
-pub struct Program {
+pub struct HardwareProgram {
     /// Its name.
     pub(super) name: &'static str,
     /// The command of both sides, before their options.
@@ -49,8 +49,8 @@ enum Names {
     Rping,
 }
 
-const fn two(name: &'static str, command: &'static str, options: &'static str) -> Program {
-    Program {
+const fn two(name: &'static str, command: &'static str, options: &'static str) -> HardwareProgram {
+    HardwareProgram {
         name,
         program: ROCINANTE,
         server: command,
@@ -63,8 +63,8 @@ const fn two(name: &'static str, command: &'static str, options: &'static str) -
 }
 
 /// All programs.
-pub(super) static PROGRAMS: [Program; 15] = [
-    Program {
+pub(super) static PROGRAMS: [HardwareProgram; 15] = [
+    HardwareProgram {
         name: "devices",
         client: None,
         says: &["hca_id: rxe0", "PORT_ACTIVE, Ethernet", "GID[", "active path mtu:  4096"],
@@ -75,7 +75,7 @@ pub(super) static PROGRAMS: [Program; 15] = [
     two("pingpong_cm", "pingpong --cm -c", "-n 100"),
     two("write_bw_cm", "perf write-bw --cm", "-n 200 -s 8192 -q 2"),
     two("send_lat_cm", "perf send-lat --cm", "-n 50"),
-    Program {
+    HardwareProgram {
         server: "rping -s",
         client: Some(["rping -c -V -C 5", "-S 3000 --json"]),
         names: Names::Rping,
@@ -88,13 +88,13 @@ pub(super) static PROGRAMS: [Program; 15] = [
     two("write_lat", "perf write-lat", "-n 50"),
     two("send_lat", "perf send-lat", "-n 50"),
     two("atomic_lat", "perf atomic-lat", "-n 50"),
-    Program {
+    HardwareProgram {
         program: RC_PINGPONG,
         port: "--iters 100 --size 5000 --port",
         says: &["100 messages of 5000 bytes there and back, all verified"],
         ..two("rc_pingpong", "", "")
     },
-    Program {
+    HardwareProgram {
         program: KV_STORE,
         server: "serve",
         client: Some(["demo", "--iters 25"]),
@@ -170,7 +170,7 @@ impl Side<'_> {
     }
 
     /// The options for device, address and port; a client also gets the server's address.
-    fn options(&self, program: &Program, server: Option<IpAddr>) -> String {
+    fn options(&self, program: &HardwareProgram, server: Option<IpAddr>) -> String {
         let device = match self {
             Self::Guest(_, device, _) => format!("--device {device}"),
             Self::Container(..) => String::new(),
@@ -212,7 +212,7 @@ impl Running {
     }
 }
 
-impl Program {
+impl HardwareProgram {
     /// Whether it has two sides.
     pub(super) fn has_client(&self) -> bool {
         self.client.is_some()

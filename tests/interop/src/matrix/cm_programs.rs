@@ -14,7 +14,7 @@ use super::Bench;
 use super::cell::{Requester, Setting};
 use super::node::Step;
 use crate::guest::Link;
-use place::Place;
+use place::CmPlace;
 
 /// The commands of a program on both sides: `{here}` is the own address, `{there}` the peer's,
 /// `{port}` a port of RDMA_PS_TCP.
@@ -174,7 +174,7 @@ impl Bench {
             true => container.ipv6().ok_or("the container has no IPv6")?.into(),
             false => container.ipv4().into(),
         };
-        let place = Place {
+        let place = CmPlace {
             bench: self,
             netns: container.netns(),
             device: network.device(setting.link),

@@ -120,7 +120,7 @@ impl Losses {
     /// Frees the stuck request: posts a later one without losses and waits for its acknowledgement.
     fn free(&mut self, s: &mut Session<'_>, wr_id: u64, opcode: Opcode) -> Step {
         let state = s.active.state()?;
-        s.active.expect(&state, &State::Rts, "the state of who says nothing")?;
+        s.active.expect(&state, &State::Rts, "the state of the silent side")?;
         let heard = s.passive.heard()?;
         if heard.duplicates == self.heard.duplicates {
             return Err(format!("rxe says nothing, though nothing has come twice: {heard:?}"));

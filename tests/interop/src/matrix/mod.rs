@@ -36,7 +36,7 @@ pub use self::table::Table;
 pub use self::verdict::{Verdict, cannot};
 use self::wire::Bridge;
 pub use self::wire::{Losing, Wire};
-use crate::agent::{Agent, PORT, Remote, Verbs};
+use crate::agent::{Agent, PORT, RemoteAgent, Verbs};
 use crate::error::Result;
 use crate::guest::{Guest, Job, Link};
 
@@ -126,7 +126,7 @@ impl Bench {
 fn agent(container: &Container, address: IpAddr) -> Step<Box<dyn Agent>> {
     let patience = Duration::from_secs(10);
     let agent = container
-        .run(|| Remote::connect(SocketAddr::new(address, PORT), patience))
+        .run(|| RemoteAgent::connect(SocketAddr::new(address, PORT), patience))
         .map_err(|error| error.to_string())?
         .map_err(|error| error.to_string())?;
     Ok(Box::new(agent))

@@ -50,7 +50,7 @@ fn join(s: &mut Session<'_>, qp: usize, wr_id: u64) -> Step {
             return s.passive.expect(&found, &wanted, "the probe");
         }
     }
-    Err(format!("{group} is not heard by who has joined"))
+    Err(format!("datagrams to {group} do not reach its members"))
 }
 
 /// Both members get each datagram once, and the third queue pair gets none.

@@ -204,7 +204,7 @@ pub fn subset() -> Vec<ProgramCell> {
 const ALONE: Duration = Duration::from_secs(20);
 
 /// The place of a program's cell.
-pub struct Place<'a> {
+pub struct ProgramPlace<'a> {
     /// Our namespace, if it is not the present one.
     pub netns: Option<&'a Netns>,
     /// Our command: the program `rocinante`, and words before its own arguments.
@@ -241,7 +241,7 @@ impl Bench {
             container.ipv4().into()
         };
         let there = network.address(setting.link, false);
-        let place = Place {
+        let place = ProgramPlace {
             netns: Some(container.netns()),
             ours: (ours, &[]),
             own,
@@ -270,7 +270,7 @@ impl ProgramCell {
     ///
     /// # Errors
     /// One of both fails, or prints something unexpected: the text has the output of both.
-    pub fn run(&self, place: &Place<'_>, agent: Box<dyn Agent>) -> Step {
+    pub fn run(&self, place: &ProgramPlace<'_>, agent: Box<dyn Agent>) -> Step {
         let Self { program, setting } = *self;
         let port = next_port();
         let line = format!(

@@ -96,7 +96,7 @@ impl Bench {
         let bound = container.run(|| Sockets::bind(own)).map_err(|error| error.to_string())?;
         let sockets = bound.map_err(|error| format!("UDP/{ROCE} in the container: {error}"))?;
         let (peer, connected) = (Qpn::new(0), false);
-        let mut subject = Guest { node, sockets, own, theirs, peer, connected };
+        let mut subject = GuestSubject { node, sockets, own, theirs, peer, connected };
         let mut talk = Talk::new(&mut subject)?;
         let done = (cell.0.run)(&mut talk);
         done.map_err(|why| format!("{why}; {}", subject.node.standing()))
@@ -121,7 +121,7 @@ impl Sockets {
 }
 
 /// Soft-RoCE, and the sockets of its peer.
-struct Guest {
+struct GuestSubject {
     node: Node,
     sockets: Sockets,
     own: Ipv6Addr,
@@ -135,7 +135,7 @@ struct Guest {
 /// The number of the last peer, over all guests.
 static PEERS: AtomicU32 = AtomicU32::new(0x10_0000);
 
-impl Guest {
+impl GuestSubject {
     /// The guest's next datagram, if one comes before the deadline.
     fn datagram(&self, deadline: Instant) -> Step<Option<(Vec<u8>, u16)>> {
         let mut bytes = [0; 8192];
@@ -165,7 +165,7 @@ impl Guest {
     }
 }
 
-impl Subject for Guest {
+impl Subject for GuestSubject {
     fn is_soft_roce(&self) -> bool {
         self.node.kind() == Kind::SoftRoce
     }

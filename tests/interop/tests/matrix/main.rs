@@ -148,8 +148,8 @@ enum Test {
     Script(ScriptCell),
     /// What tshark sees in this setting.
     Witness(Setting),
-    /// The provider `hw` on its own.
-    Hardware(hardware::Cell),
+    /// The kernel provider on its own.
+    Hardware(hardware::HardwareCell),
     /// The command for machines with a device, and its report.
     Device(&'static device::Case),
 }

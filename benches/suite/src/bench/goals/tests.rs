@@ -5,11 +5,11 @@ use super::*;
 fn row(measure: Measure, netdev: &'static str, size: usize, mtu: u32, qps: u32, value: f64) -> Row {
     let key = Key { measure, netdev, size, mtu, qps };
     let (min, max, unit) = (value, value, measure.unit());
-    Row { key, value, min, max, unit, ceiling: None, ratio: None, samples: 3, valid: Some(true) }
+    Row { key, value, min, max, unit, baseline: None, ratio: None, samples: 3, valid: Some(true) }
 }
 
 fn with_ratio(row: Row, ratio: f64) -> Row {
-    Row { ceiling: Some(row.value / ratio), ratio: Some(ratio), ..row }
+    Row { baseline: Some(row.value / ratio), ratio: Some(ratio), ..row }
 }
 
 /// The verdict on the one goal with a text that begins with `begins` and contains `contains`.
@@ -51,7 +51,8 @@ fn rows_that_are_not_valid_meet_no_goal() {
         [(Some(true), Verdict::Met), (None, Verdict::Met), (Some(false), Verdict::NoValidRun)]
     {
         let rows = with(valid);
-        for goal in ["1 MiB WRITE, `udp`, path MTU 4096, of the ceiling", "WRITEs by size, `udp`"] {
+        for goal in ["1 MiB WRITE, `udp`, path MTU 4096, of the baseline", "WRITEs by size, `udp`"]
+        {
             assert_eq!(verdict(&rows, goal, ""), expected, "{goal}");
         }
         assert_eq!(verdict(&rows, "1 MiB READ, `udp`, path MTU 4096", ""), Verdict::NotMeasured);
@@ -62,14 +63,14 @@ fn rows_that_are_not_valid_meet_no_goal() {
 }
 
 #[test]
-fn bandwidth_is_judged_by_the_ceiling_and_by_tcp() {
+fn bandwidth_is_judged_by_the_baseline_and_by_tcp() {
     let large = |value| row(Measure::WriteBw, "udp", LARGE, MTU, 1, value);
     let tcp = row(Measure::WriteBw, "tcp-spin", TCP_WRITES, LINK_MTU, 1, 20.0);
     let iperf3 = row(Measure::WriteBw, "iperf3", IPERF3_WRITES, LINK_MTU, 1, 10.0);
     let good = [with_ratio(large(26.0), 0.91), tcp, iperf3];
     let bad = [with_ratio(large(24.0), 0.89), tcp, iperf3];
     for (rows, expected) in [(&good, Verdict::Met), (&bad, Verdict::Missed)] {
-        assert_eq!(verdict(rows, "1 MiB WRITE, `udp`, path MTU 4096", "ceiling"), expected);
+        assert_eq!(verdict(rows, "1 MiB WRITE, `udp`, path MTU 4096", "baseline"), expected);
         assert_eq!(verdict(rows, "1 MiB WRITE, `udp`, path MTU 4096", "iperf3"), expected);
     }
     assert_eq!(verdict(&good, "1 MiB WRITE, `udp`, path MTU 4096", "spinning"), Verdict::Met);
@@ -99,7 +100,7 @@ fn latencies_are_judged_by_the_write_and_by_the_wake_up() {
     let good = [write(1.9), read(4.5), asleep(24.9), wake_up];
     let bad = [write(2.1), read(5.1), asleep(25.1), wake_up];
     for (rows, expected) in [(&good, Verdict::Met), (&bad, Verdict::Missed)] {
-        assert_eq!(verdict(rows, "64 B WRITE, half round trip, `packet`", "ceiling"), expected);
+        assert_eq!(verdict(rows, "64 B WRITE, half round trip, `packet`", "baseline"), expected);
         assert_eq!(verdict(rows, "64 B WRITE, half round trip, on the best", ""), expected);
         assert_eq!(verdict(rows, "64 B READ, `packet`, active target", ""), expected);
         assert_eq!(verdict(rows, "64 B READ, `packet`, sleeping target", ""), expected);

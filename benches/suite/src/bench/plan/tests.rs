@@ -1,4 +1,4 @@
-//! Tests of the plan: its time, its rows, its ceilings.
+//! Tests of the plan: its time, its rows, its baselines.
 
 use super::*;
 
@@ -24,8 +24,8 @@ fn seconds(cells: &[Cell]) -> f64 {
     cells
         .iter()
         .map(|cell| {
-            let ceilings: f64 = cell.tasks().iter().map(raw).sum();
-            ceilings + of(&cell.steps) + cell.peers.iter().map(peers).sum::<f64>()
+            let baselines: f64 = cell.tasks().iter().map(raw).sum();
+            baselines + of(&cell.steps) + cell.peers.iter().map(peers).sum::<f64>()
         })
         .sum()
 }
@@ -48,11 +48,11 @@ fn the_time_of_a_cell_is_of_all_its_parts() {
         steps: vec![step(Measure::WriteBw, LARGE), step(Measure::SendBw, LARGE)],
         peers,
     };
-    let ceiling = cell(Vec::new()).tasks()[0].planned();
-    assert!(ceiling > Duration::from_secs(2), "with its trials");
+    let baseline = cell(Vec::new()).tasks()[0].planned();
+    assert!(baseline > Duration::from_secs(2), "with its trials");
     let time = cell(Vec::new()).time(false);
-    assert_eq!(time, Duration::from_secs(4) + ceiling);
-    assert_eq!(cell(Vec::new()).time(true), time + ceiling);
+    assert_eq!(time, Duration::from_secs(4) + baseline);
+    assert_eq!(cell(Vec::new()).time(true), time + baseline);
     let peers = [Peer::TcpSpin, Peer::Iperf3].map(|of| (of, vec![step(Measure::WriteBw, 1)]));
     let with_peers = cell(peers.to_vec()).time(false);
     assert_eq!(with_peers, time + Duration::from_secs_f64(4.0 + IPERF3_WARM_UP));
@@ -91,7 +91,7 @@ fn sweeps_leave_out_what_is_measured_anyway() {
 }
 
 #[test]
-fn a_ceiling_uses_as_much_memory_as_we_do() {
+fn a_baseline_uses_as_much_memory_as_we_do() {
     for cell in choice(&[], false).cells() {
         for task in cell.tasks() {
             let expected = match (task.kind, task.message, cell.qps) {
@@ -139,7 +139,7 @@ fn a_cell_has_one_step_with_receives_at_most() {
 }
 
 #[test]
-fn every_figure_has_its_row_and_its_ceiling() {
+fn every_figure_has_its_row_and_its_baseline() {
     for cell in choice(&[], false).cells() {
         for step in &cell.steps {
             let key = cell.key("udp", step.measure, step.size).expect("a row");

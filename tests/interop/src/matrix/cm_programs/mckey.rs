@@ -6,7 +6,7 @@
 //! counter says how many packets have left: as many must arrive.
 //! left: so many must come.
 
-use super::place::Place;
+use super::place::CmPlace;
 use crate::matrix::node::Step;
 
 /// Datagrams that our program sends, and that the guest's waits for.
@@ -17,7 +17,7 @@ const FROM_THEM: usize = 40;
 /// three seconds, and sends all at once.
 const PATIENCE_S: u64 = 12;
 
-impl Place<'_> {
+impl CmPlace<'_> {
     /// A group that no other cell of this guest uses.
     fn group(&self) -> [u8; 4] {
         let [high, low] = self.port.to_be_bytes();

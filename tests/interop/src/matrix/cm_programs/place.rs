@@ -15,7 +15,7 @@ use crate::matrix::node::Step;
 use crate::matrix::ours::{Ours, PATIENCE};
 
 /// The places of both sides.
-pub(super) struct Place<'a> {
+pub(super) struct CmPlace<'a> {
     pub(super) bench: &'a Bench,
     pub(super) netns: &'a Netns,
     /// The guest's RDMA device.
@@ -27,7 +27,7 @@ pub(super) struct Place<'a> {
     pub(super) port: u16,
 }
 
-impl Place<'_> {
+impl CmPlace<'_> {
     pub(super) fn run(&self, line: &str) -> Step<Ours> {
         let mut command = Command::new(self.program);
         command.args(self.filled(line, self.here, self.there).split_whitespace());

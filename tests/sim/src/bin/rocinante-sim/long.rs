@@ -38,7 +38,7 @@ struct Total {
 pub(super) fn run(seed: Option<u64>, steps: u64, time: Duration) -> ExitCode {
     let mut total = Total { seed: seed.unwrap_or_else(fresh), ..Total::default() };
     let start = Instant::now();
-    let mut told = start;
+    let mut reported = start;
     while start.elapsed() < time {
         let seed = total.seed.wrapping_add(total.seeds);
         let report = rocinante_sim::run(&Options { seed, steps, trace: false });
@@ -48,8 +48,8 @@ pub(super) fn run(seed: Option<u64>, steps: u64, time: Duration) -> ExitCode {
             print_json(&total);
             return violated(&violation, seed, steps, "");
         }
-        if told.elapsed() >= PROGRESS {
-            told = Instant::now();
+        if reported.elapsed() >= PROGRESS {
+            reported = Instant::now();
             eprintln!("{}", total.line(seed));
         }
     }

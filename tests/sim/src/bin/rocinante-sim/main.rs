@@ -22,7 +22,7 @@ use serde::Serialize;
 ///
 /// With --for, one seed after the other is simulated until the time is over or an invariant is
 /// violated. The first seed is --seed, or else a fresh one for each run. Lines on standard error
-/// tell the progress.
+/// report the progress.
 ///
 /// Exit status: 0 if no invariant was violated, 1 if one was, 2 if the command line makes no sense.
 #[derive(Debug, Parser)]

@@ -14,7 +14,7 @@ use crate::world::{Stage, World};
 const TERSE: u64 = 13;
 
 /// A request for the engine.
-pub(crate) struct Wish {
+pub(crate) struct Draft {
     pub(crate) op: SendOp,
     pub(crate) model: Op,
     pub(crate) len: u32,
@@ -29,7 +29,7 @@ pub(crate) struct Wish {
     pub(crate) excused: bool,
 }
 
-impl Wish {
+impl Draft {
     /// The opcode that its completion must have.
     pub(crate) fn opcode(&self) -> WcOpcode {
         match self.model {
@@ -47,7 +47,7 @@ impl Wish {
 }
 
 /// The rights that a request needs at the peer, and its way there.
-struct Plan {
+struct Intent {
     op: SendOp,
     model: Op,
     len: u64,
@@ -58,14 +58,14 @@ struct Plan {
 
 impl World<'_> {
     /// A valid request, as far as the connection permits it.
-    pub(crate) fn wish(&mut self, end: EndId) -> Option<Wish> {
+    pub(crate) fn draft(&mut self, end: EndId) -> Option<Draft> {
         let reliable = self.connections[end / 2].qp_type == QpType::Rc;
         let terse = self.is_terse(end) && !self.random.one_in(4);
         let kind = if terse { TERSE } else { self.random.below(if reliable { 13 } else { 5 }) };
         if kind == 4 || kind == 12 {
-            return self.pane_wish(end);
+            return self.pane_draft(end);
         }
-        let Plan { op, model, len, need, zone, way } = self.plan(end, kind, reliable)?;
+        let Intent { op, model, len, need, zone, way } = self.plan(end, kind, reliable)?;
         let far = &self.ends[peer(end)];
         let mut bad = None;
         let asks = len > 0 || model == Op::Flush;
@@ -93,7 +93,7 @@ impl World<'_> {
         let through = way.filter(|way| way.pane).map(|way| way.rkey);
         let excused = way.is_some_and(|way| way.excused);
         #[allow(clippy::cast_possible_truncation)]
-        Some(Wish { op, model, len: len as u32, data, bad, overruns: 0, through, excused })
+        Some(Draft { op, model, len: len as u32, data, bad, overruns: 0, through, excused })
     }
 
     /// Whether the program's requests are terse: few, short, and waiting for an answer.
@@ -102,13 +102,14 @@ impl World<'_> {
     }
 
     /// The operation of a request of this kind.
-    fn plan(&mut self, end: EndId, kind: u64, reliable: bool) -> Option<Plan> {
+    fn plan(&mut self, end: EndId, kind: u64, reliable: bool) -> Option<Intent> {
         let (len, terse) = (self.length(end), kind == TERSE);
         let far = peer(end);
         let base = base_of(far, self.hosts[self.ends[far].host].ram.arena.len() as u64);
         let imm = self.random.one_in(2).then(|| self.random.bits().to_be_bytes());
         let none = Access::NONE;
-        let plan = |op, model, len, need, zone, way| Some(Plan { op, model, len, need, zone, way });
+        let plan =
+            |op, model, len, need, zone, way| Some(Intent { op, model, len, need, zone, way });
         match kind {
             0 | 1 => plan(SendOp::Send { imm }, Op::Send { imm }, len, none, None, None),
             2 | 3 | TERSE => {
@@ -187,14 +188,14 @@ impl World<'_> {
     }
 
     /// Makes a request wrong, so that the peer must refuse it.
-    pub(crate) fn spoil(&mut self, end: EndId, wish: &mut Wish) {
+    pub(crate) fn spoil(&mut self, end: EndId, draft: &mut Draft) {
         let reliable = self.connections[end / 2].qp_type == QpType::Rc;
-        if wish.len == 0 || wish.bad.is_some() || !reliable {
+        if draft.len == 0 || draft.bad.is_some() || !reliable {
             return;
         }
         let far = peer(end);
         let foreign = [Zone::Receive, Zone::Constant, Zone::Words, Zone::Window, Zone::Local];
-        let zone = match wish.model {
+        let zone = match draft.model {
             Op::Read { .. } => self.random.of(&foreign[..1]),
             Op::Write { .. } => self.random.of(&foreign[..3]),
             Op::Atomic { .. } => self.random.of(&foreign[..2]),
@@ -202,25 +203,25 @@ impl World<'_> {
             _ => return,
         };
         let here = Zone::Window;
-        let wrong_key = self.bad_key(far, if wish.op.is_atomic() { Zone::Words } else { here });
+        let wrong_key = self.bad_key(far, if draft.op.is_atomic() { Zone::Words } else { here });
         let arena = self.hosts[self.ends[far].host].ram.arena.len() as u64;
         let place = base_of(far, arena) + self.ends[far].index as u64 * stride();
         let other =
             (place + zone.offset(), self.ends[far].keys[zone as usize].unwrap_or(wrong_key));
-        let beyond = self.random.range(1, 9).min(u64::from(wish.len));
-        let len = u64::from(wish.len);
+        let beyond = self.random.range(1, 9).min(u64::from(draft.len));
+        let len = u64::from(draft.len);
         let stranger = self.other_pane(end, len);
         // A window of another end is seldom there.
         let tries = stranger.is_some() && self.random.one_in(2);
         let way = if tries { 1 } else { self.random.below(6) };
-        if let (Op::Write { at, imm: None }, 3) = (&mut wish.model, way) {
+        if let (Op::Write { at, imm: None }, 3) = (&mut draft.model, way) {
             *at =
                 self.ends[far].index as u64 * stride() + here.offset() + here.len() - len + beyond;
             if self.hosts[self.ends[end].host].config.cut_writes {
-                wish.overruns = (len - beyond) as u32;
+                draft.overruns = (len - beyond) as u32;
             }
         }
-        match &mut wish.op {
+        match &mut draft.op {
             SendOp::Write { remote, rkey, .. } | SendOp::Read { remote, rkey } => match way {
                 0 => *rkey = wrong_key,
                 1 => (*remote, *rkey) = stranger.unwrap_or((*remote, wrong_key)),
@@ -246,12 +247,12 @@ impl World<'_> {
         }
         if matches!(way, 3..)
             && let (Some(key), SendOp::Read { rkey, .. }) =
-                (self.ends[far].keys[here as usize], &mut wish.op)
+                (self.ends[far].keys[here as usize], &mut draft.op)
         {
             // The key may have been that of the constant zone.
             *rkey = key;
         }
-        (wish.bad, wish.through) = (Some(WcStatus::RemAccessErr), None);
+        (draft.bad, draft.through) = (Some(WcStatus::RemAccessErr), None);
         self.tally.faults.garbage_remote += 1;
     }
 }

@@ -6,7 +6,7 @@ use rocinante_stack::types::Qpn;
 use rocinante_stack::wire::cm::{RejReason, code_to_ns};
 
 use crate::check::Verdict;
-use crate::talk::{News, Step, Talk, carries, read_words, service};
+use crate::talk::{Notice, Step, Talk, carries, read_words, service};
 use crate::world::{Stage, World};
 
 /// Bytes of private data in a request, a reply and a rejection.
@@ -16,7 +16,7 @@ const REJECTION: usize = 148;
 
 impl World<'_> {
     /// Judges the events of the connection manager of `host`.
-    pub(crate) fn hear(&mut self, host: usize) -> Verdict {
+    pub(crate) fn poll_cm(&mut self, host: usize) -> Verdict {
         if !self.has_manager(host) {
             return Ok(());
         }
@@ -30,7 +30,7 @@ impl World<'_> {
                 eprintln!("{:>12} host {host}: {event:?}", self.now);
             }
             self.tally.digest.add(self.now ^ 0xc0);
-            self.heard(host, event).map_err(|why| format!("host {host}: {why}"))?;
+            self.on_cm_event(host, event).map_err(|why| format!("host {host}: {why}"))?;
         }
         let (known, talks) = (self.manager(host)?.len(), self.hosts[host].desk.talks.len());
         if known != talks {
@@ -41,18 +41,18 @@ impl World<'_> {
         Ok(())
     }
 
-    fn heard(&mut self, host: usize, event: CmEvent) -> Verdict {
+    fn on_cm_event(&mut self, host: usize, event: CmEvent) -> Verdict {
         match event {
             CmEvent::Request { listener, conn, request } => {
                 let here = &self.hosts[host].desk.listening;
                 if !here.iter().flatten().any(|listening| listening.id == listener) {
-                    return Err("a request for nobody who listens".into());
+                    return Err("a request for a service without a listener".into());
                 }
                 let mut talk = self.requested(host, &request)?;
                 talk.listener = Some(listener);
-                let news = News::Request(talk.call);
+                let notice = Notice::Request(talk.call);
                 let desk = &mut self.hosts[host].desk;
-                desk.news.push((conn, news));
+                desk.notices.push((conn, notice));
                 match desk.talks.insert(conn, talk) {
                     None => Ok(()),
                     Some(_) => Err(format!("two connections are {conn:?}")),
@@ -60,11 +60,11 @@ impl World<'_> {
             }
             CmEvent::Replied { conn, reply } => {
                 self.replied(host, conn, &reply)?;
-                self.tell(host, conn, News::Replied)
+                self.note(host, conn, Notice::Replied)
             }
             CmEvent::Established { conn } => {
                 self.established(host, conn)?;
-                self.tell(host, conn, News::Established)
+                self.note(host, conn, Notice::Established)
             }
             CmEvent::Rejected { conn, reason, private } => {
                 self.rejected(host, conn, reason, &private)?;
@@ -88,8 +88,8 @@ impl World<'_> {
         talk.ok_or_else(|| format!("an event of {conn:?}, which is not there"))
     }
 
-    fn tell(&mut self, host: usize, conn: ConnId, news: News) -> Verdict {
-        self.hosts[host].desk.news.push((conn, news));
+    fn note(&mut self, host: usize, conn: ConnId, notice: Notice) -> Verdict {
+        self.hosts[host].desk.notices.push((conn, notice));
         Ok(())
     }
 
@@ -105,7 +105,7 @@ impl World<'_> {
             let farewell = (conn, talk.call, talk.active);
             self.hosts[host].desk.farewells.push(farewell);
         }
-        self.tell(host, conn, News::Ended)
+        self.note(host, conn, Notice::Ended)
     }
 
     /// A peer's request: it must be that of its program.
