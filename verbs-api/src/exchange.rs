@@ -463,6 +463,8 @@ fn cannot_connect(address: SocketAddr, error: &io::Error) -> String {
 /// Parses a line as a peer's hello; a valid one means the same after it is written again.
 #[cfg(feature = "fuzzing")]
 pub(crate) fn try_parse(text: &str) {
+    use std::net::IpAddr;
+
     for own in [None, Some(IpAddr::from([10, 0, 0, 1])), Some(IpAddr::from([0; 16]))] {
         if let Ok(hello) = wire::parse(text, own) {
             assert_eq!(wire::parse(&wire::line(&hello), own), Ok(hello));
